@@ -1,0 +1,25 @@
+package device
+
+import "fmt"
+
+// Error is a failure that a driver reported.
+type Error struct {
+	Call string // the native function: "cuMemAlloc_v2"
+	Args string // the arguments that matter: "bytes=4096"
+	Code int    // the native code: 2
+	Name string // its name: "CUDA_ERROR_OUT_OF_MEMORY"
+	Text string // the driver's own words, may be empty
+	Kind error  // a sentinel of errdefs, or nil
+}
+
+// Error gives call, arguments, name, code and the driver's words.
+func (e *Error) Error() string {
+	s := fmt.Sprintf("%s(%s): %s (%d)", e.Call, e.Args, e.Name, e.Code)
+	if e.Text != "" {
+		s += ": " + e.Text
+	}
+	return s
+}
+
+// Unwrap returns the sentinel to decide by.
+func (e *Error) Unwrap() error { return e.Kind }

@@ -1,0 +1,61 @@
+package mem
+
+import (
+	"fmt"
+
+	"github.com/kvlane/kvlane/errdefs"
+)
+
+// Extent is Len bytes of Region from byte Off.
+type Extent struct {
+	Region *Region
+	Off    int64
+	Len    int64
+}
+
+// All returns the extent that covers r.
+func All(r *Region) Extent { return Extent{Region: r, Len: r.Len()} }
+
+// Validate reports whether the extent lies inside its region. An empty extent is valid.
+func (e Extent) Validate() error {
+	if e.Region == nil {
+		return fmt.Errorf("extent has no region: %w", errdefs.ErrInvalid)
+	}
+	// Off > len-Len rather than Off+Len > len: the sum may overflow.
+	if e.Off < 0 || e.Len < 0 || e.Len > e.Region.len || e.Off > e.Region.len-e.Len {
+		return fmt.Errorf("extent [%d, +%d) is outside the %s: %w", e.Off, e.Len, e.Region, errdefs.ErrInvalid)
+	}
+	return nil
+}
+
+// CPU returns the CPU address of the first byte, or zero.
+func (e Extent) CPU() Addr {
+	if e.Region.cpu == 0 {
+		return 0
+	}
+	return e.Region.cpu + Addr(e.Off)
+}
+
+// Dev returns the device address of the first byte, or zero.
+func (e Extent) Dev() Addr {
+	if e.Region.dev == 0 {
+		return 0
+	}
+	return e.Region.dev + Addr(e.Off)
+}
+
+// Bytes returns the CPU's view of the extent, or nil where the CPU cannot reach it. The extent must be valid.
+func (e Extent) Bytes() []byte {
+	if e.Region.bytes == nil {
+		return nil
+	}
+	return e.Region.bytes[e.Off : e.Off+e.Len : e.Off+e.Len]
+}
+
+// Sub returns the n bytes of e from byte off of e. It panics if they are not inside e: that is a bug of the caller.
+func (e Extent) Sub(off, n int64) Extent {
+	if off < 0 || n < 0 || off > e.Len-n {
+		panic(fmt.Sprintf("mem: sub-extent [%d, +%d) of %d bytes", off, n, e.Len))
+	}
+	return Extent{Region: e.Region, Off: e.Off + off, Len: n}
+}

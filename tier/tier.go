@@ -1,0 +1,116 @@
+package tier
+
+import (
+	"context"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/mem"
+)
+
+// State is where a block stands in a tier.
+type State uint8
+
+// The states of a block. Lookup answers with hits only for Ready.
+const (
+	Absent  State = iota // not here
+	Filling              // somebody is writing it
+	Ready                // complete and published
+	Failed               // its filling failed, or its bytes were found corrupt
+)
+
+// String returns the state's name.
+func (s State) String() string {
+	switch s {
+	case Absent:
+		return "absent"
+	case Filling:
+		return "filling"
+	case Ready:
+		return "ready"
+	case Failed:
+		return "failed"
+	}
+	return "unknown"
+}
+
+// Tier keeps block images of one identity and layout. All methods are safe for concurrent use.
+type Tier interface {
+	// Name is the tier's name in pipelines and metrics: "cache", "file".
+	Name() string
+	// Lookup sets states[i] to the state of keys[i]; the slices have equal lengths.
+	Lookup(ctx context.Context, keys []block.Key, states []State) error
+	// Retain pins the block if it is Ready and says whether it was: until Release it is neither evicted nor rewritten.
+	// Pins count. Check and pin are one step.
+	Retain(ctx context.Context, key block.Key) (bool, error)
+	// Release undoes one Retain. It panics without one: that is a bug.
+	Release(key block.Key)
+	// Get reads the block's image into dst, host memory of Layout.ImageBytes, and verifies it. When it returns, with or
+	// without error, nothing writes dst any more. Errors: ErrNotFound for a miss, ErrCorrupt for a failed check (the
+	// block has been set aside; dst is undefined), else the cause.
+	Get(ctx context.Context, key block.Key, dst mem.Extent) error
+	// Put stores the image in src, which it verifies to carry this key, and returns when it is durable by the tier's
+	// policy; until then src must not change. A block already here is left as it is and Put returns nil; one that
+	// another Put is writing is waited for. Errors: ErrNoSpace, ErrReadOnly, ErrBusy when every place is pinned until
+	// ctx ends. A failed Put leaves nothing behind.
+	Put(ctx context.Context, key block.Key, src mem.Extent) error
+	// Delete removes the block. ErrNotFound where there is none, ErrBusy where it is retained.
+	Delete(ctx context.Context, key block.Key) error
+	// Close stops the tier's own work and frees what it holds. Using the tier afterwards gives ErrClosed.
+	Close() error
+}
+
+// Stats counts what a tier did since it was opened, and what it holds.
+type Stats struct {
+	Blocks, Bytes                int64 // held now
+	CapacityBytes                int64 // zero where unbounded
+	Hits, Misses                 int64 // of Retain and Get
+	Puts, Evictions              int64
+	Corrupt                      int64 // blocks found corrupt and set aside
+	Errors                       int64 // operations that failed for another reason than a miss
+	ReadBytes, WrittenBytes      int64
+	Retained, Quarantined, Swept int64 // pins held now; files set aside; temporary files removed at open
+}
+
+// Statter is a Tier that counts. Every tier of kvlane does.
+type Statter interface {
+	Stats() Stats
+}
+
+// SlotTier is a Tier whose blocks lie in slots of host memory that devices can reach, so that a stream copies straight
+// between them and GPU pages. All slots are of one mem.Slots array.
+type SlotTier interface {
+	Tier
+	// Slots returns the array that slots index.
+	Slots() mem.Slots
+	// Open pins a Ready block for reading and returns its slot. It waits while another is filling the block, until ctx
+	// ends, and returns ErrNotFound if the block is absent or its filling failed (the caller may then Reserve).
+	Open(ctx context.Context, key block.Key) (Slot, error)
+	// Reserve takes a free or evictable slot and makes the block Filling. ErrExists when the block is Ready or
+	// Filling; ErrBusy when every slot is pinned until ctx ends.
+	Reserve(ctx context.Context, key block.Key) (Fill, error)
+}
+
+// Slot is a pinned block. One owner.
+type Slot interface {
+	Index() uint32
+	Extent() mem.Extent
+	// Corrupt reports that the slot's bytes failed their check: the block becomes Failed and is dropped once unpinned.
+	Corrupt(cause error)
+	// Release unpins the block. A second Release does nothing.
+	Release()
+}
+
+// Fill is a block that its owner is filling. Exactly one of Publish and Abort ends it; a second end does nothing.
+type Fill interface {
+	Index() uint32
+	Extent() mem.Extent
+	// Land marks shard i as complete in the slot. Landing twice is an error.
+	Land(shard int) error
+	// Publish makes the block Ready and returns it pinned. It is an error, and aborts, unless every shard has landed.
+	Publish() (Slot, error)
+	// Abort makes the block Failed, wakes who waits for it with cause, and frees the slot. Nothing may write the slot
+	// any more: where that cannot be promised, call Quarantine.
+	Abort(cause error)
+	// Quarantine is Abort for a slot that hardware may still write: it is not used again until quiesced is closed.
+	Quarantine(cause error, quiesced <-chan struct{})
+}

@@ -1,0 +1,212 @@
+package fault
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+)
+
+// ErrInjected is what every *Error wraps.
+var ErrInjected = errors.New("injected fault")
+
+// Error is the failure of an operation that a plan made fail.
+type Error struct {
+	ID    int    // the fault's number within its plan, from 0
+	Op    string // the operation's name
+	N     int64  // its number among the operations of that name, from 0
+	Cause error  // what the rule gave; may be nil
+}
+
+// Error names the operation and the cause.
+func (e *Error) Error() string {
+	s := fmt.Sprintf("injected fault %d in %s %d", e.ID, e.Op, e.N)
+	if e.Cause != nil {
+		s += ": " + e.Cause.Error()
+	}
+	return s
+}
+
+// Unwrap returns ErrInjected and the cause.
+func (e *Error) Unwrap() []error {
+	if e.Cause == nil {
+		return []error{ErrInjected}
+	}
+	return []error{ErrInjected, e.Cause}
+}
+
+// Fault is what happens to one operation.
+type Fault struct {
+	Action Action
+	Err    error         // an *Error; set for every action, to be reported by Fail and Partial
+	Delay  time.Duration // for Delay
+	Rand   uint64        // for Corrupt: any number, from the plan's seed; take it modulo the length
+	gate   <-chan struct{}
+}
+
+// Wait waits until the plan releases stalled operations, or until ctx ends and returns its cause.
+func (f *Fault) Wait(ctx context.Context) error {
+	select {
+	case <-f.gate:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// Released is closed when the plan releases stalled operations.
+func (f *Fault) Released() <-chan struct{} { return f.gate }
+
+// Plan counts operations and says which of them go wrong.
+type Plan struct {
+	mu       sync.Mutex
+	rng      *rand.Rand
+	rules    []Rule
+	seen     map[string]int64
+	injected []*Error
+	actions  []Action
+	changed  chan struct{} // closed and replaced when injected grows, while somebody waits
+	gate     chan struct{} // closed by Release
+}
+
+// New returns a plan of rules; the first that picks an operation decides. Equal seeds and equal orders of operations
+// give equal faults.
+func New(seed uint64, rules ...Rule) *Plan {
+	return &Plan{
+		rng: rand.New(rand.NewPCG(seed, 0x6b766c616e65)), rules: slices.Clone(rules),
+		seen: make(map[string]int64), gate: make(chan struct{}),
+	}
+}
+
+// Add appends a rule. Operations seen already count for it.
+func (p *Plan) Add(r Rule) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.rules = append(p.rules, r)
+}
+
+// Clear drops all rules and releases stalled operations; what was counted stays.
+func (p *Plan) Clear() {
+	p.mu.Lock()
+	p.rules = nil
+	p.mu.Unlock()
+	p.Release()
+}
+
+// Hit counts one operation and reports whether it goes wrong, and how.
+func (p *Plan) Hit(op string) (Fault, bool) {
+	if p == nil {
+		return Fault{}, false
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	i := p.seen[op]
+	p.seen[op] = i + 1
+	for k := range p.rules {
+		r := &p.rules[k]
+		if r.op == op && r.picks(i, p.rng.Float64) {
+			return p.inject(r, i), true
+		}
+	}
+	return Fault{}, false
+}
+
+func (p *Plan) inject(r *Rule, i int64) Fault {
+	e := &Error{ID: len(p.injected), Op: r.op, N: i, Cause: r.cause}
+	p.injected = append(p.injected, e)
+	p.actions = append(p.actions, r.action)
+	if p.changed != nil {
+		close(p.changed)
+		p.changed = nil
+	}
+	return Fault{Action: r.action, Err: e, Delay: r.delay, Rand: p.rng.Uint64(), gate: p.gate}
+}
+
+// Seen returns how many operations of that name were counted.
+func (p *Plan) Seen(op string) int64 {
+	if p == nil {
+		return 0
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.seen[op]
+}
+
+// Injected returns how many faults there were so far.
+func (p *Plan) Injected() int {
+	if p == nil {
+		return 0
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.injected)
+}
+
+// Await waits until at least n faults were injected, or until ctx ends and returns its cause: how a test knows that an
+// operation has stalled.
+func (p *Plan) Await(ctx context.Context, n int) error {
+	for {
+		p.mu.Lock()
+		if len(p.injected) >= n {
+			p.mu.Unlock()
+			return nil
+		}
+		if p.changed == nil {
+			p.changed = make(chan struct{})
+		}
+		changed := p.changed
+		p.mu.Unlock()
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// Release lets every stalled operation go on, now and later. A second Release does nothing.
+func (p *Plan) Release() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	select {
+	case <-p.gate:
+	default:
+		close(p.gate)
+	}
+}
+
+// Unreported returns the faults of the actions Fail and Partial that none of errs wraps: failures that somebody
+// swallowed. Give it every error that the code under test returned.
+func (p *Plan) Unreported(errs ...error) []*Error {
+	reported := make(map[*Error]bool)
+	for _, err := range errs {
+		collect(err, reported)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var lost []*Error
+	for i, e := range p.injected {
+		if (p.actions[i] == Fail || p.actions[i] == Partial) && !reported[e] {
+			lost = append(lost, e)
+		}
+	}
+	return lost
+}
+
+// collect walks the whole tree of err: errors.As would stop at the first *Error of a join.
+func collect(err error, into map[*Error]bool) {
+	switch e := err.(type) { //nolint:errorlint // this walks the tree itself
+	case nil:
+	case *Error:
+		into[e] = true
+	case interface{ Unwrap() error }:
+		collect(e.Unwrap(), into)
+	case interface{ Unwrap() []error }:
+		for _, c := range e.Unwrap() {
+			collect(c, into)
+		}
+	}
+}

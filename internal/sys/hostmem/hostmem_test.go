@@ -1,0 +1,153 @@
+package hostmem_test
+
+import (
+	"errors"
+	"math"
+	"os"
+	"testing"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/leak"
+	"github.com/kvlane/kvlane/internal/sys/hostmem"
+	"github.com/kvlane/kvlane/internal/testkit"
+	"github.com/kvlane/kvlane/mem"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+func TestAllocIsZeroedAlignedAndCounted(t *testing.T) {
+	for _, n := range []int64{1, 4095, 4096, 4097, 3 << 20} {
+		before := leak.Live()[leak.HostBytes.String()]
+		b, err := hostmem.Alloc(n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if int64(len(b)) != n {
+			t.Errorf("%d bytes for %d asked", len(b), n)
+		}
+		if a := hostmem.Addr(b); a == 0 || a%uint64(os.Getpagesize()) != 0 {
+			t.Errorf("address %#x is not page aligned", a)
+		}
+		for i, v := range b {
+			if v != 0 {
+				t.Fatalf("byte %d is %#x", i, v)
+			}
+		}
+		b[n-1] = 1
+		if got := leak.Live()[leak.HostBytes.String()] - before; got != n {
+			t.Errorf("%d bytes counted, want %d", got, n)
+		}
+		if err := hostmem.Free(b); err != nil {
+			t.Error(err)
+		}
+		if got := leak.Live()[leak.HostBytes.String()]; got != before {
+			t.Errorf("%d bytes counted after free, want %d", got, before)
+		}
+	}
+}
+
+func TestAllocRefuses(t *testing.T) {
+	tests := []struct {
+		bytes int64
+		want  error
+	}{
+		{0, errdefs.ErrInvalid},
+		{-1, errdefs.ErrInvalid},
+		{math.MaxInt64, errdefs.ErrNoMemory},
+		{1 << 60, errdefs.ErrNoMemory},
+	}
+	for _, tt := range tests {
+		if b, err := hostmem.Alloc(tt.bytes); !errors.Is(err, tt.want) || b != nil {
+			t.Errorf("Alloc(%d) = %d bytes, %v; want %v", tt.bytes, len(b), err, tt.want)
+		}
+	}
+}
+
+func TestFreeRefusesWhatAllocDidNotReturn(t *testing.T) {
+	b, err := hostmem.Alloc(8192)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, bad := range map[string][]byte{"nil": nil, "Go memory": make([]byte, 8192), "a part": b[4096:], "a prefix": b[:4096:4096]} {
+		if err := hostmem.Free(bad); !errors.Is(err, errdefs.ErrInvalid) {
+			t.Errorf("free of %s: %v, want %v", name, err, errdefs.ErrInvalid)
+		}
+	}
+	if err := hostmem.Free(b); err != nil {
+		t.Fatal(err)
+	}
+	if err := hostmem.Free(b); !errors.Is(err, errdefs.ErrInvalid) {
+		t.Errorf("second free: %v, want %v", err, errdefs.ErrInvalid)
+	}
+}
+
+func TestRegion(t *testing.T) {
+	b, err := hostmem.Alloc(100)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := hostmem.Free(b); err != nil {
+			t.Error(err)
+		}
+	})
+	r, err := hostmem.Region(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Kind() != mem.KindHost || r.Device() != mem.NoDevice || r.Len() != 100 || r.Dev() != 0 || uint64(r.CPU()) != hostmem.Addr(b) {
+		t.Errorf("region is %v", r)
+	}
+	r.Bytes()[7] = 42
+	if b[7] != 42 {
+		t.Error("the region's view is of other memory")
+	}
+	if _, err := hostmem.Region(nil); !errors.Is(err, errdefs.ErrInvalid) {
+		t.Errorf("region over nothing: %v", err)
+	}
+}
+
+func TestWords(t *testing.T) {
+	b, err := hostmem.Alloc(64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := hostmem.Free(b); err != nil {
+			t.Error(err)
+		}
+	})
+	hostmem.StoreUint64(b[8:], 0x0102030405060708)
+	if got := hostmem.LoadUint64(b[8:]); got != 0x0102030405060708 {
+		t.Errorf("word is %#x", got)
+	}
+	if b[7] != 0 || b[16] != 0 {
+		t.Error("the store touched its neighbours")
+	}
+	for name, bad := range map[string][]byte{"short": b[:7], "misaligned": b[1:]} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("a %s word did not panic", name)
+				}
+			}()
+			hostmem.LoadUint64(bad)
+		}()
+	}
+}
+
+func TestOnGoHeap(t *testing.T) {
+	b, err := hostmem.Alloc(64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if hostmem.OnGoHeap(b) {
+		t.Error("mapped memory is taken for the Go heap")
+	}
+	if err := hostmem.Free(b); err != nil {
+		t.Fatal(err)
+	}
+	if !hostmem.OnGoHeap(make([]byte, 1<<20)) {
+		t.Error("a slice of the Go heap is not recognised")
+	}
+}

@@ -1,0 +1,5 @@
+package testkit
+
+import "go.uber.org/goleak"
+
+func ignoreCurrent() goleak.Option { return goleak.IgnoreCurrent() }

@@ -1,0 +1,26 @@
+package testkit
+
+import (
+	"os"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// RequireEnv names the environment variable that lists, separated by commas, the features without which a test must
+// fail rather than be skipped.
+const RequireEnv = "KVLANE_REQUIRE"
+
+// Skip skips the test because feature (a word such as "cuda") is missing, for the reason given; where RequireEnv lists
+// the feature it fails the test instead. It does not return.
+func Skip(tb testing.TB, feature, reason string) {
+	tb.Helper()
+	if required(os.Getenv(RequireEnv), feature) {
+		tb.Fatalf("feature %s is required by %s, but: %s", feature, RequireEnv, reason)
+	}
+	tb.Skipf("feature %s is missing: %s", feature, reason)
+}
+
+func required(list, feature string) bool {
+	return slices.ContainsFunc(strings.Split(list, ","), func(s string) bool { return strings.TrimSpace(s) == feature })
+}

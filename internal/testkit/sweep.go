@@ -1,0 +1,35 @@
+package testkit
+
+import (
+	"testing"
+
+	"github.com/kvlane/kvlane/internal/fault"
+)
+
+// sweepLimit stops a sweep whose operations never end.
+const sweepLimit = 10_000
+
+// Sweep runs body with the Nth operation named op failing, for N = 0, 1, 2, ... until a run has fewer operations than
+// that and succeeds. body returns the join of all errors that its code under test reported; the test fails when an
+// injected fault is not among them, and when a run without a fault fails. cause may be nil.
+func Sweep(t *testing.T, op string, cause error, body func(t *testing.T, plan *fault.Plan) error) {
+	t.Helper()
+	for n := range sweepLimit {
+		plan := fault.New(uint64(n), fault.Nth(op, n).Fail(cause))
+		err := body(t, plan)
+		if lost := plan.Unreported(err); len(lost) > 0 {
+			t.Fatalf("%v went unreported; reported: %v", lost[0], err)
+		}
+		if plan.Injected() > 0 {
+			continue
+		}
+		if err != nil {
+			t.Fatalf("without a fault: %v", err)
+		}
+		if n == 0 {
+			t.Fatalf("no operation %q happened: the sweep tested nothing", op)
+		}
+		return
+	}
+	t.Fatalf("still failing at %s %d", op, sweepLimit)
+}

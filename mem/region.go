@@ -2,6 +2,7 @@ package mem
 
 import (
 	"fmt"
+	"math"
 
 	"github.com/kvlane/kvlane/errdefs"
 )
@@ -72,6 +73,8 @@ func NewRegion(s RegionSpec) (*Region, error) {
 		return fail("the CPU address and the CPU view go together")
 	case s.Bytes != nil && int64(len(s.Bytes)) != s.Len:
 		return fail("the CPU view has another length")
+	case s.CPU > math.MaxUint64-Addr(s.Len) || s.Dev > math.MaxUint64-Addr(s.Len):
+		return fail("it reaches beyond the end of the address space")
 	}
 	switch s.Kind {
 	case KindHost:

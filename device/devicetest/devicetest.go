@@ -1,0 +1,228 @@
+package devicetest
+
+import (
+	"bytes"
+	"context"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/internal/testkit"
+	"github.com/kvlane/kvlane/mem"
+)
+
+// patience is how long a test waits for work that must come to an end.
+const patience = 30 * time.Second
+
+// glance is how long a test looks at work that must not come to an end.
+const glance = 20 * time.Millisecond
+
+// guardByte is what destinations hold where nothing may be written.
+const guardByte = 0xee
+
+// Run runs the suite. open opens a device that the suite closes; it is called many times, and by some tests twice, with
+// the devices open at the same time (they may be the same GPU).
+func Run(t *testing.T, open func(t *testing.T) device.Device) {
+	t.Helper()
+	tests := []struct {
+		name string
+		test func(t *testing.T, h *harness)
+	}{
+		{"Info", testInfo},
+		{"Alloc", testAlloc},
+		{"AllocRefuses", testAllocRefuses},
+		{"AllocHost", testAllocHost},
+		{"RegisterHost", testRegisterHost},
+		{"FreeRefuses", testFreeRefuses},
+		{"DeviceClose", testDeviceClose},
+		{"Copy", testCopy},
+		{"CopyLarge", testCopyLarge},
+		{"CopyRefuses", testCopyRefuses},
+		{"Fill", testFill},
+		{"Order", testOrder},
+		{"Event", testEvent},
+		{"CrossQueueWait", testCrossQueueWait},
+		{"QueueClose", testQueueClose},
+		{"Threads", testThreads},
+		{"Batch", testBatch},
+		{"BatchRefuses", testBatchRefuses},
+		{"CopyListAlignments", testCopyListAlignments},
+		{"CopyListLong", testCopyListLong},
+		{"CopyPaged", testCopyPaged},
+		{"PatternFill", testPatternFill},
+		{"PatternCheck", testPatternCheck},
+		{"LaunchRefuses", testLaunchRefuses},
+		{"WaitValue", testWaitValue},
+		{"WaitValueRefuses", testWaitValueRefuses},
+		{"RecordOn", testRecordOn},
+		{"GatedQueueClose", testGatedQueueClose},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			seeded := rand.NewChaCha8([32]byte{1})
+			h := &harness{open: open, rng: rand.New(seeded), bytes: seeded}
+			h.dev = h.another(t)
+			tt.test(t, h)
+		})
+	}
+}
+
+// harness is one test's device.
+type harness struct {
+	open func(t *testing.T) device.Device
+	dev  device.Device
+	// rng draws numbers, and bytes fills slices, from one seeded source.
+	rng   *rand.Rand
+	bytes *rand.ChaCha8
+}
+
+// another opens a device and closes it at the test's end, when nothing may be left open.
+func (h *harness) another(t *testing.T) device.Device {
+	t.Helper()
+	d := h.open(t)
+	t.Cleanup(func() {
+		if err := d.Close(); err != nil {
+			t.Errorf("close device: %v", err)
+		}
+	})
+	return d
+}
+
+func (h *harness) device(t *testing.T, n int64) *mem.Region {
+	t.Helper()
+	r, err := h.dev.Alloc(n, device.AllocOptions{})
+	return h.keep(t, r, err)
+}
+
+func (h *harness) pinned(t *testing.T, n int64) *mem.Region {
+	t.Helper()
+	r, err := h.dev.AllocHost(n)
+	return h.keep(t, r, err)
+}
+
+func (h *harness) keep(t *testing.T, r *mem.Region, err error) *mem.Region {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := h.dev.Free(r); err != nil {
+			t.Errorf("free: %v", err)
+		}
+	})
+	return r
+}
+
+// queue opens a queue and closes it at the test's end.
+func (h *harness) queue(t *testing.T) device.Queue {
+	t.Helper()
+	q, err := h.dev.OpenQueue(device.QueueOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), patience)
+		defer cancel()
+		if err := q.Close(ctx); err != nil {
+			t.Errorf("close queue: %v", err)
+		}
+	})
+	return q
+}
+
+// launcher opens a queue that runs kernels.
+func (h *harness) launcher(t *testing.T) device.Launcher {
+	t.Helper()
+	l, ok := h.queue(t).(device.Launcher)
+	if !ok {
+		testkit.Skip(t, "kernels", "queues of this device run no kernels")
+	}
+	return l
+}
+
+// random fills b with seeded bytes.
+func (h *harness) random(b []byte) {
+	_, _ = h.bytes.Read(b) // never fails
+}
+
+// fillBytes sets every byte of b to v, most of them by copying: suites run under the race detector too.
+func fillBytes(b []byte, v byte) {
+	if len(b) == 0 {
+		return
+	}
+	b[0] = v
+	for done := 1; done < len(b); done *= 2 {
+		copy(b[done:], b[:done])
+	}
+}
+
+// extent is n bytes of r from byte off.
+func extent(r *mem.Region, off, n int64) mem.Extent { return mem.Extent{Region: r, Off: off, Len: n} }
+
+// must fails the test at once if a call that enqueues, or any other, did not work.
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// sync waits until q is idle.
+func sync(t *testing.T, q device.Queue) {
+	t.Helper()
+	e, err := q.Record()
+	must(t, err)
+	defer e.Close()
+	must(t, wait(t, e))
+}
+
+// wait waits for e, but not for ever.
+func wait(t *testing.T, e device.Event) error {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	return e.Wait(ctx)
+}
+
+// put copies b to the start of r, and get returns the first n bytes of r, through a pinned buffer of their own.
+func (h *harness) put(t *testing.T, q device.Queue, r *mem.Region, b []byte) {
+	t.Helper()
+	p, err := h.dev.AllocHost(int64(len(b)))
+	must(t, err)
+	copy(p.Bytes(), b)
+	must(t, q.Copy(extent(r, 0, int64(len(b))), mem.All(p)))
+	sync(t, q)
+	must(t, h.dev.Free(p))
+}
+
+func (h *harness) get(t *testing.T, q device.Queue, r *mem.Region, n int64) []byte {
+	t.Helper()
+	p, err := h.dev.AllocHost(n)
+	must(t, err)
+	must(t, q.Copy(mem.All(p), extent(r, 0, n)))
+	sync(t, q)
+	b := bytes.Clone(p.Bytes())
+	must(t, h.dev.Free(p))
+	return b
+}
+
+// diff reports the first byte in which got differs from want.
+func diff(t *testing.T, what string, got, want []byte) {
+	t.Helper()
+	if bytes.Equal(got, want) {
+		return
+	}
+	if len(got) != len(want) {
+		t.Fatalf("%s: %d bytes, want %d", what, len(got), len(want))
+	}
+	wrong, first := 0, -1
+	for i := range got {
+		if got[i] != want[i] {
+			if wrong++; first < 0 {
+				first = i
+			}
+		}
+	}
+	t.Fatalf("%s: %d of %d bytes are wrong, the first at %d: %#02x, want %#02x", what, wrong, len(got), first, got[first], want[first])
+}

@@ -1,0 +1,198 @@
+package devicetest_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/device/devicetest"
+	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/internal/testkit"
+	"github.com/kvlane/kvlane/mem"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// defectEnv names the defect that TestDevice's device has; without it, none.
+const defectEnv = "KVLANE_DEVICETEST_DEFECT"
+
+// TestDevice runs the suite, on a good device unless TestSuiteFindsDefects asks for another.
+func TestDevice(t *testing.T) {
+	defect := os.Getenv(defectEnv)
+	devicetest.Run(t, func(t *testing.T) device.Device {
+		t.Helper()
+		var o sim.Options
+		if op, corrupt := strings.CutPrefix(defect, "corrupt "); corrupt {
+			o.Faults = fault.New(1, fault.Every(op, 2).Corrupt())
+		}
+		d, err := sim.Open(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return &damagedDevice{Device: d, defect: defect}
+	})
+}
+
+// TestSuiteFindsDefects runs parts of the suite, each in a process of its own, on devices that break one promise.
+func TestSuiteFindsDefects(t *testing.T) {
+	tests := []struct{ defect, found string }{
+		{"corrupt " + sim.OpCopy, "Copy"},
+		{"corrupt " + sim.OpCopy, "CopyLarge"},
+		{"corrupt " + sim.OpFill, "Fill"},
+		{"corrupt " + sim.OpBatch, "Batch"},
+		{"corrupt " + sim.OpLaunch, "CopyListAlignments"},
+		{"corrupt " + sim.OpLaunch, "CopyListLong"},
+		{"corrupt " + sim.OpLaunch, "CopyPaged"},
+		{"corrupt " + sim.OpLaunch, "PatternFill"},
+		{"corrupt " + sim.OpLaunch, "PatternCheck"},
+		{"pinned memory is not zeroed", "AllocHost"},
+		{"a second free is fine", "FreeRefuses"},
+		{"close says nothing", "DeviceClose"},
+		{"fills overtake", "Order"},
+		{"waits are ignored", "RecordOn"},
+		{"events are done at once", "Event"},
+		{"close does not wait", "QueueClose"},
+		{"batches are not whole", "BatchRefuses"},
+		{"words are not waited for", "WaitValue"},
+		{"words are not waited for", "RecordOn"},
+		{"words are not waited for", "GatedQueueClose"},
+		{"any launch will do", "LaunchRefuses"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.defect+" in "+tt.found, func(t *testing.T) {
+			cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestDevice$/^"+tt.found+"$", "-test.timeout=60s")
+			cmd.Env = append(os.Environ(), defectEnv+"="+tt.defect)
+			out, err := cmd.CombinedOutput()
+			var exit *exec.ExitError
+			if !errors.As(err, &exit) || !strings.Contains(string(out), "--- FAIL: TestDevice/"+tt.found) {
+				t.Errorf("the suite did not find it: %v\n%s", err, out)
+			}
+		})
+	}
+}
+
+// damagedDevice is a simulated device with one defect, or none.
+type damagedDevice struct {
+	device.Device
+	defect string
+}
+
+func (d *damagedDevice) OpenQueue(o device.QueueOptions) (device.Queue, error) {
+	q, err := d.Device.OpenQueue(o)
+	if err != nil {
+		return nil, err
+	}
+	sq, ok := q.(*sim.Queue)
+	if !ok {
+		return nil, fmt.Errorf("a simulated device opened a %T", q)
+	}
+	return &damagedQueue{Queue: sq, defect: d.defect}, nil
+}
+
+func (d *damagedDevice) AllocHost(n int64) (*mem.Region, error) {
+	r, err := d.Device.AllocHost(n)
+	if err == nil && d.defect == "pinned memory is not zeroed" {
+		r.Bytes()[n-1] = 1
+	}
+	return r, err
+}
+
+func (d *damagedDevice) Free(r *mem.Region) error {
+	err := d.Device.Free(r)
+	if d.defect == "a second free is fine" {
+		return nil
+	}
+	return err
+}
+
+func (d *damagedDevice) Close() error {
+	err := d.Device.Close()
+	if d.defect == "close says nothing" {
+		return nil
+	}
+	return err
+}
+
+type damagedQueue struct {
+	*sim.Queue
+	defect string
+	held   func() error // a fill that waits to be overtaken
+}
+
+func (q *damagedQueue) Fill(dst mem.Extent, v byte) error {
+	if q.defect != "fills overtake" || v != 100 {
+		return q.Queue.Fill(dst, v)
+	}
+	q.held = func() error { return q.Queue.Fill(dst, v) }
+	return nil
+}
+
+func (q *damagedQueue) Copy(dst, src mem.Extent) error {
+	err := q.Queue.Copy(dst, src)
+	if q.held != nil {
+		err = errors.Join(err, q.held())
+		q.held = nil
+	}
+	return err
+}
+
+func (q *damagedQueue) CopyBatch(dst, src []mem.Extent) error {
+	if q.defect != "batches are not whole" || len(dst) != len(src) {
+		return q.Queue.CopyBatch(dst, src)
+	}
+	for i := range dst {
+		if err := q.Queue.Copy(dst[i], src[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (q *damagedQueue) Launch(k *device.Kernel) error {
+	err := q.Queue.Launch(k)
+	if q.defect == "any launch will do" && (errors.Is(err, errdefs.ErrNotFound) || errors.Is(err, errdefs.ErrInvalid)) {
+		return nil
+	}
+	return err
+}
+
+func (q *damagedQueue) Wait(e device.Event) error {
+	if _, ok := e.(*sim.Event); ok && q.defect == "waits are ignored" {
+		return nil
+	}
+	return q.Queue.Wait(e)
+}
+
+func (q *damagedQueue) Record() (device.Event, error) {
+	e, err := q.Queue.Record()
+	if err == nil && q.defect == "events are done at once" {
+		return hastyEvent{e}, nil
+	}
+	return e, err
+}
+
+func (q *damagedQueue) WaitValue(stream uintptr, word mem.Extent, value uint64) error {
+	if q.defect == "words are not waited for" {
+		value = 0
+	}
+	return q.Queue.WaitValue(stream, word, value)
+}
+
+func (q *damagedQueue) Close(ctx context.Context) error {
+	if q.defect == "close does not wait" {
+		return nil
+	}
+	return q.Queue.Close(ctx)
+}
+
+type hastyEvent struct{ device.Event }
+
+func (hastyEvent) Done() (bool, error)        { return true, nil }
+func (hastyEvent) Wait(context.Context) error { return nil }

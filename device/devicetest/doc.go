@@ -1,0 +1,10 @@
+// Package devicetest is the conformance suite of device.Device: what every implementation, simulated or real, must do.
+//
+//	func TestConformance(t *testing.T) {
+//		devicetest.Run(t, func(t *testing.T) device.Device { ... })
+//	}
+//
+// The suite is seeded and needs no files. It covers the optional interfaces of queues as well; where one is absent its
+// tests go through testkit.Skip, under the feature names "batch", "kernels", "hostgate" and "shareable". The host
+// program's streams, of which HostGate speaks, are played by other queues: those that have a Handle method.
+package devicetest

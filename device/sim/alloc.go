@@ -1,0 +1,144 @@
+package sim
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/leak"
+	"github.com/kvlane/kvlane/internal/sys/hostmem"
+	"github.com/kvlane/kvlane/mem"
+)
+
+// Alloc returns device memory filled with PoisonFresh. Options change nothing.
+func (d *Device) Alloc(bytes int64, _ device.AllocOptions) (*mem.Region, error) {
+	r, err := d.make(OpAlloc, "simMemAlloc", mem.KindDevice, bytes, nil)
+	if err != nil {
+		return nil, fmt.Errorf("allocate device memory: %w", err)
+	}
+	return r, nil
+}
+
+// AllocHost returns zeroed page-locked memory.
+func (d *Device) AllocHost(bytes int64) (*mem.Region, error) {
+	r, err := d.make(OpAllocHost, "simMemAllocHost", mem.KindHostPinned, bytes, nil)
+	if err != nil {
+		return nil, fmt.Errorf("allocate pinned memory: %w", err)
+	}
+	return r, nil
+}
+
+// RegisterHost gives b a device address. Go heap memory is refused with ErrInvalid, and memory that overlaps an earlier
+// registration with ErrExists.
+func (d *Device) RegisterHost(b []byte) (*mem.Region, error) {
+	const call = "simMemHostRegister"
+	args := fmt.Sprintf("address=%#x, bytes=%d", hostmem.Addr(b), len(b))
+	if hostmem.OnGoHeap(b) {
+		return nil, fmt.Errorf("register host memory: %w", errInvalidValue(call, args, "this is Go heap memory, which the collector may reuse"))
+	}
+	r, err := d.make(OpRegister, call, mem.KindHostPinned, int64(len(b)), b)
+	if err != nil {
+		return nil, fmt.Errorf("register host memory: %w", err)
+	}
+	return r, nil
+}
+
+// make is what the three ways to get a region have in common; given is the memory to register, or nil.
+func (d *Device) make(op, call string, kind mem.Kind, bytes int64, given []byte) (*mem.Region, error) {
+	args := fmt.Sprintf("bytes=%d", bytes)
+	if f, hit := d.o.Faults.Hit(op); hit {
+		return nil, errInjected(call, &f)
+	}
+	if bytes <= 0 {
+		return nil, errInvalidValue(call, args, "the length must be positive")
+	}
+	if err := d.charge(call, args, kind, bytes); err != nil {
+		return nil, err
+	}
+	sp := &span{len: bytes, kind: kind, owned: given == nil, bytes: given}
+	if sp.owned {
+		b, err := hostmem.Alloc(bytes)
+		if err != nil {
+			d.refund(kind, bytes)
+			return nil, fmt.Errorf("%w: %w", errOutOfMemory(call, args, "the host has no memory for it"), err)
+		}
+		sp.bytes = b
+	}
+	spec := mem.RegionSpec{Kind: kind, Device: d.o.Index, Len: bytes}
+	if kind == mem.KindDevice {
+		fill(sp.bytes, PoisonFresh)
+	} else {
+		spec.Bytes, spec.CPU = sp.bytes, mem.Addr(hostmem.Addr(sp.bytes))
+	}
+	if err := d.enter(sp, spec, call, args); err != nil {
+		d.refund(kind, bytes)
+		if sp.owned {
+			return nil, errors.Join(err, hostmem.Free(sp.bytes))
+		}
+		return nil, err
+	}
+	leak.Add(sp.counter(), bytes)
+	return sp.region, nil
+}
+
+// enter gives sp an address and a region and puts it into the address space.
+func (d *Device) enter(sp *span, spec mem.RegionSpec, call, args string) error {
+	sp.base = d.space.reserve(sp.len)
+	spec.Dev = mem.Addr(sp.base)
+	r, err := mem.NewRegion(spec)
+	if err != nil {
+		return err
+	}
+	sp.region = r
+	if other := d.space.add(sp); other != nil {
+		text := fmt.Sprintf("the %d bytes at %#x are page-locked already", other.len, uint64(other.region.CPU()))
+		return native(call, args, 712, "HOST_MEMORY_ALREADY_REGISTERED", text, errdefs.ErrExists)
+	}
+	return nil
+}
+
+// charge takes bytes off what is left of memory of that kind.
+func (d *Device) charge(call, args string, kind mem.Kind, bytes int64) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return errClosed(call)
+	}
+	if kind == mem.KindDevice {
+		if bytes > d.o.MemoryBytes-d.memBytes {
+			return errOutOfMemory(call, args, fmt.Sprintf("%d of %d bytes of device memory are in use", d.memBytes, d.o.MemoryBytes))
+		}
+		d.memBytes += bytes
+		return nil
+	}
+	if limit := d.o.HostRegisterMaxBytes; limit > 0 && bytes > limit {
+		return errOutOfMemory(call, args, fmt.Sprintf("one registration holds at most %d bytes", limit))
+	}
+	if limit := d.o.HostRegisterLimitBytes; limit > 0 && bytes > limit-d.lockBytes {
+		return errOutOfMemory(call, args, fmt.Sprintf("%d of %d bytes of page-locked memory are in use", d.lockBytes, limit))
+	}
+	d.lockBytes += bytes
+	return nil
+}
+
+func (d *Device) refund(kind mem.Kind, bytes int64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if kind == mem.KindDevice {
+		d.memBytes -= bytes
+	} else {
+		d.lockBytes -= bytes
+	}
+}
+
+func (sp *span) counter() leak.Kind {
+	switch {
+	case sp.kind == mem.KindDevice:
+		return leak.DeviceBytes
+	case sp.owned:
+		return leak.PinnedBytes
+	default:
+		return leak.RegisteredBytes
+	}
+}

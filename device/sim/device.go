@@ -1,0 +1,168 @@
+package sim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/leak"
+)
+
+// Device is a simulated GPU. It implements device.Device.
+type Device struct {
+	o     Options
+	info  device.Info
+	space *space
+	link  link
+	sched *scheduler // nil unless Options.Interleave
+	dead  chan struct{}
+	life  context.Context // ends with dead; for what waits by context
+	end   context.CancelFunc
+
+	mu         sync.Mutex
+	closed     bool
+	queues     []*Queue // open, ascending by id
+	nextQueue  int
+	memBytes   int64
+	lockBytes  int64
+	quarantine []quarantined
+	quarBytes  int64
+	misuse     []error
+	moreMisuse int
+}
+
+var _ device.Device = (*Device)(nil)
+
+// maxMisuse is how many misuses Device.Close spells out.
+const maxMisuse = 8
+
+// Open makes a simulated device. Close it.
+func Open(o Options) (*Device, error) {
+	if err := o.Validate(); err != nil {
+		return nil, fmt.Errorf("open simulated device: %w", err)
+	}
+	o.setDefaults()
+	d := &Device{
+		o: o, space: newSpace(o.Index), dead: make(chan struct{}), link: link{clock: o.Clock, latency: o.LatencyPerOp},
+		info: device.Info{
+			Driver: "sim", Index: o.Index, Name: o.Name, UUID: fmt.Sprintf("sim-%d", o.Index), NUMANode: -1,
+			MemoryBytes: o.MemoryBytes, Multiprocs: 1, DriverVersion: "1", CopyEngines: 2,
+		},
+	}
+	if o.BandwidthGBps > 0 {
+		d.link.nsPerByte = 1 / o.BandwidthGBps // 1e9 bytes a second is a byte a nanosecond
+	}
+	d.life, d.end = context.WithCancel(context.Background())
+	if o.Interleave != nil {
+		d.sched = newScheduler(d, *o.Interleave)
+	}
+	leak.Add(leak.Handles, 1)
+	return d, nil
+}
+
+// Info describes the device.
+func (d *Device) Info() device.Info { return d.info }
+
+// OpenQueue opens a queue: a *Queue, which is a BatchCopier, a Launcher and a HostGate too. Options change nothing.
+func (d *Device) OpenQueue(device.QueueOptions) (device.Queue, error) {
+	const call = "simQueueCreate"
+	if f, hit := d.o.Faults.Hit(OpOpen); hit {
+		return nil, fmt.Errorf("open queue: %w", errInjected(call, &f))
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return nil, fmt.Errorf("open queue: %w", errClosed(call))
+	}
+	d.nextQueue++
+	q := newQueue(d, d.nextQueue)
+	d.queues = append(d.queues, q)
+	leak.Add(leak.Queues, 1)
+	q.start()
+	return q, nil
+}
+
+// forget takes q off the list of open queues and reports whether it was there.
+func (d *Device) forget(q *Queue) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for i, open := range d.queues {
+		if open == q {
+			d.queues = append(d.queues[:i:i], d.queues[i+1:]...)
+			leak.Add(leak.Queues, -1)
+			return true
+		}
+	}
+	return false
+}
+
+// openQueues returns the open queues, ascending by id. The slice is not changed afterwards: forget copies.
+func (d *Device) openQueues() []*Queue {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.queues[:len(d.queues):len(d.queues)]
+}
+
+// byHandle returns the open queue with that native handle, or nil.
+func (d *Device) byHandle(h uintptr) *Queue {
+	for _, q := range d.openQueues() {
+		if q.handle == h {
+			return q
+		}
+	}
+	return nil
+}
+
+// misused notes a breach of contract that no call could report.
+func (d *Device) misused(err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(d.misuse) < maxMisuse {
+		d.misuse = append(d.misuse, err)
+	} else {
+		d.moreMisuse++
+	}
+}
+
+// Close ends enqueued work where it stands, frees what was not freed, and reports: open queues, regions not freed, and
+// every misuse found. Events not yet done fail with ErrClosed.
+func (d *Device) Close() error {
+	d.mu.Lock()
+	if d.closed {
+		d.mu.Unlock()
+		return nil
+	}
+	d.closed = true
+	queues := d.queues
+	d.queues = nil
+	d.mu.Unlock()
+
+	close(d.dead)
+	d.end()
+	d.sched.stop()
+	for _, q := range queues {
+		q.abandon()
+	}
+	leak.Add(leak.Queues, -int64(len(queues)))
+	regions, bytes := d.reclaim()
+	d.release(0)
+
+	var errs []error
+	if len(queues) > 0 || regions > 0 {
+		errs = append(errs, fmt.Errorf("%d queues and %d regions (%d bytes) were still open: %w", len(queues), regions, bytes, errdefs.ErrBusy))
+	}
+	d.mu.Lock()
+	errs = append(errs, d.misuse...)
+	if d.moreMisuse > 0 {
+		errs = append(errs, fmt.Errorf("and %d more", d.moreMisuse))
+	}
+	d.mu.Unlock()
+	leak.Add(leak.Handles, -1)
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("close simulated device %d: %w", d.o.Index, err)
+	}
+	return nil
+}

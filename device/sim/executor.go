@@ -1,0 +1,151 @@
+package sim
+
+import (
+	"encoding/binary"
+	"fmt"
+	"time"
+
+	"github.com/kvlane/kvlane/device"
+)
+
+// executor is what running operations of one queue share. Its methods are called with space.mu held for reading, but for
+// at, which belongs to whoever runs the queue.
+type executor struct {
+	space *space
+	at    time.Time // when the last operation was done, by the model
+	// lastDst and lastSrc are the spans found last: pieces of a batch mostly lie in the same two.
+	lastDst, lastSrc seen
+	traffic          *traffic // where to count bytes by direction; nil: nowhere
+	planes           []plane  // of the kernel that runs
+}
+
+// seen remembers a span. It may have been freed since: then its bytes are nil, and it is looked up again.
+type seen struct{ *span }
+
+// bytes returns the n bytes at addr, looking at the span found last before it searches.
+func (x *executor) bytes(call string, addr, n uint64, last *seen) ([]byte, error) {
+	if sp := last.span; sp != nil {
+		if off := addr - sp.base; off < uint64(len(sp.bytes)) && n <= uint64(len(sp.bytes))-off {
+			return sp.bytes[off : off+n : off+n], nil
+		}
+	}
+	sp := x.space.find(addr)
+	if sp != nil {
+		if off := addr - sp.base; off < uint64(len(sp.bytes)) && n <= uint64(len(sp.bytes))-off {
+			last.span = sp
+			return sp.bytes[off : off+n : off+n], nil
+		}
+	}
+	return nil, errIllegalAddress(call, fmt.Sprintf("address=%#x, bytes=%d", addr, n), x.space.explain(addr, n))
+}
+
+// view returns n bytes of arguments or descriptors at addr, which must be aligned to 8.
+func (x *executor) view(call string, addr, n uint64) ([]byte, error) {
+	if n == 0 {
+		return nil, nil
+	}
+	if addr%8 != 0 {
+		return nil, errMisaligned(call, addr)
+	}
+	var none seen
+	return x.bytes(call, addr, n, &none)
+}
+
+// array is view for count elements of size bytes, whose product may overflow.
+func (x *executor) array(call string, addr, count, size uint64) ([]byte, error) {
+	const most = 1 << 48
+	if count > most/size {
+		return nil, errIllegalAddress(call, fmt.Sprintf("address=%#x, elements=%d", addr, count), "more elements than there are addresses")
+	}
+	return x.view(call, addr, count*size)
+}
+
+// copy moves one piece. Nothing is looked at for a piece of no bytes, as hardware does not either.
+func (x *executor) copy(call string, p piece) error {
+	if p.n == 0 {
+		return nil
+	}
+	dst, err := x.bytes(call, p.dst, p.n, &x.lastDst)
+	if err != nil {
+		return fmt.Errorf("write: %w", err)
+	}
+	src, err := x.bytes(call, p.src, p.n, &x.lastSrc)
+	if err != nil {
+		return fmt.Errorf("read: %w", err)
+	}
+	copy(dst, src)
+	if x.traffic != nil {
+		x.traffic[directionOf(x.lastDst.kind, x.lastSrc.kind)] += int64(p.n)
+	}
+	return nil
+}
+
+func (x *executor) copyPieces(call string, pieces []piece) error {
+	for i := range pieces {
+		if err := x.copy(call, pieces[i]); err != nil {
+			return fmt.Errorf("copy %d: %w", i, err)
+		}
+	}
+	return nil
+}
+
+func (x *executor) fill(p piece, v byte) error {
+	if p.n == 0 {
+		return nil
+	}
+	b, err := x.bytes("simMemsetD8Async", p.dst, p.n, &x.lastDst)
+	if err != nil {
+		return err
+	}
+	fill(b, v)
+	return nil
+}
+
+// corrupt flips a bit of one byte that o has written.
+func (x *executor) corrupt(o *op) error {
+	r := o.fault.Rand
+	p := o.one[0]
+	switch o.kind {
+	case opBatch:
+		if len(o.pieces) == 0 {
+			return nil
+		}
+		p = o.pieces[r%uint64(len(o.pieces))]
+	case opLaunch:
+		n := o.kernel.pieces(x, &o.args)
+		if n == 0 {
+			return nil
+		}
+		p = o.kernel.piece(x, &o.args, r%n)
+	case opCopy, opFill, opRecord, opWait, opGate:
+	}
+	if p.n == 0 {
+		return nil
+	}
+	b, err := x.bytes("simCorrupt", p.dst, p.n, &x.lastDst)
+	if err != nil {
+		return err
+	}
+	b[(r>>24)%p.n] ^= 1 << (r >> 61)
+	return nil
+}
+
+// plane is a plane descriptor of the paged kernels.
+type plane struct{ base, stride, bytes, slotOff uint64 }
+
+// loadPlanes reads the descriptors of the kernel that runs.
+func (x *executor) loadPlanes(call string, addr, count uint64) error {
+	b, err := x.array(call, addr, count, device.PlaneDescBytes)
+	if err != nil {
+		return fmt.Errorf("read planes: %w", err)
+	}
+	x.planes = x.planes[:0]
+	for ; len(b) > 0; b = b[device.PlaneDescBytes:] {
+		x.planes = append(x.planes, plane{base: u64(b), stride: u64(b[8:]), bytes: u64(b[16:]), slotOff: u64(b[24:])})
+	}
+	return nil
+}
+
+func u64(b []byte) uint64 { return binary.LittleEndian.Uint64(b) }
+
+func u32(b []byte) uint64 { return uint64(binary.LittleEndian.Uint32(b)) }

@@ -1,0 +1,42 @@
+package sim
+
+import (
+	"fmt"
+
+	"github.com/kvlane/kvlane/mem"
+)
+
+// piece checks a copy and returns it in addresses.
+func (d *Device) piece(call string, dst, src mem.Extent) (piece, error) {
+	if err := d.checkExtent(call, dst); err != nil {
+		return piece{}, fmt.Errorf("destination: %w", err)
+	}
+	if err := d.checkExtent(call, src); err != nil {
+		return piece{}, fmt.Errorf("source: %w", err)
+	}
+	if dst.Len != src.Len {
+		return piece{}, errInvalidValue(call, fmt.Sprintf("dst bytes=%d, src bytes=%d", dst.Len, src.Len), "the lengths differ")
+	}
+	return piece{dst: uint64(dst.Dev()), src: uint64(src.Dev()), n: uint64(src.Len)}, nil
+}
+
+// checkExtent finds what is wrong with an extent that can be known before it is used.
+func (d *Device) checkExtent(call string, e mem.Extent) error {
+	if err := e.Validate(); err != nil {
+		return errInvalidExtent(call, err)
+	}
+	r := e.Region
+	if r.Dev() == 0 {
+		return errInvalidValue(call, "region="+r.String(), "it has no device address")
+	}
+	d.space.mu.RLock()
+	defer d.space.mu.RUnlock()
+	if d.space.of(r) == nil {
+		return errInvalidValue(call, "region="+r.String(), d.whyNotMine(r))
+	}
+	return nil
+}
+
+func errInvalidExtent(call string, err error) error {
+	return fmt.Errorf("%w: %w", errInvalidValue(call, "", ""), err)
+}

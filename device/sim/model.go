@@ -1,0 +1,97 @@
+package sim
+
+import (
+	"sync"
+	"time"
+
+	"github.com/jonboulle/clockwork"
+
+	"github.com/kvlane/kvlane/mem"
+)
+
+// direction is the part of the link that a transfer occupies.
+type direction uint8
+
+const (
+	toDevice direction = iota
+	toHost
+	inside // device to device: no link
+	directions
+)
+
+func directionOf(dst, src mem.Kind) direction {
+	switch {
+	case dst == mem.KindHostPinned:
+		return toHost
+	case src == mem.KindHostPinned:
+		return toDevice
+	default:
+		return inside
+	}
+}
+
+// traffic is the bytes that one operation moved in each direction.
+type traffic [directions]int64
+
+// link is what all queues of a device share: two directions, each busy with one operation at a time. It reckons in
+// model time, so that a sleep that lasts too long does not slow down what comes after it.
+type link struct {
+	clock     clockwork.Clock
+	latency   time.Duration
+	nsPerByte float64
+
+	mu   sync.Mutex
+	free [directions]time.Time
+}
+
+// on reports whether there is anything to model.
+func (l *link) on() bool { return l.latency > 0 || l.nsPerByte > 0 }
+
+func (l *link) now() time.Time {
+	if !l.on() {
+		return time.Time{}
+	}
+	return l.clock.Now()
+}
+
+// reserve occupies direction dir from ready on, or as soon as it is free, and returns when that ends.
+func (l *link) reserve(ready time.Time, dir direction, cost time.Duration) time.Time {
+	if dir == inside {
+		return ready.Add(cost)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.free[dir].After(ready) {
+		ready = l.free[dir]
+	}
+	l.free[dir] = ready.Add(cost)
+	return l.free[dir]
+}
+
+// move reserves the link for t and returns when the last byte has passed.
+func (l *link) move(ready time.Time, t *traffic) time.Time {
+	end := ready
+	for dir := range inside {
+		if t[dir] > 0 && l.nsPerByte > 0 {
+			if e := l.reserve(ready, dir, time.Duration(float64(t[dir])*l.nsPerByte)); e.After(end) {
+				end = e
+			}
+		}
+	}
+	return end
+}
+
+// sleep waits d by the clock, or until the device is closed. It reports whether it slept to the end.
+func (d *Device) sleep(wait time.Duration) bool {
+	if wait <= 0 {
+		return true
+	}
+	t := d.o.Clock.NewTimer(wait)
+	defer t.Stop()
+	select {
+	case <-t.Chan():
+		return true
+	case <-d.dead:
+		return false
+	}
+}

@@ -1,0 +1,139 @@
+package sim
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/fault"
+)
+
+type opKind uint8
+
+const (
+	opCopy opKind = iota + 1
+	opBatch
+	opFill
+	opLaunch
+	opRecord
+	opWait
+	opGate
+)
+
+// op is one enqueued operation.
+type op struct {
+	kind   opKind
+	value  byte      // of opFill
+	one    [1]piece  // of opCopy, opFill and opGate
+	pieces []piece   // of opBatch
+	kernel *kernel   // of opLaunch
+	args   kernelArg // of opLaunch
+	word   uint64    // of opGate: what the word must reach
+	event  *Event    // of opRecord and opWait
+	at     time.Time // when it was enqueued, by the model
+	// fault is decided when the operation comes to the queue's head.
+	decided, hit bool
+	fault        fault.Fault
+}
+
+// piece is n bytes to copy, by device address.
+type piece struct{ dst, src, n uint64 }
+
+type kernelArg = [device.MaxKernelArgs]uint64
+
+// call counts a call that will enqueue work and answers with its fault.
+func (q *Queue) call(name, native string) error {
+	if f, hit := q.dev.o.Faults.Hit(name); hit {
+		return errInjected(native, &f)
+	}
+	return nil
+}
+
+// enqueue adds o, unless the queue or the device is closed, or the queue is broken and o is work.
+func (q *Queue) enqueue(o op) error {
+	o.at = q.dev.link.now()
+	q.mu.Lock()
+	if q.closed {
+		q.mu.Unlock()
+		return fmt.Errorf("the queue is closed: %w", errdefs.ErrClosed)
+	}
+	if q.err != nil && o.kind != opRecord {
+		q.reported = true
+		err := q.err
+		q.mu.Unlock()
+		return fmt.Errorf("%w: %w", errdefs.ErrBroken, err)
+	}
+	q.push(o)
+	q.mu.Unlock()
+	q.dev.kick(q)
+	return nil
+}
+
+// push appends o. The caller holds mu.
+func (q *Queue) push(o op) {
+	if q.head > 64 && q.head > len(q.ops)/2 {
+		n := copy(q.ops, q.ops[q.head:])
+		clear(q.ops[n:])
+		q.ops, q.head = q.ops[:n], 0
+	}
+	q.ops = append(q.ops, o)
+}
+
+// pop moves the oldest operation to o, and reports whether there was one.
+func (q *Queue) pop(o *op) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.head == len(q.ops) {
+		q.ops, q.head = q.ops[:0], 0
+		return false
+	}
+	*o, q.ops[q.head] = q.ops[q.head], op{}
+	q.head++
+	return true
+}
+
+// borrow returns an empty list with room for n pieces.
+func (q *Queue) borrow(n int) []piece {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if last := len(q.spare) - 1; last >= 0 {
+		l := q.spare[last]
+		q.spare = q.spare[:last]
+		return slices.Grow(l, n)
+	}
+	return make([]piece, 0, n)
+}
+
+func (q *Queue) giveBack(l []piece) {
+	const keep = 16
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if len(q.spare) < keep {
+		q.spare = append(q.spare, l[:0])
+	}
+}
+
+// failure returns the sticky error.
+func (q *Queue) failure() error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.err
+}
+
+// tell notes that somebody has been told of the queue's failure.
+func (q *Queue) tell() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.reported = true
+}
+
+// fail breaks the queue, unless it is broken already.
+func (q *Queue) fail(what string, err error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.err == nil {
+		q.err = fmt.Errorf("%s on %s: %w", what, q, err)
+	}
+}

@@ -1,0 +1,107 @@
+package sim
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/kvlane/kvlane/device"
+)
+
+// planeShift keeps the words of one plane's pattern apart from the next plane's.
+const planeShift = 40
+
+func runPatternFill(x *executor, a *kernelArg) error {
+	return x.eachPage(device.KernelPatternFill, a, func(page []byte, seed, _ uint64) error {
+		fillPattern(page, seed)
+		return nil
+	})
+}
+
+func runPatternCheck(x *executor, a *kernelArg) error {
+	const call = device.KernelPatternCheck
+	return x.eachPage(call, a, func(page []byte, seed, index uint64) error {
+		counter, err := x.view(call, a[5]+index*8, 8)
+		if err != nil {
+			return fmt.Errorf("counter: %w", err)
+		}
+		binary.LittleEndian.PutUint64(counter, u64(counter)+wrongBytes(page, seed))
+		return nil
+	})
+}
+
+// eachPage calls f with every plane of every page that the kernel names, and the plane's seed.
+func (x *executor) eachPage(call string, a *kernelArg, f func(page []byte, seed, index uint64) error) error {
+	pairs, err := x.prepare(call, a)
+	if err != nil {
+		return err
+	}
+	for ; len(pairs) > 0; pairs = pairs[device.PairBytes:] {
+		page, index := u32(pairs), u32(pairs[4:])
+		seed, err := x.view(call, a[4]+index*8, 8)
+		if err != nil {
+			return fmt.Errorf("seed %d: %w", index, err)
+		}
+		for i := range x.planes {
+			pl := &x.planes[i]
+			if pl.bytes == 0 {
+				continue
+			}
+			b, err := x.bytes(call, pl.page(page), pl.bytes, &x.lastDst)
+			if err == nil {
+				err = f(b, u64(seed)+uint64(i)<<planeShift, index)
+			}
+			if err != nil {
+				return fmt.Errorf("page %d, plane %d: %w", page, i, err)
+			}
+		}
+	}
+	return nil
+}
+
+func fillPattern(b []byte, seed uint64) {
+	for ; len(b) >= 8; b = b[8:] {
+		binary.LittleEndian.PutUint64(b, device.Mix64(seed))
+		seed++
+	}
+	if len(b) > 0 {
+		var last [8]byte
+		binary.LittleEndian.PutUint64(last[:], device.Mix64(seed))
+		copy(b, last[:])
+	}
+}
+
+func wrongBytes(b []byte, seed uint64) (wrong uint64) {
+	for len(b) > 0 {
+		want := device.Mix64(seed)
+		seed++
+		if len(b) >= 8 && u64(b) == want {
+			b = b[8:]
+			continue
+		}
+		n := min(len(b), 8)
+		for _, v := range b[:n] {
+			if v != byte(want) {
+				wrong++
+			}
+			want >>= 8
+		}
+		b = b[n:]
+	}
+	return wrong
+}
+
+func patternPiece(x *executor, a *kernelArg, i uint64) piece {
+	page, _, pl := x.pair(a, i)
+	if pl == nil {
+		return piece{}
+	}
+	return piece{dst: pl.page(page), n: pl.bytes}
+}
+
+func counterPiece(x *executor, a *kernelArg, i uint64) piece {
+	b, err := x.view(device.KernelPatternCheck, a[2]+i*device.PairBytes, device.PairBytes)
+	if err != nil {
+		return piece{}
+	}
+	return piece{dst: a[5] + u32(b[4:])*8, n: 8}
+}

@@ -1,0 +1,222 @@
+package sim_test
+
+import (
+	"context"
+	"errors"
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/mem"
+)
+
+// TestKernelsFindBadAddresses launches kernels whose arguments are wrong in ways that only show when they run.
+func TestKernelsFindBadAddresses(t *testing.T) {
+	const illegal, misaligned = "SIM_ERROR_ILLEGAL_ADDRESS", "SIM_ERROR_MISALIGNED_ADDRESS"
+	d := open(t, sim.Options{})
+	r, p := d.dev(4096), d.pin(4096)
+	dev, pin := uint64(r.Dev()), uint64(p.Dev())
+	list := func(dst, src, n uint64) func() *device.Kernel {
+		return func() *device.Kernel {
+			words(p, 0, dst, src, n)
+			return launch(device.KernelCopyList, pin, 1)
+		}
+	}
+	paged := func(base, stride, bytes, slotOff, planes, pairs, slot0, dir uint64) func() *device.Kernel {
+		return func() *device.Kernel {
+			words(p, 0, base, stride, bytes, slotOff, 1|1<<32) // page 1, slot 1
+			return launch(device.KernelCopyPaged, pin, planes, pin+32, pairs, slot0, 1024, dir)
+		}
+	}
+	tests := []struct {
+		name   string
+		kernel func() *device.Kernel
+		want   string
+	}{
+		{"list is fine", list(dev, pin+1024, 1024), ""},
+		{"list of nothing at no address", list(0, 0, 0), ""},
+		{"CPU address", list(dev, uint64(p.CPU()), 8), illegal},
+		{"address zero", list(0, pin, 8), illegal},
+		{"past the end", list(dev+4090, pin, 8), illegal},
+		{"before the start", list(dev-1, pin, 8), illegal},
+		{"length that wraps around", list(dev, pin, math.MaxUint64), illegal},
+		{"descriptors elsewhere", func() *device.Kernel { return launch(device.KernelCopyList, 24, 1) }, illegal},
+		{"descriptors past the end", func() *device.Kernel { return launch(device.KernelCopyList, pin, 171) }, illegal},
+		{"too many descriptors", func() *device.Kernel { return launch(device.KernelCopyList, pin, 1<<63) }, illegal},
+		{"misaligned descriptors", func() *device.Kernel { return launch(device.KernelCopyList, pin+4, 1) }, misaligned},
+		{"paged is fine", paged(dev, 1024, 100, 7, 1, 1, pin+512, 1), ""},
+		{"page past the end", paged(dev+3072, 1024, 100, 7, 1, 1, pin+512, 1), illegal},
+		{"slot past the end", paged(dev, 1024, 100, 7, 1, 1, pin+3072, 2), illegal},
+		{"planes past the end", paged(dev, 1024, 100, 7, 129, 1, pin+512, 1), illegal},
+		{"pairs past the end", paged(dev, 1024, 0, 7, 1, 600, pin+512, 1), illegal},
+		{"no direction", paged(dev, 1024, 100, 7, 1, 1, pin+512, 3), "SIM_ERROR_INVALID_VALUE"},
+		{"pattern without seeds", func() *device.Kernel {
+			words(p, 0, dev, 1024, 8, 0, 0)
+			return launch(device.KernelPatternFill, pin, 1, pin+32, 1, dev+4096)
+		}, illegal},
+		{"pattern without counters", func() *device.Kernel {
+			words(p, 0, dev, 1024, 8, 0, 0, 5)
+			return launch(device.KernelPatternCheck, pin, 1, pin+32, 1, pin+40, 8)
+		}, illegal},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			q := d.queue()
+			must(t, q.Launch(tt.kernel()))
+			err := d.sync(q)
+			var native *device.Error
+			switch {
+			case tt.want == "" && err != nil:
+				t.Error(err)
+			case tt.want != "" && (!errors.As(err, &native) || native.Name != tt.want || !errors.Is(err, errdefs.ErrInvalid)):
+				t.Errorf("the event says %v, want %s", err, tt.want)
+			}
+		})
+	}
+}
+
+func TestDescriptorsAndBytesAreReadWhenTheKernelRuns(t *testing.T) {
+	d := manual(t, sim.Options{})
+	q, r, p := d.queue(), d.dev(4096), d.pin(4096)
+	words(p, 0, uint64(r.Dev()), uint64(p.Dev())+1024, 8)
+	must(t, q.Launch(launch(device.KernelCopyList, uint64(p.Dev()), 1)))
+	words(p, 0, uint64(r.Dev())+8, uint64(p.Dev())+2048, 8)
+	words(p, 1024, 0x1111111111111111)
+	words(p, 2048, 0x2222222222222222)
+	must(t, d.sync(q))
+	got := d.read(r)
+	if count(got[:8], sim.PoisonFresh) != 8 || count(got[8:16], 0x22) != 8 {
+		t.Errorf("device memory is %#x", got[:16])
+	}
+}
+
+func TestWaitingForFailedWorkFails(t *testing.T) {
+	plan := fault.New(1, fault.Nth(sim.OpFill, 0).Fail(nil))
+	d := open(t, sim.Options{Faults: plan})
+	q1, q2, r, p := d.queue(), d.queue(), d.dev(64), d.pin(64)
+	must(t, q1.Fill(mem.All(r), 1))
+	must(t, q2.Wait(d.event(q1)))
+	err := q2.Copy(mem.All(p), mem.All(r))
+	if err != nil && !errors.Is(err, errdefs.ErrBroken) {
+		t.Fatal(err)
+	}
+	if err := d.sync(q2); len(plan.Unreported(err)) != 0 {
+		t.Errorf("the queue that waited says: %v", err)
+	}
+	if p.Bytes()[0] != 0 {
+		t.Error("bytes that never came were copied")
+	}
+}
+
+func TestQueueCloseReportsWhatNobodyWasTold(t *testing.T) {
+	for _, told := range []bool{false, true} {
+		plan := fault.New(1, fault.Nth(sim.OpFill, 0).Fail(nil))
+		d := open(t, sim.Options{Faults: plan})
+		q, r := d.queue(), d.dev(64)
+		must(t, q.Fill(mem.All(r), 1))
+		if told {
+			if err := d.sync(q); err == nil {
+				t.Fatal("the fill did not fail")
+			}
+		}
+		err := q.Close(t.Context())
+		if got := errors.Is(err, fault.ErrInjected); got == told {
+			t.Errorf("told %v, and close says: %v", told, err)
+		}
+		if err := q.Close(t.Context()); err != nil {
+			t.Errorf("second close: %v", err)
+		}
+	}
+}
+
+func TestMisusedEventsAreReported(t *testing.T) {
+	d := open(t, sim.Options{})
+	q := d.queue()
+	e, err := q.Record()
+	must(t, err)
+	must(t, e.Wait(t.Context()))
+	e.Close()
+	e.Close()
+	if _, err := e.Done(); !errors.Is(err, errdefs.ErrClosed) {
+		t.Errorf("done: %v", err)
+	}
+	if err := e.Wait(t.Context()); !errors.Is(err, errdefs.ErrClosed) {
+		t.Errorf("wait: %v", err)
+	}
+	if err := q.Wait(e); !errors.Is(err, errdefs.ErrClosed) {
+		t.Errorf("queue wait: %v", err)
+	}
+	for range 20 {
+		_, _ = e.Done()
+	}
+	must(t, q.Close(t.Context()))
+	err = d.Close()
+	for _, want := range []string{"closed twice", "ask event", "wait for event", "and 16 more"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("close does not say %q: %v", want, err)
+		}
+	}
+}
+
+func TestHostStreams(t *testing.T) {
+	d, other := open(t, sim.Options{}), open(t, sim.Options{Index: 1})
+	q, host, foreign, word := d.queue(), d.queue(), other.queue(), d.pin(8)
+	try := func(stream uintptr) error {
+		e, err := q.RecordOn(stream)
+		if err == nil {
+			e.Close()
+		}
+		if err2 := q.WaitValue(stream, mem.All(word), 0); (err == nil) != (err2 == nil) {
+			t.Errorf("record says %v, wait says %v", err, err2)
+		}
+		return err
+	}
+	must(t, try(host.Handle()))
+	host.SetCapturing(true)
+	if err := try(host.Handle()); !errors.Is(err, errdefs.ErrNotSupported) {
+		t.Errorf("a stream that is capturing: %v", err)
+	}
+	host.SetCapturing(false)
+	must(t, try(host.Handle()))
+	must(t, host.Close(t.Context()))
+	for name, stream := range map[string]uintptr{"closed": host.Handle(), "another device's": foreign.Handle(), "no": 0} {
+		if err := try(stream); !errors.Is(err, errdefs.ErrInvalid) {
+			t.Errorf("%s stream: %v", name, err)
+		}
+	}
+	if err := q.WaitValue(q.Handle(), mem.All(d.dev(8)), 0); !errors.Is(err, errdefs.ErrInvalid) {
+		t.Errorf("a word in device memory: %v", err)
+	}
+}
+
+func TestWaitValueFindsThatItsWordWasFreed(t *testing.T) {
+	d := open(t, sim.Options{})
+	q, word := d.queue(), d.pin(8)
+	must(t, q.WaitValue(q.Handle(), mem.All(word), 1))
+	e := d.event(q)
+	must(t, d.Free(word))
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if err := e.Wait(ctx); !errors.Is(err, errdefs.ErrInvalid) || !strings.Contains(err.Error(), "use after free") {
+		t.Errorf("the event says: %v", err)
+	}
+}
+
+// TestWaitValueComparesAsHardwareDoes: a counter may pass the largest number and go on from zero.
+func TestWaitValueComparesAsHardwareDoes(t *testing.T) {
+	d := manual(t, sim.Options{})
+	q, word := d.queue(), d.pin(8)
+	words(word, 0, 3)
+	must(t, q.WaitValue(q.Handle(), mem.All(word), math.MaxUint64-1))
+	if !d.Step() {
+		t.Error("3 comes after 2^64-2, and yet the queue waits")
+	}
+	must(t, q.WaitValue(q.Handle(), mem.All(word), 4))
+	if d.Step() {
+		t.Error("the queue did not wait for 4")
+	}
+}

@@ -1,0 +1,145 @@
+package sim
+
+import (
+	"fmt"
+	"slices"
+	"sort"
+	"sync"
+
+	"github.com/kvlane/kvlane/mem"
+)
+
+const (
+	// firstAddr has bits 47 to 63 neither all clear nor all set: on machines with 48-bit addresses, dereferencing it
+	// faults whatever is mapped.
+	firstAddr = 0x0d00_0000_0000_0000
+	// indexShift separates the devices of a process, so that an address of one is none of another.
+	indexShift = 50
+	// alignment of every allocation, and guard the least distance between two.
+	alignment = 1 << 16
+	guard     = 1 << 20
+	// tombstones is how many freed spans are remembered, to call a use after free by its name.
+	tombstones = 1024
+)
+
+// span is one allocation or registration as the device sees it.
+type span struct {
+	base   uint64
+	len    int64
+	bytes  []byte // what stands for the memory; nil once freed
+	kind   mem.Kind
+	owned  bool // bytes were mapped by the device, not by the caller of RegisterHost
+	region *mem.Region
+}
+
+// space is the device's address space.
+type space struct {
+	// mu is held for reading by whoever touches the bytes of a span, and for writing to add or free one.
+	mu    sync.RWMutex
+	next  uint64
+	spans []*span // ascending by base, freed ones too
+	freed int
+}
+
+func newSpace(index int) *space {
+	return &space{next: firstAddr + uint64(index)<<indexShift}
+}
+
+// reserve returns the address for n bytes. Addresses only ascend: none is used twice.
+func (s *space) reserve(n int64) uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	a := s.next
+	s.next += (uint64(n)+alignment-1)&^(alignment-1) + guard
+	return a
+}
+
+// add enters a span, which may come in another order than its address was reserved. It refuses host memory that
+// overlaps a live span's, and returns that span.
+func (s *space) add(sp *span) (other *span) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if cpu := sp.region.CPU(); cpu != 0 {
+		for _, o := range s.spans {
+			if c := o.region.CPU(); o.bytes != nil && c != 0 && c < cpu+mem.Addr(sp.len) && cpu < c+mem.Addr(o.len) {
+				return o
+			}
+		}
+	}
+	i := sort.Search(len(s.spans), func(i int) bool { return s.spans[i].base > sp.base })
+	s.spans = slices.Insert(s.spans, i, sp)
+	return nil
+}
+
+// find returns the live or freed span that holds addr, or nil. The caller holds mu.
+func (s *space) find(addr uint64) *span {
+	lo, hi := 0, len(s.spans)
+	for lo < hi { // written out: this is the inner loop of kernels with scattered pieces
+		mid := int(uint(lo+hi) >> 1)
+		if s.spans[mid].base <= addr {
+			lo = mid + 1
+		} else {
+			hi = mid
+		}
+	}
+	if lo == 0 {
+		return nil
+	}
+	if sp := s.spans[lo-1]; addr-sp.base < uint64(sp.len) {
+		return sp
+	}
+	return nil
+}
+
+// of returns the live span of r, or nil. The caller holds mu.
+func (s *space) of(r *mem.Region) *span {
+	if sp := s.find(uint64(r.Dev())); sp != nil && sp.region == r && sp.bytes != nil {
+		return sp
+	}
+	return nil
+}
+
+// kill turns sp into a tombstone. The caller holds mu for writing.
+func (s *space) kill(sp *span) {
+	sp.bytes = nil
+	if s.freed++; s.freed > tombstones && s.freed > len(s.spans)/2 {
+		s.spans = slices.DeleteFunc(s.spans, func(sp *span) bool { return sp.bytes == nil })
+		s.freed = 0
+	}
+}
+
+// live returns the spans not freed. The caller holds mu.
+func (s *space) live() []*span {
+	var l []*span
+	for _, sp := range s.spans {
+		if sp.bytes != nil {
+			l = append(l, sp)
+		}
+	}
+	return l
+}
+
+// explain says why n bytes at addr cannot be touched. The caller holds mu.
+func (s *space) explain(addr, n uint64) string {
+	sp := s.find(addr)
+	switch {
+	case sp == nil:
+		return "no allocation holds this address"
+	case sp.bytes == nil:
+		return fmt.Sprintf("use after free: the %d bytes at %#x were freed", sp.len, sp.base)
+	default:
+		return fmt.Sprintf("%d bytes from byte %d of an allocation of %d", n, addr-sp.base, sp.len)
+	}
+}
+
+// fill sets every byte of b to v.
+func fill(b []byte, v byte) {
+	const block = 32 << 10
+	head := b[:min(len(b), block)]
+	for i := range head {
+		head[i] = v
+	}
+	for done := len(head); done < len(b); {
+		done += copy(b[done:], head)
+	}
+}

@@ -1,0 +1,314 @@
+package sim
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/internal/sys/hostmem"
+)
+
+// start gives the queue its goroutine, unless the device runs operations one at a time.
+func (q *Queue) start() {
+	if q.dev.sched != nil {
+		close(q.stopped)
+		return
+	}
+	go func() {
+		defer close(q.stopped)
+		var o op // one for all: it is too large to make anew for each
+		for {
+			if q.pop(&o) {
+				q.run(&o)
+				continue
+			}
+			select {
+			case <-q.wake:
+			case <-q.quit:
+				return
+			}
+		}
+	}()
+}
+
+// stop ends the goroutine of an idle queue and waits for it.
+func (q *Queue) stop() {
+	close(q.quit)
+	<-q.stopped
+}
+
+// abandon ends the queue of a closing device: what has not run fails.
+func (q *Queue) abandon() {
+	q.fail("run", errClosed("simCtxDestroy"))
+	q.mu.Lock()
+	q.closed = true
+	q.mu.Unlock()
+	q.stop()
+	for o := new(op); q.pop(o); {
+		q.run(o)
+	}
+}
+
+// kick tells whoever runs q's operations that there is one.
+func (d *Device) kick(q *Queue) {
+	wake := q.wake
+	if d.sched != nil {
+		wake = d.sched.wake
+	}
+	select {
+	case wake <- struct{}{}:
+	default:
+	}
+}
+
+// run does one operation. Only one goroutine at a time runs operations of a queue.
+func (q *Queue) run(o *op) {
+	x := &q.exec
+	if o.at.After(x.at) {
+		x.at = o.at
+	}
+	if o.kind == opRecord {
+		o.event.resolve(q.failure(), x.at)
+		return
+	}
+	if q.failure() == nil {
+		q.decide(o)
+		if err := q.do(o); err != nil {
+			q.fail(o.name(), err)
+		}
+	}
+	if o.kind == opBatch {
+		q.giveBack(o.pieces)
+	}
+}
+
+func (q *Queue) do(o *op) error {
+	switch o.kind {
+	case opWait:
+		return q.await(o.event)
+	case opGate:
+		return q.awaitWord(o)
+	case opCopy, opBatch, opFill, opLaunch, opRecord:
+	}
+	if err := q.suffer(o); err != nil {
+		return err
+	}
+	if q.dev.link.on() {
+		return q.paced(o)
+	}
+	return q.perform(o, nil)
+}
+
+// perform moves the bytes.
+func (q *Queue) perform(o *op, t *traffic) error {
+	q.dev.space.mu.RLock()
+	defer q.dev.space.mu.RUnlock()
+	x := &q.exec
+	x.traffic = t
+	partial := o.hit && o.fault.Action == fault.Partial
+	var err error
+	switch o.kind {
+	case opCopy:
+		if partial {
+			o.one[0].n /= 2
+		}
+		err = x.copyPieces("simMemcpyAsync", o.one[:])
+	case opBatch:
+		pieces := o.pieces
+		if partial {
+			pieces = pieces[:len(pieces)/2]
+		}
+		err = x.copyPieces("simMemcpyBatchAsync", pieces)
+	case opFill:
+		if partial {
+			o.one[0].n /= 2
+		}
+		err = x.fill(o.one[0], o.value)
+	case opLaunch:
+		if partial {
+			o.args[o.kernel.count] /= 2
+		}
+		err = o.kernel.run(x, &o.args)
+	case opRecord, opWait, opGate:
+	}
+	switch {
+	case err != nil || !o.hit:
+		return err
+	case partial:
+		return errInjected(o.name(), &o.fault)
+	case o.fault.Action == fault.Corrupt:
+		return x.corrupt(o)
+	}
+	return nil
+}
+
+// paced is perform in model time. The work starts when the latency is over; copies and fills, whose length is known, put
+// their bytes down at their end, kernels as they go.
+func (q *Queue) paced(o *op) error {
+	x, l := &q.exec, &q.dev.link
+	var t traffic
+	dir := q.direction(o, &t)
+	x.at = l.reserve(x.at, dir, l.latency)
+	if o.kind != opLaunch {
+		x.at = l.move(x.at, &t)
+		if err := q.until(x.at); err != nil {
+			return err
+		}
+		return q.perform(o, nil)
+	}
+	if err := q.until(x.at); err != nil {
+		return err
+	}
+	if err := q.perform(o, &t); err != nil {
+		return err
+	}
+	x.at = l.move(x.at, &t)
+	return q.until(x.at)
+}
+
+// direction returns which part of the link the operation occupies first, and adds to t the bytes known beforehand.
+func (q *Queue) direction(o *op, t *traffic) direction {
+	q.dev.space.mu.RLock()
+	defer q.dev.space.mu.RUnlock()
+	first := inside
+	pieces := o.pieces
+	if o.kind == opCopy || o.kind == opFill {
+		pieces = o.one[:]
+	}
+	for i, p := range pieces {
+		dst, src := q.dev.space.find(p.dst), q.dev.space.find(p.src)
+		if dst == nil {
+			continue // perform will say so
+		}
+		if src == nil { // a fill
+			src = dst
+		}
+		dir := directionOf(dst.kind, src.kind)
+		t[dir] += int64(p.n)
+		if i == 0 {
+			first = dir
+		}
+	}
+	return first
+}
+
+func (q *Queue) until(at time.Time) error {
+	if q.dev.sched == nil && !q.dev.sleep(at.Sub(q.dev.o.Clock.Now())) {
+		return errClosed("simCtxDestroy")
+	}
+	return nil
+}
+
+// decide asks the fault plan about o, once.
+func (q *Queue) decide(o *op) {
+	if o.decided {
+		return
+	}
+	o.decided = true
+	switch o.kind {
+	case opCopy, opBatch, opFill, opLaunch:
+		if o.fault, o.hit = q.dev.o.Faults.Hit(o.work()); !o.hit {
+			o.fault, o.hit = q.dev.o.Faults.Hit(OpWork)
+		}
+	case opRecord, opWait, opGate:
+	}
+}
+
+// suffer does what a fault does before the work, or instead of it.
+func (q *Queue) suffer(o *op) error {
+	if !o.hit {
+		return nil
+	}
+	switch o.fault.Action {
+	case fault.Fail, fault.Crash:
+		return errInjected(o.name(), &o.fault)
+	case fault.Stall:
+		if o.fault.Wait(q.dev.life) != nil {
+			return errClosed("simCtxDestroy")
+		}
+	case fault.Delay:
+		if q.dev.sched == nil && !q.dev.sleep(o.fault.Delay) {
+			return errClosed("simCtxDestroy")
+		}
+	case fault.Partial, fault.Corrupt: // perform does these
+	}
+	return nil
+}
+
+func (q *Queue) await(e *Event) error {
+	select {
+	case <-e.done:
+	case <-q.dev.dead:
+		return errClosed("simCtxDestroy")
+	}
+	if e.at.After(q.exec.at) {
+		q.exec.at = e.at
+	}
+	if err := e.verdict(); err != nil {
+		return fmt.Errorf("what it waited for failed: %w", err)
+	}
+	return nil
+}
+
+const (
+	pollFirst = 5 * time.Microsecond
+	pollMost  = 500 * time.Microsecond
+)
+
+// awaitWord waits until the word is large enough. The CPU writes it without telling anybody, so it is polled: in real
+// time, whatever the clock, and less often the longer it takes.
+func (q *Queue) awaitWord(o *op) error {
+	t := time.NewTimer(pollFirst)
+	defer t.Stop()
+	for pause := pollFirst; ; pause = min(2*pause, pollMost) {
+		if ok, err := q.wordReached(o); ok || err != nil {
+			return err
+		}
+		t.Reset(pause)
+		select {
+		case <-t.C:
+		case <-q.dev.dead:
+			return errClosed("simCtxDestroy")
+		}
+	}
+}
+
+func (q *Queue) wordReached(o *op) (bool, error) {
+	q.dev.space.mu.RLock()
+	defer q.dev.space.mu.RUnlock()
+	b, err := q.exec.view("simStreamWaitValue64", o.one[0].dst, 8)
+	if err != nil {
+		return false, err
+	}
+	return int64(hostmem.LoadUint64(b)-o.word) >= 0, nil
+}
+
+// name is the operation in errors.
+func (o *op) name() string {
+	switch o.kind {
+	case opWait:
+		return "wait for event"
+	case opGate:
+		return "wait for value"
+	case opLaunch:
+		return "run " + o.kernel.name
+	case opCopy, opBatch, opFill, opRecord:
+	}
+	return o.work()
+}
+
+// work is the name that faults know it by.
+func (o *op) work() string {
+	switch o.kind {
+	case opCopy:
+		return OpCopy
+	case opBatch:
+		return OpBatch
+	case opFill:
+		return OpFill
+	case opLaunch:
+		return OpLaunch
+	case opRecord, opWait, opGate:
+	}
+	return ""
+}

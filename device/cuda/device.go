@@ -1,0 +1,166 @@
+package cuda
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/leak"
+	"github.com/kvlane/kvlane/internal/sys/cuda"
+	"github.com/kvlane/kvlane/mem"
+)
+
+// Device is one GPU. It implements device.Device.
+type Device struct {
+	api  *cuda.API
+	id   cuda.DeviceID
+	ctx  cuda.Context
+	info device.Info
+	ctas int
+
+	// kernels is nil where the queues are no Launchers; lacks says why.
+	kernels map[string]kernel
+	module  cuda.Module
+	batch   bool
+	gate    bool
+	lacks   []error
+
+	priority int // the highest that streams can have
+	events   eventPool
+	// fault is the first answer of the driver that said that the context is lost.
+	fault atomic.Pointer[device.Error]
+
+	users sync.WaitGroup // calls between begin and end
+
+	mu      sync.Mutex
+	closed  bool
+	regions map[*mem.Region]*allocation
+	queues  map[*queue]struct{}
+}
+
+var _ device.Device = (*Device)(nil)
+
+func openDevice(drv *Driver, index int, o Options) (*Device, error) {
+	d := &Device{
+		api: drv.api, ctas: o.CTAs,
+		regions: make(map[*mem.Region]*allocation), queues: make(map[*queue]struct{}),
+	}
+	if d.ctas == 0 {
+		d.ctas = DefaultCTAs
+	}
+	var r cuda.Result
+	if d.id, r = d.api.DeviceGet(index); r != cuda.Success {
+		return nil, d.fail(r, "cuDeviceGet", "ordinal=%d", index)
+	}
+	var err error
+	if d.info, err = describe(d.api, d.id, index, drv.version); err != nil {
+		return nil, err
+	}
+	if d.ctx, r = d.api.DevicePrimaryCtxRetain(d.id); r != cuda.Success {
+		return nil, d.fail(r, "cuDevicePrimaryCtxRetain", "device=%d", index)
+	}
+	if err := d.prepare(); err != nil {
+		return nil, errors.Join(err, d.release())
+	}
+	leak.Add(leak.Handles, 1)
+	return d, nil
+}
+
+// prepare makes what the queues share. release undoes it, wherever it stopped.
+func (d *Device) prepare() error {
+	mode, err := d.enterRelaxed()
+	if err != nil {
+		return err
+	}
+	defer d.leaveRelaxed(mode)
+	_, greatest, r := d.api.CtxGetStreamPriorityRange()
+	if r != cuda.Success {
+		return d.fail(r, "cuCtxGetStreamPriorityRange", "")
+	}
+	d.priority = greatest
+	if d.batch = d.api.MemcpyBatchAsync != nil; !d.batch {
+		d.lacks = append(d.lacks, d.lack("many copies in one call", "driver "+d.info.DriverVersion+" has no cuMemcpyBatchAsync, CUDA 12.8 has"))
+	}
+	if err := d.probeGate(); err != nil {
+		return err
+	}
+	return d.loadKernels()
+}
+
+func (d *Device) lack(what, why string) error {
+	return fmt.Errorf("device %d: %s: %s: %w", d.info.Index, what, why, errdefs.ErrNotSupported)
+}
+
+// release gives back what openDevice acquired.
+func (d *Device) release() error {
+	var errs []error
+	if d.module != 0 || d.events.len() > 0 {
+		errs = append(errs, d.releaseObjects())
+	}
+	if r := d.api.DevicePrimaryCtxRelease(d.id); r != cuda.Success {
+		errs = append(errs, d.fail(r, "cuDevicePrimaryCtxRelease_v2", "device=%d", d.info.Index))
+	}
+	return errors.Join(errs...)
+}
+
+func (d *Device) releaseObjects() error {
+	mode, err := d.enterRelaxed()
+	if err != nil {
+		return err
+	}
+	defer d.leaveRelaxed(mode)
+	var errs []error
+	for _, e := range d.events.drain() {
+		errs = append(errs, d.check(d.api.EventDestroy(e), "cuEventDestroy_v2", "event=%#x", e))
+	}
+	if d.module != 0 {
+		errs = append(errs, d.check(d.api.ModuleUnload(d.module), "cuModuleUnload", ""))
+	}
+	return errors.Join(errs...)
+}
+
+// Info describes the device.
+func (d *Device) Info() device.Info { return d.info }
+
+// Lacks returns why queues of this device are not BatchCopiers, Launchers or HostGates: an error for each that they are
+// not, wrapping ErrNotSupported.
+func (d *Device) Lacks() []error { return d.lacks }
+
+// begin and end surround calls that Close must not overtake.
+func (d *Device) begin() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return fmt.Errorf("device %d: %w", d.info.Index, errdefs.ErrClosed)
+	}
+	d.users.Add(1)
+	return nil
+}
+
+func (d *Device) end() { d.users.Done() }
+
+// Close closes the device. Queues and regions that are left over are reported and freed, except where a queue is still
+// at work or the device is broken: then all of them, and the context, stay for the rest of the process, because the GPU
+// may still write to what they name. A second Close returns nil.
+func (d *Device) Close() error {
+	d.mu.Lock()
+	if d.closed {
+		d.mu.Unlock()
+		return nil
+	}
+	d.closed = true
+	d.mu.Unlock()
+	d.users.Wait()
+	leak.Add(leak.Handles, -1)
+
+	// Nobody changes the maps any more.
+	idle, err := d.abandonQueues()
+	if !idle {
+		return errors.Join(err, fmt.Errorf("close device %d: the GPU may still be at work, so its context and %d regions are not freed: %w",
+			d.info.Index, len(d.regions), errdefs.ErrBusy))
+	}
+	return errors.Join(err, d.abandonRegions(), d.release())
+}

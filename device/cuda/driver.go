@@ -1,0 +1,109 @@
+package cuda
+
+import (
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/sys/cuda"
+)
+
+// Driver is the loaded and initialised driver. It has nothing to close: a driver stays in its process. Safe for
+// concurrent use.
+type Driver struct {
+	api     *cuda.API
+	version string
+}
+
+// Load loads and initialises the driver. Without a driver, without a GPU, or with a driver older than CUDA 12.0 the
+// error wraps ErrNotSupported and says which.
+func Load() (*Driver, error) {
+	api, err := cuda.Load()
+	if err != nil {
+		return nil, fmt.Errorf("load CUDA driver: %w", err)
+	}
+	d, err := newDriver(api)
+	if err != nil {
+		return nil, fmt.Errorf("load CUDA driver: %w", err)
+	}
+	return d, nil
+}
+
+func newDriver(api *cuda.API) (*Driver, error) {
+	if r := api.Init(0); r != cuda.Success {
+		return nil, nativeError(api, r, "cuInit", "flags=0")
+	}
+	v, r := api.DriverGetVersion()
+	if r != cuda.Success {
+		return nil, nativeError(api, r, "cuDriverGetVersion", "")
+	}
+	return &Driver{api: api, version: versionText(v)}, nil
+}
+
+// versionText joins the version of the kernel's driver, where the kernel tells it, to that of the CUDA interface.
+func versionText(v int) string {
+	s := fmt.Sprintf("CUDA %d.%d", v/1000, v%1000/10)
+	if b, err := os.ReadFile("/sys/module/nvidia/version"); err == nil {
+		s = strings.TrimSpace(string(b)) + " (" + s + ")"
+	}
+	return s
+}
+
+// Version returns the driver's version: "580.159.03 (CUDA 13.0)".
+func (d *Driver) Version() string { return d.version }
+
+// Count returns how many GPUs the driver shows to this process.
+func (d *Driver) Count() (int, error) {
+	n, r := d.api.DeviceGetCount()
+	if r != cuda.Success {
+		return 0, fmt.Errorf("count devices: %w", nativeError(d.api, r, "cuDeviceGetCount", ""))
+	}
+	return n, nil
+}
+
+// Options says how a device is opened. The zero value is ready to use.
+type Options struct {
+	// CTAs is the number of thread blocks of a launch that names none; zero is 16, with which copies reach the rate of
+	// PCIe 5 x16 and which leaves the other SMs to the engine.
+	CTAs int
+}
+
+// DefaultCTAs is the number of thread blocks of a launch where neither the launch nor the options name one.
+const DefaultCTAs = 16
+
+// Validate reports every problem of the options.
+func (o Options) Validate() error {
+	if o.CTAs < 0 {
+		return fmt.Errorf("thread blocks are %d, less than none: %w", o.CTAs, errdefs.ErrInvalid)
+	}
+	return nil
+}
+
+// Open opens GPU index, counted from zero among those that the driver shows. A GPU may be opened several times. The error
+// wraps ErrNotFound if there is no such GPU.
+func (d *Driver) Open(index int, o Options) (device.Device, error) {
+	if err := o.Validate(); err != nil {
+		return nil, fmt.Errorf("open device %d: %w", index, err)
+	}
+	n, err := d.Count()
+	if err != nil {
+		return nil, fmt.Errorf("open device %d: %w", index, err)
+	}
+	if index < 0 || index >= n {
+		return nil, fmt.Errorf("open device %d: it does not exist, this machine has %s: %w", index, indices(n), errdefs.ErrNotFound)
+	}
+	dev, err := openDevice(d, index, o)
+	if err != nil {
+		return nil, fmt.Errorf("open device %d: %w", index, err)
+	}
+	return dev, nil
+}
+
+func indices(n int) string {
+	if n == 0 {
+		return "none"
+	}
+	return fmt.Sprintf("%d (0..%d)", n, n-1)
+}

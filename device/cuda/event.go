@@ -1,0 +1,206 @@
+package cuda
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/leak"
+	"github.com/kvlane/kvlane/internal/sys/cuda"
+)
+
+// eventPool keeps the driver's events that are not in use. Recording one anew is safe whatever its former work is at:
+// who waits for it captured that state when the wait was enqueued.
+type eventPool struct {
+	mu   sync.Mutex
+	free []cuda.Event
+}
+
+func (p *eventPool) get() (cuda.Event, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.free) == 0 {
+		return 0, false
+	}
+	e := p.free[len(p.free)-1]
+	p.free = p.free[:len(p.free)-1]
+	return e, true
+}
+
+func (p *eventPool) put(e cuda.Event) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.free = append(p.free, e)
+}
+
+func (p *eventPool) drain() []cuda.Event {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	all := p.free
+	p.free = nil
+	return all
+}
+
+func (p *eventPool) len() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.free)
+}
+
+// event is a recorded CUDA event.
+type event struct {
+	dev    *Device
+	handle cuda.Event
+	done   atomic.Bool // once done, an event stays so, whatever becomes of the device
+	closed atomic.Bool
+}
+
+var _ device.Event = (*event)(nil)
+
+// Record returns an event that is done once everything enqueued so far is.
+func (q *queue) Record() (device.Event, error) {
+	if err := q.usable(); err != nil {
+		return nil, fmt.Errorf("record event: %w", err)
+	}
+	e, err := q.dev.record(q.stream)
+	if err != nil {
+		return nil, fmt.Errorf("record event: %w", err)
+	}
+	return e, nil
+}
+
+// record records an event on a stream of the device's context.
+func (d *Device) record(st cuda.Stream) (*event, error) {
+	h, ok := d.events.get()
+	if !ok {
+		var err error
+		if h, err = d.newEvent(); err != nil {
+			return nil, err
+		}
+	}
+	if err := d.enter(); err != nil {
+		d.events.put(h)
+		return nil, err
+	}
+	defer d.leave()
+	if r := d.api.EventRecord(h, st); r != cuda.Success {
+		d.events.put(h)
+		return nil, d.fail(r, "cuEventRecord", "stream=%#x", st)
+	}
+	leak.Add(leak.Events, 1)
+	return &event{dev: d, handle: h}, nil
+}
+
+func (d *Device) newEvent() (cuda.Event, error) {
+	mode, err := d.enterRelaxed()
+	if err != nil {
+		return 0, err
+	}
+	defer d.leaveRelaxed(mode)
+	h, r := d.api.EventCreate(cuda.EventDisableTiming)
+	if r != cuda.Success {
+		return 0, d.fail(r, "cuEventCreate", "flags=disable-timing")
+	}
+	return h, nil
+}
+
+// Wait makes later work of the queue wait for e.
+func (q *queue) Wait(e device.Event) error {
+	if err := q.usable(); err != nil {
+		return fmt.Errorf("wait on queue: %w", err)
+	}
+	ev, ok := e.(*event)
+	if !ok {
+		return fmt.Errorf("wait on queue: %T is no CUDA event: %w", e, errdefs.ErrInvalid)
+	}
+	if err := ev.usable(); err != nil {
+		return fmt.Errorf("wait on queue: %w", err)
+	}
+	d := q.dev
+	if err := d.enter(); err != nil {
+		return fmt.Errorf("wait on queue: %w", err)
+	}
+	defer d.leave()
+	if r := d.api.StreamWaitEvent(q.stream, ev.handle); r != cuda.Success {
+		return fmt.Errorf("wait on queue: %w", d.fail(r, "cuStreamWaitEvent", ""))
+	}
+	return nil
+}
+
+func (e *event) usable() error {
+	if e.closed.Load() {
+		return fmt.Errorf("event was given back: %w", errdefs.ErrClosed)
+	}
+	return nil
+}
+
+// poll asks the driver. cuEventQuery is the one call here that needs no context, but it is one of those that a graph
+// capture in another thread forbids.
+func (e *event) poll() (bool, error) {
+	if err := e.usable(); err != nil {
+		return false, err
+	}
+	if e.done.Load() {
+		return true, nil
+	}
+	d := e.dev
+	if err := d.broken(); err != nil {
+		return false, err
+	}
+	// An event may outlive its device's other users; its handle does not.
+	if err := d.begin(); err != nil {
+		return false, err
+	}
+	defer d.end()
+	runtime.LockOSThread()
+	before, r := d.api.ThreadExchangeStreamCaptureMode(cuda.CaptureRelaxed)
+	if r != cuda.Success {
+		runtime.UnlockOSThread()
+		return false, d.fail(r, "cuThreadExchangeStreamCaptureMode", "mode=relaxed")
+	}
+	state := d.api.EventQuery(e.handle)
+	_, r = d.api.ThreadExchangeStreamCaptureMode(before)
+	runtime.UnlockOSThread()
+	switch {
+	case state == cuda.Success:
+		e.done.Store(true)
+		return true, nil
+	case state != cuda.ErrorNotReady:
+		err := d.fail(state, "cuEventQuery", "")
+		return false, errors.Join(d.broken(), err)
+	case r != cuda.Success:
+		return false, d.fail(r, "cuThreadExchangeStreamCaptureMode", "mode=%d", before)
+	}
+	return false, nil
+}
+
+// Done reports whether the work is done. With an error it is false: the GPU may still touch the work's memory.
+func (e *event) Done() (bool, error) {
+	done, err := e.poll()
+	if err != nil {
+		return false, fmt.Errorf("query event: %w", err)
+	}
+	return done, nil
+}
+
+// Wait waits until the work is done or ctx ends, and then returns the context's cause.
+func (e *event) Wait(ctx context.Context) error {
+	if err := await(ctx, e); err != nil {
+		return fmt.Errorf("wait for event: %w", err)
+	}
+	return nil
+}
+
+// Close gives the event back. It needs no driver call, and closing twice is harmless.
+func (e *event) Close() {
+	if !e.closed.CompareAndSwap(false, true) {
+		return
+	}
+	leak.Add(leak.Events, -1)
+	e.dev.events.put(e.handle)
+}

@@ -1,0 +1,119 @@
+package cuda_test
+
+import (
+	"runtime"
+	"testing"
+
+	"github.com/kvlane/kvlane/device"
+	syscuda "github.com/kvlane/kvlane/internal/sys/cuda"
+	"github.com/kvlane/kvlane/internal/testkit"
+	"github.com/kvlane/kvlane/mem"
+)
+
+// hostProgram is a program that uses the GPU beside kvlane, through the same primary context.
+type hostProgram struct {
+	api *syscuda.API
+	ctx syscuda.Context
+}
+
+func newHostProgram(tb testing.TB, index int) *hostProgram {
+	tb.Helper()
+	api, err := syscuda.Load()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	id, r := api.DeviceGet(index)
+	result(tb, r)
+	ctx, r := api.DevicePrimaryCtxRetain(id)
+	result(tb, r)
+	tb.Cleanup(func() { result(tb, api.DevicePrimaryCtxRelease(id)) })
+	return &hostProgram{api: api, ctx: ctx}
+}
+
+func result(tb testing.TB, r syscuda.Result) {
+	tb.Helper()
+	if r != syscuda.Success {
+		tb.Fatalf("driver answered %v", r)
+	}
+}
+
+// with runs f with the context current.
+func (h *hostProgram) with(tb testing.TB, f func()) {
+	tb.Helper()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	result(tb, h.api.CtxPushCurrent(h.ctx))
+	f()
+	_, r := h.api.CtxPopCurrent()
+	result(tb, r)
+}
+
+func (h *hostProgram) stream(tb testing.TB) syscuda.Stream {
+	tb.Helper()
+	var st syscuda.Stream
+	h.with(tb, func() {
+		var r syscuda.Result
+		st, r = h.api.StreamCreateWithPriority(syscuda.StreamNonBlocking, 0)
+		result(tb, r)
+	})
+	tb.Cleanup(func() { h.with(tb, func() { result(tb, h.api.StreamDestroy(st)) }) })
+	return st
+}
+
+// kvlane's threads take no part in a capture: they neither join one nor break it.
+func TestGPUCaptureOfTheHostProgram(t *testing.T) {
+	// A capture ends on the thread where it began.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	f := newFixture(t)
+	h := newHostProgram(t, 0)
+	st := h.stream(t)
+	gate, ok := f.q.(device.HostGate)
+	if !ok {
+		testkit.Skip(t, "hostgate", "the queue is no HostGate")
+	}
+	word := mem.Extent{Region: f.pinned(4096), Len: 8}
+	h.with(t, func() {
+		result(t, h.api.StreamBeginCapture(st, syscuda.CaptureGlobal))
+	})
+	if _, err := gate.RecordOn(uintptr(st)); !notSupported(err) {
+		t.Errorf("record on a capturing stream: %v, want ErrNotSupported", err)
+	}
+	if err := gate.WaitValue(uintptr(st), word, 1); !notSupported(err) {
+		t.Errorf("wait on a capturing stream: %v, want ErrNotSupported", err)
+	}
+	// All of these are forbidden to threads in the default mode while a capture is on.
+	other := f.queue()
+	r, err := f.dev.Alloc(1<<20, device.AllocOptions{})
+	f.must(err)
+	pinned, err := f.dev.AllocHost(1 << 20)
+	f.must(err)
+	f.must(other.Copy(mem.All(r), mem.All(pinned)))
+	e, err := other.Record()
+	f.must(err)
+	f.must(e.Wait(t.Context()))
+	e.Close()
+	f.must(other.Close(t.Context()))
+	f.must(f.dev.Free(pinned))
+	f.must(f.dev.Free(r))
+	h.with(t, func() {
+		g, r := h.api.StreamEndCapture(st)
+		result(t, r) // an error if anything above had broken the capture
+		result(t, h.api.GraphDestroy(g))
+	})
+}
+
+// Every thread is left without the context that kvlane used on it.
+func TestGPULeavesNoContextBehind(t *testing.T) {
+	f := newFixture(t)
+	h := newHostProgram(t, 0)
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	f.must(f.q.Fill(mem.All(f.device(1<<20)), 1))
+	f.sync()
+	ctx, r := h.api.CtxGetCurrent()
+	result(t, r)
+	if ctx != 0 {
+		t.Errorf("context %#x is current", ctx)
+	}
+}

@@ -1,0 +1,108 @@
+package cuda
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+	"sync"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/leak"
+	"github.com/kvlane/kvlane/internal/sys/cuda"
+	"github.com/kvlane/kvlane/internal/sys/hostmem"
+	"github.com/kvlane/kvlane/mem"
+)
+
+// AllocHost returns page-locked host memory. It maps pages, touches them from several threads and then registers them:
+// the driver's own allocation touches them from one, which takes three times as long for gigabytes.
+func (d *Device) AllocHost(bytes int64) (*mem.Region, error) {
+	r, err := d.make(leak.PinnedBytes, bytes, func(a *allocation) (*mem.Region, error) {
+		if err := fits(bytes); err != nil {
+			return nil, err
+		}
+		b, err := hostmem.Alloc(bytes)
+		if err != nil {
+			return nil, err
+		}
+		a.undo(func() error { return hostmem.Free(b) })
+		touch(b)
+		return d.pin(b, a)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("allocate %d bytes of pinned host memory: %w", bytes, err)
+	}
+	return r, nil
+}
+
+// fits refuses what the machine has no memory for. Touching it would not fail: the kernel would end a process instead,
+// this one most likely. Where the kernel does not say what is available, nothing is refused.
+func fits(bytes int64) error {
+	b, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		return nil //nolint:nilerr // unknown, see above
+	}
+	if free := available(b); free >= 0 && bytes > free {
+		return fmt.Errorf("%d bytes are available: %w", free, errdefs.ErrNoMemory)
+	}
+	return nil
+}
+
+// available returns the bytes that /proc/meminfo calls available, or -1.
+func available(meminfo []byte) int64 {
+	for line := range strings.Lines(string(meminfo)) {
+		var kib int64
+		if n, err := fmt.Sscanf(line, "MemAvailable: %d kB", &kib); n == 1 && err == nil {
+			return kib << 10
+		}
+	}
+	return -1
+}
+
+// RegisterHost page-locks memory of the caller's, which stays the caller's and mapped until Free.
+func (d *Device) RegisterHost(b []byte) (*mem.Region, error) {
+	r, err := d.make(leak.RegisteredBytes, int64(len(b)), func(a *allocation) (*mem.Region, error) { return d.pin(b, a) })
+	if err != nil {
+		return nil, fmt.Errorf("register %d bytes of host memory: %w", len(b), err)
+	}
+	return r, nil
+}
+
+// pin registers b for all contexts and asks for its device address.
+func (d *Device) pin(b []byte, a *allocation) (*mem.Region, error) {
+	addr := hostmem.Addr(b)
+	if r := d.api.MemHostRegister(addr, uint64(len(b)), cuda.HostRegisterPortable|cuda.HostRegisterMapped); r != cuda.Success {
+		return nil, d.fail(r, "cuMemHostRegister_v2", "address=%#x, bytes=%d, flags=portable|devicemap", addr, len(b))
+	}
+	a.undo(func() error {
+		return d.check(d.api.MemHostUnregister(addr), "cuMemHostUnregister", "address=%#x", addr)
+	})
+	p, r := d.api.MemHostGetDevicePointer(addr)
+	if r != cuda.Success {
+		return nil, d.fail(r, "cuMemHostGetDevicePointer_v2", "address=%#x", addr)
+	}
+	return mem.NewRegion(mem.RegionSpec{
+		Kind: mem.KindHostPinned, Device: d.info.Index, Len: int64(len(b)), CPU: mem.Addr(addr), Dev: mem.Addr(p), Bytes: b[:len(b):len(b)],
+	})
+}
+
+const (
+	pageBytes   = 4 << 10
+	touchPart   = 64 << 20 // bytes that are worth a goroutine
+	touchAtOnce = 16       // beyond, the kernel's locks are the limit
+)
+
+// touch makes the kernel back b, which is zero, with pages.
+func touch(b []byte) {
+	n := min(len(b)/touchPart+1, runtime.GOMAXPROCS(0), touchAtOnce)
+	part := (len(b)/n + pageBytes) &^ (pageBytes - 1)
+	var wg sync.WaitGroup
+	for from := 0; from < len(b); from += part {
+		wg.Go(func() {
+			for i := from; i < min(from+part, len(b)); i += pageBytes {
+				b[i] = 0
+			}
+		})
+	}
+	wg.Wait()
+}

@@ -1,0 +1,174 @@
+package cuda
+
+import (
+	"errors"
+	"fmt"
+	"math"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/leak"
+	"github.com/kvlane/kvlane/internal/sys/cuda"
+	"github.com/kvlane/kvlane/mem"
+)
+
+// allocation is memory being made, or made: how to undo what was done for it so far. The same steps unwind an allocation
+// that fails halfway and free one that succeeded.
+type allocation struct {
+	kind  leak.Kind
+	bytes int64
+	steps []func() error
+}
+
+// undo adds a step; steps run last first.
+func (a *allocation) undo(step func() error) { a.steps = append(a.steps, step) }
+
+// free runs the steps. It stops at one that fails, as those before it depend on it; a later call goes on from there.
+func (a *allocation) free() error {
+	for len(a.steps) > 0 {
+		last := len(a.steps) - 1
+		if err := a.steps[last](); err != nil {
+			return err
+		}
+		a.steps = a.steps[:last]
+	}
+	return nil
+}
+
+// make runs acquire, with the context current, and keeps the region that it returns; if that fails, what it did is undone.
+func (d *Device) make(kind leak.Kind, bytes int64, acquire func(a *allocation) (*mem.Region, error)) (*mem.Region, error) {
+	if bytes <= 0 {
+		return nil, fmt.Errorf("%d bytes: %w", bytes, errdefs.ErrInvalid)
+	}
+	if err := d.begin(); err != nil {
+		return nil, err
+	}
+	defer d.end()
+	mode, err := d.enterRelaxed()
+	if err != nil {
+		return nil, err
+	}
+	defer d.leaveRelaxed(mode)
+	a := &allocation{kind: kind, bytes: bytes}
+	r, err := acquire(a)
+	if err != nil {
+		return nil, errors.Join(err, a.free())
+	}
+	leak.Add(kind, bytes)
+	d.mu.Lock()
+	d.regions[r] = a
+	d.mu.Unlock()
+	return r, nil
+}
+
+// Alloc returns device memory. Shareable memory takes whole pages of the GPU, of 2 MiB mostly.
+func (d *Device) Alloc(bytes int64, o device.AllocOptions) (*mem.Region, error) {
+	acquire := d.acquire
+	if o.Shareable {
+		acquire = d.acquireShareable
+	}
+	r, err := d.make(leak.DeviceBytes, bytes, func(a *allocation) (*mem.Region, error) {
+		p, err := acquire(uint64(bytes), a)
+		if err != nil {
+			return nil, err
+		}
+		return mem.NewRegion(mem.RegionSpec{Kind: mem.KindDevice, Device: d.info.Index, Len: bytes, Dev: mem.Addr(p)})
+	})
+	if err != nil {
+		return nil, fmt.Errorf("allocate %d bytes of device %d: %w", bytes, d.info.Index, err)
+	}
+	return r, nil
+}
+
+func (d *Device) acquire(bytes uint64, a *allocation) (cuda.DevicePtr, error) {
+	p, r := d.api.MemAlloc(bytes)
+	if r != cuda.Success {
+		return 0, d.fail(r, "cuMemAlloc_v2", "bytes=%d", bytes)
+	}
+	a.undo(func() error { return d.check(d.api.MemFree(p), "cuMemFree_v2", "address=%#x", p) })
+	return p, nil
+}
+
+func (d *Device) acquireShareable(bytes uint64, a *allocation) (cuda.DevicePtr, error) {
+	gran, r := d.api.MemGetGranularity(d.id)
+	if r != cuda.Success {
+		return 0, d.fail(r, "cuMemGetAllocationGranularity", "device=%d", d.info.Index)
+	}
+	if gran == 0 || bytes > math.MaxInt64-gran {
+		return 0, fmt.Errorf("%d bytes in units of %d: %w", bytes, gran, errdefs.ErrInvalid)
+	}
+	size := (bytes + gran - 1) / gran * gran
+	h, r := d.api.MemCreate(size, d.id)
+	if r != cuda.Success {
+		return 0, d.fail(r, "cuMemCreate", "bytes=%d, device=%d, handle=posix-fd", size, d.info.Index)
+	}
+	a.undo(func() error { return d.check(d.api.MemRelease(h), "cuMemRelease", "handle=%#x", h) })
+	p, r := d.api.MemAddressReserve(size)
+	if r != cuda.Success {
+		return 0, d.fail(r, "cuMemAddressReserve", "bytes=%d", size)
+	}
+	a.undo(func() error {
+		return d.check(d.api.MemAddressFree(p, size), "cuMemAddressFree", "address=%#x, bytes=%d", p, size)
+	})
+	if r := d.api.MemMap(p, size, h); r != cuda.Success {
+		return 0, d.fail(r, "cuMemMap", "address=%#x, bytes=%d", p, size)
+	}
+	a.undo(func() error { return d.check(d.api.MemUnmap(p, size), "cuMemUnmap", "address=%#x, bytes=%d", p, size) })
+	if r := d.api.MemSetAccess(p, size, d.id); r != cuda.Success {
+		return 0, d.fail(r, "cuMemSetAccess", "address=%#x, bytes=%d, device=%d", p, size, d.info.Index)
+	}
+	return p, nil
+}
+
+// Free releases a region of this device. If the driver refuses, the region stays the device's and may be freed again.
+func (d *Device) Free(r *mem.Region) error {
+	if err := d.begin(); err != nil {
+		return fmt.Errorf("free %s: %w", r, err)
+	}
+	defer d.end()
+	// Taken out first, so that of two concurrent calls one finds nothing.
+	d.mu.Lock()
+	a, ok := d.regions[r]
+	delete(d.regions, r)
+	d.mu.Unlock()
+	if !ok {
+		return fmt.Errorf("free %s: it is not of device %d, or was freed before: %w", r, d.info.Index, errdefs.ErrInvalid)
+	}
+	if err := d.free(a); err != nil {
+		d.mu.Lock()
+		d.regions[r] = a
+		d.mu.Unlock()
+		return fmt.Errorf("free %s: %w", r, err)
+	}
+	return nil
+}
+
+func (d *Device) free(a *allocation) error {
+	mode, err := d.enterRelaxed()
+	if err != nil {
+		return err
+	}
+	defer d.leaveRelaxed(mode)
+	if err := a.free(); err != nil {
+		return err
+	}
+	leak.Add(a.kind, -a.bytes)
+	return nil
+}
+
+// abandonRegions frees what the owner of a device did not, at its end.
+func (d *Device) abandonRegions() error {
+	if len(d.regions) == 0 {
+		return nil
+	}
+	var bytes int64
+	var errs []error
+	for r, a := range d.regions {
+		bytes += a.bytes
+		if err := d.free(a); err != nil {
+			errs = append(errs, fmt.Errorf("free %s: %w", r, err))
+		}
+	}
+	return errors.Join(append([]error{fmt.Errorf("close device %d: %d regions of %d bytes in all were not freed: %w",
+		d.info.Index, len(d.regions), bytes, errdefs.ErrBusy)}, errs...)...)
+}

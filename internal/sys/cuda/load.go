@@ -1,0 +1,71 @@
+package cuda
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/kvlane/kvlane/internal/sys/dl"
+)
+
+// The CUDA versions whose signatures of younger functions are meant here, as cuGetProcAddress counts.
+const (
+	cuda120 = 12000
+	cuda128 = 12080
+)
+
+// Load opens libcuda.so.1 and resolves its functions. It does not initialise the driver. The error wraps ErrNotSupported
+// and holds the loader's reason, or names every symbol that a driver older than CUDA 12.0 lacks.
+//
+// The library stays in the process for good, whatever becomes of the API: the driver has threads of its own in it.
+func Load() (*API, error) { return load("libcuda.so.1") }
+
+func load(name string) (*API, error) {
+	lib, err := dl.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	s := &symbols{lib: lib, caller: newCaller()}
+	a := new(API)
+	s.bindDevices(a)
+	s.bindContexts(a)
+	s.bindMemory(a)
+	s.bindStreams(a)
+	s.bindWork(a)
+	s.bindOptional(a)
+	// The addresses outlive the handle (see package dl), so nobody has to own it.
+	if err := errors.Join(append(s.missing, lib.Close())...); err != nil {
+		return nil, fmt.Errorf("load %s, of CUDA 12.0 or newer: %w", name, err)
+	}
+	return a, nil
+}
+
+// symbols resolves functions and collects what is missing.
+type symbols struct {
+	*caller
+	lib     *dl.Library
+	missing []error
+}
+
+// need returns the address of a function under the name that its version has in the library.
+func (s *symbols) need(name string) uintptr {
+	p, err := s.lib.Symbol(name)
+	if err != nil {
+		s.missing = append(s.missing, err)
+	}
+	return p
+}
+
+// optional returns the address of the variant of a function that has the signature of the CUDA version given, or zero.
+// name is without version suffix.
+func (s *symbols) optional(getProcAddress uintptr, name string, version int) uintptr {
+	if getProcAddress == 0 {
+		return 0
+	}
+	f := s.get()
+	defer s.put(f)
+	r := f.call(getProcAddress, f.pin(0, cString(name)), f.outPtr(0), uintptr(version), 0, f.outPtr(1))
+	if r != Success {
+		return 0
+	}
+	return uintptr(f.out[0])
+}

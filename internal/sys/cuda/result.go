@@ -1,0 +1,104 @@
+package cuda
+
+import (
+	"fmt"
+
+	"github.com/kvlane/kvlane/errdefs"
+)
+
+// Result is a CUresult.
+type Result int32
+
+// The results that kvlane decides by.
+const (
+	Success                       Result = 0
+	ErrorInvalidValue             Result = 1
+	ErrorOutOfMemory              Result = 2
+	ErrorNotInitialized           Result = 3
+	ErrorDeinitialized            Result = 4
+	ErrorStubLibrary              Result = 34
+	ErrorDeviceUnavailable        Result = 46
+	ErrorNoDevice                 Result = 100
+	ErrorInvalidDevice            Result = 101
+	ErrorInvalidImage             Result = 200
+	ErrorInvalidContext           Result = 201
+	ErrorNoBinaryForGPU           Result = 209
+	ErrorECCUncorrectable         Result = 214
+	ErrorUnsupportedLimit         Result = 215
+	ErrorInvalidPTX               Result = 218
+	ErrorNVLinkUncorrectable      Result = 220
+	ErrorJITCompilerNotFound      Result = 221
+	ErrorUnsupportedPTXVersion    Result = 222
+	ErrorJITDisabled              Result = 223
+	ErrorContained                Result = 226
+	ErrorInvalidHandle            Result = 400
+	ErrorNotFound                 Result = 500
+	ErrorNotReady                 Result = 600
+	ErrorIllegalAddress           Result = 700
+	ErrorLaunchOutOfResources     Result = 701
+	ErrorLaunchTimeout            Result = 702
+	ErrorContextIsDestroyed       Result = 709
+	ErrorAssert                   Result = 710
+	ErrorHostAlreadyRegistered    Result = 712
+	ErrorHostNotRegistered        Result = 713
+	ErrorHardwareStack            Result = 714
+	ErrorIllegalInstruction       Result = 715
+	ErrorMisalignedAddress        Result = 716
+	ErrorInvalidAddressSpace      Result = 717
+	ErrorInvalidPC                Result = 718
+	ErrorLaunchFailed             Result = 719
+	ErrorTensorMemoryLeak         Result = 721
+	ErrorNotPermitted             Result = 800
+	ErrorNotSupported             Result = 801
+	ErrorSystemNotReady           Result = 802
+	ErrorSystemDriverMismatch     Result = 803
+	ErrorCompatNotSupported       Result = 804
+	ErrorStreamCaptureUnsupported Result = 900
+	ErrorStreamCaptureImplicit    Result = 906
+	ErrorUnknown                  Result = 999
+)
+
+// Sentinel returns the sentinel of package errdefs that callers decide by, or nil for results that say nothing but that
+// something went wrong.
+func (r Result) Sentinel() error {
+	switch r {
+	case ErrorInvalidValue, ErrorInvalidDevice, ErrorInvalidContext, ErrorInvalidHandle, ErrorHostNotRegistered:
+		return errdefs.ErrInvalid
+	case ErrorOutOfMemory, ErrorLaunchOutOfResources:
+		return errdefs.ErrNoMemory
+	case ErrorHostAlreadyRegistered:
+		return errdefs.ErrExists
+	case ErrorNotFound:
+		return errdefs.ErrNotFound
+	case ErrorDeviceUnavailable:
+		return errdefs.ErrBusy
+	case ErrorNoDevice, ErrorStubLibrary, ErrorNotPermitted, ErrorNotSupported, ErrorSystemNotReady,
+		ErrorSystemDriverMismatch, ErrorCompatNotSupported, ErrorInvalidImage, ErrorNoBinaryForGPU, ErrorUnsupportedLimit,
+		ErrorInvalidPTX, ErrorJITCompilerNotFound, ErrorUnsupportedPTXVersion, ErrorJITDisabled,
+		ErrorStreamCaptureUnsupported, ErrorStreamCaptureImplicit:
+		return errdefs.ErrNotSupported
+	case ErrorNotInitialized, ErrorDeinitialized, ErrorContextIsDestroyed:
+		return errdefs.ErrClosed
+	default:
+		if r.Sticky() {
+			return errdefs.ErrBroken
+		}
+		return nil
+	}
+}
+
+// Sticky reports whether the result means that the context is lost: the driver answers every later call with it, until
+// the process ends. <cuda.h> says so of each ("leaves the process in an inconsistent state").
+func (r Result) Sticky() bool {
+	switch r {
+	case ErrorECCUncorrectable, ErrorNVLinkUncorrectable, ErrorContained, ErrorIllegalAddress, ErrorLaunchTimeout, ErrorContextIsDestroyed,
+		ErrorAssert, ErrorHardwareStack, ErrorIllegalInstruction, ErrorMisalignedAddress, ErrorInvalidAddressSpace,
+		ErrorInvalidPC, ErrorLaunchFailed, ErrorTensorMemoryLeak, ErrorUnknown, ErrorDeinitialized:
+		return true
+	default:
+		return false
+	}
+}
+
+// String returns the number; API.ErrorName knows the name.
+func (r Result) String() string { return fmt.Sprintf("CUresult(%d)", int32(r)) }

@@ -1,0 +1,110 @@
+package cuda
+
+// Handles and addresses of the driver. They are opaque, and never Go pointers.
+type (
+	// DevicePtr is a CUdeviceptr: an address that the GPU can use.
+	DevicePtr uint64
+	// DeviceID is a CUdevice.
+	DeviceID int32
+	// Context is a CUcontext.
+	Context uintptr
+	// Stream is a CUstream; zero is the default stream.
+	Stream uintptr
+	// Event is a CUevent.
+	Event uintptr
+	// Module is a CUmodule.
+	Module uintptr
+	// Function is a CUfunction.
+	Function uintptr
+	// Graph is a CUgraph.
+	Graph uintptr
+	// MemHandle is a CUmemGenericAllocationHandle.
+	MemHandle uint64
+)
+
+// Attribute is a CUdevice_attribute.
+type Attribute int32
+
+// Attributes of a device.
+const (
+	AttrMultiprocessorCount Attribute = 16
+	AttrAsyncEngineCount    Attribute = 40
+	AttrComputeMajor        Attribute = 75
+	AttrComputeMinor        Attribute = 76
+	AttrStreamMemOps64      Attribute = 122 // cuStreamWaitValue64
+)
+
+// Flags of single calls, named after those of <cuda.h>.
+const (
+	StreamNonBlocking    uint32 = 1 // CU_STREAM_NON_BLOCKING: no implicit order with the default stream
+	StreamWaitValueGEQ   uint32 = 0 // CU_STREAM_WAIT_VALUE_GEQ: (int64)(*addr - value) >= 0
+	EventDisableTiming   uint32 = 2 // CU_EVENT_DISABLE_TIMING
+	HostRegisterPortable uint32 = 1 // CU_MEMHOSTREGISTER_PORTABLE: pinned for every context
+	HostRegisterMapped   uint32 = 2 // CU_MEMHOSTREGISTER_DEVICEMAP: has a device address
+)
+
+// CaptureMode is a CUstreamCaptureMode: what other threads' captures forbid to a thread.
+type CaptureMode int32
+
+// The capture modes.
+const (
+	CaptureGlobal  CaptureMode = 0
+	CaptureRelaxed CaptureMode = 2
+)
+
+// CaptureStatus is a CUstreamCaptureStatus.
+type CaptureStatus int32
+
+// CaptureNone says that a stream is not capturing.
+const CaptureNone CaptureStatus = 0
+
+// Values of the memory management structures.
+const (
+	memAllocationTypePinned = 1 // CU_MEM_ALLOCATION_TYPE_PINNED
+	memLocationTypeDevice   = 1 // CU_MEM_LOCATION_TYPE_DEVICE
+	memHandlePosixFD        = 1 // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+	memAccessReadWrite      = 3 // CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+	memGranularityMinimum   = 0 // CU_MEM_ALLOC_GRANULARITY_MINIMUM
+	memcpySrcOrderStream    = 1 // CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
+)
+
+// memLocation is CUmemLocation.
+type memLocation struct {
+	Type int32
+	ID   int32
+}
+
+// memAllocationProp is CUmemAllocationProp.
+type memAllocationProp struct {
+	Type             int32
+	RequestedHandles int32
+	Location         memLocation
+	Win32Meta        uintptr
+	CompressionType  uint8
+	GPUDirectRDMA    uint8
+	Usage            uint16
+	_                [4]uint8
+}
+
+// memAccessDesc is CUmemAccessDesc.
+type memAccessDesc struct {
+	Location memLocation
+	Flags    int32
+}
+
+// memcpyAttributes is CUmemcpyAttributes.
+type memcpyAttributes struct {
+	SrcAccessOrder int32
+	SrcLocHint     memLocation
+	DstLocHint     memLocation
+	Flags          uint32
+}
+
+// shareableOn describes memory of a device that can be exported as a file descriptor.
+func shareableOn(dev DeviceID) memAllocationProp {
+	return memAllocationProp{
+		Type:             memAllocationTypePinned,
+		RequestedHandles: memHandlePosixFD,
+		Location:         memLocation{Type: memLocationTypeDevice, ID: int32(dev)},
+	}
+}

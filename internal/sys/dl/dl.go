@@ -1,0 +1,81 @@
+// Package dl opens shared libraries at run time, so that kvlane builds without them and starts without them. A Library
+// resolves symbols when it is asked, never lazily at the first call: what is missing is an error while loading, not the
+// end of the process later. No cgo: the loader is called through purego.
+//
+// An opened library is never unloaded: closing it gives back the handle only. A Library is safe for concurrent use.
+package dl
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+
+	"github.com/ebitengine/purego"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/leak"
+)
+
+// rtldNoDelete keeps a library in the process after the last close (glibc and musl: <dlfcn.h>). Drivers start threads of
+// their own, which do not end with the handle.
+const rtldNoDelete = 0x1000
+
+// Library is an open shared library.
+type Library struct {
+	name string
+
+	mu     sync.Mutex
+	handle uintptr // zero once closed
+}
+
+// Open opens the first of names that the loader finds; a name without a slash is searched for as dlopen(3) says. The
+// error wraps ErrNotSupported and holds the loader's reason for every name.
+func Open(names ...string) (*Library, error) {
+	if len(names) == 0 {
+		return nil, fmt.Errorf("open library: no name: %w", errdefs.ErrInvalid)
+	}
+	var reasons []error
+	for _, name := range names {
+		h, err := purego.Dlopen(name, purego.RTLD_NOW|purego.RTLD_LOCAL|rtldNoDelete)
+		if err == nil {
+			leak.Add(leak.Handles, 1)
+			return &Library{name: name, handle: h}, nil
+		}
+		reasons = append(reasons, err)
+	}
+	return nil, fmt.Errorf("open library %s: %w: %w", strings.Join(names, " or "), errdefs.ErrNotSupported, errors.Join(reasons...))
+}
+
+// Name returns the name under which the library was found.
+func (l *Library) Name() string { return l.name }
+
+// Symbol returns the address of a function. The error wraps ErrNotSupported and names the symbol.
+func (l *Library) Symbol(name string) (uintptr, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.handle == 0 {
+		return 0, fmt.Errorf("look up %s in %s: %w", name, l.name, errdefs.ErrClosed)
+	}
+	p, err := purego.Dlsym(l.handle, name)
+	if err != nil {
+		return 0, fmt.Errorf("look up %s in %s: %w: %w", name, l.name, errdefs.ErrNotSupported, err)
+	}
+	return p, nil
+}
+
+// Close drops the handle: no more symbols. The code stays in the process, and addresses that Symbol returned stay valid. A
+// second Close returns nil.
+func (l *Library) Close() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.handle == 0 {
+		return nil
+	}
+	if err := purego.Dlclose(l.handle); err != nil {
+		return fmt.Errorf("close library %s: %w", l.name, err)
+	}
+	l.handle = 0
+	leak.Add(leak.Handles, -1)
+	return nil
+}

@@ -1,0 +1,74 @@
+package dl
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/leak"
+	"github.com/kvlane/kvlane/internal/testkit"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+const libc = "libc.so.6"
+
+func TestOpenMissingKeepsTheLoadersReason(t *testing.T) {
+	_, err := Open("libkvlane-none.so.1", "libkvlane-none.so")
+	if !errors.Is(err, errdefs.ErrNotSupported) {
+		t.Fatalf("error %v is not ErrNotSupported", err)
+	}
+	for _, want := range []string{"libkvlane-none.so.1:", "libkvlane-none.so:", "No such file"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("error %q lacks %q", err, want)
+		}
+	}
+}
+
+func TestOpenFileThatIsNoLibrary(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "libtext.so")
+	if err := os.WriteFile(name, []byte("this is no ELF file, but long enough to have held a header of one"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err := Open(name)
+	if !errors.Is(err, errdefs.ErrNotSupported) || !strings.Contains(err.Error(), name) {
+		t.Fatalf("error %v: want ErrNotSupported naming %s", err, name)
+	}
+}
+
+func TestOpenWithoutNames(t *testing.T) {
+	if _, err := Open(); !errors.Is(err, errdefs.ErrInvalid) {
+		t.Fatalf("error %v is not ErrInvalid", err)
+	}
+}
+
+func TestOpenTakesTheFirstThatIsThere(t *testing.T) {
+	before := leak.Live()["handles"]
+	l, err := Open("libkvlane-none.so.1", libc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if l.Name() != libc {
+		t.Errorf("name %q, want %q", l.Name(), libc)
+	}
+	if p, err := l.Symbol("strlen"); err != nil || p == 0 {
+		t.Errorf("strlen at %#x: %v", p, err)
+	}
+	if _, err := l.Symbol("kvlane_no_such_symbol"); !errors.Is(err, errdefs.ErrNotSupported) || !strings.Contains(err.Error(), "kvlane_no_such_symbol") {
+		t.Errorf("error %v: want ErrNotSupported naming the symbol", err)
+	}
+	for range 2 {
+		if err := l.Close(); err != nil {
+			t.Errorf("close: %v", err)
+		}
+	}
+	if _, err := l.Symbol("strlen"); !errors.Is(err, errdefs.ErrClosed) {
+		t.Errorf("symbol of a closed library: %v, want ErrClosed", err)
+	}
+	if after := leak.Live()["handles"]; after != before {
+		t.Errorf("live handles went from %d to %d", before, after)
+	}
+}

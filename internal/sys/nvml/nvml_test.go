@@ -1,0 +1,104 @@
+package nvml
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/testkit"
+)
+
+// The library opens pipes of its own when it is first initialized and keeps them; they are no leak of the tests.
+func TestMain(m *testing.M) {
+	if l, err := Load(); err == nil {
+		_ = l.Close() // TestLoad tells
+	}
+	testkit.Main(m)
+}
+
+// library returns one whose functions are of Go: two GPUs of which the first reads the second, with the given answers.
+func library(status func(caps int32) (int32, result)) *Library {
+	return &Library{
+		shutdown:    func() result { return success },
+		errorString: func(result) string { return "as told" },
+		handleByPCI: func(pci string, h *handle) result {
+			if pci != "0000:01:00.0" && pci != "0000:02:00.0" {
+				return errNotFound
+			}
+			*h = 1
+			return success
+		},
+		p2pStatus: func(_, _ handle, caps int32, s *int32) result {
+			v, r := status(caps)
+			*s = v
+			return r
+		},
+		driverVersion: func(buf *byte, _ uint32) result { *buf = '5'; return success },
+	}
+}
+
+func TestPeer(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		status func(caps int32) (int32, result)
+		nvlink bool
+		want   error
+	}{
+		{"all over NVLink", func(int32) (int32, result) { return 0, success }, true, nil},
+		{"over PCIe", func(caps int32) (int32, result) { return 5 * (caps / capsNVLink), success }, false, nil},
+		{"not at all", func(int32) (int32, result) { return 3, success }, false, errdefs.ErrNotSupported},
+		{"reads, does not write", func(caps int32) (int32, result) { return 2 * (caps % 2), success }, true, errdefs.ErrNotSupported},
+		{"old driver that does not know NVLink", func(caps int32) (int32, result) {
+			if caps == capsNVLink {
+				return 0, errNotSupported
+			}
+			return 0, success
+		}, false, nil},
+		{"refused", func(int32) (int32, result) { return 0, errDriverUnloaded }, false, errdefs.ErrNotSupported},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			nvlink, err := library(c.status).Peer("0000:01:00.0", "0000:02:00.0")
+			if nvlink != c.nvlink || !errors.Is(err, c.want) {
+				t.Errorf("nvlink %v, error %v; want %v, %v", nvlink, err, c.nvlink, c.want)
+			}
+		})
+	}
+}
+
+func TestPeerOfUnknownDevice(t *testing.T) {
+	l := library(func(int32) (int32, result) { return 0, success })
+	_, err := l.Peer("0000:01:00.0", "0000:ff:00.0")
+	var native *device.Error
+	if !errors.As(err, &native) || native.Args != "pci=0000:ff:00.0" || !errors.Is(err, errdefs.ErrNotFound) {
+		t.Errorf("error %v, want the call, its argument and ErrNotFound", err)
+	}
+}
+
+func TestDriverVersionEndsAtZero(t *testing.T) {
+	if v, err := library(nil).DriverVersion(); v != "5" || err != nil {
+		t.Errorf("version %q, %v", v, err)
+	}
+}
+
+func TestUnknownStatusIsANumber(t *testing.T) {
+	if got := statusText(42); got != "status 42" {
+		t.Error(got)
+	}
+}
+
+func TestLoad(t *testing.T) {
+	l, err := Load()
+	if errors.Is(err, errdefs.ErrNotSupported) {
+		testkit.Skip(t, "cuda", err.Error())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if v, err := l.DriverVersion(); err != nil || v == "" {
+		t.Errorf("driver version %q, %v", v, err)
+	}
+	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,103 @@
+package copy_test
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/device/cuda"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/testkit"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/stream"
+	streamcopy "github.com/kvlane/kvlane/stream/copy"
+	"github.com/kvlane/kvlane/stream/streamtest"
+)
+
+// openCUDA opens GPU 0, or skips the test.
+func openCUDA(tb testing.TB) device.Device {
+	tb.Helper()
+	driver, err := cuda.Load()
+	if errors.Is(err, errdefs.ErrNotSupported) {
+		testkit.Skip(tb, "cuda", err.Error())
+	}
+	if err != nil {
+		tb.Fatal(err)
+	}
+	dev, err := driver.Open(0, cuda.Options{})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		if err := dev.Close(); err != nil {
+			tb.Error(err)
+		}
+	})
+	return dev
+}
+
+func TestConformanceCUDA(t *testing.T) {
+	dev := openCUDA(t)
+	for _, p := range paths {
+		t.Run(pathName(p), func(t *testing.T) {
+			streamtest.Run(t, func(t *testing.T) streamtest.Env {
+				t.Helper()
+				return env(t, dev, streamcopy.Options{Path: p})
+			})
+		})
+	}
+	t.Run("small ring", func(t *testing.T) {
+		streamtest.Run(t, func(t *testing.T) streamtest.Env {
+			t.Helper()
+			return env(t, dev, streamcopy.Options{Descriptors: streamcopy.MinDescriptors})
+		})
+	})
+}
+
+// BenchmarkCUDA measures batches of blocks that are scattered on the device's side, from Submit to the resolved ticket.
+func BenchmarkCUDA(b *testing.B) {
+	dev := openCUDA(b)
+	const arena = 256 << 20
+	host, gpu := streamtest.Pinned(dev).Alloc(b, arena), streamtest.DeviceMemory(dev).Alloc(b, arena)
+	for _, path := range paths {
+		for _, size := range []int64{4 << 10, 64 << 10, 1 << 20} {
+			for _, n := range []int{1, 16, 1024, 16384} {
+				if int64(n)*size > arena || path == stream.PathCopyEngine && n > 1024 {
+					continue
+				}
+				toHost, toDevice := scattered(host, gpu, n, size), scattered(host, gpu, n, size)
+				toDevice.Dst, toDevice.Src = toDevice.Src, toDevice.Dst
+				for dir, batch := range map[string]*mem.Batch{"d2h": toHost, "h2d": toDevice} {
+					b.Run(fmt.Sprintf("%s/%dKiB/%d/%s", pathName(path), size>>10, n, dir), func(b *testing.B) {
+						s := open(b, dev, streamcopy.Options{Path: path})
+						b.SetBytes(batch.Bytes())
+						for b.Loop() {
+							ticket, err := s.Submit(b.Context(), batch)
+							if err != nil {
+								b.Fatal(err)
+							}
+							if err := ticket.Wait(b.Context()); err != nil {
+								b.Fatal(err)
+							}
+						}
+						if err := s.Close(b.Context()); err != nil {
+							b.Fatal(err)
+						}
+					})
+				}
+			}
+		}
+	}
+}
+
+// scattered copies n blocks from random places of gpu to successive places of host.
+func scattered(host, gpu *mem.Region, n int, size int64) *mem.Batch {
+	var b mem.Batch
+	for i, at := range rand.New(rand.NewPCG(1, 1)).Perm(int(gpu.Len() / size))[:n] {
+		b.Dst = append(b.Dst, mem.Extent{Region: host, Off: int64(i) * size, Len: size})
+		b.Src = append(b.Src, mem.Extent{Region: gpu, Off: int64(at) * size, Len: size})
+	}
+	return &b
+}

@@ -1,0 +1,63 @@
+package copy
+
+import (
+	"math/rand/v2"
+	"testing"
+
+	"github.com/kvlane/kvlane/device/sim"
+)
+
+// TestRing takes and gives back spans in random sizes: no two that are out at a time may overlap, and an idle ring must
+// always have room.
+func TestRing(t *testing.T) {
+	dev, err := sim.Open(sim.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := newRing(dev, 4096)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rng := rand.New(rand.NewPCG(1, 2))
+	type taken struct{ from, to, end uint64 } // addresses, and the position to give back
+	var out []taken
+	refused := 0
+	for range 10_000 {
+		sp, ok := r.reserve(1 + rng.Uint64N(2000))
+		if ok {
+			used := align(1+rng.Uint64N(uint64(len(sp.buf))), tableAlign)
+			used = min(used, uint64(len(sp.buf)))
+			n := taken{from: sp.dev, to: sp.dev + used, end: sp.end - uint64(len(sp.buf)) + used}
+			for _, o := range out {
+				if n.from < o.to && o.from < n.to {
+					t.Fatalf("[%#x, %#x) was given out while [%#x, %#x) was", n.from, n.to, o.from, o.to)
+				}
+			}
+			if base := uint64(r.region.Dev()); n.from < base || n.to > base+r.size {
+				t.Fatalf("[%#x, %#x) is outside the ring", n.from, n.to)
+			}
+			r.take(n.end)
+			out = append(out, n)
+		} else {
+			refused++
+		}
+		for len(out) > 0 && (rng.IntN(3) == 0 || !ok) {
+			r.giveBack(out[0].end)
+			out = out[1:]
+			if !ok && len(out) == 0 {
+				if _, ok := r.reserve(4096); !ok {
+					t.Fatal("an idle ring has no room")
+				}
+			}
+		}
+	}
+	if refused == 0 {
+		t.Error("the ring was never full: nothing was tested")
+	}
+	if err := dev.Free(r.region); err != nil {
+		t.Error(err)
+	}
+	if err := dev.Close(); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,119 @@
+package copy_test
+
+import (
+	"testing"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/internal/sys/hostmem"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/stream"
+	streamcopy "github.com/kvlane/kvlane/stream/copy"
+	"github.com/kvlane/kvlane/stream/streamtest"
+)
+
+// paths are the options that the suite runs under.
+var paths = []stream.Path{stream.PathNone, stream.PathCopyEngine, stream.PathCopyEngineBatch, stream.PathKernel}
+
+func pathName(p stream.Path) string {
+	if p == stream.PathNone {
+		return "chosen"
+	}
+	return p.String()
+}
+
+// openSim opens a simulated device that must have no complaint when it is closed.
+func openSim(tb testing.TB, o sim.Options) *sim.Device {
+	tb.Helper()
+	dev, err := sim.Open(o)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		if err := dev.Close(); err != nil {
+			tb.Error(err)
+		}
+	})
+	return dev
+}
+
+// env is the environment of the suite on dev.
+func env(tb testing.TB, dev device.Device, o streamcopy.Options) streamtest.Env {
+	tb.Helper()
+	return streamtest.Env{
+		Open: func(tb testing.TB, depth int) stream.Stream {
+			tb.Helper()
+			o := o
+			o.QueueDepth = depth
+			return open(tb, dev, o)
+		},
+		A: streamtest.Pinned(dev), B: streamtest.DeviceMemory(dev), Path: o.Path,
+		Unreachable: pageable(tb),
+	}
+}
+
+func open(tb testing.TB, dev device.Device, o streamcopy.Options) *streamcopy.Stream {
+	tb.Helper()
+	s, err := streamcopy.Open(dev, o)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return s
+}
+
+// pageable returns host memory without a device address.
+func pageable(tb testing.TB) *mem.Region {
+	tb.Helper()
+	b, err := hostmem.Alloc(4096)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		if err := hostmem.Free(b); err != nil {
+			tb.Error(err)
+		}
+	})
+	r, err := hostmem.Region(b)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return r
+}
+
+func simEnv(t *testing.T, so sim.Options, o streamcopy.Options) streamtest.Env {
+	t.Helper()
+	so.Faults = fault.New(1)
+	e := env(t, openSim(t, so), o)
+	e.Plan, e.Work = so.Faults, sim.OpWork
+	return e
+}
+
+func TestConformanceSim(t *testing.T) {
+	for _, p := range paths {
+		t.Run(pathName(p), func(t *testing.T) {
+			streamtest.Run(t, func(t *testing.T) streamtest.Env {
+				t.Helper()
+				return simEnv(t, sim.Options{}, streamcopy.Options{Path: p})
+			})
+		})
+	}
+}
+
+// TestConformanceSmallRing has the ring turn round many times in a batch.
+func TestConformanceSmallRing(t *testing.T) {
+	streamtest.Run(t, func(t *testing.T) streamtest.Env {
+		t.Helper()
+		return simEnv(t, sim.Options{}, streamcopy.Options{Path: stream.PathKernel, Descriptors: streamcopy.MinDescriptors})
+	})
+}
+
+// TestConformanceInterleaved runs the suite on devices that interleave the queues' work in seeded orders.
+func TestConformanceInterleaved(t *testing.T) {
+	for seed := range uint64(2) {
+		streamtest.Run(t, func(t *testing.T) streamtest.Env {
+			t.Helper()
+			return simEnv(t, sim.Options{Interleave: &sim.Interleave{Seed: seed}}, streamcopy.Options{Descriptors: 1024})
+		})
+	}
+}

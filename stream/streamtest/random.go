@@ -1,0 +1,126 @@
+package streamtest
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/stream"
+)
+
+// testRandom runs seeded programs over three streams: batches of every shape, some cancelled, that use each other's bytes.
+// Whatever uses a region depends on what used it last, so the order of submission is the only right outcome.
+func testRandom(t *testing.T, env Env) {
+	for seed := range uint64(6) {
+		newProgram(t, env, 1000+seed).run(60)
+	}
+}
+
+type program struct {
+	*world
+	streams []stream.Stream
+	regions []*mem.Region
+	last    map[*mem.Region]*stream.Ticket
+	waste   *mem.Region // destination of what is cancelled; its bytes do not matter
+	doomed  []*stream.Ticket
+}
+
+func newProgram(t *testing.T, env Env, seed uint64) *program {
+	t.Helper()
+	w := newWorld(t, env, 8, seed)
+	p := &program{world: w, streams: []stream.Stream{w.s, w.open(8), w.open(0)}, last: make(map[*mem.Region]*stream.Ticket)}
+	for i := range 6 {
+		m := env.A
+		if i%2 == 0 {
+			m = env.B
+		}
+		p.regions = append(p.regions, w.region(m, 4096))
+	}
+	p.waste = env.B.Alloc(t, 4096) // not in the model
+	return p
+}
+
+func (p *program) run(steps int) {
+	p.Helper()
+	for range steps {
+		p.s = p.streams[p.rng.IntN(len(p.streams))]
+		dst, src := p.regions[p.rng.IntN(len(p.regions))], p.regions[p.rng.IntN(len(p.regions))]
+		if p.rng.IntN(5) == 0 {
+			ticket := p.submitOnly(&mem.Batch{
+				Dst: []mem.Extent{mem.All(p.waste)}, Src: []mem.Extent{mem.All(src)}, After: p.after(src),
+			})
+			p.doomed = append(p.doomed, ticket)
+			if p.rng.IntN(2) == 0 {
+				p.endDoomed()
+			}
+			continue
+		}
+		if dst == src {
+			continue
+		}
+		b := p.shape(dst, src)
+		b.After = p.after(dst, src)
+		ticket := p.submit(b)
+		p.last[dst], p.last[src] = ticket, ticket
+		if p.rng.IntN(10) == 0 {
+			p.ok(ticket)
+		}
+	}
+	p.endDoomed()
+	for _, s := range p.streams {
+		p.s = s
+		p.ok(p.submit(&mem.Batch{}))
+	}
+	p.check()
+}
+
+func (p *program) shape(dst, src *mem.Region) *mem.Batch {
+	switch p.rng.IntN(3) {
+	case 0:
+		return whole(dst, src)
+	case 1:
+		return p.scatter(dst, src, 1+p.rng.IntN(60), func(int) int64 { return p.rng.Int64N(50) })
+	}
+	const pages = 8
+	size := 1 + p.rng.Int64N(dst.Len()/pages)
+	slots, planes, dir := dst, src, mem.ToSlots
+	if p.rng.IntN(2) == 0 {
+		slots, planes, dir = src, dst, mem.ToPages
+	}
+	g := mem.PageGroup{
+		Slots:  mem.Slots{Region: slots, Stride: size},
+		Planes: []mem.Plane{{Region: planes, Stride: size, Bytes: size / 2}, {Region: planes, Base: size / 2, Stride: size, Bytes: size - size/2, SlotOff: size / 2}},
+	}
+	g.Planes[1].Bytes = min(g.Planes[1].Bytes, size/2) // the last page of the second plane ends inside the region
+	from, to := p.rng.Perm(pages), p.rng.Perm(pages)
+	for i := range 1 + p.rng.IntN(pages) {
+		g.Pairs = append(g.Pairs, mem.PageSlot{Page: uint32(from[i]), Slot: uint32(to[i])})
+	}
+	return &mem.Batch{Paged: &mem.Paged{Dir: dir, Groups: []mem.PageGroup{g}}}
+}
+
+// after returns what used these regions last. What is to be cancelled ends first: its readings need no other order.
+func (p *program) after(regions ...*mem.Region) []mem.Dependency {
+	p.Helper()
+	p.endDoomed()
+	var after []mem.Dependency
+	for _, r := range regions {
+		if t := p.last[r]; t != nil {
+			after = append(after, t)
+		}
+	}
+	return after
+}
+
+// endDoomed cancels what is to be cancelled and waits for it.
+func (p *program) endDoomed() {
+	p.Helper()
+	for _, t := range p.doomed {
+		t.Cancel()
+		if err := t.Wait(deadline(p)); err != nil && !errors.Is(err, errdefs.ErrCanceled) {
+			p.Fatalf("cancelled ticket: %v", err)
+		}
+	}
+	p.doomed = nil
+}

@@ -1,6 +1,13 @@
 package block
 
-import "encoding/hex"
+import (
+	"encoding/hex"
+	"fmt"
+
+	"github.com/zeebo/blake3"
+
+	"github.com/kvlane/kvlane/errdefs"
+)
 
 // KeyBytes is the length of a Key.
 const KeyBytes = 32
@@ -11,3 +18,73 @@ type Key [KeyBytes]byte
 
 // String returns the key as 64 hexadecimal digits, as file names have it.
 func (k Key) String() string { return hex.EncodeToString(k[:]) }
+
+// ParseKey reads the 64 lower-case hexadecimal digits that String writes.
+func ParseKey(s string) (Key, error) {
+	k, ok := parseHex32(s)
+	if !ok {
+		return Key{}, fmt.Errorf("parse block key %q: want 64 lower-case hexadecimal digits: %w", clip(s), errdefs.ErrInvalid)
+	}
+	return k, nil
+}
+
+// DigestBytes is the length of a Digest.
+const DigestBytes = 32
+
+// Digest stands for an Identity: BLAKE3 of its canonical encoding, in a context of its own.
+type Digest [DigestBytes]byte
+
+// String returns the digest as 64 hexadecimal digits.
+func (d Digest) String() string { return hex.EncodeToString(d[:]) }
+
+// ParseDigest reads the 64 lower-case hexadecimal digits that String writes.
+func ParseDigest(s string) (Digest, error) {
+	d, ok := parseHex32(s)
+	if !ok {
+		return Digest{}, fmt.Errorf("parse identity digest %q: want 64 lower-case hexadecimal digits: %w", clip(s), errdefs.ErrInvalid)
+	}
+	return d, nil
+}
+
+// Key returns the name of the block that the engine knows by engineHash. The engine's hash covers what the tokens stand
+// for: its parent's hash, the token ids and multimodal input; everything else is in the identity.
+func (d Digest) Key(engineHash []byte) Key {
+	// The digest has a fixed length, so where it ends and the hash begins is never in doubt. Plain BLAKE3 here cannot
+	// meet the identity's digest, which is made in key-derivation mode.
+	var buf [DigestBytes + 64]byte
+	return blake3.Sum256(append(append(buf[:0], d[:]...), engineHash...))
+}
+
+func parseHex32(s string) (out [32]byte, ok bool) {
+	if len(s) != 2*len(out) {
+		return out, false
+	}
+	for i := range out {
+		hi, lo := nibble(s[2*i]), nibble(s[2*i+1])
+		if hi > 15 || lo > 15 {
+			return out, false
+		}
+		out[i] = hi<<4 | lo
+	}
+	return out, true
+}
+
+// nibble refuses upper case: a block has one file name, not several.
+func nibble(c byte) byte {
+	switch {
+	case c >= '0' && c <= '9':
+		return c - '0'
+	case c >= 'a' && c <= 'f':
+		return c - 'a' + 10
+	}
+	return 0xff
+}
+
+// clip keeps foreign text in error messages short.
+func clip(s string) string {
+	const most = 80
+	if len(s) <= most {
+		return s
+	}
+	return s[:most] + "..."
+}

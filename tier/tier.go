@@ -77,7 +77,8 @@ type Statter interface {
 }
 
 // SlotTier is a Tier whose blocks lie in slots of host memory that devices can reach, so that a stream copies straight
-// between them and GPU pages. All slots are of one mem.Slots array.
+// between them and GPU pages. All slots are of one mem.Slots array. Open and Reserve with a context that has already ended
+// try once without waiting: what can be had at once is had, and only what would have to be waited for is refused.
 type SlotTier interface {
 	Tier
 	// Slots returns the array that slots index.

@@ -1,0 +1,10 @@
+// Package block says what a stored block is: its name (Key), what it belongs to (Identity), how its bytes lie (Layout)
+// and how they are written down so that any later reader can tell whether they are whole and its own (Format).
+//
+// A block is the KV cache of a fixed number of tokens. It is kept as one image: a header, then the shards (a layer's K
+// and V each, usually), header and shards starting at multiples of 4 KiB so that direct I/O and cuFile read them alike.
+// The header names the identity and the key, lists each shard's place and checksum, and ends with a checksum of itself.
+//
+// Values here are immutable or plain, and everything is safe for concurrent use; two goroutines must not work on one
+// image at a time unless both only read. Nothing here does I/O, and sealing or verifying an image allocates nothing.
+package block

@@ -1,0 +1,140 @@
+package block
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/zeebo/xxh3"
+
+	"github.com/kvlane/kvlane/errdefs"
+)
+
+// Format seals and verifies the images of one identity and layout. It is a small value; copy it freely.
+//
+// The checksums cover the shards' bytes. Padding is zeroed when an image is sealed and must still be zero when it is
+// verified, so that every byte of an image is checked and no stray memory is ever written to storage.
+type Format struct {
+	Layout   *Layout
+	Identity Digest
+}
+
+// Seal makes the image complete: it checksums the shards, which have been filled, zeroes padding and writes the header.
+// The image must have exactly Layout.ImageBytes bytes, else ErrInvalid.
+func (f Format) Seal(image []byte, key Key) error {
+	if err := f.checkLen(image); err != nil {
+		return fmt.Errorf("seal block %s: %w", key, err)
+	}
+	var few [256]uint64
+	sums := few[:]
+	if n := f.Layout.Shards(); n > len(few) {
+		sums = make([]uint64, n)
+	}
+	sums = sums[:f.Layout.Shards()]
+	for i := range sums {
+		sums[i] = f.SumShard(image, i)
+	}
+	return f.SealWith(image, key, sums)
+}
+
+// SumShard returns the checksum of shard i, without its padding. The image has Layout.ImageBytes bytes and i is a shard
+// of the layout; anything else panics.
+func (f Format) SumShard(image []byte, i int) uint64 {
+	data, _ := f.Layout.shard(image, i)
+	return xxh3.Hash(data)
+}
+
+// SealWith is Seal for checksums that were made before, one a shard: as each shard landed, say.
+func (f Format) SealWith(image []byte, key Key, sums []uint64) error {
+	if err := f.checkLen(image); err != nil {
+		return fmt.Errorf("seal block %s: %w", key, err)
+	}
+	if len(sums) != f.Layout.Shards() {
+		return fmt.Errorf("seal block %s: %d checksums for %d shards: %w", key, len(sums), f.Layout.Shards(), errdefs.ErrInvalid)
+	}
+	for i := range sums {
+		_, padding := f.Layout.shard(image, i)
+		clear(padding)
+	}
+	putHeader(image, f.Layout, f.Identity, key, sums)
+	return nil
+}
+
+// Verify checks the whole image: the header, that it is of this identity, layout and key, every shard and the padding.
+// Errors name what differs: ErrCorrupt for bytes that changed since they were sealed, ErrMismatch for an intact header
+// of something else, ErrInvalid for an image that has not Layout.ImageBytes bytes.
+func (f Format) Verify(image []byte, key Key) error {
+	h, err := f.header(image, key)
+	if err != nil {
+		return err
+	}
+	for i := range f.Layout.lens {
+		if err := f.verifyShard(&h, image, i); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// VerifyHeader checks the header only: that it is intact and of this identity, layout and key. Errors as Verify.
+func (f Format) VerifyHeader(image []byte, key Key) error {
+	_, err := f.header(image, key)
+	return err
+}
+
+// VerifyShard checks shard i and its padding against the header, which VerifyHeader must have found right.
+func (f Format) VerifyShard(image []byte, i int) error {
+	if err := f.checkLen(image); err != nil {
+		return fmt.Errorf("verify shard %d: %w", i, err)
+	}
+	if i < 0 || i >= f.Layout.Shards() {
+		return fmt.Errorf("verify shard %d of %d: %w", i, f.Layout.Shards(), errdefs.ErrInvalid)
+	}
+	h := Header{Key: Key(image[offKey:]), table: image[offTable:][:f.Layout.Shards()*entryBytes]}
+	return f.verifyShard(&h, image, i)
+}
+
+func (f Format) header(image []byte, key Key) (Header, error) {
+	if err := f.checkLen(image); err != nil {
+		return Header{}, fmt.Errorf("verify block %s: %w", key, err)
+	}
+	h, err := DecodeHeader(image)
+	if err != nil {
+		return Header{}, fmt.Errorf("verify block %s: %w", key, err)
+	}
+	switch {
+	case h.Identity != f.Identity:
+		return Header{}, fmt.Errorf("verify block %s: it is of identity %s, expected %s: %w", key, h.Identity, f.Identity, errdefs.ErrMismatch)
+	case h.Shards() != f.Layout.Shards():
+		return Header{}, fmt.Errorf("verify block %s: it has %d shards, expected %d: %w", key, h.Shards(), f.Layout.Shards(), errdefs.ErrMismatch)
+	case h.Key != key:
+		return Header{}, fmt.Errorf("verify block %s: it is block %s: %w", key, h.Key, errdefs.ErrMismatch)
+	}
+	for i, want := range f.Layout.lens {
+		if _, n, _ := h.Shard(i); n != want {
+			return Header{}, fmt.Errorf("verify block %s: shard %d has %d bytes, expected %d: %w", key, i, n, want, errdefs.ErrMismatch)
+		}
+	}
+	return h, nil
+}
+
+func (f Format) verifyShard(h *Header, image []byte, i int) error {
+	want := binary.LittleEndian.Uint64(h.table[i*entryBytes+16:])
+	data, padding := f.Layout.shard(image, i)
+	if got := xxh3.Hash(data); got != want {
+		return fmt.Errorf("verify block %s: checksum of shard %d is %016x, the header says %016x: %w", h.Key, i, got, want, errdefs.ErrCorrupt)
+	}
+	if !zero(padding) {
+		return fmt.Errorf("verify block %s: padding after shard %d is not zero: %w", h.Key, i, errdefs.ErrCorrupt)
+	}
+	return nil
+}
+
+func (f Format) checkLen(image []byte) error {
+	if f.Layout == nil {
+		return fmt.Errorf("the format has no layout: %w", errdefs.ErrInvalid)
+	}
+	if int64(len(image)) != f.Layout.image {
+		return fmt.Errorf("the image has %d bytes, expected %d: %w", len(image), f.Layout.image, errdefs.ErrInvalid)
+	}
+	return nil
+}

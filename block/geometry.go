@@ -1,0 +1,135 @@
+package block
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/kvlane/kvlane/errdefs"
+)
+
+// Geometry is the shape of a model's paged KV cache on one tensor-parallel rank, from which the layout and the identity
+// of its blocks follow.
+type Geometry struct {
+	Model       string
+	DType       string // of the KV cache, a name of DTypes
+	Layers      int
+	KVHeads     int  // of the whole model; 1 for MLA
+	HeadSize    int  // elements a head; for MLA, of a token's latent with its rotary part
+	BlockTokens int  // tokens a block
+	TPSize      int  // tensor-parallel ranks
+	TPRank      int  // this rank, from 0
+	MLA         bool // one plane of latents a layer, the same on every rank
+}
+
+// maxDimension bounds each number of a Geometry, so that no product of them overflows before it is checked.
+const maxDimension = 1 << 20
+
+// Validate reports every problem of the geometry, joined; each names its field and wraps ErrInvalid.
+func (g Geometry) Validate() error {
+	var errs []error
+	bad := func(format string, args ...any) {
+		errs = append(errs, fmt.Errorf("geometry: "+format+": %w", append(args, errdefs.ErrInvalid)...))
+	}
+	if g.Model == "" {
+		bad("the model is not named")
+	}
+	if _, err := DTypeBytes(g.DType); err != nil {
+		errs = append(errs, fmt.Errorf("geometry: %w", err))
+	}
+	ok := true
+	for _, f := range []numberField{
+		{"layers", g.Layers}, {"kv heads", g.KVHeads}, {"head size", g.HeadSize}, {"block tokens", g.BlockTokens}, {"tensor-parallel size", g.TPSize},
+	} {
+		if f.value < 1 || f.value > maxDimension {
+			bad("%s %d is not between 1 and %d", f.name, f.value, maxDimension)
+			ok = false
+		}
+	}
+	if g.TPRank < 0 || g.TPRank >= max(g.TPSize, 1) {
+		bad("tensor-parallel rank %d is not between 0 and %d", g.TPRank, max(g.TPSize, 1)-1)
+	}
+	if g.MLA && g.KVHeads != 1 {
+		bad("kv heads %d: MLA has one latent a token, so 1", g.KVHeads)
+	}
+	if ok && !g.MLA && g.KVHeads%g.TPSize != 0 && g.TPSize%g.KVHeads != 0 {
+		bad("kv heads %d do not divide by tensor-parallel size %d", g.KVHeads, g.TPSize)
+	}
+	if len(errs) == 0 {
+		if _, err := g.layout(); err != nil {
+			errs = append(errs, fmt.Errorf("geometry: %w", err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// heads returns the range of KV heads that the rank holds. With more ranks than heads, neighbouring ranks hold the same
+// one, as the engines replicate it.
+func (g Geometry) heads() (first, end int) {
+	switch {
+	case g.MLA:
+		return 0, 1
+	case g.KVHeads >= g.TPSize:
+		n := g.KVHeads / g.TPSize
+		return g.TPRank * n, (g.TPRank + 1) * n
+	default:
+		h := g.TPRank / (g.TPSize / g.KVHeads)
+		return h, h + 1
+	}
+}
+
+// PlaneBytes returns the bytes that one block has in one plane: a layer's K, its V, or its latents. The geometry is valid.
+func (g Geometry) PlaneBytes() int64 {
+	first, end := g.heads()
+	bytes, err := DTypeBytes(g.DType)
+	if err != nil {
+		return 0
+	}
+	// Four numbers of 20 bits could overflow together. Past what an image may have, any larger value will do.
+	n := int64(g.BlockTokens) * int64(g.HeadSize)
+	if n > MaxImageBytes {
+		return MaxImageBytes + 1
+	}
+	return n * int64(end-first) * int64(bytes)
+}
+
+// PlanesPerLayer returns 2, for K and V, or 1 for MLA.
+func (g Geometry) PlanesPerLayer() int {
+	if g.MLA {
+		return 1
+	}
+	return 2
+}
+
+// Layout returns the layout of the blocks: one shard a layer, K then V.
+func (g Geometry) Layout() (*Layout, error) {
+	if err := g.Validate(); err != nil {
+		return nil, err
+	}
+	return g.layout()
+}
+
+func (g Geometry) layout() (*Layout, error) {
+	if g.Layers > MaxShards {
+		return nil, fmt.Errorf("layers %d are more than %d shards a block: %w", g.Layers, MaxShards, errdefs.ErrInvalid)
+	}
+	lens := make([]int64, g.Layers)
+	for i := range lens {
+		lens[i] = g.PlaneBytes() * int64(g.PlanesPerLayer())
+	}
+	return NewLayout(lens)
+}
+
+// Identity returns the identity of the blocks. It names the heads that the rank holds, not the rank.
+func (g Geometry) Identity(adapter, salt string) Identity {
+	layout := LayoutKV
+	if g.MLA {
+		layout = LayoutMLA
+	}
+	first, end := g.heads()
+	return Identity{
+		Model: g.Model, DType: g.DType, Layout: layout,
+		LayerEnd: g.Layers, HeadFirst: first, HeadEnd: end,
+		HeadSize: g.HeadSize, BlockTokens: g.BlockTokens,
+		Adapter: adapter, Salt: salt,
+	}
+}

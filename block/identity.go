@@ -1,0 +1,153 @@
+package block
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/zeebo/blake3"
+
+	"github.com/kvlane/kvlane/errdefs"
+)
+
+// The values of Identity.Layout.
+const (
+	LayoutKV  = "kv"  // a layer has a K plane and a V plane
+	LayoutMLA = "mla" // a layer has one plane of latents
+)
+
+// identityContext keeps identity digests apart from every other use of BLAKE3. It changes with the encoding.
+const identityContext = "github.com/kvlane/kvlane 2026-11 block identity v1"
+
+// maxText bounds the strings of an identity, in bytes.
+const maxText = 1024
+
+// Identity says what blocks hold. Blocks are exchangeable exactly where all of it is equal, so every field is part of
+// every key. The rank is not: KV that is the same on several ranks, as MLA's latents are, must be found by each of them.
+type Identity struct {
+	Model    string `json:"model"`    // as the engine names it, "meta-llama/Llama-3.1-8B"
+	Revision string `json:"revision"` // of the weights; may be empty
+	DType    string `json:"dtype"`    // of the KV cache, a name of DTypes
+	Layout   string `json:"layout"`   // LayoutKV or LayoutMLA
+
+	// Layers held: [LayerFirst, LayerEnd).
+	LayerFirst int `json:"layer_first"`
+	LayerEnd   int `json:"layer_end"`
+	// KV heads held: [HeadFirst, HeadEnd).
+	HeadFirst   int `json:"head_first"`
+	HeadEnd     int `json:"head_end"`
+	HeadSize    int `json:"head_size"`    // elements a head
+	BlockTokens int `json:"block_tokens"` // tokens a block
+
+	Adapter string `json:"adapter"` // of a LoRA adapter, empty for the base model
+	Salt    string `json:"salt"`    // of the tenant; tenants with different salts never share blocks
+}
+
+// Validate reports every problem of the identity, joined. They wrap ErrInvalid.
+func (id Identity) Validate() error {
+	var errs []error
+	bad := func(format string, args ...any) {
+		errs = append(errs, fmt.Errorf("identity: "+format+": %w", append(args, errdefs.ErrInvalid)...))
+	}
+	if id.Model == "" {
+		bad("the model is not named")
+	}
+	for _, f := range id.texts() {
+		if len(f.value) > maxText {
+			bad("%s has %d bytes, more than %d", f.name, len(f.value), maxText)
+		}
+	}
+	if _, err := DTypeBytes(id.DType); err != nil {
+		errs = append(errs, fmt.Errorf("identity: %w", err))
+	}
+	if id.Layout != LayoutKV && id.Layout != LayoutMLA {
+		bad("layout %q is neither %q nor %q", clip(id.Layout), LayoutKV, LayoutMLA)
+	}
+	if id.LayerFirst < 0 || id.LayerEnd <= id.LayerFirst {
+		bad("layers [%d, %d) are an empty or negative range", id.LayerFirst, id.LayerEnd)
+	}
+	if id.HeadFirst < 0 || id.HeadEnd <= id.HeadFirst {
+		bad("heads [%d, %d) are an empty or negative range", id.HeadFirst, id.HeadEnd)
+	}
+	if id.HeadSize <= 0 {
+		bad("head size %d is not positive", id.HeadSize)
+	}
+	if id.BlockTokens <= 0 {
+		bad("block tokens %d is not positive", id.BlockTokens)
+	}
+	return errors.Join(errs...)
+}
+
+// Digest returns what stands for the identity in keys and headers. Every field counts, valid or not.
+func (id Identity) Digest() Digest {
+	// Each string is preceded by its length and each number has 8 bytes, so that two identities whose fields were
+	// shifted into each other are encoded differently.
+	var buf [512]byte
+	b := buf[:0]
+	for _, f := range id.texts() {
+		b = binary.LittleEndian.AppendUint64(b, uint64(len(f.value)))
+		b = append(b, f.value...)
+	}
+	for _, f := range id.numbers() {
+		b = binary.LittleEndian.AppendUint64(b, uint64(f.value))
+	}
+	var d Digest
+	blake3.DeriveKey(identityContext, b, d[:])
+	return d
+}
+
+// Key is id.Digest().Key(engineHash). Whoever makes many keys keeps the digest.
+func (id Identity) Key(engineHash []byte) Key { return id.Digest().Key(engineHash) }
+
+// Diff names each field in which other differs, as "dtype: expected bfloat16, found float16". The salt's value is never
+// shown.
+func (id Identity) Diff(other Identity) []string {
+	var out []string
+	a, b := id.texts(), other.texts()
+	for i := range a {
+		switch {
+		case a[i].value == b[i].value:
+		case a[i].name == "salt":
+			out = append(out, "salt: another one")
+		default:
+			out = append(out, fmt.Sprintf("%s: expected %q, found %q", a[i].name, clip(a[i].value), clip(b[i].value)))
+		}
+	}
+	m, n := id.numbers(), other.numbers()
+	for i := range m {
+		if m[i].value != n[i].value {
+			out = append(out, fmt.Sprintf("%s: expected %d, found %d", m[i].name, m[i].value, n[i].value))
+		}
+	}
+	return out
+}
+
+type textField struct{ name, value string }
+
+type numberField struct {
+	name  string
+	value int
+}
+
+// texts and numbers list the fields in the order of the canonical encoding.
+func (id Identity) texts() [6]textField {
+	return [...]textField{
+		{"model", id.Model},
+		{"revision", id.Revision},
+		{"dtype", id.DType},
+		{"layout", id.Layout},
+		{"adapter", id.Adapter},
+		{"salt", id.Salt},
+	}
+}
+
+func (id Identity) numbers() [6]numberField {
+	return [...]numberField{
+		{"first layer", id.LayerFirst},
+		{"end layer", id.LayerEnd},
+		{"first head", id.HeadFirst},
+		{"end head", id.HeadEnd},
+		{"head size", id.HeadSize},
+		{"block tokens", id.BlockTokens},
+	}
+}

@@ -1,0 +1,276 @@
+package cache
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"sync"
+	"time"
+
+	"github.com/jonboulle/clockwork"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/tier"
+)
+
+// Config says what a Tier is made of.
+type Config struct {
+	// Memory holds the slots, as many images as fit. It needs a CPU address; for streams to reach the slots it has to
+	// be pinned (device.Device.AllocHost). The tier does not free it.
+	Memory *mem.Region
+	// Format is that of every block kept here.
+	Format block.Format
+	// Clock tells how long a slot has been filling; nil is the machine's.
+	Clock clockwork.Clock
+}
+
+// Validate reports everything that is wrong with c.
+func (c *Config) Validate() error {
+	var errs []error
+	if c.Format.Layout == nil {
+		errs = append(errs, fmt.Errorf("cache: no block layout: %w", errdefs.ErrInvalid))
+	}
+	switch {
+	case c.Memory == nil:
+		errs = append(errs, fmt.Errorf("cache: no memory: %w", errdefs.ErrInvalid))
+	case c.Memory.Bytes() == nil:
+		errs = append(errs, fmt.Errorf("cache: the CPU cannot reach the %s: %w", c.Memory, errdefs.ErrInvalid))
+	case c.Format.Layout != nil:
+		n := c.Memory.Len() / c.Format.Layout.ImageBytes()
+		if n < 1 || n > math.MaxInt32 {
+			errs = append(errs, fmt.Errorf("cache: %d bytes hold %d images of %d bytes; the number must be in 1..2^31-1: %w",
+				c.Memory.Len(), n, c.Format.Layout.ImageBytes(), errdefs.ErrInvalid))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Tier implements tier.SlotTier and tier.Statter. All methods are safe for concurrent use.
+type Tier struct {
+	format  block.Format
+	clock   clockwork.Clock
+	slots   mem.Slots
+	words   int            // of a slot's shard bitmap
+	closing chan struct{}  // closed by the first Close
+	owned   sync.WaitGroup // goroutines that watch quarantined slots
+
+	mu          sync.Mutex
+	closed      bool
+	free        *mem.Pool
+	entries     []entry              // by slot
+	landed      []uint64             // shard bitmaps, words a slot
+	index       map[block.Key]uint32 // Filling and Ready blocks
+	policy      *policy
+	failed      *recent[block.Key, error]
+	orphans     map[block.Key]int // retains of blocks found corrupt since
+	line        []*waiter         // who waits for a slot, first come first
+	quarantined map[uint32]<-chan struct{}
+	stats       tier.Stats
+}
+
+// entry is what the tier knows of a slot. In state Failed the block was found corrupt and left the index, and the slot
+// becomes free with its last pin; or the slot is quarantined.
+type entry struct {
+	key     block.Key
+	state   tier.State
+	pins    int32   // handles given out, each of which may read the slot
+	retains int32   // by Retain
+	flight  *flight // who waits for the filling; nil when nobody does
+	since   time.Time
+}
+
+func (e *entry) pinned() bool { return e.state != tier.Ready || e.pins > 0 || e.retains > 0 }
+
+// maxFailures bounds the failures whose cause is remembered: they are for explaining, nothing depends on them.
+const maxFailures = 1024
+
+// Open returns an empty tier. It starts no goroutine.
+func Open(c Config) (*Tier, error) {
+	if err := c.Validate(); err != nil {
+		return nil, fmt.Errorf("open cache: %w", err)
+	}
+	image := c.Format.Layout.ImageBytes()
+	n := int(c.Memory.Len() / image)
+	slots := mem.Slots{Region: c.Memory, Stride: image}
+	free, err := mem.NewPool(slots, n, mem.PoolOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("open cache: %w", err)
+	}
+	if c.Clock == nil {
+		c.Clock = clockwork.NewRealClock()
+	}
+	words := (c.Format.Layout.Shards() + 63) / 64
+	t := &Tier{
+		format:      c.Format,
+		clock:       c.Clock,
+		slots:       slots,
+		words:       words,
+		closing:     make(chan struct{}),
+		free:        free,
+		entries:     make([]entry, n),
+		landed:      make([]uint64, n*words),
+		index:       make(map[block.Key]uint32, n),
+		failed:      newRecent[block.Key, error](min(n, maxFailures)),
+		orphans:     make(map[block.Key]int),
+		quarantined: make(map[uint32]<-chan struct{}),
+		stats:       tier.Stats{CapacityBytes: int64(n) * image},
+	}
+	t.policy = newPolicy(n, func(slot uint32) bool { return t.entries[slot].pinned() })
+	return t, nil
+}
+
+// Name returns "cache".
+func (t *Tier) Name() string { return "cache" }
+
+// Slots returns the array that the slots' numbers index.
+func (t *Tier) Slots() mem.Slots { return t.slots }
+
+// Stats returns what the tier did and holds. Open counts an image as read, though a stream does the reading.
+func (t *Tier) Stats() tier.Stats {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s := t.stats
+	s.Bytes = s.Blocks * t.slots.Stride
+	s.Quarantined = int64(len(t.quarantined))
+	return s
+}
+
+// Close makes every later call fail, wakes who waits, and ends the watching of quarantined slots. While a slot is pinned,
+// being filled or quarantined, Close returns an error that counts them: the memory must not be freed yet. Their owners may
+// still give them back, and a Close after that returns nil. It does not wait.
+func (t *Tier) Close() error {
+	t.mu.Lock()
+	if !t.closed {
+		t.closed = true
+		close(t.closing)
+		t.wakeAll(fmt.Errorf("cache: %w", errdefs.ErrClosed))
+	}
+	t.mu.Unlock()
+	t.owned.Wait()
+
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for slot, quiesced := range t.quarantined {
+		if isClosed(quiesced) {
+			t.unquarantine(slot)
+		}
+	}
+	return t.outstanding()
+}
+
+// wakeAll ends every wait with err. The caller holds mu.
+func (t *Tier) wakeAll(err error) {
+	for _, w := range t.line {
+		w.resolve(nil, err)
+	}
+	t.line = nil
+	for i := range t.entries {
+		t.entries[i].land(uint32(i), err)
+	}
+}
+
+// outstanding says what keeps the memory in use, or nil. The caller holds mu.
+func (t *Tier) outstanding() error {
+	var pinned, retained, filling int
+	var oldest time.Duration
+	for i := range t.entries {
+		e := &t.entries[i]
+		if e.state == tier.Filling {
+			filling++
+			oldest = max(oldest, t.clock.Since(e.since))
+		}
+		if e.pins > 0 {
+			pinned++
+		}
+		retained += int(e.retains)
+	}
+	for _, n := range t.orphans {
+		retained += n
+	}
+	if pinned+retained+filling+len(t.quarantined) == 0 {
+		return nil
+	}
+	return fmt.Errorf("close cache: %d slots open, %d retains not released, %d slots being filled (the oldest for %s), %d in quarantine: %w",
+		pinned, retained, filling, oldest, len(t.quarantined), errdefs.ErrBusy)
+}
+
+// enter reports why a call may not start. The caller holds mu.
+func (t *Tier) enter() error {
+	if t.closed {
+		return fmt.Errorf("cache: %w", errdefs.ErrClosed)
+	}
+	return nil
+}
+
+// lookupChunk is how many keys are looked up under one hold of the mutex.
+const lookupChunk = 128
+
+// Lookup sets states[i] to the state of keys[i].
+func (t *Tier) Lookup(ctx context.Context, keys []block.Key, states []tier.State) error {
+	if len(keys) != len(states) {
+		return fmt.Errorf("look up %d keys into %d states: %w", len(keys), len(states), errdefs.ErrInvalid)
+	}
+	for i := 0; i < len(keys); i += lookupChunk {
+		if ctx.Err() != nil {
+			return fmt.Errorf("look up blocks: %w", context.Cause(ctx))
+		}
+		end := min(i+lookupChunk, len(keys))
+		if err := t.lookup(keys[i:end], states[i:end]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (t *Tier) lookup(keys []block.Key, states []tier.State) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if err := t.enter(); err != nil {
+		return err
+	}
+	for i := range keys {
+		states[i] = tier.Absent
+		if slot, ok := t.index[keys[i]]; ok {
+			states[i] = t.entries[slot].state
+		} else if _, failed := t.failed.get(keys[i]); failed {
+			states[i] = tier.Failed
+		}
+	}
+	return nil
+}
+
+// Delete removes the block. ErrNotFound where there is none, ErrBusy where it is pinned or being filled.
+func (t *Tier) Delete(ctx context.Context, key block.Key) error {
+	if ctx.Err() != nil {
+		return fmt.Errorf("delete block %s: %w", key, context.Cause(ctx))
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if err := t.enter(); err != nil {
+		return err
+	}
+	slot, ok := t.index[key]
+	if !ok {
+		t.failed.forget(key)
+		return fmt.Errorf("delete block %s: %w", key, errdefs.ErrNotFound)
+	}
+	if e := &t.entries[slot]; e.pinned() {
+		return fmt.Errorf("delete block %s: it is %s with %d pins: %w", key, e.state, e.pins+e.retains, errdefs.ErrBusy)
+	}
+	t.policy.remove(slot)
+	t.drop(slot)
+	t.freeSlot(slot)
+	return nil
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}

@@ -1,0 +1,228 @@
+package cache_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/tier"
+	"github.com/kvlane/kvlane/tier/tiertest"
+)
+
+// The defects that stores of this sort are known for, one test each. tiertest checks most of them for every tier; here
+// they are spelled out.
+
+// TestDefectFailedOrEvictedBlockReportsHit: a failed or evicted block still reports a hit; lookup looks at shard 0 only.
+func TestDefectFailedOrEvictedBlockReportsHit(t *testing.T) {
+	f := tiertest.NewFormat(t)
+	c := open(t, f, 2)
+	defer closeTier(t, c)
+	noHit := func(what string, i int) {
+		t.Helper()
+		states := make([]tier.State, 1)
+		if err := c.Lookup(t.Context(), keys(i), states); err != nil || states[0] == tier.Ready {
+			t.Errorf("%s: lookup answers %s, %v", what, states[0], err)
+		}
+		if ok, err := c.Retain(t.Context(), tiertest.Key(i)); ok || err != nil {
+			t.Errorf("%s: retain answers %v, %v", what, ok, err)
+		}
+	}
+	fill := reserve(t, c, 0)
+	tiertest.Seal(t, f, fill.Extent().Bytes(), tiertest.Key(0), 0)
+	if err := fill.Land(0); err != nil { // shard 0 is there, the others are not
+		t.Fatal(err)
+	}
+	noHit("shard 0 only", 0)
+	fill.Abort(errors.New("the load failed"))
+	noHit("failed", 0)
+	for i := range 3 {
+		store(t, c, f, 10+i).Release()
+	}
+	noHit("evicted", 10)
+	if _, err := c.Open(t.Context(), tiertest.Key(10)); !errors.Is(err, errdefs.ErrNotFound) {
+		t.Errorf("open of an evicted block: %v", err)
+	}
+}
+
+// TestDefectWaiterSpinsWhenLoaderDies: a waiter spins for ever when the loader of a shared block dies. In a bubble, a
+// waiter that spins never lets time pass.
+func TestDefectWaiterSpinsWhenLoaderDies(t *testing.T) {
+	f := tiertest.NewFormat(t)
+	synctest.Test(t, func(t *testing.T) {
+		c := open(t, f, 2)
+		defer closeTier(t, c)
+		died := errors.New("the loader died")
+		fill := reserve(t, c, 0)
+		errs := make(chan error, 4)
+		for range cap(errs) {
+			go func() {
+				_, err := c.Open(t.Context(), tiertest.Key(0))
+				errs <- err
+			}()
+		}
+		time.Sleep(time.Hour)
+		fill.Abort(died)
+		for range cap(errs) {
+			if err := <-errs; !errors.Is(err, died) || !errors.Is(err, errdefs.ErrNotFound) {
+				t.Errorf("open: %v", err)
+			}
+		}
+		// A loader that neither publishes nor aborts keeps nobody longer than he wants, and is found out at the end.
+		fill = reserve(t, c, 1)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if _, err := c.Open(ctx, tiertest.Key(1)); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("open: %v", err)
+		}
+		if err := c.Close(); !errors.Is(err, errdefs.ErrBusy) || !strings.Contains(err.Error(), "1 slots being filled (the oldest for 1m0s)") {
+			t.Errorf("close with a forgotten filling: %v", err)
+		}
+		fill.Abort(died)
+	})
+}
+
+// TestDefectAllocationSpinsWhenEveryBufferIsReferenced: allocation spins for ever when every buffer is referenced.
+func TestDefectAllocationSpinsWhenEveryBufferIsReferenced(t *testing.T) {
+	f := tiertest.NewFormat(t)
+	synctest.Test(t, func(t *testing.T) {
+		c := open(t, f, 2)
+		defer closeTier(t, c)
+		one, two := store(t, c, f, 1), store(t, c, f, 2)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		begin := time.Now()
+		if _, err := c.Reserve(ctx, tiertest.Key(3)); !errors.Is(err, errdefs.ErrBusy) || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("reserve: %v", err)
+		}
+		if d := time.Since(begin); d != time.Minute {
+			t.Errorf("it took %s", d)
+		}
+		time.AfterFunc(time.Hour, one.Release)
+		fill := reserve(t, c, 3)
+		if fill.Index() != one.Index() || time.Since(begin) != time.Hour+time.Minute {
+			t.Errorf("slot %d after %s", fill.Index(), time.Since(begin))
+		}
+		fill.Abort(nil)
+		two.Release()
+	})
+}
+
+// TestDefectDumpSkipsBlockThatSomeoneElseHolds: a dump skips a block someone else holds and still answers OK. Here it is
+// told so, waits for the outcome, and does the work itself when the other fails.
+func TestDefectDumpSkipsBlockThatSomeoneElseHolds(t *testing.T) {
+	f := tiertest.NewFormat(t)
+	synctest.Test(t, func(t *testing.T) {
+		c := open(t, f, 2)
+		defer closeTier(t, c)
+		other := reserve(t, c, 1)
+		if _, err := c.Reserve(t.Context(), tiertest.Key(1)); !errors.Is(err, errdefs.ErrExists) {
+			t.Errorf("reserve of what another fills: %v, want ErrExists", err)
+		}
+		src := tiertest.Buffer(t, f.Layout.ImageBytes())
+		tiertest.Seal(t, f, src.Bytes(), tiertest.Key(1), 0)
+		done := make(chan error, 1)
+		go func() { done <- c.Put(t.Context(), tiertest.Key(1), src) }()
+		synctest.Wait()
+		if len(done) != 0 {
+			t.Fatalf("put answered %v while the block was not there", <-done)
+		}
+		other.Abort(errors.New("the other died"))
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+		slot, err := c.Open(t.Context(), tiertest.Key(1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		slot.Release()
+	})
+}
+
+// TestDefectPublishedWhenLastIndexShardLands: a block is published when its last-index shard lands, whatever the others
+// did: torn blocks.
+func TestDefectPublishedWhenLastIndexShardLands(t *testing.T) {
+	f := tiertest.NewFormat(t)
+	c := open(t, f, 2)
+	defer closeTier(t, c)
+	last := f.Layout.Shards() - 1
+	for missing := range last {
+		fill := reserve(t, c, 1)
+		for i := last; i >= 0; i-- {
+			if i == missing {
+				continue
+			}
+			if err := fill.Land(i); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := fill.Publish(); err == nil {
+			t.Fatalf("published without shard %d", missing)
+		}
+		if _, err := c.Open(t.Context(), tiertest.Key(1)); !errors.Is(err, errdefs.ErrNotFound) {
+			t.Errorf("open of a torn block: %v", err)
+		}
+	}
+}
+
+// TestDefectFailedTaskLosesItsCause: a failed task loses its cause. The cause reaches those who wait and those who come
+// later.
+func TestDefectFailedTaskLosesItsCause(t *testing.T) {
+	f := tiertest.NewFormat(t)
+	c := open(t, f, 2)
+	defer closeTier(t, c)
+	cause := errors.New("read of layer 17: input/output error")
+	reserve(t, c, 1).Abort(cause)
+	for range 2 {
+		if _, err := c.Open(t.Context(), tiertest.Key(1)); !errors.Is(err, cause) || !errors.Is(err, errdefs.ErrNotFound) {
+			t.Errorf("open: %v", err)
+		}
+	}
+}
+
+// TestManyLoadersOneFill: of many who want one absent block, one fills it.
+func TestManyLoadersOneFill(t *testing.T) {
+	const workers, rounds = 8, 30
+	f := tiertest.NewFormat(t)
+	c := open(t, f, 4)
+	defer closeTier(t, c)
+	for round := range rounds {
+		var mu sync.Mutex
+		fills := 0
+		var wg sync.WaitGroup
+		for range workers {
+			wg.Go(func() {
+				for {
+					slot, err := c.Open(t.Context(), tiertest.Key(round))
+					if err == nil {
+						if err := tiertest.Check(f, slot.Extent().Bytes(), tiertest.Key(round), 0); err != nil {
+							t.Error(err)
+						}
+						slot.Release()
+						return
+					}
+					fill, err := c.Reserve(t.Context(), tiertest.Key(round))
+					if errors.Is(err, errdefs.ErrExists) {
+						continue // another was first: wait for it
+					}
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					mu.Lock()
+					fills++
+					mu.Unlock()
+					finish(t, f, fill, round).Release()
+				}
+			})
+		}
+		wg.Wait()
+		if fills != 1 {
+			t.Fatalf("%d fillings of one block", fills)
+		}
+	}
+}

@@ -1,0 +1,14 @@
+// Package cache is the tier that keeps blocks in slots of host memory which devices can reach, so that a stream copies
+// straight between a slot and GPU pages.
+//
+// A slot holds one block image and is free, being filled, or ready. What was opened or retained is pinned and is neither
+// evicted nor rewritten. Two filters keep bytes that are not a block's from ever being served: a block becomes ready only
+// when every one of its shards has landed, and a block found corrupt leaves the index at once, its slot once unpinned.
+// A slot that hardware may still write after its filling was given up stays out of use until the hardware has stopped.
+//
+// Room is made by S3-FIFO (Yang et al., "FIFO queues are all you need for cache eviction", SOSP 2023): new blocks pass
+// through a small queue, and only those used again there reach the main one, so that a scan of blocks used once cannot
+// displace those in use. Who finds every slot pinned waits in line, first come, first served, until its context ends.
+//
+// One mutex guards all of it. It is held for tens of nanoseconds, never over a copy, a checksum or a wait.
+package cache

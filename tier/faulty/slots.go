@@ -1,0 +1,99 @@
+package faulty
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jonboulle/clockwork"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/tier"
+)
+
+// SlotTier is a tier.SlotTier whose operations go wrong by plan.
+type SlotTier struct {
+	*Tier
+	slots tier.SlotTier
+}
+
+// NewSlots is New for a tier with slots.
+func NewSlots(t tier.SlotTier, plan *fault.Plan, clock clockwork.Clock) *SlotTier {
+	return &SlotTier{Tier: New(t, plan, clock), slots: t}
+}
+
+// Slots implements tier.SlotTier.
+func (t *SlotTier) Slots() mem.Slots { return t.slots.Slots() }
+
+// Open implements tier.SlotTier.
+func (t *SlotTier) Open(ctx context.Context, key block.Key) (tier.Slot, error) {
+	f, err := t.in.before(ctx, OpOpen)
+	if err != nil {
+		return nil, fmt.Errorf("open block %s: %w", key, err)
+	}
+	slot, err := t.slots.Open(ctx, key)
+	switch {
+	case f.Action == fault.Partial:
+		if err == nil {
+			slot.Release()
+		}
+		return nil, partial(f, err)
+	case f.Action == fault.Corrupt && err == nil:
+		flip(f, slot.Extent().Bytes())
+	}
+	return slot, err
+}
+
+// Reserve implements tier.SlotTier.
+func (t *SlotTier) Reserve(ctx context.Context, key block.Key) (tier.Fill, error) {
+	f, err := t.in.before(ctx, OpReserve)
+	if err != nil {
+		return nil, fmt.Errorf("reserve a slot for block %s: %w", key, err)
+	}
+	fl, err := t.slots.Reserve(ctx, key)
+	if f.Action == fault.Partial {
+		if err == nil {
+			fl.Abort(f.Err)
+		}
+		return nil, partial(f, err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &fill{Fill: fl, in: t.in}, nil
+}
+
+// fill is a tier.Fill whose Land and Publish go wrong by plan. They have no context, so that a stall ends only when the
+// plan releases it.
+type fill struct {
+	tier.Fill
+	in *injector
+}
+
+func (f *fill) Land(shard int) error {
+	ft, err := f.in.before(context.Background(), OpLand)
+	if err != nil {
+		return fmt.Errorf("land shard %d: %w", shard, err)
+	}
+	if ft.Action == fault.Partial {
+		return ft.Err
+	}
+	return f.Fill.Land(shard)
+}
+
+// Publish aborts when it goes wrong, as it must.
+func (f *fill) Publish() (tier.Slot, error) {
+	ft, err := f.in.before(context.Background(), OpPublish)
+	if err == nil && ft.Action == fault.Partial {
+		err = ft.Err
+	}
+	if err != nil {
+		f.Abort(err)
+		return nil, fmt.Errorf("publish slot %d: %w", f.Index(), err)
+	}
+	if ft.Action == fault.Corrupt {
+		flip(ft, f.Extent().Bytes())
+	}
+	return f.Fill.Publish()
+}

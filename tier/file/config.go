@@ -1,0 +1,147 @@
+package file
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"time"
+
+	"github.com/jonboulle/clockwork"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
+)
+
+// FsyncPolicy says when a block's bytes reach stable storage. Whatever it is, a block survives the death of the process
+// that wrote it, and a block that did not survive a power failure whole is found out by its checksums.
+type FsyncPolicy uint8
+
+// The policies.
+const (
+	FsyncNever FsyncPolicy = iota // when the system gets to it
+	FsyncFile                     // before Put returns: the file before it gets its name, and the directory after
+)
+
+// String returns the policy's name as options have it.
+func (p FsyncPolicy) String() string {
+	switch p {
+	case FsyncNever:
+		return "never"
+	case FsyncFile:
+		return "file"
+	}
+	return fmt.Sprintf("fsync(%d)", uint8(p))
+}
+
+// ParseFsyncPolicy reads what String writes.
+func ParseFsyncPolicy(s string) (FsyncPolicy, error) {
+	for _, p := range []FsyncPolicy{FsyncNever, FsyncFile} {
+		if s == p.String() {
+			return p, nil
+		}
+	}
+	return 0, fmt.Errorf("fsync policy %q is neither %s nor %s: %w", s, FsyncNever, FsyncFile, errdefs.ErrInvalid)
+}
+
+// Config says where a tier keeps its blocks, and which.
+type Config struct {
+	// Dirs are the directories, at least one. They are made if they do not exist; an existing one is empty or belongs
+	// to the same identity and layout.
+	Dirs []string
+	// Format is that of the blocks.
+	Format block.Format
+	// Identity is what Format.Identity is the digest of. It is written down in new directories for people to read, and
+	// makes an error say in which field a directory's identity differs. It may be left zero.
+	Identity block.Identity
+	// Fsync is the policy; FsyncNever by default.
+	Fsync FsyncPolicy
+	// MaxBytes bounds the images in all directories together; zero is unbounded. This tier does not write beyond it,
+	// once it has counted what is there.
+	// With several processes in one directory each recounts after it has written a sixteenth of the bound, so that
+	// together they may exceed it by as much.
+	MaxBytes int64
+	// HighBytes is where removing starts in the background, LowBytes where it stops. By default 95% and 90% of
+	// MaxBytes.
+	HighBytes, LowBytes int64
+	// TouchAfter is the age from which a hit renews a block's hotness. A minute by default.
+	TouchAfter time.Duration
+	// QuarantineMax is how many images that failed their check each directory keeps; 16 by default, none if negative.
+	QuarantineMax int
+	// FS and Clock replace the operating system's, for tests.
+	FS    FS
+	Clock clockwork.Clock
+}
+
+const (
+	defaultTouchAfter    = time.Minute
+	defaultQuarantineMax = 16
+)
+
+// Validate reports everything wrong with the configuration, joined. It does not look at the directories.
+func (c *Config) Validate() error {
+	var errs []error
+	bad := func(format string, args ...any) {
+		errs = append(errs, fmt.Errorf("file tier: "+format+": %w", append(args, errdefs.ErrInvalid)...))
+	}
+	if len(c.Dirs) == 0 {
+		bad("no directory is given")
+	}
+	seen := make(map[string]bool)
+	for i, d := range c.Dirs {
+		if d == "" {
+			bad("directory %d has no name", i)
+			continue
+		}
+		clean := filepath.Clean(d)
+		if seen[clean] {
+			bad("directory %s is given twice", clean)
+		}
+		seen[clean] = true
+	}
+	if c.Fsync > FsyncFile {
+		bad("fsync policy %d is unknown", c.Fsync)
+	}
+	if c.Format.Layout == nil {
+		bad("the format has no layout")
+		return errors.Join(errs...)
+	}
+	if c.Identity != (block.Identity{}) && c.Identity.Digest() != c.Format.Identity {
+		bad("the identity's digest is %s, the format has %s", c.Identity.Digest(), c.Format.Identity)
+	}
+	image := c.Format.Layout.ImageBytes()
+	switch {
+	case c.MaxBytes < 0:
+		bad("the bound of %d bytes is negative", c.MaxBytes)
+	case c.MaxBytes > 0 && c.MaxBytes < image:
+		bad("the bound of %d bytes does not hold one block of %d", c.MaxBytes, image)
+	case c.HighBytes < 0 || c.HighBytes > c.MaxBytes:
+		bad("the high watermark of %d bytes is not between 0 and the bound of %d", c.HighBytes, c.MaxBytes)
+	case c.LowBytes < 0 || c.LowBytes > c.MaxBytes || c.HighBytes > 0 && c.LowBytes > c.HighBytes:
+		bad("the low watermark of %d bytes is above the high one or the bound", c.LowBytes)
+	}
+	if c.TouchAfter < 0 {
+		bad("the age of a touch, %v, is negative", c.TouchAfter)
+	}
+	return errors.Join(errs...)
+}
+
+// limits are the bounds in blocks.
+type limits struct{ most, high, low int64 }
+
+func (c *Config) limits() limits {
+	if c.MaxBytes == 0 {
+		return limits{}
+	}
+	image := c.Format.Layout.ImageBytes()
+	most := c.MaxBytes / image
+	l := limits{most: most, high: most - most/20, low: most - max(1, most/10)}
+	if c.HighBytes > 0 {
+		l.high = c.HighBytes / image
+	}
+	if c.LowBytes > 0 {
+		l.low = c.LowBytes / image
+	}
+	// A round must make room for one block at least.
+	l.low = min(l.low, most-1, l.high)
+	return l
+}

@@ -1,0 +1,173 @@
+package file_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/internal/sys/hostmem"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/tier"
+	"github.com/kvlane/kvlane/tier/file"
+	"github.com/kvlane/kvlane/tier/tiertest"
+)
+
+// writerDir names the environment variable that makes the test binary a writer into that directory.
+const writerDir = "KVLANE_TEST_FILE_WRITER_DIR"
+
+// A process that is killed at any moment leaves no torn block, and what it leaves is swept by the next.
+func TestDefect7KilledWriterLeavesNoTornBlock(t *testing.T) {
+	const rounds = 8
+	c := killConfig(t.TempDir())
+	rng := rand.New(rand.NewPCG(1, 2))
+	beside := open(t, c) // lives through all of it
+	var swept int64
+	for range rounds {
+		killWriter(t, c.Dirs[0], time.Duration(1+rng.IntN(30))*time.Millisecond)
+		tr, err := file.Open(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		swept += tr.Stats().Swept
+		if err := tr.Close(); err != nil {
+			t.Error(err)
+		}
+		r, err := file.Verify(t.Context(), c.Dirs[0], nil)
+		if err != nil || !r.Clean() || r.LiveSessions != 1 || r.Quarantined != 0 {
+			t.Fatalf("after a kill: %+v, %v", r, err)
+		}
+	}
+	n := 0
+	err := file.List(t.Context(), c.Dirs[0], func(e file.Entry) error {
+		n++
+		dst := tiertest.Buffer(t, c.Format.Layout.ImageBytes())
+		return beside.Get(t.Context(), e.Key, dst)
+	})
+	if err != nil || n == 0 {
+		t.Errorf("read %d blocks, %v", n, err)
+	}
+	t.Logf("%d blocks written, %d temporary files swept in %d kills", n, swept, rounds)
+}
+
+// killWriter starts a writer and kills it when it has written for so long.
+func killWriter(t *testing.T, dir string, after time.Duration) {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), exe)
+	cmd.Env = append(os.Environ(), writerDir+"="+dir)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := out.Read(make([]byte, 1)); err != nil { // it writes
+		t.Error(err)
+	}
+	time.Sleep(after)
+	if err := cmd.Process.Kill(); err != nil {
+		t.Error(err)
+	}
+	if err := cmd.Wait(); err == nil {
+		t.Error("the writer ended by itself")
+	}
+}
+
+// killConfig is that of the killed processes: blocks of 256 KiB, so that many a kill hits the middle of a write.
+func killConfig(dir string) file.Config {
+	l, err := block.NewLayout([]int64{128 << 10, 100000})
+	if err != nil {
+		panic(err)
+	}
+	return file.Config{Dirs: []string{dir}, Format: block.Format{Layout: l, Identity: block.Digest{1}}, MaxBytes: 64 * l.ImageBytes()}
+}
+
+// writeUntilKilled is what the child process does.
+func writeUntilKilled(dir string) {
+	c := killConfig(dir)
+	tr, err := file.Open(c)
+	if err != nil {
+		panic(err)
+	}
+	if _, err := fmt.Fprintln(os.Stdout, "writing"); err != nil {
+		panic(err)
+	}
+	for w := range 2 {
+		go func() {
+			rng := rand.New(rand.NewPCG(uint64(os.Getpid()), uint64(w)))
+			for {
+				if err := writeOne(tr, c.Format, rng); err != nil {
+					panic(err)
+				}
+			}
+		}()
+	}
+	select {}
+}
+
+func writeOne(tr *file.Tier, f block.Format, rng *rand.Rand) error {
+	b, err := hostmem.Alloc(f.Layout.ImageBytes())
+	if err != nil {
+		return err
+	}
+	r, err := hostmem.Region(b)
+	if err != nil {
+		return err
+	}
+	key := tiertest.Key(rng.IntN(1000))
+	if err := f.Seal(b, key); err != nil {
+		return err
+	}
+	if err := tr.Put(context.Background(), key, mem.All(r)); err != nil {
+		return err
+	}
+	return hostmem.Free(b)
+}
+
+// Two tiers on one directory, as two processes have them: each finds what the other writes, both write and remove within
+// the bound or little more, and nothing is ever torn.
+func TestTwoTiersShareADirectory(t *testing.T) {
+	const bound, n = 40, 120
+	c := config(t)
+	c.MaxBytes = bound * c.Format.Layout.ImageBytes()
+	tiers := []*file.Tier{open(t, c), open(t, c)}
+	var wg sync.WaitGroup
+	for w, tr := range tiers {
+		wg.Go(func() {
+			rng := rand.New(rand.NewPCG(uint64(w), 1))
+			for range n {
+				key := tiertest.Key(rng.IntN(n))
+				if err := tr.Put(t.Context(), key, image(t, c.Format, key)); err != nil {
+					t.Error(err)
+				}
+				states := make([]tier.State, 1)
+				if err := tiers[1-w].Lookup(t.Context(), []block.Key{key}, states); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	for _, tr := range tiers {
+		if _, err := tr.GC(t.Context(), c.MaxBytes); err != nil {
+			t.Error(err)
+		}
+		if st := tr.Stats(); st.Blocks > bound || st.Corrupt != 0 || st.Errors != 0 {
+			t.Errorf("%+v", st)
+		}
+	}
+	if r, err := file.Verify(t.Context(), c.Dirs[0], nil); err != nil || !r.Clean() || r.Blocks > bound || r.LiveSessions != 2 {
+		t.Errorf("%+v, %v", r, err)
+	}
+}

@@ -1,0 +1,442 @@
+package file_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/internal/testkit"
+	"github.com/kvlane/kvlane/tier"
+	"github.com/kvlane/kvlane/tier/file"
+	"github.com/kvlane/kvlane/tier/file/faultfs"
+	"github.com/kvlane/kvlane/tier/tiertest"
+)
+
+// The read hangs, its context ends, and whoever waits gives up; the buffer must not be given to somebody else before the
+// read has ended. Get therefore stays with it.
+func TestDefect5TimedOutReadDoesNotOverwriteReusedBuffer(t *testing.T) {
+	c := config(t)
+	plan := fault.New(1)
+	c.FS = faultfs.New(file.OS(), plan, nil)
+	tr, key := open(t, c), tiertest.Key(1)
+	put(t, tr, c.Format, key)
+
+	plan.Add(fault.Nth("read", int(plan.Seen("read"))).Stall())
+	ctx, cancel := context.WithCancel(t.Context())
+	dst := tiertest.Buffer(t, c.Format.Layout.ImageBytes())
+	returned := make(chan error, 1)
+	go func() { returned <- tr.Get(ctx, key, dst) }()
+	if err := plan.Await(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	select {
+	case err := <-returned:
+		t.Fatalf("Get returned while its read hangs: %v", err)
+	case <-time.After(20 * time.Millisecond):
+	}
+	plan.Release()
+	// With or without the block: the read had begun before the context ended.
+	if err := <-returned; err != nil && !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	reused := dst.Bytes()
+	for i := range reused {
+		reused[i] = 0x5a
+	}
+	if err := get(t, tr, c.Format, key); err != nil {
+		t.Error(err)
+	}
+	if n := bytes.Count(reused, []byte{0x5a}); n != len(reused) {
+		t.Errorf("%d bytes of the reused buffer were overwritten", len(reused)-n)
+	}
+}
+
+// A torn block, however it came about, is a miss: it is set aside, counted and never answered as a hit again.
+func TestDefect7TornBlockIsAMiss(t *testing.T) {
+	for name, tear := range map[string]func(t *testing.T, path string, size int64){
+		"cut off":   func(t *testing.T, p string, n int64) { truncate(t, p, n-1) },
+		"empty":     func(t *testing.T, p string, _ int64) { truncate(t, p, 0) },
+		"too long":  func(t *testing.T, p string, n int64) { truncate(t, p, n+1) },
+		"header":    func(t *testing.T, p string, _ int64) { flip(t, p, 40) },
+		"shard":     func(t *testing.T, p string, n int64) { flip(t, p, n-4096) },
+		"padding":   func(t *testing.T, p string, n int64) { flip(t, p, n-1) },
+		"all zeros": func(t *testing.T, p string, n int64) { truncate(t, p, 0); truncate(t, p, n) },
+		"another block": func(t *testing.T, p string, _ int64) {
+			b, err := os.ReadFile(path(filepath.Dir(filepath.Dir(p)), tiertest.Key(2)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			write(t, p, string(b))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := config(t)
+			tr, key := open(t, c), tiertest.Key(1)
+			put(t, tr, c.Format, key, tiertest.Key(2))
+			tear(t, path(c.Dirs[0], key), c.Format.Layout.ImageBytes())
+			if err := get(t, tr, c.Format, key); !errors.Is(err, errdefs.ErrCorrupt) || !strings.Contains(err.Error(), key.String()) {
+				t.Errorf("get: %v", err)
+			}
+			if err := get(t, tr, c.Format, key); !errors.Is(err, errdefs.ErrNotFound) {
+				t.Errorf("second get: %v", err)
+			}
+			if s := state(t, tr, key); s != tier.Absent {
+				t.Errorf("lookup answers %s", s)
+			}
+			if st := tr.Stats(); st.Corrupt != 1 || st.Quarantined != 1 || st.Blocks != 1 {
+				t.Errorf("%+v", st)
+			}
+			put(t, tr, c.Format, key)
+			if err := get(t, tr, c.Format, key); err != nil {
+				t.Errorf("after a new put: %v", err)
+			}
+		})
+	}
+}
+
+func truncate(t *testing.T, path string, n int64) {
+	t.Helper()
+	if err := os.Truncate(path, n); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Retain and Lookup look at the size, and a Put takes the place of a file that cannot be whole.
+func TestDefect7FileOfAnotherSizeIsNoHit(t *testing.T) {
+	c := config(t)
+	tr, key := open(t, c), tiertest.Key(1)
+	put(t, tr, c.Format, key)
+	truncate(t, path(c.Dirs[0], key), 4096)
+	if s := state(t, tr, key); s != tier.Failed {
+		t.Errorf("lookup answers %s", s)
+	}
+	if ok, err := tr.Retain(t.Context(), key); ok || err != nil {
+		t.Errorf("retain: %v, %v", ok, err)
+	}
+	put(t, tr, c.Format, key)
+	if err := get(t, tr, c.Format, key); err != nil {
+		t.Error(err)
+	}
+	if st := tr.Stats(); st.Blocks != 1 || st.Corrupt != 1 || st.Quarantined != 1 {
+		t.Errorf("%+v", st)
+	}
+}
+
+func TestDefect7ShortReadsAreReadOn(t *testing.T) {
+	c := config(t)
+	plan := fault.New(1)
+	c.FS = faultfs.New(file.OS(), plan, nil)
+	tr, key := open(t, c), tiertest.Key(1)
+	put(t, tr, c.Format, key)
+	plan.Add(fault.Every("read", 1).Partial(nil))
+	if err := get(t, tr, c.Format, key); err != nil {
+		t.Error(err)
+	}
+	if plan.Injected() < 5 {
+		t.Errorf("only %d short reads", plan.Injected())
+	}
+}
+
+func TestDefect7ShortWriteLeavesNothing(t *testing.T) {
+	for name, cause := range map[string]error{"full": syscall.ENOSPC, "over quota": syscall.EDQUOT, "without a cause": nil} {
+		t.Run(name, func(t *testing.T) {
+			c := config(t)
+			plan := fault.New(1)
+			c.FS = faultfs.New(file.OS(), plan, nil)
+			tr, key := open(t, c), tiertest.Key(1)
+			plan.Add(fault.Nth("write", int(plan.Seen("write"))).Partial(cause))
+			err := tr.Put(t.Context(), key, image(t, c.Format, key))
+			if !errors.Is(err, fault.ErrInjected) || cause != nil && !errors.Is(err, errdefs.ErrNoSpace) {
+				t.Errorf("put: %v", err)
+			}
+			if left := files(t, c.Dirs[0]); len(left) > 0 {
+				t.Errorf("left behind: %q", left)
+			}
+			if s := state(t, tr, key); s != tier.Absent {
+				t.Errorf("lookup answers %s", s)
+			}
+			put(t, tr, c.Format, key)
+			if err := get(t, tr, c.Format, key); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// Bytes that changed on their way, with nothing reported, are found when they are read.
+func TestDefect7SilentCorruptionIsFound(t *testing.T) {
+	for _, op := range []string{"read", "write"} {
+		c := config(t)
+		plan := fault.New(3)
+		c.FS = faultfs.New(file.OS(), plan, nil)
+		tr := open(t, c)
+		plan.Add(fault.Nth(op, int(plan.Seen(op))).Corrupt())
+		put(t, tr, c.Format, tiertest.Key(1))
+		if err := get(t, tr, c.Format, tiertest.Key(1)); !errors.Is(err, errdefs.ErrCorrupt) {
+			t.Errorf("corrupt %s: %v", op, err)
+		}
+	}
+}
+
+func TestDefect7EveryFailureOfAPutIsReportedAndLeavesNothing(t *testing.T) {
+	for _, fsync := range []file.FsyncPolicy{file.FsyncNever, file.FsyncFile} {
+		for _, op := range []string{"open", "stat", "mkdir", "rename", "write", "sync", "close"} {
+			if op == "sync" && fsync == file.FsyncNever {
+				continue
+			}
+			t.Run(fsync.String()+"/"+op, func(t *testing.T) {
+				testkit.Sweep(t, op, syscall.EIO, func(t *testing.T, plan *fault.Plan) error {
+					c := config(t)
+					c.Fsync = fsync
+					late := &lateFS{FS: file.OS()}
+					c.FS = late
+					tr, key := open(t, c), tiertest.Key(1)
+					late.FS = faultfs.New(file.OS(), plan, nil)
+					err := tr.Put(t.Context(), key, image(t, c.Format, key))
+					late.FS = file.OS()
+					if left := files(t, c.Dirs[0]); err != nil && len(left) > 0 {
+						t.Errorf("left behind: %q", left)
+					}
+					if st := tr.Stats(); err != nil && (st.Blocks != 0 || st.Puts != 0 || st.Errors != 1) {
+						t.Errorf("%+v", st)
+					}
+					put(t, tr, c.Format, key)
+					return errors.Join(err, get(t, tr, c.Format, key))
+				})
+			})
+		}
+	}
+}
+
+// lateFS is healthy until another FS is put in its place, while nobody uses it.
+type lateFS struct{ file.FS }
+
+func TestDefect7EveryFailureOfAGetIsReported(t *testing.T) {
+	for _, op := range []string{"open", "fstat", "read"} {
+		t.Run(op, func(t *testing.T) {
+			testkit.Sweep(t, op, syscall.EIO, func(t *testing.T, plan *fault.Plan) error {
+				c := config(t)
+				late := &lateFS{FS: file.OS()}
+				c.FS = late
+				tr, key := open(t, c), tiertest.Key(1)
+				put(t, tr, c.Format, key)
+				late.FS = faultfs.New(file.OS(), plan, nil)
+				err := get(t, tr, c.Format, key)
+				late.FS = file.OS()
+				if err != nil && (errors.Is(err, errdefs.ErrCorrupt) || errors.Is(err, errdefs.ErrNotFound)) {
+					t.Errorf("a device's failure is no corruption and no miss: %v", err)
+				}
+				return errors.Join(err, get(t, tr, c.Format, key))
+			})
+		})
+	}
+}
+
+// On a shared file system another host may remove a block at any time: that is a miss.
+func TestVanishedBlockIsAMiss(t *testing.T) {
+	for _, op := range []string{"open", "fstat", "read"} {
+		c := config(t)
+		plan := fault.New(1)
+		c.FS = faultfs.New(file.OS(), plan, nil)
+		tr, key := open(t, c), tiertest.Key(1)
+		put(t, tr, c.Format, key)
+		plan.Add(fault.Nth(op, int(plan.Seen(op))).Fail(syscall.ESTALE))
+		if err := get(t, tr, c.Format, key); !errors.Is(err, errdefs.ErrNotFound) {
+			t.Errorf("%s: %v", op, err)
+		}
+		if st := tr.Stats(); st.Misses != 1 || st.Errors != 0 || st.Corrupt != 0 {
+			t.Errorf("%s: %+v", op, st)
+		}
+	}
+}
+
+// By policy a block is synced before it has its name, and its name before Put returns.
+func TestDefect7FsyncPolicy(t *testing.T) {
+	for policy, want := range map[file.FsyncPolicy][]int64{
+		file.FsyncNever: {0, 0, 0},
+		// The file and its folder; for the first block of a folder also the directory that the folder is new in.
+		file.FsyncFile: {3, 2, 0},
+	} {
+		c := config(t)
+		plan := fault.New(1)
+		c.FS, c.Fsync = faultfs.New(file.OS(), plan, nil), policy
+		tr := open(t, c)
+		neighbor := tiertest.Key(1)
+		neighbor[31]++
+		for i, key := range []block.Key{tiertest.Key(1), neighbor, neighbor} {
+			before := plan.Seen("sync")
+			put(t, tr, c.Format, key)
+			if n := plan.Seen("sync") - before; n != want[i] {
+				t.Errorf("policy %s, put %d: %d syncs, want %d", policy, i, n, want[i])
+			}
+		}
+	}
+}
+
+// The folder of a session whose owner has died is swept, that of a living one is not.
+func TestDefect7OrphanedTemporaryFilesAreSwept(t *testing.T) {
+	c := config(t)
+	first := open(t, c)
+	put(t, first, c.Format, tiertest.Key(1))
+	alive := sessions(t, c.Dirs[0])
+
+	crashed := c
+	fs := faultfs.New(file.OS(), fault.New(1), nil)
+	crashed.FS = fs
+	dead, err := file.Open(crashed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	session := slices.DeleteFunc(sessions(t, c.Dirs[0]), func(s string) bool { return slices.Contains(alive, s) })[0]
+	write(t, filepath.Join(session, "1"), "half a block")
+	write(t, filepath.Join(session, "2"), "")
+	fs.Crash()
+	if err := dead.Close(); !errors.Is(err, faultfs.ErrCrashed) {
+		t.Fatalf("the crash left no trace: %v", err)
+	}
+
+	second := open(t, c)
+	if n := second.Stats().Swept; n != 2 {
+		t.Errorf("%d files swept, want 2", n)
+	}
+	if _, err := os.Stat(session); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the dead session's folder: %v", err)
+	}
+	// The first is alive: it writes on, and both find what the other wrote.
+	put(t, first, c.Format, tiertest.Key(2))
+	put(t, second, c.Format, tiertest.Key(3))
+	for _, k := range keys(1, 4) {
+		if err := errors.Join(get(t, first, c.Format, k), get(t, second, c.Format, k)); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// sessions returns the folders for temporary files that a directory has.
+func sessions(t *testing.T, dir string) []string {
+	t.Helper()
+	found, err := filepath.Glob(filepath.Join(dir, "tmp", "*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
+// setTimes makes key i of the list i hours younger than the first, wherever it is.
+func setTimes(t *testing.T, dirs []string, keys []block.Key) {
+	t.Helper()
+	base := time.Now().Add(-1000 * time.Hour)
+	for i, key := range keys {
+		when := base.Add(time.Duration(i) * time.Hour)
+		if err := os.Chtimes(find(t, dirs, key), when, when); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func present(t *testing.T, tr *file.Tier, keys []block.Key) (there []bool) {
+	t.Helper()
+	for _, k := range keys {
+		there = append(there, state(t, tr, k) == tier.Ready)
+	}
+	return there
+}
+
+func TestDefect7GCLooksAtEveryDirectory(t *testing.T) {
+	const n, keep = 60, 20
+	c := config(t)
+	c.Dirs = append(c.Dirs, t.TempDir(), t.TempDir())
+	tr := open(t, c)
+	all := keys(0, n)
+	put(t, tr, c.Format, all...)
+	setTimes(t, c.Dirs, all)
+	for _, d := range c.Dirs {
+		if len(files(t, d)) < n/10 {
+			t.Fatalf("directory %s has only %d of %d blocks", d, len(files(t, d)), n)
+		}
+	}
+	removed, err := tr.GC(t.Context(), keep*c.Format.Layout.ImageBytes())
+	if err != nil || removed != n-keep {
+		t.Errorf("removed %d, %v", removed, err)
+	}
+	for i, there := range present(t, tr, all) {
+		if there != (i >= n-keep) {
+			t.Errorf("block %d, the lowest being the coldest: there %v", i, there)
+		}
+	}
+	if st := tr.Stats(); st.Blocks != keep || st.Evictions != n-keep {
+		t.Errorf("%+v", st)
+	}
+}
+
+func TestDefect7GCSparesWhatIsRetainedBetweenLookupAndLoad(t *testing.T) {
+	c := config(t)
+	tr := open(t, c)
+	all := keys(0, 10)
+	put(t, tr, c.Format, all...)
+	setTimes(t, c.Dirs, all)
+	for _, k := range all[:3] { // the coldest; now retained, as a lookup with a lease does
+		if ok, err := tr.Retain(t.Context(), k); !ok || err != nil {
+			t.Fatal(ok, err)
+		}
+	}
+	if removed, err := tr.GC(t.Context(), 0); err != nil || removed != 7 {
+		t.Errorf("removed %d, %v", removed, err)
+	}
+	for _, k := range all[:3] {
+		if err := get(t, tr, c.Format, k); err != nil {
+			t.Errorf("load of a retained block: %v", err)
+		}
+		tr.Release(k)
+	}
+	if removed, err := tr.GC(t.Context(), 0); err != nil || removed != 3 {
+		t.Errorf("after the release: removed %d, %v", removed, err)
+	}
+}
+
+func TestDefect9AddingADirectoryMovesOnlyItsShare(t *testing.T) {
+	const n = 200
+	c := config(t)
+	c.Dirs = append(c.Dirs, t.TempDir(), t.TempDir())
+	tr := open(t, c)
+	all := keys(0, n)
+	put(t, tr, c.Format, all...)
+	if err := tr.Close(); err != nil {
+		t.Fatal(err)
+	}
+	hits := func(dirs []string) int {
+		c := c
+		c.Dirs = dirs
+		tr := open(t, c)
+		hits := 0
+		for _, there := range present(t, tr, all) {
+			if there {
+				hits++
+			}
+		}
+		return hits
+	}
+	reversed := slices.Clone(c.Dirs)
+	slices.Reverse(reversed)
+	if h := hits(reversed); h != n {
+		t.Errorf("%d of %d blocks found with the directories in another order", h, n)
+	}
+	// A quarter of the keys belongs to the fourth directory: of 200, 150 stay, give or take four standard deviations.
+	if h := hits(append(reversed, t.TempDir())); h < 125 || h > 175 {
+		t.Errorf("%d of %d blocks found with a fourth directory, want about 150", h, n)
+	}
+	if h := hits(c.Dirs[:2]); h < 105 || h > 160 {
+		t.Errorf("%d of %d blocks found without the third directory, want about 133", h, n)
+	}
+}

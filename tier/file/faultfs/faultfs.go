@@ -1,0 +1,209 @@
+// Package faultfs is a file.FS that goes wrong as a plan says, over one that does not.
+//
+// Operations are named as the methods of file.FS and file.File: open, stat, readdir, mkdir, rename, remove, settime; read,
+// write, fstat, sync, lock, close. A fault's cause is wrapped in an fs.PathError with the path, as the operating system's
+// are. Besides Fail:
+//   - Partial does half of a write and reports it with the error, as a device that fills up does;
+//   - Corrupt flips one bit of what a read returned or of what a write was given;
+//   - Stall and Delay come before the operation, which then is done;
+//   - Crash makes this operation and all later ones fail without effect, but for close: what a killed process leaves is
+//     then in the directory. Its locks are released with the files, as the system releases those of the dead.
+package faultfs
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"sync/atomic"
+	"time"
+
+	"github.com/jonboulle/clockwork"
+
+	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/tier/file"
+)
+
+// ErrCrashed is what every operation after a crash returns.
+var ErrCrashed = errors.New("the process has crashed")
+
+// FS does what its base does, but for the faults of its plan. It is safe for concurrent use.
+type FS struct {
+	base    file.FS
+	plan    *fault.Plan
+	clock   clockwork.Clock
+	crashed atomic.Bool
+}
+
+// New returns base with the faults of plan. Delays are waited for by clock; nil is the real one.
+func New(base file.FS, plan *fault.Plan, clock clockwork.Clock) *FS {
+	if clock == nil {
+		clock = clockwork.NewRealClock()
+	}
+	return &FS{base: base, plan: plan, clock: clock}
+}
+
+// Crash lets every operation from now on fail.
+func (f *FS) Crash() { f.crashed.Store(true) }
+
+// hit counts the operation. It returns the fault that the operation itself must carry out, if any.
+func (f *FS) hit(op, path string) (fault.Fault, error) {
+	if f.crashed.Load() {
+		return fault.Fault{}, &fs.PathError{Op: op, Path: path, Err: ErrCrashed}
+	}
+	hit, ok := f.plan.Hit(op)
+	if !ok {
+		return fault.Fault{}, nil
+	}
+	switch hit.Action {
+	case fault.Fail:
+		return fault.Fault{}, &fs.PathError{Op: op, Path: path, Err: hit.Err}
+	case fault.Crash:
+		f.Crash()
+		return fault.Fault{}, &fs.PathError{Op: op, Path: path, Err: ErrCrashed}
+	case fault.Stall:
+		// Only the plan's release ends it: a system call that hangs listens to nobody.
+		return fault.Fault{}, hit.Wait(context.Background())
+	case fault.Delay:
+		f.clock.Sleep(hit.Delay)
+	case fault.Partial, fault.Corrupt:
+		return hit, nil
+	}
+	return fault.Fault{}, nil
+}
+
+// whole is hit for operations that are done or not done: Partial fails them, Corrupt means nothing.
+func (f *FS) whole(op, path string) error {
+	hit, err := f.hit(op, path)
+	if err == nil && hit.Action == fault.Partial {
+		return &fs.PathError{Op: op, Path: path, Err: hit.Err}
+	}
+	return err
+}
+
+// Open opens a file whose operations have faults too.
+func (f *FS) Open(name string, flag int) (file.File, error) {
+	if err := f.whole("open", name); err != nil {
+		return nil, err
+	}
+	h, err := f.base.Open(name, flag)
+	if err != nil {
+		return nil, err
+	}
+	return &handle{File: h, fs: f, name: name}, nil
+}
+
+// Stat implements file.FS.
+func (f *FS) Stat(name string) (file.Info, error) {
+	if err := f.whole("stat", name); err != nil {
+		return file.Info{}, err
+	}
+	return f.base.Stat(name)
+}
+
+// ReadDir implements file.FS.
+func (f *FS) ReadDir(name string) ([]string, error) {
+	if err := f.whole("readdir", name); err != nil {
+		return nil, err
+	}
+	return f.base.ReadDir(name)
+}
+
+// Mkdir implements file.FS.
+func (f *FS) Mkdir(name string) error {
+	if err := f.whole("mkdir", name); err != nil {
+		return err
+	}
+	return f.base.Mkdir(name)
+}
+
+// Rename implements file.FS.
+func (f *FS) Rename(oldname, newname string) error {
+	if err := f.whole("rename", newname); err != nil {
+		return err
+	}
+	return f.base.Rename(oldname, newname)
+}
+
+// Remove implements file.FS.
+func (f *FS) Remove(name string) error {
+	if err := f.whole("remove", name); err != nil {
+		return err
+	}
+	return f.base.Remove(name)
+}
+
+// SetTime implements file.FS.
+func (f *FS) SetTime(name string, t time.Time) error {
+	if err := f.whole("settime", name); err != nil {
+		return err
+	}
+	return f.base.SetTime(name, t)
+}
+
+type handle struct {
+	file.File
+	fs   *FS
+	name string
+}
+
+func (h *handle) ReadAt(b []byte, off int64) (int, error) {
+	hit, err := h.fs.hit("read", h.name)
+	if err != nil {
+		return 0, err
+	}
+	if hit.Action == fault.Partial {
+		// A short read without an error is what a signal or a network file system makes of one.
+		return h.File.ReadAt(b[:(len(b)+1)/2], off)
+	}
+	n, err := h.File.ReadAt(b, off)
+	if hit.Action == fault.Corrupt && n > 0 {
+		b[hit.Rand%uint64(n)] ^= 1
+	}
+	return n, err
+}
+
+func (h *handle) WriteAt(b []byte, off int64) (int, error) {
+	hit, err := h.fs.hit("write", h.name)
+	if err != nil {
+		return 0, err
+	}
+	if hit.Action == fault.Partial {
+		n, err := h.File.WriteAt(b[:len(b)/2], off)
+		return n, errors.Join(&fs.PathError{Op: "write", Path: h.name, Err: hit.Err}, err)
+	}
+	if hit.Action == fault.Corrupt && len(b) > 0 {
+		b = append([]byte(nil), b...) // the caller's bytes stay as they are
+		b[hit.Rand%uint64(len(b))] ^= 1
+	}
+	return h.File.WriteAt(b, off)
+}
+
+func (h *handle) Stat() (file.Info, error) {
+	if err := h.fs.whole("fstat", h.name); err != nil {
+		return file.Info{}, err
+	}
+	return h.File.Stat()
+}
+
+func (h *handle) Sync() error {
+	if err := h.fs.whole("sync", h.name); err != nil {
+		return err
+	}
+	return h.File.Sync()
+}
+
+func (h *handle) Lock(wait bool) error {
+	if err := h.fs.whole("lock", h.name); err != nil {
+		return err
+	}
+	return h.File.Lock(wait)
+}
+
+// Close closes the file in any case: one that failed to close is closed all the same.
+func (h *handle) Close() error {
+	err := h.File.Close()
+	if h.fs.crashed.Load() {
+		return err
+	}
+	return errors.Join(h.fs.whole("close", h.name), err)
+}

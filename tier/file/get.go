@@ -1,0 +1,167 @@
+package file
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
+)
+
+// readChunk is how much is read between two looks at the context, in bytes.
+const readChunk = 8 << 20
+
+// Get reads and verifies the block. It returns only when no read is in flight any more, however long that takes: see the
+// package's comment.
+func (t *Tier) Get(ctx context.Context, key block.Key, dst mem.Extent) error {
+	buf, err := t.buffer(dst)
+	if err != nil {
+		return fmt.Errorf("read block %s: %w", key, err)
+	}
+	if err := t.enter(ctx); err != nil {
+		return err
+	}
+	defer t.leave()
+	d := dirOf(t.dirs, key)
+	err = t.get(ctx, d, key, buf)
+	switch {
+	case err == nil:
+		t.count.hits.Add(1)
+		t.count.readBytes.Add(t.image)
+		return nil
+	case errors.Is(err, errdefs.ErrCorrupt):
+		t.count.corrupt.Add(1)
+		t.count.misses.Add(1)
+	case gone(err):
+		t.count.misses.Add(1)
+		return fmt.Errorf("read block %s: %w: %w", key, errdefs.ErrNotFound, err)
+	default:
+		t.count.errors.Add(1)
+	}
+	return fmt.Errorf("read block %s: %w", key, err)
+}
+
+func (t *Tier) get(ctx context.Context, d *dir, key block.Key, buf []byte) error {
+	path := blockPath(d.root, key)
+	f, err := t.fs.Open(path, os.O_RDONLY)
+	if err != nil {
+		return err
+	}
+	info, err := f.Stat()
+	if err == nil {
+		if err = t.read(ctx, f, info, key, buf); err == nil {
+			t.touch(path, info)
+		} else if errors.Is(err, errdefs.ErrCorrupt) {
+			// Before the file is closed, so that its inode cannot be another's yet.
+			err = errors.Join(err, t.setAside(ctx, d, key, path, info))
+		}
+	}
+	if cerr := f.Close(); cerr != nil {
+		// What was read has been verified; that the descriptor could not be closed well changes nothing about it.
+		t.count.errors.Add(1)
+	}
+	return err
+}
+
+// read fills buf and verifies it; ErrCorrupt wraps whatever is wrong with the bytes.
+func (t *Tier) read(ctx context.Context, f File, info Info, key block.Key, buf []byte) error {
+	if info.Bytes != t.image {
+		return fmt.Errorf("the file has %d bytes, an image %d: %w", info.Bytes, t.image, errdefs.ErrCorrupt)
+	}
+	for off := 0; off < len(buf); {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		n, err := f.ReadAt(buf[off:min(off+readChunk, len(buf))], int64(off))
+		off += n
+		if err != nil && !errors.Is(err, io.EOF) {
+			return err
+		}
+		// Less than asked for is read on; nothing at all means that the file is shorter than it said.
+		if n == 0 {
+			return fmt.Errorf("the file ends after %d of %d bytes: %w", off, len(buf), errdefs.ErrCorrupt)
+		}
+	}
+	err := t.cfg.Format.Verify(buf, key)
+	if err != nil && !errors.Is(err, errdefs.ErrCorrupt) {
+		// Whose block it is instead is in the error; here it is bytes that have no business under this name.
+		err = fmt.Errorf("%w: %w", errdefs.ErrCorrupt, err)
+	}
+	return err
+}
+
+// setAside moves the file that was found corrupt to quarantine, unless the name is another file's by now.
+func (t *Tier) setAside(ctx context.Context, d *dir, key block.Key, path string, bad Info) error {
+	if err := t.owners.own(ctx, t.ctx.Done(), key, removing); err != nil {
+		return fmt.Errorf("set it aside: %w", err)
+	}
+	defer t.owners.disown(key)
+	return t.quarantineFile(d, key, path, bad)
+}
+
+// quarantineFile is setAside for the owner of the key.
+func (t *Tier) quarantineFile(d *dir, key block.Key, path string, bad Info) error {
+	now, err := t.fs.Stat(path)
+	if gone(err) || err == nil && now.Inode != bad.Inode {
+		return nil
+	}
+	if err == nil {
+		err = t.unname(d, key, func() error { return t.moveToQuarantine(d, key, path) })
+	}
+	if err != nil && !gone(err) {
+		return fmt.Errorf("set it aside: %w", err)
+	}
+	return nil
+}
+
+// unname runs op, which takes the block's file away from its name, and counts that.
+func (t *Tier) unname(d *dir, key block.Key, op func() error) error {
+	b := &d.buckets[key[0]]
+	b.scan.RLock()
+	defer b.scan.RUnlock()
+	if err := op(); err != nil {
+		return err
+	}
+	t.space.removed(b)
+	return nil
+}
+
+// moveToQuarantine keeps the newest of the images that failed; where it cannot, it removes the file: a name must never
+// show a block that is known to be bad.
+func (t *Tier) moveToQuarantine(d *dir, key block.Key, path string) error {
+	if t.cfg.QuarantineMax < 0 {
+		return t.fs.Remove(path)
+	}
+	folder := d.root + "/" + quarantine
+	// Names begin with the time, in digits of constant number, so that the oldest comes first.
+	to := fmt.Sprintf("%s/%016x-%s", folder, uint64(t.clock.Now().UnixNano()), key)
+	err := t.fs.Rename(path, to)
+	if errors.Is(err, unix.ENOENT) {
+		if err = mkdir(t.fs, folder); err == nil {
+			err = t.fs.Rename(path, to)
+		}
+	}
+	if err != nil {
+		if rerr := t.fs.Remove(path); rerr != nil {
+			return errors.Join(err, rerr)
+		}
+		t.count.errors.Add(1)
+		return nil
+	}
+	t.count.quarantined.Add(1)
+	names, err := t.fs.ReadDir(folder)
+	for err == nil && len(names) > t.cfg.QuarantineMax {
+		err = remove(t.fs, folder+"/"+names[0])
+		names = names[1:]
+	}
+	if err != nil {
+		t.count.errors.Add(1)
+	}
+	return nil
+}

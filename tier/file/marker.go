@@ -1,0 +1,213 @@
+package file
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/zeebo/blake3"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
+)
+
+const (
+	markerName    = "kvlane.json"
+	markerTemp    = "kvlane.json.tmp"
+	lockName      = "kvlane.lock"
+	tmpName       = "tmp"
+	quarantine    = "quarantine"
+	markerFormat  = "kvlane block directory"
+	markerVersion = 1
+	maxMarker     = 1 << 20 // bytes; 4096 shards need about 50,000
+)
+
+// Marker is what a directory says about itself in kvlane.json.
+type Marker struct {
+	Version   int    // of the directory's structure and of its blocks' format
+	Directory string // the directory's own random id, 32 hexadecimal digits: its place in rendezvous hashing
+	Digest    block.Digest
+	// Identity is for people and for error messages; only the digest decides. Its salt is a fingerprint of the real
+	// one. Nil where the directory was made without it.
+	Identity *block.Identity
+	Layout   *block.Layout
+}
+
+type markerJSON struct {
+	Format     string          `json:"format"`
+	Version    int             `json:"version"`
+	Directory  string          `json:"directory"`
+	Digest     string          `json:"identity_digest"`
+	Identity   *block.Identity `json:"identity,omitempty"`
+	ShardBytes []int64         `json:"shard_bytes"`
+}
+
+func newMarker(f block.Format, id block.Identity) Marker {
+	var uuid [16]byte
+	rand.Read(uuid[:])
+	m := Marker{Version: markerVersion, Directory: hex.EncodeToString(uuid[:]), Digest: f.Identity, Layout: f.Layout}
+	if id != (block.Identity{}) {
+		id = publicIdentity(id)
+		m.Identity = &id
+	}
+	return m
+}
+
+// publicIdentity replaces the salt, which may be a tenant's secret, by a fingerprint that still tells two apart.
+func publicIdentity(id block.Identity) block.Identity {
+	if id.Salt != "" {
+		var sum [8]byte
+		blake3.DeriveKey("github.com/kvlane/kvlane 2026-11 salt fingerprint v1", []byte(id.Salt), sum[:])
+		id.Salt = "fingerprint " + hex.EncodeToString(sum[:])
+	}
+	return id
+}
+
+func (m *Marker) encode() ([]byte, error) {
+	b, err := json.MarshalIndent(markerJSON{
+		Format: markerFormat, Version: m.Version, Directory: m.Directory, Digest: m.Digest.String(),
+		Identity: m.Identity, ShardBytes: m.Layout.ShardSizes(),
+	}, "", "  ")
+	return append(b, '\n'), err
+}
+
+// parseMarker reads kvlane.json. Errors: ErrCorrupt where it is unreadable, ErrMismatch for another version.
+func parseMarker(b []byte) (Marker, error) {
+	var j markerJSON
+	// The version comes first: another one may have another structure, which is no damage.
+	if err := json.Unmarshal(b, &struct {
+		Format  *string `json:"format"`
+		Version *int    `json:"version"`
+	}{&j.Format, &j.Version}); err != nil {
+		return Marker{}, fmt.Errorf("%w: %w", errdefs.ErrCorrupt, err)
+	}
+	if j.Format != markerFormat {
+		return Marker{}, fmt.Errorf("format: expected %q, found %q: %w", markerFormat, j.Format, errdefs.ErrCorrupt)
+	}
+	if j.Version != markerVersion {
+		return Marker{}, fmt.Errorf("version: expected %d, found %d: %w", markerVersion, j.Version, errdefs.ErrMismatch)
+	}
+	if err := json.Unmarshal(b, &j); err != nil {
+		return Marker{}, fmt.Errorf("%w: %w", errdefs.ErrCorrupt, err)
+	}
+	m := Marker{Version: j.Version, Directory: j.Directory, Identity: j.Identity}
+	if id, err := hex.DecodeString(j.Directory); err != nil || len(id) != 16 {
+		return Marker{}, fmt.Errorf("directory: %q are not 32 hexadecimal digits: %w", j.Directory, errdefs.ErrCorrupt)
+	}
+	var err error
+	if m.Digest, err = block.ParseDigest(j.Digest); err != nil {
+		return Marker{}, fmt.Errorf("identity_digest: %w: %w", errdefs.ErrCorrupt, err)
+	}
+	if m.Layout, err = block.NewLayout(j.ShardBytes); err != nil {
+		return Marker{}, fmt.Errorf("shard_bytes: %w: %w", errdefs.ErrCorrupt, err)
+	}
+	return m, nil
+}
+
+// check says whether blocks of format f and identity id belong into the marker's directory.
+func (m *Marker) check(f block.Format, id block.Identity) error {
+	if m.Digest != f.Identity {
+		var diff []string
+		if m.Identity != nil && id != (block.Identity{}) {
+			diff = publicIdentity(id).Diff(*m.Identity)
+		}
+		if len(diff) == 0 {
+			diff = []string{fmt.Sprintf("identity digest: expected %s, found %s", f.Identity, m.Digest)}
+		}
+		return fmt.Errorf("it holds blocks of another identity: %s; give another directory, or remove this one: %w",
+			strings.Join(diff, "; "), errdefs.ErrMismatch)
+	}
+	if !m.Layout.Equal(f.Layout) {
+		return fmt.Errorf("its blocks have another layout: shard bytes: expected %s, found %s; give another directory, or remove this one: %w",
+			f.Layout, m.Layout, errdefs.ErrMismatch)
+	}
+	return nil
+}
+
+// readMarker reads the marker of directory root; an error that is gone() means that it has none.
+func readMarker(fsys FS, root string) (_ Marker, err error) {
+	path := root + "/" + markerName
+	f, err := fsys.Open(path, os.O_RDONLY)
+	if err != nil {
+		return Marker{}, err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	b, err := io.ReadAll(io.NewSectionReader(f, 0, maxMarker))
+	if err != nil {
+		return Marker{}, fmt.Errorf("read marker: %w", err)
+	}
+	m, err := parseMarker(b)
+	if err != nil {
+		return Marker{}, fmt.Errorf("read marker %s: %w", path, err)
+	}
+	return m, nil
+}
+
+// checkEmpty says why root, which has no marker, cannot be made a directory of blocks.
+func checkEmpty(fsys FS, root string) error {
+	names, err := fsys.ReadDir(root)
+	if err != nil {
+		return err
+	}
+	for _, n := range names {
+		// lost+found is what a freshly made file system has; the others may be left by a process that died here.
+		if n != lockName && n != markerTemp && n != "lost+found" {
+			return fmt.Errorf("it is not empty and has no %s: found %q; give an empty directory, or one that kvlane made: %w",
+				markerName, n, errdefs.ErrInvalid)
+		}
+	}
+	return nil
+}
+
+// writeMarker makes root, which is locked, a directory of blocks. It must be empty.
+func writeMarker(fsys FS, root string, m Marker) error {
+	if err := checkEmpty(fsys, root); err != nil {
+		return err
+	}
+	b, err := m.encode()
+	if err != nil {
+		return err
+	}
+	temp := root + "/" + markerTemp
+	if err := writeFile(fsys, temp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, b, true); err != nil {
+		return err
+	}
+	if err := fsys.Rename(temp, root+"/"+markerName); err != nil {
+		return errors.Join(err, fsys.Remove(temp))
+	}
+	return syncDir(fsys, root)
+}
+
+// writeFile writes the whole file, and removes it if that fails.
+func writeFile(fsys FS, name string, flag int, b []byte, sync bool) error {
+	f, err := fsys.Open(name, flag)
+	if err != nil {
+		return err
+	}
+	n, err := f.WriteAt(b, 0)
+	if err == nil && n != len(b) {
+		err = fmt.Errorf("write %s: %d of %d bytes: %w", name, n, len(b), io.ErrShortWrite)
+	}
+	if err == nil && sync {
+		err = f.Sync()
+	}
+	// Network file systems report failed writes at close.
+	err = errors.Join(err, f.Close())
+	if err != nil {
+		err = errors.Join(err, fsys.Remove(name))
+	}
+	return err
+}
+
+func syncDir(fsys FS, name string) error {
+	f, err := fsys.Open(name, os.O_RDONLY)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}

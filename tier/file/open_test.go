@@ -1,0 +1,234 @@
+package file_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/internal/testkit"
+	"github.com/kvlane/kvlane/tier/file"
+	"github.com/kvlane/kvlane/tier/file/faultfs"
+	"github.com/kvlane/kvlane/tier/tiertest"
+)
+
+func llama() block.Identity {
+	return block.Identity{
+		Model: "llama-3.1-8b", DType: "bfloat16", Layout: block.LayoutKV, LayerEnd: 32, HeadEnd: 8,
+		HeadSize: 128, BlockTokens: 16, Salt: "the tenant's secret",
+	}
+}
+
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestOpenRefuses(t *testing.T) {
+	base := func(t *testing.T) file.Config {
+		t.Helper()
+		c := config(t)
+		c.Identity = llama()
+		c.Format.Identity = c.Identity.Digest()
+		return c
+	}
+	// Each case changes a directory that the base configuration has opened before, or the configuration.
+	tests := []struct {
+		name   string
+		change func(t *testing.T, c *file.Config, marker string)
+		is     error
+		want   []string
+	}{
+		{"another identity", func(_ *testing.T, c *file.Config, _ string) {
+			c.Identity.DType, c.Identity.Salt = "float16", "another"
+			c.Format.Identity = c.Identity.Digest()
+		}, errdefs.ErrMismatch, []string{`dtype: expected "float16", found "bfloat16"`, "salt", "give another directory"}},
+		{"another identity, not described", func(_ *testing.T, c *file.Config, _ string) {
+			c.Identity, c.Format.Identity = block.Identity{}, block.Digest{7}
+		}, errdefs.ErrMismatch, []string{"identity digest: expected " + block.Digest{7}.String()}},
+		{"another layout", func(t *testing.T, c *file.Config, _ string) {
+			l, err := block.NewLayout([]int64{4096})
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.Format.Layout = l
+		}, errdefs.ErrMismatch, []string{"shard bytes: expected 1 shards of 4096 bytes, found 4 shards"}},
+		{"a newer version", func(t *testing.T, _ *file.Config, marker string) {
+			b, err := os.ReadFile(marker)
+			if err != nil {
+				t.Fatal(err)
+			}
+			write(t, marker, strings.Replace(string(b), `"version": 1`, `"version": 2`, 1))
+		}, errdefs.ErrMismatch, []string{"version: expected 1, found 2", "another version of kvlane"}},
+		{
+			"a marker that is no JSON", func(t *testing.T, _ *file.Config, marker string) { write(t, marker, "{") },
+			errdefs.ErrCorrupt,
+			[]string{"kvlane.json", "unexpected end of JSON"},
+		},
+		{
+			"an empty marker", func(t *testing.T, _ *file.Config, marker string) { write(t, marker, "") },
+			errdefs.ErrCorrupt,
+			[]string{"kvlane.json"},
+		},
+		{
+			"another program's marker", func(t *testing.T, _ *file.Config, marker string) { write(t, marker, `{"format": "x"}`) },
+			errdefs.ErrCorrupt,
+			[]string{`found "x"`},
+		},
+		{"no marker but files", func(t *testing.T, _ *file.Config, marker string) {
+			if err := os.Rename(marker, marker+".bak"); err != nil {
+				t.Fatal(err)
+			}
+		}, errdefs.ErrInvalid, []string{"not empty and has no kvlane.json", "kvlane.json.bak"}},
+		{"a file", func(t *testing.T, c *file.Config, _ string) {
+			c.Dirs[0] = filepath.Join(t.TempDir(), "f")
+			write(t, c.Dirs[0], "")
+		}, errdefs.ErrInvalid, []string{"it is a file"}},
+		{"below a file", func(t *testing.T, c *file.Config, _ string) {
+			f := filepath.Join(t.TempDir(), "f")
+			write(t, f, "")
+			c.Dirs[0] = filepath.Join(f, "sub")
+		}, errdefs.ErrInvalid, []string{"a part of its path is a file"}},
+		{"the same directory twice", func(t *testing.T, c *file.Config, _ string) {
+			link := filepath.Join(t.TempDir(), "link")
+			if err := os.Symlink(c.Dirs[0], link); err != nil {
+				t.Fatal(err)
+			}
+			c.Dirs = append(c.Dirs, link)
+		}, errdefs.ErrInvalid, []string{"are the same"}},
+		{"read-only", func(_ *testing.T, c *file.Config, _ string) {
+			c.FS = faultfs.New(file.OS(), fault.New(1, fault.After("mkdir", 0).Fail(syscall.EROFS)), nil)
+		}, errdefs.ErrReadOnly, []string{"read-only file system", "tmp"}},
+		{"full", func(_ *testing.T, c *file.Config, _ string) {
+			c.FS = faultfs.New(file.OS(), fault.New(1, fault.After("mkdir", 0).Fail(syscall.ENOSPC)), nil)
+		}, errdefs.ErrNoSpace, []string{"no space left"}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			c := base(t)
+			dir := c.Dirs[0]
+			if err := open(t, c).Close(); err != nil {
+				t.Fatal(err)
+			}
+			tt.change(t, &c, filepath.Join(dir, "kvlane.json"))
+			before := files(t, dir)
+			tr, err := file.Open(c)
+			if err == nil {
+				err = errors.Join(errors.New("it opened"), tr.Close())
+			}
+			if !errors.Is(err, tt.is) {
+				t.Fatalf("%v; want %v", err, tt.is)
+			}
+			for _, w := range append(tt.want, c.Dirs[0]) {
+				if !strings.Contains(err.Error(), w) {
+					t.Errorf("no %q in:\n%v", w, err)
+				}
+			}
+			if strings.Contains(err.Error(), "secret") {
+				t.Errorf("the salt is shown in:\n%v", err)
+			}
+			if after := files(t, dir); len(after) != len(before) {
+				t.Errorf("the directory has changed: %q, then %q", before, after)
+			}
+		})
+	}
+}
+
+// A directory given by mistake stays as it is.
+func TestOpenLeavesAForeignDirectoryAlone(t *testing.T) {
+	c := config(t)
+	write(t, filepath.Join(c.Dirs[0], "thesis.tex"), "x")
+	if _, err := file.Open(c); !errors.Is(err, errdefs.ErrInvalid) {
+		t.Fatalf("opened: %v", err)
+	}
+	names, err := os.ReadDir(c.Dirs[0])
+	if err != nil || len(names) != 1 {
+		t.Errorf("the directory holds %v, %v", names, err)
+	}
+}
+
+func TestOpenMakesDirectoriesAndKeepsSecrets(t *testing.T) {
+	c := config(t)
+	c.Dirs[0] = filepath.Join(c.Dirs[0], "a", "b")
+	c.Identity = llama()
+	c.Format.Identity = c.Identity.Digest()
+	open(t, c)
+	b, err := os.ReadFile(filepath.Join(c.Dirs[0], "kvlane.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s := string(b); strings.Contains(s, "secret") || !strings.Contains(s, `"model": "llama-3.1-8b"`) {
+		t.Errorf("the marker is\n%s", s)
+	}
+}
+
+func TestConfigValidateNamesEveryProblem(t *testing.T) {
+	c := file.Config{Dirs: []string{"a", "./a", ""}, Fsync: 9, Identity: llama(), Format: tiertest.NewFormat(t), MaxBytes: 100, TouchAfter: -1}
+	err := c.Validate()
+	for _, want := range []string{"a is given twice", "directory 2 has no name", "fsync policy 9", "digest", "does not hold one block", "touch"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("no %q in:\n%v", want, err)
+		}
+	}
+	for _, c := range []file.Config{{}, {Dirs: []string{"a"}, Format: tiertest.NewFormat(t), MaxBytes: -1}} {
+		if _, err := file.Open(c); !errors.Is(err, errdefs.ErrInvalid) {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+}
+
+// Fail the Nth operation of every kind while a directory is made, filled and closed: the fault is reported, and a later
+// opening finds everything usable and nothing left behind.
+func TestOpenPutCloseWithEveryOperationFailing(t *testing.T) {
+	for _, op := range []string{"open", "stat", "readdir", "mkdir", "rename", "remove", "write", "sync", "lock", "close"} {
+		t.Run(op, func(t *testing.T) {
+			testkit.Sweep(t, op, nil, func(t *testing.T, plan *fault.Plan) error {
+				c := config(t)
+				c.Fsync = file.FsyncFile
+				healthy := c
+				c.FS = faultfs.New(file.OS(), plan, nil)
+				key := tiertest.Key(1)
+				src := image(t, c.Format, key)
+				err := func() error {
+					tr, err := file.Open(c)
+					if err != nil {
+						return err
+					}
+					err = tr.Put(t.Context(), key, src)
+					if _, gcErr := tr.GC(t.Context(), 1<<40); gcErr != nil {
+						err = errors.Join(err, gcErr)
+					}
+					return errors.Join(err, tr.Close())
+				}()
+				plan.Clear()
+				checkUsable(t, healthy, key)
+				return err
+			})
+		})
+	}
+}
+
+func checkUsable(t *testing.T, c file.Config, key block.Key) {
+	t.Helper()
+	tr, err := file.Open(c)
+	if err != nil {
+		t.Fatalf("open after the fault: %v", err)
+	}
+	put(t, tr, c.Format, key)
+	if err := get(t, tr, c.Format, key); err != nil {
+		t.Errorf("get after the fault: %v", err)
+	}
+	if err := tr.Close(); err != nil {
+		t.Error(err)
+	}
+	if left := files(t, c.Dirs[0]); len(left) != 1 {
+		t.Errorf("files left: %q", left)
+	}
+}

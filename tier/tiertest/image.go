@@ -1,0 +1,106 @@
+package tiertest
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"testing"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/internal/sys/hostmem"
+	"github.com/kvlane/kvlane/mem"
+)
+
+// NewFormat returns a format of small blocks whose shards differ in length, the lengths being no multiples of anything.
+func NewFormat(tb testing.TB) block.Format {
+	tb.Helper()
+	l, err := block.NewLayout([]int64{4096, 100, 5001, 1})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return block.Format{Layout: l, Identity: block.Digest{1, 2, 3}}
+}
+
+// Key returns the i-th of many keys. As keys of blocks do, they look random.
+func Key(i int) block.Key {
+	var k block.Key
+	for w := range block.KeyBytes / 8 {
+		binary.LittleEndian.PutUint64(k[w*8:], device.Mix64(uint64(i)*4+uint64(w)))
+	}
+	return k
+}
+
+// fillShards writes the shards' bytes, a function of key, version, shard and place.
+func fillShards(f block.Format, image []byte, key block.Key, version int) {
+	for i := range f.Layout.Shards() {
+		b := image[f.Layout.ShardOff(i):][:f.Layout.ShardBytes(i)]
+		x := binary.LittleEndian.Uint64(key[:]) + uint64(version)<<32 + uint64(i)<<48
+		for o := range b {
+			if o%8 == 0 {
+				x = device.Mix64(x)
+			}
+			b[o] = byte(x >> (o % 8 * 8))
+		}
+	}
+}
+
+// Seal makes image the sealed image of key. Images of one key in two versions differ in every shard of some length.
+func Seal(tb testing.TB, f block.Format, image []byte, key block.Key, version int) {
+	tb.Helper()
+	fillShards(f, image, key, version)
+	if err := f.Seal(image, key); err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// Check reports how image differs from what Seal made of key.
+func Check(f block.Format, image []byte, key block.Key, version int) error {
+	if err := f.Verify(image, key); err != nil {
+		return err
+	}
+	want := make([]byte, len(image))
+	fillShards(f, want, key, version)
+	if err := f.Seal(want, key); err != nil {
+		return err
+	}
+	if bytes.Equal(image, want) {
+		return nil
+	}
+	for i := range want {
+		if image[i] != want[i] {
+			return fmt.Errorf("byte %d of block %s is %#x, want %#x", i, key, image[i], want[i])
+		}
+	}
+	return fmt.Errorf("block %s has %d bytes, want %d", key, len(image), len(want))
+}
+
+// Buffer returns an extent of host memory that is freed at the end of the test: who still writes it then crashes. It does
+// not start at its region's start, and what surrounds it is checked at the end of the test.
+func Buffer(tb testing.TB, n int64) mem.Extent {
+	tb.Helper()
+	const guard, mark = block.AlignBytes, 0xa5
+	b, err := hostmem.Alloc(n + 2*guard)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	for i := range guard {
+		b[i], b[guard+n+int64(i)] = mark, mark
+	}
+	tb.Cleanup(func() {
+		for i := range guard {
+			if b[i] != mark || b[guard+n+int64(i)] != mark {
+				tb.Errorf("bytes around a buffer of %d were written", n)
+				break
+			}
+		}
+		if err := hostmem.Free(b); err != nil {
+			tb.Error(err)
+		}
+	})
+	r, err := hostmem.Region(b)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return mem.All(r).Sub(guard, n)
+}

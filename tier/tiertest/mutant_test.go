@@ -1,0 +1,151 @@
+package tiertest_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/internal/sys/hostmem"
+	"github.com/kvlane/kvlane/internal/testkit"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/tier"
+	"github.com/kvlane/kvlane/tier/cache"
+	"github.com/kvlane/kvlane/tier/faulty"
+	"github.com/kvlane/kvlane/tier/tiertest"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+func openCache(t *testing.T, f block.Format, n int) *cache.Tier {
+	t.Helper()
+	b, err := hostmem.Alloc(int64(n) * f.Layout.ImageBytes())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := hostmem.Free(b); err != nil {
+			t.Error(err)
+		}
+	})
+	r, err := hostmem.Region(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := cache.Open(cache.Config{Memory: r, Format: f})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// The mutants: tiers with one defect each.
+
+// optimist answers hits for whatever it was ever asked to hold.
+type optimist struct{ *cache.Tier }
+
+func (o optimist) Lookup(ctx context.Context, keys []block.Key, states []tier.State) error {
+	err := o.Tier.Lookup(ctx, keys, states)
+	for i := range states {
+		if states[i] == tier.Failed || states[i] == tier.Filling {
+			states[i] = tier.Ready
+		}
+	}
+	return err
+}
+
+// forgetful takes a Put for done that it refused.
+type forgetful struct{ *cache.Tier }
+
+func (f forgetful) Put(ctx context.Context, key block.Key, src mem.Extent) error {
+	if err := f.Tier.Put(ctx, key, src); err != nil && !errors.Is(err, errdefs.ErrCorrupt) {
+		return err
+	}
+	return nil
+}
+
+// loose does not hold what is retained.
+type loose struct{ *cache.Tier }
+
+func (l loose) Retain(ctx context.Context, key block.Key) (bool, error) {
+	ok, err := l.Tier.Retain(ctx, key)
+	if ok {
+		l.Tier.Release(key)
+	}
+	return ok, err
+}
+
+func (l loose) Release(block.Key) {}
+
+// hasty publishes when the last shard by number has landed.
+type hasty struct {
+	*cache.Tier
+	shards int
+}
+
+type hastyFill struct {
+	tier.Fill
+	shards int
+}
+
+func (h hasty) Reserve(ctx context.Context, key block.Key) (tier.Fill, error) {
+	f, err := h.Tier.Reserve(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+	return hastyFill{f, h.shards}, nil
+}
+
+func (f hastyFill) Land(shard int) error {
+	err := f.Fill.Land(shard)
+	if shard == f.shards-1 {
+		for i := range f.shards - 1 {
+			_ = f.Fill.Land(i) // those that have landed refuse
+		}
+	}
+	return err
+}
+
+// TestSuiteCatchesMutants runs the suite on each mutant in a process of its own, where it has to fail.
+func TestSuiteCatchesMutants(t *testing.T) {
+	f := tiertest.NewFormat(t)
+	mutants := map[string]func(t *testing.T, n int) tier.Tier{
+		"sound":     func(t *testing.T, n int) tier.Tier { return openCache(t, f, n) },
+		"optimist":  func(t *testing.T, n int) tier.Tier { return optimist{openCache(t, f, n)} },
+		"forgetful": func(t *testing.T, n int) tier.Tier { return forgetful{openCache(t, f, n)} },
+		"loose":     func(t *testing.T, n int) tier.Tier { return loose{openCache(t, f, n)} },
+		"hasty":     func(t *testing.T, n int) tier.Tier { return hasty{openCache(t, f, n), f.Layout.Shards()} },
+		"bit flips": func(t *testing.T, n int) tier.Tier {
+			return faulty.NewSlots(openCache(t, f, n), fault.New(1, fault.Every(faulty.OpGet, 5).Corrupt()), nil)
+		},
+		"lost errors": func(t *testing.T, n int) tier.Tier {
+			return faulty.NewSlots(openCache(t, f, n), fault.New(1, fault.Nth(faulty.OpDelete, 0).Fail(nil)), nil)
+		},
+	}
+	const variable = "KVLANE_TIERTEST_MUTANT"
+	if name := os.Getenv(variable); name != "" {
+		tiertest.Run(t, tiertest.Config{Format: f, Bounded: true, Open: mutants[name]})
+		return
+	}
+	for name := range mutants {
+		t.Run(name, func(t *testing.T) {
+			cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestSuiteCatchesMutants$", "-test.timeout=60s")
+			cmd.Env = append(os.Environ(), variable+"="+name)
+			out, err := cmd.CombinedOutput()
+			var exit *exec.ExitError
+			switch {
+			case name == "sound":
+				if err != nil {
+					t.Errorf("the suite fails on a sound tier: %v\n%s", err, out)
+				}
+			case !errors.As(err, &exit) || !strings.Contains(string(out), "--- FAIL: TestSuiteCatchesMutants/"):
+				t.Errorf("the suite found nothing wrong: %v\n%s", err, out)
+			}
+		})
+	}
+}

@@ -1,0 +1,401 @@
+package tiertest
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/tier"
+)
+
+// runSlots runs what concerns a tier.SlotTier, in bubbles: there, time passes only while everybody waits, so that a wait
+// that spins never ends and one that is forgotten is a deadlock.
+func runSlots(t *testing.T, c Config) {
+	t.Helper()
+	tests := []struct {
+		name string
+		run  func(s *slotSuite)
+	}{
+		{"Fill", testFill},
+		{"PublishNeedsEveryShard", testPublishNeedsEveryShard},
+		{"LandRefuses", testLandRefuses},
+		{"FillEndsOnce", testFillEndsOnce},
+		{"SlotsAreApart", testSlotsAreApart},
+		{"ReserveExisting", testReserveExisting},
+		{"OpenWaitsForPublish", testOpenWaitsForPublish},
+		{"OpenWaitsForAbort", testOpenWaitsForAbort},
+		{"OpenGivesUp", testOpenGivesUp},
+		{"PutWaitsForFill", testPutWaitsForFill},
+		{"FailedBlock", testFailedBlock},
+		{"ReserveWaitsInLine", testReserveWaitsInLine},
+		{"ReserveGivesUp", testReserveGivesUp},
+		{"EndedContextTriesOnce", testTriesOnce},
+		{"WaitersOfOneBlock", testWaitersOfOneBlock},
+		{"OpenBlocksEvictionAndDelete", testOpenBlocks},
+		{"ReleaseTwice", testReleaseTwice},
+		{"SlotCorrupt", testSlotCorrupt},
+		{"Quarantine", testQuarantine},
+		{"CloseWakesWaiters", testCloseWakes},
+	}
+	// Whether there are slots is the implementation's, not the test's: look at one tier.
+	isSlotTier := false
+	t.Run("SlotTier", func(t *testing.T) {
+		tr := c.Open(t, 1)
+		_, isSlotTier = tr.(tier.SlotTier)
+		if err := tr.Close(); err != nil {
+			t.Error(err)
+		}
+		if !isSlotTier {
+			return
+		}
+		for _, tt := range tests {
+			t.Run(tt.name, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) { tt.run(newSlotSuite(t, c)) })
+			})
+		}
+	})
+}
+
+const slotCapacity = 4
+
+// slotSuite is a suite with a tier of slotCapacity slots.
+type slotSuite struct {
+	*suite
+	st tier.SlotTier
+}
+
+func newSlotSuite(t *testing.T, c Config) *slotSuite {
+	t.Helper()
+	s := newSuite(t, c)
+	st, ok := s.open(slotCapacity).(tier.SlotTier)
+	if !ok {
+		t.Fatal("the tier has slots, and then has not")
+	}
+	return &slotSuite{s, st}
+}
+
+func (s *slotSuite) reserve(key block.Key) tier.Fill {
+	s.Helper()
+	f, err := s.st.Reserve(s.Context(), key)
+	if err != nil {
+		s.Fatal(err)
+	}
+	return f
+}
+
+// fill writes the block's image into the slot and lands every shard.
+func (s *slotSuite) fill(f tier.Fill, key block.Key) {
+	s.Helper()
+	Seal(s.T, s.c.Format, f.Extent().Bytes(), key, 0)
+	for i := range s.c.Format.Layout.Shards() {
+		if err := f.Land(i); err != nil {
+			s.Fatal(err)
+		}
+	}
+}
+
+func (s *slotSuite) publish(f tier.Fill) tier.Slot {
+	s.Helper()
+	slot, err := f.Publish()
+	if err != nil {
+		s.Fatal(err)
+	}
+	return slot
+}
+
+// store makes the block Ready and returns it pinned.
+func (s *slotSuite) store(key block.Key) tier.Slot {
+	s.Helper()
+	f := s.reserve(key)
+	s.fill(f, key)
+	return s.publish(f)
+}
+
+func (s *slotSuite) mustOpen(key block.Key) tier.Slot {
+	s.Helper()
+	slot, err := s.st.Open(s.Context(), key)
+	if err != nil {
+		s.Fatal(err)
+	}
+	return slot
+}
+
+func (s *slotSuite) check(slot tier.Slot, key block.Key) {
+	s.Helper()
+	if err := Check(s.c.Format, slot.Extent().Bytes(), key, 0); err != nil {
+		s.Errorf("slot %d: %v", slot.Index(), err)
+	}
+}
+
+func testFill(s *slotSuite) {
+	f := s.reserve(Key(1))
+	if got := s.state(s.st, Key(1)); got != tier.Filling {
+		s.Errorf("a reserved block is %s", got)
+	}
+	s.wantMiss(s.st, Key(1))
+	s.wantIs("delete while filling", s.st.Delete(s.Context(), Key(1)), errdefs.ErrBusy)
+	s.fill(f, Key(1))
+	s.wantMiss(s.st, Key(1)) // landed, not published
+	slot := s.publish(f)
+	if slot.Index() != f.Index() || slot.Extent() != f.Extent() {
+		s.Error("the published slot is not the filled one")
+	}
+	again := s.mustOpen(Key(1))
+	if again.Index() != slot.Index() || again.Extent() != s.st.Slots().At(slot.Index()) {
+		s.Error("the opened slot is not the published one")
+	}
+	s.check(again, Key(1))
+	s.mustGet(s.st, Key(1))
+	again.Release()
+	slot.Release()
+	s.mustGet(s.st, Key(1))
+}
+
+// A block was published when its last shard landed, whatever the others did: torn blocks.
+func testPublishNeedsEveryShard(s *slotSuite) {
+	n := s.c.Format.Layout.Shards()
+	for mask := range 1<<n - 1 { // every set of shards but the whole
+		f := s.reserve(Key(1))
+		Seal(s.T, s.c.Format, f.Extent().Bytes(), Key(1), 0)
+		for i := n - 1; i >= 0; i-- {
+			if mask&(1<<i) != 0 {
+				if err := f.Land(i); err != nil {
+					s.Fatal(err)
+				}
+			}
+		}
+		if slot, err := f.Publish(); err == nil {
+			slot.Release()
+			s.Fatalf("published with only the shards of %b", mask)
+		}
+		s.wantMiss(s.st, Key(1))
+	}
+	slot := s.store(Key(1)) // what landed in an earlier filling does not count for this one
+	slot.Release()
+	s.mustGet(s.st, Key(1))
+}
+
+func testLandRefuses(s *slotSuite) {
+	f := s.reserve(Key(1))
+	n := s.c.Format.Layout.Shards()
+	for _, i := range []int{-1, n, n + 1000} {
+		s.wantIs("land of a shard that does not exist", f.Land(i), errdefs.ErrInvalid)
+	}
+	if err := f.Land(0); err != nil {
+		s.Fatal(err)
+	}
+	if f.Land(0) == nil {
+		s.Error("a shard landed twice")
+	}
+	f.Abort(errors.New("enough"))
+	if f.Land(1) == nil {
+		s.Error("a shard landed after the end")
+	}
+}
+
+func testFillEndsOnce(s *slotSuite) {
+	f := s.reserve(Key(1))
+	s.fill(f, Key(1))
+	slot := s.publish(f)
+	f.Abort(errors.New("too late"))
+	f.Quarantine(errors.New("too late"), nil)
+	if again, err := f.Publish(); err == nil {
+		again.Release()
+		s.Error("published twice")
+	}
+	s.mustGet(s.st, Key(1))
+	slot.Release()
+
+	f = s.reserve(Key(2))
+	s.fill(f, Key(2))
+	f.Abort(errors.New("first"))
+	other := s.reserve(Key(3)) // may well have got the same slot
+	f.Abort(errors.New("second"))
+	if slot, err := f.Publish(); err == nil {
+		slot.Release()
+		s.Error("published after an abort")
+	}
+	s.wantMiss(s.st, Key(2))
+	s.fill(other, Key(3))
+	s.publish(other).Release()
+	s.mustGet(s.st, Key(3))
+}
+
+func testSlotsAreApart(s *slotSuite) {
+	var fills []tier.Fill
+	seen := make(map[uint32]bool)
+	for i := range slotCapacity {
+		f := s.reserve(Key(i))
+		if seen[f.Index()] {
+			s.Errorf("slot %d was given twice", f.Index())
+		}
+		seen[f.Index()] = true
+		if e := f.Extent(); e != s.st.Slots().At(f.Index()) || e.Len != s.imageBytes() || e.Validate() != nil {
+			s.Errorf("slot %d is [%d, +%d)", f.Index(), e.Off, e.Len)
+		}
+		fills = append(fills, f)
+	}
+	for i, f := range fills {
+		s.fill(f, Key(i))
+	}
+	for i, f := range fills {
+		slot := s.publish(f)
+		s.check(slot, Key(i))
+		slot.Release()
+	}
+}
+
+// A dump skipped a block that someone else held and answered OK: here it is told, and can wait for the other.
+func testReserveExisting(s *slotSuite) {
+	f := s.reserve(Key(1))
+	_, err := s.st.Reserve(s.Context(), Key(1))
+	s.wantIs("reserve of a block being filled", err, errdefs.ErrExists)
+	s.fill(f, Key(1))
+	slot := s.publish(f)
+	_, err = s.st.Reserve(s.Context(), Key(1))
+	s.wantIs("reserve of a ready block", err, errdefs.ErrExists)
+	slot.Release()
+	_, err = s.st.Reserve(s.Context(), Key(1))
+	s.wantIs("reserve of a ready block that is not pinned", err, errdefs.ErrExists)
+	s.mustGet(s.st, Key(1))
+}
+
+type opened struct {
+	slot tier.Slot
+	err  error
+}
+
+// openLater opens the block in another goroutine and returns once that waits.
+func (s *slotSuite) openLater(ctx context.Context, key block.Key) <-chan opened {
+	s.Helper()
+	c := make(chan opened, 1)
+	go func() {
+		slot, err := s.st.Open(ctx, key)
+		c <- opened{slot, err}
+	}()
+	synctest.Wait()
+	select {
+	case o := <-c:
+		s.Fatalf("open of a block being filled did not wait: %v", o.err)
+	default:
+	}
+	return c
+}
+
+func testOpenWaitsForPublish(s *slotSuite) {
+	f := s.reserve(Key(1))
+	var waits []<-chan opened
+	for range 3 {
+		waits = append(waits, s.openLater(s.Context(), Key(1)))
+	}
+	s.fill(f, Key(1))
+	slot := s.publish(f)
+	slot.Release()
+	// Those who waited have it pinned, even before they have run: nothing that happens now evicts it.
+	for i := range 3 * slotCapacity {
+		s.put(s.st, Key(100+i))
+	}
+	for _, w := range waits {
+		o := <-w
+		if o.err != nil {
+			s.Fatal(o.err)
+		}
+		s.check(o.slot, Key(1))
+		o.slot.Release()
+	}
+	if st, ok := s.stats(s.st); ok && st.Retained != 0 {
+		s.Errorf("%d pins are counted at the end", st.Retained)
+	}
+}
+
+// A waiter spun for ever when the loader died.
+func testOpenWaitsForAbort(s *slotSuite) {
+	f := s.reserve(Key(1))
+	waits := []<-chan opened{s.openLater(s.Context(), Key(1)), s.openLater(s.Context(), Key(1))}
+	cause := errors.New("the loader died")
+	f.Abort(cause)
+	for _, w := range waits {
+		o := <-w
+		s.wantIs("open", o.err, errdefs.ErrNotFound, cause)
+	}
+	s.store(Key(1)).Release()
+	s.mustGet(s.st, Key(1))
+}
+
+func testOpenGivesUp(s *slotSuite) {
+	f := s.reserve(Key(1))
+	cause := errors.New("too long")
+	ctx, cancel := context.WithTimeoutCause(s.Context(), time.Hour, cause)
+	defer cancel()
+	w, other := s.openLater(ctx, Key(1)), s.openLater(s.Context(), Key(1))
+	o := <-w
+	s.wantIs("open", o.err, cause)
+	s.fill(f, Key(1))
+	s.publish(f).Release()
+	(<-other).slot.Release()
+	// Who gave up holds no pin.
+	if err := s.st.Delete(s.Context(), Key(1)); err != nil {
+		s.Error(err)
+	}
+}
+
+func testPutWaitsForFill(s *slotSuite) {
+	src := s.image(Key(1))
+	for _, publish := range []bool{true, false} {
+		f := s.reserve(Key(1))
+		done := make(chan error, 1)
+		go func() { done <- s.st.Put(s.Context(), Key(1), src) }()
+		synctest.Wait()
+		select {
+		case err := <-done:
+			s.Fatalf("put of a block being filled did not wait: %v", err)
+		default:
+		}
+		if publish {
+			s.fill(f, Key(1))
+			s.publish(f).Release()
+		} else {
+			f.Abort(errors.New("the other died"))
+		}
+		if err := <-done; err != nil {
+			s.Errorf("published %v: %v", publish, err)
+		}
+		s.mustGet(s.st, Key(1))
+		if err := s.st.Delete(s.Context(), Key(1)); err != nil {
+			s.Error(err)
+		}
+	}
+}
+
+func testOpenBlocks(s *slotSuite) {
+	slot := s.store(Key(1))
+	for i := range 4 * slotCapacity {
+		s.put(s.st, Key(10+i))
+	}
+	s.check(slot, Key(1))
+	s.wantIs("delete of an open block", s.st.Delete(s.Context(), Key(1)), errdefs.ErrBusy)
+	slot.Release()
+	if err := s.st.Delete(s.Context(), Key(1)); err != nil {
+		s.Error(err)
+	}
+}
+
+func testReleaseTwice(s *slotSuite) {
+	first, second := s.store(Key(1)), s.mustOpen(Key(1))
+	first.Release()
+	first.Release() // must not undo second's pin
+	s.wantIs("delete", s.st.Delete(s.Context(), Key(1)), errdefs.ErrBusy)
+	second.Release()
+	if err := s.st.Delete(s.Context(), Key(1)); err != nil {
+		s.Error(err)
+	}
+	first.Release()
+	slot := s.store(Key(2)) // the same slot, perhaps
+	second.Release()
+	s.wantIs("delete", s.st.Delete(s.Context(), Key(2)), errdefs.ErrBusy)
+	slot.Release()
+}

@@ -1,0 +1,191 @@
+package tiertest
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/tier"
+)
+
+// Config says what is tested.
+type Config struct {
+	// Format is that of the tiers that Open returns; NewFormat makes one that is good for finding faults.
+	Format block.Format
+	// Open returns an empty tier with room for capacity blocks. The suite closes it; what else has to be undone, Open
+	// leaves to t.Cleanup.
+	Open func(t *testing.T, capacity int) tier.Tier
+	// Bounded says that the tier holds no more than capacity blocks and makes room within Put.
+	Bounded bool
+	// Corrupt changes the block's stored bytes behind the tier's back. Nil for a tier that keeps none.
+	Corrupt func(t *testing.T, tr tier.Tier, key block.Key)
+	// Reopen closes a tier of Open and opens what it left behind. Nil for a tier that leaves nothing.
+	Reopen func(t *testing.T, tr tier.Tier) tier.Tier
+}
+
+// Run runs the suite.
+func Run(t *testing.T, c Config) {
+	t.Helper()
+	tests := []struct {
+		name   string
+		run    func(s *suite)
+		bubble bool
+		skip   bool // the tier has not what this is about
+	}{
+		{name: "RoundTrip", run: testRoundTrip},
+		{name: "Miss", run: testMiss},
+		{name: "Lookup", run: testLookup},
+		{name: "PutTwice", run: testPutTwice},
+		{name: "PutRefusesBadImages", run: testPutRefuses},
+		{name: "RefusesBadExtents", run: testBadExtents},
+		{name: "Delete", run: testDelete},
+		{name: "RetainBlocksDelete", run: testRetain},
+		{name: "ReleaseWithoutRetainPanics", run: testUnbalancedRelease},
+		{name: "ConcurrentPutsOfOneKey", run: testConcurrentPuts},
+		{name: "GetDuringPut", run: testGetDuringPut},
+		{name: "CanceledContext", run: testCanceled},
+		{name: "UseAfterClose", run: testClosed},
+		{name: "Stats", run: testStats},
+		{name: "Hammer", run: testHammer},
+		{name: "OperationLog", run: testOperationLog},
+		{name: "Corrupt", run: testCorrupt, skip: c.Corrupt == nil},
+		{name: "Reopen", run: testReopen, skip: c.Reopen == nil},
+		{name: "Eviction", run: testEviction, skip: !c.Bounded},
+		{name: "RetainedIsNotEvicted", run: testRetainedStays, skip: !c.Bounded},
+		{name: "PutWaitsForPlace", run: testPutWaits, bubble: true, skip: !c.Bounded},
+	}
+	for _, tt := range tests {
+		if tt.skip {
+			continue
+		}
+		t.Run(tt.name, func(t *testing.T) {
+			if tt.bubble {
+				synctest.Test(t, func(t *testing.T) { tt.run(newSuite(t, c)) })
+				return
+			}
+			tt.run(newSuite(t, c))
+		})
+	}
+	runSlots(t, c)
+}
+
+// suite is what one test works with.
+type suite struct {
+	*testing.T
+	c Config
+}
+
+func newSuite(t *testing.T, c Config) *suite {
+	t.Helper()
+	return &suite{T: t, c: c}
+}
+
+// open opens a tier that is closed, without error, at the end of the test.
+func (s *suite) open(capacity int) tier.Tier {
+	s.Helper()
+	tr := s.c.Open(s.T, capacity)
+	s.Cleanup(func() {
+		if err := tr.Close(); err != nil {
+			s.Errorf("close: %v", err)
+		}
+	})
+	return tr
+}
+
+func (s *suite) imageBytes() int64 { return s.c.Format.Layout.ImageBytes() }
+
+// image returns the sealed image of key.
+func (s *suite) image(key block.Key) mem.Extent {
+	s.Helper()
+	e := Buffer(s.T, s.imageBytes())
+	Seal(s.T, s.c.Format, e.Bytes(), key, 0)
+	return e
+}
+
+func (s *suite) put(tr tier.Tier, key block.Key) {
+	s.Helper()
+	if err := tr.Put(s.Context(), key, s.image(key)); err != nil {
+		s.Fatal(err)
+	}
+}
+
+// mustGet reads the block and compares it with what was put.
+func (s *suite) mustGet(tr tier.Tier, key block.Key) {
+	s.Helper()
+	dst := Buffer(s.T, s.imageBytes())
+	if err := tr.Get(s.Context(), key, dst); err != nil {
+		s.Fatal(err)
+	}
+	if err := Check(s.c.Format, dst.Bytes(), key, 0); err != nil {
+		s.Fatal(err)
+	}
+}
+
+func (s *suite) wantMiss(tr tier.Tier, key block.Key) {
+	s.Helper()
+	if err := tr.Get(s.Context(), key, Buffer(s.T, s.imageBytes())); !errors.Is(err, errdefs.ErrNotFound) {
+		s.Errorf("get block %s: %v, want ErrNotFound", key, err)
+	}
+	if state := s.state(tr, key); state == tier.Ready {
+		s.Errorf("lookup of block %s answers %s", key, state)
+	}
+	if s.retain(tr, key) {
+		s.Errorf("retain of block %s answers a hit", key)
+		tr.Release(key)
+	}
+}
+
+func (s *suite) state(tr tier.Tier, key block.Key) tier.State {
+	s.Helper()
+	states := make([]tier.State, 1)
+	if err := tr.Lookup(s.Context(), []block.Key{key}, states); err != nil {
+		s.Fatal(err)
+	}
+	return states[0]
+}
+
+func (s *suite) retain(tr tier.Tier, key block.Key) bool {
+	s.Helper()
+	ok, err := tr.Retain(s.Context(), key)
+	if err != nil {
+		s.Fatal(err)
+	}
+	return ok
+}
+
+// mustRetain pins the block until the end of the test at the latest.
+func (s *suite) mustRetain(tr tier.Tier, key block.Key) {
+	s.Helper()
+	if !s.retain(tr, key) {
+		s.Fatalf("block %s cannot be retained", key)
+	}
+}
+
+func (s *suite) stats(tr tier.Tier) (tier.Stats, bool) {
+	st, ok := tr.(tier.Statter)
+	if !ok {
+		return tier.Stats{}, false
+	}
+	return st.Stats(), true
+}
+
+func (s *suite) wantIs(what string, err error, targets ...error) {
+	s.Helper()
+	for _, target := range targets {
+		if !errors.Is(err, target) {
+			s.Errorf("%s: %v, want %v", what, err, target)
+		}
+	}
+}
+
+// canceled returns a context that has ended, with the cause that it has.
+func (s *suite) canceled() (context.Context, error) {
+	cause := errors.New("the caller went away")
+	ctx, cancel := context.WithCancelCause(s.Context())
+	cancel(cause)
+	return ctx, cause
+}

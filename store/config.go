@@ -1,0 +1,171 @@
+package store
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"time"
+
+	"github.com/jonboulle/clockwork"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/tier"
+)
+
+// VerifyPolicy says when a block's checksums are verified on its way to the GPU.
+type VerifyPolicy uint8
+
+// The verify policies.
+const (
+	// VerifyAlways verifies every block of every load, also those that were in the cache already. The default.
+	VerifyAlways VerifyPolicy = iota
+	// VerifyFill verifies a block when it is read from a tier below, and trusts it while it lies in the cache.
+	VerifyFill
+)
+
+// String returns "always" or "fill".
+func (p VerifyPolicy) String() string {
+	switch p {
+	case VerifyAlways:
+		return "always"
+	case VerifyFill:
+		return "fill"
+	}
+	return fmt.Sprintf("verify(%d)", uint8(p))
+}
+
+// ParseVerify is the inverse of VerifyPolicy.String.
+func ParseVerify(s string) (VerifyPolicy, error) {
+	switch s {
+	case "always":
+		return VerifyAlways, nil
+	case "fill":
+		return VerifyFill, nil
+	}
+	return 0, fmt.Errorf("parse verify policy %q: it is neither always nor fill: %w", s, errdefs.ErrInvalid)
+}
+
+// Config describes a store. The tiers belong to who opened them and are closed by them, after the store.
+type Config struct {
+	// Format is the layout and identity of every block. The tiers must have been opened with the same.
+	Format block.Format
+	// Cache is the first tier; it needs two slots at least.
+	Cache tier.SlotTier
+	// Next holds the tiers below, first to last; may be empty. A block is durable when every one of them has it, or,
+	// without any, when the cache has published it.
+	Next []tier.Tier
+	// OpenLoad and OpenDump open the ordered streams for loads and dumps. They are called when a stream is first needed
+	// and again after one broke. The store closes what they return.
+	OpenLoad, OpenDump func() (stream.Stream, error)
+	// Verify says when checksums are verified on the way in.
+	Verify VerifyPolicy
+	// Readers and Writers are the goroutines that read from and write to the tiers below. Default 8 and 4.
+	Readers, Writers int
+	// Checkers are the goroutines that compute checksums. Default: GOMAXPROCS, at most 8.
+	Checkers int
+	// Tasks is how many loads, dumps and prefetches may run at the same time; further ones wait. Default 256.
+	Tasks int
+	// GroupBytes is about how many bytes go into one batch of a stream. Default 16 MiB.
+	GroupBytes int64
+	// LeaseMax is the longest a lease may live, and how long a layerwise dump waits for its next shard. Default 30 s.
+	LeaseMax time.Duration
+	// WaitMax is how long a block waits for a slot, or for another's fill, before it fails with ErrBusy. Default 30 s.
+	WaitMax time.Duration
+	// Clock times leases and waits. Default: the real one.
+	Clock clockwork.Clock
+	// Hooks are told what happens inside.
+	Hooks Hooks
+}
+
+// Defaults of Config.
+const (
+	DefaultReaders    = 8
+	DefaultWriters    = 4
+	DefaultTasks      = 256
+	DefaultGroupBytes = 16 << 20
+	DefaultLeaseMax   = 30 * time.Second
+	DefaultWaitMax    = 30 * time.Second
+	maxCheckers       = 8
+)
+
+func (c *Config) setDefaults() {
+	def := func(v *int, d int) {
+		if *v == 0 {
+			*v = d
+		}
+	}
+	def(&c.Readers, DefaultReaders)
+	def(&c.Writers, DefaultWriters)
+	def(&c.Checkers, min(runtime.GOMAXPROCS(0), maxCheckers))
+	def(&c.Tasks, DefaultTasks)
+	if c.GroupBytes == 0 {
+		c.GroupBytes = DefaultGroupBytes
+	}
+	if c.LeaseMax == 0 {
+		c.LeaseMax = DefaultLeaseMax
+	}
+	if c.WaitMax == 0 {
+		c.WaitMax = DefaultWaitMax
+	}
+	if c.Clock == nil {
+		c.Clock = clockwork.NewRealClock()
+	}
+}
+
+// Validate reports every problem of the configuration at once. Zero stands for the default and is valid.
+func (c *Config) Validate() error {
+	var errs []error
+	bad := func(format string, args ...any) {
+		errs = append(errs, fmt.Errorf(format+": %w", append(args, errdefs.ErrInvalid)...))
+	}
+	if c.Format.Layout == nil {
+		bad("store config: the format has no layout")
+	}
+	if c.Cache == nil {
+		bad("store config: there is no cache tier")
+	} else if c.Format.Layout != nil {
+		sl := c.Cache.Slots()
+		switch {
+		case sl.Region == nil || sl.Stride < c.Format.Layout.ImageBytes():
+			bad("store config: the cache's slots of %d bytes are too small for blocks of %d", sl.Stride, c.Format.Layout.ImageBytes())
+		case slotCount(c) < 2:
+			bad("store config: the cache has %d slots and needs 2 at least", slotCount(c))
+		}
+	}
+	for i, t := range c.Next {
+		if t == nil {
+			bad("store config: tier %d below the cache is nil", i+1)
+		}
+	}
+	if c.OpenLoad == nil || c.OpenDump == nil {
+		bad("store config: OpenLoad and OpenDump must be set")
+	}
+	if c.Verify > VerifyFill {
+		bad("store config: unknown verify policy %d", c.Verify)
+	}
+	for _, f := range []struct {
+		name string
+		v    int64
+	}{
+		{"readers", int64(c.Readers)},
+		{"writers", int64(c.Writers)},
+		{"checkers", int64(c.Checkers)},
+		{"tasks", int64(c.Tasks)},
+		{"group bytes", c.GroupBytes},
+		{"lease max", int64(c.LeaseMax)},
+		{"wait max", int64(c.WaitMax)},
+	} {
+		if f.v < 0 {
+			bad("store config: %s is %d and must not be negative", f.name, f.v)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// slotCount is the number of slots that the cache's array has room for.
+func slotCount(c *Config) int64 {
+	sl := c.Cache.Slots()
+	return (sl.Region.Len() - sl.Base) / sl.Stride
+}

@@ -1,0 +1,44 @@
+// Package store keeps KV-cache blocks in a pipeline of tiers and moves them to and from GPU pages: a cache of pinned slots,
+// and zero or more tiers below it ("cache", "cache|file"). It is embedded: it runs in the process of its user and in
+// that process's device context.
+//
+// # Model
+//
+// A block is absent, filling, ready or failed in each tier; only ready is a hit. A Lease pins the longest ready prefix of
+// some keys, each block in the tier where it lies. A Load brings blocks to pages: what is in the cache is checked and
+// copied at once, what lies below is read into slots by a bounded pool of readers, checked, and copied in groups as it
+// arrives. A Dump brings pages to blocks: pages are copied to slots (then the source is free), the slots are summed and
+// sealed, published in the cache, and written to every tier below while pinned (then the block is durable).
+//
+// An error concerns one block; the others of the task go on. A block that fails its check is a miss: it is dropped from
+// the tier that had it, counted, reported to Hooks.Corrupt, and read again from the tier below if there is one.
+//
+// # Released means quiesced
+//
+// Neither Load nor Dump reports a block, good or bad, before the stream's ticket for it has resolved, which is when
+// nothing can touch its page or its slot any more. Cancel stops what has not been issued and then waits like everybody
+// else. Slots of a canceled dump go to quarantine until the hardware is done with them.
+//
+// # Why nothing waits for ever
+//
+// Slots are the resource that everybody waits for. Slots are held in two ways:
+//
+//   - At the client's pleasure: by leases, and by layerwise dumps between their shards. Leases hold at most five eighths
+//     of the slots and take them without waiting (beyond it they pin the copy in the tier below, or end the prefix).
+//     Layerwise dumps hold at most a quarter, and take those of a whole chunk at once while they hold none. Both end by a
+//     deadline of at most Config.LeaseMax: a dead client gives back what it held.
+//   - For as long as the hardware takes: by copies, checksums and writes to the tiers below. Their holder never waits
+//     for a slot, for another's fill, for a dependency or for a pool that does: the first slot of a chunk is waited for
+//     while holding none, further ones are taken only if free; blocks that another is filling are put off until the
+//     task holds nothing; dependencies are waited for on the host before slots are taken (but for layerwise dumps, whose
+//     slots are of the other sort); queues in front of the pools never block; readers wait for a slot, and hold none.
+//
+// So at least an eighth of the slots (one, of two) comes back by the progress of hardware alone, and whoever waits for a slot gets one. Each wait
+// for a slot or for another's fill ends after Config.WaitMax all the same, with ErrBusy for that block alone.
+//
+// # Concurrency
+//
+// All methods are safe for concurrent use. Each task has one goroutine that owns its state; Config.Tasks bounds them.
+// Three pools of fixed size read from tiers, compute checksums, and write to tiers. No lock is held across I/O, driver
+// calls or hooks. Close joins every goroutine.
+package store

@@ -1,0 +1,289 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/tier"
+)
+
+// DumpOptions says how a dump runs.
+type DumpOptions struct {
+	// Layerwise starts each shard by DumpTask.SubmitShard, in any order, instead of all at once.
+	Layerwise bool
+	// After holds what must have resolved well before the pages are read.
+	After []mem.Dependency
+}
+
+// DumpTask is a running dump. It completes twice: SourceFree, then Durable. Safe for concurrent use. It need not be
+// waited for, except that a layerwise dump wants all its shards.
+type DumpTask struct {
+	task
+	pages   *Pages
+	after   []mem.Dependency
+	layers  bool
+	srcDone chan struct{}
+	pubDone chan struct{}
+	shardCh chan submission // layerwise: room for every shard
+
+	// Guarded by mu.
+	given   []bool // layerwise: shards that were submitted
+	left    int    // blocks without a result, and one for the task's goroutine
+	skipped int
+
+	// The rest belongs to the task's goroutine; an item's slot to the writer that has its job.
+	sc       *scratch
+	srcLeft  int          // blocks whose page may still be read
+	arrivals []submission // layerwise: in the order of submission
+}
+
+// submission is a shard whose pages are ready to be read once after has resolved.
+type submission struct {
+	shard int
+	after []mem.Dependency
+	met   bool
+}
+
+// Dump stores each ref's block from its page. Blocks that every durable tier has Ready already are skipped; one that
+// another is filling is waited for, and dumped after all if that fails. Dump waits until ctx ends for its turn among
+// Config.Tasks; ctx has no say over the task once that is returned. pages stays unchanged until SourceFree.
+//
+// A block is published in the cache, and found by lookups, once all its shards have landed and are summed; it is pinned there
+// until the tiers below have it. A dump may be larger than the cache: its blocks take slots as others become durable.
+// Blocks fail one by one: ErrBusy (no slot came free), ErrCanceled, ErrNoSpace, or the cause.
+func (s *Store) Dump(ctx context.Context, pages *Pages, refs []Ref, o DumpOptions) (*DumpTask, error) {
+	fail := func(err error) (*DumpTask, error) { return nil, fmt.Errorf("dump %d blocks: %w", len(refs), err) }
+	if err := pages.Validate(s.cfg.Format.Layout); err != nil {
+		return fail(err)
+	}
+	if err := s.begin(ctx); err != nil {
+		return fail(err)
+	}
+	sc := s.take(refs)
+	if err := sc.pages.checkRefs(refs, pages.count(), false); err != nil {
+		s.put(sc)
+		s.end()
+		return fail(err)
+	}
+	t := &DumpTask{pages: pages, layers: o.Layerwise, sc: sc, left: len(refs) + 1, srcLeft: len(refs), srcDone: make(chan struct{}), pubDone: make(chan struct{})}
+	t.init(s.dumpCtx, s, len(refs))
+	t.after = append(t.after, o.After...)
+	if t.layers {
+		t.shardCh, t.given = make(chan submission, s.shards), make([]bool, s.shards)
+	}
+	sc.flatten(pages)
+	s.count.dumps.Add(1)
+	go t.run()
+	return t, nil
+}
+
+// SubmitShard says that the shard's pages may be read once after has resolved well. Each shard of a layerwise dump is
+// submitted once, in any order; within Config.LeaseMax of the one before, or the dump fails with ErrExpired. It does not
+// wait. Errors: ErrInvalid for a dump that is not layerwise or a shard that it lacks, ErrExists for a second time,
+// ErrCanceled and others once the dump has been canceled.
+func (t *DumpTask) SubmitShard(ctx context.Context, shard int, after ...mem.Dependency) error {
+	fail := func(err error) error { return fmt.Errorf("submit shard %d of %d: %w", shard, t.s.shards, err) }
+	if !t.layers {
+		return fail(fmt.Errorf("the dump is not layerwise: %w", errdefs.ErrInvalid))
+	}
+	if shard < 0 || shard >= t.s.shards {
+		return fail(errdefs.ErrInvalid)
+	}
+	if ctx.Err() != nil {
+		return fail(context.Cause(ctx))
+	}
+	// A task that ended well has no cause but the plain one; its late shards are accepted, and do nothing.
+	if cause := context.Cause(t.ctx); cause != nil && !errors.Is(cause, context.Canceled) {
+		return fail(cause)
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if err := t.give(shard); err != nil {
+		return fail(err)
+	}
+	t.shardCh <- submission{shard: shard, after: after} // has room: each shard comes once
+	return nil
+}
+
+func (t *DumpTask) give(shard int) error {
+	if t.given[shard] {
+		return errdefs.ErrExists
+	}
+	t.given[shard] = true
+	return nil
+}
+
+// SourceFree waits until no page will be read any more, by this task or by hardware on its behalf, and returns nil; or
+// until ctx ends, and returns the context's cause. Whether the blocks were stored is another question: Durable.
+func (t *DumpTask) SourceFree(ctx context.Context) error {
+	select {
+	case <-t.srcDone:
+		return nil
+	default:
+	}
+	select {
+	case <-t.srcDone:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// Published waits until lookups find every block, or it has failed, and returns nil; or until ctx ends, and returns the
+// context's cause. Whether the blocks were stored is another question: Durable.
+func (t *DumpTask) Published(ctx context.Context) error {
+	select {
+	case <-t.pubDone:
+		return nil
+	default:
+	}
+	select {
+	case <-t.pubDone:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// Durable waits until every block is in every durable tier, or has failed, and returns the errors of the blocks, joined;
+// or until ctx ends, and returns the context's cause.
+func (t *DumpTask) Durable(ctx context.Context) error { return t.wait(ctx, t.done) }
+
+// Skipped returns how many blocks the dump did not have to copy, since the store had them already or another dump brought
+// them meanwhile. Only blocks that are durable count.
+func (t *DumpTask) Skipped() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.skipped
+}
+
+// run owns the task until its blocks are published; writers resolve it.
+func (t *DumpTask) run() {
+	err := t.met(t.after)
+	switch {
+	case err != nil:
+		t.failAll(err)
+	default:
+		t.sort()
+		if t.layers {
+			t.copyLayers()
+		} else {
+			t.copyBlocks()
+		}
+		t.awaitOthers()
+	}
+	close(t.pubDone)
+	t.one(-1, nil)
+}
+
+// met waits for dependencies. The task holds no slots, or those of a layerwise chunk.
+func (t *DumpTask) met(after []mem.Dependency) error {
+	for _, d := range after {
+		select {
+		case <-d.Done():
+			if err := d.Err(); err != nil {
+				return fmt.Errorf("what the dump has to wait for failed: %w", err)
+			}
+		case <-t.ctx.Done():
+			return context.Cause(t.ctx)
+		}
+	}
+	return nil
+}
+
+// sort gives blocks that are durable their result and leaves the others in todo.
+func (t *DumpTask) sort() {
+	sc := t.sc
+	sc.keys, sc.states, sc.durable = sc.keys[:0], sc.states[:0], sc.durable[:0]
+	for i := range sc.refs {
+		sc.keys = append(sc.keys, sc.refs[i].Key)
+		sc.states = append(sc.states, tier.Absent)
+		sc.durable = append(sc.durable, true)
+	}
+	first := min(1, len(t.s.next)) // the cache is durable only where there is nothing below it
+	for ti := first; ti <= len(t.s.next); ti++ {
+		clear(sc.states)
+		if err := t.s.tier(ti).Lookup(t.ctx, sc.keys, sc.states); err != nil {
+			clear(sc.states) // storing a block twice is no harm; storing it never would be
+			if t.ctx.Err() == nil && len(sc.keys) > 0 {
+				t.s.fellBack(t.s.tier(ti), sc.keys[0], err)
+			}
+		}
+		for i, st := range sc.states {
+			sc.durable[i] = sc.durable[i] && st == tier.Ready
+		}
+	}
+	n := 0
+	for _, i := range sc.todo {
+		if sc.durable[i] {
+			t.skip(i)
+			t.one(i, nil)
+			continue
+		}
+		sc.todo[n] = i
+		n++
+	}
+	sc.todo = sc.todo[:n]
+}
+
+// skip notes that the block is there without this dump's doing.
+func (t *DumpTask) skip(i int32) {
+	t.sc.items[i].skip = true
+	t.sourceFree(1)
+}
+
+// sourceFree counts n blocks whose pages are read no more.
+func (t *DumpTask) sourceFree(n int) {
+	if t.srcLeft -= n; t.srcLeft == 0 && n > 0 {
+		close(t.srcDone)
+	}
+}
+
+// fail gives block i, whose page is read no more, its result.
+func (t *DumpTask) fail(i int32, err error) {
+	t.sourceFree(1)
+	t.one(i, err)
+}
+
+func (t *DumpTask) failAll(err error) {
+	for _, i := range t.sc.todo {
+		t.fail(i, err)
+	}
+	t.sc.todo = t.sc.todo[:0]
+}
+
+// one gives block i its result, or the task's goroutine (i < 0) its leave. The last resolves the task.
+func (t *DumpTask) one(i int32, err error) {
+	if i >= 0 {
+		c := &t.s.count
+		switch {
+		case err != nil:
+			c.dumpErrors.Add(1)
+			t.set(i, "dump", t.sc.refs[i].Key, err)
+		case t.sc.items[i].skip:
+			c.skipped.Add(1)
+		default:
+			c.dumped.Add(1)
+		}
+	} else if len(t.errs) == 0 {
+		close(t.srcDone)
+	}
+	t.mu.Lock()
+	if i >= 0 && err == nil && t.sc.items[i].skip {
+		t.skipped++
+	}
+	t.left--
+	last := t.left == 0
+	t.mu.Unlock()
+	if !last {
+		return
+	}
+	t.s.put(t.sc)
+	t.sc = nil
+	t.cancel(nil)
+	close(t.done)
+	t.s.end()
+}

@@ -1,0 +1,186 @@
+package store_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/jonboulle/clockwork"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/store"
+	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/tier"
+	"github.com/kvlane/kvlane/tier/faulty"
+)
+
+// errorLog keeps every error that a store reported, by task or by hook.
+type errorLog struct {
+	mu   sync.Mutex
+	errs []error
+}
+
+func (l *errorLog) add(errs ...error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.errs = append(l.errs, errs...)
+}
+
+func (l *errorLog) hooks() store.Hooks {
+	return store.Hooks{
+		Corrupt:        func(_ string, _ block.Key, err error) { l.add(err) },
+		DurableFailed:  func(_ string, _ block.Key, err error) { l.add(err) },
+		StreamReopened: func(_ string, err error) { l.add(err) },
+		Fallback:       func(_ string, _ block.Key, err error) { l.add(err) },
+	}
+}
+
+// TestEveryFaultIsReported makes the Nth operation of each kind fail, for N = 0, 1, 2 and so on until none fails any
+// more. Each time the store must report the fault, return no wrong byte, keep what it called durable, and go on working.
+func TestEveryFaultIsReported(t *testing.T) {
+	t.Parallel()
+	for _, layer := range []struct {
+		name string
+		ops  []string
+	}{
+		{"device", []string{sim.OpWork, sim.OpCallLaunch, sim.OpRecord, sim.OpOpen}},
+		{"file", []string{faulty.OpLookup, faulty.OpRetain, faulty.OpGet, faulty.OpPut}},
+		{"cache", []string{faulty.OpLookup, faulty.OpRetain, faulty.OpOpen, faulty.OpReserve, faulty.OpLand, faulty.OpPublish}},
+	} {
+		for _, op := range layer.ops {
+			for _, action := range []string{"fail", "partial"} {
+				// Calls have no half; and half of an Open or a Retain that misses is a miss like any other.
+				if action == "partial" && !slices.Contains([]string{sim.OpWork, faulty.OpGet, faulty.OpPut, faulty.OpReserve}, op) {
+					continue
+				}
+				t.Run(layer.name+"/"+op+"/"+action, func(t *testing.T) {
+					t.Parallel()
+					n := 0
+					for failNth(t, layer.name, op, action, n) {
+						if n++; n > 300 {
+							t.Fatal("there is no end to the operations")
+						}
+					}
+					if n == 0 {
+						t.Fatal("the script does not use the operation")
+					}
+				})
+			}
+		}
+	}
+}
+
+// failNth runs the script with one fault and says whether it was injected.
+func failNth(t *testing.T, layer, op, action string, n int) bool {
+	t.Helper()
+	plan := fault.New(1)
+	log := &errorLog{}
+	o := rigOptions{slots: 6, dirs: []string{t.TempDir()}, path: stream.PathKernel}
+	o.tune = func(c *store.Config) { c.Hooks = log.hooks() }
+	clock := clockwork.NewRealClock()
+	switch layer {
+	case "file":
+		o.wrapFile = func(tr tier.Tier) tier.Tier { return faulty.New(tr, plan, clock) }
+	case "cache":
+		o.wrapCache = func(tr tier.SlotTier) tier.SlotTier { return faulty.NewSlots(tr, plan, clock) }
+	}
+	r := newRig(t, o)
+	for i := range 4 {
+		r.fill(uint32(i), i+1)
+		r.poison(uint32(8 + i))
+	}
+	if layer == "device" {
+		plan = r.plan
+	}
+	rule := fault.Nth(op, int(plan.Seen(op))+n)
+	if action == "partial" {
+		rule = rule.Partial(nil)
+	}
+	plan.Add(rule)
+
+	durable, loaded := faultScript(r, log)
+	injected := plan.Injected()
+	plan.Clear()
+	if lost := plan.Unreported(log.errs...); len(lost) > 0 {
+		t.Fatalf("%s %d: the fault was swallowed: %v\nreported: %v", op, n, lost, errors.Join(log.errs...))
+	}
+	for page, block := range loaded {
+		if err := r.holds(page, block); err != nil {
+			t.Fatalf("%s %d: a load that said OK: %v", op, n, err)
+		}
+	}
+	// It goes on working, and nothing that was durable is lost.
+	r.mustLoad(durable...)
+	r.dump(1, 2, 3, 4)
+	r.closeStore()
+	r.openStore()
+	r.mustLoad(1, 2, 3, 4)
+	return injected > 0
+}
+
+// faultScript uses all of a store once. It returns the blocks that are durable, and which page holds which block.
+func faultScript(r *rig, log *errorLog) (durable []int, loaded map[uint32]int) {
+	loaded = map[uint32]int{}
+	d, err := r.st.Dump(r.ctx(), r.pages, r.refs(0, 1, 2, 3), store.DumpOptions{})
+	r.must(err)
+	log.add(d.Durable(r.ctx()))
+	for i, err := range d.Errs() {
+		if err == nil {
+			durable = append(durable, i+1)
+		}
+	}
+	d, err = r.st.Dump(r.ctx(), r.pages, r.refs(3, 4), store.DumpOptions{Layerwise: true})
+	r.must(err)
+	for i := range r.o.shards {
+		log.add(d.SubmitShard(r.ctx(), i))
+	}
+	log.add(d.Durable(r.ctx()))
+	if d.Errs()[0] == nil {
+		durable = append(durable, 4)
+	}
+	_, err = r.st.Lookup(r.ctx(), r.keys(1, 2, 3, 4))
+	log.add(err)
+	load := func(first int, layerwise bool, ns ...int) {
+		l, err := r.st.LeasePrefix(r.ctx(), r.keys(ns...), 0)
+		r.must(err)
+		defer l.Release()
+		task, err := r.st.Load(r.ctx(), l, r.pages, r.refs(first, ns...), store.LoadOptions{Layerwise: layerwise})
+		r.must(err)
+		for i, err := range r.loaded(task) {
+			log.add(err)
+			if err == nil {
+				loaded[uint32(first+i)] = ns[i]
+			}
+		}
+	}
+	load(8, true, durable...)
+	for _, n := range durable { // from here on blocks come from files
+		r.must(r.cache.Delete(r.ctx(), r.key(n)))
+	}
+	p, err := r.st.Prefetch(r.ctx(), r.keys(durable[:len(durable)/2]...))
+	r.must(err)
+	log.add(p.Wait(r.ctx()))
+	load(12, false, durable...)
+	return durable, loaded
+}
+
+func TestFaultsNameWhatFailed(t *testing.T) {
+	t.Parallel()
+	plan := fault.New(1, fault.After(faulty.OpGet, 0).Fail(nil))
+	r := newRig(t, rigOptions{dirs: []string{t.TempDir()}, wrapFile: func(tr tier.Tier) tier.Tier {
+		return faulty.New(tr, plan, clockwork.NewRealClock())
+	}})
+	r.dump(1)
+	r.must(r.cache.Delete(r.ctx(), r.key(1)))
+	err := r.load(store.LoadOptions{}, 1)[0]
+	for _, want := range []string{fmt.Sprintf("load block %s", r.key(1)), "tier file", "injected fault"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("the error does not say %q: %v", want, err)
+		}
+	}
+}

@@ -1,0 +1,97 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/tier"
+)
+
+// fetch reads key from the first tier below that has it into a slot, and publishes it. It returns the slot pinned, and
+// the pipeline's tier. ErrExists: the block is in the cache, or another is bringing it. ErrNotFound: no tier has it.
+// With wait it waits for a slot, else ErrBusy where none is free.
+func (s *Store) fetch(ctx context.Context, key block.Key, wait bool) (tier.Slot, int8, error) {
+	var fill tier.Fill
+	var errs []error
+	for ti, t := range s.next {
+		// Retained first: a block that is nowhere must not cost another its slot, and none may go between the two steps.
+		ok, err := t.Retain(ctx, key)
+		if err == nil && !ok {
+			continue
+		}
+		if err == nil {
+			if fill == nil {
+				if fill, err = s.reserveFor(ctx, key, wait); err != nil {
+					t.Release(key)
+					return nil, 0, err
+				}
+			}
+			err = t.Get(ctx, key, s.imageOf(fill.Extent()))
+			t.Release(key)
+		}
+		if err == nil {
+			slot, err := s.publish(fill)
+			return slot, int8(ti + 1), err
+		}
+		if ctx.Err() != nil {
+			errs = append(errs, fmt.Errorf("tier %s: %w", t.Name(), err))
+			break
+		}
+		if errors.Is(err, errdefs.ErrNotFound) {
+			continue
+		}
+		errs = append(errs, fmt.Errorf("tier %s: %w", t.Name(), err))
+		if bad(err) {
+			s.count.corrupt.Add(1)
+			s.cfg.Hooks.corrupt(t.Name(), key, err)
+		} else {
+			s.fellBack(t, key, err)
+		}
+	}
+	err := errors.Join(errs...)
+	if err == nil {
+		err = fmt.Errorf("no tier has it: %w", errdefs.ErrNotFound)
+	}
+	if fill != nil {
+		fill.Abort(err) // Get has returned: nothing writes the slot any more
+	}
+	return nil, 0, err
+}
+
+func (s *Store) reserveFor(ctx context.Context, key block.Key, wait bool) (tier.Fill, error) {
+	if wait {
+		return s.reserve(ctx, key)
+	}
+	f, err := s.cache.Reserve(s.now, key)
+	if err != nil && isBusy(err) && !errors.Is(err, errdefs.ErrBusy) {
+		err = fmt.Errorf("%w: %w", errdefs.ErrBusy, err)
+	}
+	return f, err
+}
+
+// publish makes a fill whose slot holds a complete image Ready.
+func (s *Store) publish(fill tier.Fill) (tier.Slot, error) {
+	for i := range s.shards {
+		if err := fill.Land(i); err != nil {
+			fill.Abort(err)
+			return nil, fmt.Errorf("land shard %d: %w", i, err)
+		}
+	}
+	slot, err := fill.Publish()
+	if err != nil {
+		return nil, fmt.Errorf("publish: %w", err)
+	}
+	return slot, nil
+}
+
+// bad says whether err means that stored bytes are not the block's.
+func bad(err error) bool {
+	return errors.Is(err, errdefs.ErrCorrupt) || errors.Is(err, errdefs.ErrMismatch)
+}
+
+func notFound(err error) bool { return errors.Is(err, errdefs.ErrNotFound) }
+
+func isExists(err error) bool { return errors.Is(err, errdefs.ErrExists) }

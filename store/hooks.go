@@ -1,0 +1,48 @@
+package store
+
+import (
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/tier"
+)
+
+// Hooks are called when something happens that an operator wants to know of. Each may be nil. They are called without
+// locks held, from several goroutines at once, on the path of the block concerned: they should return soon, and may
+// call the store but must not wait for one of its tasks.
+type Hooks struct {
+	// Corrupt is called when a block failed its check in a tier and was dropped there.
+	Corrupt func(tier string, key block.Key, err error)
+	// DurableFailed is called when a dumped block could not be written to a tier.
+	DurableFailed func(tier string, key block.Key, err error)
+	// StreamReopened is called when a broken stream has been replaced; err is what broke it.
+	StreamReopened func(direction string, err error)
+	// Fallback is called when a tier failed, other than by a miss, and the store went on without it: it asked the next
+	// tier, or took the block for one that the tier does not have. key is the block concerned, the first of several.
+	Fallback func(tier string, key block.Key, err error)
+}
+
+func (h *Hooks) corrupt(tier string, key block.Key, err error) {
+	if h.Corrupt != nil {
+		h.Corrupt(tier, key, err)
+	}
+}
+
+func (h *Hooks) durableFailed(tier string, key block.Key, err error) {
+	if h.DurableFailed != nil {
+		h.DurableFailed(tier, key, err)
+	}
+}
+
+func (h *Hooks) streamReopened(direction string, err error) {
+	if h.StreamReopened != nil {
+		h.StreamReopened(direction, err)
+	}
+}
+
+// fellBack counts a tier's failure, and tells the hook.
+func (s *Store) fellBack(t tier.Tier, key block.Key, err error) {
+	s.count.tierErrors.Add(1)
+	s.count.fallbacks.Add(1)
+	if f := s.cfg.Hooks.Fallback; f != nil {
+		f(t.Name(), key, err)
+	}
+}

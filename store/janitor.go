@@ -1,0 +1,133 @@
+package store
+
+import (
+	"sync"
+	"time"
+
+	"github.com/jonboulle/clockwork"
+)
+
+// janitor ends leases at their deadlines, on one goroutine.
+type janitor struct {
+	clock clockwork.Clock
+	wake  chan struct{} // the earliest deadline may have changed
+	quit  chan struct{}
+	done  chan struct{}
+
+	mu     sync.Mutex
+	live   map[*Lease]struct{}
+	next   time.Time // when the goroutine wakes by itself
+	closed bool
+	// expired counts leases that ended by their deadline.
+	expired int64
+}
+
+func newJanitor(clock clockwork.Clock) *janitor {
+	j := &janitor{
+		clock: clock,
+		wake:  make(chan struct{}, 1),
+		quit:  make(chan struct{}),
+		done:  make(chan struct{}),
+		live:  make(map[*Lease]struct{}),
+	}
+	go j.run()
+	return j
+}
+
+// add takes charge of l; false once closed.
+func (j *janitor) add(l *Lease) bool {
+	j.mu.Lock()
+	if j.closed {
+		j.mu.Unlock()
+		return false
+	}
+	j.live[l] = struct{}{}
+	first := l.deadline.Before(j.next)
+	j.mu.Unlock()
+	if first {
+		j.nudge()
+	}
+	return true
+}
+
+func (j *janitor) remove(l *Lease) {
+	j.mu.Lock()
+	delete(j.live, l)
+	j.mu.Unlock()
+}
+
+func (j *janitor) nudge() {
+	select {
+	case j.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (j *janitor) counts() (live int, expired int64) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return len(j.live), j.expired
+}
+
+func (j *janitor) run() {
+	defer close(j.done)
+	timer := j.clock.NewTimer(idle)
+	defer timer.Stop()
+	for {
+		due, wait := j.due()
+		for _, l := range due {
+			if l.finish() {
+				j.mu.Lock()
+				j.expired++
+				j.mu.Unlock()
+			}
+		}
+		timer.Reset(wait)
+		select {
+		case <-timer.Chan():
+		case <-j.wake:
+		case <-j.quit:
+			return
+		}
+	}
+}
+
+// idle is how long the janitor sleeps where no lease is live.
+const idle = time.Hour
+
+// due takes out the leases whose deadline has passed, and says how long to wait for the next. It looks at every lease:
+// there are as many as requests in flight, and it happens once a deadline.
+func (j *janitor) due() ([]*Lease, time.Duration) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	now := j.clock.Now()
+	j.next = now.Add(idle)
+	var due []*Lease
+	for l := range j.live {
+		if !now.Before(l.deadline) {
+			delete(j.live, l)
+			due = append(due, l)
+		} else if l.deadline.Before(j.next) {
+			j.next = l.deadline
+		}
+	}
+	return due, j.next.Sub(now)
+}
+
+// close ends every lease and the goroutine.
+func (j *janitor) close() {
+	j.mu.Lock()
+	if j.closed {
+		j.mu.Unlock()
+		return
+	}
+	j.closed = true
+	live := j.live
+	j.live = map[*Lease]struct{}{}
+	j.mu.Unlock()
+	close(j.quit)
+	<-j.done
+	for l := range live {
+		l.finish()
+	}
+}

@@ -1,0 +1,332 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/tier"
+)
+
+// run owns the task until it has resolved.
+func (t *LoadTask) run() {
+	stop := t.ctx.Done()
+	for {
+		if stop != nil && t.ctx.Err() != nil {
+			stop = nil
+			t.stop()
+		}
+		t.scan()
+		t.read()
+		t.flush()
+		if t.checking == 0 && t.reading == 0 && len(t.flying) == 0 && len(t.sc.ready) == 0 {
+			if len(t.sc.todo) == 0 && len(t.sc.reads) == 0 && !t.await() {
+				break
+			}
+			continue
+		}
+		var landed <-chan struct{}
+		if len(t.flying) > 0 {
+			landed = t.flying[0].oldest().Done()
+		}
+		select {
+		case r := <-t.sc.results:
+			t.took(r)
+			t.drain()
+		case <-landed:
+			t.land()
+		case <-stop:
+		}
+	}
+	t.finish()
+}
+
+// drain takes what results there are, so that they make one batch.
+func (t *LoadTask) drain() {
+	for {
+		select {
+		case r := <-t.sc.results:
+			t.took(r)
+		default:
+			return
+		}
+	}
+}
+
+// scan opens blocks that are in the cache and sorts out the others. It never waits.
+func (t *LoadTask) scan() {
+	sc := t.sc
+	n := 0
+	for _, i := range sc.todo {
+		if t.open >= windowBlocks {
+			break
+		}
+		n++
+		slot, err := t.s.cache.Open(t.s.now, sc.refs[i].Key)
+		switch {
+		case err == nil:
+			t.opened(i, slot)
+		case notFound(err):
+			sc.reads = append(sc.reads, i)
+		case isBusy(err):
+			sc.others = append(sc.others, i)
+		default:
+			t.failed(i, err)
+		}
+	}
+	sc.todo = append(sc.todo[:0], sc.todo[n:]...)
+}
+
+// opened takes a slot that was in the cache already: it is verified unless the policy trusts it.
+func (t *LoadTask) opened(i int32, slot tier.Slot) {
+	t.sc.items[i].slot, t.sc.items[i].from = slot, 0
+	t.open++
+	if t.s.cfg.Verify == VerifyAlways {
+		t.checking++
+		t.s.checks.push(job{t, i})
+		return
+	}
+	t.sc.ready = append(t.sc.ready, i)
+}
+
+// read asks the readers for blocks that are not in the cache.
+func (t *LoadTask) read() {
+	sc := t.sc
+	n := min(len(sc.reads), windowReads-t.reading)
+	for _, i := range sc.reads[:n] {
+		t.reading++
+		t.open++
+		t.s.readers.push(job{t, i})
+	}
+	sc.reads = append(sc.reads[:0], sc.reads[n:]...)
+}
+
+// work runs a job of the task in a pool.
+func (t *LoadTask) work(kind jobKind, i int32) {
+	it, key := &t.sc.items[i], t.sc.refs[i].Key
+	var err error
+	if kind == jobCheck {
+		err = t.s.cfg.Format.Verify(t.s.imageOf(it.slot.Extent()).Bytes(), key)
+	} else {
+		it.slot, it.from, err = t.s.fetch(t.ctx, key, true)
+	}
+	t.sc.results <- result{i, err}
+}
+
+// took acts on what a job found.
+func (t *LoadTask) took(r result) {
+	sc := t.sc
+	it := &sc.items[r.i]
+	switch wasCheck := it.slot != nil && it.from == 0; {
+	case wasCheck:
+		t.checking--
+		if r.err != nil {
+			t.corrupt(r.i, r.err)
+			return
+		}
+	default:
+		t.reading--
+	}
+	switch {
+	case r.err == nil && t.stopped:
+		t.failed(r.i, context.Cause(t.ctx))
+	case r.err == nil:
+		sc.ready = append(sc.ready, r.i)
+	case isExists(r.err) && !t.stopped:
+		t.open--
+		sc.others = append(sc.others, r.i)
+	default:
+		t.open--
+		t.failed(r.i, r.err)
+	}
+}
+
+// corrupt drops a cached copy that failed its check and tries the tiers below.
+func (t *LoadTask) corrupt(i int32, err error) {
+	it := &t.sc.items[i]
+	it.slot.Corrupt(err)
+	t.drop(it)
+	t.s.count.corrupt.Add(1)
+	t.s.cfg.Hooks.corrupt(t.s.cache.Name(), t.sc.refs[i].Key, err)
+	if len(t.s.next) == 0 || t.stopped {
+		t.failed(i, err)
+		return
+	}
+	it.cause = err
+	t.s.count.refills.Add(1)
+	t.sc.reads = append(t.sc.reads, i)
+}
+
+// drop unpins the item's slot.
+func (t *LoadTask) drop(it *item) {
+	it.slot.Release()
+	it.slot = nil
+	t.open--
+}
+
+// flush submits what is ready, unless enough is in the stream already or more is about to be ready.
+func (t *LoadTask) flush() {
+	for len(t.sc.ready) > 0 && len(t.flying) < groupsAhead {
+		n := min(len(t.sc.ready), t.s.group)
+		if t.layers {
+			n = len(t.sc.ready) // one batch a shard for all of them, so that the first shard is not behind the last
+		}
+		if t.checking > 0 && (t.layers || n < t.s.group) {
+			return
+		}
+		t.submit(t.sc.ready[:n])
+		t.sc.ready = append(t.sc.ready[:0], t.sc.ready[n:]...)
+	}
+}
+
+func (t *LoadTask) submit(blocks []int32) {
+	n := 1
+	if t.layers {
+		n = t.s.shards
+	}
+	g := t.sc.group(n)
+	for _, i := range blocks {
+		g.add(i, t.sc.refs[i].Page, t.sc.items[i].slot.Index())
+	}
+	for k := range n {
+		planes := t.sc.planes
+		if t.layers {
+			planes = t.pages.Shards[k]
+		}
+		tk, err := t.s.loads.submit(t.ctx, g.batch(k, mem.ToPages, planes, t.s.slots))
+		if err != nil {
+			g.fail(err)
+			break
+		}
+		g.tickets = append(g.tickets, tk)
+	}
+	t.flying = append(t.flying, g)
+	if g.quiet() {
+		t.settle()
+	}
+}
+
+// land takes note of the oldest ticket.
+func (t *LoadTask) land() {
+	g := t.flying[0]
+	tk := g.oldest()
+	g.landed++
+	if err := tk.Err(); err != nil {
+		g.fail(err)
+	}
+	t.travelled(&t.s.loads, &t.s.count.load, tk)
+	if t.layers {
+		t.arrived(g.landed-1, len(g.refs))
+	}
+	if g.quiet() {
+		t.settle()
+	}
+}
+
+// settle gives the blocks of groups whose tickets have all resolved their results.
+func (t *LoadTask) settle() {
+	for len(t.flying) > 0 && t.flying[0].quiet() {
+		g := t.flying[0]
+		t.flying = slices.Delete(t.flying, 0, 1)
+		for _, i := range g.refs {
+			it := &t.sc.items[i]
+			from := it.from
+			if g.err == nil {
+				t.drop(it)
+				t.left--
+				t.s.count.hits[from].Add(1)
+				continue
+			}
+			t.failedAfter(i, g.err, g.landed)
+		}
+		t.sc.free(g)
+	}
+}
+
+// await waits for one block that another is filling; the task holds no slot. False: there is none.
+func (t *LoadTask) await() bool {
+	sc := t.sc
+	if len(sc.others) == 0 {
+		return false
+	}
+	i := sc.others[0]
+	slot, err := t.s.open(t.ctx, sc.refs[i].Key)
+	it := &sc.items[i]
+	// The rest has had as long to become ready: it is looked at anew, together.
+	sc.todo = append(sc.todo, sc.others[1:]...)
+	sc.others = sc.others[:0]
+	switch {
+	case err == nil:
+		t.opened(i, slot)
+	case notFound(err) && it.tries < maxTries && t.ctx.Err() == nil:
+		it.tries++
+		t.s.count.retries.Add(1)
+		sc.reads = append(sc.reads, i)
+	default:
+		t.failed(i, err)
+	}
+	return true
+}
+
+// stop acts on the end of the task's context: nothing more is issued, and what flies is asked to land soon.
+func (t *LoadTask) stop() {
+	t.stopped = true
+	cause := context.Cause(t.ctx)
+	sc := t.sc
+	for _, list := range []*[]int32{&sc.todo, &sc.reads, &sc.others, &sc.ready} {
+		for _, i := range *list {
+			t.failed(i, cause)
+		}
+		*list = (*list)[:0]
+	}
+	for _, g := range t.flying {
+		g.cancel()
+	}
+}
+
+// failed gives block i its result before any of its shards was copied.
+func (t *LoadTask) failed(i int32, err error) { t.failedAfter(i, err, 0) }
+
+func (t *LoadTask) failedAfter(i int32, err error, shards int) {
+	it := &t.sc.items[i]
+	if it.slot != nil {
+		t.drop(it)
+	}
+	if it.cause != nil {
+		err = fmt.Errorf("%w; and then: %w", it.cause, err)
+	}
+	t.set(i, "load", t.sc.refs[i].Key, err)
+	t.s.count.loadErrors.Add(1)
+	t.left--
+	if t.layers {
+		for k := shards; k < t.s.shards; k++ {
+			t.arrived(k, 1)
+		}
+	}
+}
+
+// arrived counts n blocks that no longer wait for the shard.
+func (t *LoadTask) arrived(shard, n int) {
+	if t.shardLeft[shard] -= n; t.shardLeft[shard] == 0 {
+		close(t.shardDone[shard])
+	}
+}
+
+func (t *LoadTask) finish() {
+	for i := range t.shardDone { // an empty task has nothing to count down
+		select {
+		case <-t.shardDone[i]:
+		default:
+			close(t.shardDone[i])
+		}
+	}
+	t.s.put(t.sc)
+	t.sc = nil
+	if t.lease != nil {
+		t.lease.unuse()
+	}
+	t.cancel(nil)
+	close(t.done)
+	t.s.end()
+}

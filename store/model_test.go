@@ -1,0 +1,459 @@
+package store_test
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jonboulle/clockwork"
+
+	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/store"
+	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/tier"
+	"github.com/kvlane/kvlane/tier/faulty"
+)
+
+// The metamorphic test: one random log of operations, drawn from a seed, runs under several configurations against a
+// model that is a map. What it asserts in each of them:
+//
+//   - a load that says OK put exactly the block's bytes on the page, and one that failed or was canceled writes nothing to
+//     it after it was done;
+//   - pages may be overwritten once SourceFree returned: what was stored is what they held before;
+//   - a block that a dump called durable is found after restarts and crashes, unless the test damaged it, and what fails
+//     names a fault that was injected;
+//   - a block that was never dumped is never found;
+//   - at the end nothing is pinned.
+//
+// KVLANE_STORE_SEEDS=n runs n seeds instead of a few; KVLANE_STORE_SEED=x runs that seed alone.
+func TestModel(t *testing.T) {
+	t.Parallel()
+	for _, c := range []modelConfig{
+		{name: "cache"},
+		{name: "cache-tiny", slots: 2},
+		{name: "cache,file", dirs: 1},
+		{name: "cache-tiny,file", slots: 2, dirs: 1},
+		{name: "cache,two directories", dirs: 2, layerwise: true},
+		{name: "cache-tiny,file,layerwise", slots: 3, dirs: 1, layerwise: true},
+		{name: "cache,file,faults", dirs: 1, faults: true},
+		{name: "cache-tiny,two directories,faults", slots: 3, dirs: 2, faults: true, layerwise: true},
+	} {
+		for _, seed := range modelSeeds(t) {
+			t.Run(fmt.Sprintf("%s/seed=%d", c.name, seed), func(t *testing.T) {
+				t.Parallel()
+				runModel(t, c, seed)
+			})
+		}
+	}
+}
+
+func modelSeeds(t *testing.T) []uint64 {
+	t.Helper()
+	number := func(name string) (uint64, bool) {
+		v := os.Getenv(name)
+		if v == "" {
+			return 0, false
+		}
+		n, err := strconv.ParseUint(v, 10, 64)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		return n, true
+	}
+	if seed, ok := number("KVLANE_STORE_SEED"); ok {
+		return []uint64{seed}
+	}
+	n, ok := number("KVLANE_STORE_SEEDS")
+	if !ok {
+		n = 2
+	}
+	var seeds []uint64
+	for i := range n {
+		seeds = append(seeds, i+1)
+	}
+	return seeds
+}
+
+type modelConfig struct {
+	name      string
+	slots     int // default 8
+	dirs      int
+	layerwise bool
+	faults    bool
+}
+
+const (
+	modelBlocks = 24
+	modelPages  = 40
+	modelOps    = 120
+)
+
+// modelBlock is what the model knows of a block.
+type modelBlock struct {
+	tried   bool // a dump of it was begun
+	durable bool // a dump said so, and nothing has damaged it since
+	damaged bool // the test damaged a copy: it may be found corrupt or be gone
+}
+
+// pending is a task that has not been waited for.
+type pending struct {
+	what  string
+	refs  []store.Ref
+	ns    []int
+	load  *store.LoadTask
+	dump  *store.DumpTask
+	lease *store.Lease
+	quit  bool         // canceled by the test, or by a crash
+	known []modelBlock // a load: what was known of each block when it began
+}
+
+type model struct {
+	t       *testing.T
+	c       modelConfig
+	r       *rig
+	rng     *rand.Rand
+	blocks  [modelBlocks]modelBlock
+	free    []uint32        // pages that belong to nobody
+	quiet   map[uint32]bool // free pages that were poisoned after a task was done with them
+	tasks   []*pending
+	leases  []*store.Lease
+	history []string
+}
+
+func runModel(t *testing.T, c modelConfig, seed uint64) {
+	t.Helper()
+	m := &model{t: t, c: c, rng: rand.New(rand.NewPCG(seed, 0x6d6f64656c)), quiet: map[uint32]bool{}}
+	o := rigOptions{slots: 8, pages: modelPages, planeBytes: 128, path: stream.PathKernel}
+	if c.slots > 0 {
+		o.slots = c.slots
+	}
+	for range c.dirs {
+		o.dirs = append(o.dirs, t.TempDir())
+	}
+	o.tune = func(sc *store.Config) { sc.Readers, sc.Writers, sc.Checkers, sc.GroupBytes = 2, 2, 2, 64<<10 }
+	if c.faults {
+		clock := clockwork.NewRealClock()
+		fp, cp := fault.New(seed), fault.New(seed+1)
+		for _, op := range []string{faulty.OpLookup, faulty.OpRetain, faulty.OpGet, faulty.OpPut} {
+			fp.Add(fault.Rate(op, 0.02).Fail(nil))
+			fp.Add(fault.Rate(op, 0.02).Delay(time.Millisecond))
+		}
+		for _, op := range []string{faulty.OpRetain, faulty.OpOpen, faulty.OpReserve, faulty.OpPublish} {
+			cp.Add(fault.Rate(op, 0.01).Fail(nil))
+		}
+		o.wrapFile = func(tr tier.Tier) tier.Tier { return faulty.New(tr, fp, clock) }
+		o.wrapCache = func(tr tier.SlotTier) tier.SlotTier { return faulty.NewSlots(tr, cp, clock) }
+	}
+	m.r = newRig(t, o)
+	if c.faults {
+		// Only the store's streams launch kernels; the test's own copies use copy engines.
+		m.r.plan.Add(fault.Rate(sim.OpLaunch, 0.02).Fail(nil))
+		m.r.plan.Add(fault.Rate(sim.OpLaunch, 0.05).Delay(time.Millisecond))
+	}
+	for p := range uint32(modelPages) {
+		m.free = append(m.free, p)
+	}
+	defer func() {
+		if t.Failed() {
+			t.Logf("seed %d, %s:\n%s", seed, c.name, strings.Join(m.history, "\n"))
+		}
+	}()
+	for range modelOps {
+		m.step()
+	}
+	m.restart(false)
+	for n := range m.blocks {
+		m.checkLoad(m.begin(false, []int{n}, false))
+	}
+}
+
+func (m *model) log(format string, args ...any) {
+	m.history = append(m.history, fmt.Sprintf(format, args...))
+}
+
+func (m *model) step() {
+	switch x := m.rng.IntN(100); {
+	case x < 30:
+		m.begin(true, m.draw(), m.c.layerwise && m.rng.IntN(2) == 0)
+	case x < 60:
+		m.begin(false, m.draw(), m.rng.IntN(2) == 0)
+	case x < 75:
+		m.finishOne()
+	case x < 80:
+		m.lookup()
+	case x < 87:
+		m.leaseOne()
+	case x < 90:
+		m.log("prefetch")
+		_, err := m.r.st.Prefetch(m.r.ctx(), m.r.keys(m.draw()...))
+		m.r.must(err)
+	case x < 94:
+		m.damage()
+	case x < 97:
+		m.restart(false)
+	default:
+		m.restart(true)
+	}
+}
+
+// draw returns some blocks, no two alike.
+func (m *model) draw() []int {
+	return m.rng.Perm(modelBlocks)[:1+m.rng.IntN(6)]
+}
+
+// takePages takes pages out of free, and checks that nobody wrote to them since their last user was done with them.
+func (m *model) takePages(k int) []uint32 {
+	m.rng.Shuffle(len(m.free), func(i, j int) { m.free[i], m.free[j] = m.free[j], m.free[i] })
+	pages := m.free[:k:k]
+	m.free = m.free[k:]
+	for _, p := range pages {
+		if m.quiet[p] && !m.r.poisoned(p) {
+			m.t.Fatalf("page %d was written to after its task was done", p)
+		}
+		delete(m.quiet, p)
+	}
+	return pages
+}
+
+func (m *model) givePages(refs []store.Ref) {
+	for _, ref := range refs {
+		m.r.poison(ref.Page)
+		m.quiet[ref.Page] = true
+		m.free = append(m.free, ref.Page)
+	}
+}
+
+// begin starts a dump or a load of the blocks.
+func (m *model) begin(dump bool, ns []int, layerwise bool) *pending {
+	for len(m.free) < len(ns) || len(m.tasks) >= 4 {
+		m.finishOne()
+	}
+	p := &pending{ns: ns}
+	for i, page := range m.takePages(len(ns)) {
+		p.refs = append(p.refs, store.Ref{Key: m.r.key(ns[i]), Page: page})
+	}
+	var err error
+	if dump {
+		p.what = fmt.Sprintf("dump %v layerwise=%v", ns, layerwise)
+		for i, n := range ns {
+			m.r.fill(p.refs[i].Page, n)
+			m.blocks[n].tried = true
+		}
+		p.dump, err = m.r.st.Dump(m.r.ctx(), m.r.pages, p.refs, store.DumpOptions{Layerwise: layerwise})
+		m.r.must(err)
+		if layerwise {
+			m.submitShards(p)
+		}
+	} else {
+		for i, ref := range p.refs {
+			m.r.poison(ref.Page)
+			p.known = append(p.known, m.blocks[ns[i]])
+		}
+		if m.rng.IntN(2) == 0 {
+			p.lease, err = m.r.st.LeasePrefix(m.r.ctx(), m.r.keys(ns...), 0)
+			m.r.must(err)
+			if k := p.lease.Len(); k > len(ns) {
+				m.t.Fatalf("leased %d of %d blocks", k, len(ns))
+			}
+		}
+		p.what = fmt.Sprintf("load %v layerwise=%v", ns, layerwise)
+		p.load, err = m.r.st.Load(m.r.ctx(), p.lease, m.r.pages, p.refs, store.LoadOptions{Layerwise: layerwise})
+		m.r.must(err)
+	}
+	m.log("begin %s", p.what)
+	m.tasks = append(m.tasks, p)
+	if m.rng.IntN(8) == 0 {
+		m.log("cancel it")
+		p.quit = true
+		if dump {
+			p.dump.Cancel()
+		} else {
+			p.load.Cancel()
+		}
+	}
+	return p
+}
+
+// submitShards submits a layerwise dump's shards in a random order, and now and then leaves one out and cancels.
+func (m *model) submitShards(p *pending) {
+	short := m.rng.IntN(10) == 0
+	for i, s := range m.rng.Perm(m.r.o.shards) {
+		if short && i == m.r.o.shards-1 {
+			p.quit = true
+			p.dump.Cancel()
+			return
+		}
+		if err := p.dump.SubmitShard(m.r.ctx(), s, []mem.Dependency{}...); err != nil && !m.c.faults {
+			m.t.Fatal(err)
+		}
+	}
+}
+
+func (m *model) finishOne() {
+	if len(m.tasks) == 0 {
+		return
+	}
+	p := m.tasks[m.rng.IntN(len(m.tasks))]
+	if p.dump != nil {
+		m.checkDump(p)
+	} else {
+		m.checkLoad(p)
+	}
+}
+
+func (m *model) forget(p *pending) {
+	for i, o := range m.tasks {
+		if o == p {
+			m.tasks = append(m.tasks[:i], m.tasks[i+1:]...)
+			return
+		}
+	}
+}
+
+func (m *model) checkDump(p *pending) {
+	m.forget(p)
+	m.r.must(p.dump.SourceFree(m.r.ctx()))
+	m.givePages(p.refs) // scribbles over them, before the dump is durable
+	m.r.resolved(p.dump.Done())
+	for i, err := range p.dump.Errs() {
+		n := p.ns[i]
+		m.log("end %s: block %d: %v", p.what, n, err)
+		switch {
+		case err == nil:
+			if m.c.dirs > 0 {
+				m.blocks[n].durable = true
+			}
+		case !m.excused(p, err):
+			m.t.Fatalf("%s: block %d failed without a reason: %v", p.what, n, err)
+		}
+	}
+}
+
+func (m *model) checkLoad(p *pending) {
+	m.forget(p)
+	m.r.resolved(p.load.Done())
+	if p.lease != nil {
+		p.lease.Release()
+	}
+	for i, err := range p.load.Errs() {
+		n := p.ns[i]
+		b := &m.blocks[n]
+		m.log("end %s: block %d: %v", p.what, n, err)
+		switch {
+		case err == nil && !b.tried:
+			m.t.Fatalf("%s: block %d was found and never dumped", p.what, n)
+		case err == nil:
+			if err := m.r.holds(p.refs[i].Page, n); err != nil {
+				m.t.Fatalf("%s said OK: %v", p.what, err)
+			}
+		case m.excused(p, err):
+		case b.damaged && (errors.Is(err, errdefs.ErrCorrupt) || errors.Is(err, errdefs.ErrNotFound)):
+		case !p.known[i].durable && errors.Is(err, errdefs.ErrNotFound):
+		default:
+			m.t.Fatalf("%s: block %d (%+v) was lost without a reason: %v", p.what, n, p.known[i], err)
+		}
+	}
+	m.givePages(p.refs)
+}
+
+// excused says whether err has a reason that the test gave.
+func (m *model) excused(p *pending, err error) bool {
+	return p.quit && (errors.Is(err, errdefs.ErrCanceled) || errors.Is(err, errdefs.ErrClosed)) || m.c.faults && errors.Is(err, fault.ErrInjected)
+}
+
+func (m *model) lookup() {
+	ns := m.draw()
+	hits, err := m.r.st.Lookup(m.r.ctx(), m.r.keys(ns...))
+	if err != nil && !errors.Is(err, fault.ErrInjected) {
+		m.t.Fatal(err)
+	}
+	for i, h := range hits {
+		if h.State == tier.Ready && !m.blocks[ns[i]].tried {
+			m.t.Fatalf("block %d is ready in %s and was never dumped", ns[i], h.Tier)
+		}
+	}
+}
+
+func (m *model) leaseOne() {
+	if len(m.leases) > 2 {
+		m.leases[0].Release()
+		m.leases = m.leases[1:]
+	}
+	l, err := m.r.st.LeasePrefix(m.r.ctx(), m.r.keys(m.draw()...), 0)
+	m.r.must(err)
+	m.leases = append(m.leases, l)
+}
+
+// damage flips a bit of a block, in the cache or in its file.
+func (m *model) damage() {
+	n := m.rng.IntN(modelBlocks)
+	off := m.r.format.Layout.ShardOff(m.rng.IntN(m.r.o.shards)) + m.rng.Int64N(16)
+	if m.rng.IntN(2) == 0 {
+		// Only while nobody copies: flipping a bit between check and copy is beyond what a checksum can find.
+		for len(m.tasks) > 0 {
+			m.finishOne()
+		}
+		sl, err := m.r.cache.Open(m.r.ctx(), m.r.key(n))
+		if err != nil {
+			return
+		}
+		sl.Extent().Bytes()[off] ^= 1
+		sl.Release()
+		m.log("damage block %d in the cache", n)
+		if m.c.dirs == 0 {
+			m.blocks[n].damaged = true
+		}
+		return
+	}
+	for _, dir := range m.r.o.dirs {
+		path := findFile(dir, m.r.key(n))
+		if path == "" {
+			continue
+		}
+		f, err := os.OpenFile(path, os.O_RDWR, 0)
+		m.r.must(err)
+		var b [1]byte
+		_, err = f.ReadAt(b[:], off)
+		m.r.must(err)
+		b[0] ^= 1
+		_, err = f.WriteAt(b[:], off)
+		m.r.must(errors.Join(err, f.Close()))
+		m.log("damage block %d in its file", n)
+		m.blocks[n].damaged, m.blocks[n].durable = true, false
+	}
+}
+
+// restart closes the store, or crashes it, and opens it over the same directories.
+func (m *model) restart(crash bool) {
+	if crash {
+		m.log("crash")
+		for _, p := range m.tasks {
+			p.quit = true
+		}
+		m.r.crash()
+	}
+	for len(m.tasks) > 0 {
+		m.finishOne()
+	}
+	for _, l := range m.leases {
+		l.Release()
+	}
+	m.leases = nil
+	if !crash {
+		m.log("restart")
+		m.r.must(m.r.st.Close(m.r.ctx()))
+		if n := m.r.cache.Stats().Retained; n != 0 {
+			m.t.Fatalf("%d pins are left after Close", n)
+		}
+		m.r.closeTiers()
+	}
+	m.r.openStore()
+}

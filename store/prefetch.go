@@ -1,0 +1,81 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/tier"
+)
+
+// PrefetchTask is a running prefetch. Safe for concurrent use. It need not be waited for.
+type PrefetchTask struct {
+	task
+	keys []block.Key
+	left atomic.Int64 // jobs out, and one for the task itself
+}
+
+// Prefetch moves blocks up into the cache, where they stay as long as the cache finds them worth it: nothing is pinned
+// afterwards. Blocks that are in the cache, or on their way there, are left alone. It gives way to loads, and never
+// waits for a slot: ErrBusy for blocks that find none, ErrNotFound for blocks that no tier has. Load's rules hold for ctx.
+func (s *Store) Prefetch(ctx context.Context, keys []block.Key) (*PrefetchTask, error) {
+	if err := s.begin(ctx); err != nil {
+		return nil, fmt.Errorf("prefetch %d blocks: %w", len(keys), err)
+	}
+	t := &PrefetchTask{keys: append([]block.Key(nil), keys...)}
+	t.init(s.loadCtx, s, len(keys))
+	t.left.Store(1)
+	s.count.prefetches.Add(1)
+	states := make([]tier.State, len(keys))
+	if err := s.cache.Lookup(t.ctx, t.keys, states); err != nil {
+		clear(states)
+		if t.ctx.Err() == nil && len(keys) > 0 {
+			s.fellBack(s.cache, keys[0], err)
+		}
+	}
+	for i := range t.keys {
+		switch {
+		case states[i] == tier.Ready || states[i] == tier.Filling:
+		case len(s.next) == 0:
+			t.set(int32(i), "prefetch", t.keys[i], errdefs.ErrNotFound)
+		default:
+			t.left.Add(1)
+			s.readers.pushLater(job{t, int32(i)})
+		}
+	}
+	t.one()
+	return t, nil
+}
+
+// Wait waits until the task has resolved and returns the errors of its blocks, joined; or until ctx ends, and returns
+// the context's cause.
+func (t *PrefetchTask) Wait(ctx context.Context) error { return t.wait(ctx, t.done) }
+
+func (t *PrefetchTask) work(_ jobKind, i int32) {
+	err := t.ctx.Err()
+	var slot tier.Slot
+	if err == nil {
+		slot, _, err = t.s.fetch(t.ctx, t.keys[i], false)
+	}
+	switch {
+	case err == nil:
+		slot.Release()
+		t.s.count.prefetched.Add(1)
+	case isExists(err): // another has brought it, or is about to
+	default:
+		t.set(i, "prefetch", t.keys[i], err)
+	}
+	t.one()
+}
+
+// one counts down, and resolves the task with the last.
+func (t *PrefetchTask) one() {
+	if t.left.Add(-1) > 0 {
+		return
+	}
+	t.cancel(nil)
+	close(t.done)
+	t.s.end()
+}

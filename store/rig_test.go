@@ -1,0 +1,404 @@
+package store_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jonboulle/clockwork"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/internal/testkit"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/store"
+	"github.com/kvlane/kvlane/stream"
+	streamcopy "github.com/kvlane/kvlane/stream/copy"
+	"github.com/kvlane/kvlane/tier"
+	"github.com/kvlane/kvlane/tier/cache"
+	"github.com/kvlane/kvlane/tier/file"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// patience is how long a test waits for what must happen; it fails then.
+const patience = 20 * time.Second
+
+// storeTimers is how many timers of the clock an idle store has: its janitor, and a watcher for each of two streams.
+const storeTimers = 3
+
+// rigOptions says what a rig is made of. Zero fields get the defaults of newRig.
+type rigOptions struct {
+	slots, pages   int
+	shards, planes int // planes a shard
+	planeBytes     int64
+	dirs           []string // none: "cache" only
+	path           stream.Path
+	clock          clockwork.Clock
+	wrapCache      func(tier.SlotTier) tier.SlotTier
+	wrapFile       func(tier.Tier) tier.Tier
+	wrapLoad       func(stream.Stream) stream.Stream
+	wrapDump       func(stream.Stream) stream.Stream
+	tune           func(*store.Config)
+	fsync          file.FsyncPolicy
+	fileFS         file.FS
+}
+
+// rig is a store on a simulated device, over real tiers, with a paged cache to load to and dump from.
+type rig struct {
+	tb     testing.TB
+	o      rigOptions
+	dev    *sim.Device
+	plan   *fault.Plan // of the device
+	id     block.Identity
+	format block.Format
+	host   *mem.Region // the cache's slots
+	gpu    *mem.Region // the pages
+	pages  *store.Pages
+	cache  *cache.Tier
+	file   *file.Tier
+	st     *store.Store
+
+	mu    sync.Mutex // guards the queue and the staging memory of fill, read and poison
+	queue device.Queue
+	stage *mem.Region
+}
+
+func newRig(tb testing.TB, o rigOptions) *rig {
+	tb.Helper()
+	def := func(v *int, d int) {
+		if *v == 0 {
+			*v = d
+		}
+	}
+	def(&o.slots, 8)
+	def(&o.pages, 16)
+	def(&o.shards, 3)
+	def(&o.planes, 2)
+	if o.planeBytes == 0 {
+		o.planeBytes = 512
+	}
+	r := &rig{tb: tb, o: o, plan: fault.New(1)}
+	r.id = block.Identity{
+		Model: "test", Revision: "1", DType: "f16", Layout: "kv", LayerFirst: 0, LayerEnd: o.shards, HeadFirst: 0, HeadEnd: 1,
+		HeadSize: int(o.planeBytes) / 32, BlockTokens: 16,
+	}
+	shards := make([]int64, o.shards)
+	for i := range shards {
+		shards[i] = int64(o.planes) * o.planeBytes
+	}
+	layout, err := block.NewLayout(shards)
+	r.must(err)
+	r.format = block.Format{Layout: layout, Identity: r.id.Digest()}
+	r.dev, err = sim.Open(sim.Options{Faults: r.plan})
+	r.must(err)
+	r.host, err = r.dev.AllocHost(int64(o.slots) * layout.ImageBytes())
+	r.must(err)
+	r.makePages()
+	r.queue, err = r.dev.OpenQueue(device.QueueOptions{})
+	r.must(err)
+	r.stage, err = r.dev.AllocHost(r.blockBytes())
+	r.must(err)
+	r.openStore()
+	tb.Cleanup(r.close)
+	return r
+}
+
+// makePages lays the planes out behind each other, with a gap after every page that nobody may write.
+func (r *rig) makePages() {
+	o := &r.o
+	stride := o.planeBytes + 64
+	size := stride * int64(o.pages)
+	var err error
+	r.gpu, err = r.dev.Alloc(size*int64(o.shards*o.planes), device.AllocOptions{})
+	r.must(err)
+	r.pages = &store.Pages{Shards: make([][]mem.Plane, o.shards)}
+	n := int64(0)
+	for s := range r.pages.Shards {
+		for p := range o.planes {
+			r.pages.Shards[s] = append(r.pages.Shards[s], mem.Plane{
+				Region: r.gpu, Base: n * size, Stride: stride, Bytes: o.planeBytes,
+				SlotOff: r.format.Layout.ShardOff(s) + int64(p)*o.planeBytes,
+			})
+			n++
+		}
+	}
+}
+
+func (r *rig) blockBytes() int64 { return r.o.planeBytes * int64(r.o.shards*r.o.planes) }
+
+// openStore opens tiers and store, over whatever the directories hold.
+func (r *rig) openStore() {
+	r.tb.Helper()
+	var err error
+	r.cache, err = cache.Open(cache.Config{Memory: r.host, Format: r.format})
+	r.must(err)
+	c := store.Config{
+		Format:   r.format,
+		Cache:    r.cache,
+		Clock:    r.o.clock,
+		OpenLoad: r.opener(r.o.wrapLoad),
+		OpenDump: r.opener(r.o.wrapDump),
+		WaitMax:  patience / 2,
+	}
+	if r.o.wrapCache != nil {
+		c.Cache = r.o.wrapCache(r.cache)
+	}
+	if len(r.o.dirs) > 0 {
+		r.file, err = file.Open(file.Config{Dirs: r.o.dirs, Format: r.format, Identity: r.id, Fsync: r.o.fsync, FS: r.o.fileFS})
+		r.must(err)
+		var t tier.Tier = r.file
+		if r.o.wrapFile != nil {
+			t = r.o.wrapFile(t)
+		}
+		c.Next = []tier.Tier{t}
+	}
+	if r.o.tune != nil {
+		r.o.tune(&c)
+	}
+	r.st, err = store.Open(c)
+	r.must(err)
+}
+
+func (r *rig) opener(wrap func(stream.Stream) stream.Stream) func() (stream.Stream, error) {
+	return func() (stream.Stream, error) {
+		st, err := streamcopy.Open(r.dev, streamcopy.Options{Path: r.o.path, QueueDepth: 64, Descriptors: 1024})
+		if err != nil {
+			return nil, err
+		}
+		if wrap != nil {
+			return wrap(st), nil
+		}
+		return st, nil
+	}
+}
+
+// closeStore closes the store and its tiers, with write-behind finished.
+func (r *rig) closeStore() {
+	r.tb.Helper()
+	r.must(r.st.Close(r.ctx()))
+	r.closeTiers()
+}
+
+// crash ends the store without letting it finish anything, and forgets what the cache held.
+func (r *rig) crash() {
+	r.tb.Helper()
+	ended, cancel := context.WithCancel(context.Background())
+	cancel()
+	if err := r.st.Close(ended); err != nil {
+		r.must(r.st.Close(r.ctx()))
+	}
+	r.closeTiers()
+}
+
+func (r *rig) closeTiers() {
+	r.tb.Helper()
+	r.must(r.cache.Close())
+	if r.file != nil {
+		r.must(r.file.Close())
+	}
+}
+
+func (r *rig) close() {
+	r.plan.Clear()
+	r.closeStore()
+	r.must(r.queue.Close(r.ctx()))
+	for _, m := range []*mem.Region{r.host, r.gpu, r.stage} {
+		r.must(r.dev.Free(m))
+	}
+	r.must(r.dev.Close())
+}
+
+// ctx bounds waits, so that what hangs fails with a message. Cleanups need one too, hence not the test's own.
+func (r *rig) ctx() context.Context {
+	ctx, cancel := context.WithTimeoutCause(context.Background(), patience, errors.New("the test ran out of patience"))
+	r.tb.Cleanup(cancel)
+	return ctx
+}
+
+func (r *rig) must(err error) {
+	r.tb.Helper()
+	if err != nil {
+		r.tb.Fatal(err)
+	}
+}
+
+// key returns the key of test block n.
+func (r *rig) key(n int) block.Key { return r.id.Key(binary.LittleEndian.AppendUint64(nil, uint64(n))) }
+
+func (r *rig) keys(ns ...int) []block.Key {
+	out := make([]block.Key, len(ns))
+	for i, n := range ns {
+		out[i] = r.key(n)
+	}
+	return out
+}
+
+// refs pairs blocks with the pages first, first+1, ...
+func (r *rig) refs(first int, ns ...int) []store.Ref {
+	out := make([]store.Ref, len(ns))
+	for i, n := range ns {
+		out[i] = store.Ref{Key: r.key(n), Page: uint32(first + i)}
+	}
+	return out
+}
+
+// content is what block n holds: plane by plane, the pattern of device.KernelPatternFill.
+func (r *rig) content(n int) []byte {
+	out := make([]byte, 0, r.blockBytes())
+	for p := range r.o.shards * r.o.planes {
+		for o := int64(0); o < r.o.planeBytes; o += 8 {
+			out = binary.LittleEndian.AppendUint64(out, device.Mix64(uint64(n)*0x10001+uint64(p)<<40+uint64(o/8)))
+		}
+	}
+	return out
+}
+
+// page copies b to the page, or the page to b.
+func (r *rig) page(page uint32, b []byte, toDevice bool) {
+	r.tb.Helper()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if toDevice {
+		copy(r.stage.Bytes(), b)
+	}
+	off := int64(0)
+	for _, planes := range r.pages.Shards {
+		for i := range planes {
+			dst, src := planes[i].Page(page), mem.Extent{Region: r.stage, Off: off, Len: r.o.planeBytes}
+			if !toDevice {
+				dst, src = src, dst
+			}
+			r.must(r.queue.Copy(dst, src))
+			off += r.o.planeBytes
+		}
+	}
+	ev, err := r.queue.Record()
+	r.must(err)
+	defer ev.Close()
+	r.must(ev.Wait(r.ctx()))
+	if !toDevice {
+		copy(b, r.stage.Bytes())
+	}
+}
+
+func (r *rig) fill(page uint32, n int) { r.tb.Helper(); r.page(page, r.content(n), true) }
+
+func (r *rig) poison(page uint32) {
+	r.tb.Helper()
+	r.page(page, bytes.Repeat([]byte{0xee}, int(r.blockBytes())), true)
+}
+
+// holds says what is wrong with the page if it should hold block n.
+func (r *rig) holds(page uint32, n int) error {
+	r.tb.Helper()
+	got := make([]byte, r.blockBytes())
+	r.page(page, got, false)
+	want := r.content(n)
+	if bytes.Equal(got, want) {
+		return nil
+	}
+	for i := range got {
+		if got[i] != want[i] {
+			return fmt.Errorf("page %d does not hold block %d: byte %d is %#x, want %#x", page, n, i, got[i], want[i])
+		}
+	}
+	return nil
+}
+
+func (r *rig) poisoned(page uint32) bool {
+	got := make([]byte, r.blockBytes())
+	r.page(page, got, false)
+	return bytes.Equal(got, bytes.Repeat([]byte{0xee}, len(got)))
+}
+
+// dump fills pages 0, 1, ... with the blocks and stores them, durable.
+func (r *rig) dump(ns ...int) *store.DumpTask {
+	r.tb.Helper()
+	t := r.startDump(ns...)
+	r.must(t.Durable(r.ctx()))
+	return t
+}
+
+func (r *rig) startDump(ns ...int) *store.DumpTask {
+	r.tb.Helper()
+	refs := r.refs(0, ns...)
+	for i, n := range ns {
+		r.fill(refs[i].Page, n)
+	}
+	t, err := r.st.Dump(r.ctx(), r.pages, refs, store.DumpOptions{})
+	r.must(err)
+	return t
+}
+
+// load loads blocks to pages 0, 1, ..., which are poisoned before, and checks the pages of those without an error.
+func (r *rig) load(o store.LoadOptions, ns ...int) []error {
+	r.tb.Helper()
+	refs := r.refs(0, ns...)
+	for i := range ns {
+		r.poison(refs[i].Page)
+	}
+	t, err := r.st.Load(r.ctx(), nil, r.pages, refs, o)
+	r.must(err)
+	errs := r.loaded(t)
+	for i, err := range errs {
+		if err == nil {
+			r.must(r.holds(refs[i].Page, ns[i]))
+		}
+	}
+	return errs
+}
+
+// loaded waits for the task and returns its blocks' errors.
+func (r *rig) loaded(t *store.LoadTask) []error {
+	r.tb.Helper()
+	r.resolved(t.Done())
+	return t.Errs()
+}
+
+func (r *rig) resolved(done <-chan struct{}) {
+	r.tb.Helper()
+	select {
+	case <-done:
+	case <-r.ctx().Done():
+		r.tb.Fatal("the task did not resolve")
+	}
+}
+
+// mustLoad loads blocks and checks their bytes.
+func (r *rig) mustLoad(ns ...int) {
+	r.tb.Helper()
+	for _, err := range r.load(store.LoadOptions{}, ns...) {
+		r.must(err)
+	}
+}
+
+// states returns where the blocks stand.
+func (r *rig) hits(ns ...int) []store.Hit {
+	r.tb.Helper()
+	hits, err := r.st.Lookup(r.ctx(), r.keys(ns...))
+	r.must(err)
+	return hits
+}
+
+// open reports whether c is not closed yet, after having given whoever might close it wrongly the time to do so.
+func unresolved(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return false
+	case <-time.After(20 * time.Millisecond):
+		return true
+	}
+}
+
+// next makes the rule pick the device's next operation of that name.
+func (r *rig) next(op string, rule func(op string, n int) fault.Rule) fault.Rule {
+	return rule(op, int(r.plan.Seen(op)))
+}

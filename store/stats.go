@@ -1,0 +1,141 @@
+package store
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/tier"
+)
+
+// Stats counts what a store did since it was opened. Bytes over Busy is a path's rate.
+type Stats struct {
+	Tiers []TierStats // in the pipeline's order
+
+	Loads, Dumps, Prefetches int64 // tasks begun
+	Running                  int   // tasks not yet resolved
+	LoadErrors, DumpErrors   int64 // blocks that failed
+	Dumped, Skipped          int64 // blocks that dumps stored; blocks that they found stored
+	Prefetched               int64 // blocks brought into the cache ahead of need
+	Backlog                  int   // writes to the tiers below that wait for a writer
+
+	Mismatches      int64 // blocks that failed their check, in any tier
+	Refills         int64 // corrupt cached copies that were read anew from below
+	Retries         int64 // times a block or a batch was tried again
+	Fallbacks       int64 // times a tier failed, other than by a miss or a failed check, and the store went on without it
+	TierErrors      int64 // tier operations that failed, other than by a miss or a failed check
+	DurableFailures int64 // writes of blocks to a tier below that failed
+	Quarantined     int64 // slots that went to quarantine because hardware might still have touched them
+	StreamsReopened int64
+
+	Leases        int64 // leases given
+	LeasesLive    int
+	LeasesExpired int64 // leases that ended by their deadline
+	LeasesCut     int64 // leases that ended early because leases may hold no more slots
+
+	LoadPaths, DumpPaths []PathStats
+}
+
+// TierStats is a tier's part of Stats.
+type TierStats struct {
+	Name string
+	Hits int64 // blocks that loads were served from this tier
+	Tier tier.Stats
+}
+
+// PathStats counts what went over one path in one direction.
+type PathStats struct {
+	Path    stream.Path
+	Reason  string // of the latest batch: why this path
+	Batches int64
+	Pieces  int64
+	Bytes   int64
+	// Busy is the time during which the stream was copying over this path; batches that overlap count once.
+	Busy time.Duration
+}
+
+// Stats returns the figures of now. Safe for concurrent use; the figures are not of one instant.
+func (s *Store) Stats() Stats {
+	c := &s.count
+	st := Stats{
+		Loads: c.loads.Load(), Dumps: c.dumps.Load(), Prefetches: c.prefetches.Load(), Running: len(s.tasks),
+		LoadErrors: c.loadErrors.Load(), DumpErrors: c.dumpErrors.Load(),
+		Dumped: c.dumped.Load(), Skipped: c.skipped.Load(), Prefetched: c.prefetched.Load(), Backlog: s.writers.backlog(),
+		Mismatches: c.corrupt.Load(), Refills: c.refills.Load(), Retries: c.retries.Load(), Fallbacks: c.fallbacks.Load(),
+		TierErrors: c.tierErrors.Load(), DurableFailures: c.durableFailures.Load(), Quarantined: c.quarantined.Load(),
+		StreamsReopened: c.reopened.Load(), Leases: c.leases.Load(), LeasesCut: c.leasesCut.Load(),
+		LoadPaths: c.load.paths(), DumpPaths: c.dump.paths(),
+	}
+	st.LeasesLive, st.LeasesExpired = s.janitor.counts()
+	for i := range len(s.next) + 1 {
+		t := s.tier(i)
+		ts := TierStats{Name: t.Name(), Hits: c.hits[i].Load()}
+		if st, ok := t.(tier.Statter); ok {
+			ts.Tier = st.Stats()
+		}
+		st.Tiers = append(st.Tiers, ts)
+	}
+	return st
+}
+
+// counters is what Stats reads.
+type counters struct {
+	loads, dumps, prefetches     atomic.Int64
+	loadErrors, dumpErrors       atomic.Int64
+	dumped, skipped, prefetched  atomic.Int64
+	corrupt, refills, retries    atomic.Int64
+	fallbacks, tierErrors        atomic.Int64
+	durableFailures, quarantined atomic.Int64
+	reopened, leases, leasesCut  atomic.Int64
+	hits                         []atomic.Int64 // by tier
+	load, dump                   tally
+}
+
+func (c *counters) init(tiers int) { c.hits = make([]atomic.Int64, tiers) }
+
+// tally counts completions by path.
+type tally struct {
+	mu   sync.Mutex
+	by   []PathStats // few, in order of appearance
+	last time.Time   // when the latest completion so far had finished
+}
+
+func (t *tally) add(c stream.Completion) {
+	if c.Path == stream.PathNone {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var p *PathStats
+	for i := range t.by {
+		if t.by[i].Path == c.Path {
+			p = &t.by[i]
+		}
+	}
+	if p == nil {
+		t.by = append(t.by, PathStats{Path: c.Path})
+		p = &t.by[len(t.by)-1]
+	}
+	p.Reason = c.Reason
+	p.Batches++
+	p.Pieces += int64(c.Pieces)
+	p.Bytes += c.Bytes
+	// Streams work in order: what lies before the end of the batch before was counted with that.
+	from := c.Started
+	if from.Before(t.last) {
+		from = t.last
+	}
+	if d := c.Finished.Sub(from); d > 0 {
+		p.Busy += d
+	}
+	if c.Finished.After(t.last) {
+		t.last = c.Finished
+	}
+}
+
+func (t *tally) paths() []PathStats {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return append([]PathStats(nil), t.by...)
+}

@@ -1,0 +1,234 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/jonboulle/clockwork"
+	"golang.org/x/sync/semaphore"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/tier"
+)
+
+// Limits on what one task has in hand at a time.
+const (
+	windowBlocks = 512 // blocks of a load that are opened, checked or being copied
+	windowReads  = 64  // blocks of a load that are asked for below
+	groupsAhead  = 2   // batches of a load in the stream at a time: one is copied while the next is made
+	maxTries     = 3   // times a block is tried again when another's fill of it failed
+)
+
+// errNow is the cause of Store.now: what could not be had at once is busy.
+var errNow = fmt.Errorf("not to be had at once: %w", errdefs.ErrBusy)
+
+// Store is a pipeline of tiers with GPU pages above it. Safe for concurrent use.
+type Store struct {
+	cfg   Config
+	cache tier.SlotTier
+	next  []tier.Tier
+	slots mem.Slots
+	clock clockwork.Clock
+
+	image   int64 // bytes of a block's image
+	shards  int
+	group   int   // blocks in a batch
+	chunk   int   // blocks of a layerwise dump that hold slots at a time
+	layers  int64 // slots that layerwise dumps may hold
+	now     context.Context
+	loads   lane
+	dumps   lane
+	readers *pool
+	writers *pool
+	checks  *pool
+	count   counters
+	scratch sync.Pool
+
+	// The slots that may be held at the client's pleasure: by leases, and by layerwise dumps; see the package comment.
+	leaseSlots, layerSlots *semaphore.Weighted
+	janitor                *janitor
+
+	tasks   chan struct{} // one token a running task
+	closing chan struct{}
+	loadCtx context.Context // ends when Close begins
+	dumpCtx context.Context // ends when Close has run out of time
+	endLoad context.CancelCauseFunc
+	endDump context.CancelCauseFunc
+	closer  chan struct{} // a lock with a context: one Close at a time
+
+	mu      sync.Mutex
+	closed  bool // guarded by mu
+	stopped bool // guarded by closer: pools and lanes are gone
+	wg      sync.WaitGroup
+	joined  chan struct{} // closed when every task has ended; made by the first Close
+	pinned  map[block.Key]int
+	pinMu   sync.Mutex // guards pinned: leases that hold a slot's pin, by key
+}
+
+// Open returns a store over the tiers of c. It opens no stream yet and starts the pools' goroutines. Errors wrap
+// ErrInvalid and name every field that is wrong.
+func Open(c Config) (*Store, error) {
+	c.setDefaults()
+	if err := c.Validate(); err != nil {
+		return nil, fmt.Errorf("open store: %w", err)
+	}
+	n := slotCount(&c)
+	layers, rest := max(1, n/4), max(1, n/8)
+	s := &Store{
+		cfg:        c,
+		cache:      c.Cache,
+		next:       c.Next,
+		slots:      c.Cache.Slots(),
+		clock:      c.Clock,
+		image:      c.Format.Layout.ImageBytes(),
+		shards:     c.Format.Layout.Shards(),
+		leaseSlots: semaphore.NewWeighted(max(0, n-layers-rest)),
+		layerSlots: semaphore.NewWeighted(layers),
+		tasks:      make(chan struct{}, c.Tasks),
+		closing:    make(chan struct{}),
+		closer:     make(chan struct{}, 1),
+		pinned:     make(map[block.Key]int),
+	}
+	s.group = int(min(max(1, c.GroupBytes/s.image), windowBlocks))
+	s.layers = layers
+	s.chunk = int(min((layers+1)/2, windowBlocks)) // two dumps at a time, if they are large
+	now, end := context.WithCancelCause(context.Background())
+	end(errNow)
+	s.now = now
+	s.loadCtx, s.endLoad = context.WithCancelCause(context.Background())
+	s.dumpCtx, s.endDump = context.WithCancelCause(context.Background())
+	s.loads.init("load", c.OpenLoad, s)
+	s.dumps.init("dump", c.OpenDump, s)
+	s.count.init(len(s.next) + 1)
+	s.readers = newPool(jobFetch, c.Readers)
+	s.writers = newPool(jobWrite, c.Writers)
+	s.checks = newPool(jobCheck, c.Checkers)
+	s.janitor = newJanitor(s.clock)
+	return s, nil
+}
+
+// begin admits a task, waiting for its turn until ctx ends. Every begin that returned nil has one end.
+func (s *Store) begin(ctx context.Context) error {
+	select {
+	case <-s.closing:
+		return errdefs.ErrClosed
+	default:
+	}
+	select {
+	case s.tasks <- struct{}{}:
+	case <-s.closing:
+		return errdefs.ErrClosed
+	case <-ctx.Done():
+		return fmt.Errorf("wait for one of %d tasks to end: %w: %w", cap(s.tasks), errdefs.ErrBusy, context.Cause(ctx))
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		<-s.tasks
+		return errdefs.ErrClosed
+	}
+	s.wg.Add(1)
+	return nil
+}
+
+func (s *Store) end() {
+	<-s.tasks
+	s.wg.Done()
+}
+
+// Close refuses new work, cancels loads, prefetches and layerwise dumps that miss a shard, releases all leases, finishes
+// the other dumps with their writes to the tiers below, joins all goroutines and closes the streams. If ctx ends first,
+// dumps and writes are canceled too and Close returns ErrCanceled with the context's cause; it may then be called again, to wait
+// for hardware and tiers to let go. Only when it returned without that error may the tiers be closed. After success it
+// returns nil at once.
+func (s *Store) Close(ctx context.Context) error {
+	s.mu.Lock()
+	if !s.closed {
+		s.closed = true
+		close(s.closing)
+		s.joined = make(chan struct{})
+		go func() { // ends with the last task; Close waits for it
+			s.wg.Wait()
+			close(s.joined)
+		}()
+	}
+	s.mu.Unlock()
+	s.endLoad(fmt.Errorf("store is closing: %w", errdefs.ErrClosed))
+
+	select {
+	case s.closer <- struct{}{}:
+		defer func() { <-s.closer }()
+	case <-ctx.Done():
+		return closeError(ctx)
+	}
+	if s.stopped {
+		return nil
+	}
+	s.janitor.close()
+	select {
+	case <-s.joined:
+	case <-ctx.Done():
+		s.endDump(fmt.Errorf("store closed before the dump was done: %w", errdefs.ErrCanceled))
+		return closeError(ctx)
+	}
+	s.readers.close()
+	s.writers.close()
+	s.checks.close()
+	err := errors.Join(s.loads.close(ctx), s.dumps.close(ctx))
+	if ctx.Err() != nil && err != nil {
+		return errors.Join(closeError(ctx), err)
+	}
+	s.endDump(errdefs.ErrClosed)
+	s.stopped = true
+	if err != nil {
+		return fmt.Errorf("close store: %w", err)
+	}
+	return nil
+}
+
+func closeError(ctx context.Context) error {
+	return fmt.Errorf("close store: %w: %w", errdefs.ErrCanceled, context.Cause(ctx))
+}
+
+// imageOf cuts a slot's extent to the block's image; slots may be longer.
+func (s *Store) imageOf(e mem.Extent) mem.Extent { return e.Sub(0, s.image) }
+
+// isBusy says whether err means "not without waiting", from a tier that was asked with Store.now.
+func isBusy(err error) bool {
+	return errors.Is(err, errdefs.ErrBusy) || errors.Is(err, context.Canceled)
+}
+
+// waitCtx bounds one wait for a slot or for another's fill.
+func (s *Store) waitCtx(ctx context.Context) (context.Context, context.CancelFunc) {
+	return clockwork.WithTimeout(ctx, s.clock, s.cfg.WaitMax)
+}
+
+// reserve takes a slot for key, waiting for one. The caller holds no slot but such as leases and layerwise dumps may.
+func (s *Store) reserve(ctx context.Context, key block.Key) (tier.Fill, error) {
+	f, err := s.cache.Reserve(s.now, key)
+	if err == nil || !isBusy(err) {
+		return f, err
+	}
+	wait, cancel := s.waitCtx(ctx)
+	defer cancel()
+	f, err = s.cache.Reserve(wait, key)
+	if err != nil && wait.Err() != nil && ctx.Err() == nil {
+		err = fmt.Errorf("no slot came free in %v: %w: %w", s.cfg.WaitMax, errdefs.ErrBusy, err)
+	}
+	return f, err
+}
+
+// open pins key in the cache, waiting while another fills it. The caller holds no slot but such as leases and layerwise dumps may.
+func (s *Store) open(ctx context.Context, key block.Key) (tier.Slot, error) {
+	wait, cancel := s.waitCtx(ctx)
+	defer cancel()
+	sl, err := s.cache.Open(wait, key)
+	if err != nil && wait.Err() != nil && ctx.Err() == nil {
+		err = fmt.Errorf("another was still filling it after %v: %w: %w", s.cfg.WaitMax, errdefs.ErrBusy, err)
+	}
+	return sl, err
+}

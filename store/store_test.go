@@ -1,0 +1,437 @@
+package store_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jonboulle/clockwork"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/store"
+	"github.com/kvlane/kvlane/stream"
+)
+
+func TestParsePipeline(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		in   string
+		want []string
+		err  string
+	}{
+		{"cache", []string{"cache"}, ""},
+		{"cache|file", []string{"cache", "file"}, ""},
+		{" Cache | FILE ", []string{"cache", "file"}, ""},
+		{"", nil, "empty"},
+		{"file", nil, `first tier is "file"`},
+		{"cache|tape", nil, `unknown tier "tape"; known tiers: cache, file`},
+		{"cache||file", nil, "tier 2 has no name"},
+		{"cache|file|file", nil, "named twice"},
+		{"cache|cache", nil, "named twice"},
+	} {
+		got, err := store.ParsePipeline(c.in)
+		switch {
+		case c.err == "" && (err != nil || !slices.Equal(got, c.want)):
+			t.Errorf("%q: got %q, %v", c.in, got, err)
+		case c.err != "" && (!errors.Is(err, errdefs.ErrInvalid) || !strings.Contains(err.Error(), c.err)):
+			t.Errorf("%q: error is %v, want one that says %q", c.in, err, c.err)
+		}
+	}
+}
+
+func TestConfigNamesEveryProblem(t *testing.T) {
+	t.Parallel()
+	_, err := store.Open(store.Config{Readers: -1, Verify: 9})
+	wantErr(t, err, errdefs.ErrInvalid)
+	for _, want := range []string{"no layout", "no cache tier", "OpenLoad", "verify policy 9", "readers is -1"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("the error does not say %q: %v", want, err)
+		}
+	}
+}
+
+func TestRoundTrip(t *testing.T) {
+	t.Parallel()
+	for _, path := range []stream.Path{stream.PathNone, stream.PathCopyEngine, stream.PathCopyEngineBatch, stream.PathKernel} {
+		for _, layerwise := range []bool{false, true} {
+			for _, files := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%v/layerwise=%v/files=%v", path, layerwise, files), func(t *testing.T) {
+					t.Parallel()
+					o := rigOptions{path: path}
+					if files {
+						o.dirs = []string{t.TempDir()}
+					}
+					roundTrip(t, newRig(t, o), layerwise, files)
+				})
+			}
+		}
+	}
+}
+
+func roundTrip(t *testing.T, r *rig, layerwise, files bool) {
+	t.Helper()
+	ns := []int{5, 6, 7, 8, 9}
+	refs := r.refs(0, ns...)
+	for i, n := range ns {
+		r.fill(refs[i].Page, n)
+	}
+	d, err := r.st.Dump(r.ctx(), r.pages, refs, store.DumpOptions{Layerwise: layerwise})
+	r.must(err)
+	for i := range r.o.shards {
+		if layerwise {
+			r.must(d.SubmitShard(r.ctx(), i))
+		}
+	}
+	r.must(d.SourceFree(r.ctx()))
+	r.must(d.Durable(r.ctx()))
+	var bytes int64
+	for _, c := range d.Paths() {
+		bytes += c.Bytes
+	}
+	if want := r.blockBytes() * int64(len(ns)); bytes != want || d.Skipped() != 0 {
+		t.Fatalf("dumped %d bytes and skipped %d blocks, want %d and 0", bytes, d.Skipped(), want)
+	}
+	r.wantHits(true, ns...)
+	for _, err := range r.load(store.LoadOptions{Layerwise: layerwise}, ns...) {
+		r.must(err)
+	}
+	if d := r.dump(ns...); d.Skipped() != len(ns) {
+		t.Fatalf("a second dump skipped %d of %d blocks", d.Skipped(), len(ns))
+	}
+	r.closeStore()
+	r.openStore()
+	r.wantHits(files, ns...)
+	for _, err := range r.load(store.LoadOptions{Layerwise: layerwise}, ns...) {
+		if files {
+			r.must(err)
+		} else {
+			wantErr(t, err, errdefs.ErrNotFound)
+		}
+	}
+	if files {
+		st := r.st.Stats()
+		if st.Tiers[1].Hits != int64(len(ns)) {
+			t.Fatalf("%d blocks were served from files, want %d", st.Tiers[1].Hits, len(ns))
+		}
+	}
+}
+
+func TestBadRefsAreRefused(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, rigOptions{})
+	_, err := r.st.Load(r.ctx(), nil, r.pages, []store.Ref{{Key: r.key(1), Page: 3}, {Key: r.key(2), Page: 3}}, store.LoadOptions{})
+	wantErr(t, err, errdefs.ErrInvalid)
+	_, err = r.st.Load(r.ctx(), nil, r.pages, r.refs(r.o.pages, 1), store.LoadOptions{})
+	wantErr(t, err, errdefs.ErrInvalid)
+	_, err = r.st.Dump(r.ctx(), r.pages, r.refs(r.o.pages, 1), store.DumpOptions{})
+	wantErr(t, err, errdefs.ErrInvalid)
+	_, err = r.st.Dump(r.ctx(), nil, nil, store.DumpOptions{})
+	wantErr(t, err, errdefs.ErrInvalid)
+
+	planes := func(change func(*mem.Plane)) *store.Pages {
+		p := &store.Pages{}
+		for _, pl := range r.pages.Shards {
+			p.Shards = append(p.Shards, slices.Clone(pl))
+		}
+		change(&p.Shards[1][1])
+		return p
+	}
+	for name, p := range map[string]*store.Pages{
+		"gap":     planes(func(pl *mem.Plane) { pl.Bytes -= 8 }),
+		"overlap": planes(func(pl *mem.Plane) { pl.SlotOff -= 8 }),
+		"outside": planes(func(pl *mem.Plane) { pl.SlotOff += 8 }),
+		"shard":   {Shards: r.pages.Shards[:2]},
+	} {
+		if _, err := r.st.Load(r.ctx(), nil, p, nil, store.LoadOptions{}); !errors.Is(err, errdefs.ErrInvalid) {
+			t.Errorf("pages with the fault %q: %v", name, err)
+		}
+	}
+	// The same page twice in a dump only reads it twice.
+	r.fill(0, 1)
+	d, err := r.st.Dump(r.ctx(), r.pages, []store.Ref{{Key: r.key(1)}, {Key: r.key(1)}}, store.DumpOptions{})
+	r.must(err)
+	r.must(d.Durable(r.ctx()))
+	r.mustLoad(1)
+}
+
+// eventually waits for what another goroutine is about to do.
+func (r *rig) eventually(ok func() bool) {
+	r.tb.Helper()
+	for deadline := time.Now().Add(patience); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			r.tb.Fatal("what should have happened did not")
+		}
+	}
+}
+
+func TestDumpLargerThanTheCache(t *testing.T) {
+	t.Parallel()
+	for _, layerwise := range []bool{false, true} {
+		r := newRig(t, rigOptions{slots: 3, pages: 40, dirs: []string{t.TempDir()}})
+		var ns []int
+		for n := range 40 {
+			ns = append(ns, n)
+			r.fill(uint32(n), n)
+		}
+		d, err := r.st.Dump(r.ctx(), r.pages, r.refs(0, ns...), store.DumpOptions{Layerwise: layerwise})
+		r.must(err)
+		for i := range r.o.shards {
+			if layerwise {
+				r.must(d.SubmitShard(r.ctx(), r.o.shards-1-i))
+			}
+		}
+		r.must(d.Durable(r.ctx()))
+		r.closeStore()
+		r.openStore()
+		for _, err := range r.load(store.LoadOptions{Layerwise: layerwise}, ns...) {
+			r.must(err)
+		}
+	}
+}
+
+func TestManyTasksShareAFewSlots(t *testing.T) {
+	t.Parallel()
+	for _, slots := range []int{2, 3, 5} {
+		r := newRig(t, rigOptions{slots: slots, pages: 48, dirs: []string{t.TempDir()}, tune: func(c *store.Config) { c.Readers, c.Writers = 2, 2 }})
+		var wg sync.WaitGroup
+		for w := range 6 {
+			wg.Go(func() {
+				for round := range 4 {
+					if err := shareSlots(r, w, round); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		wg.Wait()
+	}
+}
+
+// shareSlots dumps, leases and loads blocks that other workers use too, all pages being the worker's own.
+func shareSlots(r *rig, w, round int) error {
+	first := w * 8
+	var ns []int
+	for i := range 8 {
+		ns = append(ns, (w*3+i+round*5)%20)
+	}
+	refs := r.refs(first, ns...)
+	for i, n := range ns {
+		r.fill(refs[i].Page, n)
+	}
+	d, err := r.st.Dump(r.ctx(), r.pages, refs, store.DumpOptions{Layerwise: w%2 == 0})
+	if err != nil {
+		return err
+	}
+	for i := range r.o.shards {
+		if w%2 == 0 {
+			if err := d.SubmitShard(r.ctx(), i); err != nil {
+				return err
+			}
+		}
+	}
+	if err := d.Durable(r.ctx()); err != nil {
+		return err
+	}
+	l, err := r.st.LeasePrefix(r.ctx(), r.keys(ns...), 0)
+	if err != nil {
+		return err
+	}
+	defer l.Release()
+	if l.Len() != len(ns) {
+		return fmt.Errorf("leased %d of %d durable blocks", l.Len(), len(ns))
+	}
+	for _, ref := range refs {
+		r.poison(ref.Page)
+	}
+	t, err := r.st.Load(r.ctx(), l, r.pages, refs, store.LoadOptions{Layerwise: w%3 == 0})
+	if err != nil {
+		return err
+	}
+	if err := t.Wait(r.ctx()); err != nil {
+		return err
+	}
+	for i, n := range ns {
+		if err := r.holds(refs[i].Page, n); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func TestLayerwiseLoadHandsOutShardsInOrder(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, rigOptions{})
+	r.dump(1, 2)
+	faults := r.plan.Injected()
+	r.plan.Add(fault.Nth(sim.OpWork, int(r.plan.Seen(sim.OpWork))+1).Stall())
+	l, err := r.st.Load(r.ctx(), nil, r.pages, r.refs(2, 1, 2), store.LoadOptions{Layerwise: true})
+	r.must(err)
+	r.must(r.plan.Await(r.ctx(), faults+1)) // the second batch stalls
+	r.must(l.WaitShard(r.ctx(), 0))
+	ctx, cancel := context.WithTimeout(r.ctx(), 10*time.Millisecond)
+	defer cancel()
+	wantErr(t, l.WaitShard(ctx, 1), context.DeadlineExceeded)
+	r.plan.Release()
+	r.must(l.WaitShard(r.ctx(), 2))
+	r.must(l.Wait(r.ctx()))
+	wantErr(t, l.WaitShard(r.ctx(), 3), errdefs.ErrInvalid)
+}
+
+func TestLayerwiseDumpIsNotKeptOpenForEver(t *testing.T) {
+	t.Parallel()
+	clock := clockwork.NewFakeClock()
+	r := newRig(t, rigOptions{clock: clock, tune: func(c *store.Config) { c.LeaseMax = time.Minute }})
+	r.fill(0, 1)
+	d, err := r.st.Dump(r.ctx(), r.pages, r.refs(0, 1), store.DumpOptions{Layerwise: true})
+	r.must(err)
+	r.must(d.SubmitShard(r.ctx(), 0))
+	r.eventually(func() bool { clock.Advance(time.Minute); return !unresolved(d.Done()) })
+	wantErr(t, d.Durable(r.ctx()), errdefs.ErrExpired)
+	r.must(d.SourceFree(r.ctx()))
+	r.wantHits(false, 1)
+}
+
+// dependency is a mem.Dependency that a test resolves.
+type dependency struct {
+	done chan struct{}
+	err  error
+}
+
+func (d *dependency) Done() <-chan struct{} { return d.done }
+func (d *dependency) Err() error            { return d.err }
+
+func TestDumpWaitsForItsDependencies(t *testing.T) {
+	t.Parallel()
+	cause := errors.New("the computation failed")
+	for _, layerwise := range []bool{false, true} {
+		for _, result := range []error{nil, cause} {
+			r := newRig(t, rigOptions{})
+			dep := &dependency{done: make(chan struct{}), err: result}
+			o := store.DumpOptions{Layerwise: layerwise}
+			if !layerwise {
+				o.After = []mem.Dependency{dep}
+			}
+			d, err := r.st.Dump(r.ctx(), r.pages, r.refs(0, 1), o)
+			r.must(err)
+			for i := range r.o.shards {
+				if layerwise {
+					r.must(d.SubmitShard(r.ctx(), i, dep))
+				}
+			}
+			if !unresolved(d.Done()) {
+				t.Fatal("the dump did not wait for its dependency")
+			}
+			r.fill(0, 1) // what the dependency stands for
+			close(dep.done)
+			err = d.Durable(r.ctx())
+			if result != nil {
+				wantErr(t, err, cause)
+				r.wantHits(false, 1)
+				continue
+			}
+			r.must(err)
+			r.mustLoad(1)
+		}
+	}
+}
+
+func TestCorruptCachedCopyIsReadAnewFromBelow(t *testing.T) {
+	t.Parallel()
+	for _, files := range []bool{true, false} {
+		var mu sync.Mutex
+		var told []string
+		o := rigOptions{tune: func(c *store.Config) {
+			c.Hooks.Corrupt = func(tr string, _ block.Key, _ error) { mu.Lock(); told = append(told, tr); mu.Unlock() }
+		}}
+		if files {
+			o.dirs = []string{t.TempDir()}
+		}
+		r := newRig(t, o)
+		r.dump(1, 2)
+		sl, err := r.cache.Open(r.ctx(), r.key(1))
+		r.must(err)
+		off := r.format.Layout.ShardOff(1) + 3
+		sl.Extent().Bytes()[off] ^= 4
+		sl.Release()
+		lease, err := r.st.LeasePrefix(r.ctx(), r.keys(1, 2), 0)
+		r.must(err)
+		l, err := r.st.Load(r.ctx(), lease, r.pages, r.refs(4, 1, 2), store.LoadOptions{})
+		r.must(err)
+		errs := r.loaded(l)
+		lease.Release()
+		r.must(errs[1])
+		if files {
+			r.must(errs[0])
+			r.must(r.holds(4, 1))
+		} else {
+			wantErr(t, errs[0], errdefs.ErrCorrupt)
+			r.wantHits(false, 1)
+		}
+		if st := r.st.Stats(); st.Mismatches != 1 || !slices.Equal(told, []string{"cache"}) {
+			t.Fatalf("counted %d mismatches, told %q", st.Mismatches, told)
+		}
+	}
+}
+
+func TestFillPolicyTrustsTheCacheAndNotTheFiles(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	r := newRig(t, rigOptions{tune: func(c *store.Config) { c.Verify = store.VerifyFill }, dirs: []string{dir}})
+	r.dump(1, 2)
+	flip := func(n int) {
+		sl, err := r.cache.Open(r.ctx(), r.key(n))
+		r.must(err)
+		sl.Extent().Bytes()[r.format.Layout.ShardOff(0)] ^= 1
+		sl.Release()
+	}
+	flip(1)
+	l, err := r.st.Load(r.ctx(), nil, r.pages, r.refs(0, 1), store.LoadOptions{})
+	r.must(err)
+	r.must(l.Wait(r.ctx()))
+	if r.holds(0, 1) == nil {
+		t.Fatal("the flipped byte did not reach the page: the test does not test")
+	}
+	r.closeStore()
+	path := blockFile(t, dir, r.key(2))
+	b, err := os.ReadFile(path)
+	r.must(err)
+	b[r.format.Layout.ShardOff(2)] ^= 1
+	r.must(os.WriteFile(path, b, 0o600))
+	r.openStore()
+	errs := r.load(store.LoadOptions{}, 1, 2)
+	r.must(errs[0])
+	wantErr(t, errs[1], errdefs.ErrCorrupt)
+}
+
+func TestPrefetchMovesBlocksUp(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, rigOptions{dirs: []string{t.TempDir()}})
+	r.dump(1, 2, 3)
+	r.closeStore()
+	r.openStore()
+	p, err := r.st.Prefetch(r.ctx(), r.keys(1, 2, 9))
+	r.must(err)
+	wantErr(t, p.Wait(r.ctx()), errdefs.ErrNotFound)
+	if errs := p.Errs(); errs[0] != nil || errs[1] != nil || errs[2] == nil {
+		t.Fatal(errs)
+	}
+	for i, want := range []string{"cache", "cache", "file"} {
+		if got := r.hits(1, 2, 3)[i].Tier; got != want {
+			t.Fatalf("block %d is in %q, want %q", i+1, got, want)
+		}
+	}
+	if n := r.cache.Stats().Retained; n != 0 {
+		t.Fatalf("%d pins are left", n)
+	}
+	r.mustLoad(1, 2, 3)
+}

@@ -1,0 +1,103 @@
+package replay
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/store"
+)
+
+// Config describes a replay. Device, Store, Geometry, Identity and Trace are required.
+type Config struct {
+	Device   device.Device
+	Store    *store.Store
+	Geometry block.Geometry
+	Identity block.Identity // of the store's blocks
+	Trace    string         // file name
+	// Limit replays the first requests only; zero replays all.
+	Limit int
+	// Pages is the number of pages of the KV cache. Zero gives room for Concurrency requests of the trace's longest.
+	Pages int
+	// Concurrency is the number of requests at a time. Default 1.
+	Concurrency int
+	// Layerwise loads and dumps layer by layer, as an engine does that overlaps them with its computing.
+	Layerwise bool
+	// Seed chooses which pages are used first. It has no say over the content of blocks.
+	Seed uint64
+	// Backlog is how many dumps may be not yet durable while the replay goes on. Default 64.
+	Backlog int
+	// Timeout bounds every single wait. Default one minute.
+	Timeout time.Duration
+	// Summary is what Scan found in the trace with this Limit. Nil has Run scan it.
+	Summary *Summary
+	// Progress is told of each request that is done, from several goroutines at once. Nil tells nobody.
+	Progress func(Step)
+}
+
+// Step is one request done.
+type Step struct {
+	Total         int   // requests of the whole replay
+	Accesses      int64 // blocks asked for
+	Hits          int64 // blocks found by prefix and loaded
+	VerifiedBytes int64
+	WrongBytes    int64
+}
+
+// Validate reports everything wrong with the configuration at once. It does not look at the trace.
+func (c *Config) Validate() error {
+	var errs []error
+	bad := func(format string, args ...any) {
+		errs = append(errs, fmt.Errorf(format+": %w", append(args, errdefs.ErrInvalid)...))
+	}
+	if c.Device == nil || c.Store == nil {
+		bad("a replay needs a device and a store")
+	}
+	if c.Trace == "" {
+		bad("no trace is given")
+	}
+	if err := c.Geometry.Validate(); err != nil {
+		errs = append(errs, err)
+	}
+	for _, n := range []struct {
+		name string
+		v    int
+	}{{"limit", c.Limit}, {"pages", c.Pages}, {"concurrency", c.Concurrency}, {"backlog", c.Backlog}} {
+		if n.v < 0 {
+			bad("%s %d is negative", n.name, n.v)
+		}
+	}
+	if c.Timeout < 0 {
+		bad("timeout %v is negative", c.Timeout)
+	}
+	return errors.Join(errs...)
+}
+
+func (c *Config) setDefaults() {
+	if c.Concurrency == 0 {
+		c.Concurrency = 1
+	}
+	if c.Backlog == 0 {
+		c.Backlog = 64
+	}
+	if c.Timeout == 0 {
+		c.Timeout = time.Minute
+	}
+}
+
+// pagesFor returns how many pages the KV cache has, or why the trace does not fit those asked for.
+func (c *Config) pagesFor(s Summary) (int, error) {
+	if c.Pages == 0 {
+		return max(s.MaxBlocks*c.Concurrency, 1), nil
+	}
+	if c.Pages < s.MaxBlocks {
+		return 0, &TraceError{
+			File: c.Trace, Line: s.LongestLine, Field: "hash_ids",
+			Problem: fmt.Sprintf("has %d blocks, more than the KV cache's %d pages", s.MaxBlocks, c.Pages),
+		}
+	}
+	return c.Pages, nil
+}

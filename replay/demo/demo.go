@@ -1,0 +1,210 @@
+package demo
+
+import (
+	"context"
+	_ "embed" // for the trace
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/replay"
+	"github.com/kvlane/kvlane/store"
+)
+
+//go:embed conversation-400.jsonl.gz
+var trace []byte
+
+// ErrClaim is the error of a demo of which a claim did not hold.
+var ErrClaim = errors.New("the demo's claim does not hold")
+
+// Engine is what the demo opens and closes; *kvlane.Engine is one.
+type Engine interface {
+	Device() device.Device
+	Store() *store.Store
+	Identity() block.Identity
+	Notes() []string
+	Close(ctx context.Context) error
+}
+
+// Config describes a demo. All of it is required, but for Limit.
+type Config struct {
+	Geometry block.Geometry
+	// Open opens an engine with a cache smaller than the trace's blocks and a file tier in dir.
+	Open func(ctx context.Context, dir string) (Engine, error)
+	// Verify reads every block in dir and returns how many are sound, and how many are not.
+	Verify func(ctx context.Context, dir string) (sound, damaged int64, err error)
+	// Dir is an empty directory, which the demo fills and does not remove.
+	Dir string
+	Out io.Writer
+	// Limit uses the first requests of the trace only; zero uses all.
+	Limit int
+}
+
+// Run runs the demo and narrates it on c.Out. The error wraps ErrClaim where the store did not do as it should.
+func Run(ctx context.Context, c Config) error {
+	d := &demo{Config: c, blocks: filepath.Join(c.Dir, "blocks"), trace: filepath.Join(c.Dir, "trace.jsonl.gz")}
+	if err := os.WriteFile(d.trace, trace, 0o600); err != nil {
+		return fmt.Errorf("demo: write the trace: %w", err)
+	}
+	start := time.Now()
+	for _, part := range []func(context.Context) error{d.fromNothing, d.restart, d.damage} {
+		if err := part(ctx); err != nil {
+			return fmt.Errorf("demo: %w", err)
+		}
+	}
+	if d.failed > 0 {
+		d.say("\n%d claims do NOT hold.", d.failed)
+		return fmt.Errorf("demo: %d times: %w", d.failed, ErrClaim)
+	}
+	d.say("\nAll of it holds. %.1f s.", time.Since(start).Seconds())
+	return d.err
+}
+
+// demo is one run of it.
+type demo struct {
+	Config
+	blocks, trace string
+	first         *replay.Report // of the replay from nothing
+	told          bool           // the device has been introduced
+	failed        int            // claims that did not hold
+	err           error          // of writing to Out
+}
+
+func (d *demo) fromNothing(ctx context.Context) error {
+	d.say("1. A replay from nothing.")
+	d.say("   The first requests of a real conversation trace (Mooncake, FAST'25) run against an empty store. Each block that")
+	d.say("   a request wants is looked up by prefix; hits are loaded into GPU pages and every byte is checked there; misses are")
+	d.say("   computed and dumped. The cache holds less than the trace does, so the files have to serve too.")
+	r, err := d.replay(ctx)
+	if err != nil {
+		return err
+	}
+	d.first = r
+	repeats := r.BlockAccesses - r.DistinctBlocks
+	d.say("   %d requests asked for %d blocks, %d of them different; %.1f s.", r.Requests, r.BlockAccesses, r.DistinctBlocks, r.Seconds)
+	d.claim(r.Complete && r.PrefixHits == repeats, "every block asked for again was found: %d of %d", r.PrefixHits, repeats)
+	d.claim(r.Mismatches == 0 && r.BytesVerified > 0, "all %d bytes that came back were right", r.BytesVerified)
+	d.claim(r.DumpedBlocks == r.DistinctBlocks && r.DurableErrors == 0, "all %d different blocks were stored, each once", r.DumpedBlocks)
+	return nil
+}
+
+func (d *demo) restart(ctx context.Context) error {
+	d.say("2. A restart.")
+	d.say("   The store was closed, and its memory is gone. It is opened again on the same directory, for the same requests.")
+	r, err := d.replay(ctx)
+	if err != nil {
+		return err
+	}
+	d.claim(r.Complete && r.PrefixHits == r.BlockAccesses, "nothing had to be computed: %d hits of %d", r.PrefixHits, r.BlockAccesses)
+	d.claim(r.HitsByTier[store.TierFile] >= r.DistinctBlocks, "every block came from its file once at least: %d from files, %d from the cache",
+		r.HitsByTier[store.TierFile], r.HitsByTier[store.TierCache])
+	d.claim(r.Mismatches == 0 && r.BytesVerified > d.first.BytesVerified, "all %d bytes were right", r.BytesVerified)
+	return nil
+}
+
+func (d *demo) damage(ctx context.Context) error {
+	d.say("3. Damage.")
+	name, off, err := d.flip()
+	if err != nil {
+		return err
+	}
+	d.say("   One bit of one file is flipped: byte %d of %s.", off, name)
+	_, damaged, err := d.Verify(ctx, d.blocks)
+	if err != nil {
+		return err
+	}
+	d.claim(damaged == 1, "\"kvlane store verify\" finds it: %d damaged", damaged)
+	r, err := d.replay(ctx)
+	if err != nil {
+		return err
+	}
+	d.claim(r.Corrupt == 1, "the replay finds and counts it: %d block failed its check", r.Corrupt)
+	d.claim(r.Mismatches == 0, "no wrong byte reached a page: %d mismatches in %d bytes", r.Mismatches, r.BytesVerified)
+	d.claim(r.PrefixHits == r.BlockAccesses-1 && r.LoadErrors == 1 && r.DumpedBlocks == 1,
+		"the block was a miss, was computed again and stored again: %d of %d hits, %d dumped", r.PrefixHits, r.BlockAccesses, r.DumpedBlocks)
+	sound, damaged, err := d.Verify(ctx, d.blocks)
+	if err != nil {
+		return err
+	}
+	d.claim(sound == r.DistinctBlocks && damaged == 0, "the directory is sound again: %d blocks, %d damaged", sound, damaged)
+	return nil
+}
+
+// replay opens the engine, replays the trace and closes the engine again.
+func (d *demo) replay(ctx context.Context) (_ *replay.Report, err error) {
+	e, err := d.Open(ctx, d.blocks)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+		defer cancel()
+		err = errors.Join(err, e.Close(last))
+	}()
+	if !d.told {
+		d.told = true
+		info := e.Device().Info()
+		d.say("   Device: %s (%s).", info.Name, info.Driver)
+		for _, n := range e.Notes() {
+			d.say("   Note: %s", n)
+		}
+	}
+	r, err := replay.Run(ctx, replay.Config{
+		Device: e.Device(), Store: e.Store(), Geometry: d.Geometry, Identity: e.Identity(), Trace: d.trace, Limit: d.Limit,
+	})
+	// Wrong bytes are what a claim is about; anything else ends the demo.
+	if errors.Is(err, replay.ErrWrongBytes) {
+		err = nil
+	}
+	return r, err
+}
+
+// flip flips a bit in the content of the first block's file.
+func (d *demo) flip() (name string, off int64, err error) {
+	files, err := filepath.Glob(filepath.Join(d.blocks, "[0-9a-f][0-9a-f]", "*"))
+	if err != nil || len(files) == 0 {
+		return "", 0, fmt.Errorf("there are no blocks in %s: %w", d.blocks, errors.Join(err, os.ErrNotExist))
+	}
+	layout, err := d.Geometry.Layout()
+	if err != nil {
+		return "", 0, err
+	}
+	last := layout.Shards() - 1
+	off = layout.ShardOff(last) + layout.ShardBytes(last)/2
+	f, err := os.OpenFile(files[0], os.O_RDWR, 0)
+	if err != nil {
+		return "", 0, fmt.Errorf("damage a file: %w", err)
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	var b [1]byte
+	if _, err := f.ReadAt(b[:], off); err != nil {
+		return "", 0, fmt.Errorf("damage a file: %w", err)
+	}
+	b[0] ^= 1
+	if _, err := f.WriteAt(b[:], off); err != nil {
+		return "", 0, fmt.Errorf("damage a file: %w", err)
+	}
+	rel, err := filepath.Rel(d.blocks, files[0])
+	return rel, off, err
+}
+
+// claim says whether what the demo promises was so.
+func (d *demo) claim(holds bool, format string, args ...any) {
+	mark := "   ok      "
+	if !holds {
+		mark = "   FAILED  "
+		d.failed++
+	}
+	d.say("%s", mark+fmt.Sprintf(format, args...))
+}
+
+func (d *demo) say(format string, args ...any) {
+	if _, err := fmt.Fprintf(d.Out, format+"\n", args...); d.err == nil {
+		d.err = err
+	}
+}

@@ -1,0 +1,16 @@
+// Package replay runs a real request trace through a store, as an inference engine would: it looks up each request's
+// prefix, loads the hits into pages of a paged KV cache on the device, verifies every loaded byte, computes the misses
+// (fills pages with the bytes that the block must hold) and dumps them.
+//
+// # Content
+//
+// Each hash id of a trace is one full block. Its bytes are a function of the id, the layer, K or V, and the offset, and
+// of nothing else: a later run over the same directory verifies what an earlier one wrote. Pages are poisoned when they
+// are allocated, so that a load that does not happen shows as wrong bytes.
+//
+// # Concurrency
+//
+// Run has one goroutine that reads the trace, Config.Concurrency workers that take requests in its order, and one
+// that waits for dumps to become durable, at most Config.Backlog of them behind. Each worker owns a device queue and a
+// scratch area of pinned memory. Run joins all of them before it returns. With one worker a replay is deterministic.
+package replay

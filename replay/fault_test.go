@@ -1,0 +1,168 @@
+package replay
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/tier/file"
+	"github.com/kvlane/kvlane/tier/file/faultfs"
+)
+
+// twice asks for the same blocks in two requests: the first dumps them, the second loads them.
+func twice(t *testing.T) string {
+	t.Helper()
+	return writeTrace(t, []int64{1, 2, 3, 4}, []int64{1, 2, 3, 4})
+}
+
+// A byte that the hardware changes on the way to the device passes the store's checks, which are made on the host. The
+// replay must find it, and say where it is.
+func TestWrongByteOnTheDeviceIsFound(t *testing.T) {
+	for _, layerwise := range []bool{false, true} {
+		plan := fault.New(1)
+		r := newRig(t, rigOptions{geometry: layered, slots: 16, sim: sim.Options{Faults: plan}})
+		c := r.config(layered, twice(t))
+		c.Layerwise, c.Concurrency = layerwise, 1
+		c.Progress = func(Step) {
+			// After the first request, before the second: its work begins with the poison, then comes the load. The
+			// load may take a copy engine or a kernel.
+			if plan.Injected() == 0 {
+				plan.Add(fault.Nth(sim.OpWork, int(plan.Seen(sim.OpWork))+1).Corrupt())
+			}
+		}
+		rep, err := Run(t.Context(), c)
+		if plan.Injected() != 1 {
+			t.Fatalf("%d faults were injected", plan.Injected())
+		}
+		if !errors.Is(err, ErrWrongBytes) || !strings.Contains(err.Error(), "line 2: block ") {
+			t.Errorf("got %v, want ErrWrongBytes at line 2", err)
+		}
+		if rep.Mismatches != 1 || rep.MismatchedBytes != 1 || len(rep.MismatchSamples) != 1 || rep.PrefixHits != 4 {
+			t.Fatalf("report: %+v", rep)
+		}
+		m := rep.MismatchSamples[0]
+		if m.HashID < 1 || m.HashID > 4 || m.Tier != "cache" || m.WrongBytes != 1 || m.Layer < 0 || m.Layer > 2 ||
+			m.Part != "k" && m.Part != "v" || m.Offset < 0 || m.Offset >= 67 || len(m.Key) != 2*block.KeyBytes {
+			t.Errorf("mismatch: %+v", m)
+		}
+	}
+}
+
+// A block that cannot be loaded is computed instead, and is no hit; the replay goes on.
+func TestFailedLoadIsComputedInstead(t *testing.T) {
+	plan := fault.New(1)
+	r := newRig(t, rigOptions{geometry: layered, slots: 16, sim: sim.Options{Faults: plan}})
+	c := r.config(layered, twice(t))
+	c.Progress = func(Step) {
+		if plan.Injected() == 0 {
+			plan.Add(fault.Nth(sim.OpWork, int(plan.Seen(sim.OpWork))+1).Fail(nil))
+		}
+	}
+	rep, err := Run(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if plan.Injected() != 1 || rep.LoadErrors == 0 || rep.PrefixHits+rep.LoadErrors != 4 || rep.Mismatches != 0 {
+		t.Errorf("report: %+v", rep)
+	}
+	if len(rep.ErrorSamples) == 0 || !strings.Contains(rep.ErrorSamples[0], "injected fault") {
+		t.Errorf("samples do not give the cause: %q", rep.ErrorSamples)
+	}
+}
+
+// Whatever operation of the device fails, the replay says so, verifies nothing wrong, and leaves nothing behind.
+func TestNoFailureOfTheDeviceGoesUnreported(t *testing.T) {
+	for _, op := range []string{sim.OpWork, sim.OpCallCopy, sim.OpCallLaunch, sim.OpRecord, sim.OpAlloc, sim.OpAllocHost, sim.OpOpen} {
+		t.Run(op, func(t *testing.T) {
+			trace := twice(t)
+			for n := 0; ; n++ {
+				plan := fault.New(1)
+				o := rigOptions{geometry: layered, slots: 16, sim: sim.Options{Faults: plan}}
+				if op == sim.OpCallCopy { // which is how devices without kernels copy
+					o.device = func(d device.Device) device.Device { return plainDevice{d} }
+				}
+				r := newRig(t, o)
+				plan.Add(fault.Nth(op, int(plan.Seen(op))+n).Fail(nil))
+				rep, err := Run(t.Context(), r.config(layered, trace))
+				if plan.Injected() == 0 {
+					if err != nil || n == 0 {
+						t.Errorf("after %d operations: %v", n, err)
+					}
+					return
+				}
+				reported(t, n, rep, err)
+				if n > 1000 {
+					t.Fatal("there is no end")
+				}
+			}
+		})
+	}
+}
+
+// reported checks that the failure of the n-th operation is in the error or the report, and that no byte was wrong.
+func reported(t *testing.T, n int, rep *Report, err error) {
+	t.Helper()
+	told := err != nil && errors.Is(err, fault.ErrInjected)
+	if rep != nil {
+		told = told || rep.LoadErrors > 0 && strings.Contains(strings.Join(rep.ErrorSamples, ""), "injected fault")
+		if rep.Mismatches > 0 {
+			t.Errorf("operation %d: %d mismatches", n, rep.Mismatches)
+		}
+	}
+	if !told {
+		t.Errorf("operation %d failed, and the replay says %v; %+v", n, err, rep)
+	}
+}
+
+// With two slots of cache every block has to be read from its file again.
+func TestNoFailureOfTheFilesGoesUnreported(t *testing.T) {
+	trace := writeTrace(t, []int64{1, 2, 3, 4, 5, 6}, []int64{1, 2, 3, 4, 5, 6})
+	for _, op := range []string{"write", "rename", "read"} {
+		t.Run(op, func(t *testing.T) {
+			for n := 0; ; n++ {
+				plan := fault.New(1)
+				r := newRig(t, rigOptions{geometry: layered, slots: 2, dir: t.TempDir(), fs: faultfs.New(file.OS(), plan, nil)})
+				plan.Add(fault.Nth(op, int(plan.Seen(op))+n).Fail(unix.EIO))
+				rep, err := Run(t.Context(), r.config(layered, trace))
+				if plan.Injected() == 0 {
+					if err != nil || n == 0 {
+						t.Errorf("after %d operations: %v", n, err)
+					}
+					return
+				}
+				reported(t, n, rep, err)
+				if n > 1000 {
+					t.Fatal("there is no end")
+				}
+			}
+		})
+	}
+}
+
+// A directory that fills up costs the blocks that do not fit, and nothing else: the error says so, and what was stored
+// before is there for the next replay.
+func TestFullDirectoryLosesNothing(t *testing.T) {
+	dir, plan := t.TempDir(), fault.New(1)
+	r := newRig(t, rigOptions{geometry: layered, slots: 8, dir: dir, fs: faultfs.New(file.OS(), plan, nil)})
+	plan.Add(fault.After("write", int(plan.Seen("write"))+3).Partial(unix.ENOSPC))
+	trace := writeTrace(t, []int64{1, 2}, []int64{3, 4}, []int64{5, 6}, []int64{1, 2})
+	rep, err := Run(t.Context(), r.config(layered, trace))
+	if !errors.Is(err, errdefs.ErrNoSpace) || !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), dir) {
+		t.Errorf("got %v, want ErrNoSpace with the errno and the directory", err)
+	}
+	if !rep.Complete || rep.DumpErrors != 3 || rep.DumpedBlocks != 3 || rep.Mismatches != 0 || rep.PrefixHits != 2 {
+		t.Errorf("report: %+v", rep)
+	}
+	plan.Clear()
+	left, err := file.Verify(t.Context(), dir, nil)
+	if err != nil || left.Blocks != 3 || !left.Clean() {
+		t.Errorf("the directory holds %+v, %v; want 3 sound blocks and nothing else", left, err)
+	}
+}

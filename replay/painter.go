@@ -1,0 +1,170 @@
+package replay
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/mem"
+)
+
+// painter fills pages with patterns and compares them, on one queue of the device. Each call waits for the device, so
+// that its scratch memory is free again when it returns. One user at a time.
+//
+// Where the queue launches kernels, pages never leave the device; else they go through staging, a plane at a time.
+type painter struct {
+	cache *kvCache
+	queue device.Queue
+	// kernels is the same queue, or nil where the device runs none.
+	kernels device.Launcher
+	most    int // pages of one call
+	scratch *mem.Region
+	stage   mem.Extent // one plane
+	pairs   mem.Extent // {u32 page, u32 index} a page
+	seeds   mem.Extent // u64 a page
+	counts  mem.Extent // u64 a page
+	dead    bool       // work may still run on the queue: nothing of it may be freed
+}
+
+// span is a range of a cache's planes: one layer, or all of them.
+type span struct{ first, count int }
+
+func newPainter(c *kvCache, most int) (_ *painter, err error) {
+	p := &painter{cache: c, most: max(most, 1)}
+	if p.queue, err = c.dev.OpenQueue(device.QueueOptions{}); err != nil {
+		return nil, fmt.Errorf("open a queue for the replay: %w", err)
+	}
+	p.kernels, _ = p.queue.(device.Launcher)
+	stage := (c.planes[0].Bytes + 63) &^ 63
+	n := int64(p.most)
+	if p.scratch, err = c.dev.AllocHost(stage + n*(device.PairBytes+8+8)); err != nil {
+		err = fmt.Errorf("allocate pinned scratch for %d pages: %w", n, err)
+		return nil, errors.Join(err, p.queue.Close(context.Background()))
+	}
+	all := mem.All(p.scratch)
+	p.stage = all.Sub(0, c.planes[0].Bytes)
+	p.seeds = all.Sub(stage, 8*n)
+	p.counts = all.Sub(stage+8*n, 8*n)
+	p.pairs = all.Sub(stage+16*n, device.PairBytes*n)
+	return p, nil
+}
+
+// fill writes the pattern of seeds[i] into the span's planes of pages[i].
+func (p *painter) fill(ctx context.Context, s span, pages []uint32, seeds []uint64) error {
+	if len(pages) == 0 {
+		return nil
+	}
+	if p.kernels != nil {
+		return p.launch(ctx, device.KernelPatternFill, s, pages, seeds)
+	}
+	for i, page := range pages {
+		for pl := s.first; pl < s.first+s.count; pl++ {
+			pattern(p.stage.Bytes(), seeds[i], pl)
+			if err := p.copy(ctx, p.cache.planes[pl].Page(page), p.stage); err != nil {
+				return fmt.Errorf("fill page %d: %w", page, err)
+			}
+		}
+	}
+	return nil
+}
+
+// check adds to wrong[i] the number of bytes of pages[i], in the span's planes, that are not the pattern of seeds[i].
+func (p *painter) check(ctx context.Context, s span, pages []uint32, seeds []uint64, wrong []int64) error {
+	if len(pages) == 0 {
+		return nil
+	}
+	if p.kernels == nil {
+		for i, page := range pages {
+			for pl := s.first; pl < s.first+s.count; pl++ {
+				if err := p.copy(ctx, p.stage, p.cache.planes[pl].Page(page)); err != nil {
+					return fmt.Errorf("check page %d: %w", page, err)
+				}
+				n, _ := wrongBytes(p.stage.Bytes(), seeds[i], pl)
+				wrong[i] += n
+			}
+		}
+		return nil
+	}
+	counts := p.counts.Bytes()
+	clear(counts[:8*len(pages)])
+	if err := p.launch(ctx, device.KernelPatternCheck, s, pages, seeds); err != nil {
+		return err
+	}
+	for i := range pages {
+		wrong[i] += int64(binary.LittleEndian.Uint64(counts[8*i:]))
+	}
+	return nil
+}
+
+// locate returns where page first differs from the pattern of seed: the plane, and the offset in it; or plane -1.
+func (p *painter) locate(ctx context.Context, page uint32, seed uint64) (plane int, off int64, err error) {
+	for pl := range p.cache.planes {
+		if err := p.copy(ctx, p.stage, p.cache.planes[pl].Page(page)); err != nil {
+			return -1, -1, fmt.Errorf("read page %d back: %w", page, err)
+		}
+		if _, first := wrongBytes(p.stage.Bytes(), seed, pl); first >= 0 {
+			return pl, first, nil
+		}
+	}
+	return -1, -1, nil
+}
+
+func (p *painter) launch(ctx context.Context, kernel string, s span, pages []uint32, seeds []uint64) error {
+	pairs, words := p.pairs.Bytes(), p.seeds.Bytes()
+	for i, page := range pages {
+		binary.LittleEndian.PutUint32(pairs[8*i:], page)
+		binary.LittleEndian.PutUint32(pairs[8*i+4:], uint32(i))
+		// The kernel counts planes from the first it is given.
+		binary.LittleEndian.PutUint64(words[8*i:], planeSeed(seeds[i], s.first))
+	}
+	k := device.Kernel{Name: kernel, NArgs: 5}
+	k.Args[0] = uint64(p.cache.planeDesc.Dev()) + uint64(s.first)*device.PlaneDescBytes
+	k.Args[1] = uint64(s.count)
+	k.Args[2] = uint64(p.pairs.Dev())
+	k.Args[3] = uint64(len(pages))
+	k.Args[4] = uint64(p.seeds.Dev())
+	if kernel == device.KernelPatternCheck {
+		k.Args[5], k.NArgs = uint64(p.counts.Dev()), 6
+	}
+	if err := p.kernels.Launch(&k); err != nil {
+		return fmt.Errorf("launch %s on %d pages: %w", kernel, len(pages), err)
+	}
+	return p.finish(ctx)
+}
+
+func (p *painter) copy(ctx context.Context, dst, src mem.Extent) error {
+	if err := p.queue.Copy(dst, src); err != nil {
+		return err
+	}
+	return p.finish(ctx)
+}
+
+// finish waits until everything enqueued has run.
+func (p *painter) finish(ctx context.Context) error {
+	if p.dead {
+		return errors.New("the replay's queue did not finish earlier work")
+	}
+	ev, err := p.queue.Record()
+	if err != nil {
+		p.dead = true
+		return err
+	}
+	defer ev.Close()
+	if err := ev.Wait(ctx); err != nil {
+		if done, _ := ev.Done(); !done {
+			p.dead = true
+		}
+		return fmt.Errorf("wait for the replay's queue: %w", err)
+	}
+	return nil
+}
+
+// close waits until the queue is idle and frees the scratch memory. If ctx ends first, nothing is freed.
+func (p *painter) close(ctx context.Context) error {
+	if err := p.queue.Close(ctx); err != nil {
+		return fmt.Errorf("close the replay's queue: %w", err)
+	}
+	return p.cache.dev.Free(p.scratch)
+}

@@ -1,0 +1,154 @@
+package replay
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/device/sim"
+)
+
+// newTestCache returns a KV cache and a painter on it, with and without a queue that launches kernels.
+func newTestCache(t *testing.T, g block.Geometry, pages int, kernels bool) (*kvCache, *painter) {
+	t.Helper()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	simulated, err := sim.Open(sim.Options{})
+	must(err)
+	var dev device.Device = simulated
+	if !kernels {
+		dev = plainDevice{simulated}
+	}
+	t.Cleanup(func() { must(dev.Close()) })
+	layout, err := g.Layout()
+	must(err)
+	c, err := newKVCache(dev, g, layout, pages, 1)
+	must(err)
+	t.Cleanup(func() { must(c.close()) })
+	p, err := newPainter(c, pages)
+	must(err)
+	t.Cleanup(func() { must(p.close(context.WithoutCancel(t.Context()))) })
+	if (p.kernels != nil) != kernels {
+		t.Fatalf("the painter has kernels: %t", p.kernels != nil)
+	}
+	return c, p
+}
+
+func TestPainterFindsEveryWrongByte(t *testing.T) {
+	for _, g := range []block.Geometry{latent, layered} {
+		for _, kernels := range []bool{true, false} {
+			t.Run(fmt.Sprintf("layers=%d/kernels=%t", g.Layers, kernels), func(t *testing.T) {
+				c, p := newTestCache(t, g, 4, kernels)
+				all := span{0, len(c.planes)}
+				pages, seeds := []uint32{3, 0, 2}, []uint64{contentSeed(7), contentSeed(8), contentSeed(1 << 60)}
+				if err := p.fill(t.Context(), all, pages, seeds); err != nil {
+					t.Fatal(err)
+				}
+				wrong := make([]int64, 3)
+				for first := range c.planes { // plane by plane, as layers are checked
+					if err := p.check(t.Context(), span{first, 1}, pages, seeds, wrong); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if wrong[0]+wrong[1]+wrong[2] != 0 {
+					t.Fatalf("wrong bytes right after filling: %v", wrong)
+				}
+				plane := len(c.planes) - 1
+				damagePage(t, c, p, plane, 0, 5)
+				if err := p.check(t.Context(), all, pages, seeds, wrong); err != nil {
+					t.Fatal(err)
+				}
+				if wrong[0] != 0 || wrong[1] != 1 || wrong[2] != 0 {
+					t.Errorf("wrong bytes: got %v, want [0 1 0]", wrong)
+				}
+				gotPlane, off, err := p.locate(t.Context(), 0, seeds[1])
+				if err != nil || gotPlane != plane || off != 5 {
+					t.Errorf("located plane %d offset %d (%v), want plane %d offset 5", gotPlane, off, err, plane)
+				}
+				if gotPlane, _, err := p.locate(t.Context(), 3, seeds[0]); err != nil || gotPlane != -1 {
+					t.Errorf("located plane %d (%v) in a page that is right", gotPlane, err)
+				}
+			})
+		}
+	}
+}
+
+// damagePage changes one byte of a page.
+func damagePage(t *testing.T, c *kvCache, p *painter, plane int, page uint32, off int64) {
+	t.Helper()
+	at := c.planes[plane].Page(page).Sub(off, 1)
+	if err := p.copy(t.Context(), p.stage.Sub(0, 1), at); err != nil {
+		t.Fatal(err)
+	}
+	p.stage.Bytes()[0] ^= 0x40
+	if err := p.copy(t.Context(), at, p.stage.Sub(0, 1)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Kernels and the host must agree on what a block holds, or a replay on one would not verify what the other wrote.
+func TestPainterOnHostAndDeviceAgree(t *testing.T) {
+	c, onDevice := newTestCache(t, layered, 2, true)
+	onHost := &painter{cache: c, queue: onDevice.queue, most: onDevice.most, scratch: onDevice.scratch, stage: onDevice.stage}
+	all, wrong := span{0, len(c.planes)}, make([]int64, 1)
+	for i, pair := range [][2]*painter{{onDevice, onHost}, {onHost, onDevice}} {
+		seeds := []uint64{contentSeed(int64(i))}
+		if err := pair[0].fill(t.Context(), all, []uint32{1}, seeds); err != nil {
+			t.Fatal(err)
+		}
+		if err := pair[1].check(t.Context(), all, []uint32{1}, seeds, wrong); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if wrong[0] != 0 {
+		t.Errorf("%d bytes differ", wrong[0])
+	}
+}
+
+// The content of a block must never change: directories that hold it outlive the program.
+func TestContentIsFixed(t *testing.T) {
+	b := make([]byte, 12)
+	pattern(b, contentSeed(42), 3)
+	if got := fmt.Sprintf("%x", b); got != contentOf42 {
+		t.Errorf("plane 3 of block 42 begins with %s, want %s", got, contentOf42)
+	}
+	if n, first := wrongBytes(b, contentSeed(42), 3); n != 0 || first != -1 {
+		t.Errorf("%d wrong bytes from %d", n, first)
+	}
+	b[9] ^= 1
+	if n, first := wrongBytes(b, contentSeed(42), 3); n != 1 || first != 9 {
+		t.Errorf("%d wrong bytes from %d, want 1 from 9", n, first)
+	}
+}
+
+func TestPagesAreTakenTogether(t *testing.T) {
+	c, _ := newTestCache(t, latent, 4, true)
+	first, err := c.take(t.Context(), nil, 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := c.take(ctx, nil, 2); err == nil {
+		t.Fatal("took 2 pages of the 1 that is free")
+	}
+	c.give(first)
+	all, err := c.take(t.Context(), nil, 4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := map[uint32]bool{}
+	for _, p := range all {
+		seen[p] = true
+	}
+	if len(seen) != 4 {
+		t.Errorf("pages %v are not 4 different ones", all)
+	}
+	c.give(all)
+}

@@ -1,0 +1,237 @@
+package replay
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"github.com/kvlane/kvlane/store"
+)
+
+// Report is what a replay did. Its JSON form is an interface: fields are added, never renamed.
+type Report struct {
+	Trace    string   `json:"trace"`
+	Device   string   `json:"device"`
+	Notes    []string `json:"notes,omitempty"`
+	Complete bool     `json:"complete"` // every request asked for was replayed
+	Seconds  float64  `json:"seconds"`
+
+	Requests       int64            `json:"requests"`
+	BlockAccesses  int64            `json:"block_accesses"`
+	DistinctBlocks int64            `json:"distinct_blocks"`
+	PrefixHits     int64            `json:"prefix_hits"` // blocks found by prefix and loaded
+	HitRate        float64          `json:"hit_rate"`    // prefix hits by block accesses
+	HitsByTier     map[string]int64 `json:"hits_by_tier"`
+	DumpedBlocks   int64            `json:"dumped_blocks"`
+	SkippedBlocks  int64            `json:"skipped_blocks"` // not dumped, since the store had them by then
+
+	BytesVerified   int64      `json:"bytes_verified"`
+	Mismatches      int64      `json:"mismatches"` // blocks that held a wrong byte
+	MismatchedBytes int64      `json:"mismatched_bytes"`
+	MismatchSamples []Mismatch `json:"mismatch_samples,omitempty"`
+
+	Corrupt       int64    `json:"corrupt"`        // stored blocks that failed their check, and were misses
+	LoadErrors    int64    `json:"load_errors"`    // blocks found but not loaded; they were computed instead
+	DumpErrors    int64    `json:"dump_errors"`    // blocks not stored
+	DurableErrors int64    `json:"durable_errors"` // dumps of which not every block became durable
+	ErrorSamples  []string `json:"error_samples,omitempty"`
+
+	Paths     []PathReport `json:"paths"`
+	LoadUS    Latency      `json:"load_us"`    // from Load to the last block verified by the store
+	DumpUS    Latency      `json:"dump_us"`    // from Dump until the pages may be reused
+	DurableUS Latency      `json:"durable_us"` // from Dump until every block is durable
+	Tiers     []TierReport `json:"tiers,omitempty"`
+}
+
+// PathReport is the traffic of one path in one direction.
+type PathReport struct {
+	Path      string  `json:"path"`
+	Direction string  `json:"direction"` // "load" or "dump"
+	Bytes     int64   `json:"bytes"`
+	GBps      float64 `json:"gbps"` // bytes by the time in which at least one batch was under way
+	Reason    string  `json:"reason,omitempty"`
+}
+
+// Latency is two quantiles, in microseconds.
+type Latency struct {
+	P50 int64 `json:"p50"`
+	P99 int64 `json:"p99"`
+}
+
+// TierReport is what a tier holds at the end, and what it counted since it was opened.
+type TierReport struct {
+	Name          string `json:"name"`
+	Blocks        int64  `json:"blocks"`
+	Bytes         int64  `json:"bytes"`
+	CapacityBytes int64  `json:"capacity_bytes"`
+	ReadBytes     int64  `json:"read_bytes"`
+	WrittenBytes  int64  `json:"written_bytes"`
+	Evictions     int64  `json:"evictions"`
+	Corrupt       int64  `json:"corrupt"`
+	Errors        int64  `json:"errors"`
+	Swept         int64  `json:"swept"`
+}
+
+// Mismatch is a loaded block that held a wrong byte: silent corruption, which must never happen.
+type Mismatch struct {
+	Line       int    `json:"line"` // of the request
+	HashID     int64  `json:"hash_id"`
+	Key        string `json:"key"`
+	Tier       string `json:"tier"`
+	Page       uint32 `json:"page"`
+	Layer      int    `json:"layer"`
+	Part       string `json:"part"` // "k", "v", or "latent"
+	Offset     int64  `json:"offset"`
+	WrongBytes int64  `json:"wrong_bytes"`
+}
+
+// String says where the block is wrong.
+func (m Mismatch) String() string {
+	return fmt.Sprintf("line %d: block %d (key %s) from tier %s on page %d: %d wrong bytes, the first in layer %d, %s, at byte %d",
+		m.Line, m.HashID, m.Key, m.Tier, m.Page, m.WrongBytes, m.Layer, m.Part, m.Offset)
+}
+
+// mostSamples bounds the mismatches and errors that a report spells out.
+const mostSamples = 20
+
+// tally gathers a Report while workers run. Safe for concurrent use.
+type tally struct {
+	mu       sync.Mutex
+	r        Report // guarded by mu, as all below
+	dumpErr  error
+	distinct map[int64]uint64
+	load     *hdrhistogram.Histogram
+	dump     *hdrhistogram.Histogram
+	durable  *hdrhistogram.Histogram
+}
+
+func newTally() *tally {
+	histogram := func() *hdrhistogram.Histogram { return hdrhistogram.New(1, int64(10*time.Minute/time.Microsecond), 3) }
+	return &tally{
+		r:        Report{HitsByTier: map[string]int64{}},
+		distinct: map[int64]uint64{},
+		load:     histogram(), dump: histogram(), durable: histogram(),
+	}
+}
+
+// see counts the ids of a request. Ids are dense in real traces, so a set of 64-bit masks is small.
+func (t *tally) see(ids []int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.r.BlockAccesses += int64(len(ids))
+	for _, id := range ids {
+		word, bit := id>>6, uint64(1)<<(id&63)
+		if old := t.distinct[word]; old&bit == 0 {
+			t.distinct[word] = old | bit
+			t.r.DistinctBlocks++
+		}
+	}
+}
+
+// update changes the report under its lock.
+func (t *tally) update(f func(r *Report)) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	f(&t.r)
+}
+
+// failLoad counts a block that was found but not loaded.
+func (t *tally) failLoad(err error) {
+	t.update(func(r *Report) {
+		r.LoadErrors++
+		r.sample(err)
+	})
+}
+
+// failDump counts a dump of which not every block became durable.
+func (t *tally) failDump(err error) {
+	t.update(func(r *Report) {
+		r.DurableErrors++
+		r.sample(err)
+		if t.dumpErr == nil {
+			t.dumpErr = err
+		}
+	})
+}
+
+// dumpError returns why the first dump failed, or nil.
+func (t *tally) dumpError() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.dumpErr
+}
+
+// sample keeps err, unless there are plenty.
+func (r *Report) sample(err error) {
+	if len(r.ErrorSamples) < mostSamples {
+		r.ErrorSamples = append(r.ErrorSamples, err.Error())
+	}
+}
+
+func (t *tally) latency(h *hdrhistogram.Histogram, d time.Duration) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	// A latency beyond the histogram's range counts as its largest: better than not at all.
+	_ = h.RecordValue(min(max(d.Microseconds(), 1), h.HighestTrackableValue()))
+}
+
+// report returns a copy of the report as it stands.
+func (t *tally) report(elapsed time.Duration) *Report {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	r := t.r
+	r.Seconds = elapsed.Seconds()
+	r.HitsByTier = maps.Clone(r.HitsByTier)
+	r.MismatchSamples = slices.Clone(r.MismatchSamples)
+	r.ErrorSamples = slices.Clone(r.ErrorSamples)
+	if r.BlockAccesses > 0 {
+		r.HitRate = float64(r.PrefixHits) / float64(r.BlockAccesses)
+	}
+	quantiles := func(h *hdrhistogram.Histogram) Latency {
+		return Latency{P50: h.ValueAtQuantile(50), P99: h.ValueAtQuantile(99)}
+	}
+	r.LoadUS, r.DumpUS, r.DurableUS = quantiles(t.load), quantiles(t.dump), quantiles(t.durable)
+	return &r
+}
+
+// addStore adds what the store counted between two moments.
+func (r *Report) addStore(before, after *store.Stats) {
+	r.Paths = appendPaths([]PathReport{}, "load", before.LoadPaths, after.LoadPaths)
+	r.Paths = appendPaths(r.Paths, "dump", before.DumpPaths, after.DumpPaths)
+	r.DumpedBlocks = after.Dumped - before.Dumped
+	r.SkippedBlocks = after.Skipped - before.Skipped
+	r.DumpErrors = after.DumpErrors - before.DumpErrors
+	r.Corrupt = after.Mismatches - before.Mismatches
+	for i := range after.Tiers {
+		st := &after.Tiers[i].Tier
+		r.Tiers = append(r.Tiers, TierReport{
+			Name: after.Tiers[i].Name, Blocks: st.Blocks, Bytes: st.Bytes, CapacityBytes: st.CapacityBytes,
+			ReadBytes: st.ReadBytes, WrittenBytes: st.WrittenBytes, Evictions: st.Evictions, Corrupt: st.Corrupt,
+			Errors: st.Errors, Swept: st.Swept,
+		})
+	}
+}
+
+func appendPaths(out []PathReport, direction string, before, after []store.PathStats) []PathReport {
+	for _, p := range after {
+		for _, old := range before {
+			if old.Path == p.Path {
+				p.Bytes -= old.Bytes
+				p.Busy -= old.Busy
+			}
+		}
+		if p.Bytes == 0 {
+			continue
+		}
+		pr := PathReport{Path: p.Path.String(), Direction: direction, Bytes: p.Bytes, Reason: p.Reason}
+		if p.Busy > 0 {
+			pr.GBps = float64(p.Bytes) / p.Busy.Seconds() / 1e9
+		}
+		out = append(out, pr)
+	}
+	return out
+}

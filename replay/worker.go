@@ -1,0 +1,328 @@
+package replay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/store"
+)
+
+// worker replays one request at a time. What it works with is kept from request to request.
+type worker struct {
+	run     *run
+	painter *painter
+	all     span
+
+	keys  []block.Key
+	pages []uint32
+	seeds []uint64
+	wrong []int64
+	tiers []string // where each leased block lay
+	step  Step     // what this request amounted to
+	// The blocks of the request that are loaded, and those that are computed and dumped.
+	load, compute work
+}
+
+// work is a subset of a request's blocks.
+type work struct {
+	at    []int // positions in the request
+	refs  []store.Ref
+	pages []uint32
+	seeds []uint64
+}
+
+func (s *work) reset() {
+	s.at, s.refs, s.pages, s.seeds = s.at[:0], s.refs[:0], s.pages[:0], s.seeds[:0]
+}
+
+func newWorker(r *run, most int) (*worker, error) {
+	p, err := newPainter(r.cache, most)
+	if err != nil {
+		return nil, err
+	}
+	return &worker{run: r, painter: p, all: span{0, len(r.cache.planes)}}, nil
+}
+
+// add puts block i of the request into s.
+func (w *worker) add(s *work, req *Request, i int) {
+	s.at = append(s.at, i)
+	s.refs = append(s.refs, store.Ref{Key: w.keys[i], Page: w.pages[i]})
+	s.pages = append(s.pages, w.pages[i])
+	s.seeds = append(s.seeds, contentSeed(req.HashIDs[i]))
+}
+
+// work replays requests until there are no more, or until one fails in a way that makes going on pointless.
+func (w *worker) work(ctx context.Context) error {
+	for {
+		var req *Request
+		select {
+		case next, ok := <-w.run.requests:
+			if !ok {
+				return nil
+			}
+			req = next
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		if err := w.request(ctx, req); err != nil {
+			return fmt.Errorf("replay line %d: %w", req.Line, err)
+		}
+		w.run.finished(w.step)
+		w.run.spare <- req
+	}
+}
+
+// request replays one request: pages, prefix, load, verify, compute, dump.
+func (w *worker) request(ctx context.Context, req *Request) (err error) {
+	n := len(req.HashIDs)
+	w.run.tally.see(req.HashIDs)
+	w.step = Step{Accesses: int64(n)}
+	if n == 0 {
+		return nil
+	}
+	w.keys = w.run.appendKeys(w.keys[:0], req.HashIDs)
+	if err := w.takePages(ctx, n); err != nil {
+		return err
+	}
+	// Pages go back only when nothing can touch them any more.
+	quiesced := true
+	defer func() {
+		if !quiesced {
+			w.run.cache.abandon(n)
+		} else if !w.painter.dead {
+			w.run.cache.give(w.pages)
+		}
+	}()
+	w.load.reset()
+	w.compute.reset()
+	hits, quiet, err := w.loadPrefix(ctx, req)
+	if quiesced = quiet; err != nil {
+		return err
+	}
+	for i := hits; i < n; i++ {
+		w.add(&w.compute, req, i)
+	}
+	if len(w.compute.at) == 0 {
+		return nil
+	}
+	quiesced, err = w.computeAndDump(ctx, req)
+	return err
+}
+
+// takePages takes n pages and poisons them: what is not loaded or computed then shows as wrong bytes.
+func (w *worker) takePages(ctx context.Context, n int) (err error) {
+	wait, cancel := context.WithTimeout(ctx, w.run.cfg.Timeout)
+	defer cancel()
+	if w.pages, err = w.run.cache.take(wait, w.pages[:0], n); err != nil {
+		return err
+	}
+	w.seeds = w.seeds[:0]
+	for range n {
+		w.seeds = append(w.seeds, poisonSeed(w.run.poisoned.Add(1)))
+	}
+	if err := w.painter.fill(wait, w.all, w.pages, w.seeds); err != nil {
+		if !w.painter.dead {
+			w.run.cache.give(w.pages)
+		}
+		return fmt.Errorf("poison pages: %w", err)
+	}
+	return nil
+}
+
+// loadPrefix leases the request's longest prefix, loads it into the pages and verifies it. It returns how many blocks
+// were found; those of them that could not be loaded are in w.compute. quiet says that no transfer is left.
+func (w *worker) loadPrefix(ctx context.Context, req *Request) (hits int, quiet bool, err error) {
+	wait, cancel := context.WithTimeout(ctx, w.run.cfg.Timeout)
+	defer cancel()
+	lease, err := w.run.cfg.Store.LeasePrefix(wait, w.keys, w.run.cfg.Timeout)
+	if err != nil {
+		return 0, true, fmt.Errorf("lease prefix: %w", err)
+	}
+	defer lease.Release()
+	hits = lease.Len()
+	if hits == 0 {
+		return 0, true, nil
+	}
+	w.tiers = w.tiers[:0]
+	for i := range hits {
+		w.tiers = append(w.tiers, lease.Tier(i))
+		w.add(&w.load, req, i)
+	}
+	w.wrong = slices.Grow(w.wrong[:0], hits)[:hits]
+	clear(w.wrong)
+	start := time.Now()
+	task, err := w.run.cfg.Store.Load(wait, lease, &w.run.cache.pages, w.load.refs, store.LoadOptions{Layerwise: w.run.cfg.Layerwise})
+	if err != nil {
+		return 0, true, fmt.Errorf("load %d blocks: %w", hits, err)
+	}
+	if w.run.cfg.Layerwise {
+		err = w.checkLayers(wait, task)
+	}
+	if !settle(wait, task, w.run.cfg.Timeout) {
+		return 0, false, fmt.Errorf("load %d blocks: the transfer did not come to rest: %w", hits, context.Cause(wait))
+	}
+	if err = errors.Join(err, wait.Err()); err != nil {
+		return 0, true, fmt.Errorf("load %d blocks: %w", hits, err)
+	}
+	w.run.tally.latency(w.run.tally.load, time.Since(start))
+	if !w.run.cfg.Layerwise {
+		if err := w.painter.check(wait, w.all, w.load.pages, w.load.seeds, w.wrong); err != nil {
+			return 0, true, fmt.Errorf("verify %d blocks: %w", hits, err)
+		}
+	}
+	return hits, true, w.judge(wait, req, task.Errs())
+}
+
+// checkLayers compares each layer as it arrives, when an engine would use it. Blocks that fail to load are compared
+// too, to no effect: judge does not look at their counts.
+func (w *worker) checkLayers(ctx context.Context, task *store.LoadTask) error {
+	per := w.run.cache.perLayer
+	for layer := range w.run.cfg.Geometry.Layers {
+		if err := task.WaitShard(ctx, layer); err != nil && ctx.Err() != nil {
+			return err
+		}
+		if err := w.painter.check(ctx, span{layer * per, per}, w.load.pages, w.load.seeds, w.wrong); err != nil {
+			return fmt.Errorf("verify layer %d: %w", layer, err)
+		}
+	}
+	return nil
+}
+
+// judge counts the blocks that were loaded, reports those that hold wrong bytes, and leaves those that failed to be
+// computed.
+func (w *worker) judge(ctx context.Context, req *Request, errs []error) error {
+	var good int64
+	for i, err := range errs {
+		if err != nil {
+			w.add(&w.compute, req, i)
+			w.run.tally.failLoad(fmt.Errorf("line %d: hash id %d: %w", req.Line, req.HashIDs[i], err))
+			continue
+		}
+		good++
+		if w.wrong[i] > 0 {
+			if err := w.mismatch(ctx, req, i); err != nil {
+				return err
+			}
+		}
+	}
+	w.step.Hits, w.step.VerifiedBytes = good, good*w.run.cache.blockBytes()
+	w.run.tally.update(func(r *Report) {
+		r.PrefixHits += w.step.Hits
+		r.BytesVerified += w.step.VerifiedBytes
+		for i, err := range errs {
+			if err == nil {
+				r.HitsByTier[w.tiers[i]]++
+			}
+		}
+	})
+	return nil
+}
+
+// mismatch reports block i of the request, whose page holds wrong bytes.
+func (w *worker) mismatch(ctx context.Context, req *Request, i int) error {
+	plane, off, err := w.painter.locate(ctx, w.pages[i], contentSeed(req.HashIDs[i]))
+	if err != nil {
+		return err
+	}
+	m := Mismatch{
+		Line: req.Line, HashID: req.HashIDs[i], Key: w.keys[i].String(), Tier: w.tiers[i], Page: w.pages[i],
+		Layer: plane / w.run.cache.perLayer, Part: w.run.cache.part(plane), Offset: off, WrongBytes: w.wrong[i],
+	}
+	w.step.WrongBytes += m.WrongBytes
+	w.run.tally.update(func(r *Report) {
+		r.Mismatches++
+		r.MismatchedBytes += m.WrongBytes
+		if len(r.MismatchSamples) < mostSamples {
+			r.MismatchSamples = append(r.MismatchSamples, m)
+		}
+	})
+	return nil
+}
+
+// computeAndDump fills the pages of w.compute with what the blocks hold, and dumps them. It returns once the pages may
+// be reused; quiet says whether that is so. Blocks that cannot be stored are counted, and do not end the replay.
+func (w *worker) computeAndDump(ctx context.Context, req *Request) (quiet bool, err error) {
+	wait, cancel := context.WithTimeout(ctx, w.run.cfg.Timeout)
+	defer cancel()
+	layerwise := w.run.cfg.Layerwise
+	if !layerwise {
+		if err := w.painter.fill(wait, w.all, w.compute.pages, w.compute.seeds); err != nil {
+			return true, fmt.Errorf("compute %d blocks: %w", len(w.compute.at), err)
+		}
+	}
+	start := time.Now()
+	task, err := w.run.cfg.Store.Dump(wait, &w.run.cache.pages, w.compute.refs, store.DumpOptions{Layerwise: layerwise})
+	if err != nil {
+		return true, fmt.Errorf("dump %d blocks: %w", len(w.compute.at), err)
+	}
+	if layerwise {
+		err = w.computeLayers(wait, task)
+	}
+	if err != nil {
+		task.Cancel()
+	}
+	if !w.sourceFree(wait, task) {
+		return false, errors.Join(err, fmt.Errorf("dump %d blocks: the transfer did not come to rest: %w", len(w.compute.at), context.Cause(wait)))
+	}
+	if err = errors.Join(err, wait.Err()); err != nil {
+		return true, fmt.Errorf("dump %d blocks: %w", len(w.compute.at), err)
+	}
+	w.run.tally.latency(w.run.tally.dump, time.Since(start))
+	// The next request must find these blocks, or the number of hits would depend on who is faster.
+	if err := task.Published(wait); err != nil {
+		return true, fmt.Errorf("publish %d blocks: %w", len(w.compute.at), err)
+	}
+	select {
+	case w.run.behind <- pendingDump{task: task, line: req.Line, start: start}:
+	case <-ctx.Done():
+		return true, context.Cause(ctx)
+	}
+	return true, nil
+}
+
+// computeLayers fills one layer after the other and hands each to the dump while the next is filled.
+func (w *worker) computeLayers(ctx context.Context, task *store.DumpTask) error {
+	per := w.run.cache.perLayer
+	for layer := range w.run.cfg.Geometry.Layers {
+		if err := w.painter.fill(ctx, span{layer * per, per}, w.compute.pages, w.compute.seeds); err != nil {
+			return err
+		}
+		if err := task.SubmitShard(ctx, layer); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sourceFree waits until the dump reads no page any more. When ctx ends it cancels the dump and gives it grace.
+func (w *worker) sourceFree(ctx context.Context, task *store.DumpTask) bool {
+	if task.SourceFree(ctx) == nil {
+		return true
+	}
+	task.Cancel()
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), w.run.cfg.Timeout)
+	defer cancel()
+	return task.SourceFree(last) == nil
+}
+
+// settle waits until the task has come to rest. When ctx ends it cancels the task and gives it grace more.
+func settle(ctx context.Context, task *store.LoadTask, grace time.Duration) bool {
+	select {
+	case <-task.Done():
+		return true
+	case <-ctx.Done():
+	}
+	task.Cancel()
+	timer := time.NewTimer(grace)
+	defer timer.Stop()
+	select {
+	case <-task.Done():
+		return true
+	case <-timer.C:
+		return false
+	}
+}

@@ -1,0 +1,98 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+
+	"golang.org/x/sys/unix"
+)
+
+// directBytes is written by the O_DIRECT probe: a multiple of every logical block size in use.
+const directBytes = 4 << 10
+
+// Local is the machine that the process runs on. How to ask for GPUs and libraries is the caller's to say, as the
+// bindings belong to other packages.
+func Local(cuda func(context.Context) (CUDA, error), library func(name string) error) Machine {
+	return Machine{
+		Files:      osFiles(),
+		CPUs:       runtime.NumCPU(),
+		CUDA:       cuda,
+		Library:    library,
+		IOUring:    tryIOUring,
+		MemoryLock: memoryLock,
+		StatFS:     statFS,
+		DirectIO:   tryDirectIO,
+	}
+}
+
+// tryIOUring calls io_uring_setup without parameters. The kernel looks at whether the caller may have a ring before it
+// reads them (io_uring/io_uring.c, io_uring_setup), so that EFAULT is the answer of a kernel that would have made one.
+func tryIOUring() error {
+	fd, _, errno := unix.Syscall(unix.SYS_IO_URING_SETUP, 1, 0, 0)
+	switch {
+	case errno == unix.EFAULT:
+		return nil
+	case errno == unix.ENOSYS:
+		return notSupported("the kernel has no io_uring, or a sandbox hides it (%w)", errno)
+	case errno == unix.EPERM:
+		return notSupported("the kernel or a sandbox forbids io_uring to this process (%w)", errno)
+	case errno != 0:
+		return fmt.Errorf("io_uring_setup: %w", errno)
+	}
+	return errors.Join(errors.New("io_uring_setup: took no parameters and made a ring"), unix.Close(int(fd)))
+}
+
+func memoryLock() (soft, hard uint64, err error) {
+	var l unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &l); err != nil {
+		return 0, 0, fmt.Errorf("read the limit of locked memory: %w", err)
+	}
+	return l.Cur, l.Max, nil
+}
+
+func statFS(dir string) (total, free int64, err error) {
+	var s unix.Statfs_t
+	if err := unix.Statfs(dir, &s); err != nil {
+		return 0, 0, &os.PathError{Op: "statfs", Path: dir, Err: err}
+	}
+	block := s.Frsize
+	if block == 0 {
+		block = s.Bsize
+	}
+	return int64(s.Blocks) * block, int64(s.Bavail) * block, nil
+}
+
+// tryDirectIO writes one aligned page to a file that has no name, so that nothing stays behind whatever happens.
+func tryDirectIO(dir string) error {
+	fd, err := unix.Open(dir, unix.O_TMPFILE|unix.O_RDWR|unix.O_DIRECT|unix.O_CLOEXEC, 0o600)
+	switch {
+	case errors.Is(err, unix.EINVAL):
+		return notSupported("the file system refuses O_DIRECT (%w)", err)
+	case errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EISDIR):
+		return fmt.Errorf("not tried: the file system has no unnamed files (O_TMPFILE: %w)", err)
+	case err != nil:
+		return fmt.Errorf("not tried: open an unnamed file: %w", err)
+	}
+	return errors.Join(writeDirect(fd), unix.Close(fd))
+}
+
+func writeDirect(fd int) error {
+	// Memory of its own mapping is aligned to a page, which O_DIRECT asks for and the Go heap does not promise.
+	page, err := unix.Mmap(-1, 0, directBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	if err != nil {
+		return fmt.Errorf("not tried: map a page: %w", err)
+	}
+	n, err := unix.Pwrite(fd, page, 0)
+	switch {
+	case errors.Is(err, unix.EINVAL):
+		err = notSupported("an aligned write with O_DIRECT is refused (%w)", err)
+	case err != nil:
+		err = fmt.Errorf("write with O_DIRECT: %w", err)
+	case n != len(page):
+		err = fmt.Errorf("write with O_DIRECT: %d of %d bytes", n, len(page))
+	}
+	return errors.Join(err, unix.Munmap(page))
+}

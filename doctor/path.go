@@ -1,0 +1,69 @@
+package doctor
+
+import (
+	"fmt"
+
+	"github.com/kvlane/kvlane/stream"
+)
+
+// notInThisVersion names the paths that the design has and this version does not.
+var notInThisVersion = []string{"staged", "resident", "nic", "nvlink", "cufile", "uring", "tcp", "rdma"}
+
+// paths tells for each way of moving bytes whether this machine has it: what the probes of the GPUs and of the file
+// systems add up to.
+func paths(r *Report) []Path {
+	gpu := func(name stream.Path, what string, pick func(*Probe) Finding) Path {
+		return Path{Name: name.String(), What: what, Available: r.anyGPU(pick)}
+	}
+	return []Path{
+		gpu(stream.PathCopyEngine, "host <-> GPU, one copy a run of neighbors", func(p *Probe) Finding { return p.CopyEngine }),
+		gpu(stream.PathCopyEngineBatch, "host <-> GPU, many copies a call", func(p *Probe) Finding { return p.Batch }),
+		gpu(stream.PathKernel, "host <-> GPU, scattered blocks over PCIe", func(p *Probe) Finding { return p.Kernel }),
+		{Name: stream.PathPosix.String(), What: "files <-> host, read and write calls", Available: r.posix()},
+		{Name: "simulated device", What: "stands in for a GPU; its figures say nothing of hardware", Available: Finding{Answer: Yes}},
+	}
+}
+
+// anyGPU is a yes when one GPU has the ability, and says which do not; without any it is the best answer there is.
+func (r *Report) anyGPU(pick func(*Probe) Finding) Finding {
+	if len(r.NVIDIA.GPUs) == 0 {
+		return r.NVIDIA.Driver
+	}
+	have := 0
+	var missing Finding
+	for i := range r.NVIDIA.GPUs {
+		g := &r.NVIDIA.GPUs[i]
+		f := pick(&g.Probe)
+		if f.Answer == Yes {
+			have++
+			continue
+		}
+		// A no is conclusive, an unknown is not: the unknown wins, as a claim of "no" for all must hold for all.
+		if missing.Answer != Unknown {
+			missing = f
+			missing.Reason = fmt.Sprintf("GPU %d: %s", g.Index, f.Reason)
+		}
+	}
+	switch {
+	case have == 0:
+		return missing
+	case have < len(r.NVIDIA.GPUs):
+		return Finding{Answer: Yes, Reason: fmt.Sprintf("on %d of %d GPUs; %s", have, len(r.NVIDIA.GPUs), missing.Reason)}
+	}
+	return Finding{Answer: Yes}
+}
+
+func (r *Report) posix() Finding {
+	if len(r.FileSystems) == 0 {
+		return Finding{Answer: Unknown, Reason: "no file system was examined", Remedy: "name a directory with --dir"}
+	}
+	var reason string
+	for i := range r.FileSystems {
+		f := &r.FileSystems[i]
+		if f.Usable.Answer == Yes {
+			return Finding{Answer: Yes}
+		}
+		reason = fmt.Sprintf("%s: %s", f.Dir, f.Usable.Reason)
+	}
+	return Finding{Answer: No, Reason: reason, Remedy: "a writable directory"}
+}

@@ -1,0 +1,104 @@
+package doctor
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/stream"
+	streamcopy "github.com/kvlane/kvlane/stream/copy"
+)
+
+func openCopy(dev device.Device, path stream.Path) (stream.Stream, error) {
+	return streamcopy.Open(dev, streamcopy.Options{Path: path})
+}
+
+// probe tries a simulated device with the given faults; closing it fails the test if the probe left something behind.
+func probe(t *testing.T, plan *fault.Plan, open Opener) Probe {
+	t.Helper()
+	dev, err := sim.Open(sim.Options{MemoryBytes: 16 << 20, Faults: plan})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := ProbeDevice(t.Context(), dev, open)
+	if err := dev.Close(); err != nil {
+		t.Errorf("after the probe: %v", err)
+	}
+	return p
+}
+
+func TestProbeOfWorkingDevice(t *testing.T) {
+	yes := Finding{Answer: Yes}
+	if p := probe(t, nil, openCopy); p != (Probe{CopyEngine: yes, Batch: yes, Kernel: yes}) {
+		t.Errorf("probe %+v, want yes to all", p)
+	}
+}
+
+func TestProbeOfMissingPathIsNo(t *testing.T) {
+	p := probe(t, nil, func(dev device.Device, path stream.Path) (stream.Stream, error) {
+		if path == stream.PathCopyEngineBatch {
+			return nil, fmt.Errorf("its driver has no batched copies: %w", errdefs.ErrNotSupported)
+		}
+		return openCopy(dev, path)
+	})
+	if p.Batch.Answer != No || p.Batch.Remedy == "" || p.Kernel.Answer != Yes {
+		t.Errorf("probe %+v", p)
+	}
+}
+
+// A path that moves wrong bytes is not available, and that it is there makes it no plain "no".
+func TestProbeComparesBytes(t *testing.T) {
+	p := probe(t, fault.New(1, fault.Every(sim.OpLaunch, 1).Corrupt()), openCopy)
+	if p.Kernel.Answer != Unknown || !strings.Contains(p.Kernel.Reason, "other bytes came back") {
+		t.Errorf("kernel: %+v", p.Kernel)
+	}
+	if p.CopyEngine.Answer != Yes {
+		t.Errorf("copy engine: %+v", p.CopyEngine)
+	}
+}
+
+// Whatever fails, the answer is not yes to all, and nothing stays allocated.
+func TestProbeReportsEveryFailure(t *testing.T) {
+	for _, op := range []string{sim.OpAlloc, sim.OpAllocHost, sim.OpOpen, sim.OpWork, sim.OpRecord, sim.OpCallCopy, sim.OpCallBatch, sim.OpCallLaunch} {
+		for n := 0; ; n++ {
+			plan := fault.New(1, fault.Nth(op, n).Fail(nil))
+			p := probe(t, plan, openCopy)
+			bad := 0
+			for _, f := range []Finding{p.CopyEngine, p.Batch, p.Kernel} {
+				if f.Answer != Yes {
+					bad++
+				}
+			}
+			if plan.Injected() == 0 {
+				if bad != 0 || n == 0 {
+					t.Errorf("%s: %d faults, and without one %+v", op, n, p)
+				}
+				break
+			}
+			if bad != 1 {
+				t.Errorf("%s %d failed: %d paths report it", op, n, bad)
+			}
+		}
+	}
+}
+
+func TestAnswered(t *testing.T) {
+	for _, c := range []struct {
+		err  error
+		want Answer
+	}{
+		{nil, Yes},
+		{fmt.Errorf("x: %w", errdefs.ErrNotSupported), No},
+		{errors.New("x"), Unknown},
+	} {
+		f := Answered(c.err, "do this")
+		if f.Answer != c.want || (f.Remedy == "") != (c.want == Yes) {
+			t.Errorf("%v: %+v", c.err, f)
+		}
+	}
+}

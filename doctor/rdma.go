@@ -1,0 +1,82 @@
+package doctor
+
+import (
+	"strconv"
+	"strings"
+)
+
+const infiniband = "sys/class/infiniband"
+
+// nullGID fills the unused entries of a port's table.
+const nullGID = "0000:0000:0000:0000:0000:0000:0000:0000"
+
+func (m *Machine) rdma() RDMA {
+	r := RDMA{
+		Library: Answered(m.Library("libibverbs.so.1"), "install rdma-core (Debian: libibverbs1 and ibverbs-providers)"),
+		Devices: []RDMADevice{},
+	}
+	for _, name := range m.names(infiniband) {
+		r.Devices = append(r.Devices, m.rdmaDevice(name))
+	}
+	if m.exists("sys/module/nvidia_peermem") {
+		r.PeerMemory = Finding{Answer: Yes}
+	} else {
+		r.PeerMemory = Finding{Answer: No, Reason: "the kernel module nvidia_peermem is not loaded", Remedy: "modprobe nvidia_peermem, or a driver and NIC that use dma-buf"}
+	}
+	return r
+}
+
+func (m *Machine) rdmaDevice(name string) RDMADevice {
+	dir := infiniband + "/" + name
+	d := RDMADevice{
+		Name:     name,
+		Firmware: m.textOr(dir+"/fw_ver", ""),
+		NUMANode: int(m.numberOr(dir+"/device/numa_node", -1)),
+		Ports:    []RDMAPort{},
+	}
+	for _, port := range m.names(dir + "/ports") {
+		n, err := strconv.Atoi(port)
+		if err != nil {
+			continue
+		}
+		d.Ports = append(d.Ports, m.rdmaPort(dir+"/ports/"+port, n))
+	}
+	return d
+}
+
+func (m *Machine) rdmaPort(dir string, number int) RDMAPort {
+	p := RDMAPort{
+		Number:    number,
+		State:     "unknown",
+		LinkLayer: m.textOr(dir+"/link_layer", "unknown"),
+		Rate:      m.textOr(dir+"/rate", ""),
+		GIDs:      []GID{},
+	}
+	// "4: ACTIVE"
+	if _, state, ok := strings.Cut(m.textOr(dir+"/state", ""), ": "); ok {
+		p.State = state
+	}
+	for _, name := range m.names(dir + "/gids") {
+		i, err := strconv.Atoi(name)
+		gid := m.textOr(dir+"/gids/"+name, nullGID)
+		if err != nil || gid == nullGID {
+			continue
+		}
+		p.GIDs = append(p.GIDs, GID{Index: i, GID: gid, Type: m.textOr(dir+"/gid_attrs/types/"+name, "")})
+	}
+	return p
+}
+
+func (m *Machine) cuFile() CuFile {
+	const compatibility = "libcufile then works in its compatibility mode, through host memory, and does not say so"
+	c := CuFile{Library: Answered(m.Library("libcufile.so.0"), "install GPUDirect Storage (package gds-tools or libcufile of the CUDA toolkit)")}
+	switch {
+	case c.Library.Answer != Yes:
+		c.Direct = Finding{Answer: c.Library.Answer, Reason: "libcufile is missing", Remedy: c.Library.Remedy}
+	case m.exists("proc/driver/nvidia-fs") || m.exists("sys/module/nvidia_fs"):
+		c.Direct = Finding{Answer: Yes, Reason: "the kernel module nvidia_fs is loaded; whether a file system supports it shows only when a file is opened"}
+	default:
+		c.Direct = Finding{Answer: No, Reason: "the kernel module nvidia_fs is not loaded; " + compatibility, Remedy: "install nvidia-fs and modprobe nvidia_fs"}
+	}
+	return c
+}

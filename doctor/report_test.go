@@ -1,0 +1,202 @@
+package doctor
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/kvlane/kvlane/device"
+)
+
+func TestFullMachine(t *testing.T) {
+	m := recorded(t, "dgx")
+	m.CUDA = twoGPUs
+	m.Library = func(string) error { return nil }
+	m.IOUring = func() error { return nil }
+	r := examine(t, m)
+
+	if r.Host.NUMANodes != 2 || r.Host.MemoryBytes != 2113406976<<10 {
+		t.Errorf("host: %+v", r.Host)
+	}
+	if len(r.NVIDIA.OnBus) != 2 {
+		t.Errorf("GPUs on the bus: %+v, want two: the bridge and the NIC are none", r.NVIDIA.OnBus)
+	}
+	g := r.NVIDIA.GPUs[0]
+	// The driver writes the address in capitals and did not know the node; both come from the bus.
+	if g.PCI.Speed != "32.0 GT/s" || g.PCI.Width != 16 || g.NUMANode != 0 {
+		t.Errorf("GPU 0: %+v", g)
+	}
+	if r.NVIDIA.GPUs[2].Usable.Answer != Unknown {
+		t.Errorf("broken GPU: %+v", r.NVIDIA.GPUs[2])
+	}
+	if len(r.HugePages) != 2 || r.HugePages[0].SizeBytes != 1<<30 || r.HugePages[0].Free != 3 {
+		t.Errorf("huge pages: %+v", r.HugePages)
+	}
+	nic := r.RDMA.Devices[0]
+	if len(nic.Ports) != 1 || len(nic.Ports[0].GIDs) != 2 || nic.Ports[0].GIDs[1].Type != "RoCE v2" || nic.Ports[0].State != "ACTIVE" {
+		t.Errorf("NIC: %+v", nic)
+	}
+	if r.CuFile.Direct.Answer != Yes || r.RDMA.PeerMemory.Answer != Yes || r.IOUring.Answer != Yes {
+		t.Errorf("cufile %+v, peer memory %+v, io_uring %+v", r.CuFile, r.RDMA.PeerMemory, r.IOUring)
+	}
+	if f := pathNamed(t, r, "kernel"); f.Answer != Yes || f.Reason == "" {
+		t.Errorf("kernel path: %+v, want a yes that says on which GPUs", f)
+	}
+	wantText(t, r, "NVIDIA H100 80GB HBM3, 80 GiB, compute 9.0", "2.5 GT/s x16 of 32.0 GT/s x16", "GID 1: 0000:0000:0000:0000:0000:ffff:0a00:0001 RoCE v2",
+		"port 1: DOWN, InfiniBand", "over NVLink", "ECC_UNCORRECTABLE", "not in this version: ", "on 1 of 3 GPUs")
+}
+
+func TestContainerWithoutItsGPU(t *testing.T) {
+	r := examine(t, recorded(t, "container"))
+	if f := pathNamed(t, r, "kernel"); f.Answer != No || f.Remedy != r.NVIDIA.Driver.Remedy {
+		t.Errorf("kernel path: %+v", f)
+	}
+	wantText(t, r, "libcuda.so.1 of driver 550.54.15", "PCI 0001:00:00.0, link not known", "kernel.io_uring_disabled is 2",
+		"sysctl kernel.io_uring_disabled=0", "nothing is mounted on /dev/shm", "ulimit -l unlimited")
+}
+
+func TestVirtualMachine(t *testing.T) {
+	m := recorded(t, "vm-h100")
+	m.CUDA = func(context.Context) (CUDA, error) {
+		yes := Finding{Answer: Yes}
+		return CUDA{Version: "580.159.04 (CUDA 13.0)", Devices: []CUDADevice{{
+			Info:  device.Info{Name: "NVIDIA H100 80GB HBM3", PCI: "0000:00:06.0", NUMANode: -1, MemoryBytes: 85017755648},
+			Probe: Probe{CopyEngine: yes, Batch: yes, Kernel: yes},
+		}}}, nil
+	}
+	m.Library = func(string) error { return nil }
+	r := examine(t, m)
+	if g := r.NVIDIA.GPUs[0]; g.NUMANode != -1 || g.PCI.Width != 16 || g.Usable.Answer != Yes {
+		t.Errorf("GPU: %+v", g)
+	}
+	for _, p := range r.Paths {
+		if p.Available.Answer != Yes || p.Available.Reason != "" {
+			t.Errorf("path %s: %+v", p.Name, p.Available)
+		}
+	}
+	if len(r.FileSystems) != 1 {
+		t.Errorf("file systems %+v, want the root's alone", r.FileSystems)
+	}
+	wantText(t, r, "driver version     580.159.04 (CUDA 13.0)", "PCI 0000:00:06.0, 32.0 GT/s x16\n", "79.2 GiB", "nvidia_fs is not loaded")
+	if strings.Contains(text(t, r), "NUMA node -1") {
+		t.Error("a node that is not known is printed")
+	}
+}
+
+func TestLaptop(t *testing.T) {
+	m := recorded(t, "laptop")
+	r := examine(t, m)
+	if r.LockedMem.Enough.Answer != Yes || r.LockedMem.Exempt != Yes {
+		t.Errorf("locked memory: %+v, want no bound for a process with CAP_IPC_LOCK", r.LockedMem)
+	}
+	if f := pathNamed(t, r, "posix"); f.Answer != Yes {
+		t.Errorf("posix path: %+v", f)
+	}
+	wantText(t, r, "none is on this machine's PCI bus", "a kernel of 5.1 or later", "huge pages         none", "install GPUDirect Storage")
+}
+
+func TestDriverWithoutDevice(t *testing.T) {
+	m := recorded(t, "laptop")
+	m.CUDA = func(context.Context) (CUDA, error) { return CUDA{Version: "12.4"}, nil }
+	if r := examine(t, m); r.NVIDIA.Driver.Answer != No {
+		t.Errorf("driver: %+v, want no: it has no device", r.NVIDIA.Driver)
+	}
+}
+
+func TestCuFileCompatibilityModeIsNamed(t *testing.T) {
+	m := recorded(t, "laptop")
+	m.Library = func(string) error { return nil }
+	r := examine(t, m)
+	if r.CuFile.Library.Answer != Yes || r.CuFile.Direct.Answer != No {
+		t.Errorf("cufile: %+v", r.CuFile)
+	}
+	wantText(t, r, "compatibility mode, through host memory, and does not say so")
+}
+
+func TestInconclusiveIsNotNo(t *testing.T) {
+	m := recorded(t, "laptop")
+	m.IOUring = func() error { return unix.EIO }
+	m.DirectIO = func(string) error { return unix.EACCES }
+	m.MemoryLock = func() (uint64, uint64, error) { return 0, 0, unix.EIO }
+	m.CUDA = func(context.Context) (CUDA, error) { return CUDA{}, errors.New("cuInit: CUDA_ERROR_UNKNOWN (999)") }
+	r := examine(t, m)
+	for what, f := range map[string]Finding{
+		"io_uring": r.IOUring, "O_DIRECT": r.FileSystems[0].DirectIO, "locked memory": r.LockedMem.Enough,
+		"driver": r.NVIDIA.Driver, "kernel path": pathNamed(t, r, "kernel"),
+	} {
+		if f.Answer != Unknown || f.Reason == "" {
+			t.Errorf("%s: %+v, want unknown with the reason", what, f)
+		}
+	}
+}
+
+func TestFileSystems(t *testing.T) {
+	m := recorded(t, "dgx")
+	m.DirectIO = func(dir string) error {
+		if dir == "/mnt/kv" {
+			return notSupported("the file system refuses O_DIRECT")
+		}
+		return nil
+	}
+	var dirs []string
+	for _, f := range examine(t, m).FileSystems {
+		dirs = append(dirs, f.Dir+" "+f.Type+" "+string(f.Usable.Answer)+" "+string(f.DirectIO.Answer))
+	}
+	want := []string{"/ ext4 yes yes", "/raid one xfs yes yes", "/mnt/kv nfs4 yes no", "/media/driver ext4 no unknown"}
+	if diff := cmp.Diff(want, dirs); diff != "" {
+		t.Errorf("file systems (-want +got):\n%s", diff)
+	}
+
+	named := examine(t, m, "/mnt/kv/blocks/", "/mnt/kvother", "/raid one").FileSystems
+	for i, want := range []string{"nfs4", "ext4", "xfs"} {
+		if named[i].Type != want {
+			t.Errorf("%s is on %s, want %s", named[i].Dir, named[i].Type, want)
+		}
+	}
+	m.StatFS = func(string) (int64, int64, error) { return 0, 0, unix.ESTALE }
+	if f := pathNamed(t, examine(t, m), "posix"); f.Answer != No {
+		t.Errorf("posix path without a usable file system: %+v", f)
+	}
+}
+
+func TestUnlimitedLockedMemory(t *testing.T) {
+	m := recorded(t, "dgx")
+	m.MemoryLock = func() (uint64, uint64, error) { return math.MaxUint64, math.MaxUint64, nil }
+	if l := examine(t, m).LockedMem; l.Enough.Answer != Yes {
+		t.Errorf("locked memory: %+v", l)
+	}
+}
+
+func TestJSONHasNoNullLists(t *testing.T) {
+	b, err := json.Marshal(examine(t, recorded(t, "laptop")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var back Report
+	if err := json.Unmarshal(b, &back); err != nil {
+		t.Fatal(err)
+	}
+	if back.NVIDIA.GPUs == nil || back.NVIDIA.OnBus == nil || back.RDMA.Devices == nil || back.HugePages == nil || back.NVIDIA.Peers == nil {
+		t.Errorf("a list is null, which a reader must handle beside empty: %s", b)
+	}
+}
+
+func TestWriteTextReportsItsWriter(t *testing.T) {
+	if err := examine(t, recorded(t, "laptop")).WriteText(badWriter{}); !errors.Is(err, errRefused) {
+		t.Errorf("error %v, want the writer's", err)
+	}
+}
+
+func TestBytesText(t *testing.T) {
+	for n, want := range map[int64]string{0: "0 B", 1023: "1023 B", 1024: "1 KiB", 1536: "1.5 KiB", 80 << 30: "80 GiB", 1 << 60: "1024 PiB", -1: "-"} {
+		if got := bytesText(n); got != want {
+			t.Errorf("bytesText(%d) = %q, want %q", n, got, want)
+		}
+	}
+}

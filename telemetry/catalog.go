@@ -1,0 +1,140 @@
+package telemetry
+
+import (
+	"runtime/debug"
+	"time"
+
+	"github.com/kvlane/kvlane/store"
+	"github.com/kvlane/kvlane/tier"
+)
+
+// The labels.
+const (
+	labelTier      = "tier"
+	labelPath      = "path"
+	labelDirection = "direction"
+)
+
+// Directions of copies between store and device.
+const (
+	directionLoad = "load"
+	directionDump = "dump"
+)
+
+var buildFamilies = []family[struct{}]{
+	{
+		Metric{"kvlane_build_info", "none", Gauge, "Always 1; the labels say which build this is.", []string{"version", "go_version"}},
+		func(_ struct{}, out emit) {
+			version, goVersion := "unknown", "unknown"
+			if info, ok := debug.ReadBuildInfo(); ok {
+				version, goVersion = info.Main.Version, info.GoVersion
+			}
+			out(1, version, goVersion)
+		},
+	},
+}
+
+// storeFamilies are read from the store's own figures.
+var storeFamilies = []family[*store.Stats]{
+	storeCounter("kvlane_store_loads_total", "tasks", "Load tasks begun.", func(s *store.Stats) int64 { return s.Loads }),
+	storeCounter("kvlane_store_dumps_total", "tasks", "Dump tasks begun.", func(s *store.Stats) int64 { return s.Dumps }),
+	storeCounter("kvlane_store_prefetches_total", "tasks", "Prefetch tasks begun.", func(s *store.Stats) int64 { return s.Prefetches }),
+	storeGauge("kvlane_store_tasks_running", "tasks", "Tasks begun and not yet resolved.", func(s *store.Stats) int64 { return int64(s.Running) }),
+	{
+		Metric{"kvlane_store_hits_total", "blocks", Counter, "Blocks that loads were served from this tier.", []string{labelTier}},
+		func(s *store.Stats, out emit) {
+			for i := range s.Tiers {
+				out(float64(s.Tiers[i].Hits), s.Tiers[i].Name)
+			}
+		},
+	},
+	storeCounter("kvlane_store_load_errors_total", "blocks", "Blocks that a load did not bring.", func(s *store.Stats) int64 { return s.LoadErrors }),
+	storeCounter("kvlane_store_dump_errors_total", "blocks", "Blocks that a dump did not store.", func(s *store.Stats) int64 { return s.DumpErrors }),
+	storeCounter("kvlane_store_dumped_blocks_total", "blocks", "Blocks that dumps stored.", func(s *store.Stats) int64 { return s.Dumped }),
+	storeCounter("kvlane_store_skipped_blocks_total", "blocks", "Blocks that dumps found stored already.", func(s *store.Stats) int64 { return s.Skipped }),
+	storeCounter("kvlane_store_prefetched_blocks_total", "blocks", "Blocks brought into the cache ahead of need.", func(s *store.Stats) int64 { return s.Prefetched }),
+	storeGauge("kvlane_store_write_backlog", "blocks", "Blocks that wait to be written to a lower tier.", func(s *store.Stats) int64 { return int64(s.Backlog) }),
+	storeCounter("kvlane_store_durable_failures_total", "blocks", "Writes of a block to a lower tier that failed for good.", func(s *store.Stats) int64 { return s.DurableFailures }),
+	storeCounter("kvlane_store_corrupt_total", "blocks", "Blocks whose bytes failed their check, in any tier.", func(s *store.Stats) int64 { return s.Mismatches }),
+	storeCounter("kvlane_store_refills_total", "blocks", "Corrupt cached copies that were read anew from below.", func(s *store.Stats) int64 { return s.Refills }),
+	storeCounter("kvlane_store_retries_total", "tries", "Times a block or a batch was tried again.", func(s *store.Stats) int64 { return s.Retries }),
+	storeCounter("kvlane_store_fallbacks_total", "blocks", "Times a tier failed, other than by a miss, and the store went on without it.", func(s *store.Stats) int64 { return s.Fallbacks }),
+	storeCounter("kvlane_store_tier_errors_total", "operations", "Tier operations that failed, other than by a miss or a failed check.", func(s *store.Stats) int64 { return s.TierErrors }),
+	storeCounter("kvlane_store_quarantined_total", "slots", "Slots set aside because hardware might still have touched them.", func(s *store.Stats) int64 { return s.Quarantined }),
+	storeCounter("kvlane_store_stream_reopens_total", "streams", "Copy streams opened anew after one broke.", func(s *store.Stats) int64 { return s.StreamsReopened }),
+	storeCounter("kvlane_store_leases_total", "leases", "Leases given.", func(s *store.Stats) int64 { return s.Leases }),
+	storeGauge("kvlane_store_leases_live", "leases", "Leases held now.", func(s *store.Stats) int64 { return int64(s.LeasesLive) }),
+	storeCounter("kvlane_store_leases_expired_total", "leases", "Leases that ended by their deadline.", func(s *store.Stats) int64 { return s.LeasesExpired }),
+	storeCounter("kvlane_store_leases_cut_total", "leases", "Leases cut short because leases may hold no more slots.", func(s *store.Stats) int64 { return s.LeasesCut }),
+	pathFamily("kvlane_copy_bytes_total", "bytes", "Bytes copied between store and device.", func(p *store.PathStats) float64 { return float64(p.Bytes) }),
+	pathFamily("kvlane_copy_batches_total", "batches", "Batches copied between store and device.", func(p *store.PathStats) float64 { return float64(p.Batches) }),
+	pathFamily("kvlane_copy_pieces_total", "pieces", "Copies that those batches stood for.", func(p *store.PathStats) float64 { return float64(p.Pieces) }),
+	pathFamily("kvlane_copy_busy_seconds_total", "seconds", "Time in which a stream was copying over this path.", func(p *store.PathStats) float64 { return p.Busy.Seconds() }),
+}
+
+func storeCounter(name, unit, help string, read func(*store.Stats) int64) family[*store.Stats] {
+	return family[*store.Stats]{Metric{Name: name, Unit: unit, Type: Counter, Help: help}, func(s *store.Stats, out emit) { out(float64(read(s))) }}
+}
+
+func storeGauge(name, unit, help string, read func(*store.Stats) int64) family[*store.Stats] {
+	f := storeCounter(name, unit, help, read)
+	f.Type = Gauge
+	return f
+}
+
+func pathFamily(name, unit, help string, read func(*store.PathStats) float64) family[*store.Stats] {
+	return family[*store.Stats]{
+		Metric{name, unit, Counter, help, []string{labelPath, labelDirection}},
+		func(s *store.Stats, out emit) {
+			for i := range s.LoadPaths {
+				out(read(&s.LoadPaths[i]), s.LoadPaths[i].Path.String(), directionLoad)
+			}
+			for i := range s.DumpPaths {
+				out(read(&s.DumpPaths[i]), s.DumpPaths[i].Path.String(), directionDump)
+			}
+		},
+	}
+}
+
+// tierFamilies are read from each tier's own figures.
+var tierFamilies = []family[*namedTier]{
+	tierGauge("kvlane_tier_blocks", "blocks", "Blocks held.", func(s *tier.Stats) int64 { return s.Blocks }),
+	tierGauge("kvlane_tier_bytes", "bytes", "Bytes held.", func(s *tier.Stats) int64 { return s.Bytes }),
+	tierGauge("kvlane_tier_capacity_bytes", "bytes", "Bytes that may be held; 0 is no bound.", func(s *tier.Stats) int64 { return s.CapacityBytes }),
+	tierCounter("kvlane_tier_hits_total", "blocks", "Blocks asked for and found.", func(s *tier.Stats) int64 { return s.Hits }),
+	tierCounter("kvlane_tier_misses_total", "blocks", "Blocks asked for and not found.", func(s *tier.Stats) int64 { return s.Misses }),
+	tierCounter("kvlane_tier_puts_total", "blocks", "Blocks stored.", func(s *tier.Stats) int64 { return s.Puts }),
+	tierCounter("kvlane_tier_evictions_total", "blocks", "Blocks evicted to make room.", func(s *tier.Stats) int64 { return s.Evictions }),
+	tierCounter("kvlane_tier_corrupt_total", "blocks", "Blocks found corrupt and set aside.", func(s *tier.Stats) int64 { return s.Corrupt }),
+	tierCounter("kvlane_tier_errors_total", "operations", "Operations that failed for another reason than a miss.", func(s *tier.Stats) int64 { return s.Errors }),
+	tierCounter("kvlane_tier_read_bytes_total", "bytes", "Bytes read from the tier.", func(s *tier.Stats) int64 { return s.ReadBytes }),
+	tierCounter("kvlane_tier_written_bytes_total", "bytes", "Bytes written to the tier.", func(s *tier.Stats) int64 { return s.WrittenBytes }),
+	tierGauge("kvlane_tier_retained", "pins", "Pins held on blocks.", func(s *tier.Stats) int64 { return s.Retained }),
+	tierGauge("kvlane_tier_quarantined", "blocks", "Files or slots set aside.", func(s *tier.Stats) int64 { return s.Quarantined }),
+	tierCounter("kvlane_tier_swept_total", "files", "Temporary files removed when the tier was opened.", func(s *tier.Stats) int64 { return s.Swept }),
+}
+
+func tierCounter(name, unit, help string, read func(*tier.Stats) int64) family[*namedTier] {
+	return family[*namedTier]{Metric{name, unit, Counter, help, []string{labelTier}}, func(t *namedTier, out emit) { out(float64(read(&t.stats)), t.name) }}
+}
+
+func tierGauge(name, unit, help string, read func(*tier.Stats) int64) family[*namedTier] {
+	f := tierCounter(name, unit, help, read)
+	f.Type = Gauge
+	return f
+}
+
+// replayFamilies are read from a replay's Progress.
+var replayFamilies = []family[*Progress]{
+	replayFamily("kvlane_replay_planned_requests", "requests", Gauge, "Requests that the replay has in all.", func(p *Progress) float64 { return float64(p.total.Load()) }),
+	replayFamily("kvlane_replay_requests_total", "requests", Counter, "Requests finished.", func(p *Progress) float64 { return float64(p.requests.Load()) }),
+	replayFamily("kvlane_replay_block_accesses_total", "blocks", Counter, "Blocks that those requests accessed.", func(p *Progress) float64 { return float64(p.accesses.Load()) }),
+	replayFamily("kvlane_replay_prefix_hits_total", "blocks", Counter, "Blocks among those that were found as a prefix.", func(p *Progress) float64 { return float64(p.hits.Load()) }),
+	replayFamily("kvlane_replay_verified_bytes_total", "bytes", Counter, "Bytes verified after loading.", func(p *Progress) float64 { return float64(p.verified.Load()) }),
+	replayFamily("kvlane_replay_wrong_bytes_total", "bytes", Counter, "Bytes among those that were wrong.", func(p *Progress) float64 { return float64(p.wrong.Load()) }),
+	replayFamily("kvlane_replay_seconds", "seconds", Gauge, "Time since the replay began.", func(p *Progress) float64 { return time.Since(p.start).Seconds() }),
+}
+
+func replayFamily(name, unit string, typ Type, help string, read func(*Progress) float64) family[*Progress] {
+	return family[*Progress]{Metric{Name: name, Unit: unit, Type: typ, Help: help}, func(p *Progress, out emit) { out(read(p)) }}
+}

@@ -1,0 +1,80 @@
+package telemetry
+
+import (
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// Type is a metric's type, as Prometheus names it.
+type Type string
+
+// The types of metrics.
+const (
+	Counter Type = "counter"
+	Gauge   Type = "gauge"
+)
+
+func (t Type) value() prometheus.ValueType {
+	if t == Counter {
+		return prometheus.CounterValue
+	}
+	return prometheus.GaugeValue
+}
+
+// Metric declares one metric.
+type Metric struct {
+	Name   string // complete, with the unit and, for counters, "_total"
+	Unit   string // what one is: "bytes", "blocks", "seconds", ...
+	Type   Type
+	Help   string   // one sentence
+	Labels []string // in the order in which values are given
+}
+
+// emit reports one value of a metric, with a value for each of its labels.
+type emit func(value float64, labels ...string)
+
+// family is a Metric together with how it is read from a source of type S.
+type family[S any] struct {
+	Metric
+	read func(s S, out emit)
+}
+
+// Catalog returns every metric there is, in the order of the documentation.
+func Catalog() []Metric {
+	var all []Metric
+	all = appendMetrics(all, buildFamilies)
+	all = appendMetrics(all, storeFamilies)
+	all = appendMetrics(all, tierFamilies)
+	all = appendMetrics(all, replayFamilies)
+	return all
+}
+
+func appendMetrics[S any](all []Metric, fs []family[S]) []Metric {
+	for i := range fs {
+		all = append(all, fs[i].Metric)
+	}
+	return all
+}
+
+// WriteTable writes the catalog as a Markdown document.
+func WriteTable(w io.Writer) error {
+	var b strings.Builder
+	b.WriteString("# Metrics\n\n")
+	b.WriteString("Commands that run for long serve these at `/metrics` of the address given by `--metrics-addr`.\n")
+	b.WriteString("This page is generated from the catalog in package telemetry by `make generate`; do not edit it.\n\n")
+	b.WriteString("| metric | type | unit | labels | meaning |\n|---|---|---|---|---|\n")
+	for _, m := range Catalog() {
+		labels := "none"
+		if len(m.Labels) > 0 {
+			labels = "`" + strings.Join(m.Labels, "`, `") + "`"
+		}
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s |\n", m.Name, m.Type, m.Unit, labels, m.Help)
+	}
+	if _, err := io.WriteString(w, b.String()); err != nil {
+		return fmt.Errorf("write metrics table: %w", err)
+	}
+	return nil
+}

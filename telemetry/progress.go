@@ -1,0 +1,37 @@
+package telemetry
+
+import (
+	"sync/atomic"
+	"time"
+)
+
+// Progress is how far a replay has come. Its counters only grow.
+type Progress struct {
+	start    time.Time
+	total    atomic.Int64
+	requests atomic.Int64
+	accesses atomic.Int64
+	hits     atomic.Int64
+	verified atomic.Int64
+	wrong    atomic.Int64
+}
+
+// NewProgress returns the progress of a replay of total requests that starts now.
+func NewProgress(total int64) *Progress {
+	p := &Progress{start: time.Now()}
+	p.total.Store(total)
+	return p
+}
+
+// Request counts one finished request: the blocks it accessed, those among them found as a prefix, the bytes verified
+// after loading and the bytes among those that were wrong.
+func (p *Progress) Request(accesses, hits, verifiedBytes, mismatches int64) {
+	p.accesses.Add(accesses)
+	p.hits.Add(hits)
+	p.verified.Add(verifiedBytes)
+	p.wrong.Add(mismatches)
+	p.requests.Add(1)
+}
+
+// Requests returns the number of finished requests and how many there are in all.
+func (p *Progress) Requests() (done, total int64) { return p.requests.Load(), p.total.Load() }

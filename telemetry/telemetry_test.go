@@ -1,0 +1,227 @@
+package telemetry_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/testkit"
+	"github.com/kvlane/kvlane/store"
+	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/telemetry"
+	"github.com/kvlane/kvlane/tier"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// countingTier is a tier with figures; nothing else of it is called.
+type countingTier struct {
+	tier.Tier
+	stats tier.Stats
+}
+
+func (c *countingTier) Stats() tier.Stats { return c.stats }
+
+// full returns Metrics with every source, each figure another than zero.
+func full(t *testing.T) *telemetry.Metrics {
+	t.Helper()
+	m := telemetry.New()
+	m.SetStore(func() store.Stats {
+		return store.Stats{
+			Tiers: []store.TierStats{{Name: "cache", Hits: 7}, {Name: "file", Hits: 3}}, Loads: 11, Mismatches: 1, DurableFailures: 2,
+			StreamsReopened: 4,
+			LoadPaths:       []store.PathStats{{Path: stream.PathKernel, Bytes: 4096, Busy: 1500 * time.Millisecond}},
+			DumpPaths:       []store.PathStats{{Path: stream.PathKernel, Bytes: 8192}},
+		}
+	})
+	if err := m.SetTier("cache", &countingTier{stats: tier.Stats{Blocks: 5, Bytes: 1 << 20, CapacityBytes: 1 << 30, Hits: 9, Evictions: 2}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.SetTier("file", &countingTier{stats: tier.Stats{Corrupt: 1, Swept: 6}}); err != nil {
+		t.Fatal(err)
+	}
+	p := telemetry.NewProgress(100)
+	p.Request(20, 15, 1<<20, 0)
+	p.Request(10, 0, 0, 3)
+	m.SetReplay(p)
+	return m
+}
+
+func scrape(t *testing.T, addr string) string {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+addr+"/metrics", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := client.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil || resp.StatusCode != http.StatusOK {
+		t.Fatalf("scrape: status %d, %v", resp.StatusCode, err)
+	}
+	return string(body)
+}
+
+func TestScrape(t *testing.T) {
+	srv, err := full(t).Serve(t.Context(), "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := scrape(t, srv.Addr().String())
+	for _, want := range []string{
+		`kvlane_store_hits_total{tier="file"} 3`,
+		"kvlane_store_loads_total 11",
+		"kvlane_store_corrupt_total 1",
+		"kvlane_store_durable_failures_total 2",
+		"kvlane_store_stream_reopens_total 4",
+		`kvlane_copy_bytes_total{direction="dump",path="kernel"} 8192`,
+		`kvlane_copy_busy_seconds_total{direction="load",path="kernel"} 1.5`,
+		`kvlane_tier_capacity_bytes{tier="cache"} 1.073741824e+09`,
+		`kvlane_tier_swept_total{tier="file"} 6`,
+		"kvlane_replay_requests_total 2",
+		"kvlane_replay_planned_requests 100",
+		"kvlane_replay_wrong_bytes_total 3",
+		"go_goroutines ",
+	} {
+		if !strings.Contains(got, "\n"+want) {
+			t.Errorf("the scrape lacks %q", want)
+		}
+	}
+	if err := srv.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// Every metric of the catalog appears in a scrape of all sources, with its type and help, and none that is not in it.
+func TestCatalogIsWhatIsServed(t *testing.T) {
+	families, err := full(t).Registry().Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := make(map[string]string)
+	for _, f := range families {
+		if strings.HasPrefix(f.GetName(), "kvlane_") {
+			served[f.GetName()] = fmt.Sprintf("%s: %s", strings.ToLower(f.GetType().String()), f.GetHelp())
+		}
+	}
+	for _, m := range telemetry.Catalog() {
+		if want := fmt.Sprintf("%s: %s", m.Type, m.Help); served[m.Name] != want {
+			t.Errorf("%s is served as %q, declared as %q", m.Name, served[m.Name], want)
+		}
+		delete(served, m.Name)
+	}
+	for name := range served {
+		t.Errorf("%s is served and not declared", name)
+	}
+}
+
+func TestNamesFollowPrometheus(t *testing.T) {
+	problems, err := testutil.GatherAndLint(full(t).Registry())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range problems {
+		t.Errorf("%s: %s", p.Metric, p.Text)
+	}
+	for _, m := range telemetry.Catalog() {
+		if (m.Type == telemetry.Counter) != strings.HasSuffix(m.Name, "_total") {
+			t.Errorf("%s is a %s", m.Name, m.Type)
+		}
+		for _, unit := range []string{"bytes", "seconds"} {
+			if (m.Unit == unit) != strings.HasSuffix(strings.TrimSuffix(m.Name, "_total"), "_"+unit) {
+				t.Errorf("%s has the unit %s", m.Name, m.Unit)
+			}
+		}
+		if m.Unit == "" || !strings.HasSuffix(m.Help, ".") {
+			t.Errorf("%s lacks a unit, or its help is no sentence: %q", m.Name, m.Help)
+		}
+	}
+}
+
+func TestDocumentationIsTheCatalog(t *testing.T) {
+	page, err := os.ReadFile("../docs/metrics.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want bytes.Buffer
+	if err := telemetry.WriteTable(&want); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(page, want.Bytes()) {
+		t.Error("docs/metrics.md differs from the catalog: run make generate")
+	}
+}
+
+func TestSourcesCanBeTakenAway(t *testing.T) {
+	m := full(t)
+	m.SetStore(nil)
+	m.SetReplay(nil)
+	for _, name := range []string{"cache", "file"} {
+		if err := m.SetTier(name, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	families, err := m.Registry().Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		if name := f.GetName(); strings.HasPrefix(name, "kvlane_") && name != "kvlane_build_info" {
+			t.Errorf("%s is served without a source", name)
+		}
+	}
+}
+
+func TestTierWithoutFiguresIsRefused(t *testing.T) {
+	var silent struct{ tier.Tier }
+	if err := telemetry.New().SetTier("null", silent); !errors.Is(err, errdefs.ErrNotSupported) {
+		t.Errorf("error %v, want ErrNotSupported", err)
+	}
+}
+
+func TestBadAddressIsNamed(t *testing.T) {
+	var lc net.ListenConfig
+	l, err := lc.Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	for _, addr := range []string{"127.0.0.1", "127.0.0.1:999999", l.Addr().String()} {
+		if _, err := telemetry.New().Serve(t.Context(), addr); err == nil || !strings.Contains(err.Error(), addr) {
+			t.Errorf("serve on %q: %v, want an error that names it", addr, err)
+		}
+	}
+}
+
+func TestServerEndsWithItsContext(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	srv, err := telemetry.New().Serve(ctx, "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	if err := srv.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := srv.Close(); err != nil {
+		t.Errorf("second Close: %v", err)
+	}
+	if _, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", srv.Addr().String()); err == nil {
+		t.Error("the address still answers")
+	}
+}

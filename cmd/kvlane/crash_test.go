@@ -1,0 +1,195 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/internal/testkit"
+	"github.com/kvlane/kvlane/replay"
+	"github.com/kvlane/kvlane/tier/file"
+)
+
+// conversation is the whole conversation trace.
+const conversation = "../../replay/testdata/mooncake-conversation.jsonl.gz"
+
+// buildBinary builds the command as users have it.
+func buildBinary(t *testing.T) string {
+	t.Helper()
+	bin := filepath.Join(t.TempDir(), "kvlane")
+	cmd := exec.CommandContext(t.Context(), "go", "build", "-o", bin, ".")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v\n%s", err, out)
+	}
+	return bin
+}
+
+// child is a run of the binary.
+type child struct {
+	*exec.Cmd
+	stdout, stderr bytes.Buffer
+}
+
+func start(t *testing.T, bin string, args ...string) *child {
+	t.Helper()
+	c := &child{Cmd: exec.CommandContext(t.Context(), bin, args...)}
+	c.Stdout, c.Stderr = &c.stdout, &c.stderr
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// report waits for a replay and returns what it printed.
+func (c *child) report(t *testing.T) *replay.Report {
+	t.Helper()
+	if err := c.Wait(); err != nil {
+		t.Fatalf("%s: %v\n%s", strings.Join(c.Args[1:], " "), err, &c.stderr)
+	}
+	var r replay.Report
+	if err := json.Unmarshal(c.stdout.Bytes(), &r); err != nil {
+		t.Fatalf("%v in %q", err, &c.stdout)
+	}
+	return &r
+}
+
+// A replay that is killed at any moment leaves a directory from which no torn block is ever returned: the same replay on
+// it finds no wrong byte, leftovers are swept, and the directory is clean.
+func TestKilledReplayLeavesNoTornBlock(t *testing.T) {
+	if testing.Short() {
+		testkit.Skip(t, "crash", "a real process is killed many times, which takes half a minute; not with -short")
+	}
+	const kills, killsPerDir, tries = 52, 2, 300
+	const seed = 20261121
+	t.Logf("seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 0))
+	bin := buildBinary(t)
+	began := time.Now()
+	whole := start(t, bin, crashArgs(t.TempDir(), 0)...).report(t)
+	length := time.Since(began)
+	var killed, tried int
+	var swept int64
+	for n := 0; killed < kills && tried < tries; n++ {
+		dir, args := t.TempDir(), []string(nil)
+		for k := range killsPerDir {
+			args = crashArgs(dir, n+k)
+			moment := time.Duration(rng.Int64N(int64(length)))
+			c := start(t, bin, args...)
+			if tried++; killAfter(t, c, moment) {
+				killed++
+				t.Logf("directory %d: killed after %v", n, moment)
+			} else {
+				// The machine has become faster, or the first kill came late and left little to do.
+				length = max(length*9/10, 10*time.Millisecond)
+			}
+		}
+		swept += afterKill(t, bin, dir, args, whole)
+		if t.Failed() {
+			t.Fatalf("directory %d, options %v", n, args)
+		}
+	}
+	t.Logf("%d of %d replays were killed, %d temporary files were swept", killed, tried, swept)
+	if killed < kills || swept == 0 {
+		t.Error("that is too few to show anything: 50 kills are wanted, and some in the middle of a write")
+	}
+}
+
+// crashArgs returns the command line of one of a few replays of the same requests.
+func crashArgs(dir string, variant int) []string {
+	args := []string{
+		"replay", conversation, "--device", "sim", "--json", "--log-level", "error", "--limit", "30", "--file-dir", dir,
+		"--layers", "2", "--kv-heads", "1", "--head-size", "32", "--cache-bytes", "4MiB",
+	}
+	variants := [][]string{
+		{}, {"--concurrency", "4"}, {"--layerwise"}, {"--concurrency", "4", "--layerwise"}, {"--fsync", "file", "--concurrency", "2"},
+	}
+	return append(args, variants[variant%len(variants)]...)
+}
+
+// killAfter kills the replay at its moment, and says whether it was still running.
+func killAfter(t *testing.T, c *child, moment time.Duration) bool {
+	t.Helper()
+	time.Sleep(moment)
+	_ = c.Process.Kill() // it may have ended
+	err := c.Wait()
+	if ee := (*exec.ExitError)(nil); errors.As(err, &ee) {
+		if st, ok := ee.Sys().(syscall.WaitStatus); ok && st.Signal() == syscall.SIGKILL {
+			return true
+		}
+	}
+	if err != nil {
+		t.Fatalf("%v: %v\n%s", c.Args, err, &c.stderr)
+	}
+	return false
+}
+
+// afterKill does the same replay to its end and checks the directory. It returns how many files were swept.
+func afterKill(t *testing.T, bin, dir string, args []string, whole *replay.Report) (swept int64) {
+	t.Helper()
+	r := start(t, bin, args...).report(t)
+	if !r.Complete || r.Mismatches != 0 || r.Corrupt != 0 || r.LoadErrors != 0 {
+		t.Errorf("after the kills: %+v", r)
+	}
+	if r.BlockAccesses != whole.BlockAccesses || r.DistinctBlocks != whole.DistinctBlocks {
+		t.Errorf("the replay had %d accesses to %d blocks, want %d to %d", r.BlockAccesses, r.DistinctBlocks, whole.BlockAccesses, whole.DistinctBlocks)
+	}
+	verify := start(t, bin, "store", "verify", dir)
+	if err := verify.Wait(); err != nil {
+		t.Errorf("store verify: %v\n%s\n%s", err, &verify.stdout, &verify.stderr)
+	}
+	in, err := file.Inspect(t.Context(), dir)
+	if err != nil || in.Temporary != 0 || in.Quarantined != 0 || in.Blocks != whole.DistinctBlocks {
+		t.Errorf("the directory holds %+v, %v; want %d blocks and nothing else", in, err, whole.DistinctBlocks)
+	}
+	for _, tr := range r.Tiers {
+		swept += tr.Swept
+	}
+	return swept
+}
+
+// A replay that is interrupted stops in order, and says what it did until then.
+func TestInterruptedReplayReports(t *testing.T) {
+	if testing.Short() {
+		testkit.Skip(t, "crash", "a real process is built and interrupted; not with -short")
+	}
+	bin := buildBinary(t)
+	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {
+		dir := t.TempDir()
+		c := start(t, bin, "replay", conversation, "--device", "sim", "--json", "--file-dir", dir, "--cache-bytes", "16MiB")
+		waitForBlocks(t, dir)
+		if err := c.Process.Signal(sig); err != nil {
+			t.Fatal(err)
+		}
+		err := c.Wait()
+		var r replay.Report
+		if jerr := json.Unmarshal(c.stdout.Bytes(), &r); jerr != nil {
+			t.Fatalf("%v: %v, %v in %q\n%s", sig, err, jerr, &c.stdout, &c.stderr)
+		}
+		if c.ProcessState.ExitCode() != exitFailure || r.Complete || r.BlockAccesses == 0 || !strings.Contains(c.stderr.String(), "replay stopped") {
+			t.Errorf("%v: exit code %d, %d accesses, standard error %q", sig, c.ProcessState.ExitCode(), r.BlockAccesses, &c.stderr)
+		}
+		if v, err := file.Verify(t.Context(), dir, nil); err != nil || !v.Clean() || v.Blocks == 0 {
+			t.Errorf("%v: the directory holds %+v, %v", sig, v, err)
+		}
+	}
+}
+
+// waitForBlocks waits until a replay has stored something.
+func waitForBlocks(t *testing.T, dir string) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+		if in, err := file.Inspect(t.Context(), dir); err == nil && in.Blocks > 0 {
+			return
+		}
+	}
+	t.Fatal("the replay stores nothing")
+}

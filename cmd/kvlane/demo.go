@@ -1,0 +1,65 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvlane/kvlane"
+	"github.com/kvlane/kvlane/replay/demo"
+)
+
+// demoCacheBytes is less than the blocks of the demo's trace take, so that the file tier has to serve too.
+const demoCacheBytes = 16 << 20
+
+func newDemoCommand() *cobra.Command {
+	var device, dir string
+	cmd := &cobra.Command{
+		Use:   "demo",
+		Short: "Show the main job on this machine: store, restart, find damage",
+		Long: `Replay the first requests of a real trace on what this machine has, restart the store and find every block still
+there, then damage one file and show that this is found and does no harm. Needs nothing but a temporary directory, which
+is removed at the end. Exit code 1 if anything it claims does not hold.`,
+		Args: usageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			temp, err := os.MkdirTemp(dir, "kvlane-demo-")
+			if err != nil {
+				return fmt.Errorf("demo: %w", err)
+			}
+			defer func() { err = errors.Join(err, os.RemoveAll(temp)) }()
+			return runDemo(cmd, kvlane.Driver(device), temp)
+		},
+	}
+	cmd.Flags().StringVar(&device, "device", "auto", "auto, sim or cuda; auto takes the GPU if there is one")
+	cmd.Flags().StringVar(&dir, "dir", "", "where to make the temporary directory; default: the system's place for them")
+	return cmd
+}
+
+func runDemo(cmd *cobra.Command, driver kvlane.Driver, temp string) error {
+	layout, err := smallGeometry.Layout()
+	if err != nil {
+		return fmt.Errorf("demo: %w", err)
+	}
+	c := kvlane.Config{
+		Device:   kvlane.DeviceConfig{Driver: driver},
+		Identity: smallGeometry.Identity("", ""),
+		Layout:   layout,
+		Store:    kvlane.StoreConfig{CacheBytes: demoCacheBytes},
+	}
+	if err := c.Validate(); err != nil {
+		return &usageError{err}
+	}
+	return demo.Run(cmd.Context(), demo.Config{
+		Geometry: smallGeometry,
+		Dir:      temp,
+		Out:      cmd.OutOrStdout(),
+		Open: func(ctx context.Context, dir string) (demo.Engine, error) {
+			c.Store.Dirs = []string{dir}
+			return kvlane.Open(ctx, c)
+		},
+		Verify: verifyDir,
+	})
+}

@@ -1,0 +1,148 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/device/cuda"
+	"github.com/kvlane/kvlane/doctor"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/sys/dl"
+	"github.com/kvlane/kvlane/internal/sys/nvml"
+	"github.com/kvlane/kvlane/stream"
+	streamcopy "github.com/kvlane/kvlane/stream/copy"
+)
+
+func newDoctorCommand() *cobra.Command {
+	var asJSON bool
+	var dirs []string
+	cmd := &cobra.Command{
+		Use:   "doctor",
+		Short: "Say what this machine has and which paths are available",
+		Long: `doctor says what this machine has for moving KV cache (GPUs and how they are attached, RDMA devices, cuFile, io_uring,
+huge pages, locked memory, file systems) and for each path of kvlane whether it is available, or why not and what would make it so.
+
+Every answer is yes, no with the reason, or unknown with the reason. A path of a GPU is a yes only where it was tried: doctor opens every
+GPU for a moment and copies a few KiB to it and back. It writes one unnamed page to each file system to try O_DIRECT, which leaves nothing
+behind.`,
+		Args: usageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			for i, dir := range dirs {
+				abs, err := filepath.Abs(dir)
+				if err != nil {
+					return fmt.Errorf("resolve directory %q: %w", dir, err)
+				}
+				dirs[i] = abs
+			}
+			r := doctor.Examine(cmd.Context(), doctor.Local(askCUDA, loadable), doctor.Options{Dirs: dirs})
+			if !asJSON {
+				return r.WriteText(cmd.OutOrStdout())
+			}
+			return writeJSON(cmd, r)
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	cmd.Flags().StringArrayVar(&dirs, "dir", nil, "examine the file system of this directory, in place of every mounted one; may be repeated")
+	return cmd
+}
+
+// writeJSON prints v as one indented JSON object.
+func writeJSON(cmd *cobra.Command, v any) error {
+	enc := json.NewEncoder(cmd.OutOrStdout())
+	enc.SetIndent("", "  ")
+	if err := enc.Encode(v); err != nil {
+		return fmt.Errorf("write JSON: %w", err)
+	}
+	return nil
+}
+
+// loadable reports whether the loader finds a library.
+func loadable(name string) error {
+	l, err := dl.Open(name)
+	if err != nil {
+		return err
+	}
+	return l.Close()
+}
+
+// askCUDA opens every device of the driver in turn and tries its paths.
+func askCUDA(ctx context.Context) (doctor.CUDA, error) {
+	drv, err := cuda.Load()
+	if err != nil {
+		return doctor.CUDA{}, err
+	}
+	n, err := drv.Count()
+	if err != nil {
+		return doctor.CUDA{}, err
+	}
+	c := doctor.CUDA{Version: drv.Version()}
+	for i := range n {
+		if err := ctx.Err(); err != nil {
+			return c, context.Cause(ctx)
+		}
+		c.Devices = append(c.Devices, askDevice(ctx, drv, i))
+	}
+	c.Peers = askPeers(c.Devices)
+	return c, nil
+}
+
+func askDevice(ctx context.Context, drv *cuda.Driver, index int) doctor.CUDADevice {
+	dev, err := drv.Open(index, cuda.Options{})
+	if err != nil {
+		return doctor.CUDADevice{Info: device.Info{Index: index, NUMANode: -1}, Err: err}
+	}
+	d := doctor.CUDADevice{Info: dev.Info(), Probe: doctor.ProbeDevice(ctx, dev, openPath)}
+	if err := dev.Close(); err != nil {
+		d.Err = fmt.Errorf("close the device: %w", err)
+	}
+	return d
+}
+
+func openPath(dev device.Device, path stream.Path) (stream.Stream, error) {
+	return streamcopy.Open(dev, streamcopy.Options{Path: path})
+}
+
+// askPeers asks about every ordered pair of devices.
+func askPeers(devices []doctor.CUDADevice) []doctor.Peer {
+	if len(devices) < 2 {
+		return nil
+	}
+	lib, loadErr := nvml.Load()
+	var peers []doctor.Peer
+	for i := range devices {
+		for j := range devices {
+			if i == j {
+				continue
+			}
+			p := doctor.Peer{From: devices[i].Info.Index, To: devices[j].Info.Index}
+			nvlink, err := false, loadErr
+			if err == nil {
+				nvlink, err = lib.Peer(devices[i].Info.PCI, devices[j].Info.PCI)
+			} else {
+				// Without the library the question was not put, which is no "no".
+				err = errors.New(err.Error())
+			}
+			p.Access = doctor.Answered(err, "")
+			if nvlink {
+				p.Link = "NVLink"
+			} else if err == nil {
+				p.Link = "PCIe"
+			}
+			peers = append(peers, p)
+		}
+	}
+	if loadErr == nil {
+		if err := lib.Close(); err != nil && !errors.Is(err, errdefs.ErrNotSupported) {
+			for i := range peers {
+				peers[i].Access.Reason += " (" + err.Error() + ")"
+			}
+		}
+	}
+	return peers
+}

@@ -1,0 +1,129 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/kvlane/kvlane"
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/store"
+	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/telemetry"
+	"github.com/kvlane/kvlane/tier/file"
+)
+
+// closeTimeout bounds how long a command waits at its end for what the store still has to write.
+const closeTimeout = 2 * time.Minute
+
+// engineFlags select the device, the copy path and the tiers.
+type engineFlags struct {
+	device      string
+	index       int
+	path        string
+	verify      string
+	fsync       string
+	dirs        []string
+	cacheBytes  int64
+	fileBytes   int64
+	metricsAddr string
+	fs          file.FS // replaces the operating system's files, for tests
+}
+
+func (e *engineFlags) register(flags *pflag.FlagSet) {
+	e.cacheBytes = 1 << 30
+	flags.StringVar(&e.device, "device", "auto", "auto, sim or cuda; auto takes the GPU if there is one")
+	flags.IntVar(&e.index, "device-index", 0, "which of the devices")
+	flags.StringVar(&e.path, "path", "auto", "how to copy: auto, copy-engine, copy-engine-batch or kernel")
+	flags.StringVar(&e.verify, "verify", "always", "when checksums are verified on the way to the device: always, or fill (when read into the cache)")
+	flags.Var(sizeValue{&e.cacheBytes}, "cache-bytes", "pinned host memory of the cache tier")
+	flags.StringArrayVar(&e.dirs, "file-dir", nil, "directory of the file tier; repeat it for several, without it there is none")
+	flags.Var(sizeValue{&e.fileBytes}, "file-bytes", "bound of the file tier; 0 is none")
+	flags.StringVar(&e.fsync, "fsync", "never", "when files are synced: never, or file (each one, before its block counts as durable)")
+	flags.StringVar(&e.metricsAddr, "metrics-addr", "", "serve Prometheus metrics at this host:port under /metrics")
+}
+
+// config returns the engine's configuration for blocks of geometry g, or everything that is wrong with the flags.
+func (e *engineFlags) config(g block.Geometry) (kvlane.Config, error) {
+	c := kvlane.Config{
+		Device: kvlane.DeviceConfig{Driver: kvlane.Driver(e.device), Index: e.index},
+		Store:  kvlane.StoreConfig{CacheBytes: e.cacheBytes, Dirs: e.dirs, FileBytes: e.fileBytes, FS: e.fs},
+	}
+	var errs []error
+	check := func(flag string, err error) {
+		if err != nil {
+			errs = append(errs, fmt.Errorf("--%s: %w", flag, err))
+		}
+	}
+	var err error
+	c.Stream.Path, err = parsePath(e.path)
+	check("path", err)
+	c.Store.Verify, err = store.ParseVerify(e.verify)
+	check("verify", err)
+	c.Store.Fsync, err = file.ParseFsyncPolicy(e.fsync)
+	check("fsync", err)
+	if g.Validate() != nil {
+		// That has been complained about already; what else is wrong does not depend on it.
+		g = smallGeometry
+	}
+	c.Identity = g.Identity("", "")
+	c.Layout, err = g.Layout()
+	errs = append(errs, err, c.Validate())
+	return c, errors.Join(errs...)
+}
+
+// parsePath reads what stream.Path.String writes, for the paths between a device and host memory.
+func parsePath(s string) (stream.Path, error) {
+	if s == "auto" {
+		return stream.PathNone, nil
+	}
+	for _, p := range []stream.Path{stream.PathCopyEngine, stream.PathCopyEngineBatch, stream.PathKernel} {
+		if s == p.String() {
+			return p, nil
+		}
+	}
+	return 0, fmt.Errorf("there is no path %q: it is auto, %s, %s or %s", s, stream.PathCopyEngine, stream.PathCopyEngineBatch, stream.PathKernel)
+}
+
+// openEngine opens the engine and says what it fell back to.
+func openEngine(ctx context.Context, c kvlane.Config) (*kvlane.Engine, error) {
+	e, err := kvlane.Open(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	for _, n := range e.Notes() {
+		slog.Warn(n)
+	}
+	return e, nil
+}
+
+// closeEngine closes e although the command's context may have ended: what was dumped is still written.
+func closeEngine(ctx context.Context, e *kvlane.Engine) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+	defer cancel()
+	return e.Close(ctx)
+}
+
+// serveMetrics serves the engine's metrics on addr until the returned function is called; with no address it does
+// nothing.
+func serveMetrics(ctx context.Context, addr string, m *telemetry.Metrics, e *kvlane.Engine) (stop func() error, err error) {
+	if addr == "" {
+		return func() error { return nil }, nil
+	}
+	m.SetStore(e.Store().Stats)
+	for _, t := range e.Tiers() {
+		if err := m.SetTier(t.Name(), t); err != nil {
+			return nil, err
+		}
+	}
+	srv, err := m.Serve(ctx, addr)
+	if err != nil {
+		return nil, err
+	}
+	slog.Info("serving metrics", "url", fmt.Sprintf("http://%s/metrics", srv.Addr()))
+	return srv.Close, nil
+}

@@ -1,0 +1,76 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"text/tabwriter"
+
+	"github.com/spf13/pflag"
+
+	"github.com/kvlane/kvlane/block"
+)
+
+// smallGeometry is what is replayed where no model is named: small enough for a laptop, with K, V and several layers.
+var smallGeometry = block.Geometry{
+	Model: "small", DType: "bfloat16", Layers: 2, KVHeads: 1, HeadSize: 64, BlockTokens: 16, TPSize: 1,
+}
+
+// geometryFlags select the shape of the KV cache: a preset, and what differs from it.
+type geometryFlags struct {
+	preset string
+	given  block.Geometry
+	flags  *pflag.FlagSet
+}
+
+func (g *geometryFlags) register(flags *pflag.FlagSet) {
+	g.flags, g.given = flags, smallGeometry
+	flags.StringVar(&g.preset, "preset", "", "take the geometry of this public model (see --list-presets); other options override it")
+	flags.IntVar(&g.given.Layers, "layers", g.given.Layers, "layers of the model")
+	flags.IntVar(&g.given.KVHeads, "kv-heads", g.given.KVHeads, "KV heads of the model, over all ranks")
+	flags.IntVar(&g.given.HeadSize, "head-size", g.given.HeadSize, "elements of a head; with --mla, of a token's latent")
+	flags.StringVar(&g.given.DType, "dtype", g.given.DType, "data type of the KV cache")
+	flags.IntVar(&g.given.BlockTokens, "block-tokens", g.given.BlockTokens, "tokens of a block")
+	flags.IntVar(&g.given.TPSize, "tp", g.given.TPSize, "tensor-parallel size: ranks that share the heads")
+	flags.IntVar(&g.given.TPRank, "tp-rank", g.given.TPRank, "this rank, from 0")
+	flags.BoolVar(&g.given.MLA, "mla", g.given.MLA, "one plane of latents a layer, in place of K and V")
+}
+
+// geometry returns the geometry that the flags select, or everything that is wrong with it.
+func (g *geometryFlags) geometry() (block.Geometry, error) {
+	out := smallGeometry
+	if g.preset != "" {
+		var err error
+		if out, err = block.PresetByName(g.preset); err != nil {
+			return out, fmt.Errorf("--preset: %w", err)
+		}
+	}
+	for name, take := range map[string]func(){
+		"layers":       func() { out.Layers = g.given.Layers },
+		"kv-heads":     func() { out.KVHeads = g.given.KVHeads },
+		"head-size":    func() { out.HeadSize = g.given.HeadSize },
+		"dtype":        func() { out.DType = g.given.DType },
+		"block-tokens": func() { out.BlockTokens = g.given.BlockTokens },
+		"tp":           func() { out.TPSize = g.given.TPSize },
+		"tp-rank":      func() { out.TPRank = g.given.TPRank },
+		"mla":          func() { out.MLA = g.given.MLA },
+	} {
+		if g.flags.Changed(name) {
+			take()
+		}
+	}
+	return out, out.Validate()
+}
+
+// listPresets prints the geometries that have names, and what a block of each has on one rank.
+func listPresets(w io.Writer) error {
+	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(t, "preset\tlayers\tkv heads\thead size\tdtype\tmla\ttokens a block\tbytes a block")
+	for _, g := range block.Presets() {
+		bytes := g.PlaneBytes() * int64(g.PlanesPerLayer()) * int64(g.Layers)
+		fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%s\t%t\t%d\t%d\n", g.Model, g.Layers, g.KVHeads, g.HeadSize, g.DType, g.MLA, g.BlockTokens, bytes)
+	}
+	if err := t.Flush(); err != nil {
+		return fmt.Errorf("list presets: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,50 @@
+// Command kvlane moves and keeps the KV cache of language models: it replays traces against the store, measures this
+// machine's copy paths and says what the machine has.
+//
+// Exit codes: 0 success, 1 the command failed or was interrupted, 2 the command line is wrong.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+// The exit codes of the process.
+const (
+	exitOK      = 0
+	exitFailure = 1
+	exitUsage   = 2
+)
+
+func main() {
+	os.Exit(run(context.Background(), os.Args[1:], os.Stdout, os.Stderr))
+}
+
+// run executes one command line and returns its exit code. The first interrupt or termination signal cancels the
+// command's context, so that it can put its work down in order; the second one kills the process as usual.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	defer context.AfterFunc(ctx, stop)()
+
+	root := newRootCommand()
+	root.SetArgs(args)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	cmd, err := root.ExecuteContextC(ctx)
+	if err == nil {
+		return exitOK
+	}
+	fmt.Fprintf(stderr, "kvlane: %v\n", err)
+	var usage *usageError
+	if errors.As(err, &usage) {
+		fmt.Fprintf(stderr, "See '%s --help'.\n", cmd.CommandPath())
+		return exitUsage
+	}
+	return exitFailure
+}

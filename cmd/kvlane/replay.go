@@ -1,0 +1,151 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvlane/kvlane"
+	"github.com/kvlane/kvlane/replay"
+	"github.com/kvlane/kvlane/telemetry"
+)
+
+// replayCommand holds the options of "kvlane replay".
+type replayCommand struct {
+	geometry geometryFlags
+	engine   engineFlags
+	run      replay.Config
+	json     bool
+	progress bool
+	presets  bool
+}
+
+func newReplayCommand() *cobra.Command { return new(replayCommand).command() }
+
+func (r *replayCommand) command() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "replay TRACE",
+		Short: "Replay a request trace against the store, and verify every byte it loads",
+		Long: `Replay a request trace against a paged KV cache on the device, as an inference engine would: look up each
+request's prefix, load the hits into pages and verify every byte of them on the device, compute the misses and dump them.
+
+TRACE holds one JSON object a line, {"timestamp", "input_length", "output_length", "hash_ids"}, as the traces of
+Mooncake have it; it may be compressed by gzip. Every hash id is one full block, whose bytes follow from it.
+
+Exit codes: 0, or 1 if a wrong byte was found, a block could not be stored or the replay was stopped, or 2 if the command
+line is wrong. The report is printed also when the replay ends early.`,
+		Example: `  kvlane replay trace.jsonl
+  kvlane replay trace.jsonl --preset llama-3.1-8b --tp 8 --cache-bytes 8GiB --file-dir /var/cache/kvlane --concurrency 8`,
+		Args: usageArgs(func(cmd *cobra.Command, args []string) error {
+			if r.presets {
+				return cobra.NoArgs(cmd, args)
+			}
+			return cobra.ExactArgs(1)(cmd, args)
+		}),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if r.presets {
+				return listPresets(cmd.OutOrStdout())
+			}
+			r.run.Trace = args[0]
+			return r.execute(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr())
+		},
+	}
+	flags := cmd.Flags()
+	flags.SortFlags = false
+	r.geometry.register(flags)
+	flags.BoolVar(&r.presets, "list-presets", false, "list the presets and exit")
+	r.engine.register(flags)
+	flags.IntVar(&r.run.Pages, "pages", 0, "pages of the KV cache on the device; 0 makes room for the longest requests")
+	flags.IntVar(&r.run.Concurrency, "concurrency", 1, "requests at a time")
+	flags.BoolVar(&r.run.Layerwise, "layerwise", false, "load and dump layer by layer")
+	flags.IntVar(&r.run.Limit, "limit", 0, "replay the first requests only; 0 replays all")
+	flags.Uint64Var(&r.run.Seed, "seed", 1, "which pages are used first; the content of blocks does not depend on it")
+	flags.BoolVar(&r.json, "json", false, "print the report as one JSON object")
+	flags.BoolVar(&r.progress, "progress", false, "draw the progress bar even if standard error is no terminal")
+	return cmd
+}
+
+// execute runs the replay and prints its report.
+func (r *replayCommand) execute(ctx context.Context, stdout, stderr io.Writer) (err error) {
+	c, err := r.config()
+	if err != nil {
+		return &usageError{err}
+	}
+	// The trace is looked through before anything is opened or made on account of it.
+	summary, err := replay.Scan(r.run.Trace, r.run.Limit)
+	if err != nil {
+		return err
+	}
+	e, err := openEngine(ctx, c)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, closeEngine(ctx, e)) }()
+	r.run.Device, r.run.Store = e.Device(), e.Store()
+	r.run.Identity, r.run.Summary = e.Identity(), &summary
+
+	metrics := telemetry.New()
+	stop, err := serveMetrics(ctx, r.engine.metricsAddr, metrics, e)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, stop()) }()
+	r.run.Progress = progress(metrics, int64(summary.Requests), r.bar(stderr))
+
+	rep, err := replay.Run(ctx, r.run)
+	if rep == nil {
+		return err
+	}
+	rep.Notes = append(rep.Notes, e.Notes()...)
+	return errors.Join(err, printReport(stdout, rep, r.json))
+}
+
+// config returns what the flags ask for, or everything that is wrong with them.
+func (r *replayCommand) config() (kvlane.Config, error) {
+	var errs []error
+	for _, f := range []struct {
+		flag     string
+		v, least int
+	}{{"pages", r.run.Pages, 0}, {"limit", r.run.Limit, 0}, {"concurrency", r.run.Concurrency, 1}} {
+		if f.v < f.least {
+			errs = append(errs, fmt.Errorf("--%s is %d and must be %d at least", f.flag, f.v, f.least))
+		}
+	}
+	g, err := r.geometry.geometry()
+	errs = append(errs, err)
+	r.run.Geometry = g
+	c, err := r.engine.config(g)
+	errs = append(errs, err)
+	return c, errors.Join(errs...)
+}
+
+// bar returns the function that draws the progress bar on w, or nil where none is wanted.
+func (r *replayCommand) bar(w io.Writer) func(replay.Step) {
+	if !r.progress && !replay.Terminal(w) {
+		return nil
+	}
+	return replay.Bar(w)
+}
+
+// progress returns what a replay of total requests tells its steps: the metrics, and draw unless it is nil.
+func progress(m *telemetry.Metrics, total int64, draw func(replay.Step)) func(replay.Step) {
+	p := telemetry.NewProgress(total)
+	m.SetReplay(p)
+	return func(s replay.Step) {
+		p.Request(s.Accesses, s.Hits, s.VerifiedBytes, s.WrongBytes)
+		if draw != nil {
+			draw(s)
+		}
+	}
+}
+
+// printReport writes the report to w, for people or as JSON.
+func printReport(w io.Writer, rep *replay.Report, asJSON bool) error {
+	if !asJSON {
+		return rep.Print(w)
+	}
+	return printResult(w, true, rep, nil)
+}

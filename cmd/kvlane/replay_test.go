@@ -1,0 +1,242 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/tier/file"
+	"github.com/kvlane/kvlane/tier/file/faultfs"
+)
+
+const goodLine = `{"timestamp": 0, "input_length": 1024, "output_length": 5, "hash_ids": [0, 1]}` + "\n"
+
+// traceFile writes a trace and returns its name.
+func traceFile(t *testing.T, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "trace.jsonl")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// small are options that make a replay cheap.
+func small(args ...string) []string {
+	return append(args, "--device", "sim", "--cache-bytes", "1MiB")
+}
+
+// The fields of the report are an interface: programs read them.
+func TestReplayJSON(t *testing.T) {
+	code, stdout, stderr := execute(t, small("replay", traceFile(t, goodLine+goodLine), "--json")...)
+	if code != exitOK || stderr != "" {
+		t.Fatalf("exit code %d, standard error %q", code, stderr)
+	}
+	var r map[string]any
+	if err := json.Unmarshal([]byte(stdout), &r); err != nil {
+		t.Fatalf("%v in %q", err, stdout)
+	}
+	for name, want := range map[string]any{
+		"requests": 2.0, "block_accesses": 4.0, "distinct_blocks": 2.0, "prefix_hits": 2.0, "mismatches": 0.0,
+		"bytes_verified": 2.0 * 8192, "complete": true, "hit_rate": 0.5, "load_errors": 0.0, "dump_errors": 0.0,
+	} {
+		if r[name] != want {
+			t.Errorf("%s is %v, want %v", name, r[name], want)
+		}
+	}
+	if tiers, _ := r["hits_by_tier"].(map[string]any); tiers["cache"] != 2.0 {
+		t.Errorf("hits_by_tier is %v", r["hits_by_tier"])
+	}
+	for _, name := range []string{"load_us", "dump_us"} {
+		if us, _ := r[name].(map[string]any); us["p50"] == nil || us["p99"] == nil {
+			t.Errorf("%s is %v", name, r[name])
+		}
+	}
+	paths, _ := r["paths"].([]any)
+	for _, p := range paths {
+		if p, _ := p.(map[string]any); p["path"] == "" || p["bytes"] == nil || p["gbps"] == nil {
+			t.Errorf("path %v", p)
+		}
+	}
+	if seconds, _ := r["seconds"].(float64); len(paths) != 2 || seconds <= 0 {
+		t.Errorf("%d paths, %v seconds", len(paths), r["seconds"])
+	}
+}
+
+func TestReplayTable(t *testing.T) {
+	args := small("replay", traceFile(t, goodLine+goodLine), "--layerwise", "--concurrency", "2", "--file-dir", t.TempDir(),
+		"--preset", "llama-3.2-1b", "--tp", "8", "--progress", "--metrics-addr", "127.0.0.1:0", "--cache-bytes", "8MiB")
+	code, stdout, stderr := execute(t, args...)
+	if code != exitOK {
+		t.Fatalf("exit code %d: %s", code, stderr)
+	}
+	for _, want := range []string{"requests         2 in ", "block accesses   4", "mismatches       0", "load  ", "p99", "GB/s", "cache  ", "file  "} {
+		if !strings.Contains(stdout, want) {
+			t.Errorf("%q is not in the table:\n%s", want, stdout)
+		}
+	}
+	for _, want := range []string{"replay  50%", "http://127.0.0.1:"} {
+		if !strings.Contains(stderr, want) {
+			t.Errorf("%q is not on standard error: %q", want, stderr)
+		}
+	}
+}
+
+// Bad input is refused with what is wrong and where, before anything is made on account of it.
+func TestReplayRefusesBadInput(t *testing.T) {
+	good := traceFile(t, goodLine)
+	line := func(text string) []string { return []string{"replay", traceFile(t, goodLine+text+"\n")} }
+	for _, c := range []struct {
+		name string
+		args []string
+		code int
+		want []string // in the message
+	}{
+		{"no trace", []string{"replay"}, exitUsage, []string{"accepts 1 arg(s), received 0"}},
+		{"trace that is not there", []string{"replay", "no-such-file"}, exitFailure, []string{"no-such-file"}},
+		{"empty trace", []string{"replay", traceFile(t, "")}, exitFailure, []string{"trace.jsonl: the trace is empty"}},
+		{"not JSON", line("nonsense"), exitFailure, []string{"trace.jsonl:2: ", "not JSON"}},
+		{"missing field", line(`{"timestamp":1,"input_length":2,"output_length":3}`), exitFailure, []string{"trace.jsonl:2: hash_ids is missing"}},
+		{"negative length", line(`{"timestamp":1,"input_length":-2,"output_length":3,"hash_ids":[]}`), exitFailure, []string{"trace.jsonl:2: input_length is -2"}},
+		{"negative id", line(`{"timestamp":1,"input_length":2,"output_length":3,"hash_ids":[4,-5]}`), exitFailure, []string{"trace.jsonl:2: hash_ids[1] is -5"}},
+		{"request longer than the pages", []string{"replay", good, "--pages", "1"}, exitFailure, []string{"trace.jsonl:1: hash_ids has 2 blocks", "1 pages"}},
+		{"geometry that does not divide", []string{"replay", good, "--kv-heads", "8", "--tp", "3"}, exitUsage, []string{"kv heads 8 do not divide by tensor-parallel size 3"}},
+		{"unknown preset", []string{"replay", good, "--preset", "gpt-5"}, exitUsage, []string{"--preset", `"gpt-5"`, "llama-3.1-8b"}},
+		{"everything wrong at once", []string{
+			"replay", good, "--layers", "0", "--path", "teleport", "--pages", "-1", "--limit", "-1", "--concurrency", "0",
+			"--verify", "never", "--fsync", "often", "--device", "tpu", "--file-bytes", "-1KiB",
+		}, exitUsage, []string{"-1KiB"}},
+		{"everything wrong at once but the syntax", []string{
+			"replay", good, "--layers", "0", "--path", "teleport", "--pages", "-1", "--limit", "-1", "--concurrency", "0",
+			"--verify", "never", "--fsync", "often", "--device", "tpu", "--cache-bytes", "1",
+		}, exitUsage, []string{"layers 0", "teleport", "--pages is -1", "--limit is -1", "--concurrency is 0", `"never"`, `"often"`, `"tpu"`, "cache of 1 bytes"}},
+		{"device that does not exist", []string{"replay", good, "--device-index", "3"}, exitFailure, []string{"device 3"}},
+		{"metrics address", []string{"replay", good, "--metrics-addr", "nowhere"}, exitFailure, []string{`"nowhere"`}},
+		{"presets and a trace", []string{"replay", good, "--list-presets"}, exitUsage, []string{"unknown command"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "blocks")
+			args := append([]string{}, c.args...)
+			if !slices.Contains(args, "--device") {
+				args = append(args, "--device", "sim")
+			}
+			code, stdout, stderr := execute(t, append(args, "--file-dir", dir)...)
+			if code != c.code || stdout != "" {
+				t.Errorf("exit code %d, want %d; standard output %q", code, c.code, stdout)
+			}
+			for _, w := range c.want {
+				if !strings.Contains(stderr, w) {
+					t.Errorf("%q is not in the message:\n%s", w, stderr)
+				}
+			}
+			if c.code == exitUsage || strings.Contains(stderr, "trace") {
+				if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) && !strings.Contains(stderr, "pages") {
+					t.Errorf("the directory was made all the same: %v", err)
+				}
+			}
+		})
+	}
+}
+
+func TestReplayRefusesADirectoryOfOthers(t *testing.T) {
+	dir, trace := t.TempDir(), traceFile(t, goodLine)
+	if code, _, stderr := execute(t, small("replay", trace, "--file-dir", dir)...); code != exitOK {
+		t.Fatalf("exit code %d: %s", code, stderr)
+	}
+	code, _, stderr := execute(t, small("replay", trace, "--file-dir", dir, "--head-size", "128")...)
+	if code != exitFailure || !strings.Contains(stderr, dir) || !strings.Contains(stderr, "head size: expected 128, found 64") {
+		t.Errorf("another identity: exit code %d: %s", code, stderr)
+	}
+	marker := filepath.Join(dir, "kvlane.json")
+	text, err := os.ReadFile(marker)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(marker, bytes.Replace(text, []byte(`"version": 1`), []byte(`"version": 99`), 1), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	code, _, stderr = execute(t, small("replay", trace, "--file-dir", dir)...)
+	if code != exitFailure || !strings.Contains(stderr, dir) || !strings.Contains(stderr, "version: expected 1, found 99") {
+		t.Errorf("another version: exit code %d: %s", code, stderr)
+	}
+	if err := os.WriteFile(marker, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	code, stdout, _ := execute(t, small("replay", trace, "--file-dir", dir)...)
+	if code != exitOK || !strings.Contains(stdout, "from file      2") {
+		t.Errorf("the refusals cost something: exit code %d\n%s", code, stdout)
+	}
+}
+
+// executeOn runs a replay on a file system with faults.
+func executeOn(t *testing.T, plan *fault.Plan, args ...string) (stdout string, err error) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	r := &replayCommand{engine: engineFlags{fs: faultfs.New(file.OS(), plan, nil)}}
+	cmd := r.command()
+	cmd.SilenceErrors, cmd.SilenceUsage = true, true
+	cmd.SetArgs(args)
+	cmd.SetOut(&out)
+	cmd.SetErr(&errs)
+	err = cmd.ExecuteContext(t.Context())
+	return out.String(), err
+}
+
+func TestReplayOnAFullOrReadOnlyDirectory(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		errno unix.Errno
+		want  string
+	}{{"full", unix.ENOSPC, "no space left"}, {"read-only", unix.EROFS, "read-only"}} {
+		t.Run(c.name, func(t *testing.T) {
+			dir, trace := t.TempDir(), traceFile(t, goodLine+goodLine)
+			if code, _, stderr := execute(t, small("replay", trace, "--limit", "1", "--file-dir", dir)...); code != exitOK {
+				t.Fatalf("exit code %d: %s", code, stderr)
+			}
+			more := traceFile(t, goodLine+strings.Replace(goodLine, "[0, 1]", "[0, 1, 2]", 1))
+			plan := fault.New(1, fault.After("write", 0).Fail(c.errno))
+			stdout, err := executeOn(t, plan, small(more, "--file-dir", dir)...)
+			if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), dir) || !errors.Is(err, c.errno) {
+				t.Errorf("got %v, want %q with the directory", err, c.want)
+			}
+			if !strings.Contains(stdout, "mismatches       0") || !strings.Contains(stdout, "1 not stored") {
+				t.Errorf("the report does not say what happened:\n%s", stdout)
+			}
+			code, stdout, _ := execute(t, "store", "verify", dir)
+			if code != exitOK || !strings.Contains(stdout, "blocks              2,") {
+				t.Errorf("what was stored before is not there or not clean: exit code %d\n%s", code, stdout)
+			}
+		})
+	}
+}
+
+func TestSizes(t *testing.T) {
+	for text, want := range map[string]int64{
+		"0": 0, "4096": 4096, "64KiB": 64 << 10, "1.5GiB": 3 << 29, "2GB": 2e9, "8g": 8 << 30, " 12 MiB ": 12 << 20, "7b": 7, "1TiB": 1 << 40,
+	} {
+		var n int64
+		if err := (sizeValue{&n}).Set(text); err != nil || n != want {
+			t.Errorf("%q is %d (%v), want %d", text, n, err, want)
+		}
+	}
+	for _, text := range []string{"", "GiB", "-1", "1x", "1e30", "NaN", "Inf", "12 34"} {
+		n := int64(5)
+		if err := (sizeValue{&n}).Set(text); err == nil || n != 5 {
+			t.Errorf("%q was taken for %d", text, n)
+		}
+	}
+	for n, want := range map[int64]string{0: "0", 1000: "1000", 4096: "4KiB", 3 << 29: "1536MiB", 1 << 40: "1TiB"} {
+		if got := (sizeValue{&n}).String(); got != want {
+			t.Errorf("%d is written %q, want %q", n, got, want)
+		}
+	}
+}

@@ -1,0 +1,117 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"log/slog"
+	"runtime/debug"
+	"strings"
+
+	"github.com/spf13/cobra"
+)
+
+// usageError is a wrong command line, as against a command that failed.
+type usageError struct{ err error }
+
+func (e *usageError) Error() string { return e.err.Error() }
+func (e *usageError) Unwrap() error { return e.err }
+
+// usagef returns an error that ends the process with the exit code of a wrong command line.
+func usagef(format string, args ...any) error {
+	return &usageError{err: fmt.Errorf(format, args...)}
+}
+
+// usageArgs makes an argument check of cobra report a wrong command line.
+func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if err := check(cmd, args); err != nil {
+			return &usageError{err: err}
+		}
+		return nil
+	}
+}
+
+func newRootCommand() *cobra.Command {
+	var level, format string
+	root := newGroupCommand("kvlane", "Move and keep the KV cache of language models", `kvlane moves the KV cache of language models between GPU memory, host memory and storage by the most direct path a
+machine has, and keeps it in a tiered block store that survives restarts.
+
+It needs nothing installed: what the machine has is found at run time, and what it lacks is said (kvlane doctor).`)
+	root.Version = version(debug.ReadBuildInfo())
+	root.SilenceErrors = true
+	root.SilenceUsage = true
+	root.CompletionOptions.HiddenDefaultCmd = true
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err: err} })
+	root.PersistentFlags().StringVar(&level, "log-level", "info", "least severe log records to print: debug, info, warn or error")
+	root.PersistentFlags().StringVar(&format, "log-format", "text", "form of log records on standard error: text or json")
+	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
+		log, err := newLogger(cmd.ErrOrStderr(), level, format)
+		if err != nil {
+			return err
+		}
+		slog.SetDefault(log)
+		return nil
+	}
+	root.AddCommand(newReplayCommand(), newDemoCommand(), newStoreCommand(), newDoctorCommand(), newBenchCommand())
+	return root
+}
+
+// newGroupCommand returns a command that only holds others: alone it prints its help, and a word that names none of its
+// commands is a wrong command line.
+func newGroupCommand(use, short, long string) *cobra.Command {
+	return &cobra.Command{
+		Use:   use,
+		Short: short,
+		Long:  long,
+		// Set here as cobra fills it in only on its own way to a suggestion.
+		SuggestionsMinimumDistance: 2,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return nil
+			}
+			var hint string
+			if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+				hint = fmt.Sprintf("; did you mean %s?", strings.Join(near, " or "))
+			}
+			return usagef("unknown command %q for %q%s", args[0], cmd.CommandPath(), hint)
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+}
+
+func newLogger(w io.Writer, level, format string) (*slog.Logger, error) {
+	var l slog.Level
+	if err := l.UnmarshalText([]byte(level)); err != nil {
+		return nil, usagef("--log-level %q: it is debug, info, warn or error", level)
+	}
+	o := &slog.HandlerOptions{Level: l}
+	switch format {
+	case "text":
+		return slog.New(slog.NewTextHandler(w, o)), nil
+	case "json":
+		return slog.New(slog.NewJSONHandler(w, o)), nil
+	}
+	return nil, usagef("--log-format %q: it is text or json", format)
+}
+
+// version names the build: the module's version where it was built from one, and the commit where the build recorded it.
+func version(info *debug.BuildInfo, ok bool) string {
+	if !ok {
+		return "unknown"
+	}
+	v := info.Main.Version
+	if v == "" {
+		v = "(devel)"
+	}
+	settings := make(map[string]string, len(info.Settings))
+	for _, s := range info.Settings {
+		settings[s.Key] = s.Value
+	}
+	if rev := settings["vcs.revision"]; rev != "" {
+		v += " commit " + rev[:min(12, len(rev))]
+		if settings["vcs.modified"] == "true" {
+			v += " with changes"
+		}
+	}
+	return v + " " + info.GoVersion
+}

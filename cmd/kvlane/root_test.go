@@ -1,0 +1,128 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"strings"
+	"testing"
+
+	"github.com/kvlane/kvlane/bench"
+	"github.com/kvlane/kvlane/doctor"
+)
+
+// execute runs a command line in this process.
+func execute(t *testing.T, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	code = run(t.Context(), args, &out, &errs)
+	return code, out.String(), errs.String()
+}
+
+func TestExitCodes(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		args   []string
+		code   int
+		stderr string
+	}{
+		{"help", []string{"--help"}, exitOK, ""},
+		{"no command", nil, exitOK, ""},
+		{"version", []string{"--version"}, exitOK, ""},
+		{"unknown command", []string{"replya"}, exitUsage, "did you mean replay?"},
+		{"unknown command of a group", []string{"bench", "paste"}, exitUsage, `unknown command "paste" for "kvlane bench"`},
+		{"unknown flag", []string{"doctor", "--nope"}, exitUsage, "unknown flag: --nope"},
+		{"argument too many", []string{"doctor", "x"}, exitUsage, "See 'kvlane doctor --help'."},
+		{"log level", []string{"--log-level", "loud", "doctor"}, exitUsage, "debug, info, warn or error"},
+		{"log format", []string{"--log-format", "xml", "doctor"}, exitUsage, "text or json"},
+		{"size", []string{"bench", "copy", "--sizes", "4KiB,huge"}, exitUsage, `"huge"`},
+		{"path", []string{"bench", "copy", "--paths", "teleport"}, exitUsage, `"teleport"`},
+		{"two forms of output", []string{"bench", "copy", "--json", "--csv"}, exitUsage, "exclude each other"},
+		{"repetitions", []string{"bench", "copy", "--reps", "0"}, exitUsage, "--reps 0"},
+		{"device", []string{"bench", "copy", "--device", "tpu"}, exitFailure, `"tpu"`},
+		{"device index", []string{"bench", "copy", "--device", "sim", "--device-index", "7"}, exitFailure, "7"},
+		{"benchmark that does not fit", []string{"bench", "copy", "--device", "sim", "--pool", "1MiB", "--bytes", "2MiB"}, exitFailure, "do not fit the pool"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			code, stdout, stderr := execute(t, c.args...)
+			if code != c.code || !strings.Contains(stderr, c.stderr) {
+				t.Errorf("exit code %d, want %d; standard error, which should say %q:\n%s", code, c.code, c.stderr, stderr)
+			}
+			if c.code == exitOK && stdout == "" {
+				t.Error("nothing was printed")
+			}
+			if c.code != exitOK && stdout != "" {
+				t.Errorf("a failed command printed %q", stdout)
+			}
+		})
+	}
+}
+
+func TestDoctorOfThisMachine(t *testing.T) {
+	code, stdout, stderr := execute(t, "doctor", "--json", "--dir", t.TempDir())
+	var r doctor.Report
+	if err := json.Unmarshal([]byte(stdout), &r); err != nil || code != exitOK || stderr != "" {
+		t.Fatalf("exit code %d, %v, standard error %q", code, err, stderr)
+	}
+	if r.Host.CPUs < 1 || len(r.FileSystems) != 1 || len(r.Paths) == 0 {
+		t.Errorf("report %+v", r)
+	}
+	// The three paths of a GPU are there if and only if the driver is.
+	for _, p := range r.Paths {
+		if strings.Contains(p.What, "GPU,") && r.NVIDIA.Driver.Answer != doctor.Yes && p.Available.Answer == doctor.Yes {
+			t.Errorf("path %s is available without a driver", p.Name)
+		}
+	}
+}
+
+func TestBenchCopyOnTheSimulatedDevice(t *testing.T) {
+	args := []string{"bench", "copy", "--device", "sim", "--bytes", "64KiB", "--pool", "256KiB", "--large", "128KiB", "--sizes", "4KiB", "--reps", "1", "--paths", "kernel"}
+	code, stdout, stderr := execute(t, append(args, "--json")...)
+	var r bench.Report
+	if err := json.Unmarshal([]byte(stdout), &r); err != nil || code != exitOK {
+		t.Fatalf("exit code %d, %v, standard error %q", code, err, stderr)
+	}
+	if len(r.Points) != 4 || !r.Machine.Simulated || r.Machine.Command == "" {
+		t.Errorf("report %+v", r)
+	}
+	if code, stdout, _ := execute(t, append(args, "--csv")...); code != exitOK || strings.Count(stdout, "\n") != 5 {
+		t.Errorf("exit code %d, CSV:\n%s", code, stdout)
+	}
+	if code, stdout, _ := execute(t, args...); code != exitOK || !strings.HasPrefix(stdout, "SIMULATED") {
+		t.Errorf("exit code %d, text:\n%s", code, stdout)
+	}
+}
+
+func TestCanceledCommandFails(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	var out, errs bytes.Buffer
+	if code := run(ctx, []string{"bench", "copy", "--device", "sim"}, &out, &errs); code != exitFailure || !strings.Contains(errs.String(), "canceled") {
+		t.Errorf("exit code %d: %s", code, errs.String())
+	}
+}
+
+func TestVersion(t *testing.T) {
+	info := &debug.BuildInfo{GoVersion: "go1.26.0"}
+	if got := version(info, true); got != "(devel) go1.26.0" {
+		t.Error(got)
+	}
+	info.Main.Version = "v1.2.3"
+	info.Settings = []debug.BuildSetting{{Key: "vcs.revision", Value: "0123456789abcdef"}, {Key: "vcs.modified", Value: "true"}}
+	if got := version(info, true); got != "v1.2.3 commit 0123456789ab with changes go1.26.0" {
+		t.Error(got)
+	}
+	if got := version(nil, false); got != "unknown" {
+		t.Error(got)
+	}
+}
+
+func TestUsageErrorKeepsItsCause(t *testing.T) {
+	cause := errors.New("cause")
+	if err := usagef("flag: %w", cause); !errors.Is(err, cause) || fmt.Sprint(err) != "flag: cause" {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,252 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/replay"
+	"github.com/kvlane/kvlane/tier/file"
+)
+
+// errUnclean is the error of a verification that found something.
+var errUnclean = errors.New("the directory is not clean")
+
+func newStoreCommand() *cobra.Command {
+	cmd := newGroupCommand("store", "Look into the directories of a file tier, check them, make room in them",
+		`The commands below work on a directory that "kvlane replay --file-dir" or a program with the library has made. What its
+blocks are it says itself, in kvlane.json. Others may use the directory meanwhile.`)
+	cmd.AddCommand(newStoreListCommand(), newStoreStatCommand(), newStoreVerifyCommand(), newStoreGCCommand())
+	return cmd
+}
+
+func newStoreListCommand() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "ls DIR",
+		Short: "List the blocks, in the order of their keys",
+		Args:  usageArgs(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return listBlocks(cmd.Context(), cmd.OutOrStdout(), args[0], asJSON)
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object a line")
+	return cmd
+}
+
+func listBlocks(ctx context.Context, w io.Writer, dir string, asJSON bool) error {
+	enc := json.NewEncoder(w)
+	return file.List(ctx, dir, func(e file.Entry) error {
+		if !asJSON {
+			_, err := fmt.Fprintf(w, "%s  %s  %d\n", e.Key, e.Modified.Format(time.RFC3339), e.Bytes)
+			return err
+		}
+		return enc.Encode(struct {
+			Key      string    `json:"key"`
+			Bytes    int64     `json:"bytes"`
+			Shards   int       `json:"shards"`
+			Modified time.Time `json:"modified"`
+		}{e.Key.String(), e.Bytes, e.Shards, e.Modified})
+	})
+}
+
+// dirStat is what "kvlane store stat" says of a directory.
+type dirStat struct {
+	Directory     string          `json:"directory"`
+	FormatVersion int             `json:"format_version"`
+	Digest        string          `json:"identity_digest"`
+	Identity      *block.Identity `json:"identity,omitempty"`
+	Shards        int             `json:"shards"`
+	ImageBytes    int64           `json:"image_bytes"`
+	Blocks        int64           `json:"blocks"`
+	Bytes         int64           `json:"bytes"`
+	Temporary     int             `json:"temporary_files"`
+	Quarantined   int             `json:"quarantined_files"`
+}
+
+func newStoreStatCommand() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "stat DIR",
+		Short: "Say whose blocks the directory holds, and how many",
+		Args:  usageArgs(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			in, err := file.Inspect(cmd.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			m := &in.Marker
+			s := dirStat{
+				Directory: args[0], FormatVersion: m.Version, Digest: m.Digest.String(), Identity: m.Identity,
+				Shards: m.Layout.Shards(), ImageBytes: m.Layout.ImageBytes(), Blocks: in.Blocks, Bytes: in.Bytes,
+				Temporary: in.Temporary, Quarantined: in.Quarantined,
+			}
+			return printResult(cmd.OutOrStdout(), asJSON, s, s.rows())
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	return cmd
+}
+
+func (s *dirStat) rows() [][2]string {
+	rows := [][2]string{{"directory", s.Directory}, {"format version", fmt.Sprint(s.FormatVersion)}, {"identity", s.Digest}}
+	if id := s.Identity; id != nil {
+		rows = append(rows,
+			[2]string{"  model", id.Model}, [2]string{"  dtype", id.DType}, [2]string{"  layout", id.Layout},
+			[2]string{"  layers", fmt.Sprintf("%d to %d", id.LayerFirst, id.LayerEnd-1)},
+			[2]string{"  heads", fmt.Sprintf("%d to %d, of %d elements", id.HeadFirst, id.HeadEnd-1, id.HeadSize)},
+			[2]string{"  tokens a block", fmt.Sprint(id.BlockTokens)})
+		for _, o := range [][2]string{{"  revision", id.Revision}, {"  adapter", id.Adapter}, {"  salt", id.Salt}} {
+			if o[1] != "" {
+				rows = append(rows, o)
+			}
+		}
+	}
+	return append(rows,
+		[2]string{"block", fmt.Sprintf("%s in %d shards", replay.Size(s.ImageBytes), s.Shards)},
+		[2]string{"blocks", fmt.Sprint(s.Blocks)}, [2]string{"bytes", replay.Size(s.Bytes)},
+		[2]string{"temporary files", fmt.Sprint(s.Temporary)}, [2]string{"quarantined files", fmt.Sprint(s.Quarantined)})
+}
+
+// dirFinding is a file that "kvlane store verify" found wrong.
+type dirFinding struct {
+	Path    string `json:"path"`
+	Problem string `json:"problem"`
+	Detail  string `json:"detail"`
+}
+
+// dirVerdict is what "kvlane store verify" says of a directory.
+type dirVerdict struct {
+	Directory    string       `json:"directory"`
+	Clean        bool         `json:"clean"`
+	Blocks       int64        `json:"blocks"`
+	Bytes        int64        `json:"bytes"`
+	Findings     []dirFinding `json:"findings"`
+	Quarantined  int          `json:"quarantined_files"`
+	LiveSessions int          `json:"live_sessions"`
+}
+
+func newStoreVerifyCommand() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "verify DIR",
+		Short: "Read every block and check it; exit code 1 if anything is wrong",
+		Long: `Read every block and check its length, identity, key and every checksum; look for files that do not belong there and
+for what dead processes left. Nothing is changed: a damaged block is a miss for whoever loads it, who then removes it.`,
+		Args: usageArgs(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			r, err := file.Verify(cmd.Context(), args[0], nil)
+			if err != nil {
+				return err
+			}
+			v := dirVerdict{
+				Directory: args[0], Clean: r.Clean(), Blocks: r.Blocks, Bytes: r.Bytes, Findings: []dirFinding{},
+				Quarantined: r.Quarantined, LiveSessions: r.LiveSessions,
+			}
+			for _, f := range r.Findings {
+				v.Findings = append(v.Findings, dirFinding{f.Path, string(f.Problem), f.Detail})
+			}
+			if err := printResult(cmd.OutOrStdout(), asJSON, v, v.rows()); err != nil {
+				return err
+			}
+			if !v.Clean {
+				return fmt.Errorf("verify %s: %w: %d files", args[0], errUnclean, len(v.Findings))
+			}
+			return nil
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	return cmd
+}
+
+func (v *dirVerdict) rows() [][2]string {
+	rows := [][2]string{
+		{"blocks", fmt.Sprintf("%d, %s", v.Blocks, replay.Size(v.Bytes))},
+		{"quarantined files", fmt.Sprint(v.Quarantined)},
+		{"processes using it", fmt.Sprint(v.LiveSessions)},
+	}
+	for _, f := range v.Findings {
+		rows = append(rows, [2]string{f.Problem, f.Path + ": " + f.Detail})
+	}
+	if v.Clean {
+		rows = append(rows, [2]string{"clean", "every block is sound"})
+	}
+	return rows
+}
+
+// verifyDir returns how many blocks of the directory are sound, and how many files are not as they should be.
+func verifyDir(ctx context.Context, dir string) (sound, wrong int64, err error) {
+	r, err := file.Verify(ctx, dir, nil)
+	sound = r.Blocks
+	for _, f := range r.Findings {
+		if f.Problem == file.Damaged {
+			sound--
+		}
+	}
+	return sound, int64(len(r.Findings)), err
+}
+
+// dirCollected is what "kvlane store gc" says it did.
+type dirCollected struct {
+	Directory   string `json:"directory"`
+	BytesBefore int64  `json:"bytes_before"`
+	BytesAfter  int64  `json:"bytes_after"`
+	Removed     int64  `json:"removed_blocks"`
+	Swept       int    `json:"swept_files"`
+}
+
+func newStoreGCCommand() *cobra.Command {
+	var asJSON bool
+	target := int64(-1)
+	cmd := &cobra.Command{
+		Use:   "gc DIR --max-bytes SIZE",
+		Short: "Sweep what dead processes left, and remove the coldest blocks down to a size",
+		Args:  usageArgs(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if target < 0 {
+				return usagef("store gc needs --max-bytes: how much may be left, such as 10GiB")
+			}
+			c, err := file.GC(cmd.Context(), args[0], target)
+			if err != nil {
+				return err
+			}
+			d := dirCollected{args[0], c.Before, c.After, c.Removed, c.Swept}
+			return printResult(cmd.OutOrStdout(), asJSON, d, [][2]string{
+				{"before", replay.Size(d.BytesBefore)},
+				{"after", replay.Size(d.BytesAfter)},
+				{"blocks removed", fmt.Sprint(d.Removed)},
+				{"files swept", fmt.Sprint(d.Swept)},
+			})
+		},
+	}
+	cmd.Flags().Var(sizeValue{&target}, "max-bytes", "bytes of blocks that may be left")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	return cmd
+}
+
+// printResult writes v as one JSON object, or rows as a table for people.
+func printResult(w io.Writer, asJSON bool, v any, rows [][2]string) error {
+	if asJSON {
+		enc := json.NewEncoder(w)
+		enc.SetIndent("", "  ")
+		if err := enc.Encode(v); err != nil {
+			return fmt.Errorf("print result: %w", err)
+		}
+		return nil
+	}
+	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+	for _, r := range rows {
+		fmt.Fprintf(t, "%s\t%s\n", r[0], r[1])
+	}
+	if err := t.Flush(); err != nil {
+		return fmt.Errorf("print result: %w", err)
+	}
+	return nil
+}

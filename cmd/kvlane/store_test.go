@@ -1,0 +1,108 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestStoreCommands(t *testing.T) {
+	dir := t.TempDir()
+	if code, _, stderr := execute(t, small("replay", traceFile(t, goodLine), "--file-dir", dir)...); code != exitOK {
+		t.Fatalf("exit code %d: %s", code, stderr)
+	}
+	ok := func(args ...string) string {
+		t.Helper()
+		code, stdout, stderr := execute(t, append([]string{"store"}, args...)...)
+		if code != exitOK || stderr != "" {
+			t.Errorf("store %v: exit code %d, %s", args, code, stderr)
+		}
+		return stdout
+	}
+	if got := ok("ls", dir); strings.Count(got, "\n") != 2 || !strings.HasSuffix(got, "  12288\n") {
+		t.Errorf("ls:\n%s", got)
+	}
+	var entry struct {
+		Key    string
+		Bytes  int64
+		Shards int
+	}
+	if err := json.NewDecoder(strings.NewReader(ok("ls", dir, "--json"))).Decode(&entry); err != nil || len(entry.Key) != 64 || entry.Shards != 2 {
+		t.Errorf("ls --json: %+v, %v", entry, err)
+	}
+	if got := ok("stat", dir); !strings.Contains(got, "model            small") || !strings.Contains(got, "blocks             2") {
+		t.Errorf("stat:\n%s", got)
+	}
+	var stat dirStat
+	if err := json.Unmarshal([]byte(ok("stat", dir, "--json")), &stat); err != nil || stat.Blocks != 2 || stat.Identity.Model != "small" {
+		t.Errorf("stat --json: %+v, %v", stat, err)
+	}
+	if got := ok("verify", dir); !strings.Contains(got, "clean") {
+		t.Errorf("verify:\n%s", got)
+	}
+	damage(t, filepath.Join(dir, entry.Key[:2], entry.Key))
+	code, stdout, stderr := execute(t, "store", "verify", dir, "--json")
+	var v dirVerdict
+	if err := json.Unmarshal([]byte(stdout), &v); err != nil || code != exitFailure || v.Clean || len(v.Findings) != 1 ||
+		v.Findings[0].Problem != "damaged" || !strings.Contains(v.Findings[0].Path, entry.Key) || !strings.Contains(stderr, "not clean") {
+		t.Errorf("verify of a damaged block: exit code %d, %+v, %v, %s", code, v, err, stderr)
+	}
+	if code, _, stderr := execute(t, "store", "gc", dir); code != exitUsage || !strings.Contains(stderr, "--max-bytes") {
+		t.Errorf("gc without a bound: exit code %d, %s", code, stderr)
+	}
+	var c dirCollected
+	if err := json.Unmarshal([]byte(ok("gc", dir, "--max-bytes", "12KiB", "--json")), &c); err != nil || c.Removed != 1 || c.BytesAfter != 12288 {
+		t.Errorf("gc: %+v, %v", c, err)
+	}
+	if got := ok("ls", dir); strings.Count(got, "\n") != 1 {
+		t.Errorf("ls after gc:\n%s", got)
+	}
+}
+
+func TestStoreCommandsRefuse(t *testing.T) {
+	for _, sub := range [][]string{{"ls"}, {"stat"}, {"verify"}, {"gc", "--max-bytes", "0"}} {
+		empty := t.TempDir()
+		code, stdout, stderr := execute(t, append([]string{"store", sub[0], empty}, sub[1:]...)...)
+		if code != exitFailure || stdout != "" || !strings.Contains(stderr, empty) || !strings.Contains(stderr, "no directory of blocks") {
+			t.Errorf("%s of an empty directory: exit code %d, %q, %q", sub[0], code, stdout, stderr)
+		}
+		if left, err := os.ReadDir(empty); err != nil || len(left) != 0 {
+			t.Errorf("%s left %v in it, %v", sub[0], left, err)
+		}
+		if code, _, _ := execute(t, "store", sub[0]); code != exitUsage {
+			t.Errorf("%s of nothing: exit code %d", sub[0], code)
+		}
+	}
+}
+
+// damage flips a bit in the last byte of a file.
+func damage(t *testing.T, path string) {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b[len(b)-1] ^= 1
+	if err := os.WriteFile(path, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestDemo(t *testing.T) {
+	dir := t.TempDir()
+	code, stdout, stderr := execute(t, "demo", "--device", "sim", "--dir", dir)
+	if code != exitOK || stderr != "" {
+		t.Fatalf("exit code %d: %s\n%s", code, stderr, stdout)
+	}
+	if strings.Count(stdout, "   ok      ") != 11 || strings.Contains(stdout, "FAILED") || !strings.Contains(stdout, "All of it holds") {
+		t.Errorf("the demo says:\n%s", stdout)
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) != 0 {
+		t.Errorf("the demo left %v behind, %v", left, err)
+	}
+	if code, _, stderr := execute(t, "demo", "--device", "tpu"); code != exitUsage || !strings.Contains(stderr, "tpu") {
+		t.Errorf("unknown device: exit code %d, %s", code, stderr)
+	}
+}

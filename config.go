@@ -1,0 +1,140 @@
+package kvlane
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/store"
+	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/tier/file"
+)
+
+// Driver names which kind of device to use.
+type Driver string
+
+// The drivers. Auto takes the GPU where there is one and says so where it goes on without.
+const (
+	Auto Driver = "auto"
+	CUDA Driver = "cuda"
+	Sim  Driver = "sim"
+)
+
+// Config describes an Engine. The zero value of every field but Identity, Layout and Store.CacheBytes is a usable default.
+type Config struct {
+	Device DeviceConfig
+	Stream StreamConfig
+	Store  StoreConfig
+	// Identity says what model and layout the blocks are of; blocks of two identities never meet.
+	Identity block.Identity
+	// Layout says how a block divides into shards.
+	Layout *block.Layout
+}
+
+// DeviceConfig selects the device.
+type DeviceConfig struct {
+	Driver Driver // default Auto
+	Index  int    // among the devices of the driver; default 0
+	// Sim configures the simulated device, where that is what is used.
+	Sim sim.Options
+}
+
+// StreamConfig configures the copy streams.
+type StreamConfig struct {
+	// Path forces a path; stream.PathNone, the default, lets each batch choose.
+	Path stream.Path
+	// QueueDepth is how many batches a stream accepts before Submit blocks. Zero is the stream's default.
+	QueueDepth int
+	// CTAs is the number of thread blocks of a copy kernel. Zero is the device's default.
+	CTAs int
+}
+
+// StoreConfig configures the store and its tiers.
+type StoreConfig struct {
+	// Pipeline names the tiers from fast to slow: "cache" or "cache|file". Default: "cache|file" where Dirs is not
+	// empty, else "cache".
+	Pipeline string
+	// CacheBytes is the pinned host memory of the cache tier; what does not fill a whole block stays unused.
+	CacheBytes int64
+	// Dirs are the directories of the file tier; a block's directory follows from its key.
+	Dirs []string
+	// FileBytes bounds the file tier; zero is unbounded.
+	FileBytes int64
+	// Fsync says when a block's bytes reach stable storage. Default file.FsyncNever: a block survives the process, and
+	// after a power failure its checksums tell whether it survived that too.
+	Fsync file.FsyncPolicy
+	// FS replaces the operating system's files, for tests.
+	FS file.FS
+	// Verify says when checksums are checked on the way to the device. Default store.VerifyAlways.
+	Verify store.VerifyPolicy
+	// Readers and Writers bound the concurrent reads from and writes to the tiers below the cache. Zero is the store's
+	// default.
+	Readers, Writers int
+	// LeaseMax bounds how long a lease may last. Zero is the store's default.
+	LeaseMax time.Duration
+	// Hooks are told of what should not pass in silence.
+	Hooks store.Hooks
+}
+
+// minSlots is the fewest slots that a store works with: one to fill while another is being written down.
+const minSlots = 2
+
+// Validate reports everything wrong with the configuration at once.
+func (c *Config) Validate() error {
+	var errs []error
+	bad := func(format string, args ...any) {
+		errs = append(errs, fmt.Errorf(format+": %w", append(args, errdefs.ErrInvalid)...))
+	}
+	if err := c.Device.validate(); err != nil {
+		errs = append(errs, err)
+	}
+	if err := c.Identity.Validate(); err != nil {
+		errs = append(errs, err)
+	}
+	if c.Layout == nil {
+		bad("no block layout is given")
+	} else if n := c.Layout.ImageBytes(); c.Store.CacheBytes < minSlots*n {
+		bad("the cache of %d bytes does not hold %d blocks of %d bytes", c.Store.CacheBytes, minSlots, n)
+	}
+	tiers, err := c.Store.tiers()
+	hasFile := slices.Contains(tiers, store.TierFile)
+	switch {
+	case err != nil:
+		errs = append(errs, err)
+	case hasFile && len(c.Store.Dirs) == 0:
+		bad("pipeline %q has a file tier, but no directory is given", c.Store.Pipeline)
+	case !hasFile && len(c.Store.Dirs) > 0:
+		bad("directory %q is given, but pipeline %q has no file tier", c.Store.Dirs[0], c.Store.Pipeline)
+	}
+	if c.Store.FileBytes < 0 {
+		bad("the file tier's bound is negative: %d bytes", c.Store.FileBytes)
+	}
+	return errors.Join(errs...)
+}
+
+func (d *DeviceConfig) validate() error {
+	switch d.Driver {
+	case "", Auto, CUDA, Sim:
+	default:
+		return fmt.Errorf("unknown device driver %q: it is auto, cuda or sim: %w", d.Driver, errdefs.ErrInvalid)
+	}
+	if d.Index < 0 {
+		return fmt.Errorf("device index %d is negative: %w", d.Index, errdefs.ErrInvalid)
+	}
+	return nil
+}
+
+// tiers returns the names of the pipeline's tiers, fast to slow.
+func (s *StoreConfig) tiers() ([]string, error) {
+	switch {
+	case s.Pipeline != "":
+		return store.ParsePipeline(s.Pipeline)
+	case len(s.Dirs) > 0:
+		return []string{store.TierCache, store.TierFile}, nil
+	}
+	return []string{store.TierCache}, nil
+}

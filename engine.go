@@ -1,0 +1,162 @@
+package kvlane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/store"
+	"github.com/kvlane/kvlane/stream"
+	streamcopy "github.com/kvlane/kvlane/stream/copy"
+	"github.com/kvlane/kvlane/tier"
+	"github.com/kvlane/kvlane/tier/cache"
+	"github.com/kvlane/kvlane/tier/file"
+)
+
+// Engine is a device with the store over it. All methods are safe for concurrent use; Close once nobody uses the rest.
+type Engine struct {
+	cfg     Config
+	dev     device.Device
+	notes   []string
+	pinned  *mem.Region
+	cache   *cache.Tier
+	lower   []tier.Tier
+	store   *store.Store
+	closers []func(context.Context) error // in order of acquiring; Close runs them backwards
+}
+
+// Open validates c, opens the device and the tiers, and returns the engine over them. On failure everything opened so
+// far is closed again. The context bounds the opening only.
+func Open(ctx context.Context, c Config) (_ *Engine, err error) {
+	if err := c.Validate(); err != nil {
+		return nil, fmt.Errorf("open engine: %w", err)
+	}
+	e := &Engine{cfg: c}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, e.Close(context.WithoutCancel(ctx)))
+		}
+	}()
+	for _, step := range []func() error{e.openDevice, e.openCache, e.openLower, e.openStore} {
+		if err := ctx.Err(); err != nil {
+			return nil, context.Cause(ctx)
+		}
+		if err := step(); err != nil {
+			return nil, fmt.Errorf("open engine: %w", err)
+		}
+	}
+	return e, nil
+}
+
+func (e *Engine) openDevice() error {
+	d, note, err := OpenDevice(e.cfg.Device)
+	if err != nil {
+		return err
+	}
+	if note != "" {
+		e.notes = append(e.notes, note)
+	}
+	e.dev = d
+	e.onClose(func(context.Context) error { return d.Close() })
+	return nil
+}
+
+func (e *Engine) openCache() error {
+	image := e.cfg.Layout.ImageBytes()
+	bytes := e.cfg.Store.CacheBytes / image * image
+	pinned, err := e.dev.AllocHost(bytes)
+	if err != nil {
+		return fmt.Errorf("allocate %d bytes of pinned memory for the cache: %w", bytes, err)
+	}
+	e.pinned = pinned
+	e.onClose(func(context.Context) error { return e.dev.Free(pinned) })
+	t, err := cache.Open(cache.Config{Memory: pinned, Format: e.format()})
+	if err != nil {
+		return fmt.Errorf("open cache tier: %w", err)
+	}
+	e.cache = t
+	e.onClose(func(context.Context) error { return t.Close() })
+	return nil
+}
+
+func (e *Engine) openLower() error {
+	if len(e.cfg.Store.Dirs) == 0 {
+		return nil
+	}
+	s := &e.cfg.Store
+	t, err := file.Open(file.Config{Dirs: s.Dirs, Format: e.format(), Identity: e.cfg.Identity, Fsync: s.Fsync, MaxBytes: s.FileBytes, FS: s.FS})
+	if err != nil {
+		return fmt.Errorf("open file tier: %w", err)
+	}
+	e.lower = append(e.lower, t)
+	e.onClose(func(context.Context) error { return t.Close() })
+	return nil
+}
+
+func (e *Engine) openStore() error {
+	open := func() (stream.Stream, error) { return e.OpenStream() }
+	s, err := store.Open(store.Config{
+		Format: e.format(), Cache: e.cache, Next: e.lower,
+		OpenLoad: open, OpenDump: open,
+		Verify: e.cfg.Store.Verify, Readers: e.cfg.Store.Readers, Writers: e.cfg.Store.Writers,
+		LeaseMax: e.cfg.Store.LeaseMax, Hooks: e.cfg.Store.Hooks,
+	})
+	if err != nil {
+		return err
+	}
+	e.store = s
+	e.onClose(s.Close)
+	return nil
+}
+
+func (e *Engine) format() block.Format {
+	return block.Format{Layout: e.cfg.Layout, Identity: e.cfg.Identity.Digest()}
+}
+
+func (e *Engine) onClose(f func(context.Context) error) { e.closers = append(e.closers, f) }
+
+// OpenStream opens another copy stream on the engine's device, configured as the store's are. The caller closes it
+// before the engine.
+func (e *Engine) OpenStream() (stream.EventStream, error) {
+	return streamcopy.Open(e.dev, streamcopy.Options{Path: e.cfg.Stream.Path, QueueDepth: e.cfg.Stream.QueueDepth, CTAs: e.cfg.Stream.CTAs})
+}
+
+// Device returns the device. The engine closes it.
+func (e *Engine) Device() device.Device { return e.dev }
+
+// Store returns the store. The engine closes it.
+func (e *Engine) Store() *store.Store { return e.store }
+
+// Identity returns the identity that the store's blocks have.
+func (e *Engine) Identity() block.Identity { return e.cfg.Identity }
+
+// Tiers returns the tiers of the pipeline, fast to slow.
+func (e *Engine) Tiers() []tier.Tier { return append([]tier.Tier{e.cache}, e.lower...) }
+
+// Notes returns what the user should know about how the engine was opened: fallbacks, and why.
+func (e *Engine) Notes() []string { return append([]string(nil), e.notes...) }
+
+// Close finishes what the store still has to write, then closes everything in the reverse order of opening. If ctx ends
+// before the store has come to rest, Close stops there, frees nothing that hardware may still touch, and may be called
+// again. Other failures do not stop it: it closes the rest and returns them joined. A second Close after that returns nil.
+func (e *Engine) Close(ctx context.Context) error {
+	var errs []error
+	for len(e.closers) > 0 {
+		last := len(e.closers) - 1
+		err := e.closers[last](ctx)
+		if err != nil {
+			errs = append(errs, err)
+		}
+		if err != nil && ctx.Err() != nil {
+			break
+		}
+		e.closers = e.closers[:last]
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("close engine: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,132 @@
+package kvlane_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/kvlane/kvlane"
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/errdefs"
+)
+
+func testConfig(t *testing.T) kvlane.Config {
+	t.Helper()
+	g := block.Geometry{Model: "test", Layers: 2, KVHeads: 1, HeadSize: 16, DType: "bfloat16", BlockTokens: 16, TPSize: 1}
+	layout, err := g.Layout()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return kvlane.Config{
+		Device:   kvlane.DeviceConfig{Driver: kvlane.Sim},
+		Identity: g.Identity("", ""), Layout: layout,
+		Store: kvlane.StoreConfig{CacheBytes: 16 * layout.ImageBytes(), Dirs: []string{t.TempDir()}},
+	}
+}
+
+func TestConfigReportsEveryProblemAtOnce(t *testing.T) {
+	c := kvlane.Config{
+		Device: kvlane.DeviceConfig{Driver: "tpu"},
+		Store:  kvlane.StoreConfig{Pipeline: "cache|tape", FileBytes: -1},
+	}
+	err := c.Validate()
+	if !errors.Is(err, errdefs.ErrInvalid) {
+		t.Fatalf("Validate = %v, want ErrInvalid", err)
+	}
+	for _, want := range []string{`"tpu"`, "tape", "negative", "layout", "model"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("the error does not mention %q:\n%v", want, err)
+		}
+	}
+}
+
+func TestConfigPipelineAndDirectoriesMustAgree(t *testing.T) {
+	for name, change := range map[string]func(*kvlane.StoreConfig){
+		"file tier without a directory": func(s *kvlane.StoreConfig) { s.Pipeline, s.Dirs = "cache|file", nil },
+		"directory without a file tier": func(s *kvlane.StoreConfig) { s.Pipeline = "cache" },
+		"cache of less than two blocks": func(s *kvlane.StoreConfig) { s.CacheBytes /= 16 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := testConfig(t)
+			change(&c.Store)
+			if err := c.Validate(); !errors.Is(err, errdefs.ErrInvalid) {
+				t.Errorf("Validate = %v, want ErrInvalid", err)
+			}
+		})
+	}
+}
+
+func TestOpenUnwindsWhateverStepFails(t *testing.T) {
+	// What is left over would be found by TestMain.
+	t.Run("no room for the cache", func(t *testing.T) {
+		c := testConfig(t)
+		c.Device.Sim = sim.Options{HostRegisterLimitBytes: 4096}
+		if _, err := kvlane.Open(t.Context(), c); !errors.Is(err, errdefs.ErrNoMemory) {
+			t.Errorf("Open = %v, want ErrNoMemory", err)
+		}
+	})
+	t.Run("directory is a file", func(t *testing.T) {
+		c := testConfig(t)
+		path := filepath.Join(t.TempDir(), "file")
+		if err := os.WriteFile(path, []byte("x"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		c.Store.Dirs = []string{path}
+		_, err := kvlane.Open(t.Context(), c)
+		if err == nil || !strings.Contains(err.Error(), path) {
+			t.Errorf("Open = %v, want an error that names %s", err, path)
+		}
+	})
+}
+
+func TestDirectoryOfAnotherIdentityIsRefused(t *testing.T) {
+	c := testConfig(t)
+	e, err := kvlane.Open(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	c.Identity.Salt = "another tenant"
+	if _, err := kvlane.Open(t.Context(), c); !errors.Is(err, errdefs.ErrMismatch) {
+		t.Errorf("Open = %v, want ErrMismatch", err)
+	}
+}
+
+func TestSimulatedDeviceIndexThatDoesNotExist(t *testing.T) {
+	_, _, err := kvlane.OpenDevice(kvlane.DeviceConfig{Driver: kvlane.Sim, Index: 3})
+	if !errors.Is(err, errdefs.ErrInvalid) || !strings.Contains(err.Error(), "3") {
+		t.Errorf("OpenDevice = %v, want ErrInvalid naming the index", err)
+	}
+}
+
+func TestAutoSaysWhyItSimulates(t *testing.T) {
+	d, note, err := kvlane.OpenDevice(kvlane.DeviceConfig{Driver: kvlane.Auto})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	if simulated := d.Info().Driver == "sim"; simulated != (note != "") {
+		t.Errorf("driver %q with note %q", d.Info().Driver, note)
+	}
+}
+
+func TestEngineClosesTwice(t *testing.T) {
+	e, err := kvlane.Open(t.Context(), testConfig(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := e.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

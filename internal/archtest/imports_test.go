@@ -1,0 +1,135 @@
+package archtest
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+// The packages that define interfaces, from the bottom up; each may import what stands before it in its list only.
+const (
+	onMem    = "errdefs mem"
+	onDevice = "errdefs mem device"
+	onTier   = "errdefs mem block"
+	anyPlain = "errdefs mem device stream block tier"
+)
+
+// mayImport is the import graph: for each package what of kvlane it may import, outside of its tests. An entry ending in
+// "/" allows everything below. A package that is not listed, itself or by the longest prefix ending in "/", is an error:
+// whoever adds one says where it stands.
+var mayImport = map[string]string{
+	"errdefs": "",
+	"mem":     "errdefs",
+	"block":   onMem,
+	"device":  onMem,
+	"stream":  onDevice,
+	"tier":    onTier,
+
+	// Conformance suites and fault decorators know the interface that they are about.
+	"device/devicetest": onDevice + " internal/testkit internal/fault internal/leak internal/sys/hostmem",
+	"stream/streamtest": onDevice + " stream internal/testkit internal/fault internal/leak internal/sys/hostmem",
+	"stream/faulty":     onDevice + " stream internal/fault",
+	"tier/tiertest":     onTier + " tier device internal/testkit internal/fault internal/leak internal/sys/hostmem",
+	"tier/faulty":       onTier + " tier internal/fault internal/sys/hostmem",
+
+	// Implementations know interfaces and bindings, never one another.
+	"device/sim":          onDevice + " internal/leak internal/fault internal/sys/hostmem",
+	"device/cuda":         onDevice + " device/cuda/kernels internal/leak internal/sys/",
+	"device/cuda/kernels": "",
+	"stream/copy":         onDevice + " stream",
+	"tier/cache":          onTier + " tier internal/leak",
+	"tier/file":           onTier + " tier internal/leak internal/sys/hostmem",
+	"tier/file/faultfs":   "internal/fault tier/file",
+
+	// What is built on the interfaces.
+	"store":                anyPlain + " internal/sys/hostmem internal/leak",
+	"replay":               anyPlain + " store internal/sys/hostmem",
+	"replay/demo":          anyPlain + " store replay",
+	"doctor":               anyPlain,
+	"bench":                anyPlain,
+	"telemetry":            anyPlain + " store",
+	"telemetry/metricsdoc": "telemetry",
+	"internal/leak":        "",
+	"internal/testkit":     "internal/leak internal/fault",
+	"internal/fault":       "errdefs",
+	"internal/archtest":    "",
+	"internal/sys/dl":      "errdefs internal/leak",
+	"internal/sys/cuda":    "errdefs internal/leak internal/sys/dl",
+	"internal/sys/nvml":    "errdefs device internal/sys/dl",
+	"internal/sys/hostmem": onMem + " internal/leak",
+
+	// The façade and the commands wire everything.
+	"":     anyPlain + " store device/ stream/ tier/ internal/",
+	"cmd/": anyPlain + " store replay replay/demo doctor bench telemetry device/ stream/ tier/ internal/ ROOT",
+}
+
+func TestImportGraph(t *testing.T) {
+	for _, p := range packages(t) {
+		allowed, ok := allowedImports(p.rel)
+		if !ok {
+			t.Errorf("package %q has no place in the import graph: add it to mayImport and to the architecture's documentation", p.rel)
+			continue
+		}
+		for _, imp := range p.Imports {
+			if rel, own := relative(imp); own && !allows(allowed, rel) {
+				t.Errorf("%s imports %s, which the import graph does not allow", p.rel, imp)
+			}
+		}
+	}
+}
+
+func allowedImports(rel string) ([]string, bool) {
+	for dir := rel; ; {
+		if list, ok := mayImport[dir]; ok {
+			return strings.Fields(list), true
+		}
+		// "a/b/" is asked for after "a/b", then "a/".
+		i := strings.LastIndex(strings.TrimSuffix(dir, "/"), "/")
+		if i < 0 {
+			return nil, false
+		}
+		dir = dir[:i+1]
+	}
+}
+
+func allows(allowed []string, rel string) bool {
+	return slices.ContainsFunc(allowed, func(a string) bool {
+		switch {
+		case a == "ROOT":
+			return rel == ""
+		case strings.HasSuffix(a, "/"):
+			return strings.HasPrefix(rel, a)
+		}
+		return a == rel
+	})
+}
+
+// unsafeFiles are the files outside internal/sys that may import unsafe, with the reason. None does.
+var unsafeFiles = map[string]string{}
+
+func TestUnsafeStaysInBindings(t *testing.T) {
+	for _, f := range files(t) {
+		for _, imp := range f.ast.Imports {
+			if imp.Path.Value != `"unsafe"` && imp.Path.Value != `"C"` {
+				continue
+			}
+			if strings.HasPrefix(f.rel, "internal/sys/") && imp.Path.Value == `"unsafe"` {
+				continue
+			}
+			if unsafeFiles[f.rel] == "" {
+				t.Errorf("%s imports %s: only the bindings under internal/sys may use unsafe, and nothing may use cgo", f.rel, imp.Path.Value)
+			}
+		}
+	}
+}
+
+func TestNoCatchAllPackages(t *testing.T) {
+	for _, p := range packages(t) {
+		for _, part := range strings.Split(p.rel, "/") {
+			switch part {
+			case "util", "utils", "common", "helper", "helpers", "misc", "pkg", "base", "shared":
+				t.Errorf("package %s: a name says what is in it, %q does not", p.rel, part)
+			}
+		}
+	}
+}

@@ -1,0 +1,132 @@
+package archtest
+
+import (
+	"encoding/json"
+	"errors"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/kvlane/kvlane/internal/testkit"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+const module = "github.com/kvlane/kvlane"
+
+// root is the module's folder, seen from here.
+var root = filepath.Join("..", "..")
+
+// pkg is what go list tells of a package.
+type pkg struct {
+	ImportPath                         string
+	Dir                                string
+	Imports                            []string
+	GoFiles, TestGoFiles, XTestGoFiles []string
+
+	rel string // the import path below the module's; "" is the root
+}
+
+// source is a parsed file.
+type source struct {
+	rel   string // slash-separated, from the module's root
+	ast   *ast.File
+	fset  *token.FileSet
+	lines int
+}
+
+var (
+	listOnce = sync.OnceValues(list)
+	readOnce = sync.OnceValues(read)
+)
+
+// packages returns every package of the module.
+func packages(t *testing.T) []pkg {
+	t.Helper()
+	all, err := listOnce()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// files returns every Go file of the module's packages, tests included.
+func files(t *testing.T) []source {
+	t.Helper()
+	all, err := readOnce()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+func list() ([]pkg, error) {
+	cmd := exec.Command("go", "list", "-json=ImportPath,Dir,Imports,GoFiles,TestGoFiles,XTestGoFiles", "./...")
+	cmd.Dir = root
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, err
+	}
+	var all []pkg
+	for dec := json.NewDecoder(strings.NewReader(string(out))); ; {
+		var p pkg
+		if err := dec.Decode(&p); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			return nil, err
+		}
+		p.rel, _ = relative(p.ImportPath)
+		all = append(all, p)
+	}
+	if len(all) == 0 {
+		return nil, errors.New("go list found no package")
+	}
+	return all, nil
+}
+
+// relative returns an import path below the module's, and whether it is there.
+func relative(path string) (string, bool) {
+	if path == module {
+		return "", true
+	}
+	return strings.CutPrefix(path, module+"/")
+}
+
+func read() ([]source, error) {
+	all, err := listOnce()
+	if err != nil {
+		return nil, err
+	}
+	var sources []source
+	for _, p := range all {
+		for _, names := range [][]string{p.GoFiles, p.TestGoFiles, p.XTestGoFiles} {
+			for _, name := range names {
+				s, err := parse(p, name)
+				if err != nil {
+					return nil, err
+				}
+				sources = append(sources, s)
+			}
+		}
+	}
+	return sources, nil
+}
+
+func parse(p pkg, name string) (source, error) {
+	s := source{rel: strings.TrimPrefix(p.rel+"/"+name, "/"), fset: token.NewFileSet()}
+	text, err := os.ReadFile(filepath.Join(p.Dir, name))
+	if err != nil {
+		return s, err
+	}
+	s.lines = strings.Count(string(text), "\n")
+	s.ast, err = parser.ParseFile(s.fset, s.rel, text, parser.ParseComments|parser.SkipObjectResolution)
+	return s, err
+}

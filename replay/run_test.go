@@ -127,6 +127,25 @@ func TestWholeTraceWithATenthInTheCache(t *testing.T) {
 	}
 }
 
+// Requests that run at the same time may both compute a block that one at a time would have found: that, and nothing
+// else, is what differs.
+func TestWholeTraceEightRequestsAtATime(t *testing.T) {
+	skipLong(t)
+	r := newRig(t, rigOptions{geometry: latent, slots: 182790})
+	c := r.config(latent, wholeTrace)
+	c.Concurrency = 8
+	rep, err := Run(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if rep.BlockAccesses != 288500 || rep.DumpedBlocks != 182790 || rep.Mismatches != 0 || rep.LoadErrors+rep.DumpErrors+rep.Corrupt != 0 {
+		t.Errorf("report: %+v", rep)
+	}
+	if got := rep.PrefixHits + rep.SkippedBlocks; got < 105000 || got > 105710 {
+		t.Errorf("%d blocks were found or dumped twice; want 105710, less a few", got)
+	}
+}
+
 func TestReplayOfManyRequestsAtATime(t *testing.T) {
 	limit := 400
 	if testing.Short() || raceEnabled {

@@ -46,7 +46,7 @@ func BenchmarkSubmit(b *testing.B) {
 	dst, src := pinned(b, dev, 32<<20), pinned(b, dev, 32<<20)
 	batches := map[string]*mem.Batch{
 		"list":  strided(dst, src, 10_000, 2048),
-		"paged": benchPaged(dst, src, 64, 512),
+		"paged": benchPaged(dst, src, 64, 512, 1<<10),
 		"one":   strided(dst, src, 1, 2048),
 	}
 	for _, path := range []stream.Path{stream.PathCopyEngine, stream.PathCopyEngineBatch, stream.PathKernel} {
@@ -73,9 +73,8 @@ func BenchmarkSubmit(b *testing.B) {
 	}
 }
 
-// benchPaged is a batch of pages of planes of 1 KiB.
-func benchPaged(slots, pages *mem.Region, planes, pairs int) *mem.Batch {
-	const bytes = 1 << 10
+// benchPaged is a batch of pages of planes of so many bytes, pages in another order than slots.
+func benchPaged(slots, pages *mem.Region, planes, pairs int, bytes int64) *mem.Batch {
 	g := mem.PageGroup{Slots: mem.Slots{Region: slots, Stride: int64(planes) * bytes}}
 	for i := range int64(planes) {
 		g.Planes = append(g.Planes, mem.Plane{Region: pages, Base: i * bytes * int64(pairs), Stride: bytes, Bytes: bytes, SlotOff: i * bytes})

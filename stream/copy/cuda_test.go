@@ -56,7 +56,8 @@ func TestConformanceCUDA(t *testing.T) {
 	})
 }
 
-// BenchmarkCUDA measures batches of blocks that are scattered on the device's side, from Submit to the resolved ticket.
+// BenchmarkCUDA measures batches of blocks that are scattered on the device's side, from Submit to the resolved ticket:
+// one at a time, and for the kernel also several in flight and as a mem.Paged.
 func BenchmarkCUDA(b *testing.B) {
 	dev := openCUDA(b)
 	const arena = 256 << 20
@@ -69,27 +70,50 @@ func BenchmarkCUDA(b *testing.B) {
 				}
 				toHost, toDevice := scattered(host, gpu, n, size), scattered(host, gpu, n, size)
 				toDevice.Dst, toDevice.Src = toDevice.Src, toDevice.Dst
-				for dir, batch := range map[string]*mem.Batch{"d2h": toHost, "h2d": toDevice} {
-					b.Run(fmt.Sprintf("%s/%dKiB/%d/%s", pathName(path), size>>10, n, dir), func(b *testing.B) {
-						s := open(b, dev, streamcopy.Options{Path: path})
-						b.SetBytes(batch.Bytes())
-						for b.Loop() {
-							ticket, err := s.Submit(b.Context(), batch)
-							if err != nil {
-								b.Fatal(err)
-							}
-							if err := ticket.Wait(b.Context()); err != nil {
-								b.Fatal(err)
-							}
-						}
-						if err := s.Close(b.Context()); err != nil {
-							b.Fatal(err)
-						}
-					})
-				}
+				name := fmt.Sprintf("%s/%dKiB/%d", pathName(path), size>>10, n)
+				benchCUDA(b, dev, name+"/d2h", path, toHost, 1)
+				benchCUDA(b, dev, name+"/h2d", path, toDevice, 1)
 			}
 		}
 	}
+	list := scattered(host, gpu, 16384, 4<<10)
+	benchCUDA(b, dev, "four in flight/4KiB/16384/d2h", stream.PathKernel, list, 4)
+	list.Dst, list.Src = list.Src, list.Dst
+	benchCUDA(b, dev, "four in flight/4KiB/16384/h2d", stream.PathKernel, list, 4)
+	for _, dir := range []mem.Direction{mem.ToSlots, mem.ToPages} {
+		paged := benchPaged(host, gpu, 64, 256, 4<<10)
+		paged.Paged.Dir = dir
+		benchCUDA(b, dev, "paged/4KiB/16384/"+dir.String(), stream.PathKernel, paged, 1)
+	}
+}
+
+// benchCUDA keeps depth batches in flight.
+func benchCUDA(b *testing.B, dev device.Device, name string, path stream.Path, batch *mem.Batch, depth int) {
+	b.Helper()
+	b.Run(name, func(b *testing.B) {
+		s := open(b, dev, streamcopy.Options{Path: path, QueueDepth: depth})
+		b.SetBytes(batch.Bytes())
+		var last *stream.Ticket
+		for b.Loop() {
+			ticket, err := s.Submit(b.Context(), batch)
+			if err != nil {
+				b.Fatal(err)
+			}
+			last = ticket
+			if depth > 1 {
+				continue
+			}
+			if err := ticket.Wait(b.Context()); err != nil {
+				b.Fatal(err)
+			}
+		}
+		if err := last.Wait(b.Context()); err != nil {
+			b.Fatal(err)
+		}
+		if err := s.Close(b.Context()); err != nil {
+			b.Fatal(err)
+		}
+	})
 }
 
 // scattered copies n blocks from random places of gpu to successive places of host.

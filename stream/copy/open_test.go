@@ -91,7 +91,7 @@ func TestSizeRule(t *testing.T) {
 		{"neighbours", all, neighbours, stream.PathCopyEngine, streamcopy.ReasonFewRuns},
 		{"many", all, many, stream.PathKernel, streamcopy.ReasonManyPieces},
 		{"large", all, large, stream.PathCopyEngineBatch, streamcopy.ReasonLargeRuns},
-		{"paged", all, benchPaged(dst, src, 2, 2), stream.PathKernel, streamcopy.ReasonManyPieces},
+		{"paged", all, benchPaged(dst, src, 2, 2, 1<<10), stream.PathKernel, streamcopy.ReasonManyPieces},
 		{"many, no kernels", batching, many, stream.PathCopyEngineBatch, streamcopy.ReasonNoLauncher},
 		{"many, bare", bare, many, stream.PathCopyEngine, streamcopy.ReasonOnlyEngine},
 		{"large, bare", bare, large, stream.PathCopyEngine, streamcopy.ReasonLargeRuns},
@@ -138,7 +138,7 @@ func TestAllocations(t *testing.T) {
 	dst, src := pinned(t, dev, 32<<20), pinned(t, dev, 32<<20)
 	for _, path := range []stream.Path{stream.PathCopyEngine, stream.PathCopyEngineBatch, stream.PathKernel} {
 		s := open(t, nullDevice{dev, nullEvent{}}, streamcopy.Options{Path: path})
-		for _, b := range []*mem.Batch{strided(dst, src, 1, 8), strided(dst, src, 10_000, 8), benchPaged(dst, src, 64, 256)} {
+		for _, b := range []*mem.Batch{strided(dst, src, 1, 8), strided(dst, src, 10_000, 8), benchPaged(dst, src, 64, 256, 1<<10)} {
 			n := testing.AllocsPerRun(20, func() {
 				ticket, err := s.Submit(t.Context(), b)
 				if err != nil {

@@ -48,7 +48,7 @@ func openSim(c DeviceConfig) (device.Device, error) {
 func openCUDA(index int) (device.Device, error) {
 	drv, err := cuda.Load()
 	if err != nil {
-		return nil, fmt.Errorf("load the CUDA driver: %w", err)
+		return nil, err // it says what it was doing
 	}
 	n, err := drv.Count()
 	if err != nil {

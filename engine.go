@@ -89,7 +89,7 @@ func (e *Engine) openLower() error {
 	s := &e.cfg.Store
 	t, err := file.Open(file.Config{Dirs: s.Dirs, Format: e.format(), Identity: e.cfg.Identity, Fsync: s.Fsync, MaxBytes: s.FileBytes, FS: s.FS})
 	if err != nil {
-		return fmt.Errorf("open file tier: %w", err)
+		return err // it says what it was doing
 	}
 	e.lower = append(e.lower, t)
 	e.onClose(func(context.Context) error { return t.Close() })

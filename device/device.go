@@ -85,6 +85,7 @@ type HostGate interface {
 	Queue
 	// RecordOn records an event on the host program's stream.
 	RecordOn(stream uintptr) (Event, error)
-	// WaitValue makes the host program's stream wait until the 64-bit word at word, in pinned memory, is >= value.
+	// WaitValue makes the host program's stream wait until the 64-bit word at word, in pinned memory, has reached value:
+	// int64(word-value) >= 0, so that counters may wrap.
 	WaitValue(stream uintptr, word mem.Extent, value uint64) error
 }

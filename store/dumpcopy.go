@@ -279,7 +279,10 @@ func (t *DumpTask) write(i int32) {
 			continue
 		}
 		if bad(err) {
+			// The tier has checked the image before it wrote any of it, so the copy at fault is the cache's.
 			slot.Corrupt(err)
+			t.s.count.corrupt.Add(1)
+			t.s.cfg.Hooks.corrupt(t.s.cache.Name(), key, err)
 		} else {
 			t.s.count.tierErrors.Add(1)
 		}

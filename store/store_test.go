@@ -435,3 +435,28 @@ func TestPrefetchMovesBlocksUp(t *testing.T) {
 	}
 	r.mustLoad(1, 2, 3)
 }
+
+// A dump that finds its block in the cache writes that copy down. If it is damaged, no lower tier takes it, and the dump
+// says so: the copy goes, is counted, and the next dump stores the block.
+func TestCorruptCachedCopyIsNotWrittenDown(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	r := newRig(t, rigOptions{dirs: []string{dir}})
+	r.dump(1)
+	sl, err := r.cache.Open(r.ctx(), r.key(1))
+	r.must(err)
+	sl.Extent().Bytes()[r.format.Layout.ShardOff(0)] ^= 1
+	sl.Release()
+	r.must(os.Remove(findFile(dir, r.key(1))))
+
+	r.fill(0, 1)
+	d, err := r.st.Dump(r.ctx(), r.pages, r.refs(0, 1), store.DumpOptions{})
+	r.must(err)
+	wantErr(t, d.Durable(r.ctx()), errdefs.ErrCorrupt)
+	if n := r.st.Stats().Mismatches; n != 1 {
+		t.Errorf("%d mismatches were counted, want 1", n)
+	}
+	r.wantHits(false, 1)
+	r.dump(1)
+	r.mustLoad(1)
+}

@@ -4,8 +4,8 @@ GO   ?= go
 BIN  := bin
 LINT := $(BIN)/golangci-lint
 
-# How long each fuzz target runs.
-FUZZTIME ?= 5s
+# How many inputs each fuzz target gets.
+FUZZTIME ?= 50000x
 
 # Nothing that is shipped needs a C compiler; the race detector alone does.
 export CGO_ENABLED = 0
@@ -40,7 +40,7 @@ drift: ## check that generated files and go.mod are up to date
 	tools/drift
 	$(GO) mod tidy -diff
 
-fuzz: ## run every fuzz target for FUZZTIME
+fuzz: ## give every fuzz target FUZZTIME inputs
 	tools/fuzz $(FUZZTIME)
 
 crash: ## kill replays at random moments and check what they left; `make test` does it too, this one tells of it

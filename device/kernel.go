@@ -1,7 +1,8 @@
 package device
 
-// Names of the kernels that every Launcher has. Their arguments are the Args of Kernel, all 64-bit, addresses as the
-// device sees them; what they read from pinned memory has the layouts below, little-endian.
+// Names of the kernels. Their arguments are the Args of Kernel, all 64-bit, addresses as the device sees them; what they
+// read from pinned memory has the layouts below, little-endian. Every Launcher has the first four; of the others a
+// KernelLister says whether they are there, and launching one that is not is ErrNotSupported.
 const (
 	// KernelCopyList copies Args[1] pieces described at Args[0]: CopyDescBytes each, {u64 dst, u64 src, u64 bytes}.
 	// Any alignment, any length; a piece is copied by one warp, so cut long extents into pieces (PieceBytes).
@@ -17,13 +18,43 @@ const (
 	// KernelPatternCheck compares pages with that pattern; Args as PatternFill, and [5] one u64 counter an index, in
 	// pinned memory, to which the number of wrong bytes is added.
 	KernelPatternCheck = "kvlane_pattern_check"
+
+	// KernelCopyListSum is KernelCopyList for leaves: every piece is LeafBytes long and aligned to LeafAlign on both
+	// sides. Args[2] is an array of one u64 a piece, in pinned memory: word i becomes LeafSum of piece i's bytes as they
+	// were written. A piece that is no such leaf is copied all the same, and its word is left as it was.
+	KernelCopyListSum = "kvlane_copy_list_sum"
+	// KernelCopyPagedSum is KernelCopyPaged for planes of whole leaves. Planes are at PlaneSumDescBytes each, those of
+	// KernelCopyPaged followed by {u64 sumOff, u64 sumStride}; Args[7] is an array of u64, in pinned memory: word
+	// pair*sumStride + sumOff + leaf becomes LeafSum of that leaf. With sumOff the leaves of the planes before it and
+	// sumStride the leaves of all planes, the order is pair, plane, leaf, and a launch over a part of the planes or of
+	// the pairs (Args[7] moved on) fills its part of the whole. A plane that is not LeafBytes times a number, or a page
+	// or slot that is not aligned to LeafAlign, is copied all the same; leaves of such pages, and what is left of a
+	// plane after its last whole leaf, get no sums.
+	KernelCopyPagedSum = "kvlane_copy_paged_sum"
+
+	// The bulk kernels take the same arguments and copy the same bytes as those they are named after, through shared
+	// memory by the GPU's bulk copy engine: one warp and 32 KiB a CTA keep as many bytes in flight as many warps do by
+	// themselves, and leave an SM's load and store units alone. They need compute capability 9.0. Pieces whose address or
+	// length is not a multiple of BulkAlign are copied by the warp itself.
+	KernelBulkList     = "kvlane_bulk_list"
+	KernelBulkPaged    = "kvlane_bulk_paged"
+	KernelBulkListSum  = "kvlane_bulk_list_sum"
+	KernelBulkPagedSum = "kvlane_bulk_paged_sum"
 )
 
 // Layout of what kernels read.
 const (
-	CopyDescBytes  = 24
-	PlaneDescBytes = 32
-	PairBytes      = 8
+	CopyDescBytes     = 24
+	PlaneDescBytes    = 32
+	PlaneSumDescBytes = 48
+	PairBytes         = 8
+)
+
+// A leaf is what a sum covers.
+const (
+	LeafBytes = 4096
+	LeafAlign = 16
+	BulkAlign = 16
 )
 
 // PieceBytes is the longest piece that a Queue's caller should put into one descriptor of KernelCopyList.
@@ -38,6 +69,13 @@ type Kernel struct {
 	CTAs  int // thread blocks; zero lets the implementation choose
 	Args  [MaxKernelArgs]uint64
 	NArgs int
+}
+
+// KernelLister is a Launcher that knows which of the kernels named here its device has.
+type KernelLister interface {
+	Launcher
+	// HasKernel reports whether Launch knows the kernel. Safe for concurrent use; does not block.
+	HasKernel(name string) bool
 }
 
 // Mix64 is the finaliser of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014),

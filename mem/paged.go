@@ -67,6 +67,11 @@ type PageGroup struct {
 type Paged struct {
 	Dir    Direction
 	Groups []PageGroup
+	// Sums, where it is not nil, asks for the checksum of every leaf that is copied, taken from the bytes as the copier had
+	// them in hand: XXH3, 64 bits, seed 0, of each LeafBytes of every plane of every page. Its length is Leaves, its order
+	// group, pair, plane, leaf. The stream says on completion whether it filled it; if it did not, or if the batch failed,
+	// the contents mean nothing. It belongs to the stream until the batch has resolved.
+	Sums []uint64
 }
 
 // Validate reports the first thing wrong with the batch: no direction, a plane that does not fit its slot, a page or a slot
@@ -80,6 +85,9 @@ func (p *Paged) Validate() error {
 		if err := p.Groups[g].validate(); err != nil {
 			return fmt.Errorf("page group %d: %w", g, err)
 		}
+	}
+	if p.Sums != nil {
+		return p.validateSums()
 	}
 	return nil
 }

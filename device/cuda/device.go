@@ -21,9 +21,10 @@ type Device struct {
 	info device.Info
 	ctas int
 
-	// kernels is nil where the queues are no Launchers; lacks says why.
+	// kernels is all kernels by name, with those that this GPU cannot run; nil where the queues are no Launchers. lacks
+	// says why.
 	kernels map[string]kernel
-	module  cuda.Module
+	modules []cuda.Module
 	batch   bool
 	gate    bool
 	lacks   []error
@@ -33,6 +34,7 @@ type Device struct {
 	// fault is the first answer of the driver that said that the context is lost.
 	fault atomic.Pointer[device.Error]
 
+	peers peers
 	users sync.WaitGroup // calls between begin and end
 
 	mu      sync.Mutex
@@ -97,7 +99,7 @@ func (d *Device) lack(what, why string) error {
 // release gives back what openDevice acquired.
 func (d *Device) release() error {
 	var errs []error
-	if d.module != 0 || d.events.len() > 0 {
+	if len(d.modules) > 0 || d.events.len() > 0 {
 		errs = append(errs, d.releaseObjects())
 	}
 	if r := d.api.DevicePrimaryCtxRelease(d.id); r != cuda.Success {
@@ -116,8 +118,8 @@ func (d *Device) releaseObjects() error {
 	for _, e := range d.events.drain() {
 		errs = append(errs, d.check(d.api.EventDestroy(e), "cuEventDestroy_v2", "event=%#x", e))
 	}
-	if d.module != 0 {
-		errs = append(errs, d.check(d.api.ModuleUnload(d.module), "cuModuleUnload", ""))
+	for _, m := range d.modules {
+		errs = append(errs, d.check(d.api.ModuleUnload(m), "cuModuleUnload", ""))
 	}
 	return errors.Join(errs...)
 }
@@ -125,8 +127,8 @@ func (d *Device) releaseObjects() error {
 // Info describes the device.
 func (d *Device) Info() device.Info { return d.info }
 
-// Lacks returns why queues of this device are not BatchCopiers, Launchers or HostGates: an error for each that they are
-// not, wrapping ErrNotSupported.
+// Lacks returns why queues of this device are not BatchCopiers, Launchers or HostGates, or do not have every kernel: an
+// error for each thing that is missing, wrapping ErrNotSupported.
 func (d *Device) Lacks() []error { return d.lacks }
 
 // begin and end surround calls that Close must not overtake.

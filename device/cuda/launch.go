@@ -11,59 +11,86 @@ import (
 	"github.com/kvlane/kvlane/internal/sys/cuda"
 )
 
-// kernel is a loaded kernel.
+// kernel is a kernel of package kernels. What the GPU cannot run has no function.
 type kernel struct {
+	kernels.Kernel
 	function cuda.Function
-	args     int
 }
 
-// kernelArgs is how many arguments each kernel takes; see device/kernel.go.
-func kernelArgs() map[string]int {
-	return map[string]int{
-		device.KernelCopyList:     2,
-		device.KernelCopyPaged:    7,
-		device.KernelPatternFill:  5,
-		device.KernelPatternCheck: 6,
-	}
-}
-
-// minCompute is the oldest compute capability that the kernels' PTX is for.
-const minCompute = 7
-
-// loadKernels has the driver compile the kernels for this GPU, which it does once and then remembers on disk. Where it
+// loadKernels has the driver compile the kernels for this GPU, which it does once and then remembers on disk. What it
 // cannot, the device goes without and says so in Lacks; other failures are errors.
 func (d *Device) loadKernels() error {
-	const what = "kernels"
-	if c := d.info.Compute; c[0] < minCompute {
-		d.lacks = append(d.lacks, d.lack(what, fmt.Sprintf("compute capability is %d.%d, at least %d.0 is needed", c[0], c[1], minCompute)))
-		return nil
-	}
-	m, r := d.api.ModuleLoadData(kernels.PTX)
-	if r != cuda.Success {
-		err := d.fail(r, "cuModuleLoadData", "bytes=%d", len(kernels.PTX))
-		if errors.Is(err, errdefs.ErrNotSupported) {
-			d.lacks = append(d.lacks, fmt.Errorf("device %d: %s: %w", d.info.Index, what, err))
-			return nil
+	known := make(map[string]kernel)
+	for i, m := range kernels.Modules() {
+		ok, err := d.loadModule(&m)
+		if err != nil {
+			return err
 		}
-		return err
-	}
-	d.module = m
-	loaded := make(map[string]kernel)
-	for name, args := range kernelArgs() {
-		f, r := d.api.ModuleGetFunction(m, name)
-		if r != cuda.Success {
-			return d.fail(r, "cuModuleGetFunction", "name=%s", name)
+		if i == 0 && !ok {
+			return nil // whoever cannot run the plain kernels runs none
 		}
-		loaded[name] = kernel{function: f, args: args}
+		for _, k := range m.Kernels {
+			fn := kernel{Kernel: k}
+			if ok {
+				var r cuda.Result
+				if fn.function, r = d.api.ModuleGetFunction(d.modules[len(d.modules)-1], k.Name); r != cuda.Success {
+					return d.fail(r, "cuModuleGetFunction", "name=%s", k.Name)
+				}
+			}
+			known[k.Name] = fn
+		}
 	}
-	d.kernels = loaded
+	d.kernels = known
 	return nil
 }
 
-// launcher makes a queue a device.Launcher.
+// loadModule loads m, or notes why the device lacks it.
+func (d *Device) loadModule(m *kernels.Module) (ok bool, err error) {
+	if have, need := d.info.Compute, m.Compute; have[0] < need[0] || have[0] == need[0] && have[1] < need[1] {
+		d.lacks = append(d.lacks, d.lack(m.Name, fmt.Sprintf("compute capability is %d.%d, at least %d.%d is needed", have[0], have[1], need[0], need[1])))
+		return false, nil
+	}
+	h, r := d.api.ModuleLoadData(m.PTX)
+	if r != cuda.Success {
+		err := d.fail(r, "cuModuleLoadData", "bytes=%d", len(m.PTX))
+		if errors.Is(err, errdefs.ErrNotSupported) {
+			d.lacks = append(d.lacks, fmt.Errorf("device %d: %s: %w", d.info.Index, m.Name, err))
+			return false, nil
+		}
+		return false, err
+	}
+	d.modules = append(d.modules, h)
+	return true, nil
+}
+
+// launcher makes a queue a device.KernelLister.
 type launcher struct {
 	q      *queue
 	params *cuda.KernelParams
+}
+
+var _ interface {
+	Launch(k *device.Kernel) error
+	HasKernel(name string) bool
+} = launcher{}
+
+// HasKernel reports whether the device runs the kernel.
+func (l launcher) HasKernel(name string) bool { return l.q.dev.kernels[name].function != 0 }
+
+// find returns a kernel that can be launched as k says.
+func (d *Device) find(k *device.Kernel) (kernel, error) {
+	fn, ok := d.kernels[k.Name]
+	switch {
+	case !ok:
+		return fn, fmt.Errorf("there is no such kernel: %w", errdefs.ErrNotFound)
+	case fn.function == 0:
+		return fn, fmt.Errorf("device %d has no such kernel: %w", d.info.Index, errdefs.ErrNotSupported)
+	case k.NArgs != fn.Args:
+		return fn, fmt.Errorf("it takes %d arguments, not %d: %w", fn.Args, k.NArgs, errdefs.ErrInvalid)
+	case k.CTAs < 0 || k.CTAs > math.MaxInt32:
+		return fn, fmt.Errorf("%d thread blocks: %w", k.CTAs, errdefs.ErrInvalid)
+	}
+	return fn, nil
 }
 
 // Launch enqueues a kernel.
@@ -72,27 +99,21 @@ func (l launcher) Launch(k *device.Kernel) error {
 		return fmt.Errorf("launch %s: %w", k.Name, err)
 	}
 	d := l.q.dev
-	fn, ok := d.kernels[k.Name]
-	if !ok {
-		return fmt.Errorf("launch %s: there is no such kernel: %w", k.Name, errdefs.ErrNotFound)
-	}
-	if k.NArgs != fn.args {
-		return fmt.Errorf("launch %s: it takes %d arguments, not %d: %w", k.Name, fn.args, k.NArgs, errdefs.ErrInvalid)
+	fn, err := d.find(k)
+	if err != nil {
+		return fmt.Errorf("launch %s: %w", k.Name, err)
 	}
 	ctas := k.CTAs
 	if ctas == 0 {
-		ctas = d.ctas
-	}
-	if ctas < 0 || ctas > math.MaxInt32 {
-		return fmt.Errorf("launch %s: %d thread blocks: %w", k.Name, ctas, errdefs.ErrInvalid)
+		ctas = d.ctas * fn.Blocks
 	}
 	if err := d.enter(); err != nil {
 		return fmt.Errorf("launch %s: %w", k.Name, err)
 	}
 	defer d.leave()
 	l.params.Args = k.Args
-	if r := d.api.LaunchKernel(fn.function, uint32(ctas), kernels.Threads, l.q.stream, l.params); r != cuda.Success {
-		return fmt.Errorf("launch: %w", d.fail(r, "cuLaunchKernel", "kernel=%s, blocks=%d, threads=%d", k.Name, ctas, kernels.Threads))
+	if r := d.api.LaunchKernel(fn.function, uint32(ctas), uint32(fn.Threads), l.q.stream, l.params); r != cuda.Success {
+		return fmt.Errorf("launch: %w", d.fail(r, "cuLaunchKernel", "kernel=%s, blocks=%d, threads=%d", k.Name, ctas, fn.Threads))
 	}
 	return nil
 }

@@ -18,6 +18,9 @@ type allocation struct {
 	kind  leak.Kind
 	bytes int64
 	steps []func() error
+	// at and size are what other devices need access to, one by one; zero for memory that needs no such thing.
+	at   cuda.DevicePtr
+	size uint64
 }
 
 // undo adds a step; steps run last first.
@@ -50,6 +53,9 @@ func (d *Device) make(kind leak.Kind, bytes int64, acquire func(a *allocation) (
 	}
 	defer d.leaveRelaxed(mode)
 	a := &allocation{kind: kind, bytes: bytes}
+	// Between making memory and entering it among the regions no peer may come, as it would not find it.
+	d.peers.making.RLock()
+	defer d.peers.making.RUnlock()
 	r, err := acquire(a)
 	if err != nil {
 		return nil, errors.Join(err, a.free())
@@ -117,6 +123,12 @@ func (d *Device) acquireShareable(bytes uint64, a *allocation) (cuda.DevicePtr, 
 	if r := d.api.MemSetAccess(p, size, d.id); r != cuda.Success {
 		return 0, d.fail(r, "cuMemSetAccess", "address=%#x, bytes=%d, device=%d", p, size, d.info.Index)
 	}
+	a.at, a.size = p, size
+	for _, peer := range d.peers.readers {
+		if err := d.open(a, peer); err != nil {
+			return 0, err
+		}
+	}
 	return p, nil
 }
 
@@ -126,6 +138,8 @@ func (d *Device) Free(r *mem.Region) error {
 		return fmt.Errorf("free %s: %w", r, err)
 	}
 	defer d.end()
+	d.peers.making.RLock()
+	defer d.peers.making.RUnlock()
 	// Taken out first, so that of two concurrent calls one finds nothing.
 	d.mu.Lock()
 	a, ok := d.regions[r]

@@ -47,11 +47,20 @@ func Run(t *testing.T, open func(t *testing.T) device.Device) {
 		{"Threads", testThreads},
 		{"Batch", testBatch},
 		{"BatchRefuses", testBatchRefuses},
-		{"CopyListAlignments", testCopyListAlignments},
-		{"CopyListLong", testCopyListLong},
-		{"CopyPaged", testCopyPaged},
+		{"CopyListAlignments", func(t *testing.T, h *harness) { testCopyListAlignments(t, h, device.KernelCopyList) }},
+		{"CopyListLong", func(t *testing.T, h *harness) { testCopyListLong(t, h, device.KernelCopyList) }},
+		{"CopyPaged", func(t *testing.T, h *harness) { testCopyPaged(t, h, device.KernelCopyPaged) }},
 		{"PatternFill", testPatternFill},
 		{"PatternCheck", testPatternCheck},
+		{"CopyListSum", func(t *testing.T, h *harness) { testCopyListSum(t, h, device.KernelCopyListSum) }},
+		{"CopyPagedSum", func(t *testing.T, h *harness) { testCopyPagedSum(t, h, device.KernelCopyPagedSum) }},
+		{"BulkListAlignments", func(t *testing.T, h *harness) { testCopyListAlignments(t, h, device.KernelBulkList) }},
+		{"BulkListLong", func(t *testing.T, h *harness) { testCopyListLong(t, h, device.KernelBulkList) }},
+		{"BulkPaged", func(t *testing.T, h *harness) { testCopyPaged(t, h, device.KernelBulkPaged) }},
+		{"BulkListSum", func(t *testing.T, h *harness) { testCopyListSum(t, h, device.KernelBulkListSum) }},
+		{"BulkPagedSum", func(t *testing.T, h *harness) { testCopyPagedSum(t, h, device.KernelBulkPagedSum) }},
+		{"Resident", testResident},
+		{"ResidentLeaves", testResidentLeaves},
 		{"LaunchRefuses", testLaunchRefuses},
 		{"WaitValue", testWaitValue},
 		{"WaitValueRefuses", testWaitValueRefuses},
@@ -60,8 +69,7 @@ func Run(t *testing.T, open func(t *testing.T) device.Device) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			seeded := rand.NewChaCha8([32]byte{1})
-			h := &harness{open: open, rng: rand.New(seeded), bytes: seeded}
+			h := newHarness(open)
 			h.dev = h.another(t)
 			tt.test(t, h)
 		})
@@ -75,6 +83,11 @@ type harness struct {
 	// rng draws numbers, and bytes fills slices, from one seeded source.
 	rng   *rand.Rand
 	bytes *rand.ChaCha8
+}
+
+func newHarness(open func(t *testing.T) device.Device) *harness {
+	seeded := rand.NewChaCha8([32]byte{1})
+	return &harness{open: open, rng: rand.New(seeded), bytes: seeded}
 }
 
 // another opens a device and closes it at the test's end, when nothing may be left open.

@@ -20,21 +20,22 @@ func kernel(name string, ctas int, args ...uint64) *device.Kernel {
 }
 
 // copyList writes descriptors of the copies into list and returns the launch.
-func copyList(list *mem.Region, ctas int, dst, src []mem.Extent) *device.Kernel {
+func copyList(name string, list *mem.Region, ctas int, dst, src []mem.Extent) *device.Kernel {
 	b := list.Bytes()[:0]
 	for i := range dst {
 		b = binary.LittleEndian.AppendUint64(b, uint64(dst[i].Dev()))
 		b = binary.LittleEndian.AppendUint64(b, uint64(src[i].Dev()))
 		b = binary.LittleEndian.AppendUint64(b, uint64(src[i].Len))
 	}
-	return kernel(device.KernelCopyList, ctas, uint64(list.Dev()), uint64(len(dst)))
+	return kernel(name, ctas, uint64(list.Dev()), uint64(len(dst)))
 }
 
 // testCopyListAlignments copies every length from every alignment to every alignment in every direction, and looks at
 // all bytes in between.
-func testCopyListAlignments(t *testing.T, h *harness) {
+func testCopyListAlignments(t *testing.T, h *harness, name string) {
 	const align, longest = 17, 20_000
 	q := h.launcher(t)
+	needKernel(t, q, name)
 	const room = align * align * (longest + 64)
 	list := h.pinned(t, align*align*device.CopyDescBytes)
 	p1, p2 := h.pinned(t, room), h.pinned(t, room)
@@ -48,7 +49,7 @@ func testCopyListAlignments(t *testing.T, h *harness) {
 	want := make([]byte, room)
 	for i, n := range []int64{0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 23, 31, 32, 33, 47, 63, 64, 65, 127, 128, 129, 255, 511, 513, 1000, 4096, 4099, device.PieceBytes, longest} {
 		cell := n + 64
-		for name, way := range map[string][2]*mem.Region{"to the device": {d2, p1}, "to the host": {p2, d1}, "inside the device": {d2, d1}} {
+		for where, way := range map[string][2]*mem.Region{"to the device": {d2, p1}, "to the host": {p2, d1}, "inside the device": {d2, d1}} {
 			var dst, src []mem.Extent
 			used := want[:align*align*cell]
 			fillBytes(used, guardByte)
@@ -61,20 +62,21 @@ func testCopyListAlignments(t *testing.T, h *harness) {
 			}
 			out := extent(way[0], 0, int64(len(used)))
 			must(t, q.Fill(out, guardByte))
-			must(t, q.Launch(copyList(list, i%3*4, dst, src))) // 0 lets the device choose
+			must(t, q.Launch(copyList(name, list, i%3*4, dst, src))) // 0 lets the device choose
 			if way[0] == d2 {
 				must(t, q.Copy(extent(p2, 0, out.Len), out))
 			}
 			sync(t, q)
-			diff(t, fmt.Sprintf("%d bytes %s, all alignments", n, name), p2.Bytes()[:out.Len], used)
+			diff(t, fmt.Sprintf("%d bytes %s, all alignments", n, where), p2.Bytes()[:out.Len], used)
 		}
 	}
 }
 
 // testCopyListLong gives one launch more pieces than any grid has threads.
-func testCopyListLong(t *testing.T, h *harness) {
+func testCopyListLong(t *testing.T, h *harness, name string) {
 	const pieces, n = 60_000, 100
 	q := h.launcher(t)
+	needKernel(t, q, name)
 	list, p, d := h.pinned(t, pieces*device.CopyDescBytes), h.pinned(t, pieces*n), h.device(t, pieces*n)
 	h.random(p.Bytes())
 	want := make([]byte, pieces*n)
@@ -85,11 +87,11 @@ func testCopyListLong(t *testing.T, h *harness) {
 	}
 	for _, ctas := range []int{0, 1, 16} {
 		must(t, q.Fill(mem.All(d), guardByte))
-		must(t, q.Launch(copyList(list, ctas, dst, src)))
+		must(t, q.Launch(copyList(name, list, ctas, dst, src)))
 		diff(t, fmt.Sprintf("%d pieces on %d CTAs", pieces, ctas), h.get(t, q, d, d.Len()), want)
 	}
 	must(t, q.Fill(mem.All(d), guardByte))
-	must(t, q.Launch(kernel(device.KernelCopyList, 0, uint64(list.Dev()), 0)))
+	must(t, q.Launch(kernel(name, 0, uint64(list.Dev()), 0)))
 	if got := h.get(t, q, d, d.Len()); bytes.Count(got, []byte{guardByte}) != len(got) {
 		t.Error("an empty list copied something")
 	}
@@ -173,16 +175,16 @@ func planesAndPairs(t *testing.T, h *harness, g *mem.PageGroup) (planes, pairs *
 }
 
 // copyPaged returns the launch of one group.
-func copyPaged(t *testing.T, h *harness, g *mem.PageGroup, dir mem.Direction) *device.Kernel {
+func copyPaged(t *testing.T, h *harness, name string, g *mem.PageGroup, dir mem.Direction) *device.Kernel {
 	t.Helper()
 	planes, pairs := planesAndPairs(t, h, g)
-	return kernel(device.KernelCopyPaged, 0, uint64(planes.Dev()), uint64(len(g.Planes)), uint64(pairs.Dev()), uint64(len(g.Pairs)),
+	return kernel(name, 0, uint64(planes.Dev()), uint64(len(g.Planes)), uint64(pairs.Dev()), uint64(len(g.Pairs)),
 		uint64(g.Slots.Region.Dev())+uint64(g.Slots.Base), uint64(g.Slots.Stride), uint64(dir))
 }
 
 // testCopyPaged copies two groups in each direction and compares all of their memory, copied or not, with what
 // mem.Paged says.
-func testCopyPaged(t *testing.T, h *harness) {
+func testCopyPaged(t *testing.T, h *harness, name string) {
 	if mem.ToSlots != 1 || mem.ToPages != 2 {
 		t.Fatal("directions of the kernel and of package mem differ")
 	}
@@ -190,6 +192,7 @@ func testCopyPaged(t *testing.T, h *harness) {
 		for _, dir := range []mem.Direction{mem.ToSlots, mem.ToPages} {
 			t.Run(c.name+" "+dir.String(), func(t *testing.T) {
 				q := h.launcher(t)
+				needKernel(t, q, name)
 				g := c.build(t, h)
 				second := pagedCases()[1]
 				p := &mem.Paged{Dir: dir, Groups: []mem.PageGroup{*g, *second.build(t, h)}}
@@ -205,7 +208,7 @@ func testCopyPaged(t *testing.T, h *harness) {
 					copy(model[dst.Region][dst.Off:], model[src.Region][src.Off:src.Off+src.Len])
 				}
 				for i := range p.Groups {
-					must(t, q.Launch(copyPaged(t, h, &p.Groups[i], dir)))
+					must(t, q.Launch(copyPaged(t, h, name, &p.Groups[i], dir)))
 				}
 				for r, want := range model {
 					diff(t, "paged copy, "+r.String(), h.get(t, q, r, r.Len()), want)

@@ -26,6 +26,8 @@ type Device struct {
 	closed     bool
 	queues     []*Queue // open, ascending by id
 	nextQueue  int
+	stays      []*stay         // resident kernels that run
+	peers      map[int]*Device // whose memory is within reach, by index
 	memBytes   int64
 	lockBytes  int64
 	quarantine []quarantined

@@ -6,12 +6,14 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/mem"
 )
 
-// executor is what running operations of one queue share. Its methods are called with space.mu held for reading, but for
-// at, which belongs to whoever runs the queue.
+// executor is what running operations of one queue share. Its methods are called with what reach names held for reading,
+// but for at, which belongs to whoever runs the queue.
 type executor struct {
 	space *space
+	reach reach     // what the operation that runs may touch; space alone where it is nil
 	at    time.Time // when the last operation was done, by the model
 	// lastDst and lastSrc are the spans found last: pieces of a batch mostly lie in the same two.
 	lastDst, lastSrc seen
@@ -30,6 +32,9 @@ func (x *executor) bytes(call string, addr, n uint64, last *seen) ([]byte, error
 		}
 	}
 	sp := x.space.find(addr)
+	if sp == nil {
+		sp = x.reach.find(addr)
+	}
 	if sp != nil {
 		if off := addr - sp.base; off < uint64(len(sp.bytes)) && n <= uint64(len(sp.bytes))-off {
 			last.span = sp
@@ -101,10 +106,12 @@ func (x *executor) fill(p piece, v byte) error {
 	return nil
 }
 
-// corrupt flips a bit of one byte that o has written.
+// corrupt flips a bit of one byte that o has written, as damage on the bus would. A kernel that sums what arrives on the
+// device sums the damaged byte; what goes to the host is damaged after it was summed.
 func (x *executor) corrupt(o *op) error {
 	r := o.fault.Rand
 	p := o.one[0]
+	var at uint64 // the piece's number
 	switch o.kind {
 	case opBatch:
 		if len(o.pieces) == 0 {
@@ -116,7 +123,8 @@ func (x *executor) corrupt(o *op) error {
 		if n == 0 {
 			return nil
 		}
-		p = o.kernel.piece(x, &o.args, r%n)
+		at = r % n
+		p = o.kernel.piece(x, &o.args, at)
 	case opCopy, opFill, opRecord, opWait, opGate:
 	}
 	if p.n == 0 {
@@ -126,8 +134,12 @@ func (x *executor) corrupt(o *op) error {
 	if err != nil {
 		return err
 	}
-	b[(r>>24)%p.n] ^= 1 << (r >> 61)
-	return nil
+	off := (r >> 24) % p.n
+	b[off] ^= 1 << (r >> 61)
+	if o.kind != opLaunch || o.kernel.resum == nil || x.lastDst.kind != mem.KindDevice {
+		return nil
+	}
+	return o.kernel.resum(x, &o.args, at, off/device.LeafBytes)
 }
 
 // plane is a plane descriptor of the paged kernels.
@@ -141,9 +153,13 @@ func (x *executor) loadPlanes(call string, addr, count uint64) error {
 	}
 	x.planes = x.planes[:0]
 	for ; len(b) > 0; b = b[device.PlaneDescBytes:] {
-		x.planes = append(x.planes, plane{base: u64(b), stride: u64(b[8:]), bytes: u64(b[16:]), slotOff: u64(b[24:])})
+		x.planes = append(x.planes, planeOf(b))
 	}
 	return nil
+}
+
+func planeOf(b []byte) plane {
+	return plane{base: u64(b), stride: u64(b[8:]), bytes: u64(b[16:]), slotOff: u64(b[24:])}
 }
 
 func u64(b []byte) uint64 { return binary.LittleEndian.Uint64(b) }

@@ -29,10 +29,11 @@ func (d *Device) checkExtent(call string, e mem.Extent) error {
 	if r.Dev() == 0 {
 		return errInvalidValue(call, "region="+r.String(), "it has no device address")
 	}
-	d.space.mu.RLock()
-	defer d.space.mu.RUnlock()
-	if d.space.of(r) == nil {
-		return errInvalidValue(call, "region="+r.String(), d.whyNotMine(r))
+	o := d.owner(r)
+	o.space.mu.RLock()
+	defer o.space.mu.RUnlock()
+	if o.space.of(r) == nil {
+		return errInvalidValue(call, "region="+r.String(), o.whyNotMine(r))
 	}
 	return nil
 }

@@ -14,8 +14,8 @@ type quarantined struct {
 	dev   uint64
 }
 
-// Free releases r, waiting for operations that are running but not for those enqueued: those will find that their memory
-// is gone.
+// Free releases r, waiting for operations that are running, as drivers do, also for resident kernels until they leave, but
+// not for those enqueued: those will find that their memory is gone. With Options.Interleave it waits for none.
 func (d *Device) Free(r *mem.Region) error {
 	const call = "simMemFree"
 	if f, hit := d.o.Faults.Hit(OpFree); hit {
@@ -24,6 +24,7 @@ func (d *Device) Free(r *mem.Region) error {
 	if r == nil {
 		return fmt.Errorf("free: %w", errInvalidValue(call, "", "no region"))
 	}
+	d.outstay()
 	d.space.mu.Lock()
 	sp := d.space.of(r)
 	if sp == nil {

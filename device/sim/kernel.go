@@ -15,39 +15,57 @@ type kernel struct {
 	// pieces and piece name what the kernel has written, after it ran without error.
 	pieces func(x *executor, a *kernelArg) uint64
 	piece  func(x *executor, a *kernelArg, i uint64) piece
+	// resum sums a leaf of piece i anew, which was damaged on its way to the device. Nil where the kernel makes no sums.
+	resum func(x *executor, a *kernelArg, i, leaf uint64) error
 }
 
-// kernels returns the kernel of that name, or nil.
+// kernels returns the kernel of that name, or nil. Bulk kernels differ from plain ones in what they cost a GPU, not in what
+// they do.
 func kernels(name string) *kernel {
 	switch name {
-	case device.KernelCopyList:
+	case device.KernelCopyList, device.KernelBulkList:
 		return &copyList
-	case device.KernelCopyPaged:
+	case device.KernelCopyPaged, device.KernelBulkPaged:
 		return &copyPaged
+	case device.KernelCopyListSum, device.KernelBulkListSum:
+		return &copyListSum
+	case device.KernelCopyPagedSum, device.KernelBulkPagedSum:
+		return &copyPagedSum
 	case device.KernelPatternFill:
 		return &patternFill
 	case device.KernelPatternCheck:
 		return &patternCheck
+	case device.KernelResident:
+		return &resident
 	}
 	return nil
 }
 
+// HasKernel reports whether there is a kernel of that name.
+func (q *Queue) HasKernel(name string) bool { return kernels(name) != nil }
+
+func listPieces(_ *executor, a *kernelArg) uint64 { return a[1] }
+
+func pagePieces(_ *executor, a *kernelArg) uint64 { return a[1] * a[3] }
+
 // The kernels; they never change.
 var (
 	copyList = kernel{
-		name: device.KernelCopyList, args: 2, count: 1, run: runCopyList,
-		pieces: func(_ *executor, a *kernelArg) uint64 { return a[1] },
-		piece:  listPiece,
+		name: device.KernelCopyList, args: 2, count: 1, run: runCopyList, pieces: listPieces, piece: listPiece,
 	}
 	copyPaged = kernel{
-		name: device.KernelCopyPaged, args: 7, count: 3, run: runCopyPaged,
-		pieces: func(_ *executor, a *kernelArg) uint64 { return a[1] * a[3] },
-		piece:  pagedPiece,
+		name: device.KernelCopyPaged, args: 7, count: 3, run: runCopyPaged, pieces: pagePieces, piece: pagedPiece,
+	}
+	copyListSum = kernel{
+		name: device.KernelCopyListSum, args: 3, count: 1, run: runCopyListSum, pieces: listPieces, piece: listPiece,
+		resum: resumList,
+	}
+	copyPagedSum = kernel{
+		name: device.KernelCopyPagedSum, args: 8, count: 3, run: runCopyPagedSum, pieces: pagePieces, piece: pagedPiece,
+		resum: resumPaged,
 	}
 	patternFill = kernel{
-		name: device.KernelPatternFill, args: 5, count: 3, run: runPatternFill,
-		pieces: func(_ *executor, a *kernelArg) uint64 { return a[1] * a[3] },
-		piece:  patternPiece,
+		name: device.KernelPatternFill, args: 5, count: 3, run: runPatternFill, pieces: pagePieces, piece: patternPiece,
 	}
 	patternCheck = kernel{
 		name: device.KernelPatternCheck, args: 6, count: 3, run: runPatternCheck,
@@ -91,8 +109,8 @@ const (
 
 func runCopyPaged(x *executor, a *kernelArg) error {
 	const call = device.KernelCopyPaged
-	if a[6] != pagesToSlots && a[6] != slotsToPages {
-		return errInvalidValue(call, fmt.Sprintf("direction=%d", a[6]), "")
+	if err := checkDirection(call, a); err != nil {
+		return err
 	}
 	pairs, err := x.prepare(call, a)
 	if err != nil {
@@ -105,6 +123,13 @@ func runCopyPaged(x *executor, a *kernelArg) error {
 				return fmt.Errorf("page %d, slot %d, plane %d: %w", page, slot, i, err)
 			}
 		}
+	}
+	return nil
+}
+
+func checkDirection(call string, a *kernelArg) error {
+	if a[6] != pagesToSlots && a[6] != slotsToPages {
+		return errInvalidValue(call, fmt.Sprintf("direction=%d", a[6]), "")
 	}
 	return nil
 }

@@ -30,6 +30,8 @@ type op struct {
 	pieces []piece   // of opBatch
 	kernel *kernel   // of opLaunch
 	args   kernelArg // of opLaunch
+	ctas   int       // of opLaunch
+	stay   *stay     // of opLaunch: the resident kernel that has begun
 	word   uint64    // of opGate: what the word must reach
 	event  *Event    // of opRecord and opWait
 	at     time.Time // when it was enqueued, by the model

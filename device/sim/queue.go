@@ -33,8 +33,9 @@ type Queue struct {
 
 var (
 	_ device.BatchCopier = (*Queue)(nil)
-	_ device.Launcher    = (*Queue)(nil)
 	_ device.HostGate    = (*Queue)(nil)
+
+	_ device.KernelLister = (*Queue)(nil)
 )
 
 // handleStride keeps handles apart from small numbers, which bugs tend to produce.
@@ -142,7 +143,7 @@ func (q *Queue) Launch(k *device.Kernel) error {
 		err = q.call(OpCallLaunch, call)
 	}
 	if err == nil {
-		err = q.enqueue(op{kind: opLaunch, kernel: kern, args: k.Args})
+		err = q.enqueue(op{kind: opLaunch, kernel: kern, args: k.Args, ctas: max(k.CTAs, 1)})
 	}
 	if err != nil {
 		return fmt.Errorf("enqueue kernel on %s: %w", q, err)

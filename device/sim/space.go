@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sort"
 	"sync"
+	"sync/atomic"
 
 	"github.com/kvlane/kvlane/mem"
 )
@@ -36,13 +37,17 @@ type span struct {
 type space struct {
 	// mu is held for reading by whoever touches the bytes of a span, and for writing to add or free one.
 	mu    sync.RWMutex
+	index int // of the device
+	reach atomic.Pointer[reach]
 	next  uint64
 	spans []*span // ascending by base, freed ones too
 	freed int
 }
 
 func newSpace(index int) *space {
-	return &space{next: firstAddr + uint64(index)<<indexShift}
+	s := &space{index: index, next: firstAddr + uint64(index)<<indexShift}
+	s.reach.Store(&reach{s})
+	return s
 }
 
 // reserve returns the address for n bytes. Addresses only ascend: none is used twice.

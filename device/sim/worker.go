@@ -90,8 +90,13 @@ func (q *Queue) do(o *op) error {
 		return q.awaitWord(o)
 	case opCopy, opBatch, opFill, opLaunch, opRecord:
 	}
-	if err := q.suffer(o); err != nil {
-		return err
+	if o.stay == nil { // a resident kernel that goes on has had its fault
+		if err := q.suffer(o); err != nil {
+			return err
+		}
+	}
+	if o.resides() {
+		return q.reside(o)
 	}
 	if q.dev.link.on() {
 		return q.paced(o)
@@ -101,10 +106,15 @@ func (q *Queue) do(o *op) error {
 
 // perform moves the bytes.
 func (q *Queue) perform(o *op, t *traffic) error {
-	q.dev.space.mu.RLock()
-	defer q.dev.space.mu.RUnlock()
 	x := &q.exec
+	x.hold()
+	defer x.release()
 	x.traffic = t
+	return x.carryOut(o)
+}
+
+// carryOut does what o says, and what its fault adds to that.
+func (x *executor) carryOut(o *op) error {
 	partial := o.hit && o.fault.Action == fault.Partial
 	var err error
 	switch o.kind {
@@ -168,15 +178,15 @@ func (q *Queue) paced(o *op) error {
 
 // direction returns which part of the link the operation occupies first, and adds to t the bytes known beforehand.
 func (q *Queue) direction(o *op, t *traffic) direction {
-	q.dev.space.mu.RLock()
-	defer q.dev.space.mu.RUnlock()
+	r := q.dev.space.hold()
+	defer r.unlock()
 	first := inside
 	pieces := o.pieces
 	if o.kind == opCopy || o.kind == opFill {
 		pieces = o.one[:]
 	}
 	for i, p := range pieces {
-		dst, src := q.dev.space.find(p.dst), q.dev.space.find(p.src)
+		dst, src := r.find(p.dst), r.find(p.src)
 		if dst == nil {
 			continue // perform will say so
 		}
@@ -207,12 +217,22 @@ func (q *Queue) decide(o *op) {
 	o.decided = true
 	switch o.kind {
 	case opCopy, opBatch, opFill, opLaunch:
-		if o.fault, o.hit = q.dev.o.Faults.Hit(o.work()); !o.hit {
-			o.fault, o.hit = q.dev.o.Faults.Hit(OpWork)
-		}
+		o.fault, o.hit = q.dev.strike(o.work(), !o.resides())
 	case opRecord, opWait, opGate:
 	}
 }
+
+// strike asks the fault plan about an operation of that name; moves says that it moves bytes, and so is OpWork too.
+func (d *Device) strike(name string, moves bool) (fault.Fault, bool) {
+	f, hit := d.o.Faults.Hit(name)
+	if !hit && moves {
+		f, hit = d.o.Faults.Hit(OpWork)
+	}
+	return f, hit
+}
+
+// resides reports whether o is a resident kernel, which moves nothing itself: its entries do.
+func (o *op) resides() bool { return o.kind == opLaunch && o.kernel == &resident }
 
 // suffer does what a fault does before the work, or instead of it.
 func (q *Queue) suffer(o *op) error {

@@ -30,6 +30,11 @@ type API struct {
 	CtxGetStreamPriorityRange       func() (least, greatest int, r Result) // needs a context
 	ThreadExchangeStreamCaptureMode func(mode CaptureMode) (CaptureMode, Result)
 
+	// Peers. Enabling needs the context that will reach the peer's memory to be current; it is for memory of MemAlloc,
+	// that of MemCreate has MemSetAccess.
+	DeviceCanAccessPeer func(dev, peer DeviceID) (bool, Result)
+	CtxEnablePeerAccess func(peer Context) Result
+
 	// Memory. All but the granularity need a context.
 	MemAlloc                func(bytes uint64) (DevicePtr, Result)
 	MemFree                 func(p DevicePtr) Result

@@ -164,6 +164,14 @@ func TestCallsReachTheDriver(t *testing.T) {
 			v, r := a.ThreadExchangeStreamCaptureMode(CaptureRelaxed)
 			return value(uint64(v), r)
 		}},
+		{"cuDeviceCanAccessPeer out 3 4", 0, func() Result {
+			can, r := a.DeviceCanAccessPeer(3, 4)
+			if !can {
+				t.Error("the answer is lost")
+			}
+			return r
+		}},
+		{"cuCtxEnablePeerAccess 77 0", -1, func() Result { return a.CtxEnablePeerAccess(0x77) }},
 		{"cuMemAlloc_v2 out 1000", 0, func() Result { v, r := a.MemAlloc(0x1000); return value(uint64(v), r) }},
 		{"cuMemFree_v2 5", -1, func() Result { return a.MemFree(5) }},
 		{"cuMemHostRegister_v2 5 6 3", -1, func() Result { return a.MemHostRegister(5, 6, HostRegisterPortable|HostRegisterMapped) }},

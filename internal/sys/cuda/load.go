@@ -28,6 +28,7 @@ func load(name string) (*API, error) {
 	a := new(API)
 	s.bindDevices(a)
 	s.bindContexts(a)
+	s.bindPeers(a)
 	s.bindMemory(a)
 	s.bindStreams(a)
 	s.bindWork(a)

@@ -25,6 +25,7 @@ const (
 	ErrorNoBinaryForGPU           Result = 209
 	ErrorECCUncorrectable         Result = 214
 	ErrorUnsupportedLimit         Result = 215
+	ErrorPeerAccessUnsupported    Result = 217
 	ErrorInvalidPTX               Result = 218
 	ErrorNVLinkUncorrectable      Result = 220
 	ErrorJITCompilerNotFound      Result = 221
@@ -37,8 +38,10 @@ const (
 	ErrorIllegalAddress           Result = 700
 	ErrorLaunchOutOfResources     Result = 701
 	ErrorLaunchTimeout            Result = 702
+	ErrorPeerAccessAlreadyEnabled Result = 704
 	ErrorContextIsDestroyed       Result = 709
 	ErrorAssert                   Result = 710
+	ErrorTooManyPeers             Result = 711
 	ErrorHostAlreadyRegistered    Result = 712
 	ErrorHostNotRegistered        Result = 713
 	ErrorHardwareStack            Result = 714
@@ -64,16 +67,16 @@ func (r Result) Sentinel() error {
 	switch r {
 	case ErrorInvalidValue, ErrorInvalidDevice, ErrorInvalidContext, ErrorInvalidHandle, ErrorHostNotRegistered:
 		return errdefs.ErrInvalid
-	case ErrorOutOfMemory, ErrorLaunchOutOfResources:
+	case ErrorOutOfMemory, ErrorLaunchOutOfResources, ErrorTooManyPeers:
 		return errdefs.ErrNoMemory
-	case ErrorHostAlreadyRegistered:
+	case ErrorHostAlreadyRegistered, ErrorPeerAccessAlreadyEnabled:
 		return errdefs.ErrExists
 	case ErrorNotFound:
 		return errdefs.ErrNotFound
 	case ErrorDeviceUnavailable:
 		return errdefs.ErrBusy
 	case ErrorNoDevice, ErrorStubLibrary, ErrorNotPermitted, ErrorNotSupported, ErrorSystemNotReady,
-		ErrorSystemDriverMismatch, ErrorCompatNotSupported, ErrorInvalidImage, ErrorNoBinaryForGPU, ErrorUnsupportedLimit,
+		ErrorSystemDriverMismatch, ErrorCompatNotSupported, ErrorPeerAccessUnsupported, ErrorInvalidImage, ErrorNoBinaryForGPU, ErrorUnsupportedLimit,
 		ErrorInvalidPTX, ErrorJITCompilerNotFound, ErrorUnsupportedPTXVersion, ErrorJITDisabled,
 		ErrorStreamCaptureUnsupported, ErrorStreamCaptureImplicit:
 		return errdefs.ErrNotSupported

@@ -1,0 +1,137 @@
+package cuda
+
+import (
+	"fmt"
+	"sync"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/sys/cuda"
+)
+
+var _ device.Peerer = (*Device)(nil)
+
+// peers is what a device knows of others.
+type peers struct {
+	// making is held for reading while memory is made, and for writing while a reader is added: every region that is
+	// shareable gets every reader, whichever comes first.
+	// Freeing holds it for reading too, so that what a reader is given is there.
+	making  sync.RWMutex
+	readers []*Device // those that reach this device's memory
+
+	mu    sync.Mutex
+	reach map[int]*Device // those whose memory this device reaches, by index
+}
+
+// EnablePeer implements device.Peerer. Memory of cuMemAlloc is opened by the context as a whole, shareable memory region
+// by region. Access that somebody else in the process enabled is as good, and neither is taken back before the context
+// ends: the host program may have come to use it.
+func (d *Device) EnablePeer(other device.Device) error {
+	o, ok := other.(*Device)
+	if !ok || o.id == d.id {
+		return fmt.Errorf("enable peer access of device %d: the other is no other device of this driver: %w", d.info.Index, errdefs.ErrInvalid)
+	}
+	if err := d.enablePeer(o); err != nil {
+		return fmt.Errorf("enable access of device %d to memory of device %d: %w", d.info.Index, o.info.Index, err)
+	}
+	return nil
+}
+
+func (d *Device) enablePeer(o *Device) error {
+	for _, each := range []*Device{d, o} {
+		if err := each.begin(); err != nil {
+			return err
+		}
+		defer each.end()
+	}
+	o.peers.making.Lock()
+	defer o.peers.making.Unlock()
+	if d.Reaches(o.info.Index) {
+		return nil
+	}
+	can, r := d.api.DeviceCanAccessPeer(d.id, o.id)
+	if r != cuda.Success {
+		return d.fail(r, "cuDeviceCanAccessPeer", "device=%d, peer=%d", d.info.Index, o.info.Index)
+	}
+	if !can {
+		return fmt.Errorf("there is no direct way between them: %w", errdefs.ErrNotSupported)
+	}
+	if err := d.enableContext(o); err != nil {
+		return err
+	}
+	if err := o.openAll(d); err != nil {
+		return err
+	}
+	o.peers.readers = append(o.peers.readers, d)
+	d.peers.mu.Lock()
+	defer d.peers.mu.Unlock()
+	if d.peers.reach == nil {
+		d.peers.reach = make(map[int]*Device)
+	}
+	d.peers.reach[o.info.Index] = o
+	return nil
+}
+
+func (d *Device) enableContext(o *Device) error {
+	mode, err := d.enterRelaxed()
+	if err != nil {
+		return err
+	}
+	defer d.leaveRelaxed(mode)
+	if r := d.api.CtxEnablePeerAccess(o.ctx); r != cuda.Success && r != cuda.ErrorPeerAccessAlreadyEnabled {
+		return d.fail(r, "cuCtxEnablePeerAccess", "peer=%d", o.info.Index)
+	}
+	return nil
+}
+
+// openAll opens what shareable memory there is to reader. The caller holds making.
+func (d *Device) openAll(reader *Device) error {
+	d.mu.Lock()
+	var all []*allocation
+	for _, a := range d.regions {
+		if a.size > 0 {
+			all = append(all, a)
+		}
+	}
+	d.mu.Unlock()
+	if len(all) == 0 {
+		return nil
+	}
+	mode, err := d.enterRelaxed()
+	if err != nil {
+		return err
+	}
+	defer d.leaveRelaxed(mode)
+	for _, a := range all {
+		if err := d.open(a, reader); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// open opens shareable memory to reader.
+func (d *Device) open(a *allocation, reader *Device) error {
+	if reader.isClosed() {
+		return nil
+	}
+	if r := d.api.MemSetAccess(a.at, a.size, reader.id); r != cuda.Success {
+		return d.fail(r, "cuMemSetAccess", "address=%#x, bytes=%d, device=%d", a.at, a.size, reader.info.Index)
+	}
+	return nil
+}
+
+// Reaches implements device.Peerer. A device that was closed is not reached, even if it is opened again: its context may
+// be another one.
+func (d *Device) Reaches(index int) bool {
+	d.peers.mu.Lock()
+	o := d.peers.reach[index]
+	d.peers.mu.Unlock()
+	return o != nil && !o.isClosed()
+}
+
+func (d *Device) isClosed() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.closed
+}

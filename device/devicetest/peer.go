@@ -1,0 +1,124 @@
+package devicetest
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
+)
+
+// RunPeers runs what must hold for two devices of one implementation that can reach each other's memory. open opens them,
+// of different index and without access yet; the suite closes them.
+func RunPeers(t *testing.T, open func(t *testing.T) (a, b device.Peerer)) {
+	t.Helper()
+	for name, test := range map[string]func(t *testing.T, a, b device.Peerer){
+		"Refuses": testPeerRefuses, "Copies": testPeerCopies, "OneWay": testPeerOneWay,
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, b := open(t)
+			for _, d := range []device.Peerer{a, b} {
+				t.Cleanup(func() {
+					if err := d.Close(); err != nil {
+						t.Errorf("close device: %v", err)
+					}
+				})
+			}
+			test(t, a, b)
+		})
+	}
+}
+
+// stranger is a device of no implementation that anybody knows.
+type stranger struct{ device.Device }
+
+func testPeerRefuses(t *testing.T, a, b device.Peerer) {
+	for name, other := range map[string]device.Device{"itself": a, "a stranger": stranger{b}, "nothing": nil} {
+		if err := a.EnablePeer(other); !errors.Is(err, errdefs.ErrInvalid) {
+			t.Errorf("peer access to %s: %v", name, err)
+		}
+	}
+	for _, index := range []int{a.Info().Index, b.Info().Index, 99, -1} {
+		if a.Reaches(index) {
+			t.Errorf("device %d is reached and nothing was enabled", index)
+		}
+	}
+}
+
+func testPeerOneWay(t *testing.T, a, b device.Peerer) {
+	must(t, a.EnablePeer(b))
+	must(t, a.EnablePeer(b))
+	if !a.Reaches(b.Info().Index) || a.Reaches(a.Info().Index) {
+		t.Errorf("reaches the peer %v, itself %v", a.Reaches(b.Info().Index), a.Reaches(a.Info().Index))
+	}
+	if b.Reaches(a.Info().Index) {
+		t.Error("access of one to the other made access of the other to the one")
+	}
+	must(t, b.EnablePeer(a))
+	if !b.Reaches(a.Info().Index) {
+		t.Error("not reached after it was enabled")
+	}
+}
+
+// testPeerCopies pushes and pulls with every means, memory of either sort, made before and after access was enabled.
+func testPeerCopies(t *testing.T, a, b device.Peerer) {
+	h, o := newPeerHarness(a), newPeerHarness(b)
+	const n = 1 << 20
+	alloc := func(h *harness, shareable bool) *mem.Region {
+		t.Helper()
+		r, err := h.dev.Alloc(n, device.AllocOptions{Shareable: shareable})
+		return h.keep(t, r, err)
+	}
+	far := []*mem.Region{alloc(o, false), alloc(o, true)}
+	near := []*mem.Region{alloc(h, false), alloc(h, true)}
+	must(t, a.EnablePeer(b))
+	far, near = append(far, alloc(o, false), alloc(o, true)), append(near, alloc(h, false), alloc(h, true))
+
+	q, theirs := h.queue(t), o.queue(t)
+	for i := range far {
+		want := make([]byte, n)
+		for name, move := range h.means(t, q) {
+			h.random(want)
+			o.put(t, theirs, far[i], want)
+			must(t, move(extent(near[i], 1, n-1), extent(far[i], 1, n-1)))
+			sync(t, q)
+			diff(t, name+" pulls", h.get(t, q, near[i], n)[1:], want[1:])
+			h.random(want)
+			h.put(t, q, near[i], want)
+			must(t, move(extent(far[i], 0, n-3), extent(near[i], 0, n-3)))
+			sync(t, q)
+			diff(t, name+" pushes", o.get(t, theirs, far[i], n)[:n-3], want[:n-3])
+		}
+	}
+	if r := far[0]; r.Device() == near[0].Device() {
+		t.Errorf("both regions say that they are of device %d", r.Device())
+	}
+}
+
+func newPeerHarness(d device.Device) *harness {
+	h := newHarness(func(*testing.T) device.Device { return d })
+	h.dev = d
+	return h
+}
+
+// means are the ways in which a queue copies.
+func (h *harness) means(t *testing.T, q device.Queue) map[string]func(dst, src mem.Extent) error {
+	t.Helper()
+	all := map[string]func(dst, src mem.Extent) error{"a copy engine": q.Copy}
+	if b, ok := q.(device.BatchCopier); ok {
+		all["a batch"] = func(dst, src mem.Extent) error { return b.CopyBatch([]mem.Extent{dst}, []mem.Extent{src}) }
+	}
+	if l, ok := q.(device.Launcher); ok {
+		list := h.pinned(t, 1<<20)
+		all["a kernel"] = func(dst, src mem.Extent) error {
+			var d, s []mem.Extent
+			for off := int64(0); off < src.Len; off += device.PieceBytes {
+				m := min(device.PieceBytes, src.Len-off)
+				d, s = append(d, dst.Sub(off, m)), append(s, src.Sub(off, m))
+			}
+			return l.Launch(copyList(device.KernelCopyList, list, 8, d, s))
+		}
+	}
+	return all
+}

@@ -1,0 +1,77 @@
+package sim
+
+import (
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/internal/sys/hostmem"
+)
+
+// entry reads r's next entry, if it is there. The caller holds space.mu.
+func (q *Queue) entry(r *resider) (w *device.ResidentWords, here bool, err error) {
+	b, err := q.exec.view(callResident, r.ring+r.next%r.depth*device.ResidentEntryBytes, device.ResidentEntryBytes)
+	if err != nil {
+		return nil, false, err
+	}
+	check := hostmem.LoadUint64(b[device.ResidentLast:])
+	w = new(device.ResidentWords)
+	for i := range w {
+		w[i] = hostmem.LoadUint64(b[8*i:])
+	}
+	return w, w[0] == r.next && check == device.ResidentCheck(w), nil
+}
+
+// entryWork returns the operation that an entry stands for, one that does nothing for ResidentStop. known is false if the
+// entry says nothing that there is.
+func entryWork(w *device.ResidentWords) (o op, known bool) {
+	switch w[1] {
+	case device.ResidentStop:
+		return op{}, true
+	case device.ResidentCopy:
+		if w[14] < 1 || w[14] > device.ResidentInline {
+			return op{}, false
+		}
+		o = op{kind: opBatch}
+		for p := w[2:]; len(o.pieces) < int(w[14]); p = p[3:] {
+			o.pieces = append(o.pieces, piece{dst: p[0], src: p[1], n: p[2]})
+		}
+		return o, true
+	case device.ResidentList:
+		return op{kind: opLaunch, kernel: &copyList, args: kernelArg{w[2], w[3]}}, true
+	case device.ResidentPaged:
+		return op{kind: opLaunch, kernel: &copyPaged, args: kernelArg(append(w[2:9:9], 0))}, true
+	}
+	return op{}, false
+}
+
+// strikeEntry decides once what fault the entry that is next has, and fails if that is to fail.
+func (q *Queue) strikeEntry(r *resider, w *device.ResidentWords) error {
+	if r.seq == r.next {
+		return nil
+	}
+	r.seq = r.next
+	r.fault, r.hit = q.dev.strike(OpEntry, w[1] != device.ResidentStop)
+	r.served = q.dev.sched != nil && r.fault.Action == fault.Delay
+	if r.hit && (r.fault.Action == fault.Fail || r.fault.Action == fault.Crash) {
+		return errInjected(OpEntry, &r.fault)
+	}
+	return nil
+}
+
+// heldUp reports whether the entry that is next must wait.
+func (r *resider) heldUp() bool {
+	if !r.hit || r.seq != r.next || r.served {
+		return false
+	}
+	return r.fault.Action == fault.Delay || r.fault.Action == fault.Stall && !isClosed(r.fault.Released())
+}
+
+// waitOut waits until the entry that is next is no longer held up.
+func (q *Queue) waitOut(r *resider) error {
+	over := r.fault.Action == fault.Stall && r.fault.Wait(q.dev.life) == nil ||
+		r.fault.Action == fault.Delay && q.dev.sleep(r.fault.Delay)
+	if !over {
+		return errClosed("simCtxDestroy")
+	}
+	r.served = true
+	return nil
+}

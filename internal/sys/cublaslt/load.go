@@ -1,0 +1,161 @@
+package cublaslt
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/ebitengine/purego"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/sys/dl"
+)
+
+// Names are what the library is called, newest first.
+var names = []string{"libcublasLt.so.13", "libcublasLt.so.12"}
+
+// status is cublasStatus_t; zero is success.
+type status int32
+
+// The statuses that kvlane decides by.
+const (
+	statusSuccess        status = 0
+	statusNotInitialized status = 1
+	statusAllocFailed    status = 3
+	statusInvalidValue   status = 7
+	statusArchMismatch   status = 8
+	statusNotSupported   status = 15
+)
+
+// What the library hands out.
+type (
+	handle     uintptr // cublasLtHandle_t
+	operation  uintptr // cublasLtMatmulDesc_t
+	layout     uintptr // cublasLtMatrixLayout_t
+	preference uintptr // cublasLtMatmulPreference_t
+)
+
+// algorithm is cublasLtMatmulAlgo_t.
+type algorithm [8]uint64
+
+// heuristic is cublasLtMatmulHeuristicResult_t.
+type heuristic struct {
+	Algorithm      algorithm
+	WorkspaceBytes uint64
+	State          status
+	Waves          float32
+	_              [4]int32
+}
+
+// Library is the loaded library.
+type Library struct {
+	lib *dl.Library
+
+	version    func() uint64
+	statusName func(s status) string
+
+	create  func(h *handle) status
+	destroy func(h handle) status
+
+	operationCreate  func(d *operation, compute, scale int32) status
+	operationSet     func(d operation, attr int32, value *int32, bytes uint64) status
+	operationDestroy func(d operation) status
+
+	layoutCreate  func(l *layout, dataType int32, rows, cols uint64, ld int64) status
+	layoutDestroy func(l layout) status
+
+	preferenceCreate  func(p *preference) status
+	preferenceSet     func(p preference, attr int32, value *uint64, bytes uint64) status
+	preferenceDestroy func(p preference) status
+
+	heuristics func(h handle, op operation, a, b, c, d layout, p preference, want int32, found *heuristic, n *int32) status
+	matmul     func(h handle, op operation, alpha *float32, a uint64, la layout, b uint64, lb layout, beta *float32, c uint64, lc layout,
+		d uint64, ld layout, algo *algorithm, workspace, workspaceBytes uint64, stream uintptr) status
+}
+
+// Load opens the library: the file or the folder at path, or where the loader searches (dlopen(3)) if path is empty. The
+// error wraps ErrNotSupported and holds the loader's reasons, or names every missing function.
+func Load(path string) (*Library, error) {
+	lib, err := dl.Open(candidates(path)...)
+	if err != nil {
+		return nil, fmt.Errorf("load cublasLt: %w", err)
+	}
+	l := &Library{lib: lib}
+	var missing []error
+	for _, f := range []struct {
+		name string
+		fn   any
+	}{
+		{"cublasLtGetVersion", &l.version},
+		{"cublasLtGetStatusName", &l.statusName},
+		{"cublasLtCreate", &l.create},
+		{"cublasLtDestroy", &l.destroy},
+		{"cublasLtMatmulDescCreate", &l.operationCreate},
+		{"cublasLtMatmulDescSetAttribute", &l.operationSet},
+		{"cublasLtMatmulDescDestroy", &l.operationDestroy},
+		{"cublasLtMatrixLayoutCreate", &l.layoutCreate},
+		{"cublasLtMatrixLayoutDestroy", &l.layoutDestroy},
+		{"cublasLtMatmulPreferenceCreate", &l.preferenceCreate},
+		{"cublasLtMatmulPreferenceSetAttribute", &l.preferenceSet},
+		{"cublasLtMatmulPreferenceDestroy", &l.preferenceDestroy},
+		{"cublasLtMatmulAlgoGetHeuristic", &l.heuristics},
+		{"cublasLtMatmul", &l.matmul},
+	} {
+		addr, err := lib.Symbol(f.name)
+		if err != nil {
+			missing = append(missing, err)
+			continue
+		}
+		purego.RegisterFunc(f.fn, addr)
+	}
+	if len(missing) > 0 {
+		return nil, errors.Join(append(missing, lib.Close())...)
+	}
+	return l, nil
+}
+
+// candidates are the names to try for a path.
+func candidates(path string) []string {
+	if path == "" {
+		return names
+	}
+	if i, err := os.Stat(path); err != nil || !i.IsDir() {
+		return []string{path}
+	}
+	var list []string
+	for _, n := range names {
+		list = append(list, filepath.Join(path, n))
+	}
+	return list
+}
+
+// Version returns the version of the library: "13.0.2".
+func (l *Library) Version() string {
+	v := l.version() // 10000*major + 100*minor + patch
+	return fmt.Sprintf("%d.%d.%d", v/10000, v/100%100, v%100)
+}
+
+// Name returns the name under which the library was found.
+func (l *Library) Name() string { return l.lib.Name() }
+
+// Close ends the use of the library. Its handles must have been closed.
+func (l *Library) Close() error { return l.lib.Close() }
+
+func (l *Library) check(s status, call, format string, args ...any) error {
+	if s == statusSuccess {
+		return nil
+	}
+	e := &device.Error{Call: call, Args: fmt.Sprintf(format, args...), Code: int(s), Name: l.statusName(s)}
+	switch s {
+	case statusNotSupported, statusArchMismatch, statusNotInitialized:
+		e.Kind = errdefs.ErrNotSupported
+	case statusAllocFailed:
+		e.Kind = errdefs.ErrNoMemory
+	case statusInvalidValue:
+		e.Kind = errdefs.ErrInvalid
+	case statusSuccess:
+	}
+	return e
+}

@@ -1,0 +1,10 @@
+package cuda
+
+func (s *symbols) bindPeers(a *API) {
+	can, enable := s.need("cuDeviceCanAccessPeer"), s.need("cuCtxEnablePeerAccess")
+	a.DeviceCanAccessPeer = func(dev, peer DeviceID) (bool, Result) {
+		v, r := s.out(can, uintptr(dev), uintptr(peer))
+		return uint32(v) != 0, r
+	}
+	a.CtxEnablePeerAccess = func(peer Context) Result { return s.do(enable, uintptr(peer), 0) }
+}

@@ -3,8 +3,10 @@ package stream
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
 )
 
@@ -38,10 +40,37 @@ const (
 	PathCopyEngine                  // a copy engine, one call for each run of neighbouring extents
 	PathCopyEngineBatch             // a copy engine, many copies in one call
 	PathKernel                      // a kernel that copies over PCIe directly
+	PathKernelBulk                  // the same through shared memory, by the GPU's bulk copies
+	PathStaged                      // a copy engine over PCIe, and a kernel that gathers or scatters within device memory
+	PathResident                    // a kernel that stays on the device and takes its work from a ring
+	PathPeerCopyEngine              // between two devices, by a copy engine
+	PathPeerKernel                  // between two devices, by a kernel of one of them
 	PathPosix                       // read and write system calls
 )
 
-var pathNames = [...]string{"none", "copy-engine", "copy-engine-batch", "kernel", "posix"}
+var pathNames = [...]string{
+	"none", "copy-engine", "copy-engine-batch", "kernel", "kernel-bulk", "staged", "resident", "peer-copy-engine",
+	"peer-kernel", "posix",
+}
+
+// Paths returns all paths on which bytes move, in order: without PathNone.
+func Paths() []Path {
+	all := make([]Path, 0, len(pathNames)-1)
+	for i := 1; i < len(pathNames); i++ {
+		all = append(all, Path(i))
+	}
+	return all
+}
+
+// ParsePath reads what Path.String writes. Anything else is ErrInvalid.
+func ParsePath(name string) (Path, error) {
+	for i, n := range pathNames {
+		if n == name {
+			return Path(i), nil
+		}
+	}
+	return PathNone, fmt.Errorf("there is no path %q: it is one of %s: %w", name, strings.Join(pathNames[:], ", "), errdefs.ErrInvalid)
+}
 
 // String returns the path's name as options and reports use it.
 func (p Path) String() string {

@@ -2,6 +2,7 @@ package stream
 
 import (
 	"context"
+	"runtime"
 	"sync/atomic"
 	"time"
 )
@@ -12,14 +13,37 @@ type Completion struct {
 	Reason string // why this path: one of a few constant texts, not formatted per batch
 	Bytes  int64
 	Pieces int // copies that the batch stood for, before merging
-	// Started is when the first byte was handed to the hardware, Finished when the last had landed.
+	// Summed says that the stream filled mem.Paged.Sums of a batch that asked for it and succeeded. Where it is false the
+	// path takes no sums, and who wants them computes them.
+	Summed bool
+	// GivenUp is why the path that was chosen first cannot be had, memory or queues that the device refused: the batch went
+	// another way, and no later one will be sent by that path. It is told once a path. Nil mostly.
+	GivenUp error
+	// Predicted is what the planner expected the batch to take from Started, or from the end of the batch before it if that
+	// was later; zero where nothing predicted.
+	Predicted time.Duration
+	// Started is when the first byte was handed to the hardware, Finished when the last was seen to have landed.
 	Started, Finished time.Time
+}
+
+// Driver is what a ticket asks of the stream that made it. Its methods may be called from any goroutine, several times, also
+// after the ticket has resolved, and must not block.
+type Driver interface {
+	// Cancel is Ticket.Cancel.
+	Cancel()
+	// Poll resolves tickets whose copies have landed, on the caller's goroutine, and reports whether calling it again
+	// soon may resolve this one; otherwise somebody else is at it, or it will take long.
+	Poll() bool
+	// Watch says that somebody has begun to wait without polling. A stream that was not told, and whose tickets were not
+	// polled, may leave a finished ticket unresolved until it has other things to do.
+	Watch()
 }
 
 // Ticket stands for an accepted batch. Safe for concurrent use. It implements mem.Dependency.
 type Ticket struct {
 	id       uint64
 	done     chan struct{}
+	driver   Driver // nil where the stream needs none
 	cancel   func()
 	resolved atomic.Bool
 	// comp and err are written once, before done is closed.
@@ -31,6 +55,11 @@ type Ticket struct {
 // and from any goroutine, and must not block; nil means that the stream cannot cancel.
 func NewTicket(id uint64, cancel func()) *Ticket {
 	return &Ticket{id: id, done: make(chan struct{}), cancel: cancel}
+}
+
+// NewDrivenTicket returns an unresolved ticket of a stream whose completion those who wait may drive.
+func NewDrivenTicket(id uint64, d Driver) *Ticket {
+	return &Ticket{id: id, done: make(chan struct{}), driver: d}
 }
 
 // Resolve ends the ticket; it is for the Stream that made it. It panics when called twice: that is a bug.
@@ -46,36 +75,57 @@ func (t *Ticket) Resolve(c Completion, err error) {
 func (t *Ticket) ID() uint64 { return t.id }
 
 // Done is closed when the ticket has resolved: nothing touches the batch's memory any more.
-func (t *Ticket) Done() <-chan struct{} { return t.done }
+func (t *Ticket) Done() <-chan struct{} {
+	t.watch()
+	return t.done
+}
+
+// isDone reports whether the ticket has resolved; comp and err may be read then.
+func (t *Ticket) isDone() bool {
+	select {
+	case <-t.done:
+		return true
+	default:
+		return false
+	}
+}
 
 // Err returns why the batch failed, or nil. Before Done is closed it returns nil too.
 func (t *Ticket) Err() error {
-	select {
-	case <-t.done:
-		return t.err
-	default:
+	if !t.isDone() {
 		return nil
 	}
+	return t.err
 }
 
 // Completion returns how the batch travelled; it is valid once Done is closed.
 func (t *Ticket) Completion() Completion {
-	select {
-	case <-t.done:
-		return t.comp
-	default:
+	if !t.isDone() {
 		return Completion{}
 	}
+	return t.comp
 }
+
+// How long Wait polls before it sleeps. A copy of a few blocks takes 5 to 20 us, and being woken up another 2 to 5; who
+// waits longer than that loses little by sleeping. Other goroutines get their turn only every few microseconds: to yield
+// wakes an idle processor up, which takes longer than many polls. The number of polls is bounded too, for clocks that stand
+// still.
+const (
+	spin       = 50 * time.Microsecond
+	yieldEvery = 64 // polls, of 50 to 100 ns each
+	maxPolls   = 64 * yieldEvery
+)
 
 // Wait waits until the ticket resolves and returns its error, or until ctx ends and returns the context's cause. Giving
 // up does not end the batch: its memory must not be reused until Done is closed.
+//
+// For at most 50 us Wait polls the device itself, letting other goroutines run every few microseconds, as being woken up
+// takes about as long as a small copy. It sleeps at once where the stream expects the copy to take longer.
 func (t *Ticket) Wait(ctx context.Context) error {
-	select {
-	case <-t.done:
+	if t.isDone() || t.driver != nil && t.poll(ctx) {
 		return t.err
-	default:
 	}
+	t.watch()
 	select {
 	case <-t.done:
 		return t.err
@@ -84,10 +134,40 @@ func (t *Ticket) Wait(ctx context.Context) error {
 	}
 }
 
+// poll drives completion for a while, and reports whether the ticket has resolved.
+func (t *Ticket) poll(ctx context.Context) bool {
+	begun := time.Now()
+	for polls := 1; polls <= maxPolls; polls++ {
+		again := t.driver.Poll()
+		switch {
+		case t.resolved.Load() && t.isDone():
+			return true
+		case !again:
+			return false
+		case polls%yieldEvery != 0:
+			continue
+		case ctx.Err() != nil || time.Since(begun) > spin:
+			return false
+		}
+		runtime.Gosched()
+	}
+	return false
+}
+
+// watch tells the stream that somebody waits.
+func (t *Ticket) watch() {
+	if t.driver != nil && !t.resolved.Load() {
+		t.driver.Watch()
+	}
+}
+
 // Cancel asks the stream to issue no more of the batch. The ticket then resolves with ErrCanceled once nothing can touch
 // its memory, or as it would have if all was issued already. Cancelling a resolved ticket does nothing.
 func (t *Ticket) Cancel() {
-	if t.cancel != nil {
+	switch {
+	case t.driver != nil:
+		t.driver.Cancel()
+	case t.cancel != nil:
 		t.cancel()
 	}
 }

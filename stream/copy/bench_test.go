@@ -27,6 +27,9 @@ type nullQueue struct {
 	done device.Event
 }
 
+func (q nullQueue) HasKernel(name string) bool { return name != device.KernelResident }
+func (q nullQueue) Wait(device.Event) error    { return nil }
+
 func (q nullQueue) Copy(mem.Extent, mem.Extent) error          { return nil }
 func (q nullQueue) CopyBatch([]mem.Extent, []mem.Extent) error { return nil }
 func (q nullQueue) Launch(*device.Kernel) error                { return nil }
@@ -43,16 +46,16 @@ func (nullEvent) Close()                     {}
 // are per copy that the batch stands for.
 func BenchmarkSubmit(b *testing.B) {
 	dev := openSim(b, sim.Options{})
-	dst, src := pinned(b, dev, 32<<20), pinned(b, dev, 32<<20)
+	dst, src := pinned(b, dev, 32<<20), deviceMemory(b, dev, 32<<20)
 	batches := map[string]*mem.Batch{
 		"list":  strided(dst, src, 10_000, 2048),
 		"paged": benchPaged(dst, src, 64, 512, 1<<10),
 		"one":   strided(dst, src, 1, 2048),
 	}
-	for _, path := range []stream.Path{stream.PathCopyEngine, stream.PathCopyEngineBatch, stream.PathKernel} {
+	for _, path := range []stream.Path{stream.PathNone, stream.PathCopyEngine, stream.PathCopyEngineBatch, stream.PathKernel, stream.PathKernelBulk, stream.PathStaged} {
 		for _, name := range []string{"list", "paged", "one"} {
 			batch := batches[name]
-			b.Run(fmt.Sprintf("%s/%s", path, name), func(b *testing.B) {
+			b.Run(fmt.Sprintf("%s/%s", pathName(path), name), func(b *testing.B) {
 				s := open(b, nullDevice{dev, nullEvent{}}, streamcopy.Options{Path: path})
 				b.ReportAllocs()
 				for b.Loop() {

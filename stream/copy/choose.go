@@ -1,86 +1,162 @@
 package copy
 
 import (
-	"fmt"
+	"errors"
+	"time"
 
-	"github.com/kvlane/kvlane/device"
-	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/stream/copy/plan"
 )
 
-// The size rule. Measured on an H100 over PCIe 5 x16: a copy costs about 1.5 us to submit and 2.6 us on the copy engine,
-// whatever its size; a kernel launch about 8 us until it is done, and then it copies pieces of 2 KiB and more at the rate of
-// the bus. So the engine wins up to fewRuns runs, and from largeRun bytes a run it is as fast (50 GB/s, with all runs in
-// one call 54 GB/s) and takes no multiprocessors away from computing; between the two the kernel is up to 30 times faster.
-const (
-	fewRuns  = 3
-	largeRun = 1 << 20
-)
-
-// The reasons that completions carry.
+// The reasons that completions carry, beside those of package plan.
 const (
 	ReasonForced     = "the path was forced by an option"
+	ReasonUnfit      = "the forced path cannot carry this batch: by copy engine"
+	ReasonUnprepared = "the planned path could not get its memory: the next best"
 	ReasonEmpty      = "nothing to copy"
 	ReasonUnstarted  = "ended before it started"
-	ReasonFewRuns    = "few runs: one copy each costs less than a kernel launch"
-	ReasonLargeRuns  = "large runs: copy engines reach the rate of the bus and take no multiprocessors"
-	ReasonManyPieces = "many small pieces: a kernel copies them in one launch"
-	ReasonNoLauncher = "many runs, and the device has no kernels: many copies in one call"
-	ReasonOnlyEngine = "the device has neither kernels nor batched copies"
 )
 
-// paths is what the stream's queue can do. A nil field is a path that is not there or not wanted.
-type paths struct {
-	forced   stream.Path
-	launcher device.Launcher
-	batcher  device.BatchCopier
+// Planner chooses a path for each batch. It is told of the outcome of each choice of its own. Safe for concurrent use; it
+// must not block.
+type Planner interface {
+	// Choose returns how a batch should travel, by one of the paths in can.
+	Choose(r plan.Request, can plan.Paths) plan.Choice
+	// Observe says what a batch took that succeeded, from its start or from the end of the batch before it.
+	Observe(c plan.Choice, r plan.Request, actual time.Duration)
 }
 
-// findPaths looks at what q offers. A forced path leaves only what it needs.
-func findPaths(dev device.Device, q device.Queue, forced stream.Path) (paths, error) {
-	launcher, _ := q.(device.Launcher)
-	batcher, _ := q.(device.BatchCopier)
-	lacks := func(what string) (paths, error) {
-		return paths{}, fmt.Errorf("path %s on device %s %d: %s: %w", forced, dev.Info().Driver, dev.Info().Index, what, errdefs.ErrNotSupported)
-	}
-	switch forced {
-	case stream.PathNone:
-		return paths{launcher: launcher, batcher: batcher}, nil
-	case stream.PathCopyEngine:
-		return paths{forced: forced}, nil
-	case stream.PathCopyEngineBatch:
-		if batcher == nil {
-			return lacks("its driver has no batched copies")
-		}
-		return paths{forced: forced, batcher: batcher}, nil
-	case stream.PathKernel:
-		if launcher == nil {
-			return lacks("it runs no kernels")
-		}
-		return paths{forced: forced, launcher: launcher}, nil
-	case stream.PathPosix:
-	}
-	return lacks("a copy stream does not have it")
-}
-
-// choose returns the path of a batch of so many runs and bytes.
-func (p *paths) choose(runs int, bytes int64) (stream.Path, string) {
+// choose sets the path of o and what goes with it.
+func (s *Stream) choose(o *op) {
+	v := &o.stats
+	forced := s.opts.Path
 	switch {
-	case runs == 0:
-		return stream.PathNone, ReasonEmpty
-	case p.forced != stream.PathNone:
-		return p.forced, ReasonForced
-	case runs <= fewRuns:
-		return stream.PathCopyEngine, ReasonFewRuns
-	case bytes/int64(runs) >= largeRun:
-		if p.batcher != nil {
-			return stream.PathCopyEngineBatch, ReasonLargeRuns
-		}
-		return stream.PathCopyEngine, ReasonLargeRuns
-	case p.launcher != nil:
-		return stream.PathKernel, ReasonManyPieces
-	case p.batcher != nil:
-		return stream.PathCopyEngineBatch, ReasonNoLauncher
+	case v.runs == 0:
+		o.path, o.reason = stream.PathNone, ReasonEmpty
+		return
+	case forced != stream.PathNone && s.movers[forced].takes(v):
+		o.path, o.reason = forced, ReasonForced
+	case forced != stream.PathNone:
+		o.path, o.reason = stream.PathCopyEngine, ReasonUnfit
+	default:
+		s.plan(o)
 	}
-	return stream.PathCopyEngine, ReasonOnlyEngine
+	if k, ok := s.movers[o.path].(summer); ok {
+		o.summed = k.sums(o)
+	}
+}
+
+// summer is a mover that can fill mem.Paged.Sums.
+type summer interface {
+	mover
+	// sums reports whether it fills the sums that o's batch asks for.
+	sums(o *op) bool
+}
+
+// plan has the planner choose, among the paths that take the batch. Where it asks for sums, the planner hears which of them
+// leave those to a CPU. A path that cannot get its memory is given up for good, and the batch tells why.
+func (s *Stream) plan(o *op) {
+	can, unsummed := s.can(o)
+	o.request = o.stats.request(o.batch.Paged != nil)
+	o.request.Unsummed = unsummed
+	o.request.Ahead = time.Duration(s.ahead.Load())
+	for unprepared := false; ; unprepared = true {
+		o.choice = s.planner.Choose(o.request, can)
+		o.path, o.reason, o.planned = o.choice.Path, o.choice.Reason, true
+		if unprepared {
+			o.reason = ReasonUnprepared
+		}
+		err := s.ready(o.path)
+		if err == nil {
+			return
+		}
+		o.lost = errors.Join(o.lost, err)
+		can = can.Without(o.path)
+		s.giveUp(o.path)
+	}
+}
+
+// can returns the paths that could carry o's batch, and which of them would not make the sums that it asks for.
+func (s *Stream) can(o *op) (can, unsummed plan.Paths) {
+	able := plan.Paths(s.able.Load())
+	if o.stats.ways&wayPeer != 0 {
+		able &= peerPaths()
+	} else {
+		able &^= peerPaths()
+	}
+	wants := o.batch.Paged != nil && len(o.batch.Paged.Sums) > 0
+	for p, m := range s.movers {
+		if !able.Has(stream.Path(p)) || !m.takes(&o.stats) {
+			continue
+		}
+		can = can.With(stream.Path(p))
+		if k, ok := m.(summer); wants && (!ok || !k.sums(o)) {
+			unsummed = unsummed.With(stream.Path(p))
+		}
+	}
+	return can, unsummed
+}
+
+// giveUp takes a path away that could not be prepared.
+func (s *Stream) giveUp(p stream.Path) {
+	for {
+		able := s.able.Load()
+		if s.able.CompareAndSwap(able, uint32(plan.Paths(able).Without(p))) {
+			return
+		}
+	}
+}
+
+// request is what the planner is asked.
+func (v *survey) request(paged bool) plan.Request {
+	r := plan.Request{Dir: v.direction(), Pieces: v.copies, Runs: v.runs, Bytes: v.bytes}
+	if paged {
+		r.Form = plan.Paged
+	}
+	switch r.Dir {
+	case plan.H2D:
+		r.HostRuns = v.srcRuns
+	case plan.D2H:
+		r.HostRuns = v.dstRuns
+	case plan.D2D, plan.Peer:
+	}
+	return r
+}
+
+// direction is the batch's direction as the planner knows it. What moves both ways, or partly within one memory, goes by
+// the part that crosses the bus.
+func (v *survey) direction() plan.Direction {
+	switch {
+	case v.ways&wayH2D != 0:
+		return plan.H2D
+	case v.ways&wayD2H != 0:
+		return plan.D2H
+	case v.ways&wayPeer != 0:
+		return plan.Peer
+	}
+	return plan.D2D
+}
+
+// account ends what choose began, for a batch that is about to resolve: c gets the prediction. took is what the planner
+// should hear of; zero: nothing. The caller has the turn to complete.
+func (s *Stream) account(o *op, c *stream.Completion, err error) (took time.Duration) {
+	s.ahead.Add(-int64(o.choice.Predicted))
+	before := s.finished
+	s.finished = c.Finished
+	if o.started.IsZero() {
+		return 0
+	}
+	c.Predicted = o.choice.Predicted
+	if err != nil {
+		return 0
+	}
+	c.Summed = o.summed
+	if !o.planned || o.held || o.joint || o.choice.Pace > 0 && o.steps > 1 {
+		return 0 // it waited for something else than the path
+	}
+	start := c.Started
+	if before.After(start) {
+		start = before
+	}
+	return c.Finished.Sub(start)
 }

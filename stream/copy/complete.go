@@ -5,54 +5,173 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/stream"
 )
 
-// completeLoop is the completer: it waits for the events of what was issued, in order, and resolves tickets.
+// pollBytes is how large a batch may be for whoever waits for it to poll the device: 512 KiB take 10 us over PCIe 5, and
+// up to 40 in small pieces. Waiting for more, a goroutine's wake-up counts for little.
+const pollBytes = 512 << 10
+
+// Completing is whoever holds Stream.turn: the completer goroutine, or a goroutine in Ticket.Wait that found the turn
+// free. He takes items off inflight in order, waits or asks for their events and resolves tickets, so each of them once
+// and in order.
+
+// completeLoop is the completer. It sleeps until there is something that nobody may be polling for, and then completes
+// until nothing is in flight.
 func (s *Stream) completeLoop() {
-	held := false // some ticket is quarantined; those after it wait, since tickets resolve in order
-	for it := range s.inflight {
-		quiet, err := it.wait()
-		s.giveBack(it, err)
-		held = held || !quiet
-		switch {
-		case !it.last:
-		case held:
-			s.mu.Lock()
-			s.quarantined = append(s.quarantined, it.op)
-			s.mu.Unlock()
-		default:
-			s.resolve(it.op)
+	for {
+		<-s.watch
+		s.awake.Store(true)
+		over := s.completeAll()
+		s.awake.Store(false)
+		if over {
+			return
 		}
 	}
 }
 
-// wait waits until the step is done. quiet is false where the device cannot say that it has stopped. There is no
-// deadline: whoever waits for the ticket has one, the memory does not.
-func (it *item) wait() (quiet bool, err error) {
-	if it.lost {
-		return false, nil // the issuer has the error
+// completeAll waits for what is in flight. over says that nothing will ever follow.
+func (s *Stream) completeAll() (over bool) {
+	s.turn <- struct{}{}
+	defer func() { <-s.turn }()
+	for s.completeHead(true) {
 	}
-	if it.event == nil {
-		return true, nil
-	}
-	defer it.event.Close()
-	if err := it.event.Wait(context.Background()); err != nil {
-		quiet, _ = it.event.Done()
-		return quiet, err
-	}
-	return true, nil
-}
-
-// giveBack frees what the step held, and breaks the stream if the step failed. The ring is given back even then: a broken
-// stream writes no more descriptors.
-func (s *Stream) giveBack(it item, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.issued && s.inflight.n == 0
+}
+
+// look wakes the completer.
+func (s *Stream) look() {
+	select {
+	case s.watch <- struct{}{}:
+	default:
+	}
+}
+
+// push hands an item to who completes. A small batch on an idle stream, issued by Submit itself, is left to Ticket.Wait:
+// waking the completer takes longer than Wait takes to come. The caller holds the mutex.
+func (s *Stream) push(it item) {
+	s.inflight.push(it)
+	if it.apart {
+		s.apart++
+	}
+	o := it.op
+	if alone := s.inflight.n == 1 && it.last && it.event != nil && o.err == nil; !alone || !o.small() || o.watched.Load() {
+		s.look()
+	}
+}
+
+// Cancel implements stream.Driver.
+func (o *op) Cancel() { o.stream.cancel(o) }
+
+// Watch implements stream.Driver. push looks at watched after the item is in, and the completer at the items after it
+// was woken, so one of them sees the other.
+func (o *op) Watch() {
+	if !o.watched.Load() {
+		o.watched.Store(true)
+		o.stream.look()
+	}
+}
+
+// Poll implements stream.Driver.
+func (o *op) Poll() bool {
+	s := o.stream
+	select {
+	case s.turn <- struct{}{}:
+	default:
+		return !s.awake.Load() // another one polls, for a moment only; the completer may be long
+	}
+	for s.completeHead(false) {
+	}
+	<-s.turn
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	head := s.inflight.peek()
+	return head != nil && head.op.small() && o.small()
+}
+
+// small reports whether polling for the batch is worthwhile.
+func (o *op) small() bool { return o.stats.bytes <= pollBytes }
+
+// completeHead takes the first item in flight once its event is done, and resolves the ticket that it ends. If wait is
+// false and the event is not done, or if nothing is in flight, it returns false. The caller has the turn.
+func (s *Stream) completeHead(wait bool) bool {
+	s.mu.Lock()
+	head := s.inflight.peek()
+	if head == nil {
+		s.mu.Unlock()
+		return false
+	}
+	it := *head // it stays the head: only who has the turn pops
+	s.mu.Unlock()
+	over, quiet, err := it.poll(wait)
+	if !over {
+		return false
+	}
+	if err == nil && quiet {
+		s.collect(&it)
+	}
+	s.giveBack(&it, err)
+	s.held = s.held || !quiet
+	switch {
+	case !it.last:
+	case s.held: // those after a quarantined ticket wait, since tickets resolve in order
+		s.mu.Lock()
+		s.quarantined = append(s.quarantined, it.op)
+		s.mu.Unlock()
+	default:
+		s.resolve(it.op)
+	}
+	return true
+}
+
+// poll asks whether the step is done, or waits for it. quiet is false where the device cannot say that it has stopped.
+// Waiting has no deadline: whoever waits for the ticket has one, the memory does not.
+func (it *item) poll(wait bool) (over, quiet bool, err error) {
+	if it.lost {
+		return true, false, nil // the issuer has the error
+	}
+	if it.event == nil {
+		return true, true, nil
+	}
+	if over, quiet, err = ask(it.event, wait); over {
+		it.event.Close()
+	}
+	return over, quiet, err
+}
+
+// ask asks whether e is done, or waits for it.
+func ask(e device.Event, wait bool) (over, quiet bool, err error) {
+	if !wait {
+		quiet, err = e.Done()
+		return quiet || err != nil, quiet, err
+	}
+	if err = e.Wait(context.Background()); err == nil {
+		return true, true, nil
+	}
+	quiet, _ = e.Done()
+	return true, quiet, err
+}
+
+// giveBack takes it off and frees what the step held, and breaks the stream if the step failed. The ring is given back
+// even then: a broken stream writes no more descriptors.
+func (s *Stream) giveBack(it *item, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.inflight.pop()
+	if it.apart {
+		s.apart--
+	}
 	s.calls -= it.calls
 	if s.ring != nil {
 		s.ring.giveBack(it.ringEnd)
+	}
+	if it.stageEnd > 0 {
+		s.staging.giveBack(it.stageEnd)
+		s.chunks--
 	}
 	if err != nil {
 		if o := it.op; o.deviceErr == nil {
@@ -68,7 +187,7 @@ func (s *Stream) giveBack(it item, err error) {
 // resolve ends o's ticket. Nothing touches its memory any more.
 func (s *Stream) resolve(o *op) {
 	err := s.verdict(o)
-	c := stream.Completion{Path: o.path, Reason: o.reason, Finished: time.Now()}
+	c := stream.Completion{Path: o.path, Reason: o.reason, GivenUp: o.lost, Finished: time.Now()}
 	switch {
 	case o.started.IsZero():
 		c.Path, c.Reason = stream.PathNone, ReasonUnstarted
@@ -79,11 +198,15 @@ func (s *Stream) resolve(o *op) {
 	if err == nil {
 		c.Bytes, c.Pieces = o.stats.bytes, o.stats.pieces
 	}
+	took := s.account(o, &c, err)
 	t := o.ticket
-	// The ticket may be kept for long, and leads here through its cancel function: let the batch go.
+	// The ticket may be kept for long, and leads here as its driver: let the batch go.
 	o.batch, o.at = nil, cursor{}
 	<-s.slots
 	t.Resolve(c, err)
+	if took > 0 {
+		s.planner.Observe(o.choice, o.request, took)
+	}
 }
 
 // verdict returns the error of o's ticket. What came after the failure that broke the stream has failed too, even if its
@@ -103,4 +226,35 @@ func (s *Stream) verdict(o *op) error {
 // failure wraps what the device said about o.
 func (o *op) failure(cause error) error {
 	return fmt.Errorf("batch %d by %s: %w", o.ticket.ID(), o.path, cause)
+}
+
+// fifo holds the items in flight, in order. At most as many as slots and maxCalls admit.
+type fifo struct {
+	items []item // a ring
+	first int
+	n     int
+}
+
+func (f *fifo) push(it item) {
+	if f.n == len(f.items) {
+		more := make([]item, max(2*f.n, 16))
+		copy(more[copy(more, f.items[f.first:]):], f.items[:f.first])
+		f.items, f.first = more, 0
+	}
+	f.items[(f.first+f.n)%len(f.items)] = it
+	f.n++
+}
+
+// peek returns the first item, or nil.
+func (f *fifo) peek() *item {
+	if f.n == 0 {
+		return nil
+	}
+	return &f.items[f.first]
+}
+
+func (f *fifo) pop() {
+	f.items[f.first] = item{}
+	f.first = (f.first + 1) % len(f.items)
+	f.n--
 }

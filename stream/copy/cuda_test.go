@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/kvlane/kvlane/device"
@@ -13,6 +14,7 @@ import (
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/stream"
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
+	"github.com/kvlane/kvlane/stream/copy/plan"
 	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
@@ -44,10 +46,16 @@ func TestConformanceCUDA(t *testing.T) {
 		t.Run(pathName(p), func(t *testing.T) {
 			streamtest.Run(t, func(t *testing.T) streamtest.Env {
 				t.Helper()
-				return env(t, dev, streamcopy.Options{Path: p})
+				return env(t, dev, streamcopy.Options{Path: p, StagingBytes: 256 << 10})
 			})
 		})
 	}
+	t.Run("any path next", func(t *testing.T) {
+		streamtest.Run(t, func(t *testing.T) streamtest.Env {
+			t.Helper()
+			return env(t, dev, streamcopy.Options{Planner: newDice(1), StagingBytes: 64 << 10})
+		})
+	})
 	t.Run("small ring", func(t *testing.T) {
 		streamtest.Run(t, func(t *testing.T) streamtest.Env {
 			t.Helper()
@@ -62,7 +70,8 @@ func BenchmarkCUDA(b *testing.B) {
 	dev := openCUDA(b)
 	const arena = 256 << 20
 	host, gpu := streamtest.Pinned(dev).Alloc(b, arena), streamtest.DeviceMemory(dev).Alloc(b, arena)
-	for _, path := range paths {
+	large := slices.DeleteFunc(slices.Clone(paths), func(p stream.Path) bool { return p == stream.PathResident })
+	for _, path := range large {
 		for _, size := range []int64{4 << 10, 64 << 10, 1 << 20} {
 			for _, n := range []int{1, 16, 1024, 16384} {
 				if int64(n)*size > arena || path == stream.PathCopyEngine && n > 1024 {
@@ -74,6 +83,19 @@ func BenchmarkCUDA(b *testing.B) {
 				benchCUDA(b, dev, name+"/d2h", path, toHost, 1)
 				benchCUDA(b, dev, name+"/h2d", path, toDevice, 1)
 			}
+		}
+	}
+	// 64 MiB a batch, four in flight: what a path reaches.
+	for _, path := range large {
+		for _, size := range []int64{4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20} {
+			if path == stream.PathCopyEngine && size < 64<<10 {
+				continue
+			}
+			toHost, toDevice := scattered(host, gpu, int(64<<20/size), size), scattered(host, gpu, int(64<<20/size), size)
+			toDevice.Dst, toDevice.Src = toDevice.Src, toDevice.Dst
+			name := fmt.Sprintf("rate/%s/%dKiB", pathName(path), size>>10)
+			benchCUDA(b, dev, name+"/d2h", path, toHost, 4)
+			benchCUDA(b, dev, name+"/h2d", path, toDevice, 4)
 		}
 	}
 	list := scattered(host, gpu, 16384, 4<<10)
@@ -90,30 +112,58 @@ func BenchmarkCUDA(b *testing.B) {
 // benchCUDA keeps depth batches in flight.
 func benchCUDA(b *testing.B, dev device.Device, name string, path stream.Path, batch *mem.Batch, depth int) {
 	b.Helper()
+	benchStream(b, dev, name, streamcopy.Options{Path: path, QueueDepth: depth}, batch)
+}
+
+// benchStream keeps as many batches in flight as the stream takes.
+func benchStream(b *testing.B, dev device.Device, name string, o streamcopy.Options, batch *mem.Batch) {
+	b.Helper()
 	b.Run(name, func(b *testing.B) {
-		s := open(b, dev, streamcopy.Options{Path: path, QueueDepth: depth})
+		s := open(b, dev, o)
 		b.SetBytes(batch.Bytes())
-		var last *stream.Ticket
-		for b.Loop() {
+		submit := func() *stream.Ticket {
 			ticket, err := s.Submit(b.Context(), batch)
 			if err != nil {
 				b.Fatal(err)
 			}
-			last = ticket
-			if depth > 1 {
-				continue
-			}
+			return ticket
+		}
+		wait := func(ticket *stream.Ticket) {
 			if err := ticket.Wait(b.Context()); err != nil {
 				b.Fatal(err)
 			}
 		}
-		if err := last.Wait(b.Context()); err != nil {
-			b.Fatal(err)
+		wait(submit())
+		b.ResetTimer() // and not b.Loop: what is in flight at the end belongs to the time
+		var last *stream.Ticket
+		for range b.N {
+			if last = submit(); o.QueueDepth == 1 {
+				wait(last)
+			}
 		}
+		wait(last)
+		b.StopTimer()
 		if err := s.Close(b.Context()); err != nil {
 			b.Fatal(err)
 		}
 	})
+}
+
+// BenchmarkCUDAStaged measures what staging memory and thread blocks do to the staged path.
+func BenchmarkCUDAStaged(b *testing.B) {
+	dev := openCUDA(b)
+	const arena, size = 256 << 20, 4 << 10
+	host, gpu := streamtest.Pinned(dev).Alloc(b, arena), streamtest.DeviceMemory(dev).Alloc(b, arena)
+	toHost, toDevice := scattered(host, gpu, 16384, size), scattered(host, gpu, 16384, size)
+	toDevice.Dst, toDevice.Src = toDevice.Src, toDevice.Dst
+	for _, staging := range []int64{16 << 20, 32 << 20, 64 << 20} {
+		for _, ctas := range []int{4, 8, 16, 32} {
+			o := streamcopy.Options{QueueDepth: 4, StagingBytes: staging, Planner: &decider{choice: plan.Choice{Path: stream.PathStaged, CTAs: ctas}}}
+			name := fmt.Sprintf("%d MiB, %d blocks", staging>>20, ctas)
+			benchStream(b, dev, name+"/d2h", o, toHost)
+			benchStream(b, dev, name+"/h2d", o, toDevice)
+		}
+	}
 }
 
 // scattered copies n blocks from random places of gpu to successive places of host.

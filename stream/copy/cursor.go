@@ -1,35 +1,79 @@
 package copy
 
-import (
-	"github.com/kvlane/kvlane/device"
-	"github.com/kvlane/kvlane/mem"
-)
+import "github.com/kvlane/kvlane/mem"
 
-// cursor is how far a batch has been issued. The kernel path moves it by descriptors, the engine paths by runs; one batch
-// takes one path.
+// cursor is how far a batch has been issued. Kernels that read the batch's own form move it by descriptors, engines by
+// runs, the staged path by pieces; one batch takes one path.
 type cursor struct {
 	batch *mem.Batch
-	// The list: copy i, from byte off on (kernel path only).
+	// The list: copy i, from byte off on (descriptors only).
 	i      int
 	off    int64
 	listed int // descriptors written so far
-	// The Paged: the next plane and pair of a group.
+	// The Paged: the next plane and pair of a group, how many planes this pass over the pairs is of, and the first of
+	// the group's sums (the last two with descriptors only).
 	group, plane, pair int
-	// The engine paths read one piece ahead of the run that they merge.
+	planes             int
+	sums               int
+	// One copy is read ahead of the run that is merged.
 	dst, src mem.Extent
 	ahead    bool
-	over     bool
+	ended    bool // nothing is left behind rest
+	// What is left of the run or the piece that was cut last.
+	restDst, restSrc mem.Extent
 }
 
-// run returns the next run: neighbours on both sides made one. ok is false when there are none left; over is set when
-// this was the last.
-func (c *cursor) run() (dst, src mem.Extent, ok bool) {
+// run returns the next run, neighbours on both sides made one, or its first limit bytes. ok is false when there are none
+// left; over tells beforehand.
+func (c *cursor) run(limit int64) (dst, src mem.Extent, ok bool) {
+	if c.restDst.Len == 0 {
+		d, f, ok := c.merge()
+		if !ok {
+			return dst, src, false
+		}
+		c.restDst, c.restSrc = d, f
+	}
+	dst, src = c.cut(limit)
+	return dst, src, true
+}
+
+// over reports whether run or part has returned all.
+func (c *cursor) over() bool { return c.ended && c.restDst.Len == 0 }
+
+// cut takes up to limit bytes off rest.
+func (c *cursor) cut(limit int64) (dst, src mem.Extent) {
+	dst, src = c.restDst, c.restSrc
+	n := min(limit, dst.Len)
+	dst.Len, src.Len = n, n
+	c.restDst.Off, c.restDst.Len = c.restDst.Off+n, c.restDst.Len-n
+	c.restSrc.Off, c.restSrc.Len = c.restSrc.Off+n, c.restSrc.Len-n
+	return dst, src
+}
+
+// peek returns what is left of the current piece, or the next one that has bytes. ok is false when there are none left.
+func (c *cursor) peek() (dst, src mem.Extent, ok bool) {
+	for c.restDst.Len == 0 {
+		var more bool
+		if c.restDst, c.restSrc, more = c.piece(); !more {
+			c.ended = true
+			return dst, src, false
+		}
+	}
+	return c.restDst, c.restSrc, true
+}
+
+// merge returns the next run. ended is set when this was the last.
+func (c *cursor) merge() (dst, src mem.Extent, ok bool) {
 	for {
 		d, f, more := c.piece()
 		switch {
 		case !more:
-			ok, c.ahead, c.over = c.ahead, false, true
-			return c.dst, c.src, ok
+			c.ended = true
+			if !c.ahead {
+				return mem.Extent{}, mem.Extent{}, false
+			}
+			c.ahead = false
+			return c.dst, c.src, true
 		case d.Len == 0:
 		case !c.ahead:
 			c.dst, c.src, c.ahead = d, f, true
@@ -71,44 +115,3 @@ func (c *cursor) piece() (dst, src mem.Extent, ok bool) {
 }
 
 func follows(a, b mem.Extent) bool { return a.Region == b.Region && a.Off+a.Len == b.Off }
-
-// scratch holds what driver calls take, so that calling allocates nothing: the runs of one call of a BatchCopier, and a
-// launch.
-type scratch struct {
-	dst, src []mem.Extent
-	kernel   device.Kernel
-}
-
-func (s *scratch) init(n int) {
-	s.dst, s.src = make([]mem.Extent, n), make([]mem.Extent, n)
-}
-
-// stepEngine issues up to engineStep runs, a copy each.
-func (s *Stream) stepEngine(o *op, it *item) (done bool, err error) {
-	for it.calls < engineStep && !o.at.over {
-		dst, src, ok := o.at.run()
-		if !ok {
-			break
-		}
-		it.calls++
-		if err := s.queue.Copy(dst, src); err != nil {
-			return false, err
-		}
-	}
-	return o.at.over, nil
-}
-
-// stepBatch issues up to batchStep runs in one call.
-func (s *Stream) stepBatch(o *op, it *item) (done bool, err error) {
-	n := 0
-	for n < batchStep && !o.at.over {
-		dst, src, ok := o.at.run()
-		if !ok {
-			break
-		}
-		s.scratch.dst[n], s.scratch.src[n] = dst, src
-		n++
-	}
-	it.calls = batchCalls
-	return o.at.over, s.paths.batcher.CopyBatch(s.scratch.dst[:n], s.scratch.src[:n])
-}

@@ -2,6 +2,7 @@ package copy
 
 import (
 	"encoding/binary"
+	"math"
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/mem"
@@ -20,51 +21,37 @@ const (
 	tableDoublings = 4
 )
 
-// stepKernel writes descriptors into sp and launches kernels on them until the batch is through, sp is full, or
-// kernelStep launches are made. The device reads the descriptors when a kernel runs, so they stay until the step's event.
-func (s *Stream) stepKernel(o *op, sp span, it *item) (done bool, err error) {
-	start := sp.end - uint64(len(sp.buf))
-	it.ringEnd = start
-	k := &s.scratch.kernel
-	for it.calls < kernelStep {
-		var used uint64
-		most := min(uint64(len(sp.buf)), firstTable<<min(o.launches, tableDoublings))
-		*k, used = o.at.describe(sp.buf[:most:most], sp.dev)
-		if used == 0 {
-			break
-		}
-		used = min(align(used, tableAlign), uint64(len(sp.buf)))
-		sp.buf, sp.dev = sp.buf[used:], sp.dev+used
-		it.ringEnd += used
-		it.calls++
-		o.launches++
-		k.CTAs = min(s.opts.CTAs, k.CTAs)
-		if err := s.paths.launcher.Launch(k); err != nil {
-			return false, err
-		}
-	}
-	return o.at.described(), nil
+// table is what one launch reads: where it goes, and what came of it.
+type table struct {
+	names  kernelNames
+	summed bool // of a Paged
+	buf    []byte
+	dev    uint64 // device address of buf
+	limit  int64  // about so many bytes to copy at most; one page of one plane always passes
+
+	bytes int64   // to copy
+	rows  sumRows // where sums will be; at counts from buf
 }
 
-// describe writes the descriptors of one launch into buf, whose device address is dev, and moves on. It sets CTAs to the
-// number of copies, the most that can be busy. used is zero when buf is too short or nothing is left.
-func (c *cursor) describe(buf []byte, dev uint64) (k device.Kernel, used uint64) {
+// describe writes the descriptors of one launch to t and moves on. It sets CTAs to the number of copies, the most that can
+// be busy. used is zero when t.buf is too short or nothing is left.
+func (c *cursor) describe(t *table, k *device.Kernel) (used uint64) {
 	if c.i < len(c.batch.Dst) {
-		n := c.describeList(buf)
+		n := c.describeList(t)
 		c.listed += n
 		if n > 0 {
-			k = device.Kernel{Name: device.KernelCopyList, CTAs: n, NArgs: 2}
-			k.Args[0], k.Args[1] = dev, uint64(n)
-			return k, uint64(n) * device.CopyDescBytes
+			*k = device.Kernel{Name: t.names.list, CTAs: n, NArgs: 2}
+			k.Args[0], k.Args[1] = t.dev, uint64(n)
+			return uint64(n) * device.CopyDescBytes
 		}
 		if c.i < len(c.batch.Dst) {
-			return k, 0
+			return 0
 		}
 	}
 	if c.described() {
-		return k, 0
+		return 0
 	}
-	return c.describePaged(buf, dev)
+	return c.describePaged(t, k)
 }
 
 // described reports whether nothing is left to describe, and skips page groups that copy nothing.
@@ -83,82 +70,157 @@ func (c *cursor) described() bool {
 }
 
 // describeList writes as much of the list as fits, in pieces of device.PieceBytes, and returns the number of pieces.
-func (c *cursor) describeList(buf []byte) int {
-	dsts, srcs := c.batch.Dst, c.batch.Src
-	n := 0
+func (c *cursor) describeList(t *table) int {
+	dsts, srcs, buf := c.batch.Dst, c.batch.Src, t.buf
+	n, bytes := 0, int64(0)
 	for ; c.i < len(dsts); c.i++ {
 		dst, src := &dsts[c.i], &srcs[c.i]
 		to, from := uint64(dst.Dev())+uint64(c.off), uint64(src.Dev())+uint64(c.off)
 		for left := dst.Len - c.off; left > 0; {
-			if len(buf) < device.CopyDescBytes {
+			if len(buf) < device.CopyDescBytes || bytes >= t.limit {
+				t.bytes = bytes
 				return n
 			}
 			piece := min(left, device.PieceBytes)
-			d := buf[:device.CopyDescBytes]
-			binary.LittleEndian.PutUint64(d[0:8], to)
-			binary.LittleEndian.PutUint64(d[8:16], from)
-			binary.LittleEndian.PutUint64(d[16:24], uint64(piece))
+			putCopy(buf, to, from, uint64(piece))
 			buf = buf[device.CopyDescBytes:]
 			to, from = to+uint64(piece), from+uint64(piece)
 			left -= piece
 			c.off += piece
+			bytes += piece
 			n++
 		}
 		c.off = 0
 	}
+	t.bytes = bytes
 	return n
 }
 
-// describePaged writes planes and then pairs of the current group: all planes if they leave room for the pairs that are
-// left or fill half of buf at most, else as many as do; and as many pairs as fit behind them.
-func (c *cursor) describePaged(buf []byte, dev uint64) (k device.Kernel, used uint64) {
+// putCopy writes a descriptor of device.KernelCopyList.
+func putCopy(buf []byte, to, from, bytes uint64) {
+	d := buf[:device.CopyDescBytes]
+	binary.LittleEndian.PutUint64(d[0:8], to)
+	binary.LittleEndian.PutUint64(d[8:16], from)
+	binary.LittleEndian.PutUint64(d[16:24], bytes)
+}
+
+// describePaged writes planes and then pairs of the current group, and leaves room for sums behind them: all planes if
+// they leave room for the pairs that are left or fill half of the table at most, else as many as do; and as many pairs as
+// fit. Planes that do not fit take another pass over the pairs, which is of the same planes from its first launch to its
+// last.
+func (c *cursor) describePaged(t *table, k *device.Kernel) (used uint64) {
 	p := c.batch.Paged
 	g := &p.Groups[c.group]
 	pairs := g.Pairs[c.pair:]
-	room := max(len(buf)/2, len(buf)-len(pairs)*device.PairBytes)
-	if room < device.PlaneDescBytes {
-		return k, 0
+	planes := g.Planes[c.plane:]
+	room := t.planeRoom(len(pairs))
+	if c.pair > 0 {
+		planes, room = planes[:c.planes], len(t.buf)
 	}
-	planes, units := describePlanes(buf[:room], g.Planes[c.plane:])
-	at := int(align(uint64(planes)*device.PlaneDescBytes, tableAlign))
-	n := min(len(pairs), (len(buf)-at)/device.PairBytes)
-	if n <= 0 {
-		return k, 0
+	ps := t.describePlanes(t.buf[:max(room, 0)], planes, c.pair > 0)
+	if ps.n == 0 || c.pair > 0 && ps.n < c.planes {
+		return 0
 	}
-	describePairs(buf[at:at+n*device.PairBytes], pairs[:n])
+	at := int(align(uint64(ps.n*t.planeBytes()), tableAlign))
+	n := t.pairsThatFit(len(t.buf)-at, ps.leaves)
+	if t.limit < math.MaxInt64 && ps.bytes > 0 {
+		n = min(n, max(1, int(t.limit/ps.bytes)))
+	}
+	if n = min(n, len(pairs)); n <= 0 {
+		return 0
+	}
+	describePairs(t.buf[at:at+n*device.PairBytes], pairs[:n])
+	used = uint64(at + n*device.PairBytes)
 
-	k = device.Kernel{Name: device.KernelCopyPaged, CTAs: units * n, NArgs: 7}
+	*k = device.Kernel{Name: t.names.paged, CTAs: ps.units * n, NArgs: 7}
 	k.Args = [device.MaxKernelArgs]uint64{
-		dev, uint64(planes), dev + uint64(at), uint64(n),
+		t.dev, uint64(ps.n), t.dev + uint64(at), uint64(n),
 		uint64(g.Slots.Region.Dev()) + uint64(g.Slots.Base), uint64(g.Slots.Stride), kernelToSlots,
 	}
 	if p.Dir == mem.ToPages {
 		k.Args[6] = kernelToPages
 	}
-	if c.pair += n; c.pair == len(g.Pairs) {
-		c.pair, c.plane = 0, c.plane+planes
-		if c.plane == len(g.Planes) {
-			c.group, c.plane = c.group+1, 0
-		}
+	if t.summed {
+		used = align(used, tableAlign)
+		k.Name, k.NArgs, k.Args[7] = t.names.pagedSum, 8, t.dev+used
+		t.rows = c.rows(g, ps.leaves, n, used)
+		used += uint64(n*ps.leaves) * sumBytes
 	}
-	return k, uint64(at + n*device.PairBytes)
+	t.bytes = ps.bytes * int64(n)
+	c.pass(g, ps.n, n)
+	return used
 }
 
-// describePlanes writes as many of planes as fit, and returns how many and what device.PieceBytes make of one page of them.
-// The kernel itself cuts long planes into pieces.
-func describePlanes(buf []byte, planes []mem.Plane) (n, units int) {
-	for n < len(planes) && len(buf) >= device.PlaneDescBytes {
-		pl := &planes[n]
-		d := buf[:device.PlaneDescBytes]
+// pass moves on by pairs of the pass over so many planes.
+func (c *cursor) pass(g *mem.PageGroup, planes, pairs int) {
+	c.planes = planes
+	if c.pair += pairs; c.pair < len(g.Pairs) {
+		return
+	}
+	c.pair, c.plane = 0, c.plane+planes
+	if c.plane == len(g.Planes) {
+		c.sums += leavesOf(g.Planes) * len(g.Pairs)
+		c.group, c.plane = c.group+1, 0
+	}
+}
+
+func (t *table) planeBytes() int {
+	if t.summed {
+		return device.PlaneSumDescBytes
+	}
+	return device.PlaneDescBytes
+}
+
+// planeRoom is how much of the table planes may fill when so many pairs are left.
+func (t *table) planeRoom(pairs int) int {
+	if t.summed {
+		return len(t.buf) / 2
+	}
+	return max(len(t.buf)/2, len(t.buf)-pairs*device.PairBytes)
+}
+
+// pairsThatFit returns how many pairs fit into so many bytes, with their sums.
+func (t *table) pairsThatFit(bytes, leaves int) int {
+	if !t.summed {
+		return bytes / device.PairBytes
+	}
+	return (bytes - tableAlign) / (device.PairBytes + leaves*sumBytes)
+}
+
+// planeSet is what describePlanes wrote: how many planes, and what one page of them comes to.
+type planeSet struct {
+	n, units, leaves int // units are of device.PieceBytes; the kernel itself cuts long planes into pieces
+	bytes            int64
+}
+
+// describePlanes writes planes to buf: as many as fit with half of the table left for the sums of a page and within the
+// limit, or all that fit.
+func (t *table) describePlanes(buf []byte, planes []mem.Plane, all bool) (ps planeSet) {
+	size := t.planeBytes()
+	for ps.n < len(planes) && len(buf) >= size {
+		pl := &planes[ps.n]
+		leaves := int(pl.Bytes / mem.LeafBytes)
+		if ps.n > 0 && !all && (ps.bytes+pl.Bytes > t.limit || t.summed && (ps.leaves+leaves)*sumBytes > len(t.buf)/2) {
+			break
+		}
+		d := buf[:size]
 		binary.LittleEndian.PutUint64(d[0:8], uint64(pl.Region.Dev())+uint64(pl.Base))
 		binary.LittleEndian.PutUint64(d[8:16], uint64(pl.Stride))
 		binary.LittleEndian.PutUint64(d[16:24], uint64(pl.Bytes))
 		binary.LittleEndian.PutUint64(d[24:32], uint64(pl.SlotOff))
-		buf = buf[device.PlaneDescBytes:]
-		units += int(ceilDiv(pl.Bytes, device.PieceBytes))
-		n++
+		if t.summed {
+			binary.LittleEndian.PutUint64(d[32:40], uint64(ps.leaves))
+		}
+		buf = buf[size:]
+		ps.n++
+		ps.units += int(ceilDiv(pl.Bytes, device.PieceBytes))
+		ps.leaves += leaves
+		ps.bytes += pl.Bytes
 	}
-	return n, units
+	if t.summed {
+		t.strides(ps)
+	}
+	return ps
 }
 
 func describePairs(buf []byte, pairs []mem.PageSlot) {
@@ -169,7 +231,7 @@ func describePairs(buf []byte, pairs []mem.PageSlot) {
 }
 
 // descriptorBytes returns how much ring the rest of the batch wants. listDescs is the list's total of descriptors.
-func (c *cursor) descriptorBytes(listDescs int) uint64 {
+func (c *cursor) descriptorBytes(listDescs int, summed bool) uint64 {
 	n := uint64(0)
 	if c.i < len(c.batch.Dst) {
 		n = align(uint64(listDescs-c.listed)*device.CopyDescBytes, tableAlign)
@@ -177,9 +239,13 @@ func (c *cursor) descriptorBytes(listDescs int) uint64 {
 	if c.batch.Paged == nil {
 		return n
 	}
+	t := table{summed: summed}
 	for i := c.group; i < len(c.batch.Paged.Groups); i++ {
 		g := &c.batch.Paged.Groups[i]
-		n += align(uint64(len(g.Planes))*device.PlaneDescBytes, tableAlign) + align(uint64(len(g.Pairs))*device.PairBytes, tableAlign)
+		n += align(uint64(len(g.Planes)*t.planeBytes()), tableAlign) + align(uint64(len(g.Pairs))*device.PairBytes, tableAlign)
+		if summed {
+			n += align(uint64(leavesOf(g.Planes)*len(g.Pairs))*sumBytes, tableAlign) + tableAlign
+		}
 	}
 	return n
 }

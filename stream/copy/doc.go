@@ -1,29 +1,57 @@
-// Package copy is the ordered stream between pinned host memory and one device's memory, or within either: everything
-// that has a device address. Importers call it streamcopy.
+// Package copy is the ordered stream between pinned host memory and one device's memory, within either, and between
+// devices: everything that has a device address. Importers call it streamcopy.
 //
 // # Paths
 //
-// A batch takes one of three paths, by the size rule of choose.go or as Options.Path forces:
+// A batch takes one path, by the word of Options.Planner or as Options.Path forces. Each is a mover in a file of its own:
 //
 //   - copy-engine: one Queue.Copy for each run of extents that are neighbours on both sides;
 //   - copy-engine-batch: the same runs, many in one call of device.BatchCopier;
 //   - kernel: device.Launcher reads descriptors from pinned memory and copies over the bus itself. Lists of extents
 //     become 24 bytes a piece; a mem.Paged stays a table of planes and 8 bytes a page, and the addresses behind it are
-//     computed on the device.
+//     computed on the device;
+//   - kernel-bulk: the same with kernels that keep their bytes in flight in shared memory and so need fewer thread blocks;
+//   - staged: a copy engine crosses the bus, one copy for each run of the host's side, and a kernel gathers or scatters
+//     within device memory, chunk by chunk, on a queue of its own;
+//   - resident: kernels that stay on the device take small batches from rings in pinned memory. One takes a batch alone up
+//     to 64 KiB, up to four share a larger one;
+//   - peer-copy-engine and peer-kernel: between two devices.
+//
+// The kernel paths fill mem.Paged.Sums from the bytes as they pass. Where a batch asks for sums, the planner weighs the pass of
+// a CPU that the other paths leave to be made.
+//
+// A path gets its memory and queues when it is first chosen. If the device refuses them, the path is given up for good, the
+// batch goes another way, and its Completion says why.
+//
+// # Beside other work
+//
+// A kernel waits for multiprocessors that something else holds: beside a large matrix product up to 1.4 ms, however little
+// it has to do. So under the background policy the planner says how large chunks should be (Choice.ChunkBytes), and staged
+// batches behind two chunks in flight wait until they fill one together: a gathering kernel then is worth its wait, and a
+// copy engine, which waits for nothing, is kept busy. Queues are of the highest priority, staging memory holds four chunks.
+//
+// Resident kernels are guests. Each stays for a lease of a few milliseconds at most, leaves earlier when it has nothing to
+// do, and is told to leave before the stream gives memory back: drivers free memory only when no kernel runs. A process
+// that is killed leaves nothing behind but what its lease allows.
 //
 // # Life of a batch
 //
-// Submit validates, takes a place in the stream (at most Options.QueueDepth batches are unresolved) and appends the
-// batch to the backlog. If nobody is issuing and the backlog was empty, Submit issues the first step itself: no other
-// goroutine stands between a caller and an idle device. The issuer goroutine does the rest: batches whose dependencies
-// are unmet, which hold up all later ones as the order demands, and the later steps of batches that do not fit the
-// descriptor ring or the device's queue at once. Every step ends with a recorded event. The completer goroutine waits for
-// those events in order, gives ring space back and resolves tickets.
+// Submit validates, surveys and has the planner choose, takes a place in the stream (at most Options.QueueDepth batches
+// are unresolved) and appends the batch to the backlog. If nobody is issuing and the backlog was empty, Submit issues the
+// first step itself: no other goroutine stands between a caller and an idle device. The issuer goroutine does the rest:
+// batches whose dependencies are unmet, which hold up all later ones as the order demands, those that are paced, and the
+// later steps of batches that do not fit the descriptor ring, staging memory or the device's queue at once. Every step
+// ends with an event. The completer goroutine, or whoever waits for a ticket, takes those events in order, gives memory
+// back and resolves tickets; the planner then hears how long it took. Who waits for a small batch polls, so that no other
+// goroutine has to wake up between the last byte and him.
+//
+// All paths share one queue, or join theirs with it (owner.turn) when another path is next: batches take effect in the
+// order of submission whatever paths they travel by.
 //
 // # Failures
 //
 // A ticket resolves only when nothing can touch its memory. A batch that was cancelled, or whose dependency failed, ends
 // without breaking the stream. A failure of the device does break it: the batch fails with the native cause, everything
 // accepted later fails with errdefs.ErrBroken and that cause. When not even an event can be recorded to tell when the
-// device has stopped, the tickets stay unresolved (Stream.Quarantined counts them) until Close has seen the queue idle.
+// device has stopped, the tickets stay unresolved (Stream.Quarantined counts them) until Close has seen all queues idle.
 package copy

@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"slices"
 	"testing"
 	"time"
 
+	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/fault"
@@ -14,6 +16,8 @@ import (
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/stream"
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
+	"github.com/kvlane/kvlane/stream/copy/plan"
+	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
 const patience = 30 * time.Second
@@ -38,50 +42,65 @@ func strided(dst, src *mem.Region, n int, size int64) *mem.Batch {
 // TestEveryOperationFails fails each operation of the device in turn, on every path, and wants every failure told and
 // every ticket that succeeded to have brought its bytes.
 func TestEveryOperationFails(t *testing.T) {
-	ops := map[stream.Path][]string{
-		stream.PathCopyEngine:      {sim.OpCallCopy, sim.OpCopy},
-		stream.PathCopyEngineBatch: {sim.OpCallBatch, sim.OpBatch},
-		stream.PathKernel:          {sim.OpCallLaunch, sim.OpLaunch, sim.OpAllocHost, sim.OpFree},
+	kernel := []string{sim.OpCallLaunch, sim.OpLaunch, sim.OpAllocHost, sim.OpFree}
+	staged := append([]string{sim.OpCallCopy, sim.OpCopy, sim.OpCallBatch, sim.OpBatch, sim.OpAlloc}, kernel...)
+	tests := []struct {
+		name string
+		use  user
+		ops  []string
+	}{
+		{"", user{path: stream.PathCopyEngine, copies: 150}, []string{sim.OpCallCopy, sim.OpCopy}},
+		{"", user{path: stream.PathCopyEngineBatch}, []string{sim.OpCallBatch, sim.OpBatch}},
+		{"", user{path: stream.PathKernel}, kernel},
+		{"", user{path: stream.PathKernelBulk}, kernel[:2]},
+		{"", user{path: stream.PathStaged}, staged},
+		{"in shared chunks ", user{path: stream.PathStaged, chunk: 4 << 10}, staged},
+		{"", user{path: stream.PathResident}, append([]string{sim.OpEntry}, kernel...)},
+		{"", user{path: stream.PathPeerCopyEngine, copies: 150}, []string{sim.OpCallCopy, sim.OpCopy}},
+		{"", user{path: stream.PathPeerKernel}, kernel},
 	}
-	for path, own := range ops {
-		for _, op := range append(own, sim.OpOpen, sim.OpRecord, sim.OpWait) {
-			t.Run(path.String()+" "+op, func(t *testing.T) {
-				testkit.Sweep(t, op, errdefs.ErrNoMemory, func(t *testing.T, plan *fault.Plan) error {
-					t.Helper()
-					return useAll(t, plan, path)
-				})
+	for _, tt := range tests {
+		for _, op := range slices.Concat(tt.ops, []string{sim.OpOpen, sim.OpRecord, sim.OpWait}) {
+			t.Run(tt.name+tt.use.path.String()+" "+op, func(t *testing.T) {
+				testkit.Sweep(t, op, errdefs.ErrNoMemory, tt.use.all)
 			})
 		}
 	}
 }
 
-// useAll uses everything that a stream has, on one path, and returns all that it said.
-func useAll(t *testing.T, plan *fault.Plan, path stream.Path) (all error) {
+// user uses everything that a stream has, on one path.
+type user struct {
+	path   stream.Path
+	copies int   // enough for several steps; zero: 600
+	chunk  int64 // the path is not forced but planned, with chunks of so many bytes
+}
+
+// all returns all that was said.
+func (u user) all(t *testing.T, faults *fault.Plan) (all error) {
 	t.Helper()
-	dev := openSim(t, sim.Options{Faults: plan})
 	said := func(err error) bool {
 		all = errors.Join(all, err)
 		return err != nil
 	}
-	n := 3000 // enough for several steps
-	if path == stream.PathCopyEngine {
-		n = 150
+	if u.copies == 0 {
+		u.copies = 600
 	}
-	dst, err := dev.AllocHost(int64(n) * 9)
-	if said(err) {
-		return all
+	dev, far := simPeers(t, sim.Options{Faults: faults})
+	var regions [3]*mem.Region // from the first to the second, to the third
+	for i, m := range u.memories(dev, far) {
+		var err error
+		if regions[i], err = m(int64(u.copies) * 9); said(err) {
+			return all
+		}
+		defer func() { said(freeTwice(dev, far, regions[i])) }()
 	}
-	defer func() { said(freeTwice(dev, dst)) }()
-	src, err := dev.AllocHost(int64(n) * 9)
-	if said(err) {
-		return all
-	}
-	defer func() { said(freeTwice(dev, src)) }()
-	for i := range src.Bytes() {
-		src.Bytes()[i] = byte(i * 7)
-	}
+	src, middle, dst := regions[0], regions[1], regions[2]
 
-	s, err := streamcopy.Open(dev, streamcopy.Options{Path: path, Descriptors: streamcopy.MinDescriptors})
+	o := streamcopy.Options{Path: u.path, Descriptors: streamcopy.MinDescriptors, StagingBytes: 16 << 10}
+	if u.chunk > 0 {
+		o.Path, o.Planner = stream.PathNone, &decider{choice: plan.Choice{Path: u.path, ChunkBytes: u.chunk}}
+	}
+	s, err := streamcopy.Open(dev, o)
 	if said(err) {
 		return all
 	}
@@ -90,19 +109,21 @@ func useAll(t *testing.T, plan *fault.Plan, path stream.Path) (all error) {
 		defer e.Close()
 		said(s.WaitEvent(deadline(t), e))
 	}
-	for _, size := range []int{1, 20, n} {
-		clear(dst.Bytes())
-		b := strided(dst, src, size, 8)
-		ticket, err := s.Submit(deadline(t), b)
-		if said(err) {
+	want := make([]byte, src.Len())
+	for i := range want {
+		want[i] = byte(i * 7)
+	}
+	memoryOf(src, far).Write(t, mem.All(src), want)
+	for _, size := range []int{1, 20, u.copies} {
+		memoryOf(dst, far).Write(t, mem.All(dst), make([]byte, dst.Len()))
+		back := strided(dst, middle, size, 8)
+		if err := allOf(t, s, parts(strided(middle, src, size, 8)), parts(back)); said(err) {
 			continue
 		}
-		if said(ticket.Wait(deadline(t))) {
-			continue
-		}
-		for i := range b.Dst {
-			if !bytes.Equal(b.Dst[i].Bytes(), b.Src[i].Bytes()) {
-				t.Fatalf("the ticket succeeded, and copy %d of %d did not happen", i, size)
+		got := memoryOf(dst, far).Read(t, mem.All(dst))
+		for _, e := range back.Dst {
+			if !bytes.Equal(got[e.Off:e.Off+e.Len], want[e.Off:e.Off+e.Len]) {
+				t.Fatalf("the tickets succeeded, and the copy at %d of %d did not happen", e.Off, size)
 			}
 		}
 	}
@@ -112,8 +133,58 @@ func useAll(t *testing.T, plan *fault.Plan, path stream.Path) (all error) {
 	return all
 }
 
-// freeTwice frees r, at the second try if the first was made to fail.
-func freeTwice(dev *sim.Device, r *mem.Region) error {
+// memories returns how to get the three regions that the path copies between.
+func (u user) memories(dev, far *sim.Device) [3]func(int64) (*mem.Region, error) {
+	gpu := func(d *sim.Device) func(int64) (*mem.Region, error) {
+		return func(n int64) (*mem.Region, error) { return d.Alloc(n, device.AllocOptions{}) }
+	}
+	if u.path == stream.PathPeerCopyEngine || u.path == stream.PathPeerKernel {
+		return [3]func(int64) (*mem.Region, error){gpu(dev), gpu(far), gpu(dev)}
+	}
+	return [3]func(int64) (*mem.Region, error){dev.AllocHost, gpu(dev), dev.AllocHost}
+}
+
+// memoryOf is the memory that r is of: what is a device's is seen through far, which reaches it and has no faults.
+func memoryOf(r *mem.Region, far device.Device) streamtest.Memory {
+	if r.Kind() == mem.KindDevice {
+		return streamtest.DeviceMemory(far)
+	}
+	return streamtest.Pinned(far)
+}
+
+// parts cuts b into batches.
+func parts(b *mem.Batch) []*mem.Batch {
+	const most = 5
+	var all []*mem.Batch
+	for at, n := 0, (len(b.Dst)+most-1)/most; at < len(b.Dst); at += n {
+		end := min(at+n, len(b.Dst))
+		all = append(all, &mem.Batch{Dst: b.Dst[at:end], Src: b.Src[at:end]})
+	}
+	return all
+}
+
+// allOf submits the batches, waits for all, and returns all that was said.
+func allOf(t *testing.T, s *streamcopy.Stream, batches ...[]*mem.Batch) (all error) {
+	t.Helper()
+	var tickets []*stream.Ticket
+	for _, b := range slices.Concat(batches...) {
+		ticket, err := s.Submit(deadline(t), b)
+		if err == nil {
+			tickets = append(tickets, ticket)
+		}
+		all = errors.Join(all, err)
+	}
+	for _, ticket := range tickets {
+		all = errors.Join(all, ticket.Wait(deadline(t)), ticket.Completion().GivenUp)
+	}
+	return all
+}
+
+// freeTwice frees r, of one device or the other, at the second try if the first was made to fail.
+func freeTwice(dev, far *sim.Device, r *mem.Region) error {
+	if r.Kind() == mem.KindDevice && r.Device() == far.Info().Index {
+		dev = far
+	}
 	err := dev.Free(r)
 	if err != nil {
 		err = errors.Join(err, dev.Free(r))
@@ -139,18 +210,28 @@ func TestDefect04FailedLoadReportsDoneBeforeItsDMAStopped(t *testing.T) {
 		{stream.PathCopyEngineBatch, sim.OpBatch, sim.OpCallBatch, 1, errdefs.ErrBusy}, // the second call
 		{stream.PathKernel, sim.OpLaunch, sim.OpCallLaunch, 1, errdefs.ErrBusy},
 		{stream.PathKernel, sim.OpLaunch, sim.OpRecord, 0, errdefs.ErrBusy}, // the event that would tell
+		{stream.PathKernelBulk, sim.OpLaunch, sim.OpCallLaunch, 1, errdefs.ErrBusy},
+		{stream.PathResident, sim.OpEntry, sim.OpCallLaunch, 1, errdefs.ErrBusy}, // the second worker
+		// Either queue of the staged path may be the late one.
+		{stream.PathStaged, sim.OpLaunch, sim.OpCallLaunch, 1, errdefs.ErrBusy},
+		{stream.PathStaged, sim.OpBatch, sim.OpCallLaunch, 1, errdefs.ErrBusy},
+		{stream.PathStaged, sim.OpLaunch, sim.OpCallBatch, 1, errdefs.ErrBusy},
+		{stream.PathStaged, sim.OpBatch, sim.OpCallBatch, 1, errdefs.ErrBusy},
+		{stream.PathStaged, sim.OpBatch, sim.OpWait, 1, errdefs.ErrBusy},
+		{stream.PathStaged, sim.OpBatch, sim.OpRecord, 1, errdefs.ErrBusy},
 	}
 	for _, tt := range tests {
 		t.Run(tt.path.String()+" "+tt.call, func(t *testing.T) {
-			plan := fault.New(1, fault.Nth(tt.work, 0).Stall(), fault.Nth(tt.call, tt.n).Fail(tt.cause))
-			dev := openSim(t, sim.Options{Faults: plan})
-			s := open(t, dev, streamcopy.Options{Path: tt.path, Descriptors: 1024})
-			dst, src := pinned(t, dev, 3000*9), pinned(t, dev, 3000*9)
-			ticket, err := s.Submit(deadline(t), strided(dst, src, 3000, 8))
+			faults := fault.New(1, fault.Nth(tt.work, 0).Stall(), fault.Nth(tt.call, tt.n).Fail(tt.cause))
+			dev := openSim(t, sim.Options{Faults: faults})
+			s := open(t, dev, streamcopy.Options{Path: tt.path, Descriptors: 1024, StagingBytes: 32 << 10})
+			const n, size = 3000, 64
+			dst, src := pinned(t, dev, n*(size+1)), deviceMemory(t, dev, n*(size+1))
+			ticket, err := s.Submit(deadline(t), strided(dst, src, n, size))
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := plan.Await(deadline(t), 2); err != nil {
+			if err := faults.Await(deadline(t), 2); err != nil {
 				t.Fatal(err)
 			}
 			select {
@@ -158,7 +239,7 @@ func TestDefect04FailedLoadReportsDoneBeforeItsDMAStopped(t *testing.T) {
 				t.Fatalf("resolved while its copies had not stopped: %v", ticket.Err())
 			case <-time.After(20 * time.Millisecond):
 			}
-			plan.Release()
+			faults.Release()
 			if err := ticket.Wait(deadline(t)); !errors.Is(err, tt.cause) {
 				t.Fatalf("ticket: %v", err)
 			}
@@ -173,20 +254,34 @@ func TestDefect04FailedLoadReportsDoneBeforeItsDMAStopped(t *testing.T) {
 // TestDefect10AbortThenPageReuse cancels while the first of several steps is stalled on the device: no more may be
 // issued, and the pages are free only after what was issued has landed.
 func TestDefect10AbortThenPageReuse(t *testing.T) {
-	for path, op := range map[stream.Path]string{
-		stream.PathCopyEngine: sim.OpCopy, stream.PathCopyEngineBatch: sim.OpBatch, stream.PathKernel: sim.OpLaunch,
-	} {
-		t.Run(path.String(), func(t *testing.T) {
-			plan := fault.New(1, fault.Nth(op, 0).Stall())
-			dev := openSim(t, sim.Options{Faults: plan})
-			s := open(t, dev, streamcopy.Options{Path: path, Descriptors: 1024})
-			const n = 20_000
-			dst, src := pinned(t, dev, n*9), pinned(t, dev, n*9)
+	tests := []struct {
+		path stream.Path
+		op   string
+	}{
+		{stream.PathCopyEngine, sim.OpCopy},
+		{stream.PathCopyEngineBatch, sim.OpBatch},
+		{stream.PathKernel, sim.OpLaunch},
+		{stream.PathKernelBulk, sim.OpLaunch},
+		{stream.PathStaged, sim.OpLaunch},
+		{stream.PathStaged, sim.OpBatch},
+		{stream.PathResident, sim.OpLaunch},
+		{stream.PathResident, sim.OpEntry},
+	}
+	for _, tt := range tests {
+		t.Run(tt.path.String()+" "+tt.op, func(t *testing.T) {
+			faults := fault.New(1, fault.Nth(tt.op, 0).Stall())
+			dev := openSim(t, sim.Options{Faults: faults})
+			s := open(t, dev, streamcopy.Options{Path: tt.path, Descriptors: 1024, StagingBytes: 32 << 10})
+			n := 20_000
+			if tt.path == stream.PathResident {
+				n = 200_000 // more than its rings hold
+			}
+			dst, src := pinned(t, dev, int64(n)*9), deviceMemory(t, dev, int64(n)*9)
 			ticket, err := s.Submit(deadline(t), strided(dst, src, n, 8))
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := plan.Await(deadline(t), 1); err != nil {
+			if err := faults.Await(deadline(t), 1); err != nil {
 				t.Fatal(err)
 			}
 			ticket.Cancel()
@@ -195,7 +290,7 @@ func TestDefect10AbortThenPageReuse(t *testing.T) {
 				t.Fatalf("resolved while its copies had not stopped: %v", ticket.Err())
 			case <-time.After(20 * time.Millisecond):
 			}
-			plan.Release()
+			faults.Release()
 			if err := ticket.Wait(deadline(t)); !errors.Is(err, errdefs.ErrCanceled) {
 				t.Fatalf("ticket: %v", err)
 			}
@@ -237,8 +332,8 @@ func pinned(tb testing.TB, dev *sim.Device, n int64) *mem.Region {
 // TestQuarantine: neither the copies nor an event that would tell when they are done; the ticket must not resolve, and
 // the stream must say so, until closing the queue has proved it idle.
 func TestQuarantine(t *testing.T) {
-	plan := fault.New(1, fault.Nth(sim.OpLaunch, 1).Stall(), fault.Nth(sim.OpRecord, 1).Fail(errdefs.ErrBusy), fault.Nth(sim.OpRecord, 2).Fail(errdefs.ErrBusy))
-	dev := openSim(t, sim.Options{Faults: plan})
+	faults := fault.New(1, fault.Nth(sim.OpLaunch, 1).Stall(), fault.Nth(sim.OpRecord, 1).Fail(errdefs.ErrBusy), fault.Nth(sim.OpRecord, 2).Fail(errdefs.ErrBusy))
+	dev := openSim(t, sim.Options{Faults: faults})
 	s := open(t, dev, streamcopy.Options{Path: stream.PathKernel})
 	dst, src := pinned(t, dev, 1000), pinned(t, dev, 1000)
 	var tickets []*stream.Ticket
@@ -280,7 +375,7 @@ func TestQuarantine(t *testing.T) {
 		t.Fatalf("resolved before the one before it: %v", tickets[2].Err())
 	default:
 	}
-	plan.Release()
+	faults.Release()
 	if err := s.Close(deadline(t)); err != nil {
 		t.Errorf("close: %v", err)
 	}

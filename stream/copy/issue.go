@@ -22,28 +22,46 @@ const (
 
 // item is a step that was issued, or the end of an op that needs no step.
 type item struct {
-	op      *op
-	event   device.Event // done when the step is; nil where nothing was issued
-	lost    bool         // something may have been issued, and no event tells when it is done
-	last    bool         // nothing of op follows
-	calls   int
-	ringEnd uint64
+	op    *op
+	event device.Event // done when the step is; nil where nothing was issued
+	lost  bool         // something may have been issued, and no event tells when it is done
+	last  bool         // nothing of op follows
+	apart bool         // of resident kernels: the device keeps no order with the queue
+	calls int
+	bytes int64 // that it copies
+	// Positions up to which the step took memory: of descriptors and of staging. Zero: none.
+	ringEnd, stageEnd uint64
+	sums              []sumRows
 }
 
 // issueLoop is the issuer: it issues what Submit left behind, until the stream is closing and the backlog is empty.
 func (s *Stream) issueLoop() {
-	defer close(s.inflight)
+	defer s.lastIssued()
+	pace := time.NewTimer(0)
+	defer pace.Stop()
 	var unmet <-chan struct{}
 	for {
 		select {
 		case <-s.wake:
 		case <-unmet:
+		case <-pace.C:
 		}
 		var over bool
 		if unmet, over = s.drain(-1); over {
 			return
 		}
+		if wait, ok := s.pause(); ok {
+			pace.Reset(wait)
+		}
 	}
+}
+
+// lastIssued says that nothing will be in flight but what is.
+func (s *Stream) lastIssued() {
+	s.mu.Lock()
+	s.issued = true
+	s.mu.Unlock()
+	s.look()
 }
 
 // drain issues from the backlog's head until it is empty, must wait, or steps are used up (negative: no bound). If the
@@ -79,6 +97,10 @@ func (s *Stream) advance(o *op) (more bool, unmet <-chan struct{}) {
 		return true, nil
 	}
 	if o.control != nil {
+		if !s.mayFollow(o) {
+			s.look()
+			return false, nil
+		}
 		s.runInTurn(o)
 		return true, nil
 	}
@@ -94,25 +116,43 @@ func (s *Stream) advance(o *op) (more bool, unmet <-chan struct{}) {
 			return false, unmet
 		}
 	}
+	if s.paced(o) {
+		return false, nil // the issuer's timer wakes it
+	}
 	sp, ok := s.room(o)
 	if !ok {
-		return false, nil // the completer wakes the issuer when it has given back
+		s.look() // who completes wakes the issuer when it has given back
+		return false, nil
 	}
 	s.mu.Unlock()
 	it := s.step(o, sp)
 	s.mu.Lock()
 	s.calls += it.calls
-	if s.ring != nil {
+	if it.ringEnd > 0 {
 		s.ring.take(it.ringEnd)
+	}
+	if it.stageEnd > 0 {
+		s.staging.take(it.stageEnd)
+		s.chunks++
 	}
 	if o.err != nil {
 		s.breakBy(o.ticket.ID(), o.err)
 	}
+	s.follow(it)
+	for _, it := range s.joined {
+		s.follow(it)
+	}
+	clear(s.joined)
+	s.joined = s.joined[:0]
+	return true, nil
+}
+
+// follow hands an item of the backlog's head to who completes.
+func (s *Stream) follow(it item) {
 	if it.last {
 		s.pop()
 	}
-	s.inflight <- it
-	return true, nil
+	s.push(it)
 }
 
 // mustStop returns why no more of o may be issued, or nil.
@@ -139,7 +179,7 @@ func (s *Stream) end(o *op, why error) {
 		return
 	}
 	o.err = fmt.Errorf("batch %d: %w", o.ticket.ID(), why)
-	s.inflight <- item{op: o, last: true}
+	s.push(item{op: o, last: true})
 }
 
 func (s *Stream) pop() {
@@ -166,72 +206,86 @@ func (o *op) unmet() (<-chan struct{}, error) {
 	return nil, nil
 }
 
-// room reports whether the device and the ring can take another step of o, and where its descriptors go.
+// room reports whether the device and the mover can take another step of o, and where its descriptors go.
 func (s *Stream) room(o *op) (span, bool) {
-	if s.calls > 0 && s.calls+stepCalls(o.path) > maxCalls {
-		return span{}, false
-	}
-	if o.path != stream.PathKernel {
+	m := s.movers[o.path]
+	if m == nil {
 		return span{}, true
 	}
-	return s.ring.reserve(o.at.descriptorBytes(o.stats.descs))
-}
-
-// stepCalls is the most calls that a step of path counts for, with the event's.
-func stepCalls(path stream.Path) int {
-	switch path {
-	case stream.PathCopyEngine:
-		return engineStep + 1
-	case stream.PathCopyEngineBatch:
-		return batchCalls + 1
-	case stream.PathKernel:
-		return kernelStep + 1
-	case stream.PathNone, stream.PathPosix:
+	if !s.mayFollow(o) || s.calls > 0 && s.calls+m.calls() > maxCalls {
+		return span{}, false
 	}
-	return 0
+	return m.room(o)
 }
 
-// step issues a part of o, as much as its path takes at once, and records the event that ends it.
+// step issues a part of o, as much as its path takes at once, and makes sure of an event that ends it.
 func (s *Stream) step(o *op, sp span) item {
+	now := time.Now()
 	if o.started.IsZero() {
-		o.started = time.Now()
+		o.started = now
 	}
-	it := item{op: o}
+	m := s.movers[o.path]
+	if m == nil {
+		return item{op: o, last: true}
+	}
+	it := &s.stepping
+	*it = item{op: o}
+	o.held, s.waited = o.held || s.waited, false
 	var done bool
-	var err error
-	switch o.path {
-	case stream.PathCopyEngine:
-		done, err = s.stepEngine(o, &it)
-	case stream.PathCopyEngineBatch:
-		done, err = s.stepBatch(o, &it)
-	case stream.PathKernel:
-		done, err = s.stepKernel(o, sp, &it)
-	case stream.PathNone, stream.PathPosix:
-		it.last = true
-		return it
+	err := s.turnTo(o.path)
+	if err == nil {
+		done, err = m.step(o, sp, it)
 	}
-	s.fence(&it, &err)
+	if err != nil {
+		// What joined stays in the backlog, which the failure ends.
+		s.joined = s.joined[:0]
+	}
+	o.steps++
+	o.sent += it.bytes
+	if it.event == nil && !it.lost {
+		s.fence(it, &err)
+	}
 	if err != nil {
 		o.err = o.failure(err)
 	}
 	it.last = done || err != nil
-	return it
+	s.pace(o, it, now)
+	for i := range s.joined {
+		s.joinedAt(&s.joined[i], now)
+		o.joint = true
+	}
+	return *it
+}
+
+// joinedAt notes that a batch began at now, in a step of another, whose event comes before it.
+func (s *Stream) joinedAt(it *item, now time.Time) {
+	o := it.op
+	o.started, o.joint = now, true
+	o.steps++
+	o.sent += it.bytes
+	s.pace(o, it, now)
 }
 
 // fence records the event that tells when the step is done. A call that failed may still have started something, so a
-// failed step is fenced too; and as a record can be what failed, it gets a second chance. Where that fails as well,
-// nothing proves when the device stops, and the item is lost.
+// failed step is fenced too. Where nothing proves when the device stops, the item is lost.
 func (s *Stream) fence(it *item, err *error) {
 	it.calls++
-	e, recordErr := s.queue.Record()
-	if recordErr != nil {
-		*err = errors.Join(*err, fmt.Errorf("record event: %w", recordErr))
-		if e, recordErr = s.queue.Record(); recordErr != nil {
-			it.lost = true
-			return
-		}
+	it.event = recordTwice(s.queue, err)
+	it.lost = it.event == nil
+}
+
+// recordTwice records an event of q. As a record can be what failed, it gets a second chance; the first failure is added
+// to err all the same. Without an event it returns nil.
+func recordTwice(q device.Queue, err *error) device.Event {
+	e, recordErr := q.Record()
+	if recordErr == nil {
+		return e
 	}
-	it.event = e
+	*err = errors.Join(*err, fmt.Errorf("record event: %w", recordErr))
+	if e, recordErr = q.Record(); recordErr != nil {
+		return nil
+	}
+	return e
 }
 
 // runInTurn runs the control o, the backlog's head.
@@ -240,11 +294,7 @@ func (s *Stream) runInTurn(o *op) {
 	s.pop()
 	if !c.abandoned {
 		s.mu.Unlock()
-		if c.wait != nil {
-			c.err = s.queue.Wait(c.wait)
-		} else {
-			c.event, c.err = s.queue.Record()
-		}
+		c.err = s.act(c)
 		s.mu.Lock()
 	}
 	if c.abandoned && c.event != nil {
@@ -252,6 +302,20 @@ func (s *Stream) runInTurn(o *op) {
 	}
 	close(c.done)
 	<-s.slots
+}
+
+// act does what c asks for. What other queues of the stream hold comes before it.
+func (s *Stream) act(c *control) error {
+	if err := s.turnTo(stream.PathNone); err != nil {
+		return err
+	}
+	if c.wait != nil {
+		s.waited = true
+		return s.queue.Wait(c.wait)
+	}
+	var err error
+	c.event, err = s.queue.Record()
+	return err
 }
 
 // breakBy makes the stream refuse and fail all that comes after batch id. The first cause in the order of the stream stays.

@@ -5,10 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/stream/copy/plan"
 )
 
 // Defaults and limits of Options.
@@ -17,20 +20,37 @@ const (
 	DefaultDescriptors = 64 << 10
 	MinDescriptors     = 256
 	DefaultCTAs        = 16
+
+	DefaultStagingBytes    = 4 * 8 << 20
+	BackgroundStagingBytes = 4 * plan.DefaultMinChunkBytes
+	MinStagingBytes        = 4096
 )
 
 // Options says how a stream is opened. The zero value is the default.
 type Options struct {
-	// Path forces every batch onto one path; PathNone chooses by the size rule.
+	// Path forces every batch onto one path; PathNone has the planner choose.
 	Path stream.Path
+	// Planner chooses. Nil: one that predicts from plan.Default, figures of another machine maybe.
+	Planner Planner
+	// Policy says what to choose for. With a Planner of one's own, anything but the zero value needs one that has
+	// With(plan.Policy) (*plan.Planner, error).
+	Policy plan.Policy
 	// QueueDepth is how many batches may be accepted and unresolved. Zero: DefaultQueueDepth.
 	QueueDepth int
 	// Descriptors is the size of the ring of kernel descriptors in pinned memory, in pieces of device.CopyDescBytes;
 	// at least MinDescriptors. A longer batch is issued in parts. Zero: DefaultDescriptors.
 	Descriptors int
-	// CTAs is how many thread blocks a copy kernel may have. Zero: DefaultCTAs.
+	// CTAs is how many thread blocks a copy kernel may have where the planner does not say. Zero: what suits the path,
+	// DefaultCTAs for plain kernels.
 	CTAs int
-	// HighPriority asks the device for a queue of its highest priority.
+	// StagingBytes is how much device memory staged batches are gathered in, in four chunks. It is allocated when one is
+	// first planned, or at once if the path is forced. Zero: DefaultStagingBytes, and under the background policy
+	// BackgroundStagingBytes; negative: no staging.
+	StagingBytes int64
+	// Resident says how kernels behave that stay on the device.
+	Resident ResidentOptions
+	// HighPriority asks the device for queues of its highest priority. The background policy always does: its kernels are
+	// few and short, and should not wait for what computes beside them longer than they must.
 	HighPriority bool
 }
 
@@ -49,6 +69,13 @@ func (o Options) Validate() error {
 	if o.CTAs < 0 {
 		bad("CTAs %d is negative", o.CTAs)
 	}
+	if o.StagingBytes > 0 && o.StagingBytes < MinStagingBytes {
+		bad("%d bytes of staging are fewer than %d", o.StagingBytes, MinStagingBytes)
+	}
+	o.Resident.validate(bad)
+	if err := o.Policy.Validate(); err != nil {
+		errs = append(errs, err)
+	}
 	return errors.Join(errs...)
 }
 
@@ -59,8 +86,14 @@ func (o Options) withDefaults() Options {
 	if o.Descriptors == 0 {
 		o.Descriptors = DefaultDescriptors
 	}
-	if o.CTAs == 0 {
-		o.CTAs = DefaultCTAs
+	background := o.Policy.Goal == plan.Background
+	o.HighPriority = o.HighPriority || background
+	switch {
+	case o.StagingBytes != 0:
+	case background:
+		o.StagingBytes = BackgroundStagingBytes
+	default:
+		o.StagingBytes = DefaultStagingBytes
 	}
 	return o
 }
@@ -70,7 +103,15 @@ type Stream struct {
 	dev   device.Device
 	index int // of dev
 	opts  Options
-	paths paths
+
+	// movers are the paths by stream.Path. able is the set of those that the device has, prepared of those that have what
+	// they need (plan.Paths both); preparing is held while one gets it.
+	movers         [pathCount]mover
+	able, prepared atomic.Uint32
+	preparing      sync.Mutex
+	planner        Planner
+	// ahead is the predicted time of what is accepted and unresolved, in nanoseconds.
+	ahead atomic.Int64
 
 	// slots has one element for each batch or control that is accepted and unresolved.
 	slots chan struct{}
@@ -78,23 +119,40 @@ type Stream struct {
 	down chan struct{}
 	// wake tells the issuer to look again. One token is enough: it looks at everything.
 	wake chan struct{}
-	// inflight carries what was issued, in order, to the completer. Its capacity covers all that slots and maxCalls
-	// admit, so that sending never blocks.
-	inflight chan item
+	// watch tells the completer that something is in flight that nobody may be polling for. One token is enough.
+	watch chan struct{}
+	// turn is a token: one goroutine at a time completes. held, that some ticket is quarantined, is his, and finished, when
+	// the last batch was.
+	turn     chan struct{}
+	held     bool
+	finished time.Time
+	// awake: the completer has the turn, or is about to take it.
+	awake atomic.Bool
 	// stopped is closed when issuer and completer have returned.
 	stopped chan struct{}
 	closer  chan struct{} // token: one Close at a time
+	said    error         // his who closes: what queues said that are closed all the same, and was not returned yet
 
-	// queue and what describe.go needs to fill are used by whoever has set issuing.
-	queue   device.Queue
-	scratch scratch
+	// queue and the movers are used by whoever has set issuing. latest is the path that issued last, waited that queue was
+	// told to wait for somebody else's event since.
+	queue    device.Queue
+	latest   stream.Path
+	waited   bool
+	stepping item   // what step works on
+	joined   []item // of batches that share that step
 
 	mu          sync.Mutex
 	issuing     bool // somebody is using queue
 	head, tail  *op  // the backlog
 	lastID      uint64
-	calls       int // device calls whose event is not done
+	inflight    fifo // what was issued, in order, and is not completed
+	apart       int  // items in flight that are resident kernels'
+	issued      bool // nothing more will be
+	calls       int  // device calls whose event is not done
+	chunks      int  // steps in flight that hold staging memory
 	ring        *ring
+	staging     *positions // nil before the staged path is prepared
+	pacer       plan.Pacer
 	closing     bool
 	cause       error // why the stream is broken, or nil
 	causeID     uint64
@@ -115,20 +173,21 @@ func Open(dev device.Device, o Options) (*Stream, error) {
 		return nil, fmt.Errorf("open copy stream: open queue: %w", err)
 	}
 	s := &Stream{
-		dev:      dev,
-		index:    dev.Info().Index,
-		opts:     o,
-		slots:    make(chan struct{}, o.QueueDepth),
-		down:     make(chan struct{}),
-		wake:     make(chan struct{}, 1),
-		inflight: make(chan item, o.QueueDepth+maxCalls),
-		stopped:  make(chan struct{}),
-		closer:   make(chan struct{}, 1),
-		queue:    q,
+		dev:     dev,
+		index:   dev.Info().Index,
+		opts:    o,
+		slots:   make(chan struct{}, o.QueueDepth),
+		down:    make(chan struct{}),
+		wake:    make(chan struct{}, 1),
+		watch:   make(chan struct{}, 1),
+		turn:    make(chan struct{}, 1),
+		stopped: make(chan struct{}),
+		closer:  make(chan struct{}, 1),
+		queue:   q,
 	}
 	if err := s.prepare(); err != nil {
-		// The queue is idle: closing it has nothing to wait for.
-		return nil, errors.Join(fmt.Errorf("open copy stream: %w", err), q.Close(context.Background()))
+		// The queues are idle: closing them has nothing to wait for.
+		return nil, errors.Join(fmt.Errorf("open copy stream: %w", err), s.release(context.Background()))
 	}
 	var done sync.WaitGroup
 	done.Add(2)
@@ -138,23 +197,47 @@ func Open(dev device.Device, o Options) (*Stream, error) {
 	return s, nil
 }
 
-// prepare finds the paths and allocates what they need.
+// prepare finds the planner and the paths, and allocates what most batches need.
 func (s *Stream) prepare() error {
-	p, err := findPaths(s.dev, s.queue, s.opts.Path)
-	if err != nil {
+	var err error
+	if s.planner, err = s.opts.planner(); err != nil {
 		return err
 	}
-	s.paths = p
-	if p.launcher != nil {
-		r, err := newRing(s.dev, int64(s.opts.Descriptors)*device.CopyDescBytes)
-		if err != nil {
-			return fmt.Errorf("allocate %d descriptors: %w", s.opts.Descriptors, err)
-		}
-		s.ring = r
+	return s.findPaths()
+}
+
+// planner returns the planner under the policy.
+func (o *Options) planner() (Planner, error) {
+	if o.Planner == nil {
+		return plan.New(plan.Default(), plan.Options{Policy: o.Policy})
 	}
-	if p.batcher != nil {
-		s.scratch.init(batchStep)
+	if o.Policy == (plan.Policy{}) {
+		return o.Planner, nil
 	}
+	p, ok := o.Planner.(interface {
+		With(policy plan.Policy) (*plan.Planner, error)
+	})
+	if !ok {
+		return nil, fmt.Errorf("planner %T takes no policy: %w", o.Planner, errdefs.ErrInvalid)
+	}
+	return p.With(o.Policy)
+}
+
+// makeRing allocates the ring of descriptors, if that was not done. The caller holds preparing, or opens the stream.
+func (s *Stream) makeRing() error {
+	s.mu.Lock()
+	made := s.ring != nil
+	s.mu.Unlock()
+	if made {
+		return nil
+	}
+	r, err := newRing(s.dev, int64(s.opts.Descriptors)*device.CopyDescBytes)
+	if err != nil {
+		return fmt.Errorf("allocate %d descriptors: %w", s.opts.Descriptors, err)
+	}
+	s.mu.Lock()
+	s.ring = r
+	s.mu.Unlock()
 	return nil
 }
 
@@ -199,18 +282,11 @@ func (s *Stream) Close(ctx context.Context) error {
 	return s.release(ctx)
 }
 
-// release gives back queue and ring, in this order, once nobody uses them. What is done is forgotten, so that a Close that
-// failed half-way goes on where it stopped.
+// release gives back queues and memory, in this order, once nobody uses them. What is done is forgotten, so that a Close
+// that failed half-way goes on where it stopped.
 func (s *Stream) release(ctx context.Context) error {
-	var failed error
-	if s.queue != nil {
-		// A queue that failed may say so when it is closed, and be closed all the same: only the second answer tells.
-		if failed = s.queue.Close(ctx); failed != nil {
-			if ctx.Err() != nil || s.queue.Close(ctx) != nil {
-				return s.unclosed(failed)
-			}
-		}
-		s.queue = nil
+	if err := s.closeQueues(ctx); err != nil {
+		return s.unclosed(err)
 	}
 	s.mu.Lock()
 	held := s.quarantined
@@ -219,16 +295,53 @@ func (s *Stream) release(ctx context.Context) error {
 	for _, o := range held {
 		s.resolve(o)
 	}
+	for o := range s.owners {
+		if err := o.free(); err != nil {
+			return fmt.Errorf("close copy stream: %w", errors.Join(err, s.said))
+		}
+	}
 	if s.ring != nil {
 		if err := s.dev.Free(s.ring.region); err != nil {
-			return fmt.Errorf("close copy stream: free descriptors: %w", errors.Join(err, failed))
+			return fmt.Errorf("close copy stream: free descriptors: %w", errors.Join(err, s.said))
 		}
 		s.ring = nil
 	}
-	if failed != nil {
-		return fmt.Errorf("close copy stream: %w", failed)
+	if said := s.said; said != nil {
+		s.said = nil
+		return fmt.Errorf("close copy stream: %w", said)
 	}
 	return nil
+}
+
+// closeQueues closes the stream's queue and those of the movers, and adds to said what they said.
+func (s *Stream) closeQueues(ctx context.Context) error {
+	if s.queue != nil {
+		failed, err := closeQueue(ctx, s.queue)
+		if err != nil {
+			return err
+		}
+		s.queue, s.said = nil, errors.Join(s.said, failed)
+	}
+	for o := range s.owners {
+		failed, err := o.quiesce(ctx)
+		s.said = errors.Join(s.said, failed)
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// closeQueue closes q. A queue that failed may say so when it is closed, and be closed all the same: only the second
+// answer tells. The first is failed then.
+func closeQueue(ctx context.Context, q device.Queue) (failed, err error) {
+	if failed = q.Close(ctx); failed == nil {
+		return nil, nil
+	}
+	if ctx.Err() != nil || q.Close(ctx) != nil {
+		return nil, failed
+	}
+	return failed, nil
 }
 
 func (s *Stream) unclosed(cause error) error {

@@ -3,14 +3,21 @@ package copy_test
 import (
 	"errors"
 	"strings"
+	"sync"
 	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/fault"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/stream"
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
+	"github.com/kvlane/kvlane/stream/copy/plan"
+	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
 // lesser is a device whose queues can do less than a simulated one's.
@@ -27,8 +34,8 @@ func (d lesser) OpenQueue(o device.QueueOptions) (device.Queue, error) {
 	return d.hide(q), nil
 }
 
-func bare(q device.Queue) device.Queue { return struct{ device.Queue }{q} }
-func all(q device.Queue) device.Queue  { return q }
+func bare(q device.Queue) device.Queue  { return struct{ device.Queue }{q} }
+func whole(q device.Queue) device.Queue { return q }
 
 func batching(q device.Queue) device.Queue {
 	b, ok := q.(device.BatchCopier)
@@ -49,9 +56,9 @@ func TestOpenRefuses(t *testing.T) {
 	}{
 		{"kernel without launcher", bare, streamcopy.Options{Path: stream.PathKernel}, errdefs.ErrNotSupported, []string{"kernel", "sim 0"}},
 		{"batch without batcher", bare, streamcopy.Options{Path: stream.PathCopyEngineBatch}, errdefs.ErrNotSupported, []string{"copy-engine-batch"}},
-		{"path of files", all, streamcopy.Options{Path: stream.PathPosix}, errdefs.ErrNotSupported, []string{"posix"}},
-		{"unknown path", all, streamcopy.Options{Path: 77}, errdefs.ErrNotSupported, []string{"path(77)"}},
-		{"all fields", all, streamcopy.Options{QueueDepth: -1, Descriptors: 3, CTAs: -2}, errdefs.ErrInvalid, []string{"depth -1", "3 descriptors", "CTAs -2"}},
+		{"path of files", whole, streamcopy.Options{Path: stream.PathPosix}, errdefs.ErrNotSupported, []string{"posix"}},
+		{"unknown path", whole, streamcopy.Options{Path: 77}, errdefs.ErrNotSupported, []string{"path(77)"}},
+		{"all fields", whole, streamcopy.Options{QueueDepth: -1, Descriptors: 3, CTAs: -2, StagingBytes: 7}, errdefs.ErrInvalid, []string{"depth -1", "3 descriptors", "CTAs -2", "7 bytes"}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -68,52 +75,185 @@ func TestOpenRefuses(t *testing.T) {
 	}
 }
 
-func TestSizeRule(t *testing.T) {
+// decider is a planner that has its mind made up. It keeps what it was asked and told.
+type decider struct {
+	choice plan.Choice
+
+	mu    sync.Mutex
+	asked []plan.Request
+	can   []plan.Paths
+	told  []time.Duration
+}
+
+func (d *decider) Choose(r plan.Request, can plan.Paths) plan.Choice {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.asked, d.can = append(d.asked, r), append(d.can, can)
+	c := d.choice
+	for _, other := range []stream.Path{stream.PathCopyEngine, stream.PathKernel, stream.PathPeerKernel} {
+		if !can.Has(c.Path) {
+			c.Path = other
+		}
+	}
+	return c
+}
+
+func (d *decider) Observe(_ plan.Choice, _ plan.Request, actual time.Duration) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.told = append(d.told, actual)
+}
+
+// TestPlannerIsAsked: the planner learns what the batch is like and what could carry it, its word is done, and it hears
+// what came of it.
+func TestPlannerIsAsked(t *testing.T) {
 	dev := openSim(t, sim.Options{})
-	dst, src := pinned(t, dev, 40<<20), pinned(t, dev, 40<<20)
-	few, many, large := strided(dst, src, 3, 100), strided(dst, src, 4, 100), strided(dst, src, 8, 1<<20)
+	host, gpu := pinned(t, dev, 1<<20), deviceMemory(t, dev, 1<<20)
 	neighbours := &mem.Batch{}
 	for i := range int64(100) {
-		e := mem.Extent{Off: i * 10, Len: 10}
-		d, s := e, e
-		d.Region, s.Region = dst, src
-		neighbours.Dst, neighbours.Src = append(neighbours.Dst, d), append(neighbours.Src, s)
+		neighbours.Dst = append(neighbours.Dst, mem.Extent{Region: gpu, Off: i * 20, Len: 10})
+		neighbours.Src = append(neighbours.Src, mem.Extent{Region: host, Off: i * 10, Len: 10})
 	}
+	all := plan.PathSet(stream.PathCopyEngine, stream.PathCopyEngineBatch, stream.PathKernel, stream.PathKernelBulk, stream.PathStaged)
+	within := all.Without(stream.PathStaged)
 	tests := []struct {
-		name   string
-		hide   func(device.Queue) device.Queue
-		batch  *mem.Batch
-		path   stream.Path
-		reason string
+		name  string
+		hide  func(device.Queue) device.Queue
+		batch *mem.Batch
+		want  plan.Request
+		can   plan.Paths
 	}{
-		{"nothing", all, &mem.Batch{}, stream.PathNone, streamcopy.ReasonEmpty},
-		{"few", all, few, stream.PathCopyEngine, streamcopy.ReasonFewRuns},
-		{"neighbours", all, neighbours, stream.PathCopyEngine, streamcopy.ReasonFewRuns},
-		{"many", all, many, stream.PathKernel, streamcopy.ReasonManyPieces},
-		{"large", all, large, stream.PathCopyEngineBatch, streamcopy.ReasonLargeRuns},
-		{"paged", all, benchPaged(dst, src, 2, 2, 1<<10), stream.PathKernel, streamcopy.ReasonManyPieces},
-		{"many, no kernels", batching, many, stream.PathCopyEngineBatch, streamcopy.ReasonNoLauncher},
-		{"many, bare", bare, many, stream.PathCopyEngine, streamcopy.ReasonOnlyEngine},
-		{"large, bare", bare, large, stream.PathCopyEngine, streamcopy.ReasonLargeRuns},
+		{"to device", whole, strided(gpu, host, 4, 100), plan.Request{Dir: plan.H2D, Pieces: 4, Runs: 4, HostRuns: 4, Bytes: 400}, all},
+		{"to host", whole, strided(host, gpu, 4, 100), plan.Request{Dir: plan.D2H, Pieces: 4, Runs: 4, HostRuns: 4, Bytes: 400}, all},
+		{"within", whole, strided(host, host, 4, 100), plan.Request{Dir: plan.D2D, Pieces: 4, Runs: 4, Bytes: 400}, within},
+		{"host contiguous", whole, neighbours, plan.Request{Dir: plan.H2D, Pieces: 100, Runs: 100, HostRuns: 1, Bytes: 1000}, all},
+		{"paged", whole, benchPaged(host, gpu, 2, 2, 1<<10), plan.Request{Dir: plan.D2H, Form: plan.Paged, Pieces: 4, Runs: 4, HostRuns: 1, Bytes: 4096}, all},
+		{"no kernels", batching, strided(gpu, host, 4, 100), plan.Request{Dir: plan.H2D, Pieces: 4, Runs: 4, HostRuns: 4, Bytes: 400}, plan.PathSet(stream.PathCopyEngine, stream.PathCopyEngineBatch)},
+		{"bare", bare, strided(gpu, host, 4, 100), plan.Request{Dir: plan.H2D, Pieces: 4, Runs: 4, HostRuns: 4, Bytes: 400}, plan.PathSet(stream.PathCopyEngine)},
 	}
 	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			s := open(t, lesser{dev, tt.hide}, streamcopy.Options{})
-			ticket, err := s.Submit(deadline(t), tt.batch)
-			if err != nil {
-				t.Fatal(err)
+		for _, path := range []stream.Path{stream.PathCopyEngine, stream.PathKernel, stream.PathKernelBulk, stream.PathStaged} {
+			if !tt.can.Has(path) {
+				continue
 			}
-			if err := ticket.Wait(deadline(t)); err != nil {
-				t.Fatal(err)
-			}
-			if c := ticket.Completion(); c.Path != tt.path || c.Reason != tt.reason {
-				t.Errorf("path %s (%s), want %s (%s)", c.Path, c.Reason, tt.path, tt.reason)
-			}
-			if err := s.Close(deadline(t)); err != nil {
-				t.Fatal(err)
-			}
-		})
+			t.Run(tt.name+" by "+path.String(), func(t *testing.T) {
+				d := &decider{choice: plan.Choice{Path: path, Predicted: time.Second, Reason: "because"}}
+				s := open(t, lesser{dev, tt.hide}, streamcopy.Options{Planner: d, StagingBytes: 1 << 16})
+				c := complete(t, s, tt.batch)
+				if c.Path != path || c.Reason != "because" || c.Predicted != time.Second {
+					t.Errorf("completion %+v", c)
+				}
+				if err := s.Close(deadline(t)); err != nil {
+					t.Fatal(err)
+				}
+				if diff := cmp.Diff([]plan.Request{tt.want}, d.asked); diff != "" {
+					t.Errorf("asked (-want +got):\n%s", diff)
+				}
+				if d.can[0]&all != tt.can {
+					t.Errorf("paths %b, want %b", d.can[0], tt.can)
+				}
+				if len(d.told) != 1 || d.told[0] != c.Finished.Sub(c.Started) {
+					t.Errorf("told %v of %v", d.told, c.Finished.Sub(c.Started))
+				}
+			})
+		}
 	}
+}
+
+// TestOutcomesOfOthersAreNotLearned: what failed, was cancelled, waited for somebody else's event or copied nothing says
+// nothing of its path.
+func TestOutcomesOfOthersAreNotLearned(t *testing.T) {
+	plan1 := fault.New(1)
+	dev := openSim(t, sim.Options{Faults: plan1})
+	host, gpu := pinned(t, dev, 4096), deviceMemory(t, dev, 4096)
+	d := &decider{choice: plan.Choice{Path: stream.PathKernel}}
+	s := open(t, dev, streamcopy.Options{Planner: d})
+	complete(t, s, &mem.Batch{})
+	e, err := s.Record(deadline(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	if err := s.WaitEvent(deadline(t), e); err != nil {
+		t.Fatal(err)
+	}
+	complete(t, s, strided(gpu, host, 4, 100))
+	if len(d.told) != 0 {
+		t.Errorf("told %v", d.told)
+	}
+	complete(t, s, strided(gpu, host, 4, 100))
+	if len(d.told) != 1 {
+		t.Errorf("told %v of a batch like any other", d.told)
+	}
+	plan1.Add(fault.Nth(sim.OpLaunch, int(plan1.Seen(sim.OpLaunch))).Fail(errdefs.ErrBusy))
+	ticket, err := s.Submit(deadline(t), strided(gpu, host, 4, 100))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := ticket.Wait(deadline(t)); !errors.Is(err, errdefs.ErrBusy) {
+		t.Errorf("ticket: %v", err)
+	}
+	if err := s.Close(deadline(t)); err != nil {
+		t.Fatal(err)
+	}
+	if len(d.told) != 1 {
+		t.Errorf("told %v of a batch that failed", d.told)
+	}
+}
+
+// TestUnpreparedPath: a path that cannot get its memory is given up, which is told once with the cause, and the next batch
+// goes another way at once.
+func TestUnpreparedPath(t *testing.T) {
+	dev := openSim(t, sim.Options{MemoryBytes: 1 << 20})
+	host, gpu := pinned(t, dev, 4096), deviceMemory(t, dev, 4096)
+	d := &decider{choice: plan.Choice{Path: stream.PathStaged, Reason: "because"}}
+	s := open(t, dev, streamcopy.Options{Planner: d, StagingBytes: 1 << 30})
+	for i, reason := range []string{streamcopy.ReasonUnprepared, "because"} {
+		c := complete(t, s, strided(gpu, host, 4, 100))
+		if c.Path != stream.PathCopyEngine || c.Reason != reason {
+			t.Errorf("path %s (%s)", c.Path, c.Reason)
+		}
+		if told := errors.Is(c.GivenUp, errdefs.ErrNoMemory); told != (i == 0) {
+			t.Errorf("batch %d says that a path was given up: %v", i, c.GivenUp)
+		}
+	}
+	if err := s.Close(deadline(t)); err != nil {
+		t.Fatal(err)
+	}
+	if s, err := streamcopy.Open(dev, streamcopy.Options{Path: stream.PathStaged, StagingBytes: 1 << 30}); s != nil || !errors.Is(err, errdefs.ErrNoMemory) {
+		t.Errorf("a forced path without memory: %v", err)
+	}
+}
+
+// TestForcedPathUnfit: what the forced path cannot carry goes another way, and says so.
+func TestForcedPathUnfit(t *testing.T) {
+	dev := openSim(t, sim.Options{})
+	host := pinned(t, dev, 4096)
+	s := open(t, dev, streamcopy.Options{Path: stream.PathStaged, StagingBytes: 1 << 16})
+	if c := complete(t, s, strided(host, host, 4, 100)); c.Path != stream.PathCopyEngine || c.Reason != streamcopy.ReasonUnfit {
+		t.Errorf("path %s (%s)", c.Path, c.Reason)
+	}
+	if err := s.Close(deadline(t)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// complete submits b, which must succeed, and returns how it travelled.
+func complete(t *testing.T, s *streamcopy.Stream, b *mem.Batch) stream.Completion {
+	t.Helper()
+	ticket, err := s.Submit(deadline(t), b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := ticket.Wait(deadline(t)); err != nil {
+		t.Fatal(err)
+	}
+	return ticket.Completion()
+}
+
+func deviceMemory(tb testing.TB, dev *sim.Device, n int64) *mem.Region {
+	tb.Helper()
+	return streamtest.DeviceMemory(dev).Alloc(tb, n)
 }
 
 // TestForeignDevice: device memory of another device has an address that means something else here.

@@ -1,7 +1,10 @@
 package copy_test
 
 import (
+	"math/rand/v2"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/sim"
@@ -10,11 +13,15 @@ import (
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/stream"
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
+	"github.com/kvlane/kvlane/stream/copy/plan"
 	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
 // paths are the options that the suite runs under.
-var paths = []stream.Path{stream.PathNone, stream.PathCopyEngine, stream.PathCopyEngineBatch, stream.PathKernel}
+var paths = []stream.Path{
+	stream.PathNone, stream.PathCopyEngine, stream.PathCopyEngineBatch, stream.PathKernel, stream.PathKernelBulk,
+	stream.PathStaged, stream.PathResident,
+}
 
 func pathName(p stream.Path) string {
 	if p == stream.PathNone {
@@ -49,8 +56,13 @@ func env(tb testing.TB, dev device.Device, o streamcopy.Options) streamtest.Env 
 			return open(tb, dev, o)
 		},
 		A: streamtest.Pinned(dev), B: streamtest.DeviceMemory(dev), Path: o.Path,
-		Unreachable: pageable(tb),
+		Sums: sums[o.Path], Unreachable: pageable(tb),
 	}
+}
+
+// sums are the options under which a stream must fill mem.Paged.Sums where it is asked to.
+var sums = map[stream.Path]bool{
+	stream.PathKernel: true, stream.PathKernelBulk: true, stream.PathPeerKernel: true,
 }
 
 func open(tb testing.TB, dev device.Device, o streamcopy.Options) *streamcopy.Stream {
@@ -94,7 +106,7 @@ func TestConformanceSim(t *testing.T) {
 		t.Run(pathName(p), func(t *testing.T) {
 			streamtest.Run(t, func(t *testing.T) streamtest.Env {
 				t.Helper()
-				return simEnv(t, sim.Options{}, streamcopy.Options{Path: p})
+				return simEnv(t, sim.Options{}, streamcopy.Options{Path: p, StagingBytes: 256 << 10})
 			})
 		})
 	}
@@ -108,12 +120,36 @@ func TestConformanceSmallRing(t *testing.T) {
 	})
 }
 
-// TestConformanceInterleaved runs the suite on devices that interleave the queues' work in seeded orders.
+// dice is a planner that throws for each path.
+type dice struct {
+	mu  sync.Mutex
+	rng *rand.Rand
+}
+
+func newDice(seed uint64) *dice { return &dice{rng: rand.New(rand.NewPCG(seed, 11))} }
+
+func (d *dice) Choose(_ plan.Request, can plan.Paths) plan.Choice {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	all := stream.Paths()
+	for {
+		if p := all[d.rng.IntN(len(all))]; can.Has(p) {
+			return plan.Choice{Path: p, Reason: "thrown"}
+		}
+	}
+}
+
+func (d *dice) Observe(plan.Choice, plan.Request, time.Duration) {}
+
+// TestConformanceInterleaved runs the suite on devices that interleave the queues' work in seeded orders, and has each
+// batch travel by a path of its own: they must stay in order, whatever queues their paths have.
 func TestConformanceInterleaved(t *testing.T) {
 	for seed := range uint64(2) {
 		streamtest.Run(t, func(t *testing.T) streamtest.Env {
 			t.Helper()
-			return simEnv(t, sim.Options{Interleave: &sim.Interleave{Seed: seed}}, streamcopy.Options{Descriptors: 1024})
+			return simEnv(t, sim.Options{Interleave: &sim.Interleave{Seed: seed}}, streamcopy.Options{
+				Planner: newDice(seed), Descriptors: 1024, StagingBytes: 64 << 10,
+			})
 		})
 	}
 }

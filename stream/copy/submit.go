@@ -10,12 +10,15 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/stream/copy/plan"
 )
 
 // op is an element of the backlog: a batch, or a control, which acts on the queue in its turn.
 type op struct {
+	stream   *Stream
 	next     *op
 	canceled atomic.Bool // no more of it may be issued
+	watched  atomic.Bool // somebody waits without polling
 
 	// Of a batch.
 	ticket *stream.Ticket
@@ -23,6 +26,12 @@ type op struct {
 	stats  survey
 	path   stream.Path
 	reason string
+	lost   error // why paths were given up that were chosen first
+	// What the planner was asked and answered, if it was.
+	planned bool
+	request plan.Request
+	choice  plan.Choice
+	summed  bool // the path fills the sums that the batch asks for
 
 	// Of a control.
 	control *control
@@ -31,7 +40,11 @@ type op struct {
 	started  time.Time
 	met      int // dependencies known to have succeeded
 	at       cursor
-	launches int // kernels so far
+	launches int   // kernels so far
+	steps    int   // so far
+	sent     int64 // bytes that steps before carried
+	held     bool  // the device was told to wait for somebody else's event before it
+	joint    bool  // a step of it carried other batches too
 
 	// err is why the issuer ended the batch early; written before the op's last item is sent.
 	err error
@@ -46,9 +59,9 @@ func (s *Stream) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, erro
 	if err != nil {
 		return nil, fmt.Errorf("submit batch: %w", err)
 	}
-	o := &op{batch: b, stats: stats}
-	o.path, o.reason = s.paths.choose(stats.runs, stats.bytes)
+	o := &op{stream: s, batch: b, stats: stats}
 	o.at.batch = b
+	s.choose(o)
 	if err := s.enter(ctx, o); err != nil {
 		return nil, fmt.Errorf("submit batch: %w", err)
 	}
@@ -63,6 +76,7 @@ func (s *Stream) enter(ctx context.Context, o *op) error {
 	select {
 	case s.slots <- struct{}{}:
 	default:
+		s.look()
 		select {
 		case s.slots <- struct{}{}:
 		case <-s.down:
@@ -80,7 +94,8 @@ func (s *Stream) enter(ctx context.Context, o *op) error {
 	}
 	if o.control == nil {
 		s.lastID++
-		o.ticket = stream.NewTicket(s.lastID, func() { s.cancel(o) })
+		s.ahead.Add(int64(o.choice.Predicted))
+		o.ticket = stream.NewDrivenTicket(s.lastID, o)
 	}
 	if s.tail == nil {
 		s.head = o

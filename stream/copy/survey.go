@@ -12,8 +12,36 @@ import (
 type survey struct {
 	bytes  int64
 	pieces int
-	runs   int // copies left after merging neighbours of the list, without empty ones; a Paged is not looked into
+	copies int // pieces that have bytes
+	runs   int // copies left after merging neighbours of the list; of a Paged, its copies
 	descs  int // descriptors of device.PieceBytes at most that the list needs
+	// dstRuns and srcRuns are the unbroken spans of either side. Of a Paged, the side of its slots is looked at, the side
+	// of its pages taken for scattered.
+	dstRuns, srcRuns int
+	ways             ways
+}
+
+// ways are the ways that bytes of a batch go, a set.
+type ways uint8
+
+const (
+	wayH2D    ways = 1 << iota // from pinned host memory to the device
+	wayD2H                     // from the device to pinned host memory
+	wayWithin                  // within either
+	wayPeer                    // from one device to another
+)
+
+// wayOf returns the way from one region to the other.
+func wayOf(dst, src *mem.Region) ways {
+	switch to, from := dst.Kind() == mem.KindDevice, src.Kind() == mem.KindDevice; {
+	case to && !from:
+		return wayH2D
+	case from && !to:
+		return wayD2H
+	case to && dst.Device() != src.Device():
+		return wayPeer
+	}
+	return wayWithin
 }
 
 // survey validates b and measures it, without allocating. A list is looked at once, with the checks of Batch.Validate
@@ -52,19 +80,19 @@ func (s *Stream) survey(b *mem.Batch) (survey, error) {
 type side struct {
 	region *mem.Region // of the last copy, known to be within reach
 	len    int64       // of region
-	end    int64       // where a neighbour of the last copy would start
+	end    int64       // where a neighbour of the last copy would start; negative where there is none
 }
 
 // moves makes e's region the current one, if it is not.
-func (d *side) moves(s *Stream, e *mem.Extent) (bool, error) {
+func (d *side) moves(s *Stream, e *mem.Extent) error {
 	if e.Region == d.region {
-		return false, nil
+		return nil
 	}
 	if err := s.reaches(e.Region); err != nil {
-		return false, err
+		return err
 	}
-	d.region, d.len = e.Region, e.Region.Len()
-	return true, nil
+	d.region, d.len, d.end = e.Region, e.Region.Len(), -1
+	return nil
 }
 
 // holds reports whether e, not moved, lies within the region.
@@ -84,12 +112,10 @@ func (s *Stream) surveyList(b *mem.Batch) (v survey, ok bool, err error) {
 		if d.Region == nil || f.Region == nil || d.Len != f.Len {
 			return v, false, nil
 		}
-		newDst, err := to.moves(s, d)
-		if err != nil {
+		if err := to.moves(s, d); err != nil {
 			return v, false, fmt.Errorf("destination %d: %w", i, err)
 		}
-		newSrc, err := from.moves(s, f)
-		if err != nil {
+		if err := from.moves(s, f); err != nil {
 			return v, false, fmt.Errorf("source %d: %w", i, err)
 		}
 		if !to.holds(d) || !from.holds(f) {
@@ -98,7 +124,18 @@ func (s *Stream) surveyList(b *mem.Batch) (v survey, ok bool, err error) {
 		if d.Len == 0 {
 			continue
 		}
-		if newDst || newSrc || d.Off != to.end || f.Off != from.end || v.runs == 0 {
+		if to.end < 0 || from.end < 0 {
+			v.ways |= wayOf(d.Region, f.Region)
+		}
+		v.copies++
+		brokenDst, brokenSrc := d.Off != to.end, f.Off != from.end
+		if brokenDst {
+			v.dstRuns++
+		}
+		if brokenSrc {
+			v.srcRuns++
+		}
+		if brokenDst || brokenSrc {
 			v.runs++
 		}
 		to.end, from.end = d.Off+d.Len, f.Off+f.Len
@@ -121,14 +158,58 @@ func (s *Stream) surveyPaged(p *mem.Paged, v *survey) error {
 			if err := s.reaches(g.Planes[j].Region); err != nil {
 				return fmt.Errorf("page group %d plane %d: %w", i, j, err)
 			}
-			if n := g.Planes[j].Bytes; n > 0 {
-				v.bytes += n * int64(len(g.Pairs))
-				v.runs += len(g.Pairs)
+			n := g.Planes[j].Bytes
+			if n == 0 {
+				continue
 			}
+			v.bytes += n * int64(len(g.Pairs))
+			v.runs += len(g.Pairs)
+			v.copies += len(g.Pairs)
+			if p.Dir == mem.ToSlots {
+				v.ways |= wayOf(g.Slots.Region, g.Planes[j].Region)
+				v.srcRuns += len(g.Pairs)
+			} else {
+				v.ways |= wayOf(g.Planes[j].Region, g.Slots.Region)
+				v.dstRuns += len(g.Pairs)
+			}
+		}
+		if p.Dir == mem.ToSlots {
+			v.dstRuns += slotRuns(g)
+		} else {
+			v.srcRuns += slotRuns(g)
 		}
 		v.pieces += len(g.Planes) * len(g.Pairs)
 	}
 	return nil
+}
+
+// slotRuns returns in how many unbroken spans of its slots a group copies.
+func slotRuns(g *mem.PageGroup) int {
+	runs, first, end := 0, int64(0), int64(-1)
+	for i := range g.Planes {
+		pl := &g.Planes[i]
+		if pl.Bytes == 0 {
+			continue
+		}
+		if runs == 0 {
+			first = pl.SlotOff
+		}
+		if pl.SlotOff != end {
+			runs++
+		}
+		end = pl.SlotOff + pl.Bytes
+	}
+	if runs != 1 || first != 0 || end != g.Slots.Stride {
+		return runs * len(g.Pairs)
+	}
+	// Whole slots: those that follow each other make one span.
+	runs = 0
+	for i := range g.Pairs {
+		if i == 0 || g.Pairs[i].Slot != g.Pairs[i-1].Slot+1 {
+			runs++
+		}
+	}
+	return runs
 }
 
 // reaches reports whether the stream's device can address r.
@@ -136,8 +217,8 @@ func (s *Stream) reaches(r *mem.Region) error {
 	if r.Dev() == 0 {
 		return fmt.Errorf("%s has no device address: %w", r, errdefs.ErrInvalid)
 	}
-	if r.Kind() == mem.KindDevice && r.Device() != s.index {
-		return fmt.Errorf("%s does not belong to device %d: %w", r, s.index, errdefs.ErrInvalid)
+	if r.Kind() == mem.KindDevice && r.Device() != s.index && !s.reachesPeer(r) {
+		return fmt.Errorf("%s is neither of device %d nor of a peer that it reaches: %w", r, s.index, errdefs.ErrInvalid)
 	}
 	return nil
 }

@@ -18,6 +18,7 @@ func Run(t *testing.T, open func(t *testing.T) Env) {
 		{"empty batches", false, testEmpty},
 		{"huge list", false, testHugeList},
 		{"huge paged", false, testHugePaged},
+		{"sums", false, testSums},
 		{"completion", false, testCompletion},
 		{"order", false, testOrder},
 		{"concurrent submits", false, testConcurrent},

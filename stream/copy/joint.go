@@ -1,0 +1,61 @@
+package copy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/kvlane/kvlane/device"
+)
+
+// joint is several events as one.
+type joint []device.Event
+
+var _ device.Event = joint(nil)
+
+// record adds an event of q.
+func (j *joint) record(q device.Queue) (device.Event, error) {
+	e, err := q.Record()
+	if err != nil {
+		return nil, fmt.Errorf("record event: %w", err)
+	}
+	*j = append(*j, e)
+	return e, nil
+}
+
+// Done implements device.Event. One that cannot know when it is done makes all of them so.
+func (j joint) Done() (bool, error) {
+	var errs []error
+	pending := false
+	for _, e := range j {
+		done, err := e.Done()
+		switch {
+		case err != nil && !done:
+			return false, err
+		case err != nil:
+			errs = append(errs, err)
+		case !done:
+			pending = true
+		}
+	}
+	if pending {
+		return false, nil
+	}
+	return true, errors.Join(errs...)
+}
+
+// Wait implements device.Event: it waits for every one, whatever becomes of the others.
+func (j joint) Wait(ctx context.Context) error {
+	var errs []error
+	for _, e := range j {
+		errs = append(errs, e.Wait(ctx))
+	}
+	return errors.Join(errs...)
+}
+
+// Close implements device.Event.
+func (j joint) Close() {
+	for _, e := range j {
+		e.Close()
+	}
+}

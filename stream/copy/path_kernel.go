@@ -1,0 +1,121 @@
+package copy
+
+import (
+	"fmt"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/errdefs"
+)
+
+// kernelNames are the kernels of one path. Those for sums are empty where the device lacks them.
+type kernelNames struct{ list, paged, pagedSum string }
+
+// kernel is a path whose kernels copy over the bus themselves, from descriptors in the ring.
+type kernel struct {
+	s        *Stream
+	launcher device.Launcher
+	names    kernelNames
+	ctas     int // where neither the options nor the planner say; zero: the device chooses
+	launch   device.Kernel
+}
+
+// plainKernel is the path kernel.
+func plainKernel(s *Stream) *kernel {
+	return &kernel{
+		s: s, ctas: DefaultCTAs,
+		names: kernelNames{list: device.KernelCopyList, paged: device.KernelCopyPaged, pagedSum: device.KernelCopyPagedSum},
+	}
+}
+
+func (k *kernel) available() error {
+	k.launcher, _ = k.s.queue.(device.Launcher)
+	if k.launcher == nil {
+		return fmt.Errorf("it runs no kernels: %w", errdefs.ErrNotSupported)
+	}
+	for _, name := range []string{k.names.list, k.names.paged} {
+		if !hasKernel(k.launcher, name) {
+			return fmt.Errorf("it has no kernel %s: %w", name, errdefs.ErrNotSupported)
+		}
+	}
+	if !hasKernel(k.launcher, k.names.pagedSum) {
+		k.names.pagedSum = ""
+	}
+	return nil
+}
+
+// hasKernel reports whether l has a kernel: the plain ones every Launcher has.
+func hasKernel(l device.Launcher, name string) bool {
+	if name == device.KernelCopyList || name == device.KernelCopyPaged {
+		return true
+	}
+	lister, ok := l.(device.KernelLister)
+	return ok && lister.HasKernel(name)
+}
+
+func (k *kernel) takes(*survey) bool { return true }
+func (k *kernel) calls() int         { return kernelStep + 1 }
+func (k *kernel) prepare() error     { return k.s.makeRing() }
+
+func (k *kernel) room(o *op) (span, bool) {
+	return k.s.ring.reserve(o.at.descriptorBytes(o.stats.descs, o.summed))
+}
+
+// sums reports whether the path fills the sums that a batch asks for.
+func (k *kernel) sums(o *op) bool {
+	p := o.batch.Paged
+	return k.names.pagedSum != "" && p != nil && len(p.Sums) > 0 && sumsFit(p, k.s.ring.maxChunk)
+}
+
+// step writes descriptors into sp and launches kernels on them until the batch is through, sp is full, or kernelStep
+// launches are made. The device reads the descriptors when a kernel runs, so they stay until the step's event.
+func (k *kernel) step(o *op, sp span, it *item) (done bool, err error) {
+	it.ringEnd = sp.end - uint64(len(sp.buf))
+	for it.calls < kernelStep && it.bytes < o.chunk() {
+		t := table{
+			names: k.names, summed: o.summed, dev: sp.dev, limit: o.chunk() - it.bytes,
+			buf: sp.buf[:min(len(sp.buf), firstTable<<min(o.launches, tableDoublings))],
+		}
+		used := o.at.describe(&t, &k.launch)
+		if used == 0 && len(t.buf) < len(sp.buf) { // one page's sums may need more than a first table
+			t.buf = sp.buf
+			used = o.at.describe(&t, &k.launch)
+		}
+		if used == 0 {
+			break
+		}
+		if t.rows.words > 0 {
+			t.rows.at += it.ringEnd
+			it.sums = append(it.sums, t.rows)
+		}
+		used = min(align(used, tableAlign), uint64(len(sp.buf)))
+		sp.buf, sp.dev = sp.buf[used:], sp.dev+used
+		it.ringEnd += used
+		it.calls++
+		it.bytes += t.bytes
+		o.launches++
+		k.launch.CTAs = bound(k.s.ctas(o, k.ctas), k.launch.CTAs)
+		if err := k.launcher.Launch(&k.launch); err != nil {
+			return false, err
+		}
+	}
+	return o.at.described(), nil
+}
+
+// ctas returns how many thread blocks a kernel for o may have.
+func (s *Stream) ctas(o *op, otherwise int) int {
+	switch {
+	case o.choice.CTAs > 0:
+		return o.choice.CTAs
+	case s.opts.CTAs > 0:
+		return s.opts.CTAs
+	}
+	return otherwise
+}
+
+// bound returns as many of ctas thread blocks as useful ones can be busy. Zero leaves it to the device.
+func bound(ctas, useful int) int {
+	if ctas == 0 {
+		return 0
+	}
+	return min(ctas, useful)
+}

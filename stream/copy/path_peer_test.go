@@ -1,0 +1,166 @@
+package copy_test
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/device/cuda"
+	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/internal/testkit"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/stream"
+	streamcopy "github.com/kvlane/kvlane/stream/copy"
+	"github.com/kvlane/kvlane/stream/streamtest"
+)
+
+var peerPaths = []stream.Path{stream.PathNone, stream.PathPeerCopyEngine, stream.PathPeerKernel}
+
+// simPeers opens two simulated devices of which the first reaches the second's memory.
+func simPeers(tb testing.TB, so sim.Options) (near, far *sim.Device) {
+	tb.Helper()
+	far = openSim(tb, sim.Options{Index: 1})
+	near = openSim(tb, so)
+	if err := errors.Join(near.EnablePeer(far), far.EnablePeer(near)); err != nil {
+		tb.Fatal(err)
+	}
+	return near, far
+}
+
+// peerEnv copies between the memories of two devices, by a stream of the first. The suite looks at both through the
+// second, so that work of the first is the stream's alone.
+func peerEnv(tb testing.TB, near, far device.Device, o streamcopy.Options) streamtest.Env {
+	tb.Helper()
+	e := env(tb, near, o)
+	e.A, e.B = streamtest.DeviceMemory(near), streamtest.DeviceMemory(far)
+	e.A.Write, e.A.Read = e.B.Write, e.B.Read
+	return e
+}
+
+func TestConformancePeers(t *testing.T) {
+	for _, p := range peerPaths {
+		t.Run(pathName(p), func(t *testing.T) {
+			streamtest.Run(t, func(t *testing.T) streamtest.Env {
+				t.Helper()
+				so := sim.Options{Faults: fault.New(1)}
+				near, far := simPeers(t, so)
+				e := peerEnv(t, near, far, streamcopy.Options{Path: p})
+				e.Plan, e.Work = so.Faults, sim.OpWork
+				return e
+			})
+		})
+	}
+}
+
+// TestPeerBatches: what goes between two devices takes a peer path, what does not takes none, and without access a batch
+// is refused.
+func TestPeerBatches(t *testing.T) {
+	near, far := openSim(t, sim.Options{}), openSim(t, sim.Options{Index: 1})
+	s := open(t, near, streamcopy.Options{})
+	defer closeStream(t, s)
+	a, b := streamtest.DeviceMemory(near).Alloc(t, 1<<20), streamtest.DeviceMemory(far).Alloc(t, 1<<20)
+	if _, err := s.Submit(t.Context(), strided(a, b, 10, 100)); !errors.Is(err, errdefs.ErrInvalid) {
+		t.Errorf("without access: %v", err)
+	}
+	if err := near.EnablePeer(far); err != nil {
+		t.Fatal(err)
+	}
+	isPeer := map[stream.Path]bool{stream.PathPeerCopyEngine: true, stream.PathPeerKernel: true}
+	for _, tt := range []struct {
+		name string
+		b    *mem.Batch
+		want bool
+	}{
+		{"pull", strided(a, b, 10, 100), true},
+		{"push", strided(b, a, 1000, 100), true},
+		{"pull pages", benchPaged(a, b, 2, 8, 1<<10), true},
+		{"push pages", benchPaged(b, a, 2, 8, 1<<10), true},
+		{"within", strided(a, a, 1, 100), false},
+		{"from the host", strided(a, pinned(t, near, 1<<20), 1000, 100), false},
+	} {
+		if tt.name == "within" {
+			tt.b.Src[0].Off = 1000
+		}
+		ticket := submitOK(t, s, tt.b)
+		if err := ticket.Wait(deadline(t)); err != nil {
+			t.Fatalf("%s: %v", tt.name, err)
+		}
+		if c := ticket.Completion(); isPeer[c.Path] != tt.want {
+			t.Errorf("%s: by %s (%s)", tt.name, c.Path, c.Reason)
+		}
+	}
+}
+
+// cudaPeers opens two GPUs that reach each other's memory, or skips the test.
+func cudaPeers(tb testing.TB) (near, far device.Device) {
+	tb.Helper()
+	near = openCUDA(tb)
+	driver, err := cuda.Load()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if n, err := driver.Count(); err != nil || n < 2 {
+		testkit.Skip(tb, "cuda-peer", fmt.Sprintf("%d GPUs, %v", n, err))
+	}
+	far, err = driver.Open(1, cuda.Options{})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		if err := far.Close(); err != nil {
+			tb.Error(err)
+		}
+	})
+	for _, pair := range [][2]device.Device{{near, far}, {far, near}} {
+		p, ok := pair[0].(device.Peerer)
+		if !ok {
+			tb.Fatalf("%T knows no peers", near)
+		}
+		if err := p.EnablePeer(pair[1]); err != nil {
+			if errors.Is(err, errdefs.ErrNotSupported) {
+				testkit.Skip(tb, "cuda-peer", err.Error())
+			}
+			tb.Fatal(err)
+		}
+	}
+	return near, far
+}
+
+func TestConformancePeersCUDA(t *testing.T) {
+	near, far := cudaPeers(t)
+	for _, p := range peerPaths {
+		t.Run(pathName(p), func(t *testing.T) {
+			streamtest.Run(t, func(t *testing.T) streamtest.Env {
+				t.Helper()
+				return peerEnv(t, near, far, streamcopy.Options{Path: p})
+			})
+		})
+	}
+}
+
+// BenchmarkPeersCUDA measures pulls and pushes of blocks that are scattered on both sides, and of one large copy, of which
+// the others are to be a part.
+func BenchmarkPeersCUDA(b *testing.B) {
+	near, far := cudaPeers(b)
+	const arena = 1 << 30
+	here, there := streamtest.DeviceMemory(near).Alloc(b, arena), streamtest.DeviceMemory(far).Alloc(b, arena)
+	whole := &mem.Batch{Dst: []mem.Extent{mem.All(here)}, Src: []mem.Extent{mem.All(there)}}
+	batches := map[string]*mem.Batch{"1GiB": whole}
+	for _, size := range []int64{4 << 10, 64 << 10, 1 << 20} {
+		batches[fmt.Sprintf("%dKiB", size>>10)] = scattered(here, there, int(min(arena/size, 100_000)), size)
+	}
+	for _, path := range peerPaths {
+		for _, name := range []string{"1GiB", "1024KiB", "64KiB", "4KiB"} {
+			if path == stream.PathPeerCopyEngine && name == "4KiB" {
+				continue // a second a batch
+			}
+			pull := batches[name]
+			push := &mem.Batch{Dst: pull.Src, Src: pull.Dst}
+			benchCUDA(b, near, pathName(path)+"/"+name+"/pull", path, pull, 1)
+			benchCUDA(b, near, pathName(path)+"/"+name+"/push", path, push, 1)
+		}
+	}
+}

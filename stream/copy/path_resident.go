@@ -1,0 +1,280 @@
+package copy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"runtime"
+	"time"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/stream"
+)
+
+// Defaults and limits of ResidentOptions.
+const (
+	DefaultResidentLease   = 5 * time.Millisecond
+	DefaultResidentIdle    = 500 * time.Microsecond
+	DefaultResidentWorkers = 4
+	MaxResidentWorkers     = 8
+)
+
+// ResidentOptions say how the resident kernel behaves. The zero value is the default.
+type ResidentOptions struct {
+	// Lease is how long a kernel may stay, busy or not: the longest that it holds up who synchronises the whole device,
+	// and that it outlives a process that was killed. Zero: DefaultResidentLease.
+	Lease time.Duration
+	// Idle is how long a kernel stays without work. Zero: DefaultResidentIdle.
+	Idle time.Duration
+	// Workers is how many thread blocks share a batch that is too large for one, at most MaxResidentWorkers. Each is a
+	// kernel of its own, that starts when it gets work. Zero: DefaultResidentWorkers.
+	Workers int
+}
+
+func (o *ResidentOptions) validate(bad func(format string, args ...any)) {
+	if o.Lease < 0 {
+		bad("resident lease %v is negative", o.Lease)
+	}
+	if o.Idle < 0 {
+		bad("resident idle limit %v is negative", o.Idle)
+	}
+	if o.Workers < 0 || o.Workers > MaxResidentWorkers {
+		bad("%d resident workers are not 0 to %d", o.Workers, MaxResidentWorkers)
+	}
+}
+
+func (o ResidentOptions) withDefaults() ResidentOptions {
+	if o.Lease == 0 {
+		o.Lease = DefaultResidentLease
+	}
+	if o.Idle == 0 {
+		o.Idle = DefaultResidentIdle
+	}
+	if o.Workers == 0 {
+		o.Workers = DefaultResidentWorkers
+	}
+	return o
+}
+
+// What the path is for: batches so small that a launch would be a good part of their time. A larger one, which only a
+// forced path gets, goes by in parts of many entries.
+const (
+	residentPieces = 512
+	residentBytes  = 4 << 20
+	// A worker gets this much before another is asked too: about what one copies in the time that a second takes to see
+	// its entry. 64 blocks of 4 KiB take one worker 16 to 19 us, two 12 to 15 and four 10 to 13; 16 blocks take 7 to 9
+	// whatever their number (H100).
+	workerBytes = 64 << 10
+)
+
+// resident is the path of the same name: kernels that stay on the device for a while and take their work from rings in
+// pinned memory (see device.KernelResident). They run on queues of their own, or the stream's queue would stand still as
+// long as they stay. So the device keeps no order between them and that queue, and the host does: a batch of another path
+// is issued when all resident ones before it are done, and the other way round (Stream.mayFollow).
+//
+// The first worker takes small batches, one after the other; several share a larger one, which waits until those before it
+// are done, and holds up those behind it. That keeps the order of batches between workers.
+type resident struct {
+	s       *Stream
+	o       ResidentOptions
+	workers []*worker
+	latest  *op  // issued last
+	wide    bool // latest is shared by several workers
+	launch  device.Kernel
+}
+
+func newResident(s *Stream) *resident {
+	return &resident{s: s, o: s.opts.Resident.withDefaults()}
+}
+
+func (r *resident) available() error {
+	l, ok := r.s.queue.(device.Launcher)
+	if !ok {
+		return fmt.Errorf("it runs no kernels: %w", errdefs.ErrNotSupported)
+	}
+	if !hasKernel(l, device.KernelResident) {
+		return fmt.Errorf("it has no kernel %s: %w", device.KernelResident, errdefs.ErrNotSupported)
+	}
+	return nil
+}
+
+func (r *resident) takes(v *survey) bool {
+	return r.s.opts.Path == stream.PathResident || max(v.copies, v.descs) <= residentPieces && v.bytes <= residentBytes
+}
+
+func (r *resident) calls() int { return 1 }
+
+// prepare makes the workers. What a failure leaves behind, quiesce and free give back.
+func (r *resident) prepare() error {
+	for len(r.workers) < r.o.Workers {
+		w, err := newWorker(r.s.dev, r.o)
+		if err != nil {
+			return err
+		}
+		r.workers = append(r.workers, w)
+	}
+	return nil
+}
+
+// turn has nothing to do: the host holds what comes next until all is done.
+func (r *resident) turn() error { return nil }
+
+func (r *resident) quiesce(ctx context.Context) (failed, err error) {
+	for _, w := range r.workers {
+		f, e := w.close(ctx)
+		failed, err = errors.Join(failed, f), errors.Join(err, e)
+	}
+	return failed, err
+}
+
+func (r *resident) free() error {
+	for len(r.workers) > 0 {
+		if err := r.workers[0].free(r.s.dev); err != nil {
+			return err
+		}
+		r.workers = r.workers[1:]
+	}
+	return nil
+}
+
+// share returns how many workers share o.
+func (r *resident) share(o *op) int {
+	return int(min(ceilDiv(o.stats.bytes, workerBytes), int64(len(r.workers))))
+}
+
+// room reports whether another entry can follow those in flight.
+func (r *resident) room(o *op) (span, bool) {
+	n := r.share(o)
+	if r.s.apart > 0 && r.latest != o && (r.wide || n > 1) {
+		return span{}, false
+	}
+	for _, w := range r.workers[:n] {
+		if !w.room() {
+			return span{}, false
+		}
+	}
+	return span{}, true
+}
+
+// step posts an entry to each worker that shares the batch.
+func (r *resident) step(o *op, _ span, it *item) (done bool, err error) {
+	if o.held && o.steps == 0 {
+		// The stream's queue was told to wait for somebody else's event, of which a resident kernel knows nothing. The
+		// event of this empty step comes after that, and mayFollow holds the next step until it is done.
+		return false, nil
+	}
+	n := r.share(o)
+	r.latest, r.wide = o, n > 1
+	workers, share := r.workers[:n], int64(math.MaxInt64)
+	if r.wide {
+		share = max(ceilDiv(o.stats.bytes, int64(n)), device.PieceBytes)
+	}
+	e := &landing{}
+	it.apart, it.calls, it.event = true, 1, e
+	for _, w := range workers {
+		if o.at.described() {
+			break
+		}
+		t := table{names: plainNames, buf: w.table(), dev: w.tableDev(), limit: share}
+		if o.at.describe(&t, &r.launch) == 0 {
+			break
+		}
+		it.bytes += t.bytes
+		seq, err := w.post(&r.launch, t.buf)
+		e.add(w, seq)
+		if err != nil {
+			return false, err
+		}
+	}
+	return o.at.described(), nil
+}
+
+// plainNames are what entries are described as.
+var plainNames = kernelNames{list: device.KernelCopyList, paged: device.KernelCopyPaged}
+
+// mayFollow reports whether o may be issued behind what is in flight: between resident kernels and the stream's queue the
+// device keeps no order. The caller holds the mutex.
+func (s *Stream) mayFollow(o *op) bool {
+	if o.control == nil && o.path == stream.PathResident {
+		return s.apart == s.inflight.n
+	}
+	return s.apart == 0
+}
+
+// landing is the event of a step: done when every worker has done what it was given. It implements device.Event, for one
+// goroutine at a time, that which completes.
+type landing struct {
+	parts [MaxResidentWorkers]part
+	n     int
+}
+
+type part struct {
+	worker *worker
+	seq    uint64
+}
+
+func (l *landing) add(w *worker, seq uint64) {
+	l.parts[l.n] = part{w, seq}
+	l.n++
+}
+
+// Done implements device.Event.
+func (l *landing) Done() (bool, error) { return l.ask(false) }
+
+// ask reports whether all parts are done, with an error once each of them is done or has failed: one that failed says
+// nothing of the others. Asking the driver too takes a while, and tells of a kernel that died.
+func (l *landing) ask(driver bool) (done bool, err error) {
+	done = true
+	for i := range l.n {
+		p := &l.parts[i]
+		d, e := p.worker.landed(p.seq, driver)
+		if !d && e == nil {
+			return false, nil
+		}
+		done, err = done && d, errors.Join(err, e)
+	}
+	return done, err
+}
+
+// How Wait polls: without a pause at first, as most entries take a few microseconds, yielding now and then, and later more
+// and more seldom.
+const (
+	landingSpin  = 50 * time.Microsecond
+	landingYield = 64 // polls
+	landingPart  = 16
+	landingPause = 500 * time.Microsecond
+)
+
+// Wait implements device.Event.
+func (l *landing) Wait(ctx context.Context) error {
+	begun := time.Now()
+	pause := time.NewTimer(0)
+	defer pause.Stop()
+	<-pause.C
+	for polls := 1; ; polls++ {
+		waited := time.Since(begun)
+		if done, err := l.ask(waited >= landingSpin); done || err != nil {
+			return err
+		}
+		if waited < landingSpin {
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			if polls%landingYield == 0 {
+				runtime.Gosched()
+			}
+			continue
+		}
+		pause.Reset(min(waited/landingPart, landingPause))
+		select {
+		case <-pause.C:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// Close implements device.Event.
+func (l *landing) Close() {}

@@ -1,0 +1,261 @@
+package plan_test
+
+import (
+	"errors"
+	"math"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/jonboulle/clockwork"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/stream/copy/plan"
+)
+
+// plant is a host program beside which copies run: what harm so many thread blocks do to it, in percent.
+type plant struct {
+	clock  *clockwork.FakeClock
+	budget *plan.Budget
+	harm   func(ctas int) float64
+}
+
+func newPlant(t *testing.T, o plan.BudgetOptions, harm func(ctas int) float64) *plant {
+	t.Helper()
+	p := &plant{clock: clockwork.NewFakeClock(), harm: harm}
+	o.Clock = p.clock
+	b, err := plan.NewBudget(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.budget = b
+	return p
+}
+
+// run lets n intervals pass and returns the thread blocks of each.
+func (p *plant) run(n int) []int {
+	var ctas []int
+	for range n {
+		now := p.budget.Limits().CTAs
+		ctas = append(ctas, now)
+		p.clock.Advance(plan.DefaultInterval)
+		p.budget.Hint(p.harm(now))
+	}
+	return ctas
+}
+
+func harmful(ctas []int, limit int) int {
+	n := 0
+	for _, c := range ctas {
+		if c > limit {
+			n++
+		}
+	}
+	return n
+}
+
+// TestBudgetFindsTheBound has harm that grows with thread blocks, and harm that comes all at once: a product whose last
+// wave no longer fits.
+func TestBudgetFindsTheBound(t *testing.T) {
+	step := func(ctas int) float64 {
+		if ctas > 6 {
+			return 60
+		}
+		return 0.5
+	}
+	for name, c := range map[string]struct {
+		harm  func(int) float64
+		bound int // most thread blocks within the budget of 3%
+		least int // what it should come to
+	}{
+		"none":  {func(int) float64 { return 0 }, 16, 16},
+		"steps": {step, 6, 6},
+		// Once half-way down, harm above half of the budget raises nothing.
+		"gentle":        {func(n int) float64 { return 0.4 * float64(n) }, 7, 4},
+		"always beyond": {func(int) float64 { return 50 }, 16, 1},
+	} {
+		p := newPlant(t, plan.BudgetOptions{MaxCTAs: 16}, c.harm)
+		p.run(100)
+		late := p.run(1000)
+		if n := harmful(late, c.bound); n > 10 {
+			t.Errorf("%s: beyond the budget in %d of 1000 intervals", name, n)
+		}
+		sum := 0
+		for _, n := range late {
+			if n < 1 {
+				t.Fatalf("%s: %d thread blocks starve the copies", name, n)
+			}
+			sum += n
+		}
+		if mean := float64(sum) / 1000; mean < float64(c.least)*0.9 {
+			t.Errorf("%s: %.1f thread blocks on average, want about %d", name, mean, c.least)
+		}
+	}
+}
+
+// TestBudgetFollowsItsPlant: the program changes, and what was too much no longer is.
+func TestBudgetFollowsItsPlant(t *testing.T) {
+	bound := 2
+	p := newPlant(t, plan.BudgetOptions{MaxCTAs: 16, MinChunkBytes: 1 << 20, MaxChunkBytes: 32 << 20}, func(n int) float64 {
+		if n > bound {
+			return 20
+		}
+		return 0
+	})
+	p.run(200)
+	if got := p.budget.Limits().CTAs; got > 2 {
+		t.Fatalf("%d thread blocks, want 2 at most", got)
+	}
+	bound = 12
+	p.run(2000)
+	if got := p.budget.Limits().CTAs; got < 11 {
+		t.Errorf("%d thread blocks long after the program left room for 12", got)
+	}
+	bound = 1
+	p.run(10)
+	if got := p.budget.Limits(); got.CTAs > 2 || got.ChunkBytes > 8<<20 {
+		t.Errorf("%+v ten intervals after it took the room back", got)
+	}
+	if n := harmful(p.run(500), 1); n > 15 {
+		t.Errorf("beyond the budget in %d of 500 intervals after that", n)
+	}
+}
+
+// TestBudgetIsSteady: between half of the budget and all of it nothing changes.
+func TestBudgetIsSteady(t *testing.T) {
+	p := newPlant(t, plan.BudgetOptions{}, func(n int) float64 { return 2 })
+	before := p.budget.Limits()
+	p.run(500)
+	if got := p.budget.Limits(); got != before {
+		t.Errorf("%+v, was %+v", got, before)
+	}
+}
+
+// TestBudgetDoesNotOscillate has hints with noise about plants whose bound lies at every number of thread blocks. Once it has
+// come to rest it must change its mind seldom, and never leave its bounds.
+func TestBudgetDoesNotOscillate(t *testing.T) {
+	const highest = 16
+	o := plan.BudgetOptions{MaxCTAs: highest, MinChunkBytes: 4 << 20, MaxChunkBytes: 64 << 20}
+	for bound := 1; bound <= highest; bound++ {
+		rng := rand.New(rand.NewPCG(uint64(bound), 1))
+		p := newPlant(t, o, func(ctas int) float64 {
+			// A third of the budget up to the bound, twice the budget at one more.
+			harm := 1 + 5*max(0, float64(ctas-bound))
+			return harm * (0.8 + 0.4*rng.Float64())
+		})
+		p.run(500)
+		changes, beyond, last := 0, 0, p.budget.Limits()
+		for range 1000 {
+			p.run(1)
+			now := p.budget.Limits()
+			if now.CTAs < 1 || now.CTAs > highest || now.ChunkBytes < o.MinChunkBytes || now.ChunkBytes > o.MaxChunkBytes {
+				t.Fatalf("bound %d: %+v is out of bounds", bound, now)
+			}
+			if now.CTAs != last.CTAs {
+				changes++
+			}
+			if now.CTAs > bound {
+				beyond++
+			}
+			last = now
+		}
+		// To try whether the bound has moved costs a step up, a half down and the steps back; that seldom.
+		if changes > 60 || beyond > 10 {
+			t.Errorf("bound %d: %d changes, beyond it in %d of 1000 intervals", bound, changes, beyond)
+		}
+		if last.CTAs < (bound+1)/2 {
+			t.Errorf("bound %d: it came to %d thread blocks", bound, last.CTAs)
+		}
+	}
+}
+
+// TestBudgetChunk: harm lowers the chunk to its bound, and relief raises it to the other.
+func TestBudgetChunk(t *testing.T) {
+	harm := 50.0
+	p := newPlant(t, plan.BudgetOptions{MaxCTAs: 4, MinChunkBytes: 1 << 20, MaxChunkBytes: 32 << 20}, func(int) float64 { return harm })
+	p.run(20)
+	if got := p.budget.Limits(); got != (plan.Limits{CTAs: 1, ChunkBytes: 1 << 20}) || p.budget.Harm() < 10 {
+		t.Errorf("%+v, harm %.1f times the budget, after lasting harm", got, p.budget.Harm())
+	}
+	harm = 0
+	p.run(2000)
+	if got := p.budget.Limits(); got != (plan.Limits{CTAs: 4, ChunkBytes: 32 << 20}) || p.budget.Harm() != 0 {
+		t.Errorf("%+v, harm %.1f times the budget, after lasting relief", got, p.budget.Harm())
+	}
+}
+
+// TestBudgetByQueueing has no hints: own kernels that wait are the sign. A planner tells the budget by itself.
+func TestBudgetByQueueing(t *testing.T) {
+	clock := clockwork.NewFakeClock()
+	budget, err := plan.NewBudget(plan.BudgetOptions{MaxCTAs: 16, Clock: clock})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pl := newPlanner(t, plan.Default(), plan.Options{Clock: clock, Budget: budget, Policy: plan.Policy{Goal: plan.Background, MaxCTAs: 16, LinkShare: 1}})
+	r := plan.Request{Dir: plan.H2D, Pieces: 10_000, Runs: 10_000, Bytes: 10_000 << 12}
+	can := plan.PathSet(stream.PathKernel)
+	ideal := newPlanner(t, plan.Default(), plan.Options{})
+	run := func(n int, crowded func(ctas int) bool) (ctas int) {
+		for range n {
+			c := pl.Choose(r, can)
+			actual, _ := ideal.Predict(r, c.Path, c.CTAs)
+			if crowded(c.CTAs) {
+				actual *= 4
+			}
+			clock.Advance(max(actual, plan.DefaultInterval))
+			pl.Observe(c, r, actual)
+			ctas = c.CTAs
+		}
+		return ctas
+	}
+	if got := run(200, func(int) bool { return false }); got < 4 {
+		t.Errorf("%d thread blocks with nobody there, want what reaches the link", got)
+	}
+	if got := run(200, func(n int) bool { return n > 1 }); got > 2 {
+		t.Errorf("%d thread blocks when more than one has to wait", got)
+	}
+}
+
+func TestBudgetOptionsAreChecked(t *testing.T) {
+	for name, o := range map[string]plan.BudgetOptions{
+		"harm":     {HarmPercent: -1},
+		"queueing": {Queueing: math.NaN()},
+		"CTAs":     {MaxCTAs: -1},
+		"chunks":   {MinChunkBytes: 2, MaxChunkBytes: 1},
+		"interval": {Interval: -1},
+	} {
+		if _, err := plan.NewBudget(o); !errors.Is(err, errdefs.ErrInvalid) {
+			t.Errorf("%s: error %v, want ErrInvalid", name, err)
+		}
+	}
+	b, err := plan.NewBudget(plan.BudgetOptions{MaxChunkBytes: 4096})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.Hint(math.NaN())
+	b.Waited(time.Second, 0)
+	if got := b.Limits(); got.ChunkBytes != 4096 || got.CTAs != plan.DefaultMaxCTAs {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestPacer(t *testing.T) {
+	var p plan.Pacer
+	now := time.Unix(1000, 0)
+	if w := p.Next(now, 10*time.Millisecond); w != 0 {
+		t.Errorf("the first waits %v", w)
+	}
+	if w := p.Next(now, 10*time.Millisecond); w != 10*time.Millisecond {
+		t.Errorf("the second waits %v, want 10ms", w)
+	}
+	if w := p.Next(now.Add(15*time.Millisecond), 0); w != 5*time.Millisecond {
+		t.Errorf("the third waits %v, want 5ms", w)
+	}
+	if w := p.Next(now.Add(time.Hour), time.Millisecond); w != 0 {
+		t.Errorf("after a pause it waits %v", w)
+	}
+	if w := p.Next(now.Add(time.Hour), time.Millisecond); w != time.Millisecond {
+		t.Errorf("a pause saved up time: the next waits %v", w)
+	}
+}

@@ -1,0 +1,113 @@
+package plan
+
+import (
+	"slices"
+
+	"github.com/kvlane/kvlane/stream"
+)
+
+// DefaultSource is the Source of Default's profile.
+const DefaultSource = "default: H100 PCIe 5 x16, not measured on this machine"
+
+// Default returns the profile that is used where none was measured on the machine. Its figures are an H100's over PCIe 5
+// x16 (docs/benchmarks.md), those between devices two H200s' over NVLink; copies within a device, which were not
+// measured, are given the latter, which are a lower bound. The rate of sums is a core's of the same machines. It is good for knowing one copy each from a kernel; how many
+// thread blocks a machine needs, it cannot know.
+func Default() Profile {
+	p := Profile{Source: DefaultSource, SumGBps: 12, Sizes: slices.Clone(defaultSizes), Counts: slices.Clone(defaultCounts)}
+	p.GBps = [directions]float64{H2D: 54.3, D2H: 54.4, D2D: 396, Peer: 396}
+	for i := range defaults {
+		d := &defaults[i]
+		p.Models = append(p.Models, d.model())
+	}
+	return p
+}
+
+var (
+	defaultSizes  = []int64{256, 512, 1 << 10, 2 << 10, 4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20}
+	defaultCounts = []int64{1, 4, 16, 64, 256, 1 << 10, 4 << 10, 16 << 10}
+)
+
+// defaultPath is what was measured of a path in one direction: what the start of a batch takes and how much of that a batch
+// before hides, in nanoseconds, and how fast long batches go then, in GB/s at defaultSizes.
+type defaultPath struct {
+	path        stream.Path
+	ctas        int
+	dir         Direction
+	start, lead float64
+	// serial is how fast a single copy goes, in GB/s, where further ones go at the same time as the first; zero: one goes
+	// after another.
+	serial float64
+	rate   [13]float64
+}
+
+// The figures: kernels with 16 B loads, 512 threads a block; bulk copies with one warp a block; staged copies in batches of
+// 64 MiB; a resident kernel of two blocks of 1024 threads. Copies of 256 B to 2 KiB by copy engine are from what one costs
+// at 4 KiB.
+var defaults = []defaultPath{
+	{stream.PathCopyEngine, 0, H2D, 7000, 5000, 0, [13]float64{0.094, 0.188, 0.375, 0.75, 1.5, 2.9, 5.6, 10, 17, 36, 48, 53, 54.5}},
+	{stream.PathCopyEngine, 0, D2H, 7000, 5000, 0, [13]float64{0.106, 0.212, 0.425, 0.85, 1.7, 3.2, 6, 11.5, 18, 37.5, 49.5, 52.5, 54.4}},
+	{stream.PathCopyEngine, 0, D2D, 7000, 5000, 0, [13]float64{0.103, 0.206, 0.4125, 0.825, 1.65, 3.2, 6.3, 12.5, 24.6, 80, 206, 340, 385}},
+	{stream.PathCopyEngineBatch, 0, H2D, 11000, 6000, 0, [13]float64{0.4, 0.8, 1.6, 3.2, 6.5, 7.5, 20, 36, 45, 48, 51.5, 53.6, 54.4}},
+	{stream.PathCopyEngineBatch, 0, D2H, 11000, 6000, 0, [13]float64{0.6, 1.2, 2.4, 4.8, 9.5, 16, 27, 32, 42, 46, 51, 53.4, 54.3}},
+
+	{stream.PathKernel, 1, H2D, 13500, 8000, 4, [13]float64{9.07, 10, 10.5, 15, 19.1, 20, 20.9, 20.8, 20.7, 20.7, 20.8, 20.8, 20.8}},
+	{stream.PathKernel, 1, D2H, 13500, 8000, 4, [13]float64{19, 23.4, 26.5, 32.2, 36, 39, 42, 42.4, 42.8, 42.6, 42.6, 42.6, 42.6}},
+	{stream.PathKernel, 2, H2D, 13500, 8000, 4, [13]float64{17, 18.9, 20, 28.2, 35.4, 37, 38.4, 38.3, 38.1, 38.8, 38.9, 38.9, 38.9}},
+	{stream.PathKernel, 2, D2H, 13500, 8000, 4, [13]float64{37.6, 44, 48.1, 49.1, 49.7, 49.8, 49.8, 49.6, 49.5, 49.5, 49.5, 49.5, 49.5}},
+	{stream.PathKernel, 4, H2D, 13500, 8000, 4, [13]float64{31.4, 34.1, 35.6, 43.9, 49, 49.2, 49.4, 49.4, 49.5, 49.6, 49.7, 49.7, 49.7}},
+	{stream.PathKernel, 4, D2H, 13500, 8000, 4, [13]float64{47.8, 49.3, 50.1, 50.3, 50.5, 50.6, 50.7, 50.7, 50.8, 50.8, 50.8, 50.8, 50.8}},
+	{stream.PathKernel, 8, H2D, 13500, 8000, 4, [13]float64{45, 47.4, 48.7, 49, 49.2, 49.3, 49.4, 49.4, 49.5, 49.5, 49.5, 49.5, 49.5}},
+	{stream.PathKernel, 8, D2H, 13500, 8000, 4, [13]float64{49.4, 49.8, 50, 50.4, 50.6, 50.7, 50.8, 50.8, 50.8, 50.8, 50.8, 50.8, 50.8}},
+	{stream.PathKernel, 16, H2D, 13500, 8000, 4, [13]float64{45.2, 47.4, 48.6, 48.9, 49, 49.2, 49.4, 49.5, 49.5, 49.5, 49.5, 49.5, 49.5}},
+	{stream.PathKernel, 16, D2H, 13500, 8000, 4, [13]float64{49.4, 50, 50.3, 50.6, 50.8, 50.9, 50.9, 50.9, 50.9, 50.9, 50.9, 50.9, 50.9}},
+	{stream.PathKernel, 8, D2D, 13500, 8000, 4, [13]float64{75, 140, 230, 290, 299, 320, 340, 340, 340, 340, 340, 340, 340}},
+	{stream.PathKernel, 32, D2D, 13500, 8000, 4, [13]float64{84, 160, 260, 325, 334, 342, 351, 351, 351, 351, 351, 351, 351}},
+
+	{stream.PathKernelBulk, 8, H2D, 13500, 8000, 4, [13]float64{2.21, 4.35, 8.41, 16.3, 30.5, 33, 35.8, 36, 36, 36.5, 36.6, 36.6, 36.6}},
+	{stream.PathKernelBulk, 8, D2H, 13500, 8000, 4, [13]float64{5.95, 11.7, 22.4, 35.3, 49.6, 49.7, 49.8, 49.9, 50, 50, 50, 50, 50}},
+	{stream.PathKernelBulk, 16, H2D, 13500, 8000, 4, [13]float64{4.37, 8.52, 16.2, 29.3, 49, 49.2, 49.4, 49.5, 49.6, 49.6, 49.6, 49.6, 49.6}},
+	{stream.PathKernelBulk, 16, D2H, 13500, 8000, 4, [13]float64{11.7, 22.9, 43.6, 48, 50.5, 50.7, 50.9, 51, 51, 51, 51, 51, 51}},
+	{stream.PathKernelBulk, 32, H2D, 13500, 8000, 4, [13]float64{8.45, 16.4, 30.7, 41.2, 49.2, 49.3, 49.4, 49.5, 49.6, 49.6, 49.6, 49.6, 49.6}},
+	{stream.PathKernelBulk, 32, D2H, 13500, 8000, 4, [13]float64{23, 35.9, 50, 50.4, 50.6, 50.8, 50.9, 51, 51, 51, 51, 51, 51}},
+	{stream.PathKernelBulk, 64, H2D, 13500, 8000, 4, [13]float64{15.8, 28.6, 48.1, 48.9, 49.2, 49.4, 49.6, 49.6, 49.6, 49.6, 49.6, 49.6, 49.6}},
+	{stream.PathKernelBulk, 64, D2H, 13500, 8000, 4, [13]float64{41.9, 47.2, 50.3, 50.5, 50.7, 50.8, 50.9, 51, 51, 51, 51, 51, 51}},
+
+	{stream.PathStaged, 32, H2D, 25000, 15000, 0, [13]float64{20, 33, 45, 51, 52.7, 53, 53.2, 53.3, 53.4, 53.4, 53.4, 53.4, 53.4}},
+	{stream.PathStaged, 32, D2H, 25000, 15000, 0, [13]float64{20, 33, 46, 52, 53.9, 54, 54, 54, 54, 54, 54, 54, 54}},
+	{stream.PathResident, 2, H2D, 5800, 2000, 4, [13]float64{1.5, 3.1, 6.2, 12.4, 28, 30, 31, 31, 31, 31, 31, 31, 31}},
+	{stream.PathResident, 2, D2H, 5000, 2000, 4, [13]float64{3.4, 6.3, 12.6, 24, 36, 38, 40, 40, 40, 40, 40, 40, 40}},
+
+	{stream.PathPeerCopyEngine, 0, Peer, 7000, 6000, 0, [13]float64{0.103, 0.206, 0.4125, 0.825, 1.65, 3.2, 6.3, 12.5, 24.6, 80, 206, 340, 385}},
+	{stream.PathPeerKernel, 8, Peer, 13500, 8000, 8, [13]float64{75, 140, 230, 290, 299, 320, 340, 340, 340, 340, 340, 340, 340}},
+	{stream.PathPeerKernel, 32, Peer, 13500, 8000, 8, [13]float64{84, 160, 260, 325, 334, 342, 351, 351, 351, 351, 351, 351, 351}},
+}
+
+const (
+	// serialBytes is what one warp copies of a batch at a time.
+	serialBytes = 16 << 10
+	// describeNanos is what it takes the CPU to describe a piece to a kernel, which is slower than kernels are with the
+	// smallest.
+	describeNanos = 18
+)
+
+func (d *defaultPath) model() Model {
+	m := Model{Path: d.path, CTAs: d.ctas, Dir: d.dir, Side: Scattered, Lead: d.lead}
+	if d.path == stream.PathStaged {
+		m.Side = Contiguous
+	}
+	for i, size := range defaultSizes {
+		cost := float64(size) / d.rate[i]
+		first := cost
+		if d.serial > 0 || d.path == stream.PathStaged {
+			cost = max(cost, describeNanos)
+		}
+		if d.serial > 0 {
+			first = min(float64(size), serialBytes) / d.serial
+		}
+		for _, n := range defaultCounts {
+			m.Times = append(m.Times, d.start+max(first, float64(n)*cost))
+		}
+	}
+	return m
+}

@@ -1,0 +1,184 @@
+package plan
+
+import (
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/kvlane/kvlane/errdefs"
+)
+
+// Point is one batch that was measured: Count copies of Size bytes took Nanos alone, and Marginal nanoseconds more for each
+// further batch like it behind one another; zero where that was not measured. Spread is how far its repetitions lay apart,
+// relative to Nanos.
+type Point struct {
+	Count    int
+	Size     int64
+	Nanos    float64
+	Marginal float64
+	Spread   float64
+}
+
+// leastGrowth bounds from below what a further copy takes beyond the longest batch that was measured, as a share of what a
+// copy took there on average.
+const leastGrowth = 0.1
+
+// Fit sets the figures of m from measurements at the sizes and counts of p: Times, Lead, Spread and Points. Times that fall
+// as the count grows are noise and become their mean. What was not measured is taken to lie on the line through the nearest
+// that was. An error means that there is nothing to fit, or that a point is none of p's.
+func (m *Model) Fit(p *Profile, points []Point) error {
+	width := len(p.Counts)
+	m.Times = make([]float64, len(p.Sizes)*width)
+	for _, q := range points {
+		i, k := slices.Index(p.Sizes, q.Size), slices.Index(p.Counts, int64(q.Count))
+		if i < 0 || k < 0 || !(q.Nanos > 0 && q.Nanos <= maxNanos) {
+			return fmt.Errorf("fit %s: a point of %d copies of %d bytes in %v ns: %w", m.id(), q.Count, q.Size, q.Nanos, errdefs.ErrInvalid)
+		}
+		m.row(i, width)[k] = q.Nanos
+	}
+	if len(points) == 0 {
+		return fmt.Errorf("fit %s: no points: %w", m.id(), errdefs.ErrInvalid)
+	}
+	for i := range p.Sizes {
+		fillRow(p.Counts, m.row(i, width))
+	}
+	m.fillSizes(p)
+	m.Points, m.Spread = len(points), medianOf(points, func(q *Point) (float64, bool) { return q.Spread, true })
+	saved := medianOf(points, func(q *Point) (float64, bool) { return max(0, q.Nanos-q.Marginal), q.Marginal > 0 })
+	m.Lead = min(saved, slices.Min(m.Times)/2)
+	return nil
+}
+
+// fillRow makes the times of one size rise, and fills those that are zero. A row without any stays as it is.
+func fillRow(counts []int64, row []float64) {
+	var at []int
+	for k, t := range row {
+		if t > 0 {
+			at = append(at, k)
+		}
+	}
+	if len(at) == 0 {
+		return
+	}
+	flatten(row, at)
+	first, last := at[0], at[len(at)-1]
+	each := growth(counts, row, at)
+	for k := range row {
+		n := float64(counts[k])
+		switch {
+		case row[k] > 0 && k != last:
+		case k < first:
+			// Fewer copies than were measured: a batch of one may be all start.
+			row[k] = row[first]
+		case k < last:
+			i, _ := slices.BinarySearch(at, k)
+			low, high := at[i-1], at[i]
+			frac := (n - float64(counts[low])) / float64(counts[high]-counts[low])
+			row[k] = row[low] + frac*(row[high]-row[low])
+		default:
+			row[k] = row[last] + each*(n-float64(counts[last]))
+		}
+	}
+	// What lies beyond the profile's counts goes on as the last two end.
+	n := len(row)
+	before := row[n-1] - each*float64(counts[n-1]-counts[n-2])
+	if n > 2 {
+		before = max(before, row[n-3])
+	}
+	row[n-2] = before
+	if row[n-1] <= row[n-2] {
+		row[n-1] = row[n-2] + each*float64(counts[n-1]-counts[n-2])
+	}
+}
+
+// growth is what each further copy takes beyond the longest batch that was measured: what the last ones did. The two longest
+// batches alone may be off, and then by much: it lies between what a copy took on average there, and the same without
+// all of what the shortest batch took.
+func growth(counts []int64, row []float64, at []int) float64 {
+	last := at[len(at)-1]
+	most := row[last] / float64(counts[last])
+	if len(at) == 1 {
+		return most
+	}
+	before := at[len(at)-2]
+	each := (row[last] - row[before]) / float64(counts[last]-counts[before])
+	return max(min(each, most), (row[last]-row[at[0]])/float64(counts[last]), leastGrowth*most)
+}
+
+// flatten makes the entries at the given places rise, each run that falls becoming its mean: the rising sequence that is
+// nearest by least squares.
+func flatten(row []float64, at []int) {
+	type level struct {
+		sum float64
+		n   int
+	}
+	mean := func(l level) float64 { return l.sum / float64(l.n) }
+	var levels []level
+	for _, k := range at {
+		l := level{row[k], 1}
+		for len(levels) > 0 && mean(levels[len(levels)-1]) > mean(l) {
+			top := levels[len(levels)-1]
+			l = level{l.sum + top.sum, l.n + top.n}
+			levels = levels[:len(levels)-1]
+		}
+		levels = append(levels, l)
+	}
+	i := 0
+	for _, l := range levels {
+		for range l.n {
+			row[at[i]] = mean(l)
+			i++
+		}
+	}
+}
+
+// fillSizes fills the rows of sizes that were not measured: between two that were on the line that joins them, below the
+// smallest the same, beyond the largest as so many more copies of that.
+func (m *Model) fillSizes(p *Profile) {
+	width := len(p.Counts)
+	var known []int
+	for i := range p.Sizes {
+		if m.Times[i*width] > 0 {
+			known = append(known, i)
+		}
+	}
+	for i, size := range p.Sizes {
+		at, ok := slices.BinarySearch(known, i)
+		if ok {
+			continue
+		}
+		row := m.row(i, width)
+		switch at {
+		case 0:
+			copy(row, m.row(known[0], width))
+		case len(known):
+			last := known[at-1]
+			for k, n := range p.Counts {
+				c := locate(p.Counts, float64(n)*float64(size)/float64(p.Sizes[last]))
+				row[k] = between(m.row(last, width)[c.i:], c.frac)
+			}
+		default:
+			low, high := known[at-1], known[at]
+			frac := float64(size-p.Sizes[low]) / float64(p.Sizes[high]-p.Sizes[low])
+			for k := range row {
+				a, b := m.row(low, width)[k], m.row(high, width)[k]
+				row[k] = a + frac*(b-a)
+			}
+		}
+	}
+}
+
+// medianOf returns the median of what of says of the points that it takes; zero where it takes none.
+func medianOf(points []Point, of func(*Point) (v float64, ok bool)) float64 {
+	var all []float64
+	for i := range points {
+		if v, ok := of(&points[i]); ok && !math.IsNaN(v) {
+			all = append(all, v)
+		}
+	}
+	if len(all) == 0 {
+		return 0
+	}
+	slices.Sort(all)
+	return all[len(all)/2]
+}

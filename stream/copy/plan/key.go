@@ -1,0 +1,34 @@
+package plan
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+)
+
+// Key is what a profile's figures depend on. Profiles of different keys never stand in for one another.
+type Key struct {
+	GPU       string `json:"gpu"`        // UUID
+	Driver    string `json:"driver"`     // version of the driver
+	PCI       string `json:"pci"`        // address on the bus, which decides what is between GPU and memory
+	LinkSpeed string `json:"link_speed"` // "32.0 GT/s", or empty where the bus does not say
+	LinkWidth int    `json:"link_width"` // lanes; zero where the bus does not say
+	NUMANode  int    `json:"numa_node"`  // of the GPU; -1 where unknown
+	Kernels   string `json:"kernels"`    // hash of the copy kernels
+}
+
+// String names the key in reports.
+func (k Key) String() string {
+	link := "an unknown link"
+	if k.LinkWidth > 0 || k.LinkSpeed != "" {
+		link = fmt.Sprintf("PCIe %s x%d", k.LinkSpeed, k.LinkWidth)
+	}
+	return fmt.Sprintf("GPU %s at %s (%s, NUMA node %d), driver %s, kernels %.12s", k.GPU, k.PCI, link, k.NUMANode, k.Driver, k.Kernels)
+}
+
+// hash names the key's file. The format's version is part of it, so that builds of two versions do not fight over one.
+func (k Key) hash() string {
+	sum := sha256.Sum256(fmt.Appendf(nil, "%d\x00%q\x00%q\x00%q\x00%q\x00%d\x00%d\x00%q",
+		formatVersion, k.GPU, k.Driver, k.PCI, k.LinkSpeed, k.LinkWidth, k.NUMANode, k.Kernels))
+	return hex.EncodeToString(sum[:16])
+}

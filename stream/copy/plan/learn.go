@@ -1,0 +1,197 @@
+package plan
+
+import (
+	"math"
+	"sync"
+	"time"
+
+	"github.com/jonboulle/clockwork"
+
+	"github.com/kvlane/kvlane/stream"
+)
+
+const (
+	// probeHope is how much faster than predicted a path may turn out to be that was never seen. What is seen makes it less,
+	// by the square root of how often.
+	probeHope = 0.2
+	// probeEnough is how many fresh observations of a path are enough.
+	probeEnough = 16
+	// probeSaved bounds what may be saved up for trying, in batches' times.
+	probeSaved = 1
+	// probeLeast is what a try is taken to cost at least, as a part of the batch's time.
+	probeLeast = 0.02
+)
+
+// driftAfter and driftBy say when the profile is called outdated: after so many observations in a row that were not
+// too old, when paths that should cost the same differ by so much.
+const driftAfter = 32
+
+var driftBy = math.Log(1.25)
+
+// learned is what observations add to a profile.
+type learned struct {
+	clock clockwork.Clock
+	epoch time.Time
+	half  time.Duration
+
+	mu    sync.Mutex
+	cells [directions][situations]*cells // made when first observed
+	paths [directions][pathLimit]history
+	// busy is until when the batches chosen so far keep a direction busy, as far as predicted.
+	busy [directions]time.Duration
+}
+
+// history is of one path in one direction, in whatever cell.
+type history struct {
+	memory
+	stats PathStats
+}
+
+// PathStats counts what was chosen and what came of it.
+type PathStats struct {
+	Path stream.Path
+	Dir  Direction
+	// Choices is how often the path was chosen, Probes how many of those were made to learn what it takes, Observed how
+	// many had an outcome; the two times are the sums over those that had.
+	Choices, Probes, Observed int64
+	Predicted, Actual         time.Duration
+	// Scale is what the path takes lately, as a multiple of what the profile says; 1 where it was not seen lately.
+	Scale float64
+}
+
+func (l *learned) init(clock clockwork.Clock, half time.Duration) {
+	l.clock, l.epoch, l.half = clock, clock.Now(), half
+}
+
+func (l *learned) now() time.Duration { return l.clock.Since(l.epoch) }
+
+// key returns the cell of r, for a batch that is chosen now. The caller holds the mutex.
+func (l *learned) key(r *Request, now time.Duration) cellKey {
+	return cellOf(r, r.Dir <= D2H && l.busy[H2D+D2H-r.Dir] > now)
+}
+
+// cell returns the cell of k, or nil where nothing was ever seen there.
+func (l *learned) cell(k cellKey) *cell {
+	c := l.cells[k.dir][k.situation]
+	if c == nil {
+		return nil
+	}
+	return &c[k.size][k.count]
+}
+
+// scales are the factors of predictions, by path.
+type scales [pathLimit]float64
+
+// scales sets s to what was learned in c, which may be nil, for the paths in can.
+func (l *learned) scales(c *cell, can Paths, now time.Duration, s *scales) {
+	for p := range s {
+		if s[p] = 1; c != nil && can.Has(stream.Path(p)) {
+			_, s[p] = c.path(p, now, l.half)
+		}
+	}
+}
+
+// Observe tells what became of a choice: actual is the time from the batch's start, or from the end of what was before
+// it if that was later, to its end. Batches that failed or were cancelled are not to be observed.
+func (p *Planner) Observe(c Choice, r Request, actual time.Duration) {
+	if actual <= 0 || c.Predicted <= 0 || c.scale <= 0 || c.Path >= pathLimit || r.Dir >= directions {
+		return
+	}
+	// A staged copy's kernels wait for those of others, as they should: that is no sign of crowding.
+	if p.budget != nil && p.policy.Goal == Background && c.CTAs > 0 && c.Path != stream.PathStaged {
+		p.budget.Waited(actual, time.Duration(float64(c.Predicted)/c.scale))
+	}
+	l := &p.learned
+	now := l.now()
+	seen := math.Log(float64(actual) / float64(c.Predicted) * c.scale)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	h := &l.paths[r.Dir][c.Path]
+	h.stats.Observed++
+	h.stats.Predicted += c.Predicted
+	h.stats.Actual += actual
+	was, _ := h.faded(now, l.half, 0)
+	if !h.fresh(now, l.half) {
+		h.n = 0
+	}
+	h.add(seen, was, now)
+
+	all := &l.cells[c.cell.dir][c.cell.situation]
+	if *all == nil {
+		*all = new(cells)
+	}
+	cell := &(*all)[c.cell.size][c.cell.count]
+	cell.observe(int(c.Path), seen, now, l.half)
+	if c.probe {
+		cell.credit -= max(0, float64(actual-c.Predicted))
+	} else {
+		cell.incumbent = variant{uint8(c.Path), int32(c.CTAs)}
+	}
+}
+
+// Drift is a path that takes longer or shorter than the profile says, by Factor, while others do not.
+type Drift struct {
+	Path   stream.Path
+	Dir    Direction
+	Factor float64
+}
+
+// Drifted reports whether the profile should be measured anew: some path is faster than it was when measured, or two
+// paths seen lately, often enough, have moved apart. All of them slower by the same factor is another tenant on the link;
+// it says nothing about the profile.
+func (p *Planner) Drifted() (Drift, bool) {
+	l := &p.learned
+	now := l.now()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for d := range l.paths {
+		low, high := -1, -1
+		for q := range l.paths[d] {
+			h := &l.paths[d][q]
+			if !h.fresh(now, l.half) || h.n < driftAfter {
+				continue
+			}
+			if low < 0 || h.average < l.paths[d][low].average {
+				low = q
+			}
+			if high < 0 || h.average > l.paths[d][high].average {
+				high = q
+			}
+		}
+		if low < 0 {
+			continue
+		}
+		at := func(q int) (Drift, bool) {
+			return Drift{stream.Path(q), Direction(d), l.paths[d][q].factor}, true
+		}
+		switch {
+		case l.paths[d][low].average < -driftBy:
+			return at(low)
+		case l.paths[d][high].average-l.paths[d][low].average > driftBy:
+			return at(high)
+		}
+	}
+	return Drift{}, false
+}
+
+// Stats returns the figures of every path that was ever chosen, by direction and path.
+func (p *Planner) Stats() []PathStats {
+	l := &p.learned
+	now := l.now()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var all []PathStats
+	for d := range l.paths {
+		for q := range l.paths[d] {
+			h := &l.paths[d][q]
+			if h.stats.Choices == 0 {
+				continue
+			}
+			s := h.stats
+			s.Path, s.Dir = stream.Path(q), Direction(d)
+			_, s.Scale = h.faded(now, l.half, 0)
+			all = append(all, s)
+		}
+	}
+	return all
+}

@@ -1,0 +1,386 @@
+package plan
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/bits"
+	"time"
+
+	"github.com/jonboulle/clockwork"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/stream"
+)
+
+// Defaults of Options.
+const (
+	DefaultMargin   = 0.02
+	DefaultHalfLife = 10 * time.Second
+	DefaultProbe    = 0.01
+)
+
+// Options says how a planner is made. The zero value is the default.
+type Options struct {
+	Policy Policy
+	// Margin is by how much a path may be slower than the fastest, as a fraction of its time, and be taken since it needs
+	// fewer thread blocks; one that needs none may be twice that. Zero: DefaultMargin; negative: none.
+	Margin float64
+	// HalfLife is how long an observation counts in full; after that it loses half of its weight against the profile with
+	// each further HalfLife. Zero: DefaultHalfLife.
+	HalfLife time.Duration
+	// Probe is the part of all time that batches may lose since they try paths of which too little is known. Zero:
+	// DefaultProbe; negative: none.
+	Probe float64
+	// Budget, where there is one, bounds thread blocks and chunks under the Background policy.
+	Budget *Budget
+	// Clock tells how old observations are. Default: the real clock.
+	Clock clockwork.Clock
+}
+
+// Validate reports every field that is out of range.
+func (o Options) Validate() error {
+	errs := []error{o.Policy.Validate()}
+	if !(o.Margin < 1) {
+		errs = append(errs, fmt.Errorf("planner: margin %v: %w", o.Margin, errdefs.ErrInvalid))
+	}
+	if !(o.Probe < 1) {
+		errs = append(errs, fmt.Errorf("planner: probe %v: %w", o.Probe, errdefs.ErrInvalid))
+	}
+	if o.HalfLife < 0 {
+		errs = append(errs, fmt.Errorf("planner: half-life %v is negative: %w", o.HalfLife, errdefs.ErrInvalid))
+	}
+	return errors.Join(errs...)
+}
+
+// Planner chooses paths for the batches of streams under one policy. Safe for concurrent use; nothing blocks.
+type Planner struct {
+	*shared
+	policy Policy
+	budget *Budget
+}
+
+// shared is what planners of several policies for the same device have in common.
+type shared struct {
+	profile *Profile
+	margin  float64
+	share   float64 // of time, for probes
+	table   [directions][forms][]candidate
+	learned learned
+}
+
+// New returns a planner over p, which must not change afterwards.
+func New(p Profile, o Options) (*Planner, error) {
+	if err := errors.Join(p.Validate(), o.Validate()); err != nil {
+		return nil, fmt.Errorf("make planner: %w", err)
+	}
+	if o.Clock == nil {
+		o.Clock = clockwork.NewRealClock()
+	}
+	if o.Margin == 0 {
+		o.Margin = DefaultMargin
+	}
+	if o.HalfLife == 0 {
+		o.HalfLife = DefaultHalfLife
+	}
+	if o.Probe == 0 {
+		o.Probe = DefaultProbe
+	}
+	s := &shared{profile: &p, margin: max(o.Margin, 0), share: max(o.Probe, 0)}
+	for d := range s.table {
+		for f := range s.table[d] {
+			s.table[d][f] = p.candidates(Direction(d), Form(f))
+		}
+	}
+	s.learned.init(o.Clock, o.HalfLife)
+	return &Planner{shared: s, policy: o.Policy.withDefaults(), budget: o.Budget}, nil
+}
+
+// With returns a planner under another policy that shares profile, observations and budget with p.
+func (p *Planner) With(policy Policy) (*Planner, error) {
+	if err := policy.Validate(); err != nil {
+		return nil, fmt.Errorf("make planner: %w", err)
+	}
+	return &Planner{shared: p.shared, policy: policy.withDefaults(), budget: p.budget}, nil
+}
+
+// Profile returns what the planner predicts from.
+func (p *Planner) Profile() *Profile { return p.profile }
+
+// Policy returns what the planner chooses for, with defaults filled in.
+func (p *Planner) Policy() Policy { return p.policy }
+
+// Predict returns what r takes by path with so many thread blocks, from its start or from the end of what is ahead. ok
+// is false where that was not measured.
+func (p *Planner) Predict(r Request, path stream.Path, ctas int) (_ time.Duration, ok bool) {
+	if r.Dir >= directions || r.Form >= forms {
+		return 0, false
+	}
+	var l load
+	p.profile.load(&r, &l)
+	list := p.table[r.Dir][r.Form]
+	now := p.learned.now()
+	p.learned.mu.Lock()
+	defer p.learned.mu.Unlock()
+	var s scales
+	p.learned.scales(p.learned.cell(p.learned.key(&r, now)), PathSet(path), now, &s)
+	for i := range list {
+		if c := &list[i]; c.path == path && c.ctas == ctas {
+			alone, lead := c.time(&l)
+			return duration(behind(alone*s[path], lead*s[path], r.Ahead)), true
+		}
+	}
+	return 0, false
+}
+
+// behind is what is left of a batch's time when what is ahead of it is done.
+func behind(alone, lead float64, ahead time.Duration) float64 {
+	return alone - min(lead, float64(ahead))
+}
+
+// duration is ns as a duration, of at most what a profile may hold.
+func duration(ns float64) time.Duration { return time.Duration(min(ns, maxNanos)) }
+
+// bounds are what a choice must keep to, after policy and budget.
+type bounds struct {
+	goal  Goal
+	ctas  int
+	chunk int64
+	// rate is what the background asks for and keeps to, in bytes a nanosecond; zero: not known.
+	rate float64
+}
+
+func (p *Planner) bounds(d Direction) bounds {
+	b := bounds{goal: p.policy.Goal, ctas: p.policy.MaxCTAs}
+	if b.ctas == 0 {
+		b.ctas = maxCTAs
+	}
+	if b.goal != Background {
+		return b
+	}
+	b.rate = p.policy.LinkShare * p.profile.GBps[d]
+	if p.budget != nil {
+		lim := p.budget.Limits()
+		b.ctas, b.chunk = min(b.ctas, lim.CTAs), lim.ChunkBytes
+	} else {
+		b.chunk = DefaultMinChunkBytes
+	}
+	return b
+}
+
+// costed is a candidate in a choice: its index in the table and its footprint, what is compared, and what is predicted.
+type costed struct {
+	at, taken     int32
+	cost, predict float64
+}
+
+// Choose returns how r should travel, of the paths in can. It allocates nothing. A request of no bytes takes PathNone.
+func (p *Planner) Choose(r Request, can Paths) Choice {
+	if r.Bytes <= 0 || can == 0 || r.Dir >= directions || r.Form >= forms {
+		return Choice{Reason: ReasonNothing}
+	}
+	b := p.bounds(r.Dir)
+	choice := Choice{ChunkBytes: b.chunk, Pace: b.pace(r.Bytes)}
+	var (
+		at  load
+		s   scales
+		buf [maxCandidates]costed
+	)
+	p.profile.load(&r, &at)
+	table := p.table[r.Dir][r.Form]
+	l := &p.learned
+	now := l.now()
+
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	choice.cell = l.key(&r, now)
+	cell := l.cell(choice.cell)
+	l.scales(cell, can, now, &s)
+	list, fewest := p.cost(buf[:0], &r, &at, can, &b, &s)
+	if len(list) == 0 {
+		// Better to move the bytes in some way than not at all.
+		choice.Path, choice.Reason = stream.Path(bits.TrailingZeros32(uint32(can))), ReasonUnmeasured
+		l.count(r.Dir, &choice)
+		return choice
+	}
+	x, reason := p.pick(list, &r, &b, cell)
+	switch {
+	case fewest:
+		reason = ReasonFewest
+	case len(list) == 1:
+		reason = ReasonOnly
+	case b.goal != Background:
+		if y := p.probe(list, x, table, cell, now); y != nil {
+			x, reason, choice.probe = y, ReasonProbe, true
+		}
+	}
+	c := &table[x.at]
+	choice.Path, choice.CTAs, choice.Reason = c.path, c.ctas, reason
+	choice.Predicted, choice.scale = duration(x.predict), s[c.path]
+	l.busy[r.Dir] = max(l.busy[r.Dir], now+r.Ahead+choice.Predicted)
+	l.count(r.Dir, &choice)
+	return choice
+}
+
+// count adds a choice to the figures. The caller holds the mutex.
+func (l *learned) count(d Direction, c *Choice) {
+	if c.Path >= pathLimit {
+		return
+	}
+	s := &l.paths[d][c.Path].stats
+	s.Choices++
+	if c.probe {
+		s.Probes++
+	}
+}
+
+// cost appends every candidate that can take r within the bounds. Where the bound on thread blocks leaves none, it
+// appends those with the fewest and says so: a bound must not starve a batch.
+func (p *Planner) cost(list []costed, r *Request, at *load, can Paths, b *bounds, s *scales) (_ []costed, fewest bool) {
+	table := p.table[r.Dir][r.Form]
+	limit := bulkBlocks * b.ctas
+	for i := range table {
+		c := &table[i]
+		if !can.Has(c.path) {
+			continue
+		}
+		if c.taken > limit {
+			// The table ascends by footprint.
+			if len(list) > 0 {
+				break
+			}
+			limit, fewest = c.taken, true
+		}
+		alone, lead := c.time(at)
+		scale := s[c.path]
+		alone, lead = alone*scale, lead*scale
+		x := costed{at: int32(i), taken: int32(c.taken), predict: behind(alone, lead, r.Ahead)}
+		var sum float64
+		if r.Unsummed.Has(c.path) && p.profile.SumGBps > 0 {
+			sum = float64(r.Bytes) / p.profile.SumGBps
+		}
+		switch b.goal {
+		case Latency:
+			x.cost = alone + sum
+		case Background:
+			// Beside other work everything is slower. To take more multiprocessors then is what this policy is not for.
+			// A CPU's time is not the device's.
+			x.cost = x.predict / scale
+		case Throughput:
+			x.cost = x.predict + sum
+		}
+		list = append(list, x)
+	}
+	return list, fewest
+}
+
+// pick returns the choice, and why it is that. cell is where the batch's like was seen; nil: nowhere.
+func (p *Planner) pick(list []costed, r *Request, b *bounds, cell *cell) (*costed, string) {
+	best := &list[0]
+	for i := range list {
+		if list[i].cost < best.cost {
+			best = &list[i]
+		}
+	}
+	limit := best.cost * (1 + p.margin)
+	if b.rate > 0 {
+		// What reaches the share is good enough, however much faster another may be.
+		if enough := float64(r.Bytes) / b.rate; best.cost <= enough {
+			return leanest(list, max(enough, limit)), ReasonShare
+		}
+	}
+	if b.goal == Background {
+		return leanest(list, limit), ReasonBackground
+	}
+	x := leanest(list, best.cost*(1+freeMargins*p.margin))
+	if x.taken > 0 {
+		x = leanest(list, limit)
+	}
+	if y := p.incumbent(list, r, cell, x.cost*(1+p.margin/2)); y != nil && y.taken <= x.taken {
+		return y, ReasonIncumbent
+	}
+	if x.taken < best.taken {
+		return x, ReasonLeanest
+	}
+	return x, ReasonFastest
+}
+
+// freeMargins is how many margins slower a path may be that takes nothing away from computing at all.
+const freeMargins = 2
+
+// incumbent returns what batches like r took last, if that costs no more than limit, or nil. To and fro between equals has
+// a price of its own: paths wait for one another.
+func (p *Planner) incumbent(list []costed, r *Request, cell *cell, limit float64) *costed {
+	if cell == nil {
+		return nil
+	}
+	table := p.table[r.Dir][r.Form]
+	for i := range list {
+		x, c := &list[i], &table[list[i].at]
+		if x.cost <= limit && cell.incumbent == (variant{uint8(c.path), int32(c.ctas)}) {
+			return x
+		}
+	}
+	return nil
+}
+
+// leanest returns the candidate with the fewest thread blocks, and of these the cheapest, among those that cost no more
+// than limit. There is one.
+func leanest(list []costed, limit float64) *costed {
+	var least *costed
+	for i := range list {
+		x := &list[i]
+		if x.cost > limit {
+			continue
+		}
+		if least == nil || x.taken < least.taken || x.taken == least.taken && x.cost < least.cost {
+			least = x
+		}
+	}
+	return least
+}
+
+// probe returns what to take in place of x to learn what it takes, or nil: a path that may turn out to be faster, so far as
+// it was seen seldom lately, as long as trying stays within its share of all time. A prediction that is too high would
+// never be corrected otherwise.
+func (p *Planner) probe(list []costed, x *costed, table []candidate, cell *cell, now time.Duration) *costed {
+	if p.share == 0 || cell == nil {
+		return nil
+	}
+	cell.credit = min(cell.credit+p.share*x.predict, probeSaved*x.predict)
+	if cell.credit < probeLeast*x.predict {
+		return nil
+	}
+	var least *costed
+	hope := x.cost
+	for i := range list {
+		y, path := &list[i], table[list[i].at].path
+		if path == table[x.at].path {
+			continue
+		}
+		n := 0
+		if m := &cell.paths[path]; m.fresh(now, p.learned.half) {
+			n = m.n
+		}
+		// What y may turn out to cost, if luck has it.
+		if may := y.cost * (1 - probeHope/math.Sqrt(float64(n+1))); n < probeEnough && may < hope {
+			least, hope = y, may
+		}
+	}
+	if least == nil {
+		return nil
+	}
+	price := max(least.predict-x.predict, probeLeast*x.predict)
+	if price > cell.credit {
+		return nil
+	}
+	cell.credit -= price
+	return least
+}
+
+func (b *bounds) pace(bytes int64) time.Duration {
+	if b.rate <= 0 {
+		return 0
+	}
+	return time.Duration(float64(bytes) / b.rate)
+}

@@ -1,0 +1,209 @@
+package plan
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/stream"
+)
+
+// Bounds of what a profile may hold. They are far beyond what calibration makes; a file that exceeds them is damaged.
+const (
+	maxSteps  = 64
+	maxModels = 1024
+	// maxCandidates bounds what one choice looks at.
+	maxCandidates = 40
+	maxNanos      = 1e15 // eleven days
+	maxCTAs       = 1 << 16
+)
+
+// Profile is what is known of a machine's paths. It is immutable once a Planner has it.
+type Profile struct {
+	Key Key
+	// Source says where the figures come from, for people: "measured", or what a default is a default of.
+	Source string
+	Made   time.Time
+	// GBps is the rate of one large copy by a copy engine, by Direction, in 1e9 bytes a second; zero where unknown.
+	GBps [directions]float64
+	// SumGBps is how fast one CPU makes the sums of mem.Paged.Sums from memory, in 1e9 bytes a second; zero where unknown.
+	SumGBps float64
+	// Sizes and Counts are the sizes of a copy and the numbers of copies, both ascending, at which models have their times.
+	Sizes, Counts []int64
+	Models        []Model
+}
+
+// Validate reports everything that makes the profile useless, and ErrInvalid.
+func (p *Profile) Validate() error {
+	var errs []error
+	bad := func(format string, args ...any) {
+		errs = append(errs, fmt.Errorf("profile: "+format+": %w", append(args, errdefs.ErrInvalid)...))
+	}
+	for i, steps := range [][]int64{p.Sizes, p.Counts} {
+		name := [...]string{"sizes", "counts"}[i]
+		switch {
+		case len(steps) < 2 || len(steps) > maxSteps:
+			bad("%d %s", len(steps), name)
+		case steps[0] < 1 || steps[len(steps)-1] > 1<<40:
+			bad("%s from %d to %d", name, steps[0], steps[len(steps)-1])
+		case !slices.IsSorted(steps) || len(slices.Compact(slices.Clone(steps))) != len(steps):
+			bad("%s do not ascend", name)
+		}
+	}
+	if len(errs) > 0 {
+		return errors.Join(errs...)
+	}
+	if len(p.Models) > maxModels {
+		bad("%d models", len(p.Models))
+		return errors.Join(errs...)
+	}
+	for d, gbps := range p.GBps {
+		if !inRange(gbps, 1e6) {
+			bad("%s rate %v", Direction(d), gbps)
+		}
+	}
+	if !inRange(p.SumGBps, 1e6) {
+		bad("rate of sums %v", p.SumGBps)
+	}
+	seen := make(map[modelID]bool, len(p.Models))
+	variants := make(map[modelID]bool)
+	var perChoice [directions]int
+	for i := range p.Models {
+		m := &p.Models[i]
+		if err := m.validate(len(p.Sizes), len(p.Counts)); err != nil {
+			bad("model %d: %w", i, err)
+			continue
+		}
+		if seen[m.id()] {
+			bad("model %d: a second one of %s", i, m.id())
+		}
+		seen[m.id()] = true
+		if v := (modelID{Path: m.Path, CTAs: m.CTAs, Dir: m.Dir}); !variants[v] {
+			variants[v] = true
+			perChoice[m.Dir]++
+		}
+	}
+	for d, n := range perChoice {
+		if n > maxCandidates {
+			bad("%d ways to go %s", n, Direction(d))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// modelID names what a model is of.
+type modelID struct {
+	Path stream.Path
+	CTAs int
+	Dir  Direction
+	Form Form
+	Side Side
+}
+
+func (id modelID) String() string {
+	return fmt.Sprintf("%s with %d thread blocks, %s %s, host %s", id.Path, id.CTAs, id.Dir, id.Form, id.Side)
+}
+
+func (m *Model) id() modelID { return modelID{m.Path, m.CTAs, m.Dir, m.Form, m.Side} }
+
+func (m *Model) validate(sizes, counts int) error {
+	switch {
+	case m.Path == stream.PathNone || m.Path >= pathLimit:
+		return fmt.Errorf("path %s: %w", m.Path, errdefs.ErrInvalid)
+	case m.Dir >= directions || m.Form >= forms || m.Side >= sides:
+		return fmt.Errorf("%s: %w", m.id(), errdefs.ErrInvalid)
+	case m.CTAs < 0 || m.CTAs > maxCTAs:
+		return fmt.Errorf("%s: %w", m.id(), errdefs.ErrInvalid)
+	case len(m.Times) != sizes*counts:
+		return fmt.Errorf("%s: %d times for %d sizes and %d counts: %w", m.id(), len(m.Times), sizes, counts, errdefs.ErrInvalid)
+	case !inRange(m.Spread, math.MaxFloat64) || m.Points < 0:
+		return fmt.Errorf("%s: spread %v of %d points: %w", m.id(), m.Spread, m.Points, errdefs.ErrInvalid)
+	}
+	for i := range sizes {
+		row := m.row(i, counts)
+		// What is left behind other batches must be positive, or the planner would have batches for nothing.
+		if !(row[0] > 0 && row[counts-1] <= maxNanos) || !rising(row) || !inRange(m.Lead, row[0]) {
+			return fmt.Errorf("%s: times %v with lead %v at size %d: %w", m.id(), row, m.Lead, i, errdefs.ErrInvalid)
+		}
+	}
+	return nil
+}
+
+// inRange reports whether 0 <= v <= limit; NaN is not.
+func inRange(v, limit float64) bool { return v >= 0 && v <= limit }
+
+// pathLimit bounds the paths that a planner knows.
+const pathLimit = 16
+
+// Fill adds from's models of every direction that p has none of, at p's sizes and counts: they are not measured, but
+// better than nothing. The rate of a large copy goes with them. So does the rate of sums where p has none.
+func (p *Profile) Fill(from Profile) {
+	if p.SumGBps == 0 {
+		p.SumGBps = from.SumGBps
+	}
+	var has [directions]bool
+	for i := range p.Models {
+		has[p.Models[i].Dir] = true
+	}
+	for i := range from.Models {
+		m := from.Models[i]
+		if has[m.Dir] {
+			continue
+		}
+		times := make([]float64, 0, len(p.Sizes)*len(p.Counts))
+		for _, size := range p.Sizes {
+			for _, n := range p.Counts {
+				times = append(times, m.time(from.locate(float64(n), float64(size))))
+			}
+		}
+		m.Times, m.Points = times, 0
+		p.Models = append(p.Models, m)
+		p.GBps[m.Dir] = from.GBps[m.Dir]
+	}
+}
+
+// candidates returns, for a direction and form, everything that has a model, in a fixed order. Where a form or a side was
+// not measured the other stands in for it.
+func (p *Profile) candidates(dir Direction, form Form) []candidate {
+	byID := make(map[modelID]*Model, len(p.Models))
+	variants := make(map[modelID]bool)
+	for i := range p.Models {
+		m := &p.Models[i]
+		byID[m.id()] = m
+		if m.Dir == dir {
+			variants[modelID{Path: m.Path, CTAs: m.CTAs}] = true
+		}
+	}
+	find := func(path stream.Path, ctas int, side Side) *Model {
+		for _, id := range []modelID{
+			{path, ctas, dir, form, side},
+			{path, ctas, dir, form, 1 - side},
+			{path, ctas, dir, 1 - form, side},
+			{path, ctas, dir, 1 - form, 1 - side},
+		} {
+			if m := byID[id]; m != nil {
+				return m
+			}
+		}
+		return nil
+	}
+	var list []candidate
+	for v := range variants {
+		c := candidate{path: v.Path, ctas: v.CTAs, taken: footprint(v.Path, v.CTAs), perRun: perRun(v.Path)}
+		c.model = [sides]*Model{find(v.Path, v.CTAs, Contiguous), find(v.Path, v.CTAs, Scattered)}
+		if v.Path == stream.PathStaged {
+			if c.engine = find(stream.PathCopyEngineBatch, 0, Scattered); c.engine == nil {
+				c.engine = find(stream.PathCopyEngine, 0, Scattered)
+			}
+		}
+		list = append(list, c)
+	}
+	slices.SortFunc(list, func(a, b candidate) int {
+		return cmp.Or(cmp.Compare(a.taken, b.taken), cmp.Compare(a.path, b.path))
+	})
+	return list
+}

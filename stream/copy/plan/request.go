@@ -1,0 +1,148 @@
+package plan
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/kvlane/kvlane/stream"
+)
+
+// Direction is which way bytes go, seen from the device of the stream.
+type Direction uint8
+
+// The directions.
+const (
+	H2D  Direction = iota // host to device
+	D2H                   // device to host
+	D2D                   // within the device, or host to host
+	Peer                  // between two devices
+	directions
+)
+
+var directionNames = [...]string{"h2d", "d2h", "d2d", "peer"}
+
+// String returns the name as profiles and reports use it.
+func (d Direction) String() string {
+	if int(d) < len(directionNames) {
+		return directionNames[d]
+	}
+	return fmt.Sprintf("direction(%d)", uint8(d))
+}
+
+// Form is how a batch describes its copies.
+type Form uint8
+
+// The forms.
+const (
+	List  Form = iota // a list of extents
+	Paged             // planes and page numbers
+	forms
+)
+
+var formNames = [...]string{"list", "paged"}
+
+// String returns the name as profiles and reports use it.
+func (f Form) String() string {
+	if int(f) < len(formNames) {
+		return formNames[f]
+	}
+	return fmt.Sprintf("form(%d)", uint8(f))
+}
+
+// Side is how the host's blocks lie.
+type Side uint8
+
+// The layouts of the host side.
+const (
+	Contiguous Side = iota
+	Scattered
+	sides
+)
+
+var sideNames = [...]string{"contiguous", "scattered"}
+
+// String returns the name as profiles and reports use it.
+func (s Side) String() string {
+	if int(s) < len(sideNames) {
+		return sideNames[s]
+	}
+	return fmt.Sprintf("side(%d)", uint8(s))
+}
+
+// Request is what a prediction needs to know of a batch.
+type Request struct {
+	Dir  Direction
+	Form Form
+	// Pieces is how many copies the batch stands for, those of no bytes left out.
+	Pieces int
+	// Runs is how many are left when neighbours on both sides are merged: what a copy engine is asked to do. Where
+	// nobody has looked (a Paged) it is Pieces.
+	Runs int
+	// HostRuns is how many unbroken spans the host side has: 1 where it is contiguous. Zero is taken for Pieces. For
+	// D2D and Peer it has no meaning.
+	HostRuns int
+	// Bytes is the sum of the pieces.
+	Bytes int64
+	// Unsummed is the paths that do not make the sums that the batch asks for, so that a CPU has to, which takes the time of
+	// a pass over the bytes. None where the batch asks for none.
+	Unsummed Paths
+	// Ahead is how long what the stream has accepted and not finished will still take, as far as predicted: zero for an
+	// idle stream. It decides how much of a path's start can be hidden.
+	Ahead time.Duration
+}
+
+// Paths is a set of paths.
+type Paths uint32
+
+// PathSet returns the set of ps.
+func PathSet(ps ...stream.Path) Paths {
+	var s Paths
+	for _, p := range ps {
+		s |= 1 << p
+	}
+	return s
+}
+
+// Has reports whether p is in the set.
+func (s Paths) Has(p stream.Path) bool { return s>>p&1 != 0 }
+
+// With returns the set with p in it.
+func (s Paths) With(p stream.Path) Paths { return s | 1<<p }
+
+// Without returns the set without p.
+func (s Paths) Without(p stream.Path) Paths { return s &^ (1 << p) }
+
+// Choice is how a batch should travel.
+type Choice struct {
+	Path stream.Path
+	// CTAs is the number of thread blocks to launch, for a path that takes any; else zero.
+	CTAs int
+	// ChunkBytes is the most to give to the device at once; zero: as the stream likes.
+	ChunkBytes int64
+	// Pace is the least time that the batch should take up of the link, waiting included; zero: none. A stream that
+	// paces starts its next batch or chunk no sooner than that, in proportion to the bytes.
+	Pace time.Duration
+	// Predicted is what the batch will take from its start, or from the end of what was before it if that is later.
+	// Zero where nothing is known of the path.
+	Predicted time.Duration
+	// Reason is one of the package's Reason texts.
+	Reason string
+
+	scale float64 // what observations made of the profile's prediction
+	cell  cellKey
+	probe bool // taken to learn what it takes
+}
+
+// The reasons of choices.
+const (
+	ReasonFastest    = "planned: the lowest predicted time"
+	ReasonLeanest    = "planned: as fast as the fastest within the margin, and takes fewer multiprocessors"
+	ReasonIncumbent  = "planned: as fast as the fastest within the margin, and what was taken before"
+	ReasonProbe      = "planned: about as fast as the fastest, to learn what it takes"
+	ReasonShare      = "planned: the fewest multiprocessors that reach the share of the link"
+	ReasonBackground = "planned: the fastest within the background's bound on thread blocks"
+	ReasonFewest     = "planned: the fewest thread blocks there are, as every path takes more than the bound"
+	ReasonUnmeasured = "planned: no path that can take it was ever measured"
+	ReasonOnly       = "planned: the only path that can take it"
+	ReasonNothing    = "planned: nothing to copy, or no path to copy it"
+)

@@ -1,0 +1,176 @@
+package calibrate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/stream/copy/plan"
+)
+
+// Sources of profiles.
+const (
+	SourceMeasured  = "measured"
+	SourceSimulated = "simulated"
+)
+
+// Result is what a calibration found.
+type Result struct {
+	Profile plan.Profile
+	// Missing says what the device does not have, and why.
+	Missing []Missing
+	// Loaded says why somebody else seems to have come to use the GPU or the link meanwhile; empty: nobody. A simulated
+	// device is as fast as the machine lets it, and is not judged.
+	Loaded string
+	// Bytes of device memory, and of pinned memory, over which blocks were scattered.
+	Bytes int64
+	// Took is how long it took, waiting for others included.
+	Took time.Duration
+}
+
+// Missing is a path that was not measured.
+type Missing struct {
+	Path   stream.Path
+	Reason string
+}
+
+// Storable reports whether the profile says something about the machine: it was measured, on a real device, that nobody
+// else used.
+func (r *Result) Storable() bool { return r.Loaded == "" && r.Profile.Source == SourceMeasured }
+
+// Run measures dev's paths. It needs o.Bytes of device memory and of pinned memory while it runs. A device that others use
+// is ErrBusy, after o.Wait. A context that ends stops it; failures of the device are errors, and so is a device on which
+// no path works.
+//
+// Where a stream does not close, its memory is not freed: something may still use it. The error says so.
+func Run(ctx context.Context, dev device.Device, open Opener, o Options) (_ *Result, err error) {
+	if err := o.Validate(); err != nil {
+		return nil, err
+	}
+	o.setDefaults()
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("calibrate device %d: %w", dev.Info().Index, err)
+		}
+	}()
+	c := &calibration{o: &o, begun: o.Clock.Now(), simulated: dev.Info().Driver == "sim"}
+	if c.rig, err = newRig(dev, &o); err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, c.close(ctx)) }()
+	if err := c.run(ctx, open); err != nil {
+		return nil, err
+	}
+	c.result.Bytes, c.result.Took = c.gpu.Len(), o.Clock.Since(c.begun)
+	return &c.result, nil
+}
+
+type calibration struct {
+	*rig
+	o         *Options
+	begun     time.Time // of everything
+	start     time.Time // of measuring
+	simulated bool
+	summed    uint64 // keeps the sums from being optimized away
+	result    Result
+}
+
+func (c *calibration) run(ctx context.Context, open Opener) error {
+	for _, v := range variants() {
+		err := c.openStream(open, v)
+		if errors.Is(err, errdefs.ErrNotSupported) {
+			c.lack(v, err)
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("measure %s: %w", v, err)
+		}
+	}
+	before, err := c.idle(ctx)
+	if err != nil {
+		return err
+	}
+	c.start = c.o.Clock.Now()
+	all, err := c.measure(ctx)
+	if err != nil {
+		return err
+	}
+	after, err := c.look(ctx)
+	if err != nil {
+		return err
+	}
+	p := &c.result.Profile
+	*p = plan.Profile{Key: c.o.Key, Source: SourceMeasured, Made: c.begun.UTC().Round(0), Sizes: c.sizes, Counts: c.o.Counts}
+	if c.simulated {
+		p.Source = SourceSimulated
+	} else {
+		c.result.Loaded = changed(before, after)
+	}
+	for dir := range before.large {
+		p.GBps[dir] = max(median(before.large[dir]), median(after.large[dir]))
+	}
+	p.SumGBps = c.sumGBps()
+	if err := c.fit(all); err != nil {
+		return err
+	}
+	p.Fill(plan.Default())
+	if err := p.Validate(); err != nil {
+		return fmt.Errorf("what was measured makes no profile: %w", err)
+	}
+	return nil
+}
+
+// fit adds a model to the profile for each way in which a variant was measured.
+func (c *calibration) fit(all []*series) error {
+	p := &c.result.Profile
+	for _, by := range c.streams {
+		for _, dir := range by.ways {
+			for _, side := range by.sides {
+				var points []plan.Point
+				for _, s := range all {
+					if s.by.variant == by.variant && s.dir == dir && s.side == side {
+						points = append(points, s.fitted())
+					}
+				}
+				if len(points) == 0 {
+					continue
+				}
+				m := plan.Model{Path: by.path, CTAs: by.ctas, Dir: dir, Form: plan.List, Side: side}
+				if err := m.Fit(p, points); err != nil {
+					return err
+				}
+				p.Models = append(p.Models, m)
+			}
+		}
+	}
+	if len(p.Models) == 0 {
+		return fmt.Errorf("no path works: %w", errdefs.ErrNotSupported)
+	}
+	return nil
+}
+
+// lack notes that v was not measured. With fewer thread blocks it would say the same.
+func (c *calibration) lack(v *variant, why error) {
+	for _, m := range c.result.Missing {
+		if m.Path == v.path {
+			return
+		}
+	}
+	c.result.Missing = append(c.result.Missing, Missing{v.path, why.Error()})
+}
+
+// left is what is left of the budget.
+func (c *calibration) left() time.Duration { return c.o.Budget - c.o.Clock.Since(c.start) }
+
+// progress says how far the budget is used up.
+func (c *calibration) progress(what string) {
+	if c.o.Progress != nil {
+		const parts = 100
+		done := parts * c.o.Clock.Since(c.start) / max(c.o.Budget, 1)
+		c.o.Progress(int(min(done, parts-1)), parts, what)
+	}
+}

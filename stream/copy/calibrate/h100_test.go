@@ -1,0 +1,106 @@
+package calibrate_test
+
+import (
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/stream/copy/calibrate"
+	"github.com/kvlane/kvlane/stream/copy/plan"
+)
+
+// work is a batch as h100 sees it.
+type work struct {
+	path stream.Path
+	ctas int
+	dir  plan.Direction
+	side plan.Side
+	n    int
+	size int64
+}
+
+// h100 is about what an H100 takes for a batch, in nanoseconds. It has what makes that machine hard to predict: engines that
+// become another below 32 KiB, kernels whose first copies cost nothing and whose small ones are bound by the CPU that
+// describes them, resident kernels that go over to a second thread block, and a pipeline to fill.
+func h100(w work) float64 {
+	n, size := float64(w.n), float64(w.size)
+	in := w.dir == plan.H2D
+	pick := func(h2d, d2h float64) float64 {
+		if in {
+			return h2d
+		}
+		return d2h
+	}
+	batched := func() float64 {
+		if size < 32<<10 {
+			return n * (pick(500, 350) + size/pick(25, 60))
+		}
+		return n * (pick(150, 120) + size/54.5)
+	}
+	switch w.path {
+	case stream.PathCopyEngine:
+		return 7000 + n*(pick(2500, 2200)+size/54.5)
+	case stream.PathCopyEngineBatch:
+		return 11000 + batched()
+	case stream.PathKernel:
+		one := pick(1, 2) * min(20.8, 9+size/400)
+		return kernel(w, 12000, one*float64(w.ctas), pick(49.5, 50.9))
+	case stream.PathKernelBulk:
+		one := pick(1, 1.8) * min(4.6, size/950)
+		return kernel(w, 11800, one*float64(w.ctas), pick(49.6, 51))
+	case stream.PathStaged:
+		t := max(n*(1+size/900)*32/float64(w.ctas), n*size/pick(53.2, 54))
+		if w.side == plan.Scattered {
+			t = max(t, batched())
+		}
+		return 24000 + min(n*size, 8<<20)/700 + t
+	case stream.PathResident:
+		if bytes := n * size; bytes > 64<<10 {
+			return pick(6700, 5900) + max(1000, bytes/pick(36, 44))
+		}
+		return max(pick(5800, 5000)+max(1000, n*size/pick(27, 34)), 2000+18*n)
+	case stream.PathNone, stream.PathPeerCopyEngine, stream.PathPeerKernel, stream.PathPosix:
+	}
+	return math.NaN()
+}
+
+func kernel(w work, launch, all, link float64) float64 {
+	n, size := float64(w.n), float64(w.size)
+	rate := min(all, link*size/(size+25))
+	first := 1000 + min(size, 16<<10)/4
+	return max(launch+max(first, n*size/rate), 3000+18*n)
+}
+
+// noisy is h100 with a normal error of 5%.
+func noisy(rng *rand.Rand, w work) float64 {
+	return h100(w) * (1 + 0.05*min(max(rng.NormFloat64(), -3), 3))
+}
+
+var (
+	busPaths = []stream.Path{stream.PathCopyEngine, stream.PathCopyEngineBatch, stream.PathKernel, stream.PathKernelBulk, stream.PathStaged, stream.PathResident}
+	blocks   = map[stream.Path][]int{
+		stream.PathCopyEngine: {0}, stream.PathCopyEngineBatch: {0}, stream.PathKernel: {1, 2, 4, 8, 16},
+		stream.PathKernelBulk: {4, 8, 16, 32, 64}, stream.PathStaged: {8, 32}, stream.PathResident: {2},
+	}
+)
+
+// calibrated returns the profile of an H100 with noise, as calibration finds it.
+func calibrated(t *testing.T, rng *rand.Rand) plan.Profile {
+	t.Helper()
+	m := newMachine(t)
+	m.cost = func(w work) float64 { return noisy(rng, w) }
+	o := m.options()
+	o.Bytes, o.Budget = 256<<20, calibrate.DefaultBudget
+	r, err := m.run(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Took > calibrate.DefaultBudget*5/4 {
+		t.Errorf("it took %v", r.Took)
+	}
+	if !r.Storable() {
+		t.Errorf("not storable: %s", r.Loaded)
+	}
+	return r.Profile
+}

@@ -1,0 +1,38 @@
+package calibrate
+
+import (
+	"io/fs"
+	"strconv"
+	"strings"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/stream/copy/plan"
+)
+
+// Key returns what a profile of the device is stored under. kernels identifies the copy kernels' code. sysfs is the
+// machine's /sys; a link that it does not tell of stays unknown, as it does in many virtual machines.
+func Key(info device.Info, kernels string, sysfs fs.FS) plan.Key {
+	k := plan.Key{GPU: info.UUID, Driver: info.DriverVersion, PCI: strings.ToLower(info.PCI), NUMANode: info.NUMANode, Kernels: kernels}
+	if k.GPU == "" {
+		k.GPU = info.Driver + " " + info.Name
+	}
+	if k.PCI == "" {
+		return k
+	}
+	read := func(name string) string {
+		b, err := fs.ReadFile(sysfs, "bus/pci/devices/"+k.PCI+"/"+name)
+		if err != nil {
+			return ""
+		}
+		return strings.TrimSpace(string(b))
+	}
+	// The width is what was negotiated with the slot. The speed is the most that the GPU can do: what it runs at now is
+	// lower while the GPU is idle, to save power.
+	if n, err := strconv.Atoi(read("current_link_width")); err == nil {
+		k.LinkWidth = n
+	}
+	if speed := strings.TrimSuffix(read("max_link_speed"), " PCIe"); !strings.HasPrefix(speed, "Unknown") {
+		k.LinkSpeed = speed
+	}
+	return k
+}

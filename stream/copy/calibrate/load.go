@@ -1,0 +1,140 @@
+package calibrate
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/stream/copy/plan"
+)
+
+const (
+	// largeBytes is one large copy, of which largeRepeats are made, after one that warms up.
+	largeBytes   = 64 << 20
+	largeRepeats = 9
+	smallRepeats = 15
+	// steadyBy is how far two measurements of the same large copy may be apart, on a device that nobody else uses.
+	steadyBy = 0.1
+	// crowdedBy is by how much longer a kernel may take for one block than a copy engine. An idle GPU launches a kernel in
+	// about twice that time; one that computes has it wait for multiprocessors, some milliseconds maybe.
+	crowdedBy = 8
+	// lookAgain is how often a device that is in use is looked at again.
+	lookAgain = 250 * time.Millisecond
+	smallSize = 4 << 10
+)
+
+// sight is what a device looks like from outside: the rates of one large copy, several times each way, in GB/s, and what one
+// small copy takes by copy engine and by kernel, in nanoseconds; zero where there is no kernel.
+type sight struct {
+	large          [2][]float64
+	engine, kernel float64
+}
+
+// idle waits until nobody else seems to use the device or its link, as long as the options allow.
+func (c *calibration) idle(ctx context.Context) (sight, error) {
+	end := c.begun.Add(c.o.Wait)
+	for {
+		s, err := c.look(ctx)
+		if err != nil {
+			return s, err
+		}
+		why := s.loaded()
+		if why == "" || c.simulated {
+			return s, nil
+		}
+		if c.o.Clock.Now().Add(lookAgain).After(end) {
+			return s, fmt.Errorf("somebody else uses it: %s: %w", why, errdefs.ErrBusy)
+		}
+		c.progress("waiting: " + why)
+		select {
+		case <-c.o.Clock.After(lookAgain):
+		case <-ctx.Done():
+			return s, fmt.Errorf("wait until nobody else uses it (%s): %w", why, context.Cause(ctx))
+		}
+	}
+}
+
+// look copies what shows whether somebody else is there.
+func (c *calibration) look(ctx context.Context) (s sight, err error) {
+	for _, by := range c.streams {
+		switch by.path {
+		case stream.PathCopyEngine:
+			if err = c.lookAtLink(ctx, by, &s); err == nil {
+				s.engine, err = c.small(ctx, by)
+			}
+		case stream.PathKernel:
+			if s.kernel == 0 {
+				s.kernel, err = c.small(ctx, by)
+			}
+		default:
+		}
+		if err != nil {
+			return s, fmt.Errorf("look whether the device is in use: %w", err)
+		}
+	}
+	if s.engine == 0 {
+		return s, fmt.Errorf("one copy after another by copy engine is what everything is compared with: %w", errdefs.ErrNotSupported)
+	}
+	return s, nil
+}
+
+func (c *calibration) lookAtLink(ctx context.Context, by opened, s *sight) error {
+	size := min(c.gpu.Len()/2, largeBytes)
+	for _, dir := range []plan.Direction{plan.H2D, plan.D2H} {
+		b := c.single(dir, size)
+		for i := range largeRepeats + 1 {
+			t, err := timed(ctx, by, b)
+			if err != nil {
+				return err
+			}
+			if i > 0 {
+				s.large[dir] = append(s.large[dir], float64(size)/t)
+			}
+		}
+	}
+	return nil
+}
+
+// small returns what one small copy takes, at the median.
+func (c *calibration) small(ctx context.Context, by opened) (float64, error) {
+	b := c.single(plan.H2D, min(smallSize, c.gpu.Len()))
+	var times []float64
+	for range smallRepeats {
+		t, err := timed(ctx, by, b)
+		if err != nil {
+			return 0, err
+		}
+		times = append(times, t)
+	}
+	return median(times), nil
+}
+
+// loaded says what shows that somebody else uses the device or the link; empty: nothing.
+func (s *sight) loaded() string {
+	for dir, rates := range s.large {
+		sorted := slices.Sorted(slices.Values(rates))
+		// One of them may be hit by anything.
+		if low, high := sorted[1], sorted[len(sorted)-1]; low < high*(1-2*steadyBy) {
+			return fmt.Sprintf("one large copy %s goes at %.1f to %.1f GB/s", plan.Direction(dir), low, high)
+		}
+	}
+	if s.kernel > crowdedBy*s.engine {
+		return fmt.Sprintf("a kernel takes %.0f us for one block, a copy engine %.0f us", s.kernel/1e3, s.engine/1e3)
+	}
+	return ""
+}
+
+// changed says what shows that somebody came between two looks, or left; empty: nothing.
+func changed(before, after sight) string {
+	for dir := range before.large {
+		a, b := median(before.large[dir]), median(after.large[dir])
+		if math.Abs(a/b-1) > steadyBy {
+			return fmt.Sprintf("one large copy %s went at %.1f GB/s at first and at %.1f GB/s at last", plan.Direction(dir), a, b)
+		}
+	}
+	return after.loaded()
+}

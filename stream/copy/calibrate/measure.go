@@ -1,0 +1,229 @@
+package calibrate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"slices"
+	"time"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/stream/copy/plan"
+)
+
+const (
+	// maxCount and maxBytes bound a measured batch: beyond, time grows by the piece and by the byte.
+	maxCount = 16 << 10
+	maxBytes = 32 << 20
+
+	// brief is how short a batch is that is measured briefRepeats times at once, after one that warms up: what starts
+	// slowly, as a resident kernel, is not to be measured starting.
+	brief        = 50 * time.Microsecond
+	briefRepeats = 2
+
+	// backToBack is how many batches are submitted at once to see what one costs behind others.
+	backToBack = 4
+	// leadCount copies of leadSize at most make the batches of which that is measured, once: a start is seen in small ones.
+	leadCount = 16
+	leadSize  = 16 << 10
+
+	// longest is the share of the budget that one batch may be expected to take.
+	longest = 1000
+	// leastPoint is what a batch may take however small the budget is.
+	leastPoint = time.Millisecond
+)
+
+// errOtherPath is a stream that was forced onto a path and took another.
+var errOtherPath = errors.New("the batch took another path")
+
+// timed copies b and returns how many nanoseconds the stream says it took.
+func timed(ctx context.Context, s opened, b *mem.Batch) (float64, error) {
+	t, err := s.stream.Submit(ctx, b)
+	if err != nil {
+		return 0, err
+	}
+	if err := t.Wait(ctx); err != nil {
+		return 0, err
+	}
+	c := t.Completion()
+	if c.Path != s.path {
+		return 0, fmt.Errorf("%w: %s in place of %s (%s)", errOtherPath, c.Path, s.path, c.Reason)
+	}
+	return nanos(c.Started, c.Finished), nil
+}
+
+func nanos(from, to time.Time) float64 { return float64(max(1, to.Sub(from).Nanoseconds())) }
+
+// point is what is measured: batches of count copies of size bytes.
+type point struct {
+	dir   plan.Direction
+	side  plan.Side
+	size  int64
+	count int64
+}
+
+// series is the measurements of a point by one stream.
+type series struct {
+	point
+	by    opened
+	times []float64
+	adds  []float64 // marginal times
+}
+
+// measure measures every point by every stream, the streams by turns, so that whatever disturbs the machine meanwhile
+// disturbs all paths alike; and then again and again until the budget is used up. Where a batch would take too long, it and
+// those with more copies are left out.
+func (c *calibration) measure(ctx context.Context) ([]*series, error) {
+	long := float64(max(leastPoint, c.o.Budget/longest))
+	all, err := c.first(ctx, long)
+	for err == nil && c.left() > 0 {
+		for _, s := range all {
+			if err = c.visit(ctx, s); err != nil || c.left() <= 0 {
+				break
+			}
+			c.progress("measuring again")
+		}
+	}
+	return all, err
+}
+
+// first measures every point once. A path that turns out not to work is left out, and noted.
+func (c *calibration) first(ctx context.Context, long float64) ([]*series, error) {
+	type kind struct {
+		point
+		by *variant
+	}
+	var (
+		all     []*series
+		last    = make(map[kind]float64) // what the batch with fewer copies took
+		missing = make(map[stream.Path]bool)
+		fewer   int64
+	)
+	for _, count := range c.o.Counts {
+		for p, by := range c.points(count) {
+			k := kind{p, by.variant}
+			k.count = fewer
+			before, ok := last[k]
+			if missing[by.path] || fewer > 0 && (!ok || before*float64(count)/float64(fewer) > long) {
+				continue
+			}
+			c.progress(by.String())
+			s := &series{point: p, by: by}
+			err := c.visit(ctx, s)
+			if errors.Is(err, errdefs.ErrNotSupported) || errors.Is(err, errOtherPath) {
+				missing[by.path] = true
+				c.lack(by.variant, err)
+				continue
+			}
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, s)
+			k.count = count
+			last[k] = slices.Min(s.times)
+		}
+		fewer = count
+	}
+	return slices.DeleteFunc(all, func(s *series) bool { return missing[s.by.path] }), nil
+}
+
+// points yields every batch of count copies that is measured, and by what: the streams by turns.
+func (c *calibration) points(count int64) iter.Seq2[point, opened] {
+	return func(yield func(point, opened) bool) {
+		for _, dir := range []plan.Direction{plan.H2D, plan.D2H, plan.D2D} {
+			for side := range plan.Scattered + 1 {
+				for _, size := range c.sizes {
+					if count > c.most(size) {
+						continue
+					}
+					for _, by := range c.streams {
+						if !slices.Contains(by.ways, dir) || !slices.Contains(by.sides, side) {
+							continue
+						}
+						if !yield(point{dir, side, size, count}, by) {
+							return
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// visit measures s once more, or several times if it is brief.
+func (c *calibration) visit(ctx context.Context, s *series) error {
+	once := func() (float64, error) {
+		return timed(ctx, s.by, c.batch(s.dir, s.side, s.size, int(s.count)))
+	}
+	repeats := 1
+	if len(s.times) == 0 || s.times[0] < float64(brief) {
+		t, err := once()
+		if err != nil {
+			return fmt.Errorf("measure %s: %w", s.by, err)
+		}
+		repeats = briefRepeats
+		if t >= float64(brief) {
+			s.times, repeats = append(s.times, t), 0
+		}
+	}
+	for range repeats {
+		t, err := once()
+		if err != nil {
+			return fmt.Errorf("measure %s: %w", s.by, err)
+		}
+		s.times = append(s.times, t)
+	}
+	if s.count != leadCount || s.size > leadSize || len(s.adds) > 0 {
+		return nil
+	}
+	add, err := c.marginal(ctx, s)
+	if err != nil {
+		return fmt.Errorf("measure %s, one batch after another: %w", s.by, err)
+	}
+	s.adds = append(s.adds, add)
+	return nil
+}
+
+// marginal copies several batches, all submitted before the first is waited for, and returns what each but the first
+// added.
+func (c *calibration) marginal(ctx context.Context, s *series) (float64, error) {
+	var tickets [backToBack]*stream.Ticket
+	for i := range tickets {
+		t, err := s.by.stream.Submit(ctx, c.batch(s.dir, s.side, s.size, int(s.count)))
+		if err != nil {
+			return 0, err
+		}
+		tickets[i] = t
+	}
+	for _, t := range tickets {
+		if err := t.Wait(ctx); err != nil {
+			return 0, err
+		}
+	}
+	all := nanos(tickets[0].Completion().Started, tickets[backToBack-1].Completion().Finished)
+	return max(1, (all-median(s.times))/(backToBack-1)), nil
+}
+
+// fitted returns what was measured of s as the planner's models take it.
+func (s *series) fitted() plan.Point {
+	p := plan.Point{Count: int(s.count), Size: s.size, Nanos: median(s.times), Spread: spread(s.times)}
+	if len(s.adds) > 0 {
+		p.Marginal = median(s.adds)
+	}
+	return p
+}
+
+// median returns the median, of an even number the lower one: what disturbs a batch only ever makes it longer.
+func median(v []float64) float64 {
+	s := slices.Sorted(slices.Values(v))
+	return s[(len(s)-1)/2]
+}
+
+// spread returns half of how far the middle half of v lies apart, relative to the median.
+func spread(v []float64) float64 {
+	s := slices.Sorted(slices.Values(v))
+	return (s[len(s)*3/4] - s[len(s)/4]) / 2 / s[(len(s)-1)/2]
+}

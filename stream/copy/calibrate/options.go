@@ -1,0 +1,134 @@
+package calibrate
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jonboulle/clockwork"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/stream/copy/plan"
+)
+
+// Defaults of Options.
+const (
+	DefaultBudget = 2 * time.Second
+	// DefaultBytes is more than the GPU's address translation caches reach: blocks of a cache of keys and values lie
+	// scattered over gigabytes, and batches are slower for it.
+	DefaultBytes = 1 << 30
+	// MinBytes is what is made do with where DefaultBytes are not to be had.
+	MinBytes = 64 << 20
+)
+
+// Opener opens a stream of the device on which every batch takes path, with so many thread blocks; zero for a path that
+// takes none. What the device lacks is ErrNotSupported.
+type Opener func(path stream.Path, ctas int) (stream.Stream, error)
+
+// Options says how a device is measured. The zero value is the default.
+type Options struct {
+	// Key is what the profile will be stored under.
+	Key plan.Key
+	// Budget is how long measuring should take. All points are measured once even if that takes longer. Zero:
+	// DefaultBudget.
+	Budget time.Duration
+	// Wait is how long to wait for a device that others use to become idle, before giving up. Zero: not at all.
+	Wait time.Duration
+	// Sizes are those of single copies, Counts the numbers of copies in a batch; both ascend, two at least. Zero: those of
+	// plan.Default.
+	Sizes, Counts []int64
+	// Bytes of device memory, and as much pinned host memory, over which blocks are scattered. Zero: DefaultBytes, or
+	// what there is, MinBytes at least.
+	Bytes int64
+	// Progress, where it is not nil, is called now and then with what was done, of how much.
+	Progress func(done, total int, what string)
+	// Clock keeps the budget; single times are the streams' own. Default: the real clock.
+	Clock clockwork.Clock
+}
+
+// Validate reports every field that is out of range.
+func (o Options) Validate() error {
+	var errs []error
+	bad := func(format string, args ...any) {
+		errs = append(errs, fmt.Errorf("calibrate: "+format+": %w", append(args, errdefs.ErrInvalid)...))
+	}
+	if o.Budget < 0 {
+		bad("budget %v is negative", o.Budget)
+	}
+	if o.Wait < 0 {
+		bad("wait %v is negative", o.Wait)
+	}
+	if o.Bytes < 0 {
+		bad("%d bytes of memory", o.Bytes)
+	}
+	for i, steps := range [][]int64{o.Sizes, o.Counts} {
+		if len(steps) > 0 && (!slices.IsSorted(steps) || steps[0] < 1 || len(steps) < 2) {
+			bad("%s %v do not ascend from 1", [...]string{"sizes", "counts"}[i], steps)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (o *Options) setDefaults() {
+	d := plan.Default()
+	if o.Budget == 0 {
+		o.Budget = DefaultBudget
+	}
+	if len(o.Sizes) == 0 {
+		o.Sizes = d.Sizes
+	}
+	if len(o.Counts) == 0 {
+		o.Counts = d.Counts
+	}
+	if o.Clock == nil {
+		o.Clock = clockwork.NewRealClock()
+	}
+}
+
+// variant is a path with a number of thread blocks.
+type variant struct {
+	path stream.Path
+	ctas int
+	// sides are the layouts of the host side in which it is measured, ways the directions.
+	sides []plan.Side
+	ways  []plan.Direction
+}
+
+func (v *variant) String() string {
+	if v.ctas == 0 {
+		return v.path.String()
+	}
+	return fmt.Sprintf("%s, %d thread blocks", v.path, v.ctas)
+}
+
+// variants are what is tried. A thread block of the bulk kernels is one warp; how many of its thread blocks a resident
+// batch needs is the stream's to decide.
+func variants() []*variant {
+	var (
+		bus       = []plan.Direction{plan.H2D, plan.D2H}
+		all       = []plan.Direction{plan.H2D, plan.D2H, plan.D2D}
+		scattered = []plan.Side{plan.Scattered}
+		both      = []plan.Side{plan.Contiguous, plan.Scattered}
+	)
+	list := []*variant{
+		{stream.PathCopyEngine, 0, scattered, all},
+		{stream.PathCopyEngineBatch, 0, both, bus},
+		{stream.PathResident, 2, scattered, bus},
+		{stream.PathKernel, 16, both, all},
+		{stream.PathKernel, 8, scattered, all},
+		{stream.PathKernelBulk, 64, both, bus},
+	}
+	for _, n := range []int{4, 2, 1} {
+		list = append(list, &variant{stream.PathKernel, n, scattered, bus})
+	}
+	for _, n := range []int{32, 16, 8, 4} {
+		list = append(list, &variant{stream.PathKernelBulk, n, scattered, bus})
+	}
+	for _, n := range []int{32, 8} {
+		// Where the host is scattered the engine's figures say what they take: it makes one copy a run.
+		list = append(list, &variant{stream.PathStaged, n, []plan.Side{plan.Contiguous}, bus})
+	}
+	return list
+}

@@ -1,0 +1,124 @@
+package calibrate_test
+
+import (
+	"math"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/jonboulle/clockwork"
+
+	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/stream/copy/plan"
+)
+
+// TestRegret calibrates an H100 with noise and then copies with it, at every size from 256 B to 16 MiB and every count from 1
+// to 100,000, of 4 GiB at most. After some batches at a point, what the planner's choices really take must be within 10% of
+// the best single path, and within 3% of one copy a block and of batched copies. What it tries to learn more, and the
+// batches before it has learned, must cost little: 2% of all time.
+func TestRegret(t *testing.T) {
+	const (
+		few      = 96 // batches at a point before it is judged
+		judged   = 24
+		most     = 4 << 30
+		ofBest   = 1.10
+		ofCopies = 1.03
+		allInAll = 1.02
+	)
+	sizes := []int64{256, 512, 1 << 10, 2 << 10, 4 << 10, 6 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 576 << 10, 1 << 20, 4 << 20, 16 << 20}
+	counts := []int{1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 10_000, 32_768, 100_000}
+	for seed := range uint64(3) {
+		rng := rand.New(rand.NewPCG(seed, 11))
+		profile := calibrated(t, rng)
+		clock := clockwork.NewFakeClock()
+		pl, err := plan.New(profile, plan.Options{Clock: clock})
+		if err != nil {
+			t.Fatal(err)
+		}
+		points, worst, worstCopies := 0, 0.0, 0.0
+		var cold, total, ideal float64
+		for _, dir := range []plan.Direction{plan.H2D, plan.D2H} {
+			for side := range plan.Scattered + 1 {
+				for _, size := range sizes {
+					for _, n := range counts {
+						if int64(n)*size > most {
+							continue
+						}
+						w := work{dir: dir, side: side, n: n, size: size}
+						best, copies := w.best()
+						var sum, n float64
+						for i := range few + judged {
+							took, probe := w.copy(pl, rng, clock)
+							total, ideal = total+took, ideal+best
+							if i == 0 {
+								cold = max(cold, took/best)
+							}
+							if i >= few && !probe {
+								sum, n = sum+took, n+1
+							}
+						}
+						mean := sum / n
+						points++
+						worst, worstCopies = max(worst, mean/best), max(worstCopies, mean/copies)
+						if !(mean <= best*ofBest && mean <= copies*ofCopies) {
+							t.Errorf("seed %d: %+v: %.1f%% over the best path, %.1f%% over copy engines", seed, w, 100*(mean/best-1), 100*(mean/copies-1))
+						}
+					}
+				}
+			}
+		}
+		if total > ideal*allInAll {
+			t.Errorf("seed %d: all batches together took %.1f%% longer than by the best paths", seed, 100*(total/ideal-1))
+		}
+		t.Logf("seed %d: %d points, worst %.1f%% over the best path, %.1f%% over copy engines; at the first batch %.1f%%; all in all %.2f%%",
+			seed, points, 100*(worst-1), 100*(worstCopies-1), 100*(cold-1), 100*(total/ideal-1))
+	}
+}
+
+// request is w as a stream would describe it.
+func (w work) request() plan.Request {
+	r := plan.Request{Dir: w.dir, Pieces: w.n, Runs: w.n, HostRuns: w.n, Bytes: int64(w.n) * w.size}
+	if w.side == plan.Contiguous {
+		r.HostRuns = 1
+	}
+	return r
+}
+
+// can is what a stream can do with w: resident kernels take small batches only.
+func (w work) can() plan.Paths {
+	can := plan.PathSet(busPaths...)
+	if w.n > 512 || int64(w.n)*w.size > 4<<20 {
+		can = can.Without(stream.PathResident)
+	}
+	return can
+}
+
+// best returns what w takes by the best path, and by the better kind of copy engine.
+func (w work) best() (best, copies float64) {
+	best, copies = math.Inf(1), math.Inf(1)
+	can := w.can()
+	for _, p := range busPaths {
+		for _, ctas := range blocks[p] {
+			w.path, w.ctas = p, ctas
+			took := h100(w)
+			if can.Has(p) {
+				best = min(best, took)
+			}
+			if p == stream.PathCopyEngine || p == stream.PathCopyEngineBatch {
+				copies = min(copies, took)
+			}
+		}
+	}
+	return best, copies
+}
+
+// copy has pl choose, tells it a noisy outcome, and returns what the choice takes without noise.
+func (w work) copy(pl *plan.Planner, rng *rand.Rand, clock *clockwork.FakeClock) (took float64, probe bool) {
+	r := w.request()
+	c := pl.Choose(r, w.can())
+	w.path, w.ctas = c.Path, c.CTAs
+	actual := time.Duration(noisy(rng, w))
+	clock.Advance(actual)
+	pl.Observe(c, r, actual)
+	return h100(w), c.Reason == plan.ReasonProbe
+}

@@ -5,6 +5,10 @@
 // and V each, usually), header and shards starting at multiples of 4 KiB so that direct I/O and cuFile read them alike.
 // The header names the identity and the key, lists each shard's place and checksum, and ends with a checksum of itself.
 //
+// A shard's checksum is a tree of two levels, over leaves of 4 KiB (SumTree), so that whoever copies a shard piece by piece,
+// in any order, can make it on the way. Images with the plain checksum of earlier builds (SumXXH3) are read as well; the
+// header says which it has.
+//
 // Values here are immutable or plain, and everything is safe for concurrent use; two goroutines must not work on one
 // image at a time unless both only read. Nothing here does I/O, and sealing or verifying an image allocates nothing.
 package block

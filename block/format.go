@@ -4,8 +4,6 @@ import (
 	"encoding/binary"
 	"fmt"
 
-	"github.com/zeebo/xxh3"
-
 	"github.com/kvlane/kvlane/errdefs"
 )
 
@@ -13,9 +11,21 @@ import (
 //
 // The checksums cover the shards' bytes. Padding is zeroed when an image is sealed and must still be zero when it is
 // verified, so that every byte of an image is checked and no stray memory is ever written to storage.
+//
+// The algorithm of the checksums is in the image, not in the format: images of either algorithm verify.
 type Format struct {
 	Layout   *Layout
 	Identity Digest
+	// Sum is the algorithm of the images that are sealed. Zero stands for DefaultSum.
+	Sum SumAlgo
+}
+
+// Algo returns the algorithm of the images that are sealed.
+func (f Format) Algo() SumAlgo {
+	if f.Sum == 0 {
+		return DefaultSum
+	}
+	return f.Sum
 }
 
 // Seal makes the image complete: it checksums the shards, which have been filled, zeroes padding and writes the header.
@@ -40,10 +50,11 @@ func (f Format) Seal(image []byte, key Key) error {
 // of the layout; anything else panics.
 func (f Format) SumShard(image []byte, i int) uint64 {
 	data, _ := f.Layout.shard(image, i)
-	return xxh3.Hash(data)
+	return f.Algo().sum(data)
 }
 
-// SealWith is Seal for checksums that were made before, one a shard: as each shard landed, say.
+// SealWith is Seal for checksums that were made before, one a shard: as each shard landed, or by whoever copied it. They are
+// of the format's algorithm; those of SumTree come from FoldLeaves too.
 func (f Format) SealWith(image []byte, key Key, sums []uint64) error {
 	if err := f.checkLen(image); err != nil {
 		return fmt.Errorf("seal block %s: %w", key, err)
@@ -51,11 +62,14 @@ func (f Format) SealWith(image []byte, key Key, sums []uint64) error {
 	if len(sums) != f.Layout.Shards() {
 		return fmt.Errorf("seal block %s: %d checksums for %d shards: %w", key, len(sums), f.Layout.Shards(), errdefs.ErrInvalid)
 	}
+	if !f.Algo().known() {
+		return fmt.Errorf("seal block %s: %s is not known: %w", key, f.Sum, errdefs.ErrInvalid)
+	}
 	for i := range sums {
 		_, padding := f.Layout.shard(image, i)
 		clear(padding)
 	}
-	putHeader(image, f.Layout, f.Identity, key, sums)
+	putHeader(image, f, key, sums)
 	return nil
 }
 
@@ -63,7 +77,7 @@ func (f Format) SealWith(image []byte, key Key, sums []uint64) error {
 // Errors name what differs: ErrCorrupt for bytes that changed since they were sealed, ErrMismatch for an intact header
 // of something else, ErrInvalid for an image that has not Layout.ImageBytes bytes.
 func (f Format) Verify(image []byte, key Key) error {
-	h, err := f.header(image, key)
+	h, err := f.Header(image, key)
 	if err != nil {
 		return err
 	}
@@ -77,7 +91,7 @@ func (f Format) Verify(image []byte, key Key) error {
 
 // VerifyHeader checks the header only: that it is intact and of this identity, layout and key. Errors as Verify.
 func (f Format) VerifyHeader(image []byte, key Key) error {
-	_, err := f.header(image, key)
+	_, err := f.Header(image, key)
 	return err
 }
 
@@ -89,11 +103,15 @@ func (f Format) VerifyShard(image []byte, i int) error {
 	if i < 0 || i >= f.Layout.Shards() {
 		return fmt.Errorf("verify shard %d of %d: %w", i, f.Layout.Shards(), errdefs.ErrInvalid)
 	}
-	h := Header{Key: Key(image[offKey:]), table: image[offTable:][:f.Layout.Shards()*entryBytes]}
+	h, err := f.Verified(image)
+	if err != nil {
+		return fmt.Errorf("verify shard %d: %w", i, err)
+	}
 	return f.verifyShard(&h, image, i)
 }
 
-func (f Format) header(image []byte, key Key) (Header, error) {
+// Header checks the header as VerifyHeader does and returns it.
+func (f Format) Header(image []byte, key Key) (Header, error) {
 	if err := f.checkLen(image); err != nil {
 		return Header{}, fmt.Errorf("verify block %s: %w", key, err)
 	}
@@ -117,11 +135,31 @@ func (f Format) header(image []byte, key Key) (Header, error) {
 	return h, nil
 }
 
+// Verified returns the header of an image that Header or VerifyHeader has found right before, without looking at it again.
+// Errors: ErrInvalid for an image that has not Layout.ImageBytes bytes, ErrMismatch for an algorithm that is not known.
+func (f Format) Verified(image []byte) (Header, error) {
+	if err := f.checkLen(image); err != nil {
+		return Header{}, err
+	}
+	h := Header{
+		Version:    FormatVersion,
+		Bytes:      f.Layout.header,
+		ImageBytes: f.Layout.image,
+		SumAlgo:    SumAlgo(binary.LittleEndian.Uint32(image[offSumAlgo:])),
+		Identity:   f.Identity,
+		Key:        Key(image[offKey:]),
+		table:      image[offTable:][:f.Layout.Shards()*entryBytes],
+	}
+	if !h.SumAlgo.known() {
+		return Header{}, fmt.Errorf("block %s has checksums of %s: %w", h.Key, h.SumAlgo, errdefs.ErrMismatch)
+	}
+	return h, nil
+}
+
 func (f Format) verifyShard(h *Header, image []byte, i int) error {
-	want := binary.LittleEndian.Uint64(h.table[i*entryBytes+16:])
 	data, padding := f.Layout.shard(image, i)
-	if got := xxh3.Hash(data); got != want {
-		return fmt.Errorf("verify block %s: checksum of shard %d is %016x, the header says %016x: %w", h.Key, i, got, want, errdefs.ErrCorrupt)
+	if err := h.compare(i, h.SumAlgo.sum(data)); err != nil {
+		return err
 	}
 	if !zero(padding) {
 		return fmt.Errorf("verify block %s: padding after shard %d is not zero: %w", h.Key, i, errdefs.ErrCorrupt)

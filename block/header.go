@@ -12,18 +12,13 @@ import (
 // FormatVersion is the version of the image format that this package writes, and the only one it reads.
 const FormatVersion = 1
 
-// The checksum algorithms.
-const (
-	SumXXH3 = 1 // XXH3, 64 bits, seed 0
-)
-
 // The header, little-endian:
 //
 //	 0  magic                8 bytes
 //	 8  format version       u32
 //	12  header length        u32  a multiple of AlignBytes
 //	16  image length         u64  a multiple of AlignBytes
-//	24  checksum algorithm   u32
+//	24  checksum algorithm   u32  a SumAlgo
 //	28  shards               u32
 //	32  identity digest      32 bytes
 //	64  key                  32 bytes
@@ -59,7 +54,7 @@ type Header struct {
 	Version    uint32
 	Bytes      int64 // of the header
 	ImageBytes int64
-	SumAlgo    uint32
+	SumAlgo    SumAlgo
 	Identity   Digest
 	Key        Key
 	table      []byte
@@ -72,6 +67,30 @@ func (h *Header) Shards() int { return len(h.table) / entryBytes }
 func (h *Header) Shard(i int) (off, bytes int64, sum uint64) {
 	e := h.table[i*entryBytes:][:entryBytes]
 	return int64(binary.LittleEndian.Uint64(e)), int64(binary.LittleEndian.Uint64(e[8:])), binary.LittleEndian.Uint64(e[16:])
+}
+
+// VerifyLeaves checks the SumTree checksums of shard i's leaves, made by whoever has copied them, against the header. It does
+// not look at the image. Errors: ErrCorrupt where they differ, ErrNotSupported where the header's checksums are of another
+// algorithm, ErrInvalid for another number of leaves than the shard has.
+func (h *Header) VerifyLeaves(i int, leaves []uint64) error {
+	if i < 0 || i >= h.Shards() {
+		return fmt.Errorf("verify leaves of shard %d of %d: %w", i, h.Shards(), errdefs.ErrInvalid)
+	}
+	if _, n, _ := h.Shard(i); len(leaves) != Leaves(n) {
+		return fmt.Errorf("verify leaves of shard %d: %d of %d: %w", i, len(leaves), Leaves(n), errdefs.ErrInvalid)
+	}
+	if h.SumAlgo != SumTree {
+		return fmt.Errorf("verify leaves of shard %d: block %s has checksums of %s: %w", i, h.Key, h.SumAlgo, errdefs.ErrNotSupported)
+	}
+	return h.compare(i, FoldLeaves(leaves))
+}
+
+// compare says whether the checksum of shard i is the header's.
+func (h *Header) compare(i int, got uint64) error {
+	if _, _, want := h.Shard(i); got != want {
+		return fmt.Errorf("verify block %s: checksum of shard %d is %016x, the header says %016x: %w", h.Key, i, got, want, errdefs.ErrCorrupt)
+	}
+	return nil
 }
 
 // Layout returns the layout that the header describes.
@@ -118,15 +137,15 @@ func DecodeHeader(b []byte) (Header, error) {
 		Version:    binary.LittleEndian.Uint32(b[offVersion:]),
 		Bytes:      n,
 		ImageBytes: int64(binary.LittleEndian.Uint64(b[offImage:])),
-		SumAlgo:    binary.LittleEndian.Uint32(b[offSumAlgo:]),
+		SumAlgo:    SumAlgo(binary.LittleEndian.Uint32(b[offSumAlgo:])),
 		Identity:   Digest(b[offIdentity:]),
 		Key:        Key(b[offKey:]),
 	}
 	if h.Version != FormatVersion {
 		return Header{}, fmt.Errorf("decode block header: format version %d, this build reads %d: %w", h.Version, FormatVersion, errdefs.ErrMismatch)
 	}
-	if h.SumAlgo != SumXXH3 {
-		return Header{}, fmt.Errorf("decode block header: checksum algorithm %d, this build knows %d: %w", h.SumAlgo, SumXXH3, errdefs.ErrMismatch)
+	if !h.SumAlgo.known() {
+		return Header{}, fmt.Errorf("decode block header: checksum algorithm %d, this build knows up to %d: %w", uint32(h.SumAlgo), uint32(SumTree), errdefs.ErrMismatch)
 	}
 	shards := binary.LittleEndian.Uint32(b[offShards:])
 	if shards == 0 || shards > MaxShards || align(headerBytes(int(shards))) != n {
@@ -157,15 +176,16 @@ func (h *Header) checkTable() error {
 }
 
 // putHeader writes the header of an image into its first l.HeaderBytes bytes.
-func putHeader(b []byte, l *Layout, identity Digest, key Key, sums []uint64) {
+func putHeader(b []byte, f Format, key Key, sums []uint64) {
+	l := f.Layout
 	b = b[:l.header]
 	copy(b, magic)
 	binary.LittleEndian.PutUint32(b[offVersion:], FormatVersion)
 	binary.LittleEndian.PutUint32(b[offHeader:], uint32(l.header))
 	binary.LittleEndian.PutUint64(b[offImage:], uint64(l.image))
-	binary.LittleEndian.PutUint32(b[offSumAlgo:], SumXXH3)
+	binary.LittleEndian.PutUint32(b[offSumAlgo:], uint32(f.Algo()))
 	binary.LittleEndian.PutUint32(b[offShards:], uint32(len(l.lens)))
-	copy(b[offIdentity:], identity[:])
+	copy(b[offIdentity:], f.Identity[:])
 	copy(b[offKey:], key[:])
 	at := offTable
 	for i := range l.lens {

@@ -59,6 +59,9 @@ func (l *Layout) ShardBytes(i int) int64 { return l.lens[i] }
 // ShardOff returns the bytes from the image's start to shard i, a multiple of AlignBytes.
 func (l *Layout) ShardOff(i int) int64 { return l.offs[i] }
 
+// LeavesOf returns how many leaves shard i has; see SumTree.
+func (l *Layout) LeavesOf(i int) int { return Leaves(l.lens[i]) }
+
 // HeaderBytes returns the length of the header, a multiple of AlignBytes.
 func (l *Layout) HeaderBytes() int64 { return l.header }
 

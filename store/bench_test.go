@@ -3,6 +3,7 @@ package store_test
 import (
 	"encoding/binary"
 	"runtime"
+	"slices"
 	"testing"
 
 	"github.com/kvlane/kvlane/store"
@@ -11,9 +12,27 @@ import (
 // benchBlocks is how many blocks a task of the benchmarks has; each stands for 64 planes.
 const benchBlocks = 64
 
-func benchRig(b *testing.B) (*rig, []int) {
+// benchPolicy is a policy, and how the streams sum: rigOptions.sumEvery. A decorator's sums cost nothing, as on a GPU.
+type benchPolicy struct {
+	name   string
+	policy store.VerifyPolicy
+	sums   int
+}
+
+var benchPolicies = []benchPolicy{
+	{"device", store.VerifyDevice, 1},
+	{"device, CPU sums", store.VerifyDevice, noSums},
+	{"always", store.VerifyAlways, noSums},
+	{"fill", store.VerifyFill, noSums},
+	{"device, simulated sums", store.VerifyDevice, 0}, // no decorator allocates beside the stream
+}
+
+func benchRig(b *testing.B, p benchPolicy) (*rig, []int) {
 	b.Helper()
-	r := newRig(b, rigOptions{slots: 2 * benchBlocks, pages: benchBlocks, shards: 32, planes: 2, planeBytes: 4096})
+	r := newRig(b, rigOptions{
+		slots: 2 * benchBlocks, pages: benchBlocks, shards: 32, planes: 2, planeBytes: 4096, sumEvery: p.sums, memo: true,
+		tune: func(c *store.Config) { c.Verify = p.policy },
+	})
 	ns := make([]int, benchBlocks)
 	for i := range ns {
 		ns[i] = i
@@ -35,59 +54,60 @@ func perBlock(b *testing.B, r *rig, before *runtime.MemStats) {
 }
 
 func BenchmarkLoadFromCache(b *testing.B) {
-	for _, layerwise := range []bool{false, true} {
-		b.Run(map[bool]string{false: "whole", true: "layerwise"}[layerwise], func(b *testing.B) {
-			r, ns := benchRig(b)
-			r.dump(ns...)
-			refs := r.refs(0, ns...)
-			ctx := r.ctx()
-			load := func() {
-				t, err := r.st.Load(ctx, nil, r.pages, refs, store.LoadOptions{Layerwise: layerwise})
-				if err != nil {
-					b.Fatal(err)
-				}
-				if err := t.Wait(ctx); err != nil {
-					b.Fatal(err)
-				}
-			}
-			load()
-			b.SetBytes(r.blockBytes() * benchBlocks)
-			var before runtime.MemStats
-			runtime.ReadMemStats(&before)
-			for b.Loop() {
-				load()
-			}
-			perBlock(b, r, &before)
-		})
+	for _, p := range benchPolicies {
+		for _, layerwise := range []bool{false, true} {
+			b.Run(p.name+map[bool]string{false: "/whole", true: "/layerwise"}[layerwise], func(b *testing.B) {
+				r, ns := benchRig(b, p)
+				r.dump(ns...)
+				refs := r.refs(0, ns...)
+				ctx := r.ctx()
+				bench(b, r, func() error {
+					t, err := r.st.Load(ctx, nil, r.pages, refs, store.LoadOptions{Layerwise: layerwise})
+					if err != nil {
+						return err
+					}
+					return t.Wait(ctx)
+				})
+			})
+		}
 	}
 }
 
 func BenchmarkDumpToCache(b *testing.B) {
-	r, ns := benchRig(b)
-	ctx := r.ctx()
-	refs := r.refs(0, ns...)
-	n := 0
-	dump := func() {
-		for i := range refs { // blocks not seen before, so that none is skipped
-			n++
-			binary.LittleEndian.PutUint64(refs[i].Key[:], uint64(n))
-		}
-		t, err := r.st.Dump(ctx, r.pages, refs, store.DumpOptions{})
-		if err != nil {
-			b.Fatal(err)
-		}
-		if err := t.Durable(ctx); err != nil {
-			b.Fatal(err)
-		}
+	for _, p := range slices.Concat(benchPolicies[:3], benchPolicies[4:]) {
+		b.Run(p.name, func(b *testing.B) {
+			r, ns := benchRig(b, p)
+			refs := r.refs(0, ns...)
+			ctx := r.ctx()
+			n := 0
+			bench(b, r, func() error {
+				for i := range refs { // blocks not seen before, so that none is skipped
+					n++
+					binary.LittleEndian.PutUint64(refs[i].Key[:], uint64(n))
+				}
+				t, err := r.st.Dump(ctx, r.pages, refs, store.DumpOptions{})
+				if err != nil {
+					return err
+				}
+				return t.Durable(ctx)
+			})
+		})
 	}
+}
+
+// bench times f, which moves benchBlocks, after a few rounds that fill pools.
+func bench(b *testing.B, r *rig, f func() error) {
+	b.Helper()
 	for range 4 {
-		dump()
+		r.must(f())
 	}
 	b.SetBytes(r.blockBytes() * benchBlocks)
 	var before runtime.MemStats
 	runtime.ReadMemStats(&before)
 	for b.Loop() {
-		dump()
+		if err := f(); err != nil {
+			b.Fatal(err)
+		}
 	}
 	perBlock(b, r, &before)
 }

@@ -14,39 +14,6 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// VerifyPolicy says when a block's checksums are verified on its way to the GPU.
-type VerifyPolicy uint8
-
-// The verify policies.
-const (
-	// VerifyAlways verifies every block of every load, also those that were in the cache already. The default.
-	VerifyAlways VerifyPolicy = iota
-	// VerifyFill verifies a block when it is read from a tier below, and trusts it while it lies in the cache.
-	VerifyFill
-)
-
-// String returns "always" or "fill".
-func (p VerifyPolicy) String() string {
-	switch p {
-	case VerifyAlways:
-		return "always"
-	case VerifyFill:
-		return "fill"
-	}
-	return fmt.Sprintf("verify(%d)", uint8(p))
-}
-
-// ParseVerify is the inverse of VerifyPolicy.String.
-func ParseVerify(s string) (VerifyPolicy, error) {
-	switch s {
-	case "always":
-		return VerifyAlways, nil
-	case "fill":
-		return VerifyFill, nil
-	}
-	return 0, fmt.Errorf("parse verify policy %q: it is neither always nor fill: %w", s, errdefs.ErrInvalid)
-}
-
 // Config describes a store. The tiers belong to who opened them and are closed by them, after the store.
 type Config struct {
 	// Format is the layout and identity of every block. The tiers must have been opened with the same.
@@ -59,7 +26,7 @@ type Config struct {
 	// OpenLoad and OpenDump open the ordered streams for loads and dumps. They are called when a stream is first needed
 	// and again after one broke. The store closes what they return.
 	OpenLoad, OpenDump func() (stream.Stream, error)
-	// Verify says when checksums are verified on the way in.
+	// Verify says where and when checksums are made and verified. Default VerifyDevice.
 	Verify VerifyPolicy
 	// Readers and Writers are the goroutines that read from and write to the tiers below. Default 8 and 4.
 	Readers, Writers int

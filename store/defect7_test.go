@@ -300,6 +300,7 @@ func TestDefect10AbortedDumpKeepsItsPagesUntilTheHardwareStopped(t *testing.T) {
 		r.plan.Release()
 		r.must(d.SourceFree(r.ctx()))
 		wantErr(t, d.Durable(r.ctx()), errdefs.ErrCanceled)
+		r.eventually(func() bool { return r.cache.Stats().Quarantined == 0 })
 		r.dump(2, 3)
 		r.wantHits(true, 2, 3)
 	}

@@ -13,6 +13,27 @@
 // An error concerns one block; the others of the task go on. A block that fails its check is a miss: it is dropped from
 // the tier that had it, counted, reported to Hooks.Corrupt, and read again from the tier below if there is one.
 //
+// # Integrity
+//
+// Every shard has a checksum in its block's header. Under VerifyDevice, the default, the streams are asked to sum what they
+// copy (mem.Paged.Sums), and where they do (stream.Completion.Summed) nobody else has to pass over the bytes:
+//
+//   - A dump's checksums are those of the bytes that the copier read from the pages. If they change on their way to the slot,
+//     the slot does not agree with its own header: the tier below refuses it, and the dump says so; without one, the first
+//     load finds it.
+//   - A load's header (key, identity, layout) is verified before the copy, its shards after it, by the sums of the bytes that
+//     the copier wrote to the pages. So damage that is done to the slot at rest is found, and damage done on the way.
+//     Until then no block is reported good, nor any shard of it (WaitShard). If a copy fails its check, the CPU verifies the
+//     slot. A wrong slot is dropped and read anew from below. A right one means that the transfer was wrong, which is counted
+//     apart (Stats.BadCopies, Hooks.BadCopy). Either way the block is copied again, at most three times in all, and only
+//     those shards of it that nobody has been told of. A block that is still wrong then fails with ErrCorrupt, and its error
+//     says that its page is undefined (BlockError.Undefined).
+//
+// Where a path takes no sums (the copy engines), the CPU sums a dump's slot after the copy, and verifies a load's slot beside
+// the copy of what follows: damage at rest is found, damage by the transfer is not. The same holds for VerifyAlways, which
+// verifies before it copies, and for blocks whose checksums are block.SumXXH3. VerifyFill finds damage in tiers below only.
+// Nothing here finds what happens to a page before a dump has read it or after a load has written it.
+//
 // # Released means quiesced
 //
 // Neither Load nor Dump reports a block, good or bad, before the stream's ticket for it has resolved, which is when
@@ -33,8 +54,9 @@
 //     task holds nothing; dependencies are waited for on the host before slots are taken (but for layerwise dumps, whose
 //     slots are of the other sort); queues in front of the pools never block; readers wait for a slot, and hold none.
 //
-// So at least an eighth of the slots (one, of two) comes back by the progress of hardware alone, and whoever waits for a slot gets one. Each wait
-// for a slot or for another's fill ends after Config.WaitMax all the same, with ErrBusy for that block alone.
+// So at least an eighth of the slots (one, of two) comes back by the progress of hardware alone, and whoever waits for a slot
+// gets one. Each wait for a slot or for another's fill ends after Config.WaitMax all the same, with ErrBusy for that block
+// alone.
 //
 // # Concurrency
 //

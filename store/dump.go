@@ -25,6 +25,7 @@ type DumpTask struct {
 	pages   *Pages
 	after   []mem.Dependency
 	layers  bool
+	sums    bool // streams are asked for the sums of what they copy
 	srcDone chan struct{}
 	pubDone chan struct{}
 	shardCh chan submission // layerwise: room for every shard
@@ -75,6 +76,7 @@ func (s *Store) Dump(ctx context.Context, pages *Pages, refs []Ref, o DumpOption
 		t.shardCh, t.given = make(chan submission, s.shards), make([]bool, s.shards)
 	}
 	sc.flatten(pages)
+	t.sums = s.summable(sc.planes)
 	s.count.dumps.Add(1)
 	go t.run()
 	return t, nil
@@ -262,7 +264,7 @@ func (t *DumpTask) one(i int32, err error) {
 		switch {
 		case err != nil:
 			c.dumpErrors.Add(1)
-			t.set(i, "dump", t.sc.refs[i].Key, err)
+			t.set(i, BlockError{Op: "dump", Key: t.sc.refs[i].Key, Page: t.sc.refs[i].Page, Err: err})
 		case t.sc.items[i].skip:
 			c.skipped.Add(1)
 		default:

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/tier"
 )
@@ -18,7 +18,7 @@ func (t *DumpTask) copyBlocks() {
 		// Slots of the group before come free only by this goroutine's doing: it must not wait for others with those in hand.
 		g := t.reserveGroup(t.s.group, before == nil)
 		if g != nil {
-			t.submit(g, 0, t.sc.planes)
+			t.submit(g, 0, -1)
 		}
 		if before != nil {
 			t.complete(before)
@@ -27,92 +27,12 @@ func (t *DumpTask) copyBlocks() {
 	}
 }
 
-// copyLayers dumps todo shard by shard, in the order in which they are submitted. Slots are held at the client's
-// pleasure, so they are counted in layerSlots, all of a chunk at once, before the first is taken.
-func (t *DumpTask) copyLayers() {
-	for len(t.sc.todo) > 0 {
-		want := int64(min(len(t.sc.todo), t.s.chunk))
-		wait, cancel := t.s.waitCtx(t.ctx)
-		err := t.s.layerSlots.Acquire(wait, want)
-		cancel()
-		if err != nil {
-			t.failAll(fmt.Errorf("other layerwise dumps hold all %d slots that such may: %w: %w", t.s.layers, errdefs.ErrBusy, err))
-			return
-		}
-		g := t.reserveGroup(int(want), true)
-		if g != nil {
-			t.copyChunk(g)
-		}
-		t.s.layerSlots.Release(want)
-	}
-}
-
-// copyChunk copies every shard of g's blocks as it is submitted.
-func (t *DumpTask) copyChunk(g *group) {
-	for k := range t.s.shards {
-		sub, err := t.arrival(k)
-		if err == nil {
-			err = g.broken()
-		}
-		if err != nil {
-			g.fail(err)
-			break
-		}
-		t.submit(g, k, t.pages.Shards[sub.shard])
-		if g.err != nil {
-			break
-		}
-	}
-	t.complete(g)
-}
-
-// broken returns the error of a ticket that has failed already, so that nobody waits for more shards in vain.
-func (g *group) broken() error {
-	for _, tk := range g.tickets {
-		if err := tk.Err(); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// arrival returns the k-th submission, waiting for it and for what it has to come after.
-func (t *DumpTask) arrival(k int) (submission, error) {
-	if k == len(t.arrivals) {
-		idle := t.s.clock.NewTimer(t.s.cfg.LeaseMax)
-		defer idle.Stop()
-		select {
-		case sub := <-t.shardCh:
-			t.arrivals = append(t.arrivals, sub)
-		default:
-			select {
-			case sub := <-t.shardCh:
-				t.arrivals = append(t.arrivals, sub)
-			case <-t.ctx.Done():
-				return submission{}, context.Cause(t.ctx)
-			case <-t.s.closing:
-				return submission{}, fmt.Errorf("store is closing, shard %d of %d was not submitted: %w", k+1, t.s.shards, errdefs.ErrClosed)
-			case <-idle.Chan():
-				return submission{}, fmt.Errorf("shard %d of %d was not submitted within %v: %w", k+1, t.s.shards, t.s.cfg.LeaseMax, errdefs.ErrExpired)
-			}
-		}
-	}
-	sub := &t.arrivals[k]
-	if !sub.met {
-		if err := t.met(sub.after); err != nil {
-			return submission{}, err
-		}
-		sub.met = true
-	}
-	return *sub, nil
-}
-
 // reserveGroup takes slots for up to n blocks of todo. With wait it waits for the first slot, the task holding none;
 // further ones are taken only if they are free. Blocks that need no copy, or that another is filling, are set aside. It
 // returns nil where no block was left to copy, or no slot was to be had.
 func (t *DumpTask) reserveGroup(n int, wait bool) *group {
 	sc := t.sc
-	g := sc.group(t.s.shards)
+	g := sc.group(t.s.shards, 0, t.layers)
 	used := 0
 	for _, i := range sc.todo {
 		if len(g.refs) == n {
@@ -144,6 +64,9 @@ func (t *DumpTask) reserveGroup(n int, wait bool) *group {
 		sc.free(g)
 		return nil
 	}
+	if t.sums {
+		g.askSums(t.s.leafAt)
+	}
 	return g
 }
 
@@ -161,9 +84,9 @@ func (t *DumpTask) existing(i int32) {
 	}
 }
 
-// submit copies planes of g's pages to its slots by the group's n-th batch.
-func (t *DumpTask) submit(g *group, n int, planes []mem.Plane) {
-	tk, err := t.s.dumps.submit(t.ctx, g.batch(n, mem.ToSlots, planes, t.s.slots))
+// submit copies a shard of g's pages to its slots by the group's n-th batch, or all where shard is negative.
+func (t *DumpTask) submit(g *group, n, shard int) {
+	tk, err := t.s.dumps.submit(t.ctx, g.batch(n, mem.ToSlots, shard, t.sc, t.s.slots))
 	if err != nil {
 		g.fail(err)
 		return
@@ -190,7 +113,8 @@ func (t *DumpTask) complete(g *group) {
 		sc.free(g)
 		return
 	}
-	for _, i := range g.refs {
+	for j, i := range g.refs {
+		sc.items[i].group, sc.items[i].at = g, int32(j)
 		t.s.checks.push(job{t, i})
 	}
 	for range g.refs {
@@ -211,14 +135,9 @@ func (t *DumpTask) complete(g *group) {
 func (t *DumpTask) quiesce(g *group) {
 	stop := t.ctx.Done()
 	for !g.quiet() {
-		tk := g.oldest()
 		select {
-		case <-tk.Done():
-			g.landed++
-			t.travelled(&t.s.dumps, &t.s.count.dump, tk)
-			if err := tk.Err(); err != nil {
-				g.fail(err)
-			}
+		case <-g.oldest().Done():
+			t.land(g)
 		case <-stop:
 			stop = nil
 			cause := context.Cause(t.ctx)
@@ -235,6 +154,26 @@ func (t *DumpTask) quiesce(g *group) {
 	}
 }
 
+// land takes note of g's oldest ticket, which has resolved.
+func (t *DumpTask) land(g *group) {
+	tk := g.oldest()
+	if err := tk.Err(); err != nil {
+		g.fail(err)
+	} else {
+		g.summed[t.shardOf(g.landed)] = tk.Completion().Summed
+	}
+	g.landed++
+	t.travelled(&t.s.dumps, &t.s.count.dump, tk)
+}
+
+// shardOf returns which shard the n-th batch of a group copied; zero for a batch of all.
+func (t *DumpTask) shardOf(n int) int {
+	if t.layers {
+		return t.arrivals[n].shard
+	}
+	return 0
+}
+
 // work runs a job of the task in a pool.
 func (t *DumpTask) work(kind jobKind, i int32) {
 	if kind == jobWrite {
@@ -244,13 +183,35 @@ func (t *DumpTask) work(kind jobKind, i int32) {
 	it := &t.sc.items[i]
 	fill := it.fill
 	it.fill = nil
-	err := t.s.cfg.Format.Seal(t.s.imageOf(fill.Extent()).Bytes(), t.sc.refs[i].Key)
+	err := t.seal(it, t.s.imageOf(fill.Extent()).Bytes(), t.sc.refs[i].Key)
 	if err != nil {
 		fill.Abort(err)
 	} else {
 		it.slot, err = t.s.publish(fill)
 	}
-	t.sc.results <- result{i, err}
+	t.sc.results <- result{jobCheck, i, err}
+}
+
+// seal completes the image with the checksums that came with its copy; the CPU sums what came without.
+func (t *DumpTask) seal(it *item, image []byte, key block.Key) error {
+	f := t.s.cfg.Format
+	if !t.sums {
+		return f.Seal(image, key)
+	}
+	var few [256]uint64
+	sums := few[:]
+	if t.s.shards > len(few) {
+		sums = make([]uint64, t.s.shards)
+	}
+	sums = sums[:t.s.shards]
+	for k := range sums {
+		if it.group.hasSums(k) {
+			sums[k] = block.FoldLeaves(it.group.leaves(int(it.at), k))
+		} else {
+			sums[k] = f.SumShard(image, k)
+		}
+	}
+	return f.SealWith(image, key, sums)
 }
 
 // persist hands a Ready block, pinned, to the writers; without tiers below it is durable already.
@@ -279,7 +240,7 @@ func (t *DumpTask) write(i int32) {
 			continue
 		}
 		if bad(err) {
-			// The tier has checked the image before it wrote any of it, so the copy at fault is the cache's.
+			// What the tier found wrong is this copy: the transfer to the slot went wrong, or the slot's memory since.
 			slot.Corrupt(err)
 			t.s.count.corrupt.Add(1)
 			t.s.cfg.Hooks.corrupt(t.s.cache.Name(), key, err)

@@ -49,11 +49,16 @@ func TestEveryFaultIsReported(t *testing.T) {
 		ops  []string
 	}{
 		{"device", []string{sim.OpWork, sim.OpCallLaunch, sim.OpRecord, sim.OpOpen}},
+		{"summing device", []string{sim.OpLaunch, sim.OpRecord, sim.OpOpen}},
 		{"file", []string{faulty.OpLookup, faulty.OpRetain, faulty.OpGet, faulty.OpPut}},
 		{"cache", []string{faulty.OpLookup, faulty.OpRetain, faulty.OpOpen, faulty.OpReserve, faulty.OpLand, faulty.OpPublish}},
 	} {
 		for _, op := range layer.ops {
-			for _, action := range []string{"fail", "partial"} {
+			for _, action := range []string{"fail", "partial", "corrupt"} {
+				// Only what is summed on its way is safe from a wrong byte there.
+				if action == "corrupt" && op != sim.OpLaunch {
+					continue
+				}
 				// Calls have no half; and half of an Open or a Retain that misses is a miss like any other.
 				if action == "partial" && !slices.Contains([]string{sim.OpWork, faulty.OpGet, faulty.OpPut, faulty.OpReserve}, op) {
 					continue
@@ -84,6 +89,8 @@ func failNth(t *testing.T, layer, op, action string, n int) bool {
 	o.tune = func(c *store.Config) { c.Hooks = log.hooks() }
 	clock := clockwork.NewRealClock()
 	switch layer {
+	case "summing device":
+		o.planeBytes = leafy
 	case "file":
 		o.wrapFile = func(tr tier.Tier) tier.Tier { return faulty.New(tr, plan, clock) }
 	case "cache":
@@ -94,12 +101,15 @@ func failNth(t *testing.T, layer, op, action string, n int) bool {
 		r.fill(uint32(i), i+1)
 		r.poison(uint32(8 + i))
 	}
-	if layer == "device" {
+	if strings.HasSuffix(layer, "device") {
 		plan = r.plan
 	}
 	rule := fault.Nth(op, int(plan.Seen(op))+n)
-	if action == "partial" {
+	switch action {
+	case "partial":
 		rule = rule.Partial(nil)
+	case "corrupt":
+		rule = rule.Corrupt()
 	}
 	plan.Add(rule)
 
@@ -108,6 +118,9 @@ func failNth(t *testing.T, layer, op, action string, n int) bool {
 	plan.Clear()
 	if lost := plan.Unreported(log.errs...); len(lost) > 0 {
 		t.Fatalf("%s %d: the fault was swallowed: %v\nreported: %v", op, n, lost, errors.Join(log.errs...))
+	}
+	if st := r.st.Stats(); action == "corrupt" && injected > 0 && st.BadCopies+st.Mismatches == 0 {
+		t.Fatalf("%s %d: a wrong byte was not found", op, n)
 	}
 	for page, block := range loaded {
 		if err := r.holds(page, block); err != nil {

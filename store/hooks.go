@@ -11,6 +11,9 @@ import (
 type Hooks struct {
 	// Corrupt is called when a block failed its check in a tier and was dropped there.
 	Corrupt func(tier string, key block.Key, err error)
+	// BadCopy is called when a block failed its check on a page and was right in the slot that it was copied from: the
+	// transfer went wrong, or the page's memory. It is copied again, a few times.
+	BadCopy func(key block.Key, err error)
 	// DurableFailed is called when a dumped block could not be written to a tier.
 	DurableFailed func(tier string, key block.Key, err error)
 	// StreamReopened is called when a broken stream has been replaced; err is what broke it.
@@ -23,6 +26,12 @@ type Hooks struct {
 func (h *Hooks) corrupt(tier string, key block.Key, err error) {
 	if h.Corrupt != nil {
 		h.Corrupt(tier, key, err)
+	}
+}
+
+func (h *Hooks) badCopy(key block.Key, err error) {
+	if h.BadCopy != nil {
+		h.BadCopy(key, err)
 	}
 }
 

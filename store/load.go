@@ -19,6 +19,7 @@ type LoadTask struct {
 	lease  *Lease
 	pages  *Pages
 	layers bool
+	sums   bool // streams are asked for the sums of what they copy, and blocks are verified by them
 
 	shardDone []chan struct{} // layerwise: closed when no block of the task still waits for the shard
 
@@ -30,16 +31,19 @@ type LoadTask struct {
 	checking  int   // check jobs out
 	reading   int   // fetch jobs out
 	flying    []*group
-	stopped   bool // the task was canceled, and this has been acted on
+	proving   []*group // whose tickets have all resolved, but not all their checks
+	stopped   bool     // the task was canceled, and this has been acted on
 }
 
-// Load copies each ref's block to its page, from the first tier that has it, and verifies it by the store's policy. A
-// lease, where given, must not have ended (ErrExpired); its pins stay until the load is done. Load waits until ctx ends
-// for its turn among Config.Tasks; ctx has no say over the task once that is returned. pages stays unchanged until Done.
+// Load copies each ref's block to its page, from the first tier that has it, and verifies it by the store's policy: under
+// VerifyDevice by what has reached the page. A copy that fails its check is looked into, and made again from what is
+// right, a few times. A lease, where given, must not have ended (ErrExpired); its pins stay until the load is done. Load waits
+// until ctx ends for its turn among Config.Tasks; ctx has no say over the task once that is returned. pages stays unchanged
+// until Done.
 //
 // Blocks fail one by one, with ErrNotFound (the block went meanwhile), ErrCorrupt (its bytes failed their check in every
-// tier that had it; it was dropped there), ErrBusy (no slot came free), ErrCanceled, or the cause. The page of a block that
-// failed holds undefined bytes.
+// tier that had it, which dropped it, or on the page, time and again), ErrBusy (no slot came free), ErrCanceled, or the
+// cause. Each error is a *BlockError, which says whether the block's page holds undefined bytes now.
 func (s *Store) Load(ctx context.Context, lease *Lease, pages *Pages, refs []Ref, o LoadOptions) (*LoadTask, error) {
 	fail := func(err error) (*LoadTask, error) { return nil, fmt.Errorf("load %d blocks: %w", len(refs), err) }
 	if err := pages.Validate(s.cfg.Format.Layout); err != nil {
@@ -61,6 +65,7 @@ func (s *Store) Load(ctx context.Context, lease *Lease, pages *Pages, refs []Ref
 	t := &LoadTask{lease: lease, pages: pages, layers: o.Layerwise, sc: sc, left: len(refs)}
 	t.init(s.loadCtx, s, len(refs))
 	sc.flatten(pages)
+	t.sums = s.summable(sc.planes)
 	if t.layers {
 		t.shardDone, t.shardLeft = make([]chan struct{}, s.shards), make([]int, s.shards)
 		for i := range t.shardDone {
@@ -77,8 +82,9 @@ func (s *Store) Load(ctx context.Context, lease *Lease, pages *Pages, refs []Ref
 // the context's cause.
 func (t *LoadTask) Wait(ctx context.Context) error { return t.wait(ctx, t.done) }
 
-// WaitShard waits until the shard is on the page of every block that will get it, and returns the errors of the blocks
-// that have failed so far. Without LoadOptions.Layerwise that is when the task resolves.
+// WaitShard waits until the shard is on the page of every block that will get it, verified, and returns the errors of the
+// blocks that have failed so far. A shard that has been waited for is not written again. Without LoadOptions.Layerwise that
+// is when the task resolves.
 func (t *LoadTask) WaitShard(ctx context.Context, shard int) error {
 	if shard < 0 || shard >= t.s.shards {
 		return fmt.Errorf("wait for shard %d of %d: %w", shard, t.s.shards, errdefs.ErrInvalid)

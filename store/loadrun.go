@@ -3,9 +3,9 @@ package store
 import (
 	"context"
 	"fmt"
-	"slices"
 
-	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/tier"
 )
 
@@ -20,7 +20,7 @@ func (t *LoadTask) run() {
 		t.scan()
 		t.read()
 		t.flush()
-		if t.checking == 0 && t.reading == 0 && len(t.flying) == 0 && len(t.sc.ready) == 0 {
+		if t.checking == 0 && t.reading == 0 && len(t.flying) == 0 && len(t.proving) == 0 && len(t.sc.ready) == 0 {
 			if len(t.sc.todo) == 0 && len(t.sc.reads) == 0 && !t.await() {
 				break
 			}
@@ -36,6 +36,8 @@ func (t *LoadTask) run() {
 			t.drain()
 		case <-landed:
 			t.land()
+		case <-t.sc.proved:
+			t.advance()
 		case <-stop:
 		}
 	}
@@ -78,16 +80,33 @@ func (t *LoadTask) scan() {
 	sc.todo = append(sc.todo[:0], sc.todo[n:]...)
 }
 
-// opened takes a slot that was in the cache already: it is verified unless the policy trusts it.
+// opened takes a slot that was in the cache already: it is verified unless the policy trusts it, or has its copy verified.
 func (t *LoadTask) opened(i int32, slot tier.Slot) {
-	t.sc.items[i].slot, t.sc.items[i].from = slot, 0
+	it := &t.sc.items[i]
+	it.slot, it.from, it.checked = slot, 0, false
 	t.open++
-	if t.s.cfg.Verify == VerifyAlways {
-		t.checking++
-		t.s.checks.push(job{t, i})
-		return
+	switch {
+	case t.s.cfg.Verify == VerifyFill:
+		t.sc.ready = append(t.sc.ready, i)
+	case t.sums:
+		h, err := t.s.cfg.Format.Header(t.s.imageOf(slot.Extent()).Bytes(), t.sc.refs[i].Key)
+		switch {
+		case err != nil:
+			t.corrupt(i, err)
+		case h.SumAlgo != block.SumTree:
+			t.verify(i)
+		default:
+			t.sc.ready = append(t.sc.ready, i)
+		}
+	default:
+		t.verify(i)
 	}
-	t.sc.ready = append(t.sc.ready, i)
+}
+
+// verify has the CPU verify the block's slot.
+func (t *LoadTask) verify(i int32) {
+	t.checking++
+	t.s.checks.push(job{t, i})
 }
 
 // read asks the readers for blocks that are not in the cache.
@@ -111,23 +130,26 @@ func (t *LoadTask) work(kind jobKind, i int32) {
 	} else {
 		it.slot, it.from, err = t.s.fetch(t.ctx, key, true)
 	}
-	t.sc.results <- result{i, err}
+	t.sc.results <- result{kind, i, err}
 }
 
 // took acts on what a job found.
 func (t *LoadTask) took(r result) {
 	sc := t.sc
 	it := &sc.items[r.i]
-	switch wasCheck := it.slot != nil && it.from == 0; {
-	case wasCheck:
+	if r.kind == jobCheck {
 		t.checking--
 		if r.err != nil {
 			t.corrupt(r.i, r.err)
 			return
 		}
-	default:
+		if it.wrong > 0 && !t.miscopied(r.i) {
+			return
+		}
+	} else {
 		t.reading--
 	}
+	it.checked = r.err == nil
 	switch {
 	case r.err == nil && t.stopped:
 		t.failed(r.i, context.Cause(t.ctx))
@@ -149,7 +171,7 @@ func (t *LoadTask) corrupt(i int32, err error) {
 	t.drop(it)
 	t.s.count.corrupt.Add(1)
 	t.s.cfg.Hooks.corrupt(t.s.cache.Name(), t.sc.refs[i].Key, err)
-	if len(t.s.next) == 0 || t.stopped {
+	if len(t.s.next) == 0 || t.stopped || it.wrong >= maxTries {
 		t.failed(i, err)
 		return
 	}
@@ -158,90 +180,35 @@ func (t *LoadTask) corrupt(i int32, err error) {
 	t.sc.reads = append(t.sc.reads, i)
 }
 
+// suspect has the slot of a block verified whose copy failed its check: either the slot is wrong, or the copy was.
+func (t *LoadTask) suspect(i int32, err error) {
+	it := &t.sc.items[i]
+	it.cause = err
+	it.wrong++
+	if t.stopped {
+		t.failed(i, context.Cause(t.ctx))
+		return
+	}
+	t.verify(i)
+}
+
+// miscopied deals with a block whose slot is right and whose copy was not. It says whether to copy it again.
+func (t *LoadTask) miscopied(i int32) bool {
+	it := &t.sc.items[i]
+	t.s.count.badCopies.Add(1)
+	t.s.cfg.Hooks.badCopy(t.sc.refs[i].Key, it.cause)
+	if it.wrong < maxTries {
+		return true
+	}
+	t.failed(i, fmt.Errorf("%d copies to the page were wrong, the %s has the block right: %w", it.wrong, t.s.cache.Name(), errdefs.ErrCorrupt))
+	return false
+}
+
 // drop unpins the item's slot.
 func (t *LoadTask) drop(it *item) {
 	it.slot.Release()
 	it.slot = nil
 	t.open--
-}
-
-// flush submits what is ready, unless enough is in the stream already or more is about to be ready.
-func (t *LoadTask) flush() {
-	for len(t.sc.ready) > 0 && len(t.flying) < groupsAhead {
-		n := min(len(t.sc.ready), t.s.group)
-		if t.layers {
-			n = len(t.sc.ready) // one batch a shard for all of them, so that the first shard is not behind the last
-		}
-		if t.checking > 0 && (t.layers || n < t.s.group) {
-			return
-		}
-		t.submit(t.sc.ready[:n])
-		t.sc.ready = append(t.sc.ready[:0], t.sc.ready[n:]...)
-	}
-}
-
-func (t *LoadTask) submit(blocks []int32) {
-	n := 1
-	if t.layers {
-		n = t.s.shards
-	}
-	g := t.sc.group(n)
-	for _, i := range blocks {
-		g.add(i, t.sc.refs[i].Page, t.sc.items[i].slot.Index())
-	}
-	for k := range n {
-		planes := t.sc.planes
-		if t.layers {
-			planes = t.pages.Shards[k]
-		}
-		tk, err := t.s.loads.submit(t.ctx, g.batch(k, mem.ToPages, planes, t.s.slots))
-		if err != nil {
-			g.fail(err)
-			break
-		}
-		g.tickets = append(g.tickets, tk)
-	}
-	t.flying = append(t.flying, g)
-	if g.quiet() {
-		t.settle()
-	}
-}
-
-// land takes note of the oldest ticket.
-func (t *LoadTask) land() {
-	g := t.flying[0]
-	tk := g.oldest()
-	g.landed++
-	if err := tk.Err(); err != nil {
-		g.fail(err)
-	}
-	t.travelled(&t.s.loads, &t.s.count.load, tk)
-	if t.layers {
-		t.arrived(g.landed-1, len(g.refs))
-	}
-	if g.quiet() {
-		t.settle()
-	}
-}
-
-// settle gives the blocks of groups whose tickets have all resolved their results.
-func (t *LoadTask) settle() {
-	for len(t.flying) > 0 && t.flying[0].quiet() {
-		g := t.flying[0]
-		t.flying = slices.Delete(t.flying, 0, 1)
-		for _, i := range g.refs {
-			it := &t.sc.items[i]
-			from := it.from
-			if g.err == nil {
-				t.drop(it)
-				t.left--
-				t.s.count.hits[from].Add(1)
-				continue
-			}
-			t.failedAfter(i, g.err, g.landed)
-		}
-		t.sc.free(g)
-	}
 }
 
 // await waits for one block that another is filling; the task holds no slot. False: there is none.
@@ -285,10 +252,8 @@ func (t *LoadTask) stop() {
 	}
 }
 
-// failed gives block i its result before any of its shards was copied.
-func (t *LoadTask) failed(i int32, err error) { t.failedAfter(i, err, 0) }
-
-func (t *LoadTask) failedAfter(i int32, err error, shards int) {
+// failed gives block i its result.
+func (t *LoadTask) failed(i int32, err error) {
 	it := &t.sc.items[i]
 	if it.slot != nil {
 		t.drop(it)
@@ -296,11 +261,11 @@ func (t *LoadTask) failedAfter(i int32, err error, shards int) {
 	if it.cause != nil {
 		err = fmt.Errorf("%w; and then: %w", it.cause, err)
 	}
-	t.set(i, "load", t.sc.refs[i].Key, err)
+	t.set(i, BlockError{Op: "load", Key: t.sc.refs[i].Key, Page: t.sc.refs[i].Page, Undefined: it.touched, Err: err})
 	t.s.count.loadErrors.Add(1)
 	t.left--
 	if t.layers {
-		for k := shards; k < t.s.shards; k++ {
+		for k := int(it.first); k < t.s.shards; k++ {
 			t.arrived(k, 1)
 		}
 	}

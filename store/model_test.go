@@ -45,6 +45,15 @@ func TestModel(t *testing.T) {
 		{name: "cache-tiny,file,layerwise", slots: 3, dirs: 1, layerwise: true},
 		{name: "cache,file,faults", dirs: 1, faults: true},
 		{name: "cache-tiny,two directories,faults", slots: 3, dirs: 2, faults: true, layerwise: true},
+		{name: "device,cache-tiny,file,some sums", planeBytes: leafy, slots: 3, dirs: 1, sums: 2, layerwise: true},
+		{name: "device,cache,file,no sums", planeBytes: leafy, dirs: 1, sums: noSums, layerwise: true},
+		{name: "device,cache,file,the stream's sums", planeBytes: leafy, dirs: 1, layerwise: true},
+		{name: "device,cache,wrong transfers", planeBytes: leafy, sums: 1, layerwise: true, corrupt: true},
+		{name: "device,cache,file,the stream's sums,wrong transfers", planeBytes: leafy, dirs: 1, layerwise: true, corrupt: true},
+		{name: "device,cache,file,planned paths", planeBytes: leafy, dirs: 1, layerwise: true, planned: true},
+		{name: "device,cache-tiny,file,wrong transfers,faults", planeBytes: leafy, slots: 3, dirs: 1, sums: 1, faults: true, layerwise: true, corrupt: true},
+		{name: "device,cache-tiny,file,the stream's sums,faults", planeBytes: leafy, slots: 3, dirs: 1, faults: true, layerwise: true},
+		{name: "always,cache,file,faults", policy: store.VerifyAlways, planeBytes: leafy, dirs: 1, faults: true, layerwise: true},
 	} {
 		for _, seed := range modelSeeds(t) {
 			t.Run(fmt.Sprintf("%s/seed=%d", c.name, seed), func(t *testing.T) {
@@ -88,6 +97,12 @@ type modelConfig struct {
 	dirs      int
 	layerwise bool
 	faults    bool
+
+	policy     store.VerifyPolicy
+	planeBytes int64 // default 128, which is no leaf
+	sums       int   // rigOptions.sumEvery
+	corrupt    bool  // some copies flip a bit; found where all are summed
+	planned    bool  // by whatever path the planner chooses, not always by kernel
 }
 
 const (
@@ -136,10 +151,20 @@ func runModel(t *testing.T, c modelConfig, seed uint64) {
 	if c.slots > 0 {
 		o.slots = c.slots
 	}
+	if c.planned {
+		o.path = stream.PathNone
+	}
 	for range c.dirs {
 		o.dirs = append(o.dirs, t.TempDir())
 	}
-	o.tune = func(sc *store.Config) { sc.Readers, sc.Writers, sc.Checkers, sc.GroupBytes = 2, 2, 2, 64<<10 }
+	if c.planeBytes > 0 {
+		o.planeBytes = c.planeBytes
+	}
+	o.sumEvery = c.sums
+	o.tune = func(sc *store.Config) {
+		sc.Verify = c.policy
+		sc.Readers, sc.Writers, sc.Checkers, sc.GroupBytes = 2, 2, 2, 64<<10
+	}
 	if c.faults {
 		clock := clockwork.NewRealClock()
 		fp, cp := fault.New(seed), fault.New(seed+1)
@@ -158,6 +183,9 @@ func runModel(t *testing.T, c modelConfig, seed uint64) {
 		// Only the store's streams launch kernels; the test's own copies use copy engines.
 		m.r.plan.Add(fault.Rate(sim.OpLaunch, 0.02).Fail(nil))
 		m.r.plan.Add(fault.Rate(sim.OpLaunch, 0.05).Delay(time.Millisecond))
+	}
+	if c.corrupt {
+		m.r.plan.Add(fault.Rate(sim.OpLaunch, 0.05).Corrupt())
 	}
 	for p := range uint32(modelPages) {
 		m.free = append(m.free, p)
@@ -368,7 +396,8 @@ func (m *model) checkLoad(p *pending) {
 
 // excused says whether err has a reason that the test gave.
 func (m *model) excused(p *pending, err error) bool {
-	return p.quit && (errors.Is(err, errdefs.ErrCanceled) || errors.Is(err, errdefs.ErrClosed)) || m.c.faults && errors.Is(err, fault.ErrInjected)
+	return p.quit && (errors.Is(err, errdefs.ErrCanceled) || errors.Is(err, errdefs.ErrClosed)) || m.c.faults && errors.Is(err, fault.ErrInjected) ||
+		m.c.corrupt && errors.Is(err, errdefs.ErrCorrupt)
 }
 
 func (m *model) lookup() {

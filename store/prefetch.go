@@ -39,7 +39,7 @@ func (s *Store) Prefetch(ctx context.Context, keys []block.Key) (*PrefetchTask, 
 		switch {
 		case states[i] == tier.Ready || states[i] == tier.Filling:
 		case len(s.next) == 0:
-			t.set(int32(i), "prefetch", t.keys[i], errdefs.ErrNotFound)
+			t.set(int32(i), BlockError{Op: "prefetch", Key: t.keys[i], Err: errdefs.ErrNotFound})
 		default:
 			t.left.Add(1)
 			s.readers.pushLater(job{t, int32(i)})
@@ -65,7 +65,7 @@ func (t *PrefetchTask) work(_ jobKind, i int32) {
 		t.s.count.prefetched.Add(1)
 	case isExists(err): // another has brought it, or is about to
 	default:
-		t.set(i, "prefetch", t.keys[i], err)
+		t.set(i, BlockError{Op: "prefetch", Key: t.keys[i], Err: err})
 	}
 	t.one()
 }

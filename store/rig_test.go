@@ -46,6 +46,8 @@ type rigOptions struct {
 	wrapFile       func(tier.Tier) tier.Tier
 	wrapLoad       func(stream.Stream) stream.Stream
 	wrapDump       func(stream.Stream) stream.Stream
+	sumEvery       int  // streams sum every n-th batch that asks for it; 0: none
+	memo           bool // they sum each page once, for benchmarks
 	tune           func(*store.Config)
 	fsync          file.FsyncPolicy
 	fileFS         file.FS
@@ -173,10 +175,16 @@ func (r *rig) opener(wrap func(stream.Stream) stream.Stream) func() (stream.Stre
 		if err != nil {
 			return nil, err
 		}
-		if wrap != nil {
-			return wrap(st), nil
+		var out stream.Stream = st
+		if r.o.sumEvery != 0 {
+			if out, err = newSummer(r, st, r.o.sumEvery); err != nil {
+				return nil, errors.Join(err, st.Close(context.Background()))
+			}
 		}
-		return st, nil
+		if wrap != nil {
+			out = wrap(out)
+		}
+		return out, nil
 	}
 }
 

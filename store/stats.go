@@ -20,7 +20,12 @@ type Stats struct {
 	Prefetched               int64 // blocks brought into the cache ahead of need
 	Backlog                  int   // writes to the tiers below that wait for a writer
 
+	// Blocks that loads brought to pages, by who verified them: the bytes' copy on its way, or the CPU in the slot (or when
+	// the block was read from a tier below). The rest was trusted, under VerifyFill.
+	VerifiedOnWay, VerifiedByCPU int64
+
 	Mismatches      int64 // blocks that failed their check, in any tier
+	BadCopies       int64 // copies to pages that failed their check although the block was right where it came from
 	Refills         int64 // corrupt cached copies that were read anew from below
 	Retries         int64 // times a block or a batch was tried again
 	Fallbacks       int64 // times a tier failed, other than by a miss or a failed check, and the store went on without it
@@ -35,6 +40,10 @@ type Stats struct {
 	LeasesCut     int64 // leases that ended early because leases may hold no more slots
 
 	LoadPaths, DumpPaths []PathStats
+
+	// PathsGivenUp is how often a stream gave up a path since the device refused what it needs, and GivenUp why, the latest.
+	PathsGivenUp int64
+	GivenUp      error
 }
 
 // TierStats is a tier's part of Stats.
@@ -51,8 +60,12 @@ type PathStats struct {
 	Batches int64
 	Pieces  int64
 	Bytes   int64
+	// Summed is how many of the bytes were summed on their way.
+	Summed int64
 	// Busy is the time during which the stream was copying over this path; batches that overlap count once.
 	Busy time.Duration
+	// Predicted is what the planner expected Busy to be. Zero where nobody planned.
+	Predicted time.Duration
 }
 
 // Stats returns the figures of now. Safe for concurrent use; the figures are not of one instant.
@@ -62,10 +75,17 @@ func (s *Store) Stats() Stats {
 		Loads: c.loads.Load(), Dumps: c.dumps.Load(), Prefetches: c.prefetches.Load(), Running: len(s.tasks),
 		LoadErrors: c.loadErrors.Load(), DumpErrors: c.dumpErrors.Load(),
 		Dumped: c.dumped.Load(), Skipped: c.skipped.Load(), Prefetched: c.prefetched.Load(), Backlog: s.writers.backlog(),
-		Mismatches: c.corrupt.Load(), Refills: c.refills.Load(), Retries: c.retries.Load(), Fallbacks: c.fallbacks.Load(),
+		VerifiedOnWay: c.verifiedOnWay.Load(), VerifiedByCPU: c.verifiedByCPU.Load(),
+		Mismatches: c.corrupt.Load(), BadCopies: c.badCopies.Load(), Refills: c.refills.Load(), Retries: c.retries.Load(), Fallbacks: c.fallbacks.Load(),
 		TierErrors: c.tierErrors.Load(), DurableFailures: c.durableFailures.Load(), Quarantined: c.quarantined.Load(),
 		StreamsReopened: c.reopened.Load(), Leases: c.leases.Load(), LeasesCut: c.leasesCut.Load(),
 		LoadPaths: c.load.paths(), DumpPaths: c.dump.paths(),
+	}
+	for _, t := range []*tally{&c.load, &c.dump} {
+		n, why := t.given()
+		if st.PathsGivenUp += n; why != nil {
+			st.GivenUp = why
+		}
 	}
 	st.LeasesLive, st.LeasesExpired = s.janitor.counts()
 	for i := range len(s.next) + 1 {
@@ -85,6 +105,8 @@ type counters struct {
 	loadErrors, dumpErrors       atomic.Int64
 	dumped, skipped, prefetched  atomic.Int64
 	corrupt, refills, retries    atomic.Int64
+	badCopies                    atomic.Int64
+	verifiedOnWay, verifiedByCPU atomic.Int64
 	fallbacks, tierErrors        atomic.Int64
 	durableFailures, quarantined atomic.Int64
 	reopened, leases, leasesCut  atomic.Int64
@@ -99,14 +121,20 @@ type tally struct {
 	mu   sync.Mutex
 	by   []PathStats // few, in order of appearance
 	last time.Time   // when the latest completion so far had finished
+	// How often a path was given up, and why, the latest.
+	givenUp int64
+	why     error
 }
 
 func (t *tally) add(c stream.Completion) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if c.GivenUp != nil {
+		t.givenUp, t.why = t.givenUp+1, c.GivenUp
+	}
 	if c.Path == stream.PathNone {
 		return
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
 	var p *PathStats
 	for i := range t.by {
 		if t.by[i].Path == c.Path {
@@ -121,6 +149,10 @@ func (t *tally) add(c stream.Completion) {
 	p.Batches++
 	p.Pieces += int64(c.Pieces)
 	p.Bytes += c.Bytes
+	p.Predicted += c.Predicted
+	if c.Summed {
+		p.Summed += c.Bytes
+	}
 	// Streams work in order: what lies before the end of the batch before was counted with that.
 	from := c.Started
 	if from.Before(t.last) {
@@ -132,6 +164,13 @@ func (t *tally) add(c stream.Completion) {
 	if c.Finished.After(t.last) {
 		t.last = c.Finished
 	}
+}
+
+// given returns how often a path was given up, and why, the latest.
+func (t *tally) given() (int64, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.givenUp, t.why
 }
 
 func (t *tally) paths() []PathStats {

@@ -36,6 +36,7 @@ type Store struct {
 
 	image   int64 // bytes of a block's image
 	shards  int
+	leafAt  []int // see leafOffsets
 	group   int   // blocks in a batch
 	chunk   int   // blocks of a layerwise dump that hold slots at a time
 	layers  int64 // slots that layerwise dumps may hold
@@ -95,6 +96,7 @@ func Open(c Config) (*Store, error) {
 	}
 	s.group = int(min(max(1, c.GroupBytes/s.image), windowBlocks))
 	s.layers = layers
+	s.leafAt = leafOffsets(c.Format)
 	s.chunk = int(min((layers+1)/2, windowBlocks)) // two dumps at a time, if they are large
 	now, end := context.WithCancelCause(context.Background())
 	end(errNow)

@@ -270,7 +270,7 @@ func shareSlots(r *rig, w, round int) error {
 
 func TestLayerwiseLoadHandsOutShardsInOrder(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, rigOptions{})
+	r := newRig(t, rigOptions{path: stream.PathKernel}) // one operation a batch
 	r.dump(1, 2)
 	faults := r.plan.Injected()
 	r.plan.Add(fault.Nth(sim.OpWork, int(r.plan.Seen(sim.OpWork))+1).Stall())
@@ -299,6 +299,19 @@ func TestLayerwiseDumpIsNotKeptOpenForEver(t *testing.T) {
 	wantErr(t, d.Durable(r.ctx()), errdefs.ErrExpired)
 	r.must(d.SourceFree(r.ctx()))
 	r.wantHits(false, 1)
+}
+
+// Slots are not kept for shards that can no longer make a block.
+func TestLayerwiseDumpEndsWithTheFirstCopyThatFails(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, rigOptions{path: stream.PathKernel, clock: clockwork.NewFakeClock()})
+	r.fill(0, 1)
+	d, err := r.st.Dump(r.ctx(), r.pages, r.refs(0, 1), store.DumpOptions{Layerwise: true})
+	r.must(err)
+	r.plan.Add(r.next(sim.OpLaunch, fault.Nth).Fail(nil))
+	r.must(d.SubmitShard(r.ctx(), 0))
+	r.resolved(d.Done())
+	wantErr(t, d.Errs()[0], fault.ErrInjected)
 }
 
 // dependency is a mem.Dependency that a test resolves.

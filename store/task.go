@@ -24,6 +24,29 @@ type task struct {
 	went []stream.Completion // one a batch
 }
 
+// BlockError says why a task failed for one block. It is what Errs returns, and what the errors of Wait and Durable join.
+type BlockError struct {
+	Op   string // "load", "dump" or "prefetch"
+	Key  block.Key
+	Page uint32 // of a load or dump
+	// Undefined says that a load may have written to the page, and that what it wrote is not, or not known to be, the block:
+	// nobody may use the page before it has been written anew. Where it is false the page is as it was. Shards that
+	// WaitShard handed out before the block failed stay right.
+	Undefined bool
+	Err       error
+}
+
+// Error returns what failed, for which block, and why.
+func (e *BlockError) Error() string {
+	if e.Undefined {
+		return fmt.Sprintf("%s block %s: page %d is undefined: %v", e.Op, e.Key, e.Page, e.Err)
+	}
+	return fmt.Sprintf("%s block %s: %v", e.Op, e.Key, e.Err)
+}
+
+// Unwrap returns the cause.
+func (e *BlockError) Unwrap() error { return e.Err }
+
 func (t *task) init(parent context.Context, s *Store, n int) {
 	t.s = s
 	t.ctx, t.cancel = context.WithCancelCause(parent)
@@ -39,7 +62,7 @@ func (t *task) Done() <-chan struct{} { return t.done }
 // stopped, and its unfinished blocks fail with ErrCanceled. It does not wait.
 func (t *task) Cancel() { t.cancel(errdefs.ErrCanceled) }
 
-// Errs returns one error a block, nil for those that succeeded. Before Done is closed it returns nil.
+// Errs returns one error a block, each a *BlockError, nil for those that succeeded. Before Done is closed it returns nil.
 func (t *task) Errs() []error {
 	select {
 	case <-t.done:
@@ -88,16 +111,12 @@ func (t *task) joined() error {
 }
 
 // set notes why block i failed.
-func (t *task) set(i int32, verb string, key block.Key, err error) {
-	if err == nil {
-		return
-	}
-	if t.ctx.Err() != nil && !errors.Is(err, context.Cause(t.ctx)) {
+func (t *task) set(i int32, e BlockError) {
+	if t.ctx.Err() != nil && !errors.Is(e.Err, context.Cause(t.ctx)) {
 		// The task was canceled: that decides, and what a tier or stream made of it is the detail.
-		err = fmt.Errorf("%w: %w", context.Cause(t.ctx), err)
+		e.Err = fmt.Errorf("%w: %w", context.Cause(t.ctx), e.Err)
 	}
-	err = fmt.Errorf("%s block %s: %w", verb, key, err)
 	t.mu.Lock()
-	t.errs[i] = err
+	t.errs[i] = &e
 	t.mu.Unlock()
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/jonboulle/clockwork"
 
+	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/fault"
 	"github.com/kvlane/kvlane/tier"
@@ -24,14 +25,18 @@ func TestVerifyFindsEverything(t *testing.T) {
 	dir := c.Dirs[0]
 	tr := open(t, c)
 	all := keys(0, 6)
-	put(t, tr, c.Format, all...)
+	older := c.Format
+	older.Sum = block.SumXXH3
+	put(t, tr, older, all[5])
+	put(t, tr, c.Format, all[:5]...)
 	var seen int64
 	r, err := file.Verify(t.Context(), dir, func(blocks, bytes int64) {
 		if seen++; blocks != seen || bytes != seen*c.Format.Layout.ImageBytes() {
 			t.Errorf("progress: %d blocks of %d bytes after %d", blocks, bytes, seen)
 		}
 	})
-	if err != nil || !r.Clean() || r.Blocks != 6 || seen != 6 || r.LiveSessions != 1 {
+	if err != nil || !r.Clean() || r.Blocks != 6 || seen != 6 || r.LiveSessions != 1 ||
+		r.Sums[block.SumXXH3] != 1 || r.Sums[block.SumTree] != 5 {
 		t.Errorf("a good directory: %+v, %v", r, err)
 	}
 	flip(t, path(dir, all[0]), 4096)

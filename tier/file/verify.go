@@ -39,6 +39,8 @@ type Report struct {
 	LiveSessions int   // of processes that have the directory open
 	Quarantined  int   // files set aside earlier; not a finding: they are never read
 	Findings     []Finding
+	// Sums counts the sound blocks by the algorithm of their checksums. A directory may hold several.
+	Sums map[block.SumAlgo]int64
 }
 
 // Clean says whether nothing was found.
@@ -58,7 +60,7 @@ func verify(ctx context.Context, fsys FS, dir string, progress func(blocks, byte
 	}
 	v := verifier{
 		fs: fsys, root: root, progress: progress,
-		format: block.Format{Layout: m.Layout, Identity: m.Digest}, report: Report{Marker: m},
+		format: block.Format{Layout: m.Layout, Identity: m.Digest}, report: Report{Marker: m, Sums: map[block.SumAlgo]int64{}},
 	}
 	for _, step := range []func(context.Context) error{v.top, v.temporary, v.blocks} {
 		if err := step(ctx); err != nil {
@@ -222,5 +224,10 @@ func (v *verifier) check(f File, info Info, key block.Key) (bad, err error) {
 	if err != nil {
 		return nil, err
 	}
-	return v.format.Verify(v.buf, key), nil
+	if bad := v.format.Verify(v.buf, key); bad != nil {
+		return bad, nil
+	}
+	h, err := v.format.Verified(v.buf)
+	v.report.Sums[h.SumAlgo]++
+	return nil, err
 }

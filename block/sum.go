@@ -1,0 +1,133 @@
+package block
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/zeebo/xxh3"
+)
+
+// SumAlgo says how the checksum of a shard is made. It is written in every header.
+type SumAlgo uint32
+
+// The checksum algorithms. XXH3 is the 64-bit one with seed 0 and the default secret.
+const (
+	// SumXXH3 is XXH3 of the shard's bytes. It is read, and no longer written unless asked for.
+	SumXXH3 SumAlgo = 1
+	// SumTree is XXH3 over the XXH3 of each leaf of the shard, as little-endian 64-bit words. Leaves have LeafBytes, from
+	// the shard's start; the last may be shorter. Leaves can be summed in any order and by whoever has them in hand: the
+	// threads of a copy kernel, above all.
+	SumTree SumAlgo = 2
+)
+
+// DefaultSum is the algorithm of new blocks.
+const DefaultSum = SumTree
+
+// LeafBytes is the length of a leaf of SumTree.
+const LeafBytes = 4096
+
+// String returns the algorithm's name.
+func (a SumAlgo) String() string {
+	switch a {
+	case SumXXH3:
+		return "xxh3"
+	case SumTree:
+		return "xxh3-tree-4k"
+	}
+	return fmt.Sprintf("checksum algorithm %d", uint32(a))
+}
+
+func (a SumAlgo) known() bool { return a == SumXXH3 || a == SumTree }
+
+// sum returns the checksum of a shard. a is known.
+func (a SumAlgo) sum(shard []byte) uint64 {
+	if a == SumXXH3 {
+		return xxh3.Hash(shard)
+	}
+	return sumTree(shard)
+}
+
+// Leaves returns how many leaves a shard of n bytes has.
+func Leaves(n int64) int { return int((n + LeafBytes - 1) / LeafBytes) }
+
+// SumLeaf returns the checksum of one leaf.
+func SumLeaf(leaf []byte) uint64 { return xxh3.Hash(leaf) }
+
+// FoldLeaves returns the SumTree checksum of the shard whose leaves have these checksums, in their order. It allocates
+// nothing.
+func FoldLeaves(leaves []uint64) uint64 {
+	if len(leaves) > fewLeaves {
+		return foldMany(leaves)
+	}
+	var words [8 * fewLeaves]byte
+	for i, sum := range leaves {
+		binary.LittleEndian.PutUint64(words[8*i:], sum)
+	}
+	return xxh3.Hash(words[:8*len(leaves)])
+}
+
+func foldMany(leaves []uint64) uint64 {
+	var f folder
+	for _, sum := range leaves {
+		f.add(sum)
+	}
+	return f.sum()
+}
+
+func sumTree(shard []byte) uint64 {
+	if len(shard) > fewLeaves*LeafBytes {
+		return sumLongTree(shard)
+	}
+	var words [8 * fewLeaves]byte
+	n := 0
+	for len(shard) > 0 {
+		leaf := shard[:min(LeafBytes, len(shard))]
+		binary.LittleEndian.PutUint64(words[n:], xxh3.Hash(leaf))
+		shard = shard[len(leaf):]
+		n += 8
+	}
+	return xxh3.Hash(words[:n])
+}
+
+// fewLeaves is the most leaves of a shard for which the folder, 3 KiB to be zeroed, is not worth its while.
+const fewLeaves = 16
+
+func sumLongTree(shard []byte) uint64 {
+	var f folder
+	for len(shard) > 0 {
+		leaf := shard[:min(LeafBytes, len(shard))]
+		f.add(xxh3.Hash(leaf))
+		shard = shard[len(leaf):]
+	}
+	return f.sum()
+}
+
+// folder hashes a sequence of words. Those of a shard of up to 1 MiB fit its buffer and are hashed in one go.
+type folder struct {
+	buf  [2048]byte
+	n    int
+	more xxh3.Hasher // of what went through the buffer before
+	long bool
+}
+
+func (f *folder) add(word uint64) {
+	if f.n == len(f.buf) {
+		f.spill()
+	}
+	binary.LittleEndian.PutUint64(f.buf[f.n:], word)
+	f.n += 8
+}
+
+func (f *folder) spill() {
+	f.long = true
+	_, _ = f.more.Write(f.buf[:f.n]) // never fails
+	f.n = 0
+}
+
+func (f *folder) sum() uint64 {
+	if !f.long {
+		return xxh3.Hash(f.buf[:f.n])
+	}
+	f.spill()
+	return f.more.Sum64()
+}

@@ -1,0 +1,148 @@
+package store_test
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/store"
+	"github.com/kvlane/kvlane/stream"
+)
+
+// heldStream accepts batches and copies nothing; the test resolves the tickets, in any way.
+type heldStream struct {
+	stream.Stream
+	mu      sync.Mutex
+	tickets []*stream.Ticket
+	batches []*mem.Batch
+}
+
+func (h *heldStream) Submit(_ context.Context, b *mem.Batch) (*stream.Ticket, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.tickets = append(h.tickets, stream.NewTicket(uint64(len(h.tickets)+1), nil))
+	h.batches = append(h.batches, b)
+	return h.tickets[len(h.tickets)-1], nil
+}
+
+func (h *heldStream) count() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.tickets)
+}
+
+// landed resolves the n-th ticket well, with the sums of what the slots hold, or with wrong ones.
+func (h *heldStream) landed(n int, right bool) {
+	sums := h.batches[n].Paged.Sums
+	clear(sums)
+	if right {
+		for _, slot := range h.batches[n].Paged.Extents() {
+			for b := slot.Bytes(); len(b) > 0; b = b[mem.LeafBytes:] {
+				sums[0] = block.SumLeaf(b[:mem.LeafBytes])
+				sums = sums[1:]
+			}
+		}
+	}
+	h.tickets[n].Resolve(stream.Completion{Summed: true}, nil)
+}
+
+// held starts a layerwise load of block 1 to page 0 by a stream that copies nothing, and waits for its batches.
+func (r *rig) held(h *heldStream) *store.LoadTask {
+	r.tb.Helper()
+	l, err := r.st.Load(r.ctx(), nil, r.pages, r.refs(0, 1), store.LoadOptions{Layerwise: true})
+	r.must(err)
+	r.eventually(func() bool { return h.count() == r.o.shards })
+	return l
+}
+
+func heldRig(t *testing.T) (*rig, *heldStream) {
+	t.Helper()
+	h := &heldStream{}
+	r := newRig(t, rigOptions{planeBytes: leafy, wrapLoad: func(st stream.Stream) stream.Stream { h.Stream = st; return h }})
+	r.dump(1)
+	return r, h
+}
+
+// A batch that failed has brought nothing: whoever waits for its shard is told, and not before nothing is copied any more.
+func TestWaitShardTellsThatItsBatchFailed(t *testing.T) {
+	t.Parallel()
+	r, held := heldRig(t)
+	l := r.held(held)
+	cause := errors.New("the copy failed")
+	held.landed(0, true)
+	r.must(l.WaitShard(r.ctx(), 0))
+	held.tickets[1].Resolve(stream.Completion{}, cause)
+	ctx, cancel := context.WithTimeout(r.ctx(), 20*time.Millisecond)
+	defer cancel()
+	wantErr(t, l.WaitShard(ctx, 1), context.DeadlineExceeded)
+	held.tickets[2].Resolve(stream.Completion{}, errdefs.ErrBroken)
+	wantErr(t, l.WaitShard(r.ctx(), 1), cause)
+	wantErr(t, l.WaitShard(r.ctx(), 2), cause)
+	wantErr(t, l.Wait(r.ctx()), cause)
+}
+
+// A wrong copy of a later shard gives the block no second chance that would leave out the shard that failed.
+func TestFailedShardIsNotPassedOver(t *testing.T) {
+	t.Parallel()
+	r, held := heldRig(t)
+	l := r.held(held)
+	cause := errors.New("the copy failed")
+	held.landed(0, true)
+	held.tickets[1].Resolve(stream.Completion{}, cause)
+	held.landed(2, false)
+	r.resolved(l.Done())
+	wantErr(t, l.Errs()[0], cause)
+	if n := held.count(); n != r.o.shards {
+		t.Fatalf("%d batches were submitted, want %d", n, r.o.shards)
+	}
+}
+
+// The header that says which algorithm a block has lies in memory like the rest: what changes it after it was verified must
+// not spare the block its check.
+func TestHeaderThatChangesUnderACopyExcusesNothing(t *testing.T) {
+	t.Parallel()
+	r, held := heldRig(t)
+	l := r.held(held)
+	sl, err := r.cache.Open(r.ctx(), r.key(1))
+	r.must(err)
+	const sumAlgo = 24 // its place in the header
+	binary.LittleEndian.PutUint32(sl.Extent().Bytes()[sumAlgo:], uint32(block.SumXXH3))
+	sl.Release()
+	for k := range r.o.shards {
+		held.landed(k, false)
+	}
+	r.resolved(l.Done())
+	wantErr(t, l.Errs()[0], errdefs.ErrCorrupt)
+}
+
+// An error of a load says what became of the page.
+func TestBlockErrorSaysWhetherThePageIsUndefined(t *testing.T) {
+	t.Parallel()
+	r, held := heldRig(t)
+	blockError := func(l *store.LoadTask) *store.BlockError {
+		r.resolved(l.Done())
+		var e *store.BlockError
+		if !errors.As(l.Errs()[0], &e) || e.Op != "load" || e.Page != 0 {
+			t.Fatalf("%#v is not the load's", l.Errs()[0])
+		}
+		return e
+	}
+	l, err := r.st.Load(r.ctx(), nil, r.pages, r.refs(0, 2), store.LoadOptions{})
+	r.must(err)
+	if e := blockError(l); e.Undefined || e.Key != r.key(2) || !errors.Is(e, errdefs.ErrNotFound) {
+		t.Errorf("a block that is nowhere: %+v", e)
+	}
+	l = r.held(held)
+	held.landed(0, true)
+	held.landed(1, true)
+	held.tickets[2].Resolve(stream.Completion{}, errdefs.ErrBroken)
+	if e := blockError(l); !e.Undefined || e.Key != r.key(1) || !errors.Is(e, errdefs.ErrBroken) {
+		t.Errorf("a block of which some was copied: %+v", e)
+	}
+}

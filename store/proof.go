@@ -1,0 +1,128 @@
+package store
+
+import "github.com/kvlane/kvlane/block"
+
+// wrong is a block of a group whose copy by one of the group's batches failed its check.
+type wrong struct {
+	at, batch int
+	err       error
+}
+
+// proof is a job: the slots of some of a group's blocks are verified by the CPU, as far as one batch has copied them. What it
+// found belongs to the task's goroutine once the batch's count of pending proofs is zero.
+type proof struct {
+	t        *LoadTask
+	g        *group
+	batch    int
+	from, to int // the blocks
+	wrongs   []wrong
+}
+
+// check verifies what g's n-th batch, which went well, has brought to pages: by its sums, or else by jobs that verify the
+// slots. Those jobs run while later batches are copied.
+func (t *LoadTask) check(g *group, n int) {
+	if g.summed[n] {
+		for j := range g.refs {
+			if err := t.compare(g, n, j); err != nil {
+				g.wrongs = append(g.wrongs, wrong{j, n, err})
+			}
+		}
+		return
+	}
+	parts := min(len(g.refs), t.s.cfg.Checkers)
+	g.pending[n].Store(int32(parts))
+	if need := len(g.tickets) * parts; len(g.proofs) < need {
+		// Only ever before the group's first proof: the jobs hold pointers into the slice.
+		g.proofs = make([]proof, need)
+	}
+	for k := range parts {
+		p := &g.proofs[n*parts+k]
+		*p = proof{t: t, g: g, batch: n, from: k * len(g.refs) / parts, to: (k + 1) * len(g.refs) / parts}
+		t.s.checks.push(job{w: p})
+	}
+}
+
+// shardsOf returns the shards that the group's n-th batch copies.
+func (t *LoadTask) shardsOf(g *group, n int) (from, to int) {
+	if t.layers {
+		return g.first + n, g.first + n + 1
+	}
+	return 0, t.s.shards
+}
+
+// compare verifies block j of g by the sums that came with the n-th batch.
+func (t *LoadTask) compare(g *group, n, j int) error {
+	it := &t.sc.items[g.refs[j]]
+	h, err := t.s.cfg.Format.Verified(t.s.imageOf(it.slot.Extent()).Bytes())
+	if err != nil {
+		return err
+	}
+	// The header is in memory that may have changed since it was looked at, so it cannot excuse a block from this check.
+	if it.older = h.SumAlgo != block.SumTree && it.checked; it.older {
+		return nil
+	}
+	from, to := t.shardsOf(g, n)
+	for k := from; k < to; k++ {
+		if err := h.VerifyLeaves(k, g.leaves(j, k)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *proof) work(jobKind, int32) {
+	// After the count has gone down the group, and the task, may belong to somebody else.
+	t, told := p.t, p.t.sc.proved
+	for j := p.from; j < p.to; j++ {
+		it := &t.sc.items[p.g.refs[j]]
+		if it.checked {
+			continue
+		}
+		image := t.s.imageOf(it.slot.Extent()).Bytes()
+		from, to := t.shardsOf(p.g, p.batch)
+		for k := from; k < to; k++ {
+			if err := t.s.cfg.Format.VerifyShard(image, k); err != nil {
+				p.wrongs = append(p.wrongs, wrong{j, p.batch, err})
+				break
+			}
+		}
+	}
+	p.g.pending[p.batch].Add(-1)
+	select {
+	case told <- struct{}{}:
+	default:
+	}
+}
+
+// collect takes what the proofs of the n-th batch have found.
+func (g *group) collect(n int) {
+	for k := range g.proofs {
+		if p := &g.proofs[k]; p.g != nil && p.batch == n { // of another batch it may be at work
+			g.wrongs = append(g.wrongs, p.wrongs...)
+			p.wrongs = nil
+		}
+	}
+}
+
+// wrongUpTo counts the blocks that batches up to the n-th got wrong.
+func (g *group) wrongUpTo(n int) int {
+	count := 0
+	for k := range g.wrongs {
+		w := &g.wrongs[k]
+		if w.batch <= n && g.firstWrong(w.at) == w {
+			count++
+		}
+	}
+	return count
+}
+
+// firstWrong returns what is known of the first batch that got block j wrong, or nil.
+func (g *group) firstWrong(j int) *wrong {
+	var first *wrong
+	for k := range g.wrongs {
+		if w := &g.wrongs[k]; w.at == j && (first == nil || w.batch < first.batch) {
+			first = w
+		}
+	}
+	return first
+}

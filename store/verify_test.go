@@ -1,0 +1,410 @@
+package store_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"testing"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/store"
+	"github.com/kvlane/kvlane/stream"
+)
+
+// leafy is the shortest plane that is whole leaves, twice.
+const leafy = 2 * mem.LeafBytes
+
+func TestVerifyPolicyNames(t *testing.T) {
+	t.Parallel()
+	for _, p := range []store.VerifyPolicy{store.VerifyDevice, store.VerifyAlways, store.VerifyFill} {
+		got, err := store.ParseVerify(p.String())
+		if err != nil || got != p {
+			t.Errorf("%v parses to %v, %v", p, got, err)
+		}
+	}
+	if _, err := store.ParseVerify("never"); !errors.Is(err, errdefs.ErrInvalid) {
+		t.Error(err)
+	}
+	if p := (store.Config{}).Verify; p != store.VerifyDevice {
+		t.Errorf("the default is %v", p)
+	}
+}
+
+// Each package says for itself what a leaf is: the block's is a format, which stays; the others follow it.
+func TestLeavesAreTheSameEverywhere(t *testing.T) {
+	t.Parallel()
+	if mem.LeafBytes != block.LeafBytes || device.LeafBytes != block.LeafBytes || device.LeafAlign != mem.LeafAlign {
+		t.Errorf("a leaf of a copy has %d bytes, a kernel's %d, a block's %d; aligned to %d and %d",
+			mem.LeafBytes, device.LeafBytes, block.LeafBytes, mem.LeafAlign, device.LeafAlign)
+	}
+}
+
+// TestPolicies runs a round trip under every policy, with streams that sum all, some and none of their batches.
+func TestPolicies(t *testing.T) {
+	t.Parallel()
+	for _, policy := range []store.VerifyPolicy{store.VerifyDevice, store.VerifyAlways, store.VerifyFill} {
+		for _, every := range []int{noSums, 0, 1, 2} {
+			for _, planeBytes := range []int64{leafy, 1000} {
+				for _, layerwise := range []bool{false, true} {
+					t.Run(fmt.Sprintf("%v/every=%d/plane=%d/layerwise=%v", policy, every, planeBytes, layerwise), func(t *testing.T) {
+						t.Parallel()
+						r := newRig(t, rigOptions{planeBytes: planeBytes, sumEvery: every, dirs: []string{t.TempDir()}, tune: func(c *store.Config) {
+							c.Verify = policy
+							c.GroupBytes = 2 * c.Format.Layout.ImageBytes() // several batches
+						}})
+						roundTrip(t, r, layerwise, true)
+						want := policy == store.VerifyDevice && every > 0 && planeBytes == leafy
+						if p := r.st.Stats().LoadPaths[0]; every != 0 && (p.Summed > 0) != want || (every == 1 && want && p.Summed != p.Bytes) {
+							t.Errorf("%d of %d bytes were summed on their way, want some: %v", p.Summed, p.Bytes, want)
+						}
+					})
+				}
+			}
+		}
+	}
+}
+
+// Planes may be listed in any order; a shard's leaves are in the order of its bytes.
+func TestSumsAreInTheOrderOfTheShardsBytes(t *testing.T) {
+	t.Parallel()
+	for _, layerwise := range []bool{false, true} {
+		r := newRig(t, rigOptions{planeBytes: leafy, planes: 3, sumEvery: 1})
+		r.fill(0, 1)
+		turned := &store.Pages{}
+		for _, planes := range r.pages.Shards {
+			p := slices.Clone(planes)
+			p[0], p[2] = p[2], p[0]
+			turned.Shards = append(turned.Shards, p)
+		}
+		d, err := r.st.Dump(r.ctx(), turned, r.refs(0, 1), store.DumpOptions{Layerwise: layerwise})
+		r.must(err)
+		for i := range r.o.shards {
+			if layerwise {
+				r.must(d.SubmitShard(r.ctx(), r.o.shards-1-i))
+			}
+		}
+		r.must(d.Durable(r.ctx()))
+		sl, err := r.cache.Open(r.ctx(), r.key(1))
+		r.must(err)
+		r.must(r.format.Verify(sl.Extent().Bytes()[:r.format.Layout.ImageBytes()], r.key(1)))
+		sl.Release()
+		r.mustLoad(1)
+	}
+}
+
+// verdicts counts what a store says about transfers and about tiers.
+type verdicts struct{ copies, tiers atomic.Int64 }
+
+func (v *verdicts) hooks(c *store.Config) {
+	c.Hooks.BadCopy = func(block.Key, error) { v.copies.Add(1) }
+	c.Hooks.Corrupt = func(string, block.Key, error) { v.tiers.Add(1) }
+}
+
+// way is how what a test copies is summed.
+type way struct {
+	path  stream.Path
+	every int // rigOptions.sumEvery
+}
+
+func (w way) String() string {
+	if w.every == 0 {
+		return fmt.Sprintf("by %v", w.path)
+	}
+	return fmt.Sprintf("beside %v", w.path)
+}
+
+// summing holds the ways by which every byte is summed on its way.
+var summing = []way{{stream.PathKernel, 0}, {stream.PathKernelBulk, 0}, {stream.PathKernel, 1}}
+
+// TestCorruptTransferToPagesIsMadeAgain damages the Nth copy to pages, for every N: the load finds it, makes the copy
+// again, and blames no tier.
+func TestCorruptTransferToPagesIsMadeAgain(t *testing.T) {
+	t.Parallel()
+	for _, w := range summing {
+		for _, layerwise := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%v/layerwise=%v", w, layerwise), func(t *testing.T) {
+				t.Parallel()
+				for n := 0; corruptLoad(t, w, layerwise, n); n++ {
+					if n > 20 {
+						t.Fatal("there is no end to the copies")
+					}
+				}
+			})
+		}
+	}
+}
+
+// corruptLoad damages the n-th copy of a load and says whether there was one.
+func corruptLoad(t *testing.T, w way, layerwise bool, n int) bool {
+	t.Helper()
+	var v verdicts
+	plan := fault.New(1, fault.Nth(opBus, n))
+	r := newRig(t, rigOptions{
+		planeBytes: leafy, sumEvery: w.every, path: w.path,
+		wrapLoad: func(st stream.Stream) stream.Stream { return &bus{Stream: st, plan: plan} },
+		tune: func(c *store.Config) {
+			v.hooks(c)
+			c.GroupBytes = 2 * c.Format.Layout.ImageBytes()
+		},
+	})
+	ns := []int{1, 2, 3, 4, 5}
+	r.dump(ns...)
+	for _, err := range r.load(store.LoadOptions{Layerwise: layerwise}, ns...) {
+		r.must(err)
+	}
+	hit := int64(plan.Injected())
+	st := r.st.Stats()
+	if st.BadCopies != hit || st.Mismatches != 0 || v.copies.Load() != hit || v.tiers.Load() != 0 {
+		t.Fatalf("copy %d of %d damaged: %d bad copies (hook: %d), %d mismatches (hook: %d)", n, hit, st.BadCopies, v.copies.Load(), st.Mismatches, v.tiers.Load())
+	}
+	if p := st.LoadPaths[0]; p.Summed != p.Bytes {
+		t.Fatalf("%d of %d bytes were summed: the test does not test", p.Summed, p.Bytes)
+	}
+	r.wantHits(true, ns...)
+	if hit == 0 && n == 0 {
+		t.Fatal("no copy was damaged")
+	}
+	return hit > 0
+}
+
+// A link that damages everything must not keep a load for ever, nor make it succeed.
+func TestTransferThatIsAlwaysCorruptNeverSucceeds(t *testing.T) {
+	t.Parallel()
+	for _, w := range summing {
+		for _, layerwise := range []bool{false, true} {
+			for _, files := range []bool{false, true} {
+				plan := fault.New(1, fault.After(opBus, 0))
+				o := rigOptions{planeBytes: leafy, sumEvery: w.every, path: w.path}
+				o.wrapLoad = func(st stream.Stream) stream.Stream { return &bus{Stream: st, plan: plan} }
+				if files {
+					o.dirs = []string{t.TempDir()}
+				}
+				r := newRig(t, o)
+				r.dump(1)
+				wantErr(t, r.load(store.LoadOptions{Layerwise: layerwise}, 1)[0], errdefs.ErrCorrupt)
+				plan.Clear()
+				if st := r.st.Stats(); st.BadCopies != 3 || st.LoadErrors != 1 || st.Mismatches != 0 {
+					t.Fatalf("%v: %d bad copies, %d errors, %d mismatches", w, st.BadCopies, st.LoadErrors, st.Mismatches)
+				}
+				r.mustLoad(1) // the block was right all the time
+			}
+		}
+	}
+}
+
+// TestCorruptTransferFromPagesIsFound damages the Nth copy from pages, for every N. The checksums are those of the pages,
+// so the damage is found: by the tier below before the block is durable, or else by the first load.
+func TestCorruptTransferFromPagesIsFound(t *testing.T) {
+	t.Parallel()
+	for _, w := range summing {
+		for _, layerwise := range []bool{false, true} {
+			for _, files := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%v/layerwise=%v/files=%v", w, layerwise, files), func(t *testing.T) {
+					t.Parallel()
+					for n := 0; corruptDump(t, w, layerwise, files, n); n++ {
+						if n > 20 {
+							t.Fatal("there is no end to the copies")
+						}
+					}
+				})
+			}
+		}
+	}
+}
+
+func corruptDump(t *testing.T, w way, layerwise, files bool, n int) bool {
+	t.Helper()
+	o := rigOptions{planeBytes: leafy, sumEvery: w.every, path: w.path, tune: func(c *store.Config) { c.GroupBytes = 1 }}
+	if files {
+		o.dirs = []string{t.TempDir()}
+	}
+	r := newRig(t, o)
+	ns := []int{1, 2}
+	for i, k := range ns {
+		r.fill(uint32(i), k)
+	}
+	r.plan.Add(fault.Nth(sim.OpLaunch, int(r.plan.Seen(sim.OpLaunch))+n).Corrupt())
+	d, err := r.st.Dump(r.ctx(), r.pages, r.refs(0, ns...), store.DumpOptions{Layerwise: layerwise})
+	r.must(err)
+	for i := range r.o.shards {
+		if layerwise {
+			r.must(d.SubmitShard(r.ctx(), i))
+		}
+	}
+	r.resolved(d.Done())
+	hit := r.plan.Injected() > 0
+	r.plan.Clear()
+	var bad []error
+	for i, err := range r.load(store.LoadOptions{}, ns...) { // checks the pages of those that it says it loaded
+		dumped := d.Errs()[i]
+		switch {
+		case err == nil:
+			r.must(dumped)
+		case files:
+			wantErr(t, dumped, errdefs.ErrCorrupt)
+			bad = append(bad, err)
+		default:
+			r.must(dumped)
+			wantErr(t, err, errdefs.ErrCorrupt)
+			bad = append(bad, err)
+		}
+	}
+	if hit && (len(bad) == 0 || r.st.Stats().Mismatches == 0) || !hit && len(bad) > 0 {
+		t.Fatalf("copy %d damaged: %v; %d mismatches, errors %v", n, hit, r.st.Stats().Mismatches, bad)
+	}
+	r.dump(ns...) // they can be stored again
+	r.mustLoad(ns...)
+	return hit
+}
+
+// TestDamagedSlotIsFoundUnderDevicePolicy flips a bit of each shard of a cached copy, and of its header.
+func TestDamagedSlotIsFoundUnderDevicePolicy(t *testing.T) {
+	t.Parallel()
+	for _, every := range []int{noSums, 0, 1, 2} {
+		for _, layerwise := range []bool{false, true} {
+			for _, files := range []bool{false, true} {
+				t.Run(fmt.Sprintf("every=%d/layerwise=%v/files=%v", every, layerwise, files), func(t *testing.T) {
+					t.Parallel()
+					var v verdicts
+					o := rigOptions{planeBytes: leafy, sumEvery: every, tune: v.hooks}
+					if files {
+						o.dirs = []string{t.TempDir()}
+					}
+					r := newRig(t, o)
+					offs := []int64{40, r.format.Layout.HeaderBytes() - 1}
+					for i := range r.o.shards {
+						offs = append(offs, r.format.Layout.ShardOff(i)+leafy+int64(i)*100)
+					}
+					for _, off := range offs {
+						r.dump(1, 2, 3)
+						r.flip(2, off)
+						before := r.st.Stats()
+						errs := r.load(store.LoadOptions{Layerwise: layerwise}, 1, 2, 3)
+						r.must(errs[0])
+						r.must(errs[2])
+						st := r.st.Stats()
+						if files {
+							r.must(errs[1])
+						} else {
+							wantErr(t, errs[1], errdefs.ErrCorrupt)
+							r.wantHits(false, 2)
+						}
+						if st.Mismatches != before.Mismatches+1 || (st.Refills > before.Refills) != files || st.BadCopies != 0 || v.tiers.Load() != st.Mismatches {
+							t.Fatalf("byte %d: %d mismatches (hook: %d), %d refills, %d bad copies", off, st.Mismatches, v.tiers.Load(), st.Refills, st.BadCopies)
+						}
+					}
+				})
+			}
+		}
+	}
+}
+
+// flip flips a bit of the cached copy of a block.
+func (r *rig) flip(n int, off int64) {
+	r.tb.Helper()
+	sl, err := r.cache.Open(r.ctx(), r.key(n))
+	r.must(err)
+	defer sl.Release()
+	sl.Extent().Bytes()[off] ^= 4
+}
+
+// A shard that has been waited for is right, and stays as it is, whatever happens to later ones.
+func TestWaitShardReturnsAfterTheShardWasVerified(t *testing.T) {
+	t.Parallel()
+	for _, every := range []int{noSums, 0, 1} {
+		for shard := range 3 {
+			r := newRig(t, rigOptions{planeBytes: leafy, sumEvery: every, dirs: []string{t.TempDir()}, path: stream.PathKernel})
+			r.dump(1, 2)
+			for page := range 2 {
+				r.poison(uint32(page))
+			}
+			if every != noSums {
+				r.plan.Add(fault.Nth(sim.OpLaunch, int(r.plan.Seen(sim.OpLaunch))+shard).Corrupt())
+			} else {
+				r.flip(1, r.format.Layout.ShardOff(shard))
+			}
+			l, err := r.st.Load(r.ctx(), nil, r.pages, r.refs(0, 1, 2), store.LoadOptions{Layerwise: true})
+			r.must(err)
+			for k := range r.o.shards {
+				r.must(l.WaitShard(r.ctx(), k))
+				for page := range 2 {
+					if got := r.shard(uint32(page), k, nil); !bytes.Equal(got, r.shardContent(page+1, k)) {
+						t.Fatalf("every=%d: shard %d of block %d was handed out wrong", every, k, page+1)
+					}
+				}
+				// If the shard were copied again, this would be gone.
+				r.shard(0, k, bytes.Repeat([]byte{0x5a}, int(r.format.Layout.ShardBytes(k))))
+			}
+			r.must(l.Wait(r.ctx()))
+			for k := range r.o.shards {
+				if got := r.shard(0, k, nil); got[0] != 0x5a || got[len(got)-1] != 0x5a {
+					t.Fatalf("every=%d: shard %d was written again after it had been waited for", every, k)
+				}
+			}
+			if st := r.st.Stats(); st.BadCopies+st.Mismatches != 1 {
+				t.Fatalf("every=%d, shard %d: %d bad copies and %d mismatches", every, shard, st.BadCopies, st.Mismatches)
+			}
+		}
+	}
+}
+
+// shard writes b to a shard of a page, if there is one, and else returns what is there. It touches nothing else.
+func (r *rig) shard(page uint32, shard int, b []byte) []byte {
+	r.tb.Helper()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	stage := r.stage.Bytes()[:r.format.Layout.ShardBytes(shard)]
+	copy(stage, b)
+	for i := range r.pages.Shards[shard] {
+		dst, src := r.pages.Shards[shard][i].Page(page), mem.Extent{Region: r.stage, Off: int64(i) * r.o.planeBytes, Len: r.o.planeBytes}
+		if b == nil {
+			dst, src = src, dst
+		}
+		r.must(r.queue.Copy(dst, src))
+	}
+	ev, err := r.queue.Record()
+	r.must(err)
+	defer ev.Close()
+	r.must(ev.Wait(r.ctx()))
+	return bytes.Clone(stage)
+}
+
+func (r *rig) shardContent(n, shard int) []byte {
+	size := int(r.o.planeBytes) * r.o.planes
+	return r.content(n)[shard*size:][:size]
+}
+
+// A load that is canceled while copies are being verified ends, and takes nothing back that it has said.
+func TestCancelWhileCopiesAreVerified(t *testing.T) {
+	t.Parallel()
+	for _, every := range []int{noSums, 0, 1} {
+		for range 10 {
+			r := newRig(t, rigOptions{planeBytes: leafy, sumEvery: every, path: stream.PathKernel, tune: func(c *store.Config) { c.GroupBytes = 1 }})
+			ns := []int{1, 2, 3, 4, 5}
+			r.dump(ns...)
+			r.plan.Add(fault.Every(sim.OpLaunch, 3).Corrupt())
+			l, err := r.st.Load(r.ctx(), nil, r.pages, r.refs(0, ns...), store.LoadOptions{Layerwise: true})
+			r.must(err)
+			if err := l.WaitShard(r.ctx(), 0); err != nil {
+				wantErr(t, err, errdefs.ErrCorrupt) // a block whose every copy was damaged
+			}
+			l.Cancel()
+			for i, err := range r.loaded(l) {
+				switch {
+				case err == nil && every != noSums:
+					r.must(r.holds(uint32(i), ns[i]))
+				case err != nil && !errors.Is(err, errdefs.ErrCanceled) && !errors.Is(err, errdefs.ErrCorrupt):
+					t.Fatal(err)
+				}
+			}
+			r.plan.Clear()
+		}
+	}
+}

@@ -8,6 +8,12 @@
 // of nothing else: a later run over the same directory verifies what an earlier one wrote. Pages are poisoned when they
 // are allocated, so that a load that does not happen shows as wrong bytes.
 //
+// # Failures
+//
+// Whatever goes wrong is in the report or in the error: blocks not loaded are computed and counted, dumps that failed are
+// counted and end the replay with an error, and a copy path that the device would not give is counted and noted, as the
+// bytes took another.
+//
 // # Concurrency
 //
 // Run has one goroutine that reads the trace, Config.Concurrency workers that take requests in its order, and one

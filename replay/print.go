@@ -30,10 +30,14 @@ func (r *Report) Print(w io.Writer) error {
 		t.row("  from "+tier, fmt.Sprintf("%s (%.1f%%)", count(n), 100*rate(n, float64(r.BlockAccesses))))
 	}
 	t.row("blocks dumped", fmt.Sprintf("%s, and %s the store had already", count(r.DumpedBlocks), count(r.SkippedBlocks)))
+	t.row("checksums", fmt.Sprintf("%s loaded blocks verified on their way, %s by the CPU", count(r.VerifiedOnWay), count(r.VerifiedByCPU)))
 	t.row("verified", Size(r.BytesVerified))
 	t.row("mismatches", count(r.Mismatches))
 	if r.Corrupt > 0 {
 		t.row("corrupt", count(r.Corrupt)+" stored blocks failed their check, and were misses")
+	}
+	if r.BadCopies > 0 {
+		t.row("bad copies", count(r.BadCopies)+" copies to pages failed their check, and were made again")
 	}
 	if r.LoadErrors+r.DumpErrors+r.DurableErrors > 0 {
 		t.row("failures", fmt.Sprintf("%d blocks not loaded (computed instead), %d not stored, %d dumps not durable",
@@ -55,9 +59,13 @@ func (r *Report) Print(w io.Writer) error {
 
 func (r *Report) printPaths(t *table) {
 	t.row()
-	t.row("path", "direction", "bytes", "GB/s", "chosen because")
+	t.row("path", "direction", "bytes", "summed", "GB/s", "expected", "chosen because")
 	for _, p := range r.Paths {
-		t.row(p.Path, p.Direction, Size(p.Bytes), fmt.Sprintf("%.2f", p.GBps), p.Reason)
+		expected := "-"
+		if p.Predicted > 0 {
+			expected = fmt.Sprintf("%.2f", p.GBps/p.Predicted)
+		}
+		t.row(p.Path, p.Direction, Size(p.Bytes), fmt.Sprintf("%.0f%%", 100*rate(p.Summed, float64(p.Bytes))), fmt.Sprintf("%.2f", p.GBps), expected, p.Reason)
 	}
 }
 

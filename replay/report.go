@@ -29,16 +29,23 @@ type Report struct {
 	DumpedBlocks   int64            `json:"dumped_blocks"`
 	SkippedBlocks  int64            `json:"skipped_blocks"` // not dumped, since the store had them by then
 
-	BytesVerified   int64      `json:"bytes_verified"`
-	Mismatches      int64      `json:"mismatches"` // blocks that held a wrong byte
+	// Loaded blocks by who verified their checksums: the copy on its way, or the CPU.
+	VerifiedOnWay int64 `json:"verified_on_way"`
+	VerifiedByCPU int64 `json:"verified_by_cpu"`
+
+	BytesVerified   int64      `json:"bytes_verified"` // after that, every byte on the pages
+	Mismatches      int64      `json:"mismatches"`     // blocks that held a wrong byte
 	MismatchedBytes int64      `json:"mismatched_bytes"`
 	MismatchSamples []Mismatch `json:"mismatch_samples,omitempty"`
 
 	Corrupt       int64    `json:"corrupt"`        // stored blocks that failed their check, and were misses
+	BadCopies     int64    `json:"bad_copies"`     // copies that failed their check on the page, and were made again
 	LoadErrors    int64    `json:"load_errors"`    // blocks found but not loaded; they were computed instead
 	DumpErrors    int64    `json:"dump_errors"`    // blocks not stored
 	DurableErrors int64    `json:"durable_errors"` // dumps of which not every block became durable
 	ErrorSamples  []string `json:"error_samples,omitempty"`
+
+	PathsGivenUp int64 `json:"paths_given_up"` // times a copy path was not to be had, and another was taken; Notes say why
 
 	Paths     []PathReport `json:"paths"`
 	LoadUS    Latency      `json:"load_us"`    // from Load to the last block verified by the store
@@ -52,7 +59,10 @@ type PathReport struct {
 	Path      string  `json:"path"`
 	Direction string  `json:"direction"` // "load" or "dump"
 	Bytes     int64   `json:"bytes"`
-	GBps      float64 `json:"gbps"` // bytes by the time in which at least one batch was under way
+	Summed    int64   `json:"summed"` // of the bytes, those whose checksums were made on the way
+	GBps      float64 `json:"gbps"`   // bytes by the time in which at least one batch was under way
+	// Predicted is the time that the planner expected by the time that it took; zero where the path was not planned.
+	Predicted float64 `json:"predicted_by_actual,omitempty"`
 	Reason    string  `json:"reason,omitempty"`
 }
 
@@ -206,6 +216,11 @@ func (r *Report) addStore(before, after *store.Stats) {
 	r.SkippedBlocks = after.Skipped - before.Skipped
 	r.DumpErrors = after.DumpErrors - before.DumpErrors
 	r.Corrupt = after.Mismatches - before.Mismatches
+	r.BadCopies = after.BadCopies - before.BadCopies
+	r.VerifiedOnWay, r.VerifiedByCPU = after.VerifiedOnWay-before.VerifiedOnWay, after.VerifiedByCPU-before.VerifiedByCPU
+	if r.PathsGivenUp = after.PathsGivenUp - before.PathsGivenUp; r.PathsGivenUp > 0 {
+		r.Notes = append(r.Notes, fmt.Sprintf("%d times a copy path was given up since the device refused what it needs; the latest: %v", r.PathsGivenUp, after.GivenUp))
+	}
 	for i := range after.Tiers {
 		st := &after.Tiers[i].Tier
 		r.Tiers = append(r.Tiers, TierReport{
@@ -221,15 +236,18 @@ func appendPaths(out []PathReport, direction string, before, after []store.PathS
 		for _, old := range before {
 			if old.Path == p.Path {
 				p.Bytes -= old.Bytes
+				p.Summed -= old.Summed
 				p.Busy -= old.Busy
+				p.Predicted -= old.Predicted
 			}
 		}
 		if p.Bytes == 0 {
 			continue
 		}
-		pr := PathReport{Path: p.Path.String(), Direction: direction, Bytes: p.Bytes, Reason: p.Reason}
+		pr := PathReport{Path: p.Path.String(), Direction: direction, Bytes: p.Bytes, Summed: p.Summed, Reason: p.Reason}
 		if p.Busy > 0 {
 			pr.GBps = float64(p.Bytes) / p.Busy.Seconds() / 1e9
+			pr.Predicted = p.Predicted.Seconds() / p.Busy.Seconds()
 		}
 		out = append(out, pr)
 	}

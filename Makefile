@@ -11,7 +11,7 @@ FUZZTIME ?= 50000x
 export CGO_ENABLED = 0
 
 .DEFAULT_GOAL := help
-.PHONY: build demo test lint race generate drift fuzz bench crash clean help
+.PHONY: build demo test lint race generate drift fuzz bench crash hardware-kit hardware clean help
 
 build: ## build the one binary, bin/kvlane
 	$(GO) build -trimpath -o $(BIN)/kvlane ./cmd/kvlane
@@ -49,8 +49,17 @@ crash: ## kill replays at random moments and check what they left; `make test` d
 bench: ## run every benchmark once
 	$(GO) test -run '^$$' -bench . -benchtime 1x ./...
 
+hardware-kit: ## build what verifies a GPU on a machine without Go: bin/hardware
+	$(GO) build -trimpath -o $(BIN)/hardware/kvlane ./cmd/kvlane
+	$(GO) test -trimpath -c -o $(BIN)/hardware/device-cuda.test ./device/cuda
+	$(GO) test -trimpath -c -o $(BIN)/hardware/stream-copy.test ./stream/copy
+	install -m 755 tools/hardware $(BIN)/hardware/run
+
+hardware: hardware-kit ## verify kvlane on this machine's GPU
+	$(BIN)/hardware/run $(BIN)/hardware/out
+
 clean: ## remove what was built
 	rm -rf $(BIN)
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18

@@ -11,6 +11,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/store"
 	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/stream/copy/plan"
 	"github.com/kvlane/kvlane/tier/file"
 )
 
@@ -49,9 +50,26 @@ type StreamConfig struct {
 	Path stream.Path
 	// QueueDepth is how many batches a stream accepts before Submit blocks. Zero is the stream's default.
 	QueueDepth int
-	// CTAs is the number of thread blocks of a copy kernel. Zero is the device's default.
+	// CTAs is the number of thread blocks of a copy kernel, where Path forces one. Zero is the device's default.
 	CTAs int
+	// Policy says what each batch's path is chosen for: throughput, the default, latency, or as little harm as possible to
+	// what computes beside.
+	Policy plan.Policy
+	// StagingBytes is the device memory that a stream may gather blocks in. Zero is the stream's default, or
+	// BackgroundStagingBytes under the background policy: copies hardly disturb what computes beside if they do not have
+	// to come back for multiprocessors often.
+	StagingBytes int64
+	// Budget bounds that harm, under the background policy.
+	Budget plan.BudgetOptions
+	// Calibration says when the GPU's paths are measured. Default CalibrateOnce.
+	Calibration Calibration
+	// ProfileDir keeps what was measured. Empty: kvlane/profiles in the user's cache directory.
+	ProfileDir string
 }
+
+// BackgroundStagingBytes is the default of StreamConfig.StagingBytes under the background policy: four chunks of which each
+// keeps the bus busy for longer than it takes to get multiprocessors beside a large matrix product.
+const BackgroundStagingBytes = 4 * plan.DefaultMinChunkBytes
 
 // StoreConfig configures the store and its tiers.
 type StoreConfig struct {
@@ -92,6 +110,9 @@ func (c *Config) Validate() error {
 	if err := c.Device.validate(); err != nil {
 		errs = append(errs, err)
 	}
+	if err := c.Stream.validate(); err != nil {
+		errs = append(errs, err)
+	}
 	if err := c.Identity.Validate(); err != nil {
 		errs = append(errs, err)
 	}
@@ -126,6 +147,15 @@ func (d *DeviceConfig) validate() error {
 		return fmt.Errorf("device index %d is negative: %w", d.Index, errdefs.ErrInvalid)
 	}
 	return nil
+}
+
+func (s *StreamConfig) validate() error {
+	errs := []error{s.Policy.Validate(), s.Budget.Validate()}
+	if s.Calibration != "" {
+		_, err := ParseCalibration(string(s.Calibration))
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
 }
 
 // tiers returns the names of the pipeline's tiers, fast to slow.

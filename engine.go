@@ -11,6 +11,7 @@ import (
 	"github.com/kvlane/kvlane/store"
 	"github.com/kvlane/kvlane/stream"
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
+	"github.com/kvlane/kvlane/stream/copy/plan"
 	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/tier/cache"
 	"github.com/kvlane/kvlane/tier/file"
@@ -21,6 +22,8 @@ type Engine struct {
 	cfg     Config
 	dev     device.Device
 	notes   []string
+	planner *plan.Planner
+	budget  *plan.Budget
 	pinned  *mem.Region
 	cache   *cache.Tier
 	lower   []tier.Tier
@@ -40,7 +43,8 @@ func Open(ctx context.Context, c Config) (_ *Engine, err error) {
 			err = errors.Join(err, e.Close(context.WithoutCancel(ctx)))
 		}
 	}()
-	for _, step := range []func() error{e.openDevice, e.openCache, e.openLower, e.openStore} {
+	openPlanner := func() error { return e.openPlanner(ctx) }
+	for _, step := range []func() error{e.openDevice, openPlanner, e.openCache, e.openLower, e.openStore} {
 		if err := ctx.Err(); err != nil {
 			return nil, context.Cause(ctx)
 		}
@@ -62,6 +66,21 @@ func (e *Engine) openDevice() error {
 	e.dev = d
 	e.onClose(func(context.Context) error { return d.Close() })
 	return nil
+}
+
+// openPlanner comes before the cache: what measuring needs of pinned memory is free by then again.
+func (e *Engine) openPlanner(ctx context.Context) error {
+	s := &e.cfg.Stream
+	profile, notes, err := s.profile(ctx, e.dev)
+	if err != nil {
+		return fmt.Errorf("find the profile of the device: %w", err)
+	}
+	e.notes = append(e.notes, notes...)
+	if e.budget, err = plan.NewBudget(s.Budget); err != nil {
+		return err
+	}
+	e.planner, err = plan.New(profile, plan.Options{Policy: s.Policy, Budget: e.budget})
+	return err
 }
 
 func (e *Engine) openCache() error {
@@ -121,7 +140,16 @@ func (e *Engine) onClose(f func(context.Context) error) { e.closers = append(e.c
 // OpenStream opens another copy stream on the engine's device, configured as the store's are. The caller closes it
 // before the engine.
 func (e *Engine) OpenStream() (stream.EventStream, error) {
-	return streamcopy.Open(e.dev, streamcopy.Options{Path: e.cfg.Stream.Path, QueueDepth: e.cfg.Stream.QueueDepth, CTAs: e.cfg.Stream.CTAs})
+	c := &e.cfg.Stream
+	o := streamcopy.Options{Path: c.Path, QueueDepth: c.QueueDepth, CTAs: c.CTAs, StagingBytes: c.StagingBytes, Planner: e.planner}
+	if c.Policy.Goal == plan.Background {
+		// Few kernels, each of which should begin as soon as it can.
+		o.HighPriority = true
+		if o.StagingBytes == 0 {
+			o.StagingBytes = BackgroundStagingBytes
+		}
+	}
+	return streamcopy.Open(e.dev, o)
 }
 
 // Device returns the device. The engine closes it.
@@ -129,6 +157,18 @@ func (e *Engine) Device() device.Device { return e.dev }
 
 // Store returns the store. The engine closes it.
 func (e *Engine) Store() *store.Store { return e.store }
+
+// Planner returns what chooses the streams' paths, for its predictions and figures.
+func (e *Engine) Planner() *plan.Planner { return e.planner }
+
+// Budget returns what bounds copies under the background policy, for its limits and figures.
+func (e *Engine) Budget() *plan.Budget { return e.budget }
+
+// ReportSlowdown tells by how many percent the host program's own work takes longer than without copies beside it. Under
+// the background policy copies then take fewer thread blocks and other chunks until it is within the budget, and more
+// again when there is room. Call it as often as something is measured, many times a second if need be; a program that
+// never does has copies judge by how long their own kernels wait. It does not block, and negative values count as none.
+func (e *Engine) ReportSlowdown(percent float64) { e.budget.Hint(percent) }
 
 // Identity returns the identity that the store's blocks have.
 func (e *Engine) Identity() block.Identity { return e.cfg.Identity }

@@ -1,11 +1,35 @@
 // Package bench measures how fast a device's copy paths move scattered blocks, as the blocks of a paged KV cache lie,
-// beside what one large copy reaches in the same run.
+// against what one large copy reaches in the same run (C), what one driver call a block reaches, and what the driver's own
+// batched copy reaches.
 //
-// A point is a block size, a path, a direction and a layout of the host side; the device side is always scattered: a
-// seeded random permutation over a pool, a new one for every repetition. Bytes are checked after every repetition of
-// a point, outside the time measured, against a pattern that differs at every position: a run that moved wrong bytes
-// fails and reports no figures.
+// # Points
 //
-// Run measures one device, alone, from one goroutine. On the simulated device the figures describe the simulation, and
-// the report says so.
+// A point is a contender (a path, a policy of the planner, or a baseline), a cell (block size and count), a direction (to
+// the device, to the host, or both at once) and a layout of the host side; the device side is always scattered: blocks of a
+// pool in random order, others in another order in every repetition. A repetition is count blocks, timed from Submit until
+// they are done, on an idle stream; more than Options.BatchBlocks of them are several batches, submitted without waiting in
+// between. How many repetitions a point gets is decided by the time that is left of Options.Budget.
+//
+// The contenders of a cell, direction and layout are a group. They take turns, in rounds, with a large copy between the
+// rounds: whatever else slows the host or the link down for a while hits all of them, and C. A point's share is of the large
+// copies between its own turns, and two contenders are compared turn by turn. Where even the fastest would take too long, the
+// whole group moves fewer blocks than the cell says; a contender that is far slower than the fastest moves fewer still. The
+// report says how many.
+//
+// Bytes are checked after the first and after the last repetition of a point, outside the time measured, against a
+// pattern that differs at every position; destinations are poisoned before the first. A run that moved wrong bytes fails
+// and reports no figures. The garbage collector is off while points are measured, and runs between them.
+//
+// # Forms, peers, and beside a product
+//
+// With Options.Forms, lists, page lists, and page lists with checksums on the way are compared in the same manner. With
+// Options.Peer, so are the paths between two devices.
+//
+// With Options.Product, contenders also copy beside matrix products that keep the device's multiprocessors busy, in pairs
+// of windows with and without the copies, interleaved, the order alternating from pair to pair. The loss is the share of the
+// product's rate that the copies cost: the mean over the pairs of one minus the ratio of their times, with the 95%
+// confidence interval of Student's t for that mean.
+//
+// Run measures one device, alone, from one goroutine at a time. On the simulated device the figures describe the
+// simulation, and every form of the report says so.
 package bench

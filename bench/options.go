@@ -3,74 +3,150 @@ package bench
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/stream"
 )
 
-// Opener opens a stream on the measured device that moves everything by one path; PathNone is the stream's own choice.
-// An error that wraps ErrNotSupported leaves the path out of the run, with the reason in the report.
-type Opener func(path stream.Path) (stream.Stream, error)
+// Opener opens a stream on the measured device for a contender that is no baseline. An error that wraps ErrNotSupported
+// leaves the contender out of the run, with the reason in the report.
+type Opener func(c Contender) (stream.Stream, error)
 
 // Options says what to measure. Zero values take the defaults of the device: those of a GPU, or smaller ones for the
 // simulated device.
 type Options struct {
-	Sizes []int64 // block sizes in bytes; default 4 KiB, 16 KiB, 64 KiB, 1 MiB
-	// Bytes is moved at every repetition of a point. Default 512 MiB (simulated: 16 MiB).
+	// Sizes are block sizes in bytes and Counts numbers of blocks; the cells are their product, but for those of more than
+	// Bytes. Sizes without counts have one cell each, as large as Bytes and MaxCount allow. With neither the cells are a
+	// default grid of sizes, and of counts at 4 KiB; Full makes it the whole table.
+	Sizes  []int64
+	Counts []int
+	Full   bool
+	// Bytes is the most that a repetition moves, each way. Default 128 MiB, with Full 4 GiB (simulated: 4 MiB).
 	Bytes int64
+	// BatchBlocks is the most blocks of one batch: a cell of more is submitted as several batches, one after the other
+	// without waiting, and timed together. Default 8192.
+	BatchBlocks int
 	// PoolBytes is the device memory over which blocks are scattered; twice that is allocated. Default 2 GiB (simulated:
-	// 64 MiB).
+	// 64 MiB), or Bytes if that is more.
 	PoolBytes int64
-	// ReferenceBytes is the length of the one large copy. Default 1 GiB (simulated: 32 MiB).
+	// ReferenceBytes is the length of the one large copy, of which there are some beside every point. Default 256 MiB
+	// (simulated: 4 MiB).
 	ReferenceBytes int64
-	// BatchBytes is what one batch of a repetition moves. Default 64 MiB (simulated: 4 MiB).
-	BatchBytes int64
-	Reps       int // repetitions that count, after one that does not; default 5
-	// Paths are forced one after the other; PathNone measures the stream's own choice. Default: all and the choice.
-	Paths []stream.Path
-	// Paged submits page lists (mem.Paged) in place of lists of extents.
-	Paged bool
-	// Samples is the number of batches timed for the latency. Default 2000 (simulated: 500).
-	Samples int
-	Seed    uint64
+	// Reps is how many repetitions of a point count. Zero shares Budget among the points that are left: at least 6 each, and
+	// fewer blocks than the cell says for contenders that are far slower than others.
+	Reps int
+	// Budget is about how long the points take in all. Default 60 s, with Full 8 minutes (simulated: 10 s).
+	Budget time.Duration
+	// Contenders are compared with one another on every cell. Default: all but the policies that give up bandwidth.
+	Contenders []Contender
+	// Directions and Layouts that are measured. Default: all.
+	Directions []Direction
+	Layouts    []Layout
+	// Form is how batches say what they copy. Default Lists. PagesSummed needs sizes of whole leaves, the only ones of the
+	// default grid then.
+	Form Form
+	// Forms compares all forms of batches in addition: what checksums on the way cost, and Submit.
+	Forms bool
+	Seed  uint64
+
+	// Product, where set, is what BesideContenders copy beside; it must run on a queue of the measured device. By default
+	// those are all but the baselines.
+	Product          Product
+	BesideContenders []Contender
+	// BesideSize is the block size of the copies beside it, BesideBytes the length of their batches, and BesideLayout how
+	// the host's blocks lie. Default: 4 KiB, 128 MiB (simulated: 4 MiB), contiguous.
+	BesideSize, BesideBytes int64
+	BesideLayout            Layout
+	// Pairs is how many windows with copies are compared with as many without. Default 20.
+	Pairs int
+	// Window is about how long the product is timed for each. Default 50 ms.
+	Window time.Duration
+
+	// Peer, where set, is a second device: streams of the first copy between the two. PeerBytes is the most that a repetition
+	// moves, PeerReferenceBytes the length of the one large copy; as much memory as the longer has is allocated twice on each.
+	// Default 512 MiB and 1 GiB (simulated: 4 MiB each).
+	Peer                          device.Device
+	PeerBytes, PeerReferenceBytes int64
+	PeerContenders                []Contender // default: the function of the same name
+
 	// Progress, where set, is called before every point.
 	Progress func(done, total int, what string)
+
+	// now times the product; tests set it.
+	now func() time.Time
 }
 
-// The default sizes of blocks and paths.
-var (
-	defaultSizes = []int64{4 << 10, 16 << 10, 64 << 10, 1 << 20}
-	defaultPaths = []stream.Path{stream.PathCopyEngine, stream.PathCopyEngineBatch, stream.PathKernel, stream.PathNone}
+// Bounds of a point.
+const (
+	MinSize  = 256
+	MaxSize  = 16 << 20
+	MaxCount = 100_000
+
+	minReps = 6
+	maxReps = 999
 )
 
 func (o Options) withDefaults(i device.Info) Options {
-	d := Options{Bytes: 512 << 20, PoolBytes: 2 << 30, ReferenceBytes: 1 << 30, BatchBytes: 64 << 20, Samples: 2000}
-	if simulated(i) {
-		d = Options{Bytes: 16 << 20, PoolBytes: 64 << 20, ReferenceBytes: 32 << 20, BatchBytes: 4 << 20, Samples: 500}
+	d := Options{
+		Bytes: 128 << 20, PoolBytes: 2 << 30, ReferenceBytes: 256 << 20, Budget: time.Minute, BesideBytes: 128 << 20,
+		PeerBytes: 512 << 20, PeerReferenceBytes: 1 << 30,
 	}
-	def := func(v *int64, to int64) {
-		if *v == 0 {
-			*v = to
+	if o.Full {
+		d.Bytes, d.Budget = 4<<30, 8*time.Minute
+	}
+	if simulated(i) {
+		d = Options{
+			Bytes: 4 << 20, PoolBytes: 64 << 20, ReferenceBytes: 4 << 20, Budget: 10 * time.Second, BesideBytes: 4 << 20,
+			PeerBytes: 4 << 20, PeerReferenceBytes: 4 << 20,
 		}
 	}
 	def(&o.Bytes, d.Bytes)
 	def(&o.PoolBytes, max(d.PoolBytes, o.Bytes, o.ReferenceBytes))
 	def(&o.ReferenceBytes, min(d.ReferenceBytes, o.PoolBytes))
-	def(&o.BatchBytes, d.BatchBytes)
-	if o.Reps == 0 {
-		o.Reps = 5
+	def(&o.Budget, d.Budget)
+	def(&o.BatchBlocks, 8192)
+	def(&o.BesideSize, 4<<10)
+	def(&o.BesideBytes, min(d.BesideBytes, o.Bytes))
+	def(&o.BesideLayout, HostContiguous)
+	def(&o.Window, 50*time.Millisecond)
+	def(&o.Pairs, 20)
+	def(&o.PeerBytes, d.PeerBytes)
+	def(&o.PeerReferenceBytes, d.PeerReferenceBytes)
+	def(&o.Form, Lists)
+	if len(o.Contenders) == 0 {
+		o.Contenders = defaultContenders()
 	}
-	if o.Samples == 0 {
-		o.Samples = d.Samples
+	if len(o.BesideContenders) == 0 {
+		for _, c := range Contenders() {
+			if c.Baseline == NoBaseline {
+				o.BesideContenders = append(o.BesideContenders, c)
+			}
+		}
 	}
-	if len(o.Sizes) == 0 {
-		o.Sizes = defaultSizes
+	if len(o.PeerContenders) == 0 {
+		o.PeerContenders = PeerContenders()
 	}
-	if len(o.Paths) == 0 {
-		o.Paths = defaultPaths
+	if o.now == nil {
+		o.now = time.Now
+	}
+	if len(o.Directions) == 0 {
+		o.Directions = []Direction{ToDevice, ToHost, Both}
+	}
+	if len(o.Layouts) == 0 {
+		o.Layouts = []Layout{HostContiguous, HostScattered}
 	}
 	return o
+}
+
+// def gives v a default.
+func def[T comparable](v *T, to T) {
+	var zero T
+	if *v == zero {
+		*v = to
+	}
 }
 
 // validate reports everything wrong at once. It expects defaults to be filled in.
@@ -79,12 +155,25 @@ func (o *Options) validate() error {
 	bad := func(format string, args ...any) {
 		errs = append(errs, fmt.Errorf(format+": %w", append(args, errdefs.ErrInvalid)...))
 	}
-	for _, s := range o.Sizes {
+	for _, s := range append([]int64{o.BesideSize}, o.Sizes...) {
 		switch {
 		case s < wordBytes || s%wordBytes != 0:
 			bad("block size %d is not a positive multiple of %d bytes", s, wordBytes)
 		case s > o.Bytes:
 			bad("block size %d is more than the %d bytes of a repetition", s, o.Bytes)
+		}
+	}
+	if o.Form != Lists && o.Form != Pages && o.Form != PagesSummed {
+		bad("there is no form of batches %q", o.Form)
+	}
+	for _, s := range o.Sizes {
+		if o.Form == PagesSummed && s%mem.LeafBytes != 0 {
+			bad("checksums on the way are of leaves of %d bytes, and blocks of %d are not", mem.LeafBytes, s)
+		}
+	}
+	for _, n := range o.Counts {
+		if n < 1 || n > MaxCount {
+			bad("%d blocks are not between 1 and %d", n, MaxCount)
 		}
 	}
 	if o.Bytes < 0 || o.Bytes > o.PoolBytes {
@@ -93,18 +182,31 @@ func (o *Options) validate() error {
 	if o.ReferenceBytes <= 0 || o.ReferenceBytes > o.PoolBytes {
 		bad("the large copy of %d bytes does not fit the pool of %d", o.ReferenceBytes, o.PoolBytes)
 	}
+	for _, l := range append([]Layout{o.BesideLayout}, o.Layouts...) {
+		if l != HostContiguous && l != HostScattered {
+			bad("the host's blocks do not lie %q", l)
+		}
+	}
+	if o.BesideBytes < o.BesideSize || o.BesideBytes > o.hostBytes() {
+		bad("batches of %d bytes beside a product are not of one block of %d bytes up to %d bytes", o.BesideBytes, o.BesideSize, o.hostBytes())
+	}
+	if o.PeerBytes < 0 || o.PeerReferenceBytes < wordBytes || o.PeerReferenceBytes%wordBytes != 0 || o.PeerBytes%wordBytes != 0 {
+		bad("%d bytes between devices and a large copy of %d are not multiples of %d bytes", o.PeerBytes, o.PeerReferenceBytes, wordBytes)
+	}
 	if o.ReferenceBytes%wordBytes != 0 || o.PoolBytes%wordBytes != 0 || o.Bytes%wordBytes != 0 {
 		bad("bytes, pool and large copy are multiples of %d bytes", wordBytes)
 	}
-	if o.BatchBytes < 0 {
-		bad("%d bytes a batch is negative", o.BatchBytes)
+	if o.Reps < 0 || o.BatchBlocks < 0 || o.Pairs < 0 || o.Budget < 0 || o.Window < 0 {
+		bad("%d repetitions, batches of %d blocks, %d pairs, a budget of %v and windows of %v: none may be negative", o.Reps, o.BatchBlocks, o.Pairs, o.Budget, o.Window)
 	}
-	if o.Reps < 0 || o.Samples < 0 {
-		bad("%d repetitions and %d samples: neither may be negative", o.Reps, o.Samples)
+	for _, c := range append(o.Contenders[:len(o.Contenders):len(o.Contenders)], o.BesideContenders...) {
+		if _, err := ParseContender(c.Name()); err != nil {
+			bad("path %s does not lead between host and device", c.Name())
+		}
 	}
-	for _, p := range o.Paths {
-		if p == stream.PathPosix {
-			bad("path %s copies files, not device memory", p)
+	for _, c := range o.BesideContenders {
+		if c.Baseline != NoBaseline {
+			bad("%s copies without a stream: nothing keeps it going beside a product", c.Name())
 		}
 	}
 	return errors.Join(errs...)

@@ -1,28 +1,34 @@
 package bench
 
 import (
-	"encoding/csv"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"math"
 	"runtime"
 	"slices"
-	"strconv"
-	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/kvlane/kvlane/device"
-	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Report is what a run measured, and on what. GBps are 1e9 bytes a second.
+// Format is the version of Report's JSON form.
+const Format = 3
+
+// Report is what a run measured, and on what. GBps are 1e9 bytes a second, medians where nothing else is said.
 type Report struct {
+	Format    int       `json:"format"`
 	Machine   Facts     `json:"machine"`
 	Setup     Setup     `json:"setup"`
 	Reference Reference `json:"reference"`
 	Points    []Point   `json:"points"`
-	Latency   []Latency `json:"latency"`
-	Missing   []Missing `json:"missing"`
+	// Forms compares lists, page lists and page lists with checksums, of the stream's own choice.
+	Forms   []Point       `json:"forms,omitempty"`
+	Product *ProductFacts `json:"product,omitempty"`
+	Peers   *PeerReport   `json:"peers,omitempty"`
+	Missing []Missing     `json:"missing"`
 }
 
 // Facts says where and when the figures were made. Command is for the caller to fill in.
@@ -35,196 +41,187 @@ type Facts struct {
 	CPUs          int       `json:"cpus"`
 	GoVersion     string    `json:"go_version"`
 	Date          time.Time `json:"date"`
+	Seconds       float64   `json:"seconds"` // how long the run took
 	Command       string    `json:"command,omitempty"`
 }
 
 // Setup is what the run was asked for, with the defaults filled in.
 type Setup struct {
-	Bytes          int64  `json:"bytes"`
-	PoolBytes      int64  `json:"pool_bytes"`
-	ReferenceBytes int64  `json:"reference_bytes"`
-	BatchBytes     int64  `json:"batch_bytes"`
-	Reps           int    `json:"reps"`
-	Samples        int    `json:"samples"`
-	Form           string `json:"form"` // "extents" or "pages"
-	Seed           uint64 `json:"seed"`
+	Bytes          int64   `json:"bytes"`
+	BatchBlocks    int     `json:"batch_blocks"`
+	PoolBytes      int64   `json:"pool_bytes"`
+	ReferenceBytes int64   `json:"reference_bytes"`
+	Reps           int     `json:"reps"` // 0: as many as the budget allows
+	BudgetSeconds  float64 `json:"budget_seconds"`
+	Form           Form    `json:"form"`
+	Seed           uint64  `json:"seed"`
+	// Planner says by what the stream's own choices were made. It is for the caller to fill in.
+	Planner string `json:"planner,omitempty"`
 }
 
-// Reference is one large copy: what everything else is compared with.
+// Reference is one large copy, C: what everything else is compared with. There are some beside every group of points, and each
+// point is compared with those beside it; here they are all together.
 type Reference struct {
-	ToDeviceGBps float64 `json:"h2d_gbps"`
-	ToHostGBps   float64 `json:"d2h_gbps"`
-	BothGBps     float64 `json:"both_gbps"` // both ways at once, in sum
+	ToDevice Rate `json:"h2d"`
+	ToHost   Rate `json:"d2h"`
+	Both     Rate `json:"both"` // both ways at once, in sum
 }
 
-// Point is the bandwidth of one path at one block size: the median of the repetitions, the least and the most.
+// Rate is the rate of many samples: their median, and what 5% of them are below and above.
+type Rate struct {
+	GBps    float64 `json:"gbps"`
+	Low     float64 `json:"low_gbps"`
+	High    float64 `json:"high_gbps"`
+	Samples int     `json:"samples"`
+}
+
+// Of returns C of a direction.
+func (r *Reference) Of(d Direction) Rate {
+	switch d {
+	case ToDevice:
+		return r.ToDevice
+	case ToHost:
+		return r.ToHost
+	case Both:
+		return r.Both
+	}
+	return Rate{}
+}
+
+// Point is what one contender reached on one cell. Of Both, the durations that have to do with one batch are those of the
+// batch to the device.
 type Point struct {
-	Path      string    `json:"path"`
-	Size      int64     `json:"block_bytes"`
+	Path     string `json:"path"`
+	Baseline bool   `json:"baseline,omitempty"`
+	Form     Form   `json:"form"`
+	Cell
+	// Blocks is how many blocks a repetition moved each way: fewer than Count where Count would have taken too long.
+	Blocks    int       `json:"blocks"`
 	Direction Direction `json:"direction"`
 	Layout    Layout    `json:"layout"`
-	Bytes     int64     `json:"bytes"`
-	GBps      float64   `json:"gbps"`
-	MinGBps   float64   `json:"min_gbps"`
-	MaxGBps   float64   `json:"max_gbps"`
-	// Share is GBps over that of one large copy in the same direction.
-	Share float64 `json:"share_of_large_copy"`
+	Bytes     int64     `json:"bytes"` // of a repetition, both ways together
+	Reps      int       `json:"reps"`
+
+	GBps     float64 `json:"gbps"`
+	LowGBps  float64 `json:"low_gbps"`  // quarter quantile
+	HighGBps float64 `json:"high_gbps"` // three-quarter quantile
+	// TurnGBps are the medians of the contender's turns. It took them with the other contenders of the same cell, direction and
+	// layout, whose turns of the same number were soon before or after.
+	TurnGBps []float64 `json:"turn_gbps"`
+	// LargeGBps is one large copy in the same direction, the median of those between the turns, and Share is GBps over it.
+	LargeGBps float64 `json:"large_copy_gbps"`
+	Share     float64 `json:"share_of_large_copy"`
+
+	// From Submit until done.
+	MeanMicros float64 `json:"mean_us"`
+	P50Micros  float64 `json:"p50_us"`
+	P99Micros  float64 `json:"p99_us"`
+	// Its parts: writing the batch's lists (not counted above), Submit, and from there until done.
+	PrepMicros    float64 `json:"prep_us"`
+	PrepP99Micros float64 `json:"prep_p99_us"`
+	PostMicros    float64 `json:"post_us"`
+	PostP50Micros float64 `json:"post_p50_us"`
+	PostP99Micros float64 `json:"post_p99_us"`
+	TxMicros      float64 `json:"tx_us"`
+	TxP99Micros   float64 `json:"tx_p99_us"`
+
+	// Traveled is the path that most of the batches took, and PredictedMicros what the stream expected, or zero.
+	Traveled        string  `json:"traveled,omitempty"`
+	PredictedMicros float64 `json:"predicted_us,omitempty"`
+	Summed          bool    `json:"summed,omitempty"` // the stream took the checksums that it was asked for
+	// AllocsPerBlock is how many heap objects the process made a block, whoever made them.
+	AllocsPerBlock float64 `json:"allocs_per_block"`
 }
 
-// Latency is what one 4 KiB block takes from Submit to done, and what Submit alone costs for a block of many.
-type Latency struct {
-	Path                string  `json:"path"`
-	ToDeviceP50Micros   float64 `json:"h2d_p50_us"`
-	ToDeviceP99Micros   float64 `json:"h2d_p99_us"`
-	ToHostP50Micros     float64 `json:"d2h_p50_us"`
-	ToHostP99Micros     float64 `json:"d2h_p99_us"`
-	SubmitNanosPerBlock float64 `json:"submit_ns_per_block"`
+// ProductFacts is what the copies cost the product that runs beside them.
+type ProductFacts struct {
+	What        string  `json:"what"`
+	AloneTFLOPS float64 `json:"alone_tflops"`
+	Counts      bool    `json:"counts"` // AloneTFLOPS is at least MinTFLOPS
+	Pairs       int     `json:"pairs"`
+	PerWindow   int     `json:"products_per_window"`
+	BlockBytes  int64   `json:"block_bytes"`
+	BatchBytes  int64   `json:"batch_bytes"`
+	Layout      Layout  `json:"layout"`
+	Batches     int     `json:"batches_in_flight"`
+	Losses      []Loss  `json:"losses"`
 }
 
-// Missing is a path that the device does not have.
+// Loss is what one contender cost the product.
+type Loss struct {
+	Path         string    `json:"path"`
+	Traveled     string    `json:"traveled"` // the path of the last batch
+	Direction    Direction `json:"direction"`
+	AloneTFLOPS  float64   `json:"alone_tflops"`
+	BesideTFLOPS float64   `json:"beside_tflops"`
+	// Loss is the share of the product's rate that is lost, the mean of the pairs, and Low and High its 95% interval: Student's
+	// t over the pairs' differences.
+	Loss float64 `json:"loss"`
+	Low  float64 `json:"loss_low"`
+	High float64 `json:"loss_high"`
+	GBps float64 `json:"gbps"` // of the copies in all windows with them
+}
+
+// Missing is a contender that could not be measured.
 type Missing struct {
 	Path   string `json:"path"`
 	Reason string `json:"reason"`
 }
 
-// PathName names a path in reports; the stream's own choice is "auto".
-func PathName(p stream.Path) string {
-	if p == stream.PathNone {
-		return "auto"
-	}
-	return p.String()
-}
-
 func newReport(i device.Info, o *Options) *Report {
-	form := "extents"
-	if o.Paged {
-		form = "pages"
-	}
 	return &Report{
+		Format: Format,
 		Machine: Facts{
 			Device: i.Name, Driver: i.Driver, DriverVersion: i.DriverVersion, Simulated: simulated(i), PCI: i.PCI,
-			CPUs: runtime.NumCPU(), GoVersion: runtime.Version(), Date: time.Now().UTC().Truncate(time.Second),
+			CPUs: runtime.NumCPU(), GoVersion: runtime.Version(), Date: time.Now(),
 		},
 		Setup: Setup{
-			Bytes: o.Bytes, PoolBytes: o.PoolBytes, ReferenceBytes: o.ReferenceBytes, BatchBytes: o.BatchBytes,
-			Reps: o.Reps, Samples: o.Samples, Form: form, Seed: o.Seed,
+			Bytes: o.Bytes, BatchBlocks: o.BatchBlocks, PoolBytes: o.PoolBytes, ReferenceBytes: o.ReferenceBytes, Reps: o.Reps,
+			BudgetSeconds: o.Budget.Seconds(), Form: o.Form, Seed: o.Seed,
 		},
-		Points: []Point{}, Latency: []Latency{}, Missing: []Missing{},
+		Points: []Point{}, Missing: []Missing{},
 	}
 }
 
-func (r *Report) add(p Point) {
-	ref := r.Reference.ToDeviceGBps
-	if p.Direction == ToHost {
-		ref = r.Reference.ToHostGBps
-	}
-	if ref > 0 {
-		p.Share = p.GBps / ref
-	}
-	r.Points = append(r.Points, p)
+func (r *Report) missing(c Contender) bool {
+	return slices.ContainsFunc(r.Missing, func(m Missing) bool { return m.Path == c.Name() })
 }
 
-// WriteText writes the report for people, as tables in Markdown.
-func (r *Report) WriteText(w io.Writer) error {
-	var b strings.Builder
-	f := &r.Machine
-	if f.Simulated {
-		b.WriteString("SIMULATED: the figures describe the simulated device, not hardware.\n\n")
-	}
-	fmt.Fprintf(&b, "device     %s (%s, driver %s)\n", f.Device, f.Driver, f.DriverVersion)
-	fmt.Fprintf(&b, "machine    %d CPUs, %s\n", f.CPUs, f.GoVersion)
-	fmt.Fprintf(&b, "date       %s\n", f.Date.Format("2006-01-02 15:04 MST"))
-	if f.Command != "" {
-		fmt.Fprintf(&b, "command    %s\n", f.Command)
-	}
-	s := &r.Setup
-	fmt.Fprintf(&b, "setup      %s a repetition in batches of %s (%s), blocks scattered over %s of device memory, median of %d, seed %d\n",
-		bytesText(s.Bytes), bytesText(s.BatchBytes), s.Form, bytesText(s.PoolBytes), s.Reps, s.Seed)
-	fmt.Fprintf(&b, "large copy %s: %.1f GB/s host to device, %.1f back, %.1f both ways at once in sum\n",
-		bytesText(s.ReferenceBytes), r.Reference.ToDeviceGBps, r.Reference.ToHostGBps, r.Reference.BothGBps)
-	for _, layout := range []Layout{HostContiguous, HostScattered} {
-		r.table(&b, layout)
-	}
-	r.latencies(&b)
-	for _, m := range r.Missing {
-		fmt.Fprintf(&b, "\nnot measured: %s: %s\n", m.Path, m.Reason)
-	}
-	if _, err := io.WriteString(w, b.String()); err != nil {
-		return fmt.Errorf("write report: %w", err)
-	}
-	return nil
+// miss notes that a contender could not be measured.
+func (r *Report) miss(c Contender, why error) {
+	r.Missing = append(r.Missing, Missing{Path: c.Name(), Reason: why.Error()})
 }
 
-// table writes one layout: a row a path, a column a block size, in each "H2D / D2H (% / %)".
-func (r *Report) table(b *strings.Builder, layout Layout) {
-	var sizes []int64
-	var paths []string
-	type cell struct {
-		path string
-		size int64
-		dir  Direction
+// misses notes the contender that err says is not supported, if that is what it says.
+func (r *Report) misses(err error) bool {
+	var failed *entrantError
+	if !errors.As(err, &failed) || !errors.Is(err, errdefs.ErrNotSupported) {
+		return false
 	}
-	at := make(map[cell]Point)
-	for _, p := range r.Points {
-		if p.Layout != layout {
-			continue
-		}
-		if !slices.Contains(sizes, p.Size) {
-			sizes = append(sizes, p.Size)
-		}
-		if !slices.Contains(paths, p.Path) {
-			paths = append(paths, p.Path)
-		}
-		at[cell{p.Path, p.Size, p.Direction}] = p
-	}
-	fmt.Fprintf(b, "\nScattered device blocks, %s: GB/s host to device / device to host (%% of one large copy)\n\n", layout)
-	tw := tabwriter.NewWriter(b, 0, 0, 1, ' ', 0)
-	fmt.Fprint(tw, "| path\t")
-	for _, size := range sizes {
-		fmt.Fprintf(tw, "| %s\t", bytesText(size))
-	}
-	fmt.Fprint(tw, "|\n|---\t"+strings.Repeat("|---\t", len(sizes))+"|\n")
-	for _, path := range paths {
-		fmt.Fprintf(tw, "| %s\t", path)
-		for _, size := range sizes {
-			in, out := at[cell{path, size, ToDevice}], at[cell{path, size, ToHost}]
-			fmt.Fprintf(tw, "| %.1f / %.1f (%.0f / %.0f)\t", in.GBps, out.GBps, 100*in.Share, 100*out.Share)
-		}
-		fmt.Fprint(tw, "|\n")
-	}
-	_ = tw.Flush() // into memory: it cannot fail
+	r.miss(failed.who, failed.err)
+	return true
 }
 
-func (r *Report) latencies(b *strings.Builder) {
-	fmt.Fprintf(b, "\nOne %s block from Submit to done, and what Submit costs a block in batches of up to %d\n\n", bytesText(smallBytes), submitBlocks)
-	tw := tabwriter.NewWriter(b, 0, 0, 1, ' ', 0)
-	fmt.Fprint(tw, "| path\t| H2D p50 us\t| p99\t| D2H p50 us\t| p99\t| Submit ns a block\t|\n|---\t|---\t|---\t|---\t|---\t|---\t|\n")
-	for _, l := range r.Latency {
-		fmt.Fprintf(tw, "| %s\t| %.1f\t| %.1f\t| %.1f\t| %.1f\t| %.0f\t|\n", l.Path, l.ToDeviceP50Micros, l.ToDeviceP99Micros,
-			l.ToHostP50Micros, l.ToHostP99Micros, l.SubmitNanosPerBlock)
-	}
-	_ = tw.Flush() // into memory: it cannot fail
+// finish fills in what is known at the end.
+func (r *Report) finish() {
+	r.Machine.Seconds = math.Round(time.Since(r.Machine.Date).Seconds()*10) / 10
+	r.Machine.Date = r.Machine.Date.UTC().Truncate(time.Second)
 }
 
-// WriteCSV writes the points, one a line, with a header line. Every line says whether it was simulated, as lines get
-// parted from their file.
-func (r *Report) WriteCSV(w io.Writer) error {
-	c := csv.NewWriter(w)
-	rows := [][]string{{"device", "simulated", "path", "block_bytes", "direction", "layout", "bytes", "gbps", "min_gbps", "max_gbps", "share_of_large_copy"}}
-	float := func(v float64) string { return strconv.FormatFloat(v, 'f', 3, 64) }
-	for _, p := range r.Points {
-		rows = append(rows, []string{
-			r.Machine.Device, strconv.FormatBool(r.Machine.Simulated), p.Path, strconv.FormatInt(p.Size, 10), string(p.Direction), string(p.Layout),
-			strconv.FormatInt(p.Bytes, 10), float(p.GBps), float(p.MinGBps), float(p.MaxGBps), float(p.Share),
-		})
+// Read reads the JSON form of a report. One of another version is ErrMismatch.
+func Read(from io.Reader) (*Report, error) {
+	r := new(Report)
+	if err := json.NewDecoder(from).Decode(r); err != nil {
+		return nil, fmt.Errorf("read report: %w", err)
 	}
-	if err := c.WriteAll(rows); err != nil {
-		return fmt.Errorf("write report: %w", err)
+	if r.Format != Format {
+		return nil, fmt.Errorf("read report: it has format %d, not %d: %w", r.Format, Format, errdefs.ErrMismatch)
 	}
-	return nil
+	return r, nil
 }
 
-func bytesText(n int64) string {
+// BytesText writes a number of bytes with the largest binary unit that leaves no fraction: "4 KiB".
+func BytesText(n int64) string {
 	for _, u := range []struct {
 		bytes int64
 		name  string

@@ -5,276 +5,226 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"slices"
+	"runtime/debug"
 	"time"
-
-	"github.com/HdrHistogram/hdrhistogram-go"
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
-	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/stream"
-)
-
-const (
-	smallBytes = 4 << 10 // the block whose latency and submission are timed
-	// submitBlocks is the number of blocks of the batch whose submission is timed.
-	submitBlocks = 1024
-	warmup       = 50
 )
 
 // Run measures dev. It allocates twice PoolBytes of device memory and twice the longest transfer of pinned memory, and
 // frees them before it returns. It fails with ErrCorrupt if wrong bytes arrived, and with the context's cause if ctx ends.
-func Run(ctx context.Context, dev device.Device, open Opener, o Options) (_ *Report, err error) {
+func Run(ctx context.Context, dev device.Device, open Opener, o Options) (*Report, error) {
 	o = o.withDefaults(dev.Info())
 	if err := o.validate(); err != nil {
 		return nil, fmt.Errorf("benchmark: %w", err)
 	}
-	r, err := newRig(ctx, dev, open, &o)
-	if err != nil {
+	rep := newReport(dev.Info(), &o)
+	b := &bench{dev: dev, open: open, o: &o, rng: rand.New(rand.NewPCG(o.Seed, 0)), rep: rep, groups: o.groups()}
+	b.plan()
+	// A collection in the middle of a repetition takes processors away and slows down every pointer that is written, so
+	// they are made between the points.
+	defer debug.SetGCPercent(debug.SetGCPercent(-1))
+	if err := b.host(ctx); err != nil {
 		return nil, fmt.Errorf("benchmark: %w", err)
 	}
-	defer func() { err = errors.Join(err, r.close()) }()
-	b := &bench{rig: r, open: open, o: &o, rng: rand.New(rand.NewPCG(o.Seed, 0)), rep: newReport(dev.Info(), &o)}
-	// Every path has its bandwidths, then its latency; the reference comes first.
-	b.total = 1 + len(o.Paths)*(len(o.Sizes)*4+1)
-	b.step("one large copy")
-	if err := b.reference(ctx); err != nil {
-		return nil, fmt.Errorf("benchmark one large copy: %w", err)
-	}
-	for _, path := range o.Paths {
-		if err := b.path(ctx, path); err != nil {
-			return nil, fmt.Errorf("benchmark path %s: %w", PathName(path), err)
+	if o.Peer != nil {
+		if err := b.peers(ctx); err != nil {
+			return nil, fmt.Errorf("benchmark between devices: %w", err)
 		}
 	}
-	return b.rep, nil
+	rep.finish()
+	return rep, nil
 }
 
 // bench is a run in progress.
 type bench struct {
-	rig         *rig
-	open        Opener
-	o           *Options
-	rng         *rand.Rand
-	rep         *Report
-	done, total int
+	dev    device.Device
+	rig    *rig
+	large  *large
+	open   Opener
+	o      *Options
+	rng    *rand.Rand
+	rep    *Report
+	groups []place // between host and device, a cell's together
+
+	done, total int       // steps announced, and to come in all
+	left        int       // points to come, which share the time until deadline
+	deadline    time.Time // of the points
+	near        pool
 }
 
-func (b *bench) step(what string) {
+// plan counts what is to come.
+func (b *bench) plan() {
+	o := b.o
+	b.left = len(b.groups) * len(o.Contenders)
+	if o.Forms {
+		b.left += len(o.formPlaces()) * len(formNames)
+	}
+	b.total = b.left
+	if o.Product != nil {
+		b.total += len(o.BesideContenders) * len(besideDirections)
+	}
+	if o.Peer != nil {
+		b.total += len(o.peerPlaces()) * len(o.PeerContenders)
+	}
+}
+
+// host measures everything between host and device.
+func (b *bench) host(ctx context.Context) (err error) {
+	o := b.o
+	if err := b.setUp(ctx, nil, o.PoolBytes, o.hostBytes(), o.largest(), o.ReferenceBytes); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, b.rig.close()) }()
+	b.deadline = time.Now().Add(o.Budget)
+	for len(b.groups) > 0 {
+		n := 1
+		for n < len(b.groups) && b.groups[n].Cell == b.groups[0].Cell {
+			n++
+		}
+		points, err := b.measure(ctx, b.groups[:n], entries(o.Contenders, o.Form), o.BatchBlocks)
+		if err != nil {
+			return err
+		}
+		b.rep.Points = append(b.rep.Points, points...)
+		b.groups = b.groups[n:]
+	}
+	if o.Forms {
+		if err := b.forms(ctx); err != nil {
+			return err
+		}
+	}
+	if o.Product != nil {
+		if err := b.beside(ctx); err != nil {
+			return fmt.Errorf("beside %s: %w", o.Product.Describe(), err)
+		}
+	}
+	b.rep.Reference = Reference{
+		ToDevice: b.large.rates(ToDevice), ToHost: b.large.rates(ToHost), Both: b.large.rates(Both),
+	}
+	return nil
+}
+
+// setUp allocates the memory and opens what makes the large copy.
+func (b *bench) setUp(ctx context.Context, peer device.Device, near, far, largest, large int64) (err error) {
+	b.near = pool{}
+	if b.rig, err = newRig(ctx, b.dev, peer, near, far, largest); err != nil {
+		return err
+	}
+	if b.large, err = b.newLarge(ctx, large); err != nil {
+		return errors.Join(err, b.rig.close())
+	}
+	return nil
+}
+
+// pool is a permutation of the near side's blocks of one size.
+type pool struct {
+	size   int64
+	blocks []uint32
+}
+
+func (b *bench) pool(size int64) []uint32 {
+	if b.near.size != size {
+		b.near = pool{size, permutation(int(b.rig.near.src.Len()/size), b.rng)}
+	}
+	return b.near.blocks
+}
+
+func (b *bench) step(format string, args ...any) {
 	if b.o.Progress != nil {
-		b.o.Progress(b.done, b.total, what)
+		b.o.Progress(b.done, b.total, fmt.Sprintf(format, args...))
 	}
 	b.done++
 }
 
-// withStream opens a stream for use and closes it again, waiting for what use left behind.
-func (b *bench) withStream(path stream.Path, use func(stream.Stream) error) (err error) {
-	s, err := b.open(path)
-	if err != nil {
-		return err
-	}
-	// In the rig's list until it is closed, so that a stream that does not close keeps the rig from freeing its memory.
-	b.rig.onClose(s.Close)
-	err = use(s)
-	last := len(b.rig.closers) - 1
-	if cerr := b.rig.closers[last](); cerr != nil {
-		return errors.Join(err, cerr)
-	}
-	b.rig.closers = b.rig.closers[:last]
-	return err
+// entry is a contender with the form of its batches.
+type entry struct {
+	who  Contender
+	form Form
 }
 
-// reference measures one large copy each way, and both ways at once.
-func (b *bench) reference(ctx context.Context) error {
-	n := b.o.ReferenceBytes
-	in := &mem.Batch{Dst: []mem.Extent{{Region: b.rig.devDst, Len: n}}, Src: []mem.Extent{{Region: b.rig.hostSrc, Len: n}}}
-	out := &mem.Batch{Dst: []mem.Extent{{Region: b.rig.hostDst, Len: n}}, Src: []mem.Extent{{Region: b.rig.devSrc, Len: n}}}
-	if err := b.rig.poisonDestinations(ctx); err != nil {
-		return err
+func entries(who []Contender, f Form) []entry {
+	all := make([]entry, len(who))
+	for i, c := range who {
+		all[i] = entry{c, f}
 	}
-	err := b.withStream(stream.PathCopyEngine, func(s stream.Stream) error {
-		return b.withStream(stream.PathCopyEngine, func(other stream.Stream) (err error) {
-			timed := func(work ...job) float64 {
-				if err != nil {
-					return 0
-				}
-				var g []float64
-				g, err = repeat(b.o.Reps, func() (float64, error) { return rate(ctx, work...) })
-				return median(g)
-			}
-			ref := &b.rep.Reference
-			ref.ToDeviceGBps = timed(job{s, in})
-			ref.ToHostGBps = timed(job{s, out})
-			ref.BothGBps = timed(job{s, in}, job{other, out})
-			return err
-		})
-	})
-	if err != nil {
-		return err
-	}
-	// Both directions have run: the host's copy is checked in place, then the device's through it.
-	if err := checkPattern(b.rig.hostDst.Bytes()[:n], devTag, 0); err != nil {
-		return fmt.Errorf("device to host: %w", err)
-	}
-	p := &plan{size: n, dir: ToDevice, hostBlock: []uint32{0}, devBlock: []uint32{0}, devPool: []uint32{0}}
-	if err := b.rig.check(ctx, p); err != nil {
-		return fmt.Errorf("host to device: %w", err)
-	}
-	return nil
+	return all
 }
 
-// path measures one path, or notes why it is not there.
-func (b *bench) path(ctx context.Context, path stream.Path) error {
-	err := b.withStream(path, func(s stream.Stream) error {
-		for _, size := range b.o.Sizes {
-			for _, layout := range []Layout{HostContiguous, HostScattered} {
-				for _, dir := range []Direction{ToDevice, ToHost} {
-					b.step(fmt.Sprintf("%s %s %s, %s", PathName(path), bytesText(size), dir, layout))
-					if err := b.point(ctx, s, path, size, dir, layout); err != nil {
-						return fmt.Errorf("%s %s, %s: %w", bytesText(size), dir, layout, err)
-					}
-				}
-			}
+// measure measures groups of the same contenders, which keep their streams. A contender that turns out not to be supported
+// is left out, with the reason in the report.
+func (b *bench) measure(ctx context.Context, places []place, who []entry, most int) (points []Point, err error) {
+	mark := b.rig.mark()
+	defer func() { err = errors.Join(err, b.rig.closeTo(mark)) }()
+	expected := len(who)
+	entrants, err := b.enter(who)
+	for i := 0; err == nil && i < len(places); {
+		gone := (expected - len(entrants)) * (len(places) - i) // what is missing will measure nothing
+		b.left, b.total, expected = b.left-gone, b.total-gone, len(entrants)
+		if len(entrants) == 0 {
+			break
 		}
-		b.step(PathName(path) + " latency")
-		if err := b.latency(ctx, s, path); err != nil {
-			return fmt.Errorf("latency: %w", err)
+		before := b.done
+		var got []Point
+		got, err = (&group{b: b, at: places[i], entrants: entrants, most: most}).measure(ctx)
+		switch {
+		case err == nil:
+			points = append(points, got...)
+			b.left -= len(entrants)
+			i++
+		case b.rep.misses(err):
+			// Its streams may still use the memory; all begin anew without it.
+			b.done = before
+			if err = b.rig.closeTo(mark); err == nil {
+				entrants, err = b.enter(who)
+			}
+		default:
+			at := places[i]
+			err = fmt.Errorf("%d x %s, %s, %s: %w", at.Count, BytesText(at.Size), at.dir, at.layout, err)
 		}
-		return nil
-	})
-	if errors.Is(err, errdefs.ErrNotSupported) {
-		b.rep.Missing = append(b.rep.Missing, Missing{Path: PathName(path), Reason: err.Error()})
-		b.done = 1 + (slices.Index(b.o.Paths, path)+1)*(len(b.o.Sizes)*4+1)
-		return nil
 	}
-	return err
+	return points, err
 }
 
-func (b *bench) point(ctx context.Context, s stream.Stream, path stream.Path, size int64, dir Direction, layout Layout) error {
-	if err := b.rig.poisonDestinations(ctx); err != nil {
-		return err
-	}
-	p := newPlan(b.rig, b.o, size, dir, layout)
-	work := make([]job, len(p.batches))
-	for i := range p.batches {
-		work[i] = job{s, &p.batches[i]}
-	}
-	gbps, err := repeat(b.o.Reps, func() (float64, error) {
-		p.shuffle(b.rig, b.rng)
-		g, err := rate(ctx, work...)
-		if err != nil {
-			return 0, err
+// enter opens two movers for each contender that is not known to be missing; one that is not supported becomes so.
+func (b *bench) enter(who []entry) ([]*entrant, error) {
+	var all []*entrant
+	for _, c := range who {
+		if b.rep.missing(c.who) {
+			continue
 		}
-		return g, b.rig.check(ctx, p)
-	})
-	if err != nil {
-		return err
-	}
-	b.rep.add(Point{
-		Path: PathName(path), Size: size, Direction: dir, Layout: layout, Bytes: p.bytes(),
-		GBps: median(gbps), MinGBps: slices.Min(gbps), MaxGBps: slices.Max(gbps),
-	})
-	return nil
-}
-
-// latency times single small blocks from Submit to done, and the submission alone of many.
-func (b *bench) latency(ctx context.Context, s stream.Stream, path stream.Path) error {
-	l := Latency{Path: PathName(path)}
-	for _, dir := range []Direction{ToDevice, ToHost} {
-		o := Options{Bytes: smallBytes, PoolBytes: b.o.PoolBytes, BatchBytes: smallBytes}
-		p := newPlan(b.rig, &o, smallBytes, dir, HostScattered)
-		p.shuffle(b.rig, b.rng)
-		h := hdrhistogram.New(1, time.Minute.Nanoseconds(), 3)
-		for i := range warmup + b.o.Samples {
-			start := time.Now()
-			t, err := s.Submit(ctx, &p.batches[0])
-			if err != nil {
-				return err
-			}
-			if err := t.Wait(ctx); err != nil {
-				return err
-			}
-			if i < warmup {
+		e := &entrant{who: c.who, form: c.form}
+		for range 2 { // one each way
+			m, err := b.openMover(c.who)
+			switch {
+			case errors.Is(err, errdefs.ErrNotSupported):
+				b.rep.miss(c.who, err)
+			case err != nil:
+				return nil, fmt.Errorf("path %s: %w", c.who.Name(), err)
+			default:
+				e.movers = append(e.movers, m)
 				continue
 			}
-			if err := h.RecordValue(time.Since(start).Nanoseconds()); err != nil {
-				return fmt.Errorf("record latency: %w", err)
-			}
+			break
 		}
-		p50, p99 := float64(h.ValueAtQuantile(50))/1e3, float64(h.ValueAtQuantile(99))/1e3
-		if dir == ToDevice {
-			l.ToDeviceP50Micros, l.ToDeviceP99Micros = p50, p99
-		} else {
-			l.ToHostP50Micros, l.ToHostP99Micros = p50, p99
+		if len(e.movers) == 2 {
+			all = append(all, e)
 		}
 	}
-	blocks := min(submitBlocks, b.o.Bytes/smallBytes)
-	if blocks > 0 {
-		o := Options{Bytes: blocks * smallBytes, PoolBytes: b.o.PoolBytes, BatchBytes: blocks * smallBytes, Paged: b.o.Paged}
-		p := newPlan(b.rig, &o, smallBytes, ToDevice, HostScattered)
-		nanos, err := repeat(b.o.Reps*10, func() (float64, error) {
-			p.shuffle(b.rig, b.rng)
-			start := time.Now()
-			t, err := s.Submit(ctx, &p.batches[0])
-			took := time.Since(start)
-			if err != nil {
-				return 0, err
-			}
-			return float64(took.Nanoseconds()) / float64(blocks), t.Wait(ctx)
-		})
-		if err != nil {
-			return err
-		}
-		l.SubmitNanosPerBlock = median(nanos)
-	}
-	b.rep.Latency = append(b.rep.Latency, l)
-	return nil
+	return all, nil
 }
 
-// job is a batch for a stream.
-type job struct {
-	s stream.Stream
-	b *mem.Batch
-}
-
-// rate submits the jobs, waits for all and returns how fast they went together, in GB/s.
-func rate(ctx context.Context, work ...job) (float64, error) {
-	tickets := make([]*stream.Ticket, 0, len(work))
-	var bytes int64
-	start := time.Now()
-	for _, j := range work {
-		t, err := j.s.Submit(ctx, j.b)
-		if err != nil {
-			return 0, err
-		}
-		tickets = append(tickets, t)
-		bytes += j.b.Bytes()
+// withStream opens a stream for use and closes it again, waiting for what use left behind. A stream that does not close stays
+// in the rig's list, and keeps it from freeing the memory.
+func (b *bench) withStream(c Contender, use func(stream.Stream) error) (err error) {
+	mark := b.rig.mark()
+	defer func() { err = errors.Join(err, b.rig.closeTo(mark)) }()
+	s, err := b.open(c)
+	if err != nil {
+		return err
 	}
-	for _, t := range tickets {
-		if err := t.Wait(ctx); err != nil {
-			return 0, err
-		}
-	}
-	return float64(bytes) / float64(time.Since(start).Nanoseconds()), nil
-}
-
-// repeat runs f once for nothing and then n times.
-func repeat(n int, f func() (float64, error)) ([]float64, error) {
-	all := make([]float64, 0, n+1)
-	for range n + 1 {
-		v, err := f()
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, v)
-	}
-	return all[1:], nil
-}
-
-func median(v []float64) float64 {
-	if len(v) == 0 {
-		return 0
-	}
-	s := slices.Sorted(slices.Values(v))
-	return (s[(len(s)-1)/2] + s[len(s)/2]) / 2
+	b.rig.onClose(s.Close)
+	return use(s)
 }

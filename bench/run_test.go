@@ -2,11 +2,11 @@ package bench
 
 import (
 	"context"
-	"encoding/csv"
 	"errors"
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/sim"
@@ -16,87 +16,150 @@ import (
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
 )
 
-// small is a run of a few milliseconds with more than one chunk to read back and more than one batch.
-func small(paths ...stream.Path) Options {
+var (
+	engine = Contender{Path: stream.PathCopyEngine}
+	batch  = Contender{Path: stream.PathCopyEngineBatch}
+	kernel = Contender{Path: stream.PathKernel}
+	auto   = Contender{Policy: Throughput}
+)
+
+// small is a run of a few milliseconds.
+func small(who ...Contender) Options {
 	return Options{
-		Sizes: []int64{512, 4 << 10}, Bytes: 32 << 10, PoolBytes: 100 << 10, ReferenceBytes: 40 << 10, BatchBytes: 8 << 10,
-		Reps: 2, Samples: 3, Seed: 7, Paths: paths,
+		Sizes: []int64{512, 4 << 10}, Bytes: 32 << 10, PoolBytes: 100 << 10, ReferenceBytes: 40 << 10,
+		Reps: 2, Seed: 7, Contenders: who,
+	}
+}
+
+func opener(dev device.Device) Opener {
+	return func(c Contender) (stream.Stream, error) {
+		if c.Path == stream.PathNone && c.Policy != Throughput {
+			return nil, fmt.Errorf("policy %s: %w", c.Policy, errdefs.ErrNotSupported)
+		}
+		return streamcopy.Open(dev, streamcopy.Options{Path: c.Path})
 	}
 }
 
 // run measures a simulated device with the given faults and closes it. The device complains of whatever was not freed.
 func run(t *testing.T, ctx context.Context, plan *fault.Plan, o Options) (*Report, error) {
 	t.Helper()
-	dev, err := sim.Open(sim.Options{MemoryBytes: 64 << 20, Faults: plan})
+	dev, err := sim.Open(sim.Options{MemoryBytes: 256 << 20, Faults: plan})
 	if err != nil {
 		t.Fatal(err)
 	}
-	open := func(p stream.Path) (stream.Stream, error) { return streamcopy.Open(dev, streamcopy.Options{Path: p}) }
-	rep, err := Run(ctx, dev, open, o)
+	rep, err := Run(ctx, dev, opener(dev), o)
 	return rep, errors.Join(err, dev.Close())
 }
 
 func TestEveryPointIsMeasured(t *testing.T) {
-	for _, paged := range []bool{false, true} {
-		t.Run(fmt.Sprintf("paged=%v", paged), func(t *testing.T) {
+	for _, form := range []Form{Lists, Pages} {
+		t.Run(string(form), func(t *testing.T) {
 			o := small()
-			o.Paged = paged
+			o.Form = form
 			steps, total := 0, 0
 			o.Progress = func(_, n int, _ string) { steps, total = steps+1, n }
 			rep, err := run(t, t.Context(), nil, o)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if want := len(defaultPaths) * len(o.Sizes) * 4; len(rep.Points) != want {
-				t.Errorf("%d points, want %d", len(rep.Points), want)
+			there := len(defaultContenders()) - len(rep.Missing)
+			if want := there * len(o.Sizes) * 6; len(rep.Points) != want || there < 6 {
+				t.Errorf("%d points, want %d; missing %+v", len(rep.Points), want, rep.Missing)
 			}
-			if steps != total {
+			if len(rep.Missing) == 0 && steps != total {
 				t.Errorf("%d steps were announced, %d were to come", steps, total)
 			}
 			for _, p := range rep.Points {
-				if p.GBps <= 0 || p.MinGBps > p.GBps || p.GBps > p.MaxGBps || p.Share <= 0 || p.Bytes != o.Bytes {
+				bytes := o.Bytes
+				if p.Direction == Both {
+					bytes *= 2
+				}
+				if p.GBps <= 0 || p.LowGBps > p.GBps || p.GBps > p.HighGBps || p.Share != p.GBps/p.LargeGBps || len(p.TurnGBps) != 2 || p.Bytes != bytes || p.Reps != o.Reps || p.Blocks != p.Count {
 					t.Errorf("point %+v", p)
 				}
-			}
-			if ref := rep.Reference; ref.ToDeviceGBps <= 0 || ref.ToHostGBps <= 0 || ref.BothGBps <= 0 {
-				t.Errorf("reference %+v", ref)
-			}
-			for _, l := range rep.Latency {
-				if l.ToDeviceP50Micros <= 0 || l.ToHostP50Micros > l.ToHostP99Micros || l.SubmitNanosPerBlock <= 0 {
-					t.Errorf("latency %+v", l)
+				if p.P50Micros <= 0 || p.P50Micros > p.P99Micros || p.TxMicros <= 0 || p.PostMicros <= 0 || p.PrepMicros <= 0 {
+					t.Errorf("durations of point %+v", p)
+				}
+				if c, err := ParseContender(p.Path); err != nil || c.Path != stream.PathNone && c.Path.String() != p.Traveled {
+					t.Errorf("%s traveled by %q", p.Path, p.Traveled)
 				}
 			}
-			if len(rep.Latency) != len(defaultPaths) || !rep.Machine.Simulated {
-				t.Errorf("%d latencies; machine %+v", len(rep.Latency), rep.Machine)
+			// Four copies beside each of two sizes and two layouts.
+			if ref := rep.Reference; ref.ToDevice.GBps <= 0 || ref.ToHost.Samples != 16 || ref.Both.Low > ref.Both.High || !rep.Machine.Simulated {
+				t.Errorf("reference %+v; machine %+v", ref, rep.Machine)
 			}
 		})
 	}
 }
 
-// One copy in each step that moves blocks has a byte flipped: whichever it is, the run must not end well.
+// Without a number of repetitions the budget decides: many of what is fast, few and short ones of what is slow.
+func TestBudgetIsKept(t *testing.T) {
+	o := small(engine)
+	o.Reps, o.Budget, o.Sizes, o.Counts, o.Directions = 0, 200*time.Millisecond, []int64{256}, []int{1, 4096}, []Direction{ToHost}
+	o.Bytes, o.PoolBytes, o.ReferenceBytes = 1<<20, 2<<20, 1<<20
+	dev, err := sim.Open(sim.Options{LatencyPerOp: 20 * time.Microsecond, BandwidthGBps: 10})
+	if err != nil {
+		t.Fatal(err)
+	}
+	start := time.Now()
+	rep, err := Run(t.Context(), dev, opener(dev), o)
+	if err := errors.Join(err, dev.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if took := time.Since(start); took > 20*o.Budget {
+		t.Errorf("a budget of %v took %v", o.Budget, took)
+	}
+	for _, p := range rep.Points {
+		switch p.Count {
+		case 1:
+			if p.Blocks != 1 || p.Reps < minReps {
+				t.Errorf("a fast point: %+v", p)
+			}
+		case 4096: // 80 ms of latency alone
+			if p.Blocks >= p.Count || p.Blocks < 256 || p.Reps < minReps || p.Bytes != int64(p.Blocks)*p.Size {
+				t.Errorf("a slow point: %+v", p)
+			}
+		}
+	}
+	var b strings.Builder
+	if err := rep.WriteText(&b); err != nil || !strings.Contains(b.String(), "* 2 points moved fewer blocks than their column says") {
+		t.Errorf("the text does not say what was moved, %v:\n%s", err, b.String())
+	}
+}
+
+// One copy in each step that moves blocks has a byte flipped, in the first repetition or the last: whichever it is, the
+// run must not end well.
 func TestWrongBytesFailTheRun(t *testing.T) {
-	for path, op := range map[stream.Path]string{
-		stream.PathCopyEngine: sim.OpCopy, stream.PathCopyEngineBatch: sim.OpBatch, stream.PathKernel: sim.OpLaunch,
+	for who, op := range map[Contender]string{
+		engine: sim.OpCopy, batch: sim.OpBatch, kernel: sim.OpLaunch, {Baseline: OneCopyEach}: sim.OpCopy, {Baseline: DriverBatch}: sim.OpBatch,
 	} {
-		t.Run(path.String(), func(t *testing.T) {
+		t.Run(who.Name(), func(t *testing.T) {
 			// A run without faults shows which operations belong to which step.
 			clean := fault.New(1)
 			var starts []int64
-			o := small(path)
-			// Every byte of the pool is in a block: also what reads it back must not go wrong anywhere.
-			o.Bytes, o.PoolBytes, o.Reps = o.ReferenceBytes, o.ReferenceBytes, 1
+			dirs := []Direction{ToDevice, ToHost, Both}
+			o := small(who)
+			o.Sizes, o.Reps = o.Sizes[1:], 1
 			o.Progress = func(int, int, string) { starts = append(starts, clean.Seen(op)) }
 			if _, err := run(t, t.Context(), clean, o); err != nil {
 				t.Fatal(err)
 			}
 			o.Progress = nil
-			// The first step is the large copy, the last the latency; between them are the points.
-			for i := 1; i < len(starts)-1; i++ {
-				if starts[i] == starts[i+1] {
-					t.Fatalf("step %d moved nothing by %s", i, path)
+			for i, first := range starts {
+				dir, end := dirs[i%len(dirs)], clean.Seen(op)
+				last := int64(-1)
+				if i+1 < len(starts) {
+					end = starts[i+1]
+					last -= larges(op, dirs[(i+1)%len(dirs)]) // before the next point's first turn
 				}
-				// The first operation of a step is of the repetition that does not count, the last of the last one.
-				for _, n := range []int64{starts[i], starts[i+1] - 1} {
+				last += end - larges(op, dir) // after the last turn
+				if op == sim.OpLaunch && dir != ToHost {
+					last-- // of the check
+				}
+				if last <= first {
+					t.Fatalf("step %d moved nothing by %s", i, who.Name())
+				}
+				for _, n := range []int64{first, last} {
 					if _, err := run(t, t.Context(), fault.New(1, fault.Nth(op, int(n)).Corrupt()), o); !errors.Is(err, errdefs.ErrCorrupt) {
 						t.Errorf("operation %d, of step %d, was corrupted: error %v, want ErrCorrupt", n, i, err)
 					}
@@ -106,14 +169,70 @@ func TestWrongBytesFailTheRun(t *testing.T) {
 	}
 }
 
+// larges is how many operations a sample of the large copy has.
+func larges(op string, dir Direction) int64 {
+	switch {
+	case op != sim.OpCopy:
+		return 0
+	case dir == Both:
+		return 2
+	}
+	return 1
+}
+
+// Contenders about as fast as the fastest move as many blocks as it, whatever the time; the slow ones fewer.
+func TestWhatIsComparedMovesAsMuch(t *testing.T) {
+	o := small(engine, batch, kernel)
+	o.Reps, o.Budget, o.Sizes, o.Counts, o.Directions, o.Layouts = 0, 50*time.Millisecond, []int64{256}, []int{8192}, []Direction{ToHost}, []Layout{HostScattered}
+	o.Bytes, o.PoolBytes, o.ReferenceBytes = 2<<20, 2<<20, 1<<20
+	dev, err := sim.Open(sim.Options{LatencyPerOp: 20 * time.Microsecond, BandwidthGBps: 10})
+	if err != nil {
+		t.Fatal(err)
+	}
+	rep, err := Run(t.Context(), dev, opener(dev), o)
+	if err := errors.Join(err, dev.Close()); err != nil {
+		t.Fatal(err)
+	}
+	moved := make(map[string]int)
+	for _, p := range rep.Points {
+		moved[p.Path] = p.Blocks
+	}
+	if moved["copy-engine"] >= 4096 || moved["copy-engine"] < probeBlocks || moved["kernel"] != 8192 {
+		t.Errorf("blocks moved: %v", moved)
+	}
+}
+
+func TestFormsAreCompared(t *testing.T) {
+	o := small(kernel)
+	// Enough bytes that a CPU's pass over them is not worth it.
+	o.Sizes, o.Bytes, o.PoolBytes, o.Forms = []int64{4 << 10}, 4<<20, 5<<20, true
+	rep, err := run(t, t.Context(), nil, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Blocks of 4 KiB, 64 KiB and 1 MiB, each way.
+	if len(rep.Forms) != 3*3*2 {
+		t.Fatalf("%d points", len(rep.Forms))
+	}
+	for i := range rep.Forms {
+		p := &rep.Forms[i]
+		if p.Path != Auto || p.Form != formNames[i%3] || p.SubmitNanos() <= 0 || p.AllocsPerBlock <= 0 {
+			t.Errorf("point %+v", p)
+		}
+		if _, ok := rep.ChecksumCost(p); ok != (p.Form == PagesSummed && p.Summed) || p.Summed != (p.Form == PagesSummed) {
+			t.Errorf("checksums of %s, by %s: made %v, cost known %v", p.Form, p.Traveled, p.Summed, ok)
+		}
+	}
+}
+
 // Whatever fails first, the run reports it and frees all that it took.
 func TestNoFailureGoesUnreported(t *testing.T) {
 	for _, op := range []string{
 		sim.OpAlloc, sim.OpAllocHost, sim.OpOpen, sim.OpCallFill, sim.OpCallLaunch, sim.OpRecord, sim.OpFill, sim.OpLaunch,
 	} {
 		t.Run(op, func(t *testing.T) {
-			o := small(stream.PathKernel)
-			o.Sizes, o.Samples, o.Reps = o.Sizes[1:], 1, 1
+			o := small(kernel)
+			o.Sizes, o.Reps, o.Layouts = o.Sizes[1:], 1, []Layout{HostScattered}
 			for n := 0; ; n++ {
 				plan := fault.New(1, fault.Nth(op, n).Fail(nil))
 				_, err := run(t, t.Context(), plan, o)
@@ -139,21 +258,21 @@ func TestMissingPathIsReported(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	open := func(p stream.Path) (stream.Stream, error) {
-		if p == stream.PathKernel {
+	open := func(c Contender) (stream.Stream, error) {
+		if c.Path == stream.PathKernel {
 			return nil, fmt.Errorf("no kernels here: %w", errdefs.ErrNotSupported)
 		}
-		return streamcopy.Open(dev, streamcopy.Options{Path: p})
+		return opener(dev)(c)
 	}
-	o := small(stream.PathKernel, stream.PathNone)
+	o := small(kernel, auto)
 	var last int
 	o.Progress = func(done, total int, _ string) { last = total - done }
 	rep, err := Run(t.Context(), dev, open, o)
 	if err := errors.Join(err, dev.Close()); err != nil {
 		t.Fatal(err)
 	}
-	if len(rep.Missing) != 1 || rep.Missing[0].Path != "kernel" || len(rep.Latency) != 1 || last != 1 {
-		t.Errorf("missing %+v, latency %+v, %d steps short", rep.Missing, rep.Latency, last-1)
+	if len(rep.Missing) != 1 || rep.Missing[0].Path != "kernel" || len(rep.Points) != 2*6 || last != 1 {
+		t.Errorf("missing %+v, %d points, %d steps short", rep.Missing, len(rep.Points), last-1)
 	}
 	var b strings.Builder
 	if err := rep.WriteText(&b); err != nil || !strings.Contains(b.String(), "not measured: kernel: no kernels here") {
@@ -172,92 +291,5 @@ func TestCanceledRunFreesEverything(t *testing.T) {
 	}
 	if _, err := run(t, ctx, nil, o); !errors.Is(err, cause) {
 		t.Errorf("error %v, want the context's cause", err)
-	}
-}
-
-func TestOptionsAreChecked(t *testing.T) {
-	for name, spoil := range map[string]func(*Options){
-		"size of no words":           func(o *Options) { o.Sizes = []int64{4097} },
-		"size zero":                  func(o *Options) { o.Sizes = []int64{0} },
-		"size over repetition":       func(o *Options) { o.Sizes = []int64{64 << 10} },
-		"repetition over the pool":   func(o *Options) { o.Bytes = 200 << 10 },
-		"large copy over the pool":   func(o *Options) { o.ReferenceBytes = 200 << 10 },
-		"negative large copy":        func(o *Options) { o.ReferenceBytes = -8 },
-		"odd pool":                   func(o *Options) { o.PoolBytes = 100<<10 + 1 },
-		"negative batch":             func(o *Options) { o.BatchBytes = -1 },
-		"negative repetitions":       func(o *Options) { o.Reps = -1 },
-		"path that copies no memory": func(o *Options) { o.Paths = []stream.Path{stream.PathPosix} },
-	} {
-		t.Run(name, func(t *testing.T) {
-			o := small()
-			spoil(&o)
-			if _, err := run(t, t.Context(), nil, o); !errors.Is(err, errdefs.ErrInvalid) {
-				t.Errorf("error %v, want ErrInvalid", err)
-			}
-		})
-	}
-}
-
-func TestDefaultsFollowTheDevice(t *testing.T) {
-	gpu, simulated := Options{}.withDefaults(device.Info{Driver: "cuda"}), Options{}.withDefaults(device.Info{Driver: "sim"})
-	for _, o := range []*Options{&gpu, &simulated} {
-		if err := o.validate(); err != nil {
-			t.Error(err)
-		}
-	}
-	if gpu.ReferenceBytes != 1<<30 || gpu.PoolBytes != 2<<30 || simulated.PoolBytes >= gpu.PoolBytes {
-		t.Errorf("defaults %+v and %+v", gpu, simulated)
-	}
-	// What was asked for stretches what was not.
-	if o := (Options{Bytes: 4 << 30}).withDefaults(device.Info{Driver: "cuda"}); o.PoolBytes != 4<<30 {
-		t.Errorf("the pool has %d bytes for repetitions of 4 GiB", o.PoolBytes)
-	}
-}
-
-func TestReportSaysThatItIsSimulated(t *testing.T) {
-	rep, err := run(t, t.Context(), nil, small(stream.PathKernel))
-	if err != nil {
-		t.Fatal(err)
-	}
-	rep.Machine.Command = "kvlane bench copy"
-	var text, table strings.Builder
-	if err := errors.Join(rep.WriteText(&text), rep.WriteCSV(&table)); err != nil {
-		t.Fatal(err)
-	}
-	for _, want := range []string{"SIMULATED", "command    kvlane bench copy", "| kernel", "| 512 B", "| 4 KiB", "large copy 40 KiB:"} {
-		if !strings.Contains(text.String(), want) {
-			t.Errorf("the text lacks %q:\n%s", want, text.String())
-		}
-	}
-	rows, err := csv.NewReader(strings.NewReader(table.String())).ReadAll()
-	if err != nil || len(rows) != 1+2*4 || rows[1][1] != "true" {
-		t.Errorf("CSV of %d rows, %v: %v", len(rows), err, rows)
-	}
-}
-
-func TestPatternKnowsItsPlace(t *testing.T) {
-	b := make([]byte, 64)
-	writePattern(b, hostTag, 128)
-	if err := checkPattern(b, hostTag, 128); err != nil {
-		t.Error(err)
-	}
-	for name, err := range map[string]error{
-		"another place":  checkPattern(b, hostTag, 136),
-		"another source": checkPattern(b, devTag, 128),
-	} {
-		if !errors.Is(err, errdefs.ErrCorrupt) {
-			t.Errorf("%s: %v, want ErrCorrupt", name, err)
-		}
-	}
-}
-
-func TestMedian(t *testing.T) {
-	for _, c := range []struct {
-		v    []float64
-		want float64
-	}{{nil, 0}, {[]float64{3}, 3}, {[]float64{9, 1, 5}, 5}, {[]float64{4, 1, 3, 2}, 2.5}} {
-		if got := median(c.v); got != c.want {
-			t.Errorf("median of %v is %v, want %v", c.v, got, c.want)
-		}
 	}
 }

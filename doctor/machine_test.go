@@ -51,10 +51,19 @@ func recorded(t *testing.T, name string) Machine {
 	}
 }
 
+// allYes is what a probe finds where everything works.
+func allYes() Probe {
+	var p Probe
+	for _, a := range p.abilities() {
+		*a.found = Finding{Answer: Yes}
+	}
+	return p
+}
+
 // twoGPUs is what the driver answers on the machine "dgx": the second GPU's driver has no batch copy, and a third is
 // broken.
 func twoGPUs(context.Context) (CUDA, error) {
-	yes := Finding{Answer: Yes}
+	yes, badPTX := Finding{Answer: Yes}, Finding{Answer: No, Reason: "bad PTX"}
 	return CUDA{
 		Version: "13.0",
 		Devices: []CUDADevice{
@@ -63,11 +72,16 @@ func twoGPUs(context.Context) (CUDA, error) {
 					Driver: "cuda", Index: 0, Name: "NVIDIA H100 80GB HBM3", UUID: "GPU-1", PCI: "0000:1B:00.0", NUMANode: -1,
 					MemoryBytes: 80 << 30, Multiprocs: 132, Compute: [2]int{9, 0}, CopyEngines: 3,
 				},
-				Probe: Probe{CopyEngine: yes, Batch: yes, Kernel: yes},
+				Probe:   allYes(),
+				Profile: yes,
 			},
 			{
-				Info:  device.Info{Driver: "cuda", Index: 1, Name: "NVIDIA H100 80GB HBM3", UUID: "GPU-2", PCI: "0000:9d:00.0", NUMANode: 1},
-				Probe: Probe{CopyEngine: yes, Batch: Finding{Answer: No, Reason: "cuMemcpyBatchAsync is missing"}, Kernel: Finding{Answer: No, Reason: "bad PTX"}},
+				Info: device.Info{Driver: "cuda", Index: 1, Name: "NVIDIA H100 80GB HBM3", UUID: "GPU-2", PCI: "0000:9d:00.0", NUMANode: 1},
+				Probe: Probe{
+					CopyEngine: yes, Batch: Finding{Answer: No, Reason: "cuMemcpyBatchAsync is missing"}, Kernel: badPTX,
+					Bulk: badPTX, Staged: badPTX, Resident: badPTX, Sums: badPTX,
+				},
+				Profile: Finding{Answer: No, Reason: "none is stored", Remedy: "kvlane calibrate"},
 			},
 			{Info: device.Info{Index: 2}, Err: errors.New("cuDevicePrimaryCtxRetain(device=2): CUDA_ERROR_ECC_UNCORRECTABLE (214)")},
 		},

@@ -7,7 +7,7 @@ import (
 )
 
 // notInThisVersion names the paths that the design has and this version does not.
-var notInThisVersion = []string{"staged", "resident", "nic", "nvlink", "cufile", "uring", "tcp", "rdma"}
+var notInThisVersion = []string{"nic", "cufile", "uring", "tcp", "rdma"}
 
 // paths tells for each way of moving bytes whether this machine has it: what the probes of the GPUs and of the file
 // systems add up to.
@@ -19,6 +19,11 @@ func paths(r *Report) []Path {
 		gpu(stream.PathCopyEngine, "host <-> GPU, one copy a run of neighbors", func(p *Probe) Finding { return p.CopyEngine }),
 		gpu(stream.PathCopyEngineBatch, "host <-> GPU, many copies a call", func(p *Probe) Finding { return p.Batch }),
 		gpu(stream.PathKernel, "host <-> GPU, scattered blocks over PCIe", func(p *Probe) Finding { return p.Kernel }),
+		gpu(stream.PathKernelBulk, "host <-> GPU, the same with few multiprocessors (compute 9.0)", func(p *Probe) Finding { return p.Bulk }),
+		gpu(stream.PathStaged, "host <-> GPU, scattered blocks through a copy engine", func(p *Probe) Finding { return p.Staged }),
+		gpu(stream.PathResident, "host <-> GPU, small batches without a launch", func(p *Probe) Finding { return p.Resident }),
+		{Name: "checksums on the way", What: "host <-> GPU, by the kernels that copy", Available: r.anyGPU(func(p *Probe) Finding { return p.Sums })},
+		{Name: "peer", What: "GPU <-> GPU, by copy engine or kernel", Available: r.anyPeer()},
 		{Name: stream.PathPosix.String(), What: "files <-> host, read and write calls", Available: r.posix()},
 		{Name: "simulated device", What: "stands in for a GPU; its figures say nothing of hardware", Available: Finding{Answer: Yes}},
 	}
@@ -51,6 +56,27 @@ func (r *Report) anyGPU(pick func(*Probe) Finding) Finding {
 		return Finding{Answer: Yes, Reason: fmt.Sprintf("on %d of %d GPUs; %s", have, len(r.NVIDIA.GPUs), missing.Reason)}
 	}
 	return Finding{Answer: Yes}
+}
+
+// anyPeer is a yes when one GPU reaches another's memory.
+func (r *Report) anyPeer() Finding {
+	n := &r.NVIDIA
+	if len(n.GPUs) == 0 {
+		return n.Driver
+	}
+	if len(n.GPUs) == 1 {
+		return Finding{Answer: No, Reason: "there is one GPU", Remedy: "a second GPU"}
+	}
+	best := Finding{Answer: Unknown, Reason: "no pair of GPUs was asked about"}
+	for i := range n.Peers {
+		p := &n.Peers[i]
+		if p.Access.Answer == Yes {
+			return Finding{Answer: Yes}
+		}
+		best = p.Access
+		best.Reason = fmt.Sprintf("GPU %d -> GPU %d: %s", p.From, p.To, p.Access.Reason)
+	}
+	return best
 }
 
 func (r *Report) posix() Finding {

@@ -105,7 +105,24 @@ func (p *printer) gpu(g *GPU) {
 	}
 	if g.Usable.Answer != Yes {
 		p.finding("  usable", g.Usable)
+		return
 	}
+	p.finding("  paths", g.Probe.summary())
+	p.finding("  path profile", g.Profile)
+}
+
+// summary says in one line which paths a GPU has: yes for all of them, or those that it lacks.
+func (p *Probe) summary() Finding {
+	var lacks []string
+	for _, a := range p.abilities() {
+		if f := *a.found; f.Answer != Yes {
+			lacks = append(lacks, a.name+" ("+f.inline()+")")
+		}
+	}
+	if len(lacks) == 0 {
+		return Finding{Answer: "all", Reason: "each was tried, and checksums on the way"}
+	}
+	return Finding{Answer: "not all", Reason: strings.Join(lacks, "; ")}
 }
 
 func (l *PCILink) text() string {

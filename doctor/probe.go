@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/stream"
 )
@@ -25,15 +27,41 @@ type Opener func(dev device.Device, path stream.Path) (stream.Stream, error)
 // ProbeDevice tries each path on dev: it copies a few KiB to the device and back and compares them. An ability is thus
 // claimed only where it worked.
 func ProbeDevice(ctx context.Context, dev device.Device, open Opener) Probe {
-	const remedy = "a newer NVIDIA driver"
-	return Probe{
-		CopyEngine: Answered(tryPath(ctx, dev, open, stream.PathCopyEngine), remedy),
-		Batch:      Answered(tryPath(ctx, dev, open, stream.PathCopyEngineBatch), remedy),
-		Kernel:     Answered(tryPath(ctx, dev, open, stream.PathKernel), remedy),
+	var p Probe
+	for _, a := range p.abilities() {
+		*a.found = Answered(tryPath(ctx, dev, open, a.path, a.try), a.remedy)
+	}
+	return p
+}
+
+// ability is something that a probe tries.
+type ability struct {
+	name   string
+	path   stream.Path
+	remedy string
+	found  *Finding
+	try    func(ctx context.Context, s stream.Stream, host, gpu *mem.Region, path stream.Path) error
+}
+
+func (p *Probe) abilities() []ability {
+	const driver, hopper = "a newer NVIDIA driver", "a GPU of compute capability 9.0 or later"
+	path := func(path stream.Path, remedy string, found *Finding) ability {
+		return ability{name: path.String(), path: path, remedy: remedy, found: found, try: roundTrip}
+	}
+	return []ability{
+		path(stream.PathCopyEngine, driver, &p.CopyEngine),
+		path(stream.PathCopyEngineBatch, driver, &p.Batch),
+		path(stream.PathKernel, driver, &p.Kernel),
+		path(stream.PathKernelBulk, hopper, &p.Bulk),
+		path(stream.PathStaged, driver, &p.Staged),
+		path(stream.PathResident, driver, &p.Resident),
+		{"checksums", stream.PathKernel, driver, &p.Sums, summed},
 	}
 }
 
-func tryPath(ctx context.Context, dev device.Device, open Opener, path stream.Path) (err error) {
+func tryPath(ctx context.Context, dev device.Device, open Opener, path stream.Path,
+	try func(ctx context.Context, s stream.Stream, host, gpu *mem.Region, path stream.Path) error,
+) (err error) {
 	s, err := open(dev, path)
 	if err != nil {
 		return fmt.Errorf("open a %s stream: %w", path, err)
@@ -66,13 +94,13 @@ func tryPath(ctx context.Context, dev device.Device, open Opener, path stream.Pa
 		}
 		err = errors.Join(err, dev.Free(gpu), dev.Free(host))
 	}()
-	return roundTrip(ctx, s, host, gpu, path)
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	return try(ctx, s, host, gpu, path)
 }
 
 // roundTrip copies the first half of host to gpu and from there to the second half, in two pieces each way.
 func roundTrip(ctx context.Context, s stream.Stream, host, gpu *mem.Region, path stream.Path) error {
-	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
-	defer cancel()
 	want := host.Bytes()[:probeBytes]
 	for i := range want {
 		want[i] = byte(device.Mix64(uint64(i)))
@@ -85,19 +113,51 @@ func roundTrip(ctx context.Context, s stream.Stream, host, gpu *mem.Region, path
 		{Dst: halves(gpu, 0, probeBytes), Src: halves(host, 0, piece)},
 		{Dst: halves(host, probeBytes, piece), Src: halves(gpu, 0, probeBytes)},
 	} {
-		t, err := s.Submit(ctx, b)
-		if err != nil {
-			return fmt.Errorf("submit to the %s stream: %w", path, err)
-		}
-		if err := t.Wait(ctx); err != nil {
-			return fmt.Errorf("copy %d bytes by %s: %w", probeBytes, path, err)
-		}
-		if c := t.Completion(); c.Path != path {
-			return fmt.Errorf("copy by %s: it went by %s (%s)", path, c.Path, c.Reason)
+		if _, err := carry(ctx, s, b, path); err != nil {
+			return err
 		}
 	}
 	if !bytes.Equal(want, host.Bytes()[probeBytes:]) {
 		return fmt.Errorf("copy %d bytes by %s: other bytes came back", probeBytes, path)
+	}
+	return nil
+}
+
+// carry has s copy b, by that path.
+func carry(ctx context.Context, s stream.Stream, b *mem.Batch, path stream.Path) (stream.Completion, error) {
+	t, err := s.Submit(ctx, b)
+	if err != nil {
+		return stream.Completion{}, fmt.Errorf("submit to the %s stream: %w", path, err)
+	}
+	if err := t.Wait(ctx); err != nil {
+		return stream.Completion{}, fmt.Errorf("copy %d bytes by %s: %w", b.Bytes(), path, err)
+	}
+	c := t.Completion()
+	if c.Path != path {
+		return c, fmt.Errorf("copy by %s: it went by %s (%s)", path, c.Path, c.Reason)
+	}
+	return c, nil
+}
+
+// summed copies a leaf to gpu and compares the checksum that came with it.
+func summed(ctx context.Context, s stream.Stream, host, gpu *mem.Region, path stream.Path) error {
+	leaf := host.Bytes()[:mem.LeafBytes]
+	for i := range leaf {
+		leaf[i] = byte(device.Mix64(uint64(i)))
+	}
+	var sum [1]uint64
+	c, err := carry(ctx, s, &mem.Batch{Paged: &mem.Paged{Dir: mem.ToPages, Sums: sum[:], Groups: []mem.PageGroup{{
+		Planes: []mem.Plane{{Region: gpu, Stride: mem.LeafBytes, Bytes: mem.LeafBytes}},
+		Slots:  mem.Slots{Region: host, Stride: mem.LeafBytes},
+		Pairs:  []mem.PageSlot{{}},
+	}}}}, path)
+	switch want := block.SumLeaf(leaf); {
+	case err != nil:
+		return err
+	case !c.Summed:
+		return fmt.Errorf("no kernel of this GPU makes checksums: %w", errdefs.ErrNotSupported)
+	case sum[0] != want:
+		return fmt.Errorf("checksum %d bytes by %s: it is %016x, want %016x", len(leaf), path, sum[0], want)
 	}
 	return nil
 }

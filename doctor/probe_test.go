@@ -15,13 +15,13 @@ import (
 )
 
 func openCopy(dev device.Device, path stream.Path) (stream.Stream, error) {
-	return streamcopy.Open(dev, streamcopy.Options{Path: path})
+	return streamcopy.Open(dev, streamcopy.Options{Path: path, StagingBytes: 1 << 20})
 }
 
 // probe tries a simulated device with the given faults; closing it fails the test if the probe left something behind.
 func probe(t *testing.T, plan *fault.Plan, open Opener) Probe {
 	t.Helper()
-	dev, err := sim.Open(sim.Options{MemoryBytes: 16 << 20, Faults: plan})
+	dev, err := sim.Open(sim.Options{MemoryBytes: 64 << 20, Faults: plan})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -33,8 +33,7 @@ func probe(t *testing.T, plan *fault.Plan, open Opener) Probe {
 }
 
 func TestProbeOfWorkingDevice(t *testing.T) {
-	yes := Finding{Answer: Yes}
-	if p := probe(t, nil, openCopy); p != (Probe{CopyEngine: yes, Batch: yes, Kernel: yes}) {
+	if p := probe(t, nil, openCopy); p != allYes() {
 		t.Errorf("probe %+v, want yes to all", p)
 	}
 }
@@ -69,8 +68,8 @@ func TestProbeReportsEveryFailure(t *testing.T) {
 			plan := fault.New(1, fault.Nth(op, n).Fail(nil))
 			p := probe(t, plan, openCopy)
 			bad := 0
-			for _, f := range []Finding{p.CopyEngine, p.Batch, p.Kernel} {
-				if f.Answer != Yes {
+			for _, a := range p.abilities() {
+				if a.found.Answer != Yes {
 					bad++
 				}
 			}

@@ -88,6 +88,8 @@ type GPU struct {
 	// Usable says whether the GPU could be opened.
 	Usable Finding `json:"usable"`
 	Probe  Probe   `json:"probe"`
+	// Profile says whether what the GPU's paths take was measured and stored, for the planner.
+	Profile Finding `json:"profile"`
 }
 
 // PCILink is how a device is attached. Empty fields are unknown.
@@ -113,6 +115,11 @@ type Probe struct {
 	CopyEngine Finding `json:"copy_engine"`
 	Batch      Finding `json:"copy_engine_batch"`
 	Kernel     Finding `json:"kernel"`
+	Bulk       Finding `json:"kernel_bulk"`
+	Staged     Finding `json:"staged"`
+	Resident   Finding `json:"resident"`
+	// Sums says whether kernels make the checksums of blocks on the way.
+	Sums Finding `json:"sums"`
 }
 
 // CUDA is what the CUDA driver answered, for Machine.
@@ -125,9 +132,10 @@ type CUDA struct {
 // CUDADevice is one device of the driver. Where Err is not nil the device could not be opened and Info holds its index
 // at least.
 type CUDADevice struct {
-	Info  device.Info
-	Err   error
-	Probe Probe
+	Info    device.Info
+	Err     error
+	Probe   Probe
+	Profile Finding
 }
 
 // RDMA is what there is of RDMA.

@@ -49,7 +49,11 @@ func TestFullMachine(t *testing.T) {
 		t.Errorf("kernel path: %+v, want a yes that says on which GPUs", f)
 	}
 	wantText(t, r, "NVIDIA H100 80GB HBM3, 80 GiB, compute 9.0", "2.5 GT/s x16 of 32.0 GT/s x16", "GID 1: 0000:0000:0000:0000:0000:ffff:0a00:0001 RoCE v2",
-		"port 1: DOWN, InfiniBand", "over NVLink", "ECC_UNCORRECTABLE", "not in this version: ", "on 1 of 3 GPUs")
+		"port 1: DOWN, InfiniBand", "over NVLink", "ECC_UNCORRECTABLE", "not in this version: ", "on 1 of 3 GPUs",
+		"    paths            all", "    paths            not all: copy-engine-batch (no: cuMemcpyBatchAsync is missing); kernel (no: bad PTX)", "needs: kvlane calibrate")
+	if f := pathNamed(t, r, "peer"); f.Answer != Yes {
+		t.Errorf("peer path: %+v", f)
+	}
 }
 
 func TestContainerWithoutItsGPU(t *testing.T) {
@@ -64,10 +68,9 @@ func TestContainerWithoutItsGPU(t *testing.T) {
 func TestVirtualMachine(t *testing.T) {
 	m := recorded(t, "vm-h100")
 	m.CUDA = func(context.Context) (CUDA, error) {
-		yes := Finding{Answer: Yes}
 		return CUDA{Version: "580.159.04 (CUDA 13.0)", Devices: []CUDADevice{{
 			Info:  device.Info{Name: "NVIDIA H100 80GB HBM3", PCI: "0000:00:06.0", NUMANode: -1, MemoryBytes: 85017755648},
-			Probe: Probe{CopyEngine: yes, Batch: yes, Kernel: yes},
+			Probe: allYes(), Profile: Finding{Answer: Yes},
 		}}}, nil
 	}
 	m.Library = func(string) error { return nil }
@@ -76,7 +79,11 @@ func TestVirtualMachine(t *testing.T) {
 		t.Errorf("GPU: %+v", g)
 	}
 	for _, p := range r.Paths {
-		if p.Available.Answer != Yes || p.Available.Reason != "" {
+		if p.Name == "peer" {
+			if p.Available.Answer != No || p.Available.Reason != "there is one GPU" {
+				t.Errorf("path %s: %+v", p.Name, p.Available)
+			}
+		} else if p.Available.Answer != Yes || p.Available.Reason != "" {
 			t.Errorf("path %s: %+v", p.Name, p.Available)
 		}
 	}

@@ -56,11 +56,20 @@ var storeFamilies = []family[*store.Stats]{
 	storeGauge("kvlane_store_write_backlog", "blocks", "Blocks that wait to be written to a lower tier.", func(s *store.Stats) int64 { return int64(s.Backlog) }),
 	storeCounter("kvlane_store_durable_failures_total", "blocks", "Writes of a block to a lower tier that failed for good.", func(s *store.Stats) int64 { return s.DurableFailures }),
 	storeCounter("kvlane_store_corrupt_total", "blocks", "Blocks whose bytes failed their check, in any tier.", func(s *store.Stats) int64 { return s.Mismatches }),
+	storeCounter("kvlane_store_bad_copies_total", "blocks", "Copies to pages that failed their check although the block was right where it came from.", func(s *store.Stats) int64 { return s.BadCopies }),
+	{
+		Metric{"kvlane_store_verified_blocks_total", "blocks", Counter, "Blocks that loads brought to pages, by who verified them: their copy on the way, or a CPU.", []string{"by"}},
+		func(s *store.Stats, out emit) {
+			out(float64(s.VerifiedOnWay), "copy")
+			out(float64(s.VerifiedByCPU), "cpu")
+		},
+	},
 	storeCounter("kvlane_store_refills_total", "blocks", "Corrupt cached copies that were read anew from below.", func(s *store.Stats) int64 { return s.Refills }),
 	storeCounter("kvlane_store_retries_total", "tries", "Times a block or a batch was tried again.", func(s *store.Stats) int64 { return s.Retries }),
 	storeCounter("kvlane_store_fallbacks_total", "blocks", "Times a tier failed, other than by a miss, and the store went on without it.", func(s *store.Stats) int64 { return s.Fallbacks }),
 	storeCounter("kvlane_store_tier_errors_total", "operations", "Tier operations that failed, other than by a miss or a failed check.", func(s *store.Stats) int64 { return s.TierErrors }),
 	storeCounter("kvlane_store_quarantined_total", "slots", "Slots set aside because hardware might still have touched them.", func(s *store.Stats) int64 { return s.Quarantined }),
+	storeCounter("kvlane_copy_paths_given_up_total", "paths", "Times a stream gave up a path since the device refused what it needs.", func(s *store.Stats) int64 { return s.PathsGivenUp }),
 	storeCounter("kvlane_store_stream_reopens_total", "streams", "Copy streams opened anew after one broke.", func(s *store.Stats) int64 { return s.StreamsReopened }),
 	storeCounter("kvlane_store_leases_total", "leases", "Leases given.", func(s *store.Stats) int64 { return s.Leases }),
 	storeGauge("kvlane_store_leases_live", "leases", "Leases held now.", func(s *store.Stats) int64 { return int64(s.LeasesLive) }),
@@ -69,7 +78,9 @@ var storeFamilies = []family[*store.Stats]{
 	pathFamily("kvlane_copy_bytes_total", "bytes", "Bytes copied between store and device.", func(p *store.PathStats) float64 { return float64(p.Bytes) }),
 	pathFamily("kvlane_copy_batches_total", "batches", "Batches copied between store and device.", func(p *store.PathStats) float64 { return float64(p.Batches) }),
 	pathFamily("kvlane_copy_pieces_total", "pieces", "Copies that those batches stood for.", func(p *store.PathStats) float64 { return float64(p.Pieces) }),
+	pathFamily("kvlane_copy_summed_bytes_total", "bytes", "Bytes summed on their way.", func(p *store.PathStats) float64 { return float64(p.Summed) }),
 	pathFamily("kvlane_copy_busy_seconds_total", "seconds", "Time in which a stream was copying over this path.", func(p *store.PathStats) float64 { return p.Busy.Seconds() }),
+	pathFamily("kvlane_copy_predicted_seconds_total", "seconds", "What the planner expected that time to be.", func(p *store.PathStats) float64 { return p.Predicted.Seconds() }),
 }
 
 func storeCounter(name, unit, help string, read func(*store.Stats) int64) family[*store.Stats] {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/store"
+	"github.com/kvlane/kvlane/stream/copy/plan"
 	"github.com/kvlane/kvlane/tier"
 )
 
@@ -64,10 +65,12 @@ func (m *Metrics) SetReplay(p *Progress) {
 
 // collector reads the sources when a scrape asks.
 type collector struct {
-	mu     sync.Mutex
-	store  func() store.Stats
-	tiers  map[string]func() tier.Stats
-	replay *Progress
+	mu      sync.Mutex
+	store   func() store.Stats
+	tiers   map[string]func() tier.Stats
+	replay  *Progress
+	planner *plan.Planner
+	budget  *plan.Budget
 }
 
 // Describe announces every metric of the catalog, so that the registry finds two of one name at once.
@@ -80,7 +83,7 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 // Collect reads every source once, so that the figures of one source belong together.
 func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	c.mu.Lock()
-	storeStats, replay := c.store, c.replay
+	storeStats, replay, planner, budget := c.store, c.replay, c.planner, c.budget
 	var tiers []namedTier
 	for name, stats := range c.tiers {
 		tiers = append(tiers, namedTier{name: name, read: stats})
@@ -96,6 +99,10 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	for i := range tiers {
 		tiers[i].stats = tiers[i].read()
 		send(ch, tierFamilies, &tiers[i])
+	}
+	if planner != nil {
+		f := readPlanner(planner, budget)
+		send(ch, plannerFamilies, &f)
 	}
 	if replay != nil {
 		send(ch, replayFamilies, replay)

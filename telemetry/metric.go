@@ -48,6 +48,7 @@ func Catalog() []Metric {
 	all = appendMetrics(all, buildFamilies)
 	all = appendMetrics(all, storeFamilies)
 	all = appendMetrics(all, tierFamilies)
+	all = appendMetrics(all, plannerFamilies)
 	all = appendMetrics(all, replayFamilies)
 	return all
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/store"
 	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/stream/copy/plan"
 	"github.com/kvlane/kvlane/telemetry"
 	"github.com/kvlane/kvlane/tier"
 )
@@ -55,7 +56,25 @@ func full(t *testing.T) *telemetry.Metrics {
 	p.Request(20, 15, 1<<20, 0)
 	p.Request(10, 0, 0, 3)
 	m.SetReplay(p)
+	m.SetPlanner(planner(t))
 	return m
+}
+
+// planner returns a planner that has chosen a path and seen it take twice the predicted time, and its budget.
+func planner(t *testing.T) (*plan.Planner, *plan.Budget) {
+	t.Helper()
+	b, err := plan.NewBudget(plan.BudgetOptions{MaxCTAs: 3})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := plan.New(plan.Default(), plan.Options{Budget: b})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := plan.Request{Dir: plan.H2D, Pieces: 1, Bytes: 4096}
+	c := p.Choose(r, plan.PathSet(stream.PathCopyEngine))
+	p.Observe(c, r, 2*c.Predicted)
+	return p, b
 }
 
 func scrape(t *testing.T, addr string) string {
@@ -96,6 +115,14 @@ func TestScrape(t *testing.T) {
 		"kvlane_replay_requests_total 2",
 		"kvlane_replay_planned_requests 100",
 		"kvlane_replay_wrong_bytes_total 3",
+		`kvlane_plan_choices_total{direction="h2d",path="copy-engine"} 1`,
+		`kvlane_plan_observed_total{direction="h2d",path="copy-engine"} 1`,
+		`kvlane_plan_probes_total{direction="h2d",path="copy-engine"} 0`,
+		`kvlane_plan_scale{direction="h2d",path="copy-engine"} 1.2`,
+		"kvlane_plan_budget_harm 0",
+		"kvlane_plan_drifted 0",
+		"kvlane_plan_budget_thread_blocks 3",
+		"kvlane_plan_budget_chunk_bytes 1.34217728e+08",
 		"go_goroutines ",
 	} {
 		if !strings.Contains(got, "\n"+want) {
@@ -171,6 +198,7 @@ func TestSourcesCanBeTakenAway(t *testing.T) {
 	m := full(t)
 	m.SetStore(nil)
 	m.SetReplay(nil)
+	m.SetPlanner(nil, nil)
 	for _, name := range []string{"cache", "file"} {
 		if err := m.SetTier(name, nil); err != nil {
 			t.Fatal(err)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/schollz/progressbar/v3"
@@ -11,9 +12,10 @@ import (
 
 	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/bench"
+	"github.com/kvlane/kvlane/bench/matmul"
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/replay"
-	"github.com/kvlane/kvlane/stream"
-	streamcopy "github.com/kvlane/kvlane/stream/copy"
 )
 
 func newBenchCommand() *cobra.Command {
@@ -22,77 +24,75 @@ func newBenchCommand() *cobra.Command {
 	return cmd
 }
 
-// benchFlags are what the command line says of a copy benchmark, still as text.
+// benchFlags are what the command line says of a copy benchmark, some of it still as text.
 type benchFlags struct {
-	device       string
-	index        int
-	sizes, paths []string
-	run          bench.Options
-	json, csv    bool
+	device              string
+	index, peer         int
+	sizes, paths        []string
+	directions, layouts []string
+	run                 bench.Options
+	form                outputForm
+	charts, out, from   string
+	compare, failAbove  string
+	noise               string
+	paged, sums         bool
+	targets             bool
+	besideProduct       bool
+	besidePaths         []string
+	besideHost          string
+	cublaslt            string
+	profileDir          string
+	highPriority        bool
 }
+
+// outputForm says what is printed.
+type outputForm struct{ json, csv, nixl bool }
 
 func newBenchCopyCommand() *cobra.Command {
 	var f benchFlags
 	cmd := &cobra.Command{
 		Use:   "copy",
 		Short: "Measure copies of scattered blocks between host and device, by path",
-		Long: `copy measures each path between pinned host memory and scattered blocks of device memory, both ways, beside one large copy
-in the same run; then the latency of one small block. Bytes are checked after every point: a run that moved wrong ones fails.
+		Long: `copy measures each path between pinned host memory and scattered blocks of device memory, each way and both at once, over
+block sizes and counts, against three baselines of the same run: one large copy (C), one driver call a block (one-copy-each),
+and the driver's batched copy (driver-batch). auto is the stream's own choice. All take turns at every point, with a large
+copy between the turns. Bytes are checked at every point: a run that moved wrong ones fails.
 
-The path copy-engine makes one copy a block, as scattered blocks have no neighbors to merge with; auto is the stream's own choice.
-Figures of the simulated device are labeled as such.`,
-		Example: "  kvlane bench copy --device cuda --sizes 4KiB,1MiB --paths kernel,copy-engine",
-		Args:    usageArgs(cobra.NoArgs),
+A default grid takes about two minutes on a GPU; --full is the whole table: 256 B to 16 MiB, 1 to 100,000 blocks, at most 4 GiB
+at a time. Slow points move fewer blocks than their cell says, and are marked.
+
+--beside-matmul measures in addition what the copies cost 8192 x 8192 bf16 matrix products that run at the same time, --forms
+what lists, page lists and checksums on the way cost, and --peer-index copies between two GPUs. --targets measures all of
+these, as far as the machine has what it takes, and prints which of the figures that kvlane is to reach on an H100 it reached;
+missing one is no failure. Figures of the simulated device are labeled as such.`,
+		Example: `  kvlane bench copy --device cuda --sizes 4KiB,1MiB --paths kernel,auto
+  kvlane bench copy --targets --out run.json --charts charts
+  kvlane bench copy --compare run.json --fail-above 10%
+  kvlane bench copy --beside-matmul --sizes 4KiB`,
+		Args: usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			o, err := f.options()
-			if err != nil {
+			if err := f.parse(cmd); err != nil {
 				return err
 			}
-			return benchCopy(cmd, &f, o)
+			return f.benchCopy(cmd)
 		},
 	}
-	fl := cmd.Flags()
-	fl.StringVar(&f.device, "device", string(kvlane.Auto), "auto, sim or cuda")
-	fl.IntVar(&f.index, "device-index", 0, "which device of the driver")
-	fl.StringSliceVar(&f.sizes, "sizes", nil, "block sizes (default 4KiB,16KiB,64KiB,1MiB)")
-	fl.StringSliceVar(&f.paths, "paths", nil, "copy-engine, copy-engine-batch, kernel, auto (default all)")
-	fl.Var(sizeValue{&f.run.Bytes}, "bytes", "what a repetition moves; 0 is 512MiB, or 16MiB simulated")
-	fl.Var(sizeValue{&f.run.PoolBytes}, "pool", "device memory over which blocks are scattered; 0 is 2GiB, or 64MiB simulated")
-	fl.Var(sizeValue{&f.run.ReferenceBytes}, "large", "length of the one large copy; 0 is 1GiB, or 32MiB simulated")
-	fl.IntVar(&f.run.Reps, "reps", 5, "repetitions of a point; the median counts")
-	fl.Uint64Var(&f.run.Seed, "seed", 1, "seed of the permutations")
-	fl.BoolVar(&f.run.Paged, "paged", false, "submit page lists in place of lists of extents")
-	fl.BoolVar(&f.json, "json", false, "print one JSON object")
-	fl.BoolVar(&f.csv, "csv", false, "print the bandwidths as CSV")
+	f.register(cmd)
 	return cmd
 }
 
-func (f *benchFlags) options() (bench.Options, error) {
-	o := f.run
-	if f.json && f.csv {
-		return o, usagef("--json and --csv exclude each other")
+func (f *benchFlags) benchCopy(cmd *cobra.Command) (err error) {
+	earlier, err := readReport("--compare", f.compare)
+	if err != nil {
+		return err
 	}
-	if o.Reps < 1 {
-		return o, usagef("--reps %d: at least one repetition is needed", o.Reps)
-	}
-	for _, text := range f.sizes {
-		var n int64
-		if err := (sizeValue{&n}).Set(text); err != nil {
-			return o, usagef("--sizes: %w", err)
-		}
-		o.Sizes = append(o.Sizes, n)
-	}
-	for _, name := range f.paths {
-		p, err := parsePath(name)
+	if f.from != "" {
+		r, err := readReport("--from", f.from)
 		if err != nil {
-			return o, usagef("--paths: %w", err)
+			return err
 		}
-		o.Paths = append(o.Paths, p)
+		return f.print(cmd, r, earlier)
 	}
-	return o, nil
-}
-
-func benchCopy(cmd *cobra.Command, f *benchFlags, o bench.Options) (err error) {
 	dev, note, err := kvlane.OpenDevice(kvlane.DeviceConfig{Driver: kvlane.Driver(f.device), Index: f.index})
 	if err != nil {
 		return err
@@ -101,29 +101,78 @@ func benchCopy(cmd *cobra.Command, f *benchFlags, o bench.Options) (err error) {
 	if note != "" {
 		fmt.Fprintln(cmd.ErrOrStderr(), note)
 	}
+	r, err := f.measure(cmd, dev)
+	if err != nil {
+		return err
+	}
+	r.Machine.Command = strings.Join(append([]string{filepath.Base(os.Args[0])}, os.Args[1:]...), " ")
+	return f.print(cmd, r, earlier)
+}
+
+// measure runs the benchmark behind a progress bar.
+func (f *benchFlags) measure(cmd *cobra.Command, dev device.Device) (_ *bench.Report, err error) {
+	o, ctx := f.run, cmd.Context()
+	var missing []bench.Missing
+	if f.besideProduct {
+		p, why := matmul.Open(ctx, dev, f.cublaslt)
+		switch {
+		case why == nil:
+			defer func() { err = errors.Join(err, p.Close()) }()
+			o.Product = p
+		case f.targets && errors.Is(why, errdefs.ErrNotSupported):
+			missing = append(missing, bench.Missing{Path: "beside a matrix product", Reason: why.Error()})
+		default:
+			return nil, fmt.Errorf("--beside-matmul: %w", why)
+		}
+	}
+	peer, err := f.openPeer()
+	if err != nil {
+		return nil, err
+	}
+	if peer != nil {
+		defer func() { err = errors.Join(err, peer.Close()) }()
+		o.Peer = peer
+	}
 	var bar *progressbar.ProgressBar
 	o.Progress = func(done, total int, what string) {
 		if bar == nil {
 			bar = progressbar.NewOptions(total, progressbar.OptionSetWriter(cmd.ErrOrStderr()), progressbar.OptionClearOnFinish(),
 				progressbar.OptionSetWidth(30), progressbar.OptionSetVisibility(replay.Terminal(cmd.ErrOrStderr())))
 		}
+		bar.ChangeMax(total) // it shrinks where something turns out to be missing
 		bar.Describe(what)
 		_ = bar.Set(done) // a bar that cannot be drawn is no reason to stop
 	}
-	open := func(p stream.Path) (stream.Stream, error) { return streamcopy.Open(dev, streamcopy.Options{Path: p}) }
-	r, err := bench.Run(cmd.Context(), dev, open, o)
+	open, source, err := f.opener(ctx, dev)
+	if err != nil {
+		return nil, err
+	}
+	r, err := bench.Run(ctx, dev, open, o)
 	if bar != nil {
 		_ = bar.Finish() // as above
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
-	r.Machine.Command = strings.Join(os.Args, " ")
-	switch {
-	case f.json:
-		return writeJSON(cmd, r)
-	case f.csv:
-		return r.WriteCSV(cmd.OutOrStdout())
+	r.Setup.Planner, r.Missing = source, append(r.Missing, missing...)
+	return r, nil
+}
+
+// openPeer opens the second device, if one is asked for or, for the targets, there.
+func (f *benchFlags) openPeer() (device.Device, error) {
+	index := f.peer
+	if index < 0 {
+		if !f.targets {
+			return nil, nil //nolint:nilnil // no second device is asked for
+		}
+		index = f.index + 1
 	}
-	return r.WriteText(cmd.OutOrStdout())
+	peer, _, err := kvlane.OpenDevice(kvlane.DeviceConfig{Driver: kvlane.Driver(f.device), Index: index})
+	if err == nil {
+		return peer, nil
+	}
+	if f.peer < 0 {
+		return nil, nil //nolint:nilnil // there is none, which the report says
+	}
+	return nil, fmt.Errorf("--peer-index: %w", err)
 }

@@ -103,11 +103,11 @@ func TestKilledReplayLeavesNoTornBlock(t *testing.T) {
 	}
 }
 
-// crashArgs returns the command line of one of a few replays of the same requests.
+// crashArgs returns the command line of one of a few replays of the same requests, whose planes are leaves: streams sum them.
 func crashArgs(dir string, variant int) []string {
 	args := []string{
 		"replay", conversation, "--device", "sim", "--json", "--log-level", "error", "--limit", "30", "--file-dir", dir,
-		"--layers", "2", "--kv-heads", "1", "--head-size", "32", "--cache-bytes", "4MiB",
+		"--layers", "2", "--kv-heads", "1", "--head-size", "128", "--cache-bytes", "16MiB",
 	}
 	variants := [][]string{
 		{}, {"--concurrency", "4"}, {"--layerwise"}, {"--concurrency", "4", "--layerwise"}, {"--fsync", "file", "--concurrency", "2"},

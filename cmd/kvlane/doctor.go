@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/cuda"
 	"github.com/kvlane/kvlane/doctor"
@@ -29,7 +30,7 @@ func newDoctorCommand() *cobra.Command {
 huge pages, locked memory, file systems) and for each path of kvlane whether it is available, or why not and what would make it so.
 
 Every answer is yes, no with the reason, or unknown with the reason. A path of a GPU is a yes only where it was tried: doctor opens every
-GPU for a moment and copies a few KiB to it and back. It writes one unnamed page to each file system to try O_DIRECT, which leaves nothing
+GPU for a moment and copies a few KiB to it and back. It measures nothing, and says whether kvlane calibrate has. It writes one unnamed page to each file system to try O_DIRECT, which leaves nothing
 behind.`,
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -97,11 +98,23 @@ func askDevice(ctx context.Context, drv *cuda.Driver, index int) doctor.CUDADevi
 	if err != nil {
 		return doctor.CUDADevice{Info: device.Info{Index: index, NUMANode: -1}, Err: err}
 	}
-	d := doctor.CUDADevice{Info: dev.Info(), Probe: doctor.ProbeDevice(ctx, dev, openPath)}
+	d := doctor.CUDADevice{Info: dev.Info(), Probe: doctor.ProbeDevice(ctx, dev, openPath), Profile: askProfile(dev)}
 	if err := dev.Close(); err != nil {
 		d.Err = fmt.Errorf("close the device: %w", err)
 	}
 	return d
+}
+
+// askProfile says whether the device's copy paths have been measured. Without that, built-in figures choose them.
+func askProfile(dev device.Device) doctor.Finding {
+	c, err := kvlane.StoredProfile(dev, "")
+	switch {
+	case err == nil:
+		return doctor.Finding{Answer: doctor.Yes, Reason: c.File}
+	case errors.Is(err, errdefs.ErrNotFound):
+		return doctor.Finding{Answer: doctor.No, Reason: "none is stored for this GPU, driver, link and kernels", Remedy: "kvlane calibrate; or the next run that may measure"}
+	}
+	return doctor.Finding{Answer: doctor.Unknown, Reason: err.Error(), Remedy: "kvlane calibrate --force"}
 }
 
 func openPath(dev device.Device, path stream.Path) (stream.Stream, error) {

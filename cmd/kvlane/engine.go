@@ -13,6 +13,7 @@ import (
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/store"
 	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/stream/copy/plan"
 	"github.com/kvlane/kvlane/telemetry"
 	"github.com/kvlane/kvlane/tier/file"
 )
@@ -25,6 +26,8 @@ type engineFlags struct {
 	device      string
 	index       int
 	path        string
+	policy      string
+	calibration string
 	verify      string
 	fsync       string
 	dirs        []string
@@ -38,8 +41,10 @@ func (e *engineFlags) register(flags *pflag.FlagSet) {
 	e.cacheBytes = 1 << 30
 	flags.StringVar(&e.device, "device", "auto", "auto, sim or cuda; auto takes the GPU if there is one")
 	flags.IntVar(&e.index, "device-index", 0, "which of the devices")
-	flags.StringVar(&e.path, "path", "auto", "how to copy: auto, copy-engine, copy-engine-batch or kernel")
-	flags.StringVar(&e.verify, "verify", "always", "when checksums are verified on the way to the device: always, or fill (when read into the cache)")
+	flags.StringVar(&e.path, "path", "auto", "how to copy: auto, or the name of a path that every batch takes")
+	flags.StringVar(&e.policy, "policy", plan.Throughput.String(), "what paths are chosen for: throughput, latency, or background (little harm to what computes beside)")
+	flags.StringVar(&e.calibration, "calibrate", string(kvlane.CalibrateOnce), "when a GPU's paths are measured: once (if no profile is stored; it takes 2 s), or never")
+	flags.StringVar(&e.verify, "verify", store.VerifyDevice.String(), "who makes and verifies checksums: device (the copy on its way, or else the CPU), always (the CPU), or fill (the CPU, but not of what the cache has)")
 	flags.Var(sizeValue{&e.cacheBytes}, "cache-bytes", "pinned host memory of the cache tier")
 	flags.StringArrayVar(&e.dirs, "file-dir", nil, "directory of the file tier; repeat it for several, without it there is none")
 	flags.Var(sizeValue{&e.fileBytes}, "file-bytes", "bound of the file tier; 0 is none")
@@ -62,6 +67,10 @@ func (e *engineFlags) config(g block.Geometry) (kvlane.Config, error) {
 	var err error
 	c.Stream.Path, err = parsePath(e.path)
 	check("path", err)
+	c.Stream.Policy.Goal, err = plan.ParseGoal(e.policy)
+	check("policy", err)
+	c.Stream.Calibration, err = kvlane.ParseCalibration(e.calibration)
+	check("calibrate", err)
 	c.Store.Verify, err = store.ParseVerify(e.verify)
 	check("verify", err)
 	c.Store.Fsync, err = file.ParseFsyncPolicy(e.fsync)
@@ -76,17 +85,12 @@ func (e *engineFlags) config(g block.Geometry) (kvlane.Config, error) {
 	return c, errors.Join(errs...)
 }
 
-// parsePath reads what stream.Path.String writes, for the paths between a device and host memory.
+// parsePath reads what stream.Path.String writes, and "auto" for the stream's own choice.
 func parsePath(s string) (stream.Path, error) {
 	if s == "auto" {
 		return stream.PathNone, nil
 	}
-	for _, p := range []stream.Path{stream.PathCopyEngine, stream.PathCopyEngineBatch, stream.PathKernel} {
-		if s == p.String() {
-			return p, nil
-		}
-	}
-	return 0, fmt.Errorf("there is no path %q: it is auto, %s, %s or %s", s, stream.PathCopyEngine, stream.PathCopyEngineBatch, stream.PathKernel)
+	return stream.ParsePath(s)
 }
 
 // openEngine opens the engine and says what it fell back to.
@@ -115,6 +119,7 @@ func serveMetrics(ctx context.Context, addr string, m *telemetry.Metrics, e *kvl
 		return func() error { return nil }, nil
 	}
 	m.SetStore(e.Store().Stats)
+	m.SetPlanner(e.Planner(), e.Budget())
 	for _, t := range e.Tiers() {
 		if err := m.SetTier(t.Name(), t); err != nil {
 			return nil, err

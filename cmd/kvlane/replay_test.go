@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/replay"
 	"github.com/kvlane/kvlane/tier/file"
 	"github.com/kvlane/kvlane/tier/file/faultfs"
 )
@@ -87,6 +88,30 @@ func TestReplayTable(t *testing.T) {
 	for _, want := range []string{"replay  50%", "http://127.0.0.1:"} {
 		if !strings.Contains(stderr, want) {
 			t.Errorf("%q is not on standard error: %q", want, stderr)
+		}
+	}
+}
+
+// The report says who has verified what was loaded. A kernel verifies blocks of whole leaves on their way unless that is
+// refused.
+func TestReplaySaysWhoVerified(t *testing.T) {
+	for _, c := range []struct {
+		verify, headSize string
+		onWay, byCPU     int64
+	}{{"device", "128", 2, 0}, {"device", "32", 0, 2}, {"always", "128", 0, 2}, {"fill", "128", 0, 0}} {
+		args := small("replay", traceFile(t, goodLine+goodLine), "--json", "--layers", "2", "--kv-heads", "1", "--head-size", c.headSize, "--verify", c.verify, "--path", "kernel")
+		code, stdout, stderr := execute(t, args...)
+		var r replay.Report
+		if err := json.Unmarshal([]byte(stdout), &r); err != nil || code != exitOK || stderr != "" {
+			t.Fatalf("exit code %d, %v, standard error %q", code, err, stderr)
+		}
+		if r.VerifiedOnWay != c.onWay || r.VerifiedByCPU != c.byCPU || r.PrefixHits != 2 {
+			t.Errorf("--verify %s, head size %s: of %d blocks, %d were verified on their way and %d by the CPU", c.verify, c.headSize, r.PrefixHits, r.VerifiedOnWay, r.VerifiedByCPU)
+		}
+		for _, p := range r.Paths {
+			if (p.Summed == p.Bytes) != (c.onWay > 0) {
+				t.Errorf("--verify %s, head size %s: %+v", c.verify, c.headSize, p)
+			}
 		}
 	}
 }

@@ -52,7 +52,7 @@ It needs nothing installed: what the machine has is found at run time, and what 
 		slog.SetDefault(log)
 		return nil
 	}
-	root.AddCommand(newReplayCommand(), newDemoCommand(), newStoreCommand(), newDoctorCommand(), newBenchCommand())
+	root.AddCommand(newReplayCommand(), newDemoCommand(), newStoreCommand(), newDoctorCommand(), newCalibrateCommand(), newBenchCommand())
 	return root
 }
 

@@ -70,7 +70,7 @@ func TestDoctorOfThisMachine(t *testing.T) {
 	if r.Host.CPUs < 1 || len(r.FileSystems) != 1 || len(r.Paths) == 0 {
 		t.Errorf("report %+v", r)
 	}
-	// The three paths of a GPU are there if and only if the driver is.
+	// The paths of a GPU are there if and only if the driver is.
 	for _, p := range r.Paths {
 		if strings.Contains(p.What, "GPU,") && r.NVIDIA.Driver.Answer != doctor.Yes && p.Available.Answer == doctor.Yes {
 			t.Errorf("path %s is available without a driver", p.Name)
@@ -85,10 +85,10 @@ func TestBenchCopyOnTheSimulatedDevice(t *testing.T) {
 	if err := json.Unmarshal([]byte(stdout), &r); err != nil || code != exitOK {
 		t.Fatalf("exit code %d, %v, standard error %q", code, err, stderr)
 	}
-	if len(r.Points) != 4 || !r.Machine.Simulated || r.Machine.Command == "" {
+	if len(r.Points) != 6 || !r.Machine.Simulated || r.Machine.Command == "" {
 		t.Errorf("report %+v", r)
 	}
-	if code, stdout, _ := execute(t, append(args, "--csv")...); code != exitOK || strings.Count(stdout, "\n") != 5 {
+	if code, stdout, _ := execute(t, append(args, "--csv")...); code != exitOK || strings.Count(stdout, "\n") != 7 {
 		t.Errorf("exit code %d, CSV:\n%s", code, stdout)
 	}
 	if code, stdout, _ := execute(t, args...); code != exitOK || !strings.HasPrefix(stdout, "SIMULATED") {

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"text/tabwriter"
 	"time"
 
@@ -124,13 +126,15 @@ type dirFinding struct {
 
 // dirVerdict is what "kvlane store verify" says of a directory.
 type dirVerdict struct {
-	Directory    string       `json:"directory"`
-	Clean        bool         `json:"clean"`
-	Blocks       int64        `json:"blocks"`
-	Bytes        int64        `json:"bytes"`
-	Findings     []dirFinding `json:"findings"`
-	Quarantined  int          `json:"quarantined_files"`
-	LiveSessions int          `json:"live_sessions"`
+	Directory string `json:"directory"`
+	Clean     bool   `json:"clean"`
+	Blocks    int64  `json:"blocks"`
+	Bytes     int64  `json:"bytes"`
+	// Checksums counts the sound blocks by the algorithm of their checksums.
+	Checksums    map[string]int64 `json:"checksums"`
+	Findings     []dirFinding     `json:"findings"`
+	Quarantined  int              `json:"quarantined_files"`
+	LiveSessions int              `json:"live_sessions"`
 }
 
 func newStoreVerifyCommand() *cobra.Command {
@@ -148,7 +152,10 @@ for what dead processes left. Nothing is changed: a damaged block is a miss for 
 			}
 			v := dirVerdict{
 				Directory: args[0], Clean: r.Clean(), Blocks: r.Blocks, Bytes: r.Bytes, Findings: []dirFinding{},
-				Quarantined: r.Quarantined, LiveSessions: r.LiveSessions,
+				Quarantined: r.Quarantined, LiveSessions: r.LiveSessions, Checksums: map[string]int64{},
+			}
+			for algo, n := range r.Sums {
+				v.Checksums[algo.String()] = n
 			}
 			for _, f := range r.Findings {
 				v.Findings = append(v.Findings, dirFinding{f.Path, string(f.Problem), f.Detail})
@@ -169,9 +176,14 @@ for what dead processes left. Nothing is changed: a damaged block is a miss for 
 func (v *dirVerdict) rows() [][2]string {
 	rows := [][2]string{
 		{"blocks", fmt.Sprintf("%d, %s", v.Blocks, replay.Size(v.Bytes))},
+	}
+	for _, algo := range slices.Sorted(maps.Keys(v.Checksums)) {
+		rows = append(rows, [2]string{"  " + algo, fmt.Sprint(v.Checksums[algo])})
+	}
+	rows = append(rows, [][2]string{
 		{"quarantined files", fmt.Sprint(v.Quarantined)},
 		{"processes using it", fmt.Sprint(v.LiveSessions)},
-	}
+	}...)
 	for _, f := range v.Findings {
 		rows = append(rows, [2]string{f.Problem, f.Path + ": " + f.Detail})
 	}

@@ -39,13 +39,13 @@ func TestStoreCommands(t *testing.T) {
 	if err := json.Unmarshal([]byte(ok("stat", dir, "--json")), &stat); err != nil || stat.Blocks != 2 || stat.Identity.Model != "small" {
 		t.Errorf("stat --json: %+v, %v", stat, err)
 	}
-	if got := ok("verify", dir); !strings.Contains(got, "clean") {
+	if got := ok("verify", dir); !strings.Contains(got, "clean") || !strings.Contains(got, "  xxh3-tree-4k      2\n") {
 		t.Errorf("verify:\n%s", got)
 	}
 	damage(t, filepath.Join(dir, entry.Key[:2], entry.Key))
 	code, stdout, stderr := execute(t, "store", "verify", dir, "--json")
 	var v dirVerdict
-	if err := json.Unmarshal([]byte(stdout), &v); err != nil || code != exitFailure || v.Clean || len(v.Findings) != 1 ||
+	if err := json.Unmarshal([]byte(stdout), &v); err != nil || code != exitFailure || v.Clean || len(v.Findings) != 1 || v.Checksums["xxh3-tree-4k"] != 1 ||
 		v.Findings[0].Problem != "damaged" || !strings.Contains(v.Findings[0].Path, entry.Key) || !strings.Contains(stderr, "not clean") {
 		t.Errorf("verify of a damaged block: exit code %d, %+v, %v, %s", code, v, err, stderr)
 	}

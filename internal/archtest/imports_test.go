@@ -35,32 +35,40 @@ var mayImport = map[string]string{
 	// Implementations know interfaces and bindings, never one another.
 	"device/sim":          onDevice + " internal/leak internal/fault internal/sys/hostmem",
 	"device/cuda":         onDevice + " device/cuda/kernels internal/leak internal/sys/",
-	"device/cuda/kernels": "",
-	"stream/copy":         onDevice + " stream",
+	"device/cuda/kernels": "errdefs mem device",
+	"stream/copy":         onDevice + " stream stream/copy/plan internal/sys/hostmem",
 	"tier/cache":          onTier + " tier internal/leak",
 	"tier/file":           onTier + " tier internal/leak internal/sys/hostmem",
 	"tier/file/faultfs":   "internal/fault tier/file",
 
+	// The planner is a model that touches no device; what measures for it drives the streams that it plans for.
+	"stream/copy/plan":      onDevice + " stream",
+	"stream/copy/calibrate": onDevice + " stream stream/copy stream/copy/plan",
+
 	// What is built on the interfaces.
-	"store":                anyPlain + " internal/sys/hostmem internal/leak",
-	"replay":               anyPlain + " store internal/sys/hostmem",
-	"replay/demo":          anyPlain + " store replay",
-	"doctor":               anyPlain,
-	"bench":                anyPlain,
-	"telemetry":            anyPlain + " store",
-	"telemetry/metricsdoc": "telemetry",
-	"internal/leak":        "",
-	"internal/testkit":     "internal/leak internal/fault",
-	"internal/fault":       "errdefs",
-	"internal/archtest":    "",
-	"internal/sys/dl":      "errdefs internal/leak",
-	"internal/sys/cuda":    "errdefs internal/leak internal/sys/dl",
-	"internal/sys/nvml":    "errdefs device internal/sys/dl",
-	"internal/sys/hostmem": onMem + " internal/leak",
+	"store":                 anyPlain + " internal/sys/hostmem internal/leak",
+	"replay":                anyPlain + " store internal/sys/hostmem",
+	"replay/demo":           anyPlain + " store replay",
+	"doctor":                anyPlain,
+	"bench":                 anyPlain,
+	"bench/chart":           anyPlain + " bench",
+	"bench/target":          anyPlain + " bench",
+	"bench/matmul":          onDevice + " internal/sys/cublaslt",
+	"telemetry":             anyPlain + " store stream/copy/plan",
+	"telemetry/metricsdoc":  "telemetry",
+	"internal/leak":         "",
+	"internal/testkit":      "internal/leak internal/fault",
+	"internal/fault":        "errdefs",
+	"internal/archtest":     "",
+	"internal/sys/dl":       "errdefs internal/leak",
+	"internal/sys/cuda":     "errdefs internal/leak internal/sys/dl",
+	"internal/sys/nvml":     "errdefs device internal/sys/dl",
+	"internal/sys/cublaslt": "errdefs device internal/sys/dl",
+	"internal/sys/hostmem":  onMem + " internal/leak",
 
 	// The façade and the commands wire everything.
 	"":     anyPlain + " store device/ stream/ tier/ internal/",
-	"cmd/": anyPlain + " store replay replay/demo doctor bench telemetry device/ stream/ tier/ internal/ ROOT",
+	"cmd/": anyPlain + " store replay replay/demo doctor bench bench/ telemetry device/ stream/ tier/ internal/ ROOT",
 }
 
 func TestImportGraph(t *testing.T) {

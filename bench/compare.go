@@ -1,0 +1,135 @@
+package bench
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Change is how a point's rate changed from one report to another.
+type Change struct {
+	Path string
+	Cell
+	Direction Direction
+	Layout    Layout
+	Old, New  float64 // GB/s
+	// Share is New/Old - 1; Noise how much of that may be chance: the larger of what Compare was told and the sum of the
+	// two points' quartile ranges, each halved and over its median.
+	Share, Noise float64
+}
+
+// Real reports whether the change is more than noise.
+func (c *Change) Real() bool { return c.Share > c.Noise || -c.Share > c.Noise }
+
+// Comparison is how a report differs from an earlier one.
+type Comparison struct {
+	Notes   []string // why the two may not be comparable
+	Changes []Change // of the points that both have, worst first
+	Gone    int      // points that only the earlier has
+	Added   int      // points that only the later has
+}
+
+// Compare compares the points of a report with those of an earlier one. A change of a share less than noise is chance.
+func (r *Report) Compare(earlier *Report, noise float64) *Comparison {
+	c := new(Comparison)
+	differ := func(what, was, is string) {
+		if was != is {
+			c.Notes = append(c.Notes, fmt.Sprintf("%s was %s and is %s", what, was, is))
+		}
+	}
+	differ("the device", earlier.Machine.Device, r.Machine.Device)
+	differ("the driver", earlier.Machine.DriverVersion, r.Machine.DriverVersion)
+	differ("the form of batches", string(earlier.Setup.Form), string(r.Setup.Form))
+	differ("the length of batches", strconv.Itoa(earlier.Setup.BatchBlocks), strconv.Itoa(r.Setup.BatchBlocks))
+	differ("the pool", BytesText(earlier.Setup.PoolBytes), BytesText(r.Setup.PoolBytes))
+	for _, d := range []Direction{ToDevice, ToHost, Both} {
+		was, is := earlier.Reference.Of(d).GBps, r.Reference.Of(d).GBps
+		if was > 0 && is > 0 && max(is/was, was/is)-1 > noise {
+			c.Notes = append(c.Notes, fmt.Sprintf("one large copy, %s, was %.1f GB/s and is %.1f", directionTexts[d], was, is))
+		}
+	}
+	type key struct {
+		path string
+		Cell
+		d Direction
+		l Layout
+	}
+	keyOf := func(p *Point) key { return key{p.Path, p.Cell, p.Direction, p.Layout} }
+	old := make(map[key]*Point)
+	for i := range earlier.Points {
+		old[keyOf(&earlier.Points[i])] = &earlier.Points[i]
+	}
+	c.Gone = len(old)
+	for i := range r.Points {
+		p := &r.Points[i]
+		was := old[keyOf(p)]
+		if was == nil {
+			c.Added++
+			continue
+		}
+		c.Gone--
+		ch := Change{Path: p.Path, Cell: p.Cell, Direction: p.Direction, Layout: p.Layout, Old: was.GBps, New: p.GBps}
+		ch.Noise = max(noise, was.spread()+p.spread())
+		if was.GBps > 0 {
+			ch.Share = p.GBps/was.GBps - 1
+		}
+		c.Changes = append(c.Changes, ch)
+	}
+	slices.SortStableFunc(c.Changes, func(a, b Change) int { return cmp.Compare(a.Share, b.Share) })
+	return c
+}
+
+func (p *Point) spread() float64 {
+	if p.GBps <= 0 {
+		return 0
+	}
+	return (p.HighGBps - p.LowGBps) / 2 / p.GBps
+}
+
+// Worse returns how many points became slower by more than a share, beyond noise.
+func (c *Comparison) Worse(share float64) int {
+	n := 0
+	for i := range c.Changes {
+		if ch := &c.Changes[i]; ch.Real() && -ch.Share > share {
+			n++
+		}
+	}
+	return n
+}
+
+// WriteText writes the changes that are more than noise, and how many are not.
+func (c *Comparison) WriteText(w io.Writer) error {
+	var b strings.Builder
+	slower, faster := 0, 0
+	for i := range c.Changes {
+		switch ch := &c.Changes[i]; {
+		case !ch.Real():
+		case ch.Share < 0:
+			slower++
+		default:
+			faster++
+		}
+	}
+	fmt.Fprintf(&b, "\nCompared with the earlier run: of %d points %d slower, %d faster, the rest within noise; %d are new, %d gone\n",
+		len(c.Changes), slower, faster, c.Added, c.Gone)
+	for _, n := range c.Notes {
+		fmt.Fprintf(&b, "note: %s\n", n)
+	}
+	if slower+faster > 0 {
+		b.WriteString("\n")
+		tw := newTable(&b, "path")
+		tw.put("| cell\t| direction\t| layout\t| GB/s before\t| now\t| change %%\t| noise %%\t")
+		tw.rule(7)
+		for i := range c.Changes {
+			if ch := &c.Changes[i]; ch.Real() {
+				tw.put("| %s\t| %d x %s\t| %s\t| %s\t| %.2f\t| %.2f\t| %+.1f\t| %.1f\t|\n", ch.Path, ch.Count, BytesText(ch.Size), ch.Direction, ch.Layout,
+					ch.Old, ch.New, 100*ch.Share, 100*ch.Noise)
+			}
+		}
+		tw.end()
+	}
+	return written(io.WriteString(w, b.String()))
+}

@@ -1,0 +1,58 @@
+package bench
+
+import (
+	"context"
+
+	"github.com/kvlane/kvlane/mem"
+)
+
+// formNames are compared in this order.
+var formNames = []Form{Lists, Pages, PagesSummed}
+
+// SubmitBlocks is how many blocks of SubmitBytes a batch has by which the cost of Submit is judged.
+const (
+	SubmitBlocks = 10_000
+	SubmitBytes  = 4 << 10
+)
+
+// formSizes are the block sizes at which checksums on the way are compared with none.
+var formSizes = []int64{4 << 10, 64 << 10, 1 << 20}
+
+// formPlaces are where the forms are compared: at SubmitBlocks if the pool has as many, and for every size as many blocks as
+// a repetition may move.
+func (o *Options) formPlaces() []place {
+	var all []place
+	add := func(size int64, count int) {
+		for _, d := range []Direction{ToDevice, ToHost} {
+			all = append(all, place{Cell{size, count}, d, HostScattered})
+		}
+	}
+	if SubmitBlocks*SubmitBytes <= o.PoolBytes {
+		add(SubmitBytes, SubmitBlocks)
+	}
+	for _, size := range formSizes {
+		if size%mem.LeafBytes == 0 && size <= o.Bytes {
+			add(size, o.most(size))
+		}
+	}
+	return all
+}
+
+// forms compares lists, page lists, and page lists with checksums, of the stream's own choice.
+func (b *bench) forms(ctx context.Context) error {
+	var who []entry
+	for _, f := range formNames {
+		who = append(who, entry{Contender{Policy: Throughput}, f})
+	}
+	places := b.o.formPlaces()
+	for len(places) > 0 {
+		// A batch of its own each, as far as batches go.
+		points, err := b.measure(ctx, places[:2], who, max(b.o.BatchBlocks, SubmitBlocks))
+		if err != nil {
+			return err
+		}
+		b.rep.Forms = append(b.rep.Forms, points...)
+		places = places[2:]
+	}
+	return nil
+}

@@ -1,0 +1,103 @@
+package bench
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/kvlane/kvlane/mem"
+)
+
+// Cell is a block size and a number of blocks.
+type Cell struct {
+	Size  int64 `json:"block_bytes"`
+	Count int   `json:"count"`
+}
+
+var (
+	defaultSizes  = []int64{256, 512, 1 << 10, 2 << 10, 4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20}
+	defaultCounts = []int{1, 4, 16, 64, 256, 1024, 10_000} // at latencySize
+	fullCounts    = []int{1, 10, 100, 1000, 10_000, MaxCount}
+)
+
+// latencySize is the block size whose latency is shown by count.
+const latencySize = 4 << 10
+
+// most is how many blocks of a size a repetition moves at most.
+func (o *Options) most(size int64) int { return max(1, int(min(o.Bytes/size, MaxCount))) }
+
+// largest is the largest block size that is measured between host and device.
+func (o *Options) largest() int64 {
+	largest := o.BesideSize
+	for _, c := range o.cells() {
+		largest = max(largest, c.Size)
+	}
+	if o.Forms {
+		largest = max(largest, formSizes[len(formSizes)-1])
+	}
+	return largest
+}
+
+// hostBytes is how much pinned memory each end of the copies has.
+func (o *Options) hostBytes() int64 {
+	bytes := max(o.Bytes, o.ReferenceBytes)
+	if o.Forms && SubmitBlocks*SubmitBytes <= o.PoolBytes {
+		bytes = max(bytes, SubmitBlocks*SubmitBytes)
+	}
+	return bytes
+}
+
+// groups returns where contenders are compared between host and device, a cell's together.
+func (o *Options) groups() []place {
+	var all []place
+	for _, c := range o.cells() {
+		for _, l := range o.Layouts {
+			for _, d := range o.Directions {
+				all = append(all, place{c, d, l})
+			}
+		}
+	}
+	return all
+}
+
+// cells returns what is measured, by size and count, without those of more than o.Bytes.
+func (o *Options) cells() []Cell {
+	var list []Cell
+	add := func(size int64, counts ...int) {
+		for _, n := range counts {
+			if size*int64(n) <= o.Bytes && (o.Form != PagesSummed || size%mem.LeafBytes == 0) {
+				list = append(list, Cell{size, n})
+			}
+		}
+	}
+	switch {
+	case o.Full && len(o.Sizes) == 0 && len(o.Counts) == 0:
+		for size := int64(MinSize); size <= MaxSize; size *= 2 {
+			add(size, fullCounts...)
+			add(size, o.most(size))
+		}
+	case len(o.Counts) > 0:
+		sizes := o.Sizes
+		if len(sizes) == 0 {
+			sizes = defaultSizes
+		}
+		for _, size := range sizes {
+			add(size, o.Counts...)
+		}
+	case len(o.Sizes) > 0:
+		for _, size := range o.Sizes {
+			add(size, o.most(size))
+		}
+	default:
+		for _, size := range defaultSizes {
+			add(size, o.most(size))
+		}
+		add(latencySize, defaultCounts...)
+	}
+	slices.SortFunc(list, compareCells)
+	return slices.Compact(list)
+}
+
+// compareCells orders by size, then by count.
+func compareCells(a, b Cell) int {
+	return cmp.Or(cmp.Compare(a.Size, b.Size), cmp.Compare(a.Count, b.Count))
+}

@@ -1,0 +1,219 @@
+package bench
+
+import (
+	"context"
+	"math"
+	"runtime"
+	"slices"
+	"time"
+)
+
+// rounds is how many turns each contender of a group has.
+const rounds = 3
+
+// What a point may cost where the budget decides.
+const (
+	probeBlocks = 512 // of a point of more blocks, to see how slow it is
+	probeBytes  = 16 << 20
+	// A repetition should take no longer than minRep, or a quarter of the point's time if that is more. Contenders that take
+	// slowFactor times as long as the fastest move fewer blocks.
+	minRep     = 20 * time.Millisecond
+	slowFactor = 4
+	minShare   = 2 * time.Millisecond
+)
+
+// place is what a group measures: a cell in one direction and layout.
+type place struct {
+	Cell
+	dir    Direction
+	layout Layout
+}
+
+// entrant is a contender in a group.
+type entrant struct {
+	who     Contender
+	form    Form
+	movers  []mover
+	crew    *crew
+	samples *samples
+}
+
+// group measures contenders on the same place by turns, with a large copy between the rounds: whatever else keeps the host or
+// the link busy for a while hits all of them, and C too.
+type group struct {
+	b        *bench
+	at       place
+	entrants []*entrant
+	most     int // blocks of a batch
+	large    []float64
+}
+
+// measure returns the entrants' points.
+func (g *group) measure(ctx context.Context) ([]Point, error) {
+	b := g.b
+	share := max(minShare, time.Until(b.deadline)/time.Duration(max(b.left, 1)))
+	for _, e := range g.entrants {
+		e.crew = newCrew(ctx, e.movers, g.plans(e))
+		defer e.crew.dismiss()
+	}
+	if err := g.fit(ctx, share); err != nil {
+		return nil, err
+	}
+	runtime.GC()
+	for round := range rounds {
+		if err := g.reference(ctx); err != nil {
+			return nil, err
+		}
+		for i := range g.entrants {
+			// Everybody follows upon everybody else.
+			e := g.entrants[(i+round)%len(g.entrants)]
+			if round == 0 {
+				b.step("%d x %s, %s, %s, %s", g.at.Count, BytesText(g.at.Size), g.at.dir, g.at.layout, e.who.Name())
+			}
+			if err := g.turn(ctx, e, round, share/rounds); err != nil {
+				return nil, &entrantError{e.who, err}
+			}
+		}
+	}
+	if err := g.reference(ctx); err != nil {
+		return nil, err
+	}
+	points := make([]Point, len(g.entrants))
+	for i, e := range g.entrants {
+		points[i] = g.point(e)
+	}
+	return points, nil
+}
+
+// entrantError is the failure of one contender.
+type entrantError struct {
+	who Contender
+	err error
+}
+
+func (e *entrantError) Error() string { return e.who.Name() + ": " + e.err.Error() }
+func (e *entrantError) Unwrap() error { return e.err }
+
+func (g *group) reference(ctx context.Context) error {
+	gbps, err := g.b.large.sample(ctx, g.at.dir)
+	g.large = append(g.large, gbps)
+	return err
+}
+
+// plans are of one way, or of both.
+func (g *group) plans(e *entrant) []*plan {
+	ways := []Direction{g.at.dir}
+	if g.at.dir == Both {
+		ways = []Direction{ToDevice, ToHost}
+	}
+	form := e.form
+	if e.who.Baseline != NoBaseline { // calls of a queue take extents only
+		form = Lists
+	}
+	plans := make([]*plan, 0, len(ways))
+	for _, d := range ways {
+		plans = append(plans, newPlan(g.b.rig, form, g.most, g.at.Cell, d, g.at.layout, g.b.pool(g.at.Size)))
+	}
+	return plans
+}
+
+// once makes one repetition.
+func (e *entrant) once(ctx context.Context, b *bench) (took, prep time.Duration, err error) {
+	for _, p := range e.crew.plans {
+		p.scatter(b.rng)
+	}
+	start := time.Now()
+	for _, p := range e.crew.plans {
+		p.write()
+	}
+	prep = time.Since(start)
+	took, err = e.crew.move(ctx)
+	return took, prep, err
+}
+
+// resize makes repetitions of n blocks.
+func (e *entrant) resize(n int) {
+	for _, p := range e.crew.plans {
+		p.resize(n)
+	}
+}
+
+// fit lets the group move fewer blocks where even the fastest contender would take too long for all of them, and contenders that
+// are far slower fewer than that. What is about as fast as the fastest moves as many, or it could not be compared.
+func (g *group) fit(ctx context.Context, share time.Duration) error {
+	probe := min(probeBlocks, max(1, int(probeBytes/g.at.Size)))
+	if g.b.o.Reps > 0 || g.at.Count <= probe {
+		return nil
+	}
+	each := make([]float64, len(g.entrants)) // nanoseconds of a block
+	for i, e := range g.entrants {
+		e.resize(probe)
+		least := time.Duration(math.MaxInt64)
+		// Twice, as the first may wait for what is loaded or started on first use.
+		for range 2 {
+			took, _, err := e.once(ctx, g.b)
+			if err != nil {
+				return &entrantError{e.who, err}
+			}
+			least = min(least, took)
+		}
+		each[i] = float64(max(least, 1)) / float64(probe)
+	}
+	within := func(limit, each float64, count int) int {
+		return min(count, max(probe, int(limit/each)))
+	}
+	fastest := slices.Min(each)
+	n := within(float64(max(minRep, share/4)), fastest, g.at.Count)
+	for i, e := range g.entrants {
+		e.resize(within(max(float64(minRep), slowFactor*fastest*float64(n)), each[i], n))
+	}
+	return nil
+}
+
+// turn makes some of a contender's repetitions. The first of a turn does not count: it starts what the contender left idle, or
+// waits for what the one before left running.
+func (g *group) turn(ctx context.Context, e *entrant, round int, share time.Duration) error {
+	b := g.b
+	if round == 0 {
+		if err := b.rig.poison(ctx, e.crew.plans...); err != nil {
+			return err
+		}
+	}
+	if _, _, err := e.once(ctx, b); err != nil {
+		return err
+	}
+	reps, least := maxReps/rounds, minReps/rounds
+	if b.o.Reps > 0 {
+		reps = b.o.Reps*(round+1)/rounds - b.o.Reps*round/rounds
+		least = reps
+	}
+	if round == 0 {
+		if err := b.check(ctx, e.crew.plans); err != nil {
+			return err
+		}
+		e.samples = newSamples(max(b.o.Reps, maxReps))
+	}
+	e.samples.begin()
+	until := time.Now().Add(share)
+	for n := 0; n < reps && (n < least || time.Now().Before(until)); n++ {
+		took, prep, err := e.once(ctx, b)
+		if err != nil {
+			return err
+		}
+		e.samples.add(e.crew, took, prep)
+	}
+	e.samples.end()
+	if round == rounds-1 {
+		return b.check(ctx, e.crew.plans)
+	}
+	return nil
+}
+
+func (b *bench) check(ctx context.Context, plans []*plan) error {
+	for _, p := range plans {
+		if err := b.rig.check(ctx, p); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,71 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// large is the one large copy, C, that everything is compared with.
+type large struct {
+	rig     *rig
+	movers  []mover
+	in, out *plan
+	samples map[Direction][]float64 // GB/s
+}
+
+// newLarge opens two queues for it and makes one copy each way, which are checked and do not count.
+func (b *bench) newLarge(ctx context.Context, bytes int64) (*large, error) {
+	l := &large{rig: b.rig, samples: make(map[Direction][]float64)}
+	for range 2 {
+		m, err := b.openMover(Contender{Baseline: OneCopyEach})
+		if err != nil {
+			return nil, err
+		}
+		l.movers = append(l.movers, m)
+	}
+	c := Cell{Size: bytes, Count: 1}
+	l.in = newPlan(b.rig, Lists, 1, c, ToDevice, BothContiguous, identity(1))
+	l.out = newPlan(b.rig, Lists, 1, c, ToHost, BothContiguous, identity(1))
+	l.in.write()
+	l.out.write()
+	if err := b.rig.poison(ctx, l.in, l.out); err != nil {
+		return nil, err
+	}
+	if _, err := l.copy(ctx, Both); err != nil {
+		return nil, fmt.Errorf("one large copy: %w", err)
+	}
+	if err := b.check(ctx, []*plan{l.in, l.out}); err != nil {
+		return nil, fmt.Errorf("one large copy: %w", err)
+	}
+	return l, nil
+}
+
+func (l *large) copy(ctx context.Context, dir Direction) (gbps float64, err error) {
+	plans := map[Direction][]*plan{ToDevice: {l.in}, ToHost: {l.out}, Both: {l.in, l.out}}[dir]
+	crew := newCrew(ctx, l.movers, plans)
+	defer crew.dismiss()
+	took, err := crew.move(ctx)
+	return rate(crew.bytes(), took), err
+}
+
+// sample makes a copy that counts, and returns its rate.
+func (l *large) sample(ctx context.Context, dir Direction) (float64, error) {
+	gbps, err := l.copy(ctx, dir)
+	if err != nil {
+		return 0, fmt.Errorf("one large copy: %w", err)
+	}
+	l.samples[dir] = append(l.samples[dir], gbps)
+	return gbps, nil
+}
+
+// rates summarizes the samples of a direction.
+func (l *large) rates(dir Direction) Rate {
+	v := append([]float64(nil), l.samples[dir]...)
+	return Rate{GBps: median(v), Low: quantile(v, 0.05), High: quantile(v, 0.95), Samples: len(v)}
+}
+
+// rate is in GB/s.
+func rate(bytes int64, took time.Duration) float64 {
+	return float64(bytes) / float64(max(took.Nanoseconds(), 1))
+}

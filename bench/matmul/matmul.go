@@ -1,0 +1,193 @@
+package matmul
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/sys/cublaslt"
+	"github.com/kvlane/kvlane/mem"
+)
+
+const (
+	// N is the number of rows and columns of the matrices.
+	N = 8192
+	// closeTimeout bounds the wait for what is enqueued.
+	closeTimeout = 30 * time.Second
+)
+
+// gpu is a device whose calls need a context.
+type gpu interface {
+	device.Device
+	// Do calls f with the device's context current on the calling thread.
+	Do(f func() error) error
+}
+
+// stream is a queue that other libraries can enqueue on.
+type stream interface {
+	device.Queue
+	Handle() uintptr
+}
+
+// Product is the matrix product.
+type Product struct {
+	dev     gpu
+	queue   stream
+	lib     *cublaslt.Library
+	handle  *cublaslt.Handle
+	product *cublaslt.Product
+	a, b, d *mem.Region
+	scratch *mem.Region
+	host    *mem.Region // what a matrix is made in
+	// enqueue is kept, as making it anew would be an allocation a call.
+	enqueue func() error
+	n       int // what enqueue enqueues
+	closers []func() error
+}
+
+// Open loads cublasLt, from path or from where the loader searches if that is empty, and fills the matrices. The error
+// wraps ErrNotSupported where there is no cublasLt, or where the device is no GPU of CUDA.
+func Open(ctx context.Context, dev device.Device, path string) (_ *Product, err error) {
+	g, ok := dev.(gpu)
+	if !ok {
+		return nil, fmt.Errorf("open matrix product: device %s runs none: %w", dev.Info().Driver, errdefs.ErrNotSupported)
+	}
+	p := &Product{dev: g}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("open matrix product: %w", err), p.Close())
+		}
+	}()
+	if p.lib, err = cublaslt.Load(path); err != nil {
+		return nil, err
+	}
+	p.onClose(p.lib.Close)
+	if err := g.Do(p.prepare); err != nil {
+		return nil, err
+	}
+	if err := p.allocate(); err != nil {
+		return nil, err
+	}
+	p.enqueue = p.enqueueAll
+	return p, p.fill(ctx)
+}
+
+func (p *Product) onClose(f func() error) { p.closers = append(p.closers, f) }
+
+// prepare runs in the device's context.
+func (p *Product) prepare() (err error) {
+	if p.handle, err = p.lib.Open(); err != nil {
+		return err
+	}
+	p.onClose(func() error { return p.dev.Do(p.handle.Close) })
+	if p.product, err = p.handle.NewProduct(N); err != nil {
+		return err
+	}
+	p.onClose(p.product.Close)
+	return nil
+}
+
+func (p *Product) allocate() error {
+	for _, m := range []struct {
+		to    **mem.Region
+		bytes int64
+	}{{&p.a, p.product.MatrixBytes()}, {&p.b, p.product.MatrixBytes()}, {&p.d, p.product.MatrixBytes()}, {&p.scratch, cublaslt.WorkspaceBytes}} {
+		r, err := p.dev.Alloc(m.bytes, device.AllocOptions{})
+		if err != nil {
+			return fmt.Errorf("allocate %d bytes for matrices: %w", m.bytes, err)
+		}
+		*m.to = r
+		p.onClose(func() error { return p.dev.Free(r) })
+	}
+	host, err := p.dev.AllocHost(p.product.MatrixBytes())
+	if err != nil {
+		return fmt.Errorf("allocate %d bytes of pinned memory: %w", p.product.MatrixBytes(), err)
+	}
+	p.host = host
+	p.onClose(func() error { return p.dev.Free(host) })
+	q, err := p.dev.OpenQueue(device.QueueOptions{})
+	if err != nil {
+		return fmt.Errorf("open queue: %w", err)
+	}
+	p.onClose(func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+		defer cancel()
+		return q.Close(ctx)
+	})
+	s, ok := q.(stream)
+	if !ok {
+		return fmt.Errorf("a queue of device %s is no stream: %w", p.dev.Info().Driver, errdefs.ErrNotSupported)
+	}
+	p.queue = s
+	return nil
+}
+
+// fill writes random values: what a product costs in power, and so how fast the GPU clocks, depends on them.
+func (p *Product) fill(ctx context.Context) error {
+	for seed, m := range []*mem.Region{p.a, p.b} {
+		randomize(p.host.Bytes(), uint64(seed)<<40)
+		if err := p.queue.Copy(mem.All(m), mem.All(p.host)); err != nil {
+			return fmt.Errorf("fill matrix: %w", err)
+		}
+		e, err := p.queue.Record()
+		if err != nil {
+			return fmt.Errorf("fill matrix: %w", err)
+		}
+		err = e.Wait(ctx)
+		e.Close()
+		if err != nil {
+			return fmt.Errorf("fill matrix: %w", err)
+		}
+	}
+	return nil
+}
+
+// randomize fills b with numbers of bfloat16 of random sign and mantissa and a magnitude from 0.5 up to 2.
+func randomize(b []byte, seed uint64) {
+	for i := 0; i+8 <= len(b); i += 8 {
+		binary.LittleEndian.PutUint64(b[i:], device.Mix64(seed+uint64(i/8))&0x80ff80ff80ff80ff|0x3f003f003f003f00)
+	}
+}
+
+// Describe names the product and what runs it.
+func (p *Product) Describe() string {
+	return fmt.Sprintf("products of %d x %d bf16 matrices by cublasLt %s", N, N, p.lib.Version())
+}
+
+// Operations is how many floating-point operations one product takes.
+func (p *Product) Operations() float64 { return p.product.Operations() }
+
+// Enqueue enqueues n products.
+func (p *Product) Enqueue(n int) error {
+	p.n = n
+	return p.dev.Do(p.enqueue)
+}
+
+func (p *Product) enqueueAll() error {
+	for range p.n {
+		err := p.product.Enqueue(uint64(p.a.Dev()), uint64(p.b.Dev()), uint64(p.d.Dev()), uint64(p.scratch.Dev()), p.queue.Handle())
+		if err != nil {
+			return fmt.Errorf("enqueue matrix product: %w", err)
+		}
+	}
+	return nil
+}
+
+// Record returns an event that is done when everything enqueued so far is.
+func (p *Product) Record() (device.Event, error) { return p.queue.Record() }
+
+// Close waits for what is enqueued and frees everything. It stops at the first failure, and may be called again.
+func (p *Product) Close() error {
+	for len(p.closers) > 0 {
+		last := len(p.closers) - 1
+		if err := p.closers[last](); err != nil {
+			return fmt.Errorf("close matrix product: %w", err)
+		}
+		p.closers = p.closers[:last]
+	}
+	return nil
+}

@@ -1,0 +1,188 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/stream"
+)
+
+// mover copies batches, one set at a time. It is closed by its rig.
+type mover interface {
+	// move hands all batches over, returns when it had, and at its end that all are done. If it fails, their memory may be in
+	// use until the mover is closed.
+	move(ctx context.Context, batches []mem.Batch) (posted time.Time, err error)
+	// last is how the last batches travelled.
+	last() outcome
+}
+
+// outcome is how batches travelled.
+type outcome struct {
+	path      stream.Path   // of the last
+	predicted time.Duration // in sum
+	summed    bool          // all have their checksums
+}
+
+// openMover opens what a contender copies with.
+func (b *bench) openMover(c Contender) (mover, error) {
+	if c.Baseline == NoBaseline {
+		s, err := b.open(c)
+		if err != nil {
+			return nil, err
+		}
+		b.rig.onClose(s.Close)
+		return &streamMover{s: s}, nil
+	}
+	q, err := b.rig.dev.OpenQueue(device.QueueOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("open queue: %w", err)
+	}
+	b.rig.onClose(q.Close)
+	switch c.Baseline {
+	case OneCopyEach:
+		return &queueMover{q: q, path: stream.PathCopyEngine}, nil
+	case DriverBatch:
+		batcher, ok := q.(device.BatchCopier)
+		if !ok {
+			return nil, fmt.Errorf("the driver takes no batches of copies: %w", errdefs.ErrNotSupported)
+		}
+		return &queueMover{q: q, batcher: batcher, path: stream.PathCopyEngineBatch}, nil
+	case NoBaseline:
+	}
+	return nil, fmt.Errorf("there is no baseline %q: %w", c.Baseline, errdefs.ErrInvalid)
+}
+
+// streamMover copies by a stream.
+type streamMover struct {
+	s       stream.Stream
+	tickets []*stream.Ticket
+}
+
+func (m *streamMover) move(ctx context.Context, batches []mem.Batch) (time.Time, error) {
+	m.tickets = m.tickets[:0]
+	for i := range batches {
+		t, err := m.s.Submit(ctx, &batches[i])
+		if err != nil {
+			return time.Now(), err
+		}
+		m.tickets = append(m.tickets, t)
+	}
+	posted := time.Now()
+	// The last first: it is done when all are, and who waits for it may see to the others.
+	for i := len(m.tickets) - 1; i >= 0; i-- {
+		if err := m.tickets[i].Wait(ctx); err != nil {
+			return posted, err
+		}
+	}
+	return posted, nil
+}
+
+func (m *streamMover) last() outcome {
+	o := outcome{summed: len(m.tickets) > 0}
+	for _, t := range m.tickets {
+		c := t.Completion()
+		o.path = c.Path
+		o.predicted += c.Predicted
+		o.summed = o.summed && c.Summed
+	}
+	return o
+}
+
+// queueMover copies the extents of batches by calls of a device's queue.
+type queueMover struct {
+	q       device.Queue
+	batcher device.BatchCopier // nil: one call each
+	path    stream.Path
+}
+
+func (m *queueMover) move(ctx context.Context, batches []mem.Batch) (time.Time, error) {
+	for i := range batches {
+		if err := m.post(&batches[i]); err != nil {
+			return time.Now(), err
+		}
+	}
+	e, err := m.q.Record()
+	posted := time.Now()
+	if err != nil {
+		return posted, err
+	}
+	defer e.Close()
+	return posted, e.Wait(ctx)
+}
+
+func (m *queueMover) post(b *mem.Batch) error {
+	if m.batcher != nil {
+		return m.batcher.CopyBatch(b.Dst, b.Src)
+	}
+	for i := range b.Dst {
+		if err := m.q.Copy(b.Dst[i], b.Src[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m *queueMover) last() outcome { return outcome{path: m.path} }
+
+// crew moves the batches of one plan, or of two at once.
+type crew struct {
+	movers []mover
+	plans  []*plan
+	post   time.Duration // until the first had been handed over
+
+	// The second mover has a goroutine of its own, so that handing over the one batch does not delay the other.
+	begin chan struct{}
+	ended chan error
+}
+
+// newCrew takes one mover for each plan.
+func newCrew(ctx context.Context, movers []mover, plans []*plan) *crew {
+	c := &crew{movers: movers[:len(plans)], plans: plans}
+	if len(plans) > 1 {
+		c.begin, c.ended = make(chan struct{}), make(chan error)
+		go func() {
+			defer close(c.ended)
+			for range c.begin {
+				_, err := movers[1].move(ctx, plans[1].batches)
+				c.ended <- err
+			}
+		}()
+	}
+	return c
+}
+
+// dismiss ends the goroutine and waits for it.
+func (c *crew) dismiss() {
+	if c.begin != nil {
+		close(c.begin)
+		for range c.ended { // which is closed when it ends
+		}
+	}
+}
+
+// move moves all and returns how long that took.
+func (c *crew) move(ctx context.Context) (time.Duration, error) {
+	start := time.Now()
+	if c.begin != nil {
+		c.begin <- struct{}{}
+	}
+	posted, err := c.movers[0].move(ctx, c.plans[0].batches)
+	c.post = posted.Sub(start)
+	if c.begin != nil {
+		err = errors.Join(err, <-c.ended)
+	}
+	return time.Since(start), err
+}
+
+func (c *crew) bytes() int64 {
+	var n int64
+	for _, p := range c.plans {
+		n += p.bytes()
+	}
+	return n
+}

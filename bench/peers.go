@@ -1,0 +1,76 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/errdefs"
+)
+
+// peerSizes are the block sizes between two devices, and peerLayouts how their blocks lie.
+var (
+	peerSizes   = []int64{4 << 10, 16 << 10, 64 << 10, 1 << 20}
+	peerLayouts = []Layout{BothScattered, BothContiguous}
+)
+
+// PeerReport is what copies between two devices reached, by streams of the first. ToDevice is a pull from the second's
+// memory, ToHost a push to it.
+type PeerReport struct {
+	Device    string    `json:"device"` // the second
+	Reference Reference `json:"reference"`
+	Points    []Point   `json:"points"`
+}
+
+func (o *Options) peerPlaces() []place {
+	var all []place
+	for _, size := range peerSizes {
+		if size > o.PeerBytes {
+			continue
+		}
+		for _, l := range peerLayouts {
+			for _, d := range []Direction{ToDevice, ToHost} {
+				all = append(all, place{Cell{size, int(min(o.PeerBytes/size, MaxCount))}, d, l})
+			}
+		}
+	}
+	return all
+}
+
+// peers measures what lies between two devices. That they are no peers is noted in the report.
+func (b *bench) peers(ctx context.Context) (err error) {
+	near, ok := b.dev.(device.Peerer)
+	err = fmt.Errorf("device %s knows no peers: %w", b.dev.Info().Name, errdefs.ErrNotSupported)
+	if ok {
+		err = near.EnablePeer(b.o.Peer)
+	}
+	if err != nil {
+		if errors.Is(err, errdefs.ErrNotSupported) {
+			b.rep.Missing = append(b.rep.Missing, Missing{Path: "peers", Reason: err.Error()})
+			return nil
+		}
+		return err
+	}
+	o, places := b.o, b.o.peerPlaces()
+	bytes := max(o.PeerBytes, o.PeerReferenceBytes)
+	if err := b.setUp(ctx, o.Peer, bytes, bytes, peerSizes[len(peerSizes)-1], o.PeerReferenceBytes); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, b.rig.close()) }()
+	who := entries(o.PeerContenders, Lists)
+	b.left = len(places) * len(who)
+	p := &PeerReport{Device: o.Peer.Info().Name}
+	for len(places) > 0 {
+		n := min(len(places), 2*len(peerLayouts)) // of one size
+		points, err := b.measure(ctx, places[:n], who, o.BatchBlocks)
+		if err != nil {
+			return err
+		}
+		p.Points = append(p.Points, points...)
+		places = places[n:]
+	}
+	p.Reference = Reference{ToDevice: b.large.rates(ToDevice), ToHost: b.large.rates(ToHost)}
+	b.rep.Peers = p
+	return nil
+}

@@ -1,0 +1,105 @@
+package bench
+
+import (
+	"runtime"
+	"time"
+
+	"github.com/kvlane/kvlane/stream"
+)
+
+// samples are the durations of a point's repetitions in microseconds.
+type samples struct {
+	all, prep, post, tx, predicted []float64
+	paths                          []stream.Path
+	turns                          []int // where in all each turn begins
+
+	mallocs, before uint64 // heap objects made during turns
+}
+
+func newSamples(n int) *samples {
+	one := func() []float64 { return make([]float64, 0, n) }
+	return &samples{all: one(), prep: one(), post: one(), tx: one(), predicted: one(), paths: make([]stream.Path, 0, n)}
+}
+
+func micros(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
+
+// begin begins a turn.
+func (s *samples) begin() {
+	s.turns = append(s.turns, len(s.all))
+	s.before = mallocs()
+}
+
+// end ends a turn.
+func (s *samples) end() { s.mallocs += mallocs() - s.before }
+
+// mallocs is how many heap objects the process ever made.
+func mallocs() uint64 {
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.Mallocs
+}
+
+func (s *samples) add(c *crew, took, prep time.Duration) {
+	s.all = append(s.all, micros(took))
+	s.prep = append(s.prep, micros(prep))
+	post := micros(c.post)
+	s.post = append(s.post, post)
+	s.tx = append(s.tx, micros(took)-post)
+	done := c.movers[0].last()
+	s.predicted = append(s.predicted, micros(done.predicted))
+	s.paths = append(s.paths, done.path)
+}
+
+// point summarizes an entrant's samples.
+func (g *group) point(e *entrant) Point {
+	s, bytes, blocks := e.samples, e.crew.bytes(), e.crew.plans[0].n
+	rates := make([]float64, len(s.all))
+	for i, us := range s.all {
+		rates[i] = float64(bytes) / max(us, 1e-3) / 1e3
+	}
+	var turns []float64
+	for i, from := range s.turns {
+		to := len(rates)
+		if i+1 < len(s.turns) {
+			to = s.turns[i+1]
+		}
+		if from < to {
+			turns = append(turns, median(append([]float64(nil), rates[from:to]...)))
+		}
+	}
+	all, prep, post, tx := summarize(s.all), summarize(s.prep), summarize(s.post), summarize(s.tx)
+	p := Point{
+		Path: e.who.Name(), Baseline: e.who.Baseline != NoBaseline, Form: e.form, Cell: g.at.Cell, Blocks: blocks,
+		Direction: g.at.dir, Layout: g.at.layout, Bytes: bytes, Reps: len(s.all),
+		GBps: median(rates), LowGBps: quantile(rates, 0.25), HighGBps: quantile(rates, 0.75), TurnGBps: turns,
+		LargeGBps:  median(g.large),
+		MeanMicros: all.mean, P50Micros: all.p50, P99Micros: all.p99,
+		PrepMicros: prep.mean, PrepP99Micros: prep.p99, PostMicros: post.mean, PostP50Micros: post.p50, PostP99Micros: post.p99,
+		TxMicros: tx.mean, TxP99Micros: tx.p99, Summed: e.crew.movers[0].last().summed,
+	}
+	if p.LargeGBps > 0 {
+		p.Share = p.GBps / p.LargeGBps
+	}
+	if moved := float64(len(s.all) * blocks * len(e.crew.plans)); moved > 0 {
+		p.AllocsPerBlock = float64(s.mallocs) / moved
+	}
+	if e.who.Baseline == NoBaseline {
+		p.Traveled = mode(s.paths).String()
+		p.PredictedMicros = median(s.predicted)
+	} else {
+		p.Form = Lists
+	}
+	return p
+}
+
+// mode returns the path that occurs most often.
+func mode(paths []stream.Path) stream.Path {
+	var count [256]int
+	most := stream.PathNone
+	for _, p := range paths {
+		if count[p]++; count[p] > count[most] {
+			most = p
+		}
+	}
+	return most
+}

@@ -1,0 +1,122 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/stream"
+)
+
+// Product is work that keeps the device's multiprocessors busy beside the copies, on a queue of its own: a matrix product.
+type Product interface {
+	// Describe names it: "8192 x 8192 x 8192 bf16".
+	Describe() string
+	// Operations is how many floating-point operations one product takes.
+	Operations() float64
+	// Enqueue enqueues n products.
+	Enqueue(n int) error
+	// Record returns an event that is done when everything enqueued so far is.
+	Record() (device.Event, error)
+}
+
+// MinTFLOPS is what the product must reach alone on an H100 for the losses to mean anything: a product that leaves the
+// multiprocessors waiting has nothing to lose.
+const MinTFLOPS = 700
+
+const (
+	// besideDepth is how many batches are submitted and not done.
+	besideDepth = 4
+	// productWarmup is how long the product runs before it is measured: its first run loads kernels, and the clock of a GPU
+	// takes that long to settle.
+	productWarmup = 300 * time.Millisecond
+	// gauged is how many products are run together to see how long one takes.
+	gauged = 8
+)
+
+var besideDirections = []Direction{ToDevice, ToHost}
+
+// beside measures every contender beside the product.
+func (b *bench) beside(ctx context.Context) error {
+	st := &stage{product: b.o.Product, n: 1, now: b.o.now}
+	if err := st.gauge(ctx, b.o.Window); err != nil {
+		return err
+	}
+	b.rep.Product = &ProductFacts{
+		What: b.o.Product.Describe(), Pairs: b.o.Pairs, PerWindow: st.n, BlockBytes: b.o.BesideSize,
+		BatchBytes: int64(b.besideBlocks()) * b.o.BesideSize, Batches: besideDepth,
+		Layout: b.o.BesideLayout,
+	}
+	var alone []float64
+	for _, who := range b.o.BesideContenders {
+		if b.rep.missing(who) {
+			b.done += len(besideDirections)
+			continue
+		}
+		for i, dir := range besideDirections {
+			b.step("%s %s beside the product", who.Name(), dir)
+			loss, tflops, err := b.losses(ctx, st, who, dir)
+			if errors.Is(err, errdefs.ErrNotSupported) {
+				b.rep.miss(who, err)
+				b.done += len(besideDirections) - i - 1
+				break
+			}
+			if err != nil {
+				return fmt.Errorf("path %s, %s: %w", who.Name(), dir, err)
+			}
+			b.rep.Product.Losses = append(b.rep.Product.Losses, loss)
+			alone = append(alone, tflops...)
+		}
+	}
+	b.rep.Product.AloneTFLOPS = median(alone)
+	b.rep.Product.Counts = b.rep.Product.AloneTFLOPS >= MinTFLOPS
+	return nil
+}
+
+// besideBlocks is how many blocks a batch beside the product has.
+func (b *bench) besideBlocks() int { return int(b.o.BesideBytes / b.o.BesideSize) }
+
+// losses measures pairs of windows, with and without copies. The order within a pair alternates, so that what drifts
+// favors neither.
+func (b *bench) losses(ctx context.Context, st *stage, who Contender, dir Direction) (Loss, []float64, error) {
+	var alone, busy, loss []float64
+	var moved int64
+	var copying time.Duration
+	var traveled stream.Path
+	err := b.withStream(who, func(s stream.Stream) error {
+		t := b.newTraffic(s, dir)
+		with := make([]bool, 0, 2*b.o.Pairs)
+		for pair := range b.o.Pairs {
+			with = append(with, pair%2 == 1, pair%2 == 0)
+		}
+		windows, err := st.run(ctx, t, with)
+		if err != nil {
+			return err
+		}
+		ops := st.product.Operations() * float64(st.n)
+		for i := 0; i+1 < len(windows); i += 2 {
+			off, on := windows[i], windows[i+1]
+			if with[i] {
+				off, on = on, off
+			}
+			moved += on.moved
+			copying += on.took
+			alone = append(alone, ops/off.took.Seconds()/1e12)
+			busy = append(busy, ops/on.took.Seconds()/1e12)
+			loss = append(loss, 1-off.took.Seconds()/on.took.Seconds())
+		}
+		traveled = t.traveled
+		return nil
+	})
+	if err != nil {
+		return Loss{}, nil, err
+	}
+	in := meanInterval(loss)
+	return Loss{
+		Path: who.Name(), Traveled: traveled.String(), Direction: dir, AloneTFLOPS: median(alone), BesideTFLOPS: median(busy),
+		Loss: in.mean, Low: in.low, High: in.high, GBps: rate(moved, copying),
+	}, alone, nil
+}

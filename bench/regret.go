@@ -1,0 +1,81 @@
+package bench
+
+import (
+	"slices"
+
+	"github.com/kvlane/kvlane/stream"
+)
+
+// Regret compares the stream's own choice at one place with the best single path and with the baselines.
+type Regret struct {
+	Cell
+	Direction Direction
+	Layout    Layout
+	Traveled  string
+	Best      string // the fastest forced path
+	Baseline  string // the faster baseline
+	// Lost is the share of Best's rate that the choice did not reach, negative where it was faster; Beaten the same of
+	// Baseline. Both are medians of the turns, each compared with the one of the same number. Zero where there was nothing
+	// to compare with.
+	Lost, Beaten float64
+	// Predicted is the predicted time over the actual one, or zero.
+	Predicted float64
+}
+
+// Chance reports whether the choice was the best path itself: then Lost is what two measurements of the same differ by, and
+// what choosing costs.
+func (r *Regret) Chance() bool { return r.Traveled == r.Best }
+
+// Regrets returns the comparison for every point of the stream's own choice.
+func (r *Report) Regrets() []Regret {
+	best, base := make(map[place]*Point), make(map[place]*Point)
+	for i := range r.Points {
+		p := &r.Points[i]
+		c, err := ParseContender(p.Path)
+		var m map[place]*Point
+		switch {
+		case p.Baseline:
+			m = base
+		case err == nil && c.Path != stream.PathNone:
+			m = best
+		default:
+			continue
+		}
+		if at := p.place(); m[at] == nil || m[at].GBps < p.GBps {
+			m[at] = p
+		}
+	}
+	var all []Regret
+	for i := range r.Points {
+		p := &r.Points[i]
+		if p.Path != Auto {
+			continue
+		}
+		l := Regret{Cell: p.Cell, Direction: p.Direction, Layout: p.Layout, Traveled: p.Traveled}
+		if b := best[p.place()]; b != nil {
+			l.Best, l.Lost = b.Path, p.behind(b)
+		}
+		if b := base[p.place()]; b != nil {
+			l.Baseline, l.Beaten = b.Path, p.behind(b)
+		}
+		if p.P50Micros > 0 {
+			l.Predicted = p.PredictedMicros / p.P50Micros
+		}
+		all = append(all, l)
+	}
+	return all
+}
+
+func (p *Point) place() place { return place{p.Cell, p.Direction, p.Layout} }
+
+// behind is the share of other's rate that p does not reach.
+func (p *Point) behind(other *Point) float64 {
+	if len(p.TurnGBps) != len(other.TurnGBps) || slices.Contains(other.TurnGBps, 0) || len(p.TurnGBps) == 0 {
+		return 1 - p.GBps/other.GBps
+	}
+	lost := make([]float64, len(p.TurnGBps))
+	for i, v := range p.TurnGBps {
+		lost[i] = 1 - v/other.TurnGBps[i]
+	}
+	return median(lost)
+}

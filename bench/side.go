@@ -1,0 +1,133 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/mem"
+)
+
+// side is one end of the copies: pinned host memory, or the memory of a device. Its source is written once and stays; its
+// destination is poisoned before every point.
+type side struct {
+	src, dst *mem.Region // equally long
+	tag      uint64      // of src's pattern
+
+	// Of device memory only: what reads and writes it, which shares nothing with the streams that are measured. The checker
+	// is nil where the device runs no kernels.
+	queue   device.Queue
+	scratch *mem.Region
+	checker *checker
+}
+
+// scratchBytes of pinned memory are what device memory is written and read back through, if a block is not larger.
+const scratchBytes = 16 << 20
+
+// hostSide allocates the end in pinned memory.
+func (r *rig) hostSide(bytes int64) (s side, err error) {
+	s.tag = farTag
+	for _, m := range []**mem.Region{&s.src, &s.dst} {
+		if *m, err = r.allocHost(r.dev, bytes); err != nil {
+			return s, err
+		}
+	}
+	return s, parallel(bytes/wordBytes, func(from, to int64) error {
+		writePattern(s.src.Bytes()[from*wordBytes:to*wordBytes], s.tag, from*wordBytes)
+		return nil
+	})
+}
+
+// deviceSide allocates an end in a device's memory.
+func (r *rig) deviceSide(ctx context.Context, dev device.Device, bytes, largest int64, tag uint64) (s side, err error) {
+	s.tag = tag
+	for _, m := range []**mem.Region{&s.src, &s.dst} {
+		if *m, err = dev.Alloc(bytes, device.AllocOptions{}); err != nil {
+			return s, fmt.Errorf("allocate %d bytes of device memory: %w", bytes, err)
+		}
+		r.frees(dev, *m)
+	}
+	// Before the queue, so that they outlive what the queue does.
+	if s.scratch, err = r.allocHost(dev, max(min(scratchBytes, bytes), largest)); err != nil {
+		return s, err
+	}
+	checked, err := r.allocHost(dev, checkerBytes)
+	if err != nil {
+		return s, err
+	}
+	if s.queue, err = dev.OpenQueue(device.QueueOptions{}); err != nil {
+		return s, fmt.Errorf("open queue: %w", err)
+	}
+	r.onClose(s.queue.Close)
+	if l, ok := s.queue.(device.Launcher); ok {
+		s.checker = &checker{launcher: l, memory: checked}
+	}
+	return s, s.writeSource(ctx)
+}
+
+// writeSource writes the pattern of device memory.
+func (s *side) writeSource(ctx context.Context) error {
+	for chunk := range chunks(s.src.Len(), s.scratch.Len()) {
+		staged := mem.Extent{Region: s.scratch, Len: chunk.Len}
+		err := parallel(chunk.Len/wordBytes, func(from, to int64) error {
+			writePattern(staged.Bytes()[from*wordBytes:to*wordBytes], s.tag, chunk.Off+from*wordBytes)
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		if err := s.copyOne(ctx, mem.Extent{Region: s.src, Off: chunk.Off, Len: chunk.Len}, staged); err != nil {
+			return fmt.Errorf("write the device's pattern: %w", err)
+		}
+	}
+	return nil
+}
+
+// onHost reports whether the side is pinned memory.
+func (s *side) onHost() bool { return s.queue == nil }
+
+// poison overwrites the start of the destination, so that bytes that a point did not bring cannot pass for right ones.
+func (s *side) poison(ctx context.Context, bytes int64) error {
+	if s.onHost() {
+		host := s.dst.Bytes()[:bytes]
+		return parallel(bytes, func(from, to int64) error {
+			fill(host[from:to])
+			return nil
+		})
+	}
+	err := s.queue.Fill(mem.Extent{Region: s.dst, Len: bytes}, poison)
+	if err = errors.Join(err, s.drain(ctx)); err != nil {
+		return fmt.Errorf("poison device memory: %w", err)
+	}
+	return nil
+}
+
+// fill poisons b.
+func fill(b []byte) {
+	if len(b) == 0 {
+		return
+	}
+	b[0] = poison
+	for n := 1; n < len(b); n *= 2 {
+		copy(b[n:], b[:n])
+	}
+}
+
+// copyOne copies by the side's own queue.
+func (s *side) copyOne(ctx context.Context, dst, src mem.Extent) error {
+	if err := s.queue.Copy(dst, src); err != nil {
+		return err
+	}
+	return s.drain(ctx)
+}
+
+// drain waits until the side's queue is idle.
+func (s *side) drain(ctx context.Context) error {
+	e, err := s.queue.Record()
+	if err != nil {
+		return err
+	}
+	defer e.Close()
+	return e.Wait(ctx)
+}

@@ -1,0 +1,128 @@
+package bench
+
+import (
+	"context"
+	"sync/atomic"
+
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/stream"
+)
+
+// traffic keeps a stream busy, or leaves it idle.
+type traffic struct {
+	s     stream.Stream
+	plans []*plan
+	total atomic.Int64 // bytes of batches that are done
+	// traveled is the path of the last batch; run writes it, and whoever has waited for run's end may read it.
+	traveled stream.Path
+
+	// Of the goroutine that submits; ended is nil while there is none.
+	quit  *atomic.Bool
+	warm  chan struct{} // closed when the first batch is done
+	ended chan error    // receives its error, and is closed
+	// closing is ended of a goroutine that was told to quit.
+	closing chan error
+}
+
+func (b *bench) newTraffic(s stream.Stream, dir Direction) *traffic {
+	t := &traffic{s: s}
+	c := Cell{Size: b.o.BesideSize, Count: b.besideBlocks()}
+	form := b.o.Form
+	if c.Size%mem.LeafBytes != 0 && form == PagesSummed {
+		form = Pages
+	}
+	for range besideDepth {
+		// That they may write the same bytes does no harm, as nobody reads them.
+		p := newPlan(b.rig, form, c.Count, c, dir, b.o.BesideLayout, b.pool(c.Size))
+		p.scatter(b.rng)
+		p.write()
+		t.plans = append(t.plans, p)
+	}
+	return t
+}
+
+// set makes the traffic flow or not, without waiting until it does.
+func (t *traffic) set(ctx context.Context, on bool) error {
+	switch {
+	case on && t.ended == nil:
+		if err := t.drained(); err != nil {
+			return err
+		}
+		t.quit, t.warm, t.ended = new(atomic.Bool), make(chan struct{}), make(chan error, 1)
+		go func(quit *atomic.Bool, warm chan struct{}, ended chan error) {
+			ended <- t.run(ctx, quit, warm)
+			close(ended)
+		}(t.quit, t.warm, t.ended)
+	case !on && t.ended != nil:
+		t.quit.Store(true)
+		t.closing, t.ended = t.ended, nil
+	}
+	return nil
+}
+
+// settled reports whether what set asked for is so: batches arrive, or none is under way. An error counts as settled; stop
+// tells it.
+func (t *traffic) settled() bool {
+	if t.ended != nil {
+		select {
+		case <-t.warm:
+			return true
+		default:
+			return t.failed()
+		}
+	}
+	return t.closing == nil || len(t.closing) > 0
+}
+
+// failed reports whether it ended without being told to.
+func (t *traffic) failed() bool { return len(t.ended) > 0 }
+
+// drained waits until a goroutine that was told to quit has returned.
+func (t *traffic) drained() error {
+	if t.closing == nil {
+		return nil
+	}
+	err := <-t.closing
+	t.closing = nil
+	return err
+}
+
+// stop ends the traffic and waits until nothing is under way.
+func (t *traffic) stop() error {
+	_ = t.set(context.Background(), false) // starting alone can fail
+	return t.drained()
+}
+
+// run keeps besideDepth batches submitted until quit.
+func (t *traffic) run(ctx context.Context, quit *atomic.Bool, warm chan struct{}) error {
+	var tickets [besideDepth]*stream.Ticket
+	submit := func(i int) (err error) {
+		tickets[i], err = t.s.Submit(ctx, &t.plans[i].batches[0])
+		return err
+	}
+	for i := range t.plans {
+		if err := submit(i); err != nil {
+			return err
+		}
+	}
+	for n := 0; !quit.Load(); n++ {
+		i := n % besideDepth
+		if err := tickets[i].Wait(ctx); err != nil {
+			return err
+		}
+		t.total.Add(t.plans[i].bytes())
+		t.traveled = tickets[i].Completion().Path
+		if n == 0 {
+			close(warm)
+		}
+		if err := submit(i); err != nil {
+			return err
+		}
+	}
+	for _, k := range tickets {
+		if err := k.Wait(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,121 @@
+package bench
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
+)
+
+// check compares what the last repetition brought with what it should have.
+func (r *rig) check(ctx context.Context, p *plan) error {
+	dst, src := r.ends(p.dir)
+	switch {
+	case dst.onHost():
+		return p.checkBlocks(dst.dst.Bytes(), src.tag, p.dstOff, p.srcOff)
+	case dst.checker != nil:
+		return dst.checker.check(ctx, dst, src.tag, p)
+	}
+	return dst.checkByReading(ctx, src.tag, p)
+}
+
+// checkByReading reads the device's bytes back in long copies.
+func (s *side) checkByReading(ctx context.Context, tag uint64, p *plan) error {
+	for chunk := range chunks(p.dstSpan(), s.scratch.Len()/p.size*p.size) {
+		staged := mem.Extent{Region: s.scratch, Len: chunk.Len}
+		if err := s.copyOne(ctx, staged, mem.Extent{Region: s.dst, Off: chunk.Off, Len: chunk.Len}); err != nil {
+			return fmt.Errorf("read device memory back: %w", err)
+		}
+		at := func(i int) int64 { return p.dstOff(i) - chunk.Off }
+		if err := p.checkBlocks(staged.Bytes(), tag, at, p.srcOff); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkBlocks compares every block of the batches that lies in b, at at(i), with the bytes of a source at from(i).
+func (p *plan) checkBlocks(b []byte, tag uint64, at, from func(i int) int64) error {
+	return parallel(int64(p.n), func(first, last int64) error {
+		for i := int(first); i < int(last); i++ {
+			off := at(i)
+			if off < 0 || off >= int64(len(b)) {
+				continue
+			}
+			if err := checkPattern(b[off:][:p.size], tag, from(i)); err != nil {
+				return fmt.Errorf("block %d of %d: %w", i, p.n, err)
+			}
+		}
+		return nil
+	})
+}
+
+// Each launch of the checker looks at checkStep blocks. Its memory holds one plane, then pairs, seeds and counts.
+const (
+	checkStep    = 32 << 10
+	pairsAt      = device.PlaneDescBytes
+	seedsAt      = pairsAt + checkStep*device.PairBytes
+	countsAt     = seedsAt + checkStep*wordBytes
+	checkerBytes = countsAt + checkStep*wordBytes
+)
+
+// checker compares device memory with the pattern by device.KernelPatternCheck: the memory of a GPU is read there in a
+// fraction of the time that it takes to read it back.
+type checker struct {
+	launcher device.Launcher
+	memory   *mem.Region
+}
+
+// check compares the blocks that p brought to s with a source's pattern.
+func (c *checker) check(ctx context.Context, s *side, tag uint64, p *plan) error {
+	b, le := c.memory.Bytes(), binary.LittleEndian
+	le.PutUint64(b, uint64(s.dst.Dev()))
+	le.PutUint64(b[8:], uint64(p.size)) // stride
+	le.PutUint64(b[16:], uint64(p.size))
+	le.PutUint64(b[24:], 0)
+	for first := 0; first < p.n; first += checkStep {
+		n := min(checkStep, p.n-first)
+		for i := range n {
+			le.PutUint32(b[pairsAt+8*i:], uint32(p.dstOff(first+i)/p.size))
+			le.PutUint32(b[pairsAt+8*i+4:], uint32(i))
+			le.PutUint64(b[seedsAt+8*i:], tag+uint64(p.srcOff(first+i))/wordBytes)
+		}
+		clear(b[countsAt : countsAt+8*n])
+		at := uint64(c.memory.Dev())
+		k := device.Kernel{Name: device.KernelPatternCheck, NArgs: 6, Args: [device.MaxKernelArgs]uint64{
+			at, 1, at + pairsAt, uint64(n), at + seedsAt, at + countsAt,
+		}}
+		if err := c.launcher.Launch(&k); err != nil {
+			return fmt.Errorf("check device memory: %w", err)
+		}
+		if err := s.drain(ctx); err != nil {
+			return fmt.Errorf("check device memory: %w", err)
+		}
+		for i := range n {
+			if wrong := le.Uint64(b[countsAt+8*i:]); wrong != 0 {
+				return s.wrong(ctx, tag, p, first+i, wrong)
+			}
+		}
+	}
+	return nil
+}
+
+// wrong reads a wrong block back to say what is wrong with it.
+func (s *side) wrong(ctx context.Context, tag uint64, p *plan, block int, bytes uint64) error {
+	staged := mem.Extent{Region: s.scratch, Len: p.size}
+	err := s.copyOne(ctx, staged, mem.Extent{Region: s.dst, Off: p.dstOff(block), Len: p.size})
+	if err == nil {
+		err = checkPattern(staged.Bytes(), tag, p.srcOff(block))
+	}
+	switch {
+	case err == nil:
+		err = fmt.Errorf("it reads back right: %w", errdefs.ErrCorrupt)
+	case !errors.Is(err, errdefs.ErrCorrupt):
+		err = fmt.Errorf("%w, and reading it back: %w", errdefs.ErrCorrupt, err)
+	}
+	return fmt.Errorf("block %d of %d has %d wrong bytes: %w", block, p.n, bytes, err)
+}

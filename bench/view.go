@@ -1,0 +1,97 @@
+package bench
+
+import (
+	"cmp"
+	"slices"
+)
+
+// Row is a series of a report's points: one contender's, in one direction and layout.
+type Row struct {
+	Path   string
+	Points []Point
+}
+
+// BySize returns for each contender, in the order of the run, the point with the most blocks of every block size.
+func (r *Report) BySize(d Direction, l Layout) []Row {
+	return r.rows(func(p *Point) bool { return p.Direction == d && p.Layout == l }, func(p *Point) int64 { return p.Size })
+}
+
+// ByCount returns for each contender the points of one block size, by count.
+func (r *Report) ByCount(size int64, d Direction, l Layout) []Row {
+	return r.rows(func(p *Point) bool { return p.Size == size && p.Direction == d && p.Layout == l }, func(p *Point) int64 { return int64(p.Count) })
+}
+
+// rows groups points by path; of those with the same key the one with the most blocks counts.
+func (r *Report) rows(want func(*Point) bool, key func(*Point) int64) []Row {
+	var rows []Row
+	for i := range r.Points {
+		p := &r.Points[i]
+		if !want(p) {
+			continue
+		}
+		at := slices.IndexFunc(rows, func(row Row) bool { return row.Path == p.Path })
+		if at < 0 {
+			at = len(rows)
+			rows = append(rows, Row{Path: p.Path})
+		}
+		row := &rows[at]
+		old := slices.IndexFunc(row.Points, func(q Point) bool { return key(&q) == key(p) })
+		switch {
+		case old < 0:
+			row.Points = append(row.Points, *p)
+		case p.Count > row.Points[old].Count:
+			row.Points[old] = *p
+		}
+	}
+	for _, row := range rows {
+		slices.SortFunc(row.Points, func(a, b Point) int { return cmp.Compare(key(&a), key(&b)) })
+	}
+	return rows
+}
+
+// LatencySize is the block size that ByCount should be asked for: the one with the most counts.
+func (r *Report) LatencySize() int64 {
+	counts := make(map[int64]map[int]bool)
+	var best int64
+	for _, p := range r.Points {
+		if counts[p.Size] == nil {
+			counts[p.Size] = make(map[int]bool)
+		}
+		counts[p.Size][p.Count] = true
+	}
+	for size, n := range counts {
+		switch old := len(counts[best]); {
+		case len(n) > old, len(n) == old && (size == latencySize || best != latencySize && size < best):
+			best = size
+		}
+	}
+	return best
+}
+
+// SubmitNanos is what Submit cost the CPU at the median, a block of the batches that the point counts.
+func (p *Point) SubmitNanos() float64 {
+	if p.Blocks == 0 {
+		return 0
+	}
+	return 1e3 * p.PostP50Micros / float64(p.Blocks)
+}
+
+// formPoint returns the point of another form at p's place in Forms, or nil.
+func (r *Report) formPoint(p *Point, f Form) *Point {
+	for i := range r.Forms {
+		if q := &r.Forms[i]; q.Form == f && q.place() == p.place() {
+			return q
+		}
+	}
+	return nil
+}
+
+// ChecksumCost returns the share of the rate without checksums that a point of Forms with them does not reach; false where
+// it made none, or has nothing to be compared with.
+func (r *Report) ChecksumCost(p *Point) (share float64, ok bool) {
+	plain := r.formPoint(p, Pages)
+	if p.Form != PagesSummed || !p.Summed || plain == nil {
+		return 0, false
+	}
+	return p.behind(plain), true
+}

@@ -1,0 +1,172 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvlane/kvlane"
+	"github.com/kvlane/kvlane/bench"
+)
+
+func (f *benchFlags) register(cmd *cobra.Command) {
+	fl := cmd.Flags()
+	fl.StringVar(&f.device, "device", string(kvlane.Auto), "auto, sim or cuda")
+	fl.IntVar(&f.index, "device-index", 0, "which device of the driver")
+	fl.IntVar(&f.peer, "peer-index", -1, "also measure copies between the device and this one; negative: none, or with --targets the next")
+	fl.BoolVar(&f.run.Full, "full", false, "measure the whole table of sizes and counts")
+	fl.StringSliceVar(&f.sizes, "sizes", nil, "block sizes (default 256 B to 16 MiB)")
+	fl.IntSliceVar(&f.run.Counts, "counts", nil, "numbers of blocks (default: as many as --bytes allow, and at 4 KiB from 1 on)")
+	fl.StringSliceVar(&f.paths, "paths", nil, "what to measure: "+strings.Join(contenderNames(), ", ")+" (default all, of the auto ones the first)")
+	fl.StringSliceVar(&f.directions, "directions", nil, "h2d, d2h, both (default all)")
+	fl.StringSliceVar(&f.layouts, "host", nil, "how the host's blocks lie: contiguous, scattered (default both)")
+	fl.IntVar(&f.run.BatchBlocks, "batch", 8192, "the most blocks of one batch; more are submitted as several")
+	fl.Var(sizeValue{&f.run.Bytes}, "bytes", "the most that a repetition moves, each way; 0 is 128MiB, 4GiB with --full, or 4MiB simulated")
+	fl.Var(sizeValue{&f.run.PoolBytes}, "pool", "device memory over which blocks are scattered; 0 is 2GiB, or 64MiB simulated")
+	fl.Var(sizeValue{&f.run.ReferenceBytes}, "large", "length of the one large copy; 0 is 256MiB, or 4MiB simulated")
+	fl.IntVar(&f.run.Reps, "reps", 0, "repetitions of a point (default: as many as --budget allows)")
+	fl.DurationVar(&f.run.Budget, "budget", 0, "about how long all points take; 0 is 1m, 8m with --full, or 10s simulated")
+	fl.Uint64Var(&f.run.Seed, "seed", 1, "seed of the permutations")
+	fl.BoolVar(&f.paged, "paged", false, "submit page lists in place of lists of extents")
+	fl.BoolVar(&f.sums, "sums", false, "ask for checksums of the blocks on the way; needs --paged")
+	fl.BoolVar(&f.run.Forms, "forms", false, "also compare lists, page lists, and page lists with checksums")
+	fl.BoolVar(&f.targets, "targets", false, "measure all that kvlane has targets for, and print which it meets")
+
+	fl.BoolVar(&f.besideProduct, "beside-matmul", false, "also measure copies beside a matrix product")
+	fl.StringSliceVar(&f.besidePaths, "beside-paths", nil, "what to measure beside it (default all paths and policies)")
+	fl.Var(sizeValue{&f.run.BesideSize}, "beside-size", "block size beside the matrix product; 0 is 4KiB")
+	fl.Var(sizeValue{&f.run.BesideBytes}, "beside-batch", "length of the batches beside it; 0 is 128MiB, or 4MiB simulated")
+	fl.StringVar(&f.besideHost, "beside-host", "contiguous", "how the host's blocks lie beside it: contiguous or scattered")
+	fl.IntVar(&f.run.Pairs, "pairs", 20, "windows with copies, and as many without, beside the matrix product")
+	fl.DurationVar(&f.run.Window, "window", 50*time.Millisecond, "length of such a window")
+	fl.StringVar(&f.cublaslt, "cublaslt", "", "libcublasLt.so or its folder (default: where the loader searches)")
+
+	fl.BoolVar(&f.highPriority, "high-priority", false, "open streams on queues of the device's highest priority")
+	fl.StringVar(&f.profileDir, "profile-dir", "", "where profiles of GPUs are kept (default kvlane/profiles in the user's cache directory)")
+
+	fl.BoolVar(&f.form.json, "json", false, "print one JSON object")
+	fl.BoolVar(&f.form.csv, "csv", false, "print the points as CSV")
+	fl.BoolVar(&f.form.nixl, "nixl", false, "print the points in the columns of nixlbench")
+	fl.StringVar(&f.out, "out", "", "also write the JSON object to a file")
+	fl.StringVar(&f.from, "from", "", "print and draw the JSON object of an earlier run in place of measuring")
+	fl.StringVar(&f.charts, "charts", "", "also write charts, SVG and PNG, into a folder")
+	fl.StringVar(&f.compare, "compare", "", "also compare with the JSON object of an earlier run")
+	fl.StringVar(&f.noise, "noise", "5%", "changes that --compare takes for chance, unless a point's own spread is wider")
+	fl.StringVar(&f.failAbove, "fail-above", "", "fail if --compare finds a point slower by more than this")
+}
+
+func contenderNames() []string {
+	var names []string
+	for _, c := range bench.Contenders() {
+		names = append(names, c.Name())
+	}
+	return names
+}
+
+// parse reads what is still text into f.run.
+func (f *benchFlags) parse(cmd *cobra.Command) error {
+	o := &f.run
+	if n := f.form; n.json && n.csv || n.json && n.nixl || n.csv && n.nixl {
+		return usagef("--json, --csv and --nixl exclude each other")
+	}
+	if cmd.Flags().Changed("reps") && o.Reps < 1 {
+		return usagef("--reps %d: at least one repetition is needed", o.Reps)
+	}
+	for _, text := range f.sizes {
+		var n int64
+		if err := (sizeValue{&n}).Set(text); err != nil {
+			return usagef("--sizes: %w", err)
+		}
+		o.Sizes = append(o.Sizes, n)
+	}
+	for _, list := range []struct {
+		flag  string
+		names []string
+		to    *[]bench.Contender
+	}{{"--paths", f.paths, &o.Contenders}, {"--beside-paths", f.besidePaths, &o.BesideContenders}} {
+		for _, name := range list.names {
+			c, err := bench.ParseContender(name)
+			if err != nil {
+				return usagef("%s: %w", list.flag, err)
+			}
+			*list.to = append(*list.to, c)
+		}
+	}
+	for _, name := range f.directions {
+		d := bench.Direction(name)
+		if !slices.Contains([]bench.Direction{bench.ToDevice, bench.ToHost, bench.Both}, d) {
+			return usagef("--directions %q: it is h2d, d2h or both", name)
+		}
+		o.Directions = append(o.Directions, d)
+	}
+	for _, name := range f.layouts {
+		l, err := parseLayout("--host", name)
+		if err != nil {
+			return err
+		}
+		o.Layouts = append(o.Layouts, l)
+	}
+	var err error
+	if o.BesideLayout, err = parseLayout("--beside-host", f.besideHost); err != nil {
+		return err
+	}
+	switch {
+	case f.sums && !f.paged:
+		return usagef("--sums needs --paged")
+	case f.sums:
+		o.Form = bench.PagesSummed
+	case f.paged:
+		o.Form = bench.Pages
+	}
+	if f.targets {
+		if f.form.csv || f.form.nixl {
+			return usagef("--targets is printed as text or as --json; --out keeps the points")
+		}
+		f.aim()
+	}
+	if f.failAbove != "" && f.compare == "" {
+		return usagef("--fail-above needs --compare")
+	}
+	for flag, text := range map[string]string{"--noise": f.noise, "--fail-above": f.failAbove} {
+		if _, err := parsePercent(text); err != nil {
+			return usagef("%s: %w", flag, err)
+		}
+	}
+	return nil
+}
+
+// aim measures what the targets are about.
+func (f *benchFlags) aim() {
+	f.run.Forms, f.besideProduct = true, true
+	if len(f.run.BesideContenders) == 0 {
+		f.run.BesideContenders = []bench.Contender{{Policy: bench.Throughput}, {Policy: bench.Background}}
+	}
+}
+
+func parseLayout(flag, name string) (bench.Layout, error) {
+	l := bench.Layout("host " + name)
+	if l != bench.HostContiguous && l != bench.HostScattered {
+		return "", usagef("%s %q: it is contiguous or scattered", flag, name)
+	}
+	return l, nil
+}
+
+// parsePercent reads a share: 10%, or 0.1. Empty is zero.
+func parsePercent(s string) (float64, error) {
+	if s == "" {
+		return 0, nil
+	}
+	digits, percent := strings.CutSuffix(strings.TrimSpace(s), "%")
+	v, err := strconv.ParseFloat(digits, 64)
+	if err != nil || !(v >= 0) {
+		return 0, fmt.Errorf("%q is not a share such as 10%% or 0.1", s)
+	}
+	if percent {
+		v /= 100
+	}
+	return v, nil
+}

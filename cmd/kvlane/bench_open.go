@@ -1,0 +1,55 @@
+package main
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/kvlane/kvlane"
+	"github.com/kvlane/kvlane/bench"
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/stream"
+	streamcopy "github.com/kvlane/kvlane/stream/copy"
+	"github.com/kvlane/kvlane/stream/copy/plan"
+)
+
+// opener returns what opens the streams that the benchmark measures. Those that choose their paths themselves do it as an engine's
+// do: by the profile of this GPU, which is measured first if there is none, and with one planner that learns from all. The
+// text says what profile that is.
+func (f *benchFlags) opener(ctx context.Context, dev device.Device) (bench.Opener, string, error) {
+	profile, source := plan.Default(), "built-in figures"
+	if dev.Info().Driver != string(kvlane.Sim) {
+		c, err := kvlane.Calibrate(ctx, dev, kvlane.CalibrateOptions{Dir: f.profileDir})
+		switch {
+		case ctx.Err() != nil:
+			return nil, "", context.Cause(ctx)
+		case err != nil:
+			source = "built-in figures: " + err.Error()
+		case !c.Stored:
+			source = "built-in figures: measuring this GPU found it in use: " + c.Result.Loaded
+		default:
+			profile, source = c.Profile, "this GPU's profile, measured "+c.Profile.Made.UTC().Format("2006-01-02 15:04 MST")
+		}
+	}
+	budget, err := plan.NewBudget(plan.BudgetOptions{})
+	if err != nil {
+		return nil, "", err
+	}
+	planner, err := plan.New(profile, plan.Options{Budget: budget})
+	if err != nil {
+		return nil, "", fmt.Errorf("plan by %s: %w", source, err)
+	}
+	return func(c bench.Contender) (stream.Stream, error) {
+		if c.Path != stream.PathNone {
+			return streamcopy.Open(dev, streamcopy.Options{Path: c.Path, HighPriority: f.highPriority})
+		}
+		goal, err := plan.ParseGoal(string(c.Policy))
+		if err != nil {
+			return nil, err
+		}
+		o := streamcopy.Options{Planner: planner, Policy: plan.Policy{Goal: goal}, HighPriority: f.highPriority}
+		if goal == plan.Background { // as the engine opens them
+			o.HighPriority, o.StagingBytes = true, kvlane.BackgroundStagingBytes
+		}
+		return streamcopy.Open(dev, o)
+	}, source, nil
+}

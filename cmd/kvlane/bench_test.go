@@ -1,0 +1,114 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/kvlane/kvlane/bench"
+	"github.com/kvlane/kvlane/bench/target"
+)
+
+// tinyBench is a benchmark of a few milliseconds.
+func tinyBench(more ...string) []string {
+	return append([]string{
+		"bench", "copy", "--device", "sim", "--bytes", "64KiB", "--pool", "256KiB", "--large", "128KiB", "--sizes", "4KiB,16KiB", "--reps", "2",
+		"--paths", "kernel,auto,one-copy-each", "--host", "scattered", "--directions", "h2d,d2h",
+	}, more...)
+}
+
+func TestBenchFlagsAreChecked(t *testing.T) {
+	for name, c := range map[string]struct {
+		args []string
+		code int
+		want string
+	}{
+		"direction":              {[]string{"--directions", "up"}, exitUsage, `"up"`},
+		"host side":              {[]string{"--host", "sorted"}, exitUsage, `"sorted"`},
+		"path beside a product":  {[]string{"--beside-paths", "teleport"}, exitUsage, `"teleport"`},
+		"peer path":              {[]string{"--paths", "peer-kernel"}, exitUsage, `"peer-kernel"`},
+		"two forms":              {[]string{"--nixl", "--csv"}, exitUsage, "exclude each other"},
+		"limit without a run":    {[]string{"--fail-above", "10%"}, exitUsage, "--fail-above needs --compare"},
+		"noise":                  {[]string{"--noise", "loud"}, exitUsage, `"loud"`},
+		"count":                  {[]string{"--counts", "0"}, exitFailure, "0 blocks"},
+		"earlier run":            {[]string{"--compare", "/nonexistent"}, exitFailure, "--compare"},
+		"run to show":            {[]string{"--from", "/nonexistent"}, exitFailure, "--from"},
+		"checksums of lists":     {[]string{"--sums"}, exitUsage, "--sums needs --paged"},
+		"host beside a product":  {[]string{"--beside-host", "sorted"}, exitUsage, `"sorted"`},
+		"targets as a table":     {[]string{"--targets", "--csv"}, exitUsage, "--out keeps the points"},
+		"peer on a simulator":    {[]string{"--peer-index", "1"}, exitFailure, "--peer-index"},
+		"product on a simulator": {[]string{"--beside-matmul"}, exitFailure, "runs none"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if code, _, stderr := execute(t, tinyBench(c.args...)...); code != c.code || !strings.Contains(stderr, c.want) {
+				t.Errorf("exit code %d, want %d; standard error %q, want %q", code, c.code, stderr, c.want)
+			}
+		})
+	}
+}
+
+func TestPercent(t *testing.T) {
+	for text, want := range map[string]float64{"": 0, "10%": 0.1, "0.25": 0.25, " 3 %": -1, "-1%": -1, "NaN": -1, "x": -1} {
+		if got, err := parsePercent(text); (err != nil) != (want < 0) || err == nil && got != want {
+			t.Errorf("%q is %v, %v", text, got, err)
+		}
+	}
+}
+
+func TestBenchWritesComparesAndDraws(t *testing.T) {
+	dir := t.TempDir()
+	file, charts := filepath.Join(dir, "run.json"), filepath.Join(dir, "charts")
+	code, stdout, stderr := execute(t, tinyBench("--nixl", "--out", file, "--charts", charts)...)
+	if code != exitOK || !strings.Contains(stdout, "Block Size (B)") || !strings.Contains(stderr, "charts are in "+charts) {
+		t.Fatalf("exit code %d, standard error %q, output:\n%s", code, stderr, stdout)
+	}
+	if drawn, err := filepath.Glob(filepath.Join(charts, "*.png")); err != nil || len(drawn) == 0 {
+		t.Errorf("charts %v, %v", drawn, err)
+	}
+	b, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r bench.Report
+	if err := json.Unmarshal(b, &r); err != nil || len(r.Points) != 3*2*2 || r.Setup.Planner == "" {
+		t.Fatalf("report %+v, %v", r, err)
+	}
+
+	// Against itself nothing has changed; against a run that was twice as fast everything is slower.
+	show := []string{"bench", "copy", "--from", file, "--compare", file, "--fail-above", "1%"}
+	if code, stdout, _ := execute(t, show...); code != exitOK || !strings.Contains(stdout, "of 12 points 0 slower, 0 faster") {
+		t.Errorf("exit code %d:\n%s", code, stdout)
+	}
+	for i := range r.Points {
+		p := &r.Points[i]
+		p.GBps, p.LowGBps, p.HighGBps = 100*p.GBps, 100*p.GBps, 100*p.GBps
+	}
+	faster := filepath.Join(dir, "faster.json")
+	if err := writeFile(faster, &r); err != nil {
+		t.Fatal(err)
+	}
+	show[slices.Index(show, "--compare")+1] = faster
+	if code, _, stderr := execute(t, show...); code != exitFailure || !strings.Contains(stderr, "points are more than 1% slower") {
+		t.Errorf("exit code %d: %s", code, stderr)
+	}
+}
+
+func TestBenchTargets(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "run.json")
+	code, stdout, stderr := execute(t, tinyBench("--targets", "--out", file)...)
+	if code != exitOK || !strings.Contains(stdout, "SIMULATED") || !strings.Contains(stdout, "targets met on simulated GPU") {
+		t.Fatalf("exit code %d, standard error %q, output:\n%s", code, stderr, stdout)
+	}
+	code, stdout, stderr = execute(t, "bench", "copy", "--from", file, "--targets", "--json")
+	var j target.Judgment
+	if err := json.Unmarshal([]byte(stdout), &j); code != exitOK || err != nil || !j.Simulated || j.Met+j.Missed == 0 || len(j.Targets) != j.Total {
+		t.Fatalf("exit code %d, %v, standard error %q, judgment %+v", code, err, stderr, j)
+	}
+	r, err := readReport("--from", file)
+	if err != nil || len(r.Forms) == 0 || len(r.Missing) != 1 || r.Missing[0].Path != "beside a matrix product" {
+		t.Errorf("%v, forms %+v, missing %+v", err, r.Forms, r.Missing)
+	}
+}

@@ -1,0 +1,249 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"text/tabwriter"
+	"time"
+
+	"github.com/schollz/progressbar/v3"
+	"github.com/spf13/cobra"
+
+	"github.com/kvlane/kvlane"
+	"github.com/kvlane/kvlane/replay"
+	"github.com/kvlane/kvlane/stream/copy/plan"
+)
+
+type calibrateFlags struct {
+	device string
+	index  int
+	opts   kvlane.CalibrateOptions
+	json   bool
+}
+
+func newCalibrateCommand() *cobra.Command {
+	var f calibrateFlags
+	cmd := &cobra.Command{
+		Use:   "calibrate",
+		Short: "Measure a GPU's copy paths, and show what is chosen when",
+		Long: `calibrate measures how long each copy path of a GPU takes, by size, number of copies and direction, and fits a small model to
+it. The planner chooses each batch's path by that model. The profile is stored, by GPU, driver, PCIe link and kernels, and used from then on by
+every process of the user; it is measured again with --force, or when one of these has changed.
+
+Measuring needs the GPU to itself for the two seconds it takes. A GPU that is in use is not measured: the command says what shows that, and
+fails, or waits as long as --wait allows. If somebody comes while it measures, the profile is shown, said to be that, and not stored. One
+process of a host measures at a time. Figures of the simulated device are never stored.`,
+		Example: "  kvlane calibrate --device cuda --force",
+		Args:    usageArgs(cobra.NoArgs),
+		RunE:    func(cmd *cobra.Command, _ []string) error { return runCalibrate(cmd, &f) },
+	}
+	fl := cmd.Flags()
+	fl.StringVar(&f.device, "device", string(kvlane.Auto), "auto, sim or cuda")
+	fl.IntVar(&f.index, "device-index", 0, "which device of the driver")
+	fl.BoolVar(&f.opts.Force, "force", false, "measure even if a profile is stored")
+	fl.DurationVar(&f.opts.Budget, "budget", 2*time.Second, "how long measuring should take")
+	fl.DurationVar(&f.opts.Wait, "wait", 0, "how long to wait for a GPU that is in use, or for another process that measures")
+	fl.Var(sizeValue{&f.opts.Bytes}, "memory", "device memory, and as much pinned memory, to measure with; 0 is 1GiB, or what there is")
+	fl.StringVar(&f.opts.Dir, "profile-dir", "", "where profiles are kept (default kvlane/profiles in the user's cache directory)")
+	fl.BoolVar(&f.json, "json", false, "print one JSON object")
+	return cmd
+}
+
+func runCalibrate(cmd *cobra.Command, f *calibrateFlags) (err error) {
+	if f.opts.Budget <= 0 {
+		return usagef("--budget %v: it must be positive", f.opts.Budget)
+	}
+	if f.opts.Wait < 0 {
+		return usagef("--wait %v: it is negative", f.opts.Wait)
+	}
+	dev, note, err := kvlane.OpenDevice(kvlane.DeviceConfig{Driver: kvlane.Driver(f.device), Index: f.index})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, dev.Close()) }()
+	if note != "" {
+		fmt.Fprintln(cmd.ErrOrStderr(), note)
+	}
+	var bar *progressbar.ProgressBar
+	f.opts.Progress = func(done, total int, what string) {
+		if bar == nil {
+			bar = progressbar.NewOptions(total, progressbar.OptionSetWriter(cmd.ErrOrStderr()), progressbar.OptionClearOnFinish(),
+				progressbar.OptionSetWidth(30), progressbar.OptionSetVisibility(replay.Terminal(cmd.ErrOrStderr())))
+		}
+		bar.Describe(what)
+		_ = bar.Set(done) // a bar that cannot be drawn is no reason to stop
+	}
+	c, err := kvlane.Calibrate(cmd.Context(), dev, f.opts)
+	if bar != nil {
+		_ = bar.Finish() // as above
+	}
+	if err != nil {
+		return err
+	}
+	if c.Note != "" {
+		fmt.Fprintln(cmd.ErrOrStderr(), c.Note)
+	}
+	r, err := newCalibrateReport(c)
+	if err != nil {
+		return err
+	}
+	if f.json {
+		return writeJSON(cmd, r)
+	}
+	return r.WriteText(cmd.OutOrStdout())
+}
+
+// calibrateReport is what the command prints.
+type calibrateReport struct {
+	Profile plan.Profile `json:"profile"`
+	File    string       `json:"file"`
+	Stored  bool         `json:"stored"`
+	// Measured is false where the profile was stored before.
+	Measured bool            `json:"measured"`
+	Millis   int64           `json:"measured_in_ms,omitempty"`
+	Bytes    int64           `json:"measured_over_bytes,omitempty"`
+	Loaded   string          `json:"gpu_in_use,omitempty"`
+	Missing  []missingPath   `json:"missing,omitempty"`
+	Choices  []plannedChoice `json:"choices"`
+}
+
+type missingPath struct {
+	Path   string `json:"path"`
+	Reason string `json:"reason"`
+}
+
+// plannedChoice is what the planner says of Count scattered copies of Size bytes, on an idle stream.
+type plannedChoice struct {
+	Dir    string  `json:"direction"`
+	Policy string  `json:"policy"`
+	Host   string  `json:"host"`
+	Size   int64   `json:"size"`
+	Count  int     `json:"count"`
+	Path   string  `json:"path"`
+	CTAs   int     `json:"ctas"`
+	Micros float64 `json:"predicted_us"`
+	GBps   float64 `json:"predicted_gbps"`
+	Reason string  `json:"reason"`
+}
+
+// choiceCounts are the counts for which choices are shown; the sizes are the profile's.
+var choiceCounts = []int{1, 4, 16, 64, 1024, 16384}
+
+func newCalibrateReport(c *kvlane.Calibrated) (*calibrateReport, error) {
+	r := &calibrateReport{Profile: c.Profile, File: c.File, Stored: c.Stored, Measured: c.Result != nil}
+	if c.Result != nil {
+		r.Millis, r.Bytes, r.Loaded = c.Result.Took.Milliseconds(), c.Result.Bytes, c.Result.Loaded
+		for _, m := range c.Result.Missing {
+			r.Missing = append(r.Missing, missingPath{m.Path.String(), m.Reason})
+		}
+	}
+	var can plan.Paths
+	for i := range c.Profile.Models {
+		can = can.With(c.Profile.Models[i].Path)
+	}
+	for goal := plan.Throughput; goal <= plan.Background; goal++ {
+		pl, err := plan.New(c.Profile, plan.Options{Policy: plan.Policy{Goal: goal}, Probe: -1})
+		if err != nil {
+			return nil, err
+		}
+		for _, dir := range []plan.Direction{plan.H2D, plan.D2H} {
+			for side := plan.Contiguous; side <= plan.Scattered; side++ {
+				r.choices(pl, dir, side, can)
+			}
+		}
+	}
+	return r, nil
+}
+
+func (r *calibrateReport) choices(pl *plan.Planner, dir plan.Direction, side plan.Side, can plan.Paths) {
+	for _, size := range r.Profile.Sizes {
+		for _, n := range choiceCounts {
+			q := plan.Request{Dir: dir, Pieces: n, Runs: n, HostRuns: n, Bytes: int64(n) * size}
+			if side == plan.Contiguous {
+				q.HostRuns = 1
+			}
+			c := pl.Choose(q, can)
+			r.Choices = append(r.Choices, plannedChoice{
+				Dir: dir.String(), Policy: pl.Policy().Goal.String(), Host: side.String(), Size: size, Count: n,
+				Path: c.Path.String(), CTAs: c.CTAs, Micros: float64(c.Predicted) / 1e3, GBps: gbps(q.Bytes, float64(c.Predicted)), Reason: c.Reason,
+			})
+		}
+	}
+}
+
+func gbps(bytes int64, nanos float64) float64 {
+	if nanos <= 0 {
+		return 0
+	}
+	return float64(bytes) / nanos
+}
+
+// WriteText prints the report for people.
+func (r *calibrateReport) WriteText(w io.Writer) error {
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	p := &r.Profile
+	fmt.Fprintf(tw, "Profile of %s\n%s, %s", p.Key, p.Source, p.Made.Format(time.RFC3339))
+	if r.Measured {
+		fmt.Fprintf(tw, ", in %v, blocks scattered over %s", time.Duration(r.Millis)*time.Millisecond, sizeValue{&r.Bytes})
+	}
+	if r.Stored {
+		fmt.Fprintf(tw, "\nStored in %s\n", r.File)
+	} else {
+		fmt.Fprintf(tw, "\nNot stored; its place is %s\n", r.File)
+	}
+	if r.Loaded != "" {
+		fmt.Fprintf(tw, "THE GPU OR ITS LINK WAS IN USE: %s\n", r.Loaded)
+	}
+	fmt.Fprintf(tw, "One large copy: %.1f GB/s to the device, %.1f GB/s to the host\n", p.GBps[plan.H2D], p.GBps[plan.D2H])
+	for _, m := range r.Missing {
+		fmt.Fprintf(tw, "Not measured: %s (%s)\n", m.Path, m.Reason)
+	}
+	r.writeModels(tw)
+	r.writeChoices(tw)
+	return tw.Flush()
+}
+
+func (r *calibrateReport) writeModels(tw *tabwriter.Writer) {
+	p := &r.Profile
+	most := p.Counts[len(p.Counts)-1]
+	fmt.Fprintf(tw, "\nMeasured: microseconds of one copy, and GB/s of %d, by size\n\npath\tCTAs\tway\thost\tspread\tpoints\tbehind others", most)
+	for _, size := range p.Sizes {
+		fmt.Fprintf(tw, "\t%s", sizeValue{&size})
+	}
+	fmt.Fprintln(tw)
+	for i := range p.Models {
+		m := &p.Models[i]
+		if m.Points == 0 {
+			continue // of the built-in profile
+		}
+		fmt.Fprintf(tw, "%s\t%d\t%s\t%s\t%.1f%%\t%d\t-%.1f us", m.Path, m.CTAs, m.Dir, m.Side, 100*m.Spread, m.Points, m.Lead/1e3)
+		for k, size := range p.Sizes {
+			row := m.Times[k*len(p.Counts):][:len(p.Counts)]
+			fmt.Fprintf(tw, "\t%.1f %.1f", row[0]/1e3, gbps(most*size, row[len(row)-1]))
+		}
+		fmt.Fprintln(tw)
+	}
+}
+
+func (r *calibrateReport) writeChoices(tw *tabwriter.Writer) {
+	type table struct{ policy, dir, host string }
+	var last table
+	for i := range r.Choices {
+		c := &r.Choices[i]
+		if t := (table{c.Policy, c.Dir, c.Host}); t != last {
+			last = t
+			fmt.Fprintf(tw, "\nChosen for %s, %s, host %s: path/CTAs, time, GB/s\n\nsize", c.Policy, c.Dir, c.Host)
+			for _, n := range choiceCounts {
+				fmt.Fprintf(tw, "\t%d", n)
+			}
+		}
+		if c.Count == choiceCounts[0] {
+			fmt.Fprintf(tw, "\n%s", sizeValue{&c.Size})
+		}
+		fmt.Fprintf(tw, "\t%s/%d %.1f us %.1f", c.Path, c.CTAs, c.Micros, c.GBps)
+		if i == len(r.Choices)-1 || c.Count == choiceCounts[len(choiceCounts)-1] && r.Choices[i+1].Size < c.Size {
+			fmt.Fprintln(tw)
+		}
+	}
+}

@@ -1,0 +1,95 @@
+package main
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/kvlane/kvlane/internal/testkit"
+)
+
+// What the script that verifies a GPU runs, in place of which it finds a script of one line.
+const (
+	passes = `echo "--- PASS: TestGPU (0.01s)"; exit 0`
+	fails  = `echo "--- FAIL: TestGPU (0.01s)"; exit 1`
+	none   = `echo "testing: warning: no tests to run"; exit 0`
+	works  = `echo "kvlane $*"; while [ $# -gt 0 ]; do case $1 in --out) echo {} >"$2";; --charts) mkdir "$2"; echo x >"$2/x";; esac; shift; done; exit 0`
+	breaks = `case "$*" in *--targets*--out*) echo "it broke"; exit 1;; esac; echo "kvlane $*"; exit 0`
+)
+
+func TestHardwareScript(t *testing.T) {
+	bash, err := exec.LookPath("bash")
+	if err != nil {
+		testkit.Skip(t, "bash", err.Error())
+	}
+	script, err := os.ReadFile(filepath.Join("..", "..", "tools", "hardware"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	whole := []string{"calibrate.txt", "charts.tar.gz", "demo.txt", "points.csv", "report.txt", "run.json", "suites.txt", "summary.txt"}
+	for name, c := range map[string]struct {
+		device, streams, kvlane string
+		args                    []string
+		code                    int
+		summary                 string
+		files                   []string
+	}{
+		"all is well":    {passes, passes, works, nil, 0, "nothing failed", whole},
+		"simulated":      {fails, passes, works, []string{"--device", "sim"}, 0, "nothing failed", whole},
+		"a suite fails":  {fails, passes, works, nil, 1, "SOMETHING FAILED", whole},
+		"no test is run": {passes, none, works, nil, 1, "0 passed, 0 failed", whole},
+		"the benchmark fails": {passes, passes, breaks, nil, 1, "it broke", []string{
+			"calibrate.txt", "demo.txt", "suites.txt", "summary.txt",
+		}},
+		"unknown device": {passes, passes, works, []string{"--device", "abacus"}, 2, "", nil},
+		"no binary":      {passes, "", works, nil, 2, "", nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			kit, out := t.TempDir(), filepath.Join(t.TempDir(), "out")
+			if c.files != nil { // of an earlier run
+				if err := errors.Join(os.Mkdir(out, 0o755), os.WriteFile(filepath.Join(out, "run.json"), nil, 0o600)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for file, text := range map[string]string{
+				"device-cuda.test": c.device, "stream-copy.test": c.streams, "kvlane": c.kvlane, "run": string(script),
+			} {
+				if text == "" {
+					continue
+				}
+				if file != "run" {
+					text = "#!/bin/sh\n" + text + "\n"
+				}
+				if err := os.WriteFile(filepath.Join(kit, file), []byte(text), 0o755); err != nil {
+					t.Fatal(err)
+				}
+			}
+			cmd := exec.CommandContext(t.Context(), bash, append(append([]string{filepath.Join(kit, "run")}, c.args...), out)...)
+			printed, err := cmd.CombinedOutput()
+			code := 0
+			if exit := new(exec.ExitError); errors.As(err, &exit) {
+				code = exit.ExitCode()
+			} else if err != nil {
+				t.Fatal(err)
+			}
+			if code != c.code || !strings.Contains(string(printed), c.summary) {
+				t.Errorf("exit code %d, want %d with %q:\n%s", code, c.code, c.summary, printed)
+			}
+			var files []string
+			entries, err := os.ReadDir(out)
+			if err != nil && c.files != nil {
+				t.Fatal(err)
+			}
+			for _, e := range entries {
+				files = append(files, e.Name())
+			}
+			if !slices.Equal(files, c.files) {
+				t.Errorf("files %v, want %v", files, c.files)
+			}
+		})
+	}
+}

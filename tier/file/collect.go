@@ -137,7 +137,13 @@ func (t *Tier) evict(c *candidate) (bool, error) {
 		return false, nil
 	}
 	if err == nil {
-		err = t.unname(d, c.key, func() error { return t.fs.Remove(path) })
+		err = t.unname(d, c.key, func() error {
+			err := t.fs.Remove(path)
+			if err == nil { // before the room is given to a Put that waits for it
+				t.count.evictions.Add(1)
+			}
+			return err
+		})
 	}
 	if gone(err) {
 		return false, nil
@@ -145,7 +151,6 @@ func (t *Tier) evict(c *candidate) (bool, error) {
 	if err != nil {
 		return false, writeError(err)
 	}
-	t.count.evictions.Add(1)
 	return true, nil
 }
 

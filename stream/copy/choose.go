@@ -137,26 +137,26 @@ func (v *survey) direction() plan.Direction {
 	return plan.D2D
 }
 
-// account ends what choose began, for a batch that is about to resolve: c gets the prediction. took is what the planner
-// should hear of; zero: nothing. The caller has the turn to complete.
-func (s *Stream) account(o *op, c *stream.Completion, err error) (took time.Duration) {
+// account ends what choose began, for a batch that is about to resolve: c gets the prediction, and the planner the outcome.
+// The caller has the turn to complete.
+func (s *Stream) account(o *op, c *stream.Completion, err error) {
 	s.ahead.Add(-int64(o.choice.Predicted))
 	before := s.finished
 	s.finished = c.Finished
 	if o.started.IsZero() {
-		return 0
+		return
 	}
 	c.Predicted = o.choice.Predicted
 	if err != nil {
-		return 0
+		return
 	}
 	c.Summed = o.summed
 	if !o.planned || o.held || o.joint || o.choice.Pace > 0 && o.steps > 1 {
-		return 0 // it waited for something else than the path
+		return // it waited for something else than the path
 	}
 	start := c.Started
 	if before.After(start) {
 		start = before
 	}
-	return c.Finished.Sub(start)
+	s.planner.Observe(o.choice, o.request, c.Finished.Sub(start))
 }

@@ -198,15 +198,12 @@ func (s *Stream) resolve(o *op) {
 	if err == nil {
 		c.Bytes, c.Pieces = o.stats.bytes, o.stats.pieces
 	}
-	took := s.account(o, &c, err)
+	s.account(o, &c, err)
 	t := o.ticket
 	// The ticket may be kept for long, and leads here as its driver: let the batch go.
 	o.batch, o.at = nil, cursor{}
 	<-s.slots
 	t.Resolve(c, err)
-	if took > 0 {
-		s.planner.Observe(o.choice, o.request, took)
-	}
 }
 
 // verdict returns the error of o's ticket. What came after the failure that broke the stream has failed too, even if its

@@ -14,6 +14,10 @@ import (
 // up to 40 in small pieces. Waiting for more, a goroutine's wake-up counts for little.
 const pollBytes = 512 << 10
 
+// unattended is how long a batch may be left to a Ticket.Wait that does not come: the device may need somebody, as a
+// resident kernel that left just before it saw the batch.
+const unattended = 200 * time.Microsecond
+
 // Completing is whoever holds Stream.turn: the completer goroutine, or a goroutine in Ticket.Wait that found the turn
 // free. He takes items off inflight in order, waits or asks for their events and resolves tickets, so each of them once
 // and in order.
@@ -43,6 +47,12 @@ func (s *Stream) completeAll() (over bool) {
 	return s.issued && s.inflight.n == 0
 }
 
+// lookLater is what the timer does that push sets. Whoever finds it set has pushed before this looks.
+func (s *Stream) lookLater() {
+	s.armed.Store(false)
+	s.look()
+}
+
 // look wakes the completer.
 func (s *Stream) look() {
 	select {
@@ -51,8 +61,8 @@ func (s *Stream) look() {
 	}
 }
 
-// push hands an item to who completes. A small batch on an idle stream, issued by Submit itself, is left to Ticket.Wait:
-// waking the completer takes longer than Wait takes to come. The caller holds the mutex.
+// push hands an item to who completes. A small batch on an idle stream, issued by Submit itself, is left to Ticket.Wait for
+// a while: waking the completer takes longer than Wait takes to come. The caller holds the mutex.
 func (s *Stream) push(it item) {
 	s.inflight.push(it)
 	if it.apart {
@@ -61,6 +71,8 @@ func (s *Stream) push(it item) {
 	o := it.op
 	if alone := s.inflight.n == 1 && it.last && it.event != nil && o.err == nil; !alone || !o.small() || o.watched.Load() {
 		s.look()
+	} else if s.armed.CompareAndSwap(false, true) {
+		s.later.Reset(unattended)
 	}
 }
 

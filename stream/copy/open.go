@@ -128,6 +128,9 @@ type Stream struct {
 	finished time.Time
 	// awake: the completer has the turn, or is about to take it.
 	awake atomic.Bool
+	// later wakes the completer for a batch that was left to Ticket.Wait; armed: it will.
+	later *time.Timer
+	armed atomic.Bool
 	// stopped is closed when issuer and completer have returned.
 	stopped chan struct{}
 	closer  chan struct{} // token: one Close at a time
@@ -189,6 +192,7 @@ func Open(dev device.Device, o Options) (*Stream, error) {
 		// The queues are idle: closing them has nothing to wait for.
 		return nil, errors.Join(fmt.Errorf("open copy stream: %w", err), s.release(context.Background()))
 	}
+	s.later = time.AfterFunc(unattended, s.lookLater)
 	var done sync.WaitGroup
 	done.Add(2)
 	go func() { defer done.Done(); s.issueLoop() }()
@@ -279,6 +283,7 @@ func (s *Stream) Close(ctx context.Context) error {
 	case <-ctx.Done():
 		return s.unclosed(context.Cause(ctx))
 	}
+	s.later.Stop()
 	return s.release(ctx)
 }
 

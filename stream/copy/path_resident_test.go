@@ -9,6 +9,7 @@ import (
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/internal/sys/hostmem"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/stream"
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
@@ -99,6 +100,28 @@ func TestResidentComesAndGoes(t *testing.T) {
 				time.Sleep(time.Duration(rng.IntN(40)) * time.Microsecond)
 			}
 		}
+	}
+}
+
+// TestResidentBatchNeedsNobody: a batch is done though nobody waits for its ticket, also if the kernel left without it.
+func TestResidentBatchNeedsNobody(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 9))
+	dev, s := residentStream(t, sim.Options{}, streamcopy.Options{
+		Resident: streamcopy.ResidentOptions{Idle: 5 * time.Microsecond, Lease: 50 * time.Microsecond},
+	})
+	dst, src := pinned(t, dev, 8), pinned(t, dev, 8)
+	for i := range uint64(500) {
+		hostmem.StoreUint64(src.Bytes(), i+1)
+		ticket := submitOK(t, s, &mem.Batch{Dst: []mem.Extent{{Region: dst, Len: 8}}, Src: []mem.Extent{{Region: src, Len: 8}}})
+		for end := time.Now().Add(patience); hostmem.LoadUint64(dst.Bytes()) != i+1; time.Sleep(time.Microsecond) {
+			if time.Now().After(end) {
+				t.Fatalf("batch %d was not done while nobody waited for it", i)
+			}
+		}
+		if err := ticket.Wait(deadline(t)); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Duration(rng.IntN(60)) * time.Microsecond)
 	}
 }
 

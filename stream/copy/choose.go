@@ -60,6 +60,7 @@ func (s *Stream) plan(o *op) {
 	o.request = o.stats.request(o.batch.Paged != nil)
 	o.request.Unsummed = unsummed
 	o.request.Ahead = time.Duration(s.ahead.Load())
+	s.rest(&o.request, can)
 	for unprepared := false; ; unprepared = true {
 		o.choice = s.planner.Choose(o.request, can)
 		o.path, o.reason, o.planned = o.choice.Path, o.choice.Reason, true

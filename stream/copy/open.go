@@ -110,6 +110,7 @@ type Stream struct {
 	able, prepared atomic.Uint32
 	preparing      sync.Mutex
 	planner        Planner
+	epoch          time.Time // when the stream was opened
 	// ahead is the predicted time of what is accepted and unresolved, in nanoseconds.
 	ahead atomic.Int64
 
@@ -179,6 +180,7 @@ func Open(dev device.Device, o Options) (*Stream, error) {
 		dev:     dev,
 		index:   dev.Info().Index,
 		opts:    o,
+		epoch:   time.Now(),
 		slots:   make(chan struct{}, o.QueueDepth),
 		down:    make(chan struct{}),
 		wake:    make(chan struct{}, 1),

@@ -2,6 +2,7 @@ package copy_test
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -146,7 +147,11 @@ func TestPlannerIsAsked(t *testing.T) {
 				if err := s.Close(deadline(t)); err != nil {
 					t.Fatal(err)
 				}
-				if diff := cmp.Diff([]plan.Request{tt.want}, d.asked); diff != "" {
+				want := tt.want
+				if d.can[0].Has(stream.PathResident) {
+					want.Resting = plan.PathSet(stream.PathResident)
+				}
+				if diff := cmp.Diff([]plan.Request{want}, d.asked); diff != "" {
 					t.Errorf("asked (-want +got):\n%s", diff)
 				}
 				if d.can[0]&all != tt.can {
@@ -293,5 +298,35 @@ func TestAllocations(t *testing.T) {
 		if err := s.Close(deadline(t)); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// TestPlannerHearsWhetherAKernelIsThere: it has to be started for the first batch, is there for those that follow soon, and
+// has left when nothing came for a while; and the planner is told how many came one soon after another.
+func TestPlannerHearsWhetherAKernelIsThere(t *testing.T) {
+	dev := openSim(t, sim.Options{})
+	batch := strided(pinned(t, dev, 1<<20), deviceMemory(t, dev, 1<<20), 4, 100)
+	d := &decider{choice: plan.Choice{Path: stream.PathResident, Predicted: time.Millisecond, Reason: "because"}}
+	const stays = 300 * time.Millisecond
+	s := open(t, dev, streamcopy.Options{Planner: d, Resident: streamcopy.ResidentOptions{Idle: stays, Lease: time.Minute}})
+	for range 3 {
+		complete(t, s, batch)
+	}
+	time.Sleep(2 * stays)
+	complete(t, s, batch)
+	if err := s.Close(deadline(t)); err != nil {
+		t.Fatal(err)
+	}
+	type told struct {
+		resting bool
+		streak  int
+	}
+	var got []told
+	for _, r := range d.asked {
+		got = append(got, told{r.Resting.Has(stream.PathResident), r.Streak})
+	}
+	want := []told{{true, 0}, {false, 1}, {false, 2}, {true, 0}}
+	if !slices.Equal(got, want) {
+		t.Errorf("told %v, want %v", got, want)
 	}
 }

@@ -83,6 +83,7 @@ type resident struct {
 	latest  *op  // issued last
 	wide    bool // latest is shared by several workers
 	launch  device.Kernel
+	demand  demand
 }
 
 func newResident(s *Stream) *resident {

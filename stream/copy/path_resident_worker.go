@@ -33,13 +33,14 @@ type worker struct {
 
 	// mu is held while the kernel is launched: who posts an entry and who finds that the kernel has left would otherwise
 	// both launch it, or neither.
-	mu         sync.Mutex
-	posted     uint64       // the last entry that was written
-	generation uint64       // of the last launch; zero before the first
-	ended      device.Event // done when that kernel has ended; nil before the first, and once it was seen to be done
-	idle       bool         // ended was done: no kernel touches anything
-	err        error        // why no kernel will be launched any more
-	failed     atomic.Bool  // err is set
+	mu     sync.Mutex
+	posted uint64       // the last entry that was written
+	ended  device.Event // done when that kernel has ended; nil before the first, and once it was seen to be done
+	idle   bool         // ended was done: no kernel touches anything
+	err    error        // why no kernel will be launched any more
+	failed atomic.Bool  // err is set
+
+	generation atomic.Uint64 // of the last launch; zero before the first
 }
 
 func newWorker(dev device.Device, o ResidentOptions) (*worker, error) {
@@ -117,18 +118,18 @@ func (w *worker) write(e *device.ResidentWords) {
 	w.posted = e[0]
 }
 
-// gone reports whether no kernel runs. The caller holds mu.
+// gone reports whether no kernel runs. While mu is not held, one may be about to be launched.
 func (w *worker) gone() bool {
-	return hostmem.LoadUint64(w.control[device.ResidentExited:]) == w.generation
+	return hostmem.LoadUint64(w.control[device.ResidentExited:]) == w.generation.Load()
 }
 
 // start launches the kernel, which is gone, and records when it ends. The caller holds mu.
 func (w *worker) start() {
-	w.generation++
+	w.generation.Add(1)
 	hostmem.StoreUint64(w.control[device.ResidentNext:], w.done()+1)
 	k := device.Kernel{Name: device.KernelResident, CTAs: 1, NArgs: 5}
 	k.Args = [device.MaxKernelArgs]uint64{
-		uint64(w.region.Dev()), device.ResidentControlBytes, w.generation, uint64(w.o.Idle), uint64(w.o.Lease),
+		uint64(w.region.Dev()), device.ResidentControlBytes, w.generation.Load(), uint64(w.o.Idle), uint64(w.o.Lease),
 	}
 	err := w.launcher.Launch(&k)
 	if w.ended != nil {

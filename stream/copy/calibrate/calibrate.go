@@ -95,6 +95,10 @@ func (c *calibration) run(ctx context.Context, open Opener) error {
 		return err
 	}
 	c.start = c.o.Clock.Now()
+	duplex, err := c.duplex(ctx, open)
+	if err != nil {
+		return err
+	}
 	all, err := c.measure(ctx)
 	if err != nil {
 		return err
@@ -114,7 +118,7 @@ func (c *calibration) run(ctx context.Context, open Opener) error {
 		p.GBps[dir] = max(median(before.large[dir]), median(after.large[dir]))
 	}
 	p.SumGBps = c.sumGBps()
-	if err := c.fit(all); err != nil {
+	if err := c.fit(all, duplex); err != nil {
 		return err
 	}
 	p.Fill(plan.Default())
@@ -125,15 +129,16 @@ func (c *calibration) run(ctx context.Context, open Opener) error {
 }
 
 // fit adds a model to the profile for each way in which a variant was measured.
-func (c *calibration) fit(all []*series) error {
+func (c *calibration) fit(all []*series, duplex map[duplexID]float64) error {
 	p := &c.result.Profile
 	for _, by := range c.streams {
 		for _, dir := range by.ways {
 			for _, side := range by.sides {
 				var points []plan.Point
+				var starts []float64
 				for _, s := range all {
 					if s.by.variant == by.variant && s.dir == dir && s.side == side {
-						points = append(points, s.fitted())
+						points, starts = append(points, s.fitted()), append(starts, s.start...)
 					}
 				}
 				if len(points) == 0 {
@@ -142,6 +147,10 @@ func (c *calibration) fit(all []*series) error {
 				m := plan.Model{Path: by.path, CTAs: by.ctas, Dir: dir, Form: plan.List, Side: side}
 				if err := m.Fit(p, points); err != nil {
 					return err
+				}
+				m.Duplex = duplex[duplexID{by.path, dir}]
+				if len(starts) > 0 {
+					m.Start = median(starts)
 				}
 				p.Models = append(p.Models, m)
 			}

@@ -15,20 +15,23 @@ import (
 )
 
 const (
-	// maxCount and maxBytes bound a measured batch: beyond, time grows by the piece and by the byte.
-	maxCount = 16 << 10
-	maxBytes = 32 << 20
+	// maxCount and maxBytes bound a measured batch: beyond, time grows by the piece and by the byte. fewBytes are enough to know
+	// a kernel with few thread blocks by, that no chunks overlap in, and residentBytes all that a resident kernel is for.
+	maxCount      = 16 << 10
+	maxBytes      = 64 << 20
+	fewBytes      = 16 << 20
+	residentBytes = 4 << 20
 
-	// brief is how short a batch is that is measured briefRepeats times at once, after one that warms up: what starts
-	// slowly, as a resident kernel, is not to be measured starting.
+	// brief is how short a batch is that is measured briefRepeats times at once, after one that warms up. So is every batch of
+	// a resident kernel, which has left meanwhile: what its start takes is a figure of its own.
 	brief        = 50 * time.Microsecond
 	briefRepeats = 2
 
-	// backToBack is how many batches are submitted at once to see what one costs behind others.
+	// backToBack is how many batches are submitted at once to see what one costs behind others, and leadBytes how long they
+	// are, in copies of leadSize at most: long enough that the device is what they wait for, and not whoever submits.
 	backToBack = 4
-	// leadCount copies of leadSize at most make the batches of which that is measured, once: a start is seen in small ones.
-	leadCount = 16
-	leadSize  = 16 << 10
+	leadBytes  = 4 << 20
+	leadSize   = 64 << 10
 
 	// longest is the share of the budget that one batch may be expected to take.
 	longest = 1000
@@ -71,6 +74,7 @@ type series struct {
 	by    opened
 	times []float64
 	adds  []float64 // marginal times
+	start []float64 // what the first batch of a visit took longer
 }
 
 // measure measures every point by every stream, the streams by turns, so that whatever disturbs the machine meanwhile
@@ -140,7 +144,7 @@ func (c *calibration) points(count int64) iter.Seq2[point, opened] {
 						continue
 					}
 					for _, by := range c.streams {
-						if !slices.Contains(by.ways, dir) || !slices.Contains(by.sides, side) {
+						if !slices.Contains(by.ways, dir) || !slices.Contains(by.sides, side) || count > 1 && count*size > by.most {
 							continue
 						}
 						if !yield(point{dir, side, size, count}, by) {
@@ -158,14 +162,15 @@ func (c *calibration) visit(ctx context.Context, s *series) error {
 	once := func() (float64, error) {
 		return timed(ctx, s.by, c.batch(s.dir, s.side, s.size, int(s.count)))
 	}
-	repeats := 1
-	if len(s.times) == 0 || s.times[0] < float64(brief) {
+	repeats, stays := 1, s.by.path == stream.PathResident
+	first := 0.0
+	if stays || len(s.times) == 0 || s.times[0] < float64(brief) {
 		t, err := once()
 		if err != nil {
 			return fmt.Errorf("measure %s: %w", s.by, err)
 		}
-		repeats = briefRepeats
-		if t >= float64(brief) {
+		repeats, first = briefRepeats, t
+		if t >= float64(brief) && !stays {
 			s.times, repeats = append(s.times, t), 0
 		}
 	}
@@ -176,7 +181,10 @@ func (c *calibration) visit(ctx context.Context, s *series) error {
 		}
 		s.times = append(s.times, t)
 	}
-	if s.count != leadCount || s.size > leadSize || len(s.adds) > 0 {
+	if stays {
+		s.start = append(s.start, max(0, first-median(s.times)))
+	}
+	if s.count*s.size != leadBytes || s.size > leadSize {
 		return nil
 	}
 	add, err := c.marginal(ctx, s)

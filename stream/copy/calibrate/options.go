@@ -94,6 +94,8 @@ type variant struct {
 	// sides are the layouts of the host side in which it is measured, ways the directions.
 	sides []plan.Side
 	ways  []plan.Direction
+	// most is the longest batch that is measured, in bytes.
+	most int64
 }
 
 func (v *variant) String() string {
@@ -113,22 +115,22 @@ func variants() []*variant {
 		both      = []plan.Side{plan.Contiguous, plan.Scattered}
 	)
 	list := []*variant{
-		{stream.PathCopyEngine, 0, scattered, all},
-		{stream.PathCopyEngineBatch, 0, both, bus},
-		{stream.PathResident, 2, scattered, bus},
-		{stream.PathKernel, 16, both, all},
-		{stream.PathKernel, 8, scattered, all},
-		{stream.PathKernelBulk, 64, both, bus},
+		{stream.PathCopyEngine, 0, scattered, all, maxBytes},
+		{stream.PathCopyEngineBatch, 0, both, bus, maxBytes},
+		{stream.PathResident, 2, scattered, bus, residentBytes},
+		{stream.PathKernel, 16, both, all, maxBytes},
+		{stream.PathKernel, 8, scattered, all, maxBytes},
+		{stream.PathKernelBulk, 64, both, bus, maxBytes},
 	}
 	for _, n := range []int{4, 2, 1} {
-		list = append(list, &variant{stream.PathKernel, n, scattered, bus})
+		list = append(list, &variant{stream.PathKernel, n, scattered, bus, fewBytes})
 	}
 	for _, n := range []int{32, 16, 8, 4} {
-		list = append(list, &variant{stream.PathKernelBulk, n, scattered, bus})
+		list = append(list, &variant{stream.PathKernelBulk, n, scattered, bus, fewBytes})
 	}
 	for _, n := range []int{32, 8} {
 		// Where the host is scattered the engine's figures say what they take: it makes one copy a run.
-		list = append(list, &variant{stream.PathStaged, n, []plan.Side{plan.Contiguous}, bus})
+		list = append(list, &variant{stream.PathStaged, n, []plan.Side{plan.Contiguous}, bus, maxBytes})
 	}
 	return list
 }

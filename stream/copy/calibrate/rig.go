@@ -29,6 +29,7 @@ type rig struct {
 	dev       device.Device
 	host, gpu *mem.Region
 	streams   []opened
+	opposite  []opened // what copies the opposite way
 	sizes     []int64
 	lists     map[listID]*blocks
 	rng       *rand.Rand
@@ -105,7 +106,7 @@ func (r *rig) close(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
 	defer cancel()
 	var errs []error
-	for _, s := range r.streams {
+	for _, s := range slices.Concat(r.streams, r.opposite) {
 		if err := s.stream.Close(ctx); err != nil {
 			errs = append(errs, fmt.Errorf("close the stream of %s: %w", s, err))
 		}

@@ -54,6 +54,9 @@ func cellOf(r *Request, duplex bool) cellKey {
 	return k
 }
 
+// duplex reports whether the opposite direction is busy too.
+func (k cellKey) duplex() bool { return k.situation&situationDuplex != 0 }
+
 // cells are those of one direction in one situation.
 type cells [sizeCells][countCells]cell
 

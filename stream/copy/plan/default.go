@@ -91,8 +91,23 @@ const (
 	describeNanos = 18
 )
 
+// defaultDuplex is what a byte takes longer, in nanoseconds, while as much goes the opposite way.
+var defaultDuplex = map[stream.Path]float64{
+	stream.PathCopyEngine: 0.003, stream.PathCopyEngineBatch: 0.003, stream.PathStaged: 0.003,
+	stream.PathKernel: 0.014, stream.PathKernelBulk: 0.012, stream.PathResident: 0.017,
+}
+
+// defaultStart is what it takes to start a resident kernel.
+const defaultStart = 50_000
+
 func (d *defaultPath) model() Model {
 	m := Model{Path: d.path, CTAs: d.ctas, Dir: d.dir, Side: Scattered, Lead: d.lead}
+	if d.dir <= D2H {
+		m.Duplex = defaultDuplex[d.path]
+	}
+	if d.path == stream.PathResident {
+		m.Start = defaultStart
+	}
 	if d.path == stream.PathStaged {
 		m.Side = Contiguous
 	}

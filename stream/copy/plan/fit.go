@@ -44,8 +44,7 @@ func (m *Model) Fit(p *Profile, points []Point) error {
 	}
 	m.fillSizes(p)
 	m.Points, m.Spread = len(points), medianOf(points, func(q *Point) (float64, bool) { return q.Spread, true })
-	saved := medianOf(points, func(q *Point) (float64, bool) { return max(0, q.Nanos-q.Marginal), q.Marginal > 0 })
-	m.Lead = min(saved, slices.Min(m.Times)/2)
+	m.Lead = medianOf(points, func(q *Point) (float64, bool) { return max(0, q.Nanos-q.Marginal), q.Marginal > 0 })
 	return nil
 }
 

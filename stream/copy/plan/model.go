@@ -18,8 +18,14 @@ type Model struct {
 	// Times are what batches take alone, in nanoseconds: Profile.Counts[k] copies of Profile.Sizes[i] bytes at
 	// i·len(Counts)+k. They do not fall as the count grows.
 	Times []float64
-	// Lead is how much of a batch's time passes while the batch before it still copies, in nanoseconds.
+	// Lead is how much of a batch's time passes while the batch before it still copies, in nanoseconds; of a short one it is
+	// mostLead of its time at most.
 	Lead float64
+	// Duplex is what each byte takes longer while as much goes the opposite way by the same path, in nanoseconds.
+	Duplex float64
+	// Start is what a batch takes longer if the path's kernel has to be started for it, in nanoseconds; zero for all but the
+	// resident path.
+	Start float64
 	// Spread is how far repeated measurements lay apart, relative to their median, in the typical case: 0.1 is 10%.
 	Spread float64
 	// Points is how many of Times were measured; zero where the model is of another machine.
@@ -78,9 +84,10 @@ func (m *Model) row(i, counts int) []float64 { return m.Times[i*counts : (i+1)*c
 type load struct {
 	pieces, runs, host             spot
 	piecesScattered, runsScattered float64 // how scattered the host side is: 0 contiguous, 1 a run each
+	opposed                        float64 // bytes that meet as many that go the opposite way
 }
 
-func (p *Profile) load(r *Request, l *load) {
+func (p *Profile) load(r *Request, duplex bool, l *load) {
 	pieces, runs, hostRuns := max(r.Pieces, 1), r.Runs, r.HostRuns
 	if runs <= 0 {
 		runs = pieces
@@ -99,6 +106,9 @@ func (p *Profile) load(r *Request, l *load) {
 		l.host = at(hostRuns)
 	}
 	l.piecesScattered, l.runsScattered = scattered(hostRuns, pieces), scattered(hostRuns, runs)
+	if duplex {
+		l.opposed = bytes
+	}
 }
 
 // scattered is the share of n copies that begin a new run on the host's side, the first left out.
@@ -134,6 +144,9 @@ func footprint(p stream.Path, ctas int) int {
 	}
 }
 
+// mostLead bounds the part of a short batch's time that may pass while the one before it copies.
+const mostLead = 0.75
+
 // candidate is a path with a number of thread blocks, as it is predicted: a model for each side, the same one twice where
 // only one was measured.
 type candidate struct {
@@ -155,7 +168,8 @@ func (c *candidate) time(l *load) (alone, lead float64) {
 	if c.engine != nil && c.model[Scattered] == c.model[Contiguous] {
 		// The gather, or the engine that makes a copy of each of the host's runs meanwhile, whichever is slower.
 		m := c.model[Contiguous]
-		return max(m.time(at), c.engine.time(l.host)), m.Lead
+		alone, lead = max(m.time(at), c.engine.time(l.host)), m.Lead
+		return alone + l.opposed*m.Duplex, min(lead, mostLead*alone)
 	}
 	m := c.model[Contiguous]
 	if mix == 1 {
@@ -166,8 +180,11 @@ func (c *candidate) time(l *load) (alone, lead float64) {
 		alone += mix * (other.time(at) - alone)
 		lead += mix * (other.Lead - lead)
 	}
-	return alone, min(lead, alone)
+	return alone + l.opposed*m.Duplex, min(lead, mostLead*alone)
 }
+
+// start is what a batch takes longer whose kernel does not run yet.
+func (c *candidate) start() float64 { return c.model[Scattered].Start }
 
 // rising reports whether times, by count, never fall and end in growth: without that a long enough batch would be for
 // nothing.

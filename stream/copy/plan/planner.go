@@ -116,18 +116,23 @@ func (p *Planner) Predict(r Request, path stream.Path, ctas int) (_ time.Duratio
 	if r.Dir >= directions || r.Form >= forms {
 		return 0, false
 	}
-	var l load
-	p.profile.load(&r, &l)
 	list := p.table[r.Dir][r.Form]
 	now := p.learned.now()
 	p.learned.mu.Lock()
 	defer p.learned.mu.Unlock()
+	key := p.learned.key(&r, now)
+	var l load
+	p.profile.load(&r, key.duplex(), &l)
 	var s scales
-	p.learned.scales(p.learned.cell(p.learned.key(&r, now)), PathSet(path), now, &s)
+	p.learned.scales(p.learned.cell(key), PathSet(path), now, &s)
 	for i := range list {
 		if c := &list[i]; c.path == path && c.ctas == ctas {
 			alone, lead := c.time(&l)
-			return duration(behind(alone*s[path], lead*s[path], r.Ahead)), true
+			t := behind(alone*s[path], lead*s[path], r.Ahead)
+			if r.Resting.Has(path) {
+				t += c.start()
+			}
+			return duration(t), true
 		}
 	}
 	return 0, false
@@ -186,7 +191,6 @@ func (p *Planner) Choose(r Request, can Paths) Choice {
 		s   scales
 		buf [maxCandidates]costed
 	)
-	p.profile.load(&r, &at)
 	table := p.table[r.Dir][r.Form]
 	l := &p.learned
 	now := l.now()
@@ -194,6 +198,7 @@ func (p *Planner) Choose(r Request, can Paths) Choice {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	choice.cell = l.key(&r, now)
+	p.profile.load(&r, choice.cell.duplex(), &at)
 	cell := l.cell(choice.cell)
 	l.scales(cell, can, now, &s)
 	list, fewest := p.cost(buf[:0], &r, &at, can, &b, &s)
@@ -268,6 +273,10 @@ func (p *Planner) cost(list []costed, r *Request, at *load, can Paths, b *bounds
 			x.cost = x.predict / scale
 		case Throughput:
 			x.cost = x.predict + sum
+		}
+		if r.Resting.Has(c.path) {
+			x.cost += c.start() / float64(1+r.Streak)
+			x.predict += c.start()
 		}
 		list = append(list, x)
 	}

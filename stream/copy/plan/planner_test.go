@@ -182,12 +182,14 @@ func TestPredictionsGrowWithTheCount(t *testing.T) {
 	}
 }
 
+// scattered is a request for n copies of size bytes of which no two are neighbours.
+func scattered(dir plan.Direction, n int, size int64) plan.Request {
+	return plan.Request{Dir: dir, Pieces: n, Runs: n, Bytes: int64(n) * size}
+}
+
 // TestDefaultChoices says what the built-in profile must come to, from what was measured on such a machine.
 func TestDefaultChoices(t *testing.T) {
 	pl := newPlanner(t, plan.Default(), plan.Options{Probe: -1})
-	scattered := func(dir plan.Direction, n int, size int64) plan.Request {
-		return plan.Request{Dir: dir, Pieces: n, Runs: n, Bytes: int64(n) * size}
-	}
 	plain := plan.PathSet(stream.PathCopyEngine, stream.PathCopyEngineBatch, stream.PathKernel)
 	for _, c := range []struct {
 		what string
@@ -435,5 +437,40 @@ func TestFill(t *testing.T) {
 		if (p.Models[i].Points > 0) != (p.Models[i].Dir == plan.H2D) {
 			t.Errorf("%d points for %s %s", p.Models[i].Points, p.Models[i].Path, p.Models[i].Dir)
 		}
+	}
+}
+
+// TestOppositeTrafficCounts: a path that both directions share badly is not taken while the other one is busy.
+func TestOppositeTrafficCounts(t *testing.T) {
+	pl := newPlanner(t, plan.Default(), plan.Options{Probe: -1})
+	can := plan.PathSet(stream.PathKernel, stream.PathCopyEngineBatch)
+	out := plan.Request{Dir: plan.D2H, Pieces: 512, Runs: 512, Bytes: 512 << 18}
+	if c := pl.Choose(out, can); c.Path != stream.PathKernel {
+		t.Fatalf("%s: want the kernel where nothing goes the other way", c.Path)
+	}
+	in := out
+	in.Dir = plan.H2D
+	if c := pl.Choose(in, can); c.Path != stream.PathCopyEngineBatch {
+		t.Errorf("%s while a batch goes the opposite way: want the copy engine", c.Path)
+	}
+}
+
+// TestStartIsShared: a kernel that has to be started first is for batches that keep coming.
+func TestStartIsShared(t *testing.T) {
+	pl := newPlanner(t, plan.Default(), plan.Options{Probe: -1})
+	can := plan.PathSet(stream.PathCopyEngine, stream.PathResident)
+	r := scattered(plan.H2D, 1, 4096)
+	r.Resting = plan.PathSet(stream.PathResident)
+	if c := pl.Choose(r, can); c.Path != stream.PathCopyEngine {
+		t.Errorf("%s for a batch on its own", c.Path)
+	}
+	r.Streak = 100
+	first := pl.Choose(r, can)
+	if first.Path != stream.PathResident {
+		t.Fatalf("%s after a hundred batches: want it to start the resident kernel", first.Path)
+	}
+	r.Resting = 0
+	if c := pl.Choose(r, can); c.Path != stream.PathResident || first.Predicted-c.Predicted < 40*time.Microsecond {
+		t.Errorf("%s predicted %v, the batch that starts it %v: want that to count the start", c.Path, c.Predicted, first.Predicted)
 	}
 }

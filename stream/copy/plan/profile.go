@@ -125,9 +125,13 @@ func (m *Model) validate(sizes, counts int) error {
 	}
 	for i := range sizes {
 		row := m.row(i, counts)
-		// What is left behind other batches must be positive, or the planner would have batches for nothing.
-		if !(row[0] > 0 && row[counts-1] <= maxNanos) || !rising(row) || !inRange(m.Lead, row[0]) {
-			return fmt.Errorf("%s: times %v with lead %v at size %d: %w", m.id(), row, m.Lead, i, errdefs.ErrInvalid)
+		if !(row[0] > 0 && row[counts-1] <= maxNanos) || !rising(row) {
+			return fmt.Errorf("%s: times %v at size %d: %w", m.id(), row, i, errdefs.ErrInvalid)
+		}
+	}
+	for name, v := range map[string]float64{"lead": m.Lead, "duplex": m.Duplex, "start": m.Start} {
+		if !inRange(v, maxNanos) {
+			return fmt.Errorf("%s: %s %v: %w", m.id(), name, v, errdefs.ErrInvalid)
 		}
 	}
 	return nil

@@ -1,0 +1,98 @@
+package calibrate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/stream/copy/plan"
+)
+
+// What both ways at once are measured with: batches of duplexBytes, in copies of duplexSize, duplexRepeats times after one that
+// warms up.
+const (
+	duplexBytes   = 16 << 20
+	duplexSize    = 64 << 10
+	duplexRepeats = 3
+)
+
+// duplexID is a path in a direction.
+type duplexID struct {
+	path stream.Path
+	dir  plan.Direction
+}
+
+// duplex measures, for each path that crosses the bus, what a byte takes longer while as many go the opposite way, in
+// nanoseconds: with as many thread blocks as the path ever has. A path that a second stream does not get is left out.
+func (c *calibration) duplex(ctx context.Context, open Opener) (map[duplexID]float64, error) {
+	widest := make(map[stream.Path]opened)
+	for _, by := range c.streams {
+		if w, ok := widest[by.path]; !ok || by.ctas > w.ctas {
+			widest[by.path] = by
+		}
+	}
+	size := min(int64(duplexSize), c.sizes[len(c.sizes)-1])
+	count := int(min(duplexBytes/size, c.most(size)))
+	all := make(map[duplexID]float64)
+	for _, in := range c.streams {
+		if widest[in.path].variant != in.variant {
+			continue
+		}
+		s, err := open(in.path, in.ctas)
+		if errors.Is(err, errdefs.ErrNotSupported) || errors.Is(err, errdefs.ErrNoMemory) {
+			c.lack(in.variant, fmt.Errorf("both ways at once: %w", err))
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("measure %s both ways at once: open stream: %w", in, err)
+		}
+		out := opened{in.variant, s}
+		c.opposite = append(c.opposite, out)
+		c.progress(in.String() + ", both ways")
+		// What does not do what it says, measuring it alone will tell.
+		if err := c.oppose(ctx, in, out, size, count, all); err != nil && !errors.Is(err, errOtherPath) {
+			return nil, fmt.Errorf("measure %s both ways at once: %w", in, err)
+		}
+	}
+	return all, nil
+}
+
+// oppose copies to the device by in, and to the host by out: each alone, and both at once.
+func (c *calibration) oppose(ctx context.Context, in, out opened, size int64, count int, all map[duplexID]float64) error {
+	streams := [2]opened{plan.H2D: in, plan.D2H: out}
+	side := in.sides[0]
+	var alone, both [2][]float64
+	for i := range duplexRepeats + 1 {
+		for dir := range streams {
+			t, err := timed(ctx, streams[dir], c.batch(plan.Direction(dir), side, size, count))
+			if err != nil {
+				return err
+			}
+			if i > 0 {
+				alone[dir] = append(alone[dir], t)
+			}
+		}
+		var tickets [2]*stream.Ticket
+		var err error
+		for dir := range streams {
+			if tickets[dir], err = streams[dir].stream.Submit(ctx, c.batch(plan.Direction(dir), side, size, count)); err != nil {
+				return err
+			}
+		}
+		for dir, k := range tickets {
+			if err := k.Wait(ctx); err != nil {
+				return err
+			}
+			if done := k.Completion(); i > 0 {
+				both[dir] = append(both[dir], nanos(done.Started, done.Finished))
+			}
+		}
+	}
+	for dir := range streams {
+		id := duplexID{in.path, plan.Direction(dir)}
+		all[id] = max(0, median(both[dir])-median(alone[dir])) / float64(size*int64(count))
+	}
+	return nil
+}

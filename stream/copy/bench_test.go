@@ -50,10 +50,11 @@ func BenchmarkSubmit(b *testing.B) {
 	batches := map[string]*mem.Batch{
 		"list":  strided(dst, src, 10_000, 2048),
 		"paged": benchPaged(dst, src, 64, 512, 1<<10),
+		"pages": benchPaged(dst, src, 1, 10_000, 2048),
 		"one":   strided(dst, src, 1, 2048),
 	}
 	for _, path := range []stream.Path{stream.PathNone, stream.PathCopyEngine, stream.PathCopyEngineBatch, stream.PathKernel, stream.PathKernelBulk, stream.PathStaged} {
-		for _, name := range []string{"list", "paged", "one"} {
+		for _, name := range []string{"list", "paged", "pages", "one"} {
 			batch := batches[name]
 			b.Run(fmt.Sprintf("%s/%s", pathName(path), name), func(b *testing.B) {
 				s := open(b, nullDevice{dev, nullEvent{}}, streamcopy.Options{Path: path})

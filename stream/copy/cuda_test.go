@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/cuda"
@@ -174,4 +175,55 @@ func scattered(host, gpu *mem.Region, n int, size int64) *mem.Batch {
 		b.Src = append(b.Src, mem.Extent{Region: gpu, Off: int64(at) * size, Len: size})
 	}
 	return &b
+}
+
+// BenchmarkCUDAPages measures 100,000 pages that are scattered on both sides, in batches of so many: the device's part, and
+// what Submit takes of a processor.
+func BenchmarkCUDAPages(b *testing.B) {
+	dev := openCUDA(b)
+	const arena, count = 512 << 20, 100_000
+	slots, pages := streamtest.Pinned(dev).Alloc(b, arena), streamtest.DeviceMemory(dev).Alloc(b, arena)
+	for _, size := range []int64{256, 512, 1 << 10, 4 << 10} {
+		rng := rand.New(rand.NewPCG(1, uint64(size)))
+		pairs := make([]mem.PageSlot, count)
+		slot := rng.Perm(count)
+		for i, page := range rng.Perm(int(arena / size))[:count] {
+			pairs[i] = mem.PageSlot{Page: uint32(page), Slot: uint32(slot[i])}
+		}
+		for _, each := range []int{8192, 25_000, count} {
+			for _, dir := range []mem.Direction{mem.ToSlots, mem.ToPages} {
+				var batches []*mem.Batch
+				for part := range slices.Chunk(pairs, each) {
+					batches = append(batches, &mem.Batch{Paged: &mem.Paged{Dir: dir, Groups: []mem.PageGroup{{
+						Planes: []mem.Plane{{Region: pages, Stride: size, Bytes: size}},
+						Slots:  mem.Slots{Region: slots, Stride: size},
+						Pairs:  part,
+					}}}})
+				}
+				b.Run(fmt.Sprintf("%dB/%d/%s", size, each, dir), func(b *testing.B) {
+					s := open(b, dev, streamcopy.Options{Path: stream.PathKernel})
+					b.SetBytes(count * size)
+					var submitting time.Duration
+					for b.Loop() {
+						begun := time.Now()
+						var last *stream.Ticket
+						for _, batch := range batches {
+							var err error
+							if last, err = s.Submit(b.Context(), batch); err != nil {
+								b.Fatal(err)
+							}
+						}
+						submitting += time.Since(begun)
+						if err := last.Wait(b.Context()); err != nil {
+							b.Fatal(err)
+						}
+					}
+					b.ReportMetric(float64(submitting.Nanoseconds())/float64(b.N)/count, "submit-ns/page")
+					if err := s.Close(b.Context()); err != nil {
+						b.Fatal(err)
+					}
+				})
+			}
+		}
+	}
 }

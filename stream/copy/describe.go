@@ -5,6 +5,7 @@ import (
 	"math"
 
 	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/internal/sys/hostmem"
 	"github.com/kvlane/kvlane/mem"
 )
 
@@ -14,12 +15,25 @@ const (
 	kernelToPages = 2
 )
 
-// The first launch of a batch takes few descriptors, the next ones more and more: the device starts early, and describing
-// goes on while it copies. At the largest a launch's start is lost among 40 MB of 4 KiB blocks.
+// The first launch of a batch copies a little, each further one several times as much: the device starts early, and describing,
+// which is faster than copying, goes on meanwhile. Between two launches the bus is idle for 5 us (H100), so there should be
+// few of them.
 const (
-	firstTable     = 16 << 10 // bytes
-	tableDoublings = 4
+	firstLaunch  = 2 << 20 // bytes to copy
+	launchGrowth = 2       // bits
 )
+
+// launchBytes is about how much the next launch of o should copy, of which left bytes are left.
+func (o *op) launchBytes(left int64) int64 {
+	n := o.launches
+	if o.behind { // there is time to describe more
+		n += 2
+	}
+	if n >= 16 || left <= firstLaunch<<(launchGrowth*n+1) {
+		return left
+	}
+	return firstLaunch << (launchGrowth * n)
+}
 
 // table is what one launch reads: where it goes, and what came of it.
 type table struct {
@@ -28,6 +42,7 @@ type table struct {
 	buf    []byte
 	dev    uint64 // device address of buf
 	limit  int64  // about so many bytes to copy at most; one page of one plane always passes
+	aim    int64  // about so many will do; one page of the planes that fit always passes
 
 	bytes int64   // to copy
 	rows  sumRows // where sums will be; at counts from buf
@@ -77,7 +92,7 @@ func (c *cursor) describeList(t *table) int {
 		dst, src := &dsts[c.i], &srcs[c.i]
 		to, from := uint64(dst.Dev())+uint64(c.off), uint64(src.Dev())+uint64(c.off)
 		for left := dst.Len - c.off; left > 0; {
-			if len(buf) < device.CopyDescBytes || bytes >= t.limit {
+			if len(buf) < device.CopyDescBytes || bytes >= min(t.limit, t.aim) {
 				t.bytes = bytes
 				return n
 			}
@@ -126,10 +141,14 @@ func (c *cursor) describePaged(t *table, k *device.Kernel) (used uint64) {
 	if t.limit < math.MaxInt64 && ps.bytes > 0 {
 		n = min(n, max(1, int(t.limit/ps.bytes)))
 	}
+	if ps.bytes > 0 {
+		n = min(n, int(max(1, t.aim/ps.bytes)))
+	}
 	if n = min(n, len(pairs)); n <= 0 {
 		return 0
 	}
-	describePairs(t.buf[at:at+n*device.PairBytes], pairs[:n])
+	// A pair in memory is what the kernel reads: page and slot, of 32 bits each, little-endian as all of CUDA's hosts.
+	copy(t.buf[at:], hostmem.Bytes(pairs[:n]))
 	used = uint64(at + n*device.PairBytes)
 
 	*k = device.Kernel{Name: t.names.paged, CTAs: ps.units * n, NArgs: 7}
@@ -221,13 +240,6 @@ func (t *table) describePlanes(buf []byte, planes []mem.Plane, all bool) (ps pla
 		t.strides(ps)
 	}
 	return ps
-}
-
-func describePairs(buf []byte, pairs []mem.PageSlot) {
-	for i := range pairs {
-		binary.LittleEndian.PutUint64(buf[:device.PairBytes], uint64(pairs[i].Page)|uint64(pairs[i].Slot)<<32)
-		buf = buf[device.PairBytes:]
-	}
 }
 
 // descriptorBytes returns how much ring the rest of the batch wants. listDescs is the list's total of descriptors.

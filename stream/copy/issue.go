@@ -124,6 +124,9 @@ func (s *Stream) advance(o *op) (more bool, unmet <-chan struct{}) {
 		s.look() // who completes wakes the issuer when it has given back
 		return false, nil
 	}
+	if o.started.IsZero() {
+		o.behind = s.inflight.n > 0
+	}
 	s.mu.Unlock()
 	it := s.step(o, sp)
 	s.mu.Lock()

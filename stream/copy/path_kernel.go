@@ -72,14 +72,10 @@ func (k *kernel) step(o *op, sp span, it *item) (done bool, err error) {
 	it.ringEnd = sp.end - uint64(len(sp.buf))
 	for it.calls < kernelStep && it.bytes < o.chunk() {
 		t := table{
-			names: k.names, summed: o.summed, dev: sp.dev, limit: o.chunk() - it.bytes,
-			buf: sp.buf[:min(len(sp.buf), firstTable<<min(o.launches, tableDoublings))],
+			names: k.names, summed: o.summed, dev: sp.dev, buf: sp.buf,
+			limit: o.chunk() - it.bytes, aim: o.launchBytes(o.stats.bytes - o.sent - it.bytes),
 		}
 		used := o.at.describe(&t, &k.launch)
-		if used == 0 && len(t.buf) < len(sp.buf) { // one page's sums may need more than a first table
-			t.buf = sp.buf
-			used = o.at.describe(&t, &k.launch)
-		}
 		if used == 0 {
 			break
 		}

@@ -178,7 +178,7 @@ func (r *resident) step(o *op, _ span, it *item) (done bool, err error) {
 		if o.at.described() {
 			break
 		}
-		t := table{names: plainNames, buf: w.table(), dev: w.tableDev(), limit: share}
+		t := table{names: plainNames, buf: w.table(), dev: w.tableDev(), limit: share, aim: share}
 		if o.at.describe(&t, &r.launch) == 0 {
 			break
 		}

@@ -45,6 +45,7 @@ type op struct {
 	sent     int64 // bytes that steps before carried
 	held     bool  // the device was told to wait for somebody else's event before it
 	joint    bool  // a step of it carried other batches too
+	behind   bool  // something was in flight when it started
 
 	// err is why the issuer ended the batch early; written before the op's last item is sent.
 	err error

@@ -82,3 +82,8 @@ func word(b []byte) *uint64 {
 	}
 	return (*uint64)(unsafe.Pointer(unsafe.SliceData(b)))
 }
+
+// Bytes returns the memory of s, whose elements must not hold pointers.
+func Bytes[T any](s []T) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(s))), len(s)*int(unsafe.Sizeof(*new(T))))
+}

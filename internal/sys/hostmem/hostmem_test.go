@@ -1,6 +1,7 @@
 package hostmem_test
 
 import (
+	"bytes"
 	"errors"
 	"math"
 	"os"
@@ -149,5 +150,20 @@ func TestOnGoHeap(t *testing.T) {
 	}
 	if !hostmem.OnGoHeap(make([]byte, 1<<20)) {
 		t.Error("a slice of the Go heap is not recognised")
+	}
+}
+
+func TestBytesAreTheMemory(t *testing.T) {
+	words := []struct{ a, b uint32 }{{1, 2}, {3, 0x01020304}}
+	b := hostmem.Bytes(words)
+	if want := []byte{1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0, 4, 3, 2, 1}; !bytes.Equal(b, want) {
+		t.Errorf("%v, want %v", b, want)
+	}
+	b[4] = 7
+	if words[0].b != 7 {
+		t.Error("the bytes are a copy")
+	}
+	if n := len(hostmem.Bytes([]uint64(nil))); n != 0 {
+		t.Errorf("%d bytes of nothing", n)
 	}
 }

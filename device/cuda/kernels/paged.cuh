@@ -63,21 +63,20 @@ template <u32 SIZE, bool STABLE = true> struct Paged {
 
     // A pair's page and slot come from host memory; planes are few and soon in the cache.
     struct Asked {
-        u32 page, slot;
+        u64 pair;
     };
     INLINE Asked ask(u64 first, u32 n, u32 lane) const {
         if (lane >= n)
             return Asked{};
-        const u64 pair = pairs + units.at(first + lane).pair * 8;
-        return Asked{desc32<STABLE>(pair), desc32<STABLE>(pair + 4)};
+        return Asked{desc<STABLE>(pairs + units.at(first + lane).pair * 8)};
     }
     INLINE Piece piece(const Asked &a, u64 first, u32 n, u32 lane) const {
         if (lane >= n)
             return Piece{};
         const Unit unit = units.at(first + lane);
         const Plane pl = units.plane(unit);
-        const u64 page = pl.base + a.page * pl.stride + unit.off;
-        const u64 slot = slots + a.slot * slot_stride + pl.slot_off + unit.off;
+        const u64 page = pl.base + (u32)a.pair * pl.stride + unit.off;
+        const u64 slot = slots + (a.pair >> 32) * slot_stride + pl.slot_off + unit.off;
         Piece p{to_slots ? slot : page, to_slots ? page : slot, pl.part(unit), 0};
         if (SIZE == PLANE_SUM)
             p.sums = sums + 8 * (unit.pair * desc<STABLE>(pl.at + 40) + desc<STABLE>(pl.at + 32) + unit.off / LEAF);

@@ -18,7 +18,7 @@ const (
 	// A repetition should take no longer than minRep, or a quarter of the point's time if that is more. Contenders that take
 	// slowFactor times as long as the fastest move fewer blocks.
 	minRep     = 20 * time.Millisecond
-	slowFactor = 4
+	slowFactor = 2
 	minShare   = 2 * time.Millisecond
 )
 

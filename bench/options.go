@@ -24,10 +24,10 @@ type Options struct {
 	Sizes  []int64
 	Counts []int
 	Full   bool
-	// Bytes is the most that a repetition moves, each way. Default 128 MiB, with Full 4 GiB (simulated: 4 MiB).
+	// Bytes is the most that a repetition moves, each way. Default 512 MiB, with Full 4 GiB (simulated: 4 MiB).
 	Bytes int64
 	// BatchBlocks is the most blocks of one batch: a cell of more is submitted as several batches, one after the other
-	// without waiting, and timed together. Default 8192.
+	// without waiting, and timed together. Default 32,768.
 	BatchBlocks int
 	// PoolBytes is the device memory over which blocks are scattered; twice that is allocated. Default 2 GiB (simulated:
 	// 64 MiB), or Bytes if that is more.
@@ -45,7 +45,7 @@ type Options struct {
 	// Directions and Layouts that are measured. Default: all.
 	Directions []Direction
 	Layouts    []Layout
-	// Form is how batches say what they copy. Default Lists. PagesSummed needs sizes of whole leaves, the only ones of the
+	// Form is how batches say what they copy. Default Pages, as engines do. PagesSummed needs sizes of whole leaves, the only ones of the
 	// default grid then.
 	Form Form
 	// Forms compares all forms of batches in addition: what checksums on the way cost, and Submit.
@@ -91,7 +91,7 @@ const (
 
 func (o Options) withDefaults(i device.Info) Options {
 	d := Options{
-		Bytes: 128 << 20, PoolBytes: 2 << 30, ReferenceBytes: 256 << 20, Budget: time.Minute, BesideBytes: 128 << 20,
+		Bytes: 512 << 20, PoolBytes: 2 << 30, ReferenceBytes: 256 << 20, Budget: time.Minute, BesideBytes: 128 << 20,
 		PeerBytes: 512 << 20, PeerReferenceBytes: 1 << 30,
 	}
 	if o.Full {
@@ -107,7 +107,7 @@ func (o Options) withDefaults(i device.Info) Options {
 	def(&o.PoolBytes, max(d.PoolBytes, o.Bytes, o.ReferenceBytes))
 	def(&o.ReferenceBytes, min(d.ReferenceBytes, o.PoolBytes))
 	def(&o.Budget, d.Budget)
-	def(&o.BatchBlocks, 8192)
+	def(&o.BatchBlocks, 32_768)
 	def(&o.BesideSize, 4<<10)
 	def(&o.BesideBytes, min(d.BesideBytes, o.Bytes))
 	def(&o.BesideLayout, HostContiguous)
@@ -115,7 +115,7 @@ func (o Options) withDefaults(i device.Info) Options {
 	def(&o.Pairs, 20)
 	def(&o.PeerBytes, d.PeerBytes)
 	def(&o.PeerReferenceBytes, d.PeerReferenceBytes)
-	def(&o.Form, Lists)
+	def(&o.Form, Pages)
 	if len(o.Contenders) == 0 {
 		o.Contenders = defaultContenders()
 	}

@@ -65,7 +65,7 @@ func TestCells(t *testing.T) {
 		want []Cell
 	}{
 		{Options{Sizes: []int64{4096, 16 << 20}, Counts: []int{1, 1000}}, []Cell{{4096, 1}, {4096, 1000}, {16 << 20, 1}}},
-		{Options{Sizes: []int64{256, 1 << 20}}, []Cell{{256, MaxCount}, {1 << 20, 128}}},
+		{Options{Sizes: []int64{256, 1 << 20}}, []Cell{{256, MaxCount}, {1 << 20, 512}}},
 	} {
 		if got := gpu(c.o); !slices.Equal(got, c.want) {
 			t.Errorf("cells %v, want %v", got, c.want)

@@ -35,7 +35,7 @@ type benchFlags struct {
 	charts, out, from   string
 	compare, failAbove  string
 	noise               string
-	paged, sums         bool
+	lists, sums         bool
 	targets             bool
 	besideProduct       bool
 	besidePaths         []string

@@ -24,15 +24,15 @@ func (f *benchFlags) register(cmd *cobra.Command) {
 	fl.StringSliceVar(&f.paths, "paths", nil, "what to measure: "+strings.Join(contenderNames(), ", ")+" (default all, of the auto ones the first)")
 	fl.StringSliceVar(&f.directions, "directions", nil, "h2d, d2h, both (default all)")
 	fl.StringSliceVar(&f.layouts, "host", nil, "how the host's blocks lie: contiguous, scattered (default both)")
-	fl.IntVar(&f.run.BatchBlocks, "batch", 8192, "the most blocks of one batch; more are submitted as several")
-	fl.Var(sizeValue{&f.run.Bytes}, "bytes", "the most that a repetition moves, each way; 0 is 128MiB, 4GiB with --full, or 4MiB simulated")
+	fl.IntVar(&f.run.BatchBlocks, "batch", 32_768, "the most blocks of one batch; more are submitted as several")
+	fl.Var(sizeValue{&f.run.Bytes}, "bytes", "the most that a repetition moves, each way; 0 is 512MiB, 4GiB with --full, or 4MiB simulated")
 	fl.Var(sizeValue{&f.run.PoolBytes}, "pool", "device memory over which blocks are scattered; 0 is 2GiB, or 64MiB simulated")
 	fl.Var(sizeValue{&f.run.ReferenceBytes}, "large", "length of the one large copy; 0 is 256MiB, or 4MiB simulated")
 	fl.IntVar(&f.run.Reps, "reps", 0, "repetitions of a point (default: as many as --budget allows)")
 	fl.DurationVar(&f.run.Budget, "budget", 0, "about how long all points take; 0 is 1m, 8m with --full, or 10s simulated")
 	fl.Uint64Var(&f.run.Seed, "seed", 1, "seed of the permutations")
-	fl.BoolVar(&f.paged, "paged", false, "submit page lists in place of lists of extents")
-	fl.BoolVar(&f.sums, "sums", false, "ask for checksums of the blocks on the way; needs --paged")
+	fl.BoolVar(&f.lists, "lists", false, "submit lists of extents in place of page lists")
+	fl.BoolVar(&f.sums, "sums", false, "ask for checksums of the blocks on the way, which page lists alone can have")
 	fl.BoolVar(&f.run.Forms, "forms", false, "also compare lists, page lists, and page lists with checksums")
 	fl.BoolVar(&f.targets, "targets", false, "measure all that kvlane has targets for, and print which it meets")
 
@@ -115,12 +115,12 @@ func (f *benchFlags) parse(cmd *cobra.Command) error {
 		return err
 	}
 	switch {
-	case f.sums && !f.paged:
-		return usagef("--sums needs --paged")
+	case f.sums && f.lists:
+		return usagef("--sums is for page lists: leave --lists out")
 	case f.sums:
 		o.Form = bench.PagesSummed
-	case f.paged:
-		o.Form = bench.Pages
+	case f.lists:
+		o.Form = bench.Lists
 	}
 	if f.targets {
 		if f.form.csv || f.form.nixl {

@@ -36,7 +36,7 @@ func TestBenchFlagsAreChecked(t *testing.T) {
 		"count":                  {[]string{"--counts", "0"}, exitFailure, "0 blocks"},
 		"earlier run":            {[]string{"--compare", "/nonexistent"}, exitFailure, "--compare"},
 		"run to show":            {[]string{"--from", "/nonexistent"}, exitFailure, "--from"},
-		"checksums of lists":     {[]string{"--sums"}, exitUsage, "--sums needs --paged"},
+		"checksums of lists":     {[]string{"--sums", "--lists"}, exitUsage, "leave --lists out"},
 		"host beside a product":  {[]string{"--beside-host", "sorted"}, exitUsage, `"sorted"`},
 		"targets as a table":     {[]string{"--targets", "--csv"}, exitUsage, "--out keeps the points"},
 		"peer on a simulator":    {[]string{"--peer-index", "1"}, exitFailure, "--peer-index"},

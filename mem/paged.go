@@ -78,13 +78,18 @@ type Paged struct {
 // outside its region. Extents may be called only when it found nothing. It allocates only on failure and costs under a
 // nanosecond a pair, since only the highest page and the highest slot of a group need to be looked at.
 func (p *Paged) Validate() error {
-	if p.Dir != ToSlots && p.Dir != ToPages {
-		return fmt.Errorf("paged batch has no direction: %w", errdefs.ErrInvalid)
-	}
 	for g := range p.Groups {
-		if err := p.Groups[g].validate(); err != nil {
+		if _, err := p.Groups[g].Validate(); err != nil {
 			return fmt.Errorf("page group %d: %w", g, err)
 		}
+	}
+	return p.ValidateForm()
+}
+
+// ValidateForm is Validate without the groups.
+func (p *Paged) ValidateForm() error {
+	if p.Dir != ToSlots && p.Dir != ToPages {
+		return fmt.Errorf("paged batch has no direction: %w", errdefs.ErrInvalid)
 	}
 	if p.Sums != nil {
 		return p.validateSums()
@@ -92,14 +97,33 @@ func (p *Paged) Validate() error {
 	return nil
 }
 
-func (g *PageGroup) validate() error {
+// PairRuns is how much of a group's pairs is in order: in how many runs each slot follows the one before, and in how many each
+// page does too.
+type PairRuns struct{ Slots, Both int }
+
+// Validate reports the first thing wrong with the group, and ErrInvalid. As it has to look at every pair, it also returns in
+// what order they are; nobody else has to look again.
+func (g *PageGroup) Validate() (runs PairRuns, err error) {
+	if len(g.Pairs) == 0 {
+		return runs, nil
+	}
 	var maxPage, maxSlot uint32
+	nextPage, nextSlot := ^g.Pairs[0].Page, ^g.Pairs[0].Slot // which are not the first
 	for _, ps := range g.Pairs {
+		if ps.Slot != nextSlot {
+			runs.Slots++
+			runs.Both++
+		} else if ps.Page != nextPage {
+			runs.Both++
+		}
+		nextPage, nextSlot = ps.Page+1, ps.Slot+1
 		maxPage, maxSlot = max(maxPage, ps.Page), max(maxSlot, ps.Slot)
 	}
-	if len(g.Pairs) == 0 {
-		return nil
-	}
+	return runs, g.validate(maxPage, maxSlot)
+}
+
+// validate reports the first thing wrong with pages up to maxPage and slots up to maxSlot.
+func (g *PageGroup) validate(maxPage, maxSlot uint32) error {
 	if g.Slots.Stride <= 0 || g.Slots.Base < 0 {
 		return fmt.Errorf("slots have base %d and stride %d: %w", g.Slots.Base, g.Slots.Stride, errdefs.ErrInvalid)
 	}

@@ -106,12 +106,28 @@ func (c *cursor) piece() (dst, src mem.Extent, ok bool) {
 			c.plane, c.pair = 0, c.pair+1
 		}
 		dst, src = g.Slots.At(ps.Slot).Sub(pl.SlotOff, pl.Bytes), pl.Page(ps.Page)
+		if wholeSlots(g) && pl.Bytes == pl.Stride {
+			n := successors(g.Pairs[c.pair-1:])
+			c.pair += n
+			dst.Len, src.Len = dst.Len*int64(1+n), src.Len*int64(1+n)
+		}
 		if b.Paged.Dir == mem.ToPages {
 			dst, src = src, dst
 		}
 		return dst, src, true
 	}
 	return mem.Extent{}, mem.Extent{}, false
+}
+
+// successors is how many of the pairs continue the first on both sides.
+func successors(pairs []mem.PageSlot) int {
+	page, slot := pairs[0].Page, pairs[0].Slot
+	for i, ps := range pairs[1:] {
+		if page, slot = page+1, slot+1; ps.Page != page || ps.Slot != slot {
+			return i
+		}
+	}
+	return len(pairs) - 1
 }
 
 func follows(a, b mem.Extent) bool { return a.Region == b.Region && a.Off+a.Len == b.Off }

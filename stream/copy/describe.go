@@ -15,9 +15,9 @@ const (
 	kernelToPages = 2
 )
 
-// The first launch of a batch copies a little, each further one several times as much: the device starts early, and describing,
+// The first launch of a list copies a little, each further one several times as much: the device starts early, and describing,
 // which is faster than copying, goes on meanwhile. Between two launches the bus is idle for 5 us (H100), so there should be
-// few of them.
+// few of them. Pages are described at once, as they nearly are what the kernel reads.
 const (
 	firstLaunch  = 2 << 20 // bytes to copy
 	launchGrowth = 2       // bits
@@ -29,7 +29,7 @@ func (o *op) launchBytes(left int64) int64 {
 	if o.behind { // there is time to describe more
 		n += 2
 	}
-	if n >= 16 || left <= firstLaunch<<(launchGrowth*n+1) {
+	if len(o.batch.Dst) == 0 || n >= 16 || left <= firstLaunch<<(launchGrowth*n+1) {
 		return left
 	}
 	return firstLaunch << (launchGrowth * n)

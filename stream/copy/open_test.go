@@ -105,6 +105,16 @@ func (d *decider) Observe(_ plan.Choice, _ plan.Request, actual time.Duration) {
 	d.told = append(d.told, actual)
 }
 
+// pagesInOrder are two runs of four pages.
+func pagesInOrder(host, gpu *mem.Region) *mem.Batch {
+	b := benchPaged(host, gpu, 1, 8, 1<<10)
+	for i := range b.Paged.Groups[0].Pairs {
+		at := uint32(i + i/4)
+		b.Paged.Groups[0].Pairs[i] = mem.PageSlot{Page: at, Slot: at}
+	}
+	return b
+}
+
 // TestPlannerIsAsked: the planner learns what the batch is like and what could carry it, its word is done, and it hears
 // what came of it.
 func TestPlannerIsAsked(t *testing.T) {
@@ -129,6 +139,7 @@ func TestPlannerIsAsked(t *testing.T) {
 		{"within", whole, strided(host, host, 4, 100), plan.Request{Dir: plan.D2D, Pieces: 4, Runs: 4, Bytes: 400}, within},
 		{"host contiguous", whole, neighbours, plan.Request{Dir: plan.H2D, Pieces: 100, Runs: 100, HostRuns: 1, Bytes: 1000}, all},
 		{"paged", whole, benchPaged(host, gpu, 2, 2, 1<<10), plan.Request{Dir: plan.D2H, Form: plan.Paged, Pieces: 4, Runs: 4, HostRuns: 1, Bytes: 4096}, all},
+		{"pages in order", whole, pagesInOrder(host, gpu), plan.Request{Dir: plan.D2H, Form: plan.Paged, Pieces: 8, Runs: 2, HostRuns: 2, Bytes: 8 << 10}, all},
 		{"no kernels", batching, strided(gpu, host, 4, 100), plan.Request{Dir: plan.H2D, Pieces: 4, Runs: 4, HostRuns: 4, Bytes: 400}, plan.PathSet(stream.PathCopyEngine, stream.PathCopyEngineBatch)},
 		{"bare", bare, strided(gpu, host, 4, 100), plan.Request{Dir: plan.H2D, Pieces: 4, Runs: 4, HostRuns: 4, Bytes: 400}, plan.PathSet(stream.PathCopyEngine)},
 	}

@@ -67,9 +67,6 @@ func (s *Stream) survey(b *mem.Batch) (survey, error) {
 	case b.Paged == nil:
 		return v, nil
 	}
-	if err := b.Paged.Validate(); err != nil {
-		return survey{}, err
-	}
 	if err := s.surveyPaged(b.Paged, &v); err != nil {
 		return survey{}, err
 	}
@@ -148,6 +145,10 @@ func (s *Stream) surveyList(b *mem.Batch) (v survey, ok bool, err error) {
 func (s *Stream) surveyPaged(p *mem.Paged, v *survey) error {
 	for i := range p.Groups {
 		g := &p.Groups[i]
+		order, err := g.Validate()
+		if err != nil {
+			return fmt.Errorf("page group %d: %w", i, err)
+		}
 		if len(g.Pairs) == 0 {
 			continue
 		}
@@ -163,7 +164,11 @@ func (s *Stream) surveyPaged(p *mem.Paged, v *survey) error {
 				continue
 			}
 			v.bytes += n * int64(len(g.Pairs))
-			v.runs += len(g.Pairs)
+			if wholeSlots(g) && n == g.Planes[j].Stride {
+				v.runs += order.Both
+			} else {
+				v.runs += len(g.Pairs)
+			}
 			v.copies += len(g.Pairs)
 			if p.Dir == mem.ToSlots {
 				v.ways |= wayOf(g.Slots.Region, g.Planes[j].Region)
@@ -174,17 +179,22 @@ func (s *Stream) surveyPaged(p *mem.Paged, v *survey) error {
 			}
 		}
 		if p.Dir == mem.ToSlots {
-			v.dstRuns += slotRuns(g)
+			v.dstRuns += slotRuns(g, order)
 		} else {
-			v.srcRuns += slotRuns(g)
+			v.srcRuns += slotRuns(g, order)
 		}
 		v.pieces += len(g.Planes) * len(g.Pairs)
 	}
-	return nil
+	return p.ValidateForm()
 }
 
-// slotRuns returns in how many unbroken spans of its slots a group copies.
-func slotRuns(g *mem.PageGroup) int {
+// wholeSlots reports whether a group is of one plane that fills its slots.
+func wholeSlots(g *mem.PageGroup) bool {
+	return len(g.Planes) == 1 && g.Planes[0].SlotOff == 0 && g.Planes[0].Bytes == g.Slots.Stride
+}
+
+// slotRuns returns in how many unbroken spans of its slots a group copies, whose pairs are in that order.
+func slotRuns(g *mem.PageGroup, order mem.PairRuns) int {
 	runs, first, end := 0, int64(0), int64(-1)
 	for i := range g.Planes {
 		pl := &g.Planes[i]
@@ -202,14 +212,7 @@ func slotRuns(g *mem.PageGroup) int {
 	if runs != 1 || first != 0 || end != g.Slots.Stride {
 		return runs * len(g.Pairs)
 	}
-	// Whole slots: those that follow each other make one span.
-	runs = 0
-	for i := range g.Pairs {
-		if i == 0 || g.Pairs[i].Slot != g.Pairs[i-1].Slot+1 {
-			runs++
-		}
-	}
-	return runs
+	return order.Slots // whole slots: those that follow each other make one span
 }
 
 // reaches reports whether the stream's device can address r.

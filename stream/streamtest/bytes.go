@@ -99,6 +99,29 @@ func testPaged(t *testing.T, env Env) {
 	}
 }
 
+// testNeighbouringPages has pages in order, on both sides or one, of which a stream may make one copy.
+func testNeighbouringPages(t *testing.T, env Env) {
+	const bytes, n = 512, 40
+	for _, dir := range []mem.Direction{mem.ToSlots, mem.ToPages} {
+		t.Run(dir.String(), func(t *testing.T) {
+			w := newWorld(t, env, 0, 12)
+			b := w.paged(dir, env.A, env.B, n, []int64{bytes})
+			g := &b.Paged.Groups[0]
+			for i, p := range []mem.PageSlot{ // where runs begin
+				0: {Page: 3, Slot: 9}, 1: {}, 2: {}, 3: {}, 4: {Page: 20, Slot: 13}, 5: {}, 6: {Page: 30, Slot: 20},
+				7: {Page: 0, Slot: 30}, 8: {}, 9: {},
+			} {
+				if g.Pairs[i] = p; p == (mem.PageSlot{}) {
+					g.Pairs[i] = mem.PageSlot{Page: g.Pairs[i-1].Page + 1, Slot: g.Pairs[i-1].Slot + 1}
+				}
+			}
+			g.Pairs = g.Pairs[:10]
+			w.ok(w.submit(b))
+			w.check()
+		})
+	}
+}
+
 func testMixed(t *testing.T, env Env) {
 	w := newWorld(t, env, 0, 5)
 	b := w.paged(mem.ToPages, env.A, env.B, 20, []int64{100, 200}, []int64{300})

@@ -14,6 +14,7 @@ func Run(t *testing.T, open func(t *testing.T) Env) {
 		{"scattered extents", false, testScatter},
 		{"neighbours", false, testNeighbours},
 		{"paged", false, testPaged},
+		{"neighbouring pages", false, testNeighbouringPages},
 		{"list and paged together", false, testMixed},
 		{"empty batches", false, testEmpty},
 		{"huge list", false, testHugeList},

@@ -1,11 +1,16 @@
 package device
 
-import "encoding/binary"
+import (
+	"encoding/binary"
+	"math/bits"
+)
 
 // KernelResident stays on its thread blocks and takes work from rings in pinned memory, so that a copy costs neither a
 // launch nor a synchronise. Args: [0] address of worker 0's control block, aligned to ResidentLine; [1] bytes from one
 // worker's control block to the next, a multiple of ResidentLine; [2] generation, not zero and never used before on these
-// control blocks; [3] idle limit and [4] lease, in nanoseconds.
+// control blocks; [3] idle limit and [4] lease, in nanoseconds; [5] polls of a worker that are on their way at a time, 1 to
+// ResidentPolls, and the nearest of these where it is another number: more of them see an entry sooner, and use more of
+// the bus while there is none.
 //
 // Each of the launch's CTAs is a worker of its own: worker w reads the control block at Args[0] + w*Args[1]. Workers know
 // nothing of each other; whoever wants two of them to share a batch gives each a part.
@@ -18,11 +23,12 @@ import "encoding/binary"
 //	byte 128  done    written by the worker: the last entry that is complete; zero before the first
 //	byte 136  exited  written by the worker: the generation that has left
 //
-// Entry n lies at ring + n%depth*ResidentEntryBytes; its last word is ResidentCheck of the fifteen before it. The worker
-// looks at entry next until the check fits and word 0 is next, and does what it says; then it sets done, and next is one
-// more. So the host may write an entry's words in any order, and no assumption is made about how the bus cuts a read; what
-// the entry points at must have been written before its last word is. The host must not overwrite entry n, nor what it
-// points at, before done >= n.
+// Entry n lies at ring + n%depth*ResidentEntryBytes. Its first line says all, but for the pieces of a ResidentCopy that are
+// more than four, which go on in the lines behind it. The last word of the first line is ResidentCheck of what the entry
+// uses. The worker reads the whole entry at once, again and again until the check fits and word 0 is next, and does what
+// it says; then it sets done, and next is one more. So the host may write an entry's words in any order, leave as they are
+// those that it does not use, and no assumption is made about how the bus cuts a read; what the entry points at must have
+// been written before its check is. The host must not overwrite entry n, nor what it points at, before done >= n.
 //
 // When done >= n is seen, the bytes that entry n copied are visible to the CPU if they went to pinned memory, and to
 // whatever is launched afterwards if they went to device memory. Bytes to read, too, may have been written by anything
@@ -43,9 +49,10 @@ const KernelResident = "kvlane_resident"
 const (
 	ResidentLine         = 128
 	ResidentControlBytes = 256
-	ResidentEntryBytes   = 128
+	ResidentEntryBytes   = 512
 	ResidentEntryWords   = ResidentEntryBytes / 8
-	ResidentLast         = ResidentEntryBytes - 8
+	ResidentLast         = ResidentLine - 8 // the byte at which an entry's check is, which is stored last
+	ResidentPolls        = 4
 
 	ResidentNext   = 0
 	ResidentRing   = 8
@@ -54,10 +61,10 @@ const (
 	ResidentExited = 136
 )
 
-// Word 1 of an entry: what it asks for. Word 0 is the sequence number, unused words are zero.
+// Word 1 of an entry: what it asks for. Word 0 is the sequence number. Word 14 is zero but for ResidentCopy.
 const (
-	// ResidentCopy copies as many pieces as word 14 says, at most ResidentInline: piece i is words 2+3i to 4+3i, {dst,
-	// src, bytes}. All warps share each piece.
+	// ResidentCopy copies as many pieces as word 14 says, at most ResidentInline, each {dst, src, bytes}: the first
+	// ResidentFirst from byte ResidentFirstAt on, the others from byte ResidentMoreAt on. All warps share the pieces.
 	ResidentCopy = 1
 	// ResidentList is KernelCopyList: words 2 and 3 are its arguments.
 	ResidentList = 2
@@ -67,27 +74,73 @@ const (
 	ResidentStop = 4
 )
 
-// ResidentInline is the most pieces that a ResidentCopy holds.
-const ResidentInline = 4
+// Where the pieces of a ResidentCopy are.
+const (
+	ResidentInline  = ResidentFirst + (ResidentEntryBytes-ResidentMoreAt)/CopyDescBytes
+	ResidentFirst   = 4
+	ResidentFirstAt = 16
+	ResidentMoreAt  = ResidentLine
+	ResidentPieces  = 14 // the word that says how many
+)
 
-// ResidentWords is an entry before its check.
-type ResidentWords [ResidentEntryWords - 1]uint64
+// ResidentWords is an entry; its check is computed and not looked at.
+type ResidentWords [ResidentEntryWords]uint64
 
-// Put writes the entry to b, of ResidentEntryBytes, all but its last word, which it returns: to be stored at
-// b[ResidentLast:] in one step, after what the words point at was written.
-func (w *ResidentWords) Put(b []byte) (last uint64) {
-	_ = b[ResidentEntryBytes-1]
-	for i, v := range w {
-		binary.LittleEndian.PutUint64(b[8*i:], v)
+// ResidentPiece returns the first word of piece i.
+func ResidentPiece(i int) int {
+	if i < ResidentFirst {
+		return ResidentFirstAt/8 + i*CopyDescBytes/8
 	}
-	return ResidentCheck(w)
+	return ResidentMoreAt/8 + (i-ResidentFirst)*CopyDescBytes/8
 }
 
-// ResidentCheck is the last word of an entry: the sum of Mix64(w[i] + 16*w[0] + i) over its words.
-func ResidentCheck(w *ResidentWords) uint64 {
-	var sum uint64
-	for i, v := range w {
-		sum += Mix64(v + 16*w[0] + uint64(i))
+// Put writes what the entry uses to b, of ResidentEntryBytes, all but its check, which it returns: to be stored at
+// b[ResidentLast:] in one step, after what the words point at was written.
+func (w *ResidentWords) Put(b []byte) (check uint64) {
+	for i := range 2 * residentPairs(w[ResidentPieces]) {
+		if i != ResidentLast/8 {
+			binary.LittleEndian.PutUint64(b[8*i:], w[i])
+		}
+	}
+	return ResidentCheck(b)
+}
+
+// ResidentCheck returns the check of the entry in b. It is a sum over pairs of words, words 2i and 2i+1: of those of the
+// first line, and then as far as there are pieces. What pair i adds is the lower half of a product of 128 bits, exclusive
+// or its upper half: of word 2i plus (2i+1)*0x9e3779b97f4a7c15, and of word 2i+1, exclusive or 0xbf58476d1ce4e5b9. The
+// check itself counts as zero.
+func ResidentCheck(b []byte) uint64 {
+	const first = ResidentLast &^ 15 // of the check's own pair
+	pieces := binary.LittleEndian.Uint64(b[first:])
+	sum, k := residentSum(0, residentStep, b[:first])
+	sum += residentMix(pieces+k, 0)
+	if pieces > ResidentFirst {
+		sum, _ = residentSum(sum, k+residentStep+residentStep, b[ResidentLine:16*residentPairs(pieces)])
 	}
 	return sum
+}
+
+const residentStep, residentSalt uint64 = 0x9e3779b97f4a7c15, 0xbf58476d1ce4e5b9
+
+// residentSum adds pairs to sum, the first of them with k, and returns the k of the one after the last.
+func residentSum(sum, k uint64, pairs []byte) (uint64, uint64) {
+	for ; len(pairs) >= 16; pairs = pairs[16:] {
+		sum += residentMix(binary.LittleEndian.Uint64(pairs)+k, binary.LittleEndian.Uint64(pairs[8:]))
+		k += residentStep
+		k += residentStep
+	}
+	return sum, k
+}
+
+func residentMix(x, y uint64) uint64 {
+	hi, lo := bits.Mul64(x, y^residentSalt)
+	return hi ^ lo
+}
+
+// residentPairs is how many pairs of words count of an entry with so many pieces.
+func residentPairs(pieces uint64) int {
+	if pieces <= ResidentFirst {
+		return ResidentLine / 16
+	}
+	return (ResidentPiece(int(min(pieces, ResidentInline))) + 1) / 2
 }

@@ -122,6 +122,26 @@ func BenchmarkGPUKernels(b *testing.B) {
 	}
 }
 
+// entries are resident entries by which so many workers share the pieces described. ok is false if they do not hold them.
+func (k *kernelBench) entries(form string, workers int, pieces int64) (all []device.ResidentWords, ok bool) {
+	for w := range int64(workers) {
+		from := w * pieces / int64(workers)
+		n := (w+1)*pieces/int64(workers) - from
+		e := device.ResidentWords{1: device.ResidentList, 2: uint64(k.descs.Dev()) + uint64(from*device.CopyDescBytes), 3: uint64(n)}
+		if form == "inline" {
+			if n > device.ResidentInline {
+				return nil, false
+			}
+			e = device.ResidentWords{1: device.ResidentCopy, device.ResidentPieces: uint64(n)}
+			for i := range 3 * int(n) {
+				e[device.ResidentPiece(i/3)+i%3] = hostmem.LoadUint64(k.descs.Bytes()[8*(3*int(from)+i):])
+			}
+		}
+		all = append(all, e)
+	}
+	return all, true
+}
+
 // BenchmarkGPUResident reports what a batch takes from writing its entries until they are seen to be done, by a CPU that
 // spins: the median and the 99th percentile.
 func BenchmarkGPUResident(b *testing.B) {
@@ -130,14 +150,15 @@ func BenchmarkGPUResident(b *testing.B) {
 	if !ok || !l.HasKernel(device.KernelResident) {
 		b.Fatal("the queue has no resident kernel")
 	}
-	const most, depth = 4, 64
+	const most, depth = 8, 64
 	control := k.pinned(most * device.ResidentControlBytes)
 	rings := k.pinned(most * depth * device.ResidentEntryBytes)
 	word := func(w, off int) []byte { return control.Bytes()[w*device.ResidentControlBytes+off:] }
 	generation := uint64(0)
-	for _, workers := range []int{1, 2, 4} {
-		next := [most]uint64{1, 1, 1, 1}
+	for _, workers := range []int{1, 2, 4, 8} {
+		var next [most]uint64
 		for w := range workers {
+			next[w] = 1
 			hostmem.StoreUint64(word(w, device.ResidentNext), 1)
 			hostmem.StoreUint64(word(w, device.ResidentDone), 0)
 			hostmem.StoreUint64(word(w, device.ResidentRing), uint64(rings.Dev())+uint64(w*depth*device.ResidentEntryBytes))
@@ -158,43 +179,35 @@ func BenchmarkGPUResident(b *testing.B) {
 				}
 			}
 		}
-		launch := device.Kernel{Name: device.KernelResident, CTAs: workers, NArgs: 5}
-		launch.Args = [device.MaxKernelArgs]uint64{uint64(control.Dev()), device.ResidentControlBytes, generation, uint64(5 * time.Second), uint64(20 * time.Second)}
+		launch := device.Kernel{Name: device.KernelResident, CTAs: workers, NArgs: 6}
+		launch.Args = [device.MaxKernelArgs]uint64{uint64(control.Dev()), device.ResidentControlBytes, generation, uint64(5 * time.Second), uint64(2 * time.Minute), 2}
 		k.must(l.Launch(&launch))
 		for _, way := range ways {
 			for _, n := range []int64{1, 4, 16, 64, 256, 4096} {
 				pieces, _ := k.describe(4096, way.toHost, true, n*4096)
-				var entries [most]device.ResidentWords
-				for w := range workers {
-					entries[w][1] = device.ResidentList
-					from := int64(w) * pieces / int64(workers)
-					entries[w][2] = uint64(k.descs.Dev()) + uint64(from*device.CopyDescBytes)
-					entries[w][3] = uint64(int64(w+1)*pieces/int64(workers) - from)
-				}
 				used := min(workers, int(pieces))
-				if pieces <= device.ResidentInline {
-					used = 1
-					entries[0] = device.ResidentWords{1: device.ResidentCopy, 14: uint64(pieces)}
-					for i := range int(3 * pieces) {
-						entries[0][2+i] = hostmem.LoadUint64(k.descs.Bytes()[8*i:])
+				for _, form := range []string{"inline", "list"} {
+					entries, ok := k.entries(form, used, pieces)
+					if !ok {
+						continue
 					}
+					b.Run(fmt.Sprintf("workers=%d/%s/%dx4096/%s", workers, way.name, n, form), func(b *testing.B) {
+						var took []time.Duration
+						for b.Loop() {
+							begin := time.Now()
+							for w := range used {
+								put(w, &entries[w])
+							}
+							for w := range used {
+								wait(w)
+							}
+							took = append(took, time.Since(begin))
+						}
+						slices.Sort(took)
+						b.ReportMetric(float64(took[len(took)/2].Nanoseconds())/1000, "p50-us")
+						b.ReportMetric(float64(took[len(took)*99/100].Nanoseconds())/1000, "p99-us")
+					})
 				}
-				b.Run(fmt.Sprintf("workers=%d/%s/%dx4096", workers, way.name, n), func(b *testing.B) {
-					var took []time.Duration
-					for b.Loop() {
-						begin := time.Now()
-						for w := range used {
-							put(w, &entries[w])
-						}
-						for w := range used {
-							wait(w)
-						}
-						took = append(took, time.Since(begin))
-					}
-					slices.Sort(took)
-					b.ReportMetric(float64(took[len(took)/2].Nanoseconds())/1000, "p50-us")
-					b.ReportMetric(float64(took[len(took)*99/100].Nanoseconds())/1000, "p99-us")
-				})
 			}
 		}
 		for w := range workers {

@@ -60,6 +60,7 @@ func Run(t *testing.T, open func(t *testing.T) device.Device) {
 		{"BulkListSum", func(t *testing.T, h *harness) { testCopyListSum(t, h, device.KernelBulkListSum) }},
 		{"BulkPagedSum", func(t *testing.T, h *harness) { testCopyPagedSum(t, h, device.KernelBulkPagedSum) }},
 		{"Resident", testResident},
+		{"ResidentTorn", testResidentTorn},
 		{"ResidentLeaves", testResidentLeaves},
 		{"LaunchRefuses", testLaunchRefuses},
 		{"WaitValue", testWaitValue},

@@ -1,6 +1,7 @@
 package devicetest
 
 import (
+	"bytes"
 	"encoding/binary"
 	"testing"
 	"time"
@@ -46,11 +47,12 @@ func (r *resident) done(w int) uint64 { return hostmem.LoadUint64(r.word(w, devi
 func (r *resident) launch(t *testing.T, idle, lease time.Duration) {
 	t.Helper()
 	r.generation++
+	polls := (r.generation + 1) % (device.ResidentPolls + 2) // also fewer than there may be, and more
 	for w := range r.next {
 		hostmem.StoreUint64(r.word(w, device.ResidentNext), r.done(w)+1)
 	}
 	must(t, r.q.Launch(kernel(device.KernelResident, len(r.next), uint64(r.control.Dev()), device.ResidentControlBytes,
-		r.generation, uint64(idle), uint64(lease))))
+		r.generation, uint64(idle), uint64(lease), polls)))
 }
 
 // put writes worker w's next entry.
@@ -97,14 +99,15 @@ func (r *resident) stop(t *testing.T) {
 
 const hour = time.Hour
 
-// inline makes the words of a ResidentCopy.
+// inline makes the words of a ResidentCopy, from the one after the sequence number on.
 func inline(pieces ...[2]mem.Extent) []uint64 {
-	w := make([]uint64, device.ResidentEntryWords-2)
-	w[0], w[13] = device.ResidentCopy, uint64(len(pieces))
+	w := make([]uint64, device.ResidentEntryWords)
+	w[1], w[device.ResidentPieces] = device.ResidentCopy, uint64(len(pieces))
 	for i, p := range pieces {
-		w[1+3*i], w[2+3*i], w[3+3*i] = uint64(p[0].Dev()), uint64(p[1].Dev()), uint64(p[1].Len)
+		at := device.ResidentPiece(i)
+		w[at], w[at+1], w[at+2] = uint64(p[0].Dev()), uint64(p[1].Dev()), uint64(p[1].Len)
 	}
-	return w
+	return w[1:]
 }
 
 // testResident has two workers copy in both directions, in all ways that entries can say, several times around the ring,
@@ -116,19 +119,20 @@ func testResident(t *testing.T, h *harness) {
 	list := h.pinned(t, 2*2*device.CopyDescBytes)
 	r.launch(t, hour, patience)
 	sizes := []int64{4096, 1, 512, 16, 8192, 100, n / 4, 3}
-	for round := range 40 {
+	for round := range 60 {
 		h.random(in.Bytes())
 		for w := range 2 {
 			base := int64(w) * n
 			to := func(dst, src *mem.Region, off, len int64) [2]mem.Extent {
 				return [2]mem.Extent{extent(dst, base+off, len), extent(src, base+off, len)}
 			}
-			if round%2 == 0 { // pieces in the entry
+			switch round % 3 {
+			case 0: // pieces in the entry
 				a, b, c := sizes[round%8], sizes[(round+3)%8], sizes[(round+5)%8]
 				r.put(w, inline(to(dev, in, 0, a), to(dev, in, a, b), to(dev, in, a+b, c), to(dev, in, a+b+c, n-a-b-c))...)
 				r.wait(t, w)
 				r.put(w, inline(to(out, dev, 0, n))...)
-			} else { // a list
+			case 1: // a list
 				half := list.Bytes()[w*2*device.CopyDescBytes:]
 				addr := uint64(list.Dev()) + uint64(w*2*device.CopyDescBytes)
 				for _, ends := range [][2]*mem.Region{{dev, in}, {out, dev}} {
@@ -142,12 +146,78 @@ func testResident(t *testing.T, h *harness) {
 					r.put(w, device.ResidentList, addr, 2)
 					r.wait(t, w)
 				}
+			default: // as many pieces as any entry holds, by turns; the last is what is left
+				count := 1 + (round/3*7+w)%device.ResidentInline
+				pieces := make([][2]mem.Extent, count)
+				for _, ends := range [][2]*mem.Region{{dev, in}, {out, dev}} {
+					off := int64(0)
+					for i := range pieces {
+						size := 1 + sizes[(round+i)%8]%3000
+						if i == count-1 {
+							size = n - off
+						}
+						pieces[i] = to(ends[0], ends[1], off, size)
+						off += size
+					}
+					r.put(w, inline(pieces...)...)
+					r.wait(t, w)
+				}
 			}
 		}
 		for w := range 2 {
 			r.wait(t, w)
 		}
 		diff(t, "through the device and back", out.Bytes(), in.Bytes())
+	}
+	r.stop(t)
+}
+
+// testResidentTorn writes entries word by word, in any order, over those that were there before: none is taken before its
+// last word is there, and it is taken then.
+func testResidentTorn(t *testing.T, h *harness) {
+	const block = 64
+	r := newResident(t, h, 1)
+	in, out := h.pinned(t, device.ResidentInline*block), h.pinned(t, device.ResidentInline*block)
+	r.launch(t, hour, patience)
+	for round, count := range []int{20, 1, 17, 5, 20, 4, 2, 20, 6, 3, 19, 20, 1, 1, 20, 20} {
+		h.random(in.Bytes())
+		copy(out.Bytes(), bytes.Repeat([]byte{guardByte}, int(out.Len())))
+		var e device.ResidentWords
+		e[0] = r.next[0]
+		pieces := make([][2]mem.Extent, count)
+		for i := range pieces {
+			at := int64((i*7 + round) % device.ResidentInline * block)
+			pieces[i] = [2]mem.Extent{extent(out, at, block), extent(in, at, block)}
+		}
+		copy(e[1:], inline(pieces...))
+		b := r.rings.Bytes()[int(r.next[0]%ringDepth)*device.ResidentEntryBytes:][:device.ResidentEntryBytes]
+		whole := make([]byte, device.ResidentEntryBytes)
+		e[device.ResidentLast/8] = e.Put(whole)
+		var order []int // of the words that are not there yet
+		for i, v := range e {
+			if hostmem.LoadUint64(b[8*i:]) != v && (i < device.ResidentLine/8 || i < device.ResidentPiece(count-1)+3) {
+				order = append(order, i)
+			}
+		}
+		h.rng.Shuffle(len(order), func(i, k int) { order[i], order[k] = order[k], order[i] })
+		for i, at := range order {
+			if i%8 == 0 || i == len(order)-1 {
+				time.Sleep(glance / 40) // long enough for a poll
+			}
+			if done := r.done(0); done != r.next[0]-1 {
+				t.Fatalf("round %d: entry %d is done and has %d words to come", round, done, len(order)-i)
+			}
+			hostmem.StoreUint64(b[8*at:], e[at])
+		}
+		r.next[0]++
+		r.wait(t, 0)
+		for i := range device.ResidentInline {
+			at, want := int64((i*7+round)%device.ResidentInline*block), bytes.Repeat([]byte{guardByte}, block)
+			if i < count {
+				want = in.Bytes()[at : at+block]
+			}
+			diff(t, "a piece of an entry", out.Bytes()[at:at+block], want)
+		}
 	}
 	r.stop(t)
 }
@@ -196,13 +266,20 @@ func testResidentLeaves(t *testing.T, h *harness) {
 	r.wait(t, 0)
 	check("within the lease")
 
-	r.launch(t, hour, patience)
-	r.put(0, 1<<20) // nothing that there is
-	r.gone(t)
-	if r.done(0) != 3 {
-		t.Fatalf("%d entries are done, the last of which says nothing", r.done(0))
+	for _, nothing := range [][]uint64{
+		{1 << 20},
+		inline(),
+		{device.ResidentPieces - 1: device.ResidentInline + 1, 0: device.ResidentCopy},
+		{device.ResidentPieces - 1: 1<<32 + 1, 0: device.ResidentCopy},
+	} {
+		r.put(0, nothing...)
+		r.launch(t, hour, patience)
+		r.gone(t)
+		if r.done(0) != 3 {
+			t.Fatalf("%d entries are done, the last of which says nothing", r.done(0))
+		}
+		r.next[0]--
 	}
-	r.next[0]--
 	h.random(in.Bytes())
 	copyOne()
 	r.launch(t, hour, patience)

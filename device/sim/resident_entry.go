@@ -1,6 +1,8 @@
 package sim
 
 import (
+	"encoding/binary"
+
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/internal/fault"
 	"github.com/kvlane/kvlane/internal/sys/hostmem"
@@ -12,12 +14,17 @@ func (q *Queue) entry(r *resider) (w *device.ResidentWords, here bool, err error
 	if err != nil {
 		return nil, false, err
 	}
-	check := hostmem.LoadUint64(b[device.ResidentLast:])
+	if hostmem.LoadUint64(b) != r.next {
+		return nil, false, nil
+	}
+	// The host may be writing it: each word is read once, in one step.
 	w = new(device.ResidentWords)
+	var read [device.ResidentEntryBytes]byte
 	for i := range w {
 		w[i] = hostmem.LoadUint64(b[8*i:])
+		binary.LittleEndian.PutUint64(read[8*i:], w[i])
 	}
-	return w, w[0] == r.next && check == device.ResidentCheck(w), nil
+	return w, w[0] == r.next && w[device.ResidentLast/8] == device.ResidentCheck(read[:]), nil
 }
 
 // entryWork returns the operation that an entry stands for, one that does nothing for ResidentStop. known is false if the
@@ -27,11 +34,13 @@ func entryWork(w *device.ResidentWords) (o op, known bool) {
 	case device.ResidentStop:
 		return op{}, true
 	case device.ResidentCopy:
-		if w[14] < 1 || w[14] > device.ResidentInline {
+		pieces := w[device.ResidentPieces]
+		if pieces < 1 || pieces > device.ResidentInline {
 			return op{}, false
 		}
 		o = op{kind: opBatch}
-		for p := w[2:]; len(o.pieces) < int(w[14]); p = p[3:] {
+		for i := range int(pieces) {
+			p := w[device.ResidentPiece(i):]
 			o.pieces = append(o.pieces, piece{dst: p[0], src: p[1], n: p[2]})
 		}
 		return o, true

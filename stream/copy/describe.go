@@ -87,28 +87,24 @@ func (c *cursor) described() bool {
 // describeList writes as much of the list as fits, in pieces of device.PieceBytes, and returns the number of pieces.
 func (c *cursor) describeList(t *table) int {
 	dsts, srcs, buf := c.batch.Dst, c.batch.Src, t.buf
-	n, bytes := 0, int64(0)
-	for ; c.i < len(dsts); c.i++ {
-		dst, src := &dsts[c.i], &srcs[c.i]
-		to, from := uint64(dst.Dev())+uint64(c.off), uint64(src.Dev())+uint64(c.off)
-		for left := dst.Len - c.off; left > 0; {
-			if len(buf) < device.CopyDescBytes || bytes >= min(t.limit, t.aim) {
-				t.bytes = bytes
-				return n
+	i, off, bytes, limit := c.i, c.off, int64(0), min(t.limit, t.aim)
+	for ; i < len(dsts); i, off = i+1, 0 {
+		dst, src := &dsts[i], &srcs[i]
+		to, from := uint64(dst.Region.Dev())+uint64(dst.Off), uint64(src.Region.Dev())+uint64(src.Off)
+		for off < dst.Len {
+			if len(buf) < device.CopyDescBytes || bytes >= limit {
+				c.i, c.off, t.bytes = i, off, bytes
+				return (len(t.buf) - len(buf)) / device.CopyDescBytes
 			}
-			piece := min(left, device.PieceBytes)
-			putCopy(buf, to, from, uint64(piece))
+			piece := min(dst.Len-off, device.PieceBytes)
+			putCopy(buf, to+uint64(off), from+uint64(off), uint64(piece))
 			buf = buf[device.CopyDescBytes:]
-			to, from = to+uint64(piece), from+uint64(piece)
-			left -= piece
-			c.off += piece
+			off += piece
 			bytes += piece
-			n++
 		}
-		c.off = 0
 	}
-	t.bytes = bytes
-	return n
+	c.i, c.off, t.bytes = i, off, bytes
+	return (len(t.buf) - len(buf)) / device.CopyDescBytes
 }
 
 // putCopy writes a descriptor of device.KernelCopyList.

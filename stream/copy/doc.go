@@ -14,7 +14,8 @@
 //   - staged: a copy engine crosses the bus, one copy for each run of the host's side, and a kernel gathers or scatters
 //     within device memory, chunk by chunk, on a queue of its own;
 //   - resident: kernels that stay on the device take small batches from rings in pinned memory. One takes a batch alone up
-//     to 64 KiB, up to four share a larger one;
+//     to 64 KiB, up to four share a larger one. Up to twenty pieces of a list travel in a worker's entry of the ring, so that
+//     it has nothing else to read before it copies;
 //   - peer-copy-engine and peer-kernel: between two devices.
 //
 // The kernel paths fill mem.Paged.Sums from the bytes as they pass. Where a batch asks for sums, the planner weighs the pass of

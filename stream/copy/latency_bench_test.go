@@ -21,6 +21,8 @@ import (
 
 var latencyPaths = []stream.Path{stream.PathCopyEngine, stream.PathKernel, stream.PathResident}
 
+const latencyBlock = 4 << 10
+
 // BenchmarkLatencySim and BenchmarkLatencyCUDA measure blocks of 4 KiB from Submit to the end of Wait, and the median of
 // it, which is not moved by the few that were interrupted.
 func BenchmarkLatencySim(b *testing.B) { benchLatency(b, openSim(b, sim.Options{})) }
@@ -29,7 +31,7 @@ func BenchmarkLatencyCUDA(b *testing.B) { benchLatency(b, openCUDA(b)) }
 
 func benchLatency(b *testing.B, dev device.Device) {
 	b.Helper()
-	const block, blocks = 4 << 10, 64
+	const block, blocks = latencyBlock, 64
 	host := streamtest.Pinned(dev).Alloc(b, 2*block*blocks)
 	gpu := streamtest.DeviceMemory(dev).Alloc(b, 2*block*blocks)
 	for _, path := range latencyPaths {
@@ -39,16 +41,28 @@ func benchLatency(b *testing.B, dev device.Device) {
 				b.Run(fmt.Sprintf("%s/%s/%d", path, dir, n), func(b *testing.B) {
 					latency(b, dev, streamcopy.Options{Path: path}, batch)
 				})
-				for workers := 1; path == stream.PathResident && workers <= streamcopy.MaxResidentWorkers; workers *= 2 {
-					b.Run(fmt.Sprintf("%s/%s/%d/workers %d", path, dir, n, workers), func(b *testing.B) {
-						o := streamcopy.Options{Path: path, Resident: streamcopy.ResidentOptions{Workers: workers}}
-						latency(b, dev, o, batch)
+				for _, o := range residentVariants(path, n) {
+					b.Run(fmt.Sprintf("%s/%s/%d/workers %d/polls %d", path, dir, n, o.Workers, o.Polls), func(b *testing.B) {
+						latency(b, dev, streamcopy.Options{Path: path, Resident: o}, batch)
 					})
 				}
 				batch.Dst, batch.Src = batch.Src, batch.Dst
 			}
 		}
 	}
+}
+
+// residentVariants are the ways to share n blocks evenly among workers, and to poll.
+func residentVariants(path stream.Path, n int) (all []streamcopy.ResidentOptions) {
+	if path != stream.PathResident {
+		return nil
+	}
+	for workers := 1; workers <= min(n, streamcopy.MaxResidentWorkers); workers *= 2 {
+		for polls := 1; polls <= device.ResidentPolls; polls++ {
+			all = append(all, streamcopy.ResidentOptions{Workers: workers, WorkerBytes: int64(n) * latencyBlock / int64(workers), Polls: polls})
+		}
+	}
+	return all
 }
 
 // apart returns n copies of blocks that are aligned to their size and no neighbours.
@@ -118,7 +132,7 @@ func latencyHost(b *testing.B, takes time.Duration) {
 		hostmem.StoreUint64(control.Bytes()[device.ResidentNext:], 1)
 		hostmem.StoreUint64(control.Bytes()[device.ResidentRing:], uint64(control.Dev())+device.ResidentControlBytes)
 		hostmem.StoreUint64(control.Bytes()[device.ResidentDepth:], 64)
-		k := device.Kernel{Name: device.KernelResident, NArgs: 5, Args: [device.MaxKernelArgs]uint64{uint64(control.Dev()), 0, 1, uint64(time.Hour), uint64(time.Hour)}}
+		k := device.Kernel{Name: device.KernelResident, NArgs: 6, Args: [device.MaxKernelArgs]uint64{uint64(control.Dev()), 0, 1, uint64(time.Hour), uint64(time.Hour), 1}}
 		l, ok := q.(device.Launcher)
 		if !ok {
 			b.Fatalf("a %T runs no kernels", q)
@@ -160,9 +174,11 @@ func latencyHost(b *testing.B, takes time.Duration) {
 type spinDevice struct {
 	*sim.Device
 	takes time.Duration // of an entry
+	asked bool          // kernels do not run by themselves: answer has them do what they find
 
 	mu     sync.Mutex
 	pinned []*mem.Region
+	guests []*guestKernel
 }
 
 func (d *spinDevice) AllocHost(n int64) (*mem.Region, error) {
@@ -211,19 +227,18 @@ func (q *spinQueue) Launch(k *device.Kernel) error {
 	ring := q.dev.at(binary.LittleEndian.Uint64(control[device.ResidentRing:]))
 	depth, next := binary.LittleEndian.Uint64(control[device.ResidentDepth:]), binary.LittleEndian.Uint64(control[device.ResidentNext:])
 	generation := k.Args[2]
+	if q.dev.asked {
+		q.dev.mu.Lock()
+		defer q.dev.mu.Unlock()
+		q.dev.guests = append(q.dev.guests, &guestKernel{control: control, ring: ring, depth: depth, next: next, generation: generation})
+		return nil
+	}
 	q.running.Go(func() {
 		for seq, stop := next, false; !stop; seq++ {
 			b := ring[seq%depth*device.ResidentEntryBytes:]
-			var w device.ResidentWords
 			for polls := 1; ; polls++ {
-				w[0] = hostmem.LoadUint64(b)
-				if check := hostmem.LoadUint64(b[device.ResidentLast:]); w[0] == seq {
-					for i := range w {
-						w[i] = hostmem.LoadUint64(b[8*i:])
-					}
-					if check == device.ResidentCheck(&w) {
-						break
-					}
+				if hostmem.LoadUint64(b) == seq && hostmem.LoadUint64(b[device.ResidentLast:]) == device.ResidentCheck(b) {
+					break
 				}
 				if polls%(1<<16) == 0 {
 					runtime.Gosched()
@@ -231,7 +246,7 @@ func (q *spinQueue) Launch(k *device.Kernel) error {
 			}
 			for seen := time.Now(); q.dev.takes > 0 && time.Since(seen) < q.dev.takes; {
 			}
-			stop = w[1] == device.ResidentStop
+			stop = hostmem.LoadUint64(b[8:]) == device.ResidentStop
 			hostmem.StoreUint64(control[device.ResidentDone:], seq)
 		}
 		hostmem.StoreUint64(control[device.ResidentExited:], generation)
@@ -245,6 +260,9 @@ type spinEvent struct{ q *spinQueue }
 func (e spinEvent) Done() (bool, error) { return false, nil }
 
 func (e spinEvent) Wait(context.Context) error {
+	if e.q.dev.asked {
+		e.q.dev.answer()
+	}
 	e.q.running.Wait()
 	return nil
 }

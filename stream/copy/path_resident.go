@@ -15,10 +15,12 @@ import (
 
 // Defaults and limits of ResidentOptions.
 const (
-	DefaultResidentLease   = 5 * time.Millisecond
-	DefaultResidentIdle    = 500 * time.Microsecond
-	DefaultResidentWorkers = 4
-	MaxResidentWorkers     = 8
+	DefaultResidentLease       = 5 * time.Millisecond
+	DefaultResidentIdle        = 500 * time.Microsecond
+	DefaultResidentWorkers     = 4
+	MaxResidentWorkers         = 8
+	DefaultResidentWorkerBytes = 64 << 10
+	DefaultResidentPolls       = 2
 )
 
 // ResidentOptions say how the resident kernel behaves. The zero value is the default.
@@ -31,6 +33,13 @@ type ResidentOptions struct {
 	// Workers is how many thread blocks share a batch that is too large for one, at most MaxResidentWorkers. Each is a
 	// kernel of its own, that starts when it gets work. Zero: DefaultResidentWorkers.
 	Workers int
+	// WorkerBytes is how much of a batch a worker gets before another is asked too: about what one copies in the time that
+	// a second takes to see its entry. Zero: DefaultResidentWorkerBytes.
+	WorkerBytes int64
+	// Polls is how many looks at a worker's ring are on their way over the bus at a time, at most device.ResidentPolls:
+	// with n of them an entry waits a 2n-th of a round trip for the next, in the mean, and each worker that has nothing to
+	// do reads about n times 0.4 GB/s from pinned memory. Zero: DefaultResidentPolls.
+	Polls int
 }
 
 func (o *ResidentOptions) validate(bad func(format string, args ...any)) {
@@ -42,6 +51,12 @@ func (o *ResidentOptions) validate(bad func(format string, args ...any)) {
 	}
 	if o.Workers < 0 || o.Workers > MaxResidentWorkers {
 		bad("%d resident workers are not 0 to %d", o.Workers, MaxResidentWorkers)
+	}
+	if o.WorkerBytes < 0 {
+		bad("%d bytes for a resident worker are negative", o.WorkerBytes)
+	}
+	if o.Polls < 0 || o.Polls > device.ResidentPolls {
+		bad("%d polls of a resident worker are not 0 to %d", o.Polls, device.ResidentPolls)
 	}
 }
 
@@ -55,6 +70,12 @@ func (o ResidentOptions) withDefaults() ResidentOptions {
 	if o.Workers == 0 {
 		o.Workers = DefaultResidentWorkers
 	}
+	if o.WorkerBytes == 0 {
+		o.WorkerBytes = DefaultResidentWorkerBytes
+	}
+	if o.Polls == 0 {
+		o.Polls = DefaultResidentPolls
+	}
 	return o
 }
 
@@ -63,10 +84,6 @@ func (o ResidentOptions) withDefaults() ResidentOptions {
 const (
 	residentPieces = 512
 	residentBytes  = 4 << 20
-	// A worker gets this much before another is asked too: about what one copies in the time that a second takes to see
-	// its entry. 64 blocks of 4 KiB take one worker 16 to 19 us, two 12 to 15 and four 10 to 13; 16 blocks take 7 to 9
-	// whatever their number (H100).
-	workerBytes = 64 << 10
 )
 
 // resident is the path of the same name: kernels that stay on the device for a while and take their work from rings in
@@ -82,7 +99,6 @@ type resident struct {
 	workers []*worker
 	latest  *op  // issued last
 	wide    bool // latest is shared by several workers
-	launch  device.Kernel
 	demand  demand
 }
 
@@ -142,7 +158,7 @@ func (r *resident) free() error {
 
 // share returns how many workers share o.
 func (r *resident) share(o *op) int {
-	return int(min(ceilDiv(o.stats.bytes, workerBytes), int64(len(r.workers))))
+	return int(min(ceilDiv(o.stats.bytes, r.o.WorkerBytes), int64(len(r.workers))))
 }
 
 // room reports whether another entry can follow those in flight.
@@ -159,7 +175,7 @@ func (r *resident) room(o *op) (span, bool) {
 	return span{}, true
 }
 
-// step posts an entry to each worker that shares the batch.
+// step posts an entry to each worker that shares the batch. The first is at work while the others' are written.
 func (r *resident) step(o *op, _ span, it *item) (done bool, err error) {
 	if o.held && o.steps == 0 {
 		// The stream's queue was told to wait for somebody else's event, of which a resident kernel knows nothing. The
@@ -172,19 +188,18 @@ func (r *resident) step(o *op, _ span, it *item) (done bool, err error) {
 	if r.wide {
 		share = max(ceilDiv(o.stats.bytes, int64(n)), device.PieceBytes)
 	}
+	// A worker reads its entry at once, and a table only after that: the pieces of a small list go into the entries. One of
+	// many small pieces would take many entries, each with its own way to the device and back.
+	inline := o.stats.descs <= n*device.ResidentInline
 	e := &landing{}
 	it.apart, it.calls, it.event = true, 1, e
 	for _, w := range workers {
 		if o.at.described() {
 			break
 		}
-		t := table{names: plainNames, buf: w.table(), dev: w.tableDev(), limit: share, aim: share}
-		if o.at.describe(&t, &r.launch) == 0 {
-			break
-		}
-		it.bytes += t.bytes
-		seq, err := w.post(&r.launch, t.buf)
+		seq, bytes, err := w.post(&o.at, share, inline)
 		e.add(w, seq)
+		it.bytes += bytes
 		if err != nil {
 			return false, err
 		}
@@ -225,16 +240,27 @@ func (l *landing) add(w *worker, seq uint64) {
 func (l *landing) Done() (bool, error) { return l.ask(false) }
 
 // ask reports whether all parts are done, with an error once each of them is done or has failed: one that failed says
-// nothing of the others. Asking the driver too takes a while, and tells of a kernel that died.
+// nothing of the others. Asking the driver too takes a while, and tells of a kernel that died. Every part is looked at each
+// time, and one that is done never again: the device has just written each word, and reading it takes a while too.
 func (l *landing) ask(driver bool) (done bool, err error) {
+	pending := false
 	done = true
-	for i := range l.n {
+	for i := 0; i < l.n; i++ {
 		p := &l.parts[i]
 		d, e := p.worker.landed(p.seq, driver)
-		if !d && e == nil {
-			return false, nil
+		switch {
+		case e != nil:
+			done, err = done && d, errors.Join(err, e)
+		case d:
+			l.n--
+			*p = l.parts[l.n]
+			i--
+		default:
+			pending = true
 		}
-		done, err = done && d, errors.Join(err, e)
+	}
+	if pending {
+		return false, nil
 	}
 	return done, err
 }

@@ -286,7 +286,10 @@ func TestResidentShares(t *testing.T) {
 		n    int
 		size int64
 		want int64
-	}{{1, 4 << 10, 1}, {16, 4 << 10, 1}, {32, 4 << 10, 2}, {64, 4 << 10, 4}, {100, 4 << 10, 4}, {64, 100, 1}, {1, 512 << 10, 4}} {
+	}{
+		{1, 4 << 10, 1}, {16, 4 << 10, 1}, {32, 4 << 10, 2}, {64, 4 << 10, 4}, {100, 4 << 10, 4}, {64, 100, 1}, {1, 512 << 10, 4},
+		{20, 100, 1}, {21, 100, 1}, {80, 4 << 10, 4}, {81, 4 << 10, 4},
+	} {
 		before, launched := faults.Seen(sim.OpEntry), faults.Seen(sim.OpCallLaunch)
 		ticket := submitOK(t, s, apart(host, gpu, min(tt.n, int(1<<19/tt.size)), tt.size))
 		if launched == 0 && faults.Seen(sim.OpCallLaunch) != 1 {
@@ -297,6 +300,53 @@ func TestResidentShares(t *testing.T) {
 		}
 		if got := faults.Seen(sim.OpEntry) - before; got != tt.want {
 			t.Errorf("%d pieces of %d bytes: %d entries, want %d", tt.n, tt.size, got, tt.want)
+		}
+	}
+}
+
+// TestResidentUnevenPieces: what is left when entries are full, since the last pieces are many and small, goes by further
+// entries; and a list may be followed by pages.
+func TestResidentUnevenPieces(t *testing.T) {
+	faults := fault.New(1)
+	dev, s := residentStream(t, sim.Options{Faults: faults}, streamcopy.Options{})
+	dst, src := pinned(t, dev, 1<<20), pinned(t, dev, 1<<20)
+	rng := rand.New(rand.NewPCG(4, 2))
+	for _, tt := range []struct {
+		large, small, empty int
+		entries             int64
+	}{{14, 60, 0, 7}, {15, 1, 0, 4}, {1, 19, 7, 1}, {0, 20, 40, 1}, {3, 0, 0, 1}, {18, 61, 3, 7}} {
+		b := new(mem.Batch)
+		off := int64(0)
+		add := func(n int64) {
+			b.Dst = append(b.Dst, mem.Extent{Region: dst, Off: off, Len: n})
+			b.Src = append(b.Src, mem.Extent{Region: src, Off: off, Len: n})
+			off += n + 8
+		}
+		for range tt.large {
+			add(16 << 10)
+		}
+		for i := range max(tt.small, tt.empty) {
+			if i < tt.empty {
+				add(0)
+			}
+			if i < tt.small {
+				add(1 + rng.Int64N(1000))
+			}
+		}
+		for i := range src.Bytes() {
+			src.Bytes()[i] = byte(rng.Uint32())
+		}
+		before := faults.Seen(sim.OpEntry)
+		if err := submitOK(t, s, b).Wait(deadline(t)); err != nil {
+			t.Fatal(err)
+		}
+		for i := range b.Dst {
+			if string(b.Dst[i].Bytes()) != string(b.Src[i].Bytes()) {
+				t.Fatalf("%+v: piece %d is not what it should be", tt, i)
+			}
+		}
+		if got := faults.Seen(sim.OpEntry) - before; got != tt.entries {
+			t.Errorf("%+v: %d entries, want %d", tt, got, tt.entries)
 		}
 	}
 }

@@ -31,16 +31,17 @@ type worker struct {
 	queue    device.Queue
 	launcher device.Launcher
 
+	posted uint64 // the last entry that was written; used by whoever issues
+	launch device.Kernel
+
 	// mu is held while the kernel is launched: who posts an entry and who finds that the kernel has left would otherwise
 	// both launch it, or neither.
-	mu     sync.Mutex
-	posted uint64       // the last entry that was written
-	ended  device.Event // done when that kernel has ended; nil before the first, and once it was seen to be done
-	idle   bool         // ended was done: no kernel touches anything
-	err    error        // why no kernel will be launched any more
-	failed atomic.Bool  // err is set
-
-	generation atomic.Uint64 // of the last launch; zero before the first
+	mu         sync.Mutex
+	generation atomic.Uint64 // of the last launch; zero before the first; written with mu
+	ended      device.Event  // done when that kernel has ended; nil before the first, and once it was seen to be done
+	idle       bool          // ended was done: no kernel touches anything
+	err        error         // why no kernel will be launched any more
+	failed     atomic.Bool   // err is set
 }
 
 func newWorker(dev device.Device, o ResidentOptions) (*worker, error) {
@@ -63,73 +64,96 @@ func newWorker(dev device.Device, o ResidentOptions) (*worker, error) {
 // done returns the last entry that is complete.
 func (w *worker) done() uint64 { return hostmem.LoadUint64(w.control[device.ResidentDone:]) }
 
-// room reports whether another entry can be written.
-func (w *worker) room() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.posted-w.done() < residentDepth
+// room reports whether another entry can be written. Of whoever issues.
+func (w *worker) room() bool { return w.posted-w.done() < residentDepth }
+
+// next returns the memory of the entry that is posted next, and that of its table. There must be room.
+func (w *worker) next() (entry, table []byte, tableDev uint64) {
+	i := (w.posted + 1) % residentDepth
+	at, tableAt := residentRing+i*device.ResidentEntryBytes, tablesAt+i*residentTable
+	b := w.region.Bytes()
+	return b[at : at+device.ResidentEntryBytes], b[tableAt : tableAt+residentTable : tableAt+residentTable], uint64(w.region.Dev()) + tableAt
 }
 
-// table returns the memory for the descriptors of the entry that is posted next. There must be room.
-func (w *worker) table() []byte {
-	at := tablesAt + (w.posted+1)%residentDepth*residentTable
-	return w.region.Bytes()[at : at+residentTable : at+residentTable]
-}
-
-// tableDev returns the device address of table.
-func (w *worker) tableDev() uint64 {
-	return uint64(w.region.Dev()) + tablesAt + (w.posted+1)%residentDepth*residentTable
-}
-
-// post writes an entry that does what k would, whose descriptors start with descs, and makes sure that a kernel is there
-// to take it. After an error it may have been taken, and landed tells when nothing is touched any more.
-func (w *worker) post(k *device.Kernel, descs []byte) (seq uint64, err error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	seq = w.posted + 1
-	var e device.ResidentWords
-	e[0] = seq
-	switch n := k.Args[1]; {
-	case k.Name == device.KernelCopyPaged:
-		e[1] = device.ResidentPaged
-		copy(e[2:], k.Args[:k.NArgs])
-	case n <= device.ResidentInline:
-		e[1], e[14] = device.ResidentCopy, n
-		for i := range int(n) * device.CopyDescBytes / 8 {
-			e[2+i] = binary.LittleEndian.Uint64(descs[8*i:])
+// post writes an entry for as much of c as fits and is about so many bytes, none if nothing is left, and makes sure that a
+// kernel is there to take it. inline: a list goes into the entry itself, which costs the kernel a read less. After an error
+// the entry may have been taken, and landed tells when nothing is touched any more. Of whoever issues.
+func (w *worker) post(c *cursor, limit int64, inline bool) (seq uint64, bytes int64, err error) {
+	e, buf, dev := w.next()
+	if inline {
+		if bytes = inEntry(e, c, limit); bytes > 0 {
+			return w.put(e), bytes, w.ensure()
 		}
-	default:
-		e[1] = device.ResidentList
-		copy(e[2:], k.Args[:k.NArgs])
 	}
-	w.write(&e)
+	t := table{names: plainNames, buf: buf, dev: dev, limit: limit}
+	if c.describe(&t, &w.launch) == 0 {
+		return w.posted, 0, nil
+	}
+	op := uint64(device.ResidentList)
+	if w.launch.Name == device.KernelCopyPaged {
+		op = device.ResidentPaged
+	}
+	word(e, 1, op)
+	for i, v := range w.launch.Args[:w.launch.NArgs] {
+		word(e, 2+i, v)
+	}
+	word(e, device.ResidentPieces, 0)
+	return w.put(e), t.bytes, w.ensure()
+}
+
+// inEntry describes a list in the entry e, as much as fits and is about so many bytes, and returns how many it is.
+func inEntry(e []byte, c *cursor, limit int64) int64 {
+	const first = device.ResidentFirst * device.CopyDescBytes
+	t := table{buf: e[device.ResidentFirstAt:][:first], limit: limit}
+	n, bytes := c.describeList(&t), t.bytes
+	if n == device.ResidentFirst && bytes < limit {
+		t = table{buf: e[device.ResidentMoreAt:], limit: limit - bytes}
+		n += c.describeList(&t)
+		bytes += t.bytes
+	}
+	c.listed += n
+	word(e, 1, device.ResidentCopy)
+	word(e, device.ResidentPieces, uint64(n))
+	return bytes
+}
+
+func word(e []byte, i int, v uint64) { binary.LittleEndian.PutUint64(e[8*i:], v) }
+
+// put gives the next entry, whose words are written, its number and its check. The check is stored last and in one step,
+// after what the entry points at.
+func (w *worker) put(e []byte) (seq uint64) {
+	w.posted++
+	word(e, 0, w.posted)
+	hostmem.StoreUint64(e[device.ResidentLast:], device.ResidentCheck(e))
+	return w.posted
+}
+
+// ensure makes sure that a kernel is there to take what was put, or comes when that is looked after: one that has not left
+// yet may do so without it.
+func (w *worker) ensure() error {
+	if !w.gone() && !w.failed.Load() {
+		return nil
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	if w.err == nil && w.gone() {
 		w.start()
 	}
-	return seq, w.err
+	return w.err
 }
 
-// write puts an entry into the ring. Its check is stored last and in one step, after what the entry points at. The caller
-// holds mu.
-func (w *worker) write(e *device.ResidentWords) {
-	at := residentRing + e[0]%residentDepth*device.ResidentEntryBytes
-	b := w.region.Bytes()[at : at+device.ResidentEntryBytes]
-	hostmem.StoreUint64(b[device.ResidentLast:], e.Put(b))
-	w.posted = e[0]
-}
-
-// gone reports whether no kernel runs. While mu is not held, one may be about to be launched.
+// gone reports whether no kernel runs. It stays so while the caller holds mu.
 func (w *worker) gone() bool {
 	return hostmem.LoadUint64(w.control[device.ResidentExited:]) == w.generation.Load()
 }
 
 // start launches the kernel, which is gone, and records when it ends. The caller holds mu.
 func (w *worker) start() {
-	w.generation.Add(1)
+	generation := w.generation.Add(1)
 	hostmem.StoreUint64(w.control[device.ResidentNext:], w.done()+1)
-	k := device.Kernel{Name: device.KernelResident, CTAs: 1, NArgs: 5}
+	k := device.Kernel{Name: device.KernelResident, CTAs: 1, NArgs: 6}
 	k.Args = [device.MaxKernelArgs]uint64{
-		uint64(w.region.Dev()), device.ResidentControlBytes, w.generation.Load(), uint64(w.o.Idle), uint64(w.o.Lease),
+		uint64(w.region.Dev()), device.ResidentControlBytes, generation, uint64(w.o.Idle), uint64(w.o.Lease), uint64(w.o.Polls),
 	}
 	err := w.launcher.Launch(&k)
 	if w.ended != nil {
@@ -150,8 +174,13 @@ func (w *worker) fail(err error) {
 // landed reports whether entry seq is done, and launches the kernel if it has left before that. With an error, done says
 // whether the entry will not be touched any more. driver: look also whether the kernel has died.
 func (w *worker) landed(seq uint64, driver bool) (done bool, err error) {
-	if !w.failed.Load() && w.done() >= seq {
-		return true, nil
+	if !w.failed.Load() {
+		if w.done() >= seq {
+			return true, nil
+		}
+		if !driver && !w.gone() {
+			return false, nil
+		}
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -195,7 +224,10 @@ func (w *worker) close(ctx context.Context) (failed, err error) {
 		return nil, nil
 	}
 	if !w.gone() && w.posted-w.done() < residentDepth {
-		w.write(&device.ResidentWords{w.posted + 1, device.ResidentStop})
+		e, _, _ := w.next()
+		word(e, 1, device.ResidentStop)
+		word(e, device.ResidentPieces, 0)
+		w.put(e)
 	}
 	if w.ended != nil {
 		if failed = w.ended.Wait(ctx); ctx.Err() != nil {

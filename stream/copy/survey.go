@@ -92,53 +92,60 @@ func (d *side) moves(s *Stream, e *mem.Extent) error {
 	return nil
 }
 
-// holds reports whether e, not moved, lies within the region.
+// holds reports whether e, not moved, lies within the region. Negative numbers are large ones here.
 func (d *side) holds(e *mem.Extent) bool {
-	return e.Off >= 0 && e.Len >= 0 && e.Len <= d.len && e.Off <= d.len-e.Len
+	return uint64(e.Len) <= uint64(d.len) && uint64(e.Off) <= uint64(d.len-e.Len)
 }
 
-// surveyList measures the list. ok is false where Batch.Validate will find something wrong.
+// surveyList measures the list. ok is false where Batch.Validate will find something wrong. A list of small blocks is in
+// the way of those that it is about to be faster than: its loop calls nothing while regions stay the same.
 func (s *Stream) surveyList(b *mem.Batch) (v survey, ok bool, err error) {
-	if len(b.Dst) != len(b.Src) {
+	dsts, srcs := b.Dst, b.Src
+	if len(dsts) != len(srcs) {
 		return v, false, nil
 	}
-	v.pieces = len(b.Dst)
 	var to, from side
-	for i := range b.Dst {
-		d, f := &b.Dst[i], &b.Src[i]
-		if d.Region == nil || f.Region == nil || d.Len != f.Len {
+	var bytes int64
+	copies, runs, descs, dstRuns, srcRuns := 0, 0, 0, 0, 0
+	for i := range dsts {
+		d, f := &dsts[i], &srcs[i]
+		if d.Region != to.region || f.Region != from.region || i == 0 {
+			if d.Region == nil || f.Region == nil {
+				return v, false, nil
+			}
+			if err := to.moves(s, d); err != nil {
+				return v, false, fmt.Errorf("destination %d: %w", i, err)
+			}
+			if err := from.moves(s, f); err != nil {
+				return v, false, fmt.Errorf("source %d: %w", i, err)
+			}
+		}
+		n := d.Len
+		if n != f.Len || !to.holds(d) || !from.holds(f) {
 			return v, false, nil
 		}
-		if err := to.moves(s, d); err != nil {
-			return v, false, fmt.Errorf("destination %d: %w", i, err)
-		}
-		if err := from.moves(s, f); err != nil {
-			return v, false, fmt.Errorf("source %d: %w", i, err)
-		}
-		if !to.holds(d) || !from.holds(f) {
-			return v, false, nil
-		}
-		if d.Len == 0 {
+		if n == 0 {
 			continue
 		}
-		if to.end < 0 || from.end < 0 {
+		if to.end|from.end < 0 {
 			v.ways |= wayOf(d.Region, f.Region)
 		}
-		v.copies++
-		brokenDst, brokenSrc := d.Off != to.end, f.Off != from.end
-		if brokenDst {
-			v.dstRuns++
+		if d.Off != to.end {
+			dstRuns++
+			runs++
+			if f.Off != from.end {
+				srcRuns++
+			}
+		} else if f.Off != from.end {
+			srcRuns++
+			runs++
 		}
-		if brokenSrc {
-			v.srcRuns++
-		}
-		if brokenDst || brokenSrc {
-			v.runs++
-		}
-		to.end, from.end = d.Off+d.Len, f.Off+f.Len
-		v.descs += int(ceilDiv(d.Len, device.PieceBytes))
-		v.bytes += d.Len
+		to.end, from.end = d.Off+n, f.Off+n
+		copies++
+		descs += int(uint64(n+device.PieceBytes-1) / device.PieceBytes)
+		bytes += n
 	}
+	v.pieces, v.copies, v.runs, v.descs, v.bytes, v.dstRuns, v.srcRuns = len(dsts), copies, runs, descs, bytes, dstRuns, srcRuns
 	return v, true, nil
 }
 

@@ -194,15 +194,16 @@ template <class Source> struct Groups {
     }
 };
 
-// copy_all copies what source says, N accesses a lane at a time, and with SUMS makes the sums of the leaves.
-template <bool SUMS, u32 N, class Source> DEVICE void copy_all(const Source &source, u64 count, const Team &team) {
+// copy_all copies what source says, N accesses a lane at a time, PACK where pieces are packed, and with SUMS makes the sums of
+// the leaves.
+template <bool SUMS, u32 N, u32 PACK = N, class Source> DEVICE void copy_all(const Source &source, u64 count, const Team &team) {
     Groups<Source> groups(source, count, team);
     const u32 lane = groups.lane;
     Piece mine;
     for (u32 here; (here = groups.advance(mine)) != 0;) {
         const u64 n = shuffle(mine.n, 0);
-        if (!SUMS && here > 1 && n != 0 && n < N * LANES * 16 && all_lanes(lane >= here || (mine.n == n && mine.aligned()))) {
-            copy_packed<N>(mine, here, (u32)n / 16, lane);
+        if (!SUMS && here > 1 && n != 0 && n < PACK * LANES * 16 && all_lanes(lane >= here || (mine.n == n && mine.aligned()))) {
+            copy_packed<PACK>(mine, here, (u32)n / 16, lane);
             continue;
         }
         for (u32 j = 0; j < here; j++) {

@@ -20,9 +20,10 @@
 //
 //   - A dump's checksums are those of the bytes that the copier read from the pages. If they change on their way to the slot,
 //     the slot does not agree with its own header: the tier below refuses it, and the dump says so; without one, the first
-//     load finds it.
+//     load finds it. Where the way leads through staging memory, it begins with what the gathering kernel has read.
 //   - A load's header (key, identity, layout) is verified before the copy, its shards after it, by the sums of the bytes that
-//     the copier wrote to the pages. So damage that is done to the slot at rest is found, and damage done on the way.
+//     the copier wrote to the pages. So damage that is done to the slot at rest is found, and damage done on the way, on the
+//     bus and in staging memory.
 //     Until then no block is reported good, nor any shard of it (WaitShard). If a copy fails its check, the CPU verifies the
 //     slot. A wrong slot is dropped and read anew from below. A right one means that the transfer was wrong, which is counted
 //     apart (Stats.BadCopies, Hooks.BadCopy). Either way the block is copied again, at most three times in all, and only

@@ -34,7 +34,7 @@ type geometry struct {
 func TestSumsOfAnyGeometry(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(24) {
-		for _, path := range []stream.Path{stream.PathKernel, stream.PathKernelBulk} {
+		for _, path := range []stream.Path{stream.PathKernel, stream.PathKernelBulk, stream.PathStaged} {
 			t.Run(fmt.Sprintf("%v/seed=%d", path, seed), func(t *testing.T) {
 				t.Parallel()
 				newGeometry(t, seed, path).check(seed%2 == 0)
@@ -67,7 +67,7 @@ func newGeometry(t *testing.T, seed uint64, path stream.Path) *geometry {
 	g.must(err)
 	descriptors := 256 << g.rng.IntN(4)
 	open := func() (stream.Stream, error) {
-		return streamcopy.Open(g.dev, streamcopy.Options{Path: path, Descriptors: descriptors})
+		return streamcopy.Open(g.dev, streamcopy.Options{Path: path, Descriptors: descriptors, StagingBytes: 128 << 10})
 	}
 	g.st, err = store.Open(store.Config{
 		Format: g.format, Cache: g.cache, OpenLoad: open, OpenDump: open, GroupBytes: (1 + g.rng.Int64N(3)) * l.ImageBytes(),

@@ -171,7 +171,7 @@ func (r *rig) openStore() {
 
 func (r *rig) opener(wrap func(stream.Stream) stream.Stream) func() (stream.Stream, error) {
 	return func() (stream.Stream, error) {
-		st, err := streamcopy.Open(r.dev, streamcopy.Options{Path: r.o.path, QueueDepth: 64, Descriptors: 1024})
+		st, err := streamcopy.Open(r.dev, streamcopy.Options{Path: r.o.path, QueueDepth: 64, Descriptors: 1024, StagingBytes: 1 << 20})
 		if err != nil {
 			return nil, err
 		}

@@ -121,7 +121,15 @@ func (w way) String() string {
 }
 
 // summing holds the ways by which every byte is summed on its way.
-var summing = []way{{stream.PathKernel, 0}, {stream.PathKernelBulk, 0}, {stream.PathKernel, 1}}
+var summing = []way{{stream.PathKernel, 0}, {stream.PathKernelBulk, 0}, {stream.PathStaged, 0}, {stream.PathKernel, 1}}
+
+// crossing is the operation that takes bytes over the bus.
+func (w way) crossing() string {
+	if w.path == stream.PathStaged {
+		return sim.OpCopy
+	}
+	return sim.OpLaunch
+}
 
 // TestCorruptTransferToPagesIsMadeAgain damages the Nth copy to pages, for every N: the load finds it, makes the copy
 // again, and blames no tier.
@@ -230,7 +238,7 @@ func corruptDump(t *testing.T, w way, layerwise, files bool, n int) bool {
 	for i, k := range ns {
 		r.fill(uint32(i), k)
 	}
-	r.plan.Add(fault.Nth(sim.OpLaunch, int(r.plan.Seen(sim.OpLaunch))+n).Corrupt())
+	r.plan.Add(fault.Nth(w.crossing(), int(r.plan.Seen(w.crossing()))+n).Corrupt())
 	d, err := r.st.Dump(r.ctx(), r.pages, r.refs(0, ns...), store.DumpOptions{Layerwise: layerwise})
 	r.must(err)
 	for i := range r.o.shards {
@@ -241,6 +249,9 @@ func corruptDump(t *testing.T, w way, layerwise, files bool, n int) bool {
 	r.resolved(d.Done())
 	hit := r.plan.Injected() > 0
 	r.plan.Clear()
+	if p := r.st.Stats().DumpPaths[0]; p.Summed != p.Bytes || n == 0 && !hit {
+		t.Fatalf("%d of %d bytes were summed, a copy was damaged: %v; the test does not test", p.Summed, p.Bytes, hit)
+	}
 	var bad []error
 	for i, err := range r.load(store.LoadOptions{}, ns...) { // checks the pages of those that it says it loaded
 		dumped := d.Errs()[i]

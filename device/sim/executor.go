@@ -107,7 +107,8 @@ func (x *executor) fill(p piece, v byte) error {
 }
 
 // corrupt flips a bit of one byte that o has written, as damage on the bus would. A kernel that sums what arrives on the
-// device sums the damaged byte; what goes to the host is damaged after it was summed.
+// device sums the damaged byte; what goes to the host is damaged after it was summed. Within the device there is no bus: there
+// the kernel has read the byte wrong, and sums what it read.
 func (x *executor) corrupt(o *op) error {
 	r := o.fault.Rand
 	p := o.one[0]

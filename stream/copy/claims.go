@@ -1,7 +1,5 @@
 package copy
 
-import "github.com/kvlane/kvlane/mem"
-
 // claims is what the batches of one chunk write. All pieces of a chunk are written at once, in no order, so those of two
 // batches that write the same bytes must not be in one: the stream keeps batches in order.
 //
@@ -43,11 +41,10 @@ func (c *claims) begin() {
 	c.taken = 0
 }
 
-// claim notes that a batch, numbered from 1, writes e. It returns false if another one may do so too, or if there is no
-// room to tell; the chunk must end before e then.
-func (c *claims) claim(e mem.Extent, batch uint32) bool {
-	at, end := uint64(e.Dev()), uint64(e.Dev())+uint64(e.Len)
-	for at < end {
+// claim notes that a batch, numbered from 1, writes the n bytes at that device address. It returns false if another one may
+// do so too, or if there is no room to tell; the chunk must end before them then.
+func (c *claims) claim(at, n uint64, batch uint32) bool {
+	for end := at + n; at < end; {
 		next := min((at>>granuleShift+1)<<granuleShift, end)
 		if !c.claimGranule(at>>granuleShift, uint32(at%granuleBytes), uint32(next-1)%granuleBytes+1, batch) {
 			return false

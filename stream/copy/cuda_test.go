@@ -106,7 +106,13 @@ func BenchmarkCUDA(b *testing.B) {
 	for _, dir := range []mem.Direction{mem.ToSlots, mem.ToPages} {
 		paged := benchPaged(host, gpu, 64, 256, 4<<10)
 		paged.Paged.Dir = dir
-		benchCUDA(b, dev, "paged/4KiB/16384/"+dir.String(), stream.PathKernel, paged, 1)
+		summed := benchPaged(host, gpu, 64, 256, mem.LeafBytes)
+		summed.Paged.Dir, summed.Paged.Sums = dir, make([]uint64, 64*256)
+		for _, path := range []stream.Path{stream.PathKernel, stream.PathStaged} {
+			// One after another: the batch's sums belong to the stream until it has resolved.
+			benchCUDA(b, dev, fmt.Sprintf("paged/%s/4KiB/16384/%s", path, dir), path, paged, 1)
+			benchCUDA(b, dev, fmt.Sprintf("paged/%s/4KiB/16384/%s with sums", path, dir), path, summed, 1)
+		}
 	}
 }
 

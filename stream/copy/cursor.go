@@ -2,16 +2,16 @@ package copy
 
 import "github.com/kvlane/kvlane/mem"
 
-// cursor is how far a batch has been issued. Kernels that read the batch's own form move it by descriptors, engines by
-// runs, the staged path by pieces; one batch takes one path.
+// cursor is how far a batch has been issued. Kernels move it by descriptors, engines by runs, the staged path by pieces; one
+// batch takes one path.
 type cursor struct {
 	batch *mem.Batch
-	// The list: copy i, from byte off on (descriptors only).
+	// The list: copy i, from byte off on (not of runs).
 	i      int
 	off    int64
 	listed int // descriptors written so far
-	// The Paged: the next plane and pair of a group, how many planes this pass over the pairs is of, and the first of
-	// the group's sums (the last two with descriptors only).
+	// The Paged: the next plane and pair of a group, and of pieces, from byte off on. Of descriptors: how many planes this
+	// pass over the pairs is of. sums is the first sum of the group; of pieces, the next.
 	group, plane, pair int
 	planes             int
 	sums               int
@@ -19,7 +19,7 @@ type cursor struct {
 	dst, src mem.Extent
 	ahead    bool
 	ended    bool // nothing is left behind rest
-	// What is left of the run or the piece that was cut last.
+	// What is left of the run that was cut last.
 	restDst, restSrc mem.Extent
 }
 
@@ -33,34 +33,16 @@ func (c *cursor) run(limit int64) (dst, src mem.Extent, ok bool) {
 		}
 		c.restDst, c.restSrc = d, f
 	}
-	dst, src = c.cut(limit)
-	return dst, src, true
-}
-
-// over reports whether run or part has returned all.
-func (c *cursor) over() bool { return c.ended && c.restDst.Len == 0 }
-
-// cut takes up to limit bytes off rest.
-func (c *cursor) cut(limit int64) (dst, src mem.Extent) {
 	dst, src = c.restDst, c.restSrc
 	n := min(limit, dst.Len)
 	dst.Len, src.Len = n, n
 	c.restDst.Off, c.restDst.Len = c.restDst.Off+n, c.restDst.Len-n
 	c.restSrc.Off, c.restSrc.Len = c.restSrc.Off+n, c.restSrc.Len-n
-	return dst, src
+	return dst, src, true
 }
 
-// peek returns what is left of the current piece, or the next one that has bytes. ok is false when there are none left.
-func (c *cursor) peek() (dst, src mem.Extent, ok bool) {
-	for c.restDst.Len == 0 {
-		var more bool
-		if c.restDst, c.restSrc, more = c.piece(); !more {
-			c.ended = true
-			return dst, src, false
-		}
-	}
-	return c.restDst, c.restSrc, true
-}
+// over reports whether run has returned all.
+func (c *cursor) over() bool { return c.ended && c.restDst.Len == 0 }
 
 // merge returns the next run. ended is set when this was the last.
 func (c *cursor) merge() (dst, src mem.Extent, ok bool) {

@@ -107,6 +107,50 @@ func (c *cursor) describeList(t *table) int {
 	return (len(t.buf) - len(buf)) / device.CopyDescBytes
 }
 
+// describePieces writes as much of the batch as fits, of list and Paged, in pieces of device.PieceBytes, and returns the
+// number of pieces.
+func (c *cursor) describePieces(t *table) int {
+	if c.i < len(c.batch.Dst) {
+		n := c.describeList(t)
+		c.listed += n
+		return n
+	}
+	n, bytes, limit := 0, int64(0), min(t.limit, t.aim)
+	for buf := t.buf; len(buf) >= device.CopyDescBytes && bytes < limit && !c.described(); {
+		p := c.batch.Paged
+		g := &p.Groups[c.group]
+		pl, pair := &g.Planes[c.plane], g.Pairs[c.pair]
+		dst, src := g.Slots.At(pair.Slot).Sub(pl.SlotOff+c.off, pl.Bytes-c.off), pl.Page(pair.Page).Sub(c.off, pl.Bytes-c.off)
+		if p.Dir == mem.ToPages {
+			dst, src = src, dst
+		}
+		piece := min(dst.Len, device.PieceBytes)
+		if piece > 0 {
+			putCopy(buf, uint64(dst.Dev()), uint64(src.Dev()), uint64(piece))
+			buf, bytes, n = buf[device.CopyDescBytes:], bytes+piece, n+1
+		}
+		c.advance(g, piece)
+	}
+	t.bytes = bytes
+	return n
+}
+
+// advance moves on by so many bytes of the current plane of the current pair.
+func (c *cursor) advance(g *mem.PageGroup, n int64) {
+	if c.off += n; c.off < g.Planes[c.plane].Bytes {
+		return
+	}
+	c.off = 0
+	if c.plane++; c.plane < len(g.Planes) {
+		return
+	}
+	c.plane = 0
+	if c.pair++; c.pair < len(g.Pairs) {
+		return
+	}
+	c.pair, c.group = 0, c.group+1
+}
+
 // putCopy writes a descriptor of device.KernelCopyList.
 func putCopy(buf []byte, to, from, bytes uint64) {
 	d := buf[:device.CopyDescBytes]

@@ -188,9 +188,9 @@ func (r *resident) step(o *op, _ span, it *item) (done bool, err error) {
 	if r.wide {
 		share = max(ceilDiv(o.stats.bytes, int64(n)), device.PieceBytes)
 	}
-	// A worker reads its entry at once, and a table only after that: the pieces of a small list go into the entries. One of
+	// A worker reads its entry at once, and a table only after that: the pieces of a small batch go into the entries. One of
 	// many small pieces would take many entries, each with its own way to the device and back.
-	inline := o.stats.descs <= n*device.ResidentInline
+	inline := o.stats.descs+o.stats.paged <= n*device.ResidentInline
 	e := &landing{}
 	it.apart, it.calls, it.event = true, 1, e
 	for _, w := range workers {

@@ -76,7 +76,7 @@ func (w *worker) next() (entry, table []byte, tableDev uint64) {
 }
 
 // post writes an entry for as much of c as fits and is about so many bytes, none if nothing is left, and makes sure that a
-// kernel is there to take it. inline: a list goes into the entry itself, which costs the kernel a read less. After an error
+// kernel is there to take it. inline: what is copied is written into the entry itself, which costs the kernel a read less. After an error
 // the entry may have been taken, and landed tells when nothing is touched any more. Of whoever issues.
 func (w *worker) post(c *cursor, limit int64, inline bool) (seq uint64, bytes int64, err error) {
 	e, buf, dev := w.next()
@@ -85,7 +85,7 @@ func (w *worker) post(c *cursor, limit int64, inline bool) (seq uint64, bytes in
 			return w.put(e), bytes, w.ensure()
 		}
 	}
-	t := table{names: plainNames, buf: buf, dev: dev, limit: limit}
+	t := table{names: plainNames, buf: buf, dev: dev, limit: limit, aim: limit}
 	if c.describe(&t, &w.launch) == 0 {
 		return w.posted, 0, nil
 	}
@@ -101,17 +101,16 @@ func (w *worker) post(c *cursor, limit int64, inline bool) (seq uint64, bytes in
 	return w.put(e), t.bytes, w.ensure()
 }
 
-// inEntry describes a list in the entry e, as much as fits and is about so many bytes, and returns how many it is.
+// inEntry describes the batch in the entry e, as much as fits and is about so many bytes, and returns how many it is.
 func inEntry(e []byte, c *cursor, limit int64) int64 {
 	const first = device.ResidentFirst * device.CopyDescBytes
-	t := table{buf: e[device.ResidentFirstAt:][:first], limit: limit}
-	n, bytes := c.describeList(&t), t.bytes
+	t := table{buf: e[device.ResidentFirstAt:][:first], limit: limit, aim: limit}
+	n, bytes := c.describePieces(&t), t.bytes
 	if n == device.ResidentFirst && bytes < limit {
-		t = table{buf: e[device.ResidentMoreAt:], limit: limit - bytes}
-		n += c.describeList(&t)
+		t = table{buf: e[device.ResidentMoreAt:], limit: limit - bytes, aim: limit - bytes}
+		n += c.describePieces(&t)
 		bytes += t.bytes
 	}
-	c.listed += n
 	word(e, 1, device.ResidentCopy)
 	word(e, device.ResidentPieces, uint64(n))
 	return bytes

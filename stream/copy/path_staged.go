@@ -25,6 +25,8 @@ const (
 //	to host:    kernel gathers -> event -> engine copies
 //	to device:  engine copies -> event -> kernel scatters
 //
+// Where the batch asks for sums, the kernel makes them, of what it gathers or scatters: each leaf is a piece.
+//
 // The kernel runs on the stream's queue and the engine on one of the path's own, so that a chunk is gathered while the one
 // before it crosses the bus. Under the background policy a chunk is as large as the planner says and may be of several
 // batches (see room). All touching of the batch's device memory is on the first queue and all touching of its host
@@ -35,6 +37,7 @@ type staged struct {
 	launcher device.Launcher
 	aux      device.Queue
 	batcher  device.BatchCopier // aux, if it can; else nil
+	summing  bool               // the device has the kernel for sums
 	area     *mem.Region
 	launch   device.Kernel
 	chunk    chunk // that is put together
@@ -51,6 +54,7 @@ func (p *staged) available() error {
 	if p.launcher == nil {
 		return fmt.Errorf("it runs no kernels: %w", errdefs.ErrNotSupported)
 	}
+	p.summing = hasKernel(p.launcher, device.KernelCopyListSum)
 	return nil
 }
 
@@ -77,7 +81,7 @@ func (p *staged) prepare() (err error) {
 		p.chunk.host, p.chunk.part = make([]mem.Extent, p.mostRuns()), make([]mem.Extent, p.mostRuns())
 	}
 	if p.area == nil {
-		bytes := int64(align(uint64(p.s.opts.StagingBytes), 4*tableAlign))
+		bytes := p.areaBytes()
 		if p.area, err = p.s.dev.Alloc(bytes, device.AllocOptions{}); err != nil {
 			return fmt.Errorf("allocate %d bytes for staging: %w", bytes, err)
 		}
@@ -88,16 +92,30 @@ func (p *staged) prepare() (err error) {
 	return nil
 }
 
+func (p *staged) areaBytes() int64 { return int64(align(uint64(p.s.opts.StagingBytes), 4*tableAlign)) }
+
+// sums reports whether the path fills the sums that a batch asks for: as long as a leaf fits into a chunk.
+func (p *staged) sums(o *op) bool {
+	g := o.batch.Paged
+	return p.summing && g != nil && len(g.Sums) > 0 && newPositions(p.areaBytes()).maxChunk >= mem.LeafBytes
+}
+
 // step issues a chunk: of o, and of the batches behind it if the planner asked for chunks of some size.
 func (p *staged) step(o *op, sp span, it *item) (done bool, err error) {
-	it.ringEnd = sp.end - uint64(len(sp.buf))
 	c := &p.chunk
-	c.begin(p.area, sp, o.gathers() && uint64(o.stats.bytes-o.sent) < sp.stage.bytes)
+	c.begin(p.area, o, sp, o.gathers() && uint64(o.stats.bytes-o.sent) < sp.stage.bytes)
 	it.bytes = c.add(o)
 	p.join(o)
+	c.endRun()
 	p.launch = device.Kernel{Name: device.KernelCopyList, CTAs: bound(p.ctas(o), c.descs), NArgs: 2}
 	p.launch.Args[0], p.launch.Args[1] = sp.dev, uint64(c.descs)
-	it.ringEnd += align(uint64(c.descs)*device.CopyDescBytes, tableAlign)
+	at := sp.end - uint64(len(sp.buf))
+	if c.summed {
+		sums := descSpace(c.descs, false)
+		p.launch.Name, p.launch.NArgs, p.launch.Args[2] = device.KernelCopyListSum, 3, sp.dev+sums
+		it.sums = c.sumsAt(at + sums)
+	}
+	it.ringEnd = at + descSpace(c.descs, c.summed)
 	it.stageEnd = sp.stage.end
 
 	it.calls = p.calls() - 1
@@ -113,7 +131,7 @@ func (p *staged) step(o *op, sp span, it *item) (done bool, err error) {
 		return true, err
 	}
 	it.event = events
-	return o.at.over(), err
+	return o.at.described(), err
 }
 
 func (p *staged) ctas(o *op) int {

@@ -16,10 +16,6 @@ const (
 	stagedAhead = 2
 )
 
-// stageAlign is what the start of a run in staging memory is aligned to, but for what the pages' own addresses have over it:
-// kernels copy 16 bytes at a time where both sides allow.
-const stageAlign = 16
-
 // stageSpan is staging memory that a step may fill: room bytes of it with gaps, bytes without.
 type stageSpan struct {
 	at, bytes, room uint64
@@ -42,6 +38,9 @@ func (p *staged) room(o *op) (span, bool) {
 	runs := p.mostRuns()
 	if o.gathers() {
 		full := min(uint64(o.choice.ChunkBytes), p.s.staging.maxChunk)
+		if o.summed { // a chunk has room for a leaf, whatever was planned: see sums
+			full = max(full, mem.LeafBytes)
+		}
 		if chunk = p.queued(o, full); chunk < full && p.s.chunks >= stagedAhead {
 			return span{}, false
 		}
@@ -54,9 +53,11 @@ func (p *staged) room(o *op) (span, bool) {
 	if !ok {
 		return span{}, false
 	}
-	average := max(o.stats.bytes/int64(o.stats.copies), 1)
-	descs := chunk/min(uint64(average), device.PieceBytes)*5/4 + 64
-	sp, ok := p.s.ring.reserve(descs * device.CopyDescBytes)
+	piece := min(max(uint64(o.stats.bytes)/uint64(o.stats.copies), 1), device.PieceBytes)
+	if o.summed {
+		piece = min(piece, mem.LeafBytes)
+	}
+	sp, ok := p.s.ring.reserve(descSpace(int(chunk/piece*5/4+64), o.summed))
 	sp.stage = stageSpan{at: at, bytes: min(chunk, room), room: room, end: end}
 	return sp, ok
 }
@@ -71,9 +72,9 @@ func (p *staged) queued(o *op, most uint64) uint64 {
 	return min(bytes, most)
 }
 
-// shares reports whether o may be in a chunk that begins with first.
+// shares reports whether o may be in a chunk that begins with first: one kernel does it all.
 func (o *op) shares(first *op) bool {
-	return o.gathers() && o.stats.ways == first.stats.ways && !o.canceled.Load()
+	return o.gathers() && o.stats.ways == first.stats.ways && o.summed == first.summed && !o.canceled.Load()
 }
 
 // join fills up the chunk that begins with first, which is the backlog's head, with batches behind it.
@@ -81,7 +82,7 @@ func (p *staged) join(first *op) {
 	if !p.chunk.shared {
 		return
 	}
-	for last := first; last.at.over() && p.chunk.left() > 0; {
+	for last := first; last.at.described() && p.chunk.left() > 0; {
 		next := p.s.joins(first, last)
 		if next == nil {
 			return
@@ -90,7 +91,7 @@ func (p *staged) join(first *op) {
 		if bytes == 0 {
 			return
 		}
-		p.s.joined = append(p.s.joined, item{op: next, bytes: bytes, last: next.at.over()})
+		p.s.joined = append(p.s.joined, item{op: next, bytes: bytes, last: next.at.described()})
 		last = next
 	}
 }
@@ -108,97 +109,4 @@ func (s *Stream) joins(first, last *op) *op {
 		return nil
 	}
 	return next
-}
-
-// chunk is what one step of the staged path carries.
-type chunk struct {
-	area  *mem.Region
-	stage stageSpan
-	buf   []byte // for descriptors
-	descs int
-	used  uint64 // of staging memory, with gaps
-	bytes uint64 // without
-	// host and part are where the runs lie in host and in staging memory. hostEnd, of no bytes, is where a neighbour of the
-	// last would start.
-	host, part []mem.Extent
-	runs       int
-	hostEnd    mem.Extent
-	// batches is how many the chunk is of; shared says that there may be several, and written what they write.
-	batches uint32
-	shared  bool
-	written claims
-	full    bool
-}
-
-// begin empties the chunk.
-func (c *chunk) begin(area *mem.Region, sp span, shared bool) {
-	*c = chunk{area: area, stage: sp.stage, buf: sp.buf, host: c.host, part: c.part, shared: shared, written: c.written}
-	if shared {
-		c.written.begin()
-	}
-}
-
-// left returns how many bytes the chunk still takes, if they are not scattered too much.
-func (c *chunk) left() uint64 {
-	if c.full || len(c.buf) < device.CopyDescBytes || c.used >= c.stage.room {
-		return 0
-	}
-	return min(c.stage.bytes-c.bytes, c.stage.room-c.used)
-}
-
-// add describes as much of o as fits, and returns how many bytes that is.
-func (c *chunk) add(o *op) (bytes int64) {
-	toHost := o.stats.ways == wayD2H
-	c.batches++
-	for c.left() > 0 {
-		dst, src, ok := o.at.peek()
-		if !ok {
-			break
-		}
-		host, page := src, dst
-		if toHost {
-			host, page = dst, src
-		}
-		if !c.follow(host, page) {
-			break
-		}
-		n := min(page.Len, device.PieceBytes, int64(c.left()))
-		dst.Len = n
-		if c.shared && !c.written.claim(dst, c.batches) {
-			c.full = true
-			break
-		}
-		o.at.cut(n)
-		to, from := uint64(page.Dev()), uint64(c.area.Dev())+c.stage.at+c.used
-		if toHost {
-			to, from = from, to
-		}
-		putCopy(c.buf, to, from, uint64(n))
-		c.buf = c.buf[device.CopyDescBytes:]
-		c.descs++
-		c.host[c.runs-1].Len += n
-		c.part[c.runs-1].Len += n
-		c.hostEnd = mem.Extent{Region: host.Region, Off: host.Off + n}
-		c.used += uint64(n)
-		c.bytes += uint64(n)
-		bytes += n
-	}
-	o.at.peek() // so that over tells
-	return bytes
-}
-
-// follow lets the next piece be of the last run, or begins another. It returns false where no more runs fit.
-func (c *chunk) follow(host, page mem.Extent) bool {
-	if c.runs > 0 && follows(c.hostEnd, host) {
-		return true
-	}
-	start := align(c.used, stageAlign) + uint64(page.Dev())%stageAlign
-	if c.runs == len(c.host) || start >= c.stage.room {
-		return false
-	}
-	c.used = start
-	c.host[c.runs] = mem.Extent{Region: host.Region, Off: host.Off}
-	c.part[c.runs] = mem.Extent{Region: c.area, Off: int64(c.stage.at + c.used)}
-	c.runs++
-	return true
 }

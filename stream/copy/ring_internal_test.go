@@ -61,3 +61,15 @@ func TestRing(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestDescSpace: as many descriptors as a span takes fit into it, with their sums, and hardly any more would.
+func TestDescSpace(t *testing.T) {
+	for _, summed := range []bool{false, true} {
+		for bytes := uint64(tableAlign); bytes < 4096; bytes += tableAlign {
+			n := mostDescs(int(bytes), summed)
+			if descSpace(n, summed) > bytes || descSpace(n+4, summed) <= bytes {
+				t.Errorf("summed %t: %d descriptors of %d bytes in a span of %d", summed, n, descSpace(n, summed), bytes)
+			}
+		}
+	}
+}

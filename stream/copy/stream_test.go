@@ -56,13 +56,13 @@ func env(tb testing.TB, dev device.Device, o streamcopy.Options) streamtest.Env 
 			return open(tb, dev, o)
 		},
 		A: streamtest.Pinned(dev), B: streamtest.DeviceMemory(dev), Path: o.Path,
-		Sums: sums[o.Path], Unreachable: pageable(tb),
+		Sums: sums, Unreachable: pageable(tb),
 	}
 }
 
-// sums are the options under which a stream must fill mem.Paged.Sums where it is asked to.
+// sums are the paths by which a stream must fill mem.Paged.Sums where it is asked to.
 var sums = map[stream.Path]bool{
-	stream.PathKernel: true, stream.PathKernelBulk: true, stream.PathPeerKernel: true,
+	stream.PathKernel: true, stream.PathKernelBulk: true, stream.PathStaged: true, stream.PathPeerKernel: true,
 }
 
 func open(tb testing.TB, dev device.Device, o streamcopy.Options) *streamcopy.Stream {

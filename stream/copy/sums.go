@@ -13,8 +13,8 @@ const sumBytes = 8
 // sumRows is where a launch leaves its sums: one row a pair, of words for the planes of the launch. They wait in the ring
 // until the step's event is done, and go to mem.Paged.Sums then: kernels write pinned memory, and Sums is the caller's.
 type sumRows struct {
-	at          uint64 // position in the ring
-	to          int    // index in Sums of the first row
+	at          uint64   // position in the ring
+	to          []uint64 // Sums from the first row on
 	rows, words int
 	stride      int // words from row to row of Sums
 }
@@ -32,7 +32,7 @@ func leavesOf(planes []mem.Plane) int {
 func (c *cursor) rows(g *mem.PageGroup, words, n int, at uint64) sumRows {
 	stride := leavesOf(g.Planes)
 	return sumRows{
-		at: at, to: c.sums + c.pair*stride + leavesOf(g.Planes[:c.plane]),
+		at: at, to: c.batch.Paged.Sums[c.sums+c.pair*stride+leavesOf(g.Planes[:c.plane]):],
 		rows: n, words: words, stride: stride,
 	}
 }
@@ -58,21 +58,26 @@ func sumsFit(p *mem.Paged, span uint64) bool {
 	return true
 }
 
-// collect copies the sums of a step that is done to where the batch wants them.
+// collect copies the sums of a step that is done to where the batches want them: those that share a staged chunk too, which
+// resolve after it.
 func (s *Stream) collect(it *item) {
-	if len(it.sums) == 0 {
-		return
-	}
-	sums := it.op.batch.Paged.Sums
 	for i := range it.sums {
 		r := &it.sums[i]
+		if r.words == r.stride { // the rows follow each other on both sides
+			r.words, r.rows = r.rows*r.words, 1
+		}
 		from := s.ring.region.Bytes()[r.at%s.ring.size:]
 		for row := range r.rows {
-			to := sums[r.to+row*r.stride:][:r.words]
-			for j := range to {
-				to[j] = binary.LittleEndian.Uint64(from)
-				from = from[sumBytes:]
-			}
+			from = readWords(r.to[row*r.stride:][:r.words], from)
 		}
 	}
+}
+
+// readWords fills to with what kernels wrote, and returns what follows.
+func readWords(to []uint64, from []byte) []byte {
+	words := from[:len(to)*sumBytes]
+	for i := range to {
+		to[i] = binary.LittleEndian.Uint64(words[i*sumBytes:])
+	}
+	return from[len(words):]
 }

@@ -15,6 +15,7 @@ type survey struct {
 	copies int // pieces that have bytes
 	runs   int // copies left after merging neighbours of the list; of a Paged, its copies
 	descs  int // descriptors of device.PieceBytes at most that the list needs
+	paged  int // descriptors that the Paged would need as a list
 	// dstRuns and srcRuns are the unbroken spans of either side. Of a Paged, the side of its slots is looked at, the side
 	// of its pages taken for scattered.
 	dstRuns, srcRuns int
@@ -177,6 +178,7 @@ func (s *Stream) surveyPaged(p *mem.Paged, v *survey) error {
 				v.runs += len(g.Pairs)
 			}
 			v.copies += len(g.Pairs)
+			v.paged += len(g.Pairs) * int(ceilDiv(n, device.PieceBytes))
 			if p.Dir == mem.ToSlots {
 				v.ways |= wayOf(g.Slots.Region, g.Planes[j].Region)
 				v.srcRuns += len(g.Pairs)

@@ -19,8 +19,8 @@ type Env struct {
 	A, B Memory
 	// Path is what every batch that moves bytes must report; PathNone where the stream chooses.
 	Path stream.Path
-	// Sums says that the stream must fill mem.Paged.Sums; otherwise it may.
-	Sums bool
+	// Sums holds the paths by which the stream must fill mem.Paged.Sums; by others it may.
+	Sums map[stream.Path]bool
 	// Unreachable is a region that the stream must refuse; nil where it reaches all memory.
 	Unreachable *mem.Region
 	// Plan makes work below the stream fail and stall; nil where nothing can. It counts under the name Work whatever

@@ -8,9 +8,7 @@ import (
 // KernelResident stays on its thread blocks and takes work from rings in pinned memory, so that a copy costs neither a
 // launch nor a synchronise. Args: [0] address of worker 0's control block, aligned to ResidentLine; [1] bytes from one
 // worker's control block to the next, a multiple of ResidentLine; [2] generation, not zero and never used before on these
-// control blocks; [3] idle limit and [4] lease, in nanoseconds; [5] polls of a worker that are on their way at a time, 1 to
-// ResidentPolls, and the nearest of these where it is another number: more of them see an entry sooner, and use more of
-// the bus while there is none.
+// control blocks; [3] idle limit and [4] lease, in nanoseconds.
 //
 // Each of the launch's CTAs is a worker of its own: worker w reads the control block at Args[0] + w*Args[1]. Workers know
 // nothing of each other; whoever wants two of them to share a batch gives each a part.
@@ -52,7 +50,6 @@ const (
 	ResidentEntryBytes   = 512
 	ResidentEntryWords   = ResidentEntryBytes / 8
 	ResidentLast         = ResidentLine - 8 // the byte at which an entry's check is, which is stored last
-	ResidentPolls        = 4
 
 	ResidentNext   = 0
 	ResidentRing   = 8

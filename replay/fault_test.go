@@ -12,6 +12,7 @@ import (
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/stream"
 	"github.com/kvlane/kvlane/tier/file"
 	"github.com/kvlane/kvlane/tier/file/faultfs"
 )
@@ -87,8 +88,11 @@ func TestNoFailureOfTheDeviceGoesUnreported(t *testing.T) {
 			for n := 0; ; n++ {
 				plan := fault.New(1)
 				o := rigOptions{geometry: layered, slots: 16, sim: sim.Options{Faults: plan}}
-				if op == sim.OpCallCopy { // which is how devices without kernels copy
+				switch op {
+				case sim.OpCallCopy: // which is how devices without kernels copy
 					o.device = func(d device.Device) device.Device { return plainDevice{d} }
+				case sim.OpEntry: // which few batches on their own are worth
+					o.streams.Path = stream.PathResident
 				}
 				r := newRig(t, o)
 				plan.Add(fault.Nth(op, int(plan.Seen(op))+n).Fail(nil))

@@ -45,6 +45,7 @@ type rigOptions struct {
 	dir      string // of the file tier; empty: there is none
 	fs       file.FS
 	device   func(device.Device) device.Device // wraps the device
+	streams  streamcopy.Options
 }
 
 func newRig(tb testing.TB, o rigOptions) *rig {
@@ -79,7 +80,7 @@ func newRig(tb testing.TB, o rigOptions) *rig {
 		tb.Cleanup(func() { must(f.Close()) })
 		lower = append(lower, f)
 	}
-	open := func() (stream.Stream, error) { return streamcopy.Open(dev, streamcopy.Options{}) }
+	open := func() (stream.Stream, error) { return streamcopy.Open(dev, o.streams) }
 	s, err := store.Open(store.Config{Format: format, Cache: c, Next: lower, OpenLoad: open, OpenDump: open})
 	must(err)
 	tb.Cleanup(func() { must(s.Close(context.WithoutCancel(tb.Context()))) })

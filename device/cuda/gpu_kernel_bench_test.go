@@ -179,7 +179,7 @@ func BenchmarkGPUResident(b *testing.B) {
 				}
 			}
 		}
-		launch := device.Kernel{Name: device.KernelResident, CTAs: workers, NArgs: 6}
+		launch := device.Kernel{Name: device.KernelResident, CTAs: workers, NArgs: 5}
 		launch.Args = [device.MaxKernelArgs]uint64{uint64(control.Dev()), device.ResidentControlBytes, generation, uint64(5 * time.Second), uint64(2 * time.Minute), 2}
 		k.must(l.Launch(&launch))
 		for _, way := range ways {

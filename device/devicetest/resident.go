@@ -47,12 +47,11 @@ func (r *resident) done(w int) uint64 { return hostmem.LoadUint64(r.word(w, devi
 func (r *resident) launch(t *testing.T, idle, lease time.Duration) {
 	t.Helper()
 	r.generation++
-	polls := (r.generation + 1) % (device.ResidentPolls + 2) // also fewer than there may be, and more
 	for w := range r.next {
 		hostmem.StoreUint64(r.word(w, device.ResidentNext), r.done(w)+1)
 	}
 	must(t, r.q.Launch(kernel(device.KernelResident, len(r.next), uint64(r.control.Dev()), device.ResidentControlBytes,
-		r.generation, uint64(idle), uint64(lease), polls)))
+		r.generation, uint64(idle), uint64(lease))))
 }
 
 // put writes worker w's next entry.

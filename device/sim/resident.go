@@ -12,7 +12,7 @@ import (
 
 // resident is device.KernelResident. It does not run as the others do, to its end under space.mu, but step by step.
 var resident = kernel{
-	name: device.KernelResident, args: 6, run: func(*executor, *kernelArg) error { return nil },
+	name: device.KernelResident, args: 5, run: func(*executor, *kernelArg) error { return nil },
 	pieces: func(*executor, *kernelArg) uint64 { return 0 },
 }
 

@@ -33,7 +33,7 @@ func invite(t *testing.T, d rig, idle, lease time.Duration) *guest {
 	t.Helper()
 	g := &guest{t: t, d: d, q: d.queue(), control: d.pin(device.ResidentControlBytes + guestDepth*device.ResidentEntryBytes)}
 	words(g.control, device.ResidentNext, 1, uint64(g.control.Dev())+device.ResidentControlBytes, guestDepth)
-	must(t, g.q.Launch(launch(device.KernelResident, uint64(g.control.Dev()), device.ResidentControlBytes, 1, uint64(idle), uint64(lease), 1)))
+	must(t, g.q.Launch(launch(device.KernelResident, uint64(g.control.Dev()), device.ResidentControlBytes, 1, uint64(idle), uint64(lease))))
 	g.ended = d.event(g.q)
 	return g
 }

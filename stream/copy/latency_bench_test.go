@@ -42,7 +42,7 @@ func benchLatency(b *testing.B, dev device.Device) {
 					latency(b, dev, streamcopy.Options{Path: path}, batch)
 				})
 				for _, o := range residentVariants(path, n) {
-					b.Run(fmt.Sprintf("%s/%s/%d/workers %d/polls %d", path, dir, n, o.Workers, o.Polls), func(b *testing.B) {
+					b.Run(fmt.Sprintf("%s/%s/%d/workers %d", path, dir, n, o.Workers), func(b *testing.B) {
 						latency(b, dev, streamcopy.Options{Path: path, Resident: o}, batch)
 					})
 				}
@@ -52,15 +52,13 @@ func benchLatency(b *testing.B, dev device.Device) {
 	}
 }
 
-// residentVariants are the ways to share n blocks evenly among workers, and to poll.
+// residentVariants are the ways to share n blocks evenly among workers.
 func residentVariants(path stream.Path, n int) (all []streamcopy.ResidentOptions) {
 	if path != stream.PathResident {
 		return nil
 	}
 	for workers := 1; workers <= min(n, streamcopy.MaxResidentWorkers); workers *= 2 {
-		for polls := 1; polls <= device.ResidentPolls; polls++ {
-			all = append(all, streamcopy.ResidentOptions{Workers: workers, WorkerBytes: int64(n) * latencyBlock / int64(workers), Polls: polls})
-		}
+		all = append(all, streamcopy.ResidentOptions{Workers: workers, WorkerBytes: int64(n) * latencyBlock / int64(workers)})
 	}
 	return all
 }

@@ -20,7 +20,6 @@ const (
 	DefaultResidentWorkers     = 4
 	MaxResidentWorkers         = 8
 	DefaultResidentWorkerBytes = 64 << 10
-	DefaultResidentPolls       = 2
 )
 
 // ResidentOptions say how the resident kernel behaves. The zero value is the default.
@@ -36,10 +35,6 @@ type ResidentOptions struct {
 	// WorkerBytes is how much of a batch a worker gets before another is asked too: about what one copies in the time that
 	// a second takes to see its entry. Zero: DefaultResidentWorkerBytes.
 	WorkerBytes int64
-	// Polls is how many looks at a worker's ring are on their way over the bus at a time, at most device.ResidentPolls:
-	// with n of them an entry waits a 2n-th of a round trip for the next, in the mean, and each worker that has nothing to
-	// do reads about n times 0.4 GB/s from pinned memory. Zero: DefaultResidentPolls.
-	Polls int
 }
 
 func (o *ResidentOptions) validate(bad func(format string, args ...any)) {
@@ -55,9 +50,6 @@ func (o *ResidentOptions) validate(bad func(format string, args ...any)) {
 	if o.WorkerBytes < 0 {
 		bad("%d bytes for a resident worker are negative", o.WorkerBytes)
 	}
-	if o.Polls < 0 || o.Polls > device.ResidentPolls {
-		bad("%d polls of a resident worker are not 0 to %d", o.Polls, device.ResidentPolls)
-	}
 }
 
 func (o ResidentOptions) withDefaults() ResidentOptions {
@@ -72,9 +64,6 @@ func (o ResidentOptions) withDefaults() ResidentOptions {
 	}
 	if o.WorkerBytes == 0 {
 		o.WorkerBytes = DefaultResidentWorkerBytes
-	}
-	if o.Polls == 0 {
-		o.Polls = DefaultResidentPolls
 	}
 	return o
 }

@@ -150,9 +150,9 @@ func (w *worker) gone() bool {
 func (w *worker) start() {
 	generation := w.generation.Add(1)
 	hostmem.StoreUint64(w.control[device.ResidentNext:], w.done()+1)
-	k := device.Kernel{Name: device.KernelResident, CTAs: 1, NArgs: 6}
+	k := device.Kernel{Name: device.KernelResident, CTAs: 1, NArgs: 5}
 	k.Args = [device.MaxKernelArgs]uint64{
-		uint64(w.region.Dev()), device.ResidentControlBytes, generation, uint64(w.o.Idle), uint64(w.o.Lease), uint64(w.o.Polls),
+		uint64(w.region.Dev()), device.ResidentControlBytes, generation, uint64(w.o.Idle), uint64(w.o.Lease),
 	}
 	err := w.launcher.Launch(&k)
 	if w.ended != nil {

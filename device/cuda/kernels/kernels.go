@@ -37,8 +37,6 @@ type Kernel struct {
 const (
 	threads     = 512
 	bulkThreads = 32
-	// The warps that poll come on top of those that copy.
-	residentThreads = threads + 32*device.ResidentPolls
 	// A thread block of the bulk kernels is one warp.
 	bulkBlocks = 3
 )
@@ -53,7 +51,7 @@ func Modules() []Module {
 			{device.KernelCopyPagedSum, 8, threads, 1},
 			{device.KernelPatternFill, 5, threads, 1},
 			{device.KernelPatternCheck, 6, threads, 1},
-			{device.KernelResident, 6, residentThreads, 1},
+			{device.KernelResident, 5, threads, 1},
 		}},
 		{Name: "bulk kernels", PTX: bulkPTX, Compute: [2]int{9, 0}, Kernels: []Kernel{
 			{device.KernelBulkList, 2, bulkThreads, bulkBlocks},

@@ -3,24 +3,20 @@
 // One batch costs: a poll that is on its way when the entry is written, and the one after it, at a round trip of the bus
 // each; the reading of what is on the host's side, another; one fence; and the way of the word that says done. So an entry
 // is read by one instruction, whose lines are on their way at the same time; it holds as many pieces as there are warps, so
-// that none has to ask for descriptors; several polls are on their way, so that the next one is never a whole round trip
-// away; and the fence is one thread's.
+// that none has to ask for descriptors; and the fence is one thread's.
 #pragma once
 
 #include "paged.cuh"
 
-// A resident thread block has an SM for itself where others are full: registers are there for the taking. Sixteen warps copy;
-// the others poll, as an acquire holds up a warp until its poll is back.
-#define KERNEL_RESIDENT extern "C" __attribute__((global)) __attribute__((launch_bounds(640, 1))) void
-enum : u32 { COPY_WARPS = 16, COPY_THREADS = COPY_WARPS * LANES, POLL_WARPS = 4 };
+// A resident thread block has an SM for itself where others are full: registers are there for the taking.
+#define KERNEL_RESIDENT extern "C" __attribute__((global)) __attribute__((launch_bounds(512, 1))) void
 
 enum : u32 { RESIDENT_UNROLL = 8 };
 enum : u32 { ENTRY_WORDS = 2 * LANES, ENTRY_BYTES = ENTRY_WORDS * 8 };
 enum : u32 { LINE_WORDS = 16, WORD_PIECES = 14, WORD_CHECK = 15, LINE_PIECES = 4, ENTRY_PIECES = 20 };
 enum : u64 { OP_COPY = 1, OP_LIST = 2, OP_PAGED = 3, OP_STOP = 4 };
 enum : u32 { CONTROL_NEXT = 0, CONTROL_RING = 8, CONTROL_DEPTH = 16, CONTROL_DONE = 128, CONTROL_EXITED = 136 };
-enum : u32 { CLOCK_EVERY = 8 };      // polls between two looks at the clock
-enum : u32 { LONGEST_TRIP = 1 << 14 }; // clocks: a poll that took longer says nothing of the next
+enum : u32 { CLOCK_EVERY = 8 }; // polls between two looks at the clock
 
 DEVICE u64 now() {
     u64 t;
@@ -34,18 +30,7 @@ DEVICE u64 load_acquire(u64 p) {
     return v;
 }
 DEVICE void store_release(u64 p, u64 v) { asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory"); }
-DEVICE u32 clock() {
-    u32 t;
-    asm volatile("mov.u32 %0, %%clock;" : "=r"(t));
-    return t;
-}
-
-// The barriers of the thread block: ENTRY, where copying warps wait for a polling one that has something for them; COPIED,
-// where they wait for each other; ALL_LEFT, where everybody comes in the end.
-enum : u32 { ALL_LEFT = 0, ENTRY = 1, COPIED = 2 };
-template <u32 WHICH> DEVICE void all_threads() { asm volatile("bar.sync %0;" ::"n"(WHICH) : "memory"); }
-template <u32 WHICH, u32 THREADS> DEVICE void wait_for() { asm volatile("bar.sync %0, %1;" ::"n"(WHICH), "n"(THREADS) : "memory"); }
-template <u32 WHICH, u32 THREADS> DEVICE void arrive() { asm volatile("bar.arrive %0, %1;" ::"n"(WHICH), "n"(THREADS) : "memory"); }
+DEVICE void all_threads() { asm volatile("bar.sync 0;" ::: "memory"); }
 
 // Pair is what a lane holds of an entry: two words that follow each other, each read in one step, in no order.
 struct Pair {
@@ -80,83 +65,32 @@ DEVICE bool whole(const Pair &mine, u32 lane) {
     return all_lanes(lane != WORD_CHECK / 2 || sum == mine.b);
 }
 
-// Desk is where polling warps and copying ones meet, in shared memory. taken is the last entry that a polling warp took, or
-// LEAVING; finished is the last that was carried out. While they differ nobody polls: what is asked of the bus then would
-// only hold up the copy.
-enum : u64 { LEAVING = ~0ull };
-struct Desk {
-    u64 entry[ENTRY_WORDS];
-    u64 taken, finished;
-};
-DEVICE u32 shared(const u64 &word) { return (u32)(u64)(__attribute__((address_space(3))) const u64 *)&word; }
-DEVICE u64 look(const u64 &word) {
-    u64 v;
-    asm volatile("ld.acquire.cta.shared.u64 %0, [%1];" : "=l"(v) : "r"(shared(word)) : "memory");
-    return v;
-}
-DEVICE void set(u64 &word, u64 v) { asm volatile("st.release.cta.shared.u64 [%0], %1;" ::"r"(shared(word)), "l"(v) : "memory"); }
-
-// swap makes taken next if it is last, for the warp, and reports whether it did.
-DEVICE bool swap(Desk &desk, u64 last, u64 next, u32 lane) {
-    u64 was = 0;
-    if (lane == 0)
-        asm volatile("atom.acq_rel.cta.shared.cas.b64 %0, [%1], %2, %3;" : "=l"(was) : "r"(shared(desk.taken)), "l"(last), "l"(next) : "memory");
-    return shuffle(was, 0) == last;
-}
-
-// Polls is what a polling warp knows of the ring and of the time that is left.
+// Polls is what one warp knows of the time that is left.
 struct Polls {
-    u64 ring, last; // the ring's address, and the last of its places
     u64 idle, lease_end;
-    u32 mine, all; // which polling warp this is, of how many
 
-    // until_finished waits until nobody copies, and returns the entry that is next, or zero when the worker leaves.
-    INLINE u64 until_finished(const Desk &desk) const {
-        for (;;) {
-            const u64 finished = look(desk.finished), taken = look(desk.taken);
-            if (taken == LEAVING)
-                return 0;
-            if (taken == finished)
-                return finished + 1;
-        }
-    }
+    INLINE Polls(u64 idle, u64 lease) : idle(idle), lease_end(now() + lease) {}
 
-    // run takes entries until the worker leaves. The clock is read while a poll is on its way: at the first for an entry, and
-    // then every CLOCK_EVERY. The polls of all warps are spread over the time that one takes.
-    INLINE void run(Desk &desk, u32 lane) const {
-        u32 trip = 0; // clocks that a poll takes
-        for (;;) {
-            const u64 n = shuffle(until_finished(desk), 0);
-            if (n == 0)
-                return;
-            const u32 begun = clock();
-            while (clock() - begun < trip * mine / all) {
+    // take waits for entry n, at address at, and returns this lane's words of it. It returns false when the worker has to
+    // leave. The clock is read while a poll is on its way: at the first, and then every CLOCK_EVERY.
+    INLINE bool take(u64 at, u64 n, u32 lane, Pair &mine) {
+        // What follows from the lane is not worth registers while entries are carried out: make it look new.
+        asm volatile("" : "+r"(lane));
+        u64 idle_end = 0;
+        for (u32 count = 0;; count++) {
+            mine.load_acquire(at + lane * 16);
+            u64 t = 0;
+            if (count % CLOCK_EVERY == 0) {
+                t = shuffle(now(), 0);
+                if (count == 0)
+                    idle_end = t + idle;
+                if (t >= lease_end)
+                    return false;
             }
-            const u64 at = ring + (n & last) * ENTRY_BYTES + lane * 16;
-            u64 idle_end = 0;
-            for (u32 count = 0; shuffle(look(desk.taken), 0) == n - 1; count++) {
-                const u32 sent = clock();
-                Pair pair;
-                pair.load_acquire(at);
-                u64 t = 0;
-                if (count % CLOCK_EVERY == 0) {
-                    t = shuffle(now(), 0);
-                    if (count == 0)
-                        idle_end = t + idle;
-                }
-                const bool here = shuffle(pair.a, 0) == n && whole(pair, lane);
-                const u32 took = clock() - sent;
-                trip = took < LONGEST_TRIP ? took : (u32)LONGEST_TRIP;
-                const bool leave = t >= lease_end || (!here && t >= idle_end);
-                if (!leave && !here)
-                    continue;
-                if (swap(desk, n - 1, leave ? (u64)LEAVING : n, lane)) {
-                    desk.entry[2 * lane] = pair.a;
-                    desk.entry[2 * lane + 1] = pair.b;
-                    arrive<ENTRY, COPY_THREADS + LANES>();
-                }
-                break;
-            }
+            if (shuffle(mine.a, 0) == n && whole(mine, lane))
+                return true;
+            if (t >= idle_end)
+                return false;
         }
     }
 };
@@ -185,11 +119,11 @@ DEVICE bool carry_out(const u64 *entry, const Team &team, u32 lane) {
         copy_inline(entry, team, lane);
         return true;
     case OP_LIST:
-        copy_all<false, RESIDENT_UNROLL, UNROLL>(List<false>{entry[2], 0}, entry[3], team);
+        copy_all<false, RESIDENT_UNROLL>(List<false>{entry[2], 0}, entry[3], team);
         return true;
     case OP_PAGED: {
         const auto units = Units<PLANE, false>::make(entry[2], entry[3], entry[5], lane);
-        copy_all<false, RESIDENT_UNROLL, UNROLL>(Paged<PLANE, false>{units, entry[4], entry[6], entry[7], entry[8] == 1, 0}, units.count(), team);
+        copy_all<false, RESIDENT_UNROLL>(Paged<PLANE, false>{units, entry[4], entry[6], entry[7], entry[8] == 1, 0}, units.count(), team);
         return true;
     }
     case OP_STOP:
@@ -198,48 +132,35 @@ DEVICE bool carry_out(const u64 *entry, const Team &team, u32 lane) {
     return false;
 }
 
-// carry_out_all does what polling warps take, from entry next on.
-DEVICE void carry_out_all(Desk &desk, u64 control, u64 next, u32 lane) {
-    const u32 thread = __nvvm_read_ptx_sreg_tid_x();
-    const Team team{thread / LANES, COPY_WARPS};
-    for (;; next++) {
-        wait_for<ENTRY, COPY_THREADS + LANES>();
-        if (look(desk.taken) == LEAVING)
-            return;
-        const bool known = carry_out(desk.entry, team, lane);
-        const bool stay = known && desk.entry[1] != OP_STOP;
-        wait_for<COPIED, COPY_THREADS>();
-        if (thread == 0) {
-            // One fence for all that the thread block wrote: the barrier puts their writes before this thread's release.
-            if (known)
-                store_release(control + CONTROL_DONE, next);
-            if (stay)
-                set(desk.finished, next);
-            else
-                set(desk.taken, LEAVING);
-        }
-        if (!stay)
-            return;
-    }
-}
-
-KERNEL_RESIDENT kvlane_resident(u64 control, u64 stride, u64 generation, u64 idle, u64 lease, u64 polls) {
-    static __attribute__((shared)) Desk desk;
-    const u32 lane = lane_id(), thread = __nvvm_read_ptx_sreg_tid_x(), warp = thread / LANES;
-    const u64 lease_end = now() + lease;
-    const u32 all = polls < 1 ? 1 : polls < POLL_WARPS ? (u32)polls : (u32)POLL_WARPS;
+KERNEL_RESIDENT kvlane_resident(u64 control, u64 stride, u64 generation, u64 idle, u64 lease) {
+    static __attribute__((shared)) u64 entry[ENTRY_WORDS];
+    static __attribute__((shared)) u32 taken;
+    const u32 lane = lane_id(), thread = __nvvm_read_ptx_sreg_tid_x();
+    const Team team{thread / LANES, __nvvm_read_ptx_sreg_ntid_x() / LANES};
     const u64 mine = control + __nvvm_read_ptx_sreg_ctaid_x() * stride;
-    const u64 next = load_acquire(mine + CONTROL_NEXT);
-    if (thread == 0)
-        desk.taken = desk.finished = next - 1;
-    all_threads<ALL_LEFT>();
-    if (warp < COPY_WARPS) {
-        carry_out_all(desk, mine, next, lane);
-    } else if (warp - COPY_WARPS < all) {
-        const u64 ring = load_acquire(mine + CONTROL_RING), last = load_acquire(mine + CONTROL_DEPTH) - 1;
-        Polls{ring, last, idle, lease_end, warp - COPY_WARPS, all}.run(desk, lane);
+    Polls polls(idle, lease);
+    u64 next = load_acquire(mine + CONTROL_NEXT);
+    const u64 ring = load_acquire(mine + CONTROL_RING), last = load_acquire(mine + CONTROL_DEPTH) - 1;
+    for (;;) {
+        if (team.warp == 0) {
+            Pair mine;
+            const bool ok = polls.take(ring + (next & last) * ENTRY_BYTES, next, lane, mine);
+            entry[2 * lane] = mine.a;
+            entry[2 * lane + 1] = mine.b;
+            if (lane == 0)
+                taken = ok;
+        }
+        all_threads();
+        const bool stay = taken && carry_out(entry, team, lane);
+        const bool stop = entry[1] == OP_STOP;
+        all_threads();
+        // One fence for all that the thread block wrote: the barrier puts their writes before this thread's release.
+        if (stay && thread == 0)
+            store_release(mine + CONTROL_DONE, next);
+        if (!stay || stop)
+            break;
+        next++;
     }
-    all_threads<ALL_LEFT>();
     if (thread == 0)
         store_release(mine + CONTROL_EXITED, generation);
 }

@@ -141,7 +141,7 @@ func peers(r *bench.Report) []Result {
 	}{{bench.ToDevice, "pull"}, {bench.ToHost, "push"}} {
 		small := atLeast(290, GBps, "peers/scattered/4 KiB/"+d.name, "between GPUs, blocks of 4 KiB, both scattered, %s", d.name)
 		large := atLeast(90, PercentOfC, "peers/scattered/1 MiB/"+d.name, "between GPUs, blocks of 1 MiB, both scattered, %s", d.name)
-		flat := atLeast(97, PercentOfC, "peers/contiguous/"+d.name, "between GPUs, both contiguous, worst block size, %s", d.name)
+		flat := atLeast(97, PercentOfC, "peers/contiguous/1 MiB/"+d.name, "between GPUs, blocks of 1 MiB, both contiguous, %s", d.name)
 		if r.Peers == nil {
 			const why = "it takes two GPUs that reach each other's memory"
 			all = append(all, small.note(why), large.note(why), flat.note(why))
@@ -156,13 +156,8 @@ func peers(r *bench.Report) []Result {
 		if p := at(1024*kib, bench.BothScattered); p != nil {
 			large = large.of(100*p.Share).note("%.1f GB/s by %s", p.GBps, p.Traveled)
 		}
-		least := 0.0
-		for i := range r.Peers.Points {
-			p := &r.Peers.Points[i]
-			if p.Path == bench.Auto && p.Layout == bench.BothContiguous && p.Direction == d.d && (least == 0 || p.Share < least) {
-				least = p.Share
-				flat = flat.of(100*p.Share).note("%s: %.1f GB/s by %s", bench.BytesText(p.Size), p.GBps, p.Traveled)
-			}
+		if p := at(1024*kib, bench.BothContiguous); p != nil {
+			flat = flat.of(100*p.Share).note("%.1f GB/s by %s", p.GBps, p.Traveled)
 		}
 		all = append(all, small, large, flat)
 	}

@@ -197,7 +197,7 @@ func TestEveryTargetCanBeMissed(t *testing.T) {
 		"peers/scattered/1 MiB/push": func(r *bench.Report) {
 			points(r, at(bench.Auto, 1<<20, bench.ToHost, bench.BothScattered), func(p *bench.Point) { p.Share = 0.89 })
 		},
-		"peers/contiguous/pull": func(r *bench.Report) {
+		"peers/contiguous/1 MiB/pull": func(r *bench.Report) {
 			points(r, at(bench.Auto, 1<<20, bench.ToDevice, bench.BothContiguous), func(p *bench.Point) { p.Share = 0.96 })
 		},
 	} {

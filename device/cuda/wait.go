@@ -5,7 +5,7 @@ import (
 	"runtime"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/kvlane/kvlane/internal/sys/nap"
 )
 
 // How a wait polls. Copies of a few blocks take 10 to 50 us, so for that long it asks without a pause, letting other
@@ -39,18 +39,6 @@ func await(ctx context.Context, p poller) error {
 			runtime.Gosched()
 			continue
 		}
-		nap(min(waited/napPart, maxNap))
+		nap.Sleep(min(waited/napPart, maxNap))
 	}
-}
-
-// nap sleeps by a system call, as the runtime's timers sleep a millisecond where the process is otherwise idle
-// (https://go.dev/issue/44343), and without the 50 us that the kernel may add to a thread's sleep by default.
-func nap(d time.Duration) {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	// Neither call can do more harm than a nap that is longer or, by a signal, shorter than asked for.
-	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0)
-	ts := unix.NsecToTimespec(int64(d))
-	_ = unix.Nanosleep(&ts, nil)
-	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, 0, 0, 0, 0) // the thread's default
 }

@@ -36,7 +36,7 @@ var mayImport = map[string]string{
 	"device/sim":          onDevice + " internal/leak internal/fault internal/sys/hostmem",
 	"device/cuda":         onDevice + " device/cuda/kernels internal/leak internal/sys/",
 	"device/cuda/kernels": "errdefs mem device",
-	"stream/copy":         onDevice + " stream stream/copy/plan internal/sys/hostmem",
+	"stream/copy":         onDevice + " stream stream/copy/plan internal/sys/hostmem internal/sys/nap",
 	"tier/cache":          onTier + " tier internal/leak",
 	"tier/file":           onTier + " tier internal/leak internal/sys/hostmem",
 	"tier/file/faultfs":   "internal/fault tier/file",
@@ -64,6 +64,7 @@ var mayImport = map[string]string{
 	"internal/sys/cuda":     "errdefs internal/leak internal/sys/dl",
 	"internal/sys/nvml":     "errdefs device internal/sys/dl",
 	"internal/sys/cublaslt": "errdefs device internal/sys/dl",
+	"internal/sys/nap":      "",
 	"internal/sys/hostmem":  onMem + " internal/leak",
 
 	// The façade and the commands wire everything.

@@ -58,7 +58,7 @@ type summer interface {
 func (s *Stream) plan(o *op) {
 	can, unsummed := s.can(o)
 	o.request = o.stats.request(o.batch.Paged != nil)
-	o.request.Unsummed = unsummed
+	o.request.Summed, o.request.Unsummed = o.sumsWanted(), unsummed
 	o.request.Ahead = time.Duration(s.ahead.Load())
 	s.rest(&o.request, can)
 	for unprepared := false; ; unprepared = true {
@@ -85,7 +85,7 @@ func (s *Stream) can(o *op) (can, unsummed plan.Paths) {
 	} else {
 		able &^= peerPaths()
 	}
-	wants := o.batch.Paged != nil && len(o.batch.Paged.Sums) > 0
+	wants := o.sumsWanted()
 	for p, m := range s.movers {
 		if !able.Has(stream.Path(p)) || !m.takes(&o.stats) {
 			continue
@@ -97,6 +97,9 @@ func (s *Stream) can(o *op) (can, unsummed plan.Paths) {
 	}
 	return can, unsummed
 }
+
+// sumsWanted reports whether the batch asks for sums.
+func (o *op) sumsWanted() bool { return o.batch.Paged != nil && len(o.batch.Paged.Sums) > 0 }
 
 // giveUp takes a path away that could not be prepared.
 func (s *Stream) giveUp(p stream.Path) {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/sys/nap"
 	"github.com/kvlane/kvlane/stream"
 )
 
@@ -266,29 +267,21 @@ const (
 // Wait implements device.Event.
 func (l *landing) Wait(ctx context.Context) error {
 	begun := time.Now()
-	pause := time.NewTimer(0)
-	defer pause.Stop()
-	<-pause.C
 	for polls := 1; ; polls++ {
 		waited := time.Since(begun)
 		if done, err := l.ask(waited >= landingSpin); done || err != nil {
 			return err
 		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
 		if waited < landingSpin {
-			if ctx.Err() != nil {
-				return context.Cause(ctx)
-			}
 			if polls%landingYield == 0 {
 				runtime.Gosched()
 			}
 			continue
 		}
-		pause.Reset(min(waited/landingPart, landingPause))
-		select {
-		case <-pause.C:
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
+		nap.Sleep(min(waited/landingPart, landingPause))
 	}
 }
 

@@ -175,7 +175,7 @@ type clocked struct {
 }
 
 func (s *clocked) Submit(_ context.Context, b *mem.Batch) (*stream.Ticket, error) {
-	if len(b.Dst) <= 256 { // longer ones are made the same way, and there are many
+	if b.Pieces() <= 256 { // longer ones are made the same way, and there are many
 		if err := b.Validate(); err != nil {
 			s.m.t.Errorf("a bad batch: %v", err)
 		}
@@ -194,6 +194,17 @@ func (s *clocked) Submit(_ context.Context, b *mem.Batch) (*stream.Ticket, error
 
 // work is b as the machine sees it. It tells the host's side by the region.
 func (s *clocked) work(b *mem.Batch) work {
+	if b.Paged != nil {
+		g := &b.Paged.Groups[0]
+		w := work{path: s.path, ctas: s.ctas, n: len(g.Pairs), size: g.Planes[0].Bytes, side: plan.Contiguous}
+		if b.Paged.Dir == mem.ToSlots {
+			w.dir = plan.D2H
+		}
+		if w.n > 1 && g.Pairs[1].Slot != g.Pairs[0].Slot+1 {
+			w.side = plan.Scattered
+		}
+		return w
+	}
 	w := work{path: s.path, ctas: s.ctas, n: len(b.Dst), size: b.Dst[0].Len, side: plan.Contiguous}
 	host := b.Src
 	switch from, to := b.Src[0].Region.Kind() == mem.KindDevice, b.Dst[0].Region.Kind() == mem.KindDevice; {

@@ -34,7 +34,6 @@ func (c *calibration) duplex(ctx context.Context, open Opener) (map[duplexID]flo
 		}
 	}
 	size := min(int64(duplexSize), c.sizes[len(c.sizes)-1])
-	count := int(min(duplexBytes/size, c.most(size)))
 	all := make(map[duplexID]float64)
 	for _, in := range c.streams {
 		if widest[in.path].variant != in.variant {
@@ -52,7 +51,8 @@ func (c *calibration) duplex(ctx context.Context, open Opener) (map[duplexID]flo
 		c.opposite = append(c.opposite, out)
 		c.progress(in.String() + ", both ways")
 		// What does not do what it says, measuring it alone will tell.
-		if err := c.oppose(ctx, in, out, size, count, all); err != nil && !errors.Is(err, errOtherPath) {
+		count := int(min(duplexBytes/size, in.most/size, c.most(size)))
+		if err := c.oppose(ctx, in, out, size, max(count, 1), all); err != nil && !errors.Is(err, errOtherPath) {
 			return nil, fmt.Errorf("measure %s both ways at once: %w", in, err)
 		}
 	}
@@ -66,7 +66,7 @@ func (c *calibration) oppose(ctx context.Context, in, out opened, size int64, co
 	var alone, both [2][]float64
 	for i := range duplexRepeats + 1 {
 		for dir := range streams {
-			t, err := timed(ctx, streams[dir], c.batch(plan.Direction(dir), side, size, count))
+			t, err := timed(ctx, streams[dir], c.batch(streams[dir], plan.Direction(dir), side, size, count))
 			if err != nil {
 				return err
 			}
@@ -77,7 +77,7 @@ func (c *calibration) oppose(ctx context.Context, in, out opened, size int64, co
 		var tickets [2]*stream.Ticket
 		var err error
 		for dir := range streams {
-			if tickets[dir], err = streams[dir].stream.Submit(ctx, c.batch(plan.Direction(dir), side, size, count)); err != nil {
+			if tickets[dir], err = streams[dir].stream.Submit(ctx, c.batch(streams[dir], plan.Direction(dir), side, size, count)); err != nil {
 				return err
 			}
 		}

@@ -40,7 +40,7 @@ func h100(w work) float64 {
 	}
 	switch w.path {
 	case stream.PathCopyEngine:
-		return 7000 + n*(pick(2500, 2200)+size/54.5)
+		return 7000 + n*(pick(2400, 2200)+size/54.5)
 	case stream.PathCopyEngineBatch:
 		return 11000 + batched()
 	case stream.PathKernel:

@@ -160,7 +160,7 @@ func (c *calibration) points(count int64) iter.Seq2[point, opened] {
 // visit measures s once more, or several times if it is brief.
 func (c *calibration) visit(ctx context.Context, s *series) error {
 	once := func() (float64, error) {
-		return timed(ctx, s.by, c.batch(s.dir, s.side, s.size, int(s.count)))
+		return timed(ctx, s.by, c.batch(s.by, s.dir, s.side, s.size, int(s.count)))
 	}
 	repeats, stays := 1, s.by.path == stream.PathResident
 	first := 0.0
@@ -200,7 +200,7 @@ func (c *calibration) visit(ctx context.Context, s *series) error {
 func (c *calibration) marginal(ctx context.Context, s *series) (float64, error) {
 	var tickets [backToBack]*stream.Ticket
 	for i := range tickets {
-		t, err := s.by.stream.Submit(ctx, c.batch(s.dir, s.side, s.size, int(s.count)))
+		t, err := s.by.stream.Submit(ctx, c.batch(s.by, s.dir, s.side, s.size, int(s.count)))
 		if err != nil {
 			return 0, err
 		}

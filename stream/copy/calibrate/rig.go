@@ -50,8 +50,10 @@ type listID struct {
 
 // blocks are more than the longest batch needs, so that one batch hardly meets what the one before left in caches.
 type blocks struct {
-	mem.Batch
-	next int
+	mem.Batch                // as a list
+	pairs     []mem.PageSlot // as pages, but within the device
+	count     int
+	next      int
 }
 
 // newRig allocates the memory. Where o leaves its size open, less will do.
@@ -124,20 +126,36 @@ func (r *rig) most(size int64) int64 {
 	return min(maxCount, r.gpu.Len()/size/2, max(maxBytes/size, minBlocks/2))
 }
 
-// batch returns n copies of size bytes. No block is in it twice.
-func (r *rig) batch(dir plan.Direction, side plan.Side, size int64, n int) *mem.Batch {
+// batch returns n copies of size bytes, as by takes them. No block is in it twice.
+func (r *rig) batch(by opened, dir plan.Direction, side plan.Side, size int64, n int) *mem.Batch {
 	id := listID{dir, side, size}
 	b := r.lists[id]
 	if b == nil {
 		b = r.build(id)
 		r.lists[id] = b
 	}
-	if b.next+n > len(b.Dst) {
+	if b.next+n > b.count {
 		b.next = 0
 	}
 	from := b.next
 	b.next += n
+	if by.form(dir) == plan.Paged {
+		return r.paged(id, b.pairs[from:b.next])
+	}
 	return &mem.Batch{Dst: b.Dst[from:b.next], Src: b.Src[from:b.next]}
+}
+
+// paged is a batch of pages between device and host.
+func (r *rig) paged(id listID, pairs []mem.PageSlot) *mem.Batch {
+	p := &mem.Paged{Dir: mem.ToPages, Groups: []mem.PageGroup{{
+		Planes: []mem.Plane{{Region: r.gpu, Stride: id.size, Bytes: id.size}},
+		Slots:  mem.Slots{Region: r.host, Stride: id.size},
+		Pairs:  pairs,
+	}}}
+	if id.dir == plan.D2H {
+		p.Dir = mem.ToSlots
+	}
+	return &mem.Batch{Paged: p}
 }
 
 func (r *rig) build(id listID) *blocks {
@@ -150,23 +168,28 @@ func (r *rig) build(id listID) *blocks {
 		}
 		return list
 	}
-	gpu := extents(r.gpu, r.scatter(n, all))
+	pages := r.scatter(n, all)
+	gpu := extents(r.gpu, pages)
 	if id.dir == plan.D2D {
 		// Half of them to the other half: what is written is not read.
-		return &blocks{Batch: mem.Batch{Dst: gpu[:n/2], Src: gpu[n/2:]}}
+		return &blocks{Batch: mem.Batch{Dst: gpu[:n/2], Src: gpu[n/2:]}, count: n / 2}
 	}
-	places := make([]int, n)
-	for i := range places {
-		places[i] = i
+	slots := make([]int, n)
+	for i := range slots {
+		slots[i] = i
 	}
 	if id.side == plan.Scattered {
-		places = r.scatter(n, all)
+		slots = r.scatter(n, all)
 	}
-	host := extents(r.host, places)
-	if id.dir == plan.D2H {
-		return &blocks{Batch: mem.Batch{Dst: host, Src: gpu}}
+	b := &blocks{count: n, pairs: make([]mem.PageSlot, n)}
+	for i := range b.pairs {
+		b.pairs[i] = mem.PageSlot{Page: uint32(pages[i]), Slot: uint32(slots[i])}
 	}
-	return &blocks{Batch: mem.Batch{Dst: gpu, Src: host}}
+	host := extents(r.host, slots)
+	if b.Dst, b.Src = gpu, host; id.dir == plan.D2H {
+		b.Dst, b.Src = host, gpu
+	}
+	return b
 }
 
 // scatter draws n of all places, each at most once, in no order: one of each n-th part.

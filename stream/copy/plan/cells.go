@@ -68,9 +68,33 @@ type cell struct {
 	common memory
 	// incumbent is what was chosen last that was no probe.
 	incumbent variant
+	// repeat is what may be chosen again without a look at everything.
+	repeat repeat
 	// credit is what trying other paths may cost now, in nanoseconds: a share of what batches took here. Negative: it has
 	// cost too much already.
 	credit float64
+}
+
+// repeat is a choice for a request whose like was seen often enough. It is taken for some more that are the same, as a small
+// batch takes not much longer than choosing does.
+type repeat struct {
+	by     *Planner
+	r      Request
+	can    Paths
+	choice Choice
+	left   int
+}
+
+// repeats is how many batches take the same choice before everything is looked at again, and how many one of them is observed.
+const repeats = 7
+
+// take returns the choice, if it is one for r.
+func (x *repeat) take(p *Planner, r *Request, can Paths) (Choice, bool) {
+	if x.left == 0 || x.by != p || x.can != can || x.r != *r {
+		return Choice{}, false
+	}
+	x.left--
+	return x.choice, true
 }
 
 // variant is a path with a number of thread blocks.
@@ -95,6 +119,8 @@ const (
 	gain = 0.0625
 	// turned is how many surprises in a row mean that things have changed: the average begins anew.
 	turned = 2
+	// surprise is how many times as long as expected, or as short, a batch must take to be one.
+	surprise = 1.2
 	// bound is of the average itself.
 	bound = 10 * math.Ln2
 )
@@ -104,7 +130,7 @@ var (
 	// one alone must not send the next ones to a path that is a third slower.
 	clip = math.Log(1.5)
 	// surprising is how far from the average an observation is a surprise.
-	surprising = math.Log(1.2)
+	surprising = math.Log(surprise)
 )
 
 // add takes an observation; was is what the average was taken to be before.

@@ -23,6 +23,9 @@ type Point struct {
 // copy took there on average.
 const leastGrowth = 0.1
 
+// atMostFaster bounds how much faster than one large copy, whose start counts, further copies are taken to be.
+const atMostFaster = 1.05
+
 // Fit sets the figures of m from measurements at the sizes and counts of p: Times, Lead, Spread and Points. Times that fall
 // as the count grows are noise and become their mean. What was not measured is taken to lie on the line through the nearest
 // that was. An error means that there is nothing to fit, or that a point is none of p's.
@@ -40,7 +43,11 @@ func (m *Model) Fit(p *Profile, points []Point) error {
 		return fmt.Errorf("fit %s: no points: %w", m.id(), errdefs.ErrInvalid)
 	}
 	for i := range p.Sizes {
-		fillRow(p.Counts, m.row(i, width))
+		least := 0.0 // of a copy more: nothing is much faster than one large copy
+		if gbps := p.GBps[m.Dir]; gbps > 0 {
+			least = float64(p.Sizes[i]) / (atMostFaster * gbps)
+		}
+		fillRow(p.Counts, m.row(i, width), least)
 	}
 	m.fillSizes(p)
 	m.Points, m.Spread = len(points), medianOf(points, func(q *Point) (float64, bool) { return q.Spread, true })
@@ -48,8 +55,9 @@ func (m *Model) Fit(p *Profile, points []Point) error {
 	return nil
 }
 
-// fillRow makes the times of one size rise, and fills those that are zero. A row without any stays as it is.
-func fillRow(counts []int64, row []float64) {
+// fillRow makes the times of one size rise, and fills those that are zero; beyond the longest batch that was measured a copy
+// more takes least at least. A row without any stays as it is.
+func fillRow(counts []int64, row []float64, least float64) {
 	var at []int
 	for k, t := range row {
 		if t > 0 {
@@ -61,7 +69,7 @@ func fillRow(counts []int64, row []float64) {
 	}
 	flatten(row, at)
 	first, last := at[0], at[len(at)-1]
-	each := growth(counts, row, at)
+	each := max(least, growth(counts, row, at))
 	for k := range row {
 		n := float64(counts[k])
 		switch {

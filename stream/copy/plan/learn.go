@@ -103,13 +103,22 @@ func (p *Planner) Observe(c Choice, r Request, actual time.Duration) {
 	}
 	l := &p.learned
 	now := l.now()
-	seen := math.Log(float64(actual) / float64(c.Predicted) * c.scale)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	h := &l.paths[r.Dir][c.Path]
 	h.stats.Observed++
 	h.stats.Predicted += c.Predicted
 	h.stats.Actual += actual
+	off := float64(actual) / float64(c.Predicted)
+	if c.again && off < surprise && off*surprise > 1 { // it was as expected
+		h.n++
+		h.seen = now
+		if cell := l.cell(c.cell); cell != nil {
+			cell.paths[c.Path].seen = now
+		}
+		return
+	}
+	seen := math.Log(off * c.scale)
 	was, _ := h.faded(now, l.half, 0)
 	if !h.fresh(now, l.half) {
 		h.n = 0
@@ -121,6 +130,9 @@ func (p *Planner) Observe(c Choice, r Request, actual time.Duration) {
 		*all = new(cells)
 	}
 	cell := &(*all)[c.cell.size][c.cell.count]
+	if c.again { // a surprise
+		cell.repeat.left = 0
+	}
 	cell.observe(int(c.Path), seen, now, l.half)
 	if c.probe {
 		cell.credit -= max(0, float64(actual-c.Predicted))

@@ -154,6 +154,7 @@ type candidate struct {
 	ctas   int
 	taken  int // footprint
 	perRun bool
+	widest bool // no other of the path has more thread blocks
 	model  [sides]*Model
 	// engine is what carries the host side of a staged copy; nil for others.
 	engine *Model

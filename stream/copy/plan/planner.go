@@ -200,6 +200,15 @@ func (p *Planner) Choose(r Request, can Paths) Choice {
 	choice.cell = l.key(&r, now)
 	p.profile.load(&r, choice.cell.duplex(), &at)
 	cell := l.cell(choice.cell)
+	alike := r
+	alike.Streak = 0
+	if cell != nil && r.Ahead == 0 {
+		if again, ok := cell.repeat.take(p, &alike, can); ok {
+			l.busy[r.Dir] = max(l.busy[r.Dir], now+again.Predicted)
+			l.count(r.Dir, &again)
+			return again
+		}
+	}
 	l.scales(cell, can, now, &s)
 	list, fewest := p.cost(buf[:0], &r, &at, can, &b, &s)
 	if len(list) == 0 {
@@ -224,6 +233,10 @@ func (p *Planner) Choose(r Request, can Paths) Choice {
 	choice.Predicted, choice.scale = duration(x.predict), s[c.path]
 	l.busy[r.Dir] = max(l.busy[r.Dir], now+r.Ahead+choice.Predicted)
 	l.count(r.Dir, &choice)
+	if cell != nil && b.goal != Background && r.Ahead == 0 && !choice.probe && cell.paths[c.path].n >= probeEnough {
+		cell.repeat = repeat{by: p, r: alike, can: can, choice: choice, left: repeats}
+		cell.repeat.choice.again = true
+	}
 	return choice
 }
 
@@ -246,7 +259,7 @@ func (p *Planner) cost(list []costed, r *Request, at *load, can Paths, b *bounds
 	limit := bulkBlocks * b.ctas
 	for i := range table {
 		c := &table[i]
-		if !can.Has(c.path) {
+		if !can.Has(c.path) || r.Summed && !c.widest && b.goal != Background {
 			continue
 		}
 		if c.taken > limit {

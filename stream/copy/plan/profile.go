@@ -209,5 +209,8 @@ func (p *Profile) candidates(dir Direction, form Form) []candidate {
 	slices.SortFunc(list, func(a, b candidate) int {
 		return cmp.Or(cmp.Compare(a.taken, b.taken), cmp.Compare(a.path, b.path))
 	})
+	for i := range list {
+		list[i].widest = !slices.ContainsFunc(list, func(c candidate) bool { return c.path == list[i].path && c.ctas > list[i].ctas })
+	}
 	return list
 }

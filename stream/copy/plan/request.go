@@ -83,6 +83,8 @@ type Request struct {
 	HostRuns int
 	// Bytes is the sum of the pieces.
 	Bytes int64
+	// Summed says that the batch asks for sums. Few thread blocks that keep up with a link may not while they make sums.
+	Summed bool
 	// Unsummed is the paths that do not make the sums that the batch asks for, so that a CPU has to, which takes the time of
 	// a pass over the bytes. None where the batch asks for none.
 	Unsummed Paths
@@ -136,6 +138,7 @@ type Choice struct {
 	scale float64 // what observations made of the profile's prediction
 	cell  cellKey
 	probe bool // taken to learn what it takes
+	again bool // taken without a look at what else there is
 }
 
 // The reasons of choices.

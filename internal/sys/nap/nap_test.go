@@ -1,10 +1,15 @@
-package cuda
+package nap_test
 
 import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/kvlane/kvlane/internal/sys/nap"
+	"github.com/kvlane/kvlane/internal/testkit"
 )
+
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 // Most naps end when they should: a process that sleeps a millisecond for a short nap makes every wait late by as much.
 // The machine may be busy, so a few may be late.
@@ -13,7 +18,7 @@ func TestNapIsShort(t *testing.T) {
 	var took []time.Duration
 	for range 100 {
 		start := time.Now()
-		nap(asked)
+		nap.Sleep(asked)
 		took = append(took, time.Since(start))
 	}
 	slices.Sort(took)

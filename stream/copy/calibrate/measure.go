@@ -28,7 +28,7 @@ const (
 	briefRepeats = 2
 
 	// backToBack is how many batches are submitted at once to see what one costs behind others, and leadBytes how long they
-	// are, in copies of leadSize at most: long enough that the device is what they wait for, and not whoever submits.
+	// are, in copies of leadSize: long enough that the device is what they wait for, and not whoever submits.
 	backToBack = 4
 	leadBytes  = 4 << 20
 	leadSize   = 64 << 10
@@ -184,7 +184,7 @@ func (c *calibration) visit(ctx context.Context, s *series) error {
 	if stays {
 		s.start = append(s.start, max(0, first-median(s.times)))
 	}
-	if s.count*s.size != leadBytes || s.size > leadSize {
+	if s.size != leadSize || s.count*s.size != leadBytes {
 		return nil
 	}
 	add, err := c.marginal(ctx, s)

@@ -85,7 +85,8 @@ type repeat struct {
 	left   int
 }
 
-// repeats is how many batches take the same choice before everything is looked at again, and how many one of them is observed.
+// repeats is how many batches take the same choice before everything is looked at again. They are observed only if they take
+// much longer than predicted, or shorter, which ends it.
 const repeats = 7
 
 // take returns the choice, if it is one for r.

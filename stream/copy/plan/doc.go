@@ -10,7 +10,8 @@
 // to another engine at some size. Beyond the longest batch measured, each further copy costs what the last ones did.
 //
 // Behind other batches, Lead of that time passes while those still copy, a kernel's launch for instance; what is left is
-// the marginal cost.
+// the marginal cost. While the opposite direction is busy each byte takes Duplex longer. A resident kernel that has to be
+// started takes Start more, which is shared among as many batches as have just come one soon after another.
 //
 // Copy engines are asked once a run of neighbouring extents, so n is the runs; kernels copy pieces. A staged copy gathers
 // pieces and makes one engine copy a run of the host side while it gathers the next chunk: it takes as long as the slower
@@ -36,6 +37,9 @@
 // may turn out to be faster, the less it was seen the more hope there is for it. What that costs is bounded: 1% of the time
 // of batches that are alike (Options.Probe). And averages fade (Options.HalfLife), so that a path once seen slow is tried
 // again.
+//
+// Batches of a stream that is idle, and that are the same as one before whose path is known well, take its choice for some
+// times: choosing and observing take a good part of a microsecond, and a block or two not much more than five.
 //
 // # Concurrency
 //

@@ -207,7 +207,7 @@ func (r *calibrateReport) WriteText(w io.Writer) error {
 func (r *calibrateReport) writeModels(tw *tabwriter.Writer) {
 	p := &r.Profile
 	most := p.Counts[len(p.Counts)-1]
-	fmt.Fprintf(tw, "\nMeasured: microseconds of one copy, and GB/s of %d, by size\n\npath\tCTAs\tway\thost\tspread\tpoints\tbehind others", most)
+	fmt.Fprintf(tw, "\nMeasured: microseconds of one copy, and GB/s of %d, by size\n\npath\tCTAs\tway\thost\tspread\tpoints\tbehind others\topposed\tstart", most)
 	for _, size := range p.Sizes {
 		fmt.Fprintf(tw, "\t%s", sizeValue{&size})
 	}
@@ -217,7 +217,8 @@ func (r *calibrateReport) writeModels(tw *tabwriter.Writer) {
 		if m.Points == 0 {
 			continue // of the built-in profile
 		}
-		fmt.Fprintf(tw, "%s\t%d\t%s\t%s\t%.1f%%\t%d\t-%.1f us", m.Path, m.CTAs, m.Dir, m.Side, 100*m.Spread, m.Points, m.Lead/1e3)
+		fmt.Fprintf(tw, "%s\t%d\t%s\t%s\t%.1f%%\t%d\t-%.1f us\t+%.0f%%\t+%.0f us",
+			m.Path, m.CTAs, m.Dir, m.Side, 100*m.Spread, m.Points, m.Lead/1e3, 100*m.Duplex*p.GBps[m.Dir], m.Start/1e3)
 		for k, size := range p.Sizes {
 			row := m.Times[k*len(p.Counts):][:len(p.Counts)]
 			fmt.Fprintf(tw, "\t%.1f %.1f", row[0]/1e3, gbps(most*size, row[len(row)-1]))

@@ -61,7 +61,9 @@ func TestOpenRefuses(t *testing.T) {
 		{"unknown path", whole, streamcopy.Options{Path: 77}, errdefs.ErrNotSupported, []string{"path(77)"}},
 		{"all fields", whole, streamcopy.Options{QueueDepth: -1, Descriptors: 3, CTAs: -2, StagingBytes: 7}, errdefs.ErrInvalid, []string{"depth -1", "3 descriptors", "CTAs -2", "7 bytes"}},
 		{
-			"all fields of resident kernels", whole, streamcopy.Options{Resident: streamcopy.ResidentOptions{Lease: -1, Idle: -2, Workers: 9, WorkerBytes: -4}}, errdefs.ErrInvalid,
+			"all fields of resident kernels", whole,
+			streamcopy.Options{Resident: streamcopy.ResidentOptions{Lease: -1, Idle: -2, Workers: 9, WorkerBytes: -4}},
+			errdefs.ErrInvalid,
 			[]string{"lease -1ns", "limit -2ns", "9 resident workers", "-4 bytes"},
 		},
 	}

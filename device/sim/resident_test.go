@@ -1,6 +1,7 @@
 package sim_test
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"math/bits"
@@ -31,11 +32,23 @@ const guestDepth = 4
 // invite launches the kernel.
 func invite(t *testing.T, d rig, idle, lease time.Duration) *guest {
 	t.Helper()
+	g := newGuest(t, d)
+	g.launch(idle, lease)
+	return g
+}
+
+// newGuest makes what the kernel reads. What is put before its launch it finds, however late the machine runs it.
+func newGuest(t *testing.T, d rig) *guest {
+	t.Helper()
 	g := &guest{t: t, d: d, q: d.queue(), control: d.pin(device.ResidentControlBytes + guestDepth*device.ResidentEntryBytes)}
 	words(g.control, device.ResidentNext, 1, uint64(g.control.Dev())+device.ResidentControlBytes, guestDepth)
-	must(t, g.q.Launch(launch(device.KernelResident, uint64(g.control.Dev()), device.ResidentControlBytes, 1, uint64(idle), uint64(lease))))
-	g.ended = d.event(g.q)
 	return g
+}
+
+func (g *guest) launch(idle, lease time.Duration) {
+	g.t.Helper()
+	must(g.t, g.q.Launch(launch(device.KernelResident, uint64(g.control.Dev()), device.ResidentControlBytes, 1, uint64(idle), uint64(lease))))
+	g.ended = g.d.event(g.q)
 }
 
 // put writes the next entry.
@@ -135,10 +148,14 @@ func TestStalledEntryIsTaken(t *testing.T) {
 		plan := fault.New(1, fault.Nth(sim.OpEntry, 0).Stall())
 		d := open(t, sim.Options{Faults: plan, Interleave: interleave})
 		r, p := d.dev(64), d.pin(4096)
-		g := invite(t, d, time.Millisecond, time.Millisecond)
+		g := newGuest(t, d)
 		g.put(residentEntries(r, p)["list"]...)
-		must(t, plan.Await(t.Context(), 1))
-		time.Sleep(3 * time.Millisecond)
+		const stays = 20 * time.Millisecond
+		g.launch(stays, stays)
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		must(t, plan.Await(ctx, 1))
+		cancel()
+		time.Sleep(3 * stays)
 		if done, err := g.ended.Done(); done || err != nil {
 			t.Fatalf("the kernel ended with %v", err)
 		}
@@ -159,8 +176,9 @@ func TestFreeWaitsForResidentKernels(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			d := open(t, sim.Options{})
 			other := d.pin(64)
-			g := invite(t, d, limits[0], limits[1])
+			g := newGuest(t, d)
 			g.put(device.ResidentList, 0, 0)
+			g.launch(limits[0], limits[1])
 			await(t, func() bool { return g.done() == 1 }) // it runs
 			must(t, d.Free(other))
 			if hostmem.LoadUint64(g.control.Bytes()[device.ResidentExited:]) != 1 {

@@ -72,6 +72,15 @@ func kernel(w work, launch, all, link float64) float64 {
 	return max(launch+max(first, n*size/rate), 3000+18*n)
 }
 
+// disturbed is noisy, and something holds up one batch in thirty by half its time.
+func disturbed(rng *rand.Rand, w work) float64 {
+	took := noisy(rng, w)
+	if rng.IntN(30) == 0 {
+		took += h100(w) / 2
+	}
+	return took
+}
+
 // noisy is h100 with a normal error of 5%.
 func noisy(rng *rand.Rand, w work) float64 {
 	return h100(w) * (1 + 0.05*min(max(rng.NormFloat64(), -3), 3))
@@ -85,11 +94,11 @@ var (
 	}
 )
 
-// calibrated returns the profile of an H100 with noise, as calibration finds it.
-func calibrated(t *testing.T, rng *rand.Rand) plan.Profile {
+// calibrated returns the profile of an H100 whose batches take so long, as calibration finds it.
+func calibrated(t *testing.T, rng *rand.Rand, takes func(*rand.Rand, work) float64) plan.Profile {
 	t.Helper()
 	m := newMachine(t)
-	m.cost = func(w work) float64 { return noisy(rng, w) }
+	m.cost = func(w work) float64 { return takes(rng, w) }
 	o := m.options()
 	o.Bytes, o.Budget = 256<<20, calibrate.DefaultBudget
 	r, err := m.run(o)

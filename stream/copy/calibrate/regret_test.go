@@ -15,21 +15,26 @@ import (
 // TestRegret calibrates an H100 with noise and then copies with it, at every size from 256 B to 16 MiB and every count from 1
 // to 100,000, of 4 GiB at most. After some batches at a point, what the planner's choices really take must be within 10% of
 // the best single path, and within 3% of one copy a block and of batched copies. What it tries to learn more, and the
-// batches before it has learned, must cost little: 2% of all time.
-func TestRegret(t *testing.T) {
+// batches before it has learned, must cost little: 1% of all time.
+func TestRegret(t *testing.T) { regret(t, noisy, 1.10, 1.03) }
+
+// TestRegretAmongDisturbances: the same where batches are held up now and then, while calibrating too. Choices may be wrong for
+// a while, but all in all that costs as little.
+func TestRegretAmongDisturbances(t *testing.T) { regret(t, disturbed, 1.5, 1.5) }
+
+func regret(t *testing.T, takes func(*rand.Rand, work) float64, ofBest, ofCopies float64) {
+	t.Helper()
 	const (
 		few      = 96 // batches at a point before it is judged
 		judged   = 24
 		most     = 4 << 30
-		ofBest   = 1.10
-		ofCopies = 1.03
-		allInAll = 1.02
+		allInAll = 1.01
 	)
 	sizes := []int64{256, 512, 1 << 10, 2 << 10, 4 << 10, 6 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 576 << 10, 1 << 20, 4 << 20, 16 << 20}
 	counts := []int{1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 10_000, 32_768, 100_000}
 	for seed := range uint64(3) {
 		rng := rand.New(rand.NewPCG(seed, 11))
-		profile := calibrated(t, rng)
+		profile := calibrated(t, rng, takes)
 		clock := clockwork.NewFakeClock()
 		pl, err := plan.New(profile, plan.Options{Clock: clock})
 		if err != nil {
@@ -48,7 +53,7 @@ func TestRegret(t *testing.T) {
 						best, copies := w.best()
 						var sum, n float64
 						for i := range few + judged {
-							took, probe := w.copy(pl, rng, clock)
+							took, probe := w.copy(pl, rng, clock, takes)
 							total, ideal = total+took, ideal+best
 							if i == 0 {
 								cold = max(cold, took/best)
@@ -113,11 +118,11 @@ func (w work) best() (best, copies float64) {
 }
 
 // copy has pl choose, tells it a noisy outcome, and returns what the choice takes without noise.
-func (w work) copy(pl *plan.Planner, rng *rand.Rand, clock *clockwork.FakeClock) (took float64, probe bool) {
+func (w work) copy(pl *plan.Planner, rng *rand.Rand, clock *clockwork.FakeClock, takes func(*rand.Rand, work) float64) (took float64, probe bool) {
 	r := w.request()
 	c := pl.Choose(r, w.can())
 	w.path, w.ctas = c.Path, c.CTAs
-	actual := time.Duration(noisy(rng, w))
+	actual := time.Duration(takes(rng, w))
 	clock.Advance(actual)
 	pl.Observe(c, r, actual)
 	return h100(w), c.Reason == plan.ReasonProbe

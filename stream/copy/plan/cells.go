@@ -64,7 +64,7 @@ type cells [sizeCells][countCells]cell
 type cell struct {
 	paths [pathLimit]memory
 	// common is what paths seen lately share: where all of them were slower the least of it, where all were faster the
-	// same, else nothing. One path alone shares nothing.
+	// same, else nothing. Of one path alone it is mostAlone at most.
 	common memory
 	// incumbent is what was chosen last that was no probe.
 	incumbent variant
@@ -108,7 +108,8 @@ type variant struct {
 type memory struct {
 	average float64
 	factor  float64       // its exponential
-	seen    time.Duration // the last observation, by learned.now
+	seen    time.Duration // when the last observation was, by learned.now
+	last    float64       // what it was
 	n       int           // observations; zero: never seen
 	// surprises is how many observations in a row were far above the average, or, negative, far below.
 	surprises int
@@ -118,8 +119,8 @@ const (
 	// gain is the least weight of a new observation: what repeats itself is known to a third of how much single batches
 	// scatter. The first ones weigh more.
 	gain = 0.0625
-	// turned is how many surprises in a row mean that things have changed: the average begins anew.
-	turned = 2
+	// turned is how many surprises in a row mean that things have changed: the average begins anew, with the lesser one.
+	turned = 3
 	// surprise is how many times as long as expected, or as short, a batch must take to be one.
 	surprise = 1.2
 	// bound is of the average itself.
@@ -127,14 +128,15 @@ const (
 )
 
 var (
-	// clip bounds how far one observation counts as from the average: half as much again. A batch may wait for anything;
-	// one alone must not send the next ones to a path that is a third slower.
-	clip = math.Log(1.5)
+	// mostAlone bounds how much of one path's being slow is taken to be everybody's. Batches are disturbed, and disturbed ones
+	// are slower: without that, a path that is in use would look a few percent worse than every one that is not.
+	mostAlone = math.Log(1.15)
 	// surprising is how far from the average an observation is a surprise.
 	surprising = math.Log(surprise)
 )
 
-// add takes an observation; was is what the average was taken to be before.
+// add takes an observation; was is what the average was taken to be before. What is far off counts as less, as anything may
+// hold a batch up; twice in a row it is believed.
 func (m *memory) add(seen, was float64, now time.Duration) {
 	off := seen - was
 	switch {
@@ -145,14 +147,18 @@ func (m *memory) add(seen, was float64, now time.Duration) {
 	default:
 		m.surprises = 0
 	}
-	if m.surprises >= turned || m.surprises <= -turned {
-		m.n = 0
+	switch {
+	case m.surprises >= turned:
+		m.average, m.n = min(seen, m.last), 0
+	case m.surprises <= -turned:
+		m.average, m.n = max(seen, m.last), 0
+	default:
+		weight := max(gain, 1/float64(m.n+2))
+		m.average = was + weight*min(max(off, -surprising), surprising)
 	}
-	weight := max(gain, 1/float64(m.n+2))
-	m.average = was + weight*min(max(off, -clip), clip)
 	m.average = min(max(m.average, -bound), bound)
 	m.factor = math.Exp(m.average)
-	m.seen = now
+	m.seen, m.last = now, seen
 	m.n++
 }
 
@@ -203,6 +209,7 @@ func (c *cell) observe(p int, seen float64, now, half time.Duration) {
 	shared := 0.0
 	switch {
 	case n < 2:
+		shared = min(max(low, 0), mostAlone)
 	case low > 0:
 		shared = low
 	case high < 0:

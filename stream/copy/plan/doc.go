@@ -29,7 +29,7 @@
 // Batches are alike that have the same direction and form, size and count within a factor of four, and meet the same
 // situation: an idle stream or a backlog, a host side that is contiguous or not, the opposite direction idle or busy. For
 // batches that are alike, Observe keeps for each path an average of the logarithm of actual over profiled time, which scales
-// later predictions. One wild batch moves it little; two surprises in a row make it begin anew, so that a link that halves is
+// later predictions. One wild batch moves it little; three surprises in a row make it begin anew, so that a link that halves is
 // known within a dozen batches. Where every path that was seen lately is slower than it should be, as when somebody else
 // uses the link, those not seen are taken to be as slow: the ratios stay, and so do the choices.
 //

@@ -46,11 +46,13 @@ const (
 	PathPeerCopyEngine              // between two devices, by a copy engine
 	PathPeerKernel                  // between two devices, by a kernel of one of them
 	PathPosix                       // read and write system calls
+	PathNIC                         // an RDMA NIC that is connected to itself
+	PathNICSoft                     // the same with a NIC in software: says nothing of what a NIC would do
 )
 
 var pathNames = [...]string{
 	"none", "copy-engine", "copy-engine-batch", "kernel", "kernel-bulk", "staged", "resident", "peer-copy-engine",
-	"peer-kernel", "posix",
+	"peer-kernel", "posix", "nic", "nic-soft",
 }
 
 // Paths returns all paths on which bytes move, in order: without PathNone.

@@ -27,6 +27,7 @@ type Device struct {
 	modules []cuda.Module
 	batch   bool
 	gate    bool
+	rdma    bool // NICs may reach memory that is made to be shared
 	lacks   []error
 
 	priority int // the highest that streams can have
@@ -89,6 +90,11 @@ func (d *Device) prepare() error {
 	if err := d.probeGate(); err != nil {
 		return err
 	}
+	rdma, err := d.attribute(cuda.AttrRDMAVirtualMemory)
+	if err != nil {
+		return err
+	}
+	d.rdma = rdma != 0
 	return d.loadKernels()
 }
 

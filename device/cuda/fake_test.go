@@ -37,6 +37,7 @@ type fake struct {
 	capture cuda.CaptureStatus // what StreamIsCapturing answers
 	compute int
 	memops  int
+	rdma    map[cuda.Attribute]int // what the driver says of RDMA
 }
 
 func newFake(tb testing.TB) *fake {
@@ -261,6 +262,8 @@ func (f *fake) attribute(attr cuda.Attribute, _ cuda.DeviceID) (int, cuda.Result
 		return 3, r
 	case cuda.AttrMultiprocessorCount:
 		return 132, r
+	case cuda.AttrRDMAVirtualMemory, cuda.AttrRDMAFlushOptions, cuda.AttrRDMAOrdering, cuda.AttrDMABuf:
+		return f.rdma[attr], r
 	default:
 		f.tb.Errorf("attribute %d is asked for", attr)
 		return 0, r
@@ -305,7 +308,7 @@ func (f *fake) memory(a *cuda.API) {
 	a.MemHostGetDevicePointer = func(addr uint64) (cuda.DevicePtr, cuda.Result) {
 		return cuda.DevicePtr(addr ^ 1<<60), f.enter("cuMemHostGetDevicePointer_v2", contextRelaxed)
 	}
-	a.MemGetGranularity = func(cuda.DeviceID) (uint64, cuda.Result) {
+	a.MemGetGranularity = func(cuda.DeviceID, bool) (uint64, cuda.Result) {
 		return fakeGrain, f.enter("cuMemGetAllocationGranularity", nothing)
 	}
 	whole := func(name string, bytes uint64) {
@@ -313,7 +316,7 @@ func (f *fake) memory(a *cuda.API) {
 			f.tb.Errorf("%s of %d bytes, which are no multiple of the granularity", name, bytes)
 		}
 	}
-	a.MemCreate = func(bytes uint64, _ cuda.DeviceID) (cuda.MemHandle, cuda.Result) {
+	a.MemCreate = func(bytes uint64, _ cuda.DeviceID, _ bool) (cuda.MemHandle, cuda.Result) {
 		whole("cuMemCreate", bytes)
 		h, r := f.made("handle", f.enter("cuMemCreate", contextRelaxed))
 		return cuda.MemHandle(h), r
@@ -347,6 +350,12 @@ func (f *fake) memory(a *cuda.API) {
 	a.MemUnmap = func(p cuda.DevicePtr, bytes uint64) cuda.Result {
 		whole("cuMemUnmap", bytes)
 		return f.gone("mapping", uint64(p), f.enter("cuMemUnmap", contextRelaxed))
+	}
+	a.FlushGPUDirectRDMAWrites = func(to cuda.RDMAScope) cuda.Result {
+		if to != cuda.RDMAScopeAllDevices {
+			f.tb.Errorf("flushed for %d alone", to)
+		}
+		return f.enter("cuFlushGPUDirectRDMAWrites", contextRelaxed)
 	}
 	a.MemSetAccess = func(_ cuda.DevicePtr, bytes uint64, _ cuda.DeviceID) cuda.Result {
 		whole("cuMemSetAccess", bytes)

@@ -19,9 +19,9 @@ func (d *Device) probeGate() error {
 		d.lacks = append(d.lacks, d.lack(what, "driver "+d.info.DriverVersion+" has no cuStreamWaitValue64"))
 		return nil
 	}
-	can, r := d.api.DeviceGetAttribute(cuda.AttrStreamMemOps64, d.id)
-	if r != cuda.Success {
-		return d.fail(r, "cuDeviceGetAttribute", "attribute=%d, device=%d", cuda.AttrStreamMemOps64, d.info.Index)
+	can, err := d.attribute(cuda.AttrStreamMemOps64)
+	if err != nil {
+		return err
 	}
 	if d.gate = can != 0; !d.gate {
 		d.lacks = append(d.lacks, d.lack(what, "CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS is 0"))

@@ -96,7 +96,7 @@ func (d *Device) acquire(bytes uint64, a *allocation) (cuda.DevicePtr, error) {
 }
 
 func (d *Device) acquireShareable(bytes uint64, a *allocation) (cuda.DevicePtr, error) {
-	gran, r := d.api.MemGetGranularity(d.id)
+	gran, r := d.api.MemGetGranularity(d.id, d.rdma)
 	if r != cuda.Success {
 		return 0, d.fail(r, "cuMemGetAllocationGranularity", "device=%d", d.info.Index)
 	}
@@ -104,7 +104,7 @@ func (d *Device) acquireShareable(bytes uint64, a *allocation) (cuda.DevicePtr, 
 		return 0, fmt.Errorf("%d bytes in units of %d: %w", bytes, gran, errdefs.ErrInvalid)
 	}
 	size := (bytes + gran - 1) / gran * gran
-	h, r := d.api.MemCreate(size, d.id)
+	h, r := d.api.MemCreate(size, d.id, d.rdma)
 	if r != cuda.Success {
 		return 0, d.fail(r, "cuMemCreate", "bytes=%d, device=%d, handle=posix-fd", size, d.info.Index)
 	}

@@ -67,6 +67,8 @@ func Run(t *testing.T, open func(t *testing.T) device.Device) {
 		{"WaitValueRefuses", testWaitValueRefuses},
 		{"RecordOn", testRecordOn},
 		{"GatedQueueClose", testGatedQueueClose},
+		{"ExportDMABuf", testExportDMABuf},
+		{"FlushRemoteWrites", testFlushRemoteWrites},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

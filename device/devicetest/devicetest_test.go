@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/devicetest"
 	"github.com/kvlane/kvlane/device/sim"
@@ -64,6 +66,12 @@ func TestSuiteFindsDefects(t *testing.T) {
 		{"words are not waited for", "RecordOn"},
 		{"words are not waited for", "GatedQueueClose"},
 		{"any launch will do", "LaunchRefuses"},
+		{"dma-bufs are short", "ExportDMABuf"},
+		{"dma-bufs begin anywhere", "ExportDMABuf"},
+		{"dma-bufs are inherited", "ExportDMABuf"},
+		{"anything is a dma-buf", "ExportDMABuf"},
+		{"flushes fail", "FlushRemoteWrites"},
+		{"flushes outlive the device", "FlushRemoteWrites"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.defect+" in "+tt.found, func(t *testing.T) {
@@ -118,6 +126,58 @@ func (d *damagedDevice) Close() error {
 		return nil
 	}
 	return err
+}
+
+// ExportDMABuf exports memory files, which are as long as they say.
+func (d *damagedDevice) ExportDMABuf(e mem.Extent) (fd int, off int64, err error) {
+	if d.defect != "anything is a dma-buf" {
+		if err := e.Validate(); err != nil {
+			return -1, 0, err
+		}
+		if e.Region.Kind() != mem.KindDevice {
+			return -1, 0, errdefs.ErrInvalid
+		}
+	}
+	flags := unix.MFD_CLOEXEC
+	if d.defect == "dma-bufs are inherited" {
+		flags = 0
+	}
+	if fd, err = unix.MemfdCreate("dma-buf", flags); err != nil || e.Region == nil {
+		return fd, 0, err
+	}
+	off = int64(e.Dev()) % int64(os.Getpagesize())
+	size := off + e.Len
+	switch d.defect {
+	case "dma-bufs are short":
+		size--
+	case "dma-bufs begin anywhere":
+		off, size = off+1, size+1
+	}
+	return fd, off, unix.Ftruncate(fd, size)
+}
+
+func (d *damagedDevice) NeedsFlush() (bool, error) {
+	needs, err := d.asFlusher().NeedsFlush()
+	if d.defect == "flushes outlive the device" {
+		err = nil
+	}
+	return needs || d.defect == "flushes fail", err
+}
+
+func (d *damagedDevice) FlushRemoteWrites() error {
+	err := d.asFlusher().FlushRemoteWrites()
+	if d.defect == "flushes fail" {
+		return errors.Join(err, errdefs.ErrNotSupported)
+	}
+	return err
+}
+
+func (d *damagedDevice) asFlusher() device.RemoteWriteFlusher {
+	f, ok := d.Device.(device.RemoteWriteFlusher)
+	if !ok {
+		panic("a simulated device flushes nothing")
+	}
+	return f
 }
 
 type damagedQueue struct {

@@ -4,7 +4,7 @@
 //		devicetest.Run(t, func(t *testing.T) device.Device { ... })
 //	}
 //
-// The suite is seeded and needs no files. It covers the optional interfaces of queues as well; where one is absent its
-// tests go through testkit.Skip, under the feature names "batch", "kernels", "hostgate" and "shareable". The host
+// The suite is seeded and needs no files. It covers optional interfaces as well; where one is absent its tests go through
+// testkit.Skip, under the feature names "batch", "kernels", "hostgate", "shareable", "dma-buf" and "remote-writes". The host
 // program's streams, of which HostGate speaks, are played by other queues: those that have a Handle method.
 package devicetest

@@ -84,7 +84,11 @@ func (d *Device) make(op, call string, kind mem.Kind, bytes int64, given []byte)
 
 // enter gives sp an address and a region and puts it into the address space.
 func (d *Device) enter(sp *span, spec mem.RegionSpec, call, args string) error {
-	sp.base = d.space.reserve(sp.len)
+	if d.o.HostAddresses && sp.kind == mem.KindDevice {
+		sp.base = hostmem.Addr(sp.bytes)
+	} else {
+		sp.base = d.space.reserve(sp.len)
+	}
 	spec.Dev = mem.Addr(sp.base)
 	r, err := mem.NewRegion(spec)
 	if err != nil {

@@ -1,7 +1,7 @@
 // Package sim is a GPU in software, for machines that have none and for tests that need one to misbehave. It is honest:
 //
 //   - Its addresses are made up. They lie where no CPU address can, the device address of pinned memory has nothing to do
-//     with its CPU address, and no address is used twice. Device memory has no CPU view.
+//     with its CPU address, and no address is used twice, but for Options.HostAddresses. Device memory has no CPU view.
 //   - Queues are asynchronous: each has a goroutine that does the work later, in order. Pages and descriptors are read
 //     when a kernel runs, not when it is launched.
 //   - Fresh device memory holds PoisonFresh, and freed pinned memory PoisonFreed. A use after free, an address outside

@@ -32,7 +32,7 @@ func (d *Device) checkExtent(call string, e mem.Extent) error {
 	o := d.owner(r)
 	o.space.mu.RLock()
 	defer o.space.mu.RUnlock()
-	if o.space.of(r) == nil {
+	if !o.space.holds(r) {
 		return errInvalidValue(call, "region="+r.String(), o.whyNotMine(r))
 	}
 	return nil

@@ -250,3 +250,21 @@ func TestDeviceCloseEndsHeldWork(t *testing.T) {
 		})
 	}
 }
+
+// TestAnotherNameForMemory: a region that somebody else made of an allocation's address serves as the allocation's own does,
+// as long as that lives and holds all of it.
+func TestAnotherNameForMemory(t *testing.T) {
+	d := open(t, sim.Options{})
+	r, host := d.dev(4096), d.pin(4096)
+	name := func(off mem.Addr, n int64) *mem.Region {
+		other, err := mem.NewRegion(mem.RegionSpec{Kind: mem.KindDevice, Device: r.Device(), Len: n, Dev: r.Dev() + off})
+		must(t, err)
+		return other
+	}
+	q := d.queue()
+	must(t, q.Copy(mem.All(name(1024, 512)), mem.Extent{Region: host, Len: 512}))
+	must(t, d.sync(q))
+	if err := q.Copy(mem.All(name(3840, 512)), mem.Extent{Region: host, Len: 512}); err == nil {
+		t.Error("a region that ends behind the allocation was taken")
+	}
+}

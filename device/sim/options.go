@@ -78,6 +78,11 @@ type Options struct {
 	// QuarantineBytes is how much freed pinned memory is kept mapped, so that late reads find PoisonFreed and late
 	// writes are found. Default 64 MiB; negative: none, and late accesses crash the process.
 	QuarantineBytes int64
+	// HostAddresses puts device memory at the CPU addresses of what backs it, so that an RDMA NIC of this host can be given
+	// it, as NICs are given a GPU's memory by peer memory modules. Addresses are then used again.
+	HostAddresses bool
+	// RemoteWritesNeedFlush has NeedsFlush say so. Nothing is late for all that.
+	RemoteWritesNeedFlush bool
 }
 
 // Validate reports everything that is wrong with the options.

@@ -50,7 +50,7 @@ func newSpace(index int) *space {
 	return s
 }
 
-// reserve returns the address for n bytes. Addresses only ascend: none is used twice.
+// reserve returns the address for n bytes. These addresses only ascend: none is used twice.
 func (s *space) reserve(n int64) uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -71,9 +71,21 @@ func (s *space) add(sp *span) (other *span) {
 			}
 		}
 	}
+	if sp.base < firstAddr {
+		s.bury(sp) // Options.HostAddresses
+	}
 	i := sort.Search(len(s.spans), func(i int) bool { return s.spans[i].base > sp.base })
 	s.spans = slices.Insert(s.spans, i, sp)
 	return nil
+}
+
+// bury forgets freed spans where sp lies now. The caller holds mu for writing.
+func (s *space) bury(sp *span) {
+	before := len(s.spans)
+	s.spans = slices.DeleteFunc(s.spans, func(o *span) bool {
+		return o.bytes == nil && o.base < sp.base+uint64(sp.len) && sp.base < o.base+uint64(o.len)
+	})
+	s.freed -= before - len(s.spans)
 }
 
 // find returns the live or freed span that holds addr, or nil. The caller holds mu.
@@ -102,6 +114,13 @@ func (s *space) of(r *mem.Region) *span {
 		return sp
 	}
 	return nil
+}
+
+// holds reports whether all of r is live memory. As drivers go by addresses, r may be somebody else's name for a part of an
+// allocation. The caller holds mu.
+func (s *space) holds(r *mem.Region) bool {
+	sp := s.find(uint64(r.Dev()))
+	return sp != nil && sp.bytes != nil && sp.kind == r.Kind() && uint64(r.Dev())-sp.base+uint64(r.Len()) <= uint64(sp.len)
 }
 
 // kill turns sp into a tombstone. The caller holds mu for writing.

@@ -41,8 +41,8 @@ type API struct {
 	MemHostRegister         func(addr, bytes uint64, flags uint32) Result
 	MemHostUnregister       func(addr uint64) Result
 	MemHostGetDevicePointer func(addr uint64) (DevicePtr, Result)
-	MemGetGranularity       func(dev DeviceID) (uint64, Result)                  // of MemCreate: the minimum
-	MemCreate               func(bytes uint64, dev DeviceID) (MemHandle, Result) // exportable as a file descriptor
+	MemGetGranularity       func(dev DeviceID, rdma bool) (uint64, Result)                  // of MemCreate: the minimum
+	MemCreate               func(bytes uint64, dev DeviceID, rdma bool) (MemHandle, Result) // exportable as a file descriptor; rdma: NICs may reach it
 	MemRelease              func(h MemHandle) Result
 	MemAddressReserve       func(bytes uint64) (DevicePtr, Result)
 	MemAddressFree          func(p DevicePtr, bytes uint64) Result
@@ -77,4 +77,9 @@ type API struct {
 	MemcpyBatchAsync func(dsts, srcs []DevicePtr, sizes []uint64, s Stream) Result
 	// Optional.
 	StreamWaitValue64 func(s Stream, addr DevicePtr, value uint64, flags uint32) Result
+	// Optional: cuMemGetHandleForAddressRange, for a dma-buf. It needs a context. Address and length are multiples of the
+	// host's page; the descriptor is the caller's.
+	MemExportDMABuf func(p DevicePtr, bytes uint64) (fd int, r Result)
+	// Optional: cuFlushGPUDirectRDMAWrites of the current context. It needs one, and blocks.
+	FlushGPUDirectRDMAWrites func(to RDMAScope) Result
 }

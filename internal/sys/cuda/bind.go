@@ -167,4 +167,13 @@ func (s *symbols) bindOptional(a *API) {
 			return s.do(wait, uintptr(st), uintptr(addr), uintptr(value), uintptr(flags))
 		}
 	}
+	if export := s.optional(proc, "cuMemGetHandleForAddressRange", cuda120); export != 0 {
+		a.MemExportDMABuf = func(p DevicePtr, bytes uint64) (int, Result) {
+			v, r := s.out(export, uintptr(p), uintptr(bytes), memRangeDMABuf, 0)
+			return int(int32(uint32(v))), r
+		}
+	}
+	if flush := s.optional(proc, "cuFlushGPUDirectRDMAWrites", cuda120); flush != 0 {
+		a.FlushGPUDirectRDMAWrites = func(to RDMAScope) Result { return s.do(flush, flushTargetCurrent, uintptr(to)) }
+	}
 }

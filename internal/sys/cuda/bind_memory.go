@@ -25,17 +25,17 @@ func (s *symbols) bindMemory(a *API) {
 
 func (s *symbols) bindVirtualMemory(a *API) {
 	granularity, create, release := s.need("cuMemGetAllocationGranularity"), s.need("cuMemCreate"), s.need("cuMemRelease")
-	a.MemGetGranularity = func(dev DeviceID) (uint64, Result) {
+	a.MemGetGranularity = func(dev DeviceID, rdma bool) (uint64, Result) {
 		f := s.get()
 		defer s.put(f)
-		prop := shareableOn(dev)
+		prop := shareableOn(dev, rdma)
 		r := f.call(granularity, f.outPtr(0), f.pin(0, unsafe.Pointer(&prop)), memGranularityMinimum)
 		return f.out[0], r
 	}
-	a.MemCreate = func(bytes uint64, dev DeviceID) (MemHandle, Result) {
+	a.MemCreate = func(bytes uint64, dev DeviceID, rdma bool) (MemHandle, Result) {
 		f := s.get()
 		defer s.put(f)
-		prop := shareableOn(dev)
+		prop := shareableOn(dev, rdma)
 		r := f.call(create, f.outPtr(0), uintptr(bytes), f.pin(0, unsafe.Pointer(&prop)), 0)
 		return MemHandle(f.out[0]), r
 	}

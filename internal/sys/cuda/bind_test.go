@@ -77,11 +77,13 @@ func recorderLibrary(t *testing.T) string {
 		}
 	}
 	c.WriteString(`
-FN(batch_12080) FN(wait_12000)
+FN(batch_12080) FN(wait_12000) FN(export_12000) FN(flush_12000)
 int cuGetProcAddress_v2(const char *name, void **fn, int version, u flags, int *status) {
 	*status = 0;
 	*fn = flags != 0 ? 0 : !strcmp(name, "cuMemcpyBatchAsync") && version == 12080 ? (void *)batch_12080
-		: !strcmp(name, "cuStreamWaitValue64") && version == 12000 ? (void *)wait_12000 : 0;
+		: !strcmp(name, "cuStreamWaitValue64") && version == 12000 ? (void *)wait_12000
+		: !strcmp(name, "cuMemGetHandleForAddressRange") && version == 12000 ? (void *)export_12000
+		: !strcmp(name, "cuFlushGPUDirectRDMAWrites") && version == 12000 ? (void *)flush_12000 : 0;
 	return *fn ? 0 : 500;
 }
 `)
@@ -177,8 +179,8 @@ func TestCallsReachTheDriver(t *testing.T) {
 		{"cuMemHostRegister_v2 5 6 3", -1, func() Result { return a.MemHostRegister(5, 6, HostRegisterPortable|HostRegisterMapped) }},
 		{"cuMemHostUnregister 5", -1, func() Result { return a.MemHostUnregister(5) }},
 		{"cuMemHostGetDevicePointer_v2 out 5 0", 0, func() Result { v, r := a.MemHostGetDevicePointer(5); return value(uint64(v), r) }},
-		{"cuMemGetAllocationGranularity out * 0", 0, func() Result { v, r := a.MemGetGranularity(3); return value(v, r) }},
-		{"cuMemCreate out 6 * 0", 0, func() Result { v, r := a.MemCreate(6, 3); return value(uint64(v), r) }},
+		{"cuMemGetAllocationGranularity out * 0", 0, func() Result { v, r := a.MemGetGranularity(3, true); return value(v, r) }},
+		{"cuMemCreate out 6 * 0", 0, func() Result { v, r := a.MemCreate(6, 3, true); return value(uint64(v), r) }},
 		{"cuMemRelease 5", -1, func() Result { return a.MemRelease(5) }},
 		{"cuMemAddressReserve out 6 0 0 0", 0, func() Result { v, r := a.MemAddressReserve(6); return value(uint64(v), r) }},
 		{"cuMemAddressFree 5 6", -1, func() Result { return a.MemAddressFree(5, 6) }},
@@ -207,6 +209,8 @@ func TestCallsReachTheDriver(t *testing.T) {
 			return a.MemcpyBatchAsync([]DevicePtr{1, 2}, []DevicePtr{3, 4}, []uint64{5, 6}, 8)
 		}},
 		{"wait_12000 5 6 7 0", -1, func() Result { return a.StreamWaitValue64(5, 6, 7, StreamWaitValueGEQ) }},
+		{"export_12000 out 5 6 1 0", 0, func() Result { fd, r := a.MemExportDMABuf(5, 6); return value(uint64(uint32(fd)), r) }},
+		{"flush_12000 0 c8", -1, func() Result { return a.FlushGPUDirectRDMAWrites(RDMAScopeAllDevices) }},
 	} {
 		set(c.out, 0xffff_0000_0000_02bc) // an int of 700 in a register whose upper half holds anything
 		if r := c.call(); r != ErrorIllegalAddress {

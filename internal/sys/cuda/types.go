@@ -32,7 +32,25 @@ const (
 	AttrComputeMajor        Attribute = 75
 	AttrComputeMinor        Attribute = 76
 	AttrStreamMemOps64      Attribute = 122 // cuStreamWaitValue64
+	AttrRDMAVirtualMemory   Attribute = 110 // NICs may reach memory of cuMemCreate
+	AttrRDMAFlushOptions    Attribute = 117 // how NICs' writes can be flushed, FlushByHost for example
+	AttrRDMAOrdering        Attribute = 118 // an RDMAScope: who sees NICs' writes without a flush
+	AttrDMABuf              Attribute = 124 // memory can be exported as a dma-buf
 )
+
+// RDMAScope is a CUGPUDirectRDMAWritesOrdering, or a CUflushGPUDirectRDMAWritesScope: who sees what a NIC wrote to a
+// device's memory. Wider scopes are larger numbers.
+type RDMAScope int32
+
+// The scopes.
+const (
+	RDMAScopeNone       RDMAScope = 0
+	RDMAScopeOwner      RDMAScope = 100 // the device itself
+	RDMAScopeAllDevices RDMAScope = 200
+)
+
+// FlushByHost is CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST, a bit of AttrRDMAFlushOptions.
+const FlushByHost = 1
 
 // Flags of single calls, named after those of <cuda.h>.
 const (
@@ -66,6 +84,8 @@ const (
 	memAccessReadWrite      = 3 // CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 	memGranularityMinimum   = 0 // CU_MEM_ALLOC_GRANULARITY_MINIMUM
 	memcpySrcOrderStream    = 1 // CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
+	memRangeDMABuf          = 1 // CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
+	flushTargetCurrent      = 0 // CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX
 )
 
 // memLocation is CUmemLocation.
@@ -100,11 +120,15 @@ type memcpyAttributes struct {
 	Flags          uint32
 }
 
-// shareableOn describes memory of a device that can be exported as a file descriptor.
-func shareableOn(dev DeviceID) memAllocationProp {
-	return memAllocationProp{
+// shareableOn describes memory of a device that can be exported as a file descriptor, and with rdma be reached by NICs.
+func shareableOn(dev DeviceID, rdma bool) memAllocationProp {
+	p := memAllocationProp{
 		Type:             memAllocationTypePinned,
 		RequestedHandles: memHandlePosixFD,
 		Location:         memLocation{Type: memLocationTypeDevice, ID: int32(dev)},
 	}
+	if rdma {
+		p.GPUDirectRDMA = 1
+	}
+	return p
 }

@@ -8,6 +8,7 @@ package dl
 import (
 	"errors"
 	"fmt"
+	"runtime"
 	"strings"
 	"sync"
 
@@ -35,6 +36,9 @@ func Open(names ...string) (*Library, error) {
 	if len(names) == 0 {
 		return nil, fmt.Errorf("open library: no name: %w", errdefs.ErrInvalid)
 	}
+	// The loader keeps its reason for the thread that asked.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	var reasons []error
 	for _, name := range names {
 		h, err := purego.Dlopen(name, purego.RTLD_NOW|purego.RTLD_LOCAL|rtldNoDelete)
@@ -57,6 +61,8 @@ func (l *Library) Symbol(name string) (uintptr, error) {
 	if l.handle == 0 {
 		return 0, fmt.Errorf("look up %s in %s: %w", name, l.name, errdefs.ErrClosed)
 	}
+	runtime.LockOSThread() // as in Open
+	defer runtime.UnlockOSThread()
 	p, err := purego.Dlsym(l.handle, name)
 	if err != nil {
 		return 0, fmt.Errorf("look up %s in %s: %w: %w", name, l.name, errdefs.ErrNotSupported, err)

@@ -136,7 +136,7 @@ func honest(w work) float64 {
 		return 3000 + float64(n)*(10+float64(size)/(20*float64(ctas)))
 	case stream.PathStaged:
 		return 30000 + float64(n)*(1+float64(size)/54)
-	case stream.PathNone, stream.PathPeerCopyEngine, stream.PathPeerKernel, stream.PathPosix:
+	case stream.PathNone, stream.PathPeerCopyEngine, stream.PathPeerKernel, stream.PathPosix, stream.PathNIC, stream.PathNICSoft:
 	}
 	return 0
 }

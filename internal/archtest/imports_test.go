@@ -24,12 +24,14 @@ var mayImport = map[string]string{
 	"device":  onMem,
 	"stream":  onDevice,
 	"tier":    onTier,
+	"rdma":    "errdefs mem",
 
 	// Conformance suites and fault decorators know the interface that they are about.
 	"device/devicetest": onDevice + " internal/testkit internal/fault internal/leak internal/sys/hostmem",
 	"stream/streamtest": onDevice + " stream internal/testkit internal/fault internal/leak internal/sys/hostmem",
 	"stream/faulty":     onDevice + " stream internal/fault",
 	"tier/tiertest":     onTier + " tier device internal/testkit internal/fault internal/leak internal/sys/hostmem",
+	"rdma/rdmatest":     onMem + " rdma internal/testkit internal/fault internal/leak internal/sys/hostmem",
 	"tier/faulty":       onTier + " tier internal/fault internal/sys/hostmem",
 
 	// Implementations know interfaces and bindings, never one another.
@@ -37,6 +39,9 @@ var mayImport = map[string]string{
 	"device/cuda":         onDevice + " device/cuda/kernels internal/leak internal/sys/",
 	"device/cuda/kernels": "errdefs mem device",
 	"stream/copy":         onDevice + " stream stream/copy/plan internal/sys/hostmem internal/sys/nap",
+	"stream/nic":          onDevice + " stream rdma rdma/registry rdma/topology",
+	"rdma/soft":           onMem + " device rdma stream internal/leak internal/fault internal/sys/hostmem",
+	"rdma/ibv":            onMem + " rdma internal/leak internal/sys/",
 	"tier/cache":          onTier + " tier internal/leak",
 	"tier/file":           onTier + " tier internal/leak internal/sys/hostmem",
 	"tier/file/faultfs":   "internal/fault tier/file",
@@ -44,6 +49,10 @@ var mayImport = map[string]string{
 	// The planner is a model that touches no device; what measures for it drives the streams that it plans for.
 	"stream/copy/plan":      onDevice + " stream",
 	"stream/copy/calibrate": onDevice + " stream stream/copy stream/copy/plan",
+
+	// One NIC's memory, shared by the streams over it; where NICs lie.
+	"rdma/registry": onMem + " rdma internal/leak",
+	"rdma/topology": onMem + " device rdma",
 
 	// What is built on the interfaces.
 	"store":                 anyPlain + " internal/sys/hostmem internal/leak",
@@ -53,6 +62,7 @@ var mayImport = map[string]string{
 	"bench":                 anyPlain,
 	"bench/chart":           anyPlain + " bench",
 	"bench/target":          anyPlain + " bench",
+	"bench/rdmabench":       onDevice + " stream rdma rdma/registry",
 	"bench/matmul":          onDevice + " internal/sys/cublaslt",
 	"telemetry":             anyPlain + " store stream/copy/plan",
 	"telemetry/metricsdoc":  "telemetry",
@@ -63,12 +73,13 @@ var mayImport = map[string]string{
 	"internal/sys/dl":       "errdefs internal/leak",
 	"internal/sys/cuda":     "errdefs internal/leak internal/sys/dl",
 	"internal/sys/nvml":     "errdefs device internal/sys/dl",
+	"internal/sys/ibverbs":  "errdefs mem internal/leak internal/sys/dl internal/sys/hostmem",
 	"internal/sys/cublaslt": "errdefs device internal/sys/dl",
 	"internal/sys/nap":      "",
 	"internal/sys/hostmem":  onMem + " internal/leak",
 
 	// The façade and the commands wire everything.
-	"":     anyPlain + " store device/ stream/ tier/ internal/",
+	"":     anyPlain + " store device/ stream/ tier/ rdma rdma/ internal/",
 	"cmd/": anyPlain + " store replay replay/demo doctor bench bench/ telemetry device/ stream/ tier/ internal/ ROOT",
 }
 

@@ -1,0 +1,199 @@
+package ibverbs
+
+import (
+	"fmt"
+	"unsafe"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/sys/hostmem"
+)
+
+// request is a kind of work request.
+type request interface{ SendWR | RecvWR }
+
+// chain is an array of work requests, linked in order, and the scatter-gather entries that they point at, which are
+// packed in the order of use. It is memory outside of the Go heap.
+type chain[W request] struct {
+	mem      []byte
+	wrs      []W
+	sges     []SGE
+	bytes    []byte // payload of inline requests
+	used     int    // of wrs
+	usedSGEs int
+	usedByte int
+	linkOff  uintptr // of a request's pointer to the next
+}
+
+// alloc makes a chain of depth requests with up to sges entries and inline bytes each. The memory is touched, and so
+// taken up, only as far as it is used.
+func (c *chain[W]) alloc(depth, sges, inline int, linkOff uintptr) error {
+	var w W
+	if depth < 1 || sges < 0 || inline < 0 {
+		return fmt.Errorf("make chain of %d requests of %d entries and %d bytes: %w", depth, sges, inline, errdefs.ErrInvalid)
+	}
+	// An inline request needs an entry too.
+	entries := depth * max(sges, 1)
+	wrBytes, sgeBytes := depth*int(unsafe.Sizeof(w)), entries*int(unsafe.Sizeof(SGE{}))
+	mem, err := hostmem.Alloc(int64(wrBytes + sgeBytes + depth*inline))
+	if err != nil {
+		return fmt.Errorf("make chain of %d requests: %w", depth, err)
+	}
+	c.mem = mem
+	c.wrs = unsafe.Slice((*W)(unsafe.Pointer(unsafe.SliceData(mem))), depth)
+	c.sges = unsafe.Slice((*SGE)(unsafe.Pointer(unsafe.SliceData(mem[wrBytes:]))), entries)
+	c.bytes = mem[wrBytes+sgeBytes:]
+	c.linkOff = linkOff
+	return nil
+}
+
+// Free gives the memory back. The chain must not be used afterwards; a second Free returns nil.
+func (c *chain[W]) Free() error {
+	if c.mem == nil {
+		return nil
+	}
+	mem := c.mem
+	*c = chain[W]{}
+	return hostmem.Free(mem)
+}
+
+// Reset empties the chain.
+func (c *chain[W]) Reset() { c.used, c.usedSGEs, c.usedByte = 0, 0, 0 }
+
+// Len returns how many requests are in the chain.
+func (c *chain[W]) Len() int { return c.used }
+
+// next returns a zeroed request at the end of the chain, or nil if it is full.
+func (c *chain[W]) next() *W {
+	if c.used == len(c.wrs) {
+		return nil
+	}
+	w := &c.wrs[c.used]
+	var zero W
+	*w = zero
+	c.used++
+	if c.used > 1 {
+		*c.link(c.used - 2) = c.address(c.used - 1)
+	}
+	return w
+}
+
+// take returns n scatter-gather entries and their address.
+func (c *chain[W]) take(n int) ([]SGE, uintptr) {
+	if n == 0 {
+		return nil, 0
+	}
+	s := c.sges[c.usedSGEs : c.usedSGEs+n]
+	c.usedSGEs += n
+	return s, uintptr(unsafe.Pointer(unsafe.SliceData(s)))
+}
+
+// address returns the address of request i.
+func (c *chain[W]) address(i int) uintptr { return uintptr(unsafe.Pointer(&c.wrs[i])) }
+
+// link returns request i's pointer to the next.
+func (c *chain[W]) link(i int) *uintptr {
+	return (*uintptr)(unsafe.Add(unsafe.Pointer(&c.wrs[i]), c.linkOff))
+}
+
+// index returns which request is at the address that a refusal answered; the first where it answered none of them.
+func (c *chain[W]) index(address uintptr) int {
+	var w W
+	i := (address - c.address(0)) / unsafe.Sizeof(w)
+	if i >= uintptr(c.used) {
+		return 0
+	}
+	return int(i)
+}
+
+// SendChain is work requests for a send queue, which are posted with one call. It is memory outside of the Go heap, of
+// a fixed size, to be reused for every post. Not safe for concurrent use.
+type SendChain struct{ chain[SendWR] }
+
+// NewSendChain makes a chain for depth requests of up to sges scatter-gather entries and inline bytes each.
+func NewSendChain(depth, sges, inline int) (*SendChain, error) {
+	c := new(SendChain)
+	if err := c.alloc(depth, sges, inline, unsafe.Offsetof(SendWR{}.next)); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// Add adds a request with n scatter-gather entries, both of which are the caller's to fill until the chain is posted. It
+// returns nil where the chain is full.
+func (c *SendChain) Add(n int) (*SendWR, []SGE) {
+	w := c.next()
+	if w == nil {
+		return nil, nil
+	}
+	sges, addr := c.take(n)
+	w.sgList, w.numSGE = addr, int32(n)
+	return w, sges
+}
+
+// AddInline adds a request that takes a copy of payload along. It returns nil where the chain is full.
+func (c *SendChain) AddInline(payload []byte) *SendWR {
+	w := c.next()
+	if w == nil || len(payload) == 0 {
+		return w
+	}
+	to := c.bytes[c.usedByte : c.usedByte+len(payload)]
+	c.usedByte += copy(to, payload)
+	sges, addr := c.take(1)
+	sges[0] = SGE{Addr: hostmem.Addr(to), Length: uint32(len(payload))}
+	w.sgList, w.numSGE = addr, 1
+	return w
+}
+
+// RecvChain is work requests for a receive queue, as SendChain is for a send queue.
+type RecvChain struct{ chain[RecvWR] }
+
+// NewRecvChain makes a chain for depth requests of up to sges scatter-gather entries each.
+func NewRecvChain(depth, sges int) (*RecvChain, error) {
+	c := new(RecvChain)
+	if err := c.alloc(depth, sges, 0, unsafe.Offsetof(RecvWR{}.next)); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// Add adds a request, as SendChain.Add does.
+func (c *RecvChain) Add(n int) (*RecvWR, []SGE) {
+	w := c.next()
+	if w == nil {
+		return nil, nil
+	}
+	sges, addr := c.take(n)
+	w.sgList, w.numSGE = addr, int32(n)
+	return w, sges
+}
+
+// WCArray is room for completions, outside of the Go heap. Not safe for concurrent use.
+type WCArray struct {
+	mem []byte
+	wcs []WC
+}
+
+// NewWCArray makes room for n completions.
+func NewWCArray(n int) (*WCArray, error) {
+	var wc WC
+	mem, err := hostmem.Alloc(int64(n) * int64(unsafe.Sizeof(wc)))
+	if err != nil {
+		return nil, fmt.Errorf("make room for %d completions: %w", n, err)
+	}
+	return &WCArray{mem: mem, wcs: unsafe.Slice((*WC)(unsafe.Pointer(unsafe.SliceData(mem))), n)}, nil
+}
+
+// WCs returns all completions that there is room for; the first are those that a poll has moved here.
+func (a *WCArray) WCs() []WC { return a.wcs }
+
+// Free gives the memory back. The array must not be used afterwards; a second Free returns nil.
+func (a *WCArray) Free() error {
+	if a.mem == nil {
+		return nil
+	}
+	mem := a.mem
+	*a = WCArray{}
+	return hostmem.Free(mem)
+}
+
+func (a *WCArray) address() uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(a.wcs))) }

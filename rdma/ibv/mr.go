@@ -1,0 +1,140 @@
+package ibv
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/sys/ibverbs"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/rdma"
+)
+
+// MR implements rdma.MR.
+type MR struct {
+	object
+	pd     *PD
+	native ibverbs.MR
+	info   rdma.MRInfo
+}
+
+// RegMR implements rdma.PD.
+func (p *PD) RegMR(e mem.Extent, access rdma.Access) (rdma.MR, error) {
+	return p.register(e, access, func() (uint64, ibverbs.Registration, error) {
+		addr := uint64(e.CPU())
+		if addr == 0 {
+			addr = uint64(e.Dev())
+		}
+		r, errno := p.dev.api.RegMR(p.native, addr, uint64(e.Len), uint32(access))
+		return addr, r, registerError(e, addr, access, errno)
+	})
+}
+
+// RegDMABufMR implements rdma.PD.
+func (p *PD) RegDMABufMR(e mem.Extent, fd int, off int64, access rdma.Access) (rdma.MR, error) {
+	return p.register(e, access, func() (uint64, ibverbs.Registration, error) {
+		const call = "ibv_reg_dmabuf_mr"
+		addr := uint64(e.Dev())
+		args := fmt.Sprintf("fd=%d offset=%d bytes=%d iova=%#x access=%s", fd, off, e.Len, addr, access)
+		switch {
+		case addr == 0:
+			return 0, ibverbs.Registration{}, fmt.Errorf("%s has no device address: %w", e.Region, errdefs.ErrInvalid)
+		case fd < 0 || off < 0:
+			return 0, ibverbs.Registration{}, rdma.NewError(call, args, unix.EINVAL, "a descriptor and an offset are not negative")
+		case p.dev.api.RegDMABufMR == nil:
+			return 0, ibverbs.Registration{}, rdma.NewError(call, args, unix.ENOSYS, "libibverbs is older than rdma-core 34")
+		}
+		r, errno := p.dev.api.RegDMABufMR(p.native, uint64(off), uint64(e.Len), addr, fd, uint32(access))
+		if errno == unix.EOPNOTSUPP || errno == unix.EPROTONOSUPPORT {
+			return 0, r, rdma.NewError(call, args, errno, "the driver of "+p.dev.info.Name+", or a kernel before 5.12, cannot register dma-bufs")
+		}
+		return addr, r, check(errno, call, "%s", args)
+	})
+}
+
+// register checks what both ways of registering check, and makes the region of what reg answers.
+func (p *PD) register(e mem.Extent, access rdma.Access, reg func() (uint64, ibverbs.Registration, error)) (rdma.MR, error) {
+	fail := func(err error) (rdma.MR, error) {
+		return nil, fmt.Errorf("register memory with %s: %w", p.what, err)
+	}
+	if err := e.Validate(); err != nil {
+		return fail(err)
+	}
+	if e.Len == 0 {
+		return fail(fmt.Errorf("no bytes: %w", errdefs.ErrInvalid))
+	}
+	if access&rdma.AccessRemoteWrite != 0 && access&rdma.AccessLocalWrite == 0 {
+		return fail(fmt.Errorf("access %s without %s: %w", access, rdma.AccessLocalWrite, errdefs.ErrInvalid))
+	}
+	if err := p.adopt(); err != nil {
+		return fail(err)
+	}
+	addr, r, err := reg()
+	if err != nil {
+		p.release()
+		return fail(err)
+	}
+	m := &MR{pd: p, native: r.MR, info: rdma.MRInfo{Extent: e, Addr: addr, LKey: r.LKey, RKey: r.RKey, Access: access}}
+	m.open("memory region %#x of %s", r.LKey, p.dev.info.Name)
+	return m, nil
+}
+
+// registerError says why memory could not be registered; nil for an errno of zero.
+func registerError(e mem.Extent, addr uint64, access rdma.Access, errno syscall.Errno) error {
+	if errno == 0 {
+		return nil
+	}
+	text, kind := "", error(nil)
+	switch errno {
+	case unix.ENOMEM:
+		text = lockedMemoryLimit()
+	case unix.EFAULT, unix.EINVAL:
+		if e.CPU() == 0 && !peerMemory() {
+			text = "device memory needs the kernel module nvidia_peermem, which is not loaded, or registration by dma-buf"
+			kind = errdefs.ErrNotSupported
+		}
+	default:
+	}
+	err := rdma.NewError("ibv_reg_mr", fmt.Sprintf("addr=%#x bytes=%d access=%s", addr, e.Len, access), errno, text)
+	if kind != nil {
+		err.Kind = kind
+	}
+	return err
+}
+
+// peerMemory reports whether a module that lets devices reach GPU memory is loaded, under its present or its former name.
+func peerMemory() bool {
+	for _, module := range []string{"nvidia_peermem", "nv_peer_mem"} {
+		if _, err := os.Stat("/sys/module/" + module); !errors.Is(err, os.ErrNotExist) {
+			return true
+		}
+	}
+	return false
+}
+
+// lockedMemoryLimit says what the limit on locked memory is, where there is one.
+func lockedMemoryLimit() string {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &limit); err != nil || limit.Cur == math.MaxUint64 {
+		return ""
+	}
+	return fmt.Sprintf("this process may lock %d bytes of memory (ulimit -l)", limit.Cur)
+}
+
+// Info implements rdma.MR.
+func (m *MR) Info() rdma.MRInfo { return m.info }
+
+// Close implements rdma.MR.
+func (m *MR) Close() error {
+	return m.shut(func() error {
+		return check(m.pd.dev.api.DeregMR(m.native), "ibv_dereg_mr", "lkey=%#x", m.info.LKey)
+	}, func() error {
+		m.pd.release()
+		return nil
+	})
+}

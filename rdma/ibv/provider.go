@@ -1,0 +1,129 @@
+package ibv
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/sys/ibverbs"
+	"github.com/kvlane/kvlane/rdma"
+)
+
+// name is what the provider is called in configurations and tables.
+const name = "ibv"
+
+// Provider is the loaded library. Safe for concurrent use.
+type Provider struct {
+	object
+	api *ibverbs.API
+}
+
+var _ rdma.Provider = (*Provider)(nil)
+
+// Load loads libibverbs. Without it, or with one older than rdma-core 33, the error wraps ErrNotSupported and says why.
+func Load() (*Provider, error) {
+	api, err := ibverbs.Load()
+	if err != nil {
+		return nil, fmt.Errorf("load RDMA verbs: %w", err)
+	}
+	return newProvider(api), nil
+}
+
+func newProvider(api *ibverbs.API) *Provider {
+	p := &Provider{api: api}
+	p.open("RDMA verbs")
+	return p
+}
+
+// Name returns "ibv".
+func (p *Provider) Name() string { return name }
+
+// Devices implements rdma.Provider.
+func (p *Provider) Devices() ([]string, error) {
+	var names []string
+	err := p.list(func(l ibverbs.DeviceList) error {
+		names = p.names(l)
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list RDMA devices: %w", err)
+	}
+	return names, nil
+}
+
+// Open implements rdma.Provider.
+func (p *Provider) Open(device string) (rdma.Device, error) {
+	var d *Device
+	err := p.list(func(l ibverbs.DeviceList) error {
+		names := p.names(l)
+		i := slices.Index(names, device)
+		if i < 0 {
+			return fmt.Errorf("it does not exist, this machine has %s: %w", strings.Join(names, ", "), errdefs.ErrNotFound)
+		}
+		var err error
+		d, err = openDevice(p, l.Devices[i], device)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("open RDMA device %q: %w", device, err)
+	}
+	return d, nil
+}
+
+// Close implements rdma.Provider. The library itself stays loaded.
+func (p *Provider) Close() error {
+	nothing := func() error { return nil }
+	return p.shut(nothing, nothing)
+}
+
+// list calls use with the list of devices, which has one at least and is valid until use returns.
+func (p *Provider) list(use func(ibverbs.DeviceList) error) error {
+	if err := p.enter(); err != nil {
+		return err
+	}
+	defer p.leave()
+	l, errno := p.api.GetDeviceList()
+	if errno != 0 {
+		return noDevices(errno)
+	}
+	defer p.api.FreeDeviceList(l)
+	if len(l.Devices) == 0 {
+		return noDevices(0)
+	}
+	return use(l)
+}
+
+// noDevices says why there is no device. A kernel without RDMA is told from one without devices by the errno.
+func noDevices(errno syscall.Errno) error {
+	const call = "ibv_get_device_list"
+	switch errno {
+	case 0:
+		return fmt.Errorf("this machine has no RDMA device, or no driver for it is loaded: %w", errdefs.ErrNotSupported)
+	case unix.ENOSYS:
+		return rdma.NewError(call, "", errno, "this kernel has no RDMA support loaded (module ib_uverbs)")
+	default:
+		return rdma.NewError(call, "", errno, "")
+	}
+}
+
+func (p *Provider) names(l ibverbs.DeviceList) []string {
+	names := make([]string, len(l.Devices))
+	for i, d := range l.Devices {
+		names[i] = p.api.GetDeviceName(d)
+	}
+	return names
+}
+
+// asOwn returns v as an object of this package and of d, or an error that names what it should be.
+func asOwn[T interface{ deviceOf() *Device }](d *Device, v any, what string) (T, error) {
+	own, ok := v.(T)
+	if !ok || own.deviceOf() != d {
+		var none T
+		return none, fmt.Errorf("the %s is not of %s: %w", what, d.what, errdefs.ErrInvalid)
+	}
+	return own, nil
+}

@@ -1,0 +1,97 @@
+package ibv
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvlane/kvlane/errdefs"
+)
+
+// watch waits until a descriptor of the library has something to read, by the Go runtime's poller.
+type watch struct {
+	file *os.File
+	conn syscall.RawConn
+	// turn holds a token while nobody waits: the file has one deadline, so it serves one context at a time.
+	turn   chan struct{}
+	closed atomic.Bool
+}
+
+// newWatch watches fd, which stays the library's to close and becomes non-blocking.
+func newWatch(fd int, what string) (*watch, error) {
+	// The runtime would close the descriptor with the file.
+	own, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("duplicate descriptor of %s: %w", what, err)
+	}
+	if err := unix.SetNonblock(own, true); err != nil {
+		return nil, errors.Join(fmt.Errorf("make descriptor of %s non-blocking: %w", what, err), unix.Close(own))
+	}
+	file := os.NewFile(uintptr(own), what)
+	// What cannot be polled has no deadlines.
+	if err := file.SetReadDeadline(time.Time{}); err != nil {
+		return nil, errors.Join(fmt.Errorf("watch %s: %w", what, err), file.Close())
+	}
+	conn, err := file.SyscallConn()
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("watch %s: %w", what, err), file.Close())
+	}
+	w := &watch{file: file, conn: conn, turn: make(chan struct{}, 1)}
+	w.turn <- struct{}{}
+	return w, nil
+}
+
+// wait calls read, which must not block, whenever there may be something to read, until it has read something or failed.
+// It returns the context's cause once that has ended, and ErrClosed once the watch is closed.
+func (w *watch) wait(ctx context.Context, read func() (done bool, err error)) error {
+	select {
+	case <-w.turn:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	defer func() { w.turn <- struct{}{} }()
+
+	interrupted := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(interrupted)
+		// It fails only for a closed file, which ends the wait as well.
+		_ = w.file.SetReadDeadline(time.Unix(1, 0))
+	})
+	var failed error
+	err := w.conn.Read(func(uintptr) bool {
+		var done bool
+		done, failed = read()
+		return done || failed != nil
+	})
+	if !stop() {
+		// The deadline was for this context alone.
+		<-interrupted
+		_ = w.file.SetReadDeadline(time.Time{})
+	}
+	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return context.Cause(ctx)
+	case err != nil && w.closed.Load(): // the error itself is one of the runtime's own
+		return errdefs.ErrClosed
+	case err != nil:
+		return err
+	}
+	return failed
+}
+
+// close ends all waits. When it has returned, read is not called any more. A second close returns nil.
+func (w *watch) close() error {
+	w.closed.Store(true)
+	if err := w.file.Close(); err != nil && !errors.Is(err, os.ErrClosed) {
+		return err
+	}
+	<-w.turn
+	w.turn <- struct{}{}
+	return nil
+}

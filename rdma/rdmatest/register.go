@@ -1,0 +1,125 @@
+package rdmatest
+
+import (
+	"testing"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/sys/hostmem"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/rdma"
+)
+
+func testRegister(t *testing.T, h *harness) {
+	pd, err := h.devs[0].AllocPD()
+	must(t, err)
+	closeAtEnd(t, "protection domain", pd)
+	r := memory(t, 64<<10)
+	keys := make(map[uint32]bool)
+	for _, e := range []mem.Extent{mem.All(r), mem.All(r), {Region: r, Off: 4096, Len: 8192}, {Region: r, Off: 5, Len: 1}, {Region: r, Off: 64<<10 - 3, Len: 3}} {
+		m, err := pd.RegMR(e, access)
+		must(t, err)
+		i := m.Info()
+		if i.Extent != e || i.Addr != uint64(e.CPU()) || i.Access != access {
+			t.Errorf("info of %+v: %+v", e, i)
+		}
+		if keys[i.LKey] {
+			t.Errorf("local key %#x is given twice", i.LKey)
+		}
+		keys[i.LKey] = true
+		closeAtEnd(t, "memory region", m)
+		if s := i.SGE(1, 2); s != (rdma.SGE{Addr: i.Addr + 1, Length: 2, LKey: i.LKey}) {
+			t.Errorf("scatter-gather entry %+v", s)
+		}
+	}
+}
+
+func testRegisterRefuses(t *testing.T, h *harness) {
+	pd, err := h.devs[0].AllocPD()
+	must(t, err)
+	closeAtEnd(t, "protection domain", pd)
+	r := memory(t, 64<<10)
+	for what, tt := range map[string]struct {
+		e      mem.Extent
+		access rdma.Access
+	}{
+		"no region":           {mem.Extent{}, access},
+		"no bytes":            {mem.Extent{Region: r, Off: 10}, access},
+		"beyond the end":      {mem.Extent{Region: r, Off: 1, Len: 64 << 10}, access},
+		"before the start":    {mem.Extent{Region: r, Off: -1, Len: 10}, access},
+		"remote write alone":  {mem.All(r), rdma.AccessRemoteWrite},
+		"flags that are none": {mem.All(r), access | 1<<14},
+	} {
+		m, err := pd.RegMR(tt.e, tt.access)
+		wantErr(t, what, err, errdefs.ErrInvalid)
+		if err == nil {
+			must(t, m.Close())
+		}
+	}
+	_, err = pd.RegDMABufMR(mem.All(r), -1, 0, access)
+	if err == nil {
+		t.Error("a dma-buf without a descriptor was registered")
+	}
+}
+
+// testRegisterLate: memory that is registered when the queue pair is connected already is as good as any.
+func testRegisterLate(t *testing.T, h *harness) {
+	a, b := h.pair(t, options{})
+	r := memory(t, 8192)
+	h.fill(t, r.Bytes())
+	m, err := a.pd.RegMR(mem.All(r), 0)
+	must(t, err)
+	closeAtEnd(t, "memory region", m)
+	i := m.Info()
+	w := a.write(b, 1, 0, 0)
+	w.SGEs = []rdma.SGE{i.SGE(0, 8192)}
+	a.post(t, w)
+	ok(t, a.scq, 1)
+	same(t, "write", b.far()[:8192], r.Bytes())
+}
+
+// testDeregisterInFlight: Close of a region that requests in flight name waits for them or fails them; when it has
+// returned the memory can be unmapped. Moving the queue pair to QPSErr then ends what is left: a device need not find out
+// by itself that a request can never finish, where its packets were lost or its region went between two of them.
+func testDeregisterInFlight(t *testing.T, h *harness) {
+	const n = 64 << 10
+	for round := range 8 {
+		a, b := h.pair(t, options{})
+		buf, err := hostmem.Alloc(n)
+		must(t, err)
+		r, err := hostmem.Region(buf)
+		must(t, err)
+		m, err := a.pd.RegMR(mem.All(r), rdma.AccessLocalWrite)
+		must(t, err)
+		i := m.Info()
+		var wrs []rdma.SendWR
+		for k := range 16 {
+			w := a.write(b, uint64(k), 0, n)
+			if round%2 == 1 {
+				w.Opcode = rdma.WRRDMARead
+			}
+			w.SGEs = []rdma.SGE{i.SGE(0, n)}
+			wrs = append(wrs, w)
+		}
+		a.post(t, wrs...)
+		if round >= 4 {
+			await(t, a.scq, 1)
+		}
+		must(t, m.Close())
+		must(t, hostmem.Free(buf))
+		must(t, a.qp.Modify(rdma.QPAttr{State: rdma.QPSErr}))
+		rest := len(wrs)
+		if round >= 4 {
+			rest--
+		}
+		failed := false
+		for _, wc := range await(t, a.scq, rest) {
+			switch {
+			case wc.Status == rdma.WCSuccess && !failed:
+			case wc.Status == rdma.WCWRFlushErr && failed, wc.Err() != nil && !failed:
+				failed = true
+			default:
+				t.Fatalf("completion %+v", wc)
+			}
+		}
+	}
+}

@@ -1,0 +1,173 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/leak"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/rdma"
+)
+
+// Register registers all regions with all NICs, or none of them with any: what a part of it did is undone when a later part
+// fails, and the error joins both. Streams that are open may use the memory from now on, as those opened later. The memory
+// must live until Unregister has returned nil for it.
+//
+// Errors, beside those of rdma.PD: ErrExists for a region that overlaps a registered one, ErrNotSupported for device
+// memory that is neither exported as a dma-buf nor reached through peer memory, with the reason of both.
+func Register(nics []*Registry, regions ...*mem.Region) error {
+	staged := make([][]*Memory, len(nics))
+	undo := func(err error) error {
+		errs := []error{err}
+		for i, g := range nics {
+			for _, m := range staged[i] {
+				errs = append(errs, g.drop(m))
+			}
+		}
+		return errors.Join(errs...)
+	}
+	for i, g := range nics {
+		for _, r := range regions {
+			m, err := g.stage(r)
+			if m != nil {
+				staged[i] = append(staged[i], m)
+			}
+			if err != nil {
+				return undo(fmt.Errorf("register with NIC %s: %w", g.name, err))
+			}
+		}
+	}
+	for i, g := range nics {
+		if err := g.publish(staged[i]); err != nil {
+			return undo(fmt.Errorf("register with NIC %s: %w", g.name, err))
+		}
+	}
+	return nil
+}
+
+// drop undoes stage, and publish if it came to that. What somebody has acquired since stays until Set.Close.
+func (g *Registry) drop(m *Memory) error {
+	g.retire(m)
+	select {
+	case <-m.idle:
+		return g.deregister(m)
+	default:
+		return fmt.Errorf("the %s has %d references: %w", m.region, m.references(), errdefs.ErrBusy)
+	}
+}
+
+// Register is the function of that name for one NIC.
+func (g *Registry) Register(regions ...*mem.Region) error {
+	return Register([]*Registry{g}, regions...)
+}
+
+// stage registers r without making it findable. After an error the memory, if it is not nil, has to be deregistered.
+func (g *Registry) stage(r *mem.Region) (*Memory, error) {
+	m, err := g.claim(r)
+	if err != nil {
+		return nil, err
+	}
+	e := mem.All(r)
+	if r.Kind() == mem.KindDevice {
+		m.mr, m.method, m.why, err = g.registerDevice(e)
+	} else {
+		m.method = MethodHost
+		m.mr, err = g.pd.RegMR(e, access)
+	}
+	if err != nil {
+		return m, fmt.Errorf("register the %s: %w", r, err)
+	}
+	m.info = m.mr.Info()
+	g.mu.Lock()
+	m.registered = true
+	g.mu.Unlock()
+	leak.Add(leak.RegisteredBytes, r.Len())
+	return m, nil
+}
+
+// registerDevice registers device memory. why is what was wrong with a dma-buf, where peer memory took its place.
+func (g *Registry) registerDevice(e mem.Extent) (mr rdma.MR, how Method, why, err error) {
+	mr, why = g.registerDMABuf(e)
+	if why == nil {
+		return mr, MethodDMABuf, nil, nil
+	}
+	if !errors.Is(why, errdefs.ErrNotSupported) {
+		return nil, 0, nil, why // it can, but not now: peer memory would hide that
+	}
+	if mr, err = g.pd.RegMR(e, access); err != nil {
+		return nil, 0, nil, fmt.Errorf("neither as a dma-buf (%w) nor as peer memory, for which the kernel needs a module such as nvidia_peermem: %w", why, err)
+	}
+	return mr, MethodPeerMemory, why, nil
+}
+
+func (g *Registry) registerDMABuf(e mem.Extent) (rdma.MR, error) {
+	if g.o.Exporter == nil {
+		return nil, fmt.Errorf("nothing exports memory of device %d: %w", e.Region.Device(), errdefs.ErrNotSupported)
+	}
+	fd, off, err := g.o.Exporter.ExportDMABuf(e)
+	if err != nil {
+		return nil, fmt.Errorf("export dma-buf: %w", err)
+	}
+	mr, err := g.pd.RegDMABufMR(e, fd, off, access)
+	if closeErr := unix.Close(fd); closeErr != nil {
+		err = errors.Join(err, fmt.Errorf("close dma-buf: %w", closeErr))
+	}
+	if err != nil && mr != nil {
+		return nil, errors.Join(err, closeTwice(mr))
+	}
+	return mr, err
+}
+
+// Unregister makes r, a region of Register, unfindable at once, waits until nobody has a reference, and deregisters it. When it
+// has returned nil the NIC does not touch the memory any more. Otherwise the memory must not be freed, and Unregister
+// has to be called again: ErrBusy, with the context's cause, where references are left when ctx ends; ErrNotFound for what is not
+// registered.
+func (g *Registry) Unregister(ctx context.Context, r *mem.Region) error {
+	m := g.claimed(r)
+	if m == nil {
+		return fmt.Errorf("unregister the %s from NIC %s: %w", r, g.name, errdefs.ErrNotFound)
+	}
+	g.retire(m)
+	select {
+	case <-m.idle:
+	default:
+		select {
+		case <-m.idle:
+		case <-ctx.Done():
+			return fmt.Errorf("unregister the %s from NIC %s: %d references are left: %w: %w", r, g.name, m.references(), errdefs.ErrBusy, context.Cause(ctx))
+		}
+	}
+	if err := g.deregister(m); err != nil {
+		return fmt.Errorf("unregister from NIC %s: %w", g.name, err)
+	}
+	return nil
+}
+
+// claimed returns the memory of r once it is registered, or nil.
+func (g *Registry) claimed(r *mem.Region) *Memory {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, m := range g.claims {
+		if m.region == r && m.registered {
+			return m
+		}
+	}
+	return nil
+}
+
+// Unregister unregisters regions from NICs, as Registry.Unregister. It goes on after a failure, and ErrNotFound is none.
+func Unregister(ctx context.Context, nics []*Registry, regions ...*mem.Region) error {
+	var errs []error
+	for _, g := range nics {
+		for _, r := range regions {
+			if err := g.Unregister(ctx, r); !errors.Is(err, errdefs.ErrNotFound) {
+				errs = append(errs, err)
+			}
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,461 @@
+package registry_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/internal/leak"
+	"github.com/kvlane/kvlane/internal/sys/hostmem"
+	"github.com/kvlane/kvlane/internal/testkit"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/rdma"
+	"github.com/kvlane/kvlane/rdma/registry"
+	"github.com/kvlane/kvlane/rdma/soft"
+)
+
+// machine has NICs in software that move nothing. It must have no complaint when it is taken down.
+func machine(tb testing.TB, so soft.Options, o registry.Options) (*registry.Set, []*registry.Registry) {
+	tb.Helper()
+	so.Mover = soft.NullMover{}
+	p, err := soft.New(so)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { closeOK(tb, p) })
+	set := registry.NewSet(p, o)
+	tb.Cleanup(func() { closeOK(tb, set) })
+	names, err := p.Devices()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	for _, name := range names {
+		if _, err := set.NIC(name); err != nil {
+			tb.Fatal(err)
+		}
+	}
+	return set, set.NICs()
+}
+
+func closeOK(tb testing.TB, c interface{ Close() error }) {
+	tb.Helper()
+	if err := c.Close(); err != nil {
+		tb.Error(err)
+	}
+}
+
+func host(tb testing.TB, n int64) *mem.Region {
+	tb.Helper()
+	b, err := hostmem.Alloc(n)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		if err := hostmem.Free(b); err != nil {
+			tb.Error(err)
+		}
+	})
+	r, err := hostmem.Region(b)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return r
+}
+
+// gpu returns a region at an address that nobody dereferences.
+func gpu(tb testing.TB, device int, addr, n uint64) *mem.Region {
+	tb.Helper()
+	r, err := mem.NewRegion(mem.RegionSpec{Kind: mem.KindDevice, Device: device, Len: int64(n), Dev: mem.Addr(addr)})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return r
+}
+
+func wantErr(tb testing.TB, err error, is ...error) {
+	tb.Helper()
+	for _, target := range is {
+		if !errors.Is(err, target) {
+			tb.Errorf("error %v is not %q", err, target)
+		}
+	}
+}
+
+func ended(tb testing.TB) context.Context {
+	tb.Helper()
+	ctx, cancel := context.WithCancel(tb.Context())
+	cancel()
+	return ctx
+}
+
+func TestFindsInteriorAddresses(t *testing.T) {
+	_, nics := machine(t, soft.Options{}, registry.Options{})
+	g := nics[0]
+	h, d0, d1 := host(t, 8192), gpu(t, 0, 0x10000, 0x1000), gpu(t, 1, 0x10000, 0x800)
+	if err := g.Register(h, d0, d1); err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range []mem.Extent{
+		mem.All(h),
+		{Region: h, Off: 8191, Len: 1},
+		{Region: d0, Off: 0x900, Len: 0x700},
+		{Region: d1, Off: 1, Len: 2},
+		{Region: gpu(t, 0, 0x10100, 0x100), Off: 3, Len: 5}, // another name for the same bytes
+	} {
+		m, err := g.Acquire(e)
+		if err != nil {
+			t.Fatal(err)
+		}
+		addr := uint64(e.Region.Dev()) + uint64(e.Off)
+		if e.Region == h {
+			addr = uint64(h.CPU()) + uint64(e.Off)
+		}
+		if m.Addr(e) != addr || m.Info().LKey == 0 || m.Info().RKey == 0 {
+			t.Errorf("%+v is at %#x, want %#x", e, m.Addr(e), addr)
+		}
+		m.Release()
+	}
+	if e, err := g.Resolve(1, 0x10010, 16); err != nil || e != (mem.Extent{Region: d1, Off: 16, Len: 16}) {
+		t.Errorf("resolved %+v, %v", e, err)
+	}
+	if e, err := g.Resolve(mem.NoDevice, h.CPU()+100, 1); err != nil || e != (mem.Extent{Region: h, Off: 100, Len: 1}) {
+		t.Errorf("resolved %+v, %v", e, err)
+	}
+	for name, tt := range map[string]struct {
+		device int
+		addr   mem.Addr
+		n      int64
+		want   error
+	}{
+		"before": {0, 0xffff, 1, errdefs.ErrNotFound}, "behind": {0, 0x11000, 1, errdefs.ErrNotFound},
+		"too long": {1, 0x10010, 0x800, errdefs.ErrInvalid}, "negative": {1, 0x10010, -1, errdefs.ErrInvalid},
+		"no such device": {2, 0x10000, 1, errdefs.ErrNotFound},
+	} {
+		if _, err := g.Resolve(tt.device, tt.addr, tt.n); !errors.Is(err, tt.want) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	_, err := g.Acquire(mem.Extent{Region: gpu(t, 1, 0x10400, 0x1000), Len: 0x1000})
+	wantErr(t, err, errdefs.ErrInvalid)
+	_, err = g.Acquire(mem.All(gpu(t, 3, 0x10000, 1)))
+	wantErr(t, err, errdefs.ErrNotFound)
+}
+
+func TestOverlapsAreRefused(t *testing.T) {
+	_, nics := machine(t, soft.Options{}, registry.Options{})
+	g := nics[0]
+	if err := g.Register(gpu(t, 0, 0x10000, 0x1000), gpu(t, 0, 0x30000, 0x1000)); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range []*mem.Region{
+		gpu(t, 0, 0x10000, 0x1000), gpu(t, 0, 0xffff, 2), gpu(t, 0, 0x10fff, 1), gpu(t, 0, 0x2ffff, 2), gpu(t, 0, 0x8000, 0x80000),
+	} {
+		wantErr(t, g.Register(r), errdefs.ErrExists)
+	}
+	wantErr(t, g.Register(gpu(t, 0, 0x50000, 0x10), gpu(t, 0, 0x50008, 0x10)), errdefs.ErrExists) // each other
+	wantErr(t, g.Register(nil), errdefs.ErrInvalid)
+	if g.Len() != 2 {
+		t.Errorf("%d regions after refusals", g.Len())
+	}
+	if err := g.Register(gpu(t, 0, 0x11000, 0x1f000), gpu(t, 1, 0x10000, 0x1000)); err != nil {
+		t.Errorf("between, and on another device: %v", err)
+	}
+}
+
+// exporter gives descriptors that mean nothing, as the software NIC does not look at them.
+type exporter struct {
+	err   error
+	given []mem.Extent
+}
+
+func (x *exporter) ExportDMABuf(e mem.Extent) (int, int64, error) {
+	if x.err != nil {
+		return -1, 0, x.err
+	}
+	x.given = append(x.given, e)
+	fd, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	return fd, 0, err
+}
+
+// TestDefectNoDMABufRegistration: device memory goes by dma-buf where there is one, else by peer memory, and where there is
+// neither the error names what is missing.
+func TestDefectNoDMABufRegistration(t *testing.T) {
+	cannot, broken := errdefs.ErrNotSupported, errors.New("export broke")
+	for name, tt := range map[string]struct {
+		exporter registry.Exporter
+		nic      soft.DeviceOptions
+		want     registry.Method
+		err      error
+		says     string
+	}{
+		"dma-buf":                    {&exporter{}, soft.DeviceOptions{}, registry.MethodDMABuf, nil, ""},
+		"dma-buf and no peer memory": {&exporter{}, soft.DeviceOptions{NoDeviceMemory: true}, registry.MethodDMABuf, nil, ""},
+		"nothing exports":            {nil, soft.DeviceOptions{}, registry.MethodPeerMemory, nil, ""},
+		"driver cannot export":       {&exporter{err: cannot}, soft.DeviceOptions{}, registry.MethodPeerMemory, nil, ""},
+		"kernel takes no dma-buf":    {&exporter{}, soft.DeviceOptions{NoDMABuf: true}, registry.MethodPeerMemory, nil, ""},
+		"neither":                    {&exporter{}, soft.DeviceOptions{NoDMABuf: true, NoDeviceMemory: true}, 0, cannot, "nvidia_peermem"},
+		"export fails":               {&exporter{err: broken}, soft.DeviceOptions{}, 0, broken, "dma-buf"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, nics := machine(t, soft.Options{Devices: []soft.DeviceOptions{tt.nic}}, registry.Options{Exporter: tt.exporter})
+			r := gpu(t, 0, 0x10000, 0x1000)
+			err := nics[0].Register(r)
+			if tt.err != nil {
+				wantErr(t, err, tt.err)
+				if err == nil || !strings.Contains(err.Error(), tt.says) {
+					t.Errorf("error %v does not say %q", err, tt.says)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			m, err := nics[0].Acquire(mem.All(r))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer m.Release()
+			how, why := m.Method()
+			if how != tt.want || (why != nil) != (tt.want == registry.MethodPeerMemory) {
+				t.Errorf("by %s, since %v", how, why)
+			}
+			if a := m.Info().Access; a&rdma.AccessRelaxedOrdering != 0 || a&rdma.AccessRemoteRead == 0 || a&rdma.AccessRemoteWrite == 0 {
+				t.Errorf("registered for %s", a)
+			}
+		})
+	}
+}
+
+// TestDefectDeregistrationInFlight: memory stays registered while somebody has a reference, and cannot be acquired any more.
+func TestDefectDeregistrationInFlight(t *testing.T) {
+	set, nics := machine(t, soft.Options{}, registry.Options{})
+	g, r := nics[0], host(t, 4096)
+	before := leak.Live()[leak.RegisteredBytes.String()]
+	if err := g.Register(r); err != nil {
+		t.Fatal(err)
+	}
+	m, err := g.Acquire(mem.All(r))
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantErr(t, g.Unregister(ended(t), r), errdefs.ErrBusy, context.Canceled)
+	if _, err := g.Acquire(mem.All(r)); !errors.Is(err, errdefs.ErrNotFound) {
+		t.Errorf("acquired what is to go: %v", err)
+	}
+	wantErr(t, g.Register(r), errdefs.ErrExists) // it is still there
+	wantErr(t, set.Close(), errdefs.ErrBusy)
+	if n := leak.Live()[leak.RegisteredBytes.String()]; n != before+4096 {
+		t.Errorf("%d bytes are registered", n-before)
+	}
+	done := make(chan error)
+	go func() { done <- g.Unregister(t.Context(), r) }()
+	select {
+	case err := <-done:
+		t.Fatalf("unregistered in flight: %v", err)
+	case <-time.After(5 * time.Millisecond):
+	}
+	m.Release()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	wantErr(t, g.Unregister(t.Context(), r), errdefs.ErrNotFound)
+	_, err = set.NIC("soft0")
+	wantErr(t, err, errdefs.ErrClosed)
+	wantErr(t, g.Register(r), errdefs.ErrClosed)
+}
+
+func TestReleaseTooOftenPanics(t *testing.T) {
+	_, nics := machine(t, soft.Options{}, registry.Options{})
+	r := host(t, 4096)
+	if err := nics[0].Register(r); err != nil {
+		t.Fatal(err)
+	}
+	m, err := nics[0].Acquire(mem.All(r))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.Release()
+	defer func() {
+		if recover() == nil {
+			t.Error("no panic")
+		}
+	}()
+	m.Release()
+}
+
+// TestDefectRangeTableReadWithoutLock looks memory up while others change the table: under the race detector, and by what is
+// found.
+func TestDefectRangeTableReadWithoutLock(t *testing.T) {
+	_, nics := machine(t, soft.Options{}, registry.Options{})
+	g := nics[0]
+	stays := gpu(t, 0, 0x100000, 0x1000)
+	if err := g.Register(stays); err != nil {
+		t.Fatal(err)
+	}
+	stop := make(chan struct{})
+	var readers, writers sync.WaitGroup
+	for w := range 3 {
+		writers.Go(func() {
+			r := gpu(t, 0, uint64(0x1000*(w+1)), 0x1000)
+			for range 200 {
+				if err := g.Register(r); err != nil {
+					t.Error(err)
+				}
+				if err := g.Unregister(t.Context(), r); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+		readers.Go(func() {
+			comes := mem.All(gpu(t, 0, uint64(0x1000*(w+1))+8, 8))
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				if m, err := g.Acquire(comes); err == nil {
+					m.Release()
+				}
+				m, err := g.Acquire(mem.All(stays))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				m.Release()
+			}
+		})
+	}
+	writers.Wait()
+	close(stop)
+	readers.Wait()
+}
+
+// TestLookupsAllocateNothing, since they are on the way of every batch.
+func TestLookupsAllocateNothing(t *testing.T) {
+	_, nics := machine(t, soft.Options{}, registry.Options{})
+	for i := range uint64(200) {
+		if err := nics[0].Register(gpu(t, 0, 0x10000*(i+1), 0x8000)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	e := mem.All(gpu(t, 0, 0x10000*77+5, 100))
+	n := testing.AllocsPerRun(100, func() {
+		m, err := nics[0].Acquire(e)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.Release()
+		if _, err := nics[0].Resolve(0, 0x10000*77, 9); err != nil {
+			t.Fatal(err)
+		}
+	})
+	if n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+// TestPartialFailureRollsBack fails each verb in turn while several regions are registered with two NICs: all of them are
+// findable then, or none.
+func TestPartialFailureRollsBack(t *testing.T) {
+	for _, op := range []string{soft.OpOpen, soft.OpAllocPD, soft.OpRegMR, soft.OpClose} {
+		t.Run(op, func(t *testing.T) {
+			testkit.Sweep(t, op, errdefs.ErrNoMemory, func(t *testing.T, plan *fault.Plan) error { t.Helper(); return registerAll(t, plan) })
+		})
+	}
+}
+
+func registerAll(t *testing.T, plan *fault.Plan) (all error) {
+	t.Helper()
+	said := func(err error) bool {
+		all = errors.Join(all, err)
+		return err != nil
+	}
+	twice := func(f func() error) {
+		if said(f()) {
+			said(f())
+		}
+	}
+	p, err := soft.New(soft.Options{Mover: soft.NullMover{}, Faults: plan, Devices: make([]soft.DeviceOptions, 2)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer twice(p.Close)
+	set := registry.NewSet(p, registry.Options{})
+	defer twice(set.Close)
+	for _, name := range []string{"soft0", "soft1"} {
+		if _, err := set.NIC(name); said(err) {
+			return all
+		}
+	}
+	addrs, sizes := []uint64{0x1000, 0x9000, 0x4000}, []uint64{0x1000, 0x1000, 0x1000}
+	regions, err := mem.CacheRegions(0, addrs, sizes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = registry.Register(set.NICs(), regions...)
+	for _, g := range set.NICs() {
+		want := 3
+		if err != nil {
+			want = 0
+		}
+		if g.Len() != want {
+			t.Errorf("%d regions on NIC %s after %v", g.Len(), g.Name(), err)
+		}
+	}
+	if said(err) {
+		// Nothing is in the way of another try, but what could not be deregistered.
+		if err = registry.Register(set.NICs(), regions...); err != nil {
+			wantErr(t, err, errdefs.ErrExists)
+			return all
+		}
+	}
+	twice(func() error { return registry.Unregister(t.Context(), set.NICs(), regions...) })
+	return all
+}
+
+func TestSetOpensEachNICOnce(t *testing.T) {
+	plan := fault.New(1)
+	set, nics := machine(t, soft.Options{Faults: plan}, registry.Options{})
+	for range 3 {
+		g, err := set.NIC("soft0")
+		if err != nil || g != nics[0] {
+			t.Errorf("another NIC, %v", err)
+		}
+	}
+	if plan.Seen(soft.OpOpen) != 1 || plan.Seen(soft.OpAllocPD) != 1 {
+		t.Errorf("opened %d times, %d domains", plan.Seen(soft.OpOpen), plan.Seen(soft.OpAllocPD))
+	}
+	_, err := set.NIC("mlx5_9")
+	wantErr(t, err, errdefs.ErrNotFound)
+	for _, m := range []registry.Method{registry.MethodHost, registry.MethodDMABuf, registry.MethodPeerMemory, 9} {
+		if m.String() == "" {
+			t.Errorf("method %d has no name", uint8(m))
+		}
+	}
+}
+
+func BenchmarkAcquire(b *testing.B) {
+	_, nics := machine(b, soft.Options{}, registry.Options{})
+	for i := range uint64(160) {
+		if err := nics[0].Register(gpu(b, 0, 0x10000*(i+1), 0x8000)); err != nil {
+			b.Fatal(err)
+		}
+	}
+	e := mem.All(gpu(b, 0, 0x10000*77+5, 100))
+	b.ReportAllocs()
+	for b.Loop() {
+		m, err := nics[0].Acquire(e)
+		if err != nil {
+			b.Fatal(err)
+		}
+		m.Release()
+	}
+}

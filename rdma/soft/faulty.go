@@ -1,0 +1,107 @@
+package soft
+
+import (
+	"encoding/binary"
+	"errors"
+	"math/rand/v2"
+	"time"
+
+	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/internal/sys/hostmem"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/rdma"
+)
+
+// stallLook is how often to look whether stalled requests were released: a plan tells nobody.
+const stallLook = time.Millisecond
+
+// noiseBytes is how many bytes a corrupted request gets wrong, at most.
+const noiseBytes = 8
+
+// heldBack asks the fault plan about a request, once, and reports whether that keeps it from starting now.
+func (e *engine) heldBack(q *qp, w *sendWQE) bool {
+	r := &q.run
+	if !w.asked {
+		w.asked = true
+		f, hit := e.prov.o.Faults.Hit(opOf(w.opcode))
+		if !hit {
+			return false
+		}
+		r.hit = &f
+		switch f.Action {
+		case fault.Fail, fault.Crash:
+			w.status, w.cause = rdma.WCGeneralErr, f.Err
+		case fault.Delay:
+			r.due = time.Now().Add(f.Delay)
+			return true
+		case fault.Stall, fault.Partial, fault.Corrupt:
+		}
+	}
+	if r.hit == nil || r.hit.Action != fault.Stall {
+		return false
+	}
+	select {
+	case <-r.hit.Released():
+		return false
+	default:
+		r.due = time.Now().Add(stallLook)
+		return true
+	}
+}
+
+func opOf(o rdma.WROpcode) string {
+	switch o {
+	case rdma.WRSend, rdma.WRSendWithImm:
+		return OpSend
+	case rdma.WRRDMARead:
+		return OpRead
+	default:
+		return OpWrite
+	}
+}
+
+// damage does to the plan of a request what the fault says.
+func (e *engine) damage(w *sendWQE, f *fault.Fault) {
+	p := &e.plan
+	switch f.Action {
+	case fault.Partial:
+		w.status, w.recvStatus, w.cause = rdma.WCGeneralErr, rdma.WCGeneralErr, f.Err
+		left := p.bytes / 2
+		for i := range p.dst {
+			n := min(left, p.dst[i].Len)
+			p.dst[i].Len, p.src[i].Len = n, n
+			left -= n
+		}
+	case fault.Corrupt:
+		if len(p.dst) == 0 {
+			return
+		}
+		n := min(noiseBytes, p.dst[0].Len)
+		p.dst = append(p.dst, p.dst[0].Sub(n, p.dst[0].Len-n))
+		p.src = append(p.src, p.src[0].Sub(n, p.src[0].Len-n))
+		at := int64(f.Rand % uint64(e.prov.noise.Len()-noiseBytes))
+		p.dst[0].Len, p.src[0] = n, mem.Extent{Region: e.prov.noise, Off: at, Len: n}
+	case fault.Fail, fault.Crash, fault.Stall, fault.Delay:
+	}
+}
+
+// makeNoise returns random bytes for what is to be corrupted, within the mover's reach. They are the caller's to free.
+func makeNoise(m Mover) (*mem.Region, error) {
+	const size = 1 << 12
+	b, err := hostmem.Alloc(size)
+	if err != nil {
+		return nil, err
+	}
+	random := rand.NewChaCha8([32]byte{})
+	for i := 0; i < size; i += 8 {
+		binary.LittleEndian.PutUint64(b[i:], random.Uint64())
+	}
+	r, err := hostmem.Region(b)
+	if err == nil {
+		err = m.Reaches(r)
+	}
+	if err != nil {
+		return nil, errors.Join(err, hostmem.Free(b))
+	}
+	return r, nil
+}

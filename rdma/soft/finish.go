@@ -1,0 +1,146 @@
+package soft
+
+import "github.com/kvlane/kvlane/rdma"
+
+// finish completes the requests of a transfer that has landed.
+func (e *engine) finish(t *Transfer) {
+	for i := range t.items {
+		e.retire(t.items[i].qp, t.items[i].end, t.err)
+	}
+	e.recycle(t)
+}
+
+// retire completes the requests of q up to position end; err is why the mover failed them.
+func (e *engine) retire(q *qp, end uint64, err error) {
+	r := &q.run
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for r.retired < end {
+		w := &q.sq[r.retired&q.mask]
+		if err != nil && w.status == rdma.WCSuccess {
+			w.status, w.recvStatus, w.cause = rdma.WCGeneralErr, rdma.WCGeneralErr, err
+		}
+		q.complete(w, r.retired)
+		r.retired++
+	}
+	if r.retired == r.issued && q.at() == rdma.QPSErr {
+		e.list(q) // what has not started can be flushed now
+	}
+}
+
+// complete reports how the request at position pos ended, to both sides. Once it is reported, w is the poster's again.
+func (q *qp) complete(w *sendWQE, pos uint64) {
+	status, cause, peer := w.status, w.cause, w.peer
+	if w.received {
+		peer.deliver(w, q)
+	}
+	if peer != nil || cause != nil { // most have none, and what is not written stays with the poster's processor
+		w.peer, w.cause = nil, nil
+	}
+	switch q.at() {
+	case rdma.QPSReset:
+		return // nobody wants to know
+	case rdma.QPSErr:
+		status = rdma.WCWRFlushErr
+	default:
+		if status != rdma.WCSuccess {
+			q.fail(noEvent)
+		}
+	}
+	if w.peerFails {
+		peer.fail(rdma.EventQPAccessErr)
+	}
+	if status != rdma.WCSuccess || w.flags&rdma.SendSignaled != 0 {
+		q.report(w, pos, status, cause)
+	}
+}
+
+// report adds the completion of a request of the send queue.
+func (q *qp) report(w *sendWQE, pos uint64, status rdma.WCStatus, cause error) {
+	c := cqe{qp: q, pos: pos, wc: rdma.WC{WRID: w.wrid, Status: status, Opcode: wcOpcode(w.opcode), QPNum: q.num, Cause: cause}}
+	if status != rdma.WCSuccess {
+		c.wc.VendorErr = vendorErr(status)
+	} else if w.opcode == rdma.WRRDMARead {
+		c.wc.ByteLen = w.bytes
+	}
+	q.sendCQ.push(&c, false)
+}
+
+// vendorErr is a number of this provider for a status: anything but zero, so that who drops it is found out.
+func vendorErr(s rdma.WCStatus) uint32 { return 0x50f70000 | uint32(s) }
+
+func wcOpcode(o rdma.WROpcode) rdma.WCOpcode {
+	switch o {
+	case rdma.WRSend, rdma.WRSendWithImm:
+		return rdma.WCSend
+	case rdma.WRRDMARead:
+		return rdma.WCRDMARead
+	default:
+		return rdma.WCRDMAWrite
+	}
+}
+
+// deliver completes the receive of q that a request of the queue pair from has used up.
+func (q *qp) deliver(w *sendWQE, from *qp) {
+	failed := q.pushRecv(w)
+	q.rq.taken()
+	if failed && q != from {
+		q.fail(rdma.EventQPReqErr)
+	}
+	if q.at() == rdma.QPSErr {
+		q.dev().engine.ring(q) // the receives behind can be flushed now
+	}
+}
+
+// pushRecv adds the completion of a receive and reports whether the message was wrong for it.
+func (q *qp) pushRecv(w *sendWQE) (failed bool) {
+	status := w.recvStatus
+	switch q.at() {
+	case rdma.QPSReset:
+		q.rq.release(w.slot)
+		return false
+	case rdma.QPSErr:
+		status = rdma.WCWRFlushErr
+	default:
+		failed = status != rdma.WCSuccess
+	}
+	c := cqe{qp: q, rq: q.rq, slot: w.slot, wc: rdma.WC{WRID: q.rq.slots[w.slot].wrid, Status: status, Opcode: rdma.WCRecv, QPNum: q.num}}
+	if w.opcode == rdma.WRRDMAWriteWithImm {
+		c.wc.Opcode = rdma.WCRecvRDMAWithImm
+	}
+	if status == rdma.WCSuccess {
+		c.wc.ByteLen = w.bytes
+		if hasImm(w.opcode) {
+			c.wc.Imm, c.wc.Flags = w.imm, rdma.WCWithImm
+		}
+	} else {
+		c.wc.VendorErr, c.wc.Cause = vendorErr(status), w.cause
+	}
+	q.recvCQ.push(&c, w.flags&rdma.SendSolicited != 0)
+	return failed
+}
+
+// flush completes what is posted on both queues of q, none of which has started, and reports whether there was anything.
+// The caller holds q.run.mu.
+func (e *engine) flush(q *qp) bool {
+	r, flushed := &q.run, false
+	for tail := q.tail.Load(); r.retired < tail; r.retired++ {
+		w := &q.sq[r.retired&q.mask]
+		cause := w.cause
+		w.cause = nil
+		q.report(w, r.retired, rdma.WCWRFlushErr, cause)
+		flushed = true
+	}
+	r.issued = r.retired
+	for q.srq == nil {
+		slot, ok := q.rq.takeToFlush()
+		if !ok {
+			break
+		}
+		q.recvCQ.push(&cqe{qp: q, rq: q.rq, slot: slot, wc: rdma.WC{
+			WRID: q.rq.slots[slot].wrid, Status: rdma.WCWRFlushErr, Opcode: rdma.WCRecv, VendorErr: vendorErr(rdma.WCWRFlushErr), QPNum: q.num,
+		}}, false)
+		flushed = true
+	}
+	return flushed
+}

@@ -1,0 +1,251 @@
+package soft
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/rdma"
+)
+
+// pd implements rdma.PD.
+type pd struct {
+	owner
+	dev *Device
+}
+
+// AllocPD makes a protection domain.
+func (d *Device) AllocPD() (rdma.PD, error) {
+	if err := d.begin(OpAllocPD, "soft_alloc_pd", &d.nic.pds, d.nic.info.MaxPD, &d.owner); err != nil {
+		return nil, fmt.Errorf("allocate protection domain: %w", err)
+	}
+	p := &pd{dev: d}
+	p.open("protection domain")
+	return p, nil
+}
+
+func (p *pd) Close() error {
+	ended, err := p.dev.shutdown(&p.owner, "soft_dealloc_pd")
+	if err != nil {
+		return fmt.Errorf("free protection domain: %w", err)
+	}
+	if ended {
+		p.dev.nic.pds.giveBack()
+		p.dev.disown()
+	}
+	return nil
+}
+
+// mr implements rdma.MR.
+type mr struct {
+	owner
+	pd   *pd
+	info rdma.MRInfo
+	gate *gate // entered by transfers that touch the memory
+	ctl  sync.Mutex
+}
+
+const allAccess = rdma.AccessLocalWrite | rdma.AccessRemoteWrite | rdma.AccessRemoteRead | rdma.AccessRelaxedOrdering
+
+func (p *pd) RegMR(e mem.Extent, access rdma.Access) (rdma.MR, error) {
+	const call = "soft_reg_mr"
+	if e.Region != nil && e.Region.Kind() == mem.KindDevice && p.dev.nic.o.NoDeviceMemory {
+		return nil, fmt.Errorf("register %s: %w", e.Region, rdma.NewError(call, "", unix.EOPNOTSUPP, "no peer memory module: nvidia_peermem is not loaded"))
+	}
+	return p.register(call, e, access)
+}
+
+func (p *pd) RegDMABufMR(e mem.Extent, fd int, off int64, access rdma.Access) (rdma.MR, error) {
+	const call = "soft_reg_dmabuf_mr"
+	switch {
+	case p.dev.nic.o.NoDMABuf:
+		return nil, fmt.Errorf("register dma-buf of %s: %w", e.Region, rdma.NewError(call, "", unix.EOPNOTSUPP, "the device takes no dma-buf"))
+	case fd < 0 || off < 0 || e.Region == nil || e.Region.Kind() != mem.KindDevice:
+		return nil, fmt.Errorf("register dma-buf of %s: %w", e.Region, rdma.NewError(call, fmt.Sprintf("fd=%d, offset=%d", fd, off), unix.EINVAL, ""))
+	}
+	return p.register(call, e, access)
+}
+
+func (p *pd) register(call string, e mem.Extent, access rdma.Access) (rdma.MR, error) {
+	if err := p.checkExtent(call, e, access); err != nil {
+		return nil, fmt.Errorf("register memory: %w", err)
+	}
+	nic := p.dev.nic
+	if err := p.dev.begin(OpRegMR, call, &nic.mrs, nic.info.MaxMR, &p.owner); err != nil {
+		return nil, fmt.Errorf("register %d bytes of the %s: %w", e.Len, e.Region, err)
+	}
+	m := &mr{pd: p, gate: newGate(), info: rdma.MRInfo{Extent: e, Addr: address(e), Access: access}}
+	nic.keys.add(m)
+	m.open("memory region")
+	return m, nil
+}
+
+// address is where an extent lies as work requests name it.
+func address(e mem.Extent) uint64 {
+	if a := e.CPU(); a != 0 {
+		return uint64(a)
+	}
+	return uint64(e.Dev())
+}
+
+func (p *pd) checkExtent(call string, e mem.Extent, access rdma.Access) error {
+	invalid := func(text string) error {
+		return rdma.NewError(call, fmt.Sprintf("bytes=%d, access=%s", e.Len, access), unix.EINVAL, text)
+	}
+	if err := e.Validate(); err != nil {
+		return err
+	}
+	switch {
+	case e.Len == 0:
+		return invalid("the extent is empty")
+	case uint64(e.Len) > p.dev.nic.info.MaxMRBytes:
+		return invalid(fmt.Sprintf("the device registers %d bytes at most", p.dev.nic.info.MaxMRBytes))
+	case access&^allAccess != 0:
+		return invalid("unknown access flags")
+	case access&rdma.AccessRemoteWrite != 0 && access&rdma.AccessLocalWrite == 0:
+		return invalid("remote write needs local write")
+	}
+	if err := p.dev.nic.prov.o.Mover.Reaches(e.Region); err != nil {
+		return err
+	}
+	return nil
+}
+
+func (m *mr) Info() rdma.MRInfo { return m.info }
+
+func (m *mr) Close() error {
+	const call = "soft_dereg_mr"
+	m.ctl.Lock() // held while bytes land: a second Close must not return before
+	defer m.ctl.Unlock()
+	if m.closed.Load() {
+		return nil
+	}
+	d := m.pd.dev
+	err := d.fault(OpClose, call)
+	if err == nil {
+		err = m.gate.shut(call, d.nic.prov)
+	}
+	if err != nil {
+		return fmt.Errorf("deregister %d bytes of the %s: %w", m.info.Extent.Len, m.info.Extent.Region, err)
+	}
+	d.nic.keys.remove(m)
+	if _, err := m.close(call); err != nil {
+		return err
+	}
+	d.nic.mrs.giveBack()
+	m.pd.disown()
+	return nil
+}
+
+// keyTable finds memory regions by key. A key is an index and, in its lowest byte, a tag that changes with every use of the
+// index. Lookups take no lock.
+type keyTable struct {
+	table atomic.Pointer[[]*mr] // by index; every change stores a changed copy
+
+	mu   sync.Mutex
+	tags []uint8 // by index: the tag last given
+	free []uint32
+}
+
+// remoteTag is the difference between the tags of the two keys of a region.
+const remoteTag = 0x80
+
+func (k *keyTable) add(m *mr) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	var t []*mr
+	if old := k.table.Load(); old != nil {
+		t = slices.Clone(*old)
+	} else {
+		t = make([]*mr, 1) // index 0 is nobody's: a zero key is a mistake
+		k.tags = make([]uint8, 1)
+	}
+	var i uint32
+	if n := len(k.free); n > 0 {
+		i = k.free[0]
+		k.free = slices.Delete(k.free, 0, 1)
+	} else {
+		i = uint32(len(t))
+		t, k.tags = append(t, nil), append(k.tags, 0)
+	}
+	k.tags[i] = (k.tags[i] + 1) % remoteTag
+	m.info.LKey = i<<8 | uint32(k.tags[i])
+	if m.info.Access&(rdma.AccessRemoteWrite|rdma.AccessRemoteRead) != 0 {
+		m.info.RKey = m.info.LKey | remoteTag
+	}
+	t[i] = m
+	k.table.Store(&t)
+}
+
+func (k *keyTable) remove(m *mr) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	i := m.info.LKey >> 8
+	t := slices.Clone(*k.table.Load())
+	t[i] = nil
+	k.free = append(k.free, i)
+	k.table.Store(&t)
+}
+
+// find returns the region that has key as its local or its remote key, or nil.
+func (k *keyTable) find(key uint32) *mr {
+	t := k.table.Load()
+	if t == nil {
+		return nil
+	}
+	if i := key >> 8; i < uint32(len(*t)) {
+		return (*t)[i]
+	}
+	return nil
+}
+
+// within returns n bytes at addr of the region; false where they are not inside.
+func (m *mr) within(addr uint64, n uint32) (mem.Extent, bool) {
+	off, size := addr-m.info.Addr, uint64(m.info.Extent.Len)
+	if off > size || uint64(n) > size-off {
+		return mem.Extent{}, false
+	}
+	return mem.Extent{Region: m.info.Extent.Region, Off: m.info.Extent.Off + int64(off), Len: int64(n)}, true
+}
+
+// local returns n bytes at addr for a work request of a queue pair of p.
+func (n *nic) local(p *pd, s *rdma.SGE, need rdma.Access) (mem.Extent, *mr, error) {
+	m := n.keys.find(s.LKey)
+	if m != nil && m.info.LKey == s.LKey && m.pd == p && m.info.Access&need == need {
+		if e, ok := m.within(s.Addr, s.Length); ok {
+			return e, m, nil
+		}
+	}
+	return mem.Extent{}, nil, n.refusal(p, m, m != nil && m.info.LKey == s.LKey, s.LKey, s.Addr, s.Length, need)
+}
+
+// remote returns n bytes at addr for a work request of a peer of a queue pair of p.
+func (n *nic) remote(p *pd, rkey uint32, addr uint64, bytes uint32, need rdma.Access) (mem.Extent, *mr, error) {
+	m := n.keys.find(rkey)
+	if m != nil && m.info.RKey == rkey && rkey != 0 && m.pd == p && m.info.Access&need == need {
+		if e, ok := m.within(addr, bytes); ok {
+			return e, m, nil
+		}
+	}
+	return mem.Extent{}, nil, n.refusal(p, m, m != nil && m.info.RKey == rkey, rkey, addr, bytes, need)
+}
+
+// refusal says why a key did not give access.
+func (n *nic) refusal(p *pd, m *mr, known bool, key uint32, addr uint64, bytes uint32, need rdma.Access) error {
+	why := "the key is of no memory region"
+	switch {
+	case !known:
+	case m.pd != p:
+		why = "the memory region is of another protection domain"
+	case m.info.Access&need != need:
+		why = fmt.Sprintf("the memory region allows %s and not %s", m.info.Access, need)
+	default:
+		why = fmt.Sprintf("the memory region has %d bytes at %#x", m.info.Extent.Len, m.info.Addr)
+	}
+	return fmt.Errorf("key %#x of %s, %d bytes at %#x: %s: %w", key, n.info.Name, bytes, addr, why, errdefs.ErrInvalid)
+}

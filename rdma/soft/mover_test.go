@@ -1,0 +1,304 @@
+package soft_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/sys/hostmem"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/rdma"
+	"github.com/kvlane/kvlane/rdma/soft"
+)
+
+// TestCompletionsWaitForBytes: nothing completes before the mover is done.
+func TestCompletionsWaitForBytes(t *testing.T) {
+	m := newSlowMover(1)
+	r := newRig(t, soft.Options{Mover: m}, rdma.ConnectOptions{})
+	defer m.letGo()
+	if n, err := r.qp.PostRecv([]rdma.RecvWR{{WRID: 9, SGEs: []rdma.SGE{r.info.SGE(0, 8)}}}); n != 1 || err != nil {
+		t.Fatal(err)
+	}
+	s := r.move(rdma.WRSend, 2, 0, 4096, 8)
+	post(t, r.qp, r.write(1, 64, 4096, 8), s)
+	m.holds(t, 1)
+	// An empty request does not overtake those with bytes.
+	post(t, r.qp, r.write(3, 0, 0, 0))
+	idle(t, r.cq)
+	m.letGo()
+	seen := make(map[uint64]bool)
+	for _, wc := range good(t, r.cq, 4) {
+		seen[wc.WRID] = true
+		if wc.WRID == 3 && len(seen) != 4 {
+			t.Error("the empty request came before the others")
+		}
+	}
+	for _, at := range []int{0, 64} {
+		if !bytes.Equal(r.mem.Bytes()[at:at+8], r.mem.Bytes()[4096:4104]) {
+			t.Errorf("the bytes at %d are not there", at)
+		}
+	}
+}
+
+// TestMoverFails: what the mover says is the cause of every request of the transfer, and the queue pair fails.
+func TestMoverFails(t *testing.T) {
+	m := newSlowMover(1)
+	m.err = errors.New("the GPU fell off the bus")
+	m.open = true
+	r := newRig(t, soft.Options{Mover: m}, rdma.ConnectOptions{})
+	post(t, r.qp, r.write(1, 0, 4096, 8), r.write(2, 64, 4096, 8))
+	wcs := await(t, r.cq, 2)
+	if wcs[0].Status != rdma.WCGeneralErr || !errors.Is(wcs[0].Err(), m.err) || errors.Is(wcs[0].Err(), errdefs.ErrBroken) {
+		t.Errorf("first: %v", wcs[0].Err())
+	}
+	if wcs[1].Status != rdma.WCWRFlushErr {
+		t.Errorf("second: %v", wcs[1].Err())
+	}
+	if s := state(t, r.qp); s != rdma.QPSErr {
+		t.Errorf("the queue pair is in %s", s)
+	}
+}
+
+// TestNothingStartsBehindAFailure: what is posted behind a request that is bound to fail moves no bytes, also when those
+// before it are still under way.
+func TestNothingStartsBehindAFailure(t *testing.T) {
+	m := newSlowMover(1)
+	r := newRig(t, soft.Options{Mover: m}, rdma.ConnectOptions{})
+	defer m.letGo()
+	before := bytes.Clone(r.mem.Bytes()[64:72])
+	bad := r.write(2, 0, 4096, 8)
+	bad.RKey++
+	post(t, r.qp, r.write(1, 0, 4096, 8), bad)
+	m.holds(t, 1)
+	idle(t, r.cq)
+	post(t, r.qp, r.write(3, 64, 4096, 8))
+	idle(t, r.cq)
+	m.letGo()
+	wcs := await(t, r.cq, 3)
+	for i, want := range []rdma.WCStatus{rdma.WCSuccess, rdma.WCRemAccessErr, rdma.WCWRFlushErr} {
+		if wcs[i].WRID != uint64(i+1) || wcs[i].Status != want {
+			t.Errorf("completion %d: %+v", i, wcs[i])
+		}
+	}
+	if !bytes.Equal(r.mem.Bytes()[64:72], before) {
+		t.Error("bytes moved behind a failure")
+	}
+}
+
+// TestErrorFlushesWhatIsUnderWay: when a queue pair is moved to the error state, requests under way are flushed too, and
+// only when their bytes have landed.
+func TestErrorFlushesWhatIsUnderWay(t *testing.T) {
+	m := newSlowMover(1)
+	r := newRig(t, soft.Options{Mover: m}, rdma.ConnectOptions{})
+	defer m.letGo()
+	if n, err := r.qp.PostRecv([]rdma.RecvWR{{WRID: 8, SGEs: []rdma.SGE{r.info.SGE(0, 8)}}, {WRID: 9}}); n != 2 || err != nil {
+		t.Fatal(err)
+	}
+	w := r.write(1, 64, 4096, 8)
+	w.Flags = 0
+	post(t, r.qp, w, r.move(rdma.WRSend, 2, 0, 4096, 8))
+	m.holds(t, 1)
+	check(t, r.qp.Modify(rdma.QPAttr{State: rdma.QPSErr}))
+	idle(t, r.cq)
+	m.letGo()
+	seen := make(map[uint64]bool)
+	for _, wc := range await(t, r.cq, 4) {
+		if wc.Status != rdma.WCWRFlushErr {
+			t.Errorf("%+v", wc)
+		}
+		seen[wc.WRID] = true
+	}
+	if len(seen) != 4 {
+		t.Errorf("completions of %v", seen)
+	}
+	idle(t, r.cq)
+}
+
+// TestReceivesFlushInOrder: a receive that a message is landing in completes before those behind it, also when the queue
+// pair has failed meanwhile.
+func TestReceivesFlushInOrder(t *testing.T) {
+	m := newSlowMover(1)
+	r := newRig(t, soft.Options{Mover: m}, rdma.ConnectOptions{})
+	defer m.letGo()
+	a, b := r.newQP(t, rdma.ConnectOptions{}), r.newQP(t, rdma.ConnectOptions{})
+	join(t, r, a, b, rdma.ConnectOptions{})
+	if n, err := b.PostRecv([]rdma.RecvWR{{WRID: 8, SGEs: []rdma.SGE{r.info.SGE(0, 8)}}, {WRID: 9}}); n != 2 || err != nil {
+		t.Fatal(err)
+	}
+	s := r.move(rdma.WRSend, 1, 0, 4096, 8)
+	s.Flags = 0
+	post(t, a, s)
+	m.holds(t, 1)
+	check(t, b.Modify(rdma.QPAttr{State: rdma.QPSErr}))
+	idle(t, r.cq)
+	m.letGo()
+	for i, wc := range await(t, r.cq, 2) {
+		if wc.WRID != uint64(8+i) || wc.Status != rdma.WCWRFlushErr {
+			t.Errorf("completion %d: %+v", i, wc)
+		}
+	}
+}
+
+// TestCloseWaitsForBytes: closing a region or a queue pair on either side, and resetting one, wait for the mover, and give up
+// with ErrBusy, and what is closed still open, when that takes too long.
+func TestCloseWaitsForBytes(t *testing.T) {
+	reset := rdma.QPAttr{State: rdma.QPSReset}
+	for name, end := range map[string]func(r *rig, a, b rdma.QP) error{
+		"memory region":   func(r *rig, _, _ rdma.QP) error { return r.mr.Close() },
+		"requester":       func(_ *rig, a, _ rdma.QP) error { return a.Close() },
+		"responder":       func(_ *rig, _, b rdma.QP) error { return b.Close() },
+		"requester reset": func(_ *rig, a, _ rdma.QP) error { return a.Modify(reset) },
+		"responder reset": func(_ *rig, _, b rdma.QP) error { return b.Modify(reset) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := newSlowMover(1)
+				r := newRig(t, soft.Options{Mover: m}, rdma.ConnectOptions{})
+				defer m.letGo()
+				a, b := r.newQP(t, rdma.ConnectOptions{}), r.newQP(t, rdma.ConnectOptions{})
+				join(t, r, a, b, rdma.ConnectOptions{})
+				post(t, a, r.write(1, 0, 4096, 8))
+				m.holds(t, 1)
+				for range 2 {
+					start := time.Now()
+					if err := end(r, a, b); !errors.Is(err, errdefs.ErrBusy) || time.Since(start) != 10*time.Second {
+						t.Fatalf("with bytes in flight: %v after %v", err, time.Since(start))
+					}
+				}
+				ended := make(chan error, 1)
+				go func() { ended <- end(r, a, b) }()
+				time.Sleep(9 * time.Second)
+				m.letGo()
+				check(t, <-ended)
+				check(t, end(r, a, b))
+			})
+		})
+	}
+}
+
+// TestTransfersDoNotOverlap: whatever is posted, a mover that does the copies of a transfer in any order gives the bytes
+// that one request after the other would.
+func TestTransfersDoNotOverlap(t *testing.T) {
+	for seed := range uint64(20) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(seed, 2))
+			m := newSlowMover(seed)
+			r := newRig(t, soft.Options{Mover: m}, rdma.ConnectOptions{})
+			defer m.letGo()
+			// Few places, so that they collide; sizes and places that share blocks, and some that do not.
+			const window = 64 << 10
+			model := bytes.Clone(r.mem.Bytes()[:window])
+			place := func(n int64) int64 {
+				if rng.IntN(2) == 0 {
+					return rng.Int64N((window-n)/512) * 512
+				}
+				return rng.Int64N(window - n)
+			}
+			for round := range 10 {
+				var wrs []rdma.SendWR
+				for i := range rigDepth {
+					n := []int64{1, 100, 512, 4096, 9000}[rng.IntN(5)]
+					far, near := place(n), place(n)
+					for far < near+n && near < far+n { // a request that overlaps itself has no meaning
+						far, near = place(n), place(n)
+					}
+					op := rdma.WRRDMAWrite
+					dst, src := far, near
+					if rng.IntN(2) == 0 {
+						op, dst, src = rdma.WRRDMARead, near, far
+					}
+					w := r.move(op, uint64(i), far, near, uint32(n))
+					if cut := rng.Int64N(n + 1); rng.IntN(3) == 0 {
+						w.SGEs = []rdma.SGE{r.info.SGE(near, uint32(cut)), r.info.SGE(near+cut, uint32(n-cut))}
+					}
+					wrs = append(wrs, w)
+					copy(model[dst:dst+n], bytes.Clone(model[src:src+n]))
+				}
+				post(t, r.qp, wrs...)
+				if round == 5 {
+					m.letGo()
+				}
+				if round >= 5 {
+					good(t, r.cq, rigDepth)
+					continue
+				}
+				m.mu.Lock()
+				for len(m.held) > 0 {
+					m.release()
+				}
+				m.mu.Unlock()
+				for got := 0; got < rigDepth; {
+					var wcs [rigDepth]rdma.WC
+					n, err := r.cq.Poll(wcs[:])
+					check(t, err)
+					got += n
+					m.mu.Lock()
+					m.release()
+					m.mu.Unlock()
+				}
+			}
+			if m.overlap {
+				t.Error("a transfer overlaps itself")
+			}
+			if !bytes.Equal(model, r.mem.Bytes()[:window]) {
+				t.Error("the bytes are not those of one request after the other")
+			}
+		})
+	}
+}
+
+// TestTransfersAreLarge: requests far from each other go to the mover together, within the bounds.
+func TestTransfersAreLarge(t *testing.T) {
+	for _, tt := range []struct {
+		name         string
+		o            soft.Options
+		requests     int
+		bytes        uint32
+		atMost, most int // transfers
+	}{
+		{"no bound", soft.Options{}, 16, 4096, 1, 2},
+		{"pieces", soft.Options{TransferPieces: 4}, 16, 4096, 4, 5},
+		{"bytes", soft.Options{TransferBytes: 8192}, 16, 4096, 8, 9},
+		{"larger than the bound", soft.Options{TransferBytes: 8192}, 4, 16384, 4, 4},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			m := newSlowMover(1)
+			m.open = true
+			tt.o.Mover = m
+			r := newRig(t, tt.o, rdma.ConnectOptions{})
+			var wrs []rdma.SendWR
+			for i := range tt.requests {
+				at := int64(i) * int64(tt.bytes)
+				wrs = append(wrs, r.write(1, at, 1<<19+at, tt.bytes))
+			}
+			post(t, r.qp, wrs...)
+			good(t, r.cq, tt.requests)
+			if m.moves < tt.atMost || m.moves > tt.most {
+				t.Errorf("%d transfers, want %d to %d", m.moves, tt.atMost, tt.most)
+			}
+		})
+	}
+}
+
+// TestHugeRequest: a request larger than what the engine keeps track of goes alone.
+func TestHugeRequest(t *testing.T) {
+	const size = 192 << 20
+	r := newRig(t, soft.Options{Mover: soft.NullMover{}}, rdma.ConnectOptions{})
+	b, err := hostmem.Alloc(size)
+	check(t, err)
+	t.Cleanup(func() { check(t, hostmem.Free(b)) })
+	big, err := hostmem.Region(b)
+	check(t, err)
+	m, err := r.pd.RegMR(mem.All(big), access)
+	check(t, err)
+	closing(t, m)
+	i := m.Info()
+	w := rdma.SendWR{Opcode: rdma.WRRDMAWrite, Flags: rdma.SendSignaled, RKey: i.RKey, RemoteAddr: i.Addr + size/2, SGEs: []rdma.SGE{i.SGE(0, size/2)}}
+	post(t, r.qp, w, r.write(1, 0, 4096, 8), w)
+	good(t, r.cq, 3)
+}

@@ -1,0 +1,148 @@
+package soft
+
+import "github.com/kvlane/kvlane/mem"
+
+// nearby knows which memory the transfer that is being filled reads and writes, so that no copy of a transfer overlaps
+// another's destination. It knows it by blocks of blockBytes: what is nearer than that counts as overlapping, which costs
+// a transfer more and no correctness. Addresses of different devices that are alike count as the same, for the same price.
+type nearby struct {
+	table []area // open addressing; its length is a power of two
+	epoch uint32 // entries of other epochs are free
+	used  int
+}
+
+// area is what the transfer does with 64 neighbouring blocks, one bit a block.
+type area struct {
+	number        uint64
+	epoch         uint32
+	writes, reads uint64
+}
+
+const (
+	blockShift = 9 // blocks of 512 bytes
+	areaShift  = blockShift + 6
+	slotBits   = 13
+	areaSlots  = 1 << slotBits
+	areaLimit  = areaSlots / 2 // as many as a transfer of the default length has, if no two lie together
+)
+
+// forget starts a new transfer.
+func (n *nearby) forget() {
+	n.used = 0
+	if n.epoch++; n.epoch == 0 {
+		clear(n.table)
+		n.epoch = 1
+	}
+}
+
+// blocks walks over the areas of an extent. An area is 64 neighbouring blocks; bits are those of number that the extent
+// has a part in.
+type blocks struct{ next, last uint64 }
+
+func blocksOf(e mem.Extent) blocks {
+	a := address(e)
+	return blocks{a >> blockShift, (a + uint64(e.Len) - 1) >> blockShift}
+}
+
+func (b *blocks) more() bool { return b.next <= b.last }
+
+func (b *blocks) step() (number, bits uint64) {
+	number, bits = b.next>>6, ^uint64(0)<<(b.next&63)
+	if b.last>>6 == number {
+		bits &= ^uint64(0) >> (63 - b.last&63)
+	}
+	b.next = number<<6 + 64
+	return number, bits
+}
+
+// find returns the entry of an area, which is free where the area has none.
+func (n *nearby) find(number uint64) *area {
+	const fibonacci = 0x9e3779b97f4a7c15
+	for i := number * fibonacci >> (64 - slotBits); ; i = (i + 1) & (areaSlots - 1) {
+		if a := &n.table[i]; a.epoch != n.epoch || a.number == number {
+			return a
+		}
+	}
+}
+
+// conflicts reports whether a request with these copies must not share the transfer with those marked, or whether there
+// is no room to know.
+func (n *nearby) conflicts(dst, src []mem.Extent) bool {
+	if n.used == 0 {
+		return false
+	}
+	if n.used > areaLimit {
+		return true
+	}
+	for i := range dst {
+		if dst[i].Len == 0 {
+			continue
+		}
+		for b := blocksOf(dst[i]); b.more(); {
+			number, bits := b.step()
+			if a := n.find(number); a.epoch == n.epoch && (a.writes|a.reads)&bits != 0 {
+				return true
+			}
+		}
+		for b := blocksOf(src[i]); b.more(); {
+			number, bits := b.step()
+			if a := n.find(number); a.epoch == n.epoch && a.writes&bits != 0 {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// add is conflicts and mark in one, for a request of one copy; where it answers false, forget must follow.
+func (n *nearby) add(dst, src mem.Extent) bool {
+	if n.used > areaLimit {
+		return false
+	}
+	for b := blocksOf(dst); b.more() && n.used <= areaLimit; {
+		number, bits := b.step()
+		a := n.claim(number)
+		if (a.writes|a.reads)&bits != 0 {
+			return false
+		}
+		a.writes |= bits
+	}
+	for b := blocksOf(src); b.more() && n.used <= areaLimit; {
+		number, bits := b.step()
+		a := n.claim(number)
+		if a.writes&bits != 0 {
+			return false
+		}
+		a.reads |= bits
+	}
+	return true
+}
+
+// mark adds the copies of a request. A request too large to be known leaves no room for another.
+func (n *nearby) mark(dst, src []mem.Extent) {
+	for i := range dst {
+		if dst[i].Len == 0 {
+			continue
+		}
+		for b := blocksOf(dst[i]); b.more() && n.used <= areaLimit; {
+			number, bits := b.step()
+			n.claim(number).writes |= bits
+		}
+		for b := blocksOf(src[i]); b.more() && n.used <= areaLimit; {
+			number, bits := b.step()
+			n.claim(number).reads |= bits
+		}
+	}
+}
+
+// claim returns the entry of an area, made if there was none.
+func (n *nearby) claim(number uint64) *area {
+	a := n.find(number)
+	if a.epoch != n.epoch {
+		*a = area{number: number, epoch: n.epoch}
+		n.used++
+	}
+	return a
+}
+
+func newNearby() nearby { return nearby{table: make([]area, areaSlots), epoch: 1} }

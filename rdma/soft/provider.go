@@ -1,0 +1,149 @@
+package soft
+
+import (
+	"fmt"
+	"strings"
+	"sync/atomic"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/sys/hostmem"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/rdma"
+)
+
+const providerName = "soft"
+
+// Provider is a set of software NICs that see one another. It implements rdma.Provider.
+type Provider struct {
+	owner
+	o     Options
+	nics  []*nic
+	sched *engine // of all devices, with Options.Schedule; else nil
+	// engines counts those that devices have had.
+	engines atomic.Int64
+
+	noise *mem.Region // for corrupting; nil without Options.Faults
+
+	ports map[rdma.GID]*port // immutable
+}
+
+var _ rdma.Provider = (*Provider)(nil)
+
+// New makes a provider. Close it.
+func New(o Options) (*Provider, error) {
+	if err := o.Validate(); err != nil {
+		return nil, fmt.Errorf("make software NIC: %w", err)
+	}
+	o.setDefaults()
+	p := &Provider{o: o, ports: make(map[rdma.GID]*port)}
+	if o.Faults != nil {
+		var err error
+		if p.noise, err = makeNoise(o.Mover); err != nil {
+			return nil, fmt.Errorf("make software NIC: memory to corrupt by, for Faults: %w", err)
+		}
+	}
+	for i := range o.Devices {
+		p.nics = append(p.nics, newNIC(p, i))
+	}
+	if o.Schedule != nil {
+		p.sched = newScheduledEngine(p, *o.Schedule)
+	}
+	p.open("provider")
+	return p, nil
+}
+
+// Name returns "soft".
+func (p *Provider) Name() string { return providerName }
+
+// Devices returns the names of the devices, in the order of Options.Devices.
+func (p *Provider) Devices() ([]string, error) {
+	if err := p.check("soft_get_device_list"); err != nil {
+		return nil, err
+	}
+	names := make([]string, len(p.nics))
+	for i, n := range p.nics {
+		names[i] = n.info.Name
+	}
+	return names, nil
+}
+
+// Open opens the device of that name, as a *Device.
+func (p *Provider) Open(name string) (rdma.Device, error) {
+	const call = "soft_open_device"
+	if err := p.fault(OpOpen, call); err != nil {
+		return nil, fmt.Errorf("open device %s: %w", name, err)
+	}
+	if err := p.adopt(call); err != nil {
+		return nil, fmt.Errorf("open device %s: %w", name, err)
+	}
+	for _, n := range p.nics {
+		if n.info.Name == name {
+			return openDevice(n), nil
+		}
+	}
+	p.disown()
+	names, err := p.Devices()
+	if err != nil {
+		return nil, fmt.Errorf("open device %s: %w", name, err)
+	}
+	return nil, fmt.Errorf("open device %q: there are %s: %w", name, strings.Join(names, ", "), errdefs.ErrNotFound)
+}
+
+// Close ends the provider. ErrBusy while a device is open.
+func (p *Provider) Close() error {
+	const call = "soft_close"
+	if p.closed.Load() {
+		return nil
+	}
+	if err := p.fault(OpClose, call); err != nil {
+		return fmt.Errorf("close provider: %w", err)
+	}
+	ended, err := p.close(call)
+	if err != nil {
+		return fmt.Errorf("close provider: %w", err)
+	}
+	if !ended {
+		return nil
+	}
+	if p.sched != nil {
+		p.sched.stop()
+	}
+	if p.noise != nil {
+		if err := hostmem.Free(p.noise.Bytes()); err != nil {
+			return fmt.Errorf("close provider: %w", err)
+		}
+	}
+	return nil
+}
+
+// Step takes one step of a provider whose schedule is manual, and reports whether there was one to take. Calls that wait
+// for bytes in flight take steps too. Safe for concurrent use; it panics for other providers.
+func (p *Provider) Step() bool {
+	if !p.manual() {
+		panic("soft: Step of a provider that steps by itself")
+	}
+	return p.sched.step()
+}
+
+func (p *Provider) manual() bool { return p.o.Schedule != nil && p.o.Schedule.Manual }
+
+// fault counts a verb and returns the failure that the plan has for it.
+func (p *Provider) fault(op, call string) error {
+	if p.o.Faults == nil {
+		return nil
+	}
+	if f, hit := p.o.Faults.Hit(op); hit {
+		return injected(call, f.Err)
+	}
+	return nil
+}
+
+// injected makes a verb's failure out of a fault.
+func injected(call string, cause error) error {
+	return fmt.Errorf("%w: %w", &rdma.Error{Call: call, Text: "a fault was injected"}, cause)
+}
+
+// portOf returns the port that has gid, or nil.
+func (p *Provider) portOf(gid rdma.GID) *port {
+	return p.ports[gid]
+}

@@ -1,0 +1,123 @@
+package soft_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/rdma"
+	"github.com/kvlane/kvlane/rdma/soft"
+	streamcopy "github.com/kvlane/kvlane/stream/copy"
+)
+
+// gpuRig is a loopback queue pair between pinned memory and the memory of a simulated GPU.
+type gpuRig struct {
+	cq         rdma.CQ
+	qp         rdma.QP
+	host       *mem.Region
+	near, away rdma.MRInfo
+}
+
+const (
+	gpuBytes  = 1 << 20
+	gpuPiece  = 1 << 10
+	gpuPieces = gpuBytes / gpuPiece
+)
+
+func newGPURig(t *testing.T, faults *fault.Plan) *gpuRig {
+	t.Helper()
+	dev, err := sim.Open(sim.Options{Faults: faults})
+	check(t, err)
+	closing(t, dev)
+	s, err := streamcopy.Open(dev, streamcopy.Options{})
+	check(t, err)
+	t.Cleanup(func() { check(t, s.Close(context.Background())) })
+	m := soft.NewStreamMover(s)
+	t.Cleanup(m.Close)
+	r := &gpuRig{}
+	r.host, err = dev.AllocHost(gpuBytes)
+	check(t, err)
+	t.Cleanup(func() { check(t, dev.Free(r.host)) })
+	gpu, err := dev.Alloc(gpuBytes, device.AllocOptions{})
+	check(t, err)
+	t.Cleanup(func() { check(t, dev.Free(gpu)) })
+
+	p, err := soft.New(soft.Options{Mover: m})
+	check(t, err)
+	closing(t, p)
+	d, err := p.Open("soft0")
+	check(t, err)
+	closing(t, d)
+	pd, err := d.AllocPD()
+	check(t, err)
+	closing(t, pd)
+	for _, b := range []struct {
+		region *mem.Region
+		info   *rdma.MRInfo
+	}{{r.host, &r.near}, {gpu, &r.away}} {
+		mr, err := pd.RegMR(mem.All(b.region), access)
+		check(t, err)
+		closing(t, mr)
+		*b.info = mr.Info()
+	}
+	if _, err := pd.RegMR(mem.All(region(t, 4096)), access); !errors.Is(err, errdefs.ErrNotSupported) {
+		t.Errorf("memory that the GPU does not reach: %v", err)
+	}
+	r.cq, err = d.CreateCQ(rdma.CQOptions{Entries: 2 * gpuPieces})
+	check(t, err)
+	closing(t, r.cq)
+	r.qp, err = pd.CreateQP(rdma.QPOptions{SendCQ: r.cq, RecvCQ: r.cq, Caps: rdma.QPCaps{MaxSendWR: gpuPieces, MaxSendSGE: 1}})
+	check(t, err)
+	closing(t, r.qp)
+	check(t, rdma.Loopback(d, r.qp, rdma.ConnectOptions{}))
+	return r
+}
+
+// shuffle posts a piece at a time, from piece i of one side to piece i*step of the other.
+func (r *gpuRig) shuffle(t *testing.T, op rdma.WROpcode, step int64) {
+	t.Helper()
+	wrs := make([]rdma.SendWR, gpuPieces)
+	for i := range wrs {
+		wrs[i] = rdma.SendWR{
+			WRID: uint64(i), Opcode: op, RKey: r.away.RKey, RemoteAddr: r.away.Addr + uint64(int64(i)*step%gpuPieces*gpuPiece),
+			SGEs: []rdma.SGE{r.near.SGE(int64(i)*gpuPiece, gpuPiece)},
+		}
+	}
+	wrs[gpuPieces-1].Flags = rdma.SendSignaled
+	post(t, r.qp, wrs...)
+}
+
+// TestGPUMemory: a loopback queue pair writes to and reads from device memory through a stream.
+func TestGPUMemory(t *testing.T) {
+	r := newGPURig(t, nil)
+	random(r.host.Bytes(), 3)
+	want := bytes.Clone(r.host.Bytes())
+	r.shuffle(t, rdma.WRRDMAWrite, 7)
+	good(t, r.cq, 1)
+	clear(r.host.Bytes())
+	r.shuffle(t, rdma.WRRDMARead, 7)
+	good(t, r.cq, 1)
+	if !bytes.Equal(r.host.Bytes(), want) {
+		t.Error("the bytes that went to the device are not those that came back")
+	}
+}
+
+// TestGPUFails: the failure of the stream is the cause of the completion's.
+func TestGPUFails(t *testing.T) {
+	plan := fault.New(1, fault.Nth(sim.OpWork, 0).Fail(nil))
+	r := newGPURig(t, plan)
+	r.shuffle(t, rdma.WRRDMARead, 7)
+	wcs := await(t, r.cq, gpuPieces)
+	if wcs[0].Status != rdma.WCGeneralErr || len(plan.Unreported(wcs[0].Err())) > 0 {
+		t.Errorf("first: %v", wcs[0].Err())
+	}
+	if wcs[1].Status != rdma.WCWRFlushErr {
+		t.Errorf("second: %v", wcs[1].Err())
+	}
+}

@@ -1,0 +1,127 @@
+package topology
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/rdma"
+)
+
+// PortOptions say what of a port is settled beforehand. The zero value settles nothing.
+type PortOptions struct {
+	Port     int      // zero: the first active one
+	GIDIndex *int     // nil: the best entry of the port's table
+	MTU      rdma.MTU // zero: the port's active MTU
+}
+
+// Port is a choice of port, and why.
+type Port struct {
+	Number   int
+	GIDIndex int
+	GID      rdma.GIDEntry // zero on InfiniBand where the table has none
+	MTU      rdma.MTU
+	Reason   string
+}
+
+// FindPort returns the port by which queue pairs of d are connected. ErrBroken where no port, or not the one that was
+// named, is active; ErrNotFound where its table has no GID, or not the one that was named; ErrInvalid for a port that d does not
+// have, and for an MTU above the active one.
+//
+// On Ethernet the best GID is of RoCE v2 and an IPv4 address, then of RoCE v2, then of RoCE v1; among equals the first that
+// is not link-local, then the first.
+func FindPort(d rdma.Device, o PortOptions) (Port, error) {
+	port, why, err := activePort(d, o.Port)
+	if err != nil {
+		return Port{}, fmt.Errorf("choose port of %s: %w", d.Info().Name, err)
+	}
+	c := Port{Number: port.Number, MTU: port.ActiveMTU}
+	if o.MTU != 0 {
+		if o.MTU.Bytes() == 0 || o.MTU > port.ActiveMTU {
+			return Port{}, fmt.Errorf("choose MTU of %s port %d: %s bytes, and the active one is %s: %w", d.Info().Name, port.Number, o.MTU, port.ActiveMTU, errdefs.ErrInvalid)
+		}
+		c.MTU = o.MTU
+	}
+	var whyGID string
+	if o.GIDIndex != nil {
+		c.GID, err = d.QueryGID(port.Number, *o.GIDIndex)
+		whyGID = "as configured"
+	} else {
+		c.GID, err = bestGID(d, port)
+		whyGID = "the best of its table"
+	}
+	if err != nil {
+		return Port{}, fmt.Errorf("choose GID of %s port %d: %w", d.Info().Name, port.Number, err)
+	}
+	c.GIDIndex = c.GID.Index
+	c.Reason = fmt.Sprintf("port %d, %s; GID %d (%s, %s), %s; MTU %s", c.Number, why, c.GIDIndex, c.GID.GID, c.GID.Type, whyGID, c.MTU)
+	return c, nil
+}
+
+// activePort returns the port that was asked for, or the first that is active, and why.
+func activePort(d rdma.Device, number int) (rdma.PortInfo, string, error) {
+	if number != 0 {
+		p, err := d.QueryPort(number)
+		if err == nil && p.State != rdma.PortActive {
+			err = fmt.Errorf("port %d is %s: %w", number, p.State, errdefs.ErrBroken)
+		}
+		return p, "as configured", err
+	}
+	var states []string
+	for n := 1; n <= d.Info().Ports; n++ {
+		p, err := d.QueryPort(n)
+		if err != nil {
+			return rdma.PortInfo{}, "", err
+		}
+		if p.State == rdma.PortActive {
+			return p, "the first that is active", nil
+		}
+		states = append(states, fmt.Sprintf("port %d is %s", n, p.State))
+	}
+	return rdma.PortInfo{}, "", fmt.Errorf("none is active (%s): %w", strings.Join(states, ", "), errdefs.ErrBroken)
+}
+
+// bestGID returns the entry of p's table that ranks first.
+func bestGID(d rdma.Device, p rdma.PortInfo) (rdma.GIDEntry, error) {
+	best, rank := rdma.GIDEntry{}, -1
+	for i := range p.GIDs {
+		e, err := d.QueryGID(p.Number, i)
+		if errors.Is(err, errdefs.ErrNotFound) {
+			continue // an empty entry
+		}
+		if err != nil {
+			return rdma.GIDEntry{}, err
+		}
+		if r := rankGID(&e, p.LinkLayer); r > rank {
+			best, rank = e, r
+		}
+	}
+	if rank < 0 && p.LinkLayer != rdma.LinkLayerInfiniBand {
+		return rdma.GIDEntry{}, fmt.Errorf("its table of %d entries is empty: %w", p.GIDs, errdefs.ErrNotFound)
+	}
+	return best, nil
+}
+
+func rankGID(e *rdma.GIDEntry, l rdma.LinkLayer) int {
+	if l == rdma.LinkLayerInfiniBand {
+		return 0 // the first is the port's own
+	}
+	rank := 0
+	if e.Type == rdma.GIDTypeRoCEv2 {
+		rank = 4
+	}
+	g := e.GID
+	switch {
+	case isIPv4(g):
+		rank += 2
+	case g[0] != 0xfe || g[1]&0xc0 != 0x80: // not fe80::/10
+		rank++
+	}
+	return rank
+}
+
+// isIPv4 reports whether g is an IPv4 address in IPv6 form.
+func isIPv4(g rdma.GID) bool {
+	return [12]byte(g[:12]) == [12]byte{10: 0xff, 11: 0xff}
+}

@@ -1,0 +1,146 @@
+package topology
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/kvlane/kvlane/errdefs"
+)
+
+// DefaultSysfs is where Linux has its device tree.
+const DefaultSysfs = "/sys"
+
+// Place is where a device sits. The zero value, but for NUMANode, is that of a device which is not on PCIe, or not known.
+type Place struct {
+	// Bridges leads from the host bridge ("pci0000:80") over PCIe bridges ("0000:80:01.0", ...) to the device itself. Empty
+	// where the device is not on PCIe.
+	Bridges  []string
+	NUMANode int // -1 where unknown
+}
+
+// PCI returns the device's address ("0000:81:00.0"), or nothing.
+func (p *Place) PCI() string {
+	if len(p.Bridges) < 2 {
+		return ""
+	}
+	return p.Bridges[len(p.Bridges)-1]
+}
+
+// NIC is an RDMA device as sysfs has it.
+type NIC struct {
+	Name        string
+	Place       Place
+	ActivePorts []int // numbers of those whose state is ACTIVE
+}
+
+// Scan returns the RDMA devices below sysfs, a directory such as DefaultSysfs, ordered by name. ErrNotSupported where the
+// kernel has none. What only a part of the system knows (a NIC in software is on no bus) is left out of its NIC.
+func Scan(sysfs string) ([]NIC, error) {
+	class := filepath.Join(sysfs, "class", "infiniband")
+	entries, err := os.ReadDir(class)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && len(entries) == 0 {
+		return nil, fmt.Errorf("look for NICs: %s has none: no RDMA driver is loaded, or no NIC is there: %w", class, errdefs.ErrNotSupported)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look for NICs: %w", err)
+	}
+	var nics []NIC
+	for _, e := range entries {
+		n := NIC{Name: e.Name()}
+		dir := filepath.Join(class, n.Name)
+		if n.Place, err = place(sysfs, filepath.Join(dir, "device")); err != nil {
+			return nil, fmt.Errorf("look for NIC %s: %w", n.Name, err)
+		}
+		if n.ActivePorts, err = activePorts(filepath.Join(dir, "ports")); err != nil {
+			return nil, fmt.Errorf("look for NIC %s: %w", n.Name, err)
+		}
+		nics = append(nics, n)
+	}
+	return nics, nil
+}
+
+// PlaceOf returns the place of the PCI device at an address such as "0000:81:00.0", as drivers write it: in capitals or not,
+// with a domain of four digits or eight. ErrNotFound where sysfs does not have it.
+func PlaceOf(sysfs, pci string) (Place, error) {
+	address, err := normalize(pci)
+	if err != nil {
+		return Place{}, err
+	}
+	p, err := place(sysfs, filepath.Join(sysfs, "bus", "pci", "devices", address))
+	if err == nil && len(p.Bridges) == 0 {
+		err = fmt.Errorf("%s has no PCI device %s: %w", sysfs, address, errdefs.ErrNotFound)
+	}
+	return p, err
+}
+
+// normalize writes a PCI address as sysfs does.
+func normalize(pci string) (string, error) {
+	domain, rest, ok := strings.Cut(strings.ToLower(pci), ":")
+	n, err := strconv.ParseUint(domain, 16, 32)
+	if !ok || err != nil || rest == "" || strings.ContainsAny(rest, "/\\") {
+		return "", fmt.Errorf("PCI address %q is none: %w", pci, errdefs.ErrInvalid)
+	}
+	return fmt.Sprintf("%04x:%s", n, rest), nil
+}
+
+// place follows link, of sysfs, to a device. One that does not exist has the zero place.
+func place(sysfs, link string) (Place, error) {
+	unknown := Place{NUMANode: -1}
+	path, err := filepath.EvalSymlinks(link)
+	if errors.Is(err, fs.ErrNotExist) {
+		return unknown, nil
+	}
+	if err != nil {
+		return unknown, fmt.Errorf("follow %s: %w", link, err)
+	}
+	root, err := filepath.EvalSymlinks(sysfs)
+	if err != nil {
+		return unknown, fmt.Errorf("follow %s: %w", sysfs, err)
+	}
+	rel, err := filepath.Rel(filepath.Join(root, "devices"), path)
+	if err != nil {
+		return unknown, fmt.Errorf("place %s: %w", path, err)
+	}
+	p := unknown
+	// A host bridge may be below something else, such as a virtual machine's bus.
+	parts := strings.Split(rel, string(filepath.Separator))
+	if i := slices.IndexFunc(parts, func(s string) bool { return strings.HasPrefix(s, "pci") }); i >= 0 {
+		p.Bridges = parts[i:]
+	}
+	if text, err := os.ReadFile(filepath.Join(path, "numa_node")); err == nil {
+		if n, err := strconv.Atoi(strings.TrimSpace(string(text))); err == nil && n >= 0 {
+			p.NUMANode = n
+		}
+	}
+	return p, nil
+}
+
+// activePorts reads the states below dir, which are like "4: ACTIVE".
+func activePorts(dir string) ([]int, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, fmt.Errorf("list ports: %w", err)
+	}
+	var active []int
+	for _, e := range entries {
+		n, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		state, err := os.ReadFile(filepath.Join(dir, e.Name(), "state"))
+		if err != nil {
+			return nil, fmt.Errorf("port %d: %w", n, err)
+		}
+		if strings.HasSuffix(strings.TrimSpace(string(state)), ": ACTIVE") {
+			active = append(active, n)
+		}
+	}
+	slices.Sort(active)
+	return active, nil
+}

@@ -1,0 +1,349 @@
+package nic_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/rdma"
+	"github.com/kvlane/kvlane/rdma/registry"
+	"github.com/kvlane/kvlane/rdma/soft"
+	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/stream/nic"
+)
+
+// The defects are those of published streams over NICs.
+
+func submit(tb testing.TB, s *nic.Stream, b *mem.Batch) *stream.Ticket {
+	tb.Helper()
+	t, err := s.Submit(deadline(tb), b)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return t
+}
+
+func ok(tb testing.TB, t *stream.Ticket) {
+	tb.Helper()
+	if err := t.Wait(deadline(tb)); err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// brings copies b, and wants the bytes of what it copies to be there: from one pinned region to another by way of gpu.
+func brings(tb testing.TB, s *nic.Stream, dst, gpu, src *mem.Region, n int, size int64) {
+	tb.Helper()
+	for i := range src.Bytes() {
+		src.Bytes()[i] = byte(i*7 + i>>8)
+	}
+	clear(dst.Bytes())
+	there, back := strided(gpu, src, n, size), strided(dst, gpu, n, size)
+	submit(tb, s, there)
+	ok(tb, submit(tb, s, back))
+	for i := range back.Dst {
+		if !bytes.Equal(back.Dst[i].Bytes(), there.Src[i].Bytes()) {
+			tb.Fatalf("copy %d of %d did not happen", i, n)
+		}
+	}
+}
+
+// TestDefectDroppedCallbackAnsweredOK: a request in the middle of a chain fails, whose completion nobody asked for.
+func TestDefectDroppedCallbackAnsweredOK(t *testing.T) {
+	plan := fault.New(1, fault.Nth(soft.OpWrite, 7).Fail(errors.New("parity")))
+	g := newRig(t, rigOptions{soft: soft.Options{Faults: plan}})
+	s := g.openUntilEnd(t, nic.Options{})
+	ticket := submit(t, s, strided(g.device(t, 1000), g.pinned(t, 1000), 20, 8))
+	behind, err := s.Submit(deadline(t), &mem.Batch{})
+	wantErr(t, ticket.Wait(deadline(t)), fault.ErrInjected)
+	if err == nil {
+		err = behind.Wait(deadline(t))
+	}
+	wantErr(t, err, errdefs.ErrBroken, fault.ErrInjected)
+}
+
+// TestDefectStatusAndVendorErrorDropped wants everything that is known of the request that failed.
+func TestDefectStatusAndVendorErrorDropped(t *testing.T) {
+	plan := fault.New(1, fault.Nth(soft.OpRead, 3).Fail(nil))
+	g := newRig(t, rigOptions{soft: soft.Options{Faults: plan}})
+	s := g.openUntilEnd(t, nic.Options{})
+	dst, src := g.pinned(t, 1000), g.device(t, 1000)
+	err := submit(t, s, strided(dst, src, 20, 8)).Wait(deadline(t))
+	var failed *nic.RequestError
+	if !errors.As(err, &failed) {
+		t.Fatalf("error %v", err)
+	}
+	if failed.WC.Status == rdma.WCSuccess || failed.WC.Status == rdma.WCWRFlushErr || failed.WC.VendorErr == 0 {
+		t.Errorf("status %s, vendor error %#x", failed.WC.Status, failed.WC.VendorErr)
+	}
+	if failed.Opcode != rdma.WRRDMARead || failed.Bytes != 8 || failed.SGEs != 1 || failed.NIC != "soft0" ||
+		failed.RemoteAddr != uint64(src.Dev())+3*9 || failed.Local != uint64(dst.CPU())+3*9 {
+		t.Errorf("request %+v", failed)
+	}
+	for _, part := range []string{failed.WC.Status.String(), "vendor error", "RDMA_READ", "soft0", "nic-soft"} {
+		if !strings.Contains(err.Error(), part) {
+			t.Errorf("error %q does not say %q", err, part)
+		}
+	}
+}
+
+// TestDefectWaitWithoutDeadline: a request does not complete, and does not fail. The stream gives up on it, and tickets
+// resolve once nothing can write any more: at once where its bytes have not started to move, else when they have landed.
+func TestDefectWaitWithoutDeadline(t *testing.T) {
+	for _, moving := range []bool{false, true} {
+		nics, gpu := fault.New(1), fault.New(1)
+		g := newRig(t, rigOptions{sim: sim.Options{Faults: gpu}, soft: soft.Options{Faults: nics, DrainTimeout: 20 * time.Millisecond}})
+		s := g.open(t, nic.Options{Timeout: 20 * time.Millisecond})
+		dst, src := g.pinned(t, 1000), g.device(t, 1000)
+		if moving {
+			gpu.Add(fault.Nth(sim.OpWork, int(gpu.Seen(sim.OpWork))).Stall())
+		} else {
+			nics.Add(fault.Nth(soft.OpRead, 0).Stall())
+		}
+		ticket := submit(t, s, strided(dst, src, 20, 8))
+		for s.Err() == nil {
+			time.Sleep(time.Millisecond)
+		}
+		wantErr(t, s.Err(), context.DeadlineExceeded)
+		if moving {
+			select {
+			case <-ticket.Done():
+				t.Error("resolved while its bytes were moving")
+			case <-time.After(50 * time.Millisecond):
+			}
+			gpu.Release()
+		}
+		wantErr(t, ticket.Wait(deadline(t)), context.DeadlineExceeded)
+		nics.Release()
+		noLateWrites(t, dst)
+		// Close may have to tell that a queue pair refused to be reset in the meantime.
+		if err := s.Close(deadline(t)); err != nil && (!moving || !errors.Is(err, errdefs.ErrBusy)) {
+			t.Errorf("close, moving %v: %v", moving, err)
+		}
+		if err := s.Close(deadline(t)); err != nil {
+			t.Errorf("close: %v", err)
+		}
+	}
+}
+
+// TestRefusedReset: queue pairs of a NIC that has fallen silent cannot be reset. The stream tries now and then, and the
+// ticket stays unresolved until that has succeeded.
+func TestRefusedReset(t *testing.T) {
+	plan := fault.New(1)
+	g := newRig(t, rigOptions{soft: soft.Options{Faults: plan}})
+	s := g.open(t, nic.Options{Timeout: 20 * time.Millisecond})
+	dst, src := g.pinned(t, 1000), g.device(t, 1000)
+	before := plan.Seen(soft.OpModifyQP)
+	plan.Add(fault.After(soft.OpModifyQP, int(before)).Fail(nil))
+	plan.Add(fault.Nth(soft.OpRead, 0).Stall())
+	ticket := submit(t, s, strided(dst, src, 20, 8))
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if err := ticket.Wait(ctx); ctx.Err() == nil {
+		t.Errorf("resolved without proof: %v", err)
+	}
+	wantErr(t, s.Close(ctx), context.DeadlineExceeded, fault.ErrInjected)
+	if n := plan.Seen(soft.OpModifyQP) - before; n < 2 || n > 20 {
+		t.Errorf("tried to reset %d times in 100 ms", n)
+	}
+	plan.Clear()
+	if err := ticket.Wait(deadline(t)); err != nil { // the requests may have gone on before the queue pair was stopped
+		wantErr(t, err, context.DeadlineExceeded)
+	}
+	noLateWrites(t, dst)
+	wantErr(t, s.Err(), context.DeadlineExceeded)
+	if err := s.Close(deadline(t)); err != nil {
+		wantErr(t, err, fault.ErrInjected) // the refusals
+		if err := s.Close(deadline(t)); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestDefectFullRingLeavesHalfABatch: a batch of many times what the queue holds.
+func TestDefectFullRingLeavesHalfABatch(t *testing.T) {
+	g := newRig(t, rigOptions{})
+	s := g.openUntilEnd(t, nic.Options{SendDepth: 2, QueueDepth: 1})
+	const n = 3000
+	brings(t, s, g.pinned(t, n*9), g.device(t, n*9), g.pinned(t, n*9), n, 8)
+}
+
+// TestDefectDeregistrationInFlight unregisters the destination of a copy that is under way.
+func TestDefectDeregistrationInFlight(t *testing.T) {
+	gpu := fault.New(1)
+	g := newRig(t, rigOptions{sim: sim.Options{Faults: gpu}})
+	s := g.openUntilEnd(t, nic.Options{})
+	dst, src := g.pinned(t, 1000), g.device(t, 1000)
+	gpu.Add(fault.Nth(sim.OpWork, int(gpu.Seen(sim.OpWork))).Stall())
+	ticket := submit(t, s, strided(dst, src, 20, 8))
+	if err := gpu.Await(deadline(t), 1); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
+	defer cancel()
+	wantErr(t, g.nics[0].Unregister(ctx, dst), errdefs.ErrBusy, context.DeadlineExceeded)
+	if _, err := s.Submit(t.Context(), strided(dst, src, 1, 8)); !errors.Is(err, errdefs.ErrInvalid) || !errors.Is(err, errdefs.ErrNotFound) {
+		t.Errorf("submit with memory that is being unregistered: %v", err)
+	}
+	gpu.Release()
+	ok(t, ticket)
+	if err := g.nics[0].Unregister(deadline(t), dst); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestDefectRegistrationPerTransfer: what is not registered is refused, or registered once where that was asked for.
+func TestDefectRegistrationPerTransfer(t *testing.T) {
+	for _, onUse := range []bool{false, true} {
+		plan := fault.New(1)
+		g := newRig(t, rigOptions{soft: soft.Options{Faults: plan}})
+		s := g.openUntilEnd(t, nic.Options{RegisterOnUse: onUse})
+		dst, err := g.dev.AllocHost(1000)
+		if err != nil {
+			t.Fatal(err)
+		}
+		src := g.device(t, 1000)
+		before := plan.Seen(soft.OpRegMR)
+		for range 50 {
+			ticket, err := s.Submit(deadline(t), strided(dst, src, 20, 8))
+			if !onUse {
+				wantErr(t, err, errdefs.ErrInvalid, errdefs.ErrNotFound)
+				continue
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			ok(t, ticket)
+		}
+		want := int64(0)
+		if onUse {
+			want = 1
+		}
+		if n := plan.Seen(soft.OpRegMR) - before; n != want {
+			t.Errorf("%d registrations, on use %v", n, onUse)
+		}
+		if err := registry.Unregister(deadline(t), g.nics, dst); err != nil {
+			t.Error(err)
+		}
+		if err := g.dev.Free(dst); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestDefectContextDomainAndRegistrationPerStream opens streams before and after memory is registered.
+func TestDefectContextDomainAndRegistrationPerStream(t *testing.T) {
+	plan := fault.New(1)
+	g := newRig(t, rigOptions{soft: soft.Options{Faults: plan}})
+	first := g.openUntilEnd(t, nic.Options{})
+	dst, gpu, src := g.pinned(t, 1000), g.device(t, 1000), g.pinned(t, 1000)
+	for _, s := range []*nic.Stream{first, g.openUntilEnd(t, nic.Options{}), g.openUntilEnd(t, nic.Options{})} {
+		brings(t, s, dst, gpu, src, 20, 8)
+	}
+	for op, want := range map[string]int64{soft.OpOpen: 1, soft.OpAllocPD: 1, soft.OpRegMR: 3} {
+		if n := plan.Seen(op); n != want {
+			t.Errorf("%d times %s for three streams, want %d", n, op, want)
+		}
+	}
+}
+
+// TestDefectPortGIDAndMTUHardCoded has a NIC whose first port is down, whose first GID is empty, and whose MTU is small.
+func TestDefectPortGIDAndMTUHardCoded(t *testing.T) {
+	g := newRig(t, rigOptions{soft: soft.Options{Devices: []soft.DeviceOptions{{Ports: []soft.PortOptions{
+		{Down: true}, {MTU: rdma.MTU1024, GIDs: []rdma.GID{{}, {0: 0xfe, 1: 0x80, 15: 9}, {10: 0xff, 11: 0xff, 12: 10, 15: 9}}},
+	}}}}})
+	s := g.openUntilEnd(t, nic.Options{})
+	a := s.QueuePairs(t)[0].Attr
+	if a.Port != 2 || a.Address.GIDIndex != 2 || a.PathMTU != rdma.MTU1024 {
+		t.Errorf("port %d, GID %d, MTU %s", a.Port, a.Address.GIDIndex, a.PathMTU)
+	}
+	brings(t, s, g.pinned(t, 1000), g.device(t, 1000), g.pinned(t, 1000), 20, 8)
+
+	o := nic.Options{NICs: []nic.NIC{{Registry: g.nics[0], Connect: rdma.ConnectOptions{Port: 2, GIDIndex: 1, MTU: rdma.MTU256}}}}
+	named, err := nic.Open(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a = named.QueuePairs(t)[0].Attr
+	if a.Port != 2 || a.Address.GIDIndex != 1 || a.PathMTU != rdma.MTU256 {
+		t.Errorf("as named: port %d, GID %d, MTU %s", a.Port, a.Address.GIDIndex, a.PathMTU)
+	}
+	if err := named.Close(deadline(t)); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestDefectOneReadOutstanding: max_rd_atomic is what the device has.
+func TestDefectOneReadOutstanding(t *testing.T) {
+	g := newRig(t, rigOptions{soft: soft.Options{Devices: []soft.DeviceOptions{{Limits: rdma.DeviceInfo{MaxQPRDAtomic: 9, MaxQPInitRDAtomic: 12}}}}})
+	a := g.openUntilEnd(t, nic.Options{}).QueuePairs(t)[0].Attr
+	if a.MaxRDAtomic != 9 || a.MaxDestRDAtomic != 9 {
+		t.Errorf("%d reads outstanding, %d answered", a.MaxRDAtomic, a.MaxDestRDAtomic)
+	}
+}
+
+// TestDefectSignalAndDoorbellPerCopy: a batch that fits a chain has one doorbell and one completion.
+func TestDefectSignalAndDoorbellPerCopy(t *testing.T) {
+	plan := fault.New(1)
+	g := newRig(t, rigOptions{soft: soft.Options{Faults: plan}})
+	s := g.openUntilEnd(t, nic.Options{})
+	ok(t, submit(t, s, strided(g.device(t, 4000), g.pinned(t, 4000), 200, 8)))
+	requests, signaled, _, _ := s.Posted(t)
+	if doorbells := plan.Seen(soft.OpPostSend); requests != 200 || signaled != 1 || doorbells != 1 {
+		t.Errorf("%d requests, %d completions, %d doorbells", requests, signaled, doorbells)
+	}
+}
+
+// TestDefectNoSplitAtMaxMessage has a port of short messages, and copies that are no multiple of them.
+func TestDefectNoSplitAtMaxMessage(t *testing.T) {
+	g := newRig(t, rigOptions{soft: soft.Options{Devices: []soft.DeviceOptions{{Ports: []soft.PortOptions{{MaxMessageBytes: 1000}}}}}})
+	s := g.openUntilEnd(t, nic.Options{})
+	brings(t, s, g.pinned(t, 30_030), g.device(t, 30_030), g.pinned(t, 30_030), 3, 10_007)
+	if requests, _, _, longest := s.Posted(t); longest != 1000 || requests != 2*3*11 {
+		t.Errorf("%d requests, the longest of %d bytes", requests, longest)
+	}
+}
+
+// TestDefectGPUWritesNotFlushed: loads resolve after the flush, dumps need none, and what cannot be flushed fails.
+func TestDefectGPUWritesNotFlushed(t *testing.T) {
+	g := newRig(t, rigOptions{sim: sim.Options{Index: 3}})
+	var devices []int
+	var load *stream.Ticket
+	cause := errors.New("no flush today")
+	var answer error
+	began := make(chan struct{})
+	s := g.openUntilEnd(t, nic.Options{Flush: func(device int) error {
+		<-began // load is set
+		devices = append(devices, device)
+		select {
+		case <-load.Done():
+			t.Error("resolved before the flush")
+		default:
+		}
+		return answer
+	}})
+	gpu, host := g.device(t, 1000), g.pinned(t, 1000)
+	gate := stream.NewTicket(1, nil)
+	held := strided(gpu, host, 20, 8)
+	held.After = []mem.Dependency{gate}
+	load = submit(t, s, held)
+	close(began)
+	gate.Resolve(stream.Completion{}, nil)
+	ok(t, load)
+	ok(t, submit(t, s, strided(host, gpu, 20, 8)))
+	if len(devices) != 1 || devices[0] != 3 {
+		t.Errorf("flushed devices %v after a load and a dump", devices)
+	}
+	answer = cause
+	load = stream.NewTicket(1, nil)
+	wantErr(t, submit(t, s, strided(gpu, host, 20, 8)).Wait(deadline(t)), cause)
+	if _, err := s.Submit(t.Context(), &mem.Batch{}); !errors.Is(err, errdefs.ErrBroken) {
+		t.Errorf("submit after a failed flush: %v", err)
+	}
+}

@@ -1,0 +1,43 @@
+package nic
+
+import (
+	"fmt"
+
+	"github.com/kvlane/kvlane/rdma"
+)
+
+// RequestError is a request that a NIC failed.
+type RequestError struct {
+	NIC        string // its name
+	QPNum      uint32 // of the queue pair
+	Opcode     rdma.WROpcode
+	Bytes      int64
+	SGEs       int    // scatter-gather entries on the local side
+	Local      uint64 // address of the first
+	RemoteAddr uint64
+	RKey       uint32
+	WC         *rdma.WCError // how it failed: status, vendor_err, and the cause where the provider knows one
+}
+
+// Error names the request, and how it failed.
+func (e *RequestError) Error() string {
+	return fmt.Sprintf("%s of %d bytes in %d pieces, local %#x, remote %#x key %#x, on NIC %s queue pair %d: %v",
+		e.Opcode, e.Bytes, e.SGEs, e.Local, e.RemoteAddr, e.RKey, e.NIC, e.QPNum, e.WC)
+}
+
+// Unwrap returns how the request failed.
+func (e *RequestError) Unwrap() error { return e.WC }
+
+// failedRequest describes the request that wc is of.
+func (q *pair) failedRequest(seq uint64, wc *rdma.WC) *RequestError {
+	w := &q.wrs[seq&q.mask]
+	e := &RequestError{
+		NIC: q.rail.reg.Name(), QPNum: q.qp.Num(), Opcode: w.Opcode, Bytes: w.Bytes(), SGEs: len(w.SGEs),
+		RemoteAddr: w.RemoteAddr, RKey: w.RKey,
+		WC: &rdma.WCError{WRID: wc.WRID, Status: wc.Status, Opcode: wc.Opcode, VendorErr: wc.VendorErr, QPNum: wc.QPNum, Cause: wc.Cause},
+	}
+	if len(w.SGEs) > 0 {
+		e.Local = w.SGEs[0].Addr
+	}
+	return e
+}

@@ -1,0 +1,84 @@
+package nic
+
+import (
+	"testing"
+
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/rdma"
+	"github.com/kvlane/kvlane/stream"
+)
+
+// FlushTime is how long queue pairs have to flush their requests.
+const FlushTime = flushTime
+
+// QueuePairs returns what the queue pairs of s say of themselves.
+func (s *Stream) QueuePairs(tb testing.TB) []rdma.QPInfo {
+	tb.Helper()
+	var infos []rdma.QPInfo
+	for _, q := range s.pairs {
+		info, err := q.qp.Query()
+		if err != nil {
+			tb.Fatal(err)
+		}
+		infos = append(infos, info)
+	}
+	return infos
+}
+
+// PairNumber returns the number of a queue pair.
+func (s *Stream) PairNumber(index int) uint32 { return s.pairs[index].qp.Num() }
+
+// PairOf returns the index of the queue pair that writes to an address.
+func (s *Stream) PairOf(addr uint64) int {
+	q, _ := s.route(addr, 1)
+	return int(q.index)
+}
+
+// Posted returns how many requests were posted, how many of them ask for a completion, and the most scatter-gather entries
+// and bytes that one had. The queues must not have gone around.
+func (s *Stream) Posted(tb testing.TB) (requests, signaled, sges int, bytes int64) {
+	tb.Helper()
+	s.turn <- struct{}{}
+	defer func() { <-s.turn }()
+	for _, q := range s.pairs {
+		if q.posted > q.mask+1 {
+			tb.Fatal("the queue has gone around")
+		}
+		for i := range q.posted {
+			w := &q.wrs[i]
+			requests++
+			if w.Flags&rdma.SendSignaled != 0 {
+				signaled++
+			}
+			sges, bytes = max(sges, len(w.SGEs)), max(bytes, w.Bytes())
+		}
+	}
+	return requests, signaled, sges, bytes
+}
+
+// SubmitSpoiled submits b with remote keys that are of no memory.
+func (s *Stream) SubmitSpoiled(tb testing.TB, b *mem.Batch) *stream.Ticket {
+	tb.Helper()
+	o, err := s.prepare(b)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	for i := range o.needs.keys {
+		o.needs.keys[i].rkey ^= 0x5a5a00
+	}
+	if err := s.enter(tb.Context(), o); err != nil {
+		tb.Fatal(err)
+	}
+	s.work(1)
+	return o.ticket
+}
+
+// FailPairs moves the queue pairs to the error state behind the stream's back.
+func (s *Stream) FailPairs(tb testing.TB) {
+	tb.Helper()
+	for _, q := range s.pairs {
+		if err := q.qp.Modify(rdma.QPAttr{State: rdma.QPSErr}); err != nil {
+			tb.Fatal(err)
+		}
+	}
+}

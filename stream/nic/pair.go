@@ -1,0 +1,195 @@
+package nic
+
+import (
+	"time"
+
+	"github.com/kvlane/kvlane/rdma"
+)
+
+// Work request IDs are the index of the pair and the position of the request in its queue since the stream was opened.
+const (
+	seqBits  = 48
+	seqMask  = 1<<seqBits - 1
+	maxPairs = 1 << (64 - seqBits)
+)
+
+// pair is a queue pair that is connected to itself. Its fields belong to whoever has the stream's turn.
+//
+// Requests are built in a ring, as deep as the send queue, and stay there until they have completed, so that a failure
+// can say what the request was. Positions count requests since the start: those from done to posted are outstanding,
+// those from posted to built wait for their doorbell.
+type pair struct {
+	index uint64
+	rail  *rail
+	qp    rdma.QP
+
+	wrs                 []rdma.SendWR
+	mask                uint64
+	built, posted, done uint64
+	remoteEnd           uint64 // of the request built last
+	bytes               int64  // of the same
+	chainMax            uint64
+
+	chains  ring
+	stopped time.Time // when it was moved to QPSErr, or zero
+	refused bool      // to be stopped, once at least
+	closed  bool
+}
+
+// chain is a run of requests of one batch that were posted together, up to position end.
+type chain struct {
+	op  *op
+	end uint64
+}
+
+// ring holds the chains that are outstanding, in order: as many as there are requests, at most.
+type ring struct {
+	at          []chain
+	mask        uint64
+	first, next uint64
+}
+
+func (r *ring) push(c chain) {
+	r.at[r.next&r.mask] = c
+	r.next++
+}
+
+// peek returns the oldest chain, or nil.
+func (r *ring) peek() *chain {
+	if r.first == r.next {
+		return nil
+	}
+	return &r.at[r.first&r.mask]
+}
+
+func (r *ring) pop() {
+	r.at[r.first&r.mask] = chain{}
+	r.first++
+}
+
+// newPair returns a pair without its queue pair. depth is a power of two.
+func newPair(index int, r *rail, depth, sges int) *pair {
+	q := &pair{index: uint64(index), rail: r, wrs: make([]rdma.SendWR, depth), mask: uint64(depth) - 1}
+	q.chains = ring{at: make([]chain, depth), mask: q.mask}
+	// A quarter of the queue: three chains are under way while the next is built.
+	q.chainMax = uint64(min(max(depth/4, 1), 256))
+	all := make([]rdma.SGE, depth*sges)
+	for i := range q.wrs {
+		q.wrs[i].SGEs = all[i*sges : i*sges : (i+1)*sges]
+	}
+	return q
+}
+
+// transfer is a copy of n bytes, or a part of one, as one side of it sees the other.
+type transfer struct {
+	opcode        rdma.WROpcode
+	local, remote uint64
+	lkey, rkey    uint32
+	n             int64
+}
+
+// extend adds t to the request built last, if that is not posted and goes on there.
+func (q *pair) extend(t *transfer) bool {
+	if q.built == q.posted || t.remote != q.remoteEnd || q.bytes+t.n > q.rail.requestBytes {
+		return false
+	}
+	w := &q.wrs[(q.built-1)&q.mask]
+	if w.Opcode != t.opcode || w.RKey != t.rkey {
+		return false
+	}
+	last := &w.SGEs[len(w.SGEs)-1]
+	switch {
+	case last.LKey == t.lkey && last.Addr+uint64(last.Length) == t.local:
+		last.Length += uint32(t.n)
+	case len(w.SGEs) < q.rail.maxSGE(t.opcode):
+		w.SGEs = append(w.SGEs, rdma.SGE{Addr: t.local, Length: uint32(t.n), LKey: t.lkey})
+	default:
+		return false
+	}
+	q.remoteEnd += uint64(t.n)
+	q.bytes += t.n
+	return true
+}
+
+// full reports whether no request can be added: to the queue, or to this chain.
+func (q *pair) full() bool {
+	return q.built-q.done > q.mask || q.built-q.posted == q.chainMax
+}
+
+// add builds a request. The queue is not full.
+func (q *pair) add(t *transfer) {
+	w := &q.wrs[q.built&q.mask]
+	w.WRID = q.index<<seqBits | q.built&seqMask
+	w.Opcode, w.Flags = t.opcode, 0
+	w.RKey, w.RemoteAddr = t.rkey, t.remote
+	w.SGEs = append(w.SGEs[:0], rdma.SGE{Addr: t.local, Length: uint32(t.n), LKey: t.lkey})
+	q.built++
+	q.remoteEnd, q.bytes = t.remote+uint64(t.n), t.n
+}
+
+// post rings the doorbell for what was built of o: once, and once more where it goes around the ring's end. What the
+// queue pair refuses is dropped: outstanding is what it has accepted, and the error says why that is not all.
+func (q *pair) post(o *op) error {
+	for q.posted < q.built {
+		from := q.posted & q.mask
+		n := min(q.built-q.posted, q.mask+1-from)
+		run := q.wrs[from : from+n]
+		run[n-1].Flags = rdma.SendSignaled
+		accepted, err := q.qp.PostSend(run)
+		if accepted > 0 {
+			q.posted += uint64(accepted)
+			q.chains.push(chain{op: o, end: q.posted})
+			o.open++
+		}
+		if err != nil {
+			q.built = q.posted
+			return err
+		}
+	}
+	return nil
+}
+
+// outstanding is the number of requests that have not completed as far as known.
+func (q *pair) outstanding() uint64 { return q.posted - q.done }
+
+// complete says that all requests before position end have completed, and ends their chains.
+func (q *pair) complete(end uint64) {
+	q.done = end
+	for c := q.chains.peek(); c != nil && c.end <= end; c = q.chains.peek() {
+		c.op.open--
+		q.chains.pop()
+	}
+}
+
+// owner returns the batch of the request at seq, which is outstanding, or nil.
+func (q *pair) owner(seq uint64) *op {
+	if c := q.chains.peek(); c != nil && seq < q.posted {
+		return c.op
+	}
+	return nil
+}
+
+// stop moves the queue pair to QPSErr at the first call, and to QPSReset once that is flushTime ago. What it returns is how
+// long to wait until then, and zero after the reset.
+func (q *pair) stop(flushTime time.Duration) (time.Duration, error) {
+	if q.stopped.IsZero() {
+		if err := q.qp.Modify(rdma.QPAttr{State: rdma.QPSErr}); err != nil {
+			return 0, err
+		}
+		q.stopped = time.Now()
+	}
+	if left := flushTime - time.Since(q.stopped); left > 0 {
+		return left, nil
+	}
+	return 0, q.qp.Modify(rdma.QPAttr{State: rdma.QPSReset})
+}
+
+// abandon ends everything outstanding: the queue pair was reset.
+func (q *pair) abandon(each func(*op)) {
+	for c := q.chains.peek(); c != nil; c = q.chains.peek() {
+		each(c.op)
+		c.op.open--
+		q.chains.pop()
+	}
+	q.done = q.posted
+}

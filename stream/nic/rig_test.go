@@ -1,0 +1,299 @@
+package nic_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/sys/hostmem"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/rdma"
+	"github.com/kvlane/kvlane/rdma/registry"
+	"github.com/kvlane/kvlane/rdma/soft"
+	"github.com/kvlane/kvlane/stream"
+	streamcopy "github.com/kvlane/kvlane/stream/copy"
+	"github.com/kvlane/kvlane/stream/nic"
+	"github.com/kvlane/kvlane/stream/streamtest"
+)
+
+const patience = 30 * time.Second
+
+func deadline(tb testing.TB) context.Context {
+	tb.Helper()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(tb.Context()), patience)
+	tb.Cleanup(cancel)
+	return ctx
+}
+
+// copyMover moves a software NIC's bytes by copy streams of a device, one transfer after the other, so that one that
+// fails takes no other with it.
+type copyMover struct {
+	dev  device.Device
+	work chan *soft.Transfer
+	done chan struct{}
+}
+
+func newCopyMover(dev device.Device) *copyMover {
+	m := &copyMover{dev: dev, work: make(chan *soft.Transfer, 1024), done: make(chan struct{})}
+	go m.run()
+	return m
+}
+
+func (m *copyMover) Reaches(r *mem.Region) error {
+	if r.Dev() == 0 && r.Kind() != mem.KindHost { // the NIC's own memory, of which nothing is copied here
+		return fmt.Errorf("the device does not reach the %s: %w", r, errdefs.ErrNotSupported)
+	}
+	return nil
+}
+
+func (m *copyMover) Move(t *soft.Transfer) { m.work <- t }
+
+func (m *copyMover) run() {
+	defer close(m.done)
+	var s *streamcopy.Stream
+	for t := range m.work {
+		var err error
+		if s == nil {
+			s, err = streamcopy.Open(m.dev, streamcopy.Options{Path: stream.PathKernel})
+		}
+		if err == nil {
+			err = copyOnce(s, &mem.Batch{Dst: t.Dst, Src: t.Src})
+			if err != nil {
+				err = errors.Join(err, s.Close(context.Background()))
+				s = nil
+			}
+		}
+		t.Done(err)
+	}
+	if s != nil {
+		if err := s.Close(context.Background()); err != nil {
+			panic(err)
+		}
+	}
+}
+
+func copyOnce(s *streamcopy.Stream, b *mem.Batch) error {
+	ticket, err := s.Submit(context.Background(), b)
+	if err != nil {
+		return err
+	}
+	<-ticket.Done()
+	return ticket.Err()
+}
+
+func (m *copyMover) close() {
+	close(m.work)
+	<-m.done
+}
+
+// rig is a machine with a GPU and NICs in software.
+type rig struct {
+	dev  device.Device
+	prov rdma.Provider
+	set  *registry.Set
+	nics []*registry.Registry
+}
+
+type rigOptions struct {
+	sim      sim.Options
+	nics     int // zero: one
+	soft     soft.Options
+	registry registry.Options
+	dev      device.Device // nil: a simulated one
+	null     bool          // bytes do not move
+	stream   bool          // they are moved by soft.StreamMover
+}
+
+// streamMover is the mover for GPUs, on n copy streams that choose their paths.
+func streamMover(tb testing.TB, dev device.Device, n int) soft.Mover {
+	tb.Helper()
+	var streams []stream.Stream
+	for range n {
+		s, err := streamcopy.Open(dev, streamcopy.Options{})
+		if err != nil {
+			tb.Fatal(err)
+		}
+		streams = append(streams, s)
+	}
+	return moverOn(tb, streams)
+}
+
+// moverOn closes mover and streams when the test ends.
+func moverOn(tb testing.TB, streams []stream.Stream) soft.Mover {
+	tb.Helper()
+	m := soft.NewStreamMover(streams[0], streams[1:]...)
+	tb.Cleanup(func() {
+		m.Close()
+		for _, s := range streams {
+			if err := s.Close(deadline(tb)); err != nil {
+				tb.Error(err)
+			}
+		}
+	})
+	return m
+}
+
+// newRig makes a machine that must have no complaint when it is taken down.
+func newRig(tb testing.TB, o rigOptions) *rig {
+	tb.Helper()
+	g := &rig{dev: o.dev}
+	var err error
+	if g.dev == nil {
+		if g.dev, err = sim.Open(o.sim); err != nil {
+			tb.Fatal(err)
+		}
+		tb.Cleanup(func() { closeOK(tb, g.dev) })
+	}
+	switch {
+	case o.null:
+		o.soft.Mover = soft.NullMover{}
+	case o.soft.Mover != nil:
+	case o.stream:
+		o.soft.Mover = streamMover(tb, g.dev, max(o.nics, 1))
+	default:
+		mover := newCopyMover(g.dev)
+		o.soft.Mover = mover
+		tb.Cleanup(mover.close)
+	}
+	for len(o.soft.Devices) < max(o.nics, 1) {
+		o.soft.Devices = append(o.soft.Devices, soft.DeviceOptions{})
+	}
+	if g.prov, err = soft.New(o.soft); err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { closeOK(tb, g.prov) })
+	g.set = registry.NewSet(g.prov, o.registry)
+	tb.Cleanup(func() { closeOK(tb, g.set) })
+	names, err := g.prov.Devices()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	for _, name := range names {
+		n, err := g.set.NIC(name)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		g.nics = append(g.nics, n)
+	}
+	return g
+}
+
+func closeOK(tb testing.TB, c interface{ Close() error }) {
+	tb.Helper()
+	if err := c.Close(); err != nil {
+		tb.Error(err)
+	}
+}
+
+// memory has all of m registered with the NICs.
+func (g *rig) memory(m streamtest.Memory) streamtest.Memory {
+	alloc := m.Alloc
+	m.Alloc = func(tb testing.TB, bytes int64) *mem.Region {
+		tb.Helper()
+		r := alloc(tb, bytes)
+		g.register(tb, r)
+		return r
+	}
+	return m
+}
+
+// register registers r until the test ends.
+func (g *rig) register(tb testing.TB, r *mem.Region) {
+	tb.Helper()
+	if err := registry.Register(g.nics, r); err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		if err := registry.Unregister(deadline(tb), g.nics, r); err != nil {
+			tb.Error(err)
+		}
+	})
+}
+
+func (g *rig) pinned(tb testing.TB, n int64) *mem.Region {
+	tb.Helper()
+	return g.memory(streamtest.Pinned(g.dev)).Alloc(tb, n)
+}
+
+func (g *rig) device(tb testing.TB, n int64) *mem.Region {
+	tb.Helper()
+	return g.memory(streamtest.DeviceMemory(g.dev)).Alloc(tb, n)
+}
+
+// options completes o with the rig's NICs.
+func (g *rig) options(o nic.Options) nic.Options {
+	for _, n := range g.nics {
+		o.NICs = append(o.NICs, nic.NIC{Registry: n})
+	}
+	return o
+}
+
+// open opens a stream that the caller closes.
+func (g *rig) open(tb testing.TB, o nic.Options) *nic.Stream {
+	tb.Helper()
+	s, err := nic.Open(g.options(o))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return s
+}
+
+// openUntilEnd opens a stream that the test's end closes, without a complaint.
+func (g *rig) openUntilEnd(tb testing.TB, o nic.Options) *nic.Stream {
+	tb.Helper()
+	s := g.open(tb, o)
+	tb.Cleanup(func() {
+		if err := s.Close(deadline(tb)); err != nil {
+			tb.Error(err)
+		}
+	})
+	return s
+}
+
+// env is the environment of the suite.
+func (g *rig) env(tb testing.TB, o nic.Options) streamtest.Env {
+	tb.Helper()
+	return streamtest.Env{
+		Open: func(tb testing.TB, depth int) stream.Stream {
+			tb.Helper()
+			o := o
+			o.QueueDepth = depth
+			return g.open(tb, o)
+		},
+		A: g.memory(streamtest.Pinned(g.dev)), B: g.memory(streamtest.DeviceMemory(g.dev)), Path: stream.PathNICSoft,
+		Unreachable: pageable(tb),
+	}
+}
+
+// pageable returns host memory that is not registered.
+func pageable(tb testing.TB) *mem.Region {
+	tb.Helper()
+	b, err := hostmem.Alloc(4096)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		if err := hostmem.Free(b); err != nil {
+			tb.Error(err)
+		}
+	})
+	r, err := hostmem.Region(b)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return r
+}
+
+func wantErr(tb testing.TB, err error, is ...error) {
+	tb.Helper()
+	for _, target := range is {
+		if !errors.Is(err, target) {
+			tb.Fatalf("error %v is not %q", err, target)
+		}
+	}
+}

@@ -30,6 +30,8 @@ type Config struct {
 	Device DeviceConfig
 	Stream StreamConfig
 	Store  StoreConfig
+	// RDMA selects NICs, where Store.GDR asks for them.
+	RDMA RDMAConfig
 	// Identity says what model and layout the blocks are of; blocks of two identities never meet.
 	Identity block.Identity
 	// Layout says how a block divides into shards.
@@ -92,6 +94,8 @@ type StoreConfig struct {
 	// Readers and Writers bound the concurrent reads from and writes to the tiers below the cache. Zero is the store's
 	// default.
 	Readers, Writers int
+	// GDR says whether loads and dumps travel by RDMA NICs. Default GDROff.
+	GDR GDR
 	// LeaseMax bounds how long a lease may last. Zero is the store's default.
 	LeaseMax time.Duration
 	// Hooks are told of what should not pass in silence.
@@ -111,6 +115,9 @@ func (c *Config) Validate() error {
 		errs = append(errs, err)
 	}
 	if err := c.Stream.validate(); err != nil {
+		errs = append(errs, err)
+	}
+	if err := errors.Join(c.RDMA.validate(), c.validateGDR()); err != nil {
 		errs = append(errs, err)
 	}
 	if err := c.Identity.Validate(); err != nil {

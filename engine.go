@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"sync"
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/device"
@@ -21,14 +23,20 @@ import (
 type Engine struct {
 	cfg     Config
 	dev     device.Device
-	notes   []string
 	planner *plan.Planner
 	budget  *plan.Budget
+	nics    nicStack // nil: none are used
+	// loadsByNIC and dumpsByNIC say what the store does by nics.
+	loadsByNIC, dumpsByNIC bool
+
 	pinned  *mem.Region
 	cache   *cache.Tier
 	lower   []tier.Tier
 	store   *store.Store
 	closers []func(context.Context) error // in order of acquiring; Close runs them backwards
+
+	mu    sync.Mutex
+	notes []string // guarded by mu
 }
 
 // Open validates c, opens the device and the tiers, and returns the engine over them. On failure everything opened so
@@ -43,8 +51,8 @@ func Open(ctx context.Context, c Config) (_ *Engine, err error) {
 			err = errors.Join(err, e.Close(context.WithoutCancel(ctx)))
 		}
 	}()
-	openPlanner := func() error { return e.openPlanner(ctx) }
-	for _, step := range []func() error{e.openDevice, openPlanner, e.openCache, e.openLower, e.openStore} {
+	with := func(step func(context.Context) error) func() error { return func() error { return step(ctx) } }
+	for _, step := range []func() error{e.openDevice, with(e.openPlanner), with(e.openNICs), e.openCache, e.openLower, e.openStore} {
 		if err := ctx.Err(); err != nil {
 			return nil, context.Cause(ctx)
 		}
@@ -56,12 +64,15 @@ func Open(ctx context.Context, c Config) (_ *Engine, err error) {
 }
 
 func (e *Engine) openDevice() error {
-	d, note, err := OpenDevice(e.cfg.Device)
+	c := e.cfg.Device
+	// A simulated device's memory has to be where this machine's NICs can be given it.
+	c.Sim.HostAddresses = c.Sim.HostAddresses || e.cfg.wantsNICs()
+	d, note, err := OpenDevice(c)
 	if err != nil {
 		return err
 	}
 	if note != "" {
-		e.notes = append(e.notes, note)
+		e.note(note)
 	}
 	e.dev = d
 	e.onClose(func(context.Context) error { return d.Close() })
@@ -75,7 +86,7 @@ func (e *Engine) openPlanner(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("find the profile of the device: %w", err)
 	}
-	e.notes = append(e.notes, notes...)
+	e.note(notes...)
 	if e.budget, err = plan.NewBudget(s.Budget); err != nil {
 		return err
 	}
@@ -91,7 +102,10 @@ func (e *Engine) openCache() error {
 		return fmt.Errorf("allocate %d bytes of pinned memory for the cache: %w", bytes, err)
 	}
 	e.pinned = pinned
-	e.onClose(func(context.Context) error { return e.dev.Free(pinned) })
+	e.onClose(e.freeCache)
+	if err := e.Register(pinned); err != nil {
+		return err
+	}
 	t, err := cache.Open(cache.Config{Memory: pinned, Format: e.format()})
 	if err != nil {
 		return fmt.Errorf("open cache tier: %w", err)
@@ -99,6 +113,14 @@ func (e *Engine) openCache() error {
 	e.cache = t
 	e.onClose(func(context.Context) error { return t.Close() })
 	return nil
+}
+
+// freeCache keeps the cache's memory where a NIC may still have it.
+func (e *Engine) freeCache(ctx context.Context) error {
+	if err := e.Unregister(ctx, e.pinned); err != nil {
+		return fmt.Errorf("free the cache's memory: %w", err)
+	}
+	return e.dev.Free(e.pinned)
 }
 
 func (e *Engine) openLower() error {
@@ -116,10 +138,9 @@ func (e *Engine) openLower() error {
 }
 
 func (e *Engine) openStore() error {
-	open := func() (stream.Stream, error) { return e.OpenStream() }
 	s, err := store.Open(store.Config{
 		Format: e.format(), Cache: e.cache, Next: e.lower,
-		OpenLoad: open, OpenDump: open,
+		OpenLoad: e.openLoadStream, OpenDump: e.openDumpStream,
 		Verify: e.cfg.Store.Verify, Readers: e.cfg.Store.Readers, Writers: e.cfg.Store.Writers,
 		LeaseMax: e.cfg.Store.LeaseMax, Hooks: e.cfg.Store.Hooks,
 	})
@@ -137,8 +158,13 @@ func (e *Engine) format() block.Format {
 
 func (e *Engine) onClose(f func(context.Context) error) { e.closers = append(e.closers, f) }
 
-// OpenStream opens another copy stream on the engine's device, configured as the store's are. The caller closes it
-// before the engine.
+// OpenStream opens another copy stream on the engine's device, configured as the store's are where they use no NIC. The
+// caller closes it before the engine.
+//
+// With NICs it is still a copy stream, since an EventStream can wait for a queue of the device on the device, and a NIC
+// cannot. What dumps by NIC have to wait for is waited for by the host: name in store.DumpOptions.After a mem.Dependency whose Done
+// is closed once the work of the queue has completed, such as a ticket of another stream, or one of your own over a
+// device.Event.
 func (e *Engine) OpenStream() (stream.EventStream, error) {
 	c := &e.cfg.Stream
 	o := streamcopy.Options{Path: c.Path, QueueDepth: c.QueueDepth, CTAs: c.CTAs, StagingBytes: c.StagingBytes, Planner: e.planner}
@@ -176,8 +202,23 @@ func (e *Engine) Identity() block.Identity { return e.cfg.Identity }
 // Tiers returns the tiers of the pipeline, fast to slow.
 func (e *Engine) Tiers() []tier.Tier { return append([]tier.Tier{e.cache}, e.lower...) }
 
-// Notes returns what the user should know about how the engine was opened: fallbacks, and why.
-func (e *Engine) Notes() []string { return append([]string(nil), e.notes...) }
+// Notes returns what the user should know about how the engine and its streams were opened: fallbacks, and why.
+func (e *Engine) Notes() []string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return slices.Clone(e.notes)
+}
+
+// note adds notes, each once.
+func (e *Engine) note(notes ...string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, n := range notes {
+		if !slices.Contains(e.notes, n) {
+			e.notes = append(e.notes, n)
+		}
+	}
+}
 
 // Close finishes what the store still has to write, then closes everything in the reverse order of opening. If ctx ends
 // before the store has come to rest, Close stops there, frees nothing that hardware may still touch, and may be called

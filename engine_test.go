@@ -1,11 +1,13 @@
 package kvlane_test
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/block"
@@ -25,6 +27,23 @@ func testConfig(t *testing.T) kvlane.Config {
 		Identity: g.Identity("", ""), Layout: layout,
 		Store: kvlane.StoreConfig{CacheBytes: 16 * layout.ImageBytes(), Dirs: []string{t.TempDir()}},
 	}
+}
+
+// openEngine opens an engine, and closes it when the test ends.
+func openEngine(t *testing.T, c kvlane.Config) *kvlane.Engine {
+	t.Helper()
+	e, err := kvlane.Open(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		defer cancel()
+		if err := e.Close(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	return e
 }
 
 func TestConfigReportsEveryProblemAtOnce(t *testing.T) {

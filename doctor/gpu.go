@@ -52,7 +52,7 @@ func (m *Machine) gpu(d *CUDADevice) GPU {
 	g := GPU{
 		Index: i.Index, Name: i.Name, UUID: i.UUID, MemoryBytes: i.MemoryBytes, Multiprocs: i.Multiprocs, CopyEngines: i.CopyEngines,
 		Compute: fmt.Sprintf("%d.%d", i.Compute[0], i.Compute[1]), NUMANode: i.NUMANode,
-		PCI: PCILink{NUMANode: -1}, Usable: Answered(d.Err, ""), Probe: d.Probe, Profile: d.Profile,
+		PCI: PCILink{NUMANode: -1}, Usable: Answered(d.Err, ""), Probe: d.Probe, Profile: d.Profile, NIC: d.NIC, DMABuf: d.DMABuf,
 	}
 	if d.Err != nil {
 		// Nothing was tried on a device that did not open.
@@ -61,7 +61,7 @@ func (m *Machine) gpu(d *CUDADevice) GPU {
 			f.Answer = No
 		}
 		g.Probe = Probe{CopyEngine: f, Batch: f, Kernel: f, Bulk: f, Staged: f, Resident: f, Sums: f}
-		g.Profile = f
+		g.Profile, g.NIC, g.DMABuf = f, f, f
 	}
 	if i.PCI != "" {
 		g.PCI = m.pciLink(strings.ToLower(i.PCI))

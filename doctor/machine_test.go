@@ -74,6 +74,8 @@ func twoGPUs(context.Context) (CUDA, error) {
 				},
 				Probe:   allYes(),
 				Profile: yes,
+				NIC:     Finding{Answer: Yes, Reason: "mlx5_0 (same PCIe switch, 2 hops)"},
+				DMABuf:  Finding{Answer: Yes, Reason: "NICs' writes are seen without a flush"},
 			},
 			{
 				Info: device.Info{Driver: "cuda", Index: 1, Name: "NVIDIA H100 80GB HBM3", UUID: "GPU-2", PCI: "0000:9d:00.0", NUMANode: 1},
@@ -82,6 +84,8 @@ func twoGPUs(context.Context) (CUDA, error) {
 					Bulk: badPTX, Staged: badPTX, Resident: badPTX, Sums: badPTX,
 				},
 				Profile: Finding{Answer: No, Reason: "none is stored", Remedy: "kvlane calibrate"},
+				NIC:     Finding{Answer: No, Reason: "none of mlx5_1 has an active port", Remedy: "a cable"},
+				DMABuf:  Finding{Answer: No, Reason: "the driver's modules are closed", Remedy: "the open ones"},
 			},
 			{Info: device.Info{Index: 2}, Err: errors.New("cuDevicePrimaryCtxRetain(device=2): CUDA_ERROR_ECC_UNCORRECTABLE (214)")},
 		},

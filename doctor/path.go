@@ -7,13 +7,13 @@ import (
 )
 
 // notInThisVersion names the paths that the design has and this version does not.
-var notInThisVersion = []string{"nic", "cufile", "uring", "tcp", "rdma"}
+var notInThisVersion = []string{"cufile", "uring", "tcp", "rdma"}
 
 // paths tells for each way of moving bytes whether this machine has it: what the probes of the GPUs and of the file
 // systems add up to.
 func paths(r *Report) []Path {
 	gpu := func(name stream.Path, what string, pick func(*Probe) Finding) Path {
-		return Path{Name: name.String(), What: what, Available: r.anyGPU(pick)}
+		return Path{Name: name.String(), What: what, Available: r.anyGPU(func(g *GPU) Finding { return pick(&g.Probe) })}
 	}
 	return []Path{
 		gpu(stream.PathCopyEngine, "host <-> GPU, one copy a run of neighbors", func(p *Probe) Finding { return p.CopyEngine }),
@@ -22,7 +22,13 @@ func paths(r *Report) []Path {
 		gpu(stream.PathKernelBulk, "host <-> GPU, the same with few multiprocessors (compute 9.0)", func(p *Probe) Finding { return p.Bulk }),
 		gpu(stream.PathStaged, "host <-> GPU, scattered blocks through a copy engine", func(p *Probe) Finding { return p.Staged }),
 		gpu(stream.PathResident, "host <-> GPU, small batches without a launch", func(p *Probe) Finding { return p.Resident }),
-		{Name: "checksums on the way", What: "host <-> GPU, by the kernels that copy", Available: r.anyGPU(func(p *Probe) Finding { return p.Sums })},
+		{Name: "checksums on the way", What: "host <-> GPU, by the kernels that copy", Available: r.anyGPU(func(g *GPU) Finding { return g.Probe.Sums })},
+		{Name: stream.PathNIC.String(), What: "host <-> GPU, by an RDMA NIC connected to itself", Available: r.anyGPU(func(g *GPU) Finding {
+			if g.NIC.Answer == Yes {
+				return Finding{Answer: Yes} // which one is said with the GPU
+			}
+			return g.NIC
+		})},
 		{Name: "peer", What: "GPU <-> GPU, by copy engine or kernel", Available: r.anyPeer()},
 		{Name: stream.PathPosix.String(), What: "files <-> host, read and write calls", Available: r.posix()},
 		{Name: "simulated device", What: "stands in for a GPU; its figures say nothing of hardware", Available: Finding{Answer: Yes}},
@@ -30,7 +36,7 @@ func paths(r *Report) []Path {
 }
 
 // anyGPU is a yes when one GPU has the ability, and says which do not; without any it is the best answer there is.
-func (r *Report) anyGPU(pick func(*Probe) Finding) Finding {
+func (r *Report) anyGPU(pick func(*GPU) Finding) Finding {
 	if len(r.NVIDIA.GPUs) == 0 {
 		return r.NVIDIA.Driver
 	}
@@ -38,7 +44,7 @@ func (r *Report) anyGPU(pick func(*Probe) Finding) Finding {
 	var missing Finding
 	for i := range r.NVIDIA.GPUs {
 		g := &r.NVIDIA.GPUs[i]
-		f := pick(&g.Probe)
+		f := pick(g)
 		if f.Answer == Yes {
 			have++
 			continue

@@ -109,6 +109,8 @@ func (p *printer) gpu(g *GPU) {
 	}
 	p.finding("  paths", g.Probe.summary())
 	p.finding("  path profile", g.Profile)
+	p.finding("  NIC", g.NIC)
+	p.finding("  dma-buf", g.DMABuf)
 }
 
 // summary says in one line which paths a GPU has: yes for all of them, or those that it lacks.

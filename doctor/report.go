@@ -90,6 +90,10 @@ type GPU struct {
 	Probe  Probe   `json:"probe"`
 	// Profile says whether what the GPU's paths take was measured and stored, for the planner.
 	Profile Finding `json:"profile"`
+	// NIC says which RDMA NIC carries the GPU's copies where one is asked for, and why that one, or why none can.
+	NIC Finding `json:"nic"`
+	// DMABuf says whether the GPU's memory can be given to NICs as a dma-buf, and whether their writes have to be flushed.
+	DMABuf Finding `json:"dma_buf"`
 }
 
 // PCILink is how a device is attached. Empty fields are unknown.
@@ -136,6 +140,8 @@ type CUDADevice struct {
 	Err     error
 	Probe   Probe
 	Profile Finding
+	NIC     Finding
+	DMABuf  Finding
 }
 
 // RDMA is what there is of RDMA.

@@ -50,7 +50,12 @@ func TestFullMachine(t *testing.T) {
 	}
 	wantText(t, r, "NVIDIA H100 80GB HBM3, 80 GiB, compute 9.0", "2.5 GT/s x16 of 32.0 GT/s x16", "GID 1: 0000:0000:0000:0000:0000:ffff:0a00:0001 RoCE v2",
 		"port 1: DOWN, InfiniBand", "over NVLink", "ECC_UNCORRECTABLE", "not in this version: ", "on 1 of 3 GPUs",
-		"    paths            all", "    paths            not all: copy-engine-batch (no: cuMemcpyBatchAsync is missing); kernel (no: bad PTX)", "needs: kvlane calibrate")
+		"    paths            all", "    paths            not all: copy-engine-batch (no: cuMemcpyBatchAsync is missing); kernel (no: bad PTX)", "needs: kvlane calibrate",
+		"    NIC              yes: mlx5_0 (same PCIe switch, 2 hops)\n", "    NIC              no: none of mlx5_1 has an active port\n", "needs: a cable",
+		"    dma-buf          yes: NICs' writes are seen without a flush\n", "    dma-buf          no: the driver's modules are closed\n", "needs: the open ones")
+	if f := pathNamed(t, r, "nic"); f.Answer != Yes || !strings.Contains(f.Reason, "on 1 of 3 GPUs") {
+		t.Errorf("NIC path: %+v, want a yes that says on which GPUs", f)
+	}
 	if f := pathNamed(t, r, "peer"); f.Answer != Yes {
 		t.Errorf("peer path: %+v", f)
 	}
@@ -70,7 +75,7 @@ func TestVirtualMachine(t *testing.T) {
 	m.CUDA = func(context.Context) (CUDA, error) {
 		return CUDA{Version: "580.159.04 (CUDA 13.0)", Devices: []CUDADevice{{
 			Info:  device.Info{Name: "NVIDIA H100 80GB HBM3", PCI: "0000:00:06.0", NUMANode: -1, MemoryBytes: 85017755648},
-			Probe: allYes(), Profile: Finding{Answer: Yes},
+			Probe: allYes(), Profile: Finding{Answer: Yes}, NIC: Finding{Answer: Yes, Reason: "mlx5_0 (same host bridge)"},
 		}}}, nil
 	}
 	m.Library = func(string) error { return nil }

@@ -1,6 +1,7 @@
 package replay
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"time"
@@ -8,6 +9,7 @@ import (
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/store"
 )
 
@@ -34,8 +36,19 @@ type Config struct {
 	Timeout time.Duration
 	// Summary is what Scan found in the trace with this Limit. Nil has Run scan it.
 	Summary *Summary
+	// Memory is told of the KV cache's memory before a load or dump names it, and before it is freed: for stores whose
+	// streams reach only what is registered. Nil: nobody is told.
+	Memory Memory
 	// Progress is told of each request that is done, from several goroutines at once. Nil tells nobody.
 	Progress func(Step)
+}
+
+// Memory registers device memory for loads and dumps. *kvlane.Engine does.
+type Memory interface {
+	// Register registers all regions or none.
+	Register(regions ...*mem.Region) error
+	// Unregister takes that back. The regions must not be freed unless it returns nil.
+	Unregister(ctx context.Context, regions ...*mem.Region) error
 }
 
 // Step is one request done.

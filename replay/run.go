@@ -103,6 +103,11 @@ func newRun(c Config) (_ *run, err error) {
 	if r.cache, err = newKVCache(c.Device, c.Geometry, layout, pages, c.Seed); err != nil {
 		return nil, err
 	}
+	if c.Memory != nil {
+		if err := c.Memory.Register(r.cache.region); err != nil {
+			return nil, errors.Join(fmt.Errorf("replay: register the KV cache: %w", err), r.cache.close())
+		}
+	}
 	for range cap(r.spare) {
 		r.spare <- &Request{}
 	}
@@ -205,6 +210,11 @@ func (r *run) close() error {
 	if err := errors.Join(errs...); err != nil {
 		// A queue that is not idle may still write pages.
 		return err
+	}
+	if r.cfg.Memory != nil {
+		if err := r.cfg.Memory.Unregister(ctx, r.cache.region); err != nil {
+			return fmt.Errorf("free the KV cache: %w", err)
+		}
 	}
 	return r.cache.close()
 }

@@ -17,6 +17,7 @@ const demoCacheBytes = 16 << 20
 
 func newDemoCommand() *cobra.Command {
 	var device, dir string
+	var rdma rdmaFlags
 	cmd := &cobra.Command{
 		Use:   "demo",
 		Short: "Show the main job on this machine: store, restart, find damage",
@@ -30,15 +31,16 @@ is removed at the end. Exit code 1 if anything it claims does not hold.`,
 				return fmt.Errorf("demo: %w", err)
 			}
 			defer func() { err = errors.Join(err, os.RemoveAll(temp)) }()
-			return runDemo(cmd, kvlane.Driver(device), temp)
+			return runDemo(cmd, kvlane.Driver(device), &rdma, temp)
 		},
 	}
 	cmd.Flags().StringVar(&device, "device", "auto", "auto, sim or cuda; auto takes the GPU if there is one")
 	cmd.Flags().StringVar(&dir, "dir", "", "where to make the temporary directory; default: the system's place for them")
+	rdma.register(cmd.Flags())
 	return cmd
 }
 
-func runDemo(cmd *cobra.Command, driver kvlane.Driver, temp string) error {
+func runDemo(cmd *cobra.Command, driver kvlane.Driver, rdma *rdmaFlags, temp string) error {
 	layout, err := smallGeometry.Layout()
 	if err != nil {
 		return fmt.Errorf("demo: %w", err)
@@ -47,7 +49,8 @@ func runDemo(cmd *cobra.Command, driver kvlane.Driver, temp string) error {
 		Device:   kvlane.DeviceConfig{Driver: driver},
 		Identity: smallGeometry.Identity("", ""),
 		Layout:   layout,
-		Store:    kvlane.StoreConfig{CacheBytes: demoCacheBytes},
+		Store:    kvlane.StoreConfig{CacheBytes: demoCacheBytes, GDR: kvlane.GDR(rdma.gdr)},
+		RDMA:     rdma.config(),
 	}
 	if err := c.Validate(); err != nil {
 		return &usageError{err}

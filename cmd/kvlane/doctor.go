@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -30,7 +31,7 @@ func newDoctorCommand() *cobra.Command {
 huge pages, locked memory, file systems) and for each path of kvlane whether it is available, or why not and what would make it so.
 
 Every answer is yes, no with the reason, or unknown with the reason. A path of a GPU is a yes only where it was tried: doctor opens every
-GPU for a moment and copies a few KiB to it and back. It measures nothing, and says whether kvlane calibrate has. It writes one unnamed page to each file system to try O_DIRECT, which leaves nothing
+GPU for a moment and copies a few KiB to it and back, also by the RDMA NIC nearest to it. It measures nothing, and says whether kvlane calibrate has. It writes one unnamed page to each file system to try O_DIRECT, which leaves nothing
 behind.`,
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -98,7 +99,10 @@ func askDevice(ctx context.Context, drv *cuda.Driver, index int) doctor.CUDADevi
 	if err != nil {
 		return doctor.CUDADevice{Info: device.Info{Index: index, NUMANode: -1}, Err: err}
 	}
-	d := doctor.CUDADevice{Info: dev.Info(), Probe: doctor.ProbeDevice(ctx, dev, openPath), Profile: askProfile(dev)}
+	d := doctor.CUDADevice{
+		Info: dev.Info(), Probe: doctor.ProbeDevice(ctx, dev, openPath), Profile: askProfile(dev), NIC: askNIC(ctx, dev),
+		DMABuf: doctor.ProbeDMABuf(dev),
+	}
 	if err := dev.Close(); err != nil {
 		d.Err = fmt.Errorf("close the device: %w", err)
 	}
@@ -115,6 +119,27 @@ func askProfile(dev device.Device) doctor.Finding {
 		return doctor.Finding{Answer: doctor.No, Reason: "none is stored for this GPU, driver, link and kernels", Remedy: "kvlane calibrate; or the next run that may measure"}
 	}
 	return doctor.Finding{Answer: doctor.Unknown, Reason: err.Error(), Remedy: "kvlane calibrate --force"}
+}
+
+// askNIC says which NIC copies for the device, and why that one: after it has.
+func askNIC(ctx context.Context, dev device.Device) doctor.Finding {
+	nics, err := kvlane.TryNICs(ctx, dev, kvlane.RDMAConfig{})
+	return nicFinding(nics, err)
+}
+
+func nicFinding(nics []kvlane.NICChoice, err error) doctor.Finding {
+	if err != nil {
+		f := doctor.Answered(err, "an RDMA NIC with an active port, rdma-core, and a kernel through which the NIC reaches the GPU's memory (dma-buf, or nvidia_peermem)")
+		if errors.Is(err, errdefs.ErrBroken) || errors.Is(err, errdefs.ErrNotFound) {
+			f.Answer = doctor.No // there is none, or none with a port that is up
+		}
+		return f
+	}
+	var why []string
+	for _, n := range nics {
+		why = append(why, n.Name+" ("+n.Reason+")")
+	}
+	return doctor.Finding{Answer: doctor.Yes, Reason: strings.Join(why, ", ")}
 }
 
 func openPath(dev device.Device, path stream.Path) (stream.Stream, error) {

@@ -30,6 +30,7 @@ type engineFlags struct {
 	calibration string
 	verify      string
 	fsync       string
+	rdma        rdmaFlags
 	dirs        []string
 	cacheBytes  int64
 	fileBytes   int64
@@ -49,6 +50,7 @@ func (e *engineFlags) register(flags *pflag.FlagSet) {
 	flags.StringArrayVar(&e.dirs, "file-dir", nil, "directory of the file tier; repeat it for several, without it there is none")
 	flags.Var(sizeValue{&e.fileBytes}, "file-bytes", "bound of the file tier; 0 is none")
 	flags.StringVar(&e.fsync, "fsync", "never", "when files are synced: never, or file (each one, before its block counts as durable)")
+	e.rdma.register(flags)
 	flags.StringVar(&e.metricsAddr, "metrics-addr", "", "serve Prometheus metrics at this host:port under /metrics")
 }
 
@@ -75,6 +77,7 @@ func (e *engineFlags) config(g block.Geometry) (kvlane.Config, error) {
 	check("verify", err)
 	c.Store.Fsync, err = file.ParseFsyncPolicy(e.fsync)
 	check("fsync", err)
+	c.Store.GDR, c.RDMA = kvlane.GDR(e.rdma.gdr), e.rdma.config()
 	if g.Validate() != nil {
 		// That has been complained about already; what else is wrong does not depend on it.
 		g = smallGeometry

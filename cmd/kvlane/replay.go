@@ -84,7 +84,7 @@ func (r *replayCommand) execute(ctx context.Context, stdout, stderr io.Writer) (
 		return err
 	}
 	defer func() { err = errors.Join(err, closeEngine(ctx, e)) }()
-	r.run.Device, r.run.Store = e.Device(), e.Store()
+	r.run.Device, r.run.Store, r.run.Memory = e.Device(), e.Store(), e
 	r.run.Identity, r.run.Summary = e.Identity(), &summary
 
 	metrics := telemetry.New()

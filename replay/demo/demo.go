@@ -28,6 +28,7 @@ type Engine interface {
 	Store() *store.Store
 	Identity() block.Identity
 	Notes() []string
+	replay.Memory
 	Close(ctx context.Context) error
 }
 
@@ -89,6 +90,9 @@ func (d *demo) fromNothing(ctx context.Context) error {
 	d.say("   %d requests asked for %d blocks, %d of them different; %.1f s.", r.Requests, r.BlockAccesses, r.DistinctBlocks, r.Seconds)
 	d.claim(r.Complete && r.PrefixHits == repeats, "every block asked for again was found: %d of %d", r.PrefixHits, repeats)
 	d.claim(r.Mismatches == 0 && r.BytesVerified > 0, "all %d bytes that came back were right", r.BytesVerified)
+	for _, p := range r.Paths {
+		d.say("   Path: %s, %s of %.1f MB.", p.Path, p.Direction, float64(p.Bytes)/1e6)
+	}
 	d.claim(r.DumpedBlocks == r.DistinctBlocks && r.DurableErrors == 0, "all %d different blocks were stored, each once", r.DumpedBlocks)
 	return nil
 }
@@ -155,7 +159,7 @@ func (d *demo) replay(ctx context.Context) (_ *replay.Report, err error) {
 		}
 	}
 	r, err := replay.Run(ctx, replay.Config{
-		Device: e.Device(), Store: e.Store(), Geometry: d.Geometry, Identity: e.Identity(), Trace: d.trace, Limit: d.Limit,
+		Device: e.Device(), Store: e.Store(), Memory: e, Geometry: d.Geometry, Identity: e.Identity(), Trace: d.trace, Limit: d.Limit,
 	})
 	// Wrong bytes are what a claim is about; anything else ends the demo.
 	if errors.Is(err, replay.ErrWrongBytes) {

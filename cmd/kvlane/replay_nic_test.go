@@ -1,0 +1,72 @@
+//go:build !nonic
+
+package main
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/kvlane/kvlane/replay"
+)
+
+// A replay that requires NICs, in software, verifies every byte and reports their path under a name of its own.
+func TestReplayByNICsInSoftware(t *testing.T) {
+	trace := traceFile(t, goodLine+strings.Replace(goodLine, "[0, 1]", "[0, 1, 2]", 1))
+	for _, extra := range [][]string{
+		nil,
+		{"--layerwise"},
+		{"--verify", "always"},
+		{"--nic", "soft0,soft1", "--rdma-queue-pairs", "2", "--rdma-port", "1", "--rdma-gid-index", "0", "--rdma-mtu", "2048"},
+	} {
+		args := small(append([]string{"replay", trace, "--json", "--gdr", "require", "--rdma-provider", "soft", "--file-dir", t.TempDir()}, extra...)...)
+		code, stdout, stderr := execute(t, args...)
+		var r replay.Report
+		if err := json.Unmarshal([]byte(stdout), &r); err != nil || code != exitOK || stderr != "" {
+			t.Fatalf("%v: exit code %d, %v, standard error %q", extra, code, err, stderr)
+		}
+		if r.Mismatches != 0 || r.BytesVerified == 0 || r.DumpedBlocks != 3 || len(r.Paths) != 2 {
+			t.Errorf("%v: %+v", extra, r)
+		}
+		for _, p := range r.Paths {
+			if p.Path != "nic-soft" || p.Bytes == 0 {
+				t.Errorf("%v: %+v", extra, p)
+			}
+		}
+	}
+	if _, stdout, _ := execute(t, small("replay", trace, "--gdr", "require", "--rdma-provider", "soft")...); !strings.Contains(stdout, "\nnic-soft  load ") {
+		t.Errorf("the path is not in the table:\n%s", stdout)
+	}
+}
+
+func TestReplaySaysWhyThereIsNoNIC(t *testing.T) {
+	trace := traceFile(t, goodLine)
+	for _, c := range []struct {
+		args []string
+		code int
+		want []string
+	}{
+		{[]string{"--gdr", "require", "--nic", "no-such-nic"}, exitFailure, []string{"gdr requires a NIC: "}},
+		{[]string{"--gdr", "require", "--rdma-provider", "soft", "--nic", "no-such-nic"}, exitFailure, []string{`"no-such-nic"`, "soft0"}},
+		{[]string{"--gdr", "auto", "--nic", "no-such-nic"}, exitOK, []string{"copies go without a NIC: "}},
+		{[]string{"--gdr", "auto", "--rdma-provider", "soft"}, exitOK, []string{"never takes a NIC in software"}},
+		{
+			[]string{"--gdr", "often", "--rdma-provider", "fpga", "--nic", "a,a", "--rdma-port", "-1", "--rdma-gid-index", "-7", "--rdma-mtu", "9000", "--rdma-queue-pairs", "-2"},
+			exitUsage,
+			[]string{`"often"`, `"fpga"`, `"a" is named twice`, "port -1", "GID index -7", "MTU 9000", "-2"},
+		},
+	} {
+		code, stdout, stderr := execute(t, small(append([]string{"replay", trace}, c.args...)...)...)
+		if code != c.code {
+			t.Errorf("%v: exit code %d, want %d", c.args, code, c.code)
+		}
+		for _, want := range c.want {
+			if !strings.Contains(stderr, want) {
+				t.Errorf("%v: %q is not on standard error:\n%s", c.args, want, stderr)
+			}
+		}
+		if strings.Contains(stdout, "\nnic") {
+			t.Errorf("%v: something went by a NIC:\n%s", c.args, stdout)
+		}
+	}
+}

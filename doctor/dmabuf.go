@@ -1,0 +1,56 @@
+package doctor
+
+import (
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
+)
+
+// ProbeDMABuf exports a little memory of dev as NICs want it, and says whether writes of NICs to it are seen at once.
+func ProbeDMABuf(dev device.Device) Finding {
+	f := Answered(exportOnce(dev), "the open kernel modules of the NVIDIA driver and Linux 5.12; without, NICs need nvidia_peermem")
+	if f.Answer == Yes {
+		f.Reason = flushText(dev)
+	}
+	return f
+}
+
+func exportOnce(dev device.Device) (err error) {
+	x, ok := dev.(device.DMABufExporter)
+	if !ok {
+		return fmt.Errorf("this device exports no memory: %w", errdefs.ErrNotSupported)
+	}
+	r, err := dev.Alloc(probeBytes, device.AllocOptions{})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, dev.Free(r)) }()
+	fd, _, err := x.ExportDMABuf(mem.All(r))
+	if err != nil {
+		return err
+	}
+	if err := unix.Close(fd); err != nil {
+		return fmt.Errorf("close dma-buf: %w", err)
+	}
+	return nil
+}
+
+func flushText(dev device.Device) string {
+	f, ok := dev.(device.RemoteWriteFlusher)
+	if !ok {
+		return ""
+	}
+	needs, err := f.NeedsFlush()
+	switch {
+	case err != nil:
+		return "NICs' writes may be seen late: " + err.Error()
+	case needs:
+		return "NICs' writes are flushed before they are reported"
+	}
+	return "NICs' writes are seen without a flush"
+}

@@ -1,0 +1,57 @@
+package archtest
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// Every test that the documentation names for a defect is there.
+func TestDefectsHaveTheirTests(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join(root, "docs", "hardware-support.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, found := strings.Cut(string(text), "## Defects of published streams over NICs")
+	if !found {
+		t.Fatal("the section is gone")
+	}
+	rows := 0
+	named := regexp.MustCompile("((?:`[^`]+`, )*`[^`]+`) (Test\\w+)")
+	for line := range strings.Lines(table) {
+		tests := named.FindAllStringSubmatch(line, -1)
+		if strings.HasPrefix(line, "| ") && len(tests) > 0 {
+			rows++
+		}
+		for _, m := range tests {
+			for dir := range strings.SplitSeq(m[1], ", ") {
+				if dir = strings.Trim(dir, "`"); !hasTest(t, filepath.Join(root, dir), m[2]) {
+					t.Errorf("package %s has no %s", dir, m[2])
+				}
+			}
+		}
+	}
+	if rows < 14 {
+		t.Errorf("%d defects are listed, want 14", rows)
+	}
+}
+
+func hasTest(t *testing.T, dir, name string) bool {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(string(text), "func "+name+"(") {
+			return true
+		}
+	}
+	return false
+}

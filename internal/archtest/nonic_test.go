@@ -1,0 +1,37 @@
+package archtest
+
+import (
+	"os/exec"
+	"strings"
+	"testing"
+)
+
+// A build with the tag nonic has no code for NICs. That it works is checked by `make nonic`.
+func TestBuildWithoutNICCode(t *testing.T) {
+	list := func(args ...string) map[string]bool {
+		t.Helper()
+		cmd := exec.Command("go", append(append([]string{"list", "-deps"}, args...), "./cmd/kvlane")...)
+		cmd.Dir = root
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v: %v\n%s", cmd.Args, err, out)
+		}
+		deps := make(map[string]bool)
+		for line := range strings.Lines(string(out)) {
+			deps[strings.TrimSpace(line)] = true
+		}
+		return deps
+	}
+	with, without := list(), list("-tags", "nonic")
+	for _, rel := range []string{
+		"rdma", "rdma/ibv", "rdma/soft", "rdma/registry", "rdma/topology", "stream/nic", "internal/sys/ibverbs", "bench/rdmabench",
+	} {
+		path := module + "/" + rel
+		if !with[path] {
+			t.Errorf("the usual build does not have %s: the test looks for the wrong packages", rel)
+		}
+		if without[path] {
+			t.Errorf("a build with the tag nonic has %s", rel)
+		}
+	}
+}

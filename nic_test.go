@@ -1,0 +1,468 @@
+//go:build !nonic
+
+package kvlane_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane"
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/replay"
+	"github.com/kvlane/kvlane/store"
+	"github.com/kvlane/kvlane/stream"
+)
+
+var nicGeometry = block.Geometry{Model: "test", Layers: 3, KVHeads: 2, HeadSize: 16, DType: "bfloat16", BlockTokens: 16, TPSize: 1}
+
+// softConfig is of an engine that must use NICs in software.
+func softConfig(t *testing.T) kvlane.Config {
+	t.Helper()
+	layout, err := nicGeometry.Layout()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return kvlane.Config{
+		Device:   kvlane.DeviceConfig{Driver: kvlane.Sim},
+		Identity: nicGeometry.Identity("", ""), Layout: layout,
+		RDMA:  kvlane.RDMAConfig{Provider: kvlane.ProviderSoft},
+		Store: kvlane.StoreConfig{CacheBytes: 4 * layout.ImageBytes(), Dirs: []string{t.TempDir()}, GDR: kvlane.GDRRequire},
+	}
+}
+
+// replayOn replays requests whose blocks do not all fit into the cache, and returns the report if no byte was wrong.
+func replayOn(t *testing.T, e *kvlane.Engine, memory replay.Memory, layerwise bool) *replay.Report {
+	t.Helper()
+	var trace strings.Builder
+	for _, ids := range []string{"1,2,3", "4,5,6", "1,2,3,7", "4,5,6,8", "1,2,3,7", "9", "9"} {
+		fmt.Fprintf(&trace, `{"timestamp":0,"input_length":16,"output_length":1,"hash_ids":[%s]}`+"\n", ids)
+	}
+	path := filepath.Join(t.TempDir(), "trace.jsonl")
+	if err := os.WriteFile(path, []byte(trace.String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r, err := replay.Run(t.Context(), replay.Config{
+		Device: e.Device(), Store: e.Store(), Memory: memory, Geometry: nicGeometry, Identity: e.Identity(), Trace: path, Layerwise: layerwise,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	// 11 hits, but for blocks that were asked for again just before their dump was ready.
+	if r.PrefixHits > 11 || r.PrefixHits < 8 || r.DumpedBlocks != 9 || r.Mismatches+r.LoadErrors+r.DumpErrors != 0 {
+		t.Errorf("%d hits, %d blocks dumped, %d mismatches, failures: %v", r.PrefixHits, r.DumpedBlocks, r.Mismatches, r.ErrorSamples)
+	}
+	if len(r.Paths) < 2 {
+		t.Errorf("paths: %+v", r.Paths)
+	}
+	return r
+}
+
+// Both directions, both tiers, every byte: over one NIC, and striped over two with two queue pairs each.
+func TestRequiredNICsCarryLoadsAndDumps(t *testing.T) {
+	gid := 1
+	for name, rdma := range map[string]kvlane.RDMAConfig{
+		"defaults": {},
+		"two NICs": {NICs: []string{"soft1", "soft0"}, Port: 1, GIDIndex: &gid, MTU: 1024, QueuePairs: 2},
+		"as many":  {Count: 2},
+		"on use":   {RegisterOnUse: true},
+	} {
+		for _, layerwise := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/layerwise=%t", name, layerwise), func(t *testing.T) {
+				c := softConfig(t)
+				c.RDMA = rdma
+				c.RDMA.Provider = kvlane.ProviderSoft
+				e := openEngine(t, c)
+				if nics := e.NICs(); len(nics) != max(len(rdma.NICs), rdma.Count, 1) || nics[0].Reason == "" {
+					t.Errorf("NICs: %+v", nics)
+				}
+				memory := replay.Memory(e)
+				if rdma.RegisterOnUse {
+					memory = unannounced{e}
+				}
+				r := replayOn(t, e, memory, layerwise)
+				for _, p := range r.Paths {
+					if p.Path != stream.PathNICSoft.String() {
+						t.Errorf("%s by %s", p.Direction, p.Path)
+					}
+				}
+				if r.HitsByTier[store.TierFile] == 0 || r.HitsByTier[store.TierCache] == 0 {
+					t.Errorf("hits by tier %v: want some from each", r.HitsByTier)
+				}
+			})
+		}
+	}
+}
+
+// unannounced registers nothing ahead of its use.
+type unannounced struct{ *kvlane.Engine }
+
+func (unannounced) Register(...*mem.Region) error { return nil }
+
+// One configuration serves engines of several devices: each takes its own NICs.
+func TestNICsByDevice(t *testing.T) {
+	for index, want := range []string{"soft1", "soft0"} {
+		c := softConfig(t)
+		c.Device.Sim.Index = index
+		c.RDMA.NICsByDevice = [][]string{{"soft1"}, {"soft0", "soft1"}}
+		e := openEngine(t, c)
+		nics := e.NICs()
+		if len(nics) != index+1 || nics[0].Name != want || !strings.Contains(nics[0].Reason, "as configured") {
+			t.Errorf("device %d: NICs %+v", index, nics)
+		}
+	}
+}
+
+// What nobody registered is refused, and copies go on once it is.
+func TestUnregisteredMemoryIsRefused(t *testing.T) {
+	w := newWorld(t, softConfig(t))
+	if err := w.e.Unregister(t.Context(), w.kv); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.dump(t, 0, 0); !errors.Is(err, errdefs.ErrInvalid) {
+		t.Errorf("dump = %v, want ErrInvalid", err)
+	}
+	if err := w.e.Register(w.kv); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(w.dump(t, 0, 0), w.load(t, 0, 1)); err != nil {
+		t.Error(err)
+	}
+}
+
+// A KV cache is registered by the addresses and sizes that an inference engine knows of it.
+func TestRegisterCache(t *testing.T) {
+	w := newWorld(t, softConfig(t))
+	addrs, sizes := []uint64{uint64(w.kv.Dev())}, []uint64{uint64(w.kv.Len())}
+	if _, err := w.e.RegisterCache(addrs, sizes); !errors.Is(err, errdefs.ErrExists) {
+		t.Errorf("registered a second time: %v", err)
+	}
+	if _, err := w.e.RegisterCache(addrs, nil); !errors.Is(err, errdefs.ErrInvalid) {
+		t.Errorf("addresses without sizes: %v", err)
+	}
+	if err := w.e.Unregister(t.Context(), w.kv); err != nil {
+		t.Fatal(err)
+	}
+	regions, err := w.e.RegisterCache(addrs, sizes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(w.dump(t, 0, 0), w.load(t, 0, 1)); err != nil { // by other regions, at the same addresses
+		t.Error(err)
+	}
+	if err := w.e.Unregister(t.Context(), regions...); err != nil {
+		t.Error(err)
+	}
+}
+
+// Where it cannot be done, requiring it is an error that says what is missing, and leaves nothing open.
+func TestRequireIsNeverAFallback(t *testing.T) {
+	for name, c := range map[string]struct {
+		rdma kvlane.RDMAConfig
+		want []string
+	}{
+		"no such NIC in software": {kvlane.RDMAConfig{Provider: kvlane.ProviderSoft, NICs: []string{"soft3"}}, []string{`"soft3"`, "soft0"}},
+		"none for this device":    {kvlane.RDMAConfig{Provider: kvlane.ProviderSoft, NICsByDevice: [][]string{{}, {"soft0"}}}, []string{"GPU 0", "none is named"}},
+		"no list for any device":  {kvlane.RDMAConfig{Provider: kvlane.ProviderSoft, NICsByDevice: [][]string{}}, []string{"none is named"}},
+		"no such port":            {kvlane.RDMAConfig{Provider: kvlane.ProviderSoft, Port: 7}, []string{"port 7"}},
+		// Where there is no library, or no device, that is what is told.
+		"no such NIC": {kvlane.RDMAConfig{NICs: []string{"no-such-nic"}}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cfg := softConfig(t)
+			cfg.RDMA = c.rdma
+			_, err := kvlane.Open(t.Context(), cfg)
+			if !errors.Is(err, errdefs.ErrNotFound) && !errors.Is(err, errdefs.ErrNotSupported) && !errors.Is(err, errdefs.ErrInvalid) {
+				t.Errorf("Open = %v", err)
+			}
+			for _, want := range append(c.want, "gdr requires a NIC: ") {
+				if err == nil || !strings.Contains(err.Error(), want) {
+					t.Errorf("the error does not say %q: %v", want, err)
+				}
+			}
+		})
+	}
+}
+
+// A trial of NICs measures both ways by both, and gives back what it took.
+func TestNICsAreTried(t *testing.T) {
+	for _, verify := range []store.VerifyPolicy{store.VerifyAlways, store.VerifyFill} {
+		c := softConfig(t)
+		c.Store.Verify = verify
+		e := openEngine(t, c)
+		rates, err := e.TryOwnNICs(t.Context())
+		if err != nil || len(rates) != 4 {
+			t.Fatalf("rates %v, %v", rates, err)
+		}
+		for i, r := range rates {
+			if !(r > 0) {
+				t.Errorf("rate %d is %v", i, r)
+			}
+		}
+	}
+}
+
+// A trial that fails says why, and leaves nothing behind: the engine closes without a complaint.
+func TestTrialOfNICsFails(t *testing.T) {
+	for _, op := range []string{sim.OpAlloc, sim.OpAllocHost, sim.OpWork, sim.OpFree} {
+		plan := fault.New(1)
+		c := softConfig(t)
+		c.Device.Sim.Faults = plan
+		e := openEngine(t, c)
+		for n := range 2 {
+			plan.Add(fault.Nth(op, int(plan.Seen(op))+n).Fail(nil))
+			before := plan.Injected()
+			if _, err := e.TryOwnNICs(t.Context()); errors.Is(err, fault.ErrInjected) != (plan.Injected() > before) {
+				t.Errorf("%s %d: %v, %d faults", op, n, err, plan.Injected()-before)
+			}
+			plan.Clear()
+		}
+	}
+}
+
+func TestAutoGoesOnWithoutANICAndSaysSo(t *testing.T) {
+	for name, c := range map[string]struct {
+		rdma kvlane.RDMAConfig
+		want string
+	}{
+		"software":    {kvlane.RDMAConfig{Provider: kvlane.ProviderSoft, NICs: []string{"soft0"}}, "never takes a NIC in software"},
+		"no such NIC": {kvlane.RDMAConfig{NICs: []string{"no-such-nic"}}, "copies go without a NIC: "},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cfg := softConfig(t)
+			cfg.RDMA, cfg.Store.GDR = c.rdma, kvlane.GDRAuto
+			e := openEngine(t, cfg)
+			if !slices.ContainsFunc(e.Notes(), func(n string) bool { return strings.Contains(n, c.want) }) {
+				t.Errorf("notes %q do not say %q", e.Notes(), c.want)
+			}
+			for _, p := range replayOn(t, e, e, false).Paths {
+				if strings.HasPrefix(p.Path, "nic") {
+					t.Errorf("%s by %s", p.Direction, p.Path)
+				}
+			}
+			if e.NICs() != nil {
+				t.Errorf("NICs: %+v", e.NICs())
+			}
+		})
+	}
+}
+
+func TestEngineWithNICsUnwindsAndForgetsNothing(t *testing.T) {
+	// What is left over would be found by TestMain.
+	c := softConfig(t)
+	c.Device.Sim = sim.Options{HostRegisterLimitBytes: 4096}
+	if _, err := kvlane.Open(t.Context(), c); !errors.Is(err, errdefs.ErrNoMemory) {
+		t.Errorf("Open = %v, want ErrNoMemory", err)
+	}
+	e, err := kvlane.Open(t.Context(), softConfig(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := e.Device().Alloc(1<<16, device.AllocOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Register(r); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Register(r); !errors.Is(err, errdefs.ErrExists) {
+		t.Errorf("second Register = %v, want ErrExists", err)
+	}
+	for range 2 {
+		if err := e.Unregister(t.Context(), r); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := e.Register(r); err != nil { // and never taken back
+		t.Error(err)
+	}
+	if err := e.Device().Free(r); err != nil {
+		t.Error(err)
+	}
+	for range 2 {
+		if err := e.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// Whichever copy fails, the NIC's stream breaks and the store opens another, whose copies work. Leaks would be found by TestMain.
+func TestBrokenNICStreamIsOpenedAgain(t *testing.T) {
+	hits := 0
+	for n := 0; ; n++ {
+		plan := fault.New(1)
+		c := softConfig(t)
+		c.Stream.Path = stream.PathCopyEngine // of the software NIC's copies
+		c.Device.Sim.Faults = plan
+		w := newWorld(t, c)
+		plan.Add(fault.Nth(sim.OpCopy, int(plan.Seen(sim.OpCopy))+n))
+		dumpErr := w.dump(t, 0, 0)
+		loadErr := dumpErr
+		if dumpErr == nil {
+			loadErr = w.load(t, 0, 1)
+		}
+		injected := plan.Injected()
+		if failed := loadErr != nil; failed && injected == 0 {
+			t.Fatalf("copy %d: %v, and no fault was injected", n, loadErr)
+		}
+		plan.Clear()
+		if err := errors.Join(w.dump(t, 0, 0), w.load(t, 0, 1)); err != nil {
+			t.Fatalf("copy %d: once nothing fails any more: %v", n, err)
+		}
+		if got := w.page(t, 1); !bytes.Equal(got, w.page(t, 0)) || len(got) == 0 {
+			t.Fatalf("copy %d: the page that was loaded is another", n)
+		}
+		if injected == 0 {
+			break
+		}
+		hits++
+		if st := w.e.Store().Stats(); st.StreamsReopened == 0 {
+			t.Errorf("copy %d failed and no stream was opened again: dump %v, load %v", n, dumpErr, loadErr)
+		}
+		w.close(t)
+	}
+	if hits < 2 {
+		t.Errorf("only %d copies failed: the test looks in the wrong place", hits)
+	}
+}
+
+// world is an engine with a KV cache of two pages.
+type world struct {
+	e     *kvlane.Engine
+	kv    *mem.Region
+	host  *mem.Region
+	pages *store.Pages
+	done  bool
+}
+
+func newWorld(t *testing.T, c kvlane.Config) *world {
+	t.Helper()
+	e, err := kvlane.Open(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &world{e: e}
+	n := int64(nicGeometry.Layers*nicGeometry.PlanesPerLayer()) * 2 * nicGeometry.PlaneBytes()
+	if w.kv, err = e.Device().Alloc(n, device.AllocOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if w.host, err = e.Device().AllocHost(n); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Register(w.kv); err != nil {
+		t.Fatal(err)
+	}
+	w.pages = pagesOf(w.kv, nicGeometry, c.Layout, 2)
+	for i := range w.host.Bytes() {
+		w.host.Bytes()[i] = byte(device.Mix64(uint64(i)))
+	}
+	w.copy(t, w.kv, w.host)
+	t.Cleanup(func() { w.close(t) })
+	return w
+}
+
+func (w *world) close(t *testing.T) {
+	t.Helper()
+	if w.done {
+		return
+	}
+	w.done = true
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	for _, err := range []error{
+		w.e.Unregister(ctx, w.kv), w.e.Device().Free(w.kv), w.e.Device().Free(w.host), w.e.Close(ctx),
+	} {
+		if err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// copy copies a whole region by a stream of its own.
+func (w *world) copy(t *testing.T, dst, src *mem.Region) {
+	t.Helper()
+	s, err := w.e.OpenStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ticket, err := s.Submit(t.Context(), &mem.Batch{Dst: []mem.Extent{mem.All(dst)}, Src: []mem.Extent{mem.All(src)}})
+	if err == nil {
+		err = ticket.Wait(t.Context())
+	}
+	if err := errors.Join(err, s.Close(context.Background())); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// page returns what page i holds, plane after plane.
+func (w *world) page(t *testing.T, i int64) []byte {
+	t.Helper()
+	w.copy(t, w.host, w.kv)
+	var all []byte
+	n := nicGeometry.PlaneBytes()
+	for off := i * n; off < w.host.Len(); off += 2 * n {
+		all = append(all, w.host.Bytes()[off:off+n]...)
+	}
+	return all
+}
+
+func (w *world) key(id byte) block.Key { return w.e.Identity().Key([]byte{id}) }
+
+func (w *world) dump(t *testing.T, id byte, page uint32) error {
+	t.Helper()
+	task, err := w.e.Store().Dump(t.Context(), w.pages, []store.Ref{{Key: w.key(id), Page: page}}, store.DumpOptions{})
+	if err != nil {
+		return err
+	}
+	return task.Durable(t.Context())
+}
+
+func (w *world) load(t *testing.T, id byte, page uint32) error {
+	t.Helper()
+	task, err := w.e.Store().Load(t.Context(), nil, w.pages, []store.Ref{{Key: w.key(id), Page: page}}, store.LoadOptions{})
+	if err != nil {
+		return err
+	}
+	return task.Wait(t.Context())
+}
+
+// Whichever step of the opening fails, nothing stays open: TestMain looks.
+func TestOpenWithNICsUnwindsWhateverFails(t *testing.T) {
+	for _, op := range []string{sim.OpAlloc, sim.OpAllocHost, sim.OpFree} {
+		for n := 0; ; n++ {
+			plan := fault.New(1, fault.Nth(op, n))
+			c := softConfig(t)
+			c.Device.Sim.Faults = plan
+			e, err := kvlane.Open(t.Context(), c)
+			opened := plan.Injected() == 0
+			if opened {
+				if err != nil {
+					t.Fatalf("%s %d did not fail, and Open = %v", op, n, err)
+				}
+				plan.Clear()
+				if err := e.Close(t.Context()); err != nil {
+					t.Error(err)
+				}
+				if n == 0 {
+					t.Errorf("the opening has no %s", op)
+				}
+				break
+			}
+			if !errors.Is(err, fault.ErrInjected) {
+				t.Errorf("%s %d failed, and Open = %v", op, n, err)
+			}
+		}
+	}
+}

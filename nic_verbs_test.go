@@ -1,0 +1,129 @@
+//go:build !nonic
+
+package kvlane_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/kvlane/kvlane"
+	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/internal/testkit"
+	"github.com/kvlane/kvlane/rdma/ibv"
+	"github.com/kvlane/kvlane/stream"
+)
+
+// machineNICs returns the names of the machine's NICs, those of tools/rxe/run for example, or skips the test.
+func machineNICs(t *testing.T) []string {
+	t.Helper()
+	p, err := ibv.Load()
+	if errors.Is(err, errdefs.ErrNotSupported) {
+		testkit.Skip(t, "verbs", err.Error())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	names, err := p.Devices()
+	if closeErr := p.Close(); closeErr != nil {
+		t.Error(closeErr)
+	}
+	if errors.Is(err, errdefs.ErrNotSupported) {
+		testkit.Skip(t, "verbs", err.Error())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return names
+}
+
+// The machine's NICs carry a replay's loads and dumps on the simulated device, every byte: required, or named under auto.
+func TestVerbsCarryAReplay(t *testing.T) {
+	names := machineNICs(t)
+	for name, change := range map[string]func(*kvlane.Config){
+		"the nearest":     func(*kvlane.Config) {},
+		"all":             func(c *kvlane.Config) { c.RDMA.NICs, c.RDMA.QueuePairs = names, 2 },
+		"named with auto": func(c *kvlane.Config) { c.RDMA.NICs, c.Store.GDR = names[:1], kvlane.GDRAuto },
+	} {
+		for _, layerwise := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/layerwise=%t", name, layerwise), func(t *testing.T) {
+				c := softConfig(t)
+				c.RDMA.Provider = kvlane.ProviderIBV
+				change(&c)
+				e := openEngine(t, c)
+				for _, p := range replayOn(t, e, e, layerwise).Paths {
+					if p.Path != stream.PathNIC.String() {
+						t.Errorf("%s by %s", p.Direction, p.Path)
+					}
+				}
+				t.Log(e.NICs(), e.Notes())
+			})
+		}
+	}
+}
+
+// TestVerbsAutoTakesTheFaster: where no NIC is named, auto takes the nearest if it is faster than the device's copies, and says
+// what it found.
+func TestVerbsAutoTakesTheFaster(t *testing.T) {
+	machineNICs(t)
+	for _, slow := range []bool{false, true} {
+		c := softConfig(t)
+		c.RDMA.Provider, c.Store.GDR = kvlane.ProviderIBV, kvlane.GDRAuto
+		if slow {
+			c.Device.Sim.BandwidthGBps = 0.01
+		}
+		e := openEngine(t, c)
+		if notes := strings.Join(e.Notes(), "\n"); !strings.Contains(notes, "GB/s by NIC") || strings.Contains(notes, "without a NIC") == slow {
+			t.Errorf("slow copies %v: notes %q", slow, notes)
+		}
+		if nics := len(e.NICs()); nics > 0 != slow {
+			t.Errorf("slow copies %v: %d NICs", slow, nics)
+		}
+		for _, p := range replayOn(t, e, e, false).Paths {
+			if p.Path == stream.PathNIC.String() != slow {
+				t.Errorf("slow copies %v: %s by %s", slow, p.Direction, p.Path)
+			}
+		}
+		t.Log(e.Notes())
+	}
+}
+
+// TestVerbsFlushLoads: where the device's driver asks for it, a load is flushed before it is reported, and fails with the
+// flush. Dumps need none.
+func TestVerbsFlushLoads(t *testing.T) {
+	machineNICs(t)
+	for _, needed := range []bool{false, true} {
+		plan := fault.New(1)
+		c := softConfig(t)
+		c.RDMA.Provider = kvlane.ProviderIBV
+		c.Device.Sim = sim.Options{Faults: plan, RemoteWritesNeedFlush: needed}
+		w := newWorld(t, c)
+		if err := w.dump(t, 0, 0); err != nil || plan.Seen(sim.OpFlush) != 0 {
+			t.Errorf("dump: %v, %d flushes", err, plan.Seen(sim.OpFlush))
+		}
+		if err := w.load(t, 0, 1); err != nil || plan.Seen(sim.OpFlush) > 0 != needed {
+			t.Errorf("load, flush needed %v: %v, %d flushes", needed, err, plan.Seen(sim.OpFlush))
+		}
+		plan.Add(fault.After(sim.OpFlush, 0).Fail(nil))
+		if err := w.load(t, 0, 1); errors.Is(err, fault.ErrInjected) != needed {
+			t.Errorf("load whose flush fails, needed %v: %v", needed, err)
+		}
+		plan.Clear()
+		w.close(t)
+	}
+}
+
+// What the doctor tries.
+func TestVerbsTryNICs(t *testing.T) {
+	names := machineNICs(t)
+	c := softConfig(t)
+	c.RDMA = kvlane.RDMAConfig{NICs: names}
+	e := openEngine(t, c) // for its device, whose memory NICs reach
+	nics, err := kvlane.TryNICs(t.Context(), e.Device(), c.RDMA)
+	if err != nil || len(nics) != len(names) || !strings.Contains(nics[0].Reason, "peer-memory") {
+		t.Errorf("TryNICs = %v, %v; there are %v", nics, err, names)
+	}
+}

@@ -18,7 +18,7 @@ const (
 	Background Policy = "background"
 )
 
-// Baseline is a way to copy without a stream: straight calls of the device's queue.
+// Baseline is a way to copy without a stream: straight calls of the device's queue, or requests on a NIC's.
 type Baseline string
 
 // The baselines.
@@ -26,6 +26,9 @@ const (
 	NoBaseline  Baseline = ""
 	OneCopyEach Baseline = "one-copy-each" // Queue.Copy for each block
 	DriverBatch Baseline = "driver-batch"  // BatchCopier.CopyBatch for all: cuMemcpyBatchAsync
+
+	NICChannel     Baseline = "nic-channel"      // requests posted straight on a NIC's queue pair
+	NICSoftChannel Baseline = "nic-soft-channel" // the same on a NIC in software
 )
 
 // Contender is something that is measured.
@@ -53,10 +56,20 @@ func (c Contender) Name() string {
 	return Auto + ":" + string(c.Policy)
 }
 
+// NIC reports whether the contender copies by an RDMA NIC, of hardware or in software.
+func (c Contender) NIC() bool {
+	return c.Baseline == NICChannel || c.Baseline == NoBaseline && c.Path == stream.PathNIC || c.Soft()
+}
+
+// Soft reports whether the contender copies by a NIC in software. Its figures are kept apart, as they say nothing of a NIC.
+func (c Contender) Soft() bool {
+	return c.Baseline == NICSoftChannel || c.Baseline == NoBaseline && c.Path == stream.PathNICSoft
+}
+
 // Contenders returns everything that can be measured: the baselines, every path of package stream that may lead from host
 // memory to a device or back, and the stream's own choice under each policy.
 func Contenders() []Contender {
-	all := []Contender{{Baseline: OneCopyEach}, {Baseline: DriverBatch}}
+	all := []Contender{{Baseline: OneCopyEach}, {Baseline: DriverBatch}, {Baseline: NICChannel}, {Baseline: NICSoftChannel}}
 	for _, p := range stream.Paths() {
 		switch p {
 		case stream.PathPosix, stream.PathPeerCopyEngine, stream.PathPeerKernel: // not between host and device
@@ -87,10 +100,14 @@ func ParseContender(name string) (Contender, error) {
 	return Contender{}, fmt.Errorf("there is no path %q: it is one of %s: %w", name, strings.Join(names, ", "), errdefs.ErrInvalid)
 }
 
-// defaultContenders are all but the policies that give up bandwidth.
-func defaultContenders() []Contender {
+// defaultContenders are all but the policies that give up bandwidth, with the machine's NICs, or with NICs in software in
+// their place.
+func defaultContenders(soft bool) []Contender {
 	var list []Contender
 	for _, c := range Contenders() {
+		if c.NIC() && c.Soft() != soft {
+			continue
+		}
 		if c.Name() == Auto || c.Path != stream.PathNone || c.Baseline != NoBaseline {
 			list = append(list, c)
 		}

@@ -20,10 +20,10 @@ func (r *Report) WriteCSV(w io.Writer) error {
 	rows := [][]string{{
 		"device", "simulated", "section", "form", "path", "block_bytes", "count", "blocks", "direction", "layout", "bytes", "reps",
 		"gbps", "low_gbps", "high_gbps", "large_copy_gbps", "share_of_large_copy", "mean_us", "p50_us", "p99_us",
-		"prep_us", "prep_p99_us", "post_us", "post_p50_us", "post_p99_us", "tx_us", "tx_p99_us", "traveled", "predicted_us", "summed", "allocs_per_block",
+		"prep_us", "prep_p99_us", "post_us", "post_p50_us", "post_p99_us", "tx_us", "tx_p99_us", "traveled", "predicted_us", "summed", "allocs_per_block", "cpus_busy",
 	}}
 	float := func(v float64) string { return strconv.FormatFloat(v, 'f', 3, 64) }
-	sections := []section{{"host", r.Points}, {"forms", r.Forms}}
+	sections := []section{{"host", r.Points}, {"nic-soft", r.Soft}, {"forms", r.Forms}}
 	if r.Peers != nil {
 		sections = append(sections, section{"peers", r.Peers.Points})
 	}
@@ -35,7 +35,7 @@ func (r *Report) WriteCSV(w io.Writer) error {
 				strconv.Itoa(p.Blocks), string(p.Direction), string(p.Layout), strconv.FormatInt(p.Bytes, 10), strconv.Itoa(p.Reps),
 				float(p.GBps), float(p.LowGBps), float(p.HighGBps), float(p.LargeGBps), float(p.Share), float(p.MeanMicros), float(p.P50Micros), float(p.P99Micros),
 				float(p.PrepMicros), float(p.PrepP99Micros), float(p.PostMicros), float(p.PostP50Micros), float(p.PostP99Micros),
-				float(p.TxMicros), float(p.TxP99Micros), p.Traveled, float(p.PredictedMicros), strconv.FormatBool(p.Summed), float(p.AllocsPerBlock),
+				float(p.TxMicros), float(p.TxP99Micros), p.Traveled, float(p.PredictedMicros), strconv.FormatBool(p.Summed), float(p.AllocsPerBlock), float(p.BusyCPUs),
 			})
 		}
 	}

@@ -20,6 +20,14 @@
 // pattern that differs at every position; destinations are poisoned before the first. A run that moved wrong bytes fails
 // and reports no figures. The garbage collector is off while points are measured, and runs between them.
 //
+// # NICs
+//
+// Copies by RDMA NICs that are connected to themselves are contenders as others are: the stream over them (nic), and requests
+// that are posted straight on a queue pair (nic-channel, by Options.OpenChannel). What opens them is given, and Options.Memory
+// registers the memory beforehand. NICs in software (nic-soft, nic-soft-channel) take their turns with the rest, since what
+// they are compared with is the copies by CUDA in the same rounds, but their points are in Report.Soft and shown apart
+// everywhere: their figures are of the software. Point.BusyCPUs says how many processors a contender kept busy.
+//
 // # Forms, peers, and beside a product
 //
 // With Options.Forms, lists, page lists, and page lists with checksums on the way are compared in the same manner. With

@@ -38,6 +38,9 @@ func (b *bench) openMover(c Contender) (mover, error) {
 		b.rig.onClose(s.Close)
 		return &streamMover{s: s}, nil
 	}
+	if c.NIC() {
+		return b.openChannel(c)
+	}
 	q, err := b.rig.dev.OpenQueue(device.QueueOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("open queue: %w", err)
@@ -52,7 +55,7 @@ func (b *bench) openMover(c Contender) (mover, error) {
 			return nil, fmt.Errorf("the driver takes no batches of copies: %w", errdefs.ErrNotSupported)
 		}
 		return &queueMover{q: q, batcher: batcher, path: stream.PathCopyEngineBatch}, nil
-	case NoBaseline:
+	case NoBaseline, NICChannel, NICSoftChannel:
 	}
 	return nil, fmt.Errorf("there is no baseline %q: %w", c.Baseline, errdefs.ErrInvalid)
 }

@@ -3,6 +3,7 @@ package bench
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 )
 
@@ -46,8 +47,9 @@ func (r *Report) WriteNIXL(w io.Writer) error {
 	}
 	var order []series
 	of := make(map[series][]*Point)
-	for i := range r.Points {
-		p := &r.Points[i]
+	points := slices.Concat(r.Points, r.Soft)
+	for i := range points {
+		p := &points[i]
 		s := series{p.Path, p.Direction, p.Layout}
 		if of[s] == nil {
 			order = append(order, s)

@@ -1,8 +1,10 @@
 package bench
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/kvlane/kvlane/device"
@@ -14,6 +16,14 @@ import (
 // Opener opens a stream on the measured device for a contender that is no baseline. An error that wraps ErrNotSupported
 // leaves the contender out of the run, with the reason in the report.
 type Opener func(c Contender) (stream.Stream, error)
+
+// Memory is what has to know of the memory that is copied: NICs.
+type Memory interface {
+	// Register is told of memory before any stream on it is opened. An error ends the run.
+	Register(regions ...*mem.Region) error
+	// Unregister follows once the streams are closed, before the memory is freed.
+	Unregister(ctx context.Context, regions ...*mem.Region) error
+}
 
 // Options says what to measure. Zero values take the defaults of the device: those of a GPU, or smaller ones for the
 // simulated device.
@@ -42,6 +52,12 @@ type Options struct {
 	Budget time.Duration
 	// Contenders are compared with one another on every cell. Default: all but the policies that give up bandwidth.
 	Contenders []Contender
+	// SoftNIC has NICs in software among the default contenders in place of the machine's.
+	SoftNIC bool
+	// OpenChannel opens the contenders NICChannel and NICSoftChannel; nil: there is none. Memory is for them and for streams
+	// over NICs; nil: nothing has to know.
+	OpenChannel ChannelOpener
+	Memory      Memory
 	// Directions and Layouts that are measured. Default: all.
 	Directions []Direction
 	Layouts    []Layout
@@ -117,11 +133,11 @@ func (o Options) withDefaults(i device.Info) Options {
 	def(&o.PeerReferenceBytes, d.PeerReferenceBytes)
 	def(&o.Form, Pages)
 	if len(o.Contenders) == 0 {
-		o.Contenders = defaultContenders()
+		o.Contenders = defaultContenders(o.SoftNIC)
 	}
 	if len(o.BesideContenders) == 0 {
 		for _, c := range Contenders() {
-			if c.Baseline == NoBaseline {
+			if c.Baseline == NoBaseline && (!c.Soft() || slices.Contains(o.Contenders, c)) {
 				o.BesideContenders = append(o.BesideContenders, c)
 			}
 		}

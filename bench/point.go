@@ -4,6 +4,8 @@ import (
 	"runtime"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/kvlane/kvlane/stream"
 )
 
@@ -14,6 +16,11 @@ type samples struct {
 	turns                          []int // where in all each turn begins
 
 	mallocs, before uint64 // heap objects made during turns
+
+	// Time of all turns, and of all processors during these.
+	wall, cpu  time.Duration
+	started    time.Time
+	cpuStarted time.Duration
 }
 
 func newSamples(n int) *samples {
@@ -27,10 +34,22 @@ func micros(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
 func (s *samples) begin() {
 	s.turns = append(s.turns, len(s.all))
 	s.before = mallocs()
+	s.started, s.cpuStarted = time.Now(), cpuTime()
 }
 
 // end ends a turn.
-func (s *samples) end() { s.mallocs += mallocs() - s.before }
+func (s *samples) end() {
+	s.wall += time.Since(s.started)
+	s.cpu += cpuTime() - s.cpuStarted
+	s.mallocs += mallocs() - s.before
+}
+
+// cpuTime is what the process has used of all processors' time.
+func cpuTime() time.Duration {
+	var u unix.Rusage
+	_ = unix.Getrusage(unix.RUSAGE_SELF, &u) // of oneself it cannot fail
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
 
 // mallocs is how many heap objects the process ever made.
 func mallocs() uint64 {
@@ -76,6 +95,9 @@ func (g *group) point(e *entrant) Point {
 		MeanMicros: all.mean, P50Micros: all.p50, P99Micros: all.p99,
 		PrepMicros: prep.mean, PrepP99Micros: prep.p99, PostMicros: post.mean, PostP50Micros: post.p50, PostP99Micros: post.p99,
 		TxMicros: tx.mean, TxP99Micros: tx.p99, Summed: e.crew.movers[0].last().summed,
+	}
+	if s.wall > 0 {
+		p.BusyCPUs = s.cpu.Seconds() / s.wall.Seconds()
 	}
 	if p.LargeGBps > 0 {
 		p.Share = p.GBps / p.LargeGBps

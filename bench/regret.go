@@ -34,6 +34,8 @@ func (r *Report) Regrets() []Regret {
 		c, err := ParseContender(p.Path)
 		var m map[place]*Point
 		switch {
+		case err == nil && c.NIC(): // the streams that choose have no NIC
+			continue
 		case p.Baseline:
 			m = base
 		case err == nil && c.Path != stream.PathNone:

@@ -24,6 +24,9 @@ type Report struct {
 	Setup     Setup     `json:"setup"`
 	Reference Reference `json:"reference"`
 	Points    []Point   `json:"points"`
+	// Soft are the points of NICs in software, whose bytes copy streams move. They say what a stream over NICs costs, and
+	// nothing of a NIC.
+	Soft []Point `json:"nic_soft,omitempty"`
 	// Forms compares lists, page lists and page lists with checksums, of the stream's own choice.
 	Forms   []Point       `json:"forms,omitempty"`
 	Product *ProductFacts `json:"product,omitempty"`
@@ -57,6 +60,8 @@ type Setup struct {
 	Seed           uint64  `json:"seed"`
 	// Planner says by what the stream's own choices were made. It is for the caller to fill in.
 	Planner string `json:"planner,omitempty"`
+	// NICs are those that were there, and how they were used. It is for the caller to fill in.
+	NICs []string `json:"nics,omitempty"`
 }
 
 // Reference is one large copy, C: what everything else is compared with. There are some beside every group of points, and each
@@ -131,6 +136,8 @@ type Point struct {
 	Summed          bool    `json:"summed,omitempty"` // the stream took the checksums that it was asked for
 	// AllocsPerBlock is how many heap objects the process made a block, whoever made them.
 	AllocsPerBlock float64 `json:"allocs_per_block"`
+	// BusyCPUs is how many processors the process kept busy meanwhile, the benchmark's own work included.
+	BusyCPUs float64 `json:"cpus_busy"`
 }
 
 // ProductFacts is what the copies cost the product that runs beside them.
@@ -200,6 +207,17 @@ func (r *Report) misses(err error) bool {
 	}
 	r.miss(failed.who, failed.err)
 	return true
+}
+
+// add adds points to those of their kind.
+func (r *Report) add(points []Point) {
+	for i := range points {
+		if c, err := ParseContender(points[i].Path); err == nil && c.Soft() {
+			r.Soft = append(r.Soft, points[i])
+		} else {
+			r.Points = append(r.Points, points[i])
+		}
+	}
 }
 
 // finish fills in what is known at the end.

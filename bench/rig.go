@@ -71,6 +71,16 @@ func (r *rig) onClose(f func(context.Context) error) {
 	})
 }
 
+// register tells m of the memory, until the rig is closed.
+func (r *rig) register(m Memory) error {
+	regions := []*mem.Region{r.near.src, r.near.dst, r.far.src, r.far.dst}
+	if err := m.Register(regions...); err != nil {
+		return fmt.Errorf("register memory: %w", err)
+	}
+	r.onClose(func(ctx context.Context) error { return m.Unregister(ctx, regions...) })
+	return nil
+}
+
 // mark is a place to close back to.
 func (r *rig) mark() int { return len(r.closers) }
 

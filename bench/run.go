@@ -88,7 +88,7 @@ func (b *bench) host(ctx context.Context) (err error) {
 		if err != nil {
 			return err
 		}
-		b.rep.Points = append(b.rep.Points, points...)
+		b.rep.add(points)
 		b.groups = b.groups[n:]
 	}
 	if o.Forms {
@@ -113,7 +113,13 @@ func (b *bench) setUp(ctx context.Context, peer device.Device, near, far, larges
 	if b.rig, err = newRig(ctx, b.dev, peer, near, far, largest); err != nil {
 		return err
 	}
-	if b.large, err = b.newLarge(ctx, large); err != nil {
+	if b.o.Memory != nil && peer == nil {
+		err = b.rig.register(b.o.Memory)
+	}
+	if err == nil {
+		b.large, err = b.newLarge(ctx, large)
+	}
+	if err != nil {
 		return errors.Join(err, b.rig.close())
 	}
 	return nil

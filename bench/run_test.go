@@ -62,7 +62,7 @@ func TestEveryPointIsMeasured(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			there := len(defaultContenders()) - len(rep.Missing)
+			there := len(defaultContenders(false)) - len(rep.Missing)
 			if want := there * len(o.Sizes) * 6; len(rep.Points) != want || there < 6 {
 				t.Errorf("%d points, want %d; missing %+v", len(rep.Points), want, rep.Missing)
 			}

@@ -17,6 +17,7 @@ func (r *Report) WriteText(w io.Writer) error {
 	r.few(&b)
 	r.product(&b)
 	r.forms(&b)
+	r.nics(&b)
 	for _, layout := range []Layout{HostContiguous, HostScattered} {
 		for _, d := range []Direction{ToDevice, ToHost, Both} {
 			r.bandwidths(&b, r.BySize(d, layout), fmt.Sprintf("Scattered device blocks, %s, %s", layout, directionTexts[d]))
@@ -58,6 +59,9 @@ func (r *Report) head(b *strings.Builder) {
 		BytesText(s.Bytes), s.BatchBlocks, s.Form, BytesText(s.PoolBytes), reps, s.Seed)
 	if s.Planner != "" {
 		fmt.Fprintf(b, "planner    %s\n", s.Planner)
+	}
+	for _, n := range s.NICs {
+		fmt.Fprintf(b, "nic        %s\n", n)
 	}
 	fmt.Fprintf(b, "C          one large copy, %s: GB/s of those beside all points (90%% of them): %s\n", BytesText(s.ReferenceBytes), r.Reference.text())
 	b.WriteString("           Each point's % is of the copies between its own turns.\n")
@@ -254,13 +258,15 @@ func (r *Report) product(b *strings.Builder) {
 func (r *Report) shortened(b *strings.Builder) {
 	var n int
 	var moved int64
-	for _, p := range r.Points {
+	points := slices.Concat(r.Points, r.Soft)
+	for i := range points {
+		p := &points[i]
 		moved += p.Bytes * int64(p.Reps)
 		if p.Blocks < p.Count {
 			n++
 		}
 	}
-	fmt.Fprintf(b, "\nMoved %.1f GB in %d points.", float64(moved)/1e9, len(r.Points))
+	fmt.Fprintf(b, "\nMoved %.1f GB in %d points.", float64(moved)/1e9, len(points))
 	if n > 0 {
 		fmt.Fprintf(b, " * %d points moved fewer blocks than their column says: the time was too short, or the contender more than %d times slower than the fastest there. JSON and CSV say how many.", n, slowFactor)
 	}

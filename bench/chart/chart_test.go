@@ -46,7 +46,11 @@ func sample() *bench.Report {
 				for _, d := range directions {
 					for _, l := range []bench.Layout{bench.HostScattered, bench.HostContiguous} {
 						gbps := float64(i+1) * float64(size) / 1e6
-						r.Points = append(r.Points, bench.Point{
+						to := &r.Points
+						if who.Soft() {
+							to = &r.Soft
+						}
+						*to = append(*to, bench.Point{
 							Path: who.Name(), Baseline: who.Baseline != "", Cell: bench.Cell{Size: size, Count: count}, Blocks: count, Direction: d.d, Layout: l,
 							GBps: gbps, Share: gbps / 55, P50Micros: float64(count) / gbps,
 						})
@@ -66,7 +70,8 @@ func TestWriteAll(t *testing.T) {
 	}
 	var want []string
 	for _, name := range []string{
-		"bandwidth-scattered", "share-scattered", "latency-scattered", "bandwidth-contiguous", "share-contiguous", "latency-contiguous",
+		"bandwidth-scattered", "share-scattered", "latency-scattered", "nic-scattered", "nic-soft-scattered",
+		"bandwidth-contiguous", "share-contiguous", "latency-contiguous", "nic-contiguous", "nic-soft-contiguous",
 		"planner-loss", "beside-product", "between-devices",
 	} {
 		want = append(want, filepath.Join(dir, name+".svg"), filepath.Join(dir, name+".png"))
@@ -186,5 +191,27 @@ func TestStylesDiffer(t *testing.T) {
 	}
 	if a, b := styleOf("some-new-path"), styleOf("some-new-path"); a.color != b.color || a.shape != b.shape {
 		t.Error("a name's style is not always the same")
+	}
+}
+
+// NICs in software are in charts of their own, which say what they are.
+func TestSoftNICsAreKeptApart(t *testing.T) {
+	dir := t.TempDir()
+	files, err := WriteAll(dir, sample())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		if !strings.HasSuffix(f, ".svg") {
+			continue
+		}
+		b, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		own := strings.HasPrefix(filepath.Base(f), "nic-soft-")
+		if bytes.Contains(b, []byte("nic-soft")) != own || bytes.Contains(b, []byte("no figure of a NIC")) != own {
+			t.Errorf("%s shows NICs in software: %t, want %t", filepath.Base(f), !own, own)
+		}
 	}
 }

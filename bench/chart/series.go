@@ -30,6 +30,26 @@ func bandwidth(r *bench.Report, layout bench.Layout) (*figure, error) {
 	return f.withCommonY()
 }
 
+// byNIC is GB/s by block size through NICs, beside copies by CUDA.
+func byNIC(r *bench.Report, layout bench.Layout) (*figure, error) {
+	return throughNICs(r, layout, false, fmt.Sprintf("Through RDMA NICs, device blocks scattered, %s", layout))
+}
+
+// bySoftNIC is the same with NICs in software, which have a figure of their own.
+func bySoftNIC(r *bench.Report, layout bench.Layout) (*figure, error) {
+	return throughNICs(r, layout, true, fmt.Sprintf("nic-soft: NICs in software, no figure of a NIC, %s", layout))
+}
+
+func throughNICs(r *bench.Report, layout bench.Layout, soft bool, title string) (*figure, error) {
+	f := newFigure(r, title)
+	for _, d := range directions {
+		if err := f.bandwidth(d.title, r.NICRows(d.d, layout, soft), r.Reference.Of(d.d).GBps); err != nil {
+			return nil, err
+		}
+	}
+	return f.withCommonY()
+}
+
 // peers is GB/s by block size between two devices.
 func peers(r *bench.Report) (*figure, error) {
 	if r.Peers == nil {

@@ -16,11 +16,13 @@ import (
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/replay"
+	"github.com/kvlane/kvlane/stream"
+	streamcopy "github.com/kvlane/kvlane/stream/copy"
 )
 
 func newBenchCommand() *cobra.Command {
 	cmd := newGroupCommand("bench", "Measure this machine's paths", "bench measures how fast this machine moves KV cache.")
-	cmd.AddCommand(newBenchCopyCommand())
+	cmd.AddCommand(newBenchCopyCommand(), newBenchRDMACommand())
 	return cmd
 }
 
@@ -43,6 +45,7 @@ type benchFlags struct {
 	cublaslt            string
 	profileDir          string
 	highPriority        bool
+	rdma                rdmaFlags
 }
 
 // outputForm says what is printed.
@@ -64,11 +67,16 @@ at a time. Slow points move fewer blocks than their cell says, and are marked.
 --beside-matmul measures in addition what the copies cost 8192 x 8192 bf16 matrix products that run at the same time, --forms
 what lists, page lists and checksums on the way cost, and --peer-index copies between two GPUs. --targets measures all of
 these, as far as the machine has what it takes, and prints which of the figures that kvlane is to reach on an H100 it reached;
-missing one is no failure. Figures of the simulated device are labeled as such.`,
+missing one is no failure. Figures of the simulated device are labeled as such.
+
+By RDMA NICs of the machine, connected to themselves, go nic (the stream over them) and nic-channel (requests posted straight on a
+queue pair of the first), where there are any. With --rdma-provider soft, nic-soft and nic-soft-channel take their place: NICs in
+software, one for each name of --nic, whose bytes copy streams move. They are reported apart from all others.`,
 		Example: `  kvlane bench copy --device cuda --sizes 4KiB,1MiB --paths kernel,auto
   kvlane bench copy --targets --out run.json --charts charts
   kvlane bench copy --compare run.json --fail-above 10%
-  kvlane bench copy --beside-matmul --sizes 4KiB`,
+  kvlane bench copy --beside-matmul --sizes 4KiB
+  kvlane bench copy --rdma-provider soft --nic soft0,soft1 --paths auto,nic-soft,nic-soft-channel`,
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := f.parse(cmd); err != nil {
@@ -143,18 +151,34 @@ func (f *benchFlags) measure(cmd *cobra.Command, dev device.Device) (_ *bench.Re
 		bar.Describe(what)
 		_ = bar.Set(done) // a bar that cannot be drawn is no reason to stop
 	}
-	open, source, err := f.opener(ctx, dev)
+	profile, source, err := f.profile(ctx, dev)
 	if err != nil {
 		return nil, err
 	}
-	r, err := bench.Run(ctx, dev, open, o)
+	nics, err := f.openNICs(dev, func() (stream.Stream, error) {
+		p, err := newPlanner(profile, source) // of its own: what it learns beside others is not for the contender auto
+		if err != nil {
+			return nil, err
+		}
+		return streamcopy.Open(dev, streamcopy.Options{Planner: p})
+	})
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, nics.close(ctx)) }()
+	nics.use(&o)
+	planner, err := newPlanner(profile, source)
+	if err != nil {
+		return nil, err
+	}
+	r, err := bench.Run(ctx, dev, f.opener(dev, planner, nics), o)
 	if bar != nil {
 		_ = bar.Finish() // as above
 	}
 	if err != nil {
 		return nil, err
 	}
-	r.Setup.Planner, r.Missing = source, append(r.Missing, missing...)
+	r.Setup.Planner, r.Setup.NICs, r.Missing = source, nics.describe(), append(r.Missing, missing...)
 	return r, nil
 }
 

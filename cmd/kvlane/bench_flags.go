@@ -21,7 +21,7 @@ func (f *benchFlags) register(cmd *cobra.Command) {
 	fl.BoolVar(&f.run.Full, "full", false, "measure the whole table of sizes and counts")
 	fl.StringSliceVar(&f.sizes, "sizes", nil, "block sizes (default 256 B to 16 MiB)")
 	fl.IntSliceVar(&f.run.Counts, "counts", nil, "numbers of blocks (default: as many as --bytes allow, and at 4 KiB from 1 on)")
-	fl.StringSliceVar(&f.paths, "paths", nil, "what to measure: "+strings.Join(contenderNames(), ", ")+" (default all, of the auto ones the first)")
+	fl.StringSliceVar(&f.paths, "paths", nil, "what to measure: "+strings.Join(contenderNames(), ", ")+" (default all, of the auto ones the first; NICs in software with --rdma-provider soft)")
 	fl.StringSliceVar(&f.directions, "directions", nil, "h2d, d2h, both (default all)")
 	fl.StringSliceVar(&f.layouts, "host", nil, "how the host's blocks lie: contiguous, scattered (default both)")
 	fl.IntVar(&f.run.BatchBlocks, "batch", 8192, "the most blocks of one batch; more are submitted as several")
@@ -47,6 +47,9 @@ func (f *benchFlags) register(cmd *cobra.Command) {
 
 	fl.BoolVar(&f.highPriority, "high-priority", false, "open streams on queues of the device's highest priority")
 	fl.StringVar(&f.profileDir, "profile-dir", "", "where profiles of GPUs are kept (default kvlane/profiles in the user's cache directory)")
+
+	f.rdma.registerNICs(fl, "in software, reported apart")
+	f.rdma.registerQueuePairs(fl)
 
 	fl.BoolVar(&f.form.json, "json", false, "print one JSON object")
 	fl.BoolVar(&f.form.csv, "csv", false, "print the points as CSV")

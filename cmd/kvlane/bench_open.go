@@ -12,16 +12,15 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
 
-// opener returns what opens the streams that the benchmark measures. Those that choose their paths themselves do it as an engine's
-// do: by the profile of this GPU, which is measured first if there is none, and with one planner that learns from all. The
-// text says what profile that is.
-func (f *benchFlags) opener(ctx context.Context, dev device.Device) (bench.Opener, string, error) {
-	profile, source := plan.Default(), "built-in figures"
+// profile returns by what paths are chosen, as an engine chooses them: the profile of this GPU, which is measured first if there
+// is none. The text says what profile that is.
+func (f *benchFlags) profile(ctx context.Context, dev device.Device) (profile plan.Profile, source string, err error) {
+	profile, source = plan.Default(), "built-in figures"
 	if dev.Info().Driver != string(kvlane.Sim) {
 		c, err := kvlane.Calibrate(ctx, dev, kvlane.CalibrateOptions{Dir: f.profileDir})
 		switch {
 		case ctx.Err() != nil:
-			return nil, "", context.Cause(ctx)
+			return profile, "", context.Cause(ctx)
 		case err != nil:
 			source = "built-in figures: " + err.Error()
 		case !c.Stored:
@@ -30,15 +29,28 @@ func (f *benchFlags) opener(ctx context.Context, dev device.Device) (bench.Opene
 			profile, source = c.Profile, "this GPU's profile, measured "+c.Profile.Made.UTC().Format("2006-01-02 15:04 MST")
 		}
 	}
+	return profile, source, nil
+}
+
+func newPlanner(profile plan.Profile, source string) (*plan.Planner, error) {
 	budget, err := plan.NewBudget(plan.BudgetOptions{})
 	if err != nil {
-		return nil, "", err
+		return nil, err
 	}
 	planner, err := plan.New(profile, plan.Options{Budget: budget})
 	if err != nil {
-		return nil, "", fmt.Errorf("plan by %s: %w", source, err)
+		return nil, fmt.Errorf("plan by %s: %w", source, err)
 	}
+	return planner, nil
+}
+
+// opener returns what opens the streams that the benchmark measures. Those that choose their paths themselves have one planner,
+// which learns from all.
+func (f *benchFlags) opener(dev device.Device, planner *plan.Planner, nics *benchNICs) bench.Opener {
 	return func(c bench.Contender) (stream.Stream, error) {
+		if c.NIC() {
+			return nics.openStream(c)
+		}
 		if c.Path != stream.PathNone {
 			return streamcopy.Open(dev, streamcopy.Options{Path: c.Path, HighPriority: f.highPriority})
 		}
@@ -51,5 +63,5 @@ func (f *benchFlags) opener(ctx context.Context, dev device.Device) (bench.Opene
 			o.HighPriority, o.StagingBytes = true, kvlane.BackgroundStagingBytes
 		}
 		return streamcopy.Open(dev, o)
-	}, source, nil
+	}
 }

@@ -22,14 +22,6 @@ const (
 )
 
 func TestHardwareScript(t *testing.T) {
-	bash, err := exec.LookPath("bash")
-	if err != nil {
-		testkit.Skip(t, "bash", err.Error())
-	}
-	script, err := os.ReadFile(filepath.Join("..", "..", "tools", "hardware"))
-	if err != nil {
-		t.Fatal(err)
-	}
 	whole := []string{"calibrate.txt", "charts.tar.gz", "demo.txt", "points.csv", "report.txt", "run.json", "suites.txt", "summary.txt"}
 	for name, c := range map[string]struct {
 		device, streams, kvlane string
@@ -55,41 +47,63 @@ func TestHardwareScript(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			for file, text := range map[string]string{
-				"device-cuda.test": c.device, "stream-copy.test": c.streams, "kvlane": c.kvlane, "run": string(script),
-			} {
-				if text == "" {
-					continue
-				}
-				if file != "run" {
-					text = "#!/bin/sh\n" + text + "\n"
-				}
-				if err := os.WriteFile(filepath.Join(kit, file), []byte(text), 0o755); err != nil {
-					t.Fatal(err)
-				}
-			}
-			cmd := exec.CommandContext(t.Context(), bash, append(append([]string{filepath.Join(kit, "run")}, c.args...), out)...)
-			printed, err := cmd.CombinedOutput()
-			code := 0
-			if exit := new(exec.ExitError); errors.As(err, &exit) {
-				code = exit.ExitCode()
-			} else if err != nil {
-				t.Fatal(err)
-			}
-			if code != c.code || !strings.Contains(string(printed), c.summary) {
+			printed, code := runScript(t, kit, "hardware", "run", map[string]string{
+				"device-cuda.test": c.device, "stream-copy.test": c.streams, "kvlane": c.kvlane,
+			}, append(c.args, out)...)
+			if code != c.code || !strings.Contains(printed, c.summary) {
 				t.Errorf("exit code %d, want %d with %q:\n%s", code, c.code, c.summary, printed)
 			}
-			var files []string
-			entries, err := os.ReadDir(out)
-			if err != nil && c.files != nil {
-				t.Fatal(err)
-			}
-			for _, e := range entries {
-				files = append(files, e.Name())
-			}
+			files := filesIn(t, out)
 			if !slices.Equal(files, c.files) {
 				t.Errorf("files %v, want %v", files, c.files)
 			}
 		})
 	}
+}
+
+// runScript puts a script of tools into a kit, under the name that it has there, beside scripts in place of the kit's
+// binaries, of which those without a text are missing. It returns what it printed, and its exit code.
+func runScript(t *testing.T, kit, script, name string, binaries map[string]string, args ...string) (string, int) {
+	t.Helper()
+	bash, err := exec.LookPath("bash")
+	if err != nil {
+		testkit.Skip(t, "bash", err.Error())
+	}
+	text, err := os.ReadFile(filepath.Join("..", "..", "tools", script))
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := map[string]string{name: string(text)}
+	for binary, text := range binaries {
+		if text != "" {
+			files[binary] = "#!/bin/sh\n" + text + "\n"
+		}
+	}
+	for file, text := range files {
+		if err := os.WriteFile(filepath.Join(kit, file), []byte(text), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	printed, err := exec.CommandContext(t.Context(), bash, append([]string{filepath.Join(kit, name)}, args...)...).CombinedOutput()
+	if exit := new(exec.ExitError); errors.As(err, &exit) {
+		return string(printed), exit.ExitCode()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(printed), 0
+}
+
+// filesIn returns the names in a folder, or nil where there is none.
+func filesIn(t *testing.T, dir string) []string {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		t.Fatal(err)
+	}
+	var files []string
+	for _, e := range entries {
+		files = append(files, e.Name())
+	}
+	return files
 }

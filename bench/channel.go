@@ -1,0 +1,47 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/stream"
+)
+
+// Channel copies batches by a NIC without a stream, one set at a time: what the NIC itself takes.
+type Channel interface {
+	// Move hands over all batches, which are lists of extents, returns when it had, and at its end that all are done. If it
+	// fails, their memory may be in use until the channel is closed.
+	Move(ctx context.Context, batches []mem.Batch) (posted time.Time, err error)
+	// Path returns how the batches travel.
+	Path() stream.Path
+	// Close frees what the channel holds, when nothing touches the memory any more.
+	Close(ctx context.Context) error
+}
+
+// ChannelOpener opens a channel for NICChannel or NICSoftChannel. An error that wraps ErrNotSupported leaves the contender out
+// of the run, with the reason in the report.
+type ChannelOpener func(c Contender) (Channel, error)
+
+// channelMover copies by a channel.
+type channelMover struct{ Channel }
+
+func (m channelMover) move(ctx context.Context, batches []mem.Batch) (time.Time, error) {
+	return m.Move(ctx, batches)
+}
+
+func (m channelMover) last() outcome { return outcome{path: m.Path()} }
+
+func (b *bench) openChannel(c Contender) (mover, error) {
+	if b.o.OpenChannel == nil {
+		return nil, fmt.Errorf("there is no NIC: %w", errdefs.ErrNotSupported)
+	}
+	ch, err := b.o.OpenChannel(c)
+	if err != nil {
+		return nil, err
+	}
+	b.rig.onClose(ch.Close)
+	return channelMover{ch}, nil
+}

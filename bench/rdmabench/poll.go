@@ -1,0 +1,61 @@
+package rdmabench
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"time"
+
+	"github.com/kvlane/kvlane/rdma"
+)
+
+// silence is how long a NIC may take for its next completion before it is given up.
+const silence = 20 * time.Second
+
+// lookEvery is after how many polls in vain the time is looked at.
+const lookEvery = 1024
+
+// poller takes completions by polling.
+type poller struct {
+	wcs []rdma.WC
+	// alarm, where set, tells of a failure after which nothing may come.
+	alarm func() error
+}
+
+func newPoller(most int) poller { return poller{wcs: make([]rdma.WC, most)} }
+
+// wait polls until there are completions, and returns them until it is called next. A completion that failed is an error. It
+// gives up when ctx ends, or the NIC is silent for too long.
+func (p *poller) wait(ctx context.Context, q rdma.CQ) ([]rdma.WC, error) {
+	var since time.Time
+	for n := 1; ; n++ {
+		got, err := q.Poll(p.wcs)
+		if err != nil {
+			return nil, err
+		}
+		for i := range p.wcs[:got] {
+			if err := p.wcs[i].Err(); err != nil {
+				return nil, err
+			}
+		}
+		if got > 0 {
+			return p.wcs[:got], nil
+		}
+		if n%lookEvery == 0 {
+			if ctx.Err() != nil {
+				return nil, context.Cause(ctx)
+			}
+			if p.alarm != nil {
+				if err := p.alarm(); err != nil {
+					return nil, err
+				}
+			}
+			if since.IsZero() {
+				since = time.Now()
+			} else if time.Since(since) > silence {
+				return nil, fmt.Errorf("nothing has completed for %v: %w", silence, context.DeadlineExceeded)
+			}
+		}
+		runtime.Gosched() // a NIC in software may need the processor
+	}
+}

@@ -1,0 +1,122 @@
+package rdmabench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"time"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/errdefs"
+)
+
+// Run measures every operation at every size. It fails with ErrCorrupt if wrong bytes arrived, and with the context's cause if
+// ctx ends. It must have the NIC to itself for its figures to mean something.
+func Run(ctx context.Context, o Options) (*Report, error) {
+	o.setDefaults()
+	if err := o.validate(); err != nil {
+		return nil, fmt.Errorf("measure NIC: %w", err)
+	}
+	info := o.NIC.Device().Info()
+	r := &Report{
+		Format: Format, Provider: info.Provider, NIC: info.Name, Firmware: info.Firmware, Port: max(o.Connect.Port, 1),
+		GIDIndex: o.Connect.GIDIndex, MTUBytes: o.Connect.MTU.Bytes(), Local: o.Local.Kind().String(), Remote: o.Remote.Kind().String(),
+		CPUs: runtime.NumCPU(), GoVersion: runtime.Version(), Date: time.Now().UTC().Truncate(time.Second),
+		TxDepth: txDepth, RxDepth: rxDepth, PostList: postList,
+		Bandwidth: []Bandwidth{}, Latency: []Latency{},
+	}
+	for _, op := range o.Ops {
+		for _, size := range o.Sizes {
+			if err := r.measure(ctx, &o, op, size); err != nil {
+				return nil, fmt.Errorf("measure %s of %d bytes by NIC %s (%s): %w", op, size, info.Name, info.Provider, err)
+			}
+		}
+	}
+	return r, nil
+}
+
+// measure measures one operation at one size, each time by a pair of its own, so that what one leaves posted is not in the
+// way of the next.
+func (r *Report) measure(ctx context.Context, o *Options, op Op, size int64) error {
+	err := withPair(o, func(p *pair) error {
+		if err := p.prepare(ctx, o, op, size); err != nil {
+			return err
+		}
+		trains, err := p.bandwidth(ctx, op, size, o.Iterations)
+		if err != nil {
+			return fmt.Errorf("bandwidth: %w", err)
+		}
+		b := Bandwidth{Op: op, Bytes: size, Iterations: o.Iterations}
+		b.PeakMiBps, b.MiBps, b.Mpps = rates(trains, size)
+		r.Bandwidth = append(r.Bandwidth, b)
+		return p.check(ctx, o, op, size)
+	})
+	if err != nil {
+		return err
+	}
+	return withPair(o, func(p *pair) error {
+		times, err := p.latency(ctx, op, size, warmUp+o.Iterations)
+		if err != nil {
+			return fmt.Errorf("latency: %w", err)
+		}
+		r.Latency = append(r.Latency, summarize(op, size, times[warmUp:]))
+		return nil
+	})
+}
+
+func withPair(o *Options, use func(*pair) error) (err error) {
+	p, err := openPair(o)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, p.close()) }()
+	return use(p)
+}
+
+// fill writes the pattern of an operation and size: no two are alike, so that what an earlier one left cannot pass.
+func fill(b []byte, op Op) {
+	word := uint64(op[0])<<56 | uint64(len(b))
+	for i := range b {
+		if i%8 == 0 {
+			word++
+		}
+		b[i] = byte(device.Mix64(word) >> (8 * (i % 8)))
+	}
+}
+
+// prepare writes the pattern to where the operation takes it from, and moves a few messages that do not count.
+func (p *pair) prepare(ctx context.Context, o *Options, op Op, size int64) error {
+	local := o.Local.Bytes()
+	fill(local[:size], op)
+	if op == Read {
+		if err := p.repeat(ctx, Write, 0, size, 1, nil); err != nil {
+			return err
+		}
+	}
+	warm := op
+	if op == Send { // which needs receives
+		warm = Write
+	}
+	if err := p.repeat(ctx, warm, size, size, warmUp, nil); err != nil {
+		return err
+	}
+	clear(local[size : 2*size])
+	return nil
+}
+
+// check reads back what was written or sent, and compares it, or what was read, with the pattern.
+func (p *pair) check(ctx context.Context, o *Options, op Op, size int64) error {
+	if op != Read {
+		if err := p.repeat(ctx, Read, size, size, 1, nil); err != nil {
+			return fmt.Errorf("read back: %w", err)
+		}
+	}
+	local := o.Local.Bytes()
+	for i := range size {
+		if local[i] != local[size+i] {
+			return fmt.Errorf("byte %d is %#02x in place of %#02x: %w", i, local[size+i], local[i], errdefs.ErrCorrupt)
+		}
+	}
+	return nil
+}

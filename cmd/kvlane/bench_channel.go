@@ -1,0 +1,31 @@
+//go:build !nonic
+
+package main
+
+import (
+	"github.com/kvlane/kvlane/bench"
+	"github.com/kvlane/kvlane/bench/rdmabench"
+)
+
+// softChannelDepth is as deep as a stream's queues over NICs in software are, whose way is longer than a NIC's.
+const softChannelDepth = 4096
+
+// openChannel implements bench.ChannelOpener: on the first of the NICs.
+func (n *benchNICs) openChannel(c bench.Contender) (bench.Channel, error) {
+	if err := n.ready(c); err != nil {
+		return nil, err
+	}
+	rails, err := n.nics.Rails()
+	if err != nil {
+		return nil, err
+	}
+	o := rdmabench.ChannelOptions{Registry: rails[0].Registry, Connect: rails[0].Connect}
+	if n.soft {
+		o.Depth = softChannelDepth
+	}
+	ch, err := rdmabench.OpenChannel(o)
+	if err != nil {
+		return nil, err // not a nil *Channel in an interface
+	}
+	return ch, nil
+}

@@ -1,0 +1,190 @@
+//go:build !nonic
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvlane/kvlane"
+	"github.com/kvlane/kvlane/bench/rdmabench"
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/sys/hostmem"
+	"github.com/kvlane/kvlane/mem"
+)
+
+// noDevice is the value of --device that measures host memory alone.
+const noDevice = "none"
+
+// benchRDMA holds the options of "kvlane bench rdma".
+type benchRDMA struct {
+	device     string
+	index      int
+	sizes      []string
+	iterations int
+	rdma       rdmaFlags
+	json       bool
+
+	bytes   []int64 // sizes
+	closers []func() error
+}
+
+func newBenchRDMACommand() *cobra.Command {
+	var b benchRDMA
+	cmd := &cobra.Command{
+		Use:   "rdma",
+		Short: "Measure writes, reads and sends of an RDMA NIC, in perftest's columns",
+		Long: `rdma measures what an RDMA NIC does without anything above it: bandwidth and latency of writes, reads and sends over two queue
+pairs of one NIC that are connected to each other, in the columns of perftest (ib_write_bw, ib_write_lat and so on). The local side
+is host memory; the remote one is host memory too, or with --device that device's. Bytes are checked at every size.
+
+With --rdma-provider soft the NIC is software, and every figure is labeled so: they say what the software costs.`,
+		Example: `  kvlane bench rdma --nic mlx5_0 --device cuda
+  kvlane bench rdma --rdma-provider soft --sizes 4KiB,1MiB --iterations 5000`,
+		Args: usageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := b.parse(); err != nil {
+				return err
+			}
+			return b.execute(cmd)
+		},
+	}
+	fl := cmd.Flags()
+	fl.StringVar(&b.device, "device", noDevice, "whose memory the remote side is: none (host memory), cuda or sim")
+	fl.IntVar(&b.index, "device-index", 0, "which device of the driver")
+	fl.StringSliceVar(&b.sizes, "sizes", nil, "message sizes (default 2, 64, 4KiB, 16KiB, 64KiB, 1MiB)")
+	fl.IntVar(&b.iterations, "iterations", rdmabench.DefaultIterations, "messages of every size, for bandwidth and again for latency")
+	b.rdma.registerNICs(fl, "in software")
+	fl.BoolVar(&b.json, "json", false, "print one JSON object")
+	return cmd
+}
+
+// parse checks the flags, and reads those that are still text.
+func (b *benchRDMA) parse() error {
+	if !slices.Contains([]string{noDevice, string(kvlane.CUDA), string(kvlane.Sim)}, b.device) {
+		return usagef("--device %q: it is none, cuda or sim", b.device)
+	}
+	b.bytes = rdmabench.DefaultSizes()
+	if len(b.sizes) > 0 {
+		b.bytes = nil
+	}
+	for _, text := range b.sizes {
+		var n int64
+		if err := (sizeValue{&n}).Set(text); err != nil {
+			return usagef("--sizes: %w", err)
+		}
+		b.bytes = append(b.bytes, n)
+	}
+	if err := rdmabench.CheckSizes(b.bytes, b.iterations); err != nil {
+		return &usageError{err}
+	}
+	if n := len(b.rdma.nics.NICs); n > 1 {
+		return usagef("--nic names %d NICs: one is measured", n)
+	}
+	return nil
+}
+
+// execute opens what is measured, measures it and prints the report.
+func (b *benchRDMA) execute(cmd *cobra.Command) (err error) {
+	defer func() { err = errors.Join(err, b.close()) }()
+	var dev device.Device
+	if b.device != noDevice {
+		if dev, _, err = kvlane.OpenDevice(kvlane.DeviceConfig{Driver: kvlane.Driver(b.device), Index: b.index}); err != nil {
+			return err
+		}
+		b.onClose(dev.Close)
+	}
+	nics, err := kvlane.OpenNICs(dev, b.rdma.config(), nil)
+	if errors.Is(err, errdefs.ErrInvalid) {
+		return &usageError{err}
+	}
+	if err != nil {
+		return fmt.Errorf("open NIC: %w", err)
+	}
+	ctx := cmd.Context()
+	b.onClose(func() error {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+		defer cancel()
+		return nics.Close(ctx)
+	})
+	local, remote, err := b.allocate(dev)
+	if err != nil {
+		return err
+	}
+	if err := nics.Register(local, remote); err != nil {
+		return err
+	}
+	b.onClose(func() error {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+		defer cancel()
+		return nics.Unregister(ctx, local, remote)
+	})
+	rails, err := nics.Rails()
+	if err != nil {
+		return err
+	}
+	r, err := rdmabench.Run(ctx, rdmabench.Options{
+		NIC: rails[0].Registry, Connect: rails[0].Connect, Local: local, Remote: remote, Sizes: b.bytes, Iterations: b.iterations,
+	})
+	if err != nil {
+		return err
+	}
+	r.Reason = nics.Choices()[0].Reason
+	r.Command = strings.Join(append([]string{filepath.Base(os.Args[0])}, os.Args[1:]...), " ")
+	if dev != nil {
+		r.Device, r.Simulated = dev.Info().Name, b.device == string(kvlane.Sim)
+	}
+	if b.json {
+		return writeJSON(cmd, r)
+	}
+	return r.WriteText(cmd.OutOrStdout())
+}
+
+// allocate returns memory for the largest messages: twice that of the host, and that of the device or of the host.
+func (b *benchRDMA) allocate(dev device.Device) (local, remote *mem.Region, err error) {
+	most := slices.Max(b.bytes)
+	if dev == nil {
+		if local, err = b.hostMemory(2 * most); err == nil {
+			remote, err = b.hostMemory(most)
+		}
+		return local, remote, err
+	}
+	if local, err = dev.AllocHost(2 * most); err != nil {
+		return nil, nil, err
+	}
+	b.onClose(func() error { return dev.Free(local) })
+	if remote, err = dev.Alloc(most, device.AllocOptions{}); err != nil {
+		return nil, nil, err
+	}
+	b.onClose(func() error { return dev.Free(remote) })
+	return local, remote, nil
+}
+
+func (b *benchRDMA) hostMemory(bytes int64) (*mem.Region, error) {
+	m, err := hostmem.Alloc(bytes)
+	if err != nil {
+		return nil, err
+	}
+	b.onClose(func() error { return hostmem.Free(m) })
+	return hostmem.Region(m)
+}
+
+func (b *benchRDMA) onClose(f func() error) { b.closers = append(b.closers, f) }
+
+// close closes in reverse order. It stops at what fails: what comes after it may be in use.
+func (b *benchRDMA) close() error {
+	for _, f := range slices.Backward(b.closers) {
+		if err := f(); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -280,3 +280,29 @@ func BenchmarkPagedExtents(b *testing.B) {
 		b.Error("nothing was summed up")
 	}
 }
+
+// TestPairsAreLookedAtOnce: validating a group also tells in how many runs its slots, and its pairs on both sides, are in order.
+func TestPairsAreLookedAtOnce(t *testing.T) {
+	region, err := mem.NewRegion(mem.RegionSpec{Kind: mem.KindDevice, Len: 1 << 20, Dev: 1 << 32})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, tt := range map[string]struct {
+		pairs []mem.PageSlot
+		want  mem.PairRuns
+	}{
+		"none":               {nil, mem.PairRuns{}},
+		"one":                {[]mem.PageSlot{{Page: 3, Slot: 9}}, mem.PairRuns{Slots: 1, Both: 1}},
+		"the first of all":   {[]mem.PageSlot{{}, {Page: 1, Slot: 1}}, mem.PairRuns{Slots: 1, Both: 1}},
+		"both in order":      {[]mem.PageSlot{{Page: 3, Slot: 9}, {Page: 4, Slot: 10}, {Page: 5, Slot: 11}}, mem.PairRuns{Slots: 1, Both: 1}},
+		"slots in order":     {[]mem.PageSlot{{Page: 3, Slot: 9}, {Page: 7, Slot: 10}, {Page: 8, Slot: 11}}, mem.PairRuns{Slots: 1, Both: 2}},
+		"pages in order":     {[]mem.PageSlot{{Page: 3, Slot: 9}, {Page: 4, Slot: 1}, {Page: 5, Slot: 7}}, mem.PairRuns{Slots: 3, Both: 3}},
+		"backwards":          {[]mem.PageSlot{{Page: 3, Slot: 9}, {Page: 2, Slot: 8}}, mem.PairRuns{Slots: 2, Both: 2}},
+		"the same once more": {[]mem.PageSlot{{Page: 3, Slot: 9}, {Page: 3, Slot: 9}}, mem.PairRuns{Slots: 2, Both: 2}},
+	} {
+		g := mem.PageGroup{Planes: []mem.Plane{{Region: region, Stride: 64, Bytes: 64}}, Slots: mem.Slots{Region: region, Stride: 64}, Pairs: tt.pairs}
+		if got, err := g.Validate(); err != nil || got != tt.want {
+			t.Errorf("%s: %+v, %v; want %+v", name, got, err, tt.want)
+		}
+	}
+}

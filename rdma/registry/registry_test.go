@@ -13,12 +13,12 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/fault"
 	"github.com/kvlane/kvlane/internal/leak"
-	"github.com/kvlane/kvlane/internal/sys/hostmem"
 	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/rdma"
 	"github.com/kvlane/kvlane/rdma/registry"
 	"github.com/kvlane/kvlane/rdma/soft"
+	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
 // machine has NICs in software that move nothing. It must have no complaint when it is taken down.
@@ -51,24 +51,6 @@ func closeOK(tb testing.TB, c interface{ Close() error }) {
 	}
 }
 
-func host(tb testing.TB, n int64) *mem.Region {
-	tb.Helper()
-	b, err := hostmem.Alloc(n)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	tb.Cleanup(func() {
-		if err := hostmem.Free(b); err != nil {
-			tb.Error(err)
-		}
-	})
-	r, err := hostmem.Region(b)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	return r
-}
-
 // gpu returns a region at an address that nobody dereferences.
 func gpu(tb testing.TB, device int, addr, n uint64) *mem.Region {
 	tb.Helper()
@@ -98,7 +80,7 @@ func ended(tb testing.TB) context.Context {
 func TestFindsInteriorAddresses(t *testing.T) {
 	_, nics := machine(t, soft.Options{}, registry.Options{})
 	g := nics[0]
-	h, d0, d1 := host(t, 8192), gpu(t, 0, 0x10000, 0x1000), gpu(t, 1, 0x10000, 0x800)
+	h, d0, d1 := streamtest.Pageable(t, 8192), gpu(t, 0, 0x10000, 0x1000), gpu(t, 1, 0x10000, 0x800)
 	if err := g.Register(h, d0, d1); err != nil {
 		t.Fatal(err)
 	}
@@ -236,7 +218,7 @@ func TestDefectNoDMABufRegistration(t *testing.T) {
 // TestDefectDeregistrationInFlight: memory stays registered while somebody has a reference, and cannot be acquired any more.
 func TestDefectDeregistrationInFlight(t *testing.T) {
 	set, nics := machine(t, soft.Options{}, registry.Options{})
-	g, r := nics[0], host(t, 4096)
+	g, r := nics[0], streamtest.Pageable(t, 4096)
 	before := leak.Live()[leak.RegisteredBytes.String()]
 	if err := g.Register(r); err != nil {
 		t.Fatal(err)
@@ -273,7 +255,7 @@ func TestDefectDeregistrationInFlight(t *testing.T) {
 
 func TestReleaseTooOftenPanics(t *testing.T) {
 	_, nics := machine(t, soft.Options{}, registry.Options{})
-	r := host(t, 4096)
+	r := streamtest.Pageable(t, 4096)
 	if err := nics[0].Register(r); err != nil {
 		t.Fatal(err)
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/stream"
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
+	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
 // nullDevice is a simulated device whose queues do nothing, so that what is measured is the stream.
@@ -48,10 +49,10 @@ func BenchmarkSubmit(b *testing.B) {
 	dev := openSim(b, sim.Options{})
 	dst, src := pinned(b, dev, 32<<20), deviceMemory(b, dev, 32<<20)
 	batches := map[string]*mem.Batch{
-		"list":  strided(dst, src, 10_000, 2048),
+		"list":  streamtest.Strided(dst, src, 10_000, 2048),
 		"paged": benchPaged(dst, src, 64, 512, 1<<10),
 		"pages": benchPaged(dst, src, 1, 10_000, 2048),
-		"one":   strided(dst, src, 1, 2048),
+		"one":   streamtest.Strided(dst, src, 1, 2048),
 	}
 	for _, path := range []stream.Path{stream.PathNone, stream.PathCopyEngine, stream.PathCopyEngineBatch, stream.PathKernel, stream.PathKernelBulk, stream.PathStaged} {
 		for _, name := range []string{"list", "paged", "pages", "one"} {

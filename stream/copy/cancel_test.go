@@ -111,7 +111,7 @@ func TestCancelProvesQuiescence(t *testing.T) {
 			canceled := 0
 			for seed := range uint64(seeds) {
 				c := w.open(t, seed, int64(w.copies)*(size+1))
-				ticket := submitOK(t, c.s, strided(c.dst, c.src, w.copies, size))
+				ticket := submitOK(t, c.s, streamtest.Strided(c.dst, c.src, w.copies, size))
 				for range rand.New(rand.NewPCG(seed, 10)).IntN(20) {
 					c.dev.Step()
 				}
@@ -146,7 +146,7 @@ func TestCancelAmongOthers(t *testing.T) {
 				memoryOf(c.src, c.far).Write(t, mem.All(c.src), want)
 				var tickets []*stream.Ticket
 				for i := range int64(batches) {
-					b := strided(c.dst, c.src, each, size)
+					b := streamtest.Strided(c.dst, c.src, each, size)
 					for j := range b.Dst {
 						b.Dst[j].Off += i * bytes
 						b.Src[j].Off += i * bytes

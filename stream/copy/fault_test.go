@@ -29,16 +29,6 @@ func deadline(tb testing.TB) context.Context {
 	return ctx
 }
 
-// strided returns n copies of size bytes that are no neighbours.
-func strided(dst, src *mem.Region, n int, size int64) *mem.Batch {
-	var b mem.Batch
-	for i := range int64(n) {
-		b.Dst = append(b.Dst, mem.Extent{Region: dst, Off: i * (size + 1), Len: size})
-		b.Src = append(b.Src, mem.Extent{Region: src, Off: i * (size + 1), Len: size})
-	}
-	return &b
-}
-
 // TestEveryOperationFails fails each operation of the device in turn, on every path, and wants every failure told and
 // every ticket that succeeded to have brought its bytes.
 func TestEveryOperationFails(t *testing.T) {
@@ -116,8 +106,8 @@ func (u user) all(t *testing.T, faults *fault.Plan) (all error) {
 	memoryOf(src, far).Write(t, mem.All(src), want)
 	for _, size := range []int{1, 20, u.copies} {
 		memoryOf(dst, far).Write(t, mem.All(dst), make([]byte, dst.Len()))
-		back := strided(dst, middle, size, 8)
-		if err := allOf(t, s, parts(strided(middle, src, size, 8)), parts(back)); said(err) {
+		back := streamtest.Strided(dst, middle, size, 8)
+		if err := allOf(t, s, parts(streamtest.Strided(middle, src, size, 8)), parts(back)); said(err) {
 			continue
 		}
 		got := memoryOf(dst, far).Read(t, mem.All(dst))
@@ -227,7 +217,7 @@ func TestDefect04FailedLoadReportsDoneBeforeItsDMAStopped(t *testing.T) {
 			s := open(t, dev, streamcopy.Options{Path: tt.path, Descriptors: 1024, StagingBytes: 32 << 10})
 			const n, size = 3000, 64
 			dst, src := pinned(t, dev, n*(size+1)), deviceMemory(t, dev, n*(size+1))
-			ticket, err := s.Submit(deadline(t), strided(dst, src, n, size))
+			ticket, err := s.Submit(deadline(t), streamtest.Strided(dst, src, n, size))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -277,7 +267,7 @@ func TestDefect10AbortThenPageReuse(t *testing.T) {
 				n = 200_000 // more than its rings hold
 			}
 			dst, src := pinned(t, dev, int64(n)*9), deviceMemory(t, dev, int64(n)*9)
-			ticket, err := s.Submit(deadline(t), strided(dst, src, n, 8))
+			ticket, err := s.Submit(deadline(t), streamtest.Strided(dst, src, n, 8))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -339,7 +329,7 @@ func TestQuarantine(t *testing.T) {
 	var tickets []*stream.Ticket
 	gate := stream.NewTicket(1, nil)
 	for range 3 {
-		b := strided(dst, src, 10, 8)
+		b := streamtest.Strided(dst, src, 10, 8)
 		if len(tickets) == 1 {
 			b.After = []mem.Dependency{gate}
 		}

@@ -11,6 +11,7 @@ import (
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/stream"
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
+	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
 // TestUnwatchedTickets: nobody calls Wait. Whatever else tells the stream that somebody is interested must do.
@@ -72,7 +73,7 @@ func TestWaitGivesUpPolling(t *testing.T) {
 	dev := openSim(t, sim.Options{Faults: plan})
 	s := open(t, dev, streamcopy.Options{Path: stream.PathCopyEngine})
 	dst, src := pinned(t, dev, 4096), pinned(t, dev, 4096)
-	ticket, err := s.Submit(deadline(t), strided(dst, src, 1, 100))
+	ticket, err := s.Submit(deadline(t), streamtest.Strided(dst, src, 1, 100))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -98,7 +99,7 @@ func TestManyWaiters(t *testing.T) {
 	for w := range waiters {
 		go func() {
 			for i := range rounds {
-				ticket, err := s.Submit(context.Background(), strided(dst, src, 1+(i+w)%5, 100))
+				ticket, err := s.Submit(context.Background(), streamtest.Strided(dst, src, 1+(i+w)%5, 100))
 				if err == nil && i%3 == 0 {
 					<-ticket.Done()
 				}

@@ -140,14 +140,14 @@ func TestPlannerIsAsked(t *testing.T) {
 		want  plan.Request
 		can   plan.Paths
 	}{
-		{"to device", whole, strided(gpu, host, 4, 100), plan.Request{Dir: plan.H2D, Pieces: 4, Runs: 4, HostRuns: 4, Bytes: 400}, all},
-		{"to host", whole, strided(host, gpu, 4, 100), plan.Request{Dir: plan.D2H, Pieces: 4, Runs: 4, HostRuns: 4, Bytes: 400}, all},
-		{"within", whole, strided(host, host, 4, 100), plan.Request{Dir: plan.D2D, Pieces: 4, Runs: 4, Bytes: 400}, within},
+		{"to device", whole, streamtest.Strided(gpu, host, 4, 100), plan.Request{Dir: plan.H2D, Pieces: 4, Runs: 4, HostRuns: 4, Bytes: 400}, all},
+		{"to host", whole, streamtest.Strided(host, gpu, 4, 100), plan.Request{Dir: plan.D2H, Pieces: 4, Runs: 4, HostRuns: 4, Bytes: 400}, all},
+		{"within", whole, streamtest.Strided(host, host, 4, 100), plan.Request{Dir: plan.D2D, Pieces: 4, Runs: 4, Bytes: 400}, within},
 		{"host contiguous", whole, neighbours, plan.Request{Dir: plan.H2D, Pieces: 100, Runs: 100, HostRuns: 1, Bytes: 1000}, all},
 		{"paged", whole, benchPaged(host, gpu, 2, 2, 1<<10), plan.Request{Dir: plan.D2H, Form: plan.Paged, Pieces: 4, Runs: 4, HostRuns: 1, Bytes: 4096}, all},
 		{"pages in order", whole, pagesInOrder(host, gpu), plan.Request{Dir: plan.D2H, Form: plan.Paged, Pieces: 8, Runs: 2, HostRuns: 2, Bytes: 8 << 10}, all},
-		{"no kernels", batching, strided(gpu, host, 4, 100), plan.Request{Dir: plan.H2D, Pieces: 4, Runs: 4, HostRuns: 4, Bytes: 400}, plan.PathSet(stream.PathCopyEngine, stream.PathCopyEngineBatch)},
-		{"bare", bare, strided(gpu, host, 4, 100), plan.Request{Dir: plan.H2D, Pieces: 4, Runs: 4, HostRuns: 4, Bytes: 400}, plan.PathSet(stream.PathCopyEngine)},
+		{"no kernels", batching, streamtest.Strided(gpu, host, 4, 100), plan.Request{Dir: plan.H2D, Pieces: 4, Runs: 4, HostRuns: 4, Bytes: 400}, plan.PathSet(stream.PathCopyEngine, stream.PathCopyEngineBatch)},
+		{"bare", bare, streamtest.Strided(gpu, host, 4, 100), plan.Request{Dir: plan.H2D, Pieces: 4, Runs: 4, HostRuns: 4, Bytes: 400}, plan.PathSet(stream.PathCopyEngine)},
 	}
 	for _, tt := range tests {
 		for _, path := range []stream.Path{stream.PathCopyEngine, stream.PathKernel, stream.PathKernelBulk, stream.PathStaged} {
@@ -199,16 +199,16 @@ func TestOutcomesOfOthersAreNotLearned(t *testing.T) {
 	if err := s.WaitEvent(deadline(t), e); err != nil {
 		t.Fatal(err)
 	}
-	complete(t, s, strided(gpu, host, 4, 100))
+	complete(t, s, streamtest.Strided(gpu, host, 4, 100))
 	if len(d.told) != 0 {
 		t.Errorf("told %v", d.told)
 	}
-	complete(t, s, strided(gpu, host, 4, 100))
+	complete(t, s, streamtest.Strided(gpu, host, 4, 100))
 	if len(d.told) != 1 {
 		t.Errorf("told %v of a batch like any other", d.told)
 	}
 	plan1.Add(fault.Nth(sim.OpLaunch, int(plan1.Seen(sim.OpLaunch))).Fail(errdefs.ErrBusy))
-	ticket, err := s.Submit(deadline(t), strided(gpu, host, 4, 100))
+	ticket, err := s.Submit(deadline(t), streamtest.Strided(gpu, host, 4, 100))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -231,7 +231,7 @@ func TestUnpreparedPath(t *testing.T) {
 	d := &decider{choice: plan.Choice{Path: stream.PathStaged, Reason: "because"}}
 	s := open(t, dev, streamcopy.Options{Planner: d, StagingBytes: 1 << 30})
 	for i, reason := range []string{streamcopy.ReasonUnprepared, "because"} {
-		c := complete(t, s, strided(gpu, host, 4, 100))
+		c := complete(t, s, streamtest.Strided(gpu, host, 4, 100))
 		if c.Path != stream.PathCopyEngine || c.Reason != reason {
 			t.Errorf("path %s (%s)", c.Path, c.Reason)
 		}
@@ -252,7 +252,7 @@ func TestForcedPathUnfit(t *testing.T) {
 	dev := openSim(t, sim.Options{})
 	host := pinned(t, dev, 4096)
 	s := open(t, dev, streamcopy.Options{Path: stream.PathStaged, StagingBytes: 1 << 16})
-	if c := complete(t, s, strided(host, host, 4, 100)); c.Path != stream.PathCopyEngine || c.Reason != streamcopy.ReasonUnfit {
+	if c := complete(t, s, streamtest.Strided(host, host, 4, 100)); c.Path != stream.PathCopyEngine || c.Reason != streamcopy.ReasonUnfit {
 		t.Errorf("path %s (%s)", c.Path, c.Reason)
 	}
 	if err := s.Close(deadline(t)); err != nil {
@@ -300,7 +300,7 @@ func TestAllocations(t *testing.T) {
 	dst, src := pinned(t, dev, 32<<20), pinned(t, dev, 32<<20)
 	for _, path := range []stream.Path{stream.PathCopyEngine, stream.PathCopyEngineBatch, stream.PathKernel} {
 		s := open(t, nullDevice{dev, nullEvent{}}, streamcopy.Options{Path: path})
-		for _, b := range []*mem.Batch{strided(dst, src, 1, 8), strided(dst, src, 10_000, 8), benchPaged(dst, src, 64, 256, 1<<10)} {
+		for _, b := range []*mem.Batch{streamtest.Strided(dst, src, 1, 8), streamtest.Strided(dst, src, 10_000, 8), benchPaged(dst, src, 64, 256, 1<<10)} {
 			n := testing.AllocsPerRun(20, func() {
 				ticket, err := s.Submit(t.Context(), b)
 				if err != nil {
@@ -322,7 +322,7 @@ func TestAllocations(t *testing.T) {
 // has left when nothing came for a while; and the planner is told how many came one soon after another.
 func TestPlannerHearsWhetherAKernelIsThere(t *testing.T) {
 	dev := openSim(t, sim.Options{})
-	batch := strided(pinned(t, dev, 1<<20), deviceMemory(t, dev, 1<<20), 4, 100)
+	batch := streamtest.Strided(pinned(t, dev, 1<<20), deviceMemory(t, dev, 1<<20), 4, 100)
 	d := &decider{choice: plan.Choice{Path: stream.PathResident, Predicted: time.Millisecond, Reason: "because"}}
 	const stays = 300 * time.Millisecond
 	s := open(t, dev, streamcopy.Options{Planner: d, Resident: streamcopy.ResidentOptions{Idle: stays, Lease: time.Minute}})

@@ -12,6 +12,7 @@ import (
 	"github.com/kvlane/kvlane/stream"
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
 	"github.com/kvlane/kvlane/stream/copy/plan"
+	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
 // TestPace: a paced batch takes no more than its share: its steps, and what is behind it, begin later, and Submit does not
@@ -27,7 +28,7 @@ func TestPace(t *testing.T) {
 		t.Run(path.String(), func(t *testing.T) {
 			d := &decider{choice: plan.Choice{Path: path, Pace: pace, ChunkBytes: 16 << 10}}
 			s := open(t, dev, streamcopy.Options{Planner: d, StagingBytes: 256 << 10})
-			b := strided(gpu, host, 16*chunks, 1<<10)
+			b := streamtest.Strided(gpu, host, 16*chunks, 1<<10)
 			begun := time.Now()
 			var tickets []*stream.Ticket
 			for range 3 {
@@ -68,10 +69,10 @@ func TestCancelPaced(t *testing.T) {
 	dev := openSim(t, sim.Options{})
 	host, gpu := pinned(t, dev, 1<<16), deviceMemory(t, dev, 1<<16)
 	s := open(t, dev, streamcopy.Options{Planner: &decider{choice: plan.Choice{Path: stream.PathKernel, Pace: time.Hour}}})
-	complete(t, s, strided(gpu, host, 4, 100))
+	complete(t, s, streamtest.Strided(gpu, host, 4, 100))
 	var tickets []*stream.Ticket
 	for range 2 {
-		ticket, err := s.Submit(deadline(t), strided(gpu, host, 4, 100))
+		ticket, err := s.Submit(deadline(t), streamtest.Strided(gpu, host, 4, 100))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -121,7 +122,7 @@ func (q launchQueue) HasKernel(name string) bool { return q.launcher.HasKernel(n
 func TestThreadBlocks(t *testing.T) {
 	dev := openSim(t, sim.Options{})
 	host, gpu := pinned(t, dev, 1<<20), deviceMemory(t, dev, 1<<20)
-	many, few := strided(gpu, host, 100, 100), strided(gpu, host, 2, 100)
+	many, few := streamtest.Strided(gpu, host, 100, 100), streamtest.Strided(gpu, host, 2, 100)
 	tests := []struct {
 		path            stream.Path
 		planned, option int

@@ -62,7 +62,7 @@ func TestPeerBatches(t *testing.T) {
 	s := open(t, near, streamcopy.Options{})
 	defer closeStream(t, s)
 	a, b := streamtest.DeviceMemory(near).Alloc(t, 1<<20), streamtest.DeviceMemory(far).Alloc(t, 1<<20)
-	if _, err := s.Submit(t.Context(), strided(a, b, 10, 100)); !errors.Is(err, errdefs.ErrInvalid) {
+	if _, err := s.Submit(t.Context(), streamtest.Strided(a, b, 10, 100)); !errors.Is(err, errdefs.ErrInvalid) {
 		t.Errorf("without access: %v", err)
 	}
 	if err := near.EnablePeer(far); err != nil {
@@ -74,12 +74,12 @@ func TestPeerBatches(t *testing.T) {
 		b    *mem.Batch
 		want bool
 	}{
-		{"pull", strided(a, b, 10, 100), true},
-		{"push", strided(b, a, 1000, 100), true},
+		{"pull", streamtest.Strided(a, b, 10, 100), true},
+		{"push", streamtest.Strided(b, a, 1000, 100), true},
 		{"pull pages", benchPaged(a, b, 2, 8, 1<<10), true},
 		{"push pages", benchPaged(b, a, 2, 8, 1<<10), true},
-		{"within", strided(a, a, 1, 100), false},
-		{"from the host", strided(a, pinned(t, near, 1<<20), 1000, 100), false},
+		{"within", streamtest.Strided(a, a, 1, 100), false},
+		{"from the host", streamtest.Strided(a, pinned(t, near, 1<<20), 1000, 100), false},
 	} {
 		if tt.name == "within" {
 			tt.b.Src[0].Off = 1000

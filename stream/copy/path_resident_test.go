@@ -80,7 +80,7 @@ func TestResidentComesAndGoes(t *testing.T) {
 		dst, src := pinned(t, dev, 1<<20), pinned(t, dev, 1<<20)
 		for i := range 150 {
 			n := 1 + rng.IntN(40)
-			b := strided(dst, src, n, 100)
+			b := streamtest.Strided(dst, src, n, 100)
 			for j := range b.Src {
 				b.Src[j].Bytes()[0] = byte(i + j)
 			}
@@ -136,7 +136,7 @@ func TestResidentLeaseEndsDuringABatch(t *testing.T) {
 	for i := range src.Bytes() {
 		src.Bytes()[i] = byte(i * 13)
 	}
-	b := strided(dst, src, n, 8)
+	b := streamtest.Strided(dst, src, n, 8)
 	if err := submitOK(t, s, b).Wait(deadline(t)); err != nil {
 		t.Fatal(err)
 	}
@@ -232,7 +232,7 @@ func TestResidentKernelDies(t *testing.T) {
 			var err error
 			for i := 0; err == nil && i < 100; i++ {
 				var ticket *stream.Ticket
-				if ticket, err = s.Submit(deadline(t), strided(dst, src, 1, 100)); err == nil {
+				if ticket, err = s.Submit(deadline(t), streamtest.Strided(dst, src, 1, 100)); err == nil {
 					err = ticket.Wait(deadline(t))
 				}
 				time.Sleep(300 * time.Microsecond)
@@ -240,7 +240,7 @@ func TestResidentKernelDies(t *testing.T) {
 			if !errors.Is(err, cause) {
 				t.Fatalf("ticket: %v", err)
 			}
-			if _, err := s.Submit(deadline(t), strided(dst, src, 1, 100)); !errors.Is(err, errdefs.ErrBroken) || !errors.Is(err, cause) {
+			if _, err := s.Submit(deadline(t), streamtest.Strided(dst, src, 1, 100)); !errors.Is(err, errdefs.ErrBroken) || !errors.Is(err, cause) {
 				t.Errorf("submit afterwards: %v", err)
 			}
 			noLateWrites(t, dst)
@@ -257,7 +257,7 @@ func TestResidentStall(t *testing.T) {
 	plan := fault.New(1, fault.Nth(sim.OpLaunch, 0).Stall())
 	dev, s := residentStream(t, sim.Options{Faults: plan}, streamcopy.Options{})
 	dst, src := pinned(t, dev, 1000), pinned(t, dev, 1000)
-	first, second := submitOK(t, s, strided(dst, src, 1, 100)), submitOK(t, s, strided(dst, src, 2, 100))
+	first, second := submitOK(t, s, streamtest.Strided(dst, src, 1, 100)), submitOK(t, s, streamtest.Strided(dst, src, 2, 100))
 	if err := plan.Await(deadline(t), 1); err != nil {
 		t.Fatal(err)
 	}
@@ -392,7 +392,7 @@ func TestResidentGuestManners(t *testing.T) {
 		})
 		dst, src := pinned(t, dev, 4096), pinned(t, dev, 4096)
 		for range 2 {
-			complete(t, s, strided(dst, src, 1, 100))
+			complete(t, s, streamtest.Strided(dst, src, 1, 100))
 			free(t, dev)
 		}
 		if n := faults.Seen(sim.OpLaunch); n != 2 {
@@ -402,7 +402,7 @@ func TestResidentGuestManners(t *testing.T) {
 	t.Run("leaves a host that does not attend", func(t *testing.T) {
 		dev, s := residentStream(t, sim.Options{}, streamcopy.Options{Resident: streamcopy.ResidentOptions{Lease: 5 * time.Millisecond, Idle: long}})
 		dst, src := pinned(t, dev, 4096), pinned(t, dev, 4096)
-		ticket := submitOK(t, s, strided(dst, src, 1, 100)) // and never looked at
+		ticket := submitOK(t, s, streamtest.Strided(dst, src, 1, 100)) // and never looked at
 		free(t, dev)
 		if err := ticket.Wait(deadline(t)); err != nil {
 			t.Error(err)
@@ -444,7 +444,7 @@ func TestResidentLeavesWhenBusy(t *testing.T) {
 				return
 			default:
 			}
-			ticket, err := s.Submit(t.Context(), strided(dst, src, 1, 100))
+			ticket, err := s.Submit(t.Context(), streamtest.Strided(dst, src, 1, 100))
 			if err == nil {
 				err = ticket.Wait(t.Context())
 			}

@@ -18,6 +18,7 @@ import (
 	"github.com/kvlane/kvlane/stream"
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
 	"github.com/kvlane/kvlane/stream/copy/plan"
+	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
 // unsummed is what the sums of a batch are before it is submitted.
@@ -138,7 +139,7 @@ func TestSumsInChunks(t *testing.T) {
 				if dir == mem.ToPages {
 					dst, src = src, dst
 				}
-				list := strided(dst, src, 1+rng.IntN(20), 1+rng.Int64N(400))
+				list := streamtest.Strided(dst, src, 1+rng.IntN(20), 1+rng.Int64N(400))
 				l.Dst, l.Src = list.Dst, list.Src
 			}
 			if rng.IntN(4) == 0 {

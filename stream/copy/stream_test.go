@@ -9,8 +9,6 @@ import (
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/internal/fault"
-	"github.com/kvlane/kvlane/internal/sys/hostmem"
-	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/stream"
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
 	"github.com/kvlane/kvlane/stream/copy/plan"
@@ -56,7 +54,7 @@ func env(tb testing.TB, dev device.Device, o streamcopy.Options) streamtest.Env 
 			return open(tb, dev, o)
 		},
 		A: streamtest.Pinned(dev), B: streamtest.DeviceMemory(dev), Path: o.Path,
-		Sums: sums, Unreachable: pageable(tb),
+		Sums: sums, Unreachable: streamtest.Pageable(tb, 4096),
 	}
 }
 
@@ -72,25 +70,6 @@ func open(tb testing.TB, dev device.Device, o streamcopy.Options) *streamcopy.St
 		tb.Fatal(err)
 	}
 	return s
-}
-
-// pageable returns host memory without a device address.
-func pageable(tb testing.TB) *mem.Region {
-	tb.Helper()
-	b, err := hostmem.Alloc(4096)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	tb.Cleanup(func() {
-		if err := hostmem.Free(b); err != nil {
-			tb.Error(err)
-		}
-	})
-	r, err := hostmem.Region(b)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	return r
 }
 
 func simEnv(t *testing.T, so sim.Options, o streamcopy.Options) streamtest.Env {

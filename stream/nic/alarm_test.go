@@ -11,6 +11,7 @@ import (
 	"github.com/kvlane/kvlane/rdma/registry"
 	"github.com/kvlane/kvlane/rdma/soft"
 	"github.com/kvlane/kvlane/stream/nic"
+	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
 // crier is a provider whose devices tell of the events that a test makes up.
@@ -72,7 +73,7 @@ func TestDeviceTellsOfItsFailure(t *testing.T) {
 			s := g.open(t, nic.Options{})
 			dst, src := g.pinned(t, 1000), g.device(t, 1000)
 			plan.Add(fault.Nth(soft.OpRead, 0).Stall())
-			ticket := submit(t, s, strided(dst, src, 20, 8))
+			ticket := submit(t, s, streamtest.Strided(dst, src, 20, 8))
 			e := rdma.AsyncEvent{Type: tt.event}
 			if tt.own {
 				e.QPNum = s.PairNumber(0)
@@ -109,7 +110,7 @@ func TestIdleStreamHearsOfFailure(t *testing.T) {
 	for s.Err() == nil {
 		time.Sleep(time.Millisecond)
 	}
-	_, err := s.Submit(t.Context(), strided(g.device(t, 100), g.pinned(t, 100), 1, 8))
+	_, err := s.Submit(t.Context(), streamtest.Strided(g.device(t, 100), g.pinned(t, 100), 1, 8))
 	if err == nil || !strings.Contains(err.Error(), rdma.EventDeviceFatal.String()) {
 		t.Errorf("submit: %v", err)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/kvlane/kvlane/rdma/soft"
 	"github.com/kvlane/kvlane/stream"
 	"github.com/kvlane/kvlane/stream/nic"
+	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
 // BenchmarkRequest is what a work request costs on a NIC that moves nothing, that NIC's own work included: loads of
@@ -93,7 +94,7 @@ func cpuTime(tb testing.TB) time.Duration {
 func BenchmarkRoundTrip(b *testing.B) {
 	g := newRig(b, rigOptions{null: true})
 	s := g.openUntilEnd(b, nic.Options{})
-	batch := strided(g.device(b, 8), g.pinned(b, 8), 1, 8)
+	batch := streamtest.Strided(g.device(b, 8), g.pinned(b, 8), 1, 8)
 	ctx := b.Context()
 	b.ReportAllocs()
 	for b.Loop() {

@@ -17,6 +17,7 @@ import (
 	"github.com/kvlane/kvlane/rdma/soft"
 	"github.com/kvlane/kvlane/stream"
 	"github.com/kvlane/kvlane/stream/nic"
+	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
 // The defects are those of published streams over NICs.
@@ -44,7 +45,7 @@ func brings(tb testing.TB, s *nic.Stream, dst, gpu, src *mem.Region, n int, size
 		src.Bytes()[i] = byte(i*7 + i>>8)
 	}
 	clear(dst.Bytes())
-	there, back := strided(gpu, src, n, size), strided(dst, gpu, n, size)
+	there, back := streamtest.Strided(gpu, src, n, size), streamtest.Strided(dst, gpu, n, size)
 	submit(tb, s, there)
 	ok(tb, submit(tb, s, back))
 	for i := range back.Dst {
@@ -59,7 +60,7 @@ func TestDefectDroppedCallbackAnsweredOK(t *testing.T) {
 	plan := fault.New(1, fault.Nth(soft.OpWrite, 7).Fail(errors.New("parity")))
 	g := newRig(t, rigOptions{soft: soft.Options{Faults: plan}})
 	s := g.openUntilEnd(t, nic.Options{})
-	ticket := submit(t, s, strided(g.device(t, 1000), g.pinned(t, 1000), 20, 8))
+	ticket := submit(t, s, streamtest.Strided(g.device(t, 1000), g.pinned(t, 1000), 20, 8))
 	behind, err := s.Submit(deadline(t), &mem.Batch{})
 	wantErr(t, ticket.Wait(deadline(t)), fault.ErrInjected)
 	if err == nil {
@@ -74,7 +75,7 @@ func TestDefectStatusAndVendorErrorDropped(t *testing.T) {
 	g := newRig(t, rigOptions{soft: soft.Options{Faults: plan}})
 	s := g.openUntilEnd(t, nic.Options{})
 	dst, src := g.pinned(t, 1000), g.device(t, 1000)
-	err := submit(t, s, strided(dst, src, 20, 8)).Wait(deadline(t))
+	err := submit(t, s, streamtest.Strided(dst, src, 20, 8)).Wait(deadline(t))
 	var failed *nic.RequestError
 	if !errors.As(err, &failed) {
 		t.Fatalf("error %v", err)
@@ -106,7 +107,7 @@ func TestDefectWaitWithoutDeadline(t *testing.T) {
 		} else {
 			nics.Add(fault.Nth(soft.OpRead, 0).Stall())
 		}
-		ticket := submit(t, s, strided(dst, src, 20, 8))
+		ticket := submit(t, s, streamtest.Strided(dst, src, 20, 8))
 		for s.Err() == nil {
 			time.Sleep(time.Millisecond)
 		}
@@ -142,7 +143,7 @@ func TestRefusedReset(t *testing.T) {
 	before := plan.Seen(soft.OpModifyQP)
 	plan.Add(fault.After(soft.OpModifyQP, int(before)).Fail(nil))
 	plan.Add(fault.Nth(soft.OpRead, 0).Stall())
-	ticket := submit(t, s, strided(dst, src, 20, 8))
+	ticket := submit(t, s, streamtest.Strided(dst, src, 20, 8))
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	if err := ticket.Wait(ctx); ctx.Err() == nil {
@@ -181,14 +182,14 @@ func TestDefectDeregistrationInFlight(t *testing.T) {
 	s := g.openUntilEnd(t, nic.Options{})
 	dst, src := g.pinned(t, 1000), g.device(t, 1000)
 	gpu.Add(fault.Nth(sim.OpWork, int(gpu.Seen(sim.OpWork))).Stall())
-	ticket := submit(t, s, strided(dst, src, 20, 8))
+	ticket := submit(t, s, streamtest.Strided(dst, src, 20, 8))
 	if err := gpu.Await(deadline(t), 1); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
 	defer cancel()
 	wantErr(t, g.nics[0].Unregister(ctx, dst), errdefs.ErrBusy, context.DeadlineExceeded)
-	if _, err := s.Submit(t.Context(), strided(dst, src, 1, 8)); !errors.Is(err, errdefs.ErrInvalid) || !errors.Is(err, errdefs.ErrNotFound) {
+	if _, err := s.Submit(t.Context(), streamtest.Strided(dst, src, 1, 8)); !errors.Is(err, errdefs.ErrInvalid) || !errors.Is(err, errdefs.ErrNotFound) {
 		t.Errorf("submit with memory that is being unregistered: %v", err)
 	}
 	gpu.Release()
@@ -211,7 +212,7 @@ func TestDefectRegistrationPerTransfer(t *testing.T) {
 		src := g.device(t, 1000)
 		before := plan.Seen(soft.OpRegMR)
 		for range 50 {
-			ticket, err := s.Submit(deadline(t), strided(dst, src, 20, 8))
+			ticket, err := s.Submit(deadline(t), streamtest.Strided(dst, src, 20, 8))
 			if !onUse {
 				wantErr(t, err, errdefs.ErrInvalid, errdefs.ErrNotFound)
 				continue
@@ -293,7 +294,7 @@ func TestDefectSignalAndDoorbellPerCopy(t *testing.T) {
 	plan := fault.New(1)
 	g := newRig(t, rigOptions{soft: soft.Options{Faults: plan}})
 	s := g.openUntilEnd(t, nic.Options{})
-	ok(t, submit(t, s, strided(g.device(t, 4000), g.pinned(t, 4000), 200, 8)))
+	ok(t, submit(t, s, streamtest.Strided(g.device(t, 4000), g.pinned(t, 4000), 200, 8)))
 	requests, signaled, _, _ := s.Posted(t)
 	if doorbells := plan.Seen(soft.OpPostSend); requests != 200 || signaled != 1 || doorbells != 1 {
 		t.Errorf("%d requests, %d completions, %d doorbells", requests, signaled, doorbells)
@@ -330,19 +331,19 @@ func TestDefectGPUWritesNotFlushed(t *testing.T) {
 	}})
 	gpu, host := g.device(t, 1000), g.pinned(t, 1000)
 	gate := stream.NewTicket(1, nil)
-	held := strided(gpu, host, 20, 8)
+	held := streamtest.Strided(gpu, host, 20, 8)
 	held.After = []mem.Dependency{gate}
 	load = submit(t, s, held)
 	close(began)
 	gate.Resolve(stream.Completion{}, nil)
 	ok(t, load)
-	ok(t, submit(t, s, strided(host, gpu, 20, 8)))
+	ok(t, submit(t, s, streamtest.Strided(host, gpu, 20, 8)))
 	if len(devices) != 1 || devices[0] != 3 {
 		t.Errorf("flushed devices %v after a load and a dump", devices)
 	}
 	answer = cause
 	load = stream.NewTicket(1, nil)
-	wantErr(t, submit(t, s, strided(gpu, host, 20, 8)).Wait(deadline(t)), cause)
+	wantErr(t, submit(t, s, streamtest.Strided(gpu, host, 20, 8)).Wait(deadline(t)), cause)
 	if _, err := s.Submit(t.Context(), &mem.Batch{}); !errors.Is(err, errdefs.ErrBroken) {
 		t.Errorf("submit after a failed flush: %v", err)
 	}

@@ -15,17 +15,8 @@ import (
 	"github.com/kvlane/kvlane/rdma/registry"
 	"github.com/kvlane/kvlane/rdma/soft"
 	"github.com/kvlane/kvlane/stream/nic"
+	"github.com/kvlane/kvlane/stream/streamtest"
 )
-
-// strided returns n copies of size bytes that are no neighbours.
-func strided(dst, src *mem.Region, n int, size int64) *mem.Batch {
-	var b mem.Batch
-	for i := range int64(n) {
-		b.Dst = append(b.Dst, mem.Extent{Region: dst, Off: i * (size + 1), Len: size})
-		b.Src = append(b.Src, mem.Extent{Region: src, Off: i * (size + 1), Len: size})
-	}
-	return &b
-}
 
 // TestEveryVerbFails fails each verb, and the work of each request, in turn, on two NICs with two queue pairs each. It wants
 // every failure told, every ticket that succeeded to have brought its bytes, every ticket resolved, and nothing left behind.
@@ -138,7 +129,7 @@ func copyBoth(t *testing.T, s *nic.Stream, regions [3]*mem.Region, n int, said f
 	}
 	for _, size := range []int{1, n} {
 		clear(dst.Bytes())
-		there, back := strided(gpu, src, size, 8), strided(dst, gpu, size, 8)
+		there, back := streamtest.Strided(gpu, src, size, 8), streamtest.Strided(dst, gpu, size, 8)
 		first, err := s.Submit(deadline(t), there)
 		if said(err) {
 			continue

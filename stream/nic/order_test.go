@@ -14,6 +14,7 @@ import (
 	"github.com/kvlane/kvlane/rdma/soft"
 	"github.com/kvlane/kvlane/stream"
 	"github.com/kvlane/kvlane/stream/nic"
+	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
 const stripe = 64
@@ -107,7 +108,7 @@ func TestCancelDrains(t *testing.T) {
 		const n = 2000
 		dst, src := g.pinned(t, n*9), g.device(t, n*9)
 		gpu.Add(fault.Nth(sim.OpWork, int(gpu.Seen(sim.OpWork))).Stall())
-		ticket := submit(t, s, strided(dst, src, n, 8))
+		ticket := submit(t, s, streamtest.Strided(dst, src, n, 8))
 		if err := gpu.Await(deadline(t), 1); err != nil {
 			t.Fatal(err)
 		}
@@ -136,7 +137,7 @@ func TestReopen(t *testing.T) {
 		s := g.open(t, nic.Options{QueuePairs: 2, StripeBytes: stripe})
 		brings(t, s, dst, gpu, src, 20, 8)
 		plan.Add(fault.Nth(soft.OpWrite, int(plan.Seen(soft.OpWrite))+i).Fail(nil))
-		wantErr(t, submit(t, s, strided(gpu, src, 20, 8)).Wait(deadline(t)), fault.ErrInjected)
+		wantErr(t, submit(t, s, streamtest.Strided(gpu, src, 20, 8)).Wait(deadline(t)), fault.ErrInjected)
 		if err := s.Close(deadline(t)); err != nil {
 			t.Fatal(err)
 		}
@@ -195,7 +196,7 @@ func TestAllocationsPerBatch(t *testing.T) {
 	dst, src := g.device(t, 900*9), g.pinned(t, 900*9)
 	ctx := context.Background()
 	for _, n := range []int{1, 900} {
-		b := strided(dst, src, n, 8)
+		b := streamtest.Strided(dst, src, n, 8)
 		run := func() {
 			ticket, err := s.Submit(ctx, b)
 			if err != nil {

@@ -14,6 +14,7 @@ import (
 	"github.com/kvlane/kvlane/rdma/registry"
 	"github.com/kvlane/kvlane/rdma/soft"
 	"github.com/kvlane/kvlane/stream/nic"
+	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
 // refuser is a provider whose queue pairs accept half of the next chain once it is told to, and which notes their states.
@@ -103,9 +104,9 @@ func refusedHalfWay(t *testing.T, g *rig, r *refuser, dst, src *mem.Region, n in
 	t.Helper()
 	for range 2 { // the NIC is as good as before
 		s := g.openUntilEnd(t, nic.Options{})
-		ok(t, submit(t, s, strided(dst, src, n, size)))
+		ok(t, submit(t, s, streamtest.Strided(dst, src, n, size)))
 		r.cause = errors.New("no room")
-		ticket := submit(t, s, strided(dst, src, n, size))
+		ticket := submit(t, s, streamtest.Strided(dst, src, n, size))
 		wantErr(t, ticket.Wait(deadline(t)), r.cause)
 		if err := ticket.Err(); errors.Is(err, errdefs.ErrBroken) {
 			t.Errorf("the first failure is not of an earlier one: %v", err)
@@ -128,7 +129,7 @@ func TestErrorBeforeReset(t *testing.T) {
 	plan.Add(fault.After(soft.OpPoll, 0).Fail(nil))
 	connected := len(r.states)
 	began := time.Now()
-	wantErr(t, submit(t, s, strided(dst, src, 50, 8)).Wait(deadline(t)), fault.ErrInjected)
+	wantErr(t, submit(t, s, streamtest.Strided(dst, src, 50, 8)).Wait(deadline(t)), fault.ErrInjected)
 	if got, want := r.states[connected:], []rdma.QPState{rdma.QPSErr, rdma.QPSReset}; !slices.Equal(got, want) {
 		t.Errorf("queue pair went to %v, want %v", got, want)
 	}

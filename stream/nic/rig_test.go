@@ -10,7 +10,6 @@ import (
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/errdefs"
-	"github.com/kvlane/kvlane/internal/sys/hostmem"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/rdma"
 	"github.com/kvlane/kvlane/rdma/registry"
@@ -266,27 +265,8 @@ func (g *rig) env(tb testing.TB, o nic.Options) streamtest.Env {
 			return g.open(tb, o)
 		},
 		A: g.memory(streamtest.Pinned(g.dev)), B: g.memory(streamtest.DeviceMemory(g.dev)), Path: stream.PathNICSoft,
-		Unreachable: pageable(tb),
+		Unreachable: streamtest.Pageable(tb, 4096),
 	}
-}
-
-// pageable returns host memory that is not registered.
-func pageable(tb testing.TB) *mem.Region {
-	tb.Helper()
-	b, err := hostmem.Alloc(4096)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	tb.Cleanup(func() {
-		if err := hostmem.Free(b); err != nil {
-			tb.Error(err)
-		}
-	})
-	r, err := hostmem.Region(b)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	return r
 }
 
 func wantErr(tb testing.TB, err error, is ...error) {

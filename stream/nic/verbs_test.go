@@ -92,7 +92,7 @@ func TestVerbsConformance(t *testing.T) {
 				return g.open(tb, nic.Options{QueueDepth: depth, QueuePairs: 2, StripeBytes: 4096})
 			},
 			A: g.memory(plainMemory(mem.KindHost)), B: g.memory(plainMemory(mem.KindDevice)), Path: stream.PathNIC,
-			Unreachable: pageable(t),
+			Unreachable: streamtest.Pageable(t, 4096),
 		}
 	})
 }
@@ -112,7 +112,7 @@ func failures(t *testing.T, g *rig) {
 	src, gpu := g.memory(host).Alloc(t, 4000), g.memory(device).Alloc(t, 4000)
 	for round := range 4 {
 		s := g.open(t, nic.Options{})
-		ok(t, submit(t, s, strided(gpu, src, 100, 8)))
+		ok(t, submit(t, s, streamtest.Strided(gpu, src, 100, 8)))
 		dst, from, opcode := gpu, src, rdma.WRRDMAWrite
 		if round%2 == 1 {
 			dst, from, opcode = src, gpu, rdma.WRRDMARead
@@ -120,11 +120,11 @@ func failures(t *testing.T, g *rig) {
 		var ticket *stream.Ticket
 		status := rdma.WCRemAccessErr
 		if round < 2 {
-			ticket = s.SubmitSpoiled(t, strided(dst, from, 100, 8))
+			ticket = s.SubmitSpoiled(t, streamtest.Strided(dst, from, 100, 8))
 		} else {
 			status = rdma.WCWRFlushErr
 			s.FailPairs(t)
-			ticket = submit(t, s, strided(dst, from, 100, 8))
+			ticket = submit(t, s, streamtest.Strided(dst, from, 100, 8))
 		}
 		var failed *nic.RequestError
 		if err := ticket.Wait(deadline(t)); !errors.As(err, &failed) {

@@ -60,7 +60,7 @@ func (s *Stream) plan(o *op) {
 	o.request = o.stats.request(o.batch.Paged != nil)
 	o.request.Summed, o.request.Unsummed = o.sumsWanted(), unsummed
 	o.request.Ahead = time.Duration(s.ahead.Load())
-	s.rest(&o.request, can)
+	s.starts(&o.request, can)
 	for unprepared := false; ; unprepared = true {
 		o.choice = s.planner.Choose(o.request, can)
 		o.path, o.reason, o.planned = o.choice.Path, o.choice.Reason, true
@@ -99,6 +99,27 @@ func (s *Stream) can(o *op) (can, unsummed plan.Paths) {
 		}
 	}
 	return can, unsummed
+}
+
+// starter is a mover whose kernel comes and goes.
+type starter interface {
+	mover
+	// streak counts a batch that the path could take, and returns how many came before it, one soon after another.
+	streak(now time.Duration) int
+	// resting reports whether a batch would have to start the kernel.
+	resting() bool
+}
+
+// starts tells the planner of kernels that would have to be started, and how many batches may share what that takes.
+func (s *Stream) starts(r *plan.Request, can plan.Paths) {
+	for p, m := range s.movers {
+		if k, ok := m.(starter); ok && can.Has(stream.Path(p)) {
+			r.Streak = k.streak(time.Since(s.epoch))
+			if k.resting() {
+				r.Resting = r.Resting.With(stream.Path(p))
+			}
+		}
+	}
 }
 
 // sumsWanted reports whether the batch asks for sums.

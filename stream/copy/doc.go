@@ -14,15 +14,15 @@
 //   - staged: a copy engine crosses the bus, one copy for each run of the host's side, and a kernel gathers or scatters
 //     within device memory, chunk by chunk, on a queue of its own;
 //   - resident: kernels that stay on the device take small batches from rings in pinned memory. One takes a batch alone up
-//     to 64 KiB, up to four share a larger one. Up to twenty pieces of a list travel in a worker's entry of the ring, so that
-//     it has nothing else to read before it copies;
+//     to 64 KiB, up to four share a larger one. Up to twenty pieces travel in a worker's entry of the ring, so that it has
+//     nothing else to read before it copies;
 //   - peer-copy-engine and peer-kernel: between two devices.
 //
 // The kernel paths and staged fill mem.Paged.Sums from the bytes as they pass; staged as long as a leaf fits into a chunk. To the
 // host they are of what was read from the pages, before it crosses the bus; to the device, of what had crossed it and was then
 // written to the pages. So either way the crossing lies between the sums and the bytes in host memory, and who compares the
 // two finds what it did. Where a batch asks for sums, the planner weighs the pass of a CPU that the other paths leave to be
-// made.
+// made, and is not offered kernel-bulk (docs/adr/0008).
 //
 // A path gets its memory and queues when it is first chosen. If the device refuses them, the path is given up for good, the
 // batch goes another way, and its Completion says why.

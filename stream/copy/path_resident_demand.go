@@ -24,6 +24,9 @@ func (d *demand) note(now, idle time.Duration) int {
 	return int(d.streak.Add(1))
 }
 
+// streak counts a batch that comes at now, and returns how many came before it, each soon enough for a kernel to stay.
+func (r *resident) streak(now time.Duration) int { return r.demand.note(now, r.o.Idle) }
+
 // resting reports whether no kernel runs that would take the next entry. It takes Stream.mu: a stream that is not closing
 // keeps the memory that this looks at.
 func (r *resident) resting() bool {
@@ -33,19 +36,4 @@ func (r *resident) resting() bool {
 	r.s.mu.Lock()
 	defer r.s.mu.Unlock()
 	return r.s.closing || r.workers[0].gone()
-}
-
-// rest tells the planner whether a kernel has to be started, and how many batches may share what that takes.
-func (s *Stream) rest(r *plan.Request, can plan.Paths) {
-	if !can.Has(stream.PathResident) {
-		return
-	}
-	k, ok := s.movers[stream.PathResident].(*resident)
-	if !ok {
-		return
-	}
-	r.Streak = k.demand.note(time.Since(s.epoch), k.o.Idle)
-	if k.resting() {
-		r.Resting = r.Resting.With(stream.PathResident)
-	}
 }

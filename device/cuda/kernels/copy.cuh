@@ -157,13 +157,15 @@ struct Team {
 };
 
 // Groups are what a warp takes at a time: many pieces, so that small ones can be packed and descriptors are read by whole
-// lines (one by one they take 3% of the bus away from blocks of 4 KiB); but four rounds for every warp, so that the last of
-// them, which some warps lack, weighs little.
+// lines (one by one they take 3% of the bus away from blocks of 4 KiB); but four rounds for every warp at least, and as
+// many pieces in the last as in the others: a few warps that have one more group to copy than all others do not fill the bus.
 DEVICE u32 group_size(u64 pieces, u64 warps) {
     if (pieces < 8 * warps)
-        return 1; // small batches do without the division
-    const u64 g = pieces / (4 * warps);
-    return g < LANES ? (u32)g : (u32)LANES;
+        return 1; // small batches do without the divisions
+    u64 rounds = (pieces + LANES * warps - 1) / (LANES * warps);
+    if (rounds < 4)
+        rounds = 4;
+    return (u32)((pieces + rounds * warps - 1) / (rounds * warps));
 }
 
 // Groups walks through the groups of one warp. What a source is asked for is on the way while the group before is copied,

@@ -282,11 +282,7 @@ func BenchmarkPagedExtents(b *testing.B) {
 }
 
 // TestPairsAreLookedAtOnce: validating a group also tells in how many runs its slots, and its pairs on both sides, are in order.
-func TestPairsAreLookedAtOnce(t *testing.T) {
-	region, err := mem.NewRegion(mem.RegionSpec{Kind: mem.KindDevice, Len: 1 << 20, Dev: 1 << 32})
-	if err != nil {
-		t.Fatal(err)
-	}
+func TestPairRuns(t *testing.T) {
 	for name, tt := range map[string]struct {
 		pairs []mem.PageSlot
 		want  mem.PairRuns
@@ -300,9 +296,36 @@ func TestPairsAreLookedAtOnce(t *testing.T) {
 		"backwards":          {[]mem.PageSlot{{Page: 3, Slot: 9}, {Page: 2, Slot: 8}}, mem.PairRuns{Slots: 2, Both: 2}},
 		"the same once more": {[]mem.PageSlot{{Page: 3, Slot: 9}, {Page: 3, Slot: 9}}, mem.PairRuns{Slots: 2, Both: 2}},
 	} {
-		g := mem.PageGroup{Planes: []mem.Plane{{Region: region, Stride: 64, Bytes: 64}}, Slots: mem.Slots{Region: region, Stride: 64}, Pairs: tt.pairs}
-		if got, err := g.Validate(); err != nil || got != tt.want {
-			t.Errorf("%s: %+v, %v; want %+v", name, got, err, tt.want)
+		g := mem.PageGroup{Pairs: tt.pairs}
+		if got := g.Runs(); got != tt.want {
+			t.Errorf("%s: %+v, want %+v", name, got, tt.want)
 		}
+	}
+}
+
+// TestPairRunsOfLongLists says what a sample finds: all or nothing in order exactly, and a mixture nearly.
+func TestPairRunsOfLongLists(t *testing.T) {
+	const n = 100_000
+	pairs := make([]mem.PageSlot, n)
+	runs := func(slot, page func(i int) int) mem.PairRuns {
+		for i := range pairs {
+			pairs[i] = mem.PageSlot{Page: uint32(page(i)), Slot: uint32(slot(i))}
+		}
+		g := mem.PageGroup{Pairs: pairs}
+		return g.Runs()
+	}
+	inOrder, scattered := func(i int) int { return i }, func(i int) int { return i * 7 % n }
+	ofFive := func(i int) int { return i + i/5 }
+	if got := runs(inOrder, inOrder); got != (mem.PairRuns{Slots: 1, Both: 1}) {
+		t.Errorf("in order: %+v, want 1 and 1", got)
+	}
+	if got := runs(inOrder, scattered); got != (mem.PairRuns{Slots: 1, Both: n}) {
+		t.Errorf("slots in order: %+v, want 1 and %d", got, n)
+	}
+	if got := runs(scattered, inOrder); got != (mem.PairRuns{Slots: n, Both: n}) {
+		t.Errorf("pages in order: %+v, want %d and %d", got, n, n)
+	}
+	if got := runs(ofFive, inOrder); got.Slots < n/6 || got.Slots > n/4 || got.Both != got.Slots {
+		t.Errorf("five in order and then a gap: %+v, want about %d", got, n/5)
 	}
 }

@@ -79,7 +79,7 @@ type Paged struct {
 // nanosecond a pair, since only the highest page and the highest slot of a group need to be looked at.
 func (p *Paged) Validate() error {
 	for g := range p.Groups {
-		if _, err := p.Groups[g].Validate(); err != nil {
+		if err := p.Groups[g].Validate(); err != nil {
 			return fmt.Errorf("page group %d: %w", g, err)
 		}
 	}
@@ -97,29 +97,61 @@ func (p *Paged) ValidateForm() error {
 	return nil
 }
 
+// Validate reports the first thing wrong with the group, and ErrInvalid.
+func (g *PageGroup) Validate() error {
+	if len(g.Pairs) == 0 {
+		return nil
+	}
+	var maxPage, maxSlot uint32
+	for _, ps := range g.Pairs {
+		maxPage, maxSlot = max(maxPage, ps.Page), max(maxSlot, ps.Slot)
+	}
+	return g.validate(maxPage, maxSlot)
+}
+
 // PairRuns is how much of a group's pairs is in order: in how many runs each slot follows the one before, and in how many each
 // page does too.
 type PairRuns struct{ Slots, Both int }
 
-// Validate reports the first thing wrong with the group, and ErrInvalid. As it has to look at every pair, it also returns in
-// what order they are; nobody else has to look again.
-func (g *PageGroup) Validate() (runs PairRuns, err error) {
+// Runs are counted in stretches of longer lists: neighbours are compared within runStretch pairs of each runEvery.
+const (
+	runStretch = 64
+	runEvery   = 1024
+)
+
+// Runs returns in how many runs the pairs are: exactly of up to 1024 pairs, and of a longer list what a sixteenth of it,
+// evenly spread, says of the whole.
+func (g *PageGroup) Runs() PairRuns {
 	if len(g.Pairs) == 0 {
-		return runs, nil
+		return PairRuns{}
 	}
-	var maxPage, maxSlot uint32
-	nextPage, nextSlot := ^g.Pairs[0].Page, ^g.Pairs[0].Slot // which are not the first
-	for _, ps := range g.Pairs {
-		if ps.Slot != nextSlot {
-			runs.Slots++
-			runs.Both++
-		} else if ps.Page != nextPage {
-			runs.Both++
+	if len(g.Pairs) <= runEvery {
+		slots, both := breaks(g.Pairs)
+		return PairRuns{Slots: slots + 1, Both: both + 1}
+	}
+	seen, slots, both := 0, 0, 0
+	for at := 0; at+runStretch <= len(g.Pairs); at += runEvery {
+		s, b := breaks(g.Pairs[at : at+runStretch])
+		seen, slots, both = seen+runStretch-1, slots+s, both+b
+	}
+	all := len(g.Pairs) - 1
+	return PairRuns{Slots: 1 + slots*all/seen, Both: 1 + both*all/seen}
+}
+
+// breaks returns after how many of the pairs, which are not none, a slot does not follow, and after how many slot or page
+// does not.
+func breaks(pairs []PageSlot) (slots, both int) {
+	last := pairs[0]
+	for _, ps := range pairs[1:] {
+		if ps.Slot != last.Slot+1 {
+			slots++
+			both++
+		} else if ps.Page != last.Page+1 {
+			both++
 		}
-		nextPage, nextSlot = ps.Page+1, ps.Slot+1
-		maxPage, maxSlot = max(maxPage, ps.Page), max(maxSlot, ps.Slot)
+		last = ps
 	}
-	return runs, g.validate(maxPage, maxSlot)
+	return slots, both
 }
 
 // validate reports the first thing wrong with pages up to maxPage and slots up to maxSlot.

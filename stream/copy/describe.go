@@ -15,24 +15,40 @@ const (
 	kernelToPages = 2
 )
 
-// The first launch of a list copies a little, each further one several times as much: the device starts early, and describing,
+// The first launch of a batch copies a little, each further one several times as much: the device starts early, and describing,
 // which is faster than copying, goes on meanwhile. Between two launches the bus is idle for 5 us (H100), so there should be
-// few of them. Pages are described at once, as they nearly are what the kernel reads.
+// few of them. A list costs the CPU so much more a block than pages do, whose pairs are what the kernel reads, that pages are
+// counted, and by larger numbers.
 const (
-	firstLaunch  = 2 << 20 // bytes to copy
+	firstLaunch  = 2 << 20 // bytes of a list to copy
 	launchGrowth = 2       // bits
+	firstPairs   = 4096
+	pairsGrowth  = 3 // bits
 )
 
-// launchBytes is about how much the next launch of o should copy, of which left bytes are left.
-func (o *op) launchBytes(left int64) int64 {
+// launchBytes is about how much of a list the next launch of o should copy when left bytes are left.
+func (o *op) launchBytes(left int64) int64 { return o.portion(left, firstLaunch, launchGrowth) }
+
+// launchPairs is how many pairs of its current group the next launch of o should copy.
+func (o *op) launchPairs() int {
+	left := 0
+	if p := o.batch.Paged; p != nil && o.at.group < len(p.Groups) {
+		left = len(p.Groups[o.at.group].Pairs) - o.at.pair
+	}
+	return int(o.portion(int64(left), firstPairs, pairsGrowth))
+}
+
+// portion is how much of left the next launch should take, where the first takes so much and each further one so many bits
+// more: all of it where less than one more launch would remain.
+func (o *op) portion(left, first int64, growth int) int64 {
 	n := o.launches
 	if o.behind { // there is time to describe more
 		n += 2
 	}
-	if len(o.batch.Dst) == 0 || n >= 16 || left <= firstLaunch<<(launchGrowth*n+1) {
+	if n >= 10 || left <= first<<(growth*n+1) {
 		return left
 	}
-	return firstLaunch << (launchGrowth * n)
+	return first << (growth * n)
 }
 
 // table is what one launch reads: where it goes, and what came of it.
@@ -42,7 +58,8 @@ type table struct {
 	buf    []byte
 	dev    uint64 // device address of buf
 	limit  int64  // about so many bytes to copy at most; one page of one plane always passes
-	aim    int64  // about so many will do; one page of the planes that fit always passes
+	aim    int64  // about so many bytes of a list will do; zero: as many as the limit
+	pairs  int    // so many pairs will do; zero: all
 
 	bytes int64   // to copy
 	rows  sumRows // where sums will be; at counts from buf
@@ -87,7 +104,10 @@ func (c *cursor) described() bool {
 // describeList writes as much of the list as fits, in pieces of device.PieceBytes, and returns the number of pieces.
 func (c *cursor) describeList(t *table) int {
 	dsts, srcs, buf := c.batch.Dst, c.batch.Src, t.buf
-	i, off, bytes, limit := c.i, c.off, int64(0), min(t.limit, t.aim)
+	i, off, bytes, limit := c.i, c.off, int64(0), t.limit
+	if t.aim > 0 {
+		limit = min(limit, t.aim)
+	}
 	for ; i < len(dsts); i, off = i+1, 0 {
 		dst, src := &dsts[i], &srcs[i]
 		to, from := uint64(dst.Region.Dev())+uint64(dst.Off), uint64(src.Region.Dev())+uint64(src.Off)
@@ -115,8 +135,8 @@ func (c *cursor) describePieces(t *table) int {
 		c.listed += n
 		return n
 	}
-	n, bytes, limit := 0, int64(0), min(t.limit, t.aim)
-	for buf := t.buf; len(buf) >= device.CopyDescBytes && bytes < limit && !c.described(); {
+	n, bytes := 0, int64(0)
+	for buf := t.buf; len(buf) >= device.CopyDescBytes && bytes < t.limit && !c.described(); {
 		p := c.batch.Paged
 		g := &p.Groups[c.group]
 		pl, pair := &g.Planes[c.plane], g.Pairs[c.pair]
@@ -181,8 +201,8 @@ func (c *cursor) describePaged(t *table, k *device.Kernel) (used uint64) {
 	if t.limit < math.MaxInt64 && ps.bytes > 0 {
 		n = min(n, max(1, int(t.limit/ps.bytes)))
 	}
-	if ps.bytes > 0 {
-		n = min(n, int(max(1, t.aim/ps.bytes)))
+	if t.pairs > 0 {
+		n = min(n, t.pairs)
 	}
 	if n = min(n, len(pairs)); n <= 0 {
 		return 0

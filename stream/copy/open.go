@@ -17,7 +17,7 @@ import (
 // Defaults and limits of Options.
 const (
 	DefaultQueueDepth  = 1024
-	DefaultDescriptors = 64 << 10
+	DefaultDescriptors = 256 << 10
 	MinDescriptors     = 256
 	DefaultCTAs        = 16
 

@@ -74,6 +74,7 @@ func (k *kernel) step(o *op, sp span, it *item) (done bool, err error) {
 		t := table{
 			names: k.names, summed: o.summed, dev: sp.dev, buf: sp.buf,
 			limit: o.chunk() - it.bytes, aim: o.launchBytes(o.stats.bytes - o.sent - it.bytes),
+			pairs: o.launchPairs(),
 		}
 		used := o.at.describe(&t, &k.launch)
 		if used == 0 {

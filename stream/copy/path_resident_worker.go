@@ -30,6 +30,7 @@ type worker struct {
 	control  []byte
 	queue    device.Queue
 	launcher device.Launcher
+	started  func() // called after each launch; nil: nobody wants to know
 
 	posted uint64 // the last entry that was written; used by whoever issues
 	launch device.Kernel
@@ -85,7 +86,7 @@ func (w *worker) post(c *cursor, limit int64, inline bool) (seq uint64, bytes in
 			return w.put(e), bytes, w.ensure()
 		}
 	}
-	t := table{names: plainNames, buf: buf, dev: dev, limit: limit, aim: limit}
+	t := table{names: plainNames, buf: buf, dev: dev, limit: limit}
 	if c.describe(&t, &w.launch) == 0 {
 		return w.posted, 0, nil
 	}
@@ -104,10 +105,10 @@ func (w *worker) post(c *cursor, limit int64, inline bool) (seq uint64, bytes in
 // inEntry describes the batch in the entry e, as much as fits and is about so many bytes, and returns how many it is.
 func inEntry(e []byte, c *cursor, limit int64) int64 {
 	const first = device.ResidentFirst * device.CopyDescBytes
-	t := table{buf: e[device.ResidentFirstAt:][:first], limit: limit, aim: limit}
+	t := table{buf: e[device.ResidentFirstAt:][:first], limit: limit}
 	n, bytes := c.describePieces(&t), t.bytes
 	if n == device.ResidentFirst && bytes < limit {
-		t = table{buf: e[device.ResidentMoreAt:], limit: limit - bytes, aim: limit - bytes}
+		t = table{buf: e[device.ResidentMoreAt:], limit: limit - bytes}
 		n += c.describePieces(&t)
 		bytes += t.bytes
 	}
@@ -160,6 +161,9 @@ func (w *worker) start() {
 	}
 	w.ended, w.idle = recordTwice(w.queue, &err), false
 	w.fail(err)
+	if w.started != nil {
+		w.started()
+	}
 }
 
 // fail notes why the worker is of no use any more, unless err is nil. The caller holds mu.

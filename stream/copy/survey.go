@@ -13,7 +13,7 @@ type survey struct {
 	bytes  int64
 	pieces int
 	copies int // pieces that have bytes
-	runs   int // copies left after merging neighbours of the list; of a Paged, its copies
+	runs   int // about how many copies are left after merging neighbours
 	descs  int // descriptors of device.PieceBytes at most that the list needs
 	paged  int // descriptors that the Paged would need as a list
 	// dstRuns and srcRuns are the unbroken spans of either side. Of a Paged, the side of its slots is looked at, the side
@@ -153,10 +153,10 @@ func (s *Stream) surveyList(b *mem.Batch) (v survey, ok bool, err error) {
 func (s *Stream) surveyPaged(p *mem.Paged, v *survey) error {
 	for i := range p.Groups {
 		g := &p.Groups[i]
-		order, err := g.Validate()
-		if err != nil {
+		if err := g.Validate(); err != nil {
 			return fmt.Errorf("page group %d: %w", i, err)
 		}
+		order := g.Runs()
 		if len(g.Pairs) == 0 {
 			continue
 		}

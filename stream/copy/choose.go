@@ -106,16 +106,17 @@ type starter interface {
 	mover
 	// streak counts a batch that the path could take, and returns how many came before it, one soon after another.
 	streak(now time.Duration) int
-	// resting reports whether a batch would have to start the kernel.
-	resting() bool
+	// resting reports whether a batch that comes at now would have to start the kernel.
+	resting(now time.Duration) bool
 }
 
 // starts tells the planner of kernels that would have to be started, and how many batches may share what that takes.
 func (s *Stream) starts(r *plan.Request, can plan.Paths) {
 	for p, m := range s.movers {
 		if k, ok := m.(starter); ok && can.Has(stream.Path(p)) {
-			r.Streak = k.streak(time.Since(s.epoch))
-			if k.resting() {
+			now := time.Since(s.epoch)
+			r.Streak = k.streak(now)
+			if k.resting(now) {
 				r.Resting = r.Resting.With(stream.Path(p))
 			}
 		}

@@ -14,10 +14,10 @@ import (
 // would hold up Submit, so the stream stays below and waits in a goroutine of its own.
 const (
 	maxCalls   = 512
-	engineStep = 64   // copies a step
-	batchStep  = 1024 // copies in one call of a BatchCopier
-	batchCalls = 64   // what such a call counts for
-	kernelStep = 16   // launches a step, at most
+	engineStep = 64  // copies a step
+	batchStep  = 256 // copies in one call of a BatchCopier: the device copies while the driver looks at the next
+	batchCalls = 8   // what such a call counts for
+	kernelStep = 16  // launches a step, at most
 )
 
 // item is a step that was issued, or the end of an op that needs no step.

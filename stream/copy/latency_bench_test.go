@@ -19,7 +19,7 @@ import (
 	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
-var latencyPaths = []stream.Path{stream.PathCopyEngine, stream.PathKernel, stream.PathResident}
+var latencyPaths = []stream.Path{stream.PathNone, stream.PathCopyEngine, stream.PathKernel, stream.PathResident}
 
 const latencyBlock = 4 << 10
 
@@ -38,7 +38,7 @@ func benchLatency(b *testing.B, dev device.Device) {
 		for _, n := range []int{1, blocks} {
 			batch := apart(host, gpu, n, block)
 			for _, dir := range []string{"d2h", "h2d"} {
-				b.Run(fmt.Sprintf("%s/%s/%d", path, dir, n), func(b *testing.B) {
+				b.Run(fmt.Sprintf("%s/%s/%d", pathName(path), dir, n), func(b *testing.B) {
 					latency(b, dev, streamcopy.Options{Path: path}, batch)
 				})
 				for _, o := range residentVariants(path, n) {

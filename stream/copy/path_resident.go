@@ -72,8 +72,8 @@ func (o ResidentOptions) withDefaults() ResidentOptions {
 // What the path is for: batches so small that a launch would be a good part of their time. A larger one, which only a
 // forced path gets, goes by in parts of many entries.
 const (
-	residentPieces = 512
-	residentBytes  = 4 << 20
+	residentPieces = 2048
+	residentBytes  = 8 << 20
 )
 
 // resident is the path of the same name: kernels that stay on the device for a while and take their work from rings in
@@ -119,6 +119,9 @@ func (r *resident) prepare() error {
 		w, err := newWorker(r.s.dev, r.o)
 		if err != nil {
 			return err
+		}
+		if len(r.workers) == 0 { // which takes every batch, or a part of it
+			w.started = func() { r.demand.leaves.Store(int64(time.Since(r.s.epoch) + r.o.Lease)) }
 		}
 		r.workers = append(r.workers, w)
 	}
@@ -173,6 +176,7 @@ func (r *resident) step(o *op, _ span, it *item) (done bool, err error) {
 		return false, nil
 	}
 	n := r.share(o)
+	r.demand.taken.Store(int64(o.started.Sub(r.s.epoch)))
 	r.latest, r.wide = o, n > 1
 	workers, share := r.workers[:n], int64(math.MaxInt64)
 	if r.wide {

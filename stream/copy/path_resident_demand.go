@@ -3,16 +3,16 @@ package copy
 import (
 	"sync/atomic"
 	"time"
-
-	"github.com/kvlane/kvlane/stream"
-	"github.com/kvlane/kvlane/stream/copy/plan"
 )
 
 // demand is how many batches that a resident kernel could take have come one soon after another: soon enough for it to stay.
-// Whether it pays to start one depends on how many follow. Safe for concurrent use; Submits that race may count one less.
+// Whether it pays to start one depends on how many follow, and on whether one is there. Times are nanoseconds since the
+// stream's epoch. Safe for concurrent use; Submits that race may count one less.
 type demand struct {
-	last   atomic.Int64 // when the last one came, in nanoseconds since the stream's epoch; zero: none has
+	last   atomic.Int64 // when the last one came; zero: none has
 	streak atomic.Int64
+	taken  atomic.Int64 // when the kernel was given one last; zero: never
+	leaves atomic.Int64 // when the kernel's lease ends
 }
 
 // note counts a batch that comes at now, and returns how many came before it.
@@ -27,13 +27,9 @@ func (d *demand) note(now, idle time.Duration) int {
 // streak counts a batch that comes at now, and returns how many came before it, each soon enough for a kernel to stay.
 func (r *resident) streak(now time.Duration) int { return r.demand.note(now, r.o.Idle) }
 
-// resting reports whether no kernel runs that would take the next entry. It takes Stream.mu: a stream that is not closing
-// keeps the memory that this looks at.
-func (r *resident) resting() bool {
-	if !plan.Paths(r.s.prepared.Load()).Has(stream.PathResident) {
-		return true
-	}
-	r.s.mu.Lock()
-	defer r.s.mu.Unlock()
-	return r.s.closing || r.workers[0].gone()
+// resting reports whether a batch that comes at now would have to start the kernel. It goes by when the kernel was started and
+// given work last: to look would take longer than choosing may, and what is wrong for once costs little.
+func (r *resident) resting(now time.Duration) bool {
+	taken := r.demand.taken.Load()
+	return taken == 0 || now > time.Duration(taken)+r.o.Idle || now > time.Duration(r.demand.leaves.Load())
 }

@@ -11,11 +11,12 @@ import (
 )
 
 // What both ways at once are measured with: batches of duplexBytes, in copies of duplexSize, duplexRepeats times after one that
-// warms up.
+// warms up. Those of one call each are larger: what the calls take of a CPU is another matter than what the bytes do.
 const (
-	duplexBytes   = 16 << 20
-	duplexSize    = 64 << 10
-	duplexRepeats = 3
+	duplexBytes    = 16 << 20
+	duplexSize     = 64 << 10
+	duplexEachSize = 1 << 20
+	duplexRepeats  = 3
 )
 
 // duplexID is a path in a direction.
@@ -33,7 +34,6 @@ func (c *calibration) duplex(ctx context.Context, open Opener) (map[duplexID]flo
 			widest[by.path] = by
 		}
 	}
-	size := min(int64(duplexSize), c.sizes[len(c.sizes)-1])
 	all := make(map[duplexID]float64)
 	for _, in := range c.streams {
 		if widest[in.path].variant != in.variant {
@@ -51,6 +51,11 @@ func (c *calibration) duplex(ctx context.Context, open Opener) (map[duplexID]flo
 		c.opposite = append(c.opposite, out)
 		c.progress(in.String() + ", both ways")
 		// What does not do what it says, measuring it alone will tell.
+		size := int64(duplexSize)
+		if in.path == stream.PathCopyEngine {
+			size = duplexEachSize
+		}
+		size = min(size, c.sizes[len(c.sizes)-1])
 		count := int(min(duplexBytes/size, in.most/size, c.most(size)))
 		if err := c.oppose(ctx, in, out, size, max(count, 1), all); err != nil && !errors.Is(err, errOtherPath) {
 			return nil, fmt.Errorf("measure %s both ways at once: %w", in, err)

@@ -34,7 +34,7 @@ const (
 	leadSize   = 64 << 10
 
 	// longest is the share of the budget that one batch may be expected to take.
-	longest = 1000
+	longest = 400
 	// leastPoint is what a batch may take however small the budget is.
 	leastPoint = time.Millisecond
 )

@@ -141,6 +141,5 @@ func variants() []*variant {
 	for _, n := range []int{32, 16, 8} {
 		list = append(list, &variant{stream.PathKernelBulk, n, scattered, bus, fewBytes})
 	}
-	// Where the host is scattered the engine's figures say what staged copies take: it makes one copy a run.
-	return append(list, &variant{stream.PathStaged, 32, []plan.Side{plan.Contiguous}, bus, maxBytes})
+	return append(list, &variant{stream.PathStaged, 32, both, bus, maxBytes})
 }

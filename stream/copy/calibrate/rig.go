@@ -18,6 +18,9 @@ import (
 const (
 	// minBlocks is how many blocks of a size must fit the memory for the size to be measured.
 	minBlocks = 8
+	// hostSpan is over how many bytes the smallest blocks are scattered on the host's side. Over more of them, that many
+	// translations of addresses limit all paths alike, and say nothing of which is best for a batch whose blocks lie closer.
+	hostSpan = 64 << 20
 	// closeTimeout bounds the wait for what a failed calibration left running.
 	closeTimeout = 30 * time.Second
 	// seed of the places of blocks; it is the same each time, so that two calibrations measure the same.
@@ -179,7 +182,7 @@ func (r *rig) build(id listID) *blocks {
 		slots[i] = i
 	}
 	if id.side == plan.Scattered {
-		slots = r.scatter(n, all)
+		slots = r.scatter(n, min(all, max(n, int(hostSpan/id.size))))
 	}
 	b := &blocks{count: n, pairs: make([]mem.PageSlot, n)}
 	for i := range b.pairs {

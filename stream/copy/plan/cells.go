@@ -111,16 +111,20 @@ type memory struct {
 	seen    time.Duration // when the last observation was, by learned.now
 	last    float64       // what it was
 	n       int           // observations; zero: never seen
-	// surprises is how many observations in a row were far above the average, or, negative, far below.
+	// surprises is how many observations in a row were far above the average, or, negative, far below; row is when the first
+	// of them was.
 	surprises int
+	row       time.Duration
 }
 
 const (
 	// gain is the least weight of a new observation: what repeats itself is known to a third of how much single batches
 	// scatter. The first ones weigh more.
 	gain = 0.0625
-	// turned is how many surprises in a row mean that things have changed: the average begins anew, with the lesser one.
-	turned = 3
+	// turned is how many surprises in a row mean that things have changed, and turnedFor how long the row must be: what holds
+	// up one short batch may well hold up the next. Then the average begins anew, with the lesser one.
+	turned    = 3
+	turnedFor = 2 * time.Millisecond
 	// surprise is how many times as long as expected, or as short, a batch must take to be one.
 	surprise = 1.2
 	// bound is of the average itself.
@@ -135,8 +139,14 @@ var (
 	surprising = math.Log(surprise)
 )
 
+// expected counts an observation that was about the average.
+func (m *memory) expected(now time.Duration) {
+	m.n++
+	m.seen, m.surprises = now, 0
+}
+
 // add takes an observation; was is what the average was taken to be before. What is far off counts as less, as anything may
-// hold a batch up; twice in a row it is believed.
+// hold a batch up; so often in a row that things have changed it is believed.
 func (m *memory) add(seen, was float64, now time.Duration) {
 	off := seen - was
 	switch {
@@ -147,10 +157,14 @@ func (m *memory) add(seen, was float64, now time.Duration) {
 	default:
 		m.surprises = 0
 	}
+	if m.surprises*m.surprises == 1 {
+		m.row = now
+	}
+	long := now-m.row >= turnedFor
 	switch {
-	case m.surprises >= turned:
+	case long && m.surprises >= turned:
 		m.average, m.n = min(seen, m.last), 0
-	case m.surprises <= -turned:
+	case long && m.surprises <= -turned:
 		m.average, m.n = max(seen, m.last), 0
 	default:
 		weight := max(gain, 1/float64(m.n+2))

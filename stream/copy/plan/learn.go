@@ -37,8 +37,7 @@ type learned struct {
 	mu    sync.Mutex
 	cells [directions][situations]*cells // made when first observed
 	paths [directions][pathLimit]history
-	// busy is until when the batches chosen so far keep a direction busy, as far as predicted.
-	busy [directions]time.Duration
+	traffic
 }
 
 // history is of one path in one direction, in whatever cell.
@@ -67,7 +66,7 @@ func (l *learned) now() time.Duration { return l.clock.Since(l.epoch) }
 
 // key returns the cell of r, for a batch that is chosen now. The caller holds the mutex.
 func (l *learned) key(r *Request, now time.Duration) cellKey {
-	return cellOf(r, r.Dir <= D2H && l.busy[H2D+D2H-r.Dir] > now)
+	return cellOf(r, l.opposed(r.Dir, now))
 }
 
 // cell returns the cell of k, or nil where nothing was ever seen there.
@@ -109,12 +108,14 @@ func (p *Planner) Observe(c Choice, r Request, actual time.Duration) {
 	h.stats.Observed++
 	h.stats.Predicted += c.Predicted
 	h.stats.Actual += actual
+	if met := l.ends(r.Dir, now, actual); met != c.cell.duplex() || r.Resting.Has(c.Path) {
+		return // another situation than predicted; and how long a start takes says nothing of the batches that follow
+	}
 	off := float64(actual) / float64(c.Predicted)
 	if c.again && off < surprise && off*surprise > 1 { // it was as expected
-		h.n++
-		h.seen = now
+		h.expected(now)
 		if cell := l.cell(c.cell); cell != nil {
-			cell.paths[c.Path].seen = now
+			cell.paths[c.Path].expected(now)
 		}
 		return
 	}

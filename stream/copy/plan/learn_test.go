@@ -201,7 +201,7 @@ func TestLinkHalves(t *testing.T) {
 func TestSituationsAreApart(t *testing.T) {
 	m := newMachine(t)
 	other := m.r
-	other.Dir = plan.D2H
+	other.Dir, other.Pieces, other.Runs, other.Bytes = plan.D2H, 4*m.r.Pieces, 4*m.r.Runs, 4*m.r.Bytes
 	alone := m.pl.Choose(m.r, m.can)
 	m.pl.Observe(alone, m.r, alone.Predicted)
 	for range 50 {
@@ -211,6 +211,7 @@ func TestSituationsAreApart(t *testing.T) {
 		if c.Predicted < alone.Predicted/2 {
 			t.Fatalf("%+v", c)
 		}
+		m.clock.Advance(2 * alone.Predicted)
 		m.pl.Observe(c, m.r, 2*alone.Predicted)
 	}
 	m.pl.Choose(other, m.can)
@@ -220,6 +221,46 @@ func TestSituationsAreApart(t *testing.T) {
 	m.clock.Advance(time.Second)
 	if c := m.pl.Choose(m.r, m.can); c.Predicted != alone.Predicted || c.Path != alone.Path {
 		t.Errorf("alone: %+v, was %+v", c, alone)
+	}
+}
+
+// TestStartsSayNothingOfThePath: a kernel that has to be started time and again takes longer for that than was measured, and
+// the batches between do not.
+func TestStartsSayNothingOfThePath(t *testing.T) {
+	m := newMachine(t)
+	r, can := scattered(plan.H2D, 1, 4096), plan.PathSet(stream.PathResident)
+	usual := m.pl.Choose(r, can).Predicted
+	for range 200 {
+		r.Resting = plan.PathSet(stream.PathResident)
+		start := m.pl.Choose(r, can)
+		m.clock.Advance(3 * start.Predicted)
+		m.pl.Observe(start, r, 3*start.Predicted)
+		r.Resting = 0
+		c := m.pl.Choose(r, can)
+		if c.Predicted != usual {
+			t.Fatalf("predicted at %v, and at %v before any start", c.Predicted, usual)
+		}
+		m.clock.Advance(usual)
+		m.pl.Observe(c, r, usual)
+	}
+}
+
+// TestShortBurstsChangeNothing: what holds up one short batch may hold up the next few; the path is no slower for it.
+func TestShortBurstsChangeNothing(t *testing.T) {
+	m := newMachine(t)
+	r, can := scattered(plan.H2D, 1, 4096), plan.PathSet(stream.PathCopyEngine, stream.PathResident)
+	usual := m.pl.Choose(r, can).Predicted
+	for i := range 2000 {
+		c := m.pl.Choose(r, can)
+		if c.Path != stream.PathResident {
+			t.Fatalf("batch %d: %+v, and was predicted at %v first", i, c, usual)
+		}
+		actual := usual
+		if i%200 >= 195 {
+			actual *= 10
+		}
+		m.clock.Advance(actual)
+		m.pl.Observe(c, r, actual)
 	}
 }
 

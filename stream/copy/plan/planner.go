@@ -24,7 +24,8 @@ const (
 type Options struct {
 	Policy Policy
 	// Margin is by how much a path may be slower than the fastest, as a fraction of its time, and be taken since it needs
-	// fewer thread blocks; one that needs none may be twice that. Zero: DefaultMargin; negative: none.
+	// fewer thread blocks; one that needs none may be twice that while the fastest is known by prediction more than by
+	// observation. Zero: DefaultMargin; negative: none.
 	Margin float64
 	// HalfLife is how long an observation counts in full; after that it loses half of its weight against the profile with
 	// each further HalfLife. Zero: DefaultHalfLife.
@@ -204,7 +205,7 @@ func (p *Planner) Choose(r Request, can Paths) Choice {
 	alike.Streak = 0
 	if cell != nil && r.Ahead == 0 {
 		if again, ok := cell.repeat.take(p, &alike, can); ok {
-			l.busy[r.Dir] = max(l.busy[r.Dir], now+again.Predicted)
+			l.begins(r.Dir, now, now+again.Predicted)
 			l.count(r.Dir, &again)
 			return again
 		}
@@ -231,7 +232,7 @@ func (p *Planner) Choose(r Request, can Paths) Choice {
 	c := &table[x.at]
 	choice.Path, choice.CTAs, choice.Reason = c.path, c.ctas, reason
 	choice.Predicted, choice.scale = duration(x.predict), s[c.path]
-	l.busy[r.Dir] = max(l.busy[r.Dir], now+r.Ahead+choice.Predicted)
+	l.begins(r.Dir, now, now+r.Ahead+choice.Predicted)
 	l.count(r.Dir, &choice)
 	if cell != nil && b.goal != Background && r.Ahead == 0 && !choice.probe && cell.paths[c.path].n >= probeEnough {
 		cell.repeat = repeat{by: p, r: alike, can: can, choice: choice, left: repeats}
@@ -314,7 +315,11 @@ func (p *Planner) pick(list []costed, r *Request, b *bounds, cell *cell) (*coste
 	if b.goal == Background {
 		return leanest(list, limit), ReasonBackground
 	}
-	x := leanest(list, best.cost*(1+freeMargins*p.margin))
+	free := limit
+	if path := p.table[r.Dir][r.Form][best.at].path; cell == nil || cell.paths[path].n < probeEnough {
+		free = best.cost * (1 + freeMargins*p.margin)
+	}
+	x := leanest(list, free)
 	if x.taken > 0 {
 		x = leanest(list, limit)
 	}
@@ -327,7 +332,8 @@ func (p *Planner) pick(list []costed, r *Request, b *bounds, cell *cell) (*coste
 	return x, ReasonFastest
 }
 
-// freeMargins is how many margins slower a path may be that takes nothing away from computing at all.
+// freeMargins is how many margins slower a path may be that takes nothing away from computing at all, than one of which it is
+// not sure how fast it is.
 const freeMargins = 2
 
 // incumbent returns what batches like r took last, if that costs no more than limit, or nil. To and fro between equals has

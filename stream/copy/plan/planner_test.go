@@ -455,6 +455,32 @@ func TestOppositeTrafficCounts(t *testing.T) {
 	}
 }
 
+// TestOppositeTrafficIsExpectedAgain: who begins first goes by whether the batch before met opposite traffic, if that was lately.
+func TestOppositeTrafficIsExpectedAgain(t *testing.T) {
+	clock := clockwork.NewFakeClock()
+	pl := newPlanner(t, plan.Default(), plan.Options{Probe: -1, Clock: clock})
+	can := plan.PathSet(stream.PathKernel, stream.PathCopyEngineBatch)
+	out := plan.Request{Dir: plan.D2H, Pieces: 512, Runs: 512, Bytes: 512 << 18}
+	in := out
+	in.Dir = plan.H2D
+	both := func(want stream.Path) {
+		t.Helper()
+		first, second := pl.Choose(out, can), pl.Choose(in, can)
+		if first.Path != want {
+			t.Fatalf("%s, want %s", first.Path, want)
+		}
+		took := first.Predicted + first.Predicted/10
+		clock.Advance(took)
+		pl.Observe(first, out, took)
+		pl.Observe(second, in, took)
+	}
+	both(stream.PathKernel) // nobody can know
+	both(stream.PathCopyEngineBatch)
+	both(stream.PathCopyEngineBatch)
+	clock.Advance(time.Second)
+	both(stream.PathKernel)
+}
+
 // TestStartIsShared: a kernel that has to be started first is for batches that keep coming.
 func TestStartIsShared(t *testing.T) {
 	pl := newPlanner(t, plan.Default(), plan.Options{Probe: -1})

@@ -37,7 +37,7 @@ type Options struct {
 	// Bytes is the most that a repetition moves, each way. Default 512 MiB, with Full 4 GiB (simulated: 4 MiB).
 	Bytes int64
 	// BatchBlocks is the most blocks of one batch: a cell of more is submitted as several batches, one after the other
-	// without waiting, and timed together. Default 8192.
+	// without waiting, and timed together. Default 32768.
 	BatchBlocks int
 	// PoolBytes is the device memory over which blocks are scattered; twice that is allocated. Default 2 GiB (simulated:
 	// 64 MiB), or Bytes if that is more.
@@ -123,7 +123,7 @@ func (o Options) withDefaults(i device.Info) Options {
 	def(&o.PoolBytes, max(d.PoolBytes, o.Bytes, o.ReferenceBytes))
 	def(&o.ReferenceBytes, min(d.ReferenceBytes, o.PoolBytes))
 	def(&o.Budget, d.Budget)
-	def(&o.BatchBlocks, 8192)
+	def(&o.BatchBlocks, 32<<10)
 	def(&o.BesideSize, 4<<10)
 	def(&o.BesideBytes, min(d.BesideBytes, o.Bytes))
 	def(&o.BesideLayout, HostContiguous)

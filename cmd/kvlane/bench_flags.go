@@ -24,7 +24,7 @@ func (f *benchFlags) register(cmd *cobra.Command) {
 	fl.StringSliceVar(&f.paths, "paths", nil, "what to measure: "+strings.Join(contenderNames(), ", ")+" (default all, of the auto ones the first; NICs in software with --rdma-provider soft)")
 	fl.StringSliceVar(&f.directions, "directions", nil, "h2d, d2h, both (default all)")
 	fl.StringSliceVar(&f.layouts, "host", nil, "how the host's blocks lie: contiguous, scattered (default both)")
-	fl.IntVar(&f.run.BatchBlocks, "batch", 8192, "the most blocks of one batch; more are submitted as several")
+	fl.IntVar(&f.run.BatchBlocks, "batch", 32768, "the most blocks of one batch; more are submitted as several")
 	fl.Var(sizeValue{&f.run.Bytes}, "bytes", "the most that a repetition moves, each way; 0 is 512MiB, 4GiB with --full, or 4MiB simulated")
 	fl.Var(sizeValue{&f.run.PoolBytes}, "pool", "device memory over which blocks are scattered; 0 is 2GiB, or 64MiB simulated")
 	fl.Var(sizeValue{&f.run.ReferenceBytes}, "large", "length of the one large copy; 0 is 256MiB, or 4MiB simulated")

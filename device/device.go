@@ -2,6 +2,7 @@ package device
 
 import (
 	"context"
+	"time"
 
 	"github.com/kvlane/kvlane/mem"
 )
@@ -63,6 +64,14 @@ type Event interface {
 	Wait(ctx context.Context) error
 	// Close gives the event back. The event must not be used afterwards.
 	Close()
+}
+
+// ExpectedEvent is an Event that can be told when it will be done, as far as anybody knows. Who waits sleeps between his
+// looks at the device, and so little around that time that he is not late.
+type ExpectedEvent interface {
+	Event
+	// Expect says when the work should be done. It is for waits that begin afterwards.
+	Expect(at time.Time)
 }
 
 // BatchCopier is a Queue whose driver takes many copies in one call (cuMemcpyBatchAsync).

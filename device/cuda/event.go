@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
@@ -58,9 +59,10 @@ type event struct {
 	handle cuda.Event
 	done   atomic.Bool // once done, an event stays so, whatever becomes of the device
 	closed atomic.Bool
+	due    atomic.Pointer[time.Time] // when it is expected to be done; nil: nobody said
 }
 
-var _ device.Event = (*event)(nil)
+var _ device.ExpectedEvent = (*event)(nil)
 
 // Record returns an event that is done once everything enqueued so far is.
 func (q *queue) Record() (device.Event, error) {
@@ -188,9 +190,16 @@ func (e *event) Done() (bool, error) {
 	return done, nil
 }
 
+// Expect implements device.ExpectedEvent.
+func (e *event) Expect(at time.Time) { e.due.Store(&at) }
+
 // Wait waits until the work is done or ctx ends, and then returns the context's cause.
 func (e *event) Wait(ctx context.Context) error {
-	if err := await(ctx, e); err != nil {
+	var due time.Time
+	if at := e.due.Load(); at != nil {
+		due = *at
+	}
+	if err := await(ctx, e, due); err != nil {
 		return fmt.Errorf("wait for event: %w", err)
 	}
 	return nil

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync/atomic"
+	"time"
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
@@ -212,7 +213,7 @@ func (q *queue) Close(ctx context.Context) error {
 		return fmt.Errorf("close queue: %w", err)
 	}
 	defer d.end()
-	failed := await(ctx, q)
+	failed := await(ctx, q, time.Time{})
 	if failed != nil && d.fault.Load() == nil {
 		return fmt.Errorf("close queue: %w", failed)
 	}

@@ -332,7 +332,7 @@ func TestWaitEndsWithItsContext(t *testing.T) {
 		t.Errorf("close: %v, want its context's cause", err)
 	}
 	// After the first moments one query a nap; before, they grow from some microseconds.
-	if n, most := f.count("cuEventQuery"), int(wait/maxNap)+1000; n > most {
+	if n, most := f.count("cuEventQuery"), int(wait/(200*time.Microsecond))+1000; n > most {
 		t.Errorf("%d queries in %v, expected at most %d", n, wait, most)
 	}
 	f.set(func() { f.state = cuda.Success })

@@ -119,6 +119,9 @@ func (s *Stream) completeHead(wait bool) bool {
 	}
 	it := *head // it stays the head: only who has the turn pops
 	s.mu.Unlock()
+	if wait && it.last {
+		s.expect(&it)
+	}
 	over, quiet, err := it.poll(wait)
 	if !over {
 		return false
@@ -138,6 +141,20 @@ func (s *Stream) completeHead(wait bool) bool {
 		s.resolve(it.op)
 	}
 	return true
+}
+
+// expect tells the event of a batch's last step when the planner predicted it. The caller has the turn.
+func (s *Stream) expect(it *item) {
+	e, ok := it.event.(device.ExpectedEvent)
+	o := it.op
+	if !ok || o.choice.Predicted == 0 {
+		return
+	}
+	from := o.started
+	if s.finished.After(from) {
+		from = s.finished
+	}
+	e.Expect(from.Add(o.choice.Predicted))
 }
 
 // poll asks whether the step is done, or waits for it. quiet is false where the device cannot say that it has stopped.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/kvlane/kvlane/device"
 )
@@ -11,7 +12,7 @@ import (
 // joint is several events as one.
 type joint []device.Event
 
-var _ device.Event = joint(nil)
+var _ device.ExpectedEvent = joint(nil)
 
 // record adds an event of q.
 func (j *joint) record(q device.Queue) (device.Event, error) {
@@ -42,6 +43,15 @@ func (j joint) Done() (bool, error) {
 		return false, nil
 	}
 	return true, errors.Join(errs...)
+}
+
+// Expect implements device.ExpectedEvent.
+func (j joint) Expect(at time.Time) {
+	for _, e := range j {
+		if e, ok := e.(device.ExpectedEvent); ok {
+			e.Expect(at)
+		}
+	}
 }
 
 // Wait implements device.Event: it waits for every one, whatever becomes of the others.

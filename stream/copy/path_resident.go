@@ -218,6 +218,7 @@ func (s *Stream) mayFollow(o *op) bool {
 type landing struct {
 	parts [MaxResidentWorkers]part
 	n     int
+	due   time.Time // when it is expected; zero: nobody said
 }
 
 type part struct {
@@ -259,33 +260,32 @@ func (l *landing) ask(driver bool) (done bool, err error) {
 	return done, err
 }
 
-// How Wait polls: without a pause at first, as most entries take a few microseconds, yielding now and then, and later more
-// and more seldom.
-const (
-	landingSpin  = 50 * time.Microsecond
-	landingYield = 64 // polls
-	landingPart  = 16
-	landingPause = 500 * time.Microsecond
-)
+// landingYield is how many polls Wait makes before others get a turn: most entries take a few microseconds.
+const landingYield = 64
+
+// Expect implements device.ExpectedEvent.
+func (l *landing) Expect(at time.Time) { l.due = at }
 
 // Wait implements device.Event.
 func (l *landing) Wait(ctx context.Context) error {
 	begun := time.Now()
 	for polls := 1; ; polls++ {
-		waited := time.Since(begun)
-		if done, err := l.ask(waited >= landingSpin); done || err != nil {
+		now, left := time.Now(), nap.Unexpected
+		if !l.due.IsZero() {
+			left = l.due.Sub(now)
+		}
+		waited := now.Sub(begun)
+		if done, err := l.ask(waited >= nap.Spin); done || err != nil {
 			return err
 		}
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		if waited < landingSpin {
-			if polls%landingYield == 0 {
-				runtime.Gosched()
-			}
-			continue
+		if pause := nap.Pause(waited, left); pause > 0 {
+			nap.Sleep(pause)
+		} else if polls%landingYield == 0 {
+			runtime.Gosched()
 		}
-		nap.Sleep(min(waited/landingPart, landingPause))
 	}
 }
 

@@ -30,3 +30,23 @@ func TestNapIsShort(t *testing.T) {
 	}
 	t.Logf("naps of %v: shortest %v, median %v", asked, took[0], took[len(took)/2])
 }
+
+func TestPause(t *testing.T) {
+	const us = time.Microsecond
+	for name, tt := range map[string]struct{ waited, left, want time.Duration }{
+		"a few blocks":                      {49 * us, nap.Unexpected, 0},
+		"nobody knows":                      {640 * us, nap.Unexpected, 20 * us},
+		"for long":                          {time.Second, nap.Unexpected, 200 * us},
+		"not for long yet":                  {320 * us, 10 * time.Millisecond, 10 * us},
+		"up to where it is near":            {9 * time.Millisecond, 350 * us, 100 * us},
+		"near":                              {800 * us, 50 * us, 0},
+		"near, of a long one":               {9800 * us, 250 * us, 0},
+		"late":                              {850 * us, -50 * us, 0},
+		"later than expected":               {960 * us, -160 * us, 30 * us},
+		"expected before it was waited for": {60 * us, -time.Second, 60 * us / 32},
+	} {
+		if got := nap.Pause(tt.waited, tt.left); got != tt.want {
+			t.Errorf("%s: %v after %v, expected in %v; want %v", name, got, tt.waited, tt.left, tt.want)
+		}
+	}
+}

@@ -41,7 +41,8 @@ type Stats struct {
 
 	LoadPaths, DumpPaths []PathStats
 
-	// PathsGivenUp is how often a stream gave up a path since the device refused what it needs, and GivenUp why, the latest.
+	// PathsGivenUp is how often a stream gave up a path since the device refused what it needs or a NIC failed, and GivenUp
+	// why, the latest.
 	PathsGivenUp int64
 	GivenUp      error
 }

@@ -16,8 +16,8 @@ type Completion struct {
 	// Summed says that the stream filled mem.Paged.Sums of a batch that asked for it and succeeded. Where it is false the
 	// path takes no sums, and who wants them computes them.
 	Summed bool
-	// GivenUp is why the path that was chosen first cannot be had, memory or queues that the device refused: the batch went
-	// another way, and no later one will be sent by that path. It is told once a path. Nil mostly.
+	// GivenUp is why the path that was chosen first cannot be had, memory or queues that the device refused, or a NIC that
+	// broke: the batch went another way, and no later one will be sent by that path. It is told once a path. Nil mostly.
 	GivenUp error
 	// Predicted is what the planner expected the batch to take from Started, or from the end of the batch before it if that
 	// was later; zero where nothing predicted.
@@ -132,6 +132,15 @@ func (t *Ticket) Wait(ctx context.Context) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
+}
+
+// Poll resolves the ticket on the caller's goroutine if its copies have landed and the stream lets those who wait see to
+// that, and reports whether it has resolved. It does not block.
+func (t *Ticket) Poll() bool {
+	if t.driver != nil && !t.resolved.Load() {
+		t.driver.Poll()
+	}
+	return t.isDone()
 }
 
 // poll drives completion for a while, and reports whether the ticket has resolved.

@@ -109,6 +109,13 @@ func (g *Registry) Acquire(e mem.Extent) (*Memory, error) {
 	return m, nil
 }
 
+// Covers reports whether Acquire would return memory for e now. It takes no reference.
+func (g *Registry) Covers(e mem.Extent) bool {
+	space, addr := address(e)
+	m := g.find(space, addr)
+	return m != nil && uint64(e.Len) <= m.end()-addr
+}
+
 // Resolve returns the extent of n bytes from addr, which may lie anywhere inside registered memory: a CPU address where
 // device is mem.NoDevice, else an address of that device. It takes no reference. Errors as Acquire; ErrInvalid too for a
 // negative n.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/stream"
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
@@ -13,6 +14,7 @@ const (
 	ReasonForced     = "the path was forced by an option"
 	ReasonUnfit      = "the forced path cannot carry this batch: by copy engine"
 	ReasonUnprepared = "the planned path could not get its memory: the next best"
+	ReasonRefused    = "the planned path took no more batches: by copy engine"
 	ReasonEmpty      = "nothing to copy"
 	ReasonUnstarted  = "ended before it started"
 )
@@ -34,7 +36,7 @@ func (s *Stream) choose(o *op) {
 	case v.runs == 0:
 		o.path, o.reason = stream.PathNone, ReasonEmpty
 		return
-	case forced != stream.PathNone && s.movers[forced].takes(v):
+	case forced != stream.PathNone && s.takes(forced, o):
 		o.path, o.reason = forced, ReasonForced
 	case forced != stream.PathNone:
 		o.path, o.reason = stream.PathCopyEngine, ReasonUnfit
@@ -59,7 +61,9 @@ func (s *Stream) plan(o *op) {
 	can, unsummed := s.can(o)
 	o.request = o.stats.request(o.batch.Paged != nil)
 	o.request.Summed, o.request.Unsummed = o.sumsWanted(), unsummed
-	o.request.Ahead = time.Duration(s.ahead.Load())
+	if o.request.Ahead = time.Duration(s.ahead.Load()); o.request.Ahead > 0 {
+		o.request.Alone = alone(can, stream.Path(s.last.Load()))
+	}
 	s.starts(&o.request, can)
 	for unprepared := false; ; unprepared = true {
 		o.choice = s.planner.Choose(o.request, can)
@@ -87,7 +91,7 @@ func (s *Stream) can(o *op) (can, unsummed plan.Paths) {
 	}
 	wants := o.sumsWanted()
 	for p, m := range s.movers {
-		if !able.Has(stream.Path(p)) || !m.takes(&o.stats) {
+		if !able.Has(stream.Path(p)) || !s.takes(stream.Path(p), o) {
 			continue
 		}
 		if wants && stream.Path(p) == stream.PathKernelBulk && able.Has(stream.PathKernel) {
@@ -99,6 +103,31 @@ func (s *Stream) can(o *op) (can, unsummed plan.Paths) {
 		}
 	}
 	return can, unsummed
+}
+
+// picky is a mover that does not reach all of the device's memory.
+type picky interface {
+	mover
+	// reaches reports whether it reaches all that a batch names.
+	reaches(b *mem.Batch) bool
+}
+
+// takes reports whether a path can carry o's batch.
+func (s *Stream) takes(p stream.Path, o *op) bool {
+	m := s.movers[p]
+	if !m.takes(&o.stats) {
+		return false
+	}
+	k, ok := m.(picky)
+	return !ok || k.reaches(o.batch)
+}
+
+// alone returns those of can by which a batch waits until all ahead of it has ended, which last took that path.
+func alone(can plan.Paths, last stream.Path) plan.Paths {
+	if isApart(last) {
+		return can.Without(last)
+	}
+	return can & apartPaths
 }
 
 // starter is a mover whose kernel comes and goes.

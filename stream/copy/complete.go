@@ -67,6 +67,7 @@ func (s *Stream) push(it item) {
 	s.inflight.push(it)
 	if it.apart {
 		s.apart++
+		s.apartBy = it.op.path
 	}
 	o := it.op
 	if alone := s.inflight.n == 1 && it.last && it.event != nil && o.err == nil; !alone || !o.small() || o.watched.Load() {
@@ -231,6 +232,7 @@ func (s *Stream) resolve(o *op) {
 	t := o.ticket
 	// The ticket may be kept for long, and leads here as its driver: let the batch go.
 	o.batch, o.at = nil, cursor{}
+	o.carried.Store(nil)
 	<-s.slots
 	t.Resolve(c, err)
 }

@@ -16,7 +16,9 @@
 //   - resident: kernels that stay on the device take small batches from rings in pinned memory. One takes a batch alone up
 //     to 64 KiB, up to four share a larger one. Up to twenty pieces travel in a worker's entry of the ring, so that it has
 //     nothing else to read before it copies;
-//   - peer-copy-engine and peer-kernel: between two devices.
+//   - peer-copy-engine and peer-kernel: between two devices;
+//   - nic and nic-soft: another ordered stream, over RDMA NICs, is given whole batches between host and device memory that it
+//     reaches (Options.NIC). Which of the two names it has, the Carrier says.
 //
 // The kernel paths and staged fill mem.Paged.Sums from the bytes as they pass; staged as long as a leaf fits into a chunk. To the
 // host they are of what was read from the pages, before it crosses the bus; to the device, of what had crossed it and was then
@@ -50,12 +52,16 @@
 // goroutine has to wake up between the last byte and him.
 //
 // All paths share one queue, or join theirs with it (owner.turn) when another path is next: batches take effect in the
-// order of submission whatever paths they travel by.
+// order of submission whatever paths they travel by. With resident kernels and NICs no queue can be joined: the host holds
+// what comes by another path until all of theirs has landed, and the other way round. The planner hears which paths that
+// makes wait (plan.Request.Alone).
 //
 // # Failures
 //
 // A ticket resolves only when nothing can touch its memory. A batch that was cancelled, or whose dependency failed, ends
 // without breaking the stream. A failure of the device does break it: the batch fails with the native cause, everything
-// accepted later fails with errdefs.ErrBroken and that cause. When not even an event can be recorded to tell when the
+// accepted later fails with errdefs.ErrBroken and that cause. So does one of a NIC, and no stream that has another path
+// takes that Carrier again. A NIC that takes no batch has touched nothing: that batch goes by copy engine, and the path
+// is given up. When not even an event can be recorded to tell when the
 // device has stopped, the tickets stay unresolved (Stream.Quarantined counts them) until Close has seen all queues idle.
 package copy

@@ -26,7 +26,7 @@ type item struct {
 	event device.Event // done when the step is; nil where nothing was issued
 	lost  bool         // something may have been issued, and no event tells when it is done
 	last  bool         // nothing of op follows
-	apart bool         // of resident kernels: the device keeps no order with the queue
+	apart bool         // the device keeps no order between it and the queue
 	calls int
 	bytes int64 // that it copies
 	// Positions up to which the step took memory: of descriptors and of staging. Zero: none.
@@ -219,6 +219,15 @@ func (s *Stream) room(o *op) (span, bool) {
 		return span{}, false
 	}
 	return m.room(o)
+}
+
+// mayFollow reports whether o may be issued behind what is in flight. What is apart follows only what travels by the same
+// path, and is followed by nothing else. The caller holds the mutex.
+func (s *Stream) mayFollow(o *op) bool {
+	if o.control == nil && isApart(o.path) {
+		return s.inflight.n == 0 || s.apart == s.inflight.n && s.apartBy == o.path
+	}
+	return s.apart == 0
 }
 
 // step issues a part of o, as much as its path takes at once, and makes sure of an event that ends it.

@@ -49,6 +49,8 @@ type Options struct {
 	StagingBytes int64
 	// Resident says how kernels behave that stay on the device.
 	Resident ResidentOptions
+	// NIC adds the path of its name, for batches between host and device memory that the NIC reaches. Nil: there is none.
+	NIC *Carrier
 	// HighPriority asks the device for queues of its highest priority. The background policy always does: its kernels are
 	// few and short, and should not wait for what computes beside them longer than they must.
 	HighPriority bool
@@ -73,6 +75,9 @@ func (o Options) Validate() error {
 		bad("%d bytes of staging are fewer than %d", o.StagingBytes, MinStagingBytes)
 	}
 	o.Resident.validate(bad)
+	if o.NIC != nil {
+		o.NIC.validate(bad)
+	}
 	if err := o.Policy.Validate(); err != nil {
 		errs = append(errs, err)
 	}
@@ -113,6 +118,7 @@ type Stream struct {
 	epoch          time.Time // when the stream was opened
 	// ahead is the predicted time of what is accepted and unresolved, in nanoseconds.
 	ahead atomic.Int64
+	last  atomic.Uint32 // the path of the batch that was accepted last
 
 	// slots has one element for each batch or control that is accepted and unresolved.
 	slots chan struct{}
@@ -150,7 +156,8 @@ type Stream struct {
 	head, tail  *op  // the backlog
 	lastID      uint64
 	inflight    fifo // what was issued, in order, and is not completed
-	apart       int  // items in flight that are resident kernels'
+	apart       int  // items in flight between which and the queue the device keeps no order: all of path apartBy
+	apartBy     stream.Path
 	issued      bool // nothing more will be
 	calls       int  // device calls whose event is not done
 	chunks      int  // steps in flight that hold staging memory
@@ -339,9 +346,14 @@ func (s *Stream) closeQueues(ctx context.Context) error {
 	return nil
 }
 
-// closeQueue closes q. A queue that failed may say so when it is closed, and be closed all the same: only the second
-// answer tells. The first is failed then.
-func closeQueue(ctx context.Context, q device.Queue) (failed, err error) {
+// closer is a queue, or another stream.
+type closer interface {
+	Close(ctx context.Context) error
+}
+
+// closeQueue closes q. What failed may say so when it is closed, and be closed all the same: only the second answer tells.
+// The first is failed then.
+func closeQueue(ctx context.Context, q closer) (failed, err error) {
 	if failed = q.Close(ctx); failed == nil {
 		return nil, nil
 	}

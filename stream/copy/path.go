@@ -11,7 +11,7 @@ import (
 )
 
 // pathCount is one more than the highest path.
-const pathCount = int(stream.PathPosix) + 1
+const pathCount = int(stream.PathNICSoft) + 1
 
 // mover is one path of a stream. But for available and takes, only whoever issues calls its methods.
 type mover interface {
@@ -45,7 +45,7 @@ type owner interface {
 
 // newMovers returns the paths that a stream knows, by stream.Path.
 func newMovers(s *Stream) [pathCount]mover {
-	return [pathCount]mover{
+	all := [pathCount]mover{
 		stream.PathCopyEngine:      &engine{s: s},
 		stream.PathCopyEngineBatch: &batch{s: s},
 		stream.PathKernel:          plainKernel(s),
@@ -55,7 +55,16 @@ func newMovers(s *Stream) [pathCount]mover {
 		stream.PathPeerCopyEngine:  &peerEngine{engine{s: s}},
 		stream.PathPeerKernel:      newPeerKernel(s),
 	}
+	if c := s.opts.NIC; c != nil {
+		all[c.Path] = &carried{s: s, by: c}
+	}
+	return all
 }
+
+// apartPaths are those between which and the stream's queue the device keeps no order, so that the host has to.
+const apartPaths plan.Paths = 1<<stream.PathResident | 1<<stream.PathNIC | 1<<stream.PathNICSoft
+
+func isApart(p stream.Path) bool { return apartPaths.Has(p) }
 
 // findPaths makes the movers, and leaves those that the device has and the options want.
 func (s *Stream) findPaths() error {

@@ -204,15 +204,6 @@ func (r *resident) step(o *op, _ span, it *item) (done bool, err error) {
 // plainNames are what entries are described as.
 var plainNames = kernelNames{list: device.KernelCopyList, paged: device.KernelCopyPaged}
 
-// mayFollow reports whether o may be issued behind what is in flight: between resident kernels and the stream's queue the
-// device keeps no order. The caller holds the mutex.
-func (s *Stream) mayFollow(o *op) bool {
-	if o.control == nil && o.path == stream.PathResident {
-		return s.apart == s.inflight.n
-	}
-	return s.apart == 0
-}
-
 // landing is the event of a step: done when every worker has done what it was given. It implements device.Event, for one
 // goroutine at a time, that which completes.
 type landing struct {

@@ -17,8 +17,9 @@ import (
 type op struct {
 	stream   *Stream
 	next     *op
-	canceled atomic.Bool // no more of it may be issued
-	watched  atomic.Bool // somebody waits without polling
+	canceled atomic.Bool                   // no more of it may be issued
+	carried  atomic.Pointer[stream.Ticket] // of a NIC's stream, while that has the batch
+	watched  atomic.Bool                   // somebody waits without polling
 
 	// Of a batch.
 	ticket *stream.Ticket
@@ -96,6 +97,9 @@ func (s *Stream) enter(ctx context.Context, o *op) error {
 	if o.control == nil {
 		s.lastID++
 		s.ahead.Add(int64(o.choice.Predicted))
+		if o.path != stream.PathNone {
+			s.last.Store(uint32(o.path))
+		}
 		o.ticket = stream.NewDrivenTicket(s.lastID, o)
 	}
 	if s.tail == nil {
@@ -127,6 +131,9 @@ func (s *Stream) refusal() error {
 
 func (s *Stream) cancel(o *op) {
 	o.canceled.Store(true)
+	if t := o.carried.Load(); t != nil {
+		t.Cancel()
+	}
 	s.poke()
 }
 

@@ -13,7 +13,9 @@
 // the marginal cost. While the opposite direction is busy, or was when the last batch went, each byte takes Duplex longer. A resident kernel that has to be
 // started takes Start more, which is shared among as many batches as have just come one soon after another.
 //
-// Copy engines are asked once a run of neighbouring extents, so n is the runs; kernels copy pieces. A staged copy gathers
+// Behind other batches a path that waits until they have ended, as Request.Alone says, hides nothing of its start.
+//
+// Copy engines and NICs are asked once a run of neighbouring extents, so n is the runs; kernels copy pieces. A staged copy gathers
 // pieces and makes one engine copy a run of the host side while it gathers the next chunk: where it was measured with a
 // contiguous host only, it takes as long as the slower of the two. Pieces of many sizes are taken for as many of the mean size. The planner knows no more than that, and has
 // no thresholds.

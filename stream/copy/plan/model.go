@@ -121,7 +121,12 @@ func scattered(hostRuns, n int) float64 {
 
 // perRun reports whether the path is asked once a run of neighbouring extents, not once a piece.
 func perRun(p stream.Path) bool {
-	return p == stream.PathCopyEngine || p == stream.PathCopyEngineBatch || p == stream.PathPeerCopyEngine
+	switch p {
+	case stream.PathCopyEngine, stream.PathCopyEngineBatch, stream.PathPeerCopyEngine, stream.PathNIC, stream.PathNICSoft:
+		return true
+	default:
+		return false
+	}
 }
 
 const (

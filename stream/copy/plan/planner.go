@@ -129,7 +129,7 @@ func (p *Planner) Predict(r Request, path stream.Path, ctas int) (_ time.Duratio
 	for i := range list {
 		if c := &list[i]; c.path == path && c.ctas == ctas {
 			alone, lead := c.time(&l)
-			t := behind(alone*s[path], lead*s[path], r.Ahead)
+			t := behind(alone*s[path], lead*s[path], r.aheadOf(path))
 			if r.Resting.Has(path) {
 				t += c.start()
 			}
@@ -137,6 +137,14 @@ func (p *Planner) Predict(r Request, path stream.Path, ctas int) (_ time.Duratio
 		}
 	}
 	return 0, false
+}
+
+// aheadOf is how long what is ahead of r goes on once r has started by path.
+func (r *Request) aheadOf(path stream.Path) time.Duration {
+	if r.Alone.Has(path) {
+		return 0
+	}
+	return r.Ahead
 }
 
 // behind is what is left of a batch's time when what is ahead of it is done.
@@ -273,7 +281,7 @@ func (p *Planner) cost(list []costed, r *Request, at *load, can Paths, b *bounds
 		alone, lead := c.time(at)
 		scale := s[c.path]
 		alone, lead = alone*scale, lead*scale
-		x := costed{at: int32(i), taken: int32(c.taken), predict: behind(alone, lead, r.Ahead)}
+		x := costed{at: int32(i), taken: int32(c.taken), predict: behind(alone, lead, r.aheadOf(c.path))}
 		var sum float64
 		if r.Unsummed.Has(c.path) && p.profile.SumGBps > 0 {
 			sum = float64(r.Bytes) / p.profile.SumGBps

@@ -17,7 +17,7 @@ import (
 )
 
 var allPaths = plan.PathSet(stream.PathCopyEngine, stream.PathCopyEngineBatch, stream.PathKernel, stream.PathKernelBulk,
-	stream.PathStaged, stream.PathResident, stream.PathPeerCopyEngine, stream.PathPeerKernel)
+	stream.PathStaged, stream.PathResident, stream.PathPeerCopyEngine, stream.PathPeerKernel, stream.PathNIC)
 
 // ways are what a machine can do, for random profiles.
 var ways = []struct {
@@ -30,6 +30,7 @@ var ways = []struct {
 	{stream.PathKernelBulk, []int{1, 2, 4, 8, 16}},
 	{stream.PathStaged, []int{16}},
 	{stream.PathResident, []int{1, 2}},
+	{stream.PathNIC, []int{0}},
 }
 
 // randomProfile is of a machine that nobody has seen, but whose paths get no faster with the count.
@@ -213,32 +214,6 @@ func TestDefaultChoices(t *testing.T) {
 		if got.Path != c.want || got.Predicted <= 0 || got.Reason == "" {
 			t.Errorf("%s: %+v, want %s", c.what, got, c.want)
 		}
-	}
-}
-
-// TestBacklogHidesTheStart: behind a long backlog a launch costs nothing, and few copies go by kernel sooner.
-func TestBacklogHidesTheStart(t *testing.T) {
-	pl := newPlanner(t, plan.Default(), plan.Options{Probe: -1})
-	can := plan.PathSet(stream.PathCopyEngine, stream.PathKernel)
-	crossing := func(pl *plan.Planner, ahead time.Duration) int {
-		for n := 1; n < 100; n++ {
-			r := plan.Request{Pieces: n, Runs: n, Bytes: int64(n) << 12, Ahead: ahead}
-			if pl.Choose(r, can).Path == stream.PathKernel {
-				return n
-			}
-		}
-		return 100
-	}
-	idle, busy := crossing(pl, 0), crossing(pl, time.Second)
-	if idle <= busy {
-		t.Errorf("the kernel is taken from %d copies on idle, from %d behind a backlog: want fewer there", idle, busy)
-	}
-	latency, err := pl.With(plan.Policy{Goal: plan.Latency})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if n := crossing(latency, time.Second); n != idle {
-		t.Errorf("for latency the kernel is taken from %d copies on, want %d whatever is ahead", n, idle)
 	}
 }
 

@@ -96,6 +96,9 @@ type Request struct {
 	// Ahead is how long what the stream has accepted and not finished will still take, as far as predicted: zero for an
 	// idle stream. It decides how much of a path's start can be hidden.
 	Ahead time.Duration
+	// Alone is the paths by which the batch would not start before all that is ahead has ended: nothing of their start is
+	// hidden.
+	Alone Paths
 }
 
 // Paths is a set of paths.

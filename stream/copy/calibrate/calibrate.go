@@ -80,8 +80,14 @@ type calibration struct {
 }
 
 func (c *calibration) run(ctx context.Context, open Opener) error {
-	for _, v := range variants() {
-		err := c.openStream(open, v)
+	for _, v := range variants(c.o.NIC) {
+		var err error
+		if c.o.NIC != nil && v.path == c.o.NIC.Path {
+			err = c.register(c.o.NIC)
+		}
+		if err == nil {
+			err = c.openStream(open, v)
+		}
 		if errors.Is(err, errdefs.ErrNotSupported) {
 			c.lack(v, err)
 			continue

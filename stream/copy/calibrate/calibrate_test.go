@@ -136,7 +136,13 @@ func honest(w work) float64 {
 		return 3000 + float64(n)*(10+float64(size)/(20*float64(ctas)))
 	case stream.PathStaged:
 		return 30000 + float64(n)*(1+float64(size)/54)
-	case stream.PathNone, stream.PathPeerCopyEngine, stream.PathPeerKernel, stream.PathPosix, stream.PathNIC, stream.PathNICSoft:
+	case stream.PathNIC:
+		each := 100.0 // a request
+		if w.side == plan.Contiguous {
+			each /= 16 // which is of that many pages
+		}
+		return 5000 + float64(n)*(each+float64(size)/46)
+	case stream.PathNone, stream.PathPeerCopyEngine, stream.PathPeerKernel, stream.PathPosix, stream.PathNICSoft:
 	}
 	return 0
 }

@@ -5,7 +5,7 @@
 // thread blocks, and then all again for as long as time is left; the median of each counts. The paths take turns at each
 // point, so that whatever disturbs the machine disturbs them alike. Blocks are scattered over a gigabyte of device memory
 // and, but for staged copies, which are for hosts that lie contiguous, as much of the host's. What a device does not have is
-// noted and left out.
+// noted and left out. NICs that copy beside the device's paths (Options.NIC) are measured as those are, by the same batches.
 //
 // A device that others use is not measured. Large copies that go at different rates show others on the link, and a kernel
 // that takes much longer than a copy engine for one block shows others on the multiprocessors. The same is looked at

@@ -1,6 +1,7 @@
 package calibrate
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -9,6 +10,7 @@ import (
 	"github.com/jonboulle/clockwork"
 
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/stream"
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
@@ -27,10 +29,20 @@ const (
 // takes none. What the device lacks is ErrNotSupported.
 type Opener func(path stream.Path, ctas int) (stream.Stream, error)
 
+// NIC is the path by RDMA NICs, which the Opener opens, and what these have to be told.
+type NIC struct {
+	Path stream.Path // stream.PathNIC or stream.PathNICSoft
+	// Register lets the NICs reach memory, before a stream is opened; Unregister takes that back, after all are closed.
+	Register   func(regions ...*mem.Region) error
+	Unregister func(ctx context.Context, regions ...*mem.Region) error
+}
+
 // Options says how a device is measured. The zero value is the default.
 type Options struct {
 	// Key is what the profile will be stored under.
 	Key plan.Key
+	// NIC is measured beside the device's own paths. Nil: there is none.
+	NIC *NIC
 	// Budget is how long measuring should take. All points are measured once even if that takes longer. Zero:
 	// DefaultBudget.
 	Budget time.Duration
@@ -99,10 +111,11 @@ type variant struct {
 }
 
 // form is how batches are described to measure v: to kernels as pages, which cost a CPU next to nothing, so that what small
-// copies take is the device's time; to engines, and within the device, as lists.
+// copies take is the device's time, and to NICs, whose requests are of several pages where they can be; to engines, and
+// within the device, as lists.
 func (v *variant) form(dir plan.Direction) plan.Form {
 	switch v.path {
-	case stream.PathKernel, stream.PathKernelBulk, stream.PathStaged:
+	case stream.PathKernel, stream.PathKernelBulk, stream.PathStaged, stream.PathNIC, stream.PathNICSoft:
 		if dir != plan.D2D {
 			return plan.Paged
 		}
@@ -119,8 +132,8 @@ func (v *variant) String() string {
 }
 
 // variants are what is tried. A thread block of the bulk kernels is one warp; how many of its thread blocks a resident
-// batch needs is the stream's to decide.
-func variants() []*variant {
+// batch needs is the stream's to decide. A nic may be nil.
+func variants(nic *NIC) []*variant {
 	var (
 		bus       = []plan.Direction{plan.H2D, plan.D2H}
 		all       = []plan.Direction{plan.H2D, plan.D2H, plan.D2D}
@@ -141,5 +154,9 @@ func variants() []*variant {
 	for _, n := range []int{32, 16, 8} {
 		list = append(list, &variant{stream.PathKernelBulk, n, scattered, bus, fewBytes})
 	}
-	return append(list, &variant{stream.PathStaged, 32, both, bus, maxBytes})
+	list = append(list, &variant{stream.PathStaged, 32, both, bus, maxBytes})
+	if nic != nil {
+		list = append(list, &variant{nic.Path, 0, both, bus, maxBytes})
+	}
+	return list
 }

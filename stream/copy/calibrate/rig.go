@@ -31,6 +31,7 @@ const (
 type rig struct {
 	dev       device.Device
 	host, gpu *mem.Region
+	nic       *NIC // that has the memory registered; nil: none has
 	streams   []opened
 	opposite  []opened // what copies the opposite way
 	sizes     []int64
@@ -106,7 +107,17 @@ func (r *rig) openStream(open Opener, v *variant) error {
 	return nil
 }
 
-// close closes the streams and frees the memory. Where a stream does not close, the memory stays: it may still use it.
+// register lets the NICs reach the memory.
+func (r *rig) register(nic *NIC) error {
+	if err := nic.Register(r.gpu, r.host); err != nil {
+		return fmt.Errorf("register %d bytes of memory: %w", r.gpu.Len()+r.host.Len(), err)
+	}
+	r.nic = nic
+	return nil
+}
+
+// close closes the streams and frees the memory. Where a stream does not close, or a NIC does not let go of the memory, that
+// stays: they may still use it.
 func (r *rig) close(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
 	defer cancel()
@@ -116,8 +127,11 @@ func (r *rig) close(ctx context.Context) error {
 			errs = append(errs, fmt.Errorf("close the stream of %s: %w", s, err))
 		}
 	}
-	if len(errs) > 0 {
-		return fmt.Errorf("%d bytes of memory are left allocated: %w", r.gpu.Len()+r.host.Len(), errors.Join(errs...))
+	if len(errs) == 0 && r.nic != nil {
+		errs = append(errs, r.nic.Unregister(ctx, r.gpu, r.host))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("%d bytes of memory are left allocated: %w", r.gpu.Len()+r.host.Len(), err)
 	}
 	return r.free()
 }

@@ -47,7 +47,7 @@ func TestCacheKeepsProfiles(t *testing.T) {
 		"GPU": func(k *plan.Key) { k.GPU += "x" }, "driver": func(k *plan.Key) { k.Driver += "x" },
 		"PCI": func(k *plan.Key) { k.PCI += "x" }, "speed": func(k *plan.Key) { k.LinkSpeed = "" },
 		"width": func(k *plan.Key) { k.LinkWidth = 8 }, "NUMA": func(k *plan.Key) { k.NUMANode = 0 },
-		"kernels": func(k *plan.Key) { k.Kernels += "x" },
+		"kernels": func(k *plan.Key) { k.Kernels += "x" }, "NIC": func(k *plan.Key) { k.NIC = "mlx5_0" },
 	} {
 		k := testKey
 		change(&k)

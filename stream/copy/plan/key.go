@@ -15,6 +15,8 @@ type Key struct {
 	LinkWidth int    `json:"link_width"` // lanes; zero where the bus does not say
 	NUMANode  int    `json:"numa_node"`  // of the GPU; -1 where unknown
 	Kernels   string `json:"kernels"`    // hash of the copy kernels
+	// NIC names the NICs that the profile has figures of, with what these depend on. Empty: of none.
+	NIC string `json:"nic,omitempty"`
 }
 
 // String names the key in reports.
@@ -23,12 +25,20 @@ func (k Key) String() string {
 	if k.LinkWidth > 0 || k.LinkSpeed != "" {
 		link = fmt.Sprintf("PCIe %s x%d", k.LinkSpeed, k.LinkWidth)
 	}
-	return fmt.Sprintf("GPU %s at %s (%s, NUMA node %d), driver %s, kernels %.12s", k.GPU, k.PCI, link, k.NUMANode, k.Driver, k.Kernels)
+	s := fmt.Sprintf("GPU %s at %s (%s, NUMA node %d), driver %s, kernels %.12s", k.GPU, k.PCI, link, k.NUMANode, k.Driver, k.Kernels)
+	if k.NIC != "" {
+		s += ", NIC " + k.NIC
+	}
+	return s
 }
 
 // hash names the key's file. The format's version is part of it, so that builds of two versions do not fight over one.
 func (k Key) hash() string {
-	sum := sha256.Sum256(fmt.Appendf(nil, "%d\x00%q\x00%q\x00%q\x00%q\x00%d\x00%d\x00%q",
-		formatVersion, k.GPU, k.Driver, k.PCI, k.LinkSpeed, k.LinkWidth, k.NUMANode, k.Kernels))
+	all := fmt.Appendf(nil, "%d\x00%q\x00%q\x00%q\x00%q\x00%d\x00%d\x00%q",
+		formatVersion, k.GPU, k.Driver, k.PCI, k.LinkSpeed, k.LinkWidth, k.NUMANode, k.Kernels)
+	if k.NIC != "" {
+		all = fmt.Appendf(all, "\x00%q", k.NIC)
+	}
+	sum := sha256.Sum256(all)
 	return hex.EncodeToString(sum[:16])
 }

@@ -1,0 +1,126 @@
+package calibrate_test
+
+import (
+	"context"
+	"errors"
+	"math"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/stream/copy/calibrate"
+	"github.com/kvlane/kvlane/stream/copy/plan"
+)
+
+// announced is a NIC that notes what it is told of memory.
+type announced struct {
+	regions                    []*mem.Region
+	registerErr, unregisterErr error
+	taken                      int           // back
+	kept                       []*mem.Region // that were not
+}
+
+func (a *announced) nic() *calibrate.NIC {
+	return &calibrate.NIC{
+		Path: stream.PathNIC,
+		Register: func(regions ...*mem.Region) error {
+			if a.registerErr == nil {
+				a.regions = append(a.regions, regions...)
+			}
+			return a.registerErr
+		},
+		Unregister: func(_ context.Context, regions ...*mem.Region) error {
+			a.taken++
+			if a.unregisterErr != nil {
+				a.kept = regions
+			}
+			a.regions = slices.DeleteFunc(a.regions, func(r *mem.Region) bool { return slices.Contains(regions, r) })
+			return a.unregisterErr
+		},
+	}
+}
+
+// TestMeasuresANIC: what a NIC takes is found as what the device's paths take is, for both layouts of the host's side, and the
+// planner takes it for the batches that it is the fastest for.
+func TestMeasuresANIC(t *testing.T) {
+	m := newMachine(t)
+	m.has = func(p stream.Path) bool {
+		return p == stream.PathNIC || p == stream.PathCopyEngine || p == stream.PathCopyEngineBatch
+	}
+	a := &announced{}
+	o := m.options()
+	o.Bytes, o.NIC = 32<<20, a.nic()
+	r, err := m.run(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a.taken != 1 || len(a.regions) != 0 {
+		t.Errorf("memory was taken back %d times, and %d regions are left", a.taken, len(a.regions))
+	}
+	pl, err := plan.New(r.Profile, plan.Options{Probe: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	can := plan.PathSet(stream.PathNIC, stream.PathCopyEngine, stream.PathCopyEngineBatch)
+	chosen := make(map[stream.Path]int)
+	for _, dir := range []plan.Direction{plan.H2D, plan.D2H} {
+		for side, hostRuns := range map[plan.Side]int{plan.Contiguous: 1, plan.Scattered: 0} {
+			for _, n := range []int{1, 3, 100, 10_000} {
+				for _, size := range []int64{256, 4096, 30_000, 1 << 20} {
+					q := plan.Request{Dir: dir, Form: plan.Paged, Pieces: n, Runs: n, HostRuns: hostRuns, Bytes: int64(n) * size}
+					truth := func(p stream.Path) float64 { return honest(work{path: p, dir: dir, side: side, n: n, size: size}) }
+					got, ok := pl.Predict(q, stream.PathNIC, 0)
+					if want := truth(stream.PathNIC); n > 1 && (!ok || math.Abs(float64(got)/want-1) > 0.03) {
+						t.Errorf("%d copies of %d bytes %s, host %s: predicted at %v, they take %v", n, size, dir, side, got, time.Duration(want))
+					}
+					c := pl.Choose(q, can)
+					chosen[c.Path]++
+					best := min(truth(stream.PathNIC), truth(stream.PathCopyEngine), truth(stream.PathCopyEngineBatch))
+					if n > 1 && truth(c.Path) > 1.06*best {
+						t.Errorf("%d copies of %d bytes %s, host %s: %s takes %.0f ns, the best %.0f", n, size, dir, side, c.Path, truth(c.Path), best)
+					}
+				}
+			}
+		}
+	}
+	if chosen[stream.PathNIC] == 0 || chosen[stream.PathCopyEngine]+chosen[stream.PathCopyEngineBatch] == 0 {
+		t.Errorf("paths chosen: %v", chosen)
+	}
+}
+
+// TestNICThatCannotBeMeasured: memory that it does not reach leaves it out; any other failure is told, and memory that it does not
+// let go of is not freed.
+func TestNICThatCannotBeMeasured(t *testing.T) {
+	m := newMachine(t)
+	a := &announced{registerErr: errdefs.ErrNotSupported}
+	o := m.options()
+	o.NIC = a.nic()
+	r, err := m.run(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.ContainsFunc(r.Missing, func(m calibrate.Missing) bool { return m.Path == stream.PathNIC }) || a.taken != 0 {
+		t.Errorf("missing: %+v; taken back %d times", r.Missing, a.taken)
+	}
+	for name, a := range map[string]*announced{
+		"register":   {registerErr: errdefs.ErrNoMemory},
+		"unregister": {unregisterErr: errdefs.ErrBusy},
+	} {
+		o.NIC = a.nic()
+		_, err := m.run(o)
+		if a.registerErr != nil && !errors.Is(err, a.registerErr) || a.unregisterErr != nil && !errors.Is(err, a.unregisterErr) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if kept := a.unregisterErr != nil; (len(a.kept) == 2) != kept {
+			t.Errorf("%s: %d regions kept", name, len(a.kept))
+		}
+		for _, r := range a.kept {
+			if err := m.dev.Free(r); err != nil {
+				t.Errorf("%s: memory that is still registered was freed: %v", name, err)
+			}
+		}
+	}
+}

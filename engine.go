@@ -25,9 +25,8 @@ type Engine struct {
 	dev     device.Device
 	planner *plan.Planner
 	budget  *plan.Budget
-	nics    nicStack // nil: none are used
-	// loadsByNIC and dumpsByNIC say what the store does by nics.
-	loadsByNIC, dumpsByNIC bool
+	nics    *NICs               // nil: none are used
+	carrier *streamcopy.Carrier // of nics, for copy streams; nil: these go without
 
 	pinned  *mem.Region
 	cache   *cache.Tier
@@ -52,7 +51,7 @@ func Open(ctx context.Context, c Config) (_ *Engine, err error) {
 		}
 	}()
 	with := func(step func(context.Context) error) func() error { return func() error { return step(ctx) } }
-	for _, step := range []func() error{e.openDevice, with(e.openPlanner), with(e.openNICs), e.openCache, e.openLower, e.openStore} {
+	for _, step := range []func() error{e.openDevice, e.openNICs, with(e.openPlanner), e.openCache, e.openLower, e.openStore} {
 		if err := ctx.Err(); err != nil {
 			return nil, context.Cause(ctx)
 		}
@@ -82,7 +81,11 @@ func (e *Engine) openDevice() error {
 // openPlanner comes before the cache: what measuring needs of pinned memory is free by then again.
 func (e *Engine) openPlanner(ctx context.Context) error {
 	s := &e.cfg.Stream
-	profile, notes, err := s.profile(ctx, e.dev)
+	var nics *NICs // that copy streams have
+	if e.carrier != nil {
+		nics = e.nics
+	}
+	profile, notes, err := s.profile(ctx, e.dev, nics)
 	if err != nil {
 		return fmt.Errorf("find the profile of the device: %w", err)
 	}
@@ -90,8 +93,11 @@ func (e *Engine) openPlanner(ctx context.Context) error {
 	if e.budget, err = plan.NewBudget(s.Budget); err != nil {
 		return err
 	}
-	e.planner, err = plan.New(profile, plan.Options{Policy: s.Policy, Budget: e.budget})
-	return err
+	if e.planner, err = plan.New(profile, plan.Options{Policy: s.Policy, Budget: e.budget}); err != nil {
+		return err
+	}
+	e.planNICs(ctx)
+	return nil
 }
 
 func (e *Engine) openCache() error {
@@ -140,7 +146,7 @@ func (e *Engine) openLower() error {
 func (e *Engine) openStore() error {
 	s, err := store.Open(store.Config{
 		Format: e.format(), Cache: e.cache, Next: e.lower,
-		OpenLoad: e.openLoadStream, OpenDump: e.openDumpStream,
+		OpenLoad: e.openStoreStream, OpenDump: e.openStoreStream,
 		Verify: e.cfg.Store.Verify, Readers: e.cfg.Store.Readers, Writers: e.cfg.Store.Writers,
 		LeaseMax: e.cfg.Store.LeaseMax, Hooks: e.cfg.Store.Hooks,
 	})
@@ -158,16 +164,22 @@ func (e *Engine) format() block.Format {
 
 func (e *Engine) onClose(f func(context.Context) error) { e.closers = append(e.closers, f) }
 
-// OpenStream opens another copy stream on the engine's device, configured as the store's are where they use no NIC. The
-// caller closes it before the engine.
+// OpenStream opens another copy stream on the engine's device, configured as the store's are. The caller closes it before the
+// engine.
 //
-// With NICs it is still a copy stream, since an EventStream can wait for a queue of the device on the device, and a NIC
-// cannot. What dumps by NIC have to wait for is waited for by the host: name in store.DumpOptions.After a mem.Dependency whose Done
-// is closed once the work of the queue has completed, such as a ticket of another stream, or one of your own over a
-// device.Event.
-func (e *Engine) OpenStream() (stream.EventStream, error) {
+// Under GDRRequire the store's streams are of NICs alone, and this is still a copy stream, since an EventStream can wait for a
+// queue of the device on the device, and a NIC cannot. What dumps by NIC have to wait for is then waited for by the host: name in
+// store.DumpOptions.After a mem.Dependency whose Done is closed once the work of the queue has completed, such as a ticket
+// of another stream, or one of your own over a device.Event.
+func (e *Engine) OpenStream() (stream.EventStream, error) { return e.openCopyStream(e.carrier) }
+
+// openCopyStream opens a copy stream, with the path by NIC if there is one.
+func (e *Engine) openCopyStream(nic *streamcopy.Carrier) (stream.EventStream, error) {
 	c := &e.cfg.Stream
-	o := streamcopy.Options{Path: c.Path, QueueDepth: c.QueueDepth, CTAs: c.CTAs, StagingBytes: c.StagingBytes, Planner: e.planner}
+	o := streamcopy.Options{Path: c.Path, QueueDepth: c.QueueDepth, CTAs: c.CTAs, StagingBytes: c.StagingBytes, NIC: nic}
+	if e.planner != nil { // not so while NICs in software are measured
+		o.Planner = e.planner
+	}
 	if c.Policy.Goal == plan.Background {
 		// Few kernels, each of which should begin as soon as it can.
 		o.HighPriority = true

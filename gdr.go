@@ -18,10 +18,11 @@ type GDR string
 const (
 	// GDROff does not use a NIC.
 	GDROff GDR = "off"
-	// GDRAuto uses the NICs that RDMAConfig names, where they can be used. Where it names none, the nearest are tried when the
-	// engine opens, for about half a second, and loads, or dumps, or both go by them if that is faster than copy streams.
-	// Engine.Notes says what was found, or why NICs cannot be used. It never takes a NIC in software. The host program has
-	// to name its memory to Engine.Register in any case, as it cannot know what will be found.
+	// GDRAuto adds the NICs that RDMAConfig selects to the paths of the engine's copy streams, where they can be used: they are
+	// measured with the GPU's own paths (StreamConfig.Calibration), and the planner takes them for each batch that they are
+	// the fastest for. Engine.Notes says why they cannot be used. NICs that fail a batch, or take none, are not used again;
+	// store.Stats counts that and says why. It never takes a NIC in software. The host program has to name its memory to
+	// Engine.Register: what is not registered travels by the other paths.
 	GDRAuto GDR = "auto"
 	// GDRRequire uses NICs, and is an error where that is not possible. With ProviderSoft that is a NIC in software.
 	GDRRequire GDR = "require"
@@ -69,7 +70,10 @@ type RDMAConfig struct {
 	QueuePairs int
 	// RegisterOnUse registers memory that a load or dump names and that Engine.Register was not told of. That holds the load or
 	// dump up for milliseconds, and the memory must be given to Engine.Unregister before it is freed all the same.
+	// Under GDRAuto NICs that cannot register it are not used any more.
 	RegisterOnUse bool
+
+	softByPlan bool // GDRAuto takes NICs in software too, for tests
 }
 
 // validate reports everything wrong at once.
@@ -116,9 +120,6 @@ func (r *RDMAConfig) validate() error {
 	return errors.Join(errs...)
 }
 
-// named reports whether the configuration names NICs.
-func (r *RDMAConfig) named() bool { return len(r.NICs) > 0 || r.NICsByDevice != nil }
-
 // validateGDR reports what of the configuration's parts does not go together.
 func (c *Config) validateGDR() error {
 	var errs []error
@@ -150,6 +151,10 @@ type NICChoice struct {
 // stands between the engine and the packages that a build with the tag nonic leaves out.
 type nicStack interface {
 	choices() []NICChoice
+	// identity names the NICs with all that what they take depends on.
+	identity() string
+	path() stream.Path
+	reaches(r *mem.Region) bool
 	register(regions ...*mem.Region) error
 	unregister(ctx context.Context, regions ...*mem.Region) error
 	openStream() (stream.Stream, error)
@@ -157,66 +162,67 @@ type nicStack interface {
 }
 
 // openNICs opens the NICs that are asked for, or says why the engine goes on without.
-func (e *Engine) openNICs(ctx context.Context) error {
-	switch c := &e.cfg; {
-	case c.Store.GDR == GDRRequire:
-		n, err := e.newNICs()
-		if err != nil {
-			return fmt.Errorf("gdr requires a NIC: %w", err)
-		}
-		e.useNICs(n, true, true)
-	case c.Store.GDR != GDRAuto:
-	case c.RDMA.Provider == ProviderSoft:
+func (e *Engine) openNICs() error {
+	c := &e.cfg
+	auto := c.Store.GDR == GDRAuto
+	switch {
+	case !auto && c.Store.GDR != GDRRequire:
+		return nil
+	case auto && c.RDMA.Provider == ProviderSoft && !c.RDMA.softByPlan:
 		e.noteWithoutNIC("gdr is auto, which never takes a NIC in software")
+		return nil
+	case auto && c.Stream.Path != stream.PathNone: // there is nothing to plan
+		e.noteWithoutNIC(fmt.Sprintf("path %s is forced", c.Stream.Path))
+		return nil
+	}
+	// Copy streams that move the bytes of NICs in software do not take these in turn.
+	n, err := newNICStack(&c.RDMA, e.dev, func() (stream.Stream, error) { return e.openCopyStream(nil) })
+	switch {
+	case err == nil:
+	case auto:
+		e.noteWithoutNIC(err.Error())
+		return nil
 	default:
-		n, err := e.newNICs()
-		switch {
-		case err != nil:
-			e.noteWithoutNIC(err.Error())
-		case c.RDMA.named():
-			e.useNICs(n, true, true)
-		default:
-			e.chooseNICs(ctx, n)
-		}
+		return fmt.Errorf("gdr requires a NIC: %w", err)
+	}
+	e.nics = &NICs{stack: n}
+	e.onClose(e.nics.Close)
+	if auto {
+		e.carrier = e.nics.carrier()
 	}
 	return nil
 }
 
-func (e *Engine) newNICs() (nicStack, error) {
-	return newNICStack(&e.cfg.RDMA, e.dev, func() (stream.Stream, error) { return e.OpenStream() })
+// planNICs has the planner's profile say whether NICs are of use to copy streams, and closes those that are not. What cannot be
+// closed, since a NIC does not come to rest, is closed with the engine.
+func (e *Engine) planNICs(ctx context.Context) {
+	if e.carrier == nil || hasFigures(e.planner.Profile(), e.carrier.Path) {
+		return
+	}
+	if err := e.nics.Close(context.WithoutCancel(ctx)); err != nil {
+		e.noteWithoutNIC("it is still open: " + err.Error())
+	}
+	e.nics, e.carrier = nil, nil
 }
 
-// useNICs takes n for loads, dumps or both.
-func (e *Engine) useNICs(n nicStack, loads, dumps bool) {
-	e.nics, e.loadsByNIC, e.dumpsByNIC = n, loads, dumps
-	e.onClose(n.close)
-}
+func (e *Engine) noteWithoutNIC(why string) { e.note(withoutNIC(why)) }
 
-func (e *Engine) noteWithoutNIC(why string) { e.note("copies go without a NIC: " + why) }
-
-func (e *Engine) openLoadStream() (stream.Stream, error) { return e.openStoreStream(e.loadsByNIC) }
-
-func (e *Engine) openDumpStream() (stream.Stream, error) { return e.openStoreStream(e.dumpsByNIC) }
+func withoutNIC(why string) string { return "copies go without a NIC: " + why }
 
 // openStoreStream opens a stream for the store's loads or dumps.
-func (e *Engine) openStoreStream(byNIC bool) (stream.Stream, error) {
-	if !byNIC {
-		return e.OpenStream()
+func (e *Engine) openStoreStream() (stream.Stream, error) {
+	if e.cfg.Store.GDR == GDRRequire {
+		return e.nics.OpenStream()
 	}
-	s, err := e.nics.openStream()
-	if err == nil || e.cfg.Store.GDR == GDRRequire {
-		return s, err
-	}
-	e.noteWithoutNIC(err.Error())
 	return e.OpenStream()
 }
 
-// NICs returns those that loads or dumps travel by, and why these. Empty: none.
+// NICs returns those that copies travel by, under GDRAuto where the planner sends them, and why these. Empty: none.
 func (e *Engine) NICs() []NICChoice {
 	if e.nics == nil {
 		return nil
 	}
-	return e.nics.choices()
+	return e.nics.Choices()
 }
 
 // Register tells the engine of memory that loads and dumps will name: the host program's KV cache, whole. NICs reach only
@@ -226,7 +232,7 @@ func (e *Engine) Register(regions ...*mem.Region) error {
 	if e.nics == nil {
 		return nil
 	}
-	return e.nics.register(regions...)
+	return e.nics.Register(regions...)
 }
 
 // RegisterCache tells the engine of the host program's KV cache by the addresses on the engine's device and the sizes in bytes of
@@ -249,5 +255,5 @@ func (e *Engine) Unregister(ctx context.Context, regions ...*mem.Region) error {
 	if e.nics == nil {
 		return nil
 	}
-	return e.nics.unregister(ctx, regions...)
+	return e.nics.Unregister(ctx, regions...)
 }

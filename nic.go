@@ -4,9 +4,11 @@ package kvlane
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/kvlane/kvlane/device"
@@ -31,6 +33,7 @@ type nics struct {
 	set     *registry.Set
 	open    []*registry.Registry
 	chosen  []NICChoice
+	ids     []string                      // of the NICs, by which profiles know them
 	closers []func(context.Context) error // in order of acquiring
 }
 
@@ -79,6 +82,11 @@ func newNICStack(c *RDMAConfig, dev device.Device, openCopy func() (stream.Strea
 		}
 		n.open = append(n.open, g)
 		n.chosen = append(n.chosen, NICChoice{Name: g.Name(), Reason: candidates[i].Reason + "; " + port.Reason})
+		id, err := portIdentity(g, port)
+		if err != nil {
+			return nil, err
+		}
+		n.ids = append(n.ids, id)
 	}
 	if dev == nil {
 		return n, nil
@@ -207,6 +215,41 @@ func (n *nics) release(dev device.Device, regions ...*mem.Region) error {
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
+}
+
+// portIdentity names g and the port of it with all that what they take depends on.
+func portIdentity(g *registry.Registry, port topology.Port) (string, error) {
+	info := g.Device().Info()
+	p, err := g.Device().QueryPort(port.Number)
+	if err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%s %s %#x firmware %s port %d %g Gb/s MTU %s", info.Provider, info.Name, info.GUID, info.Firmware, p.Number, p.RateGbps, port.MTU), nil
+}
+
+// identity implements nicStack.
+func (n *nics) identity() string {
+	return fmt.Sprintf("%s, %d queue pairs", strings.Join(n.ids, ", "), cmp.Or(n.cfg.QueuePairs, nic.DefaultQueuePairs))
+}
+
+func (n *nics) path() stream.Path {
+	if n.cfg.Provider == ProviderSoft {
+		return stream.PathNICSoft
+	}
+	return stream.PathNIC
+}
+
+// reaches reports whether all of r can be copied from and to: it is registered, or will be.
+func (n *nics) reaches(r *mem.Region) bool {
+	if n.cfg.RegisterOnUse {
+		return true
+	}
+	for _, g := range n.open {
+		if !g.Covers(mem.All(r)) {
+			return false
+		}
+	}
+	return true
 }
 
 func (n *nics) choices() []NICChoice { return append([]NICChoice(nil), n.chosen...) }

@@ -46,5 +46,13 @@ func (n *NICs) Unregister(ctx context.Context, regions ...*mem.Region) error {
 // OpenStream opens a stream over all of the NICs, which the caller closes before them.
 func (n *NICs) OpenStream() (stream.Stream, error) { return n.stack.openStream() }
 
+// carrier returns what copy streams have of the NICs.
+func (n *NICs) carrier() *streamcopy.Carrier {
+	return &streamcopy.Carrier{Path: n.stack.path(), Open: n.stack.openStream, Reaches: n.stack.reaches}
+}
+
+// soft reports whether the NICs are in software.
+func (n *NICs) soft() bool { return n.stack.path() == stream.PathNICSoft }
+
 // Close closes the NICs. It stops at what does not close, and may be called again.
 func (n *NICs) Close(ctx context.Context) error { return n.stack.close(ctx) }

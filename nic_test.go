@@ -196,42 +196,6 @@ func TestRequireIsNeverAFallback(t *testing.T) {
 	}
 }
 
-// A trial of NICs measures both ways by both, and gives back what it took.
-func TestNICsAreTried(t *testing.T) {
-	for _, verify := range []store.VerifyPolicy{store.VerifyAlways, store.VerifyFill} {
-		c := softConfig(t)
-		c.Store.Verify = verify
-		e := openEngine(t, c)
-		rates, err := e.TryOwnNICs(t.Context())
-		if err != nil || len(rates) != 4 {
-			t.Fatalf("rates %v, %v", rates, err)
-		}
-		for i, r := range rates {
-			if !(r > 0) {
-				t.Errorf("rate %d is %v", i, r)
-			}
-		}
-	}
-}
-
-// A trial that fails says why, and leaves nothing behind: the engine closes without a complaint.
-func TestTrialOfNICsFails(t *testing.T) {
-	for _, op := range []string{sim.OpAlloc, sim.OpAllocHost, sim.OpWork, sim.OpFree} {
-		plan := fault.New(1)
-		c := softConfig(t)
-		c.Device.Sim.Faults = plan
-		e := openEngine(t, c)
-		for n := range 2 {
-			plan.Add(fault.Nth(op, int(plan.Seen(op))+n).Fail(nil))
-			before := plan.Injected()
-			if _, err := e.TryOwnNICs(t.Context()); errors.Is(err, fault.ErrInjected) != (plan.Injected() > before) {
-				t.Errorf("%s %d: %v, %d faults", op, n, err, plan.Injected()-before)
-			}
-			plan.Clear()
-		}
-	}
-}
-
 func TestAutoGoesOnWithoutANICAndSaysSo(t *testing.T) {
 	for name, c := range map[string]struct {
 		rdma kvlane.RDMAConfig

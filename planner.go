@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/kvlane/kvlane/device"
@@ -51,6 +52,9 @@ type CalibrateOptions struct {
 	Bytes int64
 	// Dir keeps the profiles. Empty: kvlane/profiles in the user's cache directory.
 	Dir string
+	// NICs are measured beside the device's own paths, and the profile is kept apart from those of other NICs, or of none. What
+	// NICs in software take is not stored. Nil: there are none.
+	NICs *NICs
 	// Progress, where it is not nil, is called as measuring goes on.
 	Progress func(done, total int, what string)
 }
@@ -74,16 +78,17 @@ type Calibrated struct {
 // if that takes too long.
 func Calibrate(ctx context.Context, dev device.Device, o CalibrateOptions) (*Calibrated, error) {
 	c := &Calibrated{}
-	cache, key := plan.Cache{Dir: o.Dir}, profileKey(dev)
+	cache, key := plan.Cache{Dir: o.Dir}, profileKey(dev, o.NICs)
 	if o.Wait > plan.DefaultPatience {
 		cache.Patience = o.Wait
 	}
 	measure := func(ctx context.Context) (plan.Profile, bool, error) {
-		r, err := calibrate.Run(ctx, dev, pathOpener(dev), calibrate.Options{Key: key, Budget: o.Budget, Wait: o.Wait, Bytes: o.Bytes, Progress: o.Progress})
+		run := calibrate.Options{Key: key, Budget: o.Budget, Wait: o.Wait, Bytes: o.Bytes, Progress: o.Progress, NIC: o.NICs.calibrated()}
+		r, err := calibrate.Run(ctx, dev, pathOpener(dev, o.NICs), run)
 		if err != nil {
 			return plan.Profile{}, false, err
 		}
-		c.Result, c.Stored = r, r.Storable()
+		c.Result, c.Stored = r, r.Storable() && (o.NICs == nil || !o.NICs.soft())
 		return r.Profile, c.Stored, nil
 	}
 	var err error
@@ -105,10 +110,10 @@ func Calibrate(ctx context.Context, dev device.Device, o CalibrateOptions) (*Cal
 	return c, nil
 }
 
-// StoredProfile returns the stored profile of dev's copy paths; it measures nothing. dir as CalibrateOptions.Dir. The error
+// StoredProfile returns the stored profile of dev's copy paths, without NICs; it measures nothing. dir as CalibrateOptions.Dir. The error
 // wraps ErrNotFound where none is stored, ErrCorrupt or ErrMismatch where it cannot be used.
 func StoredProfile(dev device.Device, dir string) (*Calibrated, error) {
-	cache, key := plan.Cache{Dir: dir}, profileKey(dev)
+	cache, key := plan.Cache{Dir: dir}, profileKey(dev, nil)
 	file, err := cache.File(key)
 	if err != nil {
 		return nil, err
@@ -120,47 +125,102 @@ func StoredProfile(dev device.Device, dir string) (*Calibrated, error) {
 	return &Calibrated{Profile: p, File: file, Stored: true}, nil
 }
 
-func pathOpener(dev device.Device) calibrate.Opener {
+// calibrated returns what measuring has to know of the NICs, which may be nil.
+func (n *NICs) calibrated() *calibrate.NIC {
+	if n == nil {
+		return nil
+	}
+	return &calibrate.NIC{Path: n.stack.path(), Register: n.Register, Unregister: n.Unregister}
+}
+
+// pathOpener opens streams of dev on one path each, by nics too unless they are nil.
+func pathOpener(dev device.Device, nics *NICs) calibrate.Opener {
+	var nic *streamcopy.Carrier
+	if nics != nil {
+		nic = nics.carrier()
+	}
 	return func(path stream.Path, ctas int) (stream.Stream, error) {
-		return streamcopy.Open(dev, streamcopy.Options{Path: path, CTAs: ctas})
+		return streamcopy.Open(dev, streamcopy.Options{Path: path, CTAs: ctas, NIC: nic})
 	}
 }
 
-func profileKey(dev device.Device) plan.Key {
+// profileKey returns what a profile of dev is stored under, of its own paths and of nics, which may be nil.
+func profileKey(dev device.Device, nics *NICs) plan.Key {
 	sum := sha256.New()
 	for _, m := range kernels.Modules() {
 		sum.Write(m.PTX)
 	}
-	return calibrate.Key(dev.Info(), hex.EncodeToString(sum.Sum(nil)[:8]), os.DirFS("/sys"))
+	k := calibrate.Key(dev.Info(), hex.EncodeToString(sum.Sum(nil)[:8]), os.DirFS("/sys"))
+	if nics != nil {
+		k.NIC = nics.stack.identity()
+	}
+	return k
 }
 
-// profile returns what the engine plans with, and what the user should know of it.
-func (s *StreamConfig) profile(ctx context.Context, dev device.Device) (p plan.Profile, notes []string, err error) {
-	builtin := func(why string) (plan.Profile, []string, error) {
-		return plan.Default(), append(notes, "copy paths are chosen by built-in figures: "+why), nil
+// hasFigures reports whether the path was measured.
+func hasFigures(p *plan.Profile, path stream.Path) bool {
+	return slices.ContainsFunc(p.Models, func(m plan.Model) bool { return m.Path == path })
+}
+
+// profile returns what the engine plans with, and what the user should know of it. It has figures of nics, which may be nil,
+// or says why not.
+func (s *StreamConfig) profile(ctx context.Context, dev device.Device, nics *NICs) (p plan.Profile, notes []string, err error) {
+	note := func(n string) {
+		if n != "" {
+			notes = append(notes, n)
+		}
+	}
+	if nics != nil {
+		p, n, err := s.found(ctx, dev, nics)
+		switch {
+		case ctx.Err() != nil:
+			return plan.Profile{}, nil, context.Cause(ctx)
+		case err == nil && hasFigures(&p, nics.stack.path()):
+			note(n)
+			return p, notes, nil
+		case err == nil:
+			err = fmt.Errorf("the profile of %s has no figures of it: %w", p.Key, errdefs.ErrNotSupported)
+		}
+		note(withoutNIC(err.Error()))
 	}
 	if dev.Info().Driver == string(Sim) {
-		return plan.Default(), nil, nil
+		return plan.Default(), notes, nil
 	}
-	if s.Calibration == CalibrateNever {
-		p, err := (plan.Cache{Dir: s.ProfileDir}).Load(profileKey(dev))
-		if err != nil {
-			return builtin(err.Error())
-		}
-		return p, nil, nil
-	}
-	c, err := Calibrate(ctx, dev, CalibrateOptions{Dir: s.ProfileDir})
+	p, n, err := s.found(ctx, dev, nil)
 	if ctx.Err() != nil {
 		return plan.Profile{}, nil, context.Cause(ctx)
 	}
+	note(n)
 	if err != nil {
-		return builtin(err.Error())
+		note("copy paths are chosen by built-in figures: " + err.Error())
+		return plan.Default(), notes, nil
 	}
-	if c.Note != "" {
-		notes = append(notes, c.Note)
+	return p, notes, nil
+}
+
+// What a simulated device, which is measured each time anew, is measured with.
+const (
+	simBytes  = 16 << 20
+	simBudget = 100 * time.Millisecond
+)
+
+// found returns the stored profile, or measures it if the configuration has it so. The note says what was wrong with a stored
+// one.
+func (s *StreamConfig) found(ctx context.Context, dev device.Device, nics *NICs) (p plan.Profile, note string, err error) {
+	if s.Calibration == CalibrateNever {
+		p, err := (plan.Cache{Dir: s.ProfileDir}).Load(profileKey(dev, nics))
+		return p, "", err
 	}
-	if !c.Stored {
-		return builtin("somebody else used this GPU while it was measured: " + c.Result.Loaded)
+	o := CalibrateOptions{Dir: s.ProfileDir, NICs: nics}
+	if dev.Info().Driver == string(Sim) {
+		o.Bytes, o.Budget = simBytes, simBudget
 	}
-	return c.Profile, notes, nil
+	c, err := Calibrate(ctx, dev, o)
+	switch {
+	case err != nil:
+		return plan.Profile{}, "", err
+	case c.Result != nil && c.Result.Loaded != "":
+		return plan.Profile{}, c.Note, fmt.Errorf("somebody else used this GPU while it was measured: %s: %w", c.Result.Loaded, errdefs.ErrBusy)
+	}
+	return c.Profile, c.Note, nil
 }

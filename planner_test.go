@@ -88,7 +88,7 @@ func TestEngineProfile(t *testing.T) {
 	c := kvlane.StreamConfig{Calibration: kvlane.CalibrateNever, ProfileDir: t.TempDir()}
 	profile := func(c kvlane.StreamConfig, dev device.Device) (string, string) {
 		t.Helper()
-		p, notes, err := kvlane.Profile(&c, t.Context(), dev)
+		p, notes, err := kvlane.Profile(&c, t.Context(), dev, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -104,7 +104,7 @@ func TestEngineProfile(t *testing.T) {
 		t.Errorf("simulated: %q, notes %q", source, notes)
 	}
 	stored := plan.Default()
-	stored.Key, stored.Source = kvlane.ProfileKey(dev), "measured elsewhen"
+	stored.Key, stored.Source = kvlane.ProfileKey(dev, nil), "measured elsewhen"
 	cache := plan.Cache{Dir: c.ProfileDir}
 	if err := cache.Store(stored); err != nil {
 		t.Fatal(err)
@@ -140,15 +140,7 @@ func TestEngineProfile(t *testing.T) {
 
 // TestReportedSlowdownLowersTheBudget: what the host program reports reaches what bounds the copies.
 func TestReportedSlowdownLowersTheBudget(t *testing.T) {
-	e, err := kvlane.Open(t.Context(), testConfig(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := e.Close(context.WithoutCancel(t.Context())); err != nil {
-			t.Error(err)
-		}
-	}()
+	e := openEngine(t, testConfig(t))
 	before := e.Budget().Limits()
 	for deadline := time.Now().Add(10 * time.Second); e.Budget().Limits().CTAs >= before.CTAs; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -11,7 +12,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvlane/kvlane"
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/replay"
+	"github.com/kvlane/kvlane/stream"
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
 
@@ -19,6 +23,7 @@ type calibrateFlags struct {
 	device string
 	index  int
 	opts   kvlane.CalibrateOptions
+	rdma   rdmaFlags
 	json   bool
 }
 
@@ -29,12 +34,13 @@ func newCalibrateCommand() *cobra.Command {
 		Short: "Measure a GPU's copy paths, and show what is chosen when",
 		Long: `calibrate measures how long each copy path of a GPU takes, by size, number of copies and direction, and fits a small model to
 it. The planner chooses each batch's path by that model. The profile is stored, by GPU, driver, PCIe link and kernels, and used from then on by
-every process of the user; it is measured again with --force, or when one of these has changed.
+every process of the user; it is measured again with --force, or when one of these has changed. With --gdr auto or require the NICs that
+replays with the same flags may use are measured too, for a profile of their own.
 
 Measuring needs the GPU to itself for the two seconds it takes. A GPU that is in use is not measured: the command says what shows that, and
 fails, or waits as long as --wait allows. If somebody comes while it measures, the profile is shown, said to be that, and not stored. One
 process of a host measures at a time. Figures of the simulated device are never stored.`,
-		Example: "  kvlane calibrate --device cuda --force",
+		Example: "  kvlane calibrate --device cuda --force\n  kvlane calibrate --device cuda --gdr require --nic mlx5_0",
 		Args:    usageArgs(cobra.NoArgs),
 		RunE:    func(cmd *cobra.Command, _ []string) error { return runCalibrate(cmd, &f) },
 	}
@@ -46,6 +52,7 @@ process of a host measures at a time. Figures of the simulated device are never 
 	fl.DurationVar(&f.opts.Wait, "wait", 0, "how long to wait for a GPU that is in use, or for another process that measures")
 	fl.Var(sizeValue{&f.opts.Bytes}, "memory", "device memory, and as much pinned memory, to measure with; 0 is 1GiB, or what there is")
 	fl.StringVar(&f.opts.Dir, "profile-dir", "", "where profiles are kept (default kvlane/profiles in the user's cache directory)")
+	f.rdma.register(fl)
 	fl.BoolVar(&f.json, "json", false, "print one JSON object")
 	return cmd
 }
@@ -57,7 +64,13 @@ func runCalibrate(cmd *cobra.Command, f *calibrateFlags) (err error) {
 	if f.opts.Wait < 0 {
 		return usagef("--wait %v: it is negative", f.opts.Wait)
 	}
-	dev, note, err := kvlane.OpenDevice(kvlane.DeviceConfig{Driver: kvlane.Driver(f.device), Index: f.index})
+	gdr, err := kvlane.ParseGDR(f.rdma.gdr)
+	if err != nil {
+		return &usageError{err}
+	}
+	c := kvlane.DeviceConfig{Driver: kvlane.Driver(f.device), Index: f.index}
+	c.Sim.HostAddresses = gdr != kvlane.GDROff && !f.rdma.soft() // where NICs can be given it
+	dev, note, err := kvlane.OpenDevice(c)
 	if err != nil {
 		return err
 	}
@@ -65,6 +78,31 @@ func runCalibrate(cmd *cobra.Command, f *calibrateFlags) (err error) {
 	if note != "" {
 		fmt.Fprintln(cmd.ErrOrStderr(), note)
 	}
+	if f.opts.NICs, err = f.openNICs(cmd, dev, gdr); err != nil {
+		return err
+	}
+	if nics := f.opts.NICs; nics != nil {
+		defer func() { err = errors.Join(err, nics.Close(context.WithoutCancel(cmd.Context()))) }()
+	}
+	calibrated, err := f.calibrate(cmd, dev)
+	if err != nil {
+		return err
+	}
+	if calibrated.Note != "" {
+		fmt.Fprintln(cmd.ErrOrStderr(), calibrated.Note)
+	}
+	r, err := newCalibrateReport(calibrated)
+	if err != nil {
+		return err
+	}
+	if f.json {
+		return writeJSON(cmd, r)
+	}
+	return r.WriteText(cmd.OutOrStdout())
+}
+
+// calibrate shows how far it is.
+func (f *calibrateFlags) calibrate(cmd *cobra.Command, dev device.Device) (*kvlane.Calibrated, error) {
 	var bar *progressbar.ProgressBar
 	f.opts.Progress = func(done, total int, what string) {
 		if bar == nil {
@@ -78,20 +116,31 @@ func runCalibrate(cmd *cobra.Command, f *calibrateFlags) (err error) {
 	if bar != nil {
 		_ = bar.Finish() // as above
 	}
-	if err != nil {
-		return err
+	return c, err
+}
+
+// openNICs opens the NICs that are measured too, or none: where they need not be had, it says why they are not.
+func (f *calibrateFlags) openNICs(cmd *cobra.Command, dev device.Device, gdr kvlane.GDR) (*kvlane.NICs, error) {
+	if gdr == kvlane.GDROff {
+		return nil, nil
 	}
-	if c.Note != "" {
-		fmt.Fprintln(cmd.ErrOrStderr(), c.Note)
+	without := func(why string) (*kvlane.NICs, error) {
+		fmt.Fprintln(cmd.ErrOrStderr(), "no NIC is measured: "+why)
+		return nil, nil
 	}
-	r, err := newCalibrateReport(c)
-	if err != nil {
-		return err
+	if gdr == kvlane.GDRAuto && f.rdma.soft() {
+		return without("gdr is auto, which never takes a NIC in software")
 	}
-	if f.json {
-		return writeJSON(cmd, r)
+	nics, err := kvlane.OpenNICs(dev, f.rdma.config(), nil)
+	switch {
+	case err == nil:
+		return nics, nil
+	case errors.Is(err, errdefs.ErrInvalid):
+		return nil, &usageError{err}
+	case gdr == kvlane.GDRAuto:
+		return without(err.Error())
 	}
-	return r.WriteText(cmd.OutOrStdout())
+	return nil, fmt.Errorf("gdr requires a NIC: %w", err)
 }
 
 // calibrateReport is what the command prints.
@@ -142,6 +191,7 @@ func newCalibrateReport(c *kvlane.Calibrated) (*calibrateReport, error) {
 	for i := range c.Profile.Models {
 		can = can.With(c.Profile.Models[i].Path)
 	}
+	can = can.Without(stream.PathNICSoft) // which nothing chooses
 	for goal := plan.Throughput; goal <= plan.Background; goal++ {
 		pl, err := plan.New(c.Profile, plan.Options{Policy: plan.Policy{Goal: goal}, Probe: -1})
 		if err != nil {

@@ -15,7 +15,7 @@ type rdmaFlags struct {
 }
 
 func (r *rdmaFlags) register(flags *pflag.FlagSet) {
-	flags.StringVar(&r.gdr, "gdr", string(kvlane.GDROff), "copy by RDMA NICs connected to themselves: off, auto (by those that --nic names, or by the nearest if they are faster), or require")
+	flags.StringVar(&r.gdr, "gdr", string(kvlane.GDROff), "copy by RDMA NICs connected to themselves: off, auto (the batches that they are measured to be the fastest for), or require")
 	r.registerNICs(flags, "in software, to try the path; with --gdr require only")
 	r.registerQueuePairs(flags)
 }

@@ -70,3 +70,26 @@ func TestReplaySaysWhyThereIsNoNIC(t *testing.T) {
 		}
 	}
 }
+
+// What NICs take is measured and shown under their name; under auto one in software is not, and nothing says that it is chosen.
+func TestCalibrateNICsInSoftware(t *testing.T) {
+	args := []string{"calibrate", "--device", "sim", "--memory", "1MiB", "--budget", "20ms", "--profile-dir", t.TempDir(), "--rdma-provider", "soft"}
+	code, stdout, stderr := execute(t, append(args, "--gdr", "require")...)
+	if code != exitOK || stderr != "" {
+		t.Fatalf("exit code %d: %s", code, stderr)
+	}
+	for _, want := range []string{"NIC soft soft0 ", "\nnic-soft ", "Not stored"} {
+		if !strings.Contains(stdout, want) {
+			t.Errorf("the report lacks %q:\n%s", want, stdout)
+		}
+	}
+	if strings.Contains(stdout, "nic-soft/0") {
+		t.Errorf("a NIC in software is chosen:\n%s", stdout)
+	}
+	for _, extra := range [][]string{{"--gdr", "auto"}, {"--gdr", "auto", "--rdma-provider", "ibv", "--nic", "no-such-nic"}} {
+		code, stdout, stderr = execute(t, append(args, extra...)...)
+		if code != exitOK || !strings.Contains(stderr, "no NIC is measured: ") || strings.Contains(stdout, "nic") {
+			t.Errorf("%v: exit code %d, standard error %q:\n%s", extra, code, stderr, stdout)
+		}
+	}
+}

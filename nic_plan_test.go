@@ -1,0 +1,242 @@
+//go:build !nonic
+
+package kvlane_test
+
+import (
+	"bytes"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane"
+	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/stream/copy/plan"
+)
+
+// autoConfig is of an engine whose planner may take NICs in software.
+func autoConfig(t *testing.T) kvlane.Config {
+	t.Helper()
+	c := softConfig(t)
+	c.Store.GDR, c.Stream.ProfileDir = kvlane.GDRAuto, t.TempDir()
+	kvlane.AdmitSoft(&c)
+	return c
+}
+
+// measured returns what an engine of c plans with, and has later ones plan with what is stored.
+func measured(t *testing.T, c *kvlane.Config) plan.Profile {
+	t.Helper()
+	e := openEngine(t, *c)
+	p := *e.Planner().Profile()
+	if p.Key.NIC == "" || len(e.NICs()) == 0 {
+		t.Fatalf("profile of %s; notes: %q", p.Key, e.Notes())
+	}
+	c.Stream.Calibration = kvlane.CalibrateNever
+	return p
+}
+
+// storeProfile stores p, but that NICs take so many times as long for loads, and for dumps.
+func storeProfile(t *testing.T, c *kvlane.Config, p plan.Profile, loads, dumps float64) {
+	t.Helper()
+	models := 0
+	p.Models = slices.Clone(p.Models)
+	for i := range p.Models {
+		m := &p.Models[i]
+		if m.Path != stream.PathNIC && m.Path != stream.PathNICSoft {
+			continue
+		}
+		models++
+		factor := map[plan.Direction]float64{plan.H2D: loads, plan.D2H: dumps}[m.Dir]
+		m.Lead, m.Times = 0, slices.Clone(m.Times)
+		for k := range m.Times {
+			m.Times[k] *= factor
+		}
+	}
+	if models != 4 {
+		t.Fatalf("%d models of NICs in the profile", models)
+	}
+	if err := (plan.Cache{Dir: c.Stream.ProfileDir}).Store(p); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// byNIC counts the bytes of a replay that went by NICs, loads and dumps.
+func byNIC(t *testing.T, c kvlane.Config, layerwise bool) (loads, dumps, others int64) {
+	t.Helper()
+	e := openEngine(t, c)
+	if len(e.NICs()) == 0 || len(e.Notes()) != 0 {
+		t.Errorf("NICs %+v, notes %q", e.NICs(), e.Notes())
+	}
+	for _, p := range replayOn(t, e, e, layerwise).Paths {
+		switch {
+		case !strings.HasPrefix(p.Path, "nic"):
+			others += p.Bytes
+		case p.Direction == "load":
+			loads += p.Bytes
+		default:
+			dumps += p.Bytes
+		}
+	}
+	return loads, dumps, others
+}
+
+// TestAutoPlansByNIC: the planner has what NICs take beside what the device's paths do, and sends loads and dumps each by what is
+// the fastest; every byte is right.
+func TestAutoPlansByNIC(t *testing.T) {
+	plansByNIC(t, autoConfig(t))
+}
+
+// plansByNIC makes NICs look fast or slow to engines of c.
+func plansByNIC(t *testing.T, c kvlane.Config) {
+	t.Helper()
+	const never, always = 1e2, 1e-3
+	p := measured(t, &c)
+	for _, factors := range [][2]float64{{always, never}, {never, always}, {never, never}} {
+		storeProfile(t, &c, p, factors[0], factors[1])
+		for _, layerwise := range []bool{false, true} {
+			c.Store.Dirs = []string{t.TempDir()}
+			loads, dumps, others := byNIC(t, c, layerwise)
+			if loads > 0 != (factors[0] == always) || dumps > 0 != (factors[1] == always) || others == 0 {
+				t.Errorf("NICs take %v times as long for loads and dumps: %d bytes loaded, %d dumped by them, %d by others", factors, loads, dumps, others)
+			}
+		}
+	}
+}
+
+// TestAutoWithoutFigures: NICs of which nothing is known are not kept open, and the engine says so.
+func TestAutoWithoutFigures(t *testing.T) {
+	c := autoConfig(t)
+	c.Stream.Calibration = kvlane.CalibrateNever
+	w := newWorld(t, c)
+	if notes := strings.Join(w.e.Notes(), "\n"); !strings.Contains(notes, "copies go without a NIC: load profile") || w.e.NICs() != nil {
+		t.Errorf("NICs %+v, notes %q", w.e.NICs(), notes)
+	}
+	if err := errors.Join(w.dump(t, 0, 0), w.load(t, 0, 1)); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestForcedPathLeavesNICsOut: where every batch has its path there is nothing to plan.
+func TestForcedPathLeavesNICsOut(t *testing.T) {
+	c := autoConfig(t)
+	c.Stream.Path = stream.PathKernel
+	e := openEngine(t, c)
+	if notes := strings.Join(e.Notes(), "\n"); !strings.Contains(notes, "path kernel is forced") || e.NICs() != nil {
+		t.Errorf("NICs %+v, notes %q", e.NICs(), notes)
+	}
+}
+
+// TestNICsThatCannotBeMeasured: the device's own paths are planned for then, and the cause is told.
+func TestNICsThatCannotBeMeasured(t *testing.T) {
+	dev := openGPU(t)
+	nics, err := kvlane.OpenNICs(dev, kvlane.RDMAConfig{Provider: kvlane.ProviderSoft}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	nics.FailRegister(errdefs.ErrNoMemory)
+	c := kvlane.StreamConfig{ProfileDir: t.TempDir()}
+	stored := plan.Default()
+	store := func(nics *kvlane.NICs, source string) {
+		stored.Key, stored.Source = kvlane.ProfileKey(dev, nics), source
+		if err := (plan.Cache{Dir: c.ProfileDir}).Store(stored); err != nil {
+			t.Fatal(err)
+		}
+	}
+	store(nil, "measured without NICs")
+	for _, want := range []string{"register ", "has no figures of it"} {
+		p, notes, err := kvlane.Profile(&c, t.Context(), dev, nics)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if all := strings.Join(notes, "\n"); p.Source != "measured without NICs" || !strings.Contains(all, "copies go without a NIC: ") || !strings.Contains(all, want) {
+			t.Errorf("profile %q, notes %q", p.Source, all)
+		}
+		store(nics, "measured with NICs, which could not be")
+	}
+	if err := nics.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestProfilesOfNICsAreKeptApart: other NICs, or other queue pairs on them, have other profiles, and none of NICs in software is
+// stored.
+func TestProfilesOfNICsAreKeptApart(t *testing.T) {
+	dev := openGPU(t)
+	keys := []plan.Key{kvlane.ProfileKey(dev, nil)}
+	for _, rdma := range []kvlane.RDMAConfig{{}, {QueuePairs: 2}, {MTU: 1024}, {Count: 2}, {NICs: []string{"soft1"}, Count: 2}} {
+		rdma.Provider = kvlane.ProviderSoft
+		nics, err := kvlane.OpenNICs(dev, rdma, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		key := kvlane.ProfileKey(dev, nics)
+		if slices.Contains(keys, key) {
+			t.Errorf("%+v: the key of another: %s", rdma, key)
+		}
+		keys = append(keys, key)
+		if len(keys) == 2 {
+			c, err := kvlane.Calibrate(t.Context(), dev, kvlane.CalibrateOptions{
+				Dir: t.TempDir(), Bytes: 1 << 20, Budget: 10 * time.Millisecond, Wait: time.Minute, NICs: nics,
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			measured := slices.ContainsFunc(c.Profile.Models, func(m plan.Model) bool { return m.Path == stream.PathNICSoft && m.Points > 0 })
+			if c.Profile.Key != key || c.Stored || !measured {
+				t.Errorf("profile of %s, stored %v, NIC measured %v", c.Profile.Key, c.Stored, measured)
+			}
+		}
+		if err := nics.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestNICsThatFailUnderAuto: whichever work of the device fails, below a NIC or not, the store's copies work again once it does,
+// without the NIC if that was it, which is counted and told.
+func TestNICsThatFailUnderAuto(t *testing.T) {
+	stored := autoConfig(t)
+	storeProfile(t, &stored, measured(t, &stored), 1e-3, 1e-3)
+	hits, givenUp := 0, 0
+	for n := 0; ; n++ {
+		faults := fault.New(1)
+		c := stored
+		c.Device.Sim.Faults, c.Store.Dirs = faults, []string{t.TempDir()}
+		w := newWorld(t, c)
+		faults.Add(fault.Nth(sim.OpWork, int(faults.Seen(sim.OpWork))+n))
+		err := w.dump(t, 0, 0)
+		if err == nil {
+			err = w.load(t, 0, 1)
+		}
+		injected := faults.Injected()
+		if err != nil && injected == 0 {
+			t.Fatalf("work %d: %v, and no fault was injected", n, err)
+		}
+		faults.Clear()
+		if err := errors.Join(w.dump(t, 0, 0), w.load(t, 0, 1), w.dump(t, 1, 0), w.load(t, 1, 1)); err != nil {
+			t.Fatalf("work %d: once nothing fails any more: %v", n, err)
+		}
+		if got := w.page(t, 1); !bytes.Equal(got, w.page(t, 0)) || len(got) == 0 {
+			t.Fatalf("work %d: the page that was loaded is another", n)
+		}
+		if injected == 0 {
+			break
+		}
+		hits++
+		st := w.e.Store().Stats()
+		if st.PathsGivenUp > 0 {
+			givenUp++
+			if !errors.Is(st.GivenUp, fault.ErrInjected) || !strings.Contains(st.GivenUp.Error(), "nic-soft") {
+				t.Errorf("work %d: given up: %v", n, st.GivenUp)
+			}
+		}
+		w.close(t)
+	}
+	if hits < 2 || givenUp == 0 {
+		t.Errorf("%d works failed, and after %d of them the NIC was given up", hits, givenUp)
+	}
+}

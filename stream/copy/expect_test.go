@@ -31,10 +31,10 @@ type patientEvent struct {
 
 func (d patient) OpenQueue(o device.QueueOptions) (device.Queue, error) {
 	q, err := d.Device.OpenQueue(o)
-	if err != nil {
-		return nil, err
+	if q, ok := q.(*sim.Queue); ok {
+		return patientQueue{q, d.due}, err
 	}
-	return patientQueue{q.(*sim.Queue), d.due}, nil
+	return nil, err
 }
 
 func (q patientQueue) Record() (device.Event, error) {

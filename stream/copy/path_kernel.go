@@ -56,14 +56,22 @@ func (k *kernel) takes(*survey) bool { return true }
 func (k *kernel) calls() int         { return kernelStep + 1 }
 func (k *kernel) prepare() error     { return k.s.makeRing() }
 
+// summedStep is how much of the ring a step may take that leaves sums there: what the host has to do with them when the step is
+// done, it does while the next one copies.
+const summedStep = 256 << 10
+
 func (k *kernel) room(o *op) (span, bool) {
-	return k.s.ring.reserve(o.at.descriptorBytes(o.stats.descs, o.summed))
+	want := o.at.descriptorBytes(o.stats.descs, o.summed)
+	if o.summed {
+		want = min(want, summedStep)
+	}
+	return k.s.ring.reserve(want)
 }
 
 // sums reports whether the path fills the sums that a batch asks for.
 func (k *kernel) sums(o *op) bool {
 	p := o.batch.Paged
-	return k.names.pagedSum != "" && p != nil && len(p.Sums) > 0 && sumsFit(p, k.s.ring.maxChunk)
+	return k.names.pagedSum != "" && p != nil && len(p.Sums) > 0 && sumsFit(p, min(k.s.ring.maxChunk, summedStep))
 }
 
 // step writes descriptors into sp and launches kernels on them until the batch is through, sp is full, or kernelStep

@@ -187,14 +187,17 @@ func (r *resident) step(o *op, _ span, it *item) (done bool, err error) {
 	inline := o.stats.descs+o.stats.paged <= n*device.ResidentInline
 	e := &landing{}
 	it.apart, it.calls, it.event = true, 1, e
-	for _, w := range workers {
+	for i, w := range workers {
 		if o.at.described() {
+			workers = workers[:i]
 			break
 		}
-		seq, bytes, err := w.post(&o.at, share, inline)
+		seq, bytes := w.post(&o.at, share, inline)
 		e.add(w, seq)
 		it.bytes += bytes
-		if err != nil {
+	}
+	for _, w := range workers {
+		if err := w.ensure(); err != nil {
 			return false, err
 		}
 	}

@@ -33,6 +33,7 @@ type worker struct {
 	started  func() // called after each launch; nil: nobody wants to know
 
 	posted uint64 // the last entry that was written; used by whoever issues
+	seen   uint64 // an entry that is complete, not always the last one; used by whoever issues
 	launch device.Kernel
 
 	// mu is held while the kernel is launched: who posts an entry and who finds that the kernel has left would otherwise
@@ -65,8 +66,14 @@ func newWorker(dev device.Device, o ResidentOptions) (*worker, error) {
 // done returns the last entry that is complete.
 func (w *worker) done() uint64 { return hostmem.LoadUint64(w.control[device.ResidentDone:]) }
 
-// room reports whether another entry can be written. Of whoever issues.
-func (w *worker) room() bool { return w.posted-w.done() < residentDepth }
+// room reports whether another entry can be written. Of whoever issues. It looks at what the kernel has written only if need
+// be: to read what a device wrote takes a tenth of a microsecond.
+func (w *worker) room() bool {
+	if w.posted-w.seen == residentDepth {
+		w.seen = w.done()
+	}
+	return w.posted-w.seen < residentDepth
+}
 
 // next returns the memory of the entry that is posted next, and that of its table. There must be room.
 func (w *worker) next() (entry, table []byte, tableDev uint64) {
@@ -76,19 +83,19 @@ func (w *worker) next() (entry, table []byte, tableDev uint64) {
 	return b[at : at+device.ResidentEntryBytes], b[tableAt : tableAt+residentTable : tableAt+residentTable], uint64(w.region.Dev()) + tableAt
 }
 
-// post writes an entry for as much of c as fits and is about so many bytes, none if nothing is left, and makes sure that a
-// kernel is there to take it. inline: what is copied is written into the entry itself, which costs the kernel a read less. After an error
-// the entry may have been taken, and landed tells when nothing is touched any more. Of whoever issues.
-func (w *worker) post(c *cursor, limit int64, inline bool) (seq uint64, bytes int64, err error) {
+// post writes an entry for as much of c as fits and is about so many bytes, none if nothing is left. inline: what is copied is
+// written into the entry itself, which costs the kernel a read less. Whether a kernel is there to take it, ensure sees to. Of
+// whoever issues.
+func (w *worker) post(c *cursor, limit int64, inline bool) (seq uint64, bytes int64) {
 	e, buf, dev := w.next()
 	if inline {
 		if bytes = inEntry(e, c, limit); bytes > 0 {
-			return w.put(e), bytes, w.ensure()
+			return w.put(e), bytes
 		}
 	}
 	t := table{names: plainNames, buf: buf, dev: dev, limit: limit}
 	if c.describe(&t, &w.launch) == 0 {
-		return w.posted, 0, nil
+		return w.posted, 0
 	}
 	op := uint64(device.ResidentList)
 	if w.launch.Name == device.KernelCopyPaged {
@@ -99,7 +106,7 @@ func (w *worker) post(c *cursor, limit int64, inline bool) (seq uint64, bytes in
 		word(e, 2+i, v)
 	}
 	word(e, device.ResidentPieces, 0)
-	return w.put(e), t.bytes, w.ensure()
+	return w.put(e), t.bytes
 }
 
 // inEntry describes the batch in the entry e, as much as fits and is about so many bytes, and returns how many it is.
@@ -129,7 +136,7 @@ func (w *worker) put(e []byte) (seq uint64) {
 }
 
 // ensure makes sure that a kernel is there to take what was put, or comes when that is looked after: one that has not left
-// yet may do so without it.
+// yet may do so without it. After an error the entry may have been taken, and landed tells when nothing is touched any more.
 func (w *worker) ensure() error {
 	if !w.gone() && !w.failed.Load() {
 		return nil

@@ -58,7 +58,7 @@ func (b *bench) peers(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, b.rig.close()) }()
-	who := entries(o.PeerContenders, Lists)
+	who := entries(o.PeerContenders, o.Form)
 	b.left = len(places) * len(who)
 	p := &PeerReport{Device: o.Peer.Info().Name}
 	for len(places) > 0 {

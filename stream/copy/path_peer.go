@@ -10,8 +10,8 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
 
-// A kernel that copies between GPUs keeps as many bytes in flight as its multiprocessors can: over 18 NVLinks, of 396
-// GB/s, 32 thread blocks move 334 in scattered 4 KiB blocks and 351 in larger ones, 132 move 348 and 365. More
+// A kernel that copies between GPUs keeps as many bytes in flight as its multiprocessors can: over 18 NVLinks, of 387
+// GB/s, 32 thread blocks push 348 in scattered 4 KiB pages and 354 in larger ones, 132 push 362 and 369 (H200). More
 // multiprocessors than that have not been measured.
 const (
 	minPeerCTAs = 32

@@ -3,6 +3,7 @@ package copy_test
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"testing"
 
 	"github.com/kvlane/kvlane/device"
@@ -141,26 +142,33 @@ func TestConformancePeersCUDA(t *testing.T) {
 	}
 }
 
-// BenchmarkPeersCUDA measures pulls and pushes of blocks that are scattered on both sides, and of one large copy, of which
-// the others are to be a part.
+// BenchmarkPeersCUDA measures pulls and pushes of pages that are scattered on both sides, by kernels with so many thread blocks,
+// and of one large copy, of which the others are to be a part.
 func BenchmarkPeersCUDA(b *testing.B) {
 	near, far := cudaPeers(b)
 	const arena = 1 << 30
 	here, there := streamtest.DeviceMemory(near).Alloc(b, arena), streamtest.DeviceMemory(far).Alloc(b, arena)
 	whole := &mem.Batch{Dst: []mem.Extent{mem.All(here)}, Src: []mem.Extent{mem.All(there)}}
-	batches := map[string]*mem.Batch{"1GiB": whole}
-	for _, size := range []int64{4 << 10, 64 << 10, 1 << 20} {
-		batches[fmt.Sprintf("%dKiB", size>>10)] = scattered(here, there, int(min(arena/size, 100_000)), size)
-	}
-	for _, path := range peerPaths {
-		for _, name := range []string{"1GiB", "1024KiB", "64KiB", "4KiB"} {
-			if path == stream.PathPeerCopyEngine && name == "4KiB" {
-				continue // a second a batch
+	benchCUDA(b, near, "1GiB/pull", stream.PathPeerCopyEngine, whole, 1)
+	benchCUDA(b, near, "1GiB/push", stream.PathPeerCopyEngine, &mem.Batch{Dst: whole.Src, Src: whole.Dst}, 1)
+	for _, size := range []int64{256, 512, 1 << 10, 2 << 10, 4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20} {
+		all := int(arena / size)
+		rng := rand.New(rand.NewPCG(1, uint64(size)))
+		slots := rng.Perm(all)
+		var pairs []mem.PageSlot
+		for i, page := range rng.Perm(all)[:min(all, 100_000)] {
+			pairs = append(pairs, mem.PageSlot{Page: uint32(page), Slot: uint32(slots[i])})
+		}
+		for _, ctas := range []int{8, 32, 132} {
+			for dir, name := range map[mem.Direction]string{mem.ToPages: "pull", mem.ToSlots: "push"} {
+				batch := &mem.Batch{Paged: &mem.Paged{Dir: dir, Groups: []mem.PageGroup{{
+					Planes: []mem.Plane{{Region: here, Stride: size, Bytes: size}},
+					Slots:  mem.Slots{Region: there, Stride: size},
+					Pairs:  pairs,
+				}}}}
+				o := streamcopy.Options{Path: stream.PathPeerKernel, CTAs: ctas, QueueDepth: 2}
+				benchStream(b, near, fmt.Sprintf("%dB/%d CTAs/%s", size, ctas, name), o, batch)
 			}
-			pull := batches[name]
-			push := &mem.Batch{Dst: pull.Src, Src: pull.Dst}
-			benchCUDA(b, near, pathName(path)+"/"+name+"/pull", path, pull, 1)
-			benchCUDA(b, near, pathName(path)+"/"+name+"/push", path, push, 1)
 		}
 	}
 }

@@ -42,8 +42,8 @@ type defaultPath struct {
 }
 
 // The figures: kernels with 16 B loads, 512 threads a block; bulk copies with one warp a block; staged copies in batches of
-// 64 MiB; a resident kernel of two blocks of 1024 threads. Copies of 256 B to 2 KiB by copy engine are from what one costs
-// at 4 KiB.
+// 64 MiB; a resident kernel of two blocks of 1024 threads; peers' kernels, of pulls and pushes the slower, in
+// pages. Copies of 256 B to 2 KiB by copy engine are from what one costs at 4 KiB.
 var defaults = []defaultPath{
 	{stream.PathCopyEngine, 0, H2D, 7000, 5000, 0, [13]float64{0.094, 0.188, 0.375, 0.75, 1.5, 2.9, 5.6, 10, 17, 36, 48, 53, 54.5}},
 	{stream.PathCopyEngine, 0, D2H, 7000, 5000, 0, [13]float64{0.106, 0.212, 0.425, 0.85, 1.7, 3.2, 6, 11.5, 18, 37.5, 49.5, 52.5, 54.4}},
@@ -79,8 +79,9 @@ var defaults = []defaultPath{
 	{stream.PathResident, 2, D2H, 5000, 2000, 4, [13]float64{3.4, 6.3, 12.6, 24, 36, 38, 40, 40, 40, 40, 40, 40, 40}},
 
 	{stream.PathPeerCopyEngine, 0, Peer, 7000, 6000, 0, [13]float64{0.103, 0.206, 0.4125, 0.825, 1.65, 3.2, 6.3, 12.5, 24.6, 80, 206, 340, 385}},
-	{stream.PathPeerKernel, 8, Peer, 13500, 8000, 8, [13]float64{75, 140, 230, 290, 299, 320, 340, 340, 340, 340, 340, 340, 340}},
-	{stream.PathPeerKernel, 32, Peer, 13500, 8000, 8, [13]float64{84, 160, 260, 325, 334, 342, 351, 351, 351, 351, 351, 351, 351}},
+	{stream.PathPeerKernel, 8, Peer, 13500, 8000, 8, [13]float64{94.3, 101.6, 107, 168.6, 191.4, 200.2, 209.9, 209.8, 209.9, 210.2, 210, 211.5, 211.5}},
+	{stream.PathPeerKernel, 32, Peer, 13500, 8000, 8, [13]float64{152.8, 263.1, 316.5, 340.2, 348, 350.3, 351.4, 352.2, 352.5, 352.7, 353.6, 352.9, 352.9}},
+	{stream.PathPeerKernel, 132, Peer, 13500, 8000, 8, [13]float64{122.4, 251.4, 326.9, 353.9, 361.9, 366.5, 368, 367.5, 367, 368.3, 368.6, 368.2, 368.2}},
 }
 
 const (

@@ -11,12 +11,12 @@ import (
 )
 
 // What both ways at once are measured with: batches of duplexBytes, in copies of duplexSize, duplexRepeats times after one that
-// warms up. Those of one call each are larger: what the calls take of a CPU is another matter than what the bytes do.
+// warms up. Engines copy larger ones: what the calls take of a CPU is another matter than what the bytes do.
 const (
-	duplexBytes    = 16 << 20
-	duplexSize     = 64 << 10
-	duplexEachSize = 1 << 20
-	duplexRepeats  = 3
+	duplexBytes      = 16 << 20
+	duplexSize       = 64 << 10
+	duplexEngineSize = 1 << 20
+	duplexRepeats    = 3
 )
 
 // duplexID is a path in a direction.
@@ -52,8 +52,8 @@ func (c *calibration) duplex(ctx context.Context, open Opener) (map[duplexID]flo
 		c.progress(in.String() + ", both ways")
 		// What does not do what it says, measuring it alone will tell.
 		size := int64(duplexSize)
-		if in.path == stream.PathCopyEngine {
-			size = duplexEachSize
+		if in.path == stream.PathCopyEngine || in.path == stream.PathCopyEngineBatch {
+			size = duplexEngineSize
 		}
 		size = min(size, c.sizes[len(c.sizes)-1])
 		count := int(min(duplexBytes/size, in.most/size, c.most(size)))

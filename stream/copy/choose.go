@@ -90,16 +90,18 @@ func (s *Stream) can(o *op) (can, unsummed plan.Paths) {
 		able &^= peerPaths()
 	}
 	wants := o.sumsWanted()
-	for p, m := range s.movers {
-		if !able.Has(stream.Path(p)) || !s.takes(stream.Path(p), o) {
+	for p := range able.All {
+		if !s.takes(p, o) {
 			continue
 		}
-		if wants && stream.Path(p) == stream.PathKernelBulk && able.Has(stream.PathKernel) {
+		if wants && p == stream.PathKernelBulk && able.Has(stream.PathKernel) {
 			continue // with sums it fell to two thirds of its rate in two of four runs (H100); the plain kernel never did
 		}
-		can = can.With(stream.Path(p))
-		if k, ok := m.(summer); wants && (!ok || !k.sums(o)) {
-			unsummed = unsummed.With(stream.Path(p))
+		can = can.With(p)
+		if wants {
+			if k, ok := s.movers[p].(summer); !ok || !k.sums(o) {
+				unsummed = unsummed.With(p)
+			}
 		}
 	}
 	return can, unsummed
@@ -141,12 +143,12 @@ type starter interface {
 
 // starts tells the planner of kernels that would have to be started, and how many batches may share what that takes.
 func (s *Stream) starts(r *plan.Request, can plan.Paths) {
-	for p, m := range s.movers {
-		if k, ok := m.(starter); ok && can.Has(stream.Path(p)) {
+	for p := range can.All {
+		if k, ok := s.movers[p].(starter); ok {
 			now := time.Since(s.epoch)
 			r.Streak = k.streak(now)
 			if k.resting(now) {
-				r.Resting = r.Resting.With(stream.Path(p))
+				r.Resting = r.Resting.With(p)
 			}
 		}
 	}

@@ -193,8 +193,29 @@ func (p *Planner) Choose(r Request, can Paths) Choice {
 	if r.Bytes <= 0 || can == 0 || r.Dir >= directions || r.Form >= forms {
 		return Choice{Reason: ReasonNothing}
 	}
+	l := &p.learned
+	now := l.now()
+
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	key := l.key(&r, now)
+	cell := l.cell(key)
+	if cell != nil && r.Ahead == 0 {
+		alike := r
+		alike.Streak = 0
+		if again, ok := cell.repeat.take(p, &alike, can); ok {
+			l.begins(r.Dir, now, now+again.Predicted)
+			l.count(r.Dir, &again)
+			return again
+		}
+	}
+	return p.chooseAnew(&r, can, key, cell, now)
+}
+
+// chooseAnew looks at everything. cell is where the batch's like was seen, by key; nil: nowhere. The caller holds the mutex.
+func (p *Planner) chooseAnew(r *Request, can Paths, key cellKey, cell *cell, now time.Duration) Choice {
 	b := p.bounds(r.Dir)
-	choice := Choice{ChunkBytes: b.chunk, Pace: b.pace(r.Bytes)}
+	choice := Choice{ChunkBytes: b.chunk, Pace: b.pace(r.Bytes), cell: key}
 	var (
 		at  load
 		s   scales
@@ -202,31 +223,16 @@ func (p *Planner) Choose(r Request, can Paths) Choice {
 	)
 	table := p.table[r.Dir][r.Form]
 	l := &p.learned
-	now := l.now()
-
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	choice.cell = l.key(&r, now)
-	p.profile.load(&r, choice.cell.duplex(), &at)
-	cell := l.cell(choice.cell)
-	alike := r
-	alike.Streak = 0
-	if cell != nil && r.Ahead == 0 {
-		if again, ok := cell.repeat.take(p, &alike, can); ok {
-			l.begins(r.Dir, now, now+again.Predicted)
-			l.count(r.Dir, &again)
-			return again
-		}
-	}
+	p.profile.load(r, key.duplex(), &at)
 	l.scales(cell, can, now, &s)
-	list, fewest := p.cost(buf[:0], &r, &at, can, &b, &s)
+	list, fewest := p.cost(buf[:0], r, &at, can, &b, &s)
 	if len(list) == 0 {
 		// Better to move the bytes in some way than not at all.
 		choice.Path, choice.Reason = stream.Path(bits.TrailingZeros32(uint32(can))), ReasonUnmeasured
 		l.count(r.Dir, &choice)
 		return choice
 	}
-	x, reason := p.pick(list, &r, &b, cell)
+	x, reason := p.pick(list, r, &b, cell)
 	switch {
 	case fewest:
 		reason = ReasonFewest
@@ -243,8 +249,8 @@ func (p *Planner) Choose(r Request, can Paths) Choice {
 	l.begins(r.Dir, now, now+r.Ahead+choice.Predicted)
 	l.count(r.Dir, &choice)
 	if cell != nil && b.goal != Background && r.Ahead == 0 && !choice.probe && cell.paths[c.path].n >= probeEnough {
-		cell.repeat = repeat{by: p, r: alike, can: can, choice: choice, left: repeats}
-		cell.repeat.choice.again = true
+		cell.repeat = repeat{by: p, r: *r, can: can, choice: choice, left: repeats}
+		cell.repeat.r.Streak, cell.repeat.choice.again = 0, true
 	}
 	return choice
 }

@@ -2,6 +2,7 @@ package plan
 
 import (
 	"fmt"
+	"math/bits"
 	"time"
 
 	"github.com/kvlane/kvlane/stream"
@@ -121,6 +122,15 @@ func (s Paths) With(p stream.Path) Paths { return s | 1<<p }
 
 // Without returns the set without p.
 func (s Paths) Without(p stream.Path) Paths { return s &^ (1 << p) }
+
+// All yields the paths in the set in ascending order.
+func (s Paths) All(yield func(stream.Path) bool) {
+	for ; s != 0; s &= s - 1 {
+		if !yield(stream.Path(bits.TrailingZeros32(uint32(s)))) {
+			return
+		}
+	}
+}
 
 // Choice is how a batch should travel.
 type Choice struct {

@@ -292,8 +292,9 @@ func (e *engine) launch() {
 	e.filling = nil
 	e.near.forget()
 	e.inflight = append(e.inflight, t)
+	t.seal()
 	switch {
-	case len(t.Dst) == 0:
+	case t.pieces == 0:
 		t.landed.Store(true)
 	case e.chooser != nil && e.chooser.keepsBack(t):
 	default:
@@ -323,12 +324,6 @@ func (e *engine) recycle(t *Transfer) {
 		g.inside.CompareAndSwap(t, nil) // t will be filled again, and is outside then
 		g.leave()
 	}
-	clear(t.Dst)
-	clear(t.Src)
-	clear(t.items)
-	clear(t.held)
-	t.Dst, t.Src, t.items, t.held = t.Dst[:0], t.Src[:0], t.items[:0], t.held[:0]
-	t.bytes, t.err, t.read = 0, nil, false
-	t.landed.Store(false)
+	t.clear()
 	e.spare = append(e.spare, t)
 }

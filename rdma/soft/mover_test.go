@@ -259,12 +259,15 @@ func TestTransfersAreLarge(t *testing.T) {
 		o            soft.Options
 		requests     int
 		bytes        uint32
-		atMost, most int // transfers
+		cut          uint32 // where a second entry begins; zero: there is one
+		atMost, most int    // transfers
 	}{
-		{"no bound", soft.Options{}, 16, 4096, 1, 2},
-		{"pieces", soft.Options{TransferPieces: 4}, 16, 4096, 4, 5},
-		{"bytes", soft.Options{TransferBytes: 8192}, 16, 4096, 8, 9},
-		{"larger than the bound", soft.Options{TransferBytes: 8192}, 4, 16384, 4, 4},
+		{"no bound", soft.Options{}, 16, 4096, 0, 1, 2},
+		{"pieces", soft.Options{TransferPieces: 4}, 16, 4096, 0, 4, 5},
+		{"pieces, two of each", soft.Options{TransferPieces: 4}, 16, 4096, 512, 8, 9},
+		{"bytes", soft.Options{TransferBytes: 8192}, 16, 4096, 0, 8, 9},
+		{"larger than the bound", soft.Options{TransferBytes: 8192}, 4, 16384, 0, 4, 4},
+		{"entries that share a block", soft.Options{}, 16, 4096, 100, 1, 2},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			m := newSlowMover(1)
@@ -274,7 +277,11 @@ func TestTransfersAreLarge(t *testing.T) {
 			var wrs []rdma.SendWR
 			for i := range tt.requests {
 				at := int64(i) * int64(tt.bytes)
-				wrs = append(wrs, r.write(1, at, 1<<19+at, tt.bytes))
+				w := r.write(1, at, 1<<19+at, tt.bytes)
+				if tt.cut > 0 {
+					w.SGEs = []rdma.SGE{r.info.SGE(1<<19+at, tt.cut), r.info.SGE(1<<19+at+int64(tt.cut), tt.bytes-tt.cut)}
+				}
+				wrs = append(wrs, w)
 			}
 			post(t, r.qp, wrs...)
 			good(t, r.cq, tt.requests)

@@ -5,10 +5,41 @@ import "github.com/kvlane/kvlane/mem"
 // nearby knows which memory the transfer that is being filled reads and writes, so that no copy of a transfer overlaps
 // another's destination. It knows it by blocks of blockBytes: what is nearer than that counts as overlapping, which costs
 // a transfer more and no correctness. Addresses of different devices that are alike count as the same, for the same price.
+//
+// Where all copies go the same way, between host and device, no source can overlap a destination. Sources are then not noted.
 type nearby struct {
 	table []area // open addressing; its length is a power of two
 	epoch uint32 // entries of other epochs are free
 	used  int
+	way   way // of the transfer's copies
+}
+
+// way is where copies go.
+type way uint8
+
+const (
+	noWay way = iota
+	toDevice
+	fromDevice
+	bothWays // or within either; sources are noted
+)
+
+func wayOf(dst, src *mem.Region) way {
+	switch to, from := dst.Kind() == mem.KindDevice, src.Kind() == mem.KindDevice; {
+	case to && !from:
+		return toDevice
+	case from && !to:
+		return fromDevice
+	}
+	return bothWays
+}
+
+func wayOfAll(dst, src []mem.Extent) way {
+	w := noWay
+	for i := range dst {
+		w |= wayOf(dst[i].Region, src[i].Region)
+	}
+	return w
 }
 
 // area is what the transfer does with 64 neighbouring blocks, one bit a block.
@@ -19,7 +50,8 @@ type area struct {
 }
 
 const (
-	blockShift = 9 // blocks of 512 bytes
+	blockShift = 9
+	blockBytes = 1 << blockShift
 	areaShift  = blockShift + 6
 	slotBits   = 13
 	areaSlots  = 1 << slotBits
@@ -28,7 +60,7 @@ const (
 
 // forget starts a new transfer.
 func (n *nearby) forget() {
-	n.used = 0
+	n.used, n.way = 0, noWay
 	if n.epoch++; n.epoch == 0 {
 		clear(n.table)
 		n.epoch = 1
@@ -84,6 +116,9 @@ func (n *nearby) conflicts(dst, src []mem.Extent) bool {
 				return true
 			}
 		}
+		if n.way != bothWays {
+			continue
+		}
 		for b := blocksOf(src[i]); b.more(); {
 			number, bits := b.step()
 			if a := n.find(number); a.epoch == n.epoch && a.writes&bits != 0 {
@@ -94,7 +129,8 @@ func (n *nearby) conflicts(dst, src []mem.Extent) bool {
 	return false
 }
 
-// add is conflicts and mark in one, for a request of one copy; where it answers false, forget must follow.
+// add is the opposite of conflicts, and mark, for one copy. Where it answers false some of it may be marked: the transfer should take
+// nothing more.
 func (n *nearby) add(dst, src mem.Extent) bool {
 	if n.used > areaLimit {
 		return false
@@ -106,6 +142,9 @@ func (n *nearby) add(dst, src mem.Extent) bool {
 			return false
 		}
 		a.writes |= bits
+	}
+	if n.way != bothWays {
+		return true
 	}
 	for b := blocksOf(src); b.more() && n.used <= areaLimit; {
 		number, bits := b.step()
@@ -128,10 +167,35 @@ func (n *nearby) mark(dst, src []mem.Extent) {
 			number, bits := b.step()
 			n.claim(number).writes |= bits
 		}
-		for b := blocksOf(src[i]); b.more() && n.used <= areaLimit; {
-			number, bits := b.step()
-			n.claim(number).reads |= bits
+		if n.way == bothWays {
+			n.read(src[i])
 		}
+	}
+}
+
+// read adds a source.
+func (n *nearby) read(src mem.Extent) {
+	for b := blocksOf(src); b.more() && n.used <= areaLimit; {
+		number, bits := b.step()
+		n.claim(number).reads |= bits
+	}
+}
+
+// begin marks the first request of a transfer.
+func (n *nearby) begin(dst, src []mem.Extent) {
+	n.way = wayOfAll(dst, src)
+	n.mark(dst, src)
+}
+
+// mix has sources noted from now on, and those that the transfer has.
+func (n *nearby) mix(t *Transfer) {
+	n.way = bothWays
+	for _, src := range t.src {
+		n.read(src)
+	}
+	for i := range t.grid.pairs {
+		_, src := t.grid.at(i)
+		n.read(src)
 	}
 }
 

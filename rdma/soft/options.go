@@ -58,8 +58,8 @@ type Options struct {
 	// DrainTimeout is how long a Close, or a reset of a queue pair, waits for bytes that the Mover is moving, before it
 	// gives up with ErrBusy. Default: 10 s.
 	DrainTimeout time.Duration
-	// TransferPieces and TransferBytes bound what the Mover is given at once, but for a single request that is larger.
-	// Defaults: 2048 pieces, 16 MiB.
+	// TransferPieces and TransferBytes bound what the Mover is given at once, but for a single request that is larger. A
+	// piece is a scatter-gather entry, which as page numbers may be several. Defaults: 2048 pieces, 16 MiB.
 	TransferPieces int
 	TransferBytes  int64
 }

@@ -61,11 +61,39 @@ func newRig(t *testing.T, o soft.Options, c rdma.ConnectOptions) *rig {
 
 func (r *rig) newQP(t *testing.T, c rdma.ConnectOptions) rdma.QP {
 	t.Helper()
-	q, err := r.pd.CreateQP(rdma.QPOptions{SendCQ: r.cq, RecvCQ: r.cq, Caps: rdma.QPCaps{MaxSendWR: rigDepth, MaxSendSGE: 3, MaxRecvWR: rigDepth, MaxRecvSGE: 3}})
+	return r.newQPOf(t, r.pd, rigDepth, c)
+}
+
+// newQPOf is newQP in any protection domain of the device, with a send queue of that depth.
+func (r *rig) newQPOf(t *testing.T, pd rdma.PD, depth int, c rdma.ConnectOptions) rdma.QP {
+	t.Helper()
+	q, err := pd.CreateQP(rdma.QPOptions{SendCQ: r.cq, RecvCQ: r.cq, Caps: rdma.QPCaps{MaxSendWR: depth, MaxSendSGE: 5, MaxRecvWR: rigDepth, MaxRecvSGE: 3}})
 	check(t, err)
 	closing(t, q)
 	check(t, rdma.Loopback(r.dev, q, c))
 	return q
+}
+
+// register registers all of m with a protection domain until the test ends.
+func register(t *testing.T, pd rdma.PD, m *mem.Region, a rdma.Access) rdma.MRInfo {
+	t.Helper()
+	mr, err := pd.RegMR(mem.All(m), a)
+	check(t, err)
+	closing(t, mr)
+	return mr.Info()
+}
+
+// keepBusy has a queue pair of its own give the mover as many transfers as it takes for the requests that follow to make one
+// more, together. Completions are only of requests that fail.
+func (r *rig) keepBusy(t *testing.T, m *slowMover) {
+	t.Helper()
+	q := r.newQP(t, rdma.ConnectOptions{})
+	for i := range 3 {
+		w := r.write(99, 1<<20-1024, 1<<20-2048-int64(i)*1024, 8)
+		w.Flags = 0
+		post(t, q, w)
+		m.holds(t, i+1)
+	}
 }
 
 func closing(t *testing.T, c io.Closer) {
@@ -90,6 +118,17 @@ func (r *rig) move(op rdma.WROpcode, wrid uint64, far, near int64, n uint32) rdm
 
 func (r *rig) write(wrid uint64, far, near int64, n uint32) rdma.SendWR {
 	return r.move(rdma.WRRDMAWrite, wrid, far, near, n)
+}
+
+// to has w name an offset in other memory as the remote side, and from as the local one.
+func to(w rdma.SendWR, i rdma.MRInfo, off int64) rdma.SendWR {
+	w.RKey, w.RemoteAddr = i.RKey, i.Addr+uint64(off)
+	return w
+}
+
+func from(w rdma.SendWR, i rdma.MRInfo, off int64) rdma.SendWR {
+	w.SGEs = []rdma.SGE{i.SGE(off, w.SGEs[0].Length)}
+	return w
 }
 
 func post(t *testing.T, q rdma.QP, wrs ...rdma.SendWR) {
@@ -143,7 +182,7 @@ func state(t *testing.T, q rdma.QP) rdma.QPState {
 
 // slowMover keeps transfers until they are let go, in order. Then it does the copies of each in an order of its own.
 type slowMover struct {
-	soft.CPUMover
+	gpu     map[*mem.Region][]byte // memory that the CPU does not reach
 	mu      sync.Mutex
 	rng     *rand.Rand
 	open    bool
@@ -154,7 +193,27 @@ type slowMover struct {
 }
 
 func newSlowMover(seed uint64) *slowMover {
-	return &slowMover{rng: rand.New(rand.NewPCG(seed, 1))}
+	return &slowMover{rng: rand.New(rand.NewPCG(seed, 1)), gpu: make(map[*mem.Region][]byte)}
+}
+
+// device makes memory of a device, which nobody but the mover reaches. Its bytes are returned as well.
+func (m *slowMover) device(t *testing.T, n int64) (*mem.Region, []byte) {
+	t.Helper()
+	r, err := mem.NewRegion(mem.RegionSpec{Kind: mem.KindDevice, Len: n, Dev: 1 << 40})
+	check(t, err)
+	b := make([]byte, n)
+	m.gpu[r] = b
+	return r, b
+}
+
+func (m *slowMover) Reaches(*mem.Region) error { return nil }
+
+// bytes returns the bytes of an extent.
+func (m *slowMover) bytes(e mem.Extent) []byte {
+	if b := m.gpu[e.Region]; b != nil {
+		return b[e.Off:][:e.Len]
+	}
+	return e.Bytes()
 }
 
 func (m *slowMover) Move(t *soft.Transfer) {
@@ -172,8 +231,9 @@ func (m *slowMover) release() {
 	for _, t := range m.held {
 		m.overlap = m.overlap || overlaps(t)
 		if m.err == nil {
-			for _, i := range m.rng.Perm(len(t.Dst)) {
-				copy(t.Dst[i].Bytes(), t.Src[i].Bytes())
+			dst, src := extents(t)
+			for _, i := range m.rng.Perm(len(dst)) {
+				copy(m.bytes(dst[i]), m.bytes(src[i]))
 			}
 		}
 		t.Done(m.err)
@@ -187,6 +247,13 @@ func (m *slowMover) letGo() {
 	defer m.mu.Unlock()
 	m.open = true
 	m.release()
+}
+
+// shut undoes letGo.
+func (m *slowMover) shut() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.open = false
 }
 
 // holds waits until the mover has n transfers.
@@ -204,13 +271,22 @@ func (m *slowMover) holds(t *testing.T, n int) {
 	t.Fatalf("the mover never had %d transfers", n)
 }
 
+// extents returns the copies of a transfer as lists.
+func extents(t *soft.Transfer) (dst, src []mem.Extent) {
+	for d, s := range t.Batch.Extents() {
+		dst, src = append(dst, d), append(src, s)
+	}
+	return dst, src
+}
+
 func overlaps(t *soft.Transfer) bool {
 	hit := func(a, b mem.Extent) bool {
-		return a.Len > 0 && b.Len > 0 && a.CPU() < b.CPU()+mem.Addr(b.Len) && b.CPU() < a.CPU()+mem.Addr(a.Len)
+		return a.Region == b.Region && a.Len > 0 && b.Len > 0 && a.Off < b.Off+b.Len && b.Off < a.Off+a.Len
 	}
-	for i := range t.Dst {
-		for j := range t.Dst {
-			if i != j && (hit(t.Dst[i], t.Dst[j]) || hit(t.Dst[i], t.Src[j])) {
+	dst, src := extents(t)
+	for i := range dst {
+		for j := range dst {
+			if i != j && (hit(dst[i], dst[j]) || hit(dst[i], src[j])) {
 				return true
 			}
 		}

@@ -49,7 +49,7 @@ func (c *chooser) keepsBack(t *Transfer) bool {
 // watch is told of each request that starts. Where it must not overtake the read that is kept back, that moves first.
 func (c *chooser) watch(e *engine, q *qp, w *sendWQE) {
 	read := w.opcode == rdma.WRRDMARead
-	if late := q.run.late; late != nil && (read || w.flags&rdma.SendFence != 0 || overlap(e.plan.dst, late.Src)) {
+	if late := q.run.late; late != nil && (read || w.flags&rdma.SendFence != 0 || overlaps(e.plan.dst, &late.Batch)) {
 		c.release(e, late)
 	}
 	e.transfer().read = read
@@ -60,9 +60,10 @@ func (c *chooser) release(e *engine, late *Transfer) {
 	e.prov.o.Mover.Move(late)
 }
 
-func overlap(a, b []mem.Extent) bool {
-	for _, x := range a {
-		for _, y := range b {
+// overlaps reports whether any of to overlaps a source of b.
+func overlaps(to []mem.Extent, b *mem.Batch) bool {
+	for _, y := range b.Extents() {
+		for _, x := range to {
 			if address(x) < address(y)+uint64(y.Len) && address(y) < address(x)+uint64(x.Len) {
 				return true
 			}

@@ -160,6 +160,29 @@ func TestMissingFence(t *testing.T) {
 	}
 }
 
+// TestLongReadIsNotOvertaken: that a write overtakes a read of what it writes does not happen either where the read is of so many
+// pieces that the mover is given page numbers.
+func TestLongReadIsNotOvertaken(t *testing.T) {
+	const gpu, step, piece = 1 << 19, 16 << 10, 8 << 10
+	for seed := range uint64(20) {
+		r := newRig(t, soft.Options{Schedule: &soft.Schedule{Seed: seed, Manual: true}}, rdma.ConnectOptions{})
+		want := bytes.Clone(r.mem.Bytes()[gpu:])
+		read := r.move(rdma.WRRDMARead, 1, gpu, 0, 512)
+		for i := range int64(4) {
+			read.SGEs = append(read.SGEs, r.info.SGE((i+1)*step, piece))
+		}
+		post(t, r.qp, read, r.write(2, gpu+512+piece, 1<<18, 8))
+		for r.p.Step() {
+		}
+		good(t, r.cq, 2)
+		for i := range 4 {
+			if !bytes.Equal(r.mem.Bytes()[(i+1)*step:][:piece], want[512+i*piece:][:piece]) {
+				t.Fatalf("seed %d: the read saw a write behind it", seed)
+			}
+		}
+	}
+}
+
 // TestInterleavedFailure: under every order of steps, a request with a wrong key completes everything behind it with a
 // flush, whatever the other queue pairs do, and the queue pair works again after a reset.
 func TestInterleavedFailure(t *testing.T) {

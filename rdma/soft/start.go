@@ -89,9 +89,11 @@ func (e *engine) admit(q *qp) {
 		}
 		e.launch()
 		t = e.transfer()
-		e.near.mark(p.dst, p.src)
+		e.near.begin(p.dst, p.src)
 	}
-	t.add(p)
+	for i := range p.dst {
+		t.add(p.dst[i], p.src[i])
+	}
 	t.bytes += p.bytes
 	if p.entered > 0 {
 		for _, h := range p.holds {
@@ -109,29 +111,25 @@ func (e *engine) admit(q *qp) {
 	}
 }
 
-// add appends the copies of a plan. Most have one, for which appending slices costs twice as much as appending elements.
-func (t *Transfer) add(p *plan) {
-	if len(p.dst) == 1 {
-		t.Dst, t.Src = append(t.Dst, p.dst[0]), append(t.Src, p.src[0])
-		return
-	}
-	t.Dst, t.Src = append(t.Dst, p.dst...), append(t.Src, p.src...)
-}
-
 // fits reports whether the plan can go with t, and marks its copies if so. Where it answers false, t must be launched.
 func (e *engine) fits(t *Transfer) bool {
 	p, o := &e.plan, &e.prov.o
 	switch {
 	case len(p.dst) == 0:
 		return true
-	case len(t.Dst) == 0:
-		e.near.mark(p.dst, p.src)
+	case t.pieces == 0:
+		e.near.begin(p.dst, p.src)
 		return true
-	case len(t.Dst)+len(p.dst) > o.TransferPieces || t.bytes+p.bytes > o.TransferBytes:
+	case t.pieces+len(p.dst) > o.TransferPieces || t.bytes+p.bytes > o.TransferBytes:
 		return false
-	case len(p.dst) == 1:
+	}
+	if w := wayOfAll(p.dst, p.src); w != e.near.way && e.near.way != bothWays {
+		e.near.mix(t)
+	}
+	if len(p.dst) == 1 {
 		return e.near.add(p.dst[0], p.src[0])
-	case e.near.conflicts(p.dst, p.src):
+	}
+	if e.near.conflicts(p.dst, p.src) {
 		return false
 	}
 	e.near.mark(p.dst, p.src)

@@ -33,7 +33,6 @@ type lane struct {
 
 // owed is a transfer that the stream is at.
 type owed struct {
-	batch    mem.Batch
 	ticket   *stream.Ticket
 	transfer *Transfer
 }
@@ -72,7 +71,7 @@ func (m *StreamMover) Reaches(r *mem.Region) error {
 func (m *StreamMover) Move(t *Transfer) {
 	l := m.lanes[t.engine.number%len(m.lanes)]
 	// Nothing is queued: what this engine gave before has been submitted.
-	if len(t.Dst) <= shortPieces && l.queued.Load() == 0 {
+	if t.pieces <= shortPieces && l.queued.Load() == 0 {
 		l.submit(t)
 		return
 	}
@@ -86,11 +85,11 @@ func (l *lane) submit(t *Transfer) {
 	if !ok {
 		o = new(owed)
 	}
-	o.transfer, o.batch = t, mem.Batch{Dst: t.Dst, Src: t.Src}
+	o.transfer = t
 	// A transfer cannot be taken back, so no context ends the wait: a stream that fails ends it.
 	var err error
-	if o.ticket, err = l.s.Submit(context.Background(), &o.batch); err != nil {
-		t.Done(fmt.Errorf("move %d pieces: %w", len(t.Dst), err))
+	if o.ticket, err = l.s.Submit(context.Background(), &t.Batch); err != nil {
+		t.Done(fmt.Errorf("move %d pieces: %w", t.pieces, err))
 		return
 	}
 	l.owed <- o

@@ -61,7 +61,7 @@ func (m *queueMover) run() {
 			q, err = m.dev.OpenQueue(device.QueueOptions{})
 		}
 		if err == nil {
-			if err = moveOn(q, t.Dst, t.Src); err != nil {
+			if err = moveOn(q, &t.Batch); err != nil {
 				err = errors.Join(err, closeQueue())
 			}
 		}
@@ -72,10 +72,10 @@ func (m *queueMover) run() {
 	}
 }
 
-func moveOn(q device.Queue, dst, src []mem.Extent) error {
+func moveOn(q device.Queue, b *mem.Batch) error {
 	var errs []error
-	for i := range dst {
-		errs = append(errs, q.Copy(dst[i], src[i]))
+	for dst, src := range b.Extents() {
+		errs = append(errs, q.Copy(dst, src))
 	}
 	e, err := q.Record()
 	if err == nil {

@@ -61,7 +61,7 @@ func (m *copyMover) run() {
 			s, err = streamcopy.Open(m.dev, streamcopy.Options{Path: stream.PathKernel})
 		}
 		if err == nil {
-			err = copyOnce(s, &mem.Batch{Dst: t.Dst, Src: t.Src})
+			err = copyOnce(s, &t.Batch)
 			if err != nil {
 				err = errors.Join(err, s.Close(context.Background()))
 				s = nil

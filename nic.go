@@ -262,7 +262,7 @@ func (n *nics) unregister(ctx context.Context, regions ...*mem.Region) error {
 
 // softSendDepth is deeper than a NIC needs: requests go through a copy stream and several goroutines, and through these again
 // before the next can be posted.
-const softSendDepth = 4096
+const softSendDepth = 8192
 
 // openStream opens a stream over all NICs, by the ports that are active now.
 func (n *nics) openStream() (stream.Stream, error) {

@@ -22,6 +22,8 @@ type running struct {
 	peer     *qp        // whom the queue pair reaches, found out when peerLink was its link
 	peerLink *link
 	ownLink  *link
+	inside   uint64       // engine.fillings while both queue pairs are inside of engine.filling
+	went     uint8        // what has started in it: a bit for each rdma.WROpcode
 	tries    int          // in vain, of the request that comes next
 	due      time.Time    // when to try again; zero: now
 	hit      *fault.Fault // what goes wrong with the request that comes next
@@ -33,6 +35,7 @@ type running struct {
 func (r *running) reset() {
 	r.issued, r.retired, r.halted = 0, 0, false
 	r.peer, r.peerLink, r.ownLink, r.late = nil, nil, nil, nil
+	r.inside, r.went = 0, 0
 	r.tries, r.due, r.hit = 0, time.Time{}, nil
 	r.received = 0
 }
@@ -54,10 +57,12 @@ type engine struct {
 	taken    []*qp // rings, taken over
 	active   []*qp // queue pairs with requests to start, or to flush
 	filling  *Transfer
+	fillings uint64      // number of filling, among all there were
 	inflight []*Transfer // in order
 	spare    []*Transfer
 	near     nearby
 	plan     plan
+	known    known
 }
 
 // plan is what one request needs, before it is put into a transfer.
@@ -68,6 +73,7 @@ type plan struct {
 	scatter  []mem.Extent
 	holds    []hold
 	entered  int // of holds
+	uses     []use
 }
 
 // hold is a gate that the request's transfer must be inside of; entered says that it is, by the request itself.
@@ -77,7 +83,7 @@ type hold struct {
 }
 
 func newEngine(p *Provider) *engine {
-	e := &engine{prov: p, number: int(p.engines.Add(1) - 1), wake: make(chan struct{}, 1), quit: make(chan struct{}), stopped: make(chan struct{}), near: newNearby()}
+	e := &engine{prov: p, number: int(p.engines.Add(1) - 1), wake: make(chan struct{}, 1), quit: make(chan struct{}), stopped: make(chan struct{}), near: newNearby(), fillings: 1}
 	go e.loop()
 	return e
 }
@@ -235,11 +241,18 @@ func (e *engine) visit(q *qp, most int) (worked bool, next turn) {
 		}
 		r.due = time.Time{}
 		tail := q.tail.Load()
+		reached := e.reaches(q)
 		for n := 0; r.issued < tail; n++ {
 			if n == most {
 				return true, busy
 			}
-			if !e.start(q, &q.sq[r.issued&q.mask]) {
+			w := &q.sq[r.issued&q.mask]
+			if reached && e.startAsBefore(q, w) {
+				worked = true
+				r.issued++
+				continue
+			}
+			if !e.start(q, w) {
 				if !r.due.IsZero() {
 					return n > 0, waiting
 				}
@@ -290,6 +303,7 @@ func (e *engine) launch() {
 		return
 	}
 	e.filling = nil
+	e.fillings++
 	e.near.forget()
 	e.inflight = append(e.inflight, t)
 	t.seal()

@@ -5,9 +5,28 @@ import "github.com/kvlane/kvlane/rdma"
 // finish completes the requests of a transfer that has landed.
 func (e *engine) finish(t *Transfer) {
 	for i := range t.items {
-		e.retire(t.items[i].qp, t.items[i].end, t.err)
+		it := &t.items[i]
+		if t.err != nil || !it.plain || !e.retirePlain(it) {
+			e.retire(it.qp, it.end, t.err)
+		}
 	}
 	e.recycle(t)
+}
+
+// retirePlain completes a run of plain requests, if the queue pair has not failed meanwhile: then each is flushed.
+func (e *engine) retirePlain(it *item) bool {
+	q := it.qp
+	r := &q.run
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if q.at() != rdma.QPSRTS {
+		return false
+	}
+	if it.signaled {
+		q.report(&q.sq[(it.end-1)&q.mask], it.end-1, rdma.WCSuccess, nil)
+	}
+	r.retired = it.end
+	return true
 }
 
 // retire completes the requests of q up to position end; err is why the mover failed them.

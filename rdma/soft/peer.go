@@ -63,7 +63,7 @@ func (q *qp) reach(l *link) *qp {
 	if (pl.attr.RQPSN+peer.run.received)&psnMask != (l.attr.SQPSN+uint32(r.issued))&psnMask {
 		return nil
 	}
-	r.peer, r.peerLink, r.ownLink = peer, pl, l
+	r.peer, r.peerLink, r.ownLink, r.inside = peer, pl, l, 0
 	return peer
 }
 

@@ -190,6 +190,7 @@ type slowMover struct {
 	overlap bool  // a transfer had a destination twice, or as a source
 	err     error // what transfers end with
 	moves   int
+	plain   int // runs of requests that were started as the one before was
 }
 
 func newSlowMover(seed uint64) *slowMover {
@@ -220,6 +221,7 @@ func (m *slowMover) Move(t *soft.Transfer) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.moves++
+	m.plain += t.PlainRuns()
 	m.held = append(m.held, t)
 	if m.open {
 		m.release()

@@ -22,7 +22,7 @@ const (
 func (e *engine) start(q *qp, w *sendWQE) bool {
 	p := &e.plan
 	p.dst, p.src, p.bytes = p.dst[:0], p.src[:0], 0
-	p.holds, p.entered = p.holds[:0], 0
+	p.holds, p.entered, p.uses = p.holds[:0], 0, p.uses[:0]
 	if e.prov.o.Faults != nil && e.heldBack(q, w) {
 		return false
 	}
@@ -39,7 +39,7 @@ func (e *engine) start(q *qp, w *sendWQE) bool {
 		return false
 	}
 	if o == fails {
-		p.dst, p.src, p.bytes = p.dst[:0], p.src[:0], 0
+		p.dst, p.src, p.bytes, p.uses = p.dst[:0], p.src[:0], 0, p.uses[:0]
 	} else if q.run.hit != nil {
 		e.damage(w, q.run.hit)
 	}
@@ -49,6 +49,9 @@ func (e *engine) start(q *qp, w *sendWQE) bool {
 		e.chooser.watch(e, q, w)
 	}
 	e.admit(q)
+	if o == goes && w.status == rdma.WCSuccess {
+		e.know(q, w)
+	}
 	return true
 }
 
@@ -104,7 +107,7 @@ func (e *engine) admit(q *qp) {
 		}
 	}
 	end := q.run.issued + 1
-	if n := len(t.items); n > 0 && t.items[n-1].qp == q {
+	if n := len(t.items); n > 0 && t.items[n-1].qp == q && !t.items[n-1].plain {
 		t.items[n-1].end = end
 	} else {
 		t.items = append(t.items, item{qp: q, end: end})
@@ -210,6 +213,7 @@ func (e *engine) find(q *qp, sges []rdma.SGE, need rdma.Access, to []mem.Extent)
 		if !e.hold(m.gate) {
 			return to, errDeregistered
 		}
+		e.plan.uses = append(e.plan.uses, use{m, s.LKey, need})
 		to = append(to, x)
 	}
 	return to, nil
@@ -240,6 +244,7 @@ func (e *engine) aim(w *sendWQE, peer *qp, l *link) (rdma.WCStatus, error) {
 		return rdma.WCRemAccessErr, err
 	}
 	p := &e.plan
+	p.uses = append(p.uses, use{m, w.rkey, need})
 	p.bytes = int64(w.bytes)
 	off := x.Off
 	for _, near := range p.local {

@@ -31,6 +31,8 @@ type Transfer struct {
 type item struct {
 	qp  *qp
 	end uint64
+	// plain requests have nothing to complete but, if signaled, the last of them.
+	plain, signaled bool
 }
 
 // Done ends the transfer. An error fails all of its requests: the mover need not say what of it has landed.

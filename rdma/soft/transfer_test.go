@@ -89,7 +89,7 @@ func TestFormOfTransfers(t *testing.T) {
 			g := newFormRig(t, 1)
 			defer g.m.letGo()
 			random(g.mem.Bytes(), 3)
-			for round := range 2 {
+			for _, plain := range []bool{false, true} { // requests start one by one, and as those before them
 				host, gpu := bytes.Clone(g.mem.Bytes()), bytes.Clone(g.bytes)
 				var wrs []rdma.SendWR
 				for i := range tt.n {
@@ -112,7 +112,10 @@ func TestFormOfTransfers(t *testing.T) {
 				g.m.letGo()
 				good(t, g.cq, 1)
 				if !bytes.Equal(g.mem.Bytes(), host) || !bytes.Equal(g.bytes, gpu) {
-					t.Fatalf("round %d: wrong bytes", round)
+					t.Fatalf("plain: %t: wrong bytes", plain)
+				}
+				if got := g.m.plainRuns() > 0; got != plain {
+					t.Errorf("some requests started as those before them: %t", got)
 				}
 				random(g.mem.Bytes(), 4)
 			}

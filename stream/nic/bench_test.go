@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -23,13 +24,17 @@ import (
 // it costs; by default one queue pair's requests have several blocks.
 func BenchmarkRequest(b *testing.B) {
 	const page = 4096
-	for _, c := range []struct{ pairs, sges int }{{1, 1}, {1, nic.DefaultMaxSGE}, {4, nic.DefaultMaxSGE}} {
+	for _, c := range []struct {
+		pairs, sges int
+		lists       bool
+	}{{1, 1, false}, {1, 1, true}, {1, nic.DefaultMaxSGE, false}, {4, nic.DefaultMaxSGE, false}} {
 		for _, n := range []int{64, 1024} {
-			b.Run(fmt.Sprintf("pairs=%d/sges=%d/pieces=%d", c.pairs, c.sges, n), func(b *testing.B) {
+			b.Run(fmt.Sprintf("pairs=%d/sges=%d/lists=%t/pieces=%d", c.pairs, c.sges, c.lists, n), func(b *testing.B) {
 				g := newRig(b, rigOptions{null: true})
 				s := g.openUntilEnd(b, nic.Options{QueuePairs: c.pairs, MaxSGE: c.sges, StripeBytes: 16 << 10})
 				size := int64(n) * page
-				benchmarkPaged(b, s, blocks(g.pinned(b, size), g.device(b, size), mem.ToPages, page), 16)
+				all := blocks(g.pinned(b, size), g.device(b, size), mem.ToPages, page)
+				benchmarkBatches(b, s, batches(all, c.lists, size), 16)
 			})
 		}
 	}
@@ -47,8 +52,33 @@ func blocks(slots, pages *mem.Region, dir mem.Direction, size int64) *mem.Batch 
 	return &mem.Batch{Paged: &mem.Paged{Dir: dir, Groups: []mem.PageGroup{g}}}
 }
 
-// benchmarkPaged keeps some batches under way.
-func benchmarkPaged(b *testing.B, s *nic.Stream, batch *mem.Batch, under int) {
+// batches cuts b into batches of that many bytes; lists have the blocks of the slots shuffled as well.
+func batches(b *mem.Batch, lists bool, bytes int64) []*mem.Batch {
+	g := &b.Paged.Groups[0]
+	n := int(bytes / g.Planes[0].Bytes)
+	if lists {
+		rng := rand.New(rand.NewPCG(3, 4))
+		rng.Shuffle(len(g.Pairs), func(i, j int) { g.Pairs[i].Slot, g.Pairs[j].Slot = g.Pairs[j].Slot, g.Pairs[i].Slot })
+	}
+	var all []*mem.Batch
+	for pairs := range slices.Chunk(g.Pairs, n) {
+		part := *g
+		part.Pairs = pairs
+		p := &mem.Batch{Paged: &mem.Paged{Dir: b.Paged.Dir, Groups: []mem.PageGroup{part}}}
+		if lists {
+			l := new(mem.Batch)
+			for dst, src := range p.Extents() {
+				l.Dst, l.Src = append(l.Dst, dst), append(l.Src, src)
+			}
+			p = l
+		}
+		all = append(all, p)
+	}
+	return all
+}
+
+// benchmarkBatches keeps some of the batches under way, which are of one length.
+func benchmarkBatches(b *testing.B, s *nic.Stream, batches []*mem.Batch, under int) {
 	b.Helper()
 	b.ReportAllocs()
 	ctx := b.Context()
@@ -60,12 +90,12 @@ func benchmarkPaged(b *testing.B, s *nic.Stream, batch *mem.Batch, under int) {
 	tickets := make([]*stream.Ticket, 0, under)
 	begun := cpuTime(b)
 	start := time.Now()
-	for b.Loop() {
+	for i := 0; b.Loop(); i++ {
 		if len(tickets) == under {
 			wait(tickets[0])
 			tickets = append(tickets[:0], tickets[1:]...)
 		}
-		t, err := s.Submit(ctx, batch)
+		t, err := s.Submit(ctx, batches[i%len(batches)])
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -74,7 +104,7 @@ func benchmarkPaged(b *testing.B, s *nic.Stream, batch *mem.Batch, under int) {
 	for _, t := range tickets {
 		wait(t)
 	}
-	blocks := float64(b.N) * float64(batch.Pieces())
+	blocks := float64(b.N) * float64(batches[0].Pieces())
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/blocks, "ns/block")
 	b.ReportMetric(float64(cpuTime(b)-begun)/blocks, "cpu-ns/block")
 	b.ReportMetric(float64(cpuTime(b)-begun)/float64(time.Since(start)), "cpus")
@@ -174,9 +204,9 @@ func BenchmarkPaced(b *testing.B) {
 				streams = append(streams, newPacedStream(4*time.Microsecond, 55/float64(c.nics)))
 			}
 			g := newRig(b, rigOptions{nics: c.nics, soft: soft.Options{Mover: moverOn(b, streams)}})
-			s := g.openUntilEnd(b, nic.Options{MaxSGE: c.sges, SendDepth: 4096, StripeBytes: 16 << 10})
+			s := g.openUntilEnd(b, nic.Options{MaxSGE: c.sges, SendDepth: 8192, StripeBytes: 16 << 10})
 			b.SetBytes(size * n)
-			benchmarkPaged(b, s, blocks(g.pinned(b, size*n), g.device(b, size*n), mem.ToPages, size), 8)
+			benchmarkBatches(b, s, []*mem.Batch{blocks(g.pinned(b, size*n), g.device(b, size*n), mem.ToPages, size)}, 8)
 		})
 	}
 }

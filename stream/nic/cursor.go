@@ -60,11 +60,12 @@ func (s *Stream) alongSlots(g *mem.PageGroup, dir mem.Direction) bool {
 // cursor walks through the copies of a batch.
 type cursor struct {
 	piece
-	i     int // of the list
-	group int
-	pair  int
-	plane int
-	paged int // index in manifest.paged of the group's slots
+	i                    int         // of the list
+	dstRegion, srcRegion *mem.Region // of the copy before it
+	dstBase, srcBase     uint64      // their addresses
+	group                int
+	pair                 int
+	first, plane         int // of manifest.planes: the group's first, and the next
 }
 
 // next moves to the next copy that has bytes. It returns false at the end.
@@ -72,49 +73,45 @@ func (c *cursor) next(b *mem.Batch, m *manifest) bool {
 	for c.i < len(b.Dst) {
 		d, f := &b.Dst[c.i], &b.Src[c.i]
 		c.i++
-		if d.Len > 0 {
-			c.set(m, m.find(d.Region), m.find(f.Region), d.Off, f.Off, d.Len)
-			return true
-		}
-	}
-	if b.Paged == nil {
-		return false
-	}
-	for c.group < len(b.Paged.Groups) {
-		g := &b.Paged.Groups[c.group]
-		if c.pair == len(g.Pairs) {
-			c.group, c.pair, c.paged = c.group+1, 0, c.paged+1+len(g.Planes)
+		if d.Len == 0 {
 			continue
 		}
-		if c.plane == len(g.Planes) {
-			c.plane, c.pair = 0, c.pair+1
+		if d.Region != c.dstRegion || f.Region != c.srcRegion {
+			c.turn(m, d.Region, f.Region)
+		}
+		c.dst, c.src, c.n = c.dstBase+uint64(d.Off), c.srcBase+uint64(f.Off), d.Len
+		return true
+	}
+	return b.Paged != nil && c.nextPage(b.Paged, m)
+}
+
+// turn makes these the regions of the next copies of the list.
+func (c *cursor) turn(m *manifest, dst, src *mem.Region) {
+	c.dstRegion, c.srcRegion = dst, src
+	c.dstIndex, c.srcIndex = m.find(dst), m.find(src)
+	c.dstBase, c.srcBase = m.base[c.dstIndex], m.base[c.srcIndex]
+	c.opcode = opcode(dst, src)
+}
+
+func (c *cursor) nextPage(p *mem.Paged, m *manifest) bool {
+	for c.group < len(p.Groups) {
+		pairs, end := p.Groups[c.group].Pairs, m.groups[c.group]
+		if c.plane == end {
+			c.plane, c.pair = c.first, c.pair+1
+		}
+		if c.pair >= len(pairs) || c.plane == end { // a group may have no planes with bytes
+			c.group, c.pair, c.first, c.plane = c.group+1, 0, end, end
 			continue
 		}
-		pl, ps := &g.Planes[c.plane], g.Pairs[c.pair]
-		slots, plane := m.paged[c.paged], m.paged[c.paged+1+c.plane]
+		pl, to, from := &m.planes[c.plane], pairs[c.pair].Page, pairs[c.pair].Slot
 		c.plane++
-		if pl.Bytes == 0 {
-			continue
+		if p.Dir == mem.ToSlots {
+			to, from = from, to
 		}
-		page := pl.Base + int64(ps.Page)*pl.Stride
-		part := g.Slots.Base + int64(ps.Slot)*g.Slots.Stride + pl.SlotOff
-		if b.Paged.Dir == mem.ToPages {
-			c.set(m, plane, slots, page, part, pl.Bytes)
-		} else {
-			c.set(m, slots, plane, part, page, pl.Bytes)
-		}
-		if m.along[c.group] {
-			c.opcode = alongOpcode(b.Paged.Dir)
-		}
+		// Field by field: a whole piece would be built aside and copied.
+		c.dst, c.src, c.n = pl.dst+uint64(to)*pl.dstStride, pl.src+uint64(from)*pl.srcStride, pl.n
+		c.dstIndex, c.srcIndex, c.opcode = pl.dstIndex, pl.srcIndex, pl.opcode
 		return true
 	}
 	return false
-}
-
-// set makes the next copy. It writes field by field: a whole piece would be built aside and copied, which takes 12 ns longer.
-func (c *cursor) set(m *manifest, dst, src int32, to, from, n int64) {
-	c.dst, c.src = m.base[dst]+uint64(to), m.base[src]+uint64(from)
-	c.dstIndex, c.srcIndex = dst, src
-	c.n = n
-	c.opcode = opcode(m.regions[dst], m.regions[src])
 }

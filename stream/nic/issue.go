@@ -132,7 +132,7 @@ func (s *Stream) fill(o *op) (worked, done bool) {
 		} else {
 			t.local, t.lkey, t.remote, t.rkey = c.src, src.lkey, c.dst, dst.rkey
 		}
-		if !q.extend(&t) {
+		if t.remote != q.remoteEnd || !q.extend(&t) {
 			if q.full() {
 				return worked, false
 			}

@@ -18,16 +18,24 @@ type manifest struct {
 	// keys and held have one element for each region and NIC.
 	keys []key
 	held []*registry.Memory
-	// paged are the indices of the regions of a Paged: of each group its slots, then its planes.
-	paged []int32
-	// along says by page group that requests go on along the slots.
-	along []bool
+	// planes are those of a Paged, in order, and groups where those of each group end.
+	planes []plane
+	groups []int
 	// index finds regions where there are many.
 	index map[*mem.Region]int32
 	last  int32 // region found last
 }
 
 type key struct{ lkey, rkey uint32 }
+
+// plane is a mem.Plane with the slots of its group, in the addresses of requests.
+type plane struct {
+	dst, src             uint64 // of page 0, and of its part of slot 0
+	dstStride, srcStride uint64
+	n                    int64
+	dstIndex, srcIndex   int32
+	opcode               rdma.WROpcode
+}
 
 // fewRegions is up to how many regions are looked for one after the other.
 const fewRegions = 12
@@ -37,7 +45,7 @@ func (m *manifest) reset() {
 	clear(m.held)
 	clear(m.index)
 	m.regions, m.base, m.keys, m.held = m.regions[:0], m.base[:0], m.keys[:0], m.held[:0]
-	m.paged, m.along = m.paged[:0], m.along[:0]
+	m.planes, m.groups = m.planes[:0], m.groups[:0]
 	m.last = 0
 }
 
@@ -139,55 +147,106 @@ func classOf(r *mem.Region) classes {
 	return hostClass
 }
 
-// load fills o's manifest and says what o reads and writes. The batch is valid. After an error the manifest holds what it
+// load checks o's batch, fills o's manifest, and says what o reads and writes. After an error the manifest holds what it
 // held: release it.
 func (s *Stream) load(o *op) error {
-	b, m := o.batch, o.needs
-	for i := range b.Dst {
-		if b.Dst[i].Len == 0 {
-			continue
-		}
-		if err := s.addPair(o, b.Dst[i].Region, b.Src[i].Region); err != nil {
-			return fmt.Errorf("copy %d: %w", i, err)
-		}
+	if err := s.loadList(o); err != nil {
+		return err
 	}
-	if b.Paged == nil {
+	if o.batch.Paged == nil {
 		return nil
 	}
-	for i := range b.Paged.Groups {
-		g := &b.Paged.Groups[i]
-		if len(g.Pairs) == 0 {
-			m.paged = append(m.paged, make([]int32, 1+len(g.Planes))...)
-			m.along = append(m.along, false)
-			continue
-		}
-		along := s.alongSlots(g, b.Paged.Dir)
-		m.along = append(m.along, along)
-		slots, err := s.add(m, g.Slots.Region)
-		if err != nil {
-			return fmt.Errorf("slots of page group %d: %w", i, err)
-		}
-		m.paged = append(m.paged, slots)
-		for j := range g.Planes {
-			plane, err := s.add(m, g.Planes[j].Region)
-			if err != nil {
-				return fmt.Errorf("plane %d of page group %d: %w", j, i, err)
-			}
-			m.paged = append(m.paged, plane)
-			dst, src := g.Planes[j].Region, g.Slots.Region
-			if b.Paged.Dir == mem.ToSlots {
-				dst, src = src, dst
-			}
-			switch {
-			case g.Planes[j].Bytes == 0:
-			case along:
-				o.account(dst, src, alongOpcode(b.Paged.Dir))
-			default:
-				o.account(dst, src, opcode(dst, src))
-			}
+	return s.loadPaged(o)
+}
+
+// loadList does it for the list, at which it looks once: its loop calls nothing while the regions stay the same. If something
+// is wrong, Validate says what.
+func (s *Stream) loadList(o *op) error {
+	b := o.batch
+	if len(b.Dst) != len(b.Src) {
+		return b.Validate()
+	}
+	if s.opts.RegisterOnUse { // a batch that is wrong registers nothing
+		if err := b.Validate(); err != nil {
+			return err
 		}
 	}
+	var dst, src *mem.Region
+	for i := range b.Dst {
+		d, f := &b.Dst[i], &b.Src[i]
+		if d.Region != dst || f.Region != src || dst == nil {
+			if d.Region == nil || f.Region == nil {
+				return b.Validate()
+			}
+			if d.Len > 0 { // of an empty copy no memory is needed
+				if err := s.addPair(o, d.Region, f.Region); err != nil {
+					return fmt.Errorf("copy %d: %w", i, err)
+				}
+				dst, src = d.Region, f.Region
+			}
+		}
+		if d.Len != f.Len || !holds(d) || !holds(f) {
+			return b.Validate()
+		}
+		o.bytes += d.Len
+	}
 	return nil
+}
+
+// holds reports whether e, which names a region, lies within it. Negative numbers are large ones here.
+func holds(e *mem.Extent) bool {
+	n := e.Region.Len()
+	return uint64(e.Len) <= uint64(n) && uint64(e.Off) <= uint64(n-e.Len)
+}
+
+func (s *Stream) loadPaged(o *op) error {
+	p, m := o.batch.Paged, o.needs
+	if err := p.Validate(); err != nil {
+		return err
+	}
+	o.bytes += p.Bytes()
+	for i := range p.Groups {
+		g := &p.Groups[i]
+		if len(g.Pairs) > 0 {
+			along := s.alongSlots(g, p.Dir)
+			slots, err := s.add(m, g.Slots.Region)
+			if err != nil {
+				return fmt.Errorf("slots of page group %d: %w", i, err)
+			}
+			for j := range g.Planes {
+				pages, err := s.add(m, g.Planes[j].Region)
+				if err != nil {
+					return fmt.Errorf("plane %d of page group %d: %w", j, i, err)
+				}
+				if g.Planes[j].Bytes > 0 {
+					o.addPlane(&g.Planes[j], &g.Slots, pages, slots, along)
+				}
+			}
+		}
+		m.groups = append(m.groups, len(m.planes))
+	}
+	return nil
+}
+
+// addPlane appends a plane of o's pages, whose region and that of its slots have these indices.
+func (o *op) addPlane(pl *mem.Plane, sl *mem.Slots, pages, slots int32, along bool) {
+	m := o.needs
+	page := plane{
+		dst: m.base[pages] + uint64(pl.Base), dstStride: uint64(pl.Stride), dstIndex: pages,
+		src: m.base[slots] + uint64(sl.Base+pl.SlotOff), srcStride: uint64(sl.Stride), srcIndex: slots, n: pl.Bytes,
+	}
+	dst, src, dir := pl.Region, sl.Region, o.batch.Paged.Dir
+	if dir == mem.ToSlots {
+		page.dst, page.src, page.dstStride, page.srcStride = page.src, page.dst, page.srcStride, page.dstStride
+		page.dstIndex, page.srcIndex = slots, pages
+		dst, src = src, dst
+	}
+	page.opcode = opcode(dst, src)
+	if along {
+		page.opcode = alongOpcode(dir)
+	}
+	o.account(dst, src, page.opcode)
+	m.planes = append(m.planes, page)
 }
 
 func (s *Stream) addPair(o *op, dst, src *mem.Region) error {

@@ -88,9 +88,9 @@ type transfer struct {
 	n             int64
 }
 
-// extend adds t to the request built last, if that is not posted and goes on there.
+// extend adds t, which goes on where the request built last ends, to that, if it is not posted and has room.
 func (q *pair) extend(t *transfer) bool {
-	if q.built == q.posted || t.remote != q.remoteEnd || q.bytes+t.n > q.rail.requestBytes {
+	if q.built == q.posted || q.bytes+t.n > q.rail.requestBytes {
 		return false
 	}
 	w := &q.wrs[(q.built-1)&q.mask]
@@ -122,7 +122,8 @@ func (q *pair) add(t *transfer) {
 	w.WRID = q.index<<seqBits | q.built&seqMask
 	w.Opcode, w.Flags = t.opcode, 0
 	w.RKey, w.RemoteAddr = t.rkey, t.remote
-	w.SGEs = append(w.SGEs[:0], rdma.SGE{Addr: t.local, Length: uint32(t.n), LKey: t.lkey})
+	w.SGEs = w.SGEs[:1]
+	w.SGEs[0] = rdma.SGE{Addr: t.local, Length: uint32(t.n), LKey: t.lkey}
 	q.built++
 	q.remoteEnd, q.bytes = t.remote+uint64(t.n), t.n
 }

@@ -63,15 +63,12 @@ func (s *Stream) prepare(b *mem.Batch) (*op, error) {
 	if b == nil {
 		return nil, fmt.Errorf("there is no batch: %w", errdefs.ErrInvalid)
 	}
-	if err := b.Validate(); err != nil {
-		return nil, err
-	}
 	for i, d := range b.After {
 		if d == nil {
 			return nil, fmt.Errorf("dependency %d is nil: %w", i, errdefs.ErrInvalid)
 		}
 	}
-	o := &op{stream: s, batch: b, bytes: b.Bytes(), pieces: b.Pieces(), needs: s.manifest()}
+	o := &op{stream: s, batch: b, pieces: b.Pieces(), needs: s.manifest()}
 	if err := s.load(o); err != nil {
 		s.giveBack(o.needs)
 		return nil, err

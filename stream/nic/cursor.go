@@ -13,50 +13,6 @@ type piece struct {
 	opcode             rdma.WROpcode
 }
 
-// opcode returns how a copy between these travels: the device's side is the remote one.
-func opcode(dst, src *mem.Region) rdma.WROpcode {
-	if src.Kind() == mem.KindDevice && dst.Kind() != mem.KindDevice {
-		return rdma.WRRDMARead
-	}
-	return rdma.WRRDMAWrite
-}
-
-// alongOpcode returns how the copies of a page group travel along its slots: the slots' side is the remote one.
-func alongOpcode(dir mem.Direction) rdma.WROpcode {
-	if dir == mem.ToPages {
-		return rdma.WRRDMARead
-	}
-	return rdma.WRRDMAWrite
-}
-
-// alongSlots reports whether the copies of g are neighbours in the slots: of one page the planes, or of one plane the slots
-// of the pages, if there are more such neighbours than there are among the pages. Requests that go on there need a
-// scatter-gather entry for each page and plane, and so one for many copies that are scattered over the device. With several
-// queue pairs neighbours would travel by different ones.
-func (s *Stream) alongSlots(g *mem.PageGroup, dir mem.Direction) bool {
-	if len(s.pairs) > 1 || s.rails[0].maxSGE(alongOpcode(dir)) == 1 {
-		return false
-	}
-	for i := 1; i < len(g.Planes); i++ {
-		if p := &g.Planes[i-1]; g.Planes[i].SlotOff == p.SlotOff+p.Bytes {
-			return true
-		}
-	}
-	if len(g.Planes) != 1 || g.Slots.Stride != g.Planes[0].Bytes {
-		return false
-	}
-	slots, pages := 0, 0
-	for i := 1; i < len(g.Pairs); i++ {
-		if g.Pairs[i].Slot == g.Pairs[i-1].Slot+1 {
-			slots++
-		}
-		if g.Pairs[i].Page == g.Pairs[i-1].Page+1 {
-			pages++
-		}
-	}
-	return slots > pages || slots > 0 && g.Planes[0].Stride != g.Planes[0].Bytes
-}
-
 // cursor walks through the copies of a batch.
 type cursor struct {
 	piece
@@ -77,7 +33,7 @@ func (c *cursor) next(b *mem.Batch, m *manifest) bool {
 			continue
 		}
 		if d.Region != c.dstRegion || f.Region != c.srcRegion {
-			c.turn(m, d.Region, f.Region)
+			c.between(m, d.Region, f.Region)
 		}
 		c.dst, c.src, c.n = c.dstBase+uint64(d.Off), c.srcBase+uint64(f.Off), d.Len
 		return true
@@ -85,12 +41,14 @@ func (c *cursor) next(b *mem.Batch, m *manifest) bool {
 	return b.Paged != nil && c.nextPage(b.Paged, m)
 }
 
-// turn makes these the regions of the next copies of the list.
-func (c *cursor) turn(m *manifest, dst, src *mem.Region) {
+// between makes these the regions of the next copies of the list.
+func (c *cursor) between(m *manifest, dst, src *mem.Region) {
 	c.dstRegion, c.srcRegion = dst, src
 	c.dstIndex, c.srcIndex = m.find(dst), m.find(src)
 	c.dstBase, c.srcBase = m.base[c.dstIndex], m.base[c.srcIndex]
-	c.opcode = opcode(dst, src)
+	if c.opcode = opcode(dst, src); m.reversed {
+		c.opcode = reversed(c.opcode)
+	}
 }
 
 func (c *cursor) nextPage(p *mem.Paged, m *manifest) bool {

@@ -5,9 +5,9 @@
 //
 // A copy from host to device is an RDMA write, one from device to host an RDMA read: the device's side is the remote one.
 // Copies within one sort of memory are writes. Neighbouring copies become one request: where both sides go on, or where the
-// remote side does and the local one takes another scatter-gather entry. A page group whose copies are neighbours in the
-// slots therefore goes the other way round, with a single queue pair: the slots' side is the remote one, loads are RDMA reads
-// that scatter, and dumps are RDMA writes that gather. Longer copies are split at Options.RequestBytes, which is at most the
+// remote side does and the local one takes another scatter-gather entry. With a single queue pair, copies of which at least
+// half are neighbours on the local side only therefore go the other way round: loads from blocks in order on the host are
+// RDMA reads that scatter, and dumps to them are RDMA writes that gather. Longer copies are split at Options.RequestBytes, which is at most the
 // port's max_msg_sz. Requests of a batch for one queue pair are posted as a chain, with one doorbell and one completion, of
 // its last request.
 //

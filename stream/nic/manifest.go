@@ -24,6 +24,8 @@ type manifest struct {
 	// index finds regions where there are many.
 	index map[*mem.Region]int32
 	last  int32 // region found last
+	// reversed says that the copies of the list travel by the other opcode.
+	reversed bool
 }
 
 type key struct{ lkey, rkey uint32 }
@@ -46,7 +48,7 @@ func (m *manifest) reset() {
 	clear(m.index)
 	m.regions, m.base, m.keys, m.held = m.regions[:0], m.base[:0], m.keys[:0], m.held[:0]
 	m.planes, m.groups = m.planes[:0], m.groups[:0]
-	m.last = 0
+	m.last, m.reversed = 0, false
 }
 
 // find returns the index of r, or -1.
@@ -172,24 +174,35 @@ func (s *Stream) loadList(o *op) error {
 		}
 	}
 	var dst, src *mem.Region
+	var dstEnd, srcEnd int64
+	var next neighbours
+	copies, to := 0, remote
 	for i := range b.Dst {
 		d, f := &b.Dst[i], &b.Src[i]
-		if d.Region != dst || f.Region != src || dst == nil {
-			if d.Region == nil || f.Region == nil {
-				return b.Validate()
-			}
-			if d.Len > 0 { // of an empty copy no memory is needed
-				if err := s.addPair(o, d.Region, f.Region); err != nil {
-					return fmt.Errorf("copy %d: %w", i, err)
-				}
-				dst, src = d.Region, f.Region
-			}
-		}
-		if d.Len != f.Len || !holds(d) || !holds(f) {
+		if d.Region == nil || f.Region == nil || d.Len != f.Len || !holds(d) || !holds(f) {
 			return b.Validate()
 		}
+		if d.Len == 0 {
+			continue // of an empty copy no memory is needed
+		}
+		if d.Region != dst || f.Region != src {
+			if err := s.addPair(o, d.Region, f.Region); err != nil {
+				return fmt.Errorf("copy %d: %w", i, err)
+			}
+			dst, src, dstEnd, srcEnd = d.Region, f.Region, -1, -1
+			to = dstSide(opcode(dst, src))
+		}
+		if d.Off == dstEnd {
+			next[to]++
+		}
+		if f.Off == srcEnd {
+			next[1-to]++
+		}
+		dstEnd, srcEnd = d.Off+d.Len, f.Off+d.Len
+		copies++
 		o.bytes += d.Len
 	}
+	s.orient(o, copies, &next)
 	return nil
 }
 

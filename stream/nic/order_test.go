@@ -145,27 +145,6 @@ func TestReopen(t *testing.T) {
 	// Nothing of the broken streams holds the memory, which is unregistered when the test ends, or the NICs.
 }
 
-// TestNeighboursShareARequest: neighbours on both sides are one entry, on the remote side one more entry each, and on the
-// local side alone requests of their own.
-func TestNeighboursShareARequest(t *testing.T) {
-	g := newRig(t, rigOptions{})
-	dst, src := g.device(t, 1000), g.pinned(t, 1000)
-	for name, tt := range map[string]struct{ dstStep, srcStep, requests, sges int }{
-		"both": {10, 10, 1, 1}, "remote": {10, 20, 2, 4}, "local": {20, 10, 8, 1}, "none": {20, 20, 8, 1},
-	} {
-		s := g.openUntilEnd(t, nic.Options{MaxSGE: 4})
-		var b mem.Batch
-		for i := range 8 {
-			b.Dst = append(b.Dst, mem.Extent{Region: dst, Off: int64(i * tt.dstStep), Len: 10})
-			b.Src = append(b.Src, mem.Extent{Region: src, Off: int64(i * tt.srcStep), Len: 10})
-		}
-		ok(t, submit(t, s, &b))
-		if requests, _, sges, _ := s.Posted(t); requests != tt.requests || sges != tt.sges {
-			t.Errorf("%s: %d requests, of up to %d entries", name, requests, sges)
-		}
-	}
-}
-
 // TestDirectionsShareNoRequest: a batch brings bytes to the device and fetches the ones beside them.
 func TestDirectionsShareNoRequest(t *testing.T) {
 	g := newRig(t, rigOptions{})

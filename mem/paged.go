@@ -3,6 +3,7 @@ package mem
 import (
 	"fmt"
 	"iter"
+	"math"
 
 	"github.com/kvlane/kvlane/errdefs"
 )
@@ -102,11 +103,58 @@ func (g *PageGroup) Validate() error {
 	if len(g.Pairs) == 0 {
 		return nil
 	}
+	page, slot, err := g.Limits()
+	if err != nil {
+		return err
+	}
 	var maxPage, maxSlot uint32
 	for _, ps := range g.Pairs {
 		maxPage, maxSlot = max(maxPage, ps.Page), max(maxSlot, ps.Slot)
 	}
-	return g.validate(maxPage, maxSlot)
+	if int64(maxSlot) > slot {
+		return fmt.Errorf("slot %d is outside the %s: the last is %d: %w", maxSlot, g.Slots.Region, slot, errdefs.ErrInvalid)
+	}
+	if int64(maxPage) > page {
+		return fmt.Errorf("page %d is outside a plane's memory: the last is %d: %w", maxPage, page, errdefs.ErrInvalid)
+	}
+	return nil
+}
+
+// Limits returns the highest page and the highest slot that a pair of the group may name, or what is wrong with the group
+// whatever its pairs are. Looking at element 0 and counting is what it takes: the end of a high element may wrap around to an
+// offset inside the region.
+func (g *PageGroup) Limits() (page, slot int64, err error) {
+	if g.Slots.Stride <= 0 || g.Slots.Base < 0 {
+		return 0, 0, fmt.Errorf("slots have base %d and stride %d: %w", g.Slots.Base, g.Slots.Stride, errdefs.ErrInvalid)
+	}
+	if slot, err = lastIndex(g.Slots.Region, g.Slots.Base, g.Slots.Stride, g.Slots.Stride); err != nil {
+		return 0, 0, fmt.Errorf("slot 0: %w", err)
+	}
+	page = math.MaxUint32
+	for i := range g.Planes {
+		pl := &g.Planes[i]
+		if pl.Bytes < 0 || pl.Stride < pl.Bytes || pl.Base < 0 || pl.SlotOff < 0 || pl.SlotOff > g.Slots.Stride-pl.Bytes {
+			return 0, 0, fmt.Errorf("plane %d (%d bytes, stride %d, base %d, slot offset %d) does not fit a slot of %d bytes: %w",
+				i, pl.Bytes, pl.Stride, pl.Base, pl.SlotOff, g.Slots.Stride, errdefs.ErrInvalid)
+		}
+		last, err := lastIndex(pl.Region, pl.Base, pl.Stride, pl.Bytes)
+		if err != nil {
+			return 0, 0, fmt.Errorf("plane %d page 0: %w", i, err)
+		}
+		page = min(page, last)
+	}
+	return page, slot, nil
+}
+
+// lastIndex returns the last element that lies inside r, of an array at base. base, stride and bytes are not negative.
+func lastIndex(r *Region, base, stride, bytes int64) (int64, error) {
+	if err := (Extent{Region: r, Off: base, Len: bytes}).Validate(); err != nil {
+		return 0, err
+	}
+	if stride == 0 {
+		return math.MaxUint32, nil
+	}
+	return (r.len - bytes - base) / stride, nil
 }
 
 // PairRuns is how much of a group's pairs is in order: in how many runs each slot follows the one before, and in how many each
@@ -152,39 +200,6 @@ func breaks(pairs []PageSlot) (slots, both int) {
 		last = ps
 	}
 	return slots, both
-}
-
-// validate reports the first thing wrong with pages up to maxPage and slots up to maxSlot.
-func (g *PageGroup) validate(maxPage, maxSlot uint32) error {
-	if g.Slots.Stride <= 0 || g.Slots.Base < 0 {
-		return fmt.Errorf("slots have base %d and stride %d: %w", g.Slots.Base, g.Slots.Stride, errdefs.ErrInvalid)
-	}
-	if err := validateIndexed(g.Slots.Region, g.Slots.Base, maxSlot, g.Slots.Stride, g.Slots.Stride); err != nil {
-		return fmt.Errorf("slot %d: %w", maxSlot, err)
-	}
-	for i := range g.Planes {
-		pl := &g.Planes[i]
-		if pl.Bytes < 0 || pl.Stride < pl.Bytes || pl.Base < 0 || pl.SlotOff < 0 || pl.SlotOff > g.Slots.Stride-pl.Bytes {
-			return fmt.Errorf("plane %d (%d bytes, stride %d, base %d, slot offset %d) does not fit a slot of %d bytes: %w",
-				i, pl.Bytes, pl.Stride, pl.Base, pl.SlotOff, g.Slots.Stride, errdefs.ErrInvalid)
-		}
-		if err := validateIndexed(pl.Region, pl.Base, maxPage, pl.Stride, pl.Bytes); err != nil {
-			return fmt.Errorf("plane %d page %d: %w", i, maxPage, err)
-		}
-	}
-	return nil
-}
-
-// validateIndexed reports whether element i of an array at base lies inside r. Building the extent first and checking it
-// then would not do: base + i*stride may wrap around to an offset inside the region. base, stride and bytes are not negative.
-func validateIndexed(r *Region, base int64, i uint32, stride, bytes int64) error {
-	if err := (Extent{Region: r, Off: base, Len: bytes}).Validate(); err != nil {
-		return err
-	}
-	if stride == 0 || int64(i) <= (r.len-bytes-base)/stride {
-		return nil
-	}
-	return fmt.Errorf("element %d of %d bytes, stride %d, from byte %d is outside the %s: %w", i, bytes, stride, base, r, errdefs.ErrInvalid)
 }
 
 // Page returns the extent of a page. The result means nothing where the page is out of range; Paged.Validate finds that out.

@@ -37,8 +37,12 @@ func NewPool(s Slots, n int, o PoolOptions) (*Pool, error) {
 	if s.Base < 0 || s.Stride <= 0 {
 		return fail("the base must not be negative and the stride must be positive")
 	}
-	if err := validateIndexed(s.Region, s.Base, uint32(n-1), s.Stride, s.Stride); err != nil {
+	last, err := lastIndex(s.Region, s.Base, s.Stride, s.Stride)
+	if err != nil {
 		return nil, fmt.Errorf("make pool of %d slots: %w", n, err)
+	}
+	if int64(n-1) > last {
+		return fail(fmt.Sprintf("the %s holds %d", s.Region, last+1))
 	}
 	if o.ZeroOnPut && s.Region.bytes == nil {
 		return fail("the CPU cannot reach the slots to clear them")

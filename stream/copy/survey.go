@@ -2,9 +2,11 @@ package copy
 
 import (
 	"fmt"
+	"math"
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/sys/hostmem"
 	"github.com/kvlane/kvlane/mem"
 )
 
@@ -153,7 +155,14 @@ func (s *Stream) surveyList(b *mem.Batch) (v survey, ok bool, err error) {
 func (s *Stream) surveyPaged(p *mem.Paged, v *survey) error {
 	for i := range p.Groups {
 		g := &p.Groups[i]
-		if err := g.Validate(); err != nil {
+		page, slot, err := int64(0), int64(0), error(nil)
+		if len(g.Pairs) > 0 {
+			page, slot, err = g.Limits()
+		}
+		if err == nil && !within(g.Pairs, page, slot) {
+			err = g.Validate()
+		}
+		if err != nil {
 			return fmt.Errorf("page group %d: %w", i, err)
 		}
 		order := g.Runs()
@@ -195,6 +204,30 @@ func (s *Stream) surveyPaged(p *mem.Paged, v *survey) error {
 		v.pieces += len(g.Planes) * len(g.Pairs)
 	}
 	return p.ValidateForm()
+}
+
+// within reports whether no pair is above page and slot; that it does not say so need not mean that one is. It looks at
+// both numbers of a pair at once, 32 bits each with the page in the lower ones, as on all hosts of GPUs: a bit that is set above
+// each limit is gone after the subtraction where the number was larger, if none has that bit itself.
+func within(pairs []mem.PageSlot, page, slot int64) bool {
+	const above = 1<<63 | 1<<31
+	words := hostmem.Words(pairs)
+	if len(words) != len(pairs) {
+		return false
+	}
+	limits := uint64(min(slot, math.MaxInt32))<<32 | uint64(min(page, math.MaxInt32)) | above
+	all, left := uint64(0), uint64(above)
+	for len(words) >= 4 { // four at a time take half as long as one
+		w := (*[4]uint64)(words)
+		all |= w[0] | w[1] | w[2] | w[3]
+		left &= (limits - w[0]) & (limits - w[1]) & (limits - w[2]) & (limits - w[3])
+		words = words[4:]
+	}
+	for _, w := range words {
+		all |= w
+		left &= limits - w
+	}
+	return all&above == 0 && left == above
 }
 
 // wholeSlots reports whether a group is of one plane that fills its slots.

@@ -83,6 +83,17 @@ func word(b []byte) *uint64 {
 	return (*uint64)(unsafe.Pointer(unsafe.SliceData(b)))
 }
 
+// Words returns the memory of s as words of 64 bits in the machine's order, or none where it is not aligned or not whole words.
+// Elements must not hold pointers.
+func Words[T any](s []T) []uint64 {
+	p := unsafe.Pointer(unsafe.SliceData(s))
+	bytes := uintptr(len(s)) * unsafe.Sizeof(*new(T))
+	if (uintptr(p)|bytes)%8 != 0 {
+		return nil
+	}
+	return unsafe.Slice((*uint64)(p), bytes/8)
+}
+
 // Bytes returns the memory of s, whose elements must not hold pointers.
 func Bytes[T any](s []T) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(s))), len(s)*int(unsafe.Sizeof(*new(T))))

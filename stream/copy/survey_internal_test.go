@@ -1,0 +1,49 @@
+package copy
+
+import (
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/kvlane/kvlane/mem"
+)
+
+// TestWithinIsExact: pairs are within the limits if each number is, whatever the others are; numbers of 2^31 and more are
+// left to who looks at them one by one.
+func TestWithinIsExact(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 31))
+	edges := []uint32{0, 1, 2, 1 << 16, 1<<31 - 2, 1<<31 - 1, 1 << 31, 1<<31 + 1, math.MaxUint32}
+	limits := []int64{0, 1, 1 << 16, 1<<31 - 2, 1<<31 - 1, 1 << 31, math.MaxUint32, math.MaxInt64}
+	for range 20_000 {
+		page, slot := limits[rng.IntN(len(limits))], limits[rng.IntN(len(limits))]
+		pairs := make([]mem.PageSlot, 1+rng.IntN(11))
+		want := true
+		for i := range pairs {
+			pairs[i] = mem.PageSlot{Page: uint32(min(page, int64(rng.Uint32()))), Slot: uint32(min(slot, int64(rng.Uint32())))}
+			if rng.IntN(8) == 0 {
+				pairs[i].Page = edges[rng.IntN(len(edges))]
+			}
+			if rng.IntN(8) == 0 {
+				pairs[i].Slot = edges[rng.IntN(len(edges))]
+			}
+			want = want && int64(pairs[i].Page) <= min(page, math.MaxInt32) && int64(pairs[i].Slot) <= min(slot, math.MaxInt32)
+		}
+		if got := within(pairs, page, slot); got != want {
+			t.Fatalf("%v within page %d and slot %d: %v", pairs, page, slot, got)
+		}
+	}
+}
+
+// BenchmarkWithin measures the look at page numbers before the first byte moves.
+func BenchmarkWithin(b *testing.B) {
+	pairs := make([]mem.PageSlot, 100_000)
+	for i := range pairs {
+		pairs[i] = mem.PageSlot{Page: uint32(i * 7919 % 1_000_003), Slot: uint32(i)}
+	}
+	for b.Loop() {
+		if !within(pairs, 1_000_003, 100_000) {
+			b.Fatal("they are")
+		}
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(len(pairs)), "ns/pair")
+}

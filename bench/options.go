@@ -48,7 +48,7 @@ type Options struct {
 	// Reps is how many repetitions of a point count. Zero shares Budget among the points that are left: at least 6 each, and
 	// fewer blocks than the cell says for contenders that are far slower than others.
 	Reps int
-	// Budget is about how long the points take in all. Default 60 s, with Full 8 minutes (simulated: 10 s).
+	// Budget is about how long the points take in all. Default 90 s, with Full 8 minutes (simulated: 10 s).
 	Budget time.Duration
 	// Contenders are compared with one another on every cell. Default: all but the policies that give up bandwidth.
 	Contenders []Contender
@@ -107,7 +107,7 @@ const (
 
 func (o Options) withDefaults(i device.Info) Options {
 	d := Options{
-		Bytes: 512 << 20, PoolBytes: 2 << 30, ReferenceBytes: 256 << 20, Budget: time.Minute, BesideBytes: 128 << 20,
+		Bytes: 512 << 20, PoolBytes: 2 << 30, ReferenceBytes: 256 << 20, Budget: 90 * time.Second, BesideBytes: 128 << 20,
 		PeerBytes: 512 << 20, PeerReferenceBytes: 1 << 30,
 	}
 	if o.Full {

@@ -19,7 +19,7 @@ const (
 	// slowFactor times as long as the fastest move fewer blocks.
 	minRep     = 20 * time.Millisecond
 	slowFactor = 2
-	minShare   = 2 * time.Millisecond
+	minShare   = 20 * time.Millisecond
 )
 
 // place is what a group measures: a cell in one direction and layout.

@@ -26,7 +26,7 @@ type duplexID struct {
 }
 
 // duplex measures, for each path that crosses the bus, what a byte takes longer while as many go the opposite way, in
-// nanoseconds: with as many thread blocks as the path ever has. A path that a second stream does not get is left out.
+// nanoseconds, on the average of both ways: with as many thread blocks as the path ever has. A path that a second stream does not get is left out.
 func (c *calibration) duplex(ctx context.Context, open Opener) (map[duplexID]float64, error) {
 	widest := make(map[stream.Path]opened)
 	for _, by := range c.streams {
@@ -95,9 +95,14 @@ func (c *calibration) oppose(ctx context.Context, in, out opened, size int64, co
 			}
 		}
 	}
+	// The mean of both ways: some paths give more of the bus to what goes to the host, others to what goes to the device. Each
+	// way by itself would seem best by a path that takes it from the other.
+	var longer float64
 	for dir := range streams {
-		id := duplexID{in.path, plan.Direction(dir)}
-		all[id] = max(0, median(both[dir])-median(alone[dir])) / float64(size*int64(count))
+		longer += max(0, median(both[dir])-median(alone[dir])) / float64(len(streams))
+	}
+	for dir := range streams {
+		all[duplexID{in.path, plan.Direction(dir)}] = longer / float64(size*int64(count))
 	}
 	return nil
 }

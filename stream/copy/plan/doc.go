@@ -37,7 +37,7 @@
 //
 // A prediction that is too high would never be corrected, as the path is never taken. So now and then a path is tried that
 // may turn out to be faster, the less it was seen the more hope there is for it. What that costs is bounded: 1% of the time
-// of batches that are alike (Options.Probe). And averages fade (Options.HalfLife), so that a path once seen slow is tried
+// of batches that are alike (Options.Probe), and nothing is tried beside opposite traffic. And averages fade (Options.HalfLife), so that a path once seen slow is tried
 // again.
 //
 // Batches of a stream that is idle, and that are the same as one before whose path is known well, take its choice for some

@@ -238,7 +238,7 @@ func (p *Planner) chooseAnew(r *Request, can Paths, key cellKey, cell *cell, now
 		reason = ReasonFewest
 	case len(list) == 1:
 		reason = ReasonOnly
-	case b.goal != Background:
+	case b.goal != Background && !key.duplex(): // what is tried would hold up the opposite traffic too, and be held up by it
 		if y := p.probe(list, x, table, cell, now); y != nil {
 			x, reason, choice.probe = y, ReasonProbe, true
 		}

@@ -79,6 +79,7 @@ hardware-kit: ## build what verifies a GPU on a machine without Go: bin/hardware
 	$(GO) test -trimpath -c -o $(BIN)/hardware/device-cuda.test ./device/cuda
 	$(GO) test -trimpath -c -o $(BIN)/hardware/stream-copy.test ./stream/copy
 	$(GO) test -trimpath -c -o $(BIN)/hardware/stream-nic.test ./stream/nic
+	install -m 644 tools/kit.sh $(BIN)/hardware/kit.sh
 	install -m 755 tools/hardware $(BIN)/hardware/run
 	install -m 755 tools/hardware-rdma $(BIN)/hardware/run-rdma
 

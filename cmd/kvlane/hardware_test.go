@@ -61,7 +61,7 @@ func TestHardwareScript(t *testing.T) {
 	}
 }
 
-// runScript puts a script of tools into a kit, under the name that it has there, beside scripts in place of the kit's
+// runScript puts a script of tools, and what it sources, into a kit, under the name that it has there, beside scripts in place of the kit's
 // binaries, of which those without a text are missing. It returns what it printed, and its exit code.
 func runScript(t *testing.T, kit, script, name string, binaries map[string]string, args ...string) (string, int) {
 	t.Helper()
@@ -69,11 +69,14 @@ func runScript(t *testing.T, kit, script, name string, binaries map[string]strin
 	if err != nil {
 		testkit.Skip(t, "bash", err.Error())
 	}
-	text, err := os.ReadFile(filepath.Join("..", "..", "tools", script))
-	if err != nil {
-		t.Fatal(err)
+	files := make(map[string]string)
+	for in, file := range map[string]string{script: name, "kit.sh": "kit.sh"} {
+		text, err := os.ReadFile(filepath.Join("..", "..", "tools", in))
+		if err != nil {
+			t.Fatal(err)
+		}
+		files[file] = string(text)
 	}
-	files := map[string]string{name: string(text)}
 	for binary, text := range binaries {
 		if text != "" {
 			files[binary] = "#!/bin/sh\n" + text + "\n"

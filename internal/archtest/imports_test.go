@@ -35,16 +35,17 @@ var mayImport = map[string]string{
 	"tier/faulty":       onTier + " tier internal/fault internal/sys/hostmem",
 
 	// Implementations know interfaces and bindings, never one another.
-	"device/sim":          onDevice + " internal/leak internal/fault internal/sys/hostmem",
-	"device/cuda":         onDevice + " device/cuda/kernels internal/leak internal/sys/",
-	"device/cuda/kernels": "errdefs mem device",
-	"stream/copy":         onDevice + " stream stream/copy/plan internal/sys/hostmem internal/sys/nap",
-	"stream/nic":          onDevice + " stream rdma rdma/registry rdma/topology",
-	"rdma/soft":           onMem + " device rdma stream internal/leak internal/fault internal/sys/hostmem",
-	"rdma/ibv":            onMem + " rdma internal/leak internal/sys/",
-	"tier/cache":          onTier + " tier internal/leak",
-	"tier/file":           onTier + " tier internal/leak internal/sys/hostmem",
-	"tier/file/faultfs":   "internal/fault tier/file",
+	"device/sim":           onDevice + " internal/leak internal/fault internal/sys/hostmem",
+	"device/cuda":          onDevice + " device/cuda/kernels internal/leak internal/sys/",
+	"device/cuda/kernels":  "errdefs mem device",
+	"device/cuda/cudatest": onDevice + " device/cuda internal/testkit",
+	"stream/copy":          onDevice + " stream stream/copy/plan internal/sys/hostmem internal/sys/nap",
+	"stream/nic":           onDevice + " stream rdma rdma/registry rdma/topology",
+	"rdma/soft":            onMem + " device rdma stream internal/leak internal/fault internal/sys/hostmem",
+	"rdma/ibv":             onMem + " rdma internal/leak internal/sys/",
+	"tier/cache":           onTier + " tier internal/leak",
+	"tier/file":            onTier + " tier internal/leak internal/sys/hostmem",
+	"tier/file/faultfs":    "internal/fault tier/file",
 
 	// The planner is a model that touches no device; what measures for it drives the streams that it plans for.
 	"stream/copy/plan":      onDevice + " stream",

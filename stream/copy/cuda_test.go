@@ -1,17 +1,15 @@
 package copy_test
 
 import (
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
 
+	"github.com/kvlane/kvlane/device/cuda/cudatest"
+
 	"github.com/kvlane/kvlane/device"
-	"github.com/kvlane/kvlane/device/cuda"
-	"github.com/kvlane/kvlane/errdefs"
-	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/stream"
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
@@ -19,30 +17,8 @@ import (
 	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
-// openCUDA opens GPU 0, or skips the test.
-func openCUDA(tb testing.TB) device.Device {
-	tb.Helper()
-	driver, err := cuda.Load()
-	if errors.Is(err, errdefs.ErrNotSupported) {
-		testkit.Skip(tb, "cuda", err.Error())
-	}
-	if err != nil {
-		tb.Fatal(err)
-	}
-	dev, err := driver.Open(0, cuda.Options{})
-	if err != nil {
-		tb.Fatal(err)
-	}
-	tb.Cleanup(func() {
-		if err := dev.Close(); err != nil {
-			tb.Error(err)
-		}
-	})
-	return dev
-}
-
 func TestConformanceCUDA(t *testing.T) {
-	dev := openCUDA(t)
+	dev := cudatest.Open(t)
 	for _, p := range paths {
 		t.Run(pathName(p), func(t *testing.T) {
 			streamtest.Run(t, func(t *testing.T) streamtest.Env {
@@ -68,7 +44,7 @@ func TestConformanceCUDA(t *testing.T) {
 // BenchmarkCUDA measures batches of blocks that are scattered on the device's side, from Submit to the resolved ticket:
 // one at a time, and for the kernel also several in flight and as a mem.Paged.
 func BenchmarkCUDA(b *testing.B) {
-	dev := openCUDA(b)
+	dev := cudatest.Open(b)
 	const arena = 256 << 20
 	host, gpu := streamtest.Pinned(dev).Alloc(b, arena), streamtest.DeviceMemory(dev).Alloc(b, arena)
 	large := slices.DeleteFunc(slices.Clone(paths), func(p stream.Path) bool { return p == stream.PathResident })
@@ -158,7 +134,7 @@ func benchStream(b *testing.B, dev device.Device, name string, o streamcopy.Opti
 
 // BenchmarkCUDAStaged measures what staging memory and thread blocks do to the staged path.
 func BenchmarkCUDAStaged(b *testing.B) {
-	dev := openCUDA(b)
+	dev := cudatest.Open(b)
 	const arena, size = 256 << 20, 4 << 10
 	host, gpu := streamtest.Pinned(dev).Alloc(b, arena), streamtest.DeviceMemory(dev).Alloc(b, arena)
 	toHost, toDevice := scattered(host, gpu, 16384, size), scattered(host, gpu, 16384, size)
@@ -186,7 +162,7 @@ func scattered(host, gpu *mem.Region, n int, size int64) *mem.Batch {
 // BenchmarkCUDAPages measures 100,000 pages that are scattered on both sides, in batches of so many: the device's part, and
 // what Submit takes of a processor.
 func BenchmarkCUDAPages(b *testing.B) {
-	dev := openCUDA(b)
+	dev := cudatest.Open(b)
 	const arena, count = 512 << 20, 100_000
 	slots, pages := streamtest.Pinned(dev).Alloc(b, arena), streamtest.DeviceMemory(dev).Alloc(b, arena)
 	for _, size := range []int64{256, 512, 1 << 10, 4 << 10} {

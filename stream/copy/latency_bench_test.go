@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvlane/kvlane/device/cuda/cudatest"
+
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/internal/sys/hostmem"
@@ -27,7 +29,7 @@ const latencyBlock = 4 << 10
 // it, which is not moved by the few that were interrupted.
 func BenchmarkLatencySim(b *testing.B) { benchLatency(b, openSim(b, sim.Options{})) }
 
-func BenchmarkLatencyCUDA(b *testing.B) { benchLatency(b, openCUDA(b)) }
+func BenchmarkLatencyCUDA(b *testing.B) { benchLatency(b, cudatest.Open(b)) }
 
 func benchLatency(b *testing.B, dev device.Device) {
 	b.Helper()

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvlane/kvlane/device/cuda/cudatest"
+
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/errdefs"
@@ -55,7 +57,7 @@ func TestConformanceInterleavedNIC(t *testing.T) {
 
 // TestConformanceNICCUDA has a NIC in software move the bytes of a GPU, alone and in turn with the GPU's own paths.
 func TestConformanceNICCUDA(t *testing.T) {
-	dev := openCUDA(t)
+	dev := cudatest.Open(t)
 	for name, o := range map[string]streamcopy.Options{
 		"forced":        {Path: stream.PathNICSoft},
 		"any path next": {Planner: newDice(1), StagingBytes: 64 << 10},

@@ -6,6 +6,8 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"github.com/kvlane/kvlane/device/cuda/cudatest"
+
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/cuda"
 	"github.com/kvlane/kvlane/device/sim"
@@ -98,7 +100,7 @@ func TestPeerBatches(t *testing.T) {
 // cudaPeers opens two GPUs that reach each other's memory, or skips the test.
 func cudaPeers(tb testing.TB) (near, far device.Device) {
 	tb.Helper()
-	near = openCUDA(tb)
+	near = cudatest.Open(tb)
 	driver, err := cuda.Load()
 	if err != nil {
 		tb.Fatal(err)

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvlane/kvlane/device/cuda/cudatest"
+
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/fault"
@@ -37,7 +39,7 @@ func TestConformanceResident(t *testing.T) {
 }
 
 func TestConformanceResidentCUDA(t *testing.T) {
-	dev := openCUDA(t)
+	dev := cudatest.Open(t)
 	for name, o := range map[string]streamcopy.ResidentOptions{
 		"restless": {Workers: 3, Lease: 200 * time.Microsecond, Idle: 10 * time.Microsecond},
 	} {

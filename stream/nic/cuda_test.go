@@ -1,41 +1,20 @@
 package nic_test
 
 import (
-	"errors"
 	"fmt"
 	"runtime"
 	"testing"
 
-	"github.com/kvlane/kvlane/device"
-	"github.com/kvlane/kvlane/device/cuda"
-	"github.com/kvlane/kvlane/errdefs"
-	"github.com/kvlane/kvlane/internal/testkit"
+	"github.com/kvlane/kvlane/device/cuda/cudatest"
+
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/stream/nic"
 	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
-// openCUDA opens GPU 0, or skips the test.
-func openCUDA(tb testing.TB) device.Device {
-	tb.Helper()
-	driver, err := cuda.Load()
-	if errors.Is(err, errdefs.ErrNotSupported) {
-		testkit.Skip(tb, "cuda", err.Error())
-	}
-	if err != nil {
-		tb.Fatal(err)
-	}
-	dev, err := driver.Open(0, cuda.Options{})
-	if err != nil {
-		tb.Fatal(err)
-	}
-	tb.Cleanup(func() { closeOK(tb, dev) })
-	return dev
-}
-
 // TestConformanceCUDA has NICs in software move the bytes of a GPU: one, and two that copy at once.
 func TestConformanceCUDA(t *testing.T) {
-	dev := openCUDA(t)
+	dev := cudatest.Open(t)
 	for _, nics := range []int{1, 2} {
 		t.Run(fmt.Sprintf("nics=%d", nics), func(t *testing.T) {
 			streamtest.Run(t, func(t *testing.T) streamtest.Env {
@@ -49,7 +28,7 @@ func TestConformanceCUDA(t *testing.T) {
 // BenchmarkCUDA copies blocks that are scattered on the GPU, and in a list on the host as well, through the stream over NICs in
 // software: what the stream's own cost leaves of the copy paths below, and how many CPUs it takes. It is no figure of a NIC.
 func BenchmarkCUDA(b *testing.B) {
-	dev := openCUDA(b)
+	dev := cudatest.Open(b)
 	const arena, under, most = 256 << 20, 8, 16 << 20
 	for _, nics := range []int{1, 2, 4} {
 		for _, size := range []int64{4 << 10, 16 << 10, 64 << 10} {

@@ -24,6 +24,8 @@ const (
 	launchGrowth = 2       // bits
 	firstPairs   = 4096
 	pairsGrowth  = 3 // bits
+	pairLaunches = 4 // more than the first, of any number of pairs that is likely
+	longList     = firstLaunch / device.PieceBytes
 )
 
 // launchBytes is about how much of a list the next launch of o should copy when left bytes are left.
@@ -302,11 +304,15 @@ func (t *table) describePlanes(buf []byte, planes []mem.Plane, all bool) (ps pla
 	return ps
 }
 
-// descriptorBytes returns how much ring the rest of the batch wants. listDescs is the list's total of descriptors.
+// descriptorBytes returns how much ring the rest of the batch wants, in several launches where it is long: each has a table of its
+// own, and what does not fit for want of that would be one launch more. listDescs is the list's total of descriptors.
 func (c *cursor) descriptorBytes(listDescs int, summed bool) uint64 {
 	n := uint64(0)
 	if c.i < len(c.batch.Dst) {
 		n = align(uint64(listDescs-c.listed)*device.CopyDescBytes, tableAlign)
+		if listDescs > longList {
+			n += kernelStep * tableAlign
+		}
 	}
 	if c.batch.Paged == nil {
 		return n
@@ -314,7 +320,11 @@ func (c *cursor) descriptorBytes(listDescs int, summed bool) uint64 {
 	t := table{summed: summed}
 	for i := c.group; i < len(c.batch.Paged.Groups); i++ {
 		g := &c.batch.Paged.Groups[i]
-		n += align(uint64(len(g.Planes)*t.planeBytes()), tableAlign) + align(uint64(len(g.Pairs))*device.PairBytes, tableAlign)
+		planes := align(uint64(len(g.Planes)*t.planeBytes()), tableAlign)
+		n += planes + align(uint64(len(g.Pairs))*device.PairBytes, tableAlign)
+		if len(g.Pairs) > 2*firstPairs {
+			n += pairLaunches * (planes + 3*tableAlign)
+		}
 		if summed {
 			n += align(uint64(leavesOf(g.Planes)*len(g.Pairs))*sumBytes, tableAlign) + tableAlign
 		}

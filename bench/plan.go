@@ -56,8 +56,8 @@ type plan struct {
 	n       int
 }
 
-// newPlan allocates the lists of count blocks, in as few batches of at most most as that takes, of about the same length. The pool is a permutation of the near side's blocks,
-// and has at least as many.
+// newPlan allocates the lists of count blocks, in as few batches of at most most as that takes, of about the same length.
+// The pool is a permutation of the near side's blocks, and has at least as many.
 func newPlan(r *rig, f Form, most int, c Cell, dir Direction, layout Layout, pool []uint32) *plan {
 	most = (c.Count + (c.Count-1)/most) / ((c.Count-1)/most + 1)
 	p := &plan{size: c.Size, dir: dir, layout: layout, near: identity(c.Count), far: identity(c.Count), pool: pool, most: most}

@@ -20,11 +20,11 @@
 //   - nic and nic-soft: another ordered stream, over RDMA NICs, is given whole batches between host and device memory that it
 //     reaches (Options.NIC). Which of the two names it has, the Carrier says.
 //
-// The kernel paths and staged fill mem.Paged.Sums from the bytes as they pass; staged as long as a leaf fits into a chunk. To the
-// host they are of what was read from the pages, before it crosses the bus; to the device, of what had crossed it and was then
-// written to the pages. So either way the crossing lies between the sums and the bytes in host memory, and who compares the
-// two finds what it did. Where a batch asks for sums, the planner weighs the pass of a CPU that the other paths leave to be
-// made, and is not offered kernel-bulk (docs/adr/0008).
+// The kernel paths and staged fill mem.Paged.Sums from the bytes as they pass; staged as long as a leaf fits into a chunk.
+// To the host they are of what was read from the pages, before it crosses the bus; to the device, of what had crossed it
+// and was then written to the pages. So either way the crossing lies between the sums and the bytes in host memory, and who
+// compares the two finds what it did. Where a batch asks for sums, the planner weighs the pass of a CPU that the other
+// paths leave to be made, and is not offered kernel-bulk (docs/adr/0008).
 //
 // A path gets its memory and queues when it is first chosen. If the device refuses them, the path is given up for good, the
 // batch goes another way, and its Completion says why.

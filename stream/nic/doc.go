@@ -7,9 +7,9 @@
 // Copies within one sort of memory are writes. Neighbouring copies become one request: where both sides go on, or where the
 // remote side does and the local one takes another scatter-gather entry. With a single queue pair, copies of which at least
 // half are neighbours on the local side only therefore go the other way round: loads from blocks in order on the host are
-// RDMA reads that scatter, and dumps to them are RDMA writes that gather. Longer copies are split at Options.RequestBytes, which is at most the
-// port's max_msg_sz. Requests of a batch for one queue pair are posted as a chain, with one doorbell and one completion, of
-// its last request.
+// RDMA reads that scatter, and dumps to them are RDMA writes that gather. Longer copies are split at Options.RequestBytes,
+// which is at most the port's max_msg_sz. Requests of a batch for one queue pair are posted as a chain, with one doorbell
+// and one completion, of its last request.
 //
 // With several queue pairs, of one NIC or more, memory is striped over them by destination address. So whatever writes
 // the same bytes travels by the same queue pair.

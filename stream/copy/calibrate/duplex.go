@@ -26,7 +26,8 @@ type duplexID struct {
 }
 
 // duplex measures, for each path that crosses the bus, what a byte takes longer while as many go the opposite way, in
-// nanoseconds, on the average of both ways: with as many thread blocks as the path ever has. A path that a second stream does not get is left out.
+// nanoseconds, on the average of both ways: with as many thread blocks as the path ever has. A path that a second stream
+// does not get is left out.
 func (c *calibration) duplex(ctx context.Context, open Opener) (map[duplexID]float64, error) {
 	widest := make(map[stream.Path]opened)
 	for _, by := range c.streams {

@@ -9,6 +9,7 @@ import (
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/dirfs"
 	"github.com/kvlane/kvlane/store"
 	"github.com/kvlane/kvlane/stream"
 	"github.com/kvlane/kvlane/stream/copy/plan"
@@ -88,7 +89,7 @@ type StoreConfig struct {
 	// after a power failure its checksums tell whether it survived that too.
 	Fsync file.FsyncPolicy
 	// FS replaces the operating system's files, for tests.
-	FS file.FS
+	FS dirfs.FS
 	// Verify says when checksums are checked on the way to the device. Default store.VerifyAlways.
 	Verify store.VerifyPolicy
 	// Readers and Writers bound the concurrent reads from and writes to the tiers below the cache. Zero is the store's

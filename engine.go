@@ -51,7 +51,7 @@ func Open(ctx context.Context, c Config) (_ *Engine, err error) {
 		}
 	}()
 	with := func(step func(context.Context) error) func() error { return func() error { return step(ctx) } }
-	for _, step := range []func() error{e.openDevice, e.openNICs, with(e.openPlanner), e.openCache, e.openLower, e.openStore} {
+	for _, step := range []func() error{e.openDevice, e.openNICs, with(e.openPlanner), e.openCache, with(e.openLower), e.openStore} {
 		if err := ctx.Err(); err != nil {
 			return nil, context.Cause(ctx)
 		}
@@ -117,7 +117,7 @@ func (e *Engine) openCache() error {
 		return fmt.Errorf("open cache tier: %w", err)
 	}
 	e.cache = t
-	e.onClose(func(context.Context) error { return t.Close() })
+	e.onClose(t.Close)
 	return nil
 }
 
@@ -129,17 +129,17 @@ func (e *Engine) freeCache(ctx context.Context) error {
 	return e.dev.Free(e.pinned)
 }
 
-func (e *Engine) openLower() error {
+func (e *Engine) openLower(ctx context.Context) error {
 	if len(e.cfg.Store.Dirs) == 0 {
 		return nil
 	}
 	s := &e.cfg.Store
-	t, err := file.Open(file.Config{Dirs: s.Dirs, Format: e.format(), Identity: e.cfg.Identity, Fsync: s.Fsync, MaxBytes: s.FileBytes, FS: s.FS})
+	t, err := file.Open(ctx, file.Config{Dirs: s.Dirs, Format: e.format(), Identity: e.cfg.Identity, Fsync: s.Fsync, MaxBytes: s.FileBytes, FS: s.FS})
 	if err != nil {
 		return err // it says what it was doing
 	}
 	e.lower = append(e.lower, t)
-	e.onClose(func(context.Context) error { return t.Close() })
+	e.onClose(t.Close)
 	return nil
 }
 

@@ -11,10 +11,11 @@ import (
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/internal/dirfs/faultfs"
 	"github.com/kvlane/kvlane/internal/fault"
 	"github.com/kvlane/kvlane/stream"
 	"github.com/kvlane/kvlane/tier/file"
-	"github.com/kvlane/kvlane/tier/file/faultfs"
 )
 
 // twice asks for the same blocks in two requests: the first dumps them, the second loads them.
@@ -138,7 +139,7 @@ func TestNoFailureOfTheFilesGoesUnreported(t *testing.T) {
 		t.Run(op, func(t *testing.T) {
 			for n := 0; ; n++ {
 				plan := fault.New(1)
-				r := newRig(t, rigOptions{geometry: layered, slots: 2, dir: t.TempDir(), fs: faultfs.New(file.OS(), plan, nil)})
+				r := newRig(t, rigOptions{geometry: layered, slots: 2, dir: t.TempDir(), fs: faultfs.New(dirfs.OS(), plan, nil)})
 				if op == "read" {
 					if _, err := Run(t.Context(), r.config(layered, trace)); err != nil {
 						t.Fatal(err)
@@ -165,7 +166,7 @@ func TestNoFailureOfTheFilesGoesUnreported(t *testing.T) {
 // before is there for the next replay.
 func TestFullDirectoryLosesNothing(t *testing.T) {
 	dir, plan := t.TempDir(), fault.New(1)
-	r := newRig(t, rigOptions{geometry: layered, slots: 8, dir: dir, fs: faultfs.New(file.OS(), plan, nil)})
+	r := newRig(t, rigOptions{geometry: layered, slots: 8, dir: dir, fs: faultfs.New(dirfs.OS(), plan, nil)})
 	plan.Add(fault.After("write", int(plan.Seen("write"))+3).Partial(unix.ENOSPC))
 	trace := writeTrace(t, []int64{1, 2}, []int64{3, 4}, []int64{5, 6}, []int64{1, 2})
 	rep, err := Run(t.Context(), r.config(layered, trace))

@@ -7,6 +7,7 @@ import (
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/internal/dirfs"
 	"github.com/kvlane/kvlane/store"
 	"github.com/kvlane/kvlane/stream"
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
@@ -43,7 +44,7 @@ type rigOptions struct {
 	slots    int64 // of the cache
 	sim      sim.Options
 	dir      string // of the file tier; empty: there is none
-	fs       file.FS
+	fs       dirfs.FS
 	device   func(device.Device) device.Device // wraps the device
 	streams  streamcopy.Options
 }
@@ -72,12 +73,12 @@ func newRig(tb testing.TB, o rigOptions) *rig {
 	tb.Cleanup(func() { must(dev.Free(pinned)) })
 	c, err := cache.Open(cache.Config{Memory: pinned, Format: format})
 	must(err)
-	tb.Cleanup(func() { must(c.Close()) })
+	tb.Cleanup(func() { must(c.Close(context.WithoutCancel(tb.Context()))) })
 	var lower []tier.Tier
 	if o.dir != "" {
-		f, err := file.Open(file.Config{Dirs: []string{o.dir}, Format: format, Identity: id, FS: o.fs})
+		f, err := file.Open(tb.Context(), file.Config{Dirs: []string{o.dir}, Format: format, Identity: id, FS: o.fs})
 		must(err)
-		tb.Cleanup(func() { must(f.Close()) })
+		tb.Cleanup(func() { must(f.Close(context.WithoutCancel(tb.Context()))) })
 		lower = append(lower, f)
 	}
 	open := func() (stream.Stream, error) { return streamcopy.Open(dev, o.streams) }

@@ -20,8 +20,8 @@ type Config struct {
 	Format block.Format
 	// Cache is the first tier; it needs two slots at least.
 	Cache tier.SlotTier
-	// Next holds the tiers below, first to last; may be empty. A block is durable when every one of them has it, or,
-	// without any, when the cache has published it.
+	// Next holds the tiers below, first to last; may be empty. A block is durable when every one of them that is not read-only
+	// has it, or, without any such, when the cache has published it.
 	Next []tier.Tier
 	// OpenLoad and OpenDump open the ordered streams for loads and dumps. They are called when a stream is first needed
 	// and again after one broke. The store closes what they return.
@@ -38,7 +38,8 @@ type Config struct {
 	GroupBytes int64
 	// LeaseMax is the longest a lease may live, and how long a layerwise dump waits for its next shard. Default 30 s.
 	LeaseMax time.Duration
-	// WaitMax is how long a block waits for a slot, or for another's fill, before it fails with ErrBusy. Default 30 s.
+	// WaitMax is how long a block waits for a slot, for another's fill, or for room in a tier below, before it fails with
+	// ErrBusy. Default 30 s.
 	WaitMax time.Duration
 	// Clock times leases and waits. Default: the real one.
 	Clock clockwork.Clock

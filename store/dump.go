@@ -48,8 +48,9 @@ type submission struct {
 	met   bool
 }
 
-// Dump stores each ref's block from its page. Blocks that every durable tier has Ready already are skipped; one that
-// another is filling is waited for, and dumped after all if that fails. Dump waits until ctx ends for its turn among
+// Dump stores each ref's block from its page. Blocks that every durable tier is known to have, whole and durable, are skipped;
+// those that it only seems to have are copied, and the tier looks at what it has. A block that another is filling is waited
+// for, and dumped after all if that fails. Dump waits until ctx ends for its turn among
 // Config.Tasks; ctx has no say over the task once that is returned. pages stays unchanged until SourceFree.
 //
 // A block is published in the cache, and found by lookups, once all its shards have landed and are summed; it is pinned there
@@ -151,8 +152,39 @@ func (t *DumpTask) Published(ctx context.Context) error {
 }
 
 // Durable waits until every block is in every durable tier, or has failed, and returns the errors of the blocks, joined;
-// or until ctx ends, and returns the context's cause.
-func (t *DumpTask) Durable(ctx context.Context) error { return t.wait(ctx, t.done) }
+// or until ctx ends, and returns the context's cause and what the blocks still wait for. A block waits for Config.WaitMax at
+// most for room in a tier, and for as long as the system takes to write it.
+func (t *DumpTask) Durable(ctx context.Context) error {
+	err := t.wait(ctx, t.done)
+	select {
+	case <-t.done:
+		return err
+	default:
+		return t.delay(err)
+	}
+}
+
+// delay says what a dump that is not durable yet waits for.
+func (t *DumpTask) delay(cause error) error {
+	t.mu.Lock()
+	left := t.left
+	t.mu.Unlock()
+	errs := []error{fmt.Errorf("%d blocks are not durable yet, %d writes wait for a writer: %w", left, t.s.writers.backlog(), cause)}
+	for _, tr := range t.s.durable {
+		st, ok := tr.(tier.Statter)
+		if !ok {
+			continue
+		}
+		stats := st.Stats()
+		if stats.Waiting > 0 {
+			errs = append(errs, fmt.Errorf("tier %s: %d writes wait for room", tr.Name(), stats.Waiting))
+		}
+		if err := errors.Join(stats.Paused, stats.Failure); err != nil {
+			errs = append(errs, fmt.Errorf("tier %s: %w", tr.Name(), err))
+		}
+	}
+	return errors.Join(errs...)
+}
 
 // Skipped returns how many blocks the dump did not have to copy, since the store had them already or another dump brought
 // them meanwhile. Only blocks that are durable count.
@@ -199,23 +231,28 @@ func (t *DumpTask) met(after []mem.Dependency) error {
 // sort gives blocks that are durable their result and leaves the others in todo.
 func (t *DumpTask) sort() {
 	sc := t.sc
-	sc.keys, sc.states, sc.durable = sc.keys[:0], sc.states[:0], sc.durable[:0]
+	sc.keys, sc.kept, sc.durable = sc.keys[:0], sc.kept[:0], sc.durable[:0]
 	for i := range sc.refs {
 		sc.keys = append(sc.keys, sc.refs[i].Key)
-		sc.states = append(sc.states, tier.Absent)
+		sc.kept = append(sc.kept, false)
 		sc.durable = append(sc.durable, true)
 	}
-	first := min(1, len(t.s.next)) // the cache is durable only where there is nothing below it
-	for ti := first; ti <= len(t.s.next); ti++ {
-		clear(sc.states)
-		if err := t.s.tier(ti).Lookup(t.ctx, sc.keys, sc.states); err != nil {
-			clear(sc.states) // storing a block twice is no harm; storing it never would be
-			if t.ctx.Err() == nil && len(sc.keys) > 0 {
-				t.s.fellBack(t.s.tier(ti), sc.keys[0], err)
+	where := t.s.durable
+	if len(where) == 0 {
+		where = []tier.Tier{t.s.cache}
+	}
+	for _, tr := range where {
+		clear(sc.kept)
+		if k, ok := tr.(tier.Keeper); ok {
+			if err := k.Kept(t.ctx, sc.keys, sc.kept); err != nil {
+				clear(sc.kept) // storing a block twice is no harm; storing it never would be
+				if t.ctx.Err() == nil && len(sc.keys) > 0 {
+					t.s.fellBack(tr, sc.keys[0], err)
+				}
 			}
 		}
-		for i, st := range sc.states {
-			sc.durable[i] = sc.durable[i] && st == tier.Ready
+		for i, kept := range sc.kept {
+			sc.durable[i] = sc.durable[i] && kept
 		}
 	}
 	n := 0

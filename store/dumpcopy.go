@@ -214,9 +214,9 @@ func (t *DumpTask) seal(it *item, image []byte, key block.Key) error {
 	return f.SealWith(image, key, sums)
 }
 
-// persist hands a Ready block, pinned, to the writers; without tiers below it is durable already.
+// persist hands a Ready block, pinned, to the writers; without tiers below that can be written it is durable already.
 func (t *DumpTask) persist(i int32, slot tier.Slot) {
-	if len(t.s.next) == 0 {
+	if len(t.s.durable) == 0 {
 		slot.Release()
 		t.one(i, nil)
 		return
@@ -225,16 +225,18 @@ func (t *DumpTask) persist(i int32, slot tier.Slot) {
 	t.s.writers.push(job{t, i})
 }
 
-// write stores block i in every tier below.
+// write stores block i in every tier below that can be written.
 func (t *DumpTask) write(i int32) {
 	it, key := &t.sc.items[i], t.sc.refs[i].Key
 	slot := it.slot
 	it.slot = nil
 	var errs []error
-	for _, tr := range t.s.next {
+	for _, tr := range t.s.durable {
 		err := context.Cause(t.ctx)
 		if err == nil {
-			err = tr.Put(t.ctx, key, t.s.imageOf(slot.Extent()))
+			wait, cancel := t.s.waitCtx(t.ctx)
+			err = tr.Put(wait, key, t.s.imageOf(slot.Extent()))
+			cancel()
 		}
 		if err == nil {
 			continue

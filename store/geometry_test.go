@@ -75,7 +75,7 @@ func newGeometry(t *testing.T, seed uint64, path stream.Path) *geometry {
 	g.must(err)
 	t.Cleanup(func() {
 		g.must(g.st.Close(g.ctx()))
-		g.must(g.cache.Close())
+		g.must(g.cache.Close(g.ctx()))
 		g.must(g.dev.Free(g.gpu))
 		g.must(g.dev.Free(g.host))
 		g.must(g.dev.Close())

@@ -15,6 +15,7 @@ import (
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/internal/dirfs"
 	"github.com/kvlane/kvlane/internal/fault"
 	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
@@ -50,7 +51,7 @@ type rigOptions struct {
 	memo           bool // they sum each page once, for benchmarks
 	tune           func(*store.Config)
 	fsync          file.FsyncPolicy
-	fileFS         file.FS
+	fileFS         dirfs.FS
 }
 
 // rig is a store on a simulated device, over real tiers, with a paged cache to load to and dump from.
@@ -154,7 +155,7 @@ func (r *rig) openStore() {
 		c.Cache = r.o.wrapCache(r.cache)
 	}
 	if len(r.o.dirs) > 0 {
-		r.file, err = file.Open(file.Config{Dirs: r.o.dirs, Format: r.format, Identity: r.id, Fsync: r.o.fsync, FS: r.o.fileFS})
+		r.file, err = file.Open(r.ctx(), file.Config{Dirs: r.o.dirs, Format: r.format, Identity: r.id, Fsync: r.o.fsync, FS: r.o.fileFS})
 		r.must(err)
 		var t tier.Tier = r.file
 		if r.o.wrapFile != nil {
@@ -208,9 +209,9 @@ func (r *rig) crash() {
 
 func (r *rig) closeTiers() {
 	r.tb.Helper()
-	r.must(r.cache.Close())
+	r.must(r.cache.Close(r.ctx()))
 	if r.file != nil {
-		r.must(r.file.Close())
+		r.must(r.file.Close(r.ctx()))
 	}
 }
 

@@ -22,8 +22,8 @@ type scratch struct {
 	planes  []mem.Plane // of every shard, in the order of the shards and of their places in a slot
 	planeAt []int       // planes before each shard, and before the end
 	keys    []block.Key
-	states  []tier.State
-	durable []bool
+	kept    []bool        // by one tier
+	durable []bool        // by all
 	results chan result   // as large as the jobs that a task has out at a time
 	proved  chan struct{} // has an element when proofs were made since it was looked at
 	groups  []*group      // free ones

@@ -24,7 +24,7 @@ type Stats struct {
 	// the block was read from a tier below). The rest was trusted, under VerifyFill.
 	VerifiedOnWay, VerifiedByCPU int64
 
-	Mismatches      int64 // blocks that failed their check, in any tier
+	Mismatches      int64 // blocks that failed their check, or could not be read when they were to be written, in any tier
 	BadCopies       int64 // copies to pages that failed their check although the block was right where it came from
 	Refills         int64 // corrupt cached copies that were read anew from below
 	Retries         int64 // times a block or a batch was tried again
@@ -92,8 +92,9 @@ func (s *Store) Stats() Stats {
 	for i := range len(s.next) + 1 {
 		t := s.tier(i)
 		ts := TierStats{Name: t.Name(), Hits: c.hits[i].Load()}
-		if st, ok := t.(tier.Statter); ok {
-			ts.Tier = st.Stats()
+		if statter, ok := t.(tier.Statter); ok {
+			ts.Tier = statter.Stats()
+			st.Mismatches += ts.Tier.Replaced
 		}
 		st.Tiers = append(st.Tiers, ts)
 	}

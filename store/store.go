@@ -31,8 +31,10 @@ type Store struct {
 	cfg   Config
 	cache tier.SlotTier
 	next  []tier.Tier
-	slots mem.Slots
-	clock clockwork.Clock
+	// durable are those of next that can be written: a block is durable when all of them have it.
+	durable []tier.Tier
+	slots   mem.Slots
+	clock   clockwork.Clock
 
 	image   int64 // bytes of a block's image
 	shards  int
@@ -98,6 +100,11 @@ func Open(c Config) (*Store, error) {
 	s.layers = layers
 	s.leafAt = leafOffsets(c.Format)
 	s.chunk = int(min((layers+1)/2, windowBlocks)) // two dumps at a time, if they are large
+	for _, tr := range s.next {
+		if r, ok := tr.(tier.ReadOnlyTier); !ok || !r.ReadOnly() {
+			s.durable = append(s.durable, tr)
+		}
+	}
 	now, end := context.WithCancelCause(context.Background())
 	end(errNow)
 	s.now = now
@@ -204,9 +211,14 @@ func isBusy(err error) bool {
 	return errors.Is(err, errdefs.ErrBusy) || errors.Is(err, context.Canceled)
 }
 
-// waitCtx bounds one wait for a slot or for another's fill.
+// waitCtx bounds one wait for a slot, for another's fill, or for room in a tier below.
 func (s *Store) waitCtx(ctx context.Context) (context.Context, context.CancelFunc) {
-	return clockwork.WithTimeout(ctx, s.clock, s.cfg.WaitMax)
+	wait, end := context.WithCancelCause(ctx)
+	timer := s.clock.AfterFunc(s.cfg.WaitMax, func() { end(context.DeadlineExceeded) })
+	return wait, func() {
+		timer.Stop()
+		end(nil)
+	}
 }
 
 // reserve takes a slot for key, waiting for one. The caller holds no slot but such as leases and layerwise dumps may.

@@ -49,14 +49,17 @@ type Tier interface {
 	// block has been set aside; dst is undefined), else the cause.
 	Get(ctx context.Context, key block.Key, dst mem.Extent) error
 	// Put stores the image in src, which it verifies to carry this key, and returns when it is durable by the tier's
-	// policy; until then src must not change. A block already here is left as it is and Put returns nil; one that
-	// another Put is writing is waited for. Errors: ErrNoSpace, ErrReadOnly, ErrBusy when every place is pinned until
+	// policy; until then src must not change. A block already here is looked at as Get would: a whole one is left as it is, made
+	// durable if it is not known to be, and Put returns nil; a damaged one is set aside and written anew. One that another Put
+	// is writing is waited for. Errors: ErrNoSpace, ErrReadOnly, ErrBusy when every place is pinned until
 	// ctx ends. A failed Put leaves nothing behind.
 	Put(ctx context.Context, key block.Key, src mem.Extent) error
 	// Delete removes the block. ErrNotFound where there is none, ErrBusy where it is retained.
 	Delete(ctx context.Context, key block.Key) error
-	// Close stops the tier's own work and frees what it holds. Using the tier afterwards gives ErrClosed.
-	Close() error
+	// Close stops the tier's own work and frees what it holds. Using the tier afterwards gives ErrClosed. If ctx ends while
+	// something is still under way, the error wraps ErrBusy, what is under way may still use the memory that it was given, and
+	// Close may be called again.
+	Close(ctx context.Context) error
 }
 
 // Stats counts what a tier did since it was opened, and what it holds.
@@ -66,9 +69,29 @@ type Stats struct {
 	Hits, Misses                 int64 // of Retain and Get
 	Puts, Evictions              int64
 	Corrupt                      int64 // blocks found corrupt and set aside
+	Replaced                     int64 // blocks found corrupt or unreadable by a Put, which wrote them anew
 	Errors                       int64 // operations that failed for another reason than a miss
 	ReadBytes, WrittenBytes      int64
 	Retained, Quarantined, Swept int64 // pins held now; files set aside; temporary files removed at open
+	Waiting                      int64 // Puts that wait for room now
+	Stuck                        int64 // blocks that could not be removed when room was last made
+	// Paused is why the tier does not write, or the last write failed, for want of room; nil once one has succeeded.
+	Paused error
+	// Failure is what the tier's own work, counting its blocks and making room, last failed for; nil where that went well.
+	Failure error
+}
+
+// Keeper is a Tier that may know, without reading them, that blocks are whole and durable.
+type Keeper interface {
+	// Kept sets kept[i] where the tier knows that a Put of keys[i] would find the block whole and as durable as the tier's
+	// policy promises, and so would do nothing. The slices have equal lengths. Not to know is no error.
+	Kept(ctx context.Context, keys []block.Key, kept []bool) error
+}
+
+// ReadOnlyTier is a Tier that may have been opened for reading only. Then Put and Delete always return ErrReadOnly, and nobody
+// expects blocks to become durable there.
+type ReadOnlyTier interface {
+	ReadOnly() bool
 }
 
 // Statter is a Tier that counts. Every tier of kvlane does.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/internal/dirfs"
 	"github.com/kvlane/kvlane/store"
 	"github.com/kvlane/kvlane/stream"
 	"github.com/kvlane/kvlane/stream/copy/plan"
@@ -35,7 +36,7 @@ type engineFlags struct {
 	cacheBytes  int64
 	fileBytes   int64
 	metricsAddr string
-	fs          file.FS // replaces the operating system's files, for tests
+	fs          dirfs.FS // replaces the operating system's files, for tests
 }
 
 func (e *engineFlags) register(flags *pflag.FlagSet) {

@@ -13,10 +13,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/internal/dirfs/faultfs"
 	"github.com/kvlane/kvlane/internal/fault"
 	"github.com/kvlane/kvlane/replay"
-	"github.com/kvlane/kvlane/tier/file"
-	"github.com/kvlane/kvlane/tier/file/faultfs"
 )
 
 const goodLine = `{"timestamp": 0, "input_length": 1024, "output_length": 5, "hash_ids": [0, 1]}` + "\n"
@@ -206,7 +206,7 @@ func TestReplayRefusesADirectoryOfOthers(t *testing.T) {
 func executeOn(t *testing.T, plan *fault.Plan, args ...string) (stdout string, err error) {
 	t.Helper()
 	var out, errs bytes.Buffer
-	r := &replayCommand{engine: engineFlags{fs: faultfs.New(file.OS(), plan, nil)}}
+	r := &replayCommand{engine: engineFlags{fs: faultfs.New(dirfs.OS(), plan, nil)}}
 	cmd := r.command()
 	cmd.SilenceErrors, cmd.SilenceUsage = true, true
 	cmd.SetArgs(args)

@@ -135,42 +135,97 @@ type dirVerdict struct {
 	Findings     []dirFinding     `json:"findings"`
 	Quarantined  int              `json:"quarantined_files"`
 	LiveSessions int              `json:"live_sessions"`
+	// Repaired says what was done about the findings, with --repair.
+	Repaired *dirRepair `json:"repaired,omitempty"`
+}
+
+// dirRepair is what "kvlane store verify --repair" did.
+type dirRepair struct {
+	MarkerMade bool         `json:"marker_made"`
+	SetAside   int          `json:"set_aside"`
+	Moved      int          `json:"moved"`
+	SweptFiles int          `json:"swept_files"`
+	Left       []dirFinding `json:"left"`
 }
 
 func newStoreVerifyCommand() *cobra.Command {
-	var asJSON bool
+	var asJSON, repair bool
 	cmd := &cobra.Command{
 		Use:   "verify DIR",
 		Short: "Read every block and check it; exit code 1 if anything is wrong",
 		Long: `Read every block and check its length, identity, key and every checksum; look for files that do not belong there and
-for what dead processes left. Nothing is changed: a damaged block is a miss for whoever loads it, who then removes it.`,
+for what dead processes left. What cannot be looked at is listed as unjudged. Nothing is changed, and a read-only mount will do:
+a damaged block is a miss for whoever loads it, who then removes it.
+
+With --repair, damaged blocks are moved to the directory's quarantine, misplaced ones to their folder, what dead processes left is
+removed, and a lost or damaged kvlane.json is made anew from the blocks' headers where all of them agree. What kvlane has not made
+stays. The exit code is then 1 if anything wrong is left.`,
 		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			r, err := file.Verify(cmd.Context(), args[0], nil)
+			v, err := verdict(cmd.Context(), args[0], repair)
 			if err != nil {
 				return err
-			}
-			v := dirVerdict{
-				Directory: args[0], Clean: r.Clean(), Blocks: r.Blocks, Bytes: r.Bytes, Findings: []dirFinding{},
-				Quarantined: r.Quarantined, LiveSessions: r.LiveSessions, Checksums: map[string]int64{},
-			}
-			for algo, n := range r.Sums {
-				v.Checksums[algo.String()] = n
-			}
-			for _, f := range r.Findings {
-				v.Findings = append(v.Findings, dirFinding{f.Path, string(f.Problem), f.Detail})
 			}
 			if err := printResult(cmd.OutOrStdout(), asJSON, v, v.rows()); err != nil {
 				return err
 			}
 			if !v.Clean {
-				return fmt.Errorf("verify %s: %w: %d files", args[0], errUnclean, len(v.Findings))
+				return fmt.Errorf("verify %s: %w: %d files", args[0], errUnclean, v.wrong())
 			}
 			return nil
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	cmd.Flags().BoolVar(&repair, "repair", false, "set aside what is wrong, and mend what can be mended")
 	return cmd
+}
+
+// verdict verifies the directory, and repairs it where asked to.
+func verdict(ctx context.Context, dir string, repair bool) (*dirVerdict, error) {
+	if !repair {
+		r, err := file.Verify(ctx, dir, nil)
+		if err != nil {
+			return nil, err
+		}
+		return newVerdict(dir, &r), nil
+	}
+	r, err := file.Repair(ctx, dir)
+	if err != nil {
+		return nil, err
+	}
+	v := newVerdict(dir, &r.Report)
+	v.Clean = len(r.Unrepaired) == 0
+	v.Repaired = &dirRepair{
+		MarkerMade: r.MarkerMade, SetAside: r.SetAside, Moved: r.Moved, SweptFiles: r.SweptFiles, Left: findings(r.Unrepaired),
+	}
+	return v, nil
+}
+
+func newVerdict(dir string, r *file.Report) *dirVerdict {
+	v := &dirVerdict{
+		Directory: dir, Clean: r.Clean(), Blocks: r.Blocks, Bytes: r.Bytes, Findings: findings(r.Findings),
+		Quarantined: r.Quarantined, LiveSessions: r.LiveSessions, Checksums: map[string]int64{},
+	}
+	for algo, n := range r.Sums {
+		v.Checksums[algo.String()] = n
+	}
+	return v
+}
+
+func findings(from []file.Finding) []dirFinding {
+	out := []dirFinding{}
+	for _, f := range from {
+		out = append(out, dirFinding{f.Path, string(f.Problem), f.Detail})
+	}
+	return out
+}
+
+// wrong is how many files are wrong now.
+func (v *dirVerdict) wrong() int {
+	if v.Repaired != nil {
+		return len(v.Repaired.Left)
+	}
+	return len(v.Findings)
 }
 
 func (v *dirVerdict) rows() [][2]string {
@@ -186,6 +241,19 @@ func (v *dirVerdict) rows() [][2]string {
 	}...)
 	for _, f := range v.Findings {
 		rows = append(rows, [2]string{f.Problem, f.Path + ": " + f.Detail})
+	}
+	if r := v.Repaired; r != nil {
+		rows = append(rows, [][2]string{
+			{"set aside", fmt.Sprint(r.SetAside)},
+			{"moved to their folder", fmt.Sprint(r.Moved)},
+			{"files swept", fmt.Sprint(r.SweptFiles)},
+		}...)
+		if r.MarkerMade {
+			rows = append(rows, [2]string{"kvlane.json", "made anew from the blocks' headers"})
+		}
+		for _, f := range r.Left {
+			rows = append(rows, [2]string{"left: " + f.Problem, f.Path + ": " + f.Detail})
+		}
 	}
 	if v.Clean {
 		rows = append(rows, [2]string{"clean", "every block is sound"})
@@ -212,6 +280,8 @@ type dirCollected struct {
 	BytesAfter  int64  `json:"bytes_after"`
 	Removed     int64  `json:"removed_blocks"`
 	Swept       int    `json:"swept_files"`
+	// Left says what could not be removed or looked at.
+	Left string `json:"left,omitempty"`
 }
 
 func newStoreGCCommand() *cobra.Command {
@@ -229,13 +299,20 @@ func newStoreGCCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			d := dirCollected{args[0], c.Before, c.After, c.Removed, c.Swept}
-			return printResult(cmd.OutOrStdout(), asJSON, d, [][2]string{
+			d := dirCollected{args[0], c.Before, c.After, c.Removed, c.Swept, ""}
+			if c.Left != nil {
+				d.Left = c.Left.Error()
+			}
+			err = printResult(cmd.OutOrStdout(), asJSON, d, [][2]string{
 				{"before", replay.Size(d.BytesBefore)},
 				{"after", replay.Size(d.BytesAfter)},
 				{"blocks removed", fmt.Sprint(d.Removed)},
 				{"files swept", fmt.Sprint(d.Swept)},
 			})
+			if err == nil && c.Left != nil {
+				err = fmt.Errorf("collect %s: some of it stays: %w", args[0], c.Left)
+			}
+			return err
 		},
 	}
 	cmd.Flags().Var(sizeValue{&target}, "max-bytes", "bytes of blocks that may be left")

@@ -44,8 +44,12 @@ var mayImport = map[string]string{
 	"rdma/soft":            onMem + " device rdma stream internal/leak internal/fault internal/sys/hostmem",
 	"rdma/ibv":             onMem + " rdma internal/leak internal/sys/",
 	"tier/cache":           onTier + " tier internal/leak",
-	"tier/file":            onTier + " tier internal/leak internal/sys/hostmem",
-	"tier/file/faultfs":    "internal/fault tier/file",
+	"tier/file":            onTier + " tier internal/dirfs internal/leak internal/sys/hostmem",
+
+	// The files that tiers keep blocks in.
+	"internal/dirfs":           "errdefs",
+	"internal/dirfs/dirfstest": "errdefs internal/dirfs",
+	"internal/dirfs/faultfs":   "errdefs internal/dirfs internal/fault internal/leak",
 
 	// The planner is a model that touches no device; what measures for it drives the streams that it plans for.
 	"stream/copy/plan":      onDevice + " stream",

@@ -141,7 +141,7 @@ func (t *Tier) Stats() tier.Stats {
 // Close makes every later call fail, wakes who waits, and ends the watching of quarantined slots. While a slot is pinned,
 // being filled or quarantined, Close returns an error that counts them: the memory must not be freed yet. Their owners may
 // still give them back, and a Close after that returns nil. It does not wait.
-func (t *Tier) Close() error {
+func (t *Tier) Close(context.Context) error {
 	t.mu.Lock()
 	if !t.closed {
 		t.closed = true
@@ -207,6 +207,25 @@ func (t *Tier) enter() error {
 
 // lookupChunk is how many keys are looked up under one hold of the mutex.
 const lookupChunk = 128
+
+// Kept says which blocks are Ready: while the process lives there is nothing more durable here.
+func (t *Tier) Kept(ctx context.Context, keys []block.Key, kept []bool) error {
+	if len(keys) != len(kept) {
+		return fmt.Errorf("cache: ask for %d blocks into %d answers: %w", len(keys), len(kept), errdefs.ErrInvalid)
+	}
+	var states [lookupChunk]tier.State
+	for len(keys) > 0 {
+		n := min(len(keys), lookupChunk)
+		if err := t.Lookup(ctx, keys[:n], states[:n]); err != nil {
+			return err
+		}
+		for i, s := range states[:n] {
+			kept[i] = s == tier.Ready
+		}
+		keys, kept = keys[n:], kept[n:]
+	}
+	return nil
+}
 
 // Lookup sets states[i] to the state of keys[i].
 func (t *Tier) Lookup(ctx context.Context, keys []block.Key, states []tier.State) error {

@@ -1,6 +1,7 @@
 package cache_test
 
 import (
+	"context"
 	"errors"
 	"math/rand/v2"
 	"strings"
@@ -73,7 +74,7 @@ func TestConformance(t *testing.T) {
 
 func closeTier(tb testing.TB, tr tier.Tier) {
 	tb.Helper()
-	if err := tr.Close(); err != nil {
+	if err := tr.Close(context.WithoutCancel(tb.Context())); err != nil {
 		tb.Error(err)
 	}
 }
@@ -171,7 +172,7 @@ func TestCloseCountsWhatIsInUse(t *testing.T) {
 	clock.Advance(90 * time.Second)
 	want := func(text string) {
 		t.Helper()
-		err := c.Close()
+		err := c.Close(context.WithoutCancel(t.Context()))
 		if text == "" && err != nil || text != "" && (!errors.Is(err, errdefs.ErrBusy) || !strings.Contains(err.Error(), text)) {
 			t.Errorf("close: %v, want %q", err, text)
 		}

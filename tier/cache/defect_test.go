@@ -79,7 +79,7 @@ func TestDefectWaiterSpinsWhenLoaderDies(t *testing.T) {
 		if _, err := c.Open(ctx, tiertest.Key(1)); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("open: %v", err)
 		}
-		if err := c.Close(); !errors.Is(err, errdefs.ErrBusy) || !strings.Contains(err.Error(), "1 slots being filled (the oldest for 1m0s)") {
+		if err := c.Close(context.WithoutCancel(t.Context())); !errors.Is(err, errdefs.ErrBusy) || !strings.Contains(err.Error(), "1 slots being filled (the oldest for 1m0s)") {
 			t.Errorf("close with a forgotten filling: %v", err)
 		}
 		fill.Abort(died)

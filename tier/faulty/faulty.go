@@ -109,6 +109,29 @@ func (t *Tier) Lookup(ctx context.Context, keys []block.Key, states []tier.State
 	return t.inner.Lookup(ctx, keys, states)
 }
 
+// ReadOnly says what the tier beneath says.
+func (t *Tier) ReadOnly() bool {
+	r, ok := t.inner.(tier.ReadOnlyTier)
+	return ok && r.ReadOnly()
+}
+
+// Kept implements tier.Keeper, where the tier beneath does; else nothing is known. It goes wrong as a Lookup does.
+func (t *Tier) Kept(ctx context.Context, keys []block.Key, kept []bool) error {
+	f, err := t.in.before(ctx, OpLookup)
+	if err != nil {
+		return fmt.Errorf("ask for %d blocks: %w", len(keys), err)
+	}
+	if f.Action == fault.Partial {
+		clear(kept)
+		return f.Err
+	}
+	if k, ok := t.inner.(tier.Keeper); ok {
+		return k.Kept(ctx, keys, kept)
+	}
+	clear(kept)
+	return nil
+}
+
 // partial is the error of an operation that did half of its work, and the other half's too if that went wrong by itself.
 func partial(f fault.Fault, err error) error {
 	if err == nil {
@@ -212,4 +235,4 @@ func (t *Tier) Delete(ctx context.Context, key block.Key) error {
 }
 
 // Close closes the tier beneath. It never goes wrong by itself.
-func (t *Tier) Close() error { return t.inner.Close() }
+func (t *Tier) Close(ctx context.Context) error { return t.inner.Close(ctx) }

@@ -46,7 +46,7 @@ func openCache(tb testing.TB, f block.Format, n int) *cache.Tier {
 
 func openFile(tb testing.TB, f block.Format) *file.Tier {
 	tb.Helper()
-	t, err := file.Open(file.Config{Dirs: []string{tb.TempDir()}, Format: f})
+	t, err := file.Open(tb.Context(), file.Config{Dirs: []string{tb.TempDir()}, Format: f})
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -199,7 +199,7 @@ func failNth(t *testing.T, f block.Format, open func(*fault.Plan) tier.Tier, op 
 		if lost := plan.Unreported(err); len(lost) != 0 {
 			t.Fatalf("%s %d: faults that nobody heard of: %v", op, n, lost)
 		}
-		if err := tr.Close(); err != nil {
+		if err := tr.Close(context.WithoutCancel(t.Context())); err != nil {
 			t.Fatal(err)
 		}
 		if plan.Injected() == 0 {
@@ -319,7 +319,7 @@ func TestCrashStopsEverything(t *testing.T) {
 		}
 	}
 	fill.Abort(cause) // giving back always works
-	if err := tr.Close(); err != nil {
+	if err := tr.Close(context.WithoutCancel(t.Context())); err != nil {
 		t.Error(err)
 	}
 }
@@ -377,7 +377,7 @@ func TestDelayAndStallGoOn(t *testing.T) {
 
 func closeTier(t *testing.T, tr tier.Tier) {
 	t.Helper()
-	if err := tr.Close(); err != nil {
+	if err := tr.Close(context.WithoutCancel(t.Context())); err != nil {
 		t.Error(fmt.Errorf("close: %w", err))
 	}
 }

@@ -1,6 +1,7 @@
 package file_test
 
 import (
+	"context"
 	"encoding/binary"
 	"testing"
 
@@ -23,12 +24,12 @@ func benchConfig(b *testing.B) file.Config {
 func benchTier(b *testing.B) (*file.Tier, block.Format, mem.Extent) {
 	b.Helper()
 	c := benchConfig(b)
-	tr, err := file.Open(c)
+	tr, err := file.Open(b.Context(), c)
 	if err != nil {
 		b.Fatal(err)
 	}
 	b.Cleanup(func() {
-		if err := tr.Close(); err != nil {
+		if err := tr.Close(context.WithoutCancel(b.Context())); err != nil {
 			b.Error(err)
 		}
 	})

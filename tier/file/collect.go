@@ -1,39 +1,70 @@
 package file
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/dirfs"
 )
+
+// Rounds of removing that made no room are repeated while somebody waits, after a pause that grows between these bounds.
+const (
+	roundPauseLeast = 5 * time.Millisecond
+	roundPauseMost  = time.Second
+)
+
+// recountEvery is how often the files are counted that other processes may have added or removed, while the tier is used.
+const recountEvery = time.Minute
 
 // collector is the tier's own goroutine: it counts what is there, then removes and recounts when asked to.
 func (t *Tier) collector() {
 	defer close(t.done)
 	t.background(t.recount(t.ctx))
 	close(t.counted)
-	tooMuch, recount := t.space.due()
+	tick := t.clock.NewTicker(recountEvery)
+	defer tick.Stop()
+	var pause time.Duration
+	var used int64
 	for {
-		if recount {
-			t.background(t.recount(t.ctx))
-			tooMuch, _ = t.space.due()
-		}
-		if tooMuch {
-			_, err := t.collect(t.ctx, t.space.low)
-			t.background(err)
+		t.round()
+		var again <-chan time.Time
+		if t.space.starving() && !t.cfg.ReadOnly {
+			pause = min(max(2*pause, roundPauseLeast), roundPauseMost)
+			again = t.clock.After(pause)
+		} else {
+			pause = 0
 		}
 		select {
 		case <-t.ctx.Done():
 			return
 		case <-t.kick:
-			tooMuch, recount = t.space.due()
+		case <-again:
+		case <-tick.Chan():
+			_, n := t.gate.count()
+			if f := t.failure.Load(); n != used || *f != nil {
+				used = n
+				t.space.missing()
+			}
 		}
+	}
+}
+
+// round recounts and removes what is due.
+func (t *Tier) round() {
+	tooMuch, recount, sure := t.space.due()
+	if sure || recount && !t.alone() {
+		t.background(t.recount(t.ctx))
+		tooMuch, _, _ = t.space.due()
+	} else if recount {
+		t.space.countedAll()
+	}
+	if tooMuch && !t.cfg.ReadOnly {
+		_, err := t.collect(t.ctx, t.space.target())
+		t.background(err)
 	}
 }
 
@@ -53,15 +84,20 @@ func (t *Tier) collectSoon() {
 }
 
 // GC removes the coldest blocks of all directories until the tier holds at most targetBytes, or nothing more can be
-// removed, and returns how many it removed. Blocks that are retained or being written stay.
+// removed, and returns how many it removed. Blocks that are retained or being written stay. What cannot be removed is passed
+// over; the error then says what and why, and how much was removed all the same.
 func (t *Tier) GC(ctx context.Context, targetBytes int64) (removed int, err error) {
 	if targetBytes < 0 {
 		return 0, fmt.Errorf("collect down to %d bytes: %w", targetBytes, errdefs.ErrInvalid)
+	}
+	if t.cfg.ReadOnly {
+		return 0, fmt.Errorf("collect: %w", errReadOnly)
 	}
 	if err := t.enter(ctx); err != nil {
 		return 0, err
 	}
 	defer t.leave()
+	t.space.missing() // whoever asks wants to know
 	removed, err = t.collect(ctx, targetBytes/t.image)
 	if err != nil {
 		return removed, t.fail(fmt.Errorf("collect down to %d bytes: %w", targetBytes, err))
@@ -69,227 +105,136 @@ func (t *Tier) GC(ctx context.Context, targetBytes int64) (removed int, err erro
 	return removed, nil
 }
 
-// collect removes the coldest blocks until target are left.
+// collect removes the coldest blocks until target are left. What it cannot remove it passes over, counts and reports.
 func (t *Tier) collect(ctx context.Context, target int64) (removed int, err error) {
 	// Two rounds at a time would both remove what one of them should.
 	select {
-	case t.round <- struct{}{}:
-		defer func() { <-t.round }()
+	case t.rounds <- struct{}{}:
+		defer func() { <-t.rounds }()
 	case <-ctx.Done():
 		return 0, context.Cause(ctx)
 	}
-	roots := make([]string, len(t.dirs))
-	for i, d := range t.dirs {
-		roots[i] = d.root
+	r := round{t: t, failed: make(map[block.Key]error)}
+	err = r.run(ctx, target)
+	t.count.stuck.Store(int64(len(r.failed)))
+	var errs []error
+	for _, e := range r.failed {
+		errs = append(errs, e)
 	}
-	for {
-		if err := t.recount(ctx); err != nil {
-			return removed, err
+	return r.removed, errors.Join(err, r.counting, r.listing, joinFew(errs))
+}
+
+// round is one round of removing.
+type round struct {
+	t                 *Tier
+	removed           int
+	counting, listing error               // what could not be looked at
+	failed            map[block.Key]error // not to be tried again in this round
+}
+
+func (r *round) run(ctx context.Context, target int64) error {
+	t := r.t
+	if _, _, sure := t.space.due(); sure { // others are at work
+		t.cold = nil
+		r.counting = t.recount(ctx)
+	}
+	for listed := false; ; {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
 		}
 		need := t.space.blocks() - target
 		if need <= 0 {
-			return removed, nil
+			return nil
 		}
-		cold, err := coldest(ctx, t.fs, roots, need, t.idle)
-		if err != nil {
-			return removed, err
+		if len(t.cold) == 0 {
+			if listed {
+				return nil // all that there is was tried, and helped nothing
+			}
+			r.listing = r.list(ctx, target)
+			if listed = true; len(t.cold) == 0 {
+				return nil
+			}
+			continue
 		}
-		n, err := t.evictAll(ctx, cold)
-		removed += n
-		// Less than needed: some came into use meanwhile, others may be found. Nothing: all are in use.
-		if err != nil || n == 0 || int64(n) >= need {
-			return removed, err
-		}
-	}
-}
-
-func (t *Tier) idle(key block.Key) bool {
-	pinned, w := t.owners.look(key)
-	return !pinned && w == idle
-}
-
-func (t *Tier) evictAll(ctx context.Context, cold []candidate) (removed int, err error) {
-	for i := range cold {
-		if ctx.Err() != nil {
-			return removed, context.Cause(ctx)
-		}
-		ok, err := t.evict(&cold[i])
-		if err != nil {
-			return removed, err
-		}
-		if ok {
-			removed++
+		c := t.cold[0]
+		t.cold = t.cold[1:]
+		if r.remove(&c) {
+			listed = false
 		}
 	}
-	return removed, nil
 }
 
-// evict removes one block unless it came into use, or was used, since it was found cold.
-func (t *Tier) evict(c *candidate) (bool, error) {
+// remove removes a candidate, and says whether that made room, or somebody else had.
+func (r *round) remove(c *candidate) bool {
+	switch there, err := r.t.evict(c); {
+	case err == nil && !there:
+		r.removed++
+		return true
+	case gone(err):
+		return true
+	case err != nil:
+		r.failed[c.key] = err
+	}
+	return false
+}
+
+// coldMore and coldMost say how many more candidates are looked for than are needed now: the next rounds need not look then.
+const (
+	coldMore = 64
+	coldMost = 1 << 16
+)
+
+// list finds candidates, after counting anew what others may have changed.
+func (r *round) list(ctx context.Context, target int64) error {
+	t := r.t
+	if _, _, sure := t.space.due(); sure || !t.alone() {
+		r.counting = t.recount(ctx)
+	}
+	held := t.space.blocks()
+	need := held - target
+	if need <= 0 {
+		return nil
+	}
+	dirs := make([]dirfs.Dir, len(t.dirs))
+	for i, d := range t.dirs {
+		dirs[i] = d
+	}
+	cold, err := coldest(ctx, dirs, max(need, min(need+max(coldMore, held/4), coldMost)), func(key block.Key) bool {
+		pinned, w := t.owners.look(key)
+		_, failed := r.failed[key]
+		return !pinned && w == idle && !failed
+	})
+	t.cold = cold
+	return err
+}
+
+// evict removes one block unless it came into use, or was used, since it was found cold, and says whether it is still there.
+// An error that is gone() means that somebody else has removed it.
+func (t *Tier) evict(c *candidate) (there bool, err error) {
 	if !t.owners.tryOwn(c.key) {
-		return false, nil
+		return true, nil
 	}
 	defer t.owners.disown(c.key)
 	d := t.dirs[c.dir]
-	path := blockPath(d.root, c.key)
-	info, err := t.fs.Stat(path)
+	info, err := d.Stat(blockName(c.key))
+	if gone(err) {
+		t.space.missing()
+		return false, err
+	}
 	if err == nil && !info.Modified.Equal(c.modified) {
-		return false, nil
+		return true, nil
 	}
 	if err == nil {
 		err = t.unname(d, c.key, func() error {
-			err := t.fs.Remove(path)
+			err := d.Remove(blockName(c.key))
 			if err == nil { // before the room is given to a Put that waits for it
 				t.count.evictions.Add(1)
 			}
 			return err
 		})
 	}
-	if gone(err) {
-		return false, nil
+	if err != nil && !gone(err) {
+		return true, fmt.Errorf("remove cold block %s: %w", c.key, writeError(err))
 	}
-	if err != nil {
-		return false, writeError(err)
-	}
-	return true, nil
-}
-
-// recount counts the files of every directory.
-func (t *Tier) recount(ctx context.Context) error {
-	t.space.countedAll()
-	var errs []error
-	for _, d := range t.dirs {
-		if err := t.recountDir(ctx, d); err != nil {
-			errs = append(errs, fmt.Errorf("count blocks: %w", err))
-		}
-	}
-	return errors.Join(errs...)
-}
-
-func (t *Tier) recountDir(ctx context.Context, d *dir) error {
-	there, err := listBuckets(t.fs, d.root)
-	if err != nil {
-		return err
-	}
-	for i := range d.buckets {
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		// A folder that came after the listing holds only what was counted when it came, or another process's.
-		if !there[i] && t.space.empty(&d.buckets[i]) {
-			continue
-		}
-		if err := t.recountBucket(d, byte(i)); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (t *Tier) recountBucket(d *dir, i byte) error {
-	b := &d.buckets[i]
-	b.scan.Lock()
-	defer b.scan.Unlock()
-	keys, _, err := listBucket(t.fs, d.root, i)
-	if err != nil {
-		return err
-	}
-	t.space.counted(b, int64(len(keys)))
-	return nil
-}
-
-// listBuckets says which folders <2 hex> a directory has.
-func listBuckets(fsys FS, root string) (there [buckets]bool, err error) {
-	all, err := fsys.ReadDir(root)
-	for _, n := range all {
-		if b, ok := parseBucket(n); ok {
-			there[b] = true
-		}
-	}
-	return there, err
-}
-
-func parseBucket(name string) (b byte, ok bool) {
-	if len(name) != 2 {
-		return 0, false
-	}
-	hi, lo := strings.IndexByte(hexDigits, name[0]), strings.IndexByte(hexDigits, name[1])
-	return byte(hi<<4 | lo), hi >= 0 && lo >= 0
-}
-
-// listBucket returns the blocks in a bucket's folder, and the names there that are none.
-func listBucket(fsys FS, root string, b byte) (keys []block.Key, others []string, err error) {
-	names, err := fsys.ReadDir(bucketPath(root, b))
-	if err != nil {
-		if gone(err) {
-			return nil, nil, nil
-		}
-		return nil, nil, err
-	}
-	keys = make([]block.Key, 0, len(names))
-	for _, n := range names {
-		if key, err := block.ParseKey(n); err == nil && key[0] == b {
-			keys = append(keys, key)
-		} else {
-			others = append(others, n)
-		}
-	}
-	return keys, others, nil
-}
-
-// candidate is a block that may be removed.
-type candidate struct {
-	key      block.Key
-	dir      int // index of its directory
-	modified time.Time
-}
-
-// coldest returns the n blocks, or fewer, that were not used for the longest time, the coldest first, over all roots.
-// It leaves out those that eligible refuses. It keeps about 2n of them in memory.
-func coldest(ctx context.Context, fsys FS, roots []string, n int64, eligible func(block.Key) bool) ([]candidate, error) {
-	var found []candidate
-	trim := func() {
-		slices.SortFunc(found, func(a, b candidate) int {
-			if c := a.modified.Compare(b.modified); c != 0 {
-				return c
-			}
-			return bytes.Compare(a.key[:], b.key[:])
-		})
-		found = found[:min(int64(len(found)), n)]
-	}
-	for i, root := range roots {
-		there, err := listBuckets(fsys, root)
-		if err != nil {
-			return nil, err
-		}
-		for b := range buckets {
-			if !there[b] {
-				continue
-			}
-			if ctx.Err() != nil {
-				return nil, context.Cause(ctx)
-			}
-			keys, _, err := listBucket(fsys, root, byte(b))
-			if err != nil {
-				return nil, err
-			}
-			for _, key := range keys {
-				if !eligible(key) {
-					continue
-				}
-				info, err := fsys.Stat(blockPath(root, key))
-				if gone(err) {
-					continue
-				}
-				if err != nil {
-					return nil, err
-				}
-				if found = append(found, candidate{key, i, info.Modified}); int64(len(found)) >= 2*n+1024 {
-					trim()
-				}
-			}
-		}
-	}
-	trim()
-	return found, nil
+	return false, err
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/dirfs"
 )
 
 // FsyncPolicy says when a block's bytes reach stable storage. Whatever it is, a block survives the death of the process
@@ -67,8 +68,11 @@ type Config struct {
 	TouchAfter time.Duration
 	// QuarantineMax is how many images that failed their check each directory keeps; 16 by default, none if negative.
 	QuarantineMax int
+	// ReadOnly changes nothing in the directories, which must be there, and may lie on a read-only mount: no block is written,
+	// removed, set aside or renewed, and no folder for temporary files is made. Put and Delete return ErrReadOnly.
+	ReadOnly bool
 	// FS and Clock replace the operating system's, for tests.
-	FS    FS
+	FS    dirfs.FS
 	Clock clockwork.Clock
 }
 
@@ -76,6 +80,21 @@ const (
 	defaultTouchAfter    = time.Minute
 	defaultQuarantineMax = 16
 )
+
+func (c *Config) setDefaults() {
+	if c.FS == nil {
+		c.FS = dirfs.OS()
+	}
+	if c.Clock == nil {
+		c.Clock = clockwork.NewRealClock()
+	}
+	if c.TouchAfter == 0 {
+		c.TouchAfter = defaultTouchAfter
+	}
+	if c.QuarantineMax == 0 {
+		c.QuarantineMax = defaultQuarantineMax
+	}
+}
 
 // Validate reports everything wrong with the configuration, joined. It does not look at the directories.
 func (c *Config) Validate() error {

@@ -30,12 +30,12 @@ func TestDefect7KilledWriterLeavesNoTornBlock(t *testing.T) {
 	var swept int64
 	for range rounds {
 		killWriter(t, c.Dirs[0], time.Duration(1+rng.IntN(30))*time.Millisecond)
-		tr, err := file.Open(c)
+		tr, err := file.Open(t.Context(), c)
 		if err != nil {
 			t.Fatal(err)
 		}
 		swept += tr.Stats().Swept
-		if err := tr.Close(); err != nil {
+		if err := tr.Close(context.WithoutCancel(t.Context())); err != nil {
 			t.Error(err)
 		}
 		r, err := file.Verify(t.Context(), c.Dirs[0], nil)
@@ -96,7 +96,7 @@ func killConfig(dir string) file.Config {
 // writeUntilKilled is what the child process does.
 func writeUntilKilled(dir string) {
 	c := killConfig(dir)
-	tr, err := file.Open(c)
+	tr, err := file.Open(context.Background(), c)
 	if err != nil {
 		panic(err)
 	}

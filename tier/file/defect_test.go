@@ -12,13 +12,16 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jonboulle/clockwork"
+
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/internal/dirfs/faultfs"
 	"github.com/kvlane/kvlane/internal/fault"
 	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/tier/file"
-	"github.com/kvlane/kvlane/tier/file/faultfs"
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
@@ -27,7 +30,7 @@ import (
 func TestDefect5TimedOutReadDoesNotOverwriteReusedBuffer(t *testing.T) {
 	c := config(t)
 	plan := fault.New(1)
-	c.FS = faultfs.New(file.OS(), plan, nil)
+	c.FS = faultfs.New(dirfs.OS(), plan, nil)
 	tr, key := open(t, c), tiertest.Key(1)
 	put(t, tr, c.Format, key)
 
@@ -136,7 +139,7 @@ func TestDefect7FileOfAnotherSizeIsNoHit(t *testing.T) {
 func TestDefect7ShortReadsAreReadOn(t *testing.T) {
 	c := config(t)
 	plan := fault.New(1)
-	c.FS = faultfs.New(file.OS(), plan, nil)
+	c.FS = faultfs.New(dirfs.OS(), plan, nil)
 	tr, key := open(t, c), tiertest.Key(1)
 	put(t, tr, c.Format, key)
 	plan.Add(fault.Every("read", 1).Partial(nil))
@@ -152,8 +155,8 @@ func TestDefect7ShortWriteLeavesNothing(t *testing.T) {
 	for name, cause := range map[string]error{"full": syscall.ENOSPC, "over quota": syscall.EDQUOT, "without a cause": nil} {
 		t.Run(name, func(t *testing.T) {
 			c := config(t)
-			plan := fault.New(1)
-			c.FS = faultfs.New(file.OS(), plan, nil)
+			plan, clock := fault.New(1), clockwork.NewFakeClockAt(time.Now())
+			c.FS, c.Clock = faultfs.New(dirfs.OS(), plan, nil), clock
 			tr, key := open(t, c), tiertest.Key(1)
 			plan.Add(fault.Nth("write", int(plan.Seen("write"))).Partial(cause))
 			err := tr.Put(t.Context(), key, image(t, c.Format, key))
@@ -166,6 +169,7 @@ func TestDefect7ShortWriteLeavesNothing(t *testing.T) {
 			if s := state(t, tr, key); s != tier.Absent {
 				t.Errorf("lookup answers %s", s)
 			}
+			clock.Advance(time.Second) // a full disk pauses writing
 			put(t, tr, c.Format, key)
 			if err := get(t, tr, c.Format, key); err != nil {
 				t.Error(err)
@@ -179,7 +183,7 @@ func TestDefect7SilentCorruptionIsFound(t *testing.T) {
 	for _, op := range []string{"read", "write"} {
 		c := config(t)
 		plan := fault.New(3)
-		c.FS = faultfs.New(file.OS(), plan, nil)
+		c.FS = faultfs.New(dirfs.OS(), plan, nil)
 		tr := open(t, c)
 		plan.Add(fault.Nth(op, int(plan.Seen(op))).Corrupt())
 		put(t, tr, c.Format, tiertest.Key(1))
@@ -199,12 +203,12 @@ func TestDefect7EveryFailureOfAPutIsReportedAndLeavesNothing(t *testing.T) {
 				testkit.Sweep(t, op, syscall.EIO, func(t *testing.T, plan *fault.Plan) error {
 					c := config(t)
 					c.Fsync = fsync
-					late := &lateFS{FS: file.OS()}
+					late := faultfs.New(dirfs.OS(), nil, nil) // healthy at first
 					c.FS = late
 					tr, key := open(t, c), tiertest.Key(1)
-					late.FS = faultfs.New(file.OS(), plan, nil)
+					late.Use(plan)
 					err := tr.Put(t.Context(), key, image(t, c.Format, key))
-					late.FS = file.OS()
+					late.Use(nil)
 					if left := files(t, c.Dirs[0]); err != nil && len(left) > 0 {
 						t.Errorf("left behind: %q", left)
 					}
@@ -219,21 +223,18 @@ func TestDefect7EveryFailureOfAPutIsReportedAndLeavesNothing(t *testing.T) {
 	}
 }
 
-// lateFS is healthy until another FS is put in its place, while nobody uses it.
-type lateFS struct{ file.FS }
-
 func TestDefect7EveryFailureOfAGetIsReported(t *testing.T) {
 	for _, op := range []string{"open", "fstat", "read"} {
 		t.Run(op, func(t *testing.T) {
 			testkit.Sweep(t, op, syscall.EIO, func(t *testing.T, plan *fault.Plan) error {
 				c := config(t)
-				late := &lateFS{FS: file.OS()}
+				late := faultfs.New(dirfs.OS(), nil, nil) // healthy at first
 				c.FS = late
 				tr, key := open(t, c), tiertest.Key(1)
 				put(t, tr, c.Format, key)
-				late.FS = faultfs.New(file.OS(), plan, nil)
+				late.Use(plan)
 				err := get(t, tr, c.Format, key)
-				late.FS = file.OS()
+				late.Use(nil)
 				if err != nil && (errors.Is(err, errdefs.ErrCorrupt) || errors.Is(err, errdefs.ErrNotFound)) {
 					t.Errorf("a device's failure is no corruption and no miss: %v", err)
 				}
@@ -248,7 +249,7 @@ func TestVanishedBlockIsAMiss(t *testing.T) {
 	for _, op := range []string{"open", "fstat", "read"} {
 		c := config(t)
 		plan := fault.New(1)
-		c.FS = faultfs.New(file.OS(), plan, nil)
+		c.FS = faultfs.New(dirfs.OS(), plan, nil)
 		tr, key := open(t, c), tiertest.Key(1)
 		put(t, tr, c.Format, key)
 		plan.Add(fault.Nth(op, int(plan.Seen(op))).Fail(syscall.ESTALE))
@@ -270,7 +271,7 @@ func TestDefect7FsyncPolicy(t *testing.T) {
 	} {
 		c := config(t)
 		plan := fault.New(1)
-		c.FS, c.Fsync = faultfs.New(file.OS(), plan, nil), policy
+		c.FS, c.Fsync = faultfs.New(dirfs.OS(), plan, nil), policy
 		tr := open(t, c)
 		neighbor := tiertest.Key(1)
 		neighbor[31]++
@@ -292,9 +293,9 @@ func TestDefect7OrphanedTemporaryFilesAreSwept(t *testing.T) {
 	alive := sessions(t, c.Dirs[0])
 
 	crashed := c
-	fs := faultfs.New(file.OS(), fault.New(1), nil)
+	fs := faultfs.New(dirfs.OS(), fault.New(1), nil)
 	crashed.FS = fs
-	dead, err := file.Open(crashed)
+	dead, err := file.Open(t.Context(), crashed)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -302,7 +303,7 @@ func TestDefect7OrphanedTemporaryFilesAreSwept(t *testing.T) {
 	write(t, filepath.Join(session, "1"), "half a block")
 	write(t, filepath.Join(session, "2"), "")
 	fs.Crash()
-	if err := dead.Close(); !errors.Is(err, faultfs.ErrCrashed) {
+	if err := dead.Close(context.WithoutCancel(t.Context())); !errors.Is(err, faultfs.ErrCrashed) {
 		t.Fatalf("the crash left no trace: %v", err)
 	}
 
@@ -412,7 +413,7 @@ func TestDefect9AddingADirectoryMovesOnlyItsShare(t *testing.T) {
 	tr := open(t, c)
 	all := keys(0, n)
 	put(t, tr, c.Format, all...)
-	if err := tr.Close(); err != nil {
+	if err := tr.Close(context.WithoutCancel(t.Context())); err != nil {
 		t.Fatal(err)
 	}
 	hits := func(dirs []string) int {

@@ -1,27 +1,33 @@
 package file
 
 import (
+	"context"
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
-	"sync"
+	"sync/atomic"
 
 	"github.com/zeebo/xxh3"
 	"golang.org/x/sys/unix"
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/dirfs"
 )
 
 // dir is one open directory of a tier.
 type dir struct {
-	root    string
-	id      string // from the marker
-	session *session
-	swept   int
-	buckets [buckets]bucket
+	dirfs.Dir
+	root     string                  // its path, for messages
+	id       string                  // from the marker
+	renewing chan struct{}           // holds a token while the session is made anew
+	session  atomic.Pointer[session] // nil in a tier that only reads
+	swept    int
+	left     int // files of dead sessions that could not be removed
+	buckets  [buckets]bucket
 }
 
 // buckets is the number of folders <2 hex> of a directory; a key's is its first byte.
@@ -29,106 +35,198 @@ const buckets = 256
 
 // bucket counts the blocks in one folder.
 type bucket struct {
-	// scan keeps the count true: whoever adds or removes a file holds it shared until the file is counted, whoever counts
-	// the files holds it exclusively until the count is noted. It is held across system calls, for there is no other
-	// way to order them against the listing.
-	scan   sync.RWMutex
-	blocks int64 // guarded by space.mu
+	// Guarded by space.mu.
+	blocks   int64
+	changing int    // operations under way that add or remove a file
+	changes  uint64 // such operations that have ended
+
+	// durable is the inode of the folder whose own name this process has made durable; zero: of none.
+	durable atomic.Uint64
 }
 
 // openDir opens a directory, or makes it. The error names it.
-func openDir(c *Config, root string) (*dir, error) {
-	d := &dir{root: filepath.Clean(root)}
-	if err := d.open(c); err != nil {
-		if d.session != nil {
-			err = errors.Join(err, d.session.close())
-		}
-		return nil, fmt.Errorf("directory %s: %w", d.root, err)
+func openDir(ctx context.Context, c *Config, root string) (*dir, error) {
+	d := &dir{root: filepath.Clean(root), renewing: make(chan struct{}, 1)}
+	if err := d.open(ctx, c); err != nil {
+		return nil, fmt.Errorf("directory %s: %w", d.root, errors.Join(err, d.close()))
 	}
 	return d, nil
 }
 
-func (d *dir) open(c *Config) error {
-	info, err := c.FS.Stat(d.root)
-	if gone(err) {
-		if err := mkdirAll(c.FS, d.root); err != nil {
-			return writeError(err)
-		}
-		info, err = c.FS.Stat(d.root)
-	}
-	if errors.Is(err, unix.ENOTDIR) {
-		return fmt.Errorf("a part of its path is a file: %w: %w", errdefs.ErrInvalid, err)
-	}
-	if err != nil {
+func (d *dir) open(ctx context.Context, c *Config) (err error) {
+	if d.Dir, err = d.openRoot(c); err != nil {
 		return err
-	}
-	if !info.Dir {
-		return fmt.Errorf("it is a file; give a directory: %w", errdefs.ErrInvalid)
 	}
 	// Looked at before anything is written: a directory given by mistake stays as it is.
-	if _, err := d.readMarker(c); err != nil && !gone(err) {
+	m, err := d.readMarker(c)
+	if err != nil && !gone(err) {
 		return err
-	} else if err != nil {
-		if err := checkEmpty(c.FS, d.root); err != nil {
+	}
+	if c.ReadOnly {
+		if err != nil {
+			return fmt.Errorf("it has no %s, and is opened for reading only: %w: %w", markerName, errdefs.ErrNotFound, err)
+		}
+		d.id = m.Directory
+		return nil
+	}
+	if err != nil {
+		if err := checkEmpty(d); err != nil {
 			return err
 		}
 	}
-	return writeError(withLock(c.FS, d.root, func() error { return d.openLocked(c) }))
+	return writeError(withLock(ctx, c.Clock, d, func() error { return d.openLocked(c) }))
+}
+
+// openRoot opens the directory, and makes it if need be.
+func (d *dir) openRoot(c *Config) (dirfs.Dir, error) {
+	root, err := c.FS.OpenDir(d.root)
+	if gone(err) && !c.ReadOnly {
+		if err := makeDir(c.FS, d.root); err != nil {
+			return nil, writeError(err)
+		}
+		root, err = c.FS.OpenDir(d.root)
+	} else if err == nil && !c.ReadOnly && c.Fsync == FsyncFile {
+		err = syncParents(c.FS, d.root)
+	}
+	if errors.Is(err, unix.ENOTDIR) {
+		err = fmt.Errorf("it is a file, or a part of its path is a file; give a directory: %w: %w", errdefs.ErrInvalid, err)
+	}
+	if err != nil && root != nil {
+		err = errors.Join(err, root.Close())
+		root = nil
+	}
+	return root, err
 }
 
 func (d *dir) openLocked(c *Config) error {
 	m, err := d.readMarker(c)
 	if gone(err) {
 		m = newMarker(c.Format, c.Identity)
-		err = writeMarker(c.FS, d.root, m)
+		err = writeMarker(d, m)
 	}
 	if err != nil {
 		return err
 	}
 	d.id = m.Directory
-	if d.swept, err = sweep(c.FS, d.root); err != nil {
+	if d.swept, d.left, err = sweep(d); err != nil {
 		return err
 	}
-	d.session, err = openSession(c.FS, d.root)
+	s, err := openSession(d)
+	d.session.Store(s)
 	return err
 }
 
+// close gives up the session and the directory.
+func (d *dir) close() error {
+	if d.Dir == nil {
+		return nil
+	}
+	var err error
+	if s := d.session.Swap(nil); s != nil {
+		err = s.close()
+	}
+	return errors.Join(err, d.Close())
+}
+
+// renew makes another session in the place of old, whose folder somebody has removed.
+func (d *dir) renew(ctx context.Context, c *Config, old *session) error {
+	select {
+	case d.renewing <- struct{}{}:
+		defer func() { <-d.renewing }()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	if d.session.Load() != old {
+		return nil
+	}
+	return withLock(ctx, c.Clock, d, func() error {
+		s, err := openSession(d)
+		if err != nil {
+			return err
+		}
+		d.session.Store(s)
+		return old.lock.Close()
+	})
+}
+
 func (d *dir) readMarker(c *Config) (Marker, error) {
-	m, err := readMarker(c.FS, d.root)
+	m, err := readMarker(d)
 	if err != nil {
 		if errors.Is(err, errdefs.ErrMismatch) {
 			return Marker{}, fmt.Errorf("it was made by another version of kvlane; give another directory, or use that version: %w", err)
 		}
 		if errors.Is(err, errdefs.ErrCorrupt) {
-			return Marker{}, fmt.Errorf("whose blocks it holds cannot be read; give another directory, or remove this one: %w", err)
+			return Marker{}, fmt.Errorf("whose blocks it holds cannot be read; give another directory, remove this one, or try \"kvlane store verify --repair\": %w", err)
 		}
 		return Marker{}, err
 	}
 	return m, m.check(c.Format, c.Identity)
 }
 
-func mkdirAll(fsys FS, path string) error {
-	err := mkdir(fsys, path)
-	parent := filepath.Dir(path)
-	if !gone(err) || parent == path {
+// makeDir makes a directory and those above it that are not there, each durable before there is anything in it.
+func makeDir(fsys dirfs.FS, path string) error {
+	parent, name := filepath.Dir(path), filepath.Base(path)
+	up, err := fsys.OpenDir(parent)
+	if gone(err) && parent != path {
+		if err := makeDir(fsys, parent); err != nil {
+			return err
+		}
+		up, err = fsys.OpenDir(parent)
+	}
+	if err != nil {
 		return err
 	}
-	if err := mkdirAll(fsys, parent); err != nil {
-		return err
+	err = mkdir(up, name)
+	if err == nil {
+		err = syncRoot(up)
 	}
-	return mkdir(fsys, path)
+	return errors.Join(err, up.Close())
+}
+
+// syncParents makes the names of the directories on the way to path durable: whoever made them may not have. Those that this
+// process may not read it has not made.
+func syncParents(fsys dirfs.FS, path string) error {
+	for path != filepath.Dir(path) {
+		path = filepath.Dir(path)
+		up, err := fsys.OpenDir(path)
+		if err == nil {
+			err = errors.Join(syncRoot(up), up.Close())
+		}
+		// EINVAL: a file system without anything to sync.
+		if err != nil && !errors.Is(err, unix.EACCES) && !errors.Is(err, unix.EPERM) && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.EROFS) {
+			return err
+		}
+	}
+	return nil
+}
+
+// syncRoot makes the entries of the directory itself durable.
+func syncRoot(d dirfs.Dir) error {
+	_, err := syncFolder(d, ".")
+	return err
+}
+
+// syncFolder makes the entries of a folder durable, and says which folder it was.
+func syncFolder(d dirfs.Dir, name string) (uint64, error) {
+	f, err := d.Open(name, os.O_RDONLY|unix.O_DIRECTORY)
+	if err != nil {
+		return 0, err
+	}
+	info, err := f.Stat()
+	if err == nil {
+		err = f.Sync()
+	}
+	return info.Inode, errors.Join(err, f.Close())
 }
 
 const hexDigits = "0123456789abcdef"
 
-func bucketPath(root string, b byte) string {
-	return root + "/" + string([]byte{hexDigits[b>>4], hexDigits[b&15]})
-}
+func bucketName(b byte) string { return string([]byte{hexDigits[b>>4], hexDigits[b&15]}) }
 
-func blockPath(root string, key block.Key) string {
-	buf := make([]byte, 0, 256)
-	buf = append(buf, root...)
-	buf = append(buf, '/', hexDigits[key[0]>>4], hexDigits[key[0]&15], '/')
+// blockName is the name of a block's file in its directory.
+func blockName(key block.Key) string {
+	buf := make([]byte, 0, 3+2*len(key))
+	buf = append(buf, hexDigits[key[0]>>4], hexDigits[key[0]&15], '/')
 	return string(hex.AppendEncode(buf, key[:]))
 }
 

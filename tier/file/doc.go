@@ -12,10 +12,21 @@
 // the directory, which knows by the lock that the owner is dead. Reads check size, identity, key and every checksum; what
 // fails is moved to quarantine and is a miss from then on.
 //
+// Others may write to the directory too: every name is resolved below it, no part of a name may be a link, and only regular
+// files are opened (package dirfs).
+//
+// A Put looks at the file that is there already as a Get would: it reads and verifies it, unless this process has done so since
+// the file got its time, and writes anew what is damaged or cannot be read. Under FsyncFile it returns once bytes, name and
+// folders are known to be durable: it syncs a file that another process has written, and until then the block is not found.
+//
 // A key's directory follows from rendezvous hashing over the directories' ids, so that adding one moves only its share of
 // the keys to it, and the order in which they are given does not matter.
 //
-// Blocks are removed coldest first, over all directories, when the tier would outgrow its bound. A block's hotness is its
+// Blocks are removed coldest first, over all directories, when the tier would outgrow its bound. What cannot be removed is passed
+// over, counted and reported, and rounds are repeated, at longer intervals, while a Put waits for room. Where the disk is full
+// the bound becomes, for a while, what there was room for. A tier without a bound, or one of which nothing can be removed,
+// pauses: Puts fail at once, for a second at first and half a minute at most, and then one tries again (tier.Stats.Paused).
+// A block's hotness is its
 // file's modification time, which a hit renews, though not more often than Config.TouchAfter. Retained blocks are never
 // removed by the process that retained them; another process may remove them, and then a Get is a miss.
 //
@@ -25,5 +36,5 @@
 // wait that long gives up on the task that runs the Get, not on the buffer.
 //
 // A Tier is safe for concurrent use and owns one goroutine, which counts what is there and removes what is too much;
-// Close ends it and waits for the operations in flight.
+// Close ends it and waits, until its context ends, for the operations in flight.
 package file

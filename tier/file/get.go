@@ -7,10 +7,9 @@ import (
 	"io"
 	"os"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/dirfs"
 	"github.com/kvlane/kvlane/mem"
 )
 
@@ -28,8 +27,7 @@ func (t *Tier) Get(ctx context.Context, key block.Key, dst mem.Extent) error {
 		return err
 	}
 	defer t.leave()
-	d := dirOf(t.dirs, key)
-	err = t.get(ctx, d, key, buf)
+	err = t.get(ctx, dirOf(t.dirs, key), key, buf)
 	switch {
 	case err == nil:
 		t.count.hits.Add(1)
@@ -43,23 +41,32 @@ func (t *Tier) Get(ctx context.Context, key block.Key, dst mem.Extent) error {
 		return fmt.Errorf("read block %s: %w: %w", key, errdefs.ErrNotFound, err)
 	default:
 		t.count.errors.Add(1)
+		// The next Put looks at it again, and writes it anew if it still cannot be read.
+		t.proofs.drop(key)
 	}
 	return fmt.Errorf("read block %s: %w", key, err)
 }
 
 func (t *Tier) get(ctx context.Context, d *dir, key block.Key, buf []byte) error {
-	path := blockPath(d.root, key)
-	f, err := t.fs.Open(path, os.O_RDONLY)
+	f, err := d.Open(blockName(key), os.O_RDONLY)
+	if errors.Is(err, dirfs.ErrIrregular) {
+		info, serr := d.Stat(blockName(key))
+		if serr != nil {
+			return serr
+		}
+		return errors.Join(irregular(err), t.setAside(ctx, d, key, info))
+	}
 	if err != nil {
 		return err
 	}
 	info, err := f.Stat()
 	if err == nil {
 		if err = t.read(ctx, f, info, key, buf); err == nil {
-			t.touch(path, info)
+			t.proofs.add(key, info, false)
+			t.touch(d, key, info)
 		} else if errors.Is(err, errdefs.ErrCorrupt) {
 			// Before the file is closed, so that its inode cannot be another's yet.
-			err = errors.Join(err, t.setAside(ctx, d, key, path, info))
+			err = errors.Join(err, t.setAside(ctx, d, key, info))
 		}
 	}
 	if cerr := f.Close(); cerr != nil {
@@ -69,10 +76,29 @@ func (t *Tier) get(ctx context.Context, d *dir, key block.Key, buf []byte) error
 	return err
 }
 
-// read fills buf and verifies it; ErrCorrupt wraps whatever is wrong with the bytes.
-func (t *Tier) read(ctx context.Context, f File, info Info, key block.Key, buf []byte) error {
+// irregular says that what is no regular file is no block.
+func irregular(err error) error {
+	if errors.Is(err, dirfs.ErrIrregular) {
+		return fmt.Errorf("%w: %w", errdefs.ErrCorrupt, err)
+	}
+	return err
+}
+
+// plausible says why what has a block's name cannot be it, by its kind and length.
+func (t *Tier) plausible(info dirfs.Info) error {
+	if !info.Regular() {
+		return fmt.Errorf("%w: %w: it is a %s", errdefs.ErrCorrupt, dirfs.ErrIrregular, info.Kind())
+	}
 	if info.Bytes != t.image {
 		return fmt.Errorf("the file has %d bytes, an image %d: %w", info.Bytes, t.image, errdefs.ErrCorrupt)
+	}
+	return nil
+}
+
+// read fills buf and verifies it; ErrCorrupt wraps whatever is wrong with the bytes.
+func (t *Tier) read(ctx context.Context, f dirfs.File, info dirfs.Info, key block.Key, buf []byte) error {
+	if err := t.plausible(info); err != nil {
+		return err
 	}
 	for off := 0; off < len(buf); {
 		if ctx.Err() != nil {
@@ -97,22 +123,25 @@ func (t *Tier) read(ctx context.Context, f File, info Info, key block.Key, buf [
 }
 
 // setAside moves the file that was found corrupt to quarantine, unless the name is another file's by now.
-func (t *Tier) setAside(ctx context.Context, d *dir, key block.Key, path string, bad Info) error {
+func (t *Tier) setAside(ctx context.Context, d *dir, key block.Key, bad dirfs.Info) error {
+	if t.cfg.ReadOnly {
+		return nil
+	}
 	if err := t.owners.own(ctx, t.ctx.Done(), key, removing); err != nil {
 		return fmt.Errorf("set it aside: %w", err)
 	}
 	defer t.owners.disown(key)
-	return t.quarantineFile(d, key, path, bad)
+	return t.quarantineFile(d, key, bad)
 }
 
 // quarantineFile is setAside for the owner of the key.
-func (t *Tier) quarantineFile(d *dir, key block.Key, path string, bad Info) error {
-	now, err := t.fs.Stat(path)
+func (t *Tier) quarantineFile(d *dir, key block.Key, bad dirfs.Info) error {
+	now, err := d.Stat(blockName(key))
 	if gone(err) || err == nil && now.Inode != bad.Inode {
 		return nil
 	}
 	if err == nil {
-		err = t.unname(d, key, func() error { return t.moveToQuarantine(d, key, path) })
+		err = t.unname(d, key, func() error { return t.moveToQuarantine(d, key, bad) })
 	}
 	if err != nil && !gone(err) {
 		return fmt.Errorf("set it aside: %w", err)
@@ -122,45 +151,40 @@ func (t *Tier) quarantineFile(d *dir, key block.Key, path string, bad Info) erro
 
 // unname runs op, which takes the block's file away from its name, and counts that.
 func (t *Tier) unname(d *dir, key block.Key, op func() error) error {
+	t.proofs.drop(key)
 	b := &d.buckets[key[0]]
-	b.scan.RLock()
-	defer b.scan.RUnlock()
-	if err := op(); err != nil {
-		return err
+	t.space.begin(b)
+	err := op()
+	switch {
+	case err == nil:
+		t.space.end(b, -1)
+	case gone(err):
+		t.space.end(b, 0)
+		t.space.missing()
+	default:
+		t.space.end(b, 0)
 	}
-	t.space.removed(b)
-	return nil
+	return err
 }
 
 // moveToQuarantine keeps the newest of the images that failed; where it cannot, it removes the file: a name must never
 // show a block that is known to be bad.
-func (t *Tier) moveToQuarantine(d *dir, key block.Key, path string) error {
+func (t *Tier) moveToQuarantine(d *dir, key block.Key, bad dirfs.Info) error {
 	if t.cfg.QuarantineMax < 0 {
-		return t.fs.Remove(path)
+		return d.Remove(blockName(key))
 	}
-	folder := d.root + "/" + quarantine
-	// Names begin with the time, in digits of constant number, so that the oldest comes first.
-	to := fmt.Sprintf("%s/%016x-%s", folder, uint64(t.clock.Now().UnixNano()), key)
-	err := t.fs.Rename(path, to)
-	if errors.Is(err, unix.ENOENT) {
-		if err = mkdir(t.fs, folder); err == nil {
-			err = t.fs.Rename(path, to)
+	if err := toQuarantine(d, t.clock.Now(), key, bad); err != nil {
+		if gone(err) {
+			return err
 		}
-	}
-	if err != nil {
-		if rerr := t.fs.Remove(path); rerr != nil {
+		if rerr := d.Remove(blockName(key)); rerr != nil {
 			return errors.Join(err, rerr)
 		}
 		t.count.errors.Add(1)
 		return nil
 	}
 	t.count.quarantined.Add(1)
-	names, err := t.fs.ReadDir(folder)
-	for err == nil && len(names) > t.cfg.QuarantineMax {
-		err = remove(t.fs, folder+"/"+names[0])
-		names = names[1:]
-	}
-	if err != nil {
+	if err := trimQuarantine(d, t.cfg.QuarantineMax); err != nil {
 		t.count.errors.Add(1)
 	}
 	return nil

@@ -4,13 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 	"time"
 
+	"github.com/jonboulle/clockwork"
+
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/dirfs"
 )
 
 // Inspection is what a directory holds.
@@ -25,28 +27,64 @@ type Inspection struct {
 // Inspect says what the directory holds, by name alone: Verify looks at the bytes. Like the other functions on a
 // directory it needs no Tier and may be called while others use the directory. Errors: ErrNotFound where it is no
 // directory of blocks, ErrCorrupt or ErrMismatch where its marker cannot be read.
-func Inspect(ctx context.Context, dir string) (Inspection, error) { return inspect(ctx, OS(), dir) }
+func Inspect(ctx context.Context, dir string) (Inspection, error) {
+	return inspect(ctx, dirfs.OS(), dir)
+}
 
-func inspect(ctx context.Context, fsys FS, dir string) (Inspection, error) {
-	root, m, err := openExisting(fsys, dir)
+func inspect(ctx context.Context, fsys dirfs.FS, path string) (in Inspection, err error) {
+	d, err := openExisting(fsys, path)
 	if err != nil {
-		return Inspection{}, fmt.Errorf("inspect %w", err)
+		return in, fmt.Errorf("inspect %w", err)
 	}
-	in := Inspection{Marker: m}
+	defer func() { err = errors.Join(err, d.Close()) }()
+	if in, err = d.inspect(ctx); err != nil {
+		return in, fmt.Errorf("inspect directory %s: %w", d.root, err)
+	}
+	return in, nil
+}
+
+// existing is a directory of blocks that is looked into without a Tier.
+type existing struct {
+	dirfs.Dir
+	root   string
+	marker Marker
+}
+
+// openExisting opens a directory of blocks. Its error begins with "directory".
+func openExisting(fsys dirfs.FS, path string) (*existing, error) {
+	if strings.TrimSpace(path) == "" {
+		return nil, fmt.Errorf("directory: no name is given: %w", errdefs.ErrInvalid)
+	}
+	d := &existing{root: filepath.Clean(path)}
+	var err error
+	if d.Dir, err = fsys.OpenDir(d.root); err == nil {
+		if d.marker, err = readMarker(d); err == nil {
+			return d, nil
+		}
+		err = errors.Join(err, d.Close())
+	}
+	if gone(err) {
+		err = fmt.Errorf("it is no directory of blocks: %w: %w", errdefs.ErrNotFound, err)
+	}
+	return nil, fmt.Errorf("directory %s: %w", d.root, err)
+}
+
+func (d *existing) inspect(ctx context.Context) (Inspection, error) {
+	in := Inspection{Marker: d.marker}
 	for b := range buckets {
 		if ctx.Err() != nil {
-			return in, fmt.Errorf("inspect directory %s: %w", root, context.Cause(ctx))
+			return in, context.Cause(ctx)
 		}
-		keys, _, err := listBucket(fsys, root, byte(b))
+		keys, _, err := listBucket(d, byte(b))
 		if err != nil {
-			return in, fmt.Errorf("inspect directory %s: %w", root, err)
+			return in, err
 		}
 		in.Blocks += int64(len(keys))
 	}
-	in.Bytes = in.Blocks * m.Layout.ImageBytes()
-	sessions, err := names(fsys, root+"/"+tmpName)
+	in.Bytes = in.Blocks * d.marker.Layout.ImageBytes()
+	sessions, err := names(d, tmpName)
 	for _, s := range sessions {
-		files, ferr := names(fsys, root+"/"+tmpName+"/"+s)
+		files, ferr := names(d, tmpName+"/"+s)
 		err = errors.Join(err, ferr)
 		for _, f := range files {
 			if f != sessionLock {
@@ -54,12 +92,9 @@ func inspect(ctx context.Context, fsys FS, dir string) (Inspection, error) {
 			}
 		}
 	}
-	bad, berr := names(fsys, root+"/"+quarantine)
+	bad, berr := names(d, quarantine)
 	in.Quarantined = len(bad)
-	if err := errors.Join(err, berr); err != nil {
-		return in, fmt.Errorf("inspect directory %s: %w", root, err)
-	}
-	return in, nil
+	return in, errors.Join(err, berr)
 }
 
 // Entry is a block in a directory.
@@ -73,31 +108,33 @@ type Entry struct {
 // List calls yield for every block of the directory, in the order of their keys, until it returns an error, which List
 // returns as it is. Blocks that come or go meanwhile may be listed or not.
 func List(ctx context.Context, dir string, yield func(Entry) error) error {
-	return list(ctx, OS(), dir, yield)
+	return list(ctx, dirfs.OS(), dir, yield)
 }
 
-func list(ctx context.Context, fsys FS, dir string, yield func(Entry) error) error {
-	root, m, err := openExisting(fsys, dir)
+func list(ctx context.Context, fsys dirfs.FS, path string, yield func(Entry) error) (err error) {
+	d, err := openExisting(fsys, path)
 	if err != nil {
 		return fmt.Errorf("list %w", err)
 	}
+	defer func() { err = errors.Join(err, d.Close()) }()
+	fail := func(err error) error { return fmt.Errorf("list directory %s: %w", d.root, err) }
 	for b := range buckets {
-		keys, _, err := listBucket(fsys, root, byte(b))
+		keys, _, err := listBucket(d, byte(b))
 		if err != nil {
-			return fmt.Errorf("list directory %s: %w", root, err)
+			return fail(err)
 		}
 		for _, key := range keys {
 			if ctx.Err() != nil {
-				return fmt.Errorf("list directory %s: %w", root, context.Cause(ctx))
+				return fail(context.Cause(ctx))
 			}
-			info, err := fsys.Stat(blockPath(root, key))
+			info, err := d.Stat(blockName(key))
 			if gone(err) {
 				continue
 			}
 			if err != nil {
-				return fmt.Errorf("list directory %s: %w", root, err)
+				return fail(err)
 			}
-			if err := yield(Entry{Key: key, Bytes: info.Bytes, Modified: info.Modified, Shards: m.Layout.Shards()}); err != nil {
+			if err := yield(Entry{Key: key, Bytes: info.Bytes, Modified: info.Modified, Shards: d.marker.Layout.Shards()}); err != nil {
 				return err
 			}
 		}
@@ -110,99 +147,104 @@ type Collected struct {
 	Before, After int64 // bytes of blocks
 	Removed       int64 // blocks
 	Swept         int   // temporary files of processes that have died
+	// Left says what could not be removed or looked at, and why: blocks, and temporary files of dead processes.
+	Left error
 }
 
 // GC removes what dead processes left in the directory and then its coldest blocks, until at most targetBytes are left.
 // Other processes may use the directory meanwhile: what they are reading they read to its end, and a block that they
-// meant to read next is a miss for them, even if they retained it.
+// meant to read next is a miss for them, even if they retained it. What cannot be removed it passes over, and takes the next
+// coldest in its place; Collected.Left names it.
 func GC(ctx context.Context, dir string, targetBytes int64) (Collected, error) {
-	return gc(ctx, OS(), dir, targetBytes)
+	return gc(ctx, dirfs.OS(), dir, targetBytes)
 }
 
-func gc(ctx context.Context, fsys FS, dir string, targetBytes int64) (c Collected, err error) {
+func gc(ctx context.Context, fsys dirfs.FS, path string, targetBytes int64) (c Collected, err error) {
 	if targetBytes < 0 {
-		return c, fmt.Errorf("collect directory %s down to %d bytes: %w", dir, targetBytes, errdefs.ErrInvalid)
+		return c, fmt.Errorf("collect directory %s down to %d bytes: %w", path, targetBytes, errdefs.ErrInvalid)
 	}
-	in, err := inspect(ctx, fsys, dir)
+	d, err := openExisting(fsys, path)
 	if err != nil {
-		return c, err
+		return c, fmt.Errorf("collect %w", err)
 	}
-	root, image := filepath.Clean(dir), in.Marker.Layout.ImageBytes()
-	c.Before, c.After = in.Bytes, in.Bytes
-	fail := func(err error) (Collected, error) {
-		return c, fmt.Errorf("collect directory %s: %w", root, writeError(err))
-	}
-	err = withLock(fsys, root, func() (err error) {
-		c.Swept, err = sweep(fsys, root)
-		return err
-	})
-	if err != nil {
-		return fail(err)
-	}
-	need := in.Blocks - targetBytes/image
-	if need <= 0 {
-		return c, nil
-	}
-	cold, err := coldest(ctx, fsys, []string{root}, need, func(block.Key) bool { return true })
-	if err != nil {
-		return fail(err)
-	}
-	for _, k := range cold {
-		if ctx.Err() != nil {
-			return fail(context.Cause(ctx))
-		}
-		path := blockPath(root, k.key)
-		// What another process has used since it was found cold stays.
-		info, err := fsys.Stat(path)
-		if err == nil && !info.Modified.Equal(k.modified) {
-			continue
-		}
-		if err == nil {
-			err = fsys.Remove(path)
-		}
-		if err != nil && !gone(err) {
-			return fail(err)
-		}
-		c.Removed++
-		c.After -= image
+	defer func() { err = errors.Join(err, d.Close()) }()
+	if err := d.collect(ctx, targetBytes, &c); err != nil {
+		return c, fmt.Errorf("collect directory %s: %w", d.root, writeError(err))
 	}
 	return c, nil
 }
 
-// openExisting reads the marker of a directory of blocks. Its error begins with "directory".
-func openExisting(fsys FS, dir string) (root string, m Marker, err error) {
-	if strings.TrimSpace(dir) == "" {
-		return "", Marker{}, fmt.Errorf("directory: no name is given: %w", errdefs.ErrInvalid)
-	}
-	root = filepath.Clean(dir)
-	m, err = readMarker(fsys, root)
-	if gone(err) {
-		err = fmt.Errorf("it is no directory of blocks: %w: %w", errdefs.ErrNotFound, err)
-	}
-	if err != nil {
-		return root, Marker{}, fmt.Errorf("directory %s: %w", root, err)
-	}
-	return root, m, nil
-}
-
-// withLock runs f while no process opens or sweeps the directory.
-func withLock(fsys FS, root string, f func() error) (err error) {
-	lock, err := fsys.Open(root+"/"+lockName, os.O_RDWR|os.O_CREATE)
+func (d *existing) collect(ctx context.Context, targetBytes int64, c *Collected) error {
+	var errs []error
+	left := 0
+	err := withLock(ctx, clockwork.NewRealClock(), d, func() (err error) {
+		c.Swept, left, err = sweep(d)
+		return err
+	})
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, lock.Close()) }()
-	if err := lock.Lock(true); err != nil {
-		return fmt.Errorf("lock it against other processes that open it: %w", err)
+	if left > 0 {
+		errs = append(errs, fmt.Errorf("%d temporary files of processes that have died cannot be removed", left))
 	}
-	return f()
+	image, held := d.marker.Layout.ImageBytes(), int64(0)
+	for b := range buckets {
+		keys, _, err := listBucket(d, byte(b))
+		if err != nil {
+			errs = append(errs, err)
+		}
+		held += int64(len(keys))
+	}
+	c.Before, c.After = held*image, held*image
+	failed := make(map[block.Key]bool)
+	for {
+		need := held - targetBytes/image
+		if need <= 0 {
+			break
+		}
+		cold, err := coldest(ctx, []dirfs.Dir{d}, need, func(key block.Key) bool { return !failed[key] })
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		progress := false
+		for i := range cold {
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			switch gone, err := d.evict(&cold[i]); {
+			case err != nil:
+				failed[cold[i].key] = true
+				errs = append(errs, err)
+			case gone:
+				held--
+				c.Removed++
+				c.After -= image
+				progress = true
+			}
+		}
+		if !progress {
+			if err != nil {
+				errs = append(errs, err)
+			}
+			break
+		}
+	}
+	c.Left = joinFew(errs)
+	return nil
 }
 
-// names lists a folder that need not be there.
-func names(fsys FS, path string) ([]string, error) {
-	n, err := fsys.ReadDir(path)
-	if gone(err) {
-		return nil, nil
+// evict removes a block, unless another process has used it since it was found cold, and says whether it is gone.
+func (d *existing) evict(c *candidate) (bool, error) {
+	name := blockName(c.key)
+	info, err := d.Stat(name)
+	if err == nil && !info.Modified.Equal(c.modified) {
+		return false, nil
 	}
-	return n, err
+	if err == nil {
+		err = d.Remove(name)
+	}
+	if err != nil && !gone(err) {
+		return false, fmt.Errorf("remove cold block %s: %w", c.key, err)
+	}
+	return true, nil
 }

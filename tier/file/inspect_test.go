@@ -13,10 +13,11 @@ import (
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/internal/dirfs/faultfs"
 	"github.com/kvlane/kvlane/internal/fault"
 	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/tier/file"
-	"github.com/kvlane/kvlane/tier/file/faultfs"
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
@@ -158,7 +159,7 @@ func TestHitsRenewHotnessSometimes(t *testing.T) {
 	c := config(t)
 	plan := fault.New(1)
 	clock := clockwork.NewFakeClockAt(time.Now())
-	c.FS, c.Clock, c.TouchAfter = faultfs.New(file.OS(), plan, clock), clock, time.Minute
+	c.FS, c.Clock, c.TouchAfter = faultfs.New(dirfs.OS(), plan, clock), clock, time.Minute
 	tr := open(t, c)
 	all := keys(0, 3)
 	put(t, tr, c.Format, all...)
@@ -224,7 +225,7 @@ func TestQuarantineIsBounded(t *testing.T) {
 func TestCorruptBlockIsRemovedWhereQuarantineFails(t *testing.T) {
 	c := config(t)
 	plan := fault.New(1)
-	c.FS = faultfs.New(file.OS(), plan, nil)
+	c.FS = faultfs.New(dirfs.OS(), plan, nil)
 	tr, key := open(t, c), tiertest.Key(1)
 	put(t, tr, c.Format, key)
 	flip(t, path(c.Dirs[0], key), 0)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/dirfs"
 )
 
 const (
@@ -129,10 +130,12 @@ func (m *Marker) check(f block.Format, id block.Identity) error {
 	return nil
 }
 
-// readMarker reads the marker of directory root; an error that is gone() means that it has none.
-func readMarker(fsys FS, root string) (_ Marker, err error) {
-	path := root + "/" + markerName
-	f, err := fsys.Open(path, os.O_RDONLY)
+// readMarker reads the marker of a directory; an error that is gone() means that it has none.
+func readMarker(d dirfs.Dir) (_ Marker, err error) {
+	f, err := d.Open(markerName, os.O_RDONLY)
+	if errors.Is(err, dirfs.ErrIrregular) {
+		return Marker{}, fmt.Errorf("read marker: %w: %w", errdefs.ErrCorrupt, err)
+	}
 	if err != nil {
 		return Marker{}, err
 	}
@@ -143,14 +146,14 @@ func readMarker(fsys FS, root string) (_ Marker, err error) {
 	}
 	m, err := parseMarker(b)
 	if err != nil {
-		return Marker{}, fmt.Errorf("read marker %s: %w", path, err)
+		return Marker{}, fmt.Errorf("read marker %s: %w", markerName, err)
 	}
 	return m, nil
 }
 
-// checkEmpty says why root, which has no marker, cannot be made a directory of blocks.
-func checkEmpty(fsys FS, root string) error {
-	names, err := fsys.ReadDir(root)
+// checkEmpty says why d, which has no marker, cannot be made a directory of blocks.
+func checkEmpty(d dirfs.Dir) error {
+	names, err := d.ReadDir(".")
 	if err != nil {
 		return err
 	}
@@ -164,30 +167,38 @@ func checkEmpty(fsys FS, root string) error {
 	return nil
 }
 
-// writeMarker makes root, which is locked, a directory of blocks. It must be empty.
-func writeMarker(fsys FS, root string, m Marker) error {
-	if err := checkEmpty(fsys, root); err != nil {
+// writeMarker makes d, which is locked, a directory of blocks. It must be empty.
+func writeMarker(d dirfs.Dir, m Marker) error {
+	if err := checkEmpty(d); err != nil {
 		return err
 	}
+	return putMarker(d, m)
+}
+
+// putMarker gives d, which is locked, the marker, durably.
+func putMarker(d dirfs.Dir, m Marker) error {
 	b, err := m.encode()
 	if err != nil {
 		return err
 	}
-	temp := root + "/" + markerTemp
-	if err := writeFile(fsys, temp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, b, true); err != nil {
+	// Left by a process that died here, or put here by somebody who wants it written through.
+	if err := remove(d, markerTemp); err != nil {
 		return err
 	}
-	if err := fsys.Rename(temp, root+"/"+markerName); err != nil {
-		return errors.Join(err, fsys.Remove(temp))
+	if _, err := writeFile(d, markerTemp, b, true); err != nil {
+		return err
 	}
-	return syncDir(fsys, root)
+	if err := d.Rename(markerTemp, markerName); err != nil {
+		return errors.Join(err, d.Remove(markerTemp))
+	}
+	return syncRoot(d)
 }
 
-// writeFile writes the whole file, and removes it if that fails.
-func writeFile(fsys FS, name string, flag int, b []byte, sync bool) error {
-	f, err := fsys.Open(name, flag)
+// writeFile writes a new file, or leaves none. It describes the file as it was written.
+func writeFile(d dirfs.Dir, name string, b []byte, sync bool) (info dirfs.Info, err error) {
+	f, err := d.Open(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL)
 	if err != nil {
-		return err
+		return dirfs.Info{}, err
 	}
 	n, err := f.WriteAt(b, 0)
 	if err == nil && n != len(b) {
@@ -196,18 +207,13 @@ func writeFile(fsys FS, name string, flag int, b []byte, sync bool) error {
 	if err == nil && sync {
 		err = f.Sync()
 	}
+	if err == nil {
+		info, err = f.Stat()
+	}
 	// Network file systems report failed writes at close.
 	err = errors.Join(err, f.Close())
 	if err != nil {
-		err = errors.Join(err, fsys.Remove(name))
+		err = errors.Join(err, d.Remove(name))
 	}
-	return err
-}
-
-func syncDir(fsys FS, name string) error {
-	f, err := fsys.Open(name, os.O_RDONLY)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
+	return info, err
 }

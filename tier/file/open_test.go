@@ -1,6 +1,7 @@
 package file_test
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -10,10 +11,11 @@ import (
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/internal/dirfs/faultfs"
 	"github.com/kvlane/kvlane/internal/fault"
 	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/tier/file"
-	"github.com/kvlane/kvlane/tier/file/faultfs"
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
@@ -104,24 +106,24 @@ func TestOpenRefuses(t *testing.T) {
 			c.Dirs = append(c.Dirs, link)
 		}, errdefs.ErrInvalid, []string{"are the same"}},
 		{"read-only", func(_ *testing.T, c *file.Config, _ string) {
-			c.FS = faultfs.New(file.OS(), fault.New(1, fault.After("mkdir", 0).Fail(syscall.EROFS)), nil)
+			c.FS = faultfs.New(dirfs.OS(), fault.New(1, fault.After("mkdir", 0).Fail(syscall.EROFS)), nil)
 		}, errdefs.ErrReadOnly, []string{"read-only file system", "tmp"}},
 		{"full", func(_ *testing.T, c *file.Config, _ string) {
-			c.FS = faultfs.New(file.OS(), fault.New(1, fault.After("mkdir", 0).Fail(syscall.ENOSPC)), nil)
+			c.FS = faultfs.New(dirfs.OS(), fault.New(1, fault.After("mkdir", 0).Fail(syscall.ENOSPC)), nil)
 		}, errdefs.ErrNoSpace, []string{"no space left"}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			c := base(t)
 			dir := c.Dirs[0]
-			if err := open(t, c).Close(); err != nil {
+			if err := open(t, c).Close(context.WithoutCancel(t.Context())); err != nil {
 				t.Fatal(err)
 			}
 			tt.change(t, &c, filepath.Join(dir, "kvlane.json"))
 			before := files(t, dir)
-			tr, err := file.Open(c)
+			tr, err := file.Open(t.Context(), c)
 			if err == nil {
-				err = errors.Join(errors.New("it opened"), tr.Close())
+				err = errors.Join(errors.New("it opened"), tr.Close(context.WithoutCancel(t.Context())))
 			}
 			if !errors.Is(err, tt.is) {
 				t.Fatalf("%v; want %v", err, tt.is)
@@ -145,7 +147,7 @@ func TestOpenRefuses(t *testing.T) {
 func TestOpenLeavesAForeignDirectoryAlone(t *testing.T) {
 	c := config(t)
 	write(t, filepath.Join(c.Dirs[0], "thesis.tex"), "x")
-	if _, err := file.Open(c); !errors.Is(err, errdefs.ErrInvalid) {
+	if _, err := file.Open(t.Context(), c); !errors.Is(err, errdefs.ErrInvalid) {
 		t.Fatalf("opened: %v", err)
 	}
 	names, err := os.ReadDir(c.Dirs[0])
@@ -178,7 +180,7 @@ func TestConfigValidateNamesEveryProblem(t *testing.T) {
 		}
 	}
 	for _, c := range []file.Config{{}, {Dirs: []string{"a"}, Format: tiertest.NewFormat(t), MaxBytes: -1}} {
-		if _, err := file.Open(c); !errors.Is(err, errdefs.ErrInvalid) {
+		if _, err := file.Open(t.Context(), c); !errors.Is(err, errdefs.ErrInvalid) {
 			t.Errorf("%+v: %v", c, err)
 		}
 	}
@@ -193,19 +195,19 @@ func TestOpenPutCloseWithEveryOperationFailing(t *testing.T) {
 				c := config(t)
 				c.Fsync = file.FsyncFile
 				healthy := c
-				c.FS = faultfs.New(file.OS(), plan, nil)
+				c.FS = faultfs.New(dirfs.OS(), plan, nil)
 				key := tiertest.Key(1)
 				src := image(t, c.Format, key)
 				err := func() error {
-					tr, err := file.Open(c)
+					tr, err := file.Open(t.Context(), c)
 					if err != nil {
 						return err
 					}
-					err = tr.Put(t.Context(), key, src)
+					err = errors.Join(tr.Stats().Failure, tr.Put(t.Context(), key, src))
 					if _, gcErr := tr.GC(t.Context(), 1<<40); gcErr != nil {
 						err = errors.Join(err, gcErr)
 					}
-					return errors.Join(err, tr.Close())
+					return errors.Join(err, tr.Close(context.WithoutCancel(t.Context())))
 				}()
 				plan.Clear()
 				checkUsable(t, healthy, key)
@@ -217,7 +219,7 @@ func TestOpenPutCloseWithEveryOperationFailing(t *testing.T) {
 
 func checkUsable(t *testing.T, c file.Config, key block.Key) {
 	t.Helper()
-	tr, err := file.Open(c)
+	tr, err := file.Open(t.Context(), c)
 	if err != nil {
 		t.Fatalf("open after the fault: %v", err)
 	}
@@ -225,7 +227,7 @@ func checkUsable(t *testing.T, c file.Config, key block.Key) {
 	if err := get(t, tr, c.Format, key); err != nil {
 		t.Errorf("get after the fault: %v", err)
 	}
-	if err := tr.Close(); err != nil {
+	if err := tr.Close(context.WithoutCancel(t.Context())); err != nil {
 		t.Error(err)
 	}
 	if left := files(t, c.Dirs[0]); len(left) != 1 {

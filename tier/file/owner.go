@@ -25,8 +25,9 @@ type use struct {
 type work uint8
 
 const (
-	idle work = iota
-	writing
+	idle       work = iota
+	writing         // the block may be there already, and be looked at
+	publishing      // it gets its name, but may not be durable yet: it is not to be found
 	removing
 )
 
@@ -73,6 +74,15 @@ func (o *owners) try(key block.Key, w work) <-chan struct{} {
 	return u.done
 }
 
+// publish says that the key's owner, who writes, is about to give the file its name.
+func (o *owners) publish(key block.Key) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	u := o.keys[key]
+	u.work = publishing
+	o.put(key, u)
+}
+
 // tryOwn makes the caller the owner of key, to remove it, unless it is pinned or owned.
 func (o *owners) tryOwn(key block.Key) bool {
 	o.mu.Lock()
@@ -97,12 +107,12 @@ func (o *owners) disown(key block.Key) {
 	o.put(key, u)
 }
 
-// pin keeps the key from being removed, unless somebody is removing it already.
+// pin keeps the key from being removed, unless somebody is removing it already, or it is not to be found yet.
 func (o *owners) pin(key block.Key) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	u := o.keys[key]
-	if u.work == removing {
+	if u.work == removing || u.work == publishing {
 		return false
 	}
 	u.pins++

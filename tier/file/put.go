@@ -6,17 +6,24 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/dirfs"
 	"github.com/kvlane/kvlane/mem"
 )
 
-// Put writes the block, unless it is there. When it returns nil the block can be found, and is as durable as the policy
-// promises. It waits while another Put writes the same block, and, at the bound, while every block is retained; when ctx
-// ends then, the error wraps ErrBusy. A write that has begun is finished whatever becomes of ctx.
+// Put writes the block, unless it is there, whole. When it returns nil the block can be found, and is as durable as the policy
+// promises, whoever has written it. A file that is there is read and verified, unless this process has done so; what is
+// damaged or cannot be read is set aside and written anew.
+//
+// It waits while another Put writes the same block, and, at the bound, while every block is retained or cannot be removed, for
+// roomPatience at most; the error then wraps ErrBusy. Where the disk is full it makes room within the bound; without a bound
+// the error wraps ErrNoSpace. After either, writing pauses: see Stats. A write that has begun is finished whatever becomes of
+// ctx.
 func (t *Tier) Put(ctx context.Context, key block.Key, src mem.Extent) error {
 	image, err := t.buffer(src)
 	if err != nil {
@@ -33,6 +40,9 @@ func (t *Tier) Put(ctx context.Context, key block.Key, src mem.Extent) error {
 }
 
 func (t *Tier) put(ctx context.Context, key block.Key, image []byte) error {
+	if t.cfg.ReadOnly {
+		return errReadOnly
+	}
 	if err := t.cfg.Format.Verify(image, key); err != nil {
 		return err
 	}
@@ -44,45 +54,233 @@ func (t *Tier) put(ctx context.Context, key block.Key, image []byte) error {
 		t.space.released() // until now the block could not make room for another
 	}()
 	d := dirOf(t.dirs, key)
-	path := blockPath(d.root, key)
-	info, err := t.fs.Stat(path)
-	switch {
-	case err == nil && info.Bytes == t.image:
-		t.touch(path, info)
-		return nil
-	case err == nil:
-		t.count.corrupt.Add(1)
-		if err := t.quarantineFile(d, key, path, info); err != nil {
-			return err
-		}
-	case !gone(err):
+	there, err := t.look(ctx, d, key)
+	if there || err != nil {
 		return err
 	}
-	if err := t.reserve(ctx); err != nil {
+	if err := t.write(ctx, d, key, image); err != nil {
 		return err
-	}
-	if err := t.write(d, key, path, image); err != nil {
-		return writeError(err)
 	}
 	t.count.puts.Add(1)
 	t.count.writtenBytes.Add(t.image)
 	return nil
 }
 
-// reserve takes the place of one block, waiting for room until ctx ends.
+// look says whether the block is there, and makes it as durable as the policy promises. It looks at the file as a Get would,
+// and takes what is no block, or cannot be read, out of the way.
+func (t *Tier) look(ctx context.Context, d *dir, key block.Key) (there bool, err error) {
+	name := blockName(key)
+	info, err := d.Stat(name)
+	if gone(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	whole, synced := t.proofs.has(key, info)
+	if !whole {
+		info, err = t.examine(ctx, d, key, info)
+	}
+	if err == nil && !synced && t.cfg.Fsync == FsyncFile {
+		err = t.makeDurable(d, key, info)
+	}
+	switch {
+	case err == nil:
+		t.touch(d, key, info)
+		return true, nil
+	case gone(err):
+		return false, nil
+	case ctx.Err() != nil:
+		return false, context.Cause(ctx)
+	case errors.Is(err, errdefs.ErrCorrupt):
+		t.count.corrupt.Add(1)
+	default:
+		// What cannot be read is of use to nobody; the right bytes are at hand.
+		t.count.errors.Add(1)
+	}
+	t.count.replaced.Add(1)
+	return false, t.quarantineFile(d, key, info)
+}
+
+// examine reads and verifies the file of a block, and describes it: as it is now, or as it was found wrong.
+func (t *Tier) examine(ctx context.Context, d *dir, key block.Key, info dirfs.Info) (dirfs.Info, error) {
+	if err := t.plausible(info); err != nil {
+		return info, err
+	}
+	buf, _ := t.buffers.Get().(*[]byte)
+	if buf == nil {
+		b := make([]byte, t.image)
+		buf = &b
+	}
+	defer t.buffers.Put(buf)
+	f, err := d.Open(blockName(key), os.O_RDONLY)
+	if err != nil {
+		return info, irregular(err)
+	}
+	now, err := f.Stat()
+	if err == nil {
+		info = now
+		err = t.read(ctx, f, info, key, *buf)
+	}
+	if err == nil {
+		t.proofs.add(key, info, false)
+	}
+	return info, errors.Join(err, f.Close())
+}
+
+// makeDurable syncs a file that is there, whoever has written it, and its name.
+func (t *Tier) makeDurable(d *dir, key block.Key, info dirfs.Info) error {
+	name := blockName(key)
+	f, err := d.Open(name, os.O_RDONLY)
+	if err != nil {
+		return err
+	}
+	now, err := f.Stat()
+	if err == nil && now.Inode != info.Inode {
+		err = unix.ESTALE // another's by now
+	}
+	if err == nil {
+		err = f.Sync()
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	if err := t.syncName(d, key); err != nil {
+		return err
+	}
+	if now, err = d.Stat(name); err == nil && now.Inode != info.Inode {
+		err = unix.ESTALE
+	}
+	if err == nil {
+		t.proofs.add(key, info, true)
+	}
+	return err
+}
+
+// syncName makes the name of a block's file durable, and that of its folder.
+func (t *Tier) syncName(d *dir, key block.Key) error {
+	folder, err := syncFolder(d, bucketName(key[0]))
+	b := &d.buckets[key[0]]
+	if err != nil || b.durable.Load() == folder {
+		return err
+	}
+	if err := syncRoot(d); err != nil {
+		return err
+	}
+	b.durable.Store(folder)
+	return nil
+}
+
+// roomTries is how often a write makes room on a disk that is full before it gives up.
+const roomTries = 4
+
+// write brings the image under its name, or leaves nothing.
+func (t *Tier) write(ctx context.Context, d *dir, key block.Key, image []byte) error {
+	if err := t.pause.err(t.clock.Now()); errors.Is(err, errdefs.ErrNoSpace) {
+		return err
+	}
+	for try := 1; ; try++ {
+		if err := t.reserve(ctx); err != nil {
+			return err
+		}
+		err := writeError(t.writeOnce(ctx, d, key, image))
+		switch {
+		case err == nil:
+			t.pause.end()
+			if t.space.commit() {
+				t.collectSoon()
+			}
+			return nil
+		case !errors.Is(err, errdefs.ErrNoSpace):
+			t.space.cancel()
+			return err
+		}
+		full := try == roomTries || !t.space.shrink(t.clock.Now())
+		t.space.cancel()
+		if full {
+			t.pause.begin(t.clock.Now(), err)
+			return err
+		}
+		t.count.errors.Add(1)
+	}
+}
+
+// writeOnce writes a temporary file and gives it its name. It tries again where somebody has removed the folder of temporary
+// files.
+func (t *Tier) writeOnce(ctx context.Context, d *dir, key block.Key, image []byte) error {
+	s := d.session.Load()
+	info, err := t.publish(d, s, key, image)
+	if errors.Is(err, unix.ENOENT) {
+		if rerr := d.renew(ctx, &t.cfg, s); rerr != nil {
+			return errors.Join(err, rerr)
+		}
+		t.count.errors.Add(1)
+		info, err = t.publish(d, d.session.Load(), key, image)
+	}
+	if err == nil {
+		t.proofs.add(key, info, t.cfg.Fsync == FsyncFile)
+	}
+	return err
+}
+
+func (t *Tier) publish(d *dir, s *session, key block.Key, image []byte) (dirfs.Info, error) {
+	temp, sync, name := s.temp(), t.cfg.Fsync == FsyncFile, blockName(key)
+	info, err := writeFile(d, temp, image, sync)
+	if err != nil {
+		return info, err
+	}
+	if sync {
+		t.owners.publish(key)
+	}
+	b := &d.buckets[key[0]]
+	t.space.begin(b)
+	err = d.Rename(temp, name)
+	if errors.Is(err, unix.ENOENT) {
+		if err = mkdir(d, bucketName(key[0])); err == nil {
+			err = d.Rename(temp, name)
+		}
+	}
+	if err != nil {
+		t.space.end(b, 0)
+		return info, errors.Join(err, remove(d, temp))
+	}
+	if sync {
+		if err := t.syncName(d, key); err != nil {
+			// It could be found but might not survive: a Put that fails leaves nothing.
+			err = errors.Join(err, remove(d, name))
+			t.space.end(b, 0)
+			return info, err
+		}
+	}
+	t.space.end(b, 1)
+	return info, nil
+}
+
+// roomPatience is how long a write waits for room that cannot be made, since removing fails. Where blocks are merely in use it
+// waits until its context ends.
+const roomPatience = 10 * time.Second
+
+// reserve takes the place of one block, waiting for room.
 func (t *Tier) reserve(ctx context.Context) error {
 	asked := uint64(math.MaxUint64)
+	var patience <-chan time.Time
 	for {
-		ok, freed, wake := t.space.reserve()
+		ok, freed, wake := t.space.reserve(t.clock.Now())
 		if ok {
 			return nil
 		}
-		// A round of removing is worth its cost only if something was freed since the last.
+		// A round of removing is worth its cost only if something was freed since the last; the collector itself repeats it
+		// where nothing was.
 		if freed != asked {
 			t.collectSoon()
 			asked = freed
 		}
-		err := t.waitForRoom(ctx, wake)
+		if patience == nil {
+			ticker := t.clock.NewTicker(roomPatience)
+			defer ticker.Stop()
+			patience = ticker.Chan()
+		}
+		err := t.waitForRoom(ctx, wake, patience)
 		t.space.stopWaiting()
 		if err != nil {
 			return err
@@ -90,64 +288,30 @@ func (t *Tier) reserve(ctx context.Context) error {
 	}
 }
 
-func (t *Tier) waitForRoom(ctx context.Context, wake <-chan struct{}) error {
+func (t *Tier) waitForRoom(ctx context.Context, wake <-chan struct{}, patience <-chan time.Time) error {
+	if err := t.pause.err(t.clock.Now()); err != nil {
+		return err
+	}
+	full := func(cause error) error {
+		return fmt.Errorf("all of the %d bytes that the tier may use are taken, and nothing can be removed: %w: %w",
+			t.cfg.MaxBytes, errdefs.ErrBusy, cause)
+	}
 	select {
 	case <-wake:
 		return nil
 	case <-t.ctx.Done():
 		return errdefs.ErrClosed
 	case <-ctx.Done():
-		err := context.Cause(ctx)
-		if f := t.failure.Load(); f != nil && *f != nil {
-			err = errors.Join(err, *f)
+		return full(errors.Join(context.Cause(ctx), *t.failure.Load()))
+	case <-patience:
+		failure := *t.failure.Load()
+		if failure == nil {
+			return nil
 		}
-		return fmt.Errorf("all of the %d bytes that the tier may use are taken, and nothing can be removed: %w: %w",
-			t.cfg.MaxBytes, errdefs.ErrBusy, err)
-	}
-}
-
-// write brings the image under its name, or leaves nothing. It uses up the place that was reserved.
-func (t *Tier) write(d *dir, key block.Key, path string, image []byte) error {
-	temp, sync := d.session.temp(), t.cfg.Fsync == FsyncFile
-	if err := writeFile(t.fs, temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, image, sync); err != nil {
-		t.space.cancel()
+		err := full(failure)
+		t.pause.begin(t.clock.Now(), err)
 		return err
 	}
-	b := &d.buckets[key[0]]
-	b.scan.RLock()
-	defer b.scan.RUnlock()
-	made, err := t.name(d, key, temp, path)
-	if err != nil {
-		t.space.cancel()
-		return errors.Join(err, remove(t.fs, temp))
-	}
-	if sync {
-		err = syncDir(t.fs, bucketPath(d.root, key[0]))
-		if err == nil && made {
-			err = syncDir(t.fs, d.root)
-		}
-		if err != nil {
-			// It could be found but might not survive: a Put that fails leaves nothing.
-			t.space.cancel()
-			return errors.Join(err, remove(t.fs, path))
-		}
-	}
-	if t.space.commit(b) {
-		t.collectSoon()
-	}
-	return nil
-}
-
-// name renames the temporary file, and says whether it had to make the bucket's folder.
-func (t *Tier) name(d *dir, key block.Key, temp, path string) (made bool, err error) {
-	err = t.fs.Rename(temp, path)
-	if !errors.Is(err, unix.ENOENT) {
-		return false, err
-	}
-	if err := mkdir(t.fs, bucketPath(d.root, key[0])); err != nil {
-		return false, err
-	}
-	return true, t.fs.Rename(temp, path)
 }
 
 // Delete removes the block. It waits while somebody writes or removes it.
@@ -170,6 +334,9 @@ func (t *Tier) Delete(ctx context.Context, key block.Key) error {
 }
 
 func (t *Tier) delete(ctx context.Context, key block.Key) error {
+	if t.cfg.ReadOnly {
+		return errReadOnly
+	}
 	if err := t.owners.own(ctx, t.ctx.Done(), key, removing); err != nil {
 		return err
 	}
@@ -179,5 +346,5 @@ func (t *Tier) delete(ctx context.Context, key block.Key) error {
 		return fmt.Errorf("it is retained: %w", errdefs.ErrBusy)
 	}
 	d := dirOf(t.dirs, key)
-	return writeError(t.unname(d, key, func() error { return t.fs.Remove(blockPath(d.root, key)) }))
+	return writeError(t.unname(d, key, func() error { return d.Remove(blockName(key)) }))
 }

@@ -1,6 +1,7 @@
 package file
 
 import (
+	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
@@ -8,19 +9,22 @@ import (
 	"os"
 	"strconv"
 	"sync/atomic"
+	"time"
 
+	"github.com/jonboulle/clockwork"
 	"golang.org/x/sys/unix"
 
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/dirfs"
 )
 
 const sessionLock = "lock"
 
 // session is a tier's own folder for temporary files in one directory. As long as its lock is held, nobody sweeps it.
 type session struct {
-	fs   FS
-	path string
-	lock File
+	dir  dirfs.Dir
+	name string
+	lock dirfs.File
 	next atomic.Uint64
 }
 
@@ -32,19 +36,19 @@ func newSessionID() string {
 
 // openSession makes the session's folder. The caller holds the directory's lock, so that nobody takes the folder for
 // one whose owner has died before its own lock is held.
-func openSession(fsys FS, root string) (_ *session, err error) {
-	if err := mkdir(fsys, root+"/"+tmpName); err != nil {
+func openSession(d dirfs.Dir) (_ *session, err error) {
+	if err := mkdir(d, tmpName); err != nil {
 		return nil, err
 	}
-	s := &session{fs: fsys, path: root + "/" + tmpName + "/" + newSessionID()}
-	if err := fsys.Mkdir(s.path); err != nil {
+	s := &session{dir: d, name: tmpName + "/" + newSessionID()}
+	if err := d.Mkdir(s.name); err != nil {
 		return nil, err
 	}
-	s.lock, err = fsys.Open(s.path+"/"+sessionLock, os.O_RDWR|os.O_CREATE|os.O_EXCL)
+	s.lock, err = d.Open(s.name+"/"+sessionLock, os.O_RDWR|os.O_CREATE|os.O_EXCL)
 	if err != nil {
-		return nil, errors.Join(err, fsys.Remove(s.path))
+		return nil, errors.Join(err, d.Remove(s.name))
 	}
-	if err := s.lock.Lock(false); err != nil {
+	if err := s.lock.Lock(); err != nil {
 		return nil, errors.Join(err, s.close())
 	}
 	return s, nil
@@ -52,58 +56,57 @@ func openSession(fsys FS, root string) (_ *session, err error) {
 
 // temp returns a name for a temporary file that nobody has used.
 func (s *session) temp() string {
-	buf := make([]byte, 0, 128)
-	buf = append(append(buf, s.path...), '/')
+	buf := make([]byte, 0, 64)
+	buf = append(append(buf, s.name...), '/')
 	return string(strconv.AppendUint(buf, s.next.Add(1), 16))
 }
 
-// close removes the folder. The lock goes last: without its file the folder counts as a dead session's.
+// close removes the folder. The lock goes last: without its file the folder counts as a dead session's. What others have put
+// there stays.
 func (s *session) close() error {
-	_, err := removeSession(s.fs, s.path)
+	_, _, err := removeSession(s.dir, s.name)
 	return errors.Join(err, s.lock.Close())
 }
 
-// sweep removes the folders of sessions whose owners have died and returns the number of temporary files in them. The
-// caller holds the directory's lock.
-func sweep(fsys FS, root string) (files int, err error) {
-	names, err := fsys.ReadDir(root + "/" + tmpName)
+// sweep removes the folders of sessions whose owners have died. It returns the number of temporary files that it removed, and
+// of those that it could not; none of the latter is a reason not to use the directory. The caller holds the directory's lock.
+func sweep(d dirfs.Dir) (files, left int, err error) {
+	sessions, err := names(d, tmpName)
 	if err != nil {
-		if gone(err) {
-			return 0, nil
-		}
-		return 0, err
+		return 0, 0, fmt.Errorf("sweep the temporary files of sessions that have ended: %w", err)
 	}
-	for _, name := range names {
-		n, err := sweepSession(fsys, root+"/"+tmpName+"/"+name)
-		if err != nil {
-			return files, fmt.Errorf("sweep the temporary files of a session that has ended: %w", err)
-		}
+	for _, name := range sessions {
+		n, l, err := sweepSession(d, tmpName+"/"+name)
 		files += n
+		if left += l; err != nil && l == 0 {
+			left++
+		}
 	}
-	return files, nil
+	return files, left, nil
 }
 
-func sweepSession(fsys FS, path string) (files int, err error) {
-	lock, live, err := probeSession(fsys, path)
+func sweepSession(d dirfs.Dir, path string) (files, left int, err error) {
+	lock, live, err := probeSession(d, path)
 	if live || err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	if lock != nil {
 		defer func() { err = errors.Join(err, lock.Close()) }()
 	}
-	return removeSession(fsys, path)
+	return removeSession(d, path)
 }
 
-// probeSession says whether the session's owner lives. If not, it returns the lock, held, or nil where there is none.
-func probeSession(fsys FS, path string) (lock File, live bool, err error) {
-	lock, err = fsys.Open(path+"/"+sessionLock, os.O_RDWR)
-	if gone(err) || errors.Is(err, unix.ENOTDIR) {
+// probeSession says whether the session's owner lives. If not, it returns the lock, held, or nil where there is none. A lock
+// that is no file belongs to nobody.
+func probeSession(d dirfs.Dir, path string) (lock dirfs.File, live bool, err error) {
+	lock, err = openLock(d, path+"/"+sessionLock)
+	if gone(err) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, dirfs.ErrIrregular) {
 		return nil, false, nil
 	}
 	if err != nil {
 		return nil, false, err
 	}
-	if err := lock.Lock(false); err != nil {
+	if err := lock.Lock(); err != nil {
 		if errors.Is(err, errdefs.ErrBusy) {
 			return nil, true, lock.Close()
 		}
@@ -112,50 +115,95 @@ func probeSession(fsys FS, path string) (lock File, live bool, err error) {
 	return lock, false, nil
 }
 
-// removeSession removes the folder and returns the number of temporary files that were in it. That others remove it at
-// the same time does no harm.
-func removeSession(fsys FS, path string) (files int, err error) {
-	info, err := fsys.Stat(path)
+// openLock opens a file to lock it, which on a read-only mount can be done for reading only.
+func openLock(d dirfs.Dir, name string) (dirfs.File, error) {
+	f, err := d.Open(name, os.O_RDWR)
+	if errors.Is(err, unix.EROFS) || errors.Is(err, unix.EACCES) {
+		return d.Open(name, os.O_RDONLY)
+	}
+	return f, err
+}
+
+// removeSession removes a session's folder, and says how many temporary files it removed and how many it could not. That
+// others remove it at the same time does no harm.
+func removeSession(d dirfs.Dir, path string) (files, left int, err error) {
+	info, err := d.Stat(path)
 	if gone(err) {
-		return 0, nil
+		return 0, 0, nil
 	}
 	if err != nil {
-		return 0, err
+		return 0, 1, err
 	}
-	if !info.Dir {
-		return 1, remove(fsys, path)
-	}
-	names, err := fsys.ReadDir(path)
-	if err != nil {
-		if gone(err) {
-			return 0, nil
+	if !info.Type.IsDir() {
+		if err := remove(d, path); err != nil {
+			return 0, 1, err
 		}
-		return 0, err
+		return 1, 0, nil
 	}
-	for _, name := range names {
+	all, err := names(d, path)
+	errs := []error{err}
+	for _, name := range all {
 		if name == sessionLock {
 			continue
 		}
-		if err := remove(fsys, path+"/"+name); err != nil {
-			return files, err
+		if err := remove(d, path+"/"+name); err != nil {
+			errs, left = append(errs, err), left+1
+			continue
 		}
 		files++
 	}
-	return files, errors.Join(remove(fsys, path+"/"+sessionLock), remove(fsys, path))
+	if left > 0 {
+		return files, left, errors.Join(errs...)
+	}
+	return files, 0, errors.Join(append(errs, remove(d, path+"/"+sessionLock), remove(d, path))...)
 }
 
-// remove is FS.Remove that does not mind if the file has gone.
-func remove(fsys FS, name string) error {
-	if err := fsys.Remove(name); err != nil && !gone(err) {
+// remove is Dir.Remove that does not mind if the file has gone.
+func remove(d dirfs.Dir, name string) error {
+	if err := d.Remove(name); err != nil && !gone(err) {
 		return err
 	}
 	return nil
 }
 
-// mkdir is FS.Mkdir that does not mind if the directory is there.
-func mkdir(fsys FS, name string) error {
-	if err := fsys.Mkdir(name); err != nil && !errors.Is(err, unix.EEXIST) {
+// mkdir is Dir.Mkdir that does not mind if the directory is there.
+func mkdir(d dirfs.Dir, name string) error {
+	if err := d.Mkdir(name); err != nil && !errors.Is(err, unix.EEXIST) {
 		return err
 	}
 	return nil
+}
+
+// lockPauseLeast and lockPauseMost bound the pauses between tries for a directory's lock.
+const (
+	lockPauseLeast = time.Millisecond
+	lockPauseMost  = 50 * time.Millisecond
+)
+
+// withLock runs f while no process opens or sweeps the directory. It waits for others until ctx ends.
+func withLock(ctx context.Context, clock clockwork.Clock, d dirfs.Dir, f func() error) (err error) {
+	lock, err := d.Open(lockName, os.O_RDWR|os.O_CREATE)
+	if errors.Is(err, unix.EROFS) || errors.Is(err, unix.EACCES) {
+		if lock, err = d.Open(lockName, os.O_RDONLY); gone(err) {
+			return f() // nobody can open it who would have to be kept out
+		}
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, lock.Close()) }()
+	for pause := lockPauseLeast; ; pause = min(2*pause, lockPauseMost) {
+		err := lock.Lock()
+		if err == nil {
+			return f()
+		}
+		if !errors.Is(err, errdefs.ErrBusy) {
+			return fmt.Errorf("lock it against other processes that open it: %w", err)
+		}
+		select {
+		case <-clock.After(pause):
+		case <-ctx.Done():
+			return fmt.Errorf("another process opens it and holds %s: %w: %w", lockName, err, context.Cause(ctx))
+		}
+	}
 }

@@ -12,79 +12,79 @@ import (
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/dirfs"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/tier"
 )
 
 // Tier keeps blocks in files. It implements tier.Tier and tier.Statter and is safe for concurrent use.
 type Tier struct {
-	cfg    Config
-	fs     FS
-	clock  clockwork.Clock
-	image  int64 // bytes of a block's file
-	dirs   []*dir
-	owners owners
-	space  space
-	count  counters
+	cfg     Config
+	clock   clockwork.Clock
+	image   int64 // bytes of a block's file
+	dirs    []*dir
+	owners  owners
+	space   space
+	pause   pause
+	proofs  proofs
+	count   counters
+	buffers sync.Pool // *[]byte of an image
 
-	// gate is held shared by every operation for its whole duration, I/O included, and taken by Close, which so waits
-	// for those in flight: a session's folder cannot go while somebody writes there.
-	gate    sync.RWMutex
-	closed  atomic.Bool
+	// gate is passed by every operation for its whole duration, I/O included, and closed by Close, which waits for those in
+	// flight: a session's folder cannot go while somebody writes there.
+	gate    gate
 	ctx     context.Context // ends with Close
 	cancel  context.CancelFunc
 	kick    chan struct{} // asks the collector for a round
-	round   chan struct{} // holds a token while a round runs
+	rounds  chan struct{} // holds a token while a round runs; guards cold
+	cold    []candidate   // found cold, the coldest first, and not removed yet
 	counted chan struct{} // closed after the first count
 	done    chan struct{} // closed when the collector has ended
 	failure atomic.Pointer[error]
-	closing sync.Once
-	err     error // of Close
+	closing chan struct{} // a lock with a context: one Close at a time
+	closed  bool          // guarded by closing
 }
 
 type counters struct {
 	hits, misses, puts, evictions, corrupt, errors atomic.Int64
 	readBytes, writtenBytes                        atomic.Int64
-	retained, quarantined, swept                   atomic.Int64
+	retained, quarantined, swept, stuck, replaced  atomic.Int64
 }
+
+// errReadOnly is what a tier that only reads says to whoever wants to change something.
+var errReadOnly = fmt.Errorf("the tier was opened for reading only: %w", errdefs.ErrReadOnly)
 
 // Open opens the directories, or makes them, and sweeps what dead processes left there. Errors name the directory and
 // wrap ErrInvalid, ErrMismatch (another identity, layout or version), ErrCorrupt (unreadable marker), ErrReadOnly or
-// ErrNoSpace. It waits for other processes that are opening one of the directories.
-func Open(c Config) (_ *Tier, err error) {
+// ErrNoSpace. It waits, until ctx ends, for other processes that are opening one of the directories. ctx bounds the opening
+// only.
+func Open(ctx context.Context, c Config) (*Tier, error) {
 	if err := c.Validate(); err != nil {
 		return nil, fmt.Errorf("open file tier: %w", err)
 	}
-	if c.FS == nil {
-		c.FS = OS()
-	}
-	if c.Clock == nil {
-		c.Clock = clockwork.NewRealClock()
-	}
-	if c.TouchAfter == 0 {
-		c.TouchAfter = defaultTouchAfter
-	}
-	if c.QuarantineMax == 0 {
-		c.QuarantineMax = defaultQuarantineMax
-	}
+	c.setDefaults()
+	limits := c.limits()
 	t := &Tier{
-		cfg: c, fs: c.FS, clock: c.Clock, image: c.Format.Layout.ImageBytes(),
+		cfg: c, clock: c.Clock, image: c.Format.Layout.ImageBytes(),
 		owners: owners{keys: make(map[block.Key]use)},
-		space:  space{limits: c.limits()},
-		kick:   make(chan struct{}, 1), round: make(chan struct{}, 1),
+		space:  space{limits: limits, configured: limits},
+		kick:   make(chan struct{}, 1), rounds: make(chan struct{}, 1), closing: make(chan struct{}, 1),
 		counted: make(chan struct{}), done: make(chan struct{}),
 	}
-	if err := t.openDirs(); err != nil {
+	t.proofs.init()
+	t.failure.Store(new(error))
+	t.gate.init()
+	if err := t.openDirs(ctx); err != nil {
 		return nil, fmt.Errorf("open file tier: %w", errors.Join(err, t.closeDirs()))
 	}
 	t.ctx, t.cancel = context.WithCancel(context.Background())
 	go t.collector()
 	select {
 	case <-t.counted:
-		if f := t.failure.Load(); *f != nil {
-			return nil, fmt.Errorf("open file tier: %w", errors.Join(*f, t.Close()))
-		}
 	case <-t.clock.After(countPatience):
+	case <-ctx.Done():
+		// Nothing is under way that Close would have to wait for, but for the count, which listens to it.
+		return nil, fmt.Errorf("open file tier: count blocks: %w", errors.Join(context.Cause(ctx), t.Close(context.WithoutCancel(ctx))))
 	}
 	return t, nil
 }
@@ -93,15 +93,16 @@ func Open(c Config) (_ *Tier, err error) {
 // reason for a slow network file system to hold up a program's start.
 const countPatience = 2 * time.Second
 
-func (t *Tier) openDirs() error {
+func (t *Tier) openDirs(ctx context.Context) error {
 	byID := make(map[string]string)
 	for _, root := range t.cfg.Dirs {
-		d, err := openDir(&t.cfg, root)
+		d, err := openDir(ctx, &t.cfg, root)
 		if err != nil {
 			return err
 		}
 		t.dirs = append(t.dirs, d)
 		t.count.swept.Add(int64(d.swept))
+		t.count.errors.Add(int64(d.left))
 		if other, ok := byID[d.id]; ok {
 			return fmt.Errorf("directories %s and %s are the same, or one is a copy of the other (directory id %s in both): %w",
 				other, d.root, d.id, errdefs.ErrInvalid)
@@ -114,7 +115,7 @@ func (t *Tier) openDirs() error {
 func (t *Tier) closeDirs() error {
 	var errs []error
 	for _, d := range t.dirs {
-		if err := d.session.close(); err != nil {
+		if err := d.close(); err != nil {
 			errs = append(errs, fmt.Errorf("directory %s: %w", d.root, err))
 		}
 	}
@@ -122,41 +123,56 @@ func (t *Tier) closeDirs() error {
 }
 
 // Close refuses new operations, ends those that wait, waits for those that read or write, and removes the tier's folders
-// for temporary files. A second Close returns what the first did.
-func (t *Tier) Close() error {
-	t.closing.Do(func() {
-		t.closed.Store(true)
-		t.cancel()
-		<-t.done
-		t.gate.Lock()
-		defer t.gate.Unlock()
-		if err := t.closeDirs(); err != nil {
-			t.err = fmt.Errorf("close file tier: %w", err)
+// for temporary files. If ctx ends first, as it may where a file system hangs, the error wraps ErrBusy, memory given to a Get or
+// Put that is under way must not be freed, and Close may be called again. After success it returns nil at once.
+func (t *Tier) Close(ctx context.Context) error {
+	t.gate.close()
+	t.cancel()
+	busy := func() error {
+		active, _ := t.gate.count()
+		return fmt.Errorf("close file tier: %d reads and writes of files have not ended: %w: %w", active, errdefs.ErrBusy, context.Cause(ctx))
+	}
+	select {
+	case t.closing <- struct{}{}:
+		defer func() { <-t.closing }()
+	case <-ctx.Done():
+		return busy()
+	}
+	if t.closed {
+		return nil
+	}
+	for _, ended := range []<-chan struct{}{t.done, t.gate.idle} {
+		select {
+		case <-ended:
+		case <-ctx.Done():
+			return busy()
 		}
-	})
-	return t.err
+	}
+	t.closed = true
+	if err := t.closeDirs(); err != nil {
+		return fmt.Errorf("close file tier: %w", err)
+	}
+	return nil
 }
 
 // Name returns "file".
 func (t *Tier) Name() string { return "file" }
 
+// ReadOnly says whether the tier was opened for reading only.
+func (t *Tier) ReadOnly() bool { return t.cfg.ReadOnly }
+
 // enter begins an operation; leave ends it.
 func (t *Tier) enter(ctx context.Context) error {
-	if !t.closed.Load() {
-		t.gate.RLock()
-		if !t.closed.Load() {
-			if ctx.Err() == nil {
-				return nil
-			}
-			t.gate.RUnlock()
-			return fmt.Errorf("use file tier: %w", context.Cause(ctx))
-		}
-		t.gate.RUnlock()
+	if err := context.Cause(ctx); err != nil {
+		return fmt.Errorf("use file tier: %w", err)
 	}
-	return fmt.Errorf("use file tier: %w", errdefs.ErrClosed)
+	if err := t.gate.enter(); err != nil {
+		return fmt.Errorf("use file tier: %w", err)
+	}
+	return nil
 }
 
-func (t *Tier) leave() { t.gate.RUnlock() }
+func (t *Tier) leave() { t.gate.leave() }
 
 // buffer returns the bytes of an extent that is as long as an image.
 func (t *Tier) buffer(e mem.Extent) ([]byte, error) {
@@ -173,8 +189,8 @@ func (t *Tier) buffer(e mem.Extent) ([]byte, error) {
 	return b, nil
 }
 
-// Lookup says which blocks are there, by name and size; their bytes are checked when they are read. A block may be
-// removed right after: Retain those that are to be read.
+// Lookup says which blocks are there, by name, kind and size; their bytes are checked when they are read. A block may be
+// removed right after: Retain those that are to be read. A block is Filling until it is as durable as the policy promises.
 func (t *Tier) Lookup(ctx context.Context, keys []block.Key, states []tier.State) error {
 	if len(keys) != len(states) {
 		return fmt.Errorf("look up %d blocks into %d states: %w", len(keys), len(states), errdefs.ErrInvalid)
@@ -187,10 +203,12 @@ func (t *Tier) Lookup(ctx context.Context, keys []block.Key, states []tier.State
 		if ctx.Err() != nil {
 			return fmt.Errorf("look up block %s: %w", key, context.Cause(ctx))
 		}
-		info, err := t.fs.Stat(blockPath(dirOf(t.dirs, key).root, key))
+		info, err := dirOf(t.dirs, key).Stat(blockName(key))
+		_, w := t.owners.look(key) // after it: a file that was seen may not be durable yet
 		switch {
-		case err == nil && info.Bytes == t.image:
+		case err == nil && w != publishing && t.plausible(info) == nil:
 			states[i] = tier.Ready
+			continue
 		case err == nil:
 			states[i] = tier.Failed
 		case gone(err):
@@ -198,11 +216,34 @@ func (t *Tier) Lookup(ctx context.Context, keys []block.Key, states []tier.State
 		default:
 			return t.fail(fmt.Errorf("look up block %s: %w", key, err))
 		}
-		if states[i] != tier.Ready {
-			if _, w := t.owners.look(key); w == writing {
-				states[i] = tier.Filling
-			}
+		if w == writing || w == publishing {
+			states[i] = tier.Filling
 		}
+	}
+	return nil
+}
+
+// Kept says of which blocks this process knows, without reading them, that a Put would find them whole and durable.
+func (t *Tier) Kept(ctx context.Context, keys []block.Key, kept []bool) error {
+	if len(keys) != len(kept) {
+		return fmt.Errorf("ask for %d blocks into %d answers: %w", len(keys), len(kept), errdefs.ErrInvalid)
+	}
+	if err := t.enter(ctx); err != nil {
+		return err
+	}
+	defer t.leave()
+	for i, key := range keys {
+		if ctx.Err() != nil {
+			return fmt.Errorf("ask for block %s: %w", key, context.Cause(ctx))
+		}
+		kept[i] = false
+		info, err := dirOf(t.dirs, key).Stat(blockName(key))
+		if err != nil || t.plausible(info) != nil {
+			continue // the Put says what is wrong
+		}
+		_, w := t.owners.look(key)
+		whole, synced := t.proofs.has(key, info)
+		kept[i] = whole && (synced || t.cfg.Fsync != FsyncFile) && w != publishing && w != removing
 	}
 	return nil
 }
@@ -218,12 +259,13 @@ func (t *Tier) Retain(ctx context.Context, key block.Key) (bool, error) {
 		t.count.misses.Add(1)
 		return false, nil
 	}
-	path := blockPath(dirOf(t.dirs, key).root, key)
-	info, err := t.fs.Stat(path)
-	if err == nil && info.Bytes == t.image {
+	d := dirOf(t.dirs, key)
+	info, err := d.Stat(blockName(key))
+	_, w := t.owners.look(key)
+	if err == nil && w != publishing && t.plausible(info) == nil {
 		t.count.retained.Add(1)
 		t.count.hits.Add(1)
-		t.touch(path, info)
+		t.touch(d, key, info)
 		return true, nil
 	}
 	t.unpin(key)
@@ -247,12 +289,21 @@ func (t *Tier) unpin(key block.Key) {
 }
 
 // touch renews a block's hotness if that is old. It is no reason for a hit to fail.
-func (t *Tier) touch(path string, info Info) {
+func (t *Tier) touch(d *dir, key block.Key, info dirfs.Info) {
 	now := t.clock.Now()
-	if now.Sub(info.Modified) < t.cfg.TouchAfter {
+	if t.cfg.ReadOnly || now.Sub(info.Modified) < t.cfg.TouchAfter {
 		return
 	}
-	if err := t.fs.SetTime(path, now); err != nil && !gone(err) {
+	whole, synced := t.proofs.has(key, info)
+	err := d.SetTime(blockName(key), now)
+	if err == nil && whole {
+		// The same file, known by another time.
+		var touched dirfs.Info
+		if touched, err = d.Stat(blockName(key)); err == nil && touched.Inode == info.Inode {
+			t.proofs.add(key, touched, synced)
+		}
+	}
+	if err != nil && !gone(err) {
 		t.count.errors.Add(1)
 	}
 }
@@ -264,15 +315,16 @@ func (t *Tier) fail(err error) error {
 }
 
 // Stats returns what was counted. Blocks and Bytes grow for a while after Open where the directories are so large or so
-// slow that counting their files took longer than Open waits.
+// slow that counting their files took longer than Open waits; what other processes do to them shows within a minute.
 func (t *Tier) Stats() tier.Stats {
 	n, c := t.space.blocks(), &t.count
 	return tier.Stats{
 		Blocks: n, Bytes: n * t.image, CapacityBytes: t.cfg.MaxBytes,
 		Hits: c.hits.Load(), Misses: c.misses.Load(),
 		Puts: c.puts.Load(), Evictions: c.evictions.Load(),
-		Corrupt: c.corrupt.Load(), Errors: c.errors.Load(),
+		Corrupt: c.corrupt.Load(), Replaced: c.replaced.Load(), Errors: c.errors.Load(),
 		ReadBytes: c.readBytes.Load(), WrittenBytes: c.writtenBytes.Load(),
 		Retained: c.retained.Load(), Quarantined: c.quarantined.Load(), Swept: c.swept.Load(),
+		Waiting: t.space.waiting(), Stuck: c.stuck.Load(), Paused: t.pause.why(), Failure: *t.failure.Load(),
 	}
 }

@@ -1,6 +1,7 @@
 package file_test
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"testing"
@@ -40,7 +41,7 @@ func conform(t *testing.T, dirs int) {
 		},
 		Reopen: func(t *testing.T, tr tier.Tier) tier.Tier {
 			c := configs[tr]
-			if err := tr.Close(); err != nil {
+			if err := tr.Close(context.WithoutCancel(t.Context())); err != nil {
 				t.Fatal(err)
 			}
 			again := open(t, c)
@@ -53,12 +54,12 @@ func conform(t *testing.T, dirs int) {
 // open opens a tier that is closed at the end of the test.
 func open(t *testing.T, c file.Config) *file.Tier {
 	t.Helper()
-	tr, err := file.Open(c)
+	tr, err := file.Open(t.Context(), c)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := tr.Close(); err != nil {
+		if err := tr.Close(context.WithoutCancel(t.Context())); err != nil {
 			t.Error(err)
 		}
 	})

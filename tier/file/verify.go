@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 
-	"golang.org/x/sys/unix"
+	"github.com/jonboulle/clockwork"
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/dirfs"
 )
 
 // Problem is what is wrong with a file.
@@ -18,10 +20,12 @@ type Problem string
 
 // The problems.
 const (
-	Damaged   Problem = "damaged"   // its size, identity, key or a checksum is wrong
+	Damaged   Problem = "damaged"   // its kind, size, identity, key or a checksum is wrong
+	Lost      Problem = "lost"      // the marker is not there
 	Misplaced Problem = "misplaced" // a block in another folder than its key's
 	Leftover  Problem = "leftover"  // a temporary file of a process that has died
 	Foreign   Problem = "foreign"   // no file of a block directory
+	Unjudged  Problem = "unjudged"  // it could not be looked at
 )
 
 // Finding is a file with a problem.
@@ -33,6 +37,7 @@ type Finding struct {
 
 // Report is what Verify found.
 type Report struct {
+	// Marker is the directory's, or, where that is lost or damaged, what the blocks' headers agree on.
 	Marker       Marker
 	Blocks       int64 // that were checked, the damaged ones included
 	Bytes        int64 // of them
@@ -46,175 +51,347 @@ type Report struct {
 // Clean says whether nothing was found.
 func (r *Report) Clean() bool { return len(r.Findings) == 0 }
 
-// Verify checks every byte of the directory's blocks and looks for files that should not be there. It changes nothing.
+// Verify checks every byte of the directory's blocks and looks for files that should not be there. It changes nothing, and so
+// works on a read-only mount too. It looks at everything, whatever it meets: what it cannot look at is a finding, Unjudged.
 // Others may use the directory meanwhile; blocks that come or go are checked or not. progress may be nil; it is called
-// after each block, with the numbers so far. Findings are no error.
+// after each block, with the numbers so far. Findings are no error; ErrNotFound is, where there is neither a marker nor a block.
 func Verify(ctx context.Context, dir string, progress func(blocks, bytes int64)) (Report, error) {
-	return verify(ctx, OS(), dir, progress)
+	return verify(ctx, dirfs.OS(), dir, progress)
 }
 
-func verify(ctx context.Context, fsys FS, dir string, progress func(blocks, bytes int64)) (Report, error) {
-	root, m, err := openExisting(fsys, dir)
+func verify(ctx context.Context, fsys dirfs.FS, path string, progress func(blocks, bytes int64)) (_ Report, err error) {
+	v, err := openVerifier(ctx, fsys, path)
 	if err != nil {
-		return Report{}, fmt.Errorf("verify %w", err)
+		return Report{}, err
 	}
-	v := verifier{
-		fs: fsys, root: root, progress: progress,
-		format: block.Format{Layout: m.Layout, Identity: m.Digest}, report: Report{Marker: m, Sums: map[block.SumAlgo]int64{}},
-	}
-	for _, step := range []func(context.Context) error{v.top, v.temporary, v.blocks} {
-		if err := step(ctx); err != nil {
-			return v.report, fmt.Errorf("verify directory %s: %w", root, err)
-		}
-	}
-	return v.report, nil
+	defer func() { err = errors.Join(err, v.Close()) }()
+	v.progress = progress
+	err = v.run(ctx)
+	return v.report, err
 }
 
 type verifier struct {
-	fs       FS
+	dirfs.Dir
 	root     string
 	format   block.Format
+	agreed   bool // format is known: the marker's, or the one that all headers have
 	progress func(blocks, bytes int64)
 	report   Report
 	buf      []byte
+
+	// What Repair mends, beside what is in the report.
+	markerBad bool
+	damaged   []damagedBlock
+	misplaced []misplacedBlock
 }
 
-func (v *verifier) found(path string, p Problem, detail string) {
+type damagedBlock struct {
+	key  block.Key
+	info dirfs.Info
+}
+
+type misplacedBlock struct {
+	folder byte
+	key    block.Key
+}
+
+func openVerifier(ctx context.Context, fsys dirfs.FS, path string) (_ *verifier, err error) {
+	v := &verifier{root: filepath.Clean(path), report: Report{Sums: make(map[block.SumAlgo]int64)}}
+	if v.Dir, err = fsys.OpenDir(v.root); err == nil {
+		if err = v.readFormat(ctx); err == nil {
+			return v, nil
+		}
+		err = errors.Join(err, v.Close())
+	} else if gone(err) {
+		err = fmt.Errorf("%w: %w", errdefs.ErrNotFound, err)
+	}
+	return nil, fmt.Errorf("verify directory %s: %w", v.root, err)
+}
+
+// readFormat reads the marker, or, where that cannot be, the headers of the blocks.
+func (v *verifier) readFormat(ctx context.Context) error {
+	m, err := readMarker(v)
+	if err == nil {
+		v.setFormat(m)
+		return nil
+	}
+	if errors.Is(err, errdefs.ErrMismatch) {
+		return err // another version's, and maybe whole
+	}
+	v.markerBad = true
+	n, m, herr := v.headers(ctx)
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	switch {
+	case gone(err) && n == 0:
+		return fmt.Errorf("it is no directory of blocks: %w: %w", errdefs.ErrNotFound, err)
+	case gone(err):
+		v.found(markerName, Lost, "the directory has blocks")
+	case errors.Is(err, errdefs.ErrCorrupt):
+		v.found(markerName, Damaged, err.Error())
+	default:
+		v.found(markerName, Unjudged, err.Error())
+		v.markerBad = false // it may be whole
+	}
+	if herr != nil {
+		v.found(".", Unjudged, "whose blocks these are: "+herr.Error())
+	} else if n > 0 {
+		v.setFormat(m)
+	}
+	return nil
+}
+
+func (v *verifier) setFormat(m Marker) {
+	v.report.Marker, v.agreed = m, true
+	v.format = block.Format{Layout: m.Layout, Identity: m.Digest}
+}
+
+// headers returns how many blocks have a sound header, and the marker that these agree on.
+func (v *verifier) headers(ctx context.Context) (n int, m Marker, err error) {
+	for b := range buckets {
+		keys, _, err := listBucket(v, byte(b))
+		if err != nil {
+			continue // blocks reports it
+		}
+		for _, key := range keys {
+			if ctx.Err() != nil {
+				return n, m, context.Cause(ctx)
+			}
+			f, err := v.header(key)
+			if err != nil {
+				continue
+			}
+			if n++; n == 1 {
+				m = newMarker(f, block.Identity{})
+			} else if m.Digest != f.Identity || !m.Layout.Equal(f.Layout) {
+				return n, m, fmt.Errorf("their headers do not agree: identity %s with %s, and %s with %s: %w",
+					m.Digest, m.Layout, f.Identity, f.Layout, errdefs.ErrMismatch)
+			}
+		}
+	}
+	return n, m, nil
+}
+
+// header returns the format of a block whose header is sound and its own.
+func (v *verifier) header(key block.Key) (f block.Format, err error) {
+	h, err := v.Open(blockName(key), os.O_RDONLY)
+	if err != nil {
+		return f, err
+	}
+	defer func() { err = errors.Join(err, h.Close()) }()
+	start := make([]byte, block.AlignBytes)
+	if _, err := h.ReadAt(start, 0); err != nil {
+		return f, err
+	}
+	n, err := block.HeaderLen(start)
+	if err != nil {
+		return f, err
+	}
+	if start = make([]byte, n); n > 0 {
+		if _, err := h.ReadAt(start, 0); err != nil {
+			return f, err
+		}
+	}
+	d, err := block.DecodeHeader(start)
+	if err != nil {
+		return f, err
+	}
+	if d.Key != key {
+		return f, fmt.Errorf("it is block %s: %w", d.Key, errdefs.ErrMismatch)
+	}
+	layout, err := d.Layout()
+	return block.Format{Layout: layout, Identity: d.Identity}, err
+}
+
+func (v *verifier) run(ctx context.Context) error {
+	for _, step := range []func(context.Context) error{v.top, v.temporary, v.blocks} {
+		if err := step(ctx); err != nil {
+			return fmt.Errorf("verify directory %s: %w", v.root, err)
+		}
+	}
+	return nil
+}
+
+func (v *verifier) found(name string, p Problem, detail string) {
+	path := v.root
+	if name != "." {
+		path += "/" + name
+	}
 	v.report.Findings = append(v.report.Findings, Finding{Path: path, Problem: p, Detail: detail})
+}
+
+// unjudged notes what could not be looked at, unless it is there no more.
+func (v *verifier) unjudged(name string, err error) {
+	if err != nil && !gone(err) {
+		v.found(name, Unjudged, err.Error())
+	}
 }
 
 // top looks for what does not belong into the directory itself.
 func (v *verifier) top(context.Context) error {
-	all, err := v.fs.ReadDir(v.root)
-	if err != nil {
-		return err
-	}
+	all, err := v.ReadDir(".")
+	v.unjudged(".", err)
 	for _, n := range all {
+		_, folder := parseBucket(n)
 		switch n {
-		case markerName, markerTemp, lockName, tmpName, quarantine, "lost+found":
+		case markerName, markerTemp, lockName, "lost+found":
+			continue
+		case tmpName, quarantine:
+			folder = true
+		}
+		if !folder {
+			v.found(n, Foreign, "not made by kvlane")
 			continue
 		}
-		if _, ok := parseBucket(n); !ok {
-			v.found(v.root+"/"+n, Foreign, "not made by kvlane")
+		info, err := v.Stat(n)
+		v.unjudged(n, err)
+		if err == nil && !info.Type.IsDir() {
+			v.found(n, Foreign, "a "+info.Kind()+" where a folder should be")
 		}
 	}
-	bad, err := names(v.fs, v.root+"/"+quarantine)
+	bad, err := names(v, quarantine)
 	v.report.Quarantined = len(bad)
-	return err
+	v.unlessFolder(quarantine, err)
+	return nil
+}
+
+// unlessFolder is unjudged for a folder, of which top has said if it is none.
+func (v *verifier) unlessFolder(name string, err error) {
+	if info, serr := v.Stat(name); serr == nil && !info.Type.IsDir() {
+		return
+	}
+	v.unjudged(name, err)
 }
 
 // temporary looks for the files of sessions whose owners have died.
-func (v *verifier) temporary(context.Context) error {
-	return withLock(v.fs, v.root, func() error {
-		sessions, err := names(v.fs, v.root+"/"+tmpName)
-		if err != nil {
-			return err
-		}
+func (v *verifier) temporary(ctx context.Context) error {
+	err := withLock(ctx, clockwork.NewRealClock(), v, func() error {
+		sessions, err := names(v, tmpName)
+		v.unlessFolder(tmpName, err)
 		for _, s := range sessions {
-			if err := v.session(v.root + "/" + tmpName + "/" + s); err != nil {
-				return err
-			}
+			v.session(tmpName + "/" + s)
 		}
 		return nil
 	})
+	v.unjudged(tmpName, err)
+	return nil
 }
 
-func (v *verifier) session(path string) error {
-	lock, live, err := probeSession(v.fs, path)
-	if err != nil {
-		return err
+func (v *verifier) session(path string) {
+	info, err := v.Stat(path)
+	if err == nil && !info.Type.IsDir() {
+		v.found(path, Foreign, "not made by kvlane")
+		return
+	}
+	var lock dirfs.File
+	live := false
+	if err == nil {
+		lock, live, err = probeSession(v, path)
 	}
 	if live {
 		v.report.LiveSessions++
-		return nil
 	}
 	if lock != nil {
-		if err := lock.Close(); err != nil {
-			return err
-		}
+		err = errors.Join(err, lock.Close())
 	}
-	files, err := names(v.fs, path)
-	if errors.Is(err, unix.ENOTDIR) {
-		v.found(path, Foreign, "not made by kvlane")
-		return nil
+	v.unjudged(path, err)
+	if live || err != nil {
+		return
 	}
+	files, err := names(v, path)
+	v.unjudged(path, err)
 	for _, f := range files {
-		if f != sessionLock {
-			v.found(path+"/"+f, Leftover, "its process has died; the next that opens the directory removes it")
+		name := path + "/" + f
+		switch info, err := v.Stat(name); {
+		case f == sessionLock && (err != nil || info.Regular()):
+		case err != nil:
+			v.unjudged(name, err)
+		case !info.Regular():
+			v.found(name, Foreign, "a "+info.Kind()+" among temporary files")
+		default:
+			v.found(name, Leftover, "its process has died; the next that opens the directory removes it")
 		}
 	}
-	return err
 }
 
 func (v *verifier) blocks(ctx context.Context) error {
 	for b := range buckets {
-		keys, others, err := listBucket(v.fs, v.root, byte(b))
-		if err != nil {
-			return err
-		}
+		keys, others, err := listBucket(v, byte(b))
+		v.unlessFolder(bucketName(byte(b)), err)
 		for _, key := range keys {
 			if ctx.Err() != nil {
 				return context.Cause(ctx)
 			}
-			if err := v.block(key); err != nil {
-				return err
-			}
+			v.block(key)
 		}
 		for _, n := range others {
-			path := bucketPath(v.root, byte(b)) + "/" + n
-			if _, err := block.ParseKey(n); err == nil {
-				v.found(path, Misplaced, "its key belongs into folder "+n[:2])
+			name := bucketName(byte(b)) + "/" + n
+			if key, err := block.ParseKey(n); err == nil {
+				v.found(name, Misplaced, "its key belongs into folder "+n[:2])
+				v.misplaced = append(v.misplaced, misplacedBlock{byte(b), key})
 			} else {
-				v.found(path, Foreign, "its name is no key")
+				v.found(name, Foreign, "its name is no key")
 			}
 		}
 	}
 	return nil
 }
 
-// block checks one block; an error is one of reading, not of what was read.
-func (v *verifier) block(key block.Key) (err error) {
-	path := blockPath(v.root, key)
-	f, err := v.fs.Open(path, os.O_RDONLY)
+// block checks one block.
+func (v *verifier) block(key block.Key) {
+	name := blockName(key)
+	info, bad, err := v.check(name, key)
 	if gone(err) {
-		return nil
+		return
 	}
 	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, f.Close()) }()
-	info, err := f.Stat()
-	if gone(err) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	bad, err := v.check(f, info, key)
-	if gone(err) {
-		return nil
-	}
-	if err != nil {
-		return err
+		v.unjudged(name, err)
+		return
 	}
 	if bad != nil {
-		v.found(path, Damaged, bad.Error())
+		v.found(name, Damaged, bad.Error())
+		v.damaged = append(v.damaged, damagedBlock{key, info})
 	}
 	v.report.Blocks++
 	v.report.Bytes += info.Bytes
 	if v.progress != nil {
 		v.progress(v.report.Blocks, v.report.Bytes)
 	}
-	return nil
 }
 
-// check returns what is wrong with the image, and apart from that why it could not be read.
-func (v *verifier) check(f File, info Info, key block.Key) (bad, err error) {
-	image := v.format.Layout.ImageBytes()
+// check returns what is wrong with the block of that name, and apart from that why it could not be looked at.
+func (v *verifier) check(name string, key block.Key) (info dirfs.Info, bad, err error) {
+	if info, err = v.Stat(name); err != nil {
+		return info, nil, err
+	}
+	if !info.Regular() {
+		return info, fmt.Errorf("it is a %s: %w", info.Kind(), errdefs.ErrCorrupt), nil
+	}
+	f, err := v.Open(name, os.O_RDONLY)
+	if err != nil {
+		return info, nil, err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	if info, err = f.Stat(); err != nil {
+		return info, nil, err
+	}
+	format := v.format
+	if !v.agreed {
+		if format, err = v.header(key); err != nil {
+			return info, err, nil
+		}
+	}
+	bad, err = v.content(f, info, format, key)
+	return info, bad, err
+}
+
+func (v *verifier) content(f dirfs.File, info dirfs.Info, format block.Format, key block.Key) (bad, err error) {
+	image := format.Layout.ImageBytes()
 	if info.Bytes != image {
 		return fmt.Errorf("the file has %d bytes, an image %d: %w", info.Bytes, image, errdefs.ErrCorrupt), nil
 	}
-	if v.buf == nil {
+	if int64(len(v.buf)) != image {
 		v.buf = make([]byte, image)
 	}
 	n, err := io.ReadFull(io.NewSectionReader(f, 0, image), v.buf)
@@ -224,10 +401,10 @@ func (v *verifier) check(f File, info Info, key block.Key) (bad, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if bad := v.format.Verify(v.buf, key); bad != nil {
+	if bad := format.Verify(v.buf, key); bad != nil {
 		return bad, nil
 	}
-	h, err := v.format.Verified(v.buf)
+	h, err := format.Verified(v.buf)
 	v.report.Sums[h.SumAlgo]++
 	return nil, err
 }

@@ -2,6 +2,7 @@ package tiertest
 
 import (
 	"bytes"
+	"context"
 	"errors"
 
 	"github.com/kvlane/kvlane/block"
@@ -225,7 +226,7 @@ func testCanceled(s *suite) {
 func testClosed(s *suite) {
 	tr := s.open(4)
 	s.put(tr, Key(1))
-	if err := tr.Close(); err != nil {
+	if err := tr.Close(context.WithoutCancel(s.Context())); err != nil {
 		s.Fatal(err)
 	}
 	s.wantIs("get", tr.Get(s.Context(), Key(1), Buffer(s.T, s.imageBytes())), errdefs.ErrClosed)
@@ -234,7 +235,7 @@ func testClosed(s *suite) {
 	s.wantIs("delete", tr.Delete(s.Context(), Key(1)), errdefs.ErrClosed)
 	_, err := tr.Retain(s.Context(), Key(1))
 	s.wantIs("retain", err, errdefs.ErrClosed)
-	if err := tr.Close(); err != nil {
+	if err := tr.Close(context.WithoutCancel(s.Context())); err != nil {
 		s.Errorf("second close: %v", err)
 	}
 }
@@ -303,7 +304,7 @@ func testReopen(s *suite) {
 	}
 	tr = s.c.Reopen(s.T, tr)
 	s.Cleanup(func() {
-		if err := tr.Close(); err != nil {
+		if err := tr.Close(context.WithoutCancel(s.Context())); err != nil {
 			s.Error(err)
 		}
 	})

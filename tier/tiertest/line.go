@@ -160,7 +160,7 @@ func testCloseWakes(s *slotSuite) {
 	f := s.reserve(Key(20))
 	open := s.openLater(s.Context(), Key(20))
 	reserve := s.reserveLater(s.Context(), Key(21))
-	if err := s.st.Close(); err == nil {
+	if err := s.st.Close(s.Context()); err == nil {
 		s.Error("close with slots in use reports nothing")
 	}
 	s.wantIs("open", (<-open).err, errdefs.ErrClosed)

@@ -46,7 +46,7 @@ func runSlots(t *testing.T, c Config) {
 	t.Run("SlotTier", func(t *testing.T) {
 		tr := c.Open(t, 1)
 		_, isSlotTier = tr.(tier.SlotTier)
-		if err := tr.Close(); err != nil {
+		if err := tr.Close(context.WithoutCancel(t.Context())); err != nil {
 			t.Error(err)
 		}
 		if !isSlotTier {

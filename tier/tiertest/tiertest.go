@@ -89,7 +89,7 @@ func (s *suite) open(capacity int) tier.Tier {
 	s.Helper()
 	tr := s.c.Open(s.T, capacity)
 	s.Cleanup(func() {
-		if err := tr.Close(); err != nil {
+		if err := tr.Close(context.WithoutCancel(s.Context())); err != nil {
 			s.Errorf("close: %v", err)
 		}
 	})

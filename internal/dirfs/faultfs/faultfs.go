@@ -1,7 +1,8 @@
-// Package faultfs is a file.FS that goes wrong as a plan says, over one that does not.
+// Package faultfs has file systems for tests: New's goes wrong as a plan says, over one that does not; a Disk's loses, when its
+// power fails, what no fsync covers.
 //
-// Operations are named as the methods of file.FS and file.File: open, stat, readdir, mkdir, rename, remove, settime; read,
-// write, fstat, sync, lock, close. A fault's cause is wrapped in an fs.PathError with the path, as the operating system's
+// Operations of a plan are named as the methods of dirfs.Dir and dirfs.File: opendir; open, stat, readdir, mkdir, rename, remove,
+// settime; read, write, fstat, sync, lock, close. A fault's cause is wrapped in an fs.PathError with the path, as the operating system's
 // are. Besides Fail:
 //   - Partial does half of a write and reports it with the error, as a device that fills up does;
 //   - Corrupt flips one bit of what a read returned or of what a write was given;
@@ -19,8 +20,8 @@ import (
 
 	"github.com/jonboulle/clockwork"
 
+	"github.com/kvlane/kvlane/internal/dirfs"
 	"github.com/kvlane/kvlane/internal/fault"
-	"github.com/kvlane/kvlane/tier/file"
 )
 
 // ErrCrashed is what every operation after a crash returns.
@@ -28,19 +29,24 @@ var ErrCrashed = errors.New("the process has crashed")
 
 // FS does what its base does, but for the faults of its plan. It is safe for concurrent use.
 type FS struct {
-	base    file.FS
-	plan    *fault.Plan
+	base    dirfs.FS
+	plan    atomic.Pointer[fault.Plan]
 	clock   clockwork.Clock
 	crashed atomic.Bool
 }
 
 // New returns base with the faults of plan. Delays are waited for by clock; nil is the real one.
-func New(base file.FS, plan *fault.Plan, clock clockwork.Clock) *FS {
+func New(base dirfs.FS, plan *fault.Plan, clock clockwork.Clock) *FS {
 	if clock == nil {
 		clock = clockwork.NewRealClock()
 	}
-	return &FS{base: base, plan: plan, clock: clock}
+	f := &FS{base: base, clock: clock}
+	f.Use(plan)
+	return f
 }
+
+// Use puts another plan in the place of the one so far, for what is open too. A nil plan has no faults.
+func (f *FS) Use(plan *fault.Plan) { f.plan.Store(plan) }
 
 // Crash lets every operation from now on fail.
 func (f *FS) Crash() { f.crashed.Store(true) }
@@ -50,7 +56,7 @@ func (f *FS) hit(op, path string) (fault.Fault, error) {
 	if f.crashed.Load() {
 		return fault.Fault{}, &fs.PathError{Op: op, Path: path, Err: ErrCrashed}
 	}
-	hit, ok := f.plan.Hit(op)
+	hit, ok := f.plan.Load().Hit(op)
 	if !ok {
 		return fault.Fault{}, nil
 	}
@@ -80,68 +86,82 @@ func (f *FS) whole(op, path string) error {
 	return err
 }
 
-// Open opens a file whose operations have faults too.
-func (f *FS) Open(name string, flag int) (file.File, error) {
-	if err := f.whole("open", name); err != nil {
+// OpenDir opens a directory whose operations have faults.
+func (f *FS) OpenDir(path string) (dirfs.Dir, error) {
+	if err := f.whole("opendir", path); err != nil {
 		return nil, err
 	}
-	h, err := f.base.Open(name, flag)
+	d, err := f.base.OpenDir(path)
 	if err != nil {
 		return nil, err
 	}
-	return &handle{File: h, fs: f, name: name}, nil
+	return &dir{Dir: d, fs: f, path: path}, nil
 }
 
-// Stat implements file.FS.
-func (f *FS) Stat(name string) (file.Info, error) {
-	if err := f.whole("stat", name); err != nil {
-		return file.Info{}, err
-	}
-	return f.base.Stat(name)
+type dir struct {
+	dirfs.Dir
+	fs   *FS
+	path string
 }
 
-// ReadDir implements file.FS.
-func (f *FS) ReadDir(name string) ([]string, error) {
-	if err := f.whole("readdir", name); err != nil {
+// whole names the file as the operating system's errors do.
+func (d *dir) whole(op, name string) error { return d.fs.whole(op, d.path+"/"+name) }
+
+func (d *dir) Open(name string, flag int) (dirfs.File, error) {
+	if err := d.whole("open", name); err != nil {
 		return nil, err
 	}
-	return f.base.ReadDir(name)
+	h, err := d.Dir.Open(name, flag)
+	if err != nil {
+		return nil, err
+	}
+	return &handle{File: h, fs: d.fs, name: d.path + "/" + name}, nil
 }
 
-// Mkdir implements file.FS.
-func (f *FS) Mkdir(name string) error {
-	if err := f.whole("mkdir", name); err != nil {
-		return err
+func (d *dir) Stat(name string) (dirfs.Info, error) {
+	if err := d.whole("stat", name); err != nil {
+		return dirfs.Info{}, err
 	}
-	return f.base.Mkdir(name)
+	return d.Dir.Stat(name)
 }
 
-// Rename implements file.FS.
-func (f *FS) Rename(oldname, newname string) error {
-	if err := f.whole("rename", newname); err != nil {
-		return err
+func (d *dir) ReadDir(name string) ([]string, error) {
+	if err := d.whole("readdir", name); err != nil {
+		return nil, err
 	}
-	return f.base.Rename(oldname, newname)
+	return d.Dir.ReadDir(name)
 }
 
-// Remove implements file.FS.
-func (f *FS) Remove(name string) error {
-	if err := f.whole("remove", name); err != nil {
+func (d *dir) Mkdir(name string) error {
+	if err := d.whole("mkdir", name); err != nil {
 		return err
 	}
-	return f.base.Remove(name)
+	return d.Dir.Mkdir(name)
 }
 
-// SetTime implements file.FS.
-func (f *FS) SetTime(name string, t time.Time) error {
-	if err := f.whole("settime", name); err != nil {
+func (d *dir) Rename(oldname, newname string) error {
+	if err := d.whole("rename", newname); err != nil {
 		return err
 	}
-	return f.base.SetTime(name, t)
+	return d.Dir.Rename(oldname, newname)
+}
+
+func (d *dir) Remove(name string) error {
+	if err := d.whole("remove", name); err != nil {
+		return err
+	}
+	return d.Dir.Remove(name)
+}
+
+func (d *dir) SetTime(name string, t time.Time) error {
+	if err := d.whole("settime", name); err != nil {
+		return err
+	}
+	return d.Dir.SetTime(name, t)
 }
 
 type handle struct {
-	file.File
+	dirfs.File
 	fs   *FS
 	name string
 }
@@ -178,9 +198,9 @@ func (h *handle) WriteAt(b []byte, off int64) (int, error) {
 	return h.File.WriteAt(b, off)
 }
 
-func (h *handle) Stat() (file.Info, error) {
+func (h *handle) Stat() (dirfs.Info, error) {
 	if err := h.fs.whole("fstat", h.name); err != nil {
-		return file.Info{}, err
+		return dirfs.Info{}, err
 	}
 	return h.File.Stat()
 }
@@ -192,11 +212,11 @@ func (h *handle) Sync() error {
 	return h.File.Sync()
 }
 
-func (h *handle) Lock(wait bool) error {
+func (h *handle) Lock() error {
 	if err := h.fs.whole("lock", h.name); err != nil {
 		return err
 	}
-	return h.File.Lock(wait)
+	return h.File.Lock()
 }
 
 // Close closes the file in any case: one that failed to close is closed all the same.

@@ -3,14 +3,13 @@ package faultfs_test
 import (
 	"errors"
 	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
+	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/internal/dirfs/faultfs"
 	"github.com/kvlane/kvlane/internal/fault"
 	"github.com/kvlane/kvlane/internal/testkit"
-	"github.com/kvlane/kvlane/tier/file"
-	"github.com/kvlane/kvlane/tier/file/faultfs"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }
@@ -18,9 +17,14 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 // Every operation is counted under its name and fails when the plan says so.
 func TestEveryOperationFails(t *testing.T) {
 	plan := fault.New(1)
-	fs := faultfs.New(file.OS(), plan, nil)
-	dir := t.TempDir()
-	name := filepath.Join(dir, "f")
+	faulty := faultfs.New(dirfs.OS(), plan, nil)
+	path := t.TempDir()
+	fs, err := faulty.OpenDir(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer fs.Close()
+	const name = "f"
 	f, err := fs.Open(name, os.O_RDWR|os.O_CREATE)
 	if err != nil {
 		t.Fatal(err)
@@ -28,7 +32,8 @@ func TestEveryOperationFails(t *testing.T) {
 	for op, do := range map[string]func() error{
 		"open":    func() error { _, err := fs.Open(name, os.O_RDONLY); return err },
 		"stat":    func() error { _, err := fs.Stat(name); return err },
-		"readdir": func() error { _, err := fs.ReadDir(dir); return err },
+		"opendir": func() error { _, err := faulty.OpenDir(path); return err },
+		"readdir": func() error { _, err := fs.ReadDir("."); return err },
 		"mkdir":   func() error { return fs.Mkdir(name + ".dir") },
 		"rename":  func() error { return fs.Rename(name, name+"2") },
 		"remove":  func() error { return fs.Remove(name) },
@@ -37,7 +42,7 @@ func TestEveryOperationFails(t *testing.T) {
 		"write":   func() error { _, err := f.WriteAt(make([]byte, 1), 0); return err },
 		"fstat":   func() error { _, err := f.Stat(); return err },
 		"sync":    f.Sync,
-		"lock":    func() error { return f.Lock(false) },
+		"lock":    func() error { return f.Lock() },
 	} {
 		plan.Add(fault.Nth(op, int(plan.Seen(op))))
 		if err := do(); !errors.Is(err, fault.ErrInjected) {

@@ -1,0 +1,260 @@
+package dirfs
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvlane/kvlane/errdefs"
+)
+
+// The KV cache tells what its users wrote, so others on the machine may not read it.
+const (
+	fileMode = 0o640
+	dirMode  = 0o750
+)
+
+// OS returns the operating system's files.
+func OS() FS { return osFS{} }
+
+type osFS struct{}
+
+func (osFS) OpenDir(path string) (Dir, error) {
+	fd, err := retry(func() (int, error) {
+		return unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	})
+	if err != nil {
+		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	return &osDir{fd: fd, path: path}, nil
+}
+
+// osDir resolves names one part after the other, none through a link.
+type osDir struct {
+	fd   int
+	path string
+}
+
+// at calls op with the folder that name is in and the last part of name.
+func (d *osDir) at(op, name string, call func(dir int, base string) error) error {
+	dir, rest := d.fd, name
+	err := error(nil)
+	for err == nil {
+		part, after, more := strings.Cut(rest, "/")
+		if part == "" || part == ".." || part == "." && more {
+			err = unix.EINVAL
+			break
+		}
+		if !more {
+			_, err = retry(func() (int, error) { return 0, call(dir, part) })
+			break
+		}
+		var next int
+		next, err = retry(func() (int, error) {
+			return unix.Openat(dir, part, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+		})
+		if dir != d.fd {
+			_ = unix.Close(dir)
+		}
+		dir, rest = next, after
+	}
+	if dir != d.fd && dir >= 0 {
+		_ = unix.Close(dir)
+	}
+	if err != nil {
+		return &fs.PathError{Op: op, Path: d.path + "/" + name, Err: err}
+	}
+	return nil
+}
+
+// retry repeats a system call that a signal interrupted, as one on a network file system may be.
+func retry(call func() (int, error)) (int, error) {
+	for {
+		n, err := call()
+		if err != unix.EINTR { //nolint:errorlint // a bare errno
+			return n, err
+		}
+	}
+}
+
+func (d *osDir) Open(name string, flag int) (File, error) {
+	f := &osFile{path: d.path + "/" + name}
+	err := d.at("open", name, func(dir int, base string) (err error) {
+		// Not to wait for a FIFO's other end, and not to make a terminal the process's own.
+		f.fd, err = unix.Openat(dir, base, flag|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, fileMode)
+		return err
+	})
+	if errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.EISDIR) {
+		return nil, fmt.Errorf("%w: %w", ErrIrregular, err)
+	}
+	if err != nil || flag&unix.O_DIRECTORY != 0 {
+		return f.orNil(err)
+	}
+	info, err := f.Stat()
+	if err == nil && !info.Regular() {
+		err = &fs.PathError{Op: "open", Path: f.path, Err: ErrIrregular}
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+func (f *osFile) orNil(err error) (File, error) {
+	if err != nil {
+		return nil, err
+	}
+	return f, nil
+}
+
+func (d *osDir) Stat(name string) (i Info, err error) {
+	err = d.at("stat", name, func(dir int, base string) error {
+		var st unix.Stat_t
+		err := unix.Fstatat(dir, base, &st, unix.AT_SYMLINK_NOFOLLOW)
+		i = info(&st)
+		return err
+	})
+	return i, err
+}
+
+func (d *osDir) ReadDir(name string) (names []string, err error) {
+	var fd int
+	err = d.at("readdir", name, func(dir int, base string) (err error) {
+		fd, err = unix.Openat(dir, base, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	f := os.NewFile(uintptr(fd), d.path+"/"+name)
+	defer func() { err = errors.Join(err, f.Close()) }()
+	names, err = f.Readdirnames(-1)
+	slices.Sort(names)
+	return names, err
+}
+
+func (d *osDir) Mkdir(name string) error {
+	return d.at("mkdir", name, func(dir int, base string) error { return unix.Mkdirat(dir, base, dirMode) })
+}
+
+func (d *osDir) Rename(oldname, newname string) error {
+	return d.at("rename", oldname, func(from int, old string) error {
+		return d.at("rename to", newname, func(to int, base string) error { return unix.Renameat(from, old, to, base) })
+	})
+}
+
+func (d *osDir) Remove(name string) error {
+	return d.at("remove", name, func(dir int, base string) error {
+		err := unix.Unlinkat(dir, base, 0)
+		if err == nil || err == unix.ENOENT {
+			return err
+		}
+		// What unlink says of a directory differs by system; rmdir says ENOTDIR of everything else.
+		if rerr := unix.Unlinkat(dir, base, unix.AT_REMOVEDIR); rerr != unix.ENOTDIR {
+			return rerr
+		}
+		return err
+	})
+}
+
+func (d *osDir) SetTime(name string, t time.Time) error {
+	ts, err := unix.TimeToTimespec(t)
+	if err != nil {
+		return &fs.PathError{Op: "settime", Path: d.path + "/" + name, Err: err}
+	}
+	return d.at("settime", name, func(dir int, base string) error {
+		return unix.UtimesNanoAt(dir, base, []unix.Timespec{ts, ts}, unix.AT_SYMLINK_NOFOLLOW)
+	})
+}
+
+func (d *osDir) Close() error { return unix.Close(d.fd) }
+
+// osFile is an open descriptor. It goes without os.File, which would ask the network poller to watch each.
+type osFile struct {
+	fd   int
+	path string
+}
+
+func (f *osFile) ReadAt(b []byte, off int64) (n int, err error) {
+	for n < len(b) {
+		m, err := retry(func() (int, error) { return unix.Pread(f.fd, b[n:], off+int64(n)) })
+		if err != nil {
+			return n, f.error("read", err)
+		}
+		if m == 0 {
+			return n, io.EOF
+		}
+		n += m
+	}
+	return n, nil
+}
+
+func (f *osFile) WriteAt(b []byte, off int64) (n int, err error) {
+	for n < len(b) {
+		m, err := retry(func() (int, error) { return unix.Pwrite(f.fd, b[n:], off+int64(n)) })
+		if err != nil {
+			return n, f.error("write", err)
+		}
+		if m == 0 {
+			return n, f.error("write", io.ErrShortWrite)
+		}
+		n += m
+	}
+	return n, nil
+}
+
+func (f *osFile) Stat() (Info, error) {
+	var st unix.Stat_t
+	if _, err := retry(func() (int, error) { return 0, unix.Fstat(f.fd, &st) }); err != nil {
+		return Info{}, f.error("fstat", err)
+	}
+	return info(&st), nil
+}
+
+// Sync is fdatasync: the times that it leaves out matter to nobody after a crash.
+func (f *osFile) Sync() error {
+	_, err := retry(func() (int, error) { return 0, unix.Fdatasync(f.fd) })
+	return f.error("fdatasync", err)
+}
+
+func (f *osFile) Lock() error {
+	_, err := retry(func() (int, error) { return 0, unix.Flock(f.fd, unix.LOCK_EX|unix.LOCK_NB) })
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return fmt.Errorf("%w: %w", errdefs.ErrBusy, f.error("flock", err))
+	}
+	return f.error("flock", err)
+}
+
+func (f *osFile) Close() error { return f.error("close", unix.Close(f.fd)) }
+
+func (f *osFile) error(op string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &fs.PathError{Op: op, Path: f.path, Err: err}
+}
+
+func info(st *unix.Stat_t) Info {
+	i := Info{Bytes: st.Size, Modified: time.Unix(st.Mtim.Unix()), Inode: st.Ino}
+	switch st.Mode & unix.S_IFMT {
+	case unix.S_IFREG:
+	case unix.S_IFDIR:
+		i.Type = fs.ModeDir
+	case unix.S_IFLNK:
+		i.Type = fs.ModeSymlink
+	case unix.S_IFIFO:
+		i.Type = fs.ModeNamedPipe
+	case unix.S_IFSOCK:
+		i.Type = fs.ModeSocket
+	default:
+		i.Type = fs.ModeDevice
+	}
+	return i
+}

@@ -1,0 +1,125 @@
+package dirfs_test
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/internal/dirfs/dirfstest"
+	"github.com/kvlane/kvlane/internal/testkit"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// tree is a directory with what an attacker may have put there, beside a victim outside of it.
+func tree(t *testing.T) (d dirfs.Dir, root, victim string) {
+	t.Helper()
+	root, outside := t.TempDir(), t.TempDir()
+	victim = filepath.Join(outside, "victim")
+	must(t, os.WriteFile(victim, []byte("precious"), 0o600))
+	must(t, os.Mkdir(filepath.Join(root, "folder"), 0o700))
+	must(t, os.Symlink(victim, filepath.Join(root, "link")))
+	must(t, os.Symlink(outside, filepath.Join(root, "linked")))
+	must(t, os.Symlink("folder", filepath.Join(root, "inner")))
+	must(t, unix.Mkfifo(filepath.Join(root, "fifo"), 0o600))
+	must(t, unix.Mknod(filepath.Join(root, "socket"), unix.S_IFSOCK|0o600, 0))
+	d, err := dirfs.OS().OpenDir(root)
+	must(t, err)
+	t.Cleanup(func() { must(t, d.Close()) })
+	return d, root, victim
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestNothingButRegularFilesIsOpened(t *testing.T) {
+	d, _, _ := tree(t)
+	for _, name := range []string{"link", "fifo", "socket", "folder", "linked", "inner", "."} {
+		for _, flag := range []int{os.O_RDONLY, os.O_RDWR, os.O_WRONLY | os.O_CREATE} {
+			done := make(chan error, 1)
+			go func() {
+				_, err := d.Open(name, flag)
+				done <- err
+			}()
+			select {
+			case err := <-done:
+				if !errors.Is(err, dirfs.ErrIrregular) {
+					t.Errorf("open %s with flags %#x: %v", name, flag, err)
+				}
+			case <-time.After(5 * time.Second):
+				t.Fatalf("open %s with flags %#x hangs", name, flag)
+			}
+		}
+	}
+	if _, err := d.Open("link", os.O_WRONLY|os.O_CREATE|os.O_EXCL); !errors.Is(err, fs.ErrExist) {
+		t.Errorf("create over a link: %v", err)
+	}
+}
+
+func TestNoPartOfANameMayBeALink(t *testing.T) {
+	d, _, victim := tree(t)
+	must(t, make1(d, "mine"))
+	for name, do := range map[string]func(name string) error{
+		"open":        func(n string) error { _, err := d.Open(n, os.O_RDONLY); return err },
+		"create":      func(n string) error { _, err := d.Open(n+"2", os.O_RDWR|os.O_CREATE); return err },
+		"stat":        func(n string) error { _, err := d.Stat(n); return err },
+		"mkdir":       func(n string) error { return d.Mkdir(n + "2") },
+		"rename from": func(n string) error { return d.Rename(n, "stolen") },
+		"rename to":   func(n string) error { return d.Rename("mine", n) },
+		"remove":      d.Remove,
+		"settime":     func(n string) error { return d.SetTime(n, time.Unix(1, 0)) },
+		"readdir":     func(n string) error { _, err := d.ReadDir(n[:strings.LastIndexByte(n, '/')+1] + "."); return err },
+	} {
+		for _, n := range []string{"linked/victim", "inner/victim", "linked/../victim", "../victim", "/etc/passwd", "./link/x"} {
+			if err := do(n); err == nil {
+				t.Errorf("%s %q succeeded", name, n)
+			}
+		}
+	}
+	b, err := os.ReadFile(victim)
+	if err != nil || string(b) != "precious" {
+		t.Errorf("the victim: %q, %v", b, err)
+	}
+	if i, err := d.Stat("link"); err != nil || i.Type != fs.ModeSymlink || i.Regular() {
+		t.Errorf("stat of a link: %+v, %v", i, err)
+	}
+	must(t, d.SetTime("link", time.Unix(5, 0)))
+	must(t, d.Remove("link"))
+	must(t, d.Rename("linked", "mine"))
+	if i, err := os.Stat(victim); err != nil || i.ModTime().Unix() == 5 {
+		t.Errorf("the victim after its link was removed: %v, %v", i, err)
+	}
+}
+
+func make1(d dirfs.Dir, name string) error {
+	f, err := d.Open(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL)
+	if err != nil {
+		return err
+	}
+	return f.Close()
+}
+
+func TestConformance(t *testing.T) {
+	dirfstest.Run(t, func(t *testing.T) (dirfs.FS, string) { return dirfs.OS(), t.TempDir() })
+}
+
+func TestRemoveAnythingButAFullFolder(t *testing.T) {
+	d, _, _ := tree(t)
+	for _, name := range []string{"link", "linked", "inner", "fifo", "socket", "folder"} {
+		must(t, d.Remove(name))
+	}
+	if names, err := d.ReadDir("."); err != nil || len(names) != 0 {
+		t.Errorf("left: %q, %v", names, err)
+	}
+}

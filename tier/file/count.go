@@ -1,0 +1,70 @@
+package file
+
+import (
+	"context"
+	"errors"
+	"fmt"
+)
+
+// recount counts the files of every directory. What it cannot list keeps its count.
+func (t *Tier) recount(ctx context.Context) error {
+	t.space.countedAll()
+	var errs []error
+	for _, d := range t.dirs {
+		if err := t.recountDir(ctx, d); err != nil {
+			errs = append(errs, fmt.Errorf("count blocks: directory %s: %w", d.root, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (t *Tier) recountDir(ctx context.Context, d *dir) error {
+	there, err := listBuckets(d)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for i := range d.buckets {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		// A folder that came after the listing holds only what was counted when it came, or another process's.
+		if !there[i] && t.space.empty(&d.buckets[i]) {
+			continue
+		}
+		if err := t.recountBucket(d, byte(i)); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return joinFew(errs)
+}
+
+// countTries is how often a folder is counted in which files come and go meanwhile. One that never holds still keeps its count,
+// which is true but for what other processes do.
+const countTries = 3
+
+func (t *Tier) recountBucket(d *dir, i byte) error {
+	b := &d.buckets[i]
+	for range countTries {
+		changes, quiet := t.space.counting(b)
+		keys, _, err := listBucket(d, i)
+		if err != nil {
+			return err
+		}
+		if quiet && t.space.counted(b, int64(len(keys)), changes) {
+			break
+		}
+	}
+	return nil
+}
+
+// alone says whether no other process has one of the directories open: then nobody else writes there.
+func (t *Tier) alone() bool {
+	for _, d := range t.dirs {
+		sessions, err := names(d, tmpName)
+		if err != nil || len(sessions) > 1 {
+			return false
+		}
+	}
+	return true
+}

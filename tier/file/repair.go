@@ -1,0 +1,107 @@
+package file
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jonboulle/clockwork"
+
+	"github.com/kvlane/kvlane/internal/dirfs"
+)
+
+// Repaired says what Repair found and did.
+type Repaired struct {
+	Report          // of what was found
+	MarkerMade bool // from the blocks' headers; with another directory id, which matters where a tier has several directories
+	SetAside   int  // damaged blocks, moved to quarantine
+	Moved      int  // sound blocks that lay in another folder than their key's
+	SweptFiles int  // temporary files of processes that have died
+	Unrepaired []Finding
+}
+
+// Repair is Verify that also mends: a lost or damaged marker is made anew from the blocks' headers where all of them agree;
+// damaged blocks go to quarantine, where as many are kept as there are, until a tier next sets one aside; blocks in another
+// folder than their key's are moved there if they are sound and none is there, and else set aside; what dead processes left is
+// removed. What is not kvlane's, and what could not be looked at, stays as it is and is in Unrepaired, as is what could not be
+// mended. Others may use the directory meanwhile.
+func Repair(ctx context.Context, dir string) (Repaired, error) {
+	return repair(ctx, dirfs.OS(), dir)
+}
+
+func repair(ctx context.Context, fsys dirfs.FS, path string) (r Repaired, err error) {
+	v, err := openVerifier(ctx, fsys, path)
+	if err != nil {
+		return r, err
+	}
+	defer func() { err = errors.Join(err, v.Close()) }()
+	if err := v.run(ctx); err != nil {
+		return r, err
+	}
+	r.Report = v.report
+	err = withLock(ctx, clockwork.NewRealClock(), v, func() error { return v.mend(ctx, &r) })
+	if err != nil {
+		return r, fmt.Errorf("repair directory %s: %w", v.root, writeError(err))
+	}
+	// What is left is what a second look finds.
+	again, err := verify(ctx, fsys, path, nil)
+	r.Unrepaired = again.Findings
+	return r, err
+}
+
+// mend does what can be done about what was found. Failures of single files show when the directory is looked at again.
+func (v *verifier) mend(ctx context.Context, r *Repaired) error {
+	if v.markerBad && v.agreed {
+		if err := v.mendMarker(); err != nil {
+			return err
+		}
+		r.MarkerMade = true
+	}
+	for _, b := range v.damaged {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if toQuarantine(v, time.Now(), b.key, b.info) == nil {
+			r.SetAside++
+		}
+	}
+	for _, m := range v.misplaced {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		v.mendPlace(m, r)
+	}
+	var err error
+	r.SweptFiles, _, err = sweep(v)
+	return err
+}
+
+// mendMarker keeps what is left of the old marker in quarantine.
+func (v *verifier) mendMarker() error {
+	if err := mkdir(v, quarantine); err != nil {
+		return err
+	}
+	old := fmt.Sprintf("%s/%016x-%s", quarantine, uint64(time.Now().UnixNano()), markerName)
+	if err := v.Rename(markerName, old); err != nil && !gone(err) {
+		return err
+	}
+	return putMarker(v, v.report.Marker)
+}
+
+func (v *verifier) mendPlace(m misplacedBlock, r *Repaired) {
+	from := bucketName(m.folder) + "/" + m.key.String()
+	info, bad, err := v.check(from, m.key)
+	if err != nil {
+		return
+	}
+	if _, serr := v.Stat(blockName(m.key)); bad == nil && gone(serr) {
+		if mkdir(v, bucketName(m.key[0])) == nil && v.Rename(from, blockName(m.key)) == nil {
+			r.Moved++
+		}
+		return
+	}
+	if quarantineFrom(v, from, time.Now(), m.key, info) == nil {
+		r.SetAside++
+	}
+}

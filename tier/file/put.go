@@ -246,8 +246,10 @@ func (t *Tier) publish(d *dir, s *session, key block.Key, image []byte) (dirfs.I
 	}
 	if sync {
 		if err := t.syncName(d, key); err != nil {
-			// It could be found but might not survive: a Put that fails leaves nothing.
-			err = errors.Join(err, remove(d, name))
+			// It could be found but might not survive: a Put that fails leaves nothing of its own.
+			if now, serr := d.Stat(name); serr == nil && now.Inode == info.Inode {
+				err = errors.Join(err, remove(d, name))
+			}
 			t.space.end(b, 0)
 			return info, err
 		}

@@ -31,6 +31,7 @@ var ErrCrashed = errors.New("the process has crashed")
 type FS struct {
 	base    dirfs.FS
 	plan    atomic.Pointer[fault.Plan]
+	veto    atomic.Pointer[Veto]
 	clock   clockwork.Clock
 	crashed atomic.Bool
 }
@@ -45,6 +46,13 @@ func New(base dirfs.FS, plan *fault.Plan, clock clockwork.Clock) *FS {
 	return f
 }
 
+// Veto is asked before every operation, by its name and its file's path, and fails it by returning the cause. It is for what
+// goes wrong with one file and not with others; it may do something else than fail. It is called by many at once.
+type Veto func(op, path string) error
+
+// Forbid puts veto in the place of the one so far. Nil forbids nothing.
+func (f *FS) Forbid(veto Veto) { f.veto.Store(&veto) }
+
 // Use puts another plan in the place of the one so far, for what is open too. A nil plan has no faults.
 func (f *FS) Use(plan *fault.Plan) { f.plan.Store(plan) }
 
@@ -55,6 +63,11 @@ func (f *FS) Crash() { f.crashed.Store(true) }
 func (f *FS) hit(op, path string) (fault.Fault, error) {
 	if f.crashed.Load() {
 		return fault.Fault{}, &fs.PathError{Op: op, Path: path, Err: ErrCrashed}
+	}
+	if veto := f.veto.Load(); veto != nil && *veto != nil {
+		if err := (*veto)(op, path); err != nil {
+			return fault.Fault{}, &fs.PathError{Op: op, Path: path, Err: err}
+		}
 	}
 	hit, ok := f.plan.Load().Hit(op)
 	if !ok {

@@ -1,0 +1,349 @@
+package file_test
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/internal/dirfs/faultfs"
+	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/tier"
+	"github.com/kvlane/kvlane/tier/file"
+	"github.com/kvlane/kvlane/tier/tiertest"
+)
+
+// bounded is the configuration of a tier for n blocks, on files that a Veto can forbid.
+func bounded(t *testing.T, n int64) (file.Config, *faultfs.FS) {
+	t.Helper()
+	c := config(t)
+	c.MaxBytes = n * c.Format.Layout.ImageBytes()
+	f := faultfs.New(dirfs.OS(), nil, nil)
+	c.FS = f
+	return c, f
+}
+
+// within is a context for what must not take long.
+func within(t *testing.T, d time.Duration) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// A folder that cannot be listed for a while must not end all writing: rounds are repeated while somebody waits.
+func TestDefectWritingStallsAfterAFailedRound(t *testing.T) {
+	c, f := bounded(t, 8)
+	tr := open(t, c)
+	all := keys(0, 12)
+	put(t, tr, c.Format, all[:7]...)
+	var denied atomic.Int64
+	f.Forbid(func(op, _ string) error {
+		if op == "readdir" && denied.Add(1) <= 40 { // more than one round's
+			return syscall.EACCES
+		}
+		return nil
+	})
+	for _, key := range all[7:] {
+		if err := tr.Put(within(t, 8*time.Second), key, image(t, c.Format, key)); err != nil {
+			t.Fatalf("put: %v", err)
+		}
+	}
+	if denied.Load() <= 40 {
+		t.Errorf("only %d listings were asked for", denied.Load())
+	}
+}
+
+// One cold file that cannot be removed is passed over, counted and reported.
+func TestDefectOneFileThatStaysStopsEviction(t *testing.T) {
+	c, f := bounded(t, 8)
+	tr := open(t, c)
+	all := keys(0, 24)
+	put(t, tr, c.Format, all[:4]...)
+	setTimes(t, c.Dirs, all[:4])
+	stays := all[0]
+	f.Forbid(func(op, path string) error {
+		if op == "remove" && strings.HasSuffix(path, stays.String()) {
+			return syscall.EPERM
+		}
+		return nil
+	})
+	for _, key := range all[4:] {
+		if err := tr.Put(within(t, 8*time.Second), key, image(t, c.Format, key)); err != nil {
+			t.Fatalf("put: %v", err)
+		}
+	}
+	if err := get(t, tr, c.Format, stays); err != nil {
+		t.Errorf("the block that stays: %v", err)
+	}
+	removed, err := tr.GC(t.Context(), 0)
+	if !errors.Is(err, syscall.EPERM) || !strings.Contains(err.Error(), stays.String()) || removed < 6 {
+		t.Errorf("GC removed %d: %v", removed, err)
+	}
+	if st := tr.Stats(); st.Stuck != 1 || st.Blocks != 1 || st.Errors == 0 {
+		t.Errorf("%+v", st)
+	}
+}
+
+// Another process removes the candidates between listing and removing: there is room, and a Put takes it.
+func TestDefectCandidatesRemovedByOthersStallWriting(t *testing.T) {
+	c, f := bounded(t, 8)
+	tr := open(t, c)
+	all := keys(0, 12)
+	put(t, tr, c.Format, all[:7]...)
+	f.Forbid(func(op, path string) error {
+		if op == "remove" && !strings.Contains(path, "/tmp/") {
+			return errors.Join(syscall.ENOENT, os.Remove(path)) // just before
+		}
+		return nil
+	})
+	for _, key := range all[7:] {
+		if err := tr.Put(within(t, 8*time.Second), key, image(t, c.Format, key)); err != nil {
+			t.Fatalf("put: %v", err)
+		}
+	}
+}
+
+// Where nothing can be removed a Put does not wait for ever, though its context has no end, and those after it fail at once;
+// writing resumes by itself.
+func TestDefectWaitForRoomHasNoEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, f := bounded(t, 4)
+		tr := open(t, c)
+		all := keys(0, 8)
+		put(t, tr, c.Format, all[:4]...)
+		f.Forbid(func(op, _ string) error {
+			if op == "remove" {
+				return syscall.EPERM
+			}
+			return nil
+		})
+		began := time.Now()
+		err := tr.Put(t.Context(), all[4], image(t, c.Format, all[4]))
+		if took := time.Since(began); !errors.Is(err, errdefs.ErrBusy) || !errors.Is(err, syscall.EPERM) || took > time.Minute {
+			t.Errorf("after %v: %v", took, err)
+		}
+		began = time.Now()
+		if err := tr.Put(t.Context(), all[5], image(t, c.Format, all[5])); !errors.Is(err, errdefs.ErrBusy) || time.Since(began) > 0 {
+			t.Errorf("after %v: %v", time.Since(began), err)
+		}
+		if st := tr.Stats(); st.Paused == nil || st.Failure == nil || st.Stuck != 4 {
+			t.Errorf("%+v", st)
+		}
+		f.Forbid(nil)
+		time.Sleep(2 * time.Second)
+		put(t, tr, c.Format, all[4:]...)
+		if st := tr.Stats(); st.Paused != nil || st.Failure != nil || st.Stuck != 0 || st.Blocks > 4 {
+			t.Errorf("%+v", st)
+		}
+	})
+}
+
+// A listing that hangs holds up no write that has room.
+func TestDefectWriteWaitsForAListing(t *testing.T) {
+	c, f := bounded(t, 1000)
+	tr := open(t, c)
+	put(t, tr, c.Format, tiertest.Key(1))
+	listing, release := make(chan struct{}), make(chan struct{})
+	var once atomic.Bool
+	f.Forbid(func(op, path string) error {
+		if op == "readdir" && strings.HasSuffix(path, "/"+tiertest.Key(1).String()[:2]) && once.CompareAndSwap(false, true) {
+			close(listing)
+			<-release
+		}
+		return nil
+	})
+	counted := make(chan error, 1)
+	go func() {
+		_, err := tr.GC(t.Context(), 1<<40)
+		counted <- err
+	}()
+	<-listing
+	neighbor := tiertest.Key(1)
+	neighbor[31]++
+	if err := tr.Put(within(t, 5*time.Second), neighbor, image(t, c.Format, neighbor)); err != nil {
+		t.Error(err)
+	}
+	close(release)
+	if err := <-counted; err != nil {
+		t.Error(err)
+	}
+	if st := tr.Stats(); st.Blocks != 2 {
+		t.Errorf("%+v", st)
+	}
+}
+
+// A full disk makes room within the bound.
+func TestFullDiskMakesRoomWithinTheBound(t *testing.T) {
+	c, f := bounded(t, 100)
+	tr := open(t, c)
+	f.Forbid(diskOf(t, c.Dirs[0], 20*c.Format.Layout.ImageBytes()))
+	put(t, tr, c.Format, keys(0, 60)...)
+	if st := tr.Stats(); st.Puts != 60 || st.Evictions < 40 || st.Paused != nil {
+		t.Errorf("%+v", st)
+	}
+}
+
+// diskOf forbids writes while the files in dir have as many bytes.
+func diskOf(t *testing.T, dir string, bytes int64) faultfs.Veto {
+	return func(op, _ string) error {
+		if op != "write" {
+			return nil
+		}
+		var used int64
+		err := filepath.WalkDir(dir, func(_ string, e fs.DirEntry, err error) error {
+			if err == nil && e.Type().IsRegular() {
+				if info, ierr := e.Info(); ierr == nil {
+					used += info.Size()
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+		if used >= bytes {
+			return syscall.ENOSPC
+		}
+		return nil
+	}
+}
+
+// Without a bound a full disk pauses writing: nobody tries again and again, the state can be seen, and it ends by itself.
+func TestDefectFullDiskFailsEveryLaterWrite(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := config(t)
+		f := faultfs.New(dirfs.OS(), nil, nil)
+		c.FS = f
+		tr := open(t, c)
+		all := keys(0, 4)
+		var tries atomic.Int64
+		full := func(op, _ string) error {
+			if op == "write" {
+				tries.Add(1)
+				return syscall.ENOSPC
+			}
+			return nil
+		}
+		f.Forbid(full)
+		for range 100 {
+			if err := tr.Put(t.Context(), all[0], image(t, c.Format, all[0])); !errors.Is(err, errdefs.ErrNoSpace) || !errors.Is(err, syscall.ENOSPC) {
+				t.Fatal(err)
+			}
+		}
+		if st := tr.Stats(); tries.Load() != 1 || !errors.Is(st.Paused, errdefs.ErrNoSpace) {
+			t.Errorf("%d writes were tried; %+v", tries.Load(), st)
+		}
+		for range 100 {
+			time.Sleep(time.Second)
+			_ = tr.Put(t.Context(), all[1], image(t, c.Format, all[1]))
+		}
+		if n := tries.Load(); n < 5 || n > 10 {
+			t.Errorf("%d writes were tried in 100 s", n)
+		}
+		f.Forbid(nil)
+		time.Sleep(30 * time.Second)
+		put(t, tr, c.Format, all...)
+		if st := tr.Stats(); st.Paused != nil {
+			t.Errorf("%+v", st)
+		}
+	})
+}
+
+// Opening waits for others, but not longer than its context.
+func TestDefectOpenWaitsForTheLockForEver(t *testing.T) {
+	c := config(t)
+	open(t, c)
+	lock, err := os.OpenFile(filepath.Join(c.Dirs[0], "kvlane.lock"), os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Close()
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	_, err = file.Open(within(t, 50*time.Millisecond), c)
+	if took := time.Since(began); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, errdefs.ErrBusy) || took > 5*time.Second {
+		t.Errorf("after %v: %v", took, err)
+	}
+	began = time.Now()
+	r, err := file.Verify(within(t, 50*time.Millisecond), c.Dirs[0], nil)
+	if took := time.Since(began); err == nil && r.Clean() || took > 5*time.Second {
+		t.Errorf("verify after %v: %+v, %v", took, r, err)
+	}
+}
+
+// A file system that hangs does not hold up Close beyond its context, which says that memory is still in use.
+func TestDefectCloseWaitsForAHangingReadForEver(t *testing.T) {
+	c := config(t)
+	plan := fault.New(1)
+	c.FS = faultfs.New(dirfs.OS(), plan, nil)
+	tr, key := open(t, c), tiertest.Key(1)
+	put(t, tr, c.Format, key)
+	plan.Add(fault.Nth("read", int(plan.Seen("read"))).Stall())
+	returned := make(chan error, 1)
+	go func() { returned <- get(t, tr, c.Format, key) }()
+	if err := plan.Await(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	if err := tr.Close(within(t, 50*time.Millisecond)); !errors.Is(err, errdefs.ErrBusy) || !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("close: %v", err)
+	}
+	plan.Release()
+	if err := <-returned; err != nil {
+		t.Error(err)
+	}
+	if err := tr.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := tr.Lookup(t.Context(), []block.Key{key}, make([]tier.State, 1)); !errors.Is(err, errdefs.ErrClosed) {
+		t.Errorf("after close: %v", err)
+	}
+}
+
+// The folder of temporary files is removed while a process has the directory open.
+func TestDefectRemovedTemporaryFolderFailsEveryWrite(t *testing.T) {
+	c := config(t)
+	tr := open(t, c)
+	all := keys(0, 4)
+	put(t, tr, c.Format, all[0])
+	if err := os.RemoveAll(filepath.Join(c.Dirs[0], "tmp")); err != nil {
+		t.Fatal(err)
+	}
+	put(t, tr, c.Format, all[1:]...)
+	// The session is known again: nobody takes its folder for a dead one's.
+	open(t, c)
+	put(t, tr, c.Format, keys(10, 12)...)
+	if r, err := file.Verify(t.Context(), c.Dirs[0], nil); err != nil || !r.Clean() || r.LiveSessions != 2 {
+		t.Errorf("%+v, %v", r, err)
+	}
+}
+
+// What other processes remove shows in the counts of a tier without a bound too.
+func TestDefectCountsOfAnUnboundedTierStayWrong(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := config(t)
+		tr := open(t, c)
+		all := keys(0, 40)
+		put(t, tr, c.Format, all...)
+		if _, err := file.GC(t.Context(), c.Dirs[0], 0); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * time.Minute)
+		synctest.Wait()
+		if st := tr.Stats(); st.Blocks != 0 {
+			t.Errorf("%+v", st)
+		}
+	})
+}

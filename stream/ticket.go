@@ -17,7 +17,8 @@ type Completion struct {
 	// path takes no sums, and who wants them computes them.
 	Summed bool
 	// GivenUp is why the path that was chosen first cannot be had, memory or queues that the device refused, or a NIC that
-	// broke: the batch went another way, and no later one will be sent by that path. It is told once a path. Nil mostly.
+	// broke: the batch went another way, and later ones will. A path for which there was no memory is tried again after a while.
+	// It is told once a try. Nil mostly.
 	GivenUp error
 	// Predicted is what the planner expected the batch to take from Started, or from the end of the batch before it if that
 	// was later; zero where nothing predicted.

@@ -1,6 +1,7 @@
 package copy
 
 import (
+	"context"
 	"errors"
 	"time"
 
@@ -28,24 +29,27 @@ type Planner interface {
 	Observe(c plan.Choice, r plan.Request, actual time.Duration)
 }
 
-// choose sets the path of o and what goes with it.
-func (s *Stream) choose(o *op) {
+// choose sets the path of o and what goes with it. An error says that the batch cannot be taken.
+func (s *Stream) choose(ctx context.Context, o *op) error {
 	v := &o.stats
 	forced := s.opts.Path
 	switch {
 	case v.runs == 0:
 		o.path, o.reason = stream.PathNone, ReasonEmpty
-		return
+		return nil
 	case forced != stream.PathNone && s.takes(forced, o):
 		o.path, o.reason = forced, ReasonForced
 	case forced != stream.PathNone:
 		o.path, o.reason = stream.PathCopyEngine, ReasonUnfit
 	default:
-		s.plan(o)
+		if err := s.plan(ctx, o); err != nil {
+			return err
+		}
 	}
 	if k, ok := s.movers[o.path].(summer); ok {
 		o.summed = k.sums(o)
 	}
+	return nil
 }
 
 // summer is a mover that can fill mem.Paged.Sums.
@@ -56,8 +60,9 @@ type summer interface {
 }
 
 // plan has the planner choose, among the paths that take the batch. Where it asks for sums, the planner hears which of them
-// leave those to a CPU. A path that cannot get its memory is given up for good, and the batch tells why.
-func (s *Stream) plan(o *op) {
+// leave those to a CPU. A path that cannot get what it needs is lost, and the batch tells why.
+func (s *Stream) plan(ctx context.Context, o *op) error {
+	s.readmit()
 	can, unsummed := s.can(o)
 	o.request = o.stats.request(o.batch.Paged != nil)
 	o.request.Summed, o.request.Unsummed = o.sumsWanted(), unsummed
@@ -71,13 +76,12 @@ func (s *Stream) plan(o *op) {
 		if unprepared {
 			o.reason = ReasonUnprepared
 		}
-		err := s.ready(o.path)
-		if err == nil {
-			return
+		lost, err := s.ready(ctx, o.path)
+		if lost == nil || err != nil {
+			return err
 		}
-		o.lost = errors.Join(o.lost, err)
+		o.lost = errors.Join(o.lost, s.lose(o.path, lost))
 		can = can.Without(o.path)
-		s.giveUp(o.path)
 	}
 }
 
@@ -156,16 +160,6 @@ func (s *Stream) starts(r *plan.Request, can plan.Paths) {
 
 // sumsWanted reports whether the batch asks for sums.
 func (o *op) sumsWanted() bool { return o.batch.Paged != nil && len(o.batch.Paged.Sums) > 0 }
-
-// giveUp takes a path away that could not be prepared.
-func (s *Stream) giveUp(p stream.Path) {
-	for {
-		able := s.able.Load()
-		if s.able.CompareAndSwap(able, uint32(plan.Paths(able).Without(p))) {
-			return
-		}
-	}
-}
 
 // request is what the planner is asked.
 func (v *survey) request(paged bool) plan.Request {

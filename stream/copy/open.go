@@ -109,11 +109,12 @@ type Stream struct {
 	index int // of dev
 	opts  Options
 
-	// movers are the paths by stream.Path. able is the set of those that the device has, prepared of those that have what
-	// they need (plan.Paths both); preparing is held while one gets it.
+	// movers are the paths by stream.Path. able is the set of those that the device has and that are not absent, prepared of
+	// those that have what they need (plan.Paths both); preparing is a token: one at a time gets it.
 	movers         [pathCount]mover
 	able, prepared atomic.Uint32
-	preparing      sync.Mutex
+	absent         absent
+	preparing      chan struct{}
 	planner        Planner
 	epoch          time.Time // when the stream was opened
 	// ahead is the predicted time of what is accepted and unresolved, in nanoseconds.
@@ -184,22 +185,22 @@ func Open(dev device.Device, o Options) (*Stream, error) {
 		return nil, fmt.Errorf("open copy stream: open queue: %w", err)
 	}
 	s := &Stream{
-		dev:     dev,
-		index:   dev.Info().Index,
-		opts:    o,
-		epoch:   time.Now(),
-		slots:   make(chan struct{}, o.QueueDepth),
-		down:    make(chan struct{}),
-		wake:    make(chan struct{}, 1),
-		watch:   make(chan struct{}, 1),
-		turn:    make(chan struct{}, 1),
-		stopped: make(chan struct{}),
-		closer:  make(chan struct{}, 1),
-		queue:   q,
+		dev:       dev,
+		index:     dev.Info().Index,
+		opts:      o,
+		epoch:     time.Now(),
+		slots:     make(chan struct{}, o.QueueDepth),
+		down:      make(chan struct{}),
+		wake:      make(chan struct{}, 1),
+		watch:     make(chan struct{}, 1),
+		turn:      make(chan struct{}, 1),
+		preparing: make(chan struct{}, 1),
+		stopped:   make(chan struct{}),
+		closer:    make(chan struct{}, 1),
+		queue:     q,
 	}
 	if err := s.prepare(); err != nil {
-		// The queues are idle: closing them has nothing to wait for.
-		return nil, errors.Join(fmt.Errorf("open copy stream: %w", err), s.release(context.Background()))
+		return nil, errors.Join(fmt.Errorf("open copy stream: %w", err), s.undo())
 	}
 	s.later = time.AfterFunc(unattended, s.lookLater)
 	var done sync.WaitGroup
@@ -219,6 +220,20 @@ func (s *Stream) prepare() error {
 	return s.findPaths()
 }
 
+// undoTimeout bounds the closing of queues that are idle: there is nothing to wait for.
+const undoTimeout = 10 * time.Second
+
+// undo gives back what a stream has got that could not be opened. As nobody could try again later, it does that itself.
+func (s *Stream) undo() error {
+	ctx, cancel := context.WithTimeout(context.Background(), undoTimeout)
+	defer cancel()
+	err := s.release(ctx)
+	if err != nil {
+		err = errors.Join(err, s.release(ctx))
+	}
+	return err
+}
+
 // planner returns the planner under the policy.
 func (o *Options) planner() (Planner, error) {
 	if o.Planner == nil {
@@ -236,7 +251,12 @@ func (o *Options) planner() (Planner, error) {
 	return p.With(o.Policy)
 }
 
-// makeRing allocates the ring of descriptors, if that was not done. The caller holds preparing, or opens the stream.
+// ringBytes is the size of the ring of descriptors.
+func (s *Stream) ringBytes() int64 {
+	return int64(align(uint64(s.opts.Descriptors)*device.CopyDescBytes, 4*tableAlign))
+}
+
+// makeRing allocates the ring of descriptors, if that was not done. The caller has the token preparing, or opens the stream.
 func (s *Stream) makeRing() error {
 	s.mu.Lock()
 	made := s.ring != nil
@@ -244,7 +264,7 @@ func (s *Stream) makeRing() error {
 	if made {
 		return nil
 	}
-	r, err := newRing(s.dev, int64(s.opts.Descriptors)*device.CopyDescBytes)
+	r, err := newRing(s.dev, s.ringBytes())
 	if err != nil {
 		return fmt.Errorf("allocate %d descriptors: %w", s.opts.Descriptors, err)
 	}
@@ -292,12 +312,19 @@ func (s *Stream) Close(ctx context.Context) error {
 	case <-ctx.Done():
 		return s.unclosed(context.Cause(ctx))
 	}
+	// Some path may still be getting memory or queues. Once that is over no other begins, as the stream is down.
+	select {
+	case s.preparing <- struct{}{}:
+		defer func() { <-s.preparing }()
+	case <-ctx.Done():
+		return s.unclosed(context.Cause(ctx))
+	}
 	s.later.Stop()
 	return s.release(ctx)
 }
 
-// release gives back queues and memory, in this order, once nobody uses them. What is done is forgotten, so that a Close
-// that failed half-way goes on where it stopped.
+// release gives back queues and memory, in this order, once nobody uses them: no memory before all queues are idle, and then
+// all that the driver takes. What is done is forgotten, so that a Close that failed half-way goes on where it stopped.
 func (s *Stream) release(ctx context.Context) error {
 	if err := s.closeQueues(ctx); err != nil {
 		return s.unclosed(err)
@@ -309,20 +336,20 @@ func (s *Stream) release(ctx context.Context) error {
 	for _, o := range held {
 		s.resolve(o)
 	}
+	errs := []error{s.said}
+	s.said = nil
 	for o := range s.owners {
-		if err := o.free(); err != nil {
-			return fmt.Errorf("close copy stream: %w", errors.Join(err, s.said))
-		}
+		errs = append(errs, o.free())
 	}
 	if s.ring != nil {
 		if err := s.dev.Free(s.ring.region); err != nil {
-			return fmt.Errorf("close copy stream: free descriptors: %w", errors.Join(err, s.said))
+			errs = append(errs, fmt.Errorf("free descriptors: %w", err))
+		} else {
+			s.ring = nil
 		}
-		s.ring = nil
 	}
-	if said := s.said; said != nil {
-		s.said = nil
-		return fmt.Errorf("close copy stream: %w", said)
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("close copy stream: %w", err)
 	}
 	return nil
 }

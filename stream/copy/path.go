@@ -30,9 +30,7 @@ type mover interface {
 
 // owner is a mover with memory or queues of its own.
 type owner interface {
-	mover
-	// prepare gets them. It is called before the first batch, maybe by several Submits one after the other.
-	prepare() error
+	preparer
 	// turn makes what is enqueued on the stream's queue from now on come after what the mover has issued, and what the
 	// mover issues later come after that. It is called when work of another path, or a control, is next.
 	turn() error
@@ -93,35 +91,15 @@ func (s *Stream) findPaths() error {
 	}
 	s.able.Store(uint32(able))
 	if forced != stream.PathNone {
-		if err := s.ready(forced); err != nil {
+		if err := s.prepareNow(forced); err != nil {
 			return lacks(err)
 		}
 		return nil
 	}
 	// Most batches take a kernel; the others get what they need when they are first chosen.
 	if able.Has(stream.PathKernel) {
-		return s.ready(stream.PathKernel)
+		return s.prepareNow(stream.PathKernel)
 	}
-	return nil
-}
-
-// ready prepares a path if that was not done yet.
-func (s *Stream) ready(p stream.Path) error {
-	if plan.Paths(s.prepared.Load()).Has(p) {
-		return nil
-	}
-	s.preparing.Lock()
-	defer s.preparing.Unlock()
-	done := plan.Paths(s.prepared.Load())
-	if done.Has(p) {
-		return nil
-	}
-	if o, ok := s.movers[p].(interface{ prepare() error }); ok {
-		if err := o.prepare(); err != nil {
-			return fmt.Errorf("prepare path %s: %w", p, err)
-		}
-	}
-	s.prepared.Store(uint32(done.With(p)))
 	return nil
 }
 

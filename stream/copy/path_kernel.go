@@ -68,10 +68,10 @@ func (k *kernel) room(o *op) (span, bool) {
 	return k.s.ring.reserve(want)
 }
 
-// sums reports whether the path fills the sums that a batch asks for.
+// sums reports whether the path fills the sums that a batch asks for. It looks at no ring, as the stream may be closed.
 func (k *kernel) sums(o *op) bool {
 	p := o.batch.Paged
-	return k.names.pagedSum != "" && p != nil && len(p.Sums) > 0 && sumsFit(p, min(k.s.ring.maxChunk, summedStep))
+	return k.names.pagedSum != "" && p != nil && len(p.Sums) > 0 && sumsFit(p, min(newPositions(k.s.ringBytes()).maxChunk, summedStep))
 }
 
 // step writes descriptors into sp and launches kernels on them until the batch is through, sp is full, or kernelStep

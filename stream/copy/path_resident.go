@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"runtime"
+	"slices"
 	"time"
 
 	"github.com/kvlane/kvlane/device"
@@ -140,13 +141,13 @@ func (r *resident) quiesce(ctx context.Context) (failed, err error) {
 }
 
 func (r *resident) free() error {
-	for len(r.workers) > 0 {
-		if err := r.workers[0].free(r.s.dev); err != nil {
-			return err
-		}
-		r.workers = r.workers[1:]
-	}
-	return nil
+	var errs []error
+	r.workers = slices.DeleteFunc(r.workers, func(w *worker) bool {
+		err := w.free(r.s.dev)
+		errs = append(errs, err)
+		return err == nil
+	})
+	return errors.Join(errs...)
 }
 
 // share returns how many workers share o.

@@ -53,8 +53,10 @@ func newWorker(dev device.Device, o ResidentOptions) (*worker, error) {
 	}
 	region, err := dev.AllocHost(residentAll)
 	if err != nil {
-		// The queue is idle: closing it has nothing to wait for.
-		return nil, errors.Join(fmt.Errorf("allocate ring: %w", err), q.Close(context.Background()))
+		ctx, cancel := context.WithTimeout(context.Background(), undoTimeout)
+		defer cancel()
+		failed, closeErr := closeQueue(ctx, q)
+		return nil, errors.Join(fmt.Errorf("allocate ring: %w", err), failed, closeErr)
 	}
 	w := &worker{o: o, region: region, control: region.Bytes()[:device.ResidentControlBytes], queue: q}
 	w.launcher, _ = q.(device.Launcher) // available has looked at a queue of this device

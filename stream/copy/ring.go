@@ -48,8 +48,8 @@ type ring struct {
 	region *mem.Region
 }
 
+// newRing allocates a ring of so many bytes, a multiple of four times tableAlign.
 func newRing(dev device.Device, bytes int64) (*ring, error) {
-	bytes = int64(align(uint64(bytes), 4*tableAlign))
 	r, err := dev.AllocHost(bytes)
 	if err != nil {
 		return nil, err

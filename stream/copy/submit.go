@@ -55,7 +55,7 @@ type op struct {
 }
 
 // Submit implements stream.Stream. It issues the batch itself when the stream is idle, so it may call the driver, but it
-// waits for nothing except a place in the stream.
+// waits for nothing except a place in the stream, and, before the first batch of a path, for that to get memory and queues.
 func (s *Stream) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, error) {
 	stats, err := s.survey(b)
 	if err != nil {
@@ -63,8 +63,11 @@ func (s *Stream) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, erro
 	}
 	o := &op{stream: s, batch: b, stats: stats}
 	o.at.batch = b
-	s.choose(o)
-	if err := s.enter(ctx, o); err != nil {
+	err = s.choose(ctx, o)
+	if err == nil {
+		err = s.enter(ctx, o)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("submit batch: %w", err)
 	}
 	return o.ticket, nil

@@ -1,0 +1,238 @@
+package copy_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/stream"
+	streamcopy "github.com/kvlane/kvlane/stream/copy"
+	"github.com/kvlane/kvlane/stream/copy/plan"
+	"github.com/kvlane/kvlane/stream/streamtest"
+)
+
+// TestDefectStreamThatBreaksUnderLoadFreesWhatItHad: many submit by every path, the device fails, and the stream is closed
+// while they go on. Afterwards the device has nothing of the stream, which closing it tells.
+func TestDefectStreamThatBreaksUnderLoadFreesWhatItHad(t *testing.T) {
+	works := []string{sim.OpCopy, sim.OpCallBatch, sim.OpLaunch, sim.OpCallLaunch, sim.OpRecord, sim.OpEntry, sim.OpAlloc, sim.OpOpen}
+	for seed := range uint64(24) {
+		// The first of its kind at first, so that most paths have nothing yet.
+		work, n := works[int(seed)%len(works)], int(seed)/len(works)*5
+		if work == sim.OpAlloc || work == sim.OpOpen { // there are few
+			n = 0
+		}
+		t.Run(fmt.Sprintf("%d %s", seed, work), func(t *testing.T) {
+			faults := fault.New(seed)
+			dev := openSim(t, sim.Options{Faults: faults})
+			host, gpu := pinned(t, dev, 1<<20), deviceMemory(t, dev, 1<<20)
+			s := open(t, dev, streamcopy.Options{Planner: newDice(seed), Descriptors: 1024, StagingBytes: 64 << 10})
+			faults.Add(fault.After(work, int(faults.Seen(work))+n).Fail(errdefs.ErrBusy))
+			closed := make(chan struct{})
+			var submitters sync.WaitGroup
+			for i := range 8 {
+				batch := streamtest.Strided(gpu, host, 20, 100)
+				if i%2 == 1 {
+					batch = streamtest.Strided(host, gpu, 20, 100)
+				}
+				ctx := deadline(t)
+				submitters.Go(func() {
+					for late := 0; late < 20; {
+						select {
+						case <-closed:
+							late++
+						default:
+						}
+						if ticket, err := s.Submit(ctx, batch); err == nil {
+							_ = ticket.Wait(ctx) // the next Submit tells
+						}
+					}
+				})
+			}
+			if err := faults.Await(deadline(t), 1); err != nil {
+				t.Error(err)
+			}
+			err := s.Close(deadline(t))
+			if err != nil {
+				err = s.Close(deadline(t)) // the first may tell what broke it
+			}
+			close(closed)
+			submitters.Wait()
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// TestDefectSubmitToAStreamThatIsDownPreparesNothing: what a closed or broken stream gets for a path, nobody gives back.
+func TestDefectSubmitToAStreamThatIsDownPreparesNothing(t *testing.T) {
+	for _, broken := range []bool{false, true} {
+		for _, path := range []stream.Path{stream.PathStaged, stream.PathResident} {
+			t.Run(fmt.Sprintf("%s broken=%t", path, broken), func(t *testing.T) {
+				faults := fault.New(1)
+				dev := openSim(t, sim.Options{Faults: faults})
+				host, gpu := pinned(t, dev, 4096), deviceMemory(t, dev, 4096)
+				d := &decider{choice: plan.Choice{Path: stream.PathCopyEngine}}
+				s := open(t, dev, streamcopy.Options{Planner: d, StagingBytes: 1 << 16})
+				want := errdefs.ErrClosed
+				if broken {
+					want = errdefs.ErrBroken
+					faults.Add(fault.Nth(sim.OpCopy, 0).Fail(errdefs.ErrBusy))
+					ticket, err := s.Submit(deadline(t), streamtest.Strided(gpu, host, 4, 100))
+					if err != nil {
+						t.Fatal(err)
+					}
+					if err := ticket.Wait(deadline(t)); !errors.Is(err, errdefs.ErrBusy) {
+						t.Fatalf("ticket: %v", err)
+					}
+				} else if err := s.Close(deadline(t)); err != nil {
+					t.Fatal(err)
+				}
+				d.mu.Lock()
+				d.choice.Path = path
+				d.mu.Unlock()
+				queues, regions := faults.Seen(sim.OpOpen), faults.Seen(sim.OpAlloc)+faults.Seen(sim.OpAllocHost)
+				if _, err := s.Submit(deadline(t), streamtest.Strided(gpu, host, 4, 100)); !errors.Is(err, want) {
+					t.Errorf("submit: %v, want %v", err, want)
+				}
+				if q, r := faults.Seen(sim.OpOpen)-queues, faults.Seen(sim.OpAlloc)+faults.Seen(sim.OpAllocHost)-regions; q+r != 0 {
+					t.Errorf("%d queues were opened and %d regions allocated for a batch that was refused", q, r)
+				}
+				if err := s.Close(deadline(t)); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+}
+
+// TestDefectSumsAskedOfAClosedStream: a batch that asks for sums is refused by a closed stream as any other.
+func TestDefectSumsAskedOfAClosedStream(t *testing.T) {
+	dev := openSim(t, sim.Options{})
+	host, gpu := pinned(t, dev, 1<<20), deviceMemory(t, dev, 1<<20)
+	s := open(t, dev, streamcopy.Options{})
+	if err := s.Close(deadline(t)); err != nil {
+		t.Fatal(err)
+	}
+	b := benchPaged(host, gpu, 1, 4, mem.LeafBytes)
+	b.Paged.Sums = make([]uint64, 4)
+	if _, err := s.Submit(deadline(t), b); !errors.Is(err, errdefs.ErrClosed) {
+		t.Errorf("submit: %v", err)
+	}
+}
+
+// slowDevice allocates device memory when it is let.
+type slowDevice struct {
+	*sim.Device
+	asked, let chan struct{}
+}
+
+func (d slowDevice) Alloc(n int64, o device.AllocOptions) (*mem.Region, error) {
+	d.asked <- struct{}{}
+	<-d.let
+	return d.Device.Alloc(n, o)
+}
+
+// TestDefectSubmitHonoursItsContextWhilePreparing: the driver takes its time to give staging memory. Neither who asks for it, nor
+// who comes behind him, nor who closes the stream waits longer than his context says; and Close gives back what came late.
+func TestDefectSubmitHonoursItsContextWhilePreparing(t *testing.T) {
+	dev := slowDevice{openSim(t, sim.Options{}), make(chan struct{}, 1), make(chan struct{})}
+	host, gpu := pinned(t, dev.Device, 4096), deviceMemory(t, dev.Device, 4096)
+	d := &decider{choice: plan.Choice{Path: stream.PathStaged}}
+	s := open(t, dev, streamcopy.Options{Planner: d, StagingBytes: 1 << 16})
+	brief := func() context.Context {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+		t.Cleanup(cancel)
+		return ctx
+	}
+	calls := []struct {
+		name string
+		call func(context.Context) error
+	}{
+		{"first submit", func(ctx context.Context) error {
+			_, err := s.Submit(ctx, streamtest.Strided(gpu, host, 4, 100))
+			return err
+		}},
+		{"second submit", func(ctx context.Context) error {
+			_, err := s.Submit(ctx, streamtest.Strided(gpu, host, 4, 100))
+			return err
+		}},
+		{"close", s.Close},
+	}
+	for _, c := range calls {
+		said := make(chan error, 1)
+		go func() { said <- c.call(brief()) }()
+		select {
+		case err := <-said:
+			if !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("%s: %v", c.name, err)
+			}
+		case <-time.After(5 * time.Second):
+			t.Errorf("%s did not end with its context", c.name)
+		}
+	}
+	<-dev.asked
+	close(dev.let)
+	if err := s.Close(deadline(t)); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestDefectTransientLackOfMemoryTakesAPathAwayForAWhileOnly: beside an engine that fills the device for a moment, staging finds no
+// memory. The batch goes another way and says so, and when there is memory again batches are staged again.
+func TestDefectTransientLackOfMemoryTakesAPathAwayForAWhileOnly(t *testing.T) {
+	const staging = 1 << 20
+	dev := openSim(t, sim.Options{MemoryBytes: 2 * staging})
+	host, gpu := pinned(t, dev, 4096), deviceMemory(t, dev, 4096)
+	other, err := dev.Alloc(3*staging/2, device.AllocOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &decider{choice: plan.Choice{Path: stream.PathStaged, Reason: "because"}}
+	s := open(t, dev, streamcopy.Options{Planner: d, StagingBytes: staging})
+	c := complete(t, s, streamtest.Strided(gpu, host, 4, 100))
+	if c.Path != stream.PathCopyEngine || !errors.Is(c.GivenUp, errdefs.ErrNoMemory) {
+		t.Errorf("without memory: by %s, given up: %v", c.Path, c.GivenUp)
+	}
+	if err := dev.Free(other); err != nil {
+		t.Fatal(err)
+	}
+	for begun := time.Now(); c.Path != stream.PathStaged; time.Sleep(10 * time.Millisecond) {
+		if time.Since(begun) > 10*time.Second {
+			t.Fatal("no batch was staged since there is memory")
+		}
+		c = complete(t, s, streamtest.Strided(gpu, host, 4, 100))
+		if c.GivenUp != nil {
+			t.Errorf("with memory: given up: %v", c.GivenUp)
+		}
+	}
+	if err := s.Close(deadline(t)); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestDefectCloseFreesTheRestWhereOnePartFails: one region that the driver does not take back does not keep the others.
+func TestDefectCloseFreesTheRestWhereOnePartFails(t *testing.T) {
+	faults := fault.New(1)
+	dev := openSim(t, sim.Options{Faults: faults})
+	s := open(t, dev, streamcopy.Options{Path: stream.PathStaged, StagingBytes: 1 << 16})
+	faults.Add(fault.Nth(sim.OpFree, int(faults.Seen(sim.OpFree))).Fail(errdefs.ErrBusy))
+	before := faults.Seen(sim.OpFree)
+	if err := s.Close(deadline(t)); !errors.Is(err, errdefs.ErrBusy) {
+		t.Errorf("close: %v", err)
+	}
+	if n := faults.Seen(sim.OpFree) - before; n != 2 {
+		t.Errorf("%d regions were given back, want both", n)
+	}
+	if err := s.Close(deadline(t)); err != nil {
+		t.Errorf("close again: %v", err)
+	}
+}

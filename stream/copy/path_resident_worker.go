@@ -37,7 +37,8 @@ type worker struct {
 	launch device.Kernel
 
 	// mu is held while the kernel is launched: who posts an entry and who finds that the kernel has left would otherwise
-	// both launch it, or neither.
+	// both launch it, or neither. Nobody waits for it, since a driver may take long over a launch and no context ends that:
+	// who finds it held leaves the rest to those who ask whether the entry has landed, which they do until it has.
 	mu         sync.Mutex
 	generation atomic.Uint64 // of the last launch; zero before the first; written with mu
 	ended      device.Event  // done when that kernel has ended; nil before the first, and once it was seen to be done
@@ -143,7 +144,9 @@ func (w *worker) ensure() error {
 	if !w.gone() && !w.failed.Load() {
 		return nil
 	}
-	w.mu.Lock()
+	if !w.mu.TryLock() {
+		return nil
+	}
 	defer w.mu.Unlock()
 	if w.err == nil && w.gone() {
 		w.start()
@@ -194,7 +197,9 @@ func (w *worker) landed(seq uint64, driver bool) (done bool, err error) {
 			return false, nil
 		}
 	}
-	w.mu.Lock()
+	if !w.mu.TryLock() {
+		return false, nil
+	}
 	defer w.mu.Unlock()
 	if w.err == nil && w.gone() && w.done() < seq {
 		w.start()

@@ -5,6 +5,7 @@ package kvlane
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"time"
 
@@ -22,10 +23,12 @@ type lasting struct {
 	quit     context.CancelFunc
 	watching chan struct{}
 
-	// mu is held while streams are opened and closed, too: nothing may reach the next one before the last is at rest, or
-	// batches would no longer be in order.
+	// turn is a lock that is waited for with a context. It is held while streams are opened and closed: nothing may reach the
+	// next one before the last is at rest, or batches would no longer be in order.
+	turn chan struct{}
+
 	mu     sync.Mutex
-	cur    stream.Stream // nil: none is open
+	cur    stream.Stream // nil: none is open; written with the turn
 	closed bool
 }
 
@@ -33,7 +36,7 @@ var _ stream.Stream = (*lasting)(nil)
 
 func newLasting(open func() (stream.Stream, error)) *lasting {
 	ctx, quit := context.WithCancel(context.Background())
-	l := &lasting{open: open, quit: quit, watching: make(chan struct{})}
+	l := &lasting{open: open, quit: quit, watching: make(chan struct{}), turn: make(chan struct{}, 1)}
 	go l.watch(ctx)
 	return l
 }
@@ -59,10 +62,8 @@ func (l *lasting) watch(ctx context.Context) {
 
 // probe asks the current stream whether it still works, by an empty batch.
 func (l *lasting) probe(ctx context.Context) {
-	l.mu.Lock()
-	s := l.cur
-	l.mu.Unlock()
-	if s == nil {
+	s, err := l.now()
+	if s == nil || err != nil {
 		return
 	}
 	brief, cancel := context.WithTimeout(ctx, probeEvery)
@@ -81,7 +82,7 @@ func isBroken(err error) bool {
 // Submit implements stream.Stream.
 func (l *lasting) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, error) {
 	for try := 0; ; try++ {
-		s, err := l.current()
+		s, err := l.current(ctx)
 		if err != nil {
 			return nil, err
 		}
@@ -95,51 +96,93 @@ func (l *lasting) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, err
 	}
 }
 
-// current returns the open stream, and opens one if there is none.
-func (l *lasting) current() (stream.Stream, error) {
+// now returns the open stream, or nil.
+func (l *lasting) now() (stream.Stream, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed {
 		return nil, errdefs.ErrClosed
 	}
-	if l.cur == nil {
-		s, err := l.open()
-		if err != nil {
-			return nil, err
-		}
-		l.cur = s
-	}
 	return l.cur, nil
+}
+
+func (l *lasting) set(s stream.Stream) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.cur = s
+}
+
+// take waits for the turn. Whoever got nil gives it back by <-l.turn.
+func (l *lasting) take(ctx context.Context) error {
+	select {
+	case l.turn <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("wait for a stream to be opened or closed: %w", context.Cause(ctx))
+	}
+}
+
+// current returns the open stream, and opens one if there is none.
+func (l *lasting) current(ctx context.Context) (stream.Stream, error) {
+	if s, err := l.now(); s != nil || err != nil {
+		return s, err
+	}
+	if err := l.take(ctx); err != nil {
+		return nil, err
+	}
+	defer func() { <-l.turn }()
+	if s, err := l.now(); s != nil || err != nil {
+		return s, err
+	}
+	s, err := l.open()
+	if err != nil {
+		return nil, err
+	}
+	l.set(s)
+	return s, nil
 }
 
 // retire closes s, which broke, if it still is the current stream.
 func (l *lasting) retire(ctx context.Context, s stream.Stream) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.cur != s {
-		return nil
+	if err := l.take(ctx); err != nil {
+		return err
+	}
+	defer func() { <-l.turn }()
+	if cur, err := l.now(); cur != s || err != nil {
+		return err
 	}
 	// The first Close may tell again why it broke, as its tickets have, and have closed it all the same.
 	if err := s.Close(ctx); err != nil && s.Close(ctx) != nil {
 		return err
 	}
-	l.cur = nil
+	l.set(nil)
 	return nil
 }
 
 // Close implements stream.Stream.
 func (l *lasting) Close(ctx context.Context) error {
-	l.quit()
-	<-l.watching
 	l.mu.Lock()
-	defer l.mu.Unlock()
 	l.closed = true
-	if l.cur == nil {
-		return nil
+	l.mu.Unlock()
+	l.quit()
+	select {
+	case <-l.watching:
+	case <-ctx.Done():
+		return fmt.Errorf("close a stream that lasts: its watcher has not ended: %w", context.Cause(ctx))
 	}
-	if err := l.cur.Close(ctx); err != nil {
+	if err := l.take(ctx); err != nil {
 		return err
 	}
-	l.cur = nil
+	defer func() { <-l.turn }()
+	l.mu.Lock()
+	s := l.cur // if it is nil it stays so: who has the turn next finds this closed
+	l.mu.Unlock()
+	if s == nil {
+		return nil
+	}
+	if err := s.Close(ctx); err != nil {
+		return err
+	}
+	l.set(nil)
 	return nil
 }

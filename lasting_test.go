@@ -71,3 +71,48 @@ func TestLastingStreamClosesWhatBrokeUnseen(t *testing.T) {
 		t.Errorf("submit after Close: %v", err)
 	}
 }
+
+// TestDefectLastingStreamIsWaitedForWithAContext: the driver takes its time to open a stream. Who submits or closes meanwhile waits
+// no longer than his context says.
+func TestDefectLastingStreamIsWaitedForWithAContext(t *testing.T) {
+	dev, err := sim.Open(sim.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	asked, let := make(chan struct{}), make(chan struct{})
+	l := newLasting(func() (stream.Stream, error) {
+		close(asked)
+		<-let
+		return streamcopy.Open(dev, streamcopy.Options{})
+	})
+	submit := func(ctx context.Context) error {
+		_, err := l.Submit(ctx, &mem.Batch{})
+		return err
+	}
+	first := make(chan error, 1)
+	go func() { first <- submit(t.Context()) }()
+	<-asked
+	for name, call := range map[string]func(context.Context) error{"submit": submit, "close": l.Close} {
+		said := make(chan error, 1)
+		go func() {
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+			defer cancel()
+			said <- call(ctx)
+		}()
+		select {
+		case err := <-said:
+			if !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, errdefs.ErrClosed) {
+				t.Errorf("%s: %v", name, err)
+			}
+		case <-time.After(5 * time.Second):
+			t.Errorf("%s did not end with its context", name)
+		}
+	}
+	close(let)
+	if err := <-first; err != nil && !errors.Is(err, errdefs.ErrClosed) {
+		t.Errorf("the submit that opened the stream: %v", err)
+	}
+	if err := errors.Join(l.Close(t.Context()), dev.Close()); err != nil {
+		t.Error(err)
+	}
+}

@@ -28,22 +28,42 @@ type Options struct {
 // landing in the order of their requests.
 const access = rdma.AccessLocalWrite | rdma.AccessRemoteWrite | rdma.AccessRemoteRead
 
-// Set opens the NICs of a provider, each once. Safe for concurrent use.
+// Set opens the NICs of a provider, each once. Safe for concurrent use. No method waits for another, which may be at the provider
+// for long: what would have to wait is ErrBusy.
 type Set struct {
 	provider rdma.Provider
 	o        Options
 
-	mu     sync.Mutex
-	nics   []*Registry // in the order of opening
-	closed bool
+	mu      sync.Mutex  // not held while the provider is called
+	nics    []*Registry // in the order of opening
+	opening []string    // names of those that are being opened
+	closing bool        // somebody closes NICs now
+	closed  bool        // somebody has begun to
 }
 
 // NewSet returns a set without an open NIC. It does not own the provider, which must outlive it.
 func NewSet(p rdma.Provider, o Options) *Set { return &Set{provider: p, o: o} }
 
 // NIC returns the NIC of that name, the same for every caller, and opens it for the first. The errors are those of
-// rdma.Provider.Open and rdma.Device.AllocPD; ErrClosed once the set is closing.
+// rdma.Provider.Open and rdma.Device.AllocPD; ErrClosed once the set is closing; ErrBusy while the first caller opens it.
 func (s *Set) NIC(name string) (*Registry, error) {
+	g, err := s.find(name)
+	if g != nil || err != nil {
+		return g, err
+	}
+	g, err = open(s.provider, name, s.o)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.opening = slices.DeleteFunc(s.opening, func(o string) bool { return o == name })
+	if err != nil {
+		return nil, fmt.Errorf("open NIC %s: %w", name, err)
+	}
+	s.nics = append(s.nics, g) // also where the set is closed since: Close was told that it is busy, and is called again
+	return g, nil
+}
+
+// find returns the NIC of that name, or nil if the caller is the one to open it.
+func (s *Set) find(name string) (*Registry, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
@@ -54,12 +74,11 @@ func (s *Set) NIC(name string) (*Registry, error) {
 			return g, nil
 		}
 	}
-	g, err := open(s.provider, name, s.o)
-	if err != nil {
-		return nil, fmt.Errorf("open NIC %s: %w", name, err)
+	if slices.Contains(s.opening, name) {
+		return nil, fmt.Errorf("open NIC %s: another is opening it: %w", name, errdefs.ErrBusy)
 	}
-	s.nics = append(s.nics, g)
-	return g, nil
+	s.opening = append(s.opening, name)
+	return nil, nil
 }
 
 // NICs returns those that are open, in the order of opening.
@@ -69,20 +88,34 @@ func (s *Set) NICs() []*Registry {
 	return slices.Clone(s.nics)
 }
 
-// Close deregisters all memory and closes the NICs, in reverse order. ErrBusy while a stream is open on one of them or
-// memory is in flight: what could be given back is, nothing can be registered or acquired any more, and Close may be
-// called again. A second Close after success returns nil.
+// Close deregisters all memory and closes the NICs, in reverse order. ErrBusy while a stream is open on one of them, memory is
+// in flight, or somebody else opens one or is at Close: what could be given back is, nothing can be registered or acquired any
+// more, and Close may be called again. A second Close after success returns nil.
 func (s *Set) Close() error {
 	s.mu.Lock()
-	defer s.mu.Unlock() // held while NICs are closed, which no other method is of use during
-	s.closed = true
+	if s.closing {
+		s.mu.Unlock()
+		return fmt.Errorf("close NICs: another closes them: %w", errdefs.ErrBusy)
+	}
+	s.closed, s.closing = true, true
+	all := slices.Clone(s.nics)
 	var errs []error
-	for i := len(s.nics) - 1; i >= 0; i-- {
-		if err := s.nics[i].close(); err != nil {
-			errs = append(errs, fmt.Errorf("close NIC %s: %w", s.nics[i].name, err))
+	for _, name := range s.opening {
+		errs = append(errs, fmt.Errorf("close NIC %s: it is being opened: %w", name, errdefs.ErrBusy))
+	}
+	s.mu.Unlock()
+
+	for _, g := range slices.Backward(all) {
+		if err := g.close(); err != nil {
+			errs = append(errs, fmt.Errorf("close NIC %s: %w", g.name, err))
 			continue
 		}
-		s.nics = slices.Delete(s.nics, i, i+1)
+		s.mu.Lock()
+		s.nics = slices.DeleteFunc(s.nics, func(o *Registry) bool { return o == g })
+		s.mu.Unlock()
 	}
+	s.mu.Lock()
+	s.closing = false
+	s.mu.Unlock()
 	return errors.Join(errs...)
 }

@@ -147,7 +147,7 @@ func (n *nics) mover(openCopy func() (stream.Stream, error), count int) soft.Mov
 		streams[i] = s
 	}
 	m := soft.NewStreamMover(streams[0], streams[1:]...)
-	n.onClose(func(context.Context) error { m.Close(); return nil })
+	n.onClose(m.Close)
 	return m
 }
 

@@ -103,7 +103,7 @@ func TestChannelCopiesDeviceMemory(t *testing.T) {
 	check(t, err)
 	t.Cleanup(func() { check(t, s.Close(context.Background())) })
 	m := soft.NewStreamMover(s)
-	t.Cleanup(m.Close)
+	t.Cleanup(func() { check(t, m.Close(context.Background())) })
 	p, err := soft.New(soft.Options{Mover: m})
 	check(t, err)
 	closing(t, p)

@@ -113,7 +113,7 @@ func newLanes(t *testing.T, n int) *lanes {
 		streams = append(streams, l.streams[len(l.streams)-1])
 	}
 	m := soft.NewStreamMover(streams[0], streams[1:]...)
-	t.Cleanup(m.Close)
+	t.Cleanup(func() { check(t, m.Close(context.Background())) })
 	l.memory, err = dev.AllocHost(2 * gpuBytes)
 	check(t, err)
 	t.Cleanup(func() { check(t, dev.Free(l.memory)) })

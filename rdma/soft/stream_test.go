@@ -39,7 +39,7 @@ func newGPURig(t *testing.T, faults *fault.Plan) *gpuRig {
 	check(t, err)
 	t.Cleanup(func() { check(t, s.Close(context.Background())) })
 	m := soft.NewStreamMover(s)
-	t.Cleanup(m.Close)
+	t.Cleanup(func() { check(t, m.Close(context.Background())) })
 	r := &gpuRig{}
 	r.host, err = dev.AllocHost(gpuBytes)
 	check(t, err)

@@ -127,7 +127,9 @@ func moverOn(tb testing.TB, streams []stream.Stream) soft.Mover {
 	tb.Helper()
 	m := soft.NewStreamMover(streams[0], streams[1:]...)
 	tb.Cleanup(func() {
-		m.Close()
+		if err := m.Close(deadline(tb)); err != nil {
+			tb.Error(err)
+		}
 		for _, s := range streams {
 			if err := s.Close(deadline(tb)); err != nil {
 				tb.Error(err)

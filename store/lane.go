@@ -44,6 +44,42 @@ type retired struct {
 	err  error
 }
 
+// How long until a stream that broke and did not close is closed again: at first, and at most, as it doubles.
+const (
+	firstClosePause = 10 * time.Millisecond
+	maxClosePause   = time.Second
+)
+
+// run closes the stream, again and again if need be: until then it holds memory and queues of the device.
+func (r *retired) run(ctx context.Context, again func()) {
+	defer close(r.done)
+	for pause := firstClosePause; ; pause = min(2*pause, maxClosePause) {
+		if r.err = r.st.Close(ctx); r.err == nil || ctx.Err() != nil {
+			return
+		}
+		again()
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// join waits until the stream is closed. When ctx ends it has the goroutine end too, which the next join waits for.
+func (r *retired) join(ctx context.Context, end func()) error {
+	select {
+	case <-r.done:
+	case <-ctx.Done():
+		end()
+		return context.Cause(ctx)
+	}
+	if r.err != nil {
+		_, r.err = closeStream(ctx, r.st)
+	}
+	return r.err
+}
+
 func (l *lane) init(name string, open func() (stream.Stream, error), s *Store) {
 	l.name, l.open, l.s = name, open, s
 	l.turn = make(chan struct{}, 1)
@@ -175,10 +211,7 @@ func (l *lane) retire(st stream.Stream, why error) {
 		}
 	}
 	l.retired = append(kept, r)
-	go func() {
-		defer close(r.done)
-		r.err = r.st.Close(l.ctx)
-	}()
+	go r.run(l.ctx, func() { l.s.count.retries.Add(1) })
 }
 
 func (r *retired) closed() bool {
@@ -190,41 +223,56 @@ func (r *retired) closed() bool {
 	}
 }
 
-// close closes the current stream and waits for the retired ones. If ctx ends first it may be called again. No submit
-// runs any more.
-func (l *lane) close(ctx context.Context) error {
+// close closes the current stream and waits for the retired ones. told is what streams said that are closed all the same. After err
+// something is still open, and it may be called again. No submit runs any more.
+func (l *lane) close(ctx context.Context) (told, err error) {
 	l.mu.Lock()
 	if !l.closed {
 		l.closed = true
 		close(l.quit)
 	}
 	l.mu.Unlock()
-	<-l.watching
+	select {
+	case <-l.watching:
+	case <-ctx.Done():
+		return nil, fmt.Errorf("close %s stream: its watcher has not ended: %w", l.name, context.Cause(ctx))
+	}
 	l.mu.Lock()
 	cur, old := l.cur, l.retired
 	l.mu.Unlock()
 	var errs []error
 	if cur != nil {
-		if err := cur.Close(ctx); err != nil {
+		said, err := closeStream(ctx, cur)
+		if err != nil {
 			errs = append(errs, fmt.Errorf("close %s stream: %w", l.name, err))
+		} else {
+			l.mu.Lock()
+			l.cur = nil
+			l.mu.Unlock()
+		}
+		if told = said; told != nil {
+			told = fmt.Errorf("close %s stream: %w", l.name, told)
 		}
 	}
 	for _, r := range old {
-		select {
-		case <-r.done:
-		case <-ctx.Done():
-			l.end() // the goroutine gives up, and is joined
-			<-r.done
-		}
-		if r.err != nil {
-			r.err = r.st.Close(ctx)
-		}
-		if r.err != nil {
-			errs = append(errs, fmt.Errorf("close %s stream that broke: %w", l.name, r.err))
+		if err := r.join(ctx, l.end); err != nil {
+			errs = append(errs, fmt.Errorf("close %s stream that broke: %w", l.name, err))
 		}
 	}
 	if len(errs) == 0 {
 		l.end()
 	}
-	return errors.Join(errs...)
+	return told, errors.Join(errs...)
+}
+
+// closeStream closes st. What failed may say so when it is closed, and be closed all the same: that is told, and only the second
+// answer is err.
+func closeStream(ctx context.Context, st stream.Stream) (told, err error) {
+	if told = st.Close(ctx); told == nil {
+		return nil, nil
+	}
+	if ctx.Err() != nil || st.Close(ctx) != nil {
+		return nil, told
+	}
+	return told, nil
 }

@@ -64,8 +64,9 @@ type Store struct {
 	closer  chan struct{} // a lock with a context: one Close at a time
 
 	mu      sync.Mutex
-	closed  bool // guarded by mu
-	stopped bool // guarded by closer: pools and lanes are gone
+	closed  bool  // guarded by mu
+	stopped bool  // guarded by closer: pools and lanes are gone
+	told    error // guarded by closer: what streams said that are closed all the same
 	wg      sync.WaitGroup
 	joined  chan struct{} // closed when every task has ended; made by the first Close
 	pinned  map[block.Key]int
@@ -152,8 +153,8 @@ func (s *Store) end() {
 // Close refuses new work, cancels loads, prefetches and layerwise dumps that miss a shard, releases all leases, finishes
 // the other dumps with their writes to the tiers below, joins all goroutines and closes the streams. If ctx ends first,
 // dumps and writes are canceled too and Close returns ErrCanceled with the context's cause; it may then be called again, to wait
-// for hardware and tiers to let go. Only when it returned without that error may the tiers be closed. After success it
-// returns nil at once.
+// for hardware and tiers to let go, as after a stream that did not close. Once a Close has returned nil the tiers may be closed:
+// what else streams had to tell, the Close that closed them tells, and later ones return nil at once.
 func (s *Store) Close(ctx context.Context) error {
 	s.mu.Lock()
 	if !s.closed {
@@ -187,14 +188,19 @@ func (s *Store) Close(ctx context.Context) error {
 	s.readers.close()
 	s.writers.close()
 	s.checks.close()
-	err := errors.Join(s.loads.close(ctx), s.dumps.close(ctx))
-	if ctx.Err() != nil && err != nil {
-		return errors.Join(closeError(ctx), err)
+	toldLoads, errLoads := s.loads.close(ctx)
+	toldDumps, errDumps := s.dumps.close(ctx)
+	s.told = errors.Join(s.told, toldLoads, toldDumps)
+	if err := errors.Join(errLoads, errDumps); err != nil { // a stream is still open, and so may be at the slots
+		if ctx.Err() != nil {
+			return errors.Join(closeError(ctx), err)
+		}
+		return fmt.Errorf("close store: %w", err)
 	}
 	s.endDump(errdefs.ErrClosed)
 	s.stopped = true
-	if err != nil {
-		return fmt.Errorf("close store: %w", err)
+	if s.told != nil {
+		return fmt.Errorf("close store: %w", s.told)
 	}
 	return nil
 }

@@ -19,7 +19,9 @@ import (
 	"github.com/kvlane/kvlane/tier/file"
 )
 
-// Engine is a device with the store over it. All methods are safe for concurrent use; Close once nobody uses the rest.
+// Engine is a device with the store over it. All methods are safe for concurrent use, Close too, by any number of goroutines.
+// What is called while the engine closes, or afterwards, fails with ErrClosed or as a closed device does. What the engine has
+// handed out is not to be used any more then: close streams of OpenStream before, and free memory of the device.
 type Engine struct {
 	cfg     Config
 	dev     device.Device
@@ -32,22 +34,22 @@ type Engine struct {
 	cache   *cache.Tier
 	lower   []tier.Tier
 	store   *store.Store
-	closers []func(context.Context) error // in order of acquiring; Close runs them backwards
+	closers closers
 
 	mu    sync.Mutex
 	notes []string // guarded by mu
 }
 
-// Open validates c, opens the device and the tiers, and returns the engine over them. On failure everything opened so
-// far is closed again. The context bounds the opening only.
+// Open validates c, opens the device and the tiers, and returns the engine over them. On failure everything opened so far is
+// closed again; what does not close within half a minute is left, and the error says what. The context bounds the opening only.
 func Open(ctx context.Context, c Config) (_ *Engine, err error) {
 	if err := c.Validate(); err != nil {
 		return nil, fmt.Errorf("open engine: %w", err)
 	}
-	e := &Engine{cfg: c}
+	e := &Engine{cfg: c, closers: newClosers()}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, e.Close(context.WithoutCancel(ctx)))
+			err = errors.Join(err, closing(e.closers.undo(ctx, undoTimeout)))
 		}
 	}()
 	with := func(step func(context.Context) error) func() error { return func() error { return step(ctx) } }
@@ -74,7 +76,7 @@ func (e *Engine) openDevice() error {
 		e.note(note)
 	}
 	e.dev = d
-	e.onClose(func(context.Context) error { return d.Close() })
+	e.closers.addPlain("device", d.Close)
 	return nil
 }
 
@@ -108,7 +110,7 @@ func (e *Engine) openCache() error {
 		return fmt.Errorf("allocate %d bytes of pinned memory for the cache: %w", bytes, err)
 	}
 	e.pinned = pinned
-	e.onClose(e.freeCache)
+	e.closers.add("the cache's memory", e.freeCache)
 	if err := e.Register(pinned); err != nil {
 		return err
 	}
@@ -117,7 +119,7 @@ func (e *Engine) openCache() error {
 		return fmt.Errorf("open cache tier: %w", err)
 	}
 	e.cache = t
-	e.onClose(t.Close)
+	e.closers.add("cache tier", t.Close)
 	return nil
 }
 
@@ -139,7 +141,7 @@ func (e *Engine) openLower(ctx context.Context) error {
 		return err // it says what it was doing
 	}
 	e.lower = append(e.lower, t)
-	e.onClose(t.Close)
+	e.closers.add("file tier", t.Close)
 	return nil
 }
 
@@ -154,15 +156,13 @@ func (e *Engine) openStore() error {
 		return err
 	}
 	e.store = s
-	e.onClose(s.Close)
+	e.closers.add("store", s.Close)
 	return nil
 }
 
 func (e *Engine) format() block.Format {
 	return block.Format{Layout: e.cfg.Layout, Identity: e.cfg.Identity.Digest()}
 }
-
-func (e *Engine) onClose(f func(context.Context) error) { e.closers = append(e.closers, f) }
 
 // OpenStream opens another copy stream on the engine's device, configured as the store's are. The caller closes it before the
 // engine.
@@ -232,23 +232,14 @@ func (e *Engine) note(notes ...string) {
 	}
 }
 
-// Close finishes what the store still has to write, then closes everything in the reverse order of opening. If ctx ends
-// before the store has come to rest, Close stops there, frees nothing that hardware may still touch, and may be called
-// again. Other failures do not stop it: it closes the rest and returns them joined. A second Close after that returns nil.
-func (e *Engine) Close(ctx context.Context) error {
-	var errs []error
-	for len(e.closers) > 0 {
-		last := len(e.closers) - 1
-		err := e.closers[last](ctx)
-		if err != nil {
-			errs = append(errs, err)
-		}
-		if err != nil && ctx.Err() != nil {
-			break
-		}
-		e.closers = e.closers[:last]
-	}
-	if err := errors.Join(errs...); err != nil {
+// Close finishes what the store still has to write, then closes everything in the reverse order of opening. It stops at what does
+// not close, because ctx ends or something is still in use (ErrBusy), and frees nothing that this or hardware may still touch:
+// the error says what is left, and Close may be called again. What closes and has a failure to tell does not stop it. While
+// another Close is under way it waits for that, until ctx ends. Once all is closed it returns nil.
+func (e *Engine) Close(ctx context.Context) error { return closing(e.closers.close(ctx)) }
+
+func closing(err error) error {
+	if err != nil {
 		return fmt.Errorf("close engine: %w", err)
 	}
 	return nil

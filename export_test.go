@@ -1,6 +1,10 @@
 package kvlane
 
-import "github.com/kvlane/kvlane/mem"
+import (
+	"context"
+
+	"github.com/kvlane/kvlane/mem"
+)
 
 // What tests of planning need: the profile that an engine with the options plans with, and what it is stored under.
 var (
@@ -21,3 +25,6 @@ type deafNICs struct {
 }
 
 func (d deafNICs) register(...*mem.Region) error { return d.err }
+
+// HoldClose has e closed by f first.
+func HoldClose(e *Engine, f func(context.Context) error) { e.closers.add("held", f) }

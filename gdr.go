@@ -186,7 +186,7 @@ func (e *Engine) openNICs() error {
 		return fmt.Errorf("gdr requires a NIC: %w", err)
 	}
 	e.nics = &NICs{stack: n}
-	e.onClose(e.nics.Close)
+	e.closers.add("NICs", e.nics.Close)
 	if auto {
 		e.carrier = e.nics.carrier()
 	}
@@ -199,7 +199,9 @@ func (e *Engine) planNICs(ctx context.Context) {
 	if e.carrier == nil || hasFigures(e.planner.Profile(), e.carrier.Path) {
 		return
 	}
-	if err := e.nics.Close(context.WithoutCancel(ctx)); err != nil {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+	defer cancel()
+	if err := e.nics.Close(ctx); err != nil {
 		e.noteWithoutNIC("it is still open: " + err.Error())
 	}
 	e.nics, e.carrier = nil, nil

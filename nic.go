@@ -26,24 +26,24 @@ import (
 // probeBytes is the memory that NICs are tried with: a page of a GPU.
 const probeBytes = 64 << 10
 
-// nics implements nicStack. Safe for concurrent use, but for close.
+// nics implements nicStack. Safe for concurrent use.
 type nics struct {
-	cfg     *RDMAConfig
-	flush   func(device int) error // nil: none is needed
-	set     *registry.Set
-	open    []*registry.Registry
-	chosen  []NICChoice
-	ids     []string                      // of the NICs, by which profiles know them
-	closers []func(context.Context) error // in order of acquiring
+	cfg    *RDMAConfig
+	flush  func(device int) error // nil: none is needed
+	set    *registry.Set
+	open   []*registry.Registry
+	chosen []NICChoice
+	ids    []string // of the NICs, by which profiles know them
+	closers
 }
 
 // newNICStack opens the NICs that c selects for dev and registers memory of dev with them, to find out whether that is
 // possible at all. openCopy opens copy streams of dev, for NICs in software. Without a device they are for host memory.
 func newNICStack(c *RDMAConfig, dev device.Device, openCopy func() (stream.Stream, error)) (_ nicStack, err error) {
-	n := &nics{cfg: c}
+	n := &nics{cfg: c, closers: newClosers()}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, n.close(context.Background()))
+			err = errors.Join(err, n.undo(context.Background(), undoTimeout))
 		}
 	}()
 	provider, err := n.openProvider(openCopy)
@@ -70,7 +70,7 @@ func newNICStack(c *RDMAConfig, dev device.Device, openCopy func() (stream.Strea
 		}
 	}
 	n.set = registry.NewSet(provider, registry.Options{Exporter: exporter})
-	n.onClose(func(context.Context) error { return n.set.Close() })
+	n.addPlain("NICs", n.set.Close)
 	for i := range candidates {
 		g, err := n.set.NIC(candidates[i].Name)
 		if err != nil {
@@ -119,7 +119,7 @@ func (n *nics) openProvider(openCopy func() (stream.Stream, error)) (rdma.Provid
 		if err != nil {
 			return nil, err
 		}
-		n.onClose(func(context.Context) error { return p.Close() })
+		n.addPlain("provider", p.Close)
 		return p, nil
 	}
 	count := max(n.cfg.Count, len(n.cfg.NICs), 1)
@@ -131,7 +131,7 @@ func (n *nics) openProvider(openCopy func() (stream.Stream, error)) (rdma.Provid
 	if err != nil {
 		return nil, err
 	}
-	n.onClose(func(context.Context) error { return p.Close() })
+	n.addPlain("provider", p.Close)
 	return p, nil
 }
 
@@ -143,15 +143,13 @@ func (n *nics) mover(openCopy func() (stream.Stream, error), count int) soft.Mov
 	streams := make([]stream.Stream, count)
 	for i := range streams {
 		s := newLasting(openCopy)
-		n.onClose(s.Close)
+		n.add("stream of a NIC in software", s.Close)
 		streams[i] = s
 	}
 	m := soft.NewStreamMover(streams[0], streams[1:]...)
-	n.onClose(m.Close)
+	n.add("mover", m.Close)
 	return m
 }
-
-func (n *nics) onClose(f func(context.Context) error) { n.closers = append(n.closers, f) }
 
 // topology returns what the configuration says of the NICs of the device with that index.
 func (n *nics) topology(index int) topology.Options {
@@ -297,26 +295,6 @@ func (n *nics) rails() ([]nic.NIC, error) {
 	return all, nil
 }
 
-// close closes everything in the reverse order of opening. It stops at what fails twice, since all that is below is still
-// used then, and may be called again.
-func (n *nics) close(ctx context.Context) error {
-	var told error // by what a second try could close
-	for len(n.closers) > 0 {
-		last := len(n.closers) - 1
-		if err := n.closers[last](ctx); err != nil {
-			if ctx.Err() != nil {
-				return errors.Join(told, err)
-			}
-			told = errors.Join(told, err)
-			if n.closers[last](ctx) != nil {
-				return told
-			}
-		}
-		n.closers = n.closers[:last]
-	}
-	return told
-}
-
 // TryNICs opens the NICs that c selects for dev, copies a few KiB to dev and back by them, and says which they are. What
 // is missing is in the error: ErrNotSupported where there is no library, no NIC, or no way for a NIC to reach dev's memory.
 func TryNICs(ctx context.Context, dev device.Device, c RDMAConfig) (_ []NICChoice, err error) {
@@ -331,7 +309,7 @@ func TryNICs(ctx context.Context, dev device.Device, c RDMAConfig) (_ []NICChoic
 		return nil, err
 	}
 	n := stack.(*nics) //nolint:errcheck // it is no other
-	defer func() { err = errors.Join(err, n.close(context.WithoutCancel(ctx))) }()
+	defer func() { err = errors.Join(err, n.undo(ctx, undoTimeout)) }()
 	return n.choices(), n.tryCopy(ctx, dev)
 }
 

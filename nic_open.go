@@ -9,7 +9,7 @@ import (
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
 )
 
-// NICs are RDMA NICs that are open outside of an engine, to be measured. Safe for concurrent use, but for Close.
+// NICs are RDMA NICs that are open outside of an engine, to be measured. Safe for concurrent use.
 type NICs struct{ stack nicStack }
 
 // OpenNICs opens the NICs that c selects for dev, or with a nil dev for host memory alone. Bytes of NICs in software are moved
@@ -54,5 +54,5 @@ func (n *NICs) carrier() *streamcopy.Carrier {
 // soft reports whether the NICs are in software.
 func (n *NICs) soft() bool { return n.stack.path() == stream.PathNICSoft }
 
-// Close closes the NICs. It stops at what does not close, and may be called again.
+// Close closes the NICs. It stops at what does not close, says what is left, and may be called again, also while another does.
 func (n *NICs) Close(ctx context.Context) error { return n.stack.close(ctx) }

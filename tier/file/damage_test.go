@@ -1,0 +1,519 @@
+package file_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/internal/dirfs/faultfs"
+	"github.com/kvlane/kvlane/tier"
+	"github.com/kvlane/kvlane/tier/file"
+	"github.com/kvlane/kvlane/tier/tiertest"
+)
+
+// A Put looks at the copy that is there as a Get would. Nothing tells a reader of the directory otherwise that it is wrong.
+func TestDefectDamagedCopyIsTakenForStored(t *testing.T) {
+	for name, damage := range map[string]func(t *testing.T, c *file.Config, path string) faultfs.Veto{
+		"bit flip": func(t *testing.T, c *file.Config, path string) faultfs.Veto {
+			flip(t, path, c.Format.Layout.ShardOff(1))
+			return nil
+		},
+		"cut off": func(t *testing.T, _ *file.Config, path string) faultfs.Veto { truncate(t, path, 100); return nil },
+		"unreadable": func(t *testing.T, _ *file.Config, path string) faultfs.Veto {
+			info, err := os.Stat(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return func(op, p string) error {
+				now, err := os.Stat(p)
+				if op == "read" && err == nil && os.SameFile(now, info) {
+					return syscall.EIO
+				}
+				return nil
+			}
+		},
+		"not to be opened": func(t *testing.T, _ *file.Config, path string) faultfs.Veto {
+			info, err := os.Stat(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return func(op, p string) error {
+				now, err := os.Stat(p)
+				if op == "open" && err == nil && os.SameFile(now, info) {
+					return syscall.EACCES
+				}
+				return nil
+			}
+		},
+		"a FIFO": func(t *testing.T, _ *file.Config, path string) faultfs.Veto { replace(t, path, mkfifo); return nil },
+		"a link": func(t *testing.T, _ *file.Config, path string) faultfs.Veto {
+			replace(t, path, func(p string) error { return os.Symlink("/etc/passwd", p) })
+			return nil
+		},
+		"a folder": func(t *testing.T, _ *file.Config, path string) faultfs.Veto {
+			replace(t, path, func(p string) error { return os.MkdirAll(filepath.Join(p, "x"), 0o700) })
+			return nil
+		},
+	} {
+		for _, reopened := range []bool{false, true} {
+			t.Run(name, func(t *testing.T) {
+				c := config(t)
+				f := faultfs.New(dirfs.OS(), nil, nil)
+				c.FS = f
+				tr, key := open(t, c), tiertest.Key(1)
+				put(t, tr, c.Format, key)
+				time.Sleep(2 * time.Millisecond) // a change must show in the file's time, which is of the kernel's clock
+				f.Forbid(damage(t, &c, path(c.Dirs[0], key)))
+				if reopened {
+					tr = open(t, c)
+				} else {
+					// What a load sees makes a dump look again.
+					if err := get(t, tr, c.Format, key); err == nil {
+						t.Fatal("the damage is none")
+					}
+				}
+				kept := []bool{true}
+				if err := tr.Kept(t.Context(), []block.Key{key}, kept); err != nil || kept[0] {
+					t.Errorf("kept: %v, %v", kept, err)
+				}
+				put(t, tr, c.Format, key)
+				if err := get(t, tr, c.Format, key); err != nil {
+					t.Errorf("after the put: %v", err)
+				}
+				if st := tr.Stats(); st.Blocks != 1 || st.Corrupt+st.Errors == 0 {
+					t.Errorf("%+v", st)
+				}
+				if err := tr.Kept(t.Context(), []block.Key{key}, kept); err != nil || !kept[0] {
+					t.Errorf("kept after the put: %v, %v", kept, err)
+				}
+				f.Forbid(nil)
+				if r, err := file.Verify(t.Context(), c.Dirs[0], nil); err != nil || !r.Clean() {
+					t.Errorf("%+v, %v", r, err)
+				}
+			})
+		}
+	}
+}
+
+func mkfifo(path string) error { return unix.Mkfifo(path, 0o600) }
+
+// replace puts something else in the place of a file.
+func replace(t *testing.T, path string, with func(path string) error) {
+	t.Helper()
+	if err := errors.Join(os.Remove(path), with(path)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// What a process has written or read itself it does not read again.
+func TestCopiesThatThisProcessKnowsAreNotReadAgain(t *testing.T) {
+	c := config(t)
+	reads := 0
+	f := faultfs.New(dirfs.OS(), nil, nil)
+	f.Forbid(func(op, _ string) error {
+		if op == "read" {
+			reads++
+		}
+		return nil
+	})
+	c.FS = f
+	tr, key := open(t, c), tiertest.Key(1)
+	put(t, tr, c.Format, key, key)
+	if reads != 0 {
+		t.Errorf("%d reads of a block that was just written", reads)
+	}
+	tr = open(t, c)
+	reads = 0
+	put(t, tr, c.Format, key)
+	if reads == 0 {
+		t.Error("another's block is taken unread")
+	}
+	reads = 0
+	put(t, tr, c.Format, key)
+	if err := get(t, tr, c.Format, key); err != nil {
+		t.Fatal(err)
+	}
+	reads = 0
+	put(t, tr, c.Format, key)
+	if reads != 0 {
+		t.Errorf("%d reads of a block that was just read", reads)
+	}
+}
+
+// attack makes a directory of blocks in which somebody else has planted what plant plants.
+func attack(t *testing.T, plant func(dir, victim string) error) (c file.Config, victim string) {
+	t.Helper()
+	c = config(t)
+	victim = filepath.Join(t.TempDir(), "victim")
+	write(t, victim, "precious")
+	if err := plant(c.Dirs[0], victim); err != nil {
+		t.Fatal(err)
+	}
+	return c, victim
+}
+
+func unharmed(t *testing.T, victim string) {
+	t.Helper()
+	if b, err := os.ReadFile(victim); err != nil || string(b) != "precious" {
+		t.Errorf("the victim: %q, %v", b, err)
+	}
+}
+
+// Somebody plants links in a directory that others may write to: no command follows them, and nothing outside is changed.
+func TestDefectLinksAreFollowed(t *testing.T) {
+	made := func(plant func(dir, victim string) error) func(dir, victim string) error {
+		return func(dir, victim string) error {
+			l := tiertest.NewFormat(t)
+			tr, err := file.Open(t.Context(), file.Config{Dirs: []string{dir}, Format: l})
+			if err != nil {
+				return err
+			}
+			return errors.Join(tr.Close(t.Context()), plant(dir, victim))
+		}
+	}
+	for name, tt := range map[string]struct {
+		plant func(dir, victim string) error
+		opens bool
+	}{
+		"marker's temporary": {func(dir, v string) error { return os.Symlink(v, filepath.Join(dir, "kvlane.json.tmp")) }, true},
+		"lock":               {func(dir, v string) error { return os.Symlink(v, filepath.Join(dir, "kvlane.lock")) }, false},
+		"lock to nowhere":    {func(dir, v string) error { return os.Symlink(v+"2", filepath.Join(dir, "kvlane.lock")) }, false},
+		"marker": {made(func(dir, v string) error {
+			return errors.Join(os.Rename(filepath.Join(dir, "kvlane.json"), v+".json"), os.Symlink(v+".json", filepath.Join(dir, "kvlane.json")))
+		}), false},
+		"tmp": {made(func(dir, v string) error {
+			return errors.Join(os.RemoveAll(filepath.Join(dir, "tmp")), os.Symlink(filepath.Dir(filepath.Dir(v)), filepath.Join(dir, "tmp")))
+		}), false},
+		"a session": {made(func(dir, v string) error { return os.Symlink(filepath.Dir(v), filepath.Join(dir, "tmp", "x")) }), true},
+		"a session's file": {made(func(dir, v string) error {
+			return errors.Join(os.Mkdir(filepath.Join(dir, "tmp", "x"), 0o700), os.Symlink(v, filepath.Join(dir, "tmp", "x", "1")))
+		}), true},
+		"a session's lock": {made(func(dir, v string) error {
+			return errors.Join(os.Mkdir(filepath.Join(dir, "tmp", "x"), 0o700), os.Symlink(v, filepath.Join(dir, "tmp", "x", "lock")))
+		}), true},
+		"a folder of blocks": {made(func(dir, v string) error {
+			return os.Symlink(filepath.Dir(v), filepath.Join(dir, tiertest.Key(1).String()[:2]))
+		}), true},
+		"quarantine": {made(func(dir, v string) error { return os.Symlink(filepath.Dir(v), filepath.Join(dir, "quarantine")) }), true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, victim := attack(t, tt.plant)
+			before := files(t, filepath.Dir(victim))
+			tr, err := file.Open(t.Context(), c)
+			if (err == nil) != tt.opens {
+				t.Errorf("open: %v", err)
+			}
+			if err == nil {
+				key := tiertest.Key(1)
+				_ = tr.Put(t.Context(), key, image(t, c.Format, key)) // may fail, may not harm
+				if err := get(t, tr, c.Format, key); err == nil {
+					flip(t, path(c.Dirs[0], key), c.Format.Layout.ShardOff(0))
+					_ = get(t, tr, c.Format, key)
+				}
+				if err := tr.Close(t.Context()); err != nil {
+					t.Error(err)
+				}
+			}
+			for _, do := range []func() error{
+				func() error { _, err := file.Verify(t.Context(), c.Dirs[0], nil); return err },
+				func() error { _, err := file.Repair(t.Context(), c.Dirs[0]); return err },
+				func() error { _, err := file.GC(t.Context(), c.Dirs[0], 0); return err },
+				func() error { _, err := file.Inspect(t.Context(), c.Dirs[0]); return err },
+			} {
+				_ = do() // may find what it likes, may not harm
+			}
+			unharmed(t, victim)
+			if after := files(t, filepath.Dir(victim)); !slices.Equal(before, after) {
+				t.Errorf("outside of the directory there was %q, is %q", before, after)
+			}
+		})
+	}
+}
+
+// What a sweep cannot remove, a folder among temporary files as a network file system may leave, does not keep the directory from
+// being used.
+func TestDefectFolderAmongTemporaryFilesStopsOpening(t *testing.T) {
+	c := config(t)
+	if err := open(t, c).Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(filepath.Join(c.Dirs[0], "tmp", "x", "folder", "in it"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	tr := open(t, c)
+	put(t, tr, c.Format, tiertest.Key(1))
+	if st := tr.Stats(); st.Errors != 1 {
+		t.Errorf("what could not be removed is not counted: %+v", st)
+	}
+}
+
+// Verify looks at everything, and says of what it could not look at that it did not.
+func TestDefectVerifyHangsOrStopsAtWhatItShouldFind(t *testing.T) {
+	c := config(t)
+	all := keys(0, 12)
+	tr := open(t, c)
+	put(t, tr, c.Format, all...)
+	if err := tr.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	at := func(i int) string { return path(c.Dirs[0], all[i]) }
+	replace(t, at(0), mkfifo)
+	replace(t, at(1), func(p string) error { return os.Symlink(at(2), p) })
+	replace(t, at(3), func(p string) error { return unix.Mknod(p, unix.S_IFSOCK|0o600, 0) })
+	replace(t, at(4), func(p string) error { return os.Mkdir(p, 0o700) })
+	flip(t, at(5), c.Format.Layout.ShardOff(0))
+	f := faultfs.New(dirfs.OS(), nil, nil)
+	f.Forbid(func(op, p string) error {
+		switch {
+		case op == "read" && strings.HasSuffix(p, all[6].String()):
+			return syscall.EIO
+		case op == "open" && strings.HasSuffix(p, all[7].String()):
+			return syscall.EACCES
+		}
+		return nil
+	})
+	r, err := file.VerifyOn(within(t, 20*time.Second), f, c.Dirs[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]file.Problem{
+		at(0): file.Damaged, at(1): file.Damaged, at(3): file.Damaged, at(4): file.Damaged, at(5): file.Damaged,
+		at(6): file.Unjudged, at(7): file.Unjudged,
+	}
+	for _, found := range r.Findings {
+		if want[found.Path] != found.Problem {
+			t.Errorf("%+v", found)
+		}
+		delete(want, found.Path)
+	}
+	if len(want) > 0 || r.Blocks != 10 {
+		t.Errorf("not found: %v; %d blocks", want, r.Blocks)
+	}
+}
+
+// A marker that is no file is said to be one at once.
+func TestDefectMarkerThatIsAFIFOHangsEveryCommand(t *testing.T) {
+	c := config(t)
+	if err := open(t, c).Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	replace(t, filepath.Join(c.Dirs[0], "kvlane.json"), mkfifo)
+	for name, do := range map[string]func(ctx context.Context) error{
+		"open":    func(ctx context.Context) error { _, err := file.Open(ctx, c); return err },
+		"list":    func(ctx context.Context) error { return file.List(ctx, c.Dirs[0], nil) },
+		"inspect": func(ctx context.Context) error { _, err := file.Inspect(ctx, c.Dirs[0]); return err },
+		"gc":      func(ctx context.Context) error { _, err := file.GC(ctx, c.Dirs[0], 0); return err },
+		"verify": func(ctx context.Context) error {
+			r, err := file.Verify(ctx, c.Dirs[0], nil)
+			if err == nil && !r.Clean() {
+				err = errdefs.ErrCorrupt
+			}
+			return err
+		},
+	} {
+		done := make(chan error, 1)
+		go func() { done <- do(t.Context()) }()
+		select {
+		case err := <-done:
+			if !errors.Is(err, errdefs.ErrCorrupt) {
+				t.Errorf("%s: %v", name, err)
+			}
+		case <-time.After(10 * time.Second):
+			t.Fatalf("%s hangs", name)
+		}
+	}
+}
+
+// readOnly is a file system that was mounted so.
+type readOnly struct{ dirfs.FS }
+
+func (f readOnly) OpenDir(path string) (dirfs.Dir, error) {
+	d, err := f.FS.OpenDir(path)
+	return readOnlyDir{d}, err
+}
+
+type readOnlyDir struct{ dirfs.Dir }
+
+func (d readOnlyDir) Open(name string, flag int) (dirfs.File, error) {
+	if flag&(os.O_WRONLY|os.O_RDWR|os.O_CREATE) != 0 {
+		return nil, syscall.EROFS
+	}
+	return d.Dir.Open(name, flag)
+}
+
+func (readOnlyDir) Mkdir(string) error              { return syscall.EROFS }
+func (readOnlyDir) Rename(string, string) error     { return syscall.EROFS }
+func (readOnlyDir) Remove(string) error             { return syscall.EROFS }
+func (readOnlyDir) SetTime(string, time.Time) error { return syscall.EROFS }
+
+// A directory on a read-only mount can be verified, and opened for reading; nothing in it changes.
+func TestDefectReadOnlyMountCannotBeVerified(t *testing.T) {
+	c := config(t)
+	c.TouchAfter = time.Nanosecond
+	tr := open(t, c)
+	all := keys(0, 4)
+	put(t, tr, c.Format, all...)
+	if err := tr.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	flip(t, path(c.Dirs[0], all[3]), c.Format.Layout.ShardOff(0))
+	mount := readOnly{dirfs.OS()}
+	r, err := file.VerifyOn(t.Context(), mount, c.Dirs[0])
+	if err != nil || r.Blocks != 4 || len(r.Findings) != 1 || r.Findings[0].Problem != file.Damaged {
+		t.Errorf("verify: %+v, %v", r, err)
+	}
+	if _, err := file.Open(t.Context(), withFS(c, mount)); !errors.Is(err, errdefs.ErrReadOnly) {
+		t.Errorf("open for writing: %v", err)
+	}
+	c.ReadOnly = true
+	tr = open(t, withFS(c, mount))
+	for i, key := range all {
+		if err := get(t, tr, c.Format, key); (err == nil) != (i < 3) {
+			t.Errorf("block %d: %v", i, err)
+		}
+	}
+	if !tr.ReadOnly() || state(t, tr, all[3]) != tier.Ready {
+		t.Error("what is damaged was taken away")
+	}
+	if err := tr.Put(t.Context(), all[3], image(t, c.Format, all[3])); !errors.Is(err, errdefs.ErrReadOnly) {
+		t.Errorf("put: %v", err)
+	}
+	if err := tr.Delete(t.Context(), all[0]); !errors.Is(err, errdefs.ErrReadOnly) {
+		t.Errorf("delete: %v", err)
+	}
+	if _, err := tr.GC(t.Context(), 0); !errors.Is(err, errdefs.ErrReadOnly) {
+		t.Errorf("gc: %v", err)
+	}
+	if st := tr.Stats(); st.Blocks != 4 || st.Corrupt != 1 || st.Errors != 2 { // the two that were refused
+		t.Errorf("%+v", st)
+	}
+	c.Dirs = []string{t.TempDir()}
+	if _, err := file.Open(t.Context(), c); !errors.Is(err, errdefs.ErrNotFound) {
+		t.Errorf("open an empty directory for reading: %v", err)
+	}
+}
+
+func withFS(c file.Config, f dirfs.FS) file.Config {
+	c.FS = f
+	return c
+}
+
+func TestRepairSetsAsideWhatIsWrong(t *testing.T) {
+	c := config(t)
+	all := keys(0, 40)
+	tr := open(t, c)
+	put(t, tr, c.Format, all...)
+	if err := tr.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	dir := c.Dirs[0]
+	for i := range 20 { // more than a tier keeps
+		flip(t, path(dir, all[i]), c.Format.Layout.ShardOff(0))
+	}
+	replace(t, path(dir, all[20]), mkfifo)
+	// A sound block in another folder than its own, and a damaged one.
+	elsewhere := filepath.Join(dir, "ff")
+	if err := errors.Join(
+		os.MkdirAll(elsewhere, 0o700),
+		os.Rename(path(dir, all[21]), filepath.Join(elsewhere, all[21].String())),
+		os.Rename(path(dir, all[22]), filepath.Join(elsewhere, all[22].String())),
+		os.MkdirAll(filepath.Join(dir, "tmp", "dead"), 0o700),
+	); err != nil {
+		t.Fatal(err)
+	}
+	flip(t, filepath.Join(elsewhere, all[22].String()), c.Format.Layout.ShardOff(0))
+	write(t, filepath.Join(dir, "tmp", "dead", "1"), "x")
+	write(t, filepath.Join(dir, "notes.txt"), "mine")
+	r, err := file.Repair(t.Context(), dir)
+	if err != nil || r.SetAside != 22 || r.Moved != 1 || r.SweptFiles != 1 || r.MarkerMade {
+		t.Errorf("%+v, %v", r, err)
+	}
+	if len(r.Unrepaired) != 1 || r.Unrepaired[0].Problem != file.Foreign || r.Unrepaired[0].Path != filepath.Join(dir, "notes.txt") {
+		t.Errorf("left: %+v", r.Unrepaired)
+	}
+	if v, err := file.Verify(t.Context(), dir, nil); err != nil || v.Blocks != 18 || v.Quarantined != 22 {
+		t.Errorf("%+v, %v", v, err)
+	}
+	tr = open(t, c)
+	if err := get(t, tr, c.Format, all[21]); err != nil {
+		t.Errorf("the block that lay elsewhere: %v", err)
+	}
+}
+
+func TestRepairMakesALostMarkerAnew(t *testing.T) {
+	for name, lose := range map[string]func(path string) error{
+		"lost":    os.Remove,
+		"damaged": func(p string) error { return os.WriteFile(p, []byte("{"), 0o600) },
+		"a FIFO":  func(p string) error { return errors.Join(os.Remove(p), mkfifo(p)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := config(t)
+			all := keys(0, 5)
+			tr := open(t, c)
+			put(t, tr, c.Format, all...)
+			if err := tr.Close(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			flip(t, path(c.Dirs[0], all[0]), 40) // in the header: it has no say
+			marker := filepath.Join(c.Dirs[0], "kvlane.json")
+			if err := lose(marker); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := file.Open(t.Context(), c); err == nil {
+				t.Fatal("it opened")
+			}
+			r, err := file.Repair(t.Context(), c.Dirs[0])
+			if err != nil || !r.MarkerMade || r.SetAside != 1 || len(r.Unrepaired) != 0 {
+				t.Errorf("%+v, %v", r, err)
+			}
+			var m struct{ Digest string }
+			if b, err := os.ReadFile(marker); err != nil || json.Unmarshal(b, &m) != nil {
+				t.Errorf("the marker: %s, %v", b, err)
+			}
+			tr = open(t, c)
+			for _, key := range all[1:] {
+				if err := get(t, tr, c.Format, key); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+}
+
+// Blocks of two identities: nobody knows whose the directory is, and Repair does not guess.
+func TestRepairDoesNotGuessWhoseBlocksTheyAre(t *testing.T) {
+	c, other := config(t), config(t)
+	other.Format.Identity = block.Digest{9}
+	for i, c := range []file.Config{c, other} {
+		tr := open(t, c)
+		put(t, tr, c.Format, tiertest.Key(i))
+		if err := tr.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	key := tiertest.Key(1)
+	to := path(c.Dirs[0], key)
+	if err := errors.Join(os.MkdirAll(filepath.Dir(to), 0o700), os.Rename(path(other.Dirs[0], key), to),
+		os.Remove(filepath.Join(c.Dirs[0], "kvlane.json"))); err != nil {
+		t.Fatal(err)
+	}
+	r, err := file.Repair(t.Context(), c.Dirs[0])
+	if err != nil || r.MarkerMade || r.SetAside != 0 || len(r.Unrepaired) == 0 {
+		t.Errorf("%+v, %v", r, err)
+	}
+	if _, err := file.Repair(t.Context(), t.TempDir()); !errors.Is(err, errdefs.ErrNotFound) {
+		t.Errorf("an empty directory: %v", err)
+	}
+}

@@ -52,6 +52,7 @@ type rigOptions struct {
 	tune           func(*store.Config)
 	fsync          file.FsyncPolicy
 	fileFS         dirfs.FS
+	readOnly       bool
 }
 
 // rig is a store on a simulated device, over real tiers, with a paged cache to load to and dump from.
@@ -155,7 +156,7 @@ func (r *rig) openStore() {
 		c.Cache = r.o.wrapCache(r.cache)
 	}
 	if len(r.o.dirs) > 0 {
-		r.file, err = file.Open(r.ctx(), file.Config{Dirs: r.o.dirs, Format: r.format, Identity: r.id, Fsync: r.o.fsync, FS: r.o.fileFS})
+		r.file, err = file.Open(r.ctx(), file.Config{Dirs: r.o.dirs, Format: r.format, Identity: r.id, Fsync: r.o.fsync, FS: r.o.fileFS, ReadOnly: r.o.readOnly})
 		r.must(err)
 		var t tier.Tier = r.file
 		if r.o.wrapFile != nil {

@@ -1,0 +1,136 @@
+package store_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/internal/dirfs/faultfs"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/store"
+	"github.com/kvlane/kvlane/tier"
+	"github.com/kvlane/kvlane/tier/file"
+)
+
+// Damaged copies behind a missing first block: the dump has the right bytes in its pages, and must not take the copies for stored.
+func TestDefectDumpTakesDamagedCopiesForStored(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	old := newRig(t, rigOptions{dirs: []string{dir}})
+	old.dump(1, 2, 3, 4, 5)
+	old.closeStore()
+	for n := 2; n <= 4; n++ {
+		key := old.key(n).String()
+		path := filepath.Join(dir, key[:2], key)
+		b, err := os.ReadFile(path)
+		old.must(err)
+		b[len(b)/2] ^= 1
+		old.must(os.WriteFile(path, b, 0o600))
+	}
+	key := old.key(1).String()
+	old.must(os.Remove(filepath.Join(dir, key[:2], key)))
+
+	r := newRig(t, rigOptions{dirs: []string{dir}})
+	r.dump(1, 2, 3, 4, 5)
+	if st := r.st.Stats(); st.Mismatches != 3 || st.Tiers[1].Tier.Corrupt != 3 || st.Tiers[1].Tier.Replaced != 3 {
+		t.Errorf("%+v", st)
+	}
+	// What this process has written or seen whole it skips.
+	if again := r.dump(1, 2, 3, 4, 5); again.Skipped() != 5 {
+		t.Errorf("%d of 5 blocks were skipped", again.Skipped())
+	}
+	if v, err := file.Verify(t.Context(), dir, nil); err != nil || v.Blocks != 5 || len(v.Findings) > 0 {
+		t.Errorf("%+v, %v", v, err)
+	}
+}
+
+// fullTier has no room, and says why.
+type fullTier struct{ tier.Tier }
+
+func (fullTier) Put(ctx context.Context, _ block.Key, _ mem.Extent) error {
+	<-ctx.Done()
+	return errors.Join(errdefs.ErrBusy, context.Cause(ctx))
+}
+
+func (t fullTier) Stats() tier.Stats {
+	return tier.Stats{Waiting: 1, Failure: errors.New("a file cannot be removed")}
+}
+
+// A dump that waits for room in a tier ends with an error by itself, and says meanwhile what it waits for.
+func TestDefectDurableHasNoEnd(t *testing.T) {
+	t.Parallel()
+	const waitMax = 300 * time.Millisecond
+	r := newRig(t, rigOptions{
+		dirs: []string{t.TempDir()}, wrapFile: func(t tier.Tier) tier.Tier { return fullTier{t} },
+		tune: func(c *store.Config) { c.WaitMax = waitMax },
+	})
+	task := r.startDump(1, 2)
+	ctx, cancel := context.WithTimeout(t.Context(), waitMax/10)
+	defer cancel()
+	err := task.Durable(ctx)
+	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "2 blocks are not durable yet") ||
+		!strings.Contains(err.Error(), "1 writes wait for room") || !strings.Contains(err.Error(), "cannot be removed") {
+		t.Errorf("while it waits: %v", err)
+	}
+	r.must(task.SourceFree(r.ctx()))
+	if err := task.Durable(r.ctx()); !errors.Is(err, errdefs.ErrBusy) {
+		t.Errorf("in the end: %v", err)
+	}
+	if st := r.st.Stats(); st.DurableFailures != 2 {
+		t.Errorf("%+v", st)
+	}
+}
+
+// A tier that was opened for reading only serves loads, and no dump fails for it.
+func TestReadOnlyTierServesLoads(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	old := newRig(t, rigOptions{dirs: []string{dir}})
+	old.dump(1, 2)
+	old.closeStore()
+	r := newRig(t, rigOptions{dirs: []string{dir}, readOnly: true})
+	r.mustLoad(1, 2)
+	r.dump(3)
+	r.mustLoad(3)
+	if v, err := file.Inspect(t.Context(), dir); err != nil || v.Blocks != 2 {
+		t.Errorf("%+v, %v", v, err)
+	}
+}
+
+// A file that a load could not read is written anew by the dump that follows, as an engine does that computes the block again.
+func TestDefectUnreadableFileIsNeverHealed(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	old := newRig(t, rigOptions{dirs: []string{dir}})
+	old.dump(1)
+	old.closeStore()
+	key := old.key(1).String()
+	bad, err := os.Stat(filepath.Join(dir, key[:2], key))
+	old.must(err)
+	f := faultfs.New(dirfs.OS(), nil, nil)
+	f.Forbid(func(op, p string) error {
+		now, err := os.Stat(p)
+		if op == "read" && err == nil && os.SameFile(now, bad) {
+			return syscall.EIO
+		}
+		return nil
+	})
+	r := newRig(t, rigOptions{dirs: []string{dir}, fileFS: f, slots: 2})
+	if errs := r.load(store.LoadOptions{}, 1); !errors.Is(errs[0], syscall.EIO) {
+		t.Errorf("load: %v", errs[0])
+	}
+	r.dump(1)
+	r.dump(2, 3) // the cache forgets it
+	r.mustLoad(1)
+	if st := r.st.Stats(); st.Tiers[1].Hits == 0 || st.Tiers[1].Tier.Replaced != 1 {
+		t.Errorf("%+v", st)
+	}
+}

@@ -36,7 +36,8 @@ type Config struct {
 	Tasks int
 	// GroupBytes is about how many bytes go into one batch of a stream. Default 16 MiB.
 	GroupBytes int64
-	// LeaseMax is the longest a lease may live, and how long a layerwise dump waits for its next shard. Default 30 s.
+	// LeaseMax is the longest a lease may live, and how long a layerwise dump waits for its next shard, and for what that has
+	// to come after. Default 30 s.
 	LeaseMax time.Duration
 	// WaitMax is how long a block waits for a slot, for another's fill, or for room in a tier below, before it fails with
 	// ErrBusy. Default 30 s.

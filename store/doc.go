@@ -45,10 +45,10 @@
 //
 // Slots are the resource that everybody waits for. Slots are held in two ways:
 //
-//   - At the client's pleasure: by leases, and by layerwise dumps between their shards. Leases hold at most five eighths
-//     of the slots and take them without waiting (beyond it they pin the copy in the tier below, or end the prefix).
-//     Layerwise dumps hold at most a quarter, and take those of a whole chunk at once while they hold none. Both end by a
-//     deadline of at most Config.LeaseMax: a dead client gives back what it held.
+//   - At the client's pleasure: by leases, and by layerwise dumps while a shard, or what it has to come after, is not there.
+//     Leases hold at most five eighths of the slots and take them without waiting (beyond it they pin the copy in the tier
+//     below, or end the prefix). Layerwise dumps hold at most a quarter, and take those of a whole chunk at once while they
+//     hold none. Both end by a deadline of at most Config.LeaseMax: a dead client gives back what it held.
 //   - For as long as the hardware takes: by copies, checksums and writes to the tiers below. Their holder never waits
 //     for a slot, for another's fill, for a dependency or for a pool that does: the first slot of a chunk is waited for
 //     while holding none, further ones are taken only if free; blocks that another is filling are put off until the

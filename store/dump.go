@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
@@ -14,7 +15,8 @@ import (
 type DumpOptions struct {
 	// Layerwise starts each shard by DumpTask.SubmitShard, in any order, instead of all at once.
 	Layerwise bool
-	// After holds what must have resolved well before the pages are read.
+	// After holds what must have resolved well before the pages are read. It is waited for without an end, but for Cancel; a
+	// store that is closing waits for Config.LeaseMax more, and the dump fails with ErrClosed.
 	After []mem.Dependency
 }
 
@@ -84,9 +86,9 @@ func (s *Store) Dump(ctx context.Context, pages *Pages, refs []Ref, o DumpOption
 }
 
 // SubmitShard says that the shard's pages may be read once after has resolved well. Each shard of a layerwise dump is
-// submitted once, in any order; within Config.LeaseMax of the one before, or the dump fails with ErrExpired. It does not
-// wait. Errors: ErrInvalid for a dump that is not layerwise or a shard that it lacks, ErrExists for a second time,
-// ErrCanceled and others once the dump has been canceled.
+// submitted once, in any order; within Config.LeaseMax of the one before, or the dump fails with ErrExpired, as it does where
+// after takes longer than that to resolve: the dump holds slots meanwhile. It does not wait. Errors: ErrInvalid for a dump that
+// is not layerwise or a shard that it lacks, ErrExists for a second time, ErrCanceled and others once the dump has been canceled.
 func (t *DumpTask) SubmitShard(ctx context.Context, shard int, after ...mem.Dependency) error {
 	fail := func(err error) error { return fmt.Errorf("submit shard %d of %d: %w", shard, t.s.shards, err) }
 	if !t.layers {
@@ -213,19 +215,34 @@ func (t *DumpTask) run() {
 	t.one(-1, nil)
 }
 
-// met waits for dependencies. The task holds no slots, or those of a layerwise chunk.
+// met waits for dependencies, while the task holds no slots: as long as they take, and from Close on for LeaseMax.
 func (t *DumpTask) met(after []mem.Dependency) error {
-	for _, d := range after {
+	closing := t.s.closing
+	var late <-chan time.Time
+	for k := 0; k < len(after); {
 		select {
-		case <-d.Done():
-			if err := d.Err(); err != nil {
-				return fmt.Errorf("what the dump has to wait for failed: %w", err)
+		case <-after[k].Done():
+			if err := after[k].Err(); err != nil {
+				return unmet(after, k, err)
 			}
+			k++
 		case <-t.ctx.Done():
-			return context.Cause(t.ctx)
+			return unmet(after, k, context.Cause(t.ctx))
+		case <-closing:
+			closing = nil
+			timer := t.s.clock.NewTimer(t.s.cfg.LeaseMax)
+			defer timer.Stop()
+			late = timer.Chan()
+		case <-late:
+			return unmet(after, k, fmt.Errorf("store has been closing for %v: %w", t.s.cfg.LeaseMax, errdefs.ErrClosed))
 		}
 	}
 	return nil
+}
+
+// unmet says which of several dependencies was waited for in vain.
+func unmet(after []mem.Dependency, k int, err error) error {
+	return fmt.Errorf("wait for dependency %d of %d (%T): %w", k+1, len(after), after[k], err)
 }
 
 // sort gives blocks that are durable their result and leaves the others in todo.

@@ -21,17 +21,24 @@ func (t *DumpTask) copyLayers() {
 		}
 		g := t.reserveGroup(int(want), true)
 		if g != nil {
-			t.copyChunk(g)
+			err = t.copyChunk(g)
 		}
 		t.s.layerSlots.Release(want)
+		if err != nil {
+			t.failAll(err)
+		}
 	}
 }
 
-// copyChunk copies every shard of g's blocks as it is submitted.
-func (t *DumpTask) copyChunk(g *group) {
+// copyChunk copies every shard of g's blocks as it is submitted. The error is that of a wait which no later chunk need make.
+func (t *DumpTask) copyChunk(g *group) error {
+	var waited error
 	for k := range t.s.shards {
 		sub, err := t.arrival(g, k)
 		if err != nil {
+			if g.err == nil {
+				waited = err
+			}
 			g.fail(err)
 			break
 		}
@@ -41,10 +48,11 @@ func (t *DumpTask) copyChunk(g *group) {
 		}
 	}
 	t.complete(g)
+	return waited
 }
 
-// arrival returns the k-th submission, waiting for it and for what it has to come after. Meanwhile it takes note of what g
-// has copied: a copy that failed ends the wait.
+// arrival returns the k-th submission, waiting for it and for what it has to come after: for no longer than LeaseMax each,
+// since the task holds slots. Meanwhile it takes note of what g has copied: a copy that failed ends the wait.
 func (t *DumpTask) arrival(g *group, k int) (submission, error) {
 	if k == len(t.arrivals) {
 		sub, err := t.nextSubmission(g)
@@ -55,7 +63,7 @@ func (t *DumpTask) arrival(g *group, k int) (submission, error) {
 	}
 	sub := &t.arrivals[k]
 	if !sub.met {
-		if err := t.met(sub.after); err != nil {
+		if err := t.shardMet(g, sub); err != nil {
 			return submission{}, err
 		}
 		sub.met = true
@@ -69,6 +77,37 @@ func (t *DumpTask) nextSubmission(g *group) (submission, error) {
 		return sub, nil
 	default:
 	}
+	sub, err := t.hold(g, t.shardCh, nil)
+	if err != nil && g.err == nil {
+		err = fmt.Errorf("shard number %d of %d was not submitted: %w", len(t.arrivals)+1, t.s.shards, err)
+	}
+	return sub, err
+}
+
+// shardMet waits for what a shard has to come after.
+func (t *DumpTask) shardMet(g *group, sub *submission) error {
+	for k, d := range sub.after {
+		select {
+		case <-d.Done(): // even if the store is closing
+		default:
+			if _, err := t.hold(g, nil, d.Done()); err != nil {
+				if g.err == nil {
+					err = fmt.Errorf("shard %d of %d: %w", sub.shard, t.s.shards, unmet(sub.after, k, err))
+				}
+				return err
+			}
+		}
+		if err := d.Err(); err != nil {
+			return fmt.Errorf("shard %d of %d: %w", sub.shard, t.s.shards, unmet(sub.after, k, err))
+		}
+	}
+	return nil
+}
+
+// hold waits for a submission, or for a dependency to resolve, while the task holds g's slots: until LeaseMax has passed or the
+// store closes.
+func (t *DumpTask) hold(g *group, submitted <-chan submission, resolved <-chan struct{}) (submission, error) {
+	start := t.s.clock.Now()
 	idle := t.s.clock.NewTimer(t.s.cfg.LeaseMax)
 	defer idle.Stop()
 	for g.err == nil {
@@ -77,16 +116,18 @@ func (t *DumpTask) nextSubmission(g *group) (submission, error) {
 			landed = g.oldest().Done()
 		}
 		select {
-		case sub := <-t.shardCh:
+		case sub := <-submitted:
 			return sub, nil
+		case <-resolved:
+			return submission{}, nil
 		case <-landed:
 			t.land(g)
 		case <-t.ctx.Done():
 			return submission{}, context.Cause(t.ctx)
 		case <-t.s.closing:
-			return submission{}, fmt.Errorf("store is closing, shard %d of %d was not submitted: %w", len(t.arrivals)+1, t.s.shards, errdefs.ErrClosed)
+			return submission{}, fmt.Errorf("store is closing, %v waited: %w", t.s.clock.Since(start), errdefs.ErrClosed)
 		case <-idle.Chan():
-			return submission{}, fmt.Errorf("shard %d of %d was not submitted within %v: %w", len(t.arrivals)+1, t.s.shards, t.s.cfg.LeaseMax, errdefs.ErrExpired)
+			return submission{}, fmt.Errorf("%v waited, slots are held for no longer: %w", t.s.cfg.LeaseMax, errdefs.ErrExpired)
 		}
 	}
 	return submission{}, g.err

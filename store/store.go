@@ -150,8 +150,9 @@ func (s *Store) end() {
 	s.wg.Done()
 }
 
-// Close refuses new work, cancels loads, prefetches and layerwise dumps that miss a shard, releases all leases, finishes
-// the other dumps with their writes to the tiers below, joins all goroutines and closes the streams. If ctx ends first,
+// Close refuses new work, cancels loads, prefetches and layerwise dumps that miss a shard or what it comes after, releases all
+// leases, finishes the other dumps with their writes to the tiers below (those that still wait for DumpOptions.After if that
+// resolves within Config.LeaseMax), joins all goroutines and closes the streams. If ctx ends first,
 // dumps and writes are canceled too and Close returns ErrCanceled with the context's cause; it may then be called again, to wait
 // for hardware and tiers to let go, as after a stream that did not close. Once a Close has returned nil the tiers may be closed:
 // what else streams had to tell, the Close that closed them tells, and later ones return nil at once.

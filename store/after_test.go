@@ -1,0 +1,140 @@
+package store_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jonboulle/clockwork"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/store"
+	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/tier"
+)
+
+// stuckShard starts a layerwise dump of blocks 1 and 2 whose second shard comes after an engine stream that is dead, and waits
+// until the dump holds slots.
+func stuckShard(r *rig) *store.DumpTask {
+	r.tb.Helper()
+	d, err := r.st.Dump(r.ctx(), r.pages, r.refs(0, 1, 2), store.DumpOptions{Layerwise: true})
+	r.must(err)
+	r.must(d.SubmitShard(r.ctx(), 0))
+	r.must(d.SubmitShard(r.ctx(), 1, &dependency{done: make(chan struct{})}))
+	r.must(d.SubmitShard(r.ctx(), 2))
+	r.eventually(func() bool { return r.hits(1)[0].State == tier.Filling })
+	return d
+}
+
+// wantUnmet checks that every block of d failed for want, with an error that says what was waited for.
+func wantUnmet(t *testing.T, r *rig, d *store.DumpTask, want error) {
+	t.Helper()
+	r.resolved(d.Done())
+	for _, err := range d.Errs() {
+		wantErr(t, err, want)
+		if s := err.Error(); !strings.Contains(s, "shard 1 of 3") || !strings.Contains(s, "dependency 1 of 1 (*store_test.dependency)") {
+			t.Errorf("the error does not say which shard waited for what: %v", err)
+		}
+	}
+	r.must(d.SourceFree(r.ctx()))
+}
+
+// H1: what a shard comes after may be of a dead engine. Its slots come back by LeaseMax.
+func TestH1LayerwiseDumpWaitsForADeadEngineUntilLeaseMaxOnly(t *testing.T) {
+	t.Parallel()
+	clock := clockwork.NewFakeClock()
+	r := newRig(t, rigOptions{slots: 4, clock: clock, tune: func(c *store.Config) { c.LeaseMax = time.Minute }})
+	d := stuckShard(r)
+	clock.Advance(time.Minute - time.Millisecond)
+	if !unresolved(d.Done()) {
+		t.Fatal("the dump gave up before its time")
+	}
+	r.eventually(func() bool { clock.Advance(time.Minute); return !unresolved(d.Done()) })
+	wantUnmet(t, r, d, errdefs.ErrExpired)
+	if s := d.Errs()[0].Error(); !strings.Contains(s, "1m0s") {
+		t.Errorf("the error does not say how long: %s", s)
+	}
+	r.dump(3, 4, 5, 6) // nothing is held any more
+	r.mustLoad(3, 4, 5, 6)
+}
+
+// H1: Close does not wait for a dead engine while slots are held.
+func TestH1LayerwiseDumpThatWaitsForADeadEngineEndsOnClose(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, rigOptions{slots: 4})
+	d := stuckShard(r)
+	r.must(r.st.Close(r.ctx()))
+	wantUnmet(t, r, d, errdefs.ErrClosed)
+}
+
+// H1: a copy that failed meanwhile ends the wait too.
+func TestH1LayerwiseDumpThatWaitsForADeadEngineEndsWithAFailedCopy(t *testing.T) {
+	t.Parallel()
+	cause := errors.New("the copy failed")
+	held := &heldStream{}
+	r := newRig(t, rigOptions{slots: 4, wrapDump: func(st stream.Stream) stream.Stream { held.Stream = st; return held }})
+	d, err := r.st.Dump(r.ctx(), r.pages, r.refs(0, 1), store.DumpOptions{Layerwise: true})
+	r.must(err)
+	r.must(d.SubmitShard(r.ctx(), 0))
+	r.must(d.SubmitShard(r.ctx(), 1, &dependency{done: make(chan struct{})}))
+	r.eventually(func() bool { return held.count() == 1 })
+	held.tickets[0].Resolve(stream.Completion{}, cause)
+	r.resolved(d.Done())
+	wantErr(t, d.Errs()[0], cause)
+}
+
+// H1: before slots are held a dump waits for its dependencies as long as it takes; from Close on for LeaseMax.
+func TestH1DumpThatWaitsForADeadEngineEndsAfterClose(t *testing.T) {
+	t.Parallel()
+	for _, layerwise := range []bool{false, true} {
+		clock := clockwork.NewFakeClock()
+		r := newRig(t, rigOptions{clock: clock, tune: func(c *store.Config) { c.LeaseMax = time.Minute }})
+		dead, late := &dependency{done: make(chan struct{})}, &dependency{done: make(chan struct{})}
+		start := func(page int, n int, after mem.Dependency) *store.DumpTask {
+			r.fill(uint32(page), n)
+			d, err := r.st.Dump(r.ctx(), r.pages, r.refs(page, n), store.DumpOptions{Layerwise: layerwise, After: []mem.Dependency{after}})
+			r.must(err)
+			for i := range r.o.shards {
+				if layerwise {
+					r.must(d.SubmitShard(r.ctx(), i))
+				}
+			}
+			return d
+		}
+		lost, saved := start(0, 1, dead), start(1, 2, late)
+		clock.Advance(time.Hour)
+		if !unresolved(lost.Done()) {
+			t.Fatal("the dump did not wait for what it has to come after")
+		}
+		closed := make(chan error, 1)
+		go func() { closed <- r.st.Close(r.ctx()) }()
+		r.eventually(func() bool { _, err := r.st.Lookup(r.ctx(), nil); return errors.Is(err, errdefs.ErrClosed) })
+		close(late.done)
+		r.must(saved.Durable(r.ctx())) // dumps under way are finished
+		r.eventually(func() bool { clock.Advance(time.Minute); return !unresolved(lost.Done()) })
+		err := lost.Errs()[0]
+		wantErr(t, err, errdefs.ErrClosed)
+		if s := err.Error(); !strings.Contains(s, "dependency 1 of 1 (*store_test.dependency)") {
+			t.Errorf("the error does not say what was waited for: %s", s)
+		}
+		r.must(<-closed)
+	}
+}
+
+// H1: Cancel ends both waits at once.
+func TestH1CancelEndsAWaitForADeadEngine(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, rigOptions{slots: 4})
+	d := stuckShard(r)
+	d.Cancel()
+	r.resolved(d.Done())
+	wantErr(t, d.Errs()[0], errdefs.ErrCanceled)
+	d, err := r.st.Dump(context.Background(), r.pages, r.refs(0, 1), store.DumpOptions{After: []mem.Dependency{&dependency{done: make(chan struct{})}}})
+	r.must(err)
+	d.Cancel()
+	r.resolved(d.Done())
+	wantErr(t, d.Errs()[0], errdefs.ErrCanceled)
+}

@@ -90,7 +90,8 @@ type StoreConfig struct {
 	Fsync file.FsyncPolicy
 	// FS replaces the operating system's files, for tests.
 	FS dirfs.FS
-	// Verify says when checksums are checked on the way to the device. Default store.VerifyAlways.
+	// Verify says where and when checksums are made and checked on the way from and to the device. Default
+	// store.VerifyDevice.
 	Verify store.VerifyPolicy
 	// Readers and Writers bound the concurrent reads from and writes to the tiers below the cache. Zero is the store's
 	// default.

@@ -31,8 +31,13 @@
 //     says that its page is undefined (BlockError.Undefined).
 //
 // Where a path takes no sums (the copy engines), the CPU sums a dump's slot after the copy, and verifies a load's slot beside
-// the copy of what follows: damage at rest is found, damage by the transfer is not. The same holds for VerifyAlways, which
-// verifies before it copies, and for blocks whose checksums are block.SumXXH3. VerifyFill finds damage in tiers below only.
+// the copy of what follows: damage at rest is found, damage by the transfer is not. The same holds for blocks whose checksums
+// are block.SumXXH3, which are verified before they are copied.
+//
+// VerifyAlways does all that, and has the CPU look at every slot besides: before a load copies it, and after a dump has filled
+// it, against the sums of the pages where the path took them. Where it took none, and for planes that are not whole leaves, the
+// slots of a load are verified before the copy and after it. VerifyFill checks dumps like that, and loads not at all: it finds
+// damage in tiers below only.
 // Nothing here finds what happens to a page before a dump has read it or after a load has written it.
 //
 // # Released means quiesced

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/tier"
 )
@@ -184,15 +185,21 @@ func (t *DumpTask) work(kind jobKind, i int32) {
 	fill := it.fill
 	it.fill = nil
 	err := t.seal(it, t.s.imageOf(fill.Extent()).Bytes(), t.sc.refs[i].Key)
-	if err != nil {
-		fill.Abort(err)
-	} else {
+	switch {
+	case err == nil:
 		it.slot, err = t.s.publish(fill)
+	case bad(err):
+		t.s.count.corrupt.Add(1)
+		t.s.cfg.Hooks.corrupt(t.s.cache.Name(), t.sc.refs[i].Key, err)
+		fallthrough
+	default:
+		fill.Abort(err)
 	}
 	t.sc.results <- result{jobCheck, i, err}
 }
 
-// seal completes the image with the checksums that came with its copy; the CPU sums what came without.
+// seal completes the image with the checksums that came with its copy; the CPU sums what came without, and, but under
+// VerifyDevice, compares what came with the slot.
 func (t *DumpTask) seal(it *item, image []byte, key block.Key) error {
 	f := t.s.cfg.Format
 	if !t.sums {
@@ -205,11 +212,18 @@ func (t *DumpTask) seal(it *item, image []byte, key block.Key) error {
 	}
 	sums = sums[:t.s.shards]
 	for k := range sums {
-		if it.group.hasSums(k) {
+		summed := it.group.hasSums(k)
+		if summed {
 			sums[k] = block.FoldLeaves(it.group.leaves(int(it.at), k))
-		} else {
-			sums[k] = f.SumShard(image, k)
+			if t.s.cfg.Verify == VerifyDevice {
+				continue
+			}
 		}
+		slot := f.SumShard(image, k)
+		if summed && slot != sums[k] {
+			return fmt.Errorf("shard %d did not reach the slot as it was read from the page: %w", k, errdefs.ErrCorrupt)
+		}
+		sums[k] = slot
 	}
 	return f.SealWith(image, key, sums)
 }

@@ -65,7 +65,7 @@ func (s *Store) Load(ctx context.Context, lease *Lease, pages *Pages, refs []Ref
 	t := &LoadTask{lease: lease, pages: pages, layers: o.Layerwise, sc: sc, left: len(refs)}
 	t.init(s.loadCtx, s, len(refs))
 	sc.flatten(pages)
-	t.sums = s.summable(sc.planes)
+	t.sums = s.cfg.Verify != VerifyFill && s.summable(sc.planes)
 	if t.layers {
 		t.shardDone, t.shardLeft = make([]chan struct{}, s.shards), make([]int, s.shards)
 		for i := range t.shardDone {

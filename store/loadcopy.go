@@ -79,8 +79,8 @@ func (t *LoadTask) land() {
 	t.travelled(&t.s.loads, &t.s.count.load, tk)
 	if err := tk.Err(); err != nil {
 		g.fail(err)
-	} else if t.sums {
-		g.summed[n] = tk.Completion().Summed
+	} else if t.sums || t.s.cfg.Verify == VerifyAlways {
+		g.summed[n] = t.sums && tk.Completion().Summed
 		t.check(g, n)
 	}
 	t.advance()
@@ -148,10 +148,11 @@ func (t *LoadTask) settle(g *group) {
 
 // verified counts a block of g that is on its page by who has verified it.
 func (t *LoadTask) verified(g *group, it *item) {
-	switch {
-	case t.sums && !it.older && !slices.Contains(g.summed[:len(g.tickets)], false):
+	onWay := t.sums && !it.older && !slices.Contains(g.summed[:len(g.tickets)], false)
+	if onWay {
 		t.s.count.verifiedOnWay.Add(1)
-	case t.s.cfg.Verify != VerifyFill || it.from != 0:
+	}
+	if p := t.s.cfg.Verify; p == VerifyAlways || !onWay && (p != VerifyFill || it.from != 0) {
 		t.s.count.verifiedByCPU.Add(1)
 	}
 }

@@ -88,7 +88,7 @@ func (t *LoadTask) opened(i int32, slot tier.Slot) {
 	switch {
 	case t.s.cfg.Verify == VerifyFill:
 		t.sc.ready = append(t.sc.ready, i)
-	case t.sums:
+	case t.sums && t.s.cfg.Verify == VerifyDevice:
 		h, err := t.s.cfg.Format.Header(t.s.imageOf(slot.Extent()).Bytes(), t.sc.refs[i].Key)
 		switch {
 		case err != nil:

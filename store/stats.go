@@ -22,6 +22,7 @@ type Stats struct {
 
 	// Blocks that loads brought to pages, by who verified them: the bytes' copy on its way, or the CPU in the slot (or when
 	// the block was read from a tier below). The rest was trusted, under VerifyFill.
+	// Under VerifyAlways both count where the copy summed.
 	VerifiedOnWay, VerifiedByCPU int64
 
 	Mismatches      int64 // blocks that failed their check, or could not be read when they were to be written, in any tier

@@ -17,11 +17,13 @@ const (
 	// VerifyDevice has whoever copies a block sum it on the way: a dump's checksums are those of the bytes that were read
 	// from its pages, and a load is verified by the bytes that reached its pages. Where the copy was made by a path that
 	// takes no sums, the slot is summed and verified by the CPU. Where the pages or the format do not allow it (planes that
-	// are not multiples of block.LeafBytes, above all) it is as VerifyAlways. The default.
+	// are not multiples of block.LeafBytes, above all) the CPU verifies each slot before its copy. The default.
 	VerifyDevice VerifyPolicy = iota
-	// VerifyAlways has the CPU sum every slot that a dump has filled and verify every slot before a load copies it.
+	// VerifyAlways finds all that VerifyDevice does, and has the CPU check besides: every slot that a dump has filled against
+	// what was read from the pages, and every slot before a load copies it, so that no copy of a wrong one is begun. What a
+	// load has copied is verified as well, by its sums, or, where the path took none, by the slot once more.
 	VerifyAlways
-	// VerifyFill is VerifyAlways for dumps; loads trust what lies in the cache.
+	// VerifyFill is VerifyAlways for dumps; loads trust what lies in the cache, and nobody sums their copies.
 	VerifyFill
 )
 
@@ -61,7 +63,7 @@ func leafOffsets(f block.Format) []int {
 // summable says whether streams can be asked for the sums of a task over these planes. Planes cover their shards (see
 // Pages.Validate), so where all are whole leaves, those of a shard follow each other in the order of the planes' places.
 func (s *Store) summable(planes []mem.Plane) bool {
-	if s.cfg.Verify != VerifyDevice || s.leafAt == nil {
+	if s.leafAt == nil {
 		return false
 	}
 	_, ok := (&mem.PageGroup{Planes: planes, Slots: s.slots}).Leaves()

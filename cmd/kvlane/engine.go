@@ -46,7 +46,7 @@ func (e *engineFlags) register(flags *pflag.FlagSet) {
 	flags.StringVar(&e.path, "path", "auto", "how to copy: auto, or the name of a path that every batch takes")
 	flags.StringVar(&e.policy, "policy", plan.Throughput.String(), "what paths are chosen for: throughput, latency, or background (little harm to what computes beside)")
 	flags.StringVar(&e.calibration, "calibrate", string(kvlane.CalibrateOnce), "when a GPU's paths are measured: once (if no profile is stored; it takes 2 s), or never")
-	flags.StringVar(&e.verify, "verify", store.VerifyDevice.String(), "who makes and verifies checksums: device (the copy on its way, or else the CPU), always (the CPU), or fill (the CPU, but not of what the cache has)")
+	flags.StringVar(&e.verify, "verify", store.VerifyDevice.String(), "who makes and verifies checksums: device (the copy on its way, or else the CPU), always (the CPU too, before and after copies), or fill (the same, but not of what the cache has)")
 	flags.Var(sizeValue{&e.cacheBytes}, "cache-bytes", "pinned host memory of the cache tier")
 	flags.StringArrayVar(&e.dirs, "file-dir", nil, "directory of the file tier; repeat it for several, without it there is none")
 	flags.Var(sizeValue{&e.fileBytes}, "file-bytes", "bound of the file tier; 0 is none")

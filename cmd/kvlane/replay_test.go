@@ -98,7 +98,7 @@ func TestReplaySaysWhoVerified(t *testing.T) {
 	for _, c := range []struct {
 		verify, headSize string
 		onWay, byCPU     int64
-	}{{"device", "128", 2, 0}, {"device", "32", 0, 2}, {"always", "128", 0, 2}, {"fill", "128", 0, 0}} {
+	}{{"device", "128", 2, 0}, {"device", "32", 0, 2}, {"always", "128", 2, 2}, {"fill", "128", 0, 0}} {
 		args := small("replay", traceFile(t, goodLine+goodLine), "--json", "--layers", "2", "--kv-heads", "1", "--head-size", c.headSize, "--verify", c.verify, "--path", "kernel")
 		code, stdout, stderr := execute(t, args...)
 		var r replay.Report
@@ -109,7 +109,7 @@ func TestReplaySaysWhoVerified(t *testing.T) {
 			t.Errorf("--verify %s, head size %s: of %d blocks, %d were verified on their way and %d by the CPU", c.verify, c.headSize, r.PrefixHits, r.VerifiedOnWay, r.VerifiedByCPU)
 		}
 		for _, p := range r.Paths {
-			if (p.Summed == p.Bytes) != (c.onWay > 0) {
+			if (p.Summed == p.Bytes) != (c.onWay > 0 || c.verify == "fill" && p.Direction == "dump") {
 				t.Errorf("--verify %s, head size %s: %+v", c.verify, c.headSize, p)
 			}
 		}

@@ -162,6 +162,9 @@ func faultScript(r *rig, log *errorLog) (durable []int, loaded map[uint32]int) {
 		l, err := r.st.LeasePrefix(r.ctx(), r.keys(ns...), 0)
 		r.must(err)
 		defer l.Release()
+		if l.Len() < len(ns) { // a fault cut it short
+			l = nil
+		}
 		task, err := r.st.Load(r.ctx(), l, r.pages, r.refs(first, ns...), store.LoadOptions{Layerwise: layerwise})
 		r.must(err)
 		for i, err := range r.loaded(task) {

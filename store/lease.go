@@ -20,8 +20,9 @@ type Lease struct {
 	deadline time.Time
 
 	mu    sync.Mutex
-	ended bool // no load may start any more
-	uses  int  // loads running under the lease, and one until it ended
+	ended bool              // no load may start any more
+	uses  int               // loads running under the lease, and one until it ended
+	index map[block.Key]int // places of keys, made when refs in another order are asked for
 }
 
 // LeasePrefix pins the longest prefix of keys whose blocks are all Ready, each in the first tier that has it, for ttl at
@@ -144,15 +145,45 @@ func (l *Lease) finish() bool {
 	return first
 }
 
-// use lets a load run under the lease, until unuse.
-func (l *Lease) use() error {
+// use lets a load of refs run under the lease, until unuse.
+func (l *Lease) use(s *Store, refs []Ref) error {
+	if l.s != s {
+		return fmt.Errorf("the lease is of another store, whose blocks alone it pins: %w", errdefs.ErrInvalid)
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if i := l.lacks(refs); i >= 0 {
+		return fmt.Errorf("ref %d (block %s) is none of the %d blocks that the lease pins; load it without the lease, or lease its prefix: %w",
+			i, refs[i].Key, len(l.tiers), errdefs.ErrInvalid)
+	}
 	if l.ended || !l.s.clock.Now().Before(l.deadline) {
 		return fmt.Errorf("use lease of %d blocks: %w", len(l.tiers), errdefs.ErrExpired)
 	}
 	l.uses++
 	return nil
+}
+
+// lacks returns the first ref whose block is not pinned, or -1. Mostly refs are in the order of the keys.
+func (l *Lease) lacks(refs []Ref) int {
+	next := 0
+	for i := range refs {
+		if next < len(l.keys) && l.keys[next] == refs[i].Key {
+			next++
+			continue
+		}
+		if l.index == nil {
+			l.index = make(map[block.Key]int, len(l.keys))
+			for k := range l.keys {
+				l.index[l.keys[k]] = k
+			}
+		}
+		at, ok := l.index[refs[i].Key]
+		if !ok {
+			return i
+		}
+		next = at + 1
+	}
+	return -1
 }
 
 func (l *Lease) unuse() {

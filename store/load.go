@@ -37,7 +37,8 @@ type LoadTask struct {
 
 // Load copies each ref's block to its page, from the first tier that has it, and verifies it by the store's policy: under
 // VerifyDevice by what has reached the page. A copy that fails its check is looked into, and made again from what is
-// right, a few times. A lease, where given, must not have ended (ErrExpired); its pins stay until the load is done. Load waits
+// right, a few times. A lease, where given, is of this store and pins the blocks of all refs, in any order (ErrInvalid), and
+// must not have ended (ErrExpired); its pins stay until the load is done. Load waits
 // until ctx ends for its turn among Config.Tasks; ctx has no say over the task once that is returned. pages stays unchanged
 // until Done.
 //
@@ -55,7 +56,7 @@ func (s *Store) Load(ctx context.Context, lease *Lease, pages *Pages, refs []Ref
 	sc := s.take(refs)
 	err := sc.pages.checkRefs(refs, pages.count(), true)
 	if err == nil && lease != nil {
-		err = lease.use()
+		err = lease.use(s, refs)
 	}
 	if err != nil {
 		s.put(sc)

@@ -286,15 +286,19 @@ func (m *model) begin(dump bool, ns []int, layerwise bool) *pending {
 			m.r.poison(ref.Page)
 			p.known = append(p.known, m.blocks[ns[i]])
 		}
+		var under *store.Lease // which a load of blocks that it does not pin refuses
 		if m.rng.IntN(2) == 0 {
 			p.lease, err = m.r.st.LeasePrefix(m.r.ctx(), m.r.keys(ns...), 0)
 			m.r.must(err)
-			if k := p.lease.Len(); k > len(ns) {
+			switch k := p.lease.Len(); {
+			case k > len(ns):
 				m.t.Fatalf("leased %d of %d blocks", k, len(ns))
+			case k == len(ns):
+				under = p.lease
 			}
 		}
 		p.what = fmt.Sprintf("load %v layerwise=%v", ns, layerwise)
-		p.load, err = m.r.st.Load(m.r.ctx(), p.lease, m.r.pages, p.refs, store.LoadOptions{Layerwise: layerwise})
+		p.load, err = m.r.st.Load(m.r.ctx(), under, m.r.pages, p.refs, store.LoadOptions{Layerwise: layerwise})
 		m.r.must(err)
 	}
 	m.log("begin %s", p.what)

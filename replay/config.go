@@ -34,7 +34,7 @@ type Config struct {
 	Backlog int
 	// Timeout bounds every single wait. Default one minute.
 	Timeout time.Duration
-	// Summary is what Scan found in the trace with this Limit. Nil has Run scan it.
+	// Summary is what Scan found in the trace with this Limit; it stays open until Run returns. Nil has Run scan it.
 	Summary *Summary
 	// Memory is told of the KV cache's memory before a load or dump names it, and before it is freed: for stores whose
 	// streams reach only what is registered. Nil: nobody is told.
@@ -109,7 +109,7 @@ func (c *Config) pagesFor(s Summary) (int, error) {
 	if c.Pages < s.MaxBlocks {
 		return 0, &TraceError{
 			File: c.Trace, Line: s.LongestLine, Field: "hash_ids",
-			Problem: fmt.Sprintf("has %d blocks, more than the KV cache's %d pages", s.MaxBlocks, c.Pages),
+			Problem: fmt.Sprintf("has %d blocks, more than the KV cache's %d pages: it needs %d, or 0 for as many as the trace takes", s.MaxBlocks, c.Pages, s.MaxBlocks),
 		}
 	}
 	return c.Pages, nil

@@ -31,11 +31,10 @@ func Run(ctx context.Context, c Config) (_ *Report, err error) {
 		return nil, fmt.Errorf("replay: %w", err)
 	}
 	if c.Summary == nil {
-		s, err := Scan(c.Trace, c.Limit)
-		if err != nil {
+		if c.Summary, err = Scan(ctx, c.Trace, c.Limit); err != nil {
 			return nil, err
 		}
-		c.Summary = &s
+		defer func() { err = errors.Join(err, c.Summary.Close()) }()
 	}
 	r, err := newRun(c)
 	if err != nil {
@@ -146,7 +145,7 @@ func (r *run) run(ctx context.Context) error {
 // read hands the trace's requests to the workers.
 func (r *run) read(ctx context.Context) (err error) {
 	defer close(r.requests)
-	t, err := OpenTrace(r.cfg.Trace)
+	t, err := r.cfg.Summary.open(ctx, r.cfg.Trace)
 	if err != nil {
 		return err
 	}
@@ -159,7 +158,7 @@ func (r *run) read(ctx context.Context) (err error) {
 			return context.Cause(ctx)
 		}
 		if err := t.Next(req); errors.Is(err, io.EOF) {
-			return fmt.Errorf("trace %s became shorter while it was read: %w", r.cfg.Trace, errdefs.ErrInvalid)
+			return fmt.Errorf("trace %s became shorter while it was read; replay one that nobody writes to: %w", r.cfg.Trace, errdefs.ErrInvalid)
 		} else if err != nil {
 			return err
 		}

@@ -4,18 +4,25 @@ import (
 	"bufio"
 	"bytes"
 	"compress/gzip"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"strconv"
 
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/ctxio"
 )
 
 // MaxLineBytes is the longest line of a trace. It bounds the memory of a TraceReader.
 const MaxLineBytes = 4 << 20
+
+// byteOrderMark is what some editors begin a file with.
+const byteOrderMark = "\ufeff"
+
+// format is what errors show of a trace.
+const format = `a trace has one JSON object a line, such as {"timestamp":0,"input_length":1024,"output_length":5,"hash_ids":[0,1]}`
 
 // Request is one line of a trace.
 type Request struct {
@@ -50,7 +57,8 @@ func (e *TraceError) Error() string {
 func (e *TraceError) Unwrap() error { return errdefs.ErrInvalid }
 
 // TraceReader reads a trace: one JSON object a line, {"timestamp", "input_length", "output_length", "hash_ids"}, as the
-// Mooncake traces have it; other fields and blank lines are ignored. Gzip is recognized by its content. One user at a time.
+// Mooncake traces have it; other fields, blank lines and a byte order mark are ignored. Gzip is recognized by its content. One
+// user at a time.
 type TraceReader struct {
 	name  string
 	lines *bufio.Scanner
@@ -75,20 +83,24 @@ func NewTraceReader(name string, r io.Reader) (*TraceReader, error) {
 	if err != nil && !errors.Is(err, io.EOF) {
 		return nil, fmt.Errorf("read trace %s: %w", name, err)
 	}
-	var plain io.Reader = buf
 	if bytes.Equal(head, []byte{0x1f, 0x8b}) {
-		if plain, err = gzip.NewReader(buf); err != nil {
+		z, err := gzip.NewReader(buf)
+		if err != nil {
 			return nil, fmt.Errorf("read trace %s: %w: %w", name, err, errdefs.ErrInvalid)
 		}
+		buf = bufio.NewReader(z)
 	}
-	lines := bufio.NewScanner(plain)
+	if mark, _ := buf.Peek(len(byteOrderMark)); string(mark) == byteOrderMark { // an error comes again with the first line
+		_, _ = buf.Discard(len(mark))
+	}
+	lines := bufio.NewScanner(buf)
 	lines.Buffer(make([]byte, 0, 64<<10), MaxLineBytes)
 	return &TraceReader{name: name, lines: lines, close: func() error { return nil }}, nil
 }
 
-// OpenTrace opens the trace in the named file.
-func OpenTrace(path string) (*TraceReader, error) {
-	f, err := os.Open(path)
+// OpenTrace opens the trace in the named file. Reading ends with ctx, also of a FIFO that nobody writes to.
+func OpenTrace(ctx context.Context, path string) (*TraceReader, error) {
+	f, err := ctxio.Open(ctx, path)
 	if err != nil {
 		return nil, fmt.Errorf("open trace: %w", err)
 	}
@@ -119,11 +131,11 @@ func (t *TraceReader) Next(req *Request) error {
 	err := t.lines.Err()
 	switch {
 	case errors.Is(err, bufio.ErrTooLong):
-		return t.fail(t.line+1, "", fmt.Sprintf("the line is longer than %d bytes", MaxLineBytes))
+		return t.fail(t.line+1, "", fmt.Sprintf("the line is longer than %d bytes; %s", MaxLineBytes, format))
 	case err != nil:
 		return fmt.Errorf("read trace %s after line %d: %w", t.name, t.line, err)
 	case t.requests == 0:
-		return t.fail(0, "", "the trace is empty")
+		return t.fail(0, "", "the trace is empty; "+format)
 	}
 	return io.EOF
 }
@@ -134,9 +146,9 @@ func (t *TraceReader) parse(line []byte, req *Request) error {
 	if err := json.Unmarshal(line, r); err != nil {
 		var wrong *json.UnmarshalTypeError
 		if errors.As(err, &wrong) {
-			return t.fail(t.line, "", "the line is a JSON "+wrong.Value+", not an object")
+			return t.fail(t.line, "", "the line is a JSON "+wrong.Value+", not an object; "+format)
 		}
-		return t.fail(t.line, "", "the line is not JSON: "+err.Error())
+		return t.fail(t.line, "", "the line is not JSON: "+err.Error()+"; "+format)
 	}
 	req.Line = t.line
 	for _, f := range []struct {
@@ -149,7 +161,7 @@ func (t *TraceReader) parse(line []byte, req *Request) error {
 		{"output_length", r.OutputLength, &req.OutputLength},
 	} {
 		if len(f.raw) == 0 {
-			return t.fail(t.line, f.name, "is missing")
+			return t.fail(t.line, f.name, "is missing; "+format)
 		}
 		v, problem := parseCount(f.raw)
 		if problem != "" {
@@ -166,7 +178,7 @@ func (t *TraceReader) parseHashIDs(raw []byte, req *Request) error {
 	const field = "hash_ids"
 	req.HashIDs = req.HashIDs[:0]
 	if len(raw) == 0 {
-		return t.fail(t.line, field, "is missing")
+		return t.fail(t.line, field, "is missing; "+format)
 	}
 	if raw[0] != '[' {
 		return t.fail(t.line, field, fmt.Sprintf("is %s, not an array", abridge(raw)))
@@ -209,38 +221,4 @@ func abridge(raw []byte) string {
 
 func (t *TraceReader) fail(line int, field, problem string) error {
 	return &TraceError{File: t.name, Line: line, Field: field, Problem: problem}
-}
-
-// Summary is what a replay must know of a trace before it begins.
-type Summary struct {
-	Requests    int
-	Accesses    int64 // blocks asked for, over all requests
-	MaxBlocks   int   // of one request
-	LongestLine int   // of the trace, where the request with MaxBlocks is
-}
-
-// Scan reads the trace in the named file, or its first limit requests where limit is positive. It finds everything that
-// is wrong with it, so that a replay does not fail half way. The memory it takes does not grow with the trace.
-func Scan(path string, limit int) (s Summary, err error) {
-	t, err := OpenTrace(path)
-	if err != nil {
-		return Summary{}, err
-	}
-	defer func() { err = errors.Join(err, t.Close()) }()
-	var req Request
-	for limit <= 0 || s.Requests < limit {
-		err := t.Next(&req)
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			return Summary{}, err
-		}
-		s.Requests++
-		s.Accesses += int64(len(req.HashIDs))
-		if len(req.HashIDs) > s.MaxBlocks {
-			s.MaxBlocks, s.LongestLine = len(req.HashIDs), req.Line
-		}
-	}
-	return s, nil
 }

@@ -122,7 +122,7 @@ func TestTraceTooLong(t *testing.T) {
 func TestTraceEmpty(t *testing.T) {
 	for name, text := range map[string]string{"nothing": "", "blank lines": "\n \n", "gzip of nothing": zipped(t, "")} {
 		t.Run(name, func(t *testing.T) {
-			if _, err := readAll(t, text); err == nil || err.Error() != "t.jsonl: the trace is empty" {
+			if _, err := readAll(t, text); err == nil || !strings.HasPrefix(err.Error(), "t.jsonl: the trace is empty; ") {
 				t.Errorf("got %v", err)
 			}
 		})
@@ -146,29 +146,29 @@ func TestScan(t *testing.T) {
 	if err := os.WriteFile(path, []byte(shortLine+"\n"+goodLine+"\n"+three+"\nbad\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	got, err := Scan(path, 3)
+	got, err := Scan(t.Context(), path, 3)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := (Summary{Requests: 3, Accesses: 7, MaxBlocks: 4, LongestLine: 3}); got != want {
-		t.Errorf("got %+v, want %+v", got, want)
+	if want := (Summary{Requests: 3, Accesses: 7, MaxBlocks: 4, LongestLine: 3}); *got != want {
+		t.Errorf("got %+v, want %+v", *got, want)
 	}
-	if _, err := Scan(path, 0); err == nil || !strings.Contains(err.Error(), path+":4:") {
+	if _, err := Scan(t.Context(), path, 0); err == nil || !strings.Contains(err.Error(), path+":4:") {
 		t.Errorf("the bad line: got %v", err)
 	}
-	if _, err := Scan(filepath.Join(t.TempDir(), "none"), 0); !errors.Is(err, os.ErrNotExist) {
+	if _, err := Scan(t.Context(), filepath.Join(t.TempDir(), "none"), 0); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("no file: got %v", err)
 	}
 }
 
 // The whole trace, read twice by every replay: once to know it, once to replay it.
 func TestScanWholeTrace(t *testing.T) {
-	got, err := Scan(wholeTrace, 0)
+	got, err := Scan(t.Context(), wholeTrace, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := (Summary{Requests: 12031, Accesses: 288500, MaxBlocks: 247, LongestLine: got.LongestLine}); got != want {
-		t.Errorf("got %+v, want %+v", got, want)
+	if want := (Summary{Requests: 12031, Accesses: 288500, MaxBlocks: 247, LongestLine: got.LongestLine}); *got != want {
+		t.Errorf("got %+v, want %+v", *got, want)
 	}
 }
 
@@ -230,4 +230,33 @@ func zipped(t *testing.T, text string) string {
 		t.Fatal(err)
 	}
 	return b.String()
+}
+
+// S10: a byte order mark is no part of the first line, compressed or not.
+func TestS10ByteOrderMarkIsSkipped(t *testing.T) {
+	for _, text := range []string{"\ufeff" + goodLine + "\n", zipped(t, "\ufeff"+goodLine+"\n"), "\ufeff\n" + goodLine} {
+		if got, err := readAll(t, text); err != nil || len(got) != 1 {
+			t.Errorf("read %d requests, %v", len(got), err)
+		}
+	}
+	if _, err := readAll(t, "\ufeff"); err == nil || !strings.Contains(err.Error(), "the trace is empty") {
+		t.Errorf("a mark alone: %v", err)
+	}
+}
+
+// S10: what is wrong with a trace comes with what is right.
+func TestS10TraceErrorsShowTheFormat(t *testing.T) {
+	for _, text := range []string{"", "nonsense", "[1]", `{"timestamp":1}`, `{"timestamp":1,"input_length":1,"output_length":1}`, strings.Repeat(" ", MaxLineBytes+1)} {
+		if _, err := readAll(t, text); err == nil || !strings.Contains(err.Error(), format) {
+			t.Errorf("%.20q: %v", text, err)
+		}
+	}
+	var req Request
+	tr, err := NewTraceReader("t", strings.NewReader(format[strings.Index(format, "{"):]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := tr.Next(&req); err != nil {
+		t.Errorf("the line that is shown is wrong: %v", err)
+	}
 }

@@ -90,12 +90,12 @@ software, one for each name of --nic, whose bytes copy streams move. They are re
 }
 
 func (f *benchFlags) benchCopy(cmd *cobra.Command) (err error) {
-	earlier, err := readReport("--compare", f.compare)
+	earlier, err := readReport(cmd.Context(), "--compare", f.compare)
 	if err != nil {
 		return err
 	}
 	if f.from != "" {
-		r, err := readReport("--from", f.from)
+		r, err := readReport(cmd.Context(), "--from", f.from)
 		if err != nil {
 			return err
 		}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,15 +12,16 @@ import (
 	"github.com/kvlane/kvlane/bench"
 	"github.com/kvlane/kvlane/bench/chart"
 	"github.com/kvlane/kvlane/bench/target"
+	"github.com/kvlane/kvlane/internal/ctxio"
 )
 
 // readReport reads an earlier run's report, or returns nil if the flag names none. It is read before anything is
 // measured: a wrong name should not cost a run.
-func readReport(flag, name string) (*bench.Report, error) {
+func readReport(ctx context.Context, flag, name string) (*bench.Report, error) {
 	if name == "" {
 		return nil, nil //nolint:nilnil // no report is asked for
 	}
-	in, err := os.Open(name)
+	in, err := ctxio.Open(ctx, name)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", flag, err)
 	}

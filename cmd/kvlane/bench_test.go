@@ -107,7 +107,7 @@ func TestBenchTargets(t *testing.T) {
 	if err := json.Unmarshal([]byte(stdout), &j); code != exitOK || err != nil || !j.Simulated || j.Met+j.Missed == 0 || len(j.Targets) != j.Total {
 		t.Fatalf("exit code %d, %v, standard error %q, judgment %+v", code, err, stderr, j)
 	}
-	r, err := readReport("--from", file)
+	r, err := readReport(t.Context(), "--from", file)
 	if err != nil || len(r.Forms) == 0 || len(r.Missing) != 1 || r.Missing[0].Path != "beside a matrix product" {
 		t.Errorf("%v, forms %+v, missing %+v", err, r.Forms, r.Missing)
 	}

@@ -33,7 +33,7 @@ func (r *replayCommand) command() *cobra.Command {
 request's prefix, load the hits into pages and verify every byte of them on the device, compute the misses and dump them.
 
 TRACE holds one JSON object a line, {"timestamp", "input_length", "output_length", "hash_ids"}, as the traces of
-Mooncake have it; it may be compressed by gzip. Every hash id is one full block, whose bytes follow from it.
+Mooncake have it; it may be compressed by gzip. - is standard input. Every hash id is one full block, whose bytes follow from it.
 
 Exit codes: 0, or 1 if a wrong byte was found, a block could not be stored or the replay was stopped, or 2 if the command
 line is wrong. The report is printed also when the replay ends early.`,
@@ -49,7 +49,9 @@ line is wrong. The report is printed also when the replay ends early.`,
 			if r.presets {
 				return listPresets(cmd.OutOrStdout())
 			}
-			r.run.Trace = args[0]
+			if r.run.Trace = args[0]; r.run.Trace == "-" {
+				r.run.Trace = "/dev/stdin"
+			}
 			return r.execute(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
@@ -75,17 +77,18 @@ func (r *replayCommand) execute(ctx context.Context, stdout, stderr io.Writer) (
 		return &usageError{err}
 	}
 	// The trace is looked through before anything is opened or made on account of it.
-	summary, err := replay.Scan(r.run.Trace, r.run.Limit)
+	summary, err := replay.Scan(ctx, r.run.Trace, r.run.Limit)
 	if err != nil {
 		return err
 	}
+	defer func() { err = errors.Join(err, summary.Close()) }()
 	e, err := openEngine(ctx, c)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, closeEngine(ctx, e)) }()
 	r.run.Device, r.run.Store, r.run.Memory = e.Device(), e.Store(), e
-	r.run.Identity, r.run.Summary = e.Identity(), &summary
+	r.run.Identity, r.run.Summary = e.Identity(), summary
 
 	metrics := telemetry.New()
 	stop, err := serveMetrics(ctx, r.engine.metricsAddr, metrics, e)

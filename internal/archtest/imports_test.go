@@ -61,7 +61,7 @@ var mayImport = map[string]string{
 
 	// What is built on the interfaces.
 	"store":                 anyPlain + " internal/sys/hostmem internal/leak",
-	"replay":                anyPlain + " store internal/sys/hostmem",
+	"replay":                anyPlain + " store internal/ctxio internal/sys/hostmem",
 	"replay/demo":           anyPlain + " store replay",
 	"doctor":                anyPlain,
 	"bench":                 anyPlain,
@@ -72,6 +72,7 @@ var mayImport = map[string]string{
 	"telemetry":             anyPlain + " store stream/copy/plan",
 	"telemetry/metricsdoc":  "telemetry",
 	"internal/leak":         "",
+	"internal/ctxio":        "",
 	"internal/testkit":      "internal/leak internal/fault",
 	"internal/fault":        "errdefs",
 	"internal/archtest":     "",

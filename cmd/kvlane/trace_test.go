@@ -1,0 +1,139 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// S10: a trace may come by a pipe, which can be read once: /dev/stdin, /dev/fd/N of a shell's process substitution.
+func TestS10TraceFromAPipe(t *testing.T) {
+	for name, text := range map[string]string{"short": goodLine + goodLine, "longer than a pipe": strings.Repeat(goodLine, 5000)} {
+		r, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var writing sync.WaitGroup
+		writing.Go(func() {
+			_, err := w.WriteString(text)
+			if err = errors.Join(err, w.Close()); err != nil {
+				t.Error(err)
+			}
+		})
+		code, stdout, stderr := execute(t, small("replay", fmt.Sprintf("/dev/fd/%d", r.Fd()))...)
+		if code != exitOK || !strings.Contains(stdout, "mismatches       0") {
+			t.Errorf("%s: exit code %d: %s", name, code, stderr)
+		}
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+		writing.Wait()
+	}
+}
+
+// S10: a FIFO is waited for until somebody writes to it.
+func TestS10TraceFromAFIFO(t *testing.T) {
+	fifo := makeFIFO(t)
+	var writing sync.WaitGroup
+	writing.Go(func() {
+		time.Sleep(50 * time.Millisecond) // the command waits meanwhile
+		if err := os.WriteFile(fifo, []byte(goodLine), 0o600); err != nil {
+			t.Error(err)
+		}
+	})
+	code, stdout, stderr := execute(t, small("replay", fifo, "--limit", "1")...)
+	writing.Wait()
+	if code != exitOK || !strings.Contains(stdout, "mismatches       0") {
+		t.Errorf("exit code %d: %s", code, stderr)
+	}
+}
+
+// S10: so may a trace that editors of another system have written.
+func TestS10TraceWithAByteOrderMark(t *testing.T) {
+	code, stdout, stderr := execute(t, small("replay", traceFile(t, "\ufeff"+goodLine))...)
+	if code != exitOK || !strings.Contains(stdout, "mismatches       0") {
+		t.Errorf("exit code %d: %s", code, stderr)
+	}
+}
+
+// S10: "-" and /dev/stdin are standard input, a pipe too.
+func TestS10TraceFromStandardInput(t *testing.T) {
+	bin := buildBinary(t)
+	for _, name := range []string{"-", "/dev/stdin"} {
+		cmd := exec.CommandContext(t.Context(), bin, small("replay", name)...)
+		cmd.Stdin = strings.NewReader(goodLine)
+		if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "mismatches       0") {
+			t.Errorf("%s: %v: %s", name, err, out)
+		}
+	}
+}
+
+// S8: the first interrupt ends every command that reads a file, also where nobody ever writes to it.
+func TestS8InterruptEndsTheWaitForAFIFO(t *testing.T) {
+	for _, args := range [][]string{
+		{"replay", "FIFO", "--device", "sim"},
+		{"bench", "copy", "--from", "FIFO"},
+		{"bench", "copy", "--device", "sim", "--compare", "FIFO"},
+	} {
+		for _, opened := range []bool{false, true} { // for writing, by somebody who writes nothing
+			fifo := makeFIFO(t)
+			for i := range args {
+				args[i] = strings.Replace(args[i], "FIFO", fifo, 1)
+			}
+			if opened {
+				w, err := os.OpenFile(fifo, os.O_RDWR, 0)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer w.Close()
+			}
+			ctx, interrupt := context.WithCancel(t.Context())
+			type result struct {
+				code   int
+				stderr string
+			}
+			done := make(chan result, 1)
+			go func() {
+				var out, errs bytes.Buffer
+				code := run(ctx, args, &out, &errs)
+				done <- result{code, errs.String()}
+			}()
+			time.Sleep(50 * time.Millisecond)
+			interrupt()
+			select {
+			case r := <-done:
+				if r.code != exitFailure || !strings.Contains(r.stderr, "canceled") {
+					t.Errorf("%v: exit code %d: %s", args, r.code, r.stderr)
+				}
+			case <-time.After(5 * time.Second):
+				t.Errorf("%v: still waiting", args)
+				if w, err := os.OpenFile(fifo, os.O_WRONLY|unix.O_NONBLOCK, 0); err == nil {
+					_ = w.Close()
+				}
+				<-done
+			}
+			for i := range args {
+				args[i] = strings.Replace(args[i], fifo, "FIFO", 1)
+			}
+		}
+	}
+}
+
+func makeFIFO(t *testing.T) string {
+	t.Helper()
+	fifo := filepath.Join(t.TempDir(), "fifo")
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return fifo
+}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/kvlane/kvlane/block"
@@ -12,6 +13,7 @@ import (
 	"github.com/kvlane/kvlane/internal/dirfs"
 	"github.com/kvlane/kvlane/store"
 	"github.com/kvlane/kvlane/stream"
+	streamcopy "github.com/kvlane/kvlane/stream/copy"
 	"github.com/kvlane/kvlane/stream/copy/plan"
 	"github.com/kvlane/kvlane/tier/file"
 )
@@ -49,7 +51,7 @@ type DeviceConfig struct {
 
 // StreamConfig configures the copy streams.
 type StreamConfig struct {
-	// Path forces a path; stream.PathNone, the default, lets each batch choose.
+	// Path forces a path of the copy streams between device and host; stream.PathNone, the default, lets each batch choose.
 	Path stream.Path
 	// QueueDepth is how many batches a stream accepts before Submit blocks. Zero is the stream's default.
 	QueueDepth int
@@ -79,7 +81,8 @@ type StoreConfig struct {
 	// Pipeline names the tiers from fast to slow: "cache" or "cache|file". Default: "cache|file" where Dirs is not
 	// empty, else "cache".
 	Pipeline string
-	// CacheBytes is the pinned host memory of the cache tier; what does not fill a whole block stays unused.
+	// CacheBytes is the pinned host memory of the cache tier, two blocks at least and MaxCacheBytes at most; what does not fill a
+	// whole block stays unused.
 	CacheBytes int64
 	// Dirs are the directories of the file tier; a block's directory follows from its key.
 	Dirs []string
@@ -93,8 +96,8 @@ type StoreConfig struct {
 	// Verify says where and when checksums are made and checked on the way from and to the device. Default
 	// store.VerifyDevice.
 	Verify store.VerifyPolicy
-	// Readers and Writers bound the concurrent reads from and writes to the tiers below the cache. Zero is the store's
-	// default.
+	// Readers and Writers bound the concurrent reads from and writes to the tiers below the cache, store.MaxWorkers at most. Zero
+	// is the store's default.
 	Readers, Writers int
 	// GDR says whether loads and dumps travel by RDMA NICs. Default GDROff.
 	GDR GDR
@@ -104,44 +107,69 @@ type StoreConfig struct {
 	Hooks store.Hooks
 }
 
+// MaxCacheBytes bounds StoreConfig.CacheBytes: more than any host has.
+const MaxCacheBytes = 1 << 44
+
 // minSlots is the fewest slots that a store works with: one to fill while another is being written down.
 const minSlots = 2
 
 // Validate reports everything wrong with the configuration at once.
 func (c *Config) Validate() error {
+	return errors.Join(
+		c.Device.validate(), c.Stream.validate(), c.RDMA.validate(), c.validateGDR(), c.Identity.Validate(), c.Store.validate(c.Identity, c.Layout),
+	)
+}
+
+// validate reports everything wrong with the store and its tiers, for blocks of the identity. The layout may be nil.
+func (s *StoreConfig) validate(identity block.Identity, layout *block.Layout) error {
 	var errs []error
 	bad := func(format string, args ...any) {
 		errs = append(errs, fmt.Errorf(format+": %w", append(args, errdefs.ErrInvalid)...))
 	}
-	if err := c.Device.validate(); err != nil {
-		errs = append(errs, err)
-	}
-	if err := c.Stream.validate(); err != nil {
-		errs = append(errs, err)
-	}
-	if err := errors.Join(c.RDMA.validate(), c.validateGDR()); err != nil {
-		errs = append(errs, err)
-	}
-	if err := c.Identity.Validate(); err != nil {
-		errs = append(errs, err)
-	}
-	if c.Layout == nil {
+	if layout == nil {
 		bad("no block layout is given")
-	} else if n := c.Layout.ImageBytes(); c.Store.CacheBytes < minSlots*n {
-		bad("the cache of %d bytes does not hold %d blocks of %d bytes", c.Store.CacheBytes, minSlots, n)
+	} else if n := layout.ImageBytes(); s.CacheBytes < minSlots*n {
+		bad("the cache of %d bytes does not hold %d blocks of %d bytes", s.CacheBytes, minSlots, n)
 	}
-	tiers, err := c.Store.tiers()
+	if s.CacheBytes > MaxCacheBytes {
+		bad("a cache of %d bytes is more than %d", s.CacheBytes, int64(MaxCacheBytes))
+	}
+	tiers, err := s.tiers()
 	hasFile := slices.Contains(tiers, store.TierFile)
 	switch {
 	case err != nil:
 		errs = append(errs, err)
-	case hasFile && len(c.Store.Dirs) == 0:
-		bad("pipeline %q has a file tier, but no directory is given", c.Store.Pipeline)
-	case !hasFile && len(c.Store.Dirs) > 0:
-		bad("directory %q is given, but pipeline %q has no file tier", c.Store.Dirs[0], c.Store.Pipeline)
+	case hasFile && len(s.Dirs) == 0:
+		bad("pipeline %q has a file tier, but no directory is given", s.Pipeline)
+	case !hasFile && len(s.Dirs) > 0:
+		bad("directory %q is given, but pipeline %q has no file tier", s.Dirs[0], s.Pipeline)
+	case !hasFile && s.FileBytes > 0:
+		bad("the file tier is bounded to %d bytes, but there is none: give a directory", s.FileBytes)
+	case !hasFile && s.Fsync != file.FsyncNever:
+		bad("the file tier is to sync files (%s), but there is none: give a directory", s.Fsync)
 	}
-	if c.Store.FileBytes < 0 {
-		bad("the file tier's bound is negative: %d bytes", c.Store.FileBytes)
+	switch {
+	case hasFile && len(s.Dirs) > 0 && layout != nil:
+		f := file.Config{Dirs: s.Dirs, Format: block.Format{Layout: layout, Identity: identity.Digest()}, Fsync: s.Fsync, MaxBytes: s.FileBytes}
+		if err := f.Validate(); err != nil {
+			errs = append(errs, err)
+		}
+	case s.FileBytes < 0:
+		bad("the file tier's bound is negative: %d bytes", s.FileBytes)
+	}
+	if s.Verify > store.VerifyFill {
+		bad("unknown verify policy %d", s.Verify)
+	}
+	for _, n := range []struct {
+		name string
+		v    int
+	}{{"readers", s.Readers}, {"writers", s.Writers}} {
+		if n.v < 0 || n.v > store.MaxWorkers {
+			bad("%d %s are not 0 to %d", n.v, n.name, store.MaxWorkers)
+		}
+	}
+	if s.LeaseMax < 0 {
+		bad("the longest lease, %v, is negative", s.LeaseMax)
 	}
 	return errors.Join(errs...)
 }
@@ -159,12 +187,28 @@ func (d *DeviceConfig) validate() error {
 }
 
 func (s *StreamConfig) validate() error {
-	errs := []error{s.Policy.Validate(), s.Budget.Validate()}
+	o := streamcopy.Options{QueueDepth: s.QueueDepth, CTAs: s.CTAs, StagingBytes: s.StagingBytes, Policy: s.Policy}
+	errs := []error{o.Validate(), s.Budget.Validate()}
+	if s.Path != stream.PathNone && !slices.Contains(copyPaths(), s.Path) {
+		var names []string
+		for _, p := range copyPaths() {
+			names = append(names, p.String())
+		}
+		errs = append(errs, fmt.Errorf("path %s is none by which a copy stream loads and dumps blocks: %s (gdr asks for NICs): %w",
+			s.Path, strings.Join(names, ", "), errdefs.ErrInvalid))
+	}
 	if s.Calibration != "" {
 		_, err := ParseCalibration(string(s.Calibration))
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
+}
+
+// copyPaths returns the paths of a copy stream between a device and its host: all loads and dumps are such copies.
+func copyPaths() []stream.Path {
+	return []stream.Path{
+		stream.PathCopyEngine, stream.PathCopyEngineBatch, stream.PathKernel, stream.PathKernelBulk, stream.PathStaged, stream.PathResident,
+	}
 }
 
 // tiers returns the names of the pipeline's tiers, fast to slow.

@@ -40,7 +40,7 @@ func OpenDevice(c DeviceConfig) (d device.Device, note string, err error) {
 
 func openSim(c DeviceConfig) (device.Device, error) {
 	if c.Index != 0 {
-		return nil, fmt.Errorf("open simulated device %d: there is one, with index 0: %w", c.Index, errdefs.ErrInvalid)
+		return nil, fmt.Errorf("open simulated device %d: there is one, with index 0: %w", c.Index, errdefs.ErrNotFound)
 	}
 	return sim.Open(c.Sim)
 }

@@ -118,8 +118,8 @@ func TestDirectoryOfAnotherIdentityIsRefused(t *testing.T) {
 
 func TestSimulatedDeviceIndexThatDoesNotExist(t *testing.T) {
 	_, _, err := kvlane.OpenDevice(kvlane.DeviceConfig{Driver: kvlane.Sim, Index: 3})
-	if !errors.Is(err, errdefs.ErrInvalid) || !strings.Contains(err.Error(), "3") {
-		t.Errorf("OpenDevice = %v, want ErrInvalid naming the index", err)
+	if !errors.Is(err, errdefs.ErrNotFound) || !strings.Contains(err.Error(), "3") {
+		t.Errorf("OpenDevice = %v, want ErrNotFound naming the index, as of a GPU", err)
 	}
 }
 

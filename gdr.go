@@ -62,11 +62,11 @@ type RDMAConfig struct {
 	Count int
 	// Port of each NIC, from 1. Zero: the first that is active.
 	Port int
-	// GIDIndex is the entry of the port's table of addresses. Nil: the best, RoCE v2 and IPv4 first.
+	// GIDIndex is the entry of the port's table of addresses, 0 to 255. Nil: the best, RoCE v2 and IPv4 first.
 	GIDIndex *int
 	// MTU in bytes, from 256 to 4096 in powers of two. Zero: the port's active one.
 	MTU int
-	// QueuePairs on each NIC, of each stream. Zero is the stream's default.
+	// QueuePairs on each NIC, of each stream, 256 at most. Zero is the stream's default.
 	QueuePairs int
 	// RegisterOnUse registers memory that a load or dump names and that Engine.Register was not told of. That holds the load or
 	// dump up for milliseconds, and the memory must be given to Engine.Unregister before it is freed all the same.
@@ -75,6 +75,12 @@ type RDMAConfig struct {
 
 	softByPlan bool // GDRAuto takes NICs in software too, for tests
 }
+
+// Bounds of an RDMAConfig: more than any host has, and than any NIC is faster by.
+const (
+	maxNICs       = 64
+	maxQueuePairs = 256
+)
 
 // validate reports everything wrong at once.
 func (r *RDMAConfig) validate() error {
@@ -100,22 +106,22 @@ func (r *RDMAConfig) validate() error {
 			}
 		}
 	}
-	if r.Count < 0 {
-		bad("number of NICs %d is negative", r.Count)
+	if r.Count < 0 || r.Count > maxNICs {
+		bad("number of NICs %d is not 0 to %d", r.Count, maxNICs)
 	}
 	if r.Port < 0 || r.Port > 255 {
 		bad("port %d of a NIC is not one of 1 to 255", r.Port)
 	}
-	if r.GIDIndex != nil && *r.GIDIndex < 0 {
-		bad("GID index %d is negative", *r.GIDIndex)
+	if r.GIDIndex != nil && (*r.GIDIndex < 0 || *r.GIDIndex > 255) {
+		bad("GID index %d is not one of 0 to 255", *r.GIDIndex)
 	}
 	switch r.MTU {
 	case 0, 256, 512, 1024, 2048, 4096:
 	default:
 		bad("MTU %d is not one of 256, 512, 1024, 2048 and 4096", r.MTU)
 	}
-	if r.QueuePairs < 0 {
-		bad("number of queue pairs %d is negative", r.QueuePairs)
+	if r.QueuePairs < 0 || r.QueuePairs > maxQueuePairs {
+		bad("number of queue pairs %d is not 0 to %d", r.QueuePairs, maxQueuePairs)
 	}
 	return errors.Join(errs...)
 }
@@ -127,10 +133,7 @@ func (c *Config) validateGDR() error {
 		_, err := ParseGDR(string(c.Store.GDR))
 		errs = append(errs, err)
 	}
-	switch p := c.Stream.Path; {
-	case p == stream.PathNIC || p == stream.PathNICSoft:
-		errs = append(errs, fmt.Errorf("path %s is not one of the copy streams': gdr asks for NICs: %w", p, errdefs.ErrInvalid))
-	case p != stream.PathNone && c.Store.GDR == GDRRequire && c.RDMA.Provider != ProviderSoft:
+	if p := c.Stream.Path; p != stream.PathNone && c.Store.GDR == GDRRequire && c.RDMA.Provider != ProviderSoft {
 		errs = append(errs, fmt.Errorf("path %s is forced, and gdr requires a NIC: %w", p, errdefs.ErrInvalid))
 	}
 	return errors.Join(errs...)

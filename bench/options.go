@@ -101,6 +101,11 @@ const (
 	MaxSize  = 16 << 20
 	MaxCount = 100_000
 
+	MaxPoolBytes = 1 << 43 // and of what two devices copy
+	MaxReps      = 1 << 20
+	MaxPairs     = 1 << 20
+	MaxWindow    = time.Minute
+
 	minReps = 6
 	maxReps = 999
 )
@@ -165,6 +170,12 @@ func def[T comparable](v *T, to T) {
 	}
 }
 
+// Validate reports everything that Run would refuse on a device, at once and before anything is opened for it.
+func (o Options) Validate(i device.Info) error {
+	o = o.withDefaults(i)
+	return o.validate()
+}
+
 // validate reports everything wrong at once. It expects defaults to be filled in.
 func (o *Options) validate() error {
 	var errs []error
@@ -211,6 +222,21 @@ func (o *Options) validate() error {
 	}
 	if o.ReferenceBytes%wordBytes != 0 || o.PoolBytes%wordBytes != 0 || o.Bytes%wordBytes != 0 {
 		bad("bytes, pool and large copy are multiples of %d bytes", wordBytes)
+	}
+	for _, n := range []struct {
+		name    string
+		v, most int64
+	}{
+		{"bytes of the pool", o.PoolBytes, MaxPoolBytes},
+		{"bytes between devices", o.PeerBytes, MaxPoolBytes},
+		{"bytes of the large copy between devices", o.PeerReferenceBytes, MaxPoolBytes},
+		{"repetitions", int64(o.Reps), MaxReps},
+		{"pairs", int64(o.Pairs), MaxPairs},
+		{"nanoseconds of a window", int64(o.Window), int64(MaxWindow)},
+	} {
+		if n.v > n.most {
+			bad("%d %s are more than %d", n.v, n.name, n.most)
+		}
 	}
 	if o.Reps < 0 || o.BatchBlocks < 0 || o.Pairs < 0 || o.Budget < 0 || o.Window < 0 {
 		bad("%d repetitions, batches of %d blocks, %d pairs, a budget of %v and windows of %v: none may be negative", o.Reps, o.BatchBlocks, o.Pairs, o.Budget, o.Window)

@@ -2,7 +2,10 @@ package bench
 
 import (
 	"errors"
+	"math"
 	"slices"
+	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/kvlane/kvlane/device"
@@ -105,5 +108,22 @@ func TestContendersHaveNames(t *testing.T) {
 	}
 	if _, err := ParseContender("posix"); !errors.Is(err, errdefs.ErrInvalid) {
 		t.Errorf("posix: %v", err)
+	}
+}
+
+// S10: numbers that nobody can mean are refused before anything is allocated by them, with what is allowed.
+func TestS10AbsurdNumbersAreRefused(t *testing.T) {
+	const most = math.MaxInt64 &^ 7
+	for name, o := range map[string]Options{
+		"sizes": {Sizes: []int64{most}}, "counts": {Counts: []int{most}}, "bytes": {Bytes: most}, "pool": {PoolBytes: most},
+		"large": {ReferenceBytes: most}, "reps": {Reps: most}, "beside size": {BesideSize: most}, "beside bytes": {BesideBytes: most},
+		"pairs": {Pairs: most}, "window": {Window: most}, "peer": {PeerBytes: most}, "peer large": {PeerReferenceBytes: most},
+	} {
+		for _, driver := range []string{"sim", "cuda"} {
+			err := o.Validate(device.Info{Driver: driver})
+			if !errors.Is(err, errdefs.ErrInvalid) || !strings.Contains(err.Error(), strconv.Itoa(most)) {
+				t.Errorf("%s on %s: %v", name, driver, err)
+			}
+		}
 	}
 }

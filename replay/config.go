@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/kvlane/kvlane/block"
@@ -22,15 +23,17 @@ type Config struct {
 	Trace    string         // file name
 	// Limit replays the first requests only; zero replays all.
 	Limit int
-	// Pages is the number of pages of the KV cache. Zero gives room for Concurrency requests of the trace's longest.
+	// Pages is the number of pages of the KV cache, MaxPages at most. Zero gives room for Concurrency requests of the trace's
+	// longest.
 	Pages int
-	// Concurrency is the number of requests at a time. Default 1.
+	// Concurrency is the number of requests at a time, MaxConcurrency at most; their blocks are together no more than MaxPages.
+	// Default 1.
 	Concurrency int
 	// Layerwise loads and dumps layer by layer, as an engine does that overlaps them with its computing.
 	Layerwise bool
 	// Seed chooses which pages are used first. It has no say over the content of blocks.
 	Seed uint64
-	// Backlog is how many dumps may be not yet durable while the replay goes on. Default 64.
+	// Backlog is how many dumps may be not yet durable while the replay goes on, MaxBacklog at most. Default 64.
 	Backlog int
 	// Timeout bounds every single wait. Default one minute.
 	Timeout time.Duration
@@ -42,6 +45,13 @@ type Config struct {
 	// Progress is told of each request that is done, from several goroutines at once. Nil tells nobody.
 	Progress func(Step)
 }
+
+// Bounds of a Config.
+const (
+	MaxPages       = 1 << 26 // 1 TiB in pages of 16 KiB
+	MaxConcurrency = 4096
+	MaxBacklog     = 1 << 16
+)
 
 // Memory registers device memory for loads and dumps. *kvlane.Engine does.
 type Memory interface {
@@ -76,11 +86,19 @@ func (c *Config) Validate() error {
 		errs = append(errs, err)
 	}
 	for _, n := range []struct {
-		name string
-		v    int
-	}{{"limit", c.Limit}, {"pages", c.Pages}, {"concurrency", c.Concurrency}, {"backlog", c.Backlog}} {
-		if n.v < 0 {
+		name    string
+		v, most int
+	}{
+		{"limit", c.Limit, math.MaxInt},
+		{"pages", c.Pages, MaxPages},
+		{"concurrency", c.Concurrency, MaxConcurrency},
+		{"backlog", c.Backlog, MaxBacklog},
+	} {
+		switch {
+		case n.v < 0:
 			bad("%s %d is negative", n.name, n.v)
+		case n.v > n.most:
+			bad("%s %d is too large: it is %d at most", n.name, n.v, n.most)
 		}
 	}
 	if c.Timeout < 0 {
@@ -101,16 +119,27 @@ func (c *Config) setDefaults() {
 	}
 }
 
-// pagesFor returns how many pages the KV cache has, or why the trace does not fit those asked for.
-func (c *Config) pagesFor(s Summary) (int, error) {
-	if c.Pages == 0 {
-		return max(s.MaxBlocks*c.Concurrency, 1), nil
-	}
-	if c.Pages < s.MaxBlocks {
-		return 0, &TraceError{
+// Fits reports whether the KV cache that c asks for has room for the trace: a *TraceError where a request is longer than Pages, or
+// ErrInvalid where Concurrency of the longest would take more than MaxPages. Run asks it too.
+func (c *Config) Fits(s *Summary) error {
+	n := max(c.Concurrency, 1)
+	switch {
+	case c.Pages > 0 && c.Pages < s.MaxBlocks:
+		return &TraceError{
 			File: c.Trace, Line: s.LongestLine, Field: "hash_ids",
 			Problem: fmt.Sprintf("has %d blocks, more than the KV cache's %d pages: it needs %d, or 0 for as many as the trace takes", s.MaxBlocks, c.Pages, s.MaxBlocks),
 		}
+	case n > MaxPages || s.MaxBlocks > MaxPages/n:
+		return fmt.Errorf("%d requests at a time of up to %d blocks are more than %d pages: ask for fewer at a time, or for a limit that leaves the longest out: %w",
+			n, s.MaxBlocks, MaxPages, errdefs.ErrInvalid)
 	}
-	return c.Pages, nil
+	return nil
+}
+
+// pages returns how many pages the KV cache has for a trace that fits.
+func (c *Config) pages(s *Summary) int {
+	if c.Pages > 0 {
+		return c.Pages
+	}
+	return max(s.MaxBlocks*c.Concurrency, 1)
 }

@@ -37,12 +37,12 @@ type kvCache struct {
 // newKVCache allocates a cache of n pages of geometry g. The free list is shuffled by seed, so that a request's pages
 // are scattered from the start, as they are in an engine that has run for a while.
 func newKVCache(dev device.Device, g block.Geometry, layout *block.Layout, n int, seed uint64) (*kvCache, error) {
-	c := &kvCache{dev: dev, perLayer: g.PlanesPerLayer(), avail: semaphore.NewWeighted(int64(n)), free: make([]uint32, n)}
+	c := &kvCache{dev: dev, perLayer: g.PlanesPerLayer(), avail: semaphore.NewWeighted(int64(n))}
 	planeBytes := g.PlaneBytes()
 	count := g.Layers * c.perLayer
 	// Descriptors and patterns are defined in words; aligned planes keep every load of the kernels aligned too.
 	stride := (planeBytes + 15) &^ 15
-	total := int64(count) * int64(n) * stride
+	total := int64(count) * int64(n) * stride // fits: MaxPages times block.MaxImageBytes does, with room for the gaps
 	var err error
 	if c.region, err = dev.Alloc(total, device.AllocOptions{}); err != nil {
 		return nil, fmt.Errorf("allocate a KV cache of %d pages, %d bytes: %w", n, total, err)
@@ -65,6 +65,7 @@ func newKVCache(dev device.Device, g block.Geometry, layout *block.Layout, n int
 		binary.LittleEndian.PutUint64(d[16:], uint64(pl.Bytes))
 		binary.LittleEndian.PutUint64(d[24:], uint64(pl.SlotOff))
 	}
+	c.free = make([]uint32, n) // after the device has found room for so many pages
 	for i := range c.free {
 		c.free[i] = uint32(i)
 	}

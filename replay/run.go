@@ -87,8 +87,7 @@ type pendingDump struct {
 
 func newRun(c Config) (_ *run, err error) {
 	s := c.Summary
-	pages, err := c.pagesFor(*s)
-	if err != nil {
+	if err := c.Fits(s); err != nil {
 		return nil, err
 	}
 	layout, err := c.Geometry.Layout()
@@ -99,7 +98,7 @@ func newRun(c Config) (_ *run, err error) {
 		cfg: c, digest: c.Identity.Digest(), total: s.Requests, tally: newTally(),
 		requests: make(chan *Request), spare: make(chan *Request, c.Concurrency+1), behind: make(chan pendingDump, c.Backlog),
 	}
-	if r.cache, err = newKVCache(c.Device, c.Geometry, layout, pages, c.Seed); err != nil {
+	if r.cache, err = newKVCache(c.Device, c.Geometry, layout, c.pages(s), c.Seed); err != nil {
 		return nil, err
 	}
 	if c.Memory != nil {

@@ -3,6 +3,7 @@ package store
 import (
 	"errors"
 	"fmt"
+	"math"
 	"runtime"
 	"time"
 
@@ -28,11 +29,11 @@ type Config struct {
 	OpenLoad, OpenDump func() (stream.Stream, error)
 	// Verify says where and when checksums are made and verified. Default VerifyDevice.
 	Verify VerifyPolicy
-	// Readers and Writers are the goroutines that read from and write to the tiers below. Default 8 and 4.
+	// Readers and Writers are the goroutines that read from and write to the tiers below, MaxWorkers at most each. Default 8 and 4.
 	Readers, Writers int
-	// Checkers are the goroutines that compute checksums. Default: GOMAXPROCS, at most 8.
+	// Checkers are the goroutines that compute checksums, MaxWorkers at most. Default: GOMAXPROCS, at most 8.
 	Checkers int
-	// Tasks is how many loads, dumps and prefetches may run at the same time; further ones wait. Default 256.
+	// Tasks is how many loads, dumps and prefetches may run at the same time, MaxTasks at most; further ones wait. Default 256.
 	Tasks int
 	// GroupBytes is about how many bytes go into one batch of a stream. Default 16 MiB.
 	GroupBytes int64
@@ -57,6 +58,12 @@ const (
 	DefaultLeaseMax   = 30 * time.Second
 	DefaultWaitMax    = 30 * time.Second
 	maxCheckers       = 8
+)
+
+// Bounds of Config.
+const (
+	MaxWorkers = 4096 // Readers, Writers and Checkers, each
+	MaxTasks   = 1 << 20
 )
 
 func (c *Config) setDefaults() {
@@ -115,19 +122,22 @@ func (c *Config) Validate() error {
 		bad("store config: unknown verify policy %d", c.Verify)
 	}
 	for _, f := range []struct {
-		name string
-		v    int64
+		name    string
+		v, most int64
 	}{
-		{"readers", int64(c.Readers)},
-		{"writers", int64(c.Writers)},
-		{"checkers", int64(c.Checkers)},
-		{"tasks", int64(c.Tasks)},
-		{"group bytes", c.GroupBytes},
-		{"lease max", int64(c.LeaseMax)},
-		{"wait max", int64(c.WaitMax)},
+		{"readers", int64(c.Readers), MaxWorkers},
+		{"writers", int64(c.Writers), MaxWorkers},
+		{"checkers", int64(c.Checkers), MaxWorkers},
+		{"tasks", int64(c.Tasks), MaxTasks},
+		{"group bytes", c.GroupBytes, math.MaxInt64},
+		{"lease max", int64(c.LeaseMax), math.MaxInt64},
+		{"wait max", int64(c.WaitMax), math.MaxInt64},
 	} {
-		if f.v < 0 {
+		switch {
+		case f.v < 0:
 			bad("store config: %s is %d and must not be negative", f.name, f.v)
+		case f.v > f.most:
+			bad("store config: %s is %d and must be %d at most", f.name, f.v, f.most)
 		}
 	}
 	return errors.Join(errs...)

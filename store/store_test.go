@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"slices"
 	"strings"
@@ -21,6 +22,18 @@ import (
 	"github.com/kvlane/kvlane/store"
 	"github.com/kvlane/kvlane/stream"
 )
+
+// S10: numbers that nobody can mean are refused before anything is allocated by them.
+func TestS10AbsurdNumbersOfTheConfigAreRefused(t *testing.T) {
+	t.Parallel()
+	_, err := store.Open(store.Config{Readers: math.MaxInt64, Writers: math.MaxInt64, Checkers: math.MaxInt64, Tasks: math.MaxInt64})
+	wantErr(t, err, errdefs.ErrInvalid)
+	for _, want := range []string{"readers is 9223372036854775807 and must be 4096 at most", "writers", "checkers", "tasks"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("the error does not say %q: %v", want, err)
+		}
+	}
+}
 
 func TestParsePipeline(t *testing.T) {
 	t.Parallel()

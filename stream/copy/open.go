@@ -24,6 +24,11 @@ const (
 	DefaultStagingBytes    = 4 * 8 << 20
 	BackgroundStagingBytes = 4 * plan.DefaultMinChunkBytes
 	MinStagingBytes        = 4096
+
+	MaxQueueDepth   = 1 << 20
+	MaxDescriptors  = 1 << 24
+	MaxCTAs         = 1 << 16
+	MaxStagingBytes = 1 << 40
 )
 
 // Options says how a stream is opened. The zero value is the default.
@@ -62,17 +67,17 @@ func (o Options) Validate() error {
 	bad := func(format string, args ...any) {
 		errs = append(errs, fmt.Errorf(format+": %w", append(args, errdefs.ErrInvalid)...))
 	}
-	if o.QueueDepth < 0 {
-		bad("queue depth %d is negative", o.QueueDepth)
+	if o.QueueDepth < 0 || o.QueueDepth > MaxQueueDepth {
+		bad("queue depth %d is not 0 to %d", o.QueueDepth, MaxQueueDepth)
 	}
-	if o.Descriptors != 0 && o.Descriptors < MinDescriptors {
-		bad("%d descriptors are fewer than %d", o.Descriptors, MinDescriptors)
+	if o.Descriptors != 0 && (o.Descriptors < MinDescriptors || o.Descriptors > MaxDescriptors) {
+		bad("%d descriptors are not %d to %d", o.Descriptors, MinDescriptors, MaxDescriptors)
 	}
-	if o.CTAs < 0 {
-		bad("CTAs %d is negative", o.CTAs)
+	if o.CTAs < 0 || o.CTAs > MaxCTAs {
+		bad("CTAs %d is not 0 to %d", o.CTAs, MaxCTAs)
 	}
-	if o.StagingBytes > 0 && o.StagingBytes < MinStagingBytes {
-		bad("%d bytes of staging are fewer than %d", o.StagingBytes, MinStagingBytes)
+	if o.StagingBytes > 0 && (o.StagingBytes < MinStagingBytes || o.StagingBytes > MaxStagingBytes) {
+		bad("%d bytes of staging are not %d to %d", o.StagingBytes, MinStagingBytes, int64(MaxStagingBytes))
 	}
 	o.Resident.validate(bad)
 	if o.NIC != nil {

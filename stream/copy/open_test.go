@@ -2,6 +2,7 @@ package copy_test
 
 import (
 	"errors"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -60,6 +61,12 @@ func TestOpenRefuses(t *testing.T) {
 		{"path of files", whole, streamcopy.Options{Path: stream.PathPosix}, errdefs.ErrNotSupported, []string{"posix"}},
 		{"unknown path", whole, streamcopy.Options{Path: 77}, errdefs.ErrNotSupported, []string{"path(77)"}},
 		{"all fields", whole, streamcopy.Options{QueueDepth: -1, Descriptors: 3, CTAs: -2, StagingBytes: 7}, errdefs.ErrInvalid, []string{"depth -1", "3 descriptors", "CTAs -2", "7 bytes"}},
+		{
+			"absurd numbers (S10)", whole,
+			streamcopy.Options{QueueDepth: math.MaxInt64, Descriptors: math.MaxInt64, CTAs: math.MaxInt64, StagingBytes: math.MaxInt64},
+			errdefs.ErrInvalid,
+			[]string{"depth 9223372036854775807 is not 0 to 1048576", "not 4096 to 1099511627776", "CTAs 9"},
+		},
 		{
 			"all fields of resident kernels", whole,
 			streamcopy.Options{Resident: streamcopy.ResidentOptions{Lease: -1, Idle: -2, Workers: 9, WorkerBytes: -4}},

@@ -72,10 +72,9 @@ func (o *Options) Validate() error {
 			bad("NIC %d has no registry", i)
 		}
 	}
-	if o.QueuePairs < 0 {
-		bad("%d queue pairs", o.QueuePairs)
-	}
-	if n := len(o.NICs) * max(o.QueuePairs, 1); n > maxPairs {
+	if o.QueuePairs < 0 || o.QueuePairs > maxPairs {
+		bad("%d queue pairs on each NIC are not 0 to %d", o.QueuePairs, maxPairs)
+	} else if n := len(o.NICs) * max(o.QueuePairs, 1); n > maxPairs {
 		bad("%d queue pairs in all are more than %d", n, maxPairs)
 	}
 	if o.SendDepth < 0 || o.SendDepth&(o.SendDepth-1) != 0 {

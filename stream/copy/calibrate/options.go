@@ -23,6 +23,8 @@ const (
 	DefaultBytes = 1 << 30
 	// MinBytes is what is made do with where DefaultBytes are not to be had.
 	MinBytes = 64 << 20
+	// MaxBytes is more than any device has.
+	MaxBytes = 1 << 43
 )
 
 // Opener opens a stream of the device on which every batch takes path, with so many thread blocks; zero for a path that
@@ -72,8 +74,8 @@ func (o Options) Validate() error {
 	if o.Wait < 0 {
 		bad("wait %v is negative", o.Wait)
 	}
-	if o.Bytes < 0 {
-		bad("%d bytes of memory", o.Bytes)
+	if o.Bytes < 0 || o.Bytes > MaxBytes {
+		bad("%d bytes of memory are not 0 to %d", o.Bytes, int64(MaxBytes))
 	}
 	for i, steps := range [][]int64{o.Sizes, o.Counts} {
 		if len(steps) > 0 && (!slices.IsSorted(steps) || steps[0] < 1 || len(steps) < 2) {

@@ -13,10 +13,10 @@ import (
 func TestS10AbsurdNumbersAreRefused(t *testing.T) {
 	r := newRig(t, rigOptions{geometry: latent, slots: 4})
 	for name, change := range map[string]func(*Config){
-		"pages":            func(c *Config) { c.Pages = math.MaxInt64 },
+		"pages":              func(c *Config) { c.Pages = math.MaxInt64 },
 		"pages past 32 bits": func(c *Config) { c.Pages = math.MaxUint32 + 2 },
-		"concurrency":      func(c *Config) { c.Concurrency = math.MaxInt64 },
-		"backlog":          func(c *Config) { c.Backlog = math.MaxInt64 },
+		"concurrency":        func(c *Config) { c.Concurrency = math.MaxInt64 },
+		"backlog":            func(c *Config) { c.Backlog = math.MaxInt64 },
 		"concurrency of a long trace": func(c *Config) {
 			c.Concurrency, c.Summary = MaxConcurrency, &Summary{Requests: 1, MaxBlocks: MaxPages / 16}
 		},

@@ -103,7 +103,7 @@ func (f *benchFlags) benchCopy(cmd *cobra.Command) (err error) {
 	}
 	dev, note, err := kvlane.OpenDevice(kvlane.DeviceConfig{Driver: kvlane.Driver(f.device), Index: f.index})
 	if err != nil {
-		return err
+		return asUsage(err)
 	}
 	defer func() { err = errors.Join(err, dev.Close()) }()
 	if note != "" {
@@ -120,6 +120,9 @@ func (f *benchFlags) benchCopy(cmd *cobra.Command) (err error) {
 // measure runs the benchmark behind a progress bar.
 func (f *benchFlags) measure(cmd *cobra.Command, dev device.Device) (_ *bench.Report, err error) {
 	o, ctx := f.run, cmd.Context()
+	if err := o.Validate(dev.Info()); err != nil {
+		return nil, asUsage(err)
+	}
 	var missing []bench.Missing
 	if f.besideProduct {
 		p, why := matmul.Open(ctx, dev, f.cublaslt)
@@ -198,5 +201,5 @@ func (f *benchFlags) openPeer() (device.Device, error) {
 	if f.peer < 0 {
 		return nil, nil //nolint:nilnil // there is none, which the report says
 	}
-	return nil, fmt.Errorf("--peer-index: %w", err)
+	return nil, asUsage(fmt.Errorf("--peer-index: %w", err))
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -131,9 +132,6 @@ func (f *benchFlags) parse(cmd *cobra.Command) error {
 		}
 		f.aim()
 	}
-	if f.failAbove != "" && f.compare == "" {
-		return usagef("--fail-above needs --compare")
-	}
 	for flag, text := range map[string]string{"--noise": f.noise, "--fail-above": f.failAbove} {
 		if _, err := parsePercent(text); err != nil {
 			return usagef("%s: %w", flag, err)
@@ -165,7 +163,7 @@ func parsePercent(s string) (float64, error) {
 	}
 	digits, percent := strings.CutSuffix(strings.TrimSpace(s), "%")
 	v, err := strconv.ParseFloat(digits, 64)
-	if err != nil || !(v >= 0) {
+	if err != nil || !(v >= 0) || math.IsInf(v, 0) {
 		return 0, fmt.Errorf("%q is not a share such as 10%% or 0.1", s)
 	}
 	if percent {

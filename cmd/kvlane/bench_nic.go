@@ -112,7 +112,7 @@ func (n *benchNICs) close(ctx context.Context) error {
 	if n.nics == nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+	ctx, cancel := closing(ctx, closeTimeout, interruptGrace)
 	defer cancel()
 	return n.nics.Close(ctx)
 }

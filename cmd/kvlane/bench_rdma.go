@@ -3,7 +3,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -16,13 +15,9 @@ import (
 	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/bench/rdmabench"
 	"github.com/kvlane/kvlane/device"
-	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/sys/hostmem"
 	"github.com/kvlane/kvlane/mem"
 )
-
-// noDevice is the value of --device that measures host memory alone.
-const noDevice = "none"
 
 // benchRDMA holds the options of "kvlane bench rdma".
 type benchRDMA struct {
@@ -98,20 +93,17 @@ func (b *benchRDMA) execute(cmd *cobra.Command) (err error) {
 	var dev device.Device
 	if b.device != noDevice {
 		if dev, _, err = kvlane.OpenDevice(kvlane.DeviceConfig{Driver: kvlane.Driver(b.device), Index: b.index}); err != nil {
-			return err
+			return asUsage(err)
 		}
 		b.onClose(dev.Close)
 	}
 	nics, err := kvlane.OpenNICs(dev, b.rdma.config(), nil)
-	if errors.Is(err, errdefs.ErrInvalid) {
-		return &usageError{err}
-	}
 	if err != nil {
-		return fmt.Errorf("open NIC: %w", err)
+		return asUsage(fmt.Errorf("open NIC: %w", err))
 	}
 	ctx := cmd.Context()
 	b.onClose(func() error {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+		ctx, cancel := closing(ctx, closeTimeout, interruptGrace)
 		defer cancel()
 		return nics.Close(ctx)
 	})
@@ -123,7 +115,7 @@ func (b *benchRDMA) execute(cmd *cobra.Command) (err error) {
 		return err
 	}
 	b.onClose(func() error {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+		ctx, cancel := closing(ctx, closeTimeout, interruptGrace)
 		defer cancel()
 		return nics.Unregister(ctx, local, remote)
 	})

@@ -28,16 +28,15 @@ func TestBenchFlagsAreChecked(t *testing.T) {
 	}{
 		"direction":              {[]string{"--directions", "up"}, exitUsage, `"up"`},
 		"host side":              {[]string{"--host", "sorted"}, exitUsage, `"sorted"`},
-		"path beside a product":  {[]string{"--beside-paths", "teleport"}, exitUsage, `"teleport"`},
+		"path beside a product":  {[]string{"--targets", "--beside-paths", "teleport"}, exitUsage, `"teleport"`},
 		"peer path":              {[]string{"--paths", "peer-kernel"}, exitUsage, `"peer-kernel"`},
 		"two forms":              {[]string{"--nixl", "--csv"}, exitUsage, "exclude each other"},
-		"limit without a run":    {[]string{"--fail-above", "10%"}, exitUsage, "--fail-above needs --compare"},
-		"noise":                  {[]string{"--noise", "loud"}, exitUsage, `"loud"`},
-		"count":                  {[]string{"--counts", "0"}, exitFailure, "0 blocks"},
+		"limit without a run":    {[]string{"--fail-above", "10%"}, exitUsage, "--fail-above has no effect without --compare FILE"},
+		"noise":                  {[]string{"--compare", "/nonexistent", "--noise", "loud"}, exitUsage, `"loud"`},
+		"count":                  {[]string{"--counts", "0"}, exitUsage, "0 blocks"},
 		"earlier run":            {[]string{"--compare", "/nonexistent"}, exitFailure, "--compare"},
-		"run to show":            {[]string{"--from", "/nonexistent"}, exitFailure, "--from"},
 		"checksums of lists":     {[]string{"--sums", "--lists"}, exitUsage, "leave --lists out"},
-		"host beside a product":  {[]string{"--beside-host", "sorted"}, exitUsage, `"sorted"`},
+		"host beside a product":  {[]string{"--beside-matmul", "--beside-host", "sorted"}, exitUsage, `"sorted"`},
 		"targets as a table":     {[]string{"--targets", "--csv"}, exitUsage, "--out keeps the points"},
 		"peer on a simulator":    {[]string{"--peer-index", "1"}, exitFailure, "--peer-index"},
 		"product on a simulator": {[]string{"--beside-matmul"}, exitFailure, "runs none"},
@@ -79,6 +78,9 @@ func TestBenchWritesComparesAndDraws(t *testing.T) {
 
 	// Against itself nothing has changed; against a run that was twice as fast everything is slower.
 	show := []string{"bench", "copy", "--from", file, "--compare", file, "--fail-above", "1%"}
+	if code, _, stderr := execute(t, "bench", "copy", "--from", "/nonexistent"); code != exitFailure || !strings.Contains(stderr, "--from") {
+		t.Errorf("a run that is not there: exit code %d: %s", code, stderr)
+	}
 	if code, stdout, _ := execute(t, show...); code != exitOK || !strings.Contains(stdout, "of 12 points 0 slower, 0 faster") {
 		t.Errorf("exit code %d:\n%s", code, stdout)
 	}

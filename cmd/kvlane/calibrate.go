@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -72,7 +71,7 @@ func runCalibrate(cmd *cobra.Command, f *calibrateFlags) (err error) {
 	c.Sim.HostAddresses = gdr != kvlane.GDROff && !f.rdma.soft() // where NICs can be given it
 	dev, note, err := kvlane.OpenDevice(c)
 	if err != nil {
-		return err
+		return asUsage(err)
 	}
 	defer func() { err = errors.Join(err, dev.Close()) }()
 	if note != "" {
@@ -82,7 +81,11 @@ func runCalibrate(cmd *cobra.Command, f *calibrateFlags) (err error) {
 		return err
 	}
 	if nics := f.opts.NICs; nics != nil {
-		defer func() { err = errors.Join(err, nics.Close(context.WithoutCancel(cmd.Context()))) }()
+		defer func() {
+			ctx, cancel := closing(cmd.Context(), closeTimeout, interruptGrace)
+			defer cancel()
+			err = errors.Join(err, nics.Close(ctx))
+		}()
 	}
 	calibrated, err := f.calibrate(cmd, dev)
 	if err != nil {
@@ -116,20 +119,13 @@ func (f *calibrateFlags) calibrate(cmd *cobra.Command, dev device.Device) (*kvla
 	if bar != nil {
 		_ = bar.Finish() // as above
 	}
-	return c, err
+	return c, asUsage(err)
 }
 
 // openNICs opens the NICs that are measured too, or none: where they need not be had, it says why they are not.
 func (f *calibrateFlags) openNICs(cmd *cobra.Command, dev device.Device, gdr kvlane.GDR) (*kvlane.NICs, error) {
 	if gdr == kvlane.GDROff {
 		return nil, nil
-	}
-	without := func(why string) (*kvlane.NICs, error) {
-		fmt.Fprintln(cmd.ErrOrStderr(), "no NIC is measured: "+why)
-		return nil, nil
-	}
-	if gdr == kvlane.GDRAuto && f.rdma.soft() {
-		return without("gdr is auto, which never takes a NIC in software")
 	}
 	nics, err := kvlane.OpenNICs(dev, f.rdma.config(), nil)
 	switch {
@@ -138,7 +134,8 @@ func (f *calibrateFlags) openNICs(cmd *cobra.Command, dev device.Device, gdr kvl
 	case errors.Is(err, errdefs.ErrInvalid):
 		return nil, &usageError{err}
 	case gdr == kvlane.GDRAuto:
-		return without(err.Error())
+		fmt.Fprintln(cmd.ErrOrStderr(), "no NIC is measured: "+err.Error())
+		return nil, nil
 	}
 	return nil, fmt.Errorf("gdr requires a NIC: %w", err)
 }

@@ -57,11 +57,11 @@ func TestCalibrateRefuses(t *testing.T) {
 	}{
 		"no time":          {[]string{"--budget", "0s"}, exitUsage, "--budget 0s"},
 		"no patience":      {[]string{"--wait", "-1s"}, exitUsage, "--wait -1s"},
-		"an odd device":    {[]string{"--device", "tpu"}, exitFailure, `"tpu"`},
+		"an odd device":    {[]string{"--device", "tpu"}, exitUsage, `"tpu"`},
 		"an odd gdr":       {[]string{"--gdr", "often"}, exitUsage, `"often"`},
 		"an odd NIC":       {[]string{"--device", "sim", "--gdr", "auto", "--nic", "a,a"}, exitUsage, `"a" is named twice`},
 		"no NIC":           {[]string{"--device", "sim", "--gdr", "require", "--nic", "no-such-nic"}, exitFailure, "gdr requires a NIC: "},
-		"too little space": {[]string{"--device", "sim", "--memory", "1KiB", "--profile-dir", t.TempDir()}, exitFailure, "1024 bytes"},
+		"too little space": {[]string{"--device", "sim", "--memory", "1KiB", "--profile-dir", t.TempDir()}, exitUsage, "1024 bytes"},
 	} {
 		code, _, stderr := execute(t, append([]string{"calibrate"}, c.args...)...)
 		if code != c.code || !strings.Contains(stderr, c.says) {

@@ -61,7 +61,11 @@ func runDemo(cmd *cobra.Command, driver kvlane.Driver, rdma *rdmaFlags, temp str
 		Out:      cmd.OutOrStdout(),
 		Open: func(ctx context.Context, dir string) (demo.Engine, error) {
 			c.Store.Dirs = []string{dir}
-			return kvlane.Open(ctx, c)
+			e, err := kvlane.Open(ctx, c)
+			if err != nil {
+				return nil, asUsage(err) // not a nil *Engine in an interface
+			}
+			return e, nil
 		},
 		Verify: verifyDir,
 	})

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
+	"sync"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -19,8 +21,38 @@ import (
 	"github.com/kvlane/kvlane/tier/file"
 )
 
-// closeTimeout bounds how long a command waits at its end for what the store still has to write.
-const closeTimeout = 2 * time.Minute
+// How long a command waits at its end for what the store still has to write, or hardware to do; and once it was interrupted.
+const (
+	closeTimeout   = 2 * time.Minute
+	interruptGrace = 10 * time.Second
+)
+
+// closing returns the context of a command's end: it lasts for most although ctx may have ended, and no longer than grace from when
+// it has.
+func closing(ctx context.Context, most, grace time.Duration) (context.Context, context.CancelFunc) {
+	c, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), most, fmt.Errorf("not closed within %v: %w", most, context.DeadlineExceeded))
+	end := make(chan struct{})
+	var watching sync.WaitGroup
+	watching.Go(func() {
+		select {
+		case <-ctx.Done():
+		case <-end:
+			return
+		}
+		timer := time.NewTimer(grace)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+			cancel()
+		case <-end:
+		}
+	})
+	return c, sync.OnceFunc(func() {
+		close(end)
+		watching.Wait()
+		cancel()
+	})
+}
 
 // engineFlags select the device, the copy path and the tiers.
 type engineFlags struct {
@@ -78,6 +110,10 @@ func (e *engineFlags) config(g block.Geometry) (kvlane.Config, error) {
 	check("verify", err)
 	c.Store.Fsync, err = file.ParseFsyncPolicy(e.fsync)
 	check("fsync", err)
+	if e.metricsAddr != "" {
+		_, _, err = net.SplitHostPort(e.metricsAddr)
+		check("metrics-addr", err)
+	}
 	c.Store.GDR, c.RDMA = kvlane.GDR(e.rdma.gdr), e.rdma.config()
 	if g.Validate() != nil {
 		// That has been complained about already; what else is wrong does not depend on it.
@@ -101,7 +137,7 @@ func parsePath(s string) (stream.Path, error) {
 func openEngine(ctx context.Context, c kvlane.Config) (*kvlane.Engine, error) {
 	e, err := kvlane.Open(ctx, c)
 	if err != nil {
-		return nil, err
+		return nil, asUsage(err)
 	}
 	for _, n := range e.Notes() {
 		slog.Warn(n)
@@ -111,7 +147,7 @@ func openEngine(ctx context.Context, c kvlane.Config) (*kvlane.Engine, error) {
 
 // closeEngine closes e although the command's context may have ended: what was dumped is still written.
 func closeEngine(ctx context.Context, e *kvlane.Engine) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+	ctx, cancel := closing(ctx, closeTimeout, interruptGrace)
 	defer cancel()
 	return e.Close(ctx)
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 
 	"github.com/spf13/cobra"
 
@@ -82,6 +83,12 @@ func (r *replayCommand) execute(ctx context.Context, stdout, stderr io.Writer) (
 		return err
 	}
 	defer func() { err = errors.Join(err, summary.Close()) }()
+	if err := r.run.Fits(summary); err != nil {
+		if wrong := (*replay.TraceError)(nil); errors.As(err, &wrong) {
+			return err
+		}
+		return asUsage(err)
+	}
 	e, err := openEngine(ctx, c)
 	if err != nil {
 		return err
@@ -110,11 +117,18 @@ func (r *replayCommand) execute(ctx context.Context, stdout, stderr io.Writer) (
 func (r *replayCommand) config() (kvlane.Config, error) {
 	var errs []error
 	for _, f := range []struct {
-		flag     string
-		v, least int
-	}{{"pages", r.run.Pages, 0}, {"limit", r.run.Limit, 0}, {"concurrency", r.run.Concurrency, 1}} {
-		if f.v < f.least {
+		flag           string
+		v, least, most int
+	}{
+		{"pages", r.run.Pages, 0, replay.MaxPages},
+		{"limit", r.run.Limit, 0, math.MaxInt},
+		{"concurrency", r.run.Concurrency, 1, replay.MaxConcurrency},
+	} {
+		switch {
+		case f.v < f.least:
 			errs = append(errs, fmt.Errorf("--%s is %d and must be %d at least", f.flag, f.v, f.least))
+		case f.v > f.most:
+			errs = append(errs, fmt.Errorf("--%s is %d and must be %d at most", f.flag, f.v, f.most))
 		}
 	}
 	g, err := r.geometry.geometry()

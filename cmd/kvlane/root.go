@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -8,6 +9,8 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"github.com/kvlane/kvlane/errdefs"
 )
 
 // usageError is a wrong command line, as against a command that failed.
@@ -19,6 +22,15 @@ func (e *usageError) Unwrap() error { return e.err }
 // usagef returns an error that ends the process with the exit code of a wrong command line.
 func usagef(format string, args ...any) error {
 	return &usageError{err: fmt.Errorf(format, args...)}
+}
+
+// asUsage makes a refusal of what the command line asked for a wrong command line. It is for what opens and checks, not for the work:
+// a trace or a file that is wrong is no fault of the command line.
+func asUsage(err error) error {
+	if errors.Is(err, errdefs.ErrInvalid) {
+		return &usageError{err: err}
+	}
+	return err
 }
 
 // usageArgs makes an argument check of cobra report a wrong command line.
@@ -50,7 +62,7 @@ It needs nothing installed: what the machine has is found at run time, and what 
 			return err
 		}
 		slog.SetDefault(log)
-		return nil
+		return checkNeeds(cmd)
 	}
 	root.AddCommand(newReplayCommand(), newDemoCommand(), newStoreCommand(), newDoctorCommand(), newCalibrateCommand(), newBenchCommand())
 	return root

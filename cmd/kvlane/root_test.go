@@ -42,9 +42,9 @@ func TestExitCodes(t *testing.T) {
 		{"path", []string{"bench", "copy", "--paths", "teleport"}, exitUsage, `"teleport"`},
 		{"two forms of output", []string{"bench", "copy", "--json", "--csv"}, exitUsage, "exclude each other"},
 		{"repetitions", []string{"bench", "copy", "--reps", "0"}, exitUsage, "--reps 0"},
-		{"device", []string{"bench", "copy", "--device", "tpu"}, exitFailure, `"tpu"`},
+		{"device", []string{"bench", "copy", "--device", "tpu"}, exitUsage, `"tpu"`},
 		{"device index", []string{"bench", "copy", "--device", "sim", "--device-index", "7"}, exitFailure, "7"},
-		{"benchmark that does not fit", []string{"bench", "copy", "--device", "sim", "--pool", "1MiB", "--bytes", "2MiB"}, exitFailure, "do not fit the pool"},
+		{"benchmark that does not fit", []string{"bench", "copy", "--device", "sim", "--pool", "1MiB", "--bytes", "2MiB"}, exitUsage, "do not fit the pool"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			code, stdout, stderr := execute(t, c.args...)

@@ -26,6 +26,10 @@ func newStoreCommand() *cobra.Command {
 		`The commands below work on a directory that "kvlane replay --file-dir" or a program with the library has made. What its
 blocks are it says itself, in kvlane.json. Others may use the directory meanwhile.`)
 	cmd.AddCommand(newStoreListCommand(), newStoreStatCommand(), newStoreVerifyCommand(), newStoreGCCommand())
+	for _, c := range cmd.Commands() {
+		do := c.RunE
+		c.RunE = func(cmd *cobra.Command, args []string) error { return asUsage(do(cmd, args)) } // of DIR
+	}
 	return cmd
 }
 

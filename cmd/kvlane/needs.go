@@ -1,0 +1,174 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/kvlane/kvlane"
+	"github.com/kvlane/kvlane/bench"
+	"github.com/kvlane/kvlane/stream/copy/plan"
+)
+
+// need is what flags of some commands need of the other flags to have an effect. A flag that has none is a wrong command line:
+// whoever gave it expects something of it.
+type need struct {
+	commands []string // paths, without the program's name
+	flags    []string // empty: all of the command but those in but, and those of every command
+	but      []string
+	met      func(*pflag.FlagSet) bool
+	// lacks is what to add to meet it, or clashes what to leave out.
+	lacks, clashes string
+}
+
+// rdmaNames are the flags of rdmaFlags but gdr.
+var rdmaNames = []string{"rdma-provider", "nic", "rdma-port", "rdma-gid-index", "rdma-mtu", "rdma-queue-pairs"}
+
+// needs are checked before any command runs. A flag that is not listed has an effect in every command line that is right.
+var needs = []need{
+	{
+		commands: []string{"replay"}, but: []string{"list-presets"},
+		met: isNot("list-presets", "true"), clashes: "--list-presets",
+	},
+	{
+		commands: []string{"replay"}, flags: []string{"file-bytes", "fsync"},
+		met: given("file-dir"), lacks: "--file-dir DIR",
+	},
+	{
+		commands: []string{"replay"}, flags: []string{"policy"},
+		met: either(isNot("policy", plan.Throughput.String(), plan.Latency.String()), is("path", "auto")), clashes: "a forced --path",
+	},
+	{
+		commands: []string{"replay"}, flags: []string{"calibrate"},
+		met: either(isNot("device", string(kvlane.Sim)), is("gdr", string(kvlane.GDRAuto))), clashes: "--device sim, whose paths are not measured",
+	},
+	{
+		commands: []string{"replay"}, flags: []string{"gdr"},
+		met: either(isNot("gdr", string(kvlane.GDRAuto)), is("path", "auto")), clashes: "a forced --path",
+	},
+	{
+		commands: []string{"replay", "demo", "calibrate"}, flags: rdmaNames,
+		met: isNot("gdr", string(kvlane.GDROff)), lacks: "--gdr auto or --gdr require",
+	},
+	{
+		commands: []string{"replay", "demo", "calibrate"}, flags: []string{"gdr"},
+		met:     either(isNot("gdr", string(kvlane.GDRAuto)), isNot("rdma-provider", string(kvlane.ProviderSoft))),
+		clashes: "--rdma-provider soft, which only --gdr require takes",
+	},
+	{
+		commands: []string{"bench copy"}, but: []string{"from", "targets", "json", "csv", "nixl", "out", "charts", "compare", "noise", "fail-above"},
+		met: isNotGiven("from"), clashes: "--from, which measures nothing",
+	},
+	{
+		commands: []string{"bench copy"}, flags: []string{"noise", "fail-above"},
+		met: given("compare"), lacks: "--compare FILE",
+	},
+	{
+		commands: []string{"bench copy"},
+		flags:    []string{"beside-paths", "beside-size", "beside-batch", "beside-host", "pairs", "window", "cublaslt"},
+		met:      either(is("beside-matmul", "true"), is("targets", "true")), lacks: "--beside-matmul",
+	},
+	{
+		commands: []string{"bench copy"}, flags: []string{"budget"},
+		met: isNotGiven("reps"), clashes: "--reps, which settles how long it takes",
+	},
+	{
+		commands: []string{"bench copy"}, flags: []string{"profile-dir"},
+		met: isNot("device", string(kvlane.Sim)), clashes: "--device sim, whose paths are not measured",
+	},
+	{
+		commands: []string{"bench copy"}, flags: rdmaNames,
+		met: measuresNIC, lacks: "a path by NIC among --paths",
+	},
+	{
+		commands: []string{"bench rdma"}, flags: []string{"device-index"},
+		met: isNot("device", noDevice), lacks: "--device cuda or --device sim",
+	},
+}
+
+// noDevice is the value of --device that measures host memory alone.
+const noDevice = "none"
+
+func given(flag string) func(*pflag.FlagSet) bool {
+	return func(f *pflag.FlagSet) bool { return f.Changed(flag) }
+}
+
+func isNotGiven(flag string) func(*pflag.FlagSet) bool {
+	return func(f *pflag.FlagSet) bool { return !f.Changed(flag) }
+}
+
+// is reports whether the flag has one of the values, given or by default.
+func is(flag string, values ...string) func(*pflag.FlagSet) bool {
+	return func(f *pflag.FlagSet) bool {
+		fl := f.Lookup(flag) // nil in a build that lacks the command's code
+		return fl != nil && slices.Contains(values, fl.Value.String())
+	}
+}
+
+// isNot is true also of a value that there is not, of which the command says more.
+func isNot(flag string, values ...string) func(*pflag.FlagSet) bool {
+	return func(f *pflag.FlagSet) bool { return !is(flag, values...)(f) }
+}
+
+func either(conditions ...func(*pflag.FlagSet) bool) func(*pflag.FlagSet) bool {
+	return func(f *pflag.FlagSet) bool {
+		return slices.ContainsFunc(conditions, func(met func(*pflag.FlagSet) bool) bool { return met(f) })
+	}
+}
+
+// measuresNIC reports whether a path by NIC is to be measured, as it is where no paths are named.
+func measuresNIC(f *pflag.FlagSet) bool {
+	lists := []string{"paths"}
+	if is("beside-matmul", "true")(f) || is("targets", "true")(f) {
+		lists = append(lists, "beside-paths")
+	}
+	for _, list := range lists {
+		names, err := f.GetStringSlice(list)
+		if err != nil || len(names) == 0 && (list == "paths" || !is("targets", "true")(f)) {
+			return true
+		}
+		for _, name := range names {
+			if c, err := bench.ParseContender(name); err != nil || c.NIC() {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// checkNeeds reports every flag of a command line that has no effect there, as a wrong command line.
+func checkNeeds(cmd *cobra.Command) error {
+	path := strings.TrimPrefix(cmd.CommandPath(), cmd.Root().Name()+" ")
+	var errs []error
+	for i := range needs {
+		n := &needs[i]
+		if !slices.Contains(n.commands, path) || n.met(cmd.Flags()) {
+			continue
+		}
+		cmd.Flags().Visit(func(f *pflag.Flag) {
+			switch {
+			case !n.about(cmd, f.Name):
+			case n.lacks != "":
+				errs = append(errs, fmt.Errorf("--%s has no effect without %s: add that, or leave --%s out", f.Name, n.lacks, f.Name))
+			default:
+				errs = append(errs, fmt.Errorf("--%s has no effect with %s: leave one of them out", f.Name, n.clashes))
+			}
+		})
+	}
+	if len(errs) > 0 {
+		return &usageError{errors.Join(errs...)}
+	}
+	return nil
+}
+
+// about reports whether the need is that of a flag of cmd.
+func (n *need) about(cmd *cobra.Command, flag string) bool {
+	if len(n.flags) > 0 {
+		return slices.Contains(n.flags, flag)
+	}
+	return cmd.LocalNonPersistentFlags().Lookup(flag) != nil && !slices.Contains(n.but, flag)
+}

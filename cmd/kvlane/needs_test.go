@@ -1,0 +1,169 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// alwaysEffective are the flags that no other flag takes the effect from, by command.
+var alwaysEffective = map[string]string{
+	"replay": `preset layers kv-heads head-size dtype block-tokens tp tp-rank mla list-presets device device-index path verify cache-bytes
+		file-dir metrics-addr pages concurrency layerwise limit seed json progress`,
+	"demo":      "device dir",
+	"doctor":    "json dir",
+	"calibrate": "device device-index force budget wait memory profile-dir json",
+	"bench copy": `device device-index peer-index full sizes counts paths directions host batch bytes pool large reps seed lists sums forms
+		targets beside-matmul high-priority json csv nixl out from charts compare`,
+	"bench rdma":   "device sizes iterations rdma-provider nic rdma-port rdma-gid-index rdma-mtu json",
+	"store ls":     "json",
+	"store stat":   "json",
+	"store verify": "json",
+	"store gc":     "json max-bytes",
+}
+
+// clash are flags with which those of a need have no effect, by what the need says of them.
+var clash = map[string][]string{
+	"--list-presets":  {"--list-presets"},
+	"a forced --path": {"--path", "kernel"},
+	"--device sim, whose paths are not measured":           {"--device", "sim"},
+	"--rdma-provider soft, which only --gdr require takes": {"--rdma-provider", "soft"},
+	"--from, which measures nothing":                       {"--from", "run.json"},
+	"--reps, which settles how long it takes":              {"--reps", "3"},
+	"a path by NIC among --paths":                          {"--paths", "kernel"},
+}
+
+// meets are flags that meet a need, by what it lacks.
+var meets = map[string][]string{
+	"--file-dir DIR":                {"--file-dir", "d"},
+	"--gdr auto or --gdr require":   {"--gdr", "require"},
+	"--compare FILE":                {"--compare", "run.json"},
+	"--beside-matmul":               {"--targets"},
+	"a path by NIC among --paths":   {"--paths", "kernel,nic"},
+	"--device cuda or --device sim": {"--device", "sim"},
+}
+
+// forEachCommand calls f with each command that does something, by its path.
+func forEachCommand(f func(path string, cmd *cobra.Command)) {
+	var walk func(cmd *cobra.Command)
+	walk = func(cmd *cobra.Command) {
+		for _, c := range cmd.Commands() {
+			walk(c)
+		}
+		if path, below := strings.CutPrefix(cmd.CommandPath(), "kvlane "); below && !cmd.HasSubCommands() {
+			f(path, cmd)
+		}
+	}
+	walk(newRootCommand())
+}
+
+// give returns a flag with a value that it takes, other than its default where that matters.
+func give(f *pflag.Flag) []string {
+	value := map[string]string{"int": "1", "uint64": "1", "size": "1MiB", "duration": "1s", "intSlice": "1"}[f.Value.Type()]
+	switch {
+	case f.Value.Type() == "bool":
+		return []string{"--" + f.Name}
+	case f.Name == "policy":
+		value = "latency"
+	case f.Name == "gdr":
+		value = "auto"
+	case value == "":
+		value = "x"
+	}
+	return []string{"--" + f.Name, value}
+}
+
+// S10: a flag that has no effect is a wrong command line, whatever the flag and the command. A new flag has to be put into a need,
+// or above.
+func TestS10FlagWithoutEffectIsRefused(t *testing.T) {
+	tried := 0
+	forEachCommand(func(path string, cmd *cobra.Command) {
+		always := strings.Fields(alwaysEffective[path])
+		cmd.LocalNonPersistentFlags().VisitAll(func(f *pflag.Flag) {
+			if f.Name == "help" {
+				return
+			}
+			found := slices.Contains(always, f.Name)
+			for i := range needs {
+				n := &needs[i]
+				if !slices.Contains(n.commands, path) || !n.about(cmd, f.Name) {
+					continue
+				}
+				found = found || len(n.flags) > 0
+				args := append(strings.Fields(path), clash[n.clashes+n.lacks]...)
+				if !slices.Contains(args, "--"+f.Name) {
+					args = append(args, give(f)...)
+				}
+				var out, errs bytes.Buffer
+				if path == "replay" && n.clashes != "--list-presets" {
+					args = append(args, "no-such-trace")
+				}
+				code := run(t.Context(), args, &out, &errs)
+				if want := fmt.Sprintf("--%s has no effect with", f.Name); code != exitUsage || !strings.Contains(errs.String(), want) || !strings.Contains(errs.String(), n.lacks+n.clashes) {
+					t.Errorf("%v: exit code %d: %s", args, code, errs.String())
+				}
+				tried++
+			}
+			if !found {
+				t.Errorf("nobody says whether --%s of %q always has an effect: put it into needs, or into alwaysEffective", f.Name, path)
+			}
+		})
+		for _, name := range always {
+			if cmd.Flags().Lookup(name) == nil {
+				t.Errorf("%q has no --%s", path, name)
+			}
+		}
+	})
+	if tried < 90 {
+		t.Errorf("%d command lines were tried: the test does not test", tried)
+	}
+}
+
+// A need that is met lets its flags pass, and names only flags and commands that there are.
+func TestNeedsThatAreMet(t *testing.T) {
+	left := map[string]bool{}
+	for i := range needs {
+		for _, c := range needs[i].commands {
+			left[fmt.Sprint(i, c)] = true
+		}
+	}
+	forEachCommand(func(path string, _ *cobra.Command) {
+		for i := range needs {
+			n := &needs[i]
+			if !slices.Contains(n.commands, path) {
+				continue
+			}
+			delete(left, fmt.Sprint(i, path))
+			cmd, _, err := newRootCommand().Find(strings.Fields(path)) // anew: flags keep what was given
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, name := range slices.Concat(n.flags, n.but) {
+				f := cmd.Flags().Lookup(name)
+				if f == nil {
+					t.Errorf("%q has no --%s", path, name)
+					continue
+				}
+				if slices.Contains(n.flags, name) && n.lacks != "" {
+					if err := cmd.ParseFlags(slices.Concat(meets[n.lacks], give(f))); err != nil {
+						t.Errorf("%q: %v", path, err)
+					}
+				}
+			}
+			if !n.met(cmd.Flags()) {
+				t.Errorf("%q: %v are not met", path, n.lacks+n.clashes)
+			}
+			if err := checkNeeds(cmd); err != nil && n.lacks != "" && !strings.Contains(path, "bench copy") {
+				t.Errorf("%q: %v", path, err)
+			}
+		}
+	})
+	for missing := range left {
+		t.Errorf("there is no command of need %s", missing)
+	}
+}

@@ -1,0 +1,110 @@
+package main
+
+import (
+	"context"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// S10: what the command line asked for wrongly is exit code 2, wherever that is found out; what did not work is 1.
+func TestS10WrongUsageIsExitCode2(t *testing.T) {
+	trace, dir := traceFile(t, goodLine), t.TempDir()
+	file := trace
+	replay := func(args ...string) []string { return append([]string{"replay", trace, "--device", "sim"}, args...) }
+	for name, c := range map[string]struct {
+		args []string
+		code int
+		want string
+	}{
+		"a bound of less than a block": {replay("--file-dir", dir, "--file-bytes", "1KiB"), exitUsage, "does not hold one block"},
+		"a directory twice":            {replay("--file-dir", dir, "--file-dir", dir+"/"), exitUsage, "given twice"},
+		"two names of a directory":     {replay("--file-dir", dir, "--file-dir", "/proc/self/root"+dir), exitUsage, ""},
+		"a file as a directory":        {replay("--file-dir", file), exitUsage, "give a directory"},
+		"below a file":                 {replay("--file-dir", filepath.Join(file, "x")), exitUsage, "a part of its path is a file"},
+		"a path of files":              {replay("--path", "posix"), exitUsage, "posix is none by which"},
+		"a path between GPUs":          {replay("--path", "peer-kernel"), exitUsage, "copy-engine-batch, kernel"},
+		"a path by NIC":                {replay("--path", "nic"), exitUsage, "gdr asks for NICs"},
+		"a device that is not there":   {replay("--device-index", "3"), exitFailure, "index 0"},
+		"no trace":                     {[]string{"replay", trace + "x"}, exitFailure, "no such file"},
+		"no directory":                 {[]string{"store", "ls", ""}, exitUsage, "no name is given"},
+		"a directory that is not one":  {[]string{"store", "stat", t.TempDir()}, exitFailure, ""},
+	} {
+		code, _, stderr := execute(t, c.args...)
+		if code != c.code || !strings.Contains(stderr, c.want) {
+			t.Errorf("%s: exit code %d, want %d, and %q:\n%s", name, code, c.code, c.want, stderr)
+		}
+	}
+}
+
+// S10: numbers that nobody can mean are refused before anything is made on account of them, with what is allowed.
+func TestS10AbsurdNumbersAreWrongUsage(t *testing.T) {
+	const most, tibs = "9223372036854775807", "8000000TiB"
+	replay := []string{"replay", traceFile(t, goodLine), "--device", "sim", "--file-dir", filepath.Join(t.TempDir(), "blocks")}
+	soft := append(replay[:len(replay):len(replay)], "--gdr", "require", "--rdma-provider", "soft")
+	bench := []string{"bench", "copy", "--device", "sim"}
+	calibrate := []string{"calibrate", "--device", "sim", "--profile-dir", t.TempDir()}
+	rdma := []string{"bench", "rdma", "--rdma-provider", "soft"}
+	for _, c := range []struct {
+		base, args []string
+		want       string
+	}{
+		{replay, []string{"--concurrency", most}, "--concurrency is " + most + " and must be 4096 at most"},
+		{replay, []string{"--pages", most}, "--pages is " + most + " and must be 67108864 at most"},
+		{replay, []string{"--pages", "4294967297"}, "must be 67108864 at most"},
+		{replay, []string{"--cache-bytes", tibs}, "is more than 17592186044416"},
+		{replay, []string{"--layers", most}, "between 1 and"},
+		{replay, []string{"--head-size", most}, "between 1 and"},
+		{replay, []string{"--tp", most}, "between 1 and"},
+		{replay, []string{"--tp-rank", most}, "is not between"},
+		{soft, []string{"--rdma-queue-pairs", most}, "is not 0 to 256"},
+		{soft, []string{"--rdma-gid-index", most}, "0 to 255"},
+		{soft, []string{"--rdma-port", most}, "1 to 255"},
+		{soft, []string{"--rdma-mtu", most}, "MTU " + most},
+		{bench, []string{"--reps", most}, "are more than 1048576"},
+		{bench, []string{"--pool", tibs}, "are more than 8796093022208"},
+		{bench, []string{"--bytes", tibs}, "are more than 8796093022208"},
+		{bench, []string{"--large", tibs}, "are more than 8796093022208"},
+		{bench, []string{"--sizes", tibs}, "is more than"},
+		{bench, []string{"--counts", most}, "between 1 and 100000"},
+		{bench, []string{"--beside-matmul", "--beside-size", tibs}, "is more than"},
+		{bench, []string{"--beside-matmul", "--beside-batch", tibs}, "up to"},
+		{bench, []string{"--beside-matmul", "--pairs", most}, "are more than 1048576"},
+		{bench, []string{"--beside-matmul", "--window", "2000000h"}, "are more than 60000000000"},
+		{bench, []string{"--compare", "/nonexistent", "--noise", "Inf"}, `"Inf"`},
+		{calibrate, []string{"--memory", tibs}, "are not 0 to 8796093022208"},
+		{rdma, []string{"--iterations", most}, "1 to 1048576"},
+		{rdma, []string{"--sizes", tibs}, "1 to 1073741824"},
+	} {
+		code, stdout, stderr := execute(t, append(c.base[:len(c.base):len(c.base)], c.args...)...)
+		if code != exitUsage || !strings.Contains(stderr, c.want) || stdout != "" {
+			t.Errorf("%v: exit code %d, want %q:\n%s", c.args, code, c.want, stderr)
+		}
+	}
+}
+
+// S8: a command that closes goes on for a while after it was interrupted, not for as long as it might.
+func TestS8InterruptBoundsTheCloseOfACommand(t *testing.T) {
+	for name, before := range map[string]bool{"interrupted before": true, "interrupted while it closes": false} {
+		ctx, interrupt := context.WithCancel(t.Context())
+		if before {
+			interrupt()
+		}
+		c, cancel := closing(ctx, time.Hour, 30*time.Millisecond)
+		if err := c.Err(); err != nil {
+			t.Errorf("%s: nothing is left to close: %v", name, err)
+		}
+		interrupt()
+		select {
+		case <-c.Done():
+		case <-time.After(10 * time.Second):
+			t.Errorf("%s: it goes on", name)
+		}
+		cancel()
+		cancel()
+	}
+	c, cancel := closing(t.Context(), 10*time.Millisecond, time.Hour)
+	<-c.Done()
+	cancel()
+}

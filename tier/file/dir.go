@@ -85,7 +85,9 @@ func (d *dir) openRoot(c *Config) (dirfs.Dir, error) {
 			return nil, writeError(err)
 		}
 		root, err = c.FS.OpenDir(d.root)
-	} else if err == nil && !c.ReadOnly && c.Fsync == FsyncFile {
+	}
+	// Of a new directory too: those above it may be somebody else's.
+	if err == nil && !c.ReadOnly && c.Fsync == FsyncFile {
 		err = syncParents(c.FS, d.root)
 	}
 	if errors.Is(err, unix.ENOTDIR) {
@@ -103,6 +105,9 @@ func (d *dir) openLocked(c *Config) error {
 	if gone(err) {
 		m = newMarker(c.Format, c.Identity)
 		err = writeMarker(d, m)
+	} else if err == nil {
+		// Who wrote it may have died before it was durable; without it, what is written from now on could not be used.
+		err = syncRoot(d)
 	}
 	if err != nil {
 		return err

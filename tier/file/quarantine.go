@@ -3,6 +3,7 @@ package file
 import (
 	"errors"
 	"fmt"
+	"path"
 	"strconv"
 	"time"
 
@@ -32,7 +33,12 @@ func quarantineFrom(d dirfs.Dir, name string, now time.Time, key block.Key, bad 
 	}
 	if moved, err := d.Stat(to); err == nil && moved.Inode != bad.Inode {
 		if _, err := d.Stat(name); gone(err) {
-			return d.Rename(to, name)
+			if err := d.Rename(to, name); err != nil {
+				return err
+			}
+			// Under this name it may have been durable, and is to be again.
+			_, err := syncFolder(d, path.Dir(name))
+			return err
 		}
 	}
 	return nil

@@ -1,0 +1,198 @@
+package file_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/internal/dirfs/faultfs"
+	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/tier/file"
+	"github.com/kvlane/kvlane/tier/tiertest"
+)
+
+// machine is a computer whose power can fail, and on which processes come and go that have tiers on its disk.
+type machine struct {
+	*testing.T
+	disk   *faultfs.Disk
+	format block.Format
+	procs  []*proc
+}
+
+// proc is a process with a tier.
+type proc struct {
+	*file.Tier
+	process *faultfs.Process
+	faults  *faultfs.FS // its view of the disk
+	dead    bool
+}
+
+func newMachine(t *testing.T) *machine {
+	m := &machine{T: t, disk: faultfs.NewDisk(nil), format: tiertest.NewFormat(t)}
+	t.Cleanup(func() {
+		for _, p := range m.procs {
+			if !p.dead {
+				m.must(p.Close(context.WithoutCancel(t.Context())))
+			}
+		}
+	})
+	return m
+}
+
+func (m *machine) must(err error) {
+	m.Helper()
+	if err != nil {
+		m.Fatal(err)
+	}
+}
+
+// start starts a process that opens a tier, in /srv/kv if c says nothing else.
+func (m *machine) start(c file.Config) *proc {
+	m.Helper()
+	p, err := m.try(c, nil)
+	m.must(err)
+	return p
+}
+
+// try is start with faults from the first operation on; where it fails, the process is killed.
+func (m *machine) try(c file.Config, plan *fault.Plan) (*proc, error) {
+	p := &proc{process: m.disk.Process()}
+	p.faults = faultfs.New(p.process, plan, nil)
+	c.Format, c.FS = m.format, p.faults
+	if c.Dirs == nil {
+		c.Dirs = []string{"/srv/kv"}
+	}
+	var err error
+	if p.Tier, err = file.Open(m.Context(), c); err != nil {
+		p.process.Kill()
+		return nil, err
+	}
+	m.procs = append(m.procs, p)
+	return p, nil
+}
+
+// kill ends a process as SIGKILL does.
+func (m *machine) kill(p *proc) {
+	m.Helper()
+	p.process.Kill()
+	m.bury(p)
+}
+
+// bury ends the goroutines of a process that is dead.
+func (m *machine) bury(p *proc) {
+	m.Helper()
+	p.dead = true
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(m.Context()), 10*time.Second)
+	defer cancel()
+	if err := p.Close(ctx); err != nil && !errors.Is(err, faultfs.ErrCrashed) {
+		m.Errorf("close what was killed: %v", err)
+	}
+}
+
+// powerFail ends all processes; what they have in flight must have failed before bury is called.
+func (m *machine) powerFail(s faultfs.Survival) {
+	m.Helper()
+	m.disk.PowerFail(s)
+	for _, p := range m.procs {
+		if !p.dead {
+			p.faults.Use(nil)
+			m.bury(p)
+		}
+	}
+}
+
+// put stores blocks.
+func (m *machine) put(p *proc, keys ...block.Key) {
+	m.Helper()
+	put(m.T, p.Tier, m.format, keys...)
+}
+
+// root opens the disk's root in a process of its own, which is there until the end of the test.
+func (m *machine) root() dirfs.Dir {
+	m.Helper()
+	process := m.disk.Process()
+	d, err := process.OpenDir("/")
+	m.must(err)
+	m.Cleanup(process.Kill)
+	return d
+}
+
+// survivals are the outcomes of a power failure that a promise must outlive.
+func survivals() map[string]faultfs.Survival {
+	all := map[string]faultfs.Survival{"what is synced": faultfs.KeepSynced(), "all": faultfs.KeepAll()}
+	for seed := range uint64(20) {
+		all[fmt.Sprint("seed ", seed)] = faultfs.KeepSome(seed)
+	}
+	return all
+}
+
+// survives checks that a block that script promises is there, whole, after a power failure, whatever else is.
+func survives(t *testing.T, script func(m *machine) (promised block.Key)) {
+	t.Helper()
+	for name, s := range survivals() {
+		m := newMachine(t)
+		key := script(m)
+		m.powerFail(s)
+		after, err := m.try(file.Config{}, nil)
+		if err != nil {
+			t.Errorf("after %s survived: %v", name, err)
+			continue
+		}
+		if err := get(t, after.Tier, m.format, key); err != nil {
+			t.Errorf("after %s survived: %v", name, err)
+		}
+	}
+}
+
+// later runs f, and returns a function that waits for what it returns.
+func (m *machine) later(f func() error) (wait func() error) {
+	done := make(chan error, 1)
+	go func() { done <- f() }()
+	return func() error {
+		select {
+		case err := <-done:
+			return err
+		case <-time.After(10 * time.Second):
+			m.Fatal("it hangs")
+			return nil
+		}
+	}
+}
+
+// stalled waits until one operation of the plan has stalled.
+func (m *machine) stalled(plan *fault.Plan) {
+	m.Helper()
+	ctx, cancel := context.WithTimeout(m.Context(), 10*time.Second)
+	defer cancel()
+	m.must(plan.Await(ctx, 1))
+}
+
+// mkdirs makes folders, without syncing anything.
+func (m *machine) mkdirs(names ...string) {
+	m.Helper()
+	d := m.root()
+	for _, name := range names {
+		m.must(d.Mkdir(name))
+	}
+}
+
+// scribble changes a byte of a file in place.
+func (m *machine) scribble(name string) {
+	m.Helper()
+	f, err := m.root().Open(name, os.O_WRONLY)
+	m.must(err)
+	_, err = f.WriteAt([]byte{0x55, 0xaa}, 4100)
+	m.must(errors.Join(err, f.Close()))
+}
+
+// bucketKey is the i-th key of a bucket.
+func bucketKey(bucket byte, i int) block.Key {
+	key := tiertest.Key(i)
+	key[0] = bucket
+	return key
+}

@@ -1,0 +1,193 @@
+package file_test
+
+import (
+	"errors"
+	"fmt"
+	"syscall"
+	"testing"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/internal/dirfs/faultfs"
+	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/tier"
+	"github.com/kvlane/kvlane/tier/file"
+	"github.com/kvlane/kvlane/tier/tiertest"
+)
+
+var (
+	never   = file.Config{Fsync: file.FsyncNever}
+	durable = file.Config{Fsync: file.FsyncFile}
+)
+
+// Without it the tests below would pass on a disk that loses nothing.
+func TestPowerFailureLosesWhatWasNotPromised(t *testing.T) {
+	m := newMachine(t)
+	m.put(m.start(never), tiertest.Key(1))
+	m.powerFail(faultfs.KeepSynced())
+	if err := get(t, m.start(never).Tier, m.format, tiertest.Key(1)); err == nil {
+		t.Error("a block outlived a power failure that nobody has synced")
+	}
+}
+
+func TestDefect2PutMakesDurableWhatIsThere(t *testing.T) {
+	for name, reads := range map[string]int{"not read": 0, "read once by this process": 1, "read again": 2} {
+		t.Run(name, func(t *testing.T) {
+			survives(t, func(m *machine) block.Key {
+				key := tiertest.Key(1)
+				m.put(m.start(never), key)
+				p := m.start(durable)
+				for range reads {
+					m.must(get(t, p.Tier, m.format, key))
+				}
+				m.put(p, key)
+				return key
+			})
+		})
+	}
+}
+
+func TestDefect2FolderOfAnotherProcess(t *testing.T) {
+	survives(t, func(m *machine) block.Key {
+		m.put(m.start(never), bucketKey(7, 1))
+		m.put(m.start(durable), bucketKey(7, 2))
+		return bucketKey(7, 2)
+	})
+}
+
+// One Put has made the folder and not yet synced its name when another puts a block there.
+func TestDefect2FolderThatIsNotSyncedYet(t *testing.T) {
+	survives(t, func(m *machine) block.Key {
+		first, second := m.start(durable), m.start(durable)
+		plan := fault.New(1, fault.Nth("sync", 1).Stall()) // the first is the file's
+		first.faults.Use(plan)
+		wait := m.later(func() error { return first.Put(m.Context(), bucketKey(7, 1), image(t, m.format, bucketKey(7, 1))) })
+		m.stalled(plan)
+		m.put(second, bucketKey(7, 2))
+		t.Cleanup(func() {
+			if err := wait(); !errors.Is(err, faultfs.ErrCrashed) {
+				t.Errorf("the Put that the power failure ended: %v", err)
+			}
+		})
+		m.Cleanup(plan.Release)
+		m.disk.PowerFail(faultfs.KeepSynced())
+		plan.Release()
+		return bucketKey(7, 2)
+	})
+}
+
+// Two Puts find that the folder is not there, and make it one after the other.
+func TestDefect2RacingPutsMakeOneFolder(t *testing.T) {
+	for i := range 2 {
+		t.Run(fmt.Sprintf("block %d", i+1), func(t *testing.T) {
+			survives(t, func(m *machine) block.Key {
+				first, second := m.start(durable), m.start(durable)
+				plan := fault.New(1, fault.Nth("mkdir", 0).Stall())
+				first.faults.Use(plan)
+				wait := m.later(func() error {
+					return first.Put(m.Context(), bucketKey(7, 1), image(t, m.format, bucketKey(7, 1)))
+				})
+				m.stalled(plan)
+				m.put(second, bucketKey(7, 2))
+				plan.Release()
+				m.must(wait())
+				return bucketKey(7, i+1)
+			})
+		})
+	}
+}
+
+func TestDefect2FreshRoot(t *testing.T) {
+	for name, there := range map[string][]string{
+		"nothing is there":             nil,
+		"a parent that is not durable": {"srv"},
+		"itself, not durable":          {"srv", "srv/kv"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			survives(t, func(m *machine) block.Key {
+				m.mkdirs(there...)
+				m.put(m.start(durable), tiertest.Key(1))
+				return tiertest.Key(1)
+			})
+		})
+	}
+}
+
+func TestDefect2LookupIsNotReadyBeforeItIsDurable(t *testing.T) {
+	for name, fails := range map[string]bool{"the sync succeeds": false, "the sync fails": true} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t)
+			key, p := tiertest.Key(1), m.start(durable)
+			plan := fault.New(1, fault.Nth("sync", 1).Stall()) // the first is the file's
+			if fails {
+				plan.Add(fault.Nth("sync", 2).Fail(syscall.EIO))
+			}
+			p.faults.Use(plan)
+			wait := m.later(func() error { return p.Put(t.Context(), key, image(t, m.format, key)) })
+			m.stalled(plan)
+			if st := state(t, p.Tier, key); st != tier.Filling {
+				t.Errorf("before it is durable it is %s", st)
+			}
+			if ok, err := p.Retain(t.Context(), key); ok || err != nil {
+				t.Errorf("before it is durable it is retained: %v", err)
+			}
+			plan.Release()
+			err, want := wait(), tier.Ready
+			if fails {
+				want = tier.Absent
+			}
+			if st := state(t, p.Tier, key); st != want || (err != nil) != fails {
+				t.Errorf("after the Put it is %s; the Put said %v", st, err)
+			}
+		})
+	}
+}
+
+// A process that dies when it has just made a directory its own leaves one that can be used, whatever happens next.
+func TestMarkerIsDurableBeforeItsDirectoryIsUsed(t *testing.T) {
+	for n := range 40 {
+		plan := fault.New(1, fault.Nth("sync", n).Crash())
+		for name, s := range survivals() {
+			m := newMachine(t)
+			p, err := m.try(never, plan)
+			if err == nil && plan.Injected() > 0 {
+				t.Fatal("a crash was not noticed")
+			}
+			if err == nil {
+				m.kill(p)
+				return // opening has fewer syncs
+			}
+			m.put(m.start(never), tiertest.Key(1))
+			m.powerFail(s)
+			if p, err := m.try(never, nil); err != nil {
+				t.Errorf("after a crash at sync %d and a power failure that %s survived: %v", n, name, err)
+			} else {
+				m.put(p, tiertest.Key(1))
+			}
+			plan = fault.New(1, fault.Nth("sync", n).Crash())
+		}
+	}
+	t.Error("opening never ends")
+}
+
+// A process finds a damaged block, and moves away what another has put in its place meanwhile.
+func TestBlockThatIsGivenBackIsAsDurableAsItWas(t *testing.T) {
+	survives(t, func(m *machine) block.Key {
+		key := tiertest.Key(1)
+		reader, writer := m.start(durable), m.start(durable)
+		m.put(writer, key)
+		m.scribble(path("srv/kv", key))
+		plan := fault.New(1, fault.Nth("rename", 0).Stall())
+		reader.faults.Use(plan)
+		wait := m.later(func() error { return get(t, reader.Tier, m.format, key) })
+		m.stalled(plan)
+		if err := get(t, writer.Tier, m.format, key); err == nil { // it is set aside
+			t.Error("a damaged block was read")
+		}
+		m.put(writer, key)
+		plan.Release()
+		if err := wait(); err == nil {
+			t.Error("a damaged block was read")
+		}
+		return key
+	})
+}

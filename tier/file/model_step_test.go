@@ -1,0 +1,232 @@
+package file_test
+
+import (
+	"errors"
+	"testing/synctest"
+	"time"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/dirfs/faultfs"
+	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/tier"
+)
+
+// retainOne pins a block, which nobody in the process can delete then, and reads it.
+func (m *model) retainOne(i, k int) {
+	l, b := m.lives[i], &m.blocks[k]
+	ok, err := l.Retain(m.Context(), modelKey(k))
+	m.log("%d retains %d: %v, %v", i, k, ok, err)
+	if m.crashed(l, err) {
+		return
+	}
+	m.must(err)
+	if ok != (b.state == whole) && b.state != torn { // a torn one may have the right length
+		m.Fatalf("block %d is %+v, and retain says %v", k, *b, ok)
+	}
+	if !ok {
+		l.misses++
+		return
+	}
+	l.hits++
+	if err := l.Delete(m.Context(), modelKey(k)); !errors.Is(err, errdefs.ErrBusy) {
+		m.Fatalf("delete what is retained: %v", err)
+	}
+	m.getOne(i, k)
+	l.Release(modelKey(k))
+}
+
+func (m *model) lookupAll(i int) {
+	l := m.lives[i]
+	keys, states := make([]block.Key, modelKeys), make([]tier.State, modelKeys)
+	for k := range keys {
+		keys[k] = modelKey(k)
+	}
+	err := l.Lookup(m.Context(), keys, states)
+	m.log("%d looks up: %v, %v", i, states, err)
+	if m.crashed(l, err) {
+		return
+	}
+	m.must(err)
+	for k, s := range states {
+		b := &m.blocks[k]
+		if want := map[blockState]tier.State{whole: tier.Ready, absent: tier.Absent, torn: tier.Failed}[b.state]; s != want {
+			if b.state != torn || s != tier.Ready {
+				m.Fatalf("block %d is %+v, and lookup says %s", k, *b, s)
+			}
+		}
+	}
+}
+
+func (m *model) deleteOne(i, k int) {
+	l, b := m.lives[i], &m.blocks[k]
+	err := l.Delete(m.Context(), modelKey(k))
+	m.log("%d deletes %d: %v", i, k, err)
+	switch {
+	case m.crashed(l, err):
+		if b.state != absent {
+			b.state, b.promised, b.unsynced = unknown, false, true
+		}
+	case b.state == absent && errors.Is(err, errdefs.ErrNotFound):
+	case b.state != absent && err == nil:
+		b.state, b.promised = absent, false
+	default:
+		m.Fatalf("block %d is %+v, and delete says %v", k, *b, err)
+	}
+}
+
+// collect collects down to some blocks, or to as many as there are, which counts them.
+func (m *model) collect(i int) {
+	l := m.lives[i]
+	target := m.rng.Int64N(2 * modelKeys)
+	held := m.present()
+	removed, err := l.GC(m.Context(), target*m.format.Layout.ImageBytes())
+	m.log("%d collects %d to %d: %d, %v", i, held, target, removed, err)
+	if m.crashed(l, err) {
+		return
+	}
+	m.must(err)
+	if want := max(0, held-target); int64(removed) != want {
+		m.Fatalf("%d were removed, not %d", removed, want)
+	}
+	if st := l.Stats(); st.Blocks != min(held, target) || st.Bytes != st.Blocks*m.format.Layout.ImageBytes() {
+		m.Fatalf("%d blocks are left: %+v", min(held, target), st)
+	}
+}
+
+// counts checks what a process has counted in its life.
+func (m *model) counts(i int) {
+	l := m.lives[i]
+	st := l.Stats()
+	if st.Retained != 0 || st.Waiting != 0 || st.ReadBytes%m.format.Layout.ImageBytes() != 0 {
+		m.Fatalf("%d has counted %+v", i, st)
+	}
+	if l.blurred {
+		return
+	}
+	if st.Hits != l.hits || st.Misses != l.misses || st.Puts != l.puts || st.Corrupt != l.corrupt || st.Errors != 0 ||
+		st.WrittenBytes != l.puts*m.format.Layout.ImageBytes() || st.Paused != nil || st.Failure != nil {
+		m.Fatalf("%d has counted %+v; it was %+v", i, st, *l)
+	}
+}
+
+func (m *model) reopen(i int) {
+	l := m.lives[i]
+	err := l.Close(m.Context())
+	m.log("%d closes: %v", i, err)
+	if m.crashed(l, err) {
+		return
+	}
+	m.must(err)
+	l.dead = true
+	m.counts(i)
+	m.observe()
+	m.start(i)
+}
+
+func (m *model) killOne(i int) {
+	m.log("%d is killed", i)
+	m.kill(m.lives[i].proc)
+	m.counts(i)
+	m.observe()
+	m.start(i)
+}
+
+// arm lets a process crash soon, in the midst of what it does then.
+func (m *model) arm(i int) {
+	ops := []string{"open", "stat", "fstat", "mkdir", "rename", "rename", "remove", "write", "write", "sync", "sync", "sync", "readdir"}
+	op := ops[m.rng.IntN(len(ops))]
+	n := m.rng.IntN(3)
+	m.log("%d will crash at %s %d", i, op, n)
+	m.lives[i].faults.Use(fault.New(m.rng.Uint64(), fault.Nth(op, n).Crash()))
+	m.lives[i].blurred, m.lives[i].armed = true, true
+}
+
+// race lets both store the same block, or two, of which one may have to go for the other, at the same time.
+func (m *model) race(k int) {
+	other := k
+	if m.rng.IntN(2) == 0 {
+		other = (k + modelBuckets) % modelKeys // in the same folder, most often
+	}
+	if m.full || m.lives[0].armed || m.lives[1].armed {
+		return // who did what could not be told
+	}
+	was := [2]blockState{m.blocks[k].state, m.blocks[other].state}
+	second := make(chan error)
+	go func() { second <- m.lives[1].Put(m.Context(), modelKey(other), m.images[other]) }()
+	first := m.lives[0].Put(m.Context(), modelKey(k), m.images[k])
+	m.raced = true
+	m.stored(0, k, was[0], first)
+	m.stored(1, other, was[1], <-second)
+	if k == other || m.c.bound > 0 { // either may have written it, or have found it whole before it was evicted
+		m.lives[0].blurred, m.lives[1].blurred = true, true
+	}
+}
+
+// buryCrashed ends the processes that have crashed, or lets the power fail then.
+func (m *model) buryCrashed() {
+	for i, l := range m.lives {
+		switch {
+		case !l.crashed:
+		case m.rng.IntN(3) == 0:
+			m.powerFails()
+		default:
+			m.killOne(i)
+		}
+	}
+}
+
+// powerFails lets the power fail, and compares what is left with what was promised.
+func (m *model) powerFails() {
+	synctest.Wait()
+	s, seed := faultfs.KeepSynced(), uint64(0)
+	switch m.rng.IntN(8) {
+	case 0:
+	case 1:
+		s = faultfs.KeepAll()
+	default:
+		seed = m.rng.Uint64()
+		s = faultfs.KeepSome(seed)
+	}
+	m.powerFail(s)
+	for i := range m.lives {
+		m.counts(i)
+	}
+	found := m.states()
+	m.log("the power fails, seed %d; left are %v", seed, found)
+	for k, is := range found {
+		b := &m.blocks[k]
+		switch {
+		case is != whole && b.promised:
+			m.Fatalf("block %d is %d, and was promised: %+v", k, is, *b)
+		case is == torn && !b.unsynced:
+			m.Fatalf("block %d is torn, and nobody has written it without a sync: %+v", k, *b)
+		case is != absent && !b.tried:
+			m.Fatalf("block %d is there, and nobody has stored it", k)
+		}
+		b.state, b.unsynced = is, is == torn // which may come back when it is removed
+	}
+	m.verify()
+	for i := range m.lives {
+		m.start(i)
+	}
+}
+
+// fill leaves little room on the disk, or gives it back and waits until those who had none try again.
+func (m *model) fill() {
+	m.full = !m.full
+	for _, l := range m.lives {
+		if l != nil {
+			l.blurred = true
+		}
+	}
+	if m.full {
+		room := m.rng.Int64N(3 * m.format.Layout.ImageBytes())
+		m.log("the disk has room for %d bytes more", room)
+		m.disk.SetLimit(m.disk.Used() + room + 1)
+		return
+	}
+	m.log("the disk has room")
+	m.disk.SetLimit(0)
+	time.Sleep(time.Minute)
+}

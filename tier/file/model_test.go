@@ -1,0 +1,490 @@
+package file_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/dirfs/faultfs"
+	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/tier/file"
+	"github.com/kvlane/kvlane/tier/tiertest"
+)
+
+// The model test: a random log of operations, drawn from a seed, of two processes that share directories, either of which may
+// be killed at any moment, on a machine whose power may fail and whose disk may be full. What it asserts:
+//
+//   - each operation answers as what the files are says: a whole block is read, byte for byte, a torn one is ErrCorrupt once
+//     and then a miss, and what nobody stored is not there;
+//   - what a Put said it stored is there until it is deleted, or evicted, which is counted; also when its process is killed;
+//   - what a Put with FsyncFile said it stored is there, whole, after a power failure, whatever else survives, even if it was
+//     another process without fsync that wrote it. Nothing is torn that such a process wrote;
+//   - after a crash of any kind the directory can be opened, and Verify finds the torn blocks, what the dead processes left
+//     in tmp, and nothing else;
+//   - counts add up.
+//
+// KVLANE_FILE_SEEDS=n runs n seeds instead of a few and a random one; KVLANE_FILE_SEED=x runs that seed alone.
+func TestModel(t *testing.T) {
+	t.Parallel()
+	for _, c := range []modelConfig{
+		{name: "never"},
+		{name: "file", fsync: [2]file.FsyncPolicy{file.FsyncFile, file.FsyncFile}},
+		{name: "both", fsync: [2]file.FsyncPolicy{file.FsyncNever, file.FsyncFile}},
+		{name: "both,bounded", fsync: [2]file.FsyncPolicy{file.FsyncFile, file.FsyncNever}, bound: 6},
+		{name: "file,bounded", fsync: [2]file.FsyncPolicy{file.FsyncFile, file.FsyncFile}, bound: 6},
+		{name: "file,racing", fsync: [2]file.FsyncPolicy{file.FsyncFile, file.FsyncFile}, racing: true},
+		{name: "file,bounded,racing", fsync: [2]file.FsyncPolicy{file.FsyncFile, file.FsyncFile}, bound: 6, racing: true},
+		{name: "both,two directories", fsync: [2]file.FsyncPolicy{file.FsyncNever, file.FsyncFile}, dirs: 2},
+		{name: "both,bounded,two directories", fsync: [2]file.FsyncPolicy{file.FsyncNever, file.FsyncFile}, dirs: 2, bound: 6},
+	} {
+		for _, seed := range modelSeeds(t) {
+			t.Run(fmt.Sprintf("%s/seed=%d", c.name, seed), func(t *testing.T) {
+				t.Parallel()
+				// In a bubble time passes when nobody has anything to do, so that no pause takes long.
+				synctest.Test(t, func(t *testing.T) { runModel(t, c, seed) })
+			})
+		}
+	}
+}
+
+func modelSeeds(t *testing.T) []uint64 {
+	t.Helper()
+	number := func(name string) (uint64, bool) {
+		v := os.Getenv(name)
+		if v == "" {
+			return 0, false
+		}
+		n, err := strconv.ParseUint(v, 10, 64)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		return n, true
+	}
+	if seed, ok := number("KVLANE_FILE_SEED"); ok {
+		return []uint64{seed}
+	}
+	n, ok := number("KVLANE_FILE_SEEDS")
+	if !ok {
+		n = 3
+	}
+	var seeds []uint64
+	for i := range n {
+		seeds = append(seeds, i+1)
+	}
+	if !ok {
+		seeds = append(seeds, rand.Uint64N(1<<32)) // in the test's name if it fails
+	}
+	return seeds
+}
+
+type modelConfig struct {
+	name  string
+	fsync [2]file.FsyncPolicy
+	dirs  int // default 1
+	bound int // blocks; zero is unbounded
+	// racing lets both store a block at the same time; then a seed does not say all that happens.
+	racing bool
+}
+
+const (
+	modelKeys      = 16
+	modelBuckets   = 3
+	modelSteps     = 250
+	modelStepsFast = 60
+)
+
+// blockState is what a block's file is.
+type blockState uint8
+
+const (
+	absent blockState = iota
+	whole
+	torn
+	unknown // an operation crashed: it may be either
+)
+
+// modelBlock is what the model knows of a block.
+type modelBlock struct {
+	state    blockState
+	tried    bool // somebody tried to store it
+	promised bool // a Put with FsyncFile stored it, and nothing has removed it since
+	unsynced bool // a torn file of it is, or may come to be, on the disk
+}
+
+// life is a process, from its start to its end, and what it should have counted.
+type life struct {
+	*proc
+	hits, misses, puts, corrupt int64
+	evictions                   int64 // seen so far
+	blurred                     bool  // by failures; the counts may differ
+	armed, crashed              bool  // it is to fail all that it tries; it does
+}
+
+type model struct {
+	*machine
+	c       modelConfig
+	rng     *rand.Rand
+	images  [modelKeys]mem.Extent
+	dst     mem.Extent
+	lives   [2]*life
+	blocks  [modelKeys]modelBlock
+	full    bool
+	raced   bool  // both stored something since the files were last looked at
+	evicted int64 // by processes that lived only to be killed
+	history []string
+}
+
+func runModel(t *testing.T, c modelConfig, seed uint64) {
+	t.Helper()
+	m := &model{machine: newMachine(t), c: c, rng: rand.New(rand.NewPCG(seed, 0x66696c65))}
+	m.dst = tiertest.Buffer(t, m.format.Layout.ImageBytes())
+	for i := range m.images {
+		m.images[i] = image(t, m.format, modelKey(i))
+	}
+	defer func() {
+		if t.Failed() {
+			t.Logf("KVLANE_FILE_SEED=%d, %s:\n%s", seed, c.name, strings.Join(m.history, "\n"))
+		}
+	}()
+	m.fixIDs()
+	for i := range m.lives {
+		m.start(i)
+	}
+	steps := modelSteps
+	if testing.Short() {
+		steps = modelStepsFast
+	}
+	for range steps {
+		time.Sleep(time.Millisecond) // so that no two files are equally cold
+		m.step()
+		m.observe()
+		m.buryCrashed()
+	}
+	m.finish()
+}
+
+func (m *model) log(format string, args ...any) {
+	m.history = append(m.history, fmt.Sprintf(format, args...))
+}
+
+func (m *model) step() {
+	i := m.rng.IntN(len(m.lives))
+	k := m.rng.IntN(modelKeys)
+	switch x := m.rng.IntN(100); {
+	case x < 10 && m.c.racing:
+		m.race(k)
+	case x < 42:
+		m.putOne(i, k)
+	case x < 57:
+		m.getOne(i, k)
+	case x < 63:
+		m.retainOne(i, k)
+	case x < 66:
+		m.lookupAll(i)
+	case x < 73:
+		m.deleteOne(i, k)
+	case x < 76:
+		m.collect(i)
+	case x < 80:
+		m.log("a minute passes")
+		time.Sleep(2 * time.Minute)
+	case x < 83:
+		m.reopen(i)
+	case x < 86:
+		m.killOne(i)
+	case x < 93:
+		m.arm(i)
+	case x < 96:
+		m.powerFails()
+	default:
+		m.fill()
+	}
+}
+
+// putOne stores a block.
+func (m *model) putOne(i, k int) {
+	err := m.lives[i].Put(m.Context(), modelKey(k), m.images[k])
+	m.stored(i, k, m.blocks[k].state, err)
+}
+
+// stored learns from what a Put said of a block that was something before.
+func (m *model) stored(i, k int, was blockState, err error) {
+	m.log("%d puts %d: %v", i, k, err)
+	l, b := m.lives[i], &m.blocks[k]
+	b.tried = true
+	if was != whole && m.c.fsync[i] == file.FsyncNever {
+		b.unsynced = true
+	}
+	switch {
+	case m.crashed(l, err):
+		if was != whole {
+			b.state = unknown
+		}
+		return
+	case err == nil:
+		b.state = whole
+		if was != whole {
+			l.puts++
+		}
+		if m.c.fsync[i] == file.FsyncFile {
+			b.promised = true
+		}
+	case m.full && was != whole && errors.Is(err, errdefs.ErrNoSpace):
+		b.state = absent
+		l.blurred = true
+	default:
+		m.Fatalf("%d puts %d: %v", i, k, err)
+	}
+	if was == torn {
+		l.corrupt++
+	}
+}
+
+// getOne reads a block, and says whether that says what its file is.
+func (m *model) getOne(i, k int) {
+	l, b := m.lives[i], &m.blocks[k]
+	clear(m.dst.Bytes())
+	err := l.Get(m.Context(), modelKey(k), m.dst)
+	m.log("%d gets %d: %v", i, k, err)
+	switch {
+	case m.crashed(l, err):
+		if b.state == torn {
+			b.state = unknown
+		}
+	case b.state == whole && err == nil:
+		if !bytes.Equal(m.dst.Bytes(), m.images[k].Bytes()) {
+			m.Fatalf("block %d has wrong bytes", k)
+		}
+		l.hits++
+	case b.state == torn && errors.Is(err, errdefs.ErrCorrupt):
+		l.corrupt++
+		l.misses++
+		b.state = absent
+	case b.state == absent && errors.Is(err, errdefs.ErrNotFound):
+		l.misses++
+	default:
+		m.Fatalf("block %d is %+v, and get says %v", k, *b, err)
+	}
+}
+
+// fixIDs gives two directories ids that are always the same: which blocks each has must follow from the seed.
+func (m *model) fixIDs() {
+	if m.c.dirs < 2 {
+		return
+	}
+	p := m.machine.start(m.config(0))
+	m.must(p.Close(m.Context()))
+	p.dead = true
+	const before = `"directory": "`
+	for n, dir := range m.config(0).Dirs {
+		f, err := m.root().Open(dir[1:]+"/kvlane.json", os.O_RDWR)
+		m.must(err)
+		b := make([]byte, 4096)
+		_, err = f.ReadAt(b, 0)
+		at := bytes.Index(b, []byte(before)) + len(before)
+		if at < len(before) {
+			m.Fatalf("no id in %q, %v", b, err)
+		}
+		_, err = f.WriteAt(bytes.Repeat([]byte{'a' + byte(n)}, 32), int64(at))
+		m.must(errors.Join(err, f.Sync(), f.Close()))
+	}
+}
+
+func (m *model) config(i int) file.Config {
+	c := file.Config{Fsync: m.c.fsync[i], MaxBytes: int64(m.c.bound) * m.format.Layout.ImageBytes()}
+	for n := range max(1, m.c.dirs) {
+		c.Dirs = append(c.Dirs, fmt.Sprintf("/srv/kv%d", n))
+	}
+	return c
+}
+
+// start starts a process, and now and then kills it before it has opened the directories.
+func (m *model) start(i int) {
+	for m.rng.IntN(6) == 0 {
+		op := []string{"open", "stat", "mkdir", "rename", "remove", "write", "sync", "sync", "sync", "lock"}[m.rng.IntN(10)]
+		n := m.rng.IntN(6)
+		p, err := m.try(m.config(i), fault.New(1, fault.Nth(op, n).Crash()))
+		m.log("%d opens with a crash at %s %d: %v", i, op, n, err)
+		if err == nil {
+			synctest.Wait()
+			m.evicted += p.Stats().Evictions
+			m.kill(p)
+		} else if !errors.Is(err, faultfs.ErrCrashed) && (!m.full || !errors.Is(err, errdefs.ErrNoSpace)) {
+			m.Fatal(err)
+		}
+	}
+	p, err := m.try(m.config(i), nil)
+	m.log("%d opens: %v", i, err)
+	if m.full && errors.Is(err, errdefs.ErrNoSpace) {
+		m.fill()
+		p, err = m.try(m.config(i), nil)
+	}
+	m.must(err)
+	m.lives[i] = &life{proc: p, blurred: m.full}
+	m.observe() // a power failure may have brought back more than the bound
+}
+
+// crashed notes that a process has crashed, as a plan said.
+func (m *model) crashed(l *life, err error) bool {
+	if !errors.Is(err, faultfs.ErrCrashed) {
+		return false
+	}
+	l.crashed, l.blurred = true, true
+	return true
+}
+
+// modelKey is the i-th of the keys.
+func modelKey(i int) (key [32]byte) { return bucketKey(byte(i%modelBuckets), i) }
+
+// states says what the files of all blocks are.
+func (m *model) states() (found [modelKeys]blockState) {
+	process := m.disk.Process()
+	defer process.Kill()
+	for _, dir := range m.config(0).Dirs {
+		d, err := process.OpenDir(dir)
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		m.must(err)
+		for k := range modelKeys {
+			f, err := d.Open(path("", modelKey(k)), os.O_RDONLY)
+			if errors.Is(err, os.ErrNotExist) {
+				continue
+			}
+			m.must(err)
+			info, err := f.Stat()
+			m.must(err)
+			b := make([]byte, info.Bytes)
+			_, err = f.ReadAt(b, 0)
+			m.must(errors.Join(err, f.Close()))
+			if found[k] != absent {
+				m.Fatalf("block %d is in two directories", k)
+			}
+			found[k] = torn
+			if bytes.Equal(b, m.images[k].Bytes()) {
+				found[k] = whole
+			}
+		}
+	}
+	return found
+}
+
+// observe compares the files with the model, and learns what was evicted.
+func (m *model) observe() {
+	synctest.Wait() // for what is removed in the background
+	vanished, evicted := int64(0), m.evicted
+	m.evicted = 0
+	for _, l := range m.lives {
+		if l == nil {
+			continue
+		}
+		n := l.Stats().Evictions
+		evicted += n - l.evictions
+		l.evictions = n
+	}
+	var gone []int
+	for k, is := range m.states() {
+		b := &m.blocks[k]
+		switch {
+		case is == b.state:
+		case b.state == unknown && (is != torn || b.unsynced):
+		case is == absent:
+			vanished++
+			gone = append(gone, k)
+		default:
+			m.Fatalf("block %d is %d, and should be %+v", k, is, *b)
+		}
+		b.state = is
+		b.promised = b.promised && is != absent
+	}
+	// One that was evicted while both stored may have been stored again.
+	if again := evicted - vanished; again != 0 && (!m.raced || again < 0 || again > 2) {
+		m.Fatalf("blocks %v are gone, and %d evictions are counted", gone, evicted)
+	}
+	if evicted > 0 {
+		m.log("evicted: %v", gone)
+	}
+	m.raced = false
+}
+
+func (m *model) present() (n int64) {
+	for _, b := range m.blocks {
+		if b.state != absent {
+			n++
+		}
+	}
+	return n
+}
+
+// finish checks that everything is as it should be when everything was read and closed.
+func (m *model) finish() {
+	if m.full {
+		m.fill()
+		m.observe()
+	}
+	for i := range m.lives {
+		m.reopen(i) // from now on nobody crashes
+	}
+	m.buryCrashed()
+	for k := range modelKeys {
+		m.getOne(0, k)
+		m.getOne(1, k)
+		m.observe()
+	}
+	for i, l := range m.lives {
+		m.must(l.Close(m.Context()))
+		l.dead = true
+		m.counts(i)
+	}
+	process := m.disk.Process()
+	defer process.Kill()
+	for _, dir := range m.config(0).Dirs {
+		r, err := file.VerifyOn(m.Context(), process, dir)
+		if err != nil || !r.Clean() || r.LiveSessions != 0 {
+			m.Errorf("in the end: %+v, %v", r, err)
+		}
+	}
+}
+
+// verify checks that Verify finds the torn blocks, leftovers where processes have died, and nothing else.
+func (m *model) verify() {
+	process := m.disk.Process()
+	defer process.Kill()
+	var damaged, want []string
+	for _, dir := range m.config(0).Dirs {
+		r, err := file.VerifyOn(m.Context(), process, dir)
+		if errors.Is(err, errdefs.ErrNotFound) {
+			continue // it was never opened
+		}
+		m.must(err)
+		for _, f := range r.Findings {
+			switch f.Problem {
+			case file.Damaged:
+				damaged = append(damaged, f.Path[strings.LastIndexByte(f.Path, '/')+1:])
+			case file.Leftover:
+			default:
+				m.Fatalf("found %+v", f)
+			}
+		}
+	}
+	for k, b := range m.blocks {
+		if b.state == torn {
+			want = append(want, fmt.Sprintf("%x", modelKey(k)))
+		}
+	}
+	slices.Sort(damaged)
+	slices.Sort(want)
+	if !slices.Equal(damaged, want) {
+		m.Fatalf("damaged are %q, found %q", want, damaged)
+	}
+}

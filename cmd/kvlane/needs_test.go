@@ -23,7 +23,7 @@ var alwaysEffective = map[string]string{
 	"bench rdma":   "device sizes iterations rdma-provider nic rdma-port rdma-gid-index rdma-mtu json",
 	"store ls":     "json",
 	"store stat":   "json",
-	"store verify": "json",
+	"store verify": "json repair",
 	"store gc":     "json max-bytes",
 }
 

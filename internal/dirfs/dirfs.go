@@ -20,6 +20,9 @@ var ErrIrregular = errors.New("not a regular file")
 type FS interface {
 	// OpenDir opens a directory. Its own path may lead through links: whoever configured the path answers for it.
 	OpenDir(path string) (Dir, error)
+	// SyncParents makes the names of the directories on the way to a directory durable, its own included. It passes over those
+	// that this process may not read, which it cannot have made.
+	SyncParents(path string) error
 }
 
 // Dir is an open directory. Names are relative to it, their parts separated by slashes; "." is the directory itself. No part
@@ -34,8 +37,8 @@ type Dir interface {
 	// ReadDir returns the names in a directory, sorted.
 	ReadDir(name string) ([]string, error)
 	Mkdir(name string) error
-	// Rename puts oldname in the place of newname, atomically.
-	Rename(oldname, newname string) error
+	// Rename gives what has oldname the name newname, atomically. What has that gives way if replace is set, else it is EEXIST.
+	Rename(oldname, newname string, replace bool) error
 	// Remove removes an empty directory, or anything else.
 	Remove(name string) error
 	// SetTime sets the access and modification times.

@@ -36,6 +36,43 @@ func (osFS) OpenDir(path string) (Dir, error) {
 	return &osDir{fd: fd, path: path}, nil
 }
 
+func (osFS) SyncParents(path string) error {
+	const flags = unix.O_DIRECTORY | unix.O_CLOEXEC
+	open := func(at int, name string, flag int) (int, error) {
+		return retry(func() (int, error) { return unix.Openat(at, name, flag|flags, 0) })
+	}
+	fd, err := open(unix.AT_FDCWD, path, unix.O_PATH)
+	for err == nil {
+		// By "..", and not by the path, which may lead through links.
+		var up int
+		if up, err = open(fd, "..", unix.O_PATH); err != nil {
+			break
+		}
+		var here, above unix.Stat_t
+		err = errors.Join(unix.Fstat(fd, &here), unix.Fstat(up, &above))
+		_ = unix.Close(fd)
+		if fd = up; err != nil || here.Ino == above.Ino && here.Dev == above.Dev {
+			break // the root is its own parent
+		}
+		var readable int
+		if readable, err = open(fd, ".", unix.O_RDONLY); err == nil {
+			_, err = retry(func() (int, error) { return 0, unix.Fdatasync(readable) })
+			_ = unix.Close(readable)
+		}
+		switch err { //nolint:errorlint // a bare errno
+		case unix.EACCES, unix.EPERM, unix.EROFS, unix.EINVAL: // EINVAL: of a file system without anything to sync
+			err = nil
+		}
+	}
+	if fd >= 0 {
+		_ = unix.Close(fd)
+	}
+	if err != nil {
+		return &fs.PathError{Op: "sync the parents of", Path: path, Err: err}
+	}
+	return nil
+}
+
 // osDir resolves names one part after the other, none through a link.
 type osDir struct {
 	fd   int
@@ -144,10 +181,45 @@ func (d *osDir) Mkdir(name string) error {
 	return d.at("mkdir", name, func(dir int, base string) error { return unix.Mkdirat(dir, base, dirMode) })
 }
 
-func (d *osDir) Rename(oldname, newname string) error {
+func (d *osDir) Rename(oldname, newname string, replace bool) error {
 	return d.at("rename", oldname, func(from int, old string) error {
-		return d.at("rename to", newname, func(to int, base string) error { return unix.Renameat(from, old, to, base) })
+		return d.at("rename to", newname, func(to int, base string) error {
+			if replace {
+				return unix.Renameat(from, old, to, base)
+			}
+			return renameNew(from, old, to, base)
+		})
 	})
+}
+
+// renameNew is a rename that replaces nothing.
+func renameNew(from int, old string, to int, base string) error {
+	err := unix.Renameat2(from, old, to, base, unix.RENAME_NOREPLACE)
+	if err != unix.EINVAL && err != unix.ENOSYS {
+		return err
+	}
+	return renameByLink(from, old, to, base)
+}
+
+// renameByLink is renameNew for a file system that knows no such rename, such as NFS: it makes another name, and takes the old one
+// away. It can do so for files only.
+func renameByLink(from int, old string, to int, base string) error {
+	switch err := unix.Linkat(from, old, to, base, 0); err {
+	case nil:
+		return unix.Unlinkat(from, old, 0)
+	case unix.EPERM, unix.EOPNOTSUPP, unix.EMLINK:
+	default:
+		return err
+	}
+	// What comes in between is replaced.
+	var st unix.Stat_t
+	if err := unix.Fstatat(to, base, &st, unix.AT_SYMLINK_NOFOLLOW); err != unix.ENOENT {
+		if err == nil {
+			err = unix.EEXIST
+		}
+		return err
+	}
+	return unix.Renameat(from, old, to, base)
 }
 
 func (d *osDir) Remove(name string) error {

@@ -75,8 +75,8 @@ func TestNoPartOfANameMayBeALink(t *testing.T) {
 		"create":      func(n string) error { _, err := d.Open(n+"2", os.O_RDWR|os.O_CREATE); return err },
 		"stat":        func(n string) error { _, err := d.Stat(n); return err },
 		"mkdir":       func(n string) error { return d.Mkdir(n + "2") },
-		"rename from": func(n string) error { return d.Rename(n, "stolen") },
-		"rename to":   func(n string) error { return d.Rename("mine", n) },
+		"rename from": func(n string) error { return d.Rename(n, "stolen", true) },
+		"rename to":   func(n string) error { return d.Rename("mine", n, true) },
 		"remove":      d.Remove,
 		"settime":     func(n string) error { return d.SetTime(n, time.Unix(1, 0)) },
 		"readdir":     func(n string) error { _, err := d.ReadDir(n[:strings.LastIndexByte(n, '/')+1] + "."); return err },
@@ -96,7 +96,7 @@ func TestNoPartOfANameMayBeALink(t *testing.T) {
 	}
 	must(t, d.SetTime("link", time.Unix(5, 0)))
 	must(t, d.Remove("link"))
-	must(t, d.Rename("linked", "mine"))
+	must(t, d.Rename("linked", "mine", true))
 	if i, err := os.Stat(victim); err != nil || i.ModTime().Unix() == 5 {
 		t.Errorf("the victim after its link was removed: %v, %v", i, err)
 	}

@@ -49,7 +49,7 @@ func TestDefectWritingStallsAfterAFailedRound(t *testing.T) {
 	put(t, tr, c.Format, all[:7]...)
 	var denied atomic.Int64
 	f.Forbid(func(op, _ string) error {
-		if op == "readdir" && denied.Add(1) <= 40 { // more than one round's
+		if op == "readdir" && denied.Add(1) <= 12 { // more than one round's
 			return syscall.EACCES
 		}
 		return nil
@@ -59,7 +59,7 @@ func TestDefectWritingStallsAfterAFailedRound(t *testing.T) {
 			t.Fatalf("put: %v", err)
 		}
 	}
-	if denied.Load() <= 40 {
+	if denied.Load() <= 12 {
 		t.Errorf("only %d listings were asked for", denied.Load())
 	}
 }

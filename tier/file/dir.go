@@ -88,7 +88,7 @@ func (d *dir) openRoot(c *Config) (dirfs.Dir, error) {
 	}
 	// Of a new directory too: those above it may be somebody else's.
 	if err == nil && !c.ReadOnly && c.Fsync == FsyncFile {
-		err = syncParents(c.FS, d.root)
+		err = c.FS.SyncParents(d.root)
 	}
 	if errors.Is(err, unix.ENOTDIR) {
 		err = fmt.Errorf("it is a file, or a part of its path is a file; give a directory: %w: %w", errdefs.ErrInvalid, err)
@@ -186,23 +186,6 @@ func makeDir(fsys dirfs.FS, path string) error {
 		err = syncRoot(up)
 	}
 	return errors.Join(err, up.Close())
-}
-
-// syncParents makes the names of the directories on the way to path durable: whoever made them may not have. Those that this
-// process may not read it has not made.
-func syncParents(fsys dirfs.FS, path string) error {
-	for path != filepath.Dir(path) {
-		path = filepath.Dir(path)
-		up, err := fsys.OpenDir(path)
-		if err == nil {
-			err = errors.Join(syncRoot(up), up.Close())
-		}
-		// EINVAL: a file system without anything to sync.
-		if err != nil && !errors.Is(err, unix.EACCES) && !errors.Is(err, unix.EPERM) && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.EROFS) {
-			return err
-		}
-	}
-	return nil
 }
 
 // syncRoot makes the entries of the directory itself durable.

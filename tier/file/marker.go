@@ -188,7 +188,7 @@ func putMarker(d dirfs.Dir, m Marker) error {
 	if _, err := writeFile(d, markerTemp, b, true); err != nil {
 		return err
 	}
-	if err := d.Rename(markerTemp, markerName); err != nil {
+	if err := d.Rename(markerTemp, markerName, false); err != nil {
 		return errors.Join(err, d.Remove(markerTemp))
 	}
 	return syncRoot(d)

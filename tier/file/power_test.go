@@ -191,3 +191,20 @@ func TestBlockThatIsGivenBackIsAsDurableAsItWas(t *testing.T) {
 		return key
 	})
 }
+
+// A process that does not sync comes late with a block that one that does has stored meanwhile.
+func TestDefectLateUnsyncedPutUndoesASyncedOne(t *testing.T) {
+	survives(t, func(m *machine) block.Key {
+		key := tiertest.Key(1)
+		late, first := m.start(never), m.start(durable)
+		m.put(late, bucketKey(key[0], 2)) // the folder is there
+		plan := fault.New(1, fault.Nth("rename", 0).Stall())
+		late.faults.Use(plan)
+		wait := m.later(func() error { return late.Put(m.Context(), key, image(t, m.format, key)) })
+		m.stalled(plan)
+		m.put(first, key)
+		plan.Release()
+		m.must(wait())
+		return key
+	})
+}

@@ -54,17 +54,26 @@ func (t *Tier) put(ctx context.Context, key block.Key, image []byte) error {
 		t.space.released() // until now the block could not make room for another
 	}()
 	d := dirOf(t.dirs, key)
-	there, err := t.look(ctx, d, key)
-	if there || err != nil {
-		return err
+	for try := 1; ; try++ {
+		there, err := t.look(ctx, d, key)
+		if there || err != nil {
+			return err
+		}
+		err = t.write(ctx, d, key, image)
+		if err == nil {
+			t.count.puts.Add(1)
+			t.count.writtenBytes.Add(t.image)
+			return nil
+		}
+		// Another process has stored it meanwhile, maybe durably, as ours may not be; or what is no block came in between.
+		if !errors.Is(err, unix.EEXIST) || try == lookTries {
+			return err
+		}
 	}
-	if err := t.write(ctx, d, key, image); err != nil {
-		return err
-	}
-	t.count.puts.Add(1)
-	t.count.writtenBytes.Add(t.image)
-	return nil
 }
+
+// lookTries is how often a Put looks at what another process has put in the place of what it looked at before.
+const lookTries = 4
 
 // look says whether the block is there, and makes it as durable as the policy promises. It looks at the file as a Get would,
 // and takes what is no block, or cannot be read, out of the way.
@@ -234,10 +243,10 @@ func (t *Tier) publish(d *dir, s *session, key block.Key, image []byte) (dirfs.I
 	}
 	b := &d.buckets[key[0]]
 	t.space.begin(b)
-	err = d.Rename(temp, name)
+	err = d.Rename(temp, name, false)
 	if errors.Is(err, unix.ENOENT) {
 		if err = mkdir(d, bucketName(key[0])); err == nil {
-			err = d.Rename(temp, name)
+			err = d.Rename(temp, name, false)
 		}
 	}
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 )
 
 // toQuarantine moves the file bad from the block's name to quarantine. What another process has put in its place meanwhile it
-// gives back.
+// gives back; the error is then gone().
 func toQuarantine(d dirfs.Dir, now time.Time, key block.Key, bad dirfs.Info) error {
 	return quarantineFrom(d, blockName(key), now, key, bad)
 }
@@ -22,26 +22,27 @@ func toQuarantine(d dirfs.Dir, now time.Time, key block.Key, bad dirfs.Info) err
 func quarantineFrom(d dirfs.Dir, name string, now time.Time, key block.Key, bad dirfs.Info) error {
 	// Names begin with the time, in digits of constant number, so that the oldest comes first.
 	to := fmt.Sprintf("%s/%016x-%s", quarantine, uint64(now.UnixNano()), key)
-	err := d.Rename(name, to)
+	err := d.Rename(name, to, false)
 	if errors.Is(err, unix.ENOENT) {
 		if err = mkdir(d, quarantine); err == nil {
-			err = d.Rename(name, to)
+			err = d.Rename(name, to, false)
 		}
 	}
 	if err != nil {
 		return err
 	}
-	if moved, err := d.Stat(to); err == nil && moved.Inode != bad.Inode {
-		if _, err := d.Stat(name); gone(err) {
-			if err := d.Rename(to, name); err != nil {
-				return err
-			}
-			// Under this name it may have been durable, and is to be again.
-			_, err := syncFolder(d, path.Dir(name))
-			return err
-		}
+	moved, err := d.Stat(to)
+	if err != nil || moved.Inode == bad.Inode {
+		return nil
 	}
-	return nil
+	if err := d.Rename(to, name, false); err != nil {
+		return nil // a third is there; what was moved had its successor
+	}
+	// Under this name it may have been durable, and is to be again.
+	if _, err := syncFolder(d, path.Dir(name)); err != nil {
+		return err
+	}
+	return fmt.Errorf("%s is another file by now: %w", name, unix.ESTALE)
 }
 
 // trimQuarantine removes the oldest files until most are left. What it cannot remove, and what is not kvlane's, it leaves.

@@ -83,7 +83,7 @@ func (v *verifier) mendMarker() error {
 		return err
 	}
 	old := fmt.Sprintf("%s/%016x-%s", quarantine, uint64(time.Now().UnixNano()), markerName)
-	if err := v.Rename(markerName, old); err != nil && !gone(err) {
+	if err := v.Rename(markerName, old, false); err != nil && !gone(err) {
 		return err
 	}
 	return putMarker(v, v.report.Marker)
@@ -95,10 +95,8 @@ func (v *verifier) mendPlace(m misplacedBlock, r *Repaired) {
 	if err != nil {
 		return
 	}
-	if _, serr := v.Stat(blockName(m.key)); bad == nil && gone(serr) {
-		if mkdir(v, bucketName(m.key[0])) == nil && v.Rename(from, blockName(m.key)) == nil {
-			r.Moved++
-		}
+	if bad == nil && mkdir(v, bucketName(m.key[0])) == nil && v.Rename(from, blockName(m.key), false) == nil {
+		r.Moved++
 		return
 	}
 	if quarantineFrom(v, from, time.Now(), m.key, info) == nil {

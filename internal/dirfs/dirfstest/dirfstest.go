@@ -23,6 +23,8 @@ func Run(t *testing.T, open func(t *testing.T) (fsys dirfs.FS, root string)) {
 		"RemovedFolder": testRemovedFolder,
 		"Rename":        testRename,
 		"RenameRefuses": testRenameRefuses,
+		"RenameNew":     testRenameNew,
+		"SyncParents":   testSyncParents,
 		"Unlinked":      testUnlinked,
 		"SetTime":       testSetTime,
 		"Sync":          testSync,

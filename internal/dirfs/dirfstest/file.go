@@ -94,7 +94,7 @@ func testUnlinked(s *suite) {
 	if i := s.stat("a"); i.Inode == first.Inode {
 		s.Errorf("a new file has the inode of one that is open: %+v", i)
 	}
-	s.must(s.Rename("b", "a"))
+	s.must(s.Rename("b", "a", true))
 	if _, err := f.WriteAt([]byte("F"), 0); err != nil {
 		s.Error(err)
 	}
@@ -144,7 +144,7 @@ func testLock(s *suite) {
 	s.must(f.Lock())
 	s.must(f.Lock())
 	s.must(s.open("other", os.O_RDONLY).Lock())
-	s.must(s.Rename("f", "g"))
+	s.must(s.Rename("f", "g", true))
 	again := s.open("g", os.O_RDONLY)
 	s.fails("lock what is locked", again.Lock(), errdefs.ErrBusy)
 	beside, err := s.openDir(s.root).Open("g", os.O_WRONLY)
@@ -185,7 +185,7 @@ func replaceAndRead(d dirfs.Dir, own string, text []byte) error {
 		return err
 	}
 	_, err = f.WriteAt(text, 0)
-	if err = errors.Join(err, f.Close(), d.Rename(own, "f")); err != nil {
+	if err = errors.Join(err, f.Close(), d.Rename(own, "f", true)); err != nil {
 		return err
 	}
 	f, err = d.Open("f", os.O_RDONLY)

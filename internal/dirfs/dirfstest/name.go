@@ -19,8 +19,8 @@ func testBadNames(s *suite) {
 		_, err = s.ReadDir(name)
 		s.fails("readdir", err, unix.EINVAL)
 		s.fails("mkdir", s.Mkdir(name), unix.EINVAL)
-		s.fails("rename from", s.Rename(name, "new"), unix.EINVAL)
-		s.fails("rename to", s.Rename("f", name), unix.EINVAL)
+		s.fails("rename from", s.Rename(name, "new", true), unix.EINVAL)
+		s.fails("rename to", s.Rename("f", name, true), unix.EINVAL)
 		s.fails("remove", s.Remove(name), unix.EINVAL)
 		s.fails("settime", s.SetTime(name, time.Unix(1, 0)), unix.EINVAL)
 	}
@@ -77,11 +77,11 @@ func testOpenDir(s *suite) {
 		s.Errorf("list: %q, %v", names, err)
 	}
 	// It stays what it is, whatever becomes of its name.
-	s.must(s.Rename("folder", "moved"))
+	s.must(s.Rename("folder", "moved", true))
 	if i, err := inner.Stat("."); err != nil || i.Inode != s.stat("moved").Inode {
 		s.Errorf("after it was renamed: %+v, %v", i, err)
 	}
-	s.must(inner.Rename("f", "g"))
+	s.must(inner.Rename("f", "g", true))
 	s.list("moved", "g")
 	for path, want := range map[string]error{"/folder": unix.ENOENT, "/moved/g": unix.ENOTDIR, "/moved/g/x": unix.ENOTDIR} {
 		_, err := s.fs.OpenDir(s.root + path)
@@ -112,21 +112,46 @@ func testRename(s *suite) {
 	s.write("a/f", "f")
 	s.write("a/g", "g")
 	number := s.stat("a/f").Inode
-	s.must(s.Rename("a/f", "a/f"))
-	s.must(s.Rename("a/f", "a/h")) // a new name
-	s.must(s.Rename("a/h", "a/g")) // over a file
-	s.must(s.Rename("a/g", "b/g")) // elsewhere
+	s.must(s.Rename("a/f", "a/f", true))
+	s.must(s.Rename("a/f", "a/h", true)) // a new name
+	s.must(s.Rename("a/h", "a/g", true)) // over a file
+	s.must(s.Rename("a/g", "b/g", true)) // elsewhere
 	s.holds("b/g", "f")
 	if i := s.stat("b/g"); i.Inode != number {
 		s.Errorf("a rename made another file of it: %+v, was %d", i, number)
 	}
 	s.list("a")
 	s.write("a/deep", "x")
-	s.must(s.Rename("a", "b/empty")) // a folder, over an empty one
+	s.must(s.Rename("a", "b/empty", true)) // a folder, over an empty one
 	s.list("b", "empty", "g")
 	s.list("b/empty", "deep")
-	s.must(s.Rename("b/empty", "c")) // up
+	s.must(s.Rename("b/empty", "c", true)) // up
 	s.list(".", "b", "c")
+}
+
+// A rename that must not replace anything does not.
+func testRenameNew(s *suite) {
+	s.must(s.Mkdir("folder"))
+	s.must(s.Mkdir("empty"))
+	s.write("f", "f")
+	s.write("g", "g")
+	for _, r := range [][2]string{{"f", "g"}, {"f", "f"}, {"f", "empty"}, {"empty", "f"}, {"empty", "folder"}} {
+		s.fails("rename "+r[0]+" to "+r[1], s.Rename(r[0], r[1], false), unix.EEXIST)
+	}
+	s.fails("rename nothing", s.Rename("none", "new", false), unix.ENOENT)
+	s.holds("g", "g")
+	s.must(s.Rename("f", "folder/f", false))
+	s.must(s.Rename("empty", "folder/empty", false))
+	s.holds("folder/f", "f")
+	s.list(".", "folder", "g")
+	s.list("folder", "empty", "f")
+}
+
+func testSyncParents(s *suite) {
+	s.must(s.Mkdir("a"))
+	s.must(s.Mkdir("a/b"))
+	s.must(s.fs.SyncParents(s.root + "/a/b"))
+	s.fails("sync the parents of nothing", s.fs.SyncParents(s.root+"/none"), unix.ENOENT)
 }
 
 func testRenameRefuses(s *suite) {
@@ -150,7 +175,7 @@ func testRenameRefuses(s *suite) {
 		{".", "x", unix.EBUSY},
 		{"empty", ".", unix.EBUSY},
 	} {
-		s.fails("rename "+r.from+" to "+r.to, s.Rename(r.from, r.to), r.want)
+		s.fails("rename "+r.from+" to "+r.to, s.Rename(r.from, r.to, true), r.want)
 	}
 	s.list(".", "empty", "f", "full")
 	s.list("full", "in")

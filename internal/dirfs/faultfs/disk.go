@@ -210,6 +210,20 @@ func (p *Process) OpenDir(name string) (dirfs.Dir, error) {
 	return d, nil
 }
 
+// SyncParents implements dirfs.FS.
+func (p *Process) SyncParents(name string) error {
+	return p.do("sync", name, func() error {
+		n, err := p.disk.root.find(path.Clean("./" + path.Clean("/"+name)))
+		if err != nil {
+			return err
+		}
+		for n = n.parent; n != nil; n = n.parent {
+			n.sync()
+		}
+		return nil
+	})
+}
+
 // do runs an operation, unless the process is dead.
 func (p *Process) do(op, name string, run func() error) error {
 	p.disk.mu.Lock()

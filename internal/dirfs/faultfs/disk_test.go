@@ -196,11 +196,11 @@ func TestPowerFailure(t *testing.T) {
 			[]string{"f=a", "", "f=b"},
 		},
 		"rename over a file": {
-			func(r *rig) { r.replace(); r.must(r.Rename("new", "f")) },
+			func(r *rig) { r.replace(); r.must(r.Rename("new", "f", true)) },
 			[]string{"f=a new=b", "f=a", "f=b new=b", "f=b"}, // never without an f
 		},
 		"rename over a file, synced": {
-			func(r *rig) { r.replace(); r.must(r.Rename("new", "f")); r.sync("./") },
+			func(r *rig) { r.replace(); r.must(r.Rename("new", "f", true)); r.sync("./") },
 			[]string{"f=b"},
 		},
 		"rename over a file without a sync of what it holds": {
@@ -208,7 +208,7 @@ func TestPowerFailure(t *testing.T) {
 				r.write("f", "a")
 				r.sync("f", "./")
 				r.write("new", "b")
-				r.must(r.Rename("new", "f"))
+				r.must(r.Rename("new", "f", true))
 				r.sync("./")
 			},
 			[]string{"f=", "f=\x00", "f=b"},
@@ -229,7 +229,7 @@ func TestPowerFailure(t *testing.T) {
 			func(r *rig) {
 				r.elsewhere()
 				r.sync("a/", "b/", "./")
-				r.must(r.Rename("b", "a/b"))
+				r.must(r.Rename("b", "a/b", true))
 			},
 			[]string{"a/ b/ b/f=x", "a/", "a/ a/b/ a/b/f=x"},
 		},
@@ -265,7 +265,7 @@ func (r *rig) elsewhere() {
 	r.must(r.Mkdir("b"))
 	r.write("a/f", "x")
 	r.sync("a/f", "a/", "b/", "./")
-	r.must(r.Rename("a/f", "b/f"))
+	r.must(r.Rename("a/f", "b/f", true))
 }
 
 // Each sector of a file is one of those that it was since the last sync, and so is its length or lies in between.
@@ -324,7 +324,7 @@ func TestPowerFailureLeavesTwoNames(t *testing.T) {
 		if r.tree() != "a/ a/f=x b/ b/f=x" {
 			continue
 		}
-		r.must(r.Rename("a/f", "b/f")) // does nothing, says POSIX
+		r.must(r.Rename("a/f", "b/f", true)) // does nothing, says POSIX
 		r.must(r.Remove("a/f"))
 		if got := r.tree(); got != "a/ b/ b/f=x" || disk.Used() != 1 {
 			t.Errorf("after one was removed: %q, %d bytes used", got, disk.Used())
@@ -345,10 +345,10 @@ func TestPowerFailureLeavesWhatIsSynced(t *testing.T) {
 		r.must(r.Mkdir("d"))
 		r.write("d/new", text)
 		r.sync("d/new")
-		r.must(r.Rename("d/new", "d/f"))
+		r.must(r.Rename("d/new", "d/f", true))
 		r.sync("d/", "./")
 		r.write("d/other", text)
-		r.must(r.Rename("d/other", "d/another"))
+		r.must(r.Rename("d/other", "d/another", true))
 		r.must(r.Mkdir("e"))
 		r.must(r.SetTime("d/f", r.modified("d")))
 	}) {

@@ -121,7 +121,7 @@ func (d *diskDir) Mkdir(name string) error {
 	})
 }
 
-func (d *diskDir) Rename(oldname, newname string) error {
+func (d *diskDir) Rename(oldname, newname string, replace bool) error {
 	return d.do("rename", oldname, func(from *inode, oldbase string) error {
 		to, newbase, err := d.inode.walk(newname)
 		if err != nil {
@@ -130,6 +130,9 @@ func (d *diskDir) Rename(oldname, newname string) error {
 		n, err := from.find(oldbase)
 		if err != nil {
 			return err
+		}
+		if to.names[newbase] != nil && !replace {
+			return unix.EEXIST
 		}
 		return d.process.disk.rename(from, oldbase, n, to, newbase)
 	})

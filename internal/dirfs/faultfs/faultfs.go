@@ -111,6 +111,14 @@ func (f *FS) OpenDir(path string) (dirfs.Dir, error) {
 	return &dir{Dir: d, fs: f, path: path}, nil
 }
 
+// SyncParents is one sync, whatever there is to be synced.
+func (f *FS) SyncParents(path string) error {
+	if err := f.whole("sync", path); err != nil {
+		return err
+	}
+	return f.base.SyncParents(path)
+}
+
 type dir struct {
 	dirfs.Dir
 	fs   *FS
@@ -152,11 +160,11 @@ func (d *dir) Mkdir(name string) error {
 	return d.Dir.Mkdir(name)
 }
 
-func (d *dir) Rename(oldname, newname string) error {
+func (d *dir) Rename(oldname, newname string, replace bool) error {
 	if err := d.whole("rename", newname); err != nil {
 		return err
 	}
-	return d.Dir.Rename(oldname, newname)
+	return d.Dir.Rename(oldname, newname, replace)
 }
 
 func (d *dir) Remove(name string) error {

@@ -35,7 +35,7 @@ func TestEveryOperationFails(t *testing.T) {
 		"opendir": func() error { _, err := faulty.OpenDir(path); return err },
 		"readdir": func() error { _, err := fs.ReadDir("."); return err },
 		"mkdir":   func() error { return fs.Mkdir(name + ".dir") },
-		"rename":  func() error { return fs.Rename(name, name+"2") },
+		"rename":  func() error { return fs.Rename(name, name+"2", true) },
 		"remove":  func() error { return fs.Remove(name) },
 		"settime": func() error { return fs.SetTime(name, time.Now()) },
 		"read":    func() error { _, err := f.ReadAt(make([]byte, 1), 0); return err },

@@ -33,7 +33,7 @@ func (r *rig) all(f dirfs.File) map[string]error {
 	_, errs["stat"] = r.Stat("f")
 	_, errs["readdir"] = r.ReadDir(".")
 	errs["mkdir"] = r.Mkdir("newdir")
-	errs["rename"] = r.Rename("f", "g")
+	errs["rename"] = r.Rename("f", "g", true)
 	errs["remove"] = r.Remove("f")
 	errs["settime"] = r.SetTime("f", time.Unix(1, 0))
 	_, errs["read"] = f.ReadAt(make([]byte, 1), 0)
@@ -139,12 +139,12 @@ func TestDiskFull(t *testing.T) {
 	used(100) // it is open
 	r.must(a.Close())
 	used(40)
-	r.must(r.Rename("b", "c"))
+	r.must(r.Rename("b", "c", true))
 	r.open("c", os.O_WRONLY|os.O_TRUNC)
 	used(0)
 	r.write("c", strings.Repeat("c", 100))
 	r.write("e", "")
-	r.must(r.Rename("e", "c"))
+	r.must(r.Rename("e", "c", true))
 	used(100) // b is open
 	disk.SetLimit(101)
 	if n, err := r.open("c", os.O_RDWR).WriteAt([]byte("xx"), 0); n != 1 || !errors.Is(err, unix.ENOSPC) {
@@ -281,7 +281,7 @@ func work(p *faultfs.Process, w int) (err error) {
 			return err
 		}
 		_, err = f.WriteAt(make([]byte, 100), int64(i))
-		if err = errors.Join(err, f.Sync(), d.Rename("new-"+name, name), f.Close()); err != nil {
+		if err = errors.Join(err, f.Sync(), d.Rename("new-"+name, name, true), f.Close()); err != nil {
 			return err
 		}
 		if _, err := d.ReadDir("."); err != nil {

@@ -1,0 +1,50 @@
+package dirfs
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// What is done where a file system knows no rename that replaces nothing.
+func TestRenameByLink(t *testing.T) {
+	root := t.TempDir()
+	path := func(name string) string { return filepath.Join(root, name) }
+	if err := errors.Join(os.WriteFile(path("f"), []byte("f"), 0o600), os.WriteFile(path("g"), []byte("g"), 0o600),
+		os.Mkdir(path("d"), 0o700), os.Mkdir(path("e"), 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	d, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := unix.Close(d); err != nil {
+			t.Error(err)
+		}
+	}()
+	for _, r := range []struct {
+		from, to string
+		want     error
+	}{
+		{"f", "g", unix.EEXIST},
+		{"d", "e", unix.EEXIST},
+		{"none", "x", unix.ENOENT},
+		{"f", "h", nil},
+		{"d", "i", nil},
+	} {
+		if err := renameByLink(d, r.from, d, r.to); !errors.Is(err, r.want) {
+			t.Errorf("%s to %s: %v, want %v", r.from, r.to, err, r.want)
+		}
+	}
+	all, err := os.ReadDir(root)
+	if err != nil || len(all) != 4 || all[0].Name() != "e" || all[1].Name() != "g" || all[2].Name() != "h" || all[3].Name() != "i" {
+		t.Errorf("there is %v, %v", all, err)
+	}
+	if b, err := os.ReadFile(path("h")); err != nil || string(b) != "f" {
+		t.Errorf("%q, %v", b, err)
+	}
+}

@@ -91,6 +91,9 @@ type StoreConfig struct {
 	// Fsync says when a block's bytes reach stable storage. Default file.FsyncNever: a block survives the process, and
 	// after a power failure its checksums tell whether it survived that too.
 	Fsync file.FsyncPolicy
+	// ReadOnly changes nothing in Dirs, which must be there and may lie on a read-only mount: loads are served from them, and dumps
+	// go to the cache alone.
+	ReadOnly bool
 	// FS replaces the operating system's files, for tests.
 	FS dirfs.FS
 	// Verify says where and when checksums are made and checked on the way from and to the device. Default

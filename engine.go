@@ -136,7 +136,7 @@ func (e *Engine) openLower(ctx context.Context) error {
 		return nil
 	}
 	s := &e.cfg.Store
-	t, err := file.Open(ctx, file.Config{Dirs: s.Dirs, Format: e.format(), Identity: e.cfg.Identity, Fsync: s.Fsync, MaxBytes: s.FileBytes, FS: s.FS})
+	t, err := file.Open(ctx, file.Config{Dirs: s.Dirs, Format: e.format(), Identity: e.cfg.Identity, Fsync: s.Fsync, MaxBytes: s.FileBytes, ReadOnly: s.ReadOnly, FS: s.FS})
 	if err != nil {
 		return err // it says what it was doing
 	}

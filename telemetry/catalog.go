@@ -122,7 +122,19 @@ var tierFamilies = []family[*namedTier]{
 	tierCounter("kvlane_tier_written_bytes_total", "bytes", "Bytes written to the tier.", func(s *tier.Stats) int64 { return s.WrittenBytes }),
 	tierGauge("kvlane_tier_retained", "pins", "Pins held on blocks.", func(s *tier.Stats) int64 { return s.Retained }),
 	tierGauge("kvlane_tier_quarantined", "blocks", "Files or slots set aside.", func(s *tier.Stats) int64 { return s.Quarantined }),
+	tierCounter("kvlane_tier_replaced_total", "blocks", "Stored copies that were found damaged or unreadable when the block was to be stored, and written anew.", func(s *tier.Stats) int64 { return s.Replaced }),
+	tierGauge("kvlane_tier_waiting", "writes", "Writes that wait for room now.", func(s *tier.Stats) int64 { return s.Waiting }),
+	tierGauge("kvlane_tier_stuck", "blocks", "Blocks that could not be removed when room was last made.", func(s *tier.Stats) int64 { return s.Stuck }),
+	tierGauge("kvlane_tier_paused", "1", "1 while writing is paused for want of room.", func(s *tier.Stats) int64 { return flag(s.Paused != nil) }),
+	tierGauge("kvlane_tier_failing", "1", "1 while counting blocks or making room fails.", func(s *tier.Stats) int64 { return flag(s.Failure != nil) }),
 	tierCounter("kvlane_tier_swept_total", "files", "Temporary files removed when the tier was opened.", func(s *tier.Stats) int64 { return s.Swept }),
+}
+
+func flag(b bool) int64 {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 func tierCounter(name, unit, help string, read func(*tier.Stats) int64) family[*namedTier] {

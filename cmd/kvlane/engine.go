@@ -67,6 +67,7 @@ type engineFlags struct {
 	dirs        []string
 	cacheBytes  int64
 	fileBytes   int64
+	readOnly    bool
 	metricsAddr string
 	fs          dirfs.FS // replaces the operating system's files, for tests
 }
@@ -81,6 +82,7 @@ func (e *engineFlags) register(flags *pflag.FlagSet) {
 	flags.StringVar(&e.verify, "verify", store.VerifyDevice.String(), "who makes and verifies checksums: device (the copy on its way, or else the CPU), always (the CPU too, before and after copies), or fill (the same, but not of what the cache has)")
 	flags.Var(sizeValue{&e.cacheBytes}, "cache-bytes", "pinned host memory of the cache tier")
 	flags.StringArrayVar(&e.dirs, "file-dir", nil, "directory of the file tier; repeat it for several, without it there is none")
+	flags.BoolVar(&e.readOnly, "file-read-only", false, "change nothing in the directories of the file tier: serve loads from them, and dump to the cache alone")
 	flags.Var(sizeValue{&e.fileBytes}, "file-bytes", "bound of the file tier; 0 is none")
 	flags.StringVar(&e.fsync, "fsync", "never", "when files are synced: never, or file (each one, before its block counts as durable)")
 	e.rdma.register(flags)
@@ -91,7 +93,7 @@ func (e *engineFlags) register(flags *pflag.FlagSet) {
 func (e *engineFlags) config(g block.Geometry) (kvlane.Config, error) {
 	c := kvlane.Config{
 		Device: kvlane.DeviceConfig{Driver: kvlane.Driver(e.device), Index: e.index},
-		Store:  kvlane.StoreConfig{CacheBytes: e.cacheBytes, Dirs: e.dirs, FileBytes: e.fileBytes, FS: e.fs},
+		Store:  kvlane.StoreConfig{CacheBytes: e.cacheBytes, Dirs: e.dirs, FileBytes: e.fileBytes, ReadOnly: e.readOnly, FS: e.fs},
 	}
 	var errs []error
 	check := func(flag string, err error) {

@@ -39,6 +39,14 @@ var needs = []need{
 		met: given("file-dir"), lacks: "--file-dir DIR",
 	},
 	{
+		commands: []string{"replay"}, flags: []string{"file-read-only"},
+		met: given("file-dir"), lacks: "--file-dir DIR",
+	},
+	{
+		commands: []string{"replay"}, flags: []string{"file-bytes", "fsync"},
+		met: isNot("file-read-only", "true"), clashes: "--file-read-only, which writes nothing",
+	},
+	{
 		commands: []string{"replay"}, flags: []string{"policy"},
 		met: either(isNot("policy", plan.Throughput.String(), plan.Latency.String()), is("path", "auto")), clashes: "a forced --path",
 	},

@@ -29,8 +29,9 @@ var alwaysEffective = map[string]string{
 
 // clash are flags with which those of a need have no effect, by what the need says of them.
 var clash = map[string][]string{
-	"--list-presets":  {"--list-presets"},
-	"a forced --path": {"--path", "kernel"},
+	"--list-presets":                                       {"--list-presets"},
+	"--file-read-only, which writes nothing":               {"--file-dir", "d", "--file-read-only"},
+	"a forced --path":                                      {"--path", "kernel"},
 	"--device sim, whose paths are not measured":           {"--device", "sim"},
 	"--rdma-provider soft, which only --gdr require takes": {"--rdma-provider", "soft"},
 	"--from, which measures nothing":                       {"--from", "run.json"},

@@ -106,3 +106,37 @@ func TestDemo(t *testing.T) {
 		t.Errorf("unknown device: exit code %d, %s", code, stderr)
 	}
 }
+
+// With --repair what is wrong is set aside, and the exit code says whether anything is left.
+func TestStoreVerifyRepairs(t *testing.T) {
+	dir := t.TempDir()
+	if code, _, stderr := execute(t, small("replay", traceFile(t, goodLine), "--file-dir", dir)...); code != exitOK {
+		t.Fatalf("exit code %d: %s", code, stderr)
+	}
+	blocks, err := filepath.Glob(filepath.Join(dir, "??", "*"))
+	if err != nil || len(blocks) != 2 {
+		t.Fatal(blocks, err)
+	}
+	if err := os.WriteFile(blocks[0], []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(filepath.Join(dir, "kvlane.json")); err != nil {
+		t.Fatal(err)
+	}
+	if code, stdout, _ := execute(t, "store", "verify", dir); code != exitFailure || !strings.Contains(stdout, "lost") || !strings.Contains(stdout, "damaged") {
+		t.Errorf("before: exit code %d, %s", code, stdout)
+	}
+	code, stdout, stderr := execute(t, "store", "verify", dir, "--repair")
+	if code != exitOK || !strings.Contains(stdout, "made anew") || !strings.Contains(stdout, "set aside              1") {
+		t.Errorf("exit code %d, %s%s", code, stdout, stderr)
+	}
+	if code, stdout, _ := execute(t, "store", "verify", dir, "--json"); code != exitOK || !strings.Contains(stdout, `"clean": true`) {
+		t.Errorf("after: exit code %d, %s", code, stdout)
+	}
+	if code, stdout, stderr := execute(t, small("replay", traceFile(t, goodLine), "--file-dir", dir, "--file-read-only")...); code != exitOK {
+		t.Errorf("replay with the directory read-only: exit code %d, %s%s", code, stdout, stderr)
+	}
+	if after, err := filepath.Glob(filepath.Join(dir, "??", "*")); err != nil || len(after) != 1 {
+		t.Errorf("it has %q, %v", after, err)
+	}
+}

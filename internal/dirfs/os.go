@@ -59,8 +59,8 @@ func (osFS) SyncParents(path string) error {
 			_, err = retry(func() (int, error) { return 0, unix.Fdatasync(readable) })
 			_ = unix.Close(readable)
 		}
-		switch err { //nolint:errorlint // a bare errno
-		case unix.EACCES, unix.EPERM, unix.EROFS, unix.EINVAL: // EINVAL: of a file system without anything to sync
+		// EINVAL: of a file system without anything to sync.
+		if errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM) || errors.Is(err, unix.EROFS) || errors.Is(err, unix.EINVAL) {
 			err = nil
 		}
 	}

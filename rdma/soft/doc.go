@@ -12,8 +12,8 @@
 //   - Memory is touched only between the posting of a request and its completion, and never after Close of its region.
 //
 // It is stronger than hardware where that costs nothing: bytes of one queue pair land in order, so that SendFence changes
-// nothing but with Options.Schedule, and MaxRDAtomic bounds nothing but is not allowed to be zero for reads. Paths lose no
-// packets.
+// nothing but with Options.Schedule, and without that MaxRDAtomic bounds nothing but is not allowed to be zero for reads. Paths
+// lose no packets.
 //
 // # Bytes
 //

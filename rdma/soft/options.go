@@ -67,7 +67,7 @@ type Options struct {
 // Schedule makes a provider take one step at a time: start one request, or let one that has landed complete. Which of
 // those that are possible is drawn from Seed. Requests of different queue pairs then overtake one another, completions come
 // late, and the bytes of a read land after requests behind it have started, unless those have SendFence: all as it may be
-// with hardware.
+// with hardware. A queue pair has as many reads under way as its MaxRDAtomic allows.
 type Schedule struct {
 	Seed uint64
 	// Manual providers take steps only in Provider.Step. The rest do on a goroutine of their own.

@@ -55,6 +55,24 @@ func (c *chooser) watch(e *engine, q *qp, w *sendWQE) {
 	e.transfer().read = read
 }
 
+// readsFull reports whether q's next request is a read, and as many as its connection allows are under way. What it allows none
+// of, fails when it starts.
+func (e *engine) readsFull(q *qp) bool {
+	q.run.mu.Lock()
+	defer q.run.mu.Unlock()
+	l := q.link.Load()
+	if l == nil || l.attr.MaxRDAtomic == 0 || q.at() != rdma.QPSRTS || q.run.issued == q.tail.Load() || q.sq[q.run.issued&q.mask].opcode != rdma.WRRDMARead {
+		return false
+	}
+	reads := 0
+	for _, t := range e.inflight {
+		if t.read && t.items[0].qp == q {
+			reads++
+		}
+	}
+	return reads >= int(l.attr.MaxRDAtomic)
+}
+
 func (c *chooser) release(e *engine, late *Transfer) {
 	late.items[0].qp.run.late = nil
 	e.prov.o.Mover.Move(late)
@@ -128,7 +146,7 @@ func (c *chooser) pick(e *engine) (i int, ok bool) {
 		q.run.mu.Lock()
 		due := q.run.due
 		q.run.mu.Unlock()
-		if !now.Before(due) {
+		if !now.Before(due) && !e.readsFull(q) {
 			c.can = append(c.can, ^i)
 		}
 	}

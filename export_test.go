@@ -12,8 +12,8 @@ var (
 	ProfileKey = profileKey
 )
 
-// AdmitSoft has GDRAuto take NICs in software, as it takes others.
-func AdmitSoft(c *Config) { c.RDMA.softByPlan = true }
+// AdmitSoft has NICs in software treated as others: GDRAuto takes them, they are given dma-bufs, and are flushed after.
+func AdmitSoft(c *Config) { c.RDMA.softAsHardware = true }
 
 // FailRegister has n register no more memory.
 func (n *NICs) FailRegister(err error) { n.stack = deafNICs{n.stack, err} }

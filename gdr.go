@@ -73,7 +73,7 @@ type RDMAConfig struct {
 	// Under GDRAuto NICs that cannot register it are not used any more.
 	RegisterOnUse bool
 
-	softByPlan bool // GDRAuto takes NICs in software too, for tests
+	softAsHardware bool // NICs in software are treated as the machine's are, for tests
 }
 
 // Bounds of an RDMAConfig: more than any host has, and than any NIC is faster by.
@@ -171,7 +171,7 @@ func (e *Engine) openNICs() error {
 	switch {
 	case !auto && c.Store.GDR != GDRRequire:
 		return nil
-	case auto && c.RDMA.Provider == ProviderSoft && !c.RDMA.softByPlan:
+	case auto && c.RDMA.Provider == ProviderSoft && !c.RDMA.softAsHardware:
 		e.noteWithoutNIC("gdr is auto, which never takes a NIC in software")
 		return nil
 	case auto && c.Stream.Path != stream.PathNone: // there is nothing to plan

@@ -63,7 +63,7 @@ func newNICStack(c *RDMAConfig, dev device.Device, openCopy func() (stream.Strea
 		return nil, err
 	}
 	var exporter registry.Exporter
-	if n.cfg.Provider != ProviderSoft { // that copies as the device itself does
+	if n.cfg.Provider != ProviderSoft || n.cfg.softAsHardware { // those in software copy as the device itself does
 		exporter, _ = dev.(device.DMABufExporter) // not every device exports memory
 		if n.flush, err = flusher(dev); err != nil {
 			return nil, err

@@ -9,9 +9,7 @@ import (
 	"testing"
 
 	"github.com/kvlane/kvlane"
-	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/errdefs"
-	"github.com/kvlane/kvlane/internal/fault"
 	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/rdma/ibv"
 	"github.com/kvlane/kvlane/stream"
@@ -73,29 +71,12 @@ func TestVerbsPlanByNIC(t *testing.T) {
 	plansByNIC(t, c)
 }
 
-// TestVerbsFlushLoads: where the device's driver asks for it, a load is flushed before it is reported, and fails with the
-// flush. Dumps need none.
+// TestVerbsFlushLoads repeats TestDefectGPUWritesNotFlushed with the machine's NICs.
 func TestVerbsFlushLoads(t *testing.T) {
 	machineNICs(t)
-	for _, needed := range []bool{false, true} {
-		plan := fault.New(1)
-		c := softConfig(t)
-		c.RDMA.Provider = kvlane.ProviderIBV
-		c.Device.Sim = sim.Options{Faults: plan, RemoteWritesNeedFlush: needed}
-		w := newWorld(t, c)
-		if err := w.dump(t, 0, 0); err != nil || plan.Seen(sim.OpFlush) != 0 {
-			t.Errorf("dump: %v, %d flushes", err, plan.Seen(sim.OpFlush))
-		}
-		if err := w.load(t, 0, 1); err != nil || plan.Seen(sim.OpFlush) > 0 != needed {
-			t.Errorf("load, flush needed %v: %v, %d flushes", needed, err, plan.Seen(sim.OpFlush))
-		}
-		plan.Add(fault.After(sim.OpFlush, 0).Fail(nil))
-		if err := w.load(t, 0, 1); errors.Is(err, fault.ErrInjected) != needed {
-			t.Errorf("load whose flush fails, needed %v: %v", needed, err)
-		}
-		plan.Clear()
-		w.close(t)
-	}
+	c := softConfig(t)
+	c.RDMA.Provider = kvlane.ProviderIBV
+	flushesLoads(t, c)
 }
 
 // What the doctor tries.

@@ -81,6 +81,8 @@ type Options struct {
 	// HostAddresses puts device memory at the CPU addresses of what backs it, so that an RDMA NIC of this host can be given
 	// it, as NICs are given a GPU's memory by peer memory modules. Addresses are then used again.
 	HostAddresses bool
+	// DMABufs has memory exported as dma-bufs, which are files of their length in place of it: for NICs in software.
+	DMABufs bool
 	// RemoteWritesNeedFlush has NeedsFlush say so. Nothing is late for all that.
 	RemoteWritesNeedFlush bool
 }

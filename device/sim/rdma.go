@@ -2,14 +2,47 @@ package sim
 
 import (
 	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
 )
 
 // OpFlush is the operation that Options.Faults counts for Device.FlushRemoteWrites.
 const OpFlush = "flush-remote-writes"
 
-var _ device.RemoteWriteFlusher = (*Device)(nil)
+var (
+	_ device.RemoteWriteFlusher = (*Device)(nil)
+	_ device.DMABufExporter     = (*Device)(nil)
+)
+
+// ExportDMABuf implements device.DMABufExporter, with Options.DMABufs.
+func (d *Device) ExportDMABuf(e mem.Extent) (fd int, off int64, err error) {
+	const call = "simMemGetHandleForAddressRange"
+	switch err := e.Validate(); {
+	case d.isClosed():
+		return -1, 0, fmt.Errorf("export memory: %w", errClosed(call))
+	case !d.o.DMABufs:
+		return -1, 0, fmt.Errorf("export memory of a simulated device: it exports none: %w", errdefs.ErrNotSupported)
+	case err != nil:
+		return -1, 0, fmt.Errorf("export memory: %w", errInvalidExtent(call, err))
+	case e.Region.Kind() != mem.KindDevice || e.Region.Device() != d.o.Index:
+		return -1, 0, fmt.Errorf("export memory: %w", errInvalidValue(call, "region="+e.Region.String(), "it is none of this device's"))
+	}
+	if fd, err = unix.MemfdCreate("dma-buf", unix.MFD_CLOEXEC); err != nil {
+		return -1, 0, fmt.Errorf("export memory: %w", err)
+	}
+	page := int64(os.Getpagesize())
+	off = int64(e.Dev()) % page
+	if err := unix.Ftruncate(fd, (off+e.Len+page-1)/page*page); err != nil {
+		_ = unix.Close(fd)
+		return -1, 0, fmt.Errorf("export memory: %w", err)
+	}
+	return fd, off, nil
+}
 
 // NeedsFlush implements device.RemoteWriteFlusher: it answers Options.RemoteWritesNeedFlush.
 func (d *Device) NeedsFlush() (bool, error) {

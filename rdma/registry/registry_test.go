@@ -3,12 +3,10 @@ package registry_test
 import (
 	"context"
 	"errors"
-	"strings"
+	"slices"
 	"sync"
 	"testing"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/fault"
@@ -30,7 +28,11 @@ func machine(tb testing.TB, so soft.Options, o registry.Options) (*registry.Set,
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() { closeOK(tb, p) })
-	set := registry.NewSet(p, o)
+	var provider rdma.Provider = p
+	if o.Exporter != nil {
+		provider = reader{p}
+	}
+	set := registry.NewSet(provider, o)
 	tb.Cleanup(func() { closeOK(tb, set) })
 	names, err := p.Devices()
 	if err != nil {
@@ -151,70 +153,6 @@ func TestOverlapsAreRefused(t *testing.T) {
 	}
 }
 
-// exporter gives descriptors that mean nothing, as the software NIC does not look at them.
-type exporter struct {
-	err   error
-	given []mem.Extent
-}
-
-func (x *exporter) ExportDMABuf(e mem.Extent) (int, int64, error) {
-	if x.err != nil {
-		return -1, 0, x.err
-	}
-	x.given = append(x.given, e)
-	fd, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	return fd, 0, err
-}
-
-// TestDefectNoDMABufRegistration: device memory goes by dma-buf where there is one, else by peer memory, and where there is
-// neither the error names what is missing.
-func TestDefectNoDMABufRegistration(t *testing.T) {
-	cannot, broken := errdefs.ErrNotSupported, errors.New("export broke")
-	for name, tt := range map[string]struct {
-		exporter registry.Exporter
-		nic      soft.DeviceOptions
-		want     registry.Method
-		err      error
-		says     string
-	}{
-		"dma-buf":                    {&exporter{}, soft.DeviceOptions{}, registry.MethodDMABuf, nil, ""},
-		"dma-buf and no peer memory": {&exporter{}, soft.DeviceOptions{NoDeviceMemory: true}, registry.MethodDMABuf, nil, ""},
-		"nothing exports":            {nil, soft.DeviceOptions{}, registry.MethodPeerMemory, nil, ""},
-		"driver cannot export":       {&exporter{err: cannot}, soft.DeviceOptions{}, registry.MethodPeerMemory, nil, ""},
-		"kernel takes no dma-buf":    {&exporter{}, soft.DeviceOptions{NoDMABuf: true}, registry.MethodPeerMemory, nil, ""},
-		"neither":                    {&exporter{}, soft.DeviceOptions{NoDMABuf: true, NoDeviceMemory: true}, 0, cannot, "nvidia_peermem"},
-		"export fails":               {&exporter{err: broken}, soft.DeviceOptions{}, 0, broken, "dma-buf"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			_, nics := machine(t, soft.Options{Devices: []soft.DeviceOptions{tt.nic}}, registry.Options{Exporter: tt.exporter})
-			r := gpu(t, 0, 0x10000, 0x1000)
-			err := nics[0].Register(r)
-			if tt.err != nil {
-				wantErr(t, err, tt.err)
-				if err == nil || !strings.Contains(err.Error(), tt.says) {
-					t.Errorf("error %v does not say %q", err, tt.says)
-				}
-				return
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			m, err := nics[0].Acquire(mem.All(r))
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer m.Release()
-			how, why := m.Method()
-			if how != tt.want || (why != nil) != (tt.want == registry.MethodPeerMemory) {
-				t.Errorf("by %s, since %v", how, why)
-			}
-			if a := m.Info().Access; a&rdma.AccessRelaxedOrdering != 0 || a&rdma.AccessRemoteRead == 0 || a&rdma.AccessRemoteWrite == 0 {
-				t.Errorf("registered for %s", a)
-			}
-		})
-	}
-}
-
 // TestDefectDeregistrationInFlight: memory stays registered while somebody has a reference, and cannot be acquired any more.
 func TestDefectDeregistrationInFlight(t *testing.T) {
 	set, nics := machine(t, soft.Options{}, registry.Options{})
@@ -272,14 +210,33 @@ func TestReleaseTooOftenPanics(t *testing.T) {
 	m.Release()
 }
 
-// TestDefectRangeTableReadWithoutLock looks memory up while others change the table: under the race detector, and by what is
-// found.
+// TestDefectRangeTableReadWithoutLock looks memory up while others change the table, without a lock: so whoever has the table
+// must go on to find in it what he found, whatever comes and goes. The second part is for the race detector.
 func TestDefectRangeTableReadWithoutLock(t *testing.T) {
 	_, nics := machine(t, soft.Options{}, registry.Options{})
 	g := nics[0]
 	stays := gpu(t, 0, 0x100000, 0x1000)
-	if err := g.Register(stays); err != nil {
+	if err := g.Register(stays, gpu(t, 0, 0x200000, 0x1000)); err != nil {
 		t.Fatal(err)
+	}
+	for i := range uint64(8) { // somewhere there would be room to change it in place
+		table := g.Table()
+		was := slices.Clone(table)
+		r := gpu(t, 0, 0x10000*(i+1), 0x1000)
+		if err := g.Register(r); err != nil {
+			t.Fatal(err)
+		}
+		added := g.Table()
+		have := slices.Clone(added)
+		if err := g.Unregister(t.Context(), r); err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Equal(table, was) || !slices.Equal(added, have) {
+			t.Fatal("the table was changed that somebody may be reading")
+		}
+		if err := g.Register(gpu(t, 0, 0x20000*(i+100), 0x1000)); err != nil {
+			t.Fatal(err)
+		}
 	}
 	stop := make(chan struct{})
 	var readers, writers sync.WaitGroup

@@ -68,6 +68,11 @@ func (p *pd) RegDMABufMR(e mem.Extent, fd int, off int64, access rdma.Access) (r
 	case fd < 0 || off < 0 || e.Region == nil || e.Region.Kind() != mem.KindDevice:
 		return nil, fmt.Errorf("register dma-buf of %s: %w", e.Region, rdma.NewError(call, fmt.Sprintf("fd=%d, offset=%d", fd, off), unix.EINVAL, ""))
 	}
+	// Of the dma-buf nothing is used, but one that could not hold the memory is refused.
+	size, err := unix.Seek(fd, 0, unix.SEEK_END)
+	if err != nil || off > size-e.Len {
+		return nil, fmt.Errorf("register dma-buf of %s: %w", e.Region, rdma.NewError(call, fmt.Sprintf("fd=%d, offset=%d, bytes=%d", fd, off, e.Len), unix.EINVAL, fmt.Sprintf("it has %d bytes: %v", size, err)))
+	}
 	return p.register(call, e, access)
 }
 

@@ -8,6 +8,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/rdma"
@@ -359,12 +361,16 @@ func TestLimits(t *testing.T) {
 func TestDeviceMemory(t *testing.T) {
 	gpu, err := mem.NewRegion(mem.RegionSpec{Kind: mem.KindDevice, Device: 0, Len: 1 << 20, Dev: 1 << 40})
 	check(t, err)
-	reg := func(o soft.Options, dmabuf bool) error {
+	file, err := unix.MemfdCreate("dma-buf", unix.MFD_CLOEXEC)
+	check(t, err)
+	defer func() { check(t, unix.Close(file)) }()
+	check(t, unix.Ftruncate(file, 1<<20))
+	reg := func(o soft.Options, dmabuf bool, off int64) error {
 		r := newRig(t, o, rdma.ConnectOptions{})
 		var m rdma.MR
 		var err error
 		if dmabuf {
-			m, err = r.pd.RegDMABufMR(mem.All(gpu), 0, 0, access)
+			m, err = r.pd.RegDMABufMR(mem.All(gpu), file, off, access)
 		} else {
 			m, err = r.pd.RegMR(mem.All(gpu), access)
 		}
@@ -381,16 +387,18 @@ func TestDeviceMemory(t *testing.T) {
 		d      soft.DeviceOptions
 		m      soft.Mover
 		dmabuf bool
+		off    int64
 		want   error
 	}{
-		{"peer memory", soft.DeviceOptions{}, soft.NullMover{}, false, nil},
-		{"dma-buf", soft.DeviceOptions{NoDeviceMemory: true}, soft.NullMover{}, true, nil},
-		{"no peer memory", soft.DeviceOptions{NoDeviceMemory: true}, soft.NullMover{}, false, errdefs.ErrNotSupported},
-		{"no dma-buf", soft.DeviceOptions{NoDMABuf: true}, soft.NullMover{}, true, errdefs.ErrNotSupported},
-		{"a mover that does not reach it", soft.DeviceOptions{}, soft.CPUMover{}, false, errdefs.ErrNotSupported},
+		{"peer memory", soft.DeviceOptions{}, soft.NullMover{}, false, 0, nil},
+		{"dma-buf", soft.DeviceOptions{NoDeviceMemory: true}, soft.NullMover{}, true, 0, nil},
+		{"dma-buf too short", soft.DeviceOptions{}, soft.NullMover{}, true, 1, errdefs.ErrInvalid},
+		{"no peer memory", soft.DeviceOptions{NoDeviceMemory: true}, soft.NullMover{}, false, 0, errdefs.ErrNotSupported},
+		{"no dma-buf", soft.DeviceOptions{NoDMABuf: true}, soft.NullMover{}, true, 0, errdefs.ErrNotSupported},
+		{"a mover that does not reach it", soft.DeviceOptions{}, soft.CPUMover{}, false, 0, errdefs.ErrNotSupported},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			if err := reg(soft.Options{Mover: tt.m, Devices: []soft.DeviceOptions{tt.d}}, tt.dmabuf); !errors.Is(err, tt.want) {
+			if err := reg(soft.Options{Mover: tt.m, Devices: []soft.DeviceOptions{tt.d}}, tt.dmabuf, tt.off); !errors.Is(err, tt.want) {
 				t.Errorf("error %v, want %v", err, tt.want)
 			}
 		})

@@ -1,0 +1,63 @@
+//go:build !nonic
+
+package kvlane_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/kvlane/kvlane"
+	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/rdma/registry"
+)
+
+// These are of defects that lie in how an engine puts NICs and device together. NICs in software take the place of others.
+
+// TestDefectGPUWritesNotFlushed: where the device's driver asks for it, a load is flushed before it is reported, and fails with
+// the flush. Dumps need none.
+func TestDefectGPUWritesNotFlushed(t *testing.T) {
+	c := softConfig(t)
+	kvlane.AdmitSoft(&c)
+	flushesLoads(t, c)
+}
+
+func flushesLoads(t *testing.T, c kvlane.Config) {
+	t.Helper()
+	for _, needed := range []bool{false, true} {
+		plan := fault.New(1)
+		c.Store.Dirs = []string{t.TempDir()}
+		c.Device.Sim = sim.Options{Faults: plan, RemoteWritesNeedFlush: needed}
+		w := newWorld(t, c)
+		if err := w.dump(t, 0, 0); err != nil || plan.Seen(sim.OpFlush) != 0 {
+			t.Errorf("dump: %v, %d flushes", err, plan.Seen(sim.OpFlush))
+		}
+		if err := w.load(t, 0, 1); err != nil || plan.Seen(sim.OpFlush) > 0 != needed {
+			t.Errorf("load, flush needed %v: %v, %d flushes", needed, err, plan.Seen(sim.OpFlush))
+		}
+		plan.Add(fault.After(sim.OpFlush, 0).Fail(nil))
+		if err := w.load(t, 0, 1); errors.Is(err, fault.ErrInjected) != needed {
+			t.Errorf("load whose flush fails, needed %v: %v", needed, err)
+		}
+		plan.Clear()
+		w.close(t)
+	}
+}
+
+// TestDefectNoDMABufRegistration: what the device exports, NICs are given as dma-bufs, and where it exports nothing the engine
+// says so.
+func TestDefectNoDMABufRegistration(t *testing.T) {
+	for exports, want := range map[bool]string{true: "by " + registry.MethodDMABuf.String(), false: "by " + registry.MethodPeerMemory.String() + " ("} {
+		c := softConfig(t)
+		kvlane.AdmitSoft(&c)
+		c.Device.Sim.DMABufs = exports
+		w := newWorld(t, c)
+		if why := w.e.NICs()[0].Reason; !strings.Contains(why, want) {
+			t.Errorf("exports %v: NIC %q, want %q", exports, why, want)
+		}
+		if err := errors.Join(w.dump(t, 0, 0), w.load(t, 0, 1)); err != nil {
+			t.Errorf("exports %v: %v", exports, err)
+		}
+	}
+}

@@ -12,6 +12,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/rdma/ibv"
+	"github.com/kvlane/kvlane/rdma/rdmatest"
 	"github.com/kvlane/kvlane/stream"
 )
 
@@ -41,6 +42,7 @@ func machineNICs(t *testing.T) []string {
 // The machine's NICs carry a replay's loads and dumps on the simulated device, every byte.
 func TestVerbsCarryAReplay(t *testing.T) {
 	names := machineNICs(t)
+	rdmatest.Lossy(t)
 	for name, change := range map[string]func(*kvlane.Config){
 		"the nearest": func(*kvlane.Config) {},
 		"all":         func(c *kvlane.Config) { c.RDMA.NICs, c.RDMA.QueuePairs = names, 2 },

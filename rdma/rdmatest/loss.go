@@ -1,0 +1,70 @@
+package rdmatest
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// LossEnv is the environment variable that is set where the link of the machine's NICs loses packets: to how many, "1%".
+const LossEnv = "KVLANE_VERBS_LOSS"
+
+// Lossy reports whether the link of the machine's NICs loses packets, as LossEnv says. If so the test fails at its end unless
+// the link has dropped some since, and the NICs have sent again: it would prove nothing of what it is there for. It is for
+// soft-RoCE on links whose losses tc makes, as tools/rxe/run has them.
+func Lossy(t *testing.T) bool {
+	t.Helper()
+	if os.Getenv(LossEnv) == "" {
+		return false
+	}
+	dropped, resent := losses(t)
+	t.Cleanup(func() {
+		t.Helper()
+		d, r := losses(t)
+		d, r = d-dropped, r-resent
+		t.Logf("the link has dropped %d packets, and NICs sent again %d times", d, r)
+		if d == 0 || r == 0 {
+			t.Errorf("%s is %s, and nothing was lost", LossEnv, os.Getenv(LossEnv))
+		}
+	})
+	return true
+}
+
+var droppedCount = regexp.MustCompile(`dropped (\d+)`)
+
+// losses returns how many packets the machine's links have dropped, and how often its NICs have sent again.
+func losses(t *testing.T) (dropped, resent int) {
+	t.Helper()
+	out, err := exec.Command("tc", "-s", "qdisc").Output()
+	if err != nil {
+		t.Fatalf("ask the links for their losses: %v", err)
+	}
+	for _, m := range droppedCount.FindAllStringSubmatch(string(out), -1) {
+		dropped += count(t, m[1])
+	}
+	files, err := filepath.Glob("/sys/class/infiniband/*/ports/*/hw_counters/completer_retry_err")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no NIC counts what it sends again: %v", err)
+	}
+	for _, file := range files {
+		b, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resent += count(t, strings.TrimSpace(string(b)))
+	}
+	return dropped, resent
+}
+
+func count(t *testing.T, s string) int {
+	t.Helper()
+	n, err := strconv.Atoi(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}

@@ -64,6 +64,16 @@ func TestVerbsCarryAReplay(t *testing.T) {
 	}
 }
 
+// Thousands of requests, over all of the machine's NICs: totals to the block, and no byte wrong. Where the link loses packets, it
+// has lost some of these.
+func TestVerbsCarryThousandsOfRequests(t *testing.T) {
+	names := machineNICs(t)
+	rdmatest.Lossy(t)
+	c := softConfig(t)
+	c.RDMA = kvlane.RDMAConfig{Provider: kvlane.ProviderIBV, NICs: names, QueuePairs: 2}
+	thousandsOfRequests(t, c, stream.PathNIC)
+}
+
 // TestVerbsPlanByNIC: under auto the planner has what the machine's nearest NIC takes beside what the simulated device's paths do,
 // and sends loads and dumps each by what is the fastest.
 func TestVerbsPlanByNIC(t *testing.T) {

@@ -20,7 +20,7 @@ GUEST := KVLANE_REQUIRE=verbs $(GO) test -count 1 -p 1 -timeout 150s -exec
 export CGO_ENABLED = 0
 
 .DEFAULT_GOAL := help
-.PHONY: build demo test verbs nonic lint race generate drift fuzz bench crash hardware-kit hardware clean help
+.PHONY: build demo test verbs mutants nonic lint race generate drift fuzz bench crash hardware-kit hardware clean help
 
 build: ## build the one binary, bin/kvlane
 	$(GO) build -trimpath -o $(BIN)/kvlane ./cmd/kvlane
@@ -44,6 +44,10 @@ verbs: ## run the RDMA tests in a virtual machine with soft-RoCE, which is made 
 	$(GUEST) $(CURDIR)/tools/rxe/run -run Verbs -skip '$(MANY)' $(ATOP)
 	$(GUEST) '$(CURDIR)/tools/rxe/run -l 1%' -run Verbs -skip '$(LONG)' $(ATOP)
 	$(GUEST) $(CURDIR)/tools/rxe/run -run Verbs ./bench/rdmabench
+
+# Each mutant is built as an overlay: nothing of the tree is changed.
+mutants: ## put each named defect into the source and check that its test fails
+	KVLANE_MUTANTS=1 $(GO) test -count 1 -timeout 300s -run 'Mutants|Defects' ./internal/archtest
 
 nonic: ## check the build that leaves the code for NICs out
 	$(GO) build -tags nonic -o /dev/null ./cmd/kvlane

@@ -4,11 +4,13 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
 
-// Every test that the documentation names for a defect is there.
+// Every test that the documentation names for a defect is there, and fails with the defect in: it has a mutant, but where it
+// needs hardware. Every defect has a test that needs none.
 func TestDefectsHaveTheirTests(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(root, "docs", "hardware-support.md"))
 	if err != nil {
@@ -22,6 +24,7 @@ func TestDefectsHaveTheirTests(t *testing.T) {
 	named := regexp.MustCompile("((?:`[^`]+`, )*`[^`]+`) (Test\\w+)")
 	for line := range strings.Lines(table) {
 		tests := named.FindAllStringSubmatch(line, -1)
+		everywhere := 0
 		if strings.HasPrefix(line, "| ") && len(tests) > 0 {
 			rows++
 		}
@@ -30,13 +33,26 @@ func TestDefectsHaveTheirTests(t *testing.T) {
 				if dir = strings.Trim(dir, "`"); !hasTest(t, filepath.Join(root, dir), m[2]) {
 					t.Errorf("package %s has no %s", dir, m[2])
 				}
+				if needsHardware.MatchString(m[2]) {
+					continue
+				}
+				everywhere++
+				if !slices.ContainsFunc(mutants, func(u mutant) bool { return u.pkg == dir && u.test == m[2] }) {
+					t.Errorf("package %s: %s has no mutant", dir, m[2])
+				}
 			}
+		}
+		if len(tests) > 0 && everywhere == 0 {
+			t.Errorf("every test needs hardware: %s", line)
 		}
 	}
 	if rows < 14 {
 		t.Errorf("%d defects are listed, want 14", rows)
 	}
 }
+
+// needsHardware matches tests that run on a GPU or on an RDMA device only.
+var needsHardware = regexp.MustCompile("^Test(GPU|Verbs)")
 
 func hasTest(t *testing.T, dir, name string) bool {
 	t.Helper()

@@ -1,0 +1,117 @@
+package archtest
+
+// mutants has the defects of published streams over NICs, in the order of docs/hardware-support.md.
+var mutants = []mutant{
+	{"stream/nic", "TestDefectDroppedCallbackAnsweredOK", []edit{{
+		"stream/nic/complete.go",
+		"	if wc.Status != rdma.WCSuccess {\n",
+		"	if wc.Status == rdma.WCSuccess && s.closing {\n",
+	}}},
+	{"stream/nic", "TestDefectWaitWithoutDeadline", []edit{{
+		"stream/nic/fail.go",
+		"		s.watching = true\n		s.watchdog.Reset(s.opts.Timeout)\n",
+		"",
+	}}},
+	{"stream/nic", "TestDefectFullRingLeavesHalfABatch", []edit{{
+		"stream/nic/issue.go",
+		"				return worked, false\n",
+		"				o.err = errdefs.ErrBusy\n				return worked, true\n",
+	}}},
+	{"rdma/registry", "TestDefectRangeTableReadWithoutLock", []edit{{
+		"rdma/registry/registry.go",
+		"slices.DeleteFunc(slices.Clone(*g.table.Load()), func",
+		"slices.DeleteFunc(*g.table.Load(), func",
+	}}},
+	{"rdma/registry", "TestDefectRangeTableReadWithoutLock", []edit{{
+		"rdma/registry/registry.go",
+		"slices.Concat(*g.table.Load(), ms)",
+		"append(*g.table.Load(), ms...)",
+	}}},
+	{"rdma/registry", "TestDefectDeregistrationInFlight", []edit{{
+		"rdma/registry/register.go",
+		"		select {\n		case <-m.idle:\n		case <-ctx.Done():\n",
+		"		select {\n		case <-m.idle:\n		default:\n			return g.deregister(m)\n		case <-ctx.Done():\n",
+	}}},
+	{"stream/nic", "TestDefectDeregistrationInFlight", []edit{{
+		"stream/nic/manifest.go",
+		"		m.held = append(m.held, h)\n",
+		"		h.Release()\n",
+	}}},
+	{"stream/nic", "TestDefectRegistrationPerTransfer", []edit{{
+		"stream/nic/manifest.go",
+		"errors.Is(err, errdefs.ErrNotFound) && s.opts.RegisterOnUse {",
+		"errors.Is(err, errdefs.ErrNotFound) {",
+	}}},
+	{"stream/nic", "TestDefectRegistrationPerTransfer", []edit{
+		{"stream/nic/manifest.go", "import (\n", "import (\n	\"context\"\n"},
+		{
+			"stream/nic/manifest.go",
+			"		h, err := l.reg.Acquire(e)\n",
+			"		if s.opts.RegisterOnUse {\n			_ = l.reg.Unregister(context.Background(), r)\n		}\n		h, err := l.reg.Acquire(e)\n",
+		},
+	}},
+	{"stream/nic", "TestDefectContextDomainAndRegistrationPerStream", []edit{{
+		"stream/nic/rail.go",
+		"		q.qp, err = l.reg.PD().CreateQP(",
+		"		pd, err := dev.AllocPD()\n		if err != nil {\n			return err\n		}\n		q.qp, err = pd.CreateQP(",
+	}}},
+	{"stream/nic", "TestDefectPortGIDAndMTUHardCoded", []edit{{
+		"stream/nic/rail.go",
+		"connect.Port, connect.GIDIndex, connect.MTU = port.Number, port.GIDIndex, port.MTU",
+		"_, connect.Port, connect.GIDIndex, connect.MTU = port, 1, 0, rdma.MTU4096",
+	}}},
+	{"stream/nic", "TestDefectOneReadOutstanding", []edit{{
+		"rdma/connect.go",
+		"MaxRDAtomic: min(depth(info.MaxQPInitRDAtomic), remote.RDepth)",
+		"MaxRDAtomic: 1",
+	}}},
+	{"stream/nic", "TestDefectSignalAndDoorbellPerCopy", []edit{{
+		"stream/nic/pair.go",
+		"		n := min(q.built-q.posted, q.mask+1-from)\n",
+		"		n := uint64(1)\n",
+	}}},
+	{"stream/nic", "TestDefectNoSplitAtMaxMessage", []edit{{
+		"stream/nic/rail.go",
+		"min(s.opts.RequestBytes, int64(port.MaxMessageBytes))",
+		"s.opts.RequestBytes",
+	}}},
+	{"stream/nic", "TestDefectStatusAndVendorErrorDropped", []edit{{
+		"stream/nic/error.go",
+		"Status: wc.Status, Opcode: wc.Opcode, VendorErr: wc.VendorErr,",
+		"Status: rdma.WCGeneralErr, Opcode: wc.Opcode,",
+	}}},
+	{"rdma/registry", "TestDefectNoDMABufRegistration", []edit{{
+		"rdma/registry/register.go",
+		"	mr, why = g.registerDMABuf(e)\n",
+		"	why = errdefs.ErrNotSupported\n",
+	}}},
+	{"rdma/registry", "TestDefectNoDMABufRegistration", []edit{{
+		"rdma/registry/register.go",
+		"g.pd.RegDMABufMR(e, fd, off, access)",
+		"g.pd.RegDMABufMR(e, fd, 0*off, access)",
+	}}},
+	{".", "TestDefectNoDMABufRegistration", []edit{{
+		"nic.go",
+		"registry.Options{Exporter: exporter}",
+		"registry.Options{}",
+	}, {
+		"nic.go",
+		"		exporter, _ = dev.(device.DMABufExporter) // not every device exports memory\n",
+		"		_ = exporter\n",
+	}}},
+	{"stream/nic", "TestDefectGPUWritesNotFlushed", []edit{{
+		"stream/nic/complete.go",
+		"		s.flush(o, &flushed)\n",
+		"		_ = flushed\n",
+	}}},
+	{".", "TestDefectGPUWritesNotFlushed", []edit{{
+		"nic.go",
+		"RegisterOnUse: n.cfg.RegisterOnUse, Flush: n.flush}",
+		"RegisterOnUse: n.cfg.RegisterOnUse}",
+	}}},
+	{".", "TestDefectGPUWritesNotFlushed", []edit{{
+		"nic.go",
+		"		if n.flush, err = flusher(dev); err != nil {\n			return nil, err\n		}\n",
+		"",
+	}}},
+}

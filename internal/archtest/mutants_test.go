@@ -1,0 +1,118 @@
+package archtest
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/internal/testkit"
+)
+
+// mutant is a defect that a test is there for, as a change of the source that puts it in.
+type mutant struct {
+	pkg, test string // by which the defect must be found: the directory and the test's name
+	edits     []edit
+}
+
+// edit replaces the one place of a file that reads old.
+type edit struct{ file, old, now string }
+
+// mutantTime bounds the building and the running of a test with a mutant in it, each.
+const mutantTime = 2 * time.Minute
+
+// Mutants are of the source as it is.
+func TestMutantsApply(t *testing.T) {
+	for _, m := range mutants {
+		m.apply(t)
+	}
+}
+
+// apply returns the files that the mutant changes, by their paths, as they are then.
+func (m *mutant) apply(t *testing.T) map[string]string {
+	t.Helper()
+	files := make(map[string]string)
+	for _, e := range m.edits {
+		path, err := filepath.Abs(filepath.Join(root, e.file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, changed := files[path]
+		if !changed {
+			b, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			text = string(b)
+		}
+		if n := strings.Count(text, e.old); n != 1 {
+			t.Errorf("mutant of %s: %s reads %q %d times, want once: change the mutant with the source", m.test, e.file, e.old, n)
+		}
+		files[path] = strings.Replace(text, e.old, e.now, 1)
+	}
+	return files
+}
+
+// TestMutants puts each defect in and wants its test to fail. Nothing of the tree is changed.
+func TestMutants(t *testing.T) {
+	if os.Getenv("KVLANE_MUTANTS") == "" {
+		testkit.Skip(t, "mutants", "it takes minutes: make mutants runs it")
+	}
+	for _, m := range mutants {
+		t.Run(m.pkg+"/"+m.test, func(t *testing.T) {
+			t.Parallel()
+			m.mustFail(t)
+		})
+	}
+}
+
+func (m *mutant) mustFail(t *testing.T) {
+	t.Helper()
+	dir := t.TempDir()
+	overlay := map[string]map[string]string{"Replace": {}}
+	for path, text := range m.apply(t) {
+		changed := filepath.Join(dir, strings.ReplaceAll(path, string(filepath.Separator), "_"))
+		if err := os.WriteFile(changed, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		overlay["Replace"][path] = changed
+	}
+	b, err := json.Marshal(overlay)
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, binary := filepath.Join(dir, "overlay.json"), filepath.Join(dir, "mutant.test")
+	if err := os.WriteFile(list, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := run(t, root, "go", "test", "-c", "-vet=off", "-overlay", list, "-o", binary, "./"+m.pkg); err != nil {
+		t.Fatalf("it does not build: %v\n%s", err, out)
+	}
+	out, err := run(t, filepath.Join(root, m.pkg), binary, "-test.run", "^"+m.test+"$", "-test.timeout", "60s")
+	var failed *exec.ExitError
+	switch {
+	case err == nil:
+		t.Errorf("the test passes with the defect in:\n%s", out)
+	case !errors.As(err, &failed) || !strings.Contains(out, "--- FAIL: "+m.test) && !strings.Contains(out, "panic: "):
+		t.Errorf("it is not the test that failed: %v\n%s", err, out)
+	default:
+		first, _, _ := strings.Cut(strings.TrimSpace(strings.TrimPrefix(out, "--- FAIL: "+m.test)), "\n    --- ")
+		t.Logf("found: %.300s", first)
+	}
+}
+
+func run(t *testing.T, dir, name string, args ...string) (string, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), mutantTime)
+	defer cancel()
+	c := exec.CommandContext(ctx, name, args...)
+	c.Dir = dir
+	c.WaitDelay = time.Second
+	out, err := c.CombinedOutput()
+	return string(out), err
+}

@@ -230,6 +230,14 @@ func (e *Engine) NICs() []NICChoice {
 	return e.nics.Choices()
 }
 
+// NICStats returns the figures of each NIC, in the order of Engine.NICs. Safe for concurrent use, also after Close.
+func (e *Engine) NICStats() []stream.NICStats {
+	if e.nics == nil {
+		return nil
+	}
+	return e.nics.Stats()
+}
+
 // Register tells the engine of memory that loads and dumps will name: the host program's KV cache, whole. NICs reach only
 // what is registered, ahead of transfers, as that takes milliseconds; all of the regions are registered or none. Without
 // NICs there is nothing to do. ErrExists for a region that overlaps a registered one.

@@ -32,6 +32,7 @@ type nics struct {
 	flush  func(device int) error // nil: none is needed
 	set    *registry.Set
 	open   []*registry.Registry
+	counts []*nic.Counters // of open
 	chosen []NICChoice
 	ids    []string // of the NICs, by which profiles know them
 	closers
@@ -80,7 +81,7 @@ func newNICStack(c *RDMAConfig, dev device.Device, openCopy func() (stream.Strea
 		if err != nil {
 			return nil, err
 		}
-		n.open = append(n.open, g)
+		n.open, n.counts = append(n.open, g), append(n.counts, new(nic.Counters))
 		n.chosen = append(n.chosen, NICChoice{Name: g.Name(), Reason: candidates[i].Reason + "; " + port.Reason})
 		id, err := portIdentity(g, port)
 		if err != nil {
@@ -282,14 +283,14 @@ func (n *nics) openStream() (stream.Stream, error) {
 // rails returns the NICs, with the ports that are active now.
 func (n *nics) rails() ([]nic.NIC, error) {
 	var all []nic.NIC
-	for _, g := range n.open {
+	for i, g := range n.open {
 		port, err := n.port(g)
 		if err != nil {
 			return nil, err
 		}
 		all = append(all, nic.NIC{
-			Registry: g,
-			Connect:  rdma.ConnectOptions{Port: port.Number, GIDIndex: port.GIDIndex, MTU: port.MTU},
+			Registry: g, Counters: n.counts[i],
+			Connect: rdma.ConnectOptions{Port: port.Number, GIDIndex: port.GIDIndex, MTU: port.MTU},
 		})
 	}
 	return all, nil

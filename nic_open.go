@@ -35,6 +35,19 @@ func OpenNICs(dev device.Device, c RDMAConfig, openCopy func() (stream.Stream, e
 // Choices returns the NICs, and why these.
 func (n *NICs) Choices() []NICChoice { return n.stack.choices() }
 
+// nicStatter is a nicStack with figures.
+type nicStatter interface {
+	stats() []stream.NICStats
+}
+
+// Stats returns the figures of each NIC, in the order of Choices.
+func (n *NICs) Stats() []stream.NICStats {
+	if s, ok := n.stack.(nicStatter); ok {
+		return s.stats()
+	}
+	return nil
+}
+
 // Register registers memory with all of the NICs, as Engine.Register does.
 func (n *NICs) Register(regions ...*mem.Region) error { return n.stack.register(regions...) }
 

@@ -262,6 +262,31 @@ func TestEngineWithNICsUnwindsAndForgetsNothing(t *testing.T) {
 	}
 }
 
+// The figures of NICs are those of the store's streams and of registered memory, and outlast the engine.
+func TestNICStats(t *testing.T) {
+	w := newWorld(t, softConfig(t))
+	if err := errors.Join(w.dump(t, 0, 0), w.load(t, 0, 1)); err != nil {
+		t.Fatal(err)
+	}
+	s := w.e.NICStats()
+	if len(s) != 1 || s[0].Name != "soft0" || s[0].Requests == 0 || s[0].Bytes < 2*nicGeometry.PlaneBytes() || s[0].QueuePairs != 2 || s[0].Failed+s[0].Broken != 0 {
+		t.Errorf("figures %+v", s)
+	}
+	live := make(map[string]int64)
+	for _, r := range s[0].Registrations {
+		live[r.Method] = r.Live
+	}
+	if live["host"] == 0 || live["dma-buf"] != 0 || live["peer-memory"] != 1 {
+		t.Errorf("registrations %+v", s[0].Registrations)
+	}
+	w.close(t)
+	for _, r := range w.e.NICStats()[0].Registrations {
+		if r.Live != 0 || r.Bytes != 0 {
+			t.Errorf("after Close: %+v", r)
+		}
+	}
+}
+
 // Whichever copy fails, the NIC's stream breaks and the store opens another, whose copies work. Leaks would be found by TestMain.
 func TestBrokenNICStreamIsOpenedAgain(t *testing.T) {
 	hits := 0

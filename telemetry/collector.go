@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/store"
+	"github.com/kvlane/kvlane/stream"
 	"github.com/kvlane/kvlane/stream/copy/plan"
 	"github.com/kvlane/kvlane/tier"
 )
@@ -71,6 +72,7 @@ type collector struct {
 	replay  *Progress
 	planner *plan.Planner
 	budget  *plan.Budget
+	nics    func() []stream.NICStats
 }
 
 // Describe announces every metric of the catalog, so that the registry finds two of one name at once.
@@ -83,7 +85,7 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 // Collect reads every source once, so that the figures of one source belong together.
 func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	c.mu.Lock()
-	storeStats, replay, planner, budget := c.store, c.replay, c.planner, c.budget
+	storeStats, replay, planner, budget, nics := c.store, c.replay, c.planner, c.budget, c.nics
 	var tiers []namedTier
 	for name, stats := range c.tiers {
 		tiers = append(tiers, namedTier{name: name, read: stats})
@@ -103,6 +105,11 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	if planner != nil {
 		f := readPlanner(planner, budget)
 		send(ch, plannerFamilies, &f)
+	}
+	if nics != nil {
+		for _, s := range nics() {
+			send(ch, nicFamilies, &s)
+		}
 	}
 	if replay != nil {
 		send(ch, replayFamilies, replay)

@@ -49,6 +49,7 @@ func Catalog() []Metric {
 	all = appendMetrics(all, storeFamilies)
 	all = appendMetrics(all, tierFamilies)
 	all = appendMetrics(all, plannerFamilies)
+	all = appendMetrics(all, nicFamilies)
 	all = appendMetrics(all, replayFamilies)
 	return all
 }

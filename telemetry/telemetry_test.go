@@ -57,6 +57,13 @@ func full(t *testing.T) *telemetry.Metrics {
 	p.Request(10, 0, 0, 3)
 	m.SetReplay(p)
 	m.SetPlanner(planner(t))
+	m.SetNICs(func() []stream.NICStats {
+		return []stream.NICStats{{
+			Name: "mlx5_0", Requests: 12, Bytes: 1 << 20, Doorbells: 2, Failed: 1, Flushed: 3, Broken: 1, QueuePairs: 4, QueuePairsOpened: 8,
+			Registrations:       []stream.RegistrationStats{{Method: "host", Live: 1, Bytes: 4096, Total: 5}, {Method: "dma-buf", Live: 2, Bytes: 8192, Total: 2}},
+			RegistrationsFailed: 6,
+		}}
+	})
 	return m
 }
 
@@ -120,6 +127,18 @@ func TestScrape(t *testing.T) {
 		`kvlane_plan_probes_total{direction="h2d",path="copy-engine"} 0`,
 		`kvlane_plan_scale{direction="h2d",path="copy-engine"} 1.095`, // of a surprise, a half counts, and no more than 20%
 		"kvlane_plan_budget_harm 0",
+		`kvlane_nic_requests_total{nic="mlx5_0"} 12`,
+		`kvlane_nic_bytes_total{nic="mlx5_0"} 1.048576e+06`,
+		`kvlane_nic_doorbells_total{nic="mlx5_0"} 2`,
+		`kvlane_nic_failed_requests_total{nic="mlx5_0"} 1`,
+		`kvlane_nic_flushed_requests_total{nic="mlx5_0"} 3`,
+		`kvlane_nic_broken_streams_total{nic="mlx5_0"} 1`,
+		`kvlane_nic_queue_pairs{nic="mlx5_0"} 4`,
+		`kvlane_nic_queue_pairs_opened_total{nic="mlx5_0"} 8`,
+		`kvlane_nic_registrations{method="host",nic="mlx5_0"} 1`,
+		`kvlane_nic_registered_bytes{method="dma-buf",nic="mlx5_0"} 8192`,
+		`kvlane_nic_registrations_total{method="host",nic="mlx5_0"} 5`,
+		`kvlane_nic_registrations_failed_total{nic="mlx5_0"} 6`,
 		"kvlane_plan_drifted 0",
 		"kvlane_plan_budget_thread_blocks 3",
 		"kvlane_plan_budget_chunk_bytes 1.34217728e+08",
@@ -199,6 +218,7 @@ func TestSourcesCanBeTakenAway(t *testing.T) {
 	m.SetStore(nil)
 	m.SetReplay(nil)
 	m.SetPlanner(nil, nil)
+	m.SetNICs(nil)
 	for _, name := range []string{"cache", "file"} {
 		if err := m.SetTier(name, nil); err != nil {
 			t.Fatal(err)

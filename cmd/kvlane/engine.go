@@ -162,6 +162,7 @@ func serveMetrics(ctx context.Context, addr string, m *telemetry.Metrics, e *kvl
 	}
 	m.SetStore(e.Store().Stats)
 	m.SetPlanner(e.Planner(), e.Budget())
+	m.SetNICs(e.NICStats)
 	for _, t := range e.Tiers() {
 		if err := m.SetTier(t.Name(), t); err != nil {
 			return nil, err

@@ -83,6 +83,9 @@ func TestDefectNoDMABufRegistration(t *testing.T) {
 			err := nics[0].Register(r)
 			if tt.err != nil {
 				wantErr(t, err, tt.err)
+				if s := nics[0].Stats(); s != (registry.Stats{Failed: 1}) {
+					t.Errorf("stats %+v of a failure", s)
+				}
 				if err == nil || !strings.Contains(err.Error(), tt.says) {
 					t.Errorf("error %v does not say %q", err, tt.says)
 				}
@@ -99,6 +102,11 @@ func TestDefectNoDMABufRegistration(t *testing.T) {
 			how, why := m.Method()
 			if how != tt.want || (why != nil) != (tt.want == registry.MethodPeerMemory) {
 				t.Errorf("by %s, since %v", how, why)
+			}
+			want := registry.Stats{}
+			want.By[how-1] = registry.MethodStats{Live: 1, Bytes: 0x1000, Total: 1}
+			if s := nics[0].Stats(); s != want {
+				t.Errorf("stats %+v, want %+v", s, want)
 			}
 			if a := m.Info().Access; a&rdma.AccessRelaxedOrdering != 0 || a&rdma.AccessRemoteRead == 0 || a&rdma.AccessRemoteWrite == 0 {
 				t.Errorf("registered for %s", a)

@@ -19,6 +19,22 @@ const (
 	MethodPeerMemory                   // device memory, through a module of the kernel such as nvidia_peermem
 )
 
+// methods is how many there are.
+const methods = int(MethodPeerMemory)
+
+// Stats are figures of the registrations with a NIC.
+type Stats struct {
+	By     [methods]MethodStats // Method(i+1) has By[i]
+	Failed int64                // regions that could not be registered; those that were refused before the NIC was asked are none
+}
+
+// MethodStats are figures of the registrations by one method.
+type MethodStats struct {
+	Live  int64 // regions that are registered now
+	Bytes int64 // of those
+	Total int64 // regions that were registered since the NIC was opened
+}
+
 // String returns the method's name for reports.
 func (m Method) String() string {
 	switch m {

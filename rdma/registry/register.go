@@ -78,13 +78,16 @@ func (g *Registry) stage(r *mem.Region) (*Memory, error) {
 		m.method = MethodHost
 		m.mr, err = g.pd.RegMR(e, access)
 	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
 	if err != nil {
+		g.stats.Failed++
 		return m, fmt.Errorf("register the %s: %w", r, err)
 	}
 	m.info = m.mr.Info()
-	g.mu.Lock()
 	m.registered = true
-	g.mu.Unlock()
+	s := &g.stats.By[m.method-1]
+	s.Live, s.Bytes, s.Total = s.Live+1, s.Bytes+r.Len(), s.Total+1
 	leak.Add(leak.RegisteredBytes, r.Len())
 	return m, nil
 }

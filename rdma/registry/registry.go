@@ -32,6 +32,7 @@ type Registry struct {
 	// not deregistered yet.
 	claims []*Memory
 	closed bool
+	stats  Stats
 }
 
 func open(p rdma.Provider, name string, o Options) (*Registry, error) {
@@ -69,6 +70,13 @@ func (g *Registry) PD() rdma.PD { return g.pd }
 
 // Len returns how many regions can be acquired.
 func (g *Registry) Len() int { return len(*g.table.Load()) }
+
+// Stats returns the figures of the NIC's registrations. Safe for concurrent use.
+func (g *Registry) Stats() Stats {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.stats
+}
 
 // before counts the elements of t that start at or before addr in space.
 func before(t []*Memory, space int, addr uint64) int {
@@ -191,6 +199,8 @@ func (g *Registry) deregister(m *Memory) error {
 	defer g.mu.Unlock()
 	if m.registered {
 		m.registered = false
+		s := &g.stats.By[m.method-1]
+		s.Live, s.Bytes = s.Live-1, s.Bytes-m.region.Len()
 		leak.Add(leak.RegisteredBytes, -m.region.Len())
 	}
 	g.claims = slices.DeleteFunc(g.claims, func(o *Memory) bool { return o == m })

@@ -186,6 +186,9 @@ func TestDefectDeregistrationInFlight(t *testing.T) {
 		t.Error(err)
 	}
 	wantErr(t, g.Unregister(t.Context(), r), errdefs.ErrNotFound)
+	if s := g.Stats(); s.By[registry.MethodHost-1] != (registry.MethodStats{Total: 1}) || s.Failed != 0 {
+		t.Errorf("stats %+v", s)
+	}
 	_, err = set.NIC("soft0")
 	wantErr(t, err, errdefs.ErrClosed)
 	wantErr(t, g.Register(r), errdefs.ErrClosed)

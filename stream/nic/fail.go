@@ -16,6 +16,11 @@ func (s *Stream) fail(q *pair, seq uint64, wc *rdma.WC) {
 		return
 	}
 	flush := wc.Status == rdma.WCWRFlushErr
+	if flush {
+		q.rail.counters.flushed.Add(1)
+	} else {
+		q.rail.counters.failed.Add(1)
+	}
 	if flush && o.failed != nil {
 		return
 	}
@@ -41,8 +46,13 @@ func (s *Stream) breakBy(id uint64, cause error) {
 	if s.cause != nil && s.causeID <= id {
 		return
 	}
-	if s.cause == nil && !s.closing {
-		close(s.down)
+	if s.cause == nil {
+		for _, l := range s.rails {
+			l.counters.broken.Add(1)
+		}
+		if !s.closing {
+			close(s.down)
+		}
 	}
 	s.cause, s.causeID = cause, id
 	s.poke()

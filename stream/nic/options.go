@@ -28,6 +28,8 @@ type NIC struct {
 	// Connect says how queue pairs are connected: port, GID and the rest. Port zero: the first active port, its best GID and
 	// its MTU, as topology.FindPort finds them.
 	Connect rdma.ConnectOptions
+	// Counters are added to by the stream; nil: nobody wants to know.
+	Counters *Counters
 }
 
 // Options say how a stream is opened. NICs is required; the zero value of every other field asks for its default.

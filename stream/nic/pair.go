@@ -28,6 +28,7 @@ type pair struct {
 	built, posted, done uint64
 	remoteEnd           uint64 // of the request built last
 	bytes               int64  // of the same
+	unposted            int64  // bytes of those from posted to built
 	chainMax            uint64
 
 	chains  ring
@@ -108,6 +109,7 @@ func (q *pair) extend(t *transfer) bool {
 	}
 	q.remoteEnd += uint64(t.n)
 	q.bytes += t.n
+	q.unposted += t.n
 	return true
 }
 
@@ -126,28 +128,35 @@ func (q *pair) add(t *transfer) {
 	w.SGEs[0] = rdma.SGE{Addr: t.local, Length: uint32(t.n), LKey: t.lkey}
 	q.built++
 	q.remoteEnd, q.bytes = t.remote+uint64(t.n), t.n
+	q.unposted += t.n
 }
 
 // post rings the doorbell for what was built of o: once, and once more where it goes around the ring's end. What the
 // queue pair refuses is dropped: outstanding is what it has accepted, and the error says why that is not all.
-func (q *pair) post(o *op) error {
+func (q *pair) post(o *op) (err error) {
 	for q.posted < q.built {
 		from := q.posted & q.mask
 		n := min(q.built-q.posted, q.mask+1-from)
 		run := q.wrs[from : from+n]
 		run[n-1].Flags = rdma.SendSignaled
-		accepted, err := q.qp.PostSend(run)
+		var accepted int
+		accepted, err = q.qp.PostSend(run)
 		if accepted > 0 {
 			q.posted += uint64(accepted)
+			q.rail.counters.posted(accepted)
 			q.chains.push(chain{op: o, end: q.posted})
 			o.open++
 		}
 		if err != nil {
-			q.built = q.posted
-			return err
+			for ; q.built > q.posted; q.built-- {
+				q.unposted -= q.wrs[(q.built-1)&q.mask].Bytes()
+			}
+			break
 		}
 	}
-	return nil
+	q.rail.counters.bytes.Add(q.unposted)
+	q.unposted = 0
+	return err
 }
 
 // outstanding is the number of requests that have not completed as far as known.

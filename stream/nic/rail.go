@@ -16,6 +16,7 @@ import (
 type rail struct {
 	index        int
 	reg          *registry.Registry
+	counters     *Counters
 	requestBytes int64
 	sges         int // of a write
 	sgesRead     int
@@ -81,6 +82,8 @@ func (l *rail) open(s *Stream, connect rdma.ConnectOptions) error {
 			return err
 		}
 		l.pairs, s.pairs = append(l.pairs, q), append(s.pairs, q)
+		l.counters.pairs.Add(1)
+		l.counters.opened.Add(1)
 		if err := rdma.Loopback(dev, q.qp, connect); err != nil {
 			return err
 		}
@@ -132,6 +135,7 @@ func (l *rail) close() error {
 			continue
 		}
 		q.closed = true
+		l.counters.pairs.Add(-1)
 	}
 	if len(errs) > 0 {
 		return errors.Join(errs...)

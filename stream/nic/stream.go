@@ -98,7 +98,10 @@ func Open(o Options) (*Stream, error) {
 // build opens the rails, and says by which path they lead.
 func (s *Stream) build() error {
 	for i := range s.opts.NICs {
-		l := &rail{index: i, reg: s.opts.NICs[i].Registry}
+		l := &rail{index: i, reg: s.opts.NICs[i].Registry, counters: s.opts.NICs[i].Counters}
+		if l.counters == nil {
+			l.counters = new(Counters)
+		}
 		s.rails = append(s.rails, l)
 		if err := l.open(s, s.opts.NICs[i].Connect); err != nil {
 			return fmt.Errorf("NIC %s: %w", l.reg.Name(), err)

@@ -1,0 +1,52 @@
+package telemetry
+
+import "github.com/kvlane/kvlane/stream"
+
+const (
+	labelNIC    = "nic"
+	labelMethod = "method"
+)
+
+// SetNICs makes stats the source of the metrics of NICs; nil takes it away.
+func (m *Metrics) SetNICs(stats func() []stream.NICStats) {
+	m.collect.mu.Lock()
+	defer m.collect.mu.Unlock()
+	m.collect.nics = stats
+}
+
+// nicFamilies are read from the figures of each NIC and of its registered memory.
+var nicFamilies = []family[*stream.NICStats]{
+	nicCounter("kvlane_nic_requests_total", "requests", "Work requests that the NIC accepted.", func(s *stream.NICStats) int64 { return s.Requests }),
+	nicCounter("kvlane_nic_bytes_total", "bytes", "Bytes of those requests.", func(s *stream.NICStats) int64 { return s.Bytes }),
+	nicCounter("kvlane_nic_doorbells_total", "doorbells", "Times that requests were given to the NIC, many at once.", func(s *stream.NICStats) int64 { return s.Doorbells }),
+	nicCounter("kvlane_nic_failed_requests_total", "requests", "Requests that the NIC failed.", func(s *stream.NICStats) int64 { return s.Failed }),
+	nicCounter("kvlane_nic_flushed_requests_total", "requests", "Requests that were flushed, as the consequence of a failure.", func(s *stream.NICStats) int64 { return s.Flushed }),
+	nicCounter("kvlane_nic_broken_streams_total", "streams", "Streams over the NIC that broke.", func(s *stream.NICStats) int64 { return s.Broken }),
+	nicGauge("kvlane_nic_queue_pairs", "queue pairs", "Queue pairs of streams that are open.", func(s *stream.NICStats) int64 { return s.QueuePairs }),
+	nicCounter("kvlane_nic_queue_pairs_opened_total", "queue pairs", "Queue pairs opened; a stream that is opened anew opens its own.", func(s *stream.NICStats) int64 { return s.QueuePairsOpened }),
+	methodFamily("kvlane_nic_registrations", "regions", Gauge, "Regions of memory registered with the NIC, by how.", func(s *stream.RegistrationStats) int64 { return s.Live }),
+	methodFamily("kvlane_nic_registered_bytes", "bytes", Gauge, "Bytes of those regions.", func(s *stream.RegistrationStats) int64 { return s.Bytes }),
+	methodFamily("kvlane_nic_registrations_total", "regions", Counter, "Regions that were registered in all.", func(s *stream.RegistrationStats) int64 { return s.Total }),
+	nicCounter("kvlane_nic_registrations_failed_total", "regions", "Regions that could not be registered.", func(s *stream.NICStats) int64 { return s.RegistrationsFailed }),
+}
+
+func nicCounter(name, unit, help string, read func(*stream.NICStats) int64) family[*stream.NICStats] {
+	return family[*stream.NICStats]{Metric{name, unit, Counter, help, []string{labelNIC}}, func(s *stream.NICStats, out emit) { out(float64(read(s)), s.Name) }}
+}
+
+func nicGauge(name, unit, help string, read func(*stream.NICStats) int64) family[*stream.NICStats] {
+	f := nicCounter(name, unit, help, read)
+	f.Type = Gauge
+	return f
+}
+
+func methodFamily(name, unit string, typ Type, help string, read func(*stream.RegistrationStats) int64) family[*stream.NICStats] {
+	return family[*stream.NICStats]{
+		Metric{name, unit, typ, help, []string{labelNIC, labelMethod}},
+		func(s *stream.NICStats, out emit) {
+			for i := range s.Registrations {
+				out(float64(read(&s.Registrations[i])), s.Name, s.Registrations[i].Method)
+			}
+		},
+	}
+}

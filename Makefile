@@ -14,7 +14,7 @@ RXE   := $(CURDIR)/$(BIN)/.rxe
 LOSSY := /(LocalKeys|RemoteKeys|PeerForbids|TooLongForReceive)$$
 MANY  := ^TestVerbsCarryThousandsOfRequests$$
 LONG  := ^TestVerbsPlanByNIC$$|/(huge_|sums$$)
-GUEST := KVLANE_REQUIRE=verbs $(GO) test -count 1 -p 1 -timeout 150s -exec
+GUEST := KVLANE_REQUIRE=verbs $(GO) test -count 1 -p 1 -timeout 120s -exec
 
 # Nothing that is shipped needs a C compiler; the race detector alone does.
 export CGO_ENABLED = 0

@@ -3,14 +3,19 @@
 package kvlane_test
 
 import (
+	"bytes"
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/rdma/registry"
+	"github.com/kvlane/kvlane/store"
+	"github.com/kvlane/kvlane/stream"
 )
 
 // These are of defects that lie in how an engine puts NICs and device together. NICs in software take the place of others.
@@ -42,6 +47,35 @@ func flushesLoads(t *testing.T, c kvlane.Config) {
 		}
 		plan.Clear()
 		w.close(t)
+	}
+}
+
+// Dumps wait for what the engine names, although NICs do not: nothing is read before.
+func TestNICsDumpWaits(t *testing.T) { dumpWaits(t, softConfig(t)) }
+
+func dumpWaits(t *testing.T, c kvlane.Config) {
+	t.Helper()
+	w := newWorld(t, c)
+	gate := stream.NewTicket(1, nil)
+	before := w.e.NICStats()[0].Requests
+	task, err := w.e.Store().Dump(t.Context(), w.pages, []store.Ref{{Key: w.key(0), Page: 0}}, store.DumpOptions{After: []mem.Dependency{gate}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(20 * time.Millisecond)
+	if n := w.e.NICStats()[0].Requests; n != before {
+		t.Errorf("%d requests before what the dump waits for", n-before)
+	}
+	for i := range w.host.Bytes() {
+		w.host.Bytes()[i] ^= 0xff
+	}
+	w.copy(t, w.kv, w.host)
+	gate.Resolve(stream.Completion{}, nil)
+	if err := errors.Join(task.Durable(t.Context()), w.load(t, 0, 1)); err != nil {
+		t.Fatal(err)
+	}
+	if got := w.page(t, 1); !bytes.Equal(got, w.page(t, 0)) || len(got) == 0 {
+		t.Error("the dump has what the page held before")
 	}
 }
 

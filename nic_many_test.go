@@ -27,7 +27,7 @@ func TestNICsCarryThousandsOfRequests(t *testing.T) {
 // are known.
 func thousandsOfRequests(t *testing.T, c kvlane.Config, path stream.Path) {
 	t.Helper()
-	const conversations, turns = 500, 4
+	const conversations, turns = 1000, 2
 	const requests, hits = conversations * turns, conversations * turns * (turns - 1) / 2
 	tiny := block.Geometry{Model: "tiny", Layers: 1, KVHeads: 1, HeadSize: 16, DType: "bfloat16", BlockTokens: 16, TPSize: 1}
 	layout, err := tiny.Layout()
@@ -35,11 +35,12 @@ func thousandsOfRequests(t *testing.T, c kvlane.Config, path stream.Path) {
 		t.Fatal(err)
 	}
 	c.Identity, c.Layout = tiny.Identity("", ""), layout
-	c.Store.CacheBytes = conversations * layout.ImageBytes()
+	c.Store.CacheBytes = conversations / 2 * layout.ImageBytes()
 	e := openEngine(t, c)
 	var trace strings.Builder
 	for turn := 1; turn <= turns; turn++ {
 		for i := range conversations {
+			i = (i + turn*conversations*3/4) % conversations // some are still in the cache
 			ids := make([]string, turn)
 			for b := range ids {
 				ids[b] = fmt.Sprint(i*turns + b)

@@ -91,6 +91,13 @@ func TestVerbsFlushLoads(t *testing.T) {
 	flushesLoads(t, c)
 }
 
+func TestVerbsDumpWaits(t *testing.T) {
+	machineNICs(t)
+	c := softConfig(t)
+	c.RDMA.Provider = kvlane.ProviderIBV
+	dumpWaits(t, c)
+}
+
 // What the doctor tries.
 func TestVerbsTryNICs(t *testing.T) {
 	names := machineNICs(t)

@@ -109,3 +109,16 @@ func TestBenchRDMA(t *testing.T) {
 		}
 	}
 }
+
+// S10 of the benchmark of NICs.
+func TestS10AbsurdNumbersOfNICsAreWrongUsage(t *testing.T) {
+	for flag, c := range map[string][2]string{
+		"--iterations": {"9223372036854775807", "1 to 1048576"},
+		"--sizes":      {"8000000TiB", "1 to 1073741824"},
+	} {
+		code, stdout, stderr := execute(t, "bench", "rdma", "--rdma-provider", "soft", flag, c[0])
+		if code != exitUsage || !strings.Contains(stderr, c[1]) || stdout != "" {
+			t.Errorf("%s: exit code %d, want %q:\n%s", flag, code, c[1], stderr)
+		}
+	}
+}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -33,7 +34,7 @@ func (osFS) OpenDir(path string) (Dir, error) {
 	if err != nil {
 		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
 	}
-	return &osDir{fd: fd, path: path}, nil
+	return &osDir{fd: fd, path: path, folders: make(map[string]int)}, nil
 }
 
 func (osFS) SyncParents(path string) error {
@@ -73,42 +74,131 @@ func (osFS) SyncParents(path string) error {
 	return nil
 }
 
-// osDir resolves names one part after the other, none through a link.
+// osDir resolves names one part after the other, none through a link. The folders right below it, which there are few of, it
+// keeps open: nearly every operation goes through one of them.
 type osDir struct {
 	fd   int
 	path string
+
+	mu      sync.RWMutex
+	folders map[string]int
+	removed []int // that had a name once; somebody may still be using them
 }
+
+// maxFolders is how many folders a directory keeps open.
+const maxFolders = 300
 
 // at calls op with the folder that name is in and the last part of name.
 func (d *osDir) at(op, name string, call func(dir int, base string) error) error {
-	dir, rest := d.fd, name
-	err := error(nil)
-	for err == nil {
-		part, after, more := strings.Cut(rest, "/")
-		if part == "" || part == ".." || part == "." && more {
-			err = unix.EINVAL
-			break
-		}
-		if !more {
-			_, err = retry(func() (int, error) { return 0, call(dir, part) })
-			break
-		}
-		var next int
-		next, err = retry(func() (int, error) {
-			return unix.Openat(dir, part, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-		})
-		if dir != d.fd {
-			_ = unix.Close(dir)
-		}
-		dir, rest = next, after
-	}
-	if dir != d.fd && dir >= 0 {
-		_ = unix.Close(dir)
-	}
+	err := d.resolve(name, call)
 	if err != nil {
 		return &fs.PathError{Op: op, Path: d.path + "/" + name, Err: err}
 	}
 	return nil
+}
+
+func (d *osDir) resolve(name string, call func(dir int, base string) error) error {
+	first, rest, more := strings.Cut(name, "/")
+	if !more {
+		return inFolder(d.fd, name, call)
+	}
+	if !sound(first) {
+		return unix.EINVAL
+	}
+	folder, kept, err := d.folder(first)
+	if err != nil {
+		return err
+	}
+	err = inFolder(folder, rest, call)
+	if !kept {
+		_ = unix.Close(folder)
+		return err
+	}
+	if (errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESTALE)) && d.forget(first, folder) {
+		return d.resolve(name, call) // another folder may have the name by now
+	}
+	return err
+}
+
+// inFolder resolves name from a folder, and calls op.
+func inFolder(folder int, name string, call func(dir int, base string) error) error {
+	dir := folder
+	for {
+		part, rest, more := strings.Cut(name, "/")
+		err := error(unix.EINVAL)
+		if sound(part) || part == "." && !more {
+			if !more {
+				_, err = retry(func() (int, error) { return 0, call(dir, part) })
+			} else {
+				var next int
+				if next, err = openFolder(dir, part); err == nil {
+					if dir != folder {
+						_ = unix.Close(dir)
+					}
+					dir, name = next, rest
+					continue
+				}
+			}
+		}
+		if dir != folder {
+			_ = unix.Close(dir)
+		}
+		return err
+	}
+}
+
+// sound says whether a part of a name leads to nothing but what has it.
+func sound(part string) bool { return part != "" && part != "." && part != ".." }
+
+func openFolder(dir int, name string) (int, error) {
+	return retry(func() (int, error) {
+		return unix.Openat(dir, name, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	})
+}
+
+// folder returns a folder right below the directory, and whether that keeps it open; else the caller closes it.
+func (d *osDir) folder(name string) (fd int, kept bool, err error) {
+	d.mu.RLock()
+	fd, kept = d.folders[name]
+	d.mu.RUnlock()
+	if kept {
+		return fd, true, nil
+	}
+	if fd, err = openFolder(d.fd, name); err != nil {
+		return -1, false, err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if _, there := d.folders[name]; there || len(d.folders) >= maxFolders {
+		return fd, false, nil
+	}
+	d.folders[name] = fd
+	return fd, true, nil
+}
+
+// forget keeps a folder no longer if it has been removed, and says whether it has.
+func (d *osDir) forget(name string, fd int) bool {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err == nil && st.Nlink > 0 {
+		return false
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.folders[name] == fd {
+		delete(d.folders, name)
+		d.removed = append(d.removed, fd)
+	}
+	return true
+}
+
+func (d *osDir) Close() error {
+	for _, fd := range d.folders {
+		_ = unix.Close(fd)
+	}
+	for _, fd := range d.removed {
+		_ = unix.Close(fd)
+	}
+	return unix.Close(d.fd)
 }
 
 // retry repeats a system call that a signal interrupted, as one on a network file system may be.
@@ -131,8 +221,11 @@ func (d *osDir) Open(name string, flag int) (File, error) {
 	if errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.EISDIR) {
 		return nil, fmt.Errorf("%w: %w", ErrIrregular, err)
 	}
-	if err != nil || flag&unix.O_DIRECTORY != 0 {
-		return f.orNil(err)
+	if err != nil {
+		return nil, err
+	}
+	if flag&(unix.O_DIRECTORY|unix.O_EXCL) != 0 {
+		return f, nil // it is a directory, or new
 	}
 	info, err := f.Stat()
 	if err == nil && !info.Regular() {
@@ -140,13 +233,6 @@ func (d *osDir) Open(name string, flag int) (File, error) {
 	}
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
-	}
-	return f, nil
-}
-
-func (f *osFile) orNil(err error) (File, error) {
-	if err != nil {
-		return nil, err
 	}
 	return f, nil
 }
@@ -245,8 +331,6 @@ func (d *osDir) SetTime(name string, t time.Time) error {
 		return unix.UtimesNanoAt(dir, base, []unix.Timespec{ts, ts}, unix.AT_SYMLINK_NOFOLLOW)
 	})
 }
-
-func (d *osDir) Close() error { return unix.Close(d.fd) }
 
 // osFile is an open descriptor. It goes without os.File, which would ask the network poller to watch each.
 type osFile struct {

@@ -123,3 +123,29 @@ func TestRemoveAnythingButAFullFolder(t *testing.T) {
 		t.Errorf("left: %q, %v", names, err)
 	}
 }
+
+// A folder that somebody removes and makes anew is found, though the one before was kept open.
+func TestFolderMadeAnewIsFound(t *testing.T) {
+	root := t.TempDir()
+	d, err := dirfs.OS().OpenDir(root)
+	must(t, err)
+	defer func() { must(t, d.Close()) }()
+	for i := range 3 {
+		must(t, os.Mkdir(filepath.Join(root, "ab"), 0o700))
+		must(t, os.WriteFile(filepath.Join(root, "ab", "f"), make([]byte, i), 0o600))
+		if info, err := d.Stat("ab/f"); err != nil || info.Bytes != int64(i) {
+			t.Errorf("the folder made %d times: %+v, %v", i+1, info, err)
+		}
+		if _, err := d.Stat("ab/none"); !errors.Is(err, unix.ENOENT) {
+			t.Errorf("a file that is not there: %v", err)
+		}
+		must(t, os.RemoveAll(filepath.Join(root, "ab")))
+		if _, err := d.Stat("ab/f"); !errors.Is(err, unix.ENOENT) {
+			t.Errorf("after it was removed: %v", err)
+		}
+	}
+	must(t, os.Symlink("/etc", filepath.Join(root, "ab")))
+	if _, err := d.Stat("ab/passwd"); !errors.Is(err, unix.ENOTDIR) {
+		t.Errorf("a link in its place: %v", err)
+	}
+}

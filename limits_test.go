@@ -13,9 +13,9 @@ import (
 	"github.com/kvlane/kvlane/tier/file"
 )
 
-// S10: every number of the configuration has a bound, so that nothing is allocated by one that nobody can mean. Those that
+// Every number of the configuration has a bound, so that nothing is allocated by one that nobody can mean. Those that
 // nothing is allocated by are listed.
-func TestS10EveryNumberOfTheConfigHasABound(t *testing.T) {
+func TestDefectEveryNumberOfTheConfigHasABound(t *testing.T) {
 	unbounded := map[string]string{
 		"Config.Device.Index":                      "no device has it",
 		"Config.Device.Sim.Index":                  "a name",
@@ -71,8 +71,8 @@ func TestS10EveryNumberOfTheConfigHasABound(t *testing.T) {
 	}
 }
 
-// S10: a path that no load or dump can take is refused at the start, not by each of them.
-func TestS10PathThatNoLoadCanTakeIsRefused(t *testing.T) {
+// A path that no load or dump can take is refused at the start, not by each of them.
+func TestDefectPathThatNoLoadCanTakeIsRefused(t *testing.T) {
 	for _, p := range stream.Paths() {
 		c := testConfig(t)
 		c.Stream.Path = p
@@ -89,8 +89,8 @@ func TestS10PathThatNoLoadCanTakeIsRefused(t *testing.T) {
 	}
 }
 
-// S10: what is wrong with the file tier's options is wrong with the configuration, before anything is opened.
-func TestS10FileTierIsValidatedWithTheConfig(t *testing.T) {
+// What is wrong with the file tier's options is wrong with the configuration, before anything is opened.
+func TestDefectFileTierIsValidatedWithTheConfig(t *testing.T) {
 	dir := t.TempDir()
 	for name, change := range map[string]func(*kvlane.StoreConfig){
 		"a bound of less than a block": func(s *kvlane.StoreConfig) { s.Dirs, s.FileBytes = []string{dir}, 1 },

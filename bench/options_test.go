@@ -111,8 +111,8 @@ func TestContendersHaveNames(t *testing.T) {
 	}
 }
 
-// S10: numbers that nobody can mean are refused before anything is allocated by them, with what is allowed.
-func TestS10AbsurdNumbersAreRefused(t *testing.T) {
+// Numbers that nobody can mean are refused before anything is allocated by them, with what is allowed.
+func TestDefectAbsurdNumbersAreRefused(t *testing.T) {
 	const most = math.MaxInt64 &^ 7
 	for name, o := range map[string]Options{
 		"sizes": {Sizes: []int64{most}}, "counts": {Counts: []int{most}}, "bytes": {Bytes: most}, "pool": {PoolBytes: most},

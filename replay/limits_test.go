@@ -9,8 +9,8 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// S10: numbers that nobody can mean are refused before anything is allocated by them, with what is allowed.
-func TestS10AbsurdNumbersAreRefused(t *testing.T) {
+// Numbers that nobody can mean are refused before anything is allocated by them, with what is allowed.
+func TestDefectAbsurdNumbersAreRefused(t *testing.T) {
 	r := newRig(t, rigOptions{geometry: latent, slots: 4})
 	for name, change := range map[string]func(*Config){
 		"pages":              func(c *Config) { c.Pages = math.MaxInt64 },

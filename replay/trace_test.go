@@ -232,8 +232,8 @@ func zipped(t *testing.T, text string) string {
 	return b.String()
 }
 
-// S10: a byte order mark is no part of the first line, compressed or not.
-func TestS10ByteOrderMarkIsSkipped(t *testing.T) {
+// A byte order mark is no part of the first line, compressed or not.
+func TestDefectByteOrderMarkIsSkipped(t *testing.T) {
 	for _, text := range []string{"\ufeff" + goodLine + "\n", zipped(t, "\ufeff"+goodLine+"\n"), "\ufeff\n" + goodLine} {
 		if got, err := readAll(t, text); err != nil || len(got) != 1 {
 			t.Errorf("read %d requests, %v", len(got), err)
@@ -244,8 +244,8 @@ func TestS10ByteOrderMarkIsSkipped(t *testing.T) {
 	}
 }
 
-// S10: what is wrong with a trace comes with what is right.
-func TestS10TraceErrorsShowTheFormat(t *testing.T) {
+// What is wrong with a trace comes with what is right.
+func TestDefectTraceErrorsShowTheFormat(t *testing.T) {
 	for _, text := range []string{"", "nonsense", "[1]", `{"timestamp":1}`, `{"timestamp":1,"input_length":1,"output_length":1}`, strings.Repeat(" ", MaxLineBytes+1)} {
 		if _, err := readAll(t, text); err == nil || !strings.Contains(err.Error(), format) {
 			t.Errorf("%.20q: %v", text, err)

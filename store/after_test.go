@@ -42,8 +42,8 @@ func wantUnmet(t *testing.T, r *rig, d *store.DumpTask, want error) {
 	r.must(d.SourceFree(r.ctx()))
 }
 
-// H1: what a shard comes after may be of a dead engine. Its slots come back by LeaseMax.
-func TestH1LayerwiseDumpWaitsForADeadEngineUntilLeaseMaxOnly(t *testing.T) {
+// What a shard comes after may be of a dead engine. Its slots come back by LeaseMax.
+func TestDefectLayerwiseDumpWaitsForADeadEngineUntilLeaseMaxOnly(t *testing.T) {
 	t.Parallel()
 	clock := clockwork.NewFakeClock()
 	r := newRig(t, rigOptions{slots: 4, clock: clock, tune: func(c *store.Config) { c.LeaseMax = time.Minute }})
@@ -61,8 +61,8 @@ func TestH1LayerwiseDumpWaitsForADeadEngineUntilLeaseMaxOnly(t *testing.T) {
 	r.mustLoad(3, 4, 5, 6)
 }
 
-// H1: Close does not wait for a dead engine while slots are held.
-func TestH1LayerwiseDumpThatWaitsForADeadEngineEndsOnClose(t *testing.T) {
+// Close does not wait for a dead engine while slots are held.
+func TestDefectLayerwiseDumpThatWaitsForADeadEngineEndsOnClose(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, rigOptions{slots: 4})
 	d := stuckShard(r)
@@ -70,8 +70,8 @@ func TestH1LayerwiseDumpThatWaitsForADeadEngineEndsOnClose(t *testing.T) {
 	wantUnmet(t, r, d, errdefs.ErrClosed)
 }
 
-// H1: a copy that failed meanwhile ends the wait too.
-func TestH1LayerwiseDumpThatWaitsForADeadEngineEndsWithAFailedCopy(t *testing.T) {
+// A copy that failed meanwhile ends the wait too.
+func TestDefectLayerwiseDumpThatWaitsForADeadEngineEndsWithAFailedCopy(t *testing.T) {
 	t.Parallel()
 	cause := errors.New("the copy failed")
 	held := &heldStream{}
@@ -86,8 +86,8 @@ func TestH1LayerwiseDumpThatWaitsForADeadEngineEndsWithAFailedCopy(t *testing.T)
 	wantErr(t, d.Errs()[0], cause)
 }
 
-// H1: before slots are held a dump waits for its dependencies as long as it takes; from Close on for LeaseMax.
-func TestH1DumpThatWaitsForADeadEngineEndsAfterClose(t *testing.T) {
+// Before slots are held a dump waits for its dependencies as long as it takes; from Close on for LeaseMax.
+func TestDefectDumpThatWaitsForADeadEngineEndsAfterClose(t *testing.T) {
 	t.Parallel()
 	for _, layerwise := range []bool{false, true} {
 		clock := clockwork.NewFakeClock()
@@ -124,8 +124,8 @@ func TestH1DumpThatWaitsForADeadEngineEndsAfterClose(t *testing.T) {
 	}
 }
 
-// H1: Cancel ends both waits at once.
-func TestH1CancelEndsAWaitForADeadEngine(t *testing.T) {
+// Cancel ends both waits at once.
+func TestDefectCancelEndsAWaitForADeadEngine(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, rigOptions{slots: 4})
 	d := stuckShard(r)

@@ -31,9 +31,9 @@ func (s *slotFlipper) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket,
 	return s.Stream.Submit(ctx, b)
 }
 
-// S10: always is more than device: a bit that flips in a slot between the CPU's check and the copy is found, whether the path
+// Always is more than device: a bit that flips in a slot between the CPU's check and the copy is found, whether the path
 // sums, and whether streams can be asked to at all.
-func TestS10AlwaysFindsABitFlippedBetweenTheCheckAndTheCopy(t *testing.T) {
+func TestDefectAlwaysFindsABitFlippedBetweenTheCheckAndTheCopy(t *testing.T) {
 	t.Parallel()
 	for _, every := range []int{noSums, 1, 2} {
 		for _, planeBytes := range []int64{leafy, 1000} {
@@ -73,8 +73,8 @@ func TestS10AlwaysFindsABitFlippedBetweenTheCheckAndTheCopy(t *testing.T) {
 	}
 }
 
-// S10: so is a transfer to pages that went wrong, where the path sums.
-func TestS10AlwaysFindsACorruptTransferToPages(t *testing.T) {
+// So is a transfer to pages that went wrong, where the path sums.
+func TestDefectAlwaysFindsACorruptTransferToPages(t *testing.T) {
 	t.Parallel()
 	for _, w := range summing {
 		plan := fault.New(1, fault.Nth(opBus, 0))
@@ -90,9 +90,9 @@ func TestS10AlwaysFindsACorruptTransferToPages(t *testing.T) {
 	}
 }
 
-// S10: a dump's checksums are those of the pages where the path sums, and the slot is checked against them: what its transfer
+// A dump's checksums are those of the pages where the path sums, and the slot is checked against them: what its transfer
 // did is no part of the block.
-func TestS10CorruptTransferFromPagesIsNoBlock(t *testing.T) {
+func TestDefectCorruptTransferFromPagesIsNoBlock(t *testing.T) {
 	t.Parallel()
 	for _, policy := range []store.VerifyPolicy{store.VerifyAlways, store.VerifyFill} {
 		for _, w := range summing {

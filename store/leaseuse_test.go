@@ -9,8 +9,8 @@ import (
 	"github.com/kvlane/kvlane/store"
 )
 
-// S10: a lease of another store pins nothing of this one.
-func TestS10LoadRefusesALeaseOfAnotherStore(t *testing.T) {
+// A lease of another store pins nothing of this one.
+func TestDefectLoadRefusesALeaseOfAnotherStore(t *testing.T) {
 	t.Parallel()
 	here, other := newRig(t, rigOptions{}), newRig(t, rigOptions{})
 	here.dump(1)
@@ -25,8 +25,8 @@ func TestS10LoadRefusesALeaseOfAnotherStore(t *testing.T) {
 	}
 }
 
-// S10: a lease protects the blocks that it pinned, and no others: refs are any of those, in any order.
-func TestS10LoadRefusesALeaseOfOtherKeys(t *testing.T) {
+// A lease protects the blocks that it pinned, and no others: refs are any of those, in any order.
+func TestDefectLoadRefusesALeaseOfOtherKeys(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, rigOptions{})
 	r.dump(1, 2, 3, 4)

@@ -23,8 +23,8 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// S10: numbers that nobody can mean are refused before anything is allocated by them.
-func TestS10AbsurdNumbersOfTheConfigAreRefused(t *testing.T) {
+// Numbers that nobody can mean are refused before anything is allocated by them.
+func TestDefectAbsurdNumbersOfTheConfigAreRefused(t *testing.T) {
 	t.Parallel()
 	_, err := store.Open(store.Config{Readers: math.MaxInt64, Writers: math.MaxInt64, Checkers: math.MaxInt64, Tasks: math.MaxInt64})
 	wantErr(t, err, errdefs.ErrInvalid)

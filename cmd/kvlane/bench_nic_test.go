@@ -110,8 +110,8 @@ func TestBenchRDMA(t *testing.T) {
 	}
 }
 
-// S10 of the benchmark of NICs.
-func TestS10AbsurdNumbersOfNICsAreWrongUsage(t *testing.T) {
+// Absurd numbers of the benchmark of NICs are wrong usage too.
+func TestDefectAbsurdNumbersOfNICsAreWrongUsage(t *testing.T) {
 	for flag, c := range map[string][2]string{
 		"--iterations": {"9223372036854775807", "1 to 1048576"},
 		"--sizes":      {"8000000TiB", "1 to 1073741824"},

@@ -79,9 +79,9 @@ func give(f *pflag.Flag) []string {
 	return []string{"--" + f.Name, value}
 }
 
-// S10: a flag that has no effect is a wrong command line, whatever the flag and the command. A new flag has to be put into a need,
+// A flag that has no effect is a wrong command line, whatever the flag and the command. A new flag has to be put into a need,
 // or above.
-func TestS10FlagWithoutEffectIsRefused(t *testing.T) {
+func TestDefectFlagWithoutEffectIsRefused(t *testing.T) {
 	tried := 0
 	forEachCommand(func(path string, cmd *cobra.Command) {
 		if lacksNICs(cmd) {

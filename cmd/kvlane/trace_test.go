@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// S10: a trace may come by a pipe, which can be read once: /dev/stdin, /dev/fd/N of a shell's process substitution.
-func TestS10TraceFromAPipe(t *testing.T) {
+// A trace may come by a pipe, which can be read once: /dev/stdin, /dev/fd/N of a shell's process substitution.
+func TestDefectTraceFromAPipe(t *testing.T) {
 	for name, text := range map[string]string{"short": goodLine + goodLine, "longer than a pipe": strings.Repeat(goodLine, 5000)} {
 		r, w, err := os.Pipe()
 		if err != nil {
@@ -41,8 +41,8 @@ func TestS10TraceFromAPipe(t *testing.T) {
 	}
 }
 
-// S10: a FIFO is waited for until somebody writes to it.
-func TestS10TraceFromAFIFO(t *testing.T) {
+// A FIFO is waited for until somebody writes to it.
+func TestDefectTraceFromAFIFO(t *testing.T) {
 	fifo := makeFIFO(t)
 	var writing sync.WaitGroup
 	writing.Go(func() {
@@ -58,8 +58,8 @@ func TestS10TraceFromAFIFO(t *testing.T) {
 	}
 }
 
-// S10: so may a trace that editors of another system have written.
-func TestS10TraceWithAByteOrderMark(t *testing.T) {
+// So may a trace that editors of another system have written.
+func TestDefectTraceWithAByteOrderMark(t *testing.T) {
 	code, stdout, stderr := execute(t, small("replay", traceFile(t, "\ufeff"+goodLine))...)
 	if code != exitOK || !strings.Contains(stdout, "mismatches       0") {
 		t.Errorf("exit code %d: %s", code, stderr)
@@ -67,7 +67,7 @@ func TestS10TraceWithAByteOrderMark(t *testing.T) {
 }
 
 // S10: "-" and /dev/stdin are standard input, a pipe too.
-func TestS10TraceFromStandardInput(t *testing.T) {
+func TestDefectTraceFromStandardInput(t *testing.T) {
 	bin := buildBinary(t)
 	for _, name := range []string{"-", "/dev/stdin"} {
 		cmd := exec.CommandContext(t.Context(), bin, small("replay", name)...)
@@ -78,8 +78,8 @@ func TestS10TraceFromStandardInput(t *testing.T) {
 	}
 }
 
-// S8: the first interrupt ends every command that reads a file, also where nobody ever writes to it.
-func TestS8InterruptEndsTheWaitForAFIFO(t *testing.T) {
+// The first interrupt ends every command that reads a file, also where nobody ever writes to it.
+func TestDefectInterruptEndsTheWaitForAFIFO(t *testing.T) {
 	for _, args := range [][]string{
 		{"replay", "FIFO", "--device", "sim"},
 		{"bench", "copy", "--from", "FIFO"},

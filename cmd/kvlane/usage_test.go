@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// S10: what the command line asked for wrongly is exit code 2, wherever that is found out; what did not work is 1.
-func TestS10WrongUsageIsExitCode2(t *testing.T) {
+// What the command line asked for wrongly is exit code 2, wherever that is found out; what did not work is 1.
+func TestDefectWrongUsageIsExitCode2(t *testing.T) {
 	trace, dir := traceFile(t, goodLine), t.TempDir()
 	file := trace
 	replay := func(args ...string) []string { return append([]string{"replay", trace, "--device", "sim"}, args...) }
@@ -38,8 +38,8 @@ func TestS10WrongUsageIsExitCode2(t *testing.T) {
 	}
 }
 
-// S10: numbers that nobody can mean are refused before anything is made on account of them, with what is allowed.
-func TestS10AbsurdNumbersAreWrongUsage(t *testing.T) {
+// Numbers that nobody can mean are refused before anything is made on account of them, with what is allowed.
+func TestDefectAbsurdNumbersAreWrongUsage(t *testing.T) {
 	const most, tibs = "9223372036854775807", "8000000TiB"
 	replay := []string{"replay", traceFile(t, goodLine), "--device", "sim", "--file-dir", filepath.Join(t.TempDir(), "blocks")}
 	soft := append(replay[:len(replay):len(replay)], "--gdr", "require", "--rdma-provider", "soft")
@@ -81,8 +81,8 @@ func TestS10AbsurdNumbersAreWrongUsage(t *testing.T) {
 	}
 }
 
-// S8: a command that closes goes on for a while after it was interrupted, not for as long as it might.
-func TestS8InterruptBoundsTheCloseOfACommand(t *testing.T) {
+// A command that closes goes on for a while after it was interrupted, not for as long as it might.
+func TestDefectInterruptBoundsTheCloseOfACommand(t *testing.T) {
 	for name, before := range map[string]bool{"interrupted before": true, "interrupted while it closes": false} {
 		ctx, interrupt := context.WithCancel(t.Context())
 		if before {

@@ -62,7 +62,7 @@ func TestOpenRefuses(t *testing.T) {
 		{"unknown path", whole, streamcopy.Options{Path: 77}, errdefs.ErrNotSupported, []string{"path(77)"}},
 		{"all fields", whole, streamcopy.Options{QueueDepth: -1, Descriptors: 3, CTAs: -2, StagingBytes: 7}, errdefs.ErrInvalid, []string{"depth -1", "3 descriptors", "CTAs -2", "7 bytes"}},
 		{
-			"absurd numbers (S10)", whole,
+			"absurd numbers", whole,
 			streamcopy.Options{QueueDepth: math.MaxInt64, Descriptors: math.MaxInt64, CTAs: math.MaxInt64, StagingBytes: math.MaxInt64},
 			errdefs.ErrInvalid,
 			[]string{"depth 9223372036854775807 is not 0 to 1048576", "not 4096 to 1099511627776", "CTAs 9"},

@@ -29,7 +29,7 @@ func TestPowerFailureLosesWhatWasNotPromised(t *testing.T) {
 	}
 }
 
-func TestDefect2PutMakesDurableWhatIsThere(t *testing.T) {
+func TestDefectPutMakesDurableWhatIsThere(t *testing.T) {
 	for name, reads := range map[string]int{"not read": 0, "read once by this process": 1, "read again": 2} {
 		t.Run(name, func(t *testing.T) {
 			survives(t, func(m *machine) block.Key {
@@ -46,7 +46,7 @@ func TestDefect2PutMakesDurableWhatIsThere(t *testing.T) {
 	}
 }
 
-func TestDefect2FolderOfAnotherProcess(t *testing.T) {
+func TestDefectFolderOfAnotherProcess(t *testing.T) {
 	survives(t, func(m *machine) block.Key {
 		m.put(m.start(never), bucketKey(7, 1))
 		m.put(m.start(durable), bucketKey(7, 2))
@@ -55,7 +55,7 @@ func TestDefect2FolderOfAnotherProcess(t *testing.T) {
 }
 
 // One Put has made the folder and not yet synced its name when another puts a block there.
-func TestDefect2FolderThatIsNotSyncedYet(t *testing.T) {
+func TestDefectFolderThatIsNotSyncedYet(t *testing.T) {
 	survives(t, func(m *machine) block.Key {
 		first, second := m.start(durable), m.start(durable)
 		plan := fault.New(1, fault.Nth("sync", 1).Stall()) // the first is the file's
@@ -76,7 +76,7 @@ func TestDefect2FolderThatIsNotSyncedYet(t *testing.T) {
 }
 
 // Two Puts find that the folder is not there, and make it one after the other.
-func TestDefect2RacingPutsMakeOneFolder(t *testing.T) {
+func TestDefectRacingPutsMakeOneFolder(t *testing.T) {
 	for i := range 2 {
 		t.Run(fmt.Sprintf("block %d", i+1), func(t *testing.T) {
 			survives(t, func(m *machine) block.Key {
@@ -96,7 +96,7 @@ func TestDefect2RacingPutsMakeOneFolder(t *testing.T) {
 	}
 }
 
-func TestDefect2FreshRoot(t *testing.T) {
+func TestDefectFreshRoot(t *testing.T) {
 	for name, there := range map[string][]string{
 		"nothing is there":             nil,
 		"a parent that is not durable": {"srv"},
@@ -112,7 +112,7 @@ func TestDefect2FreshRoot(t *testing.T) {
 	}
 }
 
-func TestDefect2LookupIsNotReadyBeforeItIsDurable(t *testing.T) {
+func TestDefectLookupIsNotReadyBeforeItIsDurable(t *testing.T) {
 	for name, fails := range map[string]bool{"the sync succeeds": false, "the sync fails": true} {
 		t.Run(name, func(t *testing.T) {
 			m := newMachine(t)

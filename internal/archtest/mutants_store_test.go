@@ -1,0 +1,113 @@
+package archtest
+
+// storeMutants has the defects that attacks on the store, its directories and the streams below it have shown.
+var storeMutants = []mutant{
+	// Links, FIFOs and what else others plant.
+	{"internal/dirfs", "TestNothingButRegularFilesIsOpened", []edit{{
+		"internal/dirfs/os.go", "flag|unix.O_NOFOLLOW|unix.O_NONBLOCK|", "flag|unix.O_NOFOLLOW|",
+	}}},
+	{"internal/dirfs", "TestNothingButRegularFilesIsOpened", []edit{{
+		"internal/dirfs/os.go", "flag|unix.O_NOFOLLOW|unix.O_NONBLOCK|", "flag|unix.O_NONBLOCK|",
+	}}},
+	{"internal/dirfs", "TestNoPartOfANameMayBeALink", []edit{{
+		"internal/dirfs/os.go", "unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)", "unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)",
+	}}},
+	{"tier/file", "TestDefectLinksAreFollowed", []edit{{
+		"internal/dirfs/os.go", "unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)", "unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)",
+	}}},
+	{"tier/file", "TestDefectLinksAreFollowed", []edit{{
+		"tier/file/marker.go", "d.Open(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL)", "d.Open(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC)",
+	}, {
+		"tier/file/marker.go", "	if err := remove(d, markerTemp); err != nil {\n		return err\n	}\n", "",
+	}}},
+	{"tier/file", "TestDefectFolderAmongTemporaryFilesStopsOpening", []edit{{
+		"tier/file/session.go", "		if left += l; err != nil && l == 0 {\n			left++\n		}\n", "		if left += l; err != nil {\n			return files, left, err\n		}\n",
+	}}},
+	// Collecting that goes on.
+	{"tier/file", "TestDefectWritingStallsAfterAFailedRound", []edit{{
+		"tier/file/collect.go", "			again = t.clock.After(pause)\n", "",
+	}}},
+	{"tier/file", "TestDefectOneFileThatStaysStopsEviction", []edit{{
+		"tier/file/collect.go", "		if r.remove(&c) {\n			listed = false\n		}\n", "		if !r.remove(&c) {\n			t.cold = nil\n			return nil\n		}\n		listed = false\n",
+	}}},
+	{"tier/file", "TestDefectCandidatesRemovedByOthersStallWriting", []edit{{
+		"tier/file/collect.go", "			again = t.clock.After(pause)\n", "",
+	}, {
+		"tier/file/collect.go", "	case gone(err):\n		return true\n", "	case gone(err):\n		return false\n",
+	}, {
+		"tier/file/get.go", "		t.space.missing()\n", "",
+	}}},
+	{"tier/file", "TestDefectWaitForRoomHasNoEnd", []edit{{
+		"tier/file/put.go", "			patience = ticker.Chan()\n", "",
+	}}},
+	{"tier/file", "TestDefectWaitForRoomHasNoEnd", []edit{{
+		"tier/file/put.go", "		err := full(failure)\n		t.pause.begin(t.clock.Now(), err)\n", "		err := full(failure)\n",
+	}}},
+	{"tier/file", "TestDefectWriteWaitsForAListing", []edit{{
+		"tier/file/count.go", "		keys, _, err := listBucket(d, i)\n", "		t.space.mu.Lock()\n		keys, _, err := listBucket(d, i)\n		t.space.mu.Unlock()\n",
+	}}},
+	{"tier/file", "TestFullDiskMakesRoomWithinTheBound", []edit{{
+		"tier/file/put.go", "full := try == roomTries || !t.space.shrink(t.clock.Now())", "full := true",
+	}}},
+	{"tier/file", "TestDefectFullDiskFailsEveryLaterWrite", []edit{{
+		"tier/file/put.go", "		if full {\n			t.pause.begin(t.clock.Now(), err)\n", "		if full {\n",
+	}}},
+	{"tier/file", "TestDefectRemovedTemporaryFolderFailsEveryWrite", []edit{{
+		"tier/file/put.go", "	if errors.Is(err, unix.ENOENT) {\n		if rerr", "	if errors.Is(err, unix.ENOENT) && try > 0 {\n		if rerr",
+	}, {
+		"tier/file/put.go", "	s := d.session.Load()\n	info, err", "	s, try := d.session.Load(), 0\n	info, err",
+	}}},
+	{"tier/file", "TestDefectCountsOfAnUnboundedTierStayWrong", []edit{{
+		"tier/file/collect.go", "f := t.failure.Load(); n != used || *f != nil {", "f := t.failure.Load(); n < used || *f != nil {",
+	}}},
+	// Copies that are there already.
+	{"tier/file", "TestDefectDamagedCopyIsTakenForStored", []edit{{
+		"tier/file/put.go", "	if !whole {\n		info, err = t.examine(ctx, d, key, info)\n	}\n", "	if !whole {\n		err = t.plausible(info)\n	}\n",
+	}}},
+	{"store", "TestDefectDumpTakesDamagedCopiesForStored", []edit{{
+		"tier/file/tier.go", "kept[i] = whole && (synced", "kept[i] = !whole || (synced",
+	}}},
+	{"store", "TestDefectUnreadableFileIsNeverHealed", []edit{{
+		"tier/file/put.go", "	case errors.Is(err, errdefs.ErrCorrupt):\n		t.count.corrupt.Add(1)\n	default:\n", "	case errors.Is(err, errdefs.ErrCorrupt):\n		t.count.corrupt.Add(1)\n	default:\n		return true, nil\n",
+	}}},
+	// What is durable.
+	{"tier/file", "TestDefectPutMakesDurableWhatIsThere", []edit{{
+		"tier/file/put.go", "		err = t.makeDurable(d, key, info)\n", "",
+	}}},
+	{"tier/file", "TestDefectFolderThatIsNotSyncedYet", []edit{{
+		"tier/file/put.go", "	if err := syncRoot(d); err != nil {\n		return err\n	}\n	b.durable", "	b.durable",
+	}}},
+	{"tier/file", "TestDefectFreshRoot", []edit{{
+		"tier/file/dir.go", "		err = c.FS.SyncParents(d.root)\n", "",
+	}}},
+	{"tier/file", "TestDefectLookupIsNotReadyBeforeItIsDurable", []edit{{
+		"tier/file/put.go", "		t.owners.publish(key)\n", "",
+	}}},
+	{"tier/file", "TestDefectLateUnsyncedPutUndoesASyncedOne", []edit{{
+		"tier/file/put.go", "	err = d.Rename(temp, name, false)\n	if errors", "	err = d.Rename(temp, name, true)\n	if errors",
+	}}},
+	// Verifying.
+	{"tier/file", "TestDefectVerifyHangsOrStopsAtWhatItShouldFind", []edit{{
+		"tier/file/verify.go", "	if err != nil {\n		v.unjudged(name, err)\n		return\n	}\n	if bad", "	if err != nil {\n		return\n	}\n	if bad",
+	}}},
+	{"tier/file", "TestDefectReadOnlyMountCannotBeVerified", []edit{{
+		"tier/file/session.go", "	if errors.Is(err, unix.EROFS) || errors.Is(err, unix.EACCES) {\n		if lock", "	if gone(err) {\n		if lock",
+	}}},
+	// The store.
+	{"store", "TestDefectAlwaysFindsABitFlippedBetweenTheCheckAndTheCopy", []edit{{
+		"store/proof.go", "if it.checked && t.s.cfg.Verify != VerifyAlways {", "if it.checked {",
+	}}},
+	{"store", "TestDefectLoadRefusesALeaseOfOtherKeys", []edit{{
+		"store/lease.go", "if i := l.lacks(refs); i >= 0 {", "if i := l.lacks(refs); i < -1 {",
+	}}},
+	// Streams and engines.
+	{"stream/copy", "TestDefectTransientLackOfMemoryTakesAPathAwayForAWhileOnly", []edit{{
+		"stream/copy/prepare.go", "!errors.Is(why, errdefs.ErrNoMemory) {", "errors.Is(why, errdefs.ErrNoMemory) {",
+	}}},
+	{".", "TestDefectConcurrentEngineClose", []edit{{
+		"close.go", "turn: make(chan struct{}, 1)}", "turn: make(chan struct{}, 64)}",
+	}}},
+	{".", "TestDefectEngineCloseFreesMemoryThatIsInUse", []edit{{
+		"close.go", "if ctx.Err() != nil || last.close(ctx) != nil {", "if ctx.Err() != nil {",
+	}}},
+}

@@ -106,6 +106,8 @@ type StoreConfig struct {
 	GDR GDR
 	// LeaseMax bounds how long a lease may last. Zero is the store's default.
 	LeaseMax time.Duration
+	// WaitMax bounds how long a block waits for a slot, for another's fill, or for room in a tier below. Zero is the store's default.
+	WaitMax time.Duration
 	// Hooks are told of what should not pass in silence.
 	Hooks store.Hooks
 }
@@ -173,6 +175,9 @@ func (s *StoreConfig) validate(identity block.Identity, layout *block.Layout) er
 	}
 	if s.LeaseMax < 0 {
 		bad("the longest lease, %v, is negative", s.LeaseMax)
+	}
+	if s.WaitMax < 0 {
+		bad("the longest wait, %v, is negative", s.WaitMax)
 	}
 	return errors.Join(errs...)
 }

@@ -150,7 +150,7 @@ func (e *Engine) openStore() error {
 		Format: e.format(), Cache: e.cache, Next: e.lower,
 		OpenLoad: e.openStoreStream, OpenDump: e.openStoreStream,
 		Verify: e.cfg.Store.Verify, Readers: e.cfg.Store.Readers, Writers: e.cfg.Store.Writers,
-		LeaseMax: e.cfg.Store.LeaseMax, Hooks: e.cfg.Store.Hooks,
+		LeaseMax: e.cfg.Store.LeaseMax, WaitMax: e.cfg.Store.WaitMax, Hooks: e.cfg.Store.Hooks,
 	})
 	if err != nil {
 		return err

@@ -30,6 +30,7 @@ func TestDefectEveryNumberOfTheConfigHasABound(t *testing.T) {
 		"Config.Stream.Budget.MaxChunkBytes":       "the stream's staging bounds it",
 		"Config.Store.FileBytes":                   "a bound itself",
 		"Config.Store.LeaseMax":                    "a time",
+		"Config.Store.WaitMax":                     "a time",
 	}
 	c := testConfig(t)
 	c.Store.Dirs = []string{t.TempDir()}
@@ -101,6 +102,7 @@ func TestDefectFileTierIsValidatedWithTheConfig(t *testing.T) {
 		"a policy that there is not":   func(s *kvlane.StoreConfig) { s.Dirs, s.Fsync = []string{dir}, 7 },
 		"a verify policy that is not":  func(s *kvlane.StoreConfig) { s.Verify = 9 },
 		"a lease of less than no time": func(s *kvlane.StoreConfig) { s.LeaseMax = -1 },
+		"a wait of less than no time":  func(s *kvlane.StoreConfig) { s.WaitMax = -1 },
 		"fewer readers than none":      func(s *kvlane.StoreConfig) { s.Readers = -1 },
 	} {
 		c := testConfig(t)

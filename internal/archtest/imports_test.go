@@ -76,6 +76,7 @@ var mayImport = map[string]string{
 	"internal/testkit":      "internal/leak internal/fault",
 	"internal/fault":        "errdefs",
 	"internal/archtest":     "",
+	"internal/stress":       "", // but for its tests
 	"internal/sys/dl":       "errdefs internal/leak",
 	"internal/sys/cuda":     "errdefs internal/leak internal/sys/dl",
 	"internal/sys/nvml":     "errdefs device internal/sys/dl",

@@ -1,0 +1,303 @@
+package stress
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"time"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/store"
+	"github.com/kvlane/kvlane/tier"
+)
+
+// client is one goroutine's requests, one after the other, to and from pages of its own. Dumps become durable behind it.
+type client struct {
+	*life
+	i      int
+	rng    *rand.Rand
+	viewer viewer
+	dumps  []dumped
+	leases []*store.Lease
+	gone   bool // the store is closed
+}
+
+type dumped struct {
+	task *store.DumpTask
+	ns   []int
+}
+
+func newClient(l *life, i int, seed uint64) *client {
+	c := &client{life: l, i: i, rng: rand.New(rand.NewPCG(seed, 2))}
+	c.viewer = newViewer(l, i)
+	return c
+}
+
+func (c *client) run() {
+	for !c.gone && (c.how != finish || c.ctx.Err() == nil) {
+		switch x := c.rng.IntN(100); {
+		case x < 45:
+			c.load()
+		case x < 77:
+			c.dump()
+		case x < 82:
+			c.lookup()
+		case x < 87:
+			c.lease()
+		case x < 94:
+			c.prefetch()
+		default:
+			c.settle()
+		}
+	}
+	for len(c.dumps) > 0 {
+		c.settle()
+	}
+	for _, l := range c.leases {
+		l.Release()
+	}
+	c.viewer.close()
+}
+
+// begun counts a request, and reports whether it has begun.
+func (c *client) begun(what string, err error) bool {
+	c.tally.add("requests "+what, 1)
+	c.explain(what, err)
+	c.gone = c.gone || errors.Is(err, errdefs.ErrClosed)
+	return err == nil
+}
+
+// within returns a context for one wait, mostly long enough, and how long it lasts.
+func (c *client) within() (context.Context, context.CancelFunc, time.Duration) {
+	d := durableMax
+	if c.rng.IntN(4) == 0 {
+		d = time.Duration(c.rng.IntN(20_000)) * time.Microsecond
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), d)
+	return ctx, cancel, d
+}
+
+// draw returns some neighbours, often those that all others want too.
+func (c *client) draw() []int {
+	first := c.rng.IntN(keySpace)
+	if c.rng.IntN(2) == 0 {
+		first %= 2 * slots
+	}
+	var ns []int
+	for n := first; n < min(first+1+c.rng.IntN(maxBlocks), keySpace); n++ {
+		ns = append(ns, n)
+	}
+	return ns
+}
+
+func (c *client) keysOf(ns []int) []block.Key {
+	keys := make([]block.Key, len(ns))
+	for i, n := range ns {
+		keys[i] = c.keys[n]
+	}
+	return keys
+}
+
+// refs pairs blocks with pages of the client's, in any order.
+func (c *client) refs(ns []int) []store.Ref {
+	at := c.rng.Perm(pagesEach)
+	refs := make([]store.Ref, len(ns))
+	for i, n := range ns {
+		refs[i] = store.Ref{Key: c.keys[n], Page: uint32(c.i*pagesEach + at[i])}
+	}
+	return refs
+}
+
+// mustBe reports whether a block must be found: it was durable, and neither files nor bounds take it away.
+func (c *client) mustBe(n int) bool {
+	return c.Bytes == 0 && !c.FileFaults && !victim(n) && c.durable[n].Load()
+}
+
+// wait waits for a task until ctx ends, then cancels it and waits for its end.
+func (c *client) wait(what string, wait func(context.Context) error, cancel func(), done <-chan struct{}) {
+	ctx, end, most := c.within()
+	defer end()
+	if c.rng.IntN(10) == 0 {
+		cancel()
+	}
+	c.bounded(c.i, what, most, func() { _ = wait(ctx) })
+	if ctx.Err() != nil {
+		cancel()
+	}
+	c.bounded(c.i, what+" to its end", 0, func() { <-done })
+}
+
+func (c *client) lookup() {
+	ns := c.draw()
+	must := make([]bool, len(ns))
+	for i, n := range ns {
+		must[i] = c.mustBe(n)
+	}
+	ctx, cancel, most := c.within()
+	defer cancel()
+	var hits []store.Hit
+	var err error
+	c.bounded(c.i, "Lookup", most, func() { hits, err = c.engine.Store().Lookup(ctx, c.keysOf(ns)) })
+	if !c.begun("lookup", err) {
+		return
+	}
+	for i, n := range ns {
+		switch ready := hits[i].State == tier.Ready; {
+		case ready && ghost(n):
+			c.wrong("lookup finds block %d, which nobody has dumped, in %s", n, hits[i].Tier)
+		case !ready && must[i]:
+			c.wrong("lookup does not find block %d, which is durable: %v", n, hits[i].State)
+		}
+	}
+}
+
+// leased leases the blocks' prefix.
+func (c *client) leased(ns []int) *store.Lease {
+	ctx, cancel, most := c.within()
+	defer cancel()
+	var l *store.Lease
+	var err error
+	ttl := time.Duration(c.rng.Int64N(int64(2 * leaseMax)))
+	if c.rng.IntN(3) == 0 {
+		ttl /= 100
+	}
+	c.bounded(c.i, "LeasePrefix", most, func() { l, err = c.engine.Store().LeasePrefix(ctx, c.keysOf(ns), ttl) })
+	if !c.begun("lease", err) {
+		return nil
+	}
+	if l.Len() > 0 && ghost(ns[0]) {
+		c.wrong("block %d is leased, and nobody has dumped it", ns[0])
+	}
+	return l
+}
+
+// lease keeps a few leases; some of those are released, and some end by themselves.
+func (c *client) lease() {
+	if l := c.leased(c.draw()); l != nil {
+		c.leases = append(c.leases, l)
+	}
+	if len(c.leases) > 3 {
+		if c.rng.IntN(3) > 0 {
+			c.leases[0].Release()
+		}
+		c.leases = c.leases[1:]
+	}
+}
+
+func (c *client) prefetch() {
+	ctx, cancel, most := c.within()
+	defer cancel()
+	var t *store.PrefetchTask
+	var err error
+	c.bounded(c.i, "Prefetch", most, func() { t, err = c.engine.Store().Prefetch(ctx, c.keysOf(c.draw())) })
+	if !c.begun("prefetch", err) {
+		return
+	}
+	c.wait("prefetch", t.Wait, t.Cancel, t.Done())
+	for _, err := range t.Errs() {
+		c.explain("prefetched block", err)
+	}
+}
+
+// gate is something that a dump has to come after.
+type gate struct {
+	done chan struct{}
+	err  error
+}
+
+func (g *gate) Done() <-chan struct{} { return g.done }
+func (g *gate) Err() error            { return g.err }
+
+// after returns nothing, mostly, or what resolves soon, sometimes badly.
+func (c *client) after() []mem.Dependency {
+	if c.rng.IntN(8) > 0 {
+		return nil
+	}
+	g := &gate{done: make(chan struct{})}
+	if c.rng.IntN(4) == 0 {
+		g.err = errdefs.ErrBroken
+	}
+	time.AfterFunc(time.Duration(c.rng.IntN(10))*time.Millisecond, func() { close(g.done) })
+	return []mem.Dependency{g}
+}
+
+func (c *client) dump() {
+	var ns []int
+	for _, n := range c.draw() {
+		if !ghost(n) {
+			ns = append(ns, n)
+		}
+	}
+	refs := c.refs(ns)
+	for i, ref := range refs {
+		if !c.viewer.quiet(ref.Page) || !c.viewer.fill(ref.Page, ns[i]) {
+			return
+		}
+	}
+	o := store.DumpOptions{Layerwise: c.rng.IntN(3) == 0, After: c.after()}
+	ctx, cancel, most := c.within()
+	defer cancel()
+	var t *store.DumpTask
+	var err error
+	c.bounded(c.i, "Dump", most, func() { t, err = c.engine.Store().Dump(ctx, c.pages, refs, o) })
+	if !c.begun("dump", err) {
+		return
+	}
+	if o.Layerwise {
+		c.submitShards(t)
+	}
+	if c.rng.IntN(10) == 0 {
+		t.Cancel()
+	}
+	c.bounded(c.i, "SourceFree", most, func() { err = t.SourceFree(ctx) })
+	if err != nil { // ctx ended
+		if c.rng.IntN(2) == 0 {
+			t.Cancel()
+		}
+		c.bounded(c.i, "SourceFree", durableMax, func() { _ = t.SourceFree(context.Background()) })
+	}
+	for _, ref := range refs { // what is stored is what was there before
+		c.viewer.poison(ref.Page)
+	}
+	if c.dumps = append(c.dumps, dumped{t, ns}); len(c.dumps) > 3 {
+		c.settle()
+	}
+}
+
+// submitShards submits the shards in any order, now and then not the last.
+func (c *client) submitShards(t *store.DumpTask) {
+	all := c.rng.Perm(c.layout.Shards())
+	if c.rng.IntN(20) == 0 {
+		all = all[1:]
+	}
+	for _, shard := range all {
+		c.explain("submit shard", t.SubmitShard(context.Background(), shard, c.after()...))
+	}
+}
+
+// settle waits until the oldest dump is durable, and tells.
+func (c *client) settle() {
+	if len(c.dumps) == 0 {
+		return
+	}
+	d := c.dumps[0]
+	c.dumps = c.dumps[1:]
+	ctx, cancel, most := c.within()
+	defer cancel()
+	c.bounded(c.i, "Published", most, func() { _ = d.task.Published(ctx) })
+	c.bounded(c.i, "Durable", most, func() { _ = d.task.Durable(ctx) })
+	if c.rng.IntN(4) == 0 {
+		d.task.Cancel()
+	}
+	c.bounded(c.i, "Durable without a context", durableMax, func() { _ = d.task.Durable(context.Background()) })
+	var durable []int
+	for i, err := range d.task.Errs() {
+		c.explain("dumped block", err)
+		if err == nil {
+			durable = append(durable, d.ns[i])
+		}
+	}
+	c.tellDurable(durable)
+}

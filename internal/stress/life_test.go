@@ -1,0 +1,291 @@
+package stress
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/kvlane/kvlane"
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/internal/dirfs/faultfs"
+	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/internal/sys/hostmem"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/store"
+	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/tier"
+)
+
+// How lives end.
+const (
+	finish      = iota // when the clients have
+	closeStore         // by closing the store while they work, and then the rest
+	closeEngine        // by closing everything while they work
+	ways
+)
+
+// mainCall is the number of the call that the worker's own goroutine is in.
+const mainCall = clients
+
+// errVeto is why a file that may not be read or removed cannot be.
+var errVeto = errors.New("forbidden file")
+
+// life is an engine from its opening to its end.
+type life struct {
+	*worker
+	rng    *rand.Rand
+	engine *kvlane.Engine
+	plan   *fault.Plan // of the device
+	files  *fault.Plan
+	told   [2]atomic.Int64 // faults of the two that are counted
+	verify store.VerifyPolicy
+	how    int // it ends
+
+	memory []byte // of the clients' viewers: not the device's, which is closed while they work
+	region *mem.Region
+	pages  *store.Pages
+
+	ctx  context.Context // ends when clients are to begin nothing more
+	stop context.CancelFunc
+}
+
+// live opens an engine, strains it for a while, and closes it in one of several ways.
+func (w *worker) live(seed uint64) {
+	goroutines := runtime.NumGoroutine()
+	l := &life{worker: w, rng: rand.New(rand.NewPCG(seed, 1))}
+	l.how = l.rng.IntN(ways)
+	l.plan, l.files = l.deviceFaults(), l.fileFaults()
+	var err error
+	if l.memory, err = hostmem.Alloc(clients * l.blockBytes()); err != nil {
+		w.wrong("%v", err)
+		return
+	}
+	w.current.Store(l)
+	if l.open() {
+		l.ctx, l.stop = context.WithTimeout(w.ctx, time.Duration(200+l.rng.IntN(3000))*time.Millisecond)
+		l.strain()
+		l.stop()
+	}
+	if err := hostmem.Free(l.memory); err != nil {
+		w.wrong("%v", err)
+	}
+	w.current.Store(nil)
+	l.tellFaults()
+	w.clean(goroutines)
+}
+
+// tellFaults counts the faults since it was called last.
+func (l *life) tellFaults() {
+	for i, p := range []*fault.Plan{l.plan, l.files} {
+		n := int64(p.Injected())
+		l.tally.add([]string{"faults device", "faults file"}[i], n-l.told[i].Swap(n))
+	}
+}
+
+// deviceFaults draws how this engine's device fails.
+func (l *life) deviceFaults() *fault.Plan {
+	p := fault.New(l.rng.Uint64())
+	if !l.DeviceFaults {
+		return p
+	}
+	for _, op := range []string{sim.OpLaunch, sim.OpBatch, sim.OpCopy, sim.OpEntry} {
+		p.Add(fault.Rate(op, 0.002).Fail(nil))
+		p.Add(fault.Rate(op, 0.005).Delay(time.Duration(1+l.rng.IntN(20)) * time.Millisecond))
+	}
+	for _, op := range []string{sim.OpCallLaunch, sim.OpCallBatch, sim.OpRecord, sim.OpWait} {
+		p.Add(fault.Rate(op, 0.002).Fail(nil))
+	}
+	for _, op := range []string{sim.OpAlloc, sim.OpAllocHost, sim.OpOpen} {
+		p.Add(fault.Rate(op, 0.05).Fail(errdefs.ErrNoMemory))
+	}
+	if l.Leafy && l.rng.IntN(2) == 0 { // what kernels sum is found
+		p.Add(fault.Rate(sim.OpLaunch, 0.003).Corrupt())
+	} else if l.rng.IntN(3) == 0 {
+		l.verify = store.VerifyFill
+	}
+	return p
+}
+
+// fileFaults draws how this engine's files fail. Where nothing durable may be lost, no byte is changed.
+func (l *life) fileFaults() *fault.Plan {
+	p := fault.New(l.rng.Uint64())
+	if !l.FileFaults {
+		return p
+	}
+	for _, op := range []string{"open", "stat", "readdir", "rename", "remove", "settime", "read", "write", "fstat", "mkdir", "close"} {
+		p.Add(fault.Rate(op, 0.002).Fail(syscall.EIO))
+		p.Add(fault.Rate(op, 0.001).Delay(time.Duration(5+l.rng.IntN(200)) * time.Millisecond))
+	}
+	p.Add(fault.Rate("write", 0.005).Partial(syscall.ENOSPC))
+	p.Add(fault.Rate("read", 0.005).Partial(nil))
+	if l.Corrupt {
+		p.Add(fault.Rate("sync", 0.002).Fail(syscall.EIO))
+		p.Add(fault.Rate("read", 0.003).Corrupt())
+		p.Add(fault.Rate("write", 0.003).Corrupt())
+	}
+	return p
+}
+
+// veto makes a few files unreadable, a few unremovable, and the disk full for a quarter of a second now and then.
+func (l *life) veto() faultfs.Veto {
+	unreadable, unremovable, full := l.rng.IntN(256), l.rng.IntN(256), l.rng.Int64N(16)
+	ends := func(path string, b int) bool {
+		const digits = "0123456789abcdef"
+		return strings.HasSuffix(path, string([]byte{digits[b>>4], digits[b&15]}))
+	}
+	return func(op, path string) error {
+		switch {
+		case op == "read" && ends(path, unreadable), op == "remove" && ends(path, unremovable):
+			l.tally.add("faults veto", 1)
+			return errVeto
+		case op == "write" && time.Now().UnixMilli()/250%16 == full:
+			l.tally.add("faults disk full", 1)
+			return syscall.ENOSPC
+		}
+		return nil
+	}
+}
+
+// open opens the engine and its pages. It may fail, by a fault, and then leaves nothing.
+func (l *life) open() bool {
+	files := faultfs.New(dirfs.OS(), l.files, nil)
+	if l.FileFaults {
+		files.Forbid(l.veto())
+	}
+	paths := []stream.Path{
+		stream.PathNone, stream.PathNone, stream.PathCopyEngine, stream.PathCopyEngineBatch, stream.PathKernel, stream.PathKernelBulk,
+		stream.PathStaged, stream.PathResident,
+	}
+	c := kvlane.Config{
+		Device: kvlane.DeviceConfig{Driver: kvlane.Sim, Sim: sim.Options{Faults: l.plan, QuarantineBytes: 1 << 20}},
+		Stream: kvlane.StreamConfig{
+			Path: paths[l.rng.IntN(len(paths))], Calibration: kvlane.CalibrateNever, ProfileDir: l.Dirs[0] + "-profiles", StagingBytes: 1 << 20,
+		},
+		Identity: l.id, Layout: l.layout,
+		Store: kvlane.StoreConfig{
+			CacheBytes: slots * l.layout.ImageBytes(), Dirs: l.Dirs, FileBytes: l.Bytes, Fsync: l.Fsync, FS: files,
+			LeaseMax: leaseMax, WaitMax: waitMax, Readers: 4, Writers: 3,
+		},
+	}
+	c.Store.Verify = []store.VerifyPolicy{l.verify, store.VerifyAlways}[l.rng.IntN(2)]
+	ctx, cancel := context.WithTimeout(context.Background(), grace)
+	defer cancel()
+	var err error
+	l.bounded(mainCall, "Open", grace, func() { l.engine, err = kvlane.Open(ctx, c) })
+	if err != nil {
+		l.explain("open", err)
+		return false
+	}
+	for {
+		l.region, err = l.engine.Device().Alloc(clients*pagesEach*l.blockBytes(), device.AllocOptions{})
+		if err == nil {
+			break
+		}
+		l.explain("open", err)
+	}
+	l.layPages()
+	return true
+}
+
+func (l *life) layPages() {
+	l.pages = &store.Pages{Shards: make([][]mem.Plane, l.layout.Shards())}
+	for i := range l.layout.Shards() * l.planes {
+		shard, within := i/l.planes, int64(i%l.planes)
+		l.pages.Shards[shard] = append(l.pages.Shards[shard], mem.Plane{
+			Region: l.region, Base: int64(i) * clients * pagesEach * l.bytes, Stride: l.bytes, Bytes: l.bytes,
+			SlotOff: l.layout.ShardOff(shard) + within*l.bytes,
+		})
+	}
+}
+
+// strain lets the clients work, and closes the engine.
+func (l *life) strain() {
+	var wg sync.WaitGroup
+	for i := range clients {
+		seed := l.rng.Uint64()
+		wg.Go(func() { newClient(l, i, seed).run() })
+	}
+	<-l.ctx.Done()
+	switch l.how {
+	case closeStore:
+		l.closeAll("Store.Close", l.engine.Store().Close)
+	case closeEngine:
+		l.closeAll("Engine.Close", l.engine.Close)
+	}
+	l.bounded(mainCall, "clients' end", durableMax*4, wg.Wait)
+	if l.how != closeEngine {
+		if err := l.engine.Device().Free(l.region); err != nil {
+			l.wrong("free pages: %v", err)
+		}
+		l.closeAll("Engine.Close", l.engine.Close)
+	}
+	l.atRest()
+	if err := l.engine.Close(context.Background()); err != nil {
+		l.wrong("close a closed engine: %v", err)
+	}
+}
+
+// closeAll closes by several goroutines at once, of which some have little time, until it is closed.
+func (l *life) closeAll(what string, closeIt func(context.Context) error) {
+	for try := 0; ; try++ {
+		errs := make([]error, 1+l.rng.IntN(4))
+		l.bounded(mainCall, what, 4*waitMax, func() {
+			var wg sync.WaitGroup
+			for i := range errs {
+				most := time.Duration(1+l.rng.IntN(200)) * time.Millisecond
+				if i == 0 || try > 0 {
+					most = 4 * waitMax
+				}
+				wg.Go(func() {
+					ctx, cancel := context.WithTimeout(context.Background(), most)
+					defer cancel()
+					errs[i] = closeIt(ctx)
+				})
+			}
+			wg.Wait()
+		})
+		for _, err := range errs {
+			l.explain(what, err)
+		}
+		switch {
+		case errors.Join(errs...) == nil:
+			return
+		case try == 8:
+			l.wrong("%s does not end: %v", what, errors.Join(errs...))
+			return
+		}
+	}
+}
+
+// atRest checks the counts of what is closed.
+func (l *life) atRest() {
+	s := l.engine.Store().Stats()
+	if s.Running != 0 || s.LeasesLive != 0 || s.Backlog != 0 {
+		l.wrong("closed, and %d tasks run, %d leases live, %d writes wait", s.Running, s.LeasesLive, s.Backlog)
+	}
+	for _, t := range l.engine.Tiers() {
+		if st, ok := t.(tier.Statter); ok && (st.Stats().Retained != 0 || st.Stats().Waiting != 0) {
+			l.wrong("closed, and tier %s has %d pins, %d Puts wait", t.Name(), st.Stats().Retained, st.Stats().Waiting)
+		}
+		if st, ok := t.(tier.Statter); ok && t.Name() == "file" {
+			l.tally.add("blocks evicted", st.Stats().Evictions)
+			l.tally.add("blocks found wrong", st.Stats().Corrupt+st.Stats().Replaced)
+		}
+	}
+	l.tally.add("blocks refilled", s.Refills)
+	l.tally.add("blocks copied again", s.BadCopies)
+	l.tally.add("streams reopened", s.StreamsReopened)
+	l.tally.add("streams paths given up", s.PathsGivenUp)
+	for _, p := range append(s.LoadPaths, s.DumpPaths...) {
+		l.tally.add("batches "+p.Path.String(), p.Batches)
+	}
+}

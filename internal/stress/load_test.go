@@ -1,0 +1,251 @@
+package stress
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/store"
+)
+
+// load loads blocks, and looks at every byte of those that are said to be there, and at pages said to be as they were.
+func (c *client) load() {
+	ns := c.draw()
+	refs := c.refs(ns)
+	must := make([]bool, len(ns))
+	for i, ref := range refs {
+		if !c.viewer.quiet(ref.Page) || c.rng.IntN(2) == 0 && !c.viewer.poison(ref.Page) {
+			return
+		}
+		must[i] = c.mustBe(ns[i])
+	}
+	var under *store.Lease
+	if c.rng.IntN(3) == 0 {
+		if under = c.leased(ns); under != nil {
+			defer under.Release()
+			if under.Len() < len(ns) {
+				under = nil
+			}
+		}
+	}
+	o := store.LoadOptions{Layerwise: c.rng.IntN(2) == 0}
+	ctx, cancel, most := c.within()
+	defer cancel()
+	var t *store.LoadTask
+	var err error
+	c.bounded(c.i, "Load", most, func() { t, err = c.engine.Store().Load(ctx, under, c.pages, refs, o) })
+	if !c.begun("load", err) {
+		return
+	}
+	if under != nil && c.rng.IntN(2) == 0 {
+		under.Release()
+	}
+	handed := make([]int, len(ns))
+	if o.Layerwise {
+		c.waitShards(t, refs, ns, handed)
+	}
+	c.wait("load", t.Wait, t.Cancel, t.Done())
+	for i, err := range t.Errs() {
+		c.loaded(refs[i].Page, ns[i], handed[i], err)
+		if must[i] && reason(err) == "not found" {
+			c.wrong("load does not find block %d, which is durable: %v", ns[i], err)
+		}
+	}
+}
+
+// waitShards looks at each shard when it is handed out, while later ones are on their way. handed[i] becomes how many those
+// are that block i has got.
+func (c *client) waitShards(t *store.LoadTask, refs []store.Ref, ns, handed []int) {
+	for shard := range c.layout.Shards() {
+		ctx, cancel, most := c.within()
+		var err error
+		c.bounded(c.i, "WaitShard", most, func() { err = t.WaitShard(ctx, shard) })
+		late := ctx.Err() != nil
+		cancel()
+		if late {
+			return // err may be that of the context alone
+		}
+		failed := make(map[block.Key]bool)
+		failures(err, failed)
+		for i, ref := range refs {
+			if failed[ref.Key] || handed[i] < shard {
+				continue
+			}
+			handed[i] = shard + 1
+			if ghost(ns[i]) {
+				c.wrong("shard %d of block %d is handed out, and nobody has dumped it", shard, ns[i])
+			}
+			c.viewer.check(ref.Page, ns[i], shard, shard+1)
+		}
+	}
+}
+
+// failures adds the blocks of all the BlockErrors that err joins.
+func failures(err error, into map[block.Key]bool) {
+	if joined, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // this walks the tree itself
+		for _, e := range joined.Unwrap() {
+			failures(e, into)
+		}
+		return
+	}
+	if be := (*store.BlockError)(nil); errors.As(err, &be) {
+		into[be.Key] = true
+	}
+}
+
+// loaded looks at a page after the load of block n has ended so.
+func (c *client) loaded(page uint32, n, handed int, err error) {
+	c.explain("loaded block", err)
+	be := (*store.BlockError)(nil)
+	switch {
+	case err == nil && ghost(n):
+		c.wrong("block %d is loaded, and nobody has dumped it", n)
+	case err == nil:
+		c.tally.add("blocks loaded", 1)
+		c.viewer.poisoned[page] = false
+		c.viewer.check(page, n, 0, c.layout.Shards())
+	case errors.As(err, &be) && !be.Undefined:
+		c.viewer.quiet(page)
+	default:
+		c.viewer.poisoned[page] = false
+		c.viewer.check(page, n, 0, handed)
+	}
+}
+
+// viewer writes and reads a client's pages, by a queue of its own, whose faults it survives.
+type viewer struct {
+	*life
+	i        int
+	queue    device.Queue
+	memory   []byte // a part of the life's
+	stage    *mem.Region
+	want     []byte
+	poisoned map[uint32]bool
+}
+
+func newViewer(l *life, i int) viewer {
+	n := l.blockBytes()
+	return viewer{life: l, i: i, memory: l.memory[int64(i)*n:][:n:n], want: make([]byte, n), poisoned: make(map[uint32]bool)}
+}
+
+// move copies the stage to the page, or the page to the stage. It reports false where the device is closed.
+func (v *viewer) move(page uint32, toDevice bool) bool {
+	for {
+		err := v.tryMove(page, toDevice)
+		if err == nil {
+			return true
+		}
+		if v.queue != nil {
+			ctx, cancel := context.WithTimeout(context.Background(), grace)
+			err = errors.Join(err, v.queue.Close(ctx))
+			cancel()
+			v.queue = nil
+		}
+		if errors.Is(err, errdefs.ErrClosed) || v.how == closeEngine && v.ctx.Err() != nil {
+			return false
+		}
+		v.explain("page", err)
+	}
+}
+
+func (v *viewer) tryMove(page uint32, toDevice bool) (err error) {
+	dev := v.engine.Device()
+	if v.stage == nil {
+		if v.stage, err = dev.RegisterHost(v.memory); err != nil {
+			return err
+		}
+	}
+	if v.queue == nil {
+		if v.queue, err = dev.OpenQueue(device.QueueOptions{}); err != nil {
+			return err
+		}
+	}
+	off := int64(0)
+	for _, planes := range v.pages.Shards {
+		for i := range planes {
+			dst, src := planes[i].Page(page), mem.Extent{Region: v.stage, Off: off, Len: v.bytes}
+			if !toDevice {
+				dst, src = src, dst
+			}
+			if err := v.queue.Copy(dst, src); err != nil {
+				return err
+			}
+			off += v.bytes
+		}
+	}
+	ev, err := v.queue.Record()
+	if err != nil {
+		return err
+	}
+	defer ev.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), grace)
+	defer cancel()
+	return ev.Wait(ctx)
+}
+
+// fill writes block n to the page.
+func (v *viewer) fill(page uint32, n int) bool {
+	v.put(v.memory, n)
+	v.poisoned[page] = false
+	return v.move(page, true)
+}
+
+// poison makes the page one that nobody is to write.
+func (v *viewer) poison(page uint32) bool {
+	for i := range v.memory {
+		v.memory[i] = 0xee
+	}
+	v.poisoned[page] = v.move(page, true)
+	return v.poisoned[page]
+}
+
+// quiet checks that a poisoned page is still as it was. It reports false where the device is closed.
+func (v *viewer) quiet(page uint32) bool {
+	if !v.poisoned[page] {
+		return true
+	}
+	if !v.move(page, false) {
+		return false
+	}
+	for i, b := range v.memory {
+		if b != 0xee {
+			v.wrong("page %d is written to, byte %d is %#x, and nobody may", page, i, b)
+			v.poisoned[page] = false
+			break
+		}
+	}
+	v.tally.add("pages found untouched", 1)
+	return true
+}
+
+// check compares shards first to end of the page with those of block n.
+func (v *viewer) check(page uint32, n, first, end int) {
+	if first == end || !v.move(page, false) {
+		return
+	}
+	v.put(v.want, n)
+	v.tally.add("bytes checked", int64(end-first)*int64(v.planes)*v.bytes)
+	shard := v.planes * int(v.bytes)
+	for i := first * shard; i < end*shard; i++ {
+		if v.memory[i] != v.want[i] {
+			v.wrong("page %d does not hold block %d: byte %d is %#x, not %#x", page, n, i, v.memory[i], v.want[i])
+			return
+		}
+	}
+}
+
+// close gives back what the viewer has, as far as the device is still there to take it.
+func (v *viewer) close() {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	if v.queue != nil {
+		_ = v.queue.Close(ctx)
+	}
+	if v.stage != nil {
+		_ = v.engine.Device().Free(v.stage)
+	}
+}

@@ -1,0 +1,241 @@
+package stress
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/kvlane/kvlane/internal/sys/hostmem"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/tier/file"
+)
+
+// mischief harms a round's directories while workers use them: the files of victims, and what belongs to nobody. It also
+// collects and verifies, as other programs would.
+type mischief struct {
+	*round
+	rng    *rand.Rand
+	canary string // what links lead to, and nobody may change
+}
+
+const canaryText = "nobody may change this"
+
+func newMischief(r *round) *mischief {
+	m := &mischief{round: r, rng: rand.New(rand.NewPCG(r.rng.Uint64(), 3)), canary: filepath.Join(r.TempDir(), "canary")}
+	if err := os.WriteFile(m.canary, []byte(canaryText), 0o600); err != nil {
+		r.Fatal(err)
+	}
+	return m
+}
+
+// one waits a little and does one thing.
+func (m *mischief) one() {
+	time.Sleep(time.Duration(5+m.rng.IntN(60)) * time.Millisecond)
+	dir := m.Dirs[m.rng.IntN(len(m.Dirs))]
+	if _, err := os.Stat(filepath.Join(dir, "kvlane.json")); err != nil {
+		return // no worker has made the directory yet
+	}
+	name := filepath.Join(dir, m.victim())
+	var what string
+	switch x := m.rng.IntN(100); {
+	case x < 50:
+		what = m.harm(name)
+	case x < 80:
+		what = m.replace(name)
+	case x < 85:
+		what = "tmp removed"
+		_ = os.RemoveAll(filepath.Join(dir, "tmp"))
+	case x < 90:
+		what = "foreign file"
+		_ = os.WriteFile(filepath.Join(dir, fmt.Sprintf("foreign-%d", m.rng.IntN(4))), []byte("x"), 0o600)
+	case x < 95:
+		what = "gc"
+		m.collect(dir)
+	default:
+		what = "verify"
+		m.verify(dir)
+	}
+	if what != "" {
+		m.tally.add("harm "+what, 1)
+	}
+}
+
+// victim returns the file of a block that may be harmed, within a directory.
+func (m *mischief) victim() string {
+	for {
+		n := m.rng.IntN(keySpace)
+		if m.rng.IntN(2) == 0 {
+			n %= 2 * slots
+		}
+		if victim(n) {
+			s := m.keys[n].String()
+			return filepath.Join(s[:2], s)
+		}
+	}
+}
+
+// harm changes a byte of a file, or cuts it, if it is there.
+func (m *mischief) harm(name string) string {
+	f, err := os.OpenFile(name, os.O_RDWR|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	off := m.rng.Int64N(m.layout.ImageBytes())
+	if m.rng.IntN(4) == 0 {
+		_ = f.Truncate(off)
+		return "file cut"
+	}
+	b := make([]byte, 1)
+	if _, err := f.ReadAt(b, off); err != nil {
+		return ""
+	}
+	b[0] ^= 1 << m.rng.IntN(8)
+	_, _ = f.WriteAt(b, off)
+	return "bit flipped"
+}
+
+// replace puts something else in the place of a file, or nothing.
+func (m *mischief) replace(name string) string {
+	if os.RemoveAll(name) != nil {
+		return ""
+	}
+	switch m.rng.IntN(5) {
+	case 0:
+		_ = syscall.Mkfifo(name, 0o600)
+		return "FIFO"
+	case 1:
+		_ = os.Symlink(m.canary, name)
+		return "link"
+	case 2:
+		_ = os.MkdirAll(filepath.Join(name, "within"), 0o700)
+		return "folder"
+	case 3:
+		_ = os.WriteFile(name, make([]byte, m.layout.ImageBytes()), 0o600)
+		return "zeroes"
+	}
+	return "removed"
+}
+
+func (m *mischief) collect(dir string) {
+	target := int64(everything)
+	if m.Bytes > 0 {
+		target = m.Bytes / int64(len(m.Dirs)) / 2
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), grace)
+	defer cancel()
+	if _, err := file.GC(ctx, dir, target); err != nil {
+		m.tally.add("harm gc told of an error", 1)
+		if ctx.Err() != nil {
+			m.Errorf("gc: %v", err)
+		}
+	}
+}
+
+// verify looks at every block while others write. Only victims may be damaged where nobody else is harmed.
+func (m *mischief) verify(dir string) {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*grace)
+	defer cancel()
+	began := time.Now()
+	rep, err := file.Verify(ctx, dir, nil)
+	m.tally.waited("Verify", time.Since(began))
+	if err != nil {
+		m.Errorf("verify: %v", err)
+	}
+	m.findings(rep)
+}
+
+func (m *mischief) findings(rep file.Report) {
+	for _, f := range rep.Findings {
+		m.tally.add("findings "+string(f.Problem), 1)
+		n, ok := m.nameOf(f.Path)
+		if f.Problem == file.Damaged && !m.Corrupt && !(ok && victim(n)) {
+			m.Errorf("verify: nobody has harmed %+v, block %d", f, n)
+		}
+	}
+}
+
+func (m *mischief) nameOf(path string) (int, bool) {
+	for n, k := range m.keys {
+		if k.String() == filepath.Base(path) {
+			return n, true
+		}
+	}
+	return 0, false
+}
+
+// check looks at the directories when no process uses them any more.
+func (r *round) check(m *mischief) {
+	for _, dir := range r.Dirs {
+		if _, err := file.GC(r.Context(), dir, everything); err != nil { // sweeps what the killed have left
+			r.tally.add("harm gc told of an error", 1)
+		}
+		rep, err := file.Verify(r.Context(), dir, nil)
+		if err != nil {
+			r.Errorf("verify at the end: %v", err)
+		}
+		m.findings(rep)
+		for _, f := range rep.Findings {
+			if f.Problem == file.Leftover {
+				r.Errorf("left behind: %+v", f)
+			}
+		}
+		if rep.LiveSessions != 0 {
+			r.Errorf("%d sessions live on", rep.LiveSessions)
+		}
+	}
+	if text, err := os.ReadFile(m.canary); err != nil || string(text) != canaryText {
+		r.Errorf("a link was followed: %q, %v", text, err)
+	}
+	r.checkBlocks()
+}
+
+// checkBlocks reads every block, as a tier does: what is there is right, and what was durable is there.
+func (r *round) checkBlocks() {
+	ctx := r.Context()
+	t, err := file.Open(ctx, file.Config{Dirs: r.Dirs, Format: r.format(), ReadOnly: true})
+	if err != nil {
+		r.Error(err)
+		return
+	}
+	defer t.Close(ctx)
+	b, err := hostmem.Alloc(r.layout.ImageBytes())
+	if err != nil {
+		r.Error(err)
+		return
+	}
+	defer hostmem.Free(b) //nolint:errcheck // testkit finds what is not freed
+	region, err := hostmem.Region(b)
+	if err != nil {
+		r.Error(err)
+		return
+	}
+	want, got := make([]byte, r.blockBytes()), make([]byte, 0, r.blockBytes())
+	for n, key := range r.keys {
+		err := t.Get(ctx, key, mem.All(region))
+		switch {
+		case err == nil && ghost(n):
+			r.Errorf("block %d is there, and nobody has dumped it", n)
+		case err == nil:
+			got = got[:0]
+			for i := range r.layout.Shards() {
+				got = append(got, b[r.layout.ShardOff(i):][:r.layout.ShardBytes(i)]...)
+			}
+			if r.put(want, n); string(got) != string(want) {
+				r.Errorf("block %d has wrong bytes and the checksums of these", n)
+			}
+			r.tally.add("blocks stored and checked", 1)
+		case r.durable[n] && r.Bytes == 0 && !victim(n):
+			r.Errorf("block %d was durable: %v", n, err)
+		case r.durable[n]:
+			r.tally.add("blocks durable, then harmed or evicted", 1)
+		}
+		if err == nil && r.durable[n] {
+			r.tally.add("blocks durable and checked", 1)
+		}
+	}
+}

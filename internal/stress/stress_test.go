@@ -1,0 +1,224 @@
+package stress
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/internal/testkit"
+	"github.com/kvlane/kvlane/tier/file"
+)
+
+var (
+	length = flag.Duration("stress", 4*time.Second, "how long TestStress runs")
+	start  = flag.Uint64("seed", 0, "what TestStress draws everything from; 0: the time")
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// round is a while during which some workers share directories; then these are looked at.
+type round struct {
+	*testing.T
+	setup
+	*shape
+	rng   *rand.Rand // of the test's own goroutine
+	tally *tally
+	until time.Time
+	dead  context.Context // ends when a worker has found something wrong: then all end
+
+	mu      sync.Mutex
+	durable map[int]bool // guarded by mu
+}
+
+// TestStress runs rounds of two workers each. What they tell, and what it finds afterwards, must be right.
+func TestStress(t *testing.T) {
+	seed := *start
+	if seed == 0 {
+		seed = uint64(time.Now().UnixNano())
+	}
+	t.Logf("-seed %d -stress %v", seed, *length)
+	rng := rand.New(rand.NewPCG(seed, 0))
+	all, end := newTally(), time.Now().Add(*length)
+	each := max(time.Second, min(*length/4, 8*time.Second))
+	for n := 0; (n == 0 || time.Until(end) > each/2) && !t.Failed(); n++ {
+		r := &round{T: t, rng: rand.New(rand.NewPCG(rng.Uint64(), 1)), tally: all, until: time.Now().Add(each), durable: make(map[int]bool)}
+		r.draw(n)
+		r.run()
+		all.add("rounds all", 1)
+	}
+	t.Logf("%v", all)
+	for _, must := range []string{"blocks loaded", "blocks durable", "blocks durable and checked"} {
+		if all.Count[must] == 0 {
+			t.Errorf("%s: none, which shows nothing", must)
+		}
+	}
+}
+
+// draw makes the round's setup. Every other round has a tier without a bound, from which nothing durable may go.
+func (r *round) draw(n int) {
+	r.setup = setup{
+		Seed: r.rng.Uint64(), Dirs: []string{r.TempDir()}, Leafy: r.rng.IntN(4) > 0, Fsync: file.FsyncPolicy(r.rng.IntN(2)),
+		DeviceFaults: true, FileFaults: n%4 != 0,
+	}
+	if r.rng.IntN(2) == 0 {
+		r.Dirs = append(r.Dirs, r.TempDir())
+	}
+	var err error
+	if r.shape, err = r.setup.shape(); err != nil {
+		r.Fatal(err)
+	}
+	if n%2 == 1 {
+		r.Bytes, r.Corrupt = keySpace/4*r.layout.ImageBytes(), true
+	}
+}
+
+func (r *round) run() {
+	r.Helper()
+	var cancel context.CancelFunc
+	r.dead, cancel = context.WithCancel(context.WithoutCancel(r.Context()))
+	defer cancel()
+	var wg sync.WaitGroup
+	for range 2 {
+		rng := rand.New(rand.NewPCG(r.rng.Uint64(), 2))
+		wg.Go(func() {
+			for r.dead.Err() == nil && time.Now().Before(r.until) {
+				r.worker(rng, cancel)
+			}
+		})
+	}
+	m := newMischief(r)
+	wg.Go(func() {
+		for r.dead.Err() == nil && time.Now().Before(r.until) {
+			m.one()
+		}
+	})
+	wg.Wait()
+	if !r.Failed() {
+		r.check(m)
+	}
+	if r.Failed() {
+		r.Logf("the round's setup: %+v", r.setup)
+	}
+}
+
+// worker runs a worker until it is killed, or told to end, and reads what it tells.
+func (r *round) worker(rng *rand.Rand, failed func()) {
+	s := r.setup
+	s.Seed = rng.Uint64()
+	text, err := json.Marshal(&s)
+	if err != nil {
+		r.Error(err)
+		return
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		r.Error(err)
+		return
+	}
+	cmd := exec.CommandContext(r.dead, exe, "-test.run", "^TestWorker$", "-test.timeout", "1h")
+	cmd.Env = append(os.Environ(), workerEnv+"="+string(text))
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		r.Error(err)
+		return
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		r.Error(err)
+		return
+	}
+	if err := cmd.Start(); err != nil {
+		r.Error(err)
+		return
+	}
+	moment := time.Now().Add(time.Duration(100+rng.IntN(4000)) * time.Millisecond)
+	kill := rng.IntN(3) > 0 && moment.Before(r.until)
+	timer := time.AfterFunc(time.Until(moment), func() {
+		if kill {
+			_ = cmd.Process.Kill() // it may have died
+		} else {
+			_ = in.Close()
+		}
+	})
+	defer timer.Stop()
+	rest := r.read(out, failed)
+	err = cmd.Wait()
+	killed := false
+	if ee := (*exec.ExitError)(nil); errors.As(err, &ee) {
+		st, ok := ee.Sys().(syscall.WaitStatus)
+		killed = ok && st.Signal() == syscall.SIGKILL
+	}
+	switch {
+	case kill && killed:
+		r.tally.add("workers killed", 1)
+	case err == nil:
+		r.tally.add("workers ended", 1)
+	case killed && r.dead.Err() != nil: // another, or it itself, has told of what is wrong
+	default:
+		failed()
+		r.Errorf("a worker with seed %d: %v\n%s\n%s", s.Seed, err, rest, clip(stderr.String()))
+	}
+}
+
+// clip leaves out the middle of a long text.
+func clip(s string) string {
+	const most = 60_000
+	if len(s) <= most {
+		return s
+	}
+	return s[:most/2] + "\n...\n" + s[len(s)-most/2:]
+}
+
+// read takes in what a worker tells, and returns what else it says.
+func (r *round) read(out io.Reader, failed func()) string {
+	var last tally
+	var rest strings.Builder
+	lines := bufio.NewReader(out)
+	for {
+		line, err := lines.ReadString('\n')
+		if err != nil { // what a killed worker has not finished counts for nothing
+			break
+		}
+		line = line[:len(line)-1]
+		if words, ok := strings.CutPrefix(line, lineDurable); ok {
+			r.mu.Lock()
+			for word := range strings.FieldsSeq(words) {
+				n, err := strconv.Atoi(word)
+				if err != nil {
+					r.Error(err)
+				}
+				r.durable[n] = true
+			}
+			r.mu.Unlock()
+		} else if text, ok := strings.CutPrefix(line, lineTally); ok {
+			last = tally{}
+			if err := json.Unmarshal([]byte(text), &last); err != nil {
+				r.Error(err)
+			}
+		} else if text, ok := strings.CutPrefix(line, lineWrong); ok {
+			what, err := strconv.Unquote(text)
+			if r.dead.Err() == nil {
+				r.Errorf("wrong: %s (%v)", what, err)
+			}
+			failed()
+		} else {
+			rest.WriteString(line + "\n")
+		}
+	}
+	r.tally.merge(&last)
+	return rest.String()
+}

@@ -1,0 +1,187 @@
+package stress
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/internal/leak"
+)
+
+// workerEnv holds the setup of a worker; it is what makes this process one.
+const workerEnv = "KVLANE_STRESS_WORKER"
+
+// What begins the lines that workers write, and the numbers of durable blocks, a JSON tally or words behind it.
+const (
+	lineDurable = "stress durable "
+	lineTally   = "stress tally "
+	lineWrong   = "stress wrong "
+)
+
+// worker is a process that opens engines, one after the other, and strains them.
+type worker struct {
+	setup
+	*shape
+	tally *tally
+	ctx   context.Context // ends when the parent asks for an orderly end
+
+	durable [keySpace]atomic.Bool // by this process
+	current atomic.Pointer[life]
+	calls   [clients + 1]atomic.Pointer[call]
+
+	mu  sync.Mutex
+	out io.Writer
+}
+
+// call is a wait that has not ended.
+type call struct {
+	what string
+	from time.Time
+	most time.Duration
+}
+
+// TestWorker is a worker where TestStress has started this process, and else nothing.
+func TestWorker(t *testing.T) {
+	text := os.Getenv(workerEnv)
+	if text == "" {
+		return
+	}
+	w := &worker{tally: newTally(), out: os.Stdout}
+	if err := json.Unmarshal([]byte(text), &w.setup); err != nil {
+		t.Fatal(err)
+	}
+	var err error
+	if w.shape, err = w.setup.shape(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
+	w.ctx = ctx
+	over := make(chan struct{})
+	var watchers sync.WaitGroup
+	watchers.Go(func() { // the parent ends it by closing its standard input, or by its own death
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		stop()
+	})
+	watchers.Go(func() { w.watch(over) })
+	rng := rand.New(rand.NewPCG(w.Seed, 0))
+	for n := 0; ctx.Err() == nil; n++ {
+		w.live(rng.Uint64())
+		w.tally.add("engines lived", 1)
+	}
+	close(over)
+	watchers.Wait()
+	w.sendTally()
+}
+
+// watch ends the process, with what every goroutine does, when a call takes too long; and sends tallies, of which the last
+// stays when the process is killed.
+func (w *worker) watch(over <-chan struct{}) {
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-over:
+			return
+		}
+		for i := range w.calls {
+			if c := w.calls[i].Load(); c != nil && time.Since(c.from) > c.most {
+				w.wrong("%s has taken more than %v", c.what, c.most)
+				debug.SetTraceback("all")
+				panic("a wait has no end")
+			}
+		}
+		w.sendTally()
+	}
+}
+
+// bounded runs f, which must not take longer than most, in client i.
+func (w *worker) bounded(i int, what string, most time.Duration, f func()) {
+	c := &call{what, time.Now(), most + grace}
+	w.calls[i].Store(c)
+	f()
+	w.calls[i].Store(nil)
+	w.tally.waited(what, time.Since(c.from))
+}
+
+func (w *worker) sendTally() {
+	if l := w.current.Load(); l != nil {
+		l.tellFaults()
+	}
+	w.tally.mu.Lock()
+	text, err := json.Marshal(w.tally)
+	w.tally.mu.Unlock()
+	if err != nil {
+		panic(err)
+	}
+	w.say(lineTally + string(text))
+}
+
+// say writes a line in one piece, which is what a kill leaves of it: lines are shorter than what pipes take in one.
+func (w *worker) say(line string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if _, err := io.WriteString(w.out, line+"\n"); err != nil {
+		panic(err) // the parent is gone
+	}
+}
+
+// wrong tells of what must not be. The worker goes on.
+func (w *worker) wrong(format string, args ...any) {
+	w.say(lineWrong + strconv.Quote(fmt.Sprintf(format, args...)))
+}
+
+// tellDurable says that blocks are durable, for the parent to check.
+func (w *worker) tellDurable(ns []int) {
+	if len(ns) == 0 {
+		return
+	}
+	words := make([]string, len(ns))
+	for i, n := range ns {
+		words[i] = strconv.Itoa(n)
+		w.durable[n].Store(true)
+	}
+	w.tally.add("blocks durable", int64(len(ns)))
+	w.say(lineDurable + strings.Join(words, " "))
+}
+
+// explain counts why something failed, and says so where nothing explains it.
+func (w *worker) explain(what string, err error) {
+	if err == nil {
+		return
+	}
+	name := reason(err)
+	if name == "" {
+		w.wrong("%s: %v", what, err)
+		return
+	}
+	w.tally.add("failed "+what+" "+name, 1)
+}
+
+// clean says what an engine has left behind that is closed, given the goroutines before it was opened.
+func (w *worker) clean(goroutines int) {
+	if left := leak.Live(); len(left) > 0 {
+		w.wrong("a closed engine has left %v", left)
+	}
+	// Goroutines end a little after whoever waited for them has been told.
+	deadline := time.Now().Add(grace)
+	for runtime.NumGoroutine() > goroutines {
+		if time.Now().After(deadline) {
+			buf := make([]byte, 1<<20)
+			w.wrong("%d goroutines, %d before the engine was opened:\n%s", runtime.NumGoroutine(), goroutines, buf[:runtime.Stack(buf, true)])
+			return
+		}
+		time.Sleep(time.Millisecond)
+	}
+}

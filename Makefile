@@ -7,6 +7,10 @@ LINT := $(BIN)/golangci-lint
 # How many inputs each fuzz target gets.
 FUZZTIME ?= 50000x
 
+# How long the stress program runs, and what it draws from: 0 is the time of day, which it prints.
+TIME ?= 60s
+SEED ?= 0
+
 # What has tests that need an RDMA device: all of a package's, or those of Verbs. And the virtual machine that has two.
 VERBS := ./internal/sys/ibverbs ./rdma/ibv
 ATOP  := ./stream/nic .
@@ -20,7 +24,7 @@ GUEST := KVLANE_REQUIRE=verbs $(GO) test -count 1 -p 1 -timeout 120s -exec
 export CGO_ENABLED = 0
 
 .DEFAULT_GOAL := help
-.PHONY: build demo test verbs mutants nonic lint race generate drift fuzz bench crash hardware-kit hardware clean help
+.PHONY: build demo test verbs mutants nonic lint race generate drift fuzz bench crash stress hardware-kit hardware clean help
 
 build: ## build the one binary, bin/kvlane
 	$(GO) build -trimpath -o $(BIN)/kvlane ./cmd/kvlane
@@ -78,6 +82,9 @@ fuzz: ## give every fuzz target FUZZTIME inputs
 
 crash: ## kill replays at random moments and check what they left; `make test` does it too, this one tells of it
 	$(GO) test -count=1 -v -run 'Killed|Interrupted' ./cmd/kvlane
+
+stress: ## strain everything at once for TIME: processes, faults, kills, damage
+	$(GO) test -count=1 -v -timeout 60m -run Stress ./internal/stress -stress $(TIME) -seed $(SEED)
 
 bench: ## run every benchmark once
 	$(GO) test -run '^$$' -bench . -benchtime 1x ./...

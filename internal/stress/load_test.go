@@ -51,6 +51,9 @@ func (c *client) load() {
 	c.wait("load", t.Wait, t.Cancel, t.Done())
 	for i, err := range t.Errs() {
 		c.loaded(refs[i].Page, ns[i], handed[i], err)
+		if under != nil && c.Alone && !victim(ns[i]) && reason(err) == "not found" && !errors.Is(err, errdefs.ErrCorrupt) {
+			c.wrong("load does not find block %d, which is leased: %v", ns[i], err)
+		}
 		if must[i] && reason(err) == "not found" {
 			c.wrong("load does not find block %d, which is durable: %v", ns[i], err)
 		}
@@ -86,7 +89,7 @@ func (c *client) waitShards(t *store.LoadTask, refs []store.Ref, ns, handed []in
 
 // failures adds the blocks of all the BlockErrors that err joins.
 func failures(err error, into map[block.Key]bool) {
-	if joined, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // this walks the tree itself
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		for _, e := range joined.Unwrap() {
 			failures(e, into)
 		}

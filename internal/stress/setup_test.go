@@ -33,6 +33,7 @@ type setup struct {
 	Leafy bool  // planes are whole leaves, which kernels sum
 	Bytes int64 // bound of the file tier; zero: nothing durable may be lost
 	Fsync file.FsyncPolicy
+	Alone bool // there is one worker at a time, and nobody else removes blocks: what is leased stays
 	// DeviceFaults and FileFaults say what fails. Corrupt lets files go wrong on their way as well, of any block.
 	DeviceFaults, FileFaults, Corrupt bool
 }

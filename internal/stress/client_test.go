@@ -20,13 +20,19 @@ type client struct {
 	rng    *rand.Rand
 	viewer viewer
 	dumps  []dumped
-	leases []*store.Lease
+	leases []held
 	gone   bool // the store is closed
 }
 
 type dumped struct {
 	task *store.DumpTask
 	ns   []int
+}
+
+// held is a lease and the blocks that it pins.
+type held struct {
+	*store.Lease
+	ns []int
 }
 
 func newClient(l *life, i int, seed uint64) *client {
@@ -55,8 +61,8 @@ func (c *client) run() {
 	for len(c.dumps) > 0 {
 		c.settle()
 	}
-	for _, l := range c.leases {
-		l.Release()
+	for _, h := range c.leases {
+		h.Release()
 	}
 	c.viewer.close()
 }
@@ -175,8 +181,9 @@ func (c *client) leased(ns []int) *store.Lease {
 
 // lease keeps a few leases; some of those are released, and some end by themselves.
 func (c *client) lease() {
-	if l := c.leased(c.draw()); l != nil {
-		c.leases = append(c.leases, l)
+	ns := c.draw()
+	if l := c.leased(ns); l != nil && l.Len() > 0 {
+		c.leases = append(c.leases, held{l, ns[:l.Len()]})
 	}
 	if len(c.leases) > 3 {
 		if c.rng.IntN(3) > 0 {

@@ -265,6 +265,10 @@ func (l *life) closeAll(what string, closeIt func(context.Context) error) {
 		})
 		for _, err := range errs {
 			l.explain(what, err)
+			// In use, and not for want of time: something has not been given back. Clients at work still have pages.
+			if l.how != closeEngine && errors.Is(err, errdefs.ErrBusy) && !errors.Is(err, context.DeadlineExceeded) {
+				l.wrong("%s: %v", what, err)
+			}
 		}
 		switch {
 		case errors.Join(errs...) == nil:

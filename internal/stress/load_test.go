@@ -15,6 +15,23 @@ import (
 // load loads blocks, and looks at every byte of those that are said to be there, and at pages said to be as they were.
 func (c *client) load() {
 	ns := c.draw()
+	var under *store.Lease
+	switch c.rng.IntN(4) {
+	case 0:
+		if under = c.leased(ns); under != nil {
+			defer under.Release()
+			if under.Len() < len(ns) {
+				under = nil
+			}
+		}
+	case 1:
+		if n := len(c.leases); n > 0 {
+			under, ns = c.leases[n-1].Lease, c.leases[n-1].ns
+			if time.Now().After(under.Deadline()) {
+				c.leases = c.leases[:n-1] // and this load is refused
+			}
+		}
+	}
 	refs := c.refs(ns)
 	must := make([]bool, len(ns))
 	for i, ref := range refs {
@@ -22,15 +39,6 @@ func (c *client) load() {
 			return
 		}
 		must[i] = c.mustBe(ns[i])
-	}
-	var under *store.Lease
-	if c.rng.IntN(3) == 0 {
-		if under = c.leased(ns); under != nil {
-			defer under.Release()
-			if under.Len() < len(ns) {
-				under = nil
-			}
-		}
 	}
 	o := store.LoadOptions{Layerwise: c.rng.IntN(2) == 0}
 	ctx, cancel, most := c.within()

@@ -51,8 +51,8 @@ func TestStress(t *testing.T) {
 	t.Logf("-seed %d -stress %v", seed, *length)
 	rng := rand.New(rand.NewPCG(seed, 0))
 	all, end := newTally(), time.Now().Add(*length)
-	each := max(time.Second, min(*length/4, 8*time.Second))
-	for n := 0; (n == 0 || time.Until(end) > each/2) && !t.Failed(); n++ {
+	each := max(time.Second, min(*length/kinds, 8*time.Second))
+	for n := 0; (n < kinds || time.Until(end) > each/2) && !t.Failed(); n++ {
 		r := &round{T: t, rng: rand.New(rand.NewPCG(rng.Uint64(), 1)), tally: all, until: time.Now().Add(each), durable: make(map[int]bool)}
 		r.draw(n)
 		r.run()
@@ -66,11 +66,14 @@ func TestStress(t *testing.T) {
 	}
 }
 
+// kinds of rounds come one after the other.
+const kinds = 4
+
 // draw makes the round's setup. Every other round has a tier without a bound, from which nothing durable may go.
 func (r *round) draw(n int) {
 	r.setup = setup{
 		Seed: r.rng.Uint64(), Dirs: []string{r.TempDir()}, Leafy: r.rng.IntN(4) > 0, Fsync: file.FsyncPolicy(r.rng.IntN(2)),
-		DeviceFaults: true, FileFaults: n%4 == 1 || n%4 == 2, Corrupt: n%4 == 1, Alone: n%4 == 3,
+		DeviceFaults: true, FileFaults: n%kinds == 1 || n%kinds == 2, Corrupt: n%kinds == 1, Alone: n%kinds == 3,
 	}
 	if r.rng.IntN(2) == 0 {
 		r.Dirs = append(r.Dirs, r.TempDir())
@@ -80,7 +83,7 @@ func (r *round) draw(n int) {
 		r.Fatal(err)
 	}
 	if r.Corrupt || r.Alone {
-		r.Bytes = keySpace / 4 * r.layout.ImageBytes()
+		r.Bytes = keySpace / 8 * r.layout.ImageBytes()
 	}
 	// Before there is anything in them that is not kvlane's.
 	made, err := file.Open(r.Context(), file.Config{Dirs: r.Dirs, Format: r.format(), Identity: r.id})

@@ -183,7 +183,7 @@ func (l *life) open() bool {
 		Identity: l.id, Layout: l.layout,
 		Store: kvlane.StoreConfig{
 			CacheBytes: slots * l.layout.ImageBytes(), Dirs: l.Dirs, FileBytes: l.Bytes, Fsync: l.Fsync, FS: files,
-			LeaseMax: leaseMax, WaitMax: waitMax, Readers: 4, Writers: 3,
+			LeaseMax: leaseMax, WaitMax: waitMax, Readers: 4, Writers: writers,
 		},
 	}
 	c.Store.Verify = []store.VerifyPolicy{l.verify, store.VerifyAlways}[l.rng.IntN(2)]
@@ -231,7 +231,7 @@ func (l *life) strain() {
 	case closeEngine:
 		l.closeAll("Engine.Close", l.engine.Close)
 	}
-	l.bounded(mainCall, "clients' end", durableMax*4, wg.Wait)
+	l.bounded(mainCall, "clients' end", 4*durableMax, wg.Wait)
 	if l.how != closeEngine {
 		if err := l.engine.Device().Free(l.region); err != nil {
 			l.wrong("free pages: %v", err)

@@ -17,13 +17,15 @@ const (
 	slots     = 48 // of the cache
 	keySpace  = 2048
 
+	writers = 4 // of blocks to the file tier
+
 	// The bounds of waits, and what a slow machine may add to them.
-	waitMax  = 2 * time.Second
+	waitMax  = time.Second
 	leaseMax = time.Second
 	grace    = 15 * time.Second
-	// durableMax bounds a dump that nobody cancels: a block waits for a slot, for others' fills and for room in the tier below,
-	// and each may be waited for as often as a fill is tried again.
-	durableMax = 8 * waitMax
+	// durableMax bounds a dump that nobody cancels: each of its blocks may wait for a slot, and its writes for those before
+	// them, all of which may wait for room in the tier below.
+	durableMax = (maxBlocks + slots/writers) * waitMax
 )
 
 // setup is what a round's workers have in common, and the seed of one. It travels as JSON.

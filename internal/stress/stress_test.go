@@ -162,6 +162,9 @@ func (r *round) worker(rng *rand.Rand, failed func()) {
 	}
 	moment := time.Now().Add(time.Duration(100+rng.IntN(4000)) * time.Millisecond)
 	kill := rng.IntN(3) > 0 && moment.Before(r.until)
+	if moment.After(r.until) {
+		moment = r.until
+	}
 	timer := time.AfterFunc(time.Until(moment), func() {
 		if kill {
 			_ = cmd.Process.Kill() // it may have died

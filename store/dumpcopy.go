@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
@@ -245,12 +246,10 @@ func (t *DumpTask) write(i int32) {
 	slot := it.slot
 	it.slot = nil
 	var errs []error
-	for _, tr := range t.s.durable {
+	for at, tr := range t.s.durable {
 		err := context.Cause(t.ctx)
 		if err == nil {
-			wait, cancel := t.s.waitCtx(t.ctx)
-			err = tr.Put(wait, key, t.s.imageOf(slot.Extent()))
-			cancel()
+			err = t.s.writeTo(t.ctx, at, key, t.s.imageOf(slot.Extent()))
 		}
 		if err == nil {
 			continue
@@ -269,6 +268,28 @@ func (t *DumpTask) write(i int32) {
 	}
 	slot.Release()
 	t.one(i, errors.Join(errs...))
+}
+
+// fullWait is how long a write waits for room where the one before it waited in vain: long enough for room that there is.
+const fullWait = 10 * time.Millisecond
+
+// writeTo stores a block in a tier. It waits for room as long as the store says, but where another has just done so in vain: the waits
+// of all that queue behind it must not add up.
+func (s *Store) writeTo(ctx context.Context, at int, key block.Key, image mem.Extent) error {
+	most := s.cfg.WaitMax
+	if s.full[at].Load() {
+		most = min(most, fullWait)
+	}
+	wait, cancel := s.waitFor(ctx, most)
+	defer cancel()
+	err := s.durable[at].Put(wait, key, image)
+	switch {
+	case err == nil:
+		s.full[at].Store(false)
+	case errors.Is(err, errdefs.ErrBusy) && ctx.Err() == nil:
+		s.full[at].Store(true)
+	}
+	return err
 }
 
 // awaitOthers waits, one after another, for the blocks that somebody else was filling, and dumps those that did not come.

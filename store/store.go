@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/jonboulle/clockwork"
 	"golang.org/x/sync/semaphore"
@@ -33,8 +35,10 @@ type Store struct {
 	next  []tier.Tier
 	// durable are those of next that can be written: a block is durable when all of them have it.
 	durable []tier.Tier
-	slots   mem.Slots
-	clock   clockwork.Clock
+	// full says of each of durable that the last write there waited for room in vain.
+	full  []atomic.Bool
+	slots mem.Slots
+	clock clockwork.Clock
 
 	image   int64 // bytes of a block's image
 	shards  int
@@ -106,6 +110,7 @@ func Open(c Config) (*Store, error) {
 			s.durable = append(s.durable, tr)
 		}
 	}
+	s.full = make([]atomic.Bool, len(s.durable))
 	now, end := context.WithCancelCause(context.Background())
 	end(errNow)
 	s.now = now
@@ -169,12 +174,16 @@ func (s *Store) Close(ctx context.Context) error {
 	}
 	s.mu.Unlock()
 	s.endLoad(fmt.Errorf("store is closing: %w", errdefs.ErrClosed))
+	giveUp := func() error {
+		s.endDump(fmt.Errorf("store closed before the dump was done: %w", errdefs.ErrCanceled))
+		return closeError(ctx)
+	}
 
 	select {
 	case s.closer <- struct{}{}:
 		defer func() { <-s.closer }()
 	case <-ctx.Done():
-		return closeError(ctx)
+		return giveUp()
 	}
 	if s.stopped {
 		return nil
@@ -183,8 +192,7 @@ func (s *Store) Close(ctx context.Context) error {
 	select {
 	case <-s.joined:
 	case <-ctx.Done():
-		s.endDump(fmt.Errorf("store closed before the dump was done: %w", errdefs.ErrCanceled))
-		return closeError(ctx)
+		return giveUp()
 	}
 	s.readers.close()
 	s.writers.close()
@@ -220,8 +228,12 @@ func isBusy(err error) bool {
 
 // waitCtx bounds one wait for a slot, for another's fill, or for room in a tier below.
 func (s *Store) waitCtx(ctx context.Context) (context.Context, context.CancelFunc) {
+	return s.waitFor(ctx, s.cfg.WaitMax)
+}
+
+func (s *Store) waitFor(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
 	wait, end := context.WithCancelCause(ctx)
-	timer := s.clock.AfterFunc(s.cfg.WaitMax, func() { end(context.DeadlineExceeded) })
+	timer := s.clock.AfterFunc(d, func() { end(context.DeadlineExceeded) })
 	return wait, func() {
 		timer.Stop()
 		end(nil)

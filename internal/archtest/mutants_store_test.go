@@ -68,7 +68,16 @@ var storeMutants = []mutant{
 		"tier/file/tier.go", "kept[i] = whole && (synced", "kept[i] = !whole || (synced",
 	}}},
 	{"store", "TestDefectUnreadableFileIsNeverHealed", []edit{{
-		"tier/file/put.go", "	case errors.Is(err, errdefs.ErrCorrupt):\n		t.count.corrupt.Add(1)\n	default:\n", "	case errors.Is(err, errdefs.ErrCorrupt):\n		t.count.corrupt.Add(1)\n	default:\n		return true, nil\n",
+		"tier/file/put.go", "	return false, &unreadable{info, err}, nil\n", "	return true, nil, nil\n",
+	}}},
+	{"tier/file", "TestDefectUnreadableOnceLosesADurableBlock", []edit{{
+		"tier/file/put.go", "	return false, &unreadable{info, err}, nil\n", "	return false, nil, t.quarantineFile(d, key, info)\n",
+	}}},
+	{"tier/file", "TestDefectDirectoryMadeByAnotherMeanwhile", []edit{{
+		"tier/file/dir.go", "			if _, err := d.readMarker(c); gone(err) {\n", "			if _, err := d.readMarker(c); err == nil || gone(err) {\n",
+	}}},
+	{"store", "TestDefectWaitsForRoomAddUp", []edit{{
+		"store/dumpcopy.go", "		s.full[at].Store(true)\n", "",
 	}}},
 	// What is durable.
 	{"tier/file", "TestDefectPutMakesDurableWhatIsThere", []edit{{
@@ -84,7 +93,7 @@ var storeMutants = []mutant{
 		"tier/file/put.go", "		t.owners.publish(key)\n", "",
 	}}},
 	{"tier/file", "TestDefectLateUnsyncedPutUndoesASyncedOne", []edit{{
-		"tier/file/put.go", "	err = d.Rename(temp, name, false)\n	if errors", "	err = d.Rename(temp, name, true)\n	if errors",
+		"tier/file/put.go", "	err = d.Rename(temp, name, replace)\n	if errors", "	err = d.Rename(temp, name, true)\n	if errors",
 	}}},
 	// Verifying.
 	{"tier/file", "TestDefectVerifyHangsOrStopsAtWhatItShouldFind", []edit{{

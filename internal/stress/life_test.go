@@ -123,10 +123,6 @@ func (l *life) deviceFaults() *fault.Plan {
 	return p
 }
 
-// reads are the operations of reading a block. A Put that cannot read a block sets it aside and writes it anew, and when that
-// fails as well it is gone: where nothing durable may be lost, reading works.
-var reads = map[string]bool{"open": true, "stat": true, "fstat": true, "read": true, "close": true}
-
 // fileFaults draws how this engine's files fail. Where nothing durable may be lost, no byte is changed.
 func (l *life) fileFaults() *fault.Plan {
 	p := fault.New(l.rng.Uint64())
@@ -134,9 +130,7 @@ func (l *life) fileFaults() *fault.Plan {
 		return p
 	}
 	for _, op := range []string{"open", "stat", "readdir", "rename", "remove", "settime", "read", "write", "fstat", "mkdir", "close"} {
-		if l.Corrupt || !reads[op] {
-			p.Add(fault.Rate(op, 0.002).Fail(syscall.EIO))
-		}
+		p.Add(fault.Rate(op, 0.002).Fail(syscall.EIO))
 		p.Add(fault.Rate(op, 0.001).Delay(time.Duration(5+l.rng.IntN(200)) * time.Millisecond))
 	}
 	p.Add(fault.Rate("write", 0.005).Partial(syscall.ENOSPC))

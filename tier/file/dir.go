@@ -70,8 +70,13 @@ func (d *dir) open(ctx context.Context, c *Config) (err error) {
 		return nil
 	}
 	if err != nil {
-		if err := checkEmpty(d); err != nil {
-			return err
+		if cerr := checkEmpty(d); cerr != nil {
+			// Another process may have made it meanwhile.
+			if _, err := d.readMarker(c); gone(err) {
+				return cerr
+			} else if err != nil {
+				return err
+			}
 		}
 	}
 	return writeError(withLock(ctx, c.Clock, d, func() error { return d.openLocked(c) }))

@@ -55,18 +55,24 @@ func (t *Tier) put(ctx context.Context, key block.Key, image []byte) error {
 	}()
 	d := dirOf(t.dirs, key)
 	for try := 1; ; try++ {
-		there, err := t.look(ctx, d, key)
+		there, over, err := t.look(ctx, d, key)
 		if there || err != nil {
 			return err
 		}
-		err = t.write(ctx, d, key, image)
+		err = t.write(ctx, d, key, image, over)
 		if err == nil {
+			if over != nil {
+				t.count.replaced.Add(1)
+			}
 			t.count.puts.Add(1)
 			t.count.writtenBytes.Add(t.image)
 			return nil
 		}
 		// Another process has stored it meanwhile, maybe durably, as ours may not be; or what is no block came in between.
 		if !errors.Is(err, unix.EEXIST) || try == lookTries {
+			if over != nil {
+				err = errors.Join(err, over.cause)
+			}
 			return err
 		}
 	}
@@ -75,16 +81,23 @@ func (t *Tier) put(ctx context.Context, key block.Key, image []byte) error {
 // lookTries is how often a Put looks at what another process has put in the place of what it looked at before.
 const lookTries = 4
 
-// look says whether the block is there, and makes it as durable as the policy promises. It looks at the file as a Get would,
-// and takes what is no block, or cannot be read, out of the way.
-func (t *Tier) look(ctx context.Context, d *dir, key block.Key) (there bool, err error) {
+// unreadable is a file that has a block's name and could not be read or made durable.
+type unreadable struct {
+	info  dirfs.Info
+	cause error
+}
+
+// look says whether the block is there, and makes it as durable as the policy promises. It looks at the file as a Get would.
+// What is no block it sets aside. What cannot be read, maybe for a moment only, it leaves there until over is replaced: another
+// process may have been told that it is durable.
+func (t *Tier) look(ctx context.Context, d *dir, key block.Key) (there bool, over *unreadable, err error) {
 	name := blockName(key)
 	info, err := d.Stat(name)
 	if gone(err) {
-		return false, nil
+		return false, nil, nil
 	}
 	if err != nil {
-		return false, err
+		return false, nil, err
 	}
 	whole, synced := t.proofs.has(key, info)
 	if !whole {
@@ -96,19 +109,18 @@ func (t *Tier) look(ctx context.Context, d *dir, key block.Key) (there bool, err
 	switch {
 	case err == nil:
 		t.touch(d, key, info)
-		return true, nil
+		return true, nil, nil
 	case gone(err):
-		return false, nil
+		return false, nil, nil
 	case ctx.Err() != nil:
-		return false, context.Cause(ctx)
+		return false, nil, context.Cause(ctx)
 	case errors.Is(err, errdefs.ErrCorrupt):
 		t.count.corrupt.Add(1)
-	default:
-		// What cannot be read is of use to nobody; the right bytes are at hand.
-		t.count.errors.Add(1)
+		t.count.replaced.Add(1)
+		return false, nil, t.quarantineFile(d, key, info)
 	}
-	t.count.replaced.Add(1)
-	return false, t.quarantineFile(d, key, info)
+	t.count.errors.Add(1)
+	return false, &unreadable{info, err}, nil
 }
 
 // examine reads and verifies the file of a block, and describes it: as it is now, or as it was found wrong.
@@ -183,8 +195,8 @@ func (t *Tier) syncName(d *dir, key block.Key) error {
 // roomTries is how often a write makes room on a disk that is full before it gives up.
 const roomTries = 4
 
-// write brings the image under its name, or leaves nothing.
-func (t *Tier) write(ctx context.Context, d *dir, key block.Key, image []byte) error {
+// write brings the image under its name, in the place of over if that is given, or leaves all as it was.
+func (t *Tier) write(ctx context.Context, d *dir, key block.Key, image []byte, over *unreadable) error {
 	if err := t.pause.err(t.clock.Now()); errors.Is(err, errdefs.ErrNoSpace) {
 		return err
 	}
@@ -192,7 +204,7 @@ func (t *Tier) write(ctx context.Context, d *dir, key block.Key, image []byte) e
 		if err := t.reserve(ctx); err != nil {
 			return err
 		}
-		err := writeError(t.writeOnce(ctx, d, key, image))
+		err := writeError(t.writeOnce(ctx, d, key, image, over))
 		switch {
 		case err == nil:
 			t.pause.end()
@@ -216,15 +228,15 @@ func (t *Tier) write(ctx context.Context, d *dir, key block.Key, image []byte) e
 
 // writeOnce writes a temporary file and gives it its name. It tries again where somebody has removed the folder of temporary
 // files.
-func (t *Tier) writeOnce(ctx context.Context, d *dir, key block.Key, image []byte) error {
+func (t *Tier) writeOnce(ctx context.Context, d *dir, key block.Key, image []byte, over *unreadable) error {
 	s := d.session.Load()
-	info, err := t.publish(d, s, key, image)
+	info, err := t.publish(d, s, key, image, over)
 	if errors.Is(err, unix.ENOENT) {
 		if rerr := d.renew(ctx, &t.cfg, s); rerr != nil {
 			return errors.Join(err, rerr)
 		}
 		t.count.errors.Add(1)
-		info, err = t.publish(d, d.session.Load(), key, image)
+		info, err = t.publish(d, d.session.Load(), key, image, over)
 	}
 	if err == nil {
 		t.proofs.add(key, info, t.cfg.Fsync == FsyncFile)
@@ -232,21 +244,29 @@ func (t *Tier) writeOnce(ctx context.Context, d *dir, key block.Key, image []byt
 	return err
 }
 
-func (t *Tier) publish(d *dir, s *session, key block.Key, image []byte) (dirfs.Info, error) {
+func (t *Tier) publish(d *dir, s *session, key block.Key, image []byte, over *unreadable) (dirfs.Info, error) {
 	temp, sync, name := s.temp(), t.cfg.Fsync == FsyncFile, blockName(key)
-	info, err := writeFile(d, temp, image, sync)
+	// What is replaced may be durable: then what comes in its place is to be, under either name.
+	info, err := writeFile(d, temp, image, sync || over != nil)
 	if err != nil {
 		return info, err
 	}
 	if sync {
 		t.owners.publish(key)
 	}
+	replace, added := false, int64(1)
+	if over != nil {
+		now, err := d.Stat(name)
+		if replace = err == nil && now.Inode == over.info.Inode; replace {
+			added = 0
+		}
+	}
 	b := &d.buckets[key[0]]
 	t.space.begin(b)
-	err = d.Rename(temp, name, false)
+	err = d.Rename(temp, name, replace)
 	if errors.Is(err, unix.ENOENT) {
 		if err = mkdir(d, bucketName(key[0])); err == nil {
-			err = d.Rename(temp, name, false)
+			err = d.Rename(temp, name, replace)
 		}
 	}
 	if err != nil {
@@ -263,7 +283,7 @@ func (t *Tier) publish(d *dir, s *session, key block.Key, image []byte) (dirfs.I
 			return info, err
 		}
 	}
-	t.space.end(b, 1)
+	t.space.end(b, added)
 	return info, nil
 }
 

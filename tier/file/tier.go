@@ -83,8 +83,10 @@ func Open(ctx context.Context, c Config) (*Tier, error) {
 	case <-t.counted:
 	case <-t.clock.After(countPatience):
 	case <-ctx.Done():
-		// Nothing is under way that Close would have to wait for, but for the count, which listens to it.
-		return nil, fmt.Errorf("open file tier: count blocks: %w", errors.Join(context.Cause(ctx), t.Close(context.WithoutCancel(ctx))))
+		// Nothing is under way but the count, which listens to Close, unless the file system hangs.
+		brief, cancel := context.WithTimeout(context.WithoutCancel(ctx), countPatience)
+		defer cancel()
+		return nil, fmt.Errorf("open file tier: count blocks: %w", errors.Join(context.Cause(ctx), t.Close(brief)))
 	}
 	return t, nil
 }

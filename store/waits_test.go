@@ -1,0 +1,38 @@
+package store_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/store"
+	"github.com/kvlane/kvlane/tier"
+)
+
+// roomlessTier has no room until the context ends.
+type roomlessTier struct{ tier.Tier }
+
+func (roomlessTier) Put(ctx context.Context, _ block.Key, _ mem.Extent) error {
+	<-ctx.Done()
+	return fmt.Errorf("no room: %w: %w", errdefs.ErrBusy, context.Cause(ctx))
+}
+
+// What is queued behind writes that wait for room does not wait as long again for each of them.
+func TestDefectWaitsForRoomAddUp(t *testing.T) {
+	const waitMax = 200 * time.Millisecond
+	r := newRig(t, rigOptions{
+		slots: 8, dirs: []string{t.TempDir()},
+		wrapFile: func(tr tier.Tier) tier.Tier { return roomlessTier{tr} },
+		tune:     func(c *store.Config) { c.Writers, c.WaitMax = 1, waitMax },
+	})
+	began := time.Now()
+	d := r.startDump(0, 1, 2, 3, 4, 5)
+	err := d.Durable(r.ctx())
+	if took := time.Since(began); took > 3*waitMax {
+		t.Errorf("6 blocks without room failed after %v, each may wait for %v: %v", took, waitMax, err)
+	}
+}

@@ -1,0 +1,42 @@
+package file_test
+
+import (
+	"syscall"
+	"testing"
+
+	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/internal/dirfs/faultfs"
+	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/tier/file"
+	"github.com/kvlane/kvlane/tier/tiertest"
+)
+
+// A block that is durable stays so when a Put of it can read it for a moment no more, nor write it.
+func TestDefectUnreadableOnceLosesADurableBlock(t *testing.T) {
+	for name, fails := range map[string][]fault.Rule{
+		"read": {fault.Nth("read", 0).Fail(syscall.EIO)},
+		"open": {fault.Nth("open", 0).Fail(syscall.EIO)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			format := tiertest.NewFormat(t)
+			dir, key := t.TempDir(), tiertest.Key(1)
+			ffs := faultfs.New(dirfs.OS(), nil, nil)
+			c := file.Config{Dirs: []string{dir}, Format: format, FS: ffs}
+			image := tiertest.Buffer(t, format.Layout.ImageBytes())
+			tiertest.Seal(t, format, image.Bytes(), key, 0)
+			first, second := open(t, c), open(t, c)
+			if err := first.Put(t.Context(), key, image); err != nil {
+				t.Fatal(err)
+			}
+			plan := fault.New(1, fails...)
+			plan.Add(fault.After("write", 0).Fail(syscall.ENOSPC))
+			ffs.Use(plan)
+			err := second.Put(t.Context(), key, image)
+			ffs.Use(nil)
+			t.Logf("the second Put: %v", err)
+			if err := first.Get(t.Context(), key, tiertest.Buffer(t, format.Layout.ImageBytes())); err != nil {
+				t.Errorf("the first Put was told that the block is durable: %v", err)
+			}
+		})
+	}
+}

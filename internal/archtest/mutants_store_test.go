@@ -73,6 +73,9 @@ var storeMutants = []mutant{
 	{"tier/file", "TestDefectUnreadableOnceLosesADurableBlock", []edit{{
 		"tier/file/put.go", "	return false, &unreadable{info, err}, nil\n", "	return false, nil, t.quarantineFile(d, key, info)\n",
 	}}},
+	{"tier/file", "TestDefectUnreadableOnceIsLostWithWhatReplacesIt", []edit{{
+		"tier/file/put.go", "!replace && serr == nil && now.Inode == info.Inode", "serr == nil && now.Inode == info.Inode",
+	}}},
 	{"tier/file", "TestDefectDirectoryMadeByAnotherMeanwhile", []edit{{
 		"tier/file/dir.go", "			if _, err := d.readMarker(c); gone(err) {\n", "			if _, err := d.readMarker(c); err == nil || gone(err) {\n",
 	}}},

@@ -275,8 +275,9 @@ func (t *Tier) publish(d *dir, s *session, key block.Key, image []byte, over *un
 	}
 	if sync {
 		if err := t.syncName(d, key); err != nil {
-			// It could be found but might not survive: a Put that fails leaves nothing of its own.
-			if now, serr := d.Stat(name); serr == nil && now.Inode == info.Inode {
+			// It could be found but might not survive: a Put that fails leaves nothing of its own, but in the place of what may
+			// have been durable. That either is there after a power failure, or this, which is synced.
+			if now, serr := d.Stat(name); !replace && serr == nil && now.Inode == info.Inode {
 				err = errors.Join(err, remove(d, name))
 			}
 			t.space.end(b, 0)

@@ -40,3 +40,22 @@ func TestDefectUnreadableOnceLosesADurableBlock(t *testing.T) {
 		})
 	}
 }
+
+// Nor is it lost where it was replaced, and the name of what replaced it cannot be made durable.
+func TestDefectUnreadableOnceIsLostWithWhatReplacesIt(t *testing.T) {
+	ffs := faultfs.New(dirfs.OS(), nil, nil)
+	c := file.Config{Dirs: []string{t.TempDir()}, Format: tiertest.NewFormat(t), FS: ffs, Fsync: file.FsyncFile}
+	key := tiertest.Key(1)
+	first, second := open(t, c), open(t, c)
+	put(t, first, c.Format, key)
+	// The temporary file is the first to be synced, the block's folder the second.
+	ffs.Use(fault.New(1, fault.Nth("read", 0).Fail(syscall.EIO), fault.Nth("sync", 1).Fail(syscall.EIO)))
+	err := second.Put(t.Context(), key, image(t, c.Format, key))
+	ffs.Use(nil)
+	if err == nil {
+		t.Error("the second Put does not tell")
+	}
+	if err := get(t, first, c.Format, key); err != nil {
+		t.Errorf("the first Put was told that the block is durable: %v", err)
+	}
+}

@@ -18,7 +18,7 @@ import (
 
 // Put writes the block, unless it is there, whole. When it returns nil the block can be found, and is as durable as the policy
 // promises, whoever has written it. A file that is there is read and verified, unless this process has done so; what is
-// damaged or cannot be read is set aside and written anew.
+// damaged is set aside and written anew, and what cannot be read is left until it is replaced.
 //
 // It waits while another Put writes the same block, and, at the bound, while every block is retained or cannot be removed, for
 // roomPatience at most; the error then wraps ErrBusy. Where the disk is full it makes room within the bound; without a bound

@@ -64,6 +64,31 @@ func TestDefectWritingStallsAfterAFailedRound(t *testing.T) {
 	}
 }
 
+// A round removes what was too much when it began. What is written meanwhile, as by a Put that waited for the room, is no
+// reason to remove one more.
+func TestDefectRoundRemovesForWhatIsWrittenMeanwhile(t *testing.T) {
+	c := config(t)
+	f := faultfs.New(dirfs.OS(), nil, nil)
+	c.FS = f
+	tr := open(t, c)
+	all := keys(0, 32)
+	put(t, tr, c.Format, all[:8]...)
+	setTimes(t, c.Dirs, all[:8])
+	more := all[8:]
+	f.Forbid(func(op, path string) error {
+		if op == "remove" && len(more) > 0 && !strings.HasPrefix(path, c.Dirs[0]+"/tmp/") {
+			key := more[0]
+			more = more[1:]
+			put(t, tr, c.Format, key)
+		}
+		return nil
+	})
+	removed, err := tr.GC(t.Context(), 6*c.Format.Layout.ImageBytes())
+	if st := tr.Stats(); err != nil || removed != 2 || st.Blocks != 8 {
+		t.Errorf("GC from 8 blocks to 6 removed %d while as many were written, %d are left: %v", removed, st.Blocks, err)
+	}
+}
+
 // One cold file that cannot be removed is passed over, counted and reported.
 func TestDefectOneFileThatStaysStopsEviction(t *testing.T) {
 	c, f := bounded(t, 8)

@@ -138,12 +138,13 @@ func (r *round) run(ctx context.Context, target int64) error {
 		t.cold = nil
 		r.counting = t.recount(ctx)
 	}
+	// What is written while a round runs is the next round's: this one would remove a block for each, beyond the target.
+	enough := r.removed + int(t.space.blocks()-target)
 	for listed := false; ; {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		need := t.space.blocks() - target
-		if need <= 0 {
+		if r.removed >= enough || t.space.blocks() <= target {
 			return nil
 		}
 		if len(t.cold) == 0 {
@@ -151,6 +152,7 @@ func (r *round) run(ctx context.Context, target int64) error {
 				return nil // all that there is was tried, and helped nothing
 			}
 			r.listing = r.list(ctx, target)
+			enough = r.removed + int(t.space.blocks()-target) // others' blocks may have been counted
 			if listed = true; len(t.cold) == 0 {
 				return nil
 			}

@@ -32,7 +32,6 @@ func readPlanner(p *plan.Planner, b *plan.Budget) plannerFigures {
 // plannerFamilies are read from the planner of the copy streams.
 var plannerFamilies = []family[*plannerFigures]{
 	planFamily("kvlane_plan_choices_total", "batches", Counter, "Batches for which the path was chosen.", func(p *plan.PathStats) float64 { return float64(p.Choices) }),
-	planFamily("kvlane_plan_probes_total", "batches", Counter, "Batches among those that tried the path to learn what it takes.", func(p *plan.PathStats) float64 { return float64(p.Probes) }),
 	planFamily("kvlane_plan_observed_total", "batches", Counter, "Chosen batches whose time was compared with the prediction.", func(p *plan.PathStats) float64 { return float64(p.Observed) }),
 	planFamily("kvlane_plan_predicted_seconds_total", "seconds", Counter, "Time that the observed batches were predicted to take.", func(p *plan.PathStats) float64 { return p.Predicted.Seconds() }),
 	planFamily("kvlane_plan_actual_seconds_total", "seconds", Counter, "Time that the observed batches took.", func(p *plan.PathStats) float64 { return p.Actual.Seconds() }),

@@ -190,7 +190,7 @@ func newCalibrateReport(c *kvlane.Calibrated) (*calibrateReport, error) {
 	}
 	can = can.Without(stream.PathNICSoft) // which nothing chooses
 	for goal := plan.Throughput; goal <= plan.Background; goal++ {
-		pl, err := plan.New(c.Profile, plan.Options{Policy: plan.Policy{Goal: goal}, Probe: -1})
+		pl, err := plan.New(c.Profile, plan.Options{Policy: plan.Policy{Goal: goal}})
 		if err != nil {
 			return nil, err
 		}

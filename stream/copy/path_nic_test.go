@@ -363,7 +363,7 @@ func TestPlannerSendsBatchesByNIC(t *testing.T) {
 		}
 		profile.Models = append(profile.Models, m)
 	}
-	planner, err := plan.New(profile, plan.Options{Probe: -1, HalfLife: time.Nanosecond}) // what is seen here says nothing
+	planner, err := plan.New(profile, plan.Options{HalfLife: time.Nanosecond}) // what is seen here says nothing
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -60,7 +60,7 @@ func TestMeasuresANIC(t *testing.T) {
 	if a.taken != 1 || len(a.regions) != 0 {
 		t.Errorf("memory was taken back %d times, and %d regions are left", a.taken, len(a.regions))
 	}
-	pl, err := plan.New(r.Profile, plan.Options{Probe: -1})
+	pl, err := plan.New(r.Profile, plan.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -156,7 +156,8 @@ func variants(nic *NIC) []*variant {
 	for _, n := range []int{32, 16, 8} {
 		list = append(list, &variant{stream.PathKernelBulk, n, scattered, bus, fewBytes})
 	}
-	list = append(list, &variant{stream.PathStaged, 32, both, bus, maxBytes})
+	// Of the host's side a staged copy takes what a copy engine does: see plan.
+	list = append(list, &variant{stream.PathStaged, 32, []plan.Side{plan.Contiguous}, bus, maxBytes})
 	if nic != nil {
 		list = append(list, &variant{nic.Path, 0, both, bus, maxBytes})
 	}

@@ -10,7 +10,7 @@ import (
 
 // TestBacklogHidesTheStart: behind a long backlog a launch costs nothing, and few copies go by kernel sooner.
 func TestBacklogHidesTheStart(t *testing.T) {
-	pl := newPlanner(t, plan.Default(), plan.Options{Probe: -1})
+	pl := newPlanner(t, plan.Default(), plan.Options{})
 	can := plan.PathSet(stream.PathCopyEngine, stream.PathKernel)
 	crossing := func(pl *plan.Planner, ahead time.Duration) int {
 		for n := 1; n < 100; n++ {

@@ -23,27 +23,17 @@
 //
 // # Choosing
 //
-// Every candidate's cost is predicted, and the lowest taken; among those within the margin (2% by default, twice that for
-// paths that need no multiprocessor while the fastest was not seen enough lately), the one that takes the fewest thread
-// blocks away from computing, and among equals the one that was taken before. What counts as cost depends on the Policy.
+// Every candidate's cost is predicted, and the lowest taken; among those within the margin (2% by default), the one that takes
+// the fewest thread blocks away from computing. What counts as cost depends on the Policy.
 //
 // # Learning
 //
 // Batches are alike that have the same direction and form, size and count within a factor of four, and meet the same
 // situation: an idle stream or a backlog, a host side that is contiguous or not, the opposite direction idle or busy. For
-// batches that are alike, Observe keeps for each path an average of the logarithm of actual over profiled time, which
-// scales later predictions. One wild batch moves it little; three surprises in a row, of 2 ms at least, make it begin anew,
-// so that a link that halves is known within a dozen batches. Where every path that was seen lately is slower than it
-// should be, as when somebody else uses the link, those not seen are taken to be as slow: the ratios stay, and so do the
-// choices.
-//
-// A prediction that is too high would never be corrected, as the path is never taken. So now and then a path is tried that
-// may turn out to be faster, the less it was seen the more hope there is for it. What that costs is bounded: 1% of the time
-// of batches that are alike (Options.Probe), and nothing is tried beside opposite traffic. And averages fade
-// (Options.HalfLife), so that a path once seen slow is tried again.
-//
-// Batches of a stream that is idle, and that are the same as one before whose path is known well, take its choice for some
-// times: choosing and observing take a good part of a microsecond, and a block or two not much more than five.
+// batches that are alike, Observe keeps for each path an average of the logarithm of actual over profiled time, which scales
+// later predictions. One batch counts for half as much again as expected at most. Averages fade (Options.HalfLife), so that a
+// path once seen slow is tried again. A path that was measured as slower than it is, and is not taken for that, is found out by
+// the next calibration only.
 //
 // # Concurrency
 //

@@ -10,18 +10,6 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-const (
-	// probeHope is how much faster than predicted a path may turn out to be that was never seen. What is seen makes it less,
-	// by the square root of how often.
-	probeHope = 0.2
-	// probeEnough is how many fresh observations of a path are enough.
-	probeEnough = 16
-	// probeSaved bounds what may be saved up for trying, in batches' times.
-	probeSaved = 1
-	// probeLeast is what a try is taken to cost at least, as a part of the batch's time.
-	probeLeast = 0.02
-)
-
 // driftAfter and driftBy say when the profile is called outdated: after so many observations in a row that were not
 // too old, when paths that should cost the same differ by so much.
 const driftAfter = 32
@@ -50,10 +38,10 @@ type history struct {
 type PathStats struct {
 	Path stream.Path
 	Dir  Direction
-	// Choices is how often the path was chosen, Probes how many of those were made to learn what it takes, Observed how
-	// many had an outcome; the two times are the sums over those that had.
-	Choices, Probes, Observed int64
-	Predicted, Actual         time.Duration
+	// Choices is how often the path was chosen, Observed how many of those had an outcome; the two times are the sums over
+	// those that had.
+	Choices, Observed int64
+	Predicted, Actual time.Duration
 	// Scale is what the path takes lately, as a multiple of what the profile says; 1 where it was not seen lately.
 	Scale float64
 }
@@ -85,7 +73,7 @@ type scales [pathLimit]float64
 func (l *learned) scales(c *cell, can Paths, now time.Duration, s *scales) {
 	for p := range s {
 		if s[p] = 1; c != nil && can.Has(stream.Path(p)) {
-			_, s[p] = c.path(p, now, l.half)
+			_, s[p] = c[p].faded(now, l.half)
 		}
 	}
 }
@@ -111,35 +99,13 @@ func (p *Planner) Observe(c Choice, r Request, actual time.Duration) {
 	if met := l.ends(r.Dir, now, actual); met != c.cell.duplex() || r.Resting.Has(c.Path) {
 		return // another situation than predicted; and how long a start takes says nothing of the batches that follow
 	}
-	off := float64(actual) / float64(c.Predicted)
-	if c.again && off < surprise && off*surprise > 1 { // it was as expected
-		h.expected(now)
-		if cell := l.cell(c.cell); cell != nil {
-			cell.paths[c.Path].expected(now)
-		}
-		return
-	}
-	seen := math.Log(off * c.scale)
-	was, _ := h.faded(now, l.half, 0)
-	if !h.fresh(now, l.half) {
-		h.n = 0
-	}
-	h.add(seen, was, now)
-
+	seen := math.Log(float64(actual) / float64(c.Predicted) * c.scale)
+	h.add(seen, now, l.half)
 	all := &l.cells[c.cell.dir][c.cell.situation]
 	if *all == nil {
 		*all = new(cells)
 	}
-	cell := &(*all)[c.cell.size][c.cell.count]
-	if c.again { // a surprise
-		cell.repeat.left = 0
-	}
-	cell.observe(int(c.Path), seen, now, l.half)
-	if c.probe {
-		cell.credit -= max(0, float64(actual-c.Predicted))
-	} else {
-		cell.incumbent = variant{uint8(c.Path), int32(c.CTAs)}
-	}
+	(*all)[c.cell.size][c.cell.count][c.Path].add(seen, now, l.half)
 }
 
 // Drift is a path that takes longer or shorter than the profile says, by Factor, while others do not.
@@ -202,7 +168,7 @@ func (p *Planner) Stats() []PathStats {
 			}
 			s := h.stats
 			s.Path, s.Dir = stream.Path(q), Direction(d)
-			_, s.Scale = h.faded(now, l.half, 0)
+			_, s.Scale = h.faded(now, l.half)
 			all = append(all, s)
 		}
 	}

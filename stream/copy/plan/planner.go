@@ -3,7 +3,6 @@ package plan
 import (
 	"errors"
 	"fmt"
-	"math"
 	"math/bits"
 	"time"
 
@@ -17,22 +16,17 @@ import (
 const (
 	DefaultMargin   = 0.02
 	DefaultHalfLife = 10 * time.Second
-	DefaultProbe    = 0.01
 )
 
 // Options says how a planner is made. The zero value is the default.
 type Options struct {
 	Policy Policy
 	// Margin is by how much a path may be slower than the fastest, as a fraction of its time, and be taken since it needs
-	// fewer thread blocks; one that needs none may be twice that while the fastest is known by prediction more than by
-	// observation. Zero: DefaultMargin; negative: none.
+	// fewer thread blocks. Zero: DefaultMargin; negative: none.
 	Margin float64
 	// HalfLife is how long an observation counts in full; after that it loses half of its weight against the profile with
 	// each further HalfLife. Zero: DefaultHalfLife.
 	HalfLife time.Duration
-	// Probe is the part of all time that batches may lose since they try paths of which too little is known. Zero:
-	// DefaultProbe; negative: none.
-	Probe float64
 	// Budget, where there is one, bounds thread blocks and chunks under the Background policy.
 	Budget *Budget
 	// Clock tells how old observations are. Default: the real clock.
@@ -44,9 +38,6 @@ func (o Options) Validate() error {
 	errs := []error{o.Policy.Validate()}
 	if !(o.Margin < 1) {
 		errs = append(errs, fmt.Errorf("planner: margin %v: %w", o.Margin, errdefs.ErrInvalid))
-	}
-	if !(o.Probe < 1) {
-		errs = append(errs, fmt.Errorf("planner: probe %v: %w", o.Probe, errdefs.ErrInvalid))
 	}
 	if o.HalfLife < 0 {
 		errs = append(errs, fmt.Errorf("planner: half-life %v is negative: %w", o.HalfLife, errdefs.ErrInvalid))
@@ -65,7 +56,6 @@ type Planner struct {
 type shared struct {
 	profile *Profile
 	margin  float64
-	share   float64 // of time, for probes
 	table   [directions][forms][]candidate
 	learned learned
 }
@@ -84,10 +74,7 @@ func New(p Profile, o Options) (*Planner, error) {
 	if o.HalfLife == 0 {
 		o.HalfLife = DefaultHalfLife
 	}
-	if o.Probe == 0 {
-		o.Probe = DefaultProbe
-	}
-	s := &shared{profile: &p, margin: max(o.Margin, 0), share: max(o.Probe, 0)}
+	s := &shared{profile: &p, margin: max(o.Margin, 0)}
 	for d := range s.table {
 		for f := range s.table[d] {
 			s.table[d][f] = p.candidates(Direction(d), Form(f))
@@ -199,21 +186,6 @@ func (p *Planner) Choose(r Request, can Paths) Choice {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	key := l.key(&r, now)
-	cell := l.cell(key)
-	if cell != nil && r.Ahead == 0 {
-		alike := r
-		alike.Streak = 0
-		if again, ok := cell.repeat.take(p, &alike, can); ok {
-			l.begins(r.Dir, now, now+again.Predicted)
-			l.count(r.Dir, &again)
-			return again
-		}
-	}
-	return p.chooseAnew(&r, can, key, cell, now)
-}
-
-// chooseAnew looks at everything. cell is where the batch's like was seen, by key; nil: nowhere. The caller holds the mutex.
-func (p *Planner) chooseAnew(r *Request, can Paths, key cellKey, cell *cell, now time.Duration) Choice {
 	b := p.bounds(r.Dir)
 	choice := Choice{ChunkBytes: b.chunk, Pace: b.pace(r.Bytes), cell: key}
 	var (
@@ -222,36 +194,27 @@ func (p *Planner) chooseAnew(r *Request, can Paths, key cellKey, cell *cell, now
 		buf [maxCandidates]costed
 	)
 	table := p.table[r.Dir][r.Form]
-	l := &p.learned
-	p.profile.load(r, key.duplex(), &at)
-	l.scales(cell, can, now, &s)
-	list, fewest := p.cost(buf[:0], r, &at, can, &b, &s)
+	p.profile.load(&r, key.duplex(), &at)
+	l.scales(l.cell(key), can, now, &s)
+	list, fewest := p.cost(buf[:0], &r, &at, can, &b, &s)
 	if len(list) == 0 {
 		// Better to move the bytes in some way than not at all.
 		choice.Path, choice.Reason = stream.Path(bits.TrailingZeros32(uint32(can))), ReasonUnmeasured
 		l.count(r.Dir, &choice)
 		return choice
 	}
-	x, reason := p.pick(list, r, &b, cell)
+	x, reason := p.pick(list, &r, &b)
 	switch {
 	case fewest:
 		reason = ReasonFewest
 	case len(list) == 1:
 		reason = ReasonOnly
-	case b.goal != Background && !key.duplex(): // what is tried would hold up the opposite traffic too, and be held up by it
-		if y := p.probe(list, x, table, cell, now); y != nil {
-			x, reason, choice.probe = y, ReasonProbe, true
-		}
 	}
 	c := &table[x.at]
 	choice.Path, choice.CTAs, choice.Reason = c.path, c.ctas, reason
 	choice.Predicted, choice.scale = duration(x.predict), s[c.path]
 	l.begins(r.Dir, now, now+r.Ahead+choice.Predicted)
 	l.count(r.Dir, &choice)
-	if cell != nil && b.goal != Background && r.Ahead == 0 && !choice.probe && cell.paths[c.path].n >= probeEnough {
-		cell.repeat = repeat{by: p, r: *r, can: can, choice: choice, left: repeats}
-		cell.repeat.r.Streak, cell.repeat.choice.again = 0, true
-	}
 	return choice
 }
 
@@ -260,11 +223,7 @@ func (l *learned) count(d Direction, c *Choice) {
 	if c.Path >= pathLimit {
 		return
 	}
-	s := &l.paths[d][c.Path].stats
-	s.Choices++
-	if c.probe {
-		s.Probes++
-	}
+	l.paths[d][c.Path].stats.Choices++
 }
 
 // cost appends every candidate that can take r within the bounds. Where the bound on thread blocks leaves none, it
@@ -311,8 +270,8 @@ func (p *Planner) cost(list []costed, r *Request, at *load, can Paths, b *bounds
 	return list, fewest
 }
 
-// pick returns the choice, and why it is that. cell is where the batch's like was seen; nil: nowhere.
-func (p *Planner) pick(list []costed, r *Request, b *bounds, cell *cell) (*costed, string) {
+// pick returns the choice, and why it is that.
+func (p *Planner) pick(list []costed, r *Request, b *bounds) (*costed, string) {
 	best := &list[0]
 	for i := range list {
 		if list[i].cost < best.cost {
@@ -329,41 +288,11 @@ func (p *Planner) pick(list []costed, r *Request, b *bounds, cell *cell) (*coste
 	if b.goal == Background {
 		return leanest(list, limit), ReasonBackground
 	}
-	free := limit
-	if path := p.table[r.Dir][r.Form][best.at].path; cell == nil || cell.paths[path].n < probeEnough {
-		free = best.cost * (1 + freeMargins*p.margin)
-	}
-	x := leanest(list, free)
-	if x.taken > 0 {
-		x = leanest(list, limit)
-	}
-	if y := p.incumbent(list, r, cell, x.cost*(1+p.margin/2)); y != nil && y.taken <= x.taken {
-		return y, ReasonIncumbent
-	}
+	x := leanest(list, limit)
 	if x.taken < best.taken {
 		return x, ReasonLeanest
 	}
 	return x, ReasonFastest
-}
-
-// freeMargins is how many margins slower a path may be that takes nothing away from computing at all, than one of which it is
-// not sure how fast it is.
-const freeMargins = 2
-
-// incumbent returns what batches like r took last, if that costs no more than limit, or nil. To and fro between equals has
-// a price of its own: paths wait for one another.
-func (p *Planner) incumbent(list []costed, r *Request, cell *cell, limit float64) *costed {
-	if cell == nil {
-		return nil
-	}
-	table := p.table[r.Dir][r.Form]
-	for i := range list {
-		x, c := &list[i], &table[list[i].at]
-		if x.cost <= limit && cell.incumbent == (variant{uint8(c.path), int32(c.ctas)}) {
-			return x
-		}
-	}
-	return nil
 }
 
 // leanest returns the candidate with the fewest thread blocks, and of these the cheapest, among those that cost no more
@@ -379,44 +308,6 @@ func leanest(list []costed, limit float64) *costed {
 			least = x
 		}
 	}
-	return least
-}
-
-// probe returns what to take in place of x to learn what it takes, or nil: a path that may turn out to be faster, so far as
-// it was seen seldom lately, as long as trying stays within its share of all time. A prediction that is too high would
-// never be corrected otherwise.
-func (p *Planner) probe(list []costed, x *costed, table []candidate, cell *cell, now time.Duration) *costed {
-	if p.share == 0 || cell == nil {
-		return nil
-	}
-	cell.credit = min(cell.credit+p.share*x.predict, probeSaved*x.predict)
-	if cell.credit < probeLeast*x.predict {
-		return nil
-	}
-	var least *costed
-	hope := x.cost
-	for i := range list {
-		y, path := &list[i], table[list[i].at].path
-		if path == table[x.at].path {
-			continue
-		}
-		n := 0
-		if m := &cell.paths[path]; m.fresh(now, p.learned.half) {
-			n = m.n
-		}
-		// What y may turn out to cost, if luck has it.
-		if may := y.cost * (1 - probeHope/math.Sqrt(float64(n+1))); n < probeEnough && may < hope {
-			least, hope = y, may
-		}
-	}
-	if least == nil {
-		return nil
-	}
-	price := max(least.predict-x.predict, probeLeast*x.predict)
-	if price > cell.credit {
-		return nil
-	}
-	cell.credit -= price
 	return least
 }
 

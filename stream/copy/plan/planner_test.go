@@ -114,7 +114,7 @@ func TestChoiceIsNearTheBest(t *testing.T) {
 	for range 60 {
 		profile := randomProfile(rng)
 		for _, goal := range []plan.Goal{plan.Throughput, plan.Latency} {
-			pl := newPlanner(t, profile, plan.Options{Policy: plan.Policy{Goal: goal}, Probe: -1})
+			pl := newPlanner(t, profile, plan.Options{Policy: plan.Policy{Goal: goal}})
 			for range 100 {
 				r := randomRequest(rng)
 				c := pl.Choose(r, allPaths)
@@ -190,7 +190,7 @@ func scattered(dir plan.Direction, n int, size int64) plan.Request {
 
 // TestDefaultChoices says what the built-in profile must come to, from what was measured on such a machine.
 func TestDefaultChoices(t *testing.T) {
-	pl := newPlanner(t, plan.Default(), plan.Options{Probe: -1})
+	pl := newPlanner(t, plan.Default(), plan.Options{})
 	plain := plan.PathSet(stream.PathCopyEngine, stream.PathCopyEngineBatch, stream.PathKernel)
 	for _, c := range []struct {
 		what string
@@ -206,6 +206,7 @@ func TestDefaultChoices(t *testing.T) {
 		{"neighbors that merge", plan.Request{Pieces: 10_000, Runs: 1, HostRuns: 1, Bytes: 10_000 << 12}, plain, stream.PathCopyEngine},
 		{"one small block, a resident kernel there", scattered(plan.H2D, 1, 4096), plain.With(stream.PathResident), stream.PathResident},
 		{"host side contiguous", plan.Request{Pieces: 50_000, Runs: 50_000, HostRuns: 1, Bytes: 50_000 << 12}, plain.With(stream.PathStaged), stream.PathStaged},
+		{"slots of 256 KiB", plan.Request{Pieces: 65_536, Runs: 65_536, HostRuns: 1024, Bytes: 65_536 << 12}, plain.With(stream.PathStaged), stream.PathStaged},
 		{"host side scattered", scattered(plan.H2D, 50_000, 4096), plain.With(stream.PathStaged), stream.PathKernel},
 		{"no kernels", scattered(plan.H2D, 10_000, 4096), plain.Without(stream.PathKernel), stream.PathCopyEngineBatch},
 		{"between devices", scattered(plan.Peer, 10_000, 4096), plan.PathSet(stream.PathPeerCopyEngine, stream.PathPeerKernel), stream.PathPeerKernel},
@@ -220,7 +221,7 @@ func TestDefaultChoices(t *testing.T) {
 // TestSumsByTheCPUCost: a path that does not sum is worth it for a few blocks, where a launch costs more than a CPU's pass
 // over them, and not for many; in the background the CPU's time does not count.
 func TestSumsByTheCPUCost(t *testing.T) {
-	pl := newPlanner(t, plan.Default(), plan.Options{Probe: -1})
+	pl := newPlanner(t, plan.Default(), plan.Options{})
 	background, err := pl.With(plan.Policy{Goal: plan.Background})
 	if err != nil {
 		t.Fatal(err)
@@ -338,7 +339,6 @@ func TestOptionsAreChecked(t *testing.T) {
 		"no number": {Policy: plan.Policy{LinkShare: math.NaN()}},
 		"margin":    {Margin: 1},
 		"half-life": {HalfLife: -1},
-		"probe":     {Probe: math.NaN()},
 	} {
 		if _, err := plan.New(plan.Default(), o); !errors.Is(err, errdefs.ErrInvalid) {
 			t.Errorf("%s: error %v, want ErrInvalid", name, err)
@@ -417,7 +417,7 @@ func TestFill(t *testing.T) {
 
 // TestOppositeTrafficCounts: a path that both directions share badly is not taken while the other one is busy.
 func TestOppositeTrafficCounts(t *testing.T) {
-	pl := newPlanner(t, plan.Default(), plan.Options{Probe: -1})
+	pl := newPlanner(t, plan.Default(), plan.Options{})
 	can := plan.PathSet(stream.PathKernel, stream.PathCopyEngineBatch)
 	out := plan.Request{Dir: plan.D2H, Pieces: 512, Runs: 512, Bytes: 512 << 18}
 	if c := pl.Choose(out, can); c.Path != stream.PathKernel {
@@ -433,7 +433,7 @@ func TestOppositeTrafficCounts(t *testing.T) {
 // TestOppositeTrafficIsExpectedAgain: who begins first goes by whether the batch before met opposite traffic, if that was lately.
 func TestOppositeTrafficIsExpectedAgain(t *testing.T) {
 	clock := clockwork.NewFakeClock()
-	pl := newPlanner(t, plan.Default(), plan.Options{Probe: -1, Clock: clock})
+	pl := newPlanner(t, plan.Default(), plan.Options{Clock: clock})
 	can := plan.PathSet(stream.PathKernel, stream.PathCopyEngineBatch)
 	out := plan.Request{Dir: plan.D2H, Pieces: 512, Runs: 512, Bytes: 512 << 18}
 	in := out
@@ -458,7 +458,7 @@ func TestOppositeTrafficIsExpectedAgain(t *testing.T) {
 
 // TestStartIsShared: a kernel that has to be started first is for batches that keep coming.
 func TestStartIsShared(t *testing.T) {
-	pl := newPlanner(t, plan.Default(), plan.Options{Probe: -1})
+	pl := newPlanner(t, plan.Default(), plan.Options{})
 	can := plan.PathSet(stream.PathCopyEngine, stream.PathResident)
 	r := scattered(plan.H2D, 1, 4096)
 	r.Resting = plan.PathSet(stream.PathResident)

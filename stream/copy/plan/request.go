@@ -150,16 +150,12 @@ type Choice struct {
 
 	scale float64 // what observations made of the profile's prediction
 	cell  cellKey
-	probe bool // taken to learn what it takes
-	again bool // taken without a look at what else there is
 }
 
 // The reasons of choices.
 const (
 	ReasonFastest    = "planned: the lowest predicted time"
 	ReasonLeanest    = "planned: as fast as the fastest within the margin, and takes fewer multiprocessors"
-	ReasonIncumbent  = "planned: as fast as the fastest within the margin, and what was taken before"
-	ReasonProbe      = "planned: about as fast as the fastest, to learn what it takes"
 	ReasonShare      = "planned: the fewest multiprocessors that reach the share of the link"
 	ReasonBackground = "planned: the fastest within the background's bound on thread blocks"
 	ReasonFewest     = "planned: the fewest thread blocks there are, as every path takes more than the bound"

@@ -128,7 +128,7 @@ func (n *nics) openProvider(openCopy func() (stream.Stream, error)) (rdma.Provid
 		count = max(count, len(names))
 	}
 	devices := make([]soft.DeviceOptions, count)
-	p, err := soft.New(soft.Options{Mover: n.mover(openCopy, len(devices)), Devices: devices})
+	p, err := soft.New(soft.Options{Mover: n.mover(openCopy), Devices: devices})
 	if err != nil {
 		return nil, err
 	}
@@ -136,18 +136,12 @@ func (n *nics) openProvider(openCopy func() (stream.Stream, error)) (rdma.Provid
 	return p, nil
 }
 
-// mover returns what moves the bytes of so many NICs in software: copy streams, one each, or else the CPU.
-func (n *nics) mover(openCopy func() (stream.Stream, error), count int) soft.Mover {
+// mover returns what moves the bytes of NICs in software: a copy stream, or else the CPU.
+func (n *nics) mover(openCopy func() (stream.Stream, error)) soft.Mover {
 	if openCopy == nil {
 		return soft.CPUMover{}
 	}
-	streams := make([]stream.Stream, count)
-	for i := range streams {
-		s := newLasting(openCopy)
-		n.add("stream of a NIC in software", s.Close)
-		streams[i] = s
-	}
-	m := soft.NewStreamMover(streams[0], streams[1:]...)
+	m := soft.NewStreamMover(openCopy)
 	n.add("mover", m.Close)
 	return m
 }
@@ -259,16 +253,9 @@ func (n *nics) unregister(ctx context.Context, regions ...*mem.Region) error {
 	return registry.Unregister(ctx, n.open, regions...)
 }
 
-// softSendDepth is deeper than a NIC needs: requests go through a copy stream and several goroutines, and through these again
-// before the next can be posted.
-const softSendDepth = 8192
-
 // openStream opens a stream over all NICs, by the ports that are active now.
 func (n *nics) openStream() (stream.Stream, error) {
 	o := nic.Options{QueuePairs: n.cfg.QueuePairs, RegisterOnUse: n.cfg.RegisterOnUse, Flush: n.flush}
-	if n.cfg.Provider == ProviderSoft {
-		o.SendDepth = softSendDepth
-	}
 	var err error
 	if o.NICs, err = n.rails(); err != nil {
 		return nil, err

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"sync"
-	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -66,13 +65,10 @@ type cq struct {
 	dev     *Device
 	channel *channel
 
-	// count is the number of completions, plus special where a poll may have more to say than that there are none; changed
-	// under mu, so that polling an empty queue takes no lock.
-	count atomic.Int64
-
 	mu       sync.Mutex
 	ring     []cqe
 	head     int
+	held     int // completions
 	armed    arming
 	lost     error
 	attached []*qp
@@ -86,10 +82,6 @@ type cqe struct {
 	slot uint32     // of rq
 	pos  uint64     // of the send queue
 }
-
-const special = 1 << 32
-
-func (q *cq) held() int { return int(q.count.Load() & (special - 1)) }
 
 type arming uint8
 
@@ -137,15 +129,12 @@ func (q *cq) Poll(wcs []rdma.WC) (int, error) {
 			return 0, err
 		}
 	}
-	if q.count.Load() == 0 {
-		return 0, nil
-	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if err := q.check(call); err != nil {
 		return 0, fmt.Errorf("poll completion queue: %w", err)
 	}
-	n := min(len(wcs), q.held())
+	n := min(len(wcs), q.held)
 	for i := range n {
 		c := &q.ring[q.head]
 		wcs[i] = c.wc
@@ -154,7 +143,7 @@ func (q *cq) Poll(wcs []rdma.WC) (int, error) {
 			q.head = 0
 		}
 	}
-	if q.count.Add(-int64(n)); n > 0 || len(wcs) == 0 || q.lost == nil {
+	if q.held -= n; n > 0 || len(wcs) == 0 || q.lost == nil {
 		return n, nil
 	}
 	return 0, fmt.Errorf("poll completion queue: %w: %w", errdefs.ErrBroken, q.lost)
@@ -182,19 +171,14 @@ func (q *cq) pollFault(call string) error {
 // lost, and so is the queue.
 func (q *cq) push(c *cqe, solicited bool) {
 	q.mu.Lock()
-	n := q.held()
-	if q.lost != nil || n == len(q.ring) {
+	if q.lost != nil || q.held == len(q.ring) {
 		q.mu.Unlock()
 		c.free()
 		q.lose(errOverflow)
 		return
 	}
-	i := q.head + n
-	if i >= len(q.ring) {
-		i -= len(q.ring)
-	}
-	q.ring[i] = *c
-	q.count.Add(1)
+	q.ring[(q.head+q.held)%len(q.ring)] = *c
+	q.held++
 	wake := q.armed == armedAny || q.armed == armedSolicited && (solicited || c.wc.Status != rdma.WCSuccess)
 	if wake {
 		q.armed = disarmed
@@ -215,7 +199,6 @@ func (q *cq) lose(cause error) {
 		return
 	}
 	q.lost = cause
-	q.count.Add(special)
 	attached := slices.Clone(q.attached)
 	wake := q.armed != disarmed
 	q.armed = disarmed
@@ -273,8 +256,8 @@ func (q *cq) detach(p *qp) {
 func (q *cq) purge(p *qp) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	n, kept := q.held(), 0
-	for i := range n {
+	kept := 0
+	for i := range q.held {
 		c := q.ring[(q.head+i)%len(q.ring)]
 		if c.qp == p {
 			c.free()
@@ -283,7 +266,7 @@ func (q *cq) purge(p *qp) {
 		q.ring[(q.head+kept)%len(q.ring)] = c
 		kept++
 	}
-	q.count.Add(int64(kept - n))
+	q.held = kept
 }
 
 func (q *cq) Close() error {
@@ -294,9 +277,6 @@ func (q *cq) Close() error {
 	if !ended {
 		return nil
 	}
-	q.mu.Lock()
-	q.count.Add(special) // so that Poll looks
-	q.mu.Unlock()
 	if q.channel != nil {
 		q.channel.events.remove(q)
 		q.channel.disown()

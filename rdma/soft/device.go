@@ -14,17 +14,13 @@ import (
 type Device struct {
 	owner
 	nic    *nic
-	engine *engine
 	events *mailbox[rdma.AsyncEvent] // grows until somebody waits, as the kernel's list does
 }
 
 var _ rdma.Device = (*Device)(nil)
 
 func openDevice(n *nic) *Device {
-	d := &Device{nic: n, events: newMailbox[rdma.AsyncEvent]("device"), engine: n.prov.sched}
-	if d.engine == nil {
-		d.engine = newEngine(n.prov)
-	}
+	d := &Device{nic: n, events: newMailbox[rdma.AsyncEvent]("device")}
 	d.open("device")
 	n.mu.Lock()
 	n.devices[d] = struct{}{}
@@ -124,9 +120,6 @@ func (d *Device) Close() error {
 	delete(d.nic.devices, d)
 	d.nic.mu.Unlock()
 	d.events.close()
-	if d.nic.prov.sched == nil {
-		d.engine.stop()
-	}
 	d.nic.prov.disown()
 	return nil
 }

@@ -1,90 +1,83 @@
 package soft
 
 import (
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/kvlane/kvlane/internal/fault"
-	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/rdma"
 )
 
 // running is the engine's part of a queue pair.
 type running struct {
-	mu       sync.Mutex // held by the engine while it is at this queue pair, and by a reset
-	issued   uint64     // requests that have started
-	retired  uint64     // requests that have completed
-	halted   bool       // one that has started will fail: no more start
-	listed   bool       // in engine.active
-	round    uint64     // of chooser
-	late     *Transfer  // a read that chooser keeps back
-	peer     *qp        // whom the queue pair reaches, found out when peerLink was its link
-	peerLink *link
-	ownLink  *link
-	inside   uint64       // engine.fillings while both queue pairs are inside of engine.filling
-	went     uint8        // what has started in it: a bit for each rdma.WROpcode
+	mu       sync.Mutex   // held by the engine while it is at this queue pair, and by a reset
+	issued   uint64       // requests that have started
+	retired  uint64       // requests that have completed
+	inflight []*Transfer  // of requests that have started and not completed, in order
+	late     *Transfer    // a read of inflight whose bytes move later
+	reads    int          // of inflight
+	halted   bool         // one that has started will fail: no more start
+	listed   bool         // in engine.active
 	tries    int          // in vain, of the request that comes next
 	due      time.Time    // when to try again; zero: now
 	hit      *fault.Fault // what goes wrong with the request that comes next
-	// received counts messages of the peer, whose engine changes it while it is inside the gate.
-	received uint32
+	received atomic.Uint32
 }
 
 // reset is called with mu held.
 func (r *running) reset() {
-	r.issued, r.retired, r.halted = 0, 0, false
-	r.peer, r.peerLink, r.ownLink, r.late = nil, nil, nil, nil
-	r.inside, r.went = 0, 0
+	r.issued, r.retired, r.halted, r.late, r.reads = 0, 0, false, nil, 0
+	r.inflight = nil
 	r.tries, r.due, r.hit = 0, time.Time{}, nil
-	r.received = 0
+	r.received.Store(0)
 }
 
-// engine executes the requests of queue pairs.
+// engine executes the requests of a provider's queue pairs by small steps: it starts one request, or completes one that has
+// landed.
 type engine struct {
 	prov    *Provider
-	number  int           // of those that the provider ever had
 	wake    chan struct{} // has one place
 	quit    chan struct{}
 	stopped chan struct{}
-	idle    atomic.Bool // somebody has to wake it
-	chooser *chooser    // with Options.Schedule
+	idle    atomic.Bool // a ring has to wake it
 
 	mu    sync.Mutex
-	rings []*qp // what has something to do, since the engine looked
+	rings []*qp // queue pairs with something to do, since the engine looked
 
-	// The rest belongs to whoever runs steps.
-	taken    []*qp // rings, taken over
-	active   []*qp // queue pairs with requests to start, or to flush
-	filling  *Transfer
-	fillings uint64      // number of filling, among all there were
-	inflight []*Transfer // in order
-	spare    []*Transfer
-	near     nearby
-	plan     plan
-	known    known
+	steps  sync.Mutex // held while a step is taken
+	rng    *rand.Rand // draws the steps; nil: queue pairs take turns
+	active []*qp      // queue pairs with something to do or under way
+	can    []step     // scratch: what is possible
+	spare  []*Transfer
 }
 
-// plan is what one request needs, before it is put into a transfer.
-type plan struct {
-	dst, src []mem.Extent
-	bytes    int64
-	local    []mem.Extent
-	scatter  []mem.Extent
-	holds    []hold
-	entered  int // of holds
-	uses     []use
+// step is something to do for a queue pair.
+type step struct {
+	q *qp
+	action
 }
 
-// hold is a gate that the request's transfer must be inside of; entered says that it is, by the request itself.
-type hold struct {
-	gate    *gate
-	entered bool
-}
+type action uint8
 
-func newEngine(p *Provider) *engine {
-	e := &engine{prov: p, number: int(p.engines.Add(1) - 1), wake: make(chan struct{}, 1), quit: make(chan struct{}), stopped: make(chan struct{}), near: newNearby(), fillings: 1}
-	go e.loop()
+const (
+	begin  action = iota // start a request, or flush those that will not start
+	land                 // let the bytes of the late read move
+	finish               // complete the first that has landed
+)
+
+func newEngine(p *Provider, s *Schedule) *engine {
+	e := &engine{prov: p, wake: make(chan struct{}, 1), quit: make(chan struct{}), stopped: make(chan struct{})}
+	if s != nil {
+		const stream = 0x736f6674
+		e.rng = rand.New(rand.NewPCG(s.Seed, stream))
+	}
+	if p.manual() {
+		close(e.stopped)
+	} else {
+		go e.loop()
+	}
 	return e
 }
 
@@ -94,7 +87,7 @@ func (e *engine) stop() {
 	<-e.stopped
 }
 
-// ring tells the engine that q has something to do. Cheap, and safe for concurrent use.
+// ring tells the engine that q has something to do. Safe for concurrent use.
 func (e *engine) ring(q *qp) {
 	if q.rung.Swap(true) {
 		return
@@ -124,7 +117,7 @@ func (e *engine) loop() {
 		if e.step() {
 			continue
 		}
-		// Whoever rings after idle is set wakes the engine; what was rung before, the second look finds.
+		// A ring after idle is set wakes the engine; an earlier one is found by the second look.
 		e.idle.Store(true)
 		if e.step() {
 			e.idle.Store(false)
@@ -145,129 +138,183 @@ func (e *engine) loop() {
 	}
 }
 
-// step does what there is to do and reports whether there was anything.
+// step does one thing and reports whether there was anything to do.
 func (e *engine) step() bool {
-	if e.chooser != nil {
-		return e.chooser.step(e)
-	}
+	e.steps.Lock()
+	defer e.steps.Unlock()
 	e.listen()
-	worked := e.reap()
-	return e.issue() || worked
+	for {
+		e.look()
+		if len(e.can) == 0 {
+			return false
+		}
+		n := 0
+		if e.rng != nil {
+			n = e.rng.IntN(len(e.can))
+		}
+		if e.do(e.can[n]) {
+			return true
+		}
+	}
 }
 
 // listen takes over what was rung.
 func (e *engine) listen() {
 	e.mu.Lock()
-	e.taken, e.rings = e.rings, e.taken[:0]
-	e.mu.Unlock()
-	for i, q := range e.taken {
+	defer e.mu.Unlock()
+	for _, q := range e.rings {
 		q.rung.Store(false)
-		q.run.mu.Lock()
-		e.list(q)
-		q.run.mu.Unlock()
-		e.taken[i] = nil
-	}
-}
-
-// list puts q among those to look at. The caller holds q.run.mu.
-func (e *engine) list(q *qp) {
-	if !q.run.listed {
-		q.run.listed = true
-		e.active = append(e.active, q)
-	}
-}
-
-// quantum is how many requests of one queue pair start before the others have their turn.
-const quantum = 256
-
-// turn is what is left to do for a queue pair after a visit.
-type turn uint8
-
-const (
-	resting turn = iota // nothing, until somebody rings
-	waiting             // something, at running.due
-	busy                // something, now
-)
-
-// busyTransfers is how many transfers keep a mover busy. While it has as many, the next one waits for more requests: a mover
-// does a few long ones faster than many short ones.
-const busyTransfers = 3
-
-// issue starts requests, of each queue pair in turn, and hands over the transfer that they make when it is full, or when
-// nothing more can join it and the mover has little else to do.
-func (e *engine) issue() bool {
-	worked, more, kept := false, false, 0
-	for i := 0; i < len(e.active); i++ {
-		q := e.active[i]
-		did, next := e.visit(q, quantum)
-		worked = worked || did
-		more = more || next == busy
-		if next != resting {
-			e.active[kept] = q
-			kept++
+		if !q.run.listed {
+			q.run.listed = true
+			e.active = append(e.active, q)
 		}
 	}
-	clear(e.active[kept:])
-	e.active = e.active[:kept]
-	if !more && !e.moverIsBusy() {
-		e.launch()
+	clear(e.rings)
+	e.rings = e.rings[:0]
+}
+
+// look finds what is possible now, and forgets queue pairs that have nothing to do until they ring.
+func (e *engine) look() {
+	e.can = e.can[:0]
+	kept, now := e.active[:0], time.Now()
+	for _, q := range e.active {
+		if e.options(q, now) {
+			kept = append(kept, q)
+		} else {
+			q.run.listed = false
+		}
 	}
-	return worked
+	clear(e.active[len(kept):])
+	e.active = kept
 }
 
-// moverIsBusy reports whether transfers are under way whose end will wake the engine, and enough of them.
-func (e *engine) moverIsBusy() bool {
-	n := len(e.inflight) - busyTransfers
-	return n >= 0 && !e.inflight[n].landed.Load()
-}
-
-// visit starts up to most requests of q, or flushes those that will not start, and reports whether it did anything.
-func (e *engine) visit(q *qp, most int) (worked bool, next turn) {
+// options adds what is possible for q, and reports whether q has anything to do, now or later.
+func (e *engine) options(q *qp, now time.Time) bool {
 	r := &q.run
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if len(r.inflight) > 0 && r.inflight[0].landed.Load() {
+		e.can = append(e.can, step{q, finish})
+	}
+	if r.late != nil {
+		e.can = append(e.can, step{q, land})
+	}
+	busy := len(r.inflight) > 0
 	switch q.at() {
 	case rdma.QPSErr:
 		r.due = time.Time{}
-		if r.retired == r.issued {
-			worked = e.flush(q)
+		if !busy && q.hasPosted() {
+			e.can = append(e.can, step{q, begin})
+			busy = true
 		}
 	case rdma.QPSRTS:
-		if r.halted {
+		if r.halted || r.issued == q.tail.Load() || q.readsFull() {
 			break
 		}
-		if !r.due.IsZero() && time.Now().Before(r.due) {
-			return false, waiting
-		}
-		r.due = time.Time{}
-		tail := q.tail.Load()
-		reached := e.reaches(q)
-		for n := 0; r.issued < tail; n++ {
-			if n == most {
-				return true, busy
-			}
-			w := &q.sq[r.issued&q.mask]
-			if reached && e.startAsBefore(q, w) {
-				worked = true
-				r.issued++
-				continue
-			}
-			if !e.start(q, w) {
-				if !r.due.IsZero() {
-					return n > 0, waiting
-				}
-				break
-			}
-			worked = true
-			r.issued++
-			if r.halted {
-				break
-			}
+		busy = true
+		if !now.Before(r.due) {
+			e.can = append(e.can, step{q, begin})
 		}
 	default:
 	}
-	r.listed = false
-	return worked, resting
+	return busy
+}
+
+// hasPosted reports whether q has requests that can be flushed. The caller holds q.run.mu.
+func (q *qp) hasPosted() bool {
+	return q.run.retired < q.tail.Load() || q.srq == nil && q.rq.canFlush()
+}
+
+// readsFull reports whether q's next request is a read, and as many as its connection allows are under way. What it allows none
+// of, fails when it starts. The caller holds q.run.mu.
+func (q *qp) readsFull() bool {
+	l := q.link.Load()
+	return l != nil && l.attr.MaxRDAtomic > 0 && q.run.reads >= int(l.attr.MaxRDAtomic) && q.next().opcode == rdma.WRRDMARead
+}
+
+// next returns the first request that has not started.
+func (q *qp) next() *sendWQE { return &q.sq[q.run.issued&q.mask] }
+
+// do takes a step and reports whether anything came of it.
+func (e *engine) do(s step) bool {
+	q := s.q
+	if e.rng == nil { // the others have their turn first
+		for i, o := range e.active {
+			if o == q {
+				copy(e.active[i:], e.active[i+1:])
+				e.active[len(e.active)-1] = q
+				break
+			}
+		}
+	}
+	switch s.action {
+	case finish:
+		e.finish(q)
+		return true
+	case land:
+		q.run.mu.Lock()
+		late := q.run.late
+		q.run.late = nil
+		q.run.mu.Unlock()
+		e.prov.o.Mover.Move(late)
+		return true
+	case begin:
+	}
+	return e.begin(q)
+}
+
+// begin starts the next request of q, or flushes what will not start, and reports whether it did. Bytes move without q.run.mu: the
+// mover may take its time.
+func (e *engine) begin(q *qp) bool {
+	r := &q.run
+	r.mu.Lock()
+	if q.at() == rdma.QPSErr {
+		defer r.mu.Unlock()
+		return e.flush(q)
+	}
+	if q.at() != rdma.QPSRTS || r.halted || r.issued == q.tail.Load() { // it was reset since
+		r.mu.Unlock()
+		return false
+	}
+	r.due = time.Time{}
+	t := e.start(q, q.next())
+	if t == nil {
+		r.mu.Unlock()
+		return false
+	}
+	r.issued++
+	r.inflight = append(r.inflight, t)
+	if t.read {
+		r.reads++
+	}
+	before, now := e.inOrder(r, t)
+	r.mu.Unlock()
+	for _, t := range [...]*Transfer{before, now} {
+		if t != nil {
+			e.prov.o.Mover.Move(t)
+		}
+	}
+	return true
+}
+
+// inOrder returns the transfers to move now that t, the last of r, has started: one that was kept back, if it must move before, and
+// t, each nil if not. With a schedule, the bytes of a read are taken at the peer in their turn, but may land here late: requests
+// behind it start before they have landed, unless they have SendFence, and read and write memory here as it is. What they write at
+// the peer the read does not see, and reads land in order.
+func (e *engine) inOrder(r *running, t *Transfer) (before, now *Transfer) {
+	w := &t.qp.sq[t.pos&t.qp.mask]
+	if late := r.late; late != nil && (t.read || w.flags&rdma.SendFence != 0 || overlaps(t.Batch.Dst, late.Batch.Src)) {
+		before, r.late = late, nil
+	}
+	switch {
+	case len(t.Batch.Dst) == 0:
+		t.landed.Store(true)
+		return before, nil
+	case e.rng != nil && t.read && e.rng.IntN(2) == 1:
+		r.late = t
+		return before, nil
+	}
+	return before, t
 }
 
 // nextDue returns how long to wait for the first of those that wait for a time.
@@ -282,62 +329,4 @@ func (e *engine) nextDue() (time.Duration, bool) {
 		}
 	}
 	return max(time.Until(first), 0), !first.IsZero()
-}
-
-// transfer returns the transfer that is being filled.
-func (e *engine) transfer() *Transfer {
-	if e.filling == nil {
-		if n := len(e.spare); n > 0 {
-			e.filling, e.spare = e.spare[n-1], e.spare[:n-1]
-		} else {
-			e.filling = &Transfer{engine: e}
-		}
-	}
-	return e.filling
-}
-
-// launch hands the transfer that is being filled to the mover.
-func (e *engine) launch() {
-	t := e.filling
-	if t == nil {
-		return
-	}
-	e.filling = nil
-	e.fillings++
-	e.near.forget()
-	e.inflight = append(e.inflight, t)
-	t.seal()
-	switch {
-	case t.pieces == 0:
-		t.landed.Store(true)
-	case e.chooser != nil && e.chooser.keepsBack(t):
-	default:
-		e.prov.o.Mover.Move(t)
-	}
-}
-
-// reap completes the requests of transfers that have landed, in order.
-func (e *engine) reap() bool {
-	n := 0
-	for n < len(e.inflight) && e.inflight[n].landed.Load() {
-		e.finish(e.inflight[n])
-		n++
-	}
-	if n == 0 {
-		return false
-	}
-	m := copy(e.inflight, e.inflight[n:])
-	clear(e.inflight[m:])
-	e.inflight = e.inflight[:m]
-	return true
-}
-
-// recycle gives back a transfer whose requests have completed.
-func (e *engine) recycle(t *Transfer) {
-	for _, g := range t.held {
-		g.inside.CompareAndSwap(t, nil) // t will be filled again, and is outside then
-		g.leave()
-	}
-	t.clear()
-	e.spare = append(e.spare, t)
 }

@@ -60,27 +60,27 @@ func opOf(o rdma.WROpcode) string {
 	}
 }
 
-// damage does to the plan of a request what the fault says.
-func (e *engine) damage(w *sendWQE, f *fault.Fault) {
-	p := &e.plan
+// damage does to the copies of a request what the fault says.
+func (e *engine) damage(t *Transfer, w *sendWQE, f *fault.Fault) {
+	b := &t.Batch
 	switch f.Action {
 	case fault.Partial:
 		w.status, w.recvStatus, w.cause = rdma.WCGeneralErr, rdma.WCGeneralErr, f.Err
-		left := p.bytes / 2
-		for i := range p.dst {
-			n := min(left, p.dst[i].Len)
-			p.dst[i].Len, p.src[i].Len = n, n
+		left := w.bytes / 2
+		for i := range b.Dst {
+			n := min(left, b.Dst[i].Len)
+			b.Dst[i].Len, b.Src[i].Len = n, n
 			left -= n
 		}
 	case fault.Corrupt:
-		if len(p.dst) == 0 {
+		if len(b.Dst) == 0 {
 			return
 		}
-		n := min(noiseBytes, p.dst[0].Len)
-		p.dst = append(p.dst, p.dst[0].Sub(n, p.dst[0].Len-n))
-		p.src = append(p.src, p.src[0].Sub(n, p.src[0].Len-n))
+		dst, src := b.Dst[0], b.Src[0]
+		n := min(noiseBytes, dst.Len)
+		t.add(dst.Sub(n, dst.Len-n), src.Sub(n, src.Len-n))
 		at := int64(f.Rand % uint64(e.prov.noise.Len()-noiseBytes))
-		p.dst[0].Len, p.src[0] = n, mem.Extent{Region: e.prov.noise, Off: at, Len: n}
+		b.Dst[0].Len, b.Src[0] = n, mem.Extent{Region: e.prov.noise, Off: at, Len: n}
 	case fault.Fail, fault.Crash, fault.Stall, fault.Delay:
 	}
 }

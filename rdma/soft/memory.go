@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"slices"
 	"sync"
-	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -148,13 +147,12 @@ func (m *mr) Close() error {
 }
 
 // keyTable finds memory regions by key. A key is an index and, in its lowest byte, a tag that changes with every use of the
-// index. Lookups take no lock.
+// index.
 type keyTable struct {
-	table atomic.Pointer[[]*mr] // by index; every change stores a changed copy
-
-	mu   sync.Mutex
-	tags []uint8 // by index: the tag last given
-	free []uint32
+	mu    sync.RWMutex
+	table []*mr   // by index, which 0 is nobody's of: a zero key is a mistake
+	tags  []uint8 // by index: the tag last given
+	free  []uint32
 }
 
 // remoteTag is the difference between the tags of the two keys of a region.
@@ -163,48 +161,37 @@ const remoteTag = 0x80
 func (k *keyTable) add(m *mr) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	var t []*mr
-	if old := k.table.Load(); old != nil {
-		t = slices.Clone(*old)
-	} else {
-		t = make([]*mr, 1) // index 0 is nobody's: a zero key is a mistake
-		k.tags = make([]uint8, 1)
-	}
 	var i uint32
 	if n := len(k.free); n > 0 {
 		i = k.free[0]
 		k.free = slices.Delete(k.free, 0, 1)
 	} else {
-		i = uint32(len(t))
-		t, k.tags = append(t, nil), append(k.tags, 0)
+		i = max(uint32(len(k.table)), 1)
+		grown := int(i) + 1 - len(k.table)
+		k.table, k.tags = append(k.table, make([]*mr, grown)...), append(k.tags, make([]uint8, grown)...)
 	}
 	k.tags[i] = (k.tags[i] + 1) % remoteTag
 	m.info.LKey = i<<8 | uint32(k.tags[i])
 	if m.info.Access&(rdma.AccessRemoteWrite|rdma.AccessRemoteRead) != 0 {
 		m.info.RKey = m.info.LKey | remoteTag
 	}
-	t[i] = m
-	k.table.Store(&t)
+	k.table[i] = m
 }
 
 func (k *keyTable) remove(m *mr) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	i := m.info.LKey >> 8
-	t := slices.Clone(*k.table.Load())
-	t[i] = nil
+	k.table[i] = nil
 	k.free = append(k.free, i)
-	k.table.Store(&t)
 }
 
 // find returns the region that has key as its local or its remote key, or nil.
 func (k *keyTable) find(key uint32) *mr {
-	t := k.table.Load()
-	if t == nil {
-		return nil
-	}
-	if i := key >> 8; i < uint32(len(*t)) {
-		return (*t)[i]
+	k.mu.RLock()
+	defer k.mu.RUnlock()
+	if i := key >> 8; i < uint32(len(k.table)) {
+		return k.table[i]
 	}
 	return nil
 }

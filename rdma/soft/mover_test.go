@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/errdefs"
-	"github.com/kvlane/kvlane/internal/sys/hostmem"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/rdma"
 	"github.com/kvlane/kvlane/rdma/soft"
@@ -181,9 +180,9 @@ func TestCloseWaitsForBytes(t *testing.T) {
 	}
 }
 
-// TestTransfersDoNotOverlap: whatever is posted, a mover that does the copies of a transfer in any order gives the bytes
+// TestRequestsLandInOrder: whatever is posted, a mover that does the copies of a transfer in any order gives the bytes
 // that one request after the other would.
-func TestTransfersDoNotOverlap(t *testing.T) {
+func TestRequestsLandInOrder(t *testing.T) {
 	for seed := range uint64(20) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, 2))
@@ -252,64 +251,29 @@ func TestTransfersDoNotOverlap(t *testing.T) {
 	}
 }
 
-// TestTransfersAreLarge: requests far from each other go to the mover together, within the bounds, whether they start one by one
-// or as the one before did.
-func TestTransfersAreLarge(t *testing.T) {
-	for _, tt := range []struct {
-		name         string
-		o            soft.Options
-		requests     int
-		bytes        uint32
-		cut          uint32 // where a second entry begins; zero: there is one
-		atMost, most int    // transfers
-	}{
-		{"no bound", soft.Options{}, 16, 4096, 0, 1, 2},
-		{"pieces", soft.Options{TransferPieces: 4}, 16, 4096, 0, 4, 5},
-		{"pieces, two of each", soft.Options{TransferPieces: 4}, 16, 4096, 512, 8, 9},
-		{"bytes", soft.Options{TransferBytes: 8192}, 16, 4096, 0, 8, 9},
-		{"larger than the bound", soft.Options{TransferBytes: 8192}, 4, 16384, 0, 4, 4},
-		{"entries that share a block", soft.Options{}, 16, 4096, 100, 1, 2},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			m := newSlowMover(1)
-			m.open = true
-			tt.o.Mover = m
-			r := newRig(t, tt.o, rdma.ConnectOptions{})
-			var wrs []rdma.SendWR
-			for i := range tt.requests {
-				at := int64(i) * int64(tt.bytes)
-				w := r.write(1, at, 1<<19+at, tt.bytes)
-				if tt.cut > 0 {
-					w.SGEs = []rdma.SGE{r.info.SGE(1<<19+at, tt.cut), r.info.SGE(1<<19+at+int64(tt.cut), tt.bytes-tt.cut)}
-				}
-				wrs = append(wrs, w)
+// TestMemoryIsHeld: memory is not given up while bytes of it move.
+func TestMemoryIsHeld(t *testing.T) {
+	m := newSlowMover(1)
+	r := newRig(t, soft.Options{Mover: m, DrainTimeout: 20 * time.Millisecond}, rdma.ConnectOptions{})
+	other, err := r.pd.RegMR(mem.All(region(t, 4096)), access)
+	check(t, err)
+	info := other.Info()
+	for n := range 3 {
+		second := from(r.write(1, 4096, 0, 8), info, 0)
+		post(t, r.qp, r.write(0, 0, 8192, 8), second)
+		m.holds(t, 2)
+		for _, mr := range []rdma.MR{r.mr, other} {
+			if err := mr.Close(); !errors.Is(err, errdefs.ErrBusy) {
+				t.Fatalf("memory of round %d: %v", n, err)
 			}
-			for range 2 {
-				before := m.moves
-				post(t, r.qp, wrs...)
-				good(t, r.cq, tt.requests)
-				if n := m.moves - before; n < tt.atMost || n > tt.most {
-					t.Errorf("%d transfers, want %d to %d", n, tt.atMost, tt.most)
-				}
-			}
-		})
+		}
+		m.letGo()
+		good(t, r.cq, 2)
+		m.shut()
 	}
-}
-
-// TestHugeRequest: a request larger than what the engine keeps track of goes alone.
-func TestHugeRequest(t *testing.T) {
-	const size = 192 << 20
-	r := newRig(t, soft.Options{Mover: soft.NullMover{}}, rdma.ConnectOptions{})
-	b, err := hostmem.Alloc(size)
-	check(t, err)
-	t.Cleanup(func() { check(t, hostmem.Free(b)) })
-	big, err := hostmem.Region(b)
-	check(t, err)
-	m, err := r.pd.RegMR(mem.All(big), access)
-	check(t, err)
-	closing(t, m)
-	i := m.Info()
-	w := rdma.SendWR{Opcode: rdma.WRRDMAWrite, Flags: rdma.SendSignaled, RKey: i.RKey, RemoteAddr: i.Addr + size/2, SGEs: []rdma.SGE{i.SGE(0, size/2)}}
-	post(t, r.qp, w, r.write(1, 0, 4096, 8), w)
-	good(t, r.cq, 3)
+	check(t, other.Close())
+	post(t, r.qp, from(r.write(1, 4096, 0, 8), info, 0))
+	if wc := await(t, r.cq, 1)[0]; wc.Status != rdma.WCLocProtErr {
+		t.Errorf("the key of memory that is gone: %+v", wc)
+	}
 }

@@ -58,16 +58,12 @@ type Options struct {
 	// DrainTimeout is how long a Close, or a reset of a queue pair, waits for bytes that the Mover is moving, before it
 	// gives up with ErrBusy. Default: 10 s.
 	DrainTimeout time.Duration
-	// TransferPieces and TransferBytes bound what the Mover is given at once, but for a single request that is larger. A
-	// piece is a scatter-gather entry, which as page numbers may be several. Defaults: 2048 pieces, 16 MiB.
-	TransferPieces int
-	TransferBytes  int64
 }
 
 // Schedule makes a provider take one step at a time: start one request, or let one that has landed complete. Which of
 // those that are possible is drawn from Seed. Requests of different queue pairs then overtake one another, completions come
 // late, and the bytes of a read land after requests behind it have started, unless those have SendFence: all as it may be
-// with hardware. A queue pair has as many reads under way as its MaxRDAtomic allows.
+// with hardware.
 type Schedule struct {
 	Seed uint64
 	// Manual providers take steps only in Provider.Step. The rest do on a goroutine of their own.
@@ -97,8 +93,6 @@ type PortOptions struct {
 
 const (
 	defaultDrainTimeout    = 10 * time.Second
-	defaultTransferPieces  = 2048
-	defaultTransferBytes   = 16 << 20
 	defaultMaxMessageBytes = 1 << 30
 )
 
@@ -110,12 +104,6 @@ func (o *Options) Validate() error {
 	}
 	if o.DrainTimeout < 0 {
 		bad("DrainTimeout", o.DrainTimeout)
-	}
-	if o.TransferPieces < 0 {
-		bad("TransferPieces", o.TransferPieces)
-	}
-	if o.TransferBytes < 0 {
-		bad("TransferBytes", o.TransferBytes)
 	}
 	names, gids := make(map[string]bool), make(map[rdma.GID]bool)
 	for i := range o.Devices {
@@ -148,8 +136,6 @@ const maxMessageBytes = 1 << 31
 
 func (o *Options) setDefaults() {
 	setDefault(&o.DrainTimeout, defaultDrainTimeout)
-	setDefault(&o.TransferPieces, defaultTransferPieces)
-	setDefault(&o.TransferBytes, defaultTransferBytes)
 	if o.Mover == nil {
 		o.Mover = CPUMover{}
 	}

@@ -72,9 +72,7 @@ func (o *owner) close(call string) (bool, error) {
 // gate counts those who are inside, and can be shut so that nobody enters any more.
 type gate struct {
 	word atomic.Int64 // number of those inside, plus shutBit
-	// inside is a transfer that is, or was: the engine that fills it need not enter again for it.
-	inside atomic.Pointer[Transfer]
-	idle   chan struct{}
+	idle chan struct{}
 }
 
 const shutBit = 1 << 62

@@ -9,7 +9,7 @@ import (
 )
 
 // retryAck lets a request wait for a peer that does not answer, until its retries are used up.
-func (e *engine) retryAck(q *qp, w *sendWQE, l *link) outcome {
+func (q *qp) retryAck(w *sendWQE, l *link) outcome {
 	const endless = 14 // how often to look when there is no end to it
 	if l.attr.Timeout != 0 && q.run.tries > int(l.attr.RetryCount) {
 		w.status = rdma.WCRetryExcErr
@@ -24,7 +24,7 @@ func (e *engine) retryAck(q *qp, w *sendWQE, l *link) outcome {
 }
 
 // retryRNR lets a request wait for a peer that has no receive posted.
-func (e *engine) retryRNR(q *qp, w *sendWQE, l, peer *link) outcome {
+func (q *qp) retryRNR(w *sendWQE, l, peer *link) outcome {
 	const endless = 7
 	if l.attr.RNRRetry != endless && q.run.tries > int(l.attr.RNRRetry) {
 		w.status = rdma.WCRNRRetryExcErr
@@ -40,31 +40,25 @@ func (r *running) retry(d time.Duration) outcome {
 	return waits
 }
 
-// reach returns the peer, or nil where none answers.
-func (q *qp) reach(l *link) *qp {
-	r := &q.run
-	if r.peer != nil && r.ownLink == l && r.peer.link.Load() == r.peerLink && r.peer.answers() && l.port.active.Load() && r.peerLink.port.active.Load() {
-		return r.peer
-	}
-	r.peer = nil
+// reach returns the peer and its link, or nil where none answers.
+func (q *qp) reach(l *link) (*qp, *link) {
 	pt := q.prov().portOf(l.attr.Address.GID)
 	if pt == nil || !pt.active.Load() || !l.port.active.Load() {
-		return nil
+		return nil, nil
 	}
 	peer := pt.nic.find(l.attr.DestQPNum)
 	if peer == nil || !peer.answers() {
-		return nil
+		return nil, nil
 	}
 	pl := peer.link.Load()
 	if pl == nil || pl.port != pt || pl.attr.DestQPNum != q.num || !l.port.hasGID(pl.attr.Address.GID) {
-		return nil
+		return nil, nil
 	}
 	// The peer takes the next packet and no other.
-	if (pl.attr.RQPSN+peer.run.received)&psnMask != (l.attr.SQPSN+uint32(r.issued))&psnMask {
-		return nil
+	if (pl.attr.RQPSN+peer.run.received.Load())&psnMask != (l.attr.SQPSN+uint32(q.run.issued))&psnMask {
+		return nil, nil
 	}
-	r.peer, r.peerLink, r.ownLink, r.inside = peer, pl, l, 0
-	return peer
+	return peer, pl
 }
 
 // answers reports whether the queue pair takes requests of its peer.

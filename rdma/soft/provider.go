@@ -3,7 +3,6 @@ package soft
 import (
 	"fmt"
 	"strings"
-	"sync/atomic"
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/sys/hostmem"
@@ -16,11 +15,9 @@ const providerName = "soft"
 // Provider is a set of software NICs that see one another. It implements rdma.Provider.
 type Provider struct {
 	owner
-	o     Options
-	nics  []*nic
-	sched *engine // of all devices, with Options.Schedule; else nil
-	// engines counts those that devices have had.
-	engines atomic.Int64
+	o      Options
+	nics   []*nic
+	engine *engine
 
 	noise *mem.Region // for corrupting; nil without Options.Faults
 
@@ -45,9 +42,7 @@ func New(o Options) (*Provider, error) {
 	for i := range o.Devices {
 		p.nics = append(p.nics, newNIC(p, i))
 	}
-	if o.Schedule != nil {
-		p.sched = newScheduledEngine(p, *o.Schedule)
-	}
+	p.engine = newEngine(p, o.Schedule)
 	p.open("provider")
 	return p, nil
 }
@@ -105,9 +100,7 @@ func (p *Provider) Close() error {
 	if !ended {
 		return nil
 	}
-	if p.sched != nil {
-		p.sched.stop()
-	}
+	p.engine.stop()
 	if p.noise != nil {
 		if err := hostmem.Free(p.noise.Bytes()); err != nil {
 			return fmt.Errorf("close provider: %w", err)
@@ -122,7 +115,7 @@ func (p *Provider) Step() bool {
 	if !p.manual() {
 		panic("soft: Step of a provider that steps by itself")
 	}
-	return p.sched.step()
+	return p.engine.step()
 }
 
 func (p *Provider) manual() bool { return p.o.Schedule != nil && p.o.Schedule.Manual }

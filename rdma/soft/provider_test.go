@@ -24,7 +24,7 @@ func TestFaultsNeedAMoverOfHostMemory(t *testing.T) {
 func TestOptionsRefused(t *testing.T) {
 	gid := rdma.GID{15: 1}
 	o := soft.Options{
-		DrainTimeout: -1, TransferPieces: -1, TransferBytes: -1,
+		DrainTimeout: -1,
 		Devices: []soft.DeviceOptions{
 			{Name: "a", Ports: []soft.PortOptions{{MTU: 9, MaxMessageBytes: 1<<31 + 1, GIDs: []rdma.GID{gid, {}, {}}}}},
 			{Name: "a", Ports: []soft.PortOptions{{GIDs: []rdma.GID{gid}}}},
@@ -34,7 +34,7 @@ func TestOptionsRefused(t *testing.T) {
 	if !errors.Is(err, errdefs.ErrInvalid) {
 		t.Fatalf("error %v", err)
 	}
-	for _, want := range []string{"DrainTimeout", "TransferPieces", "TransferBytes", "[0].MTU", "MaxMessageBytes", "Devices[1].Name", "Devices[1].Ports[0].GIDs"} {
+	for _, want := range []string{"DrainTimeout", "[0].MTU", "MaxMessageBytes", "Devices[1].Name", "Devices[1].Ports[0].GIDs"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("the error does not speak of %s: %v", want, err)
 		}
@@ -90,8 +90,8 @@ func TestClosedProvider(t *testing.T) {
 	}
 }
 
-// TestManyEngines: devices work at the same time, each on an engine of its own, also on memory of one another.
-func TestManyEngines(t *testing.T) {
+// TestManyDevices: devices work at the same time, also on memory of one another.
+func TestManyDevices(t *testing.T) {
 	p, err := soft.New(soft.Options{Devices: make([]soft.DeviceOptions, 4)})
 	check(t, err)
 	closing(t, p)

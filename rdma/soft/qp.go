@@ -33,20 +33,14 @@ type qp struct {
 	state atomic.Uint32 // attr.State, for the engines
 	link  atomic.Pointer[link]
 
-	// The send queue: places [freed, tail) are taken, [retired, issued) have started. Position p lies at sq[p&mask]. What
-	// poster, poller and engine write is kept off the lines of what all of them read.
+	// The send queue: places [freed, tail) are taken, [retired, issued) have started. Position p lies at sq[p&mask].
 	sq    []sendWQE
 	mask  uint64
-	sges  []rdma.SGE // caps.MaxSendSGE a place, of requests that have more than one
-	_     cacheLine
 	tail  atomic.Uint64
 	freed atomic.Uint64
 	rung  atomic.Bool // the engine has been told that there is something to do
-	_     cacheLine
 	run   running
 }
-
-type cacheLine [64]byte
 
 // link is what a queue pair knows of its connection. It is immutable.
 type link struct {
@@ -116,7 +110,7 @@ func (p *pd) newQP(call string, o rdma.QPOptions) (*qp, error) {
 	for size < c.MaxSendWR {
 		size *= 2
 	}
-	q.sq, q.mask, q.sges = make([]sendWQE, size), uint64(size-1), make([]rdma.SGE, size*c.MaxSendSGE)
+	q.sq, q.mask = make([]sendWQE, size), uint64(size-1)
 	return q, nil
 }
 
@@ -180,6 +174,7 @@ func (q *qp) allocInline() error {
 
 func (q *qp) dev() *Device    { return q.pd.dev }
 func (q *qp) prov() *Provider { return q.pd.dev.nic.prov }
+func (q *qp) engine() *engine { return q.prov().engine }
 
 func (q *qp) Num() uint32 { return q.num }
 
@@ -223,7 +218,7 @@ func (q *qp) postRecv(call string, wrs []rdma.RecvWR) (int, error) {
 	}
 	n, err := q.rq.post(call, wrs)
 	if n > 0 && q.attr.State == rdma.QPSErr {
-		q.dev().engine.ring(q)
+		q.engine().ring(q)
 	}
 	return n, err
 }

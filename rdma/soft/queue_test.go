@@ -3,7 +3,6 @@ package soft_test
 import (
 	"bytes"
 	"errors"
-	"runtime"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -402,38 +401,6 @@ func TestDeviceMemory(t *testing.T) {
 				t.Errorf("error %v, want %v", err, tt.want)
 			}
 		})
-	}
-}
-
-// TestNoAllocations: posting, executing and polling allocate nothing.
-func TestNoAllocations(t *testing.T) {
-	r := newRig(t, soft.Options{}, rdma.ConnectOptions{})
-	var wrs []rdma.SendWR
-	for i := range rigDepth {
-		w := r.write(uint64(i), int64(i)*4096, 1<<19+int64(i)*4096, 4096)
-		if i%2 == 1 {
-			w.Opcode = rdma.WRRDMARead
-		}
-		if i != rigDepth-1 {
-			w.Flags = 0
-		}
-		wrs = append(wrs, w)
-	}
-	wcs := make([]rdma.WC, 4)
-	n := testing.AllocsPerRun(200, func() {
-		if _, err := r.qp.PostSend(wrs); err != nil {
-			t.Fatal(err)
-		}
-		for got := 0; got == 0; {
-			var err error
-			runtime.Gosched()
-			if got, err = r.cq.Poll(wcs); err != nil {
-				t.Fatal(err)
-			}
-		}
-	})
-	if n > 0 {
-		t.Errorf("%v allocations a chain", n)
 	}
 }
 

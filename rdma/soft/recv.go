@@ -96,6 +96,13 @@ func (r *recvQueue) takeToFlush() (uint32, bool) {
 	return r.take(), true
 }
 
+// canFlush reports whether takeToFlush would take one.
+func (r *recvQueue) canFlush() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.inbound == 0 && r.count > 0
+}
+
 // take is called with mu held, and count above zero.
 func (r *recvQueue) take() uint32 {
 	slot := r.posted[r.head]

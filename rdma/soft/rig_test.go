@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvlane/kvlane/internal/sys/hostmem"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/rdma"
 	"github.com/kvlane/kvlane/rdma/soft"
@@ -81,19 +82,6 @@ func register(t *testing.T, pd rdma.PD, m *mem.Region, a rdma.Access) rdma.MRInf
 	check(t, err)
 	closing(t, mr)
 	return mr.Info()
-}
-
-// keepBusy has a queue pair of its own give the mover as many transfers as it takes for the requests that follow to make one
-// more, together. Completions are only of requests that fail.
-func (r *rig) keepBusy(t *testing.T, m *slowMover) {
-	t.Helper()
-	q := r.newQP(t, rdma.ConnectOptions{})
-	for i := range 3 {
-		w := r.write(99, 1<<20-1024, 1<<20-2048-int64(i)*1024, 8)
-		w.Flags = 0
-		post(t, q, w)
-		m.holds(t, i+1)
-	}
 }
 
 func closing(t *testing.T, c io.Closer) {
@@ -182,46 +170,23 @@ func state(t *testing.T, q rdma.QP) rdma.QPState {
 
 // slowMover keeps transfers until they are let go, in order. Then it does the copies of each in an order of its own.
 type slowMover struct {
-	gpu     map[*mem.Region][]byte // memory that the CPU does not reach
 	mu      sync.Mutex
 	rng     *rand.Rand
 	open    bool
 	held    []*soft.Transfer
 	overlap bool  // a transfer had a destination twice, or as a source
 	err     error // what transfers end with
-	moves   int
-	plain   int // runs of requests that were started as the one before was
 }
 
 func newSlowMover(seed uint64) *slowMover {
-	return &slowMover{rng: rand.New(rand.NewPCG(seed, 1)), gpu: make(map[*mem.Region][]byte)}
-}
-
-// device makes memory of a device, which nobody but the mover reaches. Its bytes are returned as well.
-func (m *slowMover) device(t *testing.T, n int64) (*mem.Region, []byte) {
-	t.Helper()
-	r, err := mem.NewRegion(mem.RegionSpec{Kind: mem.KindDevice, Len: n, Dev: 1 << 40})
-	check(t, err)
-	b := make([]byte, n)
-	m.gpu[r] = b
-	return r, b
+	return &slowMover{rng: rand.New(rand.NewPCG(seed, 1))}
 }
 
 func (m *slowMover) Reaches(*mem.Region) error { return nil }
 
-// bytes returns the bytes of an extent.
-func (m *slowMover) bytes(e mem.Extent) []byte {
-	if b := m.gpu[e.Region]; b != nil {
-		return b[e.Off:][:e.Len]
-	}
-	return e.Bytes()
-}
-
 func (m *slowMover) Move(t *soft.Transfer) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.moves++
-	m.plain += t.PlainRuns()
 	m.held = append(m.held, t)
 	if m.open {
 		m.release()
@@ -235,7 +200,7 @@ func (m *slowMover) release() {
 		if m.err == nil {
 			dst, src := extents(t)
 			for _, i := range m.rng.Perm(len(dst)) {
-				copy(m.bytes(dst[i]), m.bytes(src[i]))
+				copy(dst[i].Bytes(), src[i].Bytes())
 			}
 		}
 		t.Done(m.err)
@@ -301,4 +266,21 @@ func within(t *testing.T, d time.Duration) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), d)
 	t.Cleanup(cancel)
 	return ctx
+}
+
+func check(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
+}
+
+func region(tb testing.TB, bytes int64) *mem.Region {
+	tb.Helper()
+	m, err := hostmem.Alloc(bytes)
+	check(tb, err)
+	tb.Cleanup(func() { check(tb, hostmem.Free(m)) })
+	r, err := hostmem.Region(m)
+	check(tb, err)
+	return r
 }

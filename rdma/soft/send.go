@@ -9,24 +9,17 @@ import (
 )
 
 // sendWQE is a request in a send queue. The poster writes it before it publishes its position; afterwards it is the engine's.
-// All that a request needs that ends well is in the first of two cache lines, to which the engine does not write: lines
-// that both write cost each of them more than anything else here.
 type sendWQE struct {
 	wrid       uint64
 	remoteAddr uint64
-	only       [1]rdma.SGE // where there is but one; else they are in qp.sges
+	sges       []rdma.SGE // empty with SendInline
 	rkey       uint32
 	imm        uint32
-	bytes      uint32 // of the message, mod 2^32 where tooLong
+	bytes      int64
 	opcode     rdma.WROpcode
 	flags      rdma.SendFlags
-	sges       uint8 // number of them, or 1 for an inline payload
-	tooLong    bool  // for 32 bits
 
 	found
-	peer  *qp   // with received or peerFails; nil in a place that is free
-	cause error // with status; nil in a place that is free
-	_     [40]byte
 }
 
 // found is what the engine has found when it started a request.
@@ -37,6 +30,8 @@ type found struct {
 	status     rdma.WCStatus
 	recvStatus rdma.WCStatus
 	slot       uint32
+	peer       *qp   // with received or peerFails
+	cause      error // with status
 }
 
 // hasImm reports whether requests of that opcode carry immediate data.
@@ -53,7 +48,7 @@ func (q *qp) PostSend(wrs []rdma.SendWR) (int, error) {
 	const call = "soft_post_send"
 	n, err := q.postSend(call, wrs)
 	if n > 0 {
-		q.dev().engine.ring(q)
+		q.engine().ring(q)
 	}
 	if err != nil {
 		return n, fmt.Errorf("post %d requests on queue pair %d: %w", len(wrs), q.num, err)
@@ -104,37 +99,25 @@ func (q *qp) put(call string, w *rdma.SendWR, pos uint64) error {
 		return refuse("unknown opcode")
 	}
 	i := pos & q.mask
-	e := &q.sq[i]
-	sges := len(w.SGEs)
-	var bytes int64
+	bytes := w.Bytes()
 	if w.Flags&rdma.SendInline != 0 {
-		if w.Opcode == rdma.WRRDMARead || sges > 0 || len(w.Inline) > q.caps.MaxInlineBytes {
+		if w.Opcode == rdma.WRRDMARead || len(w.SGEs) > 0 || len(w.Inline) > q.caps.MaxInlineBytes {
 			return refuse(fmt.Sprintf("inline payloads are of up to %d bytes, of sends and writes without scatter-gather entries", q.caps.MaxInlineBytes))
 		}
-		sges, bytes = 1, int64(len(w.Inline))
-		if bytes > 0 {
+		if bytes = int64(len(w.Inline)); bytes > 0 {
 			copy(q.inline.Bytes()[int(i)*q.caps.MaxInlineBytes:], w.Inline)
 		}
-	} else {
-		if sges > q.caps.MaxSendSGE || w.Opcode == rdma.WRRDMARead && sges > q.dev().nic.info.MaxSGERead {
-			return refuse(fmt.Sprintf("%d scatter-gather entries, of %d at most", sges, q.caps.MaxSendSGE))
-		}
-		if sges == 1 {
-			e.only[0] = w.SGEs[0]
-			bytes = int64(w.SGEs[0].Length)
-		} else {
-			bytes = w.Bytes()
-			copy(q.sges[int(i)*q.caps.MaxSendSGE:], w.SGEs)
-		}
+	} else if n := len(w.SGEs); n > q.caps.MaxSendSGE || w.Opcode == rdma.WRRDMARead && n > q.dev().nic.info.MaxSGERead {
+		return refuse(fmt.Sprintf("%d scatter-gather entries, of %d at most", n, q.caps.MaxSendSGE))
 	}
 	flags := w.Flags
 	if q.signalAll {
 		flags |= rdma.SendSignaled
 	}
-	// Field by field: what is cleared when a request completes need not be cleared again, and pointers cost barriers.
-	e.wrid, e.remoteAddr, e.rkey, e.imm = w.WRID, w.RemoteAddr, w.RKey, w.Imm
-	e.bytes, e.tooLong = uint32(bytes), bytes>>32 != 0
-	e.opcode, e.flags, e.sges = w.Opcode, flags, uint8(sges)
-	e.found = found{}
+	e := &q.sq[i]
+	*e = sendWQE{
+		wrid: w.WRID, remoteAddr: w.RemoteAddr, rkey: w.RKey, imm: w.Imm, opcode: w.Opcode, flags: flags,
+		bytes: bytes, sges: append(e.sges[:0], w.SGEs...),
+	}
 	return nil
 }

@@ -50,7 +50,7 @@ func (q *qp) modify(call string, a rdma.QPAttr) error {
 	switch {
 	case a.State == rdma.QPSErr && old.State != rdma.QPSReset:
 		q.setState(rdma.QPSErr)
-		q.dev().engine.ring(q)
+		q.engine().ring(q)
 		return nil
 	case a.State == rdma.QPSInit && old.State == rdma.QPSReset:
 		if err := q.checkInit(call, &a); err != nil {
@@ -121,7 +121,7 @@ func (q *qp) quiesce(call string) error {
 		q.mu.Lock()
 		defer q.mu.Unlock()
 		q.setState(rdma.QPSErr)
-		q.dev().engine.ring(q)
+		q.engine().ring(q)
 		return err
 	}
 	q.run.mu.Lock() // the engine may be flushing
@@ -153,7 +153,7 @@ func (q *qp) fail(e rdma.EventType) {
 	if !failed {
 		return
 	}
-	q.dev().engine.ring(q)
+	q.engine().ring(q)
 	if e != noEvent {
 		q.dev().events.put(rdma.AsyncEvent{Type: e, QPNum: q.num})
 	}

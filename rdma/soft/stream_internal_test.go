@@ -6,38 +6,24 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/fault"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/stream"
+	streamcopy "github.com/kvlane/kvlane/stream/copy"
 )
 
-// stuckStream takes so many batches and completes none before it is told.
-type stuckStream struct {
-	stream.Stream
-	room    chan struct{}
-	tickets chan *stream.Ticket
+// fullStream has no room.
+type fullStream struct{ stream.Stream }
+
+func (fullStream) Submit(ctx context.Context, _ *mem.Batch) (*stream.Ticket, error) {
+	<-ctx.Done()
+	return nil, context.Cause(ctx)
 }
 
-func newStuckStream(room int) *stuckStream {
-	return &stuckStream{room: make(chan struct{}, room), tickets: make(chan *stream.Ticket, room)}
-}
-
-func (s *stuckStream) Submit(ctx context.Context, _ *mem.Batch) (*stream.Ticket, error) {
-	select {
-	case s.room <- struct{}{}:
-		t := stream.NewTicket(1, nil)
-		s.tickets <- t
-		return t, nil
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
-	}
-}
-
-func (s *stuckStream) resolve() {
-	for len(s.tickets) > 0 {
-		(<-s.tickets).Resolve(stream.Completion{}, nil)
-	}
-}
+func (fullStream) Close(context.Context) error { return nil }
 
 // within calls f and fails if it does not return.
 func within(t *testing.T, what string, f func()) {
@@ -46,46 +32,94 @@ func within(t *testing.T, what string, f func()) {
 	go func() { defer close(done); f() }()
 	select {
 	case <-done:
-	case <-time.After(5 * time.Second):
+	case <-time.After(20 * time.Second):
 		t.Fatalf("%s does not end", what)
 	}
 }
 
-// TestDefectMoverWaitsForAStuckStreamWithoutEnd: a stream that takes no more, be it that its places are taken or the mover's own,
-// fails the next transfer after a while, which has not begun.
+// TestDefectMoverWaitsForAStuckStreamWithoutEnd: a stream that takes no more fails the next transfer after a while, which has not
+// begun, and one that is being opened or copies holds up a Close no longer than its context says.
 func TestDefectMoverWaitsForAStuckStreamWithoutEnd(t *testing.T) {
-	for name, room := range map[string]int{"of the stream": 2, "of the mover": 2 * maxOwed} {
-		t.Run(name, func(t *testing.T) {
-			s := newStuckStream(room)
-			m := NewStreamMover(s)
-			m.lanes[0].patience = 10 * time.Millisecond
-			e := &engine{wake: make(chan struct{}, 1)}
-			var all []*Transfer
-			for range min(room, maxOwed) {
-				all = append(all, &Transfer{engine: e, pieces: 1})
-				within(t, "Move with room", func() { m.Move(all[len(all)-1]) })
-			}
-			late := &Transfer{engine: e, pieces: 1}
-			within(t, "Move without room", func() { m.Move(late) })
-			if !late.landed.Load() || !errors.Is(late.err, errdefs.ErrBusy) {
-				t.Errorf("the transfer without room has ended: %t, %v", late.landed.Load(), late.err)
-			}
-			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
-			defer cancel()
-			within(t, "Close", func() {
-				if err := m.Close(ctx); !errors.Is(err, errdefs.ErrBusy) || !errors.Is(err, context.DeadlineExceeded) {
-					t.Errorf("close while the stream is at it: %v", err)
-				}
-			})
-			s.resolve()
-			if err := m.Close(t.Context()); err != nil {
-				t.Errorf("close again: %v", err)
-			}
-			for i, tr := range all {
-				if !tr.landed.Load() || tr.err != nil {
-					t.Errorf("transfer %d has ended: %t, %v", i, tr.landed.Load(), tr.err)
-				}
-			}
-		})
+	m := NewStreamMover(func() (stream.Stream, error) { return fullStream{}, nil })
+	m.patience = 10 * time.Millisecond
+	within(t, "a copy without room", func() {
+		if err := m.copy(&mem.Batch{}); !errors.Is(err, errdefs.ErrBusy) {
+			t.Errorf("without room: %v", err)
+		}
+	})
+	if err := m.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := m.copy(&mem.Batch{}); !errors.Is(err, errdefs.ErrClosed) {
+		t.Errorf("copy after Close: %v", err)
+	}
+
+	asked, let := make(chan struct{}), make(chan struct{})
+	m = NewStreamMover(func() (stream.Stream, error) {
+		close(asked)
+		<-let
+		return nil, errdefs.ErrNotSupported
+	})
+	tr := &Transfer{qp: &qp{pd: &pd{dev: &Device{nic: &nic{prov: &Provider{engine: &engine{}}}}}}}
+	moved := make(chan struct{})
+	go func() { defer close(moved); m.Move(tr) }()
+	<-asked
+	within(t, "Close", func() {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+		defer cancel()
+		if err := m.Close(ctx); !errors.Is(err, errdefs.ErrBusy) || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("close while a stream is being opened: %v", err)
+		}
+	})
+	close(let)
+	<-moved
+	if !tr.landed.Load() || !errors.Is(tr.err, errdefs.ErrNotSupported) {
+		t.Errorf("the transfer ended: %t, %v", tr.landed.Load(), tr.err)
+	}
+	if err := m.Close(t.Context()); err != nil {
+		t.Errorf("close again: %v", err)
+	}
+}
+
+// TestMoverClosesWhatBrokeUnseen: the device takes a copy and does not say when it is done. The copy ends once that stream is
+// closed, and the next goes by another.
+func TestMoverClosesWhatBrokeUnseen(t *testing.T) {
+	plan := fault.New(1)
+	dev, err := sim.Open(sim.Options{Faults: plan})
+	if err != nil {
+		t.Fatal(err)
+	}
+	opened := 0
+	m := NewStreamMover(func() (stream.Stream, error) {
+		opened++
+		return streamcopy.Open(dev, streamcopy.Options{Path: stream.PathCopyEngine})
+	})
+	host, herr := dev.AllocHost(4096)
+	gpu, gerr := dev.Alloc(4096, device.AllocOptions{})
+	if err := errors.Join(herr, gerr); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(m.Close(context.Background()), dev.Free(host), dev.Free(gpu), dev.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	b := &mem.Batch{Dst: []mem.Extent{mem.All(gpu)}, Src: []mem.Extent{mem.All(host)}}
+	n := int(plan.Seen(sim.OpRecord)) // the stream tries twice
+	for i := range 2 {
+		plan.Add(fault.Nth(sim.OpRecord, n+i).Fail(nil))
+	}
+	within(t, "a copy without an event", func() {
+		if err := m.copy(b); !errors.Is(err, fault.ErrInjected) {
+			t.Errorf("a copy without an event: %v", err)
+		}
+	})
+	within(t, "the next copy", func() {
+		if err := m.copy(b); err != nil {
+			t.Error(err)
+		}
+	})
+	if opened != 2 {
+		t.Errorf("%d streams were opened", opened)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/rdma"
 	"github.com/kvlane/kvlane/rdma/soft"
+	"github.com/kvlane/kvlane/stream"
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
 )
 
@@ -35,10 +36,7 @@ func newGPURig(t *testing.T, faults *fault.Plan) *gpuRig {
 	dev, err := sim.Open(sim.Options{Faults: faults})
 	check(t, err)
 	closing(t, dev)
-	s, err := streamcopy.Open(dev, streamcopy.Options{})
-	check(t, err)
-	t.Cleanup(func() { check(t, s.Close(context.Background())) })
-	m := soft.NewStreamMover(s)
+	m := soft.NewStreamMover(func() (stream.Stream, error) { return streamcopy.Open(dev, streamcopy.Options{}) })
 	t.Cleanup(func() { check(t, m.Close(context.Background())) })
 	r := &gpuRig{}
 	r.host, err = dev.AllocHost(gpuBytes)

@@ -1,19 +1,15 @@
 package nic_test
 
 import (
-	"context"
 	"fmt"
 	"math/rand/v2"
-	"runtime"
 	"slices"
-	"sync"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/kvlane/kvlane/mem"
-	"github.com/kvlane/kvlane/rdma/soft"
 	"github.com/kvlane/kvlane/stream"
 	"github.com/kvlane/kvlane/stream/nic"
 	"github.com/kvlane/kvlane/stream/streamtest"
@@ -137,78 +133,5 @@ func BenchmarkRoundTrip(b *testing.B) {
 		if err := t.Wait(ctx); err != nil {
 			b.Fatal(err)
 		}
-	}
-}
-
-// pacedStream stands in for the copy stream of a GPU: batches take as long as their bytes at rate, and overhead each. It
-// moves nothing.
-type pacedStream struct {
-	overhead time.Duration
-	rate     float64 // bytes a nanosecond
-	work     chan paced
-	ended    chan struct{}
-	mu       sync.Mutex
-	id       uint64
-	free     time.Time // when what was submitted is done
-}
-
-type paced struct {
-	ticket *stream.Ticket
-	bytes  int64
-	due    time.Time
-}
-
-func newPacedStream(overhead time.Duration, gbps float64) *pacedStream {
-	s := &pacedStream{overhead: overhead, rate: gbps, work: make(chan paced, 1024), ended: make(chan struct{})}
-	go func() {
-		defer close(s.ended)
-		for p := range s.work {
-			if d := time.Until(p.due); d > 0 { // the runtime's timers are coarser than a batch is long
-				ts := unix.NsecToTimespec(d.Nanoseconds())
-				_ = unix.Nanosleep(&ts, nil) // woken early, it is a little faster
-			}
-			p.ticket.Resolve(stream.Completion{Path: stream.PathKernel, Bytes: p.bytes}, nil)
-		}
-	}()
-	return s
-}
-
-func (s *pacedStream) Submit(_ context.Context, b *mem.Batch) (*stream.Ticket, error) {
-	n := b.Bytes()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if now := time.Now(); s.free.Before(now) {
-		s.free = now
-	}
-	s.free = s.free.Add(s.overhead + time.Duration(float64(n)/s.rate))
-	s.id++
-	p := paced{ticket: stream.NewTicket(s.id, func() {}), bytes: n, due: s.free}
-	s.work <- p
-	return p.ticket, nil
-}
-
-func (s *pacedStream) Err() error { return nil }
-
-func (s *pacedStream) Close(context.Context) error {
-	close(s.work)
-	<-s.ended
-	return nil
-}
-
-// BenchmarkPaced is the rate at which blocks pass through the stream and NICs in software to copy streams that together take
-// 55 GB/s and need 4 us a batch: what is less is what the CPUs of this machine are too slow for.
-func BenchmarkPaced(b *testing.B) {
-	const size, n = 4096, 4096
-	for _, c := range []struct{ nics, sges int }{{1, 1}, {1, nic.DefaultMaxSGE}, {2, nic.DefaultMaxSGE}, {4, nic.DefaultMaxSGE}} {
-		b.Run(fmt.Sprintf("nics=%d/sges=%d/cpus=%d", c.nics, c.sges, runtime.GOMAXPROCS(0)), func(b *testing.B) {
-			var streams []stream.Stream
-			for range c.nics {
-				streams = append(streams, newPacedStream(4*time.Microsecond, 55/float64(c.nics)))
-			}
-			g := newRig(b, rigOptions{nics: c.nics, soft: soft.Options{Mover: moverOn(b, streams)}})
-			s := g.openUntilEnd(b, nic.Options{MaxSGE: c.sges, SendDepth: 8192, StripeBytes: 16 << 10})
-			b.SetBytes(size * n)
-			benchmarkBatches(b, s, []*mem.Batch{blocks(g.pinned(b, size*n), g.device(b, size*n), mem.ToPages, size)}, 8)
-		})
 	}
 }

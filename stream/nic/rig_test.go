@@ -108,32 +108,13 @@ type rigOptions struct {
 	stream   bool          // they are moved by soft.StreamMover
 }
 
-// streamMover is the mover for GPUs, on n copy streams that choose their paths.
-func streamMover(tb testing.TB, dev device.Device, n int) soft.Mover {
+// streamMover is the mover for GPUs, on a copy stream that chooses its paths. It is closed when the test ends.
+func streamMover(tb testing.TB, dev device.Device) soft.Mover {
 	tb.Helper()
-	var streams []stream.Stream
-	for range n {
-		s, err := streamcopy.Open(dev, streamcopy.Options{})
-		if err != nil {
-			tb.Fatal(err)
-		}
-		streams = append(streams, s)
-	}
-	return moverOn(tb, streams)
-}
-
-// moverOn closes mover and streams when the test ends.
-func moverOn(tb testing.TB, streams []stream.Stream) soft.Mover {
-	tb.Helper()
-	m := soft.NewStreamMover(streams[0], streams[1:]...)
+	m := soft.NewStreamMover(func() (stream.Stream, error) { return streamcopy.Open(dev, streamcopy.Options{}) })
 	tb.Cleanup(func() {
 		if err := m.Close(deadline(tb)); err != nil {
 			tb.Error(err)
-		}
-		for _, s := range streams {
-			if err := s.Close(deadline(tb)); err != nil {
-				tb.Error(err)
-			}
 		}
 	})
 	return m
@@ -155,7 +136,7 @@ func newRig(tb testing.TB, o rigOptions) *rig {
 		o.soft.Mover = soft.NullMover{}
 	case o.soft.Mover != nil:
 	case o.stream:
-		o.soft.Mover = streamMover(tb, g.dev, max(o.nics, 1))
+		o.soft.Mover = streamMover(tb, g.dev)
 	default:
 		mover := newCopyMover(g.dev)
 		o.soft.Mover = mover

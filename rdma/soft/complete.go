@@ -1,50 +1,28 @@
 package soft
 
-import "github.com/kvlane/kvlane/rdma"
+import (
+	"slices"
 
-// finish completes the requests of a transfer that has landed.
-func (e *engine) finish(t *Transfer) {
-	for i := range t.items {
-		it := &t.items[i]
-		if t.err != nil || !it.plain || !e.retirePlain(it) {
-			e.retire(it.qp, it.end, t.err)
-		}
-	}
-	e.recycle(t)
-}
+	"github.com/kvlane/kvlane/rdma"
+)
 
-// retirePlain completes a run of plain requests, if the queue pair has not failed meanwhile: then each is flushed.
-func (e *engine) retirePlain(it *item) bool {
-	q := it.qp
+// finish completes the first request of q that is under way, which has landed.
+func (e *engine) finish(q *qp) {
 	r := &q.run
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	if q.at() != rdma.QPSRTS {
-		return false
+	t := r.inflight[0]
+	r.inflight = slices.Delete(r.inflight, 0, 1)
+	if t.read {
+		r.reads--
 	}
-	if it.signaled {
-		q.report(&q.sq[(it.end-1)&q.mask], it.end-1, rdma.WCSuccess, nil)
+	w := &q.sq[t.pos&q.mask]
+	if t.err != nil && w.status == rdma.WCSuccess {
+		w.status, w.recvStatus, w.cause = rdma.WCGeneralErr, rdma.WCGeneralErr, t.err
 	}
-	r.retired = it.end
-	return true
-}
-
-// retire completes the requests of q up to position end; err is why the mover failed them.
-func (e *engine) retire(q *qp, end uint64, err error) {
-	r := &q.run
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for r.retired < end {
-		w := &q.sq[r.retired&q.mask]
-		if err != nil && w.status == rdma.WCSuccess {
-			w.status, w.recvStatus, w.cause = rdma.WCGeneralErr, rdma.WCGeneralErr, err
-		}
-		q.complete(w, r.retired)
-		r.retired++
-	}
-	if r.retired == r.issued && q.at() == rdma.QPSErr {
-		e.list(q) // what has not started can be flushed now
-	}
+	q.complete(w, t.pos)
+	r.retired++
+	r.mu.Unlock()
+	e.end(t) // a reset is over only now, and drops the completion
 }
 
 // complete reports how the request at position pos ended, to both sides. Once it is reported, w is the poster's again.
@@ -52,9 +30,6 @@ func (q *qp) complete(w *sendWQE, pos uint64) {
 	status, cause, peer := w.status, w.cause, w.peer
 	if w.received {
 		peer.deliver(w, q)
-	}
-	if peer != nil || cause != nil { // most have none, and what is not written stays with the poster's processor
-		w.peer, w.cause = nil, nil
 	}
 	switch q.at() {
 	case rdma.QPSReset:
@@ -80,7 +55,7 @@ func (q *qp) report(w *sendWQE, pos uint64, status rdma.WCStatus, cause error) {
 	if status != rdma.WCSuccess {
 		c.wc.VendorErr = vendorErr(status)
 	} else if w.opcode == rdma.WRRDMARead {
-		c.wc.ByteLen = w.bytes
+		c.wc.ByteLen = uint32(w.bytes)
 	}
 	q.sendCQ.push(&c, false)
 }
@@ -107,7 +82,7 @@ func (q *qp) deliver(w *sendWQE, from *qp) {
 		q.fail(rdma.EventQPReqErr)
 	}
 	if q.at() == rdma.QPSErr {
-		q.dev().engine.ring(q) // the receives behind can be flushed now
+		q.engine().ring(q) // the receives behind can be flushed now
 	}
 }
 
@@ -128,7 +103,7 @@ func (q *qp) pushRecv(w *sendWQE) (failed bool) {
 		c.wc.Opcode = rdma.WCRecvRDMAWithImm
 	}
 	if status == rdma.WCSuccess {
-		c.wc.ByteLen = w.bytes
+		c.wc.ByteLen = uint32(w.bytes)
 		if hasImm(w.opcode) {
 			c.wc.Imm, c.wc.Flags = w.imm, rdma.WCWithImm
 		}
@@ -145,9 +120,7 @@ func (e *engine) flush(q *qp) bool {
 	r, flushed := &q.run, false
 	for tail := q.tail.Load(); r.retired < tail; r.retired++ {
 		w := &q.sq[r.retired&q.mask]
-		cause := w.cause
-		w.cause = nil
-		q.report(w, r.retired, rdma.WCWRFlushErr, cause)
+		q.report(w, r.retired, rdma.WCWRFlushErr, w.cause)
 		flushed = true
 	}
 	r.issued = r.retired

@@ -176,9 +176,9 @@ func (e *engine) listen() {
 // look finds what is possible now, and forgets queue pairs that have nothing to do until they ring.
 func (e *engine) look() {
 	e.can = e.can[:0]
-	kept, now := e.active[:0], time.Now()
+	kept := e.active[:0]
 	for _, q := range e.active {
-		if e.options(q, now) {
+		if e.options(q) {
 			kept = append(kept, q)
 		} else {
 			q.run.listed = false
@@ -189,7 +189,7 @@ func (e *engine) look() {
 }
 
 // options adds what is possible for q, and reports whether q has anything to do, now or later.
-func (e *engine) options(q *qp, now time.Time) bool {
+func (e *engine) options(q *qp) bool {
 	r := &q.run
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -212,7 +212,7 @@ func (e *engine) options(q *qp, now time.Time) bool {
 			break
 		}
 		busy = true
-		if !now.Before(r.due) {
+		if r.due.IsZero() || !time.Now().Before(r.due) {
 			e.can = append(e.can, step{q, begin})
 		}
 	default:

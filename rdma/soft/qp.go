@@ -111,6 +111,10 @@ func (p *pd) newQP(call string, o rdma.QPOptions) (*qp, error) {
 		size *= 2
 	}
 	q.sq, q.mask = make([]sendWQE, size), uint64(size-1)
+	sges := make([]rdma.SGE, size*c.MaxSendSGE)
+	for i := range q.sq {
+		q.sq[i].sges, sges = sges[:0:c.MaxSendSGE], sges[c.MaxSendSGE:]
+	}
 	return q, nil
 }
 

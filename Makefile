@@ -56,7 +56,7 @@ mutants: ## put each named defect into the source and check that its test fails
 nonic: ## check the build that leaves the code for NICs out
 	$(GO) build -tags nonic -o /dev/null ./cmd/kvlane
 	$(GO) vet -tags nonic ./...
-	$(GO) test -short -tags nonic . ./cmd/kvlane
+	$(GO) test -short -tags nonic . ./gdr ./profile ./cmd/kvlane
 
 # Short: what the crash test kills is another process, which the race detector does not see.
 race: ## run the tests under the race detector; needs a C compiler
@@ -64,7 +64,7 @@ race: ## run the tests under the race detector; needs a C compiler
 
 lint: $(LINT) ## run the linters and check the formatting
 	$(LINT) run ./...
-	$(LINT) run --build-tags nonic .
+	$(LINT) run --build-tags nonic . ./gdr ./profile
 
 # The linter is built from its own module, which pins it.
 $(LINT): tools/go.mod tools/go.sum

@@ -10,7 +10,9 @@ import (
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/gdr"
 	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/profile"
 	"github.com/kvlane/kvlane/store"
 	"github.com/kvlane/kvlane/stream"
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
@@ -34,7 +36,7 @@ type Config struct {
 	Stream StreamConfig
 	Store  StoreConfig
 	// RDMA selects NICs, where Store.GDR asks for them.
-	RDMA RDMAConfig
+	RDMA gdr.Config
 	// Identity says what model and layout the blocks are of; blocks of two identities never meet.
 	Identity block.Identity
 	// Layout says how a block divides into shards.
@@ -66,8 +68,8 @@ type StreamConfig struct {
 	StagingBytes int64
 	// Budget bounds that harm, under the background policy.
 	Budget plan.BudgetOptions
-	// Calibration says when the GPU's paths are measured. Default CalibrateOnce.
-	Calibration Calibration
+	// Calibration says when the GPU's paths are measured. Default profile.Once.
+	Calibration profile.Calibration
 	// ProfileDir keeps what was measured. Empty: kvlane/profiles in the user's cache directory.
 	ProfileDir string
 }
@@ -121,7 +123,7 @@ const minSlots = 2
 // Validate reports everything wrong with the configuration at once.
 func (c *Config) Validate() error {
 	return errors.Join(
-		c.Device.validate(), c.Stream.validate(), c.RDMA.validate(), c.validateGDR(), c.Identity.Validate(), c.Store.validate(c.Identity, c.Layout),
+		c.Device.validate(), c.Stream.validate(), c.RDMA.Validate(), c.validateGDR(), c.Identity.Validate(), c.Store.validate(c.Identity, c.Layout),
 	)
 }
 
@@ -206,7 +208,7 @@ func (s *StreamConfig) validate() error {
 			s.Path, strings.Join(names, ", "), errdefs.ErrInvalid))
 	}
 	if s.Calibration != "" {
-		_, err := ParseCalibration(string(s.Calibration))
+		_, err := profile.ParseCalibration(string(s.Calibration))
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)

@@ -9,7 +9,10 @@ import (
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/gdr"
+	"github.com/kvlane/kvlane/internal/unwind"
 	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/profile"
 	"github.com/kvlane/kvlane/store"
 	"github.com/kvlane/kvlane/stream"
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
@@ -27,14 +30,16 @@ type Engine struct {
 	dev     device.Device
 	planner *plan.Planner
 	budget  *plan.Budget
-	nics    *NICs               // nil: none are used
+	nics    *gdr.NICs           // nil: none are used
 	carrier *streamcopy.Carrier // of nics, for copy streams; nil: these go without
 
 	pinned  *mem.Region
 	cache   *cache.Tier
 	lower   []tier.Tier
 	store   *store.Store
-	closers closers
+	closers unwind.Stack
+
+	softUnderAuto bool // GDRAuto takes NICs in software too
 
 	mu    sync.Mutex
 	notes []string // guarded by mu
@@ -42,14 +47,17 @@ type Engine struct {
 
 // Open validates c, opens the device and the tiers, and returns the engine over them. On failure everything opened so far is
 // closed again; what does not close within half a minute is left, and the error says what. The context bounds the opening only.
-func Open(ctx context.Context, c Config) (_ *Engine, err error) {
+func Open(ctx context.Context, c Config) (*Engine, error) { return open(ctx, c, false) }
+
+// open is Open; where softUnderAuto is true GDRAuto takes NICs in software too.
+func open(ctx context.Context, c Config, softUnderAuto bool) (_ *Engine, err error) {
 	if err := c.Validate(); err != nil {
 		return nil, fmt.Errorf("open engine: %w", err)
 	}
-	e := &Engine{cfg: c, closers: newClosers()}
+	e := &Engine{cfg: c, closers: unwind.New(), softUnderAuto: softUnderAuto}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, closing(e.closers.undo(ctx, undoTimeout)))
+			err = errors.Join(err, closing(e.closers.Undo(ctx, unwind.Timeout)))
 		}
 	}()
 	with := func(step func(context.Context) error) func() error { return func() error { return step(ctx) } }
@@ -76,18 +84,18 @@ func (e *Engine) openDevice() error {
 		e.note(note)
 	}
 	e.dev = d
-	e.closers.addPlain("device", d.Close)
+	e.closers.AddPlain("device", d.Close)
 	return nil
 }
 
 // openPlanner comes before the cache: what measuring needs of pinned memory is free by then again.
 func (e *Engine) openPlanner(ctx context.Context) error {
 	s := &e.cfg.Stream
-	var nics *NICs // that copy streams have
+	var nics profile.NICs // that copy streams have
 	if e.carrier != nil {
 		nics = e.nics
 	}
-	profile, notes, err := s.profile(ctx, e.dev, nics)
+	found, notes, err := profile.Find(ctx, e.dev, nics, s.Calibration, s.ProfileDir)
 	if err != nil {
 		return fmt.Errorf("find the profile of the device: %w", err)
 	}
@@ -95,7 +103,7 @@ func (e *Engine) openPlanner(ctx context.Context) error {
 	if e.budget, err = plan.NewBudget(s.Budget); err != nil {
 		return err
 	}
-	if e.planner, err = plan.New(profile, plan.Options{Policy: s.Policy, Budget: e.budget}); err != nil {
+	if e.planner, err = plan.New(found, plan.Options{Policy: s.Policy, Budget: e.budget}); err != nil {
 		return err
 	}
 	e.planNICs(ctx)
@@ -110,7 +118,7 @@ func (e *Engine) openCache() error {
 		return fmt.Errorf("allocate %d bytes of pinned memory for the cache: %w", bytes, err)
 	}
 	e.pinned = pinned
-	e.closers.add("the cache's memory", e.freeCache)
+	e.closers.Add("the cache's memory", e.freeCache)
 	if err := e.Register(pinned); err != nil {
 		return err
 	}
@@ -119,7 +127,7 @@ func (e *Engine) openCache() error {
 		return fmt.Errorf("open cache tier: %w", err)
 	}
 	e.cache = t
-	e.closers.add("cache tier", t.Close)
+	e.closers.Add("cache tier", t.Close)
 	return nil
 }
 
@@ -141,7 +149,7 @@ func (e *Engine) openLower(ctx context.Context) error {
 		return err // it says what it was doing
 	}
 	e.lower = append(e.lower, t)
-	e.closers.add("file tier", t.Close)
+	e.closers.Add("file tier", t.Close)
 	return nil
 }
 
@@ -156,7 +164,7 @@ func (e *Engine) openStore() error {
 		return err
 	}
 	e.store = s
-	e.closers.add("store", s.Close)
+	e.closers.Add("store", s.Close)
 	return nil
 }
 
@@ -236,7 +244,7 @@ func (e *Engine) note(notes ...string) {
 // not close, because ctx ends or something is still in use (ErrBusy), and frees nothing that this or hardware may still touch:
 // the error says what is left, and Close may be called again. What closes and has a failure to tell does not stop it. While
 // another Close is under way it waits for that, until ctx ends. Once all is closed it returns nil.
-func (e *Engine) Close(ctx context.Context) error { return closing(e.closers.close(ctx)) }
+func (e *Engine) Close(ctx context.Context) error { return closing(e.closers.Close(ctx)) }
 
 func closing(err error) error {
 	if err != nil {

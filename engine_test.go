@@ -13,6 +13,7 @@ import (
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/gdr"
 )
 
 func testConfig(t *testing.T) kvlane.Config {
@@ -29,10 +30,22 @@ func testConfig(t *testing.T) kvlane.Config {
 	}
 }
 
+// softUnderAuto is the provider of configurations in tests that have NICs in software, also under auto.
+const softUnderAuto gdr.Provider = "soft under auto"
+
+func openConfig(t *testing.T, c kvlane.Config) (*kvlane.Engine, error) {
+	t.Helper()
+	if c.RDMA.Provider == softUnderAuto {
+		c.RDMA.Provider = gdr.Soft
+		return kvlane.OpenSoftUnderAuto(t.Context(), c)
+	}
+	return kvlane.Open(t.Context(), c)
+}
+
 // openEngine opens an engine, and closes it when the test ends.
 func openEngine(t *testing.T, c kvlane.Config) *kvlane.Engine {
 	t.Helper()
-	e, err := kvlane.Open(t.Context(), c)
+	e, err := openConfig(t, c)
 	if err != nil {
 		t.Fatal(err)
 	}

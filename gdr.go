@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/gdr"
+	"github.com/kvlane/kvlane/internal/unwind"
 	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/profile"
 	"github.com/kvlane/kvlane/stream"
 )
 
@@ -18,13 +20,13 @@ type GDR string
 const (
 	// GDROff does not use a NIC.
 	GDROff GDR = "off"
-	// GDRAuto adds the NICs that RDMAConfig selects to the paths of the engine's copy streams, where they can be used: they are
+	// GDRAuto adds the NICs that Config.RDMA selects to the paths of the engine's copy streams, where they can be used: they are
 	// measured with the GPU's own paths (StreamConfig.Calibration), and the planner takes them for each batch that they are
 	// the fastest for. Engine.Notes says why they cannot be used. NICs that fail a batch, or take none, are not used again;
 	// store.Stats counts that and says why. It never takes a NIC in software. The host program has to name its memory to
 	// Engine.Register: what is not registered travels by the other paths.
 	GDRAuto GDR = "auto"
-	// GDRRequire uses NICs, and is an error where that is not possible. With ProviderSoft that is a NIC in software.
+	// GDRRequire uses NICs, and is an error where that is not possible. With gdr.Soft that is a NIC in software.
 	GDRRequire GDR = "require"
 )
 
@@ -37,95 +39,6 @@ func ParseGDR(s string) (GDR, error) {
 	return "", fmt.Errorf("unknown choice %q for gdr: it is off, auto or require: %w", s, errdefs.ErrInvalid)
 }
 
-// RDMAProvider names whose NICs are used.
-type RDMAProvider string
-
-// The providers.
-const (
-	// ProviderIBV has the NICs of the machine, through libibverbs.
-	ProviderIBV RDMAProvider = "ibv"
-	// ProviderSoft has NICs in software, "soft0" and on, whose bytes a copy stream moves. They are there to try the path
-	// without hardware; it is then reported as stream.PathNICSoft. Only GDRRequire takes them.
-	ProviderSoft RDMAProvider = "soft"
-)
-
-// RDMAConfig selects NICs and says how they are used, where StoreConfig.GDR asks for any. The zero value is the default.
-type RDMAConfig struct {
-	Provider RDMAProvider // default ProviderIBV
-	// NICs are the names of those to use, by this engine's device; copies are striped over them. Empty: the nearest one by
-	// PCIe and NUMA node, or Count of the nearest.
-	NICs []string
-	// NICsByDevice takes the place of NICs in a configuration that engines of several devices share: the names for each
-	// device, by its index. An engine whose device has none there is not opened, which is ErrInvalid.
-	NICsByDevice [][]string
-	// Count is how many NICs to use at most, of those that are equally near, where none is named. Default 1.
-	Count int
-	// Port of each NIC, from 1. Zero: the first that is active.
-	Port int
-	// GIDIndex is the entry of the port's table of addresses, 0 to 255. Nil: the best, RoCE v2 and IPv4 first.
-	GIDIndex *int
-	// MTU in bytes, from 256 to 4096 in powers of two. Zero: the port's active one.
-	MTU int
-	// QueuePairs on each NIC, of each stream, 256 at most. Zero is the stream's default.
-	QueuePairs int
-	// RegisterOnUse registers memory that a load or dump names and that Engine.Register was not told of. That holds the load or
-	// dump up for milliseconds, and the memory must be given to Engine.Unregister before it is freed all the same.
-	// Under GDRAuto NICs that cannot register it are not used any more.
-	RegisterOnUse bool
-
-	softAsHardware bool // NICs in software are treated as the machine's are, for tests
-}
-
-// Bounds of an RDMAConfig: more than any host has, and than any NIC is faster by.
-const (
-	maxNICs       = 64
-	maxQueuePairs = 256
-)
-
-// validate reports everything wrong at once.
-func (r *RDMAConfig) validate() error {
-	var errs []error
-	bad := func(format string, args ...any) {
-		errs = append(errs, fmt.Errorf(format+": %w", append(args, errdefs.ErrInvalid)...))
-	}
-	switch r.Provider {
-	case "", ProviderIBV, ProviderSoft:
-	default:
-		bad("unknown RDMA provider %q: it is ibv or soft", r.Provider)
-	}
-	if len(r.NICs) > 0 && r.NICsByDevice != nil {
-		bad("NICs are named both for this device and by device")
-	}
-	for _, names := range append([][]string{r.NICs}, r.NICsByDevice...) {
-		for i, name := range names {
-			switch {
-			case name == "":
-				bad("NIC %d of those named has no name", i)
-			case slices.Contains(names[:i], name):
-				bad("NIC %q is named twice", name)
-			}
-		}
-	}
-	if r.Count < 0 || r.Count > maxNICs {
-		bad("number of NICs %d is not 0 to %d", r.Count, maxNICs)
-	}
-	if r.Port < 0 || r.Port > 255 {
-		bad("port %d of a NIC is not one of 1 to 255", r.Port)
-	}
-	if r.GIDIndex != nil && (*r.GIDIndex < 0 || *r.GIDIndex > 255) {
-		bad("GID index %d is not one of 0 to 255", *r.GIDIndex)
-	}
-	switch r.MTU {
-	case 0, 256, 512, 1024, 2048, 4096:
-	default:
-		bad("MTU %d is not one of 256, 512, 1024, 2048 and 4096", r.MTU)
-	}
-	if r.QueuePairs < 0 || r.QueuePairs > maxQueuePairs {
-		bad("number of queue pairs %d is not 0 to %d", r.QueuePairs, maxQueuePairs)
-	}
-	return errors.Join(errs...)
-}
-
 // validateGDR reports what of the configuration's parts does not go together.
 func (c *Config) validateGDR() error {
 	var errs []error
@@ -133,7 +46,7 @@ func (c *Config) validateGDR() error {
 		_, err := ParseGDR(string(c.Store.GDR))
 		errs = append(errs, err)
 	}
-	if p := c.Stream.Path; p != stream.PathNone && c.Store.GDR == GDRRequire && c.RDMA.Provider != ProviderSoft {
+	if p := c.Stream.Path; p != stream.PathNone && c.Store.GDR == GDRRequire && c.RDMA.Provider != gdr.Soft {
 		errs = append(errs, fmt.Errorf("path %s is forced, and gdr requires a NIC: %w", p, errdefs.ErrInvalid))
 	}
 	return errors.Join(errs...)
@@ -141,27 +54,7 @@ func (c *Config) validateGDR() error {
 
 // wantsNICs reports whether NICs of the machine are to be used, if they can be.
 func (c *Config) wantsNICs() bool {
-	return (c.Store.GDR == GDRAuto || c.Store.GDR == GDRRequire) && c.RDMA.Provider != ProviderSoft
-}
-
-// NICChoice is a NIC, and why it is the one to use.
-type NICChoice struct {
-	Name   string
-	Reason string // where it is, which of its ports and addresses is used, and how it reaches the device's memory
-}
-
-// nicStack is what an engine has of NICs: their provider, their registered memory, and what opens streams over them. It
-// stands between the engine and the packages that a build with the tag nonic leaves out.
-type nicStack interface {
-	choices() []NICChoice
-	// identity names the NICs with all that what they take depends on.
-	identity() string
-	path() stream.Path
-	reaches(r *mem.Region) bool
-	register(regions ...*mem.Region) error
-	unregister(ctx context.Context, regions ...*mem.Region) error
-	openStream() (stream.Stream, error)
-	close(ctx context.Context) error
+	return (c.Store.GDR == GDRAuto || c.Store.GDR == GDRRequire) && c.RDMA.Provider != gdr.Soft
 }
 
 // openNICs opens the NICs that are asked for, or says why the engine goes on without.
@@ -171,7 +64,7 @@ func (e *Engine) openNICs() error {
 	switch {
 	case !auto && c.Store.GDR != GDRRequire:
 		return nil
-	case auto && c.RDMA.Provider == ProviderSoft && !c.RDMA.softAsHardware:
+	case auto && c.RDMA.Provider == gdr.Soft && !e.softUnderAuto:
 		e.noteWithoutNIC("gdr is auto, which never takes a NIC in software")
 		return nil
 	case auto && c.Stream.Path != stream.PathNone: // there is nothing to plan
@@ -179,7 +72,7 @@ func (e *Engine) openNICs() error {
 		return nil
 	}
 	// Copy streams that move the bytes of NICs in software do not take these in turn.
-	n, err := newNICStack(&c.RDMA, e.dev, func() (stream.Stream, error) { return e.openCopyStream(nil) })
+	n, err := gdr.Open(e.dev, c.RDMA, func() (stream.Stream, error) { return e.openCopyStream(nil) })
 	switch {
 	case err == nil:
 	case auto:
@@ -188,10 +81,10 @@ func (e *Engine) openNICs() error {
 	default:
 		return fmt.Errorf("gdr requires a NIC: %w", err)
 	}
-	e.nics = &NICs{stack: n}
-	e.closers.add("NICs", e.nics.Close)
+	e.nics = n
+	e.closers.Add("NICs", n.Close)
 	if auto {
-		e.carrier = e.nics.carrier()
+		e.carrier = n.Carrier()
 	}
 	return nil
 }
@@ -199,10 +92,10 @@ func (e *Engine) openNICs() error {
 // planNICs has the planner's profile say whether NICs are of use to copy streams, and closes those that are not. What cannot be
 // closed, since a NIC does not come to rest, is closed with the engine.
 func (e *Engine) planNICs(ctx context.Context) {
-	if e.carrier == nil || hasFigures(e.planner.Profile(), e.carrier.Path) {
+	if e.carrier == nil || profile.HasFigures(e.planner.Profile(), e.carrier.Path) {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), unwind.Timeout)
 	defer cancel()
 	if err := e.nics.Close(ctx); err != nil {
 		e.noteWithoutNIC("it is still open: " + err.Error())
@@ -210,9 +103,7 @@ func (e *Engine) planNICs(ctx context.Context) {
 	e.nics, e.carrier = nil, nil
 }
 
-func (e *Engine) noteWithoutNIC(why string) { e.note(withoutNIC(why)) }
-
-func withoutNIC(why string) string { return "copies go without a NIC: " + why }
+func (e *Engine) noteWithoutNIC(why string) { e.note("copies go without a NIC: " + why) }
 
 // openStoreStream opens a stream for the store's loads or dumps.
 func (e *Engine) openStoreStream() (stream.Stream, error) {
@@ -223,7 +114,7 @@ func (e *Engine) openStoreStream() (stream.Stream, error) {
 }
 
 // NICs returns those that copies travel by, under GDRAuto where the planner sends them, and why these. Empty: none.
-func (e *Engine) NICs() []NICChoice {
+func (e *Engine) NICs() []gdr.Choice {
 	if e.nics == nil {
 		return nil
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/gdr"
 	"github.com/kvlane/kvlane/stream"
 )
 
@@ -14,7 +15,7 @@ func TestNICConfigReportsEveryProblemAtOnce(t *testing.T) {
 	c := testConfig(t)
 	gid := -2
 	c.Store.GDR, c.Stream.Path = "perhaps", stream.PathNIC
-	c.RDMA = kvlane.RDMAConfig{
+	c.RDMA = gdr.Config{
 		Provider: "smartnic", NICs: []string{"mlx5_0", "", "mlx5_0"}, NICsByDevice: [][]string{{"mlx5_4", "mlx5_4"}}, Count: -3, Port: 256, GIDIndex: &gid, MTU: 1500, QueuePairs: -4,
 	}
 	err := c.Validate()
@@ -36,7 +37,7 @@ func TestForcedPathAndRequiredNICExcludeEachOther(t *testing.T) {
 	if err := c.Validate(); !errors.Is(err, errdefs.ErrInvalid) || !strings.Contains(err.Error(), "path kernel") {
 		t.Errorf("Validate = %v, want ErrInvalid that names the path", err)
 	}
-	c.RDMA.Provider = kvlane.ProviderSoft // whose bytes a copy stream moves, by that path
+	c.RDMA.Provider = gdr.Soft // whose bytes a copy stream moves, by that path
 	if err := c.Validate(); err != nil {
 		t.Errorf("Validate = %v with the provider in software", err)
 	}

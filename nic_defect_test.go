@@ -5,7 +5,6 @@ package kvlane_test
 import (
 	"bytes"
 	"errors"
-	"strings"
 	"testing"
 	"time"
 
@@ -13,20 +12,9 @@ import (
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/internal/fault"
 	"github.com/kvlane/kvlane/mem"
-	"github.com/kvlane/kvlane/rdma/registry"
 	"github.com/kvlane/kvlane/store"
 	"github.com/kvlane/kvlane/stream"
 )
-
-// These are of defects that lie in how an engine puts NICs and device together. NICs in software take the place of others.
-
-// TestDefectGPUWritesNotFlushed: where the device's driver asks for it, a load is flushed before it is reported, and fails with
-// the flush. Dumps need none.
-func TestDefectGPUWritesNotFlushed(t *testing.T) {
-	c := softConfig(t)
-	kvlane.AdmitSoft(&c)
-	flushesLoads(t, c)
-}
 
 func flushesLoads(t *testing.T, c kvlane.Config) {
 	t.Helper()
@@ -76,22 +64,5 @@ func dumpWaits(t *testing.T, c kvlane.Config) {
 	}
 	if got := w.page(t, 1); !bytes.Equal(got, w.page(t, 0)) || len(got) == 0 {
 		t.Error("the dump has what the page held before")
-	}
-}
-
-// TestDefectNoDMABufRegistration: what the device exports, NICs are given as dma-bufs, and where it exports nothing the engine
-// says so.
-func TestDefectNoDMABufRegistration(t *testing.T) {
-	for exports, want := range map[bool]string{true: "by " + registry.MethodDMABuf.String(), false: "by " + registry.MethodPeerMemory.String() + " ("} {
-		c := softConfig(t)
-		kvlane.AdmitSoft(&c)
-		c.Device.Sim.DMABufs = exports
-		w := newWorld(t, c)
-		if why := w.e.NICs()[0].Reason; !strings.Contains(why, want) {
-			t.Errorf("exports %v: NIC %q, want %q", exports, why, want)
-		}
-		if err := errors.Join(w.dump(t, 0, 0), w.load(t, 0, 1)); err != nil {
-			t.Errorf("exports %v: %v", exports, err)
-		}
 	}
 }

@@ -8,12 +8,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/device/sim"
-	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/profile"
 	"github.com/kvlane/kvlane/stream"
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
@@ -23,7 +22,7 @@ func autoConfig(t *testing.T) kvlane.Config {
 	t.Helper()
 	c := softConfig(t)
 	c.Store.GDR, c.Stream.ProfileDir = kvlane.GDRAuto, t.TempDir()
-	kvlane.AdmitSoft(&c)
+	c.RDMA.Provider = softUnderAuto
 	return c
 }
 
@@ -35,7 +34,7 @@ func measured(t *testing.T, c *kvlane.Config) plan.Profile {
 	if p.Key.NIC == "" || len(e.NICs()) == 0 {
 		t.Fatalf("profile of %s; notes: %q", p.Key, e.Notes())
 	}
-	c.Stream.Calibration = kvlane.CalibrateNever
+	c.Stream.Calibration = profile.Never
 	return p
 }
 
@@ -110,7 +109,7 @@ func plansByNIC(t *testing.T, c kvlane.Config) {
 // TestAutoWithoutFigures: NICs of which nothing is known are not kept open, and the engine says so.
 func TestAutoWithoutFigures(t *testing.T) {
 	c := autoConfig(t)
-	c.Stream.Calibration = kvlane.CalibrateNever
+	c.Stream.Calibration = profile.Never
 	w := newWorld(t, c)
 	if notes := strings.Join(w.e.Notes(), "\n"); !strings.Contains(notes, "copies go without a NIC: load profile") || w.e.NICs() != nil {
 		t.Errorf("NICs %+v, notes %q", w.e.NICs(), notes)
@@ -127,72 +126,6 @@ func TestForcedPathLeavesNICsOut(t *testing.T) {
 	e := openEngine(t, c)
 	if notes := strings.Join(e.Notes(), "\n"); !strings.Contains(notes, "path kernel is forced") || e.NICs() != nil {
 		t.Errorf("NICs %+v, notes %q", e.NICs(), notes)
-	}
-}
-
-// TestNICsThatCannotBeMeasured: the device's own paths are planned for then, and the cause is told.
-func TestNICsThatCannotBeMeasured(t *testing.T) {
-	dev := openGPU(t)
-	nics, err := kvlane.OpenNICs(dev, kvlane.RDMAConfig{Provider: kvlane.ProviderSoft}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	nics.FailRegister(errdefs.ErrNoMemory)
-	c := kvlane.StreamConfig{ProfileDir: t.TempDir()}
-	stored := plan.Default()
-	store := func(nics *kvlane.NICs, source string) {
-		stored.Key, stored.Source = kvlane.ProfileKey(dev, nics), source
-		if err := (plan.Cache{Dir: c.ProfileDir}).Store(stored); err != nil {
-			t.Fatal(err)
-		}
-	}
-	store(nil, "measured without NICs")
-	for _, want := range []string{"register ", "has no figures of it"} {
-		p, notes, err := kvlane.Profile(&c, t.Context(), dev, nics)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if all := strings.Join(notes, "\n"); p.Source != "measured without NICs" || !strings.Contains(all, "copies go without a NIC: ") || !strings.Contains(all, want) {
-			t.Errorf("profile %q, notes %q", p.Source, all)
-		}
-		store(nics, "measured with NICs, which could not be")
-	}
-	if err := nics.Close(t.Context()); err != nil {
-		t.Error(err)
-	}
-}
-
-// TestProfilesOfNICsAreKeptApart: other NICs, or other queue pairs on them, have other profiles, and none of NICs in software is
-// stored.
-func TestProfilesOfNICsAreKeptApart(t *testing.T) {
-	dev := openGPU(t)
-	keys := []plan.Key{kvlane.ProfileKey(dev, nil)}
-	for _, rdma := range []kvlane.RDMAConfig{{}, {QueuePairs: 2}, {MTU: 1024}, {Count: 2}, {NICs: []string{"soft1"}, Count: 2}} {
-		rdma.Provider = kvlane.ProviderSoft
-		nics, err := kvlane.OpenNICs(dev, rdma, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		key := kvlane.ProfileKey(dev, nics)
-		if slices.Contains(keys, key) {
-			t.Errorf("%+v: the key of another: %s", rdma, key)
-		}
-		keys = append(keys, key)
-		if len(keys) == 2 {
-			c, err := kvlane.Calibrate(t.Context(), dev, kvlane.CalibrateOptions{
-				Dir: t.TempDir(), Bytes: 1 << 20, Budget: 10 * time.Millisecond, Wait: time.Minute, NICs: nics,
-			})
-			if err != nil {
-				t.Fatal(err)
-			}
-			measured := slices.ContainsFunc(c.Profile.Models, func(m plan.Model) bool { return m.Path == stream.PathNICSoft && m.Points > 0 })
-			if c.Profile.Key != key || c.Stored || !measured {
-				t.Errorf("profile of %s, stored %v, NIC measured %v", c.Profile.Key, c.Stored, measured)
-			}
-		}
-		if err := nics.Close(t.Context()); err != nil {
-			t.Error(err)
-		}
 	}
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/gdr"
 	"github.com/kvlane/kvlane/internal/fault"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/replay"
@@ -38,7 +39,7 @@ func softConfig(t *testing.T) kvlane.Config {
 	return kvlane.Config{
 		Device:   kvlane.DeviceConfig{Driver: kvlane.Sim},
 		Identity: nicGeometry.Identity("", ""), Layout: layout,
-		RDMA:  kvlane.RDMAConfig{Provider: kvlane.ProviderSoft},
+		RDMA:  gdr.Config{Provider: gdr.Soft},
 		Store: kvlane.StoreConfig{CacheBytes: 4 * layout.ImageBytes(), Dirs: []string{t.TempDir()}, GDR: kvlane.GDRRequire},
 	}
 }
@@ -73,7 +74,7 @@ func replayOn(t *testing.T, e *kvlane.Engine, memory replay.Memory, layerwise bo
 // Both directions, both tiers, every byte: over one NIC, and striped over two with two queue pairs each.
 func TestRequiredNICsCarryLoadsAndDumps(t *testing.T) {
 	gid := 1
-	for name, rdma := range map[string]kvlane.RDMAConfig{
+	for name, rdma := range map[string]gdr.Config{
 		"defaults": {},
 		"two NICs": {NICs: []string{"soft1", "soft0"}, Port: 1, GIDIndex: &gid, MTU: 1024, QueuePairs: 2},
 		"as many":  {Count: 2},
@@ -83,7 +84,7 @@ func TestRequiredNICsCarryLoadsAndDumps(t *testing.T) {
 			t.Run(fmt.Sprintf("%s/layerwise=%t", name, layerwise), func(t *testing.T) {
 				c := softConfig(t)
 				c.RDMA = rdma
-				c.RDMA.Provider = kvlane.ProviderSoft
+				c.RDMA.Provider = gdr.Soft
 				e := openEngine(t, c)
 				if nics := e.NICs(); len(nics) != max(len(rdma.NICs), rdma.Count, 1) || nics[0].Reason == "" {
 					t.Errorf("NICs: %+v", nics)
@@ -170,15 +171,15 @@ func TestRegisterCache(t *testing.T) {
 // Where it cannot be done, requiring it is an error that says what is missing, and leaves nothing open.
 func TestRequireIsNeverAFallback(t *testing.T) {
 	for name, c := range map[string]struct {
-		rdma kvlane.RDMAConfig
+		rdma gdr.Config
 		want []string
 	}{
-		"no such NIC in software": {kvlane.RDMAConfig{Provider: kvlane.ProviderSoft, NICs: []string{"soft3"}}, []string{`"soft3"`, "soft0"}},
-		"none for this device":    {kvlane.RDMAConfig{Provider: kvlane.ProviderSoft, NICsByDevice: [][]string{{}, {"soft0"}}}, []string{"GPU 0", "none is named"}},
-		"no list for any device":  {kvlane.RDMAConfig{Provider: kvlane.ProviderSoft, NICsByDevice: [][]string{}}, []string{"none is named"}},
-		"no such port":            {kvlane.RDMAConfig{Provider: kvlane.ProviderSoft, Port: 7}, []string{"port 7"}},
+		"no such NIC in software": {gdr.Config{Provider: gdr.Soft, NICs: []string{"soft3"}}, []string{`"soft3"`, "soft0"}},
+		"none for this device":    {gdr.Config{Provider: gdr.Soft, NICsByDevice: [][]string{{}, {"soft0"}}}, []string{"GPU 0", "none is named"}},
+		"no list for any device":  {gdr.Config{Provider: gdr.Soft, NICsByDevice: [][]string{}}, []string{"none is named"}},
+		"no such port":            {gdr.Config{Provider: gdr.Soft, Port: 7}, []string{"port 7"}},
 		// Where there is no library, or no device, that is what is told.
-		"no such NIC": {kvlane.RDMAConfig{NICs: []string{"no-such-nic"}}, nil},
+		"no such NIC": {gdr.Config{NICs: []string{"no-such-nic"}}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cfg := softConfig(t)
@@ -198,11 +199,11 @@ func TestRequireIsNeverAFallback(t *testing.T) {
 
 func TestAutoGoesOnWithoutANICAndSaysSo(t *testing.T) {
 	for name, c := range map[string]struct {
-		rdma kvlane.RDMAConfig
+		rdma gdr.Config
 		want string
 	}{
-		"software":    {kvlane.RDMAConfig{Provider: kvlane.ProviderSoft, NICs: []string{"soft0"}}, "never takes a NIC in software"},
-		"no such NIC": {kvlane.RDMAConfig{NICs: []string{"no-such-nic"}}, "copies go without a NIC: "},
+		"software":    {gdr.Config{Provider: gdr.Soft, NICs: []string{"soft0"}}, "never takes a NIC in software"},
+		"no such NIC": {gdr.Config{NICs: []string{"no-such-nic"}}, "copies go without a NIC: "},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cfg := softConfig(t)
@@ -338,7 +339,7 @@ type world struct {
 
 func newWorld(t *testing.T, c kvlane.Config) *world {
 	t.Helper()
-	e, err := kvlane.Open(t.Context(), c)
+	e, err := openConfig(t, c)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,11 +5,11 @@ package kvlane_test
 import (
 	"errors"
 	"fmt"
-	"strings"
 	"testing"
 
 	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/gdr"
 	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/rdma/ibv"
 	"github.com/kvlane/kvlane/rdma/rdmatest"
@@ -50,7 +50,7 @@ func TestVerbsCarryAReplay(t *testing.T) {
 		for _, layerwise := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s/layerwise=%t", name, layerwise), func(t *testing.T) {
 				c := softConfig(t)
-				c.RDMA.Provider = kvlane.ProviderIBV
+				c.RDMA.Provider = gdr.IBV
 				change(&c)
 				e := openEngine(t, c)
 				for _, p := range replayOn(t, e, e, layerwise).Paths {
@@ -70,7 +70,7 @@ func TestVerbsCarryThousandsOfRequests(t *testing.T) {
 	names := machineNICs(t)
 	rdmatest.Lossy(t)
 	c := softConfig(t)
-	c.RDMA = kvlane.RDMAConfig{Provider: kvlane.ProviderIBV, NICs: names, QueuePairs: 2}
+	c.RDMA = gdr.Config{Provider: gdr.IBV, NICs: names, QueuePairs: 2}
 	thousandsOfRequests(t, c, stream.PathNIC)
 }
 
@@ -79,33 +79,21 @@ func TestVerbsCarryThousandsOfRequests(t *testing.T) {
 func TestVerbsPlanByNIC(t *testing.T) {
 	machineNICs(t)
 	c := softConfig(t)
-	c.RDMA.Provider, c.Store.GDR, c.Stream.ProfileDir = kvlane.ProviderIBV, kvlane.GDRAuto, t.TempDir()
+	c.RDMA.Provider, c.Store.GDR, c.Stream.ProfileDir = gdr.IBV, kvlane.GDRAuto, t.TempDir()
 	plansByNIC(t, c)
 }
 
-// TestVerbsFlushLoads repeats TestDefectGPUWritesNotFlushed with the machine's NICs.
+// TestVerbsFlushLoads: where the device's driver asks for it, a load is flushed before it is reported, and fails with the flush.
 func TestVerbsFlushLoads(t *testing.T) {
 	machineNICs(t)
 	c := softConfig(t)
-	c.RDMA.Provider = kvlane.ProviderIBV
+	c.RDMA.Provider = gdr.IBV
 	flushesLoads(t, c)
 }
 
 func TestVerbsDumpWaits(t *testing.T) {
 	machineNICs(t)
 	c := softConfig(t)
-	c.RDMA.Provider = kvlane.ProviderIBV
+	c.RDMA.Provider = gdr.IBV
 	dumpWaits(t, c)
-}
-
-// What the doctor tries.
-func TestVerbsTryNICs(t *testing.T) {
-	names := machineNICs(t)
-	c := softConfig(t)
-	c.RDMA = kvlane.RDMAConfig{NICs: names}
-	e := openEngine(t, c) // for its device, whose memory NICs reach
-	nics, err := kvlane.TryNICs(t.Context(), e.Device(), c.RDMA)
-	if err != nil || len(nics) != len(names) || !strings.Contains(nics[0].Reason, "peer-memory") {
-		t.Errorf("TryNICs = %v, %v; there are %v", nics, err, names)
-	}
 }

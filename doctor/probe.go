@@ -29,9 +29,32 @@ type Opener func(dev device.Device, path stream.Path) (stream.Stream, error)
 func ProbeDevice(ctx context.Context, dev device.Device, open Opener) Probe {
 	var p Probe
 	for _, a := range p.abilities() {
-		*a.found = Answered(tryPath(ctx, dev, open, a.path, a.try), a.remedy)
+		*a.found = Answered(tryPath(ctx, dev, unregistered{}, func() (stream.Stream, error) { return open(dev, a.path) }, a.path, a.try), a.remedy)
 	}
 	return p
+}
+
+// NICs are RDMA NICs near a device, as gdr.NICs.
+type NICs interface {
+	OpenStream() (stream.Stream, error)
+	registrar
+}
+
+// registrar is what memory is given to before streams reach it.
+type registrar interface {
+	Register(regions ...*mem.Region) error
+	Unregister(ctx context.Context, regions ...*mem.Region) error
+}
+
+// unregistered is the registrar of streams that need none.
+type unregistered struct{}
+
+func (unregistered) Register(...*mem.Region) error                    { return nil }
+func (unregistered) Unregister(context.Context, ...*mem.Region) error { return nil }
+
+// ProbeNICs copies a few KiB to dev and back by NICs, whose copies have that path.
+func ProbeNICs(ctx context.Context, dev device.Device, nics NICs, path stream.Path) error {
+	return tryPath(ctx, dev, nics, nics.OpenStream, path, roundTrip)
 }
 
 // ability is something that a probe tries.
@@ -59,41 +82,39 @@ func (p *Probe) abilities() []ability {
 	}
 }
 
-func tryPath(ctx context.Context, dev device.Device, open Opener, path stream.Path,
+// tryPath opens a stream and has try copy by it, between memory that reg was given. What does not come to rest keeps its memory, to the
+// process's end.
+func tryPath(ctx context.Context, dev device.Device, reg registrar, open func() (stream.Stream, error), path stream.Path,
 	try func(ctx context.Context, s stream.Stream, host, gpu *mem.Region, path stream.Path) error,
 ) (err error) {
-	s, err := open(dev, path)
+	s, err := open()
 	if err != nil {
 		return fmt.Errorf("open a %s stream: %w", path, err)
 	}
-	// A stream that cannot be closed still uses the memory, which is then left to the process's end.
-	closed := false
-	closeStream := func() error {
-		if closed {
-			return nil
-		}
+	var host, gpu *mem.Region
+	defer func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), probeTimeout)
 		defer cancel()
-		err := s.Close(ctx)
-		closed = err == nil
-		return err
-	}
-	defer func() { err = errors.Join(err, closeStream()) }()
-
-	host, err := dev.AllocHost(2 * probeBytes)
-	if err != nil {
+		rest := s.Close(ctx)
+		if rest == nil && gpu != nil {
+			rest = reg.Unregister(ctx, host, gpu)
+		}
+		for _, r := range []*mem.Region{gpu, host} {
+			if rest == nil && r != nil {
+				rest = dev.Free(r)
+			}
+		}
+		err = errors.Join(err, rest)
+	}()
+	if host, err = dev.AllocHost(2 * probeBytes); err != nil {
 		return fmt.Errorf("allocate pinned memory: %w", err)
 	}
-	gpu, err := dev.Alloc(2*probeBytes, device.AllocOptions{})
-	if err != nil {
-		return errors.Join(fmt.Errorf("allocate device memory: %w", err), dev.Free(host))
+	if gpu, err = dev.Alloc(2*probeBytes, device.AllocOptions{}); err != nil {
+		return fmt.Errorf("allocate device memory: %w", err)
 	}
-	defer func() {
-		if cerr := closeStream(); cerr != nil {
-			return
-		}
-		err = errors.Join(err, dev.Free(gpu), dev.Free(host))
-	}()
+	if err := reg.Register(host, gpu); err != nil {
+		return err
+	}
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
 	return try(ctx, s, host, gpu, path)

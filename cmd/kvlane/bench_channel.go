@@ -7,9 +7,6 @@ import (
 	"github.com/kvlane/kvlane/bench/rdmabench"
 )
 
-// softChannelDepth is as deep as a stream's queues over NICs in software are, whose way is longer than a NIC's.
-const softChannelDepth = 4096
-
 // openChannel implements bench.ChannelOpener: on the first of the NICs.
 func (n *benchNICs) openChannel(c bench.Contender) (bench.Channel, error) {
 	if err := n.ready(c); err != nil {
@@ -19,11 +16,7 @@ func (n *benchNICs) openChannel(c bench.Contender) (bench.Channel, error) {
 	if err != nil {
 		return nil, err
 	}
-	o := rdmabench.ChannelOptions{Registry: rails[0].Registry, Connect: rails[0].Connect}
-	if n.soft {
-		o.Depth = softChannelDepth
-	}
-	ch, err := rdmabench.OpenChannel(o)
+	ch, err := rdmabench.OpenChannel(rdmabench.ChannelOptions{Registry: rails[0].Registry, Connect: rails[0].Connect})
 	if err != nil {
 		return nil, err // not a nil *Channel in an interface
 	}

@@ -6,17 +6,17 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/bench"
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/gdr"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/stream"
 )
 
 // benchNICs are the NICs of a copy benchmark, or why there are none. It implements bench.Memory.
 type benchNICs struct {
-	nics *kvlane.NICs // nil: none
+	nics *gdr.NICs // nil: none
 	soft bool
 	why  error // why none can be used
 }
@@ -31,7 +31,7 @@ func (f *benchFlags) openNICs(dev device.Device, openCopy func() (stream.Stream,
 		return n, nil
 	}
 	c := f.rdma.config()
-	nics, err := kvlane.OpenNICs(dev, c, openCopy)
+	nics, err := gdr.Open(dev, c, openCopy)
 	switch {
 	case err == nil:
 		n.nics = nics

@@ -7,6 +7,7 @@ import (
 	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/bench"
 	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/profile"
 	"github.com/kvlane/kvlane/stream"
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
 	"github.com/kvlane/kvlane/stream/copy/plan"
@@ -14,30 +15,30 @@ import (
 
 // profile returns by what paths are chosen, as an engine chooses them: the profile of this GPU, which is measured first if there
 // is none. The text says what profile that is.
-func (f *benchFlags) profile(ctx context.Context, dev device.Device) (profile plan.Profile, source string, err error) {
-	profile, source = plan.Default(), "built-in figures"
+func (f *benchFlags) profile(ctx context.Context, dev device.Device) (p plan.Profile, source string, err error) {
+	p, source = plan.Default(), "built-in figures"
 	if dev.Info().Driver != string(kvlane.Sim) {
-		c, err := kvlane.Calibrate(ctx, dev, kvlane.CalibrateOptions{Dir: f.profileDir})
+		c, err := profile.Calibrate(ctx, dev, profile.Options{Dir: f.profileDir})
 		switch {
 		case ctx.Err() != nil:
-			return profile, "", context.Cause(ctx)
+			return p, "", context.Cause(ctx)
 		case err != nil:
 			source = "built-in figures: " + err.Error()
 		case !c.Stored:
 			source = "built-in figures: measuring this GPU found it in use: " + c.Result.Loaded
 		default:
-			profile, source = c.Profile, "this GPU's profile, measured "+c.Profile.Made.UTC().Format("2006-01-02 15:04 MST")
+			p, source = c.Profile, "this GPU's profile, measured "+c.Profile.Made.UTC().Format("2006-01-02 15:04 MST")
 		}
 	}
-	return profile, source, nil
+	return p, source, nil
 }
 
-func newPlanner(profile plan.Profile, source string) (*plan.Planner, error) {
+func newPlanner(p plan.Profile, source string) (*plan.Planner, error) {
 	budget, err := plan.NewBudget(plan.BudgetOptions{})
 	if err != nil {
 		return nil, err
 	}
-	planner, err := plan.New(profile, plan.Options{Budget: budget})
+	planner, err := plan.New(p, plan.Options{Budget: budget})
 	if err != nil {
 		return nil, fmt.Errorf("plan by %s: %w", source, err)
 	}

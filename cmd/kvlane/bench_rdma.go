@@ -15,6 +15,7 @@ import (
 	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/bench/rdmabench"
 	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/gdr"
 	"github.com/kvlane/kvlane/internal/sys/hostmem"
 	"github.com/kvlane/kvlane/mem"
 )
@@ -97,7 +98,7 @@ func (b *benchRDMA) execute(cmd *cobra.Command) (err error) {
 		}
 		b.onClose(dev.Close)
 	}
-	nics, err := kvlane.OpenNICs(dev, b.rdma.config(), nil)
+	nics, err := gdr.Open(dev, b.rdma.config(), nil)
 	if err != nil {
 		return asUsage(fmt.Errorf("open NIC: %w", err))
 	}

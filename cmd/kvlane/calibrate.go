@@ -13,6 +13,8 @@ import (
 	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/gdr"
+	"github.com/kvlane/kvlane/profile"
 	"github.com/kvlane/kvlane/replay"
 	"github.com/kvlane/kvlane/stream"
 	"github.com/kvlane/kvlane/stream/copy/plan"
@@ -21,7 +23,7 @@ import (
 type calibrateFlags struct {
 	device string
 	index  int
-	opts   kvlane.CalibrateOptions
+	opts   profile.Options
 	rdma   rdmaFlags
 	json   bool
 }
@@ -63,12 +65,12 @@ func runCalibrate(cmd *cobra.Command, f *calibrateFlags) (err error) {
 	if f.opts.Wait < 0 {
 		return usagef("--wait %v: it is negative", f.opts.Wait)
 	}
-	gdr, err := kvlane.ParseGDR(f.rdma.gdr)
+	mode, err := kvlane.ParseGDR(f.rdma.gdr)
 	if err != nil {
 		return &usageError{err}
 	}
 	c := kvlane.DeviceConfig{Driver: kvlane.Driver(f.device), Index: f.index}
-	c.Sim.HostAddresses = gdr != kvlane.GDROff && !f.rdma.soft() // where NICs can be given it
+	c.Sim.HostAddresses = mode != kvlane.GDROff && !f.rdma.soft() // where NICs can be given it
 	dev, note, err := kvlane.OpenDevice(c)
 	if err != nil {
 		return asUsage(err)
@@ -77,10 +79,12 @@ func runCalibrate(cmd *cobra.Command, f *calibrateFlags) (err error) {
 	if note != "" {
 		fmt.Fprintln(cmd.ErrOrStderr(), note)
 	}
-	if f.opts.NICs, err = f.openNICs(cmd, dev, gdr); err != nil {
+	nics, err := f.openNICs(cmd, dev, mode)
+	if err != nil {
 		return err
 	}
-	if nics := f.opts.NICs; nics != nil {
+	if nics != nil {
+		f.opts.NICs = nics
 		defer func() {
 			ctx, cancel := closing(cmd.Context(), closeTimeout, interruptGrace)
 			defer cancel()
@@ -105,7 +109,7 @@ func runCalibrate(cmd *cobra.Command, f *calibrateFlags) (err error) {
 }
 
 // calibrate shows how far it is.
-func (f *calibrateFlags) calibrate(cmd *cobra.Command, dev device.Device) (*kvlane.Calibrated, error) {
+func (f *calibrateFlags) calibrate(cmd *cobra.Command, dev device.Device) (*profile.Calibrated, error) {
 	var bar *progressbar.ProgressBar
 	f.opts.Progress = func(done, total int, what string) {
 		if bar == nil {
@@ -115,7 +119,7 @@ func (f *calibrateFlags) calibrate(cmd *cobra.Command, dev device.Device) (*kvla
 		bar.Describe(what)
 		_ = bar.Set(done) // a bar that cannot be drawn is no reason to stop
 	}
-	c, err := kvlane.Calibrate(cmd.Context(), dev, f.opts)
+	c, err := profile.Calibrate(cmd.Context(), dev, f.opts)
 	if bar != nil {
 		_ = bar.Finish() // as above
 	}
@@ -123,17 +127,17 @@ func (f *calibrateFlags) calibrate(cmd *cobra.Command, dev device.Device) (*kvla
 }
 
 // openNICs opens the NICs that are measured too, or none: where they need not be had, it says why they are not.
-func (f *calibrateFlags) openNICs(cmd *cobra.Command, dev device.Device, gdr kvlane.GDR) (*kvlane.NICs, error) {
-	if gdr == kvlane.GDROff {
+func (f *calibrateFlags) openNICs(cmd *cobra.Command, dev device.Device, mode kvlane.GDR) (*gdr.NICs, error) {
+	if mode == kvlane.GDROff {
 		return nil, nil
 	}
-	nics, err := kvlane.OpenNICs(dev, f.rdma.config(), nil)
+	nics, err := gdr.Open(dev, f.rdma.config(), nil)
 	switch {
 	case err == nil:
 		return nics, nil
 	case errors.Is(err, errdefs.ErrInvalid):
 		return nil, &usageError{err}
-	case gdr == kvlane.GDRAuto:
+	case mode == kvlane.GDRAuto:
 		fmt.Fprintln(cmd.ErrOrStderr(), "no NIC is measured: "+err.Error())
 		return nil, nil
 	}
@@ -176,7 +180,7 @@ type plannedChoice struct {
 // choiceCounts are the counts for which choices are shown; the sizes are the profile's.
 var choiceCounts = []int{1, 4, 16, 64, 1024, 16384}
 
-func newCalibrateReport(c *kvlane.Calibrated) (*calibrateReport, error) {
+func newCalibrateReport(c *profile.Calibrated) (*calibrateReport, error) {
 	r := &calibrateReport{Profile: c.Profile, File: c.File, Stored: c.Stored, Measured: c.Result != nil}
 	if c.Result != nil {
 		r.Millis, r.Bytes, r.Loaded = c.Result.Took.Milliseconds(), c.Result.Bytes, c.Result.Loaded

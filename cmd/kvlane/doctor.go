@@ -10,13 +10,14 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/cuda"
 	"github.com/kvlane/kvlane/doctor"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/gdr"
 	"github.com/kvlane/kvlane/internal/sys/dl"
 	"github.com/kvlane/kvlane/internal/sys/nvml"
+	"github.com/kvlane/kvlane/profile"
 	"github.com/kvlane/kvlane/stream"
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
 )
@@ -111,7 +112,7 @@ func askDevice(ctx context.Context, drv *cuda.Driver, index int) doctor.CUDADevi
 
 // askProfile says whether the device's copy paths have been measured. Without that, built-in figures choose them.
 func askProfile(dev device.Device) doctor.Finding {
-	c, err := kvlane.StoredProfile(dev, "")
+	c, err := profile.Stored(dev, "")
 	switch {
 	case err == nil:
 		return doctor.Finding{Answer: doctor.Yes, Reason: c.File}
@@ -123,11 +124,17 @@ func askProfile(dev device.Device) doctor.Finding {
 
 // askNIC says which NIC copies for the device, and why that one: after it has.
 func askNIC(ctx context.Context, dev device.Device) doctor.Finding {
-	nics, err := kvlane.TryNICs(ctx, dev, kvlane.RDMAConfig{})
-	return nicFinding(nics, err)
+	nics, err := gdr.Open(dev, gdr.Config{}, nil)
+	if err != nil {
+		return nicFinding(nil, err)
+	}
+	err = doctor.ProbeNICs(ctx, dev, nics, stream.PathNIC)
+	ctx, cancel := closing(ctx, closeTimeout, interruptGrace)
+	defer cancel()
+	return nicFinding(nics.Choices(), errors.Join(err, nics.Close(ctx)))
 }
 
-func nicFinding(nics []kvlane.NICChoice, err error) doctor.Finding {
+func nicFinding(nics []gdr.Choice, err error) doctor.Finding {
 	if err != nil {
 		f := doctor.Answered(err, "an RDMA NIC with an active port, rdma-core, and a kernel through which the NIC reaches the GPU's memory (dma-buf, or nvidia_peermem)")
 		if errors.Is(err, errdefs.ErrBroken) || errors.Is(err, errdefs.ErrNotFound) {

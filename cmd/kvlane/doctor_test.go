@@ -4,9 +4,9 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/doctor"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/gdr"
 )
 
 // The doctor tells a NIC that is not there from one that fails.
@@ -22,7 +22,7 @@ func TestDoctorSaysWhyANICIsNotUsed(t *testing.T) {
 			t.Errorf("%v: %+v, want %s with the reason and what is needed", cause, f, want)
 		}
 	}
-	f := nicFinding([]kvlane.NICChoice{{Name: "mlx5_0", Reason: "same PCIe switch"}, {Name: "mlx5_1", Reason: "same PCIe switch"}}, nil)
+	f := nicFinding([]gdr.Choice{{Name: "mlx5_0", Reason: "same PCIe switch"}, {Name: "mlx5_1", Reason: "same PCIe switch"}}, nil)
 	if want := "mlx5_0 (same PCIe switch), mlx5_1 (same PCIe switch)"; f.Answer != doctor.Yes || f.Reason != want {
 		t.Errorf("%+v, want a yes that says %q", f, want)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/profile"
 	"github.com/kvlane/kvlane/store"
 	"github.com/kvlane/kvlane/stream"
 	"github.com/kvlane/kvlane/stream/copy/plan"
@@ -78,7 +79,7 @@ func (e *engineFlags) register(flags *pflag.FlagSet) {
 	flags.IntVar(&e.index, "device-index", 0, "which of the devices")
 	flags.StringVar(&e.path, "path", "auto", "how to copy: auto, or the name of a path that every batch takes")
 	flags.StringVar(&e.policy, "policy", plan.Throughput.String(), "what paths are chosen for: throughput, latency, or background (little harm to what computes beside)")
-	flags.StringVar(&e.calibration, "calibrate", string(kvlane.CalibrateOnce), "when a GPU's paths are measured: once (if no profile is stored; it takes 2 s), or never")
+	flags.StringVar(&e.calibration, "calibrate", string(profile.Once), "when a GPU's paths are measured: once (if no profile is stored; it takes 2 s), or never")
 	flags.StringVar(&e.verify, "verify", store.VerifyDevice.String(), "who makes and verifies checksums: device (the copy on its way, or else the CPU), always (the CPU too, before and after copies), or fill (the same, but not of what the cache has)")
 	flags.Var(sizeValue{&e.cacheBytes}, "cache-bytes", "pinned host memory of the cache tier")
 	flags.StringArrayVar(&e.dirs, "file-dir", nil, "directory of the file tier; repeat it for several, without it there is none")
@@ -106,7 +107,7 @@ func (e *engineFlags) config(g block.Geometry) (kvlane.Config, error) {
 	check("path", err)
 	c.Stream.Policy.Goal, err = plan.ParseGoal(e.policy)
 	check("policy", err)
-	c.Stream.Calibration, err = kvlane.ParseCalibration(e.calibration)
+	c.Stream.Calibration, err = profile.ParseCalibration(e.calibration)
 	check("calibrate", err)
 	c.Store.Verify, err = store.ParseVerify(e.verify)
 	check("verify", err)

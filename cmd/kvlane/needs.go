@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/bench"
+	"github.com/kvlane/kvlane/gdr"
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
 
@@ -64,7 +65,7 @@ var needs = []need{
 	},
 	{
 		commands: []string{"replay", "demo", "calibrate"}, flags: []string{"gdr"},
-		met:     either(isNot("gdr", string(kvlane.GDRAuto)), isNot("rdma-provider", string(kvlane.ProviderSoft))),
+		met:     either(isNot("gdr", string(kvlane.GDRAuto)), isNot("rdma-provider", string(gdr.Soft))),
 		clashes: "--rdma-provider soft, which only --gdr require takes",
 	},
 	{

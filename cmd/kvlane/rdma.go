@@ -4,6 +4,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/kvlane/kvlane"
+	"github.com/kvlane/kvlane/gdr"
 )
 
 // rdmaFlags say whether and how copies travel by RDMA NICs.
@@ -11,7 +12,7 @@ type rdmaFlags struct {
 	gdr      string
 	provider string
 	gid      int
-	nics     kvlane.RDMAConfig
+	nics     gdr.Config
 }
 
 func (r *rdmaFlags) register(flags *pflag.FlagSet) {
@@ -22,7 +23,7 @@ func (r *rdmaFlags) register(flags *pflag.FlagSet) {
 
 // registerNICs adds the flags that select NICs. soft says what NICs in software are for.
 func (r *rdmaFlags) registerNICs(flags *pflag.FlagSet, soft string) {
-	flags.StringVar(&r.provider, "rdma-provider", string(kvlane.ProviderIBV), "whose NICs: ibv (the machine's), or soft ("+soft+")")
+	flags.StringVar(&r.provider, "rdma-provider", string(gdr.IBV), "whose NICs: ibv (the machine's), or soft ("+soft+")")
 	flags.StringSliceVar(&r.nics.NICs, "nic", nil, "names of the NICs to use, by commas; default: the nearest to the device")
 	flags.IntVar(&r.nics.Port, "rdma-port", 0, "port of the NICs; 0 is the first that is active")
 	flags.IntVar(&r.gid, "rdma-gid-index", -1, "which address of the port; -1 is the best")
@@ -34,9 +35,9 @@ func (r *rdmaFlags) registerQueuePairs(flags *pflag.FlagSet) {
 }
 
 // config returns what the flags ask for. Its problems are found with those of the whole configuration.
-func (r *rdmaFlags) config() kvlane.RDMAConfig {
+func (r *rdmaFlags) config() gdr.Config {
 	c := r.nics
-	c.Provider = kvlane.RDMAProvider(r.provider)
+	c.Provider = gdr.Provider(r.provider)
 	if r.gid != -1 {
 		c.GIDIndex = &r.gid
 	}
@@ -44,4 +45,4 @@ func (r *rdmaFlags) config() kvlane.RDMAConfig {
 }
 
 // soft reports whether NICs in software are asked for.
-func (r *rdmaFlags) soft() bool { return kvlane.RDMAProvider(r.provider) == kvlane.ProviderSoft }
+func (r *rdmaFlags) soft() bool { return gdr.Provider(r.provider) == gdr.Soft }

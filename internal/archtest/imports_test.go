@@ -41,7 +41,7 @@ var mayImport = map[string]string{
 	"device/cuda/cudatest": onDevice + " device/cuda internal/testkit",
 	"stream/copy":          onDevice + " stream stream/copy/plan internal/sys/hostmem internal/sys/nap",
 	"stream/nic":           onDevice + " stream rdma rdma/registry rdma/topology",
-	"rdma/soft":            onMem + " device rdma stream internal/leak internal/fault internal/sys/hostmem",
+	"rdma/soft":            onMem + " rdma stream internal/leak internal/fault internal/sys/hostmem",
 	"rdma/ibv":             onMem + " rdma internal/leak internal/sys/",
 	"tier/cache":           onTier + " tier internal/leak",
 	"tier/file":            onTier + " tier internal/dirfs internal/leak internal/sys/hostmem",
@@ -85,9 +85,14 @@ var mayImport = map[string]string{
 	"internal/sys/nap":      "",
 	"internal/sys/hostmem":  onMem + " internal/leak",
 
+	// The wiring of NICs, and the profiles of what is wired.
+	"gdr":             onDevice + " stream stream/copy stream/nic rdma rdma/ internal/unwind",
+	"profile":         onDevice + " device/cuda/kernels stream stream/copy stream/copy/plan stream/copy/calibrate",
+	"internal/unwind": "errdefs",
+
 	// The façade and the commands wire everything.
-	"":     anyPlain + " store device/ stream/ tier/ rdma rdma/ internal/",
-	"cmd/": anyPlain + " store replay replay/demo doctor bench bench/ telemetry device/ stream/ tier/ internal/ ROOT",
+	"":     anyPlain + " gdr profile store device/ stream/ tier/ internal/",
+	"cmd/": anyPlain + " gdr profile store replay replay/demo doctor bench bench/ telemetry device/ stream/ tier/ internal/ ROOT",
 }
 
 func TestImportGraph(t *testing.T) {

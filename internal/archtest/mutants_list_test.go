@@ -90,27 +90,23 @@ var mutants = []mutant{
 		"g.pd.RegDMABufMR(e, fd, off, access)",
 		"g.pd.RegDMABufMR(e, fd, 0*off, access)",
 	}}},
-	{".", "TestDefectNoDMABufRegistration", []edit{{
-		"nic.go",
-		"registry.Options{Exporter: exporter}",
-		"registry.Options{}",
-	}, {
-		"nic.go",
-		"		exporter, _ = dev.(device.DMABufExporter) // not every device exports memory\n",
-		"		_ = exporter\n",
+	{"gdr", "TestDefectNoDMABufRegistration", []edit{{
+		"gdr/nics.go",
+		"		o.Exporter, _ = dev.(device.DMABufExporter) // not every device exports memory\n",
+		"",
 	}}},
 	{"stream/nic", "TestDefectGPUWritesNotFlushed", []edit{{
 		"stream/nic/complete.go",
 		"		s.flush(o, &flushed)\n",
 		"		_ = flushed\n",
 	}}},
-	{".", "TestDefectGPUWritesNotFlushed", []edit{{
-		"nic.go",
+	{"gdr", "TestDefectGPUWritesNotFlushed", []edit{{
+		"gdr/nics.go",
 		"RegisterOnUse: n.cfg.RegisterOnUse, Flush: n.flush}",
 		"RegisterOnUse: n.cfg.RegisterOnUse}",
 	}}},
-	{".", "TestDefectGPUWritesNotFlushed", []edit{{
-		"nic.go",
+	{"gdr", "TestDefectGPUWritesNotFlushed", []edit{{
+		"gdr/nics.go",
 		"		if n.flush, err = flusher(dev); err != nil {\n			return nil, err\n		}\n",
 		"",
 	}}},

@@ -120,9 +120,9 @@ var storeMutants = []mutant{
 		"stream/copy/prepare.go", "!errors.Is(why, errdefs.ErrNoMemory) {", "errors.Is(why, errdefs.ErrNoMemory) {",
 	}}},
 	{".", "TestDefectConcurrentEngineClose", []edit{{
-		"close.go", "turn: make(chan struct{}, 1)}", "turn: make(chan struct{}, 64)}",
+		"internal/unwind/unwind.go", "turn: make(chan struct{}, 1)}", "turn: make(chan struct{}, 64)}",
 	}}},
 	{".", "TestDefectEngineCloseFreesMemoryThatIsInUse", []edit{{
-		"close.go", "if ctx.Err() != nil || last.close(ctx) != nil {", "if ctx.Err() != nil {",
+		"internal/unwind/unwind.go", "if ctx.Err() != nil || last.close(ctx) != nil {", "if ctx.Err() != nil {",
 	}}},
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/kvlane/kvlane/internal/fault"
 	"github.com/kvlane/kvlane/internal/sys/hostmem"
 	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/profile"
 	"github.com/kvlane/kvlane/store"
 	"github.com/kvlane/kvlane/stream"
 	"github.com/kvlane/kvlane/tier"
@@ -172,7 +173,7 @@ func (l *life) open() bool {
 	c := kvlane.Config{
 		Device: kvlane.DeviceConfig{Driver: kvlane.Sim, Sim: sim.Options{Faults: l.plan, QuarantineBytes: 1 << 20}},
 		Stream: kvlane.StreamConfig{
-			Path: l.path, Calibration: kvlane.CalibrateNever, ProfileDir: l.Dirs[0] + "-profiles", StagingBytes: 1 << 20,
+			Path: l.path, Calibration: profile.Never, ProfileDir: l.Dirs[0] + "-profiles", StagingBytes: 1 << 20,
 		},
 		Identity: l.id, Layout: l.layout,
 		Store: kvlane.StoreConfig{

@@ -1,4 +1,6 @@
-package kvlane
+// Package profile has the measured profiles of this machine's devices, by which copy paths are chosen: stored ones, or those that it
+// measures where none is stored.
+package profile
 
 import (
 	"context"
@@ -13,6 +15,7 @@ import (
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/cuda/kernels"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/stream"
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
 	"github.com/kvlane/kvlane/stream/copy/calibrate"
@@ -24,23 +27,23 @@ type Calibration string
 
 // The ways to come to a profile of the GPU.
 const (
-	// CalibrateOnce measures a GPU of which no profile is stored, for about two seconds, and stores it.
-	CalibrateOnce Calibration = "once"
-	// CalibrateNever uses the stored profile, or the built-in one where there is none.
-	CalibrateNever Calibration = "never"
+	// Once measures a GPU of which no profile is stored, for about two seconds, and stores it.
+	Once Calibration = "once"
+	// Never uses the stored profile, or the built-in one where there is none.
+	Never Calibration = "never"
 )
 
 // ParseCalibration reads "once" or "never".
 func ParseCalibration(s string) (Calibration, error) {
 	switch c := Calibration(s); c {
-	case CalibrateOnce, CalibrateNever:
+	case Once, Never:
 		return c, nil
 	}
 	return "", fmt.Errorf("unknown calibration %q: it is once or never: %w", s, errdefs.ErrInvalid)
 }
 
-// CalibrateOptions says how Calibrate goes about it. The zero value is the default.
-type CalibrateOptions struct {
+// Options says how Calibrate goes about it. The zero value is the default.
+type Options struct {
 	// Force measures even if there is a stored profile.
 	Force bool
 	// Budget is how long measuring should take. Zero: calibrate.DefaultBudget.
@@ -54,9 +57,18 @@ type CalibrateOptions struct {
 	Dir string
 	// NICs are measured beside the device's own paths, and the profile is kept apart from those of other NICs, or of none. What
 	// NICs in software take is not stored. Nil: there are none.
-	NICs *NICs
+	NICs NICs
 	// Progress, where it is not nil, is called as measuring goes on.
 	Progress func(done, total int, what string)
+}
+
+// NICs are RDMA NICs that copies may travel by, as gdr.NICs.
+type NICs interface {
+	// Identity names the NICs with all that what they take depends on.
+	Identity() string
+	Carrier() *streamcopy.Carrier
+	Register(regions ...*mem.Region) error
+	Unregister(ctx context.Context, regions ...*mem.Region) error
 }
 
 // Calibrated is a profile of a device and where it comes from.
@@ -76,19 +88,19 @@ type Calibrated struct {
 // A GPU that others use is ErrBusy, after o.Wait; what was measured while somebody came is not stored, nor is what was
 // measured of a simulated device. One process of a host measures at a time; the others wait for it, and are told ErrBusy
 // if that takes too long.
-func Calibrate(ctx context.Context, dev device.Device, o CalibrateOptions) (*Calibrated, error) {
+func Calibrate(ctx context.Context, dev device.Device, o Options) (*Calibrated, error) {
 	c := &Calibrated{}
-	cache, key := plan.Cache{Dir: o.Dir}, profileKey(dev, o.NICs)
+	cache, key := plan.Cache{Dir: o.Dir}, Key(dev, o.NICs)
 	if o.Wait > plan.DefaultPatience {
 		cache.Patience = o.Wait
 	}
 	measure := func(ctx context.Context) (plan.Profile, bool, error) {
-		run := calibrate.Options{Key: key, Budget: o.Budget, Wait: o.Wait, Bytes: o.Bytes, Progress: o.Progress, NIC: o.NICs.calibrated()}
+		run := calibrate.Options{Key: key, Budget: o.Budget, Wait: o.Wait, Bytes: o.Bytes, Progress: o.Progress, NIC: measured(o.NICs)}
 		r, err := calibrate.Run(ctx, dev, pathOpener(dev, o.NICs), run)
 		if err != nil {
 			return plan.Profile{}, false, err
 		}
-		c.Result, c.Stored = r, r.Storable() && (o.NICs == nil || !o.NICs.soft())
+		c.Result, c.Stored = r, r.Storable() && (o.NICs == nil || o.NICs.Carrier().Path != stream.PathNICSoft)
 		return r.Profile, c.Stored, nil
 	}
 	var err error
@@ -110,10 +122,10 @@ func Calibrate(ctx context.Context, dev device.Device, o CalibrateOptions) (*Cal
 	return c, nil
 }
 
-// StoredProfile returns the stored profile of dev's copy paths, without NICs; it measures nothing. dir as CalibrateOptions.Dir. The error
+// Stored returns the stored profile of dev's copy paths, without NICs; it measures nothing. dir is as Options.Dir. The error
 // wraps ErrNotFound where none is stored, ErrCorrupt or ErrMismatch where it cannot be used.
-func StoredProfile(dev device.Device, dir string) (*Calibrated, error) {
-	cache, key := plan.Cache{Dir: dir}, profileKey(dev, nil)
+func Stored(dev device.Device, dir string) (*Calibrated, error) {
+	cache, key := plan.Cache{Dir: dir}, Key(dev, nil)
 	file, err := cache.File(key)
 	if err != nil {
 		return nil, err
@@ -125,68 +137,69 @@ func StoredProfile(dev device.Device, dir string) (*Calibrated, error) {
 	return &Calibrated{Profile: p, File: file, Stored: true}, nil
 }
 
-// calibrated returns what measuring has to know of the NICs, which may be nil.
-func (n *NICs) calibrated() *calibrate.NIC {
-	if n == nil {
+// measured returns what measuring has to know of the NICs, which may be nil.
+func measured(nics NICs) *calibrate.NIC {
+	if nics == nil {
 		return nil
 	}
-	return &calibrate.NIC{Path: n.stack.path(), Register: n.Register, Unregister: n.Unregister}
+	return &calibrate.NIC{Path: nics.Carrier().Path, Register: nics.Register, Unregister: nics.Unregister}
 }
 
 // pathOpener opens streams of dev on one path each, by nics too unless they are nil.
-func pathOpener(dev device.Device, nics *NICs) calibrate.Opener {
+func pathOpener(dev device.Device, nics NICs) calibrate.Opener {
 	var nic *streamcopy.Carrier
 	if nics != nil {
-		nic = nics.carrier()
+		nic = nics.Carrier()
 	}
 	return func(path stream.Path, ctas int) (stream.Stream, error) {
 		return streamcopy.Open(dev, streamcopy.Options{Path: path, CTAs: ctas, NIC: nic})
 	}
 }
 
-// profileKey returns what a profile of dev is stored under, of its own paths and of nics, which may be nil.
-func profileKey(dev device.Device, nics *NICs) plan.Key {
+// Key returns what a profile of dev is stored under, of its own paths and of nics, which may be nil.
+func Key(dev device.Device, nics NICs) plan.Key {
 	sum := sha256.New()
 	for _, m := range kernels.Modules() {
 		sum.Write(m.PTX)
 	}
 	k := calibrate.Key(dev.Info(), hex.EncodeToString(sum.Sum(nil)[:8]), os.DirFS("/sys"))
 	if nics != nil {
-		k.NIC = nics.stack.identity()
+		k.NIC = nics.Identity()
 	}
 	return k
 }
 
-// hasFigures reports whether the path was measured.
-func hasFigures(p *plan.Profile, path stream.Path) bool {
+// HasFigures reports whether p has what copies by that path take.
+func HasFigures(p *plan.Profile, path stream.Path) bool {
 	return slices.ContainsFunc(p.Models, func(m plan.Model) bool { return m.Path == path })
 }
 
-// profile returns what the engine plans with, and what the user should know of it. It has figures of nics, which may be nil,
-// or says why not.
-func (s *StreamConfig) profile(ctx context.Context, dev device.Device, nics *NICs) (p plan.Profile, notes []string, err error) {
+// Find returns what to plan dev's copies with, measured or not as c says and kept in dir, and what the user should know of it. It has
+// figures of nics, which may be nil, or a note says why not; where there is nothing else it is the built-in profile. The error is
+// that of ctx.
+func Find(ctx context.Context, dev device.Device, nics NICs, c Calibration, dir string) (p plan.Profile, notes []string, err error) {
 	note := func(n string) {
 		if n != "" {
 			notes = append(notes, n)
 		}
 	}
 	if nics != nil {
-		p, n, err := s.found(ctx, dev, nics)
+		p, n, err := find(ctx, dev, nics, c, dir)
 		switch {
 		case ctx.Err() != nil:
 			return plan.Profile{}, nil, context.Cause(ctx)
-		case err == nil && hasFigures(&p, nics.stack.path()):
+		case err == nil && HasFigures(&p, nics.Carrier().Path):
 			note(n)
 			return p, notes, nil
 		case err == nil:
 			err = fmt.Errorf("the profile of %s has no figures of it: %w", p.Key, errdefs.ErrNotSupported)
 		}
-		note(withoutNIC(err.Error()))
+		note("copies go without a NIC: " + err.Error())
 	}
-	if dev.Info().Driver == string(Sim) {
+	if dev.Info().Driver == simDriver {
 		return plan.Default(), notes, nil
 	}
-	p, n, err := s.found(ctx, dev, nil)
+	p, n, err := find(ctx, dev, nil, c, dir)
 	if ctx.Err() != nil {
 		return plan.Profile{}, nil, context.Cause(ctx)
 	}
@@ -200,27 +213,27 @@ func (s *StreamConfig) profile(ctx context.Context, dev device.Device, nics *NIC
 
 // What a simulated device, which is measured each time anew, is measured with.
 const (
+	simDriver = "sim"
 	simBytes  = 16 << 20
 	simBudget = 100 * time.Millisecond
 )
 
-// found returns the stored profile, or measures it if the configuration has it so. The note says what was wrong with a stored
-// one.
-func (s *StreamConfig) found(ctx context.Context, dev device.Device, nics *NICs) (p plan.Profile, note string, err error) {
-	if s.Calibration == CalibrateNever {
-		p, err := (plan.Cache{Dir: s.ProfileDir}).Load(profileKey(dev, nics))
+// find returns the stored profile, or measures it if c has it so. The note says what was wrong with a stored one.
+func find(ctx context.Context, dev device.Device, nics NICs, c Calibration, dir string) (p plan.Profile, note string, err error) {
+	if c == Never {
+		p, err := (plan.Cache{Dir: dir}).Load(Key(dev, nics))
 		return p, "", err
 	}
-	o := CalibrateOptions{Dir: s.ProfileDir, NICs: nics}
-	if dev.Info().Driver == string(Sim) {
+	o := Options{Dir: dir, NICs: nics}
+	if dev.Info().Driver == simDriver {
 		o.Bytes, o.Budget = simBytes, simBudget
 	}
-	c, err := Calibrate(ctx, dev, o)
+	got, err := Calibrate(ctx, dev, o)
 	switch {
 	case err != nil:
 		return plan.Profile{}, "", err
-	case c.Result != nil && c.Result.Loaded != "":
-		return plan.Profile{}, c.Note, fmt.Errorf("somebody else used this GPU while it was measured: %s: %w", c.Result.Loaded, errdefs.ErrBusy)
+	case got.Result != nil && got.Result.Loaded != "":
+		return plan.Profile{}, got.Note, fmt.Errorf("somebody else used this GPU while it was measured: %s: %w", got.Result.Loaded, errdefs.ErrBusy)
 	}
-	return c.Profile, c.Note, nil
+	return got.Profile, got.Note, nil
 }

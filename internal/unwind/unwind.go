@@ -1,4 +1,5 @@
-package kvlane
+// Package unwind closes what was acquired, in reverse order, and goes on later where something is still in use.
+package unwind
 
 import (
 	"context"
@@ -10,12 +11,12 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// undoTimeout bounds the closing of what could not be opened whole, or is not wanted after all. Nothing has been copied there but
-// by those who tried and measured, so it takes milliseconds where all is well.
-const undoTimeout = 30 * time.Second
+// Timeout bounds the closing of what could not be opened whole, or is not wanted after all. Nothing has been copied there but by
+// those who tried and measured, so it takes milliseconds where all is well.
+const Timeout = 30 * time.Second
 
-// closers close what was acquired, backwards. Adding is for whoever opens; close is safe for concurrent use.
-type closers struct {
+// Stack closes what was acquired, backwards. Adding is for whoever opens; Close is safe for concurrent use.
+type Stack struct {
 	turn chan struct{} // a lock that is waited for with a context: one close at a time
 	list []closer      // in order of acquiring; guarded by turn once all is open
 }
@@ -26,20 +27,22 @@ type closer struct {
 	close func(context.Context) error
 }
 
-func newClosers() closers { return closers{turn: make(chan struct{}, 1)} }
+// New returns an empty stack.
+func New() Stack { return Stack{turn: make(chan struct{}, 1)} }
 
-func (c *closers) add(what string, f func(context.Context) error) {
+// Add adds something with what it is.
+func (c *Stack) Add(what string, f func(context.Context) error) {
 	c.list = append(c.list, closer{what, f})
 }
 
-// addPlain adds what closes without waiting.
-func (c *closers) addPlain(what string, f func() error) {
-	c.add(what, func(context.Context) error { return f() })
+// AddPlain adds what closes without waiting.
+func (c *Stack) AddPlain(what string, f func() error) {
+	c.Add(what, func(context.Context) error { return f() })
 }
 
-// close closes everything. It stops at what does not close, as that may still use all that is below, says what is left, and may
+// Close closes everything. It stops at what does not close, as that may still use all that is below, says what is left, and may
 // be called again. Once all is closed it returns nil.
-func (c *closers) close(ctx context.Context) error {
+func (c *Stack) Close(ctx context.Context) error {
 	select {
 	case c.turn <- struct{}{}:
 	default:
@@ -64,15 +67,15 @@ func (c *closers) close(ctx context.Context) error {
 	return told
 }
 
-// undo is close for what nobody can close later. It gives up after a while.
-func (c *closers) undo(ctx context.Context, limit time.Duration) error {
+// Undo is Close for what nobody can close later, whether ctx has ended or not. It gives up after limit.
+func (c *Stack) Undo(ctx context.Context, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
 	defer cancel()
-	return c.close(ctx)
+	return c.Close(ctx)
 }
 
 // left names what is open.
-func (c *closers) left() string {
+func (c *Stack) left() string {
 	names := make([]string, len(c.list))
 	for i, o := range c.list {
 		names[i] = o.what

@@ -1,0 +1,127 @@
+//go:build !nonic
+
+package gdr
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/internal/testkit"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/rdma/registry"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// rig is a simulated device with NICs in software that are treated as the machine's, and memory that is registered with them.
+type rig struct {
+	nics      *NICs
+	host, gpu *mem.Region
+}
+
+func newRig(t *testing.T, o sim.Options) *rig {
+	t.Helper()
+	dev, err := sim.Open(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { closed(t, dev.Close()) })
+	r := new(rig)
+	if r.nics, err = open(dev, Config{Provider: Soft}, nil, true); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { closed(t, r.nics.Close(context.Background())) })
+	const bytes = 64 << 10
+	var herr, gerr error
+	r.host, herr = dev.AllocHost(bytes)
+	r.gpu, gerr = dev.Alloc(bytes, device.AllocOptions{})
+	if err := errors.Join(herr, gerr, r.nics.Register(r.host, r.gpu)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		closed(t, errors.Join(r.nics.Unregister(context.Background(), r.host, r.gpu), dev.Free(r.host), dev.Free(r.gpu)))
+	})
+	return r
+}
+
+func closed(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// copy copies all of a region by a stream of its own.
+func (r *rig) copy(t *testing.T, dst, src *mem.Region) error {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	s, err := r.nics.OpenStream()
+	if err != nil {
+		return err
+	}
+	ticket, err := s.Submit(ctx, &mem.Batch{Dst: []mem.Extent{mem.All(dst)}, Src: []mem.Extent{mem.All(src)}})
+	if err == nil {
+		err = ticket.Wait(ctx)
+	}
+	if cerr := s.Close(ctx); err == nil {
+		err = cerr
+	}
+	return err
+}
+
+// TestDefectGPUWritesNotFlushed: where the device's driver asks for it, a copy to the device is flushed before it is reported, and
+// fails with the flush. Copies from it need none.
+func TestDefectGPUWritesNotFlushed(t *testing.T) {
+	for _, needed := range []bool{false, true} {
+		plan := fault.New(1)
+		r := newRig(t, sim.Options{Faults: plan, RemoteWritesNeedFlush: needed})
+		if err := r.copy(t, r.host, r.gpu); err != nil || plan.Seen(sim.OpFlush) != 0 {
+			t.Errorf("from the device: %v, %d flushes", err, plan.Seen(sim.OpFlush))
+		}
+		if err := r.copy(t, r.gpu, r.host); err != nil || plan.Seen(sim.OpFlush) > 0 != needed {
+			t.Errorf("to the device, flush needed %v: %v, %d flushes", needed, err, plan.Seen(sim.OpFlush))
+		}
+		plan.Add(fault.After(sim.OpFlush, 0).Fail(nil))
+		if err := r.copy(t, r.gpu, r.host); errors.Is(err, fault.ErrInjected) != needed {
+			t.Errorf("a copy whose flush fails, needed %v: %v", needed, err)
+		}
+		plan.Clear()
+	}
+}
+
+// TestDefectNoDMABufRegistration: what the device exports, NICs are given as dma-bufs, and where it exports nothing the reason of the
+// choice says so.
+func TestDefectNoDMABufRegistration(t *testing.T) {
+	for exports, want := range map[bool]string{true: "by " + registry.MethodDMABuf.String(), false: "by " + registry.MethodPeerMemory.String() + " ("} {
+		r := newRig(t, sim.Options{DMABufs: exports})
+		if why := r.nics.Choices()[0].Reason; !strings.Contains(why, want) {
+			t.Errorf("exports %v: NIC %q, want %q", exports, why, want)
+		}
+		if err := errors.Join(r.copy(t, r.gpu, r.host), r.copy(t, r.host, r.gpu)); err != nil {
+			t.Errorf("exports %v: %v", exports, err)
+		}
+	}
+}
+
+// Whatever is asked for that there is not, nothing stays open: TestMain looks.
+func TestOpenRefuses(t *testing.T) {
+	for name, c := range map[string]struct {
+		Config
+		want error
+	}{
+		"an unknown provider": {Config{Provider: "smartnic"}, errdefs.ErrInvalid},
+		"no such NIC":         {Config{Provider: Soft, NICs: []string{"soft7"}}, errdefs.ErrNotFound},
+	} {
+		if n, err := Open(nil, c.Config, nil); n != nil || !errors.Is(err, c.want) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

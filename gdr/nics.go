@@ -1,0 +1,307 @@
+//go:build !nonic
+
+package gdr
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/unwind"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/rdma"
+	"github.com/kvlane/kvlane/rdma/ibv"
+	"github.com/kvlane/kvlane/rdma/registry"
+	"github.com/kvlane/kvlane/rdma/soft"
+	"github.com/kvlane/kvlane/rdma/topology"
+	"github.com/kvlane/kvlane/stream"
+	streamcopy "github.com/kvlane/kvlane/stream/copy"
+	"github.com/kvlane/kvlane/stream/nic"
+)
+
+// probeBytes is the memory that NICs are tried with: a page of a GPU.
+const probeBytes = 64 << 10
+
+// NICs are RDMA NICs that are open, with the memory that is registered with them. Safe for concurrent use.
+type NICs struct {
+	cfg    Config
+	flush  func(device int) error // nil: none is needed
+	open   []*registry.Registry
+	counts []*nic.Counters // of open
+	chosen []Choice
+	ids    []string // of the NICs, by which profiles know them
+	closes unwind.Stack
+}
+
+// Open opens the NICs that c selects for dev and registers memory of dev with them, to find out whether that is possible at all, or
+// with a nil dev opens them for host memory alone. Bytes of NICs in software are moved by a copy stream of dev, which openCopy opens
+// (nil: with default options), or by the CPU where there is no device. What is missing is in the error: ErrNotSupported where
+// there is no library, no NIC, or no way for a NIC to reach dev's memory. The caller closes the NICs, before dev.
+func Open(dev device.Device, c Config, openCopy func() (stream.Stream, error)) (*NICs, error) {
+	return open(dev, c, openCopy, c.Provider != Soft) // those in software copy as the device itself does
+}
+
+// open is Open; where exports is true NICs are given what dev exports, and dev is flushed after their writes.
+func open(dev device.Device, c Config, openCopy func() (stream.Stream, error), exports bool) (_ *NICs, err error) {
+	if err := c.Validate(); err != nil {
+		return nil, err
+	}
+	n := &NICs{cfg: c, closes: unwind.New()}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, n.closes.Undo(context.Background(), unwind.Timeout))
+		}
+	}()
+	if dev != nil && openCopy == nil {
+		openCopy = func() (stream.Stream, error) { return streamcopy.Open(dev, streamcopy.Options{}) }
+	}
+	provider, err := n.openProvider(dev, openCopy)
+	if err != nil {
+		return nil, err
+	}
+	var o registry.Options
+	if dev != nil && exports {
+		o.Exporter, _ = dev.(device.DMABufExporter) // not every device exports memory
+		if n.flush, err = flusher(dev); err != nil {
+			return nil, err
+		}
+	}
+	if err := n.choose(provider, dev, o); err != nil {
+		return nil, err
+	}
+	if dev == nil {
+		return n, nil
+	}
+	return n, n.tryRegister(dev)
+}
+
+// choose opens the NICs of the provider that are selected for dev.
+func (n *NICs) choose(provider rdma.Provider, dev device.Device, o registry.Options) error {
+	names, err := provider.Devices()
+	if err != nil {
+		return err
+	}
+	place := device.Info{NUMANode: -1}
+	if dev != nil {
+		place = dev.Info()
+	}
+	candidates, err := topology.Choose(names, place, n.topology(place.Index))
+	if err != nil {
+		return err
+	}
+	set := registry.NewSet(provider, o)
+	n.closes.AddPlain("NICs", set.Close)
+	for i := range candidates {
+		g, err := set.NIC(candidates[i].Name)
+		if err != nil {
+			return err
+		}
+		port, err := n.port(g)
+		if err != nil {
+			return err
+		}
+		id, err := portIdentity(g, port)
+		if err != nil {
+			return err
+		}
+		n.open, n.counts, n.ids = append(n.open, g), append(n.counts, new(nic.Counters)), append(n.ids, id)
+		n.chosen = append(n.chosen, Choice{Name: g.Name(), Reason: candidates[i].Reason + "; " + port.Reason})
+	}
+	return nil
+}
+
+// flusher returns what makes dev see the writes of NICs, or nil where it always does.
+func flusher(dev device.Device) (func(device int) error, error) {
+	f, ok := dev.(device.RemoteWriteFlusher)
+	if !ok {
+		return nil, nil
+	}
+	if needs, err := f.NeedsFlush(); err != nil || !needs {
+		return nil, err
+	}
+	own := dev.Info().Index
+	return func(index int) error {
+		if index != own {
+			return fmt.Errorf("device %d is none of this engine's, which has device %d: %w", index, own, errdefs.ErrInvalid)
+		}
+		return f.FlushRemoteWrites()
+	}, nil
+}
+
+// openProvider opens the provider and what it needs.
+func (n *NICs) openProvider(dev device.Device, openCopy func() (stream.Stream, error)) (rdma.Provider, error) {
+	if n.cfg.Provider != Soft {
+		p, err := ibv.Load()
+		if err != nil {
+			return nil, err
+		}
+		n.closes.AddPlain("provider", p.Close)
+		return p, nil
+	}
+	count := max(n.cfg.Count, len(n.cfg.NICs), 1)
+	for _, names := range n.cfg.NICsByDevice {
+		count = max(count, len(names))
+	}
+	o := soft.Options{Devices: make([]soft.DeviceOptions, count)} // which the CPU copies for
+	if dev != nil {
+		m := soft.NewStreamMover(openCopy)
+		n.closes.Add("mover", m.Close)
+		o.Mover = m
+	}
+	p, err := soft.New(o)
+	if err != nil {
+		return nil, err
+	}
+	n.closes.AddPlain("provider", p.Close)
+	return p, nil
+}
+
+// topology returns what the configuration says of the NICs of the device with that index.
+func (n *NICs) topology(index int) topology.Options {
+	o := topology.Options{Count: n.cfg.Count, Named: n.cfg.NICsByDevice}
+	if len(n.cfg.NICs) > 0 {
+		o.Named = make([][]string, index+1)
+		o.Named[index] = n.cfg.NICs
+	}
+	return o
+}
+
+// port finds the port of g that streams use, as it is now.
+func (n *NICs) port(g *registry.Registry) (topology.Port, error) {
+	o := topology.PortOptions{Port: n.cfg.Port, GIDIndex: n.cfg.GIDIndex}
+	for m := rdma.MTU256; m <= rdma.MTU4096; m++ {
+		if m.Bytes() == n.cfg.MTU {
+			o.MTU = m
+		}
+	}
+	return topology.FindPort(g.Device(), o)
+}
+
+// tryRegister registers a little memory of dev, notes how the NICs reach it, and takes it back.
+func (n *NICs) tryRegister(dev device.Device) (err error) {
+	r, err := dev.Alloc(probeBytes, device.AllocOptions{})
+	if err != nil {
+		return fmt.Errorf("allocate device memory to try a NIC with: %w", err)
+	}
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.Background(), unwind.Timeout)
+		defer cancel()
+		gone := n.Unregister(ctx, r)
+		if gone == nil { // else a NIC may still have it
+			gone = dev.Free(r)
+		}
+		err = errors.Join(err, gone)
+	}()
+	if err := n.Register(r); err != nil {
+		return err
+	}
+	for i, g := range n.open {
+		m, err := g.Acquire(mem.All(r))
+		if err != nil {
+			return err
+		}
+		method, why := m.Method()
+		m.Release()
+		n.chosen[i].Reason += "; the device's memory by " + method.String()
+		if why != nil {
+			n.chosen[i].Reason += " (" + why.Error() + ")"
+		}
+	}
+	return nil
+}
+
+// portIdentity names g and the port of it with all that what they take depends on.
+func portIdentity(g *registry.Registry, port topology.Port) (string, error) {
+	info := g.Device().Info()
+	p, err := g.Device().QueryPort(port.Number)
+	if err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%s %s %#x firmware %s port %d %g Gb/s MTU %s", info.Provider, info.Name, info.GUID, info.Firmware, p.Number, p.RateGbps, port.MTU), nil
+}
+
+// Identity names the NICs with all that what they take depends on.
+func (n *NICs) Identity() string {
+	return fmt.Sprintf("%s, %d queue pairs", strings.Join(n.ids, ", "), cmp.Or(n.cfg.QueuePairs, nic.DefaultQueuePairs))
+}
+
+// Choices returns the NICs, and why these.
+func (n *NICs) Choices() []Choice { return slices.Clone(n.chosen) }
+
+// Stats returns the figures of each NIC, in the order of Choices, also after Close.
+func (n *NICs) Stats() []stream.NICStats {
+	all := make([]stream.NICStats, len(n.open))
+	for i, g := range n.open {
+		s := &all[i]
+		s.Name = g.Name()
+		n.counts[i].Read(s)
+		r := g.Stats()
+		s.RegistrationsFailed = r.Failed
+		for k, by := range r.By {
+			s.Registrations = append(s.Registrations, stream.RegistrationStats{
+				Method: registry.Method(k + 1).String(), Live: by.Live, Bytes: by.Bytes, Total: by.Total,
+			})
+		}
+	}
+	return all
+}
+
+// Register registers memory with all of the NICs: all of the regions or none. ErrExists for a region that overlaps a registered one.
+func (n *NICs) Register(regions ...*mem.Region) error { return registry.Register(n.open, regions...) }
+
+// Unregister takes back Register. The memory may be freed once it has returned nil; ErrBusy, with the context's cause, if transfers
+// are under way there until ctx ends. Regions that are not registered are no error.
+func (n *NICs) Unregister(ctx context.Context, regions ...*mem.Region) error {
+	return registry.Unregister(ctx, n.open, regions...)
+}
+
+// Carrier returns what copy streams have of the NICs.
+func (n *NICs) Carrier() *streamcopy.Carrier {
+	path := stream.PathNIC
+	if n.cfg.Provider == Soft {
+		path = stream.PathNICSoft
+	}
+	return &streamcopy.Carrier{Path: path, Open: n.OpenStream, Reaches: n.reaches}
+}
+
+// reaches reports whether all of r can be copied from and to: it is registered, or will be.
+func (n *NICs) reaches(r *mem.Region) bool {
+	return n.cfg.RegisterOnUse || !slices.ContainsFunc(n.open, func(g *registry.Registry) bool { return !g.Covers(mem.All(r)) })
+}
+
+// OpenStream opens a stream over all of the NICs, by the ports that are active now. The caller closes it before them.
+func (n *NICs) OpenStream() (stream.Stream, error) {
+	rails, err := n.Rails()
+	if err != nil {
+		return nil, err
+	}
+	s, err := nic.Open(nic.Options{NICs: rails, QueuePairs: n.cfg.QueuePairs, RegisterOnUse: n.cfg.RegisterOnUse, Flush: n.flush})
+	if err != nil {
+		return nil, err // not a nil *nic.Stream in an interface
+	}
+	return s, nil
+}
+
+// Rails returns the NICs as streams take them, with the ports that are active now: for use without a stream.
+func (n *NICs) Rails() ([]nic.NIC, error) {
+	var all []nic.NIC
+	for i, g := range n.open {
+		port, err := n.port(g)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, nic.NIC{
+			Registry: g, Counters: n.counts[i],
+			Connect: rdma.ConnectOptions{Port: port.Number, GIDIndex: port.GIDIndex, MTU: port.MTU},
+		})
+	}
+	return all, nil
+}
+
+// Close closes the NICs. It stops at what does not close, says what is left, and may be called again, also while another does.
+func (n *NICs) Close(ctx context.Context) error { return n.closes.Close(ctx) }

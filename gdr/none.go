@@ -1,0 +1,46 @@
+//go:build nonic
+
+package gdr
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/stream"
+	streamcopy "github.com/kvlane/kvlane/stream/copy"
+)
+
+// NICs are none in a build with the tag nonic: Open never returns any.
+type NICs struct{}
+
+var errNoCode = fmt.Errorf("this build has no code for NICs (build tag nonic): %w", errdefs.ErrNotSupported)
+
+// Open is ErrNotSupported in a build with the tag nonic.
+func Open(device.Device, Config, func() (stream.Stream, error)) (*NICs, error) { return nil, errNoCode }
+
+// Identity names no NIC.
+func (*NICs) Identity() string { return "" }
+
+// Choices returns none.
+func (*NICs) Choices() []Choice { return nil }
+
+// Stats returns none.
+func (*NICs) Stats() []stream.NICStats { return nil }
+
+// Register is ErrNotSupported.
+func (*NICs) Register(...*mem.Region) error { return errNoCode }
+
+// Unregister has nothing to take back.
+func (*NICs) Unregister(context.Context, ...*mem.Region) error { return nil }
+
+// Carrier returns nil.
+func (*NICs) Carrier() *streamcopy.Carrier { return nil }
+
+// OpenStream is ErrNotSupported.
+func (*NICs) OpenStream() (stream.Stream, error) { return nil, errNoCode }
+
+// Close has nothing to close.
+func (*NICs) Close(context.Context) error { return nil }

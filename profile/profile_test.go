@@ -1,0 +1,150 @@
+package profile_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/testkit"
+	"github.com/kvlane/kvlane/profile"
+	"github.com/kvlane/kvlane/stream/copy/plan"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// gpu is a simulated device that passes for a real one.
+type gpu struct{ device.Device }
+
+func (g gpu) Info() device.Info {
+	i := g.Device.Info()
+	i.Driver = "test"
+	return i
+}
+
+func openGPU(t *testing.T) gpu {
+	t.Helper()
+	dev, err := sim.Open(sim.Options{BandwidthGBps: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := dev.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return gpu{dev}
+}
+
+// TestCalibrate: what is found is stored, unless the device seems to have been in use, as it may on a machine that is busy
+// with other tests; and what is stored is not measured again.
+func TestCalibrate(t *testing.T) {
+	dev := openGPU(t)
+	o := profile.Options{Dir: t.TempDir(), Bytes: 1 << 20, Budget: 10 * time.Millisecond, Wait: time.Minute}
+	calibrate := func() *profile.Calibrated {
+		t.Helper()
+		c, err := profile.Calibrate(t.Context(), dev, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	first := calibrate()
+	if first.Result == nil || first.Stored != (first.Result.Loaded == "") {
+		t.Fatalf("stored %v: %+v", first.Stored, first.Result)
+	}
+	cache := plan.Cache{Dir: o.Dir}
+	switch _, err := cache.Load(first.Profile.Key); {
+	case first.Stored && err != nil:
+		t.Errorf("stored, but %v", err)
+	case !first.Stored && !errors.Is(err, errdefs.ErrNotFound):
+		t.Errorf("not stored, but loading says %v", err)
+	}
+	if err := cache.Store(first.Profile); err != nil {
+		t.Fatal(err)
+	}
+	if again := calibrate(); again.Result != nil || !again.Stored || !again.Profile.Made.Equal(first.Profile.Made) {
+		t.Errorf("measured again: %+v", again.Result)
+	}
+	o.Force = true
+	if forced := calibrate(); forced.Result == nil {
+		t.Error("force did not measure")
+	}
+	// A file that is damaged is said to be that, and measured anew.
+	o.Force = false
+	if err := os.WriteFile(first.File, []byte(`{"format":"kvlane-profile","version":2,`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if c := calibrate(); c.Result == nil || !strings.Contains(c.Note, first.File) {
+		t.Errorf("a damaged profile: note %q, measured %v", c.Note, c.Result != nil)
+	}
+}
+
+// TestFind: whatever is stored, there is something to plan with, and a note says where it is not this machine's.
+func TestFind(t *testing.T) {
+	dev := openGPU(t)
+	dir := t.TempDir()
+	find := func(c profile.Calibration, dev device.Device) (string, string) {
+		t.Helper()
+		p, notes, err := profile.Find(t.Context(), dev, nil, c, dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Validate(); err != nil {
+			t.Error(err)
+		}
+		return p.Source, strings.Join(notes, "; ")
+	}
+	if source, notes := find(profile.Never, dev); source != plan.DefaultSource || !strings.Contains(notes, "built-in") {
+		t.Errorf("nothing stored: %q, notes %q", source, notes)
+	}
+	if source, notes := find(profile.Never, dev.Device); source != plan.DefaultSource || notes != "" {
+		t.Errorf("simulated: %q, notes %q", source, notes)
+	}
+	stored := plan.Default()
+	stored.Key, stored.Source = profile.Key(dev, nil), "measured elsewhen"
+	cache := plan.Cache{Dir: dir}
+	if err := cache.Store(stored); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []profile.Calibration{profile.Never, profile.Once} {
+		if source, notes := find(c, dev); source != stored.Source || notes != "" {
+			t.Errorf("stored, %s: %q, notes %q", c, source, notes)
+		}
+	}
+	name, err := cache.File(stored.Key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for what, b := range map[string]string{"empty": "", "of zeroes": string(make([]byte, 100)), "of another version": `{"format":"kvlane-profile","version":99}`} {
+		if err := os.WriteFile(name, []byte(b), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if source, notes := find(profile.Never, dev); source != plan.DefaultSource || !strings.Contains(notes, name) {
+			t.Errorf("%s: %q, notes %q, which should name the file", what, source, notes)
+		}
+	}
+	if err := os.Remove(name); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(name, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if source, notes := find(profile.Never, dev); source != plan.DefaultSource || !strings.Contains(notes, name) {
+		t.Errorf("a directory in its place: %q, notes %q", source, notes)
+	}
+}
+
+func TestCalibrateKeepsItsDeadline(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := profile.Calibrate(ctx, openGPU(t), profile.Options{Dir: t.TempDir(), Bytes: 1 << 20})
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v, want the context's", err)
+	}
+}

@@ -75,15 +75,6 @@ func (r *rig) newQPOf(t *testing.T, pd rdma.PD, depth int, c rdma.ConnectOptions
 	return q
 }
 
-// register registers all of m with a protection domain until the test ends.
-func register(t *testing.T, pd rdma.PD, m *mem.Region, a rdma.Access) rdma.MRInfo {
-	t.Helper()
-	mr, err := pd.RegMR(mem.All(m), a)
-	check(t, err)
-	closing(t, mr)
-	return mr.Info()
-}
-
 func closing(t *testing.T, c io.Closer) {
 	t.Helper()
 	t.Cleanup(func() { check(t, c.Close()) })
@@ -108,12 +99,7 @@ func (r *rig) write(wrid uint64, far, near int64, n uint32) rdma.SendWR {
 	return r.move(rdma.WRRDMAWrite, wrid, far, near, n)
 }
 
-// to has w name an offset in other memory as the remote side, and from as the local one.
-func to(w rdma.SendWR, i rdma.MRInfo, off int64) rdma.SendWR {
-	w.RKey, w.RemoteAddr = i.RKey, i.Addr+uint64(off)
-	return w
-}
-
+// from has w name an offset in other memory as the local side.
 func from(w rdma.SendWR, i rdma.MRInfo, off int64) rdma.SendWR {
 	w.SGEs = []rdma.SGE{i.SGE(off, w.SGEs[0].Length)}
 	return w

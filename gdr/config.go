@@ -45,7 +45,7 @@ type Config struct {
 	RegisterOnUse bool
 }
 
-// Bounds of an Config: more than any host has, and than any NIC is faster by.
+// Bounds of a Config: more than any host has, and than any NIC is faster by.
 const (
 	maxNICs       = 64
 	maxQueuePairs = 256

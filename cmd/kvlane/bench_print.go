@@ -11,8 +11,8 @@ import (
 
 	"github.com/kvlane/kvlane/bench"
 	"github.com/kvlane/kvlane/bench/chart"
-	"github.com/kvlane/kvlane/bench/target"
 	"github.com/kvlane/kvlane/internal/ctxio"
+	"github.com/kvlane/kvlane/internal/target"
 )
 
 // readReport reads an earlier run's report, or returns nil if the flag names none. It is read before anything is

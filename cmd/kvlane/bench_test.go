@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/kvlane/kvlane/bench"
-	"github.com/kvlane/kvlane/bench/target"
+	"github.com/kvlane/kvlane/internal/target"
 )
 
 // tinyBench is a benchmark of a few milliseconds.

@@ -66,7 +66,7 @@ var mayImport = map[string]string{
 	"doctor":                anyPlain,
 	"bench":                 anyPlain,
 	"bench/chart":           anyPlain + " bench",
-	"bench/target":          anyPlain + " bench",
+	"internal/target":       anyPlain + " bench",
 	"bench/rdmabench":       onDevice + " stream rdma rdma/registry",
 	"bench/matmul":          onDevice + " internal/sys/cublaslt",
 	"telemetry":             anyPlain + " store stream/copy/plan",

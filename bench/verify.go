@@ -73,22 +73,18 @@ type checker struct {
 // check compares the blocks that p brought to s with a source's pattern.
 func (c *checker) check(ctx context.Context, s *side, tag uint64, p *plan) error {
 	b, le := c.memory.Bytes(), binary.LittleEndian
-	le.PutUint64(b, uint64(s.dst.Dev()))
-	le.PutUint64(b[8:], uint64(p.size)) // stride
-	le.PutUint64(b[16:], uint64(p.size))
-	le.PutUint64(b[24:], 0)
+	device.PlaneDesc{Base: uint64(s.dst.Dev()), Stride: uint64(p.size), Bytes: uint64(p.size)}.Put(b)
 	for first := 0; first < p.n; first += checkStep {
 		n := min(checkStep, p.n-first)
 		for i := range n {
-			le.PutUint32(b[pairsAt+8*i:], uint32(p.dstOff(first+i)/p.size))
-			le.PutUint32(b[pairsAt+8*i+4:], uint32(i))
+			device.PutPair(b[pairsAt+device.PairBytes*i:], uint32(p.dstOff(first+i)/p.size), uint32(i))
 			le.PutUint64(b[seedsAt+8*i:], tag+uint64(p.srcOff(first+i))/wordBytes)
 		}
 		clear(b[countsAt : countsAt+8*n])
 		at := uint64(c.memory.Dev())
-		k := device.Kernel{Name: device.KernelPatternCheck, NArgs: 6, Args: [device.MaxKernelArgs]uint64{
-			at, 1, at + pairsAt, uint64(n), at + seedsAt, at + countsAt,
-		}}
+		k := device.PatternArgs{
+			Planes: at, NPlanes: 1, Pairs: at + pairsAt, NPairs: uint64(n), Seeds: at + seedsAt, Counts: at + countsAt,
+		}.Kernel()
 		if err := c.launcher.Launch(&k); err != nil {
 			return fmt.Errorf("check device memory: %w", err)
 		}

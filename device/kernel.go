@@ -1,6 +1,7 @@
 package device
 
-// Names of the kernels. Their arguments are the Args of Kernel, all 64-bit, addresses as the device sees them; what they
+// Names of the kernels. Their arguments are the Args of Kernel, all 64-bit, addresses as the device sees them, which ListArgs and
+// the others of args.go write and read; what they
 // read from pinned memory has the layouts below, little-endian. Every Launcher has the first four; of the others a
 // KernelLister says whether they are there, and launching one that is not is ErrNotSupported.
 const (

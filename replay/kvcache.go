@@ -2,7 +2,6 @@ package replay
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -59,11 +58,7 @@ func newKVCache(dev device.Device, g block.Geometry, layout *block.Layout, n int
 		}
 		c.planes = append(c.planes, pl)
 		c.pages.Shards[layer] = append(c.pages.Shards[layer], pl)
-		d := c.planeDesc.Bytes()[p*device.PlaneDescBytes:]
-		binary.LittleEndian.PutUint64(d[0:], uint64(pl.Page(0).Dev()))
-		binary.LittleEndian.PutUint64(d[8:], uint64(pl.Stride))
-		binary.LittleEndian.PutUint64(d[16:], uint64(pl.Bytes))
-		binary.LittleEndian.PutUint64(d[24:], uint64(pl.SlotOff))
+		device.PlaneDescOf(&pl).Put(c.planeDesc.Bytes()[p*device.PlaneDescBytes:])
 	}
 	c.free = make([]uint32, n) // after the device has found room for so many pages
 	for i := range c.free {

@@ -57,7 +57,7 @@ func (p *painter) fill(ctx context.Context, s span, pages []uint32, seeds []uint
 		return nil
 	}
 	if p.kernels != nil {
-		return p.launch(ctx, device.KernelPatternFill, s, pages, seeds)
+		return p.launch(ctx, 0, s, pages, seeds)
 	}
 	for i, page := range pages {
 		for pl := s.first; pl < s.first+s.count; pl++ {
@@ -89,7 +89,7 @@ func (p *painter) check(ctx context.Context, s span, pages []uint32, seeds []uin
 	}
 	counts := p.counts.Bytes()
 	clear(counts[:8*len(pages)])
-	if err := p.launch(ctx, device.KernelPatternCheck, s, pages, seeds); err != nil {
+	if err := p.launch(ctx, uint64(p.counts.Dev()), s, pages, seeds); err != nil {
 		return err
 	}
 	for i := range pages {
@@ -111,25 +111,20 @@ func (p *painter) locate(ctx context.Context, page uint32, seed uint64) (plane i
 	return -1, -1, nil
 }
 
-func (p *painter) launch(ctx context.Context, kernel string, s span, pages []uint32, seeds []uint64) error {
+// launch has the pattern kernel fill pages, or count what is wrong with them at the address counts.
+func (p *painter) launch(ctx context.Context, counts uint64, s span, pages []uint32, seeds []uint64) error {
 	pairs, words := p.pairs.Bytes(), p.seeds.Bytes()
 	for i, page := range pages {
-		binary.LittleEndian.PutUint32(pairs[8*i:], page)
-		binary.LittleEndian.PutUint32(pairs[8*i+4:], uint32(i))
+		device.PutPair(pairs[device.PairBytes*i:], page, uint32(i))
 		// The kernel counts planes from the first it is given.
 		binary.LittleEndian.PutUint64(words[8*i:], planeSeed(seeds[i], s.first))
 	}
-	k := device.Kernel{Name: kernel, NArgs: 5}
-	k.Args[0] = uint64(p.cache.planeDesc.Dev()) + uint64(s.first)*device.PlaneDescBytes
-	k.Args[1] = uint64(s.count)
-	k.Args[2] = uint64(p.pairs.Dev())
-	k.Args[3] = uint64(len(pages))
-	k.Args[4] = uint64(p.seeds.Dev())
-	if kernel == device.KernelPatternCheck {
-		k.Args[5], k.NArgs = uint64(p.counts.Dev()), 6
-	}
+	k := device.PatternArgs{
+		Planes: uint64(p.cache.planeDesc.Dev()) + uint64(s.first)*device.PlaneDescBytes, NPlanes: uint64(s.count),
+		Pairs: uint64(p.pairs.Dev()), NPairs: uint64(len(pages)), Seeds: uint64(p.seeds.Dev()), Counts: counts,
+	}.Kernel()
 	if err := p.kernels.Launch(&k); err != nil {
-		return fmt.Errorf("launch %s on %d pages: %w", kernel, len(pages), err)
+		return fmt.Errorf("launch %s on %d pages: %w", k.Name, len(pages), err)
 	}
 	return p.finish(ctx)
 }

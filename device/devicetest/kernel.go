@@ -2,7 +2,6 @@ package devicetest
 
 import (
 	"bytes"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"testing"
@@ -21,13 +20,16 @@ func kernel(name string, ctas int, args ...uint64) *device.Kernel {
 
 // copyList writes descriptors of the copies into list and returns the launch.
 func copyList(name string, list *mem.Region, ctas int, dst, src []mem.Extent) *device.Kernel {
-	b := list.Bytes()[:0]
+	putList(list.Bytes(), dst, src)
+	k := device.ListArgs{Descs: uint64(list.Dev()), Count: uint64(len(dst))}.Kernel(name, ctas)
+	return &k
+}
+
+// putList writes descriptors of the copies to b.
+func putList(b []byte, dst, src []mem.Extent) {
 	for i := range dst {
-		b = binary.LittleEndian.AppendUint64(b, uint64(dst[i].Dev()))
-		b = binary.LittleEndian.AppendUint64(b, uint64(src[i].Dev()))
-		b = binary.LittleEndian.AppendUint64(b, uint64(src[i].Len))
+		device.CopyDesc{Dst: uint64(dst[i].Dev()), Src: uint64(src[i].Dev()), Bytes: uint64(src[i].Len)}.Put(b[i*device.CopyDescBytes:])
 	}
-	return kernel(name, ctas, uint64(list.Dev()), uint64(len(dst)))
 }
 
 // testCopyListAlignments copies every length from every alignment to every alignment in every direction, and looks at
@@ -158,18 +160,11 @@ func planesAndPairs(t *testing.T, h *harness, g *mem.PageGroup) (planes, pairs *
 	t.Helper()
 	planes = h.pinned(t, int64(len(g.Planes))*device.PlaneDescBytes)
 	pairs = h.pinned(t, int64(len(g.Pairs))*device.PairBytes)
-	b := planes.Bytes()[:0]
 	for i := range g.Planes {
-		pl := &g.Planes[i]
-		b = binary.LittleEndian.AppendUint64(b, uint64(pl.Region.Dev())+uint64(pl.Base))
-		b = binary.LittleEndian.AppendUint64(b, uint64(pl.Stride))
-		b = binary.LittleEndian.AppendUint64(b, uint64(pl.Bytes))
-		b = binary.LittleEndian.AppendUint64(b, uint64(pl.SlotOff))
+		device.PlaneDescOf(&g.Planes[i]).Put(planes.Bytes()[i*device.PlaneDescBytes:])
 	}
-	b = pairs.Bytes()[:0]
-	for _, ps := range g.Pairs {
-		b = binary.LittleEndian.AppendUint32(b, ps.Page)
-		b = binary.LittleEndian.AppendUint32(b, ps.Slot)
+	for i, ps := range g.Pairs {
+		device.PutPair(pairs.Bytes()[i*device.PairBytes:], ps.Page, ps.Slot)
 	}
 	return planes, pairs
 }
@@ -178,8 +173,15 @@ func planesAndPairs(t *testing.T, h *harness, g *mem.PageGroup) (planes, pairs *
 func copyPaged(t *testing.T, h *harness, name string, g *mem.PageGroup, dir mem.Direction) *device.Kernel {
 	t.Helper()
 	planes, pairs := planesAndPairs(t, h, g)
-	return kernel(name, 0, uint64(planes.Dev()), uint64(len(g.Planes)), uint64(pairs.Dev()), uint64(len(g.Pairs)),
-		uint64(g.Slots.Region.Dev())+uint64(g.Slots.Base), uint64(g.Slots.Stride), uint64(dir))
+	k := pagedArgs(g, dir, planes, pairs).Kernel(name, 0)
+	return &k
+}
+
+func pagedArgs(g *mem.PageGroup, dir mem.Direction, planes, pairs *mem.Region) device.PagedArgs {
+	return device.PagedArgs{
+		Planes: uint64(planes.Dev()), NPlanes: uint64(len(g.Planes)), Pairs: uint64(pairs.Dev()), NPairs: uint64(len(g.Pairs)),
+		Slots: uint64(g.Slots.Region.Dev()) + uint64(g.Slots.Base), SlotStride: uint64(g.Slots.Stride), Direction: uint64(dir),
+	}
 }
 
 // testCopyPaged copies two groups in each direction and compares all of their memory, copied or not, with what

@@ -24,7 +24,7 @@ type patternRun struct {
 	group    *mem.PageGroup // slots serve as indexes
 	seeds    *mem.Region
 	counters *mem.Region
-	args     []uint64
+	args     device.PatternArgs
 }
 
 func (h *harness) patternRun(t *testing.T, c *pagedCase) *patternRun {
@@ -35,7 +35,10 @@ func (h *harness) patternRun(t *testing.T, c *pagedCase) *patternRun {
 		binary.LittleEndian.PutUint64(r.seeds.Bytes()[8*i:], h.rng.Uint64())
 	}
 	planes, pairs := planesAndPairs(t, h, g)
-	r.args = []uint64{uint64(planes.Dev()), uint64(len(g.Planes)), uint64(pairs.Dev()), uint64(len(g.Pairs)), uint64(r.seeds.Dev())}
+	r.args = device.PatternArgs{
+		Planes: uint64(planes.Dev()), NPlanes: uint64(len(g.Planes)), Pairs: uint64(pairs.Dev()), NPairs: uint64(len(g.Pairs)),
+		Seeds: uint64(r.seeds.Dev()),
+	}
 	return r
 }
 
@@ -44,11 +47,15 @@ func (r *patternRun) seed(index uint32) uint64 {
 }
 
 func (r *patternRun) fill() *device.Kernel {
-	return kernel(device.KernelPatternFill, 0, r.args...)
+	k := r.args.Kernel()
+	return &k
 }
 
 func (r *patternRun) check() *device.Kernel {
-	return kernel(device.KernelPatternCheck, 0, append(slices.Clone(r.args), uint64(r.counters.Dev()))...)
+	a := r.args
+	a.Counts = uint64(r.counters.Dev())
+	k := a.Kernel()
+	return &k
 }
 
 func (r *patternRun) counts() []uint64 {

@@ -2,7 +2,6 @@ package devicetest
 
 import (
 	"bytes"
-	"encoding/binary"
 	"testing"
 	"time"
 
@@ -136,12 +135,8 @@ func testResident(t *testing.T, h *harness) {
 				addr := uint64(list.Dev()) + uint64(w*2*device.CopyDescBytes)
 				for _, ends := range [][2]*mem.Region{{dev, in}, {out, dev}} {
 					cut := sizes[round%8]
-					b := half[:0]
-					for _, p := range [][2]mem.Extent{to(ends[0], ends[1], 0, cut), to(ends[0], ends[1], cut, n-cut)} {
-						b = binary.LittleEndian.AppendUint64(b, uint64(p[0].Dev()))
-						b = binary.LittleEndian.AppendUint64(b, uint64(p[1].Dev()))
-						b = binary.LittleEndian.AppendUint64(b, uint64(p[1].Len))
-					}
+					first, rest := to(ends[0], ends[1], 0, cut), to(ends[0], ends[1], cut, n-cut)
+					putList(half, []mem.Extent{first[0], rest[0]}, []mem.Extent{first[1], rest[1]})
 					r.put(w, device.ResidentList, addr, 2)
 					r.wait(t, w)
 				}

@@ -159,15 +159,12 @@ func pagedSum(t *testing.T, h *harness, name string, g *mem.PageGroup, part [2]i
 	t.Helper()
 	_, pairs := planesAndPairs(t, h, g)
 	planes := h.pinned(t, int64(len(g.Planes))*device.PlaneSumDescBytes)
-	b := planes.Bytes()[:0]
-	for i := part[0]; i < part[1]; i++ {
-		pl := &g.Planes[i]
-		for _, v := range []uint64{
-			uint64(pl.Region.Dev()) + uint64(pl.Base), uint64(pl.Stride), uint64(pl.Bytes), uint64(pl.SlotOff), uint64(off[i]), uint64(all),
-		} {
-			b = binary.LittleEndian.AppendUint64(b, v)
-		}
+	for i, b := part[0], planes.Bytes(); i < part[1]; i, b = i+1, b[device.PlaneSumDescBytes:] {
+		device.PlaneDescOf(&g.Planes[i]).Put(b)
+		device.PlaneSums{Off: uint64(off[i]), Stride: uint64(all)}.Put(b)
 	}
-	return kernel(name, 0, uint64(planes.Dev()), uint64(part[1]-part[0]), uint64(pairs.Dev()), uint64(len(g.Pairs)),
-		uint64(g.Slots.Region.Dev()), uint64(g.Slots.Stride), uint64(dir), uint64(sums.Dev()))
+	a := pagedArgs(g, dir, planes, pairs)
+	a.NPlanes, a.Sums = uint64(part[1]-part[0]), uint64(sums.Dev())
+	k := a.Kernel(name, 0)
+	return &k
 }

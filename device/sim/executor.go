@@ -17,8 +17,8 @@ type executor struct {
 	at    time.Time // when the last operation was done, by the model
 	// lastDst and lastSrc are the spans found last: pieces of a batch mostly lie in the same two.
 	lastDst, lastSrc seen
-	traffic          *traffic // where to count bytes by direction; nil: nowhere
-	planes           []plane  // of the kernel that runs
+	traffic          *traffic           // where to count bytes by direction; nil: nowhere
+	planes           []device.PlaneDesc // of the kernel that runs
 }
 
 // seen remembers a span. It may have been freed since: then its bytes are nil, and it is looked up again.
@@ -143,9 +143,6 @@ func (x *executor) corrupt(o *op) error {
 	return o.kernel.resum(x, &o.args, at, off/device.LeafBytes)
 }
 
-// plane is a plane descriptor of the paged kernels.
-type plane struct{ base, stride, bytes, slotOff uint64 }
-
 // loadPlanes reads the descriptors of the kernel that runs.
 func (x *executor) loadPlanes(call string, addr, count uint64) error {
 	b, err := x.array(call, addr, count, device.PlaneDescBytes)
@@ -154,15 +151,9 @@ func (x *executor) loadPlanes(call string, addr, count uint64) error {
 	}
 	x.planes = x.planes[:0]
 	for ; len(b) > 0; b = b[device.PlaneDescBytes:] {
-		x.planes = append(x.planes, planeOf(b))
+		x.planes = append(x.planes, device.ReadPlaneDesc(b))
 	}
 	return nil
 }
 
-func planeOf(b []byte) plane {
-	return plane{base: u64(b), stride: u64(b[8:]), bytes: u64(b[16:]), slotOff: u64(b[24:])}
-}
-
 func u64(b []byte) uint64 { return binary.LittleEndian.Uint64(b) }
-
-func u32(b []byte) uint64 { return uint64(binary.LittleEndian.Uint32(b)) }

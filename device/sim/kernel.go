@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/mem"
 )
 
 // kernel is one of kvlane's kernels in Go.
@@ -44,9 +45,12 @@ func kernels(name string) *kernel {
 // HasKernel reports whether there is a kernel of that name.
 func (q *Queue) HasKernel(name string) bool { return kernels(name) != nil }
 
-func listPieces(_ *executor, a *kernelArg) uint64 { return a[1] }
+func listPieces(_ *executor, a *kernelArg) uint64 { return device.ListArgsOf(a).Count }
 
-func pagePieces(_ *executor, a *kernelArg) uint64 { return a[1] * a[3] }
+func pagePieces(_ *executor, a *kernelArg) uint64 {
+	p := device.PagedArgsOf(a)
+	return p.NPlanes * p.NPairs
+}
 
 // The kernels; they never change.
 var (
@@ -69,13 +73,14 @@ var (
 	}
 	patternCheck = kernel{
 		name: device.KernelPatternCheck, args: 6, count: 3, run: runPatternCheck,
-		pieces: func(_ *executor, a *kernelArg) uint64 { return a[3] },
+		pieces: func(_ *executor, a *kernelArg) uint64 { return device.PatternArgsOf(a).NPairs },
 		piece:  counterPiece,
 	}
 )
 
 func runCopyList(x *executor, a *kernelArg) error {
-	descs, err := x.array(device.KernelCopyList, a[0], a[1], device.CopyDescBytes)
+	l := device.ListArgsOf(a)
+	descs, err := x.array(device.KernelCopyList, l.Descs, l.Count, device.CopyDescBytes)
 	if err != nil {
 		return fmt.Errorf("read descriptors: %w", err)
 	}
@@ -89,37 +94,32 @@ func runCopyList(x *executor, a *kernelArg) error {
 }
 
 func desc(b []byte) piece {
-	_ = b[device.CopyDescBytes-1]
-	return piece{dst: u64(b), src: u64(b[8:]), n: u64(b[16:])}
+	d := device.ReadCopyDesc(b)
+	return piece{dst: d.Dst, src: d.Src, n: d.Bytes}
 }
 
 func listPiece(x *executor, a *kernelArg, i uint64) piece {
-	b, err := x.view(device.KernelCopyList, a[0]+i*device.CopyDescBytes, device.CopyDescBytes)
+	b, err := x.view(device.KernelCopyList, device.ListArgsOf(a).Descs+i*device.CopyDescBytes, device.CopyDescBytes)
 	if err != nil {
 		return piece{}
 	}
 	return desc(b)
 }
 
-// The directions of device.KernelCopyPaged.
-const (
-	pagesToSlots = 1
-	slotsToPages = 2
-)
-
 func runCopyPaged(x *executor, a *kernelArg) error {
 	const call = device.KernelCopyPaged
-	if err := checkDirection(call, a); err != nil {
+	p := device.PagedArgsOf(a)
+	if err := checkDirection(call, p.Direction); err != nil {
 		return err
 	}
-	pairs, err := x.prepare(call, a)
+	pairs, err := x.prepare(call, p.Planes, p.NPlanes, p.Pairs, p.NPairs)
 	if err != nil {
 		return err
 	}
 	for ; len(pairs) > 0; pairs = pairs[device.PairBytes:] {
-		page, slot := u32(pairs), u32(pairs[4:])
+		page, slot := device.ReadPair(pairs)
 		for i := range x.planes {
-			if err := x.copy(call, x.planes[i].piece(a, page, slot)); err != nil {
+			if err := x.copy(call, pieceOf(&x.planes[i], &p, page, slot)); err != nil {
 				return fmt.Errorf("page %d, slot %d, plane %d: %w", page, slot, i, err)
 			}
 		}
@@ -127,48 +127,50 @@ func runCopyPaged(x *executor, a *kernelArg) error {
 	return nil
 }
 
-func checkDirection(call string, a *kernelArg) error {
-	if a[6] != pagesToSlots && a[6] != slotsToPages {
-		return errInvalidValue(call, fmt.Sprintf("direction=%d", a[6]), "")
+func checkDirection(call string, dir uint64) error {
+	if dir != uint64(mem.ToSlots) && dir != uint64(mem.ToPages) {
+		return errInvalidValue(call, fmt.Sprintf("direction=%d", dir), "")
 	}
 	return nil
 }
 
 // prepare reads the planes and returns the pairs of a paged kernel.
-func (x *executor) prepare(call string, a *kernelArg) ([]byte, error) {
-	if err := x.loadPlanes(call, a[0], a[1]); err != nil {
+func (x *executor) prepare(call string, planes, nplanes, at, npairs uint64) ([]byte, error) {
+	if err := x.loadPlanes(call, planes, nplanes); err != nil {
 		return nil, err
 	}
-	pairs, err := x.array(call, a[2], a[3], device.PairBytes)
+	pairs, err := x.array(call, at, npairs, device.PairBytes)
 	if err != nil {
 		return nil, fmt.Errorf("read pairs: %w", err)
 	}
 	return pairs, nil
 }
 
-func (pl *plane) page(page uint64) uint64 { return pl.base + page*pl.stride }
+func pageOf(pl *device.PlaneDesc, page uint32) uint64 { return pl.Base + uint64(page)*pl.Stride }
 
-func (pl *plane) piece(a *kernelArg, page, slot uint64) piece {
-	p := piece{dst: a[4] + slot*a[5] + pl.slotOff, src: pl.page(page), n: pl.bytes}
-	if a[6] == slotsToPages {
+func pieceOf(pl *device.PlaneDesc, a *device.PagedArgs, page, slot uint32) piece {
+	p := piece{dst: a.Slots + uint64(slot)*a.SlotStride + pl.SlotOff, src: pageOf(pl, page), n: pl.Bytes}
+	if a.Direction == uint64(mem.ToPages) {
 		p.dst, p.src = p.src, p.dst
 	}
 	return p
 }
 
-// pair returns pair i/planes of a kernel that ran, and its plane i%planes.
-func (x *executor) pair(a *kernelArg, i uint64) (first, second uint64, pl *plane) {
-	b, err := x.view("simCorrupt", a[2]+i/a[1]*device.PairBytes, device.PairBytes)
-	if err != nil || i%a[1] >= uint64(len(x.planes)) {
+// pair returns pair i/planes of a kernel that ran over so many planes, and its plane i%planes.
+func (x *executor) pair(pairs, planes, i uint64) (first, second uint32, pl *device.PlaneDesc) {
+	b, err := x.view("simCorrupt", pairs+i/planes*device.PairBytes, device.PairBytes)
+	if err != nil || i%planes >= uint64(len(x.planes)) {
 		return 0, 0, nil
 	}
-	return u32(b), u32(b[4:]), &x.planes[i%a[1]]
+	first, second = device.ReadPair(b)
+	return first, second, &x.planes[i%planes]
 }
 
 func pagedPiece(x *executor, a *kernelArg, i uint64) piece {
-	page, slot, pl := x.pair(a, i)
+	p := device.PagedArgsOf(a)
+	page, slot, pl := x.pair(p.Pairs, p.NPlanes, i)
 	if pl == nil {
 		return piece{}
 	}
-	return pl.piece(a, page, slot)
+	return pieceOf(pl, &p, page, slot)
 }

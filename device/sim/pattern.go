@@ -11,7 +11,7 @@ import (
 const planeShift = 40
 
 func runPatternFill(x *executor, a *kernelArg) error {
-	return x.eachPage(device.KernelPatternFill, a, func(page []byte, seed, _ uint64) error {
+	return x.eachPage(device.KernelPatternFill, a, func(page []byte, seed uint64, _ uint32) error {
 		fillPattern(page, seed)
 		return nil
 	})
@@ -19,8 +19,8 @@ func runPatternFill(x *executor, a *kernelArg) error {
 
 func runPatternCheck(x *executor, a *kernelArg) error {
 	const call = device.KernelPatternCheck
-	return x.eachPage(call, a, func(page []byte, seed, index uint64) error {
-		counter, err := x.view(call, a[5]+index*8, 8)
+	return x.eachPage(call, a, func(page []byte, seed uint64, index uint32) error {
+		counter, err := x.view(call, device.PatternArgsOf(a).Counts+uint64(index)*8, 8)
 		if err != nil {
 			return fmt.Errorf("counter: %w", err)
 		}
@@ -30,23 +30,24 @@ func runPatternCheck(x *executor, a *kernelArg) error {
 }
 
 // eachPage calls f with every plane of every page that the kernel names, and the plane's seed.
-func (x *executor) eachPage(call string, a *kernelArg, f func(page []byte, seed, index uint64) error) error {
-	pairs, err := x.prepare(call, a)
+func (x *executor) eachPage(call string, a *kernelArg, f func(page []byte, seed uint64, index uint32) error) error {
+	p := device.PatternArgsOf(a)
+	pairs, err := x.prepare(call, p.Planes, p.NPlanes, p.Pairs, p.NPairs)
 	if err != nil {
 		return err
 	}
 	for ; len(pairs) > 0; pairs = pairs[device.PairBytes:] {
-		page, index := u32(pairs), u32(pairs[4:])
-		seed, err := x.view(call, a[4]+index*8, 8)
+		page, index := device.ReadPair(pairs)
+		seed, err := x.view(call, p.Seeds+uint64(index)*8, 8)
 		if err != nil {
 			return fmt.Errorf("seed %d: %w", index, err)
 		}
 		for i := range x.planes {
 			pl := &x.planes[i]
-			if pl.bytes == 0 {
+			if pl.Bytes == 0 {
 				continue
 			}
-			b, err := x.bytes(call, pl.page(page), pl.bytes, &x.lastDst)
+			b, err := x.bytes(call, pageOf(pl, page), pl.Bytes, &x.lastDst)
 			if err == nil {
 				err = f(b, u64(seed)+uint64(i)<<planeShift, index)
 			}
@@ -91,17 +92,20 @@ func wrongBytes(b []byte, seed uint64) (wrong uint64) {
 }
 
 func patternPiece(x *executor, a *kernelArg, i uint64) piece {
-	page, _, pl := x.pair(a, i)
+	p := device.PatternArgsOf(a)
+	page, _, pl := x.pair(p.Pairs, p.NPlanes, i)
 	if pl == nil {
 		return piece{}
 	}
-	return piece{dst: pl.page(page), n: pl.bytes}
+	return piece{dst: pageOf(pl, page), n: pl.Bytes}
 }
 
 func counterPiece(x *executor, a *kernelArg, i uint64) piece {
-	b, err := x.view(device.KernelPatternCheck, a[2]+i*device.PairBytes, device.PairBytes)
+	p := device.PatternArgsOf(a)
+	b, err := x.view(device.KernelPatternCheck, p.Pairs+i*device.PairBytes, device.PairBytes)
 	if err != nil {
 		return piece{}
 	}
-	return piece{dst: a[5] + u32(b[4:])*8, n: 8}
+	_, index := device.ReadPair(b)
+	return piece{dst: p.Counts + uint64(index)*8, n: 8}
 }

@@ -137,10 +137,10 @@ func (q *Queue) settle(o *op) (*stay, error) {
 	q.dev.space.mu.RLock()
 	defer q.dev.space.mu.RUnlock()
 	now := q.dev.o.Clock.Now()
-	a := &o.args
-	s := &stay{generation: a[2], idle: time.Duration(a[3]), leaseEnd: now.Add(time.Duration(a[4])), ended: make(chan struct{})}
+	a := device.ResidentArgsOf(&o.args)
+	s := &stay{generation: a.Generation, idle: time.Duration(a.Idle), leaseEnd: now.Add(time.Duration(a.Lease)), ended: make(chan struct{})}
 	for w := range uint64(o.ctas) {
-		r := resider{control: a[0] + w*a[1], since: now}
+		r := resider{control: a.Control + w*a.Stride, since: now}
 		b, err := q.exec.view(callResident, r.control, device.ResidentControlBytes)
 		if err != nil {
 			return nil, fmt.Errorf("control block %d: %w", w, err)

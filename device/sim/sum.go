@@ -24,14 +24,15 @@ func (x *executor) copySummed(call string, p piece, sums uint64) error {
 
 func runCopyListSum(x *executor, a *kernelArg) error {
 	const call = device.KernelCopyListSum
-	descs, err := x.array(call, a[0], a[1], device.CopyDescBytes)
+	l := device.ListArgsOf(a)
+	descs, err := x.array(call, l.Descs, l.Count, device.CopyDescBytes)
 	if err != nil {
 		return fmt.Errorf("read descriptors: %w", err)
 	}
 	for i := uint64(0); len(descs) > 0; i++ {
 		p := desc(descs)
 		if p.n == device.LeafBytes {
-			err = x.copySummed(call, p, a[2]+8*i)
+			err = x.copySummed(call, p, l.Sums+8*i)
 		} else {
 			err = x.copy(call, p)
 		}
@@ -45,27 +46,28 @@ func runCopyListSum(x *executor, a *kernelArg) error {
 
 func runCopyPagedSum(x *executor, a *kernelArg) error {
 	const call = device.KernelCopyPagedSum
-	if err := checkDirection(call, a); err != nil {
+	p := device.PagedArgsOf(a)
+	if err := checkDirection(call, p.Direction); err != nil {
 		return err
 	}
-	planes, err := x.array(call, a[0], a[1], device.PlaneSumDescBytes)
+	planes, err := x.array(call, p.Planes, p.NPlanes, device.PlaneSumDescBytes)
 	if err != nil {
 		return fmt.Errorf("read planes: %w", err)
 	}
 	x.planes = x.planes[:0]
 	for b := planes; len(b) > 0; b = b[device.PlaneSumDescBytes:] {
-		x.planes = append(x.planes, planeOf(b))
+		x.planes = append(x.planes, device.ReadPlaneDesc(b))
 	}
-	pairs, err := x.array(call, a[2], a[3], device.PairBytes)
+	pairs, err := x.array(call, p.Pairs, p.NPairs, device.PairBytes)
 	if err != nil {
 		return fmt.Errorf("read pairs: %w", err)
 	}
 	for pair := uint64(0); len(pairs) > 0; pair++ {
-		page, slot := u32(pairs), u32(pairs[4:])
+		page, slot := device.ReadPair(pairs)
 		for i := range x.planes {
-			where := planes[i*device.PlaneSumDescBytes+device.PlaneDescBytes:]
-			sums := a[7] + 8*(pair*u64(where[8:])+u64(where))
-			if err := x.copySummed(call, x.planes[i].piece(a, page, slot), sums); err != nil {
+			where := device.ReadPlaneSums(planes[i*device.PlaneSumDescBytes:])
+			sums := p.Sums + 8*(pair*where.Stride+where.Off)
+			if err := x.copySummed(call, pieceOf(&x.planes[i], &p, page, slot), sums); err != nil {
 				return fmt.Errorf("page %d, slot %d, plane %d: %w", page, slot, i, err)
 			}
 		}
@@ -96,14 +98,16 @@ func resumList(x *executor, a *kernelArg, i, leaf uint64) error {
 	if p.n != device.LeafBytes {
 		return nil
 	}
-	return x.sum(device.KernelCopyListSum, p, leaf, a[2]+8*i)
+	return x.sum(device.KernelCopyListSum, p, leaf, device.ListArgsOf(a).Sums+8*i)
 }
 
 func resumPaged(x *executor, a *kernelArg, i, leaf uint64) error {
 	const call = device.KernelCopyPagedSum
-	where, err := x.view(call, a[0]+i%a[1]*device.PlaneSumDescBytes+device.PlaneDescBytes, 16)
+	p := device.PagedArgsOf(a)
+	b, err := x.view(call, p.Planes+i%p.NPlanes*device.PlaneSumDescBytes, device.PlaneSumDescBytes)
 	if err != nil {
 		return err
 	}
-	return x.sum(call, pagedPiece(x, a, i), leaf, a[7]+8*(i/a[1]*u64(where[8:])+u64(where)+leaf))
+	where := device.ReadPlaneSums(b)
+	return x.sum(call, pagedPiece(x, a, i), leaf, p.Sums+8*(i/p.NPlanes*where.Stride+where.Off+leaf))
 }

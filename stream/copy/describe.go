@@ -1,18 +1,11 @@
 package copy
 
 import (
-	"encoding/binary"
 	"math"
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/internal/sys/hostmem"
 	"github.com/kvlane/kvlane/mem"
-)
-
-// The directions that KernelCopyPaged knows.
-const (
-	kernelToSlots = 1
-	kernelToPages = 2
 )
 
 // The first launch of a batch copies a little, each further one several times as much: the device starts early, and describing,
@@ -74,8 +67,7 @@ func (c *cursor) describe(t *table, k *device.Kernel) (used uint64) {
 		n := c.describeList(t)
 		c.listed += n
 		if n > 0 {
-			*k = device.Kernel{Name: t.names.list, CTAs: n, NArgs: 2}
-			k.Args[0], k.Args[1] = t.dev, uint64(n)
+			*k = device.ListArgs{Descs: t.dev, Count: uint64(n)}.Kernel(t.names.list, n)
 			return uint64(n) * device.CopyDescBytes
 		}
 		if c.i < len(c.batch.Dst) {
@@ -119,7 +111,7 @@ func (c *cursor) describeList(t *table) int {
 				return (len(t.buf) - len(buf)) / device.CopyDescBytes
 			}
 			piece := min(dst.Len-off, device.PieceBytes)
-			putCopy(buf, to+uint64(off), from+uint64(off), uint64(piece))
+			device.CopyDesc{Dst: to + uint64(off), Src: from + uint64(off), Bytes: uint64(piece)}.Put(buf)
 			buf = buf[device.CopyDescBytes:]
 			off += piece
 			bytes += piece
@@ -148,7 +140,7 @@ func (c *cursor) describePieces(t *table) int {
 		}
 		piece := min(dst.Len, device.PieceBytes)
 		if piece > 0 {
-			putCopy(buf, uint64(dst.Dev()), uint64(src.Dev()), uint64(piece))
+			device.CopyDesc{Dst: uint64(dst.Dev()), Src: uint64(src.Dev()), Bytes: uint64(piece)}.Put(buf)
 			buf, bytes, n = buf[device.CopyDescBytes:], bytes+piece, n+1
 		}
 		c.advance(g, piece)
@@ -171,14 +163,6 @@ func (c *cursor) advance(g *mem.PageGroup, n int64) {
 		return
 	}
 	c.pair, c.group = 0, c.group+1
-}
-
-// putCopy writes a descriptor of device.KernelCopyList.
-func putCopy(buf []byte, to, from, bytes uint64) {
-	d := buf[:device.CopyDescBytes]
-	binary.LittleEndian.PutUint64(d[0:8], to)
-	binary.LittleEndian.PutUint64(d[8:16], from)
-	binary.LittleEndian.PutUint64(d[16:24], bytes)
 }
 
 // describePaged writes planes and then pairs of the current group, and leaves room for sums behind them: all planes if
@@ -213,20 +197,17 @@ func (c *cursor) describePaged(t *table, k *device.Kernel) (used uint64) {
 	copy(t.buf[at:], hostmem.Bytes(pairs[:n]))
 	used = uint64(at + n*device.PairBytes)
 
-	*k = device.Kernel{Name: t.names.paged, CTAs: ps.units * n, NArgs: 7}
-	k.Args = [device.MaxKernelArgs]uint64{
-		t.dev, uint64(ps.n), t.dev + uint64(at), uint64(n),
-		uint64(g.Slots.Region.Dev()) + uint64(g.Slots.Base), uint64(g.Slots.Stride), kernelToSlots,
-	}
-	if p.Dir == mem.ToPages {
-		k.Args[6] = kernelToPages
-	}
+	args, name := device.PagedArgs{
+		Planes: t.dev, NPlanes: uint64(ps.n), Pairs: t.dev + uint64(at), NPairs: uint64(n),
+		Slots: uint64(g.Slots.Region.Dev()) + uint64(g.Slots.Base), SlotStride: uint64(g.Slots.Stride), Direction: uint64(p.Dir),
+	}, t.names.paged
 	if t.summed {
 		used = align(used, tableAlign)
-		k.Name, k.NArgs, k.Args[7] = t.names.pagedSum, 8, t.dev+used
+		args.Sums, name = t.dev+used, t.names.pagedSum
 		t.rows = c.rows(g, ps.leaves, n, used)
 		used += uint64(n*ps.leaves) * sumBytes
 	}
+	*k = args.Kernel(name, ps.units*n)
 	t.bytes = ps.bytes * int64(n)
 	c.pass(g, ps.n, n)
 	return used
@@ -285,12 +266,9 @@ func (t *table) describePlanes(buf []byte, planes []mem.Plane, all bool) (ps pla
 			break
 		}
 		d := buf[:size]
-		binary.LittleEndian.PutUint64(d[0:8], uint64(pl.Region.Dev())+uint64(pl.Base))
-		binary.LittleEndian.PutUint64(d[8:16], uint64(pl.Stride))
-		binary.LittleEndian.PutUint64(d[16:24], uint64(pl.Bytes))
-		binary.LittleEndian.PutUint64(d[24:32], uint64(pl.SlotOff))
+		device.PlaneDescOf(pl).Put(d)
 		if t.summed {
-			binary.LittleEndian.PutUint64(d[32:40], uint64(ps.leaves))
+			device.PlaneSums{Off: uint64(ps.leaves)}.Put(d)
 		}
 		buf = buf[size:]
 		ps.n++

@@ -163,10 +163,10 @@ func (w *worker) gone() bool {
 func (w *worker) start() {
 	generation := w.generation.Add(1)
 	hostmem.StoreUint64(w.control[device.ResidentNext:], w.done()+1)
-	k := device.Kernel{Name: device.KernelResident, CTAs: 1, NArgs: 5}
-	k.Args = [device.MaxKernelArgs]uint64{
-		uint64(w.region.Dev()), device.ResidentControlBytes, generation, uint64(w.o.Idle), uint64(w.o.Lease),
-	}
+	k := device.ResidentArgs{
+		Control: uint64(w.region.Dev()), Stride: device.ResidentControlBytes, Generation: generation,
+		Idle: uint64(w.o.Idle), Lease: uint64(w.o.Lease),
+	}.Kernel(1)
 	err := w.launcher.Launch(&k)
 	if w.ended != nil {
 		w.ended.Close()

@@ -107,14 +107,14 @@ func (p *staged) step(o *op, sp span, it *item) (done bool, err error) {
 	it.bytes = c.add(o)
 	p.join(o)
 	c.endRun()
-	p.launch = device.Kernel{Name: device.KernelCopyList, CTAs: bound(p.ctas(o), c.descs), NArgs: 2}
-	p.launch.Args[0], p.launch.Args[1] = sp.dev, uint64(c.descs)
+	args, name := device.ListArgs{Descs: sp.dev, Count: uint64(c.descs)}, device.KernelCopyList
 	at := sp.end - uint64(len(sp.buf))
 	if c.summed {
 		sums := descSpace(c.descs, false)
-		p.launch.Name, p.launch.NArgs, p.launch.Args[2] = device.KernelCopyListSum, 3, sp.dev+sums
+		args.Sums, name = sp.dev+sums, device.KernelCopyListSum
 		it.sums = c.sumsAt(at + sums)
 	}
+	p.launch = args.Kernel(name, bound(p.ctas(o), c.descs))
 	it.ringEnd = at + descSpace(c.descs, c.summed)
 	it.stageEnd = sp.stage.end
 

@@ -1,8 +1,6 @@
 package copy
 
 import (
-	"encoding/binary"
-
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/mem"
 )
@@ -181,7 +179,7 @@ func (c *chunk) take(host *mem.Region, off int64, page uint64, n int64) (taken i
 		if c.toHost {
 			to, from = from, to
 		}
-		putCopy(d, to, from, m)
+		device.CopyDesc{Dst: to, Src: from, Bytes: m}.Put(d)
 		c.descs++
 		c.used = start + m
 		c.bytes += m
@@ -229,8 +227,7 @@ func (c *chunk) claim(host *mem.Region, off int64, page, n uint64) bool {
 func (c *chunk) claimFirst() bool {
 	c.written.begin()
 	for d := c.buf[:c.descs*device.CopyDescBytes]; len(d) > 0; d = d[device.CopyDescBytes:] {
-		to, n := binary.LittleEndian.Uint64(d), binary.LittleEndian.Uint64(d[16:])
-		if !c.written.claim(to, n, 1) {
+		if desc := device.ReadCopyDesc(d); !c.written.claim(desc.Dst, desc.Bytes, 1) {
 			return false
 		}
 	}

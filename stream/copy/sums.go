@@ -41,7 +41,9 @@ func (c *cursor) rows(g *mem.PageGroup, words, n int, at uint64) sumRows {
 func (t *table) strides(ps planeSet) {
 	for i := range ps.n {
 		d := t.buf[i*device.PlaneSumDescBytes:]
-		binary.LittleEndian.PutUint64(d[40:48], uint64(ps.leaves))
+		at := device.ReadPlaneSums(d)
+		at.Stride = uint64(ps.leaves)
+		at.Put(d)
 	}
 }
 

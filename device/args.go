@@ -1,0 +1,141 @@
+package device
+
+import (
+	"encoding/binary"
+
+	"github.com/kvlane/kvlane/mem"
+)
+
+// CopyDesc is a piece as KernelCopyList reads it.
+type CopyDesc struct{ Dst, Src, Bytes uint64 }
+
+// Put writes d to the first CopyDescBytes of b.
+func (d CopyDesc) Put(b []byte) {
+	_ = b[CopyDescBytes-1]
+	binary.LittleEndian.PutUint64(b[0:8], d.Dst)
+	binary.LittleEndian.PutUint64(b[8:16], d.Src)
+	binary.LittleEndian.PutUint64(b[16:24], d.Bytes)
+}
+
+// ReadCopyDesc reads what CopyDesc.Put wrote.
+func ReadCopyDesc(b []byte) CopyDesc {
+	_ = b[CopyDescBytes-1]
+	return CopyDesc{word(b), word(b[8:]), word(b[16:])}
+}
+
+// PlaneDesc is a plane as the paged and the pattern kernels read it: Base is the address of page 0.
+type PlaneDesc struct{ Base, Stride, Bytes, SlotOff uint64 }
+
+// PlaneDescOf describes p as it lies in the device's addresses.
+func PlaneDescOf(p *mem.Plane) PlaneDesc {
+	return PlaneDesc{uint64(p.Region.Dev()) + uint64(p.Base), uint64(p.Stride), uint64(p.Bytes), uint64(p.SlotOff)}
+}
+
+// Put writes d to the first PlaneDescBytes of b.
+func (d PlaneDesc) Put(b []byte) {
+	_ = b[PlaneDescBytes-1]
+	binary.LittleEndian.PutUint64(b[0:8], d.Base)
+	binary.LittleEndian.PutUint64(b[8:16], d.Stride)
+	binary.LittleEndian.PutUint64(b[16:24], d.Bytes)
+	binary.LittleEndian.PutUint64(b[24:32], d.SlotOff)
+}
+
+// ReadPlaneDesc reads what PlaneDesc.Put wrote.
+func ReadPlaneDesc(b []byte) PlaneDesc {
+	_ = b[PlaneDescBytes-1]
+	return PlaneDesc{word(b), word(b[8:]), word(b[16:]), word(b[24:])}
+}
+
+// PlaneSums is where the sums of a plane go, behind its PlaneDesc for the kernels that make sums: those of pair i begin at word
+// i*Stride + Off.
+type PlaneSums struct{ Off, Stride uint64 }
+
+// Put writes s into the PlaneSumDescBytes of a plane, behind its PlaneDesc.
+func (s PlaneSums) Put(b []byte) {
+	_ = b[PlaneSumDescBytes-1]
+	binary.LittleEndian.PutUint64(b[32:40], s.Off)
+	binary.LittleEndian.PutUint64(b[40:48], s.Stride)
+}
+
+// ReadPlaneSums reads what PlaneSums.Put wrote.
+func ReadPlaneSums(b []byte) PlaneSums {
+	_ = b[PlaneSumDescBytes-1]
+	return PlaneSums{word(b[32:]), word(b[40:])}
+}
+
+// PutPair writes a page and a slot, or for the pattern kernels a page and an index, to the first PairBytes of b.
+func PutPair(b []byte, page, slot uint32) {
+	binary.LittleEndian.PutUint64(b, uint64(slot)<<32|uint64(page))
+}
+
+// ReadPair reads what PutPair wrote.
+func ReadPair(b []byte) (page, slot uint32) {
+	w := word(b)
+	return uint32(w), uint32(w >> 32)
+}
+
+func word(b []byte) uint64 { return binary.LittleEndian.Uint64(b) }
+
+// ListArgs are the arguments of KernelCopyList and of those named after it: Sums, an address that is not zero, of those that
+// make sums.
+type ListArgs struct{ Descs, Count, Sums uint64 }
+
+// Kernel returns the launch of the kernel of that name.
+func (a ListArgs) Kernel(name string, ctas int) Kernel {
+	return kernelOf(name, ctas, 2, a.Sums, [MaxKernelArgs]uint64{a.Descs, a.Count, a.Sums})
+}
+
+// ListArgsOf returns the arguments of a launch by name.
+func ListArgsOf(a *[MaxKernelArgs]uint64) ListArgs { return ListArgs{a[0], a[1], a[2]} }
+
+// PagedArgs are the arguments of KernelCopyPaged and of those named after it: Sums, an address that is not zero, of those that
+// make sums. Slots is the address of slot 0, and Direction a mem.Direction.
+type PagedArgs struct{ Planes, NPlanes, Pairs, NPairs, Slots, SlotStride, Direction, Sums uint64 }
+
+// Kernel returns the launch of the kernel of that name.
+func (a PagedArgs) Kernel(name string, ctas int) Kernel {
+	return kernelOf(name, ctas, 7, a.Sums, [MaxKernelArgs]uint64{a.Planes, a.NPlanes, a.Pairs, a.NPairs, a.Slots, a.SlotStride, a.Direction, a.Sums})
+}
+
+// PagedArgsOf returns the arguments of a launch by name.
+func PagedArgsOf(a *[MaxKernelArgs]uint64) PagedArgs {
+	return PagedArgs{a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]}
+}
+
+// PatternArgs are the arguments of KernelPatternFill and KernelPatternCheck: Counts of the latter.
+type PatternArgs struct{ Planes, NPlanes, Pairs, NPairs, Seeds, Counts uint64 }
+
+// Kernel returns the launch of KernelPatternCheck, or without Counts of KernelPatternFill.
+func (a PatternArgs) Kernel() Kernel {
+	name := KernelPatternFill
+	if a.Counts != 0 {
+		name = KernelPatternCheck
+	}
+	return kernelOf(name, 0, 5, a.Counts, [MaxKernelArgs]uint64{a.Planes, a.NPlanes, a.Pairs, a.NPairs, a.Seeds, a.Counts})
+}
+
+// PatternArgsOf returns the arguments of a launch by name.
+func PatternArgsOf(a *[MaxKernelArgs]uint64) PatternArgs {
+	return PatternArgs{a[0], a[1], a[2], a[3], a[4], a[5]}
+}
+
+// ResidentArgs are the arguments of KernelResident; Idle and Lease are in nanoseconds.
+type ResidentArgs struct{ Control, Stride, Generation, Idle, Lease uint64 }
+
+// Kernel returns the launch of so many workers.
+func (a ResidentArgs) Kernel(workers int) Kernel {
+	return kernelOf(KernelResident, workers, 5, 0, [MaxKernelArgs]uint64{a.Control, a.Stride, a.Generation, a.Idle, a.Lease})
+}
+
+// ResidentArgsOf returns the arguments of a launch by name.
+func ResidentArgsOf(a *[MaxKernelArgs]uint64) ResidentArgs {
+	return ResidentArgs{a[0], a[1], a[2], a[3], a[4]}
+}
+
+// kernelOf makes a launch of n arguments, and one more where the last is there.
+func kernelOf(name string, ctas, n int, last uint64, args [MaxKernelArgs]uint64) Kernel {
+	if last != 0 {
+		n++
+	}
+	return Kernel{Name: name, CTAs: ctas, Args: args, NArgs: n}
+}

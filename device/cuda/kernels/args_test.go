@@ -1,0 +1,122 @@
+package kernels
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/kvlane/kvlane/device"
+)
+
+// source returns all CUDA C.
+func source(t *testing.T) []byte {
+	t.Helper()
+	var all []byte
+	for _, pattern := range []string{"*.cu", "*.cuh"} {
+		names, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range names {
+			b, err := os.ReadFile(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, b...)
+		}
+	}
+	return all
+}
+
+// fields returns the names of a struct's fields, in order, as the CUDA C has them but for underscores.
+func fields(args any) (names []string) {
+	for _, f := range reflect.VisibleFields(reflect.TypeOf(args)) {
+		names = append(names, strings.ToLower(f.Name))
+	}
+	return names
+}
+
+// number returns a struct of the type of args whose words are 1, 2, 3 and so on.
+func number[T any](args T) T {
+	v := reflect.ValueOf(&args).Elem()
+	for i := range v.NumField() {
+		v.Field(i).SetUint(uint64(i + 1))
+	}
+	return args
+}
+
+// Each kernel's parameters are the fields of its arguments, by name and in order, and a launch has as many as it takes.
+func TestArgumentsAreTheKernelsParameters(t *testing.T) {
+	src := source(t)
+	list, paged, pattern, resident := number(device.ListArgs{}), number(device.PagedArgs{}), number(device.PatternArgs{}), number(device.ResidentArgs{})
+	plainList, plainPaged, fill := list, paged, pattern
+	plainList.Sums, plainPaged.Sums, fill.Counts = 0, 0, 0
+	launches := map[string]device.Kernel{}
+	names := map[string][]string{}
+	add := func(k device.Kernel, args any) { launches[k.Name], names[k.Name] = k, fields(args) }
+	for _, n := range []string{device.KernelCopyList, device.KernelBulkList} {
+		add(plainList.Kernel(n, 3), plainList)
+	}
+	for _, n := range []string{device.KernelCopyListSum, device.KernelBulkListSum} {
+		add(list.Kernel(n, 3), list)
+	}
+	for _, n := range []string{device.KernelCopyPaged, device.KernelBulkPaged} {
+		add(plainPaged.Kernel(n, 3), plainPaged)
+	}
+	for _, n := range []string{device.KernelCopyPagedSum, device.KernelBulkPagedSum} {
+		add(paged.Kernel(n, 3), paged)
+	}
+	add(fill.Kernel(), fill)
+	add(pattern.Kernel(), pattern)
+	add(resident.Kernel(3), resident)
+	for _, m := range Modules() {
+		for _, k := range m.Kernels {
+			launch, ok := launches[k.Name]
+			if !ok || launch.NArgs != k.Args {
+				t.Errorf("%s takes %d arguments, a launch of it has %d", k.Name, k.Args, launch.NArgs)
+			}
+			for i, v := range launch.Args[:launch.NArgs] {
+				if v != uint64(i+1) {
+					t.Errorf("%s: argument %d is field %d", k.Name, i+1, v)
+				}
+			}
+			found := regexp.MustCompile(k.Name + `\(([^)]*)\)`).FindSubmatch(src)
+			if found == nil {
+				t.Errorf("the source has no %s", k.Name)
+				continue
+			}
+			params := strings.Split(strings.ReplaceAll(strings.ReplaceAll(string(found[1]), "u64 ", ""), "_", ""), ", ")
+			if want := names[k.Name][:k.Args]; strings.Join(params, " ") != strings.Join(want, " ") {
+				t.Errorf("%s has the parameters %v, its arguments are %v", k.Name, params, want)
+			}
+		}
+	}
+	a := [device.MaxKernelArgs]uint64{1, 2, 3, 4, 5, 6, 7, 8}
+	if device.ListArgsOf(&a) != list || device.PagedArgsOf(&a) != paged || device.PatternArgsOf(&a) != pattern || device.ResidentArgsOf(&a) != resident {
+		t.Error("arguments do not come back from a launch as they went in")
+	}
+}
+
+// The sizes and offsets that the CUDA C has written out are those of package device.
+func TestDescriptorsAreTheKernels(t *testing.T) {
+	src := source(t)
+	for _, want := range []string{
+		fmt.Sprintf("PLANE = %d, PLANE_SUM = %d", device.PlaneDescBytes, device.PlaneSumDescBytes),
+		fmt.Sprintf("descs + first * %d", device.CopyDescBytes),
+		fmt.Sprintf(".pair * %d", device.PairBytes),
+		"Plane{d, desc<STABLE>(d), desc<STABLE>(d + 8), desc<STABLE>(d + 16), desc<STABLE>(d + 24)}",
+		"u64 base, stride, bytes, slot_off;",
+		"unit.pair * desc<STABLE>(pl.at + 40) + desc<STABLE>(pl.at + 32)",
+		"Piece{word[0], word[1], word[2],",
+		"u64 dst, src, n, sums;",
+	} {
+		if !bytes.Contains(src, []byte(want)) {
+			t.Errorf("the CUDA C has no %q", want)
+		}
+	}
+}

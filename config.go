@@ -62,9 +62,7 @@ type StreamConfig struct {
 	// Policy says what each batch's path is chosen for: throughput, the default, latency, or as little harm as possible to
 	// what computes beside.
 	Policy plan.Policy
-	// StagingBytes is the device memory that a stream may gather blocks in. Zero is the stream's default, or
-	// BackgroundStagingBytes under the background policy: copies hardly disturb what computes beside if they do not have
-	// to come back for multiprocessors often.
+	// StagingBytes is the device memory that a stream may gather blocks in. Zero is the stream's default under its policy.
 	StagingBytes int64
 	// Budget bounds that harm, under the background policy.
 	Budget plan.BudgetOptions
@@ -73,10 +71,6 @@ type StreamConfig struct {
 	// ProfileDir keeps what was measured. Empty: kvlane/profiles in the user's cache directory.
 	ProfileDir string
 }
-
-// BackgroundStagingBytes is the default of StreamConfig.StagingBytes under the background policy: four chunks of which each
-// keeps the bus busy for longer than it takes to get multiprocessors beside a large matrix product.
-const BackgroundStagingBytes = 4 * plan.DefaultMinChunkBytes
 
 // StoreConfig configures the store and its tiers.
 type StoreConfig struct {

@@ -184,16 +184,9 @@ func (e *Engine) OpenStream() (stream.EventStream, error) { return e.openCopyStr
 // openCopyStream opens a copy stream, with the path by NIC if there is one.
 func (e *Engine) openCopyStream(nic *streamcopy.Carrier) (stream.EventStream, error) {
 	c := &e.cfg.Stream
-	o := streamcopy.Options{Path: c.Path, QueueDepth: c.QueueDepth, CTAs: c.CTAs, StagingBytes: c.StagingBytes, NIC: nic}
+	o := streamcopy.Options{Path: c.Path, Policy: c.Policy, QueueDepth: c.QueueDepth, CTAs: c.CTAs, StagingBytes: c.StagingBytes, NIC: nic}
 	if e.planner != nil { // not so while NICs in software are measured
 		o.Planner = e.planner
-	}
-	if c.Policy.Goal == plan.Background {
-		// Few kernels, each of which should begin as soon as it can.
-		o.HighPriority = true
-		if o.StagingBytes == 0 {
-			o.StagingBytes = BackgroundStagingBytes
-		}
 	}
 	return streamcopy.Open(e.dev, o)
 }

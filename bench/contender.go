@@ -56,6 +56,9 @@ func (c Contender) Name() string {
 	return Auto + ":" + string(c.Policy)
 }
 
+// Chooses reports whether the stream chooses the path of each batch.
+func (c Contender) Chooses() bool { return c.Baseline == NoBaseline && c.Path == stream.PathNone }
+
 // NIC reports whether the contender copies by an RDMA NIC, of hardware or in software.
 func (c Contender) NIC() bool {
 	return c.Baseline == NICChannel || c.Baseline == NoBaseline && c.Path == stream.PathNIC || c.Soft()

@@ -60,6 +60,8 @@ type Setup struct {
 	Seed           uint64  `json:"seed"`
 	// Planner says by what the stream's own choices were made. It is for the caller to fill in.
 	Planner string `json:"planner,omitempty"`
+	// Without is the paths that the stream's own choice was denied. It is for the caller to fill in.
+	Without []string `json:"without,omitempty"`
 	// NICs are those that were there, and how they were used. It is for the caller to fill in.
 	NICs []string `json:"nics,omitempty"`
 }

@@ -60,6 +60,9 @@ func (r *Report) head(b *strings.Builder) {
 	if s.Planner != "" {
 		fmt.Fprintf(b, "planner    %s\n", s.Planner)
 	}
+	if len(s.Without) > 0 {
+		fmt.Fprintf(b, "without    %s: never the stream's own choice\n", strings.Join(s.Without, ", "))
+	}
 	for _, n := range s.NICs {
 		fmt.Fprintf(b, "nic        %s\n", n)
 	}

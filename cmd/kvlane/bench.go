@@ -31,6 +31,8 @@ type benchFlags struct {
 	device              string
 	index, peer         int
 	sizes, paths        []string
+	left                []string
+	without             []stream.Path // left, parsed
 	directions, layouts []string
 	run                 bench.Options
 	form                outputForm
@@ -58,8 +60,9 @@ func newBenchCopyCommand() *cobra.Command {
 		Short: "Measure copies of scattered blocks between host and device, by path",
 		Long: `copy measures each path between pinned host memory and scattered blocks of device memory, each way and both at once, over
 block sizes and counts, against three baselines of the same run: one large copy (C), one driver call a block (one-copy-each),
-and the driver's batched copy (driver-batch). auto is the stream's own choice. All take turns at every point, with a large
-copy between the turns. Bytes are checked at every point: a run that moved wrong ones fails.
+and the driver's batched copy (driver-batch). auto is the stream's own choice, with --without of what is left: what a path gains is
+the difference of two such runs. All take turns at every point, with a large copy between the turns. Bytes are checked at every
+point: a run that moved wrong ones fails.
 
 A default grid takes about two minutes on a GPU; --full is the whole table: 256 B to 16 MiB, 1 to 100,000 blocks, at most 4 GiB
 at a time. Slow points move fewer blocks than their cell says, and are marked.
@@ -159,7 +162,7 @@ func (f *benchFlags) measure(cmd *cobra.Command, dev device.Device) (_ *bench.Re
 		return nil, err
 	}
 	nics, err := f.openNICs(dev, func() (stream.Stream, error) {
-		p, err := newPlanner(profile, source) // of its own: what it learns beside others is not for the contender auto
+		p, err := f.newPlanner(profile, source) // of its own: what it learns beside others is not for the contender auto
 		if err != nil {
 			return nil, err
 		}
@@ -170,7 +173,7 @@ func (f *benchFlags) measure(cmd *cobra.Command, dev device.Device) (_ *bench.Re
 	}
 	defer func() { err = errors.Join(err, nics.close(ctx)) }()
 	nics.use(&o)
-	planner, err := newPlanner(profile, source)
+	planner, err := f.newPlanner(profile, source)
 	if err != nil {
 		return nil, err
 	}
@@ -180,6 +183,9 @@ func (f *benchFlags) measure(cmd *cobra.Command, dev device.Device) (_ *bench.Re
 	}
 	if err != nil {
 		return nil, err
+	}
+	for _, p := range f.without {
+		r.Setup.Without = append(r.Setup.Without, p.String())
 	}
 	r.Setup.Planner, r.Setup.NICs, r.Missing = source, nics.describe(), append(r.Missing, missing...)
 	return r, nil

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/bench"
+	"github.com/kvlane/kvlane/stream"
 )
 
 func (f *benchFlags) register(cmd *cobra.Command) {
@@ -23,6 +24,7 @@ func (f *benchFlags) register(cmd *cobra.Command) {
 	fl.StringSliceVar(&f.sizes, "sizes", nil, "block sizes (default 256 B to 16 MiB)")
 	fl.IntSliceVar(&f.run.Counts, "counts", nil, "numbers of blocks (default: as many as --bytes allow, and at 4 KiB from 1 on)")
 	fl.StringSliceVar(&f.paths, "paths", nil, "what to measure: "+strings.Join(contenderNames(), ", ")+" (default all, of the auto ones the first; NICs in software with --rdma-provider soft)")
+	fl.StringArrayVar(&f.left, "without", nil, "a path that auto must not choose; repeat it for several")
 	fl.StringSliceVar(&f.directions, "directions", nil, "h2d, d2h, both (default all)")
 	fl.StringSliceVar(&f.layouts, "host", nil, "how the host's blocks lie: contiguous, scattered (default both)")
 	fl.IntVar(&f.run.BatchBlocks, "batch", 32768, "the most blocks of one batch; more are submitted as several")
@@ -99,6 +101,13 @@ func (f *benchFlags) parse(cmd *cobra.Command) error {
 			}
 			*list.to = append(*list.to, c)
 		}
+	}
+	for _, name := range f.left {
+		p, err := stream.ParsePath(name)
+		if err != nil {
+			return usagef("--without: %w", err)
+		}
+		f.without = append(f.without, p)
 	}
 	for _, name := range f.directions {
 		d := bench.Direction(name)

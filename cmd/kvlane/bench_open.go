@@ -33,12 +33,13 @@ func (f *benchFlags) profile(ctx context.Context, dev device.Device) (p plan.Pro
 	return p, source, nil
 }
 
-func newPlanner(p plan.Profile, source string) (*plan.Planner, error) {
+// newPlanner returns a planner that never chooses what --without names.
+func (f *benchFlags) newPlanner(p plan.Profile, source string) (*plan.Planner, error) {
 	budget, err := plan.NewBudget(plan.BudgetOptions{})
 	if err != nil {
 		return nil, err
 	}
-	planner, err := plan.New(p, plan.Options{Budget: budget})
+	planner, err := plan.New(p, plan.Options{Budget: budget, Without: plan.PathSet(f.without...)})
 	if err != nil {
 		return nil, fmt.Errorf("plan by %s: %w", source, err)
 	}
@@ -52,16 +53,12 @@ func (f *benchFlags) opener(dev device.Device, planner *plan.Planner, nics *benc
 		if c.NIC() {
 			return nics.openStream(c)
 		}
-		if c.Path != stream.PathNone {
-			return streamcopy.Open(dev, streamcopy.Options{Path: c.Path, HighPriority: f.highPriority})
-		}
-		goal, err := plan.ParseGoal(string(c.Policy))
-		if err != nil {
-			return nil, err
-		}
-		o := streamcopy.Options{Planner: planner, Policy: plan.Policy{Goal: goal}, HighPriority: f.highPriority}
-		if goal == plan.Background { // as the engine opens them
-			o.HighPriority, o.StagingBytes = true, kvlane.BackgroundStagingBytes
+		o := streamcopy.Options{Path: c.Path, Planner: planner, HighPriority: f.highPriority}
+		if c.Path == stream.PathNone {
+			var err error
+			if o.Policy.Goal, err = plan.ParseGoal(string(c.Policy)); err != nil {
+				return nil, err
+			}
 		}
 		return streamcopy.Open(dev, o)
 	}

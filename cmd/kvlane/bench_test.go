@@ -30,6 +30,7 @@ func TestBenchFlagsAreChecked(t *testing.T) {
 		"host side":              {[]string{"--host", "sorted"}, exitUsage, `"sorted"`},
 		"path beside a product":  {[]string{"--targets", "--beside-paths", "teleport"}, exitUsage, `"teleport"`},
 		"peer path":              {[]string{"--paths", "peer-kernel"}, exitUsage, `"peer-kernel"`},
+		"path left out":          {[]string{"--without", "teleport"}, exitUsage, `"teleport"`},
 		"two forms":              {[]string{"--nixl", "--csv"}, exitUsage, "exclude each other"},
 		"limit without a run":    {[]string{"--fail-above", "10%"}, exitUsage, "--fail-above has no effect without --compare FILE"},
 		"noise":                  {[]string{"--compare", "/nonexistent", "--noise", "loud"}, exitUsage, `"loud"`},
@@ -60,7 +61,7 @@ func TestPercent(t *testing.T) {
 func TestBenchWritesComparesAndDraws(t *testing.T) {
 	dir := t.TempDir()
 	file, charts := filepath.Join(dir, "run.json"), filepath.Join(dir, "charts")
-	code, stdout, stderr := execute(t, tinyBench("--nixl", "--out", file, "--charts", charts)...)
+	code, stdout, stderr := execute(t, tinyBench("--nixl", "--without", "resident", "--without", "kernel", "--out", file, "--charts", charts)...)
 	if code != exitOK || !strings.Contains(stdout, "Block Size (B)") || !strings.Contains(stderr, "charts are in "+charts) {
 		t.Fatalf("exit code %d, standard error %q, output:\n%s", code, stderr, stdout)
 	}
@@ -72,8 +73,14 @@ func TestBenchWritesComparesAndDraws(t *testing.T) {
 		t.Fatal(err)
 	}
 	var r bench.Report
-	if err := json.Unmarshal(b, &r); err != nil || len(r.Points) != 3*2*2 || r.Setup.Planner == "" {
+	if err := json.Unmarshal(b, &r); err != nil || len(r.Points) != 3*2*2 || r.Setup.Planner == "" || strings.Join(r.Setup.Without, " ") != "resident kernel" {
 		t.Fatalf("report %+v, %v", r, err)
+	}
+
+	for _, p := range r.Points {
+		if p.Path == bench.Auto && (p.Traveled == "resident" || p.Traveled == "kernel") {
+			t.Errorf("auto did without %v and traveled by %s", r.Setup.Without, p.Traveled)
+		}
 	}
 
 	// Against itself nothing has changed; against a run that was twice as fast everything is slower.

@@ -91,7 +91,11 @@ var needs = []need{
 	},
 	{
 		commands: []string{"bench copy"}, flags: rdmaNames,
-		met: measuresNIC, lacks: "a path by NIC among --paths",
+		met: measuring(bench.Contender.NIC), lacks: "a path by NIC among --paths",
+	},
+	{
+		commands: []string{"bench copy"}, flags: []string{"without"},
+		met: either(measuring(bench.Contender.Chooses), is("forms", "true")), lacks: "auto among --paths",
 	},
 	{
 		commands: []string{"bench rdma"}, flags: []string{"device-index"},
@@ -129,19 +133,23 @@ func either(conditions ...func(*pflag.FlagSet) bool) func(*pflag.FlagSet) bool {
 	}
 }
 
-// measuresNIC reports whether a path by NIC is to be measured, as it is where no paths are named.
-func measuresNIC(f *pflag.FlagSet) bool {
+// measuring reports whether something of that kind is to be measured, as it is where no paths are named.
+func measuring(kind func(bench.Contender) bool) func(*pflag.FlagSet) bool {
+	return func(f *pflag.FlagSet) bool { return measuresSome(f, kind) }
+}
+
+func measuresSome(f *pflag.FlagSet, kind func(bench.Contender) bool) bool {
 	lists := []string{"paths"}
 	if is("beside-matmul", "true")(f) || is("targets", "true")(f) {
 		lists = append(lists, "beside-paths")
 	}
 	for _, list := range lists {
 		names, err := f.GetStringSlice(list)
-		if err != nil || len(names) == 0 && (list == "paths" || !is("targets", "true")(f)) {
+		if err != nil || len(names) == 0 && (list == "paths" || !is("targets", "true")(f) || kind(bench.Contender{})) {
 			return true
 		}
 		for _, name := range names {
-			if c, err := bench.ParseContender(name); err != nil || c.NIC() {
+			if c, err := bench.ParseContender(name); err != nil || kind(c) {
 				return true
 			}
 		}

@@ -37,6 +37,7 @@ var clash = map[string][]string{
 	"--from, which measures nothing":                       {"--from", "run.json"},
 	"--reps, which settles how long it takes":              {"--reps", "3"},
 	"a path by NIC among --paths":                          {"--paths", "kernel"},
+	"auto among --paths":                                   {"--paths", "kernel"},
 }
 
 // meets are flags that meet a need, by what it lacks.
@@ -46,6 +47,7 @@ var meets = map[string][]string{
 	"--compare FILE":                {"--compare", "run.json"},
 	"--beside-matmul":               {"--targets"},
 	"a path by NIC among --paths":   {"--paths", "kernel,nic"},
+	"auto among --paths":            {"--paths", "kernel,auto"},
 	"--device cuda or --device sim": {"--device", "sim"},
 }
 

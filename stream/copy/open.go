@@ -21,7 +21,9 @@ const (
 	MinDescriptors     = 256
 	DefaultCTAs        = 16
 
-	DefaultStagingBytes    = 4 * 8 << 20
+	DefaultStagingBytes = 4 * 8 << 20
+	// BackgroundStagingBytes are four chunks of which each keeps the bus busy for longer than it takes to get multiprocessors
+	// beside a large matrix product.
 	BackgroundStagingBytes = 4 * plan.DefaultMinChunkBytes
 	MinStagingBytes        = 4096
 

@@ -27,6 +27,8 @@ type Options struct {
 	// HalfLife is how long an observation counts in full; after that it loses half of its weight against the profile with
 	// each further HalfLife. Zero: DefaultHalfLife.
 	HalfLife time.Duration
+	// Without is paths that are not chosen for a batch that another can take: what they gain is what the others lose.
+	Without Paths
 	// Budget, where there is one, bounds thread blocks and chunks under the Background policy.
 	Budget *Budget
 	// Clock tells how old observations are. Default: the real clock.
@@ -56,6 +58,7 @@ type Planner struct {
 type shared struct {
 	profile *Profile
 	margin  float64
+	without Paths
 	table   [directions][forms][]candidate
 	learned learned
 }
@@ -74,7 +77,7 @@ func New(p Profile, o Options) (*Planner, error) {
 	if o.HalfLife == 0 {
 		o.HalfLife = DefaultHalfLife
 	}
-	s := &shared{profile: &p, margin: max(o.Margin, 0)}
+	s := &shared{profile: &p, margin: max(o.Margin, 0), without: o.Without}
 	for d := range s.table {
 		for f := range s.table[d] {
 			s.table[d][f] = p.candidates(Direction(d), Form(f))
@@ -179,6 +182,9 @@ type costed struct {
 func (p *Planner) Choose(r Request, can Paths) Choice {
 	if r.Bytes <= 0 || can == 0 || r.Dir >= directions || r.Form >= forms {
 		return Choice{Reason: ReasonNothing}
+	}
+	if left := can &^ p.without; left != 0 {
+		can = left
 	}
 	l := &p.learned
 	now := l.now()

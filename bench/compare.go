@@ -44,6 +44,7 @@ func (r *Report) Compare(earlier *Report, noise float64) *Comparison {
 	differ("the driver", earlier.Machine.DriverVersion, r.Machine.DriverVersion)
 	differ("the form of batches", string(earlier.Setup.Form), string(r.Setup.Form))
 	differ("the length of batches", strconv.Itoa(earlier.Setup.BatchBlocks), strconv.Itoa(r.Setup.BatchBlocks))
+	differ("the longest call of the driver's batched copy", strconv.Itoa(earlier.Setup.DriverCall), strconv.Itoa(r.Setup.DriverCall))
 	differ("what auto had to do without", strings.Join(earlier.Setup.Without, ", "), strings.Join(r.Setup.Without, ", "))
 	differ("the pool", BytesText(earlier.Setup.PoolBytes), BytesText(r.Setup.PoolBytes))
 	for _, d := range []Direction{ToDevice, ToHost, Both} {

@@ -28,7 +28,7 @@ func sample() *Report {
 			Date: time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC), Seconds: 61.5, Command: "kvlane bench copy",
 		},
 		Setup: Setup{
-			Bytes: 128 << 20, BatchBlocks: 8192, PoolBytes: 2 << 30, ReferenceBytes: 1 << 30, BudgetSeconds: 50, Form: Lists, Seed: 1,
+			Bytes: 128 << 20, BatchBlocks: 8192, DriverCall: 256, PoolBytes: 2 << 30, ReferenceBytes: 1 << 30, BudgetSeconds: 50, Form: Lists, Seed: 1,
 			Planner: "built-in figures",
 		},
 		Reference: Reference{

@@ -120,7 +120,13 @@ func (m *queueMover) move(ctx context.Context, batches []mem.Batch) (time.Time, 
 
 func (m *queueMover) post(b *mem.Batch) error {
 	if m.batcher != nil {
-		return m.batcher.CopyBatch(b.Dst, b.Src)
+		for from := 0; from < len(b.Dst); from += DriverBatchCopies {
+			to := min(from+DriverBatchCopies, len(b.Dst))
+			if err := m.batcher.CopyBatch(b.Dst[from:to], b.Src[from:to]); err != nil {
+				return err
+			}
+		}
+		return nil
 	}
 	for i := range b.Dst {
 		if err := m.q.Copy(b.Dst[i], b.Src[i]); err != nil {

@@ -52,6 +52,7 @@ type Facts struct {
 type Setup struct {
 	Bytes          int64   `json:"bytes"`
 	BatchBlocks    int     `json:"batch_blocks"`
+	DriverCall     int     `json:"driver_batch_copies"` // the most copies of one call of the driver's batched copy
 	PoolBytes      int64   `json:"pool_bytes"`
 	ReferenceBytes int64   `json:"reference_bytes"`
 	Reps           int     `json:"reps"` // 0: as many as the budget allows
@@ -185,7 +186,7 @@ func newReport(i device.Info, o *Options) *Report {
 			CPUs: runtime.NumCPU(), GoVersion: runtime.Version(), Date: time.Now(),
 		},
 		Setup: Setup{
-			Bytes: o.Bytes, BatchBlocks: o.BatchBlocks, PoolBytes: o.PoolBytes, ReferenceBytes: o.ReferenceBytes, Reps: o.Reps,
+			Bytes: o.Bytes, BatchBlocks: o.BatchBlocks, DriverCall: DriverBatchCopies, PoolBytes: o.PoolBytes, ReferenceBytes: o.ReferenceBytes, Reps: o.Reps,
 			BudgetSeconds: o.Budget.Seconds(), Form: o.Form, Seed: o.Seed,
 		},
 		Points: []Point{}, Missing: []Missing{},

@@ -57,6 +57,9 @@ func (r *Report) head(b *strings.Builder) {
 	}
 	fmt.Fprintf(b, "setup      up to %s in batches of up to %d blocks (%s) over %s of device memory, %s, by turns; medians; seed %d\n",
 		BytesText(s.Bytes), s.BatchBlocks, s.Form, BytesText(s.PoolBytes), reps, s.Seed)
+	if s.DriverCall > 0 {
+		fmt.Fprintf(b, "baselines  %s: a call for each block; %s: calls of at most %d blocks\n", OneCopyEach, DriverBatch, s.DriverCall)
+	}
 	if s.Planner != "" {
 		fmt.Fprintf(b, "planner    %s\n", s.Planner)
 	}

@@ -60,9 +60,9 @@ func newBenchCopyCommand() *cobra.Command {
 		Short: "Measure copies of scattered blocks between host and device, by path",
 		Long: `copy measures each path between pinned host memory and scattered blocks of device memory, each way and both at once, over
 block sizes and counts, against three baselines of the same run: one large copy (C), one driver call a block (one-copy-each),
-and the driver's batched copy (driver-batch). auto is the stream's own choice, with --without of what is left: what a path gains is
-the difference of two such runs. All take turns at every point, with a large copy between the turns. Bytes are checked at every
-point: a run that moved wrong ones fails.
+and the driver's batched copy, 256 blocks a call (driver-batch). auto is the stream's own choice, of what --without leaves: what a
+path gains is the difference of two such runs. All take turns at every point, with a large copy between the turns. Bytes are
+checked at every point: a run that moved wrong ones fails.
 
 A default grid takes about two minutes on a GPU; --full is the whole table: 256 B to 16 MiB, 1 to 100,000 blocks, at most 4 GiB
 at a time. Slow points move fewer blocks than their cell says, and are marked.

@@ -142,7 +142,7 @@ func measured(nics NICs) *calibrate.NIC {
 	if nics == nil {
 		return nil
 	}
-	return &calibrate.NIC{Path: nics.Carrier().Path, Register: nics.Register, Unregister: nics.Unregister}
+	return &calibrate.NIC{Path: nics.Carrier().Path, Memory: nics}
 }
 
 // pathOpener opens streams of dev on one path each, by nics too unless they are nil.

@@ -53,7 +53,8 @@ var mayImport = map[string]string{
 
 	// The planner is a model that touches no device; what measures for it drives the streams that it plans for.
 	"stream/copy/plan":      onDevice + " stream",
-	"stream/copy/calibrate": onDevice + " stream stream/copy stream/copy/plan",
+	"stream/copy/calibrate": onDevice + " stream stream/copy stream/copy/plan stream/copy/measure",
+	"stream/copy/measure":   onDevice + " stream",
 
 	// One NIC's memory, shared by the streams over it; where NICs lie.
 	"rdma/registry": onMem + " rdma internal/leak",
@@ -64,7 +65,7 @@ var mayImport = map[string]string{
 	"replay":                anyPlain + " store internal/ctxio internal/sys/hostmem",
 	"replay/demo":           anyPlain + " store replay",
 	"doctor":                anyPlain,
-	"bench":                 anyPlain,
+	"bench":                 anyPlain + " stream/copy/measure",
 	"bench/chart":           anyPlain + " bench",
 	"internal/target":       anyPlain + " bench",
 	"bench/rdmabench":       onDevice + " stream rdma rdma/registry",

@@ -9,6 +9,7 @@ import (
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/stream/copy/measure"
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
 
@@ -61,7 +62,7 @@ func Run(ctx context.Context, dev device.Device, open Opener, o Options) (_ *Res
 	if c.rig, err = newRig(dev, &o); err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, c.close(ctx)) }()
+	defer func() { err = errors.Join(err, c.close()) }()
 	if err := c.run(ctx, open); err != nil {
 		return nil, err
 	}
@@ -83,10 +84,11 @@ func (c *calibration) run(ctx context.Context, open Opener) error {
 	for _, v := range variants(c.o.NIC) {
 		var err error
 		if c.o.NIC != nil && v.path == c.o.NIC.Path {
-			err = c.register(c.o.NIC)
+			err = c.Register(c.o.NIC.Memory, c.gpu, c.host)
 		}
+		var by opened
 		if err == nil {
-			err = c.openStream(open, v)
+			by, err = c.openStream(open, v)
 		}
 		if errors.Is(err, errdefs.ErrNotSupported) {
 			c.lack(v, err)
@@ -95,6 +97,7 @@ func (c *calibration) run(ctx context.Context, open Opener) error {
 		if err != nil {
 			return fmt.Errorf("measure %s: %w", v, err)
 		}
+		c.streams = append(c.streams, by)
 	}
 	before, err := c.idle(ctx)
 	if err != nil {
@@ -121,7 +124,7 @@ func (c *calibration) run(ctx context.Context, open Opener) error {
 		c.result.Loaded = changed(before, after)
 	}
 	for dir := range before.large {
-		p.GBps[dir] = max(median(before.large[dir]), median(after.large[dir]))
+		p.GBps[dir] = max(measure.LowMedian(before.large[dir]), measure.LowMedian(after.large[dir]))
 	}
 	p.SumGBps = c.sumGBps()
 	if err := c.fit(all, duplex); err != nil {
@@ -156,7 +159,7 @@ func (c *calibration) fit(all []*series, duplex map[duplexID]float64) error {
 				}
 				m.Duplex = duplex[duplexID{by.path, dir}]
 				if len(starts) > 0 {
-					m.Start = median(starts)
+					m.Start = measure.LowMedian(starts)
 				}
 				p.Models = append(p.Models, m)
 			}

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"context"
 	"slices"
+
+	"github.com/kvlane/kvlane/stream/copy/measure"
 )
 
 const (
@@ -48,16 +50,16 @@ func outliers(all []*series) (found []*series) {
 		case fewer && more:
 			a, b := sorted[i-1], sorted[i+1]
 			frac := (n - float64(a.count)) / float64(b.count-a.count)
-			expected = median(a.times) + frac*(median(b.times)-median(a.times))
+			expected = measure.LowMedian(a.times) + frac*(measure.LowMedian(b.times)-measure.LowMedian(a.times))
 		case fewer:
 			a := sorted[i-1]
-			expected = median(a.times) * n / float64(a.count)
+			expected = measure.LowMedian(a.times) * n / float64(a.count)
 		case more:
-			expected = median(sorted[i+1].times)
+			expected = measure.LowMedian(sorted[i+1].times)
 		default:
 			continue
 		}
-		if median(s.times) > doubted*expected {
+		if measure.LowMedian(s.times) > doubted*expected {
 			found = append(found, s)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/stream/copy/measure"
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
 
@@ -40,16 +41,14 @@ func (c *calibration) duplex(ctx context.Context, open Opener) (map[duplexID]flo
 		if widest[in.path].variant != in.variant {
 			continue
 		}
-		s, err := open(in.path, in.ctas)
+		out, err := c.openStream(open, in.variant)
 		if errors.Is(err, errdefs.ErrNotSupported) || errors.Is(err, errdefs.ErrNoMemory) {
 			c.lack(in.variant, fmt.Errorf("both ways at once: %w", err))
 			continue
 		}
 		if err != nil {
-			return nil, fmt.Errorf("measure %s both ways at once: open stream: %w", in, err)
+			return nil, fmt.Errorf("measure %s both ways at once: %w", in, err)
 		}
-		out := opened{in.variant, s}
-		c.opposite = append(c.opposite, out)
 		c.progress(in.String() + ", both ways")
 		// What does not do what it says, measuring it alone will tell.
 		size := int64(duplexSize)
@@ -80,19 +79,17 @@ func (c *calibration) oppose(ctx context.Context, in, out opened, size int64, co
 				alone[dir] = append(alone[dir], t)
 			}
 		}
-		var tickets [2]*stream.Ticket
-		var err error
-		for dir := range streams {
-			if tickets[dir], err = streams[dir].stream.Submit(ctx, c.batch(streams[dir], plan.Direction(dir), side, size, count)); err != nil {
-				return err
-			}
+		var jobs [2]measure.Job
+		for dir, by := range streams {
+			jobs[dir] = measure.Job{By: by.stream, Batch: c.batch(by, plan.Direction(dir), side, size, count)}
 		}
-		for dir, k := range tickets {
-			if err := k.Wait(ctx); err != nil {
-				return err
-			}
-			if done := k.Completion(); i > 0 {
-				both[dir] = append(both[dir], nanos(done.Started, done.Finished))
+		done, err := copied(ctx, jobs[:]...)
+		if err != nil {
+			return err
+		}
+		for dir := range done {
+			if i > 0 {
+				both[dir] = append(both[dir], nanos(done[dir].Started, done[dir].Finished))
 			}
 		}
 	}
@@ -100,7 +97,7 @@ func (c *calibration) oppose(ctx context.Context, in, out opened, size int64, co
 	// way by itself would seem best by a path that takes it from the other.
 	var longer float64
 	for dir := range streams {
-		longer += max(0, median(both[dir])-median(alone[dir])) / float64(len(streams))
+		longer += max(0, measure.LowMedian(both[dir])-measure.LowMedian(alone[dir])) / float64(len(streams))
 	}
 	for dir := range streams {
 		all[duplexID{in.path, plan.Direction(dir)}] = longer / float64(size*int64(count))

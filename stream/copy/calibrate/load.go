@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/stream/copy/measure"
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
 
@@ -110,7 +111,7 @@ func (c *calibration) small(ctx context.Context, by opened) (float64, error) {
 		}
 		times = append(times, t)
 	}
-	return median(times), nil
+	return measure.LowMedian(times), nil
 }
 
 // loaded says what shows that somebody else uses the device or the link; empty: nothing.
@@ -131,7 +132,7 @@ func (s *sight) loaded() string {
 // changed says what shows that somebody came between two looks, or left; empty: nothing.
 func changed(before, after sight) string {
 	for dir := range before.large {
-		a, b := median(before.large[dir]), median(after.large[dir])
+		a, b := measure.LowMedian(before.large[dir]), measure.LowMedian(after.large[dir])
 		if math.Abs(a/b-1) > steadyBy {
 			return fmt.Sprintf("one large copy %s went at %.1f GB/s at first and at %.1f GB/s at last", plan.Direction(dir), a, b)
 		}

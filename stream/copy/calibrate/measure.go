@@ -11,6 +11,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/stream/copy/measure"
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
 
@@ -44,18 +45,27 @@ var errOtherPath = errors.New("the batch took another path")
 
 // timed copies b and returns how many nanoseconds the stream says it took.
 func timed(ctx context.Context, s opened, b *mem.Batch) (float64, error) {
-	t, err := s.stream.Submit(ctx, b)
+	done, err := copied(ctx, measure.Job{By: s.stream, Batch: b})
 	if err != nil {
 		return 0, err
 	}
-	if err := t.Wait(ctx); err != nil {
-		return 0, err
-	}
-	c := t.Completion()
-	if c.Path != s.path {
+	if c := done[0]; c.Path != s.path {
 		return 0, fmt.Errorf("%w: %s in place of %s (%s)", errOtherPath, c.Path, s.path, c.Reason)
 	}
-	return nanos(c.Started, c.Finished), nil
+	return nanos(done[0].Started, done[0].Finished), nil
+}
+
+// copied submits all jobs before it waits for any.
+func copied(ctx context.Context, jobs ...measure.Job) ([]stream.Completion, error) {
+	tickets, _, err := measure.Copy(ctx, nil, slices.Values(jobs))
+	if err != nil {
+		return nil, err
+	}
+	done := make([]stream.Completion, len(tickets))
+	for i, t := range tickets {
+		done[i] = t.Completion()
+	}
+	return done, nil
 }
 
 func nanos(from, to time.Time) float64 { return float64(max(1, to.Sub(from).Nanoseconds())) }
@@ -140,13 +150,16 @@ func (c *calibration) first(ctx context.Context, long float64) ([]*series, error
 // points yields every batch of count copies that is measured, and by what: the streams by turns.
 func (c *calibration) points(count int64) iter.Seq2[point, opened] {
 	return func(yield func(point, opened) bool) {
+		round := 0
 		for _, dir := range []plan.Direction{plan.H2D, plan.D2H, plan.D2D} {
 			for side := range plan.Scattered + 1 {
 				for _, size := range c.sizes {
 					if count > c.most(size) {
 						continue
 					}
-					for _, by := range c.streams {
+					round++
+					for i := range measure.Turns(round, len(c.streams)) {
+						by := c.streams[i]
 						if !slices.Contains(by.ways, dir) || !slices.Contains(by.sides, side) || count > 1 && count*size > by.most {
 							continue
 						}
@@ -185,7 +198,7 @@ func (c *calibration) visit(ctx context.Context, s *series) error {
 		s.times = append(s.times, t)
 	}
 	if stays {
-		s.start = append(s.start, max(0, first-median(s.times)))
+		s.start = append(s.start, max(0, first-measure.LowMedian(s.times)))
 	}
 	if s.size != leadSize || s.count*s.size != leadBytes {
 		return nil
@@ -201,40 +214,29 @@ func (c *calibration) visit(ctx context.Context, s *series) error {
 // marginal copies several batches, all submitted before the first is waited for, and returns what each but the first
 // added.
 func (c *calibration) marginal(ctx context.Context, s *series) (float64, error) {
-	var tickets [backToBack]*stream.Ticket
-	for i := range tickets {
-		t, err := s.by.stream.Submit(ctx, c.batch(s.by, s.dir, s.side, s.size, int(s.count)))
-		if err != nil {
-			return 0, err
-		}
-		tickets[i] = t
+	var jobs [backToBack]measure.Job
+	for i := range jobs {
+		jobs[i] = measure.Job{By: s.by.stream, Batch: c.batch(s.by, s.dir, s.side, s.size, int(s.count))}
 	}
-	for _, t := range tickets {
-		if err := t.Wait(ctx); err != nil {
-			return 0, err
-		}
+	done, err := copied(ctx, jobs[:]...)
+	if err != nil {
+		return 0, err
 	}
-	all := nanos(tickets[0].Completion().Started, tickets[backToBack-1].Completion().Finished)
-	return max(1, (all-median(s.times))/(backToBack-1)), nil
+	all := nanos(done[0].Started, done[backToBack-1].Finished)
+	return max(1, (all-measure.LowMedian(s.times))/(backToBack-1)), nil
 }
 
 // fitted returns what was measured of s as the planner's models take it.
 func (s *series) fitted() plan.Point {
-	p := plan.Point{Count: int(s.count), Size: s.size, Nanos: median(s.times), Spread: spread(s.times)}
+	p := plan.Point{Count: int(s.count), Size: s.size, Nanos: measure.LowMedian(s.times), Spread: spread(s.times)}
 	if len(s.adds) > 0 {
-		p.Marginal = median(s.adds)
+		p.Marginal = measure.LowMedian(s.adds)
 	}
 	return p
 }
 
-// median returns the median, of an even number the lower one: what disturbs a batch only ever makes it longer.
-func median(v []float64) float64 {
-	s := slices.Sorted(slices.Values(v))
-	return s[(len(s)-1)/2]
-}
-
 // spread returns half of how far the middle half of v lies apart, relative to the median.
 func spread(v []float64) float64 {
-	s := slices.Sorted(slices.Values(v))
-	return (s[len(s)*3/4] - s[len(s)/4]) / 2 / s[(len(s)-1)/2]
+	sorted := slices.Sorted(slices.Values(v))
+	return (sorted[len(sorted)*3/4] - sorted[len(sorted)/4]) / 2 / measure.LowMedian(v)
 }

@@ -23,24 +23,24 @@ type announced struct {
 	kept                       []*mem.Region // that were not
 }
 
-func (a *announced) nic() *calibrate.NIC {
-	return &calibrate.NIC{
-		Path: stream.PathNIC,
-		Register: func(regions ...*mem.Region) error {
-			if a.registerErr == nil {
-				a.regions = append(a.regions, regions...)
-			}
-			return a.registerErr
-		},
-		Unregister: func(_ context.Context, regions ...*mem.Region) error {
-			a.taken++
-			if a.unregisterErr != nil {
-				a.kept = regions
-			}
-			a.regions = slices.DeleteFunc(a.regions, func(r *mem.Region) bool { return slices.Contains(regions, r) })
-			return a.unregisterErr
-		},
+func (a *announced) nic() *calibrate.NIC { return &calibrate.NIC{Path: stream.PathNIC, Memory: a} }
+
+// Register implements measure.Memory.
+func (a *announced) Register(regions ...*mem.Region) error {
+	if a.registerErr == nil {
+		a.regions = append(a.regions, regions...)
 	}
+	return a.registerErr
+}
+
+// Unregister implements measure.Memory.
+func (a *announced) Unregister(_ context.Context, regions ...*mem.Region) error {
+	a.taken++
+	if a.unregisterErr != nil {
+		a.kept = regions
+	}
+	a.regions = slices.DeleteFunc(a.regions, func(r *mem.Region) bool { return slices.Contains(regions, r) })
+	return a.unregisterErr
 }
 
 // TestMeasuresANIC: what a NIC takes is found as what the device's paths take is, for both layouts of the host's side, and the

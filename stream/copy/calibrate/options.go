@@ -1,7 +1,6 @@
 package calibrate
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -10,8 +9,8 @@ import (
 	"github.com/jonboulle/clockwork"
 
 	"github.com/kvlane/kvlane/errdefs"
-	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/stream/copy/measure"
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
 
@@ -33,10 +32,8 @@ type Opener func(path stream.Path, ctas int) (stream.Stream, error)
 
 // NIC is the path by RDMA NICs, which the Opener opens, and what these have to be told.
 type NIC struct {
-	Path stream.Path // stream.PathNIC or stream.PathNICSoft
-	// Register lets the NICs reach memory, before a stream is opened; Unregister takes that back, after all are closed.
-	Register   func(regions ...*mem.Region) error
-	Unregister func(ctx context.Context, regions ...*mem.Region) error
+	Path   stream.Path // stream.PathNIC or stream.PathNICSoft
+	Memory measure.Memory
 }
 
 // Options says how a device is measured. The zero value is the default.

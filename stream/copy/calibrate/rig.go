@@ -6,12 +6,12 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"time"
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/stream/copy/measure"
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
 
@@ -21,22 +21,22 @@ const (
 	// hostSpan is over how many bytes the smallest blocks are scattered on the host's side. Over more of them, that many
 	// translations of addresses limit all paths alike, and say nothing of which is best for a batch whose blocks lie closer.
 	hostSpan = 64 << 20
-	// closeTimeout bounds the wait for what a failed calibration left running.
-	closeTimeout = 30 * time.Second
 	// seed of the places of blocks; it is the same each time, so that two calibrations measure the same.
 	seed = 0x6b766c616e65
 )
 
 // rig is the memory, the streams and the batches of a calibration.
 type rig struct {
+	measure.Rig
 	dev       device.Device
 	host, gpu *mem.Region
-	nic       *NIC // that has the memory registered; nil: none has
 	streams   []opened
-	opposite  []opened // what copies the opposite way
 	sizes     []int64
-	lists     map[listID]*blocks
-	rng       *rand.Rand
+	// Blocks are drawn from more than the longest batch needs, so that one batch hardly meets what the one before left in caches.
+	pools  map[poolID]*measure.Pool
+	blocks [backToBack]measure.Blocks // of the batches that are under way at once, in turn
+	next   int
+	rng    *rand.Rand
 }
 
 // opened is a variant with its stream.
@@ -45,24 +45,25 @@ type opened struct {
 	stream stream.Stream
 }
 
-// listID names the blocks that batches of one kind are made of.
-type listID struct {
-	dir  plan.Direction
-	side plan.Side
-	size int64
+// poolID names the places that blocks of a size are taken from: on the device, on the host, or in the half of the device that
+// copies within it write to or read.
+type poolID struct {
+	size  int64
+	place place
 }
 
-// blocks are more than the longest batch needs, so that one batch hardly meets what the one before left in caches.
-type blocks struct {
-	mem.Batch                // as a list
-	pairs     []mem.PageSlot // as pages, but within the device
-	count     int
-	next      int
-}
+type place uint8
+
+const (
+	onDevice place = iota
+	onHost
+	lowHalf
+	highHalf
+)
 
 // newRig allocates the memory. Where o leaves its size open, less will do.
 func newRig(dev device.Device, o *Options) (*rig, error) {
-	r := &rig{dev: dev, lists: make(map[listID]*blocks), rng: rand.New(rand.NewPCG(seed, seed))}
+	r := &rig{dev: dev, pools: make(map[poolID]*measure.Pool), rng: rand.New(rand.NewPCG(seed, seed))}
 	bytes, least := o.Bytes, o.Bytes
 	if bytes == 0 {
 		bytes, least = DefaultBytes, MinBytes
@@ -79,145 +80,90 @@ func newRig(dev device.Device, o *Options) (*rig, error) {
 	r.sizes = slices.DeleteFunc(slices.Clone(o.Sizes), func(s int64) bool { return s > bytes/minBlocks })
 	if len(r.sizes) < 2 {
 		err := fmt.Errorf("fewer than two sizes fit %d bytes of memory %d times: %w", bytes, minBlocks, errdefs.ErrInvalid)
-		return nil, errors.Join(err, r.free())
+		return nil, errors.Join(err, r.Close())
 	}
 	return r, nil
 }
 
-func (r *rig) allocate(bytes int64) error {
-	host, err := r.dev.AllocHost(bytes)
-	if err != nil {
-		return fmt.Errorf("allocate %d bytes of pinned memory: %w", bytes, err)
+func (r *rig) allocate(bytes int64) (err error) {
+	if r.host, err = r.AllocHost(r.dev, bytes); err == nil {
+		r.gpu, err = r.Alloc(r.dev, bytes)
 	}
-	gpu, err := r.dev.Alloc(bytes, device.AllocOptions{})
 	if err != nil {
-		return errors.Join(fmt.Errorf("allocate %d bytes of device memory: %w", bytes, err), r.dev.Free(host))
+		return errors.Join(err, r.Close())
 	}
-	r.host, r.gpu = host, gpu
 	return nil
 }
 
-// openStream opens a stream for v.
-func (r *rig) openStream(open Opener, v *variant) error {
+// openStream opens a stream for v, until the rig is closed.
+func (r *rig) openStream(open Opener, v *variant) (opened, error) {
 	s, err := open(v.path, v.ctas)
 	if err != nil {
-		return fmt.Errorf("open stream: %w", err)
+		return opened{}, fmt.Errorf("open stream: %w", err)
 	}
-	r.streams = append(r.streams, opened{v, s})
-	return nil
-}
-
-// register lets the NICs reach the memory.
-func (r *rig) register(nic *NIC) error {
-	if err := nic.Register(r.gpu, r.host); err != nil {
-		return fmt.Errorf("register %d bytes of memory: %w", r.gpu.Len()+r.host.Len(), err)
-	}
-	r.nic = nic
-	return nil
+	r.OnClose(func(ctx context.Context) error {
+		if err := s.Close(ctx); err != nil {
+			return fmt.Errorf("close the stream of %s: %w", v, err)
+		}
+		return nil
+	})
+	return opened{v, s}, nil
 }
 
 // close closes the streams and frees the memory. Where a stream does not close, or a NIC does not let go of the memory, that
 // stays: they may still use it.
-func (r *rig) close(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
-	defer cancel()
-	var errs []error
-	for _, s := range slices.Concat(r.streams, r.opposite) {
-		if err := s.stream.Close(ctx); err != nil {
-			errs = append(errs, fmt.Errorf("close the stream of %s: %w", s, err))
-		}
-	}
-	if len(errs) == 0 && r.nic != nil {
-		errs = append(errs, r.nic.Unregister(ctx, r.gpu, r.host))
-	}
-	if err := errors.Join(errs...); err != nil {
+func (r *rig) close() error {
+	if err := r.Close(); err != nil {
 		return fmt.Errorf("%d bytes of memory are left allocated: %w", r.gpu.Len()+r.host.Len(), err)
 	}
-	return r.free()
+	return nil
 }
-
-func (r *rig) free() error { return errors.Join(r.dev.Free(r.gpu), r.dev.Free(r.host)) }
 
 // most is how many copies of size a batch may have.
 func (r *rig) most(size int64) int64 {
 	return min(maxCount, r.gpu.Len()/size/2, max(maxBytes/size, minBlocks/2))
 }
 
-// batch returns n copies of size bytes, as by takes them. No block is in it twice.
+// batch returns n copies of size bytes, as by takes them. No block is in it twice. The lists of the batch before the last
+// backToBack are used again.
 func (r *rig) batch(by opened, dir plan.Direction, side plan.Side, size int64, n int) *mem.Batch {
-	id := listID{dir, side, size}
-	b := r.lists[id]
-	if b == nil {
-		b = r.build(id)
-		r.lists[id] = b
+	b := &r.blocks[r.next%backToBack]
+	r.next++
+	s := measure.Shape{
+		Dir: mem.ToPages, Near: r.gpu, Far: r.host, Size: size, Count: n, Most: n, Pages: by.form(dir) == plan.Paged,
+		NearRows: r.pool(onDevice, size),
 	}
-	if b.next+n > b.count {
-		b.next = 0
+	switch {
+	case dir == plan.D2D: // what is written is not read
+		s.Far, s.NearRows, s.FarRows = r.gpu, r.pool(lowHalf, size), r.pool(highHalf, size)
+	case side == plan.Scattered:
+		s.FarRows = r.pool(onHost, size)
 	}
-	from := b.next
-	b.next += n
-	if by.form(dir) == plan.Paged {
-		return r.paged(id, b.pairs[from:b.next])
+	if dir == plan.D2H {
+		s.Dir = mem.ToSlots
 	}
-	return &mem.Batch{Dst: b.Dst[from:b.next], Src: b.Src[from:b.next]}
+	b.Reset(s)
+	b.Draw(r.rng)
+	b.Write()
+	return &b.Batches()[0]
 }
 
-// paged is a batch of pages between device and host.
-func (r *rig) paged(id listID, pairs []mem.PageSlot) *mem.Batch {
-	p := &mem.Paged{Dir: mem.ToPages, Groups: []mem.PageGroup{{
-		Planes: []mem.Plane{{Region: r.gpu, Stride: id.size, Bytes: id.size}},
-		Slots:  mem.Slots{Region: r.host, Stride: id.size},
-		Pairs:  pairs,
-	}}}
-	if id.dir == plan.D2H {
-		p.Dir = mem.ToSlots
-	}
-	return &mem.Batch{Paged: p}
-}
-
-func (r *rig) build(id listID) *blocks {
-	n := int(2 * r.most(id.size))
-	all := int(r.gpu.Len() / id.size)
-	extents := func(region *mem.Region, at []int) []mem.Extent {
-		list := make([]mem.Extent, len(at))
-		for i := range list {
-			list[i] = mem.Extent{Region: region, Off: int64(at[i]) * id.size, Len: id.size}
+func (r *rig) pool(at place, size int64) *measure.Pool {
+	id := poolID{size, at}
+	if r.pools[id] == nil {
+		all, base := int(r.gpu.Len()/size), 0
+		n := int(2 * r.most(size))
+		switch at {
+		case onDevice:
+		case onHost:
+			all = min(all, max(n, int(hostSpan/size)))
+		case lowHalf, highHalf:
+			n, all = n/2, all/2
+			base = int(at-lowHalf) * all
 		}
-		return list
+		r.pools[id] = measure.NewPool(r.rng, n, all, base)
 	}
-	pages := r.scatter(n, all)
-	gpu := extents(r.gpu, pages)
-	if id.dir == plan.D2D {
-		// Half of them to the other half: what is written is not read.
-		return &blocks{Batch: mem.Batch{Dst: gpu[:n/2], Src: gpu[n/2:]}, count: n / 2}
-	}
-	slots := make([]int, n)
-	for i := range slots {
-		slots[i] = i
-	}
-	if id.side == plan.Scattered {
-		slots = r.scatter(n, min(all, max(n, int(hostSpan/id.size))))
-	}
-	b := &blocks{count: n, pairs: make([]mem.PageSlot, n)}
-	for i := range b.pairs {
-		b.pairs[i] = mem.PageSlot{Page: uint32(pages[i]), Slot: uint32(slots[i])}
-	}
-	host := extents(r.host, slots)
-	if b.Dst, b.Src = gpu, host; id.dir == plan.D2H {
-		b.Dst, b.Src = host, gpu
-	}
-	return b
-}
-
-// scatter draws n of all places, each at most once, in no order: one of each n-th part.
-func (r *rig) scatter(n, all int) []int {
-	places := make([]int, n)
-	for i := range places {
-		low, high := i*all/n, (i+1)*all/n
-		places[i] = low + r.rng.IntN(high-low)
-	}
-	r.rng.Shuffle(n, func(i, j int) { places[i], places[j] = places[j], places[i] })
-	return places
+	return r.pools[id]
 }
 
 // single is a batch of one copy.

@@ -1,0 +1,212 @@
+package measure
+
+import (
+	"math/rand/v2"
+
+	"github.com/kvlane/kvlane/mem"
+)
+
+// Shape is how the blocks of a repetition lie: each goes between a row of the far side and the near side, a device's. Blocks of a
+// row are neighbors on the far side, and anywhere on the near one.
+type Shape struct {
+	Dir       mem.Direction // ToPages: to the near side; ToSlots: to the far one
+	Near, Far *mem.Region
+	Size      int64 // bytes of a block
+	// Row is how many blocks a row has: 1, or those of a slot that holds a block's image. Count is how many blocks there are, a
+	// multiple of it, and Most how many a batch has at most, rounded so.
+	Row, Count, Most int
+	// Pages has batches say page numbers in place of extents, and Sums ask for checksums on the way. Rows are slots then, with one
+	// plane on the near side for each block of a row.
+	Pages, Sums bool
+	// NearRows is from where on the near side blocks are taken; nil: in order from its start.
+	NearRows *Pool
+	// FarRows is from which rows of the far side. Nil: as many as there are, if Scatter, in an order made for them; or else in
+	// order.
+	FarRows *Pool
+	Scatter bool
+}
+
+// Pool is numbers in random order, of which each repetition takes some.
+type Pool struct {
+	numbers []uint32
+	at      int
+}
+
+// NewPool draws n of all numbers from base on, each at most once, in no order: one of each n-th part.
+func NewPool(rng *rand.Rand, n, all, base int) *Pool {
+	p := &Pool{numbers: make([]uint32, n)}
+	for i := range p.numbers {
+		low, high := i*all/n, (i+1)*all/n
+		p.numbers[i] = uint32(base + low + rng.IntN(high-low))
+	}
+	rng.Shuffle(n, func(i, j int) { p.numbers[i], p.numbers[j] = p.numbers[j], p.numbers[i] })
+	return p
+}
+
+// take fills to, which is no longer than the pool, from a place that is drawn: not from among those that the call before took, so
+// that they are in no cache, if there are others.
+func (p *Pool) take(to []uint32, rng *rand.Rand) {
+	if spare := len(p.numbers) - 2*len(to); spare >= 0 {
+		p.at += rng.IntN(spare + 1)
+	} else {
+		p.at = rng.IntN(len(p.numbers))
+	}
+	p.at %= len(p.numbers)
+	n := copy(to, p.numbers[p.at:])
+	copy(to[n:], p.numbers)
+	p.at = (p.at + len(to)) % len(p.numbers)
+}
+
+// Blocks is the batches of one repetition. The memory of its lists is used again by the next; the zero value has none.
+type Blocks struct {
+	Shape
+	near, far []uint32 // of each row
+	order     *Pool    // of far rows, where there is no pool
+
+	dst, src []mem.Extent
+	pairs    []mem.PageSlot
+	sums     []uint64
+	batches  []mem.Batch
+}
+
+// Reset makes b one of another shape, in as few batches as that takes, of about the same length. What was submitted of it must be
+// done.
+func (b *Blocks) Reset(s Shape) {
+	s.Row, s.Most = max(s.Row, 1), max(s.Most, s.Row, 1)
+	b.Shape = s
+	rows := s.Count / s.Row
+	most := max(1, s.Most/s.Row)
+	batches := (rows + most - 1) / most
+	b.Most = (rows + batches - 1) / batches * s.Row
+	b.near, b.far = identity(b.near, rows), identity(b.far, rows)
+	b.batches = grow(b.batches, batches)
+	switch {
+	case !s.Pages:
+		b.dst, b.src = grow(b.dst, s.Count), grow(b.src, s.Count)
+	default:
+		b.pairs = grow(b.pairs, rows)
+		if s.Sums {
+			b.sums = grow(b.sums, s.Count*s.leaves())
+		}
+	}
+	for i := range b.batches {
+		b.batches[i] = mem.Batch{}
+		if s.Pages {
+			b.batches[i].Paged = s.paged()
+		}
+	}
+	b.Resize(s.Count)
+}
+
+func grow[T any](s []T, n int) []T {
+	if cap(s) < n {
+		return make([]T, n)
+	}
+	return s[:n]
+}
+
+func identity(list []uint32, n int) []uint32 {
+	list = grow(list, n)
+	for i := range list {
+		list[i] = uint32(i)
+	}
+	return list
+}
+
+// leaves is how many checksums a block has.
+func (s *Shape) leaves() int { return int(s.Size / mem.LeafBytes) }
+
+// planeRows is how many pages each plane of the near side has.
+func (s *Shape) planeRows() int64 { return s.Near.Len() / s.Size / int64(s.Row) }
+
+// paged is a batch's pages without its pairs.
+func (s *Shape) paged() *mem.Paged {
+	g := mem.PageGroup{Slots: mem.Slots{Region: s.Far, Stride: int64(s.Row) * s.Size}}
+	for i := range int64(s.Row) {
+		g.Planes = append(g.Planes, mem.Plane{
+			Region: s.Near, Base: i * s.planeRows() * s.Size, Stride: s.Size, Bytes: s.Size, SlotOff: i * s.Size,
+		})
+	}
+	return &mem.Paged{Dir: s.Dir, Groups: []mem.PageGroup{g}}
+}
+
+// Resize makes the batches ones of the first n blocks together, rounded down to whole rows.
+func (b *Blocks) Resize(n int) {
+	rows := max(1, n/b.Row)
+	b.Count, b.order = rows*b.Row, nil
+	most := b.Most / b.Row
+	b.batches = b.batches[:(rows+most-1)/most]
+	for i := range b.batches {
+		t, from, to := &b.batches[i], i*most, min((i+1)*most, rows)
+		if t.Paged == nil {
+			t.Dst, t.Src = b.dst[from*b.Row:to*b.Row], b.src[from*b.Row:to*b.Row]
+			continue
+		}
+		t.Paged.Groups[0].Pairs = b.pairs[from:to]
+		if b.Sums {
+			t.Paged.Sums = b.sums[from*b.Row*b.leaves() : to*b.Row*b.leaves()]
+		}
+	}
+}
+
+// Draw takes other blocks in another order, or pairs them otherwise. It must not be called while they are being copied. It costs
+// little beside a repetition: orders are made once; where they begin is drawn.
+func (b *Blocks) Draw(rng *rand.Rand) {
+	rows := b.Count / b.Row
+	if b.NearRows != nil {
+		b.NearRows.take(b.near[:rows], rng)
+	}
+	from := b.FarRows
+	if from == nil && b.Scatter {
+		if b.order == nil {
+			b.order = NewPool(rng, rows, rows, 0)
+		}
+		from = b.order
+	}
+	if from != nil {
+		from.take(b.far[:rows], rng)
+	}
+}
+
+// Write writes the batches' lists: what a user who knows the block numbers does before Submit.
+func (b *Blocks) Write() {
+	if b.Pages {
+		for i := range b.Count / b.Row {
+			b.pairs[i] = mem.PageSlot{Page: b.near[i], Slot: b.far[i]}
+		}
+		return
+	}
+	near, far := b.dst, b.src
+	if b.Dir == mem.ToSlots {
+		near, far = far, near
+	}
+	for i := range b.Count {
+		near[i] = mem.Extent{Region: b.Near, Off: b.nearOff(i), Len: b.Size}
+		far[i] = mem.Extent{Region: b.Far, Off: b.farOff(i), Len: b.Size}
+	}
+}
+
+// Batches returns the batches that Write wrote.
+func (b *Blocks) Batches() []mem.Batch { return b.batches }
+
+// Bytes is what the batches move.
+func (b *Blocks) Bytes() int64 { return int64(b.Count) * b.Size }
+
+func (b *Blocks) nearOff(i int) int64 {
+	if b.Row == 1 {
+		return int64(b.near[i]) * b.Size
+	}
+	return (int64(i%b.Row)*b.planeRows() + int64(b.near[i/b.Row])) * b.Size
+}
+
+func (b *Blocks) farOff(i int) int64 {
+	return (int64(b.far[i/b.Row])*int64(b.Row) + int64(i%b.Row)) * b.Size
+}
+
+// Offs returns where block i goes and where it comes from, in their regions.
+func (b *Blocks) Offs(i int) (dst, src int64) {
+	if b.Dir == mem.ToPages {
+		return b.nearOff(i), b.farOff(i)
+	}
+	return b.farOff(i), b.nearOff(i)
+}

@@ -1,0 +1,54 @@
+package measure
+
+import (
+	"context"
+	"errors"
+	"iter"
+	"time"
+
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/stream"
+)
+
+// Job is a batch and the stream that copies it.
+type Job struct {
+	By    stream.Stream
+	Batch *mem.Batch
+}
+
+// Copy submits all jobs before it waits for the first, and returns their tickets, appended to to, and when the last had been
+// accepted. If it fails, those that were accepted have resolved, unless ctx ended.
+func Copy(ctx context.Context, to []*stream.Ticket, jobs iter.Seq[Job]) (_ []*stream.Ticket, posted time.Time, err error) {
+	first := len(to)
+	for j := range jobs {
+		t, err := j.By.Submit(ctx, j.Batch)
+		if err != nil {
+			return to, time.Now(), errors.Join(err, wait(ctx, to[first:]))
+		}
+		to = append(to, t)
+	}
+	posted = time.Now()
+	return to, posted, wait(ctx, to[first:])
+}
+
+// wait waits for all. The last first: it is done when all of its stream are, and who waits for it may see to the others.
+func wait(ctx context.Context, tickets []*stream.Ticket) (err error) {
+	for i := len(tickets) - 1; i >= 0; i-- {
+		if e := tickets[i].Wait(ctx); err == nil {
+			err = e
+		}
+	}
+	return err
+}
+
+// Turns yields the numbers below n in the order in which they take their turns in a round: another begins in each, so that everybody
+// follows upon everybody else.
+func Turns(round, n int) iter.Seq[int] {
+	return func(yield func(int) bool) {
+		for i := range n {
+			if !yield((i + round) % n) {
+				return
+			}
+		}
+	}
+}

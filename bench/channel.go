@@ -42,6 +42,6 @@ func (b *bench) openChannel(c Contender) (mover, error) {
 	if err != nil {
 		return nil, err
 	}
-	b.rig.onClose(ch.Close)
+	b.rig.OnClose(ch.Close)
 	return channelMover{ch}, nil
 }

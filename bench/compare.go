@@ -46,6 +46,7 @@ func (r *Report) Compare(earlier *Report, noise float64) *Comparison {
 	differ("the length of batches", strconv.Itoa(earlier.Setup.BatchBlocks), strconv.Itoa(r.Setup.BatchBlocks))
 	differ("the longest call of the driver's batched copy", strconv.Itoa(earlier.Setup.DriverCall), strconv.Itoa(r.Setup.DriverCall))
 	differ("what auto had to do without", strings.Join(earlier.Setup.Without, ", "), strings.Join(r.Setup.Without, ", "))
+	differ("the length of slots", BytesText(earlier.Setup.SlotBytes), BytesText(r.Setup.SlotBytes))
 	differ("the pool", BytesText(earlier.Setup.PoolBytes), BytesText(r.Setup.PoolBytes))
 	for _, d := range []Direction{ToDevice, ToHost, Both} {
 		was, is := earlier.Reference.Of(d).GBps, r.Reference.Of(d).GBps

@@ -19,20 +19,25 @@ const (
 var formSizes = []int64{4 << 10, 64 << 10, 1 << 20}
 
 // formPlaces are where the forms are compared: at SubmitBlocks if the pool has as many, and for every size as many blocks as
-// a repetition may move.
+// a repetition may move. The slots of a store are among them.
 func (o *Options) formPlaces() []place {
 	var all []place
-	add := func(size int64, count int) {
+	add := func(size int64, count int, l Layout) {
 		for _, d := range []Direction{ToDevice, ToHost} {
-			all = append(all, place{Cell{size, count}, d, HostScattered})
+			all = append(all, place{Cell{size, count}, d, l})
 		}
 	}
 	if SubmitBlocks*SubmitBytes <= o.PoolBytes {
-		add(SubmitBytes, SubmitBlocks)
+		add(SubmitBytes, SubmitBlocks, HostScattered)
 	}
 	for _, size := range formSizes {
 		if size%mem.LeafBytes == 0 && size <= o.Bytes {
-			add(size, o.most(size))
+			add(size, o.most(size), HostScattered)
+		}
+	}
+	for _, size := range slotSizes {
+		if row := o.row(HostSlots, size); row > 1 && o.most(size) >= row {
+			add(size, o.most(size)/row*row, HostSlots)
 		}
 	}
 	return all

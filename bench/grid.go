@@ -22,6 +22,9 @@ var (
 // latencySize is the block size whose latency is shown by count.
 const latencySize = 4 << 10
 
+// slotSizes are the sizes of a page's pieces, as engines have them.
+var slotSizes = []int64{4 << 10, 8 << 10}
+
 // most is how many blocks of a size a repetition moves at most.
 func (o *Options) most(size int64) int { return max(1, int(min(o.Bytes/size, MaxCount))) }
 
@@ -51,12 +54,29 @@ func (o *Options) groups() []place {
 	var all []place
 	for _, c := range o.cells() {
 		for _, l := range o.Layouts {
+			at := c
+			if l == HostSlots && len(o.Sizes) == 0 && !slices.Contains(slotSizes, c.Size) {
+				continue
+			}
+			if row := o.row(l, c.Size); l == HostSlots {
+				if at.Count -= at.Count % row; row < 2 || at.Count == 0 {
+					continue
+				}
+			}
 			for _, d := range o.Directions {
-				all = append(all, place{c, d, l})
+				all = append(all, place{at, d, l})
 			}
 		}
 	}
 	return all
+}
+
+// row is how many blocks lie in a row on the far side.
+func (o *Options) row(l Layout, size int64) int {
+	if l != HostSlots || o.SlotBytes%size != 0 {
+		return 1
+	}
+	return int(o.SlotBytes / size)
 }
 
 // cells returns what is measured, by size and count, without those of more than o.Bytes.

@@ -6,6 +6,8 @@ import (
 	"runtime"
 	"slices"
 	"time"
+
+	"github.com/kvlane/kvlane/stream/copy/measure"
 )
 
 // rounds is how many turns each contender of a group has.
@@ -64,9 +66,8 @@ func (g *group) measure(ctx context.Context) ([]Point, error) {
 		if err := g.reference(ctx); err != nil {
 			return nil, err
 		}
-		for i := range g.entrants {
-			// Everybody follows upon everybody else.
-			e := g.entrants[(i+round)%len(g.entrants)]
+		for i := range measure.Turns(round, len(g.entrants)) {
+			e := g.entrants[i]
 			if round == 0 {
 				b.step("%d x %s, %s, %s, %s", g.at.Count, BytesText(g.at.Size), g.at.dir, g.at.layout, e.who.Name())
 			}
@@ -112,7 +113,7 @@ func (g *group) plans(e *entrant) []*plan {
 	}
 	plans := make([]*plan, 0, len(ways))
 	for _, d := range ways {
-		plans = append(plans, newPlan(g.b.rig, form, g.most, g.at.Cell, d, g.at.layout, g.b.pool(g.at.Size)))
+		plans = append(plans, g.b.newPlan(form, g.most, g.at.Cell, d, g.at.layout))
 	}
 	return plans
 }
@@ -120,11 +121,11 @@ func (g *group) plans(e *entrant) []*plan {
 // once makes one repetition.
 func (e *entrant) once(ctx context.Context, b *bench) (took, prep time.Duration, err error) {
 	for _, p := range e.crew.plans {
-		p.scatter(b.rng)
+		p.Draw(b.rng)
 	}
 	start := time.Now()
 	for _, p := range e.crew.plans {
-		p.write()
+		p.Write()
 	}
 	prep = time.Since(start)
 	took, err = e.crew.move(ctx)
@@ -134,7 +135,7 @@ func (e *entrant) once(ctx context.Context, b *bench) (took, prep time.Duration,
 // resize makes repetitions of n blocks.
 func (e *entrant) resize(n int) {
 	for _, p := range e.crew.plans {
-		p.resize(n)
+		p.Resize(n)
 	}
 }
 

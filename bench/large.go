@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"github.com/kvlane/kvlane/stream/copy/measure"
 )
 
 // large is the one large copy, C, that everything is compared with.
@@ -25,10 +27,10 @@ func (b *bench) newLarge(ctx context.Context, bytes int64) (*large, error) {
 		l.movers = append(l.movers, m)
 	}
 	c := Cell{Size: bytes, Count: 1}
-	l.in = newPlan(b.rig, Lists, 1, c, ToDevice, BothContiguous, identity(1))
-	l.out = newPlan(b.rig, Lists, 1, c, ToHost, BothContiguous, identity(1))
-	l.in.write()
-	l.out.write()
+	l.in = b.newPlan(Lists, 1, c, ToDevice, BothContiguous)
+	l.out = b.newPlan(Lists, 1, c, ToHost, BothContiguous)
+	l.in.Write()
+	l.out.Write()
 	if err := b.rig.poison(ctx, l.in, l.out); err != nil {
 		return nil, err
 	}
@@ -62,7 +64,7 @@ func (l *large) sample(ctx context.Context, dir Direction) (float64, error) {
 // rates summarizes the samples of a direction.
 func (l *large) rates(dir Direction) Rate {
 	v := append([]float64(nil), l.samples[dir]...)
-	return Rate{GBps: median(v), Low: quantile(v, 0.05), High: quantile(v, 0.95), Samples: len(v)}
+	return Rate{GBps: measure.Median(v), Low: measure.Quantile(v, 0.05), High: measure.Quantile(v, 0.95), Samples: len(v)}
 }
 
 // rate is in GB/s.

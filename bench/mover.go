@@ -10,6 +10,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/stream/copy/measure"
 )
 
 // mover copies batches, one set at a time. It is closed by its rig.
@@ -35,7 +36,7 @@ func (b *bench) openMover(c Contender) (mover, error) {
 		if err != nil {
 			return nil, err
 		}
-		b.rig.onClose(s.Close)
+		b.rig.OnClose(s.Close)
 		return &streamMover{s: s}, nil
 	}
 	if c.NIC() {
@@ -45,7 +46,7 @@ func (b *bench) openMover(c Contender) (mover, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open queue: %w", err)
 	}
-	b.rig.onClose(q.Close)
+	b.rig.OnClose(q.Close)
 	switch c.Baseline {
 	case OneCopyEach:
 		return &queueMover{q: q, path: stream.PathCopyEngine}, nil
@@ -67,22 +68,16 @@ type streamMover struct {
 }
 
 func (m *streamMover) move(ctx context.Context, batches []mem.Batch) (time.Time, error) {
-	m.tickets = m.tickets[:0]
-	for i := range batches {
-		t, err := m.s.Submit(ctx, &batches[i])
-		if err != nil {
-			return time.Now(), err
+	var posted time.Time
+	var err error
+	m.tickets, posted, err = measure.Copy(ctx, m.tickets[:0], func(yield func(measure.Job) bool) {
+		for i := range batches {
+			if !yield(measure.Job{By: m.s, Batch: &batches[i]}) {
+				return
+			}
 		}
-		m.tickets = append(m.tickets, t)
-	}
-	posted := time.Now()
-	// The last first: it is done when all are, and who waits for it may see to the others.
-	for i := len(m.tickets) - 1; i >= 0; i-- {
-		if err := m.tickets[i].Wait(ctx); err != nil {
-			return posted, err
-		}
-	}
-	return posted, nil
+	})
+	return posted, err
 }
 
 func (m *streamMover) last() outcome {
@@ -157,7 +152,7 @@ func newCrew(ctx context.Context, movers []mover, plans []*plan) *crew {
 		go func() {
 			defer close(c.ended)
 			for range c.begin {
-				_, err := movers[1].move(ctx, plans[1].batches)
+				_, err := movers[1].move(ctx, plans[1].Batches())
 				c.ended <- err
 			}
 		}()
@@ -180,7 +175,7 @@ func (c *crew) move(ctx context.Context) (time.Duration, error) {
 	if c.begin != nil {
 		c.begin <- struct{}{}
 	}
-	posted, err := c.movers[0].move(ctx, c.plans[0].batches)
+	posted, err := c.movers[0].move(ctx, c.plans[0].Batches())
 	c.post = posted.Sub(start)
 	if c.begin != nil {
 		err = errors.Join(err, <-c.ended)
@@ -191,7 +186,7 @@ func (c *crew) move(ctx context.Context) (time.Duration, error) {
 func (c *crew) bytes() int64 {
 	var n int64
 	for _, p := range c.plans {
-		n += p.bytes()
+		n += p.Bytes()
 	}
 	return n
 }

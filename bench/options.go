@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -11,19 +10,12 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/stream/copy/measure"
 )
 
 // Opener opens a stream on the measured device for a contender that is no baseline. An error that wraps ErrNotSupported
 // leaves the contender out of the run, with the reason in the report.
 type Opener func(c Contender) (stream.Stream, error)
-
-// Memory is what has to know of the memory that is copied: NICs.
-type Memory interface {
-	// Register is told of memory before any stream on it is opened. An error ends the run.
-	Register(regions ...*mem.Region) error
-	// Unregister follows once the streams are closed, before the memory is freed.
-	Unregister(ctx context.Context, regions ...*mem.Region) error
-}
 
 // Options says what to measure. Zero values take the defaults of the device: those of a GPU, or smaller ones for the
 // simulated device.
@@ -57,10 +49,13 @@ type Options struct {
 	// OpenChannel opens the contenders NICChannel and NICSoftChannel; nil: there is none. Memory is for them and for streams
 	// over NICs; nil: nothing has to know.
 	OpenChannel ChannelOpener
-	Memory      Memory
+	Memory      measure.Memory
 	// Directions and Layouts that are measured. Default: all.
 	Directions []Direction
 	Layouts    []Layout
+	// SlotBytes is the length of a slot of HostSlots. Default 256 KiB. Only blocks that fill it in whole numbers are measured in
+	// that layout, of the default sizes those of 4 and 8 KiB.
+	SlotBytes int64
 	// Form is how batches say what they copy. Default Pages, as engines do. PagesSummed needs sizes of whole leaves, the only ones of the
 	// default grid then.
 	Form Form
@@ -132,6 +127,7 @@ func (o Options) withDefaults(i device.Info) Options {
 	def(&o.BesideSize, 4<<10)
 	def(&o.BesideBytes, min(d.BesideBytes, o.Bytes))
 	def(&o.BesideLayout, HostContiguous)
+	def(&o.SlotBytes, 256<<10)
 	def(&o.Window, 50*time.Millisecond)
 	def(&o.Pairs, 20)
 	def(&o.PeerBytes, d.PeerBytes)
@@ -157,7 +153,7 @@ func (o Options) withDefaults(i device.Info) Options {
 		o.Directions = []Direction{ToDevice, ToHost, Both}
 	}
 	if len(o.Layouts) == 0 {
-		o.Layouts = []Layout{HostContiguous, HostScattered}
+		o.Layouts = slices.Clone(hostLayouts)
 	}
 	return o
 }
@@ -209,11 +205,7 @@ func (o *Options) validate() error {
 	if o.ReferenceBytes <= 0 || o.ReferenceBytes > o.PoolBytes {
 		bad("the large copy of %d bytes does not fit the pool of %d", o.ReferenceBytes, o.PoolBytes)
 	}
-	for _, l := range append([]Layout{o.BesideLayout}, o.Layouts...) {
-		if l != HostContiguous && l != HostScattered {
-			bad("the host's blocks do not lie %q", l)
-		}
-	}
+	o.validateLayouts(bad)
 	if o.BesideBytes < o.BesideSize || o.BesideBytes > o.hostBytes() {
 		bad("batches of %d bytes beside a product are not of one block of %d bytes up to %d bytes", o.BesideBytes, o.BesideSize, o.hostBytes())
 	}
@@ -252,6 +244,20 @@ func (o *Options) validate() error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+func (o *Options) validateLayouts(bad func(format string, args ...any)) {
+	for _, l := range append([]Layout{o.BesideLayout}, o.Layouts...) {
+		if !slices.Contains(hostLayouts, l) {
+			bad("the host's blocks do not lie %q", l)
+		}
+	}
+	if o.SlotBytes < wordBytes || o.SlotBytes%wordBytes != 0 {
+		bad("slots of %d bytes are not a positive multiple of %d bytes", o.SlotBytes, wordBytes)
+	}
+	if o.BesideLayout == HostSlots && (o.row(HostSlots, o.BesideSize) < 2 || o.BesideBytes < o.SlotBytes) {
+		bad("batches of %d bytes beside a product do not fill slots of %d bytes with blocks of %d", o.BesideBytes, o.SlotBytes, o.BesideSize)
+	}
 }
 
 func simulated(i device.Info) bool { return i.Driver == "sim" }

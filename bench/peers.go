@@ -57,7 +57,7 @@ func (b *bench) peers(ctx context.Context) (err error) {
 	if err := b.setUp(ctx, o.Peer, bytes, bytes, peerSizes[len(peerSizes)-1], o.PeerReferenceBytes); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, b.rig.close()) }()
+	defer func() { err = errors.Join(err, b.rig.Close()) }()
 	who := entries(o.PeerContenders, o.Form)
 	b.left = len(places) * len(who)
 	p := &PeerReport{Device: o.Peer.Info().Name}

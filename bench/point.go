@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/stream/copy/measure"
 )
 
 // samples are the durations of a point's repetitions in microseconds.
@@ -71,7 +72,7 @@ func (s *samples) add(c *crew, took, prep time.Duration) {
 
 // point summarizes an entrant's samples.
 func (g *group) point(e *entrant) Point {
-	s, bytes, blocks := e.samples, e.crew.bytes(), e.crew.plans[0].n
+	s, bytes, blocks := e.samples, e.crew.bytes(), e.crew.plans[0].Count
 	rates := make([]float64, len(s.all))
 	for i, us := range s.all {
 		rates[i] = float64(bytes) / max(us, 1e-3) / 1e3
@@ -83,15 +84,15 @@ func (g *group) point(e *entrant) Point {
 			to = s.turns[i+1]
 		}
 		if from < to {
-			turns = append(turns, median(append([]float64(nil), rates[from:to]...)))
+			turns = append(turns, measure.Median(append([]float64(nil), rates[from:to]...)))
 		}
 	}
 	all, prep, post, tx := summarize(s.all), summarize(s.prep), summarize(s.post), summarize(s.tx)
 	p := Point{
 		Path: e.who.Name(), Baseline: e.who.Baseline != NoBaseline, Form: e.form, Cell: g.at.Cell, Blocks: blocks,
 		Direction: g.at.dir, Layout: g.at.layout, Bytes: bytes, Reps: len(s.all),
-		GBps: median(rates), LowGBps: quantile(rates, 0.25), HighGBps: quantile(rates, 0.75), TurnGBps: turns,
-		LargeGBps:  median(g.large),
+		GBps: measure.Median(rates), LowGBps: measure.Quantile(rates, 0.25), HighGBps: measure.Quantile(rates, 0.75), TurnGBps: turns,
+		LargeGBps:  measure.Median(g.large),
 		MeanMicros: all.mean, P50Micros: all.p50, P99Micros: all.p99,
 		PrepMicros: prep.mean, PrepP99Micros: prep.p99, PostMicros: post.mean, PostP50Micros: post.p50, PostP99Micros: post.p99,
 		TxMicros: tx.mean, TxP99Micros: tx.p99, Summed: e.crew.movers[0].last().summed,
@@ -107,7 +108,7 @@ func (g *group) point(e *entrant) Point {
 	}
 	if e.who.Baseline == NoBaseline {
 		p.Traveled = mode(s.paths).String()
-		p.PredictedMicros = median(s.predicted)
+		p.PredictedMicros = measure.Median(s.predicted)
 	} else {
 		p.Form = Lists
 	}

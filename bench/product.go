@@ -9,6 +9,7 @@ import (
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/stream/copy/measure"
 )
 
 // Product is work that keeps the device's multiprocessors busy beside the copies, on a queue of its own: a matrix product.
@@ -71,13 +72,16 @@ func (b *bench) beside(ctx context.Context) error {
 			alone = append(alone, tflops...)
 		}
 	}
-	b.rep.Product.AloneTFLOPS = median(alone)
+	b.rep.Product.AloneTFLOPS = measure.Median(alone)
 	b.rep.Product.Counts = b.rep.Product.AloneTFLOPS >= MinTFLOPS
 	return nil
 }
 
 // besideBlocks is how many blocks a batch beside the product has.
-func (b *bench) besideBlocks() int { return int(b.o.BesideBytes / b.o.BesideSize) }
+func (b *bench) besideBlocks() int {
+	n := int(b.o.BesideBytes / b.o.BesideSize)
+	return n - n%b.o.row(b.o.BesideLayout, b.o.BesideSize)
+}
 
 // losses measures pairs of windows, with and without copies. The order within a pair alternates, so that what drifts
 // favors neither.
@@ -116,7 +120,7 @@ func (b *bench) losses(ctx context.Context, st *stage, who Contender, dir Direct
 	}
 	in := meanInterval(loss)
 	return Loss{
-		Path: who.Name(), Traveled: traveled.String(), Direction: dir, AloneTFLOPS: median(alone), BesideTFLOPS: median(busy),
+		Path: who.Name(), Traveled: traveled.String(), Direction: dir, AloneTFLOPS: measure.Median(alone), BesideTFLOPS: measure.Median(busy),
 		Loss: in.mean, Low: in.low, High: in.high, GBps: rate(moved, copying),
 	}, alone, nil
 }

@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/stream/copy/measure"
 )
 
 // Regret compares the stream's own choice at one place with the best single path and with the baselines.
@@ -79,5 +80,5 @@ func (p *Point) behind(other *Point) float64 {
 	for i, v := range p.TurnGBps {
 		lost[i] = 1 - v/other.TurnGBps[i]
 	}
-	return median(lost)
+	return measure.Median(lost)
 }

@@ -55,7 +55,8 @@ type Setup struct {
 	DriverCall     int     `json:"driver_batch_copies"` // the most copies of one call of the driver's batched copy
 	PoolBytes      int64   `json:"pool_bytes"`
 	ReferenceBytes int64   `json:"reference_bytes"`
-	Reps           int     `json:"reps"` // 0: as many as the budget allows
+	SlotBytes      int64   `json:"slot_bytes"` // of the layout HostSlots
+	Reps           int     `json:"reps"`       // 0: as many as the budget allows
 	BudgetSeconds  float64 `json:"budget_seconds"`
 	Form           Form    `json:"form"`
 	Seed           uint64  `json:"seed"`
@@ -186,7 +187,7 @@ func newReport(i device.Info, o *Options) *Report {
 			CPUs: runtime.NumCPU(), GoVersion: runtime.Version(), Date: time.Now(),
 		},
 		Setup: Setup{
-			Bytes: o.Bytes, BatchBlocks: o.BatchBlocks, DriverCall: DriverBatchCopies, PoolBytes: o.PoolBytes, ReferenceBytes: o.ReferenceBytes, Reps: o.Reps,
+			Bytes: o.Bytes, BatchBlocks: o.BatchBlocks, DriverCall: DriverBatchCopies, SlotBytes: o.SlotBytes, PoolBytes: o.PoolBytes, ReferenceBytes: o.ReferenceBytes, Reps: o.Reps,
 			BudgetSeconds: o.Budget.Seconds(), Form: o.Form, Seed: o.Seed,
 		},
 		Points: []Point{}, Missing: []Missing{},

@@ -11,6 +11,7 @@ import (
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/stream/copy/measure"
 )
 
 // Run measures dev. It allocates twice PoolBytes of device memory and twice the longest transfer of pinned memory, and
@@ -49,10 +50,11 @@ type bench struct {
 	rep    *Report
 	groups []place // between host and device, a cell's together
 
-	done, total int       // steps announced, and to come in all
-	left        int       // points to come, which share the time until deadline
-	deadline    time.Time // of the points
-	near        pool
+	done, total int           // steps announced, and to come in all
+	left        int           // points to come, which share the time until deadline
+	deadline    time.Time     // of the points
+	near        *measure.Pool // of rows of nearRow bytes
+	nearRow     int64
 }
 
 // plan counts what is to come.
@@ -77,7 +79,7 @@ func (b *bench) host(ctx context.Context) (err error) {
 	if err := b.setUp(ctx, nil, o.PoolBytes, o.hostBytes(), o.largest(), o.ReferenceBytes); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, b.rig.close()) }()
+	defer func() { err = errors.Join(err, b.rig.Close()) }()
 	b.deadline = time.Now().Add(o.Budget)
 	for len(b.groups) > 0 {
 		n := 1
@@ -109,7 +111,7 @@ func (b *bench) host(ctx context.Context) (err error) {
 
 // setUp allocates the memory and opens what makes the large copy.
 func (b *bench) setUp(ctx context.Context, peer device.Device, near, far, largest, large int64) (err error) {
-	b.near = pool{}
+	b.nearRow = 0
 	if b.rig, err = newRig(ctx, b.dev, peer, near, far, largest); err != nil {
 		return err
 	}
@@ -120,22 +122,18 @@ func (b *bench) setUp(ctx context.Context, peer device.Device, near, far, larges
 		b.large, err = b.newLarge(ctx, large)
 	}
 	if err != nil {
-		return errors.Join(err, b.rig.close())
+		return errors.Join(err, b.rig.Close())
 	}
 	return nil
 }
 
-// pool is a permutation of the near side's blocks of one size.
-type pool struct {
-	size   int64
-	blocks []uint32
-}
-
-func (b *bench) pool(size int64) []uint32 {
-	if b.near.size != size {
-		b.near = pool{size, permutation(int(b.rig.near.src.Len()/size), b.rng)}
+// pool returns all places on the near side of rows of so many bytes.
+func (b *bench) pool(row int64) *measure.Pool {
+	if b.nearRow != row {
+		n := int(b.rig.near.src.Len() / row)
+		b.nearRow, b.near = row, measure.NewPool(b.rng, n, n, 0)
 	}
-	return b.near.blocks
+	return b.near
 }
 
 func (b *bench) step(format string, args ...any) {
@@ -162,8 +160,8 @@ func entries(who []Contender, f Form) []entry {
 // measure measures groups of the same contenders, which keep their streams. A contender that turns out not to be supported
 // is left out, with the reason in the report.
 func (b *bench) measure(ctx context.Context, places []place, who []entry, most int) (points []Point, err error) {
-	mark := b.rig.mark()
-	defer func() { err = errors.Join(err, b.rig.closeTo(mark)) }()
+	mark := b.rig.Mark()
+	defer func() { err = errors.Join(err, b.rig.CloseTo(mark)) }()
 	expected := len(who)
 	entrants, err := b.enter(who)
 	for i := 0; err == nil && i < len(places); {
@@ -183,7 +181,7 @@ func (b *bench) measure(ctx context.Context, places []place, who []entry, most i
 		case b.rep.misses(err):
 			// Its streams may still use the memory; all begin anew without it.
 			b.done = before
-			if err = b.rig.closeTo(mark); err == nil {
+			if err = b.rig.CloseTo(mark); err == nil {
 				entrants, err = b.enter(who)
 			}
 		default:
@@ -225,12 +223,12 @@ func (b *bench) enter(who []entry) ([]*entrant, error) {
 // withStream opens a stream for use and closes it again, waiting for what use left behind. A stream that does not close stays
 // in the rig's list, and keeps it from freeing the memory.
 func (b *bench) withStream(c Contender, use func(stream.Stream) error) (err error) {
-	mark := b.rig.mark()
-	defer func() { err = errors.Join(err, b.rig.closeTo(mark)) }()
+	mark := b.rig.Mark()
+	defer func() { err = errors.Join(err, b.rig.CloseTo(mark)) }()
 	s, err := b.open(c)
 	if err != nil {
 		return err
 	}
-	b.rig.onClose(s.Close)
+	b.rig.OnClose(s.Close)
 	return use(s)
 }

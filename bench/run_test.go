@@ -96,7 +96,7 @@ func TestEveryPointIsMeasured(t *testing.T) {
 func TestBudgetIsKept(t *testing.T) {
 	o := small(engine)
 	o.Reps, o.Budget, o.Sizes, o.Counts, o.Directions = 0, 200*time.Millisecond, []int64{256}, []int{1, 4096}, []Direction{ToHost}
-	o.Bytes, o.PoolBytes, o.ReferenceBytes = 1<<20, 2<<20, 1<<20
+	o.Bytes, o.PoolBytes, o.ReferenceBytes, o.Layouts = 1<<20, 2<<20, 1<<20, []Layout{HostContiguous, HostScattered}
 	dev, err := sim.Open(sim.Options{LatencyPerOp: 20 * time.Microsecond, BandwidthGBps: 10})
 	if err != nil {
 		t.Fatal(err)
@@ -202,6 +202,46 @@ func TestWhatIsComparedMovesAsMuch(t *testing.T) {
 	}
 }
 
+// Blocks in the slots of a store are points like others, in every form, of whole slots; and checked, as others are.
+func TestSlots(t *testing.T) {
+	for _, form := range []Form{Lists, Pages, PagesSummed} {
+		t.Run(string(form), func(t *testing.T) {
+			o := small(kernel, engine, auto, Contender{Baseline: DriverBatch})
+			o.Sizes, o.Counts, o.Layouts, o.SlotBytes, o.Form, o.BatchBlocks = []int64{4 << 10, 512}, []int{3, 7}, []Layout{HostSlots, HostScattered}, 16<<10, form, 4
+			if form == PagesSummed {
+				o.Sizes = o.Sizes[:1]
+			}
+			rep, err := run(t, t.Context(), nil, o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			slots := 0
+			for _, p := range rep.Points {
+				switch {
+				case p.Layout == HostScattered:
+				case p.Size != 4<<10 || p.Count != 4 || p.Blocks != 4 || p.GBps <= 0:
+					t.Errorf("point %+v", p)
+				default:
+					slots++
+				}
+				if p.Form == PagesSummed && p.Path == "kernel" && !p.Summed {
+					t.Errorf("no checksums: %+v", p)
+				}
+			}
+			if slots != 4*3 {
+				t.Errorf("%d points of slots", slots)
+			}
+			o.Contenders = []Contender{kernel}
+			o.Layouts, o.Counts = o.Layouts[:1], []int{8}
+			for n := range 3 {
+				if _, err := run(t, t.Context(), fault.New(1, fault.Nth(sim.OpLaunch, n).Corrupt()), o); !errors.Is(err, errdefs.ErrCorrupt) {
+					t.Errorf("launch %d was corrupted: %v, want ErrCorrupt", n, err)
+				}
+			}
+		})
+	}
+}
+
 func TestFormsAreCompared(t *testing.T) {
 	o := small(kernel)
 	// Enough bytes that a CPU's pass over them is not worth it.
@@ -211,8 +251,8 @@ func TestFormsAreCompared(t *testing.T) {
 		t.Fatal(err)
 	}
 	summed := 0
-	// Blocks of 4 KiB, 64 KiB and 1 MiB, each way.
-	if len(rep.Forms) != 3*3*2 {
+	// Blocks of 4 KiB, 64 KiB and 1 MiB, and of 4 and 8 KiB in slots, each way.
+	if len(rep.Forms) != 5*3*2 {
 		t.Fatalf("%d points", len(rep.Forms))
 	}
 	for i := range rep.Forms {

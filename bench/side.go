@@ -29,7 +29,7 @@ const scratchBytes = 16 << 20
 func (r *rig) hostSide(bytes int64) (s side, err error) {
 	s.tag = farTag
 	for _, m := range []**mem.Region{&s.src, &s.dst} {
-		if *m, err = r.allocHost(r.dev, bytes); err != nil {
+		if *m, err = r.AllocHost(r.dev, bytes); err != nil {
 			return s, err
 		}
 	}
@@ -43,23 +43,22 @@ func (r *rig) hostSide(bytes int64) (s side, err error) {
 func (r *rig) deviceSide(ctx context.Context, dev device.Device, bytes, largest int64, tag uint64) (s side, err error) {
 	s.tag = tag
 	for _, m := range []**mem.Region{&s.src, &s.dst} {
-		if *m, err = dev.Alloc(bytes, device.AllocOptions{}); err != nil {
-			return s, fmt.Errorf("allocate %d bytes of device memory: %w", bytes, err)
+		if *m, err = r.Alloc(dev, bytes); err != nil {
+			return s, err
 		}
-		r.frees(dev, *m)
 	}
 	// Before the queue, so that they outlive what the queue does.
-	if s.scratch, err = r.allocHost(dev, max(min(scratchBytes, bytes), largest)); err != nil {
+	if s.scratch, err = r.AllocHost(dev, max(min(scratchBytes, bytes), largest)); err != nil {
 		return s, err
 	}
-	checked, err := r.allocHost(dev, checkerBytes)
+	checked, err := r.AllocHost(dev, checkerBytes)
 	if err != nil {
 		return s, err
 	}
 	if s.queue, err = dev.OpenQueue(device.QueueOptions{}); err != nil {
 		return s, fmt.Errorf("open queue: %w", err)
 	}
-	r.onClose(s.queue.Close)
+	r.OnClose(s.queue.Close)
 	if l, ok := s.queue.(device.Launcher); ok {
 		s.checker = &checker{launcher: l, memory: checked}
 	}

@@ -2,26 +2,9 @@ package bench
 
 import (
 	"math"
-	"slices"
+
+	"github.com/kvlane/kvlane/stream/copy/measure"
 )
-
-// quantile returns the q-quantile of v, between the two samples that surround it in proportion (type 7 of Hyndman and
-// Fan, "Sample quantiles in statistical packages", 1996), or zero of none. It sorts v.
-func quantile(v []float64, q float64) float64 {
-	if len(v) == 0 {
-		return 0
-	}
-	slices.Sort(v)
-	at := q * float64(len(v)-1)
-	i := int(at)
-	if i >= len(v)-1 {
-		return v[len(v)-1]
-	}
-	return v[i] + (at-float64(i))*(v[i+1]-v[i])
-}
-
-// median is the 0.5-quantile. It sorts v.
-func median(v []float64) float64 { return quantile(v, 0.5) }
 
 func mean(v []float64) float64 {
 	if len(v) == 0 {
@@ -83,5 +66,5 @@ type summary struct{ mean, p50, p99 float64 }
 
 // summarize sorts v.
 func summarize(v []float64) summary {
-	return summary{mean: mean(v), p50: median(v), p99: quantile(v, 0.99)}
+	return summary{mean: mean(v), p50: measure.Median(v), p99: measure.Quantile(v, 0.99)}
 }

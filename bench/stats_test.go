@@ -3,7 +3,6 @@ package bench
 import (
 	"math"
 	"math/rand/v2"
-	"slices"
 	"testing"
 )
 
@@ -11,25 +10,6 @@ func near(t *testing.T, what string, got, want, by float64) {
 	t.Helper()
 	if math.Abs(got-want) > by {
 		t.Errorf("%s is %v, want %v within %v", what, got, want, by)
-	}
-}
-
-func TestQuantile(t *testing.T) {
-	for _, c := range []struct {
-		v    []float64
-		q    float64
-		want float64
-	}{
-		{nil, 0.5, 0},
-		{[]float64{3}, 0.99, 3},
-		{[]float64{9, 1, 5}, 0.5, 5},
-		{[]float64{4, 1, 3, 2}, 0.5, 2.5},
-		{[]float64{4, 1, 3, 2}, 0.25, 1.75}, // as R's quantile() and numpy's percentile() have it
-		{[]float64{1, 2, 3, 4, 5}, 1, 5},
-	} {
-		if got := quantile(slices.Clone(c.v), c.q); got != c.want {
-			t.Errorf("%v-quantile of %v is %v, want %v", c.q, c.v, got, c.want)
-		}
 	}
 }
 

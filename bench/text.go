@@ -18,9 +18,9 @@ func (r *Report) WriteText(w io.Writer) error {
 	r.product(&b)
 	r.forms(&b)
 	r.nics(&b)
-	for _, layout := range []Layout{HostContiguous, HostScattered} {
+	for _, layout := range hostLayouts {
 		for _, d := range []Direction{ToDevice, ToHost, Both} {
-			r.bandwidths(&b, r.BySize(d, layout), fmt.Sprintf("Scattered device blocks, %s, %s", layout, directionTexts[d]))
+			r.bandwidths(&b, r.BySize(d, layout), fmt.Sprintf("Scattered device blocks, %s, %s", r.layoutText(layout), directionTexts[d]))
 		}
 	}
 	r.latencies(&b)
@@ -73,6 +73,14 @@ func (r *Report) head(b *strings.Builder) {
 	b.WriteString("           Each point's % is of the copies between its own turns.\n")
 }
 
+// layoutText says how long slots are.
+func (r *Report) layoutText(l Layout) string {
+	if l == HostSlots {
+		return fmt.Sprintf("%s of %s", l, BytesText(r.Setup.SlotBytes))
+	}
+	return string(l)
+}
+
 var directionTexts = map[Direction]string{ToDevice: "host to device", ToHost: "device to host", Both: "both ways at once"}
 
 func (r *Reference) text() string {
@@ -88,11 +96,11 @@ func (r *Reference) text() string {
 // summary writes what the stream's own choice reached, by block size.
 func (r *Report) summary(b *strings.Builder) {
 	var rows []Row
-	for _, l := range []Layout{HostContiguous, HostScattered} {
+	for _, l := range hostLayouts {
 		for _, d := range []Direction{ToDevice, ToHost, Both} {
 			for _, row := range r.BySize(d, l) {
 				if row.Path == Auto {
-					row.Path = fmt.Sprintf("%s, %s", l, d)
+					row.Path = fmt.Sprintf("%s, %s", r.layoutText(l), d)
 					rows = append(rows, row)
 				}
 			}
@@ -215,10 +223,10 @@ func (r *Report) forms(b *strings.Builder) {
 	if len(r.Forms) == 0 {
 		return
 	}
-	b.WriteString("\nForms of batches, the stream's own choice, host scattered: GB/s (% of C), and what Submit costs the CPU\n\n")
+	b.WriteString("\nForms of batches, the stream's own choice: GB/s (% of C), and what Submit costs the CPU\n\n")
 	tw := newTable(b, "blocks")
-	tw.put("| direction\t| form\t| path\t| GB/s\t| with checksums, %%\t| Submit ns a block\t| allocations a block\t")
-	tw.rule(7)
+	tw.put("| direction\t| host\t| form\t| path\t| GB/s\t| with checksums, %%\t| Submit ns a block\t| allocations a block\t")
+	tw.rule(8)
 	for i := range r.Forms {
 		p := &r.Forms[i]
 		against := ""
@@ -232,7 +240,8 @@ func (r *Report) forms(b *strings.Builder) {
 		if p.Blocks >= SubmitBlocks {
 			submit, allocs = fmt.Sprintf("%.1f", p.SubmitNanos()), fmt.Sprintf("%.4f", p.AllocsPerBlock)
 		}
-		tw.put("| %d x %s\t| %s\t| %s\t| %s\t| %.1f (%.0f)%s\t| %s\t| %s\t| %s\t|\n", p.Count, BytesText(p.Size), p.Direction, p.Form,
+		tw.put("| %d x %s\t| %s\t| %s\t| %s\t| %s\t| %.1f (%.0f)%s\t| %s\t| %s\t| %s\t|\n", p.Count, BytesText(p.Size), p.Direction,
+			strings.TrimPrefix(string(p.Layout), "host "), p.Form,
 			p.Traveled, p.GBps, 100*p.Share, p.mark(), against, submit, allocs)
 	}
 	tw.end()
@@ -245,7 +254,7 @@ func (r *Report) product(b *strings.Builder) {
 		return
 	}
 	fmt.Fprintf(b, "\nBeside %s, %.0f TFLOP/s alone: device blocks of %s scattered, %s, %d batches of %s at a time. The loss is of the product's rate: mean of %d pairs of windows of %d products with and without copies, 95%% interval of Student's t.\n",
-		f.What, f.AloneTFLOPS, BytesText(f.BlockBytes), f.Layout, f.Batches, BytesText(f.BatchBytes), f.Pairs, f.PerWindow)
+		f.What, f.AloneTFLOPS, BytesText(f.BlockBytes), r.layoutText(f.Layout), f.Batches, BytesText(f.BatchBytes), f.Pairs, f.PerWindow)
 	if !f.Counts {
 		fmt.Fprintf(b, "It does not count: the product should reach %d TFLOP/s alone, or it has nothing to lose.\n", MinTFLOPS)
 	}

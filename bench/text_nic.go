@@ -38,7 +38,7 @@ func (r *Report) NICRows(d Direction, l Layout, soft bool) []Row {
 func (r *Report) nics(b *strings.Builder) {
 	for _, soft := range []bool{false, true} {
 		said := false
-		for _, layout := range []Layout{HostContiguous, HostScattered} {
+		for _, layout := range hostLayouts {
 			for _, d := range []Direction{ToDevice, ToHost, Both} {
 				rows := r.NICRows(d, layout, soft)
 				if len(rows) == 0 {

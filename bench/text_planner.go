@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/kvlane/kvlane/stream/copy/measure"
 )
 
 // shownRegrets is how many of the planner's worst points are shown.
@@ -58,7 +60,7 @@ func (r *Report) predictions(b *strings.Builder, all []Regret) {
 	}
 	if len(ratios) > 0 {
 		fmt.Fprintf(b, "\nPredicted over actual time at %d points: median %.2f, from %.2f (5%%) to %.2f (95%%)\n",
-			len(ratios), median(ratios), quantile(ratios, 0.05), quantile(ratios, 0.95))
+			len(ratios), measure.Median(ratios), measure.Quantile(ratios, 0.05), measure.Quantile(ratios, 0.95))
 	}
 }
 

@@ -33,9 +33,9 @@ func (b *bench) newTraffic(s stream.Stream, dir Direction) *traffic {
 	}
 	for range besideDepth {
 		// That they may write the same bytes does no harm, as nobody reads them.
-		p := newPlan(b.rig, form, c.Count, c, dir, b.o.BesideLayout, b.pool(c.Size))
-		p.scatter(b.rng)
-		p.write()
+		p := b.newPlan(form, c.Count, c, dir, b.o.BesideLayout)
+		p.Draw(b.rng)
+		p.Write()
 		t.plans = append(t.plans, p)
 	}
 	return t
@@ -97,7 +97,7 @@ func (t *traffic) stop() error {
 func (t *traffic) run(ctx context.Context, quit *atomic.Bool, warm chan struct{}) error {
 	var tickets [besideDepth]*stream.Ticket
 	submit := func(i int) (err error) {
-		tickets[i], err = t.s.Submit(ctx, &t.plans[i].batches[0])
+		tickets[i], err = t.s.Submit(ctx, &t.plans[i].Batches()[0])
 		return err
 	}
 	for i := range t.plans {
@@ -110,7 +110,7 @@ func (t *traffic) run(ctx context.Context, quit *atomic.Bool, warm chan struct{}
 		if err := tickets[i].Wait(ctx); err != nil {
 			return err
 		}
-		t.total.Add(t.plans[i].bytes())
+		t.total.Add(t.plans[i].Bytes())
 		t.traveled = tickets[i].Completion().Path
 		if n == 0 {
 			close(warm)

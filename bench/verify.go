@@ -16,7 +16,7 @@ func (r *rig) check(ctx context.Context, p *plan) error {
 	dst, src := r.ends(p.dir)
 	switch {
 	case dst.onHost():
-		return p.checkBlocks(dst.dst.Bytes(), src.tag, p.dstOff, p.srcOff)
+		return p.checkBlocks(dst.dst.Bytes(), src.tag, 0)
 	case dst.checker != nil:
 		return dst.checker.check(ctx, dst, src.tag, p)
 	}
@@ -25,29 +25,29 @@ func (r *rig) check(ctx context.Context, p *plan) error {
 
 // checkByReading reads the device's bytes back in long copies.
 func (s *side) checkByReading(ctx context.Context, tag uint64, p *plan) error {
-	for chunk := range chunks(p.dstSpan(), s.scratch.Len()/p.size*p.size) {
+	for chunk := range chunks(p.dstSpan, s.scratch.Len()/p.Size*p.Size) {
 		staged := mem.Extent{Region: s.scratch, Len: chunk.Len}
 		if err := s.copyOne(ctx, staged, mem.Extent{Region: s.dst, Off: chunk.Off, Len: chunk.Len}); err != nil {
 			return fmt.Errorf("read device memory back: %w", err)
 		}
-		at := func(i int) int64 { return p.dstOff(i) - chunk.Off }
-		if err := p.checkBlocks(staged.Bytes(), tag, at, p.srcOff); err != nil {
+		if err := p.checkBlocks(staged.Bytes(), tag, chunk.Off); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// checkBlocks compares every block of the batches that lies in b, at at(i), with the bytes of a source at from(i).
-func (p *plan) checkBlocks(b []byte, tag uint64, at, from func(i int) int64) error {
-	return parallel(int64(p.n), func(first, last int64) error {
+// checkBlocks compares every block of the batches that lies in b, the destination from byte start on, with a source's bytes.
+func (p *plan) checkBlocks(b []byte, tag uint64, start int64) error {
+	return parallel(int64(p.Count), func(first, last int64) error {
 		for i := int(first); i < int(last); i++ {
-			off := at(i)
+			off, from := p.Offs(i)
+			off -= start
 			if off < 0 || off >= int64(len(b)) {
 				continue
 			}
-			if err := checkPattern(b[off:][:p.size], tag, from(i)); err != nil {
-				return fmt.Errorf("block %d of %d: %w", i, p.n, err)
+			if err := checkPattern(b[off:][:p.Size], tag, from); err != nil {
+				return fmt.Errorf("block %d of %d: %w", i, p.Count, err)
 			}
 		}
 		return nil
@@ -73,12 +73,13 @@ type checker struct {
 // check compares the blocks that p brought to s with a source's pattern.
 func (c *checker) check(ctx context.Context, s *side, tag uint64, p *plan) error {
 	b, le := c.memory.Bytes(), binary.LittleEndian
-	device.PlaneDesc{Base: uint64(s.dst.Dev()), Stride: uint64(p.size), Bytes: uint64(p.size)}.Put(b)
-	for first := 0; first < p.n; first += checkStep {
-		n := min(checkStep, p.n-first)
+	device.PlaneDesc{Base: uint64(s.dst.Dev()), Stride: uint64(p.Size), Bytes: uint64(p.Size)}.Put(b)
+	for first := 0; first < p.Count; first += checkStep {
+		n := min(checkStep, p.Count-first)
 		for i := range n {
-			device.PutPair(b[pairsAt+device.PairBytes*i:], uint32(p.dstOff(first+i)/p.size), uint32(i))
-			le.PutUint64(b[seedsAt+8*i:], tag+uint64(p.srcOff(first+i))/wordBytes)
+			to, from := p.Offs(first + i)
+			device.PutPair(b[pairsAt+device.PairBytes*i:], uint32(to/p.Size), uint32(i))
+			le.PutUint64(b[seedsAt+8*i:], tag+uint64(from)/wordBytes)
 		}
 		clear(b[countsAt : countsAt+8*n])
 		at := uint64(c.memory.Dev())
@@ -102,10 +103,11 @@ func (c *checker) check(ctx context.Context, s *side, tag uint64, p *plan) error
 
 // wrong reads a wrong block back to say what is wrong with it.
 func (s *side) wrong(ctx context.Context, tag uint64, p *plan, block int, bytes uint64) error {
-	staged := mem.Extent{Region: s.scratch, Len: p.size}
-	err := s.copyOne(ctx, staged, mem.Extent{Region: s.dst, Off: p.dstOff(block), Len: p.size})
+	to, from := p.Offs(block)
+	staged := mem.Extent{Region: s.scratch, Len: p.Size}
+	err := s.copyOne(ctx, staged, mem.Extent{Region: s.dst, Off: to, Len: p.Size})
 	if err == nil {
-		err = checkPattern(staged.Bytes(), tag, p.srcOff(block))
+		err = checkPattern(staged.Bytes(), tag, from)
 	}
 	switch {
 	case err == nil:
@@ -113,5 +115,5 @@ func (s *side) wrong(ctx context.Context, tag uint64, p *plan, block int, bytes 
 	case !errors.Is(err, errdefs.ErrCorrupt):
 		err = fmt.Errorf("%w, and reading it back: %w", errdefs.ErrCorrupt, err)
 	}
-	return fmt.Errorf("block %d of %d has %d wrong bytes: %w", block, p.n, bytes, err)
+	return fmt.Errorf("block %d of %d has %d wrong bytes: %w", block, p.Count, bytes, err)
 }

@@ -26,7 +26,8 @@ func (f *benchFlags) register(cmd *cobra.Command) {
 	fl.StringSliceVar(&f.paths, "paths", nil, "what to measure: "+strings.Join(contenderNames(), ", ")+" (default all, of the auto ones the first; NICs in software with --rdma-provider soft)")
 	fl.StringArrayVar(&f.left, "without", nil, "a path that auto must not choose; repeat it for several")
 	fl.StringSliceVar(&f.directions, "directions", nil, "h2d, d2h, both (default all)")
-	fl.StringSliceVar(&f.layouts, "host", nil, "how the host's blocks lie: contiguous, scattered (default both)")
+	fl.StringSliceVar(&f.layouts, "host", nil, "how the host's blocks lie: contiguous, scattered, or slots: in a row in each of scattered slots (default all)")
+	fl.Var(sizeValue{&f.run.SlotBytes}, "slot", "length of a slot of --host slots; 0 is 256KiB")
 	fl.IntVar(&f.run.BatchBlocks, "batch", 32768, "the most blocks of one batch; more are submitted as several")
 	fl.Var(sizeValue{&f.run.Bytes}, "bytes", "the most that a repetition moves, each way; 0 is 512MiB, 4GiB with --full, or 4MiB simulated")
 	fl.Var(sizeValue{&f.run.PoolBytes}, "pool", "device memory over which blocks are scattered; 0 is 2GiB, or 64MiB simulated")
@@ -43,7 +44,7 @@ func (f *benchFlags) register(cmd *cobra.Command) {
 	fl.StringSliceVar(&f.besidePaths, "beside-paths", nil, "what to measure beside it (default all paths and policies)")
 	fl.Var(sizeValue{&f.run.BesideSize}, "beside-size", "block size beside the matrix product; 0 is 4KiB")
 	fl.Var(sizeValue{&f.run.BesideBytes}, "beside-batch", "length of the batches beside it; 0 is 128MiB, or 4MiB simulated")
-	fl.StringVar(&f.besideHost, "beside-host", "contiguous", "how the host's blocks lie beside it: contiguous or scattered")
+	fl.StringVar(&f.besideHost, "beside-host", "contiguous", "how the host's blocks lie beside it: contiguous, scattered or slots")
 	fl.IntVar(&f.run.Pairs, "pairs", 20, "windows with copies, and as many without, beside the matrix product")
 	fl.DurationVar(&f.run.Window, "window", 50*time.Millisecond, "length of such a window")
 	fl.StringVar(&f.cublaslt, "cublaslt", "", "libcublasLt.so or its folder (default: where the loader searches)")
@@ -159,8 +160,8 @@ func (f *benchFlags) aim() {
 
 func parseLayout(flag, name string) (bench.Layout, error) {
 	l := bench.Layout("host " + name)
-	if l != bench.HostContiguous && l != bench.HostScattered {
-		return "", usagef("%s %q: it is contiguous or scattered", flag, name)
+	if !slices.Contains([]bench.Layout{bench.HostContiguous, bench.HostScattered, bench.HostSlots}, l) {
+		return "", usagef("%s %q: it is contiguous, scattered or slots", flag, name)
 	}
 	return l, nil
 }

@@ -90,6 +90,10 @@ var needs = []need{
 		met: isNot("device", string(kvlane.Sim)), clashes: "--device sim, whose paths are not measured",
 	},
 	{
+		commands: []string{"bench copy"}, flags: []string{"slot"},
+		met: either(isNotGiven("host"), has("host", "slots"), is("beside-host", "slots"), is("forms", "true"), is("targets", "true")), lacks: "--host slots",
+	},
+	{
 		commands: []string{"bench copy"}, flags: rdmaNames,
 		met: measuring(bench.Contender.NIC), lacks: "a path by NIC among --paths",
 	},
@@ -119,6 +123,14 @@ func is(flag string, values ...string) func(*pflag.FlagSet) bool {
 	return func(f *pflag.FlagSet) bool {
 		fl := f.Lookup(flag) // nil in a build that lacks the command's code
 		return fl != nil && slices.Contains(values, fl.Value.String())
+	}
+}
+
+// has reports whether a flag that takes several values has that one.
+func has(flag, value string) func(*pflag.FlagSet) bool {
+	return func(f *pflag.FlagSet) bool {
+		values, err := f.GetStringSlice(flag)
+		return err == nil && slices.Contains(values, value)
 	}
 }
 

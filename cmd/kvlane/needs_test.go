@@ -38,6 +38,7 @@ var clash = map[string][]string{
 	"--reps, which settles how long it takes":              {"--reps", "3"},
 	"a path by NIC among --paths":                          {"--paths", "kernel"},
 	"auto among --paths":                                   {"--paths", "kernel"},
+	"--host slots":                                         {"--host", "scattered"},
 }
 
 // meets are flags that meet a need, by what it lacks.
@@ -48,6 +49,7 @@ var meets = map[string][]string{
 	"--beside-matmul":               {"--targets"},
 	"a path by NIC among --paths":   {"--paths", "kernel,nic"},
 	"auto among --paths":            {"--paths", "kernel,auto"},
+	"--host slots":                  {"--host", "slots"},
 	"--device cuda or --device sim": {"--device", "sim"},
 }
 

@@ -5,8 +5,8 @@
 // # Points
 //
 // A point is a contender (a path, a policy of the planner, or a baseline), a cell (block size and count), a direction (to
-// the device, to the host, or both at once) and a layout of the host side; the device side is always scattered: blocks of a
-// pool in random order, others in another order in every repetition. A repetition is count blocks, timed from Submit until
+// the device, to the host, or both at once) and a layout of the host side: contiguous, scattered, or a store's slots, each of
+// which holds blocks in a row. The device side is always scattered: blocks of a pool in random order, others in another order in every repetition. A repetition is count blocks, timed from Submit until
 // they are done, on an idle stream; more than Options.BatchBlocks of them are several batches, submitted without waiting in
 // between. How many repetitions a point gets is decided by the time that is left of Options.Budget.
 //

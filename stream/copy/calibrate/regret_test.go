@@ -14,10 +14,10 @@ import (
 
 // TestRegret calibrates an H100 with noise and then copies with it, at every size from 256 B to 16 MiB and every count from 1
 // to 100,000, of 4 GiB at most. After some batches at a point, what the planner's choices really take must be within 10% of
-// the best single path, and within 3% of one copy a block and of batched copies: at all points but one in five hundred, where a
+// the best single path, and within 5% of one copy a block and of batched copies: at all points but one in five hundred, where a
 // path was measured much too slow and not tried often enough since. What it tries to learn more, and the batches before it
 // has learned, must cost little: 1% of all time.
-func TestRegret(t *testing.T) { regret(t, noisy, 1.10, 1.03) }
+func TestRegret(t *testing.T) { regret(t, noisy, 1.10, 1.05) }
 
 // TestRegretAmongDisturbances: the same where batches are held up now and then, while calibrating too. Choices may be wrong for
 // a while, but all in all that costs as little.

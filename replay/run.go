@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/replay/kvcache"
 	"github.com/kvlane/kvlane/store"
 )
 
@@ -67,7 +68,7 @@ func verdict(r *Report, cause error) error {
 type run struct {
 	cfg     Config
 	total   int
-	cache   *kvCache
+	cache   *kvcache.Cache
 	tally   *tally
 	workers []*worker
 	// requests go to the workers in the trace's order; spare brings their memory back to the reader.
@@ -98,12 +99,12 @@ func newRun(c Config) (_ *run, err error) {
 		cfg: c, digest: c.Identity.Digest(), total: s.Requests, tally: newTally(),
 		requests: make(chan *Request), spare: make(chan *Request, c.Concurrency+1), behind: make(chan pendingDump, c.Backlog),
 	}
-	if r.cache, err = newKVCache(c.Device, c.Geometry, layout, c.pages(s), c.Seed); err != nil {
+	if r.cache, err = kvcache.New(c.Device, layout, c.Geometry.PlanesPerLayer(), c.pages(s), c.Seed); err != nil {
 		return nil, err
 	}
 	if c.Memory != nil {
-		if err := c.Memory.Register(r.cache.region); err != nil {
-			return nil, errors.Join(fmt.Errorf("replay: register the KV cache: %w", err), r.cache.close())
+		if err := c.Memory.Register(r.cache.Region()); err != nil {
+			return nil, errors.Join(fmt.Errorf("replay: register the KV cache: %w", err), r.cache.Close())
 		}
 	}
 	for range cap(r.spare) {
@@ -203,18 +204,18 @@ func (r *run) close() error {
 	defer cancel()
 	var errs []error
 	for _, w := range r.workers {
-		errs = append(errs, w.painter.close(ctx))
+		errs = append(errs, w.painter.Close(ctx))
 	}
 	if err := errors.Join(errs...); err != nil {
 		// A queue that is not idle may still write pages.
 		return err
 	}
 	if r.cfg.Memory != nil {
-		if err := r.cfg.Memory.Unregister(ctx, r.cache.region); err != nil {
+		if err := r.cfg.Memory.Unregister(ctx, r.cache.Region()); err != nil {
 			return fmt.Errorf("free the KV cache: %w", err)
 		}
 	}
-	return r.cache.close()
+	return r.cache.Close()
 }
 
 // appendKeys appends the keys of the blocks with these hash ids.

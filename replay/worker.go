@@ -8,14 +8,15 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/replay/kvcache"
 	"github.com/kvlane/kvlane/store"
 )
 
 // worker replays one request at a time. What it works with is kept from request to request.
 type worker struct {
 	run     *run
-	painter *painter
-	all     span
+	painter *kvcache.Painter
+	all     kvcache.Span
 
 	keys  []block.Key
 	pages []uint32
@@ -40,11 +41,11 @@ func (s *work) reset() {
 }
 
 func newWorker(r *run, most int) (*worker, error) {
-	p, err := newPainter(r.cache, most)
+	p, err := kvcache.NewPainter(r.cache, most)
 	if err != nil {
 		return nil, err
 	}
-	return &worker{run: r, painter: p, all: span{0, len(r.cache.planes)}}, nil
+	return &worker{run: r, painter: p, all: r.cache.All()}, nil
 }
 
 // add puts block i of the request into s.
@@ -52,7 +53,7 @@ func (w *worker) add(s *work, req *Request, i int) {
 	s.at = append(s.at, i)
 	s.refs = append(s.refs, store.Ref{Key: w.keys[i], Page: w.pages[i]})
 	s.pages = append(s.pages, w.pages[i])
-	s.seeds = append(s.seeds, contentSeed(req.HashIDs[i]))
+	s.seeds = append(s.seeds, kvcache.ContentSeed(req.HashIDs[i]))
 }
 
 // work replays requests until there are no more, or until one fails in a way that makes going on pointless.
@@ -92,9 +93,9 @@ func (w *worker) request(ctx context.Context, req *Request) (err error) {
 	quiesced := true
 	defer func() {
 		if !quiesced {
-			w.run.cache.abandon(n)
-		} else if !w.painter.dead {
-			w.run.cache.give(w.pages)
+			w.run.cache.Abandon(n)
+		} else if !w.painter.Dead() {
+			w.run.cache.Give(w.pages)
 		}
 	}()
 	w.load.reset()
@@ -117,16 +118,16 @@ func (w *worker) request(ctx context.Context, req *Request) (err error) {
 func (w *worker) takePages(ctx context.Context, n int) (err error) {
 	wait, cancel := context.WithTimeout(ctx, w.run.cfg.Timeout)
 	defer cancel()
-	if w.pages, err = w.run.cache.take(wait, w.pages[:0], n); err != nil {
+	if w.pages, err = w.run.cache.Take(wait, w.pages[:0], n); err != nil {
 		return err
 	}
 	w.seeds = w.seeds[:0]
 	for range n {
-		w.seeds = append(w.seeds, poisonSeed(w.run.poisoned.Add(1)))
+		w.seeds = append(w.seeds, kvcache.PoisonSeed(w.run.poisoned.Add(1)))
 	}
-	if err := w.painter.fill(wait, w.all, w.pages, w.seeds); err != nil {
-		if !w.painter.dead {
-			w.run.cache.give(w.pages)
+	if err := w.painter.Fill(wait, w.all, w.pages, w.seeds); err != nil {
+		if !w.painter.Dead() {
+			w.run.cache.Give(w.pages)
 		}
 		return fmt.Errorf("poison pages: %w", err)
 	}
@@ -155,7 +156,7 @@ func (w *worker) loadPrefix(ctx context.Context, req *Request) (hits int, quiet 
 	w.wrong = slices.Grow(w.wrong[:0], hits)[:hits]
 	clear(w.wrong)
 	start := time.Now()
-	task, err := w.run.cfg.Store.Load(wait, lease, &w.run.cache.pages, w.load.refs, store.LoadOptions{Layerwise: w.run.cfg.Layerwise})
+	task, err := w.run.cfg.Store.Load(wait, lease, w.run.cache.Pages(), w.load.refs, store.LoadOptions{Layerwise: w.run.cfg.Layerwise})
 	if err != nil {
 		return 0, true, fmt.Errorf("load %d blocks: %w", hits, err)
 	}
@@ -170,7 +171,7 @@ func (w *worker) loadPrefix(ctx context.Context, req *Request) (hits int, quiet 
 	}
 	w.run.tally.latency(w.run.tally.load, time.Since(start))
 	if !w.run.cfg.Layerwise {
-		if err := w.painter.check(wait, w.all, w.load.pages, w.load.seeds, w.wrong); err != nil {
+		if err := w.painter.Check(wait, w.all, w.load.pages, w.load.seeds, w.wrong); err != nil {
 			return 0, true, fmt.Errorf("verify %d blocks: %w", hits, err)
 		}
 	}
@@ -180,12 +181,11 @@ func (w *worker) loadPrefix(ctx context.Context, req *Request) (hits int, quiet 
 // checkLayers compares each layer as it arrives, when an engine would use it. Blocks that fail to load are compared
 // too, to no effect: judge does not look at their counts.
 func (w *worker) checkLayers(ctx context.Context, task *store.LoadTask) error {
-	per := w.run.cache.perLayer
 	for layer := range w.run.cfg.Geometry.Layers {
 		if err := task.WaitShard(ctx, layer); err != nil && ctx.Err() != nil {
 			return err
 		}
-		if err := w.painter.check(ctx, span{layer * per, per}, w.load.pages, w.load.seeds, w.wrong); err != nil {
+		if err := w.painter.Check(ctx, w.run.cache.Shard(layer), w.load.pages, w.load.seeds, w.wrong); err != nil {
 			return fmt.Errorf("verify layer %d: %w", layer, err)
 		}
 	}
@@ -209,7 +209,7 @@ func (w *worker) judge(ctx context.Context, req *Request, errs []error) error {
 			}
 		}
 	}
-	w.step.Hits, w.step.VerifiedBytes = good, good*w.run.cache.blockBytes()
+	w.step.Hits, w.step.VerifiedBytes = good, good*w.run.cache.BlockBytes()
 	w.run.tally.update(func(r *Report) {
 		r.PrefixHits += w.step.Hits
 		r.BytesVerified += w.step.VerifiedBytes
@@ -224,13 +224,13 @@ func (w *worker) judge(ctx context.Context, req *Request, errs []error) error {
 
 // mismatch reports block i of the request, whose page holds wrong bytes.
 func (w *worker) mismatch(ctx context.Context, req *Request, i int) error {
-	plane, off, err := w.painter.locate(ctx, w.pages[i], contentSeed(req.HashIDs[i]))
+	plane, off, err := w.painter.Locate(ctx, w.pages[i], kvcache.ContentSeed(req.HashIDs[i]))
 	if err != nil {
 		return err
 	}
 	m := Mismatch{
 		Line: req.Line, HashID: req.HashIDs[i], Key: w.keys[i].String(), Tier: w.tiers[i], Page: w.pages[i],
-		Layer: plane / w.run.cache.perLayer, Part: w.run.cache.part(plane), Offset: off, WrongBytes: w.wrong[i],
+		Layer: plane / w.run.cache.PerShard(), Part: w.run.cache.Part(plane), Offset: off, WrongBytes: w.wrong[i],
 	}
 	w.step.WrongBytes += m.WrongBytes
 	w.run.tally.update(func(r *Report) {
@@ -250,12 +250,12 @@ func (w *worker) computeAndDump(ctx context.Context, req *Request) (quiet bool, 
 	defer cancel()
 	layerwise := w.run.cfg.Layerwise
 	if !layerwise {
-		if err := w.painter.fill(wait, w.all, w.compute.pages, w.compute.seeds); err != nil {
+		if err := w.painter.Fill(wait, w.all, w.compute.pages, w.compute.seeds); err != nil {
 			return true, fmt.Errorf("compute %d blocks: %w", len(w.compute.at), err)
 		}
 	}
 	start := time.Now()
-	task, err := w.run.cfg.Store.Dump(wait, &w.run.cache.pages, w.compute.refs, store.DumpOptions{Layerwise: layerwise})
+	task, err := w.run.cfg.Store.Dump(wait, w.run.cache.Pages(), w.compute.refs, store.DumpOptions{Layerwise: layerwise})
 	if err != nil {
 		return true, fmt.Errorf("dump %d blocks: %w", len(w.compute.at), err)
 	}
@@ -286,9 +286,8 @@ func (w *worker) computeAndDump(ctx context.Context, req *Request) (quiet bool, 
 
 // computeLayers fills one layer after the other and hands each to the dump while the next is filled.
 func (w *worker) computeLayers(ctx context.Context, task *store.DumpTask) error {
-	per := w.run.cache.perLayer
 	for layer := range w.run.cfg.Geometry.Layers {
-		if err := w.painter.fill(ctx, span{layer * per, per}, w.compute.pages, w.compute.seeds); err != nil {
+		if err := w.painter.Fill(ctx, w.run.cache.Shard(layer), w.compute.pages, w.compute.seeds); err != nil {
 			return err
 		}
 		if err := task.SubmitShard(ctx, layer); err != nil {

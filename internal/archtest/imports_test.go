@@ -62,7 +62,8 @@ var mayImport = map[string]string{
 
 	// What is built on the interfaces.
 	"store":                 anyPlain + " internal/sys/hostmem internal/leak",
-	"replay":                anyPlain + " store internal/ctxio internal/sys/hostmem",
+	"replay":                anyPlain + " store replay/kvcache internal/ctxio internal/sys/hostmem",
+	"replay/kvcache":        anyPlain + " store",
 	"replay/demo":           anyPlain + " store replay",
 	"doctor":                anyPlain,
 	"bench":                 anyPlain + " stream/copy/measure",

@@ -1,4 +1,4 @@
-package replay
+package kvcache
 
 import (
 	"context"
@@ -10,12 +10,12 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// painter fills pages with patterns and compares them, on one queue of the device. Each call waits for the device, so
+// Painter fills pages with patterns and compares them, on one queue of the device. Each call waits for the device, so
 // that its scratch memory is free again when it returns. One user at a time.
 //
 // Where the queue launches kernels, pages never leave the device; else they go through staging, a plane at a time.
-type painter struct {
-	cache *kvCache
+type Painter struct {
+	cache *Cache
 	queue device.Queue
 	// kernels is the same queue, or nil where the device runs none.
 	kernels device.Launcher
@@ -28,13 +28,14 @@ type painter struct {
 	dead    bool       // work may still run on the queue: nothing of it may be freed
 }
 
-// span is a range of a cache's planes: one layer, or all of them.
-type span struct{ first, count int }
+// Span is a range of a cache's planes: one layer, or all of them.
+type Span struct{ First, Count int }
 
-func newPainter(c *kvCache, most int) (_ *painter, err error) {
-	p := &painter{cache: c, most: max(most, 1)}
+// NewPainter opens a painter that takes up to most pages at a time. Close it.
+func NewPainter(c *Cache, most int) (_ *Painter, err error) {
+	p := &Painter{cache: c, most: max(most, 1)}
 	if p.queue, err = c.dev.OpenQueue(device.QueueOptions{}); err != nil {
-		return nil, fmt.Errorf("open a queue for the replay: %w", err)
+		return nil, fmt.Errorf("open a queue for patterns: %w", err)
 	}
 	p.kernels, _ = p.queue.(device.Launcher)
 	stage := (c.planes[0].Bytes + 63) &^ 63
@@ -51,8 +52,8 @@ func newPainter(c *kvCache, most int) (_ *painter, err error) {
 	return p, nil
 }
 
-// fill writes the pattern of seeds[i] into the span's planes of pages[i].
-func (p *painter) fill(ctx context.Context, s span, pages []uint32, seeds []uint64) error {
+// Fill writes the pattern of seeds[i] into the span's planes of pages[i].
+func (p *Painter) Fill(ctx context.Context, s Span, pages []uint32, seeds []uint64) error {
 	if len(pages) == 0 {
 		return nil
 	}
@@ -60,7 +61,7 @@ func (p *painter) fill(ctx context.Context, s span, pages []uint32, seeds []uint
 		return p.launch(ctx, 0, s, pages, seeds)
 	}
 	for i, page := range pages {
-		for pl := s.first; pl < s.first+s.count; pl++ {
+		for pl := s.First; pl < s.First+s.Count; pl++ {
 			pattern(p.stage.Bytes(), seeds[i], pl)
 			if err := p.copy(ctx, p.cache.planes[pl].Page(page), p.stage); err != nil {
 				return fmt.Errorf("fill page %d: %w", page, err)
@@ -70,14 +71,14 @@ func (p *painter) fill(ctx context.Context, s span, pages []uint32, seeds []uint
 	return nil
 }
 
-// check adds to wrong[i] the number of bytes of pages[i], in the span's planes, that are not the pattern of seeds[i].
-func (p *painter) check(ctx context.Context, s span, pages []uint32, seeds []uint64, wrong []int64) error {
+// Check adds to wrong[i] the number of bytes of pages[i], in the span's planes, that are not the pattern of seeds[i].
+func (p *Painter) Check(ctx context.Context, s Span, pages []uint32, seeds []uint64, wrong []int64) error {
 	if len(pages) == 0 {
 		return nil
 	}
 	if p.kernels == nil {
 		for i, page := range pages {
-			for pl := s.first; pl < s.first+s.count; pl++ {
+			for pl := s.First; pl < s.First+s.Count; pl++ {
 				if err := p.copy(ctx, p.stage, p.cache.planes[pl].Page(page)); err != nil {
 					return fmt.Errorf("check page %d: %w", page, err)
 				}
@@ -98,8 +99,8 @@ func (p *painter) check(ctx context.Context, s span, pages []uint32, seeds []uin
 	return nil
 }
 
-// locate returns where page first differs from the pattern of seed: the plane, and the offset in it; or plane -1.
-func (p *painter) locate(ctx context.Context, page uint32, seed uint64) (plane int, off int64, err error) {
+// Locate returns where page first differs from the pattern of seed: the plane, and the offset in it; or plane -1.
+func (p *Painter) Locate(ctx context.Context, page uint32, seed uint64) (plane int, off int64, err error) {
 	for pl := range p.cache.planes {
 		if err := p.copy(ctx, p.stage, p.cache.planes[pl].Page(page)); err != nil {
 			return -1, -1, fmt.Errorf("read page %d back: %w", page, err)
@@ -112,15 +113,15 @@ func (p *painter) locate(ctx context.Context, page uint32, seed uint64) (plane i
 }
 
 // launch has the pattern kernel fill pages, or count what is wrong with them at the address counts.
-func (p *painter) launch(ctx context.Context, counts uint64, s span, pages []uint32, seeds []uint64) error {
+func (p *Painter) launch(ctx context.Context, counts uint64, s Span, pages []uint32, seeds []uint64) error {
 	pairs, words := p.pairs.Bytes(), p.seeds.Bytes()
 	for i, page := range pages {
 		device.PutPair(pairs[device.PairBytes*i:], page, uint32(i))
 		// The kernel counts planes from the first it is given.
-		binary.LittleEndian.PutUint64(words[8*i:], planeSeed(seeds[i], s.first))
+		binary.LittleEndian.PutUint64(words[8*i:], planeSeed(seeds[i], s.First))
 	}
 	k := device.PatternArgs{
-		Planes: uint64(p.cache.planeDesc.Dev()) + uint64(s.first)*device.PlaneDescBytes, NPlanes: uint64(s.count),
+		Planes: uint64(p.cache.planeDesc.Dev()) + uint64(s.First)*device.PlaneDescBytes, NPlanes: uint64(s.Count),
 		Pairs: uint64(p.pairs.Dev()), NPairs: uint64(len(pages)), Seeds: uint64(p.seeds.Dev()), Counts: counts,
 	}.Kernel()
 	if err := p.kernels.Launch(&k); err != nil {
@@ -129,7 +130,7 @@ func (p *painter) launch(ctx context.Context, counts uint64, s span, pages []uin
 	return p.finish(ctx)
 }
 
-func (p *painter) copy(ctx context.Context, dst, src mem.Extent) error {
+func (p *Painter) copy(ctx context.Context, dst, src mem.Extent) error {
 	if err := p.queue.Copy(dst, src); err != nil {
 		return err
 	}
@@ -137,9 +138,9 @@ func (p *painter) copy(ctx context.Context, dst, src mem.Extent) error {
 }
 
 // finish waits until everything enqueued has run.
-func (p *painter) finish(ctx context.Context) error {
+func (p *Painter) finish(ctx context.Context) error {
 	if p.dead {
-		return errors.New("the replay's queue did not finish earlier work")
+		return errors.New("the queue of patterns did not finish earlier work")
 	}
 	ev, err := p.queue.Record()
 	if err != nil {
@@ -151,15 +152,18 @@ func (p *painter) finish(ctx context.Context) error {
 		if done, _ := ev.Done(); !done {
 			p.dead = true
 		}
-		return fmt.Errorf("wait for the replay's queue: %w", err)
+		return fmt.Errorf("wait for the queue of patterns: %w", err)
 	}
 	return nil
 }
 
-// close waits until the queue is idle and frees the scratch memory. If ctx ends first, nothing is freed.
-func (p *painter) close(ctx context.Context) error {
+// Dead reports whether work may still run that has not ended in time: nothing that it touches may be used again.
+func (p *Painter) Dead() bool { return p.dead }
+
+// Close waits until the queue is idle and frees the scratch memory. If ctx ends first, nothing is freed.
+func (p *Painter) Close(ctx context.Context) error {
 	if err := p.queue.Close(ctx); err != nil {
-		return fmt.Errorf("close the replay's queue: %w", err)
+		return fmt.Errorf("close the queue of patterns: %w", err)
 	}
 	return p.cache.dev.Free(p.scratch)
 }

@@ -1,4 +1,4 @@
-package replay
+package kvcache
 
 import (
 	"encoding/binary"
@@ -12,13 +12,13 @@ const (
 	poisonSalt  = 0x6b766c616e65_0002
 )
 
-// contentSeed returns the seed of the pattern that the block with this hash id holds.
-func contentSeed(hashID int64) uint64 {
+// ContentSeed returns the seed of the pattern that the block with this hash id holds.
+func ContentSeed(hashID int64) uint64 {
 	return device.Mix64(uint64(hashID) ^ device.Mix64(contentSalt))
 }
 
-// poisonSeed returns the seed of the nth poison; no two allocations of a page have the same.
-func poisonSeed(n uint64) uint64 { return device.Mix64(n ^ device.Mix64(poisonSalt)) }
+// PoisonSeed returns the seed of the nth poison; no two allocations of a page have the same.
+func PoisonSeed(n uint64) uint64 { return device.Mix64(n ^ device.Mix64(poisonSalt)) }
 
 // planeSeed returns the seed with which a kernel that counts planes from zero writes what plane first+p of seed holds.
 func planeSeed(seed uint64, first int) uint64 { return seed + uint64(first)<<40 }

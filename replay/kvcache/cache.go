@@ -1,4 +1,4 @@
-package replay
+package kvcache
 
 import (
 	"context"
@@ -16,14 +16,14 @@ import (
 	"github.com/kvlane/kvlane/store"
 )
 
-// kvCache is the paged KV cache of an engine: one region of device memory with one plane for each layer's K and V, and
+// Cache is the paged KV cache of an engine: one region of device memory with one plane for each layer's K and V, and
 // a free list of its pages. Safe for concurrent use.
-type kvCache struct {
+type Cache struct {
 	dev       device.Device
 	region    *mem.Region
 	planeDesc *mem.Region // pinned: the planes as kernels read them
 	planes    []mem.Plane // layer by layer, K before V
-	perLayer  int
+	perShard  int
 	pages     store.Pages
 
 	// avail counts free pages, so that a wait for several is one wait, first come first served.
@@ -33,12 +33,13 @@ type kvCache struct {
 	abandoned int      // guarded by mu
 }
 
-// newKVCache allocates a cache of n pages of geometry g. The free list is shuffled by seed, so that a request's pages
-// are scattered from the start, as they are in an engine that has run for a while.
-func newKVCache(dev device.Device, g block.Geometry, layout *block.Layout, n int, seed uint64) (*kvCache, error) {
-	c := &kvCache{dev: dev, perLayer: g.PlanesPerLayer(), avail: semaphore.NewWeighted(int64(n))}
-	planeBytes := g.PlaneBytes()
-	count := g.Layers * c.perLayer
+// New allocates a cache of n pages for blocks of that layout, whose shards are of one length and have perShard planes each. The free
+// list is shuffled by seed, so that a request's pages are scattered from the start, as they are in an engine that has run for a
+// while.
+func New(dev device.Device, layout *block.Layout, perShard, n int, seed uint64) (*Cache, error) {
+	c := &Cache{dev: dev, perShard: perShard, avail: semaphore.NewWeighted(int64(n))}
+	count := layout.Shards() * perShard
+	planeBytes := layout.ShardBytes(0) / int64(perShard)
 	// Descriptors and patterns are defined in words; aligned planes keep every load of the kernels aligned too.
 	stride := (planeBytes + 15) &^ 15
 	total := int64(count) * int64(n) * stride // fits: MaxPages times block.MaxImageBytes does, with room for the gaps
@@ -51,7 +52,7 @@ func newKVCache(dev device.Device, g block.Geometry, layout *block.Layout, n int
 	}
 	c.pages.Shards = make([][]mem.Plane, layout.Shards())
 	for p := range count {
-		layer, within := p/c.perLayer, int64(p%c.perLayer)
+		layer, within := p/c.perShard, int64(p%c.perShard)
 		pl := mem.Plane{
 			Region: c.region, Base: int64(p) * int64(n) * stride, Stride: stride, Bytes: planeBytes,
 			SlotOff: layout.ShardOff(layer) + within*planeBytes,
@@ -69,22 +70,40 @@ func newKVCache(dev device.Device, g block.Geometry, layout *block.Layout, n int
 	return c, nil
 }
 
-// blockBytes is what one block holds on the device.
-func (c *kvCache) blockBytes() int64 { return int64(len(c.planes)) * c.planes[0].Bytes }
+// Region returns the memory of all pages.
+func (c *Cache) Region() *mem.Region { return c.region }
 
-// part names what plane p holds of its layer.
-func (c *kvCache) part(p int) string {
+// Pages returns the planes as the store takes them.
+func (c *Cache) Pages() *store.Pages { return &c.pages }
+
+// Planes returns the planes in the order of a block's image.
+func (c *Cache) Planes() []mem.Plane { return c.planes }
+
+// All is every plane.
+func (c *Cache) All() Span { return Span{0, len(c.planes)} }
+
+// Shard is the planes of one shard.
+func (c *Cache) Shard(i int) Span { return Span{i * c.perShard, c.perShard} }
+
+// PerShard returns how many planes a shard has.
+func (c *Cache) PerShard() int { return c.perShard }
+
+// BlockBytes is what one block holds on the device.
+func (c *Cache) BlockBytes() int64 { return int64(len(c.planes)) * c.planes[0].Bytes }
+
+// Part names what plane p holds of its shard.
+func (c *Cache) Part(p int) string {
 	switch {
-	case c.perLayer == 1:
+	case c.perShard == 1:
 		return "latent"
-	case p%c.perLayer == 0:
+	case p%c.perShard == 0:
 		return "k"
 	}
 	return "v"
 }
 
-// take appends n free pages to dst, waiting until there are as many or ctx ends.
-func (c *kvCache) take(ctx context.Context, dst []uint32, n int) ([]uint32, error) {
+// Take appends n free pages to dst, waiting until there are as many or ctx ends.
+func (c *Cache) Take(ctx context.Context, dst []uint32, n int) ([]uint32, error) {
 	if err := c.avail.Acquire(ctx, int64(n)); err != nil {
 		return dst, fmt.Errorf("wait for %d free pages: %w", n, context.Cause(ctx))
 	}
@@ -96,24 +115,24 @@ func (c *kvCache) take(ctx context.Context, dst []uint32, n int) ([]uint32, erro
 	return dst, nil
 }
 
-// give returns pages to the free list. Nothing may write or read them any more.
-func (c *kvCache) give(pages []uint32) {
+// Give returns pages to the free list. Nothing may write or read them any more.
+func (c *Cache) Give(pages []uint32) {
 	c.mu.Lock()
 	c.free = append(c.free, pages...)
 	c.mu.Unlock()
 	c.avail.Release(int64(len(pages)))
 }
 
-// abandon says that n pages may still be touched by a transfer that did not come to rest.
-func (c *kvCache) abandon(n int) {
+// Abandon says that n pages may still be touched by a transfer that did not come to rest.
+func (c *Cache) Abandon(n int) {
 	c.mu.Lock()
 	c.abandoned += n
 	c.mu.Unlock()
 }
 
-// close frees the memory; every queue that used it is idle. Where transfers have not come to rest the memory is kept,
+// Close frees the memory; every queue that used it is idle. Where transfers have not come to rest the memory is kept,
 // and ErrBusy says so.
-func (c *kvCache) close() error {
+func (c *Cache) Close() error {
 	c.mu.Lock()
 	n := c.abandoned
 	c.mu.Unlock()

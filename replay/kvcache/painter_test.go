@@ -1,4 +1,4 @@
-package replay
+package kvcache
 
 import (
 	"context"
@@ -11,7 +11,7 @@ import (
 )
 
 // newTestCache returns a KV cache and a painter on it, with and without a queue that launches kernels.
-func newTestCache(t *testing.T, g block.Geometry, pages int, kernels bool) (*kvCache, *painter) {
+func newTestCache(t *testing.T, g block.Geometry, pages int, kernels bool) (*Cache, *Painter) {
 	t.Helper()
 	must := func(err error) {
 		t.Helper()
@@ -28,12 +28,12 @@ func newTestCache(t *testing.T, g block.Geometry, pages int, kernels bool) (*kvC
 	t.Cleanup(func() { must(dev.Close()) })
 	layout, err := g.Layout()
 	must(err)
-	c, err := newKVCache(dev, g, layout, pages, 1)
+	c, err := New(dev, layout, g.PlanesPerLayer(), pages, 1)
 	must(err)
-	t.Cleanup(func() { must(c.close()) })
-	p, err := newPainter(c, pages)
+	t.Cleanup(func() { must(c.Close()) })
+	p, err := NewPainter(c, pages)
 	must(err)
-	t.Cleanup(func() { must(p.close(context.WithoutCancel(t.Context()))) })
+	t.Cleanup(func() { must(p.Close(context.WithoutCancel(t.Context()))) })
 	if (p.kernels != nil) != kernels {
 		t.Fatalf("the painter has kernels: %t", p.kernels != nil)
 	}
@@ -45,14 +45,14 @@ func TestPainterFindsEveryWrongByte(t *testing.T) {
 		for _, kernels := range []bool{true, false} {
 			t.Run(fmt.Sprintf("layers=%d/kernels=%t", g.Layers, kernels), func(t *testing.T) {
 				c, p := newTestCache(t, g, 4, kernels)
-				all := span{0, len(c.planes)}
-				pages, seeds := []uint32{3, 0, 2}, []uint64{contentSeed(7), contentSeed(8), contentSeed(1 << 60)}
-				if err := p.fill(t.Context(), all, pages, seeds); err != nil {
+				all := Span{0, len(c.planes)}
+				pages, seeds := []uint32{3, 0, 2}, []uint64{ContentSeed(7), ContentSeed(8), ContentSeed(1 << 60)}
+				if err := p.Fill(t.Context(), all, pages, seeds); err != nil {
 					t.Fatal(err)
 				}
 				wrong := make([]int64, 3)
 				for first := range c.planes { // plane by plane, as layers are checked
-					if err := p.check(t.Context(), span{first, 1}, pages, seeds, wrong); err != nil {
+					if err := p.Check(t.Context(), Span{first, 1}, pages, seeds, wrong); err != nil {
 						t.Fatal(err)
 					}
 				}
@@ -61,17 +61,17 @@ func TestPainterFindsEveryWrongByte(t *testing.T) {
 				}
 				plane := len(c.planes) - 1
 				damagePage(t, c, p, plane, 0, 5)
-				if err := p.check(t.Context(), all, pages, seeds, wrong); err != nil {
+				if err := p.Check(t.Context(), all, pages, seeds, wrong); err != nil {
 					t.Fatal(err)
 				}
 				if wrong[0] != 0 || wrong[1] != 1 || wrong[2] != 0 {
 					t.Errorf("wrong bytes: got %v, want [0 1 0]", wrong)
 				}
-				gotPlane, off, err := p.locate(t.Context(), 0, seeds[1])
+				gotPlane, off, err := p.Locate(t.Context(), 0, seeds[1])
 				if err != nil || gotPlane != plane || off != 5 {
 					t.Errorf("located plane %d offset %d (%v), want plane %d offset 5", gotPlane, off, err, plane)
 				}
-				if gotPlane, _, err := p.locate(t.Context(), 3, seeds[0]); err != nil || gotPlane != -1 {
+				if gotPlane, _, err := p.Locate(t.Context(), 3, seeds[0]); err != nil || gotPlane != -1 {
 					t.Errorf("located plane %d (%v) in a page that is right", gotPlane, err)
 				}
 			})
@@ -80,7 +80,7 @@ func TestPainterFindsEveryWrongByte(t *testing.T) {
 }
 
 // damagePage changes one byte of a page.
-func damagePage(t *testing.T, c *kvCache, p *painter, plane int, page uint32, off int64) {
+func damagePage(t *testing.T, c *Cache, p *Painter, plane int, page uint32, off int64) {
 	t.Helper()
 	at := c.planes[plane].Page(page).Sub(off, 1)
 	if err := p.copy(t.Context(), p.stage.Sub(0, 1), at); err != nil {
@@ -95,14 +95,14 @@ func damagePage(t *testing.T, c *kvCache, p *painter, plane int, page uint32, of
 // Kernels and the host must agree on what a block holds, or a replay on one would not verify what the other wrote.
 func TestPainterOnHostAndDeviceAgree(t *testing.T) {
 	c, onDevice := newTestCache(t, layered, 2, true)
-	onHost := &painter{cache: c, queue: onDevice.queue, most: onDevice.most, scratch: onDevice.scratch, stage: onDevice.stage}
-	all, wrong := span{0, len(c.planes)}, make([]int64, 1)
-	for i, pair := range [][2]*painter{{onDevice, onHost}, {onHost, onDevice}} {
-		seeds := []uint64{contentSeed(int64(i))}
-		if err := pair[0].fill(t.Context(), all, []uint32{1}, seeds); err != nil {
+	onHost := &Painter{cache: c, queue: onDevice.queue, most: onDevice.most, scratch: onDevice.scratch, stage: onDevice.stage}
+	all, wrong := Span{0, len(c.planes)}, make([]int64, 1)
+	for i, pair := range [][2]*Painter{{onDevice, onHost}, {onHost, onDevice}} {
+		seeds := []uint64{ContentSeed(int64(i))}
+		if err := pair[0].Fill(t.Context(), all, []uint32{1}, seeds); err != nil {
 			t.Fatal(err)
 		}
-		if err := pair[1].check(t.Context(), all, []uint32{1}, seeds, wrong); err != nil {
+		if err := pair[1].Check(t.Context(), all, []uint32{1}, seeds, wrong); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -114,32 +114,32 @@ func TestPainterOnHostAndDeviceAgree(t *testing.T) {
 // The content of a block must never change: directories that hold it outlive the program.
 func TestContentIsFixed(t *testing.T) {
 	b := make([]byte, 12)
-	pattern(b, contentSeed(42), 3)
+	pattern(b, ContentSeed(42), 3)
 	if got := fmt.Sprintf("%x", b); got != contentOf42 {
 		t.Errorf("plane 3 of block 42 begins with %s, want %s", got, contentOf42)
 	}
-	if n, first := wrongBytes(b, contentSeed(42), 3); n != 0 || first != -1 {
+	if n, first := wrongBytes(b, ContentSeed(42), 3); n != 0 || first != -1 {
 		t.Errorf("%d wrong bytes from %d", n, first)
 	}
 	b[9] ^= 1
-	if n, first := wrongBytes(b, contentSeed(42), 3); n != 1 || first != 9 {
+	if n, first := wrongBytes(b, ContentSeed(42), 3); n != 1 || first != 9 {
 		t.Errorf("%d wrong bytes from %d, want 1 from 9", n, first)
 	}
 }
 
 func TestPagesAreTakenTogether(t *testing.T) {
 	c, _ := newTestCache(t, latent, 4, true)
-	first, err := c.take(t.Context(), nil, 3)
+	first, err := c.Take(t.Context(), nil, 3)
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := c.take(ctx, nil, 2); err == nil {
+	if _, err := c.Take(ctx, nil, 2); err == nil {
 		t.Fatal("took 2 pages of the 1 that is free")
 	}
-	c.give(first)
-	all, err := c.take(t.Context(), nil, 4)
+	c.Give(first)
+	all, err := c.Take(t.Context(), nil, 4)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -150,5 +150,5 @@ func TestPagesAreTakenTogether(t *testing.T) {
 	if len(seen) != 4 {
 		t.Errorf("pages %v are not 4 different ones", all)
 	}
-	c.give(all)
+	c.Give(all)
 }

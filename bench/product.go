@@ -83,44 +83,15 @@ func (b *bench) besideBlocks() int {
 	return n - n%b.o.row(b.o.BesideLayout, b.o.BesideSize)
 }
 
-// losses measures pairs of windows, with and without copies. The order within a pair alternates, so that what drifts
-// favors neither.
+// losses measures what a contender costs the product. It returns the product's rates alone, too.
 func (b *bench) losses(ctx context.Context, st *stage, who Contender, dir Direction) (Loss, []float64, error) {
-	var alone, busy, loss []float64
-	var moved int64
-	var copying time.Duration
-	var traveled stream.Path
-	err := b.withStream(who, func(s stream.Stream) error {
-		t := b.newTraffic(s, dir)
-		with := make([]bool, 0, 2*b.o.Pairs)
-		for pair := range b.o.Pairs {
-			with = append(with, pair%2 == 1, pair%2 == 0)
-		}
-		windows, err := st.run(ctx, t, with)
-		if err != nil {
-			return err
-		}
-		ops := st.product.Operations() * float64(st.n)
-		for i := 0; i+1 < len(windows); i += 2 {
-			off, on := windows[i], windows[i+1]
-			if with[i] {
-				off, on = on, off
-			}
-			moved += on.moved
-			copying += on.took
-			alone = append(alone, ops/off.took.Seconds()/1e12)
-			busy = append(busy, ops/on.took.Seconds()/1e12)
-			loss = append(loss, 1-off.took.Seconds()/on.took.Seconds())
-		}
-		traveled = t.traveled
-		return nil
+	var l Loss
+	var alone []float64
+	err := b.withStream(who, func(s stream.Stream) (err error) {
+		t := b.newBatches(s, dir)
+		l, alone, err = st.loss(ctx, &traffic{work: t.run}, b.o.Pairs)
+		l.Path, l.Traveled, l.Direction = who.Name(), t.traveled.String(), dir
+		return err
 	})
-	if err != nil {
-		return Loss{}, nil, err
-	}
-	in := meanInterval(loss)
-	return Loss{
-		Path: who.Name(), Traveled: traveled.String(), Direction: dir, AloneTFLOPS: measure.Median(alone), BesideTFLOPS: measure.Median(busy),
-		Loss: in.mean, Low: in.low, High: in.high, GBps: rate(moved, copying),
-	}, alone, nil
+	return l, alone, err
 }

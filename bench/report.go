@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
-	"runtime"
 	"slices"
 	"time"
 
@@ -37,6 +35,7 @@ type Report struct {
 // Facts says where and when the figures were made. Command is for the caller to fill in.
 type Facts struct {
 	Device        string    `json:"device"`
+	UUID          string    `json:"uuid,omitempty"`
 	Driver        string    `json:"driver"`
 	DriverVersion string    `json:"driver_version"`
 	Simulated     bool      `json:"simulated"` // then no figure says anything of hardware
@@ -181,11 +180,8 @@ type Missing struct {
 
 func newReport(i device.Info, o *Options) *Report {
 	return &Report{
-		Format: Format,
-		Machine: Facts{
-			Device: i.Name, Driver: i.Driver, DriverVersion: i.DriverVersion, Simulated: simulated(i), PCI: i.PCI,
-			CPUs: runtime.NumCPU(), GoVersion: runtime.Version(), Date: time.Now(),
-		},
+		Format:  Format,
+		Machine: NewFacts(i),
 		Setup: Setup{
 			Bytes: o.Bytes, BatchBlocks: o.BatchBlocks, DriverCall: DriverBatchCopies, SlotBytes: o.SlotBytes, PoolBytes: o.PoolBytes, ReferenceBytes: o.ReferenceBytes, Reps: o.Reps,
 			BudgetSeconds: o.Budget.Seconds(), Form: o.Form, Seed: o.Seed,
@@ -222,12 +218,6 @@ func (r *Report) add(points []Point) {
 			r.Points = append(r.Points, points[i])
 		}
 	}
-}
-
-// finish fills in what is known at the end.
-func (r *Report) finish() {
-	r.Machine.Seconds = math.Round(time.Since(r.Machine.Date).Seconds()*10) / 10
-	r.Machine.Date = r.Machine.Date.UTC().Truncate(time.Second)
 }
 
 // Read reads the JSON form of a report. One of another version is ErrMismatch.

@@ -35,7 +35,7 @@ func Run(ctx context.Context, dev device.Device, open Opener, o Options) (*Repor
 			return nil, fmt.Errorf("benchmark between devices: %w", err)
 		}
 	}
-	rep.finish()
+	rep.Machine.Finish()
 	return rep, nil
 }
 

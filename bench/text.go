@@ -45,12 +45,7 @@ func (r *Report) head(b *strings.Builder) {
 	if f.Simulated {
 		b.WriteString(simulatedNote + "\n\n")
 	}
-	fmt.Fprintf(b, "device     %s (%s, driver %s)\n", f.Device, f.Driver, f.DriverVersion)
-	fmt.Fprintf(b, "machine    %d CPUs, %s\n", f.CPUs, f.GoVersion)
-	fmt.Fprintf(b, "date       %s, %.1f s\n", f.Date.Format("2006-01-02 15:04 MST"), f.Seconds)
-	if f.Command != "" {
-		fmt.Fprintf(b, "command    %s\n", f.Command)
-	}
+	f.WriteText(b)
 	reps := fmt.Sprintf("%d repetitions a point", s.Reps)
 	if s.Reps == 0 {
 		reps = fmt.Sprintf("about %.0f s in all, %d to %d repetitions a point", s.BudgetSeconds, minReps, maxReps)

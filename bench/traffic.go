@@ -2,30 +2,37 @@ package bench
 
 import (
 	"context"
+	"sync"
 	"sync/atomic"
 
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/stream"
 )
 
-// traffic keeps a stream busy, or leaves it idle.
+// traffic does work that moves bytes, or leaves it.
 type traffic struct {
-	s     stream.Stream
-	plans []*plan
-	total atomic.Int64 // bytes of batches that are done
-	// traveled is the path of the last batch; run writes it, and whoever has waited for run's end may read it.
-	traveled stream.Path
+	// work goes on until quit, and calls moved for what is done.
+	work  func(ctx context.Context, quit *atomic.Bool, moved func(bytes int64)) error
+	total atomic.Int64 // bytes that are done
 
-	// Of the goroutine that submits; ended is nil while there is none.
+	// Of the goroutine that works; ended is nil while there is none.
 	quit  *atomic.Bool
-	warm  chan struct{} // closed when the first batch is done
+	warm  chan struct{} // closed when something is done
 	ended chan error    // receives its error, and is closed
 	// closing is ended of a goroutine that was told to quit.
 	closing chan error
 }
 
-func (b *bench) newTraffic(s stream.Stream, dir Direction) *traffic {
-	t := &traffic{s: s}
+// batches keep a stream busy.
+type batches struct {
+	s     stream.Stream
+	plans []*plan
+	// traveled is the path of the last batch; run writes it, and whoever has waited for run's end may read it.
+	traveled stream.Path
+}
+
+func (b *bench) newBatches(s stream.Stream, dir Direction) *batches {
+	t := &batches{s: s}
 	c := Cell{Size: b.o.BesideSize, Count: b.besideBlocks()}
 	form := b.o.Form
 	if c.Size%mem.LeafBytes != 0 && form == PagesSummed {
@@ -50,7 +57,8 @@ func (t *traffic) set(ctx context.Context, on bool) error {
 		}
 		t.quit, t.warm, t.ended = new(atomic.Bool), make(chan struct{}), make(chan error, 1)
 		go func(quit *atomic.Bool, warm chan struct{}, ended chan error) {
-			ended <- t.run(ctx, quit, warm)
+			first := sync.OnceFunc(func() { close(warm) })
+			ended <- t.work(ctx, quit, func(bytes int64) { t.total.Add(bytes); first() })
 			close(ended)
 		}(t.quit, t.warm, t.ended)
 	case !on && t.ended != nil:
@@ -94,7 +102,7 @@ func (t *traffic) stop() error {
 }
 
 // run keeps besideDepth batches submitted until quit.
-func (t *traffic) run(ctx context.Context, quit *atomic.Bool, warm chan struct{}) error {
+func (t *batches) run(ctx context.Context, quit *atomic.Bool, moved func(bytes int64)) error {
 	var tickets [besideDepth]*stream.Ticket
 	submit := func(i int) (err error) {
 		tickets[i], err = t.s.Submit(ctx, &t.plans[i].Batches()[0])
@@ -110,11 +118,8 @@ func (t *traffic) run(ctx context.Context, quit *atomic.Bool, warm chan struct{}
 		if err := tickets[i].Wait(ctx); err != nil {
 			return err
 		}
-		t.total.Add(t.plans[i].Bytes())
+		moved(t.plans[i].Bytes())
 		t.traveled = tickets[i].Completion().Path
-		if n == 0 {
-			close(warm)
-		}
 		if err := submit(i); err != nil {
 			return err
 		}

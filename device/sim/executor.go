@@ -19,6 +19,7 @@ type executor struct {
 	lastDst, lastSrc seen
 	traffic          *traffic           // where to count bytes by direction; nil: nowhere
 	planes           []device.PlaneDesc // of the kernel that runs
+	still            bool               // nothing is moved: Options.Still
 }
 
 // seen remembers a span. It may have been freed since: then its bytes are nil, and it is looked up again.
@@ -67,7 +68,7 @@ func (x *executor) array(call string, addr, count, size uint64) ([]byte, error) 
 
 // copy moves one piece. Nothing is looked at for a piece of no bytes, as hardware does not either.
 func (x *executor) copy(call string, p piece) error {
-	if p.n == 0 {
+	if p.n == 0 || x.still {
 		return nil
 	}
 	dst, err := x.bytes(call, p.dst, p.n, &x.lastDst)

@@ -116,6 +116,9 @@ func runCopyPaged(x *executor, a *kernelArg) error {
 	if err != nil {
 		return err
 	}
+	if x.still {
+		return nil
+	}
 	for ; len(pairs) > 0; pairs = pairs[device.PairBytes:] {
 		page, slot := device.ReadPair(pairs)
 		for i := range x.planes {

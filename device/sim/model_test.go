@@ -2,10 +2,12 @@ package sim_test
 
 import (
 	"context"
+	"encoding/binary"
 	"testing"
 	"time"
 
 	"github.com/jonboulle/clockwork"
+	"github.com/zeebo/xxh3"
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/sim"
@@ -153,5 +155,57 @@ func TestHeldWorkOfAClosedDeviceDoesNotSleep(t *testing.T) {
 	}
 	if err := e.Wait(d.ctx); err == nil {
 		t.Error("work of a closed device succeeded")
+	}
+}
+
+// A device that moves nothing completes all the same, and its sums are those of zeros.
+func TestStillDeviceMovesNothing(t *testing.T) {
+	for _, still := range []bool{false, true} {
+		d, err := sim.Open(sim.Options{Still: still})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := d.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		r, err := d.AllocHost(4 * device.LeafBytes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := d.Free(r); err != nil {
+				t.Error(err)
+			}
+		})
+		const desc, sum = 3 * device.LeafBytes, 3*device.LeafBytes + 64
+		b := r.Bytes()
+		b[0] = 1
+		for i, v := range []uint64{uint64(r.Dev()) + device.LeafBytes, uint64(r.Dev()), device.LeafBytes} {
+			binary.LittleEndian.PutUint64(b[desc+8*i:], v)
+		}
+		q, err := d.OpenQueue(device.QueueOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		k := device.Kernel{Name: device.KernelCopyListSum, NArgs: 3}
+		k.Args[0], k.Args[1], k.Args[2] = uint64(r.Dev())+desc, 1, uint64(r.Dev())+sum
+		if err := q.(device.Launcher).Launch(&k); err != nil {
+			t.Fatal(err)
+		}
+		if err := q.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if moved := b[device.LeafBytes] == 1; moved == still {
+			t.Errorf("still %t: the byte moved: %t", still, moved)
+		}
+		leaf := b[:device.LeafBytes]
+		if still {
+			leaf = make([]byte, device.LeafBytes)
+		}
+		if got, want := binary.LittleEndian.Uint64(b[sum:]), xxh3.Hash(leaf); got != want {
+			t.Errorf("still %t: sum %#x, want %#x", still, got, want)
+		}
 	}
 }

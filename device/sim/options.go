@@ -71,6 +71,10 @@ type Options struct {
 	LatencyPerOp time.Duration
 	// Clock paces the model. Default: the real clock.
 	Clock clockwork.Clock
+	// Still has copies and kvlane's copying kernels complete without moving a byte, as if all memory held zeros: sums are those of
+	// zeros, which is what pinned memory that nobody writes has. What the host does beside a device that does its work
+	// by itself can then be measured. Damage and the traffic model do not apply to what is not moved.
+	Still bool
 	// Faults says which operations go wrong; nil: none.
 	Faults *fault.Plan
 	// Interleave runs operations one at a time in a seeded order; nil: queues run concurrently.

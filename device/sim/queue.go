@@ -46,7 +46,7 @@ func newQueue(d *Device, id int) *Queue {
 		dev: d, id: id, handle: uintptr(firstAddr&0xffff_0000_0000_0000 + uint64(d.o.Index)<<32 + uint64(id)*handleStride),
 		wake: make(chan struct{}, 1), quit: make(chan struct{}), stopped: make(chan struct{}),
 	}
-	q.exec.space = d.space
+	q.exec.space, q.exec.still = d.space, d.o.Still
 	return q
 }
 

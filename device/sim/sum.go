@@ -9,6 +9,26 @@ import (
 	"github.com/kvlane/kvlane/device"
 )
 
+// zeroSum is the sum of a leaf of zeros.
+var zeroSum = xxh3.Hash(make([]byte, device.LeafBytes))
+
+// sumZeros stores the sums of the leaves of a paged kernel that moves nothing, whose planes are x.planes.
+func (x *executor) sumZeros(call string, planes []byte, a *device.PagedArgs) error {
+	for i := range x.planes {
+		leaves, where := x.planes[i].Bytes/device.LeafBytes, device.ReadPlaneSums(planes[i*device.PlaneSumDescBytes:])
+		for pair := range a.NPairs {
+			words, err := x.array(call, a.Sums+8*(pair*where.Stride+where.Off), leaves, 8)
+			if err != nil {
+				return fmt.Errorf("sums: %w", err)
+			}
+			for l := range leaves {
+				binary.LittleEndian.PutUint64(words[8*l:], zeroSum)
+			}
+		}
+	}
+	return nil
+}
+
 // copySummed moves one piece and stores the sums of its whole leaves from address sums on, where both sides are aligned.
 func (x *executor) copySummed(call string, p piece, sums uint64) error {
 	if err := x.copy(call, p); err != nil {
@@ -62,6 +82,9 @@ func runCopyPagedSum(x *executor, a *kernelArg) error {
 	if err != nil {
 		return fmt.Errorf("read pairs: %w", err)
 	}
+	if x.still {
+		return x.sumZeros(call, planes, &p)
+	}
 	for pair := uint64(0); len(pairs) > 0; pair++ {
 		page, slot := device.ReadPair(pairs)
 		for i := range x.planes {
@@ -81,13 +104,17 @@ func (x *executor) sum(call string, p piece, leaf, at uint64) error {
 	if (leaf+1)*device.LeafBytes > p.n || (p.dst|p.src)%device.LeafAlign != 0 {
 		return nil
 	}
-	b, err := x.bytes(call, p.dst+leaf*device.LeafBytes, device.LeafBytes, &x.lastDst)
-	if err != nil {
-		return fmt.Errorf("read leaf: %w", err)
-	}
 	word, err := x.view(call, at, 8)
 	if err != nil {
 		return fmt.Errorf("sum: %w", err)
+	}
+	if x.still {
+		binary.LittleEndian.PutUint64(word, zeroSum)
+		return nil
+	}
+	b, err := x.bytes(call, p.dst+leaf*device.LeafBytes, device.LeafBytes, &x.lastDst)
+	if err != nil {
+		return fmt.Errorf("read leaf: %w", err)
 	}
 	binary.LittleEndian.PutUint64(word, xxh3.Hash(b))
 	return nil

@@ -1,0 +1,75 @@
+package bench
+
+import (
+	"fmt"
+	"io"
+	"math"
+	"runtime"
+	"strings"
+	"time"
+
+	"github.com/kvlane/kvlane/device"
+)
+
+// What benchmarks of other things than copies share with this one.
+
+// GBps is the rate of so many bytes, in 1e9 bytes a second.
+func GBps(bytes int64, took time.Duration) float64 { return rate(bytes, took) }
+
+// Usage is what the process used since it began.
+type Usage struct {
+	CPU    time.Duration // of all processors
+	Allocs uint64        // heap objects made
+}
+
+// Used returns what the process used until now. It stops the process for some microseconds to count.
+func Used() Usage { return Usage{CPU: cpuTime(), Allocs: mallocs()} }
+
+// WriteTable writes rows of equal length as an aligned table in Markdown; the first is the header.
+func WriteTable(w io.Writer, rows [][]string) {
+	var t table
+	for i, row := range rows {
+		if i == 0 {
+			t = newTable(w, row[0])
+			for _, cell := range row[1:] {
+				t.put("| %s\t", cell)
+			}
+			t.rule(len(row) - 1)
+			continue
+		}
+		for _, cell := range row {
+			t.put("| %s\t", cell)
+		}
+		t.put("|\n")
+	}
+	if len(rows) > 0 {
+		t.end()
+	}
+}
+
+// NewFacts returns the facts of a run that begins now on a device, but for the command.
+func NewFacts(i device.Info) Facts {
+	return Facts{
+		Device: i.Name, UUID: i.UUID, Driver: i.Driver, DriverVersion: i.DriverVersion, Simulated: simulated(i), PCI: i.PCI,
+		CPUs: runtime.NumCPU(), GoVersion: runtime.Version(), Date: time.Now(),
+	}
+}
+
+// Finish notes that the run has ended.
+func (f *Facts) Finish() {
+	f.Seconds = math.Round(time.Since(f.Date).Seconds()*10) / 10
+	f.Date = f.Date.UTC().Truncate(time.Second)
+}
+
+// WriteText writes the facts as lines for people.
+func (f *Facts) WriteText(b *strings.Builder) {
+	fmt.Fprintf(b, "device     %s (%s, driver %s)\n", f.Device, f.Driver, f.DriverVersion)
+	if f.UUID != "" {
+		fmt.Fprintf(b, "uuid       %s\n", f.UUID)
+	}
+	fmt.Fprintf(b, "machine    %d CPUs, %s\n", f.CPUs, f.GoVersion)
+	fmt.Fprintf(b, "date       %s, %.1f s\n", f.Date.Format("2006-01-02 15:04 MST"), f.Seconds)
+	if f.Command != "" {
+		fmt.Fprintf(b, "command    %s\n", f.Command)
+	}
+}

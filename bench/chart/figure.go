@@ -31,11 +31,16 @@ type figure struct {
 	panels          []*plot.Plot
 	legend          plot.Legend
 	named           map[string]bool
+	turns           map[string]style // of lines without a style of their own
 }
 
-func newFigure(r *bench.Report, title string) *figure {
-	m := &r.Machine
-	sub := fmt.Sprintf("%s, driver %s, %s; batches of %s", m.Device, m.DriverVersion, m.Date.Format("2006-01-02"), r.Setup.Form)
+// copies returns a figure about copies.
+func copies(r *bench.Report, title string) *figure {
+	return newFigure(&r.Machine, title, fmt.Sprintf("batches of %s", r.Setup.Form))
+}
+
+func newFigure(m *bench.Facts, title, sub string) *figure {
+	sub = fmt.Sprintf("%s, driver %s, %s; %s", m.Device, m.DriverVersion, m.Date.Format("2006-01-02"), sub)
 	if m.Simulated {
 		sub = "SIMULATED, says nothing of hardware: " + sub
 	}

@@ -34,7 +34,7 @@ var countColors = []color.Color{
 
 // plannerLoss is what the stream's own choice loses against the best single path, at every point.
 func plannerLoss(r *bench.Report) (*figure, error) {
-	f := newFigure(r, "What the stream's own choice loses against the best single path")
+	f := copies(r, "What the stream's own choice loses against the best single path")
 	all := r.Regrets()
 	for _, d := range directions {
 		var p *plot.Plot
@@ -117,7 +117,7 @@ func product(r *bench.Report) (*figure, error) {
 	if !r.Product.Counts {
 		counts = fmt.Sprintf(" (under %d: does not count)", bench.MinTFLOPS)
 	}
-	f := newFigure(r, fmt.Sprintf("What copies cost a matrix product beside them, %.0f TFLOP/s alone%s", r.Product.AloneTFLOPS, counts))
+	f := copies(r, fmt.Sprintf("What copies cost a matrix product beside them, %.0f TFLOP/s alone%s", r.Product.AloneTFLOPS, counts))
 	f.subtitle += fmt.Sprintf(" of %s, host side %s, in blocks of %s", bench.BytesText(r.Product.BatchBytes),
 		strings.TrimPrefix(string(r.Product.Layout), "host "), bench.BytesText(r.Product.BlockBytes))
 	for _, d := range directions {

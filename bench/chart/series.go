@@ -21,7 +21,7 @@ const large = "one large copy (C)"
 
 // bandwidth is GB/s by block size.
 func bandwidth(r *bench.Report, layout bench.Layout) (*figure, error) {
-	f := newFigure(r, fmt.Sprintf("Bandwidth by block size, device blocks scattered, %s", layout))
+	f := copies(r, fmt.Sprintf("Bandwidth by block size, device blocks scattered, %s", layout))
 	for _, d := range directions {
 		if err := f.bandwidth(d.title, r.BySize(d.d, layout), r.Reference.Of(d.d).GBps); err != nil {
 			return nil, err
@@ -41,7 +41,7 @@ func bySoftNIC(r *bench.Report, layout bench.Layout) (*figure, error) {
 }
 
 func throughNICs(r *bench.Report, layout bench.Layout, soft bool, title string) (*figure, error) {
-	f := newFigure(r, title)
+	f := copies(r, title)
 	for _, d := range directions {
 		if err := f.bandwidth(d.title, r.NICRows(d.d, layout, soft), r.Reference.Of(d.d).GBps); err != nil {
 			return nil, err
@@ -55,7 +55,7 @@ func peers(r *bench.Report) (*figure, error) {
 	if r.Peers == nil {
 		return nil, nil //nolint:nilnil // no figure is no failure
 	}
-	f := newFigure(r, "Bandwidth between two devices by block size, streams of the first")
+	f := copies(r, "Bandwidth between two devices by block size, streams of the first")
 	between := &bench.Report{Points: r.Peers.Points}
 	for _, p := range []struct {
 		title  string
@@ -91,7 +91,7 @@ func (f *figure) bandwidth(title string, rows []bench.Row, c float64) error {
 
 // share is the share of one large copy by block size.
 func share(r *bench.Report, layout bench.Layout) (*figure, error) {
-	f := newFigure(r, fmt.Sprintf("Share of one large copy by block size, device blocks scattered, %s", layout))
+	f := copies(r, fmt.Sprintf("Share of one large copy by block size, device blocks scattered, %s", layout))
 	for _, d := range directions {
 		rows := r.BySize(d.d, layout)
 		if len(rows) == 0 {
@@ -121,7 +121,7 @@ func every(step, low, high float64) []plot.Tick {
 // latency is the median time of a batch by count, of the block size with the most counts.
 func latency(r *bench.Report, layout bench.Layout) (*figure, error) {
 	size := r.LatencySize()
-	f := newFigure(r, fmt.Sprintf("From Submit to done, medians, blocks of %s scattered on the device, %s", bench.BytesText(size), layout))
+	f := copies(r, fmt.Sprintf("From Submit to done, medians, blocks of %s scattered on the device, %s", bench.BytesText(size), layout))
 	for _, d := range directions {
 		rows := r.ByCount(size, d.d, layout)
 		if len(rows) == 0 || len(rows[0].Points) < 2 {

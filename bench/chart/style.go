@@ -77,3 +77,19 @@ func styleOf(name string) style {
 	shapes := []draw.GlyphDrawer{draw.SquareGlyph{}, draw.TriangleGlyph{}, draw.PlusGlyph{}, draw.CrossGlyph{}}
 	return style{colors[n%6], shapes[n/6%4], dashed, vg.Points(1.2)}
 }
+
+// styleInTurn returns the style of a line that the table does not know: the next that the figure has not used.
+func (f *figure) styleInTurn(name string) style {
+	if s, ok := f.turns[name]; ok {
+		return s
+	}
+	n := len(f.turns)
+	colors := []color.Color{black, orange, blue, green, vermillion, purple, skyBlue, gray}
+	shapes := []draw.GlyphDrawer{draw.CircleGlyph{}, draw.TriangleGlyph{}, draw.SquareGlyph{}, draw.PlusGlyph{}}
+	s := style{colors[n%len(colors)], shapes[n%len(shapes)], [][]vg.Length{nil, dashed, dotted}[n/len(colors)%3], vg.Points(1.5)}
+	if f.turns == nil {
+		f.turns = make(map[string]style)
+	}
+	f.turns[name] = s
+	return s
+}

@@ -22,7 +22,7 @@ import (
 
 func newBenchCommand() *cobra.Command {
 	cmd := newGroupCommand("bench", "Measure this machine's paths", "bench measures how fast this machine moves KV cache.")
-	cmd.AddCommand(newBenchCopyCommand(), newBenchRDMACommand())
+	cmd.AddCommand(newBenchStoreCommand(), newBenchCopyCommand(), newBenchRDMACommand())
 	return cmd
 }
 
@@ -37,8 +37,7 @@ type benchFlags struct {
 	run                 bench.Options
 	form                outputForm
 	charts, out, from   string
-	compare, failAbove  string
-	noise               string
+	comparing           comparing
 	lists, sums         bool
 	targets             bool
 	besideProduct       bool
@@ -93,7 +92,7 @@ software, one for each name of --nic, whose bytes copy streams move. They are re
 }
 
 func (f *benchFlags) benchCopy(cmd *cobra.Command) (err error) {
-	earlier, err := readReport(cmd.Context(), "--compare", f.compare)
+	earlier, err := readReport(cmd.Context(), "--compare", f.comparing.with)
 	if err != nil {
 		return err
 	}
@@ -116,8 +115,12 @@ func (f *benchFlags) benchCopy(cmd *cobra.Command) (err error) {
 	if err != nil {
 		return err
 	}
-	r.Machine.Command = strings.Join(append([]string{filepath.Base(os.Args[0])}, os.Args[1:]...), " ")
+	r.Machine.Command = commandLine()
 	return f.print(cmd, r, earlier)
+}
+
+func commandLine() string {
+	return strings.Join(append([]string{filepath.Base(os.Args[0])}, os.Args[1:]...), " ")
 }
 
 // measure runs the benchmark behind a progress bar.
@@ -147,16 +150,8 @@ func (f *benchFlags) measure(cmd *cobra.Command, dev device.Device) (_ *bench.Re
 		defer func() { err = errors.Join(err, peer.Close()) }()
 		o.Peer = peer
 	}
-	var bar *progressbar.ProgressBar
-	o.Progress = func(done, total int, what string) {
-		if bar == nil {
-			bar = progressbar.NewOptions(total, progressbar.OptionSetWriter(cmd.ErrOrStderr()), progressbar.OptionClearOnFinish(),
-				progressbar.OptionSetWidth(30), progressbar.OptionSetVisibility(replay.Terminal(cmd.ErrOrStderr())))
-		}
-		bar.ChangeMax(total) // it shrinks where something turns out to be missing
-		bar.Describe(what)
-		_ = bar.Set(done) // a bar that cannot be drawn is no reason to stop
-	}
+	progress, finish := drawProgress(cmd)
+	o.Progress = progress
 	profile, source, err := f.profile(ctx, dev)
 	if err != nil {
 		return nil, err
@@ -178,9 +173,7 @@ func (f *benchFlags) measure(cmd *cobra.Command, dev device.Device) (_ *bench.Re
 		return nil, err
 	}
 	r, err := bench.Run(ctx, dev, f.opener(dev, planner, nics), o)
-	if bar != nil {
-		_ = bar.Finish() // as above
-	}
+	finish()
 	if err != nil {
 		return nil, err
 	}
@@ -189,6 +182,25 @@ func (f *benchFlags) measure(cmd *cobra.Command, dev device.Device) (_ *bench.Re
 	}
 	r.Setup.Planner, r.Setup.NICs, r.Missing = source, nics.describe(), append(r.Missing, missing...)
 	return r, nil
+}
+
+// drawProgress returns what draws a bar on standard error where that is a terminal, and what ends it.
+func drawProgress(cmd *cobra.Command) (progress func(done, total int, what string), finish func()) {
+	var bar *progressbar.ProgressBar
+	progress = func(done, total int, what string) {
+		if bar == nil {
+			bar = progressbar.NewOptions(total, progressbar.OptionSetWriter(cmd.ErrOrStderr()), progressbar.OptionClearOnFinish(),
+				progressbar.OptionSetWidth(30), progressbar.OptionSetVisibility(replay.Terminal(cmd.ErrOrStderr())))
+		}
+		bar.ChangeMax(total) // it shrinks where something turns out to be missing
+		bar.Describe(what)
+		_ = bar.Set(done) // a bar that cannot be drawn is no reason to stop
+	}
+	return progress, func() {
+		if bar != nil {
+			_ = bar.Finish() // as above
+		}
+	}
 }
 
 // openPeer opens the second device, if one is asked for or, for the targets, there.

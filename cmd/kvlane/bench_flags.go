@@ -61,9 +61,7 @@ func (f *benchFlags) register(cmd *cobra.Command) {
 	fl.StringVar(&f.out, "out", "", "also write the JSON object to a file")
 	fl.StringVar(&f.from, "from", "", "print and draw the JSON object of an earlier run in place of measuring")
 	fl.StringVar(&f.charts, "charts", "", "also write charts, SVG and PNG, into a folder")
-	fl.StringVar(&f.compare, "compare", "", "also compare with the JSON object of an earlier run")
-	fl.StringVar(&f.noise, "noise", "5%", "changes that --compare takes for chance, unless a point's own spread is wider")
-	fl.StringVar(&f.failAbove, "fail-above", "", "fail if --compare finds a point slower by more than this")
+	f.comparing.register(fl)
 }
 
 func contenderNames() []string {
@@ -142,12 +140,7 @@ func (f *benchFlags) parse(cmd *cobra.Command) error {
 		}
 		f.aim()
 	}
-	for flag, text := range map[string]string{"--noise": f.noise, "--fail-above": f.failAbove} {
-		if _, err := parsePercent(text); err != nil {
-			return usagef("%s: %w", flag, err)
-		}
-	}
-	return nil
+	return f.comparing.check()
 }
 
 // aim measures what the targets are about.

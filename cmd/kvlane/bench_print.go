@@ -5,9 +5,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/kvlane/kvlane/bench"
 	"github.com/kvlane/kvlane/bench/chart"
@@ -15,9 +17,14 @@ import (
 	"github.com/kvlane/kvlane/internal/target"
 )
 
-// readReport reads an earlier run's report, or returns nil if the flag names none. It is read before anything is
-// measured: a wrong name should not cost a run.
+// readReport reads an earlier run's report.
 func readReport(ctx context.Context, flag, name string) (*bench.Report, error) {
+	return readEarlier(ctx, flag, name, bench.Read)
+}
+
+// readEarlier reads an earlier run's report, or returns nil if the flag names none. It is read before anything is
+// measured: a wrong name should not cost a run.
+func readEarlier[T any](ctx context.Context, flag, name string, read func(io.Reader) (*T, error)) (*T, error) {
 	if name == "" {
 		return nil, nil //nolint:nilnil // no report is asked for
 	}
@@ -26,7 +33,7 @@ func readReport(ctx context.Context, flag, name string) (*bench.Report, error) {
 		return nil, fmt.Errorf("%s: %w", flag, err)
 	}
 	defer func() { _ = in.Close() }() // only read
-	r, err := bench.Read(in)
+	r, err := read(in)
 	if err != nil {
 		return nil, fmt.Errorf("%s %s: %w", flag, name, err)
 	}
@@ -69,10 +76,10 @@ func (f *benchFlags) print(cmd *cobra.Command, r, earlier *bench.Report) error {
 	if earlier == nil {
 		return nil
 	}
-	return f.compareWith(cmd, r, earlier)
+	return f.comparing.print(cmd, f.form != (outputForm{}), func(noise float64) *bench.Comparison { return r.Compare(earlier, noise) })
 }
 
-func writeFile(name string, r *bench.Report) (err error) {
+func writeFile(name string, r any) (err error) {
 	w, err := os.Create(name)
 	if err != nil {
 		return fmt.Errorf("write report: %w", err)
@@ -86,15 +93,34 @@ func writeFile(name string, r *bench.Report) (err error) {
 	return nil
 }
 
-// compareWith prints the changes, beside the tables or, beside JSON and the like, on standard error.
-func (f *benchFlags) compareWith(cmd *cobra.Command, r, earlier *bench.Report) error {
+// comparing is what the command line says of a comparison with an earlier run.
+type comparing struct{ with, noise, failAbove string }
+
+func (f *comparing) register(fl *pflag.FlagSet) {
+	fl.StringVar(&f.with, "compare", "", "also compare with the JSON object of an earlier run")
+	fl.StringVar(&f.noise, "noise", "5%", "changes that --compare takes for chance, unless a point's own spread is wider")
+	fl.StringVar(&f.failAbove, "fail-above", "", "fail if --compare finds a point slower by more than this")
+}
+
+// check reports what is no share.
+func (f *comparing) check() error {
+	for flag, text := range map[string]string{"--noise": f.noise, "--fail-above": f.failAbove} {
+		if _, err := parsePercent(text); err != nil {
+			return usagef("%s: %w", flag, err)
+		}
+	}
+	return nil
+}
+
+// print prints the changes, beside the tables or, beside JSON and the like (aside), on standard error.
+func (f *comparing) print(cmd *cobra.Command, aside bool, compare func(noise float64) *bench.Comparison) error {
 	noise, err := parsePercent(f.noise)
 	if err != nil {
 		return err
 	}
-	c := r.Compare(earlier, noise)
+	c := compare(noise)
 	out := cmd.OutOrStdout()
-	if f.form != (outputForm{}) {
+	if aside {
 		out = cmd.ErrOrStderr()
 	}
 	if err := c.WriteText(out); err != nil {
@@ -108,7 +134,7 @@ func (f *benchFlags) compareWith(cmd *cobra.Command, r, earlier *bench.Report) e
 		return err
 	}
 	if n := c.Worse(share); n > 0 {
-		return fmt.Errorf("%d points are more than %s slower than in %s", n, f.failAbove, f.compare)
+		return fmt.Errorf("%d points are more than %s slower than in %s", n, f.failAbove, f.with)
 	}
 	return nil
 }

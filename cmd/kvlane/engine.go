@@ -77,17 +77,26 @@ func (e *engineFlags) register(flags *pflag.FlagSet) {
 	e.cacheBytes = 1 << 30
 	flags.StringVar(&e.device, "device", "auto", "auto, sim or cuda; auto takes the GPU if there is one")
 	flags.IntVar(&e.index, "device-index", 0, "which of the devices")
-	flags.StringVar(&e.path, "path", "auto", "how to copy: auto, or the name of a path that every batch takes")
-	flags.StringVar(&e.policy, "policy", plan.Throughput.String(), "what paths are chosen for: throughput, latency, or background (little harm to what computes beside)")
-	flags.StringVar(&e.calibration, "calibrate", string(profile.Once), "when a GPU's paths are measured: once (if no profile is stored; it takes 2 s), or never")
-	flags.StringVar(&e.verify, "verify", store.VerifyDevice.String(), "who makes and verifies checksums: device (the copy on its way, or else the CPU), always (the CPU too, before and after copies), or fill (the same, but not of what the cache has)")
+	e.registerCopies(flags)
 	flags.Var(sizeValue{&e.cacheBytes}, "cache-bytes", "pinned host memory of the cache tier")
 	flags.StringArrayVar(&e.dirs, "file-dir", nil, "directory of the file tier; repeat it for several, without it there is none")
 	flags.BoolVar(&e.readOnly, "file-read-only", false, "change nothing in the directories of the file tier: serve loads from them, and dump to the cache alone")
 	flags.Var(sizeValue{&e.fileBytes}, "file-bytes", "bound of the file tier; 0 is none")
-	flags.StringVar(&e.fsync, "fsync", "never", "when files are synced: never, or file (each one, before its block counts as durable)")
+	e.registerFsync(flags)
 	e.rdma.register(flags)
 	flags.StringVar(&e.metricsAddr, "metrics-addr", "", "serve Prometheus metrics at this host:port under /metrics")
+}
+
+// registerCopies registers what says how blocks are copied.
+func (e *engineFlags) registerCopies(flags *pflag.FlagSet) {
+	flags.StringVar(&e.path, "path", "auto", "how to copy: auto, or the name of a path that every batch takes")
+	flags.StringVar(&e.policy, "policy", plan.Throughput.String(), "what paths are chosen for: throughput, latency, or background (little harm to what computes beside)")
+	flags.StringVar(&e.calibration, "calibrate", string(profile.Once), "when a GPU's paths are measured: once (if no profile is stored; it takes 2 s), or never")
+	flags.StringVar(&e.verify, "verify", store.VerifyDevice.String(), "who makes and verifies checksums: device (the copy on its way, or else the CPU), always (the CPU too, before and after copies), or fill (the same, but not of what the cache has)")
+}
+
+func (e *engineFlags) registerFsync(flags *pflag.FlagSet) {
+	flags.StringVar(&e.fsync, "fsync", "never", "when files are synced: never, or file (each one, before its block counts as durable)")
 }
 
 // config returns the engine's configuration for blocks of geometry g, or everything that is wrong with the flags.
@@ -96,6 +105,21 @@ func (e *engineFlags) config(g block.Geometry) (kvlane.Config, error) {
 		Device: kvlane.DeviceConfig{Driver: kvlane.Driver(e.device), Index: e.index},
 		Store:  kvlane.StoreConfig{CacheBytes: e.cacheBytes, Dirs: e.dirs, FileBytes: e.fileBytes, ReadOnly: e.readOnly, FS: e.fs},
 	}
+	errs := e.choices(&c)
+	c.Store.GDR, c.RDMA = kvlane.GDR(e.rdma.gdr), e.rdma.config()
+	if g.Validate() != nil {
+		// That has been complained about already; what else is wrong does not depend on it.
+		g = smallGeometry
+	}
+	c.Identity = g.Identity("", "")
+	var err error
+	c.Layout, err = g.Layout()
+	errs = append(errs, err, c.Validate())
+	return c, errors.Join(errs...)
+}
+
+// choices reads what is still text into c, and returns everything that is wrong with it.
+func (e *engineFlags) choices(c *kvlane.Config) []error {
 	var errs []error
 	check := func(flag string, err error) {
 		if err != nil {
@@ -117,15 +141,7 @@ func (e *engineFlags) config(g block.Geometry) (kvlane.Config, error) {
 		_, _, err = net.SplitHostPort(e.metricsAddr)
 		check("metrics-addr", err)
 	}
-	c.Store.GDR, c.RDMA = kvlane.GDR(e.rdma.gdr), e.rdma.config()
-	if g.Validate() != nil {
-		// That has been complained about already; what else is wrong does not depend on it.
-		g = smallGeometry
-	}
-	c.Identity = g.Identity("", "")
-	c.Layout, err = g.Layout()
-	errs = append(errs, err, c.Validate())
-	return c, errors.Join(errs...)
+	return errs
 }
 
 // parsePath reads what stream.Path.String writes, and "auto" for the stream's own choice.

@@ -1,0 +1,80 @@
+package request
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/kvlane/kvlane/bench"
+)
+
+// beside measures what loads and dumps cost the product.
+func (r *run) beside(ctx context.Context, rig *rig) (err error) {
+	p, err := r.o.OpenProduct(ctx, rig.engine.Device())
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, p.Close()) }()
+	if r.rep.Beside == nil {
+		r.rep.Beside = &Beside{What: p.Describe(), Pairs: r.o.Pairs}
+	}
+	g := &group{rig: rig, blocks: r.o.BesideBlocks, requests: r.o.BesideRequests}
+	g.enter()
+	for _, e := range g.entrants {
+		if e.bare() || e.place.Work == Load && e.place.Hits != InCache {
+			continue
+		}
+		l, err := bench.Beside(ctx, p, r.o.Pairs, r.o.Window, e.work)
+		if err != nil {
+			return fmt.Errorf("%s: %w", e.place, err)
+		}
+		r.rep.Beside.Losses = append(r.rep.Beside.Losses, Loss{
+			Place: e.place, GBps: l.GBps, AloneTFLOPS: l.AloneTFLOPS, BesideTFLOPS: l.BesideTFLOPS, Loss: l.Loss, Low: l.Low, High: l.High,
+		})
+	}
+	return nil
+}
+
+// work has each lane make one request after another until quit.
+func (e *entrant) work(ctx context.Context, quit *atomic.Bool, moved func(bytes int64)) error {
+	bytes := int64(e.place.Blocks) * e.rig.geometry.BlockBytes()
+	// Of both the loads find their blocks in the cache too.
+	if e.place.Work != Dump {
+		one := *e
+		one.place.Work = Load
+		if _, err := one.prepare(ctx, 1, false); err != nil {
+			return err
+		}
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	dumps := 0
+	for _, l := range e.lanes {
+		pages := e.rig.dumps.pages
+		if l.work == Dump {
+			pages = pages[dumps : dumps+e.place.Blocks]
+			dumps += e.place.Blocks
+		}
+		g.Go(func() error {
+			for !quit.Load() {
+				if l.work == Dump {
+					l.refs = refsOf(e.rig.newKeys(nil, e.place.Blocks), pages)
+				}
+				if err := l.run(ctx, time.Now()); err != nil {
+					return err
+				}
+				moved(bytes)
+				if l.work == Dump {
+					if err := e.rig.forget(ctx, l.refs, allTiers); err != nil {
+						return err
+					}
+				}
+			}
+			return nil
+		})
+	}
+	return g.Wait()
+}

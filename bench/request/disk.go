@@ -1,0 +1,63 @@
+package request
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
+)
+
+const (
+	dropWorkers = 16
+	// sampled is the share of files that are asked whether they still are in memory: one of so many.
+	sampled = 16
+)
+
+// dropFiles makes the operating system forget the files of blocks. With ask it looks whether it has forgotten some of them, which may
+// begin to read them again: the error wraps ErrNotSupported where the file system keeps them in memory all the same.
+func dropFiles(dir string, keys []block.Key, ask bool) error {
+	var g errgroup.Group
+	g.SetLimit(dropWorkers)
+	for i, k := range keys {
+		g.Go(func() error { return dropFile(dir, k, ask && i%sampled == 0) })
+	}
+	if err := g.Wait(); err != nil {
+		return fmt.Errorf("drop blocks from the page cache: %w", err)
+	}
+	return nil
+}
+
+func dropFile(dir string, key block.Key, ask bool) (err error) {
+	name := key.String()
+	f, err := os.Open(filepath.Join(dir, name[:2], name))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	// What is not on disk yet stays in memory.
+	if err := f.Sync(); err != nil {
+		return err
+	}
+	fd := int(f.Fd())
+	if err := unix.Fadvise(fd, 0, 0, unix.FADV_DONTNEED); err != nil {
+		return fmt.Errorf("posix_fadvise: %w: %w", errdefs.ErrNotSupported, err)
+	}
+	if !ask {
+		return nil
+	}
+	var b [1]byte
+	_, err = unix.Preadv2(fd, [][]byte{b[:]}, 0, unix.RWF_NOWAIT)
+	switch {
+	case errors.Is(err, unix.EAGAIN):
+		return nil
+	case err == nil:
+		return fmt.Errorf("the file system of %s keeps files in memory that it is told to drop: choose a directory on a disk: %w", dir, errdefs.ErrNotSupported)
+	}
+	return fmt.Errorf("whether the file system of %s has dropped a file cannot be found out: %w: %w", dir, errdefs.ErrNotSupported, err)
+}

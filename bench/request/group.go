@@ -1,0 +1,308 @@
+package request
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/kvlane/kvlane/bench"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/store"
+	"github.com/kvlane/kvlane/stream/copy/measure"
+)
+
+const (
+	minRounds = 5
+	maxReps   = 1000
+	// A turn is one repetition, or as many as fit into turnTime.
+	turnTime = 3 * time.Millisecond
+	mostTurn = 16
+)
+
+// entrant is a contender in a group: requests that are made at the same time, again and again.
+type entrant struct {
+	place   Place
+	rig     *rig
+	lanes   []*lane
+	samples samples
+}
+
+// group measures all contenders of one size and number of requests by turns, with large copies between the rounds.
+type group struct {
+	rig              *rig
+	blocks, requests int
+	entrants         []*entrant
+	large            map[Work][]float64
+	leftOut          []string
+}
+
+func (g *group) name() string {
+	return fmt.Sprintf("%s, %d x %d blocks", g.rig.geometry.Name, g.requests, g.blocks)
+}
+
+// enter makes the contenders.
+func (g *group) enter() {
+	o := g.rig.o
+	for _, w := range o.Work {
+		hits := []Hits{""}
+		switch w {
+		case Load:
+			hits = o.Hits
+		case Both:
+			hits = []Hits{InCache}
+		case Dump:
+		}
+		for _, h := range hits {
+			for _, f := range o.Forms {
+				g.add(Place{Work: w, Layerwise: f == Layers, Hits: h}, g.lanes)
+			}
+		}
+	}
+	if g.rig.loads.pages != nil {
+		g.add(Place{Work: Load}, g.bare)
+	}
+	if g.rig.dumps.pages != nil {
+		g.add(Place{Work: Dump}, g.bare)
+	}
+}
+
+func (g *group) add(p Place, lanes func(Place) []*lane) {
+	p.Geometry, p.Blocks, p.Requests = g.rig.geometry.Name, g.blocks, g.requests
+	e := &entrant{place: p, rig: g.rig, lanes: lanes(p)}
+	e.samples.init(e)
+	g.entrants = append(g.entrants, e)
+}
+
+// lanes returns those that make a place's requests.
+func (g *group) lanes(p Place) []*lane {
+	var all []*lane
+	for i := range g.requests {
+		from, to := i*g.blocks, (i+1)*g.blocks
+		if p.Work != Dump {
+			set := &g.rig.loads
+			l := &lane{rig: g.rig, work: Load, layers: p.Layerwise, keys: set.keys[from:to], refs: refsOf(set.keys[from:to], set.pages[from:to]), tier: store.TierCache}
+			if p.Hits != InCache {
+				l.tier = store.TierFile
+			}
+			if p.Layerwise {
+				l.arrived = make([]time.Duration, g.rig.geometry.Shards)
+			}
+			all = append(all, l)
+		}
+		if p.Work != Load {
+			all = append(all, &lane{rig: g.rig, work: Dump, layers: p.Layerwise})
+		}
+	}
+	return all
+}
+
+// bare returns what copies all requests' pages at once by a bare stream.
+func (g *group) bare(p Place) []*lane {
+	r, n := g.rig, g.requests*g.blocks
+	paged := &mem.Paged{Dir: mem.ToPages}
+	set := &r.loads
+	if p.Work == Dump {
+		paged.Dir, set = mem.ToSlots, &r.dumps
+	}
+	pairs := make([]mem.PageSlot, n)
+	for i := range pairs {
+		pairs[i] = mem.PageSlot{Page: set.pages[i], Slot: uint32(i)}
+	}
+	paged.Groups = []mem.PageGroup{{Planes: r.cache.Planes(), Slots: mem.Slots{Region: r.host, Stride: r.layout.ImageBytes()}, Pairs: pairs}}
+	return []*lane{{rig: r, work: p.Work, raw: &mem.Batch{Paged: paged}}}
+}
+
+// measure measures until the deadline, and each contender minRounds times at least.
+func (g *group) measure(ctx context.Context, deadline time.Time) ([]Point, error) {
+	g.enter()
+	g.large = make(map[Work][]float64)
+	if err := g.verify(ctx); err != nil {
+		return nil, fmt.Errorf("%s: %w", g.name(), err)
+	}
+	runtime.GC()
+	for round := 0; len(g.entrants) > 0 && (round < minRounds || time.Now().Before(deadline) && !g.full()); round++ {
+		for _, w := range g.rig.o.Work {
+			gbps, err := g.rig.large.sample(ctx, w)
+			if err != nil {
+				return nil, err
+			}
+			g.large[w] = append(g.large[w], gbps)
+		}
+		for i := range g.entrants {
+			// Everybody follows upon everybody else.
+			e := g.entrants[(i+round)%len(g.entrants)]
+			if err := e.turn(ctx, e.reps()); err != nil {
+				return nil, fmt.Errorf("%s: %w", e.place, err)
+			}
+		}
+	}
+	return g.points(), nil
+}
+
+// verify has every contender make its requests once, which does not count, and compares what they brought with what it must be. A
+// contender that the machine cannot have is left out.
+func (g *group) verify(ctx context.Context) error {
+	var all []*entrant
+	for _, e := range g.entrants {
+		err := e.verify(ctx)
+		switch {
+		case errors.Is(err, errdefs.ErrNotSupported):
+			g.leftOut = append(g.leftOut, fmt.Sprintf("%s: %v", e.place, err))
+			continue
+		case err != nil:
+			return fmt.Errorf("%s: %w", e.place, err)
+		}
+		e.samples.clear()
+		all = append(all, e)
+	}
+	g.entrants = all
+	return nil
+}
+
+func (g *group) full() bool {
+	return !slices.ContainsFunc(g.entrants, func(e *entrant) bool { return len(e.samples.walls) < maxReps })
+}
+
+func (e *entrant) bare() bool { return e.lanes[0].raw != nil }
+
+// reps is how many repetitions its next turn has.
+func (e *entrant) reps() int {
+	n := int(float64(turnTime.Microseconds()) / max(measure.Quantile(slices.Clone(e.samples.walls), 0.5), 1))
+	if e.place.Hits == InPageCache || e.place.Hits == OnDisk || n < 1 {
+		return 1 // what was loaded from files is in the cache afterwards
+	}
+	if e.place.Work != Load && !e.bare() {
+		n = min(n, e.rig.most/(e.place.Blocks*e.place.Requests)) // the cache has room for no more
+	}
+	return max(min(n, mostTurn, maxReps-len(e.samples.walls)), 1)
+}
+
+// turn makes the requests so many times, and records them.
+func (e *entrant) turn(ctx context.Context, reps int) error {
+	dumped, err := e.prepare(ctx, reps, false)
+	if err != nil {
+		return err
+	}
+	paths := e.rig.moved(e.place.Work)
+	before := bench.Used()
+	for i := range reps {
+		e.next(dumped, i)
+		if err := e.make(ctx); err != nil {
+			return err
+		}
+		e.samples.add(e.lanes)
+	}
+	after := bench.Used()
+	e.samples.cpu += after.CPU - before.CPU
+	e.samples.allocs += after.Allocs - before.Allocs
+	e.samples.path = mostMoved(paths, e.rig.moved(e.place.Work), e.samples.path)
+	return e.rig.forget(ctx, dumped, allTiers)
+}
+
+// verify makes the requests once and compares every byte: of loads where they arrived, of dumps after they were loaded again.
+func (e *entrant) verify(ctx context.Context) error {
+	n := e.place.Blocks * e.place.Requests
+	loads, dumps := e.place.Work != Dump && !e.bare(), e.place.Work != Load && !e.bare()
+	if loads {
+		if err := e.rig.poison(ctx, &e.rig.loads, n); err != nil {
+			return err
+		}
+	}
+	dumped, err := e.prepare(ctx, 1, true)
+	if err != nil {
+		return err
+	}
+	e.next(dumped, 0)
+	if err := e.make(ctx); err != nil {
+		return err
+	}
+	if loads {
+		if err := e.rig.check(ctx, &e.rig.loads, n); err != nil {
+			return err
+		}
+	}
+	if dumps {
+		if err := e.rig.loadBack(ctx, dumped); err != nil {
+			return fmt.Errorf("load what was dumped: %w", err)
+		}
+	}
+	return e.rig.forget(ctx, dumped, allTiers)
+}
+
+// loadBack loads blocks to the pages that they were dumped from, and compares them.
+func (r *rig) loadBack(ctx context.Context, refs []store.Ref) error {
+	if err := r.poison(ctx, &r.dumps, len(refs)); err != nil {
+		return err
+	}
+	l := lane{rig: r, work: Load, refs: refs}
+	for i := range refs {
+		l.keys = append(l.keys, refs[i].Key)
+	}
+	if err := l.run(ctx, time.Now()); err != nil {
+		return err
+	}
+	return r.check(ctx, &r.dumps, len(refs))
+}
+
+// prepare sees to it that loads find their blocks where they should, and returns new blocks for so many repetitions of dumps.
+func (e *entrant) prepare(ctx context.Context, reps int, ask bool) (dumped []store.Ref, err error) {
+	r, n := e.rig, e.place.Blocks*e.place.Requests
+	if e.bare() {
+		return nil, nil
+	}
+	if e.place.Work != Load {
+		keys := r.newKeys(nil, n*reps)
+		for i := range reps {
+			dumped = append(dumped, refsOf(keys[i*n:(i+1)*n], r.dumps.pages[:n])...)
+		}
+	}
+	if e.place.Work == Dump || r.dir == "" {
+		return dumped, nil
+	}
+	if e.place.Hits == InCache {
+		t, err := r.engine.Store().Prefetch(ctx, r.loads.keys[:n])
+		if err != nil {
+			return nil, err
+		}
+		return dumped, t.Wait(ctx)
+	}
+	if err := r.forget(ctx, refsOf(r.loads.keys[:n], r.loads.pages[:n]), 1); err != nil {
+		return nil, err
+	}
+	if e.place.Hits == OnDisk {
+		return dumped, dropFiles(r.dir, r.loads.keys[:n], ask)
+	}
+	return dumped, nil
+}
+
+// next gives the lanes that dump their blocks of repetition i.
+func (e *entrant) next(dumped []store.Ref, i int) {
+	b := e.place.Blocks
+	from := i * b * e.place.Requests
+	for _, l := range e.lanes {
+		if l.work == Dump && l.raw == nil {
+			l.refs = dumped[from : from+b]
+			from += b
+		}
+	}
+}
+
+// make makes the requests, all at the same time.
+func (e *entrant) make(ctx context.Context) error {
+	if len(e.lanes) == 1 {
+		return e.lanes[0].run(ctx, time.Now())
+	}
+	var wg sync.WaitGroup
+	errs := make([]error, len(e.lanes))
+	begin := time.Now()
+	for i, l := range e.lanes {
+		wg.Go(func() { errs[i] = l.run(ctx, begin) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}

@@ -1,0 +1,246 @@
+package request
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/kvlane/kvlane/bench"
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/store"
+	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/tier"
+)
+
+// Engine is what requests are made to. *kvlane.Engine is one.
+type Engine interface {
+	Device() device.Device
+	Store() *store.Store
+	Tiers() []tier.Tier
+	OpenStream() (stream.EventStream, error)
+	Register(regions ...*mem.Region) error
+	Unregister(ctx context.Context, regions ...*mem.Region) error
+	Notes() []string
+	Close(ctx context.Context) error
+}
+
+// Needs is what an engine has to be opened with.
+type Needs struct {
+	Identity   block.Identity
+	Layout     *block.Layout
+	CacheBytes int64
+	Dir        string // of the file tier; empty: there is none
+}
+
+// Opener opens an engine. The run closes it.
+type Opener func(ctx context.Context, n Needs) (Engine, error)
+
+// Product is a matrix product that can be closed.
+type Product interface {
+	bench.Product
+	Close() error
+}
+
+// Work is what requests do.
+type Work string
+
+// The kinds of work.
+const (
+	Load Work = "load"
+	Dump Work = "dump"
+	Both Work = "both" // as many loads as dumps, begun at the same time
+)
+
+// Hits is where loads find their blocks.
+type Hits string
+
+// The places of blocks.
+const (
+	InCache     Hits = "cache"
+	InPageCache Hits = "page-cache" // files that the operating system has in memory
+	OnDisk      Hits = "disk"       // files that it has not
+)
+
+// Form is how a request is made.
+type Form string
+
+// The forms of requests.
+const (
+	Whole  Form = "whole"
+	Layers Form = "layers" // layer by layer: all are asked for at once, and waited for in order
+)
+
+// Options says what to measure. Zero values are the defaults, which are smaller where Simulated.
+type Options struct {
+	Simulated bool
+	// Still says that the device completes copies without making them: nothing is verified then.
+	Still bool
+
+	Geometries []string // by name; default 70b-tp8
+	Blocks     []int    // of one request; default 1, 8, 64, 128, 1024, 8192
+	Requests   []int    // at a time; default 1, 8, 32
+	Work       []Work   // default load, dump and both
+	Forms      []Form   // default both
+	Hits       []Hits   // default InCache; the others need Dir
+	// Dir is where the file tier gets a directory of its own, which is removed at the end. Dumps are durable in it then.
+	Dir string
+	// Bytes is the most that the requests of one time load or dump: what would be more is left out. Default 2 GiB (simulated: 8 MiB).
+	Bytes int64
+	// CacheBytes of pinned memory. Default: as little as the largest requests take.
+	CacheBytes int64
+	// LargeBytes is the length of the one large copy. Default 256 MiB (simulated: 4 MiB).
+	LargeBytes int64
+	// Budget is about how long measuring takes in all. Default 2 minutes (simulated: 10 s).
+	Budget time.Duration
+	// Quick measures fewer points in 15 s (simulated: 3 s): 1, 64 and 1024 blocks, one request at a time, loads and dumps.
+	Quick bool
+	Seed  uint64
+
+	// OpenProduct, where set, opens the product that requests of BesideBlocks blocks, BesideRequests at a time, run beside. Default:
+	// the most blocks up to 1024, and 2. It is closed by the run.
+	OpenProduct                  func(ctx context.Context, dev device.Device) (Product, error)
+	BesideBlocks, BesideRequests int
+	Pairs                        int           // windows with requests and as many without; default 20
+	Window                       time.Duration // default 50 ms
+
+	// Progress, where set, is called before every group of points.
+	Progress func(done, total int, what string)
+}
+
+// Bounds of Options.
+const (
+	MaxBlocks   = 1 << 20
+	MaxRequests = 4096
+	MaxBytes    = 1 << 40
+	MaxPairs    = 1 << 16
+)
+
+func def[T comparable](v *T, to T) {
+	var zero T
+	if *v == zero {
+		*v = to
+	}
+}
+
+func list[T any](v *[]T, to ...T) {
+	if len(*v) == 0 {
+		*v = to
+	}
+}
+
+func (o Options) withDefaults() Options {
+	bytes, large, budget, quick := int64(2<<30), int64(256<<20), 2*time.Minute, 15*time.Second
+	if o.Simulated {
+		bytes, large, budget, quick = 8<<20, 4<<20, 10*time.Second, 3*time.Second
+	}
+	if o.Quick {
+		list(&o.Blocks, 1, 64, 1024)
+		list(&o.Requests, 1)
+		list(&o.Work, Load, Dump)
+		budget = quick
+	}
+	list(&o.Geometries, geometries[0].Name)
+	list(&o.Blocks, 1, 8, 64, 128, 1024, 8192)
+	list(&o.Requests, 1, 8, 32)
+	list(&o.Work, Load, Dump, Both)
+	list(&o.Forms, Whole, Layers)
+	list(&o.Hits, InCache)
+	def(&o.Bytes, bytes)
+	def(&o.LargeBytes, large)
+	def(&o.Budget, budget)
+	def(&o.BesideRequests, 2)
+	def(&o.Pairs, 20)
+	def(&o.Window, 50*time.Millisecond)
+	if o.BesideBlocks == 0 {
+		for _, n := range o.Blocks {
+			if n <= max(1024, slices.Min(o.Blocks)) {
+				o.BesideBlocks = max(o.BesideBlocks, n)
+			}
+		}
+	}
+	return o
+}
+
+// Validate reports everything that Run would refuse, at once and before anything is opened.
+func (o Options) Validate() error {
+	o = o.withDefaults()
+	return o.validate()
+}
+
+func (o *Options) validate() error {
+	var errs []error
+	bad := func(format string, args ...any) {
+		errs = append(errs, fmt.Errorf(format+": %w", append(args, errdefs.ErrInvalid)...))
+	}
+	for _, name := range o.Geometries {
+		if _, err := GeometryByName(name); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	for _, f := range []struct {
+		what    string
+		v       []int
+		atLeast int
+		most    int
+	}{
+		{"blocks of a request", append([]int{o.BesideBlocks}, o.Blocks...), 1, MaxBlocks},
+		{"requests at a time", append([]int{o.BesideRequests}, o.Requests...), 1, MaxRequests},
+		{"pairs of windows", []int{o.Pairs}, 2, MaxPairs},
+	} {
+		for _, n := range f.v {
+			if n < f.atLeast || n > f.most {
+				bad("%d %s are not %d to %d", n, f.what, f.atLeast, f.most)
+			}
+		}
+	}
+	oneOf(bad, "work", o.Work, Load, Dump, Both)
+	oneOf(bad, "form", o.Forms, Whole, Layers)
+	oneOf(bad, "place of blocks", o.Hits, InCache, InPageCache, OnDisk)
+	for _, h := range o.Hits {
+		if h != InCache && o.Dir == "" {
+			bad("blocks are to be found in files (%s), but no directory is given for them", h)
+		}
+	}
+	if o.Bytes < 0 || o.Bytes > MaxBytes || o.CacheBytes < 0 || o.LargeBytes < 4096 || o.LargeBytes > MaxBytes {
+		bad("%d bytes of requests and a large copy of %d are not within %d, or the cache of %d bytes is negative", o.Bytes, o.LargeBytes, int64(MaxBytes), o.CacheBytes)
+	}
+	if o.Budget < 0 || o.Window < 0 || o.Window > bench.MaxWindow {
+		bad("a budget of %v or windows of %v are negative, or longer than %v", o.Budget, o.Window, bench.MaxWindow)
+	}
+	if len(errs) == 0 {
+		errs = append(errs, o.fits())
+	}
+	return errors.Join(errs...)
+}
+
+// fits reports geometries of which nothing would be measured.
+func (o *Options) fits() error {
+	for _, name := range o.Geometries {
+		g, err := GeometryByName(name)
+		if err != nil {
+			return err
+		}
+		if least := g.BlockBytes() * int64(slices.Min(o.Blocks)) * int64(slices.Min(o.Requests)); least > o.Bytes {
+			return fmt.Errorf("the smallest requests of %s have %s, more than the %s of all at a time: allow more bytes, or ask for fewer blocks: %w",
+				name, bench.BytesText(least), bench.BytesText(o.Bytes), errdefs.ErrInvalid)
+		}
+		if n := g.BlockBytes() * int64(o.BesideBlocks) * int64(o.BesideRequests); o.OpenProduct != nil && n > o.Bytes {
+			return fmt.Errorf("the requests of %s beside the product have %s, more than the %s of all at a time: allow more bytes, or ask for fewer blocks: %w",
+				name, bench.BytesText(n), bench.BytesText(o.Bytes), errdefs.ErrInvalid)
+		}
+	}
+	return nil
+}
+
+func oneOf[T ~string](bad func(string, ...any), what string, v []T, known ...T) {
+	for _, x := range v {
+		if !slices.Contains(known, x) {
+			bad("there is no %s %q: it is one of %q", what, x, known)
+		}
+	}
+}

@@ -1,0 +1,129 @@
+package request
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/store"
+)
+
+// patience bounds a request, and the wait for one that failed to come to rest.
+const patience = time.Minute
+
+// lane makes one request after another, always of the same pages. Its times count from the begin that it is given.
+type lane struct {
+	rig    *rig
+	work   Work       // Load or Dump
+	raw    *mem.Batch // where set, what a bare stream copies in place of a request
+	layers bool
+	tier   string // where a load must find its blocks; empty: wherever
+	refs   []store.Ref
+	keys   []block.Key
+
+	free    time.Duration   // verified in pages; of a dump, its pages are read no more
+	durable time.Duration   // of a dump
+	arrived []time.Duration // by layer, of a load layer by layer
+}
+
+// run makes one request.
+func (l *lane) run(ctx context.Context, begin time.Time) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	switch {
+	case l.raw != nil:
+		return l.copy(ctx, begin)
+	case l.work == Load:
+		return l.load(ctx, begin)
+	}
+	return l.dump(ctx, begin)
+}
+
+func (l *lane) copy(ctx context.Context, begin time.Time) error {
+	t, err := l.rig.raw.Submit(ctx, l.raw)
+	if err != nil {
+		return fmt.Errorf("submit to a bare stream: %w", err)
+	}
+	if err := t.Wait(ctx); err != nil {
+		return fmt.Errorf("copy by a bare stream: %w", err)
+	}
+	l.free = time.Since(begin)
+	return nil
+}
+
+func (l *lane) load(ctx context.Context, begin time.Time) error {
+	s := l.rig.engine.Store()
+	lease, err := s.LeasePrefix(ctx, l.keys, patience)
+	if err != nil {
+		return err
+	}
+	defer lease.Release()
+	if lease.Len() < len(l.keys) {
+		return fmt.Errorf("lease %d blocks: block %d is not there, or leases hold too much of the cache: %w", len(l.keys), lease.Len(), errdefs.ErrNotFound)
+	}
+	task, err := s.Load(ctx, lease, l.rig.cache.Pages(), l.refs, store.LoadOptions{Layerwise: l.layers})
+	if err != nil {
+		return err
+	}
+	for k := range l.arrived {
+		if err = task.WaitShard(ctx, k); err != nil {
+			break
+		}
+		l.arrived[k] = time.Since(begin)
+	}
+	if err == nil {
+		err = task.Wait(ctx)
+	}
+	l.free = time.Since(begin)
+	if err != nil {
+		task.Cancel()
+		return errors.Join(err, l.rig.settle(task.Done(), len(l.refs)))
+	}
+	if found := lease.Tier(len(l.keys) - 1); l.tier != "" && found != l.tier {
+		return fmt.Errorf("blocks were found in the %s tier and not in the %s: %w", found, l.tier, errdefs.ErrMismatch)
+	}
+	return nil
+}
+
+func (l *lane) dump(ctx context.Context, begin time.Time) error {
+	task, err := l.rig.engine.Store().Dump(ctx, l.rig.cache.Pages(), l.refs, store.DumpOptions{Layerwise: l.layers})
+	if err != nil {
+		return err
+	}
+	for k := 0; l.layers && k < l.rig.geometry.Shards && err == nil; k++ {
+		err = task.SubmitShard(ctx, k)
+	}
+	if err == nil {
+		err = task.SourceFree(ctx)
+	}
+	l.free = time.Since(begin)
+	if err == nil {
+		err = task.Durable(ctx)
+	}
+	l.durable = time.Since(begin)
+	if err != nil {
+		task.Cancel()
+		return errors.Join(err, l.rig.settle(task.Done(), len(l.refs)))
+	}
+	if n := task.Skipped(); n > 0 {
+		return fmt.Errorf("%d blocks of a dump were there before: %w", n, errdefs.ErrExists)
+	}
+	return nil
+}
+
+// settle waits until a task that failed has come to rest. One that does not keeps its pages for good.
+func (r *rig) settle(done <-chan struct{}, pages int) error {
+	timer := time.NewTimer(patience / 2)
+	defer timer.Stop()
+	select {
+	case <-done:
+		return nil
+	case <-timer.C:
+		r.cache.Abandon(pages)
+		return fmt.Errorf("a task did not come to rest: %w", errdefs.ErrBusy)
+	}
+}

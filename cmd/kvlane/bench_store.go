@@ -1,0 +1,234 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"runtime/debug"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/kvlane/kvlane"
+	"github.com/kvlane/kvlane/bench"
+	"github.com/kvlane/kvlane/bench/chart"
+	"github.com/kvlane/kvlane/bench/matmul"
+	"github.com/kvlane/kvlane/bench/request"
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/errdefs"
+)
+
+// storeBench is what the command line says of a benchmark of requests.
+type storeBench struct {
+	engine            engineFlags
+	run               request.Options
+	work, forms, hits []string
+	besideProduct     bool
+	cublaslt          string
+	json              bool
+	out, charts       string
+	comparing         comparing
+}
+
+func newBenchStoreCommand() *cobra.Command {
+	var f storeBench
+	cmd := &cobra.Command{
+		Use:   "store",
+		Short: "Measure what a request to the store feels",
+		Long: `store measures requests as an engine makes them: from the call of LeasePrefix until every byte is verified in pages, and of dumps
+until the pages may be reused and until the blocks are durable; whole and layer by layer, one or many at a time, loads, dumps and
+both at once. Beside them stand one large copy of the same run (C) and the same pages in one batch of a bare stream: what the store
+costs is the difference. Contenders take turns. Every point's bytes are compared: a run that brought wrong ones fails.
+
+Geometries: ` + geometryTexts() + `.
+
+Without --file-dir there is the cache alone, and a block is durable once lookups find it. With it the file tier gets a directory of
+its own there, which is removed at the end, and --hits page-cache and --hits disk measure loads from files: those that the operating
+system has in memory, and those that it was told to drop. --beside-matmul measures what requests cost a matrix product beside them.
+
+All options of the engine are the default unless given. The simulated device has to be asked for; no figure of it means anything but
+a ratio. With --still it completes copies without making them: CPU time and allocations are then what the host itself takes.
+
+A default run takes about two and a half minutes on a GPU, --quick half a minute.`,
+		Example: `  kvlane bench store
+  kvlane bench store --quick --out run.json --charts charts
+  kvlane bench store --geometry 8b,mla --blocks 16,128 --requests 1 --compare run.json
+  kvlane bench store --device sim --still --quick --requests 1`,
+		Args: usageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error { return f.execute(cmd) },
+	}
+	f.register(cmd.Flags())
+	return cmd
+}
+
+func geometryTexts() string {
+	var texts []string
+	for _, g := range request.Geometries() {
+		texts = append(texts, fmt.Sprintf("%s (%s)", g.Name, g.About))
+	}
+	return strings.Join(texts, "; ")
+}
+
+func (f *storeBench) register(fl *pflag.FlagSet) {
+	fl.SortFlags = false
+	fl.StringVar(&f.engine.device, "device", string(kvlane.CUDA), "cuda or sim")
+	fl.IntVar(&f.engine.index, "device-index", 0, "which device of the driver")
+	fl.BoolVar(&f.run.Still, "still", false, "have the simulated device complete copies without making them")
+	fl.StringSliceVar(&f.run.Geometries, "geometry", nil, "how blocks lie (default 70b-tp8)")
+	fl.IntSliceVar(&f.run.Blocks, "blocks", nil, "blocks of one request (default 1,8,64,128,1024,8192)")
+	fl.IntSliceVar(&f.run.Requests, "requests", nil, "requests at a time (default 1,8,32)")
+	fl.StringSliceVar(&f.work, "work", nil, "load, dump, both (default all)")
+	fl.StringSliceVar(&f.forms, "forms", nil, "whole, layers (default both)")
+	fl.StringSliceVar(&f.hits, "hits", nil, "where loads find their blocks: cache, page-cache, disk (default cache)")
+	fl.StringVar(&f.run.Dir, "file-dir", "", "where the file tier gets a directory of its own; without it there is none")
+	fl.Var(sizeValue{&f.run.Bytes}, "bytes", "the most that all requests of a time load or dump, larger ones are left out; 0 is 2GiB, or 8MiB simulated")
+	fl.Var(sizeValue{&f.run.CacheBytes}, "cache-bytes", "pinned host memory of the cache tier; 0 is as little as the requests need")
+	fl.Var(sizeValue{&f.run.LargeBytes}, "large", "length of the one large copy; 0 is 256MiB, or 4MiB simulated")
+	fl.BoolVar(&f.run.Quick, "quick", false, "measure 1, 64 and 1024 blocks, one request at a time, loads and dumps, in 15 s")
+	fl.DurationVar(&f.run.Budget, "budget", 0, "about how long all points take; 0 is 2m, or 10s simulated")
+	fl.Uint64Var(&f.run.Seed, "seed", 1, "which pages are used first")
+
+	f.engine.registerCopies(fl)
+	f.engine.registerFsync(fl)
+
+	fl.BoolVar(&f.besideProduct, "beside-matmul", false, "also measure requests beside a matrix product")
+	fl.IntVar(&f.run.BesideBlocks, "beside-blocks", 0, "blocks of a request beside it; 0 is the most of --blocks up to 1024")
+	fl.IntVar(&f.run.BesideRequests, "beside-requests", 2, "requests at a time beside it")
+	fl.IntVar(&f.run.Pairs, "pairs", 20, "windows with requests, and as many without, beside the matrix product")
+	fl.DurationVar(&f.run.Window, "window", 50*time.Millisecond, "length of such a window")
+	fl.StringVar(&f.cublaslt, "cublaslt", "", "libcublasLt.so or its folder (default: where the loader searches)")
+
+	fl.BoolVar(&f.json, "json", false, "print one JSON object")
+	fl.StringVar(&f.out, "out", "", "also write the JSON object to a file")
+	fl.StringVar(&f.charts, "charts", "", "also write charts, SVG and PNG, into a folder")
+	f.comparing.register(fl)
+}
+
+func (f *storeBench) execute(cmd *cobra.Command) error {
+	c, err := f.parse()
+	if err != nil {
+		return err
+	}
+	earlier, err := readEarlier(cmd.Context(), "--compare", f.comparing.with, request.Read)
+	if err != nil {
+		return err
+	}
+	progress, finish := drawProgress(cmd)
+	f.run.Progress = progress
+	r, err := request.Run(cmd.Context(), f.opener(c), f.run)
+	finish()
+	if err != nil {
+		return asUsage(err)
+	}
+	r.Machine.Command, r.Version, r.Setup.Engine = commandLine(), plainVersion(debug.ReadBuildInfo()), engineGiven(cmd.Flags())
+	return f.print(cmd, r, earlier)
+}
+
+// parse reads what is still text, and returns the engine's options or everything that is wrong.
+func (f *storeBench) parse() (kvlane.Config, error) {
+	o := &f.run
+	o.Simulated = f.engine.device == string(kvlane.Sim)
+	c := kvlane.Config{Device: kvlane.DeviceConfig{Driver: kvlane.Driver(f.engine.device), Index: f.engine.index, Sim: sim.Options{Still: o.Still}}}
+	errs := f.engine.choices(&c)
+	if d := c.Device.Driver; d != kvlane.CUDA && d != kvlane.Sim {
+		errs = append(errs, fmt.Errorf("--device %q: it is cuda or sim, by name", d))
+	}
+	for _, text := range f.work {
+		o.Work = append(o.Work, request.Work(text))
+	}
+	for _, text := range f.forms {
+		o.Forms = append(o.Forms, request.Form(text))
+	}
+	for _, text := range f.hits {
+		o.Hits = append(o.Hits, request.Hits(text))
+	}
+	if f.besideProduct {
+		o.OpenProduct = func(ctx context.Context, dev device.Device) (request.Product, error) {
+			p, err := matmul.Open(ctx, dev, f.cublaslt)
+			if err != nil {
+				return nil, fmt.Errorf("--beside-matmul: %w", err)
+			}
+			return p, nil
+		}
+	}
+	errs = append(errs, o.Validate(), f.comparing.check())
+	if err := errors.Join(errs...); err != nil {
+		return c, &usageError{err}
+	}
+	return c, nil
+}
+
+// opener opens engines with the options of the command line.
+func (f *storeBench) opener(c kvlane.Config) request.Opener {
+	return func(ctx context.Context, n request.Needs) (request.Engine, error) {
+		c := c
+		c.Identity, c.Layout, c.Store.CacheBytes = n.Identity, n.Layout, n.CacheBytes
+		if n.Dir != "" {
+			c.Store.Dirs = []string{n.Dir}
+		}
+		e, err := openEngine(ctx, c)
+		switch {
+		case errors.Is(err, errdefs.ErrNotSupported) && c.Device.Driver == kvlane.CUDA:
+			return nil, fmt.Errorf("%w; --device sim measures the simulated device, of which no figure means anything but a ratio", err)
+		case err != nil:
+			return nil, err // not a nil *Engine in an interface
+		}
+		return e, nil
+	}
+}
+
+// engineOptions are the flags whose values differ from an engine's defaults.
+var engineOptions = []string{"path", "policy", "calibrate", "verify", "fsync", "cache-bytes"}
+
+// engineGiven names the options of the engine that were given.
+func engineGiven(fl *pflag.FlagSet) string {
+	var texts []string
+	for _, name := range engineOptions {
+		if f := fl.Lookup(name); f.Changed {
+			texts = append(texts, fmt.Sprintf("--%s %s", name, f.Value))
+		}
+	}
+	return strings.Join(texts, " ")
+}
+
+// ofCommit matches what versions of builds from a working tree have: a time and a commit, or the mark of changes.
+var ofCommit = regexp.MustCompile(`(-|\.)(0\.)?\d{14}-[0-9a-f]{12}|\+dirty`)
+
+// plainVersion names the release that was built, if it was one.
+func plainVersion(info *debug.BuildInfo, ok bool) string {
+	if !ok || info.Main.Version == "" || ofCommit.MatchString(info.Main.Version) {
+		return "(devel)"
+	}
+	return info.Main.Version
+}
+
+// print prints the report in the form asked for, writes the files, and compares.
+func (f *storeBench) print(cmd *cobra.Command, r, earlier *request.Report) error {
+	var err error
+	if f.json {
+		err = writeJSON(cmd, r)
+	} else {
+		err = r.WriteText(cmd.OutOrStdout())
+	}
+	if err == nil && f.out != "" {
+		err = writeFile(f.out, r)
+	}
+	if err != nil {
+		return err
+	}
+	if f.charts != "" {
+		files, err := chart.WriteRequests(f.charts, r)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(cmd.ErrOrStderr(), "%d charts are in %s\n", len(files), f.charts)
+	}
+	if earlier == nil {
+		return nil
+	}
+	return f.comparing.print(cmd, f.json, func(noise float64) *bench.Comparison { return r.Compare(earlier, noise) })
+}

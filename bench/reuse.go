@@ -22,8 +22,15 @@ type Usage struct {
 	Allocs uint64        // heap objects made
 }
 
-// Used returns what the process used until now. It stops the process for some microseconds to count.
-func Used() Usage { return Usage{CPU: cpuTime(), Allocs: mallocs()} }
+// UsageNow returns what the process has used until now. It stops the process for some microseconds to count objects, which are not
+// in the CPU time that Since finds.
+func UsageNow() Usage {
+	n := mallocs()
+	return Usage{CPU: cpuTime(), Allocs: n}
+}
+
+// Since returns what the process has used since u.
+func (u Usage) Since() Usage { return Usage{CPU: cpuTime() - u.CPU, Allocs: mallocs() - u.Allocs} }
 
 // WriteTable writes rows of equal length as an aligned table in Markdown; the first is the header.
 func WriteTable(w io.Writer, rows [][]string) {

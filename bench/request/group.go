@@ -189,7 +189,7 @@ func (e *entrant) turn(ctx context.Context, reps int) error {
 		return err
 	}
 	paths := e.rig.moved(e.place.Work)
-	before := bench.Used()
+	before := bench.UsageNow()
 	for i := range reps {
 		e.next(dumped, i)
 		if err := e.make(ctx); err != nil {
@@ -197,9 +197,8 @@ func (e *entrant) turn(ctx context.Context, reps int) error {
 		}
 		e.samples.add(e.lanes)
 	}
-	after := bench.Used()
-	e.samples.cpu += after.CPU - before.CPU
-	e.samples.allocs += after.Allocs - before.Allocs
+	used := before.Since()
+	e.samples.cpu, e.samples.allocs = e.samples.cpu+used.CPU, e.samples.allocs+used.Allocs
 	e.samples.path = mostMoved(paths, e.rig.moved(e.place.Work), e.samples.path)
 	return e.rig.forget(ctx, dumped, allTiers)
 }

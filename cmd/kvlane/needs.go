@@ -48,7 +48,15 @@ var needs = []need{
 		met: isNot("file-read-only", "true"), clashes: "--file-read-only, which writes nothing",
 	},
 	{
-		commands: []string{"replay"}, flags: []string{"policy"},
+		commands: []string{"bench store"}, flags: []string{"fsync"},
+		met: given("file-dir"), lacks: "--file-dir DIR",
+	},
+	{
+		commands: []string{"bench store"}, flags: []string{"calibrate"},
+		met: isNot("device", string(kvlane.Sim)), clashes: "--device sim, whose paths are not measured",
+	},
+	{
+		commands: []string{"replay", "bench store"}, flags: []string{"policy"},
 		met: either(isNot("policy", plan.Throughput.String(), plan.Latency.String()), is("path", "auto")), clashes: "a forced --path",
 	},
 	{
@@ -73,8 +81,16 @@ var needs = []need{
 		met: isNotGiven("from"), clashes: "--from, which measures nothing",
 	},
 	{
-		commands: []string{"bench copy"}, flags: []string{"noise", "fail-above"},
+		commands: []string{"bench copy", "bench store"}, flags: []string{"noise", "fail-above"},
 		met: given("compare"), lacks: "--compare FILE",
+	},
+	{
+		commands: []string{"bench store"}, flags: []string{"still"},
+		met: is("device", string(kvlane.Sim)), lacks: "--device sim",
+	},
+	{
+		commands: []string{"bench store"}, flags: []string{"beside-blocks", "beside-requests", "pairs", "window", "cublaslt"},
+		met: is("beside-matmul", "true"), lacks: "--beside-matmul",
 	},
 	{
 		commands: []string{"bench copy"},

@@ -20,6 +20,8 @@ var alwaysEffective = map[string]string{
 	"calibrate": "device device-index force budget wait memory profile-dir json",
 	"bench copy": `device device-index peer-index full sizes counts paths directions host batch bytes pool large reps seed lists sums forms
 		targets beside-matmul high-priority json csv nixl out from charts compare`,
+	"bench store": `device device-index geometry blocks requests work forms hits file-dir bytes cache-bytes large quick budget seed path verify
+		beside-matmul json out charts compare`,
 	"bench rdma":   "device sizes iterations rdma-provider nic rdma-port rdma-gid-index rdma-mtu json",
 	"store ls":     "json",
 	"store stat":   "json",
@@ -46,7 +48,8 @@ var meets = map[string][]string{
 	"--file-dir DIR":                {"--file-dir", "d"},
 	"--gdr auto or --gdr require":   {"--gdr", "require"},
 	"--compare FILE":                {"--compare", "run.json"},
-	"--beside-matmul":               {"--targets"},
+	"--beside-matmul":               {"--beside-matmul"},
+	"--device sim":                  {"--device", "sim"},
 	"a path by NIC among --paths":   {"--paths", "kernel,nic"},
 	"auto among --paths":            {"--paths", "kernel,auto"},
 	"--host slots":                  {"--host", "slots"},

@@ -1,0 +1,129 @@
+package request
+
+import (
+	"context"
+	"errors"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane"
+	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/errdefs"
+)
+
+// opener opens engines on the simulated device.
+func opener(o sim.Options) Opener {
+	return func(ctx context.Context, n Needs) (Engine, error) {
+		c := kvlane.Config{Device: kvlane.DeviceConfig{Driver: kvlane.Sim, Sim: o}, Identity: n.Identity, Layout: n.Layout}
+		c.Store.CacheBytes = n.CacheBytes
+		if n.Dir != "" {
+			c.Store.Dirs = []string{n.Dir}
+		}
+		e, err := kvlane.Open(ctx, c)
+		if err != nil {
+			return nil, err
+		}
+		return e, nil
+	}
+}
+
+// tiny is a run of a moment.
+func tiny() Options {
+	return Options{
+		Simulated: true, Blocks: []int{1, 3}, Requests: []int{1, 2}, Bytes: 2 << 20, LargeBytes: 64 << 10, Budget: 10 * time.Millisecond, Seed: 1,
+	}
+}
+
+func TestRunMeasuresEveryPlace(t *testing.T) {
+	o := tiny()
+	o.Blocks = append(o.Blocks, 100)
+	steps := 0
+	o.Progress = func(done, total int, what string) {
+		if done != steps || total != 4 || what == "" {
+			t.Errorf("step %d of %d: %q", done, total, what)
+		}
+		steps++
+	}
+	r, err := Run(t.Context(), opener(sim.Options{}), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(r.Points) != 4*3*2 || steps != 4 || len(r.LeftOut) != 2 || !r.Machine.Simulated || r.Reference.Both.Samples < 4*minRounds {
+		t.Errorf("%d points, %d steps, left out %q, reference %+v", len(r.Points), steps, r.LeftOut, r.Reference)
+	}
+	for i := range r.Points {
+		p := &r.Points[i]
+		wrong := p.GBps <= 0 || p.LowGBps > p.GBps || p.HighGBps < p.GBps || p.PercentOfC <= 0 || p.RawGBps <= 0 || p.P50Micros <= 0 || p.P99Micros < p.P50Micros ||
+			p.Reps < minRounds || p.CPUMicrosPerBlock <= 0 || p.AllocsPerBlock <= 0 || p.BlockBytes != 256<<10 || p.PieceBytes != 4096 || p.Path == ""
+		wrong = wrong || (p.Work != Load) != (p.DurableP50Micros > 0) || (p.Work == Both) != (p.DumpP50Micros > 0) || (p.Work != Dump) != (p.Hits == InCache)
+		wrong = wrong || (p.Layerwise && p.Work != Dump) != (len(p.LayersMicros) == 32)
+		if wrong {
+			t.Errorf("point %+v", p)
+		}
+		for k := 1; k < len(p.LayersMicros); k++ {
+			if p.LayersMicros[k] < p.LayersMicros[k-1] {
+				t.Errorf("%s: layer %d arrived before layer %d", p.Place, k, k-1)
+			}
+		}
+	}
+}
+
+func TestRunFindsBlocksInFiles(t *testing.T) {
+	o := tiny()
+	o.Dir = t.TempDir()
+	o.Geometries, o.Blocks, o.Requests, o.Bytes = []string{"page-of-layers"}, []int{1}, []int{2}, 32<<20
+	o.Hits = []Hits{InCache, InPageCache, OnDisk}
+	r, err := Run(t.Context(), opener(sim.Options{}), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := map[Hits]int{}
+	for i := range r.Points {
+		found[r.Points[i].Hits]++
+	}
+	// Where the file system keeps what it is told to drop, that is said.
+	dropped := found[OnDisk] == 2 || found[OnDisk] == 0 && len(r.LeftOut) == 2 && strings.Contains(r.LeftOut[0], "disk")
+	if found[InCache] != 4 || found[InPageCache] != 2 || found[""] != 2 || !dropped {
+		t.Errorf("points by hits %v, left out %q", found, r.LeftOut)
+	}
+	if left, err := os.ReadDir(o.Dir); err != nil || len(left) > 0 {
+		t.Errorf("%v is left in the directory, %v", left, err)
+	}
+}
+
+// A device that moves nothing leaves every page as it was: the run must find that.
+func TestWrongBytesFailTheRun(t *testing.T) {
+	for _, w := range []Work{Load, Dump, Both} {
+		o := tiny()
+		o.Work = []Work{w}
+		if _, err := Run(t.Context(), opener(sim.Options{Still: true}), o); !errors.Is(err, errdefs.ErrCorrupt) || !strings.Contains(err.Error(), "wrong bytes") {
+			t.Errorf("%s: %v", w, err)
+		}
+	}
+}
+
+func TestStillRunVerifiesNothing(t *testing.T) {
+	o := tiny()
+	o.Still = true
+	r, err := Run(t.Context(), opener(sim.Options{Still: true}), o)
+	if err != nil || !r.Setup.Still || len(r.Points) != 4*3*2 {
+		t.Fatalf("%+v, %v", r, err)
+	}
+}
+
+func TestRunEndsWithItsContext(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	why := errors.New("enough")
+	o := tiny()
+	o.Budget = time.Minute
+	o.Progress = func(done, _ int, _ string) {
+		if done == 1 {
+			cancel(why)
+		}
+	}
+	if _, err := Run(ctx, opener(sim.Options{}), o); !errors.Is(err, why) {
+		t.Errorf("%v, want %v", err, why)
+	}
+}

@@ -1,0 +1,93 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"strings"
+	"testing"
+
+	"github.com/kvlane/kvlane/bench/request"
+)
+
+// tinyStore is a benchmark of requests of a moment.
+func tinyStore(more ...string) []string {
+	return append([]string{
+		"bench", "store", "--device", "sim", "--blocks", "1,2", "--requests", "1", "--bytes", "1MiB", "--large", "64KiB", "--budget", "10ms",
+	}, more...)
+}
+
+// Everything that is wrong is said at once, with what to do.
+func TestBenchStoreFlagsAreChecked(t *testing.T) {
+	for name, c := range map[string]struct {
+		args []string
+		code int
+		want []string
+	}{
+		"names": {
+			[]string{"--geometry", "70b", "--work", "idle", "--hits", "tape", "--path", "teleport", "--noise", "loud", "--compare", "x"}, exitUsage,
+			[]string{`no geometry "70b": it is one of 70b-tp8`, `"idle"`, `"tape"`, `"teleport"`, `"loud"`},
+		},
+		"several page groups": {[]string{"--geometry", "hybrid"}, exitUsage, []string{`"hybrid" has several page groups`}},
+		"files without a place": {
+			[]string{"--hits", "disk"}, exitUsage, []string{"no directory is given"},
+		},
+		"too few bytes": {[]string{"--bytes", "1KiB"}, exitUsage, []string{"allow more bytes"}},
+		"earlier run":   {[]string{"--compare", "/nonexistent"}, exitFailure, []string{"--compare"}},
+		"device":        {[]string{"--device", "auto"}, exitUsage, []string{"it is cuda or sim, by name"}},
+		"product":       {[]string{"--beside-matmul", "--beside-blocks", "1"}, exitFailure, []string{"runs none"}},
+		"still":         {[]string{"--device", "cuda", "--still"}, exitUsage, []string{"--still has no effect without --device sim"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			code, _, stderr := execute(t, tinyStore(c.args...)...)
+			for _, want := range c.want {
+				if code != c.code || !strings.Contains(stderr, want) {
+					t.Errorf("exit code %d, want %d; standard error %q, want %q", code, c.code, stderr, want)
+				}
+			}
+		})
+	}
+}
+
+func TestBenchStoreWritesComparesAndDraws(t *testing.T) {
+	dir := t.TempDir()
+	file, charts := filepath.Join(dir, "run.json"), filepath.Join(dir, "charts")
+	code, stdout, stderr := execute(t, tinyStore("--out", file, "--charts", charts, "--policy", "latency")...)
+	if code != exitOK || !strings.Contains(stdout, "SIMULATED: no figure") || !strings.Contains(stdout, "--policy latency") || !strings.Contains(stderr, "charts are in "+charts) {
+		t.Fatalf("exit code %d, standard error %q, output:\n%s", code, stderr, stdout)
+	}
+	if drawn, err := filepath.Glob(filepath.Join(charts, "*.svg")); err != nil || len(drawn) != 2 {
+		t.Errorf("charts %v, %v", drawn, err)
+	}
+	b, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r request.Report
+	if err := json.Unmarshal(b, &r); err != nil || len(r.Points) != 2*3*2 || r.Version == "" || r.Machine.UUID == "" || r.Machine.Command == "" {
+		t.Fatalf("report %+v, %v", r, err)
+	}
+	for i := range r.Points {
+		p := &r.Points[i]
+		p.GBps, p.LowGBps, p.HighGBps = 1e4*p.GBps, 1e4*p.GBps, 1e4*p.GBps
+	}
+	if err := writeFile(file, &r); err != nil {
+		t.Fatal(err)
+	}
+	code, stdout, stderr = execute(t, tinyStore("--json", "--work", "load", "--compare", file, "--fail-above", "10%")...)
+	if code != exitFailure || !strings.Contains(stderr, "4 points are more than 10% slower") || json.Unmarshal([]byte(stdout), &r) != nil {
+		t.Errorf("exit code %d, standard error %q", code, stderr)
+	}
+}
+
+func TestPlainVersionNamesNoCommit(t *testing.T) {
+	for version, want := range map[string]string{
+		"v1.2.3": "v1.2.3", "v1.2.4-rc.1": "v1.2.4-rc.1", "": "(devel)", "(devel)": "(devel)", "v1.2.3+dirty": "(devel)",
+		"v0.0.0-20261122071938-653bc7e01234": "(devel)", "v1.2.4-0.20261122071938-653bc7e01234": "(devel)",
+	} {
+		if got := plainVersion(&debug.BuildInfo{Main: debug.Module{Version: version}}, true); got != want {
+			t.Errorf("%q is called %q, want %q", version, got, want)
+		}
+	}
+}

@@ -25,6 +25,9 @@ func Run(ctx context.Context, open Opener, o Options) (*Report, error) {
 		},
 	}}
 	if err := r.all(ctx); err != nil {
+		if ctx.Err() != nil {
+			err = errors.Join(context.Cause(ctx), err)
+		}
 		return nil, fmt.Errorf("benchmark of requests: %w", err)
 	}
 	return r.rep, nil

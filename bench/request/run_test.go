@@ -118,11 +118,7 @@ func TestRunEndsWithItsContext(t *testing.T) {
 	why := errors.New("enough")
 	o := tiny()
 	o.Budget = time.Minute
-	o.Progress = func(done, _ int, _ string) {
-		if done == 1 {
-			cancel(why)
-		}
-	}
+	o.Progress = func(int, int, string) { time.AfterFunc(20*time.Millisecond, func() { cancel(why) }) }
 	if _, err := Run(ctx, opener(sim.Options{}), o); !errors.Is(err, why) {
 		t.Errorf("%v, want %v", err, why)
 	}

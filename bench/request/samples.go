@@ -25,10 +25,9 @@ func (s *samples) init(e *entrant) {
 	const room = maxReps + mostTurn
 	s.walls = make([]float64, 0, room)
 	for _, l := range e.lanes {
-		switch {
-		case l.work == Load:
+		if l.work == Load {
 			s.loads = slices.Grow(s.loads, room)
-		default:
+		} else {
 			s.dumps, s.durable = slices.Grow(s.dumps, room), slices.Grow(s.durable, room)
 		}
 	}

@@ -26,7 +26,8 @@ func TestBenchStoreFlagsAreChecked(t *testing.T) {
 		want []string
 	}{
 		"names": {
-			[]string{"--geometry", "70b", "--work", "idle", "--hits", "tape", "--path", "teleport", "--noise", "loud", "--compare", "x"}, exitUsage,
+			[]string{"--geometry", "70b", "--work", "idle", "--hits", "tape", "--path", "teleport", "--noise", "loud", "--compare", "x"},
+			exitUsage,
 			[]string{`no geometry "70b": it is one of 70b-tp8`, `"idle"`, `"tape"`, `"teleport"`, `"loud"`},
 		},
 		"several page groups": {[]string{"--geometry", "hybrid"}, exitUsage, []string{`"hybrid" has several page groups`}},

@@ -191,7 +191,11 @@ func TestStillDeviceMovesNothing(t *testing.T) {
 		}
 		k := device.Kernel{Name: device.KernelCopyListSum, NArgs: 3}
 		k.Args[0], k.Args[1], k.Args[2] = uint64(r.Dev())+desc, 1, uint64(r.Dev())+sum
-		if err := q.(device.Launcher).Launch(&k); err != nil {
+		launcher, ok := q.(device.Launcher)
+		if !ok {
+			t.Fatal("the queue launches nothing")
+		}
+		if err := launcher.Launch(&k); err != nil {
 			t.Fatal(err)
 		}
 		if err := q.Close(t.Context()); err != nil {

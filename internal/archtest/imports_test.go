@@ -29,7 +29,6 @@ var mayImport = map[string]string{
 	// Conformance suites and fault decorators know the interface that they are about.
 	"device/devicetest": onDevice + " internal/testkit internal/fault internal/leak internal/sys/hostmem",
 	"stream/streamtest": onDevice + " stream internal/testkit internal/fault internal/leak internal/sys/hostmem",
-	"stream/faulty":     onDevice + " stream internal/fault",
 	"tier/tiertest":     onTier + " tier device internal/testkit internal/fault internal/leak internal/sys/hostmem",
 	"rdma/rdmatest":     onMem + " rdma internal/testkit internal/fault internal/leak internal/sys/hostmem",
 	"tier/faulty":       onTier + " tier internal/fault internal/sys/hostmem",

@@ -317,3 +317,30 @@ func TestDefect06DumpIsNotDurableBeforeItIs(t *testing.T) {
 	r.openStore()
 	r.mustLoad(1)
 }
+
+// A block was published when its last-index shard landed, whatever the others did: torn blocks. Shards come in any order, and
+// the block is there with the last that comes.
+func TestDefectPublishedWhenLastIndexShardLands(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, rigOptions{})
+	for missing := range r.o.shards {
+		r.fill(0, 10+missing)
+		d, err := r.st.Dump(r.ctx(), r.pages, r.refs(0, 10+missing), store.DumpOptions{Layerwise: true})
+		r.must(err)
+		for k := r.o.shards - 1; k >= 0; k-- {
+			if k != missing {
+				r.must(d.SubmitShard(r.ctx(), k))
+			}
+		}
+		r.eventually(func() bool { return len(d.Paths()) == r.o.shards-1 }) // they have landed
+		ctx, cancel := context.WithTimeout(r.ctx(), 20*time.Millisecond)
+		defer cancel()
+		wantErr(t, d.Published(ctx), context.DeadlineExceeded)
+		if h := r.hits(10 + missing)[0]; h.State != tier.Filling {
+			t.Fatalf("without shard %d the block is %s", missing, h.State)
+		}
+		r.must(d.SubmitShard(r.ctx(), missing))
+		r.must(d.Durable(r.ctx()))
+		r.mustLoad(10 + missing)
+	}
+}

@@ -51,7 +51,7 @@ func TestEveryFaultIsReported(t *testing.T) {
 		{"device", []string{sim.OpWork, sim.OpCallLaunch, sim.OpRecord, sim.OpOpen}},
 		{"summing device", []string{sim.OpLaunch, sim.OpRecord, sim.OpOpen}},
 		{"file", []string{faulty.OpLookup, faulty.OpRetain, faulty.OpGet, faulty.OpPut}},
-		{"cache", []string{faulty.OpLookup, faulty.OpRetain, faulty.OpOpen, faulty.OpReserve, faulty.OpLand, faulty.OpPublish}},
+		{"cache", []string{faulty.OpLookup, faulty.OpRetain, faulty.OpOpen, faulty.OpReserve, faulty.OpPublish}},
 	} {
 		for _, op := range layer.ops {
 			for _, action := range []string{"fail", "partial", "corrupt"} {

@@ -74,12 +74,6 @@ func (s *Store) reserveFor(ctx context.Context, key block.Key, wait bool) (tier.
 
 // publish makes a fill whose slot holds a complete image Ready.
 func (s *Store) publish(fill tier.Fill) (tier.Slot, error) {
-	for i := range s.shards {
-		if err := fill.Land(i); err != nil {
-			fill.Abort(err)
-			return nil, fmt.Errorf("land shard %d: %w", i, err)
-		}
-	}
 	slot, err := fill.Publish()
 	if err != nil {
 		return nil, fmt.Errorf("publish: %w", err)

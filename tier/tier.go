@@ -128,9 +128,7 @@ type Slot interface {
 type Fill interface {
 	Index() uint32
 	Extent() mem.Extent
-	// Land marks shard i as complete in the slot. Landing twice is an error.
-	Land(shard int) error
-	// Publish makes the block Ready and returns it pinned. It is an error, and aborts, unless every shard has landed.
+	// Publish makes the block Ready and returns it pinned. The slot holds its whole image. If the tier refuses, it aborts.
 	Publish() (Slot, error)
 	// Abort makes the block Failed, wakes who waits for it with cause, and frees the slot. Nothing may write the slot
 	// any more: where that cannot be promised, call Quarantine.

@@ -112,6 +112,9 @@ var storeMutants = []mutant{
 	{"store", "TestDefectAlwaysFindsABitFlippedBetweenTheCheckAndTheCopy", []edit{{
 		"store/proof.go", "if it.checked && t.s.cfg.Verify != VerifyAlways {", "if it.checked {",
 	}}},
+	{"store", "TestDefectPublishedWhenLastIndexShardLands", []edit{{
+		"store/dumplayers.go", "		if g.err != nil {\n			break\n		}\n	}\n	t.complete(g)", "		if g.err != nil || sub.shard == t.s.shards-1 {\n			break\n		}\n	}\n	t.complete(g)",
+	}}},
 	{"store", "TestDefectLoadRefusesALeaseOfOtherKeys", []edit{{
 		"store/lease.go", "if i := l.lacks(refs); i >= 0 {", "if i := l.lacks(refs); i < -1 {",
 	}}},

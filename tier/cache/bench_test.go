@@ -87,9 +87,6 @@ func BenchmarkReservePublishEvict(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		if err := fill.Land(0); err != nil {
-			b.Fatal(err)
-		}
 		slot, err := fill.Publish()
 		if err != nil {
 			b.Fatal(err)

@@ -53,7 +53,6 @@ type Tier struct {
 	format  block.Format
 	clock   clockwork.Clock
 	slots   mem.Slots
-	words   int            // of a slot's shard bitmap
 	closing chan struct{}  // closed by the first Close
 	owned   sync.WaitGroup // goroutines that watch quarantined slots
 
@@ -61,7 +60,6 @@ type Tier struct {
 	closed      bool
 	free        *mem.Pool
 	entries     []entry              // by slot
-	landed      []uint64             // shard bitmaps, words a slot
 	index       map[block.Key]uint32 // Filling and Ready blocks
 	policy      *policy
 	failed      *recent[block.Key, error]
@@ -102,16 +100,13 @@ func Open(c Config) (*Tier, error) {
 	if c.Clock == nil {
 		c.Clock = clockwork.NewRealClock()
 	}
-	words := (c.Format.Layout.Shards() + 63) / 64
 	t := &Tier{
 		format:      c.Format,
 		clock:       c.Clock,
 		slots:       slots,
-		words:       words,
 		closing:     make(chan struct{}),
 		free:        free,
 		entries:     make([]entry, n),
-		landed:      make([]uint64, n*words),
 		index:       make(map[block.Key]uint32, n),
 		failed:      newRecent[block.Key, error](min(n, maxFailures)),
 		orphans:     make(map[block.Key]int),

@@ -100,11 +100,6 @@ func reserve(tb testing.TB, c *cache.Tier, i int) tier.Fill {
 func finish(tb testing.TB, f block.Format, fill tier.Fill, i int) tier.Slot {
 	tb.Helper()
 	tiertest.Seal(tb, f, fill.Extent().Bytes(), tiertest.Key(i), 0)
-	for shard := range f.Layout.Shards() {
-		if err := fill.Land(shard); err != nil {
-			tb.Error(err)
-		}
-	}
 	slot, err := fill.Publish()
 	if err != nil {
 		tb.Error(err)
@@ -190,40 +185,6 @@ func TestCloseCountsWhatIsInUse(t *testing.T) {
 	want("")
 }
 
-// A block of more shards than a word has bits.
-func TestManyShards(t *testing.T) {
-	sizes := make([]int64, 130)
-	for i := range sizes {
-		sizes[i] = 8
-	}
-	l, err := block.NewLayout(sizes)
-	if err != nil {
-		t.Fatal(err)
-	}
-	f := block.Format{Layout: l}
-	c := open(t, f, 2)
-	defer closeTier(t, c)
-	for missing := range sizes {
-		fill := reserve(t, c, 1)
-		other := reserve(t, c, 2) // its neighbor's shards are not its own
-		for i := range sizes {
-			if i != missing {
-				if err := fill.Land(i); err != nil {
-					t.Fatal(err)
-				}
-			}
-			if err := other.Land(i); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if _, err := fill.Publish(); err == nil {
-			t.Fatalf("published without shard %d", missing)
-		}
-		other.Abort(nil)
-	}
-	store(t, c, f, 1).Release()
-}
-
 // The causes of failures are remembered up to a bound, the oldest forgotten first.
 func TestFailuresAreBounded(t *testing.T) {
 	const slots, failures = 3, 10
@@ -289,11 +250,6 @@ func TestAllocations(t *testing.T) {
 				return err
 			}
 			next++
-			for shard := range f.Layout.Shards() {
-				if err := fill.Land(shard); err != nil {
-					return err
-				}
-			}
 			slot, err := fill.Publish()
 			if err == nil {
 				slot.Release()

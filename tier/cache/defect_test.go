@@ -34,10 +34,7 @@ func TestDefectFailedOrEvictedBlockReportsHit(t *testing.T) {
 	}
 	fill := reserve(t, c, 0)
 	tiertest.Seal(t, f, fill.Extent().Bytes(), tiertest.Key(0), 0)
-	if err := fill.Land(0); err != nil { // shard 0 is there, the others are not
-		t.Fatal(err)
-	}
-	noHit("shard 0 only", 0)
+	noHit("filled, not published", 0)
 	fill.Abort(errors.New("the load failed"))
 	noHit("failed", 0)
 	for i := range 3 {
@@ -141,32 +138,6 @@ func TestDefectDumpSkipsBlockThatSomeoneElseHolds(t *testing.T) {
 		}
 		slot.Release()
 	})
-}
-
-// TestDefectPublishedWhenLastIndexShardLands: a block is published when its last-index shard lands, whatever the others
-// did: torn blocks.
-func TestDefectPublishedWhenLastIndexShardLands(t *testing.T) {
-	f := tiertest.NewFormat(t)
-	c := open(t, f, 2)
-	defer closeTier(t, c)
-	last := f.Layout.Shards() - 1
-	for missing := range last {
-		fill := reserve(t, c, 1)
-		for i := last; i >= 0; i-- {
-			if i == missing {
-				continue
-			}
-			if err := fill.Land(i); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if _, err := fill.Publish(); err == nil {
-			t.Fatalf("published without shard %d", missing)
-		}
-		if _, err := c.Open(t.Context(), tiertest.Key(1)); !errors.Is(err, errdefs.ErrNotFound) {
-			t.Errorf("open of a torn block: %v", err)
-		}
-	}
 }
 
 // TestDefectFailedTaskLosesItsCause: a failed task loses its cause. The cause reaches those who wait and those who come

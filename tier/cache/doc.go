@@ -2,8 +2,8 @@
 // straight between a slot and GPU pages.
 //
 // A slot holds one block image and is free, being filled, or ready. What was opened or retained is pinned and is neither
-// evicted nor rewritten. Two filters keep bytes that are not a block's from ever being served: a block becomes ready only
-// when every one of its shards has landed, and a block found corrupt leaves the index at once, its slot once unpinned.
+// evicted nor rewritten. A block becomes ready only when who fills its slot publishes it, whole;
+// a block found corrupt leaves the index at once, its slot once unpinned.
 // A slot that hardware may still write after its filling was given up stays out of use until the hardware has stopped.
 //
 // Room is made by S3-FIFO (Yang et al., "FIFO queues are all you need for cache eviction", SOSP 2023): new blocks pass

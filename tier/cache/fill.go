@@ -24,40 +24,7 @@ func (f *fill) errEnded() error {
 	return fmt.Errorf("fill slot %d: the filling has ended: %w", f.slot.index, errdefs.ErrClosed)
 }
 
-// Land marks shard as complete. ErrInvalid for a shard that the layout lacks, ErrExists for one that has landed.
-func (f *fill) Land(shard int) error {
-	t := f.slot.t
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if f.ended {
-		return f.errEnded()
-	}
-	if shard < 0 || shard >= t.format.Layout.Shards() {
-		return fmt.Errorf("land shard %d of %d: %w", shard, t.format.Layout.Shards(), errdefs.ErrInvalid)
-	}
-	word, bit := &t.bitmap(f.slot.index)[shard/64], uint64(1)<<(shard%64)
-	if *word&bit != 0 {
-		return fmt.Errorf("land shard %d: it has landed before: %w", shard, errdefs.ErrExists)
-	}
-	*word |= bit
-	return nil
-}
-
-// missing returns the first shard that has not landed, or the number of shards. The caller holds mu.
-func (f *fill) missing() int {
-	t := f.slot.t
-	n := t.format.Layout.Shards()
-	bitmap := t.bitmap(f.slot.index)
-	for i := range n {
-		if bitmap[i/64]&(1<<(i%64)) == 0 {
-			return i
-		}
-	}
-	return n
-}
-
-// Publish makes the block Ready and returns it pinned; who waits for it gets it pinned too. With a shard missing, or the
-// tier closed, it aborts and returns why.
+// Publish makes the block Ready and returns it pinned; who waits for it gets it pinned too. On a closed tier it aborts.
 func (f *fill) Publish() (tier.Slot, error) {
 	t := f.slot.t
 	t.mu.Lock()
@@ -65,12 +32,8 @@ func (f *fill) Publish() (tier.Slot, error) {
 	if f.ended {
 		return nil, f.errEnded()
 	}
-	err := t.enter()
-	if m, n := f.missing(), t.format.Layout.Shards(); err == nil && m < n {
-		err = fmt.Errorf("publish slot %d: shard %d of %d has not landed: %w", f.slot.index, m, n, errdefs.ErrInvalid)
-	}
 	f.ended = true
-	if err != nil {
+	if err := t.enter(); err != nil {
 		t.fail(f.slot.index, err)
 		t.freeSlot(f.slot.index)
 		return nil, err

@@ -138,12 +138,6 @@ func (t *Tier) awaitOther(ctx context.Context, key block.Key) (bool, error) {
 // write fills the slot with image and publishes it.
 func (f *fill) write(image []byte) error {
 	copy(f.Extent().Bytes(), image)
-	for shard := range f.slot.t.format.Layout.Shards() {
-		if err := f.Land(shard); err != nil {
-			f.Abort(err)
-			return err
-		}
-	}
 	s, err := f.Publish()
 	if err != nil {
 		return err

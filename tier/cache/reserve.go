@@ -102,7 +102,6 @@ func (t *Tier) takeSlot() (uint32, bool) {
 // begin makes the block Filling in slot. The caller holds mu.
 func (t *Tier) begin(slot uint32, key block.Key) *fill {
 	t.entries[slot] = entry{key: key, state: tier.Filling, since: t.clock.Now()}
-	clear(t.bitmap(slot))
 	t.index[key] = slot
 	t.failed.forget(key)
 	t.policy.admit(slot, key)
@@ -164,8 +163,4 @@ func (t *Tier) fail(slot uint32, cause error) {
 // failure is the error of who asks for a block whose filling failed or whose bytes were corrupt.
 func failure(key block.Key, cause error) error {
 	return fmt.Errorf("open block %s: %w: it failed: %w", key, errdefs.ErrNotFound, cause)
-}
-
-func (t *Tier) bitmap(slot uint32) []uint64 {
-	return t.landed[int(slot)*t.words:][:t.words]
 }

@@ -1,7 +1,7 @@
 // Package faulty decorates tiers so that operations go wrong by plan: Tier any tier.Tier, SlotTier a tier.SlotTier.
 //
 // The operations that a plan may name are the methods: OpLookup, OpRetain, OpGet, OpPut and OpDelete, and of a slot tier
-// OpOpen, OpReserve, OpLand and OpPublish. What gives something back (Release, Abort, Quarantine, Corrupt, Close) never
+// OpOpen, OpReserve and OpPublish. What gives something back (Release, Abort, Quarantine, Corrupt, Close) never
 // fails and is not counted. What an action does:
 //
 //   - Fail: the tier is not asked; the fault's error is returned.

@@ -24,7 +24,6 @@ const (
 	OpDelete  = "delete"
 	OpOpen    = "open"
 	OpReserve = "reserve"
-	OpLand    = "land"
 	OpPublish = "publish"
 )
 

@@ -133,14 +133,7 @@ func slotScript(t *testing.T, f block.Format, st tier.SlotTier, note func(error)
 			continue
 		}
 		tiertest.Seal(t, f, fill.Extent().Bytes(), key, 0)
-		landed := true
-		for shard := range f.Layout.Shards() {
-			landed = note(fill.Land(shard)) && landed
-		}
 		slot, err := fill.Publish()
-		if landed != (err == nil) && !errors.Is(err, fault.ErrInjected) {
-			t.Errorf("landed %v, publish: %v", landed, err)
-		}
 		if note(err) {
 			slot.Release()
 		}
@@ -165,7 +158,7 @@ func TestFailTheNth(t *testing.T) {
 			func(p *fault.Plan) tier.Tier { return faulty.NewSlots(openCache(t, f, 16), p, nil) },
 			[]string{
 				faulty.OpLookup, faulty.OpRetain, faulty.OpGet, faulty.OpPut, faulty.OpDelete,
-				faulty.OpOpen, faulty.OpReserve, faulty.OpLand, faulty.OpPublish,
+				faulty.OpOpen, faulty.OpReserve, faulty.OpPublish,
 			},
 		},
 		"file": {
@@ -265,11 +258,6 @@ func TestCorruptSlotIsFound(t *testing.T) {
 				t.Fatal(err)
 			}
 			tiertest.Seal(t, f, fill.Extent().Bytes(), key, 0)
-			for i := range f.Layout.Shards() {
-				if err := fill.Land(i); err != nil {
-					t.Fatal(err)
-				}
-			}
 			slot, err := fill.Publish()
 			if err != nil {
 				t.Fatal(err)
@@ -312,7 +300,6 @@ func TestCrashStopsEverything(t *testing.T) {
 		"put":    crash,
 		"get":    tr.Get(t.Context(), tiertest.Key(0), buf),
 		"lookup": tr.Lookup(t.Context(), nil, nil),
-		"land":   fill.Land(0),
 	} {
 		if !errors.Is(err, fault.ErrInjected) || !errors.Is(err, cause) {
 			t.Errorf("%s after the crash: %v", op, err)

@@ -64,22 +64,10 @@ func (t *SlotTier) Reserve(ctx context.Context, key block.Key) (tier.Fill, error
 	return &fill{Fill: fl, in: t.in}, nil
 }
 
-// fill is a tier.Fill whose Land and Publish go wrong by plan. They have no context, so that a stall ends only when the
-// plan releases it.
+// fill is a tier.Fill whose Publish goes wrong by plan. It has no context, so that a stall ends only when the plan releases it.
 type fill struct {
 	tier.Fill
 	in *injector
-}
-
-func (f *fill) Land(shard int) error {
-	ft, err := f.in.before(context.Background(), OpLand)
-	if err != nil {
-		return fmt.Errorf("land shard %d: %w", shard, err)
-	}
-	if ft.Action == fault.Partial {
-		return ft.Err
-	}
-	return f.Fill.Land(shard)
 }
 
 // Publish aborts when it goes wrong, as it must.

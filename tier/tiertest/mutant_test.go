@@ -82,35 +82,6 @@ func (l loose) Retain(ctx context.Context, key block.Key) (bool, error) {
 
 func (l loose) Release(block.Key) {}
 
-// hasty publishes when the last shard by number has landed.
-type hasty struct {
-	*cache.Tier
-	shards int
-}
-
-type hastyFill struct {
-	tier.Fill
-	shards int
-}
-
-func (h hasty) Reserve(ctx context.Context, key block.Key) (tier.Fill, error) {
-	f, err := h.Tier.Reserve(ctx, key)
-	if err != nil {
-		return nil, err
-	}
-	return hastyFill{f, h.shards}, nil
-}
-
-func (f hastyFill) Land(shard int) error {
-	err := f.Fill.Land(shard)
-	if shard == f.shards-1 {
-		for i := range f.shards - 1 {
-			_ = f.Fill.Land(i) // those that have landed refuse
-		}
-	}
-	return err
-}
-
 // TestSuiteCatchesMutants runs the suite on each mutant in a process of its own, where it has to fail.
 func TestSuiteCatchesMutants(t *testing.T) {
 	f := tiertest.NewFormat(t)
@@ -119,7 +90,6 @@ func TestSuiteCatchesMutants(t *testing.T) {
 		"optimist":  func(t *testing.T, n int) tier.Tier { return optimist{openCache(t, f, n)} },
 		"forgetful": func(t *testing.T, n int) tier.Tier { return forgetful{openCache(t, f, n)} },
 		"loose":     func(t *testing.T, n int) tier.Tier { return loose{openCache(t, f, n)} },
-		"hasty":     func(t *testing.T, n int) tier.Tier { return hasty{openCache(t, f, n), f.Layout.Shards()} },
 		"bit flips": func(t *testing.T, n int) tier.Tier {
 			return faulty.NewSlots(openCache(t, f, n), fault.New(1, fault.Every(faulty.OpGet, 5).Corrupt()), nil)
 		},

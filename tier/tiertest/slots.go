@@ -21,8 +21,6 @@ func runSlots(t *testing.T, c Config) {
 		run  func(s *slotSuite)
 	}{
 		{"Fill", testFill},
-		{"PublishNeedsEveryShard", testPublishNeedsEveryShard},
-		{"LandRefuses", testLandRefuses},
 		{"FillEndsOnce", testFillEndsOnce},
 		{"SlotsAreApart", testSlotsAreApart},
 		{"ReserveExisting", testReserveExisting},
@@ -87,15 +85,10 @@ func (s *slotSuite) reserve(key block.Key) tier.Fill {
 	return f
 }
 
-// fill writes the block's image into the slot and lands every shard.
+// fill writes the block's image into the slot.
 func (s *slotSuite) fill(f tier.Fill, key block.Key) {
 	s.Helper()
 	Seal(s.T, s.c.Format, f.Extent().Bytes(), key, 0)
-	for i := range s.c.Format.Layout.Shards() {
-		if err := f.Land(i); err != nil {
-			s.Fatal(err)
-		}
-	}
 }
 
 func (s *slotSuite) publish(f tier.Fill) tier.Slot {
@@ -139,7 +132,7 @@ func testFill(s *slotSuite) {
 	s.wantMiss(s.st, Key(1))
 	s.wantIs("delete while filling", s.st.Delete(s.Context(), Key(1)), errdefs.ErrBusy)
 	s.fill(f, Key(1))
-	s.wantMiss(s.st, Key(1)) // landed, not published
+	s.wantMiss(s.st, Key(1)) // filled, not published
 	slot := s.publish(f)
 	if slot.Index() != f.Index() || slot.Extent() != f.Extent() {
 		s.Error("the published slot is not the filled one")
@@ -153,48 +146,6 @@ func testFill(s *slotSuite) {
 	again.Release()
 	slot.Release()
 	s.mustGet(s.st, Key(1))
-}
-
-// A block was published when its last shard landed, whatever the others did: torn blocks.
-func testPublishNeedsEveryShard(s *slotSuite) {
-	n := s.c.Format.Layout.Shards()
-	for mask := range 1<<n - 1 { // every set of shards but the whole
-		f := s.reserve(Key(1))
-		Seal(s.T, s.c.Format, f.Extent().Bytes(), Key(1), 0)
-		for i := n - 1; i >= 0; i-- {
-			if mask&(1<<i) != 0 {
-				if err := f.Land(i); err != nil {
-					s.Fatal(err)
-				}
-			}
-		}
-		if slot, err := f.Publish(); err == nil {
-			slot.Release()
-			s.Fatalf("published with only the shards of %b", mask)
-		}
-		s.wantMiss(s.st, Key(1))
-	}
-	slot := s.store(Key(1)) // what landed in an earlier filling does not count for this one
-	slot.Release()
-	s.mustGet(s.st, Key(1))
-}
-
-func testLandRefuses(s *slotSuite) {
-	f := s.reserve(Key(1))
-	n := s.c.Format.Layout.Shards()
-	for _, i := range []int{-1, n, n + 1000} {
-		s.wantIs("land of a shard that does not exist", f.Land(i), errdefs.ErrInvalid)
-	}
-	if err := f.Land(0); err != nil {
-		s.Fatal(err)
-	}
-	if f.Land(0) == nil {
-		s.Error("a shard landed twice")
-	}
-	f.Abort(errors.New("enough"))
-	if f.Land(1) == nil {
-		s.Error("a shard landed after the end")
-	}
 }
 
 func testFillEndsOnce(s *slotSuite) {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/store/index"
 	"github.com/kvlane/kvlane/stream"
 	"github.com/kvlane/kvlane/tier"
 )
@@ -55,7 +56,7 @@ const (
 	DefaultWriters    = 4
 	DefaultTasks      = 256
 	DefaultGroupBytes = 16 << 20
-	DefaultLeaseMax   = 30 * time.Second
+	DefaultLeaseMax   = index.DefaultLeaseMax
 	DefaultWaitMax    = 30 * time.Second
 	maxCheckers       = 8
 )

@@ -248,9 +248,8 @@ func unmet(after []mem.Dependency, k int, err error) error {
 // sort gives blocks that are durable their result and leaves the others in todo.
 func (t *DumpTask) sort() {
 	sc := t.sc
-	sc.keys, sc.kept, sc.durable = sc.keys[:0], sc.kept[:0], sc.durable[:0]
-	for i := range sc.refs {
-		sc.keys = append(sc.keys, sc.refs[i].Key)
+	sc.kept, sc.durable = sc.kept[:0], sc.durable[:0]
+	for range sc.refs {
 		sc.kept = append(sc.kept, false)
 		sc.durable = append(sc.durable, true)
 	}
@@ -264,7 +263,7 @@ func (t *DumpTask) sort() {
 			if err := k.Kept(t.ctx, sc.keys, sc.kept); err != nil {
 				clear(sc.kept) // storing a block twice is no harm; storing it never would be
 				if t.ctx.Err() == nil && len(sc.keys) > 0 {
-					t.s.fellBack(tr, sc.keys[0], err)
+					t.s.index.FellBack(tr, sc.keys[0], err)
 				}
 			}
 		}

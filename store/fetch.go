@@ -16,21 +16,22 @@ import (
 func (s *Store) fetch(ctx context.Context, key block.Key, wait bool) (tier.Slot, int8, error) {
 	var fill tier.Fill
 	var errs []error
+	one := []block.Key{key}
 	for ti, t := range s.next {
 		// Retained first: a block that is nowhere must not cost another its slot, and none may go between the two steps.
-		ok, err := t.Retain(ctx, key)
-		if err == nil && !ok {
+		n, err := t.Retain(ctx, one)
+		if err == nil && n == 0 {
 			continue
 		}
 		if err == nil {
 			if fill == nil {
 				if fill, err = s.reserveFor(ctx, key, wait); err != nil {
-					t.Release(key)
+					t.Release(one)
 					return nil, 0, err
 				}
 			}
 			err = t.Get(ctx, key, s.imageOf(fill.Extent()))
-			t.Release(key)
+			t.Release(one)
 		}
 		if err == nil {
 			slot, err := s.publish(fill)
@@ -48,7 +49,7 @@ func (s *Store) fetch(ctx context.Context, key block.Key, wait bool) (tier.Slot,
 			s.count.corrupt.Add(1)
 			s.cfg.Hooks.corrupt(t.Name(), key, err)
 		} else {
-			s.fellBack(t, key, err)
+			s.index.FellBack(t, key, err)
 		}
 	}
 	err := errors.Join(errs...)

@@ -1,9 +1,6 @@
 package store
 
-import (
-	"github.com/kvlane/kvlane/block"
-	"github.com/kvlane/kvlane/tier"
-)
+import "github.com/kvlane/kvlane/block"
 
 // Hooks are called when something happens that an operator wants to know of. Each may be nil. They are called without
 // locks held, from several goroutines at once, on the path of the block concerned: they should return soon, and may
@@ -44,14 +41,5 @@ func (h *Hooks) durableFailed(tier string, key block.Key, err error) {
 func (h *Hooks) streamReopened(direction string, err error) {
 	if h.StreamReopened != nil {
 		h.StreamReopened(direction, err)
-	}
-}
-
-// fellBack counts a tier's failure, and tells the hook.
-func (s *Store) fellBack(t tier.Tier, key block.Key, err error) {
-	s.count.tierErrors.Add(1)
-	s.count.fallbacks.Add(1)
-	if f := s.cfg.Hooks.Fallback; f != nil {
-		f(t.Name(), key, err)
 	}
 }

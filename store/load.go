@@ -56,7 +56,7 @@ func (s *Store) Load(ctx context.Context, lease *Lease, pages *Pages, refs []Ref
 	sc := s.take(refs)
 	err := sc.pages.checkRefs(refs, pages.count(), true)
 	if err == nil && lease != nil {
-		err = lease.use(s, refs)
+		err = lease.Begin(s.index, sc.keys)
 	}
 	if err != nil {
 		s.put(sc)

@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
@@ -59,24 +60,28 @@ func (t *LoadTask) drain() {
 // scan opens blocks that are in the cache and sorts out the others. It never waits.
 func (t *LoadTask) scan() {
 	sc := t.sc
-	n := 0
-	for _, i := range sc.todo {
-		if t.open >= windowBlocks {
-			break
-		}
-		n++
-		slot, err := t.s.cache.Open(t.s.now, sc.refs[i].Key)
+	n := min(len(sc.todo), windowBlocks-t.open)
+	if n <= 0 {
+		return
+	}
+	sc.ask, sc.slots, sc.states = sc.ask[:0], slices.Grow(sc.slots[:0], n)[:n], slices.Grow(sc.states[:0], n)[:n]
+	for _, i := range sc.todo[:n] {
+		sc.ask = append(sc.ask, sc.keys[i])
+	}
+	err := t.s.cache.OpenReady(t.ctx, sc.ask, sc.slots, sc.states)
+	for k, i := range sc.todo[:n] {
 		switch {
-		case err == nil:
-			t.opened(i, slot)
-		case notFound(err):
-			sc.reads = append(sc.reads, i)
-		case isBusy(err):
+		case err != nil:
+			t.failed(i, err)
+		case sc.slots[k] != nil:
+			t.opened(i, sc.slots[k])
+		case sc.states[k] == tier.Filling:
 			sc.others = append(sc.others, i)
 		default:
-			t.failed(i, err)
+			sc.reads = append(sc.reads, i)
 		}
 	}
+	clear(sc.slots)
 	sc.todo = append(sc.todo[:0], sc.todo[n:]...)
 }
 
@@ -289,7 +294,7 @@ func (t *LoadTask) finish() {
 	t.s.put(t.sc)
 	t.sc = nil
 	if t.lease != nil {
-		t.lease.unuse()
+		t.lease.End()
 	}
 	t.cancel(nil)
 	close(t.done)

@@ -32,7 +32,7 @@ func (s *Store) Prefetch(ctx context.Context, keys []block.Key) (*PrefetchTask, 
 	if err := s.cache.Lookup(t.ctx, t.keys, states); err != nil {
 		clear(states)
 		if t.ctx.Err() == nil && len(keys) > 0 {
-			s.fellBack(s.cache, keys[0], err)
+			s.index.FellBack(s.cache, keys[0], err)
 		}
 	}
 	for i := range t.keys {

@@ -21,7 +21,10 @@ type scratch struct {
 	ready   []int32     // blocks of a load whose slots may be copied
 	planes  []mem.Plane // of every shard, in the order of the shards and of their places in a slot
 	planeAt []int       // planes before each shard, and before the end
-	keys    []block.Key
+	keys    []block.Key // one a ref
+	ask     []block.Key // what the cache is asked for together, and its answers
+	slots   []tier.Slot
+	states  []tier.State
 	kept    []bool        // by one tier
 	durable []bool        // by all
 	results chan result   // as large as the jobs that a task has out at a time
@@ -71,7 +74,9 @@ func (s *Store) take(refs []Ref) *scratch {
 		sc.items = make([]item, len(refs))
 	}
 	sc.items = sc.items[:len(refs)]
+	sc.keys = sc.keys[:0]
 	for i := range refs {
+		sc.keys = append(sc.keys, refs[i].Key)
 		sc.todo = append(sc.todo, int32(i))
 	}
 	return sc

@@ -72,15 +72,15 @@ type PathStats struct {
 
 // Stats returns the figures of now. Safe for concurrent use; the figures are not of one instant.
 func (s *Store) Stats() Stats {
-	c := &s.count
+	c, x := &s.count, s.index.Stats()
 	st := Stats{
 		Loads: c.loads.Load(), Dumps: c.dumps.Load(), Prefetches: c.prefetches.Load(), Running: len(s.tasks),
 		LoadErrors: c.loadErrors.Load(), DumpErrors: c.dumpErrors.Load(),
 		Dumped: c.dumped.Load(), Skipped: c.skipped.Load(), Prefetched: c.prefetched.Load(), Backlog: s.writers.backlog(),
 		VerifiedOnWay: c.verifiedOnWay.Load(), VerifiedByCPU: c.verifiedByCPU.Load(),
-		Mismatches: c.corrupt.Load(), BadCopies: c.badCopies.Load(), Refills: c.refills.Load(), Retries: c.retries.Load(), Fallbacks: c.fallbacks.Load(),
-		TierErrors: c.tierErrors.Load(), DurableFailures: c.durableFailures.Load(), Quarantined: c.quarantined.Load(),
-		StreamsReopened: c.reopened.Load(), Leases: c.leases.Load(), LeasesCut: c.leasesCut.Load(),
+		Mismatches: c.corrupt.Load(), BadCopies: c.badCopies.Load(), Refills: c.refills.Load(), Retries: c.retries.Load(), Fallbacks: x.Fallbacks,
+		TierErrors: c.tierErrors.Load() + x.Fallbacks, DurableFailures: c.durableFailures.Load(), Quarantined: c.quarantined.Load(),
+		StreamsReopened: c.reopened.Load(), Leases: x.Leases, LeasesLive: x.Live, LeasesExpired: x.Expired, LeasesCut: x.Cut,
 		LoadPaths: c.load.paths(), DumpPaths: c.dump.paths(),
 	}
 	for _, t := range []*tally{&c.load, &c.dump} {
@@ -89,9 +89,7 @@ func (s *Store) Stats() Stats {
 			st.GivenUp = why
 		}
 	}
-	st.LeasesLive, st.LeasesExpired = s.janitor.counts()
-	for i := range len(s.next) + 1 {
-		t := s.tier(i)
+	for i, t := range s.tiers {
 		ts := TierStats{Name: t.Name(), Hits: c.hits[i].Load()}
 		if statter, ok := t.(tier.Statter); ok {
 			ts.Tier = statter.Stats()
@@ -110,9 +108,8 @@ type counters struct {
 	corrupt, refills, retries    atomic.Int64
 	badCopies                    atomic.Int64
 	verifiedOnWay, verifiedByCPU atomic.Int64
-	fallbacks, tierErrors        atomic.Int64
 	durableFailures, quarantined atomic.Int64
-	reopened, leases, leasesCut  atomic.Int64
+	tierErrors, reopened         atomic.Int64
 	hits                         []atomic.Int64 // by tier
 	load, dump                   tally
 }

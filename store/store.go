@@ -14,6 +14,7 @@ import (
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/store/index"
 	"github.com/kvlane/kvlane/tier"
 )
 
@@ -31,6 +32,8 @@ var errNow = fmt.Errorf("not to be had at once: %w", errdefs.ErrBusy)
 // Store is a pipeline of tiers with GPU pages above it. Safe for concurrent use.
 type Store struct {
 	cfg   Config
+	index *index.Index
+	tiers []tier.Tier // the cache and next
 	cache tier.SlotTier
 	next  []tier.Tier
 	// durable are those of next that can be written: a block is durable when all of them have it.
@@ -55,9 +58,8 @@ type Store struct {
 	count   counters
 	scratch sync.Pool
 
-	// The slots that may be held at the client's pleasure: by leases, and by layerwise dumps; see the package comment.
-	leaseSlots, layerSlots *semaphore.Weighted
-	janitor                *janitor
+	// The slots that layerwise dumps may hold; see the package comment.
+	layerSlots *semaphore.Weighted
 
 	tasks   chan struct{} // one token a running task
 	closing chan struct{}
@@ -73,8 +75,6 @@ type Store struct {
 	told    error // guarded by closer: what streams said that are closed all the same
 	wg      sync.WaitGroup
 	joined  chan struct{} // closed when every task has ended; made by the first Close
-	pinned  map[block.Key]int
-	pinMu   sync.Mutex // guards pinned: leases that hold a slot's pin, by key
 }
 
 // Open returns a store over the tiers of c. It opens no stream yet and starts the pools' goroutines. Errors wrap
@@ -86,20 +86,26 @@ func Open(c Config) (*Store, error) {
 	}
 	n := slotCount(&c)
 	layers, rest := max(1, n/4), max(1, n/8)
+	c.Cache.LimitRetained(int(max(0, n-layers-rest)))
+	tiers := append([]tier.Tier{c.Cache}, c.Next...)
+	x, err := index.Open(index.Config{Tiers: tiers, LeaseMax: c.LeaseMax, Clock: c.Clock, Fallback: c.Hooks.Fallback})
+	if err != nil {
+		return nil, fmt.Errorf("open store: %w", err)
+	}
 	s := &Store{
 		cfg:        c,
+		index:      x,
+		tiers:      tiers,
 		cache:      c.Cache,
 		next:       c.Next,
 		slots:      c.Cache.Slots(),
 		clock:      c.Clock,
 		image:      c.Format.Layout.ImageBytes(),
 		shards:     c.Format.Layout.Shards(),
-		leaseSlots: semaphore.NewWeighted(max(0, n-layers-rest)),
 		layerSlots: semaphore.NewWeighted(layers),
 		tasks:      make(chan struct{}, c.Tasks),
 		closing:    make(chan struct{}),
 		closer:     make(chan struct{}, 1),
-		pinned:     make(map[block.Key]int),
 	}
 	s.group = int(min(max(1, c.GroupBytes/s.image), windowBlocks))
 	s.layers = layers
@@ -118,12 +124,27 @@ func Open(c Config) (*Store, error) {
 	s.dumpCtx, s.endDump = context.WithCancelCause(context.Background())
 	s.loads.init("load", c.OpenLoad, s)
 	s.dumps.init("dump", c.OpenDump, s)
-	s.count.init(len(s.next) + 1)
+	s.count.init(len(tiers))
 	s.readers = newPool(jobFetch, c.Readers)
 	s.writers = newPool(jobWrite, c.Writers)
 	s.checks = newPool(jobCheck, c.Checkers)
-	s.janitor = newJanitor(s.clock)
 	return s, nil
+}
+
+// Lease pins blocks: see index.Lease.
+type Lease = index.Lease
+
+// Hit is the answer of Lookup for one key: see index.Hit.
+type Hit = index.Hit
+
+// Lookup says for each key where it stands: see index.Index.Lookup.
+func (s *Store) Lookup(ctx context.Context, keys []block.Key) ([]Hit, error) {
+	return s.index.Lookup(ctx, keys)
+}
+
+// LeasePrefix pins the longest prefix of keys whose blocks are all Ready: see index.Index.LeasePrefix.
+func (s *Store) LeasePrefix(ctx context.Context, keys []block.Key, ttl time.Duration) (*Lease, error) {
+	return s.index.LeasePrefix(ctx, keys, ttl)
 }
 
 // begin admits a task, waiting for its turn until ctx ends. Every begin that returned nil has one end.
@@ -173,6 +194,7 @@ func (s *Store) Close(ctx context.Context) error {
 		}()
 	}
 	s.mu.Unlock()
+	s.index.Close()
 	s.endLoad(fmt.Errorf("store is closing: %w", errdefs.ErrClosed))
 	giveUp := func() error {
 		s.endDump(fmt.Errorf("store closed before the dump was done: %w", errdefs.ErrCanceled))
@@ -188,7 +210,6 @@ func (s *Store) Close(ctx context.Context) error {
 	if s.stopped {
 		return nil
 	}
-	s.janitor.close()
 	select {
 	case <-s.joined:
 	case <-ctx.Done():

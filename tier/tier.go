@@ -39,11 +39,12 @@ type Tier interface {
 	Name() string
 	// Lookup sets states[i] to the state of keys[i]; the slices have equal lengths.
 	Lookup(ctx context.Context, keys []block.Key, states []State) error
-	// Retain pins the block if it is Ready and says whether it was: until Release it is neither evicted nor rewritten.
-	// Pins count. Check and pin are one step.
-	Retain(ctx context.Context, key block.Key) (bool, error)
-	// Release undoes one Retain. It panics without one: that is a bug.
-	Release(key block.Key)
+	// Retain pins the blocks of keys in their order, up to the first that is not Ready, and returns how many it has pinned:
+	// until Release they are neither evicted nor rewritten. Pins count, those of a key that is named twice too. Check and pin
+	// of a block are one step. An error says why the block after them could not be pinned; they are pinned all the same.
+	Retain(ctx context.Context, keys []block.Key) (int, error)
+	// Release undoes one Retain of each of keys. It panics without one: that is a bug.
+	Release(keys []block.Key)
 	// Get reads the block's image into dst, host memory of Layout.ImageBytes, and verifies it. When it returns, with or
 	// without error, nothing writes dst any more. Errors: ErrNotFound for a miss, ErrCorrupt for a failed check (the
 	// block has been set aside; dst is undefined), else the cause.
@@ -106,6 +107,12 @@ type SlotTier interface {
 	Tier
 	// Slots returns the array that slots index.
 	Slots() mem.Slots
+	// LimitRetained bounds the slots that Retain may pin at a time, a slot counting once: at a block beyond them Retain stops
+	// with ErrBusy. Unlimited until it is called.
+	LimitRetained(slots int)
+	// OpenReady is Open, without waiting, for many: it sets states[i] to the state of keys[i], and slots[i] to the pinned slot
+	// of a block that is Ready and to nil for others. The slices have equal lengths. After an error nothing is pinned.
+	OpenReady(ctx context.Context, keys []block.Key, slots []Slot, states []State) error
 	// Open pins a Ready block for reading and returns its slot. It waits while another is filling the block, until ctx
 	// ends, and returns ErrNotFound if the block is absent or its filling failed (the caller may then Reserve).
 	Open(ctx context.Context, key block.Key) (Slot, error)

@@ -60,7 +60,8 @@ var mayImport = map[string]string{
 	"rdma/topology": onMem + " device rdma",
 
 	// What is built on the interfaces.
-	"store":                 anyPlain + " internal/sys/hostmem internal/leak",
+	"store/index":           onTier + " tier",
+	"store":                 anyPlain + " store/index internal/sys/hostmem internal/leak",
 	"replay":                anyPlain + " store replay/kvcache internal/ctxio internal/sys/hostmem",
 	"replay/kvcache":        anyPlain + " store",
 	"replay/demo":           anyPlain + " store replay",

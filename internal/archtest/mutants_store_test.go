@@ -116,7 +116,7 @@ var storeMutants = []mutant{
 		"store/dumplayers.go", "		if g.err != nil {\n			break\n		}\n	}\n	t.complete(g)", "		if g.err != nil || sub.shard == t.s.shards-1 {\n			break\n		}\n	}\n	t.complete(g)",
 	}}},
 	{"store", "TestDefectLoadRefusesALeaseOfOtherKeys", []edit{{
-		"store/lease.go", "if i := l.lacks(refs); i >= 0 {", "if i := l.lacks(refs); i < -1 {",
+		"store/index/lease.go", "if i := l.lacks(keys); i >= 0 {", "if i := l.lacks(keys); i < -1 {",
 	}}},
 	// Streams and engines.
 	{"stream/copy", "TestDefectTransientLackOfMemoryTakesAPathAwayForAWhileOnly", []edit{{

@@ -64,7 +64,9 @@ type Tier struct {
 	policy      *policy
 	failed      *recent[block.Key, error]
 	orphans     map[block.Key]int // retains of blocks found corrupt since
-	line        []*waiter         // who waits for a slot, first come first
+	retained    int               // slots with retains
+	retainMax   int
+	line        []*waiter // who waits for a slot, first come first
 	quarantined map[uint32]<-chan struct{}
 	stats       tier.Stats
 }
@@ -110,6 +112,7 @@ func Open(c Config) (*Tier, error) {
 		index:       make(map[block.Key]uint32, n),
 		failed:      newRecent[block.Key, error](min(n, maxFailures)),
 		orphans:     make(map[block.Key]int),
+		retainMax:   n,
 		quarantined: make(map[uint32]<-chan struct{}),
 		stats:       tier.Stats{CapacityBytes: int64(n) * image},
 	}
@@ -200,58 +203,54 @@ func (t *Tier) enter() error {
 	return nil
 }
 
-// lookupChunk is how many keys are looked up under one hold of the mutex.
-const lookupChunk = 128
+// at returns the slot of a block that is here and its state. The caller holds mu.
+func (t *Tier) at(key block.Key) (uint32, tier.State) {
+	if slot, ok := t.index[key]; ok {
+		return slot, t.entries[slot].state
+	}
+	if _, failed := t.failed.get(key); failed {
+		return 0, tier.Failed
+	}
+	return 0, tier.Absent
+}
+
+// ask begins a question about many blocks, whose answers have room for n; nil: the caller holds mu.
+func (t *Tier) ask(ctx context.Context, keys []block.Key, n int) error {
+	if len(keys) != n {
+		return fmt.Errorf("cache: ask for %d blocks into %d answers: %w", len(keys), n, errdefs.ErrInvalid)
+	}
+	if ctx.Err() != nil {
+		return fmt.Errorf("cache: ask for %d blocks: %w", n, context.Cause(ctx))
+	}
+	t.mu.Lock()
+	err := t.enter()
+	if err != nil {
+		t.mu.Unlock()
+	}
+	return err
+}
 
 // Kept says which blocks are Ready: while the process lives there is nothing more durable here.
 func (t *Tier) Kept(ctx context.Context, keys []block.Key, kept []bool) error {
-	if len(keys) != len(kept) {
-		return fmt.Errorf("cache: ask for %d blocks into %d answers: %w", len(keys), len(kept), errdefs.ErrInvalid)
-	}
-	var states [lookupChunk]tier.State
-	for len(keys) > 0 {
-		n := min(len(keys), lookupChunk)
-		if err := t.Lookup(ctx, keys[:n], states[:n]); err != nil {
-			return err
-		}
-		for i, s := range states[:n] {
-			kept[i] = s == tier.Ready
-		}
-		keys, kept = keys[n:], kept[n:]
-	}
-	return nil
-}
-
-// Lookup sets states[i] to the state of keys[i].
-func (t *Tier) Lookup(ctx context.Context, keys []block.Key, states []tier.State) error {
-	if len(keys) != len(states) {
-		return fmt.Errorf("look up %d keys into %d states: %w", len(keys), len(states), errdefs.ErrInvalid)
-	}
-	for i := 0; i < len(keys); i += lookupChunk {
-		if ctx.Err() != nil {
-			return fmt.Errorf("look up blocks: %w", context.Cause(ctx))
-		}
-		end := min(i+lookupChunk, len(keys))
-		if err := t.lookup(keys[i:end], states[i:end]); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (t *Tier) lookup(keys []block.Key, states []tier.State) error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if err := t.enter(); err != nil {
+	if err := t.ask(ctx, keys, len(kept)); err != nil {
 		return err
 	}
+	defer t.mu.Unlock()
 	for i := range keys {
-		states[i] = tier.Absent
-		if slot, ok := t.index[keys[i]]; ok {
-			states[i] = t.entries[slot].state
-		} else if _, failed := t.failed.get(keys[i]); failed {
-			states[i] = tier.Failed
-		}
+		_, state := t.at(keys[i])
+		kept[i] = state == tier.Ready
+	}
+	return nil
+}
+
+// Lookup sets states[i] to the state of keys[i], all of one moment.
+func (t *Tier) Lookup(ctx context.Context, keys []block.Key, states []tier.State) error {
+	if err := t.ask(ctx, keys, len(states)); err != nil {
+		return err
+	}
+	defer t.mu.Unlock()
+	for i := range keys {
+		_, states[i] = t.at(keys[i])
 	}
 	return nil
 }

@@ -79,14 +79,6 @@ func closeTier(tb testing.TB, tr tier.Tier) {
 	}
 }
 
-func keys(is ...int) []block.Key {
-	var ks []block.Key
-	for _, i := range is {
-		ks = append(ks, tiertest.Key(i))
-	}
-	return ks
-}
-
 func reserve(tb testing.TB, c *cache.Tier, i int) tier.Fill {
 	tb.Helper()
 	fill, err := c.Reserve(tb.Context(), tiertest.Key(i))
@@ -157,8 +149,8 @@ func TestCloseCountsWhatIsInUse(t *testing.T) {
 		t.Fatal(err)
 	}
 	slot, again := store(t, c, f, 1), store(t, c, f, 2)
-	if ok, err := c.Retain(t.Context(), tiertest.Key(2)); !ok || err != nil {
-		t.Fatal(ok, err)
+	if n, err := c.Retain(t.Context(), tiertest.Keys(2)); n != 1 || err != nil {
+		t.Fatal(n, err)
 	}
 	filling := reserve(t, c, 3)
 	quiesced := make(chan struct{})
@@ -181,7 +173,7 @@ func TestCloseCountsWhatIsInUse(t *testing.T) {
 	slot.Release()
 	again.Release()
 	want("0 slots open, 1 retains not released")
-	c.Release(tiertest.Key(2))
+	c.Release(tiertest.Keys(2))
 	want("")
 }
 
@@ -224,7 +216,7 @@ func TestAllocations(t *testing.T) {
 	defer closeTier(t, c)
 	defer store(t, c, f, 1).Release() // held, so that the eviction below spares it
 	ctx, key, next := t.Context(), tiertest.Key(1), 100
-	ks, states := keys(1, 2, 3), make([]tier.State, 3)
+	ks, states := tiertest.Keys(1, 2, 3), make([]tier.State, 3)
 	for name, tt := range map[string]struct {
 		most float64
 		run  func() error
@@ -237,10 +229,8 @@ func TestAllocations(t *testing.T) {
 			return err
 		}},
 		"retain and release": {0, func() error {
-			ok, err := c.Retain(ctx, key)
-			if ok {
-				c.Release(key)
-			}
+			n, err := c.Retain(ctx, ks[:1])
+			c.Release(ks[:n])
 			return err
 		}},
 		"lookup": {0, func() error { return c.Lookup(ctx, ks, states) }},

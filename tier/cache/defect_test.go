@@ -25,11 +25,11 @@ func TestDefectFailedOrEvictedBlockReportsHit(t *testing.T) {
 	noHit := func(what string, i int) {
 		t.Helper()
 		states := make([]tier.State, 1)
-		if err := c.Lookup(t.Context(), keys(i), states); err != nil || states[0] == tier.Ready {
+		if err := c.Lookup(t.Context(), tiertest.Keys(i), states); err != nil || states[0] == tier.Ready {
 			t.Errorf("%s: lookup answers %s, %v", what, states[0], err)
 		}
-		if ok, err := c.Retain(t.Context(), tiertest.Key(i)); ok || err != nil {
-			t.Errorf("%s: retain answers %v, %v", what, ok, err)
+		if n, err := c.Retain(t.Context(), tiertest.Keys(i)); n != 0 || err != nil {
+			t.Errorf("%s: retain answers %v, %v", what, n, err)
 		}
 	}
 	fill := reserve(t, c, 0)

@@ -143,48 +143,100 @@ func (t *Tier) await(ctx context.Context, f *flight, key block.Key) (uint32, err
 	return 0, fmt.Errorf("open block %s: it is being filled: %w", key, context.Cause(ctx))
 }
 
-// Retain pins the block if it is Ready and says whether it was. It does not wait for one that is being filled.
-func (t *Tier) Retain(ctx context.Context, key block.Key) (bool, error) {
-	if ctx.Err() != nil {
-		return false, fmt.Errorf("retain block %s: %w", key, context.Cause(ctx))
+// OpenReady pins those of keys that are Ready. It allocates once.
+func (t *Tier) OpenReady(ctx context.Context, keys []block.Key, slots []tier.Slot, states []tier.State) error {
+	if len(slots) != len(states) {
+		return fmt.Errorf("open %d blocks into %d slots and %d states: %w", len(keys), len(slots), len(states), errdefs.ErrInvalid)
 	}
-	t.mu.Lock()
+	refs := make([]slotRef, len(keys))
+	if err := t.ask(ctx, keys, len(slots)); err != nil {
+		return err
+	}
 	defer t.mu.Unlock()
-	if err := t.enter(); err != nil {
-		return false, err
+	for i := range keys {
+		var slot uint32
+		slot, states[i] = t.at(keys[i])
+		if states[i] != tier.Ready {
+			slots[i] = nil
+			continue
+		}
+		t.pin(slot)
+		t.used(slot)
+		refs[i] = slotRef{t: t, index: slot}
+		slots[i] = &refs[i]
 	}
-	slot, ok := t.index[key]
-	if !ok || t.entries[slot].state != tier.Ready {
-		t.stats.Misses++
-		return false, nil
-	}
-	t.entries[slot].retains++
-	t.policy.use(slot)
-	t.stats.Hits++
-	t.stats.Retained++
-	return true, nil
+	return nil
 }
 
-// Release undoes one Retain, on a closed tier too. It panics without one.
-func (t *Tier) Release(key block.Key) {
+// LimitRetained bounds the slots that Retain may pin at a time.
+func (t *Tier) LimitRetained(slots int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.retainMax = slots
+}
+
+// Retain pins blocks up to the first that is not Ready. It does not wait for one that is being filled, and allocates nothing.
+func (t *Tier) Retain(ctx context.Context, keys []block.Key) (int, error) {
+	if err := t.ask(ctx, keys, len(keys)); err != nil {
+		return 0, err
+	}
+	defer t.mu.Unlock()
+	n := 0
+	defer func() {
+		t.stats.Hits += int64(n)
+		t.stats.Retained += int64(n)
+	}()
+	for ; n < len(keys); n++ {
+		slot, ok := t.index[keys[n]]
+		if !ok || t.entries[slot].state != tier.Ready {
+			t.stats.Misses++
+			return n, nil
+		}
+		e := &t.entries[slot]
+		if e.retains == 0 {
+			if t.retained >= t.retainMax {
+				return n, fmt.Errorf("retain block %s: %d slots are retained: %w", e.key, t.retained, errdefs.ErrBusy)
+			}
+			t.retained++
+		}
+		e.retains++
+		t.policy.use(slot)
+	}
+	return n, nil
+}
+
+// Release undoes one Retain of each key, on a closed tier too. It panics without one.
+func (t *Tier) Release(keys []block.Key) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for i := range keys {
+		t.release(&keys[i])
+	}
+}
+
+// release undoes one Retain. The caller holds mu.
+func (t *Tier) release(key *block.Key) {
 	// Which of a key's retains is released does not matter for the count. Those of a block found corrupt go first: a
 	// new block of that key may so stay pinned for longer than needed, never for less.
-	if n := t.orphans[key]; n > 0 {
-		if t.orphans[key] = n - 1; n == 1 {
-			delete(t.orphans, key)
+	if len(t.orphans) > 0 {
+		if n := t.orphans[*key]; n > 0 {
+			if t.orphans[*key] = n - 1; n == 1 {
+				delete(t.orphans, *key)
+			}
+			t.stats.Retained--
+			return
 		}
-		t.stats.Retained--
-		return
 	}
-	slot, ok := t.index[key]
+	slot, ok := t.index[*key]
 	if !ok || t.entries[slot].retains == 0 {
 		panic(fmt.Sprintf("cache: release of block %s, which is not retained", key))
 	}
-	t.entries[slot].retains--
 	t.stats.Retained--
-	t.settle(slot)
+	e := &t.entries[slot]
+	if e.retains--; e.retains == 0 {
+		t.retained--
+		t.settle(slot)
+	}
 }
 
 // pin counts a handle of slot. The caller holds mu.
@@ -225,6 +277,7 @@ func (t *Tier) condemn(slot uint32, cause error) {
 	if e.retains > 0 {
 		t.orphans[e.key] += int(e.retains)
 		e.retains = 0
+		t.retained--
 	}
 	e.state = tier.Failed
 	t.stats.Blocks--

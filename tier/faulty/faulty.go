@@ -140,23 +140,20 @@ func partial(f fault.Fault, err error) error {
 }
 
 // Retain implements tier.Tier.
-func (t *Tier) Retain(ctx context.Context, key block.Key) (bool, error) {
+func (t *Tier) Retain(ctx context.Context, keys []block.Key) (int, error) {
 	f, err := t.in.before(ctx, OpRetain)
 	if err != nil {
-		return false, fmt.Errorf("retain block %s: %w", key, err)
+		return 0, fmt.Errorf("retain %d blocks: %w", len(keys), err)
 	}
-	ok, err := t.inner.Retain(ctx, key)
 	if f.Action == fault.Partial {
-		if ok {
-			t.inner.Release(key) // half of a retain is none
-		}
-		return false, partial(f, err)
+		n, err := t.inner.Retain(ctx, keys[:len(keys)/2])
+		return n, partial(f, err)
 	}
-	return ok, err
+	return t.inner.Retain(ctx, keys)
 }
 
 // Release implements tier.Tier. It never goes wrong.
-func (t *Tier) Release(key block.Key) { t.inner.Release(key) }
+func (t *Tier) Release(keys []block.Key) { t.inner.Release(keys) }
 
 // Get implements tier.Tier.
 func (t *Tier) Get(ctx context.Context, key block.Key, dst mem.Extent) error {

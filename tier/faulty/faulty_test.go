@@ -101,16 +101,14 @@ func script(t *testing.T, f block.Format, tr tier.Tier) error {
 	}
 	note(tr.Lookup(ctx, keys, make([]tier.State, n)))
 	for _, key := range keys {
-		ok, err := tr.Retain(ctx, key)
+		n, err := tr.Retain(ctx, []block.Key{key})
 		note(err)
 		if note(tr.Get(ctx, key, buf)) {
 			if err := tiertest.Check(f, buf.Bytes(), key, 0); err != nil {
 				t.Error(err)
 			}
 		}
-		if ok {
-			tr.Release(key)
-		}
+		tr.Release([]block.Key{key}[:n])
 	}
 	if st, ok := tr.(tier.SlotTier); ok {
 		slotScript(t, f, st, note)
@@ -326,7 +324,7 @@ func TestDelayAndStallEndWithTheContext(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 				defer cancel()
 				begin := time.Now()
-				if _, err := tr.Retain(ctx, tiertest.Key(0)); !errors.Is(err, context.DeadlineExceeded) {
+				if _, err := tr.Retain(ctx, tiertest.Keys(0)); !errors.Is(err, context.DeadlineExceeded) {
 					t.Errorf("retain: %v", err)
 				}
 				if d := time.Since(begin); d != time.Minute {

@@ -3,6 +3,7 @@ package faulty
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/jonboulle/clockwork"
 
@@ -25,6 +26,33 @@ func NewSlots(t tier.SlotTier, plan *fault.Plan, clock clockwork.Clock) *SlotTie
 
 // Slots implements tier.SlotTier.
 func (t *SlotTier) Slots() mem.Slots { return t.slots.Slots() }
+
+// LimitRetained implements tier.SlotTier. It never goes wrong.
+func (t *SlotTier) LimitRetained(slots int) { t.slots.LimitRetained(slots) }
+
+// OpenReady implements tier.SlotTier. To the plan it is an Open of all its blocks.
+func (t *SlotTier) OpenReady(ctx context.Context, keys []block.Key, slots []tier.Slot, states []tier.State) error {
+	f, err := t.in.before(ctx, OpOpen)
+	if err != nil {
+		return fmt.Errorf("open %d blocks: %w", len(keys), err)
+	}
+	err = t.slots.OpenReady(ctx, keys, slots, states)
+	if err == nil && f.Action == fault.Corrupt {
+		if i := slices.IndexFunc(slots, func(s tier.Slot) bool { return s != nil }); i >= 0 {
+			flip(f, slots[i].Extent().Bytes())
+		}
+	}
+	if f.Action != fault.Partial {
+		return err
+	}
+	for i, slot := range slots {
+		if err == nil && slot != nil {
+			slot.Release()
+			slots[i] = nil
+		}
+	}
+	return partial(f, err)
+}
 
 // Open implements tier.SlotTier.
 func (t *SlotTier) Open(ctx context.Context, key block.Key) (tier.Slot, error) {

@@ -124,8 +124,8 @@ func TestDefect7FileOfAnotherSizeIsNoHit(t *testing.T) {
 	if s := state(t, tr, key); s != tier.Failed {
 		t.Errorf("lookup answers %s", s)
 	}
-	if ok, err := tr.Retain(t.Context(), key); ok || err != nil {
-		t.Errorf("retain: %v, %v", ok, err)
+	if n, err := tr.Retain(t.Context(), []block.Key{key}); n != 0 || err != nil {
+		t.Errorf("retain: %v, %v", n, err)
 	}
 	put(t, tr, c.Format, key)
 	if err := get(t, tr, c.Format, key); err != nil {
@@ -388,8 +388,8 @@ func TestDefect7GCSparesWhatIsRetainedBetweenLookupAndLoad(t *testing.T) {
 	put(t, tr, c.Format, all...)
 	setTimes(t, c.Dirs, all)
 	for _, k := range all[:3] { // the coldest; now retained, as a lookup with a lease does
-		if ok, err := tr.Retain(t.Context(), k); !ok || err != nil {
-			t.Fatal(ok, err)
+		if n, err := tr.Retain(t.Context(), []block.Key{k}); n != 1 || err != nil {
+			t.Fatal(n, err)
 		}
 	}
 	if removed, err := tr.GC(t.Context(), 0); err != nil || removed != 7 {
@@ -399,7 +399,7 @@ func TestDefect7GCSparesWhatIsRetainedBetweenLookupAndLoad(t *testing.T) {
 		if err := get(t, tr, c.Format, k); err != nil {
 			t.Errorf("load of a retained block: %v", err)
 		}
-		tr.Release(k)
+		tr.Release([]block.Key{k})
 	}
 	if removed, err := tr.GC(t.Context(), 0); err != nil || removed != 3 {
 		t.Errorf("after the release: removed %d, %v", removed, err)

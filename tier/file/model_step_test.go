@@ -15,7 +15,9 @@ import (
 // retainOne pins a block, which nobody in the process can delete then, and reads it.
 func (m *model) retainOne(i, k int) {
 	l, b := m.lives[i], &m.blocks[k]
-	ok, err := l.Retain(m.Context(), modelKey(k))
+	keys := []block.Key{modelKey(k)}
+	n, err := l.Retain(m.Context(), keys)
+	ok := n == 1
 	m.log("%d retains %d: %v, %v", i, k, ok, err)
 	if m.crashed(l, err) {
 		return
@@ -33,7 +35,7 @@ func (m *model) retainOne(i, k int) {
 		m.Fatalf("delete what is retained: %v", err)
 	}
 	m.getOne(i, k)
-	l.Release(modelKey(k))
+	l.Release(keys)
 }
 
 func (m *model) lookupAll(i int) {

@@ -120,17 +120,20 @@ func (o *owners) pin(key block.Key) bool {
 	return true
 }
 
-// unpin returns whether nobody pins the key any more.
-func (o *owners) unpin(key block.Key) bool {
+// unpin returns whether there is a key among keys that nobody pins any more.
+func (o *owners) unpin(keys []block.Key) (free bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	u := o.keys[key]
-	if u.pins == 0 {
-		panic(fmt.Sprintf("file: release of block %s, which is not retained", key))
+	for _, key := range keys {
+		u := o.keys[key]
+		if u.pins == 0 {
+			panic(fmt.Sprintf("file: release of block %s, which is not retained", key))
+		}
+		u.pins--
+		o.put(key, u)
+		free = free || u.pins == 0
 	}
-	u.pins--
-	o.put(key, u)
-	return u.pins == 0
+	return free
 }
 
 func (o *owners) look(key block.Key) (pinned bool, w work) {

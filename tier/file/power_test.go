@@ -127,7 +127,7 @@ func TestDefectLookupIsNotReadyBeforeItIsDurable(t *testing.T) {
 			if st := state(t, p.Tier, key); st != tier.Filling {
 				t.Errorf("before it is durable it is %s", st)
 			}
-			if ok, err := p.Retain(t.Context(), key); ok || err != nil {
+			if n, err := p.Retain(t.Context(), []block.Key{key}); n != 0 || err != nil {
 				t.Errorf("before it is durable it is retained: %v", err)
 			}
 			plan.Release()

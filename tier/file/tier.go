@@ -250,12 +250,24 @@ func (t *Tier) Kept(ctx context.Context, keys []block.Key, kept []bool) error {
 	return nil
 }
 
-// Retain pins the block against removal by this process; see the package's comment for others.
-func (t *Tier) Retain(ctx context.Context, key block.Key) (bool, error) {
+// Retain pins blocks against removal by this process, up to the first that is not there; see the package's comment for others.
+func (t *Tier) Retain(ctx context.Context, keys []block.Key) (int, error) {
 	if err := t.enter(ctx); err != nil {
-		return false, err
+		return 0, err
 	}
 	defer t.leave()
+	for n, key := range keys {
+		if ctx.Err() != nil {
+			return n, fmt.Errorf("retain block %s: %w", key, context.Cause(ctx))
+		}
+		if ok, err := t.retain(key); !ok {
+			return n, err
+		}
+	}
+	return len(keys), nil
+}
+
+func (t *Tier) retain(key block.Key) (bool, error) {
 	// Pinned before it is looked at: whoever removes files looks at the pins first.
 	if !t.owners.pin(key) {
 		t.count.misses.Add(1)
@@ -278,14 +290,14 @@ func (t *Tier) Retain(ctx context.Context, key block.Key) (bool, error) {
 	return false, t.fail(fmt.Errorf("retain block %s: %w", key, err))
 }
 
-// Release undoes one Retain.
-func (t *Tier) Release(key block.Key) {
-	t.unpin(key)
-	t.count.retained.Add(-1)
+// Release undoes one Retain of each key.
+func (t *Tier) Release(keys []block.Key) {
+	t.unpin(keys...)
+	t.count.retained.Add(-int64(len(keys)))
 }
 
-func (t *Tier) unpin(key block.Key) {
-	if t.owners.unpin(key) {
+func (t *Tier) unpin(keys ...block.Key) {
+	if t.owners.unpin(keys) {
 		t.space.released()
 	}
 }

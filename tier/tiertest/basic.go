@@ -174,7 +174,7 @@ func testRetain(s *suite) {
 	for range 2 {
 		s.wantIs("delete of a retained block", tr.Delete(s.Context(), Key(1)), errdefs.ErrBusy)
 		s.mustGet(tr, Key(1))
-		tr.Release(Key(1))
+		tr.Release(Keys(1))
 	}
 	if st, ok := s.stats(tr); ok && st.Retained != 0 {
 		s.Errorf("%d pins are counted, want 0", st.Retained)
@@ -188,7 +188,7 @@ func testUnbalancedRelease(s *suite) {
 	tr := s.open(4)
 	release := func(key block.Key) (panicked bool) {
 		defer func() { panicked = recover() != nil }()
-		tr.Release(key)
+		tr.Release([]block.Key{key})
 		return false
 	}
 	if !release(Key(1)) {
@@ -199,7 +199,7 @@ func testUnbalancedRelease(s *suite) {
 		s.Error("release of a block that is not retained did not panic")
 	}
 	s.mustRetain(tr, Key(1))
-	tr.Release(Key(1))
+	tr.Release(Keys(1))
 	if !release(Key(1)) {
 		s.Error("a second release of one retain did not panic")
 	}
@@ -214,9 +214,9 @@ func testCanceled(s *suite) {
 	s.wantIs("put", tr.Put(ctx, Key(2), s.image(Key(2))), cause)
 	s.wantIs("lookup", tr.Lookup(ctx, []block.Key{Key(1)}, make([]tier.State, 1)), cause)
 	s.wantIs("delete", tr.Delete(ctx, Key(1)), cause)
-	ok, err := tr.Retain(ctx, Key(1))
+	n, err := tr.Retain(ctx, Keys(1))
 	s.wantIs("retain", err, cause)
-	if ok {
+	if n != 0 {
 		s.Error("retain answers a hit and an error")
 	}
 	s.wantMiss(tr, Key(2))
@@ -233,7 +233,7 @@ func testClosed(s *suite) {
 	s.wantIs("put", tr.Put(s.Context(), Key(2), s.image(Key(2))), errdefs.ErrClosed)
 	s.wantIs("lookup", tr.Lookup(s.Context(), []block.Key{Key(1)}, make([]tier.State, 1)), errdefs.ErrClosed)
 	s.wantIs("delete", tr.Delete(s.Context(), Key(1)), errdefs.ErrClosed)
-	_, err := tr.Retain(s.Context(), Key(1))
+	_, err := tr.Retain(s.Context(), Keys(1))
 	s.wantIs("retain", err, errdefs.ErrClosed)
 	if err := tr.Close(context.WithoutCancel(s.Context())); err != nil {
 		s.Errorf("second close: %v", err)
@@ -253,7 +253,7 @@ func testStats(s *suite) {
 	}
 	s.mustRetain(tr, Key(3))
 	s.mustRetain(tr, Key(3))
-	tr.Release(Key(3))
+	tr.Release(Keys(3))
 	if s.retain(tr, Key(9)) {
 		s.Error("retain of an absent block answers a hit")
 	}
@@ -271,7 +271,7 @@ func testStats(s *suite) {
 	if n := 4 * s.imageBytes(); st.Bytes < n || st.WrittenBytes < n || st.ReadBytes < 3*s.imageBytes() {
 		s.Errorf("%d bytes held, %d written, %d read: too few for 4 blocks of %d", st.Bytes, st.WrittenBytes, st.ReadBytes, s.imageBytes())
 	}
-	tr.Release(Key(3))
+	tr.Release(Keys(3))
 	if st, _ := s.stats(tr); st.Retained != 0 {
 		s.Errorf("%d pins counted at the end, want 0", st.Retained)
 	}

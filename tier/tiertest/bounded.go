@@ -53,7 +53,7 @@ func testRetainedStays(s *suite) {
 	}
 	for _, p := range pins {
 		s.mustGet(tr, Key(p))
-		tr.Release(Key(p))
+		tr.Release(Keys(p))
 	}
 	for i := n; i < 2*n; i++ {
 		s.put(tr, Key(i)) // what was released is in nobody's way
@@ -89,12 +89,12 @@ func testPutWaits(s *suite) {
 		s.Fatalf("put did not wait: %v", err)
 	default:
 	}
-	tr.Release(Key(1))
+	tr.Release(Keys(1))
 	if err := <-done; err != nil {
 		s.Fatal(err)
 	}
 	s.mustGet(tr, Key(9))
 	s.wantMiss(tr, Key(1))
-	tr.Release(Key(0))
-	tr.Release(Key(2))
+	tr.Release(Keys(0))
+	tr.Release(Keys(2))
 }

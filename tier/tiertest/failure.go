@@ -55,7 +55,7 @@ func testSlotCorrupt(s *slotSuite) {
 	one.Release()
 	two.Release()
 	s.check(good, Key(1))
-	s.st.Release(Key(1)) // of the retain that the corrupt block had
+	s.st.Release(Keys(1)) // of the retain that the corrupt block had
 	good.Release()
 	s.mustGet(s.st, Key(1))
 	for i := range slotCapacity { // no slot is lost

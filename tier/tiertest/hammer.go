@@ -119,11 +119,11 @@ func hammerOnce(ctx context.Context, f block.Format, tr tier.Tier, op int, key b
 		}
 		return Check(f, dst.Bytes(), key, 0)
 	case op < 9:
-		ok, err := tr.Retain(ctx, key)
-		if !ok {
+		keys := []block.Key{key}
+		if n, err := tr.Retain(ctx, keys); n == 0 {
 			return err
 		}
-		defer tr.Release(key)
+		defer tr.Release(keys)
 		if err := tr.Get(ctx, key, dst); err != nil {
 			return fmt.Errorf("a retained block: %w", err)
 		}
@@ -174,7 +174,7 @@ func (o *opLog) run(rng *rand.Rand, capacity int) {
 	}
 	for k, n := range o.pins {
 		for range n {
-			tr.Release(Key(k))
+			tr.Release(Keys(k))
 		}
 	}
 	if st, ok := o.stats(tr); ok && st.Retained != 0 {
@@ -220,7 +220,7 @@ func (o *opLog) step(tr tier.Tier, op, k, capacity int, buf mem.Extent) {
 	case op < 10:
 		if o.pins[k] > 0 {
 			note("release", nil)
-			tr.Release(Key(k))
+			tr.Release(Keys(k))
 			if o.pins[k]--; o.pins[k] == 0 {
 				delete(o.pins, k)
 			}

@@ -31,6 +31,15 @@ func Key(i int) block.Key {
 	return k
 }
 
+// Keys returns the keys of these numbers.
+func Keys(is ...int) []block.Key {
+	keys := make([]block.Key, len(is))
+	for n, i := range is {
+		keys[n] = Key(i)
+	}
+	return keys
+}
+
 // fillShards writes the shards' bytes, a function of key, version, shard and place.
 func fillShards(f block.Format, image []byte, key block.Key, version int) {
 	for i := range f.Layout.Shards() {

@@ -72,15 +72,24 @@ func (f forgetful) Put(ctx context.Context, key block.Key, src mem.Extent) error
 // loose does not hold what is retained.
 type loose struct{ *cache.Tier }
 
-func (l loose) Retain(ctx context.Context, key block.Key) (bool, error) {
-	ok, err := l.Tier.Retain(ctx, key)
-	if ok {
-		l.Tier.Release(key)
-	}
-	return ok, err
+func (l loose) Retain(ctx context.Context, keys []block.Key) (int, error) {
+	n, err := l.Tier.Retain(ctx, keys)
+	l.Tier.Release(keys[:n])
+	return n, err
 }
 
-func (l loose) Release(block.Key) {}
+func (l loose) Release([]block.Key) {}
+
+// gappy goes on past a block that is not there, and so pins more than it says.
+type gappy struct{ *cache.Tier }
+
+func (g gappy) Retain(ctx context.Context, keys []block.Key) (int, error) {
+	n, err := g.Tier.Retain(ctx, keys)
+	if n+1 < len(keys) && err == nil {
+		_, err = g.Tier.Retain(ctx, keys[n+1:])
+	}
+	return n, err
+}
 
 // TestSuiteCatchesMutants runs the suite on each mutant in a process of its own, where it has to fail.
 func TestSuiteCatchesMutants(t *testing.T) {
@@ -90,6 +99,7 @@ func TestSuiteCatchesMutants(t *testing.T) {
 		"optimist":  func(t *testing.T, n int) tier.Tier { return optimist{openCache(t, f, n)} },
 		"forgetful": func(t *testing.T, n int) tier.Tier { return forgetful{openCache(t, f, n)} },
 		"loose":     func(t *testing.T, n int) tier.Tier { return loose{openCache(t, f, n)} },
+		"gappy":     func(t *testing.T, n int) tier.Tier { return gappy{openCache(t, f, n)} },
 		"bit flips": func(t *testing.T, n int) tier.Tier {
 			return faulty.NewSlots(openCache(t, f, n), fault.New(1, fault.Every(faulty.OpGet, 5).Corrupt()), nil)
 		},

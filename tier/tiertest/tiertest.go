@@ -44,6 +44,8 @@ func Run(t *testing.T, c Config) {
 		{name: "RefusesBadExtents", run: testBadExtents},
 		{name: "Delete", run: testDelete},
 		{name: "RetainBlocksDelete", run: testRetain},
+		{name: "RetainRun", run: testRetainRun},
+		{name: "RetainRunCanceled", run: testRetainRunCanceled},
 		{name: "ReleaseWithoutRetainPanics", run: testUnbalancedRelease},
 		{name: "ConcurrentPutsOfOneKey", run: testConcurrentPuts},
 		{name: "GetDuringPut", run: testGetDuringPut},
@@ -135,7 +137,7 @@ func (s *suite) wantMiss(tr tier.Tier, key block.Key) {
 	}
 	if s.retain(tr, key) {
 		s.Errorf("retain of block %s answers a hit", key)
-		tr.Release(key)
+		tr.Release([]block.Key{key})
 	}
 }
 
@@ -150,11 +152,11 @@ func (s *suite) state(tr tier.Tier, key block.Key) tier.State {
 
 func (s *suite) retain(tr tier.Tier, key block.Key) bool {
 	s.Helper()
-	ok, err := tr.Retain(s.Context(), key)
+	n, err := tr.Retain(s.Context(), []block.Key{key})
 	if err != nil {
 		s.Fatal(err)
 	}
-	return ok
+	return n == 1
 }
 
 // mustRetain pins the block until the end of the test at the latest.

@@ -1,4 +1,4 @@
-package store
+package index
 
 import (
 	"context"
@@ -6,7 +6,6 @@ import (
 	"fmt"
 
 	"github.com/kvlane/kvlane/block"
-	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/tier"
 )
 
@@ -19,8 +18,8 @@ type Hit struct {
 // Lookup says for each key where it stands: Ready in the first tier that has it, else what the topmost tier that knows
 // of it says. It pins nothing: a hit may be gone when it is loaded, which the load says; LeasePrefix is for those who mind. A
 // tier that cannot be asked has no hits; the error is returned only if every tier failed, or if ctx ended.
-func (s *Store) Lookup(ctx context.Context, keys []block.Key) ([]Hit, error) {
-	if err := s.usable(); err != nil {
+func (x *Index) Lookup(ctx context.Context, keys []block.Key) ([]Hit, error) {
+	if err := x.usable(); err != nil {
 		return nil, fmt.Errorf("look up %d blocks: %w", len(keys), err)
 	}
 	hits := make([]Hit, len(keys))
@@ -31,13 +30,15 @@ func (s *Store) Lookup(ctx context.Context, keys []block.Key) ([]Hit, error) {
 	}
 	states := make([]tier.State, len(keys))
 	var errs []error
-	for ti := 0; ti <= len(s.next) && len(ask) > 0; ti++ {
-		t := s.tier(ti)
+	for _, t := range x.c.Tiers {
+		if len(ask) == 0 {
+			break
+		}
 		if err := t.Lookup(ctx, ask, states[:len(ask)]); err != nil {
 			if ctx.Err() != nil {
 				return nil, fmt.Errorf("look up %d blocks: %w", len(keys), context.Cause(ctx))
 			}
-			s.fellBack(t, ask[0], err)
+			x.FellBack(t, ask[0], err)
 			errs = append(errs, fmt.Errorf("tier %s: %w", t.Name(), err))
 			continue
 		}
@@ -55,25 +56,8 @@ func (s *Store) Lookup(ctx context.Context, keys []block.Key) ([]Hit, error) {
 		}
 		ask, at = ask[:n], at[:n]
 	}
-	if len(errs) > len(s.next) {
+	if len(errs) == len(x.c.Tiers) {
 		return nil, fmt.Errorf("look up %d blocks: %w", len(keys), errors.Join(errs...))
 	}
 	return hits, nil
-}
-
-// tier returns the i-th tier of the pipeline; 0 is the cache.
-func (s *Store) tier(i int) tier.Tier {
-	if i == 0 {
-		return s.cache
-	}
-	return s.next[i-1]
-}
-
-func (s *Store) usable() error {
-	select {
-	case <-s.closing:
-		return errdefs.ErrClosed
-	default:
-		return nil
-	}
 }

@@ -1,0 +1,105 @@
+// Package index knows where blocks are and keeps them there: lookups and leases over a pipeline of tiers. It moves no byte and
+// needs no device: what moves bytes is package store, which is given leases and asks them for leave (Lease.Begin).
+//
+// A Lease pins the longest ready prefix of some keys, each block in the first tier that has it, until a deadline. Tiers are
+// asked for a run of keys at a time. How many slots leases may pin is the tier's to bound (tier.SlotTier.LimitRetained).
+//
+// All methods are safe for concurrent use. One goroutine ends leases at their deadlines; Close joins it.
+package index
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jonboulle/clockwork"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/tier"
+)
+
+// DefaultLeaseMax is the longest that a lease lives where nobody says otherwise.
+const DefaultLeaseMax = 30 * time.Second
+
+// Config describes an index.
+type Config struct {
+	// Tiers, first to last. They belong to who opened them and are closed by them, after the index.
+	Tiers []tier.Tier
+	// LeaseMax is the longest a lease may live. Default DefaultLeaseMax.
+	LeaseMax time.Duration
+	// Clock times leases. Default: the real one.
+	Clock clockwork.Clock
+	// Fallback is called, without locks held, when a tier failed other than by a miss and the index went on without it. key is
+	// the block concerned, the first of several. May be nil.
+	Fallback func(tier string, key block.Key, err error)
+}
+
+// Index answers where blocks are, and pins them. Safe for concurrent use.
+type Index struct {
+	c       Config
+	janitor *janitor
+	closing chan struct{}
+	close   sync.Once
+
+	leases, cut, fallbacks atomic.Int64
+}
+
+// Stats counts what an index did since it was opened.
+type Stats struct {
+	Leases    int64 // leases given
+	Live      int
+	Expired   int64 // leases that ended by their deadline
+	Cut       int64 // leases that ended early because leases may hold no more slots
+	Fallbacks int64 // times a tier failed, other than by a miss, and the index went on without it
+}
+
+// Open returns an index over the tiers of c and starts its goroutine. Errors wrap ErrInvalid.
+func Open(c Config) (*Index, error) {
+	if len(c.Tiers) == 0 || slices.Contains(c.Tiers, nil) || c.LeaseMax < 0 {
+		return nil, fmt.Errorf("open index of %d tiers, with leases of at most %v: %w", len(c.Tiers), c.LeaseMax, errdefs.ErrInvalid)
+	}
+	if c.LeaseMax == 0 {
+		c.LeaseMax = DefaultLeaseMax
+	}
+	if c.Clock == nil {
+		c.Clock = clockwork.NewRealClock()
+	}
+	return &Index{c: c, janitor: newJanitor(c.Clock), closing: make(chan struct{})}, nil
+}
+
+// Close refuses new work and ends every lease; what runs under one keeps its pins until it has ended. It does not wait for that.
+func (x *Index) Close() {
+	x.close.Do(func() {
+		close(x.closing)
+		x.janitor.close()
+	})
+}
+
+// Stats returns the figures of now.
+func (x *Index) Stats() Stats {
+	live, expired := x.janitor.counts()
+	return Stats{Leases: x.leases.Load(), Live: live, Expired: expired, Cut: x.cut.Load(), Fallbacks: x.fallbacks.Load()}
+}
+
+// FellBack counts a tier's failure, and tells Config.Fallback.
+func (x *Index) FellBack(t tier.Tier, key block.Key, err error) {
+	x.fallbacks.Add(1)
+	if x.c.Fallback != nil {
+		x.c.Fallback(t.Name(), key, err)
+	}
+}
+
+func (x *Index) usable() error {
+	select {
+	case <-x.closing:
+		return errdefs.ErrClosed
+	default:
+		return nil
+	}
+}
+
+func isBusy(err error) bool { return errors.Is(err, errdefs.ErrBusy) }

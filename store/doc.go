@@ -2,6 +2,9 @@
 // and zero or more tiers below it ("cache", "cache|file"). It is embedded: it runs in the process of its user and in
 // that process's device context.
 //
+// Where blocks are, and the leases that keep them there, is package index, which knows no device. A Store has one and moves the
+// bytes: it asks its index and begins loads under its leases, and the index knows nothing of it.
+//
 // # Model
 //
 // A block is absent, filling, ready or failed in each tier; only ready is a hit. A Lease pins the longest ready prefix of

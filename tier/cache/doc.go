@@ -10,5 +10,6 @@
 // through a small queue, and only those used again there reach the main one, so that a scan of blocks used once cannot
 // displace those in use. Who finds every slot pinned waits in line, first come, first served, until its context ends.
 //
-// One mutex guards all of it. It is held for tens of nanoseconds, never over a copy, a checksum or a wait.
+// One mutex guards all of it. A call takes it once, however many blocks it is about, for some tens of nanoseconds a block, never
+// over a copy, a checksum or a wait.
 package cache

@@ -35,18 +35,18 @@ type rig struct {
 	x     *index.Index
 }
 
-func newRig(tb *testing.T, slots int, tune func(r *rig, c *index.Config)) *rig {
-	tb.Helper()
-	r := &rig{T: tb, f: tiertest.NewFormat(tb)}
-	r.image = tiertest.Buffer(tb, r.f.Layout.ImageBytes())
+func newRig(t *testing.T, slots int, tune func(r *rig, c *index.Config)) *rig {
+	t.Helper()
+	r := &rig{T: t, f: tiertest.NewFormat(t)}
+	r.image = tiertest.Buffer(t, r.f.Layout.ImageBytes())
 	b, err := hostmem.Alloc(int64(slots) * r.f.Layout.ImageBytes())
 	r.must(err)
-	tb.Cleanup(func() { r.must(hostmem.Free(b)) })
+	t.Cleanup(func() { r.must(hostmem.Free(b)) })
 	memory, err := hostmem.Region(b)
 	r.must(err)
 	r.cache, err = cache.Open(cache.Config{Memory: memory, Format: r.f})
 	r.must(err)
-	r.file, err = file.Open(tb.Context(), file.Config{Dirs: []string{tb.TempDir()}, Format: r.f})
+	r.file, err = file.Open(t.Context(), file.Config{Dirs: []string{t.TempDir()}, Format: r.f})
 	r.must(err)
 	c := index.Config{Tiers: []tier.Tier{r.cache, r.file}}
 	if tune != nil {
@@ -54,7 +54,7 @@ func newRig(tb *testing.T, slots int, tune func(r *rig, c *index.Config)) *rig {
 	}
 	r.x, err = index.Open(c)
 	r.must(err)
-	tb.Cleanup(func() {
+	t.Cleanup(func() {
 		r.x.Close()
 		r.must(r.cache.Close(context.Background()))
 		r.must(r.file.Close(context.Background()))

@@ -56,6 +56,7 @@ type API struct {
 	StreamQuery              func(s Stream) Result // Success or ErrorNotReady, or why work failed
 	StreamWaitEvent          func(s Stream, e Event) Result
 	StreamIsCapturing        func(s Stream) (CaptureStatus, Result)
+	StreamGetCtx             func(s Stream) (Context, Result)
 	StreamBeginCapture       func(s Stream, mode CaptureMode) Result
 	StreamEndCapture         func(s Stream) (Graph, Result)
 	GraphDestroy             func(g Graph) Result
@@ -70,6 +71,7 @@ type API struct {
 	ModuleLoadData    func(image []byte) (Module, Result) // text images need no terminating zero
 	ModuleUnload      func(m Module) Result
 	ModuleGetFunction func(m Module, name string) (Function, Result)
+	FuncGetAttribute  func(attr FunctionAttribute, f Function) (int, Result)
 	LaunchKernel      func(f Function, grid, block uint32, s Stream, p *KernelParams) Result
 
 	// Optional: CUDA 12.8. All copies read their sources in the stream's order. The slices have one length, are on the
@@ -77,6 +79,8 @@ type API struct {
 	MemcpyBatchAsync func(dsts, srcs []DevicePtr, sizes []uint64, s Stream) Result
 	// Optional.
 	StreamWaitValue64 func(s Stream, addr DevicePtr, value uint64, flags uint32) Result
+	// Optional: CUDA 12.4. It loads the function onto the device, if that was not done. It needs a context.
+	FuncLoad func(f Function) Result
 	// Optional: cuMemGetHandleForAddressRange, for a dma-buf. It needs a context. Address and length are multiples of the
 	// host's page; the descriptor is the caller's.
 	MemExportDMABuf func(p DevicePtr, bytes uint64) (fd int, r Result)

@@ -95,6 +95,14 @@ func (s *symbols) bindStreams(a *API) {
 		s.put(f)
 		return status, r
 	}
+	streamCtx := s.need("cuStreamGetCtx")
+	a.StreamGetCtx = func(st Stream) (Context, Result) {
+		f := s.get()
+		r := f.call(streamCtx, uintptr(st), f.outPtr(0))
+		c := Context(f.out[0])
+		s.put(f)
+		return c, r
+	}
 	a.StreamBeginCapture = func(st Stream, mode CaptureMode) Result { return s.do(begin, uintptr(st), uintptr(mode)) }
 	a.StreamEndCapture = func(st Stream) (Graph, Result) {
 		f := s.get()
@@ -139,6 +147,11 @@ func (s *symbols) bindWork(a *API) {
 		r := f.call(function, f.outPtr(0), uintptr(m), f.pin(0, cString(name)))
 		return Function(f.out[0]), r
 	}
+	fnAttribute := s.need("cuFuncGetAttribute")
+	a.FuncGetAttribute = func(attr FunctionAttribute, fn Function) (int, Result) {
+		v, r := s.out(fnAttribute, uintptr(attr), uintptr(fn))
+		return int(int32(uint32(v))), r
+	}
 	launch := s.need("cuLaunchKernel")
 	a.LaunchKernel = func(fn Function, grid, block uint32, st Stream, p *KernelParams) Result {
 		f := s.get()
@@ -166,6 +179,9 @@ func (s *symbols) bindOptional(a *API) {
 		a.StreamWaitValue64 = func(st Stream, addr DevicePtr, value uint64, flags uint32) Result {
 			return s.do(wait, uintptr(st), uintptr(addr), uintptr(value), uintptr(flags))
 		}
+	}
+	if funcLoad := s.optional(proc, "cuFuncLoad", cuda124); funcLoad != 0 {
+		a.FuncLoad = func(fn Function) Result { return s.do(funcLoad, uintptr(fn)) }
 	}
 	if export := s.optional(proc, "cuMemGetHandleForAddressRange", cuda120); export != 0 {
 		a.MemExportDMABuf = func(p DevicePtr, bytes uint64) (int, Result) {

@@ -77,11 +77,12 @@ func recorderLibrary(t *testing.T) string {
 		}
 	}
 	c.WriteString(`
-FN(batch_12080) FN(wait_12000) FN(export_12000) FN(flush_12000)
+FN(batch_12080) FN(wait_12000) FN(load_12040) FN(export_12000) FN(flush_12000)
 int cuGetProcAddress_v2(const char *name, void **fn, int version, u flags, int *status) {
 	*status = 0;
 	*fn = flags != 0 ? 0 : !strcmp(name, "cuMemcpyBatchAsync") && version == 12080 ? (void *)batch_12080
 		: !strcmp(name, "cuStreamWaitValue64") && version == 12000 ? (void *)wait_12000
+		: !strcmp(name, "cuFuncLoad") && version == 12040 ? (void *)load_12040
 		: !strcmp(name, "cuMemGetHandleForAddressRange") && version == 12000 ? (void *)export_12000
 		: !strcmp(name, "cuFlushGPUDirectRDMAWrites") && version == 12000 ? (void *)flush_12000 : 0;
 	return *fn ? 0 : 500;
@@ -192,6 +193,9 @@ func TestCallsReachTheDriver(t *testing.T) {
 		{"cuStreamQuery 5", -1, func() Result { return a.StreamQuery(5) }},
 		{"cuStreamWaitEvent 5 6 0", -1, func() Result { return a.StreamWaitEvent(5, 6) }},
 		{"cuStreamIsCapturing 5 out", 1, func() Result { v, r := a.StreamIsCapturing(5); return value(uint64(v), r) }},
+		{"cuStreamGetCtx 5 out", 1, func() Result { v, r := a.StreamGetCtx(5); return value(uint64(v), r) }},
+		{"cuFuncGetAttribute out 4 5", 0, func() Result { v, r := a.FuncGetAttribute(FuncNumRegs, 5); return value(uint64(v), r) }},
+		{"load_12040 5", -1, func() Result { return a.FuncLoad(5) }},
 		{"cuStreamBeginCapture_v2 5 2", -1, func() Result { return a.StreamBeginCapture(5, CaptureRelaxed) }},
 		{"cuStreamEndCapture 5 out", 1, func() Result { v, r := a.StreamEndCapture(5); return value(uint64(v), r) }},
 		{"cuGraphDestroy 5", -1, func() Result { return a.GraphDestroy(5) }},

@@ -115,6 +115,11 @@ func TestConstantsAreThoseOfTheHeader(t *testing.T) {
 		"CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR":                int64(AttrComputeMajor),
 		"CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR":                int64(AttrComputeMinor),
 		"CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS":           int64(AttrStreamMemOps64),
+		"CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES":                 int64(AttrFlushRemoteWrites),
+		"CU_STREAM_WAIT_VALUE_FLUSH":                                  int64(StreamWaitValueFlush),
+		"CU_FUNC_ATTRIBUTE_NUM_REGS":                                  int64(FuncNumRegs),
+		"(intptr_t)CU_STREAM_LEGACY":                                  int64(StreamLegacy),
+		"(intptr_t)CU_STREAM_PER_THREAD":                              int64(StreamPerThread),
 		"CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED": int64(AttrRDMAVirtualMemory),
 		"CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS":    int64(AttrRDMAFlushOptions),
 		"CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING":         int64(AttrRDMAOrdering),
@@ -237,6 +242,8 @@ func TestSignaturesAreThoseOfTheHeader(t *testing.T) {
 		{"cuStreamQuery", "CUstream"},
 		{"cuStreamWaitEvent", "CUstream, CUevent, unsigned"},
 		{"cuStreamIsCapturing", "CUstream, CUstreamCaptureStatus *"},
+		{"cuStreamGetCtx", "CUstream, CUcontext *"},
+		{"cuFuncGetAttribute", "int *, CUfunction_attribute, CUfunction"},
 		{"cuStreamBeginCapture_v2", "CUstream, CUstreamCaptureMode"},
 		{"cuStreamEndCapture", "CUstream, CUgraph *"},
 		{"cuGraphDestroy", "CUgraph"},
@@ -257,6 +264,7 @@ func TestSignaturesAreThoseOfTheHeader(t *testing.T) {
 	} {
 		fmt.Fprintf(&c, "CUresult (*f%d)(%s) = %s;\n", i, f.params, f.name)
 	}
+	c.WriteString("#if CUDA_VERSION >= 12040\nCUresult (*load)(CUfunction) = cuFuncLoad;\n#endif\n")
 	// The signature of 12.8 is what cuGetProcAddress is asked for; newer headers declare a later one under the name.
 	c.WriteString("#if CUDA_VERSION >= 12080 && CUDA_VERSION < 13000\n" +
 		"CUresult (*batch)(CUdeviceptr *, CUdeviceptr *, size_t *, size_t, CUmemcpyAttributes *, size_t *, size_t, size_t *, CUstream)" +

@@ -10,6 +10,7 @@ import (
 // The CUDA versions whose signatures of younger functions are meant here, as cuGetProcAddress counts.
 const (
 	cuda120 = 12000
+	cuda124 = 12040
 	cuda128 = 12080
 )
 

@@ -32,10 +32,23 @@ const (
 	AttrComputeMajor        Attribute = 75
 	AttrComputeMinor        Attribute = 76
 	AttrStreamMemOps64      Attribute = 122 // cuStreamWaitValue64
+	AttrFlushRemoteWrites   Attribute = 98  // a stream's wait for a value can flush NICs' writes
 	AttrRDMAVirtualMemory   Attribute = 110 // NICs may reach memory of cuMemCreate
 	AttrRDMAFlushOptions    Attribute = 117 // how NICs' writes can be flushed, FlushByHost for example
 	AttrRDMAOrdering        Attribute = 118 // an RDMAScope: who sees NICs' writes without a flush
 	AttrDMABuf              Attribute = 124 // memory can be exported as a dma-buf
+)
+
+// FunctionAttribute is a CUfunction_attribute.
+type FunctionAttribute int32
+
+// FuncNumRegs is how many registers a thread of a function needs.
+const FuncNumRegs FunctionAttribute = 4
+
+// Streams that are names for others: see <cuda.h>.
+const (
+	StreamLegacy    Stream = 1 // the default stream of the current context, as zero is
+	StreamPerThread Stream = 2 // the default stream of the calling thread
 )
 
 // RDMAScope is a CUGPUDirectRDMAWritesOrdering, or a CUflushGPUDirectRDMAWritesScope: who sees what a NIC wrote to a
@@ -54,11 +67,12 @@ const FlushByHost = 1
 
 // Flags of single calls, named after those of <cuda.h>.
 const (
-	StreamNonBlocking    uint32 = 1 // CU_STREAM_NON_BLOCKING: no implicit order with the default stream
-	StreamWaitValueGEQ   uint32 = 0 // CU_STREAM_WAIT_VALUE_GEQ: (int64)(*addr - value) >= 0
-	EventDisableTiming   uint32 = 2 // CU_EVENT_DISABLE_TIMING
-	HostRegisterPortable uint32 = 1 // CU_MEMHOSTREGISTER_PORTABLE: pinned for every context
-	HostRegisterMapped   uint32 = 2 // CU_MEMHOSTREGISTER_DEVICEMAP: has a device address
+	StreamNonBlocking    uint32 = 1       // CU_STREAM_NON_BLOCKING: no implicit order with the default stream
+	StreamWaitValueGEQ   uint32 = 0       // CU_STREAM_WAIT_VALUE_GEQ: (int64)(*addr - value) >= 0
+	StreamWaitValueFlush uint32 = 1 << 30 // CU_STREAM_WAIT_VALUE_FLUSH: NICs' writes before the value are seen after it
+	EventDisableTiming   uint32 = 2       // CU_EVENT_DISABLE_TIMING
+	HostRegisterPortable uint32 = 1       // CU_MEMHOSTREGISTER_PORTABLE: pinned for every context
+	HostRegisterMapped   uint32 = 2       // CU_MEMHOSTREGISTER_DEVICEMAP: has a device address
 )
 
 // CaptureMode is a CUstreamCaptureMode: what other threads' captures forbid to a thread.

@@ -21,7 +21,7 @@ type Device interface {
 	// Free releases a region of Alloc or AllocHost, or unregisters one of RegisterHost. Freeing twice, or a region of
 	// another device, is an error. The caller has made sure that no enqueued work still uses it.
 	Free(r *mem.Region) error
-	// OpenQueue opens a queue. It may also implement BatchCopier, Launcher and HostGate.
+	// OpenQueue opens a queue. It may also implement BatchCopier and Launcher.
 	OpenQueue(o QueueOptions) (Queue, error)
 	// Close closes the device. Open queues or regions not freed are reported as an error that counts them; the device is
 	// closed all the same. A second Close returns nil.
@@ -38,6 +38,8 @@ type AllocOptions struct {
 type QueueOptions struct {
 	// HighPriority asks for the highest priority that the device has.
 	HighPriority bool
+	// Events is how many events of queues are made ahead: Record makes no other while no more than that are in use.
+	Events int
 }
 
 // Queue runs copies, fills and kernels in order, asynchronously. One user at a time.
@@ -48,7 +50,7 @@ type Queue interface {
 	Fill(dst mem.Extent, v byte) error
 	// Record returns an event that is done once everything enqueued so far is. It is recorded when Record returns.
 	Record() (Event, error)
-	// Wait makes later work of this queue wait for e, which may be of another queue or of HostGate.
+	// Wait makes later work of this queue wait for e, which may be of another queue or of a HostStream.
 	Wait(e Event) error
 	// Close waits until the queue is idle and closes it. If ctx ends first the queue stays open, its memory stays in
 	// use, and Close may be called again. A second Close after success returns nil.
@@ -86,15 +88,4 @@ type Launcher interface {
 	Queue
 	// Launch enqueues k. Memory that its arguments point at must stay until an event recorded afterwards is done.
 	Launch(k *Kernel) error
-}
-
-// HostGate is a Queue of whose device the host program has streams of its own. stream is the native handle
-// (a CUstream). A stream that is capturing a graph is refused with ErrNotSupported.
-type HostGate interface {
-	Queue
-	// RecordOn records an event on the host program's stream.
-	RecordOn(stream uintptr) (Event, error)
-	// WaitValue makes the host program's stream wait until the 64-bit word at word, in pinned memory, has reached value:
-	// int64(word-value) >= 0, so that counters may wrap.
-	WaitValue(stream uintptr, word mem.Extent, value uint64) error
 }

@@ -26,12 +26,14 @@ type Device struct {
 	kernels map[string]kernel
 	modules []cuda.Module
 	batch   bool
-	gate    bool
+	waits   waits
 	rdma    bool // NICs may reach memory that is made to be shared
 	lacks   []error
 
 	priority int // the highest that streams can have
 	events   eventPool
+	adopting sync.Mutex
+	adopts   bool // events of the host program's streams are reserved; with adopting
 	// fault is the first answer of the driver that said that the context is lost.
 	fault atomic.Pointer[device.Error]
 
@@ -87,7 +89,7 @@ func (d *Device) prepare() error {
 	if d.batch = d.api.MemcpyBatchAsync != nil; !d.batch {
 		d.lacks = append(d.lacks, d.lack("many copies in one call", "driver "+d.info.DriverVersion+" has no cuMemcpyBatchAsync, CUDA 12.8 has"))
 	}
-	if err := d.probeGate(); err != nil {
+	if err := d.probeWaits(); err != nil {
 		return err
 	}
 	rdma, err := d.attribute(cuda.AttrRDMAVirtualMemory)
@@ -133,8 +135,8 @@ func (d *Device) releaseObjects() error {
 // Info describes the device.
 func (d *Device) Info() device.Info { return d.info }
 
-// Lacks returns why queues of this device are not BatchCopiers, Launchers or HostGates, or do not have every kernel: an
-// error for each thing that is missing, wrapping ErrNotSupported.
+// Lacks returns why queues of this device are not BatchCopiers or Launchers, or do not have every kernel, or streams of the
+// host program cannot wait: an error for each thing that is missing, wrapping ErrNotSupported.
 func (d *Device) Lacks() []error { return d.lacks }
 
 // begin and end surround calls that Close must not overtake.

@@ -18,8 +18,32 @@ import (
 // eventPool keeps the driver's events that are not in use. Recording one anew is safe whatever its former work is at:
 // who waits for it captured that state when the wait was enqueued.
 type eventPool struct {
-	mu   sync.Mutex
-	free []cuda.Event
+	mu       sync.Mutex
+	free     []cuda.Event
+	made     int // all that there are
+	reserved int // at least so many shall be
+}
+
+// reserve asks for n events more than were asked for before, and returns how many are to be made.
+func (p *eventPool) reserve(n int) int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.reserved += n
+	return max(p.reserved-p.made, 0)
+}
+
+// release undoes reserve. The events stay for whoever asks next.
+func (p *eventPool) release(n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.reserved -= n
+}
+
+// count notes that there is one more.
+func (p *eventPool) count() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.made++
 }
 
 func (p *eventPool) get() (cuda.Event, bool) {
@@ -108,7 +132,21 @@ func (d *Device) newEvent() (cuda.Event, error) {
 	if r != cuda.Success {
 		return 0, d.fail(r, "cuEventCreate", "flags=disable-timing")
 	}
+	d.events.count()
 	return h, nil
+}
+
+// reserveEvents makes events ahead.
+func (d *Device) reserveEvents(n int) error {
+	for range d.events.reserve(n) {
+		h, err := d.newEvent()
+		if err != nil {
+			d.events.release(n)
+			return err
+		}
+		d.events.put(h)
+	}
+	return nil
 }
 
 // Wait makes later work of the queue wait for e.

@@ -13,9 +13,10 @@ import (
 )
 
 const (
-	fakeContext cuda.Context = 0xc0de
-	fakeGrain                = 2 << 20
-	fakeName                 = "Fake GPU"
+	fakeContext   cuda.Context = 0xc0de
+	fakeGrain                  = 2 << 20
+	strangeStream cuda.Stream  = 0xbad // of another context
+	fakeName                   = "Fake GPU"
 )
 
 // fake is a driver in Go. It keeps account of what is alive, knows which context is current on which OS thread, and
@@ -23,21 +24,22 @@ const (
 type fake struct {
 	tb testing.TB
 
-	mu      sync.Mutex
-	stacks  map[int][]cuda.Context     // by thread
-	relaxed map[int]bool               // by thread
-	alive   map[string]map[uint64]bool // by kind of object
-	next    uint64
-	calls   []string
-	failAt  int // of the calls from now on, the index of one that fails; -1 for none
-	failAll bool
-	failBy  cuda.Result
-	failed  string             // the call that failed last
-	state   cuda.Result        // what StreamQuery and EventQuery answer
-	capture cuda.CaptureStatus // what StreamIsCapturing answers
-	compute int
-	memops  int
-	rdma    map[cuda.Attribute]int // what the driver says of RDMA
+	mu        sync.Mutex
+	stacks    map[int][]cuda.Context     // by thread
+	relaxed   map[int]bool               // by thread
+	alive     map[string]map[uint64]bool // by kind of object
+	next      uint64
+	calls     []string
+	failAt    int // of the calls from now on, the index of one that fails; -1 for none
+	failAll   bool
+	failBy    cuda.Result
+	failed    string             // the call that failed last
+	state     cuda.Result        // what StreamQuery and EventQuery answer
+	capture   cuda.CaptureStatus // what StreamIsCapturing answers
+	compute   int
+	memops    int
+	waitFlags uint32                 // of the last cuStreamWaitValue64
+	rdma      map[cuda.Attribute]int // what the driver says of RDMA
 }
 
 func newFake(tb testing.TB) *fake {
@@ -262,7 +264,7 @@ func (f *fake) attribute(attr cuda.Attribute, _ cuda.DeviceID) (int, cuda.Result
 		return 3, r
 	case cuda.AttrMultiprocessorCount:
 		return 132, r
-	case cuda.AttrRDMAVirtualMemory, cuda.AttrRDMAFlushOptions, cuda.AttrRDMAOrdering, cuda.AttrDMABuf:
+	case cuda.AttrFlushRemoteWrites, cuda.AttrRDMAVirtualMemory, cuda.AttrRDMAFlushOptions, cuda.AttrRDMAOrdering, cuda.AttrDMABuf:
 		return f.rdma[attr], r
 	default:
 		f.tb.Errorf("attribute %d is asked for", attr)
@@ -388,6 +390,13 @@ func (f *fake) streams(a *cuda.API) {
 		defer f.mu.Unlock()
 		return f.capture, r
 	}
+	a.StreamGetCtx = func(s cuda.Stream) (cuda.Context, cuda.Result) {
+		r := f.enter("cuStreamGetCtx", contextRelaxed)
+		if s == strangeStream {
+			return fakeContext + 1, r
+		}
+		return fakeContext, r
+	}
 	a.EventCreate = func(uint32) (cuda.Event, cuda.Result) {
 		e, r := f.made("event", f.enter("cuEventCreate", contextRelaxed))
 		return cuda.Event(e), r
@@ -396,7 +405,8 @@ func (f *fake) streams(a *cuda.API) {
 		return f.gone("event", uint64(e), f.enter("cuEventDestroy_v2", contextRelaxed))
 	}
 	a.EventRecord = func(cuda.Event, cuda.Stream) cuda.Result { return f.enter("cuEventRecord", withContext) }
-	a.StreamWaitValue64 = func(cuda.Stream, cuda.DevicePtr, uint64, uint32) cuda.Result {
+	a.StreamWaitValue64 = func(_ cuda.Stream, _ cuda.DevicePtr, _ uint64, flags uint32) cuda.Result {
+		f.set(func() { f.waitFlags = flags })
 		return f.enter("cuStreamWaitValue64_v2", withContext)
 	}
 }
@@ -423,6 +433,10 @@ func (f *fake) work(a *cuda.API) {
 	}
 	a.ModuleGetFunction = func(cuda.Module, string) (cuda.Function, cuda.Result) {
 		return 1, f.enter("cuModuleGetFunction", contextRelaxed)
+	}
+	a.FuncLoad = func(cuda.Function) cuda.Result { return f.enter("cuFuncLoad", contextRelaxed) }
+	a.FuncGetAttribute = func(cuda.FunctionAttribute, cuda.Function) (int, cuda.Result) {
+		return 1024, f.enter("cuFuncGetAttribute", contextRelaxed)
 	}
 	a.LaunchKernel = func(cuda.Function, uint32, uint32, cuda.Stream, *cuda.KernelParams) cuda.Result {
 		return f.enter("cuLaunchKernel", withContext)

@@ -1,10 +1,12 @@
 package cuda_test
 
 import (
+	"errors"
 	"runtime"
 	"testing"
 
 	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/errdefs"
 	syscuda "github.com/kvlane/kvlane/internal/sys/cuda"
 	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
@@ -60,6 +62,22 @@ func (h *hostProgram) stream(tb testing.TB) syscuda.Stream {
 	return st
 }
 
+func (f *fixture) adopter() device.StreamAdopter {
+	f.Helper()
+	a, ok := f.dev.(device.StreamAdopter)
+	if !ok {
+		f.Fatalf("%T adopts no streams", f.dev)
+	}
+	return a
+}
+
+func (f *fixture) adopt(stream uintptr) device.HostStream {
+	f.Helper()
+	st, err := f.adopter().AdoptStream(stream)
+	f.must(err)
+	return st
+}
+
 // kvlane's threads take no part in a capture: they neither join one nor break it.
 func TestGPUCaptureOfTheHostProgram(t *testing.T) {
 	// A capture ends on the thread where it began.
@@ -68,18 +86,19 @@ func TestGPUCaptureOfTheHostProgram(t *testing.T) {
 	f := newFixture(t)
 	h := newHostProgram(t, 0)
 	st := h.stream(t)
-	gate, ok := f.q.(device.HostGate)
-	if !ok {
-		testkit.Skip(t, "hostgate", "the queue is no HostGate")
-	}
+	host := f.adopt(uintptr(st))
+	f.adopt(0) // the default stream
 	word := mem.Extent{Region: f.pinned(4096), Len: 8}
 	h.with(t, func() {
 		result(t, h.api.StreamBeginCapture(st, syscuda.CaptureGlobal))
 	})
-	if _, err := gate.RecordOn(uintptr(st)); !notSupported(err) {
+	if _, err := f.adopter().AdoptStream(uintptr(st)); !notSupported(err) {
+		t.Errorf("adopt a capturing stream: %v, want ErrNotSupported", err)
+	}
+	if _, err := host.Record(); !notSupported(err) {
 		t.Errorf("record on a capturing stream: %v, want ErrNotSupported", err)
 	}
-	if err := gate.WaitValue(uintptr(st), word, 1); !notSupported(err) {
+	if err := host.WaitValue(word, 1); !notSupported(err) {
 		t.Errorf("wait on a capturing stream: %v, want ErrNotSupported", err)
 	}
 	// All of these are forbidden to threads in the default mode while a capture is on.
@@ -115,5 +134,18 @@ func TestGPULeavesNoContextBehind(t *testing.T) {
 	result(t, r)
 	if ctx != 0 {
 		t.Errorf("context %#x is current", ctx)
+	}
+}
+
+// A stream of another GPU's context is refused.
+func TestGPURefusesStreamsOfAnotherContext(t *testing.T) {
+	_, n := driver(t)
+	if n < 2 {
+		testkit.Skip(t, "two-gpus", "there is one GPU")
+	}
+	f := newFixture(t)
+	other := newHostProgram(t, 1).stream(t)
+	if _, err := f.adopter().AdoptStream(uintptr(other)); !errors.Is(err, errdefs.ErrInvalid) {
+		t.Errorf("adopt: %v, want ErrInvalid", err)
 	}
 }

@@ -15,14 +15,15 @@ import (
 )
 
 // queue is a CUDA stream that does not synchronise with the default stream. It implements device.Queue; what else a
-// queue can do is added by the types launcher, batcher and gate.
+// queue can do is added by the types launcher and batcher.
 type queue struct {
 	dev    *Device
 	stream cuda.Stream
+	events int         // made ahead
 	closed atomic.Bool // atomic, as Device.Close may come from another goroutine than the queue's user
 }
 
-// OpenQueue opens a queue, which is also a BatchCopier, Launcher and HostGate unless Lacks says why not.
+// OpenQueue opens a queue, which is also a BatchCopier and Launcher unless Lacks says why not.
 func (d *Device) OpenQueue(o device.QueueOptions) (device.Queue, error) {
 	q, err := d.openQueue(o)
 	if err != nil {
@@ -45,11 +46,15 @@ func (d *Device) openQueue(o device.QueueOptions) (*queue, error) {
 	if o.HighPriority {
 		priority = d.priority
 	}
+	if err := d.reserveEvents(o.Events); err != nil {
+		return nil, err
+	}
 	st, r := d.api.StreamCreateWithPriority(cuda.StreamNonBlocking, priority)
 	if r != cuda.Success {
+		d.events.release(o.Events)
 		return nil, d.fail(r, "cuStreamCreateWithPriority", "flags=non-blocking, priority=%d", priority)
 	}
-	q := &queue{dev: d, stream: st}
+	q := &queue{dev: d, stream: st, events: o.Events}
 	leak.Add(leak.Queues, 1)
 	d.mu.Lock()
 	d.queues[q] = struct{}{}
@@ -62,33 +67,14 @@ func (q *queue) Handle() uintptr { return uintptr(q.stream) }
 
 // able returns q as a type with exactly the optional interfaces that hold on its device.
 func (q *queue) able() device.Queue {
-	l, b, g := launcher{q: q, params: new(cuda.KernelParams)}, batcher{q: q, a: new(batchArrays)}, gate{q: q}
+	l, b := launcher{q: q, params: new(cuda.KernelParams)}, batcher{q: q, a: new(batchArrays)}
 	switch d := q.dev; {
-	case d.kernels != nil && d.batch && d.gate:
-		return &struct {
-			*queue
-			launcher
-			batcher
-			gate
-		}{q, l, b, g}
 	case d.kernels != nil && d.batch:
 		return &struct {
 			*queue
 			launcher
 			batcher
 		}{q, l, b}
-	case d.kernels != nil && d.gate:
-		return &struct {
-			*queue
-			launcher
-			gate
-		}{q, l, g}
-	case d.batch && d.gate:
-		return &struct {
-			*queue
-			batcher
-			gate
-		}{q, b, g}
 	case d.kernels != nil:
 		return &struct {
 			*queue
@@ -99,11 +85,6 @@ func (q *queue) able() device.Queue {
 			*queue
 			batcher
 		}{q, b}
-	case d.gate:
-		return &struct {
-			*queue
-			gate
-		}{q, g}
 	}
 	return q
 }
@@ -224,6 +205,7 @@ func (q *queue) Close(ctx context.Context) error {
 	delete(d.queues, q)
 	d.mu.Unlock()
 	leak.Add(leak.Queues, -1)
+	d.events.release(q.events)
 	if err := errors.Join(d.broken(), q.destroy()); err != nil {
 		return fmt.Errorf("close queue: %w", err)
 	}

@@ -21,7 +21,6 @@ import (
 type all interface {
 	device.BatchCopier
 	device.Launcher
-	device.HostGate
 }
 
 func must(tb testing.TB, err error) {
@@ -69,15 +68,23 @@ func fakeQueue(t *testing.T) (f *fake, dev device.Device, q all, d, h *mem.Regio
 	return f, dev, q, d, h
 }
 
-// operations are one of each of a queue's calls.
-func operations(q all, d, h *mem.Region) map[string]func() error {
+// adopt adopts a stream of the host program.
+func adopt(tb testing.TB, dev device.Device) device.HostStream {
+	tb.Helper()
+	st, err := concrete(tb, dev).AdoptStream(7)
+	must(tb, err)
+	return st
+}
+
+// operations are one of each of a queue's calls, and of those of a stream of the host program.
+func operations(q all, st device.HostStream, d, h *mem.Region) map[string]func() error {
 	k := device.Kernel{Name: device.KernelCopyList, NArgs: 2}
 	return map[string]func() error{
 		"copy":       func() error { return q.Copy(mem.All(d), mem.All(h)) },
 		"fill":       func() error { return q.Fill(mem.All(d), 1) },
 		"batch":      func() error { return q.CopyBatch([]mem.Extent{mem.All(d)}, []mem.Extent{mem.All(h)}) },
 		"launch":     func() error { return q.Launch(&k) },
-		"wait value": func() error { return q.WaitValue(7, mem.Extent{Region: h, Len: 8}, 1) },
+		"wait value": func() error { return st.WaitValue(mem.Extent{Region: h, Len: 8}, 1) },
 		"record": func() error {
 			e, err := q.Record()
 			if err == nil {
@@ -86,7 +93,7 @@ func operations(q all, d, h *mem.Region) map[string]func() error {
 			return err
 		},
 		"record on": func() error {
-			e, err := q.RecordOn(7)
+			e, err := st.Record()
 			if err == nil {
 				e.Close()
 			}
@@ -96,8 +103,8 @@ func operations(q all, d, h *mem.Region) map[string]func() error {
 }
 
 func TestQueueReportsTheNthFailingCall(t *testing.T) {
-	f, _, q, d, h := fakeQueue(t)
-	for name, op := range operations(q, d, h) {
+	f, dev, q, d, h := fakeQueue(t)
+	for name, op := range operations(q, adopt(t, dev), d, h) {
 		for n := 0; ; n++ {
 			f.failNth(n, cuda.ErrorOutOfMemory)
 			err := op()
@@ -167,7 +174,7 @@ func TestCallsRunInTheirContextOnEveryThread(t *testing.T) {
 				return
 			}
 			for range 20 {
-				for name, op := range operations(able(t, q), d, h) {
+				for name, op := range operations(able(t, q), adopt(t, dev), d, h) {
 					if err := op(); err != nil {
 						t.Errorf("%s: %v", name, err)
 					}
@@ -184,7 +191,7 @@ func TestCallsRunInTheirContextOnEveryThread(t *testing.T) {
 
 func TestQueueHasWhatTheDriverAndTheGPUHave(t *testing.T) {
 	for n := range 8 {
-		kernels, batch, gate := n&1 != 0, n&2 != 0, n&4 != 0
+		kernels, batch, waits := n&1 != 0, n&2 != 0, n&4 != 0
 		f := newFake(t)
 		api := f.api()
 		if !kernels {
@@ -193,7 +200,7 @@ func TestQueueHasWhatTheDriverAndTheGPUHave(t *testing.T) {
 		if !batch {
 			api.MemcpyBatchAsync = nil
 		}
-		if !gate {
+		if !waits {
 			f.memops = 0
 		}
 		drv, err := newDriver(api)
@@ -204,13 +211,15 @@ func TestQueueHasWhatTheDriverAndTheGPUHave(t *testing.T) {
 		must(t, err)
 		_, isLauncher := q.(device.Launcher)
 		_, isBatch := q.(device.BatchCopier)
-		_, isGate := q.(device.HostGate)
-		if isLauncher != kernels || isBatch != batch || isGate != gate {
-			t.Errorf("launcher %v batch %v gate %v, want %v %v %v", isLauncher, isBatch, isGate, kernels, batch, gate)
+		h, err := dev.AllocHost(8)
+		must(t, err)
+		err = adopt(t, dev).WaitValue(mem.All(h), 1)
+		if isLauncher != kernels || isBatch != batch || (err == nil) != waits || !waits && !errors.Is(err, errdefs.ErrNotSupported) {
+			t.Errorf("launcher %v batch %v waiting %v, want %v %v %v", isLauncher, isBatch, err, kernels, batch, waits)
 		}
 		lacks := concrete(t, dev).Lacks()
 		missing := 0
-		for _, has := range []bool{kernels, batch, gate} {
+		for _, has := range []bool{kernels, batch, waits} {
 			if !has {
 				missing++
 			}
@@ -223,6 +232,7 @@ func TestQueueHasWhatTheDriverAndTheGPUHave(t *testing.T) {
 				t.Errorf("reason %v is not ErrNotSupported", why)
 			}
 		}
+		must(t, dev.Free(h))
 		must(t, q.Close(t.Context()))
 		must(t, dev.Close())
 	}
@@ -244,7 +254,8 @@ func TestDriverThatCannotCompileKernels(t *testing.T) {
 }
 
 func TestQueueRefuses(t *testing.T) {
-	_, _, q, d, h := fakeQueue(t)
+	_, dev, q, d, h := fakeQueue(t)
+	st := adopt(t, dev)
 	pageable, err := mem.NewRegion(mem.RegionSpec{Kind: mem.KindHost, Device: mem.NoDevice, Len: 1 << 20, CPU: 1, Bytes: make([]byte, 1<<20)})
 	must(t, err)
 	word := mem.Extent{Region: h, Len: 8}
@@ -259,9 +270,9 @@ func TestQueueRefuses(t *testing.T) {
 		"launch with few arguments":   q.Launch(&device.Kernel{Name: device.KernelCopyPaged, NArgs: 6}),
 		"launch with negative blocks": q.Launch(&device.Kernel{Name: device.KernelCopyList, NArgs: 2, CTAs: -1}),
 		"wait for another's event":    q.Wait(foreignEvent{}),
-		"word that is short":          q.WaitValue(0, word.Sub(0, 4), 1),
-		"word that is not aligned":    q.WaitValue(0, mem.Extent{Region: h, Off: 4, Len: 8}, 1),
-		"word on the device":          q.WaitValue(0, mem.Extent{Region: d, Len: 8}, 1),
+		"word that is short":          st.WaitValue(word.Sub(0, 4), 1),
+		"word that is not aligned":    st.WaitValue(mem.Extent{Region: h, Off: 4, Len: 8}, 1),
+		"word on the device":          st.WaitValue(mem.Extent{Region: d, Len: 8}, 1),
 	} {
 		if !errors.Is(err, errdefs.ErrInvalid) {
 			t.Errorf("%s: %v, want ErrInvalid", name, err)
@@ -277,21 +288,6 @@ func TestQueueRefuses(t *testing.T) {
 }
 
 type foreignEvent struct{ device.Event }
-
-func TestGateRefusesACapturingStream(t *testing.T) {
-	f, _, q, _, h := fakeQueue(t)
-	f.set(func() { f.capture = 1 })
-	if _, err := q.RecordOn(7); !errors.Is(err, errdefs.ErrNotSupported) {
-		t.Errorf("record: %v, want ErrNotSupported", err)
-	}
-	if err := q.WaitValue(7, mem.Extent{Region: h, Len: 8}, 1); !errors.Is(err, errdefs.ErrNotSupported) {
-		t.Errorf("wait: %v, want ErrNotSupported", err)
-	}
-	if n := f.count("cuEventRecord") + f.count("cuStreamWaitValue64_v2"); n != 0 {
-		t.Errorf("%d calls reached the stream", n)
-	}
-	f.set(func() { f.capture = cuda.CaptureNone })
-}
 
 func TestEventsAreReused(t *testing.T) {
 	f, _, q, _, _ := fakeQueue(t)
@@ -357,6 +353,7 @@ func TestFaultBreaksEveryQueueForGood(t *testing.T) {
 	must(t, before.Wait(t.Context()))
 	e, err := qs[0].Record()
 	must(t, err)
+	st := adopt(t, dev)
 	f.set(func() { f.state = cuda.ErrorIllegalAddress })
 
 	broken := func(what string, err error) {
@@ -375,7 +372,7 @@ func TestFaultBreaksEveryQueueForGood(t *testing.T) {
 	// Even if the driver answered better later, the device would not trust it.
 	f.set(func() { f.state = cuda.Success })
 	for i, q := range qs {
-		for name, op := range operations(q, d, h) {
+		for name, op := range operations(q, st, d, h) {
 			broken(fmt.Sprintf("queue %d: %s", i, name), op())
 		}
 	}

@@ -65,8 +65,13 @@ func Run(t *testing.T, open func(t *testing.T) device.Device) {
 		{"LaunchRefuses", testLaunchRefuses},
 		{"WaitValue", testWaitValue},
 		{"WaitValueRefuses", testWaitValueRefuses},
-		{"RecordOn", testRecordOn},
-		{"GatedQueueClose", testGatedQueueClose},
+		{"HostStreamRecord", testHostStreamRecord},
+		{"HeldQueueClose", testHeldQueueClose},
+		{"AdoptRefuses", testAdoptRefuses},
+		{"Parked", testParked},
+		{"SignalSteps", testSignalSteps},
+		{"SignalReuse", testSignalReuse},
+		{"SignalPoolClose", testSignalPoolClose},
 		{"ExportDMABuf", testExportDMABuf},
 		{"FlushRemoteWrites", testFlushRemoteWrites},
 	}
@@ -137,6 +142,13 @@ func (h *harness) queue(t *testing.T) device.Queue {
 	if err != nil {
 		t.Fatal(err)
 	}
+	h.closing(t, q)
+	return q
+}
+
+// closing closes q at the test's end.
+func (h *harness) closing(t *testing.T, q device.Queue) {
+	t.Helper()
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), patience)
 		defer cancel()
@@ -144,7 +156,6 @@ func (h *harness) queue(t *testing.T) device.Queue {
 			t.Errorf("close queue: %v", err)
 		}
 	})
-	return q
 }
 
 // launcher opens a queue that runs kernels.

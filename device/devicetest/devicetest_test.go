@@ -30,7 +30,7 @@ func TestDevice(t *testing.T) {
 	defect := os.Getenv(defectEnv)
 	devicetest.Run(t, func(t *testing.T) device.Device {
 		t.Helper()
-		var o sim.Options
+		o := sim.Options{WaitsHoldAllocation: strings.HasSuffix(t.Name(), "/Parked")}
 		if op, corrupt := strings.CutPrefix(defect, "corrupt "); corrupt {
 			o.Faults = fault.New(1, fault.Every(op, 2).Corrupt())
 		}
@@ -58,13 +58,19 @@ func TestSuiteFindsDefects(t *testing.T) {
 		{"a second free is fine", "FreeRefuses"},
 		{"close says nothing", "DeviceClose"},
 		{"fills overtake", "Order"},
-		{"waits are ignored", "RecordOn"},
+		{"waits are ignored", "HostStreamRecord"},
 		{"events are done at once", "Event"},
 		{"close does not wait", "QueueClose"},
 		{"batches are not whole", "BatchRefuses"},
 		{"words are not waited for", "WaitValue"},
-		{"words are not waited for", "RecordOn"},
-		{"words are not waited for", "GatedQueueClose"},
+		{"words are not waited for", "HostStreamRecord"},
+		{"words are not waited for", "HeldQueueClose"},
+		{"words are not waited for", "SignalSteps"},
+		{"words are not waited for", "SignalReuse"},
+		{"words are compared too low", "SignalReuse"},
+		{"host streams record too early", "HostStreamRecord"},
+		{"captures are not seen", "AdoptRefuses"},
+		{"launches allocate", "Parked"},
 		{"any launch will do", "LaunchRefuses"},
 		{"dma-bufs are short", "ExportDMABuf"},
 		{"dma-bufs begin anywhere", "ExportDMABuf"},
@@ -101,7 +107,7 @@ func (d *damagedDevice) OpenQueue(o device.QueueOptions) (device.Queue, error) {
 	if !ok {
 		return nil, fmt.Errorf("a simulated device opened a %T", q)
 	}
-	return &damagedQueue{Queue: sq, defect: d.defect}, nil
+	return &damagedQueue{Queue: sq, dev: d.Device, defect: d.defect}, nil
 }
 
 func (d *damagedDevice) AllocHost(n int64) (*mem.Region, error) {
@@ -182,6 +188,7 @@ func (d *damagedDevice) asFlusher() device.RemoteWriteFlusher {
 
 type damagedQueue struct {
 	*sim.Queue
+	dev    device.Device
 	defect string
 	held   func() error // a fill that waits to be overtaken
 }
@@ -216,6 +223,11 @@ func (q *damagedQueue) CopyBatch(dst, src []mem.Extent) error {
 }
 
 func (q *damagedQueue) Launch(k *device.Kernel) error {
+	if q.defect == "launches allocate" {
+		if r, err := q.dev.AllocHost(8); err == nil {
+			defer q.dev.Free(r) //nolint:errcheck // it was just allocated
+		}
+	}
 	err := q.Queue.Launch(k)
 	if q.defect == "any launch will do" && (errors.Is(err, errdefs.ErrNotFound) || errors.Is(err, errdefs.ErrInvalid)) {
 		return nil
@@ -238,11 +250,42 @@ func (q *damagedQueue) Record() (device.Event, error) {
 	return e, err
 }
 
-func (q *damagedQueue) WaitValue(stream uintptr, word mem.Extent, value uint64) error {
-	if q.defect == "words are not waited for" {
-		value = 0
+func (d *damagedDevice) AdoptStream(handle uintptr) (device.HostStream, error) {
+	a, ok := d.Device.(device.StreamAdopter)
+	if !ok {
+		panic("a simulated device adopts no streams")
 	}
-	return q.Queue.WaitValue(stream, word, value)
+	st, err := a.AdoptStream(handle)
+	if err != nil && d.defect == "captures are not seen" && errors.Is(err, errdefs.ErrNotSupported) {
+		err = nil
+	}
+	return &damagedStream{HostStream: st, defect: d.defect}, err
+}
+
+type damagedStream struct {
+	device.HostStream
+	defect string
+	early  device.Event
+}
+
+func (s *damagedStream) WaitValue(word mem.Extent, value uint64) error {
+	switch s.defect {
+	case "words are not waited for":
+		value = 0
+	case "words are compared too low":
+		value--
+	case "host streams record too early":
+		s.early, _ = s.HostStream.Record()
+	}
+	return s.HostStream.WaitValue(word, value)
+}
+
+func (s *damagedStream) Record() (device.Event, error) {
+	if e := s.early; e != nil {
+		s.early = nil
+		return e, nil
+	}
+	return s.HostStream.Record()
 }
 
 func (q *damagedQueue) Close(ctx context.Context) error {

@@ -5,6 +5,6 @@
 //	}
 //
 // The suite is seeded and needs no files. It covers optional interfaces as well; where one is absent its tests go through
-// testkit.Skip, under the feature names "batch", "kernels", "hostgate", "shareable", "dma-buf" and "remote-writes". The host
-// program's streams, of which HostGate speaks, are played by other queues: those that have a Handle method.
+// testkit.Skip, under the feature names "batch", "kernels", "host-streams", "shareable", "dma-buf" and "remote-writes". The
+// streams of the host program that a StreamAdopter adopts are played by other queues: those that have a Handle method.
 package devicetest

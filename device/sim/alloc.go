@@ -53,6 +53,9 @@ func (d *Device) make(op, call string, kind mem.Kind, bytes int64, given []byte)
 	if bytes <= 0 {
 		return nil, errInvalidValue(call, args, "the length must be positive")
 	}
+	if err := d.standStill(call); err != nil {
+		return nil, err
+	}
 	if err := d.charge(call, args, kind, bytes); err != nil {
 		return nil, err
 	}

@@ -27,6 +27,8 @@ type Device struct {
 	queues     []*Queue // open, ascending by id
 	nextQueue  int
 	stays      []*stay         // resident kernels that run
+	parked     int             // waits for words that streams of the host program have been told and that are not over
+	unparked   chan struct{}   // closed when there are none again
 	peers      map[int]*Device // whose memory is within reach, by index
 	memBytes   int64
 	lockBytes  int64
@@ -68,11 +70,14 @@ func Open(o Options) (*Device, error) {
 // Info describes the device.
 func (d *Device) Info() device.Info { return d.info }
 
-// OpenQueue opens a queue: a *Queue, which is a BatchCopier, a Launcher and a HostGate too. Options change nothing.
+// OpenQueue opens a queue: a *Queue, which is a BatchCopier and a Launcher too. Options change nothing.
 func (d *Device) OpenQueue(device.QueueOptions) (device.Queue, error) {
 	const call = "simQueueCreate"
 	if f, hit := d.o.Faults.Hit(OpOpen); hit {
 		return nil, fmt.Errorf("open queue: %w", errInjected(call, &f))
+	}
+	if err := d.standStill(call); err != nil {
+		return nil, fmt.Errorf("open queue: %w", err)
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()

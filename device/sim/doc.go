@@ -15,8 +15,8 @@
 //
 // # Concurrency
 //
-// Device and Event are safe for concurrent use. A Queue has one user at a time, but for the calls that another queue's
-// HostGate makes on it. Goroutines belong to the queue, or the interleaving device, that started them and are joined by
+// Device and Event are safe for concurrent use. A Queue has one user at a time, but for the calls of a
+// device.HostStream, whose stream it plays. Goroutines belong to the queue, or the interleaving device, that started them and are joined by
 // its Close. Device memory is guarded by one lock, which operations hold for reading while they run: Alloc and Free
 // wait for running operations, never for enqueued ones. Resident kernels hold it while they look; Free waits until they
 // have left, as the real thing does.

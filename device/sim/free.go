@@ -24,6 +24,9 @@ func (d *Device) Free(r *mem.Region) error {
 	if r == nil {
 		return fmt.Errorf("free: %w", errInvalidValue(call, "", "no region"))
 	}
+	if err := d.standStill(call); err != nil {
+		return fmt.Errorf("free %s: %w", r, err)
+	}
 	d.outstay()
 	d.space.mu.Lock()
 	sp := d.space.of(r)

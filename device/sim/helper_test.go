@@ -55,6 +55,14 @@ func (r rig) pin(n int64) *mem.Region {
 	return reg
 }
 
+// adopt adopts q as a stream of the host program.
+func (r rig) adopt(q *sim.Queue) device.HostStream {
+	r.t.Helper()
+	st, err := r.AdoptStream(q.Handle())
+	must(r.t, err)
+	return st
+}
+
 func (r rig) queue() *sim.Queue {
 	r.t.Helper()
 	q, err := r.OpenQueue(device.QueueOptions{})

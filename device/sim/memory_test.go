@@ -232,7 +232,7 @@ func TestDeviceCloseEndsHeldWork(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			d := open(t, o)
 			q, p := d.queue(), d.pin(64)
-			must(t, q.WaitValue(q.Handle(), ext(p, 0, 8), 1))
+			must(t, d.adopt(q).WaitValue(ext(p, 0, 8), 1))
 			must(t, q.Fill(mem.All(p), 9))
 			e := d.event(q)
 			err := d.Close()

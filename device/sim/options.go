@@ -25,8 +25,8 @@ const (
 	OpCallBatch  = "call-batch"  // Queue.CopyBatch
 	OpCallFill   = "call-fill"   // Queue.Fill
 	OpCallLaunch = "call-launch" // Queue.Launch
-	OpRecord     = "record"      // Queue.Record and RecordOn
-	OpWait       = "wait"        // Queue.Wait and WaitValue
+	OpRecord     = "record"      // Queue.Record and HostStream.Record
+	OpWait       = "wait"        // Queue.Wait and HostStream.WaitValue
 
 	OpCopy   = "copy"   // the work of a Copy
 	OpBatch  = "batch"  // of a CopyBatch, all of it together
@@ -82,6 +82,9 @@ type Options struct {
 	// QuarantineBytes is how much freed pinned memory is kept mapped, so that late reads find PoisonFreed and late
 	// writes are found. Default 64 MiB; negative: none, and late accesses crash the process.
 	QuarantineBytes int64
+	// WaitsHoldAllocation has whoever allocates, registers or frees memory, or opens a queue, wait as long as a stream of the
+	// host program has been told to wait for a word and that is not over: what drivers may do. Kernels are always loaded.
+	WaitsHoldAllocation bool
 	// HostAddresses puts device memory at the CPU addresses of what backs it, so that an RDMA NIC of this host can be given
 	// it, as NICs are given a GPU's memory by peer memory modules. Addresses are then used again.
 	HostAddresses bool

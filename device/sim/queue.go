@@ -32,9 +32,7 @@ type Queue struct {
 }
 
 var (
-	_ device.BatchCopier = (*Queue)(nil)
-	_ device.HostGate    = (*Queue)(nil)
-
+	_ device.BatchCopier  = (*Queue)(nil)
 	_ device.KernelLister = (*Queue)(nil)
 )
 
@@ -55,7 +53,7 @@ func (q *Queue) String() string {
 	return fmt.Sprintf("queue %d of simulated device %d", q.id, q.dev.o.Index)
 }
 
-// Handle returns the queue's native handle: how a test plays the host program whose stream a HostGate is given.
+// Handle returns the queue's native handle: how a test plays the host program whose stream is adopted.
 func (q *Queue) Handle() uintptr { return q.handle }
 
 // SetCapturing makes the queue look as a host program's stream does that is capturing a graph, or no longer so.

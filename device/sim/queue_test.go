@@ -6,6 +6,7 @@ import (
 	"math"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/sim"
@@ -164,39 +165,53 @@ func TestMisusedEventsAreReported(t *testing.T) {
 
 func TestHostStreams(t *testing.T) {
 	d, other := open(t, sim.Options{}), open(t, sim.Options{Index: 1})
-	q, host, foreign, word := d.queue(), d.queue(), other.queue(), d.pin(8)
-	try := func(stream uintptr) error {
-		e, err := q.RecordOn(stream)
-		if err == nil {
-			e.Close()
-		}
-		if err2 := q.WaitValue(stream, mem.All(word), 0); (err == nil) != (err2 == nil) {
-			t.Errorf("record says %v, wait says %v", err, err2)
-		}
-		return err
-	}
-	must(t, try(host.Handle()))
-	host.SetCapturing(true)
-	if err := try(host.Handle()); !errors.Is(err, errdefs.ErrNotSupported) {
-		t.Errorf("a stream that is capturing: %v", err)
-	}
-	host.SetCapturing(false)
-	must(t, try(host.Handle()))
+	host, foreign := d.queue(), other.queue()
+	st := d.adopt(host)
 	must(t, host.Close(t.Context()))
+	if _, err := st.Record(); !errors.Is(err, errdefs.ErrClosed) {
+		t.Errorf("an adopted stream that was closed: %v", err)
+	}
 	for name, stream := range map[string]uintptr{"closed": host.Handle(), "another device's": foreign.Handle(), "no": 0} {
-		if err := try(stream); !errors.Is(err, errdefs.ErrInvalid) {
+		if _, err := d.AdoptStream(stream); !errors.Is(err, errdefs.ErrInvalid) {
 			t.Errorf("%s stream: %v", name, err)
 		}
 	}
-	if err := q.WaitValue(q.Handle(), mem.All(d.dev(8)), 0); !errors.Is(err, errdefs.ErrInvalid) {
+	if err := d.adopt(d.queue()).WaitValue(mem.All(d.dev(8)), 0); !errors.Is(err, errdefs.ErrInvalid) {
 		t.Errorf("a word in device memory: %v", err)
+	}
+}
+
+// TestWaitsHoldAllocation: until the stream that waits goes on, memory and queues have to wait.
+func TestWaitsHoldAllocation(t *testing.T) {
+	d := open(t, sim.Options{WaitsHoldAllocation: true})
+	word, old := d.pin(8), d.dev(8)
+	must(t, d.adopt(d.queue()).WaitValue(mem.All(word), 1))
+	done := make(chan error, 3)
+	go func() { _, err := d.Alloc(8, device.AllocOptions{}); done <- err }()
+	go func() { _, err := d.OpenQueue(device.QueueOptions{}); done <- err }()
+	go func() { done <- d.Free(old) }()
+	select {
+	case err := <-done:
+		t.Errorf("something did not wait: %v", err)
+	case <-time.After(20 * time.Millisecond):
+	}
+	words(word, 0, 1)
+	for range 3 {
+		must(t, <-done)
+	}
+	// A device that closes does not leave them waiting.
+	must(t, d.adopt(d.queue()).WaitValue(mem.All(word), 2))
+	go func() { _, err := d.AllocHost(8); done <- err }()
+	_ = d.Close()
+	if err := <-done; !errors.Is(err, errdefs.ErrClosed) {
+		t.Errorf("allocating while the device closes: %v", err)
 	}
 }
 
 func TestWaitValueFindsThatItsWordWasFreed(t *testing.T) {
 	d := open(t, sim.Options{})
 	q, word := d.queue(), d.pin(8)
-	must(t, q.WaitValue(q.Handle(), mem.All(word), 1))
+	must(t, d.adopt(q).WaitValue(mem.All(word), 1))
 	e := d.event(q)
 	must(t, d.Free(word))
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -211,11 +226,11 @@ func TestWaitValueComparesAsHardwareDoes(t *testing.T) {
 	d := manual(t, sim.Options{})
 	q, word := d.queue(), d.pin(8)
 	words(word, 0, 3)
-	must(t, q.WaitValue(q.Handle(), mem.All(word), math.MaxUint64-1))
+	must(t, d.adopt(q).WaitValue(mem.All(word), math.MaxUint64-1))
 	if !d.Step() {
 		t.Error("3 comes after 2^64-2, and yet the queue waits")
 	}
-	must(t, q.WaitValue(q.Handle(), mem.All(word), 4))
+	must(t, d.adopt(q).WaitValue(mem.All(word), 4))
 	if d.Step() {
 		t.Error("the queue did not wait for 4")
 	}

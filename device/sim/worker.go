@@ -71,6 +71,9 @@ func (q *Queue) run(o *op) {
 		o.event.resolve(q.failure(), x.at)
 		return
 	}
+	if o.kind == opGate {
+		defer q.dev.unpark()
+	}
 	if q.failure() == nil {
 		q.decide(o)
 		if err := q.do(o); err != nil {

@@ -194,7 +194,7 @@ func TestCallsReachTheDriver(t *testing.T) {
 		{"cuStreamWaitEvent 5 6 0", -1, func() Result { return a.StreamWaitEvent(5, 6) }},
 		{"cuStreamIsCapturing 5 out", 1, func() Result { v, r := a.StreamIsCapturing(5); return value(uint64(v), r) }},
 		{"cuStreamGetCtx 5 out", 1, func() Result { v, r := a.StreamGetCtx(5); return value(uint64(v), r) }},
-		{"cuFuncGetAttribute out 4 5", 0, func() Result { v, r := a.FuncGetAttribute(FuncNumRegs, 5); return value(uint64(v), r) }},
+		{"cuFuncGetAttribute out 0 5", 0, func() Result { v, r := a.FuncGetAttribute(FuncMaxThreads, 5); return value(uint64(v), r) }},
 		{"load_12040 5", -1, func() Result { return a.FuncLoad(5) }},
 		{"cuStreamBeginCapture_v2 5 2", -1, func() Result { return a.StreamBeginCapture(5, CaptureRelaxed) }},
 		{"cuStreamEndCapture 5 out", 1, func() Result { v, r := a.StreamEndCapture(5); return value(uint64(v), r) }},

@@ -117,7 +117,7 @@ func TestConstantsAreThoseOfTheHeader(t *testing.T) {
 		"CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS":           int64(AttrStreamMemOps64),
 		"CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES":                 int64(AttrFlushRemoteWrites),
 		"CU_STREAM_WAIT_VALUE_FLUSH":                                  int64(StreamWaitValueFlush),
-		"CU_FUNC_ATTRIBUTE_NUM_REGS":                                  int64(FuncNumRegs),
+		"CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK":                     int64(FuncMaxThreads),
 		"(intptr_t)CU_STREAM_LEGACY":                                  int64(StreamLegacy),
 		"(intptr_t)CU_STREAM_PER_THREAD":                              int64(StreamPerThread),
 		"CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED": int64(AttrRDMAVirtualMemory),

@@ -42,8 +42,8 @@ const (
 // FunctionAttribute is a CUfunction_attribute.
 type FunctionAttribute int32
 
-// FuncNumRegs is how many registers a thread of a function needs.
-const FuncNumRegs FunctionAttribute = 4
+// FuncMaxThreads is how many threads a block of a function can have. The function is loaded to tell it.
+const FuncMaxThreads FunctionAttribute = 0
 
 // Streams that are names for others: see <cuda.h>.
 const (

@@ -1,0 +1,116 @@
+package sim
+
+import (
+	"fmt"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
+)
+
+// hostStream is a stream of the host program, which a queue plays.
+type hostStream struct{ queue *Queue }
+
+var _ device.StreamAdopter = (*Device)(nil)
+
+// AdoptStream implements device.StreamAdopter. A stream of the host program is a queue of this device, named by Queue.Handle;
+// there is no default stream.
+func (d *Device) AdoptStream(handle uintptr) (device.HostStream, error) {
+	const call = "simStreamGetCtx"
+	h := &hostStream{queue: d.byHandle(handle)}
+	var err error
+	if h.queue == nil {
+		err = native(call, fmt.Sprintf("stream=%#x", handle), 400, "INVALID_HANDLE", "no stream of this device", errdefs.ErrInvalid)
+	} else {
+		err = h.capturing(call)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("adopt stream %#x: %w", handle, err)
+	}
+	return h, nil
+}
+
+// capturing returns an error if the stream is capturing a graph.
+func (h *hostStream) capturing(call string) error {
+	h.queue.mu.Lock()
+	defer h.queue.mu.Unlock()
+	if h.queue.capturing {
+		args := fmt.Sprintf("stream=%#x", h.queue.handle)
+		return native(call, args, 900, "STREAM_CAPTURE_UNSUPPORTED", "the stream is capturing a graph", errdefs.ErrNotSupported)
+	}
+	return nil
+}
+
+// Record implements device.HostStream.
+func (h *hostStream) Record() (device.Event, error) {
+	if err := h.capturing("simEventRecord"); err != nil {
+		return nil, fmt.Errorf("record event on host stream: %w", err)
+	}
+	return h.queue.Record()
+}
+
+// WaitValue implements device.HostStream.
+func (h *hostStream) WaitValue(word mem.Extent, value uint64) error {
+	if err := h.waitValue("simStreamWaitValue64", word, value); err != nil {
+		return fmt.Errorf("make host stream wait for a value: %w", err)
+	}
+	return nil
+}
+
+func (h *hostStream) waitValue(call string, word mem.Extent, value uint64) error {
+	q := h.queue
+	if err := q.call(OpWait, call); err != nil {
+		return err
+	}
+	if err := h.capturing(call); err != nil {
+		return err
+	}
+	if err := q.dev.checkExtent(call, word); err != nil {
+		return err
+	}
+	if word.Len < 8 || word.Dev()%8 != 0 || word.Region.Kind() != mem.KindHostPinned {
+		return errInvalidValue(call, fmt.Sprintf("address=%#x, bytes=%d", uint64(word.Dev()), word.Len), "not an aligned 64-bit word in pinned memory")
+	}
+	q.dev.park()
+	err := q.enqueue(op{kind: opGate, one: [1]piece{{dst: uint64(word.Dev()), n: 8}}, word: value})
+	if err != nil {
+		q.dev.unpark()
+	}
+	return err
+}
+
+// park notes that a stream of the host program has been told to wait for a word.
+func (d *Device) park() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.parked++; d.parked == 1 {
+		d.unparked = make(chan struct{})
+	}
+}
+
+// unpark notes that such a wait is over.
+func (d *Device) unpark() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.parked--; d.parked == 0 {
+		close(d.unparked)
+	}
+}
+
+// standStill waits until no stream of the host program waits for a word, if the options say so.
+func (d *Device) standStill(call string) error {
+	for d.o.WaitsHoldAllocation {
+		d.mu.Lock()
+		parked, over := d.parked, d.unparked
+		d.mu.Unlock()
+		if parked == 0 {
+			return nil
+		}
+		select {
+		case <-over:
+		case <-d.dead:
+			return errClosed(call)
+		}
+	}
+	return nil
+}

@@ -280,7 +280,7 @@ func (h *harness) prepared(t *testing.T) device.Queue {
 // nothing else ends.
 func within(t *testing.T, word *mem.Region, f func()) {
 	t.Helper()
-	stuck := time.AfterFunc(patience/3, func() {
+	stuck := time.AfterFunc(patience/6, func() {
 		t.Error("a call waits for streams of the host program that wait for it")
 		releaseWord(word)
 	})

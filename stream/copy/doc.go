@@ -26,7 +26,7 @@
 // compares the two finds what it did. Where a batch asks for sums, the planner weighs the pass of a CPU that the other
 // paths leave to be made, and is not offered kernel-bulk (docs/adr/0008).
 //
-// A path gets its memory and queues when it is first chosen, and Submit waits for that no longer than its context says. If the
+// A path gets its memory and queues when it is first chosen, or when the stream is opened (Options.Prepare), and Submit waits for that no longer than its context says. If the
 // device refuses them, the batch goes another way and its Completion says why. The path is given up: for want of memory until
 // it is tried again, after a second and then after twice as long each time, up to a minute; for other reasons for good. A
 // stream that is closing or broken gets nothing more, and Close frees all that it had.

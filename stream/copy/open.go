@@ -58,6 +58,11 @@ type Options struct {
 	Resident ResidentOptions
 	// NIC adds the path of its name, for batches between host and device memory that the NIC reaches. Nil: there is none.
 	NIC *Carrier
+	// Prepare has Open get what all paths need, the NIC's too, in place of waiting until each is first chosen. From then on
+	// nothing is allocated, registered, freed or opened until Close, as streams of the host program want that wait for
+	// batches (device.StreamAdopter): drivers may hold that up until they have waited, for ever. Open fails where a path that
+	// the device has cannot get what it needs.
+	Prepare bool
 	// HighPriority asks the device for queues of its highest priority. The background policy always does: its kernels are
 	// few and short, and should not wait for what computes beside them longer than they must.
 	HighPriority bool
@@ -187,7 +192,7 @@ func Open(dev device.Device, o Options) (*Stream, error) {
 		return nil, fmt.Errorf("open copy stream: %w", err)
 	}
 	o = o.withDefaults()
-	q, err := dev.OpenQueue(device.QueueOptions{HighPriority: o.HighPriority})
+	q, err := dev.OpenQueue(device.QueueOptions{HighPriority: o.HighPriority, Events: o.events()})
 	if err != nil {
 		return nil, fmt.Errorf("open copy stream: open queue: %w", err)
 	}
@@ -216,6 +221,14 @@ func Open(dev device.Device, o Options) (*Stream, error) {
 	go func() { defer done.Done(); s.completeLoop() }()
 	go func() { done.Wait(); close(s.stopped) }()
 	return s, nil
+}
+
+// events is how many events the queues of a stream make ahead: they share them.
+func (o *Options) events() int {
+	if !o.Prepare {
+		return 0
+	}
+	return maxCalls + 2*MaxResidentWorkers
 }
 
 // prepare finds the planner and the paths, and allocates what most batches need.

@@ -96,6 +96,9 @@ func (s *Stream) findPaths() error {
 		}
 		return nil
 	}
+	if s.opts.Prepare {
+		return s.prepareAll(able)
+	}
 	// Most batches take a kernel; the others get what they need when they are first chosen.
 	if able.Has(stream.PathKernel) {
 		return s.prepareNow(stream.PathKernel)

@@ -71,6 +71,16 @@ func (s *Stream) prepareNow(p stream.Path) error {
 	return nil
 }
 
+// prepareAll is prepareNow for several paths.
+func (s *Stream) prepareAll(paths plan.Paths) error {
+	for p := range paths.All {
+		if err := s.prepareNow(p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // preparePath prepares a path. The caller has the token, or is Open.
 func (s *Stream) preparePath(p stream.Path, m preparer) error {
 	if err := m.prepare(); err != nil {

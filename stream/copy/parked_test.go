@@ -1,0 +1,227 @@
+package copy_test
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/device/cuda/cudatest"
+	"github.com/kvlane/kvlane/device/signal"
+	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/stream"
+	streamcopy "github.com/kvlane/kvlane/stream/copy"
+	"github.com/kvlane/kvlane/stream/copy/plan"
+	"github.com/kvlane/kvlane/stream/streamtest"
+)
+
+// parkedStreams is how many streams of the host program wait: as many as CUDA_DEVICE_MAX_CONNECTIONS may be at most.
+const parkedStreams = 32
+
+// parkedLimit is how long a copy may take while they do.
+const parkedLimit = 5 * time.Second
+
+// program is streams of a host program that wait for a signal, and then write what they have waited for.
+type program struct {
+	hosts []device.Queue
+	pool  *signal.Pool
+	sig   *signal.Signal
+	marks *mem.Region
+}
+
+// park opens the streams and has them wait.
+func park(t *testing.T, dev device.Device) *program {
+	t.Helper()
+	a, ok := dev.(device.StreamAdopter)
+	if !ok {
+		t.Fatalf("%T adopts no streams", dev)
+	}
+	p := &program{marks: streamtest.Pinned(dev).Alloc(t, parkedStreams)}
+	var streams []device.HostStream
+	for range parkedStreams {
+		q, err := dev.OpenQueue(device.QueueOptions{})
+		must(t, err)
+		t.Cleanup(func() { closing(t, q) })
+		h, ok := q.(interface{ Handle() uintptr })
+		if !ok {
+			t.Fatalf("%T tells no handle", q)
+		}
+		st, err := a.AdoptStream(h.Handle())
+		must(t, err)
+		p.hosts, streams = append(p.hosts, q), append(streams, st)
+	}
+	var err error
+	p.pool, err = signal.Open(dev, 1)
+	must(t, err)
+	t.Cleanup(func() { closing(t, p.pool) }) // which lets the streams go
+	p.sig, err = p.pool.Take(t.Context(), 1)
+	must(t, err)
+	for i, st := range streams {
+		must(t, p.sig.Hold(st, 1))
+		must(t, p.hosts[i].Fill(mem.Extent{Region: p.marks, Off: int64(i), Len: 1}, 1))
+	}
+	return p
+}
+
+// closing closes what may have been closed before, at the test's end.
+func closing(t *testing.T, c interface{ Close(ctx context.Context) error }) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), parkedLimit)
+	defer cancel()
+	if err := c.Close(ctx); err != nil {
+		t.Error(err)
+	}
+}
+
+// release sets the signal and looks at what the streams did when.
+func (p *program) release(t *testing.T) {
+	t.Helper()
+	if slices.Contains(p.marks.Bytes(), 1) {
+		t.Error("a stream went on before the signal was set")
+	}
+	p.sig.Set(nil)
+	must(t, p.pool.Close(t.Context()))
+	for _, q := range p.hosts {
+		e, err := q.Record()
+		must(t, err)
+		must(t, e.Wait(t.Context()))
+		e.Close()
+	}
+	if slices.Contains(p.marks.Bytes(), 0) {
+		t.Error("a stream did not go on")
+	}
+}
+
+// roundRobin is a planner that takes the paths in turn, each where it can carry the batch.
+type roundRobin struct {
+	next stream.Path
+	took map[stream.Path]int
+}
+
+func (p *roundRobin) Choose(_ plan.Request, can plan.Paths) plan.Choice {
+	for ; ; p.next++ {
+		if p.next = p.next % (stream.PathNICSoft + 1); can.Has(p.next) {
+			p.took[p.next]++
+			c := plan.Choice{Path: p.next, Reason: "its turn"}
+			p.next++
+			return c
+		}
+	}
+}
+
+func (*roundRobin) Observe(plan.Choice, plan.Request, time.Duration) {}
+
+// parkedCopies copies by every path in turn, there and back, while streams of the host program wait, and for the first time.
+func parkedCopies(t *testing.T, dev device.Device, o streamcopy.Options) {
+	t.Helper()
+	const n, blocks, block = 256 << 10, 16, 4 << 10
+	turns := &roundRobin{took: make(map[stream.Path]int)}
+	o.Prepare, o.Planner = true, turns
+	s := open(t, dev, o)
+	t.Cleanup(func() { closing(t, s) })
+	a, b, gpu := streamtest.Pinned(dev).Alloc(t, n), streamtest.Pinned(dev).Alloc(t, n), streamtest.DeviceMemory(dev).Alloc(t, n)
+	p := park(t, dev)
+	stuck := time.AfterFunc(parkedLimit, func() {
+		t.Error("a copy waits for streams of the host program that wait for it")
+		p.sig.Set(errdefs.ErrBusy)
+	})
+	rng := rand.New(rand.NewPCG(3, 3))
+	for round := range 64 {
+		to, from := mem.Batch{}, mem.Batch{}
+		for i, at := range rng.Perm(n / block)[:blocks] {
+			host, dev := int64(i)*block, mem.Extent{Region: gpu, Off: int64(at) * block, Len: block}
+			to.Src = append(to.Src, mem.Extent{Region: a, Off: host, Len: block})
+			from.Dst = append(from.Dst, mem.Extent{Region: b, Off: host, Len: block})
+			to.Dst, from.Src = append(to.Dst, dev), append(from.Src, dev)
+		}
+		for i := range a.Bytes()[:blocks*block] {
+			a.Bytes()[i] = byte(i/block + round)
+		}
+		for _, batch := range []*mem.Batch{&to, &from} {
+			ticket, err := s.Submit(t.Context(), batch)
+			must(t, err)
+			must(t, ticket.Wait(t.Context()))
+		}
+		if !slices.Equal(a.Bytes()[:blocks*block], b.Bytes()[:blocks*block]) {
+			t.Fatalf("round %d: the bytes differ", round)
+		}
+	}
+	if !stuck.Stop() {
+		return
+	}
+	p.release(t)
+	must(t, s.Close(t.Context()))
+	for _, path := range paths[1:] {
+		if turns.took[path] == 0 {
+			t.Errorf("no batch took path %s", path)
+		}
+	}
+}
+
+func TestCopiesBesideParkedStreams(t *testing.T) {
+	parkedCopies(t, openSim(t, sim.Options{WaitsHoldAllocation: true}), streamcopy.Options{})
+}
+
+func TestCopiesBesideParkedStreamsCUDA(t *testing.T) {
+	dev := cudatest.Open(t)
+	for name, o := range map[string]streamcopy.Options{"": {}, "high priority": {HighPriority: true}} {
+		t.Run(name, func(t *testing.T) { parkedCopies(t, dev, o) })
+	}
+}
+
+// TestUnpreparedPathWaitsForParkedStreams: why there is Options.Prepare.
+func TestUnpreparedPathWaitsForParkedStreams(t *testing.T) {
+	dev := openSim(t, sim.Options{WaitsHoldAllocation: true})
+	s := open(t, dev, streamcopy.Options{Planner: &decider{choice: plan.Choice{Path: stream.PathStaged}}})
+	a, gpu := streamtest.Pinned(dev).Alloc(t, 4096), streamtest.DeviceMemory(dev).Alloc(t, 4096)
+	p := park(t, dev)
+	submitted := make(chan error, 1)
+	go func() {
+		ticket, err := s.Submit(t.Context(), &mem.Batch{Dst: []mem.Extent{mem.All(gpu)}, Src: []mem.Extent{mem.All(a)}})
+		if err == nil {
+			err = ticket.Wait(t.Context())
+		}
+		submitted <- err
+	}()
+	select {
+	case err := <-submitted:
+		t.Errorf("the path got its memory while streams wait: %v", err)
+	case <-time.After(50 * time.Millisecond):
+	}
+	p.release(t)
+	must(t, <-submitted)
+	must(t, s.Close(t.Context()))
+}
+
+// TestPrepareFailsWhereAPathCannotGetWhatItNeeds: each allocation and queue of Open fails once, and nothing stays behind.
+func TestPrepareFailsWhereAPathCannotGetWhatItNeeds(t *testing.T) {
+	for _, name := range []string{sim.OpAlloc, sim.OpAllocHost, sim.OpOpen} {
+		for n := 0; ; n++ {
+			dev := openSim(t, sim.Options{Faults: fault.New(1, fault.Nth(name, n))})
+			s, err := streamcopy.Open(dev, streamcopy.Options{Prepare: true})
+			if err == nil {
+				must(t, s.Close(t.Context()))
+				if n == 0 {
+					t.Errorf("open does nothing by the name of %s", name)
+				}
+				break
+			}
+			if !errors.Is(err, fault.ErrInjected) {
+				t.Errorf("%s %d failed, and open says %v", name, n, err)
+			}
+		}
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -50,14 +50,12 @@ func (d *Device) loadKernels() error {
 // loadFunction puts a kernel on the device now, where the driver would do it before the first launch: that may take memory,
 // and wait for streams of the host program that wait for this very launch (CUDA_MODULE_LOADING is LAZY by default).
 func (d *Device) loadFunction(k kernel) error {
-	call, r := "cuFuncLoad", cuda.Success
 	if d.api.FuncLoad != nil {
-		r = d.api.FuncLoad(k.function)
-	} else { // before CUDA 12.4 the answer to this needs the function loaded
-		call = "cuFuncGetAttribute"
-		_, r = d.api.FuncGetAttribute(cuda.FuncMaxThreads, k.function)
+		return d.check(d.api.FuncLoad(k.function), "cuFuncLoad", "function=%s", k.Name)
 	}
-	return d.check(r, call, "function=%s", k.Name)
+	// Before CUDA 12.4 the answer to this needs the function loaded.
+	_, r := d.api.FuncGetAttribute(cuda.FuncMaxThreads, k.function)
+	return d.check(r, "cuFuncGetAttribute", "function=%s", k.Name)
 }
 
 // loadModule loads m, or notes why the device lacks it.

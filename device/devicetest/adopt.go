@@ -225,7 +225,7 @@ func testParked(t *testing.T, h *harness) {
 	word, d, p := h.word(t), h.device(t, n), h.pinned(t, n)
 	q, other := h.prepared(t), h.prepared(t)
 	hosts := make([]device.Queue, streams)
-	marks := h.pinned(t, streams)
+	marks, behind := h.pinned(t, streams), h.device(t, streams)
 	sts := make([]device.HostStream, streams)
 	for i := range hosts {
 		sts[i], hosts[i] = h.adopt(t)
@@ -233,7 +233,10 @@ func testParked(t *testing.T, h *harness) {
 	release(t, word)
 	for i := range hosts {
 		must(t, sts[i].WaitValue(extent(word, 0, 8), 1))
-		must(t, hosts[i].Fill(extent(marks, int64(i), 1), 1))
+		at := int64(i)
+		must(t, hosts[i].Copy(extent(behind, at, 1), extent(marks, at, 1)))
+		must(t, hosts[i].Fill(extent(behind, at, 1), 1))
+		must(t, hosts[i].Copy(extent(marks, at, 1), extent(behind, at, 1)))
 	}
 	within(t, word, func() {
 		for round := range 16 {

@@ -26,8 +26,10 @@ var mayImport = map[string]string{
 	"tier":    onTier,
 	"rdma":    "errdefs mem",
 
+	"device/signal": onDevice + " internal/sys/hostmem",
+
 	// Conformance suites and fault decorators know the interface that they are about.
-	"device/devicetest": onDevice + " internal/testkit internal/fault internal/leak internal/sys/hostmem",
+	"device/devicetest": onDevice + " device/signal internal/testkit internal/fault internal/leak internal/sys/hostmem",
 	"stream/streamtest": onDevice + " stream internal/testkit internal/fault internal/leak internal/sys/hostmem",
 	"tier/tiertest":     onTier + " tier device internal/testkit internal/fault internal/leak internal/sys/hostmem",
 	"rdma/rdmatest":     onMem + " rdma internal/testkit internal/fault internal/leak internal/sys/hostmem",

@@ -61,7 +61,8 @@ type Options struct {
 	// Prepare has Open get what all paths need, the NIC's too, in place of waiting until each is first chosen. From then on
 	// nothing is allocated, registered, freed or opened until Close, as streams of the host program want that wait for
 	// batches (device.StreamAdopter): drivers may hold that up until they have waited, for ever. Open fails where a path that
-	// the device has cannot get what it needs.
+	// the device has cannot get what it needs. HighPriority is implied: streams of one priority may share a queue of the
+	// hardware, where one that waits holds up those behind it.
 	Prepare bool
 	// HighPriority asks the device for queues of its highest priority. The background policy always does: its kernels are
 	// few and short, and should not wait for what computes beside them longer than they must.
@@ -104,7 +105,7 @@ func (o Options) withDefaults() Options {
 		o.Descriptors = DefaultDescriptors
 	}
 	background := o.Policy.Goal == plan.Background
-	o.HighPriority = o.HighPriority || background
+	o.HighPriority = o.HighPriority || background || o.Prepare
 	switch {
 	case o.StagingBytes != 0:
 	case background:

@@ -35,17 +35,18 @@ type program struct {
 	marks *mem.Region
 }
 
-// park opens the streams and has them wait.
-func park(t *testing.T, dev device.Device) *program {
+// park opens the streams and has them wait, with work of every kind behind that.
+func park(t *testing.T, dev device.Device, o device.QueueOptions) *program {
 	t.Helper()
 	a, ok := dev.(device.StreamAdopter)
 	if !ok {
 		t.Fatalf("%T adopts no streams", dev)
 	}
 	p := &program{marks: streamtest.Pinned(dev).Alloc(t, parkedStreams)}
+	ones, gpu := streamtest.Pinned(dev).Alloc(t, parkedStreams), streamtest.DeviceMemory(dev).Alloc(t, parkedStreams)
 	var streams []device.HostStream
 	for range parkedStreams {
-		q, err := dev.OpenQueue(device.QueueOptions{})
+		q, err := dev.OpenQueue(o)
 		must(t, err)
 		t.Cleanup(func() { closing(t, q) })
 		h, ok := q.(interface{ Handle() uintptr })
@@ -64,13 +65,18 @@ func park(t *testing.T, dev device.Device) *program {
 	must(t, err)
 	for i, st := range streams {
 		must(t, p.sig.Hold(st, 1))
-		must(t, p.hosts[i].Fill(mem.Extent{Region: p.marks, Off: int64(i), Len: 1}, 1))
+		own := func(r *mem.Region) mem.Extent { return mem.Extent{Region: r, Off: int64(i), Len: 1} }
+		must(t, p.hosts[i].Copy(own(gpu), own(ones)))
+		must(t, p.hosts[i].Fill(own(gpu), 1))
+		must(t, p.hosts[i].Copy(own(p.marks), own(gpu)))
 	}
 	return p
 }
 
 // closing closes what may have been closed before, at the test's end.
-func closing(t *testing.T, c interface{ Close(ctx context.Context) error }) {
+func closing(t *testing.T, c interface {
+	Close(ctx context.Context) error
+}) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), parkedLimit)
 	defer cancel()
@@ -118,15 +124,14 @@ func (p *roundRobin) Choose(_ plan.Request, can plan.Paths) plan.Choice {
 func (*roundRobin) Observe(plan.Choice, plan.Request, time.Duration) {}
 
 // parkedCopies copies by every path in turn, there and back, while streams of the host program wait, and for the first time.
-func parkedCopies(t *testing.T, dev device.Device, o streamcopy.Options) {
+func parkedCopies(t *testing.T, dev device.Device, host device.QueueOptions) {
 	t.Helper()
 	const n, blocks, block = 256 << 10, 16, 4 << 10
 	turns := &roundRobin{took: make(map[stream.Path]int)}
-	o.Prepare, o.Planner = true, turns
-	s := open(t, dev, o)
+	s := open(t, dev, streamcopy.Options{Prepare: true, Planner: turns})
 	t.Cleanup(func() { closing(t, s) })
 	a, b, gpu := streamtest.Pinned(dev).Alloc(t, n), streamtest.Pinned(dev).Alloc(t, n), streamtest.DeviceMemory(dev).Alloc(t, n)
-	p := park(t, dev)
+	p := park(t, dev, host)
 	stuck := time.AfterFunc(parkedLimit, func() {
 		t.Error("a copy waits for streams of the host program that wait for it")
 		p.sig.Set(errdefs.ErrBusy)
@@ -165,14 +170,16 @@ func parkedCopies(t *testing.T, dev device.Device, o streamcopy.Options) {
 }
 
 func TestCopiesBesideParkedStreams(t *testing.T) {
-	parkedCopies(t, openSim(t, sim.Options{WaitsHoldAllocation: true}), streamcopy.Options{})
+	parkedCopies(t, openSim(t, sim.Options{WaitsHoldAllocation: true}), device.QueueOptions{})
 }
 
 func TestCopiesBesideParkedStreamsCUDA(t *testing.T) {
-	dev := cudatest.Open(t)
-	for name, o := range map[string]streamcopy.Options{"": {}, "high priority": {HighPriority: true}} {
-		t.Run(name, func(t *testing.T) { parkedCopies(t, dev, o) })
-	}
+	parkedCopies(t, cudatest.Open(t), device.QueueOptions{})
+}
+
+// TestCopiesBesideParkedStreamsOfTheirPriorityCUDA: the program's streams and ours share what the hardware has for a priority.
+func TestCopiesBesideParkedStreamsOfTheirPriorityCUDA(t *testing.T) {
+	parkedCopies(t, cudatest.Open(t), device.QueueOptions{HighPriority: true})
 }
 
 // TestUnpreparedPathWaitsForParkedStreams: why there is Options.Prepare.
@@ -180,7 +187,7 @@ func TestUnpreparedPathWaitsForParkedStreams(t *testing.T) {
 	dev := openSim(t, sim.Options{WaitsHoldAllocation: true})
 	s := open(t, dev, streamcopy.Options{Planner: &decider{choice: plan.Choice{Path: stream.PathStaged}}})
 	a, gpu := streamtest.Pinned(dev).Alloc(t, 4096), streamtest.DeviceMemory(dev).Alloc(t, 4096)
-	p := park(t, dev)
+	p := park(t, dev, device.QueueOptions{})
 	submitted := make(chan error, 1)
 	go func() {
 		ticket, err := s.Submit(t.Context(), &mem.Batch{Dst: []mem.Extent{mem.All(gpu)}, Src: []mem.Extent{mem.All(a)}})

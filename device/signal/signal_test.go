@@ -1,0 +1,218 @@
+package signal_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/device/signal"
+	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/internal/testkit"
+	"github.com/kvlane/kvlane/mem"
+)
+
+// What signals do to streams is in devicetest, which the simulated device and GPUs run.
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+const patience = 20 * time.Second
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// rig is a device with a stream of the host program and a pool.
+type rig struct {
+	dev    *sim.Device
+	host   *sim.Queue
+	stream device.HostStream
+	pool   *signal.Pool
+}
+
+func newRig(t *testing.T, o sim.Options, words int) rig {
+	t.Helper()
+	dev, err := sim.Open(o)
+	must(t, err)
+	q, err := dev.OpenQueue(device.QueueOptions{})
+	must(t, err)
+	host, ok := q.(*sim.Queue)
+	if !ok {
+		t.Fatalf("queue is a %T", q)
+	}
+	st, err := dev.AdoptStream(host.Handle())
+	must(t, err)
+	pool, err := signal.Open(dev, words)
+	must(t, err)
+	return rig{dev: dev, host: host, stream: st, pool: pool}
+}
+
+// close closes everything, in the order that frees.
+func (r rig) close(t *testing.T) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	must(t, r.pool.Close(ctx))
+	must(t, r.host.Close(ctx))
+	must(t, r.dev.Close())
+}
+
+func TestOpenRefuses(t *testing.T) {
+	r := newRig(t, sim.Options{}, 1)
+	for _, words := range []int{-1, 0, signal.MaxWords + 1} {
+		if _, err := signal.Open(r.dev, words); !errors.Is(err, errdefs.ErrInvalid) {
+			t.Errorf("%d words: %v", words, err)
+		}
+	}
+	if _, err := signal.Open(struct{ device.Device }{r.dev}, 1); !errors.Is(err, errdefs.ErrNotSupported) {
+		t.Errorf("a device that adopts no streams: %v", err)
+	}
+	if _, err := r.pool.Take(t.Context(), 0); !errors.Is(err, errdefs.ErrInvalid) {
+		t.Errorf("no steps: %v", err)
+	}
+	r.close(t)
+}
+
+// Many loads share few words; each stream reads what its own load wrote.
+func TestSignalsOfManyGoroutines(t *testing.T) {
+	const users, rounds, words = 8, 50, 3
+	r := newRig(t, sim.Options{}, words)
+	var wg sync.WaitGroup
+	for range users {
+		wg.Go(func() {
+			q, err := r.dev.OpenQueue(device.QueueOptions{})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer func() {
+				if err := q.Close(context.WithoutCancel(t.Context())); err != nil {
+					t.Error(err)
+				}
+			}()
+			host, ok := q.(*sim.Queue)
+			if !ok {
+				t.Errorf("queue is a %T", q)
+				return
+			}
+			st, err := r.dev.AdoptStream(host.Handle())
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			r.use(t, host, st, rounds)
+		})
+	}
+	wg.Wait()
+	r.close(t)
+}
+
+func (r rig) use(t *testing.T, host device.Queue, st device.HostStream, rounds int) {
+	t.Helper()
+	loaded, err := r.dev.AllocHost(8)
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	seen, err := r.dev.AllocHost(8)
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	for round := range rounds {
+		s, err := r.pool.Take(t.Context(), 2)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		err = errors.Join(s.Hold(st, 1), host.Copy(mem.All(seen), mem.All(loaded)), s.Hold(st, 2))
+		e, errRecord := host.Record()
+		if err = errors.Join(err, errRecord); err != nil {
+			t.Error(err)
+			s.Set(err)
+			return
+		}
+		loaded.Bytes()[0] = byte(round)
+		s.Advance(1)
+		if done, _ := e.Done(); done {
+			t.Error("the stream did not wait for the second step")
+		}
+		s.Set(nil)
+		if err := e.Wait(t.Context()); err != nil || seen.Bytes()[0] != byte(round) {
+			t.Errorf("round %d: read %d, %v", round, seen.Bytes()[0], err)
+		}
+		e.Close()
+	}
+	if err := errors.Join(r.dev.Free(loaded), r.dev.Free(seen)); err != nil {
+		t.Error(err)
+	}
+}
+
+// Whichever call fails, the stream goes on once the signal is set, and the words stay until it has.
+func TestHoldReportsTheNthFailingCall(t *testing.T) {
+	for _, op := range []string{sim.OpWait, sim.OpRecord} {
+		for n := range 3 {
+			faults := fault.New(1)
+			r := newRig(t, sim.Options{Faults: faults}, 1)
+			faults.Add(fault.Nth(op, n))
+			s, err := r.pool.Take(t.Context(), 1)
+			must(t, err)
+			first, second := s.Hold(r.stream, 1), s.Hold(r.stream, 1)
+			reported := errors.Is(first, fault.ErrInjected) || errors.Is(second, fault.ErrInjected)
+			// A record is tried again.
+			if want := op == sim.OpWait && n < 2; reported != want {
+				t.Errorf("%s %d failed: %v, then %v", op, n, first, second)
+			}
+			s.Set(nil)
+			r.close(t)
+		}
+	}
+}
+
+// Where no event can tell when a stream has waited, the word is not unpinned until a later one does.
+func TestWordsStayWhereNobodyKnowsWhoReadsThem(t *testing.T) {
+	faults := fault.New(1)
+	r := newRig(t, sim.Options{Faults: faults}, 1)
+	faults.Add(fault.After(sim.OpRecord, 0))
+	s, err := r.pool.Take(t.Context(), 1)
+	must(t, err)
+	if err := s.Hold(r.stream, 1); !errors.Is(err, fault.ErrInjected) {
+		t.Errorf("hold: %v", err)
+	}
+	for range 2 {
+		if err := r.pool.Close(t.Context()); !errors.Is(err, fault.ErrInjected) {
+			t.Errorf("close: %v", err)
+		}
+	}
+	faults.Clear()
+	if known, err := s.Verdict(1); !known || !errors.Is(err, errdefs.ErrClosed) {
+		t.Errorf("verdict after close: known %v, %v", known, err)
+	}
+	must(t, r.host.Close(t.Context()))
+	if err := r.dev.Close(); !errors.Is(err, errdefs.ErrBusy) {
+		t.Errorf("the device says of the words that stayed: %v", err)
+	}
+}
+
+// A pool that closes ends the waits of those who want a signal.
+func TestCloseEndsTakes(t *testing.T) {
+	r := newRig(t, sim.Options{}, 1)
+	_, err := r.pool.Take(t.Context(), 1)
+	must(t, err)
+	ended := make(chan error)
+	go func() { _, err := r.pool.Take(t.Context(), 1); ended <- err }()
+	time.Sleep(10 * time.Millisecond)
+	must(t, r.pool.Close(t.Context()))
+	// The word that came back may have been what the waiting one got, for a pool that is closed already.
+	if err := <-ended; !errors.Is(err, errdefs.ErrClosed) {
+		t.Errorf("take: %v", err)
+	}
+	r.close(t)
+}

@@ -73,10 +73,12 @@ func park(t *testing.T, dev device.Device, o device.QueueOptions) *program {
 	return p
 }
 
-// closing closes what may have been closed before, at the test's end.
-func closing(t *testing.T, c interface {
+type closer interface {
 	Close(ctx context.Context) error
-}) {
+}
+
+// closing closes what may have been closed before, at the test's end.
+func closing(t *testing.T, c closer) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), parkedLimit)
 	defer cancel()

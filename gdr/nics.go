@@ -201,7 +201,7 @@ func (n *NICs) tryRegister(dev device.Device) (err error) {
 		return err
 	}
 	for i, g := range n.open {
-		m, err := g.Acquire(mem.All(r))
+		m, err := g.Acquire(mem.All(r), nic.Access)
 		if err != nil {
 			return err
 		}
@@ -252,7 +252,7 @@ func (n *NICs) Stats() []stream.NICStats {
 }
 
 // Register registers memory with all of the NICs: all of the regions or none. ErrExists for a region that overlaps a registered one.
-func (n *NICs) Register(regions ...*mem.Region) error { return registry.Register(n.open, regions...) }
+func (n *NICs) Register(regions ...*mem.Region) error { return registry.Register(n.open, rdma.MROptions{Access: nic.Access}, regions...) }
 
 // Unregister takes back Register. The memory may be freed once it has returned nil; ErrBusy, with the context's cause, if transfers
 // are under way there until ctx ends. Regions that are not registered are no error.
@@ -271,7 +271,7 @@ func (n *NICs) Carrier() *streamcopy.Carrier {
 
 // reaches reports whether all of r can be copied from and to: it is registered, or will be.
 func (n *NICs) reaches(r *mem.Region) bool {
-	return n.cfg.RegisterOnUse || !slices.ContainsFunc(n.open, func(g *registry.Registry) bool { return !g.Covers(mem.All(r)) })
+	return n.cfg.RegisterOnUse || !slices.ContainsFunc(n.open, func(g *registry.Registry) bool { return !g.Covers(mem.All(r), nic.Access) })
 }
 
 // OpenStream opens a stream over all of the NICs, by the ports that are active now. The caller closes it before them.

@@ -91,6 +91,7 @@ const (
 	AccessLocalWrite      Access = 1 << 0 // by receives and by reads of the own side
 	AccessRemoteWrite     Access = 1 << 1 // needs AccessLocalWrite
 	AccessRemoteRead      Access = 1 << 2
+	AccessRemoteAtomic    Access = 1 << 3  // needs AccessLocalWrite
 	AccessRelaxedOrdering Access = 1 << 20 // PCIe relaxed ordering; devices without it ignore the flag
 )
 
@@ -100,6 +101,7 @@ func (a Access) String() string {
 		{uint64(AccessLocalWrite), "LOCAL_WRITE"},
 		{uint64(AccessRemoteWrite), "REMOTE_WRITE"},
 		{uint64(AccessRemoteRead), "REMOTE_READ"},
+		{uint64(AccessRemoteAtomic), "REMOTE_ATOMIC"},
 		{uint64(AccessRelaxedOrdering), "RELAXED_ORDERING"},
 	}, uint64(a))
 }

@@ -35,7 +35,7 @@ func enums() map[string][]fmt.Stringer {
 	}
 	all["IBV_WC_"] = append(all["IBV_WC_"], rdma.WCSend, rdma.WCRDMAWrite, rdma.WCRDMARead, rdma.WCRecv, rdma.WCRecvRDMAWithImm)
 	all["IBV_SEND_"] = []fmt.Stringer{rdma.SendFence, rdma.SendSignaled, rdma.SendSolicited, rdma.SendInline}
-	all["IBV_ACCESS_"] = []fmt.Stringer{rdma.AccessLocalWrite, rdma.AccessRemoteWrite, rdma.AccessRemoteRead, rdma.AccessRelaxedOrdering}
+	all["IBV_ACCESS_"] = []fmt.Stringer{rdma.AccessLocalWrite, rdma.AccessRemoteWrite, rdma.AccessRemoteRead, rdma.AccessRemoteAtomic, rdma.AccessRelaxedOrdering}
 	return all
 }
 

@@ -19,7 +19,7 @@ func Example() {
 	provider := must(soft.New(soft.Options{}))
 	dev := must(provider.Open("soft0"))
 	pd := must(dev.AllocPD())
-	mr := must(pd.RegMR(mem.All(must(hostmem.Region(buffer))), rdma.AccessLocalWrite|rdma.AccessRemoteWrite))
+	mr := must(pd.RegMR(mem.All(must(hostmem.Region(buffer))), rdma.MROptions{Access: rdma.AccessLocalWrite | rdma.AccessRemoteWrite}))
 	cq := must(dev.CreateCQ(rdma.CQOptions{Entries: 16}))
 	qp := must(pd.CreateQP(rdma.QPOptions{SendCQ: cq, RecvCQ: cq, Caps: rdma.QPCaps{MaxSendWR: 16, MaxSendSGE: 1}}))
 	check(rdma.Loopback(dev, qp, rdma.ConnectOptions{}))

@@ -177,7 +177,7 @@ func (c *Channel) find(r *mem.Region, side int) (*handle, error) {
 	}
 	h := c.memory[r]
 	if h == nil {
-		m, err := c.reg.Acquire(mem.All(r))
+		m, err := c.reg.Acquire(mem.All(r), access)
 		if err != nil {
 			return nil, fmt.Errorf("find the %s: %w", r, err)
 		}

@@ -116,7 +116,7 @@ func TestChannelCopiesDeviceMemory(t *testing.T) {
 		check(t, err)
 		t.Cleanup(func() { check(t, dev.Free(regions[i])) })
 	}
-	check(t, g.Register(regions[:]...))
+	check(t, g.Register(all, regions[:]...))
 	t.Cleanup(func() { check(t, registry.Unregister(context.Background(), []*registry.Registry{g}, regions[:]...)) })
 	random(regions[0].Bytes())
 	ch := openChannel(t, rdmabench.ChannelOptions{Registry: g})

@@ -39,6 +39,9 @@ const (
 // DefaultSizes are measured where no size is named, in bytes.
 func DefaultSizes() []int64 { return []int64{2, 64, 4 << 10, 16 << 10, 64 << 10, 1 << 20} }
 
+// access is what memory has to be registered for: either side reads, writes and receives.
+const access = rdma.AccessLocalWrite | rdma.AccessRemoteWrite | rdma.AccessRemoteRead
+
 // Options say what is measured. NIC, Local and Remote are required.
 type Options struct {
 	// NIC is the NIC, and Connect how its two queue pairs are connected.

@@ -25,7 +25,7 @@ type end struct {
 
 // open makes the queues. What it has made stays for close.
 func (e *end) open(nic *registry.Registry, r *mem.Region) (err error) {
-	if e.memory, err = nic.Acquire(mem.All(r)); err != nil {
+	if e.memory, err = nic.Acquire(mem.All(r), access); err != nil {
 		return err
 	}
 	e.base, e.info, e.poll = e.memory.Addr(mem.All(r)), e.memory.Info(), newPoller(postList)

@@ -16,6 +16,9 @@ import (
 	"github.com/kvlane/kvlane/rdma/topology"
 )
 
+// all is what memory is registered for.
+var all = rdma.MROptions{Access: rdma.AccessLocalWrite | rdma.AccessRemoteWrite | rdma.AccessRemoteRead}
+
 func check(tb testing.TB, err error) {
 	tb.Helper()
 	if err != nil {
@@ -70,7 +73,7 @@ func firstNIC(tb testing.TB, p rdma.Provider) *registry.Registry {
 func host(tb testing.TB, g *registry.Registry, bytes int64) *mem.Region {
 	tb.Helper()
 	r := memory(tb, bytes)
-	check(tb, g.Register(r))
+	check(tb, g.Register(all, r))
 	tb.Cleanup(func() { check(tb, registry.Unregister(tb.Context(), []*registry.Registry{g}, r)) })
 	return r
 }

@@ -46,8 +46,8 @@ var mutants = []mutant{
 		{"stream/nic/manifest.go", "import (\n", "import (\n	\"context\"\n"},
 		{
 			"stream/nic/manifest.go",
-			"		h, err := l.reg.Acquire(e)\n",
-			"		if s.opts.RegisterOnUse {\n			_ = l.reg.Unregister(context.Background(), r)\n		}\n		h, err := l.reg.Acquire(e)\n",
+			"		h, err := l.reg.Acquire(e, Access)\n",
+			"		if s.opts.RegisterOnUse {\n			_ = l.reg.Unregister(context.Background(), r)\n		}\n		h, err := l.reg.Acquire(e, Access)\n",
 		},
 	}},
 	{"stream/nic", "TestDefectContextDomainAndRegistrationPerStream", []edit{{
@@ -82,13 +82,13 @@ var mutants = []mutant{
 	}}},
 	{"rdma/registry", "TestDefectNoDMABufRegistration", []edit{{
 		"rdma/registry/register.go",
-		"	mr, why = g.registerDMABuf(e)\n",
+		"	mr, why = g.registerDMABuf(e, o)\n",
 		"	why = errdefs.ErrNotSupported\n",
 	}}},
 	{"rdma/registry", "TestDefectNoDMABufRegistration", []edit{{
 		"rdma/registry/register.go",
-		"g.pd.RegDMABufMR(e, fd, off, access)",
-		"g.pd.RegDMABufMR(e, fd, 0*off, access)",
+		"g.pd.RegDMABufMR(e, fd, off, o)",
+		"g.pd.RegDMABufMR(e, fd, 0*off, o)",
 	}}},
 	{"gdr", "TestDefectNoDMABufRegistration", []edit{{
 		"gdr/nics.go",

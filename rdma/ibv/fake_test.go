@@ -224,7 +224,7 @@ func (l *library) bindObjects(a *ibverbs.API) {
 		return ibverbs.PD(p), errno
 	}
 	a.DeallocPD = func(p ibverbs.PD) syscall.Errno { return l.free("dealloc_pd", uintptr(p)) }
-	a.RegMR = func(p ibverbs.PD, _, _ uint64, access uint32) (ibverbs.Registration, syscall.Errno) {
+	a.RegMR = func(p ibverbs.PD, _, _, _ uint64, access uint32) (ibverbs.Registration, syscall.Errno) {
 		if l.regErr != 0 {
 			return ibverbs.Registration{}, l.regErr
 		}
@@ -236,7 +236,7 @@ func (l *library) bindObjects(a *ibverbs.API) {
 		if off != 4096 || bytes != 8192 || fd != 9 {
 			l.tb.Errorf("registered %d bytes at %d of descriptor %d", bytes, off, fd)
 		}
-		return a.RegMR(p, 0, 0, access)
+		return a.RegMR(p, 0, 0, 0, access)
 	}
 	a.DeregMR = func(m ibverbs.MR) syscall.Errno { return l.free("dereg_mr", uintptr(m)) }
 	a.CreateCompChannel = func(c ibverbs.Context) (ibverbs.CompChannel, int, syscall.Errno) {

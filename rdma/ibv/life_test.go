@@ -87,7 +87,7 @@ func (r *rig) open() error {
 			return keep(r, &r.sharing, v, err)
 		},
 		func() error {
-			v, err := r.pd.RegMR(mem.All(r.memory), rdma.AccessLocalWrite|rdma.AccessRelaxedOrdering)
+			v, err := r.pd.RegMR(mem.All(r.memory), rdma.MROptions{Access: rdma.AccessLocalWrite | rdma.AccessRelaxedOrdering})
 			return keep(r, &r.mr, v, err)
 		},
 	}
@@ -219,7 +219,7 @@ func TestClosedObjectsRefuse(t *testing.T) {
 		"CreateChannel": func() error { _, err := r.dev.CreateCompChannel(); return err },
 		"CreateCQ":      func() error { _, err := r.dev.CreateCQ(rdma.CQOptions{Entries: 1}); return err },
 		"WaitEvent":     func() error { _, err := r.dev.WaitEvent(ctx); return err },
-		"RegMR":         func() error { _, err := r.pd.RegMR(mem.All(r.memory), 0); return err },
+		"RegMR":         func() error { _, err := r.pd.RegMR(mem.All(r.memory), rdma.MROptions{}); return err },
 		"CreateSRQ":     func() error { _, err := r.pd.CreateSRQ(rdma.SRQCaps{MaxWR: 1}); return err },
 		"CreateQP":      func() error { _, err := r.pd.CreateQP(rdma.QPOptions{SendCQ: r.cq, RecvCQ: r.cq}); return err },
 		"Wait":          func() error { _, err := r.channel.Wait(ctx); return err },

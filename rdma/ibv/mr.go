@@ -24,68 +24,59 @@ type MR struct {
 }
 
 // RegMR implements rdma.PD.
-func (p *PD) RegMR(e mem.Extent, access rdma.Access) (rdma.MR, error) {
-	return p.register(e, access, func() (uint64, ibverbs.Registration, error) {
-		addr := uint64(e.CPU())
-		if addr == 0 {
-			addr = uint64(e.Dev())
-		}
-		r, errno := p.dev.api.RegMR(p.native, addr, uint64(e.Len), uint32(access))
-		return addr, r, registerError(e, addr, access, errno)
+func (p *PD) RegMR(e mem.Extent, o rdma.MROptions) (rdma.MR, error) {
+	return p.register(e, &o, func(iova uint64) (ibverbs.Registration, error) {
+		addr := (&rdma.MROptions{}).Addr(e)
+		r, errno := p.dev.api.RegMR(p.native, addr, uint64(e.Len), iova, uint32(o.Access))
+		return r, registerError(e, addr, iova, o.Access, errno)
 	})
 }
 
 // RegDMABufMR implements rdma.PD.
-func (p *PD) RegDMABufMR(e mem.Extent, fd int, off int64, access rdma.Access) (rdma.MR, error) {
-	return p.register(e, access, func() (uint64, ibverbs.Registration, error) {
+func (p *PD) RegDMABufMR(e mem.Extent, fd int, off int64, o rdma.MROptions) (rdma.MR, error) {
+	return p.register(e, &o, func(iova uint64) (r ibverbs.Registration, err error) {
 		const call = "ibv_reg_dmabuf_mr"
-		addr := uint64(e.Dev())
-		args := fmt.Sprintf("fd=%d offset=%d bytes=%d iova=%#x access=%s", fd, off, e.Len, addr, access)
+		args := fmt.Sprintf("fd=%d offset=%d bytes=%d iova=%#x access=%s", fd, off, e.Len, iova, o.Access)
 		switch {
-		case addr == 0:
-			return 0, ibverbs.Registration{}, fmt.Errorf("%s has no device address: %w", e.Region, errdefs.ErrInvalid)
+		case e.Dev() == 0:
+			return r, fmt.Errorf("%s has no device address: %w", e.Region, errdefs.ErrInvalid)
 		case fd < 0 || off < 0:
-			return 0, ibverbs.Registration{}, rdma.NewError(call, args, unix.EINVAL, "a descriptor and an offset are not negative")
+			return r, rdma.NewError(call, args, unix.EINVAL, "a descriptor and an offset are not negative")
 		case p.dev.api.RegDMABufMR == nil:
-			return 0, ibverbs.Registration{}, rdma.NewError(call, args, unix.ENOSYS, "libibverbs is older than rdma-core 34")
+			return r, rdma.NewError(call, args, unix.ENOSYS, "libibverbs is older than rdma-core 34")
 		}
-		r, errno := p.dev.api.RegDMABufMR(p.native, uint64(off), uint64(e.Len), addr, fd, uint32(access))
+		r, errno := p.dev.api.RegDMABufMR(p.native, uint64(off), uint64(e.Len), iova, fd, uint32(o.Access))
 		if errno == unix.EOPNOTSUPP || errno == unix.EPROTONOSUPPORT {
-			return 0, r, rdma.NewError(call, args, errno, "the driver of "+p.dev.info.Name+", or a kernel before 5.12, cannot register dma-bufs")
+			return r, rdma.NewError(call, args, errno, "the driver of "+p.dev.info.Name+", or a kernel before 5.12, cannot register dma-bufs")
 		}
-		return addr, r, check(errno, call, "%s", args)
+		return r, check(errno, call, "%s", args)
 	})
 }
 
 // register checks what both ways of registering check, and makes the region of what reg answers.
-func (p *PD) register(e mem.Extent, access rdma.Access, reg func() (uint64, ibverbs.Registration, error)) (rdma.MR, error) {
+func (p *PD) register(e mem.Extent, o *rdma.MROptions, reg func(iova uint64) (ibverbs.Registration, error)) (rdma.MR, error) {
 	fail := func(err error) (rdma.MR, error) {
 		return nil, fmt.Errorf("register memory with %s: %w", p.what, err)
 	}
-	if err := e.Validate(); err != nil {
+	if err := o.Validate(e); err != nil {
 		return fail(err)
-	}
-	if e.Len == 0 {
-		return fail(fmt.Errorf("no bytes: %w", errdefs.ErrInvalid))
-	}
-	if access&rdma.AccessRemoteWrite != 0 && access&rdma.AccessLocalWrite == 0 {
-		return fail(fmt.Errorf("access %s without %s: %w", access, rdma.AccessLocalWrite, errdefs.ErrInvalid))
 	}
 	if err := p.adopt(); err != nil {
 		return fail(err)
 	}
-	addr, r, err := reg()
+	addr := o.Addr(e)
+	r, err := reg(addr)
 	if err != nil {
 		p.release()
 		return fail(err)
 	}
-	m := &MR{pd: p, native: r.MR, info: rdma.MRInfo{Extent: e, Addr: addr, LKey: r.LKey, RKey: r.RKey, Access: access}}
+	m := &MR{pd: p, native: r.MR, info: rdma.MRInfo{Extent: e, Addr: addr, LKey: r.LKey, RKey: r.RKey, Access: o.Access}}
 	m.open("memory region %#x of %s", r.LKey, p.dev.info.Name)
 	return m, nil
 }
 
 // registerError says why memory could not be registered; nil for an errno of zero.
-func registerError(e mem.Extent, addr uint64, access rdma.Access, errno syscall.Errno) error {
+func registerError(e mem.Extent, addr, iova uint64, access rdma.Access, errno syscall.Errno) error {
 	if errno == 0 {
 		return nil
 	}
@@ -93,14 +84,17 @@ func registerError(e mem.Extent, addr uint64, access rdma.Access, errno syscall.
 	switch errno {
 	case unix.ENOMEM:
 		text = lockedMemoryLimit()
-	case unix.EFAULT, unix.EINVAL:
-		if e.CPU() == 0 && !peerMemory() {
+	case unix.EFAULT, unix.EINVAL, unix.EOPNOTSUPP:
+		switch {
+		case e.CPU() == 0 && !peerMemory():
 			text = "device memory needs the kernel module nvidia_peermem, which is not loaded, or registration by dma-buf"
 			kind = errdefs.ErrNotSupported
+		case iova != addr:
+			text = "the driver may take no IOVA but the memory's address"
 		}
 	default:
 	}
-	err := rdma.NewError("ibv_reg_mr", fmt.Sprintf("addr=%#x bytes=%d access=%s", addr, e.Len, access), errno, text)
+	err := rdma.NewError("ibv_reg_mr", fmt.Sprintf("addr=%#x bytes=%d iova=%#x access=%s", addr, e.Len, iova, access), errno, text)
 	if kind != nil {
 		err.Kind = kind
 	}

@@ -88,7 +88,7 @@ func TestRegisterMemory(t *testing.T) {
 		t.Errorf("region %+v with access %#x", m, l.access)
 	}
 	gpu := deviceRegion(t)
-	d, err := r.pd.RegDMABufMR(mem.All(gpu), 9, 4096, rdma.AccessLocalWrite)
+	d, err := r.pd.RegDMABufMR(mem.All(gpu), 9, 4096, rdma.MROptions{Access: rdma.AccessLocalWrite})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -105,9 +105,12 @@ func TestRegistrationThatFailsSaysWhy(t *testing.T) {
 	gpu := deviceRegion(t)
 	host := mem.All(r.memory)
 	reg := func(e mem.Extent, a rdma.Access) func() error {
-		return func() error { _, err := r.pd.RegMR(e, a); return err }
+		return func() error { _, err := r.pd.RegMR(e, rdma.MROptions{Access: a}); return err }
 	}
-	dmabuf := func() error { _, err := r.pd.RegDMABufMR(mem.All(gpu), 9, 4096, rdma.AccessLocalWrite); return err }
+	dmabuf := func() error {
+		_, err := r.pd.RegDMABufMR(mem.All(gpu), 9, 4096, rdma.MROptions{Access: rdma.AccessLocalWrite})
+		return err
+	}
 	for _, c := range []struct {
 		name  string
 		errno unix.Errno
@@ -123,8 +126,8 @@ func TestRegistrationThatFailsSaysWhy(t *testing.T) {
 		{"device memory without a peer module", unix.EFAULT, reg(mem.All(gpu), 0), errdefs.ErrNotSupported, "nvidia_peermem"},
 		{"no dma-bufs", unix.EOPNOTSUPP, dmabuf, errdefs.ErrNotSupported, "cannot register dma-bufs"},
 		{"dma-buf refused", unix.EINVAL, dmabuf, errdefs.ErrInvalid, "fd=9 offset=4096 bytes=8192"},
-		{"host memory as a dma-buf", 0, func() error { _, err := r.pd.RegDMABufMR(host, 9, 4096, 0); return err }, errdefs.ErrInvalid, "no device address"},
-		{"no descriptor", 0, func() error { _, err := r.pd.RegDMABufMR(mem.All(gpu), -1, 0, 0); return err }, errdefs.ErrInvalid, "fd=-1"},
+		{"host memory as a dma-buf", 0, func() error { _, err := r.pd.RegDMABufMR(host, 9, 4096, rdma.MROptions{}); return err }, errdefs.ErrInvalid, "no device address"},
+		{"no descriptor", 0, func() error { _, err := r.pd.RegDMABufMR(mem.All(gpu), -1, 0, rdma.MROptions{}); return err }, errdefs.ErrInvalid, "fd=-1"},
 	} {
 		l.regErr = c.errno
 		if err := c.call(); !errors.Is(err, c.is) || !strings.Contains(err.Error(), c.want) {
@@ -145,7 +148,7 @@ func TestRegistrationThatFailsSaysWhy(t *testing.T) {
 		t.Fatal(err)
 	}
 	closing(t, pd)
-	if _, err := pd.RegDMABufMR(mem.All(gpu), 9, 0, 0); !errors.Is(err, errdefs.ErrNotSupported) || !strings.Contains(err.Error(), "rdma-core 34") {
+	if _, err := pd.RegDMABufMR(mem.All(gpu), 9, 0, rdma.MROptions{}); !errors.Is(err, errdefs.ErrNotSupported) || !strings.Contains(err.Error(), "rdma-core 34") {
 		t.Errorf("a library without dma-bufs: %v", err)
 	}
 }

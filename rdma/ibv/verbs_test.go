@@ -85,7 +85,7 @@ func newLoopback(tb testing.TB, entries, depth int) *loopback {
 	tb.Cleanup(func() { must(hostmem.Free(l.mem)) })
 	region, err := hostmem.Region(l.mem)
 	must(err)
-	mr, err := l.pd.RegMR(mem.All(region), rdma.AccessLocalWrite|rdma.AccessRemoteWrite|rdma.AccessRemoteRead)
+	mr, err := l.pd.RegMR(mem.All(region), rdma.MROptions{Access: rdma.AccessLocalWrite | rdma.AccessRemoteWrite | rdma.AccessRemoteRead})
 	must(err)
 	closing(tb, mr)
 	l.mr = mr.Info()
@@ -197,11 +197,11 @@ func TestDMABufIsRefusedWithTheReason(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = l.pd.RegDMABufMR(mem.All(region), 0, 0, rdma.AccessLocalWrite)
+	_, err = l.pd.RegDMABufMR(mem.All(region), 0, 0, rdma.MROptions{Access: rdma.AccessLocalWrite})
 	if !errors.Is(err, errdefs.ErrNotSupported) || !strings.Contains(err.Error(), "cannot register dma-bufs") {
 		t.Errorf("error %v, want ErrNotSupported and why", err)
 	}
-	_, err = l.pd.RegMR(mem.All(region), rdma.AccessLocalWrite)
+	_, err = l.pd.RegMR(mem.All(region), rdma.MROptions{Access: rdma.AccessLocalWrite})
 	if !errors.Is(err, errdefs.ErrNotSupported) || !strings.Contains(err.Error(), "nvidia_peermem") {
 		t.Errorf("error %v, want ErrNotSupported naming the module", err)
 	}

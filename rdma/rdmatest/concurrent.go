@@ -165,7 +165,7 @@ func testConcurrentControl(t *testing.T, h *harness) {
 }
 
 func comeAndGo(e *end, r *mem.Region) error {
-	m, err := e.pd.RegMR(mem.All(r), access)
+	m, err := e.pd.RegMR(mem.All(r), rdma.MROptions{Access: access})
 	if err != nil {
 		return err
 	}

@@ -58,7 +58,7 @@ func testLocalKeys(t *testing.T, h *harness) {
 		"beyond the end":   func(_ *testing.T, a *end, w *rdma.SendWR) { w.SGEs[0].Addr = a.info.Addr + 2*half - 63 },
 		"wraps around":     func(_ *testing.T, _ *end, w *rdma.SendWR) { w.SGEs[0].Addr = ^uint64(0) - 7 },
 		"deregistered": func(t *testing.T, a *end, w *rdma.SendWR) {
-			m, err := a.pd.RegMR(mem.All(a.mem), access)
+			m, err := a.pd.RegMR(mem.All(a.mem), rdma.MROptions{Access: access})
 			must(t, err)
 			w.SGEs[0].LKey = m.Info().LKey
 			must(t, m.Close())
@@ -67,7 +67,7 @@ func testLocalKeys(t *testing.T, h *harness) {
 			w.SGEs[0].LKey = foreign(t, a).Info().LKey
 		},
 		"read into what is read-only": func(t *testing.T, a *end, w *rdma.SendWR) {
-			m, err := a.pd.RegMR(mem.All(a.mem), 0)
+			m, err := a.pd.RegMR(mem.All(a.mem), rdma.MROptions{})
 			must(t, err)
 			closeAtEnd(t, "memory region", m)
 			w.Opcode, w.SGEs[0].LKey = rdma.WRRDMARead, m.Info().LKey
@@ -90,7 +90,7 @@ func foreign(t *testing.T, e *end) rdma.MR {
 	pd, err := e.dev.AllocPD()
 	must(t, err)
 	closeAtEnd(t, "protection domain", pd)
-	m, err := pd.RegMR(mem.All(e.mem), access)
+	m, err := pd.RegMR(mem.All(e.mem), rdma.MROptions{Access: access})
 	must(t, err)
 	closeAtEnd(t, "memory region", m)
 	return m
@@ -99,7 +99,7 @@ func foreign(t *testing.T, e *end) rdma.MR {
 func testRemoteKeys(t *testing.T, h *harness) {
 	restricted := func(t *testing.T, b *end, w *rdma.SendWR, access rdma.Access) {
 		t.Helper()
-		m, err := b.pd.RegMR(mem.All(b.mem), access)
+		m, err := b.pd.RegMR(mem.All(b.mem), rdma.MROptions{Access: access})
 		must(t, err)
 		closeAtEnd(t, "memory region", m)
 		w.RKey = m.Info().RKey
@@ -109,7 +109,7 @@ func testRemoteKeys(t *testing.T, h *harness) {
 		"before the start": func(_ *testing.T, b *end, w *rdma.SendWR) { w.RemoteAddr = b.info.Addr - 1 },
 		"beyond the end":   func(_ *testing.T, b *end, w *rdma.SendWR) { w.RemoteAddr = b.info.Addr + 2*half - 63 },
 		"deregistered": func(t *testing.T, b *end, w *rdma.SendWR) {
-			m, err := b.pd.RegMR(mem.All(b.mem), access)
+			m, err := b.pd.RegMR(mem.All(b.mem), rdma.MROptions{Access: access})
 			must(t, err)
 			w.RKey = m.Info().RKey
 			must(t, m.Close())

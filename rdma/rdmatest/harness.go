@@ -150,7 +150,7 @@ func (h *harness) end(t *testing.T, i int, o options) *end {
 		e.scq, e.rcq = h.cq(t, i, 256, nil), h.cq(t, i, 256, nil)
 	}
 	e.mem = memory(t, 2*half)
-	e.mr, err = e.pd.RegMR(mem.All(e.mem), o.access)
+	e.mr, err = e.pd.RegMR(mem.All(e.mem), rdma.MROptions{Access: o.access})
 	must(t, err)
 	closeAtEnd(t, "memory region", e.mr)
 	e.info = e.mr.Info()

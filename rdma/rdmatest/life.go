@@ -203,7 +203,7 @@ func testCloseOrder(t *testing.T, h *harness) {
 	must(t, err)
 	srq, err := pd.CreateSRQ(rdma.SRQCaps{MaxWR: 4, MaxSGE: 1})
 	must(t, err)
-	mr, err := pd.RegMR(mem.All(memory(t, 4096)), access)
+	mr, err := pd.RegMR(mem.All(memory(t, 4096)), rdma.MROptions{Access: access})
 	must(t, err)
 	qp, err := pd.CreateQP(rdma.QPOptions{SendCQ: cq, RecvCQ: cq, SRQ: srq, Caps: rdma.QPCaps{MaxSendWR: 4, MaxSendSGE: 1}})
 	must(t, err)
@@ -250,7 +250,7 @@ func testClosed(t *testing.T, h *harness) {
 		"Query":         func() error { _, err := qp.Query(); return err },
 		"Poll":          func() error { _, err := cq.Poll(make([]rdma.WC, 1)); return err },
 		"RequestNotify": func() error { return cq.RequestNotify(false) },
-		"RegMR":         func() error { _, err := pd.RegMR(mem.All(r), access); return err },
+		"RegMR":         func() error { _, err := pd.RegMR(mem.All(r), rdma.MROptions{Access: access}); return err },
 		"CreateQP": func() error {
 			_, err := pd.CreateQP(rdma.QPOptions{SendCQ: cq, RecvCQ: cq, Caps: defaultCaps})
 			return err

@@ -16,7 +16,7 @@ func testRegister(t *testing.T, h *harness) {
 	r := memory(t, 64<<10)
 	keys := make(map[uint32]bool)
 	for _, e := range []mem.Extent{mem.All(r), mem.All(r), {Region: r, Off: 4096, Len: 8192}, {Region: r, Off: 5, Len: 1}, {Region: r, Off: 64<<10 - 3, Len: 3}} {
-		m, err := pd.RegMR(e, access)
+		m, err := pd.RegMR(e, rdma.MROptions{Access: access})
 		must(t, err)
 		i := m.Info()
 		if i.Extent != e || i.Addr != uint64(e.CPU()) || i.Access != access {
@@ -38,26 +38,64 @@ func testRegisterRefuses(t *testing.T, h *harness) {
 	must(t, err)
 	closeAtEnd(t, "protection domain", pd)
 	r := memory(t, 64<<10)
+	elsewhere, last := uint64(8), ^uint64(0)&^4095
 	for what, tt := range map[string]struct {
-		e      mem.Extent
-		access rdma.Access
+		e mem.Extent
+		o rdma.MROptions
 	}{
-		"no region":           {mem.Extent{}, access},
-		"no bytes":            {mem.Extent{Region: r, Off: 10}, access},
-		"beyond the end":      {mem.Extent{Region: r, Off: 1, Len: 64 << 10}, access},
-		"before the start":    {mem.Extent{Region: r, Off: -1, Len: 10}, access},
-		"remote write alone":  {mem.All(r), rdma.AccessRemoteWrite},
-		"flags that are none": {mem.All(r), access | 1<<14},
+		"no region":                {mem.Extent{}, rdma.MROptions{Access: access}},
+		"no bytes":                 {mem.Extent{Region: r, Off: 10}, rdma.MROptions{Access: access}},
+		"beyond the end":           {mem.Extent{Region: r, Off: 1, Len: 64 << 10}, rdma.MROptions{Access: access}},
+		"before the start":         {mem.Extent{Region: r, Off: -1, Len: 10}, rdma.MROptions{Access: access}},
+		"remote write alone":       {mem.All(r), rdma.MROptions{Access: rdma.AccessRemoteWrite}},
+		"remote atomic alone":      {mem.All(r), rdma.MROptions{Access: rdma.AccessRemoteAtomic}},
+		"flags that are none":      {mem.All(r), rdma.MROptions{Access: access | 1<<14}},
+		"an IOVA within a page":    {mem.All(r), rdma.MROptions{IOVA: &elsewhere}},
+		"an IOVA too near the end": {mem.All(r), rdma.MROptions{IOVA: &last}},
 	} {
-		m, err := pd.RegMR(tt.e, tt.access)
+		m, err := pd.RegMR(tt.e, tt.o)
 		wantErr(t, what, err, errdefs.ErrInvalid)
 		if err == nil {
 			must(t, m.Close())
 		}
 	}
-	_, err = pd.RegDMABufMR(mem.All(r), -1, 0, access)
+	_, err = pd.RegDMABufMR(mem.All(r), -1, 0, rdma.MROptions{Access: access})
 	if err == nil {
 		t.Error("a dma-buf without a descriptor was registered")
+	}
+}
+
+// testIOVA: memory is reached at the address that its registration names, zero among them, by both sides, and nowhere else.
+func testIOVA(t *testing.T, h *harness) {
+	for _, base := range []uint64{0, 7 << 44} {
+		a, b := h.pair(t, options{})
+		// An extent that begins within a page keeps its place in it.
+		const off, n = 4096 + 8, 8192
+		iova := base + off%4096
+		o := rdma.MROptions{Access: access, IOVA: &iova}
+		keys := make(map[*end]rdma.MRInfo)
+		for _, e := range []*end{a, b} {
+			m, err := e.pd.RegMR(mem.Extent{Region: e.mem, Off: off, Len: n}, o)
+			must(t, err)
+			closeAtEnd(t, "memory region", m)
+			keys[e] = m.Info()
+			if m.Info().Addr != iova {
+				t.Errorf("memory is at %#x, not %#x", m.Info().Addr, iova)
+			}
+		}
+		near, far := keys[a], keys[b]
+		w := rdma.SendWR{
+			WRID: 1, Opcode: rdma.WRRDMAWrite, Flags: rdma.SendSignaled, RKey: far.RKey, RemoteAddr: iova + 4096, SGEs: []rdma.SGE{near.SGE(0, 4000)},
+		}
+		a.post(t, w)
+		ok(t, a.scq, 1)
+		same(t, "write", b.mem.Bytes()[off+4096:][:4000], a.mem.Bytes()[off:][:4000])
+		w.Opcode, w.RemoteAddr, w.SGEs = rdma.WRRDMARead, iova, []rdma.SGE{near.SGE(4096, 4000)}
+		a.post(t, w)
+		ok(t, a.scq, 1)
+		same(t, "read", a.mem.Bytes()[off+4096:][:4000], b.mem.Bytes()[off:][:4000])
+		w.RemoteAddr = uint64(b.mem.CPU()) + off
+		broken(t, a, b, w, rdma.WCRemAccessErr)
 	}
 }
 
@@ -66,7 +104,7 @@ func testRegisterLate(t *testing.T, h *harness) {
 	a, b := h.pair(t, options{})
 	r := memory(t, 8192)
 	h.fill(t, r.Bytes())
-	m, err := a.pd.RegMR(mem.All(r), 0)
+	m, err := a.pd.RegMR(mem.All(r), rdma.MROptions{})
 	must(t, err)
 	closeAtEnd(t, "memory region", m)
 	i := m.Info()
@@ -88,7 +126,7 @@ func testDeregisterInFlight(t *testing.T, h *harness) {
 		must(t, err)
 		r, err := hostmem.Region(buf)
 		must(t, err)
-		m, err := a.pd.RegMR(mem.All(r), rdma.AccessLocalWrite)
+		m, err := a.pd.RegMR(mem.All(r), rdma.MROptions{Access: rdma.AccessLocalWrite})
 		must(t, err)
 		i := m.Info()
 		var wrs []rdma.SendWR

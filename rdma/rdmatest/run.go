@@ -38,6 +38,7 @@ func Run(t *testing.T, c Config) {
 		{"GID", testGID},
 		{"Register", testRegister},
 		{"RegisterRefuses", testRegisterRefuses},
+		{"IOVA", testIOVA},
 		{"RegisterLate", testRegisterLate},
 		{"DeregisterInFlight", testDeregisterInFlight},
 		{"States", testStates},

@@ -50,12 +50,12 @@ func (d readerDevice) AllocPD() (rdma.PD, error) {
 	return readerPD{p}, err
 }
 
-func (p readerPD) RegDMABufMR(e mem.Extent, fd int, off int64, access rdma.Access) (rdma.MR, error) {
+func (p readerPD) RegDMABufMR(e mem.Extent, fd int, off int64, o rdma.MROptions) (rdma.MR, error) {
 	var b [8]byte
 	if n, err := unix.Pread(fd, b[:], off); n != len(b) || err != nil || binary.NativeEndian.Uint64(b[:]) != uint64(e.Dev()) {
 		return nil, errors.New("this is another memory's dma-buf")
 	}
-	return p.PD.RegDMABufMR(e, fd, off, access)
+	return p.PD.RegDMABufMR(e, fd, off, o)
 }
 
 // TestDefectNoDMABufRegistration: device memory goes by dma-buf where there is one, else by peer memory, and where there is
@@ -80,7 +80,7 @@ func TestDefectNoDMABufRegistration(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			_, nics := machine(t, soft.Options{Devices: []soft.DeviceOptions{tt.nic}}, registry.Options{Exporter: tt.exporter})
 			r := gpu(t, 0, 0x10000, 0x1000)
-			err := nics[0].Register(r)
+			err := nics[0].Register(all, r)
 			if tt.err != nil {
 				wantErr(t, err, tt.err)
 				if s := nics[0].Stats(); s != (registry.Stats{Failed: 1}) {
@@ -94,7 +94,7 @@ func TestDefectNoDMABufRegistration(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			m, err := nics[0].Acquire(mem.All(r))
+			m, err := nics[0].Acquire(mem.All(r), all.Access)
 			if err != nil {
 				t.Fatal(err)
 			}

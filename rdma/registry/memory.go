@@ -51,7 +51,7 @@ func (m Method) String() string {
 // cpuSpace is the space of CPU addresses; space d is that of device d's addresses.
 const cpuSpace = mem.NoDevice
 
-// address returns where e lies, as the verbs name it: in the space of CPU addresses if the CPU reaches it.
+// address returns where memory is looked for that holds e: in the space of CPU addresses if the CPU reaches it.
 func address(e mem.Extent) (space int, addr uint64) {
 	if a := e.CPU(); a != 0 {
 		return cpuSpace, uint64(a)
@@ -62,8 +62,9 @@ func address(e mem.Extent) (space int, addr uint64) {
 // Memory is a region that is registered with a NIC. Safe for concurrent use.
 type Memory struct {
 	region *mem.Region
+	access rdma.Access
 	space  int
-	first  uint64 // address of the first byte
+	first  uint64 // address of the first byte in its space
 	mr     rdma.MR
 	info   rdma.MRInfo
 	method Method
@@ -132,7 +133,8 @@ func (m *Memory) Info() rdma.MRInfo { return m.info }
 // Method returns how the memory was registered, and for peer memory why it is no dma-buf.
 func (m *Memory) Method() (Method, error) { return m.method, m.why }
 
-// Addr returns the address of e's first byte in work requests. e lies inside the memory.
+// Addr returns the address of e's first byte in work requests, which begin to count at MROptions.IOVA where that was set. e lies
+// inside the memory.
 func (m *Memory) Addr(e mem.Extent) uint64 {
 	_, addr := address(e)
 	return m.info.Addr + (addr - m.first)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -13,13 +14,14 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// Register registers all regions with all NICs, or none of them with any: what a part of it did is undone when a later part
+// Register registers all regions with all NICs as o says, or none of them with any: what a part of it did is undone when a later part
 // fails, and the error joins both. Streams that are open may use the memory from now on, as those opened later. The memory
-// must live until Unregister has returned nil for it.
+// must live until Unregister has returned nil for it. With another o.Access the same memory may be registered once more: each
+// registration serves who needs no more than it grants.
 //
-// Errors, beside those of rdma.PD: ErrExists for a region that overlaps a registered one, ErrNotSupported for device
+// Errors, beside those of rdma.PD: ErrExists for a region that overlaps one with the same o.Access, ErrNotSupported for device
 // memory that is neither exported as a dma-buf nor reached through peer memory, with the reason of both.
-func Register(nics []*Registry, regions ...*mem.Region) error {
+func Register(nics []*Registry, o rdma.MROptions, regions ...*mem.Region) error {
 	staged := make([][]*Memory, len(nics))
 	undo := func(err error) error {
 		errs := []error{err}
@@ -32,7 +34,7 @@ func Register(nics []*Registry, regions ...*mem.Region) error {
 	}
 	for i, g := range nics {
 		for _, r := range regions {
-			m, err := g.stage(r)
+			m, err := g.stage(r, o)
 			if m != nil {
 				staged[i] = append(staged[i], m)
 			}
@@ -61,22 +63,22 @@ func (g *Registry) drop(m *Memory) error {
 }
 
 // Register is the function of that name for one NIC.
-func (g *Registry) Register(regions ...*mem.Region) error {
-	return Register([]*Registry{g}, regions...)
+func (g *Registry) Register(o rdma.MROptions, regions ...*mem.Region) error {
+	return Register([]*Registry{g}, o, regions...)
 }
 
 // stage registers r without making it findable. After an error the memory, if it is not nil, has to be deregistered.
-func (g *Registry) stage(r *mem.Region) (*Memory, error) {
-	m, err := g.claim(r)
+func (g *Registry) stage(r *mem.Region, o rdma.MROptions) (*Memory, error) {
+	m, err := g.claim(r, o.Access)
 	if err != nil {
 		return nil, err
 	}
 	e := mem.All(r)
 	if r.Kind() == mem.KindDevice {
-		m.mr, m.method, m.why, err = g.registerDevice(e)
+		m.mr, m.method, m.why, err = g.registerDevice(e, o)
 	} else {
 		m.method = MethodHost
-		m.mr, err = g.pd.RegMR(e, access)
+		m.mr, err = g.pd.RegMR(e, o)
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -93,21 +95,21 @@ func (g *Registry) stage(r *mem.Region) (*Memory, error) {
 }
 
 // registerDevice registers device memory. why is what was wrong with a dma-buf, where peer memory took its place.
-func (g *Registry) registerDevice(e mem.Extent) (mr rdma.MR, how Method, why, err error) {
-	mr, why = g.registerDMABuf(e)
+func (g *Registry) registerDevice(e mem.Extent, o rdma.MROptions) (mr rdma.MR, how Method, why, err error) {
+	mr, why = g.registerDMABuf(e, o)
 	if why == nil {
 		return mr, MethodDMABuf, nil, nil
 	}
 	if !errors.Is(why, errdefs.ErrNotSupported) {
 		return nil, 0, nil, why // it can, but not now: peer memory would hide that
 	}
-	if mr, err = g.pd.RegMR(e, access); err != nil {
+	if mr, err = g.pd.RegMR(e, o); err != nil {
 		return nil, 0, nil, fmt.Errorf("neither as a dma-buf (%w) nor as peer memory, for which the kernel needs a module such as nvidia_peermem: %w", why, err)
 	}
 	return mr, MethodPeerMemory, why, nil
 }
 
-func (g *Registry) registerDMABuf(e mem.Extent) (rdma.MR, error) {
+func (g *Registry) registerDMABuf(e mem.Extent, o rdma.MROptions) (rdma.MR, error) {
 	if g.o.Exporter == nil {
 		return nil, fmt.Errorf("nothing exports memory of device %d: %w", e.Region.Device(), errdefs.ErrNotSupported)
 	}
@@ -115,7 +117,7 @@ func (g *Registry) registerDMABuf(e mem.Extent) (rdma.MR, error) {
 	if err != nil {
 		return nil, fmt.Errorf("export dma-buf: %w", err)
 	}
-	mr, err := g.pd.RegDMABufMR(e, fd, off, access)
+	mr, err := g.pd.RegDMABufMR(e, fd, off, o)
 	if closeErr := unix.Close(fd); closeErr != nil {
 		err = errors.Join(err, fmt.Errorf("close dma-buf: %w", closeErr))
 	}
@@ -125,41 +127,45 @@ func (g *Registry) registerDMABuf(e mem.Extent) (rdma.MR, error) {
 	return mr, err
 }
 
-// Unregister makes r, a region of Register, unfindable at once, waits until nobody has a reference, and deregisters it. When it
-// has returned nil the NIC does not touch the memory any more. Otherwise the memory must not be freed, and Unregister
-// has to be called again: ErrBusy, with the context's cause, where references are left when ctx ends; ErrNotFound for what is not
-// registered.
+// Unregister makes r, a region of Register, unfindable at once, with whatever rights it was registered, waits until nobody has a
+// reference, and deregisters it. When it has returned nil the NIC does not touch the memory any more. Otherwise the memory must
+// not be freed, and Unregister has to be called again: ErrBusy, with the context's cause, where references are left when ctx
+// ends; ErrNotFound for what is not registered.
 func (g *Registry) Unregister(ctx context.Context, r *mem.Region) error {
-	m := g.claimed(r)
-	if m == nil {
+	all := g.claimed(r)
+	if len(all) == 0 {
 		return fmt.Errorf("unregister the %s from NIC %s: %w", r, g.name, errdefs.ErrNotFound)
 	}
-	g.retire(m)
+	for _, m := range all {
+		g.retire(m)
+	}
+	for _, m := range all {
+		if err := g.end(ctx, m); err != nil {
+			return fmt.Errorf("unregister the %s from NIC %s: %w", r, g.name, err)
+		}
+	}
+	return nil
+}
+
+// end deregisters m, which is retired, once nobody has a reference.
+func (g *Registry) end(ctx context.Context, m *Memory) error {
 	select {
 	case <-m.idle:
 	default:
 		select {
 		case <-m.idle:
 		case <-ctx.Done():
-			return fmt.Errorf("unregister the %s from NIC %s: %d references are left: %w: %w", r, g.name, m.references(), errdefs.ErrBusy, context.Cause(ctx))
+			return fmt.Errorf("%d references are left: %w: %w", m.references(), errdefs.ErrBusy, context.Cause(ctx))
 		}
 	}
-	if err := g.deregister(m); err != nil {
-		return fmt.Errorf("unregister from NIC %s: %w", g.name, err)
-	}
-	return nil
+	return g.deregister(m)
 }
 
-// claimed returns the memory of r once it is registered, or nil.
-func (g *Registry) claimed(r *mem.Region) *Memory {
+// claimed returns the memory of r that is registered.
+func (g *Registry) claimed(r *mem.Region) []*Memory {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for _, m := range g.claims {
-		if m.region == r && m.registered {
-			return m
-		}
-	}
-	return nil
+	return slices.DeleteFunc(slices.Clone(g.claims), func(m *Memory) bool { return m.region != r || !m.registered })
 }
 
 // Unregister unregisters regions from NICs, as Registry.Unregister. It goes on after a failure, and ErrNotFound is none.

@@ -24,7 +24,7 @@ type Registry struct {
 
 	events events
 
-	// table is the memory that can be acquired, sorted by space and address. It is replaced, never changed.
+	// table is the memory that can be acquired, sorted by rights, space and address. It is replaced, never changed.
 	table atomic.Pointer[[]*Memory]
 
 	mu sync.Mutex // guards changes of table, too
@@ -68,7 +68,7 @@ func (g *Registry) Device() rdma.Device { return g.dev }
 // PD returns the protection domain of all registered memory.
 func (g *Registry) PD() rdma.PD { return g.pd }
 
-// Len returns how many regions can be acquired.
+// Len returns how many registrations can be acquired.
 func (g *Registry) Len() int { return len(*g.table.Load()) }
 
 // Stats returns the figures of the NIC's registrations. Safe for concurrent use.
@@ -78,12 +78,17 @@ func (g *Registry) Stats() Stats {
 	return g.stats
 }
 
-// before counts the elements of t that start at or before addr in space.
-func before(t []*Memory, space int, addr uint64) int {
+// compare orders memory by rights, then space, then address.
+func (m *Memory) compare(access rdma.Access, space int, addr uint64) int {
+	return cmp.Or(cmp.Compare(m.access, access), cmp.Compare(m.space, space), cmp.Compare(m.first, addr))
+}
+
+// before counts the elements of t that come before addr in space with these rights, or are there.
+func before(t []*Memory, access rdma.Access, space int, addr uint64) int {
 	lo, hi := 0, len(t)
 	for lo < hi {
 		mid := int(uint(lo+hi) >> 1)
-		if m := t[mid]; m.space < space || m.space == space && m.first <= addr {
+		if t[mid].compare(access, space, addr) <= 0 {
 			lo = mid + 1
 		} else {
 			hi = mid
@@ -92,23 +97,33 @@ func before(t []*Memory, space int, addr uint64) int {
 	return lo
 }
 
-// find returns the memory that has the byte at addr, or nil.
-func (g *Registry) find(space int, addr uint64) *Memory {
-	t := *g.table.Load()
-	i := before(t, space, addr)
-	if i == 0 || t[i-1].space != space || addr >= t[i-1].end() {
-		return nil
+// find returns the memory that allows need and has the n bytes at addr, or the first of them, or nil. Of several it is one
+// whose rights no other's are a part of.
+func (g *Registry) find(need rdma.Access, space int, addr, n uint64) (m *Memory) {
+	// Whatever has more rights is a greater number.
+	for t := *g.table.Load(); len(t) > 0; {
+		access := t[0].access
+		if access&need == need {
+			i := before(t, access, space, addr)
+			if i > 0 && t[i-1].access == access && t[i-1].space == space && addr < t[i-1].end() {
+				if m = t[i-1]; n <= m.end()-addr {
+					return m
+				}
+			}
+		}
+		t = t[before(t, access, math.MaxInt, math.MaxUint64):]
 	}
-	return t[i-1]
+	return m
 }
 
-// Acquire returns the memory that holds e, a valid extent, with a reference that keeps it registered until Memory.Release.
-// ErrNotFound where the first byte is not registered, ErrInvalid where the registered memory ends before e does.
-func (g *Registry) Acquire(e mem.Extent) (*Memory, error) {
+// Acquire returns the memory that holds e, a valid extent, and was registered for need at least, with a reference that keeps it
+// registered until Memory.Release. ErrNotFound where the first byte is not registered for that, ErrInvalid where the registered
+// memory ends before e does.
+func (g *Registry) Acquire(e mem.Extent, need rdma.Access) (*Memory, error) {
 	space, addr := address(e)
-	m := g.find(space, addr)
+	m := g.find(need, space, addr, uint64(e.Len))
 	if m == nil || !m.acquire() {
-		return nil, fmt.Errorf("find %d bytes at %#x of the %s: not registered with NIC %s: %w", e.Len, addr, e.Region, g.name, errdefs.ErrNotFound)
+		return nil, fmt.Errorf("find %d bytes at %#x of the %s: not registered with NIC %s for %s: %w", e.Len, addr, e.Region, g.name, need, errdefs.ErrNotFound)
 	}
 	if uint64(e.Len) > m.end()-addr {
 		m.Release()
@@ -118,26 +133,14 @@ func (g *Registry) Acquire(e mem.Extent) (*Memory, error) {
 }
 
 // Covers reports whether Acquire would return memory for e now. It takes no reference.
-func (g *Registry) Covers(e mem.Extent) bool {
+func (g *Registry) Covers(e mem.Extent, need rdma.Access) bool {
 	space, addr := address(e)
-	m := g.find(space, addr)
+	m := g.find(need, space, addr, uint64(e.Len))
 	return m != nil && uint64(e.Len) <= m.end()-addr
 }
 
-// Resolve returns the extent of n bytes from addr, which may lie anywhere inside registered memory: a CPU address where
-// device is mem.NoDevice, else an address of that device. It takes no reference. Errors as Acquire; ErrInvalid too for a
-// negative n.
-func (g *Registry) Resolve(device int, addr mem.Addr, n int64) (mem.Extent, error) {
-	m := g.find(device, uint64(addr))
-	if m == nil {
-		return mem.Extent{}, fmt.Errorf("resolve address %#x of device %d: not registered with NIC %s: %w", uint64(addr), device, g.name, errdefs.ErrNotFound)
-	}
-	e := mem.Extent{Region: m.region, Off: int64(uint64(addr) - m.first), Len: n}
-	return e, e.Validate()
-}
-
-// claim occupies the addresses of r. ErrExists where another claim overlaps them.
-func (g *Registry) claim(r *mem.Region) (*Memory, error) {
+// claim occupies the addresses of r with these rights. ErrExists where another claim with the same overlaps them.
+func (g *Registry) claim(r *mem.Region, access rdma.Access) (*Memory, error) {
 	if r == nil {
 		return nil, fmt.Errorf("there is no region: %w", errdefs.ErrInvalid)
 	}
@@ -145,15 +148,15 @@ func (g *Registry) claim(r *mem.Region) (*Memory, error) {
 	if first > math.MaxUint64-uint64(r.Len()) {
 		return nil, fmt.Errorf("the %s ends beyond the address space: %w", r, errdefs.ErrInvalid)
 	}
-	m := &Memory{region: r, space: space, first: first, idle: make(chan struct{})}
+	m := &Memory{region: r, access: access, space: space, first: first, idle: make(chan struct{})}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.closed {
 		return nil, fmt.Errorf("NIC %s: %w", g.name, errdefs.ErrClosed)
 	}
-	i := before(g.claims, space, first)
+	i := before(g.claims, access, space, first)
 	for _, o := range g.claims[max(i-1, 0):min(i+1, len(g.claims))] {
-		if o.space == space && o.first < m.end() && first < o.end() {
+		if o.access == access && o.space == space && o.first < m.end() && first < o.end() {
 			return nil, fmt.Errorf("the %s overlaps the %s, which is registered: %w", r, o.region, errdefs.ErrExists)
 		}
 	}
@@ -169,7 +172,7 @@ func (g *Registry) publish(ms []*Memory) error {
 		return fmt.Errorf("NIC %s: %w", g.name, errdefs.ErrClosed)
 	}
 	t := slices.Concat(*g.table.Load(), ms)
-	slices.SortFunc(t, func(a, b *Memory) int { return cmp.Or(cmp.Compare(a.space, b.space), cmp.Compare(a.first, b.first)) })
+	slices.SortFunc(t, func(a, b *Memory) int { return a.compare(b.access, b.space, b.first) })
 	g.table.Store(&t)
 	return nil
 }

@@ -19,6 +19,9 @@ import (
 	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
+// all is what memory is registered for, unless a test says otherwise.
+var all = rdma.MROptions{Access: rdma.AccessLocalWrite | rdma.AccessRemoteWrite | rdma.AccessRemoteRead}
+
 // machine has NICs in software that move nothing. It must have no complaint when it is taken down.
 func machine(tb testing.TB, so soft.Options, o registry.Options) (*registry.Set, []*registry.Registry) {
 	tb.Helper()
@@ -83,7 +86,7 @@ func TestFindsInteriorAddresses(t *testing.T) {
 	_, nics := machine(t, soft.Options{}, registry.Options{})
 	g := nics[0]
 	h, d0, d1 := streamtest.Pageable(t, 8192), gpu(t, 0, 0x10000, 0x1000), gpu(t, 1, 0x10000, 0x800)
-	if err := g.Register(h, d0, d1); err != nil {
+	if err := g.Register(all, h, d0, d1); err != nil {
 		t.Fatal(err)
 	}
 	for _, e := range []mem.Extent{
@@ -93,7 +96,7 @@ func TestFindsInteriorAddresses(t *testing.T) {
 		{Region: d1, Off: 1, Len: 2},
 		{Region: gpu(t, 0, 0x10100, 0x100), Off: 3, Len: 5}, // another name for the same bytes
 	} {
-		m, err := g.Acquire(e)
+		m, err := g.Acquire(e, all.Access)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -106,49 +109,29 @@ func TestFindsInteriorAddresses(t *testing.T) {
 		}
 		m.Release()
 	}
-	if e, err := g.Resolve(1, 0x10010, 16); err != nil || e != (mem.Extent{Region: d1, Off: 16, Len: 16}) {
-		t.Errorf("resolved %+v, %v", e, err)
-	}
-	if e, err := g.Resolve(mem.NoDevice, h.CPU()+100, 1); err != nil || e != (mem.Extent{Region: h, Off: 100, Len: 1}) {
-		t.Errorf("resolved %+v, %v", e, err)
-	}
-	for name, tt := range map[string]struct {
-		device int
-		addr   mem.Addr
-		n      int64
-		want   error
-	}{
-		"before": {0, 0xffff, 1, errdefs.ErrNotFound}, "behind": {0, 0x11000, 1, errdefs.ErrNotFound},
-		"too long": {1, 0x10010, 0x800, errdefs.ErrInvalid}, "negative": {1, 0x10010, -1, errdefs.ErrInvalid},
-		"no such device": {2, 0x10000, 1, errdefs.ErrNotFound},
-	} {
-		if _, err := g.Resolve(tt.device, tt.addr, tt.n); !errors.Is(err, tt.want) {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
-	_, err := g.Acquire(mem.Extent{Region: gpu(t, 1, 0x10400, 0x1000), Len: 0x1000})
+	_, err := g.Acquire(mem.Extent{Region: gpu(t, 1, 0x10400, 0x1000), Len: 0x1000}, all.Access)
 	wantErr(t, err, errdefs.ErrInvalid)
-	_, err = g.Acquire(mem.All(gpu(t, 3, 0x10000, 1)))
+	_, err = g.Acquire(mem.All(gpu(t, 3, 0x10000, 1)), all.Access)
 	wantErr(t, err, errdefs.ErrNotFound)
 }
 
 func TestOverlapsAreRefused(t *testing.T) {
 	_, nics := machine(t, soft.Options{}, registry.Options{})
 	g := nics[0]
-	if err := g.Register(gpu(t, 0, 0x10000, 0x1000), gpu(t, 0, 0x30000, 0x1000)); err != nil {
+	if err := g.Register(all, gpu(t, 0, 0x10000, 0x1000), gpu(t, 0, 0x30000, 0x1000)); err != nil {
 		t.Fatal(err)
 	}
 	for _, r := range []*mem.Region{
 		gpu(t, 0, 0x10000, 0x1000), gpu(t, 0, 0xffff, 2), gpu(t, 0, 0x10fff, 1), gpu(t, 0, 0x2ffff, 2), gpu(t, 0, 0x8000, 0x80000),
 	} {
-		wantErr(t, g.Register(r), errdefs.ErrExists)
+		wantErr(t, g.Register(all, r), errdefs.ErrExists)
 	}
-	wantErr(t, g.Register(gpu(t, 0, 0x50000, 0x10), gpu(t, 0, 0x50008, 0x10)), errdefs.ErrExists) // each other
-	wantErr(t, g.Register(nil), errdefs.ErrInvalid)
+	wantErr(t, g.Register(all, gpu(t, 0, 0x50000, 0x10), gpu(t, 0, 0x50008, 0x10)), errdefs.ErrExists) // each other
+	wantErr(t, g.Register(all, nil), errdefs.ErrInvalid)
 	if g.Len() != 2 {
 		t.Errorf("%d regions after refusals", g.Len())
 	}
-	if err := g.Register(gpu(t, 0, 0x11000, 0x1f000), gpu(t, 1, 0x10000, 0x1000)); err != nil {
+	if err := g.Register(all, gpu(t, 0, 0x11000, 0x1f000), gpu(t, 1, 0x10000, 0x1000)); err != nil {
 		t.Errorf("between, and on another device: %v", err)
 	}
 }
@@ -158,18 +141,18 @@ func TestDefectDeregistrationInFlight(t *testing.T) {
 	set, nics := machine(t, soft.Options{}, registry.Options{})
 	g, r := nics[0], streamtest.Pageable(t, 4096)
 	before := leak.Live()[leak.RegisteredBytes.String()]
-	if err := g.Register(r); err != nil {
+	if err := g.Register(all, r); err != nil {
 		t.Fatal(err)
 	}
-	m, err := g.Acquire(mem.All(r))
+	m, err := g.Acquire(mem.All(r), all.Access)
 	if err != nil {
 		t.Fatal(err)
 	}
 	wantErr(t, g.Unregister(ended(t), r), errdefs.ErrBusy, context.Canceled)
-	if _, err := g.Acquire(mem.All(r)); !errors.Is(err, errdefs.ErrNotFound) {
+	if _, err := g.Acquire(mem.All(r), all.Access); !errors.Is(err, errdefs.ErrNotFound) {
 		t.Errorf("acquired what is to go: %v", err)
 	}
-	wantErr(t, g.Register(r), errdefs.ErrExists) // it is still there
+	wantErr(t, g.Register(all, r), errdefs.ErrExists) // it is still there
 	wantErr(t, set.Close(), errdefs.ErrBusy)
 	if n := leak.Live()[leak.RegisteredBytes.String()]; n != before+4096 {
 		t.Errorf("%d bytes are registered", n-before)
@@ -191,16 +174,16 @@ func TestDefectDeregistrationInFlight(t *testing.T) {
 	}
 	_, err = set.NIC("soft0")
 	wantErr(t, err, errdefs.ErrClosed)
-	wantErr(t, g.Register(r), errdefs.ErrClosed)
+	wantErr(t, g.Register(all, r), errdefs.ErrClosed)
 }
 
 func TestReleaseTooOftenPanics(t *testing.T) {
 	_, nics := machine(t, soft.Options{}, registry.Options{})
 	r := streamtest.Pageable(t, 4096)
-	if err := nics[0].Register(r); err != nil {
+	if err := nics[0].Register(all, r); err != nil {
 		t.Fatal(err)
 	}
-	m, err := nics[0].Acquire(mem.All(r))
+	m, err := nics[0].Acquire(mem.All(r), all.Access)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -219,14 +202,14 @@ func TestDefectRangeTableReadWithoutLock(t *testing.T) {
 	_, nics := machine(t, soft.Options{}, registry.Options{})
 	g := nics[0]
 	stays := gpu(t, 0, 0x100000, 0x1000)
-	if err := g.Register(stays, gpu(t, 0, 0x200000, 0x1000)); err != nil {
+	if err := g.Register(all, stays, gpu(t, 0, 0x200000, 0x1000)); err != nil {
 		t.Fatal(err)
 	}
 	for i := range uint64(8) { // somewhere there would be room to change it in place
 		table := g.Table()
 		was := slices.Clone(table)
 		r := gpu(t, 0, 0x10000*(i+1), 0x1000)
-		if err := g.Register(r); err != nil {
+		if err := g.Register(all, r); err != nil {
 			t.Fatal(err)
 		}
 		added := g.Table()
@@ -237,7 +220,7 @@ func TestDefectRangeTableReadWithoutLock(t *testing.T) {
 		if !slices.Equal(table, was) || !slices.Equal(added, have) {
 			t.Fatal("the table was changed that somebody may be reading")
 		}
-		if err := g.Register(gpu(t, 0, 0x20000*(i+100), 0x1000)); err != nil {
+		if err := g.Register(all, gpu(t, 0, 0x20000*(i+100), 0x1000)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -247,7 +230,7 @@ func TestDefectRangeTableReadWithoutLock(t *testing.T) {
 		writers.Go(func() {
 			r := gpu(t, 0, uint64(0x1000*(w+1)), 0x1000)
 			for range 200 {
-				if err := g.Register(r); err != nil {
+				if err := g.Register(all, r); err != nil {
 					t.Error(err)
 				}
 				if err := g.Unregister(t.Context(), r); err != nil {
@@ -263,10 +246,10 @@ func TestDefectRangeTableReadWithoutLock(t *testing.T) {
 					return
 				default:
 				}
-				if m, err := g.Acquire(comes); err == nil {
+				if m, err := g.Acquire(comes, all.Access); err == nil {
 					m.Release()
 				}
-				m, err := g.Acquire(mem.All(stays))
+				m, err := g.Acquire(mem.All(stays), all.Access)
 				if err != nil {
 					t.Error(err)
 					return
@@ -284,20 +267,17 @@ func TestDefectRangeTableReadWithoutLock(t *testing.T) {
 func TestLookupsAllocateNothing(t *testing.T) {
 	_, nics := machine(t, soft.Options{}, registry.Options{})
 	for i := range uint64(200) {
-		if err := nics[0].Register(gpu(t, 0, 0x10000*(i+1), 0x8000)); err != nil {
+		if err := nics[0].Register(all, gpu(t, 0, 0x10000*(i+1), 0x8000)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	e := mem.All(gpu(t, 0, 0x10000*77+5, 100))
 	n := testing.AllocsPerRun(100, func() {
-		m, err := nics[0].Acquire(e)
+		m, err := nics[0].Acquire(e, all.Access)
 		if err != nil {
 			t.Fatal(err)
 		}
 		m.Release()
-		if _, err := nics[0].Resolve(0, 0x10000*77, 9); err != nil {
-			t.Fatal(err)
-		}
 	})
 	if n != 0 {
 		t.Errorf("%v allocations", n)
@@ -314,10 +294,10 @@ func TestPartialFailureRollsBack(t *testing.T) {
 	}
 }
 
-func registerAll(t *testing.T, plan *fault.Plan) (all error) {
+func registerAll(t *testing.T, plan *fault.Plan) (told error) {
 	t.Helper()
 	said := func(err error) bool {
-		all = errors.Join(all, err)
+		told = errors.Join(told, err)
 		return err != nil
 	}
 	twice := func(f func() error) {
@@ -334,7 +314,7 @@ func registerAll(t *testing.T, plan *fault.Plan) (all error) {
 	defer twice(set.Close)
 	for _, name := range []string{"soft0", "soft1"} {
 		if _, err := set.NIC(name); said(err) {
-			return all
+			return told
 		}
 	}
 	addrs, sizes := []uint64{0x1000, 0x9000, 0x4000}, []uint64{0x1000, 0x1000, 0x1000}
@@ -342,7 +322,7 @@ func registerAll(t *testing.T, plan *fault.Plan) (all error) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = registry.Register(set.NICs(), regions...)
+	err = registry.Register(set.NICs(), all, regions...)
 	for _, g := range set.NICs() {
 		want := 3
 		if err != nil {
@@ -354,13 +334,13 @@ func registerAll(t *testing.T, plan *fault.Plan) (all error) {
 	}
 	if said(err) {
 		// Nothing is in the way of another try, but what could not be deregistered.
-		if err = registry.Register(set.NICs(), regions...); err != nil {
+		if err = registry.Register(set.NICs(), all, regions...); err != nil {
 			wantErr(t, err, errdefs.ErrExists)
-			return all
+			return told
 		}
 	}
 	twice(func() error { return registry.Unregister(t.Context(), set.NICs(), regions...) })
-	return all
+	return told
 }
 
 func TestSetOpensEachNICOnce(t *testing.T) {
@@ -387,14 +367,14 @@ func TestSetOpensEachNICOnce(t *testing.T) {
 func BenchmarkAcquire(b *testing.B) {
 	_, nics := machine(b, soft.Options{}, registry.Options{})
 	for i := range uint64(160) {
-		if err := nics[0].Register(gpu(b, 0, 0x10000*(i+1), 0x8000)); err != nil {
+		if err := nics[0].Register(all, gpu(b, 0, 0x10000*(i+1), 0x8000)); err != nil {
 			b.Fatal(err)
 		}
 	}
 	e := mem.All(gpu(b, 0, 0x10000*77+5, 100))
 	b.ReportAllocs()
 	for b.Loop() {
-		m, err := nics[0].Acquire(e)
+		m, err := nics[0].Acquire(e, all.Access)
 		if err != nil {
 			b.Fatal(err)
 		}

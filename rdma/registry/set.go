@@ -24,11 +24,8 @@ type Options struct {
 	Exporter Exporter
 }
 
-// access is what every region allows. PCIe's relaxed ordering is not asked for: streams rely on writes to the same bytes
-// landing in the order of their requests.
-const access = rdma.AccessLocalWrite | rdma.AccessRemoteWrite | rdma.AccessRemoteRead
-
-// Set opens the NICs of a provider, each once. Safe for concurrent use. No method waits for another, which may be at the provider
+// Set is a trust domain: it opens NICs of a provider, each once, with one protection domain. What is registered with one set cannot
+// be reached through queue pairs of another, whatever keys a peer knows; so whoever serves several tenants has a set for each. Safe for concurrent use. No method waits for another, which may be at the provider
 // for long: what would have to wait is ErrBusy.
 type Set struct {
 	provider rdma.Provider

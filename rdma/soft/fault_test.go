@@ -55,7 +55,7 @@ func everything(t *testing.T, plan *fault.Plan, host *mem.Region) (err error) {
 		return err
 	}
 	opened = append(opened, pd)
-	mr, err := pd.RegMR(mem.All(host), access)
+	mr, err := pd.RegMR(mem.All(host), rdma.MROptions{Access: access})
 	if err != nil {
 		return err
 	}

@@ -49,17 +49,15 @@ type mr struct {
 	ctl  sync.Mutex
 }
 
-const allAccess = rdma.AccessLocalWrite | rdma.AccessRemoteWrite | rdma.AccessRemoteRead | rdma.AccessRelaxedOrdering
-
-func (p *pd) RegMR(e mem.Extent, access rdma.Access) (rdma.MR, error) {
+func (p *pd) RegMR(e mem.Extent, o rdma.MROptions) (rdma.MR, error) {
 	const call = "soft_reg_mr"
 	if e.Region != nil && e.Region.Kind() == mem.KindDevice && p.dev.nic.o.NoDeviceMemory {
 		return nil, fmt.Errorf("register %s: %w", e.Region, rdma.NewError(call, "", unix.EOPNOTSUPP, "no peer memory module: nvidia_peermem is not loaded"))
 	}
-	return p.register(call, e, access)
+	return p.register(call, e, o)
 }
 
-func (p *pd) RegDMABufMR(e mem.Extent, fd int, off int64, access rdma.Access) (rdma.MR, error) {
+func (p *pd) RegDMABufMR(e mem.Extent, fd int, off int64, o rdma.MROptions) (rdma.MR, error) {
 	const call = "soft_reg_dmabuf_mr"
 	switch {
 	case p.dev.nic.o.NoDMABuf:
@@ -72,47 +70,32 @@ func (p *pd) RegDMABufMR(e mem.Extent, fd int, off int64, access rdma.Access) (r
 	if err != nil || off > size-e.Len {
 		return nil, fmt.Errorf("register dma-buf of %s: %w", e.Region, rdma.NewError(call, fmt.Sprintf("fd=%d, offset=%d, bytes=%d", fd, off, e.Len), unix.EINVAL, fmt.Sprintf("it has %d bytes: %v", size, err)))
 	}
-	return p.register(call, e, access)
+	return p.register(call, e, o)
 }
 
-func (p *pd) register(call string, e mem.Extent, access rdma.Access) (rdma.MR, error) {
-	if err := p.checkExtent(call, e, access); err != nil {
+func (p *pd) register(call string, e mem.Extent, o rdma.MROptions) (rdma.MR, error) {
+	if err := p.checkExtent(call, e, &o); err != nil {
 		return nil, fmt.Errorf("register memory: %w", err)
 	}
 	nic := p.dev.nic
 	if err := p.dev.begin(OpRegMR, call, &nic.mrs, nic.info.MaxMR, &p.owner); err != nil {
 		return nil, fmt.Errorf("register %d bytes of the %s: %w", e.Len, e.Region, err)
 	}
-	m := &mr{pd: p, gate: newGate(), info: rdma.MRInfo{Extent: e, Addr: address(e), Access: access}}
+	m := &mr{pd: p, gate: newGate(), info: rdma.MRInfo{Extent: e, Addr: o.Addr(e), Access: o.Access}}
 	nic.keys.add(m)
 	m.open("memory region")
 	return m, nil
 }
 
-// address is where an extent lies as work requests name it.
-func address(e mem.Extent) uint64 {
-	if a := e.CPU(); a != 0 {
-		return uint64(a)
-	}
-	return uint64(e.Dev())
-}
+// address is where an extent lies as work requests name it, unless its registration has an IOVA.
+func address(e mem.Extent) uint64 { return (&rdma.MROptions{}).Addr(e) }
 
-func (p *pd) checkExtent(call string, e mem.Extent, access rdma.Access) error {
-	invalid := func(text string) error {
-		return rdma.NewError(call, fmt.Sprintf("bytes=%d, access=%s", e.Len, access), unix.EINVAL, text)
-	}
-	if err := e.Validate(); err != nil {
+func (p *pd) checkExtent(call string, e mem.Extent, o *rdma.MROptions) error {
+	if err := o.Validate(e); err != nil {
 		return err
 	}
-	switch {
-	case e.Len == 0:
-		return invalid("the extent is empty")
-	case uint64(e.Len) > p.dev.nic.info.MaxMRBytes:
-		return invalid(fmt.Sprintf("the device registers %d bytes at most", p.dev.nic.info.MaxMRBytes))
-	case access&^allAccess != 0:
-		return invalid("unknown access flags")
-	case access&rdma.AccessRemoteWrite != 0 && access&rdma.AccessLocalWrite == 0:
-		return invalid("remote write needs local write")
+	if most := p.dev.nic.info.MaxMRBytes; uint64(e.Len) > most {
+		return rdma.NewError(call, fmt.Sprintf("bytes=%d", e.Len), unix.EINVAL, fmt.Sprintf("the device registers %d bytes at most", most))
 	}
 	if err := p.dev.nic.prov.o.Mover.Reaches(e.Region); err != nil {
 		return err
@@ -172,7 +155,7 @@ func (k *keyTable) add(m *mr) {
 	}
 	k.tags[i] = (k.tags[i] + 1) % remoteTag
 	m.info.LKey = i<<8 | uint32(k.tags[i])
-	if m.info.Access&(rdma.AccessRemoteWrite|rdma.AccessRemoteRead) != 0 {
+	if m.info.Access&(rdma.AccessRemoteWrite|rdma.AccessRemoteRead|rdma.AccessRemoteAtomic) != 0 {
 		m.info.RKey = m.info.LKey | remoteTag
 	}
 	k.table[i] = m

@@ -255,7 +255,7 @@ func TestRequestsLandInOrder(t *testing.T) {
 func TestMemoryIsHeld(t *testing.T) {
 	m := newSlowMover(1)
 	r := newRig(t, soft.Options{Mover: m, DrainTimeout: 20 * time.Millisecond}, rdma.ConnectOptions{})
-	other, err := r.pd.RegMR(mem.All(region(t, 4096)), access)
+	other, err := r.pd.RegMR(mem.All(region(t, 4096)), rdma.MROptions{Access: access})
 	check(t, err)
 	info := other.Info()
 	for n := range 3 {

@@ -114,7 +114,7 @@ func TestManyDevices(t *testing.T) {
 		pd, err := s.dev.AllocPD()
 		check(t, err)
 		closing(t, pd)
-		mr, err := pd.RegMR(mem.All(host), access)
+		mr, err := pd.RegMR(mem.All(host), rdma.MROptions{Access: access})
 		check(t, err)
 		closing(t, mr)
 		s.info = mr.Info()

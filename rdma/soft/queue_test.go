@@ -99,7 +99,7 @@ func TestKeysChange(t *testing.T) {
 	r := newRig(t, soft.Options{}, rdma.ConnectOptions{})
 	seen := make(map[uint32]bool)
 	for range 100 {
-		m, err := r.pd.RegMR(mem.All(r.mem), access)
+		m, err := r.pd.RegMR(mem.All(r.mem), rdma.MROptions{Access: access})
 		check(t, err)
 		i := m.Info()
 		if seen[i.LKey] || seen[i.RKey] || i.LKey == i.RKey {
@@ -108,7 +108,7 @@ func TestKeysChange(t *testing.T) {
 		seen[i.LKey], seen[i.RKey] = true, true
 		check(t, m.Close())
 	}
-	m, err := r.pd.RegMR(mem.All(r.mem), rdma.AccessLocalWrite)
+	m, err := r.pd.RegMR(mem.All(r.mem), rdma.MROptions{Access: rdma.AccessLocalWrite})
 	check(t, err)
 	if m.Info().RKey != 0 {
 		t.Errorf("memory without remote access has remote key %#x", m.Info().RKey)
@@ -341,7 +341,7 @@ func TestLimits(t *testing.T) {
 	closing(t, s)
 	for what, call := range map[string]func() error{
 		"queue pair":           func() error { _, err := r.pd.CreateQP(rdma.QPOptions{SendCQ: r.cq, RecvCQ: r.cq}); return err },
-		"memory region":        func() error { _, err := r.pd.RegMR(mem.All(r.mem), access); return err },
+		"memory region":        func() error { _, err := r.pd.RegMR(mem.All(r.mem), rdma.MROptions{Access: access}); return err },
 		"completion queue":     func() error { _, err := r.dev.CreateCQ(rdma.CQOptions{Entries: 1}); return err },
 		"protection domain":    func() error { _, err := r.dev.AllocPD(); return err },
 		"shared receive queue": func() error { _, err := r.pd.CreateSRQ(rdma.SRQCaps{MaxWR: 1}); return err },
@@ -351,7 +351,7 @@ func TestLimits(t *testing.T) {
 		}
 	}
 	check(t, r.mr.Close())
-	m, err := r.pd.RegMR(mem.All(r.mem), access)
+	m, err := r.pd.RegMR(mem.All(r.mem), rdma.MROptions{Access: access})
 	check(t, err)
 	check(t, m.Close())
 }
@@ -369,9 +369,9 @@ func TestDeviceMemory(t *testing.T) {
 		var m rdma.MR
 		var err error
 		if dmabuf {
-			m, err = r.pd.RegDMABufMR(mem.All(gpu), file, off, access)
+			m, err = r.pd.RegDMABufMR(mem.All(gpu), file, off, rdma.MROptions{Access: access})
 		} else {
-			m, err = r.pd.RegMR(mem.All(gpu), access)
+			m, err = r.pd.RegMR(mem.All(gpu), rdma.MROptions{Access: access})
 		}
 		if err != nil {
 			return err
@@ -430,7 +430,7 @@ func TestDeviceOpenTwice(t *testing.T) {
 	check(t, r.qp.Modify(rdma.QPAttr{State: rdma.QPSReset}))
 	check(t, rdma.Connect(r.dev, r.qp, rdma.ConnectOptions{}, there))
 	check(t, rdma.Connect(d, q, rdma.ConnectOptions{}, here))
-	m, err := pd.RegMR(mem.All(r.mem), access)
+	m, err := pd.RegMR(mem.All(r.mem), rdma.MROptions{Access: access})
 	check(t, err)
 	closing(t, m)
 	w := rdma.SendWR{Opcode: rdma.WRRDMAWrite, Flags: rdma.SendSignaled, RKey: r.info.RKey, RemoteAddr: r.info.Addr, SGEs: []rdma.SGE{{Addr: m.Info().Addr + 4096, Length: 4096, LKey: m.Info().LKey}}}

@@ -48,7 +48,7 @@ func newRig(t *testing.T, o soft.Options, c rdma.ConnectOptions) *rig {
 	r.pd, err = d.AllocPD()
 	check(t, err)
 	closing(t, r.pd)
-	r.mr, err = r.pd.RegMR(mem.All(r.mem), access)
+	r.mr, err = r.pd.RegMR(mem.All(r.mem), rdma.MROptions{Access: access})
 	check(t, err)
 	closing(t, r.mr)
 	r.info = r.mr.Info()

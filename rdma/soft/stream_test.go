@@ -59,12 +59,12 @@ func newGPURig(t *testing.T, faults *fault.Plan) *gpuRig {
 		region *mem.Region
 		info   *rdma.MRInfo
 	}{{r.host, &r.near}, {gpu, &r.away}} {
-		mr, err := pd.RegMR(mem.All(b.region), access)
+		mr, err := pd.RegMR(mem.All(b.region), rdma.MROptions{Access: access})
 		check(t, err)
 		closing(t, mr)
 		*b.info = mr.Info()
 	}
-	if _, err := pd.RegMR(mem.All(region(t, 4096)), access); !errors.Is(err, errdefs.ErrNotSupported) {
+	if _, err := pd.RegMR(mem.All(region(t, 4096)), rdma.MROptions{Access: access}); !errors.Is(err, errdefs.ErrNotSupported) {
 		t.Errorf("memory that the GPU does not reach: %v", err)
 	}
 	r.cq, err = d.CreateCQ(rdma.CQOptions{Entries: 2 * gpuPieces})

@@ -10,6 +10,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/fault"
 	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/rdma"
 	"github.com/kvlane/kvlane/rdma/registry"
 	"github.com/kvlane/kvlane/rdma/soft"
 	"github.com/kvlane/kvlane/stream"
@@ -135,7 +136,7 @@ func (g *nicRig) carrier(o nic.Options) *streamcopy.Carrier {
 		Open: func() (stream.Stream, error) { return nic.Open(o) },
 		Reaches: func(r *mem.Region) bool {
 			for _, n := range g.nics {
-				if !n.Covers(mem.All(r)) {
+				if !n.Covers(mem.All(r), nic.Access) {
 					return false
 				}
 			}
@@ -159,7 +160,7 @@ func (g *nicRig) memory(m streamtest.Memory) streamtest.Memory {
 // register registers r until the test ends.
 func (g *nicRig) register(tb testing.TB, r *mem.Region) {
 	tb.Helper()
-	if err := registry.Register(g.nics, r); err != nil {
+	if err := registry.Register(g.nics, rdma.MROptions{Access: nic.Access}, r); err != nil {
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() {

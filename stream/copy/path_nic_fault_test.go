@@ -14,6 +14,7 @@ import (
 	"github.com/kvlane/kvlane/internal/fault"
 	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/rdma"
 	"github.com/kvlane/kvlane/rdma/registry"
 	"github.com/kvlane/kvlane/rdma/soft"
 	"github.com/kvlane/kvlane/stream"
@@ -268,7 +269,7 @@ func useNIC(t *testing.T, plan *fault.Plan, forced bool) (all error) {
 		}()
 	}
 	defer twice(func() error { return registry.Unregister(deadline(t), g.nics, regions[:]...) })
-	if said(registry.Register(g.nics, regions[:]...)) {
+	if said(registry.Register(g.nics, rdma.MROptions{Access: nic.Access}, regions[:]...)) {
 		return all
 	}
 	o := streamcopy.Options{Planner: &chooser{least: 2 * 8, other: stream.PathCopyEngine}, NIC: g.carrier(nic.Options{SendDepth: 8})}

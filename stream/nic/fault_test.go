@@ -12,6 +12,7 @@ import (
 	"github.com/kvlane/kvlane/internal/fault"
 	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/rdma"
 	"github.com/kvlane/kvlane/rdma/registry"
 	"github.com/kvlane/kvlane/rdma/soft"
 	"github.com/kvlane/kvlane/stream/nic"
@@ -108,7 +109,7 @@ func useAll(t *testing.T, plan *fault.Plan) (all error) {
 		}()
 	}
 	defer twice(func() error { return registry.Unregister(deadline(t), nics, regions[:]...) })
-	if said(registry.Register(nics, regions[:]...)) {
+	if said(registry.Register(nics, rdma.MROptions{Access: nic.Access}, regions[:]...)) {
 		return all
 	}
 	s, err := nic.Open(o)

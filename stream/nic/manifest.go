@@ -90,7 +90,7 @@ func (s *Stream) add(m *manifest, r *mem.Region) (int32, error) {
 	}
 	e := mem.All(r)
 	for n, l := range s.rails {
-		h, err := l.reg.Acquire(e)
+		h, err := l.reg.Acquire(e, Access)
 		if errors.Is(err, errdefs.ErrNotFound) && s.opts.RegisterOnUse {
 			h, err = l.registerAndAcquire(e)
 		}
@@ -127,10 +127,10 @@ func (m *manifest) reindex() {
 
 // registerAndAcquire is Acquire for memory that was not registered. Another stream may be faster.
 func (l *rail) registerAndAcquire(e mem.Extent) (*registry.Memory, error) {
-	if err := l.reg.Register(e.Region); err != nil && !errors.Is(err, errdefs.ErrExists) {
+	if err := l.reg.Register(rdma.MROptions{Access: Access}, e.Region); err != nil && !errors.Is(err, errdefs.ErrExists) {
 		return nil, err
 	}
-	return l.reg.Acquire(e)
+	return l.reg.Acquire(e, Access)
 }
 
 // classes is a set of sorts of memory: the host's, and each device's.

@@ -21,6 +21,10 @@ const (
 	DefaultTimeout      = 30 * time.Second
 )
 
+// Access is what memory has to be registered for: the same is the local side of one copy and the remote side of another. PCIe's
+// relaxed ordering is not asked for: streams rely on writes to the same bytes landing in the order of their requests.
+const Access = rdma.AccessLocalWrite | rdma.AccessRemoteWrite | rdma.AccessRemoteRead
+
 // NIC is a NIC that a stream uses.
 type NIC struct {
 	// Registry is the open NIC with its registered memory. The stream does not own it.

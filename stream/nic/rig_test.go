@@ -187,7 +187,7 @@ func (g *rig) memory(m streamtest.Memory) streamtest.Memory {
 // register registers r until the test ends.
 func (g *rig) register(tb testing.TB, r *mem.Region) {
 	tb.Helper()
-	if err := registry.Register(g.nics, r); err != nil {
+	if err := registry.Register(g.nics, rdma.MROptions{Access: nic.Access}, r); err != nil {
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() {

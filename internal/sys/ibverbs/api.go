@@ -26,7 +26,7 @@ type API struct {
 	// Protection domains and memory regions.
 	AllocPD     func(c Context) (PD, syscall.Errno)
 	DeallocPD   func(p PD) syscall.Errno
-	RegMR       func(p PD, addr, bytes uint64, access uint32) (Registration, syscall.Errno)
+	RegMR       func(p PD, addr, bytes, iova uint64, access uint32) (Registration, syscall.Errno)
 	RegDMABufMR func(p PD, off, bytes, iova uint64, fd int, access uint32) (Registration, syscall.Errno) // nil where missing
 	DeregMR     func(m MR) syscall.Errno
 

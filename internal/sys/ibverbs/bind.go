@@ -89,8 +89,8 @@ func (s *symbols) bindMemory(a *API) {
 
 	// This variant, and not ibv_reg_mr, ignores access flags that are optional and that a device does not have.
 	reg, dereg := s.need("ibv_reg_mr_iova2"), s.need("ibv_dereg_mr")
-	a.RegMR = func(p PD, addr, bytes uint64, access uint32) (Registration, syscall.Errno) {
-		return s.register(reg, uintptr(p), uintptr(addr), uintptr(bytes), uintptr(addr), uintptr(access))
+	a.RegMR = func(p PD, addr, bytes, iova uint64, access uint32) (Registration, syscall.Errno) {
+		return s.register(reg, uintptr(p), uintptr(addr), uintptr(bytes), uintptr(iova), uintptr(access))
 	}
 	a.DeregMR = func(m MR) syscall.Errno { return s.do(dereg, uintptr(m)) }
 	if dmabuf := s.optional("ibv_reg_dmabuf_mr"); dmabuf != 0 {

@@ -205,8 +205,8 @@ func TestCallsReachTheLibrary(t *testing.T) {
 		{"ibv_ack_async_event *", 0, func() syscall.Errno { f.AckAsyncEvent(AsyncEvent{}); return 0 }},
 		{"ibv_alloc_pd 5", 7, func() syscall.Errno { _, e := f.AllocPD(5); return e }},
 		{"ibv_dealloc_pd 5", 0, func() syscall.Errno { return f.DeallocPD(5) }},
-		{"ibv_reg_mr_iova2 5 6 7 6 8", uint64(object), func() syscall.Errno {
-			r, e := f.RegMR(5, 6, 7, 8)
+		{"ibv_reg_mr_iova2 5 6 7 9 8", uint64(object), func() syscall.Errno {
+			r, e := f.RegMR(5, 6, 7, 9, 8)
 			if r.LKey != 0x36 || r.RKey != 0x40 {
 				t.Errorf("keys %+v", r)
 			}

@@ -252,7 +252,9 @@ func (n *NICs) Stats() []stream.NICStats {
 }
 
 // Register registers memory with all of the NICs: all of the regions or none. ErrExists for a region that overlaps a registered one.
-func (n *NICs) Register(regions ...*mem.Region) error { return registry.Register(n.open, rdma.MROptions{Access: nic.Access}, regions...) }
+func (n *NICs) Register(regions ...*mem.Region) error {
+	return registry.Register(n.open, rdma.MROptions{Access: nic.Access}, regions...)
+}
 
 // Unregister takes back Register. The memory may be freed once it has returned nil; ErrBusy, with the context's cause, if transfers
 // are under way there until ctx ends. Regions that are not registered are no error.

@@ -32,32 +32,29 @@ func (p *pair) bandwidth(ctx context.Context, op Op, size int64, iterations int)
 		credit = rxDepth
 	}
 	trains := make([]train, 0, iterations/postList+1)
-	posted, completed := 0, 0 // messages
+	posted := 0 // messages
 	for done := 0; done < len(trains) || posted < iterations; {
 		for posted < iterations {
 			n := min(postList, iterations-posted)
-			if posted-completed+n > txDepth || op == Send && n > credit {
+			if int(p.near.Outstanding())+n > txDepth || op == Send && n > credit {
 				break
 			}
 			chain := wrs[:n]
-			chain[n-1].Flags = rdma.SendSignaled
+			chain[n-1].Flags = rdma.SendSignaled // the last chain may be a shorter one
 			trains = append(trains, train{posted: time.Now(), end: posted + n})
-			_, err := p.near.qp.PostSend(chain)
-			chain[n-1].Flags = 0
-			if err != nil {
+			if _, err := p.near.Post(chain); err != nil {
 				return nil, err
 			}
 			posted += n
 			credit -= n
 		}
-		wcs, err := p.near.poll.wait(ctx, p.near.sendCQ)
+		wcs, err := p.near.completed(ctx)
 		if err != nil {
-			return nil, fmt.Errorf("wait for %d messages: %w", posted-completed, err)
+			return nil, fmt.Errorf("wait for %d messages: %w", p.near.Outstanding(), err)
 		}
 		now := time.Now()
 		for range wcs {
 			trains[done].completed = now
-			completed = trains[done].end
 			done++
 		}
 		if op == Send {
@@ -74,7 +71,7 @@ func (p *pair) bandwidth(ctx context.Context, op Op, size int64, iterations int)
 // received posts a receive in place of each that has completed, and returns how many those are.
 func (e *end) received() (total int, err error) {
 	for {
-		n, err := e.recvCQ.Poll(e.poll.wcs)
+		n, err := e.channel.Receives().Poll(e.poll.wcs)
 		if err != nil || n == 0 {
 			return total, err
 		}

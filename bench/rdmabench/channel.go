@@ -9,6 +9,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/rdma"
+	"github.com/kvlane/kvlane/rdma/channel"
 	"github.com/kvlane/kvlane/rdma/registry"
 	"github.com/kvlane/kvlane/stream"
 )
@@ -33,21 +34,17 @@ type ChannelOptions struct {
 // extent to a device, or within one sort of memory, and a read for each to the host. What is copied at once must not overlap.
 // It implements bench.Channel. For one goroutine at a time.
 type Channel struct {
+	*channel.Pair
+	channel      *channel.Channel
 	reg          *registry.Registry
-	soft         bool
 	requestBytes int64
-	depth        int
-	cq           rdma.CQ
-	qp           rdma.QP
 	poll         poller
 
 	memory map[*mem.Region]*handle // held until Close
 	recent [2]*handle              // of the last copy's destination and source
 
-	wrs    []rdma.SendWR // the chain that is built
-	sges   []rdma.SGE
-	posted uint64 // requests so far, and completed of them
-	done   uint64
+	wrs  []rdma.SendWR // the chain that is built
+	sges []rdma.SGE
 }
 
 // handle is a region as requests name it.
@@ -63,13 +60,11 @@ func OpenChannel(o ChannelOptions) (_ *Channel, err error) {
 	if o.Registry == nil || o.Depth < 0 {
 		return nil, fmt.Errorf("open NIC channel of %d requests: it needs a NIC: %w", o.Depth, errdefs.ErrInvalid)
 	}
-	dev := o.Registry.Device()
-	info := dev.Info()
 	if o.Depth == 0 {
 		o.Depth = defaultDepth
 	}
 	c := &Channel{
-		reg: o.Registry, soft: info.Provider == softProvider, depth: min(o.Depth, info.MaxQPWR, info.MaxCQE),
+		reg:    o.Registry,
 		memory: make(map[*mem.Region]*handle), recent: [2]*handle{{}, {}}, poll: newPoller(chainLength),
 	}
 	defer func() {
@@ -77,25 +72,15 @@ func OpenChannel(o ChannelOptions) (_ *Channel, err error) {
 			err = errors.Join(fmt.Errorf("open NIC channel: %w", err), c.Close(context.Background()))
 		}
 	}()
-	port, err := dev.QueryPort(max(o.Connect.Port, 1))
-	if err != nil {
+	if c.channel, err = channel.Open(channel.Options{NIC: o.Registry, Connect: o.Connect, Depth: o.Depth}); err != nil {
 		return nil, err
 	}
-	c.requestBytes = min(defaultRequestBytes, int64(port.MaxMessageBytes))
-	if c.requestBytes == 0 {
-		return nil, fmt.Errorf("port %d carries messages of no bytes: %w", port.Number, errdefs.ErrBroken)
-	}
-	if c.cq, err = dev.CreateCQ(rdma.CQOptions{Entries: c.depth}); err != nil {
+	c.Pair = c.channel.Pairs()[0]
+	if err := c.Connect(c.Endpoint()); err != nil {
 		return nil, err
 	}
-	caps := rdma.QPCaps{MaxSendWR: c.depth, MaxSendSGE: 1}
-	if c.qp, err = o.Registry.PD().CreateQP(rdma.QPOptions{SendCQ: c.cq, RecvCQ: c.cq, Caps: caps}); err != nil {
-		return nil, err
-	}
-	if err := rdma.Loopback(dev, c.qp, o.Connect); err != nil {
-		return nil, err
-	}
-	n := min(chainLength, c.depth)
+	c.requestBytes = min(defaultRequestBytes, c.channel.MessageBytes())
+	n := min(chainLength, c.channel.Depth())
 	c.wrs, c.sges = make([]rdma.SendWR, 0, n), make([]rdma.SGE, n)
 	return c, nil
 }
@@ -105,7 +90,7 @@ const softProvider = "soft"
 
 // Path returns stream.PathNIC, or stream.PathNICSoft for a NIC in software.
 func (c *Channel) Path() stream.Path {
-	if c.soft {
+	if c.reg.Device().Info().Provider == softProvider {
 		return stream.PathNICSoft
 	}
 	return stream.PathNIC
@@ -130,7 +115,7 @@ func (c *Channel) Move(ctx context.Context, batches []mem.Batch) (posted time.Ti
 		return time.Now(), err
 	}
 	posted = time.Now()
-	for c.done < c.posted {
+	for c.Outstanding() > 0 {
 		if err := c.complete(ctx); err != nil {
 			return posted, err
 		}
@@ -195,47 +180,41 @@ func (c *Channel) post(ctx context.Context) error {
 	if n == 0 {
 		return nil
 	}
-	for c.posted-c.done+uint64(n) > uint64(c.depth) {
+	for int(c.Outstanding())+n > c.channel.Depth() {
 		if err := c.complete(ctx); err != nil {
 			return err
 		}
 	}
-	last := &c.wrs[n-1]
-	last.Flags, last.WRID = rdma.SendSignaled, c.posted+uint64(n)
-	accepted, err := c.qp.PostSend(c.wrs)
-	c.posted += uint64(accepted)
+	c.wrs[n-1].Flags = rdma.SendSignaled
+	_, err := c.Post(c.wrs)
 	c.wrs = c.wrs[:0]
 	return err
 }
 
 // complete waits for completions, of one chain at least.
 func (c *Channel) complete(ctx context.Context) error {
-	wcs, err := c.poll.wait(ctx, c.cq)
+	wcs, err := c.poll.wait(ctx, c.channel.CQ())
 	if err != nil {
-		return fmt.Errorf("wait for %d requests: %w", c.posted-c.done, err)
+		return fmt.Errorf("wait for %d requests: %w", c.Outstanding(), err)
 	}
-	c.done = wcs[len(wcs)-1].WRID
+	for i := range wcs {
+		c.channel.Completed(&wcs[i])
+	}
 	return nil
 }
 
 // Close frees the channel, when its queue pair touches no memory any more. It may be called again after a failure.
 func (c *Channel) Close(context.Context) error {
-	if c.qp != nil {
-		if err := c.qp.Close(); err != nil {
+	if c.channel != nil {
+		if err := c.channel.Close(); err != nil {
 			return fmt.Errorf("close NIC channel: %w", err)
 		}
-		c.qp = nil
+		c.channel = nil
 	}
 	for r, h := range c.memory {
 		h.memory.Release()
 		delete(c.memory, r)
 	}
 	c.recent = [2]*handle{{}, {}}
-	if c.cq != nil {
-		if err := c.cq.Close(); err != nil {
-			return fmt.Errorf("close NIC channel: %w", err)
-		}
-		c.cq = nil
-	}
 	return nil
 }

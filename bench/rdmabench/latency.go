@@ -48,22 +48,19 @@ func (p *pair) message(from, to *end, op Op, size int64) []rdma.SendWR {
 
 // pass posts a message and waits until the other end has received it.
 func (e *end) pass(ctx context.Context, to *end, message []rdma.SendWR) error {
-	if e.posted-e.done == txDepth {
-		wcs, err := e.poll.wait(ctx, e.sendCQ)
-		if err != nil {
-			return fmt.Errorf("wait for %d messages: %w", e.posted-e.done, err)
+	if e.Outstanding() == txDepth {
+		if _, err := e.completed(ctx); err != nil {
+			return fmt.Errorf("wait for %d messages: %w", e.Outstanding(), err)
 		}
-		e.done = wcs[len(wcs)-1].WRID
 	}
-	e.posted++
-	message[0].WRID, message[0].Flags = e.posted, 0
-	if e.posted%signaled == 0 {
+	message[0].Flags = 0
+	if (e.Posted()+1)%signaled == 0 {
 		message[0].Flags = rdma.SendSignaled
 	}
-	if _, err := e.qp.PostSend(message); err != nil {
+	if _, err := e.Post(message); err != nil {
 		return err
 	}
-	wcs, err := to.poll.wait(ctx, to.recvCQ)
+	wcs, err := to.poll.wait(ctx, to.channel.Receives())
 	if err != nil {
 		return fmt.Errorf("wait for a message: %w", err)
 	}
@@ -73,13 +70,13 @@ func (e *end) pass(ctx context.Context, to *end, message []rdma.SendWR) error {
 // failed takes what has completed of the messages of e, and returns how the first of them failed: the other end waits in vain
 // for such a one.
 func (e *end) failed() error {
-	n, err := e.sendCQ.Poll(e.poll.wcs)
+	n, err := e.channel.CQ().Poll(e.poll.wcs)
 	for i := range e.poll.wcs[:n] {
 		wc := &e.poll.wcs[i]
 		if err := wc.Err(); err != nil {
 			return err
 		}
-		e.done = wc.WRID
+		e.channel.Completed(wc)
 	}
 	return err
 }

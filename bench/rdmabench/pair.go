@@ -8,62 +8,56 @@ import (
 
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/rdma"
+	"github.com/kvlane/kvlane/rdma/channel"
 	"github.com/kvlane/kvlane/rdma/registry"
 )
 
-// end is a queue pair with completion queues of its own and the memory of its side.
+// end is a connected queue pair and the memory of its side.
 type end struct {
-	sendCQ, recvCQ rdma.CQ
-	qp             rdma.QP
-	memory         *registry.Memory
-	base           uint64 // address of the memory's first byte
-	info           rdma.MRInfo
-	posted, done   uint64 // of single messages, and those known to have completed
-	receives       []rdma.RecvWR
-	poll           poller
+	*channel.Pair
+	channel  *channel.Channel
+	memory   *registry.Memory
+	base     uint64 // address of the memory's first byte
+	info     rdma.MRInfo
+	receives []rdma.RecvWR
+	poll     poller
 }
 
 // open makes the queues. What it has made stays for close.
-func (e *end) open(nic *registry.Registry, r *mem.Region) (err error) {
-	if e.memory, err = nic.Acquire(mem.All(r), access); err != nil {
+func (e *end) open(o *Options, r *mem.Region) (err error) {
+	if e.memory, err = o.NIC.Acquire(mem.All(r), access); err != nil {
 		return err
 	}
 	e.base, e.info, e.poll = e.memory.Addr(mem.All(r)), e.memory.Info(), newPoller(postList)
-	dev := nic.Device()
-	if e.sendCQ, err = dev.CreateCQ(rdma.CQOptions{Entries: txDepth}); err != nil {
+	if e.channel, err = channel.Open(channel.Options{NIC: o.NIC, Connect: o.Connect, Depth: txDepth, Receives: rxDepth}); err != nil {
 		return err
 	}
-	if e.recvCQ, err = dev.CreateCQ(rdma.CQOptions{Entries: rxDepth}); err != nil {
-		return err
-	}
-	e.qp, err = nic.PD().CreateQP(rdma.QPOptions{
-		SendCQ: e.sendCQ, RecvCQ: e.recvCQ, Caps: rdma.QPCaps{MaxSendWR: txDepth, MaxRecvWR: rxDepth, MaxSendSGE: 1, MaxRecvSGE: 1},
-	})
-	return err
+	e.Pair = e.channel.Pairs()[0]
+	return nil
 }
 
 // close closes what is open, and may be called again after a failure.
 func (e *end) close() error {
-	if e.qp != nil {
-		if err := e.qp.Close(); err != nil {
+	if e.channel != nil {
+		if err := e.channel.Close(); err != nil {
 			return err
 		}
-		e.qp = nil
-	}
-	for _, q := range []*rdma.CQ{&e.sendCQ, &e.recvCQ} {
-		if *q == nil {
-			continue
-		}
-		if err := (*q).Close(); err != nil {
-			return err
-		}
-		*q = nil
+		e.channel = nil
 	}
 	if e.memory != nil {
 		e.memory.Release()
 		e.memory = nil
 	}
 	return nil
+}
+
+// completed waits for requests to complete.
+func (e *end) completed(ctx context.Context) ([]rdma.WC, error) {
+	wcs, err := e.poll.wait(ctx, e.channel.CQ())
+	for i := range wcs {
+		e.channel.Completed(&wcs[i])
+	}
+	return wcs, err
 }
 
 // sge names n bytes from byte off.
@@ -82,7 +76,7 @@ func (e *end) expect(size int64) error {
 
 // expectMore posts n of them again.
 func (e *end) expectMore(n int) error {
-	_, err := e.qp.PostRecv(e.receives[:n])
+	_, err := e.QP().PostRecv(e.receives[:n])
 	return err
 }
 
@@ -97,23 +91,16 @@ func openPair(o *Options) (_ *pair, err error) {
 			err = errors.Join(err, p.close())
 		}
 	}()
-	if err := p.near.open(o.NIC, o.Local); err != nil {
+	if err := p.near.open(o, o.Local); err != nil {
 		return nil, err
 	}
-	if err := p.far.open(o.NIC, o.Remote); err != nil {
+	if err := p.far.open(o, o.Remote); err != nil {
 		return nil, err
 	}
-	dev := o.NIC.Device()
-	for _, c := range [][2]*end{{&p.near, &p.far}, {&p.far, &p.near}} {
-		to, err := rdma.LocalEndpoint(dev, c[1].qp, o.Connect)
-		if err != nil {
-			return nil, err
-		}
-		if err := rdma.Connect(dev, c[0].qp, o.Connect, to); err != nil {
-			return nil, err
-		}
+	if err := p.near.Connect(p.far.Endpoint()); err != nil {
+		return nil, err
 	}
-	return p, nil
+	return p, p.far.Connect(p.near.Endpoint())
 }
 
 func (p *pair) close() error {
@@ -140,10 +127,10 @@ func (p *pair) repeat(ctx context.Context, op Op, off, n int64, times int, each 
 	w[0].Flags = rdma.SendSignaled
 	for range times {
 		start := time.Now()
-		if _, err := p.near.qp.PostSend(w); err != nil {
+		if _, err := p.near.Post(w); err != nil {
 			return err
 		}
-		if _, err := p.near.poll.wait(ctx, p.near.sendCQ); err != nil {
+		if _, err := p.near.completed(ctx); err != nil {
 			return fmt.Errorf("wait for one %s: %w", op, err)
 		}
 		if each != nil {

@@ -41,7 +41,7 @@ var mayImport = map[string]string{
 	"device/cuda/kernels":  "errdefs mem device",
 	"device/cuda/cudatest": onDevice + " device/cuda internal/testkit",
 	"stream/copy":          onDevice + " stream stream/copy/plan internal/sys/hostmem internal/sys/nap",
-	"stream/nic":           onDevice + " stream rdma rdma/registry rdma/topology",
+	"stream/nic":           onDevice + " stream rdma rdma/channel rdma/registry",
 	"rdma/soft":            onMem + " rdma stream internal/leak internal/fault internal/sys/hostmem",
 	"rdma/ibv":             onMem + " rdma internal/leak internal/sys/",
 	"tier/cache":           onTier + " tier internal/leak",
@@ -57,8 +57,9 @@ var mayImport = map[string]string{
 	"stream/copy/calibrate": onDevice + " stream stream/copy stream/copy/plan stream/copy/measure",
 	"stream/copy/measure":   onDevice + " stream",
 
-	// One NIC's memory, shared by the streams over it; where NICs lie.
+	// One NIC's memory, shared by the streams over it; its connected queue pairs; where NICs lie.
 	"rdma/registry": onMem + " rdma internal/leak",
+	"rdma/channel":  "errdefs rdma rdma/registry rdma/topology",
 	"rdma/topology": onMem + " device rdma",
 
 	// What is built on the interfaces.
@@ -72,7 +73,7 @@ var mayImport = map[string]string{
 	"bench/request":         anyPlain + " store bench replay/kvcache stream/copy/measure",
 	"bench/chart":           anyPlain + " bench bench/request",
 	"internal/target":       anyPlain + " bench",
-	"bench/rdmabench":       onDevice + " stream rdma rdma/registry",
+	"bench/rdmabench":       onDevice + " stream rdma rdma/channel rdma/registry",
 	"bench/matmul":          onDevice + " internal/sys/cublaslt",
 	"telemetry":             anyPlain + " store stream/copy/plan",
 	"telemetry/metricsdoc":  "telemetry",

@@ -51,14 +51,14 @@ var mutants = []mutant{
 		},
 	}},
 	{"stream/nic", "TestDefectContextDomainAndRegistrationPerStream", []edit{{
-		"stream/nic/rail.go",
-		"		q.qp, err = l.reg.PD().CreateQP(",
-		"		pd, err := dev.AllocPD()\n		if err != nil {\n			return err\n		}\n		q.qp, err = pd.CreateQP(",
+		"rdma/channel/channel.go",
+		"		if p.qp, err = c.nic.PD().CreateQP(",
+		"		pd, err := dev.AllocPD()\n		if err != nil {\n			return err\n		}\n		if p.qp, err = pd.CreateQP(",
 	}}},
 	{"stream/nic", "TestDefectPortGIDAndMTUHardCoded", []edit{{
-		"stream/nic/rail.go",
-		"connect.Port, connect.GIDIndex, connect.MTU = port.Number, port.GIDIndex, port.MTU",
-		"_, connect.Port, connect.GIDIndex, connect.MTU = port, 1, 0, rdma.MTU4096",
+		"rdma/channel/channel.go",
+		"c.connect.Port, c.connect.GIDIndex, c.connect.MTU = port.Number, port.GIDIndex, port.MTU",
+		"_, c.connect.Port, c.connect.GIDIndex, c.connect.MTU = port, 1, 0, rdma.MTU4096",
 	}}},
 	{"stream/nic", "TestDefectOneReadOutstanding", []edit{{
 		"rdma/connect.go",
@@ -67,12 +67,12 @@ var mutants = []mutant{
 	}}},
 	{"stream/nic", "TestDefectSignalAndDoorbellPerCopy", []edit{{
 		"stream/nic/pair.go",
-		"		n := min(q.built-q.posted, q.mask+1-from)\n",
+		"		n := min(q.built-q.Posted(), q.mask+1-from)\n",
 		"		n := uint64(1)\n",
 	}}},
 	{"stream/nic", "TestDefectNoSplitAtMaxMessage", []edit{{
 		"stream/nic/rail.go",
-		"min(s.opts.RequestBytes, int64(port.MaxMessageBytes))",
+		"min(s.opts.RequestBytes, l.MessageBytes())",
 		"s.opts.RequestBytes",
 	}}},
 	{"stream/nic", "TestDefectStatusAndVendorErrorDropped", []edit{{

@@ -32,7 +32,7 @@ const fewCopies = 8
 
 // mayReverse reports whether copies that travel by o may be reversed.
 func (s *Stream) mayReverse(o rdma.WROpcode) bool {
-	return len(s.pairs) == 1 && s.rails[0].maxSGE(reversed(o)) > 1
+	return len(s.pairs) == 1 && s.rails[0].MaxSGE(reversed(o)) > 1
 }
 
 // worthReversing reports whether to reverse n copies, of which so many begin where the one before ends on the local side, and on

@@ -21,14 +21,14 @@ func (s *Stream) reap() bool {
 }
 
 func (s *Stream) reapRail(l *rail) bool {
-	n, err := l.cq.Poll(l.wcs)
+	n, err := l.CQ().Poll(l.wcs)
 	if err != nil {
 		l.deaf = true
 		s.breakDown(fmt.Errorf("NIC %s: %w", l.reg.Name(), err))
 		return true
 	}
 	for i := range l.wcs[:n] {
-		s.completed(&l.wcs[i])
+		s.completed(l, &l.wcs[i])
 	}
 	if n > 0 {
 		s.heard = time.Now()
@@ -36,27 +36,19 @@ func (s *Stream) reapRail(l *rail) bool {
 	return n > 0
 }
 
-// completed takes in one completion.
-func (s *Stream) completed(wc *rdma.WC) {
-	index := wc.WRID >> seqBits
-	if index >= uint64(len(s.pairs)) {
-		return // nobody's: no request of this stream has such a number
-	}
-	q := s.pairs[index]
-	seq := q.done&^seqMask | wc.WRID&seqMask
-	if seq < q.done {
-		seq += seqMask + 1
-	}
-	before := q.outstanding()
-	if seq-q.done >= before {
+// completed takes in one completion of l.
+func (s *Stream) completed(l *rail, wc *rdma.WC) {
+	index, seq, over := l.Completed(wc)
+	if over == 0 {
 		return
 	}
+	q := l.pairs[index]
 	if wc.Status != rdma.WCSuccess {
 		q.complete(seq) // those before it went well
 		s.fail(q, seq, wc)
 	}
 	q.complete(seq + 1)
-	s.outstanding -= before - q.outstanding()
+	s.outstanding -= over
 }
 
 // settle resolves batches that have ended, from the oldest on, and reports whether there were any.

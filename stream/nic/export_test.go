@@ -1,6 +1,7 @@
 package nic
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/kvlane/kvlane/mem"
@@ -16,7 +17,7 @@ func (s *Stream) QueuePairs(tb testing.TB) []rdma.QPInfo {
 	tb.Helper()
 	var infos []rdma.QPInfo
 	for _, q := range s.pairs {
-		info, err := q.qp.Query()
+		info, err := q.QP().Query()
 		if err != nil {
 			tb.Fatal(err)
 		}
@@ -26,12 +27,12 @@ func (s *Stream) QueuePairs(tb testing.TB) []rdma.QPInfo {
 }
 
 // PairNumber returns the number of a queue pair.
-func (s *Stream) PairNumber(index int) uint32 { return s.pairs[index].qp.Num() }
+func (s *Stream) PairNumber(index int) uint32 { return s.pairs[index].QP().Num() }
 
 // PairOf returns the index of the queue pair that writes to an address.
 func (s *Stream) PairOf(addr uint64) int {
 	q, _ := s.route(addr, 1)
-	return int(q.index)
+	return slices.Index(s.pairs, q)
 }
 
 // Posted returns how many requests were posted, how many of them ask for a completion, and the most scatter-gather entries
@@ -41,10 +42,10 @@ func (s *Stream) Posted(tb testing.TB) (requests, signaled, sges int, bytes int6
 	s.turn <- struct{}{}
 	defer func() { <-s.turn }()
 	for _, q := range s.pairs {
-		if q.posted > q.mask+1 {
+		if q.Posted() > q.mask+1 {
 			tb.Fatal("the queue has gone around")
 		}
-		for i := range q.posted {
+		for i := range q.Posted() {
 			w := &q.wrs[i]
 			requests++
 			if w.Flags&rdma.SendSignaled != 0 {
@@ -77,7 +78,7 @@ func (s *Stream) SubmitSpoiled(tb testing.TB, b *mem.Batch) *stream.Ticket {
 func (s *Stream) FailPairs(tb testing.TB) {
 	tb.Helper()
 	for _, q := range s.pairs {
-		if err := q.qp.Modify(rdma.QPAttr{State: rdma.QPSErr}); err != nil {
+		if err := q.QP().Modify(rdma.QPAttr{State: rdma.QPSErr}); err != nil {
 			tb.Fatal(err)
 		}
 	}

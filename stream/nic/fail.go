@@ -9,12 +9,10 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// fail notes the failure of the request at seq. A flush is the consequence of another failure, which came before.
+// fail notes the failure of the request at seq, of q's oldest chain. A flush is the consequence of another failure, which came
+// before.
 func (s *Stream) fail(q *pair, seq uint64, wc *rdma.WC) {
-	o := q.owner(seq)
-	if o == nil {
-		return
-	}
+	o := q.chains.peek().op
 	flush := wc.Status == rdma.WCWRFlushErr
 	if flush {
 		q.rail.counters.flushed.Add(1)
@@ -143,8 +141,7 @@ func (s *Stream) heedAlarm() {
 const flushTime = 100 * time.Millisecond
 
 // stopLost ends what is outstanding on a stream that has given up on its NICs. Queue pairs are moved to QPSErr, where their
-// requests complete as flushed; those that have requests left after flushTime are reset. It comes in these two steps since
-// packets of the queue pair may be under way, which rdma_rxe does not bear during a reset (see rdma.QP.Modify). What is
+// requests complete as flushed; those that have requests left after flushTime are reset. What is
 // refused is tried again when the scheduler is woken next, by Close or the watchdog.
 func (s *Stream) stopLost() {
 	cause := s.Err()
@@ -160,17 +157,18 @@ func (s *Stream) stopLost() {
 	s.reap() // a queue pair that has flushed everything is left alone
 	next := s.opts.Timeout
 	for _, q := range s.pairs {
-		if q.outstanding() == 0 {
+		left := q.Outstanding()
+		if left == 0 {
 			continue
 		}
-		wait, err := q.stop(min(flushTime, s.opts.Timeout))
+		wait, err := q.Stop(min(flushTime, s.opts.Timeout))
 		switch {
 		case err != nil:
 			s.refused(q, err)
 		case wait > 0:
 			next = min(next, wait)
 		default:
-			s.outstanding -= q.outstanding()
+			s.outstanding -= left
 			q.abandon(func(o *op) {
 				if o.failed == nil {
 					o.fail(s.givenUp(o, cause))

@@ -164,15 +164,15 @@ func (s *Stream) route(dst uint64, n int64) (*pair, int64) {
 func (s *Stream) post(o *op) bool {
 	ok := true
 	for _, q := range s.pairs {
-		if q.built == q.posted {
+		if q.built == q.Posted() {
 			continue
 		}
 		if s.outstanding == 0 {
 			s.heard = time.Now()
 		}
-		before := q.posted
+		before := q.Posted()
 		err := q.post(o)
-		s.outstanding += q.posted - before
+		s.outstanding += q.Posted() - before
 		if err != nil {
 			err = fmt.Errorf("batch %d by %s: NIC %s: %w", o.ticket.ID(), s.path, q.rail.reg.Name(), err)
 			o.fail(err)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/rdma"
+	"github.com/kvlane/kvlane/rdma/channel"
 	"github.com/kvlane/kvlane/rdma/registry"
 )
 
@@ -78,10 +79,10 @@ func (o *Options) Validate() error {
 			bad("NIC %d has no registry", i)
 		}
 	}
-	if o.QueuePairs < 0 || o.QueuePairs > maxPairs {
-		bad("%d queue pairs on each NIC are not 0 to %d", o.QueuePairs, maxPairs)
-	} else if n := len(o.NICs) * max(o.QueuePairs, 1); n > maxPairs {
-		bad("%d queue pairs in all are more than %d", n, maxPairs)
+	if o.QueuePairs < 0 || o.QueuePairs > channel.MaxPairs {
+		bad("%d queue pairs on each NIC are not 0 to %d", o.QueuePairs, channel.MaxPairs)
+	} else if n := len(o.NICs) * max(o.QueuePairs, 1); n > channel.MaxPairs {
+		bad("%d queue pairs in all are more than %d", n, channel.MaxPairs)
 	}
 	if o.SendDepth < 0 || o.SendDepth&(o.SendDepth-1) != 0 {
 		bad("send depth %d is no power of two", o.SendDepth)

@@ -1,40 +1,28 @@
 package nic
 
 import (
-	"time"
-
 	"github.com/kvlane/kvlane/rdma"
-)
-
-// Work request IDs are the index of the pair and the position of the request in its queue since the stream was opened.
-const (
-	seqBits  = 48
-	seqMask  = 1<<seqBits - 1
-	maxPairs = 1 << (64 - seqBits)
+	"github.com/kvlane/kvlane/rdma/channel"
 )
 
 // pair is a queue pair that is connected to itself. Its fields belong to whoever has the stream's turn.
 //
 // Requests are built in a ring, as deep as the send queue, and stay there until they have completed, so that a failure
-// can say what the request was. Positions count requests since the start: those from done to posted are outstanding,
-// those from posted to built wait for their doorbell.
+// can say what the request was. Positions count requests since the start: those from Posted to built wait for their doorbell.
 type pair struct {
-	index uint64
-	rail  *rail
-	qp    rdma.QP
+	*channel.Pair
+	rail *rail
 
-	wrs                 []rdma.SendWR
-	mask                uint64
-	built, posted, done uint64
-	remoteEnd           uint64 // of the request built last
-	bytes               int64  // of the same
-	unposted            int64  // bytes of those from posted to built
-	chainMax            uint64
+	wrs       []rdma.SendWR
+	mask      uint64
+	built     uint64
+	remoteEnd uint64 // of the request built last
+	bytes     int64  // of the same
+	unposted  int64  // bytes of those from Posted to built
+	chainMax  uint64
 
 	chains  ring
-	stopped time.Time // when it was moved to QPSErr, or zero
-	refused bool      // to be stopped, once at least
-	closed  bool
+	refused bool // to be stopped, once at least
 }
 
 // chain is a run of requests of one batch that were posted together, up to position end.
@@ -68,9 +56,9 @@ func (r *ring) pop() {
 	r.first++
 }
 
-// newPair returns a pair without its queue pair. depth is a power of two.
-func newPair(index int, r *rail, depth, sges int) *pair {
-	q := &pair{index: uint64(index), rail: r, wrs: make([]rdma.SendWR, depth), mask: uint64(depth) - 1}
+// newPair returns a pair of up to depth requests outstanding, a power of two.
+func newPair(p *channel.Pair, r *rail, depth, sges int) *pair {
+	q := &pair{Pair: p, rail: r, wrs: make([]rdma.SendWR, depth), mask: uint64(depth) - 1}
 	q.chains = ring{at: make([]chain, depth), mask: q.mask}
 	// A quarter of the queue: three chains are under way while the next is built.
 	q.chainMax = uint64(min(max(depth/4, 1), 256))
@@ -91,7 +79,7 @@ type transfer struct {
 
 // extend adds t, which goes on where the request built last ends, to that, if it is not posted and has room.
 func (q *pair) extend(t *transfer) bool {
-	if q.built == q.posted || q.bytes+t.n > q.rail.requestBytes {
+	if q.built == q.Posted() || q.bytes+t.n > q.rail.requestBytes {
 		return false
 	}
 	w := &q.wrs[(q.built-1)&q.mask]
@@ -102,7 +90,7 @@ func (q *pair) extend(t *transfer) bool {
 	switch {
 	case last.LKey == t.lkey && last.Addr+uint64(last.Length) == t.local:
 		last.Length += uint32(t.n)
-	case len(w.SGEs) < q.rail.maxSGE(t.opcode):
+	case len(w.SGEs) < q.rail.MaxSGE(t.opcode):
 		w.SGEs = append(w.SGEs, rdma.SGE{Addr: t.local, Length: uint32(t.n), LKey: t.lkey})
 	default:
 		return false
@@ -115,13 +103,13 @@ func (q *pair) extend(t *transfer) bool {
 
 // full reports whether no request can be added: to the queue, or to this chain.
 func (q *pair) full() bool {
-	return q.built-q.done > q.mask || q.built-q.posted == q.chainMax
+	waiting := q.built - q.Posted()
+	return waiting == q.chainMax || waiting+q.Outstanding() > q.mask
 }
 
 // add builds a request. The queue is not full.
 func (q *pair) add(t *transfer) {
 	w := &q.wrs[q.built&q.mask]
-	w.WRID = q.index<<seqBits | q.built&seqMask
 	w.Opcode, w.Flags = t.opcode, 0
 	w.RKey, w.RemoteAddr = t.rkey, t.remote
 	w.SGEs = w.SGEs[:1]
@@ -134,21 +122,20 @@ func (q *pair) add(t *transfer) {
 // post rings the doorbell for what was built of o: once, and once more where it goes around the ring's end. What the
 // queue pair refuses is dropped: outstanding is what it has accepted, and the error says why that is not all.
 func (q *pair) post(o *op) (err error) {
-	for q.posted < q.built {
-		from := q.posted & q.mask
-		n := min(q.built-q.posted, q.mask+1-from)
+	for q.Posted() < q.built {
+		from := q.Posted() & q.mask
+		n := min(q.built-q.Posted(), q.mask+1-from)
 		run := q.wrs[from : from+n]
 		run[n-1].Flags = rdma.SendSignaled
 		var accepted int
-		accepted, err = q.qp.PostSend(run)
+		accepted, err = q.Post(run)
 		if accepted > 0 {
-			q.posted += uint64(accepted)
 			q.rail.counters.posted(accepted)
-			q.chains.push(chain{op: o, end: q.posted})
+			q.chains.push(chain{op: o, end: q.Posted()})
 			o.open++
 		}
 		if err != nil {
-			for ; q.built > q.posted; q.built-- {
+			for ; q.built > q.Posted(); q.built-- {
 				q.unposted -= q.wrs[(q.built-1)&q.mask].Bytes()
 			}
 			break
@@ -159,39 +146,12 @@ func (q *pair) post(o *op) (err error) {
 	return err
 }
 
-// outstanding is the number of requests that have not completed as far as known.
-func (q *pair) outstanding() uint64 { return q.posted - q.done }
-
-// complete says that all requests before position end have completed, and ends their chains.
+// complete ends the chains whose requests are all before position end, and have completed.
 func (q *pair) complete(end uint64) {
-	q.done = end
 	for c := q.chains.peek(); c != nil && c.end <= end; c = q.chains.peek() {
 		c.op.open--
 		q.chains.pop()
 	}
-}
-
-// owner returns the batch of the request at seq, which is outstanding, or nil.
-func (q *pair) owner(seq uint64) *op {
-	if c := q.chains.peek(); c != nil && seq < q.posted {
-		return c.op
-	}
-	return nil
-}
-
-// stop moves the queue pair to QPSErr at the first call, and to QPSReset once that is flushTime ago. What it returns is how
-// long to wait until then, and zero after the reset.
-func (q *pair) stop(flushTime time.Duration) (time.Duration, error) {
-	if q.stopped.IsZero() {
-		if err := q.qp.Modify(rdma.QPAttr{State: rdma.QPSErr}); err != nil {
-			return 0, err
-		}
-		q.stopped = time.Now()
-	}
-	if left := flushTime - time.Since(q.stopped); left > 0 {
-		return left, nil
-	}
-	return 0, q.qp.Modify(rdma.QPAttr{State: rdma.QPSReset})
 }
 
 // abandon ends everything outstanding: the queue pair was reset.
@@ -201,5 +161,4 @@ func (q *pair) abandon(each func(*op)) {
 		c.op.open--
 		q.chains.pop()
 	}
-	q.done = q.posted
 }

@@ -68,10 +68,10 @@ func (s *Stream) backlogged() bool {
 func (s *Stream) arm() bool {
 	worked := false
 	for _, l := range s.rails {
-		if l.armed || l.deaf || l.outstanding() == 0 {
+		if l.armed || l.deaf || l.Outstanding() == 0 {
 			continue
 		}
-		if err := l.cq.RequestNotify(false); err != nil {
+		if err := l.CQ().RequestNotify(false); err != nil {
 			l.deaf = true
 			s.breakDown(fmt.Errorf("NIC %s: %w", l.reg.Name(), err))
 			return true
@@ -80,14 +80,6 @@ func (s *Stream) arm() bool {
 		worked = s.reapRail(l) || worked
 	}
 	return worked
-}
-
-func (l *rail) outstanding() uint64 {
-	var n uint64
-	for _, q := range l.pairs {
-		n += q.outstanding()
-	}
-	return n
 }
 
 // schedule is the scheduler: it does what waits for a dependency, for a time or for the stream's end, and what Submit has
@@ -118,7 +110,7 @@ func (s *Stream) schedule() {
 // listen is the completer of a rail.
 func (s *Stream) listen(ctx context.Context, l *rail) {
 	for {
-		_, err := l.channel.Wait(ctx)
+		err := l.Wait(ctx)
 		if ctx.Err() != nil {
 			return
 		}

@@ -2,7 +2,6 @@ package rdmabench
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/kvlane/kvlane/rdma"
@@ -50,7 +49,7 @@ func (p *pair) bandwidth(ctx context.Context, op Op, size int64, iterations int)
 		}
 		wcs, err := p.near.completed(ctx)
 		if err != nil {
-			return nil, fmt.Errorf("wait for %d messages: %w", p.near.Outstanding(), err)
+			return nil, err
 		}
 		now := time.Now()
 		for range wcs {
@@ -71,7 +70,7 @@ func (p *pair) bandwidth(ctx context.Context, op Op, size int64, iterations int)
 // received posts a receive in place of each that has completed, and returns how many those are.
 func (e *end) received() (total int, err error) {
 	for {
-		n, err := e.channel.Receives().Poll(e.poll.wcs)
+		n, err := e.channel.Receives.Poll(e.poll.wcs)
 		if err != nil || n == 0 {
 			return total, err
 		}

@@ -34,11 +34,9 @@ type ChannelOptions struct {
 // extent to a device, or within one sort of memory, and a read for each to the host. What is copied at once must not overlap.
 // It implements bench.Channel. For one goroutine at a time.
 type Channel struct {
-	*channel.Pair
-	channel      *channel.Channel
+	link
 	reg          *registry.Registry
 	requestBytes int64
-	poll         poller
 
 	memory map[*mem.Region]*handle // held until Close
 	recent [2]*handle              // of the last copy's destination and source
@@ -65,22 +63,21 @@ func OpenChannel(o ChannelOptions) (_ *Channel, err error) {
 	}
 	c := &Channel{
 		reg:    o.Registry,
-		memory: make(map[*mem.Region]*handle), recent: [2]*handle{{}, {}}, poll: newPoller(chainLength),
+		memory: make(map[*mem.Region]*handle), recent: [2]*handle{{}, {}},
 	}
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("open NIC channel: %w", err), c.Close(context.Background()))
 		}
 	}()
-	if c.channel, err = channel.Open(channel.Options{NIC: o.Registry, Connect: o.Connect, Depth: o.Depth}); err != nil {
+	if err := c.open(channel.Options{NIC: o.Registry, Connect: o.Connect, Depth: o.Depth}); err != nil {
 		return nil, err
 	}
-	c.Pair = c.channel.Pairs()[0]
-	if err := c.Connect(c.Endpoint()); err != nil {
+	if err := c.Connect(c.Endpoint); err != nil {
 		return nil, err
 	}
-	c.requestBytes = min(defaultRequestBytes, c.channel.MessageBytes())
-	n := min(chainLength, c.channel.Depth())
+	c.requestBytes = min(defaultRequestBytes, c.channel.MessageBytes)
+	n := min(chainLength, c.channel.Depth)
 	c.wrs, c.sges = make([]rdma.SendWR, 0, n), make([]rdma.SGE, n)
 	return c, nil
 }
@@ -116,7 +113,7 @@ func (c *Channel) Move(ctx context.Context, batches []mem.Batch) (posted time.Ti
 	}
 	posted = time.Now()
 	for c.Outstanding() > 0 {
-		if err := c.complete(ctx); err != nil {
+		if _, err := c.completed(ctx); err != nil {
 			return posted, err
 		}
 	}
@@ -180,8 +177,8 @@ func (c *Channel) post(ctx context.Context) error {
 	if n == 0 {
 		return nil
 	}
-	for int(c.Outstanding())+n > c.channel.Depth() {
-		if err := c.complete(ctx); err != nil {
+	for int(c.Outstanding())+n > c.channel.Depth {
+		if _, err := c.completed(ctx); err != nil {
 			return err
 		}
 	}
@@ -191,25 +188,10 @@ func (c *Channel) post(ctx context.Context) error {
 	return err
 }
 
-// complete waits for completions, of one chain at least.
-func (c *Channel) complete(ctx context.Context) error {
-	wcs, err := c.poll.wait(ctx, c.channel.CQ())
-	if err != nil {
-		return fmt.Errorf("wait for %d requests: %w", c.Outstanding(), err)
-	}
-	for i := range wcs {
-		c.channel.Completed(&wcs[i])
-	}
-	return nil
-}
-
 // Close frees the channel, when its queue pair touches no memory any more. It may be called again after a failure.
 func (c *Channel) Close(context.Context) error {
-	if c.channel != nil {
-		if err := c.channel.Close(); err != nil {
-			return fmt.Errorf("close NIC channel: %w", err)
-		}
-		c.channel = nil
+	if err := c.close(); err != nil {
+		return fmt.Errorf("close NIC channel: %w", err)
 	}
 	for r, h := range c.memory {
 		h.memory.Release()

@@ -50,7 +50,7 @@ func (p *pair) message(from, to *end, op Op, size int64) []rdma.SendWR {
 func (e *end) pass(ctx context.Context, to *end, message []rdma.SendWR) error {
 	if e.Outstanding() == txDepth {
 		if _, err := e.completed(ctx); err != nil {
-			return fmt.Errorf("wait for %d messages: %w", e.Outstanding(), err)
+			return err
 		}
 	}
 	message[0].Flags = 0
@@ -60,7 +60,7 @@ func (e *end) pass(ctx context.Context, to *end, message []rdma.SendWR) error {
 	if _, err := e.Post(message); err != nil {
 		return err
 	}
-	wcs, err := to.poll.wait(ctx, to.channel.Receives())
+	wcs, err := to.poll.wait(ctx, to.channel.Receives)
 	if err != nil {
 		return fmt.Errorf("wait for a message: %w", err)
 	}
@@ -70,13 +70,12 @@ func (e *end) pass(ctx context.Context, to *end, message []rdma.SendWR) error {
 // failed takes what has completed of the messages of e, and returns how the first of them failed: the other end waits in vain
 // for such a one.
 func (e *end) failed() error {
-	n, err := e.channel.CQ().Poll(e.poll.wcs)
+	n, err := e.channel.CQ.Poll(e.poll.wcs)
 	for i := range e.poll.wcs[:n] {
-		wc := &e.poll.wcs[i]
-		if err := wc.Err(); err != nil {
+		if err := e.poll.wcs[i].Err(); err != nil {
 			return err
 		}
-		e.channel.Completed(wc)
+		e.channel.Completed(&e.poll.wcs[i])
 	}
 	return err
 }

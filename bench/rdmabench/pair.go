@@ -14,13 +14,11 @@ import (
 
 // end is a connected queue pair and the memory of its side.
 type end struct {
-	*channel.Pair
-	channel  *channel.Channel
+	link
 	memory   *registry.Memory
 	base     uint64 // address of the memory's first byte
 	info     rdma.MRInfo
 	receives []rdma.RecvWR
-	poll     poller
 }
 
 // open makes the queues. What it has made stays for close.
@@ -28,36 +26,20 @@ func (e *end) open(o *Options, r *mem.Region) (err error) {
 	if e.memory, err = o.NIC.Acquire(mem.All(r), access); err != nil {
 		return err
 	}
-	e.base, e.info, e.poll = e.memory.Addr(mem.All(r)), e.memory.Info(), newPoller(postList)
-	if e.channel, err = channel.Open(channel.Options{NIC: o.NIC, Connect: o.Connect, Depth: txDepth, Receives: rxDepth}); err != nil {
-		return err
-	}
-	e.Pair = e.channel.Pairs()[0]
-	return nil
+	e.base, e.info = e.memory.Addr(mem.All(r)), e.memory.Info()
+	return e.link.open(channel.Options{NIC: o.NIC, Connect: o.Connect, Depth: txDepth, Receives: rxDepth})
 }
 
 // close closes what is open, and may be called again after a failure.
 func (e *end) close() error {
-	if e.channel != nil {
-		if err := e.channel.Close(); err != nil {
-			return err
-		}
-		e.channel = nil
+	if err := e.link.close(); err != nil {
+		return err
 	}
 	if e.memory != nil {
 		e.memory.Release()
 		e.memory = nil
 	}
 	return nil
-}
-
-// completed waits for requests to complete.
-func (e *end) completed(ctx context.Context) ([]rdma.WC, error) {
-	wcs, err := e.poll.wait(ctx, e.channel.CQ())
-	for i := range wcs {
-		e.channel.Completed(&wcs[i])
-	}
-	return wcs, err
 }
 
 // sge names n bytes from byte off.
@@ -76,7 +58,7 @@ func (e *end) expect(size int64) error {
 
 // expectMore posts n of them again.
 func (e *end) expectMore(n int) error {
-	_, err := e.QP().PostRecv(e.receives[:n])
+	_, err := e.QP.PostRecv(e.receives[:n])
 	return err
 }
 
@@ -97,10 +79,10 @@ func openPair(o *Options) (_ *pair, err error) {
 	if err := p.far.open(o, o.Remote); err != nil {
 		return nil, err
 	}
-	if err := p.near.Connect(p.far.Endpoint()); err != nil {
+	if err := p.near.Connect(p.far.Endpoint); err != nil {
 		return nil, err
 	}
-	return p, p.far.Connect(p.near.Endpoint())
+	return p, p.far.Connect(p.near.Endpoint)
 }
 
 func (p *pair) close() error {

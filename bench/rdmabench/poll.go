@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/rdma"
+	"github.com/kvlane/kvlane/rdma/channel"
 )
 
 // silence is how long a NIC may take for its next completion before it is given up.
@@ -21,8 +22,6 @@ type poller struct {
 	// alarm, where set, tells of a failure after which nothing may come.
 	alarm func() error
 }
-
-func newPoller(most int) poller { return poller{wcs: make([]rdma.WC, most)} }
 
 // wait polls until there are completions, and returns them until it is called next. A completion that failed is an error. It
 // gives up when ctx ends, or the NIC is silent for too long.
@@ -58,4 +57,40 @@ func (p *poller) wait(ctx context.Context, q rdma.CQ) ([]rdma.WC, error) {
 		}
 		runtime.Gosched() // a NIC in software may need the processor
 	}
+}
+
+// link is a queue pair with a channel of its own, whose completions are polled for.
+type link struct {
+	*channel.Pair
+	channel *channel.Channel // nil: it is not open
+	poll    poller
+}
+
+func (l *link) open(o channel.Options) (err error) {
+	if l.channel, err = channel.Open(o); err != nil {
+		return err
+	}
+	l.Pair, l.poll = l.channel.Pairs[0], poller{wcs: make([]rdma.WC, o.Depth)}
+	return nil
+}
+
+// completed waits for requests to complete, and returns them until it is called next.
+func (l *link) completed(ctx context.Context) ([]rdma.WC, error) {
+	n := l.Outstanding()
+	wcs, err := l.poll.wait(ctx, l.channel.CQ)
+	if err != nil {
+		return nil, fmt.Errorf("wait for %d requests: %w", n, err)
+	}
+	for i := range wcs {
+		l.channel.Completed(&wcs[i])
+	}
+	return wcs, nil
+}
+
+// close may be called again after a failure.
+func (l *link) close() error {
+	if l.channel == nil {
+		return nil
+	}
+	return l.channel.Close()
 }

@@ -25,10 +25,10 @@ func TestOpensWithinTheDevicesLimits(t *testing.T) {
 	}}})
 	d := newDomain(t, p)
 	c := d.open(t, channel.Options{Pairs: 2, Depth: 1000, SGEs: 1000})
-	if len(c.Pairs()) != 2 || c.Depth() != 75 || c.MaxSGE(rdma.WRRDMAWrite) != 5 || c.MaxSGE(rdma.WRRDMARead) != 2 || c.MessageBytes() != 4096 {
-		t.Errorf("%d pairs %d deep, %d and %d entries, %d bytes", len(c.Pairs()), c.Depth(), c.MaxSGE(rdma.WRRDMAWrite), c.MaxSGE(rdma.WRRDMARead), c.MessageBytes())
+	if len(c.Pairs) != 2 || c.Depth != 75 || c.MaxSGE(rdma.WRRDMAWrite) != 5 || c.MaxSGE(rdma.WRRDMARead) != 2 || c.MessageBytes != 4096 {
+		t.Errorf("%d pairs %d deep, %d and %d entries, %d bytes", len(c.Pairs), c.Depth, c.MaxSGE(rdma.WRRDMAWrite), c.MaxSGE(rdma.WRRDMARead), c.MessageBytes)
 	}
-	check(t, c.Pairs()[1].Connect(c.Pairs()[1].Endpoint())) // by the port that is active
+	check(t, c.Pairs[1].Connect(c.Pairs[1].Endpoint)) // by the port that is active
 	for what, o := range map[string]channel.Options{
 		"no NIC": {}, "depth": {NIC: d.nic, Depth: -1}, "receives": {NIC: d.nic, Receives: -1}, "entries": {NIC: d.nic, SGEs: -1},
 		"pairs": {NIC: d.nic, Pairs: channel.MaxPairs + 1}, "port": {NIC: d.nic, Connect: rdma.ConnectOptions{Port: 9}},
@@ -47,16 +47,16 @@ func TestConnectsToAPeer(t *testing.T) {
 	near, far := newDomain(t, p), newDomain(t, p)
 	clear(far.region.Bytes())
 	a, b := near.open(t, channel.Options{Pairs: 2, Depth: 4}), far.open(t, channel.Options{Pairs: 2, Depth: 4, Receives: 2})
-	for i, q := range a.Pairs() {
-		check(t, q.Connect(b.Pairs()[i].Endpoint()))
-		check(t, b.Pairs()[i].Connect(q.Endpoint()))
-		_, err := b.Pairs()[i].QP().PostRecv([]rdma.RecvWR{{WRID: uint64(i)}})
+	for i, q := range a.Pairs {
+		check(t, q.Connect(b.Pairs[i].Endpoint))
+		check(t, b.Pairs[i].Connect(q.Endpoint))
+		_, err := b.Pairs[i].QP.PostRecv([]rdma.RecvWR{{WRID: uint64(i)}})
 		check(t, err)
 		w := near.write(far, int64(i)*100, 100)
 		w.Opcode = rdma.WRRDMAWriteWithImm
 		post(t, q, near.write(far, 4096, 8), w)
 		for k := range 2 {
-			wc := next(t, a.CQ())
+			wc := next(t, a.CQ)
 			check(t, wc.Err())
 			if index, seq, over := a.Completed(&wc); index != i || seq != uint64(k) || over != 1 || q.Outstanding() != uint64(1-k) {
 				t.Errorf("completion of request %d of queue pair %d, %d over, %d outstanding", seq, index, over, q.Outstanding())
@@ -65,7 +65,7 @@ func TestConnectsToAPeer(t *testing.T) {
 				t.Error("the same completion counts twice")
 			}
 		}
-		wc := next(t, b.Receives())
+		wc := next(t, b.Receives)
 		check(t, wc.Err())
 	}
 	if !bytes.Equal(far.region.Bytes()[:100], near.region.Bytes()[:100]) || !bytes.Equal(far.region.Bytes()[100:200], near.region.Bytes()[:100]) {
@@ -93,7 +93,7 @@ func TestDomainsAreApart(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c, q := own.loopback(t, 1)
 			post(t, q, tt.w)
-			if wc := next(t, c.CQ()); wc.Status != tt.want {
+			if wc := next(t, c.CQ); wc.Status != tt.want {
 				t.Errorf("%s, not %s: %v", wc.Status, tt.want, wc.Err())
 			}
 		})
@@ -108,11 +108,11 @@ func TestResetAfterAnError(t *testing.T) {
 		bad := d.write(d, 4096, 8)
 		bad.RKey ^= 0x5a5a00
 		post(t, q, bad, d.write(d, 4096, 8))
-		wc := next(t, c.CQ())
+		wc := next(t, c.CQ)
 		if _, _, over := c.Completed(&wc); over != 1 || wc.Status != rdma.WCRemAccessErr {
 			t.Errorf("completion %+v, %d over", wc, over)
 		}
-		flushed := next(t, c.CQ())
+		flushed := next(t, c.CQ)
 		stop(t, q, 0)
 		if q.Outstanding() != 0 || c.Outstanding() != 0 {
 			t.Errorf("%d requests are outstanding after a reset", q.Outstanding())
@@ -120,9 +120,9 @@ func TestResetAfterAnError(t *testing.T) {
 		if _, _, over := c.Completed(&flushed); over != 0 {
 			t.Error("a completion from before the reset counts")
 		}
-		check(t, q.Connect(q.Endpoint()))
+		check(t, q.Connect(q.Endpoint))
 		post(t, q, d.write(d, 4096, 100))
-		wc = next(t, c.CQ())
+		wc = next(t, c.CQ)
 		check(t, wc.Err())
 		if _, seq, over := c.Completed(&wc); over != 1 || seq != q.Posted()-1 {
 			t.Errorf("request %d of %d, %d over", seq, q.Posted(), over)
@@ -146,7 +146,7 @@ func TestStopWithPostedWork(t *testing.T) {
 			if !polled {
 				break
 			}
-			wc := next(t, c.CQ())
+			wc := next(t, c.CQ)
 			if _, seq, over := c.Completed(&wc); seq != i || over != 1 || wc.Status != rdma.WCWRFlushErr {
 				t.Errorf("completion %+v of request %d", wc, seq)
 			}
@@ -183,15 +183,15 @@ func TestWaitAndAlarm(t *testing.T) {
 	d := newDomain(t, provider(t, soft.Options{}))
 	alarms := make(chan error, 1)
 	c, peer := d.open(t, channel.Options{Depth: 1}), d.open(t, channel.Options{Alarm: func(err error) { alarms <- err }})
-	q := c.Pairs()[0]
-	check(t, q.Connect(peer.Pairs()[0].Endpoint()))
-	check(t, peer.Pairs()[0].Connect(q.Endpoint()))
+	q := c.Pairs[0]
+	check(t, q.Connect(peer.Pairs[0].Endpoint))
+	check(t, peer.Pairs[0].Connect(q.Endpoint))
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	check(t, c.CQ().RequestNotify(false))
+	check(t, c.CQ.RequestNotify(false))
 	post(t, q, d.write(d, 4096, 8))
 	check(t, c.Wait(ctx))
-	wc := next(t, c.CQ())
+	wc := next(t, c.CQ)
 	c.Completed(&wc)
 	bad := d.write(d, 4096, 8)
 	bad.RKey ^= 0x5a5a00
@@ -250,7 +250,7 @@ func useAll(t *testing.T, plan *fault.Plan, r *mem.Region) (err error) {
 	}
 	defer twice(c.Close)
 	for range 2 {
-		for _, q := range c.Pairs() {
+		for _, q := range c.Pairs {
 			if err := use(d, c, q); err != nil {
 				return err
 			}
@@ -261,7 +261,7 @@ func useAll(t *testing.T, plan *fault.Plan, r *mem.Region) (err error) {
 
 // use connects q, writes, and resets it.
 func use(d *domain, c *channel.Channel, q *channel.Pair) error {
-	if err := q.Connect(q.Endpoint()); err != nil {
+	if err := q.Connect(q.Endpoint); err != nil {
 		return err
 	}
 	if _, err := q.Post([]rdma.SendWR{d.write(d, 4096, 8)}); err != nil {
@@ -269,7 +269,7 @@ func use(d *domain, c *channel.Channel, q *channel.Pair) error {
 	}
 	var wcs [1]rdma.WC
 	for q.Outstanding() > 0 {
-		n, err := c.CQ().Poll(wcs[:])
+		n, err := c.CQ.Poll(wcs[:])
 		if err != nil {
 			return err
 		}

@@ -11,6 +11,6 @@
 //
 // # Concurrency
 //
-// Wait, CQ, QP, Endpoint and what describes a channel are safe for concurrent use; everything else is for one goroutine at a time.
+// Wait, queues and what describes a channel are safe for concurrent use; everything else is for one goroutine at a time.
 // Nothing but Wait waits for the network or for completions.
 package channel

@@ -17,24 +17,19 @@ const MaxPairs = 1 << (64 - seqBits)
 
 // Pair is a queue pair of a channel.
 type Pair struct {
+	QP       rdma.QP       // for its receives, and what it says of itself; requests go by Post
+	Endpoint rdma.Endpoint // what the peer has to know to connect, as it was when the channel was opened
+
 	channel      *Channel
 	index        uint64
-	qp           rdma.QP
-	endpoint     rdma.Endpoint
 	posted, done uint64    // requests since it was made, and those that have completed as far as known
 	stopped      time.Time // when it was moved to QPSErr, or zero
 }
 
-// QP returns the queue pair: for its receives, and what it says of itself. Requests go by Post.
-func (p *Pair) QP() rdma.QP { return p.qp }
-
-// Endpoint returns what the peer has to know to connect, as it was when the channel was opened.
-func (p *Pair) Endpoint() rdma.Endpoint { return p.endpoint }
-
 // Connect connects the queue pair, which is new or has been reset by Stop, to another's endpoint, or its own. Where it fails, close
 // the channel.
 func (p *Pair) Connect(to rdma.Endpoint) error {
-	return rdma.Connect(p.channel.nic.Device(), p.qp, p.channel.connect, to)
+	return rdma.Connect(p.channel.nic.Device(), p.QP, p.channel.connect, to)
 }
 
 // Posted returns how many requests were posted, and so the number that the next will have.
@@ -49,7 +44,7 @@ func (p *Pair) Post(wrs []rdma.SendWR) (int, error) {
 	for i := range wrs {
 		wrs[i].WRID = p.index<<seqBits | (p.posted+uint64(i))&seqMask
 	}
-	n, err := p.qp.PostSend(wrs)
+	n, err := p.QP.PostSend(wrs)
 	p.posted += uint64(n)
 	return n, err
 }
@@ -58,10 +53,10 @@ func (p *Pair) Post(wrs []rdma.SendWR) (int, error) {
 // and how many requests are over by it, itself included. That is zero for one that is not outstanding any more.
 func (c *Channel) Completed(wc *rdma.WC) (index int, seq, over uint64) {
 	i := wc.WRID >> seqBits
-	if i >= uint64(len(c.pairs)) {
+	if i >= uint64(len(c.Pairs)) {
 		return 0, 0, 0 // no request of this channel has such a number
 	}
-	p := c.pairs[i]
+	p := c.Pairs[i]
 	ahead := (wc.WRID - p.done) & seqMask
 	if ahead >= p.Outstanding() {
 		return 0, 0, 0
@@ -77,7 +72,7 @@ func (c *Channel) Completed(wc *rdma.WC) (index int, seq, over uint64) {
 // does not bear during a reset (see rdma.QP.Modify).
 func (p *Pair) Stop(flush time.Duration) (wait time.Duration, err error) {
 	if p.stopped.IsZero() {
-		if err := p.qp.Modify(rdma.QPAttr{State: rdma.QPSErr}); err != nil {
+		if err := p.QP.Modify(rdma.QPAttr{State: rdma.QPSErr}); err != nil {
 			return 0, err
 		}
 		p.stopped = time.Now()
@@ -85,7 +80,7 @@ func (p *Pair) Stop(flush time.Duration) (wait time.Duration, err error) {
 	if left := flush - time.Since(p.stopped); left > 0 {
 		return left, nil
 	}
-	if err := p.qp.Modify(rdma.QPAttr{State: rdma.QPSReset}); err != nil {
+	if err := p.QP.Modify(rdma.QPAttr{State: rdma.QPSReset}); err != nil {
 		return 0, err
 	}
 	p.done, p.stopped = p.posted, time.Time{}

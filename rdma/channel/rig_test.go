@@ -88,8 +88,8 @@ func (d *domain) open(tb testing.TB, o channel.Options) *channel.Channel {
 func (d *domain) loopback(tb testing.TB, depth int) (*channel.Channel, *channel.Pair) {
 	tb.Helper()
 	c := d.open(tb, channel.Options{Depth: depth})
-	p := c.Pairs()[0]
-	check(tb, p.Connect(p.Endpoint()))
+	p := c.Pairs[0]
+	check(tb, p.Connect(p.Endpoint))
 	return c, p
 }
 

@@ -122,6 +122,15 @@ func testRemoteKeys(t *testing.T, h *harness) {
 			w.Opcode = rdma.WRRDMARead
 			restricted(t, b, w, rdma.AccessLocalWrite|rdma.AccessRemoteWrite)
 		},
+		"what is for atomics": func(t *testing.T, b *end, w *rdma.SendWR) {
+			restricted(t, b, w, rdma.AccessLocalWrite|rdma.AccessRemoteAtomic)
+		},
+		"not by its IOVA": func(t *testing.T, b *end, w *rdma.SendWR) {
+			m, err := b.pd.RegMR(mem.All(b.mem), rdma.MROptions{Access: access, IOVA: new(uint64)})
+			must(t, err)
+			closeAtEnd(t, "memory region", m)
+			w.RKey = m.Info().RKey // and the CPU's address
+		},
 		"what is local": func(t *testing.T, b *end, w *rdma.SendWR) { restricted(t, b, w, rdma.AccessLocalWrite) },
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -61,8 +61,8 @@ func TestRightsAreNoMoreThanAskedFor(t *testing.T) {
 // TestAddressOnTheWire: requests name memory by its IOVA, and it is found by its own address all the same.
 func TestAddressOnTheWire(t *testing.T) {
 	_, nics := machine(t, soft.Options{}, registry.Options{})
-	r, zero := streamtest.Pageable(t, 8192), uint64(0)
-	if err := nics[0].Register(rdma.MROptions{IOVA: &zero}, r); err != nil {
+	r := streamtest.Pageable(t, 8192)
+	if err := nics[0].Register(rdma.MROptions{IOVA: new(uint64)}, r); err != nil {
 		t.Fatal(err)
 	}
 	m, err := nics[0].Acquire(mem.Extent{Region: r, Off: 100, Len: 1000}, 0)

@@ -21,7 +21,7 @@ func (s *Stream) reap() bool {
 }
 
 func (s *Stream) reapRail(l *rail) bool {
-	n, err := l.CQ().Poll(l.wcs)
+	n, err := l.CQ.Poll(l.wcs)
 	if err != nil {
 		l.deaf = true
 		s.breakDown(fmt.Errorf("NIC %s: %w", l.reg.Name(), err))
@@ -44,10 +44,10 @@ func (s *Stream) completed(l *rail, wc *rdma.WC) {
 	}
 	q := l.pairs[index]
 	if wc.Status != rdma.WCSuccess {
-		q.complete(seq) // those before it went well
+		q.complete(seq, nil) // those before it went well
 		s.fail(q, seq, wc)
 	}
-	q.complete(seq + 1)
+	q.complete(seq+1, nil)
 	s.outstanding -= over
 }
 

@@ -32,7 +32,7 @@ func (e *RequestError) Unwrap() error { return e.WC }
 func (q *pair) failedRequest(seq uint64, wc *rdma.WC) *RequestError {
 	w := &q.wrs[seq&q.mask]
 	e := &RequestError{
-		NIC: q.rail.reg.Name(), QPNum: q.QP().Num(), Opcode: w.Opcode, Bytes: w.Bytes(), SGEs: len(w.SGEs),
+		NIC: q.rail.reg.Name(), QPNum: q.QP.Num(), Opcode: w.Opcode, Bytes: w.Bytes(), SGEs: len(w.SGEs),
 		RemoteAddr: w.RemoteAddr, RKey: w.RKey,
 		WC: &rdma.WCError{WRID: wc.WRID, Status: wc.Status, Opcode: wc.Opcode, VendorErr: wc.VendorErr, QPNum: wc.QPNum, Cause: wc.Cause},
 	}

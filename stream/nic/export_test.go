@@ -17,7 +17,7 @@ func (s *Stream) QueuePairs(tb testing.TB) []rdma.QPInfo {
 	tb.Helper()
 	var infos []rdma.QPInfo
 	for _, q := range s.pairs {
-		info, err := q.QP().Query()
+		info, err := q.QP.Query()
 		if err != nil {
 			tb.Fatal(err)
 		}
@@ -27,7 +27,7 @@ func (s *Stream) QueuePairs(tb testing.TB) []rdma.QPInfo {
 }
 
 // PairNumber returns the number of a queue pair.
-func (s *Stream) PairNumber(index int) uint32 { return s.pairs[index].QP().Num() }
+func (s *Stream) PairNumber(index int) uint32 { return s.pairs[index].QP.Num() }
 
 // PairOf returns the index of the queue pair that writes to an address.
 func (s *Stream) PairOf(addr uint64) int {
@@ -78,7 +78,7 @@ func (s *Stream) SubmitSpoiled(tb testing.TB, b *mem.Batch) *stream.Ticket {
 func (s *Stream) FailPairs(tb testing.TB) {
 	tb.Helper()
 	for _, q := range s.pairs {
-		if err := q.QP().Modify(rdma.QPAttr{State: rdma.QPSErr}); err != nil {
+		if err := q.QP.Modify(rdma.QPAttr{State: rdma.QPSErr}); err != nil {
 			tb.Fatal(err)
 		}
 	}

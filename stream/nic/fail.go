@@ -9,10 +9,9 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// fail notes the failure of the request at seq, of q's oldest chain. A flush is the consequence of another failure, which came
-// before.
+// fail notes the failure of the request at seq. A flush is the consequence of another failure, which came before.
 func (s *Stream) fail(q *pair, seq uint64, wc *rdma.WC) {
-	o := q.chains.peek().op
+	o := q.owner(seq)
 	flush := wc.Status == rdma.WCWRFlushErr
 	if flush {
 		q.rail.counters.flushed.Add(1)
@@ -169,7 +168,7 @@ func (s *Stream) stopLost() {
 			next = min(next, wait)
 		default:
 			s.outstanding -= left
-			q.abandon(func(o *op) {
+			q.complete(q.Posted(), func(o *op) {
 				if o.failed == nil {
 					o.fail(s.givenUp(o, cause))
 				}

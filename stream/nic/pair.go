@@ -21,45 +21,16 @@ type pair struct {
 	unposted  int64  // bytes of those from Posted to built
 	chainMax  uint64
 
-	chains  ring
+	// ops has the batch of each chain, requests of it that were posted together, at the place of its last request. ended is up to
+	// where chains are known to have ended.
+	ops     []*op
+	ended   uint64
 	refused bool // to be stopped, once at least
-}
-
-// chain is a run of requests of one batch that were posted together, up to position end.
-type chain struct {
-	op  *op
-	end uint64
-}
-
-// ring holds the chains that are outstanding, in order: as many as there are requests, at most.
-type ring struct {
-	at          []chain
-	mask        uint64
-	first, next uint64
-}
-
-func (r *ring) push(c chain) {
-	r.at[r.next&r.mask] = c
-	r.next++
-}
-
-// peek returns the oldest chain, or nil.
-func (r *ring) peek() *chain {
-	if r.first == r.next {
-		return nil
-	}
-	return &r.at[r.first&r.mask]
-}
-
-func (r *ring) pop() {
-	r.at[r.first&r.mask] = chain{}
-	r.first++
 }
 
 // newPair returns a pair of up to depth requests outstanding, a power of two.
 func newPair(p *channel.Pair, r *rail, depth, sges int) *pair {
-	q := &pair{Pair: p, rail: r, wrs: make([]rdma.SendWR, depth), mask: uint64(depth) - 1}
-	q.chains = ring{at: make([]chain, depth), mask: q.mask}
+	q := &pair{Pair: p, rail: r, wrs: make([]rdma.SendWR, depth), mask: uint64(depth) - 1, ops: make([]*op, depth)}
 	// A quarter of the queue: three chains are under way while the next is built.
 	q.chainMax = uint64(min(max(depth/4, 1), 256))
 	all := make([]rdma.SGE, depth*sges)
@@ -131,7 +102,7 @@ func (q *pair) post(o *op) (err error) {
 		accepted, err = q.Post(run)
 		if accepted > 0 {
 			q.rail.counters.posted(accepted)
-			q.chains.push(chain{op: o, end: q.Posted()})
+			q.ops[(q.Posted()-1)&q.mask] = o
 			o.open++
 		}
 		if err != nil {
@@ -146,19 +117,23 @@ func (q *pair) post(o *op) (err error) {
 	return err
 }
 
-// complete ends the chains whose requests are all before position end, and have completed.
-func (q *pair) complete(end uint64) {
-	for c := q.chains.peek(); c != nil && c.end <= end; c = q.chains.peek() {
-		c.op.open--
-		q.chains.pop()
+// owner returns the batch of the request at seq, whose chain has not ended.
+func (q *pair) owner(seq uint64) *op {
+	for q.ops[seq&q.mask] == nil {
+		seq++
 	}
+	return q.ops[seq&q.mask]
 }
 
-// abandon ends everything outstanding: the queue pair was reset.
-func (q *pair) abandon(each func(*op)) {
-	for c := q.chains.peek(); c != nil; c = q.chains.peek() {
-		each(c.op)
-		c.op.open--
-		q.chains.pop()
+// complete ends the chains whose requests are all before position end, and have completed or been given up: each is told of them.
+func (q *pair) complete(end uint64, each func(*op)) {
+	for ; q.ended < end; q.ended++ {
+		if at := &q.ops[q.ended&q.mask]; *at != nil {
+			if each != nil {
+				each(*at)
+			}
+			(*at).open--
+			*at = nil
+		}
 	}
 }

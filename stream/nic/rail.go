@@ -16,6 +16,7 @@ type rail struct {
 	counters         *Counters
 	requestBytes     int64
 	pairs            []*pair
+	counted          int64 // queue pairs that counters have as open
 
 	// Of whoever has the turn.
 	armed bool // the channel will tell of the next completion
@@ -34,15 +35,15 @@ func (l *rail) open(s *Stream, connect rdma.ConnectOptions) (err error) {
 	if err != nil {
 		return err
 	}
-	n := int64(len(l.Pairs()))
-	l.counters.pairs.Add(n)
-	l.counters.opened.Add(n)
-	l.requestBytes = min(s.opts.RequestBytes, l.MessageBytes())
+	l.counted = int64(len(l.Pairs))
+	l.counters.pairs.Add(l.counted)
+	l.counters.opened.Add(l.counted)
+	l.requestBytes = min(s.opts.RequestBytes, l.MessageBytes)
 	l.wcs = make([]rdma.WC, pollBatch)
-	for _, p := range l.Pairs() {
-		q := newPair(p, l, floorPower(l.Depth()), max(l.MaxSGE(rdma.WRRDMAWrite), l.MaxSGE(rdma.WRRDMARead)))
+	for _, p := range l.Pairs {
+		q := newPair(p, l, floorPower(l.Depth), max(l.MaxSGE(rdma.WRRDMAWrite), l.MaxSGE(rdma.WRRDMARead)))
 		l.pairs, s.pairs = append(l.pairs, q), append(s.pairs, q)
-		if err := p.Connect(p.Endpoint()); err != nil {
+		if err := p.Connect(p.Endpoint); err != nil {
 			return err
 		}
 	}
@@ -57,8 +58,10 @@ func (l *rail) close() error {
 	if l.Channel == nil {
 		return nil
 	}
-	before := len(l.Pairs())
-	err := l.Close()
-	l.counters.pairs.Add(int64(len(l.Pairs()) - before))
-	return err
+	if err := l.Close(); err != nil {
+		return err
+	}
+	l.counters.pairs.Add(-l.counted)
+	l.counted = 0
+	return nil
 }

@@ -71,7 +71,7 @@ func (s *Stream) arm() bool {
 		if l.armed || l.deaf || l.Outstanding() == 0 {
 			continue
 		}
-		if err := l.CQ().RequestNotify(false); err != nil {
+		if err := l.CQ.RequestNotify(false); err != nil {
 			l.deaf = true
 			s.breakDown(fmt.Errorf("NIC %s: %w", l.reg.Name(), err))
 			return true

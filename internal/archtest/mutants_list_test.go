@@ -52,8 +52,8 @@ var mutants = []mutant{
 	}},
 	{"stream/nic", "TestDefectContextDomainAndRegistrationPerStream", []edit{{
 		"rdma/channel/channel.go",
-		"		if p.qp, err = c.nic.PD().CreateQP(",
-		"		pd, err := dev.AllocPD()\n		if err != nil {\n			return err\n		}\n		if p.qp, err = pd.CreateQP(",
+		"		if p.QP, err = c.nic.PD().CreateQP(",
+		"		pd, err := dev.AllocPD()\n		if err != nil {\n			return err\n		}\n		if p.QP, err = pd.CreateQP(",
 	}}},
 	{"stream/nic", "TestDefectPortGIDAndMTUHardCoded", []edit{{
 		"rdma/channel/channel.go",
@@ -72,7 +72,7 @@ var mutants = []mutant{
 	}}},
 	{"stream/nic", "TestDefectNoSplitAtMaxMessage", []edit{{
 		"stream/nic/rail.go",
-		"min(s.opts.RequestBytes, l.MessageBytes())",
+		"min(s.opts.RequestBytes, l.MessageBytes)",
 		"s.opts.RequestBytes",
 	}}},
 	{"stream/nic", "TestDefectStatusAndVendorErrorDropped", []edit{{

@@ -36,6 +36,7 @@ type library struct {
 	attr     ibverbs.QPAttr
 	wcs      []ibverbs.WC
 	access   uint32
+	iova     uint64
 }
 
 // errInjected is an errno that nothing else here answers.
@@ -224,11 +225,11 @@ func (l *library) bindObjects(a *ibverbs.API) {
 		return ibverbs.PD(p), errno
 	}
 	a.DeallocPD = func(p ibverbs.PD) syscall.Errno { return l.free("dealloc_pd", uintptr(p)) }
-	a.RegMR = func(p ibverbs.PD, _, _, _ uint64, access uint32) (ibverbs.Registration, syscall.Errno) {
+	a.RegMR = func(p ibverbs.PD, _, _, iova uint64, access uint32) (ibverbs.Registration, syscall.Errno) {
 		if l.regErr != 0 {
 			return ibverbs.Registration{}, l.regErr
 		}
-		l.access = access
+		l.access, l.iova = access, iova
 		m, errno := l.make("reg_mr", uintptr(p))
 		return ibverbs.Registration{MR: ibverbs.MR(m), LKey: 0x10, RKey: 0x20}, errno
 	}

@@ -84,8 +84,18 @@ func deviceRegion(t *testing.T) *mem.Region {
 func TestRegisterMemory(t *testing.T) {
 	l, r := opened(t)
 	m := r.mr.Info()
-	if m.Addr != uint64(r.memory.CPU()) || m.LKey != 0x10 || m.RKey != 0x20 || l.access != 1|1<<20 {
+	if m.Addr != uint64(r.memory.CPU()) || m.LKey != 0x10 || m.RKey != 0x20 || l.access != 1|1<<20 || l.iova != m.Addr {
 		t.Errorf("region %+v with access %#x", m, l.access)
+	}
+	low, err := r.pd.RegMR(mem.All(r.memory), rdma.MROptions{IOVA: new(uint64)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if l.iova != 0 || low.Info().Addr != 0 {
+		t.Errorf("registered at %#x, and known at %#x", l.iova, low.Info().Addr)
+	}
+	if err := low.Close(); err != nil {
+		t.Error(err)
 	}
 	gpu := deviceRegion(t)
 	d, err := r.pd.RegDMABufMR(mem.All(gpu), 9, 4096, rdma.MROptions{Access: rdma.AccessLocalWrite})
@@ -107,6 +117,7 @@ func TestRegistrationThatFailsSaysWhy(t *testing.T) {
 	reg := func(e mem.Extent, a rdma.Access) func() error {
 		return func() error { _, err := r.pd.RegMR(e, rdma.MROptions{Access: a}); return err }
 	}
+	elsewhere := func() error { _, err := r.pd.RegMR(host, rdma.MROptions{IOVA: new(uint64)}); return err }
 	dmabuf := func() error {
 		_, err := r.pd.RegDMABufMR(mem.All(gpu), 9, 4096, rdma.MROptions{Access: rdma.AccessLocalWrite})
 		return err
@@ -124,6 +135,8 @@ func TestRegistrationThatFailsSaysWhy(t *testing.T) {
 		{"no pages left to lock", unix.ENOMEM, reg(host, 0), errdefs.ErrNoMemory, "ENOMEM"},
 		{"host memory refused", unix.EFAULT, reg(host, 0), errdefs.ErrInvalid, "EFAULT"},
 		{"device memory without a peer module", unix.EFAULT, reg(mem.All(gpu), 0), errdefs.ErrNotSupported, "nvidia_peermem"},
+		{"IOVA refused", unix.EINVAL, elsewhere, errdefs.ErrInvalid, "iova=0x0 access=none): EINVAL (22): the driver may take no IOVA"},
+		{"no IOVAs", unix.EOPNOTSUPP, elsewhere, errdefs.ErrNotSupported, "the driver may take no IOVA"},
 		{"no dma-bufs", unix.EOPNOTSUPP, dmabuf, errdefs.ErrNotSupported, "cannot register dma-bufs"},
 		{"dma-buf refused", unix.EINVAL, dmabuf, errdefs.ErrInvalid, "fd=9 offset=4096 bytes=8192"},
 		{"host memory as a dma-buf", 0, func() error { _, err := r.pd.RegDMABufMR(host, 9, 4096, rdma.MROptions{}); return err }, errdefs.ErrInvalid, "no device address"},

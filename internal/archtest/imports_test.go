@@ -40,12 +40,15 @@ var mayImport = map[string]string{
 	"device/cuda":          onDevice + " device/cuda/kernels internal/leak internal/sys/",
 	"device/cuda/kernels":  "errdefs mem device",
 	"device/cuda/cudatest": onDevice + " device/cuda internal/testkit",
-	"stream/copy":          onDevice + " stream stream/copy/plan internal/sys/hostmem internal/sys/nap",
-	"stream/nic":           onDevice + " stream rdma rdma/channel rdma/registry",
+	"stream/copy":          onDevice + " stream stream/ordered stream/copy/plan internal/sys/hostmem internal/sys/nap",
+	"stream/nic":           onDevice + " stream stream/ordered rdma rdma/channel rdma/registry",
 	"rdma/soft":            onMem + " rdma stream internal/leak internal/fault internal/sys/hostmem",
 	"rdma/ibv":             onMem + " rdma internal/leak internal/sys/",
 	"tier/cache":           onTier + " tier internal/leak",
 	"tier/file":            onTier + " tier internal/dirfs internal/leak internal/sys/hostmem",
+
+	// The life of an ordered stream, whatever copies its batches.
+	"stream/ordered": onDevice + " stream",
 
 	// The files that tiers keep blocks in.
 	"internal/dirfs":           "errdefs",

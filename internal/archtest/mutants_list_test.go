@@ -5,7 +5,7 @@ var mutants = []mutant{
 	{"stream/nic", "TestDefectDroppedCallbackAnsweredOK", []edit{{
 		"stream/nic/complete.go",
 		"	if wc.Status != rdma.WCSuccess {\n",
-		"	if wc.Status == rdma.WCSuccess && s.closing {\n",
+		"	if wc.Status == rdma.WCSuccess && s.lost {\n",
 	}}},
 	{"stream/nic", "TestDefectWaitWithoutDeadline", []edit{{
 		"stream/nic/fail.go",
@@ -15,7 +15,7 @@ var mutants = []mutant{
 	{"stream/nic", "TestDefectFullRingLeavesHalfABatch", []edit{{
 		"stream/nic/issue.go",
 		"				return worked, false\n",
-		"				o.err = errdefs.ErrBusy\n				return worked, true\n",
+		"				o.End(fmt.Errorf(\"no room\"))\n				return worked, true\n",
 	}}},
 	{"rdma/registry", "TestDefectRangeTableReadWithoutLock", []edit{{
 		"rdma/registry/registry.go",
@@ -97,8 +97,8 @@ var mutants = []mutant{
 	}}},
 	{"stream/nic", "TestDefectGPUWritesNotFlushed", []edit{{
 		"stream/nic/complete.go",
-		"		s.flush(o, &flushed)\n",
-		"		_ = flushed\n",
+		"	s.flush(o)\n",
+		"	_ = s.flush\n",
 	}}},
 	{"gdr", "TestDefectGPUWritesNotFlushed", []edit{{
 		"gdr/nics.go",

@@ -149,7 +149,7 @@ type starter interface {
 func (s *Stream) starts(r *plan.Request, can plan.Paths) {
 	for p := range can.All {
 		if k, ok := s.movers[p].(starter); ok {
-			now := time.Since(s.epoch)
+			now := s.opts.Clock.Since(s.epoch)
 			r.Streak = k.streak(now)
 			if k.resting(now) {
 				r.Resting = r.Resting.With(p)
@@ -192,12 +192,11 @@ func (v *survey) direction() plan.Direction {
 }
 
 // account ends what choose began, for a batch that is about to resolve: c gets the prediction, and the planner the outcome.
-// The caller has the turn to complete.
+// One goroutine at a time calls it.
 func (s *Stream) account(o *op, c *stream.Completion, err error) {
 	s.ahead.Add(-int64(o.choice.Predicted))
-	before := s.finished
-	s.finished = c.Finished
-	if o.started.IsZero() {
+	before := time.Duration(s.finished.Swap(int64(c.Finished.Sub(s.epoch))))
+	if o.Started.IsZero() {
 		return
 	}
 	c.Predicted = o.choice.Predicted
@@ -208,9 +207,13 @@ func (s *Stream) account(o *op, c *stream.Completion, err error) {
 	if !o.planned || o.held || o.joint || o.choice.Pace > 0 && o.steps > 1 {
 		return // it waited for something else than the path
 	}
-	start := c.Started
-	if before.After(start) {
-		start = before
+	s.planner.Observe(o.choice, o.request, c.Finished.Sub(s.from(o, before)))
+}
+
+// from returns when o began to take time of its own: when it started, or when the batch before it had finished.
+func (s *Stream) from(o *op, finished time.Duration) time.Time {
+	if before := s.epoch.Add(finished); before.After(o.Started) {
+		return before
 	}
-	s.planner.Observe(o.choice, o.request, c.Finished.Sub(start))
+	return o.Started
 }

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/device"
-	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/stream"
 )
 
@@ -19,32 +18,24 @@ const pollBytes = 512 << 10
 const unattended = 200 * time.Microsecond
 
 // Completing is whoever holds Stream.turn: the completer goroutine, or a goroutine in Ticket.Wait that found the turn
-// free. He takes items off inflight in order, waits or asks for their events and resolves tickets, so each of them once
-// and in order.
+// free. He takes items off inflight in order, and waits or asks for their events.
 
 // completeLoop is the completer. It sleeps until there is something that nobody may be polling for, and then completes
 // until nothing is in flight.
-func (s *Stream) completeLoop() {
+func (s *Stream) completeLoop(ctx context.Context) {
 	for {
-		<-s.watch
-		s.awake.Store(true)
-		over := s.completeAll()
-		s.awake.Store(false)
-		if over {
+		select {
+		case <-s.watch:
+		case <-ctx.Done():
 			return
 		}
+		s.awake.Store(true)
+		s.turn <- struct{}{}
+		for s.completeHead(true) {
+		}
+		<-s.turn
+		s.awake.Store(false)
 	}
-}
-
-// completeAll waits for what is in flight. over says that nothing will ever follow.
-func (s *Stream) completeAll() (over bool) {
-	s.turn <- struct{}{}
-	defer func() { <-s.turn }()
-	for s.completeHead(true) {
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.issued && s.inflight.n == 0
 }
 
 // lookLater is what the timer does that push sets. Whoever finds it set has pushed before this looks.
@@ -61,24 +52,30 @@ func (s *Stream) look() {
 	}
 }
 
-// push hands an item to who completes. A small batch on an idle stream, issued by Submit itself, is left to Ticket.Wait for
-// a while: waking the completer takes longer than Wait takes to come. The caller holds the mutex.
-func (s *Stream) push(it item) {
+// push hands an item to who completes, and returns how many batches are whole by it. A small batch on an idle stream, issued
+// by Submit itself, is left to Ticket.Wait for a while: waking the completer takes longer than Wait takes to come. The caller
+// holds the mutex.
+func (s *Stream) push(it item) (whole int) {
+	o := it.op
+	if it.last {
+		whole = 1
+	}
+	if o.path == stream.PathNone {
+		return whole // there is nothing to wait for
+	}
+	o.open.Add(1)
 	s.inflight.push(it)
 	if it.apart {
 		s.apart++
-		s.apartBy = it.op.path
+		s.apartBy = o.path
 	}
-	o := it.op
-	if alone := s.inflight.n == 1 && it.last && it.event != nil && o.err == nil; !alone || !o.small() || o.watched.Load() {
+	if alone := s.inflight.n == 1 && it.last && it.event != nil; !alone || !o.small() || o.watched.Load() {
 		s.look()
 	} else if s.armed.CompareAndSwap(false, true) {
 		s.later.Reset(unattended)
 	}
+	return whole
 }
-
-// Cancel implements stream.Driver.
-func (o *op) Cancel() { o.stream.cancel(o) }
 
 // Watch implements stream.Driver. push looks at watched after the item is in, and the completer at the items after it
 // was woken, so one of them sees the other.
@@ -109,7 +106,7 @@ func (o *op) Poll() bool {
 // small reports whether polling for the batch is worthwhile.
 func (o *op) small() bool { return o.stats.bytes <= pollBytes }
 
-// completeHead takes the first item in flight once its event is done, and resolves the ticket that it ends. If wait is
+// completeHead takes the first item in flight once its event is done, and settles. If wait is
 // false and the event is not done, or if nothing is in flight, it returns false. The caller has the turn.
 func (s *Stream) completeHead(wait bool) bool {
 	s.mu.Lock()
@@ -127,20 +124,17 @@ func (s *Stream) completeHead(wait bool) bool {
 	if !over {
 		return false
 	}
-	if err == nil && quiet {
+	switch {
+	case !quiet:
+		it.op.Lose()
+	case err == nil:
 		s.collect(&it)
 	}
-	s.giveBack(&it, err)
-	s.held = s.held || !quiet
-	switch {
-	case !it.last:
-	case s.held: // those after a quarantined ticket wait, since tickets resolve in order
-		s.mu.Lock()
-		s.quarantined = append(s.quarantined, it.op)
-		s.mu.Unlock()
-	default:
-		s.resolve(it.op)
+	if err != nil {
+		it.op.Fail(it.op.failure(err), false)
 	}
+	s.giveBack(&it)
+	s.life.Settle()
 	return true
 }
 
@@ -151,18 +145,14 @@ func (s *Stream) expect(it *item) {
 	if !ok || o.choice.Predicted == 0 {
 		return
 	}
-	from := o.started
-	if s.finished.After(from) {
-		from = s.finished
-	}
-	e.Expect(from.Add(o.choice.Predicted))
+	e.Expect(s.from(o, time.Duration(s.finished.Load())).Add(o.choice.Predicted))
 }
 
 // poll asks whether the step is done, or waits for it. quiet is false where the device cannot say that it has stopped.
 // Waiting has no deadline: whoever waits for the ticket has one, the memory does not.
 func (it *item) poll(wait bool) (over, quiet bool, err error) {
 	if it.lost {
-		return true, false, nil // the issuer has the error
+		return true, false, nil // the batch has the error
 	}
 	if it.event == nil {
 		return true, true, nil
@@ -186,12 +176,13 @@ func ask(e device.Event, wait bool) (over, quiet bool, err error) {
 	return true, quiet, err
 }
 
-// giveBack takes it off and frees what the step held, and breaks the stream if the step failed. The ring is given back
-// even then: a broken stream writes no more descriptors.
-func (s *Stream) giveBack(it *item, err error) {
+// giveBack takes it off and frees what the step held. The ring is given back even by a step that failed: a broken stream
+// writes no more descriptors.
+func (s *Stream) giveBack(it *item) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.inflight.pop()
+	it.op.open.Add(-1)
 	if it.apart {
 		s.apart--
 	}
@@ -203,57 +194,33 @@ func (s *Stream) giveBack(it *item, err error) {
 		s.staging.giveBack(it.stageEnd)
 		s.chunks--
 	}
-	if err != nil {
-		if o := it.op; o.deviceErr == nil {
-			o.deviceErr = o.failure(err)
-		}
-		s.breakBy(it.op.ticket.ID(), it.op.deviceErr)
-	}
-	if s.head != nil {
-		s.poke()
-	}
 }
 
-// resolve ends o's ticket. Nothing touches its memory any more.
-func (s *Stream) resolve(o *op) {
-	err := s.verdict(o)
-	c := stream.Completion{Path: o.path, Reason: o.reason, GivenUp: o.lost, Finished: time.Now()}
-	switch {
-	case o.started.IsZero():
-		c.Path, c.Reason = stream.PathNone, ReasonUnstarted
-		c.Started = c.Finished
-	default:
-		c.Started = o.started
+// Landed implements ordered.Work.
+func (o *op) Landed() bool { return o.open.Load() == 0 }
+
+// Finish implements ordered.Work.
+func (o *op) Finish() (stream.Completion, error) {
+	err := o.Verdict()
+	c := stream.Completion{
+		Path: o.path, Reason: o.reason, GivenUp: o.lost, Started: o.Started, Finished: o.stream.opts.Clock.Now(),
+	}
+	if o.Started.IsZero() {
+		c.Path, c.Reason, c.Started = stream.PathNone, ReasonUnstarted, c.Finished
 	}
 	if err == nil {
 		c.Bytes, c.Pieces = o.stats.bytes, o.stats.pieces
 	}
-	s.account(o, &c, err)
-	t := o.ticket
+	o.stream.account(o, &c, err)
 	// The ticket may be kept for long, and leads here as its driver: let the batch go.
 	o.batch, o.at = nil, cursor{}
 	o.carried.Store(nil)
-	<-s.slots
-	t.Resolve(c, err)
-}
-
-// verdict returns the error of o's ticket. What came after the failure that broke the stream has failed too, even if its
-// own copies went well.
-func (s *Stream) verdict(o *op) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	switch {
-	case s.cause != nil && s.causeID < o.ticket.ID() && (o.err == nil || o.deviceErr != nil):
-		return fmt.Errorf("batch %d: %w: %w", o.ticket.ID(), errdefs.ErrBroken, s.cause)
-	case o.deviceErr != nil:
-		return o.deviceErr
-	}
-	return o.err
+	return c, err
 }
 
 // failure wraps what the device said about o.
 func (o *op) failure(cause error) error {
-	return fmt.Errorf("batch %d by %s: %w", o.ticket.ID(), o.path, cause)
+	return fmt.Errorf("batch %d by %s: %w", o.ID(), o.path, cause)
 }
 
 // fifo holds the items in flight, in order. At most as many as slots and maxCalls admit.

@@ -44,14 +44,11 @@
 //
 // # Life of a batch
 //
-// Submit validates, surveys and has the planner choose, takes a place in the stream (at most Options.QueueDepth batches
-// are unresolved) and appends the batch to the backlog. If nobody is issuing and the backlog was empty, Submit issues the
-// first step itself: no other goroutine stands between a caller and an idle device. The issuer goroutine does the rest:
-// batches whose dependencies are unmet, which hold up all later ones as the order demands, those that are paced, and the
-// later steps of batches that do not fit the descriptor ring, staging memory or the device's queue at once. Every step
-// ends with an event. The completer goroutine, or whoever waits for a ticket, takes those events in order, gives memory
-// back and resolves tickets; the planner then hears how long it took. Who waits for a small batch polls, so that no other
-// goroutine has to wake up between the last byte and him.
+// Submit validates, surveys and has the planner choose. From then on it is that of package ordered: a part that is issued is a
+// step, as much as fits the descriptor ring, staging memory and the device's queue, and every step ends with an event. The
+// completer goroutine, or whoever waits for a ticket, takes those events in order, gives memory back and has what landed
+// resolve; the planner then hears how long it took. Who waits for a small batch polls, so that no other goroutine has to wake
+// up between the last byte and him.
 //
 // All paths share one queue, or join theirs with it (owner.turn) when another path is next: batches take effect in the
 // order of submission whatever paths they travel by. With resident kernels and NICs no queue can be joined: the host holds

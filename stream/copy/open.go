@@ -8,10 +8,13 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/jonboulle/clockwork"
+
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/stream"
 	"github.com/kvlane/kvlane/stream/copy/plan"
+	"github.com/kvlane/kvlane/stream/ordered"
 )
 
 // Defaults and limits of Options.
@@ -67,6 +70,8 @@ type Options struct {
 	// HighPriority asks the device for queues of its highest priority. The background policy always does: its kernels are
 	// few and short, and should not wait for what computes beside them longer than they must.
 	HighPriority bool
+	// Clock is where the stream has the time from. Nil: the system's.
+	Clock clockwork.Clock
 }
 
 // Validate reports every field that is out of range.
@@ -101,6 +106,9 @@ func (o Options) withDefaults() Options {
 	if o.QueueDepth == 0 {
 		o.QueueDepth = DefaultQueueDepth
 	}
+	if o.Clock == nil {
+		o.Clock = clockwork.NewRealClock()
+	}
 	if o.Descriptors == 0 {
 		o.Descriptors = DefaultDescriptors
 	}
@@ -121,6 +129,7 @@ type Stream struct {
 	dev   device.Device
 	index int // of dev
 	opts  Options
+	life  *ordered.Stream
 
 	// movers are the paths by stream.Path. able is the set of those that the device has and that are not absent, prepared of
 	// those that have what they need (plan.Paths both); preparing is a token: one at a time gets it.
@@ -129,35 +138,25 @@ type Stream struct {
 	absent         absent
 	preparing      chan struct{}
 	planner        Planner
-	epoch          time.Time // when the stream was opened
+	epoch          time.Time    // when the stream was opened
+	finished       atomic.Int64 // when the last batch was, in nanoseconds since then
 	// ahead is the predicted time of what is accepted and unresolved, in nanoseconds.
 	ahead atomic.Int64
 	last  atomic.Uint32 // the path of the batch that was accepted last
 
-	// slots has one element for each batch or control that is accepted and unresolved.
-	slots chan struct{}
-	// down is closed when the stream takes no more batches: broken or closing.
-	down chan struct{}
-	// wake tells the issuer to look again. One token is enough: it looks at everything.
-	wake chan struct{}
 	// watch tells the completer that something is in flight that nobody may be polling for. One token is enough.
 	watch chan struct{}
-	// turn is a token: one goroutine at a time completes. held, that some ticket is quarantined, is his, and finished, when
-	// the last batch was.
-	turn     chan struct{}
-	held     bool
-	finished time.Time
+	// turn is a token: one goroutine at a time completes.
+	turn chan struct{}
 	// awake: the completer has the turn, or is about to take it.
 	awake atomic.Bool
 	// later wakes the completer for a batch that was left to Ticket.Wait; armed: it will.
-	later *time.Timer
+	later clockwork.Timer
 	armed atomic.Bool
-	// stopped is closed when issuer and completer have returned.
-	stopped chan struct{}
-	closer  chan struct{} // token: one Close at a time
-	said    error         // his who closes: what queues said that are closed all the same, and was not returned yet
+	// pacing has the issuer look again when the head of the backlog may go on.
+	pacing clockwork.Timer
 
-	// queue and the movers are used by whoever has set issuing. latest is the path that issued last, waited that queue was
+	// queue and the movers are used by whoever issues. latest is the path that issued last, waited that queue was
 	// told to wait for somebody else's event since.
 	queue    device.Queue
 	latest   stream.Path
@@ -165,23 +164,15 @@ type Stream struct {
 	stepping item   // what step works on
 	joined   []item // of batches that share that step
 
-	mu          sync.Mutex
-	issuing     bool // somebody is using queue
-	head, tail  *op  // the backlog
-	lastID      uint64
-	inflight    fifo // what was issued, in order, and is not completed
-	apart       int  // items in flight between which and the queue the device keeps no order: all of path apartBy
-	apartBy     stream.Path
-	issued      bool // nothing more will be
-	calls       int  // device calls whose event is not done
-	chunks      int  // steps in flight that hold staging memory
-	ring        *ring
-	staging     *positions // nil before the staged path is prepared
-	pacer       plan.Pacer
-	closing     bool
-	cause       error // why the stream is broken, or nil
-	causeID     uint64
-	quarantined []*op // in order; resolved by Close only
+	mu       sync.Mutex
+	inflight fifo // what was issued, in order, and is not completed
+	apart    int  // items in flight between which and the queue the device keeps no order: all of path apartBy
+	apartBy  stream.Path
+	calls    int // device calls whose event is not done
+	chunks   int // steps in flight that hold staging memory
+	ring     *ring
+	staging  *positions // nil before the staged path is prepared
+	pacer    plan.Pacer
 }
 
 var _ stream.EventStream = (*Stream)(nil)
@@ -201,26 +192,19 @@ func Open(dev device.Device, o Options) (*Stream, error) {
 		dev:       dev,
 		index:     dev.Info().Index,
 		opts:      o,
-		epoch:     time.Now(),
-		slots:     make(chan struct{}, o.QueueDepth),
-		down:      make(chan struct{}),
-		wake:      make(chan struct{}, 1),
+		epoch:     o.Clock.Now(),
 		watch:     make(chan struct{}, 1),
 		turn:      make(chan struct{}, 1),
 		preparing: make(chan struct{}, 1),
-		stopped:   make(chan struct{}),
-		closer:    make(chan struct{}, 1),
 		queue:     q,
 	}
+	s.life = ordered.New(ordered.Options{Name: "copy stream", Depth: o.QueueDepth, Stop: s.stop, Free: s.free})
+	s.later = o.Clock.AfterFunc(unattended, s.lookLater)
+	s.pacing = o.Clock.AfterFunc(unattended, s.life.Poke)
 	if err := s.prepare(); err != nil {
 		return nil, errors.Join(fmt.Errorf("open copy stream: %w", err), s.undo())
 	}
-	s.later = time.AfterFunc(unattended, s.lookLater)
-	var done sync.WaitGroup
-	done.Add(2)
-	go func() { defer done.Done(); s.issueLoop() }()
-	go func() { defer done.Done(); s.completeLoop() }()
-	go func() { done.Wait(); close(s.stopped) }()
+	s.life.Start(s.completeLoop)
 	return s, nil
 }
 
@@ -248,9 +232,10 @@ const undoTimeout = 10 * time.Second
 func (s *Stream) undo() error {
 	ctx, cancel := context.WithTimeout(context.Background(), undoTimeout)
 	defer cancel()
-	err := s.release(ctx)
+	s.life.Start()
+	err := s.life.Close(ctx)
 	if err != nil {
-		err = errors.Join(err, s.release(ctx))
+		err = errors.Join(err, s.life.Close(ctx))
 	}
 	return err
 }
@@ -296,69 +281,37 @@ func (s *Stream) makeRing() error {
 }
 
 // Err returns why the stream is broken, or nil.
-func (s *Stream) Err() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.cause
-}
+func (s *Stream) Err() error { return s.life.Err() }
 
 // Quarantined returns how many tickets are unresolved because the device failed in a way that does not tell when it
 // stops touching their memory. They resolve when Close has seen the queue idle.
-func (s *Stream) Quarantined() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return len(s.quarantined)
+func (s *Stream) Quarantined() int { return s.life.Quarantined() }
+
+// Close implements stream.Stream. An error that is not the context's comes from the device; calling again tries again. While
+// the device has not stopped it is errdefs.ErrBusy.
+func (s *Stream) Close(ctx context.Context) error {
+	s.look()
+	return s.life.Close(ctx)
 }
 
-// Close implements stream.Stream. An error that is not the context's comes from the device; calling again tries again.
-func (s *Stream) Close(ctx context.Context) error {
-	s.mu.Lock()
-	if !s.closing {
-		s.closing = true
-		if s.cause == nil {
-			close(s.down)
-		}
-	}
-	s.mu.Unlock()
-	s.poke()
-
-	select {
-	case s.closer <- struct{}{}:
-		defer func() { <-s.closer }()
-	case <-ctx.Done():
-		return s.unclosed(context.Cause(ctx))
-	}
-	select {
-	case <-s.stopped:
-	case <-ctx.Done():
-		return s.unclosed(context.Cause(ctx))
-	}
-	// Some path may still be getting memory or queues. Once that is over no other begins, as the stream is down.
+// stop closes the queues. Some path may still be getting memory or queues: once that is over no other begins, as the stream
+// is down.
+func (s *Stream) stop(ctx context.Context) error {
 	select {
 	case s.preparing <- struct{}{}:
 		defer func() { <-s.preparing }()
 	case <-ctx.Done():
-		return s.unclosed(context.Cause(ctx))
+		return context.Cause(ctx)
 	}
 	s.later.Stop()
-	return s.release(ctx)
+	s.pacing.Stop()
+	return s.closeQueues(ctx)
 }
 
-// release gives back queues and memory, in this order, once nobody uses them: no memory before all queues are idle, and then
-// all that the driver takes. What is done is forgotten, so that a Close that failed half-way goes on where it stopped.
-func (s *Stream) release(ctx context.Context) error {
-	if err := s.closeQueues(ctx); err != nil {
-		return s.unclosed(err)
-	}
-	s.mu.Lock()
-	held := s.quarantined
-	s.quarantined = nil
-	s.mu.Unlock()
-	for _, o := range held {
-		s.resolve(o)
-	}
-	errs := []error{s.said}
-	s.said = nil
+// free gives the memory back, once all queues are idle: all that the driver takes. What is done is forgotten, so that a Close
+// that failed half-way goes on where it stopped.
+func (s *Stream) free() error {
+	var errs []error
 	for o := range s.owners {
 		errs = append(errs, o.free())
 	}
@@ -369,24 +322,22 @@ func (s *Stream) release(ctx context.Context) error {
 			s.ring = nil
 		}
 	}
-	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("close copy stream: %w", err)
-	}
-	return nil
+	return errors.Join(errs...)
 }
 
-// closeQueues closes the stream's queue and those of the movers, and adds to said what they said.
+// closeQueues closes the stream's queue and those of the movers, and keeps what they said.
 func (s *Stream) closeQueues(ctx context.Context) error {
 	if s.queue != nil {
 		failed, err := closeQueue(ctx, s.queue)
 		if err != nil {
 			return err
 		}
-		s.queue, s.said = nil, errors.Join(s.said, failed)
+		s.queue = nil
+		s.life.Keep(failed)
 	}
 	for o := range s.owners {
 		failed, err := o.quiesce(ctx)
-		s.said = errors.Join(s.said, failed)
+		s.life.Keep(failed)
 		if err != nil {
 			return err
 		}
@@ -409,12 +360,4 @@ func closeQueue(ctx context.Context, q closer) (failed, err error) {
 		return nil, failed
 	}
 	return failed, nil
-}
-
-func (s *Stream) unclosed(cause error) error {
-	n := s.Quarantined()
-	if n > 0 {
-		return fmt.Errorf("close copy stream: %d batches are quarantined, %d unresolved: %w", n, len(s.slots), cause)
-	}
-	return fmt.Errorf("close copy stream: %d batches are unresolved: %w", len(s.slots), cause)
 }

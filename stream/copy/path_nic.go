@@ -143,7 +143,7 @@ func (c *carried) step(o *op, _ span, it *item) (done bool, err error) {
 		return c.refused(o, err)
 	}
 	o.carried.Store(t)
-	if o.canceled.Load() { // by somebody who did not see the ticket
+	if o.Canceled() { // by somebody who did not see the ticket
 		t.Cancel()
 	}
 	it.apart, it.calls, it.bytes, it.event = true, 1, o.stats.bytes, &arrival{op: o, by: c.by, ticket: t}
@@ -215,8 +215,8 @@ func (a *arrival) verdict() error {
 	switch {
 	case err == nil:
 		return nil
-	case a.op.canceled.Load() && errors.Is(err, errdefs.ErrCanceled) && !errors.Is(err, errdefs.ErrBroken):
-		a.op.deviceErr = a.op.failure(err)
+	case a.op.Canceled() && errors.Is(err, errdefs.ErrCanceled) && !errors.Is(err, errdefs.ErrBroken):
+		a.op.End(a.op.failure(err))
 		return nil
 	}
 	a.by.fail(err)

@@ -122,7 +122,7 @@ func (r *resident) prepare() error {
 			return err
 		}
 		if len(r.workers) == 0 { // which takes every batch, or a part of it
-			w.started = func() { r.demand.leaves.Store(int64(time.Since(r.s.epoch) + r.o.Lease)) }
+			w.started = func() { r.demand.leaves.Store(int64(r.s.opts.Clock.Since(r.s.epoch) + r.o.Lease)) }
 		}
 		r.workers = append(r.workers, w)
 	}
@@ -177,7 +177,7 @@ func (r *resident) step(o *op, _ span, it *item) (done bool, err error) {
 		return false, nil
 	}
 	n := r.share(o)
-	r.demand.taken.Store(int64(o.started.Sub(r.s.epoch)))
+	r.demand.taken.Store(int64(o.Started.Sub(r.s.epoch)))
 	r.latest, r.wide = o, n > 1
 	workers, share := r.workers[:n], int64(math.MaxInt64)
 	if r.wide {

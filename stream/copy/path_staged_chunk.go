@@ -24,7 +24,7 @@ type stageSpan struct {
 
 // gathers reports whether o's chunks may hold other batches too: the planner said how large chunks should be.
 func (o *op) gathers() bool {
-	return o.control == nil && o.path == stream.PathStaged && o.choice.ChunkBytes > 0
+	return o.path == stream.PathStaged && o.choice.ChunkBytes > 0
 }
 
 // room reserves staging memory for the next chunk, and descriptors for the pieces that it will have on average and some
@@ -62,11 +62,10 @@ func (p *staged) room(o *op) (span, bool) {
 	return sp, ok
 }
 
-// queued returns how much is left of o and of those behind it that may share its chunk, but no more than most. The caller
-// holds Stream.mu.
+// queued returns how much is left of o and of those behind it that may share its chunk, but no more than most.
 func (p *staged) queued(o *op, most uint64) uint64 {
 	bytes := uint64(o.stats.bytes - o.sent)
-	for next := o.next; bytes < most && next != nil && next.shares(o); next = next.next {
+	for next := o.following(); bytes < most && next != nil && next.shares(o); next = next.following() {
 		bytes += uint64(next.stats.bytes)
 	}
 	return min(bytes, most)
@@ -74,7 +73,7 @@ func (p *staged) queued(o *op, most uint64) uint64 {
 
 // shares reports whether o may be in a chunk that begins with first: one kernel does it all.
 func (o *op) shares(first *op) bool {
-	return o.gathers() && o.stats.ways == first.stats.ways && o.summed == first.summed && !o.canceled.Load()
+	return o.gathers() && o.stats.ways == first.stats.ways && o.summed == first.summed && !o.Canceled()
 }
 
 // join fills up the chunk that begins with first, which is the backlog's head, with batches behind it.
@@ -83,7 +82,7 @@ func (p *staged) join(first *op) {
 		return
 	}
 	for last := first; last.at.described() && p.chunk.left() > 0; {
-		next := p.s.joins(first, last)
+		next := joins(first, last)
 		if next == nil {
 			return
 		}
@@ -96,16 +95,16 @@ func (p *staged) join(first *op) {
 	}
 }
 
+// following returns the batch behind o in the backlog, or nil.
+func (o *op) following() *op {
+	next, _ := o.Next().(*op)
+	return next
+}
+
 // joins returns the batch behind last if that may be issued now, in one step with first.
-func (s *Stream) joins(first, last *op) *op {
-	s.mu.Lock()
-	next := last.next
-	ok := next != nil && next.shares(first) && s.mustStop(next) == nil
-	s.mu.Unlock()
-	if !ok {
-		return nil
-	}
-	if unmet, err := next.unmet(); unmet != nil || err != nil {
+func joins(first, last *op) *op {
+	next := last.following()
+	if next == nil || !next.shares(first) || !next.Ready() {
 		return nil
 	}
 	return next

@@ -32,8 +32,8 @@ func (s *Stream) ready(ctx context.Context, p stream.Path) (lost, err error) {
 	}
 	select {
 	case s.preparing <- struct{}{}:
-	case <-s.down:
-		return nil, s.refusal()
+	case <-s.life.Down():
+		return nil, s.life.Refusal()
 	case <-ctx.Done():
 		return nil, fmt.Errorf("wait to prepare path %s: %w", p, context.Cause(ctx))
 	}
@@ -43,7 +43,7 @@ func (s *Stream) ready(ctx context.Context, p stream.Path) (lost, err error) {
 		return nil, nil
 	case s.isDown():
 		<-s.preparing
-		return nil, s.refusal() // what it got now, nobody would give back
+		return nil, s.life.Refusal() // what it got now, nobody would give back
 	case ctx.Err() != nil:
 		<-s.preparing
 		return nil, context.Cause(ctx)
@@ -56,8 +56,8 @@ func (s *Stream) ready(ctx context.Context, p stream.Path) (lost, err error) {
 	select {
 	case lost = <-done:
 		return lost, nil
-	case <-s.down:
-		return nil, s.refusal()
+	case <-s.life.Down():
+		return nil, s.life.Refusal()
 	case <-ctx.Done():
 		return nil, fmt.Errorf("prepare path %s: %w", p, context.Cause(ctx))
 	}
@@ -96,7 +96,7 @@ func (s *Stream) has(p stream.Path) bool { return plan.Paths(s.prepared.Load()).
 // isDown reports whether the stream takes no more batches.
 func (s *Stream) isDown() bool {
 	select {
-	case <-s.down:
+	case <-s.life.Down():
 		return true
 	default:
 		return false
@@ -167,7 +167,7 @@ func (s *Stream) lose(p stream.Path, why error) error {
 	if c, ok := s.movers[p].(*carried); ok && c.by.Err() != nil || !errors.Is(why, errdefs.ErrNoMemory) {
 		return why
 	}
-	if wait := s.absent.leave(p, time.Since(s.epoch)); wait > 0 {
+	if wait := s.absent.leave(p, s.opts.Clock.Since(s.epoch)); wait > 0 {
 		return fmt.Errorf("%w; it is tried again in %v", why, wait)
 	}
 	return why
@@ -175,8 +175,8 @@ func (s *Stream) lose(p stream.Path, why error) error {
 
 // readmit gives back the paths that have been absent for long enough.
 func (s *Stream) readmit() {
-	if next := s.absent.next.Load(); next == 0 || time.Since(s.epoch) < time.Duration(next) {
+	if next := s.absent.next.Load(); next == 0 || s.opts.Clock.Since(s.epoch) < time.Duration(next) {
 		return
 	}
-	s.able.Or(uint32(s.absent.back(time.Since(s.epoch))))
+	s.able.Or(uint32(s.absent.back(s.opts.Clock.Since(s.epoch))))
 }

@@ -4,25 +4,22 @@ import (
 	"context"
 	"fmt"
 	"sync/atomic"
-	"time"
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/stream"
 	"github.com/kvlane/kvlane/stream/copy/plan"
+	"github.com/kvlane/kvlane/stream/ordered"
 )
 
-// op is an element of the backlog: a batch, or a control, which acts on the queue in its turn.
+// op is a batch that is accepted and unresolved.
 type op struct {
-	stream   *Stream
-	next     *op
-	canceled atomic.Bool                   // no more of it may be issued
-	carried  atomic.Pointer[stream.Ticket] // of a NIC's stream, while that has the batch
-	watched  atomic.Bool                   // somebody waits without polling
+	ordered.Batch
+	stream  *Stream
+	carried atomic.Pointer[stream.Ticket] // of a NIC's stream, while that has the batch
+	watched atomic.Bool                   // somebody waits without polling
 
-	// Of a batch.
-	ticket *stream.Ticket
 	batch  *mem.Batch
 	stats  survey
 	path   stream.Path
@@ -34,12 +31,7 @@ type op struct {
 	choice  plan.Choice
 	summed  bool // the path fills the sums that the batch asks for
 
-	// Of a control.
-	control *control
-
 	// Used by whoever issues.
-	started  time.Time
-	met      int // dependencies known to have succeeded
 	at       cursor
 	launches int   // kernels so far
 	steps    int   // so far
@@ -48,124 +40,60 @@ type op struct {
 	joint    bool  // a step of it carried other batches too
 	behind   bool  // something was in flight when it started
 
-	// err is why the issuer ended the batch early; written before the op's last item is sent.
-	err error
-	// deviceErr is why an event of the batch failed. The completer's alone.
-	deviceErr error
+	open atomic.Int32 // its items in flight
 }
 
 // Submit implements stream.Stream. It issues the batch itself when the stream is idle, so it may call the driver, but it
 // waits for nothing except a place in the stream, and, before the first batch of a path, for that to get memory and queues.
 func (s *Stream) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, error) {
-	stats, err := s.survey(b)
+	t, err := s.submit(ctx, b)
 	if err != nil {
 		return nil, fmt.Errorf("submit batch: %w", err)
+	}
+	return t, nil
+}
+
+func (s *Stream) submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, error) {
+	stats, err := s.survey(b)
+	if err != nil {
+		return nil, err
 	}
 	o := &op{stream: s, batch: b, stats: stats}
 	o.at.batch = b
-	err = s.choose(ctx, o)
-	if err == nil {
-		err = s.enter(ctx, o)
+	if err := s.choose(ctx, o); err != nil {
+		return nil, err
 	}
+	s.ahead.Add(int64(o.choice.Predicted))
+	t, err := s.life.Submit(ctx, o, &o.Batch, b.After)
 	if err != nil {
-		return nil, fmt.Errorf("submit batch: %w", err)
+		s.ahead.Add(-int64(o.choice.Predicted))
+		return nil, err
 	}
-	return o.ticket, nil
+	if o.path != stream.PathNone {
+		s.last.Store(uint32(o.path))
+	}
+	return t, nil
 }
 
-// enter takes a place in the stream, appends o to the backlog and issues its first step if nothing is before it.
-func (s *Stream) enter(ctx context.Context, o *op) error {
-	if err := ctx.Err(); err != nil {
-		return context.Cause(ctx)
-	}
-	select {
-	case s.slots <- struct{}{}:
-	default:
-		s.look()
-		select {
-		case s.slots <- struct{}{}:
-		case <-s.down:
-			return s.refusal()
-		case <-ctx.Done():
-			return fmt.Errorf("all %d places are taken: %w", cap(s.slots), context.Cause(ctx))
-		}
-	}
-
-	s.mu.Lock()
-	if s.closing || s.cause != nil {
-		s.mu.Unlock()
-		<-s.slots
-		return s.refusal()
-	}
-	if o.control == nil {
-		s.lastID++
-		s.ahead.Add(int64(o.choice.Predicted))
-		if o.path != stream.PathNone {
-			s.last.Store(uint32(o.path))
-		}
-		o.ticket = stream.NewDrivenTicket(s.lastID, o)
-	}
-	if s.tail == nil {
-		s.head = o
-	} else {
-		s.tail.next = o
-	}
-	s.tail = o
-	first := s.head == o && !s.issuing
-	s.mu.Unlock()
-
-	if !first {
-		s.poke()
-		return nil
-	}
-	s.drain(1)
-	return nil
-}
-
-// refusal says why the stream takes nothing more.
-func (s *Stream) refusal() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.cause != nil {
-		return fmt.Errorf("%w: %w", errdefs.ErrBroken, s.cause)
-	}
-	return fmt.Errorf("copy stream: %w", errdefs.ErrClosed)
-}
-
-func (s *Stream) cancel(o *op) {
-	o.canceled.Store(true)
+// Cancel implements stream.Driver.
+func (o *op) Cancel() {
+	o.Batch.Cancel()
 	if t := o.carried.Load(); t != nil {
 		t.Cancel()
 	}
-	s.poke()
-}
-
-// poke makes the issuer look at the backlog.
-func (s *Stream) poke() {
-	select {
-	case s.wake <- struct{}{}:
-	default:
-	}
-}
-
-// control is a call on the queue that keeps its place among the batches.
-type control struct {
-	wait device.Event // nil: record
-	// done is closed when event and err are valid.
-	done  chan struct{}
-	event device.Event
-	err   error
-	// abandoned: nobody waits any more. Guarded by Stream.mu.
-	abandoned bool
 }
 
 // Record implements stream.EventStream. The caller closes the event.
 func (s *Stream) Record(ctx context.Context) (device.Event, error) {
-	c := &control{done: make(chan struct{})}
-	if err := s.runControl(ctx, c); err != nil {
+	var e device.Event
+	record := func() (err error) {
+		e, err = s.queue.Record()
+		return err
+	}
+	if err := s.life.Call(ctx, func() (bool, error) { return s.inTurn(record) }, func() { e.Close() }); err != nil {
 		return nil, fmt.Errorf("record event: %w", err)
 	}
-	return c.event, nil
+	return e, nil
 }
 
 // WaitEvent implements stream.EventStream. It returns when the device has been told to wait.
@@ -173,29 +101,28 @@ func (s *Stream) WaitEvent(ctx context.Context, e device.Event) error {
 	if e == nil {
 		return fmt.Errorf("wait for event: there is none: %w", errdefs.ErrInvalid)
 	}
-	c := &control{wait: e, done: make(chan struct{})}
-	if err := s.runControl(ctx, c); err != nil {
+	wait := func() error {
+		s.waited = true
+		return s.queue.Wait(e)
+	}
+	if err := s.life.Call(ctx, func() (bool, error) { return s.inTurn(wait) }, nil); err != nil {
 		return fmt.Errorf("wait for event: %w", err)
 	}
 	return nil
 }
 
-func (s *Stream) runControl(ctx context.Context, c *control) error {
-	if err := s.enter(ctx, &op{control: c}); err != nil {
-		return err
-	}
-	select {
-	case <-c.done:
-		return c.err
-	case <-ctx.Done():
-	}
+// inTurn calls act, which uses the stream's queue, once what other queues of the stream hold comes before that. ok is false
+// while the host has to wait for it.
+func (s *Stream) inTurn(act func() error) (ok bool, err error) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	select {
-	case <-c.done: // it was faster
-		return c.err
-	default:
-		c.abandoned = true
-		return context.Cause(ctx)
+	ok = s.mayFollow(stream.PathNone)
+	s.mu.Unlock()
+	if !ok {
+		s.look()
+		return false, nil
 	}
+	if err = s.turnTo(stream.PathNone); err == nil {
+		err = act()
+	}
+	return true, err
 }

@@ -53,11 +53,6 @@ func (s *Stream) survey(b *mem.Batch) (survey, error) {
 	if b == nil {
 		return survey{}, fmt.Errorf("no batch: %w", errdefs.ErrInvalid)
 	}
-	for i, d := range b.After {
-		if d == nil {
-			return survey{}, fmt.Errorf("dependency %d is nil: %w", i, errdefs.ErrInvalid)
-		}
-	}
 	v, ok, err := s.surveyList(b)
 	switch {
 	case err != nil:

@@ -1,14 +1,14 @@
 package nic
 
 import (
+	"context"
 	"fmt"
-	"time"
 
 	"github.com/kvlane/kvlane/rdma"
 	"github.com/kvlane/kvlane/stream"
 )
 
-// reap takes completions, and reports whether there were any.
+// reap takes completions off, with hw held, and reports whether there were any.
 func (s *Stream) reap() bool {
 	if s.outstanding == 0 {
 		return false
@@ -20,20 +20,26 @@ func (s *Stream) reap() bool {
 	return worked
 }
 
+// reapRail leaves nothing in l's completion queue: of what it left, no channel would tell.
 func (s *Stream) reapRail(l *rail) bool {
-	n, err := l.CQ.Poll(l.wcs)
-	if err != nil {
-		l.deaf = true
-		s.breakDown(fmt.Errorf("NIC %s: %w", l.reg.Name(), err))
-		return true
+	for worked := false; ; worked = true {
+		n, err := l.CQ.Poll(l.wcs)
+		if err != nil {
+			s.deafen(l, err)
+			return true
+		}
+		if n == 0 {
+			return worked
+		}
+		for i := range l.wcs[:n] {
+			s.completed(l, &l.wcs[i])
+		}
+		s.heard = s.opts.Clock.Now()
+		s.completions += uint64(n)
+		if n < len(l.wcs) {
+			return true
+		}
 	}
-	for i := range l.wcs[:n] {
-		s.completed(l, &l.wcs[i])
-	}
-	if n > 0 {
-		s.heard = time.Now()
-	}
-	return n > 0
 }
 
 // completed takes in one completion of l.
@@ -51,54 +57,112 @@ func (s *Stream) completed(l *rail, wc *rdma.WC) {
 	s.outstanding -= over
 }
 
-// settle resolves batches that have ended, from the oldest on, and reports whether there were any.
-func (s *Stream) settle() bool {
+// arm has the channels tell of the next completion, and reports whether one came before that.
+func (s *Stream) arm() bool {
 	worked := false
-	var flushed classes // by this call: everything that has ended before it is visible
-	for {
-		s.mu.Lock()
-		o := s.head
-		if o == nil || !o.posted || o.open > 0 {
-			s.mu.Unlock()
-			return worked
+	for _, l := range s.rails {
+		if l.armed || l.deaf || l.Outstanding() == 0 {
+			continue
 		}
-		s.head = o.next
-		if s.head == nil {
-			s.tail = nil
+		if err := l.CQ.RequestNotify(false); err != nil {
+			s.deafen(l, err)
+			return true
 		}
-		s.mu.Unlock()
-		s.flush(o, &flushed)
-		s.resolve(o)
-		worked = true
+		l.armed = true
+		worked = s.reapRail(l) || worked
 	}
+	return worked
+}
+
+// deafen says that l's completions do not come any more.
+func (s *Stream) deafen(l *rail, err error) {
+	l.deaf = true
+	s.breakDown(fmt.Errorf("NIC %s: %w", l.reg.Name(), err))
+}
+
+// listen is the completer of a rail.
+func (s *Stream) listen(ctx context.Context, l *rail) {
+	for {
+		err := l.Wait(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		s.hw.Lock()
+		l.armed = false
+		if err != nil {
+			s.deafen(l, err)
+		}
+		s.reap()
+		s.hw.Unlock()
+		s.life.Issue(-1)
+		if err != nil {
+			return
+		}
+	}
+}
+
+// pollBytes is how large a batch may be for whoever waits for it to poll: it takes about as long as being woken up.
+const pollBytes = 512 << 10
+
+// Poll implements stream.Driver.
+func (o *op) Poll() bool {
+	s := o.stream
+	if s.hw.TryLock() {
+		worked := s.reap()
+		s.hw.Unlock()
+		if worked {
+			s.life.Issue(1)
+		}
+	}
+	return o.bytes <= pollBytes
+}
+
+// Watch implements stream.Driver. Completers watch in any case.
+func (o *op) Watch() {}
+
+// Landed implements ordered.Work. Before it says no, it sees to it that somebody is told of the next completion.
+func (o *op) Landed() bool {
+	s := o.stream
+	s.hw.Lock()
+	defer s.hw.Unlock()
+	for o.open > 0 {
+		if !s.arm() {
+			return false
+		}
+	}
+	return true
 }
 
 // flush makes what was written to devices visible there.
-func (s *Stream) flush(o *op, done *classes) {
-	if s.opts.Flush == nil || o.failed != nil || o.started.IsZero() {
+func (s *Stream) flush(o *op) {
+	if s.opts.Flush == nil || o.Started.IsZero() {
 		return
 	}
+	s.hw.Lock()
+	at := s.completions
+	s.hw.Unlock()
+	if at != s.visibleAt {
+		s.visible, s.visibleAt = 0, at
+	}
 	for d := range maxDevice + 1 {
-		if bit := classes(1) << d; o.uses.writes()&bit&^*done != 0 {
+		if bit := classes(1) << d; o.uses.writes()&bit&^s.visible != 0 {
 			if err := s.opts.Flush(d); err != nil {
-				err = fmt.Errorf("batch %d by %s: flush writes to device %d: %w", o.ticket.ID(), s.path, d, err)
-				o.fail(err)
-				s.mu.Lock()
-				s.breakBy(o.ticket.ID(), err)
-				s.mu.Unlock()
+				s.failBatch(o, fmt.Errorf("flush writes to device %d: %w", d, err), false)
 				return
 			}
-			*done |= bit
+			s.visible |= bit
 		}
 	}
 }
 
-// resolve ends o's ticket. Nothing touches its memory any more.
-func (s *Stream) resolve(o *op) {
-	err := s.verdict(o)
-	c := stream.Completion{Path: s.path, Reason: ReasonLoopback, Started: o.started, Finished: time.Now()}
+// Finish implements ordered.Work.
+func (o *op) Finish() (stream.Completion, error) {
+	s := o.stream
+	s.flush(o)
+	err := o.Verdict()
+	c := stream.Completion{Path: s.path, Reason: ReasonLoopback, Started: o.Started, Finished: s.opts.Clock.Now()}
 	switch {
-	case o.started.IsZero():
+	case o.Started.IsZero():
 		c.Path, c.Reason, c.Started = stream.PathNone, ReasonUnstarted, c.Finished
 	case o.bytes == 0:
 		c.Path, c.Reason = stream.PathNone, ReasonEmpty
@@ -108,7 +172,6 @@ func (s *Stream) resolve(o *op) {
 	}
 	s.giveBack(o.needs)
 	// The ticket may be kept for long, and leads here as its driver: let the batch go.
-	o.batch, o.needs, o.at, o.next = nil, nil, cursor{}, nil
-	<-s.slots
-	o.ticket.Resolve(c, err)
+	o.batch, o.needs, o.at = nil, nil, cursor{}
+	return c, err
 }

@@ -16,21 +16,17 @@
 //
 // # Order
 //
-// A ticket resolves after all before it, in whatever order completions arrive: a batch counts its chains, and tickets
-// resolve from the oldest on. What is in flight at once must not depend on the order, since a NIC reads the source of a
-// request before earlier requests have landed. Batches that write the same sort of memory by the same opcode and read
+// A batch has landed when its chains have completed, in whatever order; the rest of its life is that of package ordered. What
+// is in flight at once must not depend on the order, since a NIC reads the source of a request before earlier requests have
+// landed. Batches that write the same sort of memory by the same opcode and read
 // another (loads after loads, dumps after dumps) are in flight together: one queue pair's writes to the same bytes land in
 // order. Any other batch waits until those before it have completed.
 //
 // # Workers
 //
-// The stream's state belongs to whoever has its turn, a token: Submit posts the first requests of its batch itself, and
-// Ticket.Wait polls for a while. Two kinds of goroutines do the rest, and each does all that there is to do once it runs:
-// the scheduler, which dependencies and a full queue wake, and for each NIC a completer, which sleeps in the completion
-// channel. A single one cannot wait for both.
-//
-// With these two alone, and Submit only waking the scheduler, a batch of one request took 3.6 us on NICs in software, against
-// 3.1, and requests cost the same in long batches, on two shared cores.
+// A lock guards queue pairs and completion queues. Submit posts the first requests of its batch itself, and Ticket.Wait polls
+// for a while; the goroutine of the ordered stream posts the rest. For each NIC a completer sleeps in the completion channel,
+// and a guard looks after what no completion tells.
 //
 // # Failures
 //

@@ -39,8 +39,8 @@ func (s *Stream) PairOf(addr uint64) int {
 // and bytes that one had. The queues must not have gone around.
 func (s *Stream) Posted(tb testing.TB) (requests, signaled, sges int, bytes int64) {
 	tb.Helper()
-	s.turn <- struct{}{}
-	defer func() { <-s.turn }()
+	s.hw.Lock()
+	defer s.hw.Unlock()
 	for _, q := range s.pairs {
 		if q.Posted() > q.mask+1 {
 			tb.Fatal("the queue has gone around")
@@ -67,11 +67,11 @@ func (s *Stream) SubmitSpoiled(tb testing.TB, b *mem.Batch) *stream.Ticket {
 	for i := range o.needs.keys {
 		o.needs.keys[i].rkey ^= 0x5a5a00
 	}
-	if err := s.enter(tb.Context(), o); err != nil {
+	t, err := s.enter(tb.Context(), o)
+	if err != nil {
 		tb.Fatal(err)
 	}
-	s.work(1)
-	return o.ticket
+	return t
 }
 
 // FailPairs moves the queue pairs to the error state behind the stream's back.

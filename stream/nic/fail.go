@@ -2,7 +2,6 @@ package nic
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -18,44 +17,51 @@ func (s *Stream) fail(q *pair, seq uint64, wc *rdma.WC) {
 	} else {
 		q.rail.counters.failed.Add(1)
 	}
-	if flush && o.failed != nil {
-		return
-	}
-	err := fmt.Errorf("batch %d by %s: %w", o.ticket.ID(), s.path, q.failedRequest(seq, wc))
+	var err error = q.failedRequest(seq, wc)
 	if flush && s.lost {
-		err = s.givenUp(o, s.Err()) // by this stream
+		err = givenUp(s.Err()) // by this stream
 	}
-	if flush {
-		o.failed, o.flushed = err, true
-	} else {
-		o.fail(err)
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !flush || s.cause == nil {
-		s.breakBy(o.ticket.ID(), err)
-	}
+	s.failBatch(o, err, flush)
 }
 
-// breakBy makes the stream refuse and fail all that comes after batch id. The first cause in the order of the stream stays.
-// The caller holds the mutex.
-func (s *Stream) breakBy(id uint64, cause error) {
-	if s.cause != nil && s.causeID <= id {
-		return
-	}
-	if s.cause == nil {
+// failBatch notes how the NIC failed o, which breaks the stream. flush: as the consequence of another failure.
+func (s *Stream) failBatch(o *op, err error, flush bool) {
+	o.Fail(fmt.Errorf("batch %d by %s: %w", o.ID(), s.path, err), flush)
+	s.countBroken()
+}
+
+func (s *Stream) countBroken() {
+	s.broken.Do(func() {
 		for _, l := range s.rails {
 			l.counters.broken.Add(1)
 		}
-		if !s.closing {
-			close(s.down)
-		}
-	}
-	s.cause, s.causeID = cause, id
-	s.poke()
+	})
 }
 
-// watch has the scheduler look for a NIC's silence after a while.
+// guard looks after what no completion tells: a NIC's silence, its alarms, and requests that have to be stopped.
+func (s *Stream) guard(ctx context.Context) {
+	defer s.watchdog.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.alert:
+		case <-s.watchdog.Chan():
+		}
+		s.checkHealth()
+		s.stopLost()
+		s.life.Issue(-1)
+	}
+}
+
+func (s *Stream) wakeGuard() {
+	select {
+	case s.alert <- struct{}{}:
+	default:
+	}
+}
+
+// watch has the guard look for a NIC's silence after a while.
 func (s *Stream) watch() {
 	if !s.watching && s.outstanding > 0 {
 		s.watching = true
@@ -63,47 +69,18 @@ func (s *Stream) watch() {
 	}
 }
 
-// checkSilence breaks the stream if nothing has completed for too long.
-func (s *Stream) checkSilence() {
-	s.turn <- struct{}{}
-	defer func() { <-s.turn }()
-	s.watching = false
-	if s.outstanding == 0 {
-		return
-	}
-	left := s.opts.Timeout - time.Since(s.heard)
-	if left <= 0 {
-		if !s.lost {
-			s.breakDown(fmt.Errorf("%d requests are outstanding and none has completed for %v: %w", s.outstanding, s.opts.Timeout, context.DeadlineExceeded))
-		}
-		left = s.opts.Timeout
-	}
-	s.watching = true
-	s.watchdog.Reset(left)
-}
-
 // breakDown breaks the stream for a failure that is of no request: completions will not tell any more when the NICs have
-// stopped. The caller has the turn.
+// stopped. The caller holds hw.
 func (s *Stream) breakDown(err error) {
-	s.mu.Lock()
-	id := s.lastID
-	if s.head != nil {
-		id = s.head.ticket.ID()
-	}
-	s.mu.Unlock()
-	s.giveUp(id, fmt.Errorf("by %s: %w", s.path, err))
+	s.life.Break(fmt.Errorf("by %s: %w", s.path, err))
+	s.countBroken()
+	s.giveUp()
 }
 
-// giveUp breaks the stream by a failure at batch id after which completions may not come.
-func (s *Stream) giveUp(id uint64, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.cause != nil {
-		s.keep(err) // the cause is what tickets tell
-	}
-	s.breakBy(id, err)
-	s.lost, s.tried = true, false
-	s.poke()
+// giveUp says that completions may not come any more.
+func (s *Stream) giveUp() {
+	s.lost = true
+	s.wakeGuard()
 }
 
 // raise notes that a device tells of a failure of its own, or of a queue. It does not block.
@@ -111,48 +88,52 @@ func (s *Stream) raise(alarm error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.alarm == nil {
-		s.alarm, s.alarmed = alarm, time.Now()
+		s.alarm, s.alarmed = alarm, s.opts.Clock.Now()
 	}
-	s.poke()
+	s.wakeGuard()
 }
 
-// heedAlarm breaks the stream if it was not broken within flushTime of an alarm, by what completions say: that is more.
-func (s *Stream) heedAlarm() {
+// checkHealth breaks the stream if nothing has completed for too long, or if it was not broken within flushTime of an alarm by
+// what completions say: that is more. Otherwise it has the guard come back.
+func (s *Stream) checkHealth() {
 	s.mu.Lock()
-	alarm, left, broken := s.alarm, flushTime-time.Since(s.alarmed), s.cause != nil
+	why, since, limit := s.alarm, s.alarmed, flushTime
 	s.mu.Unlock()
-	if alarm == nil {
+	s.hw.Lock()
+	defer s.hw.Unlock()
+	s.watching = false
+	if s.lost || s.outstanding == 0 && (why == nil || s.Err() != nil) {
 		return
 	}
-	s.turn <- struct{}{}
-	defer func() { <-s.turn }()
-	switch {
-	case s.lost || broken && s.outstanding == 0: // there is no more to do
-	case left > 0:
-		s.watching = true
-		s.watchdog.Reset(left)
-	default:
-		s.breakDown(alarm)
+	if why == nil {
+		why = fmt.Errorf("%d requests are outstanding and none has completed for %v: %w", s.outstanding, s.opts.Timeout, context.DeadlineExceeded)
+		since, limit = s.heard, s.opts.Timeout
 	}
+	left := limit - s.opts.Clock.Since(since)
+	if left <= 0 {
+		s.breakDown(why)
+		return
+	}
+	s.watching = true
+	s.watchdog.Reset(left)
 }
 
 // flushTime is how long a queue pair in error has to flush its requests before it is reset; Options.Timeout if that is less.
 const flushTime = 100 * time.Millisecond
 
 // stopLost ends what is outstanding on a stream that has given up on its NICs. Queue pairs are moved to QPSErr, where their
-// requests complete as flushed; those that have requests left after flushTime are reset. What is
-// refused is tried again when the scheduler is woken next, by Close or the watchdog.
+// requests complete as flushed; those that have requests left after flushTime are reset. What is refused is tried again when the
+// guard is woken next, by Close or the watchdog.
 func (s *Stream) stopLost() {
 	cause := s.Err()
 	if cause == nil {
 		return
 	}
-	s.turn <- struct{}{}
-	defer func() { <-s.turn }()
+	s.hw.Lock()
+	defer s.hw.Unlock()
 	if !s.lost || s.outstanding == 0 {
 		return
 	}
-	s.tried = true
 	s.reap() // a queue pair that has flushed everything is left alone
 	next := s.opts.Timeout
 	for _, q := range s.pairs {
@@ -168,14 +149,9 @@ func (s *Stream) stopLost() {
 			next = min(next, wait)
 		default:
 			s.outstanding -= left
-			q.complete(q.Posted(), func(o *op) {
-				if o.failed == nil {
-					o.fail(s.givenUp(o, cause))
-				}
-			})
+			q.complete(q.Posted(), func(o *op) { s.failBatch(o, givenUp(cause), true) })
 		}
 	}
-	s.settle()
 	if s.outstanding > 0 {
 		s.watching = true
 		s.watchdog.Reset(next)
@@ -188,15 +164,8 @@ func (s *Stream) refused(q *pair, err error) {
 		return
 	}
 	q.refused = true
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.keep(fmt.Errorf("NIC %s: %w", q.rail.reg.Name(), err))
+	s.life.Keep(fmt.Errorf("NIC %s: %w", q.rail.reg.Name(), err))
 }
 
 // givenUp is the error of a batch whose requests the NIC did not fail by itself.
-func (s *Stream) givenUp(o *op, cause error) error {
-	return fmt.Errorf("batch %d by %s: its requests were given up: %w", o.ticket.ID(), s.path, cause)
-}
-
-// keep notes a failure that no ticket tells, for Close. The caller holds the mutex.
-func (s *Stream) keep(err error) { s.unsaid = errors.Join(s.unsaid, err) }
+func givenUp(cause error) error { return fmt.Errorf("its requests were given up: %w", cause) }

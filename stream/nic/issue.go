@@ -3,98 +3,40 @@ package nic
 import (
 	"fmt"
 	"math"
-	"time"
 
-	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// issue posts requests of the oldest batch that is not posted whole, and reports whether it came further. The caller has
-// the turn.
-func (s *Stream) issue() bool {
-	o := s.current()
-	if o == nil {
-		return false
-	}
-	if stop := s.mustStop(o); stop != nil {
-		o.err = fmt.Errorf("batch %d: %w", o.ticket.ID(), stop)
-		s.issued(o)
-		return true
-	}
-	if o.started.IsZero() {
-		if waiting, err := s.waits(o); err != nil {
-			o.err = fmt.Errorf("batch %d: %w", o.ticket.ID(), err)
-			s.issued(o)
-			return true
-		} else if waiting {
-			return false
-		}
-		o.started = time.Now()
+// Issue implements ordered.Work. It posts requests until a queue pair has no room.
+func (o *op) Issue() (whole int, ok bool) {
+	s := o.stream
+	s.hw.Lock()
+	defer s.hw.Unlock()
+	s.reap()
+	if o.Started.IsZero() && !s.begin(o) {
+		return 0, s.arm()
 	}
 	worked, done := s.fill(o)
-	if s.post(o) && done {
-		s.issued(o)
-		return true
-	}
-	return worked
-}
-
-// current returns the oldest batch that is not posted whole, or nil.
-func (s *Stream) current() *op {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.unmet = nil
-	return s.next
-}
-
-// issued says that nothing more of o, which is current, will be posted.
-func (s *Stream) issued(o *op) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	o.posted = true
-	s.next = o.next
-}
-
-// mustStop returns why no more of o may be posted, or nil.
-func (s *Stream) mustStop(o *op) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	switch {
-	case s.cause != nil:
-		s.said = true
-		return fmt.Errorf("%w: %w", errdefs.ErrBroken, s.cause)
-	case o.canceled.Load():
-		return fmt.Errorf("batch was stopped: %w", errdefs.ErrCanceled)
-	case s.closing && o.started.IsZero():
-		return fmt.Errorf("stream closes before the batch has started: %w: %w", errdefs.ErrCanceled, errdefs.ErrClosed)
+	case s.post(o) && done:
+		return 1, true
+	case worked:
+		return 0, true
 	}
-	return nil
+	return 0, s.arm()
 }
 
-// waits reports whether o has to wait: for a dependency, or for what is in flight. A dependency's failure is an error.
-func (s *Stream) waits(o *op) (bool, error) {
-	for ; o.met < len(o.batch.After); o.met++ {
-		d := o.batch.After[o.met]
-		select {
-		case <-d.Done():
-			if err := d.Err(); err != nil {
-				return false, fmt.Errorf("dependency %d failed: %w", o.met, err)
-			}
-		default:
-			s.mu.Lock()
-			s.unmet = d.Done()
-			s.mu.Unlock()
-			return true, nil
-		}
-	}
+// begin begins o, unless it has to wait for what is in flight.
+func (s *Stream) begin(o *op) bool {
 	if s.outstanding == 0 {
 		s.flying = uses{}
 	}
 	if s.flying.conflicts(&o.uses) {
-		return true, nil
+		return false
 	}
 	s.flying.add(&o.uses)
-	return false, nil
+	o.Started = s.opts.Clock.Now()
+	return true
 }
 
 // uses is what batches do to memory: read it, and write it by RDMA writes (push) or RDMA reads (fetch).
@@ -168,15 +110,14 @@ func (s *Stream) post(o *op) bool {
 			continue
 		}
 		if s.outstanding == 0 {
-			s.heard = time.Now()
+			s.heard = s.opts.Clock.Now()
 		}
 		before := q.Posted()
 		err := q.post(o)
 		s.outstanding += q.Posted() - before
 		if err != nil {
-			err = fmt.Errorf("batch %d by %s: NIC %s: %w", o.ticket.ID(), s.path, q.rail.reg.Name(), err)
-			o.fail(err)
-			s.giveUp(o.ticket.ID(), err)
+			s.failBatch(o, fmt.Errorf("NIC %s: %w", q.rail.reg.Name(), err), false)
+			s.giveUp()
 			ok = false
 		}
 	}

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/jonboulle/clockwork"
+
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/rdma"
 	"github.com/kvlane/kvlane/rdma/channel"
@@ -59,6 +61,8 @@ type Options struct {
 	// milliseconds. It stays registered: the owner of the memory calls registry.Unregister before it frees it. Without it
 	// such batches are ErrInvalid.
 	RegisterOnUse bool
+	// Clock is where the stream has the time from. Nil: the system's.
+	Clock clockwork.Clock
 	// Flush, where it is not nil, is called with a device's index before a ticket resolves that has written the device's
 	// memory: for GPUs whose attribute says that they may see a NIC's writes late otherwise
 	// (CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS). One call at a time; it may serve several tickets.
@@ -113,6 +117,7 @@ func (o *Options) setDefaults() {
 	setDefault(&o.StripeBytes, DefaultStripeBytes)
 	setDefault(&o.QueueDepth, DefaultQueueDepth)
 	setDefault(&o.Timeout, DefaultTimeout)
+	setDefault[clockwork.Clock](&o.Clock, clockwork.NewRealClock())
 }
 
 func setDefault[T comparable](v *T, d T) {

@@ -1,0 +1,189 @@
+package ordered_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/stream/ordered"
+)
+
+var errStillRuns = errors.New("the hardware still runs")
+
+// rig is a stream over hardware that does what the test says.
+type rig struct {
+	s *ordered.Stream
+
+	mu     sync.Mutex
+	room   int // for how many parts there is
+	issued []uint64
+	runs   bool // the hardware cannot be stopped
+	freed  int
+	free   error // of the next attempt to free
+}
+
+func newRig(depth int) *rig {
+	r := &rig{room: 1 << 20}
+	r.s = ordered.New(ordered.Options{Name: "test stream", Depth: depth, Stop: r.stop, Free: r.giveBack})
+	r.s.Start()
+	return r
+}
+
+func (r *rig) stop(context.Context) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.runs {
+		return errStillRuns
+	}
+	return nil
+}
+
+func (r *rig) giveBack() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.freed++
+	return r.free
+}
+
+// set changes the rig, and lets the stream see that.
+func (r *rig) set(change func()) {
+	r.mu.Lock()
+	change()
+	r.mu.Unlock()
+	r.s.Settle()
+	synctest.Wait()
+}
+
+func (r *rig) close(t *testing.T) {
+	t.Helper()
+	if err := r.s.Close(t.Context()); err != nil {
+		t.Errorf("close: %v", err)
+	}
+}
+
+// batch is a batch of several parts. Its fields are guarded by rig.mu once it is submitted.
+type batch struct {
+	ordered.Batch
+	rig    *rig
+	ticket *stream.Ticket
+
+	parts    int // left to issue
+	flying   int
+	carry    bool // its part carries the batches behind it too
+	finished bool
+	onIssue  func()
+}
+
+func (b *batch) Poll() bool { return false }
+func (b *batch) Watch()     {}
+
+func (b *batch) Issue() (whole int, ok bool) {
+	r := b.rig
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.room == 0 {
+		return 0, false
+	}
+	r.room--
+	b.issue()
+	if b.onIssue != nil {
+		b.onIssue()
+	}
+	if b.parts > 0 {
+		return 0, true
+	}
+	whole = 1
+	for next := b.following(); b.carry && next != nil && next.Ready(); next = next.following() {
+		next.issue()
+		whole++
+	}
+	return whole, true
+}
+
+func (b *batch) issue() {
+	b.Started = time.Now()
+	b.parts--
+	b.flying++
+	b.rig.issued = append(b.rig.issued, b.ID())
+}
+
+func (b *batch) following() *batch {
+	next, _ := b.Next().(*batch)
+	return next
+}
+
+func (b *batch) Landed() bool {
+	b.rig.mu.Lock()
+	defer b.rig.mu.Unlock()
+	return b.flying == 0
+}
+
+func (b *batch) Finish() (stream.Completion, error) {
+	b.rig.mu.Lock()
+	defer b.rig.mu.Unlock()
+	if b.flying > 0 || b.finished {
+		panic("finished before it has landed, or twice")
+	}
+	b.finished = true
+	return stream.Completion{Bytes: int64(b.ID())}, b.Verdict()
+}
+
+// land ends parts of the batch.
+func (b *batch) land(parts int) { b.rig.set(func() { b.flying -= parts }) }
+
+func (r *rig) try(ctx context.Context, b *batch, after ...mem.Dependency) error {
+	b.rig = r
+	t, err := r.s.Submit(ctx, b, &b.Batch, after)
+	b.ticket = t
+	return err
+}
+
+func (r *rig) submit(t *testing.T, parts int, after ...mem.Dependency) *batch {
+	t.Helper()
+	b := &batch{parts: parts}
+	if err := r.try(t.Context(), b, after...); err != nil {
+		t.Fatal(err)
+	}
+	synctest.Wait()
+	return b
+}
+
+// wantDone checks which of the batches have resolved.
+func wantDone(t *testing.T, want string, all ...*batch) {
+	t.Helper()
+	got := ""
+	for _, b := range all {
+		switch {
+		case !b.ticket.Poll():
+			got += "-"
+		case b.ticket.Err() != nil:
+			got += "x"
+		default:
+			got += "o"
+		}
+	}
+	if got != want {
+		t.Errorf("resolved: %s, want %s", got, want)
+	}
+}
+
+func wantIs(t *testing.T, err error, all ...error) {
+	t.Helper()
+	for _, is := range all {
+		if !errors.Is(err, is) {
+			t.Errorf("error %v is not %v", err, is)
+		}
+	}
+}
+
+func wantNot(t *testing.T, err, not error) {
+	t.Helper()
+	if errors.Is(err, not) {
+		t.Errorf("error %v is %v", err, not)
+	}
+}

@@ -1,0 +1,409 @@
+package ordered_test
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/stream"
+)
+
+var errHardware = errors.New("it went wrong")
+
+// TestAdmission: a full stream blocks Submit until its context ends, and what is refused leaves nothing behind.
+func TestAdmission(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(2)
+		wantIs(t, r.try(t.Context(), &batch{parts: 1}, nil), errdefs.ErrInvalid)
+		a, b := r.submit(t, 1), r.submit(t, 1)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		begun := time.Now()
+		wantIs(t, r.try(ctx, &batch{parts: 1}), context.DeadlineExceeded)
+		if waited := time.Since(begun); waited != time.Minute {
+			t.Errorf("waited %v for a place", waited)
+		}
+		admitted := make(chan error)
+		c := &batch{parts: 1}
+		go func() { admitted <- r.try(t.Context(), c) }()
+		synctest.Wait()
+		a.land(1)
+		if err := <-admitted; err != nil || c.ID() != 3 {
+			t.Errorf("batch %d: %v", c.ID(), err)
+		}
+		b.land(1)
+		c.land(1)
+		wantDone(t, "ooo", a, b, c)
+		if got := []uint64{1, 2, 3}; !slices.Equal(r.issued, got) {
+			t.Errorf("issued %v", r.issued)
+		}
+		r.close(t)
+		wantIs(t, r.try(t.Context(), &batch{parts: 1}), errdefs.ErrClosed)
+	})
+}
+
+// TestOrder: batches are issued in order, part by part as there is room, and resolve in order, whatever lands first.
+func TestOrder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(8)
+		r.room = 3
+		a, b, c := r.submit(t, 2), r.submit(t, 2), r.submit(t, 1)
+		if want := []uint64{1, 1, 2}; !slices.Equal(r.issued, want) {
+			t.Errorf("issued %v, want %v", r.issued, want)
+		}
+		r.set(func() { r.room = 3 })
+		if want := []uint64{1, 1, 2, 2, 3}; !slices.Equal(r.issued, want) {
+			t.Errorf("issued %v, want %v", r.issued, want)
+		}
+		c.land(1)
+		b.land(2)
+		a.land(1)
+		wantDone(t, "---", a, b, c)
+		a.land(1)
+		wantDone(t, "ooo", a, b, c)
+		r.close(t)
+	})
+}
+
+// TestDependencies: an unmet dependency holds up the batch and all behind it; one that failed fails the batch alone.
+func TestDependencies(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(8)
+		first, second := stream.NewTicket(1, nil), stream.NewTicket(2, nil)
+		a, b, c := r.submit(t, 1, first), r.submit(t, 1, second), r.submit(t, 1)
+		if len(r.issued) > 0 {
+			t.Errorf("issued %v", r.issued)
+		}
+		first.Resolve(stream.Completion{}, nil)
+		synctest.Wait()
+		if want := []uint64{1}; !slices.Equal(r.issued, want) {
+			t.Errorf("issued %v, want %v", r.issued, want)
+		}
+		second.Resolve(stream.Completion{}, errHardware)
+		synctest.Wait()
+		a.land(1)
+		c.land(1)
+		wantDone(t, "oxo", a, b, c)
+		wantIs(t, b.ticket.Err(), errHardware)
+		wantNot(t, b.ticket.Err(), errdefs.ErrBroken)
+		r.close(t)
+	})
+}
+
+// TestBreak: what is before the failure succeeds, what is behind it fails with the cause, issued or not, and nothing more is
+// admitted. Of two failures the one that comes first in the stream's order is the cause.
+func TestBreak(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(8)
+		other := errors.New("something else")
+		all := []*batch{r.submit(t, 1), r.submit(t, 1), r.submit(t, 1), r.submit(t, 1)}
+		r.set(func() { r.room = 0 })
+		all = append(all, r.submit(t, 1))
+		all[2].Fail(other, false)
+		all[1].Fail(errHardware, false)
+		all[1].Fail(other, false)
+		for _, b := range all[:4] {
+			b.land(1)
+		}
+		wantDone(t, "oxxxx", all...)
+		if err := all[1].ticket.Err(); !errors.Is(err, errHardware) || errors.Is(err, errdefs.ErrBroken) {
+			t.Error(err)
+		}
+		wantIs(t, all[2].ticket.Err(), errdefs.ErrBroken, errHardware, other)
+		wantIs(t, all[3].ticket.Err(), errdefs.ErrBroken, errHardware)
+		wantIs(t, all[4].ticket.Err(), errdefs.ErrBroken)
+		wantIs(t, r.try(t.Context(), &batch{parts: 1}), errdefs.ErrBroken, errHardware)
+		wantIs(t, r.s.Err(), errHardware)
+		if slices.Contains(r.issued, 5) {
+			t.Error("issued more of a stream that is broken")
+		}
+		r.close(t)
+	})
+}
+
+// TestConsequence: a failure that is the consequence of another breaks what is not broken, is no cause where there is one, and
+// gives way to what it was the consequence of.
+func TestConsequence(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(8)
+		flushed := errors.New("flushed")
+		a, b := r.submit(t, 1), r.submit(t, 1)
+		b.Fail(flushed, true)
+		wantIs(t, r.s.Err(), flushed)
+		b.Fail(errHardware, false)
+		a.Fail(flushed, true)
+		a.land(1)
+		b.land(1)
+		wantIs(t, a.ticket.Err(), flushed)
+		wantIs(t, b.ticket.Err(), errHardware)
+		wantNot(t, b.ticket.Err(), flushed)
+		r.close(t)
+	})
+}
+
+// TestBreakOfNoBatch: the oldest unresolved batch fails with it; where there is none, Close tells, once.
+func TestBreakOfNoBatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(8)
+		a := r.submit(t, 1)
+		a.land(1)
+		b, c := r.submit(t, 1), r.submit(t, 1)
+		r.s.Break(errHardware)
+		b.land(1)
+		c.land(1)
+		wantDone(t, "oox", a, b, c) // the oldest may have been copied
+		wantIs(t, c.ticket.Err(), errdefs.ErrBroken, errHardware)
+		r.close(t)
+
+		r = newRig(8)
+		r.s.Break(errHardware)
+		r.s.Break(errStillRuns)
+		wantIs(t, r.s.Close(t.Context()), errHardware, errStillRuns)
+		r.close(t)
+	})
+}
+
+// TestCancel: no more of the batch is issued, it resolves only when what was issued has landed, and it fails alone.
+func TestCancel(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(8)
+		r.room = 2
+		a, b, c := r.submit(t, 3), r.submit(t, 1), r.submit(t, 1)
+		a.ticket.Cancel()
+		b.ticket.Cancel()
+		r.set(func() { r.room = 9 })
+		if want := []uint64{1, 1, 3}; !slices.Equal(r.issued, want) {
+			t.Errorf("issued %v, want %v", r.issued, want)
+		}
+		c.land(1)
+		a.land(1)
+		wantDone(t, "---", a, b, c)
+		a.land(1)
+		wantDone(t, "xxo", a, b, c)
+		wantIs(t, a.ticket.Err(), errdefs.ErrCanceled)
+		wantIs(t, b.ticket.Err(), errdefs.ErrCanceled)
+		r.close(t)
+	})
+}
+
+// TestCarried: a part may carry batches behind it that may be issued.
+func TestCarried(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(8)
+		r.room = 0
+		unmet := stream.NewTicket(1, nil)
+		all := []*batch{{parts: 1, carry: true}, {parts: 1}, {parts: 1}, {parts: 1}}
+		for i, b := range all {
+			if i == 2 {
+				if err := r.try(t.Context(), b, unmet); err != nil {
+					t.Fatal(err)
+				}
+			} else if err := r.try(t.Context(), b); err != nil {
+				t.Fatal(err)
+			}
+		}
+		r.set(func() { r.room = 1 })
+		if want := []uint64{1, 2}; !slices.Equal(r.issued, want) {
+			t.Errorf("issued %v, want %v", r.issued, want)
+		}
+		r.set(func() { r.room = 9 })
+		unmet.Resolve(stream.Completion{}, nil)
+		synctest.Wait()
+		for _, b := range all {
+			b.land(1)
+		}
+		wantDone(t, "oooo", all...)
+		r.close(t)
+	})
+}
+
+// TestClose: what has not started is cancelled, what has is waited for, and until then Close is ErrBusy, as often as it is
+// called. What could not be given back is tried again.
+func TestClose(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(8)
+		r.room = 1
+		a, b := r.submit(t, 2), r.submit(t, 1)
+		for range 2 {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			wantIs(t, r.s.Close(ctx), errdefs.ErrBusy, context.DeadlineExceeded)
+			cancel()
+		}
+		wantIs(t, r.try(t.Context(), &batch{parts: 1}), errdefs.ErrClosed)
+		r.set(func() { r.room = 9 })
+		r.set(func() { a.flying, r.free = 0, errHardware })
+		wantIs(t, r.s.Close(t.Context()), errHardware)
+		wantDone(t, "ox", a, b)
+		wantIs(t, b.ticket.Err(), errdefs.ErrCanceled, errdefs.ErrClosed)
+		r.free = nil
+		r.close(t)
+		r.close(t)
+	})
+}
+
+// TestQuarantine: a batch of which nothing tells when it has landed, and all behind it, stay unresolved until the hardware is
+// proved to have stopped.
+func TestQuarantine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(8)
+		a, b, c := r.submit(t, 1), r.submit(t, 1), r.submit(t, 1)
+		b.Lose()
+		b.Fail(errHardware, false)
+		for _, b := range []*batch{c, b, a} {
+			b.land(1)
+		}
+		wantDone(t, "o--", a, b, c)
+		if n := r.s.Quarantined(); n != 2 {
+			t.Errorf("%d are in quarantine", n)
+		}
+		r.runs = true
+		wantIs(t, r.s.Close(t.Context()), errdefs.ErrBusy, errStillRuns)
+		if wantDone(t, "o--", a, b, c); r.freed > 0 {
+			t.Error("memory was given back while the hardware runs")
+		}
+		r.runs = false
+		r.close(t)
+		wantDone(t, "oxx", a, b, c)
+		if n := r.s.Quarantined(); n != 0 {
+			t.Errorf("%d are in quarantine", n)
+		}
+	})
+}
+
+// TestCall: a call comes after all that was submitted before it, holds up what comes after it, and takes a place meanwhile.
+func TestCall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(8)
+		r.room = 1
+		a := r.submit(t, 2)
+		var calls, undone int
+		said := make(chan error)
+		call := func(ctx context.Context) {
+			said <- r.s.Call(ctx, func() (bool, error) { calls++; return true, nil }, func() { undone++ })
+		}
+		go call(t.Context())
+		synctest.Wait()
+		b := r.submit(t, 1)
+		if calls > 0 {
+			t.Error("called before its turn")
+		}
+		ended, cancel := context.WithCancel(t.Context())
+		go call(ended)
+		synctest.Wait()
+		cancel()
+		wantIs(t, <-said, context.Canceled)
+		r.set(func() { r.room = 1 })
+		if err := <-said; err != nil || calls != 1 || undone != 0 {
+			t.Errorf("%v, %d calls, %d undone", err, calls, undone)
+		}
+		r.set(func() { r.room = 1 })
+		a.land(2)
+		b.land(1)
+		wantDone(t, "oo", a, b)
+		if calls != 1 {
+			t.Error("called after it was given up")
+		}
+		r.s.Break(errHardware)
+		go call(t.Context())
+		wantIs(t, <-said, errdefs.ErrBroken, errHardware)
+		r.close(t)
+	})
+}
+
+// TestCallIsUndone: who gives up while the call is made does not keep what it made.
+func TestCallIsUndone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(8)
+		r.room = 0
+		a := r.submit(t, 1)
+		ctx, cancel := context.WithCancel(t.Context())
+		undone, said := 0, make(chan error)
+		go func() {
+			said <- r.s.Call(ctx, func() (bool, error) {
+				cancel()
+				time.Sleep(time.Minute)
+				return true, nil
+			}, func() { undone++ })
+		}()
+		synctest.Wait()
+		r.set(func() { r.room = 1 })
+		wantIs(t, <-said, context.Canceled)
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		if undone != 1 {
+			t.Errorf("undone %d times", undone)
+		}
+		a.land(1)
+		r.close(t)
+	})
+}
+
+// TestConcurrent has many submit, cancel and land at once: every ticket resolves, after all before it.
+func TestConcurrent(t *testing.T) {
+	r := newRig(16)
+	var mu sync.Mutex
+	var all []*batch
+	quit := make(chan struct{})
+	var landers, submitters sync.WaitGroup
+	for range 2 {
+		landers.Go(func() {
+			for {
+				select {
+				case <-quit:
+					return
+				default:
+				}
+				mu.Lock()
+				r.mu.Lock()
+				for _, i := range rand.Perm(len(all)) {
+					all[i].flying = 0
+				}
+				r.room = 4
+				r.mu.Unlock()
+				mu.Unlock()
+				r.s.Settle()
+			}
+		})
+	}
+	for range 4 {
+		submitters.Go(func() {
+			for i := range 200 {
+				b := &batch{parts: 1 + i%3}
+				b.rig = r
+				mu.Lock()
+				all = append(all, b)
+				mu.Unlock()
+				if err := r.try(t.Context(), b); err != nil {
+					t.Error(err)
+					return
+				}
+				if i%7 == 0 {
+					b.ticket.Cancel()
+				}
+			}
+		})
+	}
+	submitters.Wait()
+	mu.Lock()
+	slices.SortFunc(all, func(a, b *batch) int { return int(a.ID()) - int(b.ID()) })
+	mu.Unlock()
+	for i := len(all) - 1; i >= 0; i-- {
+		if err := all[i].ticket.Wait(t.Context()); err != nil && !errors.Is(err, errdefs.ErrCanceled) {
+			t.Error(err)
+		}
+		for _, before := range all[:i] {
+			if !before.ticket.Poll() {
+				t.Fatalf("batch %d has resolved, and batch %d has not", i+1, before.ID())
+			}
+		}
+	}
+	close(quit)
+	landers.Wait()
+	r.close(t)
+}

@@ -209,11 +209,7 @@ func (s *StreamConfig) validate() error {
 }
 
 // copyPaths returns the paths of a copy stream between a device and its host: all loads and dumps are such copies.
-func copyPaths() []stream.Path {
-	return []stream.Path{
-		stream.PathCopyEngine, stream.PathCopyEngineBatch, stream.PathKernel, stream.PathKernelBulk, stream.PathStaged, stream.PathResident,
-	}
-}
+func copyPaths() []stream.Path { return stream.Paths(stream.MovedByDevice) }
 
 // tiers returns the names of the pipeline's tiers, fast to slow.
 func (s *StoreConfig) tiers() ([]string, error) {

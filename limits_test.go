@@ -77,13 +77,13 @@ func TestDefectPathThatNoLoadCanTakeIsRefused(t *testing.T) {
 	for _, p := range stream.Paths() {
 		c := testConfig(t)
 		c.Stream.Path = p
-		switch p {
-		case stream.PathCopyEngine, stream.PathCopyEngineBatch, stream.PathKernel, stream.PathKernelBulk, stream.PathStaged, stream.PathResident:
+		switch p.MovedBy() {
+		case stream.MovedByDevice:
 			if err := c.Validate(); err != nil {
 				t.Errorf("%s: %v", p, err)
 			}
 		default:
-			if err := c.Validate(); !errors.Is(err, errdefs.ErrInvalid) || !strings.Contains(err.Error(), "copy-engine-batch, kernel") {
+			if err := c.Validate(); !errors.Is(err, errdefs.ErrInvalid) || !strings.Contains(err.Error(), "copy-engine, kernel") {
 				t.Errorf("%s: %v", p, err)
 			}
 		}

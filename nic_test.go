@@ -297,7 +297,7 @@ func TestBrokenNICStreamIsOpenedAgain(t *testing.T) {
 		c.Stream.Path = stream.PathCopyEngine // of the software NIC's copies
 		c.Device.Sim.Faults = plan
 		w := newWorld(t, c)
-		plan.Add(fault.Nth(sim.OpCopy, int(plan.Seen(sim.OpCopy))+n))
+		plan.Add(fault.Nth(sim.OpBatch, int(plan.Seen(sim.OpBatch))+n))
 		dumpErr := w.dump(t, 0, 0)
 		loadErr := dumpErr
 		if dumpErr == nil {

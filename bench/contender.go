@@ -77,12 +77,8 @@ func (c Contender) Soft() bool {
 // memory to a device or back, and the stream's own choice under each policy.
 func Contenders() []Contender {
 	all := []Contender{{Baseline: OneCopyEach}, {Baseline: DriverBatch}, {Baseline: NICChannel}, {Baseline: NICSoftChannel}}
-	for _, p := range stream.Paths() {
-		switch p {
-		case stream.PathPosix, stream.PathPeerCopyEngine, stream.PathPeerKernel: // not between host and device
-		default:
-			all = append(all, Contender{Path: p})
-		}
+	for _, p := range stream.Paths(stream.MovedByDevice, stream.MovedByNIC) {
+		all = append(all, Contender{Path: p})
 	}
 	for _, p := range []Policy{Throughput, Latency, Background} {
 		all = append(all, Contender{Policy: p})
@@ -92,7 +88,7 @@ func Contenders() []Contender {
 
 // PeerContenders returns what is measured between two devices.
 func PeerContenders() []Contender {
-	return []Contender{{Baseline: OneCopyEach}, {Path: stream.PathPeerCopyEngine}, {Path: stream.PathPeerKernel}, {Policy: Throughput}}
+	return []Contender{{Baseline: OneCopyEach}, {Path: stream.PathCopyEngine}, {Path: stream.PathKernel}, {Policy: Throughput}}
 }
 
 // ParseContender finds a contender between host and device by its name.

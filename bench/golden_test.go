@@ -67,8 +67,8 @@ func sample() *Report {
 		Device: "another GPU", Reference: Reference{ToDevice: Rate{GBps: 396, Low: 390, High: 398, Samples: 16}, ToHost: Rate{GBps: 395, Low: 391, High: 397, Samples: 16}},
 		Points: []Point{
 			samplePoint("one-copy-each", Lists, place{Cell{4096, 100_000}, ToDevice, BothScattered}, 1.65, 396),
-			samplePoint("peer-kernel", Lists, place{Cell{4096, 100_000}, ToDevice, BothScattered}, 334, 396),
-			samplePoint("peer-kernel", Lists, place{Cell{4096, 100_000}, ToHost, BothContiguous}, 340, 395),
+			samplePoint("kernel", Lists, place{Cell{4096, 100_000}, ToDevice, BothScattered}, 334, 396),
+			samplePoint("kernel", Lists, place{Cell{4096, 100_000}, ToHost, BothContiguous}, 340, 395),
 		},
 	}
 	return r

@@ -55,7 +55,7 @@ func (b *bench) openMover(c Contender) (mover, error) {
 		if !ok {
 			return nil, fmt.Errorf("the driver takes no batches of copies: %w", errdefs.ErrNotSupported)
 		}
-		return &queueMover{q: q, batcher: batcher, path: stream.PathCopyEngineBatch}, nil
+		return &queueMover{q: q, batcher: batcher, path: stream.PathCopyEngine}, nil
 	case NoBaseline, NICChannel, NICSoftChannel:
 	}
 	return nil, fmt.Errorf("there is no baseline %q: %w", c.Baseline, errdefs.ErrInvalid)

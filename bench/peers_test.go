@@ -43,15 +43,15 @@ func TestPeers(t *testing.T) {
 		t.Fatalf("peers %+v; missing %+v", p, rep.Missing)
 	}
 	for _, q := range p.Points {
-		if q.GBps <= 0 || q.Path == "peer-kernel" && q.Traveled != "peer-kernel" || q.Path == Auto && !strings.HasPrefix(q.Traveled, "peer-") {
+		if q.GBps <= 0 || q.Path == "kernel" && q.Traveled != "kernel" || q.Path == Auto && q.Traveled == "" {
 			t.Errorf("point %+v", q)
 		}
 	}
 	plan := fault.New(1)
 	var first []int64 // launches of each first turn
-	byKernel := Contender{Path: stream.PathPeerKernel}
+	byKernel := Contender{Path: stream.PathKernel}
 	if _, err := measure(plan, func(_, _ int, what string) {
-		if strings.Contains(what, "peer-kernel") {
+		if strings.Contains(what, "kernel") && strings.Contains(what, "both ") {
 			first = append(first, plan.Seen(sim.OpLaunch))
 		}
 	}, byKernel); err != nil {

@@ -18,7 +18,6 @@ import (
 
 var (
 	engine = Contender{Path: stream.PathCopyEngine}
-	batch  = Contender{Path: stream.PathCopyEngineBatch}
 	kernel = Contender{Path: stream.PathKernel}
 	auto   = Contender{Policy: Throughput}
 )
@@ -94,7 +93,7 @@ func TestEveryPointIsMeasured(t *testing.T) {
 
 // Without a number of repetitions the budget decides: many of what is fast, few and short ones of what is slow.
 func TestBudgetIsKept(t *testing.T) {
-	o := small(engine)
+	o := small(Contender{Baseline: OneCopyEach})
 	o.Reps, o.Budget, o.Sizes, o.Counts, o.Directions = 0, 200*time.Millisecond, []int64{256}, []int{1, 4096}, []Direction{ToHost}
 	o.Bytes, o.PoolBytes, o.ReferenceBytes, o.Layouts = 1<<20, 2<<20, 1<<20, []Layout{HostContiguous, HostScattered}
 	dev, err := sim.Open(sim.Options{LatencyPerOp: 20 * time.Microsecond, BandwidthGBps: 10})
@@ -131,7 +130,7 @@ func TestBudgetIsKept(t *testing.T) {
 // run must not end well.
 func TestWrongBytesFailTheRun(t *testing.T) {
 	for who, op := range map[Contender]string{
-		engine: sim.OpCopy, batch: sim.OpBatch, kernel: sim.OpLaunch, {Baseline: OneCopyEach}: sim.OpCopy, {Baseline: DriverBatch}: sim.OpBatch,
+		engine: sim.OpBatch, kernel: sim.OpLaunch, {Baseline: OneCopyEach}: sim.OpCopy, {Baseline: DriverBatch}: sim.OpBatch,
 	} {
 		t.Run(who.Name(), func(t *testing.T) {
 			// A run without faults shows which operations belong to which step.
@@ -182,7 +181,7 @@ func larges(op string, dir Direction) int64 {
 
 // Contenders about as fast as the fastest move as many blocks as it, whatever the time; the slow ones fewer.
 func TestWhatIsComparedMovesAsMuch(t *testing.T) {
-	o := small(engine, batch, kernel)
+	o := small(Contender{Baseline: OneCopyEach}, engine, kernel)
 	o.Reps, o.Budget, o.Sizes, o.Counts, o.Directions, o.Layouts = 0, 50*time.Millisecond, []int64{256}, []int{8192}, []Direction{ToHost}, []Layout{HostScattered}
 	o.Bytes, o.PoolBytes, o.ReferenceBytes = 2<<20, 2<<20, 1<<20
 	dev, err := sim.Open(sim.Options{LatencyPerOp: 20 * time.Microsecond, BandwidthGBps: 10})
@@ -197,7 +196,7 @@ func TestWhatIsComparedMovesAsMuch(t *testing.T) {
 	for _, p := range rep.Points {
 		moved[p.Path] = p.Blocks
 	}
-	if moved["copy-engine"] >= 4096 || moved["copy-engine"] < probeBlocks || moved["kernel"] != 8192 {
+	if moved["one-copy-each"] >= 4096 || moved["one-copy-each"] < probeBlocks || moved["kernel"] != 8192 {
 		t.Errorf("blocks moved: %v", moved)
 	}
 }

@@ -32,15 +32,6 @@ const (
 	// or slot that is not aligned to LeafAlign, is copied all the same; leaves of such pages, and what is left of a
 	// plane after its last whole leaf, get no sums.
 	KernelCopyPagedSum = "kvlane_copy_paged_sum"
-
-	// The bulk kernels take the same arguments and copy the same bytes as those they are named after, through shared
-	// memory by the GPU's bulk copy engine: one warp and 32 KiB a CTA keep as many bytes in flight as many warps do by
-	// themselves, and leave an SM's load and store units alone. They need compute capability 9.0. Pieces whose address or
-	// length is not a multiple of BulkAlign are copied by the warp itself.
-	KernelBulkList     = "kvlane_bulk_list"
-	KernelBulkPaged    = "kvlane_bulk_paged"
-	KernelBulkListSum  = "kvlane_bulk_list_sum"
-	KernelBulkPagedSum = "kvlane_bulk_paged_sum"
 )
 
 // Layout of what kernels read.
@@ -55,7 +46,6 @@ const (
 const (
 	LeafBytes = 4096
 	LeafAlign = 16
-	BulkAlign = 16
 )
 
 // PieceBytes is the longest piece that a Queue's caller should put into one descriptor of KernelCopyList.

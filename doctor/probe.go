@@ -29,7 +29,7 @@ type Opener func(dev device.Device, path stream.Path) (stream.Stream, error)
 func ProbeDevice(ctx context.Context, dev device.Device, open Opener) Probe {
 	var p Probe
 	for _, a := range p.abilities() {
-		*a.found = Answered(tryPath(ctx, dev, unregistered{}, func() (stream.Stream, error) { return open(dev, a.path) }, a.path, a.try), a.remedy)
+		*a.found = Answered(a.try(ctx, dev, open), "a newer NVIDIA driver")
 	}
 	return p
 }
@@ -59,34 +59,46 @@ func ProbeNICs(ctx context.Context, dev device.Device, nics NICs, path stream.Pa
 
 // ability is something that a probe tries.
 type ability struct {
-	name   string
-	path   stream.Path
-	remedy string
-	found  *Finding
-	try    func(ctx context.Context, s stream.Stream, host, gpu *mem.Region, path stream.Path) error
+	name  string
+	found *Finding
+	try   func(ctx context.Context, dev device.Device, open Opener) error
 }
 
 func (p *Probe) abilities() []ability {
-	const driver, hopper = "a newer NVIDIA driver", "a GPU of compute capability 9.0 or later"
-	path := func(path stream.Path, remedy string, found *Finding) ability {
-		return ability{name: path.String(), path: path, remedy: remedy, found: found, try: roundTrip}
+	by := func(name string, path stream.Path, found *Finding, try trial) ability {
+		return ability{name, found, func(ctx context.Context, dev device.Device, open Opener) error {
+			return tryPath(ctx, dev, unregistered{}, func() (stream.Stream, error) { return open(dev, path) }, path, try)
+		}}
 	}
+	path := func(path stream.Path, found *Finding) ability { return by(path.String(), path, found, roundTrip) }
 	return []ability{
-		path(stream.PathCopyEngine, driver, &p.CopyEngine),
-		path(stream.PathCopyEngineBatch, driver, &p.Batch),
-		path(stream.PathKernel, driver, &p.Kernel),
-		path(stream.PathKernelBulk, hopper, &p.Bulk),
-		path(stream.PathStaged, driver, &p.Staged),
-		path(stream.PathResident, driver, &p.Resident),
-		{"checksums", stream.PathKernel, driver, &p.Sums, summed},
+		path(stream.PathCopyEngine, &p.CopyEngine),
+		path(stream.PathKernel, &p.Kernel),
+		path(stream.PathStaged, &p.Staged),
+		path(stream.PathResident, &p.Resident),
+		{"batched copies", &p.Batch, batched},
+		by("checksums", stream.PathKernel, &p.Sums, summed),
 	}
 }
 
+// batched looks whether dev's queues take many copies in one call.
+func batched(ctx context.Context, dev device.Device, _ Opener) error {
+	q, err := dev.OpenQueue(device.QueueOptions{})
+	if err != nil {
+		return fmt.Errorf("open queue: %w", err)
+	}
+	if _, ok := q.(device.BatchCopier); !ok {
+		err = fmt.Errorf("its driver has no batched copies: %w", errdefs.ErrNotSupported)
+	}
+	return errors.Join(err, q.Close(ctx))
+}
+
+// trial uses a stream whose every batch takes path.
+type trial func(ctx context.Context, s stream.Stream, host, gpu *mem.Region, path stream.Path) error
+
 // tryPath opens a stream and has try copy by it, between memory that reg was given. What does not come to rest keeps its memory, to the
 // process's end.
-func tryPath(ctx context.Context, dev device.Device, reg registrar, open func() (stream.Stream, error), path stream.Path,
-	try func(ctx context.Context, s stream.Stream, host, gpu *mem.Region, path stream.Path) error,
-) (err error) {
+func tryPath(ctx context.Context, dev device.Device, reg registrar, open func() (stream.Stream, error), path stream.Path, try trial) (err error) {
 	s, err := open()
 	if err != nil {
 		return fmt.Errorf("open a %s stream: %w", path, err)

@@ -40,12 +40,12 @@ func TestProbeOfWorkingDevice(t *testing.T) {
 
 func TestProbeOfMissingPathIsNo(t *testing.T) {
 	p := probe(t, nil, func(dev device.Device, path stream.Path) (stream.Stream, error) {
-		if path == stream.PathCopyEngineBatch {
-			return nil, fmt.Errorf("its driver has no batched copies: %w", errdefs.ErrNotSupported)
+		if path == stream.PathResident {
+			return nil, fmt.Errorf("it runs no kernels: %w", errdefs.ErrNotSupported)
 		}
 		return openCopy(dev, path)
 	})
-	if p.Batch.Answer != No || p.Batch.Remedy == "" || p.Kernel.Answer != Yes {
+	if p.Resident.Answer != No || p.Resident.Remedy == "" || p.Kernel.Answer != Yes {
 		t.Errorf("probe %+v", p)
 	}
 }

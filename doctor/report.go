@@ -117,11 +117,11 @@ type Peer struct {
 // Probe says which ways of copying worked when tried on one device.
 type Probe struct {
 	CopyEngine Finding `json:"copy_engine"`
-	Batch      Finding `json:"copy_engine_batch"`
 	Kernel     Finding `json:"kernel"`
-	Bulk       Finding `json:"kernel_bulk"`
 	Staged     Finding `json:"staged"`
 	Resident   Finding `json:"resident"`
+	// Batch says whether many copies go to a copy engine in one call.
+	Batch Finding `json:"batched_copies"`
 	// Sums says whether kernels make the checksums of blocks on the way.
 	Sums Finding `json:"sums"`
 }

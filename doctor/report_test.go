@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/stream"
 )
 
 func TestFullMachine(t *testing.T) {
@@ -50,7 +51,7 @@ func TestFullMachine(t *testing.T) {
 	}
 	wantText(t, r, "NVIDIA H100 80GB HBM3, 80 GiB, compute 9.0", "2.5 GT/s x16 of 32.0 GT/s x16", "GID 1: 0000:0000:0000:0000:0000:ffff:0a00:0001 RoCE v2",
 		"port 1: DOWN, InfiniBand", "over NVLink", "ECC_UNCORRECTABLE", "not in this version: ", "on 1 of 3 GPUs",
-		"    paths            all", "    paths            not all: copy-engine-batch (no: cuMemcpyBatchAsync is missing); kernel (no: bad PTX)", "needs: kvlane calibrate",
+		"    paths            all", "    paths            not all: kernel (no: bad PTX)", "batched copies (no: cuMemcpyBatchAsync is missing)", "needs: kvlane calibrate",
 		"    NIC              yes: mlx5_0 (same PCIe switch, 2 hops)\n", "    NIC              no: none of mlx5_1 has an active port\n", "needs: a cable",
 		"    dma-buf          yes: NICs' writes are seen without a flush\n", "    dma-buf          no: the driver's modules are closed\n", "needs: the open ones")
 	if f := pathNamed(t, r, "nic"); f.Answer != Yes || !strings.Contains(f.Reason, "on 1 of 3 GPUs") {
@@ -98,6 +99,20 @@ func TestVirtualMachine(t *testing.T) {
 	wantText(t, r, "driver version     580.159.04 (CUDA 13.0)", "PCI 0000:00:06.0, 32.0 GT/s x16\n", "79.2 GiB", "nvidia_fs is not loaded")
 	if strings.Contains(text(t, r), "NUMA node -1") {
 		t.Error("a node that is not known is printed")
+	}
+}
+
+func TestEveryPathIsTold(t *testing.T) {
+	r := examine(t, recorded(t, "laptop"))
+	for _, p := range stream.Paths() {
+		if p != stream.PathNICSoft { // which needs nothing
+			pathNamed(t, r, p.String())
+		}
+	}
+	for _, name := range r.NotInThisVersion {
+		if p, err := stream.ParsePath(name); err == nil {
+			t.Errorf("%s is told not to be in this version", p)
+		}
 	}
 }
 

@@ -158,11 +158,8 @@ func pathOpener(dev device.Device, nics NICs) calibrate.Opener {
 
 // Key returns what a profile of dev is stored under, of its own paths and of nics, which may be nil.
 func Key(dev device.Device, nics NICs) plan.Key {
-	sum := sha256.New()
-	for _, m := range kernels.Modules() {
-		sum.Write(m.PTX)
-	}
-	k := calibrate.Key(dev.Info(), hex.EncodeToString(sum.Sum(nil)[:8]), os.DirFS("/sys"))
+	sum := sha256.Sum256(kernels.PTX())
+	k := calibrate.Key(dev.Info(), hex.EncodeToString(sum[:8]), os.DirFS("/sys"))
 	if nics != nil {
 		k.NIC = nics.Identity()
 	}

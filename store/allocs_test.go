@@ -12,7 +12,7 @@ import (
 // than ten a block. Not parallel: it counts what all goroutines allocate.
 func TestTasksAllocateNothingForAnExtent(t *testing.T) {
 	const blocks, shards, planes = 64, 32, 2
-	for _, path := range []stream.Path{stream.PathKernel, stream.PathCopyEngineBatch} { // with sums by the stream, and by the CPU
+	for _, path := range []stream.Path{stream.PathKernel, stream.PathCopyEngine} { // with sums by the stream, and by the CPU
 		r := newRig(t, rigOptions{slots: 2 * blocks, pages: blocks, shards: shards, planes: planes, planeBytes: leafy / 2, path: path})
 		ns := make([]int, blocks)
 		for i := range ns {

@@ -34,7 +34,7 @@ type geometry struct {
 func TestSumsOfAnyGeometry(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(24) {
-		for _, path := range []stream.Path{stream.PathKernel, stream.PathKernelBulk, stream.PathStaged} {
+		for _, path := range []stream.Path{stream.PathKernel, stream.PathStaged} {
 			t.Run(fmt.Sprintf("%v/seed=%d", path, seed), func(t *testing.T) {
 				t.Parallel()
 				newGeometry(t, seed, path).check(seed%2 == 0)

@@ -75,7 +75,7 @@ func TestConfigNamesEveryProblem(t *testing.T) {
 
 func TestRoundTrip(t *testing.T) {
 	t.Parallel()
-	for _, path := range []stream.Path{stream.PathNone, stream.PathCopyEngine, stream.PathCopyEngineBatch, stream.PathKernel} {
+	for _, path := range []stream.Path{stream.PathNone, stream.PathCopyEngine, stream.PathKernel} {
 		for _, layerwise := range []bool{false, true} {
 			for _, files := range []bool{false, true} {
 				t.Run(fmt.Sprintf("%v/layerwise=%v/files=%v", path, layerwise, files), func(t *testing.T) {

@@ -121,7 +121,7 @@ func (w way) String() string {
 }
 
 // summing holds the ways by which every byte is summed on its way.
-var summing = []way{{stream.PathKernel, 0}, {stream.PathKernelBulk, 0}, {stream.PathStaged, 0}, {stream.PathKernel, 1}}
+var summing = []way{{stream.PathKernel, 0}, {stream.PathStaged, 0}, {stream.PathKernel, 1}}
 
 // crossing is the operation that takes bytes over the bus.
 func (w way) crossing() string {

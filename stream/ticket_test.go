@@ -82,12 +82,17 @@ func TestWaitGivesUpWithTheCause(t *testing.T) {
 
 func TestPathNames(t *testing.T) {
 	names := map[stream.Path]string{
-		stream.PathNone: "none", stream.PathCopyEngine: "copy-engine", stream.PathCopyEngineBatch: "copy-engine-batch",
+		stream.PathNone: "none", stream.PathCopyEngine: "copy-engine",
 		stream.PathKernel: "kernel", stream.PathPosix: "posix", 99: "path(99)",
 	}
 	for p, want := range names {
 		if p.String() != want {
 			t.Errorf("path %d is %q, want %q", uint8(p), p, want)
+		}
+	}
+	for _, p := range stream.Paths() {
+		if got, err := stream.ParsePath(p.String()); err != nil || got != p || p.MovedBy() == stream.MovedByNothing {
+			t.Errorf("path %d is called %q, which is %d (%v), and moved by %d: it is not registered", uint8(p), p, got, err, p.MovedBy())
 		}
 	}
 }

@@ -29,7 +29,7 @@ func TestBenchFlagsAreChecked(t *testing.T) {
 		"direction":              {[]string{"--directions", "up"}, exitUsage, `"up"`},
 		"host side":              {[]string{"--host", "sorted"}, exitUsage, `"sorted"`},
 		"path beside a product":  {[]string{"--targets", "--beside-paths", "teleport"}, exitUsage, `"teleport"`},
-		"peer path":              {[]string{"--paths", "peer-kernel"}, exitUsage, `"peer-kernel"`},
+		"path of files":          {[]string{"--paths", "posix"}, exitUsage, `"posix"`},
 		"path left out":          {[]string{"--without", "teleport"}, exitUsage, `"teleport"`},
 		"two forms":              {[]string{"--nixl", "--csv"}, exitUsage, "exclude each other"},
 		"limit without a run":    {[]string{"--fail-above", "10%"}, exitUsage, "--fail-above has no effect without --compare FILE"},

@@ -15,7 +15,7 @@ func TestCalibrate(t *testing.T) {
 	if code != exitOK {
 		t.Fatalf("exit code %d: %s", code, stderr)
 	}
-	for _, want := range []string{"simulated", "Not stored", "copy-engine-batch", "spread", "opposed", "Measured: microseconds", "Chosen for throughput, h2d, host scattered", "Chosen for background, d2h, host contiguous", "4KiB"} {
+	for _, want := range []string{"simulated", "Not stored", "copy-engine", "spread", "opposed", "Measured: microseconds", "Chosen for throughput, h2d, host scattered", "Chosen for background, d2h, host contiguous", "4KiB"} {
 		if !strings.Contains(stdout, want) {
 			t.Errorf("the report lacks %q:\n%s", want, stdout)
 		}

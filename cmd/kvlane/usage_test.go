@@ -24,7 +24,7 @@ func TestDefectWrongUsageIsExitCode2(t *testing.T) {
 		"a file as a directory":        {replay("--file-dir", file), exitUsage, "give a directory"},
 		"below a file":                 {replay("--file-dir", filepath.Join(file, "x")), exitUsage, "a part of its path is a file"},
 		"a path of files":              {replay("--path", "posix"), exitUsage, "posix is none by which"},
-		"a path between GPUs":          {replay("--path", "peer-kernel"), exitUsage, "copy-engine-batch, kernel"},
+		"the paths there are":          {replay("--path", "posix"), exitUsage, "copy-engine, kernel"},
 		"a path by NIC":                {replay("--path", "nic"), exitUsage, "gdr asks for NICs"},
 		"a device that is not there":   {replay("--device-index", "3"), exitFailure, "index 0"},
 		"no trace":                     {[]string{"replay", trace + "x"}, exitFailure, "no such file"},

@@ -21,10 +21,10 @@ type Device struct {
 	info device.Info
 	ctas int
 
-	// kernels is all kernels by name, with those that this GPU cannot run; nil where the queues are no Launchers. lacks
-	// says why.
+	// kernels is all kernels by name; nil where the queues are no Launchers. lacks says why. module is where they are; zero
+	// where nothing was loaded.
 	kernels map[string]kernel
-	modules []cuda.Module
+	module  cuda.Module
 	batch   bool
 	waits   waits
 	rdma    bool // NICs may reach memory that is made to be shared
@@ -107,7 +107,7 @@ func (d *Device) lack(what, why string) error {
 // release gives back what openDevice acquired.
 func (d *Device) release() error {
 	var errs []error
-	if len(d.modules) > 0 || d.events.len() > 0 {
+	if d.module != 0 || d.events.len() > 0 {
 		errs = append(errs, d.releaseObjects())
 	}
 	if r := d.api.DevicePrimaryCtxRelease(d.id); r != cuda.Success {
@@ -126,8 +126,8 @@ func (d *Device) releaseObjects() error {
 	for _, e := range d.events.drain() {
 		errs = append(errs, d.check(d.api.EventDestroy(e), "cuEventDestroy_v2", "event=%#x", e))
 	}
-	for _, m := range d.modules {
-		errs = append(errs, d.check(d.api.ModuleUnload(m), "cuModuleUnload", ""))
+	if d.module != 0 {
+		errs = append(errs, d.check(d.api.ModuleUnload(d.module), "cuModuleUnload", ""))
 	}
 	return errors.Join(errs...)
 }
@@ -135,8 +135,8 @@ func (d *Device) releaseObjects() error {
 // Info describes the device.
 func (d *Device) Info() device.Info { return d.info }
 
-// Lacks returns why queues of this device are not BatchCopiers or Launchers, or do not have every kernel, or streams of the
-// host program cannot wait: an error for each thing that is missing, wrapping ErrNotSupported.
+// Lacks returns why queues of this device are not BatchCopiers or Launchers, or streams of the host program cannot wait: an error
+// for each thing that is missing, wrapping ErrNotSupported.
 func (d *Device) Lacks() []error { return d.lacks }
 
 // begin and end surround calls that Close must not overtake.

@@ -91,8 +91,6 @@ func BenchmarkGPUKernels(b *testing.B) {
 	}{
 		{device.KernelCopyList, 2, []int{1, 2, 4, 8, 16, 32}},
 		{device.KernelCopyListSum, 3, []int{4, 8, 16, 32}},
-		{device.KernelBulkList, 2, []int{8, 16, 32, 64}},
-		{device.KernelBulkListSum, 3, []int{16, 32, 64}},
 	} {
 		if !l.HasKernel(kernel.name) {
 			b.Logf("%s: this device does not have it", kernel.name)

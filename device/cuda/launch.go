@@ -11,37 +11,41 @@ import (
 	"github.com/kvlane/kvlane/internal/sys/cuda"
 )
 
-// kernel is a kernel of package kernels. What the GPU cannot run has no function.
+// kernel is a kernel of package kernels, as it was loaded.
 type kernel struct {
 	kernels.Kernel
 	function cuda.Function
 }
 
-// loadKernels has the driver compile the kernels for this GPU, which it does once and then remembers on disk. What it
+// loadKernels has the driver compile the kernels for this GPU, which it does once and then remembers on disk. Where it
 // cannot, the device goes without and says so in Lacks; other failures are errors.
 func (d *Device) loadKernels() error {
+	if have := d.info.Compute; have[0] < kernels.MinCompute {
+		d.lacks = append(d.lacks, d.lack("kernels", fmt.Sprintf("compute capability is %d.%d, at least %d.0 is needed", have[0], have[1], kernels.MinCompute)))
+		return nil
+	}
+	ptx := kernels.PTX()
+	module, r := d.api.ModuleLoadData(ptx)
+	if r != cuda.Success {
+		err := d.fail(r, "cuModuleLoadData", "bytes=%d", len(ptx))
+		if errors.Is(err, errdefs.ErrNotSupported) {
+			d.lacks = append(d.lacks, fmt.Errorf("device %d: kernels: %w", d.info.Index, err))
+			return nil
+		}
+		return err
+	}
+	d.module = module
 	known := make(map[string]kernel)
-	for i, m := range kernels.Modules() {
-		ok, err := d.loadModule(&m)
-		if err != nil {
+	for _, k := range kernels.Kernels() {
+		function, r := d.api.ModuleGetFunction(module, k.Name)
+		if r != cuda.Success {
+			return d.fail(r, "cuModuleGetFunction", "name=%s", k.Name)
+		}
+		fn := kernel{k, function}
+		if err := d.loadFunction(fn); err != nil {
 			return err
 		}
-		if i == 0 && !ok {
-			return nil // whoever cannot run the plain kernels runs none
-		}
-		for _, k := range m.Kernels {
-			fn := kernel{Kernel: k}
-			if ok {
-				var r cuda.Result
-				if fn.function, r = d.api.ModuleGetFunction(d.modules[len(d.modules)-1], k.Name); r != cuda.Success {
-					return d.fail(r, "cuModuleGetFunction", "name=%s", k.Name)
-				}
-				if err := d.loadFunction(fn); err != nil {
-					return err
-				}
-			}
-			known[k.Name] = fn
-		}
+		known[k.Name] = fn
 	}
 	d.kernels = known
 	return nil
@@ -58,25 +62,6 @@ func (d *Device) loadFunction(k kernel) error {
 	return d.check(r, "cuFuncGetAttribute", "function=%s", k.Name)
 }
 
-// loadModule loads m, or notes why the device lacks it.
-func (d *Device) loadModule(m *kernels.Module) (ok bool, err error) {
-	if have, need := d.info.Compute, m.Compute; have[0] < need[0] || have[0] == need[0] && have[1] < need[1] {
-		d.lacks = append(d.lacks, d.lack(m.Name, fmt.Sprintf("compute capability is %d.%d, at least %d.%d is needed", have[0], have[1], need[0], need[1])))
-		return false, nil
-	}
-	h, r := d.api.ModuleLoadData(m.PTX)
-	if r != cuda.Success {
-		err := d.fail(r, "cuModuleLoadData", "bytes=%d", len(m.PTX))
-		if errors.Is(err, errdefs.ErrNotSupported) {
-			d.lacks = append(d.lacks, fmt.Errorf("device %d: %s: %w", d.info.Index, m.Name, err))
-			return false, nil
-		}
-		return false, err
-	}
-	d.modules = append(d.modules, h)
-	return true, nil
-}
-
 // launcher makes a queue a device.KernelLister.
 type launcher struct {
 	q      *queue
@@ -89,7 +74,10 @@ var _ interface {
 } = launcher{}
 
 // HasKernel reports whether the device runs the kernel.
-func (l launcher) HasKernel(name string) bool { return l.q.dev.kernels[name].function != 0 }
+func (l launcher) HasKernel(name string) bool {
+	_, ok := l.q.dev.kernels[name]
+	return ok
+}
 
 // find returns a kernel that can be launched as k says.
 func (d *Device) find(k *device.Kernel) (kernel, error) {
@@ -97,8 +85,6 @@ func (d *Device) find(k *device.Kernel) (kernel, error) {
 	switch {
 	case !ok:
 		return fn, fmt.Errorf("there is no such kernel: %w", errdefs.ErrNotFound)
-	case fn.function == 0:
-		return fn, fmt.Errorf("device %d has no such kernel: %w", d.info.Index, errdefs.ErrNotSupported)
 	case k.NArgs != fn.Args:
 		return fn, fmt.Errorf("it takes %d arguments, not %d: %w", fn.Args, k.NArgs, errdefs.ErrInvalid)
 	case k.CTAs < 0 || k.CTAs > math.MaxInt32:
@@ -119,15 +105,15 @@ func (l launcher) Launch(k *device.Kernel) error {
 	}
 	ctas := k.CTAs
 	if ctas == 0 {
-		ctas = d.ctas * fn.Blocks
+		ctas = d.ctas
 	}
 	if err := d.enter(); err != nil {
 		return fmt.Errorf("launch %s: %w", k.Name, err)
 	}
 	defer d.leave()
 	l.params.Args = k.Args
-	if r := d.api.LaunchKernel(fn.function, uint32(ctas), uint32(fn.Threads), l.q.stream, l.params); r != cuda.Success {
-		return fmt.Errorf("launch: %w", d.fail(r, "cuLaunchKernel", "kernel=%s, blocks=%d, threads=%d", k.Name, ctas, fn.Threads))
+	if r := d.api.LaunchKernel(fn.function, uint32(ctas), kernels.Threads, l.q.stream, l.params); r != cuda.Success {
+		return fmt.Errorf("launch: %w", d.fail(r, "cuLaunchKernel", "kernel=%s, blocks=%d, threads=%d", k.Name, ctas, kernels.Threads))
 	}
 	return nil
 }

@@ -302,7 +302,6 @@ func (h *harness) launchAll(t *testing.T, q device.Queue) {
 	for name, args := range map[string]int{
 		device.KernelCopyList: 2, device.KernelCopyPaged: 7, device.KernelPatternFill: 5, device.KernelPatternCheck: 6,
 		device.KernelCopyListSum: 3, device.KernelCopyPagedSum: 8,
-		device.KernelBulkList: 2, device.KernelBulkPaged: 7, device.KernelBulkListSum: 3, device.KernelBulkPagedSum: 8,
 	} {
 		if lister != nil && !lister.HasKernel(name) {
 			continue

@@ -20,17 +20,16 @@ type kernel struct {
 	resum func(x *executor, a *kernelArg, i, leaf uint64) error
 }
 
-// kernels returns the kernel of that name, or nil. Bulk kernels differ from plain ones in what they cost a GPU, not in what
-// they do.
+// kernels returns the kernel of that name, or nil.
 func kernels(name string) *kernel {
 	switch name {
-	case device.KernelCopyList, device.KernelBulkList:
+	case device.KernelCopyList:
 		return &copyList
-	case device.KernelCopyPaged, device.KernelBulkPaged:
+	case device.KernelCopyPaged:
 		return &copyPaged
-	case device.KernelCopyListSum, device.KernelBulkListSum:
+	case device.KernelCopyListSum:
 		return &copyListSum
-	case device.KernelCopyPagedSum, device.KernelBulkPagedSum:
+	case device.KernelCopyPagedSum:
 		return &copyPagedSum
 	case device.KernelPatternFill:
 		return &patternFill

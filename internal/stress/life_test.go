@@ -65,10 +65,7 @@ func (w *worker) live(seed uint64) {
 	goroutines := runtime.NumGoroutine()
 	l := &life{worker: w, rng: rand.New(rand.NewPCG(seed, 1))}
 	l.how = l.rng.IntN(ways)
-	paths := []stream.Path{
-		stream.PathNone, stream.PathNone, stream.PathCopyEngine, stream.PathCopyEngineBatch, stream.PathKernel, stream.PathKernelBulk,
-		stream.PathStaged, stream.PathResident,
-	}
+	paths := append(stream.Paths(stream.MovedByDevice), stream.PathNone, stream.PathNone)
 	l.path = paths[l.rng.IntN(len(paths))]
 	l.plan, l.files = l.deviceFaults(), l.fileFaults()
 	var err error
@@ -115,7 +112,7 @@ func (l *life) deviceFaults() *fault.Plan {
 		p.Add(fault.Rate(op, 0.05).Fail(errdefs.ErrNoMemory))
 	}
 	// Found is what is damaged on the bus, where kernels sum it; a byte that a kernel has read wrong, for staging memory, is not.
-	switch summed := l.path == stream.PathKernel || l.path == stream.PathKernelBulk; {
+	switch summed := l.path == stream.PathKernel; {
 	case summed && l.Leafy && l.rng.IntN(2) == 0:
 		p.Add(fault.Rate(sim.OpLaunch, 0.003).Corrupt())
 	case l.rng.IntN(3) == 0:

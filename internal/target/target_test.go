@@ -23,7 +23,7 @@ func good() *bench.Report {
 		for _, l := range []bench.Layout{bench.HostContiguous, bench.HostScattered} {
 			for _, d := range []bench.Direction{bench.ToDevice, bench.ToHost} {
 				auto := point(bench.Auto, bench.Lists, size, 1000, d, l, 54, 55)
-				auto.Traveled = "kernel-bulk"
+				auto.Traveled = "staged"
 				r.Points = append(r.Points, auto, point("kernel", bench.Lists, size, 1000, d, l, 55, 55),
 					point("one-copy-each", bench.Lists, size, 1000, d, l, 5, 55))
 			}

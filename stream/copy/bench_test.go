@@ -54,7 +54,7 @@ func BenchmarkSubmit(b *testing.B) {
 		"pages": benchPaged(dst, src, 1, 10_000, 2048),
 		"one":   streamtest.Strided(dst, src, 1, 2048),
 	}
-	for _, path := range []stream.Path{stream.PathNone, stream.PathCopyEngine, stream.PathCopyEngineBatch, stream.PathKernel, stream.PathKernelBulk, stream.PathStaged} {
+	for _, path := range []stream.Path{stream.PathNone, stream.PathCopyEngine, stream.PathKernel, stream.PathStaged} {
 		for _, name := range []string{"list", "paged", "pages", "one"} {
 			batch := batches[name]
 			b.Run(fmt.Sprintf("%s/%s", pathName(path), name), func(b *testing.B) {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"testing"
 	"time"
 
@@ -24,22 +23,26 @@ type way struct {
 	forward bool  // to the device, or to the stream's device from its peer
 	copies  int   // of a batch
 	chunk   int64 // the path is not forced but planned, with chunks of so many bytes
+	peers   bool  // between two devices
 }
 
 func (w way) String() string {
-	return fmt.Sprintf("%s chunk %d forward %t", pathName(w.path), w.chunk, w.forward)
+	return fmt.Sprintf("%s chunk %d forward %t peers %t", pathName(w.path), w.chunk, w.forward, w.peers)
 }
 
 // ways are all paths, both ways, with batches that no path can issue at once.
 func ways() []way {
 	var all []way
 	for _, forward := range []bool{true, false} {
-		for _, path := range slices.Concat(paths, peerPaths[1:]) {
+		for _, path := range paths {
 			w := way{path: path, forward: forward, copies: 1500}
 			if path == stream.PathResident {
 				w.copies = 90_000
 			}
 			all = append(all, w)
+		}
+		for _, path := range peerPaths[1:] {
+			all = append(all, way{path: path, forward: forward, copies: 1500, peers: true})
 		}
 		all = append(all, way{path: stream.PathStaged, forward: forward, copies: 1500, chunk: 1 << 10})
 	}
@@ -63,7 +66,7 @@ func (w way) open(t *testing.T, seed uint64, bytes int64) crossing {
 	}
 	c.dev, c.far = simPeers(t, sim.Options{Interleave: &sim.Interleave{Seed: seed, Manual: true}})
 	other := streamtest.Pinned(c.dev)
-	if w.path == stream.PathPeerCopyEngine || w.path == stream.PathPeerKernel {
+	if w.peers {
 		other = streamtest.DeviceMemory(c.far)
 	}
 	c.dst, c.src = streamtest.DeviceMemory(c.dev).Alloc(t, bytes), other.Alloc(t, bytes)

@@ -87,19 +87,10 @@ func (s *Stream) plan(ctx context.Context, o *op) error {
 
 // can returns the paths that could carry o's batch, and which of them would not make the sums that it asks for.
 func (s *Stream) can(o *op) (can, unsummed plan.Paths) {
-	able := plan.Paths(s.able.Load())
-	if o.stats.ways&wayPeer != 0 {
-		able &= peerPaths()
-	} else {
-		able &^= peerPaths()
-	}
 	wants := o.sumsWanted()
-	for p := range able.All {
+	for p := range plan.Paths(s.able.Load()).All {
 		if !s.takes(p, o) {
 			continue
-		}
-		if wants && p == stream.PathKernelBulk && able.Has(stream.PathKernel) {
-			continue // with sums it fell to two thirds of its rate in two of four runs (H100); the plain kernel never did
 		}
 		can = can.With(p)
 		if wants {

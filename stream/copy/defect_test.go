@@ -22,7 +22,7 @@ import (
 // TestDefectStreamThatBreaksUnderLoadFreesWhatItHad: many submit by every path, the device fails, and the stream is closed
 // while they go on. Afterwards the device has nothing of the stream, which closing it tells.
 func TestDefectStreamThatBreaksUnderLoadFreesWhatItHad(t *testing.T) {
-	works := []string{sim.OpCopy, sim.OpCallBatch, sim.OpLaunch, sim.OpCallLaunch, sim.OpRecord, sim.OpEntry, sim.OpAlloc, sim.OpOpen}
+	works := []string{sim.OpBatch, sim.OpCallBatch, sim.OpLaunch, sim.OpCallLaunch, sim.OpRecord, sim.OpEntry, sim.OpAlloc, sim.OpOpen}
 	for seed := range uint64(24) {
 		// The first of its kind at first, so that most paths have nothing yet.
 		work, n := works[int(seed)%len(works)], int(seed)/len(works)*5
@@ -85,7 +85,7 @@ func TestDefectSubmitToAStreamThatIsDownPreparesNothing(t *testing.T) {
 				want := errdefs.ErrClosed
 				if broken {
 					want = errdefs.ErrBroken
-					faults.Add(fault.Nth(sim.OpCopy, 0).Fail(errdefs.ErrBusy))
+					faults.Add(fault.Nth(sim.OpBatch, 0).Fail(errdefs.ErrBusy))
 					ticket, err := s.Submit(deadline(t), streamtest.Strided(gpu, host, 4, 100))
 					if err != nil {
 						t.Fatal(err)

@@ -48,7 +48,6 @@ func (o *op) portion(left, first int64, growth int) int64 {
 
 // table is what one launch reads: where it goes, and what came of it.
 type table struct {
-	names  kernelNames
 	summed bool // of a Paged
 	buf    []byte
 	dev    uint64 // device address of buf
@@ -67,7 +66,7 @@ func (c *cursor) describe(t *table, k *device.Kernel) (used uint64) {
 		n := c.describeList(t)
 		c.listed += n
 		if n > 0 {
-			*k = device.ListArgs{Descs: t.dev, Count: uint64(n)}.Kernel(t.names.list, n)
+			*k = device.ListArgs{Descs: t.dev, Count: uint64(n)}.Kernel(device.KernelCopyList, n)
 			return uint64(n) * device.CopyDescBytes
 		}
 		if c.i < len(c.batch.Dst) {
@@ -200,10 +199,10 @@ func (c *cursor) describePaged(t *table, k *device.Kernel) (used uint64) {
 	args, name := device.PagedArgs{
 		Planes: t.dev, NPlanes: uint64(ps.n), Pairs: t.dev + uint64(at), NPairs: uint64(n),
 		Slots: uint64(g.Slots.Region.Dev()) + uint64(g.Slots.Base), SlotStride: uint64(g.Slots.Stride), Direction: uint64(p.Dir),
-	}, t.names.paged
+	}, device.KernelCopyPaged
 	if t.summed {
 		used = align(used, tableAlign)
-		args.Sums, name = t.dev+used, t.names.pagedSum
+		args.Sums, name = t.dev+used, device.KernelCopyPagedSum
 		t.rows = c.rows(g, ps.leaves, n, used)
 		used += uint64(n*ps.leaves) * sumBytes
 	}

@@ -5,18 +5,16 @@
 //
 // A batch takes one path, by the word of Options.Planner or as Options.Path forces. Each is a mover in a file of its own:
 //
-//   - copy-engine: one Queue.Copy for each run of extents that are neighbours on both sides;
-//   - copy-engine-batch: the same runs, many in one call of device.BatchCopier;
-//   - kernel: device.Launcher reads descriptors from pinned memory and copies over the bus itself. Lists of extents
-//     become 24 bytes a piece; a mem.Paged stays a table of planes and 8 bytes a page, and the addresses behind it are
-//     computed on the device;
-//   - kernel-bulk: the same with kernels that keep their bytes in flight in shared memory and so need fewer thread blocks;
+//   - copy-engine: a copy for each run of extents that are neighbours on both sides, many in one call of a queue that is a
+//     device.BatchCopier, but one by one between two devices;
+//   - kernel: device.Launcher reads descriptors from pinned memory and copies itself, over the bus or between two devices.
+//     Lists of extents become 24 bytes a piece; a mem.Paged stays a table of planes and 8 bytes a page, and the addresses
+//     behind it are computed on the device;
 //   - staged: a copy engine crosses the bus, one copy for each run of the host's side, and a kernel gathers or scatters
 //     within device memory, chunk by chunk, on a queue of its own;
 //   - resident: kernels that stay on the device take small batches from rings in pinned memory. One takes a batch alone up
 //     to 64 KiB, up to four share a larger one. Up to twenty pieces travel in a worker's entry of the ring, so that it has
 //     nothing else to read before it copies;
-//   - peer-copy-engine and peer-kernel: between two devices;
 //   - nic and nic-soft: another ordered stream, over RDMA NICs, is given whole batches between host and device memory that it
 //     reaches (Options.NIC). Which of the two names it has, the Carrier says.
 //
@@ -24,7 +22,7 @@
 // To the host they are of what was read from the pages, before it crosses the bus; to the device, of what had crossed it
 // and was then written to the pages. So either way the crossing lies between the sums and the bytes in host memory, and who
 // compares the two finds what it did. Where a batch asks for sums, the planner weighs the pass of a CPU that the other
-// paths leave to be made, and is not offered kernel-bulk (docs/adr/0008).
+// paths leave to be made (docs/adr/0008).
 //
 // A path gets its memory and queues when it is first chosen, or when the stream is opened (Options.Prepare), and Submit waits for that no longer than its context says. If the
 // device refuses them, the batch goes another way and its Completion says why. The path is given up: for want of memory until

@@ -39,15 +39,14 @@ func TestEveryOperationFails(t *testing.T) {
 		use  user
 		ops  []string
 	}{
-		{"", user{path: stream.PathCopyEngine, copies: 150}, []string{sim.OpCallCopy, sim.OpCopy}},
-		{"", user{path: stream.PathCopyEngineBatch}, []string{sim.OpCallBatch, sim.OpBatch}},
+		{"", user{path: stream.PathCopyEngine}, []string{sim.OpCallCopy, sim.OpCopy, sim.OpCallBatch, sim.OpBatch}},
+		{"one by one ", user{path: stream.PathCopyEngine, copies: 150, bare: true}, []string{sim.OpCallCopy, sim.OpCopy}},
 		{"", user{path: stream.PathKernel}, kernel},
-		{"", user{path: stream.PathKernelBulk}, kernel[:2]},
 		{"", user{path: stream.PathStaged}, staged},
 		{"in shared chunks ", user{path: stream.PathStaged, chunk: 4 << 10}, staged},
 		{"", user{path: stream.PathResident}, append([]string{sim.OpEntry}, kernel...)},
-		{"", user{path: stream.PathPeerCopyEngine, copies: 150}, []string{sim.OpCallCopy, sim.OpCopy}},
-		{"", user{path: stream.PathPeerKernel}, kernel},
+		{"peer ", user{path: stream.PathCopyEngine, copies: 150, peers: true}, []string{sim.OpCallCopy, sim.OpCopy}},
+		{"peer ", user{path: stream.PathKernel, peers: true}, kernel},
 	}
 	for _, tt := range tests {
 		for _, op := range slices.Concat(tt.ops, []string{sim.OpOpen, sim.OpRecord, sim.OpWait}) {
@@ -63,6 +62,8 @@ type user struct {
 	path   stream.Path
 	copies int   // enough for several steps; zero: 600
 	chunk  int64 // the path is not forced but planned, with chunks of so many bytes
+	bare   bool  // the device takes single copies only
+	peers  bool  // it copies between two devices
 }
 
 // all returns all that was said.
@@ -90,7 +91,7 @@ func (u user) all(t *testing.T, faults *fault.Plan) (all error) {
 	if u.chunk > 0 {
 		o.Path, o.Planner = stream.PathNone, &decider{choice: plan.Choice{Path: u.path, ChunkBytes: u.chunk}}
 	}
-	s, err := streamcopy.Open(dev, o)
+	s, err := streamcopy.Open(u.sees(dev), o)
 	if said(err) {
 		return all
 	}
@@ -123,12 +124,20 @@ func (u user) all(t *testing.T, faults *fault.Plan) (all error) {
 	return all
 }
 
+// sees returns dev as the stream sees it.
+func (u user) sees(dev *sim.Device) device.Device {
+	if u.bare {
+		return lesser{dev, bare}
+	}
+	return dev
+}
+
 // memories returns how to get the three regions that the path copies between.
 func (u user) memories(dev, far *sim.Device) [3]func(int64) (*mem.Region, error) {
 	gpu := func(d *sim.Device) func(int64) (*mem.Region, error) {
 		return func(n int64) (*mem.Region, error) { return d.Alloc(n, device.AllocOptions{}) }
 	}
-	if u.path == stream.PathPeerCopyEngine || u.path == stream.PathPeerKernel {
+	if u.peers {
 		return [3]func(int64) (*mem.Region, error){gpu(dev), gpu(far), gpu(dev)}
 	}
 	return [3]func(int64) (*mem.Region, error){dev.AllocHost, gpu(dev), dev.AllocHost}
@@ -195,12 +204,11 @@ type stalledFailure struct {
 // it can still write: the pages go to somebody else.
 func TestDefect04FailedLoadReportsDoneBeforeItsDMAStopped(t *testing.T) {
 	tests := []stalledFailure{
-		{stream.PathCopyEngine, sim.OpCopy, sim.OpCallCopy, 5, errdefs.ErrNoMemory},    // in the same step
-		{stream.PathCopyEngine, sim.OpCopy, sim.OpCallCopy, 200, errdefs.ErrNoMemory},  // in a later one
-		{stream.PathCopyEngineBatch, sim.OpBatch, sim.OpCallBatch, 1, errdefs.ErrBusy}, // the second call
+		{stream.PathCopyEngine, sim.OpCopy, sim.OpCallCopy, 5, errdefs.ErrNoMemory},   // in the same step
+		{stream.PathCopyEngine, sim.OpCopy, sim.OpCallCopy, 200, errdefs.ErrNoMemory}, // in a later one
+		{stream.PathCopyEngine, sim.OpBatch, sim.OpCallBatch, 1, errdefs.ErrBusy},     // the second call
 		{stream.PathKernel, sim.OpLaunch, sim.OpCallLaunch, 1, errdefs.ErrBusy},
-		{stream.PathKernel, sim.OpLaunch, sim.OpRecord, 0, errdefs.ErrBusy}, // the event that would tell
-		{stream.PathKernelBulk, sim.OpLaunch, sim.OpCallLaunch, 1, errdefs.ErrBusy},
+		{stream.PathKernel, sim.OpLaunch, sim.OpRecord, 0, errdefs.ErrBusy},      // the event that would tell
 		{stream.PathResident, sim.OpEntry, sim.OpCallLaunch, 1, errdefs.ErrBusy}, // the second worker
 		// Either queue of the staged path may be the late one.
 		{stream.PathStaged, sim.OpLaunch, sim.OpCallLaunch, 1, errdefs.ErrBusy},
@@ -214,7 +222,8 @@ func TestDefect04FailedLoadReportsDoneBeforeItsDMAStopped(t *testing.T) {
 		t.Run(tt.path.String()+" "+tt.call, func(t *testing.T) {
 			faults := fault.New(1, fault.Nth(tt.work, 0).Stall(), fault.Nth(tt.call, tt.n).Fail(tt.cause))
 			dev := openSim(t, sim.Options{Faults: faults})
-			s := open(t, dev, streamcopy.Options{Path: tt.path, Descriptors: 1024, StagingBytes: 32 << 10})
+			one := user{bare: tt.path == stream.PathCopyEngine && tt.work == sim.OpCopy}
+			s := open(t, one.sees(dev), streamcopy.Options{Path: tt.path, Descriptors: 1024, StagingBytes: 32 << 10})
 			const n, size = 3000, 64
 			dst, src := pinned(t, dev, n*(size+1)), deviceMemory(t, dev, n*(size+1))
 			ticket, err := s.Submit(deadline(t), streamtest.Strided(dst, src, n, size))
@@ -249,9 +258,8 @@ func TestDefect10AbortThenPageReuse(t *testing.T) {
 		op   string
 	}{
 		{stream.PathCopyEngine, sim.OpCopy},
-		{stream.PathCopyEngineBatch, sim.OpBatch},
+		{stream.PathCopyEngine, sim.OpBatch},
 		{stream.PathKernel, sim.OpLaunch},
-		{stream.PathKernelBulk, sim.OpLaunch},
 		{stream.PathStaged, sim.OpLaunch},
 		{stream.PathStaged, sim.OpBatch},
 		{stream.PathResident, sim.OpLaunch},
@@ -261,7 +269,8 @@ func TestDefect10AbortThenPageReuse(t *testing.T) {
 		t.Run(tt.path.String()+" "+tt.op, func(t *testing.T) {
 			faults := fault.New(1, fault.Nth(tt.op, 0).Stall())
 			dev := openSim(t, sim.Options{Faults: faults})
-			s := open(t, dev, streamcopy.Options{Path: tt.path, Descriptors: 1024, StagingBytes: 32 << 10})
+			one := user{bare: tt.path == stream.PathCopyEngine && tt.op == sim.OpCopy}
+			s := open(t, one.sees(dev), streamcopy.Options{Path: tt.path, Descriptors: 1024, StagingBytes: 32 << 10})
 			n := 20_000
 			if tt.path == stream.PathResident {
 				n = 200_000 // more than its rings hold

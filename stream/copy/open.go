@@ -133,7 +133,7 @@ type Stream struct {
 
 	// movers are the paths by stream.Path. able is the set of those that the device has and that are not absent, prepared of
 	// those that have what they need (plan.Paths both); preparing is a token: one at a time gets it.
-	movers         [pathCount]mover
+	movers         [stream.PathCount]mover
 	able, prepared atomic.Uint32
 	absent         absent
 	preparing      chan struct{}

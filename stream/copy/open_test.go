@@ -57,7 +57,6 @@ func TestOpenRefuses(t *testing.T) {
 		says []string
 	}{
 		{"kernel without launcher", bare, streamcopy.Options{Path: stream.PathKernel}, errdefs.ErrNotSupported, []string{"kernel", "sim 0"}},
-		{"batch without batcher", bare, streamcopy.Options{Path: stream.PathCopyEngineBatch}, errdefs.ErrNotSupported, []string{"copy-engine-batch"}},
 		{"path of files", whole, streamcopy.Options{Path: stream.PathPosix}, errdefs.ErrNotSupported, []string{"posix"}},
 		{"unknown path", whole, streamcopy.Options{Path: 77}, errdefs.ErrNotSupported, []string{"path(77)"}},
 		{"all fields", whole, streamcopy.Options{QueueDepth: -1, Descriptors: 3, CTAs: -2, StagingBytes: 7}, errdefs.ErrInvalid, []string{"depth -1", "3 descriptors", "CTAs -2", "7 bytes"}},
@@ -104,7 +103,7 @@ func (d *decider) Choose(r plan.Request, can plan.Paths) plan.Choice {
 	defer d.mu.Unlock()
 	d.asked, d.can = append(d.asked, r), append(d.can, can)
 	c := d.choice
-	for _, other := range []stream.Path{stream.PathCopyEngine, stream.PathKernel, stream.PathPeerKernel} {
+	for _, other := range []stream.Path{stream.PathCopyEngine, stream.PathKernel} {
 		if !can.Has(c.Path) {
 			c.Path = other
 		}
@@ -138,7 +137,7 @@ func TestPlannerIsAsked(t *testing.T) {
 		neighbours.Dst = append(neighbours.Dst, mem.Extent{Region: gpu, Off: i * 20, Len: 10})
 		neighbours.Src = append(neighbours.Src, mem.Extent{Region: host, Off: i * 10, Len: 10})
 	}
-	all := plan.PathSet(stream.PathCopyEngine, stream.PathCopyEngineBatch, stream.PathKernel, stream.PathKernelBulk, stream.PathStaged)
+	all := plan.PathSet(stream.PathCopyEngine, stream.PathKernel, stream.PathStaged)
 	within := all.Without(stream.PathStaged)
 	tests := []struct {
 		name  string
@@ -153,11 +152,11 @@ func TestPlannerIsAsked(t *testing.T) {
 		{"host contiguous", whole, neighbours, plan.Request{Dir: plan.H2D, Pieces: 100, Runs: 100, HostRuns: 1, Bytes: 1000}, all},
 		{"paged", whole, benchPaged(host, gpu, 2, 2, 1<<10), plan.Request{Dir: plan.D2H, Form: plan.Paged, Pieces: 4, Runs: 4, HostRuns: 1, Bytes: 4096}, all},
 		{"pages in order", whole, pagesInOrder(host, gpu), plan.Request{Dir: plan.D2H, Form: plan.Paged, Pieces: 8, Runs: 2, HostRuns: 2, Bytes: 8 << 10}, all},
-		{"no kernels", batching, streamtest.Strided(gpu, host, 4, 100), plan.Request{Dir: plan.H2D, Pieces: 4, Runs: 4, HostRuns: 4, Bytes: 400}, plan.PathSet(stream.PathCopyEngine, stream.PathCopyEngineBatch)},
+		{"no kernels", batching, streamtest.Strided(gpu, host, 4, 100), plan.Request{Dir: plan.H2D, Pieces: 4, Runs: 4, HostRuns: 4, Bytes: 400}, plan.PathSet(stream.PathCopyEngine)},
 		{"bare", bare, streamtest.Strided(gpu, host, 4, 100), plan.Request{Dir: plan.H2D, Pieces: 4, Runs: 4, HostRuns: 4, Bytes: 400}, plan.PathSet(stream.PathCopyEngine)},
 	}
 	for _, tt := range tests {
-		for _, path := range []stream.Path{stream.PathCopyEngine, stream.PathKernel, stream.PathKernelBulk, stream.PathStaged} {
+		for _, path := range []stream.Path{stream.PathCopyEngine, stream.PathKernel, stream.PathStaged} {
 			if !tt.can.Has(path) {
 				continue
 			}
@@ -305,7 +304,7 @@ func TestForeignDevice(t *testing.T) {
 func TestAllocations(t *testing.T) {
 	dev := openSim(t, sim.Options{})
 	dst, src := pinned(t, dev, 32<<20), pinned(t, dev, 32<<20)
-	for _, path := range []stream.Path{stream.PathCopyEngine, stream.PathCopyEngineBatch, stream.PathKernel} {
+	for _, path := range []stream.Path{stream.PathCopyEngine, stream.PathKernel} {
 		s := open(t, nullDevice{dev, nullEvent{}}, streamcopy.Options{Path: path})
 		for _, b := range []*mem.Batch{streamtest.Strided(dst, src, 1, 8), streamtest.Strided(dst, src, 10_000, 8), benchPaged(dst, src, 64, 256, 1<<10)} {
 			n := testing.AllocsPerRun(20, func() {

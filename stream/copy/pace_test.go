@@ -24,7 +24,7 @@ func TestPace(t *testing.T) {
 	)
 	dev := openSim(t, sim.Options{})
 	host, gpu := pinned(t, dev, 1<<20), deviceMemory(t, dev, 1<<20)
-	for _, path := range []stream.Path{stream.PathCopyEngine, stream.PathCopyEngineBatch, stream.PathKernel, stream.PathStaged} {
+	for _, path := range []stream.Path{stream.PathCopyEngine, stream.PathKernel, stream.PathStaged} {
 		t.Run(path.String(), func(t *testing.T) {
 			d := &decider{choice: plan.Choice{Path: path, Pace: pace, ChunkBytes: 16 << 10}}
 			s := open(t, dev, streamcopy.Options{Planner: d, StagingBytes: 256 << 10})
@@ -133,8 +133,6 @@ func TestThreadBlocks(t *testing.T) {
 		{stream.PathKernel, 0, 7, many, 7},
 		{stream.PathKernel, 0, 0, many, streamcopy.DefaultCTAs},
 		{stream.PathKernel, 0, 0, few, 2},
-		{stream.PathKernelBulk, 5, 0, many, 5},
-		{stream.PathKernelBulk, 0, 0, many, 0}, // the device chooses
 		{stream.PathStaged, 5, 0, many, 5},
 	}
 	for _, tt := range tests {

@@ -10,9 +10,6 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
 
-// pathCount is one more than the highest path.
-const pathCount = int(stream.PathNICSoft) + 1
-
 // mover is one path of a stream. But for available and takes, only whoever issues calls its methods.
 type mover interface {
 	// available returns why device and queue lack the path, an ErrNotSupported, or nil. Open calls it once.
@@ -42,16 +39,12 @@ type owner interface {
 }
 
 // newMovers returns the paths that a stream knows, by stream.Path.
-func newMovers(s *Stream) [pathCount]mover {
-	all := [pathCount]mover{
-		stream.PathCopyEngine:      &engine{s: s},
-		stream.PathCopyEngineBatch: &batch{s: s},
-		stream.PathKernel:          plainKernel(s),
-		stream.PathKernelBulk:      bulkKernel(s),
-		stream.PathStaged:          &staged{s: s},
-		stream.PathResident:        newResident(s),
-		stream.PathPeerCopyEngine:  &peerEngine{engine{s: s}},
-		stream.PathPeerKernel:      newPeerKernel(s),
+func newMovers(s *Stream) [stream.PathCount]mover {
+	all := [stream.PathCount]mover{
+		stream.PathCopyEngine: &engine{s: s},
+		stream.PathKernel:     &kernel{s: s},
+		stream.PathStaged:     &staged{s: s},
+		stream.PathResident:   newResident(s),
 	}
 	if c := s.opts.NIC; c != nil {
 		all[c.Path] = &carried{s: s, by: c}
@@ -71,7 +64,7 @@ func (s *Stream) findPaths() error {
 	lacks := func(err error) error {
 		return fmt.Errorf("path %s on device %s %d: %w", forced, s.dev.Info().Driver, s.index, err)
 	}
-	if int(forced) >= pathCount || forced != stream.PathNone && s.movers[forced] == nil {
+	if forced >= stream.PathCount || forced != stream.PathNone && s.movers[forced] == nil {
 		return lacks(fmt.Errorf("a copy stream does not have it: %w", errdefs.ErrNotSupported))
 	}
 	var able plan.Paths

@@ -32,7 +32,7 @@ type Carrier struct {
 }
 
 func (c *Carrier) validate(bad func(format string, args ...any)) {
-	if c.Path != stream.PathNIC && c.Path != stream.PathNICSoft {
+	if c.Path.MovedBy() != stream.MovedByNIC {
 		bad("path %s is none of a NIC's", c.Path)
 	}
 	if c.Open == nil || c.Reaches == nil {

@@ -17,10 +17,11 @@ import (
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/stream"
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
+	"github.com/kvlane/kvlane/stream/copy/plan"
 	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
-var peerPaths = []stream.Path{stream.PathNone, stream.PathPeerCopyEngine, stream.PathPeerKernel}
+var peerPaths = []stream.Path{stream.PathNone, stream.PathCopyEngine, stream.PathKernel}
 
 // simPeers opens two simulated devices of which the first reaches the second's memory.
 func simPeers(tb testing.TB, so sim.Options) (near, far *sim.Device) {
@@ -58,11 +59,12 @@ func TestConformancePeers(t *testing.T) {
 	}
 }
 
-// TestPeerBatches: what goes between two devices takes a peer path, what does not takes none, and without access a batch
-// is refused.
+// TestPeerBatches: what goes between two devices goes by copy engine or kernel, and the planner hears that; without access a
+// batch is refused.
 func TestPeerBatches(t *testing.T) {
 	near, far := openSim(t, sim.Options{}), openSim(t, sim.Options{Index: 1})
-	s := open(t, near, streamcopy.Options{})
+	told := &decider{choice: plan.Choice{Path: stream.PathKernel}}
+	s := open(t, near, streamcopy.Options{Planner: told})
 	defer closeStream(t, s)
 	a, b := streamtest.DeviceMemory(near).Alloc(t, 1<<20), streamtest.DeviceMemory(far).Alloc(t, 1<<20)
 	if _, err := s.Submit(t.Context(), streamtest.Strided(a, b, 10, 100)); !errors.Is(err, errdefs.ErrInvalid) {
@@ -71,7 +73,7 @@ func TestPeerBatches(t *testing.T) {
 	if err := near.EnablePeer(far); err != nil {
 		t.Fatal(err)
 	}
-	isPeer := map[stream.Path]bool{stream.PathPeerCopyEngine: true, stream.PathPeerKernel: true}
+	between := plan.PathSet(stream.PathCopyEngine, stream.PathKernel)
 	for _, tt := range []struct {
 		name string
 		b    *mem.Batch
@@ -91,8 +93,11 @@ func TestPeerBatches(t *testing.T) {
 		if err := ticket.Wait(deadline(t)); err != nil {
 			t.Fatalf("%s: %v", tt.name, err)
 		}
-		if c := ticket.Completion(); isPeer[c.Path] != tt.want {
-			t.Errorf("%s: by %s (%s)", tt.name, c.Path, c.Reason)
+		if dir := told.asked[len(told.asked)-1].Dir; (dir == plan.Peer) != tt.want {
+			t.Errorf("%s: the planner heard %s", tt.name, dir)
+		}
+		if can := told.can[len(told.can)-1]; (can == between) != tt.want {
+			t.Errorf("%s: it may go by %b", tt.name, can)
 		}
 	}
 }
@@ -151,8 +156,8 @@ func BenchmarkPeersCUDA(b *testing.B) {
 	const arena = 1 << 30
 	here, there := streamtest.DeviceMemory(near).Alloc(b, arena), streamtest.DeviceMemory(far).Alloc(b, arena)
 	whole := &mem.Batch{Dst: []mem.Extent{mem.All(here)}, Src: []mem.Extent{mem.All(there)}}
-	benchCUDA(b, near, "1GiB/pull", stream.PathPeerCopyEngine, whole, 1)
-	benchCUDA(b, near, "1GiB/push", stream.PathPeerCopyEngine, &mem.Batch{Dst: whole.Src, Src: whole.Dst}, 1)
+	benchCUDA(b, near, "1GiB/pull", stream.PathCopyEngine, whole, 1)
+	benchCUDA(b, near, "1GiB/push", stream.PathCopyEngine, &mem.Batch{Dst: whole.Src, Src: whole.Dst}, 1)
 	for _, size := range []int64{256, 512, 1 << 10, 2 << 10, 4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20} {
 		all := int(arena / size)
 		rng := rand.New(rand.NewPCG(1, uint64(size)))
@@ -168,7 +173,7 @@ func BenchmarkPeersCUDA(b *testing.B) {
 					Slots:  mem.Slots{Region: there, Stride: size},
 					Pairs:  pairs,
 				}}}}
-				o := streamcopy.Options{Path: stream.PathPeerKernel, CTAs: ctas, QueueDepth: 2}
+				o := streamcopy.Options{Path: stream.PathKernel, CTAs: ctas, QueueDepth: 2}
 				benchStream(b, near, fmt.Sprintf("%dB/%d CTAs/%s", size, ctas, name), o, batch)
 			}
 		}

@@ -109,6 +109,9 @@ func (r *resident) available() error {
 }
 
 func (r *resident) takes(v *survey) bool {
+	if v.ways&wayPeer != 0 {
+		return false // between devices it was never measured
+	}
 	return r.s.opts.Path == stream.PathResident || max(v.copies, v.descs) <= residentPieces && v.bytes <= residentBytes
 }
 
@@ -204,9 +207,6 @@ func (r *resident) step(o *op, _ span, it *item) (done bool, err error) {
 	}
 	return o.at.described(), nil
 }
-
-// plainNames are what entries are described as.
-var plainNames = kernelNames{list: device.KernelCopyList, paged: device.KernelCopyPaged}
 
 // landing is the event of a step: done when every worker has done what it was given. It implements device.Event, for one
 // goroutine at a time, that which completes.

@@ -96,7 +96,7 @@ func (w *worker) post(c *cursor, limit int64, inline bool) (seq uint64, bytes in
 			return w.put(e), bytes
 		}
 	}
-	t := table{names: plainNames, buf: buf, dev: dev, limit: limit}
+	t := table{buf: buf, dev: dev, limit: limit}
 	if c.describe(&t, &w.launch) == 0 {
 		return w.posted, 0
 	}

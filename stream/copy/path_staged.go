@@ -61,12 +61,7 @@ func (p *staged) available() error {
 // takes: within host or device memory there is nothing to gain.
 func (p *staged) takes(v *survey) bool { return v.ways == wayH2D || v.ways == wayD2H }
 
-func (p *staged) calls() int {
-	if p.batcher != nil {
-		return stagedCalls + batchCalls
-	}
-	return stagedCalls + engineStep
-}
+func (p *staged) calls() int { return stagedCalls + runCalls(p.batcher, p.mostRuns()) }
 
 // prepare opens the second queue and allocates staging memory.
 func (p *staged) prepare() (err error) {
@@ -114,7 +109,7 @@ func (p *staged) step(o *op, sp span, it *item) (done bool, err error) {
 		args.Sums, name = sp.dev+sums, device.KernelCopyListSum
 		it.sums = c.sumsAt(at + sums)
 	}
-	p.launch = args.Kernel(name, bound(p.ctas(o), c.descs))
+	p.launch = args.Kernel(name, min(p.ctas(o), c.descs))
 	it.ringEnd = at + descSpace(c.descs, c.summed)
 	it.stageEnd = sp.stage.end
 
@@ -142,12 +137,7 @@ func (p *staged) ctas(o *op) int {
 }
 
 // mostRuns is how many runs fit into one chunk.
-func (p *staged) mostRuns() int {
-	if p.batcher != nil {
-		return batchStep
-	}
-	return engineStep
-}
+func (p *staged) mostRuns() int { return runStep(p.batcher) }
 
 // toHost has the kernel gather, and the engine copy after it.
 func (p *staged) toHost(events *joint, dst, src []mem.Extent) error {
@@ -196,17 +186,7 @@ func (p *staged) toDevice(events *joint, dst, src []mem.Extent) error {
 }
 
 // cross has the engine copy the runs of a chunk.
-func (p *staged) cross(dst, src []mem.Extent) error {
-	if p.batcher != nil && len(dst) > 1 {
-		return p.batcher.CopyBatch(dst, src)
-	}
-	for i := range dst {
-		if err := p.aux.Copy(dst[i], src[i]); err != nil {
-			return err
-		}
-	}
-	return nil
-}
+func (p *staged) cross(dst, src []mem.Extent) error { return copyRuns(p.aux, p.batcher, dst, src) }
 
 // fence records the events of a step that failed half-way, on both queues: either may have work of it. It reports whether
 // both can say when they stop.

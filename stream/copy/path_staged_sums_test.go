@@ -107,7 +107,7 @@ func (l *leaves) sums(tb testing.TB, dev device.Device) (dst, src []uint64) {
 }
 
 // summers are the ways to have sums made.
-var summers = []way{{path: stream.PathKernel}, {path: stream.PathKernelBulk}, {path: stream.PathStaged}, {path: stream.PathStaged, chunk: 17 << 10}}
+var summers = []way{{path: stream.PathKernel}, {path: stream.PathStaged}, {path: stream.PathStaged, chunk: 17 << 10}}
 
 func (w way) options(o streamcopy.Options) streamcopy.Options {
 	if o.Path = w.path; w.chunk > 0 {

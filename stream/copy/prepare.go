@@ -115,8 +115,8 @@ type absent struct {
 	next atomic.Int64 // when the first of them may be, in nanoseconds since the stream was opened; zero: there is none
 
 	mu    sync.Mutex
-	until [pathCount]time.Duration // since the stream was opened; zero: not absent
-	last  [pathCount]time.Duration // how long it was absent the last time
+	until [stream.PathCount]time.Duration // since the stream was opened; zero: not absent
+	last  [stream.PathCount]time.Duration // how long it was absent the last time
 }
 
 // leave notes that p is absent from now on, and returns for how long; zero where it was so already.

@@ -16,10 +16,7 @@ import (
 )
 
 // paths are the options that the suite runs under.
-var paths = []stream.Path{
-	stream.PathNone, stream.PathCopyEngine, stream.PathCopyEngineBatch, stream.PathKernel, stream.PathKernelBulk,
-	stream.PathStaged, stream.PathResident,
-}
+var paths = append([]stream.Path{stream.PathNone}, stream.Paths(stream.MovedByDevice)...)
 
 func pathName(p stream.Path) string {
 	if p == stream.PathNone {
@@ -60,7 +57,7 @@ func env(tb testing.TB, dev device.Device, o streamcopy.Options) streamtest.Env 
 
 // sums are the paths by which a stream must fill mem.Paged.Sums where it is asked to.
 var sums = map[stream.Path]bool{
-	stream.PathKernel: true, stream.PathKernelBulk: true, stream.PathStaged: true, stream.PathPeerKernel: true,
+	stream.PathKernel: true, stream.PathStaged: true,
 }
 
 func open(tb testing.TB, dev device.Device, o streamcopy.Options) *streamcopy.Stream {
@@ -89,6 +86,17 @@ func TestConformanceSim(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestConformanceOneByOne has a copy engine of a driver that takes single copies only.
+func TestConformanceOneByOne(t *testing.T) {
+	streamtest.Run(t, func(t *testing.T) streamtest.Env {
+		t.Helper()
+		faults := fault.New(1)
+		e := env(t, lesser{openSim(t, sim.Options{Faults: faults}), bare}, streamcopy.Options{Path: stream.PathCopyEngine})
+		e.Plan, e.Work = faults, sim.OpWork
+		return e
+	})
 }
 
 // TestConformanceSmallRing has the ring turn round many times in a batch.

@@ -51,8 +51,8 @@ func TestPlannerHearsWhoSums(t *testing.T) {
 			t.Errorf("by %s: the planner heard that sums are wanted", p)
 		}
 	}
-	if summed != 3 {
-		t.Errorf("%d paths summed, want kernel, kernel-bulk and staged", summed)
+	if summed != 2 {
+		t.Errorf("%d paths summed, want kernel and staged", summed)
 	}
 	closeStream(t, s)
 }

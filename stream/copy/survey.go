@@ -263,4 +263,10 @@ func (s *Stream) reaches(r *mem.Region) error {
 	return nil
 }
 
+// reachesPeer reports whether r is memory of a peer to which access was enabled.
+func (s *Stream) reachesPeer(r *mem.Region) bool {
+	p, ok := s.dev.(device.Peerer)
+	return ok && p.Reaches(r.Device())
+}
+
 func ceilDiv(n, by int64) int64 { return (n + by - 1) / by }

@@ -59,41 +59,31 @@ func TestArgumentsAreTheKernelsParameters(t *testing.T) {
 	launches := map[string]device.Kernel{}
 	names := map[string][]string{}
 	add := func(k device.Kernel, args any) { launches[k.Name], names[k.Name] = k, fields(args) }
-	for _, n := range []string{device.KernelCopyList, device.KernelBulkList} {
-		add(plainList.Kernel(n, 3), plainList)
-	}
-	for _, n := range []string{device.KernelCopyListSum, device.KernelBulkListSum} {
-		add(list.Kernel(n, 3), list)
-	}
-	for _, n := range []string{device.KernelCopyPaged, device.KernelBulkPaged} {
-		add(plainPaged.Kernel(n, 3), plainPaged)
-	}
-	for _, n := range []string{device.KernelCopyPagedSum, device.KernelBulkPagedSum} {
-		add(paged.Kernel(n, 3), paged)
-	}
+	add(plainList.Kernel(device.KernelCopyList, 3), plainList)
+	add(list.Kernel(device.KernelCopyListSum, 3), list)
+	add(plainPaged.Kernel(device.KernelCopyPaged, 3), plainPaged)
+	add(paged.Kernel(device.KernelCopyPagedSum, 3), paged)
 	add(fill.Kernel(), fill)
 	add(pattern.Kernel(), pattern)
 	add(resident.Kernel(3), resident)
-	for _, m := range Modules() {
-		for _, k := range m.Kernels {
-			launch, ok := launches[k.Name]
-			if !ok || launch.NArgs != k.Args {
-				t.Errorf("%s takes %d arguments, a launch of it has %d", k.Name, k.Args, launch.NArgs)
+	for _, k := range Kernels() {
+		launch, ok := launches[k.Name]
+		if !ok || launch.NArgs != k.Args {
+			t.Errorf("%s takes %d arguments, a launch of it has %d", k.Name, k.Args, launch.NArgs)
+		}
+		for i, v := range launch.Args[:launch.NArgs] {
+			if v != uint64(i+1) {
+				t.Errorf("%s: argument %d is field %d", k.Name, i+1, v)
 			}
-			for i, v := range launch.Args[:launch.NArgs] {
-				if v != uint64(i+1) {
-					t.Errorf("%s: argument %d is field %d", k.Name, i+1, v)
-				}
-			}
-			found := regexp.MustCompile(k.Name + `\(([^)]*)\)`).FindSubmatch(src)
-			if found == nil {
-				t.Errorf("the source has no %s", k.Name)
-				continue
-			}
-			params := strings.Split(strings.ReplaceAll(strings.ReplaceAll(string(found[1]), "u64 ", ""), "_", ""), ", ")
-			if want := names[k.Name][:k.Args]; strings.Join(params, " ") != strings.Join(want, " ") {
-				t.Errorf("%s has the parameters %v, its arguments are %v", k.Name, params, want)
-			}
+		}
+		found := regexp.MustCompile(k.Name + `\(([^)]*)\)`).FindSubmatch(src)
+		if found == nil {
+			t.Errorf("the source has no %s", k.Name)
+			continue
+		}
+		params := strings.Split(strings.ReplaceAll(strings.ReplaceAll(string(found[1]), "u64 ", ""), "_", ""), ", ")
+		if want := names[k.Name][:k.Args]; strings.Join(params, " ") != strings.Join(want, " ") {
+			t.Errorf("%s has the parameters %v, its arguments are %v", k.Name, params, want)
 		}
 	}
 	a := [device.MaxKernelArgs]uint64{1, 2, 3, 4, 5, 6, 7, 8}

@@ -31,46 +31,38 @@ func TestPTXIsWhatTheSourceCompilesTo(t *testing.T) {
 }
 
 func TestPTXHasEveryKernel(t *testing.T) {
-	for _, m := range Modules() {
-		found := 0
-		for _, k := range m.Kernels {
-			_, body, ok := bytes.Cut(m.PTX, []byte(".visible .entry "+k.Name+"("))
-			if !ok {
-				t.Errorf("no kernel %s", k.Name)
-				continue
-			}
-			found++
-			head, _, _ := bytes.Cut(body, []byte(")"))
-			if got := bytes.Count(head, []byte(".param .u64")); got != k.Args || got > device.MaxKernelArgs {
-				t.Errorf("%s has %d 64-bit parameters, want %d", k.Name, got, k.Args)
-			}
-			if !bytes.Contains(body[:bytes.IndexByte(body, '{')], fmt.Appendf(nil, ".maxntid %d, 1, 1", k.Threads)) {
-				t.Errorf("%s is not bound to %d threads a block", k.Name, k.Threads)
-			}
+	found := 0
+	for _, k := range Kernels() {
+		_, body, ok := bytes.Cut(PTX(), []byte(".visible .entry "+k.Name+"("))
+		if !ok {
+			t.Errorf("no kernel %s", k.Name)
+			continue
 		}
-		if all := bytes.Count(m.PTX, []byte(".visible .entry ")); all != found {
-			t.Errorf("%s has %d kernels, %d are listed", m.Name, all, found)
+		found++
+		head, _, _ := bytes.Cut(body, []byte(")"))
+		if got := bytes.Count(head, []byte(".param .u64")); got != k.Args || got > device.MaxKernelArgs {
+			t.Errorf("%s has %d 64-bit parameters, want %d", k.Name, got, k.Args)
 		}
+		if !bytes.Contains(body[:bytes.IndexByte(body, '{')], fmt.Appendf(nil, ".maxntid %d, 1, 1", Threads)) {
+			t.Errorf("%s is not bound to %d threads a block", k.Name, Threads)
+		}
+	}
+	if all := bytes.Count(PTX(), []byte(".visible .entry ")); all != found {
+		t.Errorf("there are %d kernels, %d are listed", all, found)
 	}
 }
 
 // What an older driver or GPU would refuse, and what would make the kernels slow.
 func TestPTXIsPortableAndKeepsDataInRegisters(t *testing.T) {
-	wants := [][]string{
-		{".version 7.0\n", ".target sm_70\n", "ld.global.cs.v4.u32", "st.global.cs.v4.u32"},
-		{".version 8.0\n", ".target sm_90\n", "cp.async.bulk.shared::cluster.global", "cp.async.bulk.global.shared::cta"},
-	}
-	for i, m := range Modules() {
-		text := string(m.PTX)
-		for _, want := range wants[i] {
-			if !strings.Contains(text, want) {
-				t.Errorf("%s: PTX lacks %q", m.Name, want)
-			}
+	text := string(PTX())
+	for _, want := range []string{".version 7.0\n", ".target sm_70\n", "ld.global.cs.v4.u32", "st.global.cs.v4.u32"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("PTX lacks %q", want)
 		}
-		for _, bad := range []string{".local", "st.local", "ld.local", "call", ".file"} {
-			if strings.Contains(text, bad) {
-				t.Errorf("%s: PTX contains %q", m.Name, bad)
-			}
+	}
+	for _, bad := range []string{".local", "st.local", "ld.local", "call", ".file"} {
+		if strings.Contains(text, bad) {
+			t.Errorf("PTX contains %q", bad)
 		}
 	}
 }

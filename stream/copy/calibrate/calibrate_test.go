@@ -73,7 +73,7 @@ func TestSimulatedDevice(t *testing.T) {
 			measured[m.Path]++
 		}
 	}
-	for _, p := range []stream.Path{stream.PathCopyEngine, stream.PathCopyEngineBatch, stream.PathKernel} {
+	for _, p := range []stream.Path{stream.PathCopyEngine, stream.PathKernel} {
 		if measured[p] == 0 {
 			t.Errorf("%s was not measured", p)
 		}
@@ -95,7 +95,7 @@ func TestSimulatedDevice(t *testing.T) {
 	}
 	for _, dir := range []plan.Direction{plan.H2D, plan.D2H, plan.D2D, plan.Peer} {
 		req := plan.Request{Dir: dir, Pieces: 100, Bytes: 100 << 10}
-		can := plan.PathSet(stream.PathCopyEngine, stream.PathPeerCopyEngine)
+		can := plan.PathSet(stream.PathCopyEngine)
 		if c := pl.Choose(req, can); c.Predicted <= 0 {
 			t.Errorf("%s: %+v", dir, c)
 		}
@@ -127,10 +127,8 @@ func honest(w work) float64 {
 	ctas, n, size := w.ctas, w.n, w.size
 	switch w.path {
 	case stream.PathCopyEngine:
-		return 4000 + float64(n)*(2500+float64(size)/54)
-	case stream.PathCopyEngineBatch:
 		return 7000 + float64(n)*(400+float64(size)/54)
-	case stream.PathKernel, stream.PathKernelBulk:
+	case stream.PathKernel:
 		return 10000 + float64(n)*(5+float64(size)/min(51, 12*float64(ctas)))
 	case stream.PathResident:
 		return 3000 + float64(n)*(10+float64(size)/(20*float64(ctas)))
@@ -142,7 +140,7 @@ func honest(w work) float64 {
 			each /= 16 // which is of that many pages
 		}
 		return 5000 + float64(n)*(each+float64(size)/46)
-	case stream.PathNone, stream.PathPeerCopyEngine, stream.PathPeerKernel, stream.PathPosix, stream.PathNICSoft:
+	case stream.PathNone, stream.PathPosix, stream.PathNICSoft:
 	}
 	return 0
 }
@@ -253,7 +251,7 @@ func TestFindsTheTruth(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, path := range []stream.Path{stream.PathCopyEngine, stream.PathCopyEngineBatch, stream.PathKernel, stream.PathKernelBulk} {
+	for _, path := range []stream.Path{stream.PathCopyEngine, stream.PathKernel} {
 		for _, ctas := range []int{0, 4, 16} {
 			for _, n := range []int{1, 3, 100, 10_000} {
 				for _, size := range []int64{256, 4096, 30_000, 200_000} {
@@ -263,6 +261,20 @@ func TestFindsTheTruth(t *testing.T) {
 					}
 				}
 			}
+		}
+	}
+}
+
+// TestEveryPathOfADeviceIsMeasured: a path that is not would never be chosen.
+func TestEveryPathOfADeviceIsMeasured(t *testing.T) {
+	m := newMachine(t)
+	r, err := m.run(m.options())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range stream.Paths(stream.MovedByDevice) {
+		if !slices.ContainsFunc(r.Profile.Models, func(m plan.Model) bool { return m.Path == p && m.Points > 0 }) {
+			t.Errorf("%s was not measured", p)
 		}
 	}
 }

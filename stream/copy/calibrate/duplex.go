@@ -52,7 +52,7 @@ func (c *calibration) duplex(ctx context.Context, open Opener) (map[duplexID]flo
 		c.progress(in.String() + ", both ways")
 		// What does not do what it says, measuring it alone will tell.
 		size := int64(duplexSize)
-		if in.path == stream.PathCopyEngine || in.path == stream.PathCopyEngineBatch {
+		if in.path == stream.PathCopyEngine {
 			size = duplexEngineSize
 		}
 		size = min(size, c.sizes[len(c.sizes)-1])

@@ -40,15 +40,13 @@ func h100(w work) float64 {
 	}
 	switch w.path {
 	case stream.PathCopyEngine:
-		return 7000 + n*(pick(2400, 2200)+size/54.5)
-	case stream.PathCopyEngineBatch:
+		if w.n == 1 || w.dir == plan.D2D {
+			return 7000 + n*(pick(2400, 2200)+size/54.5)
+		}
 		return 11000 + batched()
 	case stream.PathKernel:
 		one := pick(1, 2) * min(20.8, 9+size/400)
 		return kernel(w, 12000, one*float64(w.ctas), pick(49.5, 50.9))
-	case stream.PathKernelBulk:
-		one := pick(1, 1.8) * min(4.6, size/950)
-		return kernel(w, 11800, one*float64(w.ctas), pick(49.6, 51))
 	case stream.PathStaged:
 		t := max(n*(1+size/900)*32/float64(w.ctas), n*size/pick(53.2, 54))
 		if w.side == plan.Scattered {
@@ -60,7 +58,7 @@ func h100(w work) float64 {
 			return pick(6700, 5900) + max(1000, bytes/pick(36, 44))
 		}
 		return max(pick(5800, 5000)+max(1000, n*size/pick(27, 34)), 2000+18*n)
-	case stream.PathNone, stream.PathPeerCopyEngine, stream.PathPeerKernel, stream.PathPosix, stream.PathNIC, stream.PathNICSoft:
+	case stream.PathNone, stream.PathPosix, stream.PathNIC, stream.PathNICSoft:
 	}
 	return math.NaN()
 }
@@ -87,10 +85,10 @@ func noisy(rng *rand.Rand, w work) float64 {
 }
 
 var (
-	busPaths = []stream.Path{stream.PathCopyEngine, stream.PathCopyEngineBatch, stream.PathKernel, stream.PathKernelBulk, stream.PathStaged, stream.PathResident}
+	busPaths = []stream.Path{stream.PathCopyEngine, stream.PathKernel, stream.PathStaged, stream.PathResident}
 	blocks   = map[stream.Path][]int{
-		stream.PathCopyEngine: {0}, stream.PathCopyEngineBatch: {0}, stream.PathKernel: {1, 2, 4, 8, 16},
-		stream.PathKernelBulk: {4, 8, 16, 32, 64}, stream.PathStaged: {8, 32}, stream.PathResident: {2},
+		stream.PathCopyEngine: {0}, stream.PathKernel: {1, 2, 4, 8, 16},
+		stream.PathStaged: {8, 32}, stream.PathResident: {2},
 	}
 )
 

@@ -48,7 +48,7 @@ func (a *announced) Unregister(_ context.Context, regions ...*mem.Region) error 
 func TestMeasuresANIC(t *testing.T) {
 	m := newMachine(t)
 	m.has = func(p stream.Path) bool {
-		return p == stream.PathNIC || p == stream.PathCopyEngine || p == stream.PathCopyEngineBatch
+		return p == stream.PathNIC || p == stream.PathCopyEngine
 	}
 	a := &announced{}
 	o := m.options()
@@ -64,7 +64,7 @@ func TestMeasuresANIC(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	can := plan.PathSet(stream.PathNIC, stream.PathCopyEngine, stream.PathCopyEngineBatch)
+	can := plan.PathSet(stream.PathNIC, stream.PathCopyEngine)
 	chosen := make(map[stream.Path]int)
 	for _, dir := range []plan.Direction{plan.H2D, plan.D2H} {
 		for side, hostRuns := range map[plan.Side]int{plan.Contiguous: 1, plan.Scattered: 0} {
@@ -78,7 +78,7 @@ func TestMeasuresANIC(t *testing.T) {
 					}
 					c := pl.Choose(q, can)
 					chosen[c.Path]++
-					best := min(truth(stream.PathNIC), truth(stream.PathCopyEngine), truth(stream.PathCopyEngineBatch))
+					best := min(truth(stream.PathNIC), truth(stream.PathCopyEngine))
 					if n > 1 && truth(c.Path) > 1.06*best {
 						t.Errorf("%d copies of %d bytes %s, host %s: %s takes %.0f ns, the best %.0f", n, size, dir, side, c.Path, truth(c.Path), best)
 					}
@@ -86,7 +86,7 @@ func TestMeasuresANIC(t *testing.T) {
 			}
 		}
 	}
-	if chosen[stream.PathNIC] == 0 || chosen[stream.PathCopyEngine]+chosen[stream.PathCopyEngineBatch] == 0 {
+	if chosen[stream.PathNIC] == 0 || chosen[stream.PathCopyEngine] == 0 {
 		t.Errorf("paths chosen: %v", chosen)
 	}
 }

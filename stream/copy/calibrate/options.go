@@ -114,7 +114,7 @@ type variant struct {
 // within the device, as lists.
 func (v *variant) form(dir plan.Direction) plan.Form {
 	switch v.path {
-	case stream.PathKernel, stream.PathKernelBulk, stream.PathStaged, stream.PathNIC, stream.PathNICSoft:
+	case stream.PathKernel, stream.PathStaged, stream.PathNIC, stream.PathNICSoft:
 		if dir != plan.D2D {
 			return plan.Paged
 		}
@@ -130,8 +130,8 @@ func (v *variant) String() string {
 	return fmt.Sprintf("%s, %d thread blocks", v.path, v.ctas)
 }
 
-// variants are what is tried. A thread block of the bulk kernels is one warp; how many of its thread blocks a resident
-// batch needs is the stream's to decide. A nic may be nil.
+// variants are what is tried. How many of its thread blocks a resident batch needs is the stream's to decide. A nic
+// may be nil.
 func variants(nic *NIC) []*variant {
 	var (
 		bus       = []plan.Direction{plan.H2D, plan.D2H}
@@ -140,18 +140,13 @@ func variants(nic *NIC) []*variant {
 		both      = []plan.Side{plan.Contiguous, plan.Scattered}
 	)
 	list := []*variant{
-		{stream.PathCopyEngine, 0, scattered, all, maxBytes},
-		{stream.PathCopyEngineBatch, 0, both, bus, maxBytes},
+		{stream.PathCopyEngine, 0, both, all, maxBytes},
 		{stream.PathResident, 2, scattered, bus, residentBytes},
 		{stream.PathKernel, 16, both, all, maxBytes},
 		{stream.PathKernel, 8, scattered, all, maxBytes},
-		{stream.PathKernelBulk, 64, both, bus, maxBytes},
 	}
 	for _, n := range []int{4, 2} {
 		list = append(list, &variant{stream.PathKernel, n, scattered, bus, fewBytes})
-	}
-	for _, n := range []int{32, 16, 8} {
-		list = append(list, &variant{stream.PathKernelBulk, n, scattered, bus, fewBytes})
 	}
 	// Of the host's side a staged copy takes what a copy engine does: see plan.
 	list = append(list, &variant{stream.PathStaged, 32, []plan.Side{plan.Contiguous}, bus, maxBytes})

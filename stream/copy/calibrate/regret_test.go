@@ -139,7 +139,7 @@ func (w work) best() (best, copies float64) {
 			if can.Has(p) {
 				best = min(best, took)
 			}
-			if p == stream.PathCopyEngine || p == stream.PathCopyEngineBatch {
+			if p == stream.PathCopyEngine {
 				copies = min(copies, took)
 			}
 		}

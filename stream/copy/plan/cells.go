@@ -4,6 +4,8 @@ import (
 	"math"
 	"math/bits"
 	"time"
+
+	"github.com/kvlane/kvlane/stream"
 )
 
 // Batches are alike, for learning, that have the same direction and form, whose sizes and counts are within a factor of
@@ -61,7 +63,7 @@ func (k cellKey) duplex() bool { return k.situation&situationDuplex != 0 }
 type cells [sizeCells][countCells]cell
 
 // cell is what was seen of the paths with batches that are alike.
-type cell [pathLimit]memory
+type cell [stream.PathCount]memory
 
 // memory is a decayed average of log(actual/profile's prediction).
 type memory struct {

@@ -41,15 +41,13 @@ type defaultPath struct {
 	rate   [13]float64
 }
 
-// The figures: kernels with 16 B loads, 512 threads a block; bulk copies with one warp a block; staged copies in batches of
+// The figures: kernels with 16 B loads, 512 threads a block; staged copies in batches of
 // 64 MiB; a resident kernel of two blocks of 1024 threads; peers' kernels, of pulls and pushes the slower, in
 // pages. Copies of 256 B to 2 KiB by copy engine are from what one costs at 4 KiB.
 var defaults = []defaultPath{
-	{stream.PathCopyEngine, 0, H2D, 7000, 5000, 0, [13]float64{0.094, 0.188, 0.375, 0.75, 1.5, 2.9, 5.6, 10, 17, 36, 48, 53, 54.5}},
-	{stream.PathCopyEngine, 0, D2H, 7000, 5000, 0, [13]float64{0.106, 0.212, 0.425, 0.85, 1.7, 3.2, 6, 11.5, 18, 37.5, 49.5, 52.5, 54.4}},
 	{stream.PathCopyEngine, 0, D2D, 7000, 5000, 0, [13]float64{0.103, 0.206, 0.4125, 0.825, 1.65, 3.2, 6.3, 12.5, 24.6, 80, 206, 340, 385}},
-	{stream.PathCopyEngineBatch, 0, H2D, 11000, 6000, 0, [13]float64{0.4, 0.8, 1.6, 3.2, 6.5, 7.5, 20, 36, 45, 48, 51.5, 53.6, 54.4}},
-	{stream.PathCopyEngineBatch, 0, D2H, 11000, 6000, 0, [13]float64{0.6, 1.2, 2.4, 4.8, 9.5, 16, 27, 32, 42, 46, 51, 53.4, 54.3}},
+	{stream.PathCopyEngine, 0, H2D, 9000, 6000, 0, [13]float64{0.4, 0.8, 1.6, 3.2, 6.5, 7.5, 20, 36, 45, 48, 51.5, 53.6, 54.4}},
+	{stream.PathCopyEngine, 0, D2H, 9000, 6000, 0, [13]float64{0.6, 1.2, 2.4, 4.8, 9.5, 16, 27, 32, 42, 46, 51, 53.4, 54.3}},
 
 	{stream.PathKernel, 1, H2D, 13500, 8000, 4, [13]float64{9.07, 10, 10.5, 15, 19.1, 20, 20.9, 20.8, 20.7, 20.7, 20.8, 20.8, 20.8}},
 	{stream.PathKernel, 1, D2H, 13500, 8000, 4, [13]float64{19, 23.4, 26.5, 32.2, 36, 39, 42, 42.4, 42.8, 42.6, 42.6, 42.6, 42.6}},
@@ -64,24 +62,15 @@ var defaults = []defaultPath{
 	{stream.PathKernel, 8, D2D, 13500, 8000, 4, [13]float64{75, 140, 230, 290, 299, 320, 340, 340, 340, 340, 340, 340, 340}},
 	{stream.PathKernel, 32, D2D, 13500, 8000, 4, [13]float64{84, 160, 260, 325, 334, 342, 351, 351, 351, 351, 351, 351, 351}},
 
-	{stream.PathKernelBulk, 8, H2D, 13500, 8000, 4, [13]float64{2.21, 4.35, 8.41, 16.3, 30.5, 33, 35.8, 36, 36, 36.5, 36.6, 36.6, 36.6}},
-	{stream.PathKernelBulk, 8, D2H, 13500, 8000, 4, [13]float64{5.95, 11.7, 22.4, 35.3, 49.6, 49.7, 49.8, 49.9, 50, 50, 50, 50, 50}},
-	{stream.PathKernelBulk, 16, H2D, 13500, 8000, 4, [13]float64{4.37, 8.52, 16.2, 29.3, 49, 49.2, 49.4, 49.5, 49.6, 49.6, 49.6, 49.6, 49.6}},
-	{stream.PathKernelBulk, 16, D2H, 13500, 8000, 4, [13]float64{11.7, 22.9, 43.6, 48, 50.5, 50.7, 50.9, 51, 51, 51, 51, 51, 51}},
-	{stream.PathKernelBulk, 32, H2D, 13500, 8000, 4, [13]float64{8.45, 16.4, 30.7, 41.2, 49.2, 49.3, 49.4, 49.5, 49.6, 49.6, 49.6, 49.6, 49.6}},
-	{stream.PathKernelBulk, 32, D2H, 13500, 8000, 4, [13]float64{23, 35.9, 50, 50.4, 50.6, 50.8, 50.9, 51, 51, 51, 51, 51, 51}},
-	{stream.PathKernelBulk, 64, H2D, 13500, 8000, 4, [13]float64{15.8, 28.6, 48.1, 48.9, 49.2, 49.4, 49.6, 49.6, 49.6, 49.6, 49.6, 49.6, 49.6}},
-	{stream.PathKernelBulk, 64, D2H, 13500, 8000, 4, [13]float64{41.9, 47.2, 50.3, 50.5, 50.7, 50.8, 50.9, 51, 51, 51, 51, 51, 51}},
-
 	{stream.PathStaged, 32, H2D, 25000, 15000, 0, [13]float64{20, 33, 45, 51, 52.7, 53, 53.2, 53.3, 53.4, 53.4, 53.4, 53.4, 53.4}},
 	{stream.PathStaged, 32, D2H, 25000, 15000, 0, [13]float64{20, 33, 46, 52, 53.9, 54, 54, 54, 54, 54, 54, 54, 54}},
 	{stream.PathResident, 2, H2D, 5800, 2000, 4, [13]float64{1.5, 3.1, 6.2, 12.4, 28, 30, 31, 31, 31, 31, 31, 31, 31}},
 	{stream.PathResident, 2, D2H, 5000, 2000, 4, [13]float64{3.4, 6.3, 12.6, 24, 36, 38, 40, 40, 40, 40, 40, 40, 40}},
 
-	{stream.PathPeerCopyEngine, 0, Peer, 7000, 6000, 0, [13]float64{0.103, 0.206, 0.4125, 0.825, 1.65, 3.2, 6.3, 12.5, 24.6, 80, 206, 340, 385}},
-	{stream.PathPeerKernel, 8, Peer, 13500, 8000, 8, [13]float64{94.3, 101.6, 107, 168.6, 191.4, 200.2, 209.9, 209.8, 209.9, 210.2, 210, 211.5, 211.5}},
-	{stream.PathPeerKernel, 32, Peer, 13500, 8000, 8, [13]float64{152.8, 263.1, 316.5, 340.2, 348, 350.3, 351.4, 352.2, 352.5, 352.7, 353.6, 352.9, 352.9}},
-	{stream.PathPeerKernel, 132, Peer, 13500, 8000, 8, [13]float64{122.4, 251.4, 326.9, 353.9, 361.9, 366.5, 368, 367.5, 367, 368.3, 368.6, 368.2, 368.2}},
+	{stream.PathCopyEngine, 0, Peer, 7000, 6000, 0, [13]float64{0.103, 0.206, 0.4125, 0.825, 1.65, 3.2, 6.3, 12.5, 24.6, 80, 206, 340, 385}},
+	{stream.PathKernel, 8, Peer, 13500, 8000, 8, [13]float64{94.3, 101.6, 107, 168.6, 191.4, 200.2, 209.9, 209.8, 209.9, 210.2, 210, 211.5, 211.5}},
+	{stream.PathKernel, 32, Peer, 13500, 8000, 8, [13]float64{152.8, 263.1, 316.5, 340.2, 348, 350.3, 351.4, 352.2, 352.5, 352.7, 353.6, 352.9, 352.9}},
+	{stream.PathKernel, 132, Peer, 13500, 8000, 8, [13]float64{122.4, 251.4, 326.9, 353.9, 361.9, 366.5, 368, 367.5, 367, 368.3, 368.6, 368.2, 368.2}},
 }
 
 const (
@@ -94,8 +83,8 @@ const (
 
 // defaultDuplex is what a byte takes longer, in nanoseconds, while as much goes the opposite way.
 var defaultDuplex = map[stream.Path]float64{
-	stream.PathCopyEngine: 0.003, stream.PathCopyEngineBatch: 0.003, stream.PathStaged: 0.003,
-	stream.PathKernel: 0.014, stream.PathKernelBulk: 0.012, stream.PathResident: 0.017,
+	stream.PathCopyEngine: 0.003, stream.PathStaged: 0.003,
+	stream.PathKernel: 0.014, stream.PathResident: 0.017,
 }
 
 // defaultStart is what it takes to start a resident kernel.

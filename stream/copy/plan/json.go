@@ -15,7 +15,7 @@ import (
 
 const (
 	formatName    = "kvlane-profile"
-	formatVersion = 3
+	formatVersion = 4
 	// maxEncoded bounds what is decoded: a profile is a hundred KiB.
 	maxEncoded = 4 << 20
 )

@@ -55,10 +55,10 @@ func TestDamageIsFound(t *testing.T) {
 		want     error
 	}{
 		"another format":     {`"kvlane-profile"`, `"kvlane-block"`, errdefs.ErrCorrupt},
-		"a later version":    {`"version":3`, `"version":4`, errdefs.ErrMismatch},
+		"a later version":    {`"version":4`, `"version":5`, errdefs.ErrMismatch},
 		"an unknown field":   {`"source"`, `"sauce"`, errdefs.ErrCorrupt},
-		"an unknown path":    {`"kernel-bulk"`, `"kernel-hulk"`, errdefs.ErrCorrupt},
-		"no path":            {`"kernel-bulk"`, `"none"`, errdefs.ErrCorrupt},
+		"an unknown path":    {`"kernel"`, `"kernel-bulk"`, errdefs.ErrCorrupt},
+		"no path":            {`"kernel"`, `"none"`, errdefs.ErrCorrupt},
 		"an unknown way":     {`"d2h"`, `"d2x"`, errdefs.ErrCorrupt},
 		"negative":           {`"lead_ns":`, `"lead_ns":-`, errdefs.ErrCorrupt},
 		"too many times":     {`"times_ns":[[`, `"times_ns":[[1,`, errdefs.ErrCorrupt},

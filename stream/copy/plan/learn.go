@@ -24,7 +24,7 @@ type learned struct {
 
 	mu    sync.Mutex
 	cells [directions][situations]*cells // made when first observed
-	paths [directions][pathLimit]history
+	paths [directions][stream.PathCount]history
 	traffic
 }
 
@@ -67,7 +67,7 @@ func (l *learned) cell(k cellKey) *cell {
 }
 
 // scales are the factors of predictions, by path.
-type scales [pathLimit]float64
+type scales [stream.PathCount]float64
 
 // scales sets s to what was learned in c, which may be nil, for the paths in can.
 func (l *learned) scales(c *cell, can Paths, now time.Duration, s *scales) {
@@ -81,7 +81,7 @@ func (l *learned) scales(c *cell, can Paths, now time.Duration, s *scales) {
 // Observe tells what became of a choice: actual is the time from the batch's start, or from the end of what was before
 // it if that was later, to its end. Batches that failed or were cancelled are not to be observed.
 func (p *Planner) Observe(c Choice, r Request, actual time.Duration) {
-	if actual <= 0 || c.Predicted <= 0 || c.scale <= 0 || c.Path >= pathLimit || r.Dir >= directions {
+	if actual <= 0 || c.Predicted <= 0 || c.scale <= 0 || c.Path >= stream.PathCount || r.Dir >= directions {
 		return
 	}
 	// A staged copy's kernels wait for those of others, as they should: that is no sign of crowding.

@@ -30,9 +30,9 @@ func newMachine(t *testing.T) *machine {
 		t: t, clock: clock, slow: make(map[stream.Path]float64),
 		pl:    newPlanner(t, plan.Default(), plan.Options{Clock: clock}),
 		ideal: newPlanner(t, plan.Default(), plan.Options{}),
-		// 1 MiB: batched copies go at 51.5 GB/s, kernels at 49.5 and one copy each at 48.
+		// 1 MiB: a copy engine goes at 51.5 GB/s, kernels at 49.5.
 		r:   plan.Request{Dir: plan.H2D, Pieces: 64, Runs: 64, Bytes: 64 << 20},
-		can: plan.PathSet(stream.PathCopyEngine, stream.PathCopyEngineBatch, stream.PathKernel),
+		can: plan.PathSet(stream.PathCopyEngine, stream.PathKernel),
 	}
 }
 
@@ -60,7 +60,7 @@ func TestPlannerShiftsAndComesBack(t *testing.T) {
 	m := newMachine(t)
 	m.all(1)
 	first := m.run()
-	if first != stream.PathCopyEngineBatch {
+	if first != stream.PathCopyEngine {
 		t.Fatalf("the first batch goes by %s", first)
 	}
 	m.slow[first] = 3
@@ -183,7 +183,7 @@ func TestLinkHalves(t *testing.T) {
 			t.Errorf("a link slower by %v: %s is predicted at %.2f of what it takes", factor, c.Path, ratio)
 		}
 		best := time.Duration(math.MaxInt64)
-		for _, p := range []stream.Path{stream.PathCopyEngine, stream.PathCopyEngineBatch, stream.PathKernel} {
+		for _, p := range []stream.Path{stream.PathCopyEngine, stream.PathKernel} {
 			for _, ctas := range []int{0, 1, 2, 4, 8, 16} {
 				if d, ok := m.ideal.Predict(m.r, p, ctas); ok {
 					best = min(best, d)
@@ -287,9 +287,9 @@ func TestCellsAreApart(t *testing.T) {
 func TestNoiseCostsLittle(t *testing.T) {
 	m := newMachine(t)
 	rng := rand.New(rand.NewPCG(4, 2))
-	can := plan.PathSet(stream.PathCopyEngineBatch, stream.PathKernel)
+	can := plan.PathSet(stream.PathCopyEngine, stream.PathKernel)
 	first := m.pl.Choose(m.r, can)
-	if first.Path != stream.PathCopyEngineBatch {
+	if first.Path != stream.PathCopyEngine {
 		t.Fatalf("%+v first", first)
 	}
 	kernel, _ := m.ideal.Predict(m.r, stream.PathKernel, 16)
@@ -299,7 +299,7 @@ func TestNoiseCostsLittle(t *testing.T) {
 		want   stream.Path
 		lost   float64 // at most
 	}{
-		{"as predicted", 1, stream.PathCopyEngineBatch, 0.02},
+		{"as predicted", 1, stream.PathCopyEngine, 0.02},
 	} {
 		m.pl = newPlanner(t, plan.Default(), plan.Options{Clock: m.clock})
 		best := min(float64(first.Predicted), c.kernel*float64(kernel))

@@ -122,31 +122,23 @@ func scattered(hostRuns, n int) float64 {
 // perRun reports whether the path is asked once a run of neighbouring extents, not once a piece.
 func perRun(p stream.Path) bool {
 	switch p {
-	case stream.PathCopyEngine, stream.PathCopyEngineBatch, stream.PathPeerCopyEngine, stream.PathNIC, stream.PathNICSoft:
+	case stream.PathCopyEngine, stream.PathNIC, stream.PathNICSoft:
 		return true
 	default:
 		return false
 	}
 }
 
-const (
-	// bulkBlocks is how many thread blocks of the bulk kernels, of one warp each, count as one of the others.
-	bulkBlocks = 4
-	// stagedIdle is how many of staged copies do: they work for one part in so many of the time, as device memory is that
-	// much faster than the bus, and are gone for the rest.
-	stagedIdle = 16
-)
+// stagedIdle is how many of staged copies' thread blocks count as one: they work for one part in so many of the time, as device
+// memory is that much faster than the bus, and are gone for the rest.
+const stagedIdle = 16
 
-// footprint is what a path takes away from computing, in quarters of a thread block of the plain kernels.
+// footprint is what a path takes away from computing, in thread blocks that never rest.
 func footprint(p stream.Path, ctas int) int {
-	switch p {
-	case stream.PathKernelBulk:
-		return ctas
-	case stream.PathStaged:
-		return (bulkBlocks*ctas + stagedIdle - 1) / stagedIdle
-	default:
-		return bulkBlocks * ctas
+	if p == stream.PathStaged {
+		return (ctas + stagedIdle - 1) / stagedIdle
 	}
+	return ctas
 }
 
 // mostLead bounds the part of a short batch's time that may pass while the one before it copies.

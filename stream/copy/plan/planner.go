@@ -226,7 +226,7 @@ func (p *Planner) Choose(r Request, can Paths) Choice {
 
 // count adds a choice to the figures. The caller holds the mutex.
 func (l *learned) count(d Direction, c *Choice) {
-	if c.Path >= pathLimit {
+	if c.Path >= stream.PathCount {
 		return
 	}
 	l.paths[d][c.Path].stats.Choices++
@@ -236,7 +236,7 @@ func (l *learned) count(d Direction, c *Choice) {
 // appends those with the fewest and says so: a bound must not starve a batch.
 func (p *Planner) cost(list []costed, r *Request, at *load, can Paths, b *bounds, s *scales) (_ []costed, fewest bool) {
 	table := p.table[r.Dir][r.Form]
-	limit := bulkBlocks * b.ctas
+	limit := b.ctas
 	for i := range table {
 		c := &table[i]
 		if !can.Has(c.path) || r.Summed && !c.widest && b.goal != Background {

@@ -16,8 +16,8 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
 
-var allPaths = plan.PathSet(stream.PathCopyEngine, stream.PathCopyEngineBatch, stream.PathKernel, stream.PathKernelBulk,
-	stream.PathStaged, stream.PathResident, stream.PathPeerCopyEngine, stream.PathPeerKernel, stream.PathNIC)
+var allPaths = plan.PathSet(stream.PathCopyEngine, stream.PathKernel,
+	stream.PathStaged, stream.PathResident, stream.PathNIC)
 
 // ways are what a machine can do, for random profiles.
 var ways = []struct {
@@ -25,9 +25,7 @@ var ways = []struct {
 	ctas []int
 }{
 	{stream.PathCopyEngine, []int{0}},
-	{stream.PathCopyEngineBatch, []int{0}},
 	{stream.PathKernel, []int{1, 2, 4, 8, 16}},
-	{stream.PathKernelBulk, []int{1, 2, 4, 8, 16}},
 	{stream.PathStaged, []int{16}},
 	{stream.PathResident, []int{1, 2}},
 	{stream.PathNIC, []int{0}},
@@ -95,12 +93,9 @@ func newPlanner(tb testing.TB, p plan.Profile, o plan.Options) *plan.Planner {
 	return pl
 }
 
-// taken is what a path takes away from computing: a bulk kernel's block is a warp, those of staged copies come and go.
+// taken is what a path takes away from computing: the thread blocks of staged copies come and go.
 func taken(p stream.Path, ctas int) float64 {
 	n := float64(ctas)
-	if p == stream.PathKernelBulk {
-		n /= 4
-	}
 	if p == stream.PathStaged {
 		n /= 16
 	}
@@ -191,7 +186,7 @@ func scattered(dir plan.Direction, n int, size int64) plan.Request {
 // TestDefaultChoices says what the built-in profile must come to, from what was measured on such a machine.
 func TestDefaultChoices(t *testing.T) {
 	pl := newPlanner(t, plan.Default(), plan.Options{})
-	plain := plan.PathSet(stream.PathCopyEngine, stream.PathCopyEngineBatch, stream.PathKernel)
+	plain := plan.PathSet(stream.PathCopyEngine, stream.PathKernel)
 	for _, c := range []struct {
 		what string
 		r    plan.Request
@@ -202,14 +197,14 @@ func TestDefaultChoices(t *testing.T) {
 		{"a few dozen small blocks", scattered(plan.H2D, 64, 4096), plain, stream.PathKernel},
 		{"many small blocks in", scattered(plan.H2D, 10_000, 4096), plain, stream.PathKernel},
 		{"many small blocks out", scattered(plan.D2H, 10_000, 4096), plain, stream.PathKernel},
-		{"large blocks", scattered(plan.H2D, 64, 8<<20), plain, stream.PathCopyEngineBatch},
+		{"large blocks", scattered(plan.H2D, 64, 8<<20), plain, stream.PathCopyEngine},
 		{"neighbors that merge", plan.Request{Pieces: 10_000, Runs: 1, HostRuns: 1, Bytes: 10_000 << 12}, plain, stream.PathCopyEngine},
 		{"one small block, a resident kernel there", scattered(plan.H2D, 1, 4096), plain.With(stream.PathResident), stream.PathResident},
 		{"host side contiguous", plan.Request{Pieces: 50_000, Runs: 50_000, HostRuns: 1, Bytes: 50_000 << 12}, plain.With(stream.PathStaged), stream.PathStaged},
 		{"slots of 256 KiB", plan.Request{Pieces: 65_536, Runs: 65_536, HostRuns: 1024, Bytes: 65_536 << 12}, plain.With(stream.PathStaged), stream.PathStaged},
 		{"host side scattered", scattered(plan.H2D, 50_000, 4096), plain.With(stream.PathStaged), stream.PathKernel},
-		{"no kernels", scattered(plan.H2D, 10_000, 4096), plain.Without(stream.PathKernel), stream.PathCopyEngineBatch},
-		{"between devices", scattered(plan.Peer, 10_000, 4096), plan.PathSet(stream.PathPeerCopyEngine, stream.PathPeerKernel), stream.PathPeerKernel},
+		{"no kernels", scattered(plan.H2D, 10_000, 4096), plain.Without(stream.PathKernel), stream.PathCopyEngine},
+		{"between devices", scattered(plan.Peer, 10_000, 4096), plain, stream.PathKernel},
 	} {
 		got := pl.Choose(c.r, c.can)
 		if got.Path != c.want || got.Predicted <= 0 || got.Reason == "" {
@@ -299,7 +294,7 @@ func TestBackground(t *testing.T) {
 // fewest multiprocessors stays the choice.
 func TestBackgroundKeepsToItsPath(t *testing.T) {
 	pl := newPlanner(t, plan.Default(), plan.Options{Policy: plan.Policy{Goal: plan.Background}})
-	can := plan.PathSet(stream.PathCopyEngine, stream.PathKernel, stream.PathKernelBulk, stream.PathStaged)
+	can := plan.PathSet(stream.PathCopyEngine, stream.PathKernel, stream.PathStaged)
 	r := plan.Request{Dir: plan.H2D, Pieces: 1 << 14, Runs: 1 << 14, HostRuns: 1, Bytes: 64 << 20}
 	for range 100 {
 		c := pl.Choose(r, can)
@@ -317,8 +312,10 @@ func TestBackgroundKeepsToItsPath(t *testing.T) {
 func TestBoundsDoNotStarve(t *testing.T) {
 	pl := newPlanner(t, plan.Default(), plan.Options{Policy: plan.Policy{MaxCTAs: 1}})
 	r := plan.Request{Pieces: 10, Runs: 10, Bytes: 10 << 12}
-	if c := pl.Choose(r, plan.PathSet(stream.PathKernelBulk)); c.Path != stream.PathKernelBulk || c.CTAs != 8 || c.Reason != plan.ReasonFewest {
-		t.Errorf("%+v, want kernel-bulk with its fewest thread blocks", c)
+	within := r
+	within.Dir = plan.D2D
+	if c := pl.Choose(within, plan.PathSet(stream.PathKernel)); c.Path != stream.PathKernel || c.CTAs != 8 || c.Reason != plan.ReasonFewest {
+		t.Errorf("%+v, want kernel with its fewest thread blocks", c)
 	}
 	if c := pl.Choose(r, plan.PathSet(stream.PathPosix)); c.Path != stream.PathPosix || c.Predicted != 0 || c.Reason != plan.ReasonUnmeasured {
 		t.Errorf("%+v, want the path that nobody measured", c)
@@ -400,8 +397,8 @@ func TestFill(t *testing.T) {
 	}
 	own, filled := newPlanner(t, plan.Default(), plan.Options{}), newPlanner(t, p, plan.Options{})
 	r := plan.Request{Dir: plan.Peer, Pieces: 1000, Runs: 1000, Bytes: 1000 * 5000}
-	want, _ := own.Predict(r, stream.PathPeerKernel, 8)
-	if got, ok := filled.Predict(r, stream.PathPeerKernel, 8); !ok || got != want {
+	want, _ := own.Predict(r, stream.PathKernel, 8)
+	if got, ok := filled.Predict(r, stream.PathKernel, 8); !ok || got != want {
 		t.Errorf("peer copies are predicted at %v, %v by the profile they came from", got, want)
 	}
 	r.Dir = plan.H2D
@@ -418,14 +415,14 @@ func TestFill(t *testing.T) {
 // TestOppositeTrafficCounts: a path that both directions share badly is not taken while the other one is busy.
 func TestOppositeTrafficCounts(t *testing.T) {
 	pl := newPlanner(t, plan.Default(), plan.Options{})
-	can := plan.PathSet(stream.PathKernel, stream.PathCopyEngineBatch)
+	can := plan.PathSet(stream.PathKernel, stream.PathCopyEngine)
 	out := plan.Request{Dir: plan.D2H, Pieces: 512, Runs: 512, Bytes: 512 << 18}
 	if c := pl.Choose(out, can); c.Path != stream.PathKernel {
 		t.Fatalf("%s: want the kernel where nothing goes the other way", c.Path)
 	}
 	in := out
 	in.Dir = plan.H2D
-	if c := pl.Choose(in, can); c.Path != stream.PathCopyEngineBatch {
+	if c := pl.Choose(in, can); c.Path != stream.PathCopyEngine {
 		t.Errorf("%s while a batch goes the opposite way: want the copy engine", c.Path)
 	}
 }
@@ -434,7 +431,7 @@ func TestOppositeTrafficCounts(t *testing.T) {
 func TestOppositeTrafficIsExpectedAgain(t *testing.T) {
 	clock := clockwork.NewFakeClock()
 	pl := newPlanner(t, plan.Default(), plan.Options{Clock: clock})
-	can := plan.PathSet(stream.PathKernel, stream.PathCopyEngineBatch)
+	can := plan.PathSet(stream.PathKernel, stream.PathCopyEngine)
 	out := plan.Request{Dir: plan.D2H, Pieces: 512, Runs: 512, Bytes: 512 << 18}
 	in := out
 	in.Dir = plan.H2D
@@ -450,8 +447,8 @@ func TestOppositeTrafficIsExpectedAgain(t *testing.T) {
 		pl.Observe(second, in, took)
 	}
 	both(stream.PathKernel) // nobody can know
-	both(stream.PathCopyEngineBatch)
-	both(stream.PathCopyEngineBatch)
+	both(stream.PathCopyEngine)
+	both(stream.PathCopyEngine)
 	clock.Advance(time.Second)
 	both(stream.PathKernel)
 }

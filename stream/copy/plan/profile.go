@@ -112,7 +112,7 @@ func (m *Model) id() modelID { return modelID{m.Path, m.CTAs, m.Dir, m.Form, m.S
 
 func (m *Model) validate(sizes, counts int) error {
 	switch {
-	case m.Path == stream.PathNone || m.Path >= pathLimit:
+	case m.Path == stream.PathNone || m.Path >= stream.PathCount:
 		return fmt.Errorf("path %s: %w", m.Path, errdefs.ErrInvalid)
 	case m.Dir >= directions || m.Form >= forms || m.Side >= sides:
 		return fmt.Errorf("%s: %w", m.id(), errdefs.ErrInvalid)
@@ -139,9 +139,6 @@ func (m *Model) validate(sizes, counts int) error {
 
 // inRange reports whether 0 <= v <= limit; NaN is not.
 func inRange(v, limit float64) bool { return v >= 0 && v <= limit }
-
-// pathLimit bounds the paths that a planner knows.
-const pathLimit = 16
 
 // Fill adds from's models of every direction that p has none of, at p's sizes and counts: they are not measured, but
 // better than nothing. The rate of a large copy goes with them. So does the rate of sums where p has none.
@@ -200,9 +197,7 @@ func (p *Profile) candidates(dir Direction, form Form) []candidate {
 		c := candidate{path: v.Path, ctas: v.CTAs, taken: footprint(v.Path, v.CTAs), perRun: perRun(v.Path)}
 		c.model = [sides]*Model{find(v.Path, v.CTAs, Contiguous), find(v.Path, v.CTAs, Scattered)}
 		if v.Path == stream.PathStaged {
-			if c.engine = find(stream.PathCopyEngineBatch, 0, Scattered); c.engine == nil {
-				c.engine = find(stream.PathCopyEngine, 0, Scattered)
-			}
+			c.engine = find(stream.PathCopyEngine, 0, Scattered)
 		}
 		list = append(list, c)
 	}

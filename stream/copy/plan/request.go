@@ -105,6 +105,8 @@ type Request struct {
 // Paths is a set of paths.
 type Paths uint32
 
+var _ [32 - stream.PathCount]struct{} // the set holds them all
+
 // PathSet returns the set of ps.
 func PathSet(ps ...stream.Path) Paths {
 	var s Paths

@@ -145,7 +145,7 @@ func variants(nic *NIC) []*variant {
 		{stream.PathKernel, 16, both, all, maxBytes},
 		{stream.PathKernel, 8, scattered, all, maxBytes},
 	}
-	for _, n := range []int{4, 2} {
+	for _, n := range []int{4, 2, 1} {
 		list = append(list, &variant{stream.PathKernel, n, scattered, bus, fewBytes})
 	}
 	// Of the host's side a staged copy takes what a copy engine does: see plan.

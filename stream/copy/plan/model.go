@@ -131,7 +131,7 @@ func perRun(p stream.Path) bool {
 
 // stagedIdle is how many of staged copies' thread blocks count as one: they work for one part in so many of the time, as device
 // memory is that much faster than the bus, and are gone for the rest.
-const stagedIdle = 16
+const stagedIdle = 32
 
 // footprint is what a path takes away from computing, in thread blocks that never rest.
 func footprint(p stream.Path, ctas int) int {
@@ -157,8 +157,8 @@ type candidate struct {
 	engine *Model
 }
 
-// time returns what l takes alone, and the lead, both unscaled.
-func (c *candidate) time(l *load) (alone, lead float64) {
+// time returns what l takes alone, what opposite traffic adds to that, and the lead, all unscaled.
+func (c *candidate) time(l *load) (alone, met, lead float64) {
 	at, mix := l.pieces, l.piecesScattered
 	if c.perRun {
 		at, mix = l.runs, l.runsScattered
@@ -167,7 +167,7 @@ func (c *candidate) time(l *load) (alone, lead float64) {
 		// The gather, or the engine that makes a copy of each of the host's runs meanwhile, whichever is slower.
 		m := c.model[Contiguous]
 		alone, lead = max(m.time(at), c.engine.time(l.host)), m.Lead
-		return alone + l.opposed*m.Duplex, min(lead, mostLead*alone)
+		return alone, l.opposed * m.Duplex, min(lead, mostLead*alone)
 	}
 	m := c.model[Contiguous]
 	if mix == 1 {
@@ -178,7 +178,7 @@ func (c *candidate) time(l *load) (alone, lead float64) {
 		alone += mix * (other.time(at) - alone)
 		lead += mix * (other.Lead - lead)
 	}
-	return alone + l.opposed*m.Duplex, min(lead, mostLead*alone)
+	return alone, l.opposed * m.Duplex, min(lead, mostLead*alone)
 }
 
 // start is what a batch takes longer whose kernel does not run yet.

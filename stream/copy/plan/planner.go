@@ -118,8 +118,8 @@ func (p *Planner) Predict(r Request, path stream.Path, ctas int) (_ time.Duratio
 	p.learned.scales(p.learned.cell(key), PathSet(path), now, &s)
 	for i := range list {
 		if c := &list[i]; c.path == path && c.ctas == ctas {
-			alone, lead := c.time(&l)
-			t := behind(alone*s[path], lead*s[path], r.aheadOf(path))
+			alone, met, lead := c.time(&l)
+			t := behind((alone+met)*s[path], lead*s[path], r.aheadOf(path))
 			if r.Resting.Has(path) {
 				t += c.start()
 			}
@@ -152,10 +152,20 @@ type bounds struct {
 	chunk int64
 	// rate is what the background asks for and keeps to, in bytes a nanosecond; zero: not known.
 	rate float64
+	// ease is the rate from which on more thread blocks do harm, as copies go the opposite way; zero: none do.
+	ease float64
 }
 
-func (p *Planner) bounds(d Direction) bounds {
+// easeShare is the share of the link, by direction, that is enough while copies go the opposite way. What waits in the GPU for a
+// full link holds up what goes the other way, writes to the host more than reads: on an H100, 4 KiB blocks scattered on both sides
+// go at 55 to 69 GB/s in sum by 16 thread blocks each way, and at 83 by 4 and 1, which reach 48.6 and 38.4 alone.
+var easeShare = [directions]float64{H2D: 0.75, D2H: 0.65}
+
+func (p *Planner) bounds(d Direction, opposed bool) bounds {
 	b := bounds{goal: p.policy.Goal, ctas: p.policy.MaxCTAs}
+	if opposed && b.goal == Throughput {
+		b.ease = easeShare[d] * p.profile.GBps[d]
+	}
 	if b.ctas == 0 {
 		b.ctas = maxCTAs
 	}
@@ -176,6 +186,7 @@ func (p *Planner) bounds(d Direction) bounds {
 type costed struct {
 	at, taken     int32
 	cost, predict float64
+	lone          float64 // what it takes alone, as profiled
 }
 
 // Choose returns how r should travel, of the paths in can. It allocates nothing. A request of no bytes takes PathNone.
@@ -192,7 +203,7 @@ func (p *Planner) Choose(r Request, can Paths) Choice {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	key := l.key(&r, now)
-	b := p.bounds(r.Dir)
+	b := p.bounds(r.Dir, key.duplex())
 	choice := Choice{ChunkBytes: b.chunk, Pace: b.pace(r.Bytes), cell: key}
 	var (
 		at  load
@@ -249,10 +260,10 @@ func (p *Planner) cost(list []costed, r *Request, at *load, can Paths, b *bounds
 			}
 			limit, fewest = c.taken, true
 		}
-		alone, lead := c.time(at)
+		lone, met, lead := c.time(at)
 		scale := s[c.path]
-		alone, lead = alone*scale, lead*scale
-		x := costed{at: int32(i), taken: int32(c.taken), predict: behind(alone, lead, r.aheadOf(c.path))}
+		alone, lead := (lone+met)*scale, lead*scale
+		x := costed{at: int32(i), taken: int32(c.taken), lone: lone, predict: behind(alone, lead, r.aheadOf(c.path))}
 		var sum float64
 		if r.Unsummed.Has(c.path) && p.profile.SumGBps > 0 {
 			sum = float64(r.Bytes) / p.profile.SumGBps
@@ -294,6 +305,12 @@ func (p *Planner) pick(list []costed, r *Request, b *bounds) (*costed, string) {
 	if b.goal == Background {
 		return leanest(list, limit), ReasonBackground
 	}
+	if b.ease > 0 {
+		enough := float64(r.Bytes) / b.ease
+		if x := leanestOf(list, func(x *costed) bool { return x.lone <= enough }); x != nil {
+			return x, ReasonOpposed
+		}
+	}
 	x := leanest(list, limit)
 	if x.taken < best.taken {
 		return x, ReasonLeanest
@@ -304,13 +321,15 @@ func (p *Planner) pick(list []costed, r *Request, b *bounds) (*costed, string) {
 // leanest returns the candidate with the fewest thread blocks, and of these the cheapest, among those that cost no more
 // than limit. There is one.
 func leanest(list []costed, limit float64) *costed {
+	return leanestOf(list, func(x *costed) bool { return x.cost <= limit })
+}
+
+// leanestOf is leanest among those that ok takes; nil if there is none.
+func leanestOf(list []costed, ok func(*costed) bool) *costed {
 	var least *costed
 	for i := range list {
 		x := &list[i]
-		if x.cost > limit {
-			continue
-		}
-		if least == nil || x.taken < least.taken || x.taken == least.taken && x.cost < least.cost {
+		if ok(x) && (least == nil || x.taken < least.taken || x.taken == least.taken && x.cost < least.cost) {
 			least = x
 		}
 	}

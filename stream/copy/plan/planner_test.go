@@ -113,6 +113,9 @@ func TestChoiceIsNearTheBest(t *testing.T) {
 			for range 100 {
 				r := randomRequest(rng)
 				c := pl.Choose(r, allPaths)
+				if c.Reason == plan.ReasonOpposed { // it is not for the fastest: see TestOppositeTrafficIsLeftItsShare
+					continue
+				}
 				cost := r
 				if goal == plan.Latency {
 					cost.Ahead = 0
@@ -424,6 +427,36 @@ func TestOppositeTrafficCounts(t *testing.T) {
 	in.Dir = plan.H2D
 	if c := pl.Choose(in, can); c.Path != stream.PathCopyEngine {
 		t.Errorf("%s while a batch goes the opposite way: want the copy engine", c.Path)
+	}
+}
+
+// TestOppositeTrafficIsLeftItsShare: what goes both ways takes the fewest thread blocks that reach enough of the link, each way,
+// or none where slots of a row are staged as well. Small batches, which no share is of use to, are taken as ever.
+func TestOppositeTrafficIsLeftItsShare(t *testing.T) {
+	for _, c := range []struct {
+		what      string
+		in        plan.Request
+		path      stream.Path
+		ctas, out int
+	}{
+		{"scattered", scattered(plan.H2D, 65_536, 4096), stream.PathKernel, 4, 1},
+		{"slots", plan.Request{Dir: plan.H2D, Pieces: 65_536, Runs: 65_536, HostRuns: 1024, Bytes: 65_536 << 12}, stream.PathStaged, 32, 32},
+		{"large blocks", scattered(plan.H2D, 256, 1<<20), stream.PathCopyEngine, 0, 0},
+	} {
+		pl := newPlanner(t, plan.Default(), plan.Options{})
+		out, can := c.in, plan.PathSet(stream.PathCopyEngine, stream.PathKernel, stream.PathStaged)
+		out.Dir = plan.D2H
+		pl.Choose(out, can)
+		in := pl.Choose(c.in, can)
+		back := pl.Choose(out, can)
+		if in.Path != c.path || back.Path != c.path || in.CTAs != c.ctas || back.CTAs != c.out || in.Reason != plan.ReasonOpposed || back.Reason != plan.ReasonOpposed {
+			t.Errorf("%s: %+v, and back %+v", c.what, in, back)
+		}
+	}
+	pl := newPlanner(t, plan.Default(), plan.Options{})
+	pl.Choose(scattered(plan.D2H, 65_536, 4096), allPaths)
+	if c := pl.Choose(scattered(plan.H2D, 4, 4096), allPaths); c.Reason == plan.ReasonOpposed {
+		t.Errorf("four blocks: %+v", c)
 	}
 }
 

@@ -42,8 +42,8 @@ const (
 // Policy says what a stream's batches are chosen for. The zero value is Throughput without bounds.
 type Policy struct {
 	Goal Goal
-	// MaxCTAs bounds the thread blocks of a path, under any goal. Sixteen of staged copies, which work a sixteenth of the time,
-	// count as one. Zero: no bound, and under Background DefaultMaxCTAs.
+	// MaxCTAs bounds the thread blocks of a path, under any goal. Thirty-two of staged copies, which work a small part of the
+	// time, count as one. Zero: no bound, and under Background DefaultMaxCTAs.
 	MaxCTAs int
 	// LinkShare is the share of the link's rate that Background asks for and keeps to, above 0 and up to 1. Zero:
 	// DefaultLinkShare. Other goals ignore it.

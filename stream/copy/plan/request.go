@@ -158,6 +158,7 @@ type Choice struct {
 const (
 	ReasonFastest    = "planned: the lowest predicted time"
 	ReasonLeanest    = "planned: as fast as the fastest within the margin, and takes fewer multiprocessors"
+	ReasonOpposed    = "planned: the fewest multiprocessors that leave what goes the opposite way its share of the link"
 	ReasonShare      = "planned: the fewest multiprocessors that reach the share of the link"
 	ReasonBackground = "planned: the fastest within the background's bound on thread blocks"
 	ReasonFewest     = "planned: the fewest thread blocks there are, as every path takes more than the bound"

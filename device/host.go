@@ -20,6 +20,9 @@ type StreamAdopter interface {
 	// here. A driver cannot tell a handle that was never a stream's, nor one whose stream is destroyed: the program sees
 	// to that, as long as it uses the HostStream.
 	AdoptStream(handle uintptr) (HostStream, error)
+	// WaitLimit is how many streams of the program may wait at a time, in the whole process, so that kernels still run on
+	// others. Package signal keeps to it.
+	WaitLimit() int
 }
 
 // HostStream is a stream of the host program. Its methods enqueue behind what the program has enqueued so far, and return;

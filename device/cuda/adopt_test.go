@@ -149,3 +149,11 @@ func TestWaitFlushesWhereItMust(t *testing.T) {
 		must(t, dev.Close())
 	}
 }
+
+func TestWaitLimit(t *testing.T) {
+	for env, want := range map[string]int{"": 4, "8": 4, "32": 28, "16": 12, "5": 1, "1": 1, "64": 4, "many": 4} {
+		if got := waitLimit(env); got != want {
+			t.Errorf("%q connections: %d streams may wait, want %d", env, got, want)
+		}
+	}
+}

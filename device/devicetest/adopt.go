@@ -218,14 +218,18 @@ func testAdoptRefuses(t *testing.T, h *harness) {
 	e.Close()
 }
 
+// parkedStreams is how many streams of the program wait where as many may.
+const parkedStreams = 32
+
 // testParked parks streams of the host program, and has a queue that was opened before do all that queues can: none of it
 // may wait for them.
 func testParked(t *testing.T, h *harness) {
-	const streams, n = 32, 1 << 20
+	const n = 1 << 20
+	streams := min(parkedStreams, h.adopter(t).WaitLimit())
 	word, d, p := h.word(t), h.device(t, n), h.pinned(t, n)
 	q, other := h.prepared(t), h.prepared(t)
 	hosts := make([]device.Queue, streams)
-	marks, behind := h.pinned(t, streams), h.device(t, streams)
+	marks, behind := h.pinned(t, int64(streams)), h.device(t, int64(streams))
 	sts := make([]device.HostStream, streams)
 	for i := range hosts {
 		sts[i], hosts[i] = h.adopt(t)

@@ -250,6 +250,8 @@ func (q *damagedQueue) Record() (device.Event, error) {
 	return e, err
 }
 
+func (d *damagedDevice) WaitLimit() int { return 32 }
+
 func (d *damagedDevice) AdoptStream(handle uintptr) (device.HostStream, error) {
 	a, ok := d.Device.(device.StreamAdopter)
 	if !ok {

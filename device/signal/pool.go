@@ -27,6 +27,7 @@ type word struct {
 // Pool is words on which streams of the host program wait.
 type Pool struct {
 	dev    device.Device
+	limit  int         // of streams that wait
 	region *mem.Region // nil once it is freed; of whoever closes
 	words  chan *word  // those that no signal has
 	down   chan struct{}
@@ -52,7 +53,8 @@ func Open(dev device.Device, words int) (*Pool, error) {
 	if words <= 0 || words > MaxWords {
 		return nil, fmt.Errorf("open pool of signals: %d words are not 1 to %d: %w", words, MaxWords, errdefs.ErrInvalid)
 	}
-	if _, ok := dev.(device.StreamAdopter); !ok {
+	a, ok := dev.(device.StreamAdopter)
+	if !ok {
 		return nil, fmt.Errorf("open pool of signals: device %d adopts no streams: %w", dev.Info().Index, errdefs.ErrNotSupported)
 	}
 	r, err := dev.AllocHost(int64(words) * lineBytes)
@@ -60,7 +62,7 @@ func Open(dev device.Device, words int) (*Pool, error) {
 		return nil, fmt.Errorf("open pool of signals: %w", err)
 	}
 	p := &Pool{
-		dev: dev, region: r, words: make(chan *word, words), down: make(chan struct{}), closer: make(chan struct{}, 1),
+		dev: dev, limit: a.WaitLimit(), region: r, words: make(chan *word, words), down: make(chan struct{}), closer: make(chan struct{}, 1),
 		out: make(map[*Signal]struct{}), streams: make(map[device.HostStream]*passage),
 	}
 	for i := range words {
@@ -124,6 +126,9 @@ func (p *Pool) passage(st device.HostStream) (*passage, error) {
 			if w.passed() {
 				delete(p.streams, other)
 			}
+		}
+		if len(p.streams) >= p.limit {
+			return nil, fmt.Errorf("%d streams wait, and with one more kernels would wait with them (CUDA_DEVICE_MAX_CONNECTIONS=32 in the process's environment raises that to 28): %w", len(p.streams), errdefs.ErrBusy)
 		}
 		w = new(passage)
 		p.streams[st] = w

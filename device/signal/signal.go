@@ -27,7 +27,8 @@ type Signal struct {
 }
 
 // Hold makes what the program enqueues on st from now on wait until so many steps are reached, from 1 on. What was reached
-// already is not waited for. After an error the stream may wait all the same, and goes on when the signal is set. ErrClosed
+// already is not waited for. ErrBusy, before the stream waits, while as many wait as device.StreamAdopter.WaitLimit allows. After
+// another error the stream may wait all the same, and goes on when the signal is set. ErrClosed
 // once the pool is closed; ErrInvalid for a step that there is not; else what device.HostStream says.
 func (s *Signal) Hold(st device.HostStream, step int) error {
 	if step <= 0 || step > s.steps {

@@ -216,3 +216,45 @@ func TestCloseEndsTakes(t *testing.T) {
 	}
 	r.close(t)
 }
+
+// few is a device that kernels stand still on when more than two streams wait.
+type few struct{ *sim.Device }
+
+func (few) WaitLimit() int { return 2 }
+
+// TestDefectWaitingStreamsStarveKernels: what ends a wait may need kernels, so a stream that would take the last queues of the
+// hardware from them is refused, and may wait once others have passed.
+func TestDefectWaitingStreamsStarveKernels(t *testing.T) {
+	r := newRig(t, sim.Options{}, 1)
+	defer r.close(t)
+	pool, err := signal.Open(few{r.dev}, 2)
+	must(t, err)
+	var streams []device.HostStream
+	for range 3 {
+		q, err := r.dev.OpenQueue(device.QueueOptions{})
+		must(t, err)
+		defer func() { must(t, q.Close(context.WithoutCancel(t.Context()))) }()
+		st, err := r.dev.AdoptStream(q.(*sim.Queue).Handle()) //nolint:errcheck,forcetypeassert // newRig has looked
+		must(t, err)
+		streams = append(streams, st)
+	}
+	sig, err := pool.Take(t.Context(), 1)
+	must(t, err)
+	must(t, sig.Hold(streams[0], 1))
+	must(t, sig.Hold(streams[1], 1))
+	must(t, sig.Hold(streams[1], 1)) // it waits already
+	if err := sig.Hold(streams[2], 1); !errors.Is(err, errdefs.ErrBusy) {
+		t.Fatalf("a third stream that waits: %v", err)
+	}
+	sig.Set(nil)
+	again, err := pool.Take(t.Context(), 1)
+	must(t, err)
+	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		if err = again.Hold(streams[2], 1); !errors.Is(err, errdefs.ErrBusy) || time.Now().After(end) {
+			break
+		}
+	}
+	must(t, err)
+	again.Set(nil)
+	must(t, pool.Close(t.Context()))
+}

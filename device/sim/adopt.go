@@ -2,6 +2,7 @@ package sim
 
 import (
 	"fmt"
+	"math"
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
@@ -12,6 +13,9 @@ import (
 type hostStream struct{ queue *Queue }
 
 var _ device.StreamAdopter = (*Device)(nil)
+
+// WaitLimit implements device.StreamAdopter.
+func (d *Device) WaitLimit() int { return math.MaxInt }
 
 // AdoptStream implements device.StreamAdopter. A stream of the host program is a queue of this device, named by Queue.Handle;
 // there is no default stream.

@@ -21,7 +21,7 @@ import (
 	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
-// parkedStreams is how many streams of the host program wait: as many as CUDA_DEVICE_MAX_CONNECTIONS may be at most.
+// parkedStreams is how many streams of the host program wait, or as many as may.
 const parkedStreams = 32
 
 // parkedLimit is how long a copy may take while they do.
@@ -42,10 +42,11 @@ func park(t *testing.T, dev device.Device, o device.QueueOptions) *program {
 	if !ok {
 		t.Fatalf("%T adopts no streams", dev)
 	}
-	p := &program{marks: streamtest.Pinned(dev).Alloc(t, parkedStreams)}
-	ones, gpu := streamtest.Pinned(dev).Alloc(t, parkedStreams), streamtest.DeviceMemory(dev).Alloc(t, parkedStreams)
+	n := min(parkedStreams, a.WaitLimit())
+	p := &program{marks: streamtest.Pinned(dev).Alloc(t, int64(n))}
+	ones, gpu := streamtest.Pinned(dev).Alloc(t, int64(n)), streamtest.DeviceMemory(dev).Alloc(t, int64(n))
 	var streams []device.HostStream
-	for range parkedStreams {
+	for range n {
 		q, err := dev.OpenQueue(o)
 		must(t, err)
 		t.Cleanup(func() { closing(t, q) })

@@ -263,6 +263,9 @@ func (p *Planner) cost(list []costed, r *Request, at *load, can Paths, b *bounds
 		lone, met, lead := c.time(at)
 		scale := s[c.path]
 		alone, lead := (lone+met)*scale, lead*scale
+		if c.taken == 0 { // what is learned of engines is not of how many thread blocks they had
+			lone *= scale
+		}
 		x := costed{at: int32(i), taken: int32(c.taken), lone: lone, predict: behind(alone, lead, r.aheadOf(c.path))}
 		var sum float64
 		if r.Unsummed.Has(c.path) && p.profile.SumGBps > 0 {
@@ -272,9 +275,12 @@ func (p *Planner) cost(list []costed, r *Request, at *load, can Paths, b *bounds
 		case Latency:
 			x.cost = alone + sum
 		case Background:
-			// Beside other work everything is slower. To take more multiprocessors then is what this policy is not for.
-			// A CPU's time is not the device's.
-			x.cost = x.predict / scale
+			// Beside other work everything that computes is slower. To take more multiprocessors then is what this policy is
+			// not for. A CPU's time is not the device's.
+			x.cost = x.predict
+			if c.taken > 0 {
+				x.cost /= scale
+			}
 		case Throughput:
 			x.cost = x.predict + sum
 		}

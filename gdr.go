@@ -142,7 +142,7 @@ func (e *Engine) Register(regions ...*mem.Region) error {
 // RegisterCache tells the engine of the host program's KV cache by the addresses on the engine's device and the sizes in bytes of
 // its tensors, and returns their regions, in this order: for store.Pages, and for Unregister. Everything that is wrong with the
 // lists is reported at once, as mem.CacheRegions does. Without NICs the regions are all that is made.
-func (e *Engine) RegisterCache(addrs, sizes []uint64) ([]*mem.Region, error) {
+func (e *Engine) RegisterCache(addrs []mem.DevAddr, sizes []uint64) ([]*mem.Region, error) {
 	regions, err := mem.CacheRegions(e.dev.Info().Index, addrs, sizes)
 	if err == nil {
 		err = e.Register(regions...)

@@ -146,7 +146,7 @@ func TestUnregisteredMemoryIsRefused(t *testing.T) {
 // A KV cache is registered by the addresses and sizes that an inference engine knows of it.
 func TestRegisterCache(t *testing.T) {
 	w := newWorld(t, softConfig(t))
-	addrs, sizes := []uint64{uint64(w.kv.Dev())}, []uint64{uint64(w.kv.Len())}
+	addrs, sizes := []mem.DevAddr{w.kv.Dev()}, []uint64{uint64(w.kv.Len())}
 	if _, err := w.e.RegisterCache(addrs, sizes); !errors.Is(err, errdefs.ErrExists) {
 		t.Errorf("registered a second time: %v", err)
 	}

@@ -73,7 +73,7 @@ type checker struct {
 // check compares the blocks that p brought to s with a source's pattern.
 func (c *checker) check(ctx context.Context, s *side, tag uint64, p *plan) error {
 	b, le := c.memory.Bytes(), binary.LittleEndian
-	device.PlaneDesc{Base: uint64(s.dst.Dev()), Stride: uint64(p.Size), Bytes: uint64(p.Size)}.Put(b)
+	device.PlaneDesc{Base: s.dst.Dev(), Stride: uint64(p.Size), Bytes: uint64(p.Size)}.Put(b)
 	for first := 0; first < p.Count; first += checkStep {
 		n := min(checkStep, p.Count-first)
 		for i := range n {
@@ -82,7 +82,7 @@ func (c *checker) check(ctx context.Context, s *side, tag uint64, p *plan) error
 			le.PutUint64(b[seedsAt+8*i:], tag+uint64(from)/wordBytes)
 		}
 		clear(b[countsAt : countsAt+8*n])
-		at := uint64(c.memory.Dev())
+		at := c.memory.Dev()
 		k := device.PatternArgs{
 			Planes: at, NPlanes: 1, Pairs: at + pairsAt, NPairs: uint64(n), Seeds: at + seedsAt, Counts: at + countsAt,
 		}.Kernel()

@@ -7,34 +7,40 @@ import (
 )
 
 // CopyDesc is a piece as KernelCopyList reads it.
-type CopyDesc struct{ Dst, Src, Bytes uint64 }
+type CopyDesc struct {
+	Dst, Src mem.DevAddr
+	Bytes    uint64
+}
 
 // Put writes d to the first CopyDescBytes of b.
 func (d CopyDesc) Put(b []byte) {
 	_ = b[CopyDescBytes-1]
-	binary.LittleEndian.PutUint64(b[0:8], d.Dst)
-	binary.LittleEndian.PutUint64(b[8:16], d.Src)
+	binary.LittleEndian.PutUint64(b[0:8], uint64(d.Dst))
+	binary.LittleEndian.PutUint64(b[8:16], uint64(d.Src))
 	binary.LittleEndian.PutUint64(b[16:24], d.Bytes)
 }
 
 // ReadCopyDesc reads what CopyDesc.Put wrote.
 func ReadCopyDesc(b []byte) CopyDesc {
 	_ = b[CopyDescBytes-1]
-	return CopyDesc{word(b), word(b[8:]), word(b[16:])}
+	return CopyDesc{address(b), address(b[8:]), word(b[16:])}
 }
 
 // PlaneDesc is a plane as the paged and the pattern kernels read it: Base is the address of page 0.
-type PlaneDesc struct{ Base, Stride, Bytes, SlotOff uint64 }
+type PlaneDesc struct {
+	Base                   mem.DevAddr
+	Stride, Bytes, SlotOff uint64
+}
 
 // PlaneDescOf describes p as it lies in the device's addresses.
 func PlaneDescOf(p *mem.Plane) PlaneDesc {
-	return PlaneDesc{uint64(p.Region.Dev()) + uint64(p.Base), uint64(p.Stride), uint64(p.Bytes), uint64(p.SlotOff)}
+	return PlaneDesc{p.Region.Dev() + mem.DevAddr(p.Base), uint64(p.Stride), uint64(p.Bytes), uint64(p.SlotOff)}
 }
 
 // Put writes d to the first PlaneDescBytes of b.
 func (d PlaneDesc) Put(b []byte) {
 	_ = b[PlaneDescBytes-1]
-	binary.LittleEndian.PutUint64(b[0:8], d.Base)
+	binary.LittleEndian.PutUint64(b[0:8], uint64(d.Base))
 	binary.LittleEndian.PutUint64(b[8:16], d.Stride)
 	binary.LittleEndian.PutUint64(b[16:24], d.Bytes)
 	binary.LittleEndian.PutUint64(b[24:32], d.SlotOff)
@@ -43,7 +49,7 @@ func (d PlaneDesc) Put(b []byte) {
 // ReadPlaneDesc reads what PlaneDesc.Put wrote.
 func ReadPlaneDesc(b []byte) PlaneDesc {
 	_ = b[PlaneDescBytes-1]
-	return PlaneDesc{word(b), word(b[8:]), word(b[16:]), word(b[24:])}
+	return PlaneDesc{address(b), word(b[8:]), word(b[16:]), word(b[24:])}
 }
 
 // PlaneSums is where the sums of a plane go, behind its PlaneDesc for the kernels that make sums: those of pair i begin at word
@@ -76,34 +82,58 @@ func ReadPair(b []byte) (page, slot uint32) {
 
 func word(b []byte) uint64 { return binary.LittleEndian.Uint64(b) }
 
+func address(b []byte) mem.DevAddr { return mem.DevAddr(word(b)) }
+
 // ListArgs are the arguments of KernelCopyList and of those named after it: Sums, an address that is not zero, of those that
 // make sums.
-type ListArgs struct{ Descs, Count, Sums uint64 }
+type ListArgs struct {
+	Descs mem.DevAddr
+	Count uint64
+	Sums  mem.DevAddr
+}
 
 // Kernel returns the launch of the kernel of that name.
 func (a ListArgs) Kernel(name string, ctas int) Kernel {
-	return kernelOf(name, ctas, 2, a.Sums, [MaxKernelArgs]uint64{a.Descs, a.Count, a.Sums})
+	return kernelOf(name, ctas, 2, a.Sums, [MaxKernelArgs]uint64{uint64(a.Descs), a.Count, uint64(a.Sums)})
 }
 
 // ListArgsOf returns the arguments of a launch by name.
-func ListArgsOf(a *[MaxKernelArgs]uint64) ListArgs { return ListArgs{a[0], a[1], a[2]} }
+func ListArgsOf(a *[MaxKernelArgs]uint64) ListArgs {
+	return ListArgs{mem.DevAddr(a[0]), a[1], mem.DevAddr(a[2])}
+}
 
 // PagedArgs are the arguments of KernelCopyPaged and of those named after it: Sums, an address that is not zero, of those that
 // make sums. Slots is the address of slot 0, and Direction a mem.Direction.
-type PagedArgs struct{ Planes, NPlanes, Pairs, NPairs, Slots, SlotStride, Direction, Sums uint64 }
+type PagedArgs struct {
+	Planes                mem.DevAddr
+	NPlanes               uint64
+	Pairs                 mem.DevAddr
+	NPairs                uint64
+	Slots                 mem.DevAddr
+	SlotStride, Direction uint64
+	Sums                  mem.DevAddr
+}
 
 // Kernel returns the launch of the kernel of that name.
 func (a PagedArgs) Kernel(name string, ctas int) Kernel {
-	return kernelOf(name, ctas, 7, a.Sums, [MaxKernelArgs]uint64{a.Planes, a.NPlanes, a.Pairs, a.NPairs, a.Slots, a.SlotStride, a.Direction, a.Sums})
+	return kernelOf(name, ctas, 7, a.Sums, [MaxKernelArgs]uint64{
+		uint64(a.Planes), a.NPlanes, uint64(a.Pairs), a.NPairs, uint64(a.Slots), a.SlotStride, a.Direction, uint64(a.Sums),
+	})
 }
 
 // PagedArgsOf returns the arguments of a launch by name.
 func PagedArgsOf(a *[MaxKernelArgs]uint64) PagedArgs {
-	return PagedArgs{a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]}
+	return PagedArgs{mem.DevAddr(a[0]), a[1], mem.DevAddr(a[2]), a[3], mem.DevAddr(a[4]), a[5], a[6], mem.DevAddr(a[7])}
 }
 
 // PatternArgs are the arguments of KernelPatternFill and KernelPatternCheck: Counts of the latter.
-type PatternArgs struct{ Planes, NPlanes, Pairs, NPairs, Seeds, Counts uint64 }
+type PatternArgs struct {
+	Planes        mem.DevAddr
+	NPlanes       uint64
+	Pairs         mem.DevAddr
+	NPairs        uint64
+	Seeds, Counts mem.DevAddr
+}
 
 // Kernel returns the launch of KernelPatternCheck, or without Counts of KernelPatternFill.
 func (a PatternArgs) Kernel() Kernel {
@@ -111,29 +141,34 @@ func (a PatternArgs) Kernel() Kernel {
 	if a.Counts != 0 {
 		name = KernelPatternCheck
 	}
-	return kernelOf(name, 0, 5, a.Counts, [MaxKernelArgs]uint64{a.Planes, a.NPlanes, a.Pairs, a.NPairs, a.Seeds, a.Counts})
+	return kernelOf(name, 0, 5, a.Counts, [MaxKernelArgs]uint64{
+		uint64(a.Planes), a.NPlanes, uint64(a.Pairs), a.NPairs, uint64(a.Seeds), uint64(a.Counts),
+	})
 }
 
 // PatternArgsOf returns the arguments of a launch by name.
 func PatternArgsOf(a *[MaxKernelArgs]uint64) PatternArgs {
-	return PatternArgs{a[0], a[1], a[2], a[3], a[4], a[5]}
+	return PatternArgs{mem.DevAddr(a[0]), a[1], mem.DevAddr(a[2]), a[3], mem.DevAddr(a[4]), mem.DevAddr(a[5])}
 }
 
 // ResidentArgs are the arguments of KernelResident; Idle and Lease are in nanoseconds.
-type ResidentArgs struct{ Control, Stride, Generation, Idle, Lease uint64 }
+type ResidentArgs struct {
+	Control                         mem.DevAddr
+	Stride, Generation, Idle, Lease uint64
+}
 
 // Kernel returns the launch of so many workers.
 func (a ResidentArgs) Kernel(workers int) Kernel {
-	return kernelOf(KernelResident, workers, 5, 0, [MaxKernelArgs]uint64{a.Control, a.Stride, a.Generation, a.Idle, a.Lease})
+	return kernelOf(KernelResident, workers, 5, 0, [MaxKernelArgs]uint64{uint64(a.Control), a.Stride, a.Generation, a.Idle, a.Lease})
 }
 
 // ResidentArgsOf returns the arguments of a launch by name.
 func ResidentArgsOf(a *[MaxKernelArgs]uint64) ResidentArgs {
-	return ResidentArgs{a[0], a[1], a[2], a[3], a[4]}
+	return ResidentArgs{mem.DevAddr(a[0]), a[1], a[2], a[3], a[4]}
 }
 
 // kernelOf makes a launch of n arguments, and one more where the last is there.
-func kernelOf(name string, ctas, n int, last uint64, args [MaxKernelArgs]uint64) Kernel {
+func kernelOf(name string, ctas, n int, last mem.DevAddr, args [MaxKernelArgs]uint64) Kernel {
 	if last != 0 {
 		n++
 	}

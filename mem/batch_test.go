@@ -20,7 +20,7 @@ func pagedCache(tb testing.TB, layers, pairs int, dir mem.Direction) *mem.Paged 
 	planes := make([]mem.Plane, 2*layers)
 	for i := range planes {
 		planes[i] = mem.Plane{
-			Region: deviceRegion(tb, devBase+mem.Addr(i)<<32, 0, pages*page*2),
+			Region: deviceRegion(tb, devBase+mem.DevAddr(i)<<32, 0, pages*page*2),
 			Base:   page, Stride: page + 32, Bytes: page, SlotOff: int64(i) * page,
 		}
 	}

@@ -29,19 +29,19 @@ func (e Extent) Validate() error {
 }
 
 // CPU returns the CPU address of the first byte, or zero.
-func (e Extent) CPU() Addr {
+func (e Extent) CPU() CPUAddr {
 	if e.Region.cpu == 0 {
 		return 0
 	}
-	return e.Region.cpu + Addr(e.Off)
+	return e.Region.cpu + CPUAddr(e.Off)
 }
 
 // Dev returns the device address of the first byte, or zero.
-func (e Extent) Dev() Addr {
+func (e Extent) Dev() DevAddr {
 	if e.Region.dev == 0 {
 		return 0
 	}
-	return e.Region.dev + Addr(e.Off)
+	return e.Region.dev + DevAddr(e.Off)
 }
 
 // Bytes returns the CPU's view of the extent, or nil where the CPU cannot reach it. The extent must be valid.

@@ -29,7 +29,7 @@ func (g *PageGroup) Leaves() (n int, ok bool) {
 // leafAligned reports whether every element of an array at base of r is aligned, to the device and to the CPU where they
 // reach it.
 func leafAligned(r *Region, base, stride int64) bool {
-	return (r.dev|r.cpu)%LeafAlign == 0 && (base|stride)%LeafAlign == 0
+	return r.dev%LeafAlign == 0 && r.cpu%LeafAlign == 0 && (base|stride)%LeafAlign == 0
 }
 
 // Leaves returns the length of Sums that the batch may ask for; ok is false where one of its groups has no leaves, and Sums

@@ -30,8 +30,12 @@ func (k Kind) String() string {
 	return fmt.Sprintf("kind(%d)", uint8(k))
 }
 
-// Addr is an address in some address space; zero means "none". Which space (CPU or device) is said where it is used.
-type Addr uint64
+// CPUAddr is an address that the CPU uses; zero means "none".
+type CPUAddr uint64
+
+// DevAddr is an address that devices use; zero means "none". It is another type than CPUAddr since neither is computed from the
+// other: which address devices have for memory of the CPU's, their driver answers.
+type DevAddr uint64
 
 // NoDevice is the device index of a Region that belongs to no device.
 const NoDevice = -1
@@ -44,19 +48,19 @@ type Region struct {
 	kind   Kind
 	device int
 	len    int64
-	cpu    Addr
-	dev    Addr
+	cpu    CPUAddr
+	dev    DevAddr
 	bytes  []byte
 }
 
 // RegionSpec describes a Region to NewRegion.
 type RegionSpec struct {
 	Kind   Kind
-	Device int    // index of the owning device, or NoDevice
-	Len    int64  // bytes
-	CPU    Addr   // CPU address of the first byte; zero where the CPU cannot reach it
-	Dev    Addr   // device address of the first byte; zero where the device cannot reach it
-	Bytes  []byte // the CPU's view, of length Len; nil where CPU is zero
+	Device int     // index of the owning device, or NoDevice
+	Len    int64   // bytes
+	CPU    CPUAddr // address of the first byte; zero where the CPU cannot reach it
+	Dev    DevAddr // address of the first byte; zero where the device cannot reach it
+	Bytes  []byte  // the CPU's view, of length Len; nil where CPU is zero
 }
 
 // NewRegion checks s and returns the Region it describes. It is for implementations of device.Device.
@@ -73,7 +77,7 @@ func NewRegion(s RegionSpec) (*Region, error) {
 		return fail("the CPU address and the CPU view go together")
 	case s.Bytes != nil && int64(len(s.Bytes)) != s.Len:
 		return fail("the CPU view has another length")
-	case s.CPU > math.MaxUint64-Addr(s.Len) || s.Dev > math.MaxUint64-Addr(s.Len):
+	case s.CPU > math.MaxUint64-CPUAddr(s.Len) || s.Dev > math.MaxUint64-DevAddr(s.Len):
 		return fail("it reaches beyond the end of the address space")
 	}
 	switch s.Kind {
@@ -105,10 +109,10 @@ func (r *Region) Device() int { return r.device }
 func (r *Region) Len() int64 { return r.len }
 
 // CPU returns the CPU address of the first byte, or zero.
-func (r *Region) CPU() Addr { return r.cpu }
+func (r *Region) CPU() CPUAddr { return r.cpu }
 
 // Dev returns the device address of the first byte, or zero.
-func (r *Region) Dev() Addr { return r.dev }
+func (r *Region) Dev() DevAddr { return r.dev }
 
 // Bytes returns the CPU's view of the whole region, or nil where the CPU cannot reach it. Reading it while a device
 // writes it, or writing it while a device reads it, is a data race that nothing detects: wait for the ticket first.

@@ -11,8 +11,8 @@ import (
 
 // Nothing in this package dereferences an address, so that made-up ones will do.
 const (
-	cpuBase = mem.Addr(0x10_0000)
-	devBase = mem.Addr(0x7f00_0000_0000)
+	cpuBase = mem.CPUAddr(0x10_0000)
+	devBase = mem.DevAddr(0x7f00_0000_0000)
 )
 
 func newRegion(tb testing.TB, s mem.RegionSpec) *mem.Region {
@@ -24,17 +24,17 @@ func newRegion(tb testing.TB, s mem.RegionSpec) *mem.Region {
 	return r
 }
 
-func hostRegion(tb testing.TB, cpu mem.Addr, n int64) *mem.Region {
+func hostRegion(tb testing.TB, cpu mem.CPUAddr, n int64) *mem.Region {
 	tb.Helper()
 	return newRegion(tb, mem.RegionSpec{Kind: mem.KindHost, Device: mem.NoDevice, Len: n, CPU: cpu, Bytes: make([]byte, n)})
 }
 
-func pinnedRegion(tb testing.TB, cpu, dev mem.Addr, device int, n int64) *mem.Region {
+func pinnedRegion(tb testing.TB, cpu mem.CPUAddr, dev mem.DevAddr, device int, n int64) *mem.Region {
 	tb.Helper()
 	return newRegion(tb, mem.RegionSpec{Kind: mem.KindHostPinned, Device: device, Len: n, CPU: cpu, Dev: dev, Bytes: make([]byte, n)})
 }
 
-func deviceRegion(tb testing.TB, dev mem.Addr, device int, n int64) *mem.Region {
+func deviceRegion(tb testing.TB, dev mem.DevAddr, device int, n int64) *mem.Region {
 	tb.Helper()
 	return newRegion(tb, mem.RegionSpec{Kind: mem.KindDevice, Device: device, Len: n, Dev: dev})
 }

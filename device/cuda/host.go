@@ -70,19 +70,21 @@ func (d *Device) RegisterHost(b []byte) (*mem.Region, error) {
 
 // pin registers b for all contexts and asks for its device address.
 func (d *Device) pin(b []byte, a *allocation) (*mem.Region, error) {
-	addr := hostmem.Addr(b)
+	cpu := hostmem.Addr(b)
+	addr := uint64(cpu)
 	if r := d.api.MemHostRegister(addr, uint64(len(b)), cuda.HostRegisterPortable|cuda.HostRegisterMapped); r != cuda.Success {
 		return nil, d.fail(r, "cuMemHostRegister_v2", "address=%#x, bytes=%d, flags=portable|devicemap", addr, len(b))
 	}
 	a.undo(func() error {
 		return d.check(d.api.MemHostUnregister(addr), "cuMemHostUnregister", "address=%#x", addr)
 	})
+	// The one place where a CPU address leads to a device address: the driver answers it, also where the two are equal.
 	p, r := d.api.MemHostGetDevicePointer(addr)
 	if r != cuda.Success {
 		return nil, d.fail(r, "cuMemHostGetDevicePointer_v2", "address=%#x", addr)
 	}
 	return mem.NewRegion(mem.RegionSpec{
-		Kind: mem.KindHostPinned, Device: d.info.Index, Len: int64(len(b)), CPU: mem.Addr(addr), Dev: mem.Addr(p), Bytes: b[:len(b):len(b)],
+		Kind: mem.KindHostPinned, Device: d.info.Index, Len: int64(len(b)), CPU: cpu, Dev: mem.DevAddr(p), Bytes: b[:len(b):len(b)],
 	})
 }
 

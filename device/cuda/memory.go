@@ -78,7 +78,7 @@ func (d *Device) Alloc(bytes int64, o device.AllocOptions) (*mem.Region, error) 
 		if err != nil {
 			return nil, err
 		}
-		return mem.NewRegion(mem.RegionSpec{Kind: mem.KindDevice, Device: d.info.Index, Len: bytes, Dev: mem.Addr(p)})
+		return mem.NewRegion(mem.RegionSpec{Kind: mem.KindDevice, Device: d.info.Index, Len: bytes, Dev: mem.DevAddr(p)})
 	})
 	if err != nil {
 		return nil, fmt.Errorf("allocate %d bytes of device %d: %w", bytes, d.info.Index, err)

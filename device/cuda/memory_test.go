@@ -154,7 +154,7 @@ func TestRegions(t *testing.T) {
 			if r.Len() != 10000 || r.Dev() == 0 || (r.CPU() != 0) != host || (r.Bytes() != nil) != host || r.Device() != 0 {
 				t.Errorf("region is %v", r)
 			}
-			if host && r.Dev() != r.CPU()^1<<60 {
+			if host && uint64(r.Dev()) != uint64(r.CPU())^1<<60 {
 				t.Errorf("device address %#x is not what the driver answered for %#x", r.Dev(), r.CPU())
 			}
 			other := newFake(t).open()

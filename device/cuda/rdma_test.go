@@ -33,7 +33,7 @@ func exporting(t *testing.T, f *fake) (d *Device, ranges *[][2]uint64) {
 }
 
 // foreign returns n bytes at addr that the host program allocated on device index.
-func foreign(t *testing.T, index int, addr mem.Addr, n int64) *mem.Region {
+func foreign(t *testing.T, index int, addr mem.DevAddr, n int64) *mem.Region {
 	t.Helper()
 	r, err := mem.NewRegion(mem.RegionSpec{Kind: mem.KindDevice, Device: index, Len: n, Dev: addr})
 	must(t, err)
@@ -44,7 +44,7 @@ func foreign(t *testing.T, index int, addr mem.Addr, n int64) *mem.Region {
 func TestExportIsOfWholePages(t *testing.T) {
 	d, ranges := exporting(t, newFake(t))
 	page := uint64(unix.Getpagesize())
-	r := foreign(t, 0, mem.Addr(10*page+100), 5*int64(page))
+	r := foreign(t, 0, mem.DevAddr(10*page+100), 5*int64(page))
 	for _, tt := range []struct {
 		off, n       int64
 		start, bytes uint64

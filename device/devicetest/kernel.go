@@ -21,14 +21,14 @@ func kernel(name string, ctas int, args ...uint64) *device.Kernel {
 // copyList writes descriptors of the copies into list and returns the launch.
 func copyList(name string, list *mem.Region, ctas int, dst, src []mem.Extent) *device.Kernel {
 	putList(list.Bytes(), dst, src)
-	k := device.ListArgs{Descs: uint64(list.Dev()), Count: uint64(len(dst))}.Kernel(name, ctas)
+	k := device.ListArgs{Descs: list.Dev(), Count: uint64(len(dst))}.Kernel(name, ctas)
 	return &k
 }
 
 // putList writes descriptors of the copies to b.
 func putList(b []byte, dst, src []mem.Extent) {
 	for i := range dst {
-		device.CopyDesc{Dst: uint64(dst[i].Dev()), Src: uint64(src[i].Dev()), Bytes: uint64(src[i].Len)}.Put(b[i*device.CopyDescBytes:])
+		device.CopyDesc{Dst: dst[i].Dev(), Src: src[i].Dev(), Bytes: uint64(src[i].Len)}.Put(b[i*device.CopyDescBytes:])
 	}
 }
 
@@ -179,8 +179,8 @@ func copyPaged(t *testing.T, h *harness, name string, g *mem.PageGroup, dir mem.
 
 func pagedArgs(g *mem.PageGroup, dir mem.Direction, planes, pairs *mem.Region) device.PagedArgs {
 	return device.PagedArgs{
-		Planes: uint64(planes.Dev()), NPlanes: uint64(len(g.Planes)), Pairs: uint64(pairs.Dev()), NPairs: uint64(len(g.Pairs)),
-		Slots: uint64(g.Slots.Region.Dev()) + uint64(g.Slots.Base), SlotStride: uint64(g.Slots.Stride), Direction: uint64(dir),
+		Planes: planes.Dev(), NPlanes: uint64(len(g.Planes)), Pairs: pairs.Dev(), NPairs: uint64(len(g.Pairs)),
+		Slots: g.Slots.Region.Dev() + mem.DevAddr(g.Slots.Base), SlotStride: uint64(g.Slots.Stride), Direction: uint64(dir),
 	}
 }
 

@@ -67,7 +67,7 @@ func testAllocHost(t *testing.T, h *harness) {
 		if r.Kind() != mem.KindHostPinned || r.Len() != n || int64(len(r.Bytes())) != n || r.Dev() == 0 {
 			t.Errorf("%d bytes came as %s", n, r)
 		}
-		if uint64(r.CPU()) != hostmem.Addr(r.Bytes()) || uint64(r.CPU())%uint64(os.Getpagesize()) != 0 {
+		if r.CPU() != hostmem.Addr(r.Bytes()) || uint64(r.CPU())%uint64(os.Getpagesize()) != 0 {
 			t.Errorf("CPU address %#x for a view at %#x", uint64(r.CPU()), hostmem.Addr(r.Bytes()))
 		}
 		for i, v := range r.Bytes() {
@@ -90,7 +90,7 @@ func testRegisterHost(t *testing.T, h *harness) {
 	h.random(b)
 	r, err := h.dev.RegisterHost(b)
 	must(t, err)
-	if r.Kind() != mem.KindHostPinned || r.Len() != n || uint64(r.CPU()) != hostmem.Addr(b) || r.Dev() == 0 || r.Device() != h.dev.Info().Index {
+	if r.Kind() != mem.KindHostPinned || r.Len() != n || r.CPU() != hostmem.Addr(b) || r.Dev() == 0 || r.Device() != h.dev.Info().Index {
 		t.Errorf("registered memory came as %s", r)
 	}
 	if r2, err := h.dev.RegisterHost(b); err == nil {

@@ -36,8 +36,8 @@ func (h *harness) patternRun(t *testing.T, c *pagedCase) *patternRun {
 	}
 	planes, pairs := planesAndPairs(t, h, g)
 	r.args = device.PatternArgs{
-		Planes: uint64(planes.Dev()), NPlanes: uint64(len(g.Planes)), Pairs: uint64(pairs.Dev()), NPairs: uint64(len(g.Pairs)),
-		Seeds: uint64(r.seeds.Dev()),
+		Planes: planes.Dev(), NPlanes: uint64(len(g.Planes)), Pairs: pairs.Dev(), NPairs: uint64(len(g.Pairs)),
+		Seeds: r.seeds.Dev(),
 	}
 	return r
 }
@@ -53,7 +53,7 @@ func (r *patternRun) fill() *device.Kernel {
 
 func (r *patternRun) check() *device.Kernel {
 	a := r.args
-	a.Counts = uint64(r.counters.Dev())
+	a.Counts = r.counters.Dev()
 	k := a.Kernel()
 	return &k
 }

@@ -164,7 +164,7 @@ func pagedSum(t *testing.T, h *harness, name string, g *mem.PageGroup, part [2]i
 		device.PlaneSums{Off: uint64(off[i]), Stride: uint64(all)}.Put(b)
 	}
 	a := pagedArgs(g, dir, planes, pairs)
-	a.NPlanes, a.Sums = uint64(part[1]-part[0]), uint64(sums.Dev())
+	a.NPlanes, a.Sums = uint64(part[1]-part[0]), sums.Dev()
 	k := a.Kernel(name, 0)
 	return &k
 }

@@ -22,7 +22,7 @@ func TestHostAddressesAreUsedAgain(t *testing.T) {
 	}
 	rng := rand.New(rand.NewPCG(1, 2))
 	var live []*mem.Region
-	seen, again := make(map[mem.Addr]bool), 0
+	seen, again := make(map[mem.DevAddr]bool), 0
 	for range 400 {
 		if len(live) == 8 {
 			i := rng.IntN(len(live))

@@ -73,10 +73,10 @@ func (h *hostStream) waitValue(call string, word mem.Extent, value uint64) error
 		return err
 	}
 	if word.Len < 8 || word.Dev()%8 != 0 || word.Region.Kind() != mem.KindHostPinned {
-		return errInvalidValue(call, fmt.Sprintf("address=%#x, bytes=%d", uint64(word.Dev()), word.Len), "not an aligned 64-bit word in pinned memory")
+		return errInvalidValue(call, fmt.Sprintf("address=%#x, bytes=%d", word.Dev(), word.Len), "not an aligned 64-bit word in pinned memory")
 	}
 	q.dev.park()
-	err := q.enqueue(op{kind: opGate, one: [1]piece{{dst: uint64(word.Dev()), n: 8}}, word: value})
+	err := q.enqueue(op{kind: opGate, one: [1]piece{{dst: word.Dev(), n: 8}}, word: value})
 	if err != nil {
 		q.dev.unpark()
 	}

@@ -72,7 +72,7 @@ func (d *Device) make(op, call string, kind mem.Kind, bytes int64, given []byte)
 	if kind == mem.KindDevice {
 		fill(sp.bytes, PoisonFresh)
 	} else {
-		spec.Bytes, spec.CPU = sp.bytes, mem.Addr(hostmem.Addr(sp.bytes))
+		spec.Bytes, spec.CPU = sp.bytes, hostmem.Addr(sp.bytes)
 	}
 	if err := d.enter(sp, spec, call, args); err != nil {
 		d.refund(kind, bytes)
@@ -88,11 +88,12 @@ func (d *Device) make(op, call string, kind mem.Kind, bytes int64, given []byte)
 // enter gives sp an address and a region and puts it into the address space.
 func (d *Device) enter(sp *span, spec mem.RegionSpec, call, args string) error {
 	if d.o.HostAddresses && sp.kind == mem.KindDevice {
-		sp.base = hostmem.Addr(sp.bytes)
+		// The one place where the simulated driver answers a CPU address as its own: that of what backs the memory.
+		sp.base = mem.DevAddr(hostmem.Addr(sp.bytes))
 	} else {
 		sp.base = d.space.reserve(sp.len)
 	}
-	spec.Dev = mem.Addr(sp.base)
+	spec.Dev = sp.base
 	r, err := mem.NewRegion(spec)
 	if err != nil {
 		return err

@@ -26,9 +26,9 @@ type executor struct {
 type seen struct{ *span }
 
 // bytes returns the n bytes at addr, looking at the span found last before it searches.
-func (x *executor) bytes(call string, addr, n uint64, last *seen) ([]byte, error) {
+func (x *executor) bytes(call string, addr mem.DevAddr, n uint64, last *seen) ([]byte, error) {
 	if sp := last.span; sp != nil {
-		if off := addr - sp.base; off < uint64(len(sp.bytes)) && n <= uint64(len(sp.bytes))-off {
+		if off := uint64(addr - sp.base); off < uint64(len(sp.bytes)) && n <= uint64(len(sp.bytes))-off {
 			return sp.bytes[off : off+n : off+n], nil
 		}
 	}
@@ -37,7 +37,7 @@ func (x *executor) bytes(call string, addr, n uint64, last *seen) ([]byte, error
 		sp = x.reach.find(addr)
 	}
 	if sp != nil {
-		if off := addr - sp.base; off < uint64(len(sp.bytes)) && n <= uint64(len(sp.bytes))-off {
+		if off := uint64(addr - sp.base); off < uint64(len(sp.bytes)) && n <= uint64(len(sp.bytes))-off {
 			last.span = sp
 			return sp.bytes[off : off+n : off+n], nil
 		}
@@ -46,7 +46,7 @@ func (x *executor) bytes(call string, addr, n uint64, last *seen) ([]byte, error
 }
 
 // view returns n bytes of arguments or descriptors at addr, which must be aligned to 8.
-func (x *executor) view(call string, addr, n uint64) ([]byte, error) {
+func (x *executor) view(call string, addr mem.DevAddr, n uint64) ([]byte, error) {
 	if n == 0 {
 		return nil, nil
 	}
@@ -58,7 +58,7 @@ func (x *executor) view(call string, addr, n uint64) ([]byte, error) {
 }
 
 // array is view for count elements of size bytes, whose product may overflow.
-func (x *executor) array(call string, addr, count, size uint64) ([]byte, error) {
+func (x *executor) array(call string, addr mem.DevAddr, count, size uint64) ([]byte, error) {
 	const most = 1 << 48
 	if count > most/size {
 		return nil, errIllegalAddress(call, fmt.Sprintf("address=%#x, elements=%d", addr, count), "more elements than there are addresses")
@@ -145,7 +145,7 @@ func (x *executor) corrupt(o *op) error {
 }
 
 // loadPlanes reads the descriptors of the kernel that runs.
-func (x *executor) loadPlanes(call string, addr, count uint64) error {
+func (x *executor) loadPlanes(call string, addr mem.DevAddr, count uint64) error {
 	b, err := x.array(call, addr, count, device.PlaneDescBytes)
 	if err != nil {
 		return fmt.Errorf("read planes: %w", err)

@@ -17,7 +17,7 @@ func (d *Device) piece(call string, dst, src mem.Extent) (piece, error) {
 	if dst.Len != src.Len {
 		return piece{}, errInvalidValue(call, fmt.Sprintf("dst bytes=%d, src bytes=%d", dst.Len, src.Len), "the lengths differ")
 	}
-	return piece{dst: uint64(dst.Dev()), src: uint64(src.Dev()), n: uint64(src.Len)}, nil
+	return piece{dst: dst.Dev(), src: src.Dev(), n: uint64(src.Len)}, nil
 }
 
 // checkExtent finds what is wrong with an extent that can be known before it is used.

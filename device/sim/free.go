@@ -11,7 +11,7 @@ import (
 // quarantined is freed pinned memory that is still mapped and full of PoisonFreed.
 type quarantined struct {
 	bytes []byte
-	dev   uint64
+	dev   mem.DevAddr
 }
 
 // Free releases r, waiting for operations that are running, as drivers do, also for resident kernels until they leave, but
@@ -33,7 +33,7 @@ func (d *Device) Free(r *mem.Region) error {
 	if sp == nil {
 		text := d.whyNotMine(r)
 		d.space.mu.Unlock()
-		return fmt.Errorf("free %s: %w", r, errInvalidValue(call, fmt.Sprintf("address=%#x", uint64(r.Dev())), text))
+		return fmt.Errorf("free %s: %w", r, errInvalidValue(call, fmt.Sprintf("address=%#x", r.Dev()), text))
 	}
 	b := sp.bytes
 	d.space.kill(sp)
@@ -44,7 +44,7 @@ func (d *Device) Free(r *mem.Region) error {
 
 // whyNotMine says why r cannot be freed or used. The caller holds space.mu.
 func (d *Device) whyNotMine(r *mem.Region) string {
-	if sp := d.space.find(uint64(r.Dev())); sp != nil && sp.region == r {
+	if sp := d.space.find(r.Dev()); sp != nil && sp.region == r {
 		return "the region was freed already"
 	}
 	return "the region is not of this device, or was freed long ago"

@@ -98,7 +98,7 @@ func desc(b []byte) piece {
 }
 
 func listPiece(x *executor, a *kernelArg, i uint64) piece {
-	b, err := x.view(device.KernelCopyList, device.ListArgsOf(a).Descs+i*device.CopyDescBytes, device.CopyDescBytes)
+	b, err := x.view(device.KernelCopyList, device.ListArgsOf(a).Descs+mem.DevAddr(i*device.CopyDescBytes), device.CopyDescBytes)
 	if err != nil {
 		return piece{}
 	}
@@ -137,7 +137,7 @@ func checkDirection(call string, dir uint64) error {
 }
 
 // prepare reads the planes and returns the pairs of a paged kernel.
-func (x *executor) prepare(call string, planes, nplanes, at, npairs uint64) ([]byte, error) {
+func (x *executor) prepare(call string, planes mem.DevAddr, nplanes uint64, at mem.DevAddr, npairs uint64) ([]byte, error) {
 	if err := x.loadPlanes(call, planes, nplanes); err != nil {
 		return nil, err
 	}
@@ -148,10 +148,12 @@ func (x *executor) prepare(call string, planes, nplanes, at, npairs uint64) ([]b
 	return pairs, nil
 }
 
-func pageOf(pl *device.PlaneDesc, page uint32) uint64 { return pl.Base + uint64(page)*pl.Stride }
+func pageOf(pl *device.PlaneDesc, page uint32) mem.DevAddr {
+	return pl.Base + mem.DevAddr(uint64(page)*pl.Stride)
+}
 
 func pieceOf(pl *device.PlaneDesc, a *device.PagedArgs, page, slot uint32) piece {
-	p := piece{dst: a.Slots + uint64(slot)*a.SlotStride + pl.SlotOff, src: pageOf(pl, page), n: pl.Bytes}
+	p := piece{dst: a.Slots + mem.DevAddr(uint64(slot)*a.SlotStride+pl.SlotOff), src: pageOf(pl, page), n: pl.Bytes}
 	if a.Direction == uint64(mem.ToPages) {
 		p.dst, p.src = p.src, p.dst
 	}
@@ -159,8 +161,8 @@ func pieceOf(pl *device.PlaneDesc, a *device.PagedArgs, page, slot uint32) piece
 }
 
 // pair returns pair i/planes of a kernel that ran over so many planes, and its plane i%planes.
-func (x *executor) pair(pairs, planes, i uint64) (first, second uint32, pl *device.PlaneDesc) {
-	b, err := x.view("simCorrupt", pairs+i/planes*device.PairBytes, device.PairBytes)
+func (x *executor) pair(pairs mem.DevAddr, planes, i uint64) (first, second uint32, pl *device.PlaneDesc) {
+	b, err := x.view("simCorrupt", pairs+mem.DevAddr(i/planes*device.PairBytes), device.PairBytes)
 	if err != nil || i%planes >= uint64(len(x.planes)) {
 		return 0, 0, nil
 	}

@@ -17,7 +17,7 @@ import (
 
 func TestAddressesAreMadeUpAndNeverUsedTwice(t *testing.T) {
 	a, b := open(t, sim.Options{}), open(t, sim.Options{Index: 1})
-	type taken struct{ from, to mem.Addr }
+	type taken struct{ from, to mem.DevAddr }
 	var all []taken
 	for range 50 {
 		for _, r := range []*mem.Region{a.dev(5000), a.pin(5000), b.dev(5000), b.pin(5000)} {
@@ -256,7 +256,7 @@ func TestDeviceCloseEndsHeldWork(t *testing.T) {
 func TestAnotherNameForMemory(t *testing.T) {
 	d := open(t, sim.Options{})
 	r, host := d.dev(4096), d.pin(4096)
-	name := func(off mem.Addr, n int64) *mem.Region {
+	name := func(off mem.DevAddr, n int64) *mem.Region {
 		other, err := mem.NewRegion(mem.RegionSpec{Kind: mem.KindDevice, Device: r.Device(), Len: n, Dev: r.Dev() + off})
 		must(t, err)
 		return other

@@ -8,6 +8,7 @@ import (
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/mem"
 )
 
 type opKind uint8
@@ -41,7 +42,10 @@ type op struct {
 }
 
 // piece is n bytes to copy, by device address.
-type piece struct{ dst, src, n uint64 }
+type piece struct {
+	dst, src mem.DevAddr
+	n        uint64
+}
 
 type kernelArg = [device.MaxKernelArgs]uint64
 

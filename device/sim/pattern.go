@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/mem"
 )
 
 // planeShift keeps the words of one plane's pattern apart from the next plane's.
@@ -20,7 +21,7 @@ func runPatternFill(x *executor, a *kernelArg) error {
 func runPatternCheck(x *executor, a *kernelArg) error {
 	const call = device.KernelPatternCheck
 	return x.eachPage(call, a, func(page []byte, seed uint64, index uint32) error {
-		counter, err := x.view(call, device.PatternArgsOf(a).Counts+uint64(index)*8, 8)
+		counter, err := x.view(call, device.PatternArgsOf(a).Counts+mem.DevAddr(index)*8, 8)
 		if err != nil {
 			return fmt.Errorf("counter: %w", err)
 		}
@@ -38,7 +39,7 @@ func (x *executor) eachPage(call string, a *kernelArg, f func(page []byte, seed 
 	}
 	for ; len(pairs) > 0; pairs = pairs[device.PairBytes:] {
 		page, index := device.ReadPair(pairs)
-		seed, err := x.view(call, p.Seeds+uint64(index)*8, 8)
+		seed, err := x.view(call, p.Seeds+mem.DevAddr(index)*8, 8)
 		if err != nil {
 			return fmt.Errorf("seed %d: %w", index, err)
 		}
@@ -102,10 +103,10 @@ func patternPiece(x *executor, a *kernelArg, i uint64) piece {
 
 func counterPiece(x *executor, a *kernelArg, i uint64) piece {
 	p := device.PatternArgsOf(a)
-	b, err := x.view(device.KernelPatternCheck, p.Pairs+i*device.PairBytes, device.PairBytes)
+	b, err := x.view(device.KernelPatternCheck, p.Pairs+mem.DevAddr(i*device.PairBytes), device.PairBytes)
 	if err != nil {
 		return piece{}
 	}
 	_, index := device.ReadPair(b)
-	return piece{dst: p.Counts + uint64(index)*8, n: 8}
+	return piece{dst: p.Counts + mem.DevAddr(index)*8, n: 8}
 }

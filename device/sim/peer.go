@@ -31,7 +31,7 @@ func (r reach) unlock() {
 }
 
 // find returns the live or freed span that holds addr, or nil. The caller holds the locks.
-func (r reach) find(addr uint64) *span {
+func (r reach) find(addr mem.DevAddr) *span {
 	for _, s := range r {
 		if sp := s.find(addr); sp != nil {
 			return sp

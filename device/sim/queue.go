@@ -119,7 +119,7 @@ func (q *Queue) Fill(dst mem.Extent, v byte) error {
 		err = q.call(OpCallFill, call)
 	}
 	if err == nil {
-		err = q.enqueue(op{kind: opFill, value: v, one: [1]piece{{dst: uint64(dst.Dev()), n: uint64(dst.Len)}}})
+		err = q.enqueue(op{kind: opFill, value: v, one: [1]piece{{dst: dst.Dev(), n: uint64(dst.Len)}}})
 	}
 	if err != nil {
 		return fmt.Errorf("enqueue fill on %s: %w", q, err)

@@ -8,6 +8,7 @@ import (
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/internal/fault"
 	"github.com/kvlane/kvlane/internal/sys/hostmem"
+	"github.com/kvlane/kvlane/mem"
 )
 
 // resident is device.KernelResident. It does not run as the others do, to its end under space.mu, but step by step.
@@ -27,8 +28,8 @@ type stay struct {
 
 // resider is one of its workers.
 type resider struct {
-	control uint64 // address of the control block
-	ring    uint64
+	control mem.DevAddr // of the control block
+	ring    mem.DevAddr
 	depth   uint64
 	next    uint64
 	since   time.Time // when it became idle
@@ -140,13 +141,13 @@ func (q *Queue) settle(o *op) (*stay, error) {
 	a := device.ResidentArgsOf(&o.args)
 	s := &stay{generation: a.Generation, idle: time.Duration(a.Idle), leaseEnd: now.Add(time.Duration(a.Lease)), ended: make(chan struct{})}
 	for w := range uint64(o.ctas) {
-		r := resider{control: a.Control + w*a.Stride, since: now}
+		r := resider{control: a.Control + mem.DevAddr(w*a.Stride), since: now}
 		b, err := q.exec.view(callResident, r.control, device.ResidentControlBytes)
 		if err != nil {
 			return nil, fmt.Errorf("control block %d: %w", w, err)
 		}
 		r.next = hostmem.LoadUint64(b[device.ResidentNext:])
-		r.ring = hostmem.LoadUint64(b[device.ResidentRing:])
+		r.ring = mem.DevAddr(hostmem.LoadUint64(b[device.ResidentRing:]))
 		r.depth = hostmem.LoadUint64(b[device.ResidentDepth:])
 		if r.control%device.ResidentLine != 0 || r.ring%device.ResidentLine != 0 || r.depth == 0 || r.depth&(r.depth-1) != 0 || s.generation == 0 {
 			return nil, fmt.Errorf("control block %d: %w", w, errInvalidValue(callResident,

@@ -6,11 +6,12 @@ import (
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/internal/fault"
 	"github.com/kvlane/kvlane/internal/sys/hostmem"
+	"github.com/kvlane/kvlane/mem"
 )
 
 // entry reads r's next entry, if it is there. The caller holds space.mu.
 func (q *Queue) entry(r *resider) (w *device.ResidentWords, here bool, err error) {
-	b, err := q.exec.view(callResident, r.ring+r.next%r.depth*device.ResidentEntryBytes, device.ResidentEntryBytes)
+	b, err := q.exec.view(callResident, r.ring+mem.DevAddr(r.next%r.depth*device.ResidentEntryBytes), device.ResidentEntryBytes)
 	if err != nil {
 		return nil, false, err
 	}
@@ -41,7 +42,7 @@ func entryWork(w *device.ResidentWords) (o op, known bool) {
 		o = op{kind: opBatch}
 		for i := range int(pieces) {
 			p := w[device.ResidentPiece(i):]
-			o.pieces = append(o.pieces, piece{dst: p[0], src: p[1], n: p[2]})
+			o.pieces = append(o.pieces, piece{dst: mem.DevAddr(p[0]), src: mem.DevAddr(p[1]), n: p[2]})
 		}
 		return o, true
 	case device.ResidentList:

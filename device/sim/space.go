@@ -25,7 +25,7 @@ const (
 
 // span is one allocation or registration as the device sees it.
 type span struct {
-	base   uint64
+	base   mem.DevAddr
 	len    int64
 	bytes  []byte // what stands for the memory; nil once freed
 	kind   mem.Kind
@@ -39,23 +39,23 @@ type space struct {
 	mu    sync.RWMutex
 	index int // of the device
 	reach atomic.Pointer[reach]
-	next  uint64
+	next  mem.DevAddr
 	spans []*span // ascending by base, freed ones too
 	freed int
 }
 
 func newSpace(index int) *space {
-	s := &space{index: index, next: firstAddr + uint64(index)<<indexShift}
+	s := &space{index: index, next: firstAddr + mem.DevAddr(index)<<indexShift}
 	s.reach.Store(&reach{s})
 	return s
 }
 
 // reserve returns the address for n bytes. These addresses only ascend: none is used twice.
-func (s *space) reserve(n int64) uint64 {
+func (s *space) reserve(n int64) mem.DevAddr {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	a := s.next
-	s.next += (uint64(n)+alignment-1)&^(alignment-1) + guard
+	s.next += (mem.DevAddr(n)+alignment-1)&^(alignment-1) + guard
 	return a
 }
 
@@ -66,7 +66,7 @@ func (s *space) add(sp *span) (other *span) {
 	defer s.mu.Unlock()
 	if cpu := sp.region.CPU(); cpu != 0 {
 		for _, o := range s.spans {
-			if c := o.region.CPU(); o.bytes != nil && c != 0 && c < cpu+mem.Addr(sp.len) && cpu < c+mem.Addr(o.len) {
+			if c := o.region.CPU(); o.bytes != nil && c != 0 && c < cpu+mem.CPUAddr(sp.len) && cpu < c+mem.CPUAddr(o.len) {
 				return o
 			}
 		}
@@ -83,13 +83,13 @@ func (s *space) add(sp *span) (other *span) {
 func (s *space) bury(sp *span) {
 	before := len(s.spans)
 	s.spans = slices.DeleteFunc(s.spans, func(o *span) bool {
-		return o.bytes == nil && o.base < sp.base+uint64(sp.len) && sp.base < o.base+uint64(o.len)
+		return o.bytes == nil && o.base < sp.base+mem.DevAddr(sp.len) && sp.base < o.base+mem.DevAddr(o.len)
 	})
 	s.freed -= before - len(s.spans)
 }
 
 // find returns the live or freed span that holds addr, or nil. The caller holds mu.
-func (s *space) find(addr uint64) *span {
+func (s *space) find(addr mem.DevAddr) *span {
 	lo, hi := 0, len(s.spans)
 	for lo < hi { // written out: this is the inner loop of kernels with scattered pieces
 		mid := int(uint(lo+hi) >> 1)
@@ -102,7 +102,7 @@ func (s *space) find(addr uint64) *span {
 	if lo == 0 {
 		return nil
 	}
-	if sp := s.spans[lo-1]; addr-sp.base < uint64(sp.len) {
+	if sp := s.spans[lo-1]; addr-sp.base < mem.DevAddr(sp.len) {
 		return sp
 	}
 	return nil
@@ -110,7 +110,7 @@ func (s *space) find(addr uint64) *span {
 
 // of returns the live span of r, or nil. The caller holds mu.
 func (s *space) of(r *mem.Region) *span {
-	if sp := s.find(uint64(r.Dev())); sp != nil && sp.region == r && sp.bytes != nil {
+	if sp := s.find(r.Dev()); sp != nil && sp.region == r && sp.bytes != nil {
 		return sp
 	}
 	return nil
@@ -119,8 +119,8 @@ func (s *space) of(r *mem.Region) *span {
 // holds reports whether all of r is live memory. As drivers go by addresses, r may be somebody else's name for a part of an
 // allocation. The caller holds mu.
 func (s *space) holds(r *mem.Region) bool {
-	sp := s.find(uint64(r.Dev()))
-	return sp != nil && sp.bytes != nil && sp.kind == r.Kind() && uint64(r.Dev())-sp.base+uint64(r.Len()) <= uint64(sp.len)
+	sp := s.find(r.Dev())
+	return sp != nil && sp.bytes != nil && sp.kind == r.Kind() && r.Dev()-sp.base+mem.DevAddr(r.Len()) <= mem.DevAddr(sp.len)
 }
 
 // kill turns sp into a tombstone. The caller holds mu for writing.
@@ -144,7 +144,7 @@ func (s *space) live() []*span {
 }
 
 // explain says why n bytes at addr cannot be touched. The caller holds mu.
-func (s *space) explain(addr, n uint64) string {
+func (s *space) explain(addr mem.DevAddr, n uint64) string {
 	sp := s.find(addr)
 	switch {
 	case sp == nil:

@@ -7,6 +7,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/mem"
 )
 
 // zeroSum is the sum of a leaf of zeros.
@@ -17,7 +18,7 @@ func (x *executor) sumZeros(call string, planes []byte, a *device.PagedArgs) err
 	for i := range x.planes {
 		leaves, where := x.planes[i].Bytes/device.LeafBytes, device.ReadPlaneSums(planes[i*device.PlaneSumDescBytes:])
 		for pair := range a.NPairs {
-			words, err := x.array(call, a.Sums+8*(pair*where.Stride+where.Off), leaves, 8)
+			words, err := x.array(call, a.Sums+mem.DevAddr(8*(pair*where.Stride+where.Off)), leaves, 8)
 			if err != nil {
 				return fmt.Errorf("sums: %w", err)
 			}
@@ -30,12 +31,12 @@ func (x *executor) sumZeros(call string, planes []byte, a *device.PagedArgs) err
 }
 
 // copySummed moves one piece and stores the sums of its whole leaves from address sums on, where both sides are aligned.
-func (x *executor) copySummed(call string, p piece, sums uint64) error {
+func (x *executor) copySummed(call string, p piece, sums mem.DevAddr) error {
 	if err := x.copy(call, p); err != nil {
 		return err
 	}
 	for leaf := range p.n / device.LeafBytes {
-		if err := x.sum(call, p, leaf, sums+8*leaf); err != nil {
+		if err := x.sum(call, p, leaf, sums+mem.DevAddr(8*leaf)); err != nil {
 			return err
 		}
 	}
@@ -52,7 +53,7 @@ func runCopyListSum(x *executor, a *kernelArg) error {
 	for i := uint64(0); len(descs) > 0; i++ {
 		p := desc(descs)
 		if p.n == device.LeafBytes {
-			err = x.copySummed(call, p, l.Sums+8*i)
+			err = x.copySummed(call, p, l.Sums+mem.DevAddr(8*i))
 		} else {
 			err = x.copy(call, p)
 		}
@@ -89,7 +90,7 @@ func runCopyPagedSum(x *executor, a *kernelArg) error {
 		page, slot := device.ReadPair(pairs)
 		for i := range x.planes {
 			where := device.ReadPlaneSums(planes[i*device.PlaneSumDescBytes:])
-			sums := p.Sums + 8*(pair*where.Stride+where.Off)
+			sums := p.Sums + mem.DevAddr(8*(pair*where.Stride+where.Off))
 			if err := x.copySummed(call, pieceOf(&x.planes[i], &p, page, slot), sums); err != nil {
 				return fmt.Errorf("page %d, slot %d, plane %d: %w", page, slot, i, err)
 			}
@@ -100,7 +101,7 @@ func runCopyPagedSum(x *executor, a *kernelArg) error {
 }
 
 // sum stores the sum of one leaf of p, as it was written, at that address. Only leaves that are whole and aligned have one.
-func (x *executor) sum(call string, p piece, leaf, at uint64) error {
+func (x *executor) sum(call string, p piece, leaf uint64, at mem.DevAddr) error {
 	if (leaf+1)*device.LeafBytes > p.n || (p.dst|p.src)%device.LeafAlign != 0 {
 		return nil
 	}
@@ -112,7 +113,7 @@ func (x *executor) sum(call string, p piece, leaf, at uint64) error {
 		binary.LittleEndian.PutUint64(word, zeroSum)
 		return nil
 	}
-	b, err := x.bytes(call, p.dst+leaf*device.LeafBytes, device.LeafBytes, &x.lastDst)
+	b, err := x.bytes(call, p.dst+mem.DevAddr(leaf*device.LeafBytes), device.LeafBytes, &x.lastDst)
 	if err != nil {
 		return fmt.Errorf("read leaf: %w", err)
 	}
@@ -125,16 +126,16 @@ func resumList(x *executor, a *kernelArg, i, leaf uint64) error {
 	if p.n != device.LeafBytes {
 		return nil
 	}
-	return x.sum(device.KernelCopyListSum, p, leaf, device.ListArgsOf(a).Sums+8*i)
+	return x.sum(device.KernelCopyListSum, p, leaf, device.ListArgsOf(a).Sums+mem.DevAddr(8*i))
 }
 
 func resumPaged(x *executor, a *kernelArg, i, leaf uint64) error {
 	const call = device.KernelCopyPagedSum
 	p := device.PagedArgsOf(a)
-	b, err := x.view(call, p.Planes+i%p.NPlanes*device.PlaneSumDescBytes, device.PlaneSumDescBytes)
+	b, err := x.view(call, p.Planes+mem.DevAddr(i%p.NPlanes*device.PlaneSumDescBytes), device.PlaneSumDescBytes)
 	if err != nil {
 		return err
 	}
 	where := device.ReadPlaneSums(b)
-	return x.sum(call, pagedPiece(x, a, i), leaf, p.Sums+8*(i/p.NPlanes*where.Stride+where.Off+leaf))
+	return x.sum(call, pagedPiece(x, a, i), leaf, p.Sums+mem.DevAddr(8*(i/p.NPlanes*where.Stride+where.Off+leaf)))
 }

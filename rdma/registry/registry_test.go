@@ -59,7 +59,7 @@ func closeOK(tb testing.TB, c interface{ Close() error }) {
 // gpu returns a region at an address that nobody dereferences.
 func gpu(tb testing.TB, device int, addr, n uint64) *mem.Region {
 	tb.Helper()
-	r, err := mem.NewRegion(mem.RegionSpec{Kind: mem.KindDevice, Device: device, Len: int64(n), Dev: mem.Addr(addr)})
+	r, err := mem.NewRegion(mem.RegionSpec{Kind: mem.KindDevice, Device: device, Len: int64(n), Dev: mem.DevAddr(addr)})
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -317,7 +317,7 @@ func registerAll(t *testing.T, plan *fault.Plan) (told error) {
 			return told
 		}
 	}
-	addrs, sizes := []uint64{0x1000, 0x9000, 0x4000}, []uint64{0x1000, 0x1000, 0x1000}
+	addrs, sizes := []mem.DevAddr{0x1000, 0x9000, 0x4000}, []uint64{0x1000, 0x1000, 0x1000}
 	regions, err := mem.CacheRegions(0, addrs, sizes)
 	if err != nil {
 		t.Fatal(err)

@@ -90,7 +90,7 @@ func (p *Painter) Check(ctx context.Context, s Span, pages []uint32, seeds []uin
 	}
 	counts := p.counts.Bytes()
 	clear(counts[:8*len(pages)])
-	if err := p.launch(ctx, uint64(p.counts.Dev()), s, pages, seeds); err != nil {
+	if err := p.launch(ctx, p.counts.Dev(), s, pages, seeds); err != nil {
 		return err
 	}
 	for i := range pages {
@@ -113,7 +113,7 @@ func (p *Painter) Locate(ctx context.Context, page uint32, seed uint64) (plane i
 }
 
 // launch has the pattern kernel fill pages, or count what is wrong with them at the address counts.
-func (p *Painter) launch(ctx context.Context, counts uint64, s Span, pages []uint32, seeds []uint64) error {
+func (p *Painter) launch(ctx context.Context, counts mem.DevAddr, s Span, pages []uint32, seeds []uint64) error {
 	pairs, words := p.pairs.Bytes(), p.seeds.Bytes()
 	for i, page := range pages {
 		device.PutPair(pairs[device.PairBytes*i:], page, uint32(i))
@@ -121,8 +121,8 @@ func (p *Painter) launch(ctx context.Context, counts uint64, s Span, pages []uin
 		binary.LittleEndian.PutUint64(words[8*i:], planeSeed(seeds[i], s.First))
 	}
 	k := device.PatternArgs{
-		Planes: uint64(p.cache.planeDesc.Dev()) + uint64(s.First)*device.PlaneDescBytes, NPlanes: uint64(s.Count),
-		Pairs: uint64(p.pairs.Dev()), NPairs: uint64(len(pages)), Seeds: uint64(p.seeds.Dev()), Counts: counts,
+		Planes: p.cache.planeDesc.Dev() + mem.DevAddr(s.First)*device.PlaneDescBytes, NPlanes: uint64(s.Count),
+		Pairs: p.pairs.Dev(), NPairs: uint64(len(pages)), Seeds: p.seeds.Dev(), Counts: counts,
 	}.Kernel()
 	if err := p.kernels.Launch(&k); err != nil {
 		return fmt.Errorf("launch %s on %d pages: %w", k.Name, len(pages), err)

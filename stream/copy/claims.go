@@ -1,5 +1,7 @@
 package copy
 
+import "github.com/kvlane/kvlane/mem"
+
 // claims is what the batches of one chunk write. All pieces of a chunk are written at once, in no order, so those of two
 // batches that write the same bytes must not be in one: the stream keeps batches in order.
 //
@@ -43,7 +45,8 @@ func (c *claims) begin() {
 
 // claim notes that a batch, numbered from 1, writes the n bytes at that device address. It returns false if another one may
 // do so too, or if there is no room to tell; the chunk must end before them then.
-func (c *claims) claim(at, n uint64, batch uint32) bool {
+func (c *claims) claim(addr mem.DevAddr, n uint64, batch uint32) bool {
+	at := uint64(addr)
 	for end := at + n; at < end; {
 		next := min((at>>granuleShift+1)<<granuleShift, end)
 		if !c.claimGranule(at>>granuleShift, uint32(at%granuleBytes), uint32(next-1)%granuleBytes+1, batch) {

@@ -39,7 +39,7 @@ func TestClaims(t *testing.T) {
 						alone, overlap = false, overlap || within
 					}
 				}
-				switch ok := c.claim(uint64(e.Dev()), uint64(e.Len), batch); {
+				switch ok := c.claim(e.Dev(), uint64(e.Len), batch); {
 				case ok && overlap:
 					t.Fatalf("batch %d got [%d, %d), which another has", batch, e.Off, e.Off+n)
 				case !ok && alone:
@@ -60,7 +60,7 @@ func TestClaims(t *testing.T) {
 	}
 	c.round = ^uint32(0)
 	c.begin()
-	if !c.claim(uint64(r.Dev()), bytes, 1) {
+	if !c.claim(r.Dev(), bytes, 1) {
 		t.Error("what was claimed long ago is claimed still")
 	}
 	for i := range uint64(mostClaims) {

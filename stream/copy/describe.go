@@ -50,10 +50,10 @@ func (o *op) portion(left, first int64, growth int) int64 {
 type table struct {
 	summed bool // of a Paged
 	buf    []byte
-	dev    uint64 // device address of buf
-	limit  int64  // about so many bytes to copy at most; one page of one plane always passes
-	aim    int64  // about so many bytes of a list will do; zero: as many as the limit
-	pairs  int    // so many pairs will do; zero: all
+	dev    mem.DevAddr // of buf
+	limit  int64       // about so many bytes to copy at most; one page of one plane always passes
+	aim    int64       // about so many bytes of a list will do; zero: as many as the limit
+	pairs  int         // so many pairs will do; zero: all
 
 	bytes int64   // to copy
 	rows  sumRows // where sums will be; at counts from buf
@@ -103,14 +103,14 @@ func (c *cursor) describeList(t *table) int {
 	}
 	for ; i < len(dsts); i, off = i+1, 0 {
 		dst, src := &dsts[i], &srcs[i]
-		to, from := uint64(dst.Region.Dev())+uint64(dst.Off), uint64(src.Region.Dev())+uint64(src.Off)
+		to, from := dst.Region.Dev()+mem.DevAddr(dst.Off), src.Region.Dev()+mem.DevAddr(src.Off)
 		for off < dst.Len {
 			if len(buf) < device.CopyDescBytes || bytes >= limit {
 				c.i, c.off, t.bytes = i, off, bytes
 				return (len(t.buf) - len(buf)) / device.CopyDescBytes
 			}
 			piece := min(dst.Len-off, device.PieceBytes)
-			device.CopyDesc{Dst: to + uint64(off), Src: from + uint64(off), Bytes: uint64(piece)}.Put(buf)
+			device.CopyDesc{Dst: to + mem.DevAddr(off), Src: from + mem.DevAddr(off), Bytes: uint64(piece)}.Put(buf)
 			buf = buf[device.CopyDescBytes:]
 			off += piece
 			bytes += piece
@@ -139,7 +139,7 @@ func (c *cursor) describePieces(t *table) int {
 		}
 		piece := min(dst.Len, device.PieceBytes)
 		if piece > 0 {
-			device.CopyDesc{Dst: uint64(dst.Dev()), Src: uint64(src.Dev()), Bytes: uint64(piece)}.Put(buf)
+			device.CopyDesc{Dst: dst.Dev(), Src: src.Dev(), Bytes: uint64(piece)}.Put(buf)
 			buf, bytes, n = buf[device.CopyDescBytes:], bytes+piece, n+1
 		}
 		c.advance(g, piece)
@@ -197,12 +197,12 @@ func (c *cursor) describePaged(t *table, k *device.Kernel) (used uint64) {
 	used = uint64(at + n*device.PairBytes)
 
 	args, name := device.PagedArgs{
-		Planes: t.dev, NPlanes: uint64(ps.n), Pairs: t.dev + uint64(at), NPairs: uint64(n),
-		Slots: uint64(g.Slots.Region.Dev()) + uint64(g.Slots.Base), SlotStride: uint64(g.Slots.Stride), Direction: uint64(p.Dir),
+		Planes: t.dev, NPlanes: uint64(ps.n), Pairs: t.dev + mem.DevAddr(at), NPairs: uint64(n),
+		Slots: g.Slots.Region.Dev() + mem.DevAddr(g.Slots.Base), SlotStride: uint64(g.Slots.Stride), Direction: uint64(p.Dir),
 	}, device.KernelCopyPaged
 	if t.summed {
 		used = align(used, tableAlign)
-		args.Sums, name = t.dev+used, device.KernelCopyPagedSum
+		args.Sums, name = t.dev+mem.DevAddr(used), device.KernelCopyPagedSum
 		t.rows = c.rows(g, ps.leaves, n, used)
 		used += uint64(n*ps.leaves) * sumBytes
 	}

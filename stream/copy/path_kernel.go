@@ -5,6 +5,7 @@ import (
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
 )
 
 // kernel is the path on which kernels copy over the bus themselves, from descriptors in the ring.
@@ -90,7 +91,7 @@ func (k *kernel) step(o *op, sp span, it *item) (done bool, err error) {
 			it.sums = append(it.sums, t.rows)
 		}
 		used = min(align(used, tableAlign), uint64(len(sp.buf)))
-		sp.buf, sp.dev = sp.buf[used:], sp.dev+used
+		sp.buf, sp.dev = sp.buf[used:], sp.dev+mem.DevAddr(used)
 		it.ringEnd += used
 		it.calls++
 		it.bytes += t.bytes

@@ -79,11 +79,11 @@ func (w *worker) room() bool {
 }
 
 // next returns the memory of the entry that is posted next, and that of its table. There must be room.
-func (w *worker) next() (entry, table []byte, tableDev uint64) {
+func (w *worker) next() (entry, table []byte, tableDev mem.DevAddr) {
 	i := (w.posted + 1) % residentDepth
 	at, tableAt := residentRing+i*device.ResidentEntryBytes, tablesAt+i*residentTable
 	b := w.region.Bytes()
-	return b[at : at+device.ResidentEntryBytes], b[tableAt : tableAt+residentTable : tableAt+residentTable], uint64(w.region.Dev()) + tableAt
+	return b[at : at+device.ResidentEntryBytes], b[tableAt : tableAt+residentTable : tableAt+residentTable], w.region.Dev() + mem.DevAddr(tableAt)
 }
 
 // post writes an entry for as much of c as fits and is about so many bytes, none if nothing is left. inline: what is copied is
@@ -164,7 +164,7 @@ func (w *worker) start() {
 	generation := w.generation.Add(1)
 	hostmem.StoreUint64(w.control[device.ResidentNext:], w.done()+1)
 	k := device.ResidentArgs{
-		Control: uint64(w.region.Dev()), Stride: device.ResidentControlBytes, Generation: generation,
+		Control: w.region.Dev(), Stride: device.ResidentControlBytes, Generation: generation,
 		Idle: uint64(w.o.Idle), Lease: uint64(w.o.Lease),
 	}.Kernel(1)
 	err := w.launcher.Launch(&k)

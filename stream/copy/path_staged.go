@@ -106,7 +106,7 @@ func (p *staged) step(o *op, sp span, it *item) (done bool, err error) {
 	at := sp.end - uint64(len(sp.buf))
 	if c.summed {
 		sums := descSpace(c.descs, false)
-		args.Sums, name = sp.dev+sums, device.KernelCopyListSum
+		args.Sums, name = sp.dev+mem.DevAddr(sums), device.KernelCopyListSum
 		it.sums = c.sumsAt(at + sums)
 	}
 	p.launch = args.Kernel(name, min(p.ctas(o), c.descs))

@@ -91,7 +91,7 @@ func (c *chunk) addList(at *cursor) bool {
 	for ; at.i < len(hosts); at.i++ {
 		host, page := &hosts[at.i], &pages[at.i]
 		if left := host.Len - at.off; left > 0 {
-			n := c.take(host.Region, host.Off+at.off, uint64(page.Dev())+uint64(at.off), left)
+			n := c.take(host.Region, host.Off+at.off, page.Dev()+mem.DevAddr(at.off), left)
 			if at.off += n; n < left {
 				return false
 			}
@@ -136,9 +136,9 @@ func (c *chunk) addGroup(at *cursor, g *mem.PageGroup, slotsHost bool) bool {
 			inSlot, page := slot+pl.SlotOff+at.off, pl.Base+int64(pair.Page)*pl.Stride+at.off
 			var n int64
 			if slotsHost {
-				n = c.take(slots, inSlot, uint64(pl.Region.Dev())+uint64(page), left)
+				n = c.take(slots, inSlot, pl.Region.Dev()+mem.DevAddr(page), left)
 			} else {
-				n = c.take(pl.Region, page, uint64(slots.Dev())+uint64(inSlot), left)
+				n = c.take(pl.Region, page, slots.Dev()+mem.DevAddr(inSlot), left)
 			}
 			if n < left {
 				at.off += n
@@ -153,11 +153,11 @@ func (c *chunk) addGroup(at *cursor, g *mem.PageGroup, slotsHost bool) bool {
 
 // take describes as much as fits of n bytes, those of host from off on and those at address page in device memory, and
 // returns how many that is.
-func (c *chunk) take(host *mem.Region, off int64, page uint64, n int64) (taken int64) {
+func (c *chunk) take(host *mem.Region, off int64, page mem.DevAddr, n int64) (taken int64) {
 	for taken < n && c.descs < c.most {
 		start, fresh := c.used, host != c.hostRegion || off != c.hostEnd || c.unit == mem.LeafBytes && c.used%mem.LeafAlign != 0
 		if fresh {
-			if start = align(start, stageAlign) + page%stageAlign; c.runs == len(c.host) {
+			if start = align(start, stageAlign) + uint64(page%stageAlign); c.runs == len(c.host) {
 				break
 			}
 		}
@@ -175,7 +175,7 @@ func (c *chunk) take(host *mem.Region, off int64, page uint64, n int64) (taken i
 			c.beginRun(host, off, start)
 		}
 		d := c.buf[c.descs*device.CopyDescBytes:][:device.CopyDescBytes]
-		to, from := page, uint64(c.area.Dev())+c.stage.at+start
+		to, from := page, c.area.Dev()+mem.DevAddr(c.stage.at+start)
 		if c.toHost {
 			to, from = from, to
 		}
@@ -183,7 +183,7 @@ func (c *chunk) take(host *mem.Region, off int64, page uint64, n int64) (taken i
 		c.descs++
 		c.used = start + m
 		c.bytes += m
-		off, page, taken = off+int64(m), page+m, taken+int64(m)
+		off, page, taken = off+int64(m), page+mem.DevAddr(m), taken+int64(m)
 		c.hostEnd = off
 	}
 	return taken
@@ -216,9 +216,9 @@ func (c *chunk) sumsAt(at uint64) []sumRows {
 }
 
 // claim notes what the piece will write, and reports whether it may.
-func (c *chunk) claim(host *mem.Region, off int64, page, n uint64) bool {
+func (c *chunk) claim(host *mem.Region, off int64, page mem.DevAddr, n uint64) bool {
 	if c.toHost {
-		page = uint64(host.Dev()) + uint64(off)
+		page = host.Dev() + mem.DevAddr(off)
 	}
 	return c.written.claim(page, n, c.batches)
 }

@@ -60,8 +60,8 @@ func newRing(dev device.Device, bytes int64) (*ring, error) {
 // span is what one step may fill: a part of the ring, and of staging memory.
 type span struct {
 	buf   []byte
-	dev   uint64 // device address of buf
-	end   uint64 // position to take and, later, to give back
+	dev   mem.DevAddr // of buf
+	end   uint64      // position to take and, later, to give back
 	stage stageSpan
 }
 
@@ -73,7 +73,7 @@ func (r *ring) reserve(want uint64) (sp span, ok bool) {
 	}
 	return span{
 		buf: r.region.Bytes()[at : at+bytes : at+bytes],
-		dev: uint64(r.region.Dev()) + at,
+		dev: r.region.Dev() + mem.DevAddr(at),
 		end: end,
 	}, true
 }

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/mem"
 )
 
 // TestRing takes and gives back spans in random sizes: no two that are out at a time may overlap, and an idle ring must
@@ -19,7 +20,10 @@ func TestRing(t *testing.T) {
 		t.Fatal(err)
 	}
 	rng := rand.New(rand.NewPCG(1, 2))
-	type taken struct{ from, to, end uint64 } // addresses, and the position to give back
+	type taken struct {
+		from, to mem.DevAddr
+		end      uint64 // the position to give back
+	}
 	var out []taken
 	refused := 0
 	for range 10_000 {
@@ -27,13 +31,13 @@ func TestRing(t *testing.T) {
 		if ok {
 			used := align(1+rng.Uint64N(uint64(len(sp.buf))), tableAlign)
 			used = min(used, uint64(len(sp.buf)))
-			n := taken{from: sp.dev, to: sp.dev + used, end: sp.end - uint64(len(sp.buf)) + used}
+			n := taken{from: sp.dev, to: sp.dev + mem.DevAddr(used), end: sp.end - uint64(len(sp.buf)) + used}
 			for _, o := range out {
 				if n.from < o.to && o.from < n.to {
 					t.Fatalf("[%#x, %#x) was given out while [%#x, %#x) was", n.from, n.to, o.from, o.to)
 				}
 			}
-			if base := uint64(r.region.Dev()); n.from < base || n.to > base+r.size {
+			if base := r.region.Dev(); n.from < base || n.to > base+mem.DevAddr(r.size) {
 				t.Fatalf("[%#x, %#x) is outside the ring", n.from, n.to)
 			}
 			r.take(n.end)

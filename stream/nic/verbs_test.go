@@ -68,8 +68,8 @@ func plainMemory(kind mem.Kind) streamtest.Memory {
 				}
 			})
 			r, err := hostmem.Region(b)
-			if kind == mem.KindDevice {
-				r, err = mem.NewRegion(mem.RegionSpec{Kind: kind, Len: n, Dev: mem.Addr(hostmem.Addr(b))})
+			if kind == mem.KindDevice { // for want of a GPU: host memory, which the NIC is given by this address
+				r, err = mem.NewRegion(mem.RegionSpec{Kind: kind, Len: n, Dev: mem.DevAddr(hostmem.Addr(b))})
 			}
 			if err != nil {
 				tb.Fatal(err)

@@ -48,14 +48,14 @@ func Free(b []byte) error {
 }
 
 // Addr returns the address of b's first byte; zero for an empty slice without memory behind it.
-func Addr(b []byte) uint64 {
-	return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b))))
+func Addr(b []byte) mem.CPUAddr {
+	return mem.CPUAddr(uintptr(unsafe.Pointer(unsafe.SliceData(b))))
 }
 
 // Region returns a region of kind mem.KindHost over b, which stays its caller's to free.
 func Region(b []byte) (*mem.Region, error) {
 	return mem.NewRegion(mem.RegionSpec{
-		Kind: mem.KindHost, Device: mem.NoDevice, Len: int64(len(b)), CPU: mem.Addr(Addr(b)), Bytes: b,
+		Kind: mem.KindHost, Device: mem.NoDevice, Len: int64(len(b)), CPU: Addr(b), Bytes: b,
 	})
 }
 

@@ -26,7 +26,7 @@ func TestAllocIsZeroedAlignedAndCounted(t *testing.T) {
 		if int64(len(b)) != n {
 			t.Errorf("%d bytes for %d asked", len(b), n)
 		}
-		if a := hostmem.Addr(b); a == 0 || a%uint64(os.Getpagesize()) != 0 {
+		if a := hostmem.Addr(b); a == 0 || uint64(a)%uint64(os.Getpagesize()) != 0 {
 			t.Errorf("address %#x is not page aligned", a)
 		}
 		for i, v := range b {
@@ -96,7 +96,7 @@ func TestRegion(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r.Kind() != mem.KindHost || r.Device() != mem.NoDevice || r.Len() != 100 || r.Dev() != 0 || uint64(r.CPU()) != hostmem.Addr(b) {
+	if r.Kind() != mem.KindHost || r.Device() != mem.NoDevice || r.Len() != 100 || r.Dev() != 0 || r.CPU() != hostmem.Addr(b) {
 		t.Errorf("region is %v", r)
 	}
 	r.Bytes()[7] = 42

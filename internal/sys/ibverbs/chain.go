@@ -139,7 +139,7 @@ func (c *SendChain) AddInline(payload []byte) *SendWR {
 	to := c.bytes[c.usedByte : c.usedByte+len(payload)]
 	c.usedByte += copy(to, payload)
 	sges, addr := c.take(1)
-	sges[0] = SGE{Addr: hostmem.Addr(to), Length: uint32(len(payload))}
+	sges[0] = SGE{Addr: uint64(hostmem.Addr(to)), Length: uint32(len(payload))}
 	w.sgList, w.numSGE = addr, 1
 	return w
 }

@@ -34,7 +34,7 @@ type MROptions struct {
 	// Access is what may be done to the memory by work requests; reading it for those of the own side is always allowed.
 	Access Access
 	// IOVA is the address of the first byte in work requests, also of peers; zero makes remote addresses offsets. It lies at the
-	// same offset in a page as the memory does. nil: the memory's CPU address, or its device address where it has no other.
+	// same offset in a page as the memory does. nil: the memory's OwnAddr.
 	IOVA *uint64
 }
 
@@ -49,7 +49,7 @@ func (o *MROptions) Validate(e mem.Extent) error {
 	if err := e.Validate(); err != nil {
 		return err
 	}
-	own, addr := (&MROptions{}).Addr(e), o.Addr(e)
+	own, addr := OwnAddr(e), o.Addr(e)
 	switch {
 	case e.Len == 0:
 		return fmt.Errorf("no bytes of the %s: %w", e.Region, errdefs.ErrInvalid)
@@ -67,13 +67,19 @@ func (o *MROptions) Validate(e mem.Extent) error {
 
 // Addr returns the address of e's first byte in work requests.
 func (o *MROptions) Addr(e mem.Extent) uint64 {
-	switch {
-	case o.IOVA != nil:
+	if o.IOVA != nil {
 		return *o.IOVA
-	case e.CPU() != 0:
-		return uint64(e.CPU())
 	}
-	return uint64(e.Dev())
+	return OwnAddr(e)
+}
+
+// OwnAddr returns the address that the memory itself has for a NIC: the device address of device memory, and the CPU address of all
+// other, also of pinned memory, whose device address is no NIC's.
+func OwnAddr(e mem.Extent) uint64 {
+	if e.Region.Kind() == mem.KindDevice {
+		return uint64(e.Dev())
+	}
+	return uint64(e.CPU())
 }
 
 // MR is a registered memory region.

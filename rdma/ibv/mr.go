@@ -26,7 +26,7 @@ type MR struct {
 // RegMR implements rdma.PD.
 func (p *PD) RegMR(e mem.Extent, o rdma.MROptions) (rdma.MR, error) {
 	return p.register(e, &o, func(iova uint64) (ibverbs.Registration, error) {
-		addr := (&rdma.MROptions{}).Addr(e)
+		addr := rdma.OwnAddr(e)
 		r, errno := p.dev.api.RegMR(p.native, addr, uint64(e.Len), iova, uint32(o.Access))
 		return r, registerError(e, addr, iova, o.Access, errno)
 	})
@@ -38,8 +38,8 @@ func (p *PD) RegDMABufMR(e mem.Extent, fd int, off int64, o rdma.MROptions) (rdm
 		const call = "ibv_reg_dmabuf_mr"
 		args := fmt.Sprintf("fd=%d offset=%d bytes=%d iova=%#x access=%s", fd, off, e.Len, iova, o.Access)
 		switch {
-		case e.Dev() == 0:
-			return r, fmt.Errorf("%s has no device address: %w", e.Region, errdefs.ErrInvalid)
+		case e.Region.Kind() != mem.KindDevice:
+			return r, fmt.Errorf("%s is no device memory: %w", e.Region, errdefs.ErrInvalid)
 		case fd < 0 || off < 0:
 			return r, rdma.NewError(call, args, unix.EINVAL, "a descriptor and an offset are not negative")
 		case p.dev.api.RegDMABufMR == nil:

@@ -122,6 +122,15 @@ func TestRegistrationThatFailsSaysWhy(t *testing.T) {
 		_, err := r.pd.RegDMABufMR(mem.All(gpu), 9, 4096, rdma.MROptions{Access: rdma.AccessLocalWrite})
 		return err
 	}
+	hostBuf := func(e mem.Extent) func() error {
+		return func() error { _, err := r.pd.RegDMABufMR(e, 9, 4096, rdma.MROptions{}); return err }
+	}
+	pinned, err := mem.NewRegion(mem.RegionSpec{
+		Kind: mem.KindHostPinned, Len: r.memory.Len(), CPU: r.memory.CPU(), Dev: 0x7f0000000000, Bytes: r.memory.Bytes(),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range []struct {
 		name  string
 		errno unix.Errno
@@ -139,7 +148,8 @@ func TestRegistrationThatFailsSaysWhy(t *testing.T) {
 		{"no IOVAs", unix.EOPNOTSUPP, elsewhere, errdefs.ErrNotSupported, "the driver may take no IOVA"},
 		{"no dma-bufs", unix.EOPNOTSUPP, dmabuf, errdefs.ErrNotSupported, "cannot register dma-bufs"},
 		{"dma-buf refused", unix.EINVAL, dmabuf, errdefs.ErrInvalid, "fd=9 offset=4096 bytes=8192"},
-		{"host memory as a dma-buf", 0, func() error { _, err := r.pd.RegDMABufMR(host, 9, 4096, rdma.MROptions{}); return err }, errdefs.ErrInvalid, "no device address"},
+		{"host memory as a dma-buf", 0, hostBuf(host), errdefs.ErrInvalid, "no device memory"},
+		{"pinned memory as a dma-buf", 0, hostBuf(mem.All(pinned)), errdefs.ErrInvalid, "no device memory"},
 		{"no descriptor", 0, func() error { _, err := r.pd.RegDMABufMR(mem.All(gpu), -1, 0, rdma.MROptions{}); return err }, errdefs.ErrInvalid, "fd=-1"},
 	} {
 		l.regErr = c.errno

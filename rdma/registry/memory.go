@@ -51,12 +51,13 @@ func (m Method) String() string {
 // cpuSpace is the space of CPU addresses; space d is that of device d's addresses.
 const cpuSpace = mem.NoDevice
 
-// address returns where memory is looked for that holds e: in the space of CPU addresses if the CPU reaches it.
+// address returns where memory is looked for that holds e: by the address that it has for NICs, in the space that this is of.
 func address(e mem.Extent) (space int, addr uint64) {
-	if a := e.CPU(); a != 0 {
-		return cpuSpace, uint64(a)
+	space = cpuSpace
+	if e.Region.Kind() == mem.KindDevice {
+		space = e.Region.Device()
 	}
-	return e.Region.Device(), uint64(e.Dev())
+	return space, rdma.OwnAddr(e)
 }
 
 // Memory is a region that is registered with a NIC. Safe for concurrent use.

@@ -87,9 +87,6 @@ func (p *pd) register(call string, e mem.Extent, o rdma.MROptions) (rdma.MR, err
 	return m, nil
 }
 
-// address is where an extent lies as work requests name it, unless its registration has an IOVA.
-func address(e mem.Extent) uint64 { return (&rdma.MROptions{}).Addr(e) }
-
 func (p *pd) checkExtent(call string, e mem.Extent, o *rdma.MROptions) error {
 	if err := o.Validate(e); err != nil {
 		return err

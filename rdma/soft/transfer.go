@@ -84,10 +84,20 @@ func (t *Transfer) zip(dst, src []mem.Extent) {
 func overlaps(these, those []mem.Extent) bool {
 	for _, y := range those {
 		for _, x := range these {
-			if address(x) < address(y)+uint64(y.Len) && address(y) < address(x)+uint64(x.Len) {
+			if meet(x, y) {
 				return true
 			}
 		}
 	}
 	return false
+}
+
+// meet reports whether two extents share bytes: of memory that the CPU reaches by its addresses, and of device memory by the
+// device's. One of each kind share none, whatever the numbers.
+func meet(x, y mem.Extent) bool {
+	if a, b := x.CPU(), y.CPU(); a != 0 || b != 0 {
+		return a != 0 && b != 0 && a < b+mem.CPUAddr(y.Len) && b < a+mem.CPUAddr(x.Len)
+	}
+	a, b := x.Dev(), y.Dev()
+	return a < b+mem.DevAddr(y.Len) && b < a+mem.DevAddr(x.Len)
 }

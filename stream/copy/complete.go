@@ -52,29 +52,22 @@ func (s *Stream) look() {
 	}
 }
 
-// push hands an item to who completes, and returns how many batches are whole by it. A small batch on an idle stream, issued
+// push hands an item to who completes. A small batch on an idle stream, issued
 // by Submit itself, is left to Ticket.Wait for a while: waking the completer takes longer than Wait takes to come. The caller
 // holds the mutex.
-func (s *Stream) push(it item) (whole int) {
+func (s *Stream) push(it item) {
 	o := it.op
-	if it.last {
-		whole = 1
-	}
-	if o.path == stream.PathNone {
-		return whole // there is nothing to wait for
-	}
 	o.open.Add(1)
 	s.inflight.push(it)
 	if it.apart {
 		s.apart++
 		s.apartBy = o.path
 	}
-	if alone := s.inflight.n == 1 && it.last && it.event != nil; !alone || !o.small() || o.watched.Load() {
+	if alone := s.inflight.n == 1 && it.last && !it.lost; !alone || !o.small() || o.watched.Load() {
 		s.look()
 	} else if s.armed.CompareAndSwap(false, true) {
 		s.later.Reset(unattended)
 	}
-	return whole
 }
 
 // Watch implements stream.Driver. push looks at watched after the item is in, and the completer at the items after it
@@ -154,9 +147,6 @@ func (it *item) poll(wait bool) (over, quiet bool, err error) {
 	if it.lost {
 		return true, false, nil // the batch has the error
 	}
-	if it.event == nil {
-		return true, true, nil
-	}
 	if over, quiet, err = ask(it.event, wait); over {
 		it.event.Close()
 	}
@@ -192,7 +182,6 @@ func (s *Stream) giveBack(it *item) {
 	}
 	if it.stageEnd > 0 {
 		s.staging.giveBack(it.stageEnd)
-		s.chunks--
 	}
 }
 

@@ -32,9 +32,9 @@
 // # Beside other work
 //
 // A kernel waits for multiprocessors that something else holds: beside a large matrix product up to 1.4 ms, however little
-// it has to do. So under the background policy the planner says how large chunks should be (Choice.ChunkBytes), and staged
-// batches behind two chunks in flight wait until they fill one together: a gathering kernel then is worth its wait, and a
-// copy engine, which waits for nothing, is kept busy. Queues are of the highest priority, staging memory holds four chunks.
+// it has to do. So under the background policy the planner says how large a staged chunk should be (Choice.ChunkBytes): a
+// gathering kernel then is worth its wait, and a copy engine, which waits for nothing, is kept busy. Queues are of the
+// highest priority, staging memory holds four chunks.
 //
 // Resident kernels are guests. Each stays for a lease of a few milliseconds at most, leaves earlier when it has nothing to
 // do, and is told to leave before the stream gives memory back: drivers free memory only when no kernel runs. A process

@@ -43,7 +43,7 @@ func TestEveryOperationFails(t *testing.T) {
 		{"one by one ", user{path: stream.PathCopyEngine, copies: 150, bare: true}, []string{sim.OpCallCopy, sim.OpCopy}},
 		{"", user{path: stream.PathKernel}, kernel},
 		{"", user{path: stream.PathStaged}, staged},
-		{"in shared chunks ", user{path: stream.PathStaged, chunk: 4 << 10}, staged},
+		{"in planned chunks ", user{path: stream.PathStaged, chunk: 4 << 10}, staged},
 		{"", user{path: stream.PathResident}, append([]string{sim.OpEntry}, kernel...)},
 		{"peer ", user{path: stream.PathCopyEngine, copies: 150, peers: true}, []string{sim.OpCallCopy, sim.OpCopy}},
 		{"peer ", user{path: stream.PathKernel, peers: true}, kernel},

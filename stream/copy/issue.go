@@ -3,7 +3,6 @@ package copy
 import (
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/stream"
@@ -19,10 +18,10 @@ const (
 	kernelStep = 16  // launches a step, at most
 )
 
-// item is a step that was issued, or what a step of another batch carried of this one.
+// item is a step that was issued.
 type item struct {
 	op    *op
-	event device.Event // done when the step is; nil where that of the step before tells
+	event device.Event // done when the step is
 	lost  bool         // something may have been issued, and no event tells when it is done
 	last  bool         // nothing of op follows
 	apart bool         // the device keeps no order between it and the queue
@@ -34,11 +33,11 @@ type item struct {
 }
 
 // Issue implements ordered.Work: it issues a step.
-func (o *op) Issue() (whole int, ok bool) {
+func (o *op) Issue() (whole, ok bool) {
 	s := o.stream
 	sp, ok := s.room(o)
 	if !ok {
-		return 0, false
+		return false, false
 	}
 	it := s.step(o, sp)
 	s.mu.Lock()
@@ -49,15 +48,11 @@ func (o *op) Issue() (whole int, ok bool) {
 	}
 	if it.stageEnd > 0 {
 		s.staging.take(it.stageEnd)
-		s.chunks++
 	}
-	whole = s.push(it)
-	for _, it := range s.joined {
-		whole += s.push(it)
+	if o.path != stream.PathNone { // else there is nothing to wait for
+		s.push(it)
 	}
-	clear(s.joined)
-	s.joined = s.joined[:0]
-	return whole, true
+	return it.last, true
 }
 
 // room reports whether o's pace, the device and the mover let another step of it follow, and where its descriptors go.
@@ -111,10 +106,6 @@ func (s *Stream) step(o *op, sp span) item {
 	if err == nil {
 		done, err = m.step(o, sp, it)
 	}
-	if err != nil {
-		// What joined stays in the backlog, which the failure ends.
-		s.joined = s.joined[:0]
-	}
 	o.steps++
 	o.sent += it.bytes
 	if it.event == nil && !it.lost {
@@ -125,20 +116,7 @@ func (s *Stream) step(o *op, sp span) item {
 	}
 	it.last = done || err != nil
 	s.pace(o, it, now)
-	for i := range s.joined {
-		s.joinedAt(&s.joined[i], now)
-		o.joint = true
-	}
 	return *it
-}
-
-// joinedAt notes that a batch began at now, in a step of another, whose event comes before it.
-func (s *Stream) joinedAt(it *item, now time.Time) {
-	o := it.op
-	o.Started, o.joint = now, true
-	o.steps++
-	o.sent += it.bytes
-	s.pace(o, it, now)
 }
 
 // fence records the event that tells when the step is done. A call that failed may still have started something, so a

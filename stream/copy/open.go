@@ -161,15 +161,13 @@ type Stream struct {
 	queue    device.Queue
 	latest   stream.Path
 	waited   bool
-	stepping item   // what step works on
-	joined   []item // of batches that share that step
+	stepping item // what step works on
 
 	mu       sync.Mutex
 	inflight fifo // what was issued, in order, and is not completed
 	apart    int  // items in flight between which and the queue the device keeps no order: all of path apartBy
 	apartBy  stream.Path
 	calls    int // device calls whose event is not done
-	chunks   int // steps in flight that hold staging memory
 	ring     *ring
 	staging  *positions // nil before the staged path is prepared
 	pacer    plan.Pacer

@@ -28,8 +28,7 @@ const (
 // Where the batch asks for sums, the kernel makes them, of what it gathers or scatters: each leaf is a piece.
 //
 // The kernel runs on the stream's queue and the engine on one of the path's own, so that a chunk is gathered while the one
-// before it crosses the bus. Under the background policy a chunk is as large as the planner says and may be of several
-// batches (see room). All touching of the batch's device memory is on the first queue and all touching of its host
+// before it crosses the bus. Under the background policy a chunk is as large as the planner says (see room). All touching of the batch's device memory is on the first queue and all touching of its host
 // memory on the second; so staged batches need no more than that to stay in order among themselves. Towards other paths,
 // turn joins the queues. A chunk's memory is used again when the events of both queues are done.
 type staged struct {
@@ -95,13 +94,10 @@ func (p *staged) sums(o *op) bool {
 	return p.summing && g != nil && len(g.Sums) > 0 && newPositions(p.areaBytes()).maxChunk >= mem.LeafBytes
 }
 
-// step issues a chunk: of o, and of the batches behind it if the planner asked for chunks of some size.
+// step issues a chunk.
 func (p *staged) step(o *op, sp span, it *item) (done bool, err error) {
 	c := &p.chunk
-	c.begin(p.area, o, sp, o.gathers() && uint64(o.stats.bytes-o.sent) < sp.stage.bytes)
-	it.bytes = c.add(o)
-	p.join(o)
-	c.endRun()
+	it.bytes = c.describe(p.area, o, sp)
 	args, name := device.ListArgs{Descs: sp.dev, Count: uint64(c.descs)}, device.KernelCopyList
 	at := sp.end - uint64(len(sp.buf))
 	if c.summed {
@@ -130,7 +126,7 @@ func (p *staged) step(o *op, sp span, it *item) (done bool, err error) {
 }
 
 func (p *staged) ctas(o *op) int {
-	if o.gathers() {
+	if o.choice.ChunkBytes > 0 {
 		return p.s.ctas(o, stagedBackgroundCTAs)
 	}
 	return p.s.ctas(o, stagedCTAs)

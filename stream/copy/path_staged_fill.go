@@ -28,23 +28,23 @@ type chunk struct {
 	// where leaves are summed, each is a piece.
 	toHost      bool
 	piece, unit uint64
-	// summed: the kernel leaves a sum for each descriptor that is a leaf. sums is where those of the batches belong, at
-	// counts from the chunk's first.
+	// summed: the kernel leaves a sum for each descriptor that is a leaf. sums is where they belong, at counts from the
+	// chunk's first.
 	summed bool
 	sums   []sumRows
-	// batches is how many the chunk is of; shared says that there may be several, and written what they write.
-	batches uint32
-	shared  bool
-	written claims
 }
 
-// begin empties the chunk, which is o's first.
-func (c *chunk) begin(area *mem.Region, o *op, sp span, shared bool) {
+// describe describes as much of o as fits into a chunk of area, and returns how many bytes that is.
+func (c *chunk) describe(area *mem.Region, o *op, sp span) (bytes int64) {
 	*c = chunk{
 		area: area, stage: sp.stage, buf: sp.buf, most: mostDescs(len(sp.buf), o.summed),
-		host: c.host, part: c.part, toHost: o.stats.ways == wayD2H,
-		summed: o.summed, shared: shared, written: c.written,
+		host: c.host, part: c.part, toHost: o.stats.ways == wayD2H, summed: o.summed,
 	}
+	if c.addList(&o.at) {
+		c.addPaged(&o.at)
+	}
+	c.endRun()
+	return int64(c.bytes)
 }
 
 // descSpace returns how much of the ring so many descriptors take, with their sums, which begin a cache line.
@@ -62,23 +62,6 @@ func mostDescs(bytes int, summed bool) int {
 		return bytes / device.CopyDescBytes
 	}
 	return (bytes - tableAlign) / (device.CopyDescBytes + sumBytes)
-}
-
-// left returns how many bytes the chunk still takes, if they are not scattered too much.
-func (c *chunk) left() uint64 {
-	return min(c.stage.bytes-c.bytes, c.stage.room-c.used)
-}
-
-// add describes as much of o as fits, and returns how many bytes that is.
-func (c *chunk) add(o *op) (bytes int64) {
-	if c.batches++; c.batches == 2 && !c.claimFirst() {
-		return 0
-	}
-	before := c.bytes
-	if c.addList(&o.at) {
-		c.addPaged(&o.at, o.summed)
-	}
-	return int64(c.bytes - before)
 }
 
 // addList describes as much of the list as fits, and reports whether that is all.
@@ -102,19 +85,19 @@ func (c *chunk) addList(at *cursor) bool {
 }
 
 // addPaged describes as much of the Paged as fits, pair by pair and plane by plane: the order of mem.Paged.Sums.
-func (c *chunk) addPaged(at *cursor, summed bool) {
+func (c *chunk) addPaged(at *cursor) {
 	p := at.batch.Paged
 	if p == nil {
 		return
 	}
-	if summed {
+	if c.summed {
 		c.piece, c.unit = mem.LeafBytes, mem.LeafBytes
 	}
 	first := c.descs
 	for at.group < len(p.Groups) && c.addGroup(at, &p.Groups[at.group], (p.Dir == mem.ToSlots) == c.toHost) {
 		at.group, at.pair = at.group+1, 0
 	}
-	if n := c.descs - first; summed && n > 0 {
+	if n := c.descs - first; c.summed && n > 0 {
 		c.sums = append(c.sums, sumRows{at: uint64(first) * sumBytes, to: p.Sums[at.sums:], rows: 1, words: n, stride: n})
 		at.sums += n
 	}
@@ -168,9 +151,6 @@ func (c *chunk) take(host *mem.Region, off int64, page mem.DevAddr, n int64) (ta
 		if m == 0 {
 			break
 		}
-		if c.batches > 1 && !c.claim(host, off, page, m) {
-			break
-		}
 		if fresh {
 			c.beginRun(host, off, start)
 		}
@@ -213,23 +193,4 @@ func (c *chunk) sumsAt(at uint64) []sumRows {
 		c.sums[i].at += at
 	}
 	return c.sums
-}
-
-// claim notes what the piece will write, and reports whether it may.
-func (c *chunk) claim(host *mem.Region, off int64, page mem.DevAddr, n uint64) bool {
-	if c.toHost {
-		page = host.Dev() + mem.DevAddr(off)
-	}
-	return c.written.claim(page, n, c.batches)
-}
-
-// claimFirst claims what the chunk's first batch writes. That is left until a second one comes, since most chunks have one.
-func (c *chunk) claimFirst() bool {
-	c.written.begin()
-	for d := c.buf[:c.descs*device.CopyDescBytes]; len(d) > 0; d = d[device.CopyDescBytes:] {
-		if desc := device.ReadCopyDesc(d); !c.written.claim(desc.Dst, desc.Bytes, 1) {
-			return false
-		}
-	}
-	return true
 }

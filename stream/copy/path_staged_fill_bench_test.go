@@ -39,11 +39,10 @@ func BenchmarkFillChunk(b *testing.B) {
 			}
 		}
 		paged := &mem.Paged{Dir: mem.ToSlots, Groups: []mem.PageGroup{g}, Sums: make([]uint64, pieces)}
-		fillChunks(b, fmt.Sprintf("list/%d", size), gpu, &list, false, false)
-		fillChunks(b, fmt.Sprintf("paged/%d", size), gpu, &mem.Batch{Paged: paged}, false, false)
-		fillChunks(b, fmt.Sprintf("paged/%d/behind another batch", size), gpu, &mem.Batch{Paged: paged}, false, true)
+		fillChunks(b, fmt.Sprintf("list/%d", size), gpu, &list, false)
+		fillChunks(b, fmt.Sprintf("paged/%d", size), gpu, &mem.Batch{Paged: paged}, false)
 		if size == mem.LeafBytes {
-			fillChunks(b, fmt.Sprintf("paged/%d/with sums", size), gpu, &mem.Batch{Paged: paged}, true, false)
+			fillChunks(b, fmt.Sprintf("paged/%d/with sums", size), gpu, &mem.Batch{Paged: paged}, true)
 		}
 	}
 	if err := dev.Free(host); err != nil {
@@ -54,8 +53,8 @@ func BenchmarkFillChunk(b *testing.B) {
 	}
 }
 
-// fillChunks describes the batch, which gathers to host memory, again and again, in a chunk of its own or behind another.
-func fillChunks(b *testing.B, name string, area *mem.Region, batch *mem.Batch, summed, behind bool) {
+// fillChunks describes the batch, which gathers to host memory, again and again.
+func fillChunks(b *testing.B, name string, area *mem.Region, batch *mem.Batch, summed bool) {
 	b.Helper()
 	b.Run(name, func(b *testing.B) {
 		room := 2 * uint64(batch.Bytes())
@@ -65,11 +64,7 @@ func fillChunks(b *testing.B, name string, area *mem.Region, batch *mem.Batch, s
 		for b.Loop() {
 			o := &op{batch: batch, summed: summed, stats: survey{ways: wayD2H}}
 			o.at.batch = batch
-			if c.begin(area, o, sp, behind); behind {
-				c.batches = 1
-			}
-			c.add(o)
-			if c.endRun(); !o.at.described() {
+			if c.describe(area, o, sp); !o.at.described() {
 				b.Fatal("the chunk is full")
 			}
 			described += c.descs

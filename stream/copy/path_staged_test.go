@@ -3,7 +3,6 @@ package copy_test
 import (
 	"math/rand/v2"
 	"testing"
-	"time"
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/sim"
@@ -32,87 +31,6 @@ func blocksBatch(host, pages *mem.Region, first, n int, size int64, toHost bool)
 		b.Dst, b.Src = append(b.Dst, p), append(b.Src, h)
 	}
 	return &b
-}
-
-// TestSmallBatchesShareChunks: where the planner asks for large chunks, batches behind two chunks in flight wait until they
-// fill one, and then travel by one launch and one copy. On an idle device the first goes at once.
-func TestSmallBatchesShareChunks(t *testing.T) {
-	const block, each, chunk = 4 << 10, 16, 16 * 16 * 4 << 10 // a chunk is 16 batches
-	for _, toHost := range []bool{false, true} {
-		faults := fault.New(1, fault.Nth(sim.OpCopy, 0).Stall())
-		dev := openSim(t, sim.Options{Faults: faults})
-		host, pages := pinned(t, dev, 1024*block), deviceMemory(t, dev, 1024*block)
-		var ctas []int
-		d := gathering(chunk)
-		s := open(t, launches{dev, &ctas}, streamcopy.Options{Planner: d, StagingBytes: 4 * chunk})
-		var tickets []*stream.Ticket
-		submit := func(n int) {
-			for range n {
-				tickets = append(tickets, submitOK(t, s, blocksBatch(host, pages, len(tickets)*each, each, block, toHost)))
-			}
-		}
-		submit(2) // at once: two small chunks are in flight
-		if n := faults.Seen(sim.OpCallLaunch); n != 2 && !toHost || n < 1 {
-			t.Errorf("to host %t: two batches on an idle device made %d launches", toHost, n)
-		}
-		submit(15)
-		time.Sleep(5 * time.Millisecond)
-		if n := faults.Seen(sim.OpCallLaunch); n != 2 {
-			t.Errorf("to host %t: %d launches, though the third chunk is not full", toHost, n)
-		}
-		submit(1 + 16)
-		submit(3) // a chunk that never fills: it goes when the others are done
-		faults.Release()
-		for _, ticket := range tickets {
-			if err := ticket.Wait(deadline(t)); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if got, want := faults.Seen(sim.OpLaunch), int64(5); got != want {
-			t.Errorf("to host %t: %d launches, want %d", toHost, got, want)
-		}
-		if got, want := faults.Seen(sim.OpCopy), int64(5); got != want || faults.Seen(sim.OpBatch) != 0 {
-			t.Errorf("to host %t: %d copies, want %d", toHost, got, want)
-		}
-		for i, n := range ctas {
-			if n > 32 || i > 1 && i < 4 && n != 32 {
-				t.Errorf("chunk %d is gathered by %d thread blocks, want 32", i, n)
-			}
-		}
-		if len(d.told) != 2 {
-			t.Errorf("the planner heard of %d batches, want those that had a chunk for themselves", len(d.told))
-		}
-		closeStream(t, s)
-	}
-}
-
-// TestOverlappingBatchesShareNoChunk: what two batches write to the same place is not written by one launch, nor by one call
-// of a copy engine: neither has an order.
-func TestOverlappingBatchesShareNoChunk(t *testing.T) {
-	const block, each, chunk = 4 << 10, 16, 16 * 16 * 4 << 10
-	for _, toHost := range []bool{false, true} {
-		faults := fault.New(1, fault.Nth(sim.OpCopy, 0).Stall())
-		dev := openSim(t, sim.Options{Faults: faults})
-		host, pages := pinned(t, dev, 1024*block), deviceMemory(t, dev, 1024*block)
-		s := open(t, dev, streamcopy.Options{Planner: gathering(chunk), StagingBytes: 4 * chunk})
-		var last *stream.Ticket
-		for i := range 2 + 16 {
-			first := i * each
-			if i == 2+9 { // writes what the one before does
-				first -= each
-			}
-			b := blocksBatch(host, pages, first, each, block, toHost)
-			last = submitOK(t, s, b)
-		}
-		faults.Release()
-		if err := last.Wait(deadline(t)); err != nil {
-			t.Fatal(err)
-		}
-		if got, want := faults.Seen(sim.OpLaunch), int64(4); got != want { // two alone, nine batches, seven batches
-			t.Errorf("to host %t: %d launches, want %d", toHost, got, want)
-		}
-		closeStream(t, s)
-	}
 }
 
 // TestLargeBatchesAreCutAsPlanned: a batch is one chunk if the planner says so, and is cut into several where it says
@@ -174,9 +92,9 @@ func (d *asked) Alloc(n int64, o device.AllocOptions) (*mem.Region, error) {
 	return d.Device.Alloc(n, o)
 }
 
-// TestConformanceSharedChunks runs the suite where batches share chunks, with the queues' work interleaved in a seeded
+// TestConformancePlannedChunks runs the suite where the planner says how large chunks are, with the queues' work interleaved in a seeded
 // order, and little staging memory, so that it is used again and again.
-func TestConformanceSharedChunks(t *testing.T) {
+func TestConformancePlannedChunks(t *testing.T) {
 	streamtest.Run(t, func(t *testing.T) streamtest.Env {
 		t.Helper()
 		return simEnv(t, sim.Options{Interleave: &sim.Interleave{Seed: 1}}, streamcopy.Options{
@@ -185,9 +103,9 @@ func TestConformanceSharedChunks(t *testing.T) {
 	})
 }
 
-// TestSharedChunksKeepOrder sends bytes through a chain of regions in batches of all sizes, none waited for but the last,
-// so that one chunk holds several and one batch several chunks, and directions change.
-func TestSharedChunksKeepOrder(t *testing.T) {
+// TestChunksKeepOrder sends bytes through a chain of regions in batches of all sizes, none waited for but the last, of one
+// chunk and of several, and directions change.
+func TestChunksKeepOrder(t *testing.T) {
 	const n = 64 << 10
 	for seed := range uint64(6) {
 		rng := rand.New(rand.NewPCG(seed, 13))

@@ -37,7 +37,6 @@ type op struct {
 	steps    int   // so far
 	sent     int64 // bytes that steps before carried
 	held     bool  // the device was told to wait for somebody else's event before it
-	joint    bool  // a step of it carried other batches too
 	behind   bool  // something was in flight when it started
 
 	open atomic.Int32 // its items in flight

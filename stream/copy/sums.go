@@ -60,8 +60,7 @@ func sumsFit(p *mem.Paged, span uint64) bool {
 	return true
 }
 
-// collect copies the sums of a step that is done to where the batches want them: those that share a staged chunk too, which
-// resolve after it.
+// collect copies the sums of a step that is done to where the batch wants them.
 func (s *Stream) collect(it *item) {
 	for i := range it.sums {
 		r := &it.sums[i]

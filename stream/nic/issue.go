@@ -8,22 +8,22 @@ import (
 )
 
 // Issue implements ordered.Work. It posts requests until a queue pair has no room.
-func (o *op) Issue() (whole int, ok bool) {
+func (o *op) Issue() (whole, ok bool) {
 	s := o.stream
 	s.hw.Lock()
 	defer s.hw.Unlock()
 	s.reap()
 	if o.Started.IsZero() && !s.begin(o) {
-		return 0, s.arm()
+		return false, s.arm()
 	}
 	worked, done := s.fill(o)
 	switch {
 	case s.post(o) && done:
-		return 1, true
+		return true, true
 	case worked:
-		return 0, true
+		return false, true
 	}
-	return 0, s.arm()
+	return false, s.arm()
 }
 
 // begin begins o, unless it has to wait for what is in flight.

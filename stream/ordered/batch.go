@@ -15,10 +15,9 @@ import (
 // Work is what a stream's hardware does for one batch. What implements it embeds the Batch.
 type Work interface {
 	stream.Driver
-	// Issue gives the hardware a part of the batch. whole is how many batches, from this one on, need nothing more: none
-	// while a part is left, several where this one's part carried others (Batch.Next). ok is false where there is no room:
+	// Issue gives the hardware a part of the batch; whole says that it was the last. ok is false where there is no room:
 	// who makes some calls Stream.Settle or Stream.Issue. One goroutine at a time issues.
-	Issue() (whole int, ok bool)
+	Issue() (whole, ok bool)
 	// Landed reports whether nothing of what was issued is in flight. Who changes that calls Stream.Settle after it.
 	Landed() bool
 	// Finish lets go of what the batch holds, once it has landed, and says how it travelled and, by Batch.Verdict, what
@@ -28,7 +27,7 @@ type Work interface {
 
 // Batch is a batch that is accepted and unresolved. Work embeds it; its zero value is ready for Stream.Submit.
 type Batch struct {
-	// Started is when the first part was issued, and zero before. Work.Issue sets it, for others too that its part carries.
+	// Started is when the first part was issued, and zero before. Work.Issue sets it.
 	Started time.Time
 
 	stream   *Stream
@@ -224,7 +223,7 @@ func (s *Stream) advance(b *Batch) (more bool, unmet <-chan struct{}) {
 	}
 	s.mu.Unlock()
 	unmet, err := b.unmet()
-	whole, ok := 0, false
+	var whole, ok bool
 	if unmet == nil && err == nil {
 		whole, ok = b.issue()
 	}
@@ -233,13 +232,13 @@ func (s *Stream) advance(b *Batch) (more bool, unmet <-chan struct{}) {
 		s.issued(err)
 		return true, nil
 	}
-	for range whole {
+	if whole {
 		s.issued(nil)
 	}
 	return ok, unmet
 }
 
-func (b *Batch) issue() (whole int, ok bool) {
+func (b *Batch) issue() (whole, ok bool) {
 	if b.work == nil {
 		return b.call.issue()
 	}
@@ -287,28 +286,6 @@ func (s *Stream) issued(why error) {
 		b.ended = fmt.Errorf("batch %d: %w", b.id, why)
 	}
 	s.flight.push(b)
-}
-
-// Next returns the batch behind b in the backlog, nil where there is none or a call is. Of whoever issues.
-func (b *Batch) Next() Work {
-	b.stream.mu.Lock()
-	defer b.stream.mu.Unlock()
-	if b.next == nil {
-		return nil
-	}
-	return b.next.work
-}
-
-// Ready reports whether b may be issued, if it comes next in the backlog. Of whoever issues.
-func (b *Batch) Ready() bool {
-	b.stream.mu.Lock()
-	why := b.stream.mustEnd(b)
-	b.stream.mu.Unlock()
-	if why != nil {
-		return false
-	}
-	unmet, err := b.unmet()
-	return unmet == nil && err == nil
 }
 
 // Settle resolves what has landed, from the oldest batch on, and has the stream's goroutine issue what may have room now.

@@ -42,11 +42,9 @@ func (s *Stream) Call(ctx context.Context, act func() (ok bool, err error), undo
 }
 
 // issue is Work.Issue.
-func (c *call) issue() (whole int, ok bool) {
-	if ok, c.err = c.act(); !ok {
-		return 0, false
-	}
-	return 1, true
+func (c *call) issue() (whole, ok bool) {
+	ok, c.err = c.act()
+	return ok, ok
 }
 
 // end is called once, with the mutex held: the call was made, or why it was not.

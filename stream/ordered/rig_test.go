@@ -74,7 +74,6 @@ type batch struct {
 
 	parts    int // left to issue
 	flying   int
-	carry    bool // its part carries the batches behind it too
 	finished bool
 	onIssue  func()
 }
@@ -82,39 +81,22 @@ type batch struct {
 func (b *batch) Poll() bool { return false }
 func (b *batch) Watch()     {}
 
-func (b *batch) Issue() (whole int, ok bool) {
+func (b *batch) Issue() (whole, ok bool) {
 	r := b.rig
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.room == 0 {
-		return 0, false
+		return false, false
 	}
 	r.room--
-	b.issue()
-	if b.onIssue != nil {
-		b.onIssue()
-	}
-	if b.parts > 0 {
-		return 0, true
-	}
-	whole = 1
-	for next := b.following(); b.carry && next != nil && next.Ready(); next = next.following() {
-		next.issue()
-		whole++
-	}
-	return whole, true
-}
-
-func (b *batch) issue() {
 	b.Started = time.Now()
 	b.parts--
 	b.flying++
-	b.rig.issued = append(b.rig.issued, b.ID())
-}
-
-func (b *batch) following() *batch {
-	next, _ := b.Next().(*batch)
-	return next
+	r.issued = append(r.issued, b.ID())
+	if b.onIssue != nil {
+		b.onIssue()
+	}
+	return b.parts <= 0, true
 }
 
 func (b *batch) Landed() bool {

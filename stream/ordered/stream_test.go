@@ -192,37 +192,6 @@ func TestCancel(t *testing.T) {
 	})
 }
 
-// TestCarried: a part may carry batches behind it that may be issued.
-func TestCarried(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := newRig(8)
-		r.room = 0
-		unmet := stream.NewTicket(1, nil)
-		all := []*batch{{parts: 1, carry: true}, {parts: 1}, {parts: 1}, {parts: 1}}
-		for i, b := range all {
-			if i == 2 {
-				if err := r.try(t.Context(), b, unmet); err != nil {
-					t.Fatal(err)
-				}
-			} else if err := r.try(t.Context(), b); err != nil {
-				t.Fatal(err)
-			}
-		}
-		r.set(func() { r.room = 1 })
-		if want := []uint64{1, 2}; !slices.Equal(r.issued, want) {
-			t.Errorf("issued %v, want %v", r.issued, want)
-		}
-		r.set(func() { r.room = 9 })
-		unmet.Resolve(stream.Completion{}, nil)
-		synctest.Wait()
-		for _, b := range all {
-			b.land(1)
-		}
-		wantDone(t, "oooo", all...)
-		r.close(t)
-	})
-}
-
 // TestClose: what has not started is cancelled, what has is waited for, and until then Close is ErrBusy, as often as it is
 // called. What could not be given back is tried again.
 func TestClose(t *testing.T) {

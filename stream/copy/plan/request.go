@@ -139,7 +139,7 @@ type Choice struct {
 	Path stream.Path
 	// CTAs is the number of thread blocks to launch, for a path that takes any; else zero.
 	CTAs int
-	// ChunkBytes is the most to give to the device at once; zero: as the stream likes.
+	// ChunkBytes is how long a chunk of staging memory may be; zero: as the stream likes.
 	ChunkBytes int64
 	// Pace is the least time that the batch should take up of the link, waiting included; zero: none. A stream that
 	// paces starts its next batch or chunk no sooner than that, in proportion to the bytes.

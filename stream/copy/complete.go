@@ -31,8 +31,7 @@ func (s *Stream) completeLoop(ctx context.Context) {
 		}
 		s.awake.Store(true)
 		s.turn <- struct{}{}
-		for s.completeHead(true) {
-		}
+		s.complete(true)
 		<-s.turn
 		s.awake.Store(false)
 	}
@@ -57,7 +56,7 @@ func (s *Stream) look() {
 // holds the mutex.
 func (s *Stream) push(it item) {
 	o := it.op
-	o.open.Add(1)
+	o.Fly()
 	s.inflight.push(it)
 	if it.apart {
 		s.apart++
@@ -87,48 +86,41 @@ func (o *op) Poll() bool {
 	default:
 		return !s.awake.Load() // another one polls, for a moment only; the completer may be long
 	}
-	for s.completeHead(false) {
-	}
+	left := s.complete(false)
 	<-s.turn
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	head := s.inflight.peek()
-	return head != nil && head.op.small() && o.small()
+	return left && o.small()
 }
 
 // small reports whether polling for the batch is worthwhile.
 func (o *op) small() bool { return o.stats.bytes <= pollBytes }
 
-// completeHead takes the first item in flight once its event is done, and settles. If wait is
-// false and the event is not done, or if nothing is in flight, it returns false. The caller has the turn.
-func (s *Stream) completeHead(wait bool) bool {
+// complete takes items in flight whose events are done, in order, and settles. If wait is false it stops at the first that
+// is not done, and reports whether polling for that is worthwhile. The caller has the turn.
+func (s *Stream) complete(wait bool) (left bool) {
 	s.mu.Lock()
-	head := s.inflight.peek()
-	if head == nil {
-		s.mu.Unlock()
-		return false
-	}
-	it := *head // it stays the head: only who has the turn pops
+	it, ok := s.inflight.peek()
 	s.mu.Unlock()
-	if wait && it.last {
-		s.expect(&it)
+	for ok {
+		if wait && it.last {
+			s.expect(&it)
+		}
+		over, quiet, err := it.poll(wait)
+		if !over {
+			return it.op.small()
+		}
+		switch {
+		case !quiet:
+			it.op.Lose()
+		case err == nil:
+			s.collect(&it)
+		}
+		if err != nil {
+			it.op.Fail(it.op.failure(err), false)
+		}
+		it, ok = s.giveBack(&it)
+		s.life.Settle()
 	}
-	over, quiet, err := it.poll(wait)
-	if !over {
-		return false
-	}
-	switch {
-	case !quiet:
-		it.op.Lose()
-	case err == nil:
-		s.collect(&it)
-	}
-	if err != nil {
-		it.op.Fail(it.op.failure(err), false)
-	}
-	s.giveBack(&it)
-	s.life.Settle()
-	return true
+	return false
 }
 
 // expect tells the event of a batch's last step when the planner predicted it. The caller has the turn.
@@ -167,12 +159,12 @@ func ask(e device.Event, wait bool) (over, quiet bool, err error) {
 }
 
 // giveBack takes it off and frees what the step held. The ring is given back even by a step that failed: a broken stream
-// writes no more descriptors.
-func (s *Stream) giveBack(it *item) {
+// writes no more descriptors. It returns the next in flight, if there is one.
+func (s *Stream) giveBack(it *item) (next item, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.inflight.pop()
-	it.op.open.Add(-1)
+	it.op.Land()
 	if it.apart {
 		s.apart--
 	}
@@ -183,14 +175,11 @@ func (s *Stream) giveBack(it *item) {
 	if it.stageEnd > 0 {
 		s.staging.giveBack(it.stageEnd)
 	}
+	return s.inflight.peek()
 }
 
-// Landed implements ordered.Work.
-func (o *op) Landed() bool { return o.open.Load() == 0 }
-
 // Finish implements ordered.Work.
-func (o *op) Finish() (stream.Completion, error) {
-	err := o.Verdict()
+func (o *op) Finish(err error) (stream.Completion, error) {
 	c := stream.Completion{
 		Path: o.path, Reason: o.reason, GivenUp: o.lost, Started: o.Started, Finished: o.stream.opts.Clock.Now(),
 	}
@@ -229,12 +218,12 @@ func (f *fifo) push(it item) {
 	f.n++
 }
 
-// peek returns the first item, or nil.
-func (f *fifo) peek() *item {
+// peek returns the first item, which stays. ok is false where there is none.
+func (f *fifo) peek() (it item, ok bool) {
 	if f.n == 0 {
-		return nil
+		return item{}, false
 	}
-	return &f.items[f.first]
+	return f.items[f.first], true
 }
 
 func (f *fifo) pop() {

@@ -38,8 +38,6 @@ type op struct {
 	sent     int64 // bytes that steps before carried
 	held     bool  // the device was told to wait for somebody else's event before it
 	behind   bool  // something was in flight when it started
-
-	open atomic.Int32 // its items in flight
 }
 
 // Submit implements stream.Stream. It issues the batch itself when the stream is idle, so it may call the driver, but it

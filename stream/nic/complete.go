@@ -57,7 +57,8 @@ func (s *Stream) completed(l *rail, wc *rdma.WC) {
 	s.outstanding -= over
 }
 
-// arm has the channels tell of the next completion, and reports whether one came before that.
+// arm has the channels tell of the next completion, and reports whether one came before that. While anything is outstanding
+// and hw is free, they are armed.
 func (s *Stream) arm() bool {
 	worked := false
 	for _, l := range s.rails {
@@ -66,7 +67,8 @@ func (s *Stream) arm() bool {
 		}
 		if err := l.CQ.RequestNotify(false); err != nil {
 			s.deafen(l, err)
-			return true
+			worked = true
+			continue
 		}
 		l.armed = true
 		worked = s.reapRail(l) || worked
@@ -93,6 +95,7 @@ func (s *Stream) listen(ctx context.Context, l *rail) {
 			s.deafen(l, err)
 		}
 		s.reap()
+		s.arm()
 		s.hw.Unlock()
 		s.life.Issue(-1)
 		if err != nil {
@@ -120,23 +123,10 @@ func (o *op) Poll() bool {
 // Watch implements stream.Driver. Completers watch in any case.
 func (o *op) Watch() {}
 
-// Landed implements ordered.Work. Before it says no, it sees to it that somebody is told of the next completion.
-func (o *op) Landed() bool {
-	s := o.stream
-	s.hw.Lock()
-	defer s.hw.Unlock()
-	for o.open > 0 {
-		if !s.arm() {
-			return false
-		}
-	}
-	return true
-}
-
-// flush makes what was written to devices visible there.
-func (s *Stream) flush(o *op) {
+// flush makes what was written to devices visible there, and reports whether it is.
+func (s *Stream) flush(o *op) bool {
 	if s.opts.Flush == nil || o.Started.IsZero() {
-		return
+		return true
 	}
 	s.hw.Lock()
 	at := s.completions
@@ -148,18 +138,20 @@ func (s *Stream) flush(o *op) {
 		if bit := classes(1) << d; o.uses.writes()&bit&^s.visible != 0 {
 			if err := s.opts.Flush(d); err != nil {
 				s.failBatch(o, fmt.Errorf("flush writes to device %d: %w", d, err), false)
-				return
+				return false
 			}
 			s.visible |= bit
 		}
 	}
+	return true
 }
 
 // Finish implements ordered.Work.
-func (o *op) Finish() (stream.Completion, error) {
+func (o *op) Finish(err error) (stream.Completion, error) {
 	s := o.stream
-	s.flush(o)
-	err := o.Verdict()
+	if !s.flush(o) {
+		err = o.Verdict()
+	}
 	c := stream.Completion{Path: s.path, Reason: ReasonLoopback, Started: o.Started, Finished: s.opts.Clock.Now()}
 	switch {
 	case o.Started.IsZero():

@@ -17,13 +17,8 @@ func (o *op) Issue() (whole, ok bool) {
 		return false, s.arm()
 	}
 	worked, done := s.fill(o)
-	switch {
-	case s.post(o) && done:
-		return true, true
-	case worked:
-		return false, true
-	}
-	return false, s.arm()
+	whole = s.post(o) && done
+	return whole, s.arm() || worked || whole
 }
 
 // begin begins o, unless it has to wait for what is in flight.

@@ -103,7 +103,7 @@ func (q *pair) post(o *op) (err error) {
 		if accepted > 0 {
 			q.rail.counters.posted(accepted)
 			q.ops[(q.Posted()-1)&q.mask] = o
-			o.open++
+			o.Fly()
 		}
 		if err != nil {
 			for ; q.built > q.Posted(); q.built-- {
@@ -132,7 +132,7 @@ func (q *pair) complete(end uint64, each func(*op)) {
 			if each != nil {
 				each(*at)
 			}
-			(*at).open--
+			(*at).Land()
 			*at = nil
 		}
 	}

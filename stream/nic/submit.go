@@ -28,8 +28,7 @@ type op struct {
 	needs  *manifest
 
 	// Guarded by Stream.hw.
-	at   cursor
-	open int // chains outstanding
+	at cursor
 }
 
 // Submit implements stream.Stream. It posts the first requests of the batch itself when nothing is before it; it waits for

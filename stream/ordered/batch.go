@@ -18,11 +18,9 @@ type Work interface {
 	// Issue gives the hardware a part of the batch; whole says that it was the last. ok is false where there is no room:
 	// who makes some calls Stream.Settle or Stream.Issue. One goroutine at a time issues.
 	Issue() (whole, ok bool)
-	// Landed reports whether nothing of what was issued is in flight. Who changes that calls Stream.Settle after it.
-	Landed() bool
-	// Finish lets go of what the batch holds, once it has landed, and says how it travelled and, by Batch.Verdict, what
-	// became of it. One goroutine at a time finishes.
-	Finish() (stream.Completion, error)
+	// Finish lets go of what the batch holds, once it has landed, and says how it travelled and what became of it: verdict is
+	// that, if Finish itself does not fail it (Batch.Verdict). One goroutine at a time finishes.
+	Finish(verdict error) (stream.Completion, error)
 }
 
 // Batch is a batch that is accepted and unresolved. Work embeds it; its zero value is ready for Stream.Submit.
@@ -38,6 +36,7 @@ type Batch struct {
 	next     *Batch // in its list; guarded by Stream.mu
 	after    []mem.Dependency
 	met      int // dependencies known to have succeeded; of whoever issues
+	flying   atomic.Int32
 	canceled atomic.Bool
 
 	// Guarded by Stream.mu.
@@ -52,6 +51,12 @@ func (b *Batch) ID() uint64 { return b.id }
 
 // Canceled reports whether no more of the batch may be issued since somebody wants so.
 func (b *Batch) Canceled() bool { return b.canceled.Load() }
+
+// Fly notes that something of the batch is in flight, before anything can tell that it has landed. It is for Work.Issue.
+func (b *Batch) Fly() { b.flying.Add(1) }
+
+// Land notes that something has landed that Fly was called for. Stream.Settle or Stream.Issue is called after it.
+func (b *Batch) Land() { b.flying.Add(-1) }
 
 // Cancel implements stream.Driver.
 func (b *Batch) Cancel() {
@@ -80,8 +85,8 @@ func (b *Batch) Fail(err error, consequence bool) {
 	}
 }
 
-// Lose says that a part of the batch may be in flight, and that nothing tells when it has landed. Work.Landed is about the
-// other parts.
+// Lose says that a part of the batch may be in flight, and that nothing tells when it has landed. Fly and Land are about
+// the other parts.
 func (b *Batch) Lose() {
 	b.stream.mu.Lock()
 	defer b.stream.mu.Unlock()
@@ -91,9 +96,13 @@ func (b *Batch) Lose() {
 // Verdict returns the error of the batch's ticket. What came after the failure that broke the stream has failed too, even if
 // its own copies went well.
 func (b *Batch) Verdict() error {
+	b.stream.mu.Lock()
+	defer b.stream.mu.Unlock()
+	return b.verdict()
+}
+
+func (b *Batch) verdict() error {
 	s := b.stream
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	switch {
 	case s.cause != nil && s.causeID < b.id && (b.ended == nil || b.failed != nil):
 		s.told = true
@@ -154,11 +163,13 @@ func (s *Stream) enter(ctx context.Context, b *Batch) error {
 		b.ticket = stream.NewDrivenTicket(b.id, b.work)
 	}
 	s.backlog.push(b)
-	first := s.backlog.head == b
+	wait := true
+	if s.backlog.head == b {
+		unmet, more := s.issue(1)
+		wait = more || unmet != nil
+	}
 	s.mu.Unlock()
-	if first {
-		s.Issue(1)
-	} else {
+	if wait {
 		s.Poke()
 	}
 	return nil
@@ -182,22 +193,26 @@ func (s *Stream) issueLoop() {
 		case <-s.ended.Done():
 			return
 		}
+		s.mu.Lock()
 		unmet, _ = s.issue(-1)
+		s.mu.Unlock()
 	}
 }
 
 // Issue issues from the backlog's head until it is empty, must wait, or that many parts are issued (negative: no bound), which
 // the stream's goroutine goes on with. Then it settles.
 func (s *Stream) Issue(parts int) {
-	if unmet, more := s.issue(parts); more || unmet != nil {
+	s.mu.Lock()
+	unmet, more := s.issue(parts)
+	s.mu.Unlock()
+	if more || unmet != nil {
 		s.Poke()
 	}
 }
 
-// issue is Issue. unmet ends what the head waits for, if that is a dependency; more says that the bound was reached.
+// issue is Issue with the mutex held, which it releases while it calls others. unmet ends what the head waits for, if that
+// is a dependency; more says that the bound was reached.
 func (s *Stream) issue(parts int) (unmet <-chan struct{}, more bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	if s.issuing { // one at a time, as the order of the backlog is that of the hardware
 		s.look = true
 		return nil, false
@@ -300,31 +315,20 @@ func (s *Stream) Settle() {
 
 // settle is Settle with the mutex held, which it releases while it calls others.
 func (s *Stream) settle() {
-	if s.settling { // one at a time, as tickets resolve in order
-		s.relook = true
+	if s.settling { // one at a time, as tickets resolve in order; he looks again after each
 		return
 	}
 	s.settling = true
-	for s.flight.head != nil {
-		b := s.flight.head
-		s.relook = false
-		s.mu.Unlock()
-		landed := b.work.Landed()
-		s.mu.Lock()
-		if !landed {
-			if s.relook {
-				continue
-			}
-			break
-		}
-		s.flight.pop()
+	for s.flight.head != nil && s.flight.head.flying.Load() == 0 {
+		b := s.flight.pop()
 		if s.lost = s.lost || b.lost; s.lost {
 			s.quarantine.push(b)
 			s.quarantined++
 			continue
 		}
+		verdict := b.verdict()
 		s.mu.Unlock()
-		s.resolve(b)
+		s.resolve(b, verdict)
 		s.mu.Lock()
 	}
 	s.settling = false
@@ -332,8 +336,8 @@ func (s *Stream) settle() {
 }
 
 // resolve ends b's ticket. Nothing touches its memory any more.
-func (s *Stream) resolve(b *Batch) {
-	c, err := b.work.Finish()
+func (s *Stream) resolve(b *Batch, verdict error) {
+	c, err := b.work.Finish(verdict)
 	b.after = nil // the ticket may be kept for long, and leads here
 	<-s.slots
 	b.ticket.Resolve(c, err)

@@ -92,6 +92,7 @@ func (b *batch) Issue() (whole, ok bool) {
 	b.Started = time.Now()
 	b.parts--
 	b.flying++
+	b.Fly()
 	r.issued = append(r.issued, b.ID())
 	if b.onIssue != nil {
 		b.onIssue()
@@ -99,24 +100,24 @@ func (b *batch) Issue() (whole, ok bool) {
 	return b.parts <= 0, true
 }
 
-func (b *batch) Landed() bool {
-	b.rig.mu.Lock()
-	defer b.rig.mu.Unlock()
-	return b.flying == 0
-}
-
-func (b *batch) Finish() (stream.Completion, error) {
+func (b *batch) Finish(verdict error) (stream.Completion, error) {
 	b.rig.mu.Lock()
 	defer b.rig.mu.Unlock()
 	if b.flying > 0 || b.finished {
 		panic("finished before it has landed, or twice")
 	}
 	b.finished = true
-	return stream.Completion{Bytes: int64(b.ID())}, b.Verdict()
+	return stream.Completion{Bytes: int64(b.ID())}, verdict
 }
 
 // land ends parts of the batch.
-func (b *batch) land(parts int) { b.rig.set(func() { b.flying -= parts }) }
+func (b *batch) land(parts int) { b.rig.set(func() { b.landed(parts) }) }
+
+func (b *batch) landed(parts int) {
+	for b.flying -= parts; parts > 0; parts-- {
+		b.Land()
+	}
+}
 
 func (r *rig) try(ctx context.Context, b *batch, after ...mem.Dependency) error {
 	b.rig = r

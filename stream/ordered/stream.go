@@ -45,7 +45,6 @@ type Stream struct {
 	look        bool // he has to look at it again before he stops
 	flight      list // issued whole
 	settling    bool // somebody resolves the head of those in flight
-	relook      bool // he has to look at it again before he stops
 	quarantine  list // landed as far as is known, behind a batch that is lost or that itself
 	lost        bool // a batch was
 	quarantined int

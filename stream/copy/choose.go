@@ -64,7 +64,7 @@ type summer interface {
 func (s *Stream) plan(ctx context.Context, o *op) error {
 	s.readmit()
 	can, unsummed := s.can(o)
-	o.request = o.stats.request(o.batch.Paged != nil)
+	o.request = o.stats.request(o.at.batch.Paged != nil)
 	o.request.Summed, o.request.Unsummed = o.sumsWanted(), unsummed
 	if o.request.Ahead = time.Duration(s.ahead.Load()); o.request.Ahead > 0 {
 		o.request.Alone = alone(can, stream.Path(s.last.Load()))
@@ -116,7 +116,7 @@ func (s *Stream) takes(p stream.Path, o *op) bool {
 		return false
 	}
 	k, ok := m.(picky)
-	return !ok || k.reaches(o.batch)
+	return !ok || k.reaches(o.at.batch)
 }
 
 // alone returns those of can by which a batch waits until all ahead of it has ended, which last took that path.
@@ -150,7 +150,7 @@ func (s *Stream) starts(r *plan.Request, can plan.Paths) {
 }
 
 // sumsWanted reports whether the batch asks for sums.
-func (o *op) sumsWanted() bool { return o.batch.Paged != nil && len(o.batch.Paged.Sums) > 0 }
+func (o *op) sumsWanted() bool { return o.at.batch.Paged != nil && len(o.at.batch.Paged.Sums) > 0 }
 
 // request is what the planner is asked.
 func (v *survey) request(paged bool) plan.Request {

@@ -30,9 +30,9 @@ func (s *Stream) completeLoop(ctx context.Context) {
 			return
 		}
 		s.awake.Store(true)
-		s.turn <- struct{}{}
+		s.turn.Lock()
 		s.complete(true)
-		<-s.turn
+		s.turn.Unlock()
 		s.awake.Store(false)
 	}
 }
@@ -81,13 +81,11 @@ func (o *op) Watch() {
 // Poll implements stream.Driver.
 func (o *op) Poll() bool {
 	s := o.stream
-	select {
-	case s.turn <- struct{}{}:
-	default:
+	if !s.turn.TryLock() {
 		return !s.awake.Load() // another one polls, for a moment only; the completer may be long
 	}
 	left := s.complete(false)
-	<-s.turn
+	s.turn.Unlock()
 	return left && o.small()
 }
 
@@ -191,7 +189,7 @@ func (o *op) Finish(err error) (stream.Completion, error) {
 	}
 	o.stream.account(o, &c, err)
 	// The ticket may be kept for long, and leads here as its driver: let the batch go.
-	o.batch, o.at = nil, cursor{}
+	o.at = cursor{}
 	o.carried.Store(nil)
 	return c, err
 }

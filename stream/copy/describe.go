@@ -27,7 +27,7 @@ func (o *op) launchBytes(left int64) int64 { return o.portion(left, firstLaunch,
 // launchPairs is how many pairs of its current group the next launch of o should copy.
 func (o *op) launchPairs() int {
 	left := 0
-	if p := o.batch.Paged; p != nil && o.at.group < len(p.Groups) {
+	if p := o.at.batch.Paged; p != nil && o.at.group < len(p.Groups) {
 		left = len(p.Groups[o.at.group].Pairs) - o.at.pair
 	}
 	return int(o.portion(int64(left), firstPairs, pairsGrowth))
@@ -36,7 +36,7 @@ func (o *op) launchPairs() int {
 // portion is how much of left the next launch should take, where the first takes so much and each further one so many bits
 // more: all of it where less than one more launch would remain.
 func (o *op) portion(left, first int64, growth int) int64 {
-	n := o.launches
+	n := int(o.launches)
 	if o.behind { // there is time to describe more
 		n += 2
 	}

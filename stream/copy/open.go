@@ -146,8 +146,8 @@ type Stream struct {
 
 	// watch tells the completer that something is in flight that nobody may be polling for. One token is enough.
 	watch chan struct{}
-	// turn is a token: one goroutine at a time completes.
-	turn chan struct{}
+	// turn is of whoever completes, one goroutine at a time, while the completer waits for the device too.
+	turn sync.Mutex
 	// awake: the completer has the turn, or is about to take it.
 	awake atomic.Bool
 	// later wakes the completer for a batch that was left to Ticket.Wait; armed: it will.
@@ -192,7 +192,6 @@ func Open(dev device.Device, o Options) (*Stream, error) {
 		opts:      o,
 		epoch:     o.Clock.Now(),
 		watch:     make(chan struct{}, 1),
-		turn:      make(chan struct{}, 1),
 		preparing: make(chan struct{}, 1),
 		queue:     q,
 	}

@@ -68,7 +68,7 @@ func (k *kernel) room(o *op) (span, bool) {
 
 // sums reports whether the path fills the sums that a batch asks for. It looks at no ring, as the stream may be closed.
 func (k *kernel) sums(o *op) bool {
-	p := o.batch.Paged
+	p := o.at.batch.Paged
 	return k.summing && p != nil && len(p.Sums) > 0 && sumsFit(p, min(newPositions(k.s.ringBytes()).maxChunk, summedStep))
 }
 

@@ -138,7 +138,7 @@ func (c *carried) step(o *op, _ span, it *item) (done bool, err error) {
 		return c.refused(o, fmt.Errorf("it failed: %w", err))
 	}
 	// It does not block: as many batches as are in flight at most have places, see maxCalls.
-	t, err := c.over.Submit(context.Background(), o.batch)
+	t, err := c.over.Submit(context.Background(), o.at.batch)
 	if err != nil {
 		return c.refused(o, err)
 	}

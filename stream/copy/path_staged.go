@@ -90,7 +90,7 @@ func (p *staged) areaBytes() int64 { return int64(align(uint64(p.s.opts.StagingB
 
 // sums reports whether the path fills the sums that a batch asks for: as long as a leaf fits into a chunk.
 func (p *staged) sums(o *op) bool {
-	g := o.batch.Paged
+	g := o.at.batch.Paged
 	return p.summing && g != nil && len(g.Sums) > 0 && newPositions(p.areaBytes()).maxChunk >= mem.LeafBytes
 }
 

@@ -62,8 +62,7 @@ func fillChunks(b *testing.B, name string, area *mem.Region, batch *mem.Batch, s
 		sp := span{buf: make([]byte, descSpace(2*batch.Pieces(), true)), stage: stageSpan{bytes: room, room: room}}
 		described := 0
 		for b.Loop() {
-			o := &op{batch: batch, summed: summed, stats: survey{ways: wayD2H}}
-			o.at.batch = batch
+			o := &op{at: cursor{batch: batch}, summed: summed, stats: survey{ways: wayD2H}}
 			if c.describe(area, o, sp); !o.at.described() {
 				b.Fatal("the chunk is full")
 			}

@@ -20,24 +20,22 @@ type op struct {
 	carried atomic.Pointer[stream.Ticket] // of a NIC's stream, while that has the batch
 	watched atomic.Bool                   // somebody waits without polling
 
-	batch  *mem.Batch
-	stats  survey
-	path   stream.Path
-	reason string
-	lost   error // why paths were given up that were chosen first
-	// What the planner was asked and answered, if it was.
-	planned bool
+	path    stream.Path
+	summed  bool // the path fills the sums that the batch asks for
+	planned bool // request and choice are what the planner was asked and answered
+	// Used by whoever issues.
+	held     bool   // the device was told to wait for somebody else's event before it
+	behind   bool   // something was in flight when it started
+	launches int32  // kernels so far
+	steps    int32  // so far
+	sent     int64  // bytes that steps before carried
+	at       cursor // which has the batch itself
+
+	stats   survey
+	reason  string
+	lost    error // why paths were given up that were chosen first
 	request plan.Request
 	choice  plan.Choice
-	summed  bool // the path fills the sums that the batch asks for
-
-	// Used by whoever issues.
-	at       cursor
-	launches int   // kernels so far
-	steps    int   // so far
-	sent     int64 // bytes that steps before carried
-	held     bool  // the device was told to wait for somebody else's event before it
-	behind   bool  // something was in flight when it started
 }
 
 // Submit implements stream.Stream. It issues the batch itself when the stream is idle, so it may call the driver, but it
@@ -55,8 +53,7 @@ func (s *Stream) submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, erro
 	if err != nil {
 		return nil, err
 	}
-	o := &op{stream: s, batch: b, stats: stats}
-	o.at.batch = b
+	o := &op{stream: s, at: cursor{batch: b}, stats: stats}
 	if err := s.choose(ctx, o); err != nil {
 		return nil, err
 	}

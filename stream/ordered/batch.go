@@ -35,15 +35,15 @@ type Batch struct {
 	id       uint64
 	next     *Batch // in its list; guarded by Stream.mu
 	after    []mem.Dependency
-	met      int // dependencies known to have succeeded; of whoever issues
+	met      int32 // dependencies known to have succeeded; of whoever issues
 	flying   atomic.Int32
 	canceled atomic.Bool
 
 	// Guarded by Stream.mu.
 	lost        bool
+	consequence bool  // failed is one, of another failure
 	ended       error // why it is issued no further, or nil
 	failed      error // how the hardware failed it, or nil
-	consequence bool  // failed is one, of another failure
 }
 
 // ID is the ticket's number.
@@ -275,7 +275,7 @@ func (s *Stream) mustEnd(b *Batch) error {
 
 // unmet looks at the dependencies in turn. It returns the channel of one that has not resolved, or why one failed.
 func (b *Batch) unmet() (<-chan struct{}, error) {
-	for ; b.met < len(b.after); b.met++ {
+	for ; int(b.met) < len(b.after); b.met++ {
 		d := b.after[b.met]
 		select {
 		case <-d.Done():

@@ -11,7 +11,6 @@ import (
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/gdr"
-	"github.com/kvlane/kvlane/internal/dirfs"
 	"github.com/kvlane/kvlane/profile"
 	"github.com/kvlane/kvlane/store"
 	"github.com/kvlane/kvlane/stream"
@@ -23,11 +22,10 @@ import (
 // Driver names which kind of device to use.
 type Driver string
 
-// The drivers. Auto takes the GPU where there is one and says so where it goes on without.
+// The drivers.
 const (
-	Auto Driver = "auto"
-	CUDA Driver = "cuda"
-	Sim  Driver = "sim"
+	CUDA Driver = "cuda" // an NVIDIA GPU
+	Sim  Driver = "sim"  // a GPU in software, for tests: all of it but the speed
 )
 
 // Config describes an Engine. The zero value of every field but Identity, Layout and Store.CacheBytes is a usable default.
@@ -45,7 +43,7 @@ type Config struct {
 
 // DeviceConfig selects the device.
 type DeviceConfig struct {
-	Driver Driver // default Auto
+	Driver Driver // default CUDA; a machine without a GPU is an error
 	Index  int    // among the devices of the driver; default 0
 	// Sim configures the simulated device, where that is what is used.
 	Sim sim.Options
@@ -90,8 +88,6 @@ type StoreConfig struct {
 	// ReadOnly changes nothing in Dirs, which must be there and may lie on a read-only mount: loads are served from them, and dumps
 	// go to the cache alone.
 	ReadOnly bool
-	// FS replaces the operating system's files, for tests.
-	FS dirfs.FS
 	// Verify says where and when checksums are made and checked on the way from and to the device. Default
 	// store.VerifyDevice.
 	Verify store.VerifyPolicy
@@ -180,9 +176,9 @@ func (s *StoreConfig) validate(identity block.Identity, layout *block.Layout) er
 
 func (d *DeviceConfig) validate() error {
 	switch d.Driver {
-	case "", Auto, CUDA, Sim:
+	case "", CUDA, Sim:
 	default:
-		return fmt.Errorf("unknown device driver %q: it is auto, cuda or sim: %w", d.Driver, errdefs.ErrInvalid)
+		return fmt.Errorf("unknown device driver %q: it is cuda or sim: %w", d.Driver, errdefs.ErrInvalid)
 	}
 	if d.Index < 0 {
 		return fmt.Errorf("device index %d is negative: %w", d.Index, errdefs.ErrInvalid)

@@ -10,6 +10,7 @@ import (
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/gdr"
+	"github.com/kvlane/kvlane/internal/dirfs"
 	"github.com/kvlane/kvlane/internal/unwind"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/profile"
@@ -76,12 +77,9 @@ func (e *Engine) openDevice() error {
 	c := e.cfg.Device
 	// A simulated device's memory has to be where this machine's NICs can be given it.
 	c.Sim.HostAddresses = c.Sim.HostAddresses || e.cfg.wantsNICs()
-	d, note, err := OpenDevice(c)
+	d, err := OpenDevice(c)
 	if err != nil {
 		return err
-	}
-	if note != "" {
-		e.note(note)
 	}
 	e.dev = d
 	e.closers.AddPlain("device", d.Close)
@@ -144,7 +142,7 @@ func (e *Engine) openLower(ctx context.Context) error {
 		return nil
 	}
 	s := &e.cfg.Store
-	t, err := file.Open(ctx, file.Config{Dirs: s.Dirs, Format: e.format(), Identity: e.cfg.Identity, Fsync: s.Fsync, MaxBytes: s.FileBytes, ReadOnly: s.ReadOnly, FS: s.FS})
+	t, err := file.Open(ctx, file.Config{Dirs: s.Dirs, Format: e.format(), Identity: e.cfg.Identity, Fsync: s.Fsync, MaxBytes: s.FileBytes, ReadOnly: s.ReadOnly, FS: dirfs.Of(ctx)})
 	if err != nil {
 		return err // it says what it was doing
 	}

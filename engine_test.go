@@ -130,24 +130,28 @@ func TestDirectoryOfAnotherIdentityIsRefused(t *testing.T) {
 }
 
 func TestSimulatedDeviceIndexThatDoesNotExist(t *testing.T) {
-	_, _, err := kvlane.OpenDevice(kvlane.DeviceConfig{Driver: kvlane.Sim, Index: 3})
+	_, err := kvlane.OpenDevice(kvlane.DeviceConfig{Driver: kvlane.Sim, Index: 3})
 	if !errors.Is(err, errdefs.ErrNotFound) || !strings.Contains(err.Error(), "3") {
 		t.Errorf("OpenDevice = %v, want ErrNotFound naming the index, as of a GPU", err)
 	}
 }
 
-func TestAutoSaysWhyItSimulates(t *testing.T) {
-	d, note, err := kvlane.OpenDevice(kvlane.DeviceConfig{Driver: kvlane.Auto})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := d.Close(); err != nil {
+// A machine without a GPU is no reason to simulate one unasked: the error says what to do.
+func TestNoGPUIsAnErrorThatNamesTheRemedy(t *testing.T) {
+	c := testConfig(t)
+	c.Device = kvlane.DeviceConfig{}
+	e, err := kvlane.Open(t.Context(), c)
+	if err == nil { // there is one
+		if d := e.Device().Info().Driver; d != string(kvlane.CUDA) {
+			t.Errorf("the default device is of driver %q", d)
+		}
+		if err := e.Close(t.Context()); err != nil {
 			t.Error(err)
 		}
-	}()
-	if simulated := d.Info().Driver == "sim"; simulated != (note != "") {
-		t.Errorf("driver %q with note %q", d.Info().Driver, note)
+		return
+	}
+	if !errors.Is(err, errdefs.ErrNotSupported) || !strings.Contains(err.Error(), "install an NVIDIA driver") || !strings.Contains(err.Error(), "DeviceConfig{Driver: Sim}") {
+		t.Errorf("Open = %v", err)
 	}
 }
 

@@ -10,10 +10,10 @@ import (
 	"github.com/schollz/progressbar/v3"
 	"github.com/spf13/cobra"
 
-	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/bench"
 	"github.com/kvlane/kvlane/bench/matmul"
 	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/replay"
 	"github.com/kvlane/kvlane/stream"
@@ -103,14 +103,11 @@ func (f *benchFlags) benchCopy(cmd *cobra.Command) (err error) {
 		}
 		return f.print(cmd, r, earlier)
 	}
-	dev, note, err := kvlane.OpenDevice(kvlane.DeviceConfig{Driver: kvlane.Driver(f.device), Index: f.index})
+	dev, err := openDevice(f.device, f.index, sim.Options{})
 	if err != nil {
-		return asUsage(err)
+		return err
 	}
 	defer func() { err = errors.Join(err, dev.Close()) }()
-	if note != "" {
-		fmt.Fprintln(cmd.ErrOrStderr(), note)
-	}
 	r, err := f.measure(cmd, dev)
 	if err != nil {
 		return err
@@ -212,12 +209,12 @@ func (f *benchFlags) openPeer() (device.Device, error) {
 		}
 		index = f.index + 1
 	}
-	peer, _, err := kvlane.OpenDevice(kvlane.DeviceConfig{Driver: kvlane.Driver(f.device), Index: index})
+	peer, err := openDevice(f.device, index, sim.Options{})
 	if err == nil {
 		return peer, nil
 	}
 	if f.peer < 0 {
 		return nil, nil //nolint:nilnil // there is none, which the report says
 	}
-	return nil, asUsage(fmt.Errorf("--peer-index: %w", err))
+	return nil, fmt.Errorf("--peer-index: %w", err)
 }

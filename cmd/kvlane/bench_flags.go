@@ -10,14 +10,13 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/bench"
 	"github.com/kvlane/kvlane/stream"
 )
 
 func (f *benchFlags) register(cmd *cobra.Command) {
 	fl := cmd.Flags()
-	fl.StringVar(&f.device, "device", string(kvlane.Auto), "auto, sim or cuda")
+	registerDevice(fl, &f.device)
 	fl.IntVar(&f.index, "device-index", 0, "which device of the driver")
 	fl.IntVar(&f.peer, "peer-index", -1, "also measure copies between the device and this one; negative: none, or with --targets the next")
 	fl.BoolVar(&f.run.Full, "full", false, "measure the whole table of sizes and counts")

@@ -15,6 +15,7 @@ import (
 	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/bench/rdmabench"
 	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/gdr"
 	"github.com/kvlane/kvlane/internal/sys/hostmem"
 	"github.com/kvlane/kvlane/mem"
@@ -93,8 +94,8 @@ func (b *benchRDMA) execute(cmd *cobra.Command) (err error) {
 	defer func() { err = errors.Join(err, b.close()) }()
 	var dev device.Device
 	if b.device != noDevice {
-		if dev, _, err = kvlane.OpenDevice(kvlane.DeviceConfig{Driver: kvlane.Driver(b.device), Index: b.index}); err != nil {
-			return asUsage(err)
+		if dev, err = openDevice(b.device, b.index, sim.Options{}); err != nil {
+			return err
 		}
 		b.onClose(dev.Close)
 	}

@@ -19,7 +19,6 @@ import (
 	"github.com/kvlane/kvlane/bench/request"
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/sim"
-	"github.com/kvlane/kvlane/errdefs"
 )
 
 // storeBench is what the command line says of a benchmark of requests.
@@ -75,7 +74,7 @@ func geometryTexts() string {
 
 func (f *storeBench) register(fl *pflag.FlagSet) {
 	fl.SortFlags = false
-	fl.StringVar(&f.engine.device, "device", string(kvlane.CUDA), "cuda or sim")
+	registerDevice(fl, &f.engine.device)
 	fl.IntVar(&f.engine.index, "device-index", 0, "which device of the driver")
 	fl.BoolVar(&f.run.Still, "still", false, "have the simulated device complete copies without making them")
 	fl.StringSliceVar(&f.run.Geometries, "geometry", nil, "how blocks lie (default 70b-tp8)")
@@ -135,7 +134,7 @@ func (f *storeBench) parse() (kvlane.Config, error) {
 	c := kvlane.Config{Device: kvlane.DeviceConfig{Driver: kvlane.Driver(f.engine.device), Index: f.engine.index, Sim: sim.Options{Still: o.Still}}}
 	errs := f.engine.choices(&c)
 	if d := c.Device.Driver; d != kvlane.CUDA && d != kvlane.Sim {
-		errs = append(errs, fmt.Errorf("--device %q: it is cuda or sim, by name", d))
+		errs = append(errs, fmt.Errorf("--device %q: it is cuda or sim", d))
 	}
 	for _, text := range f.work {
 		o.Work = append(o.Work, request.Work(text))
@@ -171,11 +170,8 @@ func (f *storeBench) opener(c kvlane.Config) request.Opener {
 			c.Store.Dirs = []string{n.Dir}
 		}
 		e, err := openEngine(ctx, c)
-		switch {
-		case errors.Is(err, errdefs.ErrNotSupported) && c.Device.Driver == kvlane.CUDA:
-			return nil, fmt.Errorf("%w; --device sim measures the simulated device, of which no figure means anything but a ratio", err)
-		case err != nil:
-			return nil, err // not a nil *Engine in an interface
+		if err != nil {
+			return nil, orSimulate(c.Device.Driver, err) // not a nil *Engine in an interface
 		}
 		return e, nil
 	}

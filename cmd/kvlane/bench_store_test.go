@@ -36,7 +36,7 @@ func TestBenchStoreFlagsAreChecked(t *testing.T) {
 		},
 		"too few bytes": {[]string{"--bytes", "1KiB"}, exitUsage, []string{"allow more bytes"}},
 		"earlier run":   {[]string{"--compare", "/nonexistent"}, exitFailure, []string{"--compare"}},
-		"device":        {[]string{"--device", "auto"}, exitUsage, []string{"it is cuda or sim, by name"}},
+		"device":        {[]string{"--device", "auto"}, exitUsage, []string{"it is cuda or sim"}},
 		"product":       {[]string{"--beside-matmul", "--beside-blocks", "1"}, exitFailure, []string{"runs none"}},
 		"still":         {[]string{"--device", "cuda", "--still"}, exitUsage, []string{"--still has no effect without --device sim"}},
 	} {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/gdr"
 	"github.com/kvlane/kvlane/profile"
@@ -46,7 +47,7 @@ process of a host measures at a time. Figures of the simulated device are never 
 		RunE:    func(cmd *cobra.Command, _ []string) error { return runCalibrate(cmd, &f) },
 	}
 	fl := cmd.Flags()
-	fl.StringVar(&f.device, "device", string(kvlane.Auto), "auto, sim or cuda")
+	registerDevice(fl, &f.device)
 	fl.IntVar(&f.index, "device-index", 0, "which device of the driver")
 	fl.BoolVar(&f.opts.Force, "force", false, "measure even if a profile is stored")
 	fl.DurationVar(&f.opts.Budget, "budget", 2*time.Second, "how long measuring should take")
@@ -69,16 +70,13 @@ func runCalibrate(cmd *cobra.Command, f *calibrateFlags) (err error) {
 	if err != nil {
 		return &usageError{err}
 	}
-	c := kvlane.DeviceConfig{Driver: kvlane.Driver(f.device), Index: f.index}
-	c.Sim.HostAddresses = mode != kvlane.GDROff && !f.rdma.soft() // where NICs can be given it
-	dev, note, err := kvlane.OpenDevice(c)
+	dev, err := openDevice(f.device, f.index, sim.Options{
+		HostAddresses: mode != kvlane.GDROff && !f.rdma.soft(), // where NICs can be given it
+	})
 	if err != nil {
-		return asUsage(err)
+		return err
 	}
 	defer func() { err = errors.Join(err, dev.Close()) }()
-	if note != "" {
-		fmt.Fprintln(cmd.ErrOrStderr(), note)
-	}
 	nics, err := f.openNICs(cmd, dev, mode)
 	if err != nil {
 		return err

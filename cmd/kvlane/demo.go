@@ -31,16 +31,17 @@ is removed at the end. Exit code 1 if anything it claims does not hold.`,
 				return fmt.Errorf("demo: %w", err)
 			}
 			defer func() { err = errors.Join(err, os.RemoveAll(temp)) }()
-			return runDemo(cmd, kvlane.Driver(device), &rdma, temp)
+			return runDemo(cmd, device, &rdma, temp)
 		},
 	}
-	cmd.Flags().StringVar(&device, "device", "auto", "auto, sim or cuda; auto takes the GPU if there is one")
+	registerAutoDevice(cmd.Flags(), &device)
 	cmd.Flags().StringVar(&dir, "dir", "", "where to make the temporary directory; default: the system's place for them")
 	rdma.register(cmd.Flags())
 	return cmd
 }
 
-func runDemo(cmd *cobra.Command, driver kvlane.Driver, rdma *rdmaFlags, temp string) error {
+func runDemo(cmd *cobra.Command, device string, rdma *rdmaFlags, temp string) error {
+	driver, simulates := chooseDriver(device)
 	layout, err := smallGeometry.Layout()
 	if err != nil {
 		return fmt.Errorf("demo: %w", err)
@@ -54,6 +55,9 @@ func runDemo(cmd *cobra.Command, driver kvlane.Driver, rdma *rdmaFlags, temp str
 	}
 	if err := c.Validate(); err != nil {
 		return &usageError{err}
+	}
+	if simulates != "" {
+		fmt.Fprintln(cmd.OutOrStdout(), simulates)
 	}
 	return demo.Run(cmd.Context(), demo.Config{
 		Geometry: smallGeometry,

@@ -13,7 +13,6 @@ import (
 
 	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/block"
-	"github.com/kvlane/kvlane/internal/dirfs"
 	"github.com/kvlane/kvlane/profile"
 	"github.com/kvlane/kvlane/store"
 	"github.com/kvlane/kvlane/stream"
@@ -58,6 +57,7 @@ func closing(ctx context.Context, most, grace time.Duration) (context.Context, c
 // engineFlags select the device, the copy path and the tiers.
 type engineFlags struct {
 	device      string
+	simulates   string // why the device is simulated though nobody asked for that, once config has been called
 	index       int
 	path        string
 	policy      string
@@ -70,12 +70,11 @@ type engineFlags struct {
 	fileBytes   int64
 	readOnly    bool
 	metricsAddr string
-	fs          dirfs.FS // replaces the operating system's files, for tests
 }
 
 func (e *engineFlags) register(flags *pflag.FlagSet) {
 	e.cacheBytes = 1 << 30
-	flags.StringVar(&e.device, "device", "auto", "auto, sim or cuda; auto takes the GPU if there is one")
+	registerAutoDevice(flags, &e.device)
 	flags.IntVar(&e.index, "device-index", 0, "which of the devices")
 	e.registerCopies(flags)
 	flags.Var(sizeValue{&e.cacheBytes}, "cache-bytes", "pinned host memory of the cache tier")
@@ -101,9 +100,11 @@ func (e *engineFlags) registerFsync(flags *pflag.FlagSet) {
 
 // config returns the engine's configuration for blocks of geometry g, or everything that is wrong with the flags.
 func (e *engineFlags) config(g block.Geometry) (kvlane.Config, error) {
+	var driver kvlane.Driver
+	driver, e.simulates = chooseDriver(e.device)
 	c := kvlane.Config{
-		Device: kvlane.DeviceConfig{Driver: kvlane.Driver(e.device), Index: e.index},
-		Store:  kvlane.StoreConfig{CacheBytes: e.cacheBytes, Dirs: e.dirs, FileBytes: e.fileBytes, ReadOnly: e.readOnly, FS: e.fs},
+		Device: kvlane.DeviceConfig{Driver: driver, Index: e.index},
+		Store:  kvlane.StoreConfig{CacheBytes: e.cacheBytes, Dirs: e.dirs, FileBytes: e.fileBytes, ReadOnly: e.readOnly},
 	}
 	errs := e.choices(&c)
 	c.Store.GDR, c.RDMA = kvlane.GDR(e.rdma.gdr), e.rdma.config()

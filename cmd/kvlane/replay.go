@@ -89,6 +89,9 @@ func (r *replayCommand) execute(ctx context.Context, stdout, stderr io.Writer) (
 		}
 		return asUsage(err)
 	}
+	if r.engine.simulates != "" && !r.json {
+		fmt.Fprintln(stdout, r.engine.simulates)
+	}
 	e, err := openEngine(ctx, c)
 	if err != nil {
 		return err
@@ -108,6 +111,9 @@ func (r *replayCommand) execute(ctx context.Context, stdout, stderr io.Writer) (
 	rep, err := replay.Run(ctx, r.run)
 	if rep == nil {
 		return err
+	}
+	if r.engine.simulates != "" && r.json { // a table has it before it
+		rep.Notes = append(rep.Notes, r.engine.simulates)
 	}
 	rep.Notes = append(rep.Notes, e.Notes()...)
 	return errors.Join(err, printReport(stdout, rep, r.json))

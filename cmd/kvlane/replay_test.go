@@ -207,13 +207,12 @@ func TestReplayRefusesADirectoryOfOthers(t *testing.T) {
 func executeOn(t *testing.T, plan *fault.Plan, args ...string) (stdout string, err error) {
 	t.Helper()
 	var out, errs bytes.Buffer
-	r := &replayCommand{engine: engineFlags{fs: faultfs.New(dirfs.OS(), plan, nil)}}
-	cmd := r.command()
+	cmd := newReplayCommand()
 	cmd.SilenceErrors, cmd.SilenceUsage = true, true
 	cmd.SetArgs(args)
 	cmd.SetOut(&out)
 	cmd.SetErr(&errs)
-	err = cmd.ExecuteContext(t.Context())
+	err = cmd.ExecuteContext(dirfs.With(t.Context(), faultfs.New(dirfs.OS(), plan, nil)))
 	return out.String(), err
 }
 

@@ -39,7 +39,14 @@ func newDriver(api *cuda.API) (*Driver, error) {
 	if r != cuda.Success {
 		return nil, nativeError(api, r, "cuDriverGetVersion", "")
 	}
-	return &Driver{api: api, version: versionText(v)}, nil
+	d := &Driver{api: api, version: versionText(v)}
+	switch n, err := d.Count(); {
+	case err != nil:
+		return nil, err
+	case n == 0:
+		return nil, fmt.Errorf("the driver sees no GPU: %w", errdefs.ErrNotSupported)
+	}
+	return d, nil
 }
 
 // versionText joins the version of the kernel's driver, where the kernel tells it, to that of the CUDA interface.

@@ -174,7 +174,7 @@ func (l *life) open() bool {
 		},
 		Identity: l.id, Layout: l.layout,
 		Store: kvlane.StoreConfig{
-			CacheBytes: slots * l.layout.ImageBytes(), Dirs: l.Dirs, FileBytes: l.Bytes, Fsync: l.Fsync, FS: files,
+			CacheBytes: slots * l.layout.ImageBytes(), Dirs: l.Dirs, FileBytes: l.Bytes, Fsync: l.Fsync,
 			LeaseMax: leaseMax, WaitMax: waitMax, Readers: 4, Writers: writers,
 		},
 	}
@@ -182,7 +182,7 @@ func (l *life) open() bool {
 	ctx, cancel := context.WithTimeout(context.Background(), grace)
 	defer cancel()
 	var err error
-	l.bounded(mainCall, "Open", grace, func() { l.engine, err = kvlane.Open(ctx, c) })
+	l.bounded(mainCall, "Open", grace, func() { l.engine, err = kvlane.Open(dirfs.With(ctx, files), c) })
 	if err != nil {
 		l.explain("open", err)
 		return false

@@ -1,0 +1,55 @@
+package main
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/kvlane/kvlane/device/cuda"
+	"github.com/kvlane/kvlane/internal/testkit"
+	"github.com/kvlane/kvlane/replay"
+)
+
+func withoutGPU(t *testing.T) {
+	t.Helper()
+	if _, err := cuda.Load(); err == nil {
+		testkit.Skip(t, "no GPU", "this machine has a GPU, which is used")
+	}
+}
+
+// Without a GPU, demo and replay simulate one unasked, and say so before anything else.
+func TestReplayAndDemoSayThatTheySimulate(t *testing.T) {
+	withoutGPU(t)
+	const said = "SIMULATED DEVICE: "
+	args := []string{"replay", traceFile(t, goodLine), "--cache-bytes", "1MiB"}
+	for _, args := range [][]string{args, {"demo", "--dir", t.TempDir()}} {
+		code, stdout, stderr := execute(t, args...)
+		if code != exitOK || !strings.HasPrefix(stdout, said) || strings.Count(stdout, said) != 1 {
+			t.Errorf("%v: exit code %d, %s\n%s", args, code, stderr, stdout)
+		}
+	}
+	code, stdout, stderr := execute(t, append(args, "--json")...)
+	var r replay.Report
+	if err := json.Unmarshal([]byte(stdout), &r); err != nil || code != exitOK || len(r.Notes) == 0 || !strings.HasPrefix(r.Notes[0], said) {
+		t.Errorf("--json: exit code %d, %v, %s\n%s", code, err, stderr, stdout)
+	}
+}
+
+// What is measured on a simulated device is not taken for figures of a GPU: it has to be asked for by name.
+func TestMeasuringWithoutAGPUNamesTheRemedy(t *testing.T) {
+	withoutGPU(t)
+	for _, args := range [][]string{
+		{"bench", "copy"}, {"bench", "store"}, {"calibrate", "--profile-dir", t.TempDir()}, {"bench", "copy", "--device", "cuda"},
+	} {
+		code, stdout, stderr := execute(t, args...)
+		if code != exitFailure || stdout != "" || !strings.Contains(stderr, "install an NVIDIA driver") || !strings.Contains(stderr, "--device sim") {
+			t.Errorf("%v: exit code %d\n%s\n%s", args, code, stdout, stderr)
+		}
+	}
+	for _, args := range [][]string{{"bench", "copy"}, {"bench", "store"}, {"bench", "rdma"}, {"calibrate"}} {
+		code, _, stderr := execute(t, append(args, "--device", "auto")...)
+		if code != exitUsage && !strings.Contains(stderr, "nonic") {
+			t.Errorf("%v --device auto: exit code %d\n%s", args, code, stderr)
+		}
+	}
+}

@@ -28,13 +28,28 @@ const (
 	Sim  Driver = "sim"  // a GPU in software, for tests: all of it but the speed
 )
 
-// Config describes an Engine. The zero value of every field but Identity, Layout and Store.CacheBytes is a usable default.
+// Config describes an Engine. The zero value of every field but Model and Store.CacheBytes is a usable default.
 type Config struct {
+	// Model is the shape of the model's KV cache on this rank, written out or from block.PresetByName. What a block is follows from it:
+	// a shard a layer, K then V.
+	Model block.Geometry
+	// Revision of the model's weights, and the Adapter (LoRA) that they are used with. Empty: none is named.
+	Revision, Adapter string
+	// Tenant keeps blocks apart: engines of two tenants never find each other's.
+	Tenant string
+	// Blocks says what a block is where Model cannot: the layers of a pipeline's stage, pages that hold several layers. It takes the
+	// place of the fields above, which are then left empty.
+	Blocks *Blocks
+
 	Device DeviceConfig
 	Stream StreamConfig
 	Store  StoreConfig
 	// RDMA selects NICs, where Store.GDR asks for them.
 	RDMA gdr.Config
+}
+
+// Blocks says what a block is.
+type Blocks struct {
 	// Identity says what model and layout the blocks are of; blocks of two identities never meet.
 	Identity block.Identity
 	// Layout says how a block divides into shards.
@@ -112,21 +127,46 @@ const minSlots = 2
 
 // Validate reports everything wrong with the configuration at once.
 func (c *Config) Validate() error {
+	blocks, blocksErr := c.blocks()
 	return errors.Join(
-		c.Device.validate(), c.Stream.validate(), c.RDMA.Validate(), c.validateGDR(), c.Identity.Validate(), c.Store.validate(c.Identity, c.Layout),
+		blocksErr, c.Device.validate(), c.Stream.validate(), c.RDMA.Validate(), c.validateGDR(), c.Store.validate(blocks),
 	)
 }
 
-// validate reports everything wrong with the store and its tiers, for blocks of the identity. The layout may be nil.
-func (s *StoreConfig) validate(identity block.Identity, layout *block.Layout) error {
+// blocks returns what the engine's blocks are. Where that is wrong there is no layout.
+func (c *Config) blocks() (Blocks, error) {
+	if b := c.Blocks; b != nil {
+		err := b.Identity.Validate()
+		if b.Layout == nil {
+			err = errors.Join(err, fmt.Errorf("blocks have no layout: %w", errdefs.ErrInvalid))
+		}
+		if c.Model != (block.Geometry{}) || c.Revision+c.Adapter+c.Tenant != "" {
+			err = errors.Join(err, fmt.Errorf("blocks are given, and so is the model, its revision, an adapter or a tenant, which belong into the blocks' identity: %w", errdefs.ErrInvalid))
+		}
+		return *b, err
+	}
+	layout, err := c.Model.Layout()
+	if err != nil {
+		return Blocks{}, err
+	}
+	id := c.Model.Identity(c.Adapter, c.Tenant)
+	id.Revision = c.Revision
+	return Blocks{Identity: id, Layout: layout}, id.Validate()
+}
+
+func (b Blocks) format() block.Format {
+	return block.Format{Layout: b.Layout, Identity: b.Identity.Digest()}
+}
+
+// validate reports everything wrong with the store and its tiers, for such blocks. Without a layout their length is not known.
+func (s *StoreConfig) validate(blocks Blocks) error {
+	layout := blocks.Layout
 	var errs []error
 	bad := func(format string, args ...any) {
 		errs = append(errs, fmt.Errorf(format+": %w", append(args, errdefs.ErrInvalid)...))
 	}
-	if layout == nil {
-		bad("no block layout is given")
-	} else if n := layout.ImageBytes(); s.CacheBytes < minSlots*n {
-		bad("the cache of %d bytes does not hold %d blocks of %d bytes", s.CacheBytes, minSlots, n)
+	if layout != nil && s.CacheBytes < minSlots*layout.ImageBytes() {
+		bad("the cache of %d bytes does not hold %d blocks of %d bytes", s.CacheBytes, minSlots, layout.ImageBytes())
 	}
 	if s.CacheBytes > MaxCacheBytes {
 		bad("a cache of %d bytes is more than %d", s.CacheBytes, int64(MaxCacheBytes))
@@ -147,7 +187,7 @@ func (s *StoreConfig) validate(identity block.Identity, layout *block.Layout) er
 	}
 	switch {
 	case hasFile && len(s.Dirs) > 0 && layout != nil:
-		f := file.Config{Dirs: s.Dirs, Format: block.Format{Layout: layout, Identity: identity.Digest()}, Fsync: s.Fsync, MaxBytes: s.FileBytes}
+		f := file.Config{Dirs: s.Dirs, Format: blocks.format(), Fsync: s.Fsync, MaxBytes: s.FileBytes}
 		if err := f.Validate(); err != nil {
 			errs = append(errs, err)
 		}

@@ -28,6 +28,7 @@ import (
 // handed out is not to be used any more then: close streams of OpenStream before, and free memory of the device.
 type Engine struct {
 	cfg     Config
+	blocks  Blocks
 	dev     device.Device
 	planner *plan.Planner
 	budget  *plan.Budget
@@ -55,7 +56,11 @@ func open(ctx context.Context, c Config, softUnderAuto bool) (_ *Engine, err err
 	if err := c.Validate(); err != nil {
 		return nil, fmt.Errorf("open engine: %w", err)
 	}
-	e := &Engine{cfg: c, closers: unwind.New(), softUnderAuto: softUnderAuto}
+	blocks, err := c.blocks()
+	if err != nil {
+		return nil, fmt.Errorf("open engine: %w", err)
+	}
+	e := &Engine{cfg: c, blocks: blocks, closers: unwind.New(), softUnderAuto: softUnderAuto}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, closing(e.closers.Undo(ctx, unwind.Timeout)))
@@ -109,7 +114,7 @@ func (e *Engine) openPlanner(ctx context.Context) error {
 }
 
 func (e *Engine) openCache() error {
-	image := e.cfg.Layout.ImageBytes()
+	image := e.blocks.Layout.ImageBytes()
 	bytes := e.cfg.Store.CacheBytes / image * image
 	pinned, err := e.dev.AllocHost(bytes)
 	if err != nil {
@@ -120,7 +125,7 @@ func (e *Engine) openCache() error {
 	if err := e.Register(pinned); err != nil {
 		return err
 	}
-	t, err := cache.Open(cache.Config{Memory: pinned, Format: e.format()})
+	t, err := cache.Open(cache.Config{Memory: pinned, Format: e.blocks.format()})
 	if err != nil {
 		return fmt.Errorf("open cache tier: %w", err)
 	}
@@ -142,7 +147,7 @@ func (e *Engine) openLower(ctx context.Context) error {
 		return nil
 	}
 	s := &e.cfg.Store
-	t, err := file.Open(ctx, file.Config{Dirs: s.Dirs, Format: e.format(), Identity: e.cfg.Identity, Fsync: s.Fsync, MaxBytes: s.FileBytes, ReadOnly: s.ReadOnly, FS: dirfs.Of(ctx)})
+	t, err := file.Open(ctx, file.Config{Dirs: s.Dirs, Format: e.blocks.format(), Identity: e.blocks.Identity, Fsync: s.Fsync, MaxBytes: s.FileBytes, ReadOnly: s.ReadOnly, FS: dirfs.Of(ctx)})
 	if err != nil {
 		return err // it says what it was doing
 	}
@@ -153,7 +158,7 @@ func (e *Engine) openLower(ctx context.Context) error {
 
 func (e *Engine) openStore() error {
 	s, err := store.Open(store.Config{
-		Format: e.format(), Cache: e.cache, Next: e.lower,
+		Format: e.blocks.format(), Cache: e.cache, Next: e.lower,
 		OpenLoad: e.openStoreStream, OpenDump: e.openStoreStream,
 		Verify: e.cfg.Store.Verify, Readers: e.cfg.Store.Readers, Writers: e.cfg.Store.Writers,
 		LeaseMax: e.cfg.Store.LeaseMax, WaitMax: e.cfg.Store.WaitMax, Hooks: e.cfg.Store.Hooks,
@@ -164,10 +169,6 @@ func (e *Engine) openStore() error {
 	e.store = s
 	e.closers.Add("store", s.Close)
 	return nil
-}
-
-func (e *Engine) format() block.Format {
-	return block.Format{Layout: e.cfg.Layout, Identity: e.cfg.Identity.Digest()}
 }
 
 // OpenStream opens another copy stream on the engine's device, configured as the store's are. The caller closes it before the
@@ -208,7 +209,7 @@ func (e *Engine) Budget() *plan.Budget { return e.budget }
 func (e *Engine) ReportSlowdown(percent float64) { e.budget.Hint(percent) }
 
 // Identity returns the identity that the store's blocks have.
-func (e *Engine) Identity() block.Identity { return e.cfg.Identity }
+func (e *Engine) Identity() block.Identity { return e.blocks.Identity }
 
 // Tiers returns the tiers of the pipeline, fast to slow.
 func (e *Engine) Tiers() []tier.Tier { return append([]tier.Tier{e.cache}, e.lower...) }

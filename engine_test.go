@@ -24,9 +24,9 @@ func testConfig(t *testing.T) kvlane.Config {
 		t.Fatal(err)
 	}
 	return kvlane.Config{
-		Device:   kvlane.DeviceConfig{Driver: kvlane.Sim},
-		Identity: g.Identity("", ""), Layout: layout,
-		Store: kvlane.StoreConfig{CacheBytes: 16 * layout.ImageBytes(), Dirs: []string{t.TempDir()}},
+		Model:  g,
+		Device: kvlane.DeviceConfig{Driver: kvlane.Sim},
+		Store:  kvlane.StoreConfig{CacheBytes: 16 * layout.ImageBytes(), Dirs: []string{t.TempDir()}},
 	}
 }
 
@@ -68,10 +68,42 @@ func TestConfigReportsEveryProblemAtOnce(t *testing.T) {
 	if !errors.Is(err, errdefs.ErrInvalid) {
 		t.Fatalf("Validate = %v, want ErrInvalid", err)
 	}
-	for _, want := range []string{`"tpu"`, "tape", "negative", "layout", "model"} {
+	for _, want := range []string{`"tpu"`, "tape", "negative", "the model is not named", "layers 0"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("the error does not mention %q:\n%v", want, err)
 		}
+	}
+}
+
+// What a geometry cannot say is said by the blocks themselves, and only once.
+func TestBlocksTakeThePlaceOfTheModel(t *testing.T) {
+	c := testConfig(t)
+	id, model := c.Model.Identity("lora", "tenant"), c.Model
+	id.Revision, id.LayerFirst, id.LayerEnd = "r1", 2, 4
+	layout, err := model.Layout()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Model, c.Blocks = block.Geometry{}, &kvlane.Blocks{Identity: id, Layout: layout}
+	if got := openEngine(t, c).Identity(); got != id {
+		t.Errorf("identity %+v", got)
+	}
+	for name, change := range map[string]func(*kvlane.Config){
+		"a model beside them":  func(c *kvlane.Config) { c.Model = model },
+		"a tenant beside them": func(c *kvlane.Config) { c.Tenant = "t" },
+		"no layout":            func(c *kvlane.Config) { c.Blocks = &kvlane.Blocks{Identity: id} },
+		"no identity":          func(c *kvlane.Config) { c.Blocks = &kvlane.Blocks{Layout: layout} },
+	} {
+		c := c
+		change(&c)
+		if err := c.Validate(); !errors.Is(err, errdefs.ErrInvalid) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	c = testConfig(t)
+	c.Revision, c.Adapter, c.Tenant = "r1", "lora", "tenant"
+	if got := openEngine(t, c).Identity(); got.Revision != "r1" || got.Adapter != "lora" || got.Salt != "tenant" {
+		t.Errorf("identity %+v", got)
 	}
 }
 
@@ -123,7 +155,7 @@ func TestDirectoryOfAnotherIdentityIsRefused(t *testing.T) {
 	if err := e.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	c.Identity.Salt = "another tenant"
+	c.Tenant = "another"
 	if _, err := kvlane.Open(t.Context(), c); !errors.Is(err, errdefs.ErrMismatch) {
 		t.Errorf("Open = %v, want ErrMismatch", err)
 	}

@@ -26,15 +26,10 @@ func Example() {
 
 	// The shape of the KV cache: 2 layers, one KV head of 64 bf16 elements, 16 tokens a block.
 	geometry := block.Geometry{Model: "example", Layers: 2, KVHeads: 1, HeadSize: 64, DType: "bfloat16", BlockTokens: 16, TPSize: 1}
-	layout, err := geometry.Layout()
-	if err != nil {
-		log.Fatal(err)
-	}
-	identity := geometry.Identity("", "")
 	e, err := kvlane.Open(ctx, kvlane.Config{
-		Device:   kvlane.DeviceConfig{Driver: kvlane.Sim},
-		Identity: identity, Layout: layout,
-		Store: kvlane.StoreConfig{CacheBytes: 1 << 20, Dirs: []string{dir}},
+		Model:  geometry,
+		Device: kvlane.DeviceConfig{Driver: kvlane.Sim}, // there need not be a GPU
+		Store:  kvlane.StoreConfig{CacheBytes: 1 << 20, Dirs: []string{dir}},
 	})
 	if err != nil {
 		log.Fatal(err)
@@ -48,10 +43,14 @@ func Example() {
 		log.Fatal(err)
 	}
 	defer e.Device().Free(kv) //nolint:errcheck // the example ends here
+	layout, err := geometry.Layout()
+	if err != nil {
+		log.Fatal(err)
+	}
 	cache := pagesOf(kv, geometry, layout, pages)
 
 	// A block's key follows from the engine's hash of its tokens, chained to its parent's.
-	key := identity.Key([]byte("hash of the first 16 tokens"))
+	key := e.Identity().Key([]byte("hash of the first 16 tokens"))
 
 	dump, err := e.Store().Dump(ctx, cache, []store.Ref{{Key: key, Page: 3}}, store.DumpOptions{})
 	if err != nil {
@@ -60,7 +59,7 @@ func Example() {
 	fmt.Println("page may be reused:", dump.SourceFree(ctx) == nil)
 	fmt.Println("block is durable:", dump.Durable(ctx) == nil)
 
-	lease, err := e.Store().LeasePrefix(ctx, []block.Key{key, identity.Key([]byte("never seen"))}, 10*time.Second)
+	lease, err := e.Store().LeasePrefix(ctx, []block.Key{key, e.Identity().Key([]byte("never seen"))}, 10*time.Second)
 	if err != nil {
 		log.Fatal(err)
 	}

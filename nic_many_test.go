@@ -34,7 +34,7 @@ func thousandsOfRequests(t *testing.T, c kvlane.Config, path stream.Path) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.Identity, c.Layout = tiny.Identity("", ""), layout
+	c.Model = tiny
 	c.Store.CacheBytes = conversations / 2 * layout.ImageBytes()
 	e := openEngine(t, c)
 	var trace strings.Builder

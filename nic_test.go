@@ -37,10 +37,10 @@ func softConfig(t *testing.T) kvlane.Config {
 		t.Fatal(err)
 	}
 	return kvlane.Config{
-		Device:   kvlane.DeviceConfig{Driver: kvlane.Sim},
-		Identity: nicGeometry.Identity("", ""), Layout: layout,
-		RDMA:  gdr.Config{Provider: gdr.Soft},
-		Store: kvlane.StoreConfig{CacheBytes: 4 * layout.ImageBytes(), Dirs: []string{t.TempDir()}, GDR: kvlane.GDRRequire},
+		Model:  nicGeometry,
+		Device: kvlane.DeviceConfig{Driver: kvlane.Sim},
+		RDMA:   gdr.Config{Provider: gdr.Soft},
+		Store:  kvlane.StoreConfig{CacheBytes: 4 * layout.ImageBytes(), Dirs: []string{t.TempDir()}, GDR: kvlane.GDRRequire},
 	}
 }
 
@@ -354,7 +354,11 @@ func newWorld(t *testing.T, c kvlane.Config) *world {
 	if err := e.Register(w.kv); err != nil {
 		t.Fatal(err)
 	}
-	w.pages = pagesOf(w.kv, nicGeometry, c.Layout, 2)
+	layout, err := nicGeometry.Layout()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.pages = pagesOf(w.kv, nicGeometry, layout, 2)
 	for i := range w.host.Bytes() {
 		w.host.Bytes()[i] = byte(device.Mix64(uint64(i)))
 	}

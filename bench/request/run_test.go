@@ -16,7 +16,7 @@ import (
 // opener opens engines on the simulated device.
 func opener(o sim.Options) Opener {
 	return func(ctx context.Context, n Needs) (Engine, error) {
-		c := kvlane.Config{Device: kvlane.DeviceConfig{Driver: kvlane.Sim, Sim: o}, Identity: n.Identity, Layout: n.Layout}
+		c := kvlane.Config{Device: kvlane.DeviceConfig{Driver: kvlane.Sim, Sim: o}, Blocks: &kvlane.Blocks{Identity: n.Identity, Layout: n.Layout}}
 		c.Store.CacheBytes = n.CacheBytes
 		if n.Dir != "" {
 			c.Store.Dirs = []string{n.Dir}

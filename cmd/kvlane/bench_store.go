@@ -165,7 +165,7 @@ func (f *storeBench) parse() (kvlane.Config, error) {
 func (f *storeBench) opener(c kvlane.Config) request.Opener {
 	return func(ctx context.Context, n request.Needs) (request.Engine, error) {
 		c := c
-		c.Identity, c.Layout, c.Store.CacheBytes = n.Identity, n.Layout, n.CacheBytes
+		c.Blocks, c.Store.CacheBytes = &kvlane.Blocks{Identity: n.Identity, Layout: n.Layout}, n.CacheBytes
 		if n.Dir != "" {
 			c.Store.Dirs = []string{n.Dir}
 		}

@@ -42,16 +42,11 @@ is removed at the end. Exit code 1 if anything it claims does not hold.`,
 
 func runDemo(cmd *cobra.Command, device string, rdma *rdmaFlags, temp string) error {
 	driver, simulates := chooseDriver(device)
-	layout, err := smallGeometry.Layout()
-	if err != nil {
-		return fmt.Errorf("demo: %w", err)
-	}
 	c := kvlane.Config{
-		Device:   kvlane.DeviceConfig{Driver: driver},
-		Identity: smallGeometry.Identity("", ""),
-		Layout:   layout,
-		Store:    kvlane.StoreConfig{CacheBytes: demoCacheBytes, GDR: kvlane.GDR(rdma.gdr)},
-		RDMA:     rdma.config(),
+		Model:  smallGeometry,
+		Device: kvlane.DeviceConfig{Driver: driver},
+		Store:  kvlane.StoreConfig{CacheBytes: demoCacheBytes, GDR: kvlane.GDR(rdma.gdr)},
+		RDMA:   rdma.config(),
 	}
 	if err := c.Validate(); err != nil {
 		return &usageError{err}

@@ -112,11 +112,8 @@ func (e *engineFlags) config(g block.Geometry) (kvlane.Config, error) {
 		// That has been complained about already; what else is wrong does not depend on it.
 		g = smallGeometry
 	}
-	c.Identity = g.Identity("", "")
-	var err error
-	c.Layout, err = g.Layout()
-	errs = append(errs, err, c.Validate())
-	return c, errors.Join(errs...)
+	c.Model = g
+	return c, errors.Join(append(errs, c.Validate())...)
 }
 
 // choices reads what is still text into c, and returns everything that is wrong with it.

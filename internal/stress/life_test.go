@@ -168,11 +168,11 @@ func (l *life) open() bool {
 		files.Forbid(l.veto())
 	}
 	c := kvlane.Config{
+		Model:  l.geometry(),
 		Device: kvlane.DeviceConfig{Driver: kvlane.Sim, Sim: sim.Options{Faults: l.plan, QuarantineBytes: 1 << 20}},
 		Stream: kvlane.StreamConfig{
 			Path: l.path, Calibration: profile.Never, ProfileDir: l.Dirs[0] + "-profiles", StagingBytes: 1 << 20,
 		},
-		Identity: l.id, Layout: l.layout,
 		Store: kvlane.StoreConfig{
 			CacheBytes: slots * l.layout.ImageBytes(), Dirs: l.Dirs, FileBytes: l.Bytes, Fsync: l.Fsync,
 			LeaseMax: leaseMax, WaitMax: waitMax, Readers: 4, Writers: writers,

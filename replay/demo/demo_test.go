@@ -20,16 +20,13 @@ var geometry = block.Geometry{Model: "demo", DType: "bfloat16", Layers: 1, KVHea
 // newConfig returns a demo on the simulated device.
 func newConfig(t *testing.T, out *bytes.Buffer) Config {
 	t.Helper()
-	layout, err := geometry.Layout()
-	if err != nil {
-		t.Fatal(err)
-	}
 	return Config{
 		Geometry: geometry, Dir: t.TempDir(), Out: out, Limit: 40,
 		Open: func(ctx context.Context, dir string) (Engine, error) {
 			return kvlane.Open(ctx, kvlane.Config{
-				Device: kvlane.DeviceConfig{Driver: kvlane.Sim}, Identity: geometry.Identity("", ""), Layout: layout,
-				Store: kvlane.StoreConfig{CacheBytes: 3 << 20, Dirs: []string{dir}},
+				Model:  geometry,
+				Device: kvlane.DeviceConfig{Driver: kvlane.Sim},
+				Store:  kvlane.StoreConfig{CacheBytes: 3 << 20, Dirs: []string{dir}},
 			})
 		},
 		Verify: func(ctx context.Context, dir string) (int64, int64, error) {

@@ -29,6 +29,7 @@ import (
 type Engine struct {
 	cfg     Config
 	blocks  Blocks
+	format  block.Format // of blocks
 	dev     device.Device
 	planner *plan.Planner
 	budget  *plan.Budget
@@ -60,7 +61,7 @@ func open(ctx context.Context, c Config, softUnderAuto bool) (_ *Engine, err err
 	if err != nil {
 		return nil, fmt.Errorf("open engine: %w", err)
 	}
-	e := &Engine{cfg: c, blocks: blocks, closers: unwind.New(), softUnderAuto: softUnderAuto}
+	e := &Engine{cfg: c, blocks: blocks, format: blocks.format(), closers: unwind.New(), softUnderAuto: softUnderAuto}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, closing(e.closers.Undo(ctx, unwind.Timeout)))
@@ -125,7 +126,7 @@ func (e *Engine) openCache() error {
 	if err := e.Register(pinned); err != nil {
 		return err
 	}
-	t, err := cache.Open(cache.Config{Memory: pinned, Format: e.blocks.format()})
+	t, err := cache.Open(cache.Config{Memory: pinned, Format: e.format})
 	if err != nil {
 		return fmt.Errorf("open cache tier: %w", err)
 	}
@@ -147,7 +148,7 @@ func (e *Engine) openLower(ctx context.Context) error {
 		return nil
 	}
 	s := &e.cfg.Store
-	t, err := file.Open(ctx, file.Config{Dirs: s.Dirs, Format: e.blocks.format(), Identity: e.blocks.Identity, Fsync: s.Fsync, MaxBytes: s.FileBytes, ReadOnly: s.ReadOnly, FS: dirfs.Of(ctx)})
+	t, err := file.Open(ctx, file.Config{Dirs: s.Dirs, Format: e.format, Identity: e.blocks.Identity, Fsync: s.Fsync, MaxBytes: s.FileBytes, ReadOnly: s.ReadOnly, FS: dirfs.Of(ctx)})
 	if err != nil {
 		return err // it says what it was doing
 	}
@@ -158,7 +159,7 @@ func (e *Engine) openLower(ctx context.Context) error {
 
 func (e *Engine) openStore() error {
 	s, err := store.Open(store.Config{
-		Format: e.blocks.format(), Cache: e.cache, Next: e.lower,
+		Format: e.format, Cache: e.cache, Next: e.lower,
 		OpenLoad: e.openStoreStream, OpenDump: e.openStoreStream,
 		Verify: e.cfg.Store.Verify, Readers: e.cfg.Store.Readers, Writers: e.cfg.Store.Writers,
 		LeaseMax: e.cfg.Store.LeaseMax, WaitMax: e.cfg.Store.WaitMax, Hooks: e.cfg.Store.Hooks,
@@ -193,7 +194,7 @@ func (e *Engine) openCopyStream(nic *streamcopy.Carrier) (stream.EventStream, er
 // Device returns the device. The engine closes it.
 func (e *Engine) Device() device.Device { return e.dev }
 
-// Store returns the store. The engine closes it.
+// Store returns the store, for its figures, and for pages that no Cache describes. The engine closes it.
 func (e *Engine) Store() *store.Store { return e.store }
 
 // Planner returns what chooses the streams' paths, for its predictions and figures.

@@ -11,7 +11,6 @@ import (
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/mem"
-	"github.com/kvlane/kvlane/store"
 )
 
 // An engine dumps a block from its GPU pages, and later finds it by its prefix and loads it into another page.
@@ -19,57 +18,47 @@ func Example() {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	dir, err := os.MkdirTemp("", "kvlane-example-")
-	if err != nil {
-		log.Fatal(err)
-	}
+	check(err)
 	defer os.RemoveAll(dir) //nolint:errcheck // a leftover directory does not change what the example shows
 
-	// The shape of the KV cache: 2 layers, one KV head of 64 bf16 elements, 16 tokens a block.
-	geometry := block.Geometry{Model: "example", Layers: 2, KVHeads: 1, HeadSize: 64, DType: "bfloat16", BlockTokens: 16, TPSize: 1}
+	// The shape of the KV cache: 2 layers, one KV head of 64 bf16 elements, 16 tokens a block. Or block.PresetByName("llama-3.1-8b").
+	model := block.Geometry{Model: "example", Layers: 2, KVHeads: 1, HeadSize: 64, DType: "bfloat16", BlockTokens: 16, TPSize: 1}
 	e, err := kvlane.Open(ctx, kvlane.Config{
-		Model:  geometry,
-		Device: kvlane.DeviceConfig{Driver: kvlane.Sim}, // there need not be a GPU
+		Model:  model,
+		Device: kvlane.DeviceConfig{Driver: kvlane.Sim}, // leave it out on a machine with a GPU
 		Store:  kvlane.StoreConfig{CacheBytes: 1 << 20, Dirs: []string{dir}},
 	})
-	if err != nil {
-		log.Fatal(err)
-	}
+	check(err)
 	defer e.Close(ctx)
 
-	// The engine's paged KV cache: 8 pages, one plane a layer and K/V.
+	// The program's paged KV cache: 8 pages, K and V of each layer one after the other.
 	const pages = 8
-	kv, err := e.Device().Alloc(int64(4*pages)*geometry.PlaneBytes(), device.AllocOptions{})
-	if err != nil {
-		log.Fatal(err)
-	}
+	kv, err := e.Device().Alloc(4*pages*model.PlaneBytes(), device.AllocOptions{})
+	check(err)
 	defer e.Device().Free(kv) //nolint:errcheck // the example ends here
-	layout, err := geometry.Layout()
-	if err != nil {
-		log.Fatal(err)
+	m := kvlane.CacheMemory{Pages: pages, PageBytes: model.PlaneBytes()}
+	for plane := range mem.DevAddr(4) {
+		m.Planes = append(m.Planes, kv.Dev()+plane*pages*mem.DevAddr(m.PageBytes))
 	}
-	cache := pagesOf(kv, geometry, layout, pages)
+	cache, err := e.RegisterCache(m)
+	check(err)
+	defer cache.Close(ctx)
 
-	// A block's key follows from the engine's hash of its tokens, chained to its parent's.
-	key := e.Identity().Key([]byte("hash of the first 16 tokens"))
+	// A block's key follows from the hash of its tokens, chained to its parent's.
+	key := e.Key([]byte("hash of the first 16 tokens"))
 
-	dump, err := e.Store().Dump(ctx, cache, []store.Ref{{Key: key, Page: 3}}, store.DumpOptions{})
-	if err != nil {
-		log.Fatal(err)
-	}
+	dump, err := e.Dump(ctx, cache, []kvlane.Ref{{Key: key, Page: 3}}, kvlane.DumpOptions{})
+	check(err)
 	fmt.Println("page may be reused:", dump.SourceFree(ctx) == nil)
 	fmt.Println("block is durable:", dump.Durable(ctx) == nil)
 
-	lease, err := e.Store().LeasePrefix(ctx, []block.Key{key, e.Identity().Key([]byte("never seen"))}, 10*time.Second)
-	if err != nil {
-		log.Fatal(err)
-	}
+	lease, err := e.LeasePrefix(ctx, []kvlane.Key{key, e.Key([]byte("never seen"))}, 10*time.Second)
+	check(err)
 	defer lease.Release()
 	fmt.Println("prefix found:", lease.Len(), "block in tier", lease.Tier(0))
 
-	load, err := e.Store().Load(ctx, lease, cache, []store.Ref{{Key: key, Page: 5}}, store.LoadOptions{Layerwise: true})
-	if err != nil {
-		log.Fatal(err)
-	}
+	load, err := e.Load(ctx, lease, cache, []kvlane.Ref{{Key: key, Page: 5}}, kvlane.LoadOptions{Layerwise: true})
+	check(err)
 	fmt.Println("layer 0 loaded:", load.WaitShard(ctx, 0) == nil)
 	fmt.Println("all loaded:", load.Wait(ctx) == nil)
 	// Output:
@@ -80,18 +69,8 @@ func Example() {
 	// all loaded: true
 }
 
-// pagesOf describes a KV cache that holds K and V of each layer one after the other, n pages each.
-func pagesOf(kv *mem.Region, g block.Geometry, layout *block.Layout, n int64) *store.Pages {
-	p := &store.Pages{Shards: make([][]mem.Plane, layout.Shards())}
-	bytes := g.PlaneBytes()
-	for layer := range p.Shards {
-		for i := range int64(g.PlanesPerLayer()) {
-			plane := int64(layer*g.PlanesPerLayer()) + i
-			p.Shards[layer] = append(p.Shards[layer], mem.Plane{
-				Region: kv, Base: plane * n * bytes, Stride: bytes, Bytes: bytes,
-				SlotOff: layout.ShardOff(layer) + i*bytes,
-			})
-		}
+func check(err error) {
+	if err != nil {
+		log.Fatal(err)
 	}
-	return p
 }

@@ -7,3 +7,10 @@ func OpenSoftUnderAuto(ctx context.Context, c Config) (*Engine, error) { return 
 
 // HoldClose has e closed by f first.
 func HoldClose(e *Engine, f func(context.Context) error) { e.closers.Add("held", f) }
+
+// Uses returns how many tasks c has on its list.
+func Uses(c *Cache) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.uses)
+}

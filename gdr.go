@@ -24,7 +24,7 @@ const (
 	// measured with the GPU's own paths (StreamConfig.Calibration), and the planner takes them for each batch that they are
 	// the fastest for. Engine.Notes says why they cannot be used. NICs that fail a batch, or take none, are not used again;
 	// store.Stats counts that and says why. It never takes a NIC in software. The host program has to name its memory to
-	// Engine.Register: what is not registered travels by the other paths.
+	// Engine.RegisterCache or Engine.Register: what is not registered travels by the other paths.
 	GDRAuto GDR = "auto"
 	// GDRRequire uses NICs, and is an error where that is not possible. With gdr.Soft that is a NIC in software.
 	GDRRequire GDR = "require"
@@ -129,9 +129,9 @@ func (e *Engine) NICStats() []stream.NICStats {
 	return e.nics.Stats()
 }
 
-// Register tells the engine of memory that loads and dumps will name: the host program's KV cache, whole. NICs reach only
-// what is registered, ahead of transfers, as that takes milliseconds; all of the regions are registered or none. Without
-// NICs there is nothing to do. ErrExists for a region that overlaps a registered one.
+// Register tells the engine of memory that streams of OpenStream or loads and dumps of Engine.Store will name; RegisterCache does that
+// for a KV cache. NICs reach only what is registered, ahead of transfers, as that takes milliseconds; all of the regions are
+// registered or none. Without NICs there is nothing to do. ErrExists for a region that overlaps a registered one.
 func (e *Engine) Register(regions ...*mem.Region) error {
 	if e.nics == nil {
 		return nil
@@ -139,21 +139,7 @@ func (e *Engine) Register(regions ...*mem.Region) error {
 	return e.nics.Register(regions...)
 }
 
-// RegisterCache tells the engine of the host program's KV cache by the addresses on the engine's device and the sizes in bytes of
-// its tensors, and returns their regions, in this order: for store.Pages, and for Unregister. Everything that is wrong with the
-// lists is reported at once, as mem.CacheRegions does. Without NICs the regions are all that is made.
-func (e *Engine) RegisterCache(addrs []mem.DevAddr, sizes []uint64) ([]*mem.Region, error) {
-	regions, err := mem.CacheRegions(e.dev.Info().Index, addrs, sizes)
-	if err == nil {
-		err = e.Register(regions...)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("register KV cache: %w", err)
-	}
-	return regions, nil
-}
-
-// Unregister takes back Register and RegisterCache. The memory may be freed once it has returned nil; ErrBusy, with the context's cause, if
+// Unregister takes back Register. The memory may be freed once it has returned nil; ErrBusy, with the context's cause, if
 // transfers are under way there until ctx ends. Regions that are not registered are no error.
 func (e *Engine) Unregister(ctx context.Context, regions ...*mem.Region) error {
 	if e.nics == nil {

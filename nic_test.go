@@ -143,28 +143,43 @@ func TestUnregisteredMemoryIsRefused(t *testing.T) {
 	}
 }
 
-// A KV cache is registered by the addresses and sizes that an inference engine knows of it.
-func TestRegisterCache(t *testing.T) {
+// NICs are given the KV cache that is registered, by its planes' addresses, and it is taken from them again.
+func TestNICsReachARegisteredCache(t *testing.T) {
 	w := newWorld(t, softConfig(t))
-	addrs, sizes := []mem.DevAddr{w.kv.Dev()}, []uint64{uint64(w.kv.Len())}
-	if _, err := w.e.RegisterCache(addrs, sizes); !errors.Is(err, errdefs.ErrExists) {
-		t.Errorf("registered a second time: %v", err)
+	n := nicGeometry.PlaneBytes()
+	m := kvlane.CacheMemory{Pages: 2, PageBytes: n}
+	for p := range nicGeometry.Layers * nicGeometry.PlanesPerLayer() {
+		m.Planes = append(m.Planes, w.kv.Dev()+mem.DevAddr(p)*2*mem.DevAddr(n))
 	}
-	if _, err := w.e.RegisterCache(addrs, nil); !errors.Is(err, errdefs.ErrInvalid) {
-		t.Errorf("addresses without sizes: %v", err)
+	if _, err := w.e.RegisterCache(m); !errors.Is(err, errdefs.ErrExists) {
+		t.Errorf("registered a second time: %v", err)
 	}
 	if err := w.e.Unregister(t.Context(), w.kv); err != nil {
 		t.Fatal(err)
 	}
-	regions, err := w.e.RegisterCache(addrs, sizes)
+	cache, err := w.e.RegisterCache(m)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(w.dump(t, 0, 0), w.load(t, 0, 1)); err != nil { // by other regions, at the same addresses
+	dump, err := w.e.Dump(t.Context(), cache, []kvlane.Ref{{Key: w.key(0), Page: 0}}, kvlane.DumpOptions{})
+	if err == nil {
+		err = dump.Durable(t.Context())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	load, err := w.e.Load(t.Context(), nil, cache, []kvlane.Ref{{Key: w.key(0), Page: 1}}, kvlane.LoadOptions{})
+	if err == nil {
+		err = load.Wait(t.Context())
+	}
+	if err != nil || !bytes.Equal(w.page(t, 0), w.page(t, 1)) {
+		t.Errorf("load: %v", err)
+	}
+	if err := cache.Close(t.Context()); err != nil {
 		t.Error(err)
 	}
-	if err := w.e.Unregister(t.Context(), regions...); err != nil {
-		t.Error(err)
+	if err := w.load(t, 0, 1); !errors.Is(err, errdefs.ErrInvalid) {
+		t.Errorf("load = %v once the cache is closed, want ErrInvalid", err)
 	}
 }
 
@@ -326,6 +341,22 @@ func TestBrokenNICStreamIsOpenedAgain(t *testing.T) {
 	if hits < 2 {
 		t.Errorf("only %d copies failed: the test looks in the wrong place", hits)
 	}
+}
+
+// pagesOf describes a KV cache that holds K and V of each layer one after the other, n pages each.
+func pagesOf(kv *mem.Region, g block.Geometry, layout *block.Layout, n int64) *store.Pages {
+	p := &store.Pages{Shards: make([][]mem.Plane, layout.Shards())}
+	bytes := g.PlaneBytes()
+	for layer := range p.Shards {
+		for i := range int64(g.PlanesPerLayer()) {
+			plane := int64(layer*g.PlanesPerLayer()) + i
+			p.Shards[layer] = append(p.Shards[layer], mem.Plane{
+				Region: kv, Base: plane * n * bytes, Stride: bytes, Bytes: bytes,
+				SlotOff: layout.ShardOff(layer) + i*bytes,
+			})
+		}
+	}
+	return p
 }
 
 // world is an engine with a KV cache of two pages.

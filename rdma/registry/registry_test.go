@@ -317,10 +317,13 @@ func registerAll(t *testing.T, plan *fault.Plan) (told error) {
 			return told
 		}
 	}
-	addrs, sizes := []mem.DevAddr{0x1000, 0x9000, 0x4000}, []uint64{0x1000, 0x1000, 0x1000}
-	regions, err := mem.CacheRegions(0, addrs, sizes)
-	if err != nil {
-		t.Fatal(err)
+	var regions []*mem.Region
+	for _, addr := range []mem.DevAddr{0x1000, 0x9000, 0x4000} {
+		r, err := mem.NewRegion(mem.RegionSpec{Kind: mem.KindDevice, Len: 0x1000, Dev: addr})
+		if err != nil {
+			t.Fatal(err)
+		}
+		regions = append(regions, r)
 	}
 	err = registry.Register(set.NICs(), all, regions...)
 	for _, g := range set.NICs() {

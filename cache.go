@@ -1,0 +1,225 @@
+package kvlane
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"sync"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/store"
+)
+
+// CacheMemory says where the host program's paged KV cache lies in the memory of the engine's device. A page holds one block, in as
+// many planes as the block has parts.
+type CacheMemory struct {
+	// Planes are the addresses of page 0 in each plane, in the order of a block: layer by layer, and of each layer K before V. With
+	// Config.Blocks it is shard by shard, and each shard has equally many planes of one length.
+	Planes []mem.DevAddr
+	Pages  int // of each plane
+	// PageBytes is the length of a page in one plane. It follows from Config.Model too, and has to agree with that.
+	PageBytes int64
+	// Stride is from the start of a page to that of the next in its plane, in bytes. Zero is PageBytes: they follow one another.
+	Stride int64
+}
+
+// Cache is a paged KV cache that an engine knows: its pages are what Engine.Load fills and Engine.Dump reads. Safe for concurrent
+// use.
+type Cache struct {
+	engine  *Engine
+	regions []*mem.Region
+	pages   store.Pages
+
+	mu     sync.Mutex
+	closed bool   // guarded by mu
+	uses   []*use // guarded by mu: those that may still touch the pages, and some that do not any more
+	many   int    // guarded by mu: uses are looked through when there are as many
+}
+
+// use is a task on the pages, from before it starts.
+type use struct {
+	started chan struct{}
+	// ended returns nil once the task does not touch the pages any more, or ctx's cause. Nil where it did not start.
+	ended func(context.Context) error
+}
+
+func (u *use) wait(ctx context.Context) error {
+	if err := waitFor(ctx, u.started); err != nil || u.ended == nil {
+		return err
+	}
+	return u.ended(ctx)
+}
+
+// RegisterCache tells the engine where the host program's KV cache lies, ahead of loads and dumps: giving it to NICs takes
+// milliseconds. The memory stays allocated until Cache.Close. Everything that is wrong with m is reported at once, as ErrInvalid;
+// ErrExists where it overlaps memory that is registered.
+func (e *Engine) RegisterCache(m CacheMemory) (*Cache, error) {
+	if m.Stride == 0 {
+		m.Stride = m.PageBytes
+	}
+	c := &Cache{engine: e}
+	err := m.validate(e.blocks.Layout)
+	if err == nil {
+		err = c.lay(&m)
+	}
+	if err == nil {
+		err = e.Register(c.regions...)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("register KV cache: %w", err)
+	}
+	return c, nil
+}
+
+// validate reports everything that is wrong with m.
+func (m *CacheMemory) validate(layout *block.Layout) error {
+	var errs []error
+	bad := func(format string, args ...any) {
+		errs = append(errs, fmt.Errorf(format+": %w", append(args, errdefs.ErrInvalid)...))
+	}
+	shards := layout.Shards()
+	n := len(m.Planes) / shards
+	if n == 0 || len(m.Planes)%shards != 0 {
+		bad("%d planes do not divide into the %d shards of a block", len(m.Planes), shards)
+		n = 0
+	}
+	for i := 0; i < shards && n > 0; i++ {
+		if want := layout.ShardBytes(i); want != int64(n)*m.PageBytes {
+			bad("shard %d of a block has %d bytes, and %d planes with pages of %d bytes do not", i, want, n, m.PageBytes)
+			break
+		}
+	}
+	switch {
+	case m.Pages <= 0 || m.Pages > math.MaxUint32:
+		bad("%d pages are not 1 to %d", m.Pages, uint32(math.MaxUint32))
+	case m.PageBytes <= 0 || m.Stride < m.PageBytes:
+		bad("pages of %d bytes do not fit a stride of %d", m.PageBytes, m.Stride)
+	case m.Stride > math.MaxInt64/int64(m.Pages):
+		bad("%d pages with a stride of %d bytes are more than an address space", m.Pages, m.Stride)
+	default:
+		errs = append(errs, m.validatePlaces())
+	}
+	return errors.Join(errs...)
+}
+
+// span is how many bytes a plane spans, from its first page to the end of its last.
+func (m *CacheMemory) span() uint64 { return uint64(m.Stride)*uint64(m.Pages-1) + uint64(m.PageBytes) }
+
+// sorted returns the numbers of the planes in the order of their addresses.
+func (m *CacheMemory) sorted() []int {
+	order := make([]int, len(m.Planes))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(m.Planes[a], m.Planes[b]) })
+	return order
+}
+
+// validatePlaces reports planes that cannot lie where they are said to, and those that share bytes. Planes may interleave.
+func (m *CacheMemory) validatePlaces() error {
+	var errs []error
+	bad := func(format string, args ...any) {
+		errs = append(errs, fmt.Errorf(format+": %w", append(args, errdefs.ErrInvalid)...))
+	}
+	n, order := mem.DevAddr(m.span()), m.sorted()
+	for i, a := range m.Planes {
+		switch {
+		case a == 0:
+			bad("plane %d has no address", i)
+		case a > math.MaxUint64-n:
+			bad("plane %d, %d bytes at %#x, ends beyond the address space", i, n, a)
+		}
+	}
+	for k, i := range order {
+		for _, j := range order[k+1:] {
+			off := m.Planes[j] - m.Planes[i]
+			if off >= n {
+				break
+			}
+			// The first page of j lies behind the start of this page of i, and before the next if there is one.
+			page, in := uint64(off)/uint64(m.Stride), uint64(off)%uint64(m.Stride)
+			if in < uint64(m.PageBytes) || page < uint64(m.Pages-1) && uint64(m.Stride)-in < uint64(m.PageBytes) {
+				bad("planes %d and %d share bytes: pages of %d at %#x and at %#x, with a stride of %d", i, j, m.PageBytes, m.Planes[i], m.Planes[j], m.Stride)
+				break // of those that share with i, one is enough
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// lay makes the regions, one for planes that interleave, and the planes on them.
+func (c *Cache) lay(m *CacheMemory) error {
+	layout := c.engine.blocks.Layout
+	n, order := mem.DevAddr(m.span()), m.sorted()
+	planes := make([]mem.Plane, len(m.Planes))
+	for k := 0; k < len(order); {
+		start := m.Planes[order[k]]
+		last := k // of those that interleave
+		for last+1 < len(order) && m.Planes[order[last+1]] < m.Planes[order[last]]+n {
+			last++
+		}
+		bytes := m.Planes[order[last]] + n - start
+		r, err := mem.NewRegion(mem.RegionSpec{Kind: mem.KindDevice, Device: c.engine.dev.Info().Index, Len: int64(bytes), Dev: start})
+		if err != nil {
+			return err
+		}
+		c.regions = append(c.regions, r)
+		for ; k <= last; k++ {
+			planes[order[k]] = mem.Plane{Region: r, Base: int64(m.Planes[order[k]] - start), Stride: m.Stride, Bytes: m.PageBytes}
+		}
+	}
+	c.pages.Shards = make([][]mem.Plane, layout.Shards())
+	perShard := len(planes) / layout.Shards()
+	for s := range c.pages.Shards {
+		c.pages.Shards[s] = planes[s*perShard : (s+1)*perShard]
+		for i := range c.pages.Shards[s] {
+			c.pages.Shards[s][i].SlotOff = layout.ShardOff(s) + int64(i)*m.PageBytes
+		}
+	}
+	return nil
+}
+
+// begin says that a task will use the pages of c, for e.
+func (c *Cache) begin(e *Engine) (*use, error) {
+	if c == nil || c.engine != e {
+		return nil, fmt.Errorf("the KV cache is none of this engine's: %w", errdefs.ErrInvalid)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return nil, fmt.Errorf("the KV cache: %w", errdefs.ErrClosed)
+	}
+	if len(c.uses) >= c.many {
+		now, cancel := context.WithCancel(context.Background())
+		cancel()
+		c.uses = slices.DeleteFunc(c.uses, func(u *use) bool { return u.wait(now) == nil })
+		c.many = 2*len(c.uses) + 64
+	}
+	u := &use{started: make(chan struct{})}
+	c.uses = append(c.uses, u)
+	return u, nil
+}
+
+// Close refuses further loads and dumps of the cache, waits until none touches its pages any more, and takes its registration back.
+// Once it has returned nil the memory may be freed; until then, ErrBusy with the context's cause where ctx ended first, it must
+// not be, and Close may be called again. Close caches before the engine.
+func (c *Cache) Close(ctx context.Context) error {
+	c.mu.Lock()
+	c.closed = true
+	uses := c.uses
+	c.mu.Unlock()
+	for _, u := range uses {
+		if err := u.wait(ctx); err != nil {
+			return fmt.Errorf("close KV cache: loads or dumps of it are under way: %w: %w", errdefs.ErrBusy, err)
+		}
+	}
+	if err := c.engine.Unregister(ctx, c.regions...); err != nil {
+		return fmt.Errorf("close KV cache: %w", err)
+	}
+	return nil
+}

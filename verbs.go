@@ -1,0 +1,97 @@
+package kvlane
+
+import (
+	"context"
+	"time"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/store"
+)
+
+// The nouns of the engine's methods, which packages block and store describe.
+type (
+	// Key names a block: see Engine.Key.
+	Key = block.Key
+	// Ref is a block, and the page of a Cache that holds or will hold it.
+	Ref = store.Ref
+	// Hit is what Engine.Lookup says of a key.
+	Hit = store.Hit
+	// Lease holds blocks where they are.
+	Lease = store.Lease
+	// LoadOptions says how a load runs: whole, or layer by layer.
+	LoadOptions = store.LoadOptions
+	// LoadTask is a running load.
+	LoadTask = store.LoadTask
+	// DumpOptions says how a dump runs, and what it waits for.
+	DumpOptions = store.DumpOptions
+	// DumpTask is a running dump.
+	DumpTask = store.DumpTask
+	// PrefetchTask is a running prefetch.
+	PrefetchTask = store.PrefetchTask
+)
+
+// Key returns the key of the block whose tokens, chained to those before them, have this hash.
+func (e *Engine) Key(hash []byte) Key { return e.format.Identity.Key(hash) }
+
+// Lookup says for each key where its block is. Nothing stays there on account of it: LeasePrefix does that. See store.Store.Lookup.
+func (e *Engine) Lookup(ctx context.Context, keys []Key) ([]Hit, error) {
+	return e.store.Lookup(ctx, keys)
+}
+
+// LeasePrefix pins the longest prefix of keys whose blocks are all there, for ttl or until Lease.Release. See
+// store.Store.LeasePrefix.
+func (e *Engine) LeasePrefix(ctx context.Context, keys []Key, ttl time.Duration) (*Lease, error) {
+	return e.store.LeasePrefix(ctx, keys, ttl)
+}
+
+// Prefetch brings blocks into the cache tier, so that a later load finds them in memory. See store.Store.Prefetch.
+func (e *Engine) Prefetch(ctx context.Context, keys []Key) (*PrefetchTask, error) {
+	return e.store.Prefetch(ctx, keys)
+}
+
+// Load copies each ref's block to its page of the cache, verified. A lease, where given, has to hold them all. The pages are not to be
+// touched until the task is done, or with LoadOptions.Layerwise a layer of them until LoadTask.WaitShard returns for it. See
+// store.Store.Load for errors and waiting.
+func (e *Engine) Load(ctx context.Context, lease *Lease, c *Cache, refs []Ref, o LoadOptions) (*LoadTask, error) {
+	u, err := c.begin(e)
+	if err != nil {
+		return nil, err
+	}
+	defer close(u.started)
+	task, err := e.store.Load(ctx, lease, &c.pages, refs, o)
+	if err == nil {
+		u.ended = func(ctx context.Context) error { return waitFor(ctx, task.Done()) }
+	}
+	return task, err
+}
+
+// Dump stores each ref's block from its page of the cache. The pages are not to be changed until DumpTask.SourceFree returns. With
+// DumpOptions.Layerwise it reads a layer once DumpTask.SubmitShard has been called for it. See store.Store.Dump for errors and
+// waiting.
+func (e *Engine) Dump(ctx context.Context, c *Cache, refs []Ref, o DumpOptions) (*DumpTask, error) {
+	u, err := c.begin(e)
+	if err != nil {
+		return nil, err
+	}
+	defer close(u.started)
+	task, err := e.store.Dump(ctx, &c.pages, refs, o)
+	if err == nil {
+		u.ended = task.SourceFree
+	}
+	return task, err
+}
+
+// waitFor waits until done is closed, and returns nil; or until ctx ends, and returns its cause.
+func waitFor(ctx context.Context, done <-chan struct{}) error {
+	select {
+	case <-done:
+		return nil
+	default:
+	}
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}

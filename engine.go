@@ -197,11 +197,8 @@ func (e *Engine) Device() device.Device { return e.dev }
 // Store returns the store, for its figures, and for pages that no Cache describes. The engine closes it.
 func (e *Engine) Store() *store.Store { return e.store }
 
-// Planner returns what chooses the streams' paths, for its predictions and figures.
-func (e *Engine) Planner() *plan.Planner { return e.planner }
-
-// Budget returns what bounds copies under the background policy, for its limits and figures.
-func (e *Engine) Budget() *plan.Budget { return e.budget }
+// PlanFigures returns the figures of what chooses the streams' paths, and of what bounds copies under the background policy.
+func (e *Engine) PlanFigures() plan.Figures { return e.planner.Figures() }
 
 // ReportSlowdown tells by how many percent the host program's own work takes longer than without copies beside it. Under
 // the background policy copies then take fewer thread blocks and other chunks until it is within the budget, and more

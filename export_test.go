@@ -1,6 +1,10 @@
 package kvlane
 
-import "context"
+import (
+	"context"
+
+	"github.com/kvlane/kvlane/stream/copy/plan"
+)
 
 // OpenSoftUnderAuto is Open, but that GDRAuto takes NICs in software too.
 func OpenSoftUnderAuto(ctx context.Context, c Config) (*Engine, error) { return open(ctx, c, true) }
@@ -14,3 +18,6 @@ func Uses(c *Cache) int {
 	defer c.mu.Unlock()
 	return len(c.uses)
 }
+
+// Profile returns what e plans with.
+func Profile(e *Engine) *plan.Profile { return e.planner.Profile() }

@@ -30,7 +30,7 @@ func autoConfig(t *testing.T) kvlane.Config {
 func measured(t *testing.T, c *kvlane.Config) plan.Profile {
 	t.Helper()
 	e := openEngine(t, *c)
-	p := *e.Planner().Profile()
+	p := *kvlane.Profile(e)
 	if p.Key.NIC == "" || len(e.NICs()) == 0 {
 		t.Fatalf("profile of %s; notes: %q", p.Key, e.Notes())
 	}

@@ -14,8 +14,8 @@ import (
 // TestReportedSlowdownLowersTheBudget: what the host program reports reaches what bounds the copies.
 func TestReportedSlowdownLowersTheBudget(t *testing.T) {
 	e := openEngine(t, testConfig(t))
-	before := e.Budget().Limits()
-	for deadline := time.Now().Add(10 * time.Second); e.Budget().Limits().CTAs >= before.CTAs; time.Sleep(time.Millisecond) {
+	before := e.PlanFigures().Limits
+	for deadline := time.Now().Add(10 * time.Second); e.PlanFigures().Limits.CTAs >= before.CTAs; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("%+v for ten seconds of reports", before)
 		}

@@ -70,8 +70,7 @@ type collector struct {
 	store   func() store.Stats
 	tiers   map[string]func() tier.Stats
 	replay  *Progress
-	planner *plan.Planner
-	budget  *plan.Budget
+	planner func() plan.Figures
 	nics    func() []stream.NICStats
 }
 
@@ -85,7 +84,7 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 // Collect reads every source once, so that the figures of one source belong together.
 func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	c.mu.Lock()
-	storeStats, replay, planner, budget, nics := c.store, c.replay, c.planner, c.budget, c.nics
+	storeStats, replay, planner, nics := c.store, c.replay, c.planner, c.nics
 	var tiers []namedTier
 	for name, stats := range c.tiers {
 		tiers = append(tiers, namedTier{name: name, read: stats})
@@ -103,7 +102,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		send(ch, tierFamilies, &tiers[i])
 	}
 	if planner != nil {
-		f := readPlanner(planner, budget)
+		f := planner()
 		send(ch, plannerFamilies, &f)
 	}
 	if nics != nil {

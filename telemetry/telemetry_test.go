@@ -56,7 +56,7 @@ func full(t *testing.T) *telemetry.Metrics {
 	p.Request(20, 15, 1<<20, 0)
 	p.Request(10, 0, 0, 3)
 	m.SetReplay(p)
-	m.SetPlanner(planner(t))
+	m.SetPlanner(planner(t).Figures)
 	m.SetNICs(func() []stream.NICStats {
 		return []stream.NICStats{{
 			Name: "mlx5_0", Requests: 12, Bytes: 1 << 20, Doorbells: 2, Failed: 1, Flushed: 3, Broken: 1, QueuePairs: 4, QueuePairsOpened: 8,
@@ -67,8 +67,8 @@ func full(t *testing.T) *telemetry.Metrics {
 	return m
 }
 
-// planner returns a planner that has chosen a path and seen it take twice the predicted time, and its budget.
-func planner(t *testing.T) (*plan.Planner, *plan.Budget) {
+// planner returns a planner that has chosen a path and seen it take twice the predicted time, with a budget.
+func planner(t *testing.T) *plan.Planner {
 	t.Helper()
 	b, err := plan.NewBudget(plan.BudgetOptions{MaxCTAs: 3})
 	if err != nil {
@@ -81,7 +81,7 @@ func planner(t *testing.T) (*plan.Planner, *plan.Budget) {
 	r := plan.Request{Dir: plan.H2D, Pieces: 1, Bytes: 4096}
 	c := p.Choose(r, plan.PathSet(stream.PathCopyEngine))
 	p.Observe(c, r, 2*c.Predicted)
-	return p, b
+	return p
 }
 
 func scrape(t *testing.T, addr string) string {
@@ -216,7 +216,7 @@ func TestSourcesCanBeTakenAway(t *testing.T) {
 	m := full(t)
 	m.SetStore(nil)
 	m.SetReplay(nil)
-	m.SetPlanner(nil, nil)
+	m.SetPlanner(nil)
 	m.SetNICs(nil)
 	for _, name := range []string{"cache", "file"} {
 		if err := m.SetTier(name, nil); err != nil {

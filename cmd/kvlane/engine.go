@@ -176,7 +176,7 @@ func serveMetrics(ctx context.Context, addr string, m *telemetry.Metrics, e *kvl
 		return func() error { return nil }, nil
 	}
 	m.SetStore(e.Store().Stats)
-	m.SetPlanner(e.Planner(), e.Budget())
+	m.SetPlanner(e.PlanFigures)
 	m.SetNICs(e.NICStats)
 	for _, t := range e.Tiers() {
 		if err := m.SetTier(t.Name(), t); err != nil {

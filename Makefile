@@ -51,7 +51,7 @@ verbs: ## run the RDMA tests in a virtual machine with soft-RoCE, which is made 
 
 # Each mutant is built as an overlay: nothing of the tree is changed.
 mutants: ## put each named defect into the source and check that its test fails
-	KVLANE_MUTANTS=1 $(GO) test -count 1 -timeout 300s -run 'Mutants|Defects' ./internal/archtest
+	KVLANE_MUTANTS=1 $(GO) test -count 1 -timeout 900s -run 'Mutants|Defects' ./internal/archtest
 
 nonic: ## check the build that leaves the code for NICs out
 	$(GO) build -tags nonic -o /dev/null ./cmd/kvlane
@@ -60,7 +60,7 @@ nonic: ## check the build that leaves the code for NICs out
 
 # Short: what the crash test kills is another process, which the race detector does not see.
 race: ## run the tests under the race detector; needs a C compiler
-	CGO_ENABLED=1 $(GO) test -race -short -timeout 300s ./...
+	CGO_ENABLED=1 $(GO) test -race -short -timeout 900s ./...
 
 lint: $(LINT) ## run the linters and check the formatting
 	$(LINT) run ./...

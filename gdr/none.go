@@ -18,8 +18,13 @@ type NICs struct{}
 
 var errNoCode = fmt.Errorf("this build has no code for NICs (build tag nonic): %w", errdefs.ErrNotSupported)
 
-// Open is ErrNotSupported in a build with the tag nonic.
-func Open(device.Device, Config, func() (stream.Stream, error)) (*NICs, error) { return nil, errNoCode }
+// Open is ErrNotSupported in a build with the tag nonic, and ErrInvalid where c is wrong in any build.
+func Open(_ device.Device, c Config, _ func() (stream.Stream, error)) (*NICs, error) {
+	if err := c.Validate(); err != nil {
+		return nil, err
+	}
+	return nil, errNoCode
+}
 
 // Identity names no NIC.
 func (*NICs) Identity() string { return "" }

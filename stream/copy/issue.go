@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/stream"
 )
 
@@ -112,7 +113,8 @@ func (s *Stream) step(o *op, sp span) item {
 		s.fence(it, &err)
 	}
 	if err != nil {
-		o.Fail(o.failure(err), false)
+		// A queue that refuses was broken by something before, maybe the batch's own first pieces: the event of that says how.
+		o.Fail(o.failure(err), errors.Is(err, errdefs.ErrBroken))
 	}
 	it.last = done || err != nil
 	s.pace(o, it, now)

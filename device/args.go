@@ -126,6 +126,48 @@ func PagedArgsOf(a *[MaxKernelArgs]uint64) PagedArgs {
 	return PagedArgs{mem.DevAddr(a[0]), a[1], mem.DevAddr(a[2]), a[3], mem.DevAddr(a[4]), a[5], a[6], mem.DevAddr(a[7])}
 }
 
+// PartDesc is a part as KernelCopyParts reads it: of PagedArgs, all but the direction.
+type PartDesc struct {
+	Planes     mem.DevAddr
+	NPlanes    uint64
+	Pairs      mem.DevAddr
+	NPairs     uint64
+	Slots      mem.DevAddr
+	SlotStride uint64
+	Sums       mem.DevAddr
+}
+
+// Put writes d to the first PartDescBytes of b.
+func (d PartDesc) Put(b []byte) {
+	_ = b[PartDescBytes-1]
+	for i, v := range [...]uint64{uint64(d.Planes), d.NPlanes, uint64(d.Pairs), d.NPairs, uint64(d.Slots), d.SlotStride, uint64(d.Sums)} {
+		binary.LittleEndian.PutUint64(b[8*i:], v)
+	}
+}
+
+// ReadPartDesc reads what PartDesc.Put wrote.
+func ReadPartDesc(b []byte) PartDesc {
+	_ = b[PartDescBytes-1]
+	return PartDesc{address(b), word(b[8:]), address(b[16:]), word(b[24:]), address(b[32:]), word(b[40:]), address(b[48:])}
+}
+
+// PartsArgs are the arguments of KernelCopyParts and KernelCopyPartsSum. Direction is a mem.Direction.
+type PartsArgs struct {
+	Parts             mem.DevAddr
+	NParts, Direction uint64
+	Done              mem.DevAddr
+}
+
+// Kernel returns the launch of the kernel of that name.
+func (a PartsArgs) Kernel(name string, ctas int) Kernel {
+	return kernelOf(name, ctas, 4, 0, [MaxKernelArgs]uint64{uint64(a.Parts), a.NParts, a.Direction, uint64(a.Done)})
+}
+
+// PartsArgsOf returns the arguments of a launch by name.
+func PartsArgsOf(a *[MaxKernelArgs]uint64) PartsArgs {
+	return PartsArgs{mem.DevAddr(a[0]), a[1], a[2], mem.DevAddr(a[3])}
+}
+
 // PatternArgs are the arguments of KernelPatternFill and KernelPatternCheck: Counts of the latter.
 type PatternArgs struct {
 	Planes        mem.DevAddr

@@ -32,7 +32,19 @@ const (
 	// or slot that is not aligned to LeafAlign, is copied all the same; leaves of such pages, and what is left of a
 	// plane after its last whole leaf, get no sums.
 	KernelCopyPagedSum = "kvlane_copy_paged_sum"
+
+	// KernelCopyParts does what several launches of KernelCopyPaged would, one part after the other, and says of each when it
+	// has landed. Args: [0] the parts at PartDescBytes each, {u64 planes, u64 nPlanes, u64 pairs, u64 nPairs, u64 slots, u64
+	// slotStride, u64 sums}, what that kernel has as Args; [1] their number, MaxParts at most; [2] the direction; [3] zero, or
+	// an array of one u64 a part and thread block of the launch (CTAs is not zero), in pinned memory: word part*CTAs + block becomes 1 when what
+	// that thread block copies of the part is where it belongs. A part has landed when all its words are 1.
+	KernelCopyParts = "kvlane_copy_parts"
+	// KernelCopyPartsSum is the same for KernelCopyPagedSum: the sums of a part are there when it has landed.
+	KernelCopyPartsSum = "kvlane_copy_parts_sum"
 )
+
+// MaxParts is the most parts of one launch.
+const MaxParts = 256
 
 // Layout of what kernels read.
 const (
@@ -40,6 +52,8 @@ const (
 	PlaneDescBytes    = 32
 	PlaneSumDescBytes = 48
 	PairBytes         = 8
+	PartDescBytes     = 56
+	PartDoneBytes     = 8 // of a thread block and part
 )
 
 // A leaf is what a sum covers.

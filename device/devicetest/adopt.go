@@ -306,6 +306,7 @@ func (h *harness) launchAll(t *testing.T, q device.Queue) {
 	for name, args := range map[string]int{
 		device.KernelCopyList: 2, device.KernelCopyPaged: 7, device.KernelPatternFill: 5, device.KernelPatternCheck: 6,
 		device.KernelCopyListSum: 3, device.KernelCopyPagedSum: 8,
+		device.KernelCopyParts: 4, device.KernelCopyPartsSum: 4,
 	} {
 		if lister != nil && !lister.HasKernel(name) {
 			continue

@@ -54,6 +54,8 @@ func Run(t *testing.T, open func(t *testing.T) device.Device) {
 		{"PatternCheck", testPatternCheck},
 		{"CopyListSum", func(t *testing.T, h *harness) { testCopyListSum(t, h, device.KernelCopyListSum) }},
 		{"CopyPagedSum", func(t *testing.T, h *harness) { testCopyPagedSum(t, h, device.KernelCopyPagedSum) }},
+		{"CopyParts", func(t *testing.T, h *harness) { testCopyParts(t, h, device.KernelCopyParts) }},
+		{"CopyPartsSum", func(t *testing.T, h *harness) { testCopyParts(t, h, device.KernelCopyPartsSum) }},
 		{"Resident", testResident},
 		{"ResidentTorn", testResidentTorn},
 		{"ResidentLeaves", testResidentLeaves},

@@ -20,6 +20,8 @@ type executor struct {
 	traffic          *traffic           // where to count bytes by direction; nil: nowhere
 	planes           []device.PlaneDesc // of the kernel that runs
 	still            bool               // nothing is moved: Options.Still
+	ctas             int                // of the kernel that runs
+	untold           bool               // it does not say yet what has landed: a fault will damage some of it
 }
 
 // seen remembers a span. It may have been freed since: then its bytes are nil, and it is looked up again.

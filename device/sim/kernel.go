@@ -18,6 +18,8 @@ type kernel struct {
 	piece  func(x *executor, a *kernelArg, i uint64) piece
 	// resum sums a leaf of piece i anew, which was damaged on its way to the device. Nil where the kernel makes no sums.
 	resum func(x *executor, a *kernelArg, i, leaf uint64) error
+	// tell says what has landed where run did not (executor.untold). Nil where the kernel says nothing.
+	tell func(x *executor, a *kernelArg) error
 }
 
 // kernels returns the kernel of that name, or nil.
@@ -31,6 +33,10 @@ func kernels(name string) *kernel {
 		return &copyListSum
 	case device.KernelCopyPagedSum:
 		return &copyPagedSum
+	case device.KernelCopyParts:
+		return &copyParts
+	case device.KernelCopyPartsSum:
+		return &copyPartsSum
 	case device.KernelPatternFill:
 		return &patternFill
 	case device.KernelPatternCheck:
@@ -66,6 +72,13 @@ var (
 	copyPagedSum = kernel{
 		name: device.KernelCopyPagedSum, args: 8, count: 3, run: runCopyPagedSum, pieces: pagePieces, piece: pagedPiece,
 		resum: resumPaged,
+	}
+	copyParts = kernel{
+		name: device.KernelCopyParts, args: 4, count: 1, run: runCopyParts, pieces: partsPieces, piece: partsPiece, tell: tellParts,
+	}
+	copyPartsSum = kernel{
+		name: device.KernelCopyPartsSum, args: 4, count: 1, run: runCopyPartsSum, pieces: partsPieces, piece: partsPiece,
+		resum: resumParts, tell: tellParts,
 	}
 	patternFill = kernel{
 		name: device.KernelPatternFill, args: 5, count: 3, run: runPatternFill, pieces: pagePieces, piece: patternPiece,

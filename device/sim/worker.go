@@ -141,18 +141,20 @@ func (x *executor) carryOut(o *op) error {
 		if partial {
 			o.args[o.kernel.count] /= 2
 		}
+		x.ctas, x.untold = o.ctas, o.hit
 		err = o.kernel.run(x, &o.args)
 	case opRecord, opWait, opGate:
 	}
-	switch {
-	case err != nil || !o.hit:
-		return err
-	case partial:
-		return errInjected(o.name(), &o.fault)
-	case o.fault.Action == fault.Corrupt:
-		return x.corrupt(o)
+	if err == nil && o.hit && o.fault.Action == fault.Corrupt {
+		err = x.corrupt(o)
 	}
-	return nil
+	if err == nil && o.hit && o.kind == opLaunch && o.kernel.tell != nil {
+		err = o.kernel.tell(x, &o.args)
+	}
+	if err == nil && partial {
+		err = errInjected(o.name(), &o.fault)
+	}
+	return err
 }
 
 // paced is perform in model time. The work starts when the latency is over; copies and fills, whose length is known, put

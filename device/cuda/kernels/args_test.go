@@ -63,6 +63,9 @@ func TestArgumentsAreTheKernelsParameters(t *testing.T) {
 	add(list.Kernel(device.KernelCopyListSum, 3), list)
 	add(plainPaged.Kernel(device.KernelCopyPaged, 3), plainPaged)
 	add(paged.Kernel(device.KernelCopyPagedSum, 3), paged)
+	parts := number(device.PartsArgs{})
+	add(parts.Kernel(device.KernelCopyParts, 3), parts)
+	add(parts.Kernel(device.KernelCopyPartsSum, 3), parts)
 	add(fill.Kernel(), fill)
 	add(pattern.Kernel(), pattern)
 	add(resident.Kernel(3), resident)
@@ -87,7 +90,7 @@ func TestArgumentsAreTheKernelsParameters(t *testing.T) {
 		}
 	}
 	a := [device.MaxKernelArgs]uint64{1, 2, 3, 4, 5, 6, 7, 8}
-	if device.ListArgsOf(&a) != list || device.PagedArgsOf(&a) != paged || device.PatternArgsOf(&a) != pattern || device.ResidentArgsOf(&a) != resident {
+	if device.ListArgsOf(&a) != list || device.PagedArgsOf(&a) != paged || device.PartsArgsOf(&a) != parts || device.PatternArgsOf(&a) != pattern || device.ResidentArgsOf(&a) != resident {
 		t.Error("arguments do not come back from a launch as they went in")
 	}
 }
@@ -104,6 +107,10 @@ func TestDescriptorsAreTheKernels(t *testing.T) {
 		"unit.pair * desc<STABLE>(pl.at + 40) + desc<STABLE>(pl.at + 32)",
 		"Piece{word[0], word[1], word[2],",
 		"u64 dst, src, n, sums;",
+		fmt.Sprintf("PART = %d, MOST_PARTS = %d", device.PartDescBytes, device.MaxParts),
+		"make(desc(d), desc(d + 8), desc(d + 24), lane_id())",
+		"part{units, desc(d + 16), desc(d + 32), desc(d + 40), direction == 1, SUMS ? desc(d + 48) : 0}",
+		fmt.Sprintf("store<0>(done + %d * (p * blocks + block), (u64)1)", device.PartDoneBytes),
 	} {
 		if !bytes.Contains(src, []byte(want)) {
 			t.Errorf("the CUDA C has no %q", want)

@@ -36,6 +36,8 @@ func Kernels() []Kernel {
 		{device.KernelCopyPaged, 7},
 		{device.KernelCopyListSum, 3},
 		{device.KernelCopyPagedSum, 8},
+		{device.KernelCopyParts, 4},
+		{device.KernelCopyPartsSum, 4},
 		{device.KernelPatternFill, 5},
 		{device.KernelPatternCheck, 6},
 		{device.KernelResident, 5},

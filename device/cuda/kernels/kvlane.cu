@@ -8,6 +8,7 @@
 
 #include "copy.cuh"
 #include "paged.cuh"
+#include "parts.cuh"
 #include "pattern.cuh"
 #include "resident.cuh"
 
@@ -24,3 +25,7 @@ KERNEL_SUM kvlane_copy_paged_sum(u64 planes, u64 nplanes, u64 pairs, u64 npairs,
     const auto units = Units<PLANE_SUM>::make(planes, nplanes, npairs, lane_id());
     copy_all<true, UNROLL>(Paged<PLANE_SUM>{units, pairs, slots, slot_stride, direction == 1, sums}, units.count(), whole_grid());
 }
+
+KERNEL kvlane_copy_parts(u64 parts, u64 nparts, u64 direction, u64 done) { copy_parts<false, PLANE>(parts, nparts, direction, done); }
+
+KERNEL_SUM kvlane_copy_parts_sum(u64 parts, u64 nparts, u64 direction, u64 done) { copy_parts<true, PLANE_SUM>(parts, nparts, direction, done); }

@@ -187,7 +187,7 @@ func (s *StoreConfig) validate(blocks Blocks) error {
 	}
 	switch {
 	case hasFile && len(s.Dirs) > 0 && layout != nil:
-		f := file.Config{Dirs: s.Dirs, Format: blocks.format(), Fsync: s.Fsync, MaxBytes: s.FileBytes}
+		f := file.Config{Dirs: s.Dirs, Formats: block.Formats{blocks.format()}, Fsync: s.Fsync, MaxBytes: s.FileBytes}
 		if err := f.Validate(); err != nil {
 			errs = append(errs, err)
 		}

@@ -126,7 +126,7 @@ func (e *Engine) openCache() error {
 	if err := e.Register(pinned); err != nil {
 		return err
 	}
-	t, err := cache.Open(cache.Config{Memory: pinned, Format: e.format})
+	t, err := cache.Open(cache.Config{Memory: pinned, Formats: block.Formats{e.format}})
 	if err != nil {
 		return fmt.Errorf("open cache tier: %w", err)
 	}
@@ -148,7 +148,7 @@ func (e *Engine) openLower(ctx context.Context) error {
 		return nil
 	}
 	s := &e.cfg.Store
-	t, err := file.Open(ctx, file.Config{Dirs: s.Dirs, Format: e.format, Identity: e.blocks.Identity, Fsync: s.Fsync, MaxBytes: s.FileBytes, ReadOnly: s.ReadOnly, FS: dirfs.Of(ctx)})
+	t, err := file.Open(ctx, file.Config{Dirs: s.Dirs, Formats: block.Formats{e.format}, Identities: []block.Identity{e.blocks.Identity}, Fsync: s.Fsync, MaxBytes: s.FileBytes, ReadOnly: s.ReadOnly, FS: dirfs.Of(ctx)})
 	if err != nil {
 		return err // it says what it was doing
 	}
@@ -159,7 +159,7 @@ func (e *Engine) openLower(ctx context.Context) error {
 
 func (e *Engine) openStore() error {
 	s, err := store.Open(store.Config{
-		Format: e.format, Cache: e.cache, Next: e.lower,
+		Formats: block.Formats{e.format}, Cache: e.cache, Next: e.lower,
 		OpenLoad: e.openStoreStream, OpenDump: e.openStoreStream,
 		Verify: e.cfg.Store.Verify, Readers: e.cfg.Store.Readers, Writers: e.cfg.Store.Writers,
 		LeaseMax: e.cfg.Store.LeaseMax, WaitMax: e.cfg.Store.WaitMax, Hooks: e.cfg.Store.Hooks,

@@ -28,7 +28,7 @@ var storeMutants = []mutant{
 		"tier/file/collect.go", "			again = t.clock.After(pause)\n", "",
 	}}},
 	{"tier/file", "TestDefectRoundRemovesForWhatIsWrittenMeanwhile", []edit{{
-		"tier/file/collect.go", "r.removed >= enough || ", "enough < 0 || ",
+		"tier/file/collect.go", "r.freed >= enough || ", "enough < 0 || ",
 	}}},
 	{"tier/file", "TestDefectOneFileThatStaysStopsEviction", []edit{{
 		"tier/file/collect.go", "		if r.remove(&c) {\n			listed = false\n		}\n", "		if !r.remove(&c) {\n			t.cold = nil\n			return nil\n		}\n		listed = false\n",

@@ -156,6 +156,20 @@ func (f Format) Verified(image []byte) (Header, error) {
 	return h, nil
 }
 
+// ShardSums appends to sums the checksums of the shards that the image's header has, which is not verified here. It appends nothing
+// where they are not SumTree, or where the header names another block.
+func (f Format) ShardSums(sums []uint64, image []byte, key Key) []uint64 {
+	if int64(len(image)) != f.Layout.image || SumAlgo(binary.LittleEndian.Uint32(image[offSumAlgo:])) != SumTree || Key(image[offKey:]) != key {
+		return sums
+	}
+	h := Header{table: image[offTable:][:f.Layout.Shards()*entryBytes]}
+	for i := range h.Shards() {
+		_, _, sum := h.Shard(i)
+		sums = append(sums, sum)
+	}
+	return sums
+}
+
 func (f Format) verifyShard(h *Header, image []byte, i int) error {
 	data, padding := f.Layout.shard(image, i)
 	if err := h.compare(i, h.SumAlgo.sum(data)); err != nil {

@@ -96,6 +96,15 @@ func (fs Formats) MaxImageBytes() int64 {
 	return n
 }
 
+// MaxShards returns how many shards the blocks have that have the most.
+func (fs Formats) MaxShards() int {
+	n := 0
+	for i := range fs {
+		n = max(n, fs[i].Layout.Shards())
+	}
+	return n
+}
+
 // Verify is Format.Verify under the format of the key's group.
 func (fs Formats) Verify(image []byte, key Key) error {
 	f, err := fs.Of(key)

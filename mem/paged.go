@@ -73,6 +73,12 @@ type Paged struct {
 	// group, pair, plane, leaf. The stream says on completion whether it filled it; if it did not, or if the batch failed,
 	// the contents mean nothing. It belongs to the stream until the batch has resolved.
 	Sums []uint64
+	// Landed, where it is not nil, is told while the batch is being copied that its first so many groups have landed, and whether
+	// their sums are there. The numbers ascend. It is a help for who has work to do with what has landed: a stream may tell of
+	// several groups at once, or of none before the batch resolves, and it says no more once that has. A batch that fails
+	// afterwards does not undo what has landed. It is called by one goroutine at a time, any, and must neither block nor call the
+	// stream.
+	Landed func(groups int, summed bool)
 }
 
 // Validate reports the first thing wrong with the batch: no direction, a plane that does not fit its slot, a page or a slot

@@ -8,136 +8,269 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// all is in the place of a shard where a batch copies every shard of its blocks.
-const all = -1
-
-// cohort is some blocks that are copied together: by one batch, or by one batch a shard. A batch has a page group of mem for each
-// page group that it has blocks of.
+// cohort is some blocks that are copied together, by one batch, or by several for a dump whose shards come one after another.
 type cohort struct {
-	refs    []int32
-	place   []int32          // of each block among the pairs of its page group
-	pairs   [][]mem.PageSlot // by page group
-	shards  []int            // by batch: the shard of the task that it copies, or all
-	pages   []mem.PageGroup  // of the batches, one after another
-	paged   []mem.Paged
-	batches []mem.Batch
-	tickets []*stream.Ticket
-	layers  bool  // a batch a shard
-	first   int   // the first shard of the task that is copied
-	landed  int   // tickets that have resolved
+	members [][]int32        // by page group: the blocks
+	pairs   [][]mem.PageSlot // by page group: their pages and slots
+	n       int              // blocks
+	parts   []part           // in the order in which they are copied
+	flights []*flight
+	landed  int   // parts that have landed, as far as has been taken note of
 	err     error // the first failure
-	early   bool  // the fills went to quarantine before the tickets resolved
+	flown   int   // flights whose tickets have resolved, as far as has been taken note of
+	// A dump's fills went to quarantine before the tickets resolved, until calm is closed.
+	early bool
+	calm  chan struct{}
 
-	// What streams were asked to sum: see askSums.
-	leaves *leafTable // nil: nothing
-	sums   []uint64
-	sumAt  []int  // sums before those of each page group, or, with a batch a shard, of each shard from the first on
-	summed []bool // by batch, or by shard for a dump
+	sums []uint64 // that streams are asked for; see ask
+	used int      // of them, by parts so far
 
-	// A load's checks of what it has copied: see proof.go.
-	proofs  []proof
-	pending []atomic.Int32 // by batch: proofs not yet made
-	proved  int            // batches whose checks have been taken note of
-	good    int            // batches of which blocks that passed their checks have been reported
-	wrongs  []wrong
+	// Of what is checked, or sealed, once it has landed: see share.go.
+	shares []*share
+	proved int // parts that have been taken note of after that
+	wrongs []wrong
 }
 
-// cohort returns an empty cohort with room for a batch for each of the task's shards from first on, or for one of all.
-func (sc *scratch) cohort(s *Store, first int, layers bool) *cohort {
-	var g *cohort
+// part is what lands together: some shards of some of the blocks of one page group. It is a page group of a batch.
+type part struct {
+	group  int
+	shards span // of the page group's blocks
+	blocks span // of the cohort's in the page group
+
+	sums    int          // where its sums begin in those of the cohort: block, shard, leaf
+	leaves  int          // of one block
+	summed  bool         // it has landed and its sums are there
+	pending atomic.Int32 // shares of it that are worked on
+}
+
+// flight is a batch of a cohort: the parts from first to end-1.
+type flight struct {
+	first, end int
+	pages      []mem.PageGroup
+	paged      mem.Paged
+	batch      mem.Batch
+	ticket     *stream.Ticket
+	told       atomic.Int64 // parts that have landed, as the stream says, times two, and one where their sums are there
+	tell       func(groups int, summed bool)
+}
+
+// cohort returns an empty cohort.
+func (sc *scratch) cohort(s *Store) *cohort {
 	if k := len(sc.cohorts); k > 0 {
-		g, sc.cohorts = sc.cohorts[k-1], sc.cohorts[:k-1]
-	} else {
-		g = &cohort{pairs: make([][]mem.PageSlot, len(s.layers))}
+		g := sc.cohorts[k-1]
+		sc.cohorts = sc.cohorts[:k-1]
+		return g
 	}
-	n := 1
-	if layers {
-		n = s.shards - first
-	}
-	if len(g.batches) < n {
-		g.pages, g.paged, g.batches = make([]mem.PageGroup, 0, max(n, len(s.layers))), make([]mem.Paged, n), make([]mem.Batch, n)
-		g.shards, g.tickets = make([]int, 0, n), make([]*stream.Ticket, 0, n)
-		g.summed, g.pending = make([]bool, n), make([]atomic.Int32, n)
-	}
-	g.refs, g.place, g.tickets, g.shards, g.pages = g.refs[:0], g.place[:0], g.tickets[:0], g.shards[:0], g.pages[:0]
-	for i := range g.pairs {
-		g.pairs[i] = g.pairs[i][:0]
-	}
-	g.landed, g.err, g.early = 0, nil, false
-	g.first, g.layers = first, layers
-	g.leaves, g.proved, g.good, g.wrongs = nil, 0, 0, g.wrongs[:0]
-	clear(g.summed)
-	return g
+	return &cohort{members: make([][]int32, len(s.layers)), pairs: make([][]mem.PageSlot, len(s.layers))}
 }
 
-// free gives g back; all its tickets have resolved, and nobody works on its proofs.
+// free gives g back; all its tickets have resolved, and nobody works on its shares.
 func (sc *scratch) free(g *cohort) {
-	clear(g.tickets)
-	clear(g.pages[:cap(g.pages)])
-	clear(g.proofs)
+	for i := range g.members {
+		g.members[i], g.pairs[i] = g.members[i][:0], g.pairs[i][:0]
+	}
+	for _, f := range g.flights {
+		f.ticket, f.batch, f.paged = nil, mem.Batch{}, mem.Paged{}
+		clear(f.pages)
+		sc.flights = append(sc.flights, f)
+	}
 	clear(g.wrongs)
+	g.n, g.parts, g.flights = 0, g.parts[:0], g.flights[:0]
+	g.landed, g.flown, g.err, g.early, g.calm, g.used, g.proved, g.wrongs = 0, 0, nil, false, nil, 0, 0, g.wrongs[:0]
 	sc.cohorts = append(sc.cohorts, g)
 }
 
 func (g *cohort) add(i int32, group uint8, page, slot uint32) {
-	g.refs = append(g.refs, i)
-	g.place = append(g.place, int32(len(g.pairs[group])))
+	g.members[group] = append(g.members[group], i)
 	g.pairs[group] = append(g.pairs[group], mem.PageSlot{Page: page, Slot: slot})
+	g.n++
 }
 
-// plan decides which batches there will be. A shard that none of the blocks has needs none.
-func (g *cohort) plan(s *Store) {
-	if !g.layers {
-		g.shards = append(g.shards, all)
+// all yields the blocks.
+func (g *cohort) all(yield func(i int32) bool) {
+	for _, members := range g.members {
+		for _, i := range members {
+			if !yield(i) {
+				return
+			}
+		}
+	}
+}
+
+// of returns the blocks of a part.
+func (g *cohort) of(p *part) []int32 { return g.members[p.group][p.blocks.from:p.blocks.to] }
+
+// planWhole plans all shards of all blocks, so many bytes a part.
+func (g *cohort) planWhole(s *Store, bytes int64) {
+	for group, members := range g.members {
+		each := int(max(1, bytes/s.formats[group].Layout.ImageBytes()))
+		for from := 0; from < len(members); from += each {
+			g.plan(s, group, span{0, len(s.layers[group])}, span{from, min(from+each, len(members))})
+		}
+	}
+}
+
+// planLayers plans the task's shards from first on, one after the other: so many bytes a step, or more where that is what a shard has.
+func (g *cohort) planLayers(s *Store, first int, bytes int64) {
+	for k := first; k < s.shards; {
+		end, n := k, int64(0)
+		for end < s.shards && (end == k || n < bytes) {
+			w := s.where[end]
+			n += int64(len(g.members[w.group])) * s.formats[w.group].Layout.ShardBytes(w.shard)
+			end++
+		}
+		g.planShards(s, k, end)
+		k = end
+	}
+}
+
+// planShards plans the task's shards from first to end-1: a part a page group.
+func (g *cohort) planShards(s *Store, first, end int) {
+	for group, members := range g.members {
+		from, _ := slices.BinarySearch(s.layers[group], first)
+		to, _ := slices.BinarySearch(s.layers[group], end)
+		if from < to && len(members) > 0 {
+			g.plan(s, group, span{from, to}, span{0, len(members)})
+		}
+	}
+}
+
+func (g *cohort) plan(s *Store, group int, shards, blocks span) {
+	g.parts = append(g.parts, part{group: group, shards: shards, blocks: blocks})
+	p := &g.parts[len(g.parts)-1]
+	if s.leaves == nil {
 		return
 	}
-	for k := g.first; k < s.shards; k++ {
-		if len(g.pairs[s.where[k].group]) > 0 {
-			g.shards = append(g.shards, k)
-		}
-	}
+	last := s.leaves.shard(where{group, shards.to - 1})
+	p.leaves = last.before + last.n - s.leaves.shard(where{group, shards.from}).before
+	p.sums = g.used
+	g.used += p.leaves * (blocks.to - blocks.from)
 }
 
-// from returns the first shard of the task that the n-th batch and those after it copy.
-func (g *cohort) from(s *Store, n int) int {
-	switch {
-	case !g.layers:
-		return 0
-	case n < len(g.shards):
-		return g.shards[n]
+// ask makes room for the sums of all leaves of the cohort's blocks.
+func (g *cohort) ask(s *Store) {
+	n := 0
+	for group, members := range g.members {
+		n += len(members) * s.leaves.block(group)
 	}
-	return s.shards
+	g.sums = slices.Grow(g.sums[:0], n)[:n]
 }
 
-// batch makes the n-th batch, which copies g.shards[n].
-func (g *cohort) batch(n int, dir mem.Direction, s *Store, sc *scratch) *mem.Batch {
-	shard, start := g.shards[n], len(g.pages)
-	add := func(planes []mem.Plane, pairs []mem.PageSlot) {
-		if len(pairs) > 0 {
-			g.pages = append(g.pages, mem.PageGroup{Planes: planes, Slots: s.slots, Pairs: pairs})
-		}
+// fly makes the batch of the parts that have been planned and are in no flight yet. With summed, streams are asked for sums.
+func (g *cohort) fly(s *Store, sc *scratch, dir mem.Direction, summed bool) *flight {
+	f := sc.flight()
+	f.first, f.end = g.sent(), len(g.parts)
+	f.pages = f.pages[:0]
+	for i := f.first; i < f.end; i++ {
+		p := &g.parts[i]
+		f.pages = append(f.pages, mem.PageGroup{
+			Planes: sc.partPlanes(s, p), Slots: s.slots, Pairs: g.pairs[p.group][p.blocks.from:p.blocks.to],
+		})
 	}
-	if shard == all {
-		for i := range g.pairs {
-			add(sc.groupPlanes(i), g.pairs[i])
-		}
-	} else {
-		add(sc.shardPlanes(shard), g.pairs[s.where[shard].group])
+	f.paged = mem.Paged{Dir: dir, Groups: f.pages, Landed: f.tell}
+	if summed {
+		f.paged.Sums = g.sums[g.parts[f.first].sums:g.used]
 	}
-	g.paged[n] = mem.Paged{Dir: dir, Groups: g.pages[start:len(g.pages):len(g.pages)], Sums: g.sumsOf(shard)}
-	g.batches[n] = mem.Batch{Paged: &g.paged[n]}
-	return &g.batches[n]
+	f.batch = mem.Batch{Paged: &f.paged}
+	f.told.Store(0)
+	return f
 }
 
-// oldest returns the first ticket that has not been taken note of.
-func (g *cohort) oldest() *stream.Ticket { return g.tickets[g.landed] }
+// flight returns one that tells sc's task.
+func (sc *scratch) flight() *flight {
+	if k := len(sc.flights); k > 0 {
+		f := sc.flights[k-1]
+		sc.flights = sc.flights[:k-1]
+		return f
+	}
+	f := new(flight)
+	f.tell = func(groups int, summed bool) {
+		n := int64(groups) * 2
+		if summed {
+			n++
+		}
+		f.told.Store(n)
+		sc.tell()
+	}
+	return f
+}
 
-// quiet says whether every ticket has been taken note of.
-func (g *cohort) quiet() bool { return g.landed == len(g.tickets) }
+// brief says whether the cohort is one small batch that tells nothing before it resolves.
+func (g *cohort) brief() bool {
+	const most = 2 << 20
+	if g.quiet() || len(g.flights) > 1 || len(g.parts) > 1 {
+		return false
+	}
+	n := int64(0)
+	for _, pages := range g.flights[0].pages {
+		for k := range pages.Planes {
+			n += pages.Planes[k].Bytes * int64(len(pages.Pairs))
+		}
+	}
+	return n <= most
+}
+
+// sent returns how many parts are in flights.
+func (g *cohort) sent() int {
+	if n := len(g.flights); n > 0 {
+		return g.flights[n-1].end
+	}
+	return 0
+}
+
+// launch hands the flight to a lane. An error is the cohort's.
+func (g *cohort) launch(t *task, l *lane, f *flight) {
+	ticket, err := l.submit(t.ctx, &f.batch)
+	if err != nil {
+		g.fail(err)
+		return
+	}
+	f.ticket = ticket
+	g.flights = append(g.flights, f)
+}
+
+// news takes note of what has landed, and of tickets that have resolved. It returns the parts that have landed since the last time.
+func (g *cohort) news(t *task, l *lane, all *tally) span {
+	before := g.landed
+	for g.flown < len(g.flights) {
+		f := g.flights[g.flown]
+		resolved := f.ticket.Poll() // before what it told is looked at, which is all then
+		told := f.told.Load()
+		n, summed := int(told/2), told%2 == 1
+		if resolved {
+			t.travelled(l, all, f.ticket)
+			if err := f.ticket.Err(); err != nil {
+				g.fail(err)
+			} else {
+				n, summed = f.end-f.first, f.ticket.Completion().Summed
+			}
+		}
+		for g.landed >= f.first && g.landed < f.first+n { // behind a flight that failed nothing counts
+			g.parts[g.landed].summed = summed
+			g.landed++
+		}
+		if !resolved {
+			break
+		}
+		g.flown++
+	}
+	return span{before, g.landed}
+}
+
+// quiet says whether every ticket has resolved, and that was taken note of.
+func (g *cohort) quiet() bool { return g.flown == len(g.flights) }
+
+// oldest is closed when the first ticket that was not taken note of has resolved; nil where there is none.
+func (g *cohort) oldest() <-chan struct{} {
+	if g.quiet() {
+		return nil
+	}
+	return g.flights[g.flown].ticket.Done()
+}
 
 func (g *cohort) cancel() {
-	for _, t := range g.tickets[g.landed:] {
-		t.Cancel()
+	for _, f := range g.flights[g.flown:] {
+		f.ticket.Cancel()
 	}
 }
 
@@ -147,48 +280,9 @@ func (g *cohort) fail(err error) {
 	}
 }
 
-// askSums makes room for the sums of every leaf of g's blocks, from the cohort's first shard on.
-func (g *cohort) askSums(s *Store) {
-	g.leaves, g.sumAt = s.leaves, append(g.sumAt[:0], 0)
-	n := 0
-	if g.layers {
-		for _, w := range s.where[g.first:] {
-			n += len(g.pairs[w.group]) * s.leaves.shard(w).n
-			g.sumAt = append(g.sumAt, n)
-		}
-	} else {
-		for i := range g.pairs {
-			n += len(g.pairs[i]) * s.leaves.block(i)
-			g.sumAt = append(g.sumAt, n)
-		}
-	}
-	g.sums = slices.Grow(g.sums[:0], n)[:n]
-}
-
-// sumsOf returns the part of g's sums that a batch of this shard fills; nil where none were asked for.
-func (g *cohort) sumsOf(shard int) []uint64 {
-	switch {
-	case g.leaves == nil:
-		return nil
-	case shard == all:
-		return g.sums
-	}
-	return g.sums[g.sumAt[shard-g.first]:g.sumAt[shard-g.first+1]]
-}
-
-// leavesOf returns the sums of the leaves of a shard of g's block j. k is the task's number of that shard, and w where it lies.
-func (g *cohort) leavesOf(j, k int, w where) []uint64 {
-	l := g.leaves.shard(w)
-	if g.layers {
-		return g.sums[g.sumAt[k-g.first]+int(g.place[j])*l.n:][:l.n] // shard, block, leaf: a batch a shard
-	}
-	return g.sums[g.sumAt[w.group]+int(g.place[j])*g.leaves.block(w.group)+l.before:][:l.n] // page group, block, shard, leaf
-}
-
-// hasSums says whether the batch that copied the shard has filled its sums.
-func (g *cohort) hasSums(shard int) bool {
-	if g.layers {
-		return g.summed[shard-g.first]
-	}
-	return g.summed[0]
+// leavesOf returns the sums of the leaves of a shard of a block, which is the part's place-th.
+func (g *cohort) leavesOf(s *Store, p *part, place, shard int) []uint64 {
+	l := s.leaves.shard(where{p.group, shard})
+	from := p.sums + place*p.leaves + l.before - s.leaves.shard(where{p.group, p.shards.from}).before
+	return g.sums[from : from+l.n]
 }

@@ -39,8 +39,12 @@ type Config struct {
 	Checkers int
 	// Tasks is how many loads, dumps and prefetches may run at the same time, MaxTasks at most; further ones wait. Default 256.
 	Tasks int
-	// BatchBytes is about how many bytes go into one batch of a stream. Default 16 MiB.
+	// BatchBytes is about how many bytes go into one batch of a stream. A load by layers is one batch whatever its length.
+	// Default 256 MiB.
 	BatchBytes int64
+	// PartBytes is about how many bytes of a load by layers are told of together at least, of others up to eight times as many: so
+	// much is verified, or sealed, while the rest is copied. Default 1 MiB.
+	PartBytes int64
 	// LeaseMax is the longest a lease may live, and how long a layerwise dump waits for its next shard, and for what that has
 	// to come after. Default 30 s.
 	LeaseMax time.Duration
@@ -58,7 +62,8 @@ const (
 	DefaultReaders    = 8
 	DefaultWriters    = 4
 	DefaultTasks      = 256
-	DefaultBatchBytes = 16 << 20
+	DefaultBatchBytes = 256 << 20
+	DefaultPartBytes  = 1 << 20
 	DefaultLeaseMax   = index.DefaultLeaseMax
 	DefaultWaitMax    = 30 * time.Second
 	maxCheckers       = 8
@@ -82,6 +87,9 @@ func (c *Config) setDefaults() {
 	def(&c.Tasks, DefaultTasks)
 	if c.BatchBytes == 0 {
 		c.BatchBytes = DefaultBatchBytes
+	}
+	if c.PartBytes == 0 {
+		c.PartBytes = DefaultPartBytes
 	}
 	if c.Layers == nil && len(c.Formats) == 1 && c.Formats[0].Layout != nil {
 		c.Layers = onlyLayers(c.Formats)
@@ -141,6 +149,7 @@ func (c *Config) Validate() error {
 		{"checkers", int64(c.Checkers), MaxWorkers},
 		{"tasks", int64(c.Tasks), MaxTasks},
 		{"batch bytes", c.BatchBytes, math.MaxInt64},
+		{"part bytes", c.PartBytes, math.MaxInt64 / wholeParts},
 		{"lease max", int64(c.LeaseMax), math.MaxInt64},
 		{"wait max", int64(c.WaitMax), math.MaxInt64},
 	} {

@@ -105,9 +105,10 @@ func TestDefect01LookupCountsEveryShard(t *testing.T) {
 	r.must(err)
 	// Two shards land well; the last one does not.
 	base := r.plan.Seen(sim.OpWork)
-	r.must(d.SubmitShard(r.ctx(), 0))
-	r.must(d.SubmitShard(r.ctx(), 1))
-	r.awaitSeen(sim.OpWork, base+2)
+	for k := range 2 {
+		r.must(d.SubmitShard(r.ctx(), k))
+		r.awaitSeen(sim.OpWork, base+1+int64(k))
+	}
 	r.plan.Add(r.next(sim.OpWork, fault.Nth).Fail(nil))
 	r.must(d.SubmitShard(r.ctx(), 2))
 	wantErr(t, d.Durable(r.ctx()), fault.ErrInjected)
@@ -327,12 +328,14 @@ func TestDefectPublishedWhenLastIndexShardLands(t *testing.T) {
 		r.fill(0, 10+missing)
 		d, err := r.st.Dump(r.ctx(), r.pages, r.refs(0, 10+missing), store.DumpOptions{Layerwise: true})
 		r.must(err)
+		landed := 0
 		for k := r.o.shards - 1; k >= 0; k-- {
 			if k != missing {
 				r.must(d.SubmitShard(r.ctx(), k))
+				landed++
+				r.eventually(func() bool { return len(d.Paths()) == landed })
 			}
 		}
-		r.eventually(func() bool { return len(d.Paths()) == r.o.shards-1 }) // they have landed
 		ctx, cancel := context.WithTimeout(r.ctx(), 20*time.Millisecond)
 		defer cancel()
 		wantErr(t, d.Published(ctx), context.DeadlineExceeded)

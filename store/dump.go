@@ -40,6 +40,7 @@ type DumpTask struct {
 	// The rest belongs to the task's goroutine; an item's slot to the writer that has its job.
 	sc       *scratch
 	srcLeft  int          // blocks whose page may still be read
+	cohorts  []*cohort    // that are copied or sealed; of a layerwise dump there is one at a time
 	arrivals []submission // layerwise: in the order of submission
 }
 

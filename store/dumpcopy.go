@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/kvlane/kvlane/block"
@@ -12,20 +13,30 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// copyBlocks dumps todo with all shards at once, a cohort at a time: while one is copied, the one before is summed
-// and published.
+// dumpsAhead is how many cohorts of a dump hold slots at a time: one is copied while the next waits in the stream, and those before it
+// are sealed.
+const dumpsAhead = 4
+
+// copyBlocks dumps todo with all shards at once, a cohort at a time: while some are copied, those before are sealed and published.
 func (t *DumpTask) copyBlocks() {
-	var before *cohort
-	for len(t.sc.todo) > 0 || before != nil {
-		// Slots of the cohort before come free only by this goroutine's doing: it must not wait for others with those in hand.
-		g := t.reserveCohort(t.s.most, before == nil)
-		if g != nil {
-			t.submit(g, all)
+	n := max(1, t.s.most/wholeParts) // the first is small, so that copying begins early
+	for {
+		for len(t.sc.todo) > 0 && len(t.cohorts) < dumpsAhead {
+			// Slots of other cohorts come free only by this goroutine's doing: it must not wait for others with those in hand.
+			g := t.reserveCohort(n, len(t.cohorts) == 0)
+			if g == nil {
+				break
+			}
+			g.planWhole(t.s, wholeParts*t.s.cfg.PartBytes)
+			t.submit(g)
+			t.cohorts = append(t.cohorts, g)
+			n = t.s.most
 		}
-		if before != nil {
-			t.complete(before)
+		if len(t.cohorts) > 0 {
+			t.progress()
+		} else if len(t.sc.todo) == 0 {
+			return
 		}
-		before = g
 	}
 }
 
@@ -34,10 +45,10 @@ func (t *DumpTask) copyBlocks() {
 // returns nil where no block was left to copy, or no slot was to be had.
 func (t *DumpTask) reserveCohort(n int, wait bool) *cohort {
 	sc := t.sc
-	g := sc.cohort(t.s, 0, t.layers)
+	g := sc.cohort(t.s)
 	used := 0
 	for _, i := range sc.todo {
-		if len(g.refs) == n {
+		if g.n == n {
 			break
 		}
 		if err := context.Cause(t.ctx); err != nil {
@@ -45,7 +56,7 @@ func (t *DumpTask) reserveCohort(n int, wait bool) *cohort {
 			used++
 			continue
 		}
-		first := wait && len(g.refs) == 0
+		first := wait && g.n == 0
 		fill, err := t.s.reserveFor(t.ctx, sc.refs[i].Key, first)
 		if err != nil && !first && isBusy(err) {
 			break
@@ -62,12 +73,12 @@ func (t *DumpTask) reserveCohort(n int, wait bool) *cohort {
 		}
 	}
 	sc.todo = append(sc.todo[:0], sc.todo[used:]...)
-	if len(g.refs) == 0 {
+	if g.n == 0 {
 		sc.free(g)
 		return nil
 	}
 	if t.sums {
-		g.askSums(t.s)
+		g.ask(t.s)
 	}
 	return g
 }
@@ -86,144 +97,201 @@ func (t *DumpTask) existing(i int32) {
 	}
 }
 
-// submit copies a shard of g's pages to its slots, or all shards.
-func (t *DumpTask) submit(g *cohort, shard int) {
-	if shard != all && len(g.pairs[t.s.where[shard].group]) == 0 {
-		return // none of the blocks has it
-	}
-	g.shards = append(g.shards, shard)
-	tk, err := t.s.dumps.submit(t.ctx, g.batch(len(g.shards)-1, mem.ToSlots, t.s, t.sc))
-	if err != nil {
-		g.fail(err)
-		return
-	}
-	g.tickets = append(g.tickets, tk)
+// submit has the parts of g copied that were planned last.
+func (t *DumpTask) submit(g *cohort) {
+	g.launch(&t.task, &t.s.dumps, g.fly(t.s, t.sc, mem.ToSlots, t.sums))
 }
 
-// complete waits until g's tickets have resolved, then sums and publishes its blocks, or aborts them.
-func (t *DumpTask) complete(g *cohort) {
-	t.quiesce(g)
-	t.sourceFree(len(g.refs))
-	if g.err == nil {
-		g.err = context.Cause(t.ctx)
-	}
-	sc := t.sc
-	if g.err != nil {
-		for _, i := range g.refs {
-			if !g.early {
-				sc.items[i].fill.Abort(g.err)
-			}
-			sc.items[i].fill = nil
-			t.one(i, g.err)
-		}
-		sc.free(g)
-		return
-	}
-	for j, i := range g.refs {
-		sc.items[i].cohort, sc.items[i].at = g, int32(j)
-		t.s.checks.push(job{t, i})
-	}
-	for range g.refs {
-		r := <-sc.results // checkers wait for nobody
-		if r.err != nil {
-			t.one(r.i, r.err)
+// progress waits until something has landed, or was sealed, and takes note of it. If the task is canceled meanwhile, the fills that are
+// not being sealed are ended at once, so that nobody waits for them, and their slots go to quarantine until their cohort is quiet.
+func (t *DumpTask) progress() {
+	var landing, stop <-chan struct{}
+	busy := false
+	for _, g := range t.cohorts {
+		busy = busy || !g.settled()
+		if g.quiet() {
 			continue
 		}
-		slot := sc.items[r.i].slot
-		sc.items[r.i].slot = nil
-		t.persist(r.i, slot)
+		if landing == nil {
+			landing = g.oldest()
+		}
+		if !g.early {
+			stop = t.ctx.Done()
+		}
 	}
-	sc.free(g)
+	if busy { // else one was not taken by the stream
+		select {
+		case <-landing:
+		case <-t.sc.news:
+		case <-stop:
+			for _, g := range t.cohorts {
+				t.abandon(g, g.landed)
+			}
+		}
+	}
+	for n := 0; n < len(t.cohorts); {
+		g := t.cohorts[n]
+		t.take(g)
+		if !g.settled() {
+			n++
+			continue
+		}
+		t.cohorts = slices.Delete(t.cohorts, n, n+1)
+		t.end(g, g.landed)
+	}
 }
 
-// quiesce waits until nothing touches g's pages and slots any more. If the task is canceled meanwhile, the fills are
-// ended at once, so that nobody waits for them, and their slots go to quarantine until then.
-func (t *DumpTask) quiesce(g *cohort) {
-	stop := t.ctx.Done()
-	for !g.quiet() {
-		select {
-		case <-g.oldest().Done():
-			t.land(g)
-		case <-stop:
-			stop = nil
-			cause := context.Cause(t.ctx)
-			g.fail(cause)
-			g.cancel()
-			quiet := make(chan struct{})
-			defer close(quiet)
-			g.early = true
-			for _, i := range g.refs {
-				t.sc.items[i].fill.Quarantine(cause, quiet)
+// settled says whether nothing of the cohort is copied or sealed any more.
+func (g *cohort) settled() bool { return g.quiet() && g.proved == g.landed }
+
+// take takes note of what has landed of g, whose pages are read no more, and has it sealed; and of what has been sealed.
+func (t *DumpTask) take(g *cohort) {
+	landed := g.news(&t.task, &t.s.dumps, &t.s.count.dump)
+	if g.early { // what has been quarantined is not sealed
+		g.landed, landed.to = landed.from, landed.from
+	}
+	for n := landed.from; n < landed.to; n++ {
+		t.sourceFree(len(g.of(&g.parts[n])))
+		g.hand(t.s, t.sc, t, n)
+	}
+	for n := g.prove(); n >= 0; n = g.prove() {
+		t.sealed(g, n)
+	}
+}
+
+// sealed hands the blocks of g's n-th part, which have been sealed, to those who write them down.
+func (t *DumpTask) sealed(g *cohort, n int) {
+	for _, i := range g.of(&g.parts[n]) {
+		if w := g.firstWrong(i); w != nil {
+			t.one(i, w.err)
+			continue
+		}
+		slot := t.sc.items[i].slot
+		t.sc.items[i].slot = nil
+		t.persist(i, slot)
+	}
+}
+
+// abandon stops g, and ends the fills of the parts from first on: others are being sealed.
+func (t *DumpTask) abandon(g *cohort, first int) {
+	if g.early || g.quiet() {
+		return
+	}
+	cause := context.Cause(t.ctx)
+	g.fail(cause)
+	g.cancel()
+	g.early, g.calm = true, make(chan struct{})
+	n := 0
+	for i := range g.from(first) {
+		t.sc.items[i].fill.Quarantine(cause, g.calm)
+		n++
+	}
+	t.s.count.quarantined.Add(int64(n))
+}
+
+// end gives the blocks of g's parts from first on their result, which are not sealed; nothing touches their slots any more.
+func (t *DumpTask) end(g *cohort, first int) {
+	if g.calm != nil {
+		close(g.calm)
+	}
+	for i := range g.from(first) {
+		if !g.early {
+			t.sc.items[i].fill.Abort(g.err)
+		}
+		t.sc.items[i].fill = nil
+		t.fail(i, g.err)
+	}
+	t.sc.free(g)
+}
+
+// from yields the blocks of the parts from first on; those of the first all are all.
+func (g *cohort) from(first int) func(yield func(i int32) bool) {
+	if first == 0 {
+		return g.all
+	}
+	return func(yield func(i int32) bool) {
+		for n := first; n < len(g.parts); n++ {
+			for _, i := range g.of(&g.parts[n]) {
+				if !yield(i) {
+					return
+				}
 			}
-			t.s.count.quarantined.Add(int64(len(g.refs)))
 		}
 	}
 }
 
-// land takes note of g's oldest ticket, which has resolved.
-func (t *DumpTask) land(g *cohort) {
-	tk := g.oldest()
-	if err := tk.Err(); err != nil {
-		g.fail(err)
-	} else {
-		g.summed[max(0, g.shards[g.landed])] = tk.Completion().Summed
+// handle seals the blocks of a share and publishes them.
+func (t *DumpTask) handle(sh *share) {
+	p := &sh.g.parts[sh.part]
+	came := sh.g.byShard(p, len(t.s.layers[p.group]))
+	for k, i := range sh.blocks() {
+		it := &t.sc.items[i]
+		fill := it.fill
+		it.fill = nil
+		err := t.seal(sh.g, came, p.blocks.from+sh.from+k, t.s.imageOf(fill.Extent(), it.group).Bytes(), t.sc.refs[i].Key)
+		switch {
+		case err == nil:
+			it.slot, err = t.s.publish(fill)
+		case bad(err):
+			t.s.count.corrupt.Add(1)
+			t.s.cfg.Hooks.corrupt(t.s.cache.Name(), t.sc.refs[i].Key, err)
+			fallthrough
+		default:
+			fill.Abort(err)
+		}
+		if err != nil {
+			sh.wrong(i, err)
+		}
 	}
-	g.landed++
-	t.travelled(&t.s.dumps, &t.s.count.dump, tk)
 }
 
-// work runs a job of the task in a pool.
-func (t *DumpTask) work(kind jobKind, i int32) {
-	if kind == jobWrite {
-		t.write(i)
-		return
+// byShard returns by which part each shard of p's blocks was copied: all by p itself, or, where p copies none, by those before it.
+func (g *cohort) byShard(p *part, shards int) []*part {
+	by := make([]*part, shards)
+	for k := p.shards.from; k < p.shards.to; k++ {
+		by[k] = p
 	}
-	it := &t.sc.items[i]
-	fill := it.fill
-	it.fill = nil
-	err := t.seal(it, t.s.imageOf(fill.Extent(), it.group).Bytes(), t.sc.refs[i].Key)
-	switch {
-	case err == nil:
-		it.slot, err = t.s.publish(fill)
-	case bad(err):
-		t.s.count.corrupt.Add(1)
-		t.s.cfg.Hooks.corrupt(t.s.cache.Name(), t.sc.refs[i].Key, err)
-		fallthrough
-	default:
-		fill.Abort(err)
+	for i := range g.parts {
+		if q := &g.parts[i]; p.shards.from == p.shards.to && q.group == p.group {
+			for k := q.shards.from; k < q.shards.to; k++ {
+				by[k] = q
+			}
+		}
 	}
-	t.sc.results <- result{jobCheck, i, err}
+	return by
 }
 
-// seal completes the image with the checksums that came with its copy; the CPU sums what came without, and, but under
-// VerifyDevice, compares what came with the slot.
-func (t *DumpTask) seal(it *item, image []byte, key block.Key) error {
-	f, layers := t.s.formats[it.group], t.s.layers[it.group]
+// seal completes the image of a block, at that place in its page group, with the checksums that came with its shards, by the parts that
+// copied them; the CPU sums what came without, and, but under VerifyDevice, compares what came with the slot.
+func (t *DumpTask) seal(g *cohort, by []*part, place int, image []byte, key block.Key) error {
+	f := t.s.formats[by[0].group]
 	if !t.sums {
 		return f.Seal(image, key)
 	}
 	var few [256]uint64
 	sums := few[:]
-	if len(layers) > len(few) {
-		sums = make([]uint64, len(layers))
+	if len(by) > len(few) {
+		sums = make([]uint64, len(by))
 	}
-	sums = sums[:len(layers)]
-	for k, layer := range layers {
-		summed := it.cohort.hasSums(layer)
-		if summed {
-			sums[k] = block.FoldLeaves(it.cohort.leavesOf(int(it.at), layer, where{int(it.group), k}))
+	sums = sums[:len(by)]
+	for k, p := range by {
+		if p.summed {
+			sums[k] = block.FoldLeaves(g.leavesOf(t.s, p, place-p.blocks.from, k))
 			if t.s.cfg.Verify == VerifyDevice {
 				continue
 			}
 		}
 		slot := f.SumShard(image, k)
-		if summed && slot != sums[k] {
+		if p.summed && slot != sums[k] {
 			return fmt.Errorf("shard %d did not reach the slot as it was read from the page: %w", k, errdefs.ErrCorrupt)
 		}
 		sums[k] = slot
 	}
 	return f.SealWith(image, key, sums)
 }
+
+// work writes a block to the tiers below.
+func (t *DumpTask) work(_ jobKind, i int32) { t.write(i) }
 
 // persist hands a Ready block, pinned, to the writers; without tiers below that can be written it is durable already.
 func (t *DumpTask) persist(i int32, slot tier.Slot) {

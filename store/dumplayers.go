@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/kvlane/kvlane/errdefs"
 )
@@ -30,11 +31,12 @@ func (t *DumpTask) copyLayers() {
 	}
 }
 
-// copyChunk copies every shard of g's blocks as it is submitted. The error is that of a wait which no later chunk need make.
+// copyChunk copies every shard of g's blocks as it is submitted, those together that were submitted meanwhile: they lie side by side in
+// slots. The error is that of a wait which no later chunk need make.
 func (t *DumpTask) copyChunk(g *cohort) error {
 	var waited error
-	for k := range t.s.shards {
-		sub, err := t.arrival(g, k)
+	for k := 0; k < t.s.shards && g.err == nil; {
+		_, err := t.arrival(g, k)
 		if err != nil {
 			if g.err == nil {
 				waited = err
@@ -42,13 +44,99 @@ func (t *DumpTask) copyChunk(g *cohort) error {
 			g.fail(err)
 			break
 		}
-		t.submit(g, sub.shard)
-		if g.err != nil {
-			break
+		n := k + 1
+		for n < t.s.shards && t.here(n) {
+			n++
+		}
+		t.planArrivals(g, t.arrivals[k:n])
+		k = n
+		if len(g.parts) > g.sent() { // else none of the blocks has such a shard
+			t.submit(g)
 		}
 	}
 	t.complete(g)
 	return waited
+}
+
+// here says whether the k-th submission has come, those before it having, and need not wait for anything.
+func (t *DumpTask) here(k int) bool {
+	if k == len(t.arrivals) {
+		select {
+		case sub := <-t.shardCh:
+			t.arrivals = append(t.arrivals, sub)
+		default:
+			return false
+		}
+	}
+	sub := &t.arrivals[k]
+	if sub.met {
+		return true
+	}
+	for _, d := range sub.after {
+		select {
+		case <-d.Done():
+			if d.Err() != nil {
+				return false // arrival says so
+			}
+		default:
+			return false
+		}
+	}
+	sub.met = true
+	return true
+}
+
+// planArrivals plans the shards of submissions, neighbours together.
+func (t *DumpTask) planArrivals(g *cohort, subs []submission) {
+	t.sc.shards = t.sc.shards[:0]
+	for i := range subs {
+		t.sc.shards = append(t.sc.shards, subs[i].shard)
+	}
+	slices.Sort(t.sc.shards)
+	for from, k := 0, 1; k <= len(t.sc.shards); k++ {
+		if k == len(t.sc.shards) || t.sc.shards[k] != t.sc.shards[k-1]+1 {
+			g.planShards(t.s, t.sc.shards[from], t.sc.shards[k-1]+1)
+			from = k
+		}
+	}
+}
+
+// complete waits until nothing touches g's pages and slots any more, then seals and publishes its blocks, or aborts them.
+func (t *DumpTask) complete(g *cohort) {
+	for stop := t.ctx.Done(); !g.quiet(); g.news(&t.task, &t.s.dumps, &t.s.count.dump) {
+		select {
+		case <-g.oldest():
+		case <-t.sc.news:
+		case <-stop:
+			stop = nil
+			t.abandon(g, 0)
+		}
+	}
+	if g.err == nil {
+		g.err = context.Cause(t.ctx)
+	}
+	if g.err != nil {
+		t.end(g, 0)
+		return
+	}
+	t.sourceFree(g.n)
+	// A part that copies nothing stands for all blocks of a page group.
+	first := len(g.parts)
+	for group, members := range g.members {
+		if len(members) > 0 {
+			g.parts = append(g.parts, part{group: group, blocks: span{0, len(members)}})
+		}
+	}
+	for g.proved, g.landed = first, len(g.parts); first < len(g.parts); first++ {
+		g.hand(t.s, t.sc, t, first)
+	}
+	for g.proved < g.landed {
+		<-t.sc.news // checkers wait for nobody
+		for n := g.prove(); n >= 0; n = g.prove() {
+			t.sealed(g, n)
+		}
+	}
+	t.sc.free(g)
 }
 
 // arrival returns the k-th submission, waiting for it and for what it has to come after: for no longer than LeaseMax each,
@@ -111,17 +199,13 @@ func (t *DumpTask) hold(g *cohort, submitted <-chan submission, resolved <-chan 
 	idle := t.s.clock.NewTimer(t.s.cfg.LeaseMax)
 	defer idle.Stop()
 	for g.err == nil {
-		var landed <-chan struct{}
-		if !g.quiet() {
-			landed = g.oldest().Done()
-		}
 		select {
 		case sub := <-submitted:
 			return sub, nil
 		case <-resolved:
 			return submission{}, nil
-		case <-landed:
-			t.land(g)
+		case <-g.oldest():
+			g.news(&t.task, &t.s.dumps, &t.s.count.dump)
 		case <-t.ctx.Done():
 			return submission{}, context.Cause(t.ctx)
 		case <-t.s.closing:

@@ -37,27 +37,43 @@ func (h *heldStream) count() int {
 	return len(h.tickets)
 }
 
-// landed resolves the n-th ticket well, with the sums of what the slots hold, or with wrong ones.
+// landed tells that the n-th page group of the last batch has landed, with the sums of what the slots hold, or with wrong ones, and
+// resolves the ticket after the last.
 func (h *heldStream) landed(n int, right bool) {
-	sums := h.batches[n].Paged.Sums
-	clear(sums)
+	p := h.batches[len(h.batches)-1].Paged
+	sums := p.Sums
+	for i := range n {
+		leaves, _ := p.Groups[i].Leaves()
+		sums = sums[leaves:]
+	}
+	group := &mem.Paged{Dir: p.Dir, Groups: p.Groups[n : n+1]}
+	leaves, _ := p.Groups[n].Leaves()
+	clear(sums[:leaves])
 	if right {
-		for _, slot := range h.batches[n].Paged.Extents() {
+		for _, slot := range group.Extents() {
 			for b := slot.Bytes(); len(b) > 0; b = b[mem.LeafBytes:] {
 				sums[0] = block.SumLeaf(b[:mem.LeafBytes])
 				sums = sums[1:]
 			}
 		}
 	}
-	h.tickets[n].Resolve(stream.Completion{Summed: true}, nil)
+	if p.Landed(n+1, true); n+1 == len(p.Groups) {
+		h.tickets[len(h.tickets)-1].Resolve(stream.Completion{Summed: true}, nil)
+	}
 }
 
-// held starts a layerwise load of block 1 to page 0 by a stream that copies nothing, and waits for its batches.
+// failed resolves the last ticket badly.
+func (h *heldStream) failed(err error) { h.tickets[len(h.tickets)-1].Resolve(stream.Completion{}, err) }
+
+// held starts a layerwise load of block 1 to page 0 by a stream that copies nothing, and waits for its batch.
 func (r *rig) held(h *heldStream) *store.LoadTask {
 	r.tb.Helper()
 	l, err := r.st.Load(r.ctx(), nil, r.pages, r.refs(0, 1), store.LoadOptions{Layerwise: true})
 	r.must(err)
-	r.eventually(func() bool { return h.count() == r.o.shards })
+	r.eventually(func() bool { return h.count() == 1 })
+	if n := len(h.batches[0].Paged.Groups); n != r.o.shards {
+		r.tb.Fatalf("the batch has %d page groups, want one for each of %d shards", n, r.o.shards)
+	}
 	return l
 }
 
@@ -69,37 +85,41 @@ func heldRig(t *testing.T) (*rig, *heldStream) {
 	return r, h
 }
 
-// A batch that failed has brought nothing: whoever waits for its shard is told, and not before nothing is copied any more.
+// Of a batch that failed, what had landed before is there: whoever waits for a later shard is told, and not before nothing is copied any
+// more.
 func TestWaitShardTellsThatItsBatchFailed(t *testing.T) {
 	t.Parallel()
 	r, held := heldRig(t)
 	l := r.held(held)
-	cause := errors.New("the copy failed")
 	held.landed(0, true)
 	r.must(l.WaitShard(r.ctx(), 0))
-	held.tickets[1].Resolve(stream.Completion{}, cause)
 	ctx, cancel := context.WithTimeout(r.ctx(), 20*time.Millisecond)
 	defer cancel()
 	wantErr(t, l.WaitShard(ctx, 1), context.DeadlineExceeded)
-	held.tickets[2].Resolve(stream.Completion{}, errdefs.ErrBroken)
+	cause := errors.New("the copy failed")
+	held.failed(cause)
 	wantErr(t, l.WaitShard(r.ctx(), 1), cause)
 	wantErr(t, l.WaitShard(r.ctx(), 2), cause)
 	wantErr(t, l.Wait(r.ctx()), cause)
 }
 
-// A wrong copy of a later shard gives the block no second chance that would leave out the shard that failed.
-func TestFailedShardIsNotPassedOver(t *testing.T) {
+// A wrong copy of a shard gives the block another chance that begins with that shard, and leaves out none.
+func TestWrongShardIsCopiedAgainWithThoseBehindIt(t *testing.T) {
 	t.Parallel()
 	r, held := heldRig(t)
 	l := r.held(held)
-	cause := errors.New("the copy failed")
 	held.landed(0, true)
-	held.tickets[1].Resolve(stream.Completion{}, cause)
-	held.landed(2, false)
+	held.landed(1, false)
+	held.landed(2, true)
+	r.eventually(func() bool { return held.count() == 2 })
+	if n := len(held.batches[1].Paged.Groups); n != r.o.shards-1 {
+		t.Fatalf("%d shards are copied again, want %d", n, r.o.shards-1)
+	}
+	held.landed(0, true)
+	held.failed(errors.New("the copy failed"))
 	r.resolved(l.Done())
-	wantErr(t, l.Errs()[0], cause)
-	if n := held.count(); n != r.o.shards {
-		t.Fatalf("%d batches were submitted, want %d", n, r.o.shards)
+	if err := l.Errs()[0]; err == nil {
+		t.Error("the block is there, and its last shard did not land")
 	}
 }
 
@@ -141,7 +161,7 @@ func TestBlockErrorSaysWhetherThePageIsUndefined(t *testing.T) {
 	l = r.held(held)
 	held.landed(0, true)
 	held.landed(1, true)
-	held.tickets[2].Resolve(stream.Completion{}, errdefs.ErrBroken)
+	held.failed(errdefs.ErrBroken)
 	if e := blockError(l); !e.Undefined || e.Key != r.key(1) || !errors.Is(e, errdefs.ErrBroken) {
 		t.Errorf("a block of which some was copied: %+v", e)
 	}

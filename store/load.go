@@ -23,17 +23,17 @@ type LoadTask struct {
 	layers bool
 	sums   bool // streams are asked for the sums of what they copy, and blocks are verified by them
 
-	shardDone []chan struct{} // layerwise: closed when no block of the task still waits for the shard
+	reached gate // layerwise: of shards that no block of the task still waits for
 
 	// The rest belongs to the task's goroutine.
 	sc        *scratch
-	left      int   // blocks without a result
-	shardLeft []int // layerwise: blocks still waiting for each shard
-	open      int   // blocks with a slot of the cache, or with a job that may give them one
-	checking  int   // check jobs out
-	reading   int   // fetch jobs out
-	flying    []*cohort
-	proving   []*cohort // whose tickets have all resolved, but not all their checks
+	left      int       // blocks without a result
+	shardLeft []int     // layerwise: blocks still waiting for each shard
+	open      int       // blocks with a slot of the cache, or with a job that may give them one
+	checking  int       // check jobs out
+	reading   int       // fetch jobs out
+	cohorts   []*cohort // that are copied, or whose copies are checked
+	flying    int       // of them, those that are copied
 	stopped   bool      // the task was canceled, and this has been acted on
 }
 
@@ -80,26 +80,32 @@ func (s *Store) Load(ctx context.Context, lease *Lease, pages *Pages, refs []Ref
 
 // countShards counts the blocks that wait for each shard: those of its page group.
 func (t *LoadTask) countShards() {
-	s := t.s
-	t.shardDone, t.shardLeft = make([]chan struct{}, s.shards), make([]int, s.shards)
+	t.shardLeft = make([]int, t.s.shards)
 	var blocks [block.MaxGroups]int
 	for i := range t.sc.items {
 		blocks[t.sc.items[i].group]++
 	}
-	for k, w := range s.where {
-		t.shardDone[k] = make(chan struct{})
-		if t.shardLeft[k] = blocks[w.group]; t.shardLeft[k] == 0 {
-			close(t.shardDone[k])
-		}
+	for k, w := range t.s.where {
+		t.shardLeft[k] = blocks[w.group]
 	}
+	t.reach()
+}
+
+// reach tells how many shards no block waits for any more, from the first on.
+func (t *LoadTask) reach() {
+	n := t.reached.at()
+	for n < len(t.shardLeft) && t.shardLeft[n] == 0 {
+		n++
+	}
+	t.reached.pass(n)
 }
 
 // Wait waits until the task has resolved and returns the errors of its blocks, joined; or until ctx ends, and returns
 // the context's cause.
 func (t *LoadTask) Wait(ctx context.Context) error { return t.wait(ctx, t.done) }
 
-// WaitShard waits until the shard is on the page of every block that will get it, verified, and returns the errors of the
-// blocks that have failed so far. A shard that has been waited for is not written again. Without LoadOptions.Layerwise that
+// WaitShard waits until the shard, and those before it, are on the page of every block that will get them, verified, and returns the
+// errors of the blocks that have failed so far. A shard that has been waited for is not written again. Without LoadOptions.Layerwise that
 // is when the task resolves.
 func (t *LoadTask) WaitShard(ctx context.Context, shard int) error {
 	if shard < 0 || shard >= t.s.shards {
@@ -108,5 +114,5 @@ func (t *LoadTask) WaitShard(ctx context.Context, shard int) error {
 	if !t.layers {
 		return t.wait(ctx, t.done)
 	}
-	return t.wait(ctx, t.shardDone[shard])
+	return t.wait(ctx, t.reached.beyond(shard))
 }

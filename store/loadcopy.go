@@ -1,17 +1,23 @@
 package store
 
 import (
+	"fmt"
 	"slices"
 
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
 )
 
+// wholeParts is how many times as long parts are where nobody waits for a layer.
+const wholeParts = 8
+
 // flush submits what is ready, unless enough is in the stream already or more is about to be ready.
 func (t *LoadTask) flush() {
-	for len(t.sc.ready) > 0 && len(t.flying) < ahead && len(t.proving) < ahead {
+	for len(t.sc.ready) > 0 && t.flying < ahead && len(t.cohorts) < 2*ahead {
 		n := min(len(t.sc.ready), t.s.most)
 		if t.layers {
-			n = t.alike() // one batch a shard for all of them, so that the first shard is not behind the last
+			n = t.alike() // all of them, so that no block's first shard is behind another's last
 		}
 		if t.checking > 0 && (t.layers || n < t.s.most) {
 			return
@@ -35,116 +41,177 @@ func (t *LoadTask) alike() int {
 	return n
 }
 
+// submit has blocks copied by one batch: layer by layer, or block by block.
 func (t *LoadTask) submit(blocks []int32) {
-	g := t.sc.cohort(t.s, int(t.sc.items[blocks[0]].first), t.layers)
+	g := t.sc.cohort(t.s)
 	for _, i := range blocks {
 		it := &t.sc.items[i]
 		g.add(i, it.group, t.sc.refs[i].Page, it.slot.Index())
 	}
-	g.plan(t.s)
+	if t.layers {
+		g.planLayers(t.s, int(t.sc.items[blocks[0]].first), t.s.cfg.PartBytes)
+	} else {
+		g.planWhole(t.s, wholeParts*t.s.cfg.PartBytes)
+	}
 	if t.sums {
-		g.askSums(t.s)
+		g.ask(t.s)
 	}
-	for n := range g.shards {
-		tk, err := t.s.loads.submit(t.ctx, g.batch(n, mem.ToPages, t.s, t.sc))
-		if err != nil {
-			g.fail(err)
-			break
+	g.launch(&t.task, &t.s.loads, g.fly(t.s, t.sc, mem.ToPages, t.sums))
+	if g.err == nil {
+		t.flying++
+		for _, i := range blocks {
+			t.sc.items[i].touched = true
 		}
-		g.tickets = append(g.tickets, tk)
 	}
-	for _, i := range blocks {
-		it := &t.sc.items[i]
-		it.touched = it.touched || len(g.tickets) > 0
-	}
-	t.flying = append(t.flying, g)
-	if g.quiet() {
+	t.cohorts = append(t.cohorts, g)
+	if g.err != nil {
 		t.advance()
 	}
 }
 
-// land takes note of the oldest ticket.
-func (t *LoadTask) land() {
-	g := t.flying[0]
-	tk := g.oldest()
-	n := g.landed
-	g.landed++
-	t.travelled(&t.s.loads, &t.s.count.load, tk)
-	if err := tk.Err(); err != nil {
-		g.fail(err)
-	} else if t.sums || t.s.cfg.Verify == VerifyAlways {
-		g.summed[n] = t.sums && tk.Completion().Summed
-		t.check(g, n)
-	}
-	t.advance()
-}
-
-// advance takes note of what has been proved, and settles groups of which all has.
+// advance takes note of what has landed and of what has been proved, and settles cohorts of which all has.
 func (t *LoadTask) advance() {
-	for len(t.flying) > 0 && t.flying[0].quiet() {
-		t.proving = append(t.proving, t.flying[0])
-		t.flying = slices.Delete(t.flying, 0, 1)
-	}
-	for n := 0; n < len(t.proving); {
-		g := t.proving[n]
-		t.prove(g)
-		if g.proved < g.landed {
+	for n := 0; n < len(t.cohorts); {
+		g := t.cohorts[n]
+		if !g.quiet() {
+			landed := g.news(&t.task, &t.s.loads, &t.s.count.load)
+			for k := landed.from; k < landed.to; k++ {
+				t.check(g, k)
+			}
+			if g.quiet() {
+				t.flying--
+			}
+		}
+		for k := g.prove(); k >= 0; k = g.prove() {
+			t.arrive(g, k)
+		}
+		if !g.quiet() || g.proved < g.landed {
 			n++
 			continue
 		}
-		t.proving = slices.Delete(t.proving, n, n+1)
+		t.cohorts = slices.Delete(t.cohorts, n, n+1)
 		t.settle(g)
-	}
-	if len(t.flying) > 0 {
-		t.prove(t.flying[0])
 	}
 }
 
-// prove takes note of g's batches whose checks have been made, in their order: a shard is reported only after those before.
-func (t *LoadTask) prove(g *cohort) {
-	for g.proved < g.landed && g.pending[g.proved].Load() == 0 {
-		n := g.proved
-		g.proved++
-		g.collect(n)
-		if !t.layers || g.tickets[n].Err() != nil || g.good < n {
+// check verifies what g's n-th part has brought to pages: by its sums, or else by jobs that verify the slots.
+func (t *LoadTask) check(g *cohort, n int) {
+	p := &g.parts[n]
+	switch {
+	case p.summed && t.sums:
+		for place, i := range g.of(p) {
+			if err := t.compare(g, p, place, i); err != nil {
+				g.wrongs = append(g.wrongs, wrong{int(i), n, err})
+			}
+		}
+	case t.sums || t.s.cfg.Verify == VerifyAlways:
+		g.hand(t.s, t.sc, t, n)
+	}
+}
+
+// compare verifies block i, the part's place-th, by the sums that came with the part.
+func (t *LoadTask) compare(g *cohort, p *part, place int, i int32) error {
+	return t.verifyBy(p, i, func(k int) uint64 { return block.FoldLeaves(g.leavesOf(t.s, p, place, k)) })
+}
+
+// handle verifies slots by the CPU, as far as the part has copied them.
+func (t *LoadTask) handle(sh *share) {
+	p := &sh.g.parts[sh.part]
+	for _, i := range sh.blocks() {
+		it := &t.sc.items[i]
+		if it.checked && t.s.cfg.Verify != VerifyAlways { // which trusts no check that was made before the copy
 			continue
 		}
-		g.good++
-		k := g.shards[n]
-		if right := len(g.pairs[t.s.where[k].group]) - t.wrongUpTo(g, n); right > 0 {
-			t.arrived(k, right)
+		image := t.s.imageOf(it.slot.Extent(), it.group).Bytes()
+		if err := t.verifyBy(p, i, func(k int) uint64 { return t.s.formats[it.group].SumShard(image, k) }); err != nil {
+			sh.wrong(i, err)
 		}
+	}
+}
+
+// verifyBy compares the checksums of a part's shards of block i with those that the cache has kept.
+func (t *LoadTask) verifyBy(p *part, i int32, sum func(shard int) uint64) error {
+	it := &t.sc.items[i]
+	sums := it.slot.Sums()
+	// What the CPU has verified may have checksums of another kind.
+	if it.older = sums == nil && it.checked; it.older {
+		return nil
+	}
+	if len(sums) < p.shards.to {
+		return fmt.Errorf("%d checksums for the %d shards of block %s: %w", len(sums), p.shards.to, t.sc.refs[i].Key, errdefs.ErrCorrupt)
+	}
+	for k := p.shards.from; k < p.shards.to; k++ {
+		if got := sum(k); got != sums[k] {
+			return fmt.Errorf("verify block %s: checksum of shard %d is %016x, that of the block %016x: %w",
+				t.sc.refs[i].Key, k, got, sums[k], errdefs.ErrCorrupt)
+		}
+	}
+	return nil
+}
+
+// arrive reports the shards that g's n-th part has brought, which has been proved.
+func (t *LoadTask) arrive(g *cohort, n int) {
+	if !t.layers {
+		return
+	}
+	p := &g.parts[n]
+	right := p.blocks.to - p.blocks.from - g.wrongBy(n)
+	for k := p.shards.from; k < p.shards.to && right > 0; k++ {
+		t.arrived(t.s.layers[p.group][k], right)
 	}
 }
 
 // settle gives g's blocks their results; those whose copy was wrong have another chance.
 func (t *LoadTask) settle(g *cohort) {
-	for j, i := range g.refs {
-		it := &t.sc.items[i]
-		w := g.firstWrong(j)
-		switch {
-		case w != nil && (g.err == nil || w.batch < g.good): // of what came before the failure, if there was one
-			it.first = int32(g.from(t.s, w.batch))
-			t.suspect(i, w.err)
-		case g.err == nil:
-			t.verified(g, it)
-			from := it.from
-			t.drop(it)
-			t.left--
-			t.s.count.hits[from].Add(1)
-		default:
-			it.first = int32(g.from(t.s, g.good))
-			t.failed(i, g.err)
+	for group, members := range g.members {
+		for place, i := range members {
+			it := &t.sc.items[i]
+			w, missing := g.firstWrong(i), g.missing(group, place)
+			switch {
+			case w != nil && (missing < 0 || w.part < missing):
+				t.from(g, it, w.part)
+				t.suspect(i, w.err)
+			case missing >= 0:
+				t.from(g, it, missing)
+				t.failed(i, g.err)
+			default:
+				t.verified(g, it, place)
+				from := it.from
+				t.drop(it)
+				t.left--
+				t.s.count.hits[from].Add(1)
+			}
 		}
 	}
 	t.sc.free(g)
 }
 
+// missing returns the first part that was to copy some of a block and has not been proved, or -1.
+func (g *cohort) missing(group, place int) int {
+	for n := g.proved; n < len(g.parts); n++ {
+		if g.parts[n].has(group, place) {
+			return n
+		}
+	}
+	return -1
+}
+
+func (p *part) has(group, place int) bool {
+	return p.group == group && place >= p.blocks.from && place < p.blocks.to
+}
+
+// from notes the first shard of a block that is not there: that of g's n-th part.
+func (t *LoadTask) from(g *cohort, it *item, n int) {
+	if t.layers {
+		it.first = int32(t.s.layers[it.group][g.parts[n].shards.from])
+	}
+}
+
 // verified counts a block of g that is on its page by who has verified it.
-func (t *LoadTask) verified(g *cohort, it *item) {
+func (t *LoadTask) verified(g *cohort, it *item, place int) {
 	onWay := t.sums && !it.older
-	for n := range g.tickets {
-		onWay = onWay && (g.summed[n] || !t.copies(g, n, it))
+	for n := range g.parts {
+		onWay = onWay && (g.parts[n].summed || !g.parts[n].has(int(it.group), place))
 	}
 	if onWay {
 		t.s.count.verifiedOnWay.Add(1)

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/tier"
 )
@@ -21,28 +20,41 @@ func (t *LoadTask) run() {
 		t.scan()
 		t.read()
 		t.flush()
-		if t.checking == 0 && t.reading == 0 && len(t.flying) == 0 && len(t.proving) == 0 && len(t.sc.ready) == 0 {
+		jobs := t.checking + t.reading
+		if jobs == 0 && len(t.cohorts) == 0 && len(t.sc.ready) == 0 {
 			if len(t.sc.todo) == 0 && len(t.sc.reads) == 0 && !t.await() {
 				break
 			}
 			continue
 		}
-		var landed <-chan struct{}
-		if len(t.flying) > 0 {
-			landed = t.flying[0].oldest().Done()
+		if jobs == 0 && len(t.cohorts) == 1 && stop != nil && t.cohorts[0].brief() {
+			// Who waits for a small copy polls: to be woken up takes as long as that.
+			_ = t.cohorts[0].flights[0].ticket.Wait(t.ctx)
+			t.advance()
+			continue
 		}
 		select {
 		case r := <-t.sc.results:
 			t.took(r)
 			t.drain()
-		case <-landed:
-			t.land()
-		case <-t.sc.proved:
+		case <-t.landing():
+			t.advance()
+		case <-t.sc.news:
 			t.advance()
 		case <-stop:
 		}
 	}
 	t.finish()
+}
+
+// landing is closed when the oldest ticket has resolved of which no note was taken.
+func (t *LoadTask) landing() <-chan struct{} {
+	for _, g := range t.cohorts {
+		if c := g.oldest(); c != nil {
+			return c
+		}
+	}
+	return nil
 }
 
 // drain takes what results there are, so that they make one batch.
@@ -60,7 +72,10 @@ func (t *LoadTask) drain() {
 // scan opens blocks that are in the cache and sorts out the others. It never waits.
 func (t *LoadTask) scan() {
 	sc := t.sc
-	n := min(len(sc.todo), windowBlocks-t.open)
+	n := len(sc.todo)
+	if !t.unchecked() {
+		n = min(n, windowBlocks-t.open)
+	}
 	if n <= 0 {
 		return
 	}
@@ -85,27 +100,22 @@ func (t *LoadTask) scan() {
 	sc.todo = append(sc.todo[:0], sc.todo[n:]...)
 }
 
-// opened takes a slot that was in the cache already: it is verified unless the policy trusts it, or has its copy verified.
+// unchecked says whether slots of the cache are copied without the CPU verifying them before: they are trusted, or their copies are
+// verified.
+func (t *LoadTask) unchecked() bool {
+	return t.s.cfg.Verify == VerifyFill || t.sums && t.s.cfg.Verify == VerifyDevice
+}
+
+// opened takes a slot that was in the cache already.
 func (t *LoadTask) opened(i int32, slot tier.Slot) {
 	it := &t.sc.items[i]
 	it.slot, it.from, it.checked = slot, 0, false
 	t.open++
-	switch {
-	case t.s.cfg.Verify == VerifyFill:
+	if t.unchecked() && (t.s.cfg.Verify == VerifyFill || slot.Sums() != nil) {
 		t.sc.ready = append(t.sc.ready, i)
-	case t.sums && t.s.cfg.Verify == VerifyDevice:
-		h, err := t.s.formats[it.group].Header(t.s.imageOf(slot.Extent(), it.group).Bytes(), t.sc.refs[i].Key)
-		switch {
-		case err != nil:
-			t.corrupt(i, err)
-		case h.SumAlgo != block.SumTree:
-			t.verify(i)
-		default:
-			t.sc.ready = append(t.sc.ready, i)
-		}
-	default:
-		t.verify(i)
+		return
 	}
+	t.verify(i)
 }
 
 // verify has the CPU verify the block's slot.
@@ -252,7 +262,7 @@ func (t *LoadTask) stop() {
 		}
 		*list = (*list)[:0]
 	}
-	for _, g := range t.flying {
+	for _, g := range t.cohorts {
 		g.cancel()
 	}
 }
@@ -281,13 +291,14 @@ func (t *LoadTask) failed(i int32, err error) {
 // arrived counts n blocks that no longer wait for the shard.
 func (t *LoadTask) arrived(shard, n int) {
 	if t.shardLeft[shard] -= n; t.shardLeft[shard] == 0 {
-		close(t.shardDone[shard])
+		t.reach()
 	}
 }
 
 func (t *LoadTask) finish() {
 	t.s.put(t.sc)
 	t.sc = nil
+	t.reached.pass(t.s.shards)
 	if t.lease != nil {
 		t.lease.End()
 	}

@@ -19,7 +19,6 @@ type scratch struct {
 	ready   []int32     // blocks of a load whose slots may be copied
 	planes  []mem.Plane // of every page group's shards, in the order of the shards and of their places in a slot
 	shardAt []span      // by the task's shard: its planes
-	groupAt []span      // by page group: its planes
 	keys    []block.Key // one a ref
 	ask     []block.Key // what the cache is asked for together, and its answers
 	slots   []tier.Slot
@@ -27,24 +26,24 @@ type scratch struct {
 	kept    []bool        // by one tier
 	durable []bool        // by all
 	results chan result   // as large as the jobs that a task has out at a time
-	proved  chan struct{} // has an element when proofs were made since it was looked at
+	news    chan struct{} // has an element when something has landed, or was proved, since it was looked at
 	cohorts []*cohort     // free ones
+	flights []*flight     // free ones
+	shards  []int         // of a layerwise dump, to be put in order
 	pages   pageSet
 }
 
 // item is what a task knows of one ref.
 type item struct {
-	slot   tier.Slot // pinned while not nil
-	fill   tier.Fill // not ended while not nil
-	cause  error     // an earlier failure that may be mended
-	cohort *cohort   // a dump: whose sums are the block's
-	at     int32     // a dump: the block's place in cohort
-	first  int32     // a layerwise load: the first shard that is not yet on the page and verified
-	group  uint8     // the block's page group
-	from   int8      // the pipeline's tier that the block was read from
-	tries  uint8
-	wrong  uint8 // copies to the page that failed their check
-	skip   bool  // the block was there without the dump's doing
+	slot  tier.Slot // pinned while not nil
+	fill  tier.Fill // not ended while not nil
+	cause error     // an earlier failure that may be mended
+	first int32     // a layerwise load: the first shard that is not yet on the page and verified
+	group uint8     // the block's page group
+	from  int8      // the pipeline's tier that the block was read from
+	tries uint8
+	wrong uint8 // copies to the page that failed their check
+	skip  bool  // the block was there without the dump's doing
 
 	// Of a load.
 	checked bool // the slot was verified by the CPU: by the task, or by the tier that the block was read from
@@ -59,17 +58,28 @@ type result struct {
 	err  error
 }
 
-func newScratch(s *Store) *scratch {
-	return &scratch{results: make(chan result, max(windowBlocks+windowReads, s.most)), proved: make(chan struct{}, 1)}
+func newScratch() *scratch {
+	return &scratch{results: make(chan result, windowBlocks+windowReads), news: make(chan struct{}, 1)}
+}
+
+// tell says that there is something to take note of.
+func (sc *scratch) tell() {
+	select {
+	case sc.news <- struct{}{}:
+	default:
+	}
 }
 
 // take prepares pooled scratch for refs, whose order todo keeps.
 func (s *Store) take(refs []Ref) *scratch {
 	sc, ok := s.scratch.Get().(*scratch)
 	if !ok {
-		sc = newScratch(s)
+		sc = newScratch()
 	}
 	sc.refs = append(sc.refs[:0], refs...)
+	if need := len(refs) + windowReads; cap(sc.results) < need {
+		sc.results = make(chan result, need)
+	}
 	if cap(sc.items) < len(refs) {
 		sc.items = make([]item, len(refs))
 	}
@@ -95,28 +105,20 @@ type span struct{ from, to int }
 
 // flatten puts the planes of every shard behind each other, page group by page group.
 func (sc *scratch) flatten(s *Store, p *Pages) {
-	sc.planes, sc.groupAt = sc.planes[:0], sc.groupAt[:0]
+	sc.planes = sc.planes[:0]
 	sc.shardAt = slices.Grow(sc.shardAt[:0], s.shards)[:s.shards]
 	for _, layers := range s.layers {
-		group := len(sc.planes)
 		for _, k := range layers {
 			n := len(sc.planes)
 			sc.planes = append(sc.planes, p.Shards[k]...)
 			slices.SortFunc(sc.planes[n:], func(a, b mem.Plane) int { return cmp.Compare(a.SlotOff, b.SlotOff) })
 			sc.shardAt[k] = span{n, len(sc.planes)}
 		}
-		sc.groupAt = append(sc.groupAt, span{group, len(sc.planes)})
 	}
 }
 
-// shardPlanes returns the planes of a shard of the task.
-func (sc *scratch) shardPlanes(shard int) []mem.Plane {
-	at := sc.shardAt[shard]
-	return sc.planes[at.from:at.to]
-}
-
-// groupPlanes returns the planes of all shards of a page group.
-func (sc *scratch) groupPlanes(group int) []mem.Plane {
-	at := sc.groupAt[group]
-	return sc.planes[at.from:at.to]
+// partPlanes returns the planes of a part's shards.
+func (sc *scratch) partPlanes(s *Store, p *part) []mem.Plane {
+	layers := s.layers[p.group]
+	return sc.planes[sc.shardAt[layers[p.shards.from]].from:sc.shardAt[layers[p.shards.to-1]].to]
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,7 +21,7 @@ import (
 
 // Limits on what one task has in hand at a time.
 const (
-	windowBlocks = 512 // blocks of a load that are opened, checked or being copied
+	windowBlocks = 512 // blocks of a load that are opened and wait for the CPU to verify them
 	windowReads  = 64  // blocks of a load that are asked for below
 	ahead        = 2   // batches of a load in the stream at a time: one is copied while the next is made
 	maxTries     = 3   // times a block is tried again when another's fill of it failed
@@ -115,7 +116,7 @@ func Open(c Config) (*Store, error) {
 		return nil, fmt.Errorf("open store: %w", err)
 	}
 	s.shards = len(s.where)
-	s.most = int(min(max(1, c.BatchBytes/s.formats.MaxImageBytes()), windowBlocks))
+	s.most = int(min(max(1, c.BatchBytes/s.formats.MaxImageBytes()), math.MaxInt32))
 	s.chunk = int(min((held+1)/2, windowBlocks)) // two dumps at a time, if they are large
 	for _, tr := range s.next {
 		if r, ok := tr.(tier.ReadOnlyTier); !ok || !r.ReadOnly() {

@@ -283,19 +283,15 @@ func shareSlots(r *rig, w, round int) error {
 
 func TestLayerwiseLoadHandsOutShardsInOrder(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, rigOptions{path: stream.PathKernel}) // one operation a batch
-	r.dump(1, 2)
-	faults := r.plan.Injected()
-	r.plan.Add(fault.Nth(sim.OpWork, int(r.plan.Seen(sim.OpWork))+1).Stall())
-	l, err := r.st.Load(r.ctx(), nil, r.pages, r.refs(2, 1, 2), store.LoadOptions{Layerwise: true})
-	r.must(err)
-	r.must(r.plan.Await(r.ctx(), faults+1)) // the second batch stalls
-	r.must(l.WaitShard(r.ctx(), 0))
-	ctx, cancel := context.WithTimeout(r.ctx(), 10*time.Millisecond)
-	defer cancel()
-	wantErr(t, l.WaitShard(ctx, 1), context.DeadlineExceeded)
-	r.plan.Release()
-	r.must(l.WaitShard(r.ctx(), 2))
+	r, held := heldRig(t)
+	l := r.held(held)
+	for k := range r.o.shards {
+		ctx, cancel := context.WithTimeout(r.ctx(), 10*time.Millisecond)
+		wantErr(t, l.WaitShard(ctx, k), context.DeadlineExceeded)
+		cancel()
+		held.landed(k, true)
+		r.must(l.WaitShard(r.ctx(), k))
+	}
 	r.must(l.Wait(r.ctx()))
 	wantErr(t, l.WaitShard(r.ctx(), 3), errdefs.ErrInvalid)
 }

@@ -60,6 +60,11 @@ func TestPolicies(t *testing.T) {
 							c.BatchBytes = 2 * c.Formats[0].Layout.ImageBytes() // several batches
 						}})
 						roundTrip(t, r, layerwise, true)
+						if every == 2 { // the second batch
+							for _, err := range r.load(store.LoadOptions{Layerwise: layerwise}, 5, 6) {
+								r.must(err)
+							}
+						}
 						want := policy != store.VerifyFill && every > 0 && planeBytes == leafy
 						if p := r.st.Stats().LoadPaths[0]; every != 0 && (p.Summed > 0) != want || (every == 1 && want && p.Summed != p.Bytes) {
 							t.Errorf("%d of %d bytes were summed on their way, want some: %v", p.Summed, p.Bytes, want)
@@ -275,7 +280,24 @@ func corruptDump(t *testing.T, w way, layerwise, files bool, n int) bool {
 	return hit
 }
 
-// TestDamagedSlotIsFoundUnderDevicePolicy flips a bit of each shard of a cached copy, and of its header.
+// A header that was damaged in its slot is of no account to loads, which go by the checksums that the cache has kept. The tier below
+// refuses the block.
+func TestDamagedHeaderHarmsNoLoad(t *testing.T) {
+	t.Parallel()
+	for _, every := range []int{noSums, 0, 1} {
+		r := newRig(t, rigOptions{planeBytes: leafy, sumEvery: every})
+		r.dump(1)
+		for _, off := range []int64{40, 120, r.format.Layout.HeaderBytes() - 1} {
+			r.flip(1, off)
+			r.mustLoad(1)
+		}
+		if st := r.st.Stats(); st.Mismatches+st.BadCopies != 0 {
+			t.Errorf("every=%d: %d mismatches, %d bad copies", every, st.Mismatches, st.BadCopies)
+		}
+	}
+}
+
+// TestDamagedSlotIsFoundUnderDevicePolicy flips a bit of each shard of a cached copy.
 func TestDamagedSlotIsFoundUnderDevicePolicy(t *testing.T) {
 	t.Parallel()
 	for _, every := range []int{noSums, 0, 1, 2} {
@@ -289,7 +311,7 @@ func TestDamagedSlotIsFoundUnderDevicePolicy(t *testing.T) {
 						o.dirs = []string{t.TempDir()}
 					}
 					r := newRig(t, o)
-					offs := []int64{40, r.format.Layout.HeaderBytes() - 1}
+					var offs []int64
 					for i := range r.o.shards {
 						offs = append(offs, r.format.Layout.ShardOff(i)+leafy+int64(i)*100)
 					}
@@ -337,7 +359,7 @@ func TestWaitShardReturnsAfterTheShardWasVerified(t *testing.T) {
 				r.poison(uint32(page))
 			}
 			if every != noSums {
-				r.plan.Add(fault.Nth(sim.OpLaunch, int(r.plan.Seen(sim.OpLaunch))+shard).Corrupt())
+				r.plan.Add(fault.Nth(sim.OpLaunch, int(r.plan.Seen(sim.OpLaunch))).Corrupt())
 			} else {
 				r.flip(1, r.format.Layout.ShardOff(shard))
 			}

@@ -126,6 +126,9 @@ type SlotTier interface {
 type Slot interface {
 	Index() uint32
 	Extent() mem.Extent
+	// Sums returns the checksums of the block's shards, as its header had them when the block became Ready: what comes of the
+	// slot's memory later does not change them. Nil where they are not block.SumTree. Not to be written.
+	Sums() []uint64
 	// Corrupt reports that the slot's bytes failed their check: the block becomes Failed and is dropped once unpinned.
 	Corrupt(cause error)
 	// Release unpins the block. A second Release does nothing.

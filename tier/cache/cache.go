@@ -61,6 +61,8 @@ type Tier struct {
 	closed      bool
 	free        *mem.Pool
 	entries     []entry              // by slot
+	sums        []uint64             // of the shards of each slot's block, shards words a slot
+	shards      int                  // the most of a block
 	index       map[block.Key]uint32 // Filling and Ready blocks
 	policy      *policy
 	failed      *recent[block.Key, error]
@@ -79,6 +81,7 @@ type entry struct {
 	state   tier.State
 	pins    int32   // handles given out, each of which may read the slot
 	retains int32   // by Retain
+	shards  uint16  // checksums of it among the tier's sums; zero where they are of another kind
 	flight  *flight // who waits for the filling; nil when nobody does
 	since   time.Time
 }
@@ -110,6 +113,8 @@ func Open(c Config) (*Tier, error) {
 		closing:     make(chan struct{}),
 		free:        free,
 		entries:     make([]entry, n),
+		sums:        make([]uint64, n*c.Formats.MaxShards()),
+		shards:      c.Formats.MaxShards(),
 		index:       make(map[block.Key]uint32, n),
 		failed:      newRecent[block.Key, error](min(n, maxFailures)),
 		orphans:     make(map[block.Key]int),

@@ -3,6 +3,7 @@ package cache
 import (
 	"fmt"
 
+	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/tier"
@@ -11,6 +12,7 @@ import (
 // fill implements tier.Fill. It carries the handle that Publish returns, so that both are one allocation.
 type fill struct {
 	slot  slotRef
+	key   block.Key
 	ended bool // guarded by the tier's mu
 }
 
@@ -27,6 +29,7 @@ func (f *fill) errEnded() error {
 // Publish makes the block Ready and returns it pinned; who waits for it gets it pinned too. On a closed tier it aborts.
 func (f *fill) Publish() (tier.Slot, error) {
 	t := f.slot.t
+	shards := f.noteSums()
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if f.ended {
@@ -39,7 +42,7 @@ func (f *fill) Publish() (tier.Slot, error) {
 		return nil, err
 	}
 	e := &t.entries[f.slot.index]
-	e.state = tier.Ready
+	e.state, e.shards = tier.Ready, shards
 	t.pin(f.slot.index)
 	if e.flight != nil {
 		// Pinned on behalf of who waits, lest the block be evicted before they have woken.
@@ -51,6 +54,19 @@ func (f *fill) Publish() (tier.Slot, error) {
 	t.stats.Puts++
 	t.stats.WrittenBytes += t.formats.ImageBytes(e.key)
 	return &f.slot, nil
+}
+
+// noteSums keeps the checksums that the image's header has, and returns how many. The slot is its filler's alone.
+func (f *fill) noteSums() uint16 {
+	t := f.slot.t
+	format, err := t.formats.Of(f.key)
+	image := f.Extent().Bytes()
+	if err != nil || int64(len(image)) < format.Layout.ImageBytes() {
+		return 0
+	}
+	from := int(f.slot.index) * t.shards
+	sums := format.ShardSums(t.sums[from:from:from+t.shards], image[:format.Layout.ImageBytes()], f.key)
+	return uint16(len(sums))
 }
 
 // Abort makes the block Failed with cause and frees the slot.

@@ -105,7 +105,7 @@ func (t *Tier) begin(slot uint32, key block.Key) *fill {
 	t.index[key] = slot
 	t.failed.forget(key)
 	t.policy.admit(slot, key)
-	return &fill{slot: slotRef{t: t, index: slot}}
+	return &fill{slot: slotRef{t: t, index: slot}, key: t.entries[slot].key}
 }
 
 // drop takes the unpinned Ready block out of its slot and out of the index. The caller holds mu.

@@ -24,6 +24,16 @@ func (s *slotRef) Index() uint32 { return s.index }
 // Extent returns the slot's bytes, which are the block's until Release.
 func (s *slotRef) Extent() mem.Extent { return s.t.slots.At(s.index) }
 
+// Sums returns the checksums of the block's shards as they were when it was published; nil where its header had none of the kind.
+func (s *slotRef) Sums() []uint64 {
+	n := int(s.t.entries[s.index].shards) // written before the block became Ready
+	if n == 0 {
+		return nil
+	}
+	from := int(s.index) * s.t.shards
+	return s.t.sums[from : from+n : from+n]
+}
+
 // Corrupt drops the block: it answers no hit from now on, and its slot is free once nobody has it open. After Release it
 // does nothing.
 func (s *slotRef) Corrupt(cause error) {

@@ -41,7 +41,7 @@ func (s *Stream) choose(ctx context.Context, o *op) error {
 		return s.plan(ctx, o)
 	}
 	if ok, sums := s.movers[forced].Takes(&o.work); ok {
-		o.choice, o.work.Summed = plan.Choice{Path: forced, Reason: ReasonForced}, sums
+		o.choice, o.work.At.Summed = plan.Choice{Path: forced, Reason: ReasonForced}, sums
 	} else {
 		o.choice = plan.Choice{Path: stream.PathCopyEngine, Reason: ReasonUnfit}
 	}
@@ -70,7 +70,7 @@ func (s *Stream) plan(ctx context.Context, o *op) error {
 	for unprepared := false; ; unprepared = true {
 		o.choice = s.planner.Choose(o.request, can)
 		o.planned = true
-		o.work.ChunkBytes, o.work.CTAs, o.work.Summed = o.choice.ChunkBytes, o.choice.CTAs, summing.Has(o.choice.Path)
+		o.work.ChunkBytes, o.work.CTAs, o.work.At.Summed = o.choice.ChunkBytes, o.choice.CTAs, summing.Has(o.choice.Path)
 		if unprepared {
 			o.choice.Reason = ReasonUnprepared
 		}
@@ -147,7 +147,7 @@ func (s *Stream) account(o *op, c *stream.Completion, err error) {
 	if err != nil {
 		return
 	}
-	c.Summed = o.work.Summed
+	c.Summed = o.work.At.Summed
 	if !o.planned || o.held || o.choice.Pace > 0 && o.steps > 1 {
 		return // it waited for something else than the path
 	}

@@ -93,10 +93,9 @@ func (o *op) small() bool { return o.work.Bytes <= pollBytes }
 // complete takes items in flight whose events are done, in order, and settles. If wait is false it stops at the first that
 // is not done, and reports whether polling for that is worthwhile. The caller holds completing.
 func (s *Stream) complete(wait bool) (left bool) {
-	it, ok := s.flight.peek()
-	for ok {
+	for it := s.flight.peek(); it != nil; {
 		if wait && it.last {
-			s.expect(&it)
+			s.expect(it)
 		}
 		over, quiet, err := it.poll(wait)
 		if !over {
@@ -113,7 +112,7 @@ func (s *Stream) complete(wait bool) (left bool) {
 		}
 		it.GiveBack()
 		o := it.op
-		it, ok = s.flight.pop()
+		it = s.flight.pop()
 		o.Land()
 		s.life.Settle()
 	}

@@ -22,7 +22,7 @@ const apartPaths plan.Paths = 1<<stream.PathResident | 1<<stream.PathNIC | 1<<st
 func isApart(p stream.Path) bool { return apartPaths.Has(p) }
 
 // flight is what was issued and is not completed, in order. At most as many items as move.Flight and the stream's places admit.
-// Safe for concurrent use.
+// Safe for concurrent use; one goroutine at a time pops.
 type flight struct {
 	mu      sync.Mutex
 	items   []item // a ring
@@ -63,18 +63,18 @@ func (f *flight) push(it *item) (only bool) {
 	return f.n == 1
 }
 
-// peek returns the first item, which stays. ok is false where there is none.
-func (f *flight) peek() (it item, ok bool) {
+// peek returns the first item, which stays, or nil. It is valid until it is popped.
+func (f *flight) peek() *item {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.head()
 }
 
 // pop takes the first item off, and returns the next.
-func (f *flight) pop() (next item, ok bool) {
+func (f *flight) pop() *item {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	it := &f.items[f.first]
+	it := f.head()
 	f.calls -= it.Calls
 	if it.apart {
 		f.apart--
@@ -85,9 +85,9 @@ func (f *flight) pop() (next item, ok bool) {
 	return f.head()
 }
 
-func (f *flight) head() (it item, ok bool) {
+func (f *flight) head() *item {
 	if f.n == 0 {
-		return item{}, false
+		return nil
 	}
-	return f.items[f.first], true
+	return &f.items[f.first]
 }

@@ -22,7 +22,7 @@ type Place struct {
 type Chunk struct {
 	Descs int
 	Bytes uint64  // without gaps
-	Rows  SumRows // where sums will be; At counts from the chunk's first
+	Rows  SumRows // where sums will be, of the descriptors that are leaves; At counts from the chunk's first
 
 	place Place
 	most  int    // descriptors that fit
@@ -37,8 +37,6 @@ type Chunk struct {
 	// where leaves are summed, each is a piece.
 	toHost      bool
 	piece, unit uint64
-	// summed: the kernel leaves a sum for each descriptor that is a leaf.
-	summed bool
 }
 
 // NewChunk returns a chunk of so many runs at most, for describing again and again.
@@ -47,9 +45,9 @@ func NewChunk(runs int) Chunk {
 }
 
 // Describe describes as much of a batch as fits into the place.
-func (c *Chunk) Describe(at *Cursor, place Place, toHost, summed bool) {
+func (c *Chunk) Describe(at *Cursor, place Place, toHost bool) {
 	*c = Chunk{
-		place: place, most: mostDescs(len(place.Buf), summed), host: c.host, part: c.part, toHost: toHost, summed: summed,
+		place: place, most: mostDescs(len(place.Buf), at.Summed), host: c.host, part: c.part, toHost: toHost,
 	}
 	if c.addList(at) {
 		c.addPaged(at)
@@ -103,14 +101,14 @@ func (c *Chunk) addPaged(at *Cursor) {
 	if p == nil {
 		return
 	}
-	if c.summed {
+	if at.Summed {
 		c.piece, c.unit = mem.LeafBytes, mem.LeafBytes
 	}
 	first := c.Descs
 	for at.group < len(p.Groups) && c.addGroup(at, &p.Groups[at.group], (p.Dir == mem.ToSlots) == c.toHost) {
 		at.group, at.pair = at.group+1, 0
 	}
-	if n := c.Descs - first; c.summed && n > 0 {
+	if n := c.Descs - first; at.Summed && n > 0 {
 		c.Rows = SumRows{At: uint64(first) * sumBytes, to: p.Sums[at.sums:], rows: 1, Words: n, stride: n}
 		at.sums += n
 	}

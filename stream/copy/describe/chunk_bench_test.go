@@ -62,8 +62,8 @@ func fillChunks(b *testing.B, name string, area *mem.Region, batch *mem.Batch, s
 		place := Place{Area: area, Bytes: room, Room: room, Buf: make([]byte, ChunkSpace(2*batch.Pieces(), true))}
 		described := 0
 		for b.Loop() {
-			at := Cursor{Batch: batch}
-			if c.Describe(&at, place, true, summed); !at.Done() {
+			at := Cursor{Batch: batch, Summed: summed}
+			if c.Describe(&at, place, true); !at.Done() {
 				b.Fatal("the chunk is full")
 			}
 			described += c.Descs

@@ -6,7 +6,9 @@ import "github.com/kvlane/kvlane/mem"
 // batch takes one path.
 type Cursor struct {
 	Batch *mem.Batch
-	// Behind: other work is in flight ahead of the batch, so that there is time to describe more of it at once.
+	// Summed: kernels leave the sums that the batch asks for. Behind: other work is in flight ahead of the batch, so that there
+	// is time to describe more of it at once.
+	Summed   bool
 	Behind   bool
 	ended    bool  // nothing is left behind rest
 	ahead    bool  // dst and src are set

@@ -26,16 +26,17 @@ const (
 
 // Table is what one launch reads: where it goes, and what came of it.
 type Table struct {
-	Buf    []byte
-	Dev    mem.DevAddr // of Buf
-	Summed bool        // of a Paged
-	Limit  int64       // about so many bytes to copy at most; one page of one plane always passes
+	Buf   []byte
+	Dev   mem.DevAddr // of Buf
+	Limit int64       // about so many bytes to copy at most; one page of one plane always passes
 	// Left is how many bytes of the batch are left, if the launch should take a growing share of them; zero: as many as the
 	// limit.
 	Left int64
 
 	Bytes int64   // to copy
 	Rows  SumRows // where sums will be; At counts from Buf
+
+	summed bool // of a Paged
 }
 
 // Launch writes the descriptors of one launch to t and moves on. It sets CTAs to the number of copies, the most that can
@@ -58,6 +59,7 @@ func (c *Cursor) Launch(t *Table, k *device.Kernel) (used uint64) {
 	if c.Done() {
 		return 0
 	}
+	t.summed = c.Summed
 	if used = c.pages(t, k); used > 0 {
 		c.launches++
 	}
@@ -98,7 +100,7 @@ func (c *Cursor) Done() bool {
 // Space returns how many bytes the tables of the rest of the batch want, in several launches where it is long: each has a
 // table of its own, and what does not fit for want of that would be one launch more. listDescs is the list's total of
 // descriptors.
-func (c *Cursor) Space(listDescs int, summed bool) uint64 {
+func (c *Cursor) Space(listDescs int) uint64 {
 	n := uint64(0)
 	if c.i < len(c.Batch.Dst) {
 		n = Align(uint64(listDescs-c.listed)*device.CopyDescBytes, TableAlign)
@@ -109,7 +111,7 @@ func (c *Cursor) Space(listDescs int, summed bool) uint64 {
 	if c.Batch.Paged == nil {
 		return n
 	}
-	t := Table{Summed: summed}
+	t := Table{summed: c.Summed}
 	for i := c.group; i < len(c.Batch.Paged.Groups); i++ {
 		g := &c.Batch.Paged.Groups[i]
 		planes := Align(uint64(len(g.Planes)*t.planeBytes()), TableAlign)
@@ -117,7 +119,7 @@ func (c *Cursor) Space(listDescs int, summed bool) uint64 {
 		if len(g.Pairs) > 2*firstPairs {
 			n += pairLaunches * (planes + 3*TableAlign)
 		}
-		if summed {
+		if c.Summed {
 			n += Align(uint64(leavesOf(g.Planes)*len(g.Pairs))*sumBytes, TableAlign) + TableAlign
 		}
 	}

@@ -44,7 +44,7 @@ func (c *Cursor) pages(t *Table, k *device.Kernel) (used uint64) {
 		Planes: t.Dev, NPlanes: uint64(ps.n), Pairs: t.Dev + mem.DevAddr(at), NPairs: uint64(n),
 		Slots: g.Slots.Region.Dev() + mem.DevAddr(g.Slots.Base), SlotStride: uint64(g.Slots.Stride), Direction: uint64(p.Dir),
 	}, device.KernelCopyPaged
-	if t.Summed {
+	if t.summed {
 		used = Align(used, TableAlign)
 		args.Sums, name = t.Dev+mem.DevAddr(used), device.KernelCopyPagedSum
 		t.Rows = c.rows(g, ps.leaves, n, used)
@@ -70,7 +70,7 @@ func (c *Cursor) pass(g *mem.PageGroup, planes, pairs int) {
 }
 
 func (t *Table) planeBytes() int {
-	if t.Summed {
+	if t.summed {
 		return device.PlaneSumDescBytes
 	}
 	return device.PlaneDescBytes
@@ -78,7 +78,7 @@ func (t *Table) planeBytes() int {
 
 // planeRoom is how much of the table planes may fill when so many pairs are left.
 func (t *Table) planeRoom(pairs int) int {
-	if t.Summed {
+	if t.summed {
 		return len(t.Buf) / 2
 	}
 	return max(len(t.Buf)/2, len(t.Buf)-pairs*device.PairBytes)
@@ -86,7 +86,7 @@ func (t *Table) planeRoom(pairs int) int {
 
 // pairsThatFit returns how many pairs fit into so many bytes, with their sums.
 func (t *Table) pairsThatFit(bytes, leaves int) int {
-	if !t.Summed {
+	if !t.summed {
 		return bytes / device.PairBytes
 	}
 	return (bytes - TableAlign) / (device.PairBytes + leaves*sumBytes)
@@ -105,12 +105,12 @@ func (t *Table) describePlanes(buf []byte, planes []mem.Plane, all bool) (ps pla
 	for ps.n < len(planes) && len(buf) >= size {
 		pl := &planes[ps.n]
 		leaves := int(pl.Bytes / mem.LeafBytes)
-		if ps.n > 0 && !all && (ps.bytes+pl.Bytes > t.Limit || t.Summed && (ps.leaves+leaves)*sumBytes > len(t.Buf)/2) {
+		if ps.n > 0 && !all && (ps.bytes+pl.Bytes > t.Limit || t.summed && (ps.leaves+leaves)*sumBytes > len(t.Buf)/2) {
 			break
 		}
 		d := buf[:size]
 		device.PlaneDescOf(pl).Put(d)
-		if t.Summed {
+		if t.summed {
 			device.PlaneSums{Off: uint64(ps.leaves)}.Put(d)
 		}
 		buf = buf[size:]
@@ -119,7 +119,7 @@ func (t *Table) describePlanes(buf []byte, planes []mem.Plane, all bool) (ps pla
 		ps.leaves += leaves
 		ps.bytes += pl.Bytes
 	}
-	if t.Summed {
+	if t.summed {
 		t.strides(ps)
 	}
 	return ps

@@ -66,8 +66,8 @@ func (k *Kernel) Room(b *Batch, f Flight) (ok bool) {
 	if !f.admits(describe.MaxLaunches + 1) {
 		return false
 	}
-	want := b.At.Space(b.Descs, b.Summed)
-	if b.Summed {
+	want := b.At.Space(b.Descs)
+	if b.At.Summed {
 		want = min(want, summedStep)
 	}
 	k.span, ok = k.env.Ring.reserve(want)
@@ -84,7 +84,7 @@ func (k *Kernel) Step(b *Batch, st *Step) (done bool, err error) {
 	most = k.env.ctas(b, most)
 	for st.Calls < describe.MaxLaunches && st.Bytes < b.limit() && err == nil {
 		t := describe.Table{
-			Summed: b.Summed, Dev: sp.dev, Buf: sp.buf, Limit: b.limit() - st.Bytes, Left: b.Bytes - b.Sent - st.Bytes,
+			Dev: sp.dev, Buf: sp.buf, Limit: b.limit() - st.Bytes, Left: b.Bytes - b.Sent - st.Bytes,
 		}
 		used := b.At.Launch(&t, &k.launch)
 		if used == 0 {

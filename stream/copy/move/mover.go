@@ -74,8 +74,7 @@ func hasKernel(l device.Launcher, name string) bool {
 // Batch is a batch as movers know it.
 type Batch struct {
 	describe.Shape
-	At     describe.Cursor // which has the batch itself
-	Summed bool            // the path fills the sums that the batch asks for
+	At describe.Cursor // which has the batch itself
 	// ChunkBytes is the most that a step may carry, and CTAs how many thread blocks a kernel may have; zero: as the mover likes.
 	ChunkBytes int64
 	CTAs       int

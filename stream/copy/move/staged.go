@@ -109,7 +109,7 @@ func (p *Staged) Room(b *Batch, f Flight) bool {
 	}
 	chunk := max(uint64(b.Bytes)/stagedChunks, stagedLeast)
 	if b.ChunkBytes > 0 {
-		if chunk = uint64(b.ChunkBytes); b.Summed { // a chunk has room for a leaf, whatever was planned: see Takes
+		if chunk = uint64(b.ChunkBytes); b.At.Summed { // a chunk has room for a leaf, whatever was planned: see Takes
 			chunk = max(chunk, mem.LeafBytes)
 		}
 	}
@@ -120,10 +120,10 @@ func (p *Staged) Room(b *Batch, f Flight) bool {
 		return false
 	}
 	piece := min(max(uint64(b.Bytes)/uint64(b.Copies), 1), device.PieceBytes)
-	if b.Summed {
+	if b.At.Summed {
 		piece = min(piece, mem.LeafBytes)
 	}
-	p.span, ok = p.env.Ring.reserve(describe.ChunkSpace(int(chunk/piece*5/4+64), b.Summed))
+	p.span, ok = p.env.Ring.reserve(describe.ChunkSpace(int(chunk/piece*5/4+64), b.At.Summed))
 	p.place = describe.Place{Area: p.area, At: at, Bytes: min(chunk, room), Room: room, Buf: p.span.buf}
 	p.placeEnd = end
 	return ok
@@ -132,10 +132,10 @@ func (p *Staged) Room(b *Batch, f Flight) bool {
 // Step issues a chunk.
 func (p *Staged) Step(b *Batch, st *Step) (done bool, err error) {
 	c, toHost := &p.chunk, b.Ways == describe.D2H
-	c.Describe(&b.At, p.place, toHost, b.Summed)
+	c.Describe(&b.At, p.place, toHost)
 	st.Bytes = int64(c.Bytes)
 	args, name := device.ListArgs{Descs: p.span.dev, Count: uint64(c.Descs)}, device.KernelCopyList
-	if b.Summed {
+	if b.At.Summed {
 		sums := describe.ChunkSpace(c.Descs, false)
 		args.Sums, name = p.span.dev+mem.DevAddr(sums), device.KernelCopyListSum
 		if c.Rows.Words > 0 {
@@ -144,7 +144,7 @@ func (p *Staged) Step(b *Batch, st *Step) (done bool, err error) {
 		}
 	}
 	p.launch = args.Kernel(name, min(p.ctas(b), c.Descs))
-	st.ring, st.ringEnd = p.env.Ring, p.span.start()+describe.ChunkSpace(c.Descs, b.Summed)
+	st.ring, st.ringEnd = p.env.Ring, p.span.start()+describe.ChunkSpace(c.Descs, b.At.Summed)
 	st.staging, st.stagingEnd = &p.staging, p.placeEnd
 	st.ring.take(st.ringEnd)
 	st.staging.take(st.stagingEnd)

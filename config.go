@@ -68,8 +68,8 @@ type Group struct {
 	Layers []int
 	// Geometry is the shape of the group's KV cache. Its Layers may be left zero, as they follow from those above.
 	Geometry block.Geometry
-	// Blocks says what a block is where Geometry cannot, in its place and that of Config.Revision, Adapter and Tenant. Its identity
-	// names no page group: Name and Layers do.
+	// Blocks says what a block is where Geometry cannot, in its place and that of Config.Revision, Adapter and Tenant. Name and Layers
+	// are part of its identity, whether they are named there or not.
 	Blocks *Blocks
 }
 

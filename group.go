@@ -75,13 +75,14 @@ func (c *Config) groupBlocks(g *Group) (Blocks, error) {
 	if err != nil {
 		return Blocks{}, err
 	}
-	switch {
+	layers := block.FormatLayers(g.Layers)
+	switch id := &b.Identity; {
 	case g.Blocks == nil:
-		b.Identity.LayerFirst, b.Identity.LayerEnd = slices.Min(g.Layers), slices.Max(g.Layers)+1
-	case b.Identity.Group != "":
-		return Blocks{}, fmt.Errorf("its blocks' identity names page group %q: leave that empty: %w", b.Identity.Group, errdefs.ErrInvalid)
+		id.LayerFirst, id.LayerEnd = slices.Min(g.Layers), slices.Max(g.Layers)+1
+	case id.Group != "" && (id.Group != g.Name || id.Layers != layers):
+		return Blocks{}, fmt.Errorf("its blocks' identity names page group %q with layers %q: %w", id.Group, id.Layers, errdefs.ErrInvalid)
 	}
-	b.Identity.Group, b.Identity.Layers = g.Name, block.FormatLayers(g.Layers)
+	b.Identity.Group, b.Identity.Layers = g.Name, layers
 	return b, b.Identity.Validate()
 }
 

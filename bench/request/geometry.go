@@ -141,6 +141,7 @@ func (g *Geometry) needs() ([]Blocks, error) {
 		}
 		id := p.identity
 		id.Model, id.DType = "bench/"+g.Name, "bfloat16"
+		id.Group, id.Layers = p.Name, block.FormatLayers(p.Layers)
 		all = append(all, Blocks{Group: p.Name, Layers: p.Layers, Identity: id, Layout: layout})
 	}
 	return all, nil

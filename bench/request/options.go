@@ -21,7 +21,6 @@ import (
 type Engine interface {
 	Device() device.Device
 	Store() *store.Store
-	GroupKey(group int, hash []byte) (block.Key, error)
 	Tiers() []tier.Tier
 	OpenStream() (stream.EventStream, error)
 	Register(regions ...*mem.Region) error

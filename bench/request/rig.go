@@ -41,7 +41,8 @@ type rig struct {
 	engine   Engine
 	dir      string // of the file tier; empty: there is none
 	pages    store.Pages
-	blocks   []Blocks         // by page group, as the next two
+	blocks   []Blocks // by page group, as the next three
+	formats  block.Formats
 	caches   []*kvcache.Cache // apart from each other
 	painters []*kvcache.Painter
 	raw      stream.EventStream
@@ -83,11 +84,7 @@ func (r *rig) cacheBytes(loads, dumps bool) int64 {
 	if dumps {
 		slots = max(slots, 2*r.most+4)
 	}
-	longest := int64(0)
-	for _, b := range r.blocks {
-		longest = max(longest, b.Layout.ImageBytes())
-	}
-	return int64(slots*len(r.blocks)) * longest
+	return int64(slots*len(r.blocks)) * r.formats.MaxImageBytes()
 }
 
 // newRig opens an engine with room for most blocks each way.
@@ -100,6 +97,9 @@ func newRig(ctx context.Context, open Opener, o *Options, g Geometry, most int) 
 	}()
 	if r.blocks, err = g.needs(); err != nil {
 		return nil, err
+	}
+	for _, b := range r.blocks {
+		r.formats = append(r.formats, block.Format{Layout: b.Layout, Identity: b.Identity.Digest()})
 	}
 	if o.Dir != "" {
 		if r.dir, err = os.MkdirTemp(o.Dir, "kvlane-bench-"); err != nil {
@@ -245,11 +245,7 @@ func (r *rig) newKeys(n int) []block.Key {
 	for range n {
 		binary.LittleEndian.PutUint64(hash[:], r.fresh.Add(1))
 		for k := range r.caches {
-			key, err := r.engine.GroupKey(k, hash[:])
-			if err != nil {
-				panic(err) // the engine was opened with as many page groups
-			}
-			keys = append(keys, key)
+			keys = append(keys, r.formats.Key(k, hash[:]))
 		}
 	}
 	return keys

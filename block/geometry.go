@@ -14,11 +14,14 @@ type Geometry struct {
 	DType       string // of the KV cache, a name of DTypes
 	Layers      int
 	KVHeads     int  // of the whole model; 1 for MLA
-	HeadSize    int  // elements a head; for MLA, of a token's latent with its rotary part
+	HeadSize    int  // elements a head and token; for MLA, of a token's latent with its rotary part
 	BlockTokens int  // tokens a block
 	TPSize      int  // tensor-parallel ranks
 	TPRank      int  // this rank, from 0
 	MLA         bool // one plane of latents a layer, the same on every rank
+	// State says that a layer has one plane of recurrent state (Mamba, linear attention) as it is at the end of a block: KVHeads heads
+	// of HeadSize elements a block, not a token.
+	State bool
 }
 
 // maxDimension bounds each number of a Geometry, so that no product of them overflows before it is checked.
@@ -47,6 +50,9 @@ func (g Geometry) Validate() error {
 	}
 	if g.TPRank < 0 || g.TPRank >= max(g.TPSize, 1) {
 		bad("tensor-parallel rank %d is not between 0 and %d", g.TPRank, max(g.TPSize, 1)-1)
+	}
+	if g.MLA && g.State {
+		bad("a layer has latents or a state, not both")
 	}
 	if g.MLA && g.KVHeads != 1 {
 		bad("kv heads %d: MLA has one latent a token, so 1", g.KVHeads)
@@ -85,16 +91,19 @@ func (g Geometry) PlaneBytes() int64 {
 		return 0
 	}
 	// Four numbers of 20 bits could overflow together. Past what an image may have, any larger value will do.
-	n := int64(g.BlockTokens) * int64(g.HeadSize)
+	n := int64(g.HeadSize)
+	if !g.State {
+		n *= int64(g.BlockTokens)
+	}
 	if n > MaxImageBytes {
 		return MaxImageBytes + 1
 	}
 	return n * int64(end-first) * int64(bytes)
 }
 
-// PlanesPerLayer returns 2, for K and V, or 1 for MLA.
+// PlanesPerLayer returns 2, for K and V, or 1 for MLA and for states.
 func (g Geometry) PlanesPerLayer() int {
-	if g.MLA {
+	if g.MLA || g.State {
 		return 1
 	}
 	return 2
@@ -122,8 +131,11 @@ func (g Geometry) layout() (*Layout, error) {
 // Identity returns the identity of the blocks. It names the heads that the rank holds, not the rank.
 func (g Geometry) Identity(adapter, salt string) Identity {
 	layout := LayoutKV
-	if g.MLA {
+	switch {
+	case g.MLA:
 		layout = LayoutMLA
+	case g.State:
+		layout = LayoutState
 	}
 	first, end := g.heads()
 	return Identity{

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/zeebo/blake3"
 
@@ -14,6 +15,8 @@ import (
 const (
 	LayoutKV  = "kv"  // a layer has a K plane and a V plane
 	LayoutMLA = "mla" // a layer has one plane of latents
+	// LayoutState: a layer has one plane, the recurrent state (Mamba, linear attention) at the end of the block.
+	LayoutState = "state"
 )
 
 // identityContext keeps identity digests apart from every other use of BLAKE3. It changes with the encoding.
@@ -28,7 +31,7 @@ type Identity struct {
 	Model    string `json:"model"`    // as the engine names it, "meta-llama/Llama-3.1-8B"
 	Revision string `json:"revision"` // of the weights; may be empty
 	DType    string `json:"dtype"`    // of the KV cache, a name of DTypes
-	Layout   string `json:"layout"`   // LayoutKV or LayoutMLA
+	Layout   string `json:"layout"`   // LayoutKV, LayoutMLA or LayoutState
 
 	// Layers held: [LayerFirst, LayerEnd).
 	LayerFirst int `json:"layer_first"`
@@ -41,6 +44,30 @@ type Identity struct {
 
 	Adapter string `json:"adapter"` // of a LoRA adapter, empty for the base model
 	Salt    string `json:"salt"`    // of the tenant; tenants with different salts never share blocks
+
+	// Group is the page group of a hybrid model, and Layers those of the model's layers that are the group's, as FormatLayers
+	// writes them. Both are empty for a model that has but one.
+	Group  string `json:"group,omitempty"`
+	Layers string `json:"group_layers,omitempty"`
+}
+
+// FormatLayers writes ascending layers as "0-3,8".
+func FormatLayers(layers []int) string {
+	var b strings.Builder
+	for i := 0; i < len(layers); i++ {
+		first := i
+		for i+1 < len(layers) && layers[i+1] == layers[i]+1 {
+			i++
+		}
+		if first > 0 {
+			b.WriteByte(',')
+		}
+		fmt.Fprint(&b, layers[first])
+		if i > first {
+			fmt.Fprintf(&b, "-%d", layers[i])
+		}
+	}
+	return b.String()
 }
 
 // Validate reports every problem of the identity, joined. They wrap ErrInvalid.
@@ -52,7 +79,7 @@ func (id Identity) Validate() error {
 	if id.Model == "" {
 		bad("the model is not named")
 	}
-	for _, f := range id.texts() {
+	for _, f := range append(id.texts(), id.groupTexts()...) {
 		if len(f.value) > maxText {
 			bad("%s has %d bytes, more than %d", f.name, len(f.value), maxText)
 		}
@@ -60,8 +87,11 @@ func (id Identity) Validate() error {
 	if _, err := DTypeBytes(id.DType); err != nil {
 		errs = append(errs, fmt.Errorf("identity: %w", err))
 	}
-	if id.Layout != LayoutKV && id.Layout != LayoutMLA {
-		bad("layout %q is neither %q nor %q", clip(id.Layout), LayoutKV, LayoutMLA)
+	if id.Layout != LayoutKV && id.Layout != LayoutMLA && id.Layout != LayoutState {
+		bad("layout %q is none of %q, %q and %q", clip(id.Layout), LayoutKV, LayoutMLA, LayoutState)
+	}
+	if (id.Group == "") != (id.Layers == "") {
+		bad("page group %q with layers %q: both are given, or neither", clip(id.Group), clip(id.Layers))
 	}
 	if id.LayerFirst < 0 || id.LayerEnd <= id.LayerFirst {
 		bad("layers [%d, %d) are an empty or negative range", id.LayerFirst, id.LayerEnd)
@@ -91,6 +121,12 @@ func (id Identity) Digest() Digest {
 	for _, f := range id.numbers() {
 		b = binary.LittleEndian.AppendUint64(b, uint64(f.value))
 	}
+	if id.Group != "" || id.Layers != "" { // what is not part of a group is encoded as it was before there were any
+		for _, f := range id.groupTexts() {
+			b = binary.LittleEndian.AppendUint64(b, uint64(len(f.value)))
+			b = append(b, f.value...)
+		}
+	}
 	var d Digest
 	blake3.DeriveKey(identityContext, b, d[:])
 	return d
@@ -103,7 +139,7 @@ func (id Identity) Key(engineHash []byte) Key { return id.Digest().Key(engineHas
 // shown.
 func (id Identity) Diff(other Identity) []string {
 	var out []string
-	a, b := id.texts(), other.texts()
+	a, b := append(id.texts(), id.groupTexts()...), append(other.texts(), other.groupTexts()...)
 	for i := range a {
 		switch {
 		case a[i].value == b[i].value:
@@ -130,8 +166,8 @@ type numberField struct {
 }
 
 // texts and numbers list the fields in the order of the canonical encoding.
-func (id Identity) texts() [6]textField {
-	return [...]textField{
+func (id Identity) texts() []textField {
+	return []textField{
 		{"model", id.Model},
 		{"revision", id.Revision},
 		{"dtype", id.DType},
@@ -139,6 +175,11 @@ func (id Identity) texts() [6]textField {
 		{"adapter", id.Adapter},
 		{"salt", id.Salt},
 	}
+}
+
+// groupTexts lists the fields that only a page group has.
+func (id Identity) groupTexts() []textField {
+	return []textField{{"page group", id.Group}, {"layers of the page group", id.Layers}}
 }
 
 func (id Identity) numbers() [6]numberField {

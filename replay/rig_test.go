@@ -71,18 +71,18 @@ func newRig(tb testing.TB, o rigOptions) *rig {
 	pinned, err := dev.AllocHost(o.slots * layout.ImageBytes())
 	must(err)
 	tb.Cleanup(func() { must(dev.Free(pinned)) })
-	c, err := cache.Open(cache.Config{Memory: pinned, Format: format})
+	c, err := cache.Open(cache.Config{Memory: pinned, Formats: block.Formats{format}})
 	must(err)
 	tb.Cleanup(func() { must(c.Close(context.WithoutCancel(tb.Context()))) })
 	var lower []tier.Tier
 	if o.dir != "" {
-		f, err := file.Open(tb.Context(), file.Config{Dirs: []string{o.dir}, Format: format, Identity: id, FS: o.fs})
+		f, err := file.Open(tb.Context(), file.Config{Dirs: []string{o.dir}, Formats: block.Formats{format}, Identities: []block.Identity{id}, FS: o.fs})
 		must(err)
 		tb.Cleanup(func() { must(f.Close(context.WithoutCancel(tb.Context()))) })
 		lower = append(lower, f)
 	}
 	open := func() (stream.Stream, error) { return streamcopy.Open(dev, o.streams) }
-	s, err := store.Open(store.Config{Format: format, Cache: c, Next: lower, OpenLoad: open, OpenDump: open})
+	s, err := store.Open(store.Config{Formats: block.Formats{format}, Cache: c, Next: lower, OpenLoad: open, OpenDump: open})
 	must(err)
 	tb.Cleanup(func() { must(s.Close(context.WithoutCancel(tb.Context()))) })
 	return &rig{dev: dev, store: s}

@@ -18,8 +18,11 @@ import (
 
 // Config describes a store. The tiers belong to who opened them and are closed by them, after the store.
 type Config struct {
-	// Format is the layout and identity of every block. The tiers must have been opened with the same.
-	Format block.Format
+	// Formats are those of the blocks, one a page group. The tiers must have been opened with the same.
+	Formats block.Formats
+	// Layers are the layers of the model that the shards of each group's blocks are, ascending, from 0: the shards of loads and
+	// dumps, over all groups. Each layer is one group's, and none is missing. Nil, for one group: shard k is layer k.
+	Layers [][]int
 	// Cache is the first tier; it needs two slots at least.
 	Cache tier.SlotTier
 	// Next holds the tiers below, first to last; may be empty. A block is durable when every one of them that is not read-only
@@ -36,8 +39,8 @@ type Config struct {
 	Checkers int
 	// Tasks is how many loads, dumps and prefetches may run at the same time, MaxTasks at most; further ones wait. Default 256.
 	Tasks int
-	// GroupBytes is about how many bytes go into one batch of a stream. Default 16 MiB.
-	GroupBytes int64
+	// BatchBytes is about how many bytes go into one batch of a stream. Default 16 MiB.
+	BatchBytes int64
 	// LeaseMax is the longest a lease may live, and how long a layerwise dump waits for its next shard, and for what that has
 	// to come after. Default 30 s.
 	LeaseMax time.Duration
@@ -55,7 +58,7 @@ const (
 	DefaultReaders    = 8
 	DefaultWriters    = 4
 	DefaultTasks      = 256
-	DefaultGroupBytes = 16 << 20
+	DefaultBatchBytes = 16 << 20
 	DefaultLeaseMax   = index.DefaultLeaseMax
 	DefaultWaitMax    = 30 * time.Second
 	maxCheckers       = 8
@@ -77,8 +80,11 @@ func (c *Config) setDefaults() {
 	def(&c.Writers, DefaultWriters)
 	def(&c.Checkers, min(runtime.GOMAXPROCS(0), maxCheckers))
 	def(&c.Tasks, DefaultTasks)
-	if c.GroupBytes == 0 {
-		c.GroupBytes = DefaultGroupBytes
+	if c.BatchBytes == 0 {
+		c.BatchBytes = DefaultBatchBytes
+	}
+	if c.Layers == nil && len(c.Formats) == 1 && c.Formats[0].Layout != nil {
+		c.Layers = onlyLayers(c.Formats)
 	}
 	if c.LeaseMax == 0 {
 		c.LeaseMax = DefaultLeaseMax
@@ -97,16 +103,20 @@ func (c *Config) Validate() error {
 	bad := func(format string, args ...any) {
 		errs = append(errs, fmt.Errorf(format+": %w", append(args, errdefs.ErrInvalid)...))
 	}
-	if c.Format.Layout == nil {
-		bad("store config: the format has no layout")
+	formatsErr := c.Formats.Validate()
+	if formatsErr == nil && (c.Layers != nil || len(c.Formats) > 1) {
+		_, formatsErr = locate(c.Formats, c.Layers)
+	}
+	if formatsErr != nil {
+		errs = append(errs, fmt.Errorf("store config: %w", formatsErr))
 	}
 	if c.Cache == nil {
 		bad("store config: there is no cache tier")
-	} else if c.Format.Layout != nil {
+	} else if formatsErr == nil {
 		sl := c.Cache.Slots()
 		switch {
-		case sl.Region == nil || sl.Stride < c.Format.Layout.ImageBytes():
-			bad("store config: the cache's slots of %d bytes are too small for blocks of %d", sl.Stride, c.Format.Layout.ImageBytes())
+		case sl.Region == nil || sl.Stride < c.Formats.MaxImageBytes():
+			bad("store config: the cache's slots of %d bytes are too small for blocks of %d", sl.Stride, c.Formats.MaxImageBytes())
 		case slotCount(c) < 2:
 			bad("store config: the cache has %d slots and needs 2 at least", slotCount(c))
 		}
@@ -130,7 +140,7 @@ func (c *Config) Validate() error {
 		{"writers", int64(c.Writers), MaxWorkers},
 		{"checkers", int64(c.Checkers), MaxWorkers},
 		{"tasks", int64(c.Tasks), MaxTasks},
-		{"group bytes", c.GroupBytes, math.MaxInt64},
+		{"batch bytes", c.BatchBytes, math.MaxInt64},
 		{"lease max", int64(c.LeaseMax), math.MaxInt64},
 		{"wait max", int64(c.WaitMax), math.MaxInt64},
 	} {

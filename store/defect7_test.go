@@ -231,7 +231,7 @@ func TestDefect09OtherIdentitiesDoNotMeet(t *testing.T) {
 		if h[0].State == tier.Ready {
 			t.Errorf("a block of another %s is a hit", name)
 		}
-		_, err = file.Open(t.Context(), file.Config{Dirs: []string{dir}, Format: block.Format{Layout: r.format.Layout, Identity: id.Digest()}, Identity: id})
+		_, err = file.Open(t.Context(), file.Config{Dirs: []string{dir}, Formats: block.Formats{{Layout: r.format.Layout, Identity: id.Digest()}}, Identities: []block.Identity{id}})
 		wantErr(t, err, errdefs.ErrMismatch)
 	}
 }

@@ -60,14 +60,15 @@ type submission struct {
 // Blocks fail one by one: ErrBusy (no slot came free), ErrCanceled, ErrNoSpace, or the cause.
 func (s *Store) Dump(ctx context.Context, pages *Pages, refs []Ref, o DumpOptions) (*DumpTask, error) {
 	fail := func(err error) (*DumpTask, error) { return nil, fmt.Errorf("dump %d blocks: %w", len(refs), err) }
-	if err := pages.Validate(s.cfg.Format.Layout); err != nil {
+	if err := pages.validate(s.formats, s.where); err != nil {
 		return fail(err)
 	}
 	if err := s.begin(ctx); err != nil {
 		return fail(err)
 	}
 	sc := s.take(refs)
-	if err := sc.pages.checkRefs(refs, pages.count(), false); err != nil {
+	sc.pages.lay(pages, s.layers, false)
+	if err := sc.pages.check(refs, s.formats, false); err != nil {
 		s.put(sc)
 		s.end()
 		return fail(err)
@@ -78,7 +79,7 @@ func (s *Store) Dump(ctx context.Context, pages *Pages, refs []Ref, o DumpOption
 	if t.layers {
 		t.shardCh, t.given = make(chan submission, s.shards), make([]bool, s.shards)
 	}
-	sc.flatten(pages)
+	sc.flatten(s, pages)
 	t.sums = s.summable(sc.planes)
 	s.count.dumps.Add(1)
 	go t.run()

@@ -12,15 +12,15 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// copyBlocks dumps todo with all shards at once, a group at a time: while one group is copied, the one before is summed
+// copyBlocks dumps todo with all shards at once, a cohort at a time: while one is copied, the one before is summed
 // and published.
 func (t *DumpTask) copyBlocks() {
-	var before *group
+	var before *cohort
 	for len(t.sc.todo) > 0 || before != nil {
-		// Slots of the group before come free only by this goroutine's doing: it must not wait for others with those in hand.
-		g := t.reserveGroup(t.s.group, before == nil)
+		// Slots of the cohort before come free only by this goroutine's doing: it must not wait for others with those in hand.
+		g := t.reserveCohort(t.s.most, before == nil)
 		if g != nil {
-			t.submit(g, 0, -1)
+			t.submit(g, all)
 		}
 		if before != nil {
 			t.complete(before)
@@ -29,12 +29,12 @@ func (t *DumpTask) copyBlocks() {
 	}
 }
 
-// reserveGroup takes slots for up to n blocks of todo. With wait it waits for the first slot, the task holding none;
+// reserveCohort takes slots for up to n blocks of todo. With wait it waits for the first slot, the task holding none;
 // further ones are taken only if they are free. Blocks that need no copy, or that another is filling, are set aside. It
 // returns nil where no block was left to copy, or no slot was to be had.
-func (t *DumpTask) reserveGroup(n int, wait bool) *group {
+func (t *DumpTask) reserveCohort(n int, wait bool) *cohort {
 	sc := t.sc
-	g := sc.group(t.s.shards, 0, t.layers)
+	g := sc.cohort(t.s, 0, t.layers)
 	used := 0
 	for _, i := range sc.todo {
 		if len(g.refs) == n {
@@ -54,7 +54,7 @@ func (t *DumpTask) reserveGroup(n int, wait bool) *group {
 		switch {
 		case err == nil:
 			sc.items[i].fill = fill
-			g.add(i, sc.refs[i].Page, fill.Index())
+			g.add(i, sc.items[i].group, sc.refs[i].Page, fill.Index())
 		case isExists(err):
 			t.existing(i)
 		default:
@@ -67,7 +67,7 @@ func (t *DumpTask) reserveGroup(n int, wait bool) *group {
 		return nil
 	}
 	if t.sums {
-		g.askSums(t.s.leafAt)
+		g.askSums(t.s)
 	}
 	return g
 }
@@ -86,9 +86,13 @@ func (t *DumpTask) existing(i int32) {
 	}
 }
 
-// submit copies a shard of g's pages to its slots by the group's n-th batch, or all where shard is negative.
-func (t *DumpTask) submit(g *group, n, shard int) {
-	tk, err := t.s.dumps.submit(t.ctx, g.batch(n, mem.ToSlots, shard, t.sc, t.s.slots))
+// submit copies a shard of g's pages to its slots, or all shards.
+func (t *DumpTask) submit(g *cohort, shard int) {
+	if shard != all && len(g.pairs[t.s.where[shard].group]) == 0 {
+		return // none of the blocks has it
+	}
+	g.shards = append(g.shards, shard)
+	tk, err := t.s.dumps.submit(t.ctx, g.batch(len(g.shards)-1, mem.ToSlots, t.s, t.sc))
 	if err != nil {
 		g.fail(err)
 		return
@@ -97,7 +101,7 @@ func (t *DumpTask) submit(g *group, n, shard int) {
 }
 
 // complete waits until g's tickets have resolved, then sums and publishes its blocks, or aborts them.
-func (t *DumpTask) complete(g *group) {
+func (t *DumpTask) complete(g *cohort) {
 	t.quiesce(g)
 	t.sourceFree(len(g.refs))
 	if g.err == nil {
@@ -116,7 +120,7 @@ func (t *DumpTask) complete(g *group) {
 		return
 	}
 	for j, i := range g.refs {
-		sc.items[i].group, sc.items[i].at = g, int32(j)
+		sc.items[i].cohort, sc.items[i].at = g, int32(j)
 		t.s.checks.push(job{t, i})
 	}
 	for range g.refs {
@@ -134,7 +138,7 @@ func (t *DumpTask) complete(g *group) {
 
 // quiesce waits until nothing touches g's pages and slots any more. If the task is canceled meanwhile, the fills are
 // ended at once, so that nobody waits for them, and their slots go to quarantine until then.
-func (t *DumpTask) quiesce(g *group) {
+func (t *DumpTask) quiesce(g *cohort) {
 	stop := t.ctx.Done()
 	for !g.quiet() {
 		select {
@@ -157,23 +161,15 @@ func (t *DumpTask) quiesce(g *group) {
 }
 
 // land takes note of g's oldest ticket, which has resolved.
-func (t *DumpTask) land(g *group) {
+func (t *DumpTask) land(g *cohort) {
 	tk := g.oldest()
 	if err := tk.Err(); err != nil {
 		g.fail(err)
 	} else {
-		g.summed[t.shardOf(g.landed)] = tk.Completion().Summed
+		g.summed[max(0, g.shards[g.landed])] = tk.Completion().Summed
 	}
 	g.landed++
 	t.travelled(&t.s.dumps, &t.s.count.dump, tk)
-}
-
-// shardOf returns which shard the n-th batch of a group copied; zero for a batch of all.
-func (t *DumpTask) shardOf(n int) int {
-	if t.layers {
-		return t.arrivals[n].shard
-	}
-	return 0
 }
 
 // work runs a job of the task in a pool.
@@ -185,7 +181,7 @@ func (t *DumpTask) work(kind jobKind, i int32) {
 	it := &t.sc.items[i]
 	fill := it.fill
 	it.fill = nil
-	err := t.seal(it, t.s.imageOf(fill.Extent()).Bytes(), t.sc.refs[i].Key)
+	err := t.seal(it, t.s.imageOf(fill.Extent(), it.group).Bytes(), t.sc.refs[i].Key)
 	switch {
 	case err == nil:
 		it.slot, err = t.s.publish(fill)
@@ -202,20 +198,20 @@ func (t *DumpTask) work(kind jobKind, i int32) {
 // seal completes the image with the checksums that came with its copy; the CPU sums what came without, and, but under
 // VerifyDevice, compares what came with the slot.
 func (t *DumpTask) seal(it *item, image []byte, key block.Key) error {
-	f := t.s.cfg.Format
+	f, layers := t.s.formats[it.group], t.s.layers[it.group]
 	if !t.sums {
 		return f.Seal(image, key)
 	}
 	var few [256]uint64
 	sums := few[:]
-	if t.s.shards > len(few) {
-		sums = make([]uint64, t.s.shards)
+	if len(layers) > len(few) {
+		sums = make([]uint64, len(layers))
 	}
-	sums = sums[:t.s.shards]
-	for k := range sums {
-		summed := it.group.hasSums(k)
+	sums = sums[:len(layers)]
+	for k, layer := range layers {
+		summed := it.cohort.hasSums(layer)
 		if summed {
-			sums[k] = block.FoldLeaves(it.group.leaves(int(it.at), k))
+			sums[k] = block.FoldLeaves(it.cohort.leavesOf(int(it.at), layer, where{int(it.group), k}))
 			if t.s.cfg.Verify == VerifyDevice {
 				continue
 			}
@@ -249,7 +245,7 @@ func (t *DumpTask) write(i int32) {
 	for at, tr := range t.s.durable {
 		err := context.Cause(t.ctx)
 		if err == nil {
-			err = t.s.writeTo(t.ctx, at, key, t.s.imageOf(slot.Extent()))
+			err = t.s.writeTo(t.ctx, at, key, t.s.imageOf(slot.Extent(), it.group))
 		}
 		if err == nil {
 			continue

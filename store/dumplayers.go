@@ -16,10 +16,10 @@ func (t *DumpTask) copyLayers() {
 		err := t.s.layerSlots.Acquire(wait, want)
 		cancel()
 		if err != nil {
-			t.failAll(fmt.Errorf("other layerwise dumps hold all %d slots that such may: %w: %w", t.s.layers, errdefs.ErrBusy, err))
+			t.failAll(fmt.Errorf("other layerwise dumps hold all %d slots that such may: %w: %w", t.s.held, errdefs.ErrBusy, err))
 			return
 		}
-		g := t.reserveGroup(int(want), true)
+		g := t.reserveCohort(int(want), true)
 		if g != nil {
 			err = t.copyChunk(g)
 		}
@@ -31,7 +31,7 @@ func (t *DumpTask) copyLayers() {
 }
 
 // copyChunk copies every shard of g's blocks as it is submitted. The error is that of a wait which no later chunk need make.
-func (t *DumpTask) copyChunk(g *group) error {
+func (t *DumpTask) copyChunk(g *cohort) error {
 	var waited error
 	for k := range t.s.shards {
 		sub, err := t.arrival(g, k)
@@ -42,7 +42,7 @@ func (t *DumpTask) copyChunk(g *group) error {
 			g.fail(err)
 			break
 		}
-		t.submit(g, k, sub.shard)
+		t.submit(g, sub.shard)
 		if g.err != nil {
 			break
 		}
@@ -53,7 +53,7 @@ func (t *DumpTask) copyChunk(g *group) error {
 
 // arrival returns the k-th submission, waiting for it and for what it has to come after: for no longer than LeaseMax each,
 // since the task holds slots. Meanwhile it takes note of what g has copied: a copy that failed ends the wait.
-func (t *DumpTask) arrival(g *group, k int) (submission, error) {
+func (t *DumpTask) arrival(g *cohort, k int) (submission, error) {
 	if k == len(t.arrivals) {
 		sub, err := t.nextSubmission(g)
 		if err != nil {
@@ -71,7 +71,7 @@ func (t *DumpTask) arrival(g *group, k int) (submission, error) {
 	return *sub, nil
 }
 
-func (t *DumpTask) nextSubmission(g *group) (submission, error) {
+func (t *DumpTask) nextSubmission(g *cohort) (submission, error) {
 	select {
 	case sub := <-t.shardCh: // even if the store is closing
 		return sub, nil
@@ -85,7 +85,7 @@ func (t *DumpTask) nextSubmission(g *group) (submission, error) {
 }
 
 // shardMet waits for what a shard has to come after.
-func (t *DumpTask) shardMet(g *group, sub *submission) error {
+func (t *DumpTask) shardMet(g *cohort, sub *submission) error {
 	for k, d := range sub.after {
 		select {
 		case <-d.Done(): // even if the store is closing
@@ -106,7 +106,7 @@ func (t *DumpTask) shardMet(g *group, sub *submission) error {
 
 // hold waits for a submission, or for a dependency to resolve, while the task holds g's slots: until LeaseMax has passed or the
 // store closes.
-func (t *DumpTask) hold(g *group, submitted <-chan submission, resolved <-chan struct{}) (submission, error) {
+func (t *DumpTask) hold(g *cohort, submitted <-chan submission, resolved <-chan struct{}) (submission, error) {
 	start := t.s.clock.Now()
 	idle := t.s.clock.NewTimer(t.s.cfg.LeaseMax)
 	defer idle.Stop()

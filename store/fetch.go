@@ -14,6 +14,11 @@ import (
 // the pipeline's tier. ErrExists: the block is in the cache, or another is bringing it. ErrNotFound: no tier has it.
 // With wait it waits for a slot, else ErrBusy where none is free.
 func (s *Store) fetch(ctx context.Context, key block.Key, wait bool) (tier.Slot, int8, error) {
+	group := s.formats.Group(key)
+	if group < 0 {
+		_, err := s.formats.Of(key)
+		return nil, 0, err
+	}
 	var fill tier.Fill
 	var errs []error
 	one := []block.Key{key}
@@ -30,7 +35,7 @@ func (s *Store) fetch(ctx context.Context, key block.Key, wait bool) (tier.Slot,
 					return nil, 0, err
 				}
 			}
-			err = t.Get(ctx, key, s.imageOf(fill.Extent()))
+			err = t.Get(ctx, key, s.imageOf(fill.Extent(), uint8(group)))
 			t.Release(one)
 		}
 		if err == nil {

@@ -58,19 +58,20 @@ func newGeometry(t *testing.T, seed uint64, path stream.Path) *geometry {
 	g.must(err)
 	g.id = block.Identity{Model: "random", Revision: "1", DType: "f16", Layout: "kv", LayerEnd: 1, HeadEnd: 1, HeadSize: 64, BlockTokens: 16}
 	g.format = block.Format{Layout: l, Identity: g.id.Digest()}
+	g.groups, g.o.groups = block.Formats{g.format}, 1
 	g.dev, err = sim.Open(sim.Options{})
 	g.must(err)
 	g.host, err = g.dev.AllocHost(2 * randomBlocks * l.ImageBytes())
 	g.must(err)
 	g.place(sizes, seed%4 == 2)
-	g.cache, err = cache.Open(cache.Config{Memory: g.host, Format: g.format})
+	g.cache, err = cache.Open(cache.Config{Memory: g.host, Formats: g.groups})
 	g.must(err)
 	descriptors := 256 << g.rng.IntN(4)
 	open := func() (stream.Stream, error) {
 		return streamcopy.Open(g.dev, streamcopy.Options{Path: path, Descriptors: descriptors, StagingBytes: 128 << 10})
 	}
 	g.st, err = store.Open(store.Config{
-		Format: g.format, Cache: g.cache, OpenLoad: open, OpenDump: open, GroupBytes: (1 + g.rng.Int64N(3)) * l.ImageBytes(),
+		Formats: g.groups, Cache: g.cache, OpenLoad: open, OpenDump: open, BatchBytes: (1 + g.rng.Int64N(3)) * l.ImageBytes(),
 	})
 	g.must(err)
 	t.Cleanup(func() {

@@ -4,12 +4,14 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
 )
 
 // LoadOptions says how a load runs.
 type LoadOptions struct {
-	// Layerwise copies shard by shard, in order, so that WaitShard(0) returns while later shards are still on their way.
+	// Layerwise copies shard by shard, in order, so that WaitShard(0) returns while later shards are still on their way. The shards
+	// of a load are the layers of the model, over all page groups; a block has those of its group.
 	Layerwise bool
 }
 
@@ -30,9 +32,9 @@ type LoadTask struct {
 	open      int   // blocks with a slot of the cache, or with a job that may give them one
 	checking  int   // check jobs out
 	reading   int   // fetch jobs out
-	flying    []*group
-	proving   []*group // whose tickets have all resolved, but not all their checks
-	stopped   bool     // the task was canceled, and this has been acted on
+	flying    []*cohort
+	proving   []*cohort // whose tickets have all resolved, but not all their checks
+	stopped   bool      // the task was canceled, and this has been acted on
 }
 
 // Load copies each ref's block to its page, from the first tier that has it, and verifies it by the store's policy: under
@@ -47,14 +49,15 @@ type LoadTask struct {
 // cause. Each error is a *BlockError, which says whether the block's page holds undefined bytes now.
 func (s *Store) Load(ctx context.Context, lease *Lease, pages *Pages, refs []Ref, o LoadOptions) (*LoadTask, error) {
 	fail := func(err error) (*LoadTask, error) { return nil, fmt.Errorf("load %d blocks: %w", len(refs), err) }
-	if err := pages.Validate(s.cfg.Format.Layout); err != nil {
+	if err := pages.validate(s.formats, s.where); err != nil {
 		return fail(err)
 	}
 	if err := s.begin(ctx); err != nil {
 		return fail(err)
 	}
 	sc := s.take(refs)
-	err := sc.pages.checkRefs(refs, pages.count(), true)
+	sc.pages.lay(pages, s.layers, true)
+	err := sc.pages.check(refs, s.formats, true)
 	if err == nil && lease != nil {
 		err = lease.Begin(s.index, sc.keys)
 	}
@@ -65,18 +68,30 @@ func (s *Store) Load(ctx context.Context, lease *Lease, pages *Pages, refs []Ref
 	}
 	t := &LoadTask{lease: lease, pages: pages, layers: o.Layerwise, sc: sc, left: len(refs)}
 	t.init(s.loadCtx, s, len(refs))
-	sc.flatten(pages)
+	sc.flatten(s, pages)
 	t.sums = s.cfg.Verify != VerifyFill && s.summable(sc.planes)
 	if t.layers {
-		t.shardDone, t.shardLeft = make([]chan struct{}, s.shards), make([]int, s.shards)
-		for i := range t.shardDone {
-			t.shardDone[i] = make(chan struct{})
-			t.shardLeft[i] = len(refs)
-		}
+		t.countShards()
 	}
 	s.count.loads.Add(1)
 	go t.run()
 	return t, nil
+}
+
+// countShards counts the blocks that wait for each shard: those of its page group.
+func (t *LoadTask) countShards() {
+	s := t.s
+	t.shardDone, t.shardLeft = make([]chan struct{}, s.shards), make([]int, s.shards)
+	var blocks [block.MaxGroups]int
+	for i := range t.sc.items {
+		blocks[t.sc.items[i].group]++
+	}
+	for k, w := range s.where {
+		t.shardDone[k] = make(chan struct{})
+		if t.shardLeft[k] = blocks[w.group]; t.shardLeft[k] == 0 {
+			close(t.shardDone[k])
+		}
+	}
 }
 
 // Wait waits until the task has resolved and returns the errors of its blocks, joined; or until ctx ends, and returns

@@ -8,12 +8,12 @@ import (
 
 // flush submits what is ready, unless enough is in the stream already or more is about to be ready.
 func (t *LoadTask) flush() {
-	for len(t.sc.ready) > 0 && len(t.flying) < groupsAhead && len(t.proving) < groupsAhead {
-		n := min(len(t.sc.ready), t.s.group)
+	for len(t.sc.ready) > 0 && len(t.flying) < ahead && len(t.proving) < ahead {
+		n := min(len(t.sc.ready), t.s.most)
 		if t.layers {
 			n = t.alike() // one batch a shard for all of them, so that the first shard is not behind the last
 		}
-		if t.checking > 0 && (t.layers || n < t.s.group) {
+		if t.checking > 0 && (t.layers || n < t.s.most) {
 			return
 		}
 		t.submit(t.sc.ready[:n])
@@ -36,24 +36,17 @@ func (t *LoadTask) alike() int {
 }
 
 func (t *LoadTask) submit(blocks []int32) {
-	first, n := 0, 1
-	if t.layers {
-		first = int(t.sc.items[blocks[0]].first)
-		n = t.s.shards - first
-	}
-	g := t.sc.group(n, first, t.layers)
+	g := t.sc.cohort(t.s, int(t.sc.items[blocks[0]].first), t.layers)
 	for _, i := range blocks {
-		g.add(i, t.sc.refs[i].Page, t.sc.items[i].slot.Index())
+		it := &t.sc.items[i]
+		g.add(i, it.group, t.sc.refs[i].Page, it.slot.Index())
 	}
+	g.plan(t.s)
 	if t.sums {
-		g.askSums(t.s.leafAt)
+		g.askSums(t.s)
 	}
-	for k := range n {
-		shard := -1
-		if t.layers {
-			shard = first + k
-		}
-		tk, err := t.s.loads.submit(t.ctx, g.batch(k, mem.ToPages, shard, t.sc, t.s.slots))
+	for n := range g.shards {
+		tk, err := t.s.loads.submit(t.ctx, g.batch(n, mem.ToPages, t.s, t.sc))
 		if err != nil {
 			g.fail(err)
 			break
@@ -108,7 +101,7 @@ func (t *LoadTask) advance() {
 }
 
 // prove takes note of g's batches whose checks have been made, in their order: a shard is reported only after those before.
-func (t *LoadTask) prove(g *group) {
+func (t *LoadTask) prove(g *cohort) {
 	for g.proved < g.landed && g.pending[g.proved].Load() == 0 {
 		n := g.proved
 		g.proved++
@@ -117,20 +110,21 @@ func (t *LoadTask) prove(g *group) {
 			continue
 		}
 		g.good++
-		if right := len(g.refs) - g.wrongUpTo(n); right > 0 {
-			t.arrived(g.first+n, right)
+		k := g.shards[n]
+		if right := len(g.pairs[t.s.where[k].group]) - t.wrongUpTo(g, n); right > 0 {
+			t.arrived(k, right)
 		}
 	}
 }
 
 // settle gives g's blocks their results; those whose copy was wrong have another chance.
-func (t *LoadTask) settle(g *group) {
+func (t *LoadTask) settle(g *cohort) {
 	for j, i := range g.refs {
 		it := &t.sc.items[i]
 		w := g.firstWrong(j)
 		switch {
 		case w != nil && (g.err == nil || w.batch < g.good): // of what came before the failure, if there was one
-			it.first = int32(g.first + w.batch)
+			it.first = int32(g.from(t.s, w.batch))
 			t.suspect(i, w.err)
 		case g.err == nil:
 			t.verified(g, it)
@@ -139,7 +133,7 @@ func (t *LoadTask) settle(g *group) {
 			t.left--
 			t.s.count.hits[from].Add(1)
 		default:
-			it.first = int32(g.first + g.good)
+			it.first = int32(g.from(t.s, g.good))
 			t.failed(i, g.err)
 		}
 	}
@@ -147,8 +141,11 @@ func (t *LoadTask) settle(g *group) {
 }
 
 // verified counts a block of g that is on its page by who has verified it.
-func (t *LoadTask) verified(g *group, it *item) {
-	onWay := t.sums && !it.older && !slices.Contains(g.summed[:len(g.tickets)], false)
+func (t *LoadTask) verified(g *cohort, it *item) {
+	onWay := t.sums && !it.older
+	for n := range g.tickets {
+		onWay = onWay && (g.summed[n] || !t.copies(g, n, it))
+	}
 	if onWay {
 		t.s.count.verifiedOnWay.Add(1)
 	}

@@ -94,7 +94,7 @@ func (t *LoadTask) opened(i int32, slot tier.Slot) {
 	case t.s.cfg.Verify == VerifyFill:
 		t.sc.ready = append(t.sc.ready, i)
 	case t.sums && t.s.cfg.Verify == VerifyDevice:
-		h, err := t.s.cfg.Format.Header(t.s.imageOf(slot.Extent()).Bytes(), t.sc.refs[i].Key)
+		h, err := t.s.formats[it.group].Header(t.s.imageOf(slot.Extent(), it.group).Bytes(), t.sc.refs[i].Key)
 		switch {
 		case err != nil:
 			t.corrupt(i, err)
@@ -131,7 +131,7 @@ func (t *LoadTask) work(kind jobKind, i int32) {
 	it, key := &t.sc.items[i], t.sc.refs[i].Key
 	var err error
 	if kind == jobCheck {
-		err = t.s.cfg.Format.Verify(t.s.imageOf(it.slot.Extent()).Bytes(), key)
+		err = t.s.formats[it.group].Verify(t.s.imageOf(it.slot.Extent(), it.group).Bytes(), key)
 	} else {
 		it.slot, it.from, err = t.s.fetch(t.ctx, key, true)
 	}
@@ -270,8 +270,10 @@ func (t *LoadTask) failed(i int32, err error) {
 	t.s.count.loadErrors.Add(1)
 	t.left--
 	if t.layers {
-		for k := int(it.first); k < t.s.shards; k++ {
-			t.arrived(k, 1)
+		for _, k := range t.s.layers[it.group] {
+			if k >= int(it.first) {
+				t.arrived(k, 1)
+			}
 		}
 	}
 }
@@ -284,13 +286,6 @@ func (t *LoadTask) arrived(shard, n int) {
 }
 
 func (t *LoadTask) finish() {
-	for i := range t.shardDone { // an empty task has nothing to count down
-		select {
-		case <-t.shardDone[i]:
-		default:
-			close(t.shardDone[i])
-		}
-	}
 	t.s.put(t.sc)
 	t.sc = nil
 	if t.lease != nil {

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -36,7 +35,7 @@ import (
 // KVLANE_STORE_SEEDS=n runs n seeds instead of a few; KVLANE_STORE_SEED=x runs that seed alone.
 func TestModel(t *testing.T) {
 	t.Parallel()
-	for _, c := range []modelConfig{
+	runModels(t, []modelConfig{
 		{name: "cache"},
 		{name: "cache-tiny", slots: 2},
 		{name: "cache,file", dirs: 1},
@@ -54,41 +53,7 @@ func TestModel(t *testing.T) {
 		{name: "device,cache-tiny,file,wrong transfers,faults", planeBytes: leafy, slots: 3, dirs: 1, sums: 1, faults: true, layerwise: true, corrupt: true},
 		{name: "device,cache-tiny,file,the stream's sums,faults", planeBytes: leafy, slots: 3, dirs: 1, faults: true, layerwise: true},
 		{name: "always,cache,file,faults", policy: store.VerifyAlways, planeBytes: leafy, dirs: 1, faults: true, layerwise: true},
-	} {
-		for _, seed := range modelSeeds(t) {
-			t.Run(fmt.Sprintf("%s/seed=%d", c.name, seed), func(t *testing.T) {
-				t.Parallel()
-				runModel(t, c, seed)
-			})
-		}
-	}
-}
-
-func modelSeeds(t *testing.T) []uint64 {
-	t.Helper()
-	number := func(name string) (uint64, bool) {
-		v := os.Getenv(name)
-		if v == "" {
-			return 0, false
-		}
-		n, err := strconv.ParseUint(v, 10, 64)
-		if err != nil {
-			t.Fatalf("%s: %v", name, err)
-		}
-		return n, true
-	}
-	if seed, ok := number("KVLANE_STORE_SEED"); ok {
-		return []uint64{seed}
-	}
-	n, ok := number("KVLANE_STORE_SEEDS")
-	if !ok {
-		n = 2
-	}
-	var seeds []uint64
-	for i := range n {
-		seeds = append(seeds, i+1)
-	}
-	return seeds
+	})
 }
 
 type modelConfig struct {
@@ -99,6 +64,7 @@ type modelConfig struct {
 	faults    bool
 
 	policy     store.VerifyPolicy
+	groups     int   // page groups, default 1
 	planeBytes int64 // default 128, which is no leaf
 	sums       int   // rigOptions.sumEvery
 	corrupt    bool  // some copies flip a bit; found where all are summed
@@ -161,9 +127,10 @@ func runModel(t *testing.T, c modelConfig, seed uint64) {
 		o.planeBytes = c.planeBytes
 	}
 	o.sumEvery = c.sums
+	o.groups = c.groups
 	o.tune = func(sc *store.Config) {
 		sc.Verify = c.policy
-		sc.Readers, sc.Writers, sc.Checkers, sc.GroupBytes = 2, 2, 2, 64<<10
+		sc.Readers, sc.Writers, sc.Checkers, sc.BatchBytes = 2, 2, 2, 64<<10
 	}
 	if c.faults {
 		clock := clockwork.NewRealClock()
@@ -430,7 +397,8 @@ func (m *model) leaseOne() {
 // damage flips a bit of a block, in the cache or in its file.
 func (m *model) damage() {
 	n := m.rng.IntN(modelBlocks)
-	off := m.r.format.Layout.ShardOff(m.rng.IntN(m.r.o.shards)) + m.rng.Int64N(16)
+	layout := m.r.groups[m.r.groupOf(n)].Layout
+	off := layout.ShardOff(m.rng.IntN(layout.Shards())) + m.rng.Int64N(16)
 	if m.rng.IntN(2) == 0 {
 		// Only while nobody copies: flipping a bit between check and copy is beyond what a checksum can find.
 		for len(m.tasks) > 0 {

@@ -26,7 +26,7 @@ func TestDirectoryOfBothAlgorithms(t *testing.T) {
 		for _, layerwise := range []bool{false, true} {
 			writes := first
 			r := newRig(t, rigOptions{planeBytes: leafy, sumEvery: 1, dirs: []string{t.TempDir()}, tune: func(c *store.Config) {
-				c.Format.Sum = writes
+				c.Formats[0].Sum = writes
 			}})
 			r.dump(1, 2)
 			r.closeStore()

@@ -11,22 +11,27 @@ import (
 
 // Pages describes a paged KV cache in device memory. Immutable while a task uses it.
 type Pages struct {
-	// Shards[i] holds the planes that make up shard i of a block. SlotOff counts from the image's start, so it lies in
-	// [Layout.ShardOff(i), +Layout.ShardBytes(i)). The planes of a shard cover it without overlap.
+	// Shards[k] holds the planes of layer k of the model: with one page group those of shard k of a block. A plane's SlotOff counts
+	// from the start of the image of a block of the layer's group, so it lies in [Layout.ShardOff(i), +Layout.ShardBytes(i)) of
+	// that group's layout, the layer being shard i of its blocks. The planes of a shard cover it without overlap.
+	//
+	// Page groups may lie in the same memory, if no page of one that is in use shares bytes with one of another.
 	Shards [][]mem.Plane
 }
 
-// Validate checks the planes against the layout. Errors wrap ErrInvalid and name shard and plane.
-func (p *Pages) Validate(l *block.Layout) error {
-	if p == nil || len(p.Shards) != l.Shards() {
+// validate checks the planes against the layouts. Errors wrap ErrInvalid and name shard and plane.
+func (p *Pages) validate(formats block.Formats, where []where) error {
+	if p == nil || len(p.Shards) != len(where) {
 		n := 0
 		if p != nil {
 			n = len(p.Shards)
 		}
-		return fmt.Errorf("pages have %d shards and blocks have %d: %w", n, l.Shards(), errdefs.ErrInvalid)
+		return fmt.Errorf("pages have %d shards and blocks have %d: %w", n, len(where), errdefs.ErrInvalid)
 	}
 	for i, planes := range p.Shards {
-		start, end := l.ShardOff(i), l.ShardOff(i)+l.ShardBytes(i)
+		w := where[i]
+		l := formats[w.group].Layout
+		start, end := l.ShardOff(w.shard), l.ShardOff(w.shard)+l.ShardBytes(w.shard)
 		var sum int64
 		for j := range planes {
 			pl := &planes[j]
@@ -46,19 +51,19 @@ func (p *Pages) Validate(l *block.Layout) error {
 			sum += pl.Bytes
 		}
 		// A gap would be summed and stored with whatever the slot held before.
-		if sum != l.ShardBytes(i) {
-			return fmt.Errorf("shard %d has planes of %d bytes for %d: %w", i, sum, l.ShardBytes(i), errdefs.ErrInvalid)
+		if want := l.ShardBytes(w.shard); sum != want {
+			return fmt.Errorf("shard %d has planes of %d bytes for %d: %w", i, sum, want, errdefs.ErrInvalid)
 		}
 	}
 	return nil
 }
 
-// count returns the number of pages that every plane has.
-func (p *Pages) count() int64 {
+// count returns the number of pages that every plane of these layers has.
+func (p *Pages) count(layers []int) int64 {
 	n := int64(math.MaxUint32) + 1
-	for _, planes := range p.Shards {
-		for i := range planes {
-			pl := &planes[i]
+	for _, k := range layers {
+		for i := range p.Shards[k] {
+			pl := &p.Shards[k][i]
 			room := pl.Region.Len() - pl.Base - pl.Bytes
 			if room < 0 {
 				return 0
@@ -69,41 +74,93 @@ func (p *Pages) count() int64 {
 	return n
 }
 
-// Ref pairs a block with the page that holds, or will hold, its bytes.
+// share says whether two page groups number the pages of some plane alike, so that a page of one is the same page of the other.
+func (p *Pages) share(a, b []int) bool {
+	for _, k := range a {
+		for i := range p.Shards[k] {
+			for _, m := range b {
+				for j := range p.Shards[m] {
+					x, y := &p.Shards[k][i], &p.Shards[m][j]
+					if x.Region == y.Region && x.Base == y.Base && x.Stride == y.Stride {
+						return true
+					}
+				}
+			}
+		}
+	}
+	return false
+}
+
+// Ref pairs a block with the page that holds, or will hold, its bytes: a page of the block's page group, which follows from its key.
 type Ref struct {
 	Key  block.Key
 	Page uint32
 }
 
-// bitset finds pages that a load names twice: their bytes would be a mixture of two blocks.
-type bitset []uint64
+// pageSet finds pages that a load names twice: their bytes would be a mixture of two blocks.
+type pageSet struct {
+	bits   []uint64
+	counts []int64 // by page group: how many pages there are
+	bases  []int64 // by page group: the bit of page 0; groups that share pages have the same
+}
 
-// checkRefs reports the first ref that is out of range, and with unique the first page named twice.
-func (b *bitset) checkRefs(refs []Ref, pages int64, unique bool) error {
+// lay readies the set for the page groups of p.
+func (b *pageSet) lay(p *Pages, layers [][]int, unique bool) {
+	b.counts, b.bases = b.counts[:0], b.bases[:0]
+	most := int64(0)
+	for g := range layers {
+		b.counts = append(b.counts, p.count(layers[g]))
+		most = max(most, b.counts[g])
+	}
+	if !unique {
+		return
+	}
+	for g := range layers {
+		b.bases = append(b.bases, int64(g)*most)
+		for o := range g {
+			if p.share(layers[o], layers[g]) {
+				b.bases[g] = b.bases[o]
+				break
+			}
+		}
+	}
+	if need := (int64(len(layers))*most + 63) / 64; int64(len(b.bits)) < need {
+		b.bits = make([]uint64, need)
+	}
+}
+
+// check reports the first ref of no page group or of a page out of range, and with unique the first page named twice.
+func (b *pageSet) check(refs []Ref, formats block.Formats, unique bool) error {
 	for i := range refs {
-		if int64(refs[i].Page) >= pages {
+		g := formats.Group(refs[i].Key)
+		if g < 0 {
+			_, err := formats.Of(refs[i].Key)
+			return fmt.Errorf("ref %d: %w", i, err)
+		}
+		if pages := b.counts[g]; int64(refs[i].Page) >= pages {
 			return fmt.Errorf("ref %d (block %s): page %d of %d: %w", i, refs[i].Key, refs[i].Page, pages, errdefs.ErrInvalid)
 		}
 	}
 	if !unique {
 		return nil
 	}
-	if need := int((pages + 63) / 64); len(*b) < need {
-		*b = make([]uint64, need)
+	bit := func(r *Ref) (word *uint64, mask uint64) {
+		at := b.bases[formats.Group(r.Key)] + int64(r.Page)
+		return &b.bits[at/64], 1 << (at % 64)
 	}
 	var err error
 	n := 0
-	for n < len(refs) {
-		word, bit := &(*b)[refs[n].Page/64], uint64(1)<<(refs[n].Page%64)
-		if *word&bit != 0 {
+	for ; n < len(refs); n++ {
+		word, mask := bit(&refs[n])
+		if *word&mask != 0 {
 			err = fmt.Errorf("ref %d (block %s): page %d is named twice: %w", n, refs[n].Key, refs[n].Page, errdefs.ErrInvalid)
 			break
 		}
-		*word |= bit
-		n++
+		*word |= mask
 	}
 	for i := range refs[:n] {
-		(*b)[refs[i].Page/64] = 0
+		word, _ := bit(&refs[i])
+		*word = 0
 	}
 	return err
 }

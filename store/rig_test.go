@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -40,6 +41,7 @@ type rigOptions struct {
 	slots, pages   int
 	shards, planes int // planes a shard
 	planeBytes     int64
+	groups         int      // page groups, in the same memory: layer k is of group k%groups, whose planes are k%groups+1 times as long
 	dirs           []string // none: "cache" only
 	path           stream.Path
 	clock          clockwork.Clock
@@ -61,8 +63,11 @@ type rig struct {
 	o      rigOptions
 	dev    *sim.Device
 	plan   *fault.Plan // of the device
-	id     block.Identity
-	format block.Format
+	ids    []block.Identity
+	id     block.Identity // of the first group
+	format block.Format   // of the first group
+	groups block.Formats
+	layers [][]int
 	host   *mem.Region // the cache's slots
 	gpu    *mem.Region // the pages
 	pages  *store.Pages
@@ -86,24 +91,19 @@ func newRig(tb testing.TB, o rigOptions) *rig {
 	def(&o.pages, 16)
 	def(&o.shards, 3)
 	def(&o.planes, 2)
+	def(&o.groups, 1)
 	if o.planeBytes == 0 {
 		o.planeBytes = 512
 	}
 	r := &rig{tb: tb, o: o, plan: fault.New(1)}
-	r.id = block.Identity{
-		Model: "test", Revision: "1", DType: "f16", Layout: "kv", LayerFirst: 0, LayerEnd: o.shards, HeadFirst: 0, HeadEnd: 1,
-		HeadSize: int(o.planeBytes) / 32, BlockTokens: 16,
+	var err error
+	for g := range o.groups {
+		r.makeGroup(g)
 	}
-	shards := make([]int64, o.shards)
-	for i := range shards {
-		shards[i] = int64(o.planes) * o.planeBytes
-	}
-	layout, err := block.NewLayout(shards)
-	r.must(err)
-	r.format = block.Format{Layout: layout, Identity: r.id.Digest()}
+	r.id, r.format = r.ids[0], r.groups[0]
 	r.dev, err = sim.Open(sim.Options{Faults: r.plan})
 	r.must(err)
-	r.host, err = r.dev.AllocHost(int64(o.slots) * layout.ImageBytes())
+	r.host, err = r.dev.AllocHost(int64(o.slots) * r.groups.MaxImageBytes())
 	r.must(err)
 	r.makePages()
 	r.queue, err = r.dev.OpenQueue(device.QueueOptions{})
@@ -115,37 +115,75 @@ func newRig(tb testing.TB, o rigOptions) *rig {
 	return r
 }
 
-// makePages lays the planes out behind each other, with a gap after every page that nobody may write.
+// makeGroup says what the blocks of page group g are.
+func (r *rig) makeGroup(g int) {
+	o := &r.o
+	var layers []int
+	var shards []int64
+	for k := g; k < o.shards; k += o.groups {
+		layers, shards = append(layers, k), append(shards, int64(o.planes)*r.planeBytes(g))
+	}
+	layout, err := block.NewLayout(shards)
+	r.must(err)
+	id := block.Identity{
+		Model: "test", Revision: "1", DType: "f16", Layout: "kv", LayerFirst: 0, LayerEnd: o.shards, HeadFirst: 0, HeadEnd: 1,
+		HeadSize: int(r.planeBytes(g)) / 32, BlockTokens: 16,
+	}
+	if o.groups > 1 {
+		id.Group, id.Layers = fmt.Sprint("group", g), block.FormatLayers(layers)
+	}
+	r.ids, r.layers = append(r.ids, id), append(r.layers, layers)
+	r.groups = append(r.groups, block.Format{Layout: layout, Identity: id.Digest()})
+}
+
+// planeBytes is the length of a page in the planes of a page group.
+func (r *rig) planeBytes(group int) int64 { return r.o.planeBytes * int64(1+group) }
+
+// groupOf is the page group that test block n is of.
+func (r *rig) groupOf(n int) int { return n % r.o.groups }
+
+// makePages lays the planes out behind each other, with a gap after every page that nobody may write. The groups' n-th planes are in
+// the same place.
 func (r *rig) makePages() {
 	o := &r.o
-	stride := o.planeBytes + 64
+	stride := r.planeBytes(o.groups-1) + 64
 	size := stride * int64(o.pages)
 	var err error
-	r.gpu, err = r.dev.Alloc(size*int64(o.shards*o.planes), device.AllocOptions{})
+	r.gpu, err = r.dev.Alloc(size*int64(len(r.layers[0])*o.planes), device.AllocOptions{})
 	r.must(err)
 	r.pages = &store.Pages{Shards: make([][]mem.Plane, o.shards)}
-	n := int64(0)
-	for s := range r.pages.Shards {
-		for p := range o.planes {
-			r.pages.Shards[s] = append(r.pages.Shards[s], mem.Plane{
-				Region: r.gpu, Base: n * size, Stride: stride, Bytes: o.planeBytes,
-				SlotOff: r.format.Layout.ShardOff(s) + int64(p)*o.planeBytes,
-			})
-			n++
+	for g, layers := range r.layers {
+		n := int64(0)
+		for i, k := range layers {
+			for p := range o.planes {
+				r.pages.Shards[k] = append(r.pages.Shards[k], mem.Plane{
+					Region: r.gpu, Base: n * size, Stride: stride, Bytes: r.planeBytes(g),
+					SlotOff: r.groups[g].Layout.ShardOff(i) + int64(p)*r.planeBytes(g),
+				})
+				n++
+			}
 		}
 	}
 }
 
-func (r *rig) blockBytes() int64 { return r.o.planeBytes * int64(r.o.shards*r.o.planes) }
+// blockBytes is the length of the longest block.
+func (r *rig) blockBytes() int64 {
+	n := int64(0)
+	for g := range r.groups {
+		n = max(n, r.groups[g].Layout.DataBytes())
+	}
+	return n
+}
 
 // openStore opens tiers and store, over whatever the directories hold.
 func (r *rig) openStore() {
 	r.tb.Helper()
 	var err error
-	r.cache, err = cache.Open(cache.Config{Memory: r.host, Format: r.format})
+	r.cache, err = cache.Open(cache.Config{Memory: r.host, Formats: r.groups})
 	r.must(err)
 	c := store.Config{
-		Format:   r.format,
+		Formats:  slices.Clone(r.groups),
+		Layers:   r.layers,
 		Cache:    r.cache,
 		Clock:    r.o.clock,
 		OpenLoad: r.opener(r.o.wrapLoad),
@@ -156,7 +194,7 @@ func (r *rig) openStore() {
 		c.Cache = r.o.wrapCache(r.cache)
 	}
 	if len(r.o.dirs) > 0 {
-		r.file, err = file.Open(r.ctx(), file.Config{Dirs: r.o.dirs, Format: r.format, Identity: r.id, Fsync: r.o.fsync, FS: r.o.fileFS, ReadOnly: r.o.readOnly})
+		r.file, err = file.Open(r.ctx(), file.Config{Dirs: r.o.dirs, Formats: r.groups, Identities: r.ids, Fsync: r.o.fsync, FS: r.o.fileFS, ReadOnly: r.o.readOnly})
 		r.must(err)
 		var t tier.Tier = r.file
 		if r.o.wrapFile != nil {
@@ -241,7 +279,9 @@ func (r *rig) must(err error) {
 }
 
 // key returns the key of test block n.
-func (r *rig) key(n int) block.Key { return r.id.Key(binary.LittleEndian.AppendUint64(nil, uint64(n))) }
+func (r *rig) key(n int) block.Key {
+	return r.groups.Key(r.groupOf(n), binary.LittleEndian.AppendUint64(nil, uint64(n)))
+}
 
 func (r *rig) keys(ns ...int) []block.Key {
 	out := make([]block.Key, len(ns))
@@ -263,16 +303,17 @@ func (r *rig) refs(first int, ns ...int) []store.Ref {
 // content is what block n holds: plane by plane, the pattern of device.KernelPatternFill.
 func (r *rig) content(n int) []byte {
 	out := make([]byte, 0, r.blockBytes())
-	for p := range r.o.shards * r.o.planes {
-		for o := int64(0); o < r.o.planeBytes; o += 8 {
+	g := r.groupOf(n)
+	for p := range len(r.layers[g]) * r.o.planes {
+		for o := int64(0); o < r.planeBytes(g); o += 8 {
 			out = binary.LittleEndian.AppendUint64(out, device.Mix64(uint64(n)*0x10001+uint64(p)<<40+uint64(o/8)))
 		}
 	}
 	return out
 }
 
-// page copies b to the page, or the page to b.
-func (r *rig) page(page uint32, b []byte, toDevice bool) {
+// page copies b to the page of a page group, or the page to b.
+func (r *rig) page(group int, page uint32, b []byte, toDevice bool) {
 	r.tb.Helper()
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -280,14 +321,15 @@ func (r *rig) page(page uint32, b []byte, toDevice bool) {
 		copy(r.stage.Bytes(), b)
 	}
 	off := int64(0)
-	for _, planes := range r.pages.Shards {
+	for _, k := range r.layers[group] {
+		planes := r.pages.Shards[k]
 		for i := range planes {
-			dst, src := planes[i].Page(page), mem.Extent{Region: r.stage, Off: off, Len: r.o.planeBytes}
+			dst, src := planes[i].Page(page), mem.Extent{Region: r.stage, Off: off, Len: planes[i].Bytes}
 			if !toDevice {
 				dst, src = src, dst
 			}
 			r.must(r.queue.Copy(dst, src))
-			off += r.o.planeBytes
+			off += planes[i].Bytes
 		}
 	}
 	ev, err := r.queue.Record()
@@ -299,19 +341,24 @@ func (r *rig) page(page uint32, b []byte, toDevice bool) {
 	}
 }
 
-func (r *rig) fill(page uint32, n int) { r.tb.Helper(); r.page(page, r.content(n), true) }
+func (r *rig) fill(page uint32, n int) {
+	r.tb.Helper()
+	r.page(r.groupOf(n), page, r.content(n), true)
+}
 
 func (r *rig) poison(page uint32) {
 	r.tb.Helper()
-	r.page(page, bytes.Repeat([]byte{0xee}, int(r.blockBytes())), true)
+	for g := range r.groups {
+		r.page(g, page, bytes.Repeat([]byte{0xee}, int(r.groups[g].Layout.DataBytes())), true)
+	}
 }
 
 // holds says what is wrong with the page if it should hold block n.
 func (r *rig) holds(page uint32, n int) error {
 	r.tb.Helper()
-	got := make([]byte, r.blockBytes())
-	r.page(page, got, false)
 	want := r.content(n)
+	got := make([]byte, len(want))
+	r.page(r.groupOf(n), page, got, false)
 	if bytes.Equal(got, want) {
 		return nil
 	}
@@ -324,9 +371,14 @@ func (r *rig) holds(page uint32, n int) error {
 }
 
 func (r *rig) poisoned(page uint32) bool {
-	got := make([]byte, r.blockBytes())
-	r.page(page, got, false)
-	return bytes.Equal(got, bytes.Repeat([]byte{0xee}, len(got)))
+	for g := range r.groups {
+		got := make([]byte, r.groups[g].Layout.DataBytes())
+		r.page(g, page, got, false)
+		if !bytes.Equal(got, bytes.Repeat([]byte{0xee}, len(got))) {
+			return false
+		}
+	}
+	return true
 }
 
 // dump fills pages 0, 1, ... with the blocks and stores them, durable.

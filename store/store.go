@@ -22,7 +22,7 @@ import (
 const (
 	windowBlocks = 512 // blocks of a load that are opened, checked or being copied
 	windowReads  = 64  // blocks of a load that are asked for below
-	groupsAhead  = 2   // batches of a load in the stream at a time: one is copied while the next is made
+	ahead        = 2   // batches of a load in the stream at a time: one is copied while the next is made
 	maxTries     = 3   // times a block is tried again when another's fill of it failed
 )
 
@@ -43,12 +43,14 @@ type Store struct {
 	slots mem.Slots
 	clock clockwork.Clock
 
-	image   int64 // bytes of a block's image
-	shards  int
-	leafAt  []int // see leafOffsets
-	group   int   // blocks in a batch
+	formats block.Formats
+	layers  [][]int // see Config.Layers
+	where   []where // of each of the model's layers
+	shards  int     // of a task: the model's layers, over all page groups
+	leaves  *leafTable
+	most    int   // blocks in a batch
 	chunk   int   // blocks of a layerwise dump that hold slots at a time
-	layers  int64 // slots that layerwise dumps may hold
+	held    int64 // slots that layerwise dumps may hold
 	now     context.Context
 	loads   lane
 	dumps   lane
@@ -85,8 +87,8 @@ func Open(c Config) (*Store, error) {
 		return nil, fmt.Errorf("open store: %w", err)
 	}
 	n := slotCount(&c)
-	layers, rest := max(1, n/4), max(1, n/8)
-	c.Cache.LimitRetained(int(max(0, n-layers-rest)))
+	held, rest := max(1, n/4), max(1, n/8)
+	c.Cache.LimitRetained(int(max(0, n-held-rest)))
 	tiers := append([]tier.Tier{c.Cache}, c.Next...)
 	x, err := index.Open(index.Config{Tiers: tiers, LeaseMax: c.LeaseMax, Clock: c.Clock, Fallback: c.Hooks.Fallback})
 	if err != nil {
@@ -100,17 +102,21 @@ func Open(c Config) (*Store, error) {
 		next:       c.Next,
 		slots:      c.Cache.Slots(),
 		clock:      c.Clock,
-		image:      c.Format.Layout.ImageBytes(),
-		shards:     c.Format.Layout.Shards(),
-		layerSlots: semaphore.NewWeighted(layers),
+		formats:    c.Formats,
+		layers:     c.Layers,
+		leaves:     newLeafTable(c.Formats),
+		held:       held,
+		layerSlots: semaphore.NewWeighted(held),
 		tasks:      make(chan struct{}, c.Tasks),
 		closing:    make(chan struct{}),
 		closer:     make(chan struct{}, 1),
 	}
-	s.group = int(min(max(1, c.GroupBytes/s.image), windowBlocks))
-	s.layers = layers
-	s.leafAt = leafOffsets(c.Format)
-	s.chunk = int(min((layers+1)/2, windowBlocks)) // two dumps at a time, if they are large
+	if s.where, err = locate(s.formats, s.layers); err != nil {
+		return nil, fmt.Errorf("open store: %w", err)
+	}
+	s.shards = len(s.where)
+	s.most = int(min(max(1, c.BatchBytes/s.formats.MaxImageBytes()), windowBlocks))
+	s.chunk = int(min((held+1)/2, windowBlocks)) // two dumps at a time, if they are large
 	for _, tr := range s.next {
 		if r, ok := tr.(tier.ReadOnlyTier); !ok || !r.ReadOnly() {
 			s.durable = append(s.durable, tr)
@@ -238,9 +244,6 @@ func (s *Store) Close(ctx context.Context) error {
 func closeError(ctx context.Context) error {
 	return fmt.Errorf("close store: %w: %w", errdefs.ErrCanceled, context.Cause(ctx))
 }
-
-// imageOf cuts a slot's extent to the block's image; slots may be longer.
-func (s *Store) imageOf(e mem.Extent) mem.Extent { return e.Sub(0, s.image) }
 
 // isBusy says whether err means "not without waiting", from a tier that was asked with Store.now.
 func isBusy(err error) bool {

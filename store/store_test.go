@@ -66,7 +66,7 @@ func TestConfigNamesEveryProblem(t *testing.T) {
 	t.Parallel()
 	_, err := store.Open(store.Config{Readers: -1, Verify: 9})
 	wantErr(t, err, errdefs.ErrInvalid)
-	for _, want := range []string{"no layout", "no cache tier", "OpenLoad", "verify policy 9", "readers is -1"} {
+	for _, want := range []string{"0 formats", "no cache tier", "OpenLoad", "verify policy 9", "readers is -1"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("the error does not say %q: %v", want, err)
 		}

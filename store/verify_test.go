@@ -57,7 +57,7 @@ func TestPolicies(t *testing.T) {
 						t.Parallel()
 						r := newRig(t, rigOptions{planeBytes: planeBytes, sumEvery: every, dirs: []string{t.TempDir()}, tune: func(c *store.Config) {
 							c.Verify = policy
-							c.GroupBytes = 2 * c.Format.Layout.ImageBytes() // several batches
+							c.BatchBytes = 2 * c.Formats[0].Layout.ImageBytes() // several batches
 						}})
 						roundTrip(t, r, layerwise, true)
 						want := policy != store.VerifyFill && every > 0 && planeBytes == leafy
@@ -159,7 +159,7 @@ func corruptLoad(t *testing.T, w way, layerwise bool, n int) bool {
 		wrapLoad: func(st stream.Stream) stream.Stream { return &bus{Stream: st, plan: plan} },
 		tune: func(c *store.Config) {
 			v.hooks(c)
-			c.GroupBytes = 2 * c.Format.Layout.ImageBytes()
+			c.BatchBytes = 2 * c.Formats[0].Layout.ImageBytes()
 		},
 	})
 	ns := []int{1, 2, 3, 4, 5}
@@ -229,7 +229,7 @@ func TestCorruptTransferFromPagesIsFound(t *testing.T) {
 
 func corruptDump(t *testing.T, w way, layerwise, files bool, n int) bool {
 	t.Helper()
-	o := rigOptions{planeBytes: leafy, sumEvery: w.every, path: w.path, tune: func(c *store.Config) { c.GroupBytes = 1 }}
+	o := rigOptions{planeBytes: leafy, sumEvery: w.every, path: w.path, tune: func(c *store.Config) { c.BatchBytes = 1 }}
 	if files {
 		o.dirs = []string{t.TempDir()}
 	}
@@ -397,7 +397,7 @@ func TestCancelWhileCopiesAreVerified(t *testing.T) {
 	t.Parallel()
 	for _, every := range []int{noSums, 0, 1} {
 		for range 10 {
-			r := newRig(t, rigOptions{planeBytes: leafy, sumEvery: every, path: stream.PathKernel, tune: func(c *store.Config) { c.GroupBytes = 1 }})
+			r := newRig(t, rigOptions{planeBytes: leafy, sumEvery: every, path: stream.PathKernel, tune: func(c *store.Config) { c.BatchBytes = 1 }})
 			ns := []int{1, 2, 3, 4, 5}
 			r.dump(ns...)
 			r.plan.Add(fault.Every(sim.OpLaunch, 3).Corrupt())

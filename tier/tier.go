@@ -33,7 +33,8 @@ func (s State) String() string {
 	return "unknown"
 }
 
-// Tier keeps block images of one identity and layout. All methods are safe for concurrent use.
+// Tier keeps the block images of a store: of one identity and layout, or of one for each of its page groups (block.Formats), where a
+// key says of which. All methods are safe for concurrent use.
 type Tier interface {
 	// Name is the tier's name in pipelines and metrics: "cache", "file".
 	Name() string
@@ -45,7 +46,7 @@ type Tier interface {
 	Retain(ctx context.Context, keys []block.Key) (int, error)
 	// Release undoes one Retain of each of keys. It panics without one: that is a bug.
 	Release(keys []block.Key)
-	// Get reads the block's image into dst, host memory of Layout.ImageBytes, and verifies it. When it returns, with or
+	// Get reads the block's image into dst, host memory as long as the image, and verifies it. When it returns, with or
 	// without error, nothing writes dst any more. Errors: ErrNotFound for a miss, ErrCorrupt for a failed check (the
 	// block has been set aside; dst is undefined), else the cause.
 	Get(ctx context.Context, key block.Key, dst mem.Extent) error

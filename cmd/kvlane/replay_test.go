@@ -191,7 +191,7 @@ func TestReplayRefusesADirectoryOfOthers(t *testing.T) {
 		t.Fatal(err)
 	}
 	code, _, stderr = execute(t, small("replay", trace, "--file-dir", dir)...)
-	if code != exitFailure || !strings.Contains(stderr, dir) || !strings.Contains(stderr, "version: expected 1, found 99") {
+	if code != exitFailure || !strings.Contains(stderr, dir) || !strings.Contains(stderr, "version: expected 1 or 2, found 99") {
 		t.Errorf("another version: exit code %d: %s", code, stderr)
 	}
 	if err := os.WriteFile(marker, text, 0o600); err != nil {

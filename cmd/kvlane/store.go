@@ -57,24 +57,40 @@ func listBlocks(ctx context.Context, w io.Writer, dir string, asJSON bool) error
 		return enc.Encode(struct {
 			Key      string    `json:"key"`
 			Bytes    int64     `json:"bytes"`
+			Group    int       `json:"group"`
 			Shards   int       `json:"shards"`
 			Modified time.Time `json:"modified"`
-		}{e.Key.String(), e.Bytes, e.Shards, e.Modified})
+		}{e.Key.String(), e.Bytes, e.Group, e.Shards, e.Modified})
 	})
 }
 
 // dirStat is what "kvlane store stat" says of a directory.
 type dirStat struct {
-	Directory     string          `json:"directory"`
-	FormatVersion int             `json:"format_version"`
-	Digest        string          `json:"identity_digest"`
-	Identity      *block.Identity `json:"identity,omitempty"`
-	Shards        int             `json:"shards"`
-	ImageBytes    int64           `json:"image_bytes"`
-	Blocks        int64           `json:"blocks"`
-	Bytes         int64           `json:"bytes"`
-	Temporary     int             `json:"temporary_files"`
-	Quarantined   int             `json:"quarantined_files"`
+	Directory     string `json:"directory"`
+	FormatVersion int    `json:"format_version"`
+	*formatStat          // of the only page group
+	heldStat
+	Groups      []groupStat `json:"groups,omitempty"` // where there are several
+	Temporary   int         `json:"temporary_files"`
+	Quarantined int         `json:"quarantined_files"`
+}
+
+// formatStat is what the blocks of a page group are.
+type formatStat struct {
+	Digest     string          `json:"identity_digest"`
+	Identity   *block.Identity `json:"identity,omitempty"`
+	Shards     int             `json:"shards"`
+	ImageBytes int64           `json:"image_bytes"`
+}
+
+type heldStat struct {
+	Blocks int64 `json:"blocks"`
+	Bytes  int64 `json:"bytes"`
+}
+
+type groupStat struct {
+	formatStat
+	heldStat
 }
 
 func newStoreStatCommand() *cobra.Command {
@@ -88,12 +104,7 @@ func newStoreStatCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			m := &in.Marker
-			s := dirStat{
-				Directory: args[0], FormatVersion: m.Version, Digest: m.Digest.String(), Identity: m.Identity,
-				Shards: m.Layout.Shards(), ImageBytes: m.Layout.ImageBytes(), Blocks: in.Blocks, Bytes: in.Bytes,
-				Temporary: in.Temporary, Quarantined: in.Quarantined,
-			}
+			s := statOf(args[0], &in)
 			return printResult(cmd.OutOrStdout(), asJSON, s, s.rows())
 		},
 	}
@@ -101,9 +112,47 @@ func newStoreStatCommand() *cobra.Command {
 	return cmd
 }
 
+func statOf(dir string, in *file.Inspection) dirStat {
+	s := dirStat{
+		Directory: dir, FormatVersion: in.Marker.Version, heldStat: heldStat(in.Held), Temporary: in.Temporary, Quarantined: in.Quarantined,
+	}
+	for i, g := range in.Marker.Groups {
+		f := formatStat{Digest: g.Digest.String(), Identity: g.Identity, Shards: g.Layout.Shards(), ImageBytes: g.Layout.ImageBytes()}
+		if len(in.Marker.Groups) == 1 {
+			s.formatStat = &f
+			break
+		}
+		s.Groups = append(s.Groups, groupStat{f, heldStat(in.ByGroup[i])})
+	}
+	return s
+}
+
 func (s *dirStat) rows() [][2]string {
-	rows := [][2]string{{"directory", s.Directory}, {"format version", fmt.Sprint(s.FormatVersion)}, {"identity", s.Digest}}
+	rows := [][2]string{{"directory", s.Directory}, {"format version", fmt.Sprint(s.FormatVersion)}}
+	if s.formatStat != nil {
+		rows = append(rows, s.formatStat.rows()...)
+	}
+	for i := range s.Groups {
+		rows = append(append(rows, [2]string{"page group", fmt.Sprint(i)}), s.Groups[i].formatStat.rows()...)
+		rows = append(rows, s.Groups[i].heldStat.rows()...)
+	}
+	if len(s.Groups) > 0 {
+		rows = append(rows, [2]string{"all page groups", fmt.Sprint(len(s.Groups))})
+	}
+	return append(append(rows, s.heldStat.rows()...),
+		[2]string{"temporary files", fmt.Sprint(s.Temporary)}, [2]string{"quarantined files", fmt.Sprint(s.Quarantined)})
+}
+
+func (s *heldStat) rows() [][2]string {
+	return [][2]string{{"blocks", fmt.Sprint(s.Blocks)}, {"bytes", replay.Size(s.Bytes)}}
+}
+
+func (s *formatStat) rows() [][2]string {
+	rows := [][2]string{{"identity", s.Digest}}
 	if id := s.Identity; id != nil {
+		if id.Group != "" {
+			rows = append(rows, [2]string{"  page group", id.Group}, [2]string{"  its layers", id.Layers})
+		}
 		rows = append(rows,
 			[2]string{"  model", id.Model}, [2]string{"  dtype", id.DType}, [2]string{"  layout", id.Layout},
 			[2]string{"  layers", fmt.Sprintf("%d to %d", id.LayerFirst, id.LayerEnd-1)},
@@ -115,10 +164,7 @@ func (s *dirStat) rows() [][2]string {
 			}
 		}
 	}
-	return append(rows,
-		[2]string{"block", fmt.Sprintf("%s in %d shards", replay.Size(s.ImageBytes), s.Shards)},
-		[2]string{"blocks", fmt.Sprint(s.Blocks)}, [2]string{"bytes", replay.Size(s.Bytes)},
-		[2]string{"temporary files", fmt.Sprint(s.Temporary)}, [2]string{"quarantined files", fmt.Sprint(s.Quarantined)})
+	return append(rows, [2]string{"block", fmt.Sprintf("%s in %d shards", replay.Size(s.ImageBytes), s.Shards)})
 }
 
 // dirFinding is a file that "kvlane store verify" found wrong.

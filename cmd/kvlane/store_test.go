@@ -35,7 +35,7 @@ func TestStoreCommands(t *testing.T) {
 	if got := ok("stat", dir); !strings.Contains(got, "model            small") || !strings.Contains(got, "blocks             2") {
 		t.Errorf("stat:\n%s", got)
 	}
-	var stat dirStat
+	stat := dirStat{formatStat: &formatStat{}}
 	if err := json.Unmarshal([]byte(ok("stat", dir, "--json")), &stat); err != nil || stat.Blocks != 2 || stat.Identity.Model != "small" {
 		t.Errorf("stat --json: %+v, %v", stat, err)
 	}

@@ -28,7 +28,7 @@ var storeMutants = []mutant{
 		"tier/file/collect.go", "			again = t.clock.After(pause)\n", "",
 	}}},
 	{"tier/file", "TestDefectRoundRemovesForWhatIsWrittenMeanwhile", []edit{{
-		"tier/file/collect.go", "r.removed >= enough || ", "enough < 0 || ",
+		"tier/file/collect.go", "r.freed >= enough || ", "enough < 0 || ",
 	}}},
 	{"tier/file", "TestDefectOneFileThatStaysStopsEviction", []edit{{
 		"tier/file/collect.go", "		if r.remove(&c) {\n			listed = false\n		}\n", "		if !r.remove(&c) {\n			t.cold = nil\n			return nil\n		}\n		listed = false\n",
@@ -117,6 +117,16 @@ var storeMutants = []mutant{
 	}}},
 	{"store", "TestDefectLoadRefusesALeaseOfOtherKeys", []edit{{
 		"store/index/lease.go", "if i := l.lacks(keys); i >= 0 {", "if i := l.lacks(keys); i < -1 {",
+	}}},
+	// Page groups.
+	{"block", "TestDefectKeyOfAnotherGroupVerifies", []edit{{
+		"block/formats.go", "		copy(key[KeyBytes-tagBytes:], tag[:])\n", "		_ = tag\n",
+	}}},
+	{".", "TestDefectKeyOfAnotherGroupHits", []edit{{
+		"store/pages.go", "		if g < 0 {\n", "		if g < 0 {\n			g = 0\n		}\n		if g < 0 {\n",
+	}}},
+	{".", "TestDefectPageOfTwoGroups", []edit{{
+		"store/pages.go", "			if p.share(layers[o], layers[g]) {\n", "			if g < o {\n",
 	}}},
 	// Streams and engines.
 	{"stream/copy", "TestDefectTransientLackOfMemoryTakesAPathAwayForAWhileOnly", []edit{{

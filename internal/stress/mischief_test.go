@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/internal/sys/hostmem"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/tier/file"
@@ -194,7 +195,7 @@ func (r *round) check(m *mischief) {
 // checkBlocks reads every block, as a tier does: what is there is right, and what was durable is there.
 func (r *round) checkBlocks() {
 	ctx := r.Context()
-	t, err := file.Open(ctx, file.Config{Dirs: r.Dirs, Format: r.format(), ReadOnly: true})
+	t, err := file.Open(ctx, file.Config{Dirs: r.Dirs, Formats: block.Formats{r.format()}, ReadOnly: true})
 	if err != nil {
 		r.Error(err)
 		return

@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/tier/file"
 )
@@ -86,7 +87,7 @@ func (r *round) draw(n int) {
 		r.Bytes = keySpace / 8 * r.layout.ImageBytes()
 	}
 	// Before there is anything in them that is not kvlane's.
-	made, err := file.Open(r.Context(), file.Config{Dirs: r.Dirs, Format: r.format(), Identity: r.id})
+	made, err := file.Open(r.Context(), file.Config{Dirs: r.Dirs, Formats: block.Formats{r.format()}, Identities: []block.Identity{r.id}})
 	if err == nil {
 		err = made.Close(r.Context())
 	}

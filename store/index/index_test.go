@@ -44,9 +44,9 @@ func newRig(t *testing.T, slots int, tune func(r *rig, c *index.Config)) *rig {
 	t.Cleanup(func() { r.must(hostmem.Free(b)) })
 	memory, err := hostmem.Region(b)
 	r.must(err)
-	r.cache, err = cache.Open(cache.Config{Memory: memory, Format: r.f})
+	r.cache, err = cache.Open(cache.Config{Memory: memory, Formats: block.Formats{r.f}})
 	r.must(err)
-	r.file, err = file.Open(t.Context(), file.Config{Dirs: []string{t.TempDir()}, Format: r.f})
+	r.file, err = file.Open(t.Context(), file.Config{Dirs: []string{t.TempDir()}, Formats: block.Formats{r.f}})
 	r.must(err)
 	c := index.Config{Tiers: []tier.Tier{r.cache, r.file}}
 	if tune != nil {

@@ -18,11 +18,11 @@ import (
 
 // Config says what a Tier is made of.
 type Config struct {
-	// Memory holds the slots, as many images as fit. It needs a CPU address; for streams to reach the slots it has to
-	// be pinned (device.Device.AllocHost). The tier does not free it.
+	// Memory holds the slots, as many images as fit, of the longest where page groups differ. It needs a CPU address; for streams to
+	// reach the slots it has to be pinned (device.Device.AllocHost). The tier does not free it.
 	Memory *mem.Region
-	// Format is that of every block kept here.
-	Format block.Format
+	// Formats are those of the blocks kept here, one a page group.
+	Formats block.Formats
 	// Clock tells how long a slot has been filling; nil is the machine's.
 	Clock clockwork.Clock
 }
@@ -30,19 +30,20 @@ type Config struct {
 // Validate reports everything that is wrong with c.
 func (c *Config) Validate() error {
 	var errs []error
-	if c.Format.Layout == nil {
-		errs = append(errs, fmt.Errorf("cache: no block layout: %w", errdefs.ErrInvalid))
+	formatsErr := c.Formats.Validate()
+	if formatsErr != nil {
+		errs = append(errs, fmt.Errorf("cache: %w", formatsErr))
 	}
 	switch {
 	case c.Memory == nil:
 		errs = append(errs, fmt.Errorf("cache: no memory: %w", errdefs.ErrInvalid))
 	case c.Memory.Bytes() == nil:
 		errs = append(errs, fmt.Errorf("cache: the CPU cannot reach the %s: %w", c.Memory, errdefs.ErrInvalid))
-	case c.Format.Layout != nil:
-		n := c.Memory.Len() / c.Format.Layout.ImageBytes()
+	case formatsErr == nil:
+		n := c.Memory.Len() / c.Formats.MaxImageBytes()
 		if n < 1 || n > math.MaxInt32 {
 			errs = append(errs, fmt.Errorf("cache: %d bytes hold %d images of %d bytes; the number must be in 1..2^31-1: %w",
-				c.Memory.Len(), n, c.Format.Layout.ImageBytes(), errdefs.ErrInvalid))
+				c.Memory.Len(), n, c.Formats.MaxImageBytes(), errdefs.ErrInvalid))
 		}
 	}
 	return errors.Join(errs...)
@@ -50,7 +51,7 @@ func (c *Config) Validate() error {
 
 // Tier implements tier.SlotTier and tier.Statter. All methods are safe for concurrent use.
 type Tier struct {
-	format  block.Format
+	formats block.Formats
 	clock   clockwork.Clock
 	slots   mem.Slots
 	closing chan struct{}  // closed by the first Close
@@ -92,7 +93,7 @@ func Open(c Config) (*Tier, error) {
 	if err := c.Validate(); err != nil {
 		return nil, fmt.Errorf("open cache: %w", err)
 	}
-	image := c.Format.Layout.ImageBytes()
+	image := c.Formats.MaxImageBytes()
 	n := int(c.Memory.Len() / image)
 	slots := mem.Slots{Region: c.Memory, Stride: image}
 	free, err := mem.NewPool(slots, n, mem.PoolOptions{})
@@ -103,7 +104,7 @@ func Open(c Config) (*Tier, error) {
 		c.Clock = clockwork.NewRealClock()
 	}
 	t := &Tier{
-		format:      c.Format,
+		formats:     c.Formats,
 		clock:       c.Clock,
 		slots:       slots,
 		closing:     make(chan struct{}),

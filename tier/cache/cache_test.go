@@ -44,7 +44,7 @@ func memory(tb testing.TB, f block.Format, n int) *mem.Region {
 
 func open(tb testing.TB, f block.Format, n int) *cache.Tier {
 	tb.Helper()
-	c, err := cache.Open(cache.Config{Memory: memory(tb, f, n), Format: f})
+	c, err := cache.Open(cache.Config{Memory: memory(tb, f, n), Formats: block.Formats{f}})
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -126,16 +126,16 @@ func TestOpenRefuses(t *testing.T) {
 	good := memory(t, f, 1)
 	for name, c := range map[string]cache.Config{
 		"nothing":             {},
-		"no memory":           {Format: f},
+		"no memory":           {Formats: block.Formats{f}},
 		"no layout":           {Memory: good},
-		"less than one image": {Memory: smallRegion, Format: f},
-		"device memory":       {Memory: dev, Format: f},
+		"less than one image": {Memory: smallRegion, Formats: block.Formats{f}},
+		"device memory":       {Memory: dev, Formats: block.Formats{f}},
 	} {
 		if _, err := cache.Open(c); !errors.Is(err, errdefs.ErrInvalid) {
 			t.Errorf("%s: %v, want ErrInvalid", name, err)
 		}
 	}
-	if err := (&cache.Config{}).Validate(); !strings.Contains(err.Error(), "no block layout") || !strings.Contains(err.Error(), "no memory") {
+	if err := (&cache.Config{}).Validate(); !strings.Contains(err.Error(), "0 formats") || !strings.Contains(err.Error(), "no memory") {
 		t.Errorf("not every problem is named: %v", err)
 	}
 }
@@ -144,7 +144,7 @@ func TestOpenRefuses(t *testing.T) {
 func TestCloseCountsWhatIsInUse(t *testing.T) {
 	f := tiertest.NewFormat(t)
 	clock := clockwork.NewFakeClock()
-	c, err := cache.Open(cache.Config{Memory: memory(t, f, 8), Format: f, Clock: clock})
+	c, err := cache.Open(cache.Config{Memory: memory(t, f, 8), Formats: block.Formats{f}, Clock: clock})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -49,7 +49,7 @@ func (f *fill) Publish() (tier.Slot, error) {
 	e.land(f.slot.index, nil)
 	t.stats.Blocks++
 	t.stats.Puts++
-	t.stats.WrittenBytes += t.slots.Stride
+	t.stats.WrittenBytes += t.formats.ImageBytes(e.key)
 	return &f.slot, nil
 }
 

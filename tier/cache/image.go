@@ -11,15 +11,20 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// hostImage returns the bytes of e, which must be one image in the CPU's reach.
-func (t *Tier) hostImage(e mem.Extent) ([]byte, error) {
+// hostImage returns the bytes of e, which must be one image of the block in the CPU's reach.
+func (t *Tier) hostImage(key block.Key, e mem.Extent) ([]byte, error) {
 	if err := e.Validate(); err != nil {
 		return nil, err
 	}
-	if b := e.Bytes(); b != nil && e.Len == t.slots.Stride {
+	f, err := t.formats.Of(key)
+	if err != nil {
+		return nil, err
+	}
+	n := f.Layout.ImageBytes()
+	if b := e.Bytes(); b != nil && e.Len == n {
 		return b, nil
 	}
-	return nil, fmt.Errorf("[%d, +%d) of the %s is no host memory of %d bytes: %w", e.Off, e.Len, e.Region, t.slots.Stride, errdefs.ErrInvalid)
+	return nil, fmt.Errorf("[%d, +%d) of the %s is no host memory of %d bytes: %w", e.Off, e.Len, e.Region, n, errdefs.ErrInvalid)
 }
 
 // Get copies the block's image to dst and verifies the copy. A block that is being filled is a miss.
@@ -27,7 +32,7 @@ func (t *Tier) Get(ctx context.Context, key block.Key, dst mem.Extent) error {
 	if ctx.Err() != nil {
 		return fmt.Errorf("get block %s: %w", key, context.Cause(ctx))
 	}
-	image, err := t.hostImage(dst)
+	image, err := t.hostImage(key, dst)
 	if err != nil {
 		return fmt.Errorf("get block %s: %w", key, err)
 	}
@@ -36,13 +41,13 @@ func (t *Tier) Get(ctx context.Context, key block.Key, dst mem.Extent) error {
 		return err
 	}
 	copy(image, t.slots.At(slot).Bytes())
-	err = t.format.Verify(image, key)
+	err = t.formats.Verify(image, key)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	defer t.unpin(slot)
 	if err == nil {
 		t.stats.Hits++
-		t.stats.ReadBytes += t.slots.Stride
+		t.stats.ReadBytes += int64(len(image))
 		return nil
 	}
 	t.stats.Misses++
@@ -86,11 +91,11 @@ func (t *Tier) put(ctx context.Context, key block.Key, src mem.Extent) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	image, err := t.hostImage(src)
+	image, err := t.hostImage(key, src)
 	if err != nil {
 		return err
 	}
-	if err := t.format.Verify(image, key); err != nil {
+	if err := t.formats.Verify(image, key); err != nil {
 		return err
 	}
 	for {

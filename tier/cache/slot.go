@@ -118,7 +118,7 @@ func (t *Tier) used(slot uint32) {
 	if t.entries[slot].retains == 0 { // else Retain has told the policy
 		t.policy.use(slot)
 	}
-	t.stats.ReadBytes += t.slots.Stride
+	t.stats.ReadBytes += t.formats.ImageBytes(t.entries[slot].key)
 }
 
 func (t *Tier) countOpen(slot uint32) {

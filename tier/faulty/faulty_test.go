@@ -37,7 +37,7 @@ func openCache(tb testing.TB, f block.Format, n int) *cache.Tier {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	c, err := cache.Open(cache.Config{Memory: r, Format: f})
+	c, err := cache.Open(cache.Config{Memory: r, Formats: block.Formats{f}})
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -46,7 +46,7 @@ func openCache(tb testing.TB, f block.Format, n int) *cache.Tier {
 
 func openFile(tb testing.TB, f block.Format) *file.Tier {
 	tb.Helper()
-	t, err := file.Open(tb.Context(), file.Config{Dirs: []string{tb.TempDir()}, Format: f})
+	t, err := file.Open(tb.Context(), file.Config{Dirs: []string{tb.TempDir()}, Formats: block.Formats{f}})
 	if err != nil {
 		tb.Fatal(err)
 	}

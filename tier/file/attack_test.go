@@ -27,7 +27,7 @@ import (
 func bounded(t *testing.T, n int64) (file.Config, *faultfs.FS) {
 	t.Helper()
 	c := config(t)
-	c.MaxBytes = n * c.Format.Layout.ImageBytes()
+	c.MaxBytes = n * c.Formats[0].Layout.ImageBytes()
 	f := faultfs.New(dirfs.OS(), nil, nil)
 	c.FS = f
 	return c, f
@@ -46,7 +46,7 @@ func TestDefectWritingStallsAfterAFailedRound(t *testing.T) {
 	c, f := bounded(t, 8)
 	tr := open(t, c)
 	all := keys(0, 12)
-	put(t, tr, c.Format, all[:7]...)
+	put(t, tr, c.Formats[0], all[:7]...)
 	var denied atomic.Int64
 	f.Forbid(func(op, _ string) error {
 		if op == "readdir" && denied.Add(1) <= 12 { // more than one round's
@@ -55,7 +55,7 @@ func TestDefectWritingStallsAfterAFailedRound(t *testing.T) {
 		return nil
 	})
 	for _, key := range all[7:] {
-		if err := tr.Put(within(t, 8*time.Second), key, image(t, c.Format, key)); err != nil {
+		if err := tr.Put(within(t, 8*time.Second), key, image(t, c.Formats[0], key)); err != nil {
 			t.Fatalf("put: %v", err)
 		}
 	}
@@ -72,18 +72,18 @@ func TestDefectRoundRemovesForWhatIsWrittenMeanwhile(t *testing.T) {
 	c.FS = f
 	tr := open(t, c)
 	all := keys(0, 32)
-	put(t, tr, c.Format, all[:8]...)
+	put(t, tr, c.Formats[0], all[:8]...)
 	setTimes(t, c.Dirs, all[:8])
 	more := all[8:]
 	f.Forbid(func(op, path string) error {
 		if op == "remove" && len(more) > 0 && !strings.HasPrefix(path, c.Dirs[0]+"/tmp/") {
 			key := more[0]
 			more = more[1:]
-			put(t, tr, c.Format, key)
+			put(t, tr, c.Formats[0], key)
 		}
 		return nil
 	})
-	removed, err := tr.GC(t.Context(), 6*c.Format.Layout.ImageBytes())
+	removed, err := tr.GC(t.Context(), 6*c.Formats[0].Layout.ImageBytes())
 	if st := tr.Stats(); err != nil || removed != 2 || st.Blocks != 8 {
 		t.Errorf("GC from 8 blocks to 6 removed %d while as many were written, %d are left: %v", removed, st.Blocks, err)
 	}
@@ -94,7 +94,7 @@ func TestDefectOneFileThatStaysStopsEviction(t *testing.T) {
 	c, f := bounded(t, 8)
 	tr := open(t, c)
 	all := keys(0, 24)
-	put(t, tr, c.Format, all[:4]...)
+	put(t, tr, c.Formats[0], all[:4]...)
 	setTimes(t, c.Dirs, all[:4])
 	stays := all[0]
 	f.Forbid(func(op, path string) error {
@@ -104,11 +104,11 @@ func TestDefectOneFileThatStaysStopsEviction(t *testing.T) {
 		return nil
 	})
 	for _, key := range all[4:] {
-		if err := tr.Put(within(t, 8*time.Second), key, image(t, c.Format, key)); err != nil {
+		if err := tr.Put(within(t, 8*time.Second), key, image(t, c.Formats[0], key)); err != nil {
 			t.Fatalf("put: %v", err)
 		}
 	}
-	if err := get(t, tr, c.Format, stays); err != nil {
+	if err := get(t, tr, c.Formats[0], stays); err != nil {
 		t.Errorf("the block that stays: %v", err)
 	}
 	removed, err := tr.GC(t.Context(), 0)
@@ -125,7 +125,7 @@ func TestDefectCandidatesRemovedByOthersStallWriting(t *testing.T) {
 	c, f := bounded(t, 8)
 	tr := open(t, c)
 	all := keys(0, 12)
-	put(t, tr, c.Format, all[:7]...)
+	put(t, tr, c.Formats[0], all[:7]...)
 	f.Forbid(func(op, path string) error {
 		if op == "remove" && !strings.HasPrefix(path, c.Dirs[0]+"/tmp/") {
 			return errors.Join(syscall.ENOENT, os.Remove(path)) // just before
@@ -133,7 +133,7 @@ func TestDefectCandidatesRemovedByOthersStallWriting(t *testing.T) {
 		return nil
 	})
 	for _, key := range all[7:] {
-		if err := tr.Put(within(t, 8*time.Second), key, image(t, c.Format, key)); err != nil {
+		if err := tr.Put(within(t, 8*time.Second), key, image(t, c.Formats[0], key)); err != nil {
 			t.Fatalf("put: %v", err)
 		}
 	}
@@ -146,7 +146,7 @@ func TestDefectWaitForRoomHasNoEnd(t *testing.T) {
 		c, f := bounded(t, 4)
 		tr := open(t, c)
 		all := keys(0, 8)
-		put(t, tr, c.Format, all[:4]...)
+		put(t, tr, c.Formats[0], all[:4]...)
 		f.Forbid(func(op, _ string) error {
 			if op == "remove" {
 				return syscall.EPERM
@@ -154,12 +154,12 @@ func TestDefectWaitForRoomHasNoEnd(t *testing.T) {
 			return nil
 		})
 		began := time.Now()
-		err := tr.Put(t.Context(), all[4], image(t, c.Format, all[4]))
+		err := tr.Put(t.Context(), all[4], image(t, c.Formats[0], all[4]))
 		if took := time.Since(began); !errors.Is(err, errdefs.ErrBusy) || !errors.Is(err, syscall.EPERM) || took > time.Minute {
 			t.Errorf("after %v: %v", took, err)
 		}
 		began = time.Now()
-		if err := tr.Put(t.Context(), all[5], image(t, c.Format, all[5])); !errors.Is(err, errdefs.ErrBusy) || time.Since(began) > 0 {
+		if err := tr.Put(t.Context(), all[5], image(t, c.Formats[0], all[5])); !errors.Is(err, errdefs.ErrBusy) || time.Since(began) > 0 {
 			t.Errorf("after %v: %v", time.Since(began), err)
 		}
 		if st := tr.Stats(); st.Paused == nil || st.Failure == nil || st.Stuck != 4 {
@@ -167,7 +167,7 @@ func TestDefectWaitForRoomHasNoEnd(t *testing.T) {
 		}
 		f.Forbid(nil)
 		time.Sleep(2 * time.Second)
-		put(t, tr, c.Format, all[4:]...)
+		put(t, tr, c.Formats[0], all[4:]...)
 		if st := tr.Stats(); st.Paused != nil || st.Failure != nil || st.Stuck != 0 || st.Blocks > 4 {
 			t.Errorf("%+v", st)
 		}
@@ -178,7 +178,7 @@ func TestDefectWaitForRoomHasNoEnd(t *testing.T) {
 func TestDefectWriteWaitsForAListing(t *testing.T) {
 	c, f := bounded(t, 1000)
 	tr := open(t, c)
-	put(t, tr, c.Format, tiertest.Key(1))
+	put(t, tr, c.Formats[0], tiertest.Key(1))
 	listing, release := make(chan struct{}), make(chan struct{})
 	var once atomic.Bool
 	f.Forbid(func(op, path string) error {
@@ -196,7 +196,7 @@ func TestDefectWriteWaitsForAListing(t *testing.T) {
 	<-listing
 	neighbor := tiertest.Key(1)
 	neighbor[31]++
-	if err := tr.Put(within(t, 5*time.Second), neighbor, image(t, c.Format, neighbor)); err != nil {
+	if err := tr.Put(within(t, 5*time.Second), neighbor, image(t, c.Formats[0], neighbor)); err != nil {
 		t.Error(err)
 	}
 	close(release)
@@ -212,8 +212,8 @@ func TestDefectWriteWaitsForAListing(t *testing.T) {
 func TestFullDiskMakesRoomWithinTheBound(t *testing.T) {
 	c, f := bounded(t, 100)
 	tr := open(t, c)
-	f.Forbid(diskOf(t, c.Dirs[0], 20*c.Format.Layout.ImageBytes()))
-	put(t, tr, c.Format, keys(0, 60)...)
+	f.Forbid(diskOf(t, c.Dirs[0], 20*c.Formats[0].Layout.ImageBytes()))
+	put(t, tr, c.Formats[0], keys(0, 60)...)
 	if st := tr.Stats(); st.Puts != 60 || st.Evictions < 40 || st.Paused != nil {
 		t.Errorf("%+v", st)
 	}
@@ -262,7 +262,7 @@ func TestDefectFullDiskFailsEveryLaterWrite(t *testing.T) {
 		}
 		f.Forbid(full)
 		for range 100 {
-			if err := tr.Put(t.Context(), all[0], image(t, c.Format, all[0])); !errors.Is(err, errdefs.ErrNoSpace) || !errors.Is(err, syscall.ENOSPC) {
+			if err := tr.Put(t.Context(), all[0], image(t, c.Formats[0], all[0])); !errors.Is(err, errdefs.ErrNoSpace) || !errors.Is(err, syscall.ENOSPC) {
 				t.Fatal(err)
 			}
 		}
@@ -271,14 +271,14 @@ func TestDefectFullDiskFailsEveryLaterWrite(t *testing.T) {
 		}
 		for range 100 {
 			time.Sleep(time.Second)
-			_ = tr.Put(t.Context(), all[1], image(t, c.Format, all[1]))
+			_ = tr.Put(t.Context(), all[1], image(t, c.Formats[0], all[1]))
 		}
 		if n := tries.Load(); n < 5 || n > 10 {
 			t.Errorf("%d writes were tried in 100 s", n)
 		}
 		f.Forbid(nil)
 		time.Sleep(30 * time.Second)
-		put(t, tr, c.Format, all...)
+		put(t, tr, c.Formats[0], all...)
 		if st := tr.Stats(); st.Paused != nil {
 			t.Errorf("%+v", st)
 		}
@@ -315,10 +315,10 @@ func TestDefectCloseWaitsForAHangingReadForEver(t *testing.T) {
 	plan := fault.New(1)
 	c.FS = faultfs.New(dirfs.OS(), plan, nil)
 	tr, key := open(t, c), tiertest.Key(1)
-	put(t, tr, c.Format, key)
+	put(t, tr, c.Formats[0], key)
 	plan.Add(fault.Nth("read", int(plan.Seen("read"))).Stall())
 	returned := make(chan error, 1)
-	go func() { returned <- get(t, tr, c.Format, key) }()
+	go func() { returned <- get(t, tr, c.Formats[0], key) }()
 	if err := plan.Await(t.Context(), 1); err != nil {
 		t.Fatal(err)
 	}
@@ -342,14 +342,14 @@ func TestDefectRemovedTemporaryFolderFailsEveryWrite(t *testing.T) {
 	c := config(t)
 	tr := open(t, c)
 	all := keys(0, 4)
-	put(t, tr, c.Format, all[0])
+	put(t, tr, c.Formats[0], all[0])
 	if err := os.RemoveAll(filepath.Join(c.Dirs[0], "tmp")); err != nil {
 		t.Fatal(err)
 	}
-	put(t, tr, c.Format, all[1:]...)
+	put(t, tr, c.Formats[0], all[1:]...)
 	// The session is known again: nobody takes its folder for a dead one's.
 	open(t, c)
-	put(t, tr, c.Format, keys(10, 12)...)
+	put(t, tr, c.Formats[0], keys(10, 12)...)
 	if r, err := file.Verify(t.Context(), c.Dirs[0], nil); err != nil || !r.Clean() || r.LiveSessions != 2 {
 		t.Errorf("%+v, %v", r, err)
 	}
@@ -361,7 +361,7 @@ func TestDefectCountsOfAnUnboundedTierStayWrong(t *testing.T) {
 		c := config(t)
 		tr := open(t, c)
 		all := keys(0, 40)
-		put(t, tr, c.Format, all...)
+		put(t, tr, c.Formats[0], all...)
 		if _, err := file.GC(t.Context(), c.Dirs[0], 0); err != nil {
 			t.Fatal(err)
 		}

@@ -18,7 +18,7 @@ func benchConfig(b *testing.B) file.Config {
 	if err != nil {
 		b.Fatal(err)
 	}
-	return file.Config{Dirs: []string{b.TempDir()}, Format: block.Format{Layout: l, Identity: block.Digest{1}}}
+	return file.Config{Dirs: []string{b.TempDir()}, Formats: block.Formats{{Layout: l, Identity: block.Digest{1}}}}
 }
 
 func benchTier(b *testing.B) (*file.Tier, block.Format, mem.Extent) {
@@ -33,7 +33,7 @@ func benchTier(b *testing.B) (*file.Tier, block.Format, mem.Extent) {
 			b.Error(err)
 		}
 	})
-	return tr, c.Format, tiertest.Buffer(b, c.Format.Layout.ImageBytes())
+	return tr, c.Formats[0], tiertest.Buffer(b, c.Formats[0].Layout.ImageBytes())
 }
 
 func benchKey(i int) (k block.Key) {

@@ -65,6 +65,15 @@ type candidate struct {
 	modified time.Time
 }
 
+// blocksOf returns how many blocks have so many bytes, if all are as short as the shortest.
+func blocksOf(formats block.Formats, bytes int64) int64 {
+	shortest := formats[0].Layout.ImageBytes()
+	for _, f := range formats {
+		shortest = min(shortest, f.Layout.ImageBytes())
+	}
+	return (bytes + shortest - 1) / shortest
+}
+
 // coldest returns the n blocks, or fewer, that were not used for the longest time, the coldest first, over all directories.
 // It leaves out those that eligible refuses. It keeps about 2n of them in memory. What it cannot look at it passes over, and
 // returns why, beside what it found.

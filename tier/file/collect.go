@@ -98,14 +98,14 @@ func (t *Tier) GC(ctx context.Context, targetBytes int64) (removed int, err erro
 	}
 	defer t.leave()
 	t.space.missing() // whoever asks wants to know
-	removed, err = t.collect(ctx, targetBytes/t.image)
+	removed, err = t.collect(ctx, targetBytes)
 	if err != nil {
 		return removed, t.fail(fmt.Errorf("collect down to %d bytes: %w", targetBytes, err))
 	}
 	return removed, nil
 }
 
-// collect removes the coldest blocks until target are left. What it cannot remove it passes over, counts and reports.
+// collect removes the coldest blocks until target bytes are left. What it cannot remove it passes over, counts and reports.
 func (t *Tier) collect(ctx context.Context, target int64) (removed int, err error) {
 	// Two rounds at a time would both remove what one of them should.
 	select {
@@ -124,10 +124,16 @@ func (t *Tier) collect(ctx context.Context, target int64) (removed int, err erro
 	return r.removed, errors.Join(err, r.counting, r.listing, joinFew(errs))
 }
 
+func (t *Tier) held() int64 {
+	_, bytes := t.space.holds()
+	return bytes
+}
+
 // round is one round of removing.
 type round struct {
 	t                 *Tier
 	removed           int
+	freed             int64               // bytes of what was removed
 	counting, listing error               // what could not be looked at
 	failed            map[block.Key]error // not to be tried again in this round
 }
@@ -139,12 +145,12 @@ func (r *round) run(ctx context.Context, target int64) error {
 		r.counting = t.recount(ctx)
 	}
 	// What is written while a round runs is the next round's: this one would remove a block for each, beyond the target.
-	enough := r.removed + int(t.space.blocks()-target)
+	enough := r.freed + t.held() - target
 	for listed := false; ; {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		if r.removed >= enough || t.space.blocks() <= target {
+		if r.freed >= enough || t.held() <= target {
 			return nil
 		}
 		if len(t.cold) == 0 {
@@ -152,7 +158,7 @@ func (r *round) run(ctx context.Context, target int64) error {
 				return nil // all that there is was tried, and helped nothing
 			}
 			r.listing = r.list(ctx, target)
-			enough = r.removed + int(t.space.blocks()-target) // others' blocks may have been counted
+			enough = r.freed + t.held() - target // others' blocks may have been counted
 			if listed = true; len(t.cold) == 0 {
 				return nil
 			}
@@ -171,6 +177,7 @@ func (r *round) remove(c *candidate) bool {
 	switch there, err := r.t.evict(c); {
 	case err == nil && !there:
 		r.removed++
+		r.freed += r.t.formats.ImageBytes(c.key)
 		return true
 	case gone(err):
 		return true
@@ -192,8 +199,8 @@ func (r *round) list(ctx context.Context, target int64) error {
 	if _, _, sure := t.space.due(); sure || !t.alone() {
 		r.counting = t.recount(ctx)
 	}
-	held := t.space.blocks()
-	need := held - target
+	held, bytes := t.space.holds()
+	need := blocksOf(t.formats, bytes-target)
 	if need <= 0 {
 		return nil
 	}

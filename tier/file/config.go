@@ -47,13 +47,13 @@ func ParseFsyncPolicy(s string) (FsyncPolicy, error) {
 // Config says where a tier keeps its blocks, and which.
 type Config struct {
 	// Dirs are the directories, at least one. They are made if they do not exist; an existing one is empty or belongs
-	// to the same identity and layout.
+	// to the same identities and layouts.
 	Dirs []string
-	// Format is that of the blocks.
-	Format block.Format
-	// Identity is what Format.Identity is the digest of. It is written down in new directories for people to read, and
-	// makes an error say in which field a directory's identity differs. It may be left zero.
-	Identity block.Identity
+	// Formats are those of the blocks, one a page group.
+	Formats block.Formats
+	// Identities are what the formats' identities are the digests of, in the same order. They are written down in new directories for
+	// people to read, and make an error say in which field a directory's identity differs. They may be left out.
+	Identities []block.Identity
 	// Fsync is the policy; FsyncNever by default.
 	Fsync FsyncPolicy
 	// MaxBytes bounds the images in all directories together; zero is unbounded. This tier does not write beyond it,
@@ -120,14 +120,19 @@ func (c *Config) Validate() error {
 	if c.Fsync > FsyncFile {
 		bad("fsync policy %d is unknown", c.Fsync)
 	}
-	if c.Format.Layout == nil {
-		bad("the format has no layout")
-		return errors.Join(errs...)
+	if err := c.Formats.Validate(); err != nil {
+		return errors.Join(append(errs, fmt.Errorf("file tier: %w", err))...)
 	}
-	if c.Identity != (block.Identity{}) && c.Identity.Digest() != c.Format.Identity {
-		bad("the identity's digest is %s, the format has %s", c.Identity.Digest(), c.Format.Identity)
+	if n := len(c.Identities); n != 0 && n != len(c.Formats) {
+		bad("%d identities are given for %d formats", n, len(c.Formats))
+	} else {
+		for i, id := range c.Identities {
+			if id.Digest() != c.Formats[i].Identity {
+				bad("the identity's digest is %s, the format has %s", id.Digest(), c.Formats[i].Identity)
+			}
+		}
 	}
-	image := c.Format.Layout.ImageBytes()
+	image := c.Formats.MaxImageBytes()
 	switch {
 	case c.MaxBytes < 0:
 		bad("the bound of %d bytes is negative", c.MaxBytes)
@@ -144,15 +149,15 @@ func (c *Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// limits are the bounds in blocks.
+// limits are the bounds in bytes, each a multiple of the longest image.
 type limits struct{ most, high, low int64 }
 
 func (c *Config) limits() limits {
 	if c.MaxBytes == 0 {
 		return limits{}
 	}
-	image := c.Format.Layout.ImageBytes()
-	most := c.MaxBytes / image
+	image := c.Formats.MaxImageBytes()
+	most := c.MaxBytes / image // in images
 	l := limits{most: most, high: most - most/20, low: most - max(1, most/10)}
 	if c.HighBytes > 0 {
 		l.high = c.HighBytes / image
@@ -162,5 +167,5 @@ func (c *Config) limits() limits {
 	}
 	// A round must make room for one block at least.
 	l.low = min(l.low, most-1, l.high)
-	return l
+	return limits{most: l.most * image, high: l.high * image, low: l.low * image}
 }

@@ -51,7 +51,11 @@ func (t *Tier) recountBucket(d *dir, i byte) error {
 		if err != nil {
 			return err
 		}
-		if quiet && t.space.counted(b, int64(len(keys)), changes) {
+		bytes := int64(0)
+		for _, key := range keys {
+			bytes += t.formats.ImageBytes(key)
+		}
+		if quiet && t.space.counted(b, int64(len(keys)), bytes, changes) {
 			break
 		}
 	}

@@ -46,7 +46,7 @@ func TestDefect7KilledWriterLeavesNoTornBlock(t *testing.T) {
 	n := 0
 	err := file.List(t.Context(), c.Dirs[0], func(e file.Entry) error {
 		n++
-		dst := tiertest.Buffer(t, c.Format.Layout.ImageBytes())
+		dst := tiertest.Buffer(t, c.Formats[0].Layout.ImageBytes())
 		return beside.Get(t.Context(), e.Key, dst)
 	})
 	if err != nil || n == 0 {
@@ -90,7 +90,7 @@ func killConfig(dir string) file.Config {
 	if err != nil {
 		panic(err)
 	}
-	return file.Config{Dirs: []string{dir}, Format: block.Format{Layout: l, Identity: block.Digest{1}}, MaxBytes: 64 * l.ImageBytes()}
+	return file.Config{Dirs: []string{dir}, Formats: block.Formats{{Layout: l, Identity: block.Digest{1}}}, MaxBytes: 64 * l.ImageBytes()}
 }
 
 // writeUntilKilled is what the child process does.
@@ -107,7 +107,7 @@ func writeUntilKilled(dir string) {
 		go func() {
 			rng := rand.New(rand.NewPCG(uint64(os.Getpid()), uint64(w)))
 			for {
-				if err := writeOne(tr, c.Format, rng); err != nil {
+				if err := writeOne(tr, c.Formats[0], rng); err != nil {
 					panic(err)
 				}
 			}
@@ -140,7 +140,7 @@ func writeOne(tr *file.Tier, f block.Format, rng *rand.Rand) error {
 func TestTwoTiersShareADirectory(t *testing.T) {
 	const bound, n = 40, 120
 	c := config(t)
-	c.MaxBytes = bound * c.Format.Layout.ImageBytes()
+	c.MaxBytes = bound * c.Formats[0].Layout.ImageBytes()
 	tiers := []*file.Tier{open(t, c), open(t, c)}
 	var wg sync.WaitGroup
 	for w, tr := range tiers {
@@ -148,7 +148,7 @@ func TestTwoTiersShareADirectory(t *testing.T) {
 			rng := rand.New(rand.NewPCG(uint64(w), 1))
 			for range n {
 				key := tiertest.Key(rng.IntN(n))
-				if err := tr.Put(t.Context(), key, image(t, c.Format, key)); err != nil {
+				if err := tr.Put(t.Context(), key, image(t, c.Formats[0], key)); err != nil {
 					t.Error(err)
 				}
 				states := make([]tier.State, 1)

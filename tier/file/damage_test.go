@@ -26,7 +26,7 @@ import (
 func TestDefectDamagedCopyIsTakenForStored(t *testing.T) {
 	for name, damage := range map[string]func(t *testing.T, c *file.Config, path string) faultfs.Veto{
 		"bit flip": func(t *testing.T, c *file.Config, path string) faultfs.Veto {
-			flip(t, path, c.Format.Layout.ShardOff(1))
+			flip(t, path, c.Formats[0].Layout.ShardOff(1))
 			return nil
 		},
 		"cut off": func(t *testing.T, _ *file.Config, path string) faultfs.Veto { truncate(t, path, 100); return nil },
@@ -72,14 +72,14 @@ func TestDefectDamagedCopyIsTakenForStored(t *testing.T) {
 				f := faultfs.New(dirfs.OS(), nil, nil)
 				c.FS = f
 				tr, key := open(t, c), tiertest.Key(1)
-				put(t, tr, c.Format, key)
+				put(t, tr, c.Formats[0], key)
 				time.Sleep(2 * time.Millisecond) // a change must show in the file's time, which is of the kernel's clock
 				f.Forbid(damage(t, &c, path(c.Dirs[0], key)))
 				if reopened {
 					tr = open(t, c)
 				} else {
 					// What a load sees makes a dump look again.
-					if err := get(t, tr, c.Format, key); err == nil {
+					if err := get(t, tr, c.Formats[0], key); err == nil {
 						t.Fatal("the damage is none")
 					}
 				}
@@ -87,8 +87,8 @@ func TestDefectDamagedCopyIsTakenForStored(t *testing.T) {
 				if err := tr.Kept(t.Context(), []block.Key{key}, kept); err != nil || kept[0] {
 					t.Errorf("kept: %v, %v", kept, err)
 				}
-				put(t, tr, c.Format, key)
-				if err := get(t, tr, c.Format, key); err != nil {
+				put(t, tr, c.Formats[0], key)
+				if err := get(t, tr, c.Formats[0], key); err != nil {
 					t.Errorf("after the put: %v", err)
 				}
 				if st := tr.Stats(); st.Blocks != 1 || st.Corrupt+st.Errors == 0 {
@@ -129,23 +129,23 @@ func TestCopiesThatThisProcessKnowsAreNotReadAgain(t *testing.T) {
 	})
 	c.FS = f
 	tr, key := open(t, c), tiertest.Key(1)
-	put(t, tr, c.Format, key, key)
+	put(t, tr, c.Formats[0], key, key)
 	if reads != 0 {
 		t.Errorf("%d reads of a block that was just written", reads)
 	}
 	tr = open(t, c)
 	reads = 0
-	put(t, tr, c.Format, key)
+	put(t, tr, c.Formats[0], key)
 	if reads == 0 {
 		t.Error("another's block is taken unread")
 	}
 	reads = 0
-	put(t, tr, c.Format, key)
-	if err := get(t, tr, c.Format, key); err != nil {
+	put(t, tr, c.Formats[0], key)
+	if err := get(t, tr, c.Formats[0], key); err != nil {
 		t.Fatal(err)
 	}
 	reads = 0
-	put(t, tr, c.Format, key)
+	put(t, tr, c.Formats[0], key)
 	if reads != 0 {
 		t.Errorf("%d reads of a block that was just read", reads)
 	}
@@ -175,7 +175,7 @@ func TestDefectLinksAreFollowed(t *testing.T) {
 	made := func(plant func(dir, victim string) error) func(dir, victim string) error {
 		return func(dir, victim string) error {
 			l := tiertest.NewFormat(t)
-			tr, err := file.Open(t.Context(), file.Config{Dirs: []string{dir}, Format: l})
+			tr, err := file.Open(t.Context(), file.Config{Dirs: []string{dir}, Formats: block.Formats{l}})
 			if err != nil {
 				return err
 			}
@@ -216,10 +216,10 @@ func TestDefectLinksAreFollowed(t *testing.T) {
 			}
 			if err == nil {
 				key := tiertest.Key(1)
-				_ = tr.Put(t.Context(), key, image(t, c.Format, key)) // may fail, may not harm
-				if err := get(t, tr, c.Format, key); err == nil {
-					flip(t, path(c.Dirs[0], key), c.Format.Layout.ShardOff(0))
-					_ = get(t, tr, c.Format, key)
+				_ = tr.Put(t.Context(), key, image(t, c.Formats[0], key)) // may fail, may not harm
+				if err := get(t, tr, c.Formats[0], key); err == nil {
+					flip(t, path(c.Dirs[0], key), c.Formats[0].Layout.ShardOff(0))
+					_ = get(t, tr, c.Formats[0], key)
 				}
 				if err := tr.Close(t.Context()); err != nil {
 					t.Error(err)
@@ -252,7 +252,7 @@ func TestDefectFolderAmongTemporaryFilesStopsOpening(t *testing.T) {
 		t.Fatal(err)
 	}
 	tr := open(t, c)
-	put(t, tr, c.Format, tiertest.Key(1))
+	put(t, tr, c.Formats[0], tiertest.Key(1))
 	if st := tr.Stats(); st.Errors != 1 {
 		t.Errorf("what could not be removed is not counted: %+v", st)
 	}
@@ -263,7 +263,7 @@ func TestDefectVerifyHangsOrStopsAtWhatItShouldFind(t *testing.T) {
 	c := config(t)
 	all := keys(0, 12)
 	tr := open(t, c)
-	put(t, tr, c.Format, all...)
+	put(t, tr, c.Formats[0], all...)
 	if err := tr.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -272,7 +272,7 @@ func TestDefectVerifyHangsOrStopsAtWhatItShouldFind(t *testing.T) {
 	replace(t, at(1), func(p string) error { return os.Symlink(at(2), p) })
 	replace(t, at(3), func(p string) error { return unix.Mknod(p, unix.S_IFSOCK|0o600, 0) })
 	replace(t, at(4), func(p string) error { return os.Mkdir(p, 0o700) })
-	flip(t, at(5), c.Format.Layout.ShardOff(0))
+	flip(t, at(5), c.Formats[0].Layout.ShardOff(0))
 	f := faultfs.New(dirfs.OS(), nil, nil)
 	f.Forbid(func(op, p string) error {
 		switch {
@@ -363,11 +363,11 @@ func TestDefectReadOnlyMountCannotBeVerified(t *testing.T) {
 	c.TouchAfter = time.Nanosecond
 	tr := open(t, c)
 	all := keys(0, 4)
-	put(t, tr, c.Format, all...)
+	put(t, tr, c.Formats[0], all...)
 	if err := tr.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	flip(t, path(c.Dirs[0], all[3]), c.Format.Layout.ShardOff(0))
+	flip(t, path(c.Dirs[0], all[3]), c.Formats[0].Layout.ShardOff(0))
 	mount := readOnly{dirfs.OS()}
 	r, err := file.VerifyOn(t.Context(), mount, c.Dirs[0])
 	if err != nil || r.Blocks != 4 || len(r.Findings) != 1 || r.Findings[0].Problem != file.Damaged {
@@ -379,14 +379,14 @@ func TestDefectReadOnlyMountCannotBeVerified(t *testing.T) {
 	c.ReadOnly = true
 	tr = open(t, withFS(c, mount))
 	for i, key := range all {
-		if err := get(t, tr, c.Format, key); (err == nil) != (i < 3) {
+		if err := get(t, tr, c.Formats[0], key); (err == nil) != (i < 3) {
 			t.Errorf("block %d: %v", i, err)
 		}
 	}
 	if !tr.ReadOnly() || state(t, tr, all[3]) != tier.Ready {
 		t.Error("what is damaged was taken away")
 	}
-	if err := tr.Put(t.Context(), all[3], image(t, c.Format, all[3])); !errors.Is(err, errdefs.ErrReadOnly) {
+	if err := tr.Put(t.Context(), all[3], image(t, c.Formats[0], all[3])); !errors.Is(err, errdefs.ErrReadOnly) {
 		t.Errorf("put: %v", err)
 	}
 	if err := tr.Delete(t.Context(), all[0]); !errors.Is(err, errdefs.ErrReadOnly) {

@@ -32,11 +32,11 @@ func TestDefect5TimedOutReadDoesNotOverwriteReusedBuffer(t *testing.T) {
 	plan := fault.New(1)
 	c.FS = faultfs.New(dirfs.OS(), plan, nil)
 	tr, key := open(t, c), tiertest.Key(1)
-	put(t, tr, c.Format, key)
+	put(t, tr, c.Formats[0], key)
 
 	plan.Add(fault.Nth("read", int(plan.Seen("read"))).Stall())
 	ctx, cancel := context.WithCancel(t.Context())
-	dst := tiertest.Buffer(t, c.Format.Layout.ImageBytes())
+	dst := tiertest.Buffer(t, c.Formats[0].Layout.ImageBytes())
 	returned := make(chan error, 1)
 	go func() { returned <- tr.Get(ctx, key, dst) }()
 	if err := plan.Await(t.Context(), 1); err != nil {
@@ -57,7 +57,7 @@ func TestDefect5TimedOutReadDoesNotOverwriteReusedBuffer(t *testing.T) {
 	for i := range reused {
 		reused[i] = 0x5a
 	}
-	if err := get(t, tr, c.Format, key); err != nil {
+	if err := get(t, tr, c.Formats[0], key); err != nil {
 		t.Error(err)
 	}
 	if n := bytes.Count(reused, []byte{0x5a}); n != len(reused) {
@@ -86,12 +86,12 @@ func TestDefect7TornBlockIsAMiss(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := config(t)
 			tr, key := open(t, c), tiertest.Key(1)
-			put(t, tr, c.Format, key, tiertest.Key(2))
-			tear(t, path(c.Dirs[0], key), c.Format.Layout.ImageBytes())
-			if err := get(t, tr, c.Format, key); !errors.Is(err, errdefs.ErrCorrupt) || !strings.Contains(err.Error(), key.String()) {
+			put(t, tr, c.Formats[0], key, tiertest.Key(2))
+			tear(t, path(c.Dirs[0], key), c.Formats[0].Layout.ImageBytes())
+			if err := get(t, tr, c.Formats[0], key); !errors.Is(err, errdefs.ErrCorrupt) || !strings.Contains(err.Error(), key.String()) {
 				t.Errorf("get: %v", err)
 			}
-			if err := get(t, tr, c.Format, key); !errors.Is(err, errdefs.ErrNotFound) {
+			if err := get(t, tr, c.Formats[0], key); !errors.Is(err, errdefs.ErrNotFound) {
 				t.Errorf("second get: %v", err)
 			}
 			if s := state(t, tr, key); s != tier.Absent {
@@ -100,8 +100,8 @@ func TestDefect7TornBlockIsAMiss(t *testing.T) {
 			if st := tr.Stats(); st.Corrupt != 1 || st.Quarantined != 1 || st.Blocks != 1 {
 				t.Errorf("%+v", st)
 			}
-			put(t, tr, c.Format, key)
-			if err := get(t, tr, c.Format, key); err != nil {
+			put(t, tr, c.Formats[0], key)
+			if err := get(t, tr, c.Formats[0], key); err != nil {
 				t.Errorf("after a new put: %v", err)
 			}
 		})
@@ -119,7 +119,7 @@ func truncate(t *testing.T, path string, n int64) {
 func TestDefect7FileOfAnotherSizeIsNoHit(t *testing.T) {
 	c := config(t)
 	tr, key := open(t, c), tiertest.Key(1)
-	put(t, tr, c.Format, key)
+	put(t, tr, c.Formats[0], key)
 	truncate(t, path(c.Dirs[0], key), 4096)
 	if s := state(t, tr, key); s != tier.Failed {
 		t.Errorf("lookup answers %s", s)
@@ -127,8 +127,8 @@ func TestDefect7FileOfAnotherSizeIsNoHit(t *testing.T) {
 	if n, err := tr.Retain(t.Context(), []block.Key{key}); n != 0 || err != nil {
 		t.Errorf("retain: %v, %v", n, err)
 	}
-	put(t, tr, c.Format, key)
-	if err := get(t, tr, c.Format, key); err != nil {
+	put(t, tr, c.Formats[0], key)
+	if err := get(t, tr, c.Formats[0], key); err != nil {
 		t.Error(err)
 	}
 	if st := tr.Stats(); st.Blocks != 1 || st.Corrupt != 1 || st.Quarantined != 1 {
@@ -141,9 +141,9 @@ func TestDefect7ShortReadsAreReadOn(t *testing.T) {
 	plan := fault.New(1)
 	c.FS = faultfs.New(dirfs.OS(), plan, nil)
 	tr, key := open(t, c), tiertest.Key(1)
-	put(t, tr, c.Format, key)
+	put(t, tr, c.Formats[0], key)
 	plan.Add(fault.Every("read", 1).Partial(nil))
-	if err := get(t, tr, c.Format, key); err != nil {
+	if err := get(t, tr, c.Formats[0], key); err != nil {
 		t.Error(err)
 	}
 	if plan.Injected() < 5 {
@@ -159,7 +159,7 @@ func TestDefect7ShortWriteLeavesNothing(t *testing.T) {
 			c.FS, c.Clock = faultfs.New(dirfs.OS(), plan, nil), clock
 			tr, key := open(t, c), tiertest.Key(1)
 			plan.Add(fault.Nth("write", int(plan.Seen("write"))).Partial(cause))
-			err := tr.Put(t.Context(), key, image(t, c.Format, key))
+			err := tr.Put(t.Context(), key, image(t, c.Formats[0], key))
 			if !errors.Is(err, fault.ErrInjected) || cause != nil && !errors.Is(err, errdefs.ErrNoSpace) {
 				t.Errorf("put: %v", err)
 			}
@@ -170,8 +170,8 @@ func TestDefect7ShortWriteLeavesNothing(t *testing.T) {
 				t.Errorf("lookup answers %s", s)
 			}
 			clock.Advance(time.Second) // a full disk pauses writing
-			put(t, tr, c.Format, key)
-			if err := get(t, tr, c.Format, key); err != nil {
+			put(t, tr, c.Formats[0], key)
+			if err := get(t, tr, c.Formats[0], key); err != nil {
 				t.Error(err)
 			}
 		})
@@ -186,8 +186,8 @@ func TestDefect7SilentCorruptionIsFound(t *testing.T) {
 		c.FS = faultfs.New(dirfs.OS(), plan, nil)
 		tr := open(t, c)
 		plan.Add(fault.Nth(op, int(plan.Seen(op))).Corrupt())
-		put(t, tr, c.Format, tiertest.Key(1))
-		if err := get(t, tr, c.Format, tiertest.Key(1)); !errors.Is(err, errdefs.ErrCorrupt) {
+		put(t, tr, c.Formats[0], tiertest.Key(1))
+		if err := get(t, tr, c.Formats[0], tiertest.Key(1)); !errors.Is(err, errdefs.ErrCorrupt) {
 			t.Errorf("corrupt %s: %v", op, err)
 		}
 	}
@@ -207,7 +207,7 @@ func TestDefect7EveryFailureOfAPutIsReportedAndLeavesNothing(t *testing.T) {
 					c.FS = late
 					tr, key := open(t, c), tiertest.Key(1)
 					late.Use(plan)
-					err := tr.Put(t.Context(), key, image(t, c.Format, key))
+					err := tr.Put(t.Context(), key, image(t, c.Formats[0], key))
 					late.Use(nil)
 					if left := files(t, c.Dirs[0]); err != nil && len(left) > 0 {
 						t.Errorf("left behind: %q", left)
@@ -215,8 +215,8 @@ func TestDefect7EveryFailureOfAPutIsReportedAndLeavesNothing(t *testing.T) {
 					if st := tr.Stats(); err != nil && (st.Blocks != 0 || st.Puts != 0 || st.Errors != 1) {
 						t.Errorf("%+v", st)
 					}
-					put(t, tr, c.Format, key)
-					return errors.Join(err, get(t, tr, c.Format, key))
+					put(t, tr, c.Formats[0], key)
+					return errors.Join(err, get(t, tr, c.Formats[0], key))
 				})
 			})
 		}
@@ -231,14 +231,14 @@ func TestDefect7EveryFailureOfAGetIsReported(t *testing.T) {
 				late := faultfs.New(dirfs.OS(), nil, nil) // healthy at first
 				c.FS = late
 				tr, key := open(t, c), tiertest.Key(1)
-				put(t, tr, c.Format, key)
+				put(t, tr, c.Formats[0], key)
 				late.Use(plan)
-				err := get(t, tr, c.Format, key)
+				err := get(t, tr, c.Formats[0], key)
 				late.Use(nil)
 				if err != nil && (errors.Is(err, errdefs.ErrCorrupt) || errors.Is(err, errdefs.ErrNotFound)) {
 					t.Errorf("a device's failure is no corruption and no miss: %v", err)
 				}
-				return errors.Join(err, get(t, tr, c.Format, key))
+				return errors.Join(err, get(t, tr, c.Formats[0], key))
 			})
 		})
 	}
@@ -251,9 +251,9 @@ func TestVanishedBlockIsAMiss(t *testing.T) {
 		plan := fault.New(1)
 		c.FS = faultfs.New(dirfs.OS(), plan, nil)
 		tr, key := open(t, c), tiertest.Key(1)
-		put(t, tr, c.Format, key)
+		put(t, tr, c.Formats[0], key)
 		plan.Add(fault.Nth(op, int(plan.Seen(op))).Fail(syscall.ESTALE))
-		if err := get(t, tr, c.Format, key); !errors.Is(err, errdefs.ErrNotFound) {
+		if err := get(t, tr, c.Formats[0], key); !errors.Is(err, errdefs.ErrNotFound) {
 			t.Errorf("%s: %v", op, err)
 		}
 		if st := tr.Stats(); st.Misses != 1 || st.Errors != 0 || st.Corrupt != 0 {
@@ -277,7 +277,7 @@ func TestDefect7FsyncPolicy(t *testing.T) {
 		neighbor[31]++
 		for i, key := range []block.Key{tiertest.Key(1), neighbor, neighbor} {
 			before := plan.Seen("sync")
-			put(t, tr, c.Format, key)
+			put(t, tr, c.Formats[0], key)
 			if n := plan.Seen("sync") - before; n != want[i] {
 				t.Errorf("policy %s, put %d: %d syncs, want %d", policy, i, n, want[i])
 			}
@@ -289,7 +289,7 @@ func TestDefect7FsyncPolicy(t *testing.T) {
 func TestDefect7OrphanedTemporaryFilesAreSwept(t *testing.T) {
 	c := config(t)
 	first := open(t, c)
-	put(t, first, c.Format, tiertest.Key(1))
+	put(t, first, c.Formats[0], tiertest.Key(1))
 	alive := sessions(t, c.Dirs[0])
 
 	crashed := c
@@ -315,10 +315,10 @@ func TestDefect7OrphanedTemporaryFilesAreSwept(t *testing.T) {
 		t.Errorf("the dead session's folder: %v", err)
 	}
 	// The first is alive: it writes on, and both find what the other wrote.
-	put(t, first, c.Format, tiertest.Key(2))
-	put(t, second, c.Format, tiertest.Key(3))
+	put(t, first, c.Formats[0], tiertest.Key(2))
+	put(t, second, c.Formats[0], tiertest.Key(3))
 	for _, k := range keys(1, 4) {
-		if err := errors.Join(get(t, first, c.Format, k), get(t, second, c.Format, k)); err != nil {
+		if err := errors.Join(get(t, first, c.Formats[0], k), get(t, second, c.Formats[0], k)); err != nil {
 			t.Error(err)
 		}
 	}
@@ -360,14 +360,14 @@ func TestDefect7GCLooksAtEveryDirectory(t *testing.T) {
 	c.Dirs = append(c.Dirs, t.TempDir(), t.TempDir())
 	tr := open(t, c)
 	all := keys(0, n)
-	put(t, tr, c.Format, all...)
+	put(t, tr, c.Formats[0], all...)
 	setTimes(t, c.Dirs, all)
 	for _, d := range c.Dirs {
 		if len(files(t, d)) < n/10 {
 			t.Fatalf("directory %s has only %d of %d blocks", d, len(files(t, d)), n)
 		}
 	}
-	removed, err := tr.GC(t.Context(), keep*c.Format.Layout.ImageBytes())
+	removed, err := tr.GC(t.Context(), keep*c.Formats[0].Layout.ImageBytes())
 	if err != nil || removed != n-keep {
 		t.Errorf("removed %d, %v", removed, err)
 	}
@@ -385,7 +385,7 @@ func TestDefect7GCSparesWhatIsRetainedBetweenLookupAndLoad(t *testing.T) {
 	c := config(t)
 	tr := open(t, c)
 	all := keys(0, 10)
-	put(t, tr, c.Format, all...)
+	put(t, tr, c.Formats[0], all...)
 	setTimes(t, c.Dirs, all)
 	for _, k := range all[:3] { // the coldest; now retained, as a lookup with a lease does
 		if n, err := tr.Retain(t.Context(), []block.Key{k}); n != 1 || err != nil {
@@ -396,7 +396,7 @@ func TestDefect7GCSparesWhatIsRetainedBetweenLookupAndLoad(t *testing.T) {
 		t.Errorf("removed %d, %v", removed, err)
 	}
 	for _, k := range all[:3] {
-		if err := get(t, tr, c.Format, k); err != nil {
+		if err := get(t, tr, c.Formats[0], k); err != nil {
 			t.Errorf("load of a retained block: %v", err)
 		}
 		tr.Release([]block.Key{k})
@@ -412,7 +412,7 @@ func TestDefect9AddingADirectoryMovesOnlyItsShare(t *testing.T) {
 	c.Dirs = append(c.Dirs, t.TempDir(), t.TempDir())
 	tr := open(t, c)
 	all := keys(0, n)
-	put(t, tr, c.Format, all...)
+	put(t, tr, c.Formats[0], all...)
 	if err := tr.Close(context.WithoutCancel(t.Context())); err != nil {
 		t.Fatal(err)
 	}

@@ -37,6 +37,7 @@ const buckets = 256
 type bucket struct {
 	// Guarded by space.mu.
 	blocks   int64
+	bytes    int64  // of them, as long as each is by its key
 	changing int    // operations under way that add or remove a file
 	changes  uint64 // such operations that have ended
 
@@ -108,7 +109,7 @@ func (d *dir) openRoot(c *Config) (dirfs.Dir, error) {
 func (d *dir) openLocked(c *Config) error {
 	m, err := d.readMarker(c)
 	if gone(err) {
-		m = newMarker(c.Format, c.Identity)
+		m = newMarker(c.Formats, c.Identities)
 		err = writeMarker(d, m)
 	} else if err == nil {
 		// Who wrote it may have died before it was durable; without it, what is written from now on could not be used.
@@ -170,7 +171,7 @@ func (d *dir) readMarker(c *Config) (Marker, error) {
 		}
 		return Marker{}, err
 	}
-	return m, m.check(c.Format, c.Identity)
+	return m, m.check(c.Formats, c.Identities)
 }
 
 // makeDir makes a directory and those above it that are not there, each durable before there is anything in it.

@@ -19,7 +19,7 @@ const readChunk = 8 << 20
 // Get reads and verifies the block. It returns only when no read is in flight any more, however long that takes: see the
 // package's comment.
 func (t *Tier) Get(ctx context.Context, key block.Key, dst mem.Extent) error {
-	buf, err := t.buffer(dst)
+	buf, err := t.buffer(key, dst)
 	if err != nil {
 		return fmt.Errorf("read block %s: %w", key, err)
 	}
@@ -31,7 +31,7 @@ func (t *Tier) Get(ctx context.Context, key block.Key, dst mem.Extent) error {
 	switch {
 	case err == nil:
 		t.count.hits.Add(1)
-		t.count.readBytes.Add(t.image)
+		t.count.readBytes.Add(int64(len(buf)))
 		return nil
 	case errors.Is(err, errdefs.ErrCorrupt):
 		t.count.corrupt.Add(1)
@@ -85,19 +85,19 @@ func irregular(err error) error {
 }
 
 // plausible says why what has a block's name cannot be it, by its kind and length.
-func (t *Tier) plausible(info dirfs.Info) error {
+func (t *Tier) plausible(key block.Key, info dirfs.Info) error {
 	if !info.Regular() {
 		return fmt.Errorf("%w: %w: it is a %s", errdefs.ErrCorrupt, dirfs.ErrIrregular, info.Kind())
 	}
-	if info.Bytes != t.image {
-		return fmt.Errorf("the file has %d bytes, an image %d: %w", info.Bytes, t.image, errdefs.ErrCorrupt)
+	if n := t.formats.ImageBytes(key); info.Bytes != n || n == 0 {
+		return fmt.Errorf("the file has %d bytes, an image %d: %w", info.Bytes, n, errdefs.ErrCorrupt)
 	}
 	return nil
 }
 
 // read fills buf and verifies it; ErrCorrupt wraps whatever is wrong with the bytes.
 func (t *Tier) read(ctx context.Context, f dirfs.File, info dirfs.Info, key block.Key, buf []byte) error {
-	if err := t.plausible(info); err != nil {
+	if err := t.plausible(key, info); err != nil {
 		return err
 	}
 	for off := 0; off < len(buf); {
@@ -114,7 +114,7 @@ func (t *Tier) read(ctx context.Context, f dirfs.File, info dirfs.Info, key bloc
 			return fmt.Errorf("the file ends after %d of %d bytes: %w", off, len(buf), errdefs.ErrCorrupt)
 		}
 	}
-	err := t.cfg.Format.Verify(buf, key)
+	err := t.formats.Verify(buf, key)
 	if err != nil && !errors.Is(err, errdefs.ErrCorrupt) {
 		// Whose block it is instead is in the error; here it is bytes that have no business under this name.
 		err = fmt.Errorf("%w: %w", errdefs.ErrCorrupt, err)
@@ -157,12 +157,12 @@ func (t *Tier) unname(d *dir, key block.Key, op func() error) error {
 	err := op()
 	switch {
 	case err == nil:
-		t.space.end(b, -1)
+		t.space.end(b, -1, t.formats.ImageBytes(key))
 	case gone(err):
-		t.space.end(b, 0)
+		t.space.end(b, 0, 0)
 		t.space.missing()
 	default:
-		t.space.end(b, 0)
+		t.space.end(b, 0, 0)
 	}
 	return err
 }

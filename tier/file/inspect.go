@@ -17,11 +17,27 @@ import (
 
 // Inspection is what a directory holds.
 type Inspection struct {
-	Marker      Marker
-	Blocks      int64
-	Bytes       int64 // of the blocks' files, if each has the length that the layout says
-	Temporary   int   // files being written, or left by processes that died
+	Marker Marker
+	Held
+	ByGroup     []Held // of each of Marker.Groups
+	Temporary   int    // files being written, or left by processes that died
 	Quarantined int
+}
+
+// Held is blocks, and the bytes of their files, if each has the length that its layout says.
+type Held struct{ Blocks, Bytes int64 }
+
+// hold counts the blocks by page group and all together, those of keys of no group too.
+func hold(keys []block.Key, formats block.Formats, all *Held, by []Held) {
+	all.Blocks += int64(len(keys))
+	for _, key := range keys {
+		if g := formats.Group(key); g >= 0 {
+			n := formats[g].Layout.ImageBytes()
+			all.Bytes += n
+			by[g].Blocks++
+			by[g].Bytes += n
+		}
+	}
 }
 
 // Inspect says what the directory holds, by name alone: Verify looks at the bytes. Like the other functions on a
@@ -46,8 +62,9 @@ func inspect(ctx context.Context, fsys dirfs.FS, path string) (in Inspection, er
 // existing is a directory of blocks that is looked into without a Tier.
 type existing struct {
 	dirfs.Dir
-	root   string
-	marker Marker
+	root    string
+	marker  Marker
+	formats block.Formats // the marker's
 }
 
 // openExisting opens a directory of blocks. Its error begins with "directory".
@@ -59,6 +76,7 @@ func openExisting(fsys dirfs.FS, path string) (*existing, error) {
 	var err error
 	if d.Dir, err = fsys.OpenDir(d.root); err == nil {
 		if d.marker, err = readMarker(d); err == nil {
+			d.formats = d.marker.Formats()
 			return d, nil
 		}
 		err = errors.Join(err, d.Close())
@@ -70,7 +88,7 @@ func openExisting(fsys dirfs.FS, path string) (*existing, error) {
 }
 
 func (d *existing) inspect(ctx context.Context) (Inspection, error) {
-	in := Inspection{Marker: d.marker}
+	in := Inspection{Marker: d.marker, ByGroup: make([]Held, len(d.formats))}
 	for b := range buckets {
 		if ctx.Err() != nil {
 			return in, context.Cause(ctx)
@@ -79,9 +97,8 @@ func (d *existing) inspect(ctx context.Context) (Inspection, error) {
 		if err != nil {
 			return in, err
 		}
-		in.Blocks += int64(len(keys))
+		hold(keys, d.formats, &in.Held, in.ByGroup)
 	}
-	in.Bytes = in.Blocks * d.marker.Layout.ImageBytes()
 	sessions, err := names(d, tmpName)
 	for _, s := range sessions {
 		files, ferr := names(d, tmpName+"/"+s)
@@ -102,7 +119,8 @@ type Entry struct {
 	Key      block.Key
 	Bytes    int64     // of its file
 	Modified time.Time // when it was written, or its hotness was last renewed
-	Shards   int       // as the directory's layout says
+	Group    int       // of Marker.Groups, or -1 where the key is of none
+	Shards   int       // as the group's layout says
 }
 
 // List calls yield for every block of the directory, in the order of their keys, until it returns an error, which List
@@ -134,7 +152,11 @@ func list(ctx context.Context, fsys dirfs.FS, path string, yield func(Entry) err
 			if err != nil {
 				return fail(err)
 			}
-			if err := yield(Entry{Key: key, Bytes: info.Bytes, Modified: info.Modified, Shards: d.marker.Layout.Shards()}); err != nil {
+			e := Entry{Key: key, Bytes: info.Bytes, Modified: info.Modified, Group: d.formats.Group(key)}
+			if e.Group >= 0 {
+				e.Shards = d.formats[e.Group].Layout.Shards()
+			}
+			if err := yield(e); err != nil {
 				return err
 			}
 		}
@@ -187,22 +209,18 @@ func (d *existing) collect(ctx context.Context, targetBytes int64, c *Collected)
 	if left > 0 {
 		errs = append(errs, fmt.Errorf("%d temporary files of processes that have died cannot be removed", left))
 	}
-	image, held := d.marker.Layout.ImageBytes(), int64(0)
+	var held Held
 	for b := range buckets {
 		keys, _, err := listBucket(d, byte(b))
 		if err != nil {
 			errs = append(errs, err)
 		}
-		held += int64(len(keys))
+		hold(keys, d.formats, &held, make([]Held, len(d.formats)))
 	}
-	c.Before, c.After = held*image, held*image
+	c.Before, c.After = held.Bytes, held.Bytes
 	failed := make(map[block.Key]bool)
-	for {
-		need := held - targetBytes/image
-		if need <= 0 {
-			break
-		}
-		cold, err := coldest(ctx, []dirfs.Dir{d}, need, func(key block.Key) bool { return !failed[key] })
+	for c.After > targetBytes {
+		cold, err := coldest(ctx, []dirfs.Dir{d}, blocksOf(d.formats, c.After-targetBytes), func(key block.Key) bool { return !failed[key] })
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
@@ -211,14 +229,16 @@ func (d *existing) collect(ctx context.Context, targetBytes int64, c *Collected)
 			if ctx.Err() != nil {
 				return context.Cause(ctx)
 			}
+			if c.After <= targetBytes {
+				break
+			}
 			switch gone, err := d.evict(&cold[i]); {
 			case err != nil:
 				failed[cold[i].key] = true
 				errs = append(errs, err)
 			case gone:
-				held--
 				c.Removed++
-				c.After -= image
+				c.After -= d.formats.ImageBytes(cold[i].key)
 				progress = true
 			}
 		}

@@ -26,13 +26,13 @@ func TestVerifyFindsEverything(t *testing.T) {
 	dir := c.Dirs[0]
 	tr := open(t, c)
 	all := keys(0, 6)
-	older := c.Format
+	older := c.Formats[0]
 	older.Sum = block.SumXXH3
 	put(t, tr, older, all[5])
-	put(t, tr, c.Format, all[:5]...)
+	put(t, tr, c.Formats[0], all[:5]...)
 	var seen int64
 	r, err := file.Verify(t.Context(), dir, func(blocks, bytes int64) {
-		if seen++; blocks != seen || bytes != seen*c.Format.Layout.ImageBytes() {
+		if seen++; blocks != seen || bytes != seen*c.Formats[0].Layout.ImageBytes() {
 			t.Errorf("progress: %d blocks of %d bytes after %d", blocks, bytes, seen)
 		}
 	})
@@ -73,11 +73,11 @@ func TestVerifyFindsEverything(t *testing.T) {
 	if len(want) > 0 {
 		t.Errorf("not found: %v", want)
 	}
-	if err := get(t, tr, c.Format, all[0]); !errors.Is(err, errdefs.ErrCorrupt) {
+	if err := get(t, tr, c.Formats[0], all[0]); !errors.Is(err, errdefs.ErrCorrupt) {
 		t.Errorf("get of a damaged block after Verify: %v", err)
 	}
 	in, err := file.Inspect(t.Context(), dir)
-	if err != nil || in.Quarantined != 1 || in.Temporary != 1 || in.Blocks != 4 || in.Marker.Digest != c.Format.Identity || !in.Marker.Layout.Equal(c.Format.Layout) {
+	if err != nil || in.Quarantined != 1 || in.Temporary != 1 || in.Blocks != 4 || in.Marker.Groups[0].Digest != c.Formats[0].Identity || !in.Marker.Groups[0].Layout.Equal(c.Formats[0].Layout) {
 		t.Errorf("%+v, %v", in, err)
 	}
 	canceled, cancel := context.WithCancel(t.Context())
@@ -108,11 +108,11 @@ func TestListYieldsInOrderAndStops(t *testing.T) {
 	c := config(t)
 	tr := open(t, c)
 	all := keys(0, 20)
-	put(t, tr, c.Format, all...)
+	put(t, tr, c.Formats[0], all...)
 	var names []string
 	err := file.List(t.Context(), c.Dirs[0], func(e file.Entry) error {
 		names = append(names, e.Key.String())
-		if e.Bytes != c.Format.Layout.ImageBytes() || e.Shards != c.Format.Layout.Shards() || time.Since(e.Modified) > time.Hour {
+		if e.Bytes != c.Formats[0].Layout.ImageBytes() || e.Shards != c.Formats[0].Layout.Shards() || time.Since(e.Modified) > time.Hour {
 			t.Errorf("%+v", e)
 		}
 		return nil
@@ -133,9 +133,9 @@ func TestGCOfADirectoryInUse(t *testing.T) {
 	c := config(t)
 	tr := open(t, c)
 	all := keys(0, 10)
-	put(t, tr, c.Format, all...)
+	put(t, tr, c.Formats[0], all...)
 	setTimes(t, c.Dirs, all)
-	n := c.Format.Layout.ImageBytes()
+	n := c.Formats[0].Layout.ImageBytes()
 	got, err := file.GC(t.Context(), c.Dirs[0], 4*n+1)
 	if err != nil || got != (file.Collected{Before: 10 * n, After: 4 * n, Removed: 6}) {
 		t.Errorf("%+v, %v", got, err)
@@ -145,7 +145,7 @@ func TestGCOfADirectoryInUse(t *testing.T) {
 			t.Errorf("block %d: there %v", i, there)
 		}
 	}
-	put(t, tr, c.Format, all...)
+	put(t, tr, c.Formats[0], all...)
 	if _, err := tr.GC(t.Context(), 1<<40); err != nil { // counts anew
 		t.Error(err)
 	}
@@ -162,10 +162,10 @@ func TestHitsRenewHotnessSometimes(t *testing.T) {
 	c.FS, c.Clock, c.TouchAfter = faultfs.New(dirfs.OS(), plan, clock), clock, time.Minute
 	tr := open(t, c)
 	all := keys(0, 3)
-	put(t, tr, c.Format, all...)
+	put(t, tr, c.Formats[0], all...)
 	setTimes(t, c.Dirs, all)
 	for range 5 {
-		if err := get(t, tr, c.Format, all[0]); err != nil {
+		if err := get(t, tr, c.Formats[0], all[0]); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -180,7 +180,7 @@ func TestHitsRenewHotnessSometimes(t *testing.T) {
 	if n := plan.Seen("settime"); n != 2 {
 		t.Errorf("times written %d times, want 2", n)
 	}
-	if _, err := tr.GC(t.Context(), c.Format.Layout.ImageBytes()); err != nil {
+	if _, err := tr.GC(t.Context(), c.Formats[0].Layout.ImageBytes()); err != nil {
 		t.Fatal(err)
 	}
 	if got := present(t, tr, all); !slices.Equal(got, []bool{true, false, false}) {
@@ -188,7 +188,7 @@ func TestHitsRenewHotnessSometimes(t *testing.T) {
 	}
 	plan.Add(fault.Every("settime", 1).Fail(nil))
 	clock.Advance(time.Hour)
-	if err := get(t, tr, c.Format, all[0]); err != nil {
+	if err := get(t, tr, c.Formats[0], all[0]); err != nil {
 		t.Errorf("a hit whose times cannot be written: %v", err)
 	}
 	if st := tr.Stats(); st.Errors != 1 {
@@ -203,10 +203,10 @@ func TestQuarantineIsBounded(t *testing.T) {
 		c.QuarantineMax, c.Clock = most, clock
 		tr := open(t, c)
 		all := keys(0, 5)
-		put(t, tr, c.Format, all...)
+		put(t, tr, c.Formats[0], all...)
 		for _, k := range all {
 			flip(t, path(c.Dirs[0], k), 5000)
-			if err := get(t, tr, c.Format, k); !errors.Is(err, errdefs.ErrCorrupt) {
+			if err := get(t, tr, c.Formats[0], k); !errors.Is(err, errdefs.ErrCorrupt) {
 				t.Errorf("get: %v", err)
 			}
 			if s := state(t, tr, k); s != tier.Absent {
@@ -227,10 +227,10 @@ func TestCorruptBlockIsRemovedWhereQuarantineFails(t *testing.T) {
 	plan := fault.New(1)
 	c.FS = faultfs.New(dirfs.OS(), plan, nil)
 	tr, key := open(t, c), tiertest.Key(1)
-	put(t, tr, c.Format, key)
+	put(t, tr, c.Formats[0], key)
 	flip(t, path(c.Dirs[0], key), 0)
 	plan.Add(fault.Every("rename", 1).Fail(nil))
-	if err := get(t, tr, c.Format, key); !errors.Is(err, errdefs.ErrCorrupt) {
+	if err := get(t, tr, c.Formats[0], key); !errors.Is(err, errdefs.ErrCorrupt) {
 		t.Errorf("get: %v", err)
 	}
 	if left := files(t, c.Dirs[0]); len(left) > 0 {

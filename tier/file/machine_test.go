@@ -63,7 +63,7 @@ func (m *machine) start(c file.Config) *proc {
 func (m *machine) try(c file.Config, plan *fault.Plan) (*proc, error) {
 	p := &proc{process: m.disk.Process()}
 	p.faults = faultfs.New(p.process, plan, nil)
-	c.Format, c.FS = m.format, p.faults
+	c.Formats, c.FS = block.Formats{m.format}, p.faults
 	if c.Dirs == nil {
 		c.Dirs = []string{"/srv/kv"}
 	}

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"strings"
 
 	"github.com/zeebo/blake3"
 
@@ -25,14 +24,20 @@ const (
 	quarantine    = "quarantine"
 	markerFormat  = "kvlane block directory"
 	markerVersion = 1
-	maxMarker     = 1 << 20 // bytes; 4096 shards need about 50,000
+	groupsVersion = 2       // of a directory with several page groups, which earlier builds do not read
+	maxMarker     = 4 << 20 // bytes; 4096 shards need about 50,000, and there may be block.MaxGroups times as many
 )
 
 // Marker is what a directory says about itself in kvlane.json.
 type Marker struct {
 	Version   int    // of the directory's structure and of its blocks' format
 	Directory string // the directory's own random id, 32 hexadecimal digits: its place in rendezvous hashing
-	Digest    block.Digest
+	Groups    []Group
+}
+
+// Group is what a marker says of a page group's blocks; a model without groups has one.
+type Group struct {
+	Digest block.Digest
 	// Identity is for people and for error messages; only the digest decides. Its salt is a fingerprint of the real
 	// one. Nil where the directory was made without it.
 	Identity *block.Identity
@@ -40,23 +45,45 @@ type Marker struct {
 }
 
 type markerJSON struct {
-	Format     string          `json:"format"`
-	Version    int             `json:"version"`
-	Directory  string          `json:"directory"`
+	Format     string       `json:"format"`
+	Version    int          `json:"version"`
+	Directory  string       `json:"directory"`
+	*groupJSON              // of the only group
+	Groups     []*groupJSON `json:"groups,omitempty"` // where there are several
+}
+
+type groupJSON struct {
 	Digest     string          `json:"identity_digest"`
 	Identity   *block.Identity `json:"identity,omitempty"`
 	ShardBytes []int64         `json:"shard_bytes"`
 }
 
-func newMarker(f block.Format, id block.Identity) Marker {
+// newMarker returns the marker of a new directory. ids may be empty.
+func newMarker(formats block.Formats, ids []block.Identity) Marker {
 	var uuid [16]byte
 	rand.Read(uuid[:])
-	m := Marker{Version: markerVersion, Directory: hex.EncodeToString(uuid[:]), Digest: f.Identity, Layout: f.Layout}
-	if id != (block.Identity{}) {
-		id = publicIdentity(id)
-		m.Identity = &id
+	m := Marker{Version: markerVersion, Directory: hex.EncodeToString(uuid[:])}
+	if len(formats) > 1 {
+		m.Version = groupsVersion
+	}
+	for i, f := range formats {
+		g := Group{Digest: f.Identity, Layout: f.Layout}
+		if len(ids) > 0 {
+			id := publicIdentity(ids[i])
+			g.Identity = &id
+		}
+		m.Groups = append(m.Groups, g)
 	}
 	return m
+}
+
+// Formats returns the formats of the directory's blocks.
+func (m *Marker) Formats() block.Formats {
+	var out block.Formats
+	for _, g := range m.Groups {
+		out = append(out, block.Format{Layout: g.Layout, Identity: g.Digest})
+	}
+	return out
 }
 
 // publicIdentity replaces the salt, which may be a tenant's secret, by a fingerprint that still tells two apart.
@@ -70,10 +97,14 @@ func publicIdentity(id block.Identity) block.Identity {
 }
 
 func (m *Marker) encode() ([]byte, error) {
-	b, err := json.MarshalIndent(markerJSON{
-		Format: markerFormat, Version: m.Version, Directory: m.Directory, Digest: m.Digest.String(),
-		Identity: m.Identity, ShardBytes: m.Layout.ShardSizes(),
-	}, "", "  ")
+	j := markerJSON{Format: markerFormat, Version: m.Version, Directory: m.Directory}
+	for _, g := range m.Groups {
+		j.Groups = append(j.Groups, &groupJSON{Digest: g.Digest.String(), Identity: g.Identity, ShardBytes: g.Layout.ShardSizes()})
+	}
+	if m.Version == markerVersion {
+		j.groupJSON, j.Groups = j.Groups[0], nil
+	}
+	b, err := json.MarshalIndent(j, "", "  ")
 	return append(b, '\n'), err
 }
 
@@ -90,44 +121,47 @@ func parseMarker(b []byte) (Marker, error) {
 	if j.Format != markerFormat {
 		return Marker{}, fmt.Errorf("format: expected %q, found %q: %w", markerFormat, j.Format, errdefs.ErrCorrupt)
 	}
-	if j.Version != markerVersion {
-		return Marker{}, fmt.Errorf("version: expected %d, found %d: %w", markerVersion, j.Version, errdefs.ErrMismatch)
+	if j.Version != markerVersion && j.Version != groupsVersion {
+		return Marker{}, fmt.Errorf("version: expected %d or %d, found %d: %w", markerVersion, groupsVersion, j.Version, errdefs.ErrMismatch)
 	}
+	j.groupJSON = &groupJSON{}
 	if err := json.Unmarshal(b, &j); err != nil {
 		return Marker{}, fmt.Errorf("%w: %w", errdefs.ErrCorrupt, err)
 	}
-	m := Marker{Version: j.Version, Directory: j.Directory, Identity: j.Identity}
+	m := Marker{Version: j.Version, Directory: j.Directory}
 	if id, err := hex.DecodeString(j.Directory); err != nil || len(id) != 16 {
 		return Marker{}, fmt.Errorf("directory: %q are not 32 hexadecimal digits: %w", j.Directory, errdefs.ErrCorrupt)
 	}
-	var err error
-	if m.Digest, err = block.ParseDigest(j.Digest); err != nil {
-		return Marker{}, fmt.Errorf("identity_digest: %w: %w", errdefs.ErrCorrupt, err)
+	if j.Version == markerVersion {
+		j.Groups = []*groupJSON{j.groupJSON}
+	} else if len(j.Groups) < 2 {
+		return Marker{}, fmt.Errorf("groups: %d are not several: %w", len(j.Groups), errdefs.ErrCorrupt)
 	}
-	if m.Layout, err = block.NewLayout(j.ShardBytes); err != nil {
-		return Marker{}, fmt.Errorf("shard_bytes: %w: %w", errdefs.ErrCorrupt, err)
+	for _, gj := range j.Groups {
+		g, err := gj.group()
+		if err != nil {
+			return Marker{}, fmt.Errorf("%w: %w", errdefs.ErrCorrupt, err)
+		}
+		m.Groups = append(m.Groups, g)
+	}
+	if err := m.Formats().Validate(); err != nil {
+		return Marker{}, fmt.Errorf("%w: %w", errdefs.ErrCorrupt, err)
 	}
 	return m, nil
 }
 
-// check says whether blocks of format f and identity id belong into the marker's directory.
-func (m *Marker) check(f block.Format, id block.Identity) error {
-	if m.Digest != f.Identity {
-		var diff []string
-		if m.Identity != nil && id != (block.Identity{}) {
-			diff = publicIdentity(id).Diff(*m.Identity)
-		}
-		if len(diff) == 0 {
-			diff = []string{fmt.Sprintf("identity digest: expected %s, found %s", f.Identity, m.Digest)}
-		}
-		return fmt.Errorf("it holds blocks of another identity: %s; give another directory, or remove this one: %w",
-			strings.Join(diff, "; "), errdefs.ErrMismatch)
+func (j *groupJSON) group() (g Group, err error) {
+	if j == nil {
+		return g, errors.New("a group is null")
 	}
-	if !m.Layout.Equal(f.Layout) {
-		return fmt.Errorf("its blocks have another layout: shard bytes: expected %s, found %s; give another directory, or remove this one: %w",
-			f.Layout, m.Layout, errdefs.ErrMismatch)
+	g.Identity = j.Identity
+	if g.Digest, err = block.ParseDigest(j.Digest); err != nil {
+		return g, fmt.Errorf("identity_digest: %w", err)
 	}
-	return nil
+	if g.Layout, err = block.NewLayout(j.ShardBytes); err != nil {
+		return g, fmt.Errorf("shard_bytes: %w", err)
+	}
+	return g, nil
 }
 
 // readMarker reads the marker of a directory; an error that is gone() means that it has none.

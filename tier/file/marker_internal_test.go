@@ -15,7 +15,7 @@ func FuzzParseMarker(f *testing.F) {
 		f.Fatal(err)
 	}
 	id := block.Identity{Model: "m", DType: "bfloat16", Layout: block.LayoutKV, Salt: "s"}
-	m := newMarker(block.Format{Layout: layout, Identity: id.Digest()}, id)
+	m := newMarker(block.Formats{{Layout: layout, Identity: id.Digest()}}, []block.Identity{id})
 	good, err := m.encode()
 	if err != nil {
 		f.Fatal(err)
@@ -28,11 +28,19 @@ func FuzzParseMarker(f *testing.F) {
 		{`4096`, `1e30`},
 		{`100`, ``},
 		{m.Directory, "x"},
-		{m.Digest.String(), ""},
+		{m.Groups[0].Digest.String(), ""},
 		{`"identity"`, `"other"`},
 	} {
 		f.Add(bytes.Replace(good, []byte(change[0]), []byte(change[1]), 1))
 	}
+	other := id
+	other.Group, other.Layers = "sliding", "1-3"
+	several, err := (&Marker{Version: groupsVersion, Directory: m.Directory, Groups: append(m.Groups, Group{Digest: other.Digest(), Layout: layout})}).encode()
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(several)
+	f.Add(bytes.Replace(several, []byte(other.Digest().String()), []byte(id.Digest().String()), 1)) // two groups of one identity
 	f.Add([]byte("null"))
 	f.Add([]byte(`{"format": null}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -49,7 +57,7 @@ func FuzzParseMarker(f *testing.F) {
 			t.Fatal(err)
 		}
 		again, err := parseMarker(b)
-		if err != nil || again.Directory != m.Directory || again.Digest != m.Digest || !again.Layout.Equal(m.Layout) {
+		if err != nil || again.Directory != m.Directory || again.check(m.Formats(), nil) != nil {
 			t.Fatalf("%+v became %+v, %v", m, again, err)
 		}
 	})

@@ -37,8 +37,8 @@ func TestOpenRefuses(t *testing.T) {
 	base := func(t *testing.T) file.Config {
 		t.Helper()
 		c := config(t)
-		c.Identity = llama()
-		c.Format.Identity = c.Identity.Digest()
+		c.Identities = []block.Identity{llama()}
+		c.Formats[0].Identity = c.Identities[0].Digest()
 		return c
 	}
 	// Each case changes a directory that the base configuration has opened before, or the configuration.
@@ -49,26 +49,26 @@ func TestOpenRefuses(t *testing.T) {
 		want   []string
 	}{
 		{"another identity", func(_ *testing.T, c *file.Config, _ string) {
-			c.Identity.DType, c.Identity.Salt = "float16", "another"
-			c.Format.Identity = c.Identity.Digest()
+			c.Identities[0].DType, c.Identities[0].Salt = "float16", "another"
+			c.Formats[0].Identity = c.Identities[0].Digest()
 		}, errdefs.ErrMismatch, []string{`dtype: expected "float16", found "bfloat16"`, "salt", "give another directory"}},
 		{"another identity, not described", func(_ *testing.T, c *file.Config, _ string) {
-			c.Identity, c.Format.Identity = block.Identity{}, block.Digest{7}
+			c.Identities, c.Formats[0].Identity = nil, block.Digest{7}
 		}, errdefs.ErrMismatch, []string{"identity digest: expected " + block.Digest{7}.String()}},
 		{"another layout", func(t *testing.T, c *file.Config, _ string) {
 			l, err := block.NewLayout([]int64{4096})
 			if err != nil {
 				t.Fatal(err)
 			}
-			c.Format.Layout = l
+			c.Formats[0].Layout = l
 		}, errdefs.ErrMismatch, []string{"shard bytes: expected 1 shards of 4096 bytes, found 4 shards"}},
 		{"a newer version", func(t *testing.T, _ *file.Config, marker string) {
 			b, err := os.ReadFile(marker)
 			if err != nil {
 				t.Fatal(err)
 			}
-			write(t, marker, strings.Replace(string(b), `"version": 1`, `"version": 2`, 1))
-		}, errdefs.ErrMismatch, []string{"version: expected 1, found 2", "another version of kvlane"}},
+			write(t, marker, strings.Replace(string(b), `"version": 1`, `"version": 3`, 1))
+		}, errdefs.ErrMismatch, []string{"version: expected 1 or 2, found 3", "another version of kvlane"}},
 		{
 			"a marker that is no JSON", func(t *testing.T, _ *file.Config, marker string) { write(t, marker, "{") },
 			errdefs.ErrCorrupt,
@@ -159,8 +159,8 @@ func TestOpenLeavesAForeignDirectoryAlone(t *testing.T) {
 func TestOpenMakesDirectoriesAndKeepsSecrets(t *testing.T) {
 	c := config(t)
 	c.Dirs[0] = filepath.Join(c.Dirs[0], "a", "b")
-	c.Identity = llama()
-	c.Format.Identity = c.Identity.Digest()
+	c.Identities = []block.Identity{llama()}
+	c.Formats[0].Identity = c.Identities[0].Digest()
 	open(t, c)
 	b, err := os.ReadFile(filepath.Join(c.Dirs[0], "kvlane.json"))
 	if err != nil {
@@ -172,14 +172,14 @@ func TestOpenMakesDirectoriesAndKeepsSecrets(t *testing.T) {
 }
 
 func TestConfigValidateNamesEveryProblem(t *testing.T) {
-	c := file.Config{Dirs: []string{"a", "./a", ""}, Fsync: 9, Identity: llama(), Format: tiertest.NewFormat(t), MaxBytes: 100, TouchAfter: -1}
+	c := file.Config{Dirs: []string{"a", "./a", ""}, Fsync: 9, Identities: []block.Identity{llama()}, Formats: block.Formats{tiertest.NewFormat(t)}, MaxBytes: 100, TouchAfter: -1}
 	err := c.Validate()
 	for _, want := range []string{"a is given twice", "directory 2 has no name", "fsync policy 9", "digest", "does not hold one block", "touch"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("no %q in:\n%v", want, err)
 		}
 	}
-	for _, c := range []file.Config{{}, {Dirs: []string{"a"}, Format: tiertest.NewFormat(t), MaxBytes: -1}} {
+	for _, c := range []file.Config{{}, {Dirs: []string{"a"}, Formats: block.Formats{tiertest.NewFormat(t)}, MaxBytes: -1}} {
 		if _, err := file.Open(t.Context(), c); !errors.Is(err, errdefs.ErrInvalid) {
 			t.Errorf("%+v: %v", c, err)
 		}
@@ -197,7 +197,7 @@ func TestOpenPutCloseWithEveryOperationFailing(t *testing.T) {
 				healthy := c
 				c.FS = faultfs.New(dirfs.OS(), plan, nil)
 				key := tiertest.Key(1)
-				src := image(t, c.Format, key)
+				src := image(t, c.Formats[0], key)
 				err := func() error {
 					tr, err := file.Open(t.Context(), c)
 					if err != nil {
@@ -223,8 +223,8 @@ func checkUsable(t *testing.T, c file.Config, key block.Key) {
 	if err != nil {
 		t.Fatalf("open after the fault: %v", err)
 	}
-	put(t, tr, c.Format, key)
-	if err := get(t, tr, c.Format, key); err != nil {
+	put(t, tr, c.Formats[0], key)
+	if err := get(t, tr, c.Formats[0], key); err != nil {
 		t.Errorf("get after the fault: %v", err)
 	}
 	if err := tr.Close(context.WithoutCancel(t.Context())); err != nil {

@@ -25,7 +25,7 @@ import (
 // the error wraps ErrNoSpace. After either, writing pauses: see Stats. A write that has begun is finished whatever becomes of
 // ctx.
 func (t *Tier) Put(ctx context.Context, key block.Key, src mem.Extent) error {
-	image, err := t.buffer(src)
+	image, err := t.buffer(key, src)
 	if err != nil {
 		return fmt.Errorf("write block %s: %w", key, err)
 	}
@@ -43,7 +43,7 @@ func (t *Tier) put(ctx context.Context, key block.Key, image []byte) error {
 	if t.cfg.ReadOnly {
 		return errReadOnly
 	}
-	if err := t.cfg.Format.Verify(image, key); err != nil {
+	if err := t.formats.Verify(image, key); err != nil {
 		return err
 	}
 	if err := t.owners.own(ctx, t.ctx.Done(), key, writing); err != nil {
@@ -65,7 +65,7 @@ func (t *Tier) put(ctx context.Context, key block.Key, image []byte) error {
 				t.count.replaced.Add(1)
 			}
 			t.count.puts.Add(1)
-			t.count.writtenBytes.Add(t.image)
+			t.count.writtenBytes.Add(int64(len(image)))
 			return nil
 		}
 		// Another process has stored it meanwhile, maybe durably, as ours may not be; or what is no block came in between.
@@ -125,12 +125,12 @@ func (t *Tier) look(ctx context.Context, d *dir, key block.Key) (there bool, ove
 
 // examine reads and verifies the file of a block, and describes it: as it is now, or as it was found wrong.
 func (t *Tier) examine(ctx context.Context, d *dir, key block.Key, info dirfs.Info) (dirfs.Info, error) {
-	if err := t.plausible(info); err != nil {
+	if err := t.plausible(key, info); err != nil {
 		return info, err
 	}
 	buf, _ := t.buffers.Get().(*[]byte)
 	if buf == nil {
-		b := make([]byte, t.image)
+		b := make([]byte, t.formats.MaxImageBytes())
 		buf = &b
 	}
 	defer t.buffers.Put(buf)
@@ -141,7 +141,7 @@ func (t *Tier) examine(ctx context.Context, d *dir, key block.Key, info dirfs.In
 	now, err := f.Stat()
 	if err == nil {
 		info = now
-		err = t.read(ctx, f, info, key, *buf)
+		err = t.read(ctx, f, info, key, (*buf)[:t.formats.ImageBytes(key)])
 	}
 	if err == nil {
 		t.proofs.add(key, info, false)
@@ -201,23 +201,23 @@ func (t *Tier) write(ctx context.Context, d *dir, key block.Key, image []byte, o
 		return err
 	}
 	for try := 1; ; try++ {
-		if err := t.reserve(ctx); err != nil {
+		if err := t.reserve(ctx, int64(len(image))); err != nil {
 			return err
 		}
 		err := writeError(t.writeOnce(ctx, d, key, image, over))
 		switch {
 		case err == nil:
 			t.pause.end()
-			if t.space.commit() {
+			if t.space.commit(int64(len(image))) {
 				t.collectSoon()
 			}
 			return nil
 		case !errors.Is(err, errdefs.ErrNoSpace):
-			t.space.cancel()
+			t.space.cancel(int64(len(image)))
 			return err
 		}
 		full := try == roomTries || !t.space.shrink(t.clock.Now())
-		t.space.cancel()
+		t.space.cancel(int64(len(image)))
 		if full {
 			t.pause.begin(t.clock.Now(), err)
 			return err
@@ -270,7 +270,7 @@ func (t *Tier) publish(d *dir, s *session, key block.Key, image []byte, over *un
 		}
 	}
 	if err != nil {
-		t.space.end(b, 0)
+		t.space.end(b, 0, 0)
 		return info, errors.Join(err, remove(d, temp))
 	}
 	if sync {
@@ -280,11 +280,11 @@ func (t *Tier) publish(d *dir, s *session, key block.Key, image []byte, over *un
 			if now, serr := d.Stat(name); !replace && serr == nil && now.Inode == info.Inode {
 				err = errors.Join(err, remove(d, name))
 			}
-			t.space.end(b, 0)
+			t.space.end(b, 0, 0)
 			return info, err
 		}
 	}
-	t.space.end(b, added)
+	t.space.end(b, added, int64(len(image)))
 	return info, nil
 }
 
@@ -292,12 +292,12 @@ func (t *Tier) publish(d *dir, s *session, key block.Key, image []byte, over *un
 // waits until its context ends.
 const roomPatience = 10 * time.Second
 
-// reserve takes the place of one block, waiting for room.
-func (t *Tier) reserve(ctx context.Context) error {
+// reserve takes the place of one block of so many bytes, waiting for room.
+func (t *Tier) reserve(ctx context.Context, bytes int64) error {
 	asked := uint64(math.MaxUint64)
 	var patience <-chan time.Time
 	for {
-		ok, freed, wake := t.space.reserve(t.clock.Now())
+		ok, freed, wake := t.space.reserve(t.clock.Now(), bytes)
 		if ok {
 			return nil
 		}

@@ -52,7 +52,7 @@ func repair(ctx context.Context, fsys dirfs.FS, path string) (r Repaired, err er
 
 // mend does what can be done about what was found. Failures of single files show when the directory is looked at again.
 func (v *verifier) mend(ctx context.Context, r *Repaired) error {
-	if v.markerBad && v.agreed {
+	if v.markerBad && len(v.formats) > 0 {
 		if err := v.mendMarker(); err != nil {
 			return err
 		}

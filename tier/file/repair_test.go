@@ -17,13 +17,13 @@ func TestRepairSetsAsideWhatIsWrong(t *testing.T) {
 	c := config(t)
 	all := keys(0, 40)
 	tr := open(t, c)
-	put(t, tr, c.Format, all...)
+	put(t, tr, c.Formats[0], all...)
 	if err := tr.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	dir := c.Dirs[0]
 	for i := range 20 { // more than a tier keeps
-		flip(t, path(dir, all[i]), c.Format.Layout.ShardOff(0))
+		flip(t, path(dir, all[i]), c.Formats[0].Layout.ShardOff(0))
 	}
 	replace(t, path(dir, all[20]), mkfifo)
 	// A sound block in another folder than its own, and a damaged one.
@@ -36,7 +36,7 @@ func TestRepairSetsAsideWhatIsWrong(t *testing.T) {
 	); err != nil {
 		t.Fatal(err)
 	}
-	flip(t, filepath.Join(elsewhere, all[22].String()), c.Format.Layout.ShardOff(0))
+	flip(t, filepath.Join(elsewhere, all[22].String()), c.Formats[0].Layout.ShardOff(0))
 	write(t, filepath.Join(dir, "tmp", "dead", "1"), "x")
 	write(t, filepath.Join(dir, "notes.txt"), "mine")
 	r, err := file.Repair(t.Context(), dir)
@@ -50,7 +50,7 @@ func TestRepairSetsAsideWhatIsWrong(t *testing.T) {
 		t.Errorf("%+v, %v", v, err)
 	}
 	tr = open(t, c)
-	if err := get(t, tr, c.Format, all[21]); err != nil {
+	if err := get(t, tr, c.Formats[0], all[21]); err != nil {
 		t.Errorf("the block that lay elsewhere: %v", err)
 	}
 }
@@ -65,7 +65,7 @@ func TestRepairMakesALostMarkerAnew(t *testing.T) {
 			c := config(t)
 			all := keys(0, 5)
 			tr := open(t, c)
-			put(t, tr, c.Format, all...)
+			put(t, tr, c.Formats[0], all...)
 			if err := tr.Close(t.Context()); err != nil {
 				t.Fatal(err)
 			}
@@ -87,7 +87,7 @@ func TestRepairMakesALostMarkerAnew(t *testing.T) {
 			}
 			tr = open(t, c)
 			for _, key := range all[1:] {
-				if err := get(t, tr, c.Format, key); err != nil {
+				if err := get(t, tr, c.Formats[0], key); err != nil {
 					t.Error(err)
 				}
 			}
@@ -98,10 +98,10 @@ func TestRepairMakesALostMarkerAnew(t *testing.T) {
 // Blocks of two identities: nobody knows whose the directory is, and Repair does not guess.
 func TestRepairDoesNotGuessWhoseBlocksTheyAre(t *testing.T) {
 	c, other := config(t), config(t)
-	other.Format.Identity = block.Digest{9}
+	other.Formats[0].Identity = block.Digest{9}
 	for i, c := range []file.Config{c, other} {
 		tr := open(t, c)
-		put(t, tr, c.Format, tiertest.Key(i))
+		put(t, tr, c.Formats[0], tiertest.Key(i))
 		if err := tr.Close(t.Context()); err != nil {
 			t.Fatal(err)
 		}

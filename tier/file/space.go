@@ -5,15 +5,17 @@ import (
 	"time"
 )
 
-// space counts the blocks of a tier and holds back writes beyond the bound.
+// space counts the blocks of a tier, and their bytes, and holds back writes beyond the bound.
 type space struct {
+	unit       int64 // bytes of the longest image
 	mu         sync.Mutex
 	limits            // zero: unbounded
 	configured limits // limits, while the disk has room for as much
 	fullAt     time.Time
-	held       int64 // files, the sum of the buckets' counts
-	pending    int64 // files being written
-	written    int64 // since the last recount of everything
+	blocks     int64 // the sum of the buckets' counts
+	held       int64 // their bytes
+	pending    int64 // bytes of files being written
+	written    int64 // bytes, since the last recount of everything
 	stale      bool  // files were found gone that others must have removed
 	// freed counts what may have made room: blocks removed or released. wake is closed and replaced when it grows while
 	// somebody waits.
@@ -25,16 +27,16 @@ type space struct {
 // fullFor is for how long a bounded tier keeps to what the disk had room for, once it was full.
 const fullFor = 30 * time.Second
 
-// reserve takes the place of one block, or returns a channel that is closed when there may be room, and the number of
+// reserve takes the place of a block of so many bytes, or returns a channel that is closed when there may be room, and the number of
 // times that there may have been so far. Whoever got the channel calls stopWaiting.
-func (s *space) reserve(now time.Time) (ok bool, freed uint64, wake <-chan struct{}) {
+func (s *space) reserve(now time.Time, bytes int64) (ok bool, freed uint64, wake <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.most != s.configured.most && now.Sub(s.fullAt) >= fullFor {
 		s.limits = s.configured
 	}
-	if s.most == 0 || s.held+s.pending < s.most {
-		s.pending++
+	if s.most == 0 || s.held+s.pending+bytes <= s.most {
+		s.pending += bytes
 		return true, 0, nil
 	}
 	if s.wake == nil {
@@ -52,11 +54,14 @@ func (s *space) shrink(now time.Time) bool {
 	if s.configured.most == 0 || s.held == 0 {
 		return false
 	}
-	most := max(1, s.held-max(1, s.held/16))
-	s.limits = limits{most: most, high: min(most, s.configured.high), low: min(most-1, s.configured.low)}
+	most := max(s.unit, s.held-s.sixteenth(s.held, 1))
+	s.limits = limits{most: most, high: min(most, s.configured.high), low: min(most-s.unit, s.configured.low)}
 	s.fullAt = now
 	return true
 }
+
+// sixteenth is a sixteenth of so many bytes, in whole images, and that many images at least.
+func (s *space) sixteenth(bytes, least int64) int64 { return max(least, bytes/s.unit/16) * s.unit }
 
 func (s *space) stopWaiting() {
 	s.mu.Lock()
@@ -65,52 +70,57 @@ func (s *space) stopWaiting() {
 }
 
 // cancel gives back a place that was reserved.
-func (s *space) cancel() {
+func (s *space) cancel(bytes int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.pending--
+	s.pending -= bytes
 	s.mayFit()
 }
 
 // begin notes that the caller is about to add a file to b or to take one away; end that it has, and how many more there are
-// now. Between the two b cannot be counted.
+// now, and of how many bytes. Between the two b cannot be counted.
 func (s *space) begin(b *bucket) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	b.changing++
 }
 
-func (s *space) end(b *bucket, added int64) {
+func (s *space) end(b *bucket, added, bytes int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	b.changing--
 	b.changes++
 	if added > 0 {
-		s.held++
-		b.blocks++
+		s.add(b, 1, bytes)
 	}
 	if added < 0 {
 		// The file may have been another process's, and not counted yet.
-		if b.blocks > 0 {
-			b.blocks--
-			s.held--
+		if b.blocks > 0 && b.bytes >= bytes {
+			s.add(b, -1, -bytes)
 		}
 		s.mayFit()
 	}
 }
 
+func (s *space) add(b *bucket, blocks, bytes int64) {
+	b.blocks += blocks
+	b.bytes += bytes
+	s.blocks += blocks
+	s.held += bytes
+}
+
 // commit turns a reserved place into a file, which end has counted, and says whether it is time to remove something or to
 // recount.
-func (s *space) commit() (collect bool) {
+func (s *space) commit(bytes int64) (collect bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.pending--
-	s.written++
+	s.pending -= bytes
+	s.written += bytes
 	return s.most > 0 && s.held > s.high || s.written >= s.recountAfter()
 }
 
-// recountAfter is the number of own writes after which others may have written as much.
-func (s *space) recountAfter() int64 { return max(16, max(s.most, s.held)/16) }
+// recountAfter is the bytes of own writes after which others may have written as much.
+func (s *space) recountAfter() int64 { return s.sixteenth(max(s.most, s.held), 16) }
 
 // released notes that a pinned block may be removed now.
 func (s *space) released() {
@@ -133,18 +143,18 @@ func (s *space) counting(b *bucket) (changes uint64, quiet bool) {
 	return b.changes, b.changing == 0
 }
 
-// counted notes that b was found to have n files, and says whether that is so: not if files came or went meanwhile.
-func (s *space) counted(b *bucket, n int64, changes uint64) bool {
+// counted notes that b was found to have so many blocks, and says whether that is so: not if files came or went meanwhile.
+func (s *space) counted(b *bucket, blocks, bytes int64, changes uint64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if b.changing > 0 || b.changes != changes {
 		return false
 	}
-	s.held += n - b.blocks
-	if n < b.blocks {
+	less := bytes < b.bytes
+	s.add(b, blocks-b.blocks, bytes-b.bytes)
+	if less {
 		s.mayFit()
 	}
-	b.blocks = n
 	return true
 }
 
@@ -176,15 +186,18 @@ func (s *space) starving() bool {
 	return s.starved()
 }
 
-func (s *space) starved() bool { return s.most > 0 && s.held+s.pending >= s.most && s.waiters > 0 }
-
-func (s *space) blocks() int64 {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.held
+func (s *space) starved() bool {
+	return s.most > 0 && s.held+s.pending+s.unit > s.most && s.waiters > 0
 }
 
-// target is how many blocks a round of removing leaves.
+// holds returns the blocks there are, and their bytes.
+func (s *space) holds() (blocks, bytes int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.blocks, s.held
+}
+
+// target is how many bytes a round of removing leaves.
 func (s *space) target() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -21,14 +21,14 @@ import (
 type Tier struct {
 	cfg     Config
 	clock   clockwork.Clock
-	image   int64 // bytes of a block's file
+	formats block.Formats
 	dirs    []*dir
 	owners  owners
 	space   space
 	pause   pause
 	proofs  proofs
 	count   counters
-	buffers sync.Pool // *[]byte of an image
+	buffers sync.Pool // *[]byte of the longest image
 
 	// gate is passed by every operation for its whole duration, I/O included, and closed by Close, which waits for those in
 	// flight: a session's folder cannot go while somebody writes there.
@@ -65,9 +65,9 @@ func Open(ctx context.Context, c Config) (*Tier, error) {
 	c.setDefaults()
 	limits := c.limits()
 	t := &Tier{
-		cfg: c, clock: c.Clock, image: c.Format.Layout.ImageBytes(),
+		cfg: c, clock: c.Clock, formats: c.Formats,
 		owners: owners{keys: make(map[block.Key]use)},
-		space:  space{limits: limits, configured: limits},
+		space:  space{limits: limits, configured: limits, unit: c.Formats.MaxImageBytes()},
 		kick:   make(chan struct{}, 1), rounds: make(chan struct{}, 1), closing: make(chan struct{}, 1),
 		counted: make(chan struct{}), done: make(chan struct{}),
 	}
@@ -176,13 +176,17 @@ func (t *Tier) enter(ctx context.Context) error {
 
 func (t *Tier) leave() { t.gate.leave() }
 
-// buffer returns the bytes of an extent that is as long as an image.
-func (t *Tier) buffer(e mem.Extent) ([]byte, error) {
+// buffer returns the bytes of an extent that is as long as the block's image.
+func (t *Tier) buffer(key block.Key, e mem.Extent) ([]byte, error) {
+	f, err := t.formats.Of(key)
+	if err != nil {
+		return nil, err
+	}
 	if err := e.Validate(); err != nil {
 		return nil, err
 	}
-	if e.Len != t.image {
-		return nil, fmt.Errorf("the extent has %d bytes, an image %d: %w", e.Len, t.image, errdefs.ErrInvalid)
+	if n := f.Layout.ImageBytes(); e.Len != n {
+		return nil, fmt.Errorf("the extent has %d bytes, an image %d: %w", e.Len, n, errdefs.ErrInvalid)
 	}
 	b := e.Bytes()
 	if b == nil {
@@ -208,7 +212,7 @@ func (t *Tier) Lookup(ctx context.Context, keys []block.Key, states []tier.State
 		info, err := dirOf(t.dirs, key).Stat(blockName(key))
 		_, w := t.owners.look(key) // after it: a file that was seen may not be durable yet
 		switch {
-		case err == nil && w != publishing && t.plausible(info) == nil:
+		case err == nil && w != publishing && t.plausible(key, info) == nil:
 			states[i] = tier.Ready
 			continue
 		case err == nil:
@@ -240,7 +244,7 @@ func (t *Tier) Kept(ctx context.Context, keys []block.Key, kept []bool) error {
 		}
 		kept[i] = false
 		info, err := dirOf(t.dirs, key).Stat(blockName(key))
-		if err != nil || t.plausible(info) != nil {
+		if err != nil || t.plausible(key, info) != nil {
 			continue // the Put says what is wrong
 		}
 		_, w := t.owners.look(key)
@@ -276,7 +280,7 @@ func (t *Tier) retain(key block.Key) (bool, error) {
 	d := dirOf(t.dirs, key)
 	info, err := d.Stat(blockName(key))
 	_, w := t.owners.look(key)
-	if err == nil && w != publishing && t.plausible(info) == nil {
+	if err == nil && w != publishing && t.plausible(key, info) == nil {
 		t.count.retained.Add(1)
 		t.count.hits.Add(1)
 		t.touch(d, key, info)
@@ -331,9 +335,10 @@ func (t *Tier) fail(err error) error {
 // Stats returns what was counted. Blocks and Bytes grow for a while after Open where the directories are so large or so
 // slow that counting their files took longer than Open waits; what other processes do to them shows within a minute.
 func (t *Tier) Stats() tier.Stats {
-	n, c := t.space.blocks(), &t.count
+	blocks, bytes := t.space.holds()
+	c := &t.count
 	return tier.Stats{
-		Blocks: n, Bytes: n * t.image, CapacityBytes: t.cfg.MaxBytes,
+		Blocks: blocks, Bytes: bytes, CapacityBytes: t.cfg.MaxBytes,
 		Hits: c.hits.Load(), Misses: c.misses.Load(),
 		Puts: c.puts.Load(), Evictions: c.evictions.Load(),
 		Corrupt: c.corrupt.Load(), Replaced: c.replaced.Load(), Errors: c.errors.Load(),

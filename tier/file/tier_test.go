@@ -26,7 +26,7 @@ func conform(t *testing.T, dirs int) {
 	tiertest.Run(t, tiertest.Config{
 		Format: f,
 		Open: func(t *testing.T, capacity int) tier.Tier {
-			c := file.Config{Format: f, MaxBytes: int64(capacity) * f.Layout.ImageBytes()}
+			c := file.Config{Formats: block.Formats{f}, MaxBytes: int64(capacity) * f.Layout.ImageBytes()}
 			for range dirs {
 				c.Dirs = append(c.Dirs, t.TempDir())
 			}
@@ -69,7 +69,7 @@ func open(t *testing.T, c file.Config) *file.Tier {
 // config is that of a tier in one new directory, of small blocks.
 func config(t *testing.T) file.Config {
 	t.Helper()
-	return file.Config{Dirs: []string{t.TempDir()}, Format: tiertest.NewFormat(t)}
+	return file.Config{Dirs: []string{t.TempDir()}, Formats: block.Formats{tiertest.NewFormat(t)}}
 }
 
 func image(t *testing.T, f block.Format, key block.Key) mem.Extent {

@@ -4,6 +4,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/internal/dirfs"
 	"github.com/kvlane/kvlane/internal/dirfs/faultfs"
 	"github.com/kvlane/kvlane/internal/fault"
@@ -21,7 +22,7 @@ func TestDefectUnreadableOnceLosesADurableBlock(t *testing.T) {
 			format := tiertest.NewFormat(t)
 			dir, key := t.TempDir(), tiertest.Key(1)
 			ffs := faultfs.New(dirfs.OS(), nil, nil)
-			c := file.Config{Dirs: []string{dir}, Format: format, FS: ffs}
+			c := file.Config{Dirs: []string{dir}, Formats: block.Formats{format}, FS: ffs}
 			image := tiertest.Buffer(t, format.Layout.ImageBytes())
 			tiertest.Seal(t, format, image.Bytes(), key, 0)
 			first, second := open(t, c), open(t, c)
@@ -44,18 +45,18 @@ func TestDefectUnreadableOnceLosesADurableBlock(t *testing.T) {
 // Nor is it lost where it was replaced, and the name of what replaced it cannot be made durable.
 func TestDefectUnreadableOnceIsLostWithWhatReplacesIt(t *testing.T) {
 	ffs := faultfs.New(dirfs.OS(), nil, nil)
-	c := file.Config{Dirs: []string{t.TempDir()}, Format: tiertest.NewFormat(t), FS: ffs, Fsync: file.FsyncFile}
+	c := file.Config{Dirs: []string{t.TempDir()}, Formats: block.Formats{tiertest.NewFormat(t)}, FS: ffs, Fsync: file.FsyncFile}
 	key := tiertest.Key(1)
 	first, second := open(t, c), open(t, c)
-	put(t, first, c.Format, key)
+	put(t, first, c.Formats[0], key)
 	// The temporary file is the first to be synced, the block's folder the second.
 	ffs.Use(fault.New(1, fault.Nth("read", 0).Fail(syscall.EIO), fault.Nth("sync", 1).Fail(syscall.EIO)))
-	err := second.Put(t.Context(), key, image(t, c.Format, key))
+	err := second.Put(t.Context(), key, image(t, c.Formats[0], key))
 	ffs.Use(nil)
 	if err == nil {
 		t.Error("the second Put does not tell")
 	}
-	if err := get(t, first, c.Format, key); err != nil {
+	if err := get(t, first, c.Formats[0], key); err != nil {
 		t.Errorf("the first Put was told that the block is durable: %v", err)
 	}
 }

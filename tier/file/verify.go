@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/jonboulle/clockwork"
 
@@ -73,8 +74,7 @@ func verify(ctx context.Context, fsys dirfs.FS, path string, progress func(block
 type verifier struct {
 	dirfs.Dir
 	root     string
-	format   block.Format
-	agreed   bool // format is known: the marker's, or the one that all headers have
+	formats  block.Formats // the marker's, or those of all headers; empty where they do not agree
 	progress func(blocks, bytes int64)
 	report   Report
 	buf      []byte
@@ -112,7 +112,7 @@ func openVerifier(ctx context.Context, fsys dirfs.FS, path string) (_ *verifier,
 func (v *verifier) readFormat(ctx context.Context) error {
 	m, err := readMarker(v)
 	if err == nil {
-		v.setFormat(m)
+		v.setFormats(m)
 		return nil
 	}
 	if errors.Is(err, errdefs.ErrMismatch) {
@@ -137,18 +137,24 @@ func (v *verifier) readFormat(ctx context.Context) error {
 	if herr != nil {
 		v.found(".", Unjudged, "whose blocks these are: "+herr.Error())
 	} else if n > 0 {
-		v.setFormat(m)
+		v.setFormats(m)
 	}
 	return nil
 }
 
-func (v *verifier) setFormat(m Marker) {
-	v.report.Marker, v.agreed = m, true
-	v.format = block.Format{Layout: m.Layout, Identity: m.Digest}
+func (v *verifier) setFormats(m Marker) {
+	v.report.Marker, v.formats = m, m.Formats()
 }
 
-// headers returns how many blocks have a sound header, and the marker that these agree on.
+// headers returns how many blocks have a sound header, and the marker that these agree on. Blocks of several identities agree where
+// their keys say that they are of several page groups.
 func (v *verifier) headers(ctx context.Context) (n int, m Marker, err error) {
+	var formats block.Formats
+	var all []block.Key // of sound headers
+	disagree := func(f, with block.Format) error {
+		return fmt.Errorf("their headers do not agree: identity %s with %s, and %s with %s: %w",
+			with.Identity, with.Layout, f.Identity, f.Layout, errdefs.ErrMismatch)
+	}
 	for b := range buckets {
 		keys, _, err := listBucket(v, byte(b))
 		if err != nil {
@@ -162,13 +168,34 @@ func (v *verifier) headers(ctx context.Context) (n int, m Marker, err error) {
 			if err != nil {
 				continue
 			}
-			if n++; n == 1 {
-				m = newMarker(f, block.Identity{})
-			} else if m.Digest != f.Identity || !m.Layout.Equal(f.Layout) {
-				return n, m, fmt.Errorf("their headers do not agree: identity %s with %s, and %s with %s: %w",
-					m.Digest, m.Layout, f.Identity, f.Layout, errdefs.ErrMismatch)
+			n++
+			all = append(all, key)
+			at := slices.IndexFunc(formats, func(o block.Format) bool { return o.Identity == f.Identity })
+			switch {
+			case at >= 0 && !formats[at].Layout.Equal(f.Layout):
+				return n, m, disagree(f, formats[at])
+			case at < 0 && len(formats) == block.MaxGroups:
+				return n, m, disagree(f, formats[0])
+			case at < 0:
+				formats = append(formats, f)
 			}
 		}
+	}
+	if n == 0 {
+		return n, m, nil
+	}
+	m = newMarker(formats, nil)
+	tagged := 0
+	for _, key := range all {
+		if formats.Tagged(key) {
+			tagged++
+		}
+	}
+	switch {
+	case len(formats) > 1 && (tagged < n || formats.Validate() != nil):
+		return n, m, disagree(formats[1], formats[0])
+	case len(formats) == 1 && tagged == n:
+		return n, m, fmt.Errorf("they are of one of several page groups, identity %s, and of the others there is no block: %w", formats[0].Identity, errdefs.ErrMismatch)
 	}
 	return n, m, nil
 }
@@ -376,11 +403,14 @@ func (v *verifier) check(name string, key block.Key) (info dirfs.Info, bad, err 
 	if info, err = f.Stat(); err != nil {
 		return info, nil, err
 	}
-	format := v.format
-	if !v.agreed {
-		if format, err = v.header(key); err != nil {
-			return info, err, nil
-		}
+	var format block.Format
+	if len(v.formats) > 0 {
+		format, err = v.formats.Of(key)
+	} else {
+		format, err = v.header(key)
+	}
+	if err != nil {
+		return info, err, nil
 	}
 	bad, err = v.content(f, info, format, key)
 	return info, bad, err

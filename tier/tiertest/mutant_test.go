@@ -37,7 +37,7 @@ func openCache(t *testing.T, f block.Format, n int) *cache.Tier {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := cache.Open(cache.Config{Memory: r, Format: f})
+	c, err := cache.Open(cache.Config{Memory: r, Formats: block.Formats{f}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,108 @@
+package block
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/kvlane/kvlane/errdefs"
+)
+
+// MaxGroups bounds the page groups of a store.
+const MaxGroups = 64
+
+// Formats are those of all blocks of a store, one a page group: some of a model's layers whose KV has one geometry and one page
+// table. Blocks of a group are blocks of their own, with identity, layout and keys of their own. A model without groups is one.
+//
+// Where there are several, the last bytes of a key are a tag of its group, so that a key alone says whose block it names and how
+// long that is. Keys of a store with one group have none.
+type Formats []Format
+
+// tagBytes is the length of a key's tag, which is the same part of the group's identity digest.
+const tagBytes = 4
+
+func tagOf(b [32]byte) [tagBytes]byte { return [tagBytes]byte(b[32-tagBytes:]) }
+
+// Validate reports everything that is wrong with the formats, joined. The errors wrap ErrInvalid.
+func (fs Formats) Validate() error {
+	if len(fs) == 0 || len(fs) > MaxGroups {
+		return fmt.Errorf("blocks have %d formats: want one a page group, 1 to %d: %w", len(fs), MaxGroups, errdefs.ErrInvalid)
+	}
+	var errs []error
+	for i, f := range fs {
+		if f.Layout == nil {
+			errs = append(errs, fmt.Errorf("the format of page group %d has no layout: %w", i, errdefs.ErrInvalid))
+		}
+		for j, o := range fs[:i] {
+			switch {
+			case o.Identity == f.Identity:
+				errs = append(errs, fmt.Errorf("page groups %d and %d have the same identity %s: %w", j, i, f.Identity, errdefs.ErrInvalid))
+			case tagOf(o.Identity) == tagOf(f.Identity):
+				errs = append(errs, fmt.Errorf("page groups %d and %d have keys of the same tag %x: name one of them differently: %w",
+					j, i, tagOf(f.Identity), errdefs.ErrInvalid))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Key returns the name of the group's block that the engine knows by engineHash. The group is in range.
+func (fs Formats) Key(group int, engineHash []byte) Key {
+	key := fs[group].Identity.Key(engineHash)
+	if len(fs) > 1 {
+		tag := tagOf(fs[group].Identity)
+		copy(key[KeyBytes-tagBytes:], tag[:])
+	}
+	return key
+}
+
+// Group returns the page group whose blocks have such keys, or -1 where there is none.
+func (fs Formats) Group(key Key) int {
+	if len(fs) == 1 {
+		return 0
+	}
+	tag := tagOf(key)
+	return slices.IndexFunc(fs, func(f Format) bool { return tagOf(f.Identity) == tag })
+}
+
+// Tagged says whether the key has the tag of one of the groups, as keys of a store with several have.
+func (fs Formats) Tagged(key Key) bool {
+	tag := tagOf(key)
+	return slices.ContainsFunc(fs, func(f Format) bool { return tagOf(f.Identity) == tag })
+}
+
+// Of returns the format of the block that the key names, or ErrInvalid where it is of none of the groups.
+func (fs Formats) Of(key Key) (Format, error) {
+	g := fs.Group(key)
+	if g < 0 {
+		return Format{}, fmt.Errorf("key %s is of none of the %d page groups: %w", key, len(fs), errdefs.ErrInvalid)
+	}
+	return fs[g], nil
+}
+
+// ImageBytes returns the length of the image of the block that the key names; zero where it is of no group.
+func (fs Formats) ImageBytes(key Key) int64 {
+	g := fs.Group(key)
+	if g < 0 {
+		return 0
+	}
+	return fs[g].Layout.ImageBytes()
+}
+
+// MaxImageBytes returns the length of the longest image.
+func (fs Formats) MaxImageBytes() int64 {
+	var n int64
+	for i := range fs {
+		n = max(n, fs[i].Layout.ImageBytes())
+	}
+	return n
+}
+
+// Verify is Format.Verify under the format of the key's group.
+func (fs Formats) Verify(image []byte, key Key) error {
+	f, err := fs.Of(key)
+	if err != nil {
+		return fmt.Errorf("verify block: %w", err)
+	}
+	return f.Verify(image, key)
+}

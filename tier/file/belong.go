@@ -1,0 +1,61 @@
+package file
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
+)
+
+// check says whether blocks of these formats and identities belong into the marker's directory, which is for one set of them.
+func (m *Marker) check(formats block.Formats, ids []block.Identity) error {
+	other := func(format string, args ...any) error {
+		return fmt.Errorf("%s; give another directory, or remove this one: %w", fmt.Sprintf(format, args...), errdefs.ErrMismatch)
+	}
+	if len(formats) == 1 && len(m.Groups) == 1 && m.Groups[0].Digest != formats[0].Identity {
+		return other("it holds blocks of another identity: %s", m.Groups[0].diff(formats[0].Identity, ids))
+	}
+	var differ []string
+	for i, f := range formats {
+		at := slices.IndexFunc(m.Groups, func(g Group) bool { return g.Digest == f.Identity })
+		switch {
+		case at < 0:
+			g := Group{Digest: f.Identity}
+			if len(ids) > 0 {
+				g.Identity = &ids[i]
+			}
+			differ = append(differ, g.name()+" is not of them")
+		case !m.Groups[at].Layout.Equal(f.Layout):
+			return other("its blocks have another layout: shard bytes: expected %s, found %s", f.Layout, m.Groups[at].Layout)
+		}
+	}
+	for i := range m.Groups {
+		if !slices.ContainsFunc(formats, func(f block.Format) bool { return f.Identity == m.Groups[i].Digest }) {
+			differ = append(differ, m.Groups[i].name()+" was not given")
+		}
+	}
+	if len(differ) > 0 {
+		return other("it is for blocks of %d page groups: %s", len(m.Groups), strings.Join(differ, "; "))
+	}
+	return nil
+}
+
+// name is what people know the group by.
+func (g *Group) name() string {
+	if g.Identity != nil && g.Identity.Group != "" {
+		return fmt.Sprintf("page group %q (identity %s)", g.Identity.Group, g.Digest)
+	}
+	return fmt.Sprintf("identity %s", g.Digest)
+}
+
+// diff says how the group differs from the only identity that was expected.
+func (g *Group) diff(want block.Digest, ids []block.Identity) string {
+	if g.Identity != nil && len(ids) > 0 {
+		if diff := publicIdentity(ids[0]).Diff(*g.Identity); len(diff) > 0 {
+			return strings.Join(diff, "; ")
+		}
+	}
+	return fmt.Sprintf("identity digest: expected %s, found %s", want, g.Digest)
+}

@@ -15,14 +15,14 @@ import (
 	"github.com/kvlane/kvlane/store"
 )
 
-// CacheMemory says where the host program's paged KV cache lies in the memory of the engine's device. A page holds one block, in as
-// many planes as the block has parts.
+// CacheMemory says where the host program's paged KV cache, or that of one page group, lies in the memory of the engine's device. A page
+// holds one block, in as many planes as the block has parts.
 type CacheMemory struct {
 	// Planes are the addresses of page 0 in each plane, in the order of a block: layer by layer, and of each layer K before V. With
-	// Config.Blocks it is shard by shard, and each shard has equally many planes of one length.
+	// Blocks it is shard by shard, and each shard has equally many planes of one length.
 	Planes []mem.DevAddr
 	Pages  int // of each plane
-	// PageBytes is the length of a page in one plane. It follows from Config.Model too, and has to agree with that.
+	// PageBytes is the length of a page in one plane. It follows from the geometry too, and has to agree with that.
 	PageBytes int64
 	// Stride is from the start of a page to that of the next in its plane, in bytes. Zero is PageBytes: they follow one another.
 	Stride int64
@@ -56,16 +56,14 @@ func (u *use) wait(ctx context.Context) error {
 }
 
 // RegisterCache tells the engine where the host program's KV cache lies, ahead of loads and dumps: giving it to NICs takes
-// milliseconds. The memory stays allocated until Cache.Close. Everything that is wrong with m is reported at once, as ErrInvalid;
-// ErrExists where it overlaps memory that is registered.
-func (e *Engine) RegisterCache(m CacheMemory) (*Cache, error) {
-	if m.Stride == 0 {
-		m.Stride = m.PageBytes
-	}
+// milliseconds. A hybrid model has a CacheMemory for each of its page groups, in the order of Config.Groups; these may lie in the same
+// memory, if each part of it is a page of one group at a time. The memory stays allocated until Cache.Close. Everything that is wrong
+// with it is reported at once, as ErrInvalid; ErrExists where it overlaps memory that is registered.
+func (e *Engine) RegisterCache(memory ...CacheMemory) (*Cache, error) {
 	c := &Cache{engine: e}
-	err := m.validate(e.blocks.Layout)
+	memory, err := e.groups.validateMemory(memory)
 	if err == nil {
-		err = c.lay(&m)
+		err = c.lay(memory)
 	}
 	if err == nil {
 		err = e.Register(c.regions...)
@@ -74,6 +72,25 @@ func (e *Engine) RegisterCache(m CacheMemory) (*Cache, error) {
 		return nil, fmt.Errorf("register KV cache: %w", err)
 	}
 	return c, nil
+}
+
+// validateMemory reports everything that is wrong with the memory of the groups, and fills in what was left out.
+func (g *groups) validateMemory(memory []CacheMemory) ([]CacheMemory, error) {
+	if len(memory) != len(g.formats) {
+		return nil, fmt.Errorf("memory of %d page groups is given, and there are %d: %w", len(memory), len(g.formats), errdefs.ErrInvalid)
+	}
+	memory = slices.Clone(memory)
+	var errs []error
+	for i := range memory {
+		m := &memory[i]
+		if m.Stride == 0 {
+			m.Stride = m.PageBytes
+		}
+		if err := m.validate(g.formats[i].Layout); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", g.names[i], err))
+		}
+	}
+	return memory, errors.Join(errs...)
 }
 
 // validate reports everything that is wrong with m.
@@ -152,36 +169,65 @@ func (m *CacheMemory) validatePlaces() error {
 	return errors.Join(errs...)
 }
 
-// lay makes the regions, one for planes that interleave, and the planes on them.
-func (c *Cache) lay(m *CacheMemory) error {
-	layout := c.engine.blocks.Layout
-	n, order := mem.DevAddr(m.span()), m.sorted()
-	planes := make([]mem.Plane, len(m.Planes))
-	for k := 0; k < len(order); {
-		start := m.Planes[order[k]]
-		last := k // of those that interleave
-		for last+1 < len(order) && m.Planes[order[last+1]] < m.Planes[order[last]]+n {
-			last++
+// lay makes the regions, one for planes that interleave or lie in the same place, and the planes on them.
+func (c *Cache) lay(memory []CacheMemory) error {
+	type place struct {
+		group, plane int
+		at, end      mem.DevAddr
+	}
+	var places []place
+	planes := make([][]mem.Plane, len(memory)) // by group
+	for g := range memory {
+		m := &memory[g]
+		planes[g] = make([]mem.Plane, len(m.Planes))
+		for i, at := range m.Planes {
+			planes[g][i] = mem.Plane{Stride: m.Stride, Bytes: m.PageBytes}
+			places = append(places, place{g, i, at, at + mem.DevAddr(m.span())})
 		}
-		bytes := m.Planes[order[last]] + n - start
-		r, err := mem.NewRegion(mem.RegionSpec{Kind: mem.KindDevice, Device: c.engine.dev.Info().Index, Len: int64(bytes), Dev: start})
+	}
+	slices.SortStableFunc(places, func(a, b place) int { return cmp.Compare(a.at, b.at) })
+	for len(places) > 0 {
+		start, end, n := places[0].at, places[0].end, 1
+		for n < len(places) && places[n].at < end {
+			end = max(end, places[n].end)
+			n++
+		}
+		r, err := mem.NewRegion(mem.RegionSpec{Kind: mem.KindDevice, Device: c.engine.dev.Info().Index, Len: int64(end - start), Dev: start})
 		if err != nil {
 			return err
 		}
 		c.regions = append(c.regions, r)
-		for ; k <= last; k++ {
-			planes[order[k]] = mem.Plane{Region: r, Base: int64(m.Planes[order[k]] - start), Stride: m.Stride, Bytes: m.PageBytes}
+		for _, p := range places[:n] {
+			pl := &planes[p.group][p.plane]
+			pl.Region, pl.Base = r, int64(p.at-start)
 		}
+		places = places[n:]
 	}
-	c.pages.Shards = make([][]mem.Plane, layout.Shards())
-	perShard := len(planes) / layout.Shards()
-	for s := range c.pages.Shards {
-		c.pages.Shards[s] = planes[s*perShard : (s+1)*perShard]
-		for i := range c.pages.Shards[s] {
-			c.pages.Shards[s][i].SlotOff = layout.ShardOff(s) + int64(i)*m.PageBytes
-		}
-	}
+	c.cut(planes)
 	return nil
+}
+
+// cut divides each group's planes among the layers that they are of.
+func (c *Cache) cut(planes [][]mem.Plane) {
+	all := 0
+	for _, f := range c.engine.groups.formats {
+		all += f.Layout.Shards()
+	}
+	c.pages.Shards = make([][]mem.Plane, all)
+	for g, f := range c.engine.groups.formats {
+		per := len(planes[g]) / f.Layout.Shards()
+		for s := range f.Layout.Shards() {
+			shard := planes[g][s*per : (s+1)*per]
+			for i := range shard {
+				shard[i].SlotOff = f.Layout.ShardOff(s) + int64(i)*shard[i].Bytes
+			}
+			layer := s
+			if c.engine.groups.layers != nil {
+				layer = c.engine.groups.layers[g][s]
+			}
+			c.pages.Shards[layer] = shard
+		}
+	}
 }
 
 // begin says that a task will use the pages of c, for e.

@@ -40,6 +40,8 @@ type Config struct {
 	// Blocks says what a block is where Model cannot: the layers of a pipeline's stage, pages that hold several layers. It takes the
 	// place of the fields above, which are then left empty.
 	Blocks *Blocks
+	// Groups are the page groups of a hybrid model, in place of Model and Blocks.
+	Groups []Group
 
 	Device DeviceConfig
 	Stream StreamConfig
@@ -54,6 +56,21 @@ type Blocks struct {
 	Identity block.Identity
 	// Layout says how a block divides into shards.
 	Layout *block.Layout
+}
+
+// Group is some of a model's layers whose KV has one geometry and one page table: those with full attention, those with a sliding
+// window, those with a recurrent state. Blocks of a group are blocks of their own, with keys of their own: Engine.GroupKey. The cache's
+// slots are as long as the longest group's blocks, so cut groups so that these are about as long as each other.
+type Group struct {
+	// Name is part of the identity of the group's blocks.
+	Name string
+	// Layers are those of the model that are the group's, ascending, from 0. Each layer is in one group, and none is missing.
+	Layers []int
+	// Geometry is the shape of the group's KV cache. Its Layers may be left zero, as they follow from those above.
+	Geometry block.Geometry
+	// Blocks says what a block is where Geometry cannot, in its place and that of Config.Revision, Adapter and Tenant. Name and Layers
+	// are part of its identity, whether they are named there or not.
+	Blocks *Blocks
 }
 
 // DeviceConfig selects the device.
@@ -127,46 +144,20 @@ const minSlots = 2
 
 // Validate reports everything wrong with the configuration at once.
 func (c *Config) Validate() error {
-	blocks, blocksErr := c.blocks()
+	groups, groupsErr := c.groups()
 	return errors.Join(
-		blocksErr, c.Device.validate(), c.Stream.validate(), c.RDMA.Validate(), c.validateGDR(), c.Store.validate(blocks),
+		groupsErr, c.Device.validate(), c.Stream.validate(), c.RDMA.Validate(), c.validateGDR(), c.Store.validate(groups.formats),
 	)
 }
 
-// blocks returns what the engine's blocks are. Where that is wrong there is no layout.
-func (c *Config) blocks() (Blocks, error) {
-	if b := c.Blocks; b != nil {
-		err := b.Identity.Validate()
-		if b.Layout == nil {
-			err = errors.Join(err, fmt.Errorf("blocks have no layout: %w", errdefs.ErrInvalid))
-		}
-		if c.Model != (block.Geometry{}) || c.Revision+c.Adapter+c.Tenant != "" {
-			err = errors.Join(err, fmt.Errorf("blocks are given, and so is the model, its revision, an adapter or a tenant, which belong into the blocks' identity: %w", errdefs.ErrInvalid))
-		}
-		return *b, err
-	}
-	layout, err := c.Model.Layout()
-	if err != nil {
-		return Blocks{}, err
-	}
-	id := c.Model.Identity(c.Adapter, c.Tenant)
-	id.Revision = c.Revision
-	return Blocks{Identity: id, Layout: layout}, id.Validate()
-}
-
-func (b Blocks) format() block.Format {
-	return block.Format{Layout: b.Layout, Identity: b.Identity.Digest()}
-}
-
-// validate reports everything wrong with the store and its tiers, for such blocks. Without a layout their length is not known.
-func (s *StoreConfig) validate(blocks Blocks) error {
-	layout := blocks.Layout
+// validate reports everything wrong with the store and its tiers, for blocks of these formats. Without any their length is not known.
+func (s *StoreConfig) validate(formats block.Formats) error {
 	var errs []error
 	bad := func(format string, args ...any) {
 		errs = append(errs, fmt.Errorf(format+": %w", append(args, errdefs.ErrInvalid)...))
 	}
-	if layout != nil && s.CacheBytes < minSlots*layout.ImageBytes() {
-		bad("the cache of %d bytes does not hold %d blocks of %d bytes", s.CacheBytes, minSlots, layout.ImageBytes())
+	if formats != nil && s.CacheBytes < minSlots*formats.MaxImageBytes() {
+		bad("the cache of %d bytes does not hold %d blocks of %d bytes", s.CacheBytes, minSlots, formats.MaxImageBytes())
 	}
 	if s.CacheBytes > MaxCacheBytes {
 		bad("a cache of %d bytes is more than %d", s.CacheBytes, int64(MaxCacheBytes))
@@ -186,8 +177,8 @@ func (s *StoreConfig) validate(blocks Blocks) error {
 		bad("the file tier is to sync files (%s), but there is none: give a directory", s.Fsync)
 	}
 	switch {
-	case hasFile && len(s.Dirs) > 0 && layout != nil:
-		f := file.Config{Dirs: s.Dirs, Formats: block.Formats{blocks.format()}, Fsync: s.Fsync, MaxBytes: s.FileBytes}
+	case hasFile && len(s.Dirs) > 0 && formats != nil:
+		f := file.Config{Dirs: s.Dirs, Formats: formats, Fsync: s.Fsync, MaxBytes: s.FileBytes}
 		if err := f.Validate(); err != nil {
 			errs = append(errs, err)
 		}

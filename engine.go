@@ -28,8 +28,7 @@ import (
 // handed out is not to be used any more then: close streams of OpenStream before, and free memory of the device.
 type Engine struct {
 	cfg     Config
-	blocks  Blocks
-	format  block.Format // of blocks
+	groups  groups
 	dev     device.Device
 	planner *plan.Planner
 	budget  *plan.Budget
@@ -57,11 +56,11 @@ func open(ctx context.Context, c Config, softUnderAuto bool) (_ *Engine, err err
 	if err := c.Validate(); err != nil {
 		return nil, fmt.Errorf("open engine: %w", err)
 	}
-	blocks, err := c.blocks()
+	groups, err := c.groups()
 	if err != nil {
 		return nil, fmt.Errorf("open engine: %w", err)
 	}
-	e := &Engine{cfg: c, blocks: blocks, format: blocks.format(), closers: unwind.New(), softUnderAuto: softUnderAuto}
+	e := &Engine{cfg: c, groups: groups, closers: unwind.New(), softUnderAuto: softUnderAuto}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, closing(e.closers.Undo(ctx, unwind.Timeout)))
@@ -115,7 +114,7 @@ func (e *Engine) openPlanner(ctx context.Context) error {
 }
 
 func (e *Engine) openCache() error {
-	image := e.blocks.Layout.ImageBytes()
+	image := e.groups.formats.MaxImageBytes()
 	bytes := e.cfg.Store.CacheBytes / image * image
 	pinned, err := e.dev.AllocHost(bytes)
 	if err != nil {
@@ -126,7 +125,7 @@ func (e *Engine) openCache() error {
 	if err := e.Register(pinned); err != nil {
 		return err
 	}
-	t, err := cache.Open(cache.Config{Memory: pinned, Formats: block.Formats{e.format}})
+	t, err := cache.Open(cache.Config{Memory: pinned, Formats: e.groups.formats})
 	if err != nil {
 		return fmt.Errorf("open cache tier: %w", err)
 	}
@@ -148,7 +147,7 @@ func (e *Engine) openLower(ctx context.Context) error {
 		return nil
 	}
 	s := &e.cfg.Store
-	t, err := file.Open(ctx, file.Config{Dirs: s.Dirs, Formats: block.Formats{e.format}, Identities: []block.Identity{e.blocks.Identity}, Fsync: s.Fsync, MaxBytes: s.FileBytes, ReadOnly: s.ReadOnly, FS: dirfs.Of(ctx)})
+	t, err := file.Open(ctx, file.Config{Dirs: s.Dirs, Formats: e.groups.formats, Identities: e.groups.ids, Fsync: s.Fsync, MaxBytes: s.FileBytes, ReadOnly: s.ReadOnly, FS: dirfs.Of(ctx)})
 	if err != nil {
 		return err // it says what it was doing
 	}
@@ -159,7 +158,7 @@ func (e *Engine) openLower(ctx context.Context) error {
 
 func (e *Engine) openStore() error {
 	s, err := store.Open(store.Config{
-		Formats: block.Formats{e.format}, Cache: e.cache, Next: e.lower,
+		Formats: e.groups.formats, Layers: e.groups.layers, Cache: e.cache, Next: e.lower,
 		OpenLoad: e.openStoreStream, OpenDump: e.openStoreStream,
 		Verify: e.cfg.Store.Verify, Readers: e.cfg.Store.Readers, Writers: e.cfg.Store.Writers,
 		LeaseMax: e.cfg.Store.LeaseMax, WaitMax: e.cfg.Store.WaitMax, Hooks: e.cfg.Store.Hooks,
@@ -206,8 +205,8 @@ func (e *Engine) PlanFigures() plan.Figures { return e.planner.Figures() }
 // never does has copies judge by how long their own kernels wait. It does not block, and negative values count as none.
 func (e *Engine) ReportSlowdown(percent float64) { e.budget.Hint(percent) }
 
-// Identity returns the identity that the store's blocks have.
-func (e *Engine) Identity() block.Identity { return e.blocks.Identity }
+// Identity returns the identity that the store's blocks have: of the first page group where there are several.
+func (e *Engine) Identity() block.Identity { return e.groups.ids[0] }
 
 // Tiers returns the tiers of the pipeline, fast to slow.
 func (e *Engine) Tiers() []tier.Tier { return append([]tier.Tier{e.cache}, e.lower...) }

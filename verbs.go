@@ -2,9 +2,11 @@ package kvlane
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/store"
 )
 
@@ -12,7 +14,7 @@ import (
 type (
 	// Key names a block: see Engine.Key.
 	Key = block.Key
-	// Ref is a block, and the page of a Cache that holds or will hold it.
+	// Ref is a block, and the page of a Cache that holds or will hold it: a page of the block's page group, which its key says.
 	Ref = store.Ref
 	// Hit is what Engine.Lookup says of a key.
 	Hit = store.Hit
@@ -30,8 +32,18 @@ type (
 	PrefetchTask = store.PrefetchTask
 )
 
-// Key returns the key of the block whose tokens, chained to those before them, have this hash.
-func (e *Engine) Key(hash []byte) Key { return e.format.Identity.Key(hash) }
+// Key returns the key of the block whose tokens, chained to those before them, have this hash: of the first page group where there are
+// several.
+func (e *Engine) Key(hash []byte) Key { return e.groups.formats.Key(0, hash) }
+
+// GroupKey is Key for the blocks of a page group: Config.Groups[group]. The same tokens have another block in each group. ErrInvalid
+// where there is no such group.
+func (e *Engine) GroupKey(group int, hash []byte) (Key, error) {
+	if n := len(e.groups.formats); group < 0 || group >= n {
+		return Key{}, fmt.Errorf("make a key of page group %d of %d: %w", group, n, errdefs.ErrInvalid)
+	}
+	return e.groups.formats.Key(group, hash), nil
+}
 
 // Lookup says for each key where its block is. Nothing stays there on account of it: LeasePrefix does that. See store.Store.Lookup.
 func (e *Engine) Lookup(ctx context.Context, keys []Key) ([]Hit, error) {

@@ -9,6 +9,9 @@
 // in any order, can make it on the way. Images with the plain checksum of earlier builds (SumXXH3) are read as well; the
 // header says which it has.
 //
+// The layers of a hybrid model are divided into page groups, whose blocks differ in layout and identity: Formats has the format of
+// each, and a key says of which group it is. A model without groups is one.
+//
 // Values here are immutable or plain, and everything is safe for concurrent use; two goroutines must not work on one
 // image at a time unless both only read. Nothing here does I/O, and sealing or verifying an image allocates nothing.
 package block

@@ -3,6 +3,7 @@ package block
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/kvlane/kvlane/errdefs"
 )
@@ -61,12 +62,13 @@ func (fs Formats) Group(key Key) int {
 		return 0
 	}
 	tag := tagOf(key)
-	for i := range fs {
-		if tagOf(fs[i].Identity) == tag {
-			return i
-		}
-	}
-	return -1
+	return slices.IndexFunc(fs, func(f Format) bool { return tagOf(f.Identity) == tag })
+}
+
+// Tagged says whether the key has the tag of one of the groups, as keys of a store with several have.
+func (fs Formats) Tagged(key Key) bool {
+	tag := tagOf(key)
+	return slices.ContainsFunc(fs, func(f Format) bool { return tagOf(f.Identity) == tag })
 }
 
 // Of returns the format of the block that the key names, or ErrInvalid where it is of none of the groups.

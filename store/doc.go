@@ -9,12 +9,16 @@
 //
 // A block is absent, filling, ready or failed in each tier; only ready is a hit. A Lease pins the longest ready prefix of
 // some keys, each block in the tier where it lies. A Load brings blocks to pages: what is in the cache is checked and
-// copied at once, what lies below is read into slots by a bounded pool of readers, checked, and copied in groups as it
+// copied at once, what lies below is read into slots by a bounded pool of readers, checked, and copied in batches as it
 // arrives. A Dump brings pages to blocks: pages are copied to slots (then the source is free), the slots are summed and
 // sealed, published in the cache, and written to every tier below while pinned (then the block is durable).
 //
 // An error concerns one block; the others of the task go on. A block that fails its check is a miss: it is dropped from
 // the tier that had it, counted, reported to Hooks.Corrupt, and read again from the tier below if there is one.
+//
+// The blocks of a hybrid model are of several page groups (block.Formats), in the same tiers and slots, which are as long as the
+// longest. A task may have blocks of all of them: each batch has a page group of mem for each. The shards of tasks are the model's
+// layers, over all groups, and a block has those of its group.
 //
 // # Integrity
 //

@@ -1,9 +1,15 @@
 package store_test
 
 import (
+	"context"
+	"errors"
 	"testing"
 
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/store"
+	"github.com/kvlane/kvlane/stream"
 )
 
 // TestModelOfGroups is TestModel with several page groups of different geometry, whose planes lie in the same memory; each task has
@@ -19,4 +25,102 @@ func TestModelOfGroups(t *testing.T) {
 		{name: "three groups,cache-tiny,file,the stream's sums,faults", groups: 3, planeBytes: leafy, slots: 3, dirs: 1, faults: true, layerwise: true},
 		{name: "always,two groups,cache,file,faults", policy: store.VerifyAlways, groups: 2, planeBytes: leafy, dirs: 1, faults: true, layerwise: true},
 	})
+}
+
+// A task's shards are the model's layers: one that no block of the task has is there at once, and waits for nobody.
+func TestLayersThatNoBlockHas(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, rigOptions{groups: 2, shards: 5, planeBytes: leafy})
+	r.dump(0, 2) // of the first group: layers 0, 2 and 4
+	d, err := r.st.Dump(r.ctx(), r.pages, r.refs(0, 4), store.DumpOptions{Layerwise: true})
+	r.must(err)
+	for _, k := range []int{4, 1, 3, 0, 2} {
+		r.must(d.SubmitShard(r.ctx(), k))
+	}
+	r.must(d.Durable(r.ctx()))
+	gate := make(chan struct{})
+	r.closeStore()
+	r.o.wrapLoad = func(st stream.Stream) stream.Stream { return &gated{st, gate} }
+	r.openStore()
+	r.dump(0, 2)
+	l, err := r.st.Load(r.ctx(), nil, r.pages, r.refs(4, 0, 2), store.LoadOptions{Layerwise: true})
+	r.must(err)
+	r.must(errors.Join(l.WaitShard(r.ctx(), 1), l.WaitShard(r.ctx(), 3)))
+	if !unresolved(l.Done()) {
+		t.Error("the load ended before its copies began")
+	}
+	close(gate)
+	for k := range 5 {
+		r.must(l.WaitShard(r.ctx(), k))
+	}
+	r.must(errors.Join(l.Wait(r.ctx()), r.holds(4, 0), r.holds(5, 2)))
+	if err := l.WaitShard(r.ctx(), 5); !errors.Is(err, errdefs.ErrInvalid) {
+		t.Errorf("a layer that the model lacks: %v", err)
+	}
+}
+
+// gated is a stream that takes nothing before the gate is open.
+type gated struct {
+	stream.Stream
+	gate <-chan struct{}
+}
+
+func (g *gated) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, error) {
+	select {
+	case <-g.gate:
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	return g.Stream.Submit(ctx, b)
+}
+
+// One load finds blocks of each group in the cache and in files.
+func TestGroupsPartlyFromFiles(t *testing.T) {
+	t.Parallel()
+	for _, layerwise := range []bool{false, true} {
+		r := newRig(t, rigOptions{groups: 3, shards: 6, planeBytes: leafy, dirs: []string{t.TempDir()}})
+		all := []int{0, 1, 2, 3, 4, 5}
+		r.dump(all...)
+		for _, n := range []int{0, 4, 5} {
+			r.must(r.cache.Delete(r.ctx(), r.key(n)))
+		}
+		for _, err := range r.load(store.LoadOptions{Layerwise: layerwise}, all...) {
+			r.must(err)
+		}
+		st := r.st.Stats()
+		if st.Tiers[0].Hits != 3 || st.Tiers[1].Hits != 3 {
+			t.Errorf("layerwise %v: hits in %+v", layerwise, st.Tiers)
+		}
+	}
+}
+
+func TestLayersOfGroupsAreChecked(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, rigOptions{groups: 2})
+	for name, layers := range map[string][][]int{
+		"none":          nil,
+		"of one group":  {{0, 1, 2}},
+		"too few":       {{0, 2}, {}},
+		"missing":       {{0, 3}, {1}},
+		"overlapping":   {{0, 1}, {1}},
+		"negative":      {{-1, 0}, {1}},
+		"not ascending": {{2, 0}, {1}},
+	} {
+		if err := store.ValidateLayers(r.groups, layers); !errors.Is(err, errdefs.ErrInvalid) {
+			t.Errorf("%s: %v", name, err)
+		}
+		c := store.Config{Formats: r.groups, Layers: layers, Cache: r.cache, OpenLoad: r.opener(nil), OpenDump: r.opener(nil)}
+		if s, err := store.Open(c); !errors.Is(err, errdefs.ErrInvalid) {
+			t.Errorf("%s: %v", name, errors.Join(err, s.Close(r.ctx())))
+		}
+	}
+	key := r.key(0)
+	key[block.KeyBytes-1]++
+	ref := []store.Ref{{Key: key}}
+	if _, err := r.st.Load(r.ctx(), nil, r.pages, ref, store.LoadOptions{}); !errors.Is(err, errdefs.ErrInvalid) {
+		t.Errorf("load of a key of no group: %v", err)
+	}
+	if _, err := r.st.Dump(r.ctx(), r.pages, ref, store.DumpOptions{}); !errors.Is(err, errdefs.ErrInvalid) {
+		t.Errorf("dump of a key of no group: %v", err)
+	}
 }

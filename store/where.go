@@ -11,6 +11,12 @@ import (
 // where says what a shard of a task is in blocks: the shard of a page group's blocks.
 type where struct{ group, shard int }
 
+// ValidateLayers says what is wrong with Config.Layers for such formats, of which nothing is. Errors wrap ErrInvalid.
+func ValidateLayers(formats block.Formats, layers [][]int) error {
+	_, err := locate(formats, layers)
+	return err
+}
+
 // locate returns where each of the model's layers is. A layer is one group's, and all from the first to the last are there.
 func locate(formats block.Formats, layers [][]int) ([]where, error) {
 	if len(layers) != len(formats) {

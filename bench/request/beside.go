@@ -55,13 +55,14 @@ func (e *entrant) work(ctx context.Context, quit *atomic.Bool, moved func(bytes 
 	for _, l := range e.lanes {
 		pages := e.rig.dumps.pages
 		if l.work == Dump {
-			pages = pages[dumps : dumps+e.place.Blocks]
-			dumps += e.place.Blocks
+			n := e.place.Blocks * len(e.rig.caches)
+			pages = pages[dumps : dumps+n]
+			dumps += n
 		}
 		g.Go(func() error {
 			for !quit.Load() {
 				if l.work == Dump {
-					l.refs = refsOf(e.rig.newKeys(nil, e.place.Blocks), pages)
+					l.refs = refsOf(e.rig.newKeys(e.place.Blocks), pages)
 				}
 				if err := l.run(ctx, time.Now()); err != nil {
 					return err

@@ -9,43 +9,90 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Geometry is how a model's blocks lie: Shards that are loaded one after the other, of Planes pieces each.
+// Geometry is how a model's blocks lie: in one page group, or in several. A request's block of tokens is a block of each.
 type Geometry struct {
 	Name, About string
-	Shards      int   // layers, or groups of layers
-	Planes      int   // pieces of a shard
-	PieceBytes  int64 // that lie in a row on the device
+	Groups      []Group
+}
+
+// Group is how the blocks of a page group lie: Shards that are loaded one after the other, of Planes pieces each.
+type Group struct {
+	Name       string // of one among several
+	Layers     []int  // of one among several: those of the model that its shards are
+	Shards     int    // layers, or groups of layers
+	Planes     int    // pieces of a shard
+	PieceBytes int64  // that lie in a row on the device
 
 	identity block.Identity
 }
 
-// Hybrid is the geometry of models with several page groups. A store's blocks have one yet, so it is refused.
-const Hybrid = "hybrid"
-
-// geometries are those that have names. One of several page groups will need planes a group here and in kvcache.
+// geometries are those that have names.
 var geometries = []Geometry{
-	{
-		Name: "70b-tp8", About: "32 layers of a 70B model on one rank of 8: K and V of 4 KiB", Shards: 32, Planes: 2, PieceBytes: 4 << 10,
+	only("70b-tp8", "32 layers of a 70B model on one rank of 8: K and V of 4 KiB", Group{
+		Shards: 32, Planes: 2, PieceBytes: 4 << 10,
 		identity: block.Identity{Layout: block.LayoutKV, LayerEnd: 32, HeadEnd: 1, HeadSize: 128, BlockTokens: 16},
-	},
-	{
-		Name: "8b", About: "an 8B model on one GPU: K and V of 32 KiB, 32 layers", Shards: 32, Planes: 2, PieceBytes: 32 << 10,
+	}),
+	only("8b", "an 8B model on one GPU: K and V of 32 KiB, 32 layers", Group{
+		Shards: 32, Planes: 2, PieceBytes: 32 << 10,
 		identity: block.Identity{Layout: block.LayoutKV, LayerEnd: 32, HeadEnd: 8, HeadSize: 128, BlockTokens: 16},
-	},
-	{
-		Name: "mla", About: "latents, one plane of 72 KiB a layer, 61 layers", Shards: 61, Planes: 1, PieceBytes: 72 << 10,
+	}),
+	only("mla", "latents, one plane of 72 KiB a layer, 61 layers", Group{
+		Shards: 61, Planes: 1, PieceBytes: 72 << 10,
 		identity: block.Identity{Layout: block.LayoutMLA, LayerEnd: 61, HeadEnd: 1, HeadSize: 576, BlockTokens: 64},
-	},
-	{
-		Name: "page-of-layers", About: "8 layers of an 8B model in one page of 2 MiB, 32 layers", Shards: 4, Planes: 1, PieceBytes: 2 << 20,
+	}),
+	only("page-of-layers", "8 layers of an 8B model in one page of 2 MiB, 32 layers", Group{
+		Shards: 4, Planes: 1, PieceBytes: 2 << 20,
 		identity: block.Identity{Layout: block.LayoutKV, LayerEnd: 32, HeadEnd: 8, HeadSize: 128, BlockTokens: 64},
-	},
+	}),
+	hybrid(),
+}
+
+func only(name, about string, g Group) Geometry {
+	return Geometry{Name: name, About: about, Groups: []Group{g}}
+}
+
+// hybrid interleaves layers: of each five three with a sliding window and half the heads, one with full attention, and one with a
+// recurrent state.
+func hybrid() Geometry {
+	sliding := Group{
+		Name: "sliding", Planes: 2, PieceBytes: 16 << 10,
+		identity: block.Identity{Layout: block.LayoutKV, HeadEnd: 4, HeadSize: 128, BlockTokens: 16},
+	}
+	full := Group{
+		Name: "full", Planes: 2, PieceBytes: 32 << 10,
+		identity: block.Identity{Layout: block.LayoutKV, HeadEnd: 8, HeadSize: 128, BlockTokens: 16},
+	}
+	state := Group{
+		Name: "state", Planes: 1, PieceBytes: 128 << 10,
+		identity: block.Identity{Layout: block.LayoutState, HeadEnd: 8, HeadSize: 8192, BlockTokens: 16},
+	}
+	const layers = 40
+	for k := range layers {
+		g := &sliding
+		switch k % 5 {
+		case 3:
+			g = &full
+		case 4:
+			g = &state
+		}
+		g.Layers = append(g.Layers, k)
+	}
+	out := Geometry{
+		Name:   "hybrid",
+		About:  "three page groups: 24 layers with a sliding window, K and V of 16 KiB, 8 with full attention, of 32 KiB, 8 with a state of 128 KiB",
+		Groups: []Group{sliding, full, state},
+	}
+	for i := range out.Groups {
+		g := &out.Groups[i]
+		g.Shards, g.identity.LayerEnd = len(g.Layers), layers
+	}
+	return out
 }
 
 // Geometries returns those that have names.
 func Geometries() []Geometry { return slices.Clone(geometries) }
 
-// GeometryByName returns a geometry. The error says which there are; that of Hybrid wraps ErrNotSupported.
+// GeometryByName returns a geometry. The error says which there are.
 func GeometryByName(name string) (Geometry, error) {
 	var names []string
 	for _, g := range geometries {
@@ -54,22 +101,48 @@ func GeometryByName(name string) (Geometry, error) {
 		}
 		names = append(names, g.Name)
 	}
-	if name == Hybrid {
-		return Geometry{}, fmt.Errorf("geometry %q has several page groups, and the store takes blocks of one only, yet: %w", name, errdefs.ErrNotSupported)
-	}
 	return Geometry{}, fmt.Errorf("there is no geometry %q: it is one of %s: %w", name, strings.Join(names, ", "), errdefs.ErrInvalid)
 }
 
-// BlockBytes is what a block has in pages.
-func (g *Geometry) BlockBytes() int64 { return int64(g.Shards*g.Planes) * g.PieceBytes }
-
-func (g *Geometry) layout() (*block.Layout, error) {
-	return block.NewLayout(slices.Repeat([]int64{int64(g.Planes) * g.PieceBytes}, g.Shards))
+// BlockBytes is what a block of tokens has in the pages of all page groups.
+func (g *Geometry) BlockBytes() int64 {
+	n := int64(0)
+	for _, p := range g.Groups {
+		n += int64(p.Shards*p.Planes) * p.PieceBytes
+	}
+	return n
 }
 
-// Identity returns the identity of the blocks.
-func (g *Geometry) Identity() block.Identity {
-	id := g.identity
-	id.Model, id.DType = "bench/"+g.Name, "bfloat16"
-	return id
+// PieceBytes is the shortest that lies in a row on the device.
+func (g *Geometry) PieceBytes() int64 {
+	n := g.Groups[0].PieceBytes
+	for _, p := range g.Groups {
+		n = min(n, p.PieceBytes)
+	}
+	return n
+}
+
+// Shards is what requests are loaded and dumped by, one after the other: those of all page groups.
+func (g *Geometry) Shards() int {
+	n := 0
+	for _, p := range g.Groups {
+		n += p.Shards
+	}
+	return n
+}
+
+// needs returns what the blocks of each page group are.
+func (g *Geometry) needs() ([]Blocks, error) {
+	var all []Blocks
+	for _, p := range g.Groups {
+		layout, err := block.NewLayout(slices.Repeat([]int64{int64(p.Planes) * p.PieceBytes}, p.Shards))
+		if err != nil {
+			return nil, err
+		}
+		id := p.identity
+		id.Model, id.DType = "bench/"+g.Name, "bfloat16"
+		id.Group, id.Layers = p.Name, block.FormatLayers(p.Layers)
+		all = append(all, Blocks{Group: p.Name, Layers: p.Layers, Identity: id, Layout: layout})
+	}
+	return all, nil
 }

@@ -82,7 +82,8 @@ func (g *group) add(p Place, lanes func(Place) []*lane) {
 func (g *group) lanes(p Place) []*lane {
 	var all []*lane
 	for i := range g.requests {
-		from, to := i*g.blocks, (i+1)*g.blocks
+		n := g.blocks * len(g.rig.caches)
+		from, to := i*n, (i+1)*n
 		if p.Work != Dump {
 			set := &g.rig.loads
 			l := &lane{rig: g.rig, work: Load, layers: p.Layerwise, keys: set.keys[from:to], refs: refsOf(set.keys[from:to], set.pages[from:to]), tier: store.TierCache}
@@ -90,7 +91,7 @@ func (g *group) lanes(p Place) []*lane {
 				l.tier = store.TierFile
 			}
 			if p.Layerwise {
-				l.arrived = make([]time.Duration, g.rig.geometry.Shards)
+				l.arrived = make([]time.Duration, g.rig.geometry.Shards())
 			}
 			all = append(all, l)
 		}
@@ -109,11 +110,16 @@ func (g *group) bare(p Place) []*lane {
 	if p.Work == Dump {
 		paged.Dir, set = mem.ToSlots, &r.dumps
 	}
-	pairs := make([]mem.PageSlot, n)
-	for i := range pairs {
-		pairs[i] = mem.PageSlot{Page: set.pages[i], Slot: uint32(i)}
+	base := int64(0)
+	for k, c := range r.caches {
+		pairs := make([]mem.PageSlot, n)
+		for i := range pairs {
+			pairs[i] = mem.PageSlot{Page: set.pages[i*len(r.caches)+k], Slot: uint32(i)}
+		}
+		image := r.blocks[k].Layout.ImageBytes()
+		paged.Groups = append(paged.Groups, mem.PageGroup{Planes: c.Planes(), Slots: mem.Slots{Region: r.host, Base: base, Stride: image}, Pairs: pairs})
+		base += int64(r.most) * image
 	}
-	paged.Groups = []mem.PageGroup{{Planes: r.cache.Planes(), Slots: mem.Slots{Region: r.host, Stride: r.layout.ImageBytes()}, Pairs: pairs}}
 	return []*lane{{rig: r, work: p.Work, raw: &mem.Batch{Paged: paged}}}
 }
 
@@ -235,7 +241,8 @@ func (e *entrant) verify(ctx context.Context) error {
 
 // loadBack loads blocks to the pages that they were dumped from, and compares them.
 func (r *rig) loadBack(ctx context.Context, refs []store.Ref) error {
-	if err := r.poison(ctx, &r.dumps, len(refs)); err != nil {
+	n := len(refs) / len(r.caches)
+	if err := r.poison(ctx, &r.dumps, n); err != nil {
 		return err
 	}
 	l := lane{rig: r, work: Load, refs: refs}
@@ -245,7 +252,7 @@ func (r *rig) loadBack(ctx context.Context, refs []store.Ref) error {
 	if err := l.run(ctx, time.Now()); err != nil {
 		return err
 	}
-	return r.check(ctx, &r.dumps, len(refs))
+	return r.check(ctx, &r.dumps, n)
 }
 
 // prepare sees to it that loads find their blocks where they should, and returns new blocks for so many repetitions of dumps.
@@ -255,33 +262,35 @@ func (e *entrant) prepare(ctx context.Context, reps int, ask bool) (dumped []sto
 		return nil, nil
 	}
 	if e.place.Work != Load {
-		keys := r.newKeys(nil, n*reps)
+		keys := r.newKeys(n * reps)
+		all := n * len(r.caches)
 		for i := range reps {
-			dumped = append(dumped, refsOf(keys[i*n:(i+1)*n], r.dumps.pages[:n])...)
+			dumped = append(dumped, refsOf(keys[i*all:(i+1)*all], r.dumps.pages[:all])...)
 		}
 	}
 	if e.place.Work == Dump || r.dir == "" {
 		return dumped, nil
 	}
+	keys, pages := r.loads.keys[:n*len(r.caches)], r.loads.pages[:n*len(r.caches)]
 	if e.place.Hits == InCache {
-		t, err := r.engine.Store().Prefetch(ctx, r.loads.keys[:n])
+		t, err := r.engine.Store().Prefetch(ctx, keys)
 		if err != nil {
 			return nil, err
 		}
 		return dumped, t.Wait(ctx)
 	}
-	if err := r.forget(ctx, refsOf(r.loads.keys[:n], r.loads.pages[:n]), 1); err != nil {
+	if err := r.forget(ctx, refsOf(keys, pages), 1); err != nil {
 		return nil, err
 	}
 	if e.place.Hits == OnDisk {
-		return dumped, dropFiles(r.dir, r.loads.keys[:n], ask)
+		return dumped, dropFiles(r.dir, keys, ask)
 	}
 	return dumped, nil
 }
 
 // next gives the lanes that dump their blocks of repetition i.
 func (e *entrant) next(dumped []store.Ref, i int) {
-	b := e.place.Blocks
+	b := e.place.Blocks * len(e.rig.caches)
 	from := i * b * e.place.Requests
 	for _, l := range e.lanes {
 		if l.work == Dump && l.raw == nil {

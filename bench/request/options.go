@@ -29,10 +29,17 @@ type Engine interface {
 	Close(ctx context.Context) error
 }
 
+// Blocks is what the blocks of a page group are: of the only one, which has no name, or of one among several.
+type Blocks struct {
+	Group    string
+	Layers   []int
+	Identity block.Identity
+	Layout   *block.Layout
+}
+
 // Needs is what an engine has to be opened with.
 type Needs struct {
-	Identity   block.Identity
-	Layout     *block.Layout
+	Blocks     []Blocks // one a page group
 	CacheBytes int64
 	Dir        string // of the file tier; empty: there is none
 }

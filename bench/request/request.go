@@ -65,7 +65,7 @@ func (l *lane) load(ctx context.Context, begin time.Time) error {
 	if lease.Len() < len(l.keys) {
 		return fmt.Errorf("lease %d blocks: block %d is not there, or leases hold too much of the cache: %w", len(l.keys), lease.Len(), errdefs.ErrNotFound)
 	}
-	task, err := s.Load(ctx, lease, l.rig.cache.Pages(), l.refs, store.LoadOptions{Layerwise: l.layers})
+	task, err := s.Load(ctx, lease, &l.rig.pages, l.refs, store.LoadOptions{Layerwise: l.layers})
 	if err != nil {
 		return err
 	}
@@ -90,11 +90,11 @@ func (l *lane) load(ctx context.Context, begin time.Time) error {
 }
 
 func (l *lane) dump(ctx context.Context, begin time.Time) error {
-	task, err := l.rig.engine.Store().Dump(ctx, l.rig.cache.Pages(), l.refs, store.DumpOptions{Layerwise: l.layers})
+	task, err := l.rig.engine.Store().Dump(ctx, &l.rig.pages, l.refs, store.DumpOptions{Layerwise: l.layers})
 	if err != nil {
 		return err
 	}
-	for k := 0; l.layers && k < l.rig.geometry.Shards && err == nil; k++ {
+	for k := 0; l.layers && k < l.rig.geometry.Shards() && err == nil; k++ {
 		err = task.SubmitShard(ctx, k)
 	}
 	if err == nil {
@@ -123,7 +123,9 @@ func (r *rig) settle(done <-chan struct{}, pages int) error {
 	case <-done:
 		return nil
 	case <-timer.C:
-		r.cache.Abandon(pages)
+		for _, c := range r.caches {
+			c.Abandon(pages)
+		}
 		return fmt.Errorf("a task did not come to rest: %w", errdefs.ErrBusy)
 	}
 }

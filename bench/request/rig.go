@@ -19,23 +19,32 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// pageSet is pages with what they hold, or will hold.
+// pageSet is pages with what they hold, or will hold: of each block of tokens those of all page groups in a row.
 type pageSet struct {
 	pages []uint32
 	seeds []uint64
 	keys  []block.Key // of the blocks that loads ask for; nil for pages that dumps read
 }
 
+// of returns the pages and seeds that the first n blocks have in a page group, of so many.
+func (s *pageSet) of(group, groups, n int) (pages []uint32, seeds []uint64) {
+	for i := group; i < n*groups; i += groups {
+		pages, seeds = append(pages, s.pages[i]), append(seeds, s.seeds[i])
+	}
+	return pages, seeds
+}
+
 // rig is an engine of one geometry, with a store that has what loads ask for.
 type rig struct {
 	o        *Options
 	geometry Geometry
-	layout   *block.Layout
 	engine   Engine
-	digest   block.Digest
 	dir      string // of the file tier; empty: there is none
-	cache    *kvcache.Cache
-	painter  *kvcache.Painter
+	pages    store.Pages
+	blocks   []Blocks // by page group, as the next three
+	formats  block.Formats
+	caches   []*kvcache.Cache // apart from each other
+	painters []*kvcache.Painter
 	raw      stream.EventStream
 	host     *mem.Region // of the large copy, and slots of what a bare stream copies
 	large    *large
@@ -75,7 +84,7 @@ func (r *rig) cacheBytes(loads, dumps bool) int64 {
 	if dumps {
 		slots = max(slots, 2*r.most+4)
 	}
-	return int64(slots) * r.layout.ImageBytes()
+	return int64(slots*len(r.blocks)) * r.formats.MaxImageBytes()
 }
 
 // newRig opens an engine with room for most blocks each way.
@@ -86,8 +95,11 @@ func newRig(ctx context.Context, open Opener, o *Options, g Geometry, most int) 
 			err = errors.Join(err, r.close())
 		}
 	}()
-	if r.layout, err = g.layout(); err != nil {
+	if r.blocks, err = g.needs(); err != nil {
 		return nil, err
+	}
+	for _, b := range r.blocks {
+		r.formats = append(r.formats, block.Format{Layout: b.Layout, Identity: b.Identity.Digest()})
 	}
 	if o.Dir != "" {
 		if r.dir, err = os.MkdirTemp(o.Dir, "kvlane-bench-"); err != nil {
@@ -98,12 +110,11 @@ func newRig(ctx context.Context, open Opener, o *Options, g Geometry, most int) 
 	}
 	loads := slices.Contains(o.Work, Load) || slices.Contains(o.Work, Both)
 	dumps := slices.Contains(o.Work, Dump) || slices.Contains(o.Work, Both)
-	n := Needs{Identity: g.Identity(), Layout: r.layout, CacheBytes: max(o.CacheBytes, r.cacheBytes(loads, dumps)), Dir: r.dir}
+	n := Needs{Blocks: r.blocks, CacheBytes: max(o.CacheBytes, r.cacheBytes(loads, dumps)), Dir: r.dir}
 	if r.engine, err = open(ctx, n); err != nil {
 		return nil, err
 	}
 	r.onClose(r.engine.Close)
-	r.digest = n.Identity.Digest()
 	if err := r.allocate(ctx, loads, dumps); err != nil {
 		return nil, err
 	}
@@ -123,22 +134,22 @@ func (r *rig) allocate(ctx context.Context, loads, dumps bool) (err error) {
 			pages += r.most
 		}
 	}
-	if r.cache, err = kvcache.New(dev, r.layout, r.geometry.Planes, pages, r.o.Seed); err != nil {
-		return err
+	r.pages.Shards = make([][]mem.Plane, r.geometry.Shards())
+	images := int64(0)
+	for k, b := range r.blocks {
+		if err := r.allocateGroup(k, pages); err != nil {
+			return err
+		}
+		images += b.Layout.ImageBytes()
 	}
-	r.onClose(func(context.Context) error { return r.cache.Close() })
-	if r.host, err = dev.AllocHost(max(int64(r.most)*r.layout.ImageBytes(), 2*r.o.LargeBytes)); err != nil {
+	if r.host, err = dev.AllocHost(max(int64(r.most)*images, 2*r.o.LargeBytes)); err != nil {
 		return fmt.Errorf("allocate pinned memory for copies beside the store: %w", err)
 	}
 	r.onClose(func(context.Context) error { return dev.Free(r.host) })
-	if err := r.engine.Register(r.cache.Region(), r.host); err != nil {
+	if err := r.engine.Register(r.host); err != nil {
 		return err
 	}
-	r.onClose(func(ctx context.Context) error { return r.engine.Unregister(ctx, r.cache.Region(), r.host) })
-	if r.painter, err = kvcache.NewPainter(r.cache, r.most); err != nil {
-		return err
-	}
-	r.onClose(r.painter.Close)
+	r.onClose(func(ctx context.Context) error { return r.engine.Unregister(ctx, r.host) })
 	if r.raw, err = r.engine.OpenStream(); err != nil {
 		return err
 	}
@@ -158,34 +169,84 @@ func (r *rig) allocate(ctx context.Context, loads, dumps bool) (err error) {
 	return nil
 }
 
-// paint takes pages for a set and fills them.
-func (r *rig) paint(ctx context.Context, set *pageSet, number int) (err error) {
-	if set.pages, err = r.cache.Take(ctx, nil, r.most); err != nil {
+// allocateGroup makes the KV cache of a page group, and what fills and checks it.
+func (r *rig) allocateGroup(k, pages int) error {
+	group := &r.geometry.Groups[k]
+	c, err := kvcache.New(r.engine.Device(), r.blocks[k].Layout, group.Planes, pages, r.o.Seed+uint64(k))
+	if err != nil {
 		return err
 	}
-	for i := range r.most {
+	r.caches = append(r.caches, c)
+	r.onClose(func(context.Context) error { return c.Close() })
+	if err := r.engine.Register(c.Region()); err != nil {
+		return err
+	}
+	r.onClose(func(ctx context.Context) error { return r.engine.Unregister(ctx, c.Region()) })
+	p, err := kvcache.NewPainter(c, r.most)
+	if err != nil {
+		return err
+	}
+	r.painters = append(r.painters, p)
+	r.onClose(p.Close)
+	for i, planes := range c.Pages().Shards {
+		if group.Layers != nil {
+			i = group.Layers[i]
+		}
+		r.pages.Shards[i] = planes
+	}
+	return nil
+}
+
+// paint takes pages for a set and fills them.
+func (r *rig) paint(ctx context.Context, set *pageSet, number int) error {
+	groups := len(r.caches)
+	set.pages = make([]uint32, r.most*groups)
+	for k, c := range r.caches {
+		pages, err := c.Take(ctx, nil, r.most)
+		if err != nil {
+			return err
+		}
+		for i, page := range pages {
+			set.pages[i*groups+k] = page
+		}
+	}
+	for i := range set.pages {
 		set.seeds = append(set.seeds, kvcache.ContentSeed(int64(number)<<32+int64(i)))
 	}
+	return r.fill(ctx, set, r.most)
+}
+
+// fill writes what the first n blocks of a set hold to their pages.
+func (r *rig) fill(ctx context.Context, set *pageSet, n int) error {
 	if r.o.Still {
 		return nil
 	}
-	return r.painter.Fill(ctx, r.cache.All(), set.pages, set.seeds)
+	for k, p := range r.painters {
+		pages, seeds := set.of(k, len(r.caches), n)
+		if err := p.Fill(ctx, r.caches[k].All(), pages, seeds); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // prime dumps what loads will ask for.
 func (r *rig) prime(ctx context.Context) error {
 	set := &r.loads
-	set.keys = r.newKeys(nil, r.most)
+	set.keys = r.newKeys(r.most)
 	l := lane{rig: r, work: Dump, refs: refsOf(set.keys, set.pages)}
 	return l.run(ctx, time.Now())
 }
 
-// newKeys appends n keys that no block has.
-func (r *rig) newKeys(keys []block.Key, n int) []block.Key {
+// newKeys returns the keys of n blocks of tokens that nobody has, in all page groups.
+func (r *rig) newKeys(n int) []block.Key {
+	keys := make([]block.Key, 0, n*len(r.caches))
 	var hash [8]byte
 	for range n {
 		binary.LittleEndian.PutUint64(hash[:], r.fresh.Add(1))
-		keys = append(keys, r.digest.Key(hash[:]))
+		for k := range r.caches {
+			keys = append(keys, r.formats.Key(k, hash[:]))
+		}
 	}
 	return keys
 }
@@ -198,35 +259,43 @@ func refsOf(keys []block.Key, pages []uint32) []store.Ref {
 	return refs
 }
 
-// poison overwrites the first n pages of a set.
+// poison overwrites the pages of the first n blocks of a set.
 func (r *rig) poison(ctx context.Context, set *pageSet, n int) error {
-	if r.o.Still {
-		return nil
-	}
-	seeds := make([]uint64, n)
-	for i := range seeds {
+	other := pageSet{pages: set.pages, seeds: make([]uint64, n*len(r.caches))}
+	for i := range other.seeds {
 		r.poisoned++
-		seeds[i] = kvcache.PoisonSeed(r.poisoned)
+		other.seeds[i] = kvcache.PoisonSeed(r.poisoned)
 	}
-	return r.painter.Fill(ctx, r.cache.All(), set.pages[:n], seeds)
+	return r.fill(ctx, &other, n)
 }
 
-// check compares the first n pages of a set with what they must hold. Wrong bytes are ErrCorrupt.
+// check compares the pages of the first n blocks of a set with what they must hold. Wrong bytes are ErrCorrupt.
 func (r *rig) check(ctx context.Context, set *pageSet, n int) error {
 	if r.o.Still {
 		return nil
 	}
-	wrong := r.wrong[:n]
+	for k := range r.caches {
+		if err := r.checkGroup(ctx, set, n, k); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *rig) checkGroup(ctx context.Context, set *pageSet, n, group int) error {
+	wrong, p := r.wrong[:n], r.painters[group]
 	clear(wrong)
-	if err := r.painter.Check(ctx, r.cache.All(), set.pages[:n], set.seeds[:n], wrong); err != nil {
+	pages, seeds := set.of(group, len(r.caches), n)
+	if err := p.Check(ctx, r.caches[group].All(), pages, seeds, wrong); err != nil {
 		return err
 	}
 	for i, bytes := range wrong {
 		if bytes == 0 {
 			continue
 		}
-		plane, off, err := r.painter.Locate(ctx, set.pages[i], set.seeds[i])
-		return errors.Join(fmt.Errorf("block %d of %d has %d wrong bytes, the first in plane %d at %d: %w", i, n, bytes, plane, off, errdefs.ErrCorrupt), err)
+		plane, off, err := p.Locate(ctx, pages[i], seeds[i])
+		return errors.Join(fmt.Errorf("block %d of %d in page group %d has %d wrong bytes, the first in plane %d at %d: %w",
+			i, n, group, bytes, plane, off, errdefs.ErrCorrupt), err)
 	}
 	return nil
 }

@@ -16,7 +16,14 @@ import (
 // opener opens engines on the simulated device.
 func opener(o sim.Options) Opener {
 	return func(ctx context.Context, n Needs) (Engine, error) {
-		c := kvlane.Config{Device: kvlane.DeviceConfig{Driver: kvlane.Sim, Sim: o}, Blocks: &kvlane.Blocks{Identity: n.Identity, Layout: n.Layout}}
+		c := kvlane.Config{Device: kvlane.DeviceConfig{Driver: kvlane.Sim, Sim: o}}
+		if n.Blocks[0].Group == "" {
+			c.Blocks = &kvlane.Blocks{Identity: n.Blocks[0].Identity, Layout: n.Blocks[0].Layout}
+		} else {
+			for _, b := range n.Blocks {
+				c.Groups = append(c.Groups, kvlane.Group{Name: b.Group, Layers: b.Layers, Blocks: &kvlane.Blocks{Identity: b.Identity, Layout: b.Layout}})
+			}
+		}
 		c.Store.CacheBytes = n.CacheBytes
 		if n.Dir != "" {
 			c.Store.Dirs = []string{n.Dir}
@@ -121,5 +128,25 @@ func TestRunEndsWithItsContext(t *testing.T) {
 	o.Progress = func(int, int, string) { time.AfterFunc(20*time.Millisecond, func() { cancel(why) }) }
 	if _, err := Run(ctx, opener(sim.Options{}), o); !errors.Is(err, why) {
 		t.Errorf("%v, want %v", err, why)
+	}
+}
+
+// A request of a model with several page groups has blocks of all of them, from wherever they are.
+func TestRunOfSeveralPageGroups(t *testing.T) {
+	o := tiny()
+	o.Geometries, o.Blocks, o.Bytes = []string{"hybrid"}, []int{1}, 8<<20
+	o.Hits, o.Dir = []Hits{InCache, InPageCache}, t.TempDir()
+	r, err := Run(t.Context(), opener(sim.Options{}), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(r.Points) == 0 || len(r.LeftOut) != 0 {
+		t.Errorf("%d points, left out %q", len(r.Points), r.LeftOut)
+	}
+	for i := range r.Points {
+		p := &r.Points[i]
+		if p.BlockBytes != 24*32<<10+8*64<<10+8*128<<10 || p.PieceBytes != 16<<10 || p.Layerwise && p.Work == Load && len(p.LayersMicros) != 40 {
+			t.Errorf("%s: blocks of %d bytes in pieces of %d, %d layers", p.Place, p.BlockBytes, p.PieceBytes, len(p.LayersMicros))
+		}
 	}
 }

@@ -90,7 +90,7 @@ func (g *group) points() []Point {
 func (e *entrant) point(raw *samples, large []float64) Point {
 	g, s := &e.rig.geometry, &e.samples
 	blocks := int64(e.place.Blocks * e.place.Requests)
-	p := Point{Place: e.place, BlockBytes: g.BlockBytes(), PieceBytes: g.PieceBytes, Reps: len(s.walls), Path: s.path}
+	p := Point{Place: e.place, BlockBytes: g.BlockBytes(), PieceBytes: g.PieceBytes(), Reps: len(s.walls), Path: s.path}
 	each := blocks * g.BlockBytes()
 	if e.place.Work == Both {
 		blocks *= 2

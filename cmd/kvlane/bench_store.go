@@ -165,7 +165,14 @@ func (f *storeBench) parse() (kvlane.Config, error) {
 func (f *storeBench) opener(c kvlane.Config) request.Opener {
 	return func(ctx context.Context, n request.Needs) (request.Engine, error) {
 		c := c
-		c.Blocks, c.Store.CacheBytes = &kvlane.Blocks{Identity: n.Identity, Layout: n.Layout}, n.CacheBytes
+		if n.Blocks[0].Group == "" {
+			c.Blocks = &kvlane.Blocks{Identity: n.Blocks[0].Identity, Layout: n.Blocks[0].Layout}
+		} else {
+			for _, b := range n.Blocks {
+				c.Groups = append(c.Groups, kvlane.Group{Name: b.Group, Layers: b.Layers, Blocks: &kvlane.Blocks{Identity: b.Identity, Layout: b.Layout}})
+			}
+		}
+		c.Store.CacheBytes = n.CacheBytes
 		if n.Dir != "" {
 			c.Store.Dirs = []string{n.Dir}
 		}

@@ -30,7 +30,6 @@ func TestBenchStoreFlagsAreChecked(t *testing.T) {
 			exitUsage,
 			[]string{`no geometry "70b": it is one of 70b-tp8`, `"idle"`, `"tape"`, `"teleport"`, `"loud"`},
 		},
-		"several page groups": {[]string{"--geometry", "hybrid"}, exitUsage, []string{`"hybrid" has several page groups`}},
 		"files without a place": {
 			[]string{"--hits", "disk"}, exitUsage, []string{"no directory is given"},
 		},

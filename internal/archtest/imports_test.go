@@ -40,7 +40,7 @@ var mayImport = map[string]string{
 	"device/cuda":          onDevice + " device/cuda/kernels internal/leak internal/sys/",
 	"device/cuda/kernels":  "errdefs mem device",
 	"device/cuda/cudatest": onDevice + " device/cuda internal/testkit",
-	"stream/copy":          onDevice + " stream stream/ordered stream/copy/plan internal/sys/hostmem internal/sys/nap",
+	"stream/copy":          onDevice + " stream stream/ordered stream/copy/plan stream/copy/describe stream/copy/move",
 	"stream/nic":           onDevice + " stream stream/ordered rdma rdma/channel rdma/registry",
 	"rdma/soft":            onMem + " rdma stream internal/leak internal/fault internal/sys/hostmem",
 	"rdma/ibv":             onMem + " rdma internal/leak internal/sys/",
@@ -55,7 +55,10 @@ var mayImport = map[string]string{
 	"internal/dirfs/dirfstest": "errdefs internal/dirfs",
 	"internal/dirfs/faultfs":   "errdefs internal/dirfs internal/fault internal/leak",
 
-	// The planner is a model that touches no device; what measures for it drives the streams that it plans for.
+	// The rooms of a copy stream: describing and moving know nothing of the stream, nor of who chooses. The planner is a model that
+	// touches no device; what measures for it drives the streams that it plans for.
+	"stream/copy/describe":  onDevice + " internal/sys/hostmem",
+	"stream/copy/move":      onDevice + " stream stream/copy/describe internal/sys/hostmem internal/sys/nap",
 	"stream/copy/plan":      onDevice + " stream",
 	"stream/copy/calibrate": onDevice + " stream stream/copy stream/copy/plan stream/copy/measure",
 	"stream/copy/measure":   onDevice + " stream",

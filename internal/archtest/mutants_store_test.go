@@ -118,6 +118,16 @@ var storeMutants = []mutant{
 	{"store", "TestDefectLoadRefusesALeaseOfOtherKeys", []edit{{
 		"store/index/lease.go", "if i := l.lacks(keys); i >= 0 {", "if i := l.lacks(keys); i < -1 {",
 	}}},
+	// Page groups.
+	{"block", "TestDefectKeyOfAnotherGroupVerifies", []edit{{
+		"block/formats.go", "		copy(key[KeyBytes-tagBytes:], tag[:])\n", "		_ = tag\n",
+	}}},
+	{".", "TestDefectKeyOfAnotherGroupHits", []edit{{
+		"store/pages.go", "		if g < 0 {\n", "		if g < 0 {\n			g = 0\n		}\n		if g < 0 {\n",
+	}}},
+	{".", "TestDefectPageOfTwoGroups", []edit{{
+		"store/pages.go", "			if p.share(layers[o], layers[g]) {\n", "			if g < o {\n",
+	}}},
 	// Streams and engines.
 	{"stream/copy", "TestDefectTransientLackOfMemoryTakesAPathAwayForAWhileOnly", []edit{{
 		"stream/copy/prepare.go", "!errors.Is(why, errdefs.ErrNoMemory) {", "errors.Is(why, errdefs.ErrNoMemory) {",

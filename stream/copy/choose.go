@@ -5,8 +5,9 @@ import (
 	"errors"
 	"time"
 
-	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/stream/copy/describe"
+	"github.com/kvlane/kvlane/stream/copy/move"
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
 
@@ -31,92 +32,69 @@ type Planner interface {
 
 // choose sets the path of o and what goes with it. An error says that the batch cannot be taken.
 func (s *Stream) choose(ctx context.Context, o *op) error {
-	v := &o.stats
 	forced := s.opts.Path
 	switch {
-	case v.runs == 0:
-		o.path, o.reason = stream.PathNone, ReasonEmpty
+	case o.work.Runs == 0:
+		o.choice.Reason = ReasonEmpty
 		return nil
-	case forced != stream.PathNone && s.takes(forced, o):
-		o.path, o.reason = forced, ReasonForced
-	case forced != stream.PathNone:
-		o.path, o.reason = stream.PathCopyEngine, ReasonUnfit
-	default:
-		if err := s.plan(ctx, o); err != nil {
-			return err
-		}
+	case forced == stream.PathNone:
+		return s.plan(ctx, o)
 	}
-	if k, ok := s.movers[o.path].(summer); ok {
-		o.summed = k.sums(o)
+	if ok, sums := s.movers[forced].Takes(&o.work); ok {
+		o.choice, o.work.At.Summed = plan.Choice{Path: forced, Reason: ReasonForced}, sums
+	} else {
+		o.choice = plan.Choice{Path: stream.PathCopyEngine, Reason: ReasonUnfit}
 	}
 	return nil
-}
-
-// summer is a mover that can fill mem.Paged.Sums.
-type summer interface {
-	mover
-	// sums reports whether it fills the sums that o's batch asks for.
-	sums(o *op) bool
 }
 
 // plan has the planner choose, among the paths that take the batch. Where it asks for sums, the planner hears which of them
 // leave those to a CPU. A path that cannot get what it needs is lost, and the batch tells why.
 func (s *Stream) plan(ctx context.Context, o *op) error {
 	s.readmit()
-	can, unsummed := s.can(o)
-	o.request = o.stats.request(o.at.batch.Paged != nil)
-	o.request.Summed, o.request.Unsummed = o.sumsWanted(), unsummed
+	can, summing := s.can(o)
+	o.request = request(&o.work)
+	if o.request.Summed = o.work.WantsSums(); o.request.Summed {
+		o.request.Unsummed = can &^ summing
+	}
 	if o.request.Ahead = time.Duration(s.ahead.Load()); o.request.Ahead > 0 {
 		o.request.Alone = alone(can, stream.Path(s.last.Load()))
 	}
-	s.starts(&o.request, can)
+	if r, ok := s.movers[stream.PathResident].(*move.Resident); ok && can.Has(stream.PathResident) {
+		now := s.now()
+		o.request.Streak = r.Streak(now)
+		if r.Resting(now) {
+			o.request.Resting = o.request.Resting.With(stream.PathResident)
+		}
+	}
 	for unprepared := false; ; unprepared = true {
 		o.choice = s.planner.Choose(o.request, can)
-		o.path, o.reason, o.planned = o.choice.Path, o.choice.Reason, true
+		o.planned = true
+		o.work.ChunkBytes, o.work.CTAs, o.work.At.Summed = o.choice.ChunkBytes, o.choice.CTAs, summing.Has(o.choice.Path)
 		if unprepared {
-			o.reason = ReasonUnprepared
+			o.choice.Reason = ReasonUnprepared
 		}
-		lost, err := s.ready(ctx, o.path)
+		lost, err := s.ready(ctx, o.choice.Path)
 		if lost == nil || err != nil {
 			return err
 		}
-		o.lost = errors.Join(o.lost, s.lose(o.path, lost))
-		can = can.Without(o.path)
+		o.lost = errors.Join(o.lost, s.lose(o.choice.Path, lost))
+		can = can.Without(o.choice.Path)
 	}
 }
 
-// can returns the paths that could carry o's batch, and which of them would not make the sums that it asks for.
-func (s *Stream) can(o *op) (can, unsummed plan.Paths) {
-	wants := o.sumsWanted()
+// can returns the paths that could carry o's batch, and which of them would make the sums that it asks for.
+func (s *Stream) can(o *op) (can, summing plan.Paths) {
 	for p := range plan.Paths(s.able.Load()).All {
-		if !s.takes(p, o) {
-			continue
+		ok, sums := s.movers[p].Takes(&o.work)
+		if ok {
+			can = can.With(p)
 		}
-		can = can.With(p)
-		if wants {
-			if k, ok := s.movers[p].(summer); !ok || !k.sums(o) {
-				unsummed = unsummed.With(p)
-			}
+		if ok && sums {
+			summing = summing.With(p)
 		}
 	}
-	return can, unsummed
-}
-
-// picky is a mover that does not reach all of the device's memory.
-type picky interface {
-	mover
-	// reaches reports whether it reaches all that a batch names.
-	reaches(b *mem.Batch) bool
-}
-
-// takes reports whether a path can carry o's batch.
-func (s *Stream) takes(p stream.Path, o *op) bool {
-	m := s.movers[p]
-	if !m.takes(&o.stats) {
-		return false
-	}
-	k, ok := m.(picky)
-	return !ok || k.reaches(o.at.batch)
+	return can, summing
 }
 
 // alone returns those of can by which a batch waits until all ahead of it has ended, which last took that path.
@@ -127,56 +105,31 @@ func alone(can plan.Paths, last stream.Path) plan.Paths {
 	return can & apartPaths
 }
 
-// starter is a mover whose kernel comes and goes.
-type starter interface {
-	mover
-	// streak counts a batch that the path could take, and returns how many came before it, one soon after another.
-	streak(now time.Duration) int
-	// resting reports whether a batch that comes at now would have to start the kernel.
-	resting(now time.Duration) bool
-}
-
-// starts tells the planner of kernels that would have to be started, and how many batches may share what that takes.
-func (s *Stream) starts(r *plan.Request, can plan.Paths) {
-	for p := range can.All {
-		if k, ok := s.movers[p].(starter); ok {
-			now := s.opts.Clock.Since(s.epoch)
-			r.Streak = k.streak(now)
-			if k.resting(now) {
-				r.Resting = r.Resting.With(p)
-			}
-		}
-	}
-}
-
-// sumsWanted reports whether the batch asks for sums.
-func (o *op) sumsWanted() bool { return o.at.batch.Paged != nil && len(o.at.batch.Paged.Sums) > 0 }
-
 // request is what the planner is asked.
-func (v *survey) request(paged bool) plan.Request {
-	r := plan.Request{Dir: v.direction(), Pieces: v.copies, Runs: v.runs, Bytes: v.bytes}
-	if paged {
+func request(b *move.Batch) plan.Request {
+	r := plan.Request{Dir: direction(b.Ways), Pieces: b.Copies, Runs: b.Runs, Bytes: b.Bytes}
+	if b.At.Batch.Paged != nil {
 		r.Form = plan.Paged
 	}
 	switch r.Dir {
 	case plan.H2D:
-		r.HostRuns = v.srcRuns
+		r.HostRuns = b.SrcRuns
 	case plan.D2H:
-		r.HostRuns = v.dstRuns
+		r.HostRuns = b.DstRuns
 	case plan.D2D, plan.Peer:
 	}
 	return r
 }
 
-// direction is the batch's direction as the planner knows it. What moves both ways, or partly within one memory, goes by
-// the part that crosses the bus.
-func (v *survey) direction() plan.Direction {
+// direction is a batch's direction as the planner knows it. What moves both ways, or partly within one memory, goes by the part
+// that crosses the bus.
+func direction(w describe.Ways) plan.Direction {
 	switch {
-	case v.ways&wayH2D != 0:
+	case w&describe.H2D != 0:
 		return plan.H2D
-	case v.ways&wayD2H != 0:
+	case w&describe.D2H != 0:
 		return plan.D2H
-	case v.ways&wayPeer != 0:
+	case w&describe.Peer != 0:
 		return plan.Peer
 	}
 	return plan.D2D
@@ -194,7 +147,7 @@ func (s *Stream) account(o *op, c *stream.Completion, err error) {
 	if err != nil {
 		return
 	}
-	c.Summed = o.summed
+	c.Summed = o.work.At.Summed
 	if !o.planned || o.held || o.choice.Pace > 0 && o.steps > 1 {
 		return // it waited for something else than the path
 	}

@@ -3,114 +3,73 @@ package copy
 import (
 	"errors"
 	"fmt"
+	"time"
 
-	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/stream/copy/move"
 )
-
-// Bounds of what is given to the device at once. Drivers block the caller when about a thousand calls are pending, which
-// would hold up Submit, so the stream stays below and waits in a goroutine of its own.
-const (
-	maxCalls   = 512
-	engineStep = 64  // copies a step
-	batchStep  = 256 // copies in one call of a BatchCopier: the device copies while the driver looks at the next
-	batchCalls = 8   // what such a call counts for
-	kernelStep = 16  // launches a step, at most
-)
-
-// item is a step that was issued.
-type item struct {
-	op    *op
-	event device.Event // done when the step is
-	lost  bool         // something may have been issued, and no event tells when it is done
-	last  bool         // nothing of op follows
-	apart bool         // the device keeps no order between it and the queue
-	calls int
-	bytes int64 // that it copies
-	// Positions up to which the step took memory: of descriptors and of staging. Zero: none.
-	ringEnd, stageEnd uint64
-	sums              []sumRows
-}
 
 // Issue implements ordered.Work: it issues a step.
 func (o *op) Issue() (whole, ok bool) {
-	s := o.stream
-	sp, ok := s.room(o)
-	if !ok {
+	s, m := o.stream, o.stream.movers[o.choice.Path]
+	if o.work.Runs == 0 { // there is nothing to copy, and nothing to wait for
+		o.start()
+		return true, true
+	}
+	if !s.room(o, m) {
 		return false, false
 	}
-	it := s.step(o, sp)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.calls += it.calls
-	if it.ringEnd > 0 {
-		s.ring.take(it.ringEnd)
-	}
-	if it.stageEnd > 0 {
-		s.staging.take(it.stageEnd)
-	}
-	if o.path != stream.PathNone { // else there is nothing to wait for
-		s.push(it)
-	}
+	it := s.step(o, m)
+	s.push(it)
 	return it.last, true
 }
 
-// room reports whether o's pace, the device and the mover let another step of it follow, and where its descriptors go.
-func (s *Stream) room(o *op) (sp span, ok bool) {
-	m := s.movers[o.path]
-	if m == nil {
-		return span{}, true
+// start notes when o's first step is issued, and returns the time.
+func (o *op) start() time.Time {
+	now := o.stream.opts.Clock.Now()
+	if o.Started.IsZero() {
+		o.Started, o.work.Begun = now, now.Sub(o.stream.epoch)
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	return now
+}
+
+// room reports whether o's pace, what is in flight and the mover let another step of it follow.
+func (s *Stream) room(o *op, m move.Mover) bool {
 	if s.paced(o) {
-		return span{}, false
+		return false
 	}
-	if s.mayFollow(o.path) && (s.calls == 0 || s.calls+m.calls() <= maxCalls) {
-		sp, ok = m.room(o)
-	}
-	if !ok {
+	flight, ok := s.flight.admits(o.choice.Path)
+	if !ok || !m.Room(&o.work, flight) {
 		s.look() // who completes settles when it has given back
-		return span{}, false
+		return false
 	}
 	if o.Started.IsZero() {
-		o.behind = s.inflight.n > 0
+		o.work.At.Behind = flight.Steps > 0
 	}
-	return sp, true
+	return true
 }
 
-// mayFollow reports whether what travels by path may be issued behind what is in flight. What is apart follows only what
-// travels by the same path, and is followed by nothing else. The caller holds the mutex.
-func (s *Stream) mayFollow(path stream.Path) bool {
-	if isApart(path) {
-		return s.inflight.n == 0 || s.apart == s.inflight.n && s.apartBy == path
-	}
-	return s.apart == 0
-}
-
-// step issues a part of o, as much as its path takes at once, and makes sure of an event that ends it.
-func (s *Stream) step(o *op, sp span) item {
-	now := s.opts.Clock.Now()
-	if o.Started.IsZero() {
-		o.Started = now
-	}
-	m := s.movers[o.path]
-	if m == nil {
-		return item{op: o, last: true}
-	}
+// step issues a part of o, as much as its path takes at once, and makes sure of an event that ends it. What it returns is valid
+// until the next call.
+func (s *Stream) step(o *op, m move.Mover) *item {
+	now := o.start()
 	it := &s.stepping
 	*it = item{op: o}
 	o.held, s.waited = o.held || s.waited, false
 	var done bool
-	err := s.turnTo(o.path)
+	err := s.switchTo(o.choice.Path)
 	if err == nil {
-		done, err = m.step(o, sp, it)
+		done, err = s.move(o, m, it)
 	}
 	o.steps++
-	o.sent += it.bytes
-	if it.event == nil && !it.lost {
-		s.fence(it, &err)
+	o.work.Sent += it.Bytes
+	if it.Event == nil && !it.Lost {
+		// A call that failed may still have started something, so a failed step gets its event too. Where nothing proves when
+		// the device stops, the item is lost.
+		it.Calls++
+		it.Event = move.Record(s.queue, &err)
+		it.Lost = it.Event == nil
 	}
 	if err != nil {
 		// A queue that refuses was broken by something before, maybe the batch's own first pieces: the event of that says how.
@@ -118,27 +77,71 @@ func (s *Stream) step(o *op, sp span) item {
 	}
 	it.last = done || err != nil
 	s.pace(o, it, now)
-	return *it
+	return it
 }
 
-// fence records the event that tells when the step is done. A call that failed may still have started something, so a
-// failed step is fenced too. Where nothing proves when the device stops, the item is lost.
-func (s *Stream) fence(it *item, err *error) {
-	it.calls++
-	it.event = recordTwice(s.queue, err)
-	it.lost = it.event == nil
-}
-
-// recordTwice records an event of q. As a record can be what failed, it gets a second chance; the first failure is added
-// to err all the same. Without an event it returns nil.
-func recordTwice(q device.Queue, err *error) device.Event {
-	e, recordErr := q.Record()
-	if recordErr == nil {
-		return e
+// move has the mover issue a step of o.
+func (s *Stream) move(o *op, m move.Mover, it *item) (done bool, err error) {
+	if isApart(o.choice.Path) && o.held && o.steps == 0 {
+		// The stream's queue was told to wait for somebody else's event, of which what runs apart from it knows nothing. The
+		// event of this empty step comes after that, and flight.admits holds the next step until it is done.
+		return false, nil
 	}
-	*err = errors.Join(*err, fmt.Errorf("record event: %w", recordErr))
-	if e, recordErr = q.Record(); recordErr != nil {
+	if err = s.nicFailure(o.choice.Path); err != nil {
+		err = &move.Refused{Err: fmt.Errorf("it failed: %w", err)}
+	} else {
+		done, err = m.Step(&o.work, &it.Step)
+	}
+	if err != nil {
+		if refused := (*move.Refused)(nil); errors.As(err, &refused) && s.opts.Path == stream.PathNone {
+			s.refuse(o, refused.Err)
+			return false, nil
+		}
+	}
+	it.apart = it.Event != nil && isApart(o.choice.Path)
+	if c, ok := it.Event.(move.Carried); ok {
+		o.carried.Store(c.Ticket)
+		if o.Canceled() { // by somebody who did not see the ticket
+			c.Ticket.Cancel()
+		}
+	}
+	return done, err
+}
+
+// switchTo lets path be what issues next. PathNone: a control.
+func (s *Stream) switchTo(path stream.Path) error {
+	if s.latest == path && path != stream.PathNone {
 		return nil
 	}
-	return e
+	if j, ok := s.movers[s.latest].(move.Joiner); ok {
+		if err := j.Join(); err != nil {
+			return fmt.Errorf("switch from path %s to %s: %w", s.latest, path, err)
+		}
+	}
+	s.latest = path
+	return nil
+}
+
+// Pacing: a choice with a Pace may take no more than its share of the link, so the next step begins no sooner than the
+// one before has had its time. Only steps of paced choices wait.
+
+// paced reports whether o's next step has to wait, and has the issuer come back when it need not.
+func (s *Stream) paced(o *op) bool {
+	if o.choice.Pace == 0 {
+		return false
+	}
+	wait := s.pacer.Next(s.opts.Clock.Now(), 0)
+	if wait > 0 {
+		s.pacing.Reset(wait)
+	}
+	return wait > 0
+}
+
+// pace counts a step that began at begun: its share of o's time, by bytes.
+func (s *Stream) pace(o *op, it *item, begun time.Time) {
+	if o.choice.Pace == 0 {
+		return
+	}
+	share := time.Duration(float64(o.choice.Pace) * float64(it.Bytes) / float64(o.work.Bytes))
+	s.pacer.Next(begun, share)
 }

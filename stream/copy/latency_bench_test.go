@@ -18,6 +18,7 @@ import (
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/stream"
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
+	"github.com/kvlane/kvlane/stream/copy/move"
 	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
@@ -59,7 +60,7 @@ func residentVariants(path stream.Path, n int) (all []streamcopy.ResidentOptions
 	if path != stream.PathResident {
 		return nil
 	}
-	for workers := 1; workers <= min(n, streamcopy.MaxResidentWorkers); workers *= 2 {
+	for workers := 1; workers <= min(n, move.MaxResidentWorkers); workers *= 2 {
 		all = append(all, streamcopy.ResidentOptions{Workers: workers, WorkerBytes: int64(n) * latencyBlock / int64(workers)})
 	}
 	return all

@@ -10,14 +10,64 @@ import (
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/stream/copy/move"
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
 
-// preparer is a mover that has to get memory, queues or a NIC before its first batch. Where it fails half-way it may be called
-// again, and what it has got so far, release gives back.
-type preparer interface {
-	mover
-	prepare() error
+// findPaths makes the movers that the device has and the options want, and prepares what was asked for or most batches need.
+func (s *Stream) findPaths() error {
+	o, forced, all := &s.opts, s.opts.Path, &s.movers
+	env := &move.Env{
+		Device: s.dev, Queue: s.queue, Ring: move.NewRing(s.dev, o.Descriptors), CTAs: o.CTAs, HighPriority: o.HighPriority,
+		Forced: forced != stream.PathNone, Now: s.now,
+	}
+	var why [stream.PathCount]error
+	all[stream.PathCopyEngine] = move.NewEngine(env)
+	all[stream.PathKernel], why[stream.PathKernel] = move.NewKernel(env)
+	all[stream.PathStaged], why[stream.PathStaged] = move.NewStaged(env, o.StagingBytes)
+	all[stream.PathResident], why[stream.PathResident] = move.NewResident(env, o.Resident)
+	if c := o.NIC; c != nil {
+		all[c.Path] = move.NewNIC(env, c.Open, c.Reaches)
+	}
+	var able, need plan.Paths
+	for p, m := range all {
+		if m != nil {
+			able = able.With(stream.Path(p))
+		}
+	}
+	s.able.Store(uint32(able))
+	switch {
+	case forced != stream.PathNone:
+		err := fmt.Errorf("a copy stream does not have it: %w", errdefs.ErrNotSupported)
+		switch {
+		case able.Has(forced):
+			err = s.prepare(forced)
+		case forced < stream.PathCount && why[forced] != nil:
+			err = why[forced]
+		}
+		if err != nil {
+			return fmt.Errorf("path %s on device %s %d: %w", forced, s.dev.Info().Driver, s.index, err)
+		}
+	case o.Prepare:
+		need = able
+	default: // most batches take a kernel; the others get what they need when they are first chosen
+		need = able & (1 << stream.PathKernel)
+	}
+	for p := range need.All {
+		if err := s.prepare(p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// owners yields the movers that have something of their own.
+func (s *Stream) owners(yield func(move.Owner) bool) {
+	for _, m := range s.movers {
+		if o, ok := m.(move.Owner); ok && !yield(o) {
+			return
+		}
+	}
 }
 
 // ready has a path get what it needs, if that was not done yet. lost is why it cannot be had; err, why the batch cannot be taken
@@ -26,8 +76,7 @@ type preparer interface {
 // The driver takes as long as it likes, so a goroutine calls it, which Close joins by the token. Who stops waiting leaves the
 // path to those who come after him.
 func (s *Stream) ready(ctx context.Context, p stream.Path) (lost, err error) {
-	m, ok := s.movers[p].(preparer)
-	if !ok || s.has(p) {
+	if _, ok := s.movers[p].(move.Owner); !ok || s.has(p) {
 		return nil, nil
 	}
 	select {
@@ -51,7 +100,7 @@ func (s *Stream) ready(ctx context.Context, p stream.Path) (lost, err error) {
 	done := make(chan error, 1)
 	go func() {
 		defer func() { <-s.preparing }()
-		done <- s.preparePath(p, m)
+		done <- s.prepare(p)
 	}()
 	select {
 	case lost = <-done:
@@ -63,27 +112,15 @@ func (s *Stream) ready(ctx context.Context, p stream.Path) (lost, err error) {
 	}
 }
 
-// prepareNow is ready for Open, which has the stream for itself.
-func (s *Stream) prepareNow(p stream.Path) error {
-	if m, ok := s.movers[p].(preparer); ok {
-		return s.preparePath(p, m)
+// prepare has a path get what it needs. The caller has the token, or is Open.
+func (s *Stream) prepare(p stream.Path) error {
+	err := s.nicFailure(p)
+	if err != nil {
+		err = fmt.Errorf("it failed before: %w", err)
+	} else if m, ok := s.movers[p].(move.Owner); ok {
+		err = m.Prepare()
 	}
-	return nil
-}
-
-// prepareAll is prepareNow for several paths.
-func (s *Stream) prepareAll(paths plan.Paths) error {
-	for p := range paths.All {
-		if err := s.prepareNow(p); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// preparePath prepares a path. The caller has the token, or is Open.
-func (s *Stream) preparePath(p stream.Path, m preparer) error {
-	if err := m.prepare(); err != nil {
+	if err != nil {
 		return fmt.Errorf("prepare path %s: %w", p, err)
 	}
 	s.prepared.Or(1 << p)
@@ -164,10 +201,10 @@ func (s *Stream) giveUp(p stream.Path) { s.able.And(^uint32(1 << p)) }
 // for how long.
 func (s *Stream) lose(p stream.Path, why error) error {
 	s.giveUp(p)
-	if c, ok := s.movers[p].(*carried); ok && c.by.Err() != nil || !errors.Is(why, errdefs.ErrNoMemory) {
+	if s.nicFailure(p) != nil || !errors.Is(why, errdefs.ErrNoMemory) {
 		return why
 	}
-	if wait := s.absent.leave(p, s.opts.Clock.Since(s.epoch)); wait > 0 {
+	if wait := s.absent.leave(p, s.now()); wait > 0 {
 		return fmt.Errorf("%w; it is tried again in %v", why, wait)
 	}
 	return why
@@ -175,8 +212,8 @@ func (s *Stream) lose(p stream.Path, why error) error {
 
 // readmit gives back the paths that have been absent for long enough.
 func (s *Stream) readmit() {
-	if next := s.absent.next.Load(); next == 0 || s.opts.Clock.Since(s.epoch) < time.Duration(next) {
+	if next := s.absent.next.Load(); next == 0 || s.now() < time.Duration(next) {
 		return
 	}
-	s.able.Or(uint32(s.absent.back(s.opts.Clock.Since(s.epoch))))
+	s.able.Or(uint32(s.absent.back(s.now())))
 }

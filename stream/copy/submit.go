@@ -9,6 +9,8 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/stream/copy/describe"
+	"github.com/kvlane/kvlane/stream/copy/move"
 	"github.com/kvlane/kvlane/stream/copy/plan"
 	"github.com/kvlane/kvlane/stream/ordered"
 )
@@ -19,23 +21,15 @@ type op struct {
 	stream  *Stream
 	carried atomic.Pointer[stream.Ticket] // of a NIC's stream, while that has the batch
 	watched atomic.Bool                   // somebody waits without polling
-
-	path    stream.Path
-	summed  bool // the path fills the sums that the batch asks for
-	planned bool // request and choice are what the planner was asked and answered
+	planned bool                          // request and choice are what the planner was asked and answered
 	// Used by whoever issues.
-	held     bool   // the device was told to wait for somebody else's event before it
-	behind   bool   // something was in flight when it started
-	launches int32  // kernels so far
-	steps    int32  // so far
-	sent     int64  // bytes that steps before carried
-	at       cursor // which has the batch itself
+	held  bool  // the device was told to wait for somebody else's event before it
+	steps int32 // so far
+	work  move.Batch
 
-	stats   survey
-	reason  string
 	lost    error // why paths were given up that were chosen first
 	request plan.Request
-	choice  plan.Choice
+	choice  plan.Choice // an option's, or how it travels after all
 }
 
 // Submit implements stream.Stream. It issues the batch itself when the stream is idle, so it may call the driver, but it
@@ -49,11 +43,11 @@ func (s *Stream) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, erro
 }
 
 func (s *Stream) submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, error) {
-	stats, err := s.survey(b)
+	shape, err := describe.Survey(b, s.reaches)
 	if err != nil {
 		return nil, err
 	}
-	o := &op{stream: s, at: cursor{batch: b}, stats: stats}
+	o := &op{stream: s, work: move.Batch{Shape: shape, At: describe.Cursor{Batch: b}}}
 	if err := s.choose(ctx, o); err != nil {
 		return nil, err
 	}
@@ -63,8 +57,8 @@ func (s *Stream) submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, erro
 		s.ahead.Add(-int64(o.choice.Predicted))
 		return nil, err
 	}
-	if o.path != stream.PathNone {
-		s.last.Store(uint32(o.path))
+	if o.choice.Path != stream.PathNone {
+		s.last.Store(uint32(o.choice.Path))
 	}
 	return t, nil
 }
@@ -84,7 +78,7 @@ func (s *Stream) Record(ctx context.Context) (device.Event, error) {
 		e, err = s.queue.Record()
 		return err
 	}
-	if err := s.life.Call(ctx, func() (bool, error) { return s.inTurn(record) }, func() { e.Close() }); err != nil {
+	if err := s.life.Call(ctx, func() (bool, error) { return s.control(record) }, func() { e.Close() }); err != nil {
 		return nil, fmt.Errorf("record event: %w", err)
 	}
 	return e, nil
@@ -99,23 +93,20 @@ func (s *Stream) WaitEvent(ctx context.Context, e device.Event) error {
 		s.waited = true
 		return s.queue.Wait(e)
 	}
-	if err := s.life.Call(ctx, func() (bool, error) { return s.inTurn(wait) }, nil); err != nil {
+	if err := s.life.Call(ctx, func() (bool, error) { return s.control(wait) }, nil); err != nil {
 		return fmt.Errorf("wait for event: %w", err)
 	}
 	return nil
 }
 
-// inTurn calls act, which uses the stream's queue, once what other queues of the stream hold comes before that. ok is false
+// control calls act, which uses the stream's queue, once what other queues of the stream hold comes before that. ok is false
 // while the host has to wait for it.
-func (s *Stream) inTurn(act func() error) (ok bool, err error) {
-	s.mu.Lock()
-	ok = s.mayFollow(stream.PathNone)
-	s.mu.Unlock()
-	if !ok {
+func (s *Stream) control(act func() error) (ok bool, err error) {
+	if _, ok = s.flight.admits(stream.PathNone); !ok {
 		s.look()
 		return false, nil
 	}
-	if err = s.turnTo(stream.PathNone); err == nil {
+	if err = s.switchTo(stream.PathNone); err == nil {
 		err = act()
 	}
 	return true, err

@@ -1,7 +1,7 @@
 // Package cache is the tier that keeps blocks in slots of host memory which devices can reach, so that a stream copies
 // straight between a slot and GPU pages.
 //
-// A slot holds one block image and is free, being filled, or ready. What was opened or retained is pinned and is neither
+// A slot is as long as the longest image of the page groups, holds one image, and is free, being filled, or ready. What was opened or retained is pinned and is neither
 // evicted nor rewritten. A block becomes ready only when who fills its slot publishes it, whole;
 // a block found corrupt leaves the index at once, its slot once unpinned.
 // A slot that hardware may still write after its filling was given up stays out of use until the hardware has stopped.

@@ -1,7 +1,7 @@
 // Package file keeps blocks in files, one a block, in one or more directories that other processes and hosts may use at
 // the same time:
 //
-//	<dir>/kvlane.json            whose blocks these are: identity, layout, format version, the directory's own id
+//	<dir>/kvlane.json            whose blocks these are: identity and layout of each page group, format version, the directory's own id
 //	<dir>/kvlane.lock            held while a process opens the directory
 //	<dir>/<2 hex>/<64 hex>       a block's image, named by its key
 //	<dir>/tmp/<session>/         images being written; <session>/lock is held by whoever writes there
@@ -11,6 +11,9 @@
 // whole images. What a process leaves behind when it is killed, its session's folder, is removed by the next that opens
 // the directory, which knows by the lock that the owner is dead. Reads check size, identity, key and every checksum; what
 // fails is moved to quarantine and is a miss from then on.
+//
+// Blocks of several page groups lie side by side, each file as long as its own image, which follows from the key's group: bounds and
+// counts are of bytes. A directory is for one set of groups.
 //
 // Others may write to the directory too: every name is resolved below it, no part of a name may be a link, and only regular
 // files are opened (package dirfs).

@@ -181,13 +181,21 @@ func (v *verifier) headers(ctx context.Context) (n int, m Marker, err error) {
 			}
 		}
 	}
+	if n == 0 {
+		return n, m, nil
+	}
+	m = newMarker(formats, nil)
+	tagged := 0
 	for _, key := range all {
-		if formats.Group(key) < 0 {
-			return n, m, disagree(formats[1], formats[0])
+		if formats.Tagged(key) {
+			tagged++
 		}
 	}
-	if n > 0 {
-		m = newMarker(formats, nil)
+	switch {
+	case len(formats) > 1 && (tagged < n || formats.Validate() != nil):
+		return n, m, disagree(formats[1], formats[0])
+	case len(formats) == 1 && tagged == n:
+		return n, m, fmt.Errorf("they are of one of several page groups, identity %s, and of the others there is no block: %w", formats[0].Identity, errdefs.ErrMismatch)
 	}
 	return n, m, nil
 }

@@ -1,11 +1,18 @@
-package copy
+package describe
 
 import "github.com/kvlane/kvlane/mem"
 
-// cursor is how far a batch has been issued. Kernels move it by descriptors, engines by runs, the staged path by pieces; one
+// Cursor is how far a batch has been issued. Kernels move it by descriptors, engines by runs, the staged path by pieces; one
 // batch takes one path.
-type cursor struct {
-	batch *mem.Batch
+type Cursor struct {
+	Batch *mem.Batch
+	// Summed: kernels leave the sums that the batch asks for. Behind: other work is in flight ahead of the batch, so that there
+	// is time to describe more of it at once.
+	Summed   bool
+	Behind   bool
+	ended    bool  // nothing is left behind rest
+	ahead    bool  // dst and src are set
+	launches int32 // described so far
 	// The list: copy i, from byte off on (not of runs).
 	i      int
 	off    int64
@@ -17,15 +24,13 @@ type cursor struct {
 	sums               int
 	// One copy is read ahead of the run that is merged.
 	dst, src mem.Extent
-	ahead    bool
-	ended    bool // nothing is left behind rest
 	// What is left of the run that was cut last.
 	restDst, restSrc mem.Extent
 }
 
-// run returns the next run, neighbours on both sides made one, or its first limit bytes. ok is false when there are none
-// left; over tells beforehand.
-func (c *cursor) run(limit int64) (dst, src mem.Extent, ok bool) {
+// Run returns the next run, neighbours on both sides made one, or its first limit bytes. ok is false when there are none
+// left; Over tells beforehand.
+func (c *Cursor) Run(limit int64) (dst, src mem.Extent, ok bool) {
 	if c.restDst.Len == 0 {
 		d, f, ok := c.merge()
 		if !ok {
@@ -41,11 +46,11 @@ func (c *cursor) run(limit int64) (dst, src mem.Extent, ok bool) {
 	return dst, src, true
 }
 
-// over reports whether run has returned all.
-func (c *cursor) over() bool { return c.ended && c.restDst.Len == 0 }
+// Over reports whether Run has returned all.
+func (c *Cursor) Over() bool { return c.ended && c.restDst.Len == 0 }
 
 // merge returns the next run. ended is set when this was the last.
-func (c *cursor) merge() (dst, src mem.Extent, ok bool) {
+func (c *Cursor) merge() (dst, src mem.Extent, ok bool) {
 	for {
 		d, f, more := c.piece()
 		switch {
@@ -71,8 +76,8 @@ func (c *cursor) merge() (dst, src mem.Extent, ok bool) {
 }
 
 // piece returns the next copy of the list, then of the Paged page by page.
-func (c *cursor) piece() (dst, src mem.Extent, ok bool) {
-	b := c.batch
+func (c *Cursor) piece() (dst, src mem.Extent, ok bool) {
+	b := c.Batch
 	if c.i < len(b.Dst) {
 		c.i++
 		return b.Dst[c.i-1], b.Src[c.i-1], true

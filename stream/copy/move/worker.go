@@ -1,4 +1,4 @@
-package copy
+package move
 
 import (
 	"context"
@@ -12,6 +12,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/sys/hostmem"
 	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/stream/copy/describe"
 )
 
 // A worker's memory: the control block, the ring, and a table of descriptors for each entry.
@@ -54,9 +55,9 @@ func newWorker(dev device.Device, o ResidentOptions) (*worker, error) {
 	}
 	region, err := dev.AllocHost(residentAll)
 	if err != nil {
-		ctx, cancel := context.WithTimeout(context.Background(), undoTimeout)
+		ctx, cancel := context.WithTimeout(context.Background(), UndoTimeout)
 		defer cancel()
-		failed, closeErr := closeQueue(ctx, q)
+		failed, closeErr := CloseQueue(ctx, q)
 		return nil, errors.Join(fmt.Errorf("allocate ring: %w", err), failed, closeErr)
 	}
 	w := &worker{o: o, region: region, control: region.Bytes()[:device.ResidentControlBytes], queue: q}
@@ -89,15 +90,15 @@ func (w *worker) next() (entry, table []byte, tableDev mem.DevAddr) {
 // post writes an entry for as much of c as fits and is about so many bytes, none if nothing is left. inline: what is copied is
 // written into the entry itself, which costs the kernel a read less. Whether a kernel is there to take it, ensure sees to. Of
 // whoever issues.
-func (w *worker) post(c *cursor, limit int64, inline bool) (seq uint64, bytes int64) {
+func (w *worker) post(c *describe.Cursor, limit int64, inline bool) (seq uint64, bytes int64) {
 	e, buf, dev := w.next()
 	if inline {
 		if bytes = inEntry(e, c, limit); bytes > 0 {
 			return w.put(e), bytes
 		}
 	}
-	t := table{buf: buf, dev: dev, limit: limit}
-	if c.describe(&t, &w.launch) == 0 {
+	t := describe.Table{Buf: buf, Dev: dev, Limit: limit}
+	if c.Launch(&t, &w.launch) == 0 {
 		return w.posted, 0
 	}
 	op := uint64(device.ResidentList)
@@ -109,18 +110,18 @@ func (w *worker) post(c *cursor, limit int64, inline bool) (seq uint64, bytes in
 		word(e, 2+i, v)
 	}
 	word(e, device.ResidentPieces, 0)
-	return w.put(e), t.bytes
+	return w.put(e), t.Bytes
 }
 
 // inEntry describes the batch in the entry e, as much as fits and is about so many bytes, and returns how many it is.
-func inEntry(e []byte, c *cursor, limit int64) int64 {
+func inEntry(e []byte, c *describe.Cursor, limit int64) int64 {
 	const first = device.ResidentFirst * device.CopyDescBytes
-	t := table{buf: e[device.ResidentFirstAt:][:first], limit: limit}
-	n, bytes := c.describePieces(&t), t.bytes
+	t := describe.Table{Buf: e[device.ResidentFirstAt:][:first], Limit: limit}
+	n, bytes := c.Pieces(&t), t.Bytes
 	if n == device.ResidentFirst && bytes < limit {
-		t = table{buf: e[device.ResidentMoreAt:], limit: limit - bytes}
-		n += c.describePieces(&t)
-		bytes += t.bytes
+		t = describe.Table{Buf: e[device.ResidentMoreAt:], Limit: limit - bytes}
+		n += c.Pieces(&t)
+		bytes += t.Bytes
 	}
 	word(e, 1, device.ResidentCopy)
 	word(e, device.ResidentPieces, uint64(n))
@@ -171,7 +172,7 @@ func (w *worker) start() {
 	if w.ended != nil {
 		w.ended.Close()
 	}
-	w.ended, w.idle = recordTwice(w.queue, &err), false
+	w.ended, w.idle = Record(w.queue, &err), false
 	w.fail(err)
 	if w.started != nil {
 		w.started()
@@ -254,7 +255,7 @@ func (w *worker) close(ctx context.Context) (failed, err error) {
 			failed = nil // it was told
 		}
 	}
-	said, err := closeQueue(ctx, w.queue)
+	said, err := CloseQueue(ctx, w.queue)
 	if err != nil {
 		return nil, err
 	}

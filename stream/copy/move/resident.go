@@ -1,6 +1,7 @@
-package copy
+package move
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,7 +13,7 @@ import (
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/sys/nap"
-	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/stream/copy/describe"
 )
 
 // Defaults and limits of ResidentOptions.
@@ -39,7 +40,12 @@ type ResidentOptions struct {
 	WorkerBytes int64
 }
 
-func (o *ResidentOptions) validate(bad func(format string, args ...any)) {
+// Validate reports every field that is out of range.
+func (o ResidentOptions) Validate() error {
+	var errs []error
+	bad := func(format string, args ...any) {
+		errs = append(errs, fmt.Errorf(format+": %w", append(args, errdefs.ErrInvalid)...))
+	}
 	if o.Lease < 0 {
 		bad("resident lease %v is negative", o.Lease)
 	}
@@ -52,22 +58,16 @@ func (o *ResidentOptions) validate(bad func(format string, args ...any)) {
 	if o.WorkerBytes < 0 {
 		bad("%d bytes for a resident worker are negative", o.WorkerBytes)
 	}
+	return errors.Join(errs...)
 }
 
 func (o ResidentOptions) withDefaults() ResidentOptions {
-	if o.Lease == 0 {
-		o.Lease = DefaultResidentLease
+	return ResidentOptions{
+		Lease:       cmp.Or(o.Lease, DefaultResidentLease),
+		Idle:        cmp.Or(o.Idle, DefaultResidentIdle),
+		Workers:     cmp.Or(o.Workers, DefaultResidentWorkers),
+		WorkerBytes: cmp.Or(o.WorkerBytes, DefaultResidentWorkerBytes),
 	}
-	if o.Idle == 0 {
-		o.Idle = DefaultResidentIdle
-	}
-	if o.Workers == 0 {
-		o.Workers = DefaultResidentWorkers
-	}
-	if o.WorkerBytes == 0 {
-		o.WorkerBytes = DefaultResidentWorkerBytes
-	}
-	return o
 }
 
 // What the path is for: batches so small that a launch would be a good part of their time. A larger one, which only a
@@ -77,65 +77,54 @@ const (
 	residentBytes  = 8 << 20
 )
 
-// resident is the path of the same name: kernels that stay on the device for a while and take their work from rings in
+// Resident is the path of the same name: kernels that stay on the device for a while and take their work from rings in
 // pinned memory (see device.KernelResident). They run on queues of their own, or the stream's queue would stand still as
-// long as they stay. So the device keeps no order between them and that queue, and the host does: a batch of another path
-// is issued when all resident ones before it are done, and the other way round (Stream.mayFollow).
+// long as they stay. So the device keeps no order between them and that queue, and the host has to.
 //
 // The first worker takes small batches, one after the other; several share a larger one, which waits until those before it
-// are done, and holds up those behind it. That keeps the order of batches between workers.
-type resident struct {
-	s       *Stream
+// are done, and holds up those behind it. That keeps the order of batches between workers. Up to ResidentInline pieces travel in
+// a worker's entry of the ring, so that it has nothing else to read before it copies.
+type Resident struct {
+	env     *Env
 	o       ResidentOptions
 	workers []*worker
-	latest  *op  // issued last
-	wide    bool // latest is shared by several workers
+	wide    bool // the batch that was issued last is shared by several workers
 	demand  demand
 }
 
-func newResident(s *Stream) *resident {
-	return &resident{s: s, o: s.opts.Resident.withDefaults()}
+var _ Owner = (*Resident)(nil)
+
+// NewResident makes the path, or returns why the queue lacks it: an ErrNotSupported.
+func NewResident(env *Env, o ResidentOptions) (Mover, error) {
+	if _, err := env.launcher(device.KernelResident); err != nil {
+		return nil, err
+	}
+	return &Resident{env: env, o: o.withDefaults()}, nil
 }
 
-func (r *resident) available() error {
-	l, ok := r.s.queue.(device.Launcher)
-	if !ok {
-		return fmt.Errorf("it runs no kernels: %w", errdefs.ErrNotSupported)
-	}
-	if !hasKernel(l, device.KernelResident) {
-		return fmt.Errorf("it has no kernel %s: %w", device.KernelResident, errdefs.ErrNotSupported)
-	}
-	return nil
+// Takes implements Mover: between devices the path was never measured.
+func (r *Resident) Takes(b *Batch) (ok, sums bool) {
+	small := max(b.Copies, b.Descs) <= residentPieces && b.Bytes <= residentBytes
+	return b.Ways&describe.Peer == 0 && (r.env.Forced || small), false
 }
 
-func (r *resident) takes(v *survey) bool {
-	if v.ways&wayPeer != 0 {
-		return false // between devices it was never measured
-	}
-	return r.s.opts.Path == stream.PathResident || max(v.copies, v.descs) <= residentPieces && v.bytes <= residentBytes
-}
-
-func (r *resident) calls() int { return 1 }
-
-// prepare makes the workers. What a failure leaves behind, quiesce and free give back.
-func (r *resident) prepare() error {
+// Prepare makes the workers.
+func (r *Resident) Prepare() error {
 	for len(r.workers) < r.o.Workers {
-		w, err := newWorker(r.s.dev, r.o)
+		w, err := newWorker(r.env.Device, r.o)
 		if err != nil {
 			return err
 		}
 		if len(r.workers) == 0 { // which takes every batch, or a part of it
-			w.started = func() { r.demand.leaves.Store(int64(r.s.opts.Clock.Since(r.s.epoch) + r.o.Lease)) }
+			w.started = func() { r.demand.leaves.Store(int64(r.env.Now() + r.o.Lease)) }
 		}
 		r.workers = append(r.workers, w)
 	}
 	return nil
 }
 
-// turn has nothing to do: the host holds what comes next until all is done.
-func (r *resident) turn() error { return nil }
-
-func (r *resident) quiesce(ctx context.Context) (failed, err error) {
+// Quiesce implements Owner.
+func (r *Resident) Quiesce(ctx context.Context) (failed, err error) {
 	for _, w := range r.workers {
 		f, e := w.close(ctx)
 		failed, err = errors.Join(failed, f), errors.Join(err, e)
@@ -143,69 +132,60 @@ func (r *resident) quiesce(ctx context.Context) (failed, err error) {
 	return failed, err
 }
 
-func (r *resident) free() error {
+// Free implements Owner.
+func (r *Resident) Free() error {
 	var errs []error
 	r.workers = slices.DeleteFunc(r.workers, func(w *worker) bool {
-		err := w.free(r.s.dev)
+		err := w.free(r.env.Device)
 		errs = append(errs, err)
 		return err == nil
 	})
 	return errors.Join(errs...)
 }
 
-// share returns how many workers share o.
-func (r *resident) share(o *op) int {
-	return int(min(ceilDiv(o.stats.bytes, r.o.WorkerBytes), int64(len(r.workers))))
+// share returns how many workers share b.
+func (r *Resident) share(b *Batch) int {
+	return int(min(describe.CeilDiv(b.Bytes, r.o.WorkerBytes), int64(len(r.workers))))
 }
 
-// room reports whether another entry can follow those in flight.
-func (r *resident) room(o *op) (span, bool) {
-	n := r.share(o)
-	if r.s.apart > 0 && r.latest != o && (r.wide || n > 1) {
-		return span{}, false
+// Room reports whether another entry can follow those in flight, which are all of this path. Those of b itself come last.
+func (r *Resident) Room(b *Batch, f Flight) bool {
+	n := r.share(b)
+	if !f.admits(1) || f.Steps > 0 && b.Sent == 0 && (r.wide || n > 1) {
+		return false
 	}
-	for _, w := range r.workers[:n] {
-		if !w.room() {
-			return span{}, false
-		}
-	}
-	return span{}, true
+	return !slices.ContainsFunc(r.workers[:n], func(w *worker) bool { return !w.room() })
 }
 
-// step posts an entry to each worker that shares the batch. The first is at work while the others' are written.
-func (r *resident) step(o *op, _ span, it *item) (done bool, err error) {
-	if o.held && o.steps == 0 {
-		// The stream's queue was told to wait for somebody else's event, of which a resident kernel knows nothing. The
-		// event of this empty step comes after that, and mayFollow holds the next step until it is done.
-		return false, nil
-	}
-	n := r.share(o)
-	r.demand.taken.Store(int64(o.Started.Sub(r.s.epoch)))
-	r.latest, r.wide = o, n > 1
+// Step posts an entry to each worker that shares the batch. The first is at work while the others' are written.
+func (r *Resident) Step(b *Batch, st *Step) (done bool, err error) {
+	n := r.share(b)
+	r.demand.taken.Store(int64(b.Begun))
+	r.wide = n > 1
 	workers, share := r.workers[:n], int64(math.MaxInt64)
 	if r.wide {
-		share = max(ceilDiv(o.stats.bytes, int64(n)), device.PieceBytes)
+		share = max(describe.CeilDiv(b.Bytes, int64(n)), device.PieceBytes)
 	}
 	// A worker reads its entry at once, and a table only after that: the pieces of a small batch go into the entries. One of
 	// many small pieces would take many entries, each with its own way to the device and back.
-	inline := o.stats.descs+o.stats.paged <= n*device.ResidentInline
+	inline := b.Descs+b.PagedDescs <= n*device.ResidentInline
 	e := &landing{}
-	it.apart, it.calls, it.event = true, 1, e
+	st.Calls, st.Event = 1, e
 	for i, w := range workers {
-		if o.at.described() {
+		if b.At.Done() {
 			workers = workers[:i]
 			break
 		}
-		seq, bytes := w.post(&o.at, share, inline)
+		seq, bytes := w.post(&b.At, share, inline)
 		e.add(w, seq)
-		it.bytes += bytes
+		st.Bytes += bytes
 	}
 	for _, w := range workers {
 		if err := w.ensure(); err != nil {
 			return false, err
 		}
 	}
-	return o.at.described(), nil
+	return b.At.Done(), nil
 }
 
 // landing is the event of a step: done when every worker has done what it was given. It implements device.Event, for one

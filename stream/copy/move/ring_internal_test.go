@@ -1,11 +1,13 @@
-package copy
+package move
 
 import (
 	"math/rand/v2"
 	"testing"
 
+	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/stream/copy/describe"
 )
 
 // TestRing takes and gives back spans in random sizes: no two that are out at a time may overlap, and an idle ring must
@@ -15,8 +17,8 @@ func TestRing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := newRing(dev, 4096)
-	if err != nil {
+	r := NewRing(dev, 4096/device.CopyDescBytes)
+	if err := r.prepare(); err != nil {
 		t.Fatal(err)
 	}
 	rng := rand.New(rand.NewPCG(1, 2))
@@ -29,7 +31,7 @@ func TestRing(t *testing.T) {
 	for range 10_000 {
 		sp, ok := r.reserve(1 + rng.Uint64N(2000))
 		if ok {
-			used := align(1+rng.Uint64N(uint64(len(sp.buf))), tableAlign)
+			used := describe.Align(1+rng.Uint64N(uint64(len(sp.buf))), describe.TableAlign)
 			used = min(used, uint64(len(sp.buf)))
 			n := taken{from: sp.dev, to: sp.dev + mem.DevAddr(used), end: sp.end - uint64(len(sp.buf)) + used}
 			for _, o := range out {
@@ -58,22 +60,10 @@ func TestRing(t *testing.T) {
 	if refused == 0 {
 		t.Error("the ring was never full: nothing was tested")
 	}
-	if err := dev.Free(r.region); err != nil {
+	if err := r.free(); err != nil {
 		t.Error(err)
 	}
 	if err := dev.Close(); err != nil {
 		t.Error(err)
-	}
-}
-
-// TestDescSpace: as many descriptors as a span takes fit into it, with their sums, and hardly any more would.
-func TestDescSpace(t *testing.T) {
-	for _, summed := range []bool{false, true} {
-		for bytes := uint64(tableAlign); bytes < 4096; bytes += tableAlign {
-			n := mostDescs(int(bytes), summed)
-			if descSpace(n, summed) > bytes || descSpace(n+4, summed) <= bytes {
-				t.Errorf("summed %t: %d descriptors of %d bytes in a span of %d", summed, n, descSpace(n, summed), bytes)
-			}
-		}
 	}
 }

@@ -1,4 +1,4 @@
-package copy
+package describe
 
 import (
 	"fmt"
@@ -10,63 +10,64 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// survey is what choosing a path and encoding need to know of a batch before it is issued.
-type survey struct {
-	bytes  int64
-	pieces int
-	copies int // pieces that have bytes
-	runs   int // about how many copies are left after merging neighbours
-	descs  int // descriptors of device.PieceBytes at most that the list needs
-	paged  int // descriptors that the Paged would need as a list
-	// dstRuns and srcRuns are the unbroken spans of either side. Of a Paged, the side of its slots is looked at, the side
+// Shape is what choosing a path and moving need to know of a batch before it is issued.
+type Shape struct {
+	Bytes      int64
+	Pieces     int
+	Copies     int // pieces that have bytes
+	Runs       int // about how many copies are left after merging neighbours
+	Descs      int // descriptors of device.PieceBytes at most that the list needs
+	PagedDescs int // descriptors that the Paged would need as a list
+	// DstRuns and SrcRuns are the unbroken spans of either side. Of a Paged, the side of its slots is looked at, the side
 	// of its pages taken for scattered.
-	dstRuns, srcRuns int
-	ways             ways
+	DstRuns, SrcRuns int
+	Ways             Ways
 }
 
-// ways are the ways that bytes of a batch go, a set.
-type ways uint8
+// Ways are the ways that bytes of a batch go, a set.
+type Ways uint8
 
+// The ways.
 const (
-	wayH2D    ways = 1 << iota // from pinned host memory to the device
-	wayD2H                     // from the device to pinned host memory
-	wayWithin                  // within either
-	wayPeer                    // from one device to another
+	H2D    Ways = 1 << iota // from pinned host memory to the device
+	D2H                     // from the device to pinned host memory
+	Within                  // within either
+	Peer                    // from one device to another
 )
 
 // wayOf returns the way from one region to the other.
-func wayOf(dst, src *mem.Region) ways {
+func wayOf(dst, src *mem.Region) Ways {
 	switch to, from := dst.Kind() == mem.KindDevice, src.Kind() == mem.KindDevice; {
 	case to && !from:
-		return wayH2D
+		return H2D
 	case from && !to:
-		return wayD2H
+		return D2H
 	case to && dst.Device() != src.Device():
-		return wayPeer
+		return Peer
 	}
-	return wayWithin
+	return Within
 }
 
-// survey validates b and measures it, without allocating. A list is looked at once, with the checks of Batch.Validate
-// written out; if one fails, Validate says what is wrong.
-func (s *Stream) survey(b *mem.Batch) (survey, error) {
+// Survey validates b and returns its shape, without allocating. A list is looked at once, with the checks of Batch.Validate
+// written out; if one fails, Validate says what is wrong. reaches returns why the device cannot address a region, or nil.
+func Survey(b *mem.Batch, reaches func(*mem.Region) error) (Shape, error) {
 	if b == nil {
-		return survey{}, fmt.Errorf("no batch: %w", errdefs.ErrInvalid)
+		return Shape{}, fmt.Errorf("no batch: %w", errdefs.ErrInvalid)
 	}
-	v, ok, err := s.surveyList(b)
+	v, ok, err := surveyList(b, reaches)
 	switch {
 	case err != nil:
-		return survey{}, err
+		return Shape{}, err
 	case !ok:
 		if err := b.Validate(); err != nil {
-			return survey{}, err
+			return Shape{}, err
 		}
-		panic("copy: a batch passes one validation and not the other")
+		panic("describe: a batch passes one validation and not the other")
 	case b.Paged == nil:
 		return v, nil
 	}
-	if err := s.surveyPaged(b.Paged, &v); err != nil {
-		return survey{}, err
+	if err := surveyPaged(b.Paged, &v, reaches); err != nil {
+		return Shape{}, err
 	}
 	return v, nil
 }
@@ -79,11 +80,11 @@ type side struct {
 }
 
 // moves makes e's region the current one, if it is not.
-func (d *side) moves(s *Stream, e *mem.Extent) error {
+func (d *side) moves(e *mem.Extent, reaches func(*mem.Region) error) error {
 	if e.Region == d.region {
 		return nil
 	}
-	if err := s.reaches(e.Region); err != nil {
+	if err := reaches(e.Region); err != nil {
 		return err
 	}
 	d.region, d.len, d.end = e.Region, e.Region.Len(), -1
@@ -97,7 +98,7 @@ func (d *side) holds(e *mem.Extent) bool {
 
 // surveyList measures the list. ok is false where Batch.Validate will find something wrong. A list of small blocks is in
 // the way of those that it is about to be faster than: its loop calls nothing while regions stay the same.
-func (s *Stream) surveyList(b *mem.Batch) (v survey, ok bool, err error) {
+func surveyList(b *mem.Batch, reaches func(*mem.Region) error) (v Shape, ok bool, err error) {
 	dsts, srcs := b.Dst, b.Src
 	if len(dsts) != len(srcs) {
 		return v, false, nil
@@ -111,10 +112,10 @@ func (s *Stream) surveyList(b *mem.Batch) (v survey, ok bool, err error) {
 			if d.Region == nil || f.Region == nil {
 				return v, false, nil
 			}
-			if err := to.moves(s, d); err != nil {
+			if err := to.moves(d, reaches); err != nil {
 				return v, false, fmt.Errorf("destination %d: %w", i, err)
 			}
-			if err := from.moves(s, f); err != nil {
+			if err := from.moves(f, reaches); err != nil {
 				return v, false, fmt.Errorf("source %d: %w", i, err)
 			}
 		}
@@ -126,7 +127,7 @@ func (s *Stream) surveyList(b *mem.Batch) (v survey, ok bool, err error) {
 			continue
 		}
 		if to.end|from.end < 0 {
-			v.ways |= wayOf(d.Region, f.Region)
+			v.Ways |= wayOf(d.Region, f.Region)
 		}
 		if d.Off != to.end {
 			dstRuns++
@@ -143,11 +144,11 @@ func (s *Stream) surveyList(b *mem.Batch) (v survey, ok bool, err error) {
 		descs += int(uint64(n+device.PieceBytes-1) / device.PieceBytes)
 		bytes += n
 	}
-	v.pieces, v.copies, v.runs, v.descs, v.bytes, v.dstRuns, v.srcRuns = len(dsts), copies, runs, descs, bytes, dstRuns, srcRuns
+	v.Pieces, v.Copies, v.Runs, v.Descs, v.Bytes, v.DstRuns, v.SrcRuns = len(dsts), copies, runs, descs, bytes, dstRuns, srcRuns
 	return v, true, nil
 }
 
-func (s *Stream) surveyPaged(p *mem.Paged, v *survey) error {
+func surveyPaged(p *mem.Paged, v *Shape, reaches func(*mem.Region) error) error {
 	for i := range p.Groups {
 		g := &p.Groups[i]
 		page, slot, err := int64(0), int64(0), error(nil)
@@ -164,41 +165,83 @@ func (s *Stream) surveyPaged(p *mem.Paged, v *survey) error {
 		if len(g.Pairs) == 0 {
 			continue
 		}
-		if err := s.reaches(g.Slots.Region); err != nil {
+		if err := reaches(g.Slots.Region); err != nil {
 			return fmt.Errorf("slots of page group %d: %w", i, err)
 		}
 		for j := range g.Planes {
-			if err := s.reaches(g.Planes[j].Region); err != nil {
+			if err := reaches(g.Planes[j].Region); err != nil {
 				return fmt.Errorf("page group %d plane %d: %w", i, j, err)
 			}
 			n := g.Planes[j].Bytes
 			if n == 0 {
 				continue
 			}
-			v.bytes += n * int64(len(g.Pairs))
+			v.Bytes += n * int64(len(g.Pairs))
 			if wholeSlots(g) && n == g.Planes[j].Stride {
-				v.runs += order.Both
+				v.Runs += order.Both
 			} else {
-				v.runs += len(g.Pairs)
+				v.Runs += len(g.Pairs)
 			}
-			v.copies += len(g.Pairs)
-			v.paged += len(g.Pairs) * int(ceilDiv(n, device.PieceBytes))
+			v.Copies += len(g.Pairs)
+			v.PagedDescs += len(g.Pairs) * int(CeilDiv(n, device.PieceBytes))
 			if p.Dir == mem.ToSlots {
-				v.ways |= wayOf(g.Slots.Region, g.Planes[j].Region)
-				v.srcRuns += len(g.Pairs)
+				v.Ways |= wayOf(g.Slots.Region, g.Planes[j].Region)
+				v.SrcRuns += len(g.Pairs)
 			} else {
-				v.ways |= wayOf(g.Planes[j].Region, g.Slots.Region)
-				v.dstRuns += len(g.Pairs)
+				v.Ways |= wayOf(g.Planes[j].Region, g.Slots.Region)
+				v.DstRuns += len(g.Pairs)
 			}
 		}
 		if p.Dir == mem.ToSlots {
-			v.dstRuns += slotRuns(g, order)
+			v.DstRuns += slotRuns(g, order)
 		} else {
-			v.srcRuns += slotRuns(g, order)
+			v.SrcRuns += slotRuns(g, order)
 		}
-		v.pieces += len(g.Planes) * len(g.Pairs)
+		v.Pieces += len(g.Planes) * len(g.Pairs)
 	}
 	return p.ValidateForm()
+}
+
+// Reached reports whether all memory that copies of b touch is within reach. Neighbours are mostly of the same region, so each is
+// asked for once.
+func Reached(b *mem.Batch, reaches func(*mem.Region) bool) bool {
+	var dst, src *mem.Region
+	for i := range b.Dst {
+		if b.Dst[i].Len == 0 {
+			continue
+		}
+		if r := b.Dst[i].Region; r != dst {
+			if dst = r; !reaches(r) {
+				return false
+			}
+		}
+		if r := b.Src[i].Region; r != src {
+			if src = r; !reaches(r) {
+				return false
+			}
+		}
+	}
+	if b.Paged == nil {
+		return true
+	}
+	for i := range b.Paged.Groups {
+		g := &b.Paged.Groups[i]
+		if len(g.Pairs) == 0 {
+			continue
+		}
+		if !reaches(g.Slots.Region) {
+			return false
+		}
+		var plane *mem.Region
+		for j := range g.Planes {
+			if r := g.Planes[j].Region; r != plane {
+				if plane = r; !reaches(r) {
+					return false
+				}
+			}
+		}
+	}
+	return true
 }
 
 // within reports whether no pair is above page and slot; that it does not say so need not mean that one is. It looks at
@@ -252,21 +295,8 @@ func slotRuns(g *mem.PageGroup, order mem.PairRuns) int {
 	return order.Slots // whole slots: those that follow each other make one span
 }
 
-// reaches reports whether the stream's device can address r.
-func (s *Stream) reaches(r *mem.Region) error {
-	if r.Dev() == 0 {
-		return fmt.Errorf("%s has no device address: %w", r, errdefs.ErrInvalid)
-	}
-	if r.Kind() == mem.KindDevice && r.Device() != s.index && !s.reachesPeer(r) {
-		return fmt.Errorf("%s is neither of device %d nor of a peer that it reaches: %w", r, s.index, errdefs.ErrInvalid)
-	}
-	return nil
-}
+// CeilDiv returns n divided by by, rounded up.
+func CeilDiv(n, by int64) int64 { return (n + by - 1) / by }
 
-// reachesPeer reports whether r is memory of a peer to which access was enabled.
-func (s *Stream) reachesPeer(r *mem.Region) bool {
-	p, ok := s.dev.(device.Peerer)
-	return ok && p.Reaches(r.Device())
-}
-
-func ceilDiv(n, by int64) int64 { return (n + by - 1) / by }
+// Align rounds n up to a multiple of to.
+func Align(n, to uint64) uint64 { return (n + to - 1) / to * to }

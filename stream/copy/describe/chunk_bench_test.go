@@ -1,4 +1,4 @@
-package copy
+package describe
 
 import (
 	"fmt"
@@ -58,15 +58,15 @@ func fillChunks(b *testing.B, name string, area *mem.Region, batch *mem.Batch, s
 	b.Helper()
 	b.Run(name, func(b *testing.B) {
 		room := 2 * uint64(batch.Bytes())
-		c := chunk{host: make([]mem.Extent, batchStep), part: make([]mem.Extent, batchStep)}
-		sp := span{buf: make([]byte, descSpace(2*batch.Pieces(), true)), stage: stageSpan{bytes: room, room: room}}
+		c := NewChunk(256)
+		place := Place{Area: area, Bytes: room, Room: room, Buf: make([]byte, ChunkSpace(2*batch.Pieces(), true))}
 		described := 0
 		for b.Loop() {
-			o := &op{at: cursor{batch: batch}, summed: summed, stats: survey{ways: wayD2H}}
-			if c.describe(area, o, sp); !o.at.described() {
+			at := Cursor{Batch: batch, Summed: summed}
+			if c.Describe(&at, place, true); !at.Done() {
 				b.Fatal("the chunk is full")
 			}
-			described += c.descs
+			described += c.Descs
 		}
 		b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(described), "ns/piece")
 	})

@@ -1,4 +1,4 @@
-package copy
+package move
 
 import (
 	"sync/atomic"
@@ -6,8 +6,8 @@ import (
 )
 
 // demand is how many batches that a resident kernel could take have come one soon after another: soon enough for it to stay.
-// Whether it pays to start one depends on how many follow, and on whether one is there. Times are nanoseconds since the
-// stream's epoch. Safe for concurrent use; Submits that race may count one less.
+// Whether it pays to start one depends on how many follow, and on whether one is there. Times are nanoseconds by
+// Env.Now. Safe for concurrent use; Submits that race may count one less.
 type demand struct {
 	last   atomic.Int64 // when the last one came; zero: none has
 	streak atomic.Int64
@@ -24,12 +24,12 @@ func (d *demand) note(now, idle time.Duration) int {
 	return int(d.streak.Add(1))
 }
 
-// streak counts a batch that comes at now, and returns how many came before it, each soon enough for a kernel to stay.
-func (r *resident) streak(now time.Duration) int { return r.demand.note(now, r.o.Idle) }
+// Streak counts a batch that comes at now, and returns how many came before it, each soon enough for a kernel to stay.
+func (r *Resident) Streak(now time.Duration) int { return r.demand.note(now, r.o.Idle) }
 
-// resting reports whether a batch that comes at now would have to start the kernel. It goes by when the kernel was started and
+// Resting reports whether a batch that comes at now would have to start the kernel. It goes by when the kernel was started and
 // given work last: to look would take longer than choosing may, and what is wrong for once costs little.
-func (r *resident) resting(now time.Duration) bool {
+func (r *Resident) Resting(now time.Duration) bool {
 	taken := r.demand.taken.Load()
 	return taken == 0 || now > time.Duration(taken)+r.o.Idle || now > time.Duration(r.demand.leaves.Load())
 }

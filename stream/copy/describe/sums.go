@@ -1,0 +1,77 @@
+package describe
+
+import (
+	"encoding/binary"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/mem"
+)
+
+// sumBytes is the size of one sum, in the ring as in mem.Paged.Sums.
+const sumBytes = 8
+
+// SumRows is where a launch leaves its sums: one row a pair, of words for the planes of the launch. They wait in the ring
+// until the step's event is done, and go to mem.Paged.Sums then: kernels write pinned memory, and Sums is the caller's.
+type SumRows struct {
+	At     uint64   // position in the ring
+	Words  int      // a row; zero: there are no sums
+	to     []uint64 // Sums from the first row on
+	rows   int
+	stride int // words from row to row of Sums
+}
+
+// leavesOf returns how many leaves one page of planes has.
+func leavesOf(planes []mem.Plane) int {
+	n := 0
+	for i := range planes {
+		n += int(planes[i].Bytes / mem.LeafBytes)
+	}
+	return n
+}
+
+// rows says where the sums of the next n pairs go, for words leaves of the planes from c.plane on.
+func (c *Cursor) rows(g *mem.PageGroup, words, n int, at uint64) SumRows {
+	stride := leavesOf(g.Planes)
+	return SumRows{
+		At: at, to: c.Batch.Paged.Sums[c.sums+c.pair*stride+leavesOf(g.Planes[:c.plane]):],
+		rows: n, Words: words, stride: stride,
+	}
+}
+
+// strides writes into the planes that were described how many sums a pair has.
+func (t *Table) strides(ps planeSet) {
+	for i := range ps.n {
+		d := t.Buf[i*device.PlaneSumDescBytes:]
+		at := device.ReadPlaneSums(d)
+		at.Stride = uint64(ps.leaves)
+		at.Put(d)
+	}
+}
+
+// SumsFit reports whether a ring of such spans has room for the sums of any one page of any one plane.
+func SumsFit(p *mem.Paged, span uint64) bool {
+	const around = device.PlaneSumDescBytes + device.PairBytes + 3*TableAlign
+	for i := range p.Groups {
+		for j := range p.Groups[i].Planes {
+			if leaves := uint64(p.Groups[i].Planes[j].Bytes / mem.LeafBytes); leaves*sumBytes+around > span/2 {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// Read copies the sums of a step that is done to where the batch wants them: from is the ring from At on.
+func (r *SumRows) Read(from []byte) {
+	rows, words := r.rows, r.Words
+	if words == r.stride { // the rows follow each other on both sides
+		rows, words = 1, rows*words
+	}
+	for row := range rows {
+		to := r.to[row*r.stride:][:words]
+		for i := range to {
+			to[i] = binary.LittleEndian.Uint64(from[i*sumBytes:])
+		}
+		from = from[words*sumBytes:]
+	}
+}

@@ -1,0 +1,106 @@
+package move
+
+import (
+	"context"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/stream/copy/describe"
+)
+
+// DefaultCTAs is how many thread blocks a kernel has that copies over the bus.
+const DefaultCTAs = 16
+
+// A kernel that copies between GPUs keeps as many bytes in flight as its multiprocessors can: over 18 NVLinks, of 387
+// GB/s, 32 thread blocks push 348 in scattered 4 KiB pages and 354 in larger ones, 132 push 362 and 369 (H200). More
+// multiprocessors than that have not been measured.
+const (
+	minPeerCTAs = 32
+	maxPeerCTAs = 132
+)
+
+// summedStep is how much of the ring a step may take that leaves sums there: what the host has to do with them when the step is
+// done, it does while the next one copies.
+const summedStep = 256 << 10
+
+// Kernel is the path on which kernels copy over the bus themselves, from descriptors in the ring.
+type Kernel struct {
+	env      *Env
+	launcher device.Launcher
+	summing  bool // the device has the kernel that sums pages
+	peerCTAs int
+	span     span // of the next step
+	launch   device.Kernel
+}
+
+var _ Owner = (*Kernel)(nil)
+
+// NewKernel makes the path, or returns why the queue lacks it: an ErrNotSupported.
+func NewKernel(env *Env) (Mover, error) {
+	l, err := env.launcher(device.KernelCopyList)
+	if err != nil {
+		return nil, err
+	}
+	return &Kernel{
+		env: env, launcher: l, summing: hasKernel(l, device.KernelCopyPagedSum),
+		peerCTAs: min(max(env.Device.Info().Multiprocs, minPeerCTAs), maxPeerCTAs),
+	}, nil
+}
+
+// Takes implements Mover.
+func (k *Kernel) Takes(b *Batch) (ok, sums bool) {
+	return true, k.summing && b.WantsSums() && describe.SumsFit(b.At.Batch.Paged, min(k.env.Ring.maxSpan, summedStep))
+}
+
+// Prepare implements Owner.
+func (k *Kernel) Prepare() error { return k.env.Ring.prepare() }
+
+// Quiesce implements Owner: all kernels ran on the stream's queue.
+func (k *Kernel) Quiesce(context.Context) (failed, err error) { return nil, nil }
+
+// Free implements Owner: the ring is Staged's too, which no device has without this path.
+func (k *Kernel) Free() error { return k.env.Ring.free() }
+
+// Room implements Mover.
+func (k *Kernel) Room(b *Batch, f Flight) (ok bool) {
+	if !f.admits(describe.MaxLaunches + 1) {
+		return false
+	}
+	want := b.At.Space(b.Descs)
+	if b.At.Summed {
+		want = min(want, summedStep)
+	}
+	k.span, ok = k.env.Ring.reserve(want)
+	return ok
+}
+
+// Step writes descriptors into the ring and launches kernels on them until the batch is through, the span is full, or as many
+// launches are made as a step may have. The device reads the descriptors when a kernel runs, so they stay until the step's event.
+func (k *Kernel) Step(b *Batch, st *Step) (done bool, err error) {
+	sp, most := k.span, DefaultCTAs
+	if b.Ways&describe.Peer != 0 {
+		most = k.peerCTAs
+	}
+	most = k.env.ctas(b, most)
+	for st.Calls < describe.MaxLaunches && st.Bytes < b.limit() && err == nil {
+		t := describe.Table{
+			Dev: sp.dev, Buf: sp.buf, Limit: b.limit() - st.Bytes, Left: b.Bytes - b.Sent - st.Bytes,
+		}
+		used := b.At.Launch(&t, &k.launch)
+		if used == 0 {
+			break
+		}
+		if t.Rows.Words > 0 {
+			t.Rows.At += sp.start()
+			st.sums = append(st.sums, t.Rows)
+		}
+		sp.buf, sp.dev = sp.buf[used:], sp.dev+mem.DevAddr(used)
+		st.Calls++
+		st.Bytes += t.Bytes
+		k.launch.CTAs = min(most, k.launch.CTAs)
+		err = k.launcher.Launch(&k.launch)
+	}
+	st.ring, st.ringEnd = k.env.Ring, sp.start()
+	st.ring.take(st.ringEnd)
+	return err == nil && b.At.Done(), err
+}

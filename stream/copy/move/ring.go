@@ -1,0 +1,106 @@
+package move
+
+import (
+	"fmt"
+	"sync/atomic"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/stream/copy/describe"
+)
+
+// space is memory that is taken in order and given back in order. Positions count bytes since the start and never wrap; their
+// remainder by the size is the place. One goroutine at a time takes, and one gives back.
+type space struct {
+	size    uint64
+	maxSpan uint64        // a quarter of the memory, so that filling overlaps with copying
+	head    uint64        // end of what was taken
+	tail    atomic.Uint64 // start of what is not yet given back
+}
+
+// setSize is for so many bytes, or a little more.
+func (p *space) setSize(bytes int64) {
+	p.size = describe.Align(uint64(bytes), 4*describe.TableAlign)
+	p.maxSpan = p.size / 4
+}
+
+// reserve returns the place of want bytes, or of maxSpan if that is less, without taking them, and the position of their
+// end. ok is false while that much is not free in one piece: some event has to be done first.
+func (p *space) reserve(want uint64) (at, bytes, end uint64, ok bool) {
+	bytes = min(describe.Align(want, describe.TableAlign), p.maxSpan)
+	start := p.head
+	if toEnd := p.size - start%p.size; toEnd < bytes {
+		start += toEnd
+	}
+	if start+bytes-p.tail.Load() > p.size {
+		return 0, 0, 0, false
+	}
+	return start % p.size, bytes, start + bytes, true
+}
+
+// take makes positions up to end unavailable until they are given back.
+func (p *space) take(end uint64) { p.head = max(p.head, end) }
+
+// giveBack frees positions up to end.
+func (p *space) giveBack(end uint64) { p.tail.Store(max(p.tail.Load(), end)) }
+
+// Ring is pinned memory for descriptors, and for what kernels have to say about them.
+type Ring struct {
+	space
+	dev    device.Device
+	descs  int
+	region *mem.Region // nil before it is first prepared
+}
+
+// NewRing makes a ring for so many descriptors, of which those movers get the memory who need it.
+func NewRing(dev device.Device, descs int) *Ring {
+	r := &Ring{dev: dev, descs: descs}
+	r.setSize(int64(descs) * device.CopyDescBytes)
+	return r
+}
+
+// prepare allocates the memory, if that was not done.
+func (r *Ring) prepare() (err error) {
+	if r.region != nil {
+		return nil
+	}
+	if r.region, err = r.dev.AllocHost(int64(r.size)); err != nil {
+		return fmt.Errorf("allocate %d descriptors: %w", r.descs, err)
+	}
+	return nil
+}
+
+// free gives the memory back. It may be called again.
+func (r *Ring) free() error {
+	if r.region == nil {
+		return nil
+	}
+	if err := r.dev.Free(r.region); err != nil {
+		return fmt.Errorf("free descriptors: %w", err)
+	}
+	r.region = nil
+	return nil
+}
+
+// span is what one step may fill of the ring.
+type span struct {
+	buf []byte
+	dev mem.DevAddr // of buf
+	end uint64      // position of its end
+}
+
+// start is the position of the span's start.
+func (sp *span) start() uint64 { return sp.end - uint64(len(sp.buf)) }
+
+// reserve returns a span of want bytes, or of maxSpan if that is less, without taking it.
+func (r *Ring) reserve(want uint64) (sp span, ok bool) {
+	at, bytes, end, ok := r.space.reserve(want)
+	if !ok {
+		return span{}, false
+	}
+	return span{
+		buf: r.region.Bytes()[at : at+bytes : at+bytes],
+		dev: r.region.Dev() + mem.DevAddr(at),
+		end: end,
+	}, true
+}

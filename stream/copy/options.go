@@ -1,0 +1,141 @@
+package copy
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+
+	"github.com/jonboulle/clockwork"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/stream/copy/move"
+	"github.com/kvlane/kvlane/stream/copy/plan"
+)
+
+// Defaults and limits of Options.
+const (
+	DefaultQueueDepth  = 1024
+	DefaultDescriptors = 256 << 10
+	MinDescriptors     = 256
+	DefaultCTAs        = move.DefaultCTAs
+
+	DefaultStagingBytes = 4 * 8 << 20
+	// BackgroundStagingBytes are four chunks of which each keeps the bus busy for longer than it takes to get multiprocessors
+	// beside a large matrix product.
+	BackgroundStagingBytes = 4 * plan.DefaultMinChunkBytes
+	MinStagingBytes        = 4096
+
+	MaxQueueDepth   = 1 << 20
+	MaxDescriptors  = 1 << 24
+	MaxCTAs         = 1 << 16
+	MaxStagingBytes = 1 << 40
+)
+
+// ResidentOptions say how the resident kernels behave; package move has the defaults and limits.
+type ResidentOptions = move.ResidentOptions
+
+// Options says how a stream is opened. The zero value is the default.
+type Options struct {
+	// Path forces every batch onto one path; PathNone has the planner choose.
+	Path stream.Path
+	// Planner chooses. Nil: one that predicts from plan.Default, figures of another machine maybe.
+	Planner Planner
+	// Policy says what to choose for. With a Planner of one's own, anything but the zero value needs one that has
+	// With(plan.Policy) (*plan.Planner, error).
+	Policy plan.Policy
+	// QueueDepth is how many batches may be accepted and unresolved. Zero: DefaultQueueDepth.
+	QueueDepth int
+	// Descriptors is the size of the ring of kernel descriptors in pinned memory, in pieces of device.CopyDescBytes;
+	// at least MinDescriptors. A longer batch is issued in parts. Zero: DefaultDescriptors.
+	Descriptors int
+	// CTAs is how many thread blocks a copy kernel may have where the planner does not say. Zero: what suits the path,
+	// DefaultCTAs for plain kernels.
+	CTAs int
+	// StagingBytes is how much device memory staged batches are gathered in, in four chunks. It is allocated when one is
+	// first planned, or at once if the path is forced. Zero: DefaultStagingBytes, and under the background policy
+	// BackgroundStagingBytes; negative: no staging.
+	StagingBytes int64
+	// Resident says how kernels behave that stay on the device.
+	Resident ResidentOptions
+	// NIC adds the path of its name, for batches between host and device memory that the NIC reaches. Nil: there is none.
+	NIC *Carrier
+	// Prepare has Open get what all paths need, the NIC's too, in place of waiting until each is first chosen. From then on
+	// nothing is allocated, registered, freed or opened until Close, as streams of the host program want that wait for
+	// batches (device.StreamAdopter): drivers may hold that up until they have waited, for ever. Open fails where a path that
+	// the device has cannot get what it needs. HighPriority is implied: streams of one priority may share a queue of the
+	// hardware, where one that waits holds up those behind it.
+	Prepare bool
+	// HighPriority asks the device for queues of its highest priority. The background policy always does: its kernels are
+	// few and short, and should not wait for what computes beside them longer than they must.
+	HighPriority bool
+	// Clock is where the stream has the time from. Nil: the system's.
+	Clock clockwork.Clock
+}
+
+// Validate reports every field that is out of range.
+func (o Options) Validate() error {
+	var errs []error
+	bad := func(format string, args ...any) {
+		errs = append(errs, fmt.Errorf(format+": %w", append(args, errdefs.ErrInvalid)...))
+	}
+	if o.QueueDepth < 0 || o.QueueDepth > MaxQueueDepth {
+		bad("queue depth %d is not 0 to %d", o.QueueDepth, MaxQueueDepth)
+	}
+	if o.Descriptors != 0 && (o.Descriptors < MinDescriptors || o.Descriptors > MaxDescriptors) {
+		bad("%d descriptors are not %d to %d", o.Descriptors, MinDescriptors, MaxDescriptors)
+	}
+	if o.CTAs < 0 || o.CTAs > MaxCTAs {
+		bad("CTAs %d is not 0 to %d", o.CTAs, MaxCTAs)
+	}
+	if o.StagingBytes > 0 && (o.StagingBytes < MinStagingBytes || o.StagingBytes > MaxStagingBytes) {
+		bad("%d bytes of staging are not %d to %d", o.StagingBytes, MinStagingBytes, int64(MaxStagingBytes))
+	}
+	if o.NIC != nil {
+		o.NIC.validate(bad)
+	}
+	return errors.Join(append(errs, o.Resident.Validate(), o.Policy.Validate())...)
+}
+
+func (o Options) withDefaults() Options {
+	o.QueueDepth = cmp.Or(o.QueueDepth, DefaultQueueDepth)
+	o.Descriptors = cmp.Or(o.Descriptors, DefaultDescriptors)
+	if o.Clock == nil {
+		o.Clock = clockwork.NewRealClock()
+	}
+	background := o.Policy.Goal == plan.Background
+	o.HighPriority = o.HighPriority || background || o.Prepare
+	switch {
+	case o.StagingBytes != 0:
+	case background:
+		o.StagingBytes = BackgroundStagingBytes
+	default:
+		o.StagingBytes = DefaultStagingBytes
+	}
+	return o
+}
+
+// events is how many events the queues of a stream make ahead: they share them.
+func (o *Options) events() int {
+	if !o.Prepare {
+		return 0
+	}
+	return move.MaxCalls + 2*move.MaxResidentWorkers
+}
+
+// planner returns the planner under the policy.
+func (o *Options) planner() (Planner, error) {
+	if o.Planner == nil {
+		return plan.New(plan.Default(), plan.Options{Policy: o.Policy})
+	}
+	if o.Policy == (plan.Policy{}) {
+		return o.Planner, nil
+	}
+	p, ok := o.Planner.(interface {
+		With(policy plan.Policy) (*plan.Planner, error)
+	})
+	if !ok {
+		return nil, fmt.Errorf("planner %T takes no policy: %w", o.Planner, errdefs.ErrInvalid)
+	}
+	return p.With(o.Policy)
+}

@@ -13,6 +13,8 @@ type Hooks struct {
 	BadCopy func(key block.Key, err error)
 	// DurableFailed is called when a dumped block could not be written to a tier.
 	DurableFailed func(tier string, key block.Key, err error)
+	// BatchFailed is called when a stream failed a batch. What had landed of it before and was verified counts all the same.
+	BatchFailed func(direction string, err error)
 	// StreamReopened is called when a broken stream has been replaced; err is what broke it.
 	StreamReopened func(direction string, err error)
 	// Fallback is called when a tier failed, other than by a miss, and the store went on without it: it asked the next
@@ -35,6 +37,12 @@ func (h *Hooks) badCopy(key block.Key, err error) {
 func (h *Hooks) durableFailed(tier string, key block.Key, err error) {
 	if h.DurableFailed != nil {
 		h.DurableFailed(tier, key, err)
+	}
+}
+
+func (h *Hooks) batchFailed(direction string, err error) {
+	if h.BatchFailed != nil {
+		h.BatchFailed(direction, err)
 	}
 }
 

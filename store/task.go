@@ -84,6 +84,10 @@ func (t *task) travelled(l *lane, all *tally, tk *stream.Ticket) {
 	l.resolved.Add(1)
 	c := tk.Completion()
 	all.add(c)
+	if err := tk.Err(); err != nil && t.ctx.Err() == nil {
+		t.s.count.batchesFailed.Add(1)
+		t.s.cfg.Hooks.batchFailed(l.name, err)
+	}
 	t.mu.Lock()
 	t.went = append(t.went, c)
 	t.mu.Unlock()

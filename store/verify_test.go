@@ -66,7 +66,11 @@ func TestPolicies(t *testing.T) {
 							}
 						}
 						want := policy != store.VerifyFill && every > 0 && planeBytes == leafy
-						if p := r.st.Stats().LoadPaths[0]; every != 0 && (p.Summed > 0) != want || (every == 1 && want && p.Summed != p.Bytes) {
+						var p store.PathStats
+						for _, by := range r.st.Stats().LoadPaths {
+							p.Bytes, p.Summed = p.Bytes+by.Bytes, p.Summed+by.Summed
+						}
+						if every != 0 && (p.Summed > 0) != want || (every == 1 && want && p.Summed != p.Bytes) {
 							t.Errorf("%d of %d bytes were summed on their way, want some: %v", p.Summed, p.Bytes, want)
 						}
 					})

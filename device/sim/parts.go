@@ -10,7 +10,9 @@ import (
 
 // runCopyParts copies one part after the other, and says so of each: at once, or where a fault will damage some of it, once that has
 // happened (tellParts).
-func runCopyParts(x *executor, a *kernelArg) error { return x.copyParts(a, device.KernelCopyPaged, runCopyPaged) }
+func runCopyParts(x *executor, a *kernelArg) error {
+	return x.copyParts(a, device.KernelCopyPaged, runCopyPaged)
+}
 
 func runCopyPartsSum(x *executor, a *kernelArg) error {
 	return x.copyParts(a, device.KernelCopyPagedSum, runCopyPagedSum)

@@ -15,14 +15,32 @@ var zeroSum = xxh3.Hash(make([]byte, device.LeafBytes))
 
 // sumZeros stores the sums of the leaves of a paged kernel that moves nothing, whose planes are x.planes.
 func (x *executor) sumZeros(call string, planes []byte, a *device.PagedArgs) error {
+	if len(x.planes) == 0 || a.NPairs == 0 {
+		return nil
+	}
+	stride := device.ReadPlaneSums(planes).Stride
+	leaves := uint64(0)
 	for i := range x.planes {
-		leaves, where := x.planes[i].Bytes/device.LeafBytes, device.ReadPlaneSums(planes[i*device.PlaneSumDescBytes:])
+		leaves += x.planes[i].Bytes / device.LeafBytes
+	}
+	if leaves == stride { // all of them
+		words, err := x.array(call, a.Sums, a.NPairs*stride, 8)
+		if err != nil {
+			return fmt.Errorf("sums: %w", err)
+		}
+		for ; len(words) > 0; words = words[8:] {
+			binary.LittleEndian.PutUint64(words, zeroSum)
+		}
+		return nil
+	}
+	for i := range x.planes {
+		n, where := x.planes[i].Bytes/device.LeafBytes, device.ReadPlaneSums(planes[i*device.PlaneSumDescBytes:])
 		for pair := range a.NPairs {
-			words, err := x.array(call, a.Sums+mem.DevAddr(8*(pair*where.Stride+where.Off)), leaves, 8)
+			words, err := x.array(call, a.Sums+mem.DevAddr(8*(pair*where.Stride+where.Off)), n, 8)
 			if err != nil {
 				return fmt.Errorf("sums: %w", err)
 			}
-			for l := range leaves {
+			for l := range n {
 				binary.LittleEndian.PutUint64(words[8*l:], zeroSum)
 			}
 		}

@@ -106,6 +106,7 @@ func (s *Stream) complete(wait bool) (left bool) {
 			it.op.Lose()
 		case err == nil:
 			it.Collect()
+			it.op.tell(it.groups)
 		}
 		if err != nil {
 			it.fail(err)
@@ -117,6 +118,14 @@ func (s *Stream) complete(wait bool) (left bool) {
 		s.life.Settle()
 	}
 	return false
+}
+
+// tell tells who wants to know that the first so many page groups of the batch have landed. The caller holds completing.
+func (o *op) tell(groups int) {
+	if groups > o.told {
+		o.told = groups
+		o.work.At.Batch.Paged.Landed(groups, o.work.At.Summed)
+	}
 }
 
 // expect tells the event of a batch's last step when the planner predicted it. The caller holds completing.

@@ -11,9 +11,11 @@ import (
 // item is a step in flight.
 type item struct {
 	move.Step
-	op    *op
-	last  bool // nothing of op follows
-	apart bool // the device keeps no order between it and the stream's queue
+	op   *op
+	last bool // nothing of op follows
+	// groups is how many page groups of the batch have landed when the step has, where somebody wants to know.
+	groups int
+	apart  bool // the device keeps no order between it and the stream's queue
 }
 
 // apartPaths are those between which and the stream's queue the device keeps no order, so that the host has to.

@@ -98,6 +98,12 @@ func (s *Stream) move(o *op, m move.Mover, it *item) (done bool, err error) {
 			return false, nil
 		}
 	}
+	if o.work.At.Tells() {
+		it.groups = o.work.At.Groups()
+		if parts, ok := it.Event.(*move.Parts); ok {
+			parts.Tell = o.tell
+		}
+	}
 	it.apart = it.Event != nil && isApart(o.choice.Path)
 	if c, ok := it.Event.(move.Carried); ok {
 		o.carried.Store(c.Ticket)

@@ -21,6 +21,7 @@ type op struct {
 	stream  *Stream
 	carried atomic.Pointer[stream.Ticket] // of a NIC's stream, while that has the batch
 	watched atomic.Bool                   // somebody waits without polling
+	told    int                           // page groups of which somebody was told that they have landed; of who completes
 	planned bool                          // request and choice are what the planner was asked and answered
 	// Used by whoever issues.
 	held  bool  // the device was told to wait for somebody else's event before it

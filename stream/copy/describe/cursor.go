@@ -22,10 +22,12 @@ type Cursor struct {
 	group, plane, pair int
 	planes             int
 	sums               int
-	// One copy is read ahead of the run that is merged.
-	dst, src mem.Extent
-	// What is left of the run that was cut last.
+	// One copy is read ahead of the run that is merged, which began in a group.
+	dst, src   mem.Extent
+	aheadGroup int
+	// What is left of the run that was cut last, which began in a group.
 	restDst, restSrc mem.Extent
+	restGroup        int
 }
 
 // Run returns the next run, neighbours on both sides made one, or its first limit bytes. ok is false when there are none
@@ -59,17 +61,18 @@ func (c *Cursor) merge() (dst, src mem.Extent, ok bool) {
 			if !c.ahead {
 				return mem.Extent{}, mem.Extent{}, false
 			}
-			c.ahead = false
+			c.ahead, c.restGroup = false, c.aheadGroup
 			return c.dst, c.src, true
 		case d.Len == 0:
 		case !c.ahead:
-			c.dst, c.src, c.ahead = d, f, true
+			c.dst, c.src, c.ahead, c.aheadGroup = d, f, true, c.group
 		case follows(c.dst, d) && follows(c.src, f):
 			c.dst.Len += d.Len
 			c.src.Len += d.Len
 		default:
 			dst, src = c.dst, c.src
-			c.dst, c.src = d, f
+			c.restGroup = c.aheadGroup
+			c.dst, c.src, c.aheadGroup = d, f, c.group
 			return dst, src, true
 		}
 	}

@@ -28,6 +28,7 @@ type Kernel struct {
 	env      *Env
 	launcher device.Launcher
 	summing  bool // the device has the kernel that sums pages
+	telling  bool // the device has the kernels that say what has landed
 	peerCTAs int
 	span     span // of the next step
 	launch   device.Kernel
@@ -43,6 +44,7 @@ func NewKernel(env *Env) (Mover, error) {
 	}
 	return &Kernel{
 		env: env, launcher: l, summing: hasKernel(l, device.KernelCopyPagedSum),
+		telling:  hasKernel(l, device.KernelCopyParts) && hasKernel(l, device.KernelCopyPartsSum),
 		peerCTAs: min(max(env.Device.Info().Multiprocs, minPeerCTAs), maxPeerCTAs),
 	}, nil
 }
@@ -66,22 +68,41 @@ func (k *Kernel) Room(b *Batch, f Flight) (ok bool) {
 	if !f.admits(describe.MaxLaunches + 1) {
 		return false
 	}
-	want := b.At.Space(b.Descs)
-	if b.At.Summed {
-		want = min(want, summedStep)
+	want := uint64(0)
+	switch {
+	case k.tells(b):
+		want = b.At.PartsSpace(k.most(b))
+	case b.At.Summed:
+		want = min(b.At.Space(b.Descs), summedStep)
+	default:
+		want = b.At.Space(b.Descs)
 	}
 	k.span, ok = k.env.Ring.reserve(want)
 	return ok
 }
 
-// Step writes descriptors into the ring and launches kernels on them until the batch is through, the span is full, or as many
-// launches are made as a step may have. The device reads the descriptors when a kernel runs, so they stay until the step's event.
-func (k *Kernel) Step(b *Batch, st *Step) (done bool, err error) {
-	sp, most := k.span, DefaultCTAs
+// most is how many thread blocks a kernel for b may have.
+func (k *Kernel) most(b *Batch) int {
+	most := DefaultCTAs
 	if b.Ways&describe.Peer != 0 {
 		most = k.peerCTAs
 	}
-	most = k.env.ctas(b, most)
+	return k.env.ctas(b, most)
+}
+
+// tells reports whether a launch should say what has landed of b.
+func (k *Kernel) tells(b *Batch) bool { return k.telling && b.At.Tells() }
+
+// Step writes descriptors into the ring and launches kernels on them until the batch is through, the span is full, or as many
+// launches are made as a step may have. The device reads the descriptors when a kernel runs, so they stay until the step's event.
+// Where somebody wants to hear what has landed it is one launch that says so.
+func (k *Kernel) Step(b *Batch, st *Step) (done bool, err error) {
+	sp, most := k.span, k.most(b)
+	if k.tells(b) {
+		if done, err = k.parts(b, st, most); st.Calls > 0 {
+			return done, err
+		}
+	}
 	for st.Calls < describe.MaxLaunches && st.Bytes < b.limit() && err == nil {
 		t := describe.Table{
 			Dev: sp.dev, Buf: sp.buf, Limit: b.limit() - st.Bytes, Left: b.Bytes - b.Sent - st.Bytes,
@@ -102,5 +123,26 @@ func (k *Kernel) Step(b *Batch, st *Step) (done bool, err error) {
 	}
 	st.ring, st.ringEnd = k.env.Ring, sp.start()
 	st.ring.take(st.ringEnd)
+	return err == nil && b.At.Done(), err
+}
+
+// parts launches as many whole page groups as fit, if one does.
+func (k *Kernel) parts(b *Batch, st *Step, ctas int) (done bool, err error) {
+	sp, e := k.span, &Parts{table: k.span.buf}
+	ctas = max(min(ctas, b.PagedDescs), 1)
+	t := describe.Table{Dev: sp.dev, Buf: sp.buf, Limit: b.limit()}
+	used := b.At.LaunchParts(&t, &k.launch, ctas, &e.Parts)
+	if used == 0 {
+		return false, nil
+	}
+	st.Calls, st.Bytes = 2, t.Bytes
+	st.ring, st.ringEnd = k.env.Ring, sp.start()+used
+	st.ring.take(st.ringEnd)
+	err = k.launcher.Launch(&k.launch)
+	if e.end = Record(k.env.Queue, &err); e.end == nil {
+		st.Lost = true
+	} else {
+		st.Event = e
+	}
 	return err == nil && b.At.Done(), err
 }

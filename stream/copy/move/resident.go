@@ -6,13 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"runtime"
 	"slices"
 	"time"
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
-	"github.com/kvlane/kvlane/internal/sys/nap"
 	"github.com/kvlane/kvlane/stream/copy/describe"
 )
 
@@ -235,33 +233,12 @@ func (l *landing) ask(driver bool) (done bool, err error) {
 	return done, err
 }
 
-// landingYield is how many polls Wait makes before others get a turn: most entries take a few microseconds.
-const landingYield = 64
-
 // Expect implements device.ExpectedEvent.
 func (l *landing) Expect(at time.Time) { l.due = at }
 
 // Wait implements device.Event.
 func (l *landing) Wait(ctx context.Context) error {
-	begun := time.Now()
-	for polls := 1; ; polls++ {
-		now, left := time.Now(), nap.Unexpected
-		if !l.due.IsZero() {
-			left = l.due.Sub(now)
-		}
-		waited := now.Sub(begun)
-		if done, err := l.ask(waited >= nap.Spin); done || err != nil {
-			return err
-		}
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		if pause := nap.Pause(waited, left); pause > 0 {
-			nap.Sleep(pause)
-		} else if polls%landingYield == 0 {
-			runtime.Gosched()
-		}
-	}
+	return await(ctx, func() time.Time { return l.due }, l.ask)
 }
 
 // Close implements device.Event.

@@ -1,0 +1,169 @@
+package describe
+
+import (
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/internal/sys/hostmem"
+	"github.com/kvlane/kvlane/mem"
+)
+
+// Parts is a launch that copies several page groups, one after the other, and says of each when it has landed.
+type Parts struct {
+	First, N int       // groups of the batch
+	CTAs     int       // thread blocks of the launch, each of which has a word a part
+	Words    []byte    // of the parts, in the table
+	Rows     []SumRows // one a part, where sums are wanted; At counts from the table's start
+	Bytes    int64     // to copy
+}
+
+// Landed reports whether part i of them has landed.
+func (p *Parts) Landed(i int) bool {
+	words := p.Words[i*p.CTAs*device.PartDoneBytes:][:p.CTAs*device.PartDoneBytes]
+	for ; len(words) > 0; words = words[device.PartDoneBytes:] {
+		if hostmem.LoadUint64(words) == 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// Tells reports whether the batch wants to be told what has landed, which is of use where it has several page groups.
+func (c *Cursor) Tells() bool {
+	p := c.Batch.Paged
+	return p != nil && p.Landed != nil && len(p.Groups) > 1
+}
+
+// groupSpace is how much of a table a part needs for its planes, pairs and sums, and where its sums begin. The part before it has the
+// same pairs where shared is true.
+func (c *Cursor) groupSpace(g *mem.PageGroup, shared bool) (bytes uint64) {
+	t := Table{summed: c.Summed}
+	bytes = Align(uint64(len(g.Planes)*t.planeBytes()), TableAlign)
+	if !shared {
+		bytes += Align(uint64(len(g.Pairs))*device.PairBytes, TableAlign)
+	}
+	if c.Summed {
+		bytes += Align(uint64(leavesOf(g.Planes)*len(g.Pairs))*sumBytes, TableAlign)
+	}
+	return bytes
+}
+
+// partSpace is what n parts need besides.
+func partSpace(n, ctas int) uint64 {
+	return Align(uint64(n*device.PartDescBytes), TableAlign) + Align(uint64(n*ctas*device.PartDoneBytes), TableAlign)
+}
+
+// samePairs reports whether two groups have the same pairs, in the same memory.
+func samePairs(a, b *mem.PageGroup) bool {
+	return len(a.Pairs) == len(b.Pairs) && len(a.Pairs) > 0 && &a.Pairs[0] == &b.Pairs[0]
+}
+
+// fit returns how many of the groups that are left fit into so many bytes of a table as parts, and how many bytes that takes; of
+// about so many bytes to copy at most.
+func (c *Cursor) fit(room uint64, limit int64, ctas int) (n int, space uint64) {
+	groups := c.Batch.Paged.Groups[c.group:]
+	bytes, used := int64(0), uint64(0)
+	for n < len(groups) && n < device.MaxParts && (n == 0 || bytes < limit) {
+		g := &groups[n]
+		more := c.groupSpace(g, n > 0 && samePairs(g, &groups[n-1]))
+		if used+more+partSpace(n+1, ctas) > room {
+			break
+		}
+		used += more
+		bytes += groupBytes(g)
+		n++
+	}
+	return n, used + partSpace(n, ctas)
+}
+
+func groupBytes(g *mem.PageGroup) (n int64) {
+	for i := range g.Planes {
+		n += g.Planes[i].Bytes * int64(len(g.Pairs))
+	}
+	return n
+}
+
+// PartsSpace is how many bytes the table of all groups that are left wants.
+func (c *Cursor) PartsSpace(ctas int) uint64 {
+	const any = 1 << 62
+	_, space := c.fit(any, any, ctas)
+	return space
+}
+
+// Launch of parts: as many whole groups as fit are described in t, and p says of what. used is how much of t.Buf it took; zero where
+// not even one fits, or something of the batch comes before them that is to be described otherwise.
+func (c *Cursor) LaunchParts(t *Table, k *device.Kernel, ctas int, p *Parts) (used uint64) {
+	if c.i < len(c.Batch.Dst) || c.Done() || c.pair > 0 || c.plane > 0 {
+		return 0
+	}
+	t.summed = c.Summed
+	n, _ := c.fit(uint64(len(t.Buf)), t.Limit, ctas)
+	if n == 0 {
+		return 0
+	}
+	*p = Parts{First: c.group, N: n, CTAs: ctas, Rows: p.Rows[:0]}
+	words := Align(uint64(n*device.PartDescBytes), TableAlign)
+	p.Words = t.Buf[words:][:n*ctas*device.PartDoneBytes]
+	clear(p.Words)
+	used = partSpace(n, ctas)
+	pairs := uint64(0)
+	for i := range n {
+		g := &c.Batch.Paged.Groups[c.group]
+		planes := used
+		leaves := leavesOf(g.Planes)
+		c.describeAll(t, g, planes, leaves)
+		used += Align(uint64(len(g.Planes)*t.planeBytes()), TableAlign)
+		if i == 0 || !samePairs(g, &c.Batch.Paged.Groups[c.group-1]) {
+			pairs = used
+			copy(t.Buf[pairs:], hostmem.Bytes(g.Pairs))
+			used += Align(uint64(len(g.Pairs))*device.PairBytes, TableAlign)
+		}
+		d := device.PartDesc{
+			Planes: t.Dev + mem.DevAddr(planes), NPlanes: uint64(len(g.Planes)), Pairs: t.Dev + mem.DevAddr(pairs), NPairs: uint64(len(g.Pairs)),
+			Slots: g.Slots.Region.Dev() + mem.DevAddr(g.Slots.Base), SlotStride: uint64(g.Slots.Stride),
+		}
+		if t.summed {
+			d.Sums = t.Dev + mem.DevAddr(used)
+			p.Rows = append(p.Rows, c.rows(g, leaves, len(g.Pairs), used))
+			used += Align(uint64(leaves*len(g.Pairs))*sumBytes, TableAlign)
+			c.sums += leaves * len(g.Pairs)
+		}
+		d.Put(t.Buf[i*device.PartDescBytes:])
+		p.Bytes += groupBytes(g)
+		c.group++
+	}
+	args, name := device.PartsArgs{
+		Parts: t.Dev, NParts: uint64(n), Direction: uint64(c.Batch.Paged.Dir), Done: t.Dev + mem.DevAddr(words),
+	}, device.KernelCopyParts
+	if t.summed {
+		name = device.KernelCopyPartsSum
+	}
+	*k = args.Kernel(name, ctas)
+	t.Bytes = p.Bytes
+	c.launches++
+	return t.upTo(used)
+}
+
+// describeAll writes the planes of a group, of which a page has so many leaves.
+func (c *Cursor) describeAll(t *Table, g *mem.PageGroup, at uint64, all int) {
+	size, leaves := t.planeBytes(), 0
+	for i := range g.Planes {
+		d := t.Buf[at+uint64(i*size):][:size]
+		device.PlaneDescOf(&g.Planes[i]).Put(d)
+		if t.summed {
+			device.PlaneSums{Off: uint64(leaves), Stride: uint64(all)}.Put(d)
+		}
+		leaves += int(g.Planes[i].Bytes / mem.LeafBytes)
+	}
+}
+
+// Groups returns how many page groups, from the first on, have been described or returned whole.
+func (c *Cursor) Groups() int {
+	switch {
+	case c.Batch.Paged == nil || c.i < len(c.Batch.Dst):
+		return 0
+	case c.restDst.Len > 0:
+		return c.restGroup
+	case c.ahead:
+		return c.aheadGroup
+	}
+	return c.group
+}

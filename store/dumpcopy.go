@@ -9,6 +9,7 @@ import (
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/stream"
 	"github.com/kvlane/kvlane/tier"
 )
 
@@ -86,9 +87,15 @@ func (t *DumpTask) existing(i int32) {
 	}
 }
 
-// submit copies a shard of g's pages to its slots by the group's n-th batch, or all where shard is negative.
-func (t *DumpTask) submit(g *group, n, shard int) {
-	tk, err := t.s.dumps.submit(t.ctx, g.batch(n, mem.ToSlots, shard, t.sc, t.s.slots))
+// submit copies a shard of g's pages to its slots by the group's n-th batch, or all where shard is negative, after recorded work.
+func (t *DumpTask) submit(g *group, n, shard int, after ...stream.Recorded) {
+	ctx := t.ctx
+	if len(after) > 0 { // the stream may have to wait before it can be told to wait
+		bounded, cancel := t.s.waitFor(ctx, t.s.cfg.LeaseMax)
+		defer cancel()
+		ctx = bounded
+	}
+	tk, err := t.s.dumps.submit(ctx, g.batch(n, mem.ToSlots, shard, t.sc, t.s.slots), after...)
 	if err != nil {
 		g.fail(err)
 		return
@@ -309,11 +316,7 @@ func (t *DumpTask) awaitOthers() {
 			it.tries++
 			t.s.count.retries.Add(1)
 			sc.todo = append(sc.todo, i)
-			if t.layers {
-				t.copyLayers()
-			} else {
-				t.copyBlocks()
-			}
+			t.copy()
 		default:
 			t.fail(i, err)
 		}

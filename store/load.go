@@ -11,15 +11,18 @@ import (
 type LoadOptions struct {
 	// Layerwise copies shard by shard, in order, so that WaitShard(0) returns while later shards are still on their way.
 	Layerwise bool
+	// Progress is told of shards as WaitShard reports them, and of the end. Nil: nobody is.
+	Progress Progress
 }
 
 // LoadTask is a running load. Safe for concurrent use. It need not be waited for.
 type LoadTask struct {
 	task
-	lease  *Lease
-	pages  *Pages
-	layers bool
-	sums   bool // streams are asked for the sums of what they copy, and blocks are verified by them
+	lease    *Lease
+	pages    *Pages
+	layers   bool
+	sums     bool // streams are asked for the sums of what they copy, and blocks are verified by them
+	progress progress
 
 	shardDone []chan struct{} // layerwise: closed when no block of the task still waits for the shard
 
@@ -75,6 +78,7 @@ func (s *Store) Load(ctx context.Context, lease *Lease, pages *Pages, refs []Ref
 		}
 	}
 	s.count.loads.Add(1)
+	t.progress.begin(o.Progress, s)
 	go t.run()
 	return t, nil
 }

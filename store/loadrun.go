@@ -280,6 +280,7 @@ func (t *LoadTask) failed(i int32, err error) {
 func (t *LoadTask) arrived(shard, n int) {
 	if t.shardLeft[shard] -= n; t.shardLeft[shard] == 0 {
 		close(t.shardDone[shard])
+		t.progress.advance(shard + 1)
 	}
 }
 
@@ -298,5 +299,6 @@ func (t *LoadTask) finish() {
 	}
 	t.cancel(nil)
 	close(t.done)
+	t.progress.end(t.joined())
 	t.s.end()
 }

@@ -34,6 +34,7 @@ type Stats struct {
 	DurableFailures int64 // writes of blocks to a tier below that failed
 	Quarantined     int64 // slots that went to quarantine because hardware might still have touched them
 	StreamsReopened int64
+	LoadsExpired    int64 // loads that streams of the host program waited for longer than Config.WaitMax: these went on without
 
 	Leases        int64 // leases given
 	LeasesLive    int
@@ -80,7 +81,7 @@ func (s *Store) Stats() Stats {
 		VerifiedOnWay: c.verifiedOnWay.Load(), VerifiedByCPU: c.verifiedByCPU.Load(),
 		Mismatches: c.corrupt.Load(), BadCopies: c.badCopies.Load(), Refills: c.refills.Load(), Retries: c.retries.Load(), Fallbacks: x.Fallbacks,
 		TierErrors: c.tierErrors.Load() + x.Fallbacks, DurableFailures: c.durableFailures.Load(), Quarantined: c.quarantined.Load(),
-		StreamsReopened: c.reopened.Load(), Leases: x.Leases, LeasesLive: x.Live, LeasesExpired: x.Expired, LeasesCut: x.Cut,
+		StreamsReopened: c.reopened.Load(), LoadsExpired: c.expired.Load(), Leases: x.Leases, LeasesLive: x.Live, LeasesExpired: x.Expired, LeasesCut: x.Cut,
 		LoadPaths: c.load.paths(), DumpPaths: c.dump.paths(),
 	}
 	for _, t := range []*tally{&c.load, &c.dump} {
@@ -110,6 +111,7 @@ type counters struct {
 	verifiedOnWay, verifiedByCPU atomic.Int64
 	durableFailures, quarantined atomic.Int64
 	tierErrors, reopened         atomic.Int64
+	expired                      atomic.Int64   // loads
 	hits                         []atomic.Int64 // by tier
 	load, dump                   tally
 }

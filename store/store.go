@@ -147,6 +147,13 @@ func (s *Store) LeasePrefix(ctx context.Context, keys []block.Key, ttl time.Dura
 	return s.index.LeasePrefix(ctx, keys, ttl)
 }
 
+// OpenStreams opens the streams of loads and dumps, which otherwise happens when they are first needed.
+func (s *Store) OpenStreams(ctx context.Context) error {
+	_, errLoads := s.loads.get(ctx)
+	_, errDumps := s.dumps.get(ctx)
+	return errors.Join(errLoads, errDumps)
+}
+
 // begin admits a task, waiting for its turn until ctx ends. Every begin that returned nil has one end.
 func (s *Store) begin(ctx context.Context) error {
 	select {

@@ -113,7 +113,7 @@ var storeMutants = []mutant{
 		"store/proof.go", "if it.checked && t.s.cfg.Verify != VerifyAlways {", "if it.checked {",
 	}}},
 	{"store", "TestDefectPublishedWhenLastIndexShardLands", []edit{{
-		"store/dumplayers.go", "		if g.err != nil {\n			break\n		}\n	}\n	t.complete(g)", "		if g.err != nil || sub.shard == t.s.shards-1 {\n			break\n		}\n	}\n	t.complete(g)",
+		"store/dumplayers.go", "		if g.err != nil {\n			break\n		}\n		behind = nil", "		if g.err != nil || sub.shard == t.s.shards-1 {\n			break\n		}\n		behind = nil",
 	}}},
 	{"store", "TestDefectLoadRefusesALeaseOfOtherKeys", []edit{{
 		"store/index/lease.go", "if i := l.lacks(keys); i >= 0 {", "if i := l.lacks(keys); i < -1 {",

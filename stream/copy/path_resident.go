@@ -32,7 +32,7 @@ type ResidentOptions struct {
 	// Idle is how long a kernel stays without work. Zero: DefaultResidentIdle.
 	Idle time.Duration
 	// Workers is how many thread blocks share a batch that is too large for one, at most MaxResidentWorkers. Each is a
-	// kernel of its own, that starts when it gets work. Zero: DefaultResidentWorkers.
+	// kernel of its own, that starts when it gets work. Zero: DefaultResidentWorkers, or one under Options.Prepare.
 	Workers int
 	// WorkerBytes is how much of a batch a worker gets before another is asked too: about what one copies in the time that
 	// a second takes to see its entry. Zero: DefaultResidentWorkerBytes.
@@ -94,7 +94,11 @@ type resident struct {
 }
 
 func newResident(s *Stream) *resident {
-	return &resident{s: s, o: s.opts.Resident.withDefaults()}
+	o := s.opts.Resident
+	if s.opts.Prepare && o.Workers == 0 {
+		o.Workers = 1 // each is at work on a queue of the hardware: see Options.Prepare
+	}
+	return &resident{s: s, o: o.withDefaults()}
 }
 
 func (r *resident) available() error {
@@ -112,7 +116,15 @@ func (r *resident) takes(v *survey) bool {
 	if v.ways&wayPeer != 0 {
 		return false // between devices it was never measured
 	}
-	return r.s.opts.Path == stream.PathResident || max(v.copies, v.descs) <= residentPieces && v.bytes <= residentBytes
+	return r.s.opts.Path == stream.PathResident || max(v.copies, v.descs) <= residentPieces && v.bytes <= r.most()
+}
+
+// most is how many bytes a batch may have that the path was not forced for. The planner knows several workers.
+func (r *resident) most() int64 {
+	if r.o.Workers == 1 {
+		return r.o.WorkerBytes
+	}
+	return residentBytes
 }
 
 func (r *resident) calls() int { return 1 }

@@ -11,6 +11,7 @@ import (
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/gdr"
+	"github.com/kvlane/kvlane/internal/leak"
 	"github.com/kvlane/kvlane/stream"
 	"github.com/kvlane/kvlane/tier"
 )
@@ -264,6 +265,17 @@ func TestLoadsBesideParkedStreamsCUDA(t *testing.T) {
 		t.Run(path.String(), func(t *testing.T) {
 			besideParked(t, func(c *kvlane.Config) { change(c); c.Stream.Path = path }, 32)
 		})
+	}
+}
+
+// All paths have their queues when the engine is open: of each stream of the store its own, the staged path's, and a resident worker's.
+func TestHostStreamsGetAllAhead(t *testing.T) {
+	before := leak.Live()["queues"]
+	c := testConfig(t)
+	c.HostStreams = true
+	openEngine(t, c)
+	if n := leak.Live()["queues"] - before; n != 2*3 {
+		t.Errorf("%d queues are open, want 6", n)
 	}
 }
 

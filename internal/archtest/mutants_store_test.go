@@ -118,6 +118,27 @@ var storeMutants = []mutant{
 	{"store", "TestDefectLoadRefusesALeaseOfOtherKeys", []edit{{
 		"store/index/lease.go", "if i := l.lacks(keys); i >= 0 {", "if i := l.lacks(keys); i < -1 {",
 	}}},
+	// Order with streams of the host program.
+	{".", "TestDumpComesAfterRecordedWork", []edit{{
+		"hoststream.go", "	return s.WaitEvent(ctx, e)\n", "	_ = e\n	return nil\n",
+	}}},
+	{".", "TestHostStreamsGetAllAhead", []edit{{
+		"engine.go", "Prepare: e.cfg.HostStreams", "Prepare: false",
+	}}},
+	{"store", "TestReplacedStreamWaitsForRecordedWorkToo", []edit{{
+		"store/lane.go", "if err = precede(ctx, st, after); err == nil {", "if err = precede(ctx, st, after[:len(after)*(1-try)]); err == nil {",
+	}}},
+	{"store", "TestDumpBehindRecordedWorkHoldsFewSlots", []edit{{
+		"store/dumplayers.go", "	t.s.layerSlots.Release(want)\n", "",
+	}, {
+		"store/dumplayers.go", "t.s.layerSlots.Acquire(wait, want)", "wait.Err()",
+	}}},
+	{"store", "TestLoadTellsItsProgress", []edit{{
+		"store/loadrun.go", "		t.progress.advance(shard + 1)\n", "",
+	}}},
+	{"store", "TestLoadThatIsWaitedForExpires", []edit{{
+		"store/progress.go", "	p.to.Set(err)\n	p.s.count", "	p.s.count",
+	}}},
 	// Streams and engines.
 	{"stream/copy", "TestDefectTransientLackOfMemoryTakesAPathAwayForAWhileOnly", []edit{{
 		"stream/copy/prepare.go", "!errors.Is(why, errdefs.ErrNoMemory) {", "errors.Is(why, errdefs.ErrNoMemory) {",

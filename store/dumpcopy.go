@@ -97,6 +97,9 @@ func (t *DumpTask) submit(g *group, n, shard int, after ...stream.Recorded) {
 	}
 	tk, err := t.s.dumps.submit(ctx, g.batch(n, mem.ToSlots, shard, t.sc, t.s.slots), after...)
 	if err != nil {
+		if ctx.Err() != nil && t.ctx.Err() == nil {
+			err = fmt.Errorf("the stream was not to be told to wait in %v: %w: %w", t.s.cfg.LeaseMax, errdefs.ErrExpired, err)
+		}
 		g.fail(err)
 		return
 	}

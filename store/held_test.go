@@ -39,6 +39,8 @@ func (h *heldStream) count() int {
 
 // landed resolves the n-th ticket well, with the sums of what the slots hold, or with wrong ones.
 func (h *heldStream) landed(n int, right bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	sums := h.batches[n].Paged.Sums
 	clear(sums)
 	if right {

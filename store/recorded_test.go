@@ -106,6 +106,20 @@ func (r *rig) filling(n int) func() bool {
 	return func() bool { return r.hits(n)[0].State == tier.Filling }
 }
 
+// counted is a stream that counts the batches that it has taken.
+type counted struct {
+	stream.EventStream
+	given *atomic.Int32
+}
+
+func (c counted) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, error) {
+	t, err := c.EventStream.Submit(ctx, b)
+	if err == nil && b.Paged != nil { // else it is asked whether it still works
+		c.given.Add(1)
+	}
+	return t, err
+}
+
 // Slots of a dump behind work that does not end come back when a device cannot write to them any more, and nobody waits for its
 // blocks after LeaseMax, nor after Cancel.
 func TestDumpBehindRecordedWorkGivesUp(t *testing.T) {
@@ -113,10 +127,20 @@ func TestDumpBehindRecordedWorkGivesUp(t *testing.T) {
 	for _, layerwise := range []bool{false, true} {
 		for _, cancel := range []bool{false, true} {
 			clock := clockwork.NewFakeClock()
-			r := newRig(t, rigOptions{slots: 8, clock: clock, tune: func(c *store.Config) { c.LeaseMax = time.Minute }})
+			var given atomic.Int32
+			r := newRig(t, rigOptions{
+				slots: 8, clock: clock, tune: func(c *store.Config) { c.LeaseMax = time.Minute },
+				wrapDump: func(st stream.Stream) stream.Stream {
+					es, ok := st.(stream.EventStream)
+					if !ok {
+						t.Errorf("%T knows no events", st)
+					}
+					return counted{es, &given}
+				},
+			})
 			w := r.work(0, 1)
 			d := r.dumpAfter(w, layerwise, 1, 2, 3)
-			r.eventually(r.filling(1))
+			r.eventually(func() bool { return given.Load() > 0 })
 			want := errdefs.ErrExpired
 			if cancel {
 				want = errdefs.ErrCanceled
@@ -167,15 +191,17 @@ func TestDumpBehindRecordedWorkHoldsFewSlots(t *testing.T) {
 	for n := 10; n < 14; n++ {
 		dumps = append(dumps, r.dumpAfter(w, n%2 == 0, n))
 	}
-	r.eventually(r.filling(1))
-	time.Sleep(20 * time.Millisecond)
-	held := 0
-	for _, h := range r.hits(append(slices.Clone(all), 10, 11, 12, 13)...) {
-		if h.State == tier.Filling {
-			held++
+	held := func() (n int) {
+		for _, h := range r.hits(append(slices.Clone(all), 10, 11, 12, 13)...) {
+			if h.State == tier.Filling {
+				n++
+			}
 		}
+		return n
 	}
-	if held == 0 || held > 2 {
+	r.eventually(func() bool { return held() > 0 })
+	time.Sleep(20 * time.Millisecond)
+	if held := held(); held > 2 {
 		t.Errorf("%d of 8 slots are held behind work that does not end, want 1 or 2", held)
 	}
 	l, err := r.st.Load(r.ctx(), nil, r.pages, []store.Ref{{Key: r.key(20), Page: 15}}, store.LoadOptions{})

@@ -46,6 +46,10 @@ type Config struct {
 	Device DeviceConfig
 	Stream StreamConfig
 	Store  StoreConfig
+	// HostStreams lets the engine adopt streams of the host program (Engine.AdoptStream). Its copy streams then get all that their
+	// paths need, and the store's are opened, with the engine: once a stream of the program waits, a driver may hold up who
+	// allocates, registers or frees memory of the device, until that wait is over. ErrNotSupported where the device adopts none.
+	HostStreams bool
 	// RDMA selects NICs, where Store.GDR asks for them.
 	RDMA gdr.Config
 }

@@ -38,6 +38,7 @@ type Engine struct {
 	pinned  *mem.Region
 	cache   *cache.Tier
 	lower   []tier.Tier
+	hosts   *hostStreams // nil: no stream of the host program is adopted
 	store   *store.Store
 	closers unwind.Stack
 
@@ -67,7 +68,7 @@ func open(ctx context.Context, c Config, softUnderAuto bool) (_ *Engine, err err
 		}
 	}()
 	with := func(step func(context.Context) error) func() error { return func() error { return step(ctx) } }
-	for _, step := range []func() error{e.openDevice, e.openNICs, with(e.openPlanner), e.openCache, with(e.openLower), e.openStore} {
+	for _, step := range []func() error{e.openDevice, e.openNICs, with(e.openPlanner), e.openCache, with(e.openLower), e.openHostStreams, with(e.openStore)} {
 		if err := ctx.Err(); err != nil {
 			return nil, context.Cause(ctx)
 		}
@@ -156,7 +157,7 @@ func (e *Engine) openLower(ctx context.Context) error {
 	return nil
 }
 
-func (e *Engine) openStore() error {
+func (e *Engine) openStore(ctx context.Context) error {
 	s, err := store.Open(store.Config{
 		Formats: e.groups.formats, Layers: e.groups.layers, Cache: e.cache, Next: e.lower,
 		OpenLoad: e.openStoreStream, OpenDump: e.openStoreStream,
@@ -168,6 +169,9 @@ func (e *Engine) openStore() error {
 	}
 	e.store = s
 	e.closers.Add("store", s.Close)
+	if e.hosts != nil { // nothing is to be opened once their streams wait
+		return s.OpenStreams(ctx)
+	}
 	return nil
 }
 
@@ -183,7 +187,7 @@ func (e *Engine) OpenStream() (stream.EventStream, error) { return e.openCopyStr
 // openCopyStream opens a copy stream, with the path by NIC if there is one.
 func (e *Engine) openCopyStream(nic *streamcopy.Carrier) (stream.EventStream, error) {
 	c := &e.cfg.Stream
-	o := streamcopy.Options{Path: c.Path, Policy: c.Policy, QueueDepth: c.QueueDepth, CTAs: c.CTAs, StagingBytes: c.StagingBytes, NIC: nic}
+	o := streamcopy.Options{Path: c.Path, Policy: c.Policy, QueueDepth: c.QueueDepth, CTAs: c.CTAs, StagingBytes: c.StagingBytes, NIC: nic, Prepare: e.cfg.HostStreams}
 	if e.planner != nil { // not so while NICs in software are measured
 		o.Planner = e.planner
 	}

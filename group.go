@@ -18,6 +18,15 @@ type groups struct {
 	layers  [][]int // see store.Config.Layers; nil where Config names no groups
 }
 
+// shards returns how many shards loads and dumps have: the layers of all groups.
+func (g *groups) shards() int {
+	n := 0
+	for _, f := range g.formats {
+		n += f.Layout.Shards()
+	}
+	return n
+}
+
 func (g *groups) add(name string, b Blocks) {
 	g.names = append(g.names, name)
 	g.ids = append(g.ids, b.Identity)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/device/signal"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/store"
 )
@@ -20,10 +21,6 @@ type (
 	Hit = store.Hit
 	// Lease holds blocks where they are.
 	Lease = store.Lease
-	// LoadOptions says how a load runs: whole, or layer by layer.
-	LoadOptions = store.LoadOptions
-	// LoadTask is a running load.
-	LoadTask = store.LoadTask
 	// DumpOptions says how a dump runs, and what it waits for.
 	DumpOptions = store.DumpOptions
 	// DumpTask is a running dump.
@@ -31,6 +28,21 @@ type (
 	// PrefetchTask is a running prefetch.
 	PrefetchTask = store.PrefetchTask
 )
+
+// LoadOptions says how a load runs.
+type LoadOptions struct {
+	// Layerwise copies shard by shard, in order, so that WaitShard(0) returns while later shards are still on their way.
+	Layerwise bool
+	// Awaited says that streams of the program will wait for the load: HostStream.WaitLoad and WaitShard.
+	Awaited bool
+}
+
+// LoadTask is a running load: see store.LoadTask.
+type LoadTask struct {
+	*store.LoadTask
+	signal *signal.Signal // nil: no stream may wait
+	steps  int            // of signal: shards, or one
+}
 
 // Key returns the key of the block whose tokens, chained to those before them, have this hash: of the first page group where there are
 // several.
@@ -63,18 +75,32 @@ func (e *Engine) Prefetch(ctx context.Context, keys []Key) (*PrefetchTask, error
 
 // Load copies each ref's block to its page of the cache, verified. A lease, where given, has to hold them all. The pages are not to be
 // touched until the task is done, or with LoadOptions.Layerwise a layer of them until LoadTask.WaitShard returns for it. See
-// store.Store.Load for errors and waiting.
+// store.Store.Load for errors and waiting. A load that is LoadOptions.Awaited waits for its turn among as many such loads, too.
 func (e *Engine) Load(ctx context.Context, lease *Lease, c *Cache, refs []Ref, o LoadOptions) (*LoadTask, error) {
 	u, err := c.begin(e)
 	if err != nil {
 		return nil, err
 	}
 	defer close(u.started)
-	task, err := e.store.Load(ctx, lease, &c.pages, refs, o)
-	if err == nil {
-		u.ended = func(ctx context.Context) error { return waitFor(ctx, task.Done()) }
+	task := &LoadTask{steps: 1}
+	so := store.LoadOptions{Layerwise: o.Layerwise}
+	if o.Layerwise {
+		task.steps = e.groups.shards()
 	}
-	return task, err
+	if o.Awaited {
+		if task.signal, err = e.hosts.take(ctx, task.steps); err != nil {
+			return nil, fmt.Errorf("load %d blocks: %w", len(refs), err)
+		}
+		so.Progress = task.signal
+	}
+	if task.LoadTask, err = e.store.Load(ctx, lease, &c.pages, refs, so); err != nil {
+		if task.signal != nil {
+			task.signal.Set(err)
+		}
+		return nil, err
+	}
+	u.ended = func(ctx context.Context) error { return waitFor(ctx, task.Done()) }
+	return task, nil
 }
 
 // Dump stores each ref's block from its page of the cache. The pages are not to be changed until DumpTask.SourceFree returns. With

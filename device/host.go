@@ -21,7 +21,8 @@ type StreamAdopter interface {
 	// to that, as long as it uses the HostStream.
 	AdoptStream(handle uintptr) (HostStream, error)
 	// WaitLimit is how many streams of the program may wait at a time, in the whole process, so that kernels still run on
-	// others. Package signal keeps to it.
+	// others: on four of them at the same time, the program's own counted in. Package signal keeps to it. It says nothing of
+	// streams with copies enqueued behind their waits, which take up queues of copy engines too.
 	WaitLimit() int
 }
 

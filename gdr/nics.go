@@ -151,6 +151,9 @@ func (n *NICs) openProvider(dev device.Device, openCopy func() (stream.Stream, e
 	if dev != nil {
 		m := soft.NewStreamMover(openCopy)
 		n.closes.Add("mover", m.Close)
+		if err := m.Open(); err != nil {
+			return nil, err
+		}
 		o.Mover = m
 	}
 	p, err := soft.New(o)

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"context"
 	"slices"
 	"sync/atomic"
 
@@ -218,15 +219,15 @@ func (g *cohort) sent() int {
 	return 0
 }
 
-// launch hands the flight to a lane. An error is the cohort's.
-func (g *cohort) launch(t *task, l *lane, f *flight) {
-	ticket, err := l.submit(t.ctx, &f.batch)
+// launch hands the flight to a lane, to come after recorded work.
+func (g *cohort) launch(ctx context.Context, l *lane, f *flight, after ...stream.Recorded) error {
+	ticket, err := l.submit(ctx, &f.batch, after...)
 	if err != nil {
-		g.fail(err)
-		return
+		return err
 	}
 	f.ticket = ticket
 	g.flights = append(g.flights, f)
+	return nil
 }
 
 // news takes note of what has landed, and of tickets that have resolved. It returns the parts that have landed since the last time.
@@ -274,6 +275,7 @@ func (g *cohort) cancel() {
 	}
 }
 
+// fail notes a failure, if err is one.
 func (g *cohort) fail(err error) {
 	if g.err == nil {
 		g.err = err

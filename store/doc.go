@@ -57,15 +57,17 @@
 //
 // Slots are the resource that everybody waits for. Slots are held in two ways:
 //
-//   - At the client's pleasure: by leases, and by layerwise dumps while a shard, or what it has to come after, is not there.
-//     Leases hold at most five eighths of the slots and take them without waiting (beyond it they pin the copy in the tier
-//     below, or end the prefix). Layerwise dumps hold at most a quarter, and take those of a whole chunk at once while they
-//     hold none. Both end by a deadline of at most Config.LeaseMax: a dead client gives back what it held.
+//   - At the client's pleasure: by leases, by layerwise dumps while a shard, or what it has to come after, is not there, and by
+//     dumps that wait on the device for recorded work of the client (stream.Recorded). Leases hold at most five eighths of the slots and take them without waiting (beyond it they pin the copy in the tier
+//     below, or end the prefix). Such dumps hold at most a quarter, and take those of a whole chunk at once while they
+//     hold none. All end by a deadline of at most Config.LeaseMax: a dead client gives back what it held, where a device does
+//     not wait for it. What a device waits for, it may write to when the wait ends: those slots stay in quarantine until then,
+//     and so do those of dumps that were put into the same stream behind it.
 //   - For as long as the hardware takes: by copies, checksums and writes to the tiers below. Their holder never waits
 //     for a slot, for another's fill, for a dependency or for a pool that does: the first slot of a chunk is waited for
 //     while holding none, further ones are taken only if free; blocks that another is filling are put off until the
 //     task holds nothing; dependencies are waited for on the host before slots are taken (but for layerwise dumps, whose
-//     slots are of the other sort); queues in front of the pools never block; readers wait for a slot, and hold none.
+//     slots are of the other sort, and for recorded work that the stream waits for); queues in front of the pools never block; readers wait for a slot, and hold none.
 //
 // So at least an eighth of the slots (one, of two) comes back by the progress of hardware alone, and whoever waits for a slot
 // gets one. Each wait for a slot or for another's fill ends after Config.WaitMax all the same, with ErrBusy for that block

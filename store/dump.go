@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/stream"
 	"github.com/kvlane/kvlane/tier"
 )
 
@@ -17,6 +18,11 @@ type DumpOptions struct {
 	Layerwise bool
 	// After holds what must have resolved well before the pages are read. It is waited for without an end, but for Cancel; a
 	// store that is closing waits for Config.LeaseMax more, and the dump fails with ErrClosed.
+	//
+	// A stream.Recorded the dump's stream waits for on the device, if it can: the host waits for nothing, and the copies start
+	// when the work is done. But whatever the stream is given next, of other dumps too, waits behind them, and the dump holds
+	// slots meanwhile: it fails with ErrExpired if the work is not done within Config.LeaseMax, and its slots come back when
+	// the work is done after all. Where the stream cannot, as NICs, it is waited for like the others.
 	After []mem.Dependency
 }
 
@@ -26,6 +32,7 @@ type DumpTask struct {
 	task
 	pages   *Pages
 	after   []mem.Dependency
+	behind  []stream.Recorded // of after, what the stream waits for; of the task's goroutine
 	layers  bool
 	sums    bool // streams are asked for the sums of what they copy
 	srcDone chan struct{}
@@ -46,9 +53,10 @@ type DumpTask struct {
 
 // submission is a shard whose pages are ready to be read once after has resolved.
 type submission struct {
-	shard int
-	after []mem.Dependency
-	met   bool
+	shard  int
+	after  []mem.Dependency
+	behind []stream.Recorded // of after, what the stream waits for
+	met    bool
 }
 
 // Dump stores each ref's block from its page. Blocks that every durable tier is known to have, whole and durable, are skipped;
@@ -89,7 +97,8 @@ func (s *Store) Dump(ctx context.Context, pages *Pages, refs []Ref, o DumpOption
 
 // SubmitShard says that the shard's pages may be read once after has resolved well. Each shard of a layerwise dump is
 // submitted once, in any order; within Config.LeaseMax of the one before, or the dump fails with ErrExpired, as it does where
-// after takes longer than that to resolve: the dump holds slots meanwhile. It does not wait. Errors: ErrInvalid for a dump that
+// after takes longer than that to resolve: the dump holds slots meanwhile. See DumpOptions.After for a stream.Recorded. It does
+// not wait. Errors: ErrInvalid for a dump that
 // is not layerwise or a shard that it lacks, ErrExists for a second time, ErrCanceled and others once the dump has been canceled.
 func (t *DumpTask) SubmitShard(ctx context.Context, shard int, after ...mem.Dependency) error {
 	fail := func(err error) error { return fmt.Errorf("submit shard %d of %d: %w", shard, t.s.shards, err) }
@@ -200,21 +209,26 @@ func (t *DumpTask) Skipped() int {
 
 // run owns the task until its blocks are published; writers resolve it.
 func (t *DumpTask) run() {
-	err := t.met(t.after)
-	switch {
-	case err != nil:
+	t.after, t.behind = t.s.dumps.split(t.ctx, t.after)
+	if err := t.met(t.after); err != nil {
 		t.failAll(err)
-	default:
+	} else {
 		t.sort()
-		if t.layers {
-			t.copyLayers()
-		} else {
-			t.copyBlocks()
-		}
+		t.copy()
 		t.awaitOthers()
 	}
 	close(t.pubDone)
 	t.one(-1, nil)
+}
+
+// copy dumps todo.
+func (t *DumpTask) copy() {
+	if t.layers {
+		t.copyLayers()
+		return
+	}
+	t.copyBehind()
+	t.copyBlocks()
 }
 
 // met waits for dependencies, while the task holds no slots: as long as they take, and from Close on for LeaseMax.

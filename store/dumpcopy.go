@@ -10,6 +10,7 @@ import (
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/stream"
 	"github.com/kvlane/kvlane/tier"
 )
 
@@ -97,9 +98,19 @@ func (t *DumpTask) existing(i int32) {
 	}
 }
 
-// submit has the parts of g copied that were planned last.
-func (t *DumpTask) submit(g *cohort) {
-	g.launch(&t.task, &t.s.dumps, g.fly(t.s, t.sc, mem.ToSlots, t.sums))
+// submit has the parts of g copied that were planned last, after recorded work.
+func (t *DumpTask) submit(g *cohort, after ...stream.Recorded) {
+	ctx := t.ctx
+	if len(after) > 0 { // the stream may have to wait before it can be told to wait
+		bounded, cancel := t.s.waitFor(ctx, t.s.cfg.LeaseMax)
+		defer cancel()
+		ctx = bounded
+	}
+	err := g.launch(ctx, &t.s.dumps, g.fly(t.s, t.sc, mem.ToSlots, t.sums), after...)
+	if err != nil && ctx.Err() != nil && t.ctx.Err() == nil {
+		err = fmt.Errorf("the stream was not to be told to wait in %v: %w: %w", t.s.cfg.LeaseMax, errdefs.ErrExpired, err)
+	}
+	g.fail(err)
 }
 
 // progress waits until something has landed, or was sealed, and takes note of it. If the task is canceled meanwhile, the fills that are
@@ -373,11 +384,7 @@ func (t *DumpTask) awaitOthers() {
 			it.tries++
 			t.s.count.retries.Add(1)
 			sc.todo = append(sc.todo, i)
-			if t.layers {
-				t.copyLayers()
-			} else {
-				t.copyBlocks()
-			}
+			t.copy()
 		default:
 			t.fail(i, err)
 		}

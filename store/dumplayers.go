@@ -8,33 +8,73 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// copyLayers dumps todo shard by shard, in the order in which they are submitted. Slots are held at the client's
-// pleasure, so they are counted in layerSlots, all of a chunk at once, before the first is taken.
+// copyLayers dumps todo shard by shard, in the order in which they are submitted.
 func (t *DumpTask) copyLayers() {
 	for len(t.sc.todo) > 0 {
-		want := int64(min(len(t.sc.todo), t.s.chunk))
-		wait, cancel := t.s.waitCtx(t.ctx)
-		err := t.s.layerSlots.Acquire(wait, want)
-		cancel()
-		if err != nil {
-			t.failAll(fmt.Errorf("other layerwise dumps hold all %d slots that such may: %w: %w", t.s.held, errdefs.ErrBusy, err))
-			return
-		}
-		g := t.reserveCohort(int(want), true)
-		if g != nil {
-			err = t.copyChunk(g)
-		}
-		t.s.layerSlots.Release(want)
-		if err != nil {
-			t.failAll(err)
+		t.heldChunk(t.s.chunk, t.copyChunk)
+	}
+}
+
+// copyBehind dumps a chunk of todo that waits on the device for recorded work, and another where that failed: once one was
+// copied well, the work is done.
+func (t *DumpTask) copyBehind() {
+	for done := len(t.behind) == 0; !done && len(t.sc.todo) > 0; {
+		t.heldChunk(min(t.s.most, t.s.chunk), func(g *cohort) error {
+			g.planShards(t.s, 0, t.s.shards)
+			t.submit(g, t.behind...)
+			err := t.awaitBehind(g)
+			done = g.err == nil && err == nil
+			t.complete(g)
+			return err
+		})
+	}
+}
+
+// heldChunk has up to n blocks of todo copied. Slots are held at the client's pleasure, so they are counted in layerSlots, all of
+// a chunk at once, before the first is taken. After an error of run all of todo fails.
+func (t *DumpTask) heldChunk(n int, run func(*cohort) error) {
+	want := int64(min(len(t.sc.todo), n))
+	wait, cancel := t.s.waitCtx(t.ctx)
+	err := t.s.layerSlots.Acquire(wait, want)
+	cancel()
+	if err != nil {
+		t.failAll(fmt.Errorf("other layerwise dumps, or dumps behind recorded work, hold all %d slots that such may: %w: %w", t.s.held, errdefs.ErrBusy, err))
+		return
+	}
+	if g := t.reserveCohort(int(want), true); g != nil {
+		err = run(g)
+	}
+	t.s.layerSlots.Release(want)
+	if err != nil {
+		t.failAll(err)
+	}
+}
+
+// awaitBehind waits until g is quiet, which waits for recorded work on the device: for LeaseMax, since g holds slots. Then the task
+// ends, and gives the slots back when the device has let go of them.
+func (t *DumpTask) awaitBehind(g *cohort) error {
+	late := t.s.clock.NewTimer(t.s.cfg.LeaseMax)
+	defer late.Stop()
+	for !g.quiet() {
+		select {
+		case <-g.oldest():
+			g.news(&t.task, &t.s.dumps, &t.s.count.dump)
+		case <-t.ctx.Done():
+			return nil // it is acted on where slots go to quarantine
+		case <-late.Chan():
+			err := fmt.Errorf("recorded work was not done in %v, slots are held for no longer: %w", t.s.cfg.LeaseMax, errdefs.ErrExpired)
+			t.cancel(err)
+			return err
 		}
 	}
+	return nil
 }
 
 // copyChunk copies every shard of g's blocks as it is submitted, those together that were submitted meanwhile: they lie side by side in
 // slots. The error is that of a wait which no later chunk need make.
 func (t *DumpTask) copyChunk(g *cohort) error {
 	var waited error
+	behind, waits := slices.Clone(t.behind), len(t.behind) > 0
 	for k := 0; k < t.s.shards && g.err == nil; {
 		_, err := t.arrival(g, k)
 		if err != nil {
@@ -48,11 +88,19 @@ func (t *DumpTask) copyChunk(g *cohort) error {
 		for n < t.s.shards && t.here(n) {
 			n++
 		}
+		for i := k; i < n; i++ {
+			behind = append(behind, t.arrivals[i].behind...)
+		}
+		waits = waits || len(behind) > 0
 		t.planArrivals(g, t.arrivals[k:n])
 		k = n
 		if len(g.parts) > g.sent() { // else none of the blocks has such a shard
-			t.submit(g)
+			t.submit(g, behind...)
+			behind = behind[:0] // the stream waits, and where it breaks g fails
 		}
+	}
+	if waited == nil && waits {
+		waited = t.awaitBehind(g)
 	}
 	t.complete(g)
 	return waited
@@ -63,7 +111,7 @@ func (t *DumpTask) here(k int) bool {
 	if k == len(t.arrivals) {
 		select {
 		case sub := <-t.shardCh:
-			t.arrivals = append(t.arrivals, sub)
+			t.arrived(sub)
 		default:
 			return false
 		}
@@ -147,7 +195,7 @@ func (t *DumpTask) arrival(g *cohort, k int) (submission, error) {
 		if err != nil {
 			return submission{}, err
 		}
-		t.arrivals = append(t.arrivals, sub)
+		t.arrived(sub)
 	}
 	sub := &t.arrivals[k]
 	if !sub.met {
@@ -157,6 +205,12 @@ func (t *DumpTask) arrival(g *cohort, k int) (submission, error) {
 		sub.met = true
 	}
 	return *sub, nil
+}
+
+// arrived notes a submission.
+func (t *DumpTask) arrived(sub submission) {
+	sub.after, sub.behind = t.s.dumps.split(t.ctx, sub.after)
+	t.arrivals = append(t.arrivals, sub)
 }
 
 func (t *DumpTask) nextSubmission(g *cohort) (submission, error) {

@@ -24,6 +24,11 @@ type heldStream struct {
 }
 
 func (h *heldStream) Submit(_ context.Context, b *mem.Batch) (*stream.Ticket, error) {
+	if b.Paged == nil { // a look at whether the stream still works
+		t := stream.NewTicket(1, nil)
+		t.Resolve(stream.Completion{}, nil)
+		return t, nil
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.tickets = append(h.tickets, stream.NewTicket(uint64(len(h.tickets)+1), nil))

@@ -20,6 +20,15 @@ type Hooks struct {
 	// Fallback is called when a tier failed, other than by a miss, and the store went on without it: it asked the next
 	// tier, or took the block for one that the tier does not have. key is the block concerned, the first of several.
 	Fallback func(tier string, key block.Key, err error)
+	// LoadExpired is called when streams of the host program were let go that had waited for a load for Config.WaitMax. The load
+	// goes on.
+	LoadExpired func(err error)
+}
+
+func (h *Hooks) loadExpired(err error) {
+	if h.LoadExpired != nil {
+		h.LoadExpired(err)
+	}
 }
 
 func (h *Hooks) corrupt(tier string, key block.Key, err error) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -127,15 +128,18 @@ func isBroken(err error) bool {
 	return errors.Is(err, errdefs.ErrBroken) || errors.Is(err, errdefs.ErrClosed)
 }
 
-// submit hands b to the stream. A stream that refuses because it broke earlier has not touched the batch: it is replaced
-// and the batch offered once more.
-func (l *lane) submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, error) {
+// submit hands b to the stream, to come after recorded work of the device. A stream that refuses because it broke earlier has
+// not touched the batch: it is replaced and the batch offered once more, and the new stream waits for that work too.
+func (l *lane) submit(ctx context.Context, b *mem.Batch, after ...stream.Recorded) (*stream.Ticket, error) {
 	for try := 0; ; try++ {
 		st, err := l.get(ctx)
 		if err != nil {
 			return nil, err
 		}
-		t, err := st.Submit(ctx, b)
+		var t *stream.Ticket
+		if err = precede(ctx, st, after); err == nil {
+			t, err = st.Submit(ctx, b)
+		}
 		if err == nil {
 			l.submitted.Add(1)
 			return t, nil
@@ -149,6 +153,52 @@ func (l *lane) submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, error)
 		}
 		l.s.count.retries.Add(1)
 	}
+}
+
+// precede makes what is submitted to st later wait: on the device where st can, else here.
+func precede(ctx context.Context, st stream.Stream, after []stream.Recorded) error {
+	es, able := st.(stream.EventStream)
+	for k, d := range after {
+		var err error
+		if able {
+			err = d.Precede(ctx, es)
+		} else {
+			select {
+			case <-d.Done():
+				err = d.Err()
+			case <-ctx.Done():
+				err = context.Cause(ctx)
+			}
+		}
+		if err != nil {
+			return fmt.Errorf("come after recorded work %d of %d: %w", k+1, len(after), err)
+		}
+	}
+	return nil
+}
+
+// split takes out of after what the stream waits for on the device. The rest is waited for by the host, before slots are taken.
+func (l *lane) split(ctx context.Context, after []mem.Dependency) (onHost []mem.Dependency, onDevice []stream.Recorded) {
+	for k, d := range after {
+		r, ok := d.(stream.Recorded)
+		if ok && onDevice == nil {
+			st, _ := l.get(ctx) // what fails here does so again when there is something to copy
+			if _, ok = st.(stream.EventStream); !ok {
+				return after, nil
+			}
+			onHost = slices.Clone(after[:k])
+		}
+		switch {
+		case ok:
+			onDevice = append(onDevice, r)
+		case onDevice != nil:
+			onHost = append(onHost, d)
+		}
+	}
+	if onDevice == nil {
+		return after, nil
+	}
+	return onHost, onDevice
 }
 
 // get returns the current stream, opening one if there is none.

@@ -13,15 +13,18 @@ type LoadOptions struct {
 	// Layerwise copies shard by shard, in order, so that WaitShard(0) returns while later shards are still on their way. The shards
 	// of a load are the layers of the model, over all page groups; a block has those of its group.
 	Layerwise bool
+	// Progress is told of shards as WaitShard reports them, and of the end. Nil: nobody is.
+	Progress Progress
 }
 
 // LoadTask is a running load. Safe for concurrent use. It need not be waited for.
 type LoadTask struct {
 	task
-	lease  *Lease
-	pages  *Pages
-	layers bool
-	sums   bool // streams are asked for the sums of what they copy, and blocks are verified by them
+	lease    *Lease
+	pages    *Pages
+	layers   bool
+	sums     bool // streams are asked for the sums of what they copy, and blocks are verified by them
+	progress progress
 
 	reached gate // layerwise: of shards that no block of the task still waits for
 
@@ -74,6 +77,7 @@ func (s *Store) Load(ctx context.Context, lease *Lease, pages *Pages, refs []Ref
 		t.countShards()
 	}
 	s.count.loads.Add(1)
+	t.progress.begin(o.Progress, s)
 	go t.run()
 	return t, nil
 }
@@ -97,7 +101,9 @@ func (t *LoadTask) reach() {
 	for n < len(t.shardLeft) && t.shardLeft[n] == 0 {
 		n++
 	}
-	t.reached.pass(n)
+	if t.reached.pass(n) {
+		t.progress.advance(n)
+	}
 }
 
 // Wait waits until the task has resolved and returns the errors of its blocks, joined; or until ctx ends, and returns

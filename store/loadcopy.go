@@ -56,7 +56,7 @@ func (t *LoadTask) submit(blocks []int32) {
 	if t.sums {
 		g.ask(t.s)
 	}
-	g.launch(&t.task, &t.s.loads, g.fly(t.s, t.sc, mem.ToPages, t.sums))
+	g.fail(g.launch(t.ctx, &t.s.loads, g.fly(t.s, t.sc, mem.ToPages, t.sums)))
 	if g.err == nil {
 		t.flying++
 		for _, i := range blocks {

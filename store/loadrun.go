@@ -304,5 +304,6 @@ func (t *LoadTask) finish() {
 	}
 	t.cancel(nil)
 	close(t.done)
+	t.progress.end(t.joined())
 	t.s.end()
 }

@@ -35,6 +35,7 @@ type Stats struct {
 	Quarantined     int64 // slots that went to quarantine because hardware might still have touched them
 	BatchesFailed   int64 // that a stream failed, but for canceled ones
 	StreamsReopened int64
+	LoadsExpired    int64 // loads that streams of the host program waited for longer than Config.WaitMax: these went on without
 
 	Leases        int64 // leases given
 	LeasesLive    int
@@ -81,7 +82,8 @@ func (s *Store) Stats() Stats {
 		VerifiedOnWay: c.verifiedOnWay.Load(), VerifiedByCPU: c.verifiedByCPU.Load(),
 		Mismatches: c.corrupt.Load(), BadCopies: c.badCopies.Load(), Refills: c.refills.Load(), Retries: c.retries.Load(), Fallbacks: x.Fallbacks,
 		TierErrors: c.tierErrors.Load() + x.Fallbacks, DurableFailures: c.durableFailures.Load(), Quarantined: c.quarantined.Load(),
-		BatchesFailed: c.batchesFailed.Load(), StreamsReopened: c.reopened.Load(), Leases: x.Leases, LeasesLive: x.Live, LeasesExpired: x.Expired, LeasesCut: x.Cut,
+		BatchesFailed: c.batchesFailed.Load(), StreamsReopened: c.reopened.Load(), LoadsExpired: c.expired.Load(),
+		Leases: x.Leases, LeasesLive: x.Live, LeasesExpired: x.Expired, LeasesCut: x.Cut,
 		LoadPaths: c.load.paths(), DumpPaths: c.dump.paths(),
 	}
 	for _, t := range []*tally{&c.load, &c.dump} {
@@ -112,6 +114,7 @@ type counters struct {
 	durableFailures, quarantined atomic.Int64
 	tierErrors, reopened         atomic.Int64
 	batchesFailed                atomic.Int64
+	expired                      atomic.Int64   // loads
 	hits                         []atomic.Int64 // by tier
 	load, dump                   tally
 }

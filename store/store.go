@@ -154,6 +154,13 @@ func (s *Store) LeasePrefix(ctx context.Context, keys []block.Key, ttl time.Dura
 	return s.index.LeasePrefix(ctx, keys, ttl)
 }
 
+// OpenStreams opens the streams of loads and dumps, which otherwise happens when they are first needed.
+func (s *Store) OpenStreams(ctx context.Context) error {
+	_, errLoads := s.loads.get(ctx)
+	_, errDumps := s.dumps.get(ctx)
+	return errors.Join(errLoads, errDumps)
+}
+
 // begin admits a task, waiting for its turn until ctx ends. Every begin that returned nil has one end.
 func (s *Store) begin(ctx context.Context) error {
 	select {
@@ -193,6 +200,8 @@ func (s *Store) Close(ctx context.Context) error {
 	s.mu.Lock()
 	if !s.closed {
 		s.closed = true
+		// Before dumps hear of it, whose blocks loads may wait for.
+		s.endLoad(fmt.Errorf("store is closing: %w", errdefs.ErrClosed))
 		close(s.closing)
 		s.joined = make(chan struct{})
 		go func() { // ends with the last task; Close waits for it
@@ -202,7 +211,6 @@ func (s *Store) Close(ctx context.Context) error {
 	}
 	s.mu.Unlock()
 	s.index.Close()
-	s.endLoad(fmt.Errorf("store is closing: %w", errdefs.ErrClosed))
 	giveUp := func() error {
 		s.endDump(fmt.Errorf("store closed before the dump was done: %w", errdefs.ErrCanceled))
 		return closeError(ctx)

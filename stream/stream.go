@@ -24,6 +24,15 @@ type EventStream interface {
 	// Record returns an event that is done when every batch submitted so far has been copied. It blocks until all of
 	// them have been issued to the device, since waiting for an event not yet recorded would succeed at once.
 	Record(ctx context.Context) (device.Event, error)
-	// WaitEvent makes batches submitted later wait for e on the device. e stays open until those have resolved.
+	// WaitEvent makes batches submitted later wait for e on the device. e stays open until it is done.
 	WaitEvent(ctx context.Context, e device.Event) error
+}
+
+// Recorded is a dependency that is work of the device up to a recorded event: an EventStream can wait for it on the device, and
+// the host, which waits for Done, need not.
+type Recorded interface {
+	mem.Dependency
+	// Precede makes batches that are submitted to s later wait for it on the device, if it is not done yet. It waits itself as
+	// WaitEvent does, and returns why the work failed where that is known.
+	Precede(ctx context.Context, s EventStream) error
 }

@@ -70,6 +70,7 @@ var storeFamilies = []family[*store.Stats]{
 	storeCounter("kvlane_store_tier_errors_total", "operations", "Tier operations that failed, other than by a miss or a failed check.", func(s *store.Stats) int64 { return s.TierErrors }),
 	storeCounter("kvlane_store_quarantined_total", "slots", "Slots set aside because hardware might still have touched them.", func(s *store.Stats) int64 { return s.Quarantined }),
 	storeCounter("kvlane_copy_paths_given_up_total", "paths", "Times a stream gave up a path since the device refused what it needs, or a NIC failed.", func(s *store.Stats) int64 { return s.PathsGivenUp }),
+	storeCounter("kvlane_store_loads_expired_total", "loads", "Loads that streams of the host program waited for longer than they may, and went on without.", func(s *store.Stats) int64 { return s.LoadsExpired }),
 	storeCounter("kvlane_store_stream_reopens_total", "streams", "Copy streams opened anew after one broke.", func(s *store.Stats) int64 { return s.StreamsReopened }),
 	storeCounter("kvlane_store_leases_total", "leases", "Leases given.", func(s *store.Stats) int64 { return s.Leases }),
 	storeGauge("kvlane_store_leases_live", "leases", "Leases held now.", func(s *store.Stats) int64 { return int64(s.LeasesLive) }),

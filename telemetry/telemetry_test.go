@@ -41,9 +41,9 @@ func full(t *testing.T) *telemetry.Metrics {
 	m.SetStore(func() store.Stats {
 		return store.Stats{
 			Tiers: []store.TierStats{{Name: "cache", Hits: 7}, {Name: "file", Hits: 3}}, Loads: 11, Mismatches: 1, DurableFailures: 2,
-			StreamsReopened: 4,
-			LoadPaths:       []store.PathStats{{Path: stream.PathKernel, Bytes: 4096, Busy: 1500 * time.Millisecond}},
-			DumpPaths:       []store.PathStats{{Path: stream.PathKernel, Bytes: 8192}},
+			StreamsReopened: 4, LoadsExpired: 5,
+			LoadPaths: []store.PathStats{{Path: stream.PathKernel, Bytes: 4096, Busy: 1500 * time.Millisecond}},
+			DumpPaths: []store.PathStats{{Path: stream.PathKernel, Bytes: 8192}},
 		}
 	})
 	if err := m.SetTier("cache", &countingTier{stats: tier.Stats{Blocks: 5, Bytes: 1 << 20, CapacityBytes: 1 << 30, Hits: 9, Evictions: 2}}); err != nil {

@@ -221,15 +221,16 @@ func testAdoptRefuses(t *testing.T, h *harness) {
 // parkedStreams is how many streams of the program wait where as many may.
 const parkedStreams = 32
 
-// testParked parks streams of the host program, and has a queue that was opened before do all that queues can: none of it
-// may wait for them.
+// testParked parks streams of the host program, and has two queues that were opened before do all that queues can, one of them
+// or both at a time: none of it may wait for them. Behind their waits the streams have kernels, and one of them copies too: what has
+// copies behind a wait takes up queues of copy engines, of which there are fewer.
 func testParked(t *testing.T, h *harness) {
 	const n = 1 << 20
 	streams := min(parkedStreams, h.adopter(t).WaitLimit())
 	word, d, p := h.word(t), h.device(t, n), h.pinned(t, n)
 	q, other := h.prepared(t), h.prepared(t)
 	hosts := make([]device.Queue, streams)
-	marks, behind := h.pinned(t, int64(streams)), h.device(t, int64(streams))
+	marks, behind, echo := h.pinned(t, int64(streams)), h.device(t, 1), h.pinned(t, 1)
 	sts := make([]device.HostStream, streams)
 	for i := range hosts {
 		sts[i], hosts[i] = h.adopt(t)
@@ -237,11 +238,10 @@ func testParked(t *testing.T, h *harness) {
 	release(t, word)
 	for i := range hosts {
 		must(t, sts[i].WaitValue(extent(word, 0, 8), 1))
-		at := int64(i)
-		must(t, hosts[i].Copy(extent(behind, at, 1), extent(marks, at, 1)))
-		must(t, hosts[i].Fill(extent(behind, at, 1), 1))
-		must(t, hosts[i].Copy(extent(marks, at, 1), extent(behind, at, 1)))
+		must(t, hosts[i].Fill(extent(marks, int64(i), 1), 1))
 	}
+	must(t, hosts[0].Copy(extent(behind, 0, 1), extent(marks, 0, 1)))
+	must(t, hosts[0].Copy(extent(echo, 0, 1), extent(behind, 0, 1)))
 	within(t, word, func() {
 		for round := range 16 {
 			must(t, q.Fill(mem.All(d), byte(round+1)))
@@ -262,14 +262,14 @@ func testParked(t *testing.T, h *harness) {
 			}
 		}
 	})
-	if bytes.Count(marks.Bytes(), []byte{0}) != streams {
+	if bytes.Count(marks.Bytes(), []byte{0}) != streams || echo.Bytes()[0] != 0 {
 		t.Error("a parked stream did not wait")
 	}
 	hostmem.StoreUint64(word.Bytes(), 1)
 	for _, host := range hosts {
 		sync(t, host)
 	}
-	if bytes.Count(marks.Bytes(), []byte{1}) != streams {
+	if bytes.Count(marks.Bytes(), []byte{1}) != streams || echo.Bytes()[0] != 1 {
 		t.Error("a released stream did not go on")
 	}
 }

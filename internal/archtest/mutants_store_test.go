@@ -110,10 +110,10 @@ var storeMutants = []mutant{
 	}}},
 	// The store.
 	{"store", "TestDefectAlwaysFindsABitFlippedBetweenTheCheckAndTheCopy", []edit{{
-		"store/proof.go", "if it.checked && t.s.cfg.Verify != VerifyAlways {", "if it.checked {",
+		"store/loadcopy.go", "if it.checked && t.s.cfg.Verify != VerifyAlways {", "if it.checked {",
 	}}},
 	{"store", "TestDefectPublishedWhenLastIndexShardLands", []edit{{
-		"store/dumplayers.go", "		if g.err != nil {\n			break\n		}\n	}\n	t.complete(g)", "		if g.err != nil || sub.shard == t.s.shards-1 {\n			break\n		}\n	}\n	t.complete(g)",
+		"store/dumplayers.go", "	for k := 0; k < t.s.shards && g.err == nil; {\n", "	for k := 0; k < t.s.shards && g.err == nil; {\n		if len(t.arrivals) > 0 && t.arrivals[len(t.arrivals)-1].shard == t.s.shards-1 {\n			break\n		}\n",
 	}}},
 	{"store", "TestDefectLoadRefusesALeaseOfOtherKeys", []edit{{
 		"store/index/lease.go", "if i := l.lacks(keys); i >= 0 {", "if i := l.lacks(keys); i < -1 {",
@@ -127,6 +127,27 @@ var storeMutants = []mutant{
 	}}},
 	{".", "TestDefectPageOfTwoGroups", []edit{{
 		"store/pages.go", "			if p.share(layers[o], layers[g]) {\n", "			if g < o {\n",
+	}}},
+	// Order with streams of the host program.
+	{".", "TestDumpComesAfterRecordedWork", []edit{{
+		"hoststream.go", "	return s.WaitEvent(ctx, e)\n", "	_ = e\n	return nil\n",
+	}}},
+	{".", "TestHostStreamsGetAllAhead", []edit{{
+		"engine.go", "Prepare: e.cfg.HostStreams", "Prepare: false",
+	}}},
+	{"store", "TestReplacedStreamWaitsForRecordedWorkToo", []edit{{
+		"store/lane.go", "if err = precede(ctx, st, after); err == nil {", "if err = precede(ctx, st, after[:len(after)*(1-try)]); err == nil {",
+	}}},
+	{"store", "TestDumpBehindRecordedWorkHoldsFewSlots", []edit{{
+		"store/dumplayers.go", "	t.s.layerSlots.Release(want)\n", "",
+	}, {
+		"store/dumplayers.go", "t.s.layerSlots.Acquire(wait, want)", "wait.Err()",
+	}}},
+	{"store", "TestLoadTellsItsProgress", []edit{{
+		"store/load.go", "		t.progress.advance(n)\n", "",
+	}}},
+	{"store", "TestLoadThatIsWaitedForExpires", []edit{{
+		"store/progress.go", "	p.to.Set(err)\n	p.s.count", "	p.s.count",
 	}}},
 	// Streams and engines.
 	{"stream/copy", "TestDefectTransientLackOfMemoryTakesAPathAwayForAWhileOnly", []edit{{

@@ -45,6 +45,20 @@ func (m *StreamMover) Reaches(r *mem.Region) error {
 	return nil
 }
 
+// Open opens the stream now: opening one allocates, which may have to wait once streams of the host program do.
+func (m *StreamMover) Open() error {
+	m.turn <- struct{}{}
+	defer func() { <-m.turn }()
+	var err error
+	if m.s == nil && !m.closed {
+		if m.s, err = m.open(); err != nil {
+			m.s = nil
+			return fmt.Errorf("open mover: %w", err)
+		}
+	}
+	return nil
+}
+
 // Move copies the transfer's bytes and returns when nothing touches the memory any more.
 func (m *StreamMover) Move(t *Transfer) {
 	m.turn <- struct{}{} // what is before it does not wait for ever

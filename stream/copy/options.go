@@ -63,8 +63,10 @@ type Options struct {
 	// Prepare has Open get what all paths need, the NIC's too, in place of waiting until each is first chosen. From then on
 	// nothing is allocated, registered, freed or opened until Close, as streams of the host program want that wait for
 	// batches (device.StreamAdopter): drivers may hold that up until they have waited, for ever. Open fails where a path that
-	// the device has cannot get what it needs. HighPriority is implied: streams of one priority may share a queue of the
-	// hardware, where one that waits holds up those behind it.
+	// the device has cannot get what it needs. HighPriority is implied. Streams that have work
+	// at the same time, and be it to wait, get a queue of the hardware each as long as there are some, and share after that:
+	// what shares with one that waits, waits. So the stream has a resident worker, if it is not told how many, and takes
+	// no more by it than one is good for: it is at work on two such queues at most.
 	Prepare bool
 	// HighPriority asks the device for queues of its highest priority. The background policy always does: its kernels are
 	// few and short, and should not wait for what computes beside them longer than they must.
@@ -105,6 +107,9 @@ func (o Options) withDefaults() Options {
 	}
 	background := o.Policy.Goal == plan.Background
 	o.HighPriority = o.HighPriority || background || o.Prepare
+	if o.Prepare && o.Resident.Workers == 0 {
+		o.Resident.Workers = 1
+	}
 	switch {
 	case o.StagingBytes != 0:
 	case background:

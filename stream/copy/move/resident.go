@@ -31,7 +31,7 @@ type ResidentOptions struct {
 	// Idle is how long a kernel stays without work. Zero: DefaultResidentIdle.
 	Idle time.Duration
 	// Workers is how many thread blocks share a batch that is too large for one, at most MaxResidentWorkers. Each is a
-	// kernel of its own, that starts when it gets work. Zero: DefaultResidentWorkers.
+	// kernel of its own, that starts when it gets work. Zero: DefaultResidentWorkers, or one under Options.Prepare.
 	Workers int
 	// WorkerBytes is how much of a batch a worker gets before another is asked too: about what one copies in the time that
 	// a second takes to see its entry. Zero: DefaultResidentWorkerBytes.
@@ -102,7 +102,11 @@ func NewResident(env *Env, o ResidentOptions) (Mover, error) {
 
 // Takes implements Mover: between devices the path was never measured.
 func (r *Resident) Takes(b *Batch) (ok, sums bool) {
-	small := max(b.Copies, b.Descs) <= residentPieces && b.Bytes <= residentBytes
+	most := int64(residentBytes)
+	if r.o.Workers == 1 { // the planner knows several
+		most = r.o.WorkerBytes
+	}
+	small := max(b.Copies, b.Descs) <= residentPieces && b.Bytes <= most
 	return b.Ways&describe.Peer == 0 && (r.env.Forced || small), false
 }
 

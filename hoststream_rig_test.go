@@ -1,0 +1,238 @@
+package kvlane_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane"
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/device/cuda"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/sys/hostmem"
+	"github.com/kvlane/kvlane/internal/testkit"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/profile"
+)
+
+const (
+	hostPatience = 10 * time.Second
+	hostGlance   = 20 * time.Millisecond
+)
+
+// hostWorld is an engine whose KV cache a program uses by streams of its own.
+type hostWorld struct {
+	t      *testing.T
+	e      *kvlane.Engine
+	layers int
+	mirror *mirror
+	memory kvlane.CacheMemory
+	cache  *kvlane.Cache
+	word   *mem.Region // that streams are held with
+	out    *mem.Region // pages as a stream has read them
+}
+
+func newHostWorld(t *testing.T, change func(*kvlane.Config)) *hostWorld {
+	t.Helper()
+	c := testConfig(t)
+	c.HostStreams = true
+	if change != nil {
+		change(&c)
+	}
+	w := &hostWorld{t: t, e: openEngine(t, c), layers: c.Model.Layers}
+	w.mirror = newMirror(t, w.e, int64(c.Model.Layers*c.Model.PlanesPerLayer())*cachePages*c.Model.PlaneBytes())
+	w.memory = cacheMemory(c, w.mirror.kv.Dev(), false)
+	var err error
+	w.cache, err = w.e.RegisterCache(w.memory)
+	w.must(err)
+	w.word, err = w.e.Device().AllocHost(64)
+	w.must(err)
+	w.out, err = w.e.Device().AllocHost(w.mirror.kv.Len())
+	w.must(err)
+	t.Cleanup(func() {
+		w.must(w.cache.Close(context.Background()))
+		w.must(errors.Join(w.e.Device().Free(w.word), w.e.Device().Free(w.out)))
+	})
+	return w
+}
+
+// onCUDA has the engine use a GPU, where there is one.
+func onCUDA(t *testing.T) func(*kvlane.Config) {
+	t.Helper()
+	if _, err := cuda.Load(); errors.Is(err, errdefs.ErrNotSupported) {
+		testkit.Skip(t, "cuda", err.Error())
+	}
+	return func(c *kvlane.Config) {
+		c.Device.Driver = kvlane.CUDA
+		c.Stream.Calibration = profile.Never
+	}
+}
+
+func (w *hostWorld) must(err error) {
+	w.t.Helper()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *hostWorld) ctx() context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), hostPatience)
+	w.t.Cleanup(cancel)
+	return ctx
+}
+
+// program is a stream of the program.
+type program struct {
+	w     *hostWorld
+	queue device.Queue      // which plays it
+	raw   device.HostStream // to hold it with
+	st    *kvlane.HostStream
+}
+
+func (w *hostWorld) program() *program {
+	w.t.Helper()
+	q, err := w.e.Device().OpenQueue(device.QueueOptions{})
+	w.must(err)
+	w.t.Cleanup(func() { w.open(); w.must(q.Close(w.ctx())) })
+	p := &program{w: w, queue: q}
+	p.adopt()
+	return p
+}
+
+// adopt has the engine adopt the stream, and the test the device's view of it.
+func (p *program) adopt() {
+	p.w.t.Helper()
+	q, ok := p.queue.(interface{ Handle() uintptr })
+	if !ok {
+		p.w.t.Fatalf("%T tells no handle", p.queue)
+	}
+	var err error
+	p.raw, err = p.w.adopter().AdoptStream(q.Handle())
+	p.w.must(err)
+	p.st, err = p.w.e.AdoptStream(q.Handle())
+	p.w.must(err)
+}
+
+func (w *hostWorld) adopter() device.StreamAdopter {
+	w.t.Helper()
+	a, ok := w.e.Device().(device.StreamAdopter)
+	if !ok {
+		w.t.Fatalf("%T adopts no streams", w.e.Device())
+	}
+	return a
+}
+
+// hold has the program be slow: until open what it enqueues from now on does not begin.
+func (p *program) hold() {
+	p.w.t.Helper()
+	p.w.must(p.raw.WaitValue(mem.Extent{Region: p.w.word, Len: 8}, 1))
+}
+
+func (w *hostWorld) open() { hostmem.StoreUint64(w.word.Bytes(), 1) }
+func (w *hostWorld) shut() { hostmem.StoreUint64(w.word.Bytes(), 0) }
+
+// parts returns where a layer of a page is, plane by plane, in memory like the KV cache.
+func (w *hostWorld) parts(r *mem.Region, page, layer int) []mem.Extent {
+	perLayer := len(w.memory.Planes) / w.layers
+	var parts []mem.Extent
+	for _, a := range w.memory.Planes[layer*perLayer : (layer+1)*perLayer] {
+		parts = append(parts, mem.Extent{Region: r, Off: int64(a-w.memory.Planes[0]) + int64(page)*w.memory.PageBytes, Len: w.memory.PageBytes})
+	}
+	return parts
+}
+
+// compute has the program write a layer of a page.
+func (p *program) compute(page, layer int, v byte) {
+	p.w.t.Helper()
+	for _, e := range p.w.parts(p.w.mirror.kv, page, layer) {
+		p.w.must(p.queue.Fill(e, v))
+	}
+}
+
+// read has the program read a layer of a page.
+func (p *program) read(page, layer int) {
+	p.w.t.Helper()
+	to := p.w.parts(p.w.out, page, layer)
+	for i, e := range p.w.parts(p.w.mirror.kv, page, layer) {
+		p.w.must(p.queue.Copy(to[i], e))
+	}
+}
+
+// point returns an event behind what the program has enqueued so far.
+func (p *program) point() device.Event {
+	p.w.t.Helper()
+	e, err := p.queue.Record()
+	p.w.must(err)
+	return e
+}
+
+// passed waits until the program has come to e.
+func (w *hostWorld) passed(e device.Event) {
+	w.t.Helper()
+	defer e.Close()
+	w.must(e.Wait(w.ctx()))
+}
+
+// waits looks whether the program comes to e, which it must not.
+func (w *hostWorld) waits(what string, e device.Event) {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), hostGlance)
+	defer cancel()
+	if err := e.Wait(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		w.t.Errorf("%s: the program did not wait: %v", what, err)
+	}
+}
+
+// holds checks what the program has read of a layer of a page.
+func (w *hostWorld) holds(page, layer int, v byte) {
+	w.t.Helper()
+	for _, e := range w.parts(w.out, page, layer) {
+		if got := e.Bytes(); bytes.Count(got, []byte{v}) != len(got) {
+			w.t.Errorf("layer %d of page %d holds %#x, want %#x", layer, page, got[0], v)
+			return
+		}
+	}
+}
+
+func (w *hostWorld) refs(name string, page uint32) []kvlane.Ref {
+	return []kvlane.Ref{{Key: w.e.Key([]byte(name)), Page: page}}
+}
+
+// dump starts a dump of a page, by layers or whole, that comes after what the program has computed.
+func (w *hostWorld) dump(p *program, name string, page uint32, layerwise bool) *kvlane.DumpTask {
+	w.t.Helper()
+	o := kvlane.DumpOptions{Layerwise: layerwise}
+	var after []mem.Dependency
+	for layer := range w.layers {
+		p.compute(int(page), layer, byte(0x50+layer))
+		if layerwise || layer == w.layers-1 {
+			d, err := p.st.Recorded()
+			w.must(err)
+			after = append(after, d)
+		}
+	}
+	if !layerwise {
+		o.After = after
+	}
+	task, err := w.e.Dump(w.ctx(), w.cache, w.refs(name, page), o)
+	w.must(err)
+	for layer := 0; layerwise && layer < w.layers; layer++ {
+		w.must(task.SubmitShard(w.ctx(), layer, after[layer]))
+	}
+	return task
+}
+
+// load loads a page and has the program wait for each layer and read it.
+func (w *hostWorld) load(p *program, name string, page uint32, layerwise bool) (task *kvlane.LoadTask, read []device.Event) {
+	w.t.Helper()
+	task, err := w.e.Load(w.ctx(), nil, w.cache, w.refs(name, page), kvlane.LoadOptions{Layerwise: layerwise, Awaited: true})
+	w.must(err)
+	for layer := range w.layers {
+		w.must(p.st.WaitShard(task, layer))
+		p.read(int(page), layer)
+		read = append(read, p.point())
+	}
+	return task, read
+}

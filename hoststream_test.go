@@ -1,0 +1,301 @@
+package kvlane_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane"
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/gdr"
+	"github.com/kvlane/kvlane/internal/leak"
+	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/tier"
+)
+
+// dumpAfterWork dumps what a slow program is still to compute, and has another stream of the program read it from another page.
+func dumpAfterWork(t *testing.T, change func(*kvlane.Config), onDevice bool) {
+	w := newHostWorld(t, change)
+	p, reader := w.program(), w.program()
+	for i, layerwise := range []bool{false, true} {
+		name := string(rune('a' + i))
+		w.shut()
+		p.hold()
+		for range 3 { // of no use to anybody
+			if _, err := p.st.Recorded(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		dump := w.dump(p, name, 1, layerwise)
+		ctx, cancel := context.WithTimeout(t.Context(), hostGlance)
+		if err := dump.SourceFree(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("the dump did not wait for the program: %v", err)
+		}
+		cancel()
+		hits, err := w.e.Lookup(w.ctx(), []kvlane.Key{w.refs(name, 0)[0].Key})
+		w.must(err)
+		if filling := hits[0].State == tier.Filling; filling != (onDevice || layerwise) {
+			t.Errorf("layerwise %v, the dump holds slots: %v", layerwise, filling)
+		}
+		w.open()
+		w.must(errors.Join(dump.SourceFree(w.ctx()), dump.Durable(w.ctx())))
+		task, read := w.load(reader, name, 2, layerwise)
+		for layer, e := range read {
+			w.passed(e)
+			w.must(task.WaitShard(ended(), layer))
+			w.holds(2, layer, byte(0x50+layer))
+		}
+	}
+}
+
+// ended returns a context that allows no waiting.
+func ended() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}
+
+func TestDumpComesAfterRecordedWork(t *testing.T) {
+	for _, path := range stream.Paths(stream.MovedByDevice) {
+		t.Run(path.String(), func(t *testing.T) {
+			dumpAfterWork(t, func(c *kvlane.Config) { c.Stream.Path = path }, true)
+		})
+	}
+	t.Run("planned", func(t *testing.T) { dumpAfterWork(t, nil, true) })
+	t.Run("nic", func(t *testing.T) { dumpAfterWork(t, bySoftNIC, false) })
+}
+
+func bySoftNIC(c *kvlane.Config) {
+	c.Store.GDR, c.RDMA.Provider = kvlane.GDRRequire, gdr.Soft
+}
+
+func TestDumpComesAfterRecordedWorkCUDA(t *testing.T) { dumpAfterWork(t, onCUDA(t), true) }
+
+// halfway starts a layerwise dump that nobody has submitted a layer of, and a load of its block that a stream waits for.
+func halfway(w *hostWorld, p *program, layerwise bool) (dump *kvlane.DumpTask, load *kvlane.LoadTask, read []device.Event) {
+	w.t.Helper()
+	for layer := range w.layers {
+		p.compute(1, layer, byte(0x50+layer))
+	}
+	w.passed(p.point())
+	dump, err := w.e.Dump(w.ctx(), w.cache, w.refs("a", 1), kvlane.DumpOptions{Layerwise: true})
+	w.must(err)
+	for deadline := time.Now().Add(hostPatience); ; { // else the load would find nothing
+		hits, err := w.e.Lookup(w.ctx(), []kvlane.Key{w.refs("a", 1)[0].Key})
+		w.must(err)
+		if hits[0].State == tier.Filling {
+			break
+		}
+		if time.Now().After(deadline) {
+			w.t.Fatal("the dump takes no slot")
+		}
+		time.Sleep(time.Millisecond)
+	}
+	load, read = w.load(p, "a", 2, layerwise)
+	w.waits("nothing has come", read[0])
+	return dump, load, read
+}
+
+func streamWaitsForLoad(t *testing.T, change func(*kvlane.Config)) {
+	for _, layerwise := range []bool{false, true} {
+		w := newHostWorld(t, change)
+		p := w.program()
+		dump, load, read := halfway(w, p, layerwise)
+		for layer := range w.layers {
+			w.must(dump.SubmitShard(w.ctx(), layer))
+		}
+		for layer, e := range read {
+			w.passed(e)
+			w.must(load.WaitShard(ended(), layer))
+			w.holds(2, layer, byte(0x50+layer))
+		}
+		w.must(p.st.WaitLoad(load))
+		w.passed(p.point())
+		w.must(load.Wait(w.ctx()))
+	}
+}
+
+func TestStreamWaitsForLoad(t *testing.T)     { streamWaitsForLoad(t, nil) }
+func TestStreamWaitsForLoadCUDA(t *testing.T) { streamWaitsForLoad(t, onCUDA(t)) }
+
+// Whatever becomes of a load, the program's streams go on, and its results say what they have read.
+func TestStreamGoesOnWhateverBecomesOfTheLoad(t *testing.T) {
+	for name, end := range map[string]struct {
+		by   func(w *hostWorld, dump *kvlane.DumpTask, load *kvlane.LoadTask) error
+		want error
+	}{
+		"failure": {func(_ *hostWorld, dump *kvlane.DumpTask, _ *kvlane.LoadTask) error { dump.Cancel(); return nil }, errdefs.ErrNotFound},
+		"cancel":  {func(_ *hostWorld, _ *kvlane.DumpTask, load *kvlane.LoadTask) error { load.Cancel(); return nil }, errdefs.ErrCanceled},
+		"close":   {func(w *hostWorld, _ *kvlane.DumpTask, _ *kvlane.LoadTask) error { return w.e.Store().Close(w.ctx()) }, errdefs.ErrClosed},
+	} {
+		for _, layerwise := range []bool{false, true} {
+			w := newHostWorld(t, nil)
+			p := w.program()
+			dump, load, read := halfway(w, p, layerwise)
+			w.must(end.by(w, dump, load))
+			for layer, e := range read {
+				w.passed(e)
+				if err := load.WaitShard(ended(), layer); !errors.Is(err, end.want) {
+					t.Errorf("%s: layer %d: %v", name, layer, err)
+				}
+			}
+			dump.Cancel()
+			if n := w.e.Store().Stats().LoadsExpired; n != 0 {
+				t.Errorf("%s: %d loads are said to have expired", name, n)
+			}
+		}
+	}
+}
+
+// The engine closes in an order that ends what streams wait for, and keeps the words until no stream can look at them.
+func TestEngineClosesWhileStreamsWait(t *testing.T) {
+	c := testConfig(t)
+	c.HostStreams = true
+	e, err := kvlane.Open(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &hostWorld{t: t, e: e, layers: c.Model.Layers}
+	w.word, err = e.Device().AllocHost(64)
+	w.must(err)
+	kv, err := e.Device().Alloc(1<<20, device.AllocOptions{})
+	w.must(err)
+	w.mirror, w.memory = &mirror{kv: kv}, cacheMemory(c, kv.Dev(), false)
+	w.cache, err = e.RegisterCache(w.memory)
+	w.must(err)
+	q, err := e.Device().OpenQueue(device.QueueOptions{})
+	w.must(err)
+	p := &program{w: w, queue: q}
+	p.adopt()
+	st := p.st
+	p.hold() // it has much to do before it comes to its wait
+	_, err = st.Recorded()
+	w.must(err)
+	// The dump keeps the block from being there.
+	_, err = e.Dump(w.ctx(), w.cache, w.refs("a", 1), kvlane.DumpOptions{Layerwise: true})
+	w.must(err)
+	load, err := e.Load(w.ctx(), nil, w.cache, w.refs("a", 2), kvlane.LoadOptions{Awaited: true})
+	w.must(err)
+	w.must(st.WaitLoad(load))
+	point := p.point()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*hostGlance)
+	defer cancel()
+	if err := e.Close(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("closing while a stream will still look at a word: %v", err)
+	}
+	if err := load.Wait(ended()); err == nil {
+		t.Error("the load went well")
+	}
+	_, errAdopt := e.AdoptStream(0)
+	_, errRecord := st.Recorded()
+	_, errLoad := e.Load(w.ctx(), nil, w.cache, w.refs("a", 2), kvlane.LoadOptions{Awaited: true})
+	for what, err := range map[string]error{"adopt": errAdopt, "record": errRecord, "load": errLoad} {
+		if !errors.Is(err, errdefs.ErrClosed) {
+			t.Errorf("%s after close: %v", what, err)
+		}
+	}
+	w.open()
+	w.passed(point)
+	w.must(q.Close(w.ctx()))
+	w.must(w.cache.Close(w.ctx()))
+	w.must(errors.Join(e.Device().Free(w.word), e.Device().Free(kv)))
+	w.must(e.Close(w.ctx()))
+}
+
+// besideParked parks streams and then loads and dumps, while another stream of the program waits for every layer.
+func besideParked(t *testing.T, change func(*kvlane.Config), most int) {
+	w := newHostWorld(t, change)
+	p := w.program()
+	parked := make([]*program, min(most, w.adopter().WaitLimit()-1))
+	for i := range parked {
+		parked[i] = w.program()
+	}
+	ends := make([]device.Event, len(parked))
+	for i, other := range parked {
+		other.hold()
+		ends[i] = other.point()
+	}
+	stuck := time.AfterFunc(hostPatience/2, func() {
+		t.Error("a load or dump waits for streams that wait for it")
+		w.open()
+	})
+	for round := range 4 {
+		name, layerwise := string(rune('a'+round)), round%2 == 1
+		dump := w.dump(p, name, 1, layerwise)
+		w.must(dump.Durable(w.ctx()))
+		_, read := w.load(p, name, 2, layerwise)
+		for layer, e := range read {
+			w.passed(e)
+			w.holds(2, layer, byte(0x50+layer))
+		}
+	}
+	if stuck.Stop() {
+		for _, e := range ends {
+			w.waits("a parked stream", e)
+			break
+		}
+	}
+	w.open()
+	for _, e := range ends {
+		w.passed(e)
+	}
+}
+
+func TestLoadsBesideParkedStreams(t *testing.T) {
+	parked := func(more func(*kvlane.Config)) func(*kvlane.Config) {
+		return func(c *kvlane.Config) {
+			c.Device.Sim = sim.Options{WaitsHoldAllocation: true}
+			more(c)
+		}
+	}
+	for _, path := range append(stream.Paths(stream.MovedByDevice), stream.PathNone) {
+		t.Run(path.String(), func(t *testing.T) {
+			besideParked(t, parked(func(c *kvlane.Config) { c.Stream.Path = path }), 32)
+		})
+	}
+	t.Run("nic", func(t *testing.T) { besideParked(t, parked(bySoftNIC), 32) })
+}
+
+func TestLoadsBesideParkedStreamsCUDA(t *testing.T) {
+	change := onCUDA(t)
+	for _, path := range append(stream.Paths(stream.MovedByDevice), stream.PathNone) {
+		t.Run(path.String(), func(t *testing.T) {
+			besideParked(t, func(c *kvlane.Config) { change(c); c.Stream.Path = path }, 32)
+		})
+	}
+}
+
+// All paths have their queues when the engine is open: of each stream of the store its own, the staged path's, and a resident worker's.
+func TestHostStreamsGetAllAhead(t *testing.T) {
+	before := leak.Live()["queues"]
+	c := testConfig(t)
+	c.HostStreams = true
+	openEngine(t, c)
+	if n := leak.Live()["queues"] - before; n != 2*3 {
+		t.Errorf("%d queues are open, want 6", n)
+	}
+}
+
+func TestHostStreamsAreAskedFor(t *testing.T) {
+	w := newHostWorld(t, nil)
+	p := w.program()
+	task, err := w.e.Load(w.ctx(), nil, w.cache, w.refs("a", 1), kvlane.LoadOptions{})
+	w.must(err)
+	without := openEngine(t, testConfig(t))
+	_, errAdopt := without.AdoptStream(0)
+	other, err := without.RegisterCache(cacheMemory(testConfig(t), w.mirror.kv.Dev(), false))
+	w.must(err)
+	_, errLoad := without.Load(w.ctx(), nil, other, w.refs("a", 1), kvlane.LoadOptions{Awaited: true})
+	for what, err := range map[string]error{
+		"a load that is not awaited": p.st.WaitLoad(task), "a shard that there is not": p.st.WaitShard(task, w.layers),
+		"adopt without Config.HostStreams": errAdopt, "load without Config.HostStreams": errLoad,
+	} {
+		if !errors.Is(err, errdefs.ErrInvalid) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	w.must(other.Close(w.ctx()))
+}

@@ -1,0 +1,355 @@
+package store_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jonboulle/clockwork"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/sys/hostmem"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/store"
+	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/tier"
+)
+
+// work is recorded work of a host program, which goes on for as long as the test wants. It implements stream.Recorded.
+type work struct {
+	r     *rig
+	word  *mem.Region
+	queue device.Queue
+	event device.Event
+	asked atomic.Int32 // times a stream was told to wait
+}
+
+// work has the program write block n to a page, slowly.
+func (r *rig) work(page uint32, n int) *work {
+	r.tb.Helper()
+	w := &work{r: r}
+	var err error
+	w.word, err = r.dev.AllocHost(64)
+	r.must(err)
+	stage, err := r.dev.AllocHost(r.blockBytes())
+	r.must(err)
+	copy(stage.Bytes(), r.content(n))
+	q, err := r.dev.OpenQueue(device.QueueOptions{})
+	r.must(err)
+	handle, ok := q.(interface{ Handle() uintptr })
+	if !ok {
+		r.tb.Fatalf("%T tells no handle", q)
+	}
+	st, err := r.dev.AdoptStream(handle.Handle())
+	r.must(err)
+	w.queue = q
+	r.must(st.WaitValue(mem.Extent{Region: w.word, Len: 8}, 1))
+	off := int64(0)
+	for _, planes := range r.pages.Shards {
+		for i := range planes {
+			r.must(q.Copy(planes[i].Page(page), mem.Extent{Region: stage, Off: off, Len: r.o.planeBytes}))
+			off += r.o.planeBytes
+		}
+	}
+	w.event, err = st.Record()
+	r.must(err)
+	r.tb.Cleanup(func() {
+		w.end()
+		r.must(q.Close(r.ctx()))
+		w.event.Close()
+		r.must(errors.Join(r.dev.Free(w.word), r.dev.Free(stage)))
+	})
+	return w
+}
+
+// end lets the program finish.
+func (w *work) end() { hostmem.StoreUint64(w.word.Bytes(), 1) }
+
+func (w *work) Precede(ctx context.Context, s stream.EventStream) error {
+	w.asked.Add(1)
+	return s.WaitEvent(ctx, w.event)
+}
+
+func (w *work) Done() <-chan struct{} {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		w.r.must(w.event.Wait(context.Background()))
+	}()
+	return done
+}
+
+func (w *work) Err() error { return nil }
+
+// dumpAfter starts a dump of blocks from page 0 on that comes after w.
+func (r *rig) dumpAfter(w mem.Dependency, layerwise bool, ns ...int) *store.DumpTask {
+	r.tb.Helper()
+	o := store.DumpOptions{Layerwise: layerwise}
+	if !layerwise {
+		o.After = []mem.Dependency{w}
+	}
+	d, err := r.st.Dump(r.ctx(), r.pages, r.refs(0, ns...), o)
+	r.must(err)
+	for k := 0; layerwise && k < r.o.shards; k++ {
+		r.must(d.SubmitShard(r.ctx(), k, w))
+	}
+	return d
+}
+
+func (r *rig) filling(n int) func() bool {
+	return func() bool { return r.hits(n)[0].State == tier.Filling }
+}
+
+// counted is a stream that counts the batches that it has taken.
+type counted struct {
+	stream.EventStream
+	given *atomic.Int32
+}
+
+func (c counted) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, error) {
+	t, err := c.EventStream.Submit(ctx, b)
+	if err == nil && b.Paged != nil { // else it is asked whether it still works
+		c.given.Add(1)
+	}
+	return t, err
+}
+
+// Slots of a dump behind work that does not end come back when a device cannot write to them any more, and nobody waits for its
+// blocks after LeaseMax, nor after Cancel.
+func TestDumpBehindRecordedWorkGivesUp(t *testing.T) {
+	t.Parallel()
+	for _, layerwise := range []bool{false, true} {
+		for _, cancel := range []bool{false, true} {
+			clock := clockwork.NewFakeClock()
+			var given atomic.Int32
+			r := newRig(t, rigOptions{
+				slots: 8, clock: clock, tune: func(c *store.Config) { c.LeaseMax = time.Minute },
+				wrapDump: func(st stream.Stream) stream.Stream {
+					es, ok := st.(stream.EventStream)
+					if !ok {
+						t.Errorf("%T knows no events", st)
+					}
+					return counted{es, &given}
+				},
+			})
+			w := r.work(0, 1)
+			d := r.dumpAfter(w, layerwise, 1, 2, 3)
+			r.eventually(func() bool { return given.Load() > 0 })
+			want := errdefs.ErrExpired
+			if cancel {
+				want = errdefs.ErrCanceled
+				d.Cancel()
+			} else {
+				clock.Advance(time.Minute - time.Millisecond)
+				time.Sleep(10 * time.Millisecond)
+				if !r.filling(1)() {
+					t.Fatal("the dump gave up before its time")
+				}
+			}
+			r.eventually(func() bool {
+				if !cancel {
+					clock.Advance(time.Minute)
+				}
+				return r.st.Stats().Quarantined > 0
+			})
+			if r.filling(1)() {
+				t.Error("others would go on waiting for the block")
+			}
+			ended, stop := context.WithCancel(t.Context())
+			stop()
+			if err := d.SourceFree(ended); err == nil || !unresolved(d.Done()) {
+				t.Error("the page is said to be free while the device may still read it")
+			}
+			w.end()
+			r.resolved(d.Done())
+			for _, err := range d.Errs() {
+				wantErr(t, err, want)
+			}
+			r.dump(4, 5, 6, 7, 8, 9, 10, 11) // every slot is there again
+		}
+	}
+}
+
+// Dumps behind recorded work leave slots to others, however many blocks they have.
+func TestDumpBehindRecordedWorkHoldsFewSlots(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, rigOptions{slots: 8, dirs: []string{t.TempDir()}})
+	r.dump(20)
+	w := r.work(0, 1)
+	r.fill(1, 2)
+	for i := 2; i < 6; i++ {
+		r.fill(uint32(i), i+1)
+	}
+	all := []int{1, 2, 3, 4, 5, 6}
+	dumps := []*store.DumpTask{r.dumpAfter(w, false, all...)}
+	for n := 10; n < 14; n++ {
+		dumps = append(dumps, r.dumpAfter(w, n%2 == 0, n))
+	}
+	held := func() (n int) {
+		for _, h := range r.hits(append(slices.Clone(all), 10, 11, 12, 13)...) {
+			if h.State == tier.Filling {
+				n++
+			}
+		}
+		return n
+	}
+	r.eventually(func() bool { return held() > 0 })
+	time.Sleep(20 * time.Millisecond)
+	if held := held(); held > 2 {
+		t.Errorf("%d of 8 slots are held behind work that does not end, want 1 or 2", held)
+	}
+	l, err := r.st.Load(r.ctx(), nil, r.pages, []store.Ref{{Key: r.key(20), Page: 15}}, store.LoadOptions{})
+	r.must(err)
+	r.must(l.Wait(r.ctx()))
+	w.end()
+	for _, d := range dumps {
+		r.must(d.Durable(r.ctx()))
+	}
+	r.mustLoad(all...)
+}
+
+// A stream that knows no events has the host wait, with no slot in hand.
+func TestDumpAfterRecordedWorkByAStreamWithoutEvents(t *testing.T) {
+	t.Parallel()
+	plain := func(st stream.Stream) stream.Stream { return struct{ stream.Stream }{st} }
+	r := newRig(t, rigOptions{wrapDump: plain})
+	w := r.work(0, 1)
+	d := r.dumpAfter(w, false, 1)
+	if !unresolved(d.Done()) || r.filling(1)() || w.asked.Load() != 0 {
+		t.Error("the dump did not wait on the host")
+	}
+	w.end()
+	r.must(d.Durable(r.ctx()))
+	r.mustLoad(1)
+}
+
+// frail is a stream that breaks when it is first given a batch.
+type frail struct {
+	stream.EventStream
+	broken *atomic.Bool
+}
+
+func (f frail) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, error) {
+	if len(b.Dst)+len(b.Src) == 0 && b.Paged != nil && f.broken.CompareAndSwap(false, true) {
+		return nil, fmt.Errorf("the test breaks the stream: %w", errdefs.ErrBroken)
+	}
+	return f.EventStream.Submit(ctx, b)
+}
+
+// What replaces a broken stream has to be told to wait too, or it reads pages that are not written yet.
+func TestReplacedStreamWaitsForRecordedWorkToo(t *testing.T) {
+	t.Parallel()
+	for _, layerwise := range []bool{false, true} {
+		var broken atomic.Bool
+		r := newRig(t, rigOptions{wrapDump: func(st stream.Stream) stream.Stream {
+			es, ok := st.(stream.EventStream)
+			if !ok {
+				t.Errorf("%T knows no events", st)
+			}
+			return frail{es, &broken}
+		}})
+		r.poison(0)
+		w := r.work(0, 1)
+		d := r.dumpAfter(w, layerwise, 1)
+		if !unresolved(d.Done()) {
+			t.Error("the dump did not wait")
+		}
+		w.end()
+		r.must(d.Durable(r.ctx()))
+		r.mustLoad(1)
+		if !broken.Load() || w.asked.Load() < 2 {
+			t.Errorf("broken %v, streams were told to wait %d times", broken.Load(), w.asked.Load())
+		}
+	}
+}
+
+// teller is a Progress that notes what it is told.
+type teller struct {
+	mu    sync.Mutex
+	steps []int
+	ends  []error
+}
+
+func (p *teller) Advance(shards int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.steps = append(p.steps, shards)
+}
+
+func (p *teller) Set(err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ends = append(p.ends, err)
+}
+
+func (p *teller) told() (steps []int, ends []error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.steps), slices.Clone(p.ends)
+}
+
+func TestLoadTellsItsProgress(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, rigOptions{})
+	r.dump(1, 2)
+	for layerwise, want := range map[bool][]int{false: nil, true: {1, 2, 3}} {
+		p := &teller{}
+		for _, err := range r.load(store.LoadOptions{Layerwise: layerwise, Progress: p}, 1, 2) {
+			r.must(err)
+		}
+		r.eventually(func() bool { _, ends := p.told(); return len(ends) > 0 })
+		if steps, ends := p.told(); !slices.Equal(steps, want) || len(ends) != 1 || ends[0] != nil {
+			t.Errorf("layerwise %v: told of %v and %v", layerwise, steps, ends)
+		}
+		p = &teller{}
+		r.load(store.LoadOptions{Layerwise: layerwise, Progress: p}, 1, 9)
+		r.eventually(func() bool { _, ends := p.told(); return len(ends) > 0 })
+		if _, ends := p.told(); len(ends) != 1 || !errors.Is(ends[0], errdefs.ErrNotFound) {
+			t.Errorf("layerwise %v: a load that fails ends with %v", layerwise, ends)
+		}
+	}
+}
+
+// Nobody waits on a device for a load that does not end. It goes on, and its results are what they are.
+func TestLoadThatIsWaitedForExpires(t *testing.T) {
+	t.Parallel()
+	clock := clockwork.NewFakeClock()
+	held := &heldStream{}
+	var told atomic.Int32
+	r := newRig(t, rigOptions{
+		clock: clock, planeBytes: 4096, wrapLoad: func(st stream.Stream) stream.Stream { held.Stream = st; return held },
+		tune: func(c *store.Config) {
+			c.WaitMax = time.Minute
+			c.Hooks.LoadExpired = func(error) { told.Add(1) }
+		},
+	})
+	r.dump(1)
+	p := &teller{}
+	l, err := r.st.Load(r.ctx(), nil, r.pages, r.refs(0, 1), store.LoadOptions{Progress: p})
+	r.must(err)
+	r.eventually(func() bool { return held.count() == 1 })
+	clock.Advance(time.Minute - time.Millisecond)
+	time.Sleep(10 * time.Millisecond)
+	if _, ends := p.told(); len(ends) != 0 {
+		t.Fatalf("it ended before its time: %v", ends)
+	}
+	clock.Advance(time.Millisecond)
+	r.eventually(func() bool { return told.Load() == 1 })
+	if _, ends := p.told(); len(ends) != 1 || !errors.Is(ends[0], errdefs.ErrExpired) {
+		t.Errorf("told %v", ends)
+	}
+	if n := r.st.Stats().LoadsExpired; n != 1 || !unresolved(l.Done()) {
+		t.Errorf("%d loads expired, and this one is over: %v", n, l.Errs())
+	}
+	held.landed(0, true)
+	r.must(l.Wait(r.ctx()))
+	if _, ends := p.told(); len(ends) != 1 {
+		t.Errorf("told twice: %v", ends)
+	}
+}

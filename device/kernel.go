@@ -35,7 +35,8 @@ const (
 
 	// KernelCopyParts does what several launches of KernelCopyPaged would, one part after the other, and says of each when it
 	// has landed. Args: [0] the parts at PartDescBytes each, {u64 planes, u64 nPlanes, u64 pairs, u64 nPairs, u64 slots, u64
-	// slotStride, u64 sums}, what that kernel has as Args; [1] their number, MaxParts at most; [2] the direction; [3] zero, or
+	// slotStride, u64 sums}, what that kernel has as Args; [1] their number, MaxParts at most, with MaxPartPlanes planes in all,
+	// where those of neighbours that have the same planes count once; [2] the direction; [3] zero, or
 	// an array of one u64 a part and thread block of the launch (CTAs is not zero), in pinned memory: word part*CTAs + block becomes 1 when what
 	// that thread block copies of the part is where it belongs. A part has landed when all its words are 1.
 	KernelCopyParts = "kvlane_copy_parts"
@@ -43,8 +44,11 @@ const (
 	KernelCopyPartsSum = "kvlane_copy_parts_sum"
 )
 
-// MaxParts is the most parts of one launch.
-const MaxParts = 256
+// MaxParts and MaxPartPlanes are the most parts of one launch, and the most planes.
+const (
+	MaxParts      = 256
+	MaxPartPlanes = 512
+)
 
 // Layout of what kernels read.
 const (

@@ -42,8 +42,8 @@ type Config struct {
 	// BatchBytes is about how many bytes go into one batch of a stream. A load by layers is one batch whatever its length.
 	// Default 256 MiB.
 	BatchBytes int64
-	// PartBytes is about how many bytes of a load by layers are told of together at least, of others up to eight times as many: so
-	// much is verified, or sealed, while the rest is copied. Default 1 MiB.
+	// PartBytes is about how many bytes of a load by layers are told of together at least, of others up to four times as many: so
+	// much is verified, or sealed, while the rest is copied. Default 2 MiB.
 	PartBytes int64
 	// LeaseMax is the longest a lease may live, and how long a layerwise dump waits for its next shard, and for what that has
 	// to come after. Default 30 s.
@@ -63,7 +63,7 @@ const (
 	DefaultWriters    = 4
 	DefaultTasks      = 256
 	DefaultBatchBytes = 256 << 20
-	DefaultPartBytes  = 1 << 20
+	DefaultPartBytes  = 2 << 20
 	DefaultLeaseMax   = index.DefaultLeaseMax
 	DefaultWaitMax    = 30 * time.Second
 	maxCheckers       = 8

@@ -10,7 +10,7 @@ import (
 )
 
 // wholeParts is how many times as long parts are where nobody waits for a layer.
-const wholeParts = 8
+const wholeParts = 4
 
 // flush submits what is ready, unless enough is in the stream already or more is about to be ready.
 func (t *LoadTask) flush() {

@@ -221,7 +221,7 @@ template <bool SUMS, u32 N, u32 PACK = N, class Source> DEVICE void copy_all(con
 DEVICE Team whole_grid() { return Team{warp_id(), warp_count()}; }
 
 // List is a list of descriptors of 24 bytes; sums is zero where none are wanted.
-template <bool STABLE> struct List {
+template <From FROM> struct List {
     u64 descs, sums;
 
     // Words of descriptors in the order they lie in, so that a request to host memory is a whole line.
@@ -234,7 +234,7 @@ template <bool STABLE> struct List {
 #pragma unroll
         for (u32 k = 0; k < 3; k++)
             if (k * LANES + lane < 3 * n)
-                a.word[k] = desc<STABLE>(at + k * LANES * 8);
+                a.word[k] = desc<FROM>(at + k * LANES * 8);
         return a;
     }
     // Deals the words out: lane j gets 3j to 3j+2.

@@ -12,9 +12,9 @@
 #include "pattern.cuh"
 #include "resident.cuh"
 
-KERNEL kvlane_copy_list(u64 descs, u64 count) { copy_all<false, UNROLL>(List<true>{descs, 0}, count, whole_grid()); }
+KERNEL kvlane_copy_list(u64 descs, u64 count) { copy_all<false, UNROLL>(List<STABLE>{descs, 0}, count, whole_grid()); }
 
-KERNEL_SUM kvlane_copy_list_sum(u64 descs, u64 count, u64 sums) { copy_all<true, UNROLL>(List<true>{descs, sums}, count, whole_grid()); }
+KERNEL_SUM kvlane_copy_list_sum(u64 descs, u64 count, u64 sums) { copy_all<true, UNROLL>(List<STABLE>{descs, sums}, count, whole_grid()); }
 
 KERNEL kvlane_copy_paged(u64 planes, u64 nplanes, u64 pairs, u64 npairs, u64 slots, u64 slot_stride, u64 direction) {
     const auto units = Units<PLANE>::make(planes, nplanes, npairs, lane_id());

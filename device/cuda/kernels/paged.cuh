@@ -27,14 +27,14 @@ struct Plane {
 
 // Units numbers the units of planes x pairs. Every plane counts as many as the largest: shorter ones leave some empty,
 // which costs a descriptor's look and keeps the numbering a division. SIZE is that of a plane's descriptor.
-template <u32 SIZE, bool STABLE = true> struct Units {
+template <u32 SIZE, From FROM = STABLE> struct Units {
     u64 planes, nplanes, npairs;
     u32 chunks;
 
     INLINE static Units make(u64 planes, u64 nplanes, u64 npairs, u32 lane) {
         u32 chunks = 0;
         for (u64 p = lane; p < nplanes; p += LANES) {
-            const u32 c = (u32)((desc<STABLE>(planes + p * SIZE + 16) + UNIT - 1) / UNIT);
+            const u32 c = (u32)((desc<FROM>(planes + p * SIZE + 16) + UNIT - 1) / UNIT);
             chunks = c > chunks ? c : chunks;
         }
         for (u32 step = LANES / 2; step > 0; step /= 2) {
@@ -50,13 +50,13 @@ template <u32 SIZE, bool STABLE = true> struct Units {
     }
     INLINE Plane plane(const Unit &unit) const {
         const u64 d = planes + unit.plane * SIZE;
-        return Plane{d, desc<STABLE>(d), desc<STABLE>(d + 8), desc<STABLE>(d + 16), desc<STABLE>(d + 24)};
+        return Plane{d, desc<FROM>(d), desc<FROM>(d + 8), desc<FROM>(d + 16), desc<FROM>(d + 24)};
     }
 };
 
 // Paged is what a paged copy stands for; sums counts only where planes say where theirs go.
-template <u32 SIZE, bool STABLE = true> struct Paged {
-    Units<SIZE, STABLE> units;
+template <u32 SIZE, From FROM = STABLE> struct Paged {
+    Units<SIZE, FROM> units;
     u64 pairs, slots, slot_stride;
     bool to_slots;
     u64 sums;
@@ -68,7 +68,7 @@ template <u32 SIZE, bool STABLE = true> struct Paged {
     INLINE Asked ask(u64 first, u32 n, u32 lane) const {
         if (lane >= n)
             return Asked{};
-        return Asked{desc<STABLE>(pairs + units.at(first + lane).pair * 8)};
+        return Asked{desc<FROM == SHARED ? STABLE : FROM>(pairs + units.at(first + lane).pair * 8)};
     }
     INLINE Piece piece(const Asked &a, u64 first, u32 n, u32 lane) const {
         if (lane >= n)
@@ -79,7 +79,7 @@ template <u32 SIZE, bool STABLE = true> struct Paged {
         const u64 slot = slots + (a.pair >> 32) * slot_stride + pl.slot_off + unit.off;
         Piece p{to_slots ? slot : page, to_slots ? page : slot, pl.part(unit), 0};
         if (SIZE == PLANE_SUM)
-            p.sums = sums + 8 * (unit.pair * desc<STABLE>(pl.at + 40) + desc<STABLE>(pl.at + 32) + unit.off / LEAF);
+            p.sums = sums + 8 * (unit.pair * desc<FROM>(pl.at + 40) + desc<FROM>(pl.at + 32) + unit.off / LEAF);
         return p;
     }
 };

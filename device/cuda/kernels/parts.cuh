@@ -4,7 +4,8 @@
 
 #include "paged.cuh"
 
-enum : u32 { PART = 56, MOST_PARTS = 256 };
+// What is read for a part before its first byte is on its way would keep the bus idle, so all parts and planes are read at the start.
+enum : u32 { PART = 56, MOST_PARTS = 256, MOST_PLANES = 512 };
 
 // fence has all that this thread has written before seen by the host before what it writes afterwards.
 DEVICE void fence() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
@@ -17,17 +18,35 @@ DEVICE u32 count_in(u32 *word) { return __nvvm_atom_add_gen_i((int *)word, 1); }
 // copy_parts copies the shares that this thread block has of nparts parts. SIZE is that of a plane's descriptor. When the last
 // warp of the block has copied its share of part p, word p*blocks + block of done becomes 1.
 template <bool SUMS, u32 SIZE> DEVICE void copy_parts(u64 parts, u64 nparts, u64 direction, u64 done) {
-    static __attribute__((shared)) u32 warps[MOST_PARTS]; // that have copied their share of each part
+    static __attribute__((shared)) u64 part[MOST_PARTS][PART / 8];
+    static __attribute__((shared)) u64 planes[MOST_PLANES * (PLANE_SUM / 8)]; // of all parts
+    static __attribute__((shared)) u32 at[MOST_PARTS];                        // words of planes before those of each part
+    static __attribute__((shared)) u32 warps[MOST_PARTS];                     // that have copied their share of each part
     const u32 thread = __nvvm_read_ptx_sreg_tid_x(), threads = __nvvm_read_ptx_sreg_ntid_x();
     const u32 block = __nvvm_read_ptx_sreg_ctaid_x(), blocks = __nvvm_read_ptx_sreg_nctaid_x();
+    for (u32 i = thread; i < nparts * (PART / 8); i += threads)
+        part[0][i] = desc(parts + i * 8);
     for (u32 i = thread; i < MOST_PARTS; i += threads)
         warps[i] = 0;
     block_barrier();
+    if (thread == 0) { // parts that follow each other often have the same planes
+        u32 used = 0;
+        for (u32 p = 0; p < nparts; p++) {
+            const bool same = p > 0 && part[p][0] == part[p - 1][0];
+            at[p] = same ? at[p - 1] : used;
+            used += same ? 0 : (u32)part[p][1] * (SIZE / 8);
+        }
+    }
+    block_barrier();
+    for (u32 p = thread / LANES; p < nparts; p += threads / LANES)
+        for (u32 i = lane_id(); i < part[p][1] * (SIZE / 8); i += LANES)
+            planes[at[p] + i] = desc(part[p][0] + i * 8);
+    block_barrier();
     for (u32 p = 0; p < nparts; p++) {
-        const u64 d = parts + p * PART;
-        const auto units = Units<SIZE>::make(desc(d), desc(d + 8), desc(d + 24), lane_id());
-        const Paged<SIZE> part{units, desc(d + 16), desc(d + 32), desc(d + 40), direction == 1, SUMS ? desc(d + 48) : 0};
-        copy_all<SUMS, UNROLL>(part, units.count(), whole_grid());
+        const u64 *d = part[p];
+        const auto units = Units<SIZE, SHARED>::make((u64)&planes[at[p]], d[1], d[3], lane_id());
+        const Paged<SIZE, SHARED> source{units, d[2], d[4], d[5], direction == 1, SUMS ? d[6] : 0};
+        copy_all<SUMS, UNROLL>(source, units.count(), whole_grid());
         if (done == 0)
             continue;
         fence();

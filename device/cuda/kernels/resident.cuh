@@ -119,11 +119,11 @@ DEVICE bool carry_out(const u64 *entry, const Team &team, u32 lane) {
         copy_inline(entry, team, lane);
         return true;
     case OP_LIST:
-        copy_all<false, RESIDENT_UNROLL>(List<false>{entry[2], 0}, entry[3], team);
+        copy_all<false, RESIDENT_UNROLL>(List<CHANGING>{entry[2], 0}, entry[3], team);
         return true;
     case OP_PAGED: {
-        const auto units = Units<PLANE, false>::make(entry[2], entry[3], entry[5], lane);
-        copy_all<false, RESIDENT_UNROLL>(Paged<PLANE, false>{units, entry[4], entry[6], entry[7], entry[8] == 1, 0}, units.count(), team);
+        const auto units = Units<PLANE, CHANGING>::make(entry[2], entry[3], entry[5], lane);
+        copy_all<false, RESIDENT_UNROLL>(Paged<PLANE, CHANGING>{units, entry[4], entry[6], entry[7], entry[8] == 1, 0}, units.count(), team);
         return true;
     }
     case OP_STOP:

@@ -65,19 +65,23 @@ template <u32 OFF> DEVICE void store(u64 p, const u8 &v) {
     asm volatile("st.global.cs.u8 [%0+%1], %2;" ::"l"(p), "n"(OFF), "h"((u16)v) : "memory");
 }
 
-// Descriptors do not change while a launched kernel runs, so they may come from the read-only cache; those of a resident
-// kernel do (STABLE is false).
-template <bool STABLE = true> DEVICE u64 desc(u64 p) {
+// Where descriptors are. Those in global memory do not change while a launched kernel runs, so they may come from the read-only cache;
+// those of a resident kernel do.
+enum From : u32 { CHANGING, STABLE, SHARED };
+
+template <From FROM = STABLE> DEVICE u64 desc(u64 p) {
     u64 v;
-    if (STABLE)
+    if (FROM == STABLE)
         asm volatile("ld.global.nc.u64 %0, [%1];" : "=l"(v) : "l"(p));
-    else
+    else if (FROM == CHANGING)
         asm volatile("ld.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+    else
+        v = *(const u64 *)p;
     return v;
 }
-template <bool STABLE = true> DEVICE u32 desc32(u64 p) {
+template <From FROM = STABLE> DEVICE u32 desc32(u64 p) {
     u32 v;
-    if (STABLE)
+    if (FROM == STABLE)
         asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(v) : "l"(p));
     else
         asm volatile("ld.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");

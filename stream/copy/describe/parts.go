@@ -32,12 +32,14 @@ func (c *Cursor) Tells() bool {
 	return p != nil && p.Landed != nil && len(p.Groups) > 1
 }
 
-// groupSpace is how much of a table a part needs for its planes, pairs and sums, and where its sums begin. The part before it has the
-// same pairs where shared is true.
-func (c *Cursor) groupSpace(g *mem.PageGroup, shared bool) (bytes uint64) {
+// groupSpace is how much of a table a part needs for its planes, pairs and sums, behind another, or nil, whose planes and pairs may be
+// the same.
+func (c *Cursor) groupSpace(g, before *mem.PageGroup) (bytes uint64) {
 	t := Table{summed: c.Summed}
-	bytes = Align(uint64(len(g.Planes)*t.planeBytes()), TableAlign)
-	if !shared {
+	if !samePlanes(g, before) {
+		bytes += Align(uint64(len(g.Planes)*t.planeBytes()), TableAlign)
+	}
+	if !samePairs(g, before) {
 		bytes += Align(uint64(len(g.Pairs))*device.PairBytes, TableAlign)
 	}
 	if c.Summed {
@@ -53,18 +55,34 @@ func partSpace(n, ctas int) uint64 {
 
 // samePairs reports whether two groups have the same pairs, in the same memory.
 func samePairs(a, b *mem.PageGroup) bool {
-	return len(a.Pairs) == len(b.Pairs) && len(a.Pairs) > 0 && &a.Pairs[0] == &b.Pairs[0]
+	return b != nil && len(a.Pairs) == len(b.Pairs) && len(a.Pairs) > 0 && &a.Pairs[0] == &b.Pairs[0]
+}
+
+// samePlanes reports whether two groups have the same planes, in the same memory.
+func samePlanes(a, b *mem.PageGroup) bool {
+	return b != nil && len(a.Planes) == len(b.Planes) && len(a.Planes) > 0 && &a.Planes[0] == &b.Planes[0]
+}
+
+// before returns group i-1 of groups, or nil.
+func before(groups []mem.PageGroup, i int) *mem.PageGroup {
+	if i == 0 {
+		return nil
+	}
+	return &groups[i-1]
 }
 
 // fit returns how many of the groups that are left fit into so many bytes of a table as parts, and how many bytes that takes; of
 // about so many bytes to copy at most.
 func (c *Cursor) fit(room uint64, limit int64, ctas int) (n int, space uint64) {
 	groups := c.Batch.Paged.Groups[c.group:]
-	bytes, used := int64(0), uint64(0)
+	bytes, used, planes := int64(0), uint64(0), 0
 	for n < len(groups) && n < device.MaxParts && (n == 0 || bytes < limit) {
-		g := &groups[n]
-		more := c.groupSpace(g, n > 0 && samePairs(g, &groups[n-1]))
-		if used+more+partSpace(n+1, ctas) > room {
+		g, last := &groups[n], before(groups, n)
+		if !samePlanes(g, last) {
+			planes += len(g.Planes)
+		}
+		more := c.groupSpace(g, last)
+		if planes > device.MaxPartPlanes || used+more+partSpace(n+1, ctas) > room {
 			break
 		}
 		used += more
@@ -104,14 +122,17 @@ func (c *Cursor) LaunchParts(t *Table, k *device.Kernel, ctas int, p *Parts) (us
 	p.Words = t.Buf[words:][:n*ctas*device.PartDoneBytes]
 	clear(p.Words)
 	used = partSpace(n, ctas)
-	pairs := uint64(0)
+	planes, pairs := uint64(0), uint64(0)
+	groups := c.Batch.Paged.Groups[c.group:]
 	for i := range n {
-		g := &c.Batch.Paged.Groups[c.group]
-		planes := used
+		g, last := &groups[i], before(groups, i)
 		leaves := leavesOf(g.Planes)
-		c.describeAll(t, g, planes, leaves)
-		used += Align(uint64(len(g.Planes)*t.planeBytes()), TableAlign)
-		if i == 0 || !samePairs(g, &c.Batch.Paged.Groups[c.group-1]) {
+		if !samePlanes(g, last) {
+			planes = used
+			c.describeAll(t, g, planes, leaves)
+			used += Align(uint64(len(g.Planes)*t.planeBytes()), TableAlign)
+		}
+		if !samePairs(g, last) {
 			pairs = used
 			copy(t.Buf[pairs:], hostmem.Bytes(g.Pairs))
 			used += Align(uint64(len(g.Pairs))*device.PairBytes, TableAlign)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/store"
+	"github.com/kvlane/kvlane/stream"
 )
 
 // benchBlocks is how many blocks a task of the benchmarks has; each stands for 64 planes.
@@ -111,6 +112,22 @@ func bench(b *testing.B, r *rig, f func() error) {
 		}
 	}
 	perBlock(b, r, &before)
+}
+
+// One block of a request, by a device that moves nothing: what the host takes.
+func BenchmarkOneBlockFromCache(b *testing.B) {
+	r := newRig(b, rigOptions{slots: 8, pages: 8, shards: 32, planes: 2, planeBytes: 4096, path: stream.PathKernel, still: true})
+	r.dump(1)
+	refs, keys, ctx := r.refs(0, 1), r.keys(1), r.ctx()
+	b.ReportAllocs()
+	for b.Loop() {
+		l, err := r.st.LeasePrefix(ctx, keys, 0)
+		r.must(err)
+		t, err := r.st.Load(ctx, l, r.pages, refs, store.LoadOptions{})
+		r.must(err)
+		r.must(t.Wait(ctx))
+		l.Release()
+	}
 }
 
 // A request's prefix of 1,000 blocks that are all in the cache: leased, and released.

@@ -91,7 +91,7 @@ func (s *Store) Dump(ctx context.Context, pages *Pages, refs []Ref, o DumpOption
 	sc.flatten(s, pages)
 	t.sums = s.summable(sc.planes)
 	s.count.dumps.Add(1)
-	go t.run()
+	s.runners.start(t)
 	return t, nil
 }
 

@@ -78,7 +78,7 @@ func (s *Store) Load(ctx context.Context, lease *Lease, pages *Pages, refs []Ref
 	}
 	s.count.loads.Add(1)
 	t.progress.begin(o.Progress, s)
-	go t.run()
+	s.runners.start(t)
 	return t, nil
 }
 

@@ -50,6 +50,7 @@ type rigOptions struct {
 	wrapLoad       func(stream.Stream) stream.Stream
 	wrapDump       func(stream.Stream) stream.Stream
 	sumEvery       int  // streams sum every n-th batch that asks for it; 0: none
+	still          bool // the device moves nothing
 	memo           bool // they sum each page once, for benchmarks
 	tune           func(*store.Config)
 	fsync          file.FsyncPolicy
@@ -101,7 +102,7 @@ func newRig(tb testing.TB, o rigOptions) *rig {
 		r.makeGroup(g)
 	}
 	r.id, r.format = r.ids[0], r.groups[0]
-	r.dev, err = sim.Open(sim.Options{Faults: r.plan})
+	r.dev, err = sim.Open(sim.Options{Faults: r.plan, Still: o.still})
 	r.must(err)
 	r.host, err = r.dev.AllocHost(int64(o.slots) * r.groups.MaxImageBytes())
 	r.must(err)

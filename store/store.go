@@ -58,6 +58,7 @@ type Store struct {
 	readers *pool
 	writers *pool
 	checks  *pool
+	runners runners
 	count   counters
 	scratch sync.Pool
 
@@ -135,6 +136,7 @@ func Open(c Config) (*Store, error) {
 	s.readers = newPool(jobFetch, c.Readers)
 	s.writers = newPool(jobWrite, c.Writers)
 	s.checks = newPool(jobCheck, c.Checkers)
+	s.runners.init()
 	return s, nil
 }
 
@@ -233,6 +235,7 @@ func (s *Store) Close(ctx context.Context) error {
 	s.readers.close()
 	s.writers.close()
 	s.checks.close()
+	s.runners.close()
 	toldLoads, errLoads := s.loads.close(ctx)
 	toldDumps, errDumps := s.dumps.close(ctx)
 	s.told = errors.Join(s.told, toldLoads, toldDumps)

@@ -40,7 +40,7 @@ type Config struct {
 	// Tasks is how many loads, dumps and prefetches may run at the same time, MaxTasks at most; further ones wait. Default 256.
 	Tasks int
 	// BatchBytes is about how many bytes go into one batch of a stream. A load by layers is one batch whatever its length.
-	// Default 256 MiB.
+	// Default 1 GiB.
 	BatchBytes int64
 	// PartBytes is about how many bytes of a load by layers are told of together at least, of others up to four times as many: so
 	// much is verified, or sealed, while the rest is copied. Default 2 MiB.
@@ -62,7 +62,7 @@ const (
 	DefaultReaders    = 8
 	DefaultWriters    = 4
 	DefaultTasks      = 256
-	DefaultBatchBytes = 256 << 20
+	DefaultBatchBytes = 1 << 30
 	DefaultPartBytes  = 2 << 20
 	DefaultLeaseMax   = index.DefaultLeaseMax
 	DefaultWaitMax    = 30 * time.Second

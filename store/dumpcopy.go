@@ -20,7 +20,7 @@ const dumpsAhead = 4
 
 // copyBlocks dumps todo with all shards at once, a cohort at a time: while some are copied, those before are sealed and published.
 func (t *DumpTask) copyBlocks() {
-	n := max(1, t.s.most/wholeParts) // the first is small, so that copying begins early
+	n := min(firstBlocks, t.s.most) // so that copying begins early
 	for {
 		for len(t.sc.todo) > 0 && len(t.cohorts) < dumpsAhead {
 			// Slots of other cohorts come free only by this goroutine's doing: it must not wait for others with those in hand.

@@ -20,6 +20,9 @@ func (t *LoadTask) run() {
 		t.scan()
 		t.read()
 		t.flush()
+		if len(t.sc.todo) > 0 && t.flying > 0 && t.flying < ahead && t.unchecked() {
+			continue // the rest is looked at while the first is copied
+		}
 		jobs := t.checking + t.reading
 		if jobs == 0 && len(t.cohorts) == 0 && len(t.sc.ready) == 0 {
 			if len(t.sc.todo) == 0 && len(t.sc.reads) == 0 && !t.await() {
@@ -73,8 +76,11 @@ func (t *LoadTask) drain() {
 func (t *LoadTask) scan() {
 	sc := t.sc
 	n := len(sc.todo)
-	if !t.unchecked() {
+	switch {
+	case !t.unchecked():
 		n = min(n, windowBlocks-t.open)
+	case !t.layers && t.flying == 0:
+		n = min(n, firstBlocks) // so that copying begins early
 	}
 	if n <= 0 {
 		return

@@ -112,15 +112,15 @@ func (t *Ticket) Completion() Completion {
 // wakes an idle processor up, which takes longer than many polls. The number of polls is bounded too, for clocks that stand
 // still.
 const (
-	spin       = 50 * time.Microsecond
+	spin       = 80 * time.Microsecond
 	yieldEvery = 64 // polls, of 50 to 100 ns each
-	maxPolls   = 64 * yieldEvery
+	maxPolls   = 128 * yieldEvery
 )
 
 // Wait waits until the ticket resolves and returns its error, or until ctx ends and returns the context's cause. Giving
 // up does not end the batch: its memory must not be reused until Done is closed.
 //
-// For at most 50 us Wait polls the device itself, letting other goroutines run every few microseconds, as being woken up
+// For at most 80 us Wait polls the device itself, letting other goroutines run every few microseconds, as being woken up
 // takes about as long as a small copy. It sleeps at once where the stream expects the copy to take longer.
 func (t *Ticket) Wait(ctx context.Context) error {
 	if t.isDone() || t.driver != nil && t.poll(ctx) {

@@ -304,7 +304,7 @@ func (m *lateMover) Move(t *soft.Transfer) {
 	m.mu.Lock()
 	m.unseen = append(m.unseen, mem.Batch{Dst: slices.Clone(t.Batch.Dst), Src: slices.Clone(t.Batch.Src)})
 	m.mu.Unlock()
-	time.Sleep(300 * time.Microsecond) // so that there is something to tell before all has landed
+	time.Sleep(2 * time.Millisecond) // longer than a flush, so that there is something to tell before all has landed
 	t.Done(nil)
 }
 

@@ -96,9 +96,9 @@ var mutants = []mutant{
 		"",
 	}}},
 	{"stream/nic", "TestDefectGPUWritesNotFlushed", []edit{{
-		"stream/nic/complete.go",
-		"	if !s.flush(o) {\n",
-		"	if false {\n",
+		"stream/nic/tell.go",
+		"o.uses.writes()&bit&^s.visible != 0",
+		"bit == 0",
 	}}},
 	{"gdr", "TestDefectGPUWritesNotFlushed", []edit{{
 		"gdr/nics.go",

@@ -36,6 +36,9 @@ func (s *Stream) reapRail(l *rail) bool {
 		}
 		s.heard = s.opts.Clock.Now()
 		s.completions += uint64(n)
+		if len(s.tellers) > 0 {
+			s.news.Store(true)
+		}
 		if n < len(l.wcs) {
 			return true
 		}
@@ -97,6 +100,7 @@ func (s *Stream) listen(ctx context.Context, l *rail) {
 		s.reap()
 		s.arm()
 		s.hw.Unlock()
+		s.tell()
 		s.life.Issue(-1)
 		if err != nil {
 			return
@@ -114,6 +118,7 @@ func (o *op) Poll() bool {
 		worked := s.reap()
 		s.hw.Unlock()
 		if worked {
+			s.tell()
 			s.life.Issue(1)
 		}
 	}
@@ -123,33 +128,10 @@ func (o *op) Poll() bool {
 // Watch implements stream.Driver. Completers watch in any case.
 func (o *op) Watch() {}
 
-// flush makes what was written to devices visible there, and reports whether it is.
-func (s *Stream) flush(o *op) bool {
-	if s.opts.Flush == nil || o.Started.IsZero() {
-		return true
-	}
-	s.hw.Lock()
-	at := s.completions
-	s.hw.Unlock()
-	if at != s.visibleAt {
-		s.visible, s.visibleAt = 0, at
-	}
-	for d := range maxDevice + 1 {
-		if bit := classes(1) << d; o.uses.writes()&bit&^s.visible != 0 {
-			if err := s.opts.Flush(d); err != nil {
-				s.failBatch(o, fmt.Errorf("flush writes to device %d: %w", d, err), false)
-				return false
-			}
-			s.visible |= bit
-		}
-	}
-	return true
-}
-
 // Finish implements ordered.Work.
 func (o *op) Finish(err error) (stream.Completion, error) {
 	s := o.stream
-	if !s.flush(o) {
+	if s.conclude(o) {
 		err = o.Verdict()
 	}
 	c := stream.Completion{Path: s.path, Reason: ReasonLoopback, Started: o.Started, Finished: s.opts.Clock.Now()}

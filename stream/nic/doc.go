@@ -22,11 +22,18 @@
 // another (loads after loads, dumps after dumps) are in flight together: one queue pair's writes to the same bytes land in
 // order. Any other batch waits until those before it have completed.
 //
+// # Telling
+//
+// Who asks for it (mem.Paged.Landed) is told of page groups while a batch is copied. Where at least 256 KiB of them end, the last
+// request on each queue pair asks for a completion of its own. Groups have landed when every queue pair has completed what was built
+// for it up to there, and are told of after the flush that a ticket would wait for, one flush for all that has landed by then. Of a
+// batch of which something failed nothing is told, and of the last group its ticket tells.
+//
 // # Workers
 //
 // A lock guards queue pairs and completion queues. Submit posts the first requests of its batch itself, and Ticket.Wait polls
 // for a while; the goroutine of the ordered stream posts the rest. For each NIC a completer sleeps in the completion channel,
-// and a guard looks after what no completion tells.
+// and a guard looks after what no completion tells. Whoever takes completions off tells of page groups, without the lock.
 //
 // # Failures
 //

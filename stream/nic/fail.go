@@ -24,9 +24,10 @@ func (s *Stream) fail(q *pair, seq uint64, wc *rdma.WC) {
 	s.failBatch(o, err, flush)
 }
 
-// failBatch notes how the NIC failed o, which breaks the stream. flush: as the consequence of another failure.
+// failBatch notes how the NIC failed o, which breaks the stream. flush: as the consequence of another failure. The caller holds hw.
 func (s *Stream) failBatch(o *op, err error, flush bool) {
 	o.Fail(fmt.Errorf("batch %d by %s: %w", o.ID(), s.path, err), flush)
+	s.hush(o)
 	s.countBroken()
 }
 

@@ -7,9 +7,15 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// Issue implements ordered.Work. It posts requests until a queue pair has no room.
+// Issue implements ordered.Work.
 func (o *op) Issue() (whole, ok bool) {
-	s := o.stream
+	whole, ok = o.stream.issue(o)
+	o.stream.tell()
+	return whole, ok
+}
+
+// issue posts requests of o until a queue pair has no room.
+func (s *Stream) issue(o *op) (whole, ok bool) {
 	s.hw.Lock()
 	defer s.hw.Unlock()
 	s.reap()
@@ -31,6 +37,7 @@ func (s *Stream) begin(o *op) bool {
 	}
 	s.flying.add(&o.uses)
 	o.Started = s.opts.Clock.Now()
+	s.beginTale(o)
 	return true
 }
 
@@ -57,8 +64,14 @@ func (u *uses) add(o *uses) {
 func (s *Stream) fill(o *op) (worked, done bool) {
 	c := &o.at
 	for {
-		if c.n == 0 && !c.next(o.batch, o.needs) {
-			return worked, true
+		if c.n == 0 {
+			more := c.next(o.batch, o.needs)
+			if t := &o.needs.tale; t.on && c.group > t.built {
+				s.mark(o)
+			}
+			if !more {
+				return worked, true
+			}
 		}
 		q, n := s.route(c.dst, c.n)
 		t := transfer{opcode: c.opcode, n: n}

@@ -21,6 +21,7 @@ type manifest struct {
 	// planes are those of a Paged, in order, and groups where those of each group end.
 	planes []plane
 	groups []int
+	tale   tale
 	// index finds regions where there are many.
 	index map[*mem.Region]int32
 	last  int32 // region found last
@@ -49,6 +50,7 @@ func (m *manifest) reset() {
 	m.regions, m.base, m.keys, m.held = m.regions[:0], m.base[:0], m.keys[:0], m.held[:0]
 	m.planes, m.groups = m.planes[:0], m.groups[:0]
 	m.last, m.reversed = 0, false
+	m.tale = tale{ends: m.tale.ends[:0]}
 }
 
 // find returns the index of r, or -1.

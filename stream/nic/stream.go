@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/bits"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jonboulle/clockwork"
@@ -36,9 +37,14 @@ type Stream struct {
 	watching    bool      // watchdog runs
 	lost        bool      // given up: what is outstanding has to be stopped, as completions may not come
 	watchdog    clockwork.Timer
+	tellers     []*op // begun batches whose page groups are told of, in order
 
 	alert chan struct{} // tells the guard to look
-	// Devices where everything is visible that had landed when so many completions were taken. Of Finish.
+	news  atomic.Bool   // tellers may have something to tell
+
+	// sight is held by who flushes, and by who tells what has landed. It is taken before hw.
+	sight sync.Mutex
+	// Devices where everything is visible that had landed when so many completions were taken.
 	visible   classes
 	visibleAt uint64
 

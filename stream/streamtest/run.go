@@ -20,6 +20,8 @@ func Run(t *testing.T, open func(t *testing.T) Env) {
 		{"huge list", false, testHugeList},
 		{"huge paged", false, testHugePaged},
 		{"sums", false, testSums},
+		{"what has landed", false, testLanded},
+		{"what has landed of a cancelled batch", false, testLandedCancel},
 		{"completion", false, testCompletion},
 		{"order", false, testOrder},
 		{"concurrent submits", false, testConcurrent},
@@ -40,6 +42,7 @@ func Run(t *testing.T, open func(t *testing.T) Env) {
 		{"record gives up", false, testRecordGivesUp},
 		{"wait for event", false, testWaitEvent},
 		{"failure is sticky", true, testSticky},
+		{"what has landed of a failed batch", true, testLandedFails},
 		{"abort then page reuse", true, testAbortReuse},
 		{"close gives up", true, testCloseGivesUp},
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/kvlane/kvlane/device"
@@ -107,6 +108,9 @@ func (s *Stream) complete(wait bool) (left bool) {
 		case err == nil:
 			it.Collect()
 			it.op.tell(it.groups)
+		}
+		if err != nil || !quiet {
+			it.op.told = math.MaxInt // what comes after a failure counts for nothing
 		}
 		if err != nil {
 			it.fail(err)

@@ -93,12 +93,14 @@ type StreamConfig struct {
 	QueueDepth int
 	// CTAs is the number of thread blocks of a copy kernel, where Path forces one. Zero is the device's default.
 	CTAs int
-	// Policy says what each batch's path is chosen for: throughput, the default, latency, or as little harm as possible to
-	// what computes beside.
+	// Policy says what each batch's path is chosen for. plan.Unset, the default, is for an engine that serves a model: the store's
+	// loads and the streams of Engine.OpenStream are balanced, its dumps in the background, so that neither takes much of the
+	// model's rate. A goal that is named holds for all: plan.Throughput where nothing computes beside.
 	Policy plan.Policy
-	// StagingBytes is the device memory that a stream may gather blocks in. Zero is the stream's default under its policy.
+	// StagingBytes is the device memory that a stream may gather blocks in, from the first batch on that does. Zero is the stream's
+	// default under its policy: where harm counts streamcopy.BesideStagingBytes, and no more than the cache has.
 	StagingBytes int64
-	// Budget bounds that harm, under the background policy.
+	// Budget bounds the harm to what computes beside, where it counts.
 	Budget plan.BudgetOptions
 	// Calibration says when the GPU's paths are measured. Default profile.Once.
 	Calibration profile.Calibration

@@ -107,7 +107,7 @@ func (e *Engine) openPlanner(ctx context.Context) error {
 	if e.budget, err = plan.NewBudget(s.Budget); err != nil {
 		return err
 	}
-	if e.planner, err = plan.New(found, plan.Options{Policy: s.Policy, Budget: e.budget}); err != nil {
+	if e.planner, err = plan.New(found, plan.Options{Budget: e.budget}); err != nil { // each stream has it under its own policy
 		return err
 	}
 	e.planNICs(ctx)
@@ -160,7 +160,7 @@ func (e *Engine) openLower(ctx context.Context) error {
 func (e *Engine) openStore(ctx context.Context) error {
 	s, err := store.Open(store.Config{
 		Formats: e.groups.formats, Layers: e.groups.layers, Cache: e.cache, Next: e.lower,
-		OpenLoad: e.openStoreStream, OpenDump: e.openStoreStream,
+		OpenLoad: e.openLoads, OpenDump: e.openDumps,
 		Verify: e.cfg.Store.Verify, Readers: e.cfg.Store.Readers, Writers: e.cfg.Store.Writers,
 		LeaseMax: e.cfg.Store.LeaseMax, WaitMax: e.cfg.Store.WaitMax, Hooks: e.cfg.Store.Hooks,
 	})
@@ -175,19 +175,27 @@ func (e *Engine) openStore(ctx context.Context) error {
 	return nil
 }
 
-// OpenStream opens another copy stream on the engine's device, configured as the store's are. The caller closes it before the
-// engine.
+// OpenStream opens another copy stream on the engine's device, configured as that of the store's loads. The caller closes it before
+// the engine.
 //
 // Under GDRRequire the store's streams are of NICs alone, and this is still a copy stream, since an EventStream can wait for a
 // queue of the device on the device, and a NIC cannot. What dumps by NIC have to wait for is then waited for by the host: name in
 // store.DumpOptions.After a mem.Dependency whose Done is closed once the work of the queue has completed, such as a ticket
 // of another stream, or one of your own over a device.Event.
-func (e *Engine) OpenStream() (stream.EventStream, error) { return e.openCopyStream(e.carrier) }
+func (e *Engine) OpenStream() (stream.EventStream, error) {
+	return e.openCopyStream(e.carrier, plan.Balanced)
+}
 
-// openCopyStream opens a copy stream, with the path by NIC if there is one.
-func (e *Engine) openCopyStream(nic *streamcopy.Carrier) (stream.EventStream, error) {
+// openCopyStream opens a copy stream, with the path by NIC if there is one, for the goal where the configuration names none.
+func (e *Engine) openCopyStream(nic *streamcopy.Carrier, goal plan.Goal) (stream.EventStream, error) {
 	c := &e.cfg.Stream
 	o := streamcopy.Options{Path: c.Path, Policy: c.Policy, QueueDepth: c.QueueDepth, CTAs: c.CTAs, StagingBytes: c.StagingBytes, NIC: nic, Prepare: e.cfg.HostStreams}
+	if o.Policy.Goal == plan.Unset {
+		o.Policy.Goal = goal
+	}
+	if o.StagingBytes == 0 && o.Policy.Goal.Weighs() { // no batch of the store is longer than the cache
+		o.StagingBytes = min(streamcopy.BesideStagingBytes, max(streamcopy.DefaultStagingBytes, e.cfg.Store.CacheBytes))
+	}
 	if e.planner != nil { // not so while NICs in software are measured
 		o.Planner = e.planner
 	}
@@ -200,13 +208,13 @@ func (e *Engine) Device() device.Device { return e.dev }
 // Store returns the store, for its figures, and for pages that no Cache describes. The engine closes it.
 func (e *Engine) Store() *store.Store { return e.store }
 
-// PlanFigures returns the figures of what chooses the streams' paths, and of what bounds copies under the background policy.
+// PlanFigures returns the figures of what chooses the streams' paths, and of what bounds copies where harm counts.
 func (e *Engine) PlanFigures() plan.Figures { return e.planner.Figures() }
 
 // ReportSlowdown tells by how many percent the host program's own work takes longer than without copies beside it. Under
-// the background policy copies then take fewer thread blocks and other chunks until it is within the budget, and more
-// again when there is room. Call it as often as something is measured, many times a second if need be; a program that
-// never does has copies judge by how long their own kernels wait. It does not block, and negative values count as none.
+// the balanced and the background policy copies then take fewer thread blocks until it is within the budget, and more
+// again when there is room. Call it as often as something is measured, many times a second if need be; without it copies go by
+// what they are known to cost. It does not block, and negative values count as none.
 func (e *Engine) ReportSlowdown(percent float64) { e.budget.Hint(percent) }
 
 // Identity returns the identity that the store's blocks have: of the first page group where there are several.

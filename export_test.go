@@ -3,6 +3,7 @@ package kvlane
 import (
 	"context"
 
+	"github.com/kvlane/kvlane/stream"
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
 
@@ -17,6 +18,11 @@ func Uses(c *Cache) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return len(c.uses)
+}
+
+// StoreStreams returns what opens the streams of e's store.
+func StoreStreams(e *Engine) (loads, dumps func() (stream.Stream, error)) {
+	return e.openLoads, e.openDumps
 }
 
 // Profile returns what e plans with.

@@ -11,6 +11,7 @@ import (
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/profile"
 	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/stream/copy/plan"
 )
 
 // GDR says whether the store's loads and dumps travel by RDMA NICs that are connected to themselves (GPUDirect RDMA).
@@ -72,7 +73,7 @@ func (e *Engine) openNICs() error {
 		return nil
 	}
 	// Copy streams that move the bytes of NICs in software do not take these in turn.
-	n, err := gdr.Open(e.dev, c.RDMA, func() (stream.Stream, error) { return e.openCopyStream(nil) })
+	n, err := gdr.Open(e.dev, c.RDMA, func() (stream.Stream, error) { return e.openCopyStream(nil, plan.Throughput) })
 	switch {
 	case err == nil:
 	case auto:
@@ -105,12 +106,16 @@ func (e *Engine) planNICs(ctx context.Context) {
 
 func (e *Engine) noteWithoutNIC(why string) { e.note("copies go without a NIC: " + why) }
 
-// openStoreStream opens a stream for the store's loads or dumps.
-func (e *Engine) openStoreStream() (stream.Stream, error) {
+// openLoads and openDumps open the store's streams.
+func (e *Engine) openLoads() (stream.Stream, error) { return e.openStoreStream(plan.Balanced) }
+func (e *Engine) openDumps() (stream.Stream, error) { return e.openStoreStream(plan.Background) }
+
+// openStoreStream opens a stream for the store, for the goal where the configuration names none.
+func (e *Engine) openStoreStream(goal plan.Goal) (stream.Stream, error) {
 	if e.cfg.Store.GDR == GDRRequire {
 		return e.nics.OpenStream()
 	}
-	return e.OpenStream()
+	return e.openCopyStream(e.carrier, goal)
 }
 
 // NICs returns those that copies travel by, under GDRAuto where the planner sends them, and why these. Empty: none.

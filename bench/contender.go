@@ -15,6 +15,7 @@ type Policy string
 const (
 	Throughput Policy = "throughput"
 	Latency    Policy = "latency"
+	Balanced   Policy = "balanced"
 	Background Policy = "background"
 )
 
@@ -80,7 +81,7 @@ func Contenders() []Contender {
 	for _, p := range stream.Paths(stream.MovedByDevice, stream.MovedByNIC) {
 		all = append(all, Contender{Path: p})
 	}
-	for _, p := range []Policy{Throughput, Latency, Background} {
+	for _, p := range []Policy{Throughput, Latency, Balanced, Background} {
 		all = append(all, Contender{Policy: p})
 	}
 	return all

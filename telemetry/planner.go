@@ -2,7 +2,7 @@ package telemetry
 
 import "github.com/kvlane/kvlane/stream/copy/plan"
 
-// SetPlanner makes figures the source of the metrics of a planner and of the budget of its background copies; nil takes it away.
+// SetPlanner makes figures the source of the metrics of a planner and of its budget; nil takes it away.
 func (m *Metrics) SetPlanner(figures func() plan.Figures) {
 	m.collect.mu.Lock()
 	defer m.collect.mu.Unlock()
@@ -26,9 +26,9 @@ var plannerFamilies = []family[*plan.Figures]{
 			out(v)
 		},
 	},
-	limitFamily("kvlane_plan_budget_thread_blocks", "blocks", "Thread blocks that background copies may take now.", func(f *plan.Figures) float64 { return float64(f.Limits.CTAs) }),
-	limitFamily("kvlane_plan_budget_chunk_bytes", "bytes", "Bytes that background copies may give to the device at once.", func(f *plan.Figures) float64 { return float64(f.Limits.ChunkBytes) }),
-	limitFamily("kvlane_plan_budget_harm", "ratio", "Slow-down last seen beside background copies, as a multiple of what their budget allows.", func(f *plan.Figures) float64 { return f.Harm }),
+	limitFamily("kvlane_plan_budget_thread_blocks", "blocks", "Thread blocks that copies may take now where their harm counts.", func(f *plan.Figures) float64 { return float64(f.Limits.CTAs) }),
+	limitFamily("kvlane_plan_budget_chunk_bytes", "bytes", "Bytes that they may give to the device at once.", func(f *plan.Figures) float64 { return float64(f.Limits.ChunkBytes) }),
+	limitFamily("kvlane_plan_budget_harm", "ratio", "Slow-down that the host program last reported beside them, as a multiple of what their budget allows.", func(f *plan.Figures) float64 { return f.Harm }),
 }
 
 func planFamily(name, unit string, typ Type, help string, read func(*plan.PathStats) float64) family[*plan.Figures] {

@@ -47,6 +47,7 @@ var (
 var styles = map[string]style{
 	bench.Auto:           {black, draw.CircleGlyph{}, nil, vg.Points(2.5)},
 	"auto:latency":       {black, draw.RingGlyph{}, dashed, vg.Points(1.5)},
+	"auto:balanced":      {black, draw.PyramidGlyph{}, dashed, vg.Points(1.5)},
 	"auto:background":    {black, draw.CrossGlyph{}, dotted, vg.Points(1.5)},
 	"copy-engine":        {skyBlue, draw.SquareGlyph{}, nil, vg.Points(1.5)},
 	"kernel":             {orange, draw.TriangleGlyph{}, nil, vg.Points(1.5)},

@@ -86,10 +86,13 @@ func (e *engineFlags) register(flags *pflag.FlagSet) {
 	flags.StringVar(&e.metricsAddr, "metrics-addr", "", "serve Prometheus metrics at this host:port under /metrics")
 }
 
+// serving is the policy of an engine whose configuration names none.
+const serving = "serving"
+
 // registerCopies registers what says how blocks are copied.
 func (e *engineFlags) registerCopies(flags *pflag.FlagSet) {
 	flags.StringVar(&e.path, "path", "auto", "how to copy: auto, or the name of a path that every batch takes")
-	flags.StringVar(&e.policy, "policy", plan.Throughput.String(), "what paths are chosen for: throughput, latency, or background (little harm to what computes beside)")
+	flags.StringVar(&e.policy, "policy", serving, "what paths are chosen for: serving (loads balanced, dumps in the background), or for both throughput, latency, balanced (time against harm to what computes beside), or background (little harm)")
 	flags.StringVar(&e.calibration, "calibrate", string(profile.Once), "when a GPU's paths are measured: once (if no profile is stored; it takes 2 s), or never")
 	flags.StringVar(&e.verify, "verify", store.VerifyDevice.String(), "who makes and verifies checksums: device (the copy on its way, or else the CPU), always (the CPU too, before and after copies), or fill (the same, but not of what the cache has)")
 }
@@ -127,8 +130,10 @@ func (e *engineFlags) choices(c *kvlane.Config) []error {
 	var err error
 	c.Stream.Path, err = parsePath(e.path)
 	check("path", err)
-	c.Stream.Policy.Goal, err = plan.ParseGoal(e.policy)
-	check("policy", err)
+	if e.policy != serving { // which an engine is for by itself
+		c.Stream.Policy.Goal, err = plan.ParseGoal(e.policy)
+		check("policy", err)
+	}
 	c.Stream.Calibration, err = profile.ParseCalibration(e.calibration)
 	check("calibrate", err)
 	c.Store.Verify, err = store.ParseVerify(e.verify)

@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"github.com/kvlane/kvlane/internal/testkit"
-	streamcopy "github.com/kvlane/kvlane/stream/copy"
 )
 
 // What a replay takes at its peak is what its options give the cache and the KV cache, and a constant: not what the trace
@@ -19,9 +18,9 @@ func TestPeakMemoryIsBoundedByTheOptions(t *testing.T) {
 		mib      = 1 << 20
 		cache    = 64 * mib
 		pages    = 512
-		pageSize = 16 << 10                           // 2 layers of K and V, 4 KiB each
-		staging  = 2 * streamcopy.DefaultStagingBytes // of the streams that load and dump, in device memory
-		constant = 64 * mib                           // the program itself, Go's heap, descriptor rings, scratch for the longest request
+		pageSize = 16 << 10  // 2 layers of K and V, 4 KiB each
+		staging  = 2 * cache // of the streams that load and dump, in device memory
+		constant = 64 * mib  // the program itself, Go's heap, descriptor rings, scratch for the longest request
 	)
 	bin := buildBinary(t)
 	c := start(t, bin, "replay", conversation, "--device", "sim", "--json", "--kv-heads", "2", "--pages", "512", "--cache-bytes", "64MiB")

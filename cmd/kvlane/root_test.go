@@ -10,8 +10,12 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spf13/pflag"
+
 	"github.com/kvlane/kvlane/bench"
 	"github.com/kvlane/kvlane/doctor"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/stream/copy/plan"
 )
 
 // execute runs a command line in this process.
@@ -125,4 +129,38 @@ func TestUsageErrorKeepsItsCause(t *testing.T) {
 	if err := usagef("flag: %w", cause); !errors.Is(err, cause) || fmt.Sprint(err) != "flag: cause" {
 		t.Error(err)
 	}
+}
+
+// TestPolicyFlag: what serves a model is the default, and leaves the engine's own choice; every goal has a name.
+func TestPolicyFlag(t *testing.T) {
+	for _, path := range []string{"replay", "bench store"} {
+		cmd, _, err := newRootCommand().Find(strings.Fields(path))
+		if err != nil || cmd.Flags().Lookup("policy").DefValue != serving {
+			t.Errorf("%s: %v, and the default of --policy is %q", path, err, cmd.Flags().Lookup("policy").DefValue)
+		}
+	}
+	for name, want := range map[string]plan.Goal{
+		serving: plan.Unset, "throughput": plan.Throughput, "latency": plan.Latency, "balanced": plan.Balanced, "background": plan.Background,
+	} {
+		c, err := flagsOf("--policy", name).config(smallGeometry)
+		if err != nil || c.Stream.Policy != (plan.Policy{Goal: want}) {
+			t.Errorf("--policy %s: %+v, %v", name, c.Stream.Policy, err)
+		}
+	}
+	for _, name := range []string{"unset", "", "speed"} {
+		if _, err := flagsOf("--policy", name).config(smallGeometry); !errors.Is(err, errdefs.ErrInvalid) || !strings.Contains(err.Error(), "--policy") {
+			t.Errorf("--policy %q: error %v, want ErrInvalid that names the flag", name, err)
+		}
+	}
+}
+
+// flagsOf returns an engine's flags after args.
+func flagsOf(args ...string) *engineFlags {
+	var e engineFlags
+	flags := pflag.NewFlagSet("test", pflag.ContinueOnError)
+	e.register(flags)
+	if err := flags.Parse(args); err != nil {
+		panic(err)
+	}
+	return &e
 }

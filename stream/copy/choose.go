@@ -148,7 +148,7 @@ func (s *Stream) account(o *op, c *stream.Completion, err error) {
 		return
 	}
 	c.Summed = o.work.At.Summed
-	if !o.planned || o.held || o.choice.Pace > 0 && o.steps > 1 {
+	if !o.planned || o.held || o.paced {
 		return // it waited for something else than the path
 	}
 	s.planner.Observe(o.choice, o.request, c.Finished.Sub(s.from(o, before)))

@@ -138,6 +138,7 @@ func (s *Stream) paced(o *op) bool {
 	}
 	wait := s.pacer.Next(s.opts.Clock.Now(), 0)
 	if wait > 0 {
+		o.paced = !o.Started.IsZero()
 		s.pacing.Reset(wait)
 	}
 	return wait > 0

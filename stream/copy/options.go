@@ -21,10 +21,10 @@ const (
 	DefaultCTAs        = move.DefaultCTAs
 
 	DefaultStagingBytes = 4 * 8 << 20
-	// BackgroundStagingBytes are four chunks of which each keeps the bus busy for longer than it takes to get multiprocessors
+	// BesideStagingBytes are four chunks of which each keeps the bus busy for about as long as it takes to get multiprocessors
 	// beside a large matrix product.
-	BackgroundStagingBytes = 4 * plan.DefaultMinChunkBytes
-	MinStagingBytes        = 4096
+	BesideStagingBytes = 4 * 64 << 20
+	MinStagingBytes    = 4096
 
 	MaxQueueDepth   = 1 << 20
 	MaxDescriptors  = 1 << 24
@@ -41,8 +41,8 @@ type Options struct {
 	Path stream.Path
 	// Planner chooses. Nil: one that predicts from plan.Default, figures of another machine maybe.
 	Planner Planner
-	// Policy says what to choose for. With a Planner of one's own, anything but the zero value needs one that has
-	// With(plan.Policy) (*plan.Planner, error).
+	// Policy says what to choose for. The zero value is what Planner is for, and throughput where there is none. With a Planner of
+	// one's own, anything else needs one that has With(plan.Policy) (*plan.Planner, error).
 	Policy plan.Policy
 	// QueueDepth is how many batches may be accepted and unresolved. Zero: DefaultQueueDepth.
 	QueueDepth int
@@ -53,8 +53,8 @@ type Options struct {
 	// DefaultCTAs for plain kernels.
 	CTAs int
 	// StagingBytes is how much device memory staged batches are gathered in, in four chunks. It is allocated when one is
-	// first planned, or at once if the path is forced. Zero: DefaultStagingBytes, and under the background policy
-	// BackgroundStagingBytes; negative: no staging.
+	// first planned, or at once if the path is forced. Zero: DefaultStagingBytes, and under policies that weigh harm
+	// (balanced and background) BesideStagingBytes; negative: no staging.
 	StagingBytes int64
 	// Resident says how kernels behave that stay on the device.
 	Resident ResidentOptions
@@ -68,8 +68,8 @@ type Options struct {
 	// what shares with one that waits, waits. So the stream has a resident worker, if it is not told how many, and takes
 	// no more by it than one is good for: it is at work on two such queues at most.
 	Prepare bool
-	// HighPriority asks the device for queues of its highest priority. The background policy always does: its kernels are
-	// few and short, and should not wait for what computes beside them longer than they must.
+	// HighPriority asks the device for queues of its highest priority. Policies that weigh harm always do: their kernels have few
+	// thread blocks, and should not wait for what computes beside them longer than they must.
 	HighPriority bool
 	// Clock is where the stream has the time from. Nil: the system's.
 	Clock clockwork.Clock
@@ -105,15 +105,15 @@ func (o Options) withDefaults() Options {
 	if o.Clock == nil {
 		o.Clock = clockwork.NewRealClock()
 	}
-	background := o.Policy.Goal == plan.Background
-	o.HighPriority = o.HighPriority || background || o.Prepare
+	beside := o.Policy.Goal.Weighs()
+	o.HighPriority = o.HighPriority || beside || o.Prepare
 	if o.Prepare && o.Resident.Workers == 0 {
 		o.Resident.Workers = 1
 	}
 	switch {
 	case o.StagingBytes != 0:
-	case background:
-		o.StagingBytes = BackgroundStagingBytes
+	case beside:
+		o.StagingBytes = BesideStagingBytes
 	default:
 		o.StagingBytes = DefaultStagingBytes
 	}

@@ -125,6 +125,9 @@ func (s *Stream) reaches(r *mem.Region) error {
 	return nil
 }
 
+// Policy returns what the stream's batches are chosen for, as it was opened.
+func (s *Stream) Policy() plan.Policy { return s.opts.Policy }
+
 // Err returns why the stream is broken, or nil.
 func (s *Stream) Err() error { return s.life.Err() }
 

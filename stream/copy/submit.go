@@ -25,6 +25,7 @@ type op struct {
 	planned bool                          // request and choice are what the planner was asked and answered
 	// Used by whoever issues.
 	held  bool  // the device was told to wait for somebody else's event before it
+	paced bool  // a step after its first waited for its pace
 	steps int32 // so far
 	work  move.Batch
 

@@ -96,7 +96,7 @@ func TestSlotsAreStaged(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, goal := range []plan.Goal{plan.Throughput, plan.Background} {
+	for _, goal := range []plan.Goal{plan.Throughput, plan.Balanced, plan.Background} {
 		pl, err := pl.With(plan.Policy{Goal: goal})
 		if err != nil {
 			t.Fatal(err)

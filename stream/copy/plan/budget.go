@@ -15,10 +15,11 @@ import (
 // Defaults of BudgetOptions.
 const (
 	DefaultHarmPercent = 3
+	DefaultMaxCTAs     = 8
 	DefaultQueueing    = 1.0
-	// Beside a large matrix product a kernel waits up to 1.4 ms for multiprocessors. A staged copy that is to keep the bus
-	// busy meanwhile needs chunks that take longer than that.
-	DefaultMinChunkBytes = 64 << 20
+	// Beside a large matrix product a kernel waits up to 1.4 ms for multiprocessors: what is worth that takes longer. Where none
+	// waits, 8 MiB are as fast, and the first bytes are there sooner.
+	DefaultMinChunkBytes = 8 << 20
 	DefaultMaxChunkBytes = 128 << 20
 	DefaultInterval      = 20 * time.Millisecond
 )
@@ -28,9 +29,8 @@ type BudgetOptions struct {
 	// HarmPercent is the slow-down that the host program may suffer, as it reports it with Hint. Zero:
 	// DefaultHarmPercent.
 	HarmPercent float64
-	// Queueing is how much longer than expected own kernels may take, as a fraction, before that is taken for a sign that
-	// they crowd out others: 1 is twice as long. It counts only where the host program gives no hints. Zero:
-	// DefaultQueueing.
+	// Queueing is how much longer than expected batches with kernels may take, as a fraction, before that is taken for waiting
+	// for multiprocessors: 1 is twice as long. Zero: DefaultQueueing.
 	Queueing float64
 	// MaxCTAs is the most thread blocks ever allowed. Zero: DefaultMaxCTAs.
 	MaxCTAs int
@@ -74,10 +74,13 @@ type Limits struct {
 	ChunkBytes int64
 }
 
-// Budget keeps the harm that copies do to what computes beside them within bounds: it lowers thread blocks and chunk size
-// when the harm is beyond the budget, and raises them when it is well below. Raising is by one step, lowering by half
-// (AIMD: additive increase, multiplicative decrease), so that it leaves what does harm fast and comes back to it slowly. It
-// begins with the highest limits and never goes below one thread block, so what is planned under it always moves. Safe for
+// Budget bounds copies by what is seen of the work beside them. It lowers thread blocks when the host program reports more harm
+// than the budget allows, and raises them when it is well below. Raising is by one step, lowering by half (AIMD: additive
+// increase, multiplicative decrease), so that it leaves what does harm fast and comes back to it slowly. It never goes below one
+// thread block, so what is planned under it always moves.
+//
+// Chunks are as large as they may be while kernels wait for multiprocessors, since each waits once, and are halved while none
+// does. That they wait is no harm, and fewer thread blocks would wait as long. It begins with the highest limits. Safe for
 // concurrent use; nothing blocks.
 type Budget struct {
 	o BudgetOptions
@@ -85,23 +88,19 @@ type Budget struct {
 	mu       sync.Mutex
 	limits   Limits
 	since    time.Time // when the limits last changed, or were confirmed
-	hint     gauge     // percent
-	queue    gauge     // fraction
+	hint     gauge     // of percents, one a hint
+	queue    gauge     // of time waited, to time expected
 	harm     float64   // of the last interval, as a multiple of the budget
 	calm     int       // intervals in a row that were well below the budget
+	idle     int       // intervals in a row in which kernels waited for little
 	ceiling  int       // thread blocks that did harm when they were last tried; zero: none known
 	patience int       // calm intervals to wait before the ceiling is tried again
 }
 
-// gauge averages what comes in during an interval.
-type gauge struct {
-	sum float64
-	n   int
-}
+// gauge is what came in during an interval, as a ratio of two sums.
+type gauge struct{ sum, of float64 }
 
-func (g *gauge) add(v float64) { g.sum, g.n = g.sum+v, g.n+1 }
-
-func (g *gauge) mean() float64 { return g.sum / float64(g.n) }
+func (g *gauge) ratio() float64 { return g.sum / g.of }
 
 const (
 	// relief is the part of the budget below which harm counts as well below: what lies between is left alone.
@@ -167,24 +166,22 @@ func (b *Budget) Harm() float64 {
 // Hint tells the slow-down that the host program sees, in percent of the time of its work without copies beside it.
 // Negative values count as none; NaN is ignored.
 func (b *Budget) Hint(slowdownPercent float64) {
-	b.told(&b.hint, slowdownPercent)
+	if !math.IsNaN(slowdownPercent) {
+		b.told(&b.hint, slowdownPercent, 1)
+	}
 }
 
-// Waited tells how long a kernel of one's own waited until it ran, and how long it should have.
-func (b *Budget) Waited(waited, expected time.Duration) {
-	if expected <= 0 {
-		return
+// Took tells how long a batch with kernels took, and how long it would have if nothing had run beside it.
+func (b *Budget) Took(actual, expected time.Duration) {
+	if expected > 0 {
+		b.told(&b.queue, float64(actual-expected), float64(expected))
 	}
-	b.told(&b.queue, float64(waited)/float64(expected)-1)
 }
 
-func (b *Budget) told(g *gauge, v float64) {
-	if math.IsNaN(v) {
-		return
-	}
+func (b *Budget) told(g *gauge, v, of float64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	g.add(max(0, v))
+	g.sum, g.of = g.sum+max(0, v), g.of+of
 	if now := b.o.Clock.Now(); now.Sub(b.since) >= b.o.Interval {
 		b.judge()
 		b.since = now
@@ -194,13 +191,28 @@ func (b *Budget) told(g *gauge, v float64) {
 
 // judge ends an interval: it compares what was seen during it with the budget.
 func (b *Budget) judge() {
-	harm := 0.0
-	switch {
-	case b.hint.n > 0:
-		harm = b.hint.mean() / b.o.HarmPercent
-	case b.queue.n > 0:
-		harm = b.queue.mean() / b.o.Queueing
+	if b.hint.of > 0 {
+		b.judgeHarm(b.hint.ratio() / b.o.HarmPercent)
 	}
+	if b.queue.of > 0 {
+		b.judgeWaits(b.queue.ratio() / b.o.Queueing)
+	}
+}
+
+func (b *Budget) judgeWaits(waits float64) {
+	switch {
+	case waits > 1:
+		b.idle, b.limits.ChunkBytes = 0, b.o.MaxChunkBytes
+	case waits < relief:
+		if b.idle++; b.idle >= calmIntervals {
+			b.idle, b.limits.ChunkBytes = 0, max(b.o.MinChunkBytes, b.limits.ChunkBytes/2)
+		}
+	default:
+		b.idle = 0
+	}
+}
+
+func (b *Budget) judgeHarm(harm float64) {
 	b.harm = harm
 	switch {
 	case harm > 1:
@@ -223,16 +235,12 @@ func (b *Budget) lower() {
 		b.ceiling, b.patience = b.limits.CTAs, 2*calmIntervals
 	}
 	b.limits.CTAs = max(1, b.limits.CTAs/2)
-	b.limits.ChunkBytes = max(b.o.MinChunkBytes, b.limits.ChunkBytes/2)
 }
 
-// raise goes one step up: thread blocks first, as they decide what rate is reached, then the chunk.
+// raise goes one step up, unless that did harm lately.
 func (b *Budget) raise() {
-	switch next := b.limits.CTAs + 1; {
-	case next <= b.o.MaxCTAs && (next != b.ceiling || b.calm >= b.patience):
+	if next := b.limits.CTAs + 1; next <= b.o.MaxCTAs && (next != b.ceiling || b.calm >= b.patience) {
 		b.limits.CTAs = next
 		b.calm = 0
-	case b.limits.ChunkBytes < b.o.MaxChunkBytes:
-		b.limits.ChunkBytes = min(b.o.MaxChunkBytes, b.limits.ChunkBytes+b.o.MinChunkBytes)
 	}
 }

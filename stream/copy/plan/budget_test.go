@@ -97,7 +97,7 @@ func TestBudgetFindsTheBound(t *testing.T) {
 // TestBudgetFollowsItsPlant: the program changes, and what was too much no longer is.
 func TestBudgetFollowsItsPlant(t *testing.T) {
 	bound := 2
-	p := newPlant(t, plan.BudgetOptions{MaxCTAs: 16, MinChunkBytes: 1 << 20, MaxChunkBytes: 32 << 20}, func(n int) float64 {
+	p := newPlant(t, plan.BudgetOptions{MaxCTAs: 16}, func(n int) float64 {
 		if n > bound {
 			return 20
 		}
@@ -114,7 +114,7 @@ func TestBudgetFollowsItsPlant(t *testing.T) {
 	}
 	bound = 1
 	p.run(10)
-	if got := p.budget.Limits(); got.CTAs > 2 || got.ChunkBytes > 8<<20 {
+	if got := p.budget.Limits(); got.CTAs > 2 {
 		t.Errorf("%+v ten intervals after it took the room back", got)
 	}
 	if n := harmful(p.run(500), 1); n > 15 {
@@ -170,50 +170,71 @@ func TestBudgetDoesNotOscillate(t *testing.T) {
 	}
 }
 
-// TestBudgetChunk: harm lowers the chunk to its bound, and relief raises it to the other.
+// TestBudgetChunk: chunks get as long as they may when kernels have to wait, and shorter while none does, whatever the host program
+// reports; nor do waits change thread blocks. A planner tells the budget by itself.
 func TestBudgetChunk(t *testing.T) {
-	harm := 50.0
-	p := newPlant(t, plan.BudgetOptions{MaxCTAs: 4, MinChunkBytes: 1 << 20, MaxChunkBytes: 32 << 20}, func(int) float64 { return harm })
-	p.run(20)
-	if got := p.budget.Limits(); got != (plan.Limits{CTAs: 1, ChunkBytes: 1 << 20}) || p.budget.Harm() < 10 {
-		t.Errorf("%+v, harm %.1f times the budget, after lasting harm", got, p.budget.Harm())
-	}
-	harm = 0
-	p.run(2000)
-	if got := p.budget.Limits(); got != (plan.Limits{CTAs: 4, ChunkBytes: 32 << 20}) || p.budget.Harm() != 0 {
-		t.Errorf("%+v, harm %.1f times the budget, after lasting relief", got, p.budget.Harm())
-	}
-}
-
-// TestBudgetByQueueing has no hints: own kernels that wait are the sign. A planner tells the budget by itself.
-func TestBudgetByQueueing(t *testing.T) {
 	clock := clockwork.NewFakeClock()
-	budget, err := plan.NewBudget(plan.BudgetOptions{MaxCTAs: 16, Clock: clock})
+	const least, most = 4 << 20, 64 << 20
+	budget, err := plan.NewBudget(plan.BudgetOptions{MinChunkBytes: least, MaxChunkBytes: most, Clock: clock})
 	if err != nil {
 		t.Fatal(err)
 	}
-	pl := newPlanner(t, plan.Default(), plan.Options{Clock: clock, Budget: budget, Policy: plan.Policy{Goal: plan.Background, MaxCTAs: 16, LinkShare: 1}})
-	r := plan.Request{Dir: plan.H2D, Pieces: 10_000, Runs: 10_000, Bytes: 10_000 << 12}
-	can := plan.PathSet(stream.PathKernel)
-	ideal := newPlanner(t, plan.Default(), plan.Options{})
-	run := func(n int, crowded func(ctas int) bool) (ctas int) {
-		for range n {
-			c := pl.Choose(r, can)
-			actual, _ := ideal.Predict(r, c.Path, c.CTAs)
-			if crowded(c.CTAs) {
-				actual *= 4
-			}
-			clock.Advance(max(actual, plan.DefaultInterval))
-			pl.Observe(c, r, actual)
-			ctas = c.CTAs
+	pl := newPlanner(t, plan.Default(), plan.Options{Clock: clock, Budget: budget})
+	r := plan.Request{Dir: plan.D2H, Pieces: 1 << 14, Runs: 1 << 14, HostRuns: 1, Bytes: 64 << 20}
+	for _, goal := range []plan.Goal{plan.Throughput, plan.Balanced, plan.Background} {
+		under, err := pl.With(plan.Policy{Goal: goal})
+		if err != nil {
+			t.Fatal(err)
 		}
-		return ctas
+		run := func(n int, wait time.Duration) plan.Limits {
+			for range n {
+				c := under.Choose(r, plan.PathSet(stream.PathStaged))
+				alone, _ := newPlanner(t, plan.Default(), plan.Options{}).Predict(r, c.Path, c.CTAs)
+				clock.Advance(max(alone+wait, plan.DefaultInterval))
+				under.Observe(c, r, alone+wait)
+			}
+			return budget.Limits()
+		}
+		before := budget.Limits()
+		after := run(20, 0)
+		if goal == plan.Throughput {
+			if after != before || before.ChunkBytes != most {
+				t.Errorf("%+v before and %+v after batches that no budget bounds", before, after)
+			}
+			continue
+		}
+		if after != (plan.Limits{CTAs: plan.DefaultMaxCTAs, ChunkBytes: least}) {
+			t.Errorf("%s: %+v where nothing waits", goal, after)
+		}
+		if got := run(1, 10*time.Millisecond); got != (plan.Limits{CTAs: plan.DefaultMaxCTAs, ChunkBytes: most}) {
+			t.Errorf("%s: %+v as soon as something waits", goal, got)
+		}
+		if c := under.Choose(r, plan.PathSet(stream.PathStaged)); c.ChunkBytes != most {
+			t.Errorf("%s: %+v, want the longest chunk", goal, c)
+		}
 	}
-	if got := run(200, func(int) bool { return false }); got < 4 {
-		t.Errorf("%d thread blocks with nobody there, want what reaches the link", got)
+	budget.Hint(50)
+	clock.Advance(plan.DefaultInterval)
+	budget.Hint(50)
+	if got := budget.Limits(); got != (plan.Limits{CTAs: plan.DefaultMaxCTAs / 2, ChunkBytes: most}) || budget.Harm() < 10 {
+		t.Errorf("%+v, harm %.1f times the budget, after a report of harm", got, budget.Harm())
 	}
-	if got := run(200, func(n int) bool { return n > 1 }); got > 2 {
-		t.Errorf("%d thread blocks when more than one has to wait", got)
+}
+
+// TestBudgetJudgesWaitsByTime: a few short batches that something held up are no sign among long ones that nothing did.
+func TestBudgetJudgesWaitsByTime(t *testing.T) {
+	clock := clockwork.NewFakeClock()
+	budget, err := plan.NewBudget(plan.BudgetOptions{Clock: clock})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 20 {
+		budget.Took(100*time.Microsecond, 10*time.Microsecond)
+		clock.Advance(plan.DefaultInterval)
+		budget.Took(5*time.Millisecond, 5*time.Millisecond)
+	}
+	if got := budget.Limits().ChunkBytes; got != plan.DefaultMinChunkBytes {
+		t.Errorf("chunks of %d bytes", got)
 	}
 }
 
@@ -234,7 +255,7 @@ func TestBudgetOptionsAreChecked(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.Hint(math.NaN())
-	b.Waited(time.Second, 0)
+	b.Took(time.Second, 0)
 	if got := b.Limits(); got.ChunkBytes != 4096 || got.CTAs != plan.DefaultMaxCTAs {
 		t.Errorf("%+v", got)
 	}
@@ -246,16 +267,34 @@ func TestPacer(t *testing.T) {
 	if w := p.Next(now, 10*time.Millisecond); w != 0 {
 		t.Errorf("the first waits %v", w)
 	}
-	if w := p.Next(now, 10*time.Millisecond); w != 10*time.Millisecond {
-		t.Errorf("the second waits %v, want 10ms", w)
+	if w := p.Next(now, 10*time.Millisecond); w != 8*time.Millisecond {
+		t.Errorf("the second waits %v, want 8ms: it may be early by two", w)
 	}
-	if w := p.Next(now.Add(15*time.Millisecond), 0); w != 5*time.Millisecond {
-		t.Errorf("the third waits %v, want 5ms", w)
+	if w := p.Next(now.Add(15*time.Millisecond), 0); w != 3*time.Millisecond {
+		t.Errorf("the third waits %v, want 3ms", w)
 	}
-	if w := p.Next(now.Add(time.Hour), time.Millisecond); w != 0 {
+	now = now.Add(time.Hour)
+	if w := p.Next(now, 10*time.Millisecond); w != 0 {
 		t.Errorf("after a pause it waits %v", w)
 	}
-	if w := p.Next(now.Add(time.Hour), time.Millisecond); w != time.Millisecond {
+	if w := p.Next(now, 10*time.Millisecond); w != 8*time.Millisecond {
 		t.Errorf("a pause saved up time: the next waits %v", w)
+	}
+}
+
+// TestPacerKeepsTheRate: short work and timers that fire a millisecond late leave nothing of the pace unused.
+func TestPacerKeepsTheRate(t *testing.T) {
+	const pace, n = 200 * time.Microsecond, 1000
+	var p plan.Pacer
+	begun := time.Unix(1000, 0)
+	now := begun
+	for range n {
+		if w := p.Next(now, 0); w > 0 {
+			now = now.Add(w + time.Millisecond)
+		}
+		p.Next(now, pace)
+	}
+	if took := now.Sub(begun); took > n*pace || took < n*pace-5*time.Millisecond {
+		t.Errorf("%v, want %v", took, n*pace)
 	}
 }

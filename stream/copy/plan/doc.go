@@ -24,7 +24,8 @@
 // # Choosing
 //
 // Every candidate's cost is predicted, and the lowest taken; among those within the margin (2% by default), the one that takes
-// the fewest thread blocks away from computing. What counts as cost depends on the Policy.
+// the fewest thread blocks away from computing. The cost is time x (1 + weight x harm): harm is the share of its rate that work
+// beside the copies loses while they go by that path, and the Policy has the weight, none where throughput or latency is the goal.
 //
 // # Learning
 //

@@ -1,6 +1,6 @@
 package plan
 
-// Figures are what a planner has seen, and what the budget of its background copies allows, of about one moment.
+// Figures are what a planner has seen, and what its budget allows where harm counts, of about one moment.
 type Figures struct {
 	Paths   []PathStats
 	Drifted bool    // the profile should be measured anew

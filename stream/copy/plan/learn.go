@@ -84,9 +84,8 @@ func (p *Planner) Observe(c Choice, r Request, actual time.Duration) {
 	if actual <= 0 || c.Predicted <= 0 || c.scale <= 0 || c.Path >= stream.PathCount || r.Dir >= directions {
 		return
 	}
-	// A staged copy's kernels wait for those of others, as they should: that is no sign of crowding.
-	if p.budget != nil && p.policy.Goal == Background && c.CTAs > 0 && c.Path != stream.PathStaged {
-		p.budget.Waited(actual, time.Duration(float64(c.Predicted)/c.scale))
+	if p.budget != nil && p.policy.Goal.Weighs() && c.CTAs > 0 && c.Path != stream.PathResident && !c.cell.duplex() {
+		p.budget.Took(actual, time.Duration(float64(c.Predicted)/c.scale))
 	}
 	l := &p.learned
 	now := l.now()

@@ -149,7 +149,8 @@ const mostLead = 0.75
 type candidate struct {
 	path   stream.Path
 	ctas   int
-	taken  int // footprint
+	taken  int     // footprint
+	harm   float64 // what it takes from work beside it
 	perRun bool
 	widest bool // no other of the path has more thread blocks
 	model  [sides]*Model

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math/bits"
@@ -29,7 +30,7 @@ type Options struct {
 	HalfLife time.Duration
 	// Without is paths that are not chosen for a batch that another can take: what they gain is what the others lose.
 	Without Paths
-	// Budget, where there is one, bounds thread blocks and chunks under the Background policy.
+	// Budget, where there is one, bounds thread blocks and chunks under policies that weigh harm.
 	Budget *Budget
 	// Clock tells how old observations are. Default: the real clock.
 	Clock clockwork.Clock
@@ -147,10 +148,11 @@ func duration(ns float64) time.Duration { return time.Duration(min(ns, maxNanos)
 
 // bounds are what a choice must keep to, after policy and budget.
 type bounds struct {
-	goal  Goal
-	ctas  int
-	chunk int64
-	// rate is what the background asks for and keeps to, in bytes a nanosecond; zero: not known.
+	goal   Goal
+	weight float64 // of harm
+	ctas   int
+	chunk  int64
+	// rate is what the background keeps to, in bytes a nanosecond; zero: not known.
 	rate float64
 	// ease is the rate from which on more thread blocks do harm, as copies go the opposite way; zero: none do.
 	ease float64
@@ -162,31 +164,30 @@ type bounds struct {
 var easeShare = [directions]float64{H2D: 0.75, D2H: 0.65}
 
 func (p *Planner) bounds(d Direction, opposed bool) bounds {
-	b := bounds{goal: p.policy.Goal, ctas: p.policy.MaxCTAs}
-	if opposed && b.goal == Throughput {
+	b := bounds{goal: p.policy.Goal, weight: weights[p.policy.Goal], ctas: cmp.Or(p.policy.MaxCTAs, maxCTAs)}
+	if opposed && (b.goal == Throughput || b.goal == Balanced) {
 		b.ease = easeShare[d] * p.profile.GBps[d]
 	}
-	if b.ctas == 0 {
-		b.ctas = maxCTAs
+	if b.goal == Background {
+		b.rate = p.policy.LinkShare * p.profile.GBps[d]
 	}
-	if b.goal != Background {
-		return b
-	}
-	b.rate = p.policy.LinkShare * p.profile.GBps[d]
-	if p.budget != nil {
+	switch {
+	case b.weight == 0:
+	case p.budget != nil:
 		lim := p.budget.Limits()
 		b.ctas, b.chunk = min(b.ctas, lim.CTAs), lim.ChunkBytes
-	} else {
-		b.chunk = DefaultMinChunkBytes
+	default:
+		b.chunk = DefaultMaxChunkBytes
 	}
 	return b
 }
 
-// costed is a candidate in a choice: its index in the table and its footprint, what is compared, and what is predicted.
+// costed is a candidate in a choice: its index in the table and its footprint, what is compared, which has the harm in it, and what
+// is predicted.
 type costed struct {
-	at, taken     int32
-	cost, predict float64
-	lone          float64 // what it takes alone, as profiled
+	at, taken           int32
+	cost, harm, predict float64
+	lone                float64 // what it takes alone, as profiled
 }
 
 // Choose returns how r should travel, of the paths in can. It allocates nothing. A request of no bytes takes PathNone.
@@ -250,7 +251,7 @@ func (p *Planner) cost(list []costed, r *Request, at *load, can Paths, b *bounds
 	limit := b.ctas
 	for i := range table {
 		c := &table[i]
-		if !can.Has(c.path) || r.Summed && !c.widest && b.goal != Background {
+		if !can.Has(c.path) || r.Summed && !c.widest && b.weight == 0 {
 			continue
 		}
 		if c.taken > limit {
@@ -262,27 +263,24 @@ func (p *Planner) cost(list []costed, r *Request, at *load, can Paths, b *bounds
 		}
 		lone, met, lead := c.time(at)
 		scale := s[c.path]
-		alone, lead := (lone+met)*scale, lead*scale
+		alone, lead, works := (lone+met)*scale, lead*scale, lone*scale
 		if c.taken == 0 { // what is learned of engines is not of how many thread blocks they had
 			lone *= scale
 		}
 		x := costed{at: int32(i), taken: int32(c.taken), lone: lone, predict: behind(alone, lead, r.aheadOf(c.path))}
-		var sum float64
-		if r.Unsummed.Has(c.path) && p.profile.SumGBps > 0 {
-			sum = float64(r.Bytes) / p.profile.SumGBps
-		}
-		switch b.goal {
-		case Latency:
-			x.cost = alone + sum
-		case Background:
-			// Beside other work everything that computes is slower. To take more multiprocessors then is what this policy is
-			// not for. A CPU's time is not the device's.
+		switch {
+		case b.goal == Latency:
+			x.cost = alone
+		case b.goal == Background && c.taken > 0:
+			// What computes waits for multiprocessors beside other work. To take what waits less is not what this is for.
+			x.cost, works = x.predict/scale, works/scale
+		default:
 			x.cost = x.predict
-			if c.taken > 0 {
-				x.cost /= scale
-			}
-		case Throughput:
-			x.cost = x.predict + sum
+		}
+		x.harm = b.weight * c.weigh(works, r.aheadOf(c.path))
+		x.cost = max(x.cost, float64(b.pace(r.Bytes))) + x.harm                      // to be faster than the pace is of no use
+		if r.Unsummed.Has(c.path) && p.profile.SumGBps > 0 && b.goal != Background { // nobody waits for a CPU in the background
+			x.cost += float64(r.Bytes) / p.profile.SumGBps
 		}
 		if r.Resting.Has(c.path) {
 			x.cost += c.start() / float64(1+r.Streak)
@@ -295,21 +293,15 @@ func (p *Planner) cost(list []costed, r *Request, at *load, can Paths, b *bounds
 
 // pick returns the choice, and why it is that.
 func (p *Planner) pick(list []costed, r *Request, b *bounds) (*costed, string) {
-	best := &list[0]
+	best, soonest := &list[0], &list[0]
 	for i := range list {
-		if list[i].cost < best.cost {
-			best = &list[i]
+		x := &list[i]
+		if x.cost < best.cost {
+			best = x
 		}
-	}
-	limit := best.cost * (1 + p.margin)
-	if b.rate > 0 {
-		// What reaches the share is good enough, however much faster another may be.
-		if enough := float64(r.Bytes) / b.rate; best.cost <= enough {
-			return leanest(list, max(enough, limit)), ReasonShare
+		if x.cost-x.harm < soonest.cost-soonest.harm {
+			soonest = x
 		}
-	}
-	if b.goal == Background {
-		return leanest(list, limit), ReasonBackground
 	}
 	if b.ease > 0 {
 		enough := float64(r.Bytes) / b.ease
@@ -317,20 +309,19 @@ func (p *Planner) pick(list []costed, r *Request, b *bounds) (*costed, string) {
 			return x, ReasonOpposed
 		}
 	}
-	x := leanest(list, limit)
-	if x.taken < best.taken {
+	limit := best.cost * (1 + p.margin)
+	x := leanestOf(list, func(x *costed) bool { return x.cost <= limit })
+	switch {
+	case x.cost-x.harm > (soonest.cost-soonest.harm)*(1+p.margin):
+		return x, ReasonHarm
+	case x.taken < best.taken:
 		return x, ReasonLeanest
 	}
 	return x, ReasonFastest
 }
 
-// leanest returns the candidate with the fewest thread blocks, and of these the cheapest, among those that cost no more
-// than limit. There is one.
-func leanest(list []costed, limit float64) *costed {
-	return leanestOf(list, func(x *costed) bool { return x.cost <= limit })
-}
-
-// leanestOf is leanest among those that ok takes; nil if there is none.
+// leanestOf returns the candidate with the fewest thread blocks, and of these the cheapest, among those that ok takes; nil if there
+// is none.
 func leanestOf(list []costed, ok func(*costed) bool) *costed {
 	var least *costed
 	for i := range list {

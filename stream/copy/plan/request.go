@@ -84,7 +84,8 @@ type Request struct {
 	HostRuns int
 	// Bytes is the sum of the pieces.
 	Bytes int64
-	// Summed says that the batch asks for sums. Few thread blocks that keep up with a link may not while they make sums.
+	// Summed says that the batch asks for sums. Few thread blocks that keep up with a link may not while they make sums, so the most
+	// that a path has are taken where harm does not count.
 	Summed bool
 	// Unsummed is the paths that do not make the sums that the batch asks for, so that a CPU has to, which takes the time of
 	// a pass over the bytes. None where the batch asks for none.
@@ -159,8 +160,7 @@ const (
 	ReasonFastest    = "planned: the lowest predicted time"
 	ReasonLeanest    = "planned: as fast as the fastest within the margin, and takes fewer multiprocessors"
 	ReasonOpposed    = "planned: the fewest multiprocessors that leave what goes the opposite way its share of the link"
-	ReasonShare      = "planned: the fewest multiprocessors that reach the share of the link"
-	ReasonBackground = "planned: the fastest within the background's bound on thread blocks"
+	ReasonHarm       = "planned: the lowest sum of its time and, weighted, of what it takes from work beside it"
 	ReasonFewest     = "planned: the fewest thread blocks there are, as every path takes more than the bound"
 	ReasonUnmeasured = "planned: no path that can take it was ever measured"
 	ReasonOnly       = "planned: the only path that can take it"

@@ -1,0 +1,150 @@
+package plan_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jonboulle/clockwork"
+
+	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/stream/copy/plan"
+)
+
+// blocks is a request for pages of 4 KiB, of which so many lie in a row in host memory.
+func blocks(dir plan.Direction, bytes int64, row int) plan.Request {
+	n := int(bytes >> 12)
+	return plan.Request{Dir: dir, Form: plan.Paged, Pieces: n, Runs: n, HostRuns: n / row, Bytes: bytes}
+}
+
+// TestHarmChoices says how a store's batches travel under each policy, on an idle H100: slots of 256 KiB in a row are staged, layers
+// of such slots, of which 8 KiB lie in a row, go by kernels of few thread blocks, and what is over in some tens of microseconds by
+// whatever is the fastest.
+func TestHarmChoices(t *testing.T) {
+	type way struct {
+		path stream.Path
+		ctas int
+	}
+	engine, staged, resident := way{stream.PathCopyEngine, 0}, way{stream.PathStaged, 32}, way{stream.PathResident, 2}
+	kernel := func(ctas int) way { return way{stream.PathKernel, ctas} }
+	const whole, part, rows = 256 << 20, 8 << 20, 64
+	for _, c := range []struct {
+		what                             string
+		r                                plan.Request
+		throughput, balanced, background way
+	}{
+		{"in, whole", blocks(plan.H2D, whole, rows), kernel(4), staged, staged},
+		{"in, whole, a part", blocks(plan.H2D, part, rows), staged, staged, staged},
+		{"in, contiguous", blocks(plan.H2D, whole, whole>>12), staged, staged, staged},
+		{"in, by layers", blocks(plan.H2D, whole, 2), kernel(4), kernel(4), kernel(4)},
+		{"in, a layer", blocks(plan.H2D, part, 2), kernel(4), kernel(4), kernel(4)},
+		{"in, scattered", blocks(plan.H2D, whole, 1), kernel(4), kernel(4), kernel(4)},
+		{"in, large pieces", scattered(plan.H2D, 128, 2<<20), engine, engine, engine},
+		{"in, one block", blocks(plan.H2D, 256<<10, rows), resident, resident, resident},
+		{"in, one page", blocks(plan.H2D, 4<<10, 1), resident, resident, resident},
+		{"out, whole", blocks(plan.D2H, whole, rows), kernel(4), staged, staged},
+		{"out, whole, a part", blocks(plan.D2H, part, rows), kernel(4), staged, staged},
+		{"out, contiguous", blocks(plan.D2H, whole, whole>>12), staged, staged, staged},
+		{"out, by layers", blocks(plan.D2H, whole, 2), kernel(4), kernel(1), kernel(1)},
+		{"out, a layer", blocks(plan.D2H, part, 2), kernel(4), kernel(1), kernel(1)},
+		{"out, scattered", blocks(plan.D2H, whole, 1), kernel(4), kernel(1), kernel(1)},
+		{"out, large pieces", scattered(plan.D2H, 128, 2<<20), engine, engine, engine},
+		{"out, one block", blocks(plan.D2H, 256<<10, rows), resident, resident, resident},
+		{"out, one page", blocks(plan.D2H, 4<<10, 1), resident, resident, resident},
+	} {
+		for goal, want := range map[plan.Goal]way{plan.Throughput: c.throughput, plan.Balanced: c.balanced, plan.Background: c.background} {
+			can := plan.PathSet(stream.PathCopyEngine, stream.PathKernel, stream.PathStaged)
+			if c.r.Bytes < 1<<20 {
+				can = can.With(stream.PathResident)
+			}
+			got := newPlanner(t, plan.Default(), plan.Options{Policy: plan.Policy{Goal: goal}}).Choose(c.r, can)
+			if (way{got.Path, got.CTAs}) != want {
+				t.Errorf("%s, %s: %+v, want %v", c.what, goal, got, want)
+			}
+			if goal.Weighs() != (got.ChunkBytes > 0) || (goal == plan.Background) != (got.Pace > 0) {
+				t.Errorf("%s, %s: chunks of %d, pace %v", c.what, goal, got.ChunkBytes, got.Pace)
+			}
+		}
+	}
+}
+
+// TestHarmAddsUp: a batch that does no harm by itself does when it is one of many.
+func TestHarmAddsUp(t *testing.T) {
+	pl := newPlanner(t, plan.Default(), plan.Options{Policy: plan.Policy{Goal: plan.Balanced}})
+	can := plan.PathSet(stream.PathCopyEngine, stream.PathKernel)
+	r := scattered(plan.D2H, 100, 4<<10)
+	if c := pl.Choose(r, can); c.CTAs < 2 || c.Reason == plan.ReasonHarm {
+		t.Errorf("alone: %+v", c)
+	}
+	r.Ahead = time.Millisecond
+	if c := pl.Choose(r, can); c.CTAs != 1 || c.Reason != plan.ReasonHarm {
+		t.Errorf("behind others: %+v", c)
+	}
+}
+
+// TestHarmIsNotLearnedAway: where everything that computes waits for multiprocessors, neither policy takes more of them than on an
+// idle device. Under the balanced one what is learned counts as time nonetheless: staged copies that hardly move are left for a
+// kernel that does.
+func TestHarmIsNotLearnedAway(t *testing.T) {
+	can := plan.PathSet(stream.PathCopyEngine, stream.PathKernel, stream.PathStaged)
+	for _, goal := range []plan.Goal{plan.Balanced, plan.Background} {
+		for _, dir := range []plan.Direction{plan.H2D, plan.D2H} {
+			for _, row := range []int{1, 2, 64} {
+				clock := clockwork.NewFakeClock()
+				pl := newPlanner(t, plan.Default(), plan.Options{Clock: clock, Policy: plan.Policy{Goal: goal}})
+				r := blocks(dir, 16<<20, row)
+				for range 200 {
+					c := pl.Choose(r, can)
+					if most := map[plan.Direction]int{plan.H2D: 4, plan.D2H: 1}[dir]; c.Path == stream.PathKernel && c.CTAs > most {
+						t.Fatalf("%s %s, %d in a row: %+v", goal, dir, row, c)
+					}
+					took, _ := newPlanner(t, plan.Default(), plan.Options{}).Predict(r, c.Path, c.CTAs)
+					if c.CTAs > 0 {
+						took += 1400 * time.Microsecond
+					}
+					clock.Advance(took)
+					pl.Observe(c, r, took)
+				}
+			}
+		}
+	}
+	pl := newPlanner(t, plan.Default(), plan.Options{Policy: plan.Policy{Goal: plan.Balanced}})
+	r := blocks(plan.H2D, 16<<20, 64)
+	paths := map[stream.Path]int{}
+	for range 100 {
+		c := pl.Choose(r, can)
+		paths[c.Path]++
+		took, _ := newPlanner(t, plan.Default(), plan.Options{}).Predict(r, c.Path, c.CTAs)
+		if c.Path == stream.PathStaged {
+			took *= 4
+		}
+		pl.Observe(c, r, took)
+	}
+	if paths[stream.PathKernel] < 80 {
+		t.Errorf("batches by path: %v", paths)
+	}
+}
+
+// TestHarmAndOppositeTraffic: loads and dumps at once leave each other their share under the balanced policy too.
+func TestHarmAndOppositeTraffic(t *testing.T) {
+	can := plan.PathSet(stream.PathCopyEngine, stream.PathKernel, stream.PathStaged)
+	for row, want := range map[int]string{64: "staged staged", 2: "kernel/4 kernel/1"} {
+		loads := newPlanner(t, plan.Default(), plan.Options{Policy: plan.Policy{Goal: plan.Balanced}})
+		dumps, err := loads.With(plan.Policy{Goal: plan.Background})
+		if err != nil {
+			t.Fatal(err)
+		}
+		loads.Choose(blocks(plan.H2D, 256<<20, row), can)
+		out := dumps.Choose(blocks(plan.D2H, 256<<20, row), can)
+		in := loads.Choose(blocks(plan.H2D, 256<<20, row), can)
+		name := func(c plan.Choice) string {
+			if c.Path == stream.PathKernel {
+				return fmt.Sprintf("%s/%d", c.Path, c.CTAs)
+			}
+			return c.Path.String()
+		}
+		if got := name(in) + " " + name(out); got != want || in.Reason != plan.ReasonOpposed {
+			t.Errorf("%d in a row: %s (%s), want %s", row, got, in.Reason, want)
+		}
+	}
+}

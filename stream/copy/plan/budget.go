@@ -107,6 +107,9 @@ const (
 	relief = 0.5
 	// calmIntervals is how many intervals in a row must be that before anything is raised.
 	calmIntervals = 2
+	// quietIntervals is how many in a row nothing has to wait before chunks are halved: a batch keeps the chunks that it began with, and
+	// one whose chunks are short when a model begins to compute beside it takes several times as long.
+	quietIntervals = 25
 	// maxPatience bounds how long a bound that did harm is left alone, in calm intervals. The wait doubles each time that
 	// trying it again did harm again.
 	maxPatience = 256
@@ -204,7 +207,7 @@ func (b *Budget) judgeWaits(waits float64) {
 	case waits > 1:
 		b.idle, b.limits.ChunkBytes = 0, b.o.MaxChunkBytes
 	case waits < relief:
-		if b.idle++; b.idle >= calmIntervals {
+		if b.idle++; b.idle >= quietIntervals {
 			b.idle, b.limits.ChunkBytes = 0, max(b.o.MinChunkBytes, b.limits.ChunkBytes/2)
 		}
 	default:

@@ -196,7 +196,7 @@ func TestBudgetChunk(t *testing.T) {
 			return budget.Limits()
 		}
 		before := budget.Limits()
-		after := run(20, 0)
+		after := run(150, 0)
 		if goal == plan.Throughput {
 			if after != before || before.ChunkBytes != most {
 				t.Errorf("%+v before and %+v after batches that no budget bounds", before, after)

@@ -15,7 +15,7 @@ import (
 )
 
 // WriteRequests writes the charts of a report of requests into dir, which it makes if needed, and returns the files' names: for each
-// geometry the rate by request size, and when layers arrive.
+// geometry the rate by request size, when layers arrive, and a map of the share of C by request size and requests at a time.
 func WriteRequests(dir string, r *request.Report) ([]string, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, fmt.Errorf("write charts: %w", err)
@@ -25,7 +25,7 @@ func WriteRequests(dir string, r *request.Report) ([]string, error) {
 		for _, c := range []struct {
 			name string
 			draw func(*request.Report, string) (*figure, error)
-		}{{"store-rate", requestRates}, {"store-layers", arrivals}} {
+		}{{"store-rate", requestRates}, {"store-layers", arrivals}, {"store-map", requestMap}} {
 			written, err := write(filepath.Join(dir, c.name+"-"+g), func() (*figure, error) { return c.draw(r, g) })
 			if err != nil {
 				return files, err

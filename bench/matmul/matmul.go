@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/kvlane/kvlane/device"
@@ -14,8 +15,10 @@ import (
 )
 
 const (
-	// N is the number of rows and columns of the matrices.
+	// N is the number of rows and columns of the matrices, but for Resize.
 	N = 8192
+	// step is what the library's fast algorithms want numbers of rows and columns to be multiples of.
+	step = 64
 	// closeTimeout bounds the wait for what is enqueued.
 	closeTimeout = 30 * time.Second
 )
@@ -45,7 +48,8 @@ type Product struct {
 	host    *mem.Region // what a matrix is made in
 	// enqueue is kept, as making it anew would be an allocation a call.
 	enqueue func() error
-	n       int // what enqueue enqueues
+	times   int // how many enqueue enqueues
+	n       int // rows and columns
 	closers []func() error
 }
 
@@ -87,7 +91,8 @@ func (p *Product) prepare() (err error) {
 	if p.product, err = p.handle.NewProduct(N); err != nil {
 		return err
 	}
-	p.onClose(p.product.Close)
+	p.n = N
+	p.onClose(func() error { return p.product.Close() })
 	return nil
 }
 
@@ -166,20 +171,44 @@ func randomize(b []byte, seed uint64) {
 
 // Describe names the product and what runs it.
 func (p *Product) Describe() string {
-	return fmt.Sprintf("products of %d x %d bf16 matrices by cublasLt %s", N, N, p.lib.Version())
+	return fmt.Sprintf("products of %d x %d bf16 matrices by cublasLt %s", p.n, p.n, p.lib.Version())
 }
 
 // Operations is how many floating-point operations one product takes.
 func (p *Product) Operations() float64 { return p.product.Operations() }
 
+// Handle is the CUstream that products run on.
+func (p *Product) Handle() uintptr { return p.queue.Handle() }
+
+// Resize makes products ones of the parts of the matrices that take about so many operations: all of them at most. Products that are
+// enqueued stay as they are.
+func (p *Product) Resize(operations float64) error {
+	n := rows(operations)
+	return p.dev.Do(func() error {
+		next, err := p.handle.NewProduct(n)
+		if err != nil {
+			return fmt.Errorf("resize matrix product: %w", err)
+		}
+		last := p.product
+		p.product, p.n = next, n
+		return last.Close()
+	})
+}
+
+// rows returns how many rows and columns make about so many operations.
+func rows(operations float64) int {
+	n := int(math.Round(math.Cbrt(operations/2)/step)) * step
+	return min(max(n, step), N)
+}
+
 // Enqueue enqueues n products.
 func (p *Product) Enqueue(n int) error {
-	p.n = n
+	p.times = n
 	return p.dev.Do(p.enqueue)
 }
 
 func (p *Product) enqueueAll() error {
-	for range p.n {
+	for range p.times {
 		err := p.product.Enqueue(uint64(p.a.Dev()), uint64(p.b.Dev()), uint64(p.d.Dev()), uint64(p.scratch.Dev()), p.queue.Handle())
 		if err != nil {
 			return fmt.Errorf("enqueue matrix product: %w", err)

@@ -53,3 +53,13 @@ func TestRandomValues(t *testing.T) {
 		t.Errorf("%d different values: %v", len(seen), seen)
 	}
 }
+
+func TestRowsForOperations(t *testing.T) {
+	for operations, want := range map[float64]int{
+		0: step, 1: step, 2 * 1024 * 1024 * 1024: 1024, 2.1 * 1024 * 1024 * 1024: 1024, 2 * 8192. * 8192 * 8192: N, 1e30: N,
+	} {
+		if got := rows(operations); got != want {
+			t.Errorf("%g operations are %d rows, want %d", operations, got, want)
+		}
+	}
+}

@@ -62,7 +62,11 @@ func (e *entrant) work(ctx context.Context, quit *atomic.Bool, moved func(bytes 
 		g.Go(func() error {
 			for !quit.Load() {
 				if l.work == Dump {
-					l.refs = refsOf(e.rig.newKeys(e.place.Blocks), pages)
+					keys, err := e.rig.newKeys(e.place.Blocks)
+					if err != nil {
+						return err
+					}
+					l.refs = refsOf(keys, pages)
 				}
 				if err := l.run(ctx, time.Now()); err != nil {
 					return err

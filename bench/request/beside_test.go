@@ -3,56 +3,24 @@ package request
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/kvlane/kvlane/device"
-	"github.com/kvlane/kvlane/device/sim"
-	"github.com/kvlane/kvlane/mem"
 )
 
-// fills are a product of the simulated device: fills of memory.
-type fills struct {
-	dev   device.Device
-	queue device.Queue
-	r     *mem.Region
-}
-
-func openFills(_ context.Context, dev device.Device) (Product, error) {
-	q, err := dev.OpenQueue(device.QueueOptions{})
-	if err != nil {
-		return nil, err
-	}
-	r, err := dev.Alloc(64<<10, device.AllocOptions{})
-	return &fills{dev, q, r}, err
-}
-
-func (f *fills) Describe() string              { return "fills" }
-func (f *fills) Operations() float64           { return 1e9 }
-func (f *fills) Record() (device.Event, error) { return f.queue.Record() }
-
-func (f *fills) Enqueue(n int) error {
-	for range n {
-		if err := f.queue.Fill(mem.All(f.r), 1); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (f *fills) Close() error {
-	return errors.Join(f.queue.Close(context.Background()), f.dev.Free(f.r))
-}
+func openFills(ctx context.Context, dev device.Device) (Product, error) { return OpenFills(ctx, dev) }
 
 func TestRequestsBesideAProduct(t *testing.T) {
 	o := tiny()
 	o.Forms = []Form{Layers}
 	o.Blocks, o.Requests, o.Pairs, o.Window, o.OpenProduct = []int{2}, []int{1}, 2, 10*time.Millisecond, openFills
-	r, err := Run(t.Context(), opener(sim.Options{}), o)
+	r, err := Run(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r.Beside == nil || r.Beside.What != "fills" || len(r.Beside.Losses) != 3 {
+	if r.Beside == nil || !strings.HasPrefix(r.Beside.What, "fills") || len(r.Beside.Losses) != 3 {
 		t.Fatalf("beside %+v", r.Beside)
 	}
 	var moved float64
@@ -66,7 +34,7 @@ func TestRequestsBesideAProduct(t *testing.T) {
 		t.Error("no request ended beside the product")
 	}
 	o.OpenProduct = func(context.Context, device.Device) (Product, error) { return nil, errors.New("no product") }
-	if _, err := Run(t.Context(), opener(sim.Options{}), o); err == nil {
+	if _, err := Run(t.Context(), o); err == nil {
 		t.Error("a product that does not open is no failure")
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
 )
@@ -131,9 +132,9 @@ func (g *Geometry) Shards() int {
 	return n
 }
 
-// needs returns what the blocks of each page group are.
-func (g *Geometry) needs() ([]Blocks, error) {
-	var all []Blocks
+// blocks returns what the blocks of each page group are.
+func (g *Geometry) blocks() ([]kvlane.Blocks, error) {
+	var all []kvlane.Blocks
 	for _, p := range g.Groups {
 		layout, err := block.NewLayout(slices.Repeat([]int64{int64(p.Planes) * p.PieceBytes}, p.Shards))
 		if err != nil {
@@ -142,7 +143,7 @@ func (g *Geometry) needs() ([]Blocks, error) {
 		id := p.identity
 		id.Model, id.DType = "bench/"+g.Name, "bfloat16"
 		id.Group, id.Layers = p.Name, block.FormatLayers(p.Layers)
-		all = append(all, Blocks{Group: p.Name, Layers: p.Layers, Identity: id, Layout: layout})
+		all = append(all, kvlane.Blocks{Identity: id, Layout: layout})
 	}
 	return all, nil
 }

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/bench"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
@@ -240,7 +241,7 @@ func (e *entrant) verify(ctx context.Context) error {
 }
 
 // loadBack loads blocks to the pages that they were dumped from, and compares them.
-func (r *rig) loadBack(ctx context.Context, refs []store.Ref) error {
+func (r *rig) loadBack(ctx context.Context, refs []kvlane.Ref) error {
 	n := len(refs) / len(r.caches)
 	if err := r.poison(ctx, &r.dumps, n); err != nil {
 		return err
@@ -256,13 +257,16 @@ func (r *rig) loadBack(ctx context.Context, refs []store.Ref) error {
 }
 
 // prepare sees to it that loads find their blocks where they should, and returns new blocks for so many repetitions of dumps.
-func (e *entrant) prepare(ctx context.Context, reps int, ask bool) (dumped []store.Ref, err error) {
+func (e *entrant) prepare(ctx context.Context, reps int, ask bool) (dumped []kvlane.Ref, err error) {
 	r, n := e.rig, e.place.Blocks*e.place.Requests
 	if e.bare() {
 		return nil, nil
 	}
 	if e.place.Work != Load {
-		keys := r.newKeys(n * reps)
+		keys, err := r.newKeys(n * reps)
+		if err != nil {
+			return nil, err
+		}
 		all := n * len(r.caches)
 		for i := range reps {
 			dumped = append(dumped, refsOf(keys[i*all:(i+1)*all], r.dumps.pages[:all])...)
@@ -273,7 +277,7 @@ func (e *entrant) prepare(ctx context.Context, reps int, ask bool) (dumped []sto
 	}
 	keys, pages := r.loads.keys[:n*len(r.caches)], r.loads.pages[:n*len(r.caches)]
 	if e.place.Hits == InCache {
-		t, err := r.engine.Store().Prefetch(ctx, keys)
+		t, err := r.engine.Prefetch(ctx, keys)
 		if err != nil {
 			return nil, err
 		}
@@ -289,7 +293,7 @@ func (e *entrant) prepare(ctx context.Context, reps int, ask bool) (dumped []sto
 }
 
 // next gives the lanes that dump their blocks of repetition i.
-func (e *entrant) next(dumped []store.Ref, i int) {
+func (e *entrant) next(dumped []kvlane.Ref, i int) {
 	b := e.place.Blocks * len(e.rig.caches)
 	from := i * b * e.place.Requests
 	for _, l := range e.lanes {

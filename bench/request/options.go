@@ -7,45 +7,11 @@ import (
 	"slices"
 	"time"
 
+	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/bench"
-	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
-	"github.com/kvlane/kvlane/mem"
-	"github.com/kvlane/kvlane/store"
-	"github.com/kvlane/kvlane/stream"
-	"github.com/kvlane/kvlane/tier"
 )
-
-// Engine is what requests are made to. *kvlane.Engine is one.
-type Engine interface {
-	Device() device.Device
-	Store() *store.Store
-	Tiers() []tier.Tier
-	OpenStream() (stream.EventStream, error)
-	Register(regions ...*mem.Region) error
-	Unregister(ctx context.Context, regions ...*mem.Region) error
-	Notes() []string
-	Close(ctx context.Context) error
-}
-
-// Blocks is what the blocks of a page group are: of the only one, which has no name, or of one among several.
-type Blocks struct {
-	Group    string
-	Layers   []int
-	Identity block.Identity
-	Layout   *block.Layout
-}
-
-// Needs is what an engine has to be opened with.
-type Needs struct {
-	Blocks     []Blocks // one a page group
-	CacheBytes int64
-	Dir        string // of the file tier; empty: there is none
-}
-
-// Opener opens an engine. The run closes it.
-type Opener func(ctx context.Context, n Needs) (Engine, error)
 
 // Product is a matrix product that can be closed.
 type Product interface {
@@ -82,11 +48,13 @@ const (
 	Layers Form = "layers" // layer by layer: all are asked for at once, and waited for in order
 )
 
-// Options says what to measure. Zero values are the defaults, which are smaller where Simulated.
+// Options says what to measure. Zero values are the defaults, which are smaller on the simulated device.
 type Options struct {
-	Simulated bool
-	// Still says that the device completes copies without making them: nothing is verified then.
-	Still bool
+	// Engine is what engines are opened with. The run fills in the blocks, the directory and HostStreams, and CacheBytes where they are
+	// less than the largest requests need. With Device.Sim.Still nothing is verified.
+	Engine kvlane.Config
+	// Open opens engines, which the run closes. Default kvlane.Open.
+	Open func(context.Context, kvlane.Config) (*kvlane.Engine, error)
 
 	Geometries []string // by name; default 70b-tp8
 	Blocks     []int    // of one request; default 1, 8, 64, 128, 1024, 8192
@@ -98,8 +66,6 @@ type Options struct {
 	Dir string
 	// Bytes is the most that the requests of one time load or dump: what would be more is left out. Default 2 GiB (simulated: 8 MiB).
 	Bytes int64
-	// CacheBytes of pinned memory. Default: as little as the largest requests take.
-	CacheBytes int64
 	// LargeBytes is the length of the one large copy. Default 256 MiB (simulated: 4 MiB).
 	LargeBytes int64
 	// Budget is about how long measuring takes in all. Default 2 minutes (simulated: 10 s).
@@ -115,6 +81,12 @@ type Options struct {
 	Pairs                        int           // windows with requests and as many without; default 20
 	Window                       time.Duration // default 50 ms
 
+	// ModelLayers are times that a layer of a model is to take which computes behind a load by layers, up to MaxModelLayer: its stream
+	// waits on the device for each layer before it works on that. One request at a time, of each number of Blocks.
+	ModelLayers []time.Duration
+	// OpenModel opens the model's work, which the run closes. Default OpenFills, which is no model of what a GPU's kernels do.
+	OpenModel func(ctx context.Context, dev device.Device) (Model, error)
+
 	// Progress, where set, is called before every group of points.
 	Progress func(done, total int, what string)
 }
@@ -125,6 +97,8 @@ const (
 	MaxRequests = 4096
 	MaxBytes    = 1 << 40
 	MaxPairs    = 1 << 16
+	// MaxModelLayer keeps what is enqueued on the model's stream for all layers within what a driver takes without blocking.
+	MaxModelLayer = 10 * time.Millisecond
 )
 
 func def[T comparable](v *T, to T) {
@@ -140,9 +114,14 @@ func list[T any](v *[]T, to ...T) {
 	}
 }
 
+func (o *Options) simulated() bool { return o.Engine.Device.Driver == kvlane.Sim }
+
+// still reports whether the device completes copies without making them.
+func (o *Options) still() bool { return o.simulated() && o.Engine.Device.Sim.Still }
+
 func (o Options) withDefaults() Options {
 	bytes, large, budget, quick := int64(2<<30), int64(256<<20), 2*time.Minute, 15*time.Second
-	if o.Simulated {
+	if o.simulated() {
 		bytes, large, budget, quick = 8<<20, 4<<20, 10*time.Second, 3*time.Second
 	}
 	if o.Quick {
@@ -163,6 +142,12 @@ func (o Options) withDefaults() Options {
 	def(&o.BesideRequests, 2)
 	def(&o.Pairs, 20)
 	def(&o.Window, 50*time.Millisecond)
+	if o.Open == nil {
+		o.Open = kvlane.Open
+	}
+	if o.OpenModel == nil {
+		o.OpenModel = OpenFills
+	}
 	if o.BesideBlocks == 0 {
 		for _, n := range o.Blocks {
 			if n <= max(1024, slices.Min(o.Blocks)) {
@@ -213,11 +198,21 @@ func (o *Options) validate() error {
 			bad("blocks are to be found in files (%s), but no directory is given for them", h)
 		}
 	}
-	if o.Bytes < 0 || o.Bytes > MaxBytes || o.CacheBytes < 0 || o.LargeBytes < 4096 || o.LargeBytes > MaxBytes {
-		bad("%d bytes of requests and a large copy of %d are not within %d, or the cache of %d bytes is negative", o.Bytes, o.LargeBytes, int64(MaxBytes), o.CacheBytes)
+	if o.Bytes < 0 || o.Bytes > MaxBytes || o.Engine.Store.CacheBytes < 0 || o.LargeBytes < 4096 || o.LargeBytes > MaxBytes {
+		bad("%d bytes of requests and a large copy of %d are not within %d, or the cache of %d bytes is negative",
+			o.Bytes, o.LargeBytes, int64(MaxBytes), o.Engine.Store.CacheBytes)
 	}
 	if o.Budget < 0 || o.Window < 0 || o.Window > bench.MaxWindow {
 		bad("a budget of %v or windows of %v are negative, or longer than %v", o.Budget, o.Window, bench.MaxWindow)
+	}
+	for _, d := range o.ModelLayers {
+		if d <= 0 || d > MaxModelLayer {
+			bad("a model's layer of %v is not above 0 and up to %v", d, MaxModelLayer)
+		}
+	}
+	behind := slices.Contains(o.Work, Load) && slices.Contains(o.Forms, Layers) && slices.Contains(o.Hits, InCache)
+	if len(o.ModelLayers) > 0 && !behind {
+		bad("a model computes behind loads, layer by layer, with hits in the cache, and not all of these are measured")
 	}
 	if len(errs) == 0 {
 		errs = append(errs, o.fits())

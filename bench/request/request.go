@@ -2,17 +2,15 @@ package request
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
-	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
-	"github.com/kvlane/kvlane/store"
 )
 
-// patience bounds a request, and the wait for one that failed to come to rest.
+// patience bounds a request, and twice of it the wait for those that failed to come to rest.
 const patience = time.Minute
 
 // lane makes one request after another, always of the same pages. Its times count from the begin that it is given.
@@ -22,12 +20,15 @@ type lane struct {
 	raw    *mem.Batch // where set, what a bare stream copies in place of a request
 	layers bool
 	tier   string // where a load must find its blocks; empty: wherever
-	refs   []store.Ref
-	keys   []block.Key
+	refs   []kvlane.Ref
+	keys   []kvlane.Key
 
 	free    time.Duration   // verified in pages; of a dump, its pages are read no more
 	durable time.Duration   // of a dump
 	arrived []time.Duration // by layer, of a load layer by layer
+
+	model    *model        // where set, what computes behind the load
+	computed time.Duration // its last work is done
 }
 
 // run makes one request.
@@ -56,8 +57,8 @@ func (l *lane) copy(ctx context.Context, begin time.Time) error {
 }
 
 func (l *lane) load(ctx context.Context, begin time.Time) error {
-	s := l.rig.engine.Store()
-	lease, err := s.LeasePrefix(ctx, l.keys, patience)
+	e := l.rig.engine
+	lease, err := e.LeasePrefix(ctx, l.keys, patience)
 	if err != nil {
 		return err
 	}
@@ -65,14 +66,19 @@ func (l *lane) load(ctx context.Context, begin time.Time) error {
 	if lease.Len() < len(l.keys) {
 		return fmt.Errorf("lease %d blocks: block %d is not there, or leases hold too much of the cache: %w", len(l.keys), lease.Len(), errdefs.ErrNotFound)
 	}
-	task, err := s.Load(ctx, lease, &l.rig.pages, l.refs, store.LoadOptions{Layerwise: l.layers})
+	task, err := e.Load(ctx, lease, l.rig.pages, l.refs, kvlane.LoadOptions{Layerwise: l.layers, Awaited: l.model != nil})
 	if err != nil {
 		return err
 	}
+	if l.model != nil {
+		err = l.model.follow(ctx, task)
+		l.computed = time.Since(begin)
+	}
 	for k := range l.arrived {
-		if err = task.WaitShard(ctx, k); err != nil {
+		if err != nil {
 			break
 		}
+		err = task.WaitShard(ctx, k)
 		l.arrived[k] = time.Since(begin)
 	}
 	if err == nil {
@@ -80,8 +86,8 @@ func (l *lane) load(ctx context.Context, begin time.Time) error {
 	}
 	l.free = time.Since(begin)
 	if err != nil {
-		task.Cancel()
-		return errors.Join(err, l.rig.settle(task.Done(), len(l.refs)))
+		task.Cancel() // the rig's close waits until it has come to rest
+		return err
 	}
 	if found := lease.Tier(len(l.keys) - 1); l.tier != "" && found != l.tier {
 		return fmt.Errorf("blocks were found in the %s tier and not in the %s: %w", found, l.tier, errdefs.ErrMismatch)
@@ -90,7 +96,7 @@ func (l *lane) load(ctx context.Context, begin time.Time) error {
 }
 
 func (l *lane) dump(ctx context.Context, begin time.Time) error {
-	task, err := l.rig.engine.Store().Dump(ctx, &l.rig.pages, l.refs, store.DumpOptions{Layerwise: l.layers})
+	task, err := l.rig.engine.Dump(ctx, l.rig.pages, l.refs, kvlane.DumpOptions{Layerwise: l.layers})
 	if err != nil {
 		return err
 	}
@@ -107,25 +113,10 @@ func (l *lane) dump(ctx context.Context, begin time.Time) error {
 	l.durable = time.Since(begin)
 	if err != nil {
 		task.Cancel()
-		return errors.Join(err, l.rig.settle(task.Done(), len(l.refs)))
+		return err
 	}
 	if n := task.Skipped(); n > 0 {
 		return fmt.Errorf("%d blocks of a dump were there before: %w", n, errdefs.ErrExists)
 	}
 	return nil
-}
-
-// settle waits until a task that failed has come to rest. One that does not keeps its pages for good.
-func (r *rig) settle(done <-chan struct{}, pages int) error {
-	timer := time.NewTimer(patience / 2)
-	defer timer.Stop()
-	select {
-	case <-done:
-		return nil
-	case <-timer.C:
-		for _, c := range r.caches {
-			c.Abandon(pages)
-		}
-		return fmt.Errorf("a task did not come to rest: %w", errdefs.ErrBusy)
-	}
 }

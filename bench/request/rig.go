@@ -11,11 +11,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/replay/kvcache"
-	"github.com/kvlane/kvlane/store"
 	"github.com/kvlane/kvlane/stream"
 )
 
@@ -23,7 +22,7 @@ import (
 type pageSet struct {
 	pages []uint32
 	seeds []uint64
-	keys  []block.Key // of the blocks that loads ask for; nil for pages that dumps read
+	keys  []kvlane.Key // of the blocks that loads ask for; nil for pages that dumps read
 }
 
 // of returns the pages and seeds that the first n blocks have in a page group, of so many.
@@ -38,13 +37,12 @@ func (s *pageSet) of(group, groups, n int) (pages []uint32, seeds []uint64) {
 type rig struct {
 	o        *Options
 	geometry Geometry
-	engine   Engine
-	dir      string // of the file tier; empty: there is none
-	pages    store.Pages
-	blocks   []Blocks // by page group, as the next three
-	formats  block.Formats
-	caches   []*kvcache.Cache // apart from each other
+	engine   *kvlane.Engine
+	dir      string          // of the file tier; empty: there is none
+	blocks   []kvlane.Blocks // by page group, as the next two
+	caches   []*kvcache.Cache
 	painters []*kvcache.Painter
+	pages    *kvlane.Cache // those of all page groups, as the engine knows them
 	raw      stream.EventStream
 	host     *mem.Region // of the large copy, and slots of what a bare stream copies
 	large    *large
@@ -84,22 +82,23 @@ func (r *rig) cacheBytes(loads, dumps bool) int64 {
 	if dumps {
 		slots = max(slots, 2*r.most+4)
 	}
-	return int64(slots*len(r.blocks)) * r.formats.MaxImageBytes()
+	image := int64(0)
+	for _, b := range r.blocks {
+		image = max(image, b.Layout.ImageBytes())
+	}
+	return int64(slots*len(r.blocks)) * image
 }
 
 // newRig opens an engine with room for most blocks each way.
-func newRig(ctx context.Context, open Opener, o *Options, g Geometry, most int) (_ *rig, err error) {
+func newRig(ctx context.Context, o *Options, g Geometry, most int) (_ *rig, err error) {
 	r := &rig{o: o, geometry: g, most: most}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, r.close())
 		}
 	}()
-	if r.blocks, err = g.needs(); err != nil {
+	if r.blocks, err = g.blocks(); err != nil {
 		return nil, err
-	}
-	for _, b := range r.blocks {
-		r.formats = append(r.formats, block.Format{Layout: b.Layout, Identity: b.Identity.Digest()})
 	}
 	if o.Dir != "" {
 		if r.dir, err = os.MkdirTemp(o.Dir, "kvlane-bench-"); err != nil {
@@ -110,8 +109,7 @@ func newRig(ctx context.Context, open Opener, o *Options, g Geometry, most int) 
 	}
 	loads := slices.Contains(o.Work, Load) || slices.Contains(o.Work, Both)
 	dumps := slices.Contains(o.Work, Dump) || slices.Contains(o.Work, Both)
-	n := Needs{Blocks: r.blocks, CacheBytes: max(o.CacheBytes, r.cacheBytes(loads, dumps)), Dir: r.dir}
-	if r.engine, err = open(ctx, n); err != nil {
+	if r.engine, err = o.Open(ctx, r.config(r.cacheBytes(loads, dumps))); err != nil {
 		return nil, err
 	}
 	r.onClose(r.engine.Close)
@@ -126,6 +124,25 @@ func newRig(ctx context.Context, open Opener, o *Options, g Geometry, most int) 
 	return r, nil
 }
 
+// config returns what the engine is opened with.
+func (r *rig) config(cacheBytes int64) kvlane.Config {
+	c := r.o.Engine
+	c.Store.CacheBytes = max(c.Store.CacheBytes, cacheBytes)
+	if r.dir != "" {
+		c.Store.Dirs = []string{r.dir}
+	}
+	c.HostStreams = len(r.o.ModelLayers) > 0
+	for i := range r.blocks {
+		b, g := &r.blocks[i], &r.geometry.Groups[i]
+		if g.Name == "" {
+			c.Blocks = b
+			break
+		}
+		c.Groups = append(c.Groups, kvlane.Group{Name: g.Name, Layers: g.Layers, Blocks: b})
+	}
+	return c
+}
+
 // allocate makes the KV cache and what else is copied, and opens what copies it beside the store.
 func (r *rig) allocate(ctx context.Context, loads, dumps bool) (err error) {
 	dev, pages := r.engine.Device(), 0
@@ -134,22 +151,24 @@ func (r *rig) allocate(ctx context.Context, loads, dumps bool) (err error) {
 			pages += r.most
 		}
 	}
-	r.pages.Shards = make([][]mem.Plane, r.geometry.Shards())
 	images := int64(0)
+	var memory []kvlane.CacheMemory
 	for k, b := range r.blocks {
-		if err := r.allocateGroup(k, pages); err != nil {
+		m, err := r.allocateGroup(k, pages)
+		if err != nil {
 			return err
 		}
+		memory = append(memory, m)
 		images += b.Layout.ImageBytes()
 	}
+	if r.pages, err = r.engine.RegisterCache(memory...); err != nil {
+		return err
+	}
+	r.onClose(r.pages.Close)
 	if r.host, err = dev.AllocHost(max(int64(r.most)*images, 2*r.o.LargeBytes)); err != nil {
 		return fmt.Errorf("allocate pinned memory for copies beside the store: %w", err)
 	}
 	r.onClose(func(context.Context) error { return dev.Free(r.host) })
-	if err := r.engine.Register(r.host); err != nil {
-		return err
-	}
-	r.onClose(func(ctx context.Context) error { return r.engine.Unregister(ctx, r.host) })
 	if r.raw, err = r.engine.OpenStream(); err != nil {
 		return err
 	}
@@ -170,31 +189,24 @@ func (r *rig) allocate(ctx context.Context, loads, dumps bool) (err error) {
 }
 
 // allocateGroup makes the KV cache of a page group, and what fills and checks it.
-func (r *rig) allocateGroup(k, pages int) error {
-	group := &r.geometry.Groups[k]
-	c, err := kvcache.New(r.engine.Device(), r.blocks[k].Layout, group.Planes, pages, r.o.Seed+uint64(k))
+func (r *rig) allocateGroup(k, pages int) (m kvlane.CacheMemory, err error) {
+	c, err := kvcache.New(r.engine.Device(), r.blocks[k].Layout, r.geometry.Groups[k].Planes, pages, r.o.Seed+uint64(k))
 	if err != nil {
-		return err
+		return m, err
 	}
 	r.caches = append(r.caches, c)
 	r.onClose(func(context.Context) error { return c.Close() })
-	if err := r.engine.Register(c.Region()); err != nil {
-		return err
-	}
-	r.onClose(func(ctx context.Context) error { return r.engine.Unregister(ctx, c.Region()) })
 	p, err := kvcache.NewPainter(c, r.most)
 	if err != nil {
-		return err
+		return m, err
 	}
 	r.painters = append(r.painters, p)
 	r.onClose(p.Close)
-	for i, planes := range c.Pages().Shards {
-		if group.Layers != nil {
-			i = group.Layers[i]
-		}
-		r.pages.Shards[i] = planes
+	m = kvlane.CacheMemory{Pages: pages, PageBytes: c.Planes()[0].Bytes, Stride: c.Planes()[0].Stride}
+	for i := range c.Planes() {
+		m.Planes = append(m.Planes, c.Planes()[i].Page(0).Dev())
 	}
-	return nil
+	return m, nil
 }
 
 // paint takes pages for a set and fills them.
@@ -218,7 +230,7 @@ func (r *rig) paint(ctx context.Context, set *pageSet, number int) error {
 
 // fill writes what the first n blocks of a set hold to their pages.
 func (r *rig) fill(ctx context.Context, set *pageSet, n int) error {
-	if r.o.Still {
+	if r.o.still() {
 		return nil
 	}
 	for k, p := range r.painters {
@@ -233,28 +245,35 @@ func (r *rig) fill(ctx context.Context, set *pageSet, n int) error {
 // prime dumps what loads will ask for.
 func (r *rig) prime(ctx context.Context) error {
 	set := &r.loads
-	set.keys = r.newKeys(r.most)
+	var err error
+	if set.keys, err = r.newKeys(r.most); err != nil {
+		return err
+	}
 	l := lane{rig: r, work: Dump, refs: refsOf(set.keys, set.pages)}
 	return l.run(ctx, time.Now())
 }
 
 // newKeys returns the keys of n blocks of tokens that nobody has, in all page groups.
-func (r *rig) newKeys(n int) []block.Key {
-	keys := make([]block.Key, 0, n*len(r.caches))
+func (r *rig) newKeys(n int) ([]kvlane.Key, error) {
+	keys := make([]kvlane.Key, 0, n*len(r.caches))
 	var hash [8]byte
 	for range n {
 		binary.LittleEndian.PutUint64(hash[:], r.fresh.Add(1))
 		for k := range r.caches {
-			keys = append(keys, r.formats.Key(k, hash[:]))
+			key, err := r.engine.GroupKey(k, hash[:])
+			if err != nil {
+				return nil, err
+			}
+			keys = append(keys, key)
 		}
 	}
-	return keys
+	return keys, nil
 }
 
-func refsOf(keys []block.Key, pages []uint32) []store.Ref {
-	refs := make([]store.Ref, len(keys))
+func refsOf(keys []kvlane.Key, pages []uint32) []kvlane.Ref {
+	refs := make([]kvlane.Ref, len(keys))
 	for i := range refs {
-		refs[i] = store.Ref{Key: keys[i], Page: pages[i]}
+		refs[i] = kvlane.Ref{Key: keys[i], Page: pages[i]}
 	}
 	return refs
 }
@@ -271,7 +290,7 @@ func (r *rig) poison(ctx context.Context, set *pageSet, n int) error {
 
 // check compares the pages of the first n blocks of a set with what they must hold. Wrong bytes are ErrCorrupt.
 func (r *rig) check(ctx context.Context, set *pageSet, n int) error {
-	if r.o.Still {
+	if r.o.still() {
 		return nil
 	}
 	for k := range r.caches {
@@ -301,7 +320,7 @@ func (r *rig) checkGroup(ctx context.Context, set *pageSet, n, group int) error 
 }
 
 // forget removes blocks from the first tiers of the pipeline, all of them where most is not less.
-func (r *rig) forget(ctx context.Context, refs []store.Ref, most int) error {
+func (r *rig) forget(ctx context.Context, refs []kvlane.Ref, most int) error {
 	for i, t := range r.engine.Tiers() {
 		if i >= most {
 			break

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/kvlane/kvlane/bench"
@@ -12,18 +13,22 @@ import (
 
 // Run measures. It opens an engine a geometry and closes it again. It fails with ErrCorrupt if wrong bytes arrived, and with the
 // context's cause if ctx ends.
-func Run(ctx context.Context, open Opener, o Options) (*Report, error) {
+func Run(ctx context.Context, o Options) (*Report, error) {
 	o = o.withDefaults()
 	if err := o.validate(); err != nil {
 		return nil, fmt.Errorf("benchmark of requests: %w", err)
 	}
-	r := &run{open: open, o: &o, large: make(map[Work][]float64), rep: &Report{
+	r := &run{o: &o, large: make(map[Work][]float64), rep: &Report{
 		Kind: Kind, Format: Format, Points: []Point{},
 		Setup: Setup{
 			Geometries: o.Geometries, Blocks: o.Blocks, Requests: o.Requests, Bytes: o.Bytes, LargeBytes: o.LargeBytes,
-			BudgetSeconds: o.Budget.Seconds(), Seed: o.Seed, Still: o.Still,
+			BudgetSeconds: o.Budget.Seconds(), Seed: o.Seed, Still: o.still(),
+			LoadPolicy: o.Engine.Stream.Policy.Goal.String(), DumpPolicy: o.Engine.Stream.Policy.Goal.String(),
 		},
 	}}
+	for _, d := range o.ModelLayers {
+		r.rep.Setup.ModelLayersMicros = append(r.rep.Setup.ModelLayersMicros, micros(d))
+	}
 	if err := r.all(ctx); err != nil {
 		if ctx.Err() != nil {
 			err = errors.Join(context.Cause(ctx), err)
@@ -35,13 +40,13 @@ func Run(ctx context.Context, open Opener, o Options) (*Report, error) {
 
 // run is a run in progress.
 type run struct {
-	open        Opener
 	o           *Options
 	rep         *Report
 	large       map[Work][]float64
 	done, total int
-	left        int // groups to come, which share what is left of the budget
+	left        int // groups to come, a model's too, which share what is left of the budget
 	spent       time.Duration
+	layers      []layer // that a model's work has been found for
 }
 
 // size is how many blocks a request has, and how many requests there are at a time.
@@ -62,6 +67,17 @@ func (o *Options) sizes(g *Geometry) (groups []size, leftOut []string) {
 	return groups, leftOut
 }
 
+// requestSizes returns how many blocks requests have, each once.
+func requestSizes(groups []size) []int {
+	var all []int
+	for _, s := range groups {
+		if !slices.Contains(all, s.blocks) {
+			all = append(all, s.blocks)
+		}
+	}
+	return all
+}
+
 func (r *run) all(ctx context.Context) error {
 	var all []Geometry
 	for _, name := range r.o.Geometries {
@@ -71,9 +87,10 @@ func (r *run) all(ctx context.Context) error {
 		}
 		groups, leftOut := r.o.sizes(&g)
 		all = append(all, g)
-		r.left += len(groups)
+		n := len(groups) + len(r.o.ModelLayers)*len(requestSizes(groups))
+		r.left += n
 		r.rep.LeftOut = append(r.rep.LeftOut, leftOut...)
-		r.total += len(groups)
+		r.total += n
 		if r.o.OpenProduct != nil {
 			r.total++
 		}
@@ -109,7 +126,7 @@ func (r *run) geometry(ctx context.Context, g Geometry) (err error) {
 	if r.o.OpenProduct != nil {
 		most = max(most, r.o.BesideBlocks*r.o.BesideRequests)
 	}
-	rig, err := newRig(ctx, r.open, r.o, g, most)
+	rig, err := newRig(ctx, r.o, g, most)
 	if err != nil {
 		return err
 	}
@@ -123,16 +140,23 @@ func (r *run) geometry(ctx context.Context, g Geometry) (err error) {
 		}
 		group := &group{rig: rig, blocks: s.blocks, requests: s.requests}
 		r.step(group.name())
-		begin := time.Now()
-		points, err := group.measure(ctx, begin.Add((r.o.Budget-r.spent)/time.Duration(r.left)))
+		var points []Point
+		err := r.timed(func(deadline time.Time) (err error) {
+			points, err = group.measure(ctx, deadline)
+			return err
+		})
 		if err != nil {
 			return err
 		}
-		r.spent, r.left = r.spent+time.Since(begin), r.left-1
 		r.rep.Points = append(r.rep.Points, points...)
 		r.rep.LeftOut = append(r.rep.LeftOut, group.leftOut...)
 		for w, v := range group.large {
 			r.large[w] = append(r.large[w], v...)
+		}
+	}
+	if len(r.o.ModelLayers) > 0 {
+		if err := r.models(ctx, rig, requestSizes(sizes)); err != nil {
+			return fmt.Errorf("beside a model: %w", err)
 		}
 	}
 	if r.o.OpenProduct != nil {
@@ -143,6 +167,14 @@ func (r *run) geometry(ctx context.Context, g Geometry) (err error) {
 	}
 	r.note(rig.engine.Notes())
 	return nil
+}
+
+// timed measures a group within its share of what is left of the budget.
+func (r *run) timed(measure func(deadline time.Time) error) error {
+	begin := time.Now()
+	err := measure(begin.Add((r.o.Budget - r.spent) / time.Duration(r.left)))
+	r.spent, r.left = r.spent+time.Since(begin), r.left-1
+	return err
 }
 
 // note adds notes, each once.

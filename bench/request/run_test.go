@@ -9,37 +9,13 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane"
-	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/errdefs"
 )
-
-// opener opens engines on the simulated device.
-func opener(o sim.Options) Opener {
-	return func(ctx context.Context, n Needs) (Engine, error) {
-		c := kvlane.Config{Device: kvlane.DeviceConfig{Driver: kvlane.Sim, Sim: o}}
-		if n.Blocks[0].Group == "" {
-			c.Blocks = &kvlane.Blocks{Identity: n.Blocks[0].Identity, Layout: n.Blocks[0].Layout}
-		} else {
-			for _, b := range n.Blocks {
-				c.Groups = append(c.Groups, kvlane.Group{Name: b.Group, Layers: b.Layers, Blocks: &kvlane.Blocks{Identity: b.Identity, Layout: b.Layout}})
-			}
-		}
-		c.Store.CacheBytes = n.CacheBytes
-		if n.Dir != "" {
-			c.Store.Dirs = []string{n.Dir}
-		}
-		e, err := kvlane.Open(ctx, c)
-		if err != nil {
-			return nil, err
-		}
-		return e, nil
-	}
-}
 
 // tiny is a run of a moment.
 func tiny() Options {
 	return Options{
-		Simulated: true, Blocks: []int{1, 3}, Requests: []int{1, 2}, Bytes: 2 << 20, LargeBytes: 64 << 10, Budget: 10 * time.Millisecond, Seed: 1,
+		Engine: kvlane.Config{Device: kvlane.DeviceConfig{Driver: kvlane.Sim}}, Blocks: []int{1, 3}, Requests: []int{1, 2}, Bytes: 2 << 20, LargeBytes: 64 << 10, Budget: 10 * time.Millisecond, Seed: 1,
 	}
 }
 
@@ -53,11 +29,11 @@ func TestRunMeasuresEveryPlace(t *testing.T) {
 		}
 		steps++
 	}
-	r, err := Run(t.Context(), opener(sim.Options{}), o)
+	r, err := Run(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(r.Points) != 4*3*2 || steps != 4 || len(r.LeftOut) != 2 || !r.Machine.Simulated || r.Reference.Both.Samples < 4*minRounds {
+	if len(r.Points) != 4*3*2 || steps != 4 || len(r.LeftOut) != 2 || len(r.Models) != 0 || !r.Machine.Simulated || r.Setup.LoadPolicy != "throughput" || r.Setup.DumpPolicy != "throughput" || r.Reference.Both.Samples < 4*minRounds {
 		t.Errorf("%d points, %d steps, left out %q, reference %+v", len(r.Points), steps, r.LeftOut, r.Reference)
 	}
 	for i := range r.Points {
@@ -65,6 +41,8 @@ func TestRunMeasuresEveryPlace(t *testing.T) {
 		wrong := p.GBps <= 0 || p.LowGBps > p.GBps || p.HighGBps < p.GBps || p.PercentOfC <= 0 || p.RawGBps <= 0 || p.P50Micros <= 0 || p.P99Micros < p.P50Micros ||
 			p.Reps < minRounds || p.CPUMicrosPerBlock <= 0 || p.AllocsPerBlock <= 0 || p.BlockBytes != 256<<10 || p.PieceBytes != 4096 || p.Path == ""
 		wrong = wrong || (p.Work != Load) != (p.DurableP50Micros > 0) || (p.Work == Both) != (p.DumpP50Micros > 0) || (p.Work != Dump) != (p.Hits == InCache)
+		wrong = wrong || (p.Work == Both) != (p.LoadsOverAlone > 0) || (p.Requests > 1) != (p.SlowestOverFair > 0)
+		wrong = wrong || p.Requests > 1 && p.SlowestOverFair < 0.99*p.LargeGBps/p.GBps // as the slowest ends when all have
 		wrong = wrong || (p.Layerwise && p.Work != Dump) != (len(p.LayersMicros) == 32)
 		if wrong {
 			t.Errorf("point %+v", p)
@@ -82,7 +60,7 @@ func TestRunFindsBlocksInFiles(t *testing.T) {
 	o.Dir = t.TempDir()
 	o.Geometries, o.Blocks, o.Requests, o.Bytes = []string{"page-of-layers"}, []int{1}, []int{2}, 32<<20
 	o.Hits = []Hits{InCache, InPageCache, OnDisk}
-	r, err := Run(t.Context(), opener(sim.Options{}), o)
+	r, err := Run(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -105,7 +83,11 @@ func TestWrongBytesFailTheRun(t *testing.T) {
 	for _, w := range []Work{Load, Dump, Both} {
 		o := tiny()
 		o.Work = []Work{w}
-		if _, err := Run(t.Context(), opener(sim.Options{Still: true}), o); !errors.Is(err, errdefs.ErrCorrupt) || !strings.Contains(err.Error(), "wrong bytes") {
+		o.Open = func(ctx context.Context, c kvlane.Config) (*kvlane.Engine, error) {
+			c.Device.Sim.Still = true // which the run does not know
+			return kvlane.Open(ctx, c)
+		}
+		if _, err := Run(t.Context(), o); !errors.Is(err, errdefs.ErrCorrupt) || !strings.Contains(err.Error(), "wrong bytes") {
 			t.Errorf("%s: %v", w, err)
 		}
 	}
@@ -113,8 +95,8 @@ func TestWrongBytesFailTheRun(t *testing.T) {
 
 func TestStillRunVerifiesNothing(t *testing.T) {
 	o := tiny()
-	o.Still = true
-	r, err := Run(t.Context(), opener(sim.Options{Still: true}), o)
+	o.Engine.Device.Sim.Still = true
+	r, err := Run(t.Context(), o)
 	if err != nil || !r.Setup.Still || len(r.Points) != 4*3*2 {
 		t.Fatalf("%+v, %v", r, err)
 	}
@@ -126,7 +108,7 @@ func TestRunEndsWithItsContext(t *testing.T) {
 	o := tiny()
 	o.Budget = time.Minute
 	o.Progress = func(int, int, string) { time.AfterFunc(20*time.Millisecond, func() { cancel(why) }) }
-	if _, err := Run(ctx, opener(sim.Options{}), o); !errors.Is(err, why) {
+	if _, err := Run(ctx, o); !errors.Is(err, why) {
 		t.Errorf("%v, want %v", err, why)
 	}
 }
@@ -136,7 +118,7 @@ func TestRunOfSeveralPageGroups(t *testing.T) {
 	o := tiny()
 	o.Geometries, o.Blocks, o.Bytes = []string{"hybrid"}, []int{1}, 8<<20
 	o.Hits, o.Dir = []Hits{InCache, InPageCache}, t.TempDir()
-	r, err := Run(t.Context(), opener(sim.Options{}), o)
+	r, err := Run(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}

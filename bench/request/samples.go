@@ -84,6 +84,15 @@ func (g *group) points() []Point {
 		}
 		points = append(points, e.point(beside, g.large[e.place.Work]))
 	}
+	for i := range points {
+		both := &points[i]
+		for k := range points {
+			alone := points[k].Place
+			if alone.Work = Both; both.Work == Both && points[k].Work == Load && alone == both.Place {
+				both.LoadsOverAlone = both.P50Micros / max(points[k].P50Micros, 1e-3)
+			}
+		}
+	}
 	return points
 }
 
@@ -106,6 +115,9 @@ func (e *entrant) point(raw *samples, large []float64) Point {
 	if raw != nil {
 		p.RawMicros = quantile(raw.walls, 0.5)
 		p.RawGBps = rate(each, p.RawMicros)
+	}
+	if e.place.Requests > 1 && p.LargeGBps > 0 {
+		p.SlowestOverFair = quantile(s.walls, 0.99) / (float64(p.Bytes) / p.LargeGBps / 1e3)
 	}
 	p.P50Micros, p.P99Micros = quantile(s.loads, 0.5), quantile(s.loads, 0.99)
 	switch e.place.Work {

@@ -5,6 +5,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/kvlane/kvlane/bench"
 )
@@ -21,6 +22,7 @@ func (r *Report) WriteText(w io.Writer) error {
 	for _, name := range r.Setup.Geometries {
 		r.table(&b, name)
 		r.arrivals(&b, name)
+		r.models(&b, name)
 	}
 	r.beside(&b)
 	for _, what := range r.LeftOut {
@@ -55,7 +57,14 @@ func (r *Report) head(b *strings.Builder) {
 	if engine == "" {
 		engine = "all options are the default"
 	}
-	fmt.Fprintf(b, "engine     %s\n", engine)
+	policies := fmt.Sprintf("loads and dumps under the %s policy", s.LoadPolicy)
+	if s.LoadPolicy != s.DumpPolicy {
+		policies = fmt.Sprintf("loads under the %s policy, dumps under the %s policy", s.LoadPolicy, s.DumpPolicy)
+	}
+	fmt.Fprintf(b, "engine     %s; %s\n", engine, policies)
+	if len(s.ModelLayersMicros) > 0 {
+		b.WriteString("           opened to adopt streams of the host program\n")
+	}
 	fmt.Fprintf(b, "C          one large copy, %s: GB/s of those beside all points (90%% of them):", bench.BytesText(s.LargeBytes))
 	for i, c := range []struct {
 		name string
@@ -69,7 +78,8 @@ func (r *Report) head(b *strings.Builder) {
 		}
 		fmt.Fprintf(b, " %s %.1f (%.1f-%.1f)", c.name, c.rate.GBps, c.rate.Low, c.rate.High)
 	}
-	b.WriteString("\n           Each point's % is of the copies between its own turns. raw: the same pages in one batch of a bare stream, no checksums.\n")
+	b.WriteString("\n           Each point's % is of the copies between its own turns. raw: the same pages in one batch of a bare stream, no checksums.\n" +
+		"           slowest / fair: of requests at the same time the slowest (p99 over repetitions), by the time of all their bytes at C.\n")
 }
 
 var workTexts = map[Work]string{
@@ -81,12 +91,12 @@ var workTexts = map[Work]string{
 // table writes a geometry's points, a table for each kind of work.
 func (r *Report) table(b *strings.Builder, geometry string) {
 	for _, w := range []Work{Load, Dump, Both} {
-		rows := [][]string{{"at a time x blocks", "form", "hits", "GB/s", "% of C", "raw GB/s", "p50 us", "p99", "raw us", "CPU us/block", "allocs/block", "path"}}
+		rows := [][]string{{"at a time x blocks", "form", "hits", "GB/s", "% of C", "raw GB/s", "p50 us", "p99", "raw us", "slowest / fair", "CPU us/block", "allocs/block", "path"}}
 		switch w {
 		case Dump:
 			rows[0] = append(rows[0], "durable p50 us", "p99")
 		case Both:
-			rows[0] = append(rows[0], "dumps p50 us", "p99")
+			rows[0] = append(rows[0], "dumps p50 us", "p99", "loads / alone")
 		case Load:
 		}
 		var first *Point
@@ -116,13 +126,13 @@ func (p *Point) row() []string {
 	row := []string{
 		fmt.Sprintf("%d x %d", p.Requests, p.Blocks), string(p.form()), hits,
 		fmt.Sprintf("%.1f", p.GBps), fmt.Sprintf("%.0f", p.PercentOfC), fmt.Sprintf("%.1f", p.RawGBps),
-		us(p.P50Micros), us(p.P99Micros), us(p.RawMicros), fmt.Sprintf("%.2f", p.CPUMicrosPerBlock), fmt.Sprintf("%.2f", p.AllocsPerBlock), p.Path,
+		us(p.P50Micros), us(p.P99Micros), us(p.RawMicros), times(p.SlowestOverFair), fmt.Sprintf("%.2f", p.CPUMicrosPerBlock), fmt.Sprintf("%.2f", p.AllocsPerBlock), p.Path,
 	}
 	switch p.Work {
 	case Dump:
 		row = append(row, us(p.DurableP50Micros), us(p.DurableP99Micros))
 	case Both:
-		row = append(row, us(p.DumpP50Micros), us(p.DumpP99Micros))
+		row = append(row, us(p.DumpP50Micros), us(p.DumpP99Micros), times(p.LoadsOverAlone))
 	case Load:
 	}
 	return row
@@ -141,6 +151,14 @@ func us(v float64) string {
 		return fmt.Sprintf("%.1f", v)
 	}
 	return fmt.Sprintf("%.0f", v)
+}
+
+// times writes a ratio, and a dash where there is none.
+func times(v float64) string {
+	if v == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.2f", v)
 }
 
 // arrivals writes when layers had arrived, as a share of the time that all took.
@@ -174,6 +192,33 @@ func (r *Report) arrivals(b *strings.Builder, geometry string) {
 	}
 }
 
+// asked writes how long a layer was to take.
+func (p *ModelPoint) asked() string { return layerText(time.Duration(1e3 * p.AskedMicros)) }
+
+func layerText(d time.Duration) string { return strings.Replace(d.String(), "µ", "u", 1) }
+
+func (r *Report) models(b *strings.Builder, geometry string) {
+	var rows [][]string
+	for i := range r.Models {
+		p := &r.Models[i]
+		if p.Geometry != geometry {
+			continue
+		}
+		if rows == nil {
+			rows = [][]string{{"layer of", "at a time x blocks", "p50 us", "p99", "load alone us", "work alone us", "longer + a layer", "excess %", "layer's work", "took us"}}
+		}
+		rows = append(rows, []string{
+			p.asked(), fmt.Sprintf("%d x %d", p.Requests, p.Blocks), us(p.P50Micros), us(p.P99Micros), us(p.LoadMicros),
+			us(p.WorkMicros), us(p.IdealMicros), fmt.Sprintf("%.1f", p.ExcessPercent), p.Layer, us(p.LayerMicros),
+		})
+	}
+	if rows != nil {
+		fmt.Fprintf(b, "\n%s, a stand-in for a model whose stream waits on the device for each layer of a load, and works: from the call of LeasePrefix until its last "+
+			"work is done\n\n", geometry)
+		bench.WriteTable(b, rows)
+	}
+}
+
 func (r *Report) beside(b *strings.Builder) {
 	if r.Beside == nil {
 		return
@@ -194,8 +239,13 @@ func (r *Report) beside(b *strings.Builder) {
 // Compare compares the points of a report with those of an earlier one. A change of a share less than noise is chance.
 func (r *Report) Compare(earlier *Report, noise float64) *bench.Comparison {
 	c := r.plain().Compare(earlier.plain(), noise)
-	if was, is := earlier.Setup.Engine, r.Setup.Engine; was != is {
-		c.Notes = append(c.Notes, fmt.Sprintf("the engine's options were %q and are %q", was, is))
+	for _, d := range []struct{ what, was, is string }{
+		{"the engine's options", earlier.Setup.Engine, r.Setup.Engine},
+		{"policies", earlier.Setup.LoadPolicy + " and " + earlier.Setup.DumpPolicy, r.Setup.LoadPolicy + " and " + r.Setup.DumpPolicy},
+	} {
+		if d.was != d.is && d.was != " and " { // of reports that did not say
+			c.Notes = append(c.Notes, fmt.Sprintf("%s were %q and are %q", d.what, d.was, d.is))
+		}
 	}
 	return c
 }
@@ -214,6 +264,13 @@ func (r *Report) plain() *bench.Report {
 			q.Layout += bench.Layout(", hits in " + string(p.Hits))
 		}
 		out.Points = append(out.Points, q)
+	}
+	for i := range r.Models {
+		p := &r.Models[i]
+		out.Points = append(out.Points, bench.Point{
+			Path: p.Geometry + " beside a model", Cell: bench.Cell{Size: p.Bytes / int64(p.Blocks), Count: p.Blocks}, Direction: bench.Direction(p.Work),
+			Layout: bench.Layout("layers of " + p.asked()), GBps: p.GBps, LowGBps: p.LowGBps, HighGBps: p.HighGBps,
+		})
 	}
 	return out
 }

@@ -25,6 +25,7 @@ import (
 type storeBench struct {
 	engine            engineFlags
 	run               request.Options
+	still             bool
 	work, forms, hits []string
 	besideProduct     bool
 	cublaslt          string
@@ -48,6 +49,10 @@ Geometries: ` + geometryTexts() + `.
 Without --file-dir there is the cache alone, and a block is durable once lookups find it. With it the file tier gets a directory of
 its own there, which is removed at the end, and --hits page-cache and --hits disk measure loads from files: those that the operating
 system has in memory, and those that it was told to drop. --beside-matmul measures what requests cost a matrix product beside them.
+
+--model-layer measures loads by layers with a stand-in for a model behind them: a stream waits on the device for a layer, runs matrix
+products (simulated: fills) that take about as long as that says, waits for the next layer, and so on, until the last is done. Beside
+it stand the load alone, the work alone, and the longer of them and one layer.
 
 All options of the engine are the default unless given. The simulated device has to be asked for; no figure of it means anything but
 a ratio. With --still it completes copies without making them: CPU time and allocations are then what the host itself takes.
@@ -76,7 +81,7 @@ func (f *storeBench) register(fl *pflag.FlagSet) {
 	fl.SortFlags = false
 	registerDevice(fl, &f.engine.device)
 	fl.IntVar(&f.engine.index, "device-index", 0, "which device of the driver")
-	fl.BoolVar(&f.run.Still, "still", false, "have the simulated device complete copies without making them")
+	fl.BoolVar(&f.still, "still", false, "have the simulated device complete copies without making them")
 	fl.StringSliceVar(&f.run.Geometries, "geometry", nil, "how blocks lie (default 70b-tp8)")
 	fl.IntSliceVar(&f.run.Blocks, "blocks", nil, "blocks of one request (default 1,8,64,128,1024,8192)")
 	fl.IntSliceVar(&f.run.Requests, "requests", nil, "requests at a time (default 1,8,32)")
@@ -85,7 +90,7 @@ func (f *storeBench) register(fl *pflag.FlagSet) {
 	fl.StringSliceVar(&f.hits, "hits", nil, "where loads find their blocks: cache, page-cache, disk (default cache)")
 	fl.StringVar(&f.run.Dir, "file-dir", "", "where the file tier gets a directory of its own; without it there is none")
 	fl.Var(sizeValue{&f.run.Bytes}, "bytes", "the most that all requests of a time load or dump, larger ones are left out; 0 is 2GiB, or 8MiB simulated")
-	fl.Var(sizeValue{&f.run.CacheBytes}, "cache-bytes", "pinned host memory of the cache tier; 0 is as little as the requests need")
+	fl.Var(sizeValue{&f.run.Engine.Store.CacheBytes}, "cache-bytes", "pinned host memory of the cache tier; 0 is as little as the requests need")
 	fl.Var(sizeValue{&f.run.LargeBytes}, "large", "length of the one large copy; 0 is 256MiB, or 4MiB simulated")
 	fl.BoolVar(&f.run.Quick, "quick", false, "measure 1, 64 and 1024 blocks, one request at a time, loads and dumps, in 15 s")
 	fl.DurationVar(&f.run.Budget, "budget", 0, "about how long all points take; 0 is 2m, or 10s simulated")
@@ -94,6 +99,7 @@ func (f *storeBench) register(fl *pflag.FlagSet) {
 	f.engine.registerCopies(fl)
 	f.engine.registerFsync(fl)
 
+	fl.DurationSliceVar(&f.run.ModelLayers, "model-layer", nil, "also measure loads by layers beside a model whose layers take so long (500us,2ms)")
 	fl.BoolVar(&f.besideProduct, "beside-matmul", false, "also measure requests beside a matrix product")
 	fl.IntVar(&f.run.BesideBlocks, "beside-blocks", 0, "blocks of a request beside it; 0 is the most of --blocks up to 1024")
 	fl.IntVar(&f.run.BesideRequests, "beside-requests", 2, "requests at a time beside it")
@@ -108,8 +114,7 @@ func (f *storeBench) register(fl *pflag.FlagSet) {
 }
 
 func (f *storeBench) execute(cmd *cobra.Command) error {
-	c, err := f.parse()
-	if err != nil {
+	if err := f.parse(); err != nil {
 		return err
 	}
 	earlier, err := readEarlier(cmd.Context(), "--compare", f.comparing.with, request.Read)
@@ -118,7 +123,7 @@ func (f *storeBench) execute(cmd *cobra.Command) error {
 	}
 	progress, finish := drawProgress(cmd)
 	f.run.Progress = progress
-	r, err := request.Run(cmd.Context(), f.opener(c), f.run)
+	r, err := request.Run(cmd.Context(), f.run)
 	finish()
 	if err != nil {
 		return asUsage(err)
@@ -127,12 +132,12 @@ func (f *storeBench) execute(cmd *cobra.Command) error {
 	return f.print(cmd, r, earlier)
 }
 
-// parse reads what is still text, and returns the engine's options or everything that is wrong.
-func (f *storeBench) parse() (kvlane.Config, error) {
+// parse reads what is still text, and returns everything that is wrong.
+func (f *storeBench) parse() error {
 	o := &f.run
-	o.Simulated = f.engine.device == string(kvlane.Sim)
-	c := kvlane.Config{Device: kvlane.DeviceConfig{Driver: kvlane.Driver(f.engine.device), Index: f.engine.index, Sim: sim.Options{Still: o.Still}}}
-	errs := f.engine.choices(&c)
+	c := &o.Engine
+	c.Device = kvlane.DeviceConfig{Driver: kvlane.Driver(f.engine.device), Index: f.engine.index, Sim: sim.Options{Still: f.still}}
+	errs := f.engine.choices(c)
 	if d := c.Device.Driver; d != kvlane.CUDA && d != kvlane.Sim {
 		errs = append(errs, fmt.Errorf("--device %q: it is cuda or sim", d))
 	}
@@ -147,41 +152,32 @@ func (f *storeBench) parse() (kvlane.Config, error) {
 	}
 	if f.besideProduct {
 		o.OpenProduct = func(ctx context.Context, dev device.Device) (request.Product, error) {
-			p, err := matmul.Open(ctx, dev, f.cublaslt)
-			if err != nil {
-				return nil, fmt.Errorf("--beside-matmul: %w", err)
-			}
-			return p, nil
+			return f.openProduct(ctx, dev, "--beside-matmul")
 		}
+	}
+	if c.Device.Driver == kvlane.CUDA {
+		o.OpenModel = func(ctx context.Context, dev device.Device) (request.Model, error) {
+			return f.openProduct(ctx, dev, "--model-layer")
+		}
+	}
+	o.Open = func(ctx context.Context, c kvlane.Config) (*kvlane.Engine, error) {
+		e, err := openEngine(ctx, c)
+		return e, orSimulate(c.Device.Driver, err)
 	}
 	errs = append(errs, o.Validate(), f.comparing.check())
 	if err := errors.Join(errs...); err != nil {
-		return c, &usageError{err}
+		return &usageError{err}
 	}
-	return c, nil
+	return nil
 }
 
-// opener opens engines with the options of the command line.
-func (f *storeBench) opener(c kvlane.Config) request.Opener {
-	return func(ctx context.Context, n request.Needs) (request.Engine, error) {
-		c := c
-		if n.Blocks[0].Group == "" {
-			c.Blocks = &kvlane.Blocks{Identity: n.Blocks[0].Identity, Layout: n.Blocks[0].Layout}
-		} else {
-			for _, b := range n.Blocks {
-				c.Groups = append(c.Groups, kvlane.Group{Name: b.Group, Layers: b.Layers, Blocks: &kvlane.Blocks{Identity: b.Identity, Layout: b.Layout}})
-			}
-		}
-		c.Store.CacheBytes = n.CacheBytes
-		if n.Dir != "" {
-			c.Store.Dirs = []string{n.Dir}
-		}
-		e, err := openEngine(ctx, c)
-		if err != nil {
-			return nil, orSimulate(c.Device.Driver, err) // not a nil *Engine in an interface
-		}
-		return e, nil
+// openProduct opens the matrix product that a flag wants.
+func (f *storeBench) openProduct(ctx context.Context, dev device.Device, flag string) (request.Model, error) {
+	p, err := matmul.Open(ctx, dev, f.cublaslt)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", flag, err) // not a nil *Product in an interface
 	}
+	return p, nil
 }
 
 // engineOptions are the flags whose values differ from an engine's defaults.

@@ -36,6 +36,7 @@ func TestBenchStoreFlagsAreChecked(t *testing.T) {
 		"too few bytes": {[]string{"--bytes", "1KiB"}, exitUsage, []string{"allow more bytes"}},
 		"earlier run":   {[]string{"--compare", "/nonexistent"}, exitFailure, []string{"--compare"}},
 		"device":        {[]string{"--device", "auto"}, exitUsage, []string{"it is cuda or sim"}},
+		"model":         {[]string{"--model-layer", "20ms", "--work", "dump"}, exitUsage, []string{"layer of 20ms", "behind loads"}},
 		"product":       {[]string{"--beside-matmul", "--beside-blocks", "1"}, exitFailure, []string{"runs none"}},
 		"still":         {[]string{"--device", "cuda", "--still"}, exitUsage, []string{"--still has no effect without --device sim"}},
 	} {
@@ -53,8 +54,8 @@ func TestBenchStoreFlagsAreChecked(t *testing.T) {
 func TestBenchStoreWritesComparesAndDraws(t *testing.T) {
 	dir := t.TempDir()
 	file, charts := filepath.Join(dir, "run.json"), filepath.Join(dir, "charts")
-	code, stdout, stderr := execute(t, tinyStore("--out", file, "--charts", charts, "--policy", "latency")...)
-	if code != exitOK || !strings.Contains(stdout, "SIMULATED: no figure") || !strings.Contains(stdout, "--policy latency") || !strings.Contains(stderr, "charts are in "+charts) {
+	code, stdout, stderr := execute(t, tinyStore("--out", file, "--charts", charts, "--policy", "latency", "--model-layer", "100us,200us")...)
+	if code != exitOK || !strings.Contains(stdout, "SIMULATED: no figure") || !strings.Contains(stdout, "--policy latency; loads and dumps under the latency policy") || !strings.Contains(stdout, "| 200us ") || !strings.Contains(stderr, "charts are in "+charts) {
 		t.Fatalf("exit code %d, standard error %q, output:\n%s", code, stderr, stdout)
 	}
 	if drawn, err := filepath.Glob(filepath.Join(charts, "*.svg")); err != nil || len(drawn) != 2 {
@@ -65,7 +66,7 @@ func TestBenchStoreWritesComparesAndDraws(t *testing.T) {
 		t.Fatal(err)
 	}
 	var r request.Report
-	if err := json.Unmarshal(b, &r); err != nil || len(r.Points) != 2*3*2 || r.Version == "" || r.Machine.UUID == "" || r.Machine.Command == "" {
+	if err := json.Unmarshal(b, &r); err != nil || len(r.Points) != 2*3*2 || len(r.Models) != 2*2 || r.Version == "" || r.Machine.UUID == "" || r.Machine.Command == "" {
 		t.Fatalf("report %+v, %v", r, err)
 	}
 	for i := range r.Points {

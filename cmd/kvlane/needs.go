@@ -89,8 +89,16 @@ var needs = []need{
 		met: is("device", string(kvlane.Sim)), lacks: "--device sim",
 	},
 	{
-		commands: []string{"bench store"}, flags: []string{"beside-blocks", "beside-requests", "pairs", "window", "cublaslt"},
+		commands: []string{"bench store"}, flags: []string{"beside-blocks", "beside-requests", "pairs", "window"},
 		met: is("beside-matmul", "true"), lacks: "--beside-matmul",
+	},
+	{
+		commands: []string{"bench store"}, flags: []string{"cublaslt"},
+		met: either(is("beside-matmul", "true"), given("model-layer")), lacks: "--beside-matmul or --model-layer",
+	},
+	{
+		commands: []string{"bench store"}, flags: []string{"cublaslt"},
+		met: isNot("device", string(kvlane.Sim)), clashes: "--device sim, which runs no matrix product",
 	},
 	{
 		commands: []string{"bench copy"},

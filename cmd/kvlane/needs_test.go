@@ -21,7 +21,7 @@ var alwaysEffective = map[string]string{
 	"bench copy": `device device-index peer-index full sizes counts paths directions host batch bytes pool large reps seed lists sums forms
 		targets beside-matmul high-priority json csv nixl out from charts compare`,
 	"bench store": `device device-index geometry blocks requests work forms hits file-dir bytes cache-bytes large quick budget seed path verify
-		beside-matmul json out charts compare`,
+		model-layer beside-matmul json out charts compare`,
 	"bench rdma":   "device sizes iterations rdma-provider nic rdma-port rdma-gid-index rdma-mtu json",
 	"store ls":     "json",
 	"store stat":   "json",
@@ -38,6 +38,7 @@ var clash = map[string][]string{
 	"--rdma-provider soft, which only --gdr require takes": {"--rdma-provider", "soft"},
 	"--from, which measures nothing":                       {"--from", "run.json"},
 	"--reps, which settles how long it takes":              {"--reps", "3"},
+	"--device sim, which runs no matrix product":           {"--device", "sim", "--model-layer", "1ms"},
 	"a path by NIC among --paths":                          {"--paths", "kernel"},
 	"auto among --paths":                                   {"--paths", "kernel"},
 	"--host slots":                                         {"--host", "scattered"},
@@ -45,15 +46,16 @@ var clash = map[string][]string{
 
 // meets are flags that meet a need, by what it lacks.
 var meets = map[string][]string{
-	"--file-dir DIR":                {"--file-dir", "d"},
-	"--gdr auto or --gdr require":   {"--gdr", "require"},
-	"--compare FILE":                {"--compare", "run.json"},
-	"--beside-matmul":               {"--beside-matmul"},
-	"--device sim":                  {"--device", "sim"},
-	"a path by NIC among --paths":   {"--paths", "kernel,nic"},
-	"auto among --paths":            {"--paths", "kernel,auto"},
-	"--host slots":                  {"--host", "slots"},
-	"--device cuda or --device sim": {"--device", "sim"},
+	"--file-dir DIR":                   {"--file-dir", "d"},
+	"--gdr auto or --gdr require":      {"--gdr", "require"},
+	"--compare FILE":                   {"--compare", "run.json"},
+	"--beside-matmul":                  {"--beside-matmul"},
+	"--beside-matmul or --model-layer": {"--model-layer", "1ms"},
+	"--device sim":                     {"--device", "sim"},
+	"a path by NIC among --paths":      {"--paths", "kernel,nic"},
+	"auto among --paths":               {"--paths", "kernel,auto"},
+	"--host slots":                     {"--host", "slots"},
+	"--device cuda or --device sim":    {"--device", "sim"},
 }
 
 // forEachCommand calls f with each command that does something, by its path.

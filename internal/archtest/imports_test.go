@@ -76,7 +76,7 @@ var mayImport = map[string]string{
 	"replay/demo":           anyPlain + " store replay",
 	"doctor":                anyPlain,
 	"bench":                 anyPlain + " stream/copy/measure",
-	"bench/request":         anyPlain + " store bench replay/kvcache stream/copy/measure",
+	"bench/request":         anyPlain + " store bench replay/kvcache stream/copy/measure ROOT",
 	"bench/chart":           anyPlain + " bench bench/request",
 	"internal/target":       anyPlain + " bench",
 	"bench/rdmabench":       onDevice + " stream rdma rdma/channel rdma/registry",

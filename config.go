@@ -108,6 +108,15 @@ type StreamConfig struct {
 	ProfileDir string
 }
 
+// Goals returns what the paths of loads and of dumps are chosen for: both for Policy's goal, or, where it names none, loads for little harm
+// to the model beside them against their own time, and dumps for as little as possible.
+func (s *StreamConfig) Goals() (loads, dumps plan.Goal) {
+	if g := s.Policy.Goal; g != plan.Unset {
+		return g, g
+	}
+	return plan.Balanced, plan.Background
+}
+
 // StoreConfig configures the store and its tiers.
 type StoreConfig struct {
 	// Pipeline names the tiers from fast to slow: "cache" or "cache|file". Default: "cache|file" where Dirs is not

@@ -183,16 +183,15 @@ func (e *Engine) openStore(ctx context.Context) error {
 // store.DumpOptions.After a mem.Dependency whose Done is closed once the work of the queue has completed, such as a ticket
 // of another stream, or one of your own over a device.Event.
 func (e *Engine) OpenStream() (stream.EventStream, error) {
-	return e.openCopyStream(e.carrier, plan.Balanced)
+	loads, _ := e.cfg.Stream.Goals()
+	return e.openCopyStream(e.carrier, loads)
 }
 
-// openCopyStream opens a copy stream, with the path by NIC if there is one, for the goal where the configuration names none.
+// openCopyStream opens a copy stream, with the path by NIC if there is one, for a goal.
 func (e *Engine) openCopyStream(nic *streamcopy.Carrier, goal plan.Goal) (stream.EventStream, error) {
 	c := &e.cfg.Stream
 	o := streamcopy.Options{Path: c.Path, Policy: c.Policy, QueueDepth: c.QueueDepth, CTAs: c.CTAs, StagingBytes: c.StagingBytes, NIC: nic, Prepare: e.cfg.HostStreams}
-	if o.Policy.Goal == plan.Unset {
-		o.Policy.Goal = goal
-	}
+	o.Policy.Goal = goal
 	if o.StagingBytes == 0 && o.Policy.Goal.Weighs() { // no batch of the store is longer than the cache
 		o.StagingBytes = min(streamcopy.BesideStagingBytes, max(streamcopy.DefaultStagingBytes, e.cfg.Store.CacheBytes))
 	}

@@ -107,10 +107,17 @@ func (e *Engine) planNICs(ctx context.Context) {
 func (e *Engine) noteWithoutNIC(why string) { e.note("copies go without a NIC: " + why) }
 
 // openLoads and openDumps open the store's streams.
-func (e *Engine) openLoads() (stream.Stream, error) { return e.openStoreStream(plan.Balanced) }
-func (e *Engine) openDumps() (stream.Stream, error) { return e.openStoreStream(plan.Background) }
+func (e *Engine) openLoads() (stream.Stream, error) {
+	loads, _ := e.cfg.Stream.Goals()
+	return e.openStoreStream(loads)
+}
 
-// openStoreStream opens a stream for the store, for the goal where the configuration names none.
+func (e *Engine) openDumps() (stream.Stream, error) {
+	_, dumps := e.cfg.Stream.Goals()
+	return e.openStoreStream(dumps)
+}
+
+// openStoreStream opens a stream for the store, for a goal.
 func (e *Engine) openStoreStream(goal plan.Goal) (stream.Stream, error) {
 	if e.cfg.Store.GDR == GDRRequire {
 		return e.nics.OpenStream()

@@ -46,6 +46,8 @@ func (t *LoadTask) submit(blocks []int32) {
 	g := t.sc.cohort(t.s)
 	for _, i := range blocks {
 		it := &t.sc.items[i]
+		// What the CPU has verified may have checksums of another kind.
+		it.older = it.checked && it.slot.Sums() == nil
 		g.add(i, it.group, t.sc.refs[i].Page, it.slot.Index())
 	}
 	if t.layers {
@@ -132,11 +134,10 @@ func (t *LoadTask) handle(sh *share) {
 // verifyBy compares the checksums of a part's shards of block i with those that the cache has kept.
 func (t *LoadTask) verifyBy(p *part, i int32, sum func(shard int) uint64) error {
 	it := &t.sc.items[i]
-	sums := it.slot.Sums()
-	// What the CPU has verified may have checksums of another kind.
-	if it.older = sums == nil && it.checked; it.older {
+	if it.older {
 		return nil
 	}
+	sums := it.slot.Sums()
 	if len(sums) < p.shards.to {
 		return fmt.Errorf("%d checksums for the %d shards of block %s: %w", len(sums), p.shards.to, t.sc.refs[i].Key, errdefs.ErrCorrupt)
 	}

@@ -182,7 +182,9 @@ func (r *rig) openStore() {
 	var err error
 	r.cache, err = cache.Open(cache.Config{Memory: r.host, Formats: r.groups})
 	r.must(err)
-	c := store.Config{PartBytes: 1, // a shard, or a block, lands by itself
+	c := store.Config{
+		PartBytes: 1, // a shard, or a block, lands by itself
+
 		Formats:  slices.Clone(r.groups),
 		Layers:   r.layers,
 		Cache:    r.cache,

@@ -18,12 +18,13 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	if err := o.validate(); err != nil {
 		return nil, fmt.Errorf("benchmark of requests: %w", err)
 	}
+	loads, dumps := o.Engine.Stream.Goals()
 	r := &run{o: &o, large: make(map[Work][]float64), rep: &Report{
 		Kind: Kind, Format: Format, Points: []Point{},
 		Setup: Setup{
 			Geometries: o.Geometries, Blocks: o.Blocks, Requests: o.Requests, Bytes: o.Bytes, LargeBytes: o.LargeBytes,
 			BudgetSeconds: o.Budget.Seconds(), Seed: o.Seed, Still: o.still(),
-			LoadPolicy: o.Engine.Stream.Policy.Goal.String(), DumpPolicy: o.Engine.Stream.Policy.Goal.String(),
+			LoadPolicy: loads.String(), DumpPolicy: dumps.String(),
 		},
 	}}
 	for _, d := range o.ModelLayers {

@@ -106,8 +106,8 @@ func (c *Cursor) PartsSpace(ctas int) uint64 {
 	return space
 }
 
-// Launch of parts: as many whole groups as fit are described in t, and p says of what. used is how much of t.Buf it took; zero where
-// not even one fits, or something of the batch comes before them that is to be described otherwise.
+// LaunchParts is Launch for as many whole groups as fit into t, which p says what landed of. used is how much of t.Buf it took; zero
+// where not even one fits, or something of the batch comes before them that is to be described otherwise.
 func (c *Cursor) LaunchParts(t *Table, k *device.Kernel, ctas int, p *Parts) (used uint64) {
 	if c.i < len(c.Batch.Dst) || c.Done() || c.pair > 0 || c.plane > 0 {
 		return 0

@@ -228,7 +228,7 @@ func TestBudgetJudgesWaitsByTime(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for range 20 {
+	for range 200 {
 		budget.Took(100*time.Microsecond, 10*time.Microsecond)
 		clock.Advance(plan.DefaultInterval)
 		budget.Took(5*time.Millisecond, 5*time.Millisecond)

@@ -9,8 +9,9 @@
 //
 // A block is absent, filling, ready or failed in each tier; only ready is a hit. A Lease pins the longest ready prefix of
 // some keys, each block in the tier where it lies. A Load brings blocks to pages: what is in the cache is checked and
-// copied at once, what lies below is read into slots by a bounded pool of readers, checked, and copied in batches as it
-// arrives. A Dump brings pages to blocks: pages are copied to slots (then the source is free), the slots are summed and
+// copied at once by one batch, what lies below is read into slots by a bounded pool of readers, checked, and copied in batches as it
+// arrives. A batch consists of parts, which land one after the other: a layer of all its blocks, or some whole blocks. The stream tells
+// of each that has landed (mem.Paged.Landed), which is checked while the rest is copied. A Dump brings pages to blocks: pages are copied to slots (then the source is free), the slots are summed and
 // sealed, published in the cache, and written to every tier below while pinned (then the block is durable).
 //
 // An error concerns one block; the others of the task go on. A block that fails its check is a miss: it is dropped from
@@ -28,9 +29,10 @@
 //   - A dump's checksums are those of the bytes that the copier read from the pages. If they change on their way to the slot,
 //     the slot does not agree with its own header: the tier below refuses it, and the dump says so; without one, the first
 //     load finds it. Where the way leads through staging memory, it begins with what the gathering kernel has read.
-//   - A load's header (key, identity, layout) is verified before the copy, its shards after it, by the sums of the bytes that
-//     the copier wrote to the pages. So damage that is done to the slot at rest is found, and damage done on the way, on the
-//     bus and in staging memory.
+//   - A load's shards are verified by the sums of the bytes that the copier wrote to the pages, against the checksums that the
+//     cache has kept since the block became ready (tier.Slot.Sums). So damage that is done to the slot's shards at rest is found,
+//     and damage done on the way, on the bus and in staging memory. The header in the slot is read by whoever writes the block
+//     down, not by loads.
 //     Until then no block is reported good, nor any shard of it (WaitShard). If a copy fails its check, the CPU verifies the
 //     slot. A wrong slot is dropped and read anew from below. A right one means that the transfer was wrong, which is counted
 //     apart (Stats.BadCopies, Hooks.BadCopy). Either way the block is copied again, at most three times in all, and only
@@ -49,8 +51,8 @@
 //
 // # Released means quiesced
 //
-// Neither Load nor Dump reports a block, good or bad, before the stream's ticket for it has resolved, which is when
-// nothing can touch its page or its slot any more. Cancel stops what has not been issued and then waits like everybody
+// Neither Load nor Dump reports a block, good or bad, before the stream has said that it has landed, or its ticket has resolved,
+// which is when nothing can touch its page or its slot any more. Cancel stops what has not been issued and then waits like everybody
 // else. Slots of a canceled dump go to quarantine until the hardware is done with them.
 //
 // # Why nothing waits for ever

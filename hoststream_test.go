@@ -10,7 +10,6 @@ import (
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/errdefs"
-	"github.com/kvlane/kvlane/gdr"
 	"github.com/kvlane/kvlane/internal/leak"
 	"github.com/kvlane/kvlane/stream"
 	"github.com/kvlane/kvlane/tier"
@@ -65,11 +64,6 @@ func TestDumpComesAfterRecordedWork(t *testing.T) {
 		})
 	}
 	t.Run("planned", func(t *testing.T) { dumpAfterWork(t, nil, true) })
-	t.Run("nic", func(t *testing.T) { dumpAfterWork(t, bySoftNIC, false) })
-}
-
-func bySoftNIC(c *kvlane.Config) {
-	c.Store.GDR, c.RDMA.Provider = kvlane.GDRRequire, gdr.Soft
 }
 
 func TestDumpComesAfterRecordedWorkCUDA(t *testing.T) { dumpAfterWork(t, onCUDA(t), true) }
@@ -244,19 +238,20 @@ func besideParked(t *testing.T, change func(*kvlane.Config), most int) {
 	}
 }
 
-func TestLoadsBesideParkedStreams(t *testing.T) {
-	parked := func(more func(*kvlane.Config)) func(*kvlane.Config) {
-		return func(c *kvlane.Config) {
-			c.Device.Sim = sim.Options{WaitsHoldAllocation: true}
-			more(c)
-		}
+// parked configures a simulated device that holds up who allocates while streams wait.
+func parked(more func(*kvlane.Config)) func(*kvlane.Config) {
+	return func(c *kvlane.Config) {
+		c.Device.Sim = sim.Options{WaitsHoldAllocation: true}
+		more(c)
 	}
+}
+
+func TestLoadsBesideParkedStreams(t *testing.T) {
 	for _, path := range append(stream.Paths(stream.MovedByDevice), stream.PathNone) {
 		t.Run(path.String(), func(t *testing.T) {
 			besideParked(t, parked(func(c *kvlane.Config) { c.Stream.Path = path }), 32)
 		})
 	}
-	t.Run("nic", func(t *testing.T) { besideParked(t, parked(bySoftNIC), 32) })
 }
 
 func TestLoadsBesideParkedStreamsCUDA(t *testing.T) {

@@ -149,6 +149,16 @@ var storeMutants = []mutant{
 	{"store", "TestLoadThatIsWaitedForExpires", []edit{{
 		"store/progress.go", "	p.to.Set(err)\n	p.s.count", "	p.s.count",
 	}}},
+	// What has landed.
+	{"stream/copy", "TestConformanceSim", []edit{{
+		"stream/copy/move/parts.go", "	for p.landed < p.N && p.Landed(p.landed) {", "	for p.landed < p.N {",
+	}}},
+	{"store", "TestWrongShardIsCopiedAgainWithThoseBehindIt", []edit{{
+		"store/loadcopy.go", "			case w != nil && (missing < 0 || w.part < missing):", "			case w != nil && w.part < missing:",
+	}}},
+	{"store", "TestDamagedSlotIsFoundUnderDevicePolicy", []edit{{
+		"store/loadcopy.go", "		if got := sum(k); got != sums[k] {", "		if got := sum(k); got != sums[k] && len(sums) == 0 {",
+	}}},
 	// Streams and engines.
 	{"stream/copy", "TestDefectTransientLackOfMemoryTakesAPathAwayForAWhileOnly", []edit{{
 		"stream/copy/prepare.go", "!errors.Is(why, errdefs.ErrNoMemory) {", "errors.Is(why, errdefs.ErrNoMemory) {",

@@ -89,9 +89,9 @@ func testLanded(t *testing.T, env Env) {
 	}{
 		"one group":           {4, many(1, 100_000)},
 		"small groups":        {3, many(50, 1000, 24)},
-		"large groups":        {3, many(6, 70_000, 70_001)},
-		"one page":            {1, many(30, 33_000, 33_000)},
-		"groups of all sizes": {5, [][]int64{{}, {100_000}, {0}, {17, 3}, {200_000, 1}, {64}, {80_000}, {}}},
+		"large groups":        {3, many(4, 50_000, 50_001)},
+		"one page":            {1, many(16, 33_000)},
+		"groups of all sizes": {3, [][]int64{{}, {60_000}, {0}, {17, 3}, {100_000, 1}, {64}, {50_000}, {}}},
 		"no pages":            {0, many(3, 100)},
 	}
 	for name, shape := range shapes {
@@ -122,7 +122,7 @@ func testLanded(t *testing.T, env Env) {
 
 // testLandedCancel cancels batches in the middle, and gives what they write to somebody else.
 func testLandedCancel(t *testing.T, env Env) {
-	for round := range 8 {
+	for round := range 5 {
 		w := newWorld(t, env, 0, 111)
 		b := w.paged(mem.ToSlots, env.A, env.B, 40, slices.Repeat([][]int64{{8000}}, 12)...)
 		h := w.hear(b, false)
@@ -151,9 +151,9 @@ func testLandedCancel(t *testing.T, env Env) {
 
 // testLandedFails has one work after another of a batch fail.
 func testLandedFails(t *testing.T, env Env) {
-	for n := 0; ; n++ {
+	for n := 0; ; n += 1 + n/4 {
 		w := newWorld(t, env, 0, 112)
-		b := w.paged(mem.ToSlots, env.A, env.B, 3, slices.Repeat([][]int64{{100_000}}, 6)...)
+		b := w.paged(mem.ToSlots, env.A, env.B, 3, slices.Repeat([][]int64{{50_000}}, 5)...)
 		h := w.hear(b, true)
 		env.Plan.Add(fault.Nth(env.Work, int(env.Plan.Seen(env.Work))+n).Fail(nil))
 		before := env.Plan.Injected()

@@ -65,7 +65,7 @@ var storeMutants = []mutant{
 	}}},
 	// Copies that are there already.
 	{"tier/file", "TestDefectDamagedCopyIsTakenForStored", []edit{{
-		"tier/file/put.go", "	if !whole {\n		info, err = t.examine(ctx, d, key, info)\n	}\n", "	if !whole {\n		err = t.plausible(info)\n	}\n",
+		"tier/file/put.go", "	if !whole {\n		info, err = t.examine(ctx, d, key, info)\n	}\n", "	if !whole {\n		err = t.plausible(key, info)\n	}\n",
 	}}},
 	{"store", "TestDefectDumpTakesDamagedCopiesForStored", []edit{{
 		"tier/file/tier.go", "kept[i] = whole && (synced", "kept[i] = !whole || (synced",

@@ -42,6 +42,8 @@ type Pool struct {
 
 // passage is what a stream was told to wait for.
 type passage struct {
+	holders int // calls of Hold that have it; of the pool's mu
+
 	mu   sync.Mutex   // held while the stream is told, so that last is the last one's
 	last device.Event // done when the stream has passed all of it; nil: it was told nothing
 	lost error        // why no event tells that
@@ -113,7 +115,7 @@ func (p *Pool) giveBack(s *Signal) {
 	p.words <- s.word
 }
 
-// passage returns what st was told, for Hold, which must call p.holding.Done. It forgets streams that have passed all.
+// passage returns what st was told, for Hold, which must call leave. It forgets streams that have passed all.
 func (p *Pool) passage(st device.HostStream) (*passage, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -123,7 +125,7 @@ func (p *Pool) passage(st device.HostStream) (*passage, error) {
 	w := p.streams[st]
 	if w == nil {
 		for other, w := range p.streams {
-			if w.passed() {
+			if w.holders == 0 && w.passed() {
 				delete(p.streams, other)
 			}
 		}
@@ -134,17 +136,24 @@ func (p *Pool) passage(st device.HostStream) (*passage, error) {
 		p.streams[st] = w
 	}
 	p.holding.Add(1)
+	w.holders++
 	return w, nil
 }
 
-// passed reports whether a stream has passed all that it waited for, and then gives its event back.
+// leave ends a call of Hold.
+func (p *Pool) leave(w *passage) {
+	p.mu.Lock()
+	w.holders--
+	p.mu.Unlock()
+	p.holding.Done()
+}
+
+// passed reports whether a stream that nobody is telling has passed all that it waited for, and then gives its event back.
 func (w *passage) passed() bool {
-	if !w.mu.TryLock() {
-		return false
-	}
+	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.lost != nil || w.last == nil {
-		return false // that of somebody who is about to tell it
+		return w.lost == nil
 	}
 	done, _ := w.last.Done()
 	if done {

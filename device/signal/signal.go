@@ -41,7 +41,7 @@ func (s *Signal) Hold(st device.HostStream, step int) error {
 	if err != nil {
 		return fmt.Errorf("hold stream: %w", err)
 	}
-	defer s.pool.holding.Done()
+	defer s.pool.leave(w)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if err := w.tell(st, s, step); err != nil {

@@ -1,0 +1,70 @@
+package signal
+
+import (
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/device/sim"
+)
+
+// TestDefectStreamForgottenWhileItIsTold: a stream that has passed all its waits is forgotten when another one comes, and must
+// not be between the moment when Hold finds it and the moment when it tells it to wait again: nothing would then keep the words
+// pinned.
+func TestDefectStreamForgottenWhileItIsTold(t *testing.T) {
+	dev, err := sim.Open(sim.Options{})
+	must(t, err)
+	pool, err := Open(dev, 1)
+	must(t, err)
+	var queues [2]device.Queue
+	var streams [2]device.HostStream
+	for i := range queues {
+		queues[i], err = dev.OpenQueue(device.QueueOptions{})
+		must(t, err)
+		streams[i], err = dev.AdoptStream(queues[i].(*sim.Queue).Handle()) //nolint:errcheck,forcetypeassert // sim's queues are these
+		must(t, err)
+	}
+	sig, err := pool.Take(t.Context(), 1)
+	must(t, err)
+	must(t, sig.Hold(streams[0], 1))
+	sig.Set(nil)
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+		if done, _ := pool.streams[streams[0]].last.Done(); done {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal("the stream does not pass a signal that is set")
+		}
+	}
+	found, err := pool.passage(streams[0])
+	must(t, err)
+	other, err := pool.passage(streams[1])
+	must(t, err)
+	if pool.streams[streams[0]] != found {
+		t.Error("the stream that is about to be told is forgotten")
+	}
+	pool.leave(found)
+	pool.leave(other)
+	// Once nobody tells them they are: the first has passed, the second was told nothing.
+	again, err := pool.passage(streams[1])
+	must(t, err)
+	pool.leave(again)
+	third, err := pool.passage(nil)
+	must(t, err)
+	pool.leave(third)
+	if n := len(pool.streams); n != 1 {
+		t.Errorf("%d streams are remembered, where only the last is new", n)
+	}
+	must(t, pool.Close(t.Context()))
+	for _, q := range queues {
+		must(t, q.Close(t.Context()))
+	}
+	must(t, dev.Close())
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

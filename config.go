@@ -119,22 +119,32 @@ func (s *StreamConfig) Goals() (loads, dumps plan.Goal) {
 
 // StoreConfig configures the store and its tiers.
 type StoreConfig struct {
-	// Pipeline names the tiers from fast to slow: "cache" or "cache|file". Default: "cache|file" where Dirs is not
-	// empty, else "cache".
+	// Pipeline names the tiers from fast to slow: "cache", "cache|file", "cache|log", "file" or "log". Default: "cache|file" where Dirs
+	// is not empty, "cache|log" where LogDir is not, else "cache". Without the cache blocks only pass through pinned memory: what is
+	// loaded comes from the file or log tier every time.
 	Pipeline string
 	// CacheBytes is the pinned host memory of the cache tier, two blocks at least and MaxCacheBytes at most; what does not fill a
-	// whole block stays unused.
+	// whole block stays unused. Of a pipeline without a cache it is the memory through which blocks pass, which may be left zero:
+	// DefaultWindowBytes then, or two blocks where these are longer.
 	CacheBytes int64
 	// Dirs are the directories of the file tier; a block's directory follows from its key.
 	Dirs []string
 	// FileBytes bounds the file tier; zero is unbounded.
 	FileBytes int64
+	// DirBytes bounds directories by themselves, in the order of Dirs; those with zero, and those beyond its end, share FileBytes.
+	DirBytes []int64
 	// Fsync says when a block's bytes reach stable storage. Default file.FsyncNever: a block survives the process, and
 	// after a power failure its checksums tell whether it survived that too.
 	Fsync file.FsyncPolicy
 	// ReadOnly changes nothing in Dirs, which must be there and may lie on a read-only mount: loads are served from them, and dumps
-	// go to the cache alone.
+	// go to the cache alone; where the pipeline has none they fail with ErrReadOnly.
 	ReadOnly bool
+	// LogDir is the directory of the log tier. There is no such tier yet: ErrNotSupported.
+	LogDir string
+	// LogBytes bounds the log tier; zero is unbounded.
+	LogBytes int64
+	// LogFsync says when what the log tier has written reaches stable storage: "always", "interval" or "never". Empty is "interval".
+	LogFsync string
 	// Verify says where and when checksums are made and checked on the way from and to the device. Default
 	// store.VerifyDevice.
 	Verify store.VerifyPolicy
@@ -154,6 +164,9 @@ type StoreConfig struct {
 // MaxCacheBytes bounds StoreConfig.CacheBytes: more than any host has.
 const MaxCacheBytes = 1 << 44
 
+// DefaultWindowBytes is the pinned memory through which blocks pass where the pipeline has no cache.
+const DefaultWindowBytes = 256 << 20
+
 // minSlots is the fewest slots that a store works with: one to fill while another is being written down.
 const minSlots = 2
 
@@ -171,33 +184,18 @@ func (s *StoreConfig) validate(formats block.Formats) error {
 	bad := func(format string, args ...any) {
 		errs = append(errs, fmt.Errorf(format+": %w", append(args, errdefs.ErrInvalid)...))
 	}
-	if formats != nil && s.CacheBytes < minSlots*formats.MaxImageBytes() {
+	if formats != nil && s.slotBytes(formats) < minSlots*formats.MaxImageBytes() {
 		bad("the cache of %d bytes does not hold %d blocks of %d bytes", s.CacheBytes, minSlots, formats.MaxImageBytes())
 	}
 	if s.CacheBytes > MaxCacheBytes {
 		bad("a cache of %d bytes is more than %d", s.CacheBytes, int64(MaxCacheBytes))
 	}
-	tiers, err := s.tiers()
-	hasFile := slices.Contains(tiers, store.TierFile)
-	switch {
-	case err != nil:
+	if tiers, err := s.tiers(); err != nil {
 		errs = append(errs, err)
-	case hasFile && len(s.Dirs) == 0:
-		bad("pipeline %q has a file tier, but no directory is given", s.Pipeline)
-	case !hasFile && len(s.Dirs) > 0:
-		bad("directory %q is given, but pipeline %q has no file tier", s.Dirs[0], s.Pipeline)
-	case !hasFile && s.FileBytes > 0:
-		bad("the file tier is bounded to %d bytes, but there is none: give a directory", s.FileBytes)
-	case !hasFile && s.Fsync != file.FsyncNever:
-		bad("the file tier is to sync files (%s), but there is none: give a directory", s.Fsync)
+	} else {
+		errs = append(errs, s.validateFile(formats, slices.Contains(tiers, store.TierFile)), s.validateLog(slices.Contains(tiers, store.TierLog)))
 	}
-	switch {
-	case hasFile && len(s.Dirs) > 0 && formats != nil:
-		f := file.Config{Dirs: s.Dirs, Formats: formats, Fsync: s.Fsync, MaxBytes: s.FileBytes}
-		if err := f.Validate(); err != nil {
-			errs = append(errs, err)
-		}
-	case s.FileBytes < 0:
+	if s.FileBytes < 0 {
 		bad("the file tier's bound is negative: %d bytes", s.FileBytes)
 	}
 	if s.Verify > store.VerifyFill {
@@ -252,14 +250,3 @@ func (s *StreamConfig) validate() error {
 
 // copyPaths returns the paths of a copy stream between a device and its host: all loads and dumps are such copies.
 func copyPaths() []stream.Path { return stream.Paths(stream.MovedByDevice) }
-
-// tiers returns the names of the pipeline's tiers, fast to slow.
-func (s *StoreConfig) tiers() ([]string, error) {
-	switch {
-	case s.Pipeline != "":
-		return store.ParsePipeline(s.Pipeline)
-	case len(s.Dirs) > 0:
-		return []string{store.TierCache, store.TierFile}, nil
-	}
-	return []string{store.TierCache}, nil
-}

@@ -10,7 +10,6 @@ import (
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/gdr"
-	"github.com/kvlane/kvlane/internal/dirfs"
 	"github.com/kvlane/kvlane/internal/unwind"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/profile"
@@ -20,7 +19,6 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/plan"
 	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/tier/cache"
-	"github.com/kvlane/kvlane/tier/file"
 )
 
 // Engine is a device with the store over it. All methods are safe for concurrent use, Close too, by any number of goroutines.
@@ -116,7 +114,7 @@ func (e *Engine) openPlanner(ctx context.Context) error {
 
 func (e *Engine) openCache() error {
 	image := e.groups.formats.MaxImageBytes()
-	bytes := e.cfg.Store.CacheBytes / image * image
+	bytes := e.cfg.Store.slotBytes(e.groups.formats) / image * image
 	pinned, err := e.dev.AllocHost(bytes)
 	if err != nil {
 		return fmt.Errorf("allocate %d bytes of pinned memory for the cache: %w", bytes, err)
@@ -126,7 +124,7 @@ func (e *Engine) openCache() error {
 	if err := e.Register(pinned); err != nil {
 		return err
 	}
-	t, err := cache.Open(cache.Config{Memory: pinned, Formats: e.groups.formats})
+	t, err := cache.Open(cache.Config{Memory: pinned, Formats: e.groups.formats, Transient: e.cfg.Store.passing()})
 	if err != nil {
 		return fmt.Errorf("open cache tier: %w", err)
 	}
@@ -141,20 +139,6 @@ func (e *Engine) freeCache(ctx context.Context) error {
 		return fmt.Errorf("free the cache's memory: %w", err)
 	}
 	return e.dev.Free(e.pinned)
-}
-
-func (e *Engine) openLower(ctx context.Context) error {
-	if len(e.cfg.Store.Dirs) == 0 {
-		return nil
-	}
-	s := &e.cfg.Store
-	t, err := file.Open(ctx, file.Config{Dirs: s.Dirs, Formats: e.groups.formats, Identities: e.groups.ids, Fsync: s.Fsync, MaxBytes: s.FileBytes, ReadOnly: s.ReadOnly, FS: dirfs.Of(ctx)})
-	if err != nil {
-		return err // it says what it was doing
-	}
-	e.lower = append(e.lower, t)
-	e.closers.Add("file tier", t.Close)
-	return nil
 }
 
 func (e *Engine) openStore(ctx context.Context) error {
@@ -193,7 +177,7 @@ func (e *Engine) openCopyStream(nic *streamcopy.Carrier, goal plan.Goal) (stream
 	o := streamcopy.Options{Path: c.Path, Policy: c.Policy, QueueDepth: c.QueueDepth, CTAs: c.CTAs, StagingBytes: c.StagingBytes, NIC: nic, Prepare: e.cfg.HostStreams}
 	o.Policy.Goal = goal
 	if o.StagingBytes == 0 && o.Policy.Goal.Weighs() { // no batch of the store is longer than the cache
-		o.StagingBytes = min(streamcopy.BesideStagingBytes, max(streamcopy.DefaultStagingBytes, e.cfg.Store.CacheBytes))
+		o.StagingBytes = min(streamcopy.BesideStagingBytes, max(streamcopy.DefaultStagingBytes, e.cfg.Store.slotBytes(e.groups.formats)))
 	}
 	if e.planner != nil { // not so while NICs in software are measured
 		o.Planner = e.planner

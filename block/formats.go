@@ -115,3 +115,12 @@ func (fs Formats) Verify(image []byte, key Key) error {
 	}
 	return f.Verify(image, key)
 }
+
+// VerifyHeader is Format.VerifyHeader under the format of the key's group.
+func (fs Formats) VerifyHeader(image []byte, key Key) error {
+	f, err := fs.Of(key)
+	if err != nil {
+		return fmt.Errorf("verify header: %w", err)
+	}
+	return f.VerifyHeader(image, key)
+}

@@ -23,7 +23,8 @@ type Config struct {
 	// Layers are the layers of the model that the shards of each group's blocks are, ascending, from 0: the shards of loads and
 	// dumps, over all groups. Each layer is one group's, and none is missing. Nil, for one group: shard k is layer k.
 	Layers [][]int
-	// Cache is the first tier; it needs two slots at least.
+	// Cache is the first tier; it needs two slots at least. Of a pipeline without a cache it is the window through which blocks pass
+	// (tier.TransientTier).
 	Cache tier.SlotTier
 	// Next holds the tiers below, first to last; may be empty. A block is durable when every one of them that is not read-only
 	// has it, or, without any such, when the cache has published it.
@@ -129,6 +130,9 @@ func (c *Config) Validate() error {
 			bad("store config: the cache has %d slots and needs 2 at least", slotCount(c))
 		}
 	}
+	if c.Cache != nil && passing(c.Cache) && len(c.Next) == 0 {
+		bad("store config: the first tier keeps nothing, and there is no tier below it")
+	}
 	for i, t := range c.Next {
 		if t == nil {
 			bad("store config: tier %d below the cache is nil", i+1)
@@ -161,6 +165,12 @@ func (c *Config) Validate() error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// passing says whether a tier is a window, in which blocks stay only while they are used.
+func passing(t tier.SlotTier) bool {
+	w, able := t.(tier.TransientTier)
+	return able && w.Transient()
 }
 
 // slotCount is the number of slots that the cache's array has room for.

@@ -66,11 +66,15 @@ type submission struct {
 //
 // A block is published in the cache, and found by lookups, once all its shards have landed and are summed; it is pinned there
 // until the tiers below have it. A dump may be larger than the cache: its blocks take slots as others become durable.
-// Blocks fail one by one: ErrBusy (no slot came free), ErrCanceled, ErrNoSpace, or the cause.
+// Blocks fail one by one: ErrBusy (no slot came free), ErrCanceled, ErrNoSpace, or the cause. Without a cache above tiers that are all
+// read-only there is no dump: ErrReadOnly.
 func (s *Store) Dump(ctx context.Context, pages *Pages, refs []Ref, o DumpOptions) (*DumpTask, error) {
 	fail := func(err error) (*DumpTask, error) { return nil, fmt.Errorf("dump %d blocks: %w", len(refs), err) }
 	if err := pages.validate(s.formats, s.where); err != nil {
 		return fail(err)
+	}
+	if s.passing && len(s.durable) == 0 {
+		return fail(fmt.Errorf("no tier of the pipeline keeps what is written: %w", errdefs.ErrReadOnly))
 	}
 	if err := s.begin(ctx); err != nil {
 		return fail(err)

@@ -380,7 +380,7 @@ func (t *DumpTask) awaitOthers() {
 		case err == nil:
 			t.skip(i)
 			t.persist(i, slot)
-		case notFound(err) && it.tries < maxTries && t.ctx.Err() == nil:
+		case notFound(err) && it.tries < t.s.tries && t.ctx.Err() == nil:
 			it.tries++
 			t.s.count.retries.Add(1)
 			sc.todo = append(sc.todo, i)

@@ -12,11 +12,10 @@ import (
 
 // fetch reads key from the first tier below that has it into a slot, and publishes it. It returns the slot pinned, and
 // the pipeline's tier. ErrExists: the block is in the cache, or another is bringing it. ErrNotFound: no tier has it.
-// With wait it waits for a slot, else ErrBusy where none is free.
-func (s *Store) fetch(ctx context.Context, key block.Key, wait bool) (tier.Slot, int8, error) {
-	group := s.formats.Group(key)
-	if group < 0 {
-		_, err := s.formats.Of(key)
+// With wait it waits for a slot, else ErrBusy where none is free. Where raw is given and the tier can, it does not verify the block's
+// shards nor publish it: the slot then is raw.
+func (s *Store) fetch(ctx context.Context, key block.Key, wait bool, raw *unproven) (tier.Slot, int8, error) {
+	if _, err := s.formats.Of(key); err != nil {
 		return nil, 0, err
 	}
 	var fill tier.Fill
@@ -35,12 +34,12 @@ func (s *Store) fetch(ctx context.Context, key block.Key, wait bool) (tier.Slot,
 					return nil, 0, err
 				}
 			}
-			err = t.Get(ctx, key, s.imageOf(fill.Extent(), uint8(group)))
+			var slot tier.Slot
+			slot, err = s.read(ctx, t, key, fill, raw)
 			t.Release(one)
-		}
-		if err == nil {
-			slot, err := s.publish(fill)
-			return slot, int8(ti + 1), err
+			if err == nil {
+				return slot, int8(ti + 1), nil
+			}
 		}
 		if ctx.Err() != nil {
 			errs = append(errs, fmt.Errorf("tier %s: %w", t.Name(), err))
@@ -65,6 +64,24 @@ func (s *Store) fetch(ctx context.Context, key block.Key, wait bool) (tier.Slot,
 		fill.Abort(err) // Get has returned: nothing writes the slot any more
 	}
 	return nil, 0, err
+}
+
+// read reads a block from a tier into the slot of fill, and publishes it; or, see fetch, makes it raw.
+func (s *Store) read(ctx context.Context, t tier.Tier, key block.Key, fill tier.Fill, raw *unproven) (tier.Slot, error) {
+	group := s.formats.Group(key)
+	image := s.imageOf(fill.Extent(), uint8(group))
+	r, able := t.(tier.Reader)
+	if raw == nil || !able {
+		if err := t.Get(ctx, key, image); err != nil {
+			return nil, err
+		}
+		return s.publish(fill)
+	}
+	if err := r.Read(ctx, key, image); err != nil {
+		return nil, err
+	}
+	raw.fill, raw.sums = fill, s.formats[group].ShardSums(raw.sums[:0], image.Bytes(), key)
+	return raw, nil
 }
 
 func (s *Store) reserveFor(ctx context.Context, key block.Key, wait bool) (tier.Fill, error) {

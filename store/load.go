@@ -24,6 +24,7 @@ type LoadTask struct {
 	pages    *Pages
 	layers   bool
 	sums     bool // streams are asked for the sums of what they copy, and blocks are verified by them
+	raw      bool // blocks are read from below without being verified, since their copies are
 	progress progress
 
 	reached gate // layerwise: of shards that no block of the task still waits for
@@ -73,6 +74,9 @@ func (s *Store) Load(ctx context.Context, lease *Lease, pages *Pages, refs []Ref
 	t.init(s.loadCtx, s, len(refs))
 	sc.flatten(s, pages)
 	t.sums = s.cfg.Verify != VerifyFill && s.summable(sc.planes)
+	if t.raw = t.sums && s.cfg.Verify == VerifyDevice && s.reads; t.raw {
+		sc.unprove(s)
+	}
 	if t.layers {
 		t.countShards()
 	}

@@ -178,6 +178,7 @@ func (t *LoadTask) settle(g *cohort) {
 			default:
 				t.verified(g, it, place)
 				from := it.from
+				t.prove(i)
 				t.drop(it)
 				t.left--
 				t.s.count.hits[from].Add(1)

@@ -115,6 +115,7 @@ func (t *LoadTask) unchecked() bool {
 // opened takes a slot that was in the cache already.
 func (t *LoadTask) opened(i int32, slot tier.Slot) {
 	it := &t.sc.items[i]
+	t.misread(i)
 	it.slot, it.from, it.checked = slot, 0, false
 	t.open++
 	if t.unchecked() && (t.s.cfg.Verify == VerifyFill || slot.Sums() != nil) {
@@ -122,6 +123,19 @@ func (t *LoadTask) opened(i int32, slot tier.Slot) {
 		return
 	}
 	t.verify(i)
+}
+
+// toProve takes a slot whose block was read without being verified: that its copy is, or else the CPU does it.
+func (t *LoadTask) toProve(i int32) {
+	switch it := &t.sc.items[i]; {
+	case t.stopped:
+		t.failed(i, context.Cause(t.ctx))
+	case it.slot.Sums() == nil:
+		t.verify(i)
+	default:
+		it.checked = false
+		t.sc.ready = append(t.sc.ready, i)
+	}
 }
 
 // verify has the CPU verify the block's slot.
@@ -149,7 +163,7 @@ func (t *LoadTask) work(kind jobKind, i int32) {
 	if kind == jobCheck {
 		err = t.s.formats[it.group].Verify(t.s.imageOf(it.slot.Extent(), it.group).Bytes(), key)
 	} else {
-		it.slot, it.from, err = t.s.fetch(t.ctx, key, true)
+		it.slot, it.from, err = t.s.fetch(t.ctx, key, true, t.room(i))
 	}
 	t.sc.results <- result{kind, i, err}
 }
@@ -164,11 +178,19 @@ func (t *LoadTask) took(r result) {
 			t.corrupt(r.i, r.err)
 			return
 		}
+		t.prove(r.i)
 		if it.wrong > 0 && !t.miscopied(r.i) {
 			return
 		}
 	} else {
 		t.reading--
+		if r.err == nil && t.unproven(r.i) {
+			t.toProve(r.i)
+			return
+		}
+		if r.err == nil {
+			t.misread(r.i)
+		}
 	}
 	it.checked = r.err == nil
 	switch {
@@ -185,13 +207,17 @@ func (t *LoadTask) took(r result) {
 	}
 }
 
-// corrupt drops a cached copy that failed its check and tries the tiers below.
+// corrupt drops a copy in a slot that failed its check and tries the tiers below. Whether a copy that came from there without having been
+// verified is theirs or was read wrong, shows when they are asked again.
 func (t *LoadTask) corrupt(i int32, err error) {
 	it := &t.sc.items[i]
+	it.misread = t.unproven(i)
 	it.slot.Corrupt(err)
 	t.drop(it)
-	t.s.count.corrupt.Add(1)
-	t.s.cfg.Hooks.corrupt(t.s.cache.Name(), t.sc.refs[i].Key, err)
+	if !it.misread {
+		t.s.count.corrupt.Add(1)
+		t.s.cfg.Hooks.corrupt(t.s.cache.Name(), t.sc.refs[i].Key, err)
+	}
 	if len(t.s.next) == 0 || t.stopped || it.wrong >= maxTries {
 		t.failed(i, err)
 		return
@@ -247,7 +273,10 @@ func (t *LoadTask) await() bool {
 	switch {
 	case err == nil:
 		t.opened(i, slot)
-	case notFound(err) && it.tries < maxTries && t.ctx.Err() == nil:
+	case notFound(err) && it.tries < t.s.tries && t.ctx.Err() == nil:
+		if bad(err) { // the tier below is to set it aside
+			it.cause = err
+		}
 		it.tries++
 		t.s.count.retries.Add(1)
 		sc.reads = append(sc.reads, i)
@@ -278,6 +307,9 @@ func (t *LoadTask) failed(i int32, err error) {
 	it := &t.sc.items[i]
 	if it.slot != nil {
 		t.drop(it)
+	}
+	if !bad(err) && !notFound(err) { // else that has been counted
+		t.misread(i)
 	}
 	if it.cause != nil {
 		err = fmt.Errorf("%w; and then: %w", it.cause, err)

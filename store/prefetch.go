@@ -19,7 +19,8 @@ type PrefetchTask struct {
 
 // Prefetch moves blocks up into the cache, where they stay as long as the cache finds them worth it: nothing is pinned
 // afterwards. Blocks that are in the cache, or on their way there, are left alone. It gives way to loads, and never
-// waits for a slot: ErrBusy for blocks that find none, ErrNotFound for blocks that no tier has. Load's rules hold for ctx.
+// waits for a slot: ErrBusy for blocks that find none, ErrNotFound for blocks that no tier has. Where the pipeline has no cache there is
+// nowhere to move them: it does nothing. Load's rules hold for ctx.
 func (s *Store) Prefetch(ctx context.Context, keys []block.Key) (*PrefetchTask, error) {
 	if err := s.begin(ctx); err != nil {
 		return nil, fmt.Errorf("prefetch %d blocks: %w", len(keys), err)
@@ -28,6 +29,10 @@ func (s *Store) Prefetch(ctx context.Context, keys []block.Key) (*PrefetchTask, 
 	t.init(s.loadCtx, s, len(keys))
 	t.left.Store(1)
 	s.count.prefetches.Add(1)
+	if s.passing {
+		t.one()
+		return t, nil
+	}
 	states := make([]tier.State, len(keys))
 	if err := s.cache.Lookup(t.ctx, t.keys, states); err != nil {
 		clear(states)
@@ -57,7 +62,7 @@ func (t *PrefetchTask) work(_ jobKind, i int32) {
 	err := t.ctx.Err()
 	var slot tier.Slot
 	if err == nil {
-		slot, _, err = t.s.fetch(t.ctx, t.keys[i], false)
+		slot, _, err = t.s.fetch(t.ctx, t.keys[i], false, nil)
 	}
 	switch {
 	case err == nil:

@@ -56,6 +56,7 @@ type rigOptions struct {
 	fsync          file.FsyncPolicy
 	fileFS         dirfs.FS
 	readOnly       bool
+	window         bool // nothing is kept in the slots
 }
 
 // rig is a store on a simulated device, over real tiers, with a paged cache to load to and dump from.
@@ -180,7 +181,7 @@ func (r *rig) blockBytes() int64 {
 func (r *rig) openStore() {
 	r.tb.Helper()
 	var err error
-	r.cache, err = cache.Open(cache.Config{Memory: r.host, Formats: r.groups})
+	r.cache, err = cache.Open(cache.Config{Memory: r.host, Formats: r.groups, Transient: r.o.window})
 	r.must(err)
 	c := store.Config{
 		PartBytes: 1, // a shard, or a block, lands by itself

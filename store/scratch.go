@@ -31,6 +31,10 @@ type scratch struct {
 	flights []*flight     // free ones
 	shards  []int         // of a layerwise dump, to be put in order
 	pages   pageSet
+
+	// Of blocks that a load reads without verifying them, by item, and their checksums.
+	unproven     []unproven
+	unprovenSums []uint64
 }
 
 // item is what a task knows of one ref.
@@ -47,6 +51,7 @@ type item struct {
 
 	// Of a load.
 	checked bool // the slot was verified by the CPU: by the task, or by the tier that the block was read from
+	misread bool // it was read wrong from below, which is not counted yet
 	older   bool // its checksums cannot be compared with those of a copy
 	touched bool // something may have been written to the page
 }
@@ -93,8 +98,16 @@ func (s *Store) take(refs []Ref) *scratch {
 	return sc
 }
 
+// unprove makes room for blocks that are read without being verified.
+func (sc *scratch) unprove(s *Store) {
+	n, shards := len(sc.refs), s.formats.MaxShards()
+	sc.unproven = slices.Grow(sc.unproven[:0], n)[:n]
+	sc.unprovenSums = slices.Grow(sc.unprovenSums[:0], n*shards)[:n*shards]
+}
+
 func (s *Store) put(sc *scratch) {
 	clear(sc.items)
+	clear(sc.unproven)
 	clear(sc.planes)
 	sc.todo, sc.reads, sc.others, sc.ready = sc.todo[:0], sc.reads[:0], sc.others[:0], sc.ready[:0]
 	s.scratch.Put(sc)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -26,6 +27,7 @@ const (
 	windowReads  = 64  // blocks of a load that are asked for below
 	ahead        = 2   // batches of a load in the stream at a time: one is copied while the next is made
 	maxTries     = 3   // times a block is tried again when another's fill of it failed
+	passingTries = 200 // the same, where others' fills are gone again when they have ended
 )
 
 // errNow is the cause of Store.now: what could not be had at once is busy.
@@ -41,9 +43,13 @@ type Store struct {
 	// durable are those of next that can be written: a block is durable when all of them have it.
 	durable []tier.Tier
 	// full says of each of durable that the last write there waited for room in vain.
-	full  []atomic.Bool
-	slots mem.Slots
-	clock clockwork.Clock
+	full []atomic.Bool
+	// passing says that the cache keeps nothing (tier.TransientTier): blocks pass through it.
+	passing bool
+	tries   uint8 // times a block is tried again that another was filling
+	reads   bool  // some tier below reads without verifying
+	slots   mem.Slots
+	clock   clockwork.Clock
 
 	formats block.Formats
 	layers  [][]int // see Config.Layers
@@ -126,6 +132,11 @@ func Open(c Config) (*Store, error) {
 		}
 	}
 	s.full = make([]atomic.Bool, len(s.durable))
+	s.passing, s.tries = passing(c.Cache), maxTries
+	if s.passing {
+		s.tries = passingTries
+	}
+	s.reads = slices.ContainsFunc(s.next, func(t tier.Tier) bool { _, able := t.(tier.Reader); return able })
 	now, end := context.WithCancelCause(context.Background())
 	end(errNow)
 	s.now = now

@@ -96,6 +96,25 @@ type ReadOnlyTier interface {
 	ReadOnly() bool
 }
 
+// TransientTier is a SlotTier that may have been opened as a window: then a block is forgotten once nothing pins it.
+type TransientTier interface {
+	Transient() bool
+}
+
+// Reader is a Tier that reads without summing what it reads, for who sums the bytes anyway.
+type Reader interface {
+	// Read is Get but for the shards, which are not verified: length, header, identity and key are. Whoever calls it verifies
+	// every shard by the header's checksums before anybody uses it, and where one is wrong asks Get, which sets the block aside.
+	Read(ctx context.Context, key block.Key, dst mem.Extent) error
+}
+
+// ManyPutter is a Tier that stores many blocks for less than as many Puts take.
+type ManyPutter interface {
+	// PutMany puts the image in srcs[i] as Put of keys[i] would, and sets errs[i] to what that would return: one block's failure is no
+	// other's. The slices have equal lengths, else all of errs wrap ErrInvalid. It returns when Put of each would have.
+	PutMany(ctx context.Context, keys []block.Key, srcs []mem.Extent, errs []error)
+}
+
 // Statter is a Tier that counts. Every tier of kvlane does.
 type Statter interface {
 	Stats() Stats

@@ -55,7 +55,7 @@ func (g *group) enter() {
 		case Load:
 			hits = o.Hits
 		case Both:
-			hits = []Hits{InCache}
+			hits = []Hits{g.rig.o.nearest()}
 		case Dump:
 		}
 		for _, h := range hits {

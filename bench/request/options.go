@@ -11,6 +11,7 @@ import (
 	"github.com/kvlane/kvlane/bench"
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/store"
 )
 
 // Product is a matrix product that can be closed.
@@ -61,7 +62,7 @@ type Options struct {
 	Requests   []int    // at a time; default 1, 8, 32
 	Work       []Work   // default load, dump and both
 	Forms      []Form   // default both
-	Hits       []Hits   // default InCache; the others need Dir
+	Hits       []Hits   // default InCache, InPageCache where Engine's pipeline has no cache; the others need Dir
 	// Dir is where the file tier gets a directory of its own, which is removed at the end. Dumps are durable in it then.
 	Dir string
 	// Bytes is the most that the requests of one time load or dump: what would be more is left out. Default 2 GiB (simulated: 8 MiB).
@@ -119,6 +120,20 @@ func (o *Options) simulated() bool { return o.Engine.Device.Driver == kvlane.Sim
 // still reports whether the device completes copies without making them.
 func (o *Options) still() bool { return o.simulated() && o.Engine.Device.Sim.Still }
 
+// cached says whether the pipeline keeps blocks in a cache.
+func (o *Options) cached() bool {
+	tiers, err := store.ParsePipeline(o.Engine.Store.Pipeline)
+	return err != nil || tiers[0] == store.TierCache // none is named, or what is wrong with it is said elsewhere
+}
+
+// nearest is the fastest place of blocks.
+func (o *Options) nearest() Hits {
+	if o.cached() {
+		return InCache
+	}
+	return InPageCache
+}
+
 func (o Options) withDefaults() Options {
 	bytes, large, budget, quick := int64(2<<30), int64(256<<20), 2*time.Minute, 15*time.Second
 	if o.simulated() {
@@ -135,7 +150,7 @@ func (o Options) withDefaults() Options {
 	list(&o.Requests, 1, 8, 32)
 	list(&o.Work, Load, Dump, Both)
 	list(&o.Forms, Whole, Layers)
-	list(&o.Hits, InCache)
+	list(&o.Hits, o.nearest())
 	def(&o.Bytes, bytes)
 	def(&o.LargeBytes, large)
 	def(&o.Budget, budget)
@@ -193,7 +208,18 @@ func (o *Options) validate() error {
 	oneOf(bad, "work", o.Work, Load, Dump, Both)
 	oneOf(bad, "form", o.Forms, Whole, Layers)
 	oneOf(bad, "place of blocks", o.Hits, InCache, InPageCache, OnDisk)
+	if pipeline := o.Engine.Store.Pipeline; pipeline != "" {
+		tiers, err := store.ParsePipeline(pipeline)
+		if err != nil {
+			errs = append(errs, err)
+		} else if slices.Contains(tiers, store.TierFile) != (o.Dir != "") {
+			bad("pipeline %q and directory %q do not go together", pipeline, o.Dir)
+		}
+	}
 	for _, h := range o.Hits {
+		if h == InCache && !o.cached() {
+			bad("blocks are to be found in the cache, but pipeline %q has none", o.Engine.Store.Pipeline)
+		}
 		if h != InCache && o.Dir == "" {
 			bad("blocks are to be found in files (%s), but no directory is given for them", h)
 		}

@@ -127,7 +127,9 @@ func newRig(ctx context.Context, o *Options, g Geometry, most int) (_ *rig, err 
 // config returns what the engine is opened with.
 func (r *rig) config(cacheBytes int64) kvlane.Config {
 	c := r.o.Engine
-	c.Store.CacheBytes = max(c.Store.CacheBytes, cacheBytes)
+	if r.o.cached() {
+		c.Store.CacheBytes = max(c.Store.CacheBytes, cacheBytes)
+	}
 	if r.dir != "" {
 		c.Store.Dirs = []string{r.dir}
 	}

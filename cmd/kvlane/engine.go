@@ -65,8 +65,12 @@ type engineFlags struct {
 	verify      string
 	fsync       string
 	rdma        rdmaFlags
+	pipeline    string
 	dirs        []string
+	dirBytes    []string
+	logDir      string
 	cacheBytes  int64
+	given       func(flag string) bool // on the command line; nil: none
 	fileBytes   int64
 	readOnly    bool
 	metricsAddr string
@@ -77,10 +81,14 @@ func (e *engineFlags) register(flags *pflag.FlagSet) {
 	registerAutoDevice(flags, &e.device)
 	flags.IntVar(&e.index, "device-index", 0, "which of the devices")
 	e.registerCopies(flags)
-	flags.Var(sizeValue{&e.cacheBytes}, "cache-bytes", "pinned host memory of the cache tier")
+	e.given = flags.Changed
+	e.registerPipeline(flags)
+	flags.Var(sizeValue{&e.cacheBytes}, "cache-bytes", "pinned host memory of the cache tier; without a cache, that through which blocks pass (then 256MiB by default)")
 	flags.StringArrayVar(&e.dirs, "file-dir", nil, "directory of the file tier; repeat it for several, without it there is none")
 	flags.BoolVar(&e.readOnly, "file-read-only", false, "change nothing in the directories of the file tier: serve loads from them, and dump to the cache alone")
 	flags.Var(sizeValue{&e.fileBytes}, "file-bytes", "bound of the file tier; 0 is none")
+	flags.StringArrayVar(&e.dirBytes, "file-dir-bytes", nil, "bound of one directory by itself, in the order of --file-dir; 0: it is bounded by --file-bytes with the others")
+	flags.StringVar(&e.logDir, "log-dir", "", "directory of the log tier")
 	e.registerFsync(flags)
 	e.rdma.register(flags)
 	flags.StringVar(&e.metricsAddr, "metrics-addr", "", "serve Prometheus metrics at this host:port under /metrics")
@@ -97,6 +105,10 @@ func (e *engineFlags) registerCopies(flags *pflag.FlagSet) {
 	flags.StringVar(&e.verify, "verify", store.VerifyDevice.String(), "who makes and verifies checksums: device (the copy on its way, or else the CPU), always (the CPU too, before and after copies), or fill (the same, but not of what the cache has)")
 }
 
+func (e *engineFlags) registerPipeline(flags *pflag.FlagSet) {
+	flags.StringVar(&e.pipeline, "pipeline", "", "tiers from fast to slow: cache, cache|file, cache|log, file, log (default: what the directories that are given make of it, below a cache)")
+}
+
 func (e *engineFlags) registerFsync(flags *pflag.FlagSet) {
 	flags.StringVar(&e.fsync, "fsync", "never", "when files are synced: never, or file (each one, before its block counts as durable)")
 }
@@ -107,7 +119,12 @@ func (e *engineFlags) config(g block.Geometry) (kvlane.Config, error) {
 	driver, e.simulates = chooseDriver(e.device)
 	c := kvlane.Config{
 		Device: kvlane.DeviceConfig{Driver: driver, Index: e.index},
-		Store:  kvlane.StoreConfig{CacheBytes: e.cacheBytes, Dirs: e.dirs, FileBytes: e.fileBytes, ReadOnly: e.readOnly},
+		Store: kvlane.StoreConfig{
+			Pipeline: e.pipeline, CacheBytes: e.cacheBytes, Dirs: e.dirs, FileBytes: e.fileBytes, ReadOnly: e.readOnly, LogDir: e.logDir,
+		},
+	}
+	if tiers, err := store.ParsePipeline(e.pipeline); err == nil && tiers[0] != store.TierCache && (e.given == nil || !e.given("cache-bytes")) {
+		c.Store.CacheBytes = 0 // the engine's own
 	}
 	errs := e.choices(&c)
 	c.Store.GDR, c.RDMA = kvlane.GDR(e.rdma.gdr), e.rdma.config()
@@ -140,6 +157,11 @@ func (e *engineFlags) choices(c *kvlane.Config) []error {
 	check("verify", err)
 	c.Store.Fsync, err = file.ParseFsyncPolicy(e.fsync)
 	check("fsync", err)
+	for _, text := range e.dirBytes {
+		var n int64
+		check("file-dir-bytes", sizeValue{&n}.Set(text))
+		c.Store.DirBytes = append(c.Store.DirBytes, n)
+	}
 	if e.metricsAddr != "" {
 		_, _, err = net.SplitHostPort(e.metricsAddr)
 		check("metrics-addr", err)

@@ -36,7 +36,7 @@ var needs = []need{
 		met: isNot("list-presets", "true"), clashes: "--list-presets",
 	},
 	{
-		commands: []string{"replay"}, flags: []string{"file-bytes", "fsync"},
+		commands: []string{"replay"}, flags: []string{"file-bytes", "file-dir-bytes", "fsync"},
 		met: given("file-dir"), lacks: "--file-dir DIR",
 	},
 	{
@@ -44,7 +44,7 @@ var needs = []need{
 		met: given("file-dir"), lacks: "--file-dir DIR",
 	},
 	{
-		commands: []string{"replay"}, flags: []string{"file-bytes", "fsync"},
+		commands: []string{"replay"}, flags: []string{"file-bytes", "file-dir-bytes", "fsync"},
 		met: isNot("file-read-only", "true"), clashes: "--file-read-only, which writes nothing",
 	},
 	{

@@ -23,6 +23,9 @@ type Config struct {
 	Memory *mem.Region
 	// Formats are those of the blocks kept here, one a page group.
 	Formats block.Formats
+	// Transient makes the tier a window: a block is forgotten once nothing pins it, so that its slot is only a place to stand in on the
+	// way to or from another tier.
+	Transient bool
 	// Clock tells how long a slot has been filling; nil is the machine's.
 	Clock clockwork.Clock
 }
@@ -53,6 +56,7 @@ func (c *Config) Validate() error {
 type Tier struct {
 	formats block.Formats
 	clock   clockwork.Clock
+	passing bool // see Config.Transient
 	slots   mem.Slots
 	closing chan struct{}  // closed by the first Close
 	owned   sync.WaitGroup // goroutines that watch quarantined slots
@@ -109,6 +113,7 @@ func Open(c Config) (*Tier, error) {
 	t := &Tier{
 		formats:     c.Formats,
 		clock:       c.Clock,
+		passing:     c.Transient,
 		slots:       slots,
 		closing:     make(chan struct{}),
 		free:        free,
@@ -126,8 +131,16 @@ func Open(c Config) (*Tier, error) {
 	return t, nil
 }
 
-// Name returns "cache".
-func (t *Tier) Name() string { return "cache" }
+// Name returns "cache", and "window" of a tier that keeps nothing.
+func (t *Tier) Name() string {
+	if t.passing {
+		return "window"
+	}
+	return "cache"
+}
+
+// Transient says whether blocks are forgotten once nothing pins them.
+func (t *Tier) Transient() bool { return t.passing }
 
 // Slots returns the array that the slots' numbers index.
 func (t *Tier) Slots() mem.Slots { return t.slots }

@@ -10,6 +10,9 @@
 // through a small queue, and only those used again there reach the main one, so that a scan of blocks used once cannot
 // displace those in use. Who finds every slot pinned waits in line, first come, first served, until its context ends.
 //
+// A tier that is opened as a window (Config.Transient) has no policy: a block is there while somebody fills it or has it pinned, and
+// forgotten with its last pin. Pipelines without a cache have one, through which their blocks pass.
+//
 // One mutex guards all of it. A call takes it once, however many blocks it is about, for some tens of nanoseconds a block, never
 // over a copy, a checksum or a wait.
 package cache

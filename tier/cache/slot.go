@@ -262,12 +262,16 @@ func (t *Tier) unpin(slot uint32) {
 	t.settle(slot)
 }
 
-// settle makes a slot whose last pin may have gone evictable, or free if its block was condemned. The caller holds mu.
+// settle makes a slot whose last pin may have gone evictable, or free if its block was condemned or is not to be kept. The caller
+// holds mu.
 func (t *Tier) settle(slot uint32) {
 	e := &t.entries[slot]
 	switch {
 	case e.pins > 0 || e.retains > 0:
 	case e.state == tier.Failed:
+		t.freeSlot(slot)
+	case t.passing:
+		t.drop(slot)
 		t.freeSlot(slot)
 	default:
 		t.policy.link(slot)

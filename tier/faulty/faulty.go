@@ -157,11 +157,23 @@ func (t *Tier) Release(keys []block.Key) { t.inner.Release(keys) }
 
 // Get implements tier.Tier.
 func (t *Tier) Get(ctx context.Context, key block.Key, dst mem.Extent) error {
+	return t.get(ctx, key, dst, t.inner.Get)
+}
+
+// Read implements tier.Reader: where the tier beneath does not, by its Get. To the plan it is a Get.
+func (t *Tier) Read(ctx context.Context, key block.Key, dst mem.Extent) error {
+	if r, ok := t.inner.(tier.Reader); ok {
+		return t.get(ctx, key, dst, r.Read)
+	}
+	return t.get(ctx, key, dst, t.inner.Get)
+}
+
+func (t *Tier) get(ctx context.Context, key block.Key, dst mem.Extent, inner func(context.Context, block.Key, mem.Extent) error) error {
 	f, err := t.in.before(ctx, OpGet)
 	if err != nil {
 		return fmt.Errorf("get block %s: %w", key, err)
 	}
-	err = t.inner.Get(ctx, key, dst)
+	err = inner(ctx, key, dst)
 	switch {
 	case f.Action == fault.Partial:
 		if err == nil {
@@ -181,13 +193,57 @@ func (t *Tier) Put(ctx context.Context, key block.Key, src mem.Extent) error {
 	if err != nil {
 		return fmt.Errorf("put block %s: %w", key, err)
 	}
+	if spoiled, err := t.putWrong(ctx, f, key, src); spoiled {
+		return err
+	}
+	return t.inner.Put(ctx, key, src)
+}
+
+// putWrong puts what the fault makes of src, and says whether that is the fault's to do.
+func (t *Tier) putWrong(ctx context.Context, f fault.Fault, key block.Key, src mem.Extent) (spoiled bool, err error) {
 	switch f.Action {
 	case fault.Partial:
-		return partial(f, t.putSpoiled(ctx, key, src, func(b []byte) { clear(b[len(b)/2:]) }))
+		return true, partial(f, t.putSpoiled(ctx, key, src, func(b []byte) { clear(b[len(b)/2:]) }))
 	case fault.Corrupt:
-		return t.putSpoiled(ctx, key, src, func(b []byte) { flip(f, b) })
+		return true, t.putSpoiled(ctx, key, src, func(b []byte) { flip(f, b) })
 	default:
-		return t.inner.Put(ctx, key, src)
+		return false, nil
+	}
+}
+
+// PutMany implements tier.ManyPutter: where the tier beneath does not, by its Put. To the plan it is as many Puts, of which those that
+// go well are made together.
+func (t *Tier) PutMany(ctx context.Context, keys []block.Key, srcs []mem.Extent, errs []error) {
+	if len(srcs) != len(keys) || len(errs) != len(keys) {
+		for i := range errs {
+			errs[i] = fmt.Errorf("put %d blocks of %d extents into %d errors: %w", len(keys), len(srcs), len(errs), errdefs.ErrInvalid)
+		}
+		return
+	}
+	var at []int
+	var well []block.Key
+	var from []mem.Extent
+	for i, key := range keys {
+		f, err := t.in.before(ctx, OpPut)
+		wrong := err != nil
+		if !wrong {
+			wrong, err = t.putWrong(ctx, f, key, srcs[i])
+		}
+		if errs[i] = err; !wrong {
+			at, well, from = append(at, i), append(well, key), append(from, srcs[i])
+		}
+	}
+	m, able := t.inner.(tier.ManyPutter)
+	if !able {
+		for k, i := range at {
+			errs[i] = t.inner.Put(ctx, well[k], from[k])
+		}
+		return
+	}
+	got := make([]error, len(well))
+	m.PutMany(ctx, well, from, got)
+	for k, i := range at {
+		errs[i] = got[k]
 	}
 }
 

@@ -27,6 +27,12 @@ func NewSlots(t tier.SlotTier, plan *fault.Plan, clock clockwork.Clock) *SlotTie
 // Slots implements tier.SlotTier.
 func (t *SlotTier) Slots() mem.Slots { return t.slots.Slots() }
 
+// Transient says what the tier beneath says.
+func (t *SlotTier) Transient() bool {
+	w, ok := t.slots.(tier.TransientTier)
+	return ok && w.Transient()
+}
+
 // LimitRetained implements tier.SlotTier. It never goes wrong.
 func (t *SlotTier) LimitRetained(slots int) { t.slots.LimitRetained(slots) }
 

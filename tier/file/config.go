@@ -61,6 +61,9 @@ type Config struct {
 	// With several processes in one directory each recounts after it has written a sixteenth of the bound, so that
 	// together they may exceed it by as much.
 	MaxBytes int64
+	// DirBytes bounds directories by themselves, in the order of Dirs: the images in one of them, of which the coldest there are removed.
+	// Directories with zero, and those beyond its end, share MaxBytes.
+	DirBytes []int64
 	// HighBytes is where removing starts in the background, LowBytes where it stops. By default 95% and 90% of
 	// MaxBytes.
 	HighBytes, LowBytes int64

@@ -1,0 +1,110 @@
+package kvlane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/store"
+	"github.com/kvlane/kvlane/tier"
+	"github.com/kvlane/kvlane/tier/file"
+)
+
+// tiers returns the names of the pipeline's tiers, fast to slow.
+func (s *StoreConfig) tiers() ([]string, error) {
+	switch {
+	case s.Pipeline != "":
+		return store.ParsePipeline(s.Pipeline)
+	case len(s.Dirs) > 0:
+		return []string{store.TierCache, store.TierFile}, nil
+	case s.LogDir != "":
+		return []string{store.TierCache, store.TierLog}, nil
+	}
+	return []string{store.TierCache}, nil
+}
+
+// passing says whether blocks only pass through pinned memory.
+func (s *StoreConfig) passing() bool {
+	tiers, err := s.tiers()
+	return err == nil && tiers[0] != store.TierCache
+}
+
+// slotBytes is the pinned memory of the cache, or of the window in its place.
+func (s *StoreConfig) slotBytes(formats block.Formats) int64 {
+	if s.CacheBytes == 0 && s.passing() {
+		return max(DefaultWindowBytes, minSlots*formats.MaxImageBytes())
+	}
+	return s.CacheBytes
+}
+
+// fileTier is the configuration of the file tier.
+func (s *StoreConfig) fileTier(formats block.Formats) file.Config {
+	return file.Config{Dirs: s.Dirs, Formats: formats, Fsync: s.Fsync, MaxBytes: s.FileBytes, DirBytes: s.DirBytes, ReadOnly: s.ReadOnly}
+}
+
+// validateFile reports everything that is wrong with the file tier, or with what is said of one that there is not.
+func (s *StoreConfig) validateFile(formats block.Formats, there bool) error {
+	var errs []error
+	bad := func(format string, args ...any) {
+		errs = append(errs, fmt.Errorf(format+": %w", append(args, errdefs.ErrInvalid)...))
+	}
+	switch {
+	case there && len(s.Dirs) == 0:
+		bad("pipeline %q has a file tier, but no directory is given", s.Pipeline)
+	case there && formats != nil:
+		c := s.fileTier(formats)
+		c.MaxBytes = max(0, c.MaxBytes) // a negative one has been complained about
+		errs = append(errs, c.Validate())
+	case !there && len(s.Dirs) > 0:
+		bad("directory %q is given, but pipeline %q has no file tier", s.Dirs[0], s.Pipeline)
+	case !there && s.FileBytes > 0:
+		bad("the file tier is bounded to %d bytes, but there is none: give a directory", s.FileBytes)
+	case !there && len(s.DirBytes) > 0:
+		bad("%d directories of the file tier are bounded, but there is none: give a directory", len(s.DirBytes))
+	case !there && s.Fsync != file.FsyncNever:
+		bad("the file tier is to sync files (%s), but there is none: give a directory", s.Fsync)
+	}
+	return errors.Join(errs...)
+}
+
+// validateLog is validateFile of the log tier.
+func (s *StoreConfig) validateLog(there bool) error {
+	switch {
+	case there:
+		return fmt.Errorf("the log tier is not there yet: use the file tier: %w", errdefs.ErrNotSupported)
+	case s.LogDir != "":
+		return fmt.Errorf("directory %q is given, but pipeline %q has no log tier: %w", s.LogDir, s.Pipeline, errdefs.ErrInvalid)
+	case s.LogBytes != 0 || s.LogFsync != "":
+		return fmt.Errorf("the log tier's bound or policy is given, but there is none: give a directory: %w", errdefs.ErrInvalid)
+	}
+	return nil
+}
+
+// openLower opens the tier below the cache, where there is one.
+func (e *Engine) openLower(ctx context.Context) error {
+	tiers, err := e.cfg.Store.tiers()
+	if err != nil {
+		return err
+	}
+	var t tier.Tier
+	switch {
+	case slices.Contains(tiers, store.TierFile):
+		c := e.cfg.Store.fileTier(e.groups.formats)
+		c.Identities, c.FS = e.groups.ids, dirfs.Of(ctx)
+		t, err = file.Open(ctx, c)
+	case slices.Contains(tiers, store.TierLog):
+		err = e.cfg.Store.validateLog(true)
+	default:
+		return nil
+	}
+	if err != nil {
+		return err // it says what it was doing
+	}
+	e.lower = append(e.lower, t)
+	e.closers.Add(t.Name()+" tier", t.Close)
+	return nil
+}

@@ -1,0 +1,185 @@
+package store_test
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/store"
+	"github.com/kvlane/kvlane/tier"
+)
+
+// newWindow is a store whose blocks only pass through slots. Put, if given, takes the place of the file tier's.
+func newWindow(t *testing.T, o rigOptions, put func(inner tier.Tier) func(context.Context, block.Key, mem.Extent) error) *rig {
+	t.Helper()
+	o.window, o.dirs = true, []string{t.TempDir()}
+	if put != nil {
+		o.wrapFile = func(next tier.Tier) tier.Tier { return &hookTier{Tier: next, put: put(next)} }
+	}
+	return newRig(t, o)
+}
+
+func (r *rig) wantEmptyWindow() {
+	r.tb.Helper()
+	if st := r.cache.Stats(); st.Blocks != 0 || st.Retained != 0 {
+		r.tb.Errorf("%d blocks and %d pins are in the window, want none", st.Blocks, st.Retained)
+	}
+}
+
+// What was stored is found below, as often as it is asked for, and nothing stays in the slots.
+func TestWindowKeepsNothing(t *testing.T) {
+	t.Parallel()
+	r := newWindow(t, rigOptions{}, nil)
+	r.dump(1, 2, 3)
+	r.wantEmptyWindow()
+	for range 3 {
+		for _, hit := range r.hits(1, 2, 3) {
+			if hit.State != tier.Ready || hit.Tier != "file" {
+				t.Errorf("a block is %s in %q, want it in the file tier", hit.State, hit.Tier)
+			}
+		}
+		r.mustLoad(1, 2, 3, 1)
+		p, err := r.st.Prefetch(r.ctx(), r.keys(1, 2, 3))
+		r.must(err)
+		r.must(p.Wait(r.ctx()))
+		r.wantEmptyWindow()
+	}
+	if st := r.st.Stats(); st.Tiers[0].Name != "window" || st.Tiers[1].Hits < 9 || st.Prefetched != 0 {
+		t.Errorf("tier %q; %d of 12 hits are the file tier's; %d were prefetched", st.Tiers[0].Name, st.Tiers[1].Hits, st.Prefetched)
+	}
+	if d := r.dump(1, 2, 3, 4); d.Skipped() != 3 {
+		t.Errorf("%d of 3 blocks that are there were skipped", d.Skipped())
+	}
+}
+
+// A block that is not written down yet is found where it waits for that.
+func TestWindowHasWhatIsNotDurableYet(t *testing.T) {
+	t.Parallel()
+	write := make(chan struct{})
+	r := newWindow(t, rigOptions{}, func(inner tier.Tier) func(context.Context, block.Key, mem.Extent) error {
+		return func(ctx context.Context, key block.Key, src mem.Extent) error {
+			<-write
+			return inner.Put(ctx, key, src)
+		}
+	})
+	d := r.startDump(1, 2)
+	r.must(d.Published(r.ctx()))
+	r.wantHits(true, 1, 2)
+	lease, err := r.st.LeasePrefix(r.ctx(), r.keys(1, 2), 0)
+	r.must(err)
+	if lease.Len() != 2 || lease.Tier(0) != "window" {
+		t.Errorf("%d blocks are leased, the first in %q", lease.Len(), lease.Tier(0))
+	}
+	r.mustLoad(1, 2)
+	close(write)
+	r.must(d.Durable(r.ctx()))
+	// What is leased stays where it is.
+	l, err := r.st.Load(r.ctx(), lease, r.pages, r.refs(4, 1, 2), store.LoadOptions{})
+	r.must(err)
+	r.must(l.Wait(r.ctx()))
+	lease.Release()
+	r.wantEmptyWindow()
+	r.mustLoad(1, 2)
+}
+
+// Loads and dumps, of the same blocks and of others, whole and by layers, share the fewest slots there may be.
+func TestWindowOfTwoSlotsIsShared(t *testing.T) {
+	t.Parallel()
+	const tasks, each, rounds = 6, 5, 4
+	r := newWindow(t, rigOptions{slots: 2, pages: 2 * tasks * each}, nil)
+	hot := []int{1, 2, 3, 4, 5}
+	r.dump(hot...)
+	var g errgroup.Group
+	for k := range tasks {
+		g.Go(func() error { // each time the same blocks as all others
+			first := k * each
+			for n := range rounds {
+				l, err := r.st.Load(r.ctx(), nil, r.pages, r.refs(first, hot...), store.LoadOptions{Layerwise: n%2 == 1})
+				if err == nil {
+					err = l.Wait(r.ctx())
+				}
+				if err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		g.Go(func() error { // blocks that one other dumps too
+			first := (tasks + k) * each
+			var ns []int
+			for i := range each {
+				ns = append(ns, 100+k/2*each+i)
+			}
+			for i, n := range ns {
+				r.fill(uint32(first+i), n)
+			}
+			d, err := r.st.Dump(r.ctx(), r.pages, r.refs(first, ns...), store.DumpOptions{})
+			if err != nil {
+				return err
+			}
+			return d.Durable(r.ctx())
+		})
+	}
+	r.must(g.Wait())
+	for k := range tasks {
+		for i, n := range hot {
+			r.must(r.holds(uint32(k*each+i), n))
+		}
+	}
+	r.wantEmptyWindow()
+	for k := range tasks / 2 {
+		r.mustLoad(100+k*each, 101+k*each, 102+k*each)
+	}
+}
+
+// Whoever waits for a slot in vain is told so in time.
+func TestWindowThatStaysFullIsBusy(t *testing.T) {
+	t.Parallel()
+	write := make(chan struct{})
+	r := newWindow(t, rigOptions{slots: 2, tune: func(c *store.Config) { c.WaitMax = 50 * time.Millisecond }},
+		func(inner tier.Tier) func(context.Context, block.Key, mem.Extent) error {
+			var later atomic.Bool
+			return func(ctx context.Context, key block.Key, src mem.Extent) error {
+				if later.Swap(true) {
+					<-write
+				}
+				return inner.Put(context.WithoutCancel(ctx), key, src)
+			}
+		})
+	r.dump(1)
+	d := r.startDump(2, 3)
+	r.must(d.Published(r.ctx()))
+	wantErr(t, r.load(store.LoadOptions{}, 1)[0], errdefs.ErrBusy)
+	r.mustLoad(2, 3) // they are in the slots
+	late := r.startDump(4)
+	wantErr(t, late.Durable(r.ctx()), errdefs.ErrBusy)
+	close(write)
+	r.must(d.Durable(r.ctx()))
+	r.mustLoad(1, 2, 3)
+	r.wantEmptyWindow()
+}
+
+// Where all tiers below are for reading there is no place for a dump.
+func TestWindowAboveReadOnlyTiersRefusesDumps(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	w := newRig(t, rigOptions{dirs: []string{dir}})
+	w.dump(1)
+	r := newRig(t, rigOptions{dirs: []string{dir}, readOnly: true, window: true})
+	r.mustLoad(1)
+	_, err := r.st.Dump(r.ctx(), r.pages, r.refs(0, 2), store.DumpOptions{})
+	wantErr(t, err, errdefs.ErrReadOnly)
+}
+
+func TestWindowNeedsATierBelow(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, rigOptions{window: true, dirs: []string{t.TempDir()}})
+	_, err := store.Open(store.Config{Formats: r.groups, Cache: r.cache, OpenLoad: r.opener(nil), OpenDump: r.opener(nil)})
+	wantErr(t, err, errdefs.ErrInvalid)
+}

@@ -1,0 +1,66 @@
+package cache_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/tier"
+	"github.com/kvlane/kvlane/tier/cache"
+	"github.com/kvlane/kvlane/tier/tiertest"
+)
+
+// A window has a block while it is being filled, open or retained, and forgets it with the last of these.
+func TestWindowForgets(t *testing.T) {
+	f := tiertest.NewFormat(t)
+	kept := open(t, f, 2)
+	memory := kept.Slots().Region
+	closeTier(t, kept)
+	c, err := cache.Open(cache.Config{Memory: memory, Formats: block.Formats{f}, Transient: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closeTier(t, c)
+	if c.Name() != "window" || !c.Transient() {
+		t.Errorf("the tier is a %q, transient %v", c.Name(), c.Transient())
+	}
+	ctx := t.Context()
+	slot := store(t, c, f, 1)
+	if n, err := c.Retain(ctx, tiertest.Keys(1)); n != 1 || err != nil {
+		t.Fatal(n, err)
+	}
+	slot.Release()
+	again, err := c.Open(ctx, tiertest.Key(1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	// It is in the way of one that waits for a slot, until it is let go.
+	store(t, c, f, 2).Release()
+	other := store(t, c, f, 3)
+	ended, cancel := context.WithCancel(ctx)
+	cancel()
+	if _, err := c.Reserve(ended, tiertest.Key(4)); !errors.Is(err, errdefs.ErrBusy) {
+		t.Errorf("reserve with both slots pinned: %v", err)
+	}
+	c.Release(tiertest.Keys(1))
+	again.Release()
+	fill, err := c.Reserve(ended, tiertest.Key(4))
+	if err != nil {
+		t.Fatal(err)
+	}
+	fill.Abort(nil)
+	other.Corrupt(errors.New("checksum differs"))
+	other.Release()
+	states := make([]tier.State, 3)
+	if err := c.Lookup(ctx, tiertest.Keys(1, 2, 3), states); err != nil {
+		t.Fatal(err)
+	}
+	if states[0] != tier.Absent || states[1] != tier.Absent || states[2] != tier.Failed {
+		t.Errorf("states %v", states)
+	}
+	if st := c.Stats(); st.Blocks != 0 || st.Bytes != 0 || st.Retained != 0 || st.Evictions != 0 {
+		t.Errorf("%+v", st)
+	}
+}

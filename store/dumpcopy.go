@@ -2,10 +2,8 @@ package store
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
@@ -302,7 +300,7 @@ func (t *DumpTask) seal(g *cohort, by []*part, place int, image []byte, key bloc
 }
 
 // work writes a block to the tiers below.
-func (t *DumpTask) work(_ jobKind, i int32) { t.write(i) }
+func (t *DumpTask) work(_ jobKind, i int32) { t.s.write([]job{{t, i}}) }
 
 // persist hands a Ready block, pinned, to the writers; without tiers below that can be written it is durable already.
 func (t *DumpTask) persist(i int32, slot tier.Slot) {
@@ -313,58 +311,6 @@ func (t *DumpTask) persist(i int32, slot tier.Slot) {
 	}
 	t.sc.items[i].slot = slot
 	t.s.writers.push(job{t, i})
-}
-
-// write stores block i in every tier below that can be written.
-func (t *DumpTask) write(i int32) {
-	it, key := &t.sc.items[i], t.sc.refs[i].Key
-	slot := it.slot
-	it.slot = nil
-	var errs []error
-	for at, tr := range t.s.durable {
-		err := context.Cause(t.ctx)
-		if err == nil {
-			err = t.s.writeTo(t.ctx, at, key, t.s.imageOf(slot.Extent(), it.group))
-		}
-		if err == nil {
-			continue
-		}
-		if bad(err) {
-			// What the tier found wrong is this copy: the transfer to the slot went wrong, or the slot's memory since.
-			slot.Corrupt(err)
-			t.s.count.corrupt.Add(1)
-			t.s.cfg.Hooks.corrupt(t.s.cache.Name(), key, err)
-		} else {
-			t.s.count.tierErrors.Add(1)
-		}
-		errs = append(errs, fmt.Errorf("tier %s: %w", tr.Name(), err))
-		t.s.count.durableFailures.Add(1)
-		t.s.cfg.Hooks.durableFailed(tr.Name(), key, err)
-	}
-	slot.Release()
-	t.one(i, errors.Join(errs...))
-}
-
-// fullWait is how long a write waits for room where the one before it waited in vain: long enough for room that there is.
-const fullWait = 10 * time.Millisecond
-
-// writeTo stores a block in a tier. It waits for room as long as the store says, but where another has just done so in vain: the waits
-// of all that queue behind it must not add up.
-func (s *Store) writeTo(ctx context.Context, at int, key block.Key, image mem.Extent) error {
-	most := s.cfg.WaitMax
-	if s.full[at].Load() {
-		most = min(most, fullWait)
-	}
-	wait, cancel := s.waitFor(ctx, most)
-	defer cancel()
-	err := s.durable[at].Put(wait, key, image)
-	switch {
-	case err == nil:
-		s.full[at].Store(false)
-	case errors.Is(err, errdefs.ErrBusy) && ctx.Err() == nil:
-		s.full[at].Store(true)
-	}
-	return err
 }
 
 // awaitOthers waits, one after another, for the blocks that somebody else was filling, and dumps those that did not come.

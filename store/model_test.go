@@ -52,6 +52,9 @@ func TestModel(t *testing.T) {
 		{name: "device,cache,file,planned paths", planeBytes: leafy, dirs: 1, layerwise: true, planned: true},
 		{name: "device,cache-tiny,file,wrong transfers,faults", planeBytes: leafy, slots: 3, dirs: 1, sums: 1, faults: true, layerwise: true, corrupt: true},
 		{name: "device,cache-tiny,file,the stream's sums,faults", planeBytes: leafy, slots: 3, dirs: 1, faults: true, layerwise: true},
+		{name: "window,file", window: true, slots: 2, dirs: 1},
+		{name: "device,window,two directories,some sums", window: true, planeBytes: leafy, slots: 4, dirs: 2, sums: 2, layerwise: true},
+		{name: "device,window,file,the stream's sums,wrong transfers,faults", window: true, planeBytes: leafy, slots: 3, dirs: 1, faults: true, layerwise: true, corrupt: true},
 		{name: "always,cache,file,faults", policy: store.VerifyAlways, planeBytes: leafy, dirs: 1, faults: true, layerwise: true},
 	})
 }
@@ -59,6 +62,7 @@ func TestModel(t *testing.T) {
 type modelConfig struct {
 	name      string
 	slots     int // default 8
+	window    bool
 	dirs      int
 	layerwise bool
 	faults    bool
@@ -126,7 +130,7 @@ func runModel(t *testing.T, c modelConfig, seed uint64) {
 	if c.planeBytes > 0 {
 		o.planeBytes = c.planeBytes
 	}
-	o.sumEvery = c.sums
+	o.sumEvery, o.window = c.sums, c.window
 	o.groups = c.groups
 	o.tune = func(sc *store.Config) {
 		sc.Verify = c.policy

@@ -24,7 +24,8 @@ type job struct {
 // pool is a fixed number of goroutines before two queues. Pushing never blocks, so that nobody waits for a pool while
 // holding a slot; the queues are bounded by the blocks of the tasks that were admitted.
 type pool struct {
-	kind jobKind
+	most int              // jobs that a goroutine takes at a time
+	do   func(jobs []job) // does what was taken, which is its own only until it returns
 	wg   sync.WaitGroup
 
 	mu     sync.Mutex
@@ -34,8 +35,14 @@ type pool struct {
 	closed bool
 }
 
+// newPool returns a pool of n goroutines that have each job done by its worker.
 func newPool(kind jobKind, n int) *pool {
-	p := &pool{kind: kind}
+	return newGroupPool(n, 1, func(jobs []job) { jobs[0].w.work(kind, jobs[0].i) })
+}
+
+// newGroupPool returns a pool of n goroutines, each of which takes as many of the jobs as there are, up to most, and does them together.
+func newGroupPool(n, most int, do func(jobs []job)) *pool {
+	p := &pool{most: most, do: do}
 	p.wake = sync.NewCond(&p.mu)
 	p.wg.Add(n)
 	for range n {
@@ -67,7 +74,10 @@ func (p *pool) backlog() int {
 
 func (p *pool) run() {
 	defer p.wg.Done()
+	jobs := make([]job, 0, p.most)
 	for {
+		clear(jobs)
+		jobs = jobs[:0]
 		p.mu.Lock()
 		for p.soon.n == 0 && p.later.n == 0 && !p.closed {
 			p.wake.Wait()
@@ -80,9 +90,11 @@ func (p *pool) run() {
 			p.mu.Unlock()
 			return
 		}
-		j := q.pop()
+		for len(jobs) < p.most && q.n > 0 {
+			jobs = append(jobs, q.pop())
+		}
 		p.mu.Unlock()
-		j.w.work(p.kind, j.i)
+		p.do(jobs)
 	}
 }
 

@@ -146,10 +146,20 @@ func Open(c Config) (*Store, error) {
 	s.dumps.init("dump", c.OpenDump, s)
 	s.count.init(len(tiers))
 	s.readers = newPool(jobFetch, c.Readers)
-	s.writers = newPool(jobWrite, c.Writers)
+	s.writers = newGroupPool(c.Writers, s.group(), s.write)
 	s.checks = newPool(jobCheck, c.Checkers)
 	s.runners.init()
 	return s, nil
+}
+
+// group is how many blocks a writer takes at a time.
+func (s *Store) group() int {
+	for _, t := range s.durable {
+		if _, able := t.(tier.ManyPutter); able {
+			return writeMany
+		}
+	}
+	return 1
 }
 
 // Lease pins blocks: see index.Lease.

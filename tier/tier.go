@@ -111,7 +111,7 @@ type Reader interface {
 // ManyPutter is a Tier that stores many blocks for less than as many Puts take.
 type ManyPutter interface {
 	// PutMany puts the image in srcs[i] as Put of keys[i] would, and sets errs[i] to what that would return: one block's failure is no
-	// other's. The slices have equal lengths, else all of errs wrap ErrInvalid. It returns when Put of each would have.
+	// other's. A key may be named twice. The slices have equal lengths, else all of errs wrap ErrInvalid. It returns when Put of each would have.
 	PutMany(ctx context.Context, keys []block.Key, srcs []mem.Extent, errs []error)
 }
 

@@ -83,7 +83,7 @@ var storeMutants = []mutant{
 		"tier/file/dir.go", "			if _, err := d.readMarker(c); gone(err) {\n", "			if _, err := d.readMarker(c); err == nil || gone(err) {\n",
 	}}},
 	{"store", "TestDefectWaitsForRoomAddUp", []edit{{
-		"store/dumpcopy.go", "		s.full[at].Store(true)\n", "",
+		"store/write.go", "		s.full[at].Store(true)\n", "",
 	}}},
 	// What is durable.
 	{"tier/file", "TestDefectPutMakesDurableWhatIsThere", []edit{{

@@ -91,6 +91,31 @@ func (g gappy) Retain(ctx context.Context, keys []block.Key) (int, error) {
 	return n, err
 }
 
+// together fails all of what it is given with one.
+type together struct{ *cache.Tier }
+
+func (m together) PutMany(ctx context.Context, keys []block.Key, srcs []mem.Extent, errs []error) {
+	for i := range keys {
+		if err := m.Put(ctx, keys[i], srcs[min(i, len(srcs)-1)]); err != nil {
+			for k := range errs {
+				errs[k] = err
+			}
+			return
+		}
+		errs[min(i, len(errs)-1)] = nil
+	}
+}
+
+// careless takes what it reads for the block whatever it is.
+type careless struct{ *faulty.SlotTier }
+
+func (c careless) Read(ctx context.Context, key block.Key, dst mem.Extent) error {
+	if err := c.Get(ctx, key, dst); err != nil && !errors.Is(err, errdefs.ErrNotFound) {
+		return err
+	}
+	return nil
+}
+
 // TestSuiteCatchesMutants runs the suite on each mutant in a process of its own, where it has to fail.
 func TestSuiteCatchesMutants(t *testing.T) {
 	f := tiertest.NewFormat(t)
@@ -100,6 +125,8 @@ func TestSuiteCatchesMutants(t *testing.T) {
 		"forgetful": func(t *testing.T, n int) tier.Tier { return forgetful{openCache(t, f, n)} },
 		"loose":     func(t *testing.T, n int) tier.Tier { return loose{openCache(t, f, n)} },
 		"gappy":     func(t *testing.T, n int) tier.Tier { return gappy{openCache(t, f, n)} },
+		"together":  func(t *testing.T, n int) tier.Tier { return together{openCache(t, f, n)} },
+		"careless":  func(t *testing.T, n int) tier.Tier { return careless{faulty.NewSlots(openCache(t, f, n), nil, nil)} },
 		"bit flips": func(t *testing.T, n int) tier.Tier {
 			return faulty.NewSlots(openCache(t, f, n), fault.New(1, fault.Every(faulty.OpGet, 5).Corrupt()), nil)
 		},

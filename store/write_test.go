@@ -1,0 +1,144 @@
+package store_test
+
+import (
+	"context"
+	"sync"
+	"testing"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/store"
+	"github.com/kvlane/kvlane/tier"
+)
+
+// manyTier stores many blocks at once, and those alone that come alone.
+type manyTier struct {
+	tier.Tier
+	begun chan struct{} // told of each call
+	gate  chan struct{} // each call takes one from it
+	bad   block.Key     // which it refuses
+
+	mu    sync.Mutex
+	calls []int // blocks of each
+}
+
+func (m *manyTier) called(ctx context.Context, n int) error {
+	m.mu.Lock()
+	m.calls = append(m.calls, n)
+	m.mu.Unlock()
+	m.begun <- struct{}{}
+	select {
+	case <-m.gate:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func (m *manyTier) put(ctx context.Context, key block.Key, src mem.Extent) error {
+	if key == m.bad {
+		return errdefs.ErrNoSpace
+	}
+	return m.Tier.Put(ctx, key, src)
+}
+
+func (m *manyTier) Put(ctx context.Context, key block.Key, src mem.Extent) error {
+	if err := m.called(ctx, 1); err != nil {
+		return err
+	}
+	return m.put(ctx, key, src)
+}
+
+func (m *manyTier) PutMany(ctx context.Context, keys []block.Key, srcs []mem.Extent, errs []error) {
+	err := m.called(ctx, len(keys))
+	for i := range keys {
+		if errs[i] = err; err == nil {
+			errs[i] = m.put(ctx, keys[i], srcs[i])
+		}
+	}
+}
+
+// newMany has one writer, and is in the middle of writing block 0, which that took alone.
+func newMany(t *testing.T) (*rig, *manyTier, *store.DumpTask) {
+	t.Helper()
+	m := &manyTier{begun: make(chan struct{}, 64), gate: make(chan struct{}, 64)}
+	r := newRig(t, rigOptions{
+		slots: 16, dirs: []string{t.TempDir()},
+		wrapFile: func(next tier.Tier) tier.Tier { m.Tier = next; return m },
+		tune:     func(c *store.Config) { c.Writers = 1 },
+	})
+	d := r.startDump(0)
+	<-m.begun
+	return r, m, d
+}
+
+// at dumps blocks from pages, published when it returns.
+func (r *rig) dumpAt(first int, ns ...int) *store.DumpTask {
+	r.tb.Helper()
+	refs := r.refs(first, ns...)
+	for i, n := range ns {
+		r.fill(refs[i].Page, n)
+	}
+	d, err := r.st.Dump(r.ctx(), r.pages, refs, store.DumpOptions{})
+	r.must(err)
+	r.must(d.Published(r.ctx()))
+	return d
+}
+
+// What is to be written while a writer is busy it takes together afterwards; a block that fails fails alone.
+func TestWriterTakesWhatIsQueuedTogether(t *testing.T) {
+	t.Parallel()
+	r, m, d := newMany(t)
+	m.bad = r.key(4)
+	first, second := r.dumpAt(1, 1, 2, 3), r.dumpAt(4, 4, 5, 1)
+	m.gate <- struct{}{}
+	r.must(d.Durable(r.ctx()))
+	m.gate <- struct{}{}
+	r.must(first.Durable(r.ctx()))
+	err := second.Durable(r.ctx())
+	wantErr(t, err, errdefs.ErrNoSpace)
+	for i, err := range second.Errs() {
+		if (err != nil) != (i == 0) {
+			t.Errorf("block %d: %v", i, err)
+		}
+	}
+	if len(m.calls) != 2 || m.calls[1] != 6 {
+		t.Errorf("blocks were written in calls of %v, want 1 and 6", m.calls)
+	}
+	if st := r.st.Stats(); st.DurableFailures != 1 || st.DumpErrors != 1 || st.Backlog != 0 {
+		t.Errorf("%d failures to write, %d blocks not dumped, %d in the queue", st.DurableFailures, st.DumpErrors, st.Backlog)
+	}
+	r.forgetCached(1, 2, 3, 5)
+	r.mustLoad(1, 2, 3, 5)
+}
+
+// A dump that is canceled takes nothing from others whose blocks are written with its own; once all are, so is the writing.
+func TestCanceledDumpsInOneWriting(t *testing.T) {
+	t.Parallel()
+	for _, both := range []bool{false, true} {
+		r, m, d := newMany(t)
+		one, other, late := r.dumpAt(1, 1, 2), r.dumpAt(3, 3, 4), r.dumpAt(5, 5)
+		late.Cancel() // before it is taken
+		m.gate <- struct{}{}
+		r.must(d.Durable(r.ctx()))
+		<-m.begun
+		one.Cancel()
+		if both {
+			other.Cancel()
+		} else {
+			m.gate <- struct{}{}
+		}
+		r.resolved(one.Done())
+		err := other.Durable(r.ctx())
+		if both {
+			wantErr(t, err, errdefs.ErrCanceled)
+		} else {
+			r.must(err)
+		}
+		wantErr(t, late.Durable(r.ctx()), errdefs.ErrCanceled)
+		if m.calls[1] != 4 {
+			t.Errorf("blocks were written in calls of %v, want 1 and 4", m.calls)
+		}
+	}
+}

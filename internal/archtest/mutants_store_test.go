@@ -18,50 +18,50 @@ var storeMutants = []mutant{
 	{"tier/file", "TestDefectLinksAreFollowed", []edit{{
 		"tier/file/marker.go", "d.Open(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL)", "d.Open(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC)",
 	}, {
-		"tier/file/marker.go", "	if err := remove(d, markerTemp); err != nil {\n		return err\n	}\n", "",
+		"tier/file/marker.go", "temp := markerTemp + \".\" + newSessionID()", "temp := markerTemp",
 	}}},
 	{"tier/file", "TestDefectFolderAmongTemporaryFilesStopsOpening", []edit{{
 		"tier/file/session.go", "		if left += l; err != nil && l == 0 {\n			left++\n		}\n", "		if left += l; err != nil {\n			return files, left, err\n		}\n",
 	}}},
 	// Collecting that goes on.
 	{"tier/file", "TestDefectWritingStallsAfterAFailedRound", []edit{{
-		"tier/file/collect.go", "			again = t.clock.After(pause)\n", "",
+		"tier/file/collect.go", "			again = a.clock.After(pause)\n", "",
 	}}},
 	{"tier/file", "TestDefectRoundRemovesForWhatIsWrittenMeanwhile", []edit{{
 		"tier/file/collect.go", "r.freed >= enough || ", "enough < 0 || ",
 	}}},
 	{"tier/file", "TestDefectOneFileThatStaysStopsEviction", []edit{{
-		"tier/file/collect.go", "		if r.remove(&c) {\n			listed = false\n		}\n", "		if !r.remove(&c) {\n			t.cold = nil\n			return nil\n		}\n		listed = false\n",
+		"tier/file/collect.go", "		if r.remove(&c) {\n			listed = false\n		}\n", "		if !r.remove(&c) {\n			a.cold = nil\n			return nil\n		}\n		listed = false\n",
 	}}},
 	{"tier/file", "TestDefectCandidatesRemovedByOthersStallWriting", []edit{{
-		"tier/file/collect.go", "			again = t.clock.After(pause)\n", "",
+		"tier/file/collect.go", "			again = a.clock.After(pause)\n", "",
 	}, {
 		"tier/file/collect.go", "	case gone(err):\n		return true\n", "	case gone(err):\n		return false\n",
 	}, {
-		"tier/file/get.go", "		t.space.missing()\n", "",
+		"tier/file/get.go", "		a.space.missing()\n", "",
 	}}},
 	{"tier/file", "TestDefectWaitForRoomHasNoEnd", []edit{{
-		"tier/file/put.go", "			patience = ticker.Chan()\n", "",
+		"tier/file/area.go", "			patience = ticker.Chan()\n", "",
 	}}},
 	{"tier/file", "TestDefectWaitForRoomHasNoEnd", []edit{{
-		"tier/file/put.go", "		err := full(failure)\n		t.pause.begin(t.clock.Now(), err)\n", "		err := full(failure)\n",
+		"tier/file/area.go", "		err := full(failure)\n		a.pause.begin(a.clock.Now(), err)\n", "		err := full(failure)\n",
 	}}},
 	{"tier/file", "TestDefectWriteWaitsForAListing", []edit{{
-		"tier/file/count.go", "		keys, _, err := listBucket(d, i)\n", "		t.space.mu.Lock()\n		keys, _, err := listBucket(d, i)\n		t.space.mu.Unlock()\n",
+		"tier/file/count.go", "		keys, _, err := listBucket(d, i)\n", "		a.space.mu.Lock()\n		keys, _, err := listBucket(d, i)\n		a.space.mu.Unlock()\n",
 	}}},
 	{"tier/file", "TestFullDiskMakesRoomWithinTheBound", []edit{{
-		"tier/file/put.go", "full := try == roomTries || !t.space.shrink(t.clock.Now())", "full := true",
+		"tier/file/put.go", "full := try == roomTries || !a.space.shrink(t.clock.Now())", "full := true",
 	}}},
 	{"tier/file", "TestDefectFullDiskFailsEveryLaterWrite", []edit{{
-		"tier/file/put.go", "		if full {\n			t.pause.begin(t.clock.Now(), err)\n", "		if full {\n",
+		"tier/file/put.go", "		if full {\n			a.pause.begin(t.clock.Now(), err)\n", "		if full {\n",
 	}}},
 	{"tier/file", "TestDefectRemovedTemporaryFolderFailsEveryWrite", []edit{{
-		"tier/file/put.go", "	if errors.Is(err, unix.ENOENT) {\n		if rerr", "	if errors.Is(err, unix.ENOENT) && try > 0 {\n		if rerr",
+		"tier/file/put.go", "	if gone(err) {\n		if rerr", "	if gone(err) && try > 0 {\n		if rerr",
 	}, {
 		"tier/file/put.go", "	s := d.session.Load()\n	info, err", "	s, try := d.session.Load(), 0\n	info, err",
 	}}},
 	{"tier/file", "TestDefectCountsOfAnUnboundedTierStayWrong", []edit{{
-		"tier/file/collect.go", "f := t.failure.Load(); n != used || *f != nil {", "f := t.failure.Load(); n < used || *f != nil {",
+		"tier/file/collect.go", "f := a.failure.Load(); n != used || *f != nil {", "f := a.failure.Load(); n < used || *f != nil {",
 	}}},
 	// Copies that are there already.
 	{"tier/file", "TestDefectDamagedCopyIsTakenForStored", []edit{{
@@ -82,6 +82,23 @@ var storeMutants = []mutant{
 	{"tier/file", "TestDefectDirectoryMadeByAnotherMeanwhile", []edit{{
 		"tier/file/dir.go", "			if _, err := d.readMarker(c); gone(err) {\n", "			if _, err := d.readMarker(c); err == nil || gone(err) {\n",
 	}}},
+	// Hosts that share a directory.
+	{"tier/file", "TestDefectStaleHandlesFailAWrite", []edit{{
+		"tier/file/put.go", "	if gone(err) {\n		if rerr", "	if errors.Is(err, unix.ENOENT) {\n		if rerr",
+	}}},
+	{"tier/file", "TestDefectTwoHostsMakeADirectory", []edit{{
+		"tier/file/dir.go", "errors.Is(err, unix.EEXIST) { // another host", "errors.Is(err, unix.ENOTDIR) { // another host",
+	}}},
+	// Blocks that are read without being verified.
+	{"store", "TestDefectUnverifiedBlockIsNotTrusted", []edit{{
+		"store/fetch.go", "	return raw, nil\n", "	return s.publish(fill)\n",
+	}}},
+	{"store", "TestDefectDamagedFileIsFoundOnTheWay", []edit{{
+		"store/unproven.go", "if !t.raw || it.wrong > 0 || it.cause != nil {", "if !t.raw {",
+	}}},
+	{"store", "TestDefectManyLoadsOfADamagedFile", []edit{{
+		"store/unproven.go", "if !t.raw || it.wrong > 0 || it.cause != nil {", "if !t.raw {",
+	}}},
 	{"store", "TestDefectWaitsForRoomAddUp", []edit{{
 		"store/write.go", "		s.full[at].Store(true)\n", "",
 	}}},
@@ -99,7 +116,7 @@ var storeMutants = []mutant{
 		"tier/file/put.go", "		t.owners.publish(key)\n", "",
 	}}},
 	{"tier/file", "TestDefectLateUnsyncedPutUndoesASyncedOne", []edit{{
-		"tier/file/put.go", "	err = d.Rename(temp, name, replace)\n	if errors", "	err = d.Rename(temp, name, true)\n	if errors",
+		"tier/file/put.go", "	err = d.Rename(temp, name, replace)\n	if gone", "	err = d.Rename(temp, name, true)\n	if gone",
 	}}},
 	// Verifying.
 	{"tier/file", "TestDefectVerifyHangsOrStopsAtWhatItShouldFind", []edit{{

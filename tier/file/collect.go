@@ -20,72 +20,73 @@ const (
 // recountEvery is how often the files are counted that other processes may have added or removed, while the tier is used.
 const recountEvery = time.Minute
 
-// collector is the tier's own goroutine: it counts what is there, then removes and recounts when asked to.
-func (t *Tier) collector() {
-	defer close(t.done)
-	t.background(t.recount(t.ctx))
-	close(t.counted)
-	tick := t.clock.NewTicker(recountEvery)
+// collector is the area's own goroutine: it counts what is there, then removes and recounts when asked to.
+func (a *area) collector() {
+	defer close(a.done)
+	a.background(a.recount(a.ctx))
+	close(a.counted)
+	tick := a.clock.NewTicker(recountEvery)
 	defer tick.Stop()
 	var pause time.Duration
 	var used int64
 	for {
-		t.round()
+		a.round()
 		var again <-chan time.Time
-		if t.space.starving() && !t.cfg.ReadOnly {
+		if a.space.starving() && !a.cfg.ReadOnly {
 			pause = min(max(2*pause, roundPauseLeast), roundPauseMost)
-			again = t.clock.After(pause)
+			again = a.clock.After(pause)
 		} else {
 			pause = 0
 		}
 		select {
-		case <-t.ctx.Done():
+		case <-a.ctx.Done():
 			return
-		case <-t.kick:
+		case <-a.kick:
 		case <-again:
 		case <-tick.Chan():
-			_, n := t.gate.count()
-			if f := t.failure.Load(); n != used || *f != nil {
+			_, n := a.gate.count()
+			if f := a.failure.Load(); n != used || *f != nil {
 				used = n
-				t.space.missing()
+				a.space.missing()
 			}
 		}
 	}
 }
 
 // round recounts and removes what is due.
-func (t *Tier) round() {
-	tooMuch, recount, sure := t.space.due()
-	if sure || recount && !t.alone() {
-		t.background(t.recount(t.ctx))
-		tooMuch, _, _ = t.space.due()
+func (a *area) round() {
+	tooMuch, recount, sure := a.space.due()
+	if sure || recount && !a.alone() {
+		a.background(a.recount(a.ctx))
+		tooMuch, _, _ = a.space.due()
 	} else if recount {
-		t.space.countedAll()
+		a.space.countedAll()
 	}
-	if tooMuch && !t.cfg.ReadOnly {
-		_, err := t.collect(t.ctx, t.space.target())
-		t.background(err)
+	if tooMuch && !a.cfg.ReadOnly {
+		_, err := a.collect(a.ctx, a.space.target())
+		a.background(err)
 	}
 }
 
 // background notes how work ended that nobody waits for; a Put that waits for room in vain reports it.
-func (t *Tier) background(err error) {
-	if err != nil && t.ctx.Err() == nil {
-		t.count.errors.Add(1)
+func (a *area) background(err error) {
+	if err != nil && a.ctx.Err() == nil {
+		a.count.errors.Add(1)
 	}
-	t.failure.Store(&err)
+	a.failure.Store(&err)
 }
 
-func (t *Tier) collectSoon() {
+func (a *area) collectSoon() {
 	select {
-	case t.kick <- struct{}{}:
+	case a.kick <- struct{}{}:
 	default: // a round is due anyway
 	}
 }
 
 // GC removes the coldest blocks of all directories until the tier holds at most targetBytes, or nothing more can be
-// removed, and returns how many it removed. Blocks that are retained or being written stay. What cannot be removed is passed
-// over; the error then says what and why, and how much was removed all the same.
+// removed, and returns how many it removed. Where directories have bounds of their own each gives up as large a part of what it
+// holds. Blocks that are retained or being written stay. What cannot be removed is passed over; the error then says what and why,
+// and how much was removed all the same.
 func (t *Tier) GC(ctx context.Context, targetBytes int64) (removed int, err error) {
 	if targetBytes < 0 {
 		return 0, fmt.Errorf("collect down to %d bytes: %w", targetBytes, errdefs.ErrInvalid)
@@ -97,26 +98,38 @@ func (t *Tier) GC(ctx context.Context, targetBytes int64) (removed int, err erro
 		return 0, err
 	}
 	defer t.leave()
-	t.space.missing() // whoever asks wants to know
-	removed, err = t.collect(ctx, targetBytes)
-	if err != nil {
+	all := int64(0)
+	for _, a := range t.areas {
+		a.space.missing() // whoever asks wants to know
+		all += a.held()
+	}
+	var errs []error
+	for _, a := range t.areas {
+		target := targetBytes
+		if len(t.areas) > 1 {
+			target = int64(float64(targetBytes) * float64(a.held()) / float64(max(all, 1)))
+		}
+		n, err := a.collect(ctx, target)
+		removed, errs = removed+n, append(errs, err)
+	}
+	if err := errors.Join(errs...); err != nil {
 		return removed, t.fail(fmt.Errorf("collect down to %d bytes: %w", targetBytes, err))
 	}
 	return removed, nil
 }
 
 // collect removes the coldest blocks until target bytes are left. What it cannot remove it passes over, counts and reports.
-func (t *Tier) collect(ctx context.Context, target int64) (removed int, err error) {
+func (a *area) collect(ctx context.Context, target int64) (removed int, err error) {
 	// Two rounds at a time would both remove what one of them should.
 	select {
-	case t.rounds <- struct{}{}:
-		defer func() { <-t.rounds }()
+	case a.rounds <- struct{}{}:
+		defer func() { <-a.rounds }()
 	case <-ctx.Done():
 		return 0, context.Cause(ctx)
 	}
-	r := round{t: t, failed: make(map[block.Key]error)}
+	r := round{a: a, failed: make(map[block.Key]error)}
 	err = r.run(ctx, target)
-	t.count.stuck.Store(int64(len(r.failed)))
+	a.stuck.Store(int64(len(r.failed)))
 	var errs []error
 	for _, e := range r.failed {
 		errs = append(errs, e)
@@ -124,14 +137,14 @@ func (t *Tier) collect(ctx context.Context, target int64) (removed int, err erro
 	return r.removed, errors.Join(err, r.counting, r.listing, joinFew(errs))
 }
 
-func (t *Tier) held() int64 {
-	_, bytes := t.space.holds()
+func (a *area) held() int64 {
+	_, bytes := a.space.holds()
 	return bytes
 }
 
 // round is one round of removing.
 type round struct {
-	t                 *Tier
+	a                 *area
 	removed           int
 	freed             int64               // bytes of what was removed
 	counting, listing error               // what could not be looked at
@@ -139,33 +152,33 @@ type round struct {
 }
 
 func (r *round) run(ctx context.Context, target int64) error {
-	t := r.t
-	if _, _, sure := t.space.due(); sure { // others are at work
-		t.cold = nil
-		r.counting = t.recount(ctx)
+	a := r.a
+	if _, _, sure := a.space.due(); sure { // others are at work
+		a.cold = nil
+		r.counting = a.recount(ctx)
 	}
 	// What is written while a round runs is the next round's: this one would remove a block for each, beyond the target.
-	enough := r.freed + t.held() - target
+	enough := r.freed + a.held() - target
 	for listed := false; ; {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		if r.freed >= enough || t.held() <= target {
+		if r.freed >= enough || a.held() <= target {
 			return nil
 		}
-		if len(t.cold) == 0 {
+		if len(a.cold) == 0 {
 			if listed {
 				return nil // all that there is was tried, and helped nothing
 			}
 			r.listing = r.list(ctx, target)
-			enough = r.freed + t.held() - target // others' blocks may have been counted
-			if listed = true; len(t.cold) == 0 {
+			enough = r.freed + a.held() - target // others' blocks may have been counted
+			if listed = true; len(a.cold) == 0 {
 				return nil
 			}
 			continue
 		}
-		c := t.cold[0]
-		t.cold = t.cold[1:]
+		c := a.cold[0]
+		a.cold = a.cold[1:]
 		if r.remove(&c) {
 			listed = false
 		}
@@ -174,10 +187,10 @@ func (r *round) run(ctx context.Context, target int64) error {
 
 // remove removes a candidate, and says whether that made room, or somebody else had.
 func (r *round) remove(c *candidate) bool {
-	switch there, err := r.t.evict(c); {
+	switch there, err := r.a.evict(c); {
 	case err == nil && !there:
 		r.removed++
-		r.freed += r.t.formats.ImageBytes(c.key)
+		r.freed += r.a.formats.ImageBytes(c.key)
 		return true
 	case gone(err):
 		return true
@@ -195,49 +208,49 @@ const (
 
 // list finds candidates, after counting anew what others may have changed.
 func (r *round) list(ctx context.Context, target int64) error {
-	t := r.t
-	if _, _, sure := t.space.due(); sure || !t.alone() {
-		r.counting = t.recount(ctx)
+	a := r.a
+	if _, _, sure := a.space.due(); sure || !a.alone() {
+		r.counting = a.recount(ctx)
 	}
-	held, bytes := t.space.holds()
-	need := blocksOf(t.formats, bytes-target)
+	held, bytes := a.space.holds()
+	need := blocksOf(a.formats, bytes-target)
 	if need <= 0 {
 		return nil
 	}
-	dirs := make([]dirfs.Dir, len(t.dirs))
-	for i, d := range t.dirs {
+	dirs := make([]dirfs.Dir, len(a.dirs))
+	for i, d := range a.dirs {
 		dirs[i] = d
 	}
 	cold, err := coldest(ctx, dirs, max(need, min(need+max(coldMore, held/4), coldMost)), func(key block.Key) bool {
-		pinned, w := t.owners.look(key)
+		pinned, w := a.owners.look(key)
 		_, failed := r.failed[key]
 		return !pinned && w == idle && !failed
 	})
-	t.cold = cold
+	a.cold = cold
 	return err
 }
 
 // evict removes one block unless it came into use, or was used, since it was found cold, and says whether it is still there.
 // An error that is gone() means that somebody else has removed it.
-func (t *Tier) evict(c *candidate) (there bool, err error) {
-	if !t.owners.tryOwn(c.key) {
+func (a *area) evict(c *candidate) (there bool, err error) {
+	if !a.owners.tryOwn(c.key) {
 		return true, nil
 	}
-	defer t.owners.disown(c.key)
-	d := t.dirs[c.dir]
+	defer a.owners.disown(c.key)
+	d := a.dirs[c.dir]
 	info, err := d.Stat(blockName(c.key))
 	if gone(err) {
-		t.space.missing()
+		a.space.missing()
 		return false, err
 	}
 	if err == nil && !info.Modified.Equal(c.modified) {
 		return true, nil
 	}
 	if err == nil {
-		err = t.unname(d, c.key, func() error {
+		err = a.unname(d, c.key, func() error {
 			err := d.Remove(blockName(c.key))
 			if err == nil { // before the room is given to a Put that waits for it
-				t.count.evictions.Add(1)
+				a.count.evictions.Add(1)
 			}
 			return err
 		})

@@ -56,7 +56,7 @@ type Config struct {
 	Identities []block.Identity
 	// Fsync is the policy; FsyncNever by default.
 	Fsync FsyncPolicy
-	// MaxBytes bounds the images in all directories together; zero is unbounded. This tier does not write beyond it,
+	// MaxBytes bounds the images in all directories together, but for those with a bound of their own; zero is unbounded. This tier does not write beyond it,
 	// once it has counted what is there.
 	// With several processes in one directory each recounts after it has written a sixteenth of the bound, so that
 	// together they may exceed it by as much.
@@ -146,27 +146,58 @@ func (c *Config) Validate() error {
 	case c.LowBytes < 0 || c.LowBytes > c.MaxBytes || c.HighBytes > 0 && c.LowBytes > c.HighBytes:
 		bad("the low watermark of %d bytes is above the high one or the bound", c.LowBytes)
 	}
+	errs = append(errs, c.validateDirBytes(image))
 	if c.TouchAfter < 0 {
 		bad("the age of a touch, %v, is negative", c.TouchAfter)
 	}
 	return errors.Join(errs...)
 }
 
+func (c *Config) validateDirBytes(image int64) error {
+	var errs []error
+	bad := func(format string, args ...any) {
+		errs = append(errs, fmt.Errorf("file tier: "+format+": %w", append(args, errdefs.ErrInvalid)...))
+	}
+	if len(c.DirBytes) > len(c.Dirs) {
+		bad("bounds of %d directories are given, and there are %d", len(c.DirBytes), len(c.Dirs))
+		return errors.Join(errs...)
+	}
+	all := len(c.Dirs) > 0
+	for i, d := range c.Dirs {
+		if n := c.dirBytes(i); n != 0 && n < image {
+			bad("the bound of %d bytes of directory %s does not hold one block of %d", n, d, image)
+		}
+		all = all && c.dirBytes(i) != 0
+	}
+	if all && c.MaxBytes > 0 {
+		bad("the bound of %d bytes is for no directory: all of them have their own", c.MaxBytes)
+	}
+	return errors.Join(errs...)
+}
+
+// dirBytes is the bound that directory i has by itself; zero: none.
+func (c *Config) dirBytes(i int) int64 {
+	if i < len(c.DirBytes) {
+		return c.DirBytes[i]
+	}
+	return 0
+}
+
 // limits are the bounds in bytes, each a multiple of the longest image.
 type limits struct{ most, high, low int64 }
 
-func (c *Config) limits() limits {
-	if c.MaxBytes == 0 {
+func (c *Config) limitsOf(bound, highBytes, lowBytes int64) limits {
+	if bound == 0 {
 		return limits{}
 	}
 	image := c.Formats.MaxImageBytes()
-	most := c.MaxBytes / image // in images
+	most := bound / image // in images
 	l := limits{most: most, high: most - most/20, low: most - max(1, most/10)}
-	if c.HighBytes > 0 {
-		l.high = c.HighBytes / image
+	if highBytes > 0 {
+		l.high = highBytes / image
 	}
-	if c.LowBytes > 0 {
-		l.low = c.LowBytes / image
+	if lowBytes > 0 {
+		l.low = lowBytes / image
 	}
 	// A round must make room for one block at least.
 	l.low = min(l.low, most-1, l.high)

@@ -7,18 +7,18 @@ import (
 )
 
 // recount counts the files of every directory. What it cannot list keeps its count.
-func (t *Tier) recount(ctx context.Context) error {
-	t.space.countedAll()
+func (a *area) recount(ctx context.Context) error {
+	a.space.countedAll()
 	var errs []error
-	for _, d := range t.dirs {
-		if err := t.recountDir(ctx, d); err != nil {
+	for _, d := range a.dirs {
+		if err := a.recountDir(ctx, d); err != nil {
 			errs = append(errs, fmt.Errorf("count blocks: directory %s: %w", d.root, err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-func (t *Tier) recountDir(ctx context.Context, d *dir) error {
+func (a *area) recountDir(ctx context.Context, d *dir) error {
 	there, err := listBuckets(d)
 	if err != nil {
 		return err
@@ -29,10 +29,10 @@ func (t *Tier) recountDir(ctx context.Context, d *dir) error {
 			return context.Cause(ctx)
 		}
 		// A folder that came after the listing holds only what was counted when it came, or another process's.
-		if !there[i] && t.space.empty(&d.buckets[i]) {
+		if !there[i] && a.space.empty(&d.buckets[i]) {
 			continue
 		}
-		if err := t.recountBucket(d, byte(i)); err != nil {
+		if err := a.recountBucket(d, byte(i)); err != nil {
 			errs = append(errs, err)
 		}
 	}
@@ -43,19 +43,19 @@ func (t *Tier) recountDir(ctx context.Context, d *dir) error {
 // which is true but for what other processes do.
 const countTries = 3
 
-func (t *Tier) recountBucket(d *dir, i byte) error {
+func (a *area) recountBucket(d *dir, i byte) error {
 	b := &d.buckets[i]
 	for range countTries {
-		changes, quiet := t.space.counting(b)
+		changes, quiet := a.space.counting(b)
 		keys, _, err := listBucket(d, i)
 		if err != nil {
 			return err
 		}
 		bytes := int64(0)
 		for _, key := range keys {
-			bytes += t.formats.ImageBytes(key)
+			bytes += a.formats.ImageBytes(key)
 		}
-		if quiet && t.space.counted(b, int64(len(keys)), bytes, changes) {
+		if quiet && a.space.counted(b, int64(len(keys)), bytes, changes) {
 			break
 		}
 	}
@@ -63,8 +63,8 @@ func (t *Tier) recountBucket(d *dir, i byte) error {
 }
 
 // alone says whether no other process has one of the directories open: then nobody else writes there.
-func (t *Tier) alone() bool {
-	for _, d := range t.dirs {
+func (a *area) alone() bool {
+	for _, d := range a.dirs {
 		sessions, err := names(d, tmpName)
 		if err != nil || len(sessions) > 1 {
 			return false

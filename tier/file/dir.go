@@ -22,6 +22,7 @@ import (
 type dir struct {
 	dirfs.Dir
 	root     string                  // its path, for messages
+	area     *area                   // whose bound is for it
 	id       string                  // from the marker
 	renewing chan struct{}           // holds a token while the session is made anew
 	session  atomic.Pointer[session] // nil in a tier that only reads
@@ -110,7 +111,9 @@ func (d *dir) openLocked(c *Config) error {
 	m, err := d.readMarker(c)
 	if gone(err) {
 		m = newMarker(c.Formats, c.Identities)
-		err = writeMarker(d, m)
+		if err = writeMarker(d, m); errors.Is(err, unix.EEXIST) { // another host has, which the lock did not keep out
+			m, err = d.readMarker(c)
+		}
 	} else if err == nil {
 		// Who wrote it may have died before it was durable; without it, what is written from now on could not be used.
 		err = syncRoot(d)

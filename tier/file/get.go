@@ -168,17 +168,17 @@ func (t *Tier) quarantineFile(d *dir, key block.Key, bad dirfs.Info) error {
 // unname runs op, which takes the block's file away from its name, and counts that.
 func (t *Tier) unname(d *dir, key block.Key, op func() error) error {
 	t.proofs.drop(key)
-	b := &d.buckets[key[0]]
-	t.space.begin(b)
+	b, a := &d.buckets[key[0]], d.area
+	a.space.begin(b)
 	err := op()
 	switch {
 	case err == nil:
-		t.space.end(b, -1, t.formats.ImageBytes(key))
+		a.space.end(b, -1, t.formats.ImageBytes(key))
 	case gone(err):
-		t.space.end(b, 0, 0)
-		t.space.missing()
+		a.space.end(b, 0, 0)
+		a.space.missing()
 	default:
-		t.space.end(b, 0, 0)
+		a.space.end(b, 0, 0)
 	}
 	return err
 }

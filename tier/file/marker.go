@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 
 	"github.com/zeebo/blake3"
 
@@ -193,7 +194,7 @@ func checkEmpty(d dirfs.Dir) error {
 	}
 	for _, n := range names {
 		// lost+found is what a freshly made file system has; the others may be left by a process that died here.
-		if n != lockName && n != markerTemp && n != "lost+found" {
+		if n != lockName && !strings.HasPrefix(n, markerTemp) && n != "lost+found" {
 			return fmt.Errorf("it is not empty and has no %s: found %q; give an empty directory, or one that kvlane made: %w",
 				markerName, n, errdefs.ErrInvalid)
 		}
@@ -215,15 +216,13 @@ func putMarker(d dirfs.Dir, m Marker) error {
 	if err != nil {
 		return err
 	}
-	// Left by a process that died here, or put here by somebody who wants it written through.
-	if err := remove(d, markerTemp); err != nil {
+	// A name that nobody else has: where locks do not reach other hosts one of them may be at this too.
+	temp := markerTemp + "." + newSessionID()
+	if _, err := writeFile(d, temp, b, true); err != nil {
 		return err
 	}
-	if _, err := writeFile(d, markerTemp, b, true); err != nil {
-		return err
-	}
-	if err := d.Rename(markerTemp, markerName, false); err != nil {
-		return errors.Join(err, d.Remove(markerTemp))
+	if err := d.Rename(temp, markerName, false); err != nil {
+		return errors.Join(err, remove(d, temp))
 	}
 	return syncRoot(d)
 }

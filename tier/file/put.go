@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"os"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -49,11 +47,11 @@ func (t *Tier) put(ctx context.Context, key block.Key, image []byte) error {
 	if err := t.owners.own(ctx, t.ctx.Done(), key, writing); err != nil {
 		return err
 	}
+	d := dirOf(t.dirs, key)
 	defer func() {
 		t.owners.disown(key)
-		t.space.released() // until now the block could not make room for another
+		d.area.space.released() // until now the block could not make room for another
 	}()
-	d := dirOf(t.dirs, key)
 	for try := 1; ; try++ {
 		there, over, err := t.look(ctx, d, key)
 		if there || err != nil {
@@ -197,29 +195,30 @@ const roomTries = 4
 
 // write brings the image under its name, in the place of over if that is given, or leaves all as it was.
 func (t *Tier) write(ctx context.Context, d *dir, key block.Key, image []byte, over *unreadable) error {
-	if err := t.pause.err(t.clock.Now()); errors.Is(err, errdefs.ErrNoSpace) {
+	a := d.area
+	if err := a.pause.err(t.clock.Now()); errors.Is(err, errdefs.ErrNoSpace) {
 		return err
 	}
 	for try := 1; ; try++ {
-		if err := t.reserve(ctx, int64(len(image))); err != nil {
+		if err := a.reserve(ctx, int64(len(image))); err != nil {
 			return err
 		}
 		err := writeError(t.writeOnce(ctx, d, key, image, over))
 		switch {
 		case err == nil:
-			t.pause.end()
-			if t.space.commit(int64(len(image))) {
-				t.collectSoon()
+			a.pause.end()
+			if a.space.commit(int64(len(image))) {
+				a.collectSoon()
 			}
 			return nil
 		case !errors.Is(err, errdefs.ErrNoSpace):
-			t.space.cancel(int64(len(image)))
+			a.space.cancel(int64(len(image)))
 			return err
 		}
-		full := try == roomTries || !t.space.shrink(t.clock.Now())
-		t.space.cancel(int64(len(image)))
+		full := try == roomTries || !a.space.shrink(t.clock.Now())
+		a.space.cancel(int64(len(image)))
 		if full {
-			t.pause.begin(t.clock.Now(), err)
+			a.pause.begin(t.clock.Now(), err)
 			return err
 		}
 		t.count.errors.Add(1)
@@ -227,11 +226,11 @@ func (t *Tier) write(ctx context.Context, d *dir, key block.Key, image []byte, o
 }
 
 // writeOnce writes a temporary file and gives it its name. It tries again where somebody has removed the folder of temporary
-// files.
+// files, as another host does that takes this one's session for a dead one's where locks do not reach it.
 func (t *Tier) writeOnce(ctx context.Context, d *dir, key block.Key, image []byte, over *unreadable) error {
 	s := d.session.Load()
 	info, err := t.publish(d, s, key, image, over)
-	if errors.Is(err, unix.ENOENT) {
+	if gone(err) {
 		if rerr := d.renew(ctx, &t.cfg, s); rerr != nil {
 			return errors.Join(err, rerr)
 		}
@@ -262,15 +261,15 @@ func (t *Tier) publish(d *dir, s *session, key block.Key, image []byte, over *un
 		}
 	}
 	b := &d.buckets[key[0]]
-	t.space.begin(b)
+	d.area.space.begin(b)
 	err = d.Rename(temp, name, replace)
-	if errors.Is(err, unix.ENOENT) {
+	if gone(err) {
 		if err = mkdir(d, bucketName(key[0])); err == nil {
 			err = d.Rename(temp, name, replace)
 		}
 	}
 	if err != nil {
-		t.space.end(b, 0, 0)
+		d.area.space.end(b, 0, 0)
 		return info, errors.Join(err, remove(d, temp))
 	}
 	if sync {
@@ -280,70 +279,12 @@ func (t *Tier) publish(d *dir, s *session, key block.Key, image []byte, over *un
 			if now, serr := d.Stat(name); !replace && serr == nil && now.Inode == info.Inode {
 				err = errors.Join(err, remove(d, name))
 			}
-			t.space.end(b, 0, 0)
+			d.area.space.end(b, 0, 0)
 			return info, err
 		}
 	}
-	t.space.end(b, added, int64(len(image)))
+	d.area.space.end(b, added, int64(len(image)))
 	return info, nil
-}
-
-// roomPatience is how long a write waits for room that cannot be made, since removing fails. Where blocks are merely in use it
-// waits until its context ends.
-const roomPatience = 10 * time.Second
-
-// reserve takes the place of one block of so many bytes, waiting for room.
-func (t *Tier) reserve(ctx context.Context, bytes int64) error {
-	asked := uint64(math.MaxUint64)
-	var patience <-chan time.Time
-	for {
-		ok, freed, wake := t.space.reserve(t.clock.Now(), bytes)
-		if ok {
-			return nil
-		}
-		// A round of removing is worth its cost only if something was freed since the last; the collector itself repeats it
-		// where nothing was.
-		if freed != asked {
-			t.collectSoon()
-			asked = freed
-		}
-		if patience == nil {
-			ticker := t.clock.NewTicker(roomPatience)
-			defer ticker.Stop()
-			patience = ticker.Chan()
-		}
-		err := t.waitForRoom(ctx, wake, patience)
-		t.space.stopWaiting()
-		if err != nil {
-			return err
-		}
-	}
-}
-
-func (t *Tier) waitForRoom(ctx context.Context, wake <-chan struct{}, patience <-chan time.Time) error {
-	if err := t.pause.err(t.clock.Now()); err != nil {
-		return err
-	}
-	full := func(cause error) error {
-		return fmt.Errorf("all of the %d bytes that the tier may use are taken, and nothing can be removed: %w: %w",
-			t.cfg.MaxBytes, errdefs.ErrBusy, cause)
-	}
-	select {
-	case <-wake:
-		return nil
-	case <-t.ctx.Done():
-		return errdefs.ErrClosed
-	case <-ctx.Done():
-		return full(errors.Join(context.Cause(ctx), *t.failure.Load()))
-	case <-patience:
-		failure := *t.failure.Load()
-		if failure == nil {
-			return nil
-		}
-		err := full(failure)
-		t.pause.begin(t.clock.Now(), err)
-		return err
-	}
 }
 
 // Delete removes the block. It waits while somebody writes or removes it.

@@ -23,9 +23,8 @@ type Tier struct {
 	clock   clockwork.Clock
 	formats block.Formats
 	dirs    []*dir
+	areas   []*area // which the directories are divided among
 	owners  owners
-	space   space
-	pause   pause
 	proofs  proofs
 	count   counters
 	buffers sync.Pool // *[]byte of the longest image
@@ -35,12 +34,6 @@ type Tier struct {
 	gate    gate
 	ctx     context.Context // ends with Close
 	cancel  context.CancelFunc
-	kick    chan struct{} // asks the collector for a round
-	rounds  chan struct{} // holds a token while a round runs; guards cold
-	cold    []candidate   // found cold, the coldest first, and not removed yet
-	counted chan struct{} // closed after the first count
-	done    chan struct{} // closed when the collector has ended
-	failure atomic.Pointer[error]
 	closing chan struct{} // a lock with a context: one Close at a time
 	closed  bool          // guarded by closing
 }
@@ -48,7 +41,7 @@ type Tier struct {
 type counters struct {
 	hits, misses, puts, evictions, corrupt, errors atomic.Int64
 	readBytes, writtenBytes                        atomic.Int64
-	retained, quarantined, swept, stuck, replaced  atomic.Int64
+	retained, quarantined, swept, replaced         atomic.Int64
 }
 
 // errReadOnly is what a tier that only reads says to whoever wants to change something.
@@ -63,32 +56,43 @@ func Open(ctx context.Context, c Config) (*Tier, error) {
 		return nil, fmt.Errorf("open file tier: %w", err)
 	}
 	c.setDefaults()
-	limits := c.limits()
 	t := &Tier{
 		cfg: c, clock: c.Clock, formats: c.Formats,
-		owners: owners{keys: make(map[block.Key]use)},
-		space:  space{limits: limits, configured: limits, unit: c.Formats.MaxImageBytes()},
-		kick:   make(chan struct{}, 1), rounds: make(chan struct{}, 1), closing: make(chan struct{}, 1),
-		counted: make(chan struct{}), done: make(chan struct{}),
+		owners:  owners{keys: make(map[block.Key]use)},
+		closing: make(chan struct{}, 1),
 	}
 	t.proofs.init()
-	t.failure.Store(new(error))
 	t.gate.init()
 	if err := t.openDirs(ctx); err != nil {
 		return nil, fmt.Errorf("open file tier: %w", errors.Join(err, t.closeDirs()))
 	}
+	t.divide()
 	t.ctx, t.cancel = context.WithCancel(context.Background())
-	go t.collector()
-	select {
-	case <-t.counted:
-	case <-t.clock.After(countPatience):
-	case <-ctx.Done():
+	for _, a := range t.areas {
+		go a.collector()
+	}
+	if err := t.awaitCount(ctx); err != nil {
 		// Nothing is under way but the count, which listens to Close, unless the file system hangs.
 		brief, cancel := context.WithTimeout(context.WithoutCancel(ctx), countPatience)
 		defer cancel()
-		return nil, fmt.Errorf("open file tier: count blocks: %w", errors.Join(context.Cause(ctx), t.Close(brief)))
+		return nil, fmt.Errorf("open file tier: count blocks: %w", errors.Join(err, t.Close(brief)))
 	}
 	return t, nil
+}
+
+// awaitCount waits for the first count, but not for long.
+func (t *Tier) awaitCount(ctx context.Context) error {
+	late := t.clock.After(countPatience)
+	for _, a := range t.areas {
+		select {
+		case <-a.counted:
+		case <-late:
+			return nil
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	return nil
 }
 
 // countPatience is how long Open waits for the first count: long enough for a million files on a local disk, and no
@@ -143,7 +147,11 @@ func (t *Tier) Close(ctx context.Context) error {
 	if t.closed {
 		return nil
 	}
-	for _, ended := range []<-chan struct{}{t.done, t.gate.idle} {
+	ends := []<-chan struct{}{t.gate.idle}
+	for _, a := range t.areas {
+		ends = append(ends, a.done)
+	}
+	for _, ended := range ends {
 		select {
 		case <-ended:
 		case <-ctx.Done():
@@ -302,7 +310,9 @@ func (t *Tier) Release(keys []block.Key) {
 
 func (t *Tier) unpin(keys ...block.Key) {
 	if t.owners.unpin(keys) {
-		t.space.released()
+		for _, a := range t.areas {
+			a.space.released()
+		}
 	}
 }
 
@@ -335,15 +345,24 @@ func (t *Tier) fail(err error) error {
 // Stats returns what was counted. Blocks and Bytes grow for a while after Open where the directories are so large or so
 // slow that counting their files took longer than Open waits; what other processes do to them shows within a minute.
 func (t *Tier) Stats() tier.Stats {
-	blocks, bytes := t.space.holds()
 	c := &t.count
-	return tier.Stats{
-		Blocks: blocks, Bytes: bytes, CapacityBytes: t.cfg.MaxBytes,
+	s := tier.Stats{
 		Hits: c.hits.Load(), Misses: c.misses.Load(),
 		Puts: c.puts.Load(), Evictions: c.evictions.Load(),
 		Corrupt: c.corrupt.Load(), Replaced: c.replaced.Load(), Errors: c.errors.Load(),
 		ReadBytes: c.readBytes.Load(), WrittenBytes: c.writtenBytes.Load(),
 		Retained: c.retained.Load(), Quarantined: c.quarantined.Load(), Swept: c.swept.Load(),
-		Waiting: t.space.waiting(), Stuck: c.stuck.Load(), Paused: t.pause.why(), Failure: *t.failure.Load(),
 	}
+	unbounded := false
+	for _, a := range t.areas {
+		blocks, bytes := a.space.holds()
+		s.Blocks, s.Bytes, s.CapacityBytes = s.Blocks+blocks, s.Bytes+bytes, s.CapacityBytes+a.bound
+		s.Waiting, s.Stuck = s.Waiting+a.space.waiting(), s.Stuck+a.stuck.Load()
+		s.Paused, s.Failure = errors.Join(s.Paused, a.pause.why()), errors.Join(s.Failure, *a.failure.Load())
+		unbounded = unbounded || a.bound == 0
+	}
+	if unbounded {
+		s.CapacityBytes = 0
+	}
+	return s
 }

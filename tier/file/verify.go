@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/jonboulle/clockwork"
 
@@ -262,10 +263,13 @@ func (v *verifier) top(context.Context) error {
 	for _, n := range all {
 		_, folder := parseBucket(n)
 		switch n {
-		case markerName, markerTemp, lockName, "lost+found":
+		case markerName, lockName, "lost+found":
 			continue
 		case tmpName, quarantine:
 			folder = true
+		}
+		if !folder && strings.HasPrefix(n, markerTemp) {
+			continue // left by a process that died as it made the directory
 		}
 		if !folder {
 			v.found(n, Foreign, "not made by kvlane")

@@ -34,7 +34,7 @@ type Config struct {
 	OpenLoad, OpenDump func() (stream.Stream, error)
 	// Verify says where and when checksums are made and verified. Default VerifyDevice.
 	Verify VerifyPolicy
-	// Readers and Writers are the goroutines that read from and write to the tiers below, MaxWorkers at most each. Default 8 and 4.
+	// Readers and Writers are the goroutines that read from and write to the tiers below, MaxWorkers at most each. Default 16 and 4.
 	Readers, Writers int
 	// Checkers are the goroutines that compute checksums, MaxWorkers at most. Default: GOMAXPROCS, at most 8.
 	Checkers int
@@ -60,7 +60,7 @@ type Config struct {
 
 // Defaults of Config.
 const (
-	DefaultReaders    = 8
+	DefaultReaders    = 16 // as many reads as keep a disk busy
 	DefaultWriters    = 4
 	DefaultTasks      = 256
 	DefaultBatchBytes = 1 << 30

@@ -10,33 +10,43 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// fetch reads key from the first tier below that has it into a slot, and publishes it. It returns the slot pinned, and
-// the pipeline's tier. ErrExists: the block is in the cache, or another is bringing it. ErrNotFound: no tier has it.
-// With wait it waits for a slot, else ErrBusy where none is free. Where raw is given and the tier can, it does not verify the block's
-// shards nor publish it: the slot then is raw.
-func (s *Store) fetch(ctx context.Context, key block.Key, wait bool, raw *unproven) (tier.Slot, int8, error) {
-	if _, err := s.formats.Of(key); err != nil {
+// fetching says how a block is read.
+type fetching struct {
+	wait   bool      // for a slot; else ErrBusy where none is free
+	pinned bool      // a lease keeps the block where it is
+	raw    *unproven // where given, and the tier can, the shards are not verified, and the block is not published: the slot is raw
+}
+
+// fetch reads the block of key, which is one, from the first tier below that has it into a slot, and publishes it. It returns the slot
+// pinned, and the pipeline's tier. ErrExists: the block is in the cache, or another is bringing it. ErrNotFound: no tier has it.
+func (s *Store) fetch(ctx context.Context, key []block.Key, how fetching) (tier.Slot, int8, error) {
+	if _, err := s.formats.Of(key[0]); err != nil {
 		return nil, 0, err
 	}
 	var fill tier.Fill
 	var errs []error
-	one := []block.Key{key}
+	// What a lease pins, and the cache does not have, can only be in the one tier.
+	pinned := how.pinned && len(s.next) == 1
 	for ti, t := range s.next {
 		// Retained first: a block that is nowhere must not cost another its slot, and none may go between the two steps.
-		n, err := t.Retain(ctx, one)
+		n, err := 1, error(nil)
+		if !pinned {
+			n, err = t.Retain(ctx, key)
+		}
 		if err == nil && n == 0 {
 			continue
 		}
-		if err == nil {
-			if fill == nil {
-				if fill, err = s.reserveFor(ctx, key, wait); err != nil {
-					t.Release(one)
-					return nil, 0, err
-				}
+		if err == nil && fill == nil {
+			fill, err = s.reserveFor(ctx, key[0], how.wait)
+			if err != nil {
+				s.letGo(t, key, pinned)
+				return nil, 0, err
 			}
+		}
+		if err == nil {
 			var slot tier.Slot
-			slot, err = s.read(ctx, t, key, fill, raw)
-			t.Release(one)
+			slot, err = s.read(ctx, t, key[0], fill, how.raw)
+			s.letGo(t, key, pinned)
 			if err == nil {
 				return slot, int8(ti + 1), nil
 			}
@@ -51,9 +61,9 @@ func (s *Store) fetch(ctx context.Context, key block.Key, wait bool, raw *unprov
 		errs = append(errs, fmt.Errorf("tier %s: %w", t.Name(), err))
 		if bad(err) {
 			s.count.corrupt.Add(1)
-			s.cfg.Hooks.corrupt(t.Name(), key, err)
+			s.cfg.Hooks.corrupt(t.Name(), key[0], err)
 		} else {
-			s.index.FellBack(t, key, err)
+			s.index.FellBack(t, key[0], err)
 		}
 	}
 	err := errors.Join(errs...)
@@ -64,6 +74,13 @@ func (s *Store) fetch(ctx context.Context, key block.Key, wait bool, raw *unprov
 		fill.Abort(err) // Get has returned: nothing writes the slot any more
 	}
 	return nil, 0, err
+}
+
+// letGo undoes fetch's own Retain.
+func (s *Store) letGo(t tier.Tier, key []block.Key, pinned bool) {
+	if !pinned {
+		t.Release(key)
+	}
 }
 
 // read reads a block from a tier into the slot of fill, and publishes it; or, see fetch, makes it raw.

@@ -158,12 +158,12 @@ func (t *LoadTask) read() {
 
 // work runs a job of the task in a pool.
 func (t *LoadTask) work(kind jobKind, i int32) {
-	it, key := &t.sc.items[i], t.sc.refs[i].Key
+	it := &t.sc.items[i]
 	var err error
 	if kind == jobCheck {
-		err = t.s.formats[it.group].Verify(t.s.imageOf(it.slot.Extent(), it.group).Bytes(), key)
+		err = t.s.formats[it.group].Verify(t.s.imageOf(it.slot.Extent(), it.group).Bytes(), t.sc.keys[i])
 	} else {
-		it.slot, it.from, err = t.s.fetch(t.ctx, key, true, t.room(i))
+		it.slot, it.from, err = t.s.fetch(t.ctx, t.sc.keys[i:i+1], fetching{wait: true, pinned: t.lease != nil, raw: t.room(i)})
 	}
 	t.sc.results <- result{kind, i, err}
 }

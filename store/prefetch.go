@@ -62,7 +62,7 @@ func (t *PrefetchTask) work(_ jobKind, i int32) {
 	err := t.ctx.Err()
 	var slot tier.Slot
 	if err == nil {
-		slot, _, err = t.s.fetch(t.ctx, t.keys[i], false, nil)
+		slot, _, err = t.s.fetch(t.ctx, t.keys[i:i+1], fetching{})
 	}
 	switch {
 	case err == nil:

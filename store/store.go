@@ -24,7 +24,7 @@ import (
 const (
 	windowBlocks = 512 // blocks of a load that are opened and wait for the CPU to verify them
 	firstBlocks  = 128 // blocks of a load that are copied while the others are looked at
-	windowReads  = 64  // blocks of a load that are asked for below
+	windowReads  = 128 // blocks of a load that are asked for below
 	ahead        = 2   // batches of a load in the stream at a time: one is copied while the next is made
 	maxTries     = 3   // times a block is tried again when another's fill of it failed
 	passingTries = 200 // the same, where others' fills are gone again when they have ended

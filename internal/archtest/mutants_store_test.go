@@ -94,10 +94,10 @@ var storeMutants = []mutant{
 		"store/fetch.go", "	return raw, nil\n", "	return s.publish(fill)\n",
 	}}},
 	{"store", "TestDefectDamagedFileIsFoundOnTheWay", []edit{{
-		"store/unproven.go", "if !t.raw || it.wrong > 0 || it.cause != nil {", "if !t.raw {",
+		"store/unproven.go", "if !t.raw || it.wrong > 0 || it.cause != nil {", "if !t.raw || it == nil {",
 	}}},
 	{"store", "TestDefectManyLoadsOfADamagedFile", []edit{{
-		"store/unproven.go", "if !t.raw || it.wrong > 0 || it.cause != nil {", "if !t.raw {",
+		"store/unproven.go", "if !t.raw || it.wrong > 0 || it.cause != nil {", "if !t.raw || it == nil {",
 	}}},
 	{"store", "TestDefectWaitsForRoomAddUp", []edit{{
 		"store/write.go", "		s.full[at].Store(true)\n", "",

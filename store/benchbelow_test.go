@@ -1,0 +1,79 @@
+package store_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/store"
+	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/tier"
+	"github.com/kvlane/kvlane/tier/file"
+)
+
+// fastTier has the headers of blocks in memory, and brings those alone: what a load costs besides is the store's. Each read takes wait.
+type fastTier struct {
+	*file.Tier
+	headers map[block.Key][]byte
+	wait    time.Duration
+}
+
+func (f *fastTier) Retain(_ context.Context, keys []block.Key) (int, error) { return len(keys), nil }
+
+func (f *fastTier) Release([]block.Key) {}
+
+func (f *fastTier) Read(_ context.Context, key block.Key, dst mem.Extent) error {
+	if f.wait > 0 {
+		time.Sleep(f.wait)
+	}
+	copy(dst.Bytes(), f.headers[key])
+	return nil
+}
+
+// BenchmarkLoadFromBelow loads blocks of 64 KiB through a window: from files that the system has in memory, and from a tier that takes
+// no time, or as long as a disk does.
+func BenchmarkLoadFromBelow(b *testing.B) {
+	const blocks = 2048
+	for name, wait := range map[string]time.Duration{"files": -1, "no time": 0, "100us": 100 * time.Microsecond} {
+		b.Run(name, func(b *testing.B) {
+			fast := &fastTier{headers: make(map[block.Key][]byte), wait: wait}
+			r := newRig(b, rigOptions{
+				slots: 1024, pages: blocks, shards: 8, planes: 2, planeBytes: leafy, path: stream.PathKernel, still: true, memo: true, sumEvery: 1,
+				window: true, dirs: []string{b.TempDir()}, wrapFile: func(t tier.Tier) tier.Tier {
+					f, ok := t.(*file.Tier)
+					if fast.Tier = f; !ok || wait < 0 {
+						return t
+					}
+					return fast
+				},
+			})
+			ns := make([]int, blocks)
+			for i := range ns {
+				ns[i] = i
+			}
+			refs, ctx := r.refs(0, ns...), r.ctx()
+			d, err := r.st.Dump(ctx, r.pages, refs, store.DumpOptions{})
+			r.must(err)
+			r.must(d.Durable(ctx))
+			slot := r.host.Bytes()[:r.format.Layout.ImageBytes()]
+			for _, n := range ns {
+				ext := mem.All(r.host).Sub(0, int64(len(slot)))
+				r.must(r.file.Read(ctx, r.key(n), ext))
+				fast.headers[r.key(n)] = append([]byte(nil), slot[:r.format.Layout.HeaderBytes()]...)
+			}
+			bench(b, r, func() error {
+				t, err := r.st.Load(ctx, nil, r.pages, refs, store.LoadOptions{})
+				if err != nil {
+					return err
+				}
+				return t.Wait(ctx)
+			})
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/blocks, "ns/block")
+			if st := r.st.Stats(); st.Retries > 0 || st.VerifiedByCPU > 0 {
+				b.Errorf("%d retries, %d blocks verified by the CPU", st.Retries, st.VerifiedByCPU)
+			}
+		})
+	}
+}

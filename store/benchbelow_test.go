@@ -32,15 +32,30 @@ func (f *fastTier) Read(_ context.Context, key block.Key, dst mem.Extent) error 
 	return nil
 }
 
-// BenchmarkLoadFromBelow loads blocks of 64 KiB through a window: from files that the system has in memory, and from a tier that takes
-// no time, or as long as a disk does.
+// BenchmarkLoadFromBelow loads blocks through a window: from files that the system has in memory, with a lease and without, and from a
+// tier that takes no time, or as long as a disk does.
 func BenchmarkLoadFromBelow(b *testing.B) {
-	const blocks = 2048
-	for name, wait := range map[string]time.Duration{"files": -1, "no time": 0, "100us": 100 * time.Microsecond} {
-		b.Run(name, func(b *testing.B) {
+	const blocks, files = 2048, -1
+	for _, bb := range []struct {
+		name    string
+		wait    time.Duration
+		shards  int // of 8 KiB
+		readers int
+		leased  bool
+	}{
+		{name: "8KiB/files", wait: files, shards: 1},
+		{name: "8KiB/files/leased", wait: files, shards: 1, leased: true},
+		{name: "64KiB/files", wait: files, shards: 8},
+		{name: "64KiB/files/leased", wait: files, shards: 8, leased: true},
+		{name: "64KiB/no time", shards: 8},
+		{name: "64KiB/100us/8 readers", wait: 100 * time.Microsecond, shards: 8, readers: 8},
+		{name: "64KiB/100us", wait: 100 * time.Microsecond, shards: 8},
+	} {
+		wait := bb.wait
+		b.Run(bb.name, func(b *testing.B) {
 			fast := &fastTier{headers: make(map[block.Key][]byte), wait: wait}
 			r := newRig(b, rigOptions{
-				slots: 1024, pages: blocks, shards: 8, planes: 2, planeBytes: leafy, path: stream.PathKernel, still: true, memo: true, sumEvery: 1,
+				slots: 1024, pages: blocks, shards: bb.shards, planes: 2, planeBytes: leafy, path: stream.PathKernel, still: true, memo: true, sumEvery: 1,
 				window: true, dirs: []string{b.TempDir()}, wrapFile: func(t tier.Tier) tier.Tier {
 					f, ok := t.(*file.Tier)
 					if fast.Tier = f; !ok || wait < 0 {
@@ -48,6 +63,7 @@ func BenchmarkLoadFromBelow(b *testing.B) {
 					}
 					return fast
 				},
+				tune: func(c *store.Config) { c.Readers = bb.readers },
 			})
 			ns := make([]int, blocks)
 			for i := range ns {
@@ -64,7 +80,15 @@ func BenchmarkLoadFromBelow(b *testing.B) {
 				fast.headers[r.key(n)] = append([]byte(nil), slot[:r.format.Layout.HeaderBytes()]...)
 			}
 			bench(b, r, func() error {
-				t, err := r.st.Load(ctx, nil, r.pages, refs, store.LoadOptions{})
+				var lease *store.Lease
+				if bb.leased {
+					var err error
+					if lease, err = r.st.LeasePrefix(ctx, r.keys(ns...), 0); err != nil {
+						return err
+					}
+					defer lease.Release()
+				}
+				t, err := r.st.Load(ctx, lease, r.pages, refs, store.LoadOptions{})
 				if err != nil {
 					return err
 				}

@@ -1,0 +1,59 @@
+package main
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/kvlane/kvlane/replay"
+)
+
+// A replay hits the same whatever the pipeline: what only passes through memory is found below, and what is not there yet in passing.
+func TestReplayHitsTheSameThroughEveryPipeline(t *testing.T) {
+	var want int64
+	for _, args := range [][]string{
+		{"--pipeline", "cache", "--cache-bytes", "128MiB"},
+		{"--pipeline", "cache|file", "--cache-bytes", "1MiB"},
+		{"--pipeline", "file"},
+		{"--pipeline", "file", "--cache-bytes", "1MiB", "--kv-heads", "2", "--layerwise"},
+		{"--pipeline", "file", "--kv-heads", "2", "--verify", "always"},
+	} {
+		pipeline := args[1]
+		args = append([]string{"replay", conversation, "--device", "sim", "--json", "--log-level", "error", "--limit", "150"}, args...)
+		if pipeline != "cache" {
+			args = append(args, "--file-dir", t.TempDir())
+		}
+		code, stdout, stderr := execute(t, args...)
+		var r replay.Report
+		if err := json.Unmarshal([]byte(stdout), &r); code != exitOK || err != nil {
+			t.Fatalf("%q: exit code %d, %v, standard error %q", args, code, err, stderr)
+		}
+		if want == 0 {
+			want = r.PrefixHits
+		}
+		if r.PrefixHits != want || want == 0 || r.Mismatches+r.LoadErrors+r.DumpErrors != 0 {
+			t.Errorf("%q: %d hits, want %d; %d mismatches, %d load errors, %d dump errors", args, r.PrefixHits, want, r.Mismatches, r.LoadErrors, r.DumpErrors)
+		}
+		if _, cached := r.HitsByTier["cache"]; cached && pipeline == "file" {
+			t.Errorf("%q: hits by tier are %v", args, r.HitsByTier)
+		}
+	}
+}
+
+func TestPipelineThatCannotBeIsRefused(t *testing.T) {
+	for want, args := range map[string][]string{
+		"no directory is given":         {"--pipeline", "file"},
+		"the log tier is not there yet": {"--pipeline", "cache|log", "--log-dir", t.TempDir()},
+		"has no log tier":               {"--pipeline", "cache", "--log-dir", t.TempDir()},
+		"known tiers":                   {"--pipeline", "tape"},
+		"must be the first":             {"--pipeline", "file|cache", "--file-dir", t.TempDir()},
+		"has no effect without":         {"--file-dir-bytes", "1MiB"},
+		"bounds of 2 directories":       {"--file-dir", t.TempDir(), "--file-dir-bytes", "1MiB", "--file-dir-bytes", "0"},
+		"is not a size":                 {"--file-dir", t.TempDir(), "--file-dir-bytes", "much"},
+	} {
+		code, _, stderr := execute(t, append([]string{"replay", conversation, "--device", "sim"}, args...)...)
+		if code != exitUsage || !strings.Contains(stderr, want) {
+			t.Errorf("%q: exit code %d, standard error %q, want one that says %q", args, code, stderr, want)
+		}
+	}
+}

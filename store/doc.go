@@ -1,5 +1,6 @@
 // Package store keeps KV-cache blocks in a pipeline of tiers and moves them to and from GPU pages: a cache of pinned slots,
-// and zero or more tiers below it ("cache", "cache|file"). It is embedded: it runs in the process of its user and in
+// and zero or more tiers below it ("cache", "cache|file"), or tiers alone, to and from which blocks pass through slots that keep
+// nothing ("file"; tier.TransientTier). It is embedded: it runs in the process of its user and in
 // that process's device context.
 //
 // Where blocks are, and the leases that keep them there, is package index, which knows no device. A Store has one and moves the
@@ -38,6 +39,10 @@
 //     apart (Stats.BadCopies, Hooks.BadCopy). Either way the block is copied again, at most three times in all, and only
 //     those shards of it that nobody has been told of. A block that is still wrong then fails with ErrCorrupt, and its error
 //     says that its page is undefined (BlockError.Undefined).
+//
+// What a load under VerifyDevice reads from a tier below, the tier need not sum (tier.Reader) if the stream is asked to: the
+// block is verified where it arrives, like one of the cache, and is a fill until then, which nobody else finds. If a shard is
+// wrong the fill ends, and the block is read again, verified, by the tier that sets it aside if it is at fault.
 //
 // Where a path takes no sums (the copy engines), the CPU sums a dump's slot after the copy, and verifies a load's slot beside
 // the copy of what follows: damage at rest is found, damage by the transfer is not. The same holds for blocks whose checksums

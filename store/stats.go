@@ -27,7 +27,7 @@ type Stats struct {
 
 	Mismatches      int64 // blocks that failed their check, or could not be read when they were to be written, in any tier
 	BadCopies       int64 // copies to pages that failed their check although the block was right where it came from
-	Refills         int64 // corrupt cached copies that were read anew from below
+	Refills         int64 // copies in slots that failed their check and were read anew from below
 	Retries         int64 // times a block or a batch was tried again
 	Fallbacks       int64 // times a tier failed, other than by a miss or a failed check, and the store went on without it
 	TierErrors      int64 // tier operations that failed, other than by a miss or a failed check

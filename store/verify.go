@@ -8,7 +8,7 @@ import (
 )
 
 // VerifyPolicy says where a block's checksums are made and when they are verified; see the package comment for what each
-// policy finds. Blocks that come from a tier below are verified by that tier whatever the policy.
+// policy finds. Blocks that come from a tier below are verified by that tier, but for loads under VerifyDevice whose copies are summed.
 type VerifyPolicy uint8
 
 // The verify policies.

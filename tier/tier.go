@@ -36,7 +36,7 @@ func (s State) String() string {
 // Tier keeps the block images of a store: of one identity and layout, or of one for each of its page groups (block.Formats), where a
 // key says of which. All methods are safe for concurrent use.
 type Tier interface {
-	// Name is the tier's name in pipelines and metrics: "cache", "file".
+	// Name is the tier's name in pipelines and metrics: "cache", "file"; "window" is where blocks pass that no cache keeps.
 	Name() string
 	// Lookup sets states[i] to the state of keys[i]; the slices have equal lengths.
 	Lookup(ctx context.Context, keys []block.Key, states []State) error

@@ -25,7 +25,8 @@
 // A key's directory follows from rendezvous hashing over the directories' ids, so that adding one moves only its share of
 // the keys to it, and the order in which they are given does not matter.
 //
-// Blocks are removed coldest first, over all directories, when the tier would outgrow its bound. What cannot be removed is passed
+// Blocks are removed coldest first when the tier would outgrow its bound, over all directories but those that have one of their own,
+// of which each is counted and collected by itself. What cannot be removed is passed
 // over, counted and reported, and rounds are repeated, at longer intervals, while a Put waits for room. Where the disk is full
 // the bound becomes, for a while, what there was room for. A tier without a bound, or one of which nothing can be removed,
 // pauses: Puts fail at once, for a second at first and half a minute at most, and then one tries again (tier.Stats.Paused).
@@ -38,6 +39,6 @@
 // somebody else. The context is honored before and between the reads of 8 MiB or less that a Get is made of. Who cannot
 // wait that long gives up on the task that runs the Get, not on the buffer.
 //
-// A Tier is safe for concurrent use and owns one goroutine, which counts what is there and removes what is too much;
-// Close ends it and waits, until its context ends, for the operations in flight.
+// A Tier is safe for concurrent use and owns a goroutine for each bound, which counts what is there and removes what is too much;
+// Close ends them and waits, until its context ends, for the operations in flight.
 package file

@@ -40,8 +40,8 @@ type Storage interface {
 	// registered.
 	UnregisterBuffer(r *mem.Region) error
 	// Close lets go of the driver, before the device is closed. Files and buffers that were left over are reported as an error
-	// that counts them, and let go of too. While a transfer is running or queued it refuses with ErrBusy, and may be called
-	// again; everything stays open then. A second Close after success returns nil.
+	// that counts them, and let go of too. While a call or a queued transfer is not over it refuses with ErrBusy, and may be
+	// called again; nothing new is begun from then on. A second Close after success returns nil.
 	Close() error
 }
 

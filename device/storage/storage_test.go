@@ -1,0 +1,193 @@
+package storage_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/device/storage"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/internal/testkit"
+	"github.com/kvlane/kvlane/mem"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// rig is a simulated device with a storage and one file.
+type rig struct {
+	dev *sim.Device
+	st  device.Storage
+	f   device.StorageEnqueuer
+	mem *mem.Region
+}
+
+func newRig(t *testing.T, o sim.Options) *rig {
+	t.Helper()
+	d, err := sim.Open(o)
+	must(t, err)
+	t.Cleanup(func() { must(t, d.Close()) })
+	st, err := d.OpenStorage(device.StorageOptions{Transfers: 1})
+	must(t, err)
+	t.Cleanup(func() { must(t, st.Close()) })
+	file, err := os.OpenFile(filepath.Join(t.TempDir(), "file"), os.O_RDWR|os.O_CREATE, 0o600)
+	must(t, err)
+	t.Cleanup(func() { must(t, file.Close()) })
+	must(t, file.Truncate(1<<20))
+	sf, err := st.Register(int(file.Fd()))
+	must(t, err)
+	t.Cleanup(func() { must(t, sf.Close(context.WithoutCancel(t.Context()))) })
+	e, ok := sf.(device.StorageEnqueuer)
+	if !ok {
+		t.Fatalf("%T has no asynchronous transfers", sf)
+	}
+	r, err := d.Alloc(1<<20, device.AllocOptions{})
+	must(t, err)
+	t.Cleanup(func() { must(t, d.Free(r)) })
+	return &rig{d, st, e, r}
+}
+
+func (r *rig) queue(t *testing.T) device.Queue {
+	t.Helper()
+	q, err := r.dev.OpenQueue(device.QueueOptions{})
+	must(t, err)
+	t.Cleanup(func() { must(t, q.Close(context.WithoutCancel(t.Context()))) })
+	return q
+}
+
+// Everybody at once: users of queues that close their transfers early and late, callers, and somebody who closes the file in the
+// middle of it. Whoever was not refused has his bytes.
+func TestManyUsersOfOneFile(t *testing.T) {
+	r := newRig(t, sim.Options{})
+	var wg sync.WaitGroup
+	for i := range int64(4) {
+		q := r.queue(t)
+		part := func(k int64) mem.Extent { return mem.Extent{Region: r.mem, Off: i<<16 + k%16*4096, Len: 4096} }
+		wg.Go(func() {
+			for k := range int64(200) {
+				x, err := r.f.EnqueueRead(q, part(k), k*512)
+				if errors.Is(err, errdefs.ErrClosed) {
+					return
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if k%3 == 0 {
+					x.Close()
+					continue
+				}
+				if n, err := x.Wait(context.Background()); n != 4096 || err != nil {
+					t.Errorf("transfer %d: %d, %v", k, n, err)
+				}
+				x.Close()
+			}
+		})
+		wg.Go(func() {
+			for k := range int64(200) {
+				n, err := r.f.Write(mem.Extent{Region: r.mem, Off: (i+8)<<16 + k, Len: 100}, k)
+				if errors.Is(err, errdefs.ErrClosed) {
+					return
+				}
+				if n != 100 || err != nil {
+					t.Errorf("write %d: %d, %v", k, n, err)
+				}
+			}
+		})
+	}
+	time.Sleep(2 * time.Millisecond)
+	for range 2 {
+		wg.Go(func() {
+			if err := r.f.Close(context.Background()); err != nil {
+				t.Errorf("close: %v", err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// A transfer that its owner closed while it was running gives its words back: what is made is bounded by what runs at a time.
+func TestWordsOfClosedTransfersComeBack(t *testing.T) {
+	plan := fault.New(1)
+	r := newRig(t, sim.Options{Faults: plan})
+	q := r.queue(t)
+	before := plan.Seen(sim.OpAllocHost)
+	for range 50 {
+		for range storage.DefaultTransfers {
+			x, err := r.f.EnqueueRead(q, mem.Extent{Region: r.mem, Len: 8}, 0)
+			must(t, err)
+			x.Close()
+			x.Close() // harmless
+		}
+		e, err := q.Record()
+		must(t, err)
+		must(t, e.Wait(t.Context()))
+		e.Close()
+	}
+	if n := plan.Seen(sim.OpAllocHost) - before; n > 1 {
+		t.Errorf("%d allocations for %d transfers at a time", n, storage.DefaultTransfers)
+	}
+}
+
+// A transfer that could not be enqueued leaves words that the queue may still be told of: they wait for the queue too.
+func TestRefusedTransferIsForgotten(t *testing.T) {
+	plan := fault.New(1, fault.Nth(sim.OpFileEnqueue, 0).Fail(nil))
+	r := newRig(t, sim.Options{Faults: plan})
+	q := r.queue(t)
+	if _, err := r.f.EnqueueRead(q, mem.All(r.mem), 0); len(plan.Unreported(err)) > 0 {
+		t.Errorf("enqueue: %v", err)
+	}
+	x, err := r.f.EnqueueRead(q, mem.All(r.mem), 0)
+	must(t, err)
+	if n, err := x.Wait(t.Context()); n != r.mem.Len() || err != nil {
+		t.Errorf("the next transfer: %d, %v", n, err)
+	}
+	x.Close()
+	must(t, r.f.Close(t.Context()))
+	must(t, r.st.Close())
+}
+
+func TestQueueOfAnotherDeviceIsRefused(t *testing.T) {
+	r := newRig(t, sim.Options{})
+	other := newRig(t, sim.Options{Index: 1})
+	if _, err := r.f.EnqueueRead(other.queue(t), mem.All(r.mem), 0); !errors.Is(err, errdefs.ErrInvalid) {
+		t.Errorf("a queue of another device: %v", err)
+	}
+	if _, err := r.f.Read(mem.All(other.mem), 0); !errors.Is(err, errdefs.ErrInvalid) {
+		t.Errorf("memory of another device: %v", err)
+	}
+}
+
+// A wait that gives up leaves the transfer as it was.
+func TestWaitGivesUp(t *testing.T) {
+	plan := fault.New(1, fault.Nth(sim.OpFileRead, 0).Stall())
+	r := newRig(t, sim.Options{Faults: plan})
+	x, err := r.f.EnqueueRead(r.queue(t), mem.All(r.mem), 0)
+	must(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
+	defer cancel()
+	if _, err := x.Wait(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("wait: %v", err)
+	}
+	if err := r.st.Close(); !errors.Is(err, errdefs.ErrBusy) {
+		t.Errorf("close the storage: %v", err)
+	}
+	plan.Release()
+	if n, err := x.Wait(t.Context()); n != r.mem.Len() || err != nil {
+		t.Errorf("wait again: %d, %v", n, err)
+	}
+	x.Close()
+}

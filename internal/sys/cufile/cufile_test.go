@@ -346,15 +346,15 @@ func TestLogIsFound(t *testing.T) {
 	if got := LogFile(); got != "/a/b/cufile.log" {
 		t.Errorf("with a configuration: %s", got)
 	}
-	log := write("log", strings.Repeat("filler\n", 20000)+"DEBUG nothing\n1 ERROR one\n2 WARN two\n3 INFO no\n4 ERROR three\n")
+	log := write("log", strings.Repeat("filler\n", 20000)+"[pid=7 tid=8] DEBUG nothing\n[pid=7 tid=8] ERROR one\n[pid=7 tid=8] WARN two\n[pid=7 tid=8] INFO no\n[pid=7 tid=8] ERROR three\n[pid=70 tid=8] ERROR x\n")
 	t.Setenv("CUFILE_LOGFILE_PATH", log)
 	if got := LogFile(); got != log {
 		t.Errorf("by the environment: %s", got)
 	}
-	if got := LogReasons(log, 2); !slices.Equal(got, []string{"2 WARN two", "4 ERROR three"}) {
+	if got := LogReasons(log, 7, 2); !slices.Equal(got, []string{"[pid=7 tid=8] WARN two", "[pid=7 tid=8] ERROR three"}) {
 		t.Errorf("reasons %q", got)
 	}
-	if got := LogReasons(filepath.Join(dir, "none"), 2); got != nil {
+	if got := LogReasons(filepath.Join(dir, "none"), 7, 2); got != nil {
 		t.Errorf("reasons of no log: %q", got)
 	}
 	if got := withoutComment([]byte(`"a\"//" // b`)); !bytes.Equal(got, []byte("\"a\\\"//\" \n")) {

@@ -3,6 +3,7 @@ package cufile
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -62,8 +63,9 @@ func withoutComment(line []byte) []byte {
 	return line
 }
 
-// LogReasons returns the last n lines of the log at name that tell of a failure, the oldest first; none where there is no log.
-func LogReasons(name string, n int) []string {
+// LogReasons returns the last n lines of the log at name in which a process tells of a failure, the oldest first; none where there
+// is no log.
+func LogReasons(name string, pid, n int) []string {
 	f, err := os.Open(name)
 	if err != nil {
 		return nil
@@ -78,9 +80,12 @@ func LogReasons(name string, n int) []string {
 	if err != nil {
 		return nil
 	}
+	// "22-11-2026 14:13:42:66 [pid=17954 tid=17954] ERROR  cufio_core:1104 cuFile initialization failed"
+	mark := fmt.Sprintf("[pid=%d ", pid)
 	var reasons []string
 	for line := range strings.Lines(string(b)) {
-		if line = strings.TrimSpace(line); strings.Contains(line, "ERROR") || strings.Contains(line, "WARN") {
+		line = strings.TrimSpace(line)
+		if bad := strings.Contains(line, "] ERROR ") || strings.Contains(line, "] WARN "); bad && strings.Contains(line, mark) {
 			reasons = append(reasons, line)
 		}
 	}

@@ -257,7 +257,7 @@ func lookAt(fd int) (fileFacts, error) {
 		return fileFacts{}, fmt.Errorf("fcntl(fd=%d): %w", fd, err)
 	}
 	f := fileFacts{
-		fsType: fsTypes[int64(fs.Type)], direct: flags&unix.O_DIRECT != 0,
+		fsType: fsTypes[fs.Type], direct: flags&unix.O_DIRECT != 0,
 		number: strconv.Itoa(int(unix.Major(st.Dev))) + ":" + strconv.Itoa(int(unix.Minor(st.Dev))),
 	}
 	if f.fsType == "" {

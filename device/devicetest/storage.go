@@ -226,7 +226,7 @@ func testStorageRefuses(t *testing.T, h *harness) {
 	sf := register(t, st, f)
 	dir, err := os.Open(t.TempDir())
 	must(t, err)
-	defer dir.Close()
+	defer func() { must(t, dir.Close()) }()
 	for name, fd := range map[string]int{"a directory": int(dir.Fd()), "no file": 1 << 20, "less than no file": -1} {
 		if x, err := st.Register(fd); err == nil {
 			t.Errorf("%s was registered", name)
@@ -259,7 +259,7 @@ func testStorageRefuses(t *testing.T, h *harness) {
 	// A file that may only be read: its write fails, and nothing else does.
 	ro, err := os.Open(f.Name())
 	must(t, err)
-	defer ro.Close()
+	defer func() { must(t, ro.Close()) }()
 	before := contents(t, f)
 	rf, err := st.Register(int(ro.Fd()))
 	if err != nil {

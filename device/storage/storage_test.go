@@ -1,6 +1,7 @@
 package storage_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"os"
@@ -169,6 +170,78 @@ func TestQueueOfAnotherDeviceIsRefused(t *testing.T) {
 	if _, err := r.f.Read(mem.All(other.mem), 0); !errors.Is(err, errdefs.ErrInvalid) {
 		t.Errorf("memory of another device: %v", err)
 	}
+}
+
+// fill makes the file hold at byte i the lowest byte of i/512, and returns what n bytes from off are then.
+func (r *rig) fill(t *testing.T, off, n int64) []byte {
+	t.Helper()
+	p, err := r.dev.AllocHost(1 << 20)
+	must(t, err)
+	for i := range p.Bytes() {
+		p.Bytes()[i] = byte(i / 512)
+	}
+	r.copy(t, mem.All(r.mem), mem.All(p))
+	if n, err := r.f.Write(mem.All(r.mem), 0); n != 1<<20 || err != nil {
+		t.Fatalf("write: %d, %v", n, err)
+	}
+	want := bytes.Clone(p.Bytes()[off : off+n])
+	must(t, r.dev.Free(p))
+	return want
+}
+
+func (r *rig) copy(t *testing.T, dst, src mem.Extent) {
+	t.Helper()
+	q, err := r.dev.OpenQueue(device.QueueOptions{})
+	must(t, err)
+	must(t, q.Copy(dst, src))
+	must(t, q.Close(t.Context()))
+}
+
+// A transfer stands still before it has read its words, and its owner closes it. Others come and go meanwhile.
+func TestDefectWordsUsedAgainBeforeTheTransferIsDone(t *testing.T) {
+	plan := fault.New(1, fault.Nth(sim.OpFileRead, 0).Stall())
+	r := newRig(t, sim.Options{Faults: plan})
+	want := r.fill(t, 4096, 8192)
+	q, other := r.queue(t), r.queue(t)
+	x, err := r.f.EnqueueRead(q, mem.Extent{Region: r.mem, Len: 8192}, 4096)
+	must(t, err)
+	must(t, plan.Await(t.Context(), 1))
+	x.Close()
+	for i := range int64(2 * storage.DefaultTransfers) {
+		x, err := r.f.EnqueueRead(other, mem.Extent{Region: r.mem, Off: 16 << 10, Len: 100}, i)
+		must(t, err)
+		if n, err := x.Wait(t.Context()); n != 100 || err != nil {
+			t.Fatalf("transfer %d: %d, %v", i, n, err)
+		}
+		x.Close()
+	}
+	plan.Release()
+	must(t, r.f.Close(t.Context()))
+	p, err := r.dev.AllocHost(8192)
+	must(t, err)
+	r.copy(t, mem.All(p), mem.Extent{Region: r.mem, Len: 8192})
+	if !bytes.Equal(p.Bytes(), want) {
+		t.Error("the transfer did not move what it was told to")
+	}
+	must(t, r.dev.Free(p))
+}
+
+func TestDefectFileLetGoOfUnderATransfer(t *testing.T) {
+	plan := fault.New(1, fault.Nth(sim.OpFileRead, 0).Stall())
+	r := newRig(t, sim.Options{Faults: plan})
+	x, err := r.f.EnqueueRead(r.queue(t), mem.All(r.mem), 0)
+	must(t, err)
+	must(t, plan.Await(t.Context(), 1))
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
+	defer cancel()
+	if err := r.f.Close(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("close under a transfer: %v", err)
+	}
+	plan.Release()
+	if n, err := x.Wait(t.Context()); n != r.mem.Len() || err != nil {
+		t.Errorf("the transfer: %d, %v", n, err)
+	}
+	x.Close()
 }
 
 // A wait that gives up leaves the transfer as it was.

@@ -70,7 +70,7 @@ func LogReasons(name string, pid, n int) []string {
 	if err != nil {
 		return nil
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }() // it was only read
 	if info, err := f.Stat(); err == nil && info.Size() > logTail {
 		if _, err := f.Seek(-logTail, io.SeekEnd); err != nil {
 			return nil

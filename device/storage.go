@@ -21,8 +21,8 @@ type StorageOpener interface {
 
 // StorageOptions says how a Storage is opened. The zero value is ready to use.
 type StorageOptions struct {
-	// Transfers is how many transfers on queues are made ahead: a StorageEnqueuer allocates nothing while no more than that
-	// are not closed. Zero: 64.
+	// Transfers is for how many transfers on queues pinned memory is made ahead: a StorageEnqueuer asks the driver for none
+	// while no more than that are not over. Zero: 64.
 	Transfers int
 }
 

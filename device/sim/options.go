@@ -73,7 +73,7 @@ type Options struct {
 	Clock clockwork.Clock
 	// Still has copies and kvlane's copying kernels complete without moving a byte, as if all memory held zeros: sums are those of
 	// zeros, which is what pinned memory that nobody writes has. What the host does beside a device that does its work
-	// by itself can then be measured. Damage and the traffic model do not apply to what is not moved.
+	// by itself can then be measured. Files are read and written all the same. Damage and the traffic model do not apply to what is not moved.
 	Still bool
 	// Storage is how the device reaches files.
 	Storage StorageModel

@@ -171,7 +171,7 @@ func TestWordsAreReadAtExecution(t *testing.T) {
 	h, _ := f.HandleRegister(fd)
 	at := uintptr(addr(w))
 	words := Words{Size: at, FileOffset: at + 8, BufferOffset: at + 16, Moved: at + 24}
-	if r := f.ReadAsync(h, addr(b), words, 1); r.Status != Success {
+	if r := f.ReadAsync(h, addr(b), words, 0x77); r.Status != Success {
 		t.Fatal(r)
 	}
 	w[0], w[8], w[16] = 3, 5, 100
@@ -180,7 +180,7 @@ func TestWordsAreReadAtExecution(t *testing.T) {
 		t.Errorf("moved %d: %q", w[24], b[100:104])
 	}
 	copy(b[100:], "xyz")
-	if r := f.WriteAsync(h, addr(b), words, 1); r.Status != Success {
+	if r := f.WriteAsync(h, addr(b), words, 0x77); r.Status != Success {
 		t.Fatal(r)
 	}
 	f.run()

@@ -63,16 +63,17 @@ ssize_t cuFileWrite(struct handle *h, const void *base, size_t n, off_t off, off
 	return r.err ? -r.err : h->open ? move(h, (char *)base + at, n, off, 1) : -5027;
 }
 #ifndef OLD
-static result enqueue(const char *name, struct transfer t) {
+static result enqueue(const char *name, void *stream, struct transfer t) {
 	result r = enter(name);
+	if (stream != (void *)0x77) r.err = 5022; // the seventh argument
 	if (!r.err) queued[nqueued++] = t;
 	return r;
 }
 result cuFileReadAsync(struct handle *h, void *base, size_t *n, off_t *off, off_t *at, ssize_t *moved, void *stream) {
-	return enqueue("ReadAsync", (struct transfer){h, base, n, off, at, moved, 0});
+	return enqueue("ReadAsync", stream, (struct transfer){h, base, n, off, at, moved, 0});
 }
 result cuFileWriteAsync(struct handle *h, void *base, size_t *n, off_t *off, off_t *at, ssize_t *moved, void *stream) {
-	return enqueue("WriteAsync", (struct transfer){h, base, n, off, at, moved, 1});
+	return enqueue("WriteAsync", stream, (struct transfer){h, base, n, off, at, moved, 1});
 }
 void fake_run(void) {
 	for (int i = 0; i < nqueued; i++) {

@@ -279,24 +279,30 @@ func testStorageRefuses(t *testing.T, h *harness) {
 	sync(t, q) // which is not broken
 }
 
-// testStorageQueueOrder has transfers take their turn among other work of the queue.
+// testStorageQueueOrder has transfers take their turn among other work of the queue, which is held until all is enqueued.
 func testStorageQueueOrder(t *testing.T, h *harness) {
 	st := h.storage(t)
 	f, want := h.tempFile(t)
 	const n = 32 << 10
-	d, q := h.device(t, n), h.queue(t)
+	d, held := h.device(t, n), h.heldQueue(t)
+	q := held.Queue
 	sf := enqueuer(t, st, f)
+	warm(t, sf, d, q)
 	var all []device.Transfer
 	keep := func(x device.Transfer, err error) {
 		must(t, err)
 		all = append(all, x)
 	}
-	must(t, q.Fill(mem.All(d), 1))
-	keep(sf.EnqueueWrite(q, mem.All(d), 0))
-	must(t, q.Fill(mem.All(d), 2))
-	keep(sf.EnqueueWrite(q, mem.All(d), n))
-	keep(sf.EnqueueRead(q, extent(d, 0, n/2), 0)) // of what was just written
-	keep(sf.EnqueueWrite(q, mem.All(d), 2*n))
+	held.hold(t)
+	within(t, held.word, func() {
+		must(t, q.Fill(mem.All(d), 1))
+		keep(sf.EnqueueWrite(q, mem.All(d), 0))
+		must(t, q.Fill(mem.All(d), 2))
+		keep(sf.EnqueueWrite(q, mem.All(d), n))
+		keep(sf.EnqueueRead(q, extent(d, 0, n/2), 0)) // of what was just written
+		keep(sf.EnqueueWrite(q, mem.All(d), 2*n))
+	})
+	held.letGo()
 	for _, x := range all {
 		if moved, err := ended(t, x); err != nil || moved != n && moved != n/2 {
 			t.Errorf("moved %d, %v", moved, err)
@@ -309,45 +315,74 @@ func testStorageQueueOrder(t *testing.T, h *harness) {
 	diff(t, "the file", contents(t, f), want)
 }
 
-// heldQueue opens a queue that does nothing until the function that it returns is called.
-func (h *harness) heldQueue(t *testing.T) (q device.Queue, letGo func()) {
+// heldQueue is a queue that can be held. Everything is made before hold is called: a driver may hold up whoever allocates while
+// a stream waits.
+type heldQueue struct {
+	device.Queue
+	st   device.HostStream
+	word *mem.Region
+}
+
+func (h *harness) heldQueue(t *testing.T) *heldQueue {
 	t.Helper()
 	word := h.word(t)
 	st, q := h.adopt(t)
 	release(t, word)
-	must(t, st.WaitValue(extent(word, 0, 8), 1))
-	return q, func() { releaseWord(word) }
+	return &heldQueue{q, st, word}
 }
 
-// testStorageWordsLive closes many transfers before their turn has come, and then makes as many others: each moves what it was
-// told to.
+// hold has the queue do nothing of what comes until letGo.
+func (q *heldQueue) hold(t *testing.T) {
+	t.Helper()
+	must(t, q.st.WaitValue(extent(q.word, 0, 8), 1))
+}
+
+func (q *heldQueue) letGo() { releaseWord(q.word) }
+
+// warm moves a few bytes by each queue, so that the library has made what it makes at the first time.
+func warm(t *testing.T, sf device.StorageEnqueuer, r *mem.Region, queues ...device.Queue) {
+	t.Helper()
+	for _, q := range queues {
+		x, err := sf.EnqueueRead(q, extent(r, 0, 4096), 0)
+		must(t, err)
+		_, err = ended(t, x)
+		must(t, err)
+	}
+}
+
+// testStorageWordsLive closes transfers before their turn has come, and then makes as many others: each moves what it was told
+// to.
 func testStorageWordsLive(t *testing.T, h *harness) {
 	st := h.storage(t)
 	f, want := h.tempFile(t)
-	const n, count = 4096, 100 // more than are made ahead
-	d := h.device(t, n*count)
-	q, letGo := h.heldQueue(t)
+	const n, count = 4096, 16
+	d, scratch := h.device(t, n*count), h.device(t, n)
+	held, free := h.heldQueue(t), h.queue(t)
 	sf := enqueuer(t, st, f)
-	free := h.queue(t)
-	for i := range int64(count) {
-		x, err := sf.EnqueueRead(q, extent(d, i*n, n), i*(n+1))
-		must(t, err)
-		if _, done, err := x.Done(); done || err != nil {
-			t.Fatalf("transfer %d is done: %v", i, err)
+	warm(t, sf, scratch, held.Queue, free)
+	held.hold(t)
+	within(t, held.word, func() {
+		for i := range int64(count) {
+			x, err := sf.EnqueueRead(held.Queue, extent(d, i*n, n), i*(n+1))
+			must(t, err)
+			if _, done, err := x.Done(); done || err != nil {
+				t.Errorf("transfer %d is done: %v", i, err)
+			}
+			x.Close()
 		}
-		x.Close()
-	}
-	scratch := h.device(t, n)
-	for i := range int64(count) { // they would use the words again
-		x, err := sf.EnqueueRead(free, mem.All(scratch), i)
-		must(t, err)
-		if moved, err := ended(t, x); moved != n || err != nil {
-			t.Fatalf("transfer %d beside a held queue: %d, %v", i, moved, err)
+	})
+	within(t, held.word, func() {
+		for i := range int64(count) { // they would use the words again
+			x, err := sf.EnqueueRead(free, mem.All(scratch), i)
+			must(t, err)
+			if moved, err := ended(t, x); moved != n || err != nil {
+				t.Errorf("transfer %d beside a held queue: %d, %v", i, moved, err)
+			}
 		}
-	}
-	letGo()
-	sync(t, q)
-	got := h.get(t, q, d, n*count)
+	})
+	held.letGo()
+	sync(t, held.Queue)
+	got := h.get(t, held.Queue, d, n*count)
 	for i := range count {
 		diff(t, "what was read by a transfer closed early", got[i*n:(i+1)*n], want[i*(n+1):i*(n+1)+n])
 	}
@@ -358,10 +393,17 @@ func testStorageClose(t *testing.T, h *harness) {
 	st := h.storage(t)
 	f, want := h.tempFile(t)
 	d := h.device(t, 4096)
-	q, letGo := h.heldQueue(t)
+	held := h.heldQueue(t)
+	q := held.Queue
 	sf := enqueuer(t, st, f)
-	x, err := sf.EnqueueRead(q, mem.All(d), 4096)
-	must(t, err)
+	warm(t, sf, d, q)
+	held.hold(t)
+	var x device.Transfer
+	within(t, held.word, func() {
+		var err error
+		x, err = sf.EnqueueRead(q, mem.All(d), 4096)
+		must(t, err)
+	})
 	for range 2 {
 		ctx, cancel := context.WithTimeout(t.Context(), glance)
 		if err := sf.Close(ctx); !errors.Is(err, context.DeadlineExceeded) {
@@ -381,7 +423,7 @@ func testStorageClose(t *testing.T, h *harness) {
 			t.Errorf("use after close: %v", err)
 		}
 	}
-	letGo()
+	held.letGo()
 	must(t, closeFile(t, sf))
 	if n, err := ended(t, x); n != 4096 || err != nil {
 		t.Errorf("the transfer whose file was closed: %d, %v", n, err)

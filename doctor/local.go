@@ -15,11 +15,12 @@ const directBytes = 4 << 10
 
 // Local is the machine that the process runs on. How to ask for GPUs and libraries is the caller's to say, as the
 // bindings belong to other packages.
-func Local(cuda func(context.Context) (CUDA, error), library func(name string) error) Machine {
+func Local(cuda func(context.Context) (CUDA, error), cuFile func(ctx context.Context, dirs []string) CuFileProbe, library func(name string) error) Machine {
 	return Machine{
 		Files:      osFiles(),
 		CPUs:       runtime.NumCPU(),
 		CUDA:       cuda,
+		CuFile:     cuFile,
 		Library:    library,
 		IOUring:    tryIOUring,
 		MemoryLock: memoryLock,

@@ -12,7 +12,7 @@ import (
 // The system calls are tried on whatever machine runs the test: which answer they give is its business, that they give
 // one of the three and leave nothing behind is ours.
 func TestLocalProbesAnswer(t *testing.T) {
-	m := Local(nil, nil)
+	m := Local(nil, nil, nil)
 	if err := m.IOUring(); err != nil && !errors.Is(err, errdefs.ErrNotSupported) {
 		t.Errorf("io_uring: %v, want yes or a definite no", err)
 	}
@@ -38,7 +38,7 @@ func TestLocalProbesAnswer(t *testing.T) {
 
 func TestLocalProbesOfMissingDirectory(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "none")
-	m := Local(nil, nil)
+	m := Local(nil, nil, nil)
 	if _, _, err := m.StatFS(dir); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("StatFS: %v", err)
 	}

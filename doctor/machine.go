@@ -19,6 +19,8 @@ type Machine struct {
 	CUDA func(ctx context.Context) (CUDA, error)
 	// Library loads a shared library and lets go of it again. Its error wraps ErrNotSupported where there is none.
 	Library func(name string) error
+	// CuFile tries cuFile on a GPU, with a file in each of dirs. It is asked only where there is a GPU and the library.
+	CuFile func(ctx context.Context, dirs []string) CuFileProbe
 	// IOUring asks the kernel for io_uring. Its error wraps ErrNotSupported for a definite no.
 	IOUring func() error
 	// MemoryLock returns the limits of locked memory in bytes; math.MaxUint64 is none.
@@ -37,19 +39,19 @@ type Options struct {
 }
 
 // Examine asks the machine everything and never fails as a whole: what could not be told is an answer too. It reads a few
-// hundred small files, and opens every GPU for a moment.
+// hundred small files, opens every GPU for a moment, and writes small files that are gone afterwards.
 func Examine(ctx context.Context, m Machine, o Options) *Report {
 	r := &Report{
 		Host:      m.host(),
 		NVIDIA:    m.nvidia(ctx),
 		RDMA:      m.rdma(),
-		CuFile:    m.cuFile(),
 		IOUring:   m.ioUring(),
 		HugePages: m.hugePages(),
 		LockedMem: m.lockedMemory(),
 		SharedMem: m.sharedMemory(),
 	}
 	r.FileSystems = m.fileSystems(o.Dirs)
+	r.CuFile = m.cuFile(ctx, r)
 	r.Paths = paths(r)
 	r.NotInThisVersion = append([]string(nil), notInThisVersion...)
 	return r

@@ -44,6 +44,7 @@ func recorded(t *testing.T, name string) Machine {
 		CPUs:       8,
 		CUDA:       func(context.Context) (CUDA, error) { return CUDA{}, notSupported("load libcuda.so.1: no such file") },
 		Library:    func(name string) error { return notSupported("load %s: no such file", name) },
+		CuFile:     func(context.Context, []string) CuFileProbe { return CuFileProbe{} },
 		IOUring:    func() error { return notSupported("no io_uring (%w)", unix.ENOSYS) },
 		MemoryLock: func() (uint64, uint64, error) { return 64 << 10, 64 << 10, nil },
 		StatFS:     func(string) (int64, int64, error) { return 100 << 30, 40 << 30, nil },

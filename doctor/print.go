@@ -166,7 +166,14 @@ func (p *printer) storage(r *Report) {
 	p.finding("io_uring", r.IOUring)
 	p.finding("libcufile", r.CuFile.Library)
 	if r.CuFile.Library.Answer == Yes {
+		p.finding("cuFile driver", r.CuFile.Driver)
 		p.finding("cuFile direct", r.CuFile.Direct)
+	}
+	if len(r.CuFile.Log) > 0 {
+		p.line("  %-18s %s", "cuFile log", r.CuFile.LogFile)
+		for _, line := range r.CuFile.Log {
+			p.line("  %-18s   %s", "", line)
+		}
 	}
 	tw := tabwriter.NewWriter(&p.b, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(tw, "  directory\ttype\tsize\tfree\twritable\tO_DIRECT")
@@ -175,6 +182,11 @@ func (p *printer) storage(r *Report) {
 		fmt.Fprintf(tw, "  %s\t%s\t%s\t%s\t%s\t%s\n", f.Dir, orDash(f.Type), bytesText(f.TotalBytes), bytesText(f.FreeBytes), f.Usable.inline(), f.DirectIO.inline())
 	}
 	_ = tw.Flush() // into memory: it cannot fail
+	for i := range r.FileSystems {
+		if f := &r.FileSystems[i]; f.CuFile.Answer != "" {
+			p.finding("cuFile", Finding{Answer: f.CuFile.Answer, Reason: f.Dir + ": " + f.CuFile.Reason, Remedy: f.CuFile.Remedy})
+		}
+	}
 }
 
 func (p *printer) paths(r *Report) {

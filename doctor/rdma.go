@@ -66,17 +66,3 @@ func (m *Machine) rdmaPort(dir string, number int) RDMAPort {
 	}
 	return p
 }
-
-func (m *Machine) cuFile() CuFile {
-	const compatibility = "libcufile then works in its compatibility mode, through host memory, and does not say so"
-	c := CuFile{Library: Answered(m.Library("libcufile.so.0"), "install GPUDirect Storage (package gds-tools or libcufile of the CUDA toolkit)")}
-	switch {
-	case c.Library.Answer != Yes:
-		c.Direct = Finding{Answer: c.Library.Answer, Reason: "libcufile is missing", Remedy: c.Library.Remedy}
-	case m.exists("proc/driver/nvidia-fs") || m.exists("sys/module/nvidia_fs"):
-		c.Direct = Finding{Answer: Yes, Reason: "the kernel module nvidia_fs is loaded; whether a file system supports it shows only when a file is opened"}
-	default:
-		c.Direct = Finding{Answer: No, Reason: "the kernel module nvidia_fs is not loaded; " + compatibility, Remedy: "install nvidia-fs and modprobe nvidia_fs"}
-	}
-	return c
-}

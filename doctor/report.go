@@ -179,8 +179,13 @@ type GID struct {
 // CuFile is what there is of GPUDirect Storage.
 type CuFile struct {
 	Library Finding `json:"libcufile"`
+	// Driver says whether the library's driver opened on a GPU.
+	Driver Finding `json:"driver"`
 	// Direct says whether file bytes can go to GPU memory without passing through host memory.
 	Direct Finding `json:"direct"`
+	// LogFile is where the library writes its log, and Log what it wrote there of failures just now, the oldest first.
+	LogFile string   `json:"log_file,omitempty"`
+	Log     []string `json:"log,omitempty"`
 }
 
 // HugePages is the kernel's pool of one size of huge pages.
@@ -208,6 +213,8 @@ type FileSystem struct {
 	FreeBytes  int64   `json:"free_bytes"` // for this user
 	Usable     Finding `json:"usable"`
 	DirectIO   Finding `json:"direct_io"`
+	// CuFile says whether cuFile moved bytes between a GPU and a file here, and by which way. Absent where it was not tried.
+	CuFile Finding `json:"cufile,omitzero"`
 }
 
 // Path says whether one of kvlane's ways to move bytes is available here.

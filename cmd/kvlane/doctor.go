@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 
@@ -15,6 +16,7 @@ import (
 	"github.com/kvlane/kvlane/doctor"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/gdr"
+	"github.com/kvlane/kvlane/internal/sys/cufile"
 	"github.com/kvlane/kvlane/internal/sys/dl"
 	"github.com/kvlane/kvlane/internal/sys/nvml"
 	"github.com/kvlane/kvlane/profile"
@@ -32,8 +34,7 @@ func newDoctorCommand() *cobra.Command {
 huge pages, locked memory, file systems) and for each path of kvlane whether it is available, or why not and what would make it so.
 
 Every answer is yes, no with the reason, or unknown with the reason. A path of a GPU is a yes only where it was tried: doctor opens every
-GPU for a moment and copies a few KiB to it and back, also by the RDMA NIC nearest to it. It measures nothing, and says whether kvlane calibrate has. It writes one unnamed page to each file system to try O_DIRECT, which leaves nothing
-behind.`,
+GPU for a moment and copies a few KiB to it and back, also by the RDMA NIC nearest to it. It measures nothing, and says whether kvlane calibrate has. It writes one page to each file system to try O_DIRECT, and cuFile where there is a GPU, which leaves nothing behind; libcufile may write its log, cufile.log.`,
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			for i, dir := range dirs {
@@ -43,7 +44,7 @@ behind.`,
 				}
 				dirs[i] = abs
 			}
-			r := doctor.Examine(cmd.Context(), doctor.Local(askCUDA, loadable), doctor.Options{Dirs: dirs})
+			r := doctor.Examine(cmd.Context(), doctor.Local(askCUDA, askCuFile, loadable), doctor.Options{Dirs: dirs})
 			if !asJSON {
 				return r.WriteText(cmd.OutOrStdout())
 			}
@@ -108,6 +109,26 @@ func askDevice(ctx context.Context, drv *cuda.Driver, index int) doctor.CUDADevi
 		d.Err = fmt.Errorf("close the device: %w", err)
 	}
 	return d
+}
+
+// cuFileReasons is how many lines of libcufile's log are shown.
+const cuFileReasons = 5
+
+// askCuFile tries cuFile on the first GPU.
+func askCuFile(ctx context.Context, dirs []string) doctor.CuFileProbe {
+	drv, err := cuda.Load()
+	if err != nil {
+		return doctor.CuFileProbe{Err: err}
+	}
+	dev, err := drv.Open(0, cuda.Options{})
+	if err != nil {
+		return doctor.CuFileProbe{Err: err}
+	}
+	p := doctor.ProbeStorage(ctx, dev, dirs)
+	p.Err = errors.Join(p.Err, dev.Close())
+	p.LogFile = cufile.LogFile()
+	p.Log = cufile.LogReasons(p.LogFile, os.Getpid(), cuFileReasons)
+	return p
 }
 
 // askProfile says whether the device's copy paths have been measured. Without that, built-in figures choose them.

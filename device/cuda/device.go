@@ -7,9 +7,11 @@ import (
 	"sync/atomic"
 
 	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/device/storage"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/leak"
 	"github.com/kvlane/kvlane/internal/sys/cuda"
+	"github.com/kvlane/kvlane/internal/sys/cufile"
 	"github.com/kvlane/kvlane/mem"
 )
 
@@ -37,6 +39,10 @@ type Device struct {
 	// fault is the first answer of the driver that said that the context is lost.
 	fault atomic.Pointer[device.Error]
 
+	cufile  *cufile.Driver
+	storing sync.Mutex
+	storage *storage.Storage // open, or nil; with storing
+
 	peers peers
 	users sync.WaitGroup // calls between begin and end
 
@@ -50,7 +56,7 @@ var _ device.Device = (*Device)(nil)
 
 func openDevice(drv *Driver, index int, o Options) (*Device, error) {
 	d := &Device{
-		api: drv.api, ctas: o.CTAs,
+		api: drv.api, ctas: o.CTAs, cufile: drv.cufile,
 		regions: make(map[*mem.Region]*allocation), queues: make(map[*queue]struct{}),
 	}
 	if d.ctas == 0 {
@@ -172,5 +178,5 @@ func (d *Device) Close() error {
 		return errors.Join(err, fmt.Errorf("close device %d: the GPU may still be at work, so its context and %d regions are not freed: %w",
 			d.info.Index, len(d.regions), errdefs.ErrBusy))
 	}
-	return errors.Join(err, d.abandonRegions(), d.release())
+	return errors.Join(err, d.abandonStorage(), d.abandonRegions(), d.release())
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/sys/cuda"
+	"github.com/kvlane/kvlane/internal/sys/cufile"
 )
 
 // Driver is the loaded and initialised driver. It has nothing to close: a driver stays in its process. Safe for
@@ -15,6 +16,7 @@ import (
 type Driver struct {
 	api     *cuda.API
 	version string
+	cufile  *cufile.Driver // shared by all of the process
 }
 
 // Load loads and initialises the driver. Without a driver, without a GPU, or with a driver older than CUDA 12.0 the
@@ -39,7 +41,7 @@ func newDriver(api *cuda.API) (*Driver, error) {
 	if r != cuda.Success {
 		return nil, nativeError(api, r, "cuDriverGetVersion", "")
 	}
-	d := &Driver{api: api, version: versionText(v)}
+	d := &Driver{api: api, version: versionText(v), cufile: libcufile}
 	switch n, err := d.Count(); {
 	case err != nil:
 		return nil, err

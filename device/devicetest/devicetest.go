@@ -71,6 +71,15 @@ func Run(t *testing.T, open func(t *testing.T) device.Device) {
 		{"SignalPoolClose", testSignalPoolClose},
 		{"ExportDMABuf", testExportDMABuf},
 		{"FlushRemoteWrites", testFlushRemoteWrites},
+		{"StorageMoves", testStorageMoves},
+		{"StorageShort", testStorageShort},
+		{"StorageRefuses", testStorageRefuses},
+		{"StorageQueueOrder", testStorageQueueOrder},
+		{"StorageWordsLive", testStorageWordsLive},
+		{"StorageClose", testStorageClose},
+		{"StorageLeftOpen", testStorageLeftOpen},
+		{"StorageBuffers", testStorageBuffers},
+		{"StorageManyFiles", testStorageManyFiles},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -78,6 +78,14 @@ func TestSuiteFindsDefects(t *testing.T) {
 		{"anything is a dma-buf", "ExportDMABuf"},
 		{"flushes fail", "FlushRemoteWrites"},
 		{"flushes outlive the device", "FlushRemoteWrites"},
+		{"corrupt " + sim.OpFileRead, "StorageMoves"},
+		{"corrupt " + sim.OpFileWrite, "StorageMoves"},
+		{"misaligned reads are rounded", "StorageMoves"},
+		{"short reads are hidden", "StorageShort"},
+		{"transfers overtake", "StorageQueueOrder"},
+		{"files outlive their close", "StorageClose"},
+		{"files close at once", "StorageClose"},
+		{"storages are many", "StorageLeftOpen"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.defect+" in "+tt.found, func(t *testing.T) {
@@ -95,7 +103,8 @@ func TestSuiteFindsDefects(t *testing.T) {
 // damagedDevice is a simulated device with one defect, or none.
 type damagedDevice struct {
 	device.Device
-	defect string
+	defect   string
+	storages int
 }
 
 func (d *damagedDevice) OpenQueue(o device.QueueOptions) (device.Queue, error) {

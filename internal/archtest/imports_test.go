@@ -27,6 +27,8 @@ var mayImport = map[string]string{
 	"rdma":    "errdefs mem",
 
 	"device/signal": onDevice + " internal/sys/hostmem",
+	// The life of files and transfers, whatever library moves the bytes.
+	"device/storage": onDevice + " internal/leak",
 
 	// Conformance suites and fault decorators know the interface that they are about.
 	"device/devicetest": onDevice + " device/signal internal/testkit internal/fault internal/leak internal/sys/hostmem",
@@ -36,8 +38,8 @@ var mayImport = map[string]string{
 	"tier/faulty":       onTier + " tier internal/fault internal/sys/hostmem",
 
 	// Implementations know interfaces and bindings, never one another.
-	"device/sim":           onDevice + " internal/leak internal/fault internal/sys/hostmem",
-	"device/cuda":          onDevice + " device/cuda/kernels internal/leak internal/sys/",
+	"device/sim":           onDevice + " device/storage internal/leak internal/fault internal/sys/hostmem",
+	"device/cuda":          onDevice + " device/storage device/cuda/kernels internal/leak internal/sys/",
 	"device/cuda/kernels":  "errdefs mem device",
 	"device/cuda/cudatest": onDevice + " device/cuda internal/testkit",
 	"stream/copy":          onDevice + " stream stream/ordered stream/copy/plan stream/copy/describe stream/copy/move",
@@ -94,6 +96,7 @@ var mayImport = map[string]string{
 	"internal/sys/nvml":     "errdefs device internal/sys/dl",
 	"internal/sys/ibverbs":  "errdefs mem internal/leak internal/sys/dl internal/sys/hostmem",
 	"internal/sys/cublaslt": "errdefs device internal/sys/dl",
+	"internal/sys/cufile":   "errdefs device internal/sys/dl",
 	"internal/sys/nap":      "",
 	"internal/sys/hostmem":  onMem + " internal/leak",
 

@@ -1,0 +1,77 @@
+package cufile
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+)
+
+// Driver is the library's driver, which a process has one of. It is opened for the first who uses it and closed after the last.
+// Once it has failed to open it is not tried again, as the library would then answer success and do nothing right. Safe for
+// concurrent use.
+type Driver struct {
+	load func() (*API, error)
+
+	mu      sync.Mutex
+	api     *API
+	failed  error
+	users   int
+	foreign bool // somebody else in the process had opened it, who closes it
+}
+
+// NewDriver returns the driver of the library that load loads, at the first use.
+func NewDriver(load func() (*API, error)) *Driver { return &Driver{load: load} }
+
+// Open returns the library, with its driver open until Close. The error wraps ErrNotSupported where there is no library; a
+// failure of the driver is returned again, the same, by every later call. It blocks while the driver starts. It needs a
+// context.
+func (d *Driver) Open() (*API, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.failed != nil {
+		return nil, d.failed
+	}
+	if d.users == 0 {
+		if err := d.open(); err != nil {
+			d.failed = err
+			return nil, err
+		}
+	}
+	d.users++
+	return d.api, nil
+}
+
+func (d *Driver) open() error {
+	if d.api == nil {
+		api, err := d.load()
+		if err != nil {
+			return err
+		}
+		d.api = api
+	}
+	r := d.api.DriverOpen()
+	d.foreign = r.Status == DriverAlreadyOpen
+	if d.foreign {
+		return nil
+	}
+	return r.Err("cuFileDriverOpen", "")
+}
+
+// Close undoes an Open. It needs a context, and blocks while the driver ends.
+func (d *Driver) Close() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.users == 0 {
+		return errors.New("close the driver of libcufile: it is not open")
+	}
+	d.users--
+	if d.users > 0 || d.foreign {
+		return nil
+	}
+	if err := d.api.DriverClose().Err("cuFileDriverClose", ""); err != nil {
+		// What state it is in nobody knows.
+		d.failed = fmt.Errorf("the driver of libcufile did not close before: %w", err)
+		return err
+	}
+	return nil
+}

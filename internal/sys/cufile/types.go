@@ -1,0 +1,54 @@
+package cufile
+
+// Handle is a CUfileHandle_t.
+type Handle uintptr
+
+// descriptor is a CUfileDescr_t.
+type descriptor struct {
+	kind  int32
+	_     int32
+	fd    int32 // of a union with a pointer
+	_     int32
+	fsOps uintptr
+}
+
+// handleTypeFD is CU_FILE_HANDLE_TYPE_OPAQUE_FD.
+const handleTypeFD = 1
+
+// Properties is a CUfileDrvProps_t. Sizes are in KiB.
+type Properties struct {
+	Major, Minor          uint32 // of the kernel module nvidia-fs; zero where there is none
+	PollThreshold         uint64
+	MaxDirectIO           uint64
+	Status                uint32 // a bit for each of the kinds of storage that transfers can be direct to
+	Control               uint32
+	Features              uint32
+	MaxDeviceCache        uint32
+	PerBufferCache        uint32
+	MaxDevicePinned       uint32
+	MaxBatch              uint32
+	MaxBatchTimeoutMillis uint32
+}
+
+// The bits of Properties.Status: CUfileDriverStatusFlags.
+const (
+	StatusLustre  = 0
+	StatusWeka    = 1
+	StatusNFS     = 2
+	StatusGPFS    = 3
+	StatusNVMe    = 4
+	StatusNVMeOF  = 5
+	StatusSCSI    = 6
+	StatusBeeGFS  = 9
+	StatusNVMeP2P = 11
+)
+
+// ControlAllowCompat is the bit of Properties.Control that says that the compatibility mode is allowed.
+const ControlAllowCompat = 1
+
+// ParamForceCompat is CUFILE_PARAM_FORCE_COMPAT_MODE of CUFileBoolConfigParameter_t.
+const ParamForceCompat = 2
+
+// Words are the addresses of what an asynchronous transfer reads when its turn has come (size_t and two off_t) and writes when
+// it is done (ssize_t).
+type Words struct{ Size, FileOffset, BufferOffset, Moved uintptr }

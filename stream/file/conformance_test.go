@@ -1,11 +1,14 @@
 package file_test
 
 import (
+	"errors"
 	"testing"
 
 	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/dirfs"
 	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/stream"
 	"github.com/kvlane/kvlane/stream/file"
 	"github.com/kvlane/kvlane/stream/streamtest"
@@ -73,4 +76,41 @@ func TestConformanceDeviceFaulty(t *testing.T) {
 		e.Plan, e.Work = plan, "read"
 		return e
 	})
+}
+
+func TestConformanceURing(t *testing.T) {
+	s, err := file.Open(file.Options{Path: stream.PathURing})
+	if errors.Is(err, errdefs.ErrNotSupported) {
+		testkit.Skip(t, "uring", err.Error())
+	}
+	if err := errors.Join(err, s.Close(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	streamtest.Run(t, func(t *testing.T) streamtest.Env {
+		t.Helper()
+		o := small
+		o.Path = stream.PathURing
+		return env(real(t), host, o)
+	})
+}
+
+// TestConformanceCuFile reads into and writes from a device's memory with no chunks, waiting for each transfer and by queues of
+// the device.
+func TestConformanceCuFile(t *testing.T) {
+	for name, queues := range map[string]int{"workers": 0, "queues": 2} {
+		t.Run(name, func(t *testing.T) {
+			streamtest.Run(t, func(t *testing.T) streamtest.Env {
+				t.Helper()
+				plan := fault.New(1)
+				dev, _ := openSim(t, sim.Options{Faults: plan})
+				o := file.Options{
+					Device: dev, Transfers: 4, ChunkBytes: 4 * file.Align, Path: stream.PathCuFile,
+					CuFile: file.CuFileOptions{Storage: openStorage(t, dev), Queues: queues},
+				}
+				e := env(real(t), streamtest.DeviceMemory(dev), o)
+				e.Plan, e.Work = plan, sim.OpFileRead
+				return e
+			})
+		})
+	}
 }

@@ -174,4 +174,17 @@ func faulty(tb testing.TB, plan *fault.Plan) *files {
 	return &files{dir: openDir(tb, faultfs.New(dirfs.OS(), plan, nil), tb.TempDir())}
 }
 
-var _ device.Device = (*sim.Device)(nil)
+// openStorage opens a device's way to files.
+func openStorage(tb testing.TB, dev device.StorageOpener) device.Storage {
+	tb.Helper()
+	s, err := dev.OpenStorage(device.StorageOptions{})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			tb.Error(err)
+		}
+	})
+	return s
+}

@@ -211,7 +211,7 @@ func (b *batch) begin() {
 	}
 	t.home = b.by.queueOf(b.stream, t)
 	q := t.home
-	if t.try = !t.write && t.file.fd >= 0 && t.mem.Region.CPU() != 0 && b.stream.warm.try(); t.try {
+	if t.try = !t.write && t.file.fd >= 0 && t.mem.Region.CPU() != 0 && b.stream.opts.Path == stream.PathNone && b.stream.warm.try(); t.try {
 		q = b.stream.workers
 	}
 	t.begin(q)

@@ -66,13 +66,13 @@ func TestChoose(t *testing.T) {
 		can  [stream.PathCount]bool
 		want file.Choice
 	}{
-		"small":                 {p, file.Request{Dev: 1, Bytes: 9000}, all, file.Choice{Path: stream.PathURing, Depth: 16, Reason: file.ReasonMeasured}},
-		"small, without uring":  {p, file.Request{Dev: 1, Bytes: 9000}, no, file.Choice{Path: stream.PathPosix, Depth: 32, Reason: file.ReasonMeasured}},
-		"large":                 {p, file.Request{Dev: 1, Bytes: 1 << 21}, all, file.Choice{Path: stream.PathPosix, Depth: 4, Reason: file.ReasonMeasured}},
-		"to a device":           {p, file.Request{Dev: 1, Bytes: 1, Device: true, GDS: true}, all, file.Choice{Path: stream.PathPosix, Depth: 8, Reason: file.ReasonMeasured}},
-		"writes":                {p, file.Request{Dev: 1, Write: true, Bytes: 1}, all, file.Choice{Path: stream.PathPosix, Reason: file.ReasonDefault}},
-		"another file system":   {p, file.Request{Dev: 2, Device: true}, all, file.Choice{Path: stream.PathPosix, Reason: file.ReasonDefault}},
-		"nothing measured":      {nil, file.Request{Device: true, GDS: true}, all, file.Choice{Path: stream.PathCuFile, Reason: file.ReasonGDS}},
+		"small":                  {p, file.Request{Dev: 1, Bytes: 9000}, all, file.Choice{Path: stream.PathURing, Depth: 16, Reason: file.ReasonMeasured}},
+		"small, without uring":   {p, file.Request{Dev: 1, Bytes: 9000}, no, file.Choice{Path: stream.PathPosix, Depth: 32, Reason: file.ReasonMeasured}},
+		"large":                  {p, file.Request{Dev: 1, Bytes: 1 << 21}, all, file.Choice{Path: stream.PathPosix, Depth: 4, Reason: file.ReasonMeasured}},
+		"to a device":            {p, file.Request{Dev: 1, Bytes: 1, Device: true, GDS: true}, all, file.Choice{Path: stream.PathPosix, Depth: 8, Reason: file.ReasonMeasured}},
+		"writes":                 {p, file.Request{Dev: 1, Write: true, Bytes: 1}, all, file.Choice{Path: stream.PathPosix, Reason: file.ReasonDefault}},
+		"another file system":    {p, file.Request{Dev: 2, Device: true}, all, file.Choice{Path: stream.PathPosix, Reason: file.ReasonDefault}},
+		"nothing measured":       {nil, file.Request{Device: true, GDS: true}, all, file.Choice{Path: stream.PathCuFile, Reason: file.ReasonGDS}},
 		"nothing, and no cuFile": {nil, file.Request{Device: true, GDS: true}, none, file.Choice{Path: stream.PathPosix, Reason: file.ReasonDefault}},
 	} {
 		if got := tt.p.Choose(tt.r, tt.can); got != tt.want {

@@ -43,6 +43,7 @@ var mayImport = map[string]string{
 	"device/cuda/kernels":  "errdefs mem device",
 	"device/cuda/cudatest": onDevice + " device/cuda internal/testkit",
 	"stream/copy":          onDevice + " stream stream/ordered stream/copy/plan stream/copy/describe stream/copy/move",
+	"stream/file":          onDevice + " stream internal/dirfs internal/leak internal/sys/hostmem internal/sys/uring",
 	"stream/nic":           onDevice + " stream stream/ordered rdma rdma/channel rdma/registry",
 	"rdma/soft":            onMem + " rdma stream internal/leak internal/fault internal/sys/hostmem",
 	"rdma/ibv":             onMem + " rdma internal/leak internal/sys/",
@@ -76,7 +77,7 @@ var mayImport = map[string]string{
 	"replay":                anyPlain + " store replay/kvcache internal/ctxio internal/sys/hostmem",
 	"replay/kvcache":        anyPlain + " store",
 	"replay/demo":           anyPlain + " store replay",
-	"doctor":                anyPlain,
+	"doctor":                anyPlain + " internal/sys/uring",
 	"bench":                 anyPlain + " stream/copy/measure",
 	"bench/request":         anyPlain + " store bench replay/kvcache stream/copy/measure ROOT",
 	"bench/chart":           anyPlain + " bench bench/request",
@@ -98,6 +99,7 @@ var mayImport = map[string]string{
 	"internal/sys/cublaslt": "errdefs device internal/sys/dl",
 	"internal/sys/cufile":   "errdefs device internal/sys/dl",
 	"internal/sys/nap":      "",
+	"internal/sys/uring":    "errdefs internal/leak internal/sys/hostmem",
 	"internal/sys/hostmem":  onMem + " internal/leak",
 
 	// The wiring of NICs, and the profiles of what is wired.

@@ -8,6 +8,8 @@ import (
 	"runtime"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kvlane/kvlane/internal/sys/uring"
 )
 
 // directBytes is written by the O_DIRECT probe: a multiple of every logical block size in use.
@@ -21,28 +23,11 @@ func Local(cuda func(context.Context) (CUDA, error), library func(name string) e
 		CPUs:       runtime.NumCPU(),
 		CUDA:       cuda,
 		Library:    library,
-		IOUring:    tryIOUring,
+		IOUring:    uring.Probe,
 		MemoryLock: memoryLock,
 		StatFS:     statFS,
 		DirectIO:   tryDirectIO,
 	}
-}
-
-// tryIOUring calls io_uring_setup without parameters. The kernel looks at whether the caller may have a ring before it
-// reads them (io_uring/io_uring.c, io_uring_setup), so that EFAULT is the answer of a kernel that would have made one.
-func tryIOUring() error {
-	fd, _, errno := unix.Syscall(unix.SYS_IO_URING_SETUP, 1, 0, 0)
-	switch {
-	case errno == unix.EFAULT:
-		return nil
-	case errno == unix.ENOSYS:
-		return notSupported("the kernel has no io_uring, or a sandbox hides it (%w)", errno)
-	case errno == unix.EPERM:
-		return notSupported("the kernel or a sandbox forbids io_uring to this process (%w)", errno)
-	case errno != 0:
-		return fmt.Errorf("io_uring_setup: %w", errno)
-	}
-	return errors.Join(errors.New("io_uring_setup: took no parameters and made a ring"), unix.Close(int(fd)))
 }
 
 func memoryLock() (soft, hard uint64, err error) {

@@ -74,7 +74,7 @@ var mayImport = map[string]string{
 	"replay":                anyPlain + " store replay/kvcache internal/ctxio internal/sys/hostmem",
 	"replay/kvcache":        anyPlain + " store",
 	"replay/demo":           anyPlain + " store replay",
-	"doctor":                anyPlain,
+	"doctor":                anyPlain + " internal/sys/uring",
 	"bench":                 anyPlain + " stream/copy/measure",
 	"bench/request":         anyPlain + " store bench replay/kvcache stream/copy/measure ROOT",
 	"bench/chart":           anyPlain + " bench bench/request",
@@ -95,6 +95,7 @@ var mayImport = map[string]string{
 	"internal/sys/ibverbs":  "errdefs mem internal/leak internal/sys/dl internal/sys/hostmem",
 	"internal/sys/cublaslt": "errdefs device internal/sys/dl",
 	"internal/sys/nap":      "",
+	"internal/sys/uring":    "errdefs internal/leak internal/sys/hostmem",
 	"internal/sys/hostmem":  onMem + " internal/leak",
 
 	// The wiring of NICs, and the profiles of what is wired.

@@ -1,0 +1,90 @@
+package uring
+
+import (
+	"errors"
+	"fmt"
+	"syscall"
+	"unsafe"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/leak"
+	"github.com/kvlane/kvlane/internal/sys/hostmem"
+)
+
+// Probe reports whether this process can have rings that do all that this package needs: nil, an error that wraps ErrNotSupported with
+// the reason, or one that does not, which says nothing for good (no memory or descriptors left, say). It makes a ring and closes it.
+func Probe() error { return ProbeAPI(System()) }
+
+// ProbeAPI is Probe by other system calls.
+func ProbeAPI(a API) error {
+	r, err := Open(Options{Depth: 1, API: a})
+	if err != nil {
+		return err
+	}
+	return r.Close()
+}
+
+// probe asks which opcodes there are.
+func (r *Ring) probe() error {
+	p := new(probe)
+	switch errno := r.api.Register(r.fd, registerProbe, unsafe.Pointer(p), uint32(len(p.ops))); errno {
+	case 0:
+	case syscall.EINVAL:
+		return fmt.Errorf("the kernel's io_uring is of before Linux 5.6 (%w): %w", errno, errdefs.ErrNotSupported)
+	default:
+		return fmt.Errorf("ask io_uring for its opcodes: %w", unavailable(errno))
+	}
+	var errs []error
+	for _, o := range needed {
+		if int(o) >= int(p.opsLen) || p.ops[o].flags&opSupported == 0 {
+			errs = append(errs, fmt.Errorf("io_uring has no opcode %d (%s): %w", uint8(o), o, errdefs.ErrNotSupported))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// RegisterBuffers has the kernel pin buffers once and not for each request; requests name them by Op.Buffer. It may be called once. The
+// error wraps ErrNotSupported where the limit of locked memory (RLIMIT_MEMLOCK) or the kernel forbids it: the ring then
+// works without, and Op.Buffer means nothing.
+func (r *Ring) RegisterBuffers(buffers ...[]byte) error {
+	v, bytes := make([]iovec, len(buffers)), int64(0)
+	for i, b := range buffers {
+		v[i] = iovec{uint64(hostmem.Addr(b)), uint64(len(b))}
+		bytes += int64(len(b))
+	}
+	return r.register(fmt.Sprintf("register %d buffers of %d bytes", len(buffers), bytes), registerBuffers, unsafe.Pointer(unsafe.SliceData(v)), len(v), func() {
+		r.buffers, r.bufferBytes = len(v), bytes
+		leak.Add(leak.RegisteredBytes, bytes)
+	})
+}
+
+// RegisterFiles has the kernel look descriptors up once and not for each request; requests name them by Op.File. It may be called
+// once. A file stays open until the ring is closed, whatever becomes of its descriptor. Errors as those of RegisterBuffers.
+func (r *Ring) RegisterFiles(fds ...int) error {
+	list := make([]int32, len(fds))
+	for i, fd := range fds {
+		list[i] = int32(fd)
+	}
+	return r.register(fmt.Sprintf("register %d files", len(fds)), registerFiles, unsafe.Pointer(unsafe.SliceData(list)), len(list), func() { r.files = len(list) })
+}
+
+func (r *Ring) register(what string, op uint32, arg unsafe.Pointer, n int, done func()) error {
+	r.submitting.Lock()
+	defer r.submitting.Unlock()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return fmt.Errorf("%s with io_uring: %w", what, errdefs.ErrClosed)
+	}
+	switch errno := r.api.Register(r.fd, op, arg, uint32(n)); errno {
+	case 0:
+		done()
+		return nil
+	case syscall.EBADF, syscall.EFAULT, syscall.EINVAL:
+		return fmt.Errorf("%s with io_uring: %w: %w", what, errno, errdefs.ErrInvalid)
+	case syscall.EBUSY:
+		return fmt.Errorf("%s with io_uring, which has some: %w: %w", what, errno, errdefs.ErrExists)
+	default: // ENOMEM is what the limit of locked memory says
+		return fmt.Errorf("%s with io_uring: %w: %w", what, errno, errdefs.ErrNotSupported)
+	}
+}

@@ -1,0 +1,213 @@
+package uring
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/leak"
+	"github.com/kvlane/kvlane/internal/sys/hostmem"
+)
+
+// Bounds and defaults.
+const (
+	DefaultDepth = 32
+	MaxDepth     = 4096
+	// MaxVectors is the most buffers of one ReadV or WriteV.
+	MaxVectors = 16
+	// MaxBytes is the most of one request (MAX_RW_COUNT).
+	MaxBytes = 0x7ffff000
+)
+
+// Options says what a ring is like. The zero value is the defaults.
+type Options struct {
+	Depth int // the most requests in flight, 1 to MaxDepth; default DefaultDepth
+	API   API // default System
+}
+
+// Ring is an io_uring. Its zero value is of no use; Open makes one. All methods are safe for concurrent use.
+type Ring struct {
+	api   API
+	fd    int
+	depth int
+
+	rings, sqes []byte // mappings shared with the kernel
+	iovecs      []byte // MaxVectors for each slot, read by the kernel at submission
+
+	// The words that the kernel writes, or reads, while we do.
+	sqHead, sqTail, cqHead, cqTail, cqOverflow *uint32
+	sqMask, cqMask                             uint32
+	sq                                         []sqe
+	cq                                         []cqe
+
+	submitting sync.Mutex // guards the submission queue; taken before mu
+	waiting    sync.Mutex // guards the completion queue; taken before mu
+
+	mu      sync.Mutex
+	changed sync.Cond // more is in flight, or the ring is closed
+	slots   []Op      // of what is in flight, by user data
+	free    []uint32  // slots
+	// inFlight is what the kernel took less what was reaped. It is raised after the kernel took requests, and so may be below zero
+	// for a moment; where it is above, there is something to wait for.
+	inFlight       int
+	files, buffers int // registered
+	bufferBytes    int64
+	closed         bool
+	released       bool
+	broken         error
+}
+
+// Open makes a ring. Errors: ErrInvalid for the depth; ErrNotSupported, with the reason, where the kernel or a sandbox has none to
+// give; ErrNoMemory.
+func Open(o Options) (_ *Ring, err error) {
+	if o.Depth == 0 {
+		o.Depth = DefaultDepth
+	}
+	if o.API.Setup == nil {
+		o.API = System()
+	}
+	if o.Depth < 1 || o.Depth > MaxDepth {
+		return nil, fmt.Errorf("open io_uring of depth %d, which is not 1 to %d: %w", o.Depth, MaxDepth, errdefs.ErrInvalid)
+	}
+	p := new(Params)
+	fd, errno := o.API.Setup(uint32(o.Depth), p)
+	if errno != 0 {
+		return nil, unavailable(errno)
+	}
+	r := &Ring{api: o.API, fd: fd, depth: o.Depth, slots: make([]Op, o.Depth)}
+	r.changed.L = &r.mu
+	leak.Add(leak.Handles, 1)
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("open io_uring: %w", err), r.release())
+		}
+	}()
+	const features = featSingleMmap | featNoDrop | featStable
+	if p.features&features != features {
+		return nil, fmt.Errorf("the kernel's io_uring is of before Linux 5.6 (features %#x): %w", p.features, errdefs.ErrNotSupported)
+	}
+	if err := r.probe(); err != nil {
+		return nil, err
+	}
+	if err := r.mapQueues(p); err != nil {
+		return nil, err
+	}
+	for i := range r.depth {
+		r.free = append(r.free, uint32(i))
+	}
+	return r, nil
+}
+
+// mapQueues maps the queues, both of which are in one mapping, and the entries of submission.
+func (r *Ring) mapQueues(p *Params) (err error) {
+	bytes := max(p.sqOff.array+4*p.sqEntries, p.cqOff.cqes+p.cqEntries*uint32(unsafe.Sizeof(cqe{})))
+	if r.rings, err = r.mmap(offSQRing, int(bytes)); err != nil {
+		return err
+	}
+	if r.sqes, err = r.mmap(offSQEs, int(p.sqEntries)*int(unsafe.Sizeof(sqe{}))); err != nil {
+		return err
+	}
+	if r.iovecs, err = hostmem.Alloc(int64(r.depth*MaxVectors) * int64(unsafe.Sizeof(iovec{}))); err != nil {
+		return err
+	}
+	at := func(off uint32) unsafe.Pointer { return unsafe.Pointer(&r.rings[off]) }
+	word := func(off uint32) *uint32 { return (*uint32)(at(off)) }
+	r.sqHead, r.sqTail = word(p.sqOff.head), word(p.sqOff.tail)
+	r.cqHead, r.cqTail, r.cqOverflow = word(p.cqOff.head), word(p.cqOff.tail), word(p.cqOff.overflow)
+	r.sqMask, r.cqMask = *word(p.sqOff.ringMask), *word(p.cqOff.ringMask)
+	r.sq = unsafe.Slice((*sqe)(unsafe.Pointer(&r.sqes[0])), p.sqEntries)
+	r.cq = unsafe.Slice((*cqe)(at(p.cqOff.cqes)), p.cqEntries)
+	// Entry i of the queue is always entry i of the array: the detour is there for those who reorder.
+	for i := range unsafe.Slice(word(p.sqOff.array), p.sqEntries) {
+		*word(p.sqOff.array + 4*uint32(i)) = uint32(i)
+	}
+	return nil
+}
+
+func (r *Ring) mmap(off int64, bytes int) ([]byte, error) {
+	b, err := unix.Mmap(r.fd, off, bytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_POPULATE)
+	if err != nil {
+		return nil, fmt.Errorf("map %d bytes of queues: %w", bytes, err)
+	}
+	leak.Add(leak.HostBytes, int64(bytes))
+	return b, nil
+}
+
+// Depth returns the most requests in flight.
+func (r *Ring) Depth() int { return r.depth }
+
+// InFlight returns how many requests were submitted whose completions Wait has not returned.
+func (r *Ring) InFlight() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.depth - len(r.free)
+}
+
+// Close takes no more requests, waits until none is in flight, and frees the ring. Completions that no Wait took are dropped: who
+// wants them waits for them first. It blocks as long as the kernel holds a request. Where that cannot be found out the error says so, and
+// the ring stays, as does the memory of its requests. Closing twice does nothing.
+func (r *Ring) Close() error {
+	r.submitting.Lock() // what is being submitted is in flight afterwards
+	r.mu.Lock()
+	r.closed = true
+	r.changed.Broadcast()
+	r.mu.Unlock()
+	r.submitting.Unlock()
+	r.waiting.Lock()
+	defer r.waiting.Unlock()
+	if r.released {
+		return nil
+	}
+	rest := make([]Completion, r.depth)
+	for r.InFlight() > 0 {
+		if _, err := r.reap(rest); err != nil {
+			return fmt.Errorf("close io_uring with %d requests in flight: %w", r.InFlight(), err)
+		}
+	}
+	if err := r.release(); err != nil {
+		return fmt.Errorf("close io_uring: %w", err)
+	}
+	return nil
+}
+
+// release gives everything back, in reverse order.
+func (r *Ring) release() error {
+	r.released = true
+	var errs []error
+	if r.iovecs != nil {
+		errs = append(errs, hostmem.Free(r.iovecs))
+	}
+	for _, b := range [][]byte{r.sqes, r.rings} {
+		if b != nil {
+			leak.Add(leak.HostBytes, -int64(len(b)))
+			errs = append(errs, unix.Munmap(b))
+		}
+	}
+	leak.Add(leak.RegisteredBytes, -r.bufferBytes)
+	leak.Add(leak.Handles, -1)
+	return errors.Join(append(errs, unix.Close(r.fd))...)
+}
+
+// breaks notes what makes the ring of no more use, and returns it.
+func (r *Ring) breaks(what string, errno syscall.Errno) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.broken == nil {
+		r.broken = fmt.Errorf("%s: %w: %w", what, errno, errdefs.ErrBroken)
+	}
+	return r.broken
+}
+
+// lost reports completions that the kernel dropped.
+func (r *Ring) lost() error {
+	if n := atomic.LoadUint32(r.cqOverflow); n != 0 {
+		return r.breaks(fmt.Sprintf("io_uring dropped %d completions", n), syscall.EBADR)
+	}
+	return nil
+}

@@ -1,0 +1,107 @@
+package uring
+
+import "fmt"
+
+// Opcode is what a request does.
+type Opcode uint8
+
+// The opcodes that are bound. Read and Write of a registered buffer become their fixed variants by themselves.
+const (
+	NOP        Opcode = 0
+	ReadV      Opcode = 1
+	WriteV     Opcode = 2
+	Fsync      Opcode = 3
+	readFixed  Opcode = 4
+	writeFixed Opcode = 5
+	Read       Opcode = 22
+	Write      Opcode = 23
+)
+
+// needed are the opcodes without which there is no ring.
+var needed = []Opcode{NOP, ReadV, WriteV, Fsync, readFixed, writeFixed, Read, Write}
+
+var opcodeNames = map[Opcode]string{
+	NOP: "nop", ReadV: "read", WriteV: "write", Fsync: "sync", readFixed: "read", writeFixed: "write", Read: "read", Write: "write",
+}
+
+// String returns the opcode's name as errors use it.
+func (o Opcode) String() string {
+	if s := opcodeNames[o]; s != "" {
+		return s
+	}
+	return fmt.Sprintf("opcode(%d)", uint8(o))
+}
+
+// Constants of the header.
+const (
+	offSQRing = 0
+	offSQEs   = 0x10000000
+
+	featSingleMmap = 1 << 0
+	featNoDrop     = 1 << 1
+	featStable     = 1 << 2 // what a request points at, but its buffers, may go once it is submitted
+
+	enterGetEvents = 1 << 0
+
+	sqeFixedFile  = 1 << 0
+	fsyncDataSync = 1 << 0
+
+	registerBuffers = 0
+	registerFiles   = 2
+	registerProbe   = 8
+
+	opSupported = 1 << 0
+)
+
+type sqOffsets struct {
+	head, tail, ringMask, ringEntries, flags, dropped, array, resv1 uint32
+	resv2                                                           uint64
+}
+
+type cqOffsets struct {
+	head, tail, ringMask, ringEntries, overflow, cqes, flags, resv1 uint32
+	resv2                                                           uint64
+}
+
+// Params are what io_uring_setup is asked for, and answers.
+type Params struct {
+	sqEntries, cqEntries, flags, sqThreadCPU, sqThreadIdle, features, wqFD uint32
+	resv                                                                   [3]uint32
+	sqOff                                                                  sqOffsets
+	cqOff                                                                  cqOffsets
+}
+
+type sqe struct {
+	opcode, flags uint8
+	ioprio        uint16
+	fd            int32
+	off, addr     uint64
+	len, opFlags  uint32
+	userData      uint64
+	bufIndex      uint16
+	personality   uint16
+	fileIndex     uint32
+	addr3, pad    uint64
+}
+
+type cqe struct {
+	userData uint64
+	res      int32
+	flags    uint32
+}
+
+// iovec is that of <sys/uio.h>.
+type iovec struct{ base, len uint64 }
+
+type probeOp struct {
+	op, resv uint8
+	flags    uint16
+	resv2    uint32
+}
+
+type probe struct {
+	lastOp, opsLen uint8
+	resv           uint16
+	resv2          [3]uint32
+	ops            [256]probeOp
+}

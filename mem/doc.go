@@ -1,4 +1,4 @@
-// Package mem names the memory that kvlane copies between: a Region is a registered span, an Extent a part of one, a
+// Package mem names the memory that kvlane copies between: a Region is a registered span, or a file, an Extent a part of one, a
 // Batch the copies that complete together, and a Paged the compact form of a batch for paged KV caches.
 //
 // Nothing here moves a byte or talks to hardware, and nothing here imports another package of kvlane but errdefs.

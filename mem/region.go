@@ -15,6 +15,7 @@ const (
 	KindHost       Kind = iota + 1 // pageable host memory: a CPU address, no device address
 	KindHostPinned                 // page-locked host memory: a CPU address and a device address
 	KindDevice                     // GPU memory: a device address, no CPU address
+	KindFile                       // a file: no address, and Region.File stands behind it
 )
 
 // String returns the kind's name as it appears in errors and metrics.
@@ -26,6 +27,8 @@ func (k Kind) String() string {
 		return "host-pinned"
 	case KindDevice:
 		return "device"
+	case KindFile:
+		return "file"
 	}
 	return fmt.Sprintf("kind(%d)", uint8(k))
 }
@@ -37,10 +40,16 @@ type CPUAddr uint64
 // other: which address devices have for memory of the CPU's, their driver answers.
 type DevAddr uint64
 
+// File is what stands behind a Region of kind file. Nothing here uses it: a stream of files knows its own.
+type File interface {
+	// Name says which file it is, for messages.
+	Name() string
+}
+
 // NoDevice is the device index of a Region that belongs to no device.
 const NoDevice = -1
 
-// Region is a registered span of memory. Its two addresses are independent fields: the device address of pinned memory is
+// Region is a registered span of memory, or of a file. Its two addresses are independent fields: the device address of pinned memory is
 // what the driver answered for it, never computed from the CPU address.
 //
 // A Region is immutable. It does not own the memory: whoever made it (a device.Device) frees it.
@@ -51,6 +60,7 @@ type Region struct {
 	cpu    CPUAddr
 	dev    DevAddr
 	bytes  []byte
+	file   File
 }
 
 // RegionSpec describes a Region to NewRegion.
@@ -61,9 +71,10 @@ type RegionSpec struct {
 	CPU    CPUAddr // address of the first byte; zero where the CPU cannot reach it
 	Dev    DevAddr // address of the first byte; zero where the device cannot reach it
 	Bytes  []byte  // the CPU's view, of length Len; nil where CPU is zero
+	File   File    // what stands behind a region of kind file; nil for memory
 }
 
-// NewRegion checks s and returns the Region it describes. It is for implementations of device.Device.
+// NewRegion checks s and returns the Region it describes. It is for implementations of device.Device, and of files.
 func NewRegion(s RegionSpec) (*Region, error) {
 	fail := func(why string) (*Region, error) {
 		return nil, fmt.Errorf("make %s region of %d bytes: %s: %w", s.Kind, s.Len, why, errdefs.ErrInvalid)
@@ -71,6 +82,13 @@ func NewRegion(s RegionSpec) (*Region, error) {
 	switch {
 	case s.Len <= 0:
 		return fail("the length must be positive")
+	case (s.Kind == KindFile) != (s.File != nil):
+		return fail("a file, and nothing else, has a file behind it")
+	case s.Kind == KindFile:
+		if s.CPU != 0 || s.Dev != 0 || s.Bytes != nil || s.Device != NoDevice {
+			return fail("a file has no address, and belongs to no device")
+		}
+		return &Region{kind: s.Kind, device: NoDevice, len: s.Len, file: s.File}, nil
 	case s.CPU == 0 && s.Dev == 0:
 		return fail("it needs a CPU address or a device address")
 	case (s.CPU == 0) != (s.Bytes == nil):
@@ -118,10 +136,16 @@ func (r *Region) Dev() DevAddr { return r.dev }
 // writes it, or writing it while a device reads it, is a data race that nothing detects: wait for the ticket first.
 func (r *Region) Bytes() []byte { return r.bytes }
 
+// File returns what stands behind a region of kind file, and nil for memory.
+func (r *Region) File() File { return r.file }
+
 // String describes the region for errors and logs.
 func (r *Region) String() string {
 	if r == nil {
 		return "no region"
+	}
+	if r.file != nil {
+		return fmt.Sprintf("file region of %d bytes (%s)", r.len, r.file.Name())
 	}
 	return fmt.Sprintf("%s region of %d bytes (cpu %#x, device %d at %#x)", r.kind, r.len, uint64(r.cpu), r.device, uint64(r.dev))
 }

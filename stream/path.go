@@ -20,6 +20,8 @@ const (
 	PathPosix                  // read and write system calls
 	PathNIC                    // an RDMA NIC that is connected to itself
 	PathNICSoft                // the same with a NIC in software: says nothing of what a NIC would do
+	PathURing                  // io_uring: reads and writes of files that the kernel has queued
+	PathCuFile                 // cuFile: files and device memory, with no staging memory of ours
 
 	PathCount = iota // with PathNone
 )
@@ -48,6 +50,8 @@ var registry = [PathCount]struct {
 	PathPosix:      {"posix", MovedByHost},
 	PathNIC:        {"nic", MovedByNIC},
 	PathNICSoft:    {"nic-soft", MovedByNIC},
+	PathURing:      {"uring", MovedByHost},
+	PathCuFile:     {"cufile", MovedByHost},
 }
 
 // Paths returns the paths whose bytes one of the movers moves, in order; without any, all but PathNone.

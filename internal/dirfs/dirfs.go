@@ -60,10 +60,18 @@ type File interface {
 	Lock() error
 }
 
+// Descriptor is a File of the operating system.
+type Descriptor interface {
+	File
+	// Descriptor returns the file's descriptor, which stays the file's: nobody else closes it, and it is gone with Close.
+	Descriptor() int
+}
+
 // Info describes a file.
 type Info struct {
 	Bytes    int64
 	Modified time.Time
+	Device   uint64      // of the file system that the file is on
 	Inode    uint64      // tells files apart that had the same name one after the other, while one of them is open
 	Type     fs.FileMode // the type's bits; zero for a regular file
 }

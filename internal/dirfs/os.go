@@ -338,6 +338,11 @@ type osFile struct {
 	path string
 }
 
+var _ Descriptor = (*osFile)(nil)
+
+// Descriptor implements dirfs.Descriptor.
+func (f *osFile) Descriptor() int { return f.fd }
+
 func (f *osFile) ReadAt(b []byte, off int64) (n int, err error) {
 	for n < len(b) {
 		m, err := retry(func() (int, error) { return unix.Pread(f.fd, b[n:], off+int64(n)) })
@@ -398,7 +403,7 @@ func (f *osFile) error(op string, err error) error {
 }
 
 func info(st *unix.Stat_t) Info {
-	i := Info{Bytes: st.Size, Modified: time.Unix(st.Mtim.Unix()), Inode: st.Ino}
+	i := Info{Bytes: st.Size, Modified: time.Unix(st.Mtim.Unix()), Device: st.Dev, Inode: st.Ino}
 	switch st.Mode & unix.S_IFMT {
 	case unix.S_IFREG:
 	case unix.S_IFDIR:

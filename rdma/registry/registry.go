@@ -144,6 +144,9 @@ func (g *Registry) claim(r *mem.Region, access rdma.Access) (*Memory, error) {
 	if r == nil {
 		return nil, fmt.Errorf("there is no region: %w", errdefs.ErrInvalid)
 	}
+	if r.Kind() == mem.KindFile {
+		return nil, fmt.Errorf("no NIC reaches the %s: %w", r, errdefs.ErrInvalid)
+	}
 	space, first := address(mem.All(r))
 	if first > math.MaxUint64-uint64(r.Len()) {
 		return nil, fmt.Errorf("the %s ends beyond the address space: %w", r, errdefs.ErrInvalid)

@@ -90,6 +90,9 @@ func (s *Stream) add(m *manifest, r *mem.Region) (int32, error) {
 	if r.Kind() == mem.KindDevice && r.Device() > maxDevice {
 		return 0, fmt.Errorf("device %d is beyond %d: %w", r.Device(), maxDevice, errdefs.ErrInvalid)
 	}
+	if r.Kind() == mem.KindFile {
+		return 0, fmt.Errorf("no NIC reaches the %s: %w", r, errdefs.ErrInvalid)
+	}
 	e := mem.All(r)
 	for n, l := range s.rails {
 		h, err := l.reg.Acquire(e, Access)

@@ -1,0 +1,177 @@
+package file
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/internal/leak"
+	"github.com/kvlane/kvlane/mem"
+)
+
+// Align is what offset, length and address of a direct transfer are multiples of, in bytes.
+const Align = device.StorageAlign
+
+// File is an open file that streams move: what stands behind a region of kind file. Safe for concurrent use.
+type File struct {
+	base   dirfs.File
+	name   string
+	info   dirfs.Info // as it was when the file was opened
+	fd     int        // base's descriptor, or -1
+	direct int        // a second one of the same file, with O_DIRECT, or -1
+	// refused: direct is not to be used, since the file system has none, or refused a transfer.
+	refused atomic.Bool
+
+	mu         sync.Mutex
+	users      int  // batches that move it
+	closing    bool // no batch may begin to
+	idle       chan struct{}
+	closed     bool
+	registered device.StorageFile // by cuFile, or nil
+	failed     error              // why it could not be registered
+}
+
+var _ mem.File = (*File)(nil)
+
+// New takes over base, which is open: Close closes it. After an error it is the caller's still.
+func New(base dirfs.File, name string) (*File, error) { return open(base, name, openDirect) }
+
+func open(base dirfs.File, name string, direct func(fd int) (int, error)) (*File, error) {
+	f := &File{base: base, name: name, fd: -1, direct: -1, idle: make(chan struct{})}
+	var err error
+	if f.info, err = base.Stat(); err != nil {
+		return nil, fmt.Errorf("open file %s: %w", name, err)
+	}
+	if d, ok := base.(dirfs.Descriptor); ok {
+		f.fd = d.Descriptor()
+		if f.direct, err = direct(f.fd); err != nil {
+			f.direct = -1 // there is the other one, and completions say so
+		}
+	}
+	f.refused.Store(f.direct < 0)
+	leak.Add(leak.Handles, 1)
+	return f, nil
+}
+
+// openDirect opens the file behind fd once more, whatever its name is by now.
+func openDirect(fd int) (int, error) {
+	flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
+	if err != nil {
+		return -1, err
+	}
+	for {
+		n, err := unix.Open("/proc/self/fd/"+strconv.Itoa(fd), flags&unix.O_ACCMODE|unix.O_DIRECT|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+		if !errors.Is(err, unix.EINTR) {
+			return n, err
+		}
+	}
+}
+
+// Name implements mem.File.
+func (f *File) Name() string { return f.name }
+
+// Info returns what the file was when it was opened.
+func (f *File) Info() dirfs.Info { return f.info }
+
+// Region returns a region of the file's first bytes; they may lie behind its end, to be written. It is of use until Close.
+func (f *File) Region(bytes int64) (*mem.Region, error) {
+	return mem.NewRegion(mem.RegionSpec{Kind: mem.KindFile, Device: mem.NoDevice, Len: bytes, File: f})
+}
+
+// hold keeps the file open until drop.
+func (f *File) hold() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.closing {
+		return fmt.Errorf("file %s: %w", f.name, errdefs.ErrClosed)
+	}
+	f.users++
+	return nil
+}
+
+func (f *File) drop() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.users--; f.users == 0 && f.closing {
+		close(f.idle)
+	}
+}
+
+// inUse reports whether a batch moves the file.
+func (f *File) inUse() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.users > 0
+}
+
+// Close refuses new batches, waits for those that move the file, and closes it: first cuFile lets go of it, then its descriptors
+// are closed. If ctx ends first the file stays open, and Close may be called again. A second Close after success returns nil.
+func (f *File) Close(ctx context.Context) error {
+	f.mu.Lock()
+	if !f.closing {
+		f.closing = true
+		if f.users == 0 {
+			close(f.idle)
+		}
+	}
+	f.mu.Unlock()
+	select {
+	case <-f.idle:
+	default:
+		select {
+		case <-f.idle:
+		case <-ctx.Done():
+			return fmt.Errorf("close file %s: batches move it: %w: %w", f.name, errdefs.ErrBusy, context.Cause(ctx))
+		}
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.closed {
+		return nil
+	}
+	if f.registered != nil {
+		if err := f.registered.Close(ctx); err != nil {
+			return fmt.Errorf("close file %s: %w", f.name, err)
+		}
+		f.registered = nil
+	}
+	f.closed = true
+	leak.Add(leak.Handles, -1)
+	var err error
+	if f.direct >= 0 {
+		err = unix.Close(f.direct)
+	}
+	if err = errors.Join(err, f.base.Close()); err != nil {
+		return fmt.Errorf("close file %s: %w", f.name, err)
+	}
+	return nil
+}
+
+// storage registers the file with cuFile, once, and remembers a failure.
+func (f *File) storage(s device.Storage) (device.StorageFile, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.registered != nil || f.failed != nil {
+		return f.registered, f.failed
+	}
+	fd := f.direct
+	if fd < 0 {
+		fd = f.fd
+	}
+	if fd < 0 {
+		f.failed = fmt.Errorf("register file %s: it has no descriptor: %w", f.name, errdefs.ErrNotSupported)
+		return nil, f.failed
+	}
+	if f.registered, f.failed = s.Register(fd); f.failed != nil {
+		f.registered, f.failed = nil, fmt.Errorf("register file %s: %w", f.name, f.failed)
+	}
+	return f.registered, f.failed
+}

@@ -122,7 +122,7 @@ func TestDefectWhatTheKernelDoesNotTakeIsNotInFlight(t *testing.T) {
 		if n, err := r.Submit(ops...); n != 1 || err != nil || r.InFlight() != 1 {
 			t.Fatalf("%d, %v, %d in flight", n, err, r.InFlight())
 		}
-		seen := make(map[uint64]bool)
+		seen := make(map[int]bool)
 		if n, err := r.Submit(ops[1:]...); n != 2 || err != nil {
 			t.Fatal(n, err)
 		}
@@ -132,7 +132,7 @@ func TestDefectWhatTheKernelDoesNotTakeIsNotInFlight(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, c := range got[:n] {
-				seen[c.Op.Token] = true
+				seen[token(c)] = true
 			}
 		}
 	}

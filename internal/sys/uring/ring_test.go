@@ -85,6 +85,12 @@ func file(t *testing.T, size, flags int) (fd int, content []byte) {
 	return fd, content
 }
 
+// token returns a completion's token, which is 0 unless it was set.
+func token(c uring.Completion) int {
+	n, _ := c.Op.Token.(int)
+	return n
+}
+
 // all submits requests, however many, and returns their completions by token, which are to be 0, 1, 2 and so on.
 func all(t *testing.T, r *uring.Ring, ops []uring.Op) []uring.Completion {
 	t.Helper()
@@ -99,7 +105,7 @@ func all(t *testing.T, r *uring.Ring, ops []uring.Op) []uring.Completion {
 			t.Fatal(err)
 		}
 		for _, c := range done[:n] {
-			out[c.Op.Token] = c
+			out[token(c)] = c
 			ended++
 		}
 	}
@@ -128,7 +134,7 @@ func testRoundTrip(t *testing.T, flags, depth int, fixed bool) {
 	b := memory(t, n*page)
 	r := open(t, uring.Options{Depth: depth})
 	one := func(ops []uring.Op, op uring.Op) []uring.Op {
-		op.FD, op.Token = fd, uint64(len(ops))
+		op.FD, op.Token = fd, len(ops)
 		return append(ops, op)
 	}
 	place := 0
@@ -284,7 +290,7 @@ func TestConcurrentSubmitters(t *testing.T) {
 			for i := range each {
 				at := (s*each + i) * 512
 				for {
-					n, err := r.Submit(uring.Op{Code: uring.Read, FD: fd, Off: int64(at), Buf: b[at:][:512], Token: uint64(at)})
+					n, err := r.Submit(uring.Op{Code: uring.Read, FD: fd, Off: int64(at), Buf: b[at:][:512], Token: at})
 					if n == 1 {
 						break
 					}
@@ -297,17 +303,17 @@ func TestConcurrentSubmitters(t *testing.T) {
 			}
 		})
 	}
-	seen := make(map[uint64]bool)
+	seen := make(map[int]bool)
 	for done := make([]uring.Completion, 5); len(seen) < submitters*each; {
 		n, err := r.Wait(done)
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, c := range done[:n] {
-			if c.Err != nil || c.N != 512 || seen[c.Op.Token] {
-				t.Fatalf("completion %+v, seen %v", c, seen[c.Op.Token])
+			if c.Err != nil || c.N != 512 || seen[token(c)] {
+				t.Fatalf("completion %+v, seen %v", c, seen[token(c)])
 			}
-			seen[c.Op.Token] = true
+			seen[token(c)] = true
 		}
 	}
 	wg.Wait()
@@ -329,13 +335,13 @@ func TestCompletionsComeInAnyOrder(t *testing.T) {
 		t.Fatal(n, err)
 	}
 	one := make([]uring.Completion, 1)
-	if _, err := r.Wait(one); err != nil || one[0].Op.Token != 2 || one[0].N != page {
+	if _, err := r.Wait(one); err != nil || token(one[0]) != 2 || one[0].N != page {
 		t.Errorf("first %+v, %v", one, err)
 	}
 	if _, err := unix.Write(p[1], []byte("8 bytes.")); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.Wait(one); err != nil || one[0].Op.Token != 1 || string(b[:8]) != "8 bytes." {
+	if _, err := r.Wait(one); err != nil || token(one[0]) != 1 || string(b[:8]) != "8 bytes." {
 		t.Errorf("second %+v, %v", one, err)
 	}
 	_ = errors.Join(unix.Close(p[0]), unix.Close(p[1])) // of the test alone
@@ -409,7 +415,7 @@ func TestWaitSeesWhatIsSubmittedLater(t *testing.T) {
 	if _, err := r.Submit(uring.Op{Code: uring.NOP, Token: 9}); err != nil {
 		t.Fatal(err)
 	}
-	if c := <-waited; c.Op.Token != 9 {
+	if c := <-waited; token(c) != 9 {
 		t.Errorf("%+v", c)
 	}
 }

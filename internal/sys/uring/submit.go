@@ -21,7 +21,7 @@ type Op struct {
 	Buf          []byte   // of Read and Write
 	Bufs         [][]byte // of ReadV and WriteV, at most MaxVectors
 	DataSync     bool     // of Fsync: without metadata that reading does not need
-	Token        uint64   // for the caller
+	Token        any      // for the caller
 }
 
 func (o *Op) bytes() int64 {

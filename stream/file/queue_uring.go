@@ -1,0 +1,184 @@
+package file
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/sys/uring"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/stream"
+)
+
+const (
+	// fixedBytes is the most that the kernel takes for one registered buffer.
+	fixedBytes = 1 << 30
+	// A kernel that has no memory for a request is asked again every submitPause, submitTries times.
+	submitPause = time.Millisecond
+	submitTries = 1000
+)
+
+// uringQueue moves transfers by one io_uring. What is begun is submitted by the next flush, in one system call; one goroutine
+// takes completions.
+type uringQueue struct {
+	ring   *uring.Ring
+	reaped chan struct{} // closed when the goroutine has ended
+
+	mu      sync.Mutex
+	begun   []*transfer // not submitted
+	taking  bool        // completions are being told, and a flush follows
+	staging *mem.Region // registered with the ring, in pieces of fixedBytes
+}
+
+var _ bufferQueue = (*uringQueue)(nil)
+
+// openURing opens a queue of at most depth unfinished transfers. ErrNotSupported, with the reason, where the kernel or a sandbox
+// has no io_uring to give.
+func openURing(depth int) (queue, error) { return openURingBy(uring.Options{Depth: depth}) }
+
+func openURingBy(o uring.Options) (queue, error) {
+	r, err := uring.Open(o)
+	if err != nil {
+		return nil, err
+	}
+	q := &uringQueue{ring: r, reaped: make(chan struct{})}
+	go q.reap()
+	return q, nil
+}
+
+func (q *uringQueue) path() stream.Path { return stream.PathURing }
+
+func (q *uringQueue) begin(t *transfer) {
+	q.mu.Lock()
+	q.begun = append(q.begun, t)
+	q.mu.Unlock()
+}
+
+// flush submits what was begun. While completions are told it leaves that to the end of them.
+func (q *uringQueue) flush() {
+	q.mu.Lock()
+	if q.taking || len(q.begun) == 0 {
+		q.mu.Unlock()
+		return
+	}
+	all := q.begun
+	q.begun = nil
+	ops := make([]uring.Op, len(all))
+	for i, t := range all {
+		ops[i] = q.op(t)
+	}
+	q.mu.Unlock()
+	n, err := q.submit(ops)
+	for _, t := range all[n:] {
+		t.finish(0, err) // the kernel never had it
+	}
+}
+
+// submit submits all, or returns how many it did and why no more.
+func (q *uringQueue) submit(ops []uring.Op) (sent int, err error) {
+	for tries := 0; sent < len(ops); {
+		n, err := q.ring.Submit(ops[sent:]...)
+		sent += n
+		switch {
+		case err == nil:
+			tries = 0
+		case errors.Is(err, errdefs.ErrBusy) && tries < submitTries:
+			// No more are unfinished than the ring has room for, so this is the kernel's want of memory.
+			tries++
+			time.Sleep(submitPause)
+		default:
+			return sent, fmt.Errorf("%w: %w", err, unix.EOPNOTSUPP) // the path is of no more use
+		}
+	}
+	return sent, nil
+}
+
+// op returns t as the ring takes it.
+func (q *uringQueue) op(t *transfer) uring.Op {
+	b := t.mem.Bytes()[t.done:]
+	o := uring.Op{Code: uring.Read, FD: t.file.fd, Off: t.off + t.done, Buf: b[:min(len(b), uring.MaxBytes)], Token: t}
+	if t.write {
+		o.Code = uring.Write
+	}
+	if t.direct {
+		o.FD = t.file.direct
+	}
+	if t.mem.Region == q.staging {
+		first := t.mem.Off + t.done
+		if last := first + int64(len(o.Buf)) - 1; first/fixedBytes == last/fixedBytes {
+			o.Buffer = 1 + int(first/fixedBytes)
+		}
+	}
+	return o
+}
+
+// reap tells transfers that they are over, until the ring is closed. Of a ring that broke nobody knows what it still touches: its
+// transfers stay unfinished.
+func (q *uringQueue) reap() {
+	defer close(q.reaped)
+	done := make([]uring.Completion, q.ring.Depth())
+	for {
+		n, err := q.ring.Wait(done)
+		if err != nil {
+			return
+		}
+		q.take(true)
+		for i := range done[:n] {
+			c := &done[i]
+			if t, ok := c.Op.Token.(*transfer); ok {
+				t.finish(int64(c.N), native(c.Err))
+			}
+			*c = uring.Completion{}
+		}
+		q.take(false)
+		q.flush()
+	}
+}
+
+func (q *uringQueue) take(taking bool) {
+	q.mu.Lock()
+	q.taking = taking
+	q.mu.Unlock()
+}
+
+// native returns the errno of a request that failed.
+func native(err error) error {
+	if e := (*uring.OpError)(nil); errors.As(err, &e) {
+		return e.Errno
+	}
+	return err
+}
+
+// useBuffer implements bufferQueue.
+func (q *uringQueue) useBuffer(r *mem.Region) error {
+	var parts [][]byte
+	for b := r.Bytes(); len(b) > 0; b = b[len(parts[len(parts)-1]):] {
+		parts = append(parts, b[:min(len(b), fixedBytes)])
+	}
+	if err := q.ring.RegisterBuffers(parts...); err != nil {
+		return err
+	}
+	q.mu.Lock()
+	q.staging = r
+	q.mu.Unlock()
+	return nil
+}
+
+func (q *uringQueue) close(ctx context.Context) error {
+	closed := make(chan error, 1)
+	go func() { closed <- q.ring.Close() }() // it waits for what is in flight, which is nothing
+	select {
+	case err := <-closed:
+		if err == nil {
+			<-q.reaped
+		}
+		return err
+	case <-ctx.Done():
+		return fmt.Errorf("close io_uring: %w: %w", errdefs.ErrBusy, context.Cause(ctx))
+	}
+}

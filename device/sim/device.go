@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/device/storage"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/leak"
 )
@@ -36,6 +37,10 @@ type Device struct {
 	quarBytes  int64
 	misuse     []error
 	moreMisuse int
+
+	files         sync.Mutex       // before mu
+	storage       *storage.Storage // open, or nil
+	storageFailed error            // why it did not open, for good
 }
 
 var _ device.Device = (*Device)(nil)
@@ -154,10 +159,10 @@ func (d *Device) Close() error {
 		q.abandon()
 	}
 	leak.Add(leak.Queues, -int64(len(queues)))
+	errs := []error{d.abandonStorage()}
 	regions, bytes := d.reclaim()
 	d.release(0)
 
-	var errs []error
 	if len(queues) > 0 || regions > 0 {
 		errs = append(errs, fmt.Errorf("%d queues and %d regions (%d bytes) were still open: %w", len(queues), regions, bytes, errdefs.ErrBusy))
 	}

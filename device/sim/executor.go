@@ -129,7 +129,7 @@ func (x *executor) corrupt(o *op) error {
 		}
 		at = r % n
 		p = o.kernel.piece(x, &o.args, at)
-	case opCopy, opFill, opRecord, opWait, opGate:
+	case opCopy, opFill, opRecord, opWait, opGate, opFile:
 	}
 	if p.n == 0 {
 		return nil

@@ -21,6 +21,7 @@ const (
 	opRecord
 	opWait
 	opGate
+	opFile
 )
 
 // op is one enqueued operation.
@@ -35,6 +36,7 @@ type op struct {
 	stay   *stay     // of opLaunch: the resident kernel that has begun
 	word   uint64    // of opGate: what the word must reach
 	event  *Event    // of opRecord and opWait
+	file   *fileWork // of opFile
 	at     time.Time // when it was enqueued, by the model
 	// fault is decided when the operation comes to the queue's head.
 	decided, hit bool

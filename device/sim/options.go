@@ -75,6 +75,8 @@ type Options struct {
 	// zeros, which is what pinned memory that nobody writes has. What the host does beside a device that does its work
 	// by itself can then be measured. Damage and the traffic model do not apply to what is not moved.
 	Still bool
+	// Storage is how the device reaches files.
+	Storage StorageModel
 	// Faults says which operations go wrong; nil: none.
 	Faults *fault.Plan
 	// Interleave runs operations one at a time in a seeded order; nil: queues run concurrently.
@@ -117,6 +119,12 @@ func (o *Options) Validate() error {
 	}
 	if o.LatencyPerOp < 0 {
 		bad("LatencyPerOp", o.LatencyPerOp)
+	}
+	if o.Storage.MaxFiles < 0 {
+		bad("Storage.MaxFiles", o.Storage.MaxFiles)
+	}
+	if o.Storage.MaxBufferBytes < 0 {
+		bad("Storage.MaxBufferBytes", o.Storage.MaxBufferBytes)
 	}
 	return errors.Join(errs...)
 }

@@ -91,10 +91,12 @@ func (q *Queue) do(o *op) error {
 		return q.await(o.event)
 	case opGate:
 		return q.awaitWord(o)
+	case opFile:
+		return q.moveFile(o)
 	case opCopy, opBatch, opFill, opLaunch, opRecord:
 	}
-	if o.stay == nil { // a resident kernel that goes on has had its fault
-		if err := q.suffer(o); err != nil {
+	if o.stay == nil && o.hit { // a resident kernel that goes on has had its fault
+		if err := q.dev.suffer(o.name(), &o.fault); err != nil {
 			return err
 		}
 	}
@@ -143,7 +145,7 @@ func (x *executor) carryOut(o *op) error {
 		}
 		x.ctas, x.untold = o.ctas, o.hit
 		err = o.kernel.run(x, &o.args)
-	case opRecord, opWait, opGate:
+	case opRecord, opWait, opGate, opFile:
 	}
 	if err == nil && o.hit && o.fault.Action == fault.Corrupt {
 		err = x.corrupt(o)
@@ -223,6 +225,8 @@ func (q *Queue) decide(o *op) {
 	switch o.kind {
 	case opCopy, opBatch, opFill, opLaunch:
 		o.fault, o.hit = q.dev.strike(o.work(), !o.resides())
+	case opFile:
+		o.fault, o.hit = q.dev.strike(o.work(), false)
 	case opRecord, opWait, opGate:
 	}
 }
@@ -239,23 +243,20 @@ func (d *Device) strike(name string, moves bool) (fault.Fault, bool) {
 // resides reports whether o is a resident kernel, which moves nothing itself: its entries do.
 func (o *op) resides() bool { return o.kind == opLaunch && o.kernel == &resident }
 
-// suffer does what a fault does before the work, or instead of it.
-func (q *Queue) suffer(o *op) error {
-	if !o.hit {
-		return nil
-	}
-	switch o.fault.Action {
+// suffer does what a fault of the operation of that name does before the work, or instead of it.
+func (d *Device) suffer(name string, f *fault.Fault) error {
+	switch f.Action {
 	case fault.Fail, fault.Crash:
-		return errInjected(o.name(), &o.fault)
+		return errInjected(name, f)
 	case fault.Stall:
-		if o.fault.Wait(q.dev.life) != nil {
+		if f.Wait(d.life) != nil {
 			return errClosed("simCtxDestroy")
 		}
 	case fault.Delay:
-		if q.dev.sched == nil && !q.dev.sleep(o.fault.Delay) {
+		if d.sched == nil && !d.sleep(f.Delay) {
 			return errClosed("simCtxDestroy")
 		}
-	case fault.Partial, fault.Corrupt: // perform does these
+	case fault.Partial, fault.Corrupt: // whoever moves the bytes does these
 	}
 	return nil
 }
@@ -317,7 +318,7 @@ func (o *op) name() string {
 		return "wait for value"
 	case opLaunch:
 		return "run " + o.kernel.name
-	case opCopy, opBatch, opFill, opRecord:
+	case opCopy, opBatch, opFill, opRecord, opFile:
 	}
 	return o.work()
 }
@@ -333,6 +334,8 @@ func (o *op) work() string {
 		return OpFill
 	case opLaunch:
 		return OpLaunch
+	case opFile:
+		return fileOp(o.file.dir)
 	case opRecord, opWait, opGate:
 	}
 	return ""

@@ -30,13 +30,16 @@ type File struct {
 	// refused: direct is not to be used, since the file system has none, or refused a transfer.
 	refused atomic.Bool
 
-	mu         sync.Mutex
-	users      int  // batches that move it
-	closing    bool // no batch may begin to
-	idle       chan struct{}
-	closed     bool
-	registered device.StorageFile // by cuFile, or nil
-	failed     error              // why it could not be registered
+	mu      sync.Mutex
+	users   int  // batches that move it
+	closing bool // no batch may begin to
+	idle    chan struct{}
+	closed  bool
+
+	registering   sync.Mutex
+	registered    device.StorageFile // by cuFile, or nil
+	failed        error              // why it could not be registered
+	registrations *atomic.Int64      // counts those that were tried
 }
 
 var _ mem.File = (*File)(nil)
@@ -45,7 +48,7 @@ var _ mem.File = (*File)(nil)
 func New(base dirfs.File, name string) (*File, error) { return open(base, name, openDirect) }
 
 func open(base dirfs.File, name string, direct func(fd int) (int, error)) (*File, error) {
-	f := &File{base: base, name: name, fd: -1, direct: -1, idle: make(chan struct{})}
+	f := &File{base: base, name: name, fd: -1, direct: -1, idle: make(chan struct{}), registrations: new(atomic.Int64)}
 	var err error
 	if f.info, err = base.Stat(); err != nil {
 		return nil, fmt.Errorf("open file %s: %w", name, err)
@@ -132,8 +135,8 @@ func (f *File) Close(ctx context.Context) error {
 			return fmt.Errorf("close file %s: batches move it: %w: %w", f.name, errdefs.ErrBusy, context.Cause(ctx))
 		}
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
+	f.registering.Lock()
+	defer f.registering.Unlock()
 	if f.closed {
 		return nil
 	}
@@ -157,8 +160,8 @@ func (f *File) Close(ctx context.Context) error {
 
 // storage registers the file with cuFile, once, and remembers a failure.
 func (f *File) storage(s device.Storage) (device.StorageFile, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
+	f.registering.Lock()
+	defer f.registering.Unlock()
 	if f.registered != nil || f.failed != nil {
 		return f.registered, f.failed
 	}
@@ -170,6 +173,7 @@ func (f *File) storage(s device.Storage) (device.StorageFile, error) {
 		f.failed = fmt.Errorf("register file %s: it has no descriptor: %w", f.name, errdefs.ErrNotSupported)
 		return nil, f.failed
 	}
+	f.registrations.Add(1)
 	if f.registered, f.failed = s.Register(fd); f.failed != nil {
 		f.registered, f.failed = nil, fmt.Errorf("register file %s: %w", f.name, f.failed)
 	}

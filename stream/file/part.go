@@ -1,6 +1,115 @@
 package file
 
-// part is a piece of a batch that is moved at once.
-type part struct{}
+import (
+	"sync/atomic"
 
-func (p *part) moved(*transfer, int64, error) {}
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/stream"
+)
+
+// part is transfers of a batch that go one way, and with a chunk the copies between that and the pieces.
+type part struct {
+	batch     *batch
+	transfers []transfer
+	begun     int
+	pending   atomic.Int32 // transfers unfinished, and one while some are not begun
+
+	chunk  mem.Extent // with no region: the transfers are to and from the pieces' own memory
+	write  bool
+	device bool
+	list   mem.Batch // chunk to pieces, or pieces to chunk
+	ticket *stream.Ticket
+}
+
+func alignDown(n int64) int64 { return n &^ (Align - 1) }
+func alignUp(n int64) int64   { return alignDown(n + Align - 1) }
+
+// cutter hands out a batch's pieces part by part.
+type cutter struct {
+	pieces []piece
+	cut    int64 // bytes of the first that are handed out
+	most   int64 // bytes of a transfer
+	whole  bool  // pieces of device memory are moved where they lie too
+}
+
+func (c *cutter) empty() bool { return len(c.pieces) == 0 }
+
+// straight reports whether the next part needs no chunk.
+func (c *cutter) straight() bool { return c.pieces[0].straight || c.whole && c.pieces[0].device() }
+
+// take takes n bytes of the first piece.
+func (c *cutter) take(n int64) {
+	if c.cut += n; c.cut == c.pieces[0].mem.Len {
+		c.pieces, c.cut = c.pieces[1:], 0
+	}
+}
+
+// nextStraight returns the next part that needs no chunk.
+func (c *cutter) nextStraight(b *batch) *part {
+	p := c.pieces[0]
+	off := p.off + c.cut
+	n := p.end() - off
+	if n > c.most { // so that what comes after is aligned
+		n = alignDown(off+c.most) - off
+	}
+	e := p.mem.Sub(c.cut, n)
+	c.take(n)
+	q := &part{batch: b, write: p.write, device: p.device()}
+	add := func(from, n int64, direct bool) {
+		if n > 0 {
+			q.transfers = append(q.transfers, transfer{file: p.file, off: off + from, mem: e.Sub(from, n), write: p.write, direct: direct, part: q, need: n})
+		}
+	}
+	head := alignUp(off) - off
+	middle := alignDown(off+n) - off - head
+	if direct := b.mayDirect(&p) && middle > 0 && (off-int64(e.CPU()))%Align == 0; !direct || q.device {
+		add(0, n, false)
+		return q
+	}
+	add(0, head, false)
+	add(head, middle, true)
+	add(head+middle, n-head-middle, false)
+	return q
+}
+
+// nextStaged fills the chunk with the next pieces that are alike.
+func (c *cutter) nextStaged(b *batch, chunk mem.Extent) *part {
+	first := c.pieces[0]
+	q := &part{batch: b, chunk: chunk, write: first.write, device: first.device()}
+	for at := int64(0); at < chunk.Len && !c.empty() && !c.straight() && c.pieces[0].with(&first); {
+		at += c.fill(q, chunk.Sub(at, chunk.Len-at))
+	}
+	return q
+}
+
+// fill has one transfer of q's to or from the start of room, for pieces that are neighbours in a file, and returns how much of it
+// that takes: whole pages. The place of a byte in its page is that which it has in the file.
+func (c *cutter) fill(q *part, room mem.Extent) int64 {
+	first := c.pieces[0]
+	start := first.off + c.cut
+	page := alignDown(start)
+	end, limit := start, page+room.Len
+	for !c.empty() && !c.straight() {
+		p := &c.pieces[0]
+		off := p.off + c.cut
+		// What lies between two pieces that are read from neighbouring pages of the file is read too.
+		if p.file != first.file || !p.with(&first) || off >= limit || off != end && (q.write || off > alignUp(end) || off < start) {
+			break
+		}
+		n := min(p.end()-off, limit-off)
+		in, own := room.Sub(off-page, n), p.mem.Sub(c.cut, n)
+		if q.write {
+			in, own = own, in
+		}
+		q.list.Dst, q.list.Src = append(q.list.Dst, own), append(q.list.Src, in)
+		end = max(end, off+n)
+		c.take(n)
+	}
+	used := alignUp(end) - page
+	t := transfer{file: first.file, off: start, mem: room.Sub(start-page, end-start), write: q.write, part: q, need: end - start}
+	if q.batch.mayDirect(&first) && (!q.write || start%Align == 0 && end%Align == 0) {
+		t.off, t.mem, t.need, t.direct = page, room.Sub(0, used), end-page, true
+	}
+	q.transfers = append(q.transfers, t)
+	return used
+}

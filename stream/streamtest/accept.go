@@ -48,7 +48,7 @@ func testConcurrent(t *testing.T, env Env) {
 	w := newWorld(t, env, 16, 21)
 	const workers, each, n = 8, 40, 512
 	var mu sync.Mutex
-	seen := make(map[uint64]bool)
+	seen := make(map[uint64]*stream.Ticket)
 	var all sync.WaitGroup
 	for range workers {
 		r, f := w.region(env.B, each*n), w.region(env.A, each*n)
@@ -68,7 +68,7 @@ func testConcurrent(t *testing.T, env Env) {
 				}
 				last = ticket.ID()
 				mu.Lock()
-				seen[last] = true
+				seen[last] = ticket
 				mu.Unlock()
 				if i%8 == 0 {
 					if err := ticket.Wait(t.Context()); err != nil {
@@ -82,7 +82,9 @@ func testConcurrent(t *testing.T, env Env) {
 	if len(seen) != workers*each {
 		t.Errorf("%d different tickets of %d", len(seen), workers*each)
 	}
-	w.ok(w.submit(&mem.Batch{}))
+	for _, ticket := range seen {
+		w.ok(ticket)
+	}
 	w.check()
 }
 
@@ -127,6 +129,16 @@ func testBadBatches(t *testing.T, env Env) {
 			b.Paged.Groups[0].Planes[0] = mem.Plane{Region: u, Stride: 1, Bytes: 1}
 		})
 	}
+	strange, err := mem.NewRegion(mem.RegionSpec{Kind: mem.KindFile, Device: mem.NoDevice, Len: 1000, File: strangeFile{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	add("strange file as source", func(b *mem.Batch) { b.Src[last(b)].Region = strange })
+	add("strange file as destination", func(b *mem.Batch) { b.Dst[last(b)].Region = strange })
+	add("strange file as slots", func(b *mem.Batch) {
+		b.Paged = w.paged(mem.ToPages, env.A, env.B, 4, []int64{16}).Paged
+		b.Paged.Groups[0].Slots = mem.Slots{Region: strange, Stride: 21}
+	})
 	bad["no batch"] = nil
 	for name, b := range bad {
 		ticket, err := w.s.Submit(t.Context(), b)
@@ -142,6 +154,11 @@ func testBadBatches(t *testing.T, env Env) {
 	w.check()
 }
 
+// strangeFile is no stream's.
+type strangeFile struct{}
+
+func (strangeFile) Name() string { return "strange" }
+
 func testFull(t *testing.T, env Env) {
 	const depth = 3
 	w := newWorld(t, env, depth, 23)
@@ -153,7 +170,7 @@ func testFull(t *testing.T, env Env) {
 	cause := errors.New("patience is over")
 	ctx, cancel := context.WithTimeoutCause(t.Context(), pause, cause)
 	defer cancel()
-	if ticket, err := w.s.Submit(ctx, whole(f, w.region(env.A, 50))); ticket != nil || !errors.Is(err, cause) {
+	if ticket, err := w.s.Submit(ctx, whole(f, w.region(env.B, 50))); ticket != nil || !errors.Is(err, cause) {
 		t.Fatalf("a full stream answered %v, %v", ticket != nil, err)
 	}
 

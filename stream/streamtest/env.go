@@ -17,6 +17,8 @@ type Env struct {
 	Open func(tb testing.TB, depth int) stream.Stream
 	// A and B are the memories that batches copy between, both ways and within.
 	A, B Memory
+	// Unordered: the stream is one, and copies between A and B only, not within.
+	Unordered bool
 	// Path is what every batch that moves bytes must report; PathNone where the stream chooses.
 	Path stream.Path
 	// Sums holds the paths by which the stream must fill mem.Paged.Sums; by others it may.

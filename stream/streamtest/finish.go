@@ -69,7 +69,7 @@ func testCloseGivesUp(t *testing.T, env Env) {
 	r, f := w.region(env.B, 1000), w.region(env.A, 1000)
 	env.stallNext()
 	stalled := w.submit(whole(r, f))
-	waiting := w.submitOnly(whole(f, w.region(env.A, 10), newGate()))
+	waiting := w.submitOnly(whole(f, w.region(env.B, 10), newGate()))
 	if err := env.Plan.Await(deadline(t), 1); err != nil {
 		t.Fatal(err)
 	}

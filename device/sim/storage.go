@@ -1,0 +1,290 @@
+package sim
+
+import (
+	"fmt"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/device/storage"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/mem"
+)
+
+// Names of the operations of files that Options.Faults counts. The last two are counted when bytes are to be moved, on a queue as
+// well as by a call, and obey every action: Partial moves half of the bytes and says so, which is a short transfer and no error.
+// They are the transfer's failure alone, and not the queue's.
+const (
+	OpStorageOpen    = "storage-open" // Device.OpenStorage
+	OpFileRegister   = "file-register"
+	OpBufferRegister = "buffer-register"
+	OpFileEnqueue    = "file-enqueue" // the call
+	OpFileRead       = "file-read"
+	OpFileWrite      = "file-write"
+)
+
+// StorageModel is how a simulated device reaches files: by reads and writes of the host. The zero value is a machine with
+// GPUDirect Storage and no limits.
+type StorageModel struct {
+	// Missing has OpenStorage answer that there is no library.
+	Missing bool
+	// NoAsync has files that are no device.StorageEnqueuers, as with an old library.
+	NoAsync bool
+	// Compat is why files are in the compatibility mode. Empty: they are direct, if they were opened with O_DIRECT.
+	Compat string
+	// MaxFiles bounds the files registered at a time; zero: no limit.
+	MaxFiles int
+	// MaxBufferBytes bounds the memory registered as buffers; zero: no limit.
+	MaxBufferBytes int64
+}
+
+var _ device.StorageOpener = (*Device)(nil)
+
+// OpenStorage implements device.StorageOpener.
+func (d *Device) OpenStorage(o device.StorageOptions) (device.Storage, error) {
+	st, err := d.openStorage(o)
+	if err != nil {
+		return nil, fmt.Errorf("open storage of simulated device %d: %w", d.o.Index, err)
+	}
+	return st, nil
+}
+
+func (d *Device) openStorage(o device.StorageOptions) (*storage.Storage, error) {
+	const call = "simFileDriverOpen"
+	d.files.Lock()
+	defer d.files.Unlock()
+	switch {
+	case d.isClosed():
+		return nil, errClosed(call)
+	case d.o.Storage.Missing:
+		return nil, fmt.Errorf("there is no simulated libcufile: %w", errdefs.ErrNotSupported)
+	case d.storageFailed != nil:
+		return nil, d.storageFailed
+	case d.storage != nil:
+		return nil, fmt.Errorf("it is open already: %w", errdefs.ErrBusy)
+	}
+	if f, hit := d.o.Faults.Hit(OpStorageOpen); hit {
+		d.storageFailed = errInjected(call, &f)
+		return nil, d.storageFailed
+	}
+	st, err := storage.New(d, &storageDriver{dev: d}, o, func() {
+		d.files.Lock()
+		defer d.files.Unlock()
+		d.storage = nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	d.storage = st
+	return st, nil
+}
+
+// abandonStorage closes the storage that the device's owner did not.
+func (d *Device) abandonStorage() error {
+	d.files.Lock()
+	st := d.storage
+	d.files.Unlock()
+	if st == nil {
+		return nil
+	}
+	return st.Abandon()
+}
+
+// storageDriver plays the library.
+type storageDriver struct {
+	dev *Device
+
+	mu      sync.Mutex
+	files   int
+	buffers int64
+}
+
+// Register opens the file anew: reads and writes of any alignment go through the page cache then, and a descriptor that its
+// owner has closed or used again is found out.
+func (s *storageDriver) Register(fd int) (storage.File, error) {
+	const call = "simFileHandleRegister"
+	if f, hit := s.dev.o.Faults.Hit(OpFileRegister); hit {
+		return nil, errInjected(call, &f)
+	}
+	args := fmt.Sprintf("fd=%d", fd)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return nil, fmt.Errorf("%s(%s): %w", call, args, err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return nil, native(call, args, 5018, "INVALID_FILE_TYPE", "it is no regular file", errdefs.ErrNotSupported)
+	}
+	flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
+	if err != nil {
+		return nil, fmt.Errorf("%s(%s): %w", call, args, err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if most := s.dev.o.Storage.MaxFiles; most > 0 && s.files >= most {
+		return nil, native(call, args, 5030, "INTERNAL_ERROR", fmt.Sprintf("%d files are registered", s.files), errdefs.ErrBusy)
+	}
+	own, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", fd), flags&unix.O_ACCMODE|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("%s(%s): %w", call, args, err)
+	}
+	s.files++
+	f := &simFile{s: s, fd: fd, own: own, dev: st.Dev, ino: st.Ino, mode: s.dev.storageMode(flags), failures: make(map[int64]error)}
+	if s.dev.o.Storage.NoAsync {
+		return syncFile{f}, nil
+	}
+	return f, nil
+}
+
+func (d *Device) storageMode(flags int) device.StorageMode {
+	switch compat := d.o.Storage.Compat; {
+	case compat != "":
+		return device.StorageMode{Reason: compat}
+	case flags&unix.O_DIRECT == 0:
+		return device.StorageMode{Reason: "the file was opened without O_DIRECT"}
+	}
+	return device.StorageMode{Direct: true, Reason: "simulated"}
+}
+
+// RegisterBuffer implements storage.Driver.
+func (s *storageDriver) RegisterBuffer(r *mem.Region) error {
+	const call = "simFileBufRegister"
+	if f, hit := s.dev.o.Faults.Hit(OpBufferRegister); hit {
+		return errInjected(call, &f)
+	}
+	if err := s.dev.checkExtent(call, mem.All(r)); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if most := s.dev.o.Storage.MaxBufferBytes; most > 0 && r.Len() > most-s.buffers {
+		return native(call, fmt.Sprintf("bytes=%d", r.Len()), 5036, "GPU_MEMORY_PINNING_FAILED",
+			fmt.Sprintf("%d of %d bytes are in use", s.buffers, most), errdefs.ErrNoMemory)
+	}
+	s.buffers += r.Len()
+	return nil
+}
+
+// UnregisterBuffer implements storage.Driver. It finds out memory that was freed before.
+func (s *storageDriver) UnregisterBuffer(r *mem.Region) error {
+	s.mu.Lock()
+	s.buffers -= r.Len()
+	s.mu.Unlock()
+	if err := s.dev.checkExtent("simFileBufDeregister", mem.All(r)); err != nil {
+		s.dev.misused(fmt.Errorf("a registered buffer was freed: %w", err))
+	}
+	return nil
+}
+
+// Close implements storage.Driver.
+func (s *storageDriver) Close() error { return nil }
+
+// simFile is a registered file.
+type simFile struct {
+	s        *storageDriver
+	fd, own  int
+	dev, ino uint64
+	mode     device.StorageMode
+
+	mu       sync.Mutex
+	failures map[int64]error // what a transfer's result stands for
+}
+
+// syncFile is a file without asynchronous transfers.
+type syncFile struct{ f *simFile }
+
+func (s syncFile) Mode() device.StorageMode { return s.f.Mode() }
+func (s syncFile) Deregister()              { s.f.Deregister() }
+func (s syncFile) Move(d storage.Direction, e mem.Extent, off int64) (int64, error) {
+	return s.f.Move(d, e, off)
+}
+
+// Mode implements storage.File.
+func (f *simFile) Mode() device.StorageMode { return f.mode }
+
+// Deregister implements storage.File.
+func (f *simFile) Deregister() {
+	_ = unix.Close(f.own) // it was opened by this package and is closed once
+	f.s.mu.Lock()
+	defer f.s.mu.Unlock()
+	f.s.files--
+}
+
+// Move implements storage.File.
+func (f *simFile) Move(d storage.Direction, e mem.Extent, off int64) (int64, error) {
+	dev := f.s.dev
+	call := fileCall(d)
+	if err := dev.checkExtent(call, e); err != nil {
+		return 0, err
+	}
+	ft, hit := dev.o.Faults.Hit(fileOp(d))
+	var struck *fault.Fault
+	if hit {
+		if err := dev.suffer(fileOp(d), &ft); err != nil {
+			return 0, err
+		}
+		struck = &ft
+	}
+	x := executor{space: dev.space}
+	x.hold()
+	defer x.release()
+	b, err := x.bytes(call, e.Dev(), uint64(e.Len), &x.lastDst)
+	if err != nil {
+		return 0, err
+	}
+	return f.carry(d, b, off, struck)
+}
+
+// carry moves bytes between the file and b. It reads and writes until the file or b ends.
+func (f *simFile) carry(d storage.Direction, b []byte, off int64, struck *fault.Fault) (int64, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(f.fd, &st); err != nil || st.Dev != f.dev || st.Ino != f.ino {
+		return 0, fmt.Errorf("%s(fd=%d): the descriptor is no longer that of the registered file: %w", fileCall(d), f.fd, unix.EBADF)
+	}
+	if struck != nil && struck.Action == fault.Partial {
+		b = b[:len(b)/2]
+	}
+	move := unix.Pread
+	if d == storage.Write {
+		move = unix.Pwrite
+		if struck != nil && struck.Action == fault.Corrupt && len(b) > 0 {
+			b = append([]byte(nil), b...)
+			damage(b, struck.Rand)
+		}
+	}
+	done := 0
+	for done < len(b) {
+		n, err := move(f.own, b[done:], off+int64(done))
+		if err == unix.EINTR { //nolint:errorlint // a bare errno
+			continue
+		}
+		if err != nil {
+			return int64(done), fmt.Errorf("%s(fd=%d, bytes=%d, offset=%d): %w", fileCall(d), f.fd, len(b), off, err)
+		}
+		if n == 0 {
+			break
+		}
+		done += n
+	}
+	if d == storage.Read && struck != nil && struck.Action == fault.Corrupt && done > 0 {
+		damage(b[:done], struck.Rand)
+	}
+	return int64(done), nil
+}
+
+func damage(b []byte, r uint64) { b[(r>>24)%uint64(len(b))] ^= 1 << (r >> 61) }
+
+func fileCall(d storage.Direction) string {
+	if d == storage.Write {
+		return "simFileWrite"
+	}
+	return "simFileRead"
+}
+
+func fileOp(d storage.Direction) string {
+	if d == storage.Write {
+		return OpFileWrite
+	}
+	return OpFileRead
+}

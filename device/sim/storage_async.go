@@ -1,0 +1,93 @@
+package sim
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/device/storage"
+	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/mem"
+)
+
+var _ storage.Enqueuer = (*simFile)(nil)
+
+// failedTransfer is the result of a transfer that failed: minus the number of an internal error.
+const failedTransfer = -5030
+
+// fileWork is a transfer on a queue. What it moves it learns from its words, when it runs.
+type fileWork struct {
+	f     *simFile
+	dir   storage.Direction
+	base  mem.DevAddr
+	words mem.DevAddr
+}
+
+// Enqueue implements storage.Enqueuer.
+func (f *simFile) Enqueue(dq device.Queue, d storage.Direction, r *mem.Region, w storage.Words) error {
+	const call = "simFileEnqueue"
+	q, ok := dq.(interface{ simulated() *Queue })
+	if !ok || q.simulated().dev != f.s.dev {
+		return errInvalidValue(call, fmt.Sprintf("queue=%T", dq), "it is no queue of this device")
+	}
+	if err := f.s.dev.checkExtent(call, mem.All(r)); err != nil {
+		return err
+	}
+	if err := q.simulated().call(OpFileEnqueue, call); err != nil {
+		return err
+	}
+	return q.simulated().enqueue(op{kind: opFile, file: &fileWork{f: f, dir: d, base: r.Dev(), words: w.Dev()}})
+}
+
+// simulated returns the queue, also from what a test has put around it.
+func (q *Queue) simulated() *Queue { return q }
+
+// Outcome implements storage.Enqueuer.
+func (f *simFile) Outcome(_ storage.Direction, _ *mem.Region, w storage.Words) (int64, error) {
+	n := w.Load(storage.WordMoved)
+	if n >= 0 {
+		return n, nil
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	err := f.failures[int64(w.Dev())]
+	delete(f.failures, int64(w.Dev()))
+	return 0, err
+}
+
+// moveFile does a transfer. Its own failure goes to its words; what it returns breaks the queue.
+func (q *Queue) moveFile(o *op) error {
+	w := o.file
+	var failed error
+	if o.hit {
+		failed = q.dev.suffer(fileOp(w.dir), &o.fault)
+	}
+	x := &q.exec
+	x.hold()
+	defer x.release()
+	words, err := x.view("simFileEnqueue", w.words, storage.WordsBytes)
+	if err != nil {
+		return fmt.Errorf("read the words of a transfer: %w", err)
+	}
+	size, off, at := u64(words[storage.WordSize:]), u64(words[storage.WordFileOffset:]), u64(words[storage.WordBufferOffset:])
+	b, err := x.bytes(fileCall(w.dir), w.base+mem.DevAddr(at), size, &x.lastDst)
+	if err != nil {
+		return err
+	}
+	var n int64
+	if failed == nil {
+		var struck *fault.Fault
+		if o.hit {
+			struck = &o.fault
+		}
+		n, failed = w.f.carry(w.dir, b, int64(off), struck)
+	}
+	if failed != nil {
+		n = failedTransfer
+		w.f.mu.Lock()
+		w.f.failures[int64(w.words)] = failed
+		w.f.mu.Unlock()
+	}
+	binary.LittleEndian.PutUint64(words[storage.WordMoved:], uint64(n))
+	return nil
+}

@@ -1,0 +1,88 @@
+package file
+
+import (
+	"github.com/kvlane/kvlane/stream"
+)
+
+// Request is what a path is chosen by.
+type Request struct {
+	Dev    uint64 // the file system
+	Write  bool
+	Device bool  // the other end is a device's memory
+	Bytes  int64 // of a transfer
+	GDS    bool  // cuFile has the device reach the file system itself
+}
+
+// Choice is how a batch should travel.
+type Choice struct {
+	Path   stream.Path
+	Depth  int // transfers at a time; zero: as many as there may be
+	Reason string
+}
+
+// Profile is what was measured of files: by file system, direction, end and size class. It is plain data, written and read as
+// JSON. A nil Profile has measured nothing.
+type Profile struct {
+	Points []Point `json:"points"`
+}
+
+// Point is what one path did.
+type Point struct {
+	Dev    uint64  `json:"dev"` // the file system, as stat has it
+	Write  bool    `json:"write"`
+	Device bool    `json:"device"`
+	Bytes  int64   `json:"bytes"` // of a transfer
+	Path   string  `json:"path"`
+	Depth  int     `json:"depth"`
+	GBps   float64 `json:"gbps"`
+}
+
+// Choose returns the fastest path for r of those that there are, as it was measured for the nearest size. Where nothing was:
+// cuFile where the device reaches the file system by it, else posix.
+func (p *Profile) Choose(r Request, can [stream.PathCount]bool) Choice {
+	var best *Point
+	if p != nil {
+		for i := range p.Points {
+			q := &p.Points[i]
+			path, err := stream.ParsePath(q.Path)
+			if err != nil || !can[path] || q.Dev != r.Dev || q.Write != r.Write || q.Device != r.Device {
+				continue
+			}
+			if best == nil || far(q.Bytes, r.Bytes) < far(best.Bytes, r.Bytes) || q.Bytes == best.Bytes && q.GBps > best.GBps {
+				best = q
+			}
+		}
+	}
+	switch {
+	case best != nil:
+		path, _ := stream.ParsePath(best.Path) // it was read before
+		return Choice{Path: path, Depth: best.Depth, Reason: ReasonMeasured}
+	case r.GDS && can[stream.PathCuFile]:
+		return Choice{Path: stream.PathCuFile, Reason: ReasonGDS}
+	}
+	return Choice{Path: stream.PathPosix, Reason: ReasonDefault}
+}
+
+// far says how many times one size is the other.
+func far(a, b int64) float64 {
+	a, b = max(a, 1), max(b, 1)
+	return float64(max(a, b)) / float64(min(a, b))
+}
+
+// prefers reports whether the profile has a place where the path is the fastest.
+func (p *Profile) prefers(path stream.Path, dev uint64) bool {
+	if p == nil {
+		return false
+	}
+	var can [stream.PathCount]bool
+	for i := range can {
+		can[i] = true
+	}
+	for i := range p.Points {
+		q := &p.Points[i]
+		if q.Dev == dev && q.Path == path.String() && p.Choose(Request{Dev: dev, Write: q.Write, Device: q.Device, Bytes: q.Bytes}, can).Path == path {
+			return true
+		}
+	}
+	return false
+}

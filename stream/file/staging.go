@@ -1,0 +1,69 @@
+package file
+
+import (
+	"fmt"
+	"sync"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/internal/sys/hostmem"
+	"github.com/kvlane/kvlane/mem"
+)
+
+// staging is the chunks of host memory that scattered memory is gathered in, page-locked where there is a device.
+type staging struct {
+	dev    device.Device
+	bytes  int64 // of a chunk
+	chunks int
+	free   chan mem.Extent
+	told   []bufferQueue
+
+	once   sync.Once
+	region *mem.Region
+	plain  []byte // what region is of, without a device
+	err    error
+}
+
+func newStaging(o *Options) *staging {
+	return &staging{dev: o.Device, bytes: o.ChunkBytes, chunks: o.Chunks, free: make(chan mem.Extent, o.Chunks)}
+}
+
+// ready allocates the chunks, the first time.
+func (s *staging) ready() error {
+	s.once.Do(func() {
+		n := s.bytes * int64(s.chunks)
+		if s.dev != nil {
+			s.region, s.err = s.dev.AllocHost(n)
+		} else if s.plain, s.err = hostmem.Alloc(n); s.err == nil {
+			s.region, s.err = hostmem.Region(s.plain)
+		}
+		if s.err != nil {
+			s.err = fmt.Errorf("allocate %d bytes of staging memory: %w", n, s.err)
+			return
+		}
+		for _, q := range s.told {
+			_ = q.useBuffer(s.region) // which is about speed alone
+		}
+		for i := range s.chunks {
+			s.free <- mem.Extent{Region: s.region, Off: int64(i) * s.bytes, Len: s.bytes}
+		}
+	})
+	return s.err
+}
+
+// close frees the chunks. All are free.
+func (s *staging) close() error {
+	s.once.Do(func() {}) // nothing is allocated any more
+	var err error
+	switch {
+	case s.region == nil:
+		return nil
+	case s.dev != nil:
+		err = s.dev.Free(s.region)
+	default:
+		err = hostmem.Free(s.plain)
+	}
+	if err == nil {
+		s.region = nil
+	}
+	return err
+}

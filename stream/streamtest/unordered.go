@@ -1,0 +1,165 @@
+package streamtest
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/stream"
+)
+
+// testOutOfOrder has batches pass one that waits.
+func testOutOfOrder(t *testing.T, env Env) {
+	w := newWorld(t, env, 8, 120)
+	r, f, g := w.region(env.B, 100), w.region(env.A, 100), newGate()
+	held := w.submit(whole(r, f, g))
+	empty := w.submit(&mem.Batch{})
+	beside := w.submit(whole(w.region(env.A, 50_000), w.region(env.B, 50_000)))
+	w.ok(beside)
+	w.ok(empty)
+	if c := empty.Completion(); c.Bytes != 0 || c.Path != stream.PathNone || c.Reason == "" {
+		t.Errorf("completion of an empty batch: %+v", c)
+	}
+	if resolved(held) {
+		t.Error("a batch did not wait for its dependency")
+	}
+	if held.ID() != 1 || empty.ID() != 2 || beside.ID() != 3 {
+		t.Errorf("tickets %d, %d, %d", held.ID(), empty.ID(), beside.ID())
+	}
+	g.open(nil)
+	w.ok(held)
+	w.check()
+}
+
+func testUnorderedDependency(t *testing.T, env Env) {
+	w := newWorld(t, env, 0, 121)
+	r, f, g, h := w.region(env.B, 5000), w.region(env.A, 5000), newGate(), newGate()
+	gated := w.submit(whole(r, f, g, h))
+	behind := w.submit(whole(w.region(env.A, 5000), r, gated)) // takes what the gated one brings
+	for _, open := range []*gate{h, g} {
+		time.Sleep(pause)
+		if resolved(gated) || resolved(behind) {
+			t.Fatal("a batch did not wait for its dependencies")
+		}
+		open.open(nil)
+	}
+	w.ok(behind)
+	w.ok(w.submit(whole(r, f, g, gated, behind))) // resolved dependencies hold nothing up
+	w.check()
+}
+
+func testBothWays(t *testing.T, env Env) {
+	w := newWorld(t, env, 0, 122)
+	b := w.scatter(w.region(env.B, 1<<17), w.region(env.A, 1<<17), 200, func(i int) int64 { return sizes[i%28] })
+	back := w.scatter(w.region(env.A, 1<<17), w.region(env.B, 1<<17), 200, func(i int) int64 { return sizes[i%28] })
+	b.Dst, b.Src = append(b.Dst, back.Dst...), append(b.Src, back.Src...)
+	w.ok(w.submit(b))
+	w.check()
+}
+
+func testWithin(t *testing.T, env Env) {
+	w := newWorld(t, env, 0, 123)
+	for _, m := range []Memory{env.A, env.B} {
+		if ticket, err := w.s.Submit(t.Context(), whole(w.region(m, 10), w.region(m, 10))); ticket != nil || !errors.Is(err, errdefs.ErrInvalid) {
+			t.Errorf("a copy within %s memory: %v, %v", m.Name, ticket != nil, err)
+		}
+	}
+	w.check()
+}
+
+func testUnorderedCloseWaiting(t *testing.T, env Env) {
+	w := newWorld(t, env, 2, 124)
+	r, f, g := w.region(env.B, 100), w.region(env.A, 100), newGate()
+	held := []*stream.Ticket{w.submitOnly(whole(r, f, g)), w.submitOnly(whole(r, f, g))}
+	blocked := make(chan error, 1)
+	go func() {
+		_, err := w.s.Submit(deadline(t), whole(r, f))
+		blocked <- err
+	}()
+	time.Sleep(pause)
+	if err := w.s.Close(deadline(t)); err != nil {
+		t.Fatal(err)
+	}
+	for _, ticket := range held {
+		if !resolved(ticket) {
+			t.Error("close left a ticket unresolved")
+		}
+		w.fails(ticket, errdefs.ErrCanceled)
+	}
+	if err := <-blocked; !errors.Is(err, errdefs.ErrClosed) {
+		t.Errorf("a submit that was waiting when the stream closed: %v", err)
+	}
+	w.check()
+}
+
+// testAlone has one of three batches fail.
+func testAlone(t *testing.T, env Env) {
+	w := newWorld(t, env, 0, 125)
+	r, f := w.region(env.B, 1<<16), w.region(env.A, 1<<16)
+	g := newGate()
+	beside := w.submit(whole(w.region(env.B, 1<<16), f, g))
+	native := errors.New("the bus fell off")
+	env.failNext(native)
+	failing := w.submitOnly(whole(r, f))
+	w.fails(failing, native, fault.ErrInjected)
+	if errors.Is(failing.Err(), errdefs.ErrBroken) {
+		t.Errorf("a failure broke the stream: %v", failing.Err())
+	}
+	g.open(nil)
+	w.ok(beside)
+	w.ok(w.submit(whole(r, f)))
+	w.check()
+}
+
+// testNthFails has one work after another of a batch fail, until there is none left: the ticket says so each time, and the next
+// batch is none the worse.
+func testNthFails(t *testing.T, env Env) {
+	w := newWorld(t, env, 0, 126)
+	list := w.scatter(w.region(env.B, 1<<20), w.region(env.A, 1<<20), 60, func(i int) int64 { return sizes[i%len(sizes)] })
+	batches := []*mem.Batch{list, w.paged(mem.ToPages, env.A, env.B, 9, []int64{4096, 300}), whole(w.region(env.B, 300_000), w.region(env.A, 300_000))}
+	for i, b := range batches {
+		for n := 0; ; n += 1 + n/4 {
+			env.Plan.Add(fault.Nth(env.Work, int(env.Plan.Seen(env.Work))+n).Fail(nil))
+			before := env.Plan.Injected()
+			err := w.submitOnly(b).Wait(deadline(t))
+			failed := env.Plan.Injected() > before
+			if failed != errors.Is(err, fault.ErrInjected) || !failed && err != nil {
+				t.Fatalf("batch %d, work %d failed: %t; the ticket says %v", i, n, failed, err)
+			}
+			env.Plan.Clear()
+			if !failed {
+				w.apply(b)
+				break
+			}
+		}
+	}
+	w.check()
+}
+
+// testUnorderedAbort cancels a batch whose work hangs: it resolves when the work is over, and its pages are somebody else's.
+func testUnorderedAbort(t *testing.T, env Env) {
+	w := newWorld(t, env, 0, 127)
+	r, f := w.region(env.B, 1<<16), w.region(env.A, 1<<16)
+	env.stallNext()
+	ticket := w.submitOnly(w.scatter(r, f, 500, func(int) int64 { return 100 }))
+	if err := env.Plan.Await(deadline(t), 1); err != nil {
+		t.Fatal(err)
+	}
+	ticket.Cancel()
+	w.ok(w.submit(whole(w.region(env.A, 100), w.region(env.B, 100)))) // goes on beside it
+	select {
+	case <-ticket.Done():
+		t.Fatal("the ticket resolved while its memory could still be written")
+	case <-time.After(10 * pause):
+	}
+	env.Plan.Release()
+	if err := ticket.Wait(deadline(t)); err != nil && !errors.Is(err, errdefs.ErrCanceled) {
+		t.Fatal(err)
+	}
+	w.sentinelStays(r)
+	w.ok(w.submit(whole(r, f)))
+	w.check()
+}

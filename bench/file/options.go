@@ -53,6 +53,7 @@ const (
 // Contender is a stream that is measured beside the raw device.
 type Contender struct {
 	Name string
+	Ends []End // that it reaches; default all
 	Open func(ctx context.Context) (stream.Stream, error)
 }
 

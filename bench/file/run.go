@@ -151,6 +151,9 @@ func (r *run) open(ctx context.Context) error {
 		m := &streamed{s}
 		r.onClose(m.close)
 		for _, end := range r.o.Ends {
+			if len(c.Ends) > 0 && !slices.Contains(c.Ends, end) {
+				continue
+			}
 			r.entrants = append(r.entrants, &entrant{mover: m, name: c.Name, end: end})
 		}
 	}

@@ -109,10 +109,14 @@ func (f *fileBench) execute(cmd *cobra.Command) (err error) {
 		defer func() { err = errors.Join(err, dev.Close()) }()
 		f.run.Device = dev
 	}
+	streams := &fileStreams{dev: f.run.Device}
+	defer func() { err = errors.Join(err, streams.close()) }()
+	f.run.Contenders, f.run.Files = streams.contenders(), streams.open
 	r, err := f.measure(cmd)
 	if err != nil {
 		return err
 	}
+	r.Missing = append(r.Missing, streams.missing...)
 	r.Machine.Command = commandLine()
 	return f.print(cmd, r)
 }

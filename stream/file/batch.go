@@ -31,7 +31,7 @@ type batch struct {
 	started time.Time
 	wake    chan struct{} // look again: one token is enough
 	flying  atomic.Int32  // transfers unfinished
-	other   atomic.Int64  // bytes moved by workers, where by names another path
+	cached  atomic.Int64  // bytes that were in the page cache
 	refused atomic.Bool   // a file refused O_DIRECT
 
 	current *part   // its transfers are being begun
@@ -211,7 +211,7 @@ func (b *batch) begin() {
 	}
 	t.home = b.by.queueOf(b.stream, t)
 	q := t.home
-	if t.try = !t.write && t.file.fd >= 0 && t.mem.Region.CPU() != 0 && b.stream.warm.try(); t.try {
+	if t.try = !t.write && t.file.fd >= 0 && t.mem.Region.CPU() != 0 && b.stream.opts.Path == stream.PathNone && b.stream.warm.try(); t.try {
 		q = b.stream.workers
 	}
 	t.begin(q)
@@ -381,13 +381,6 @@ func (b *batch) mayDirect(p *piece) bool {
 	return !p.buffered
 }
 
-// count notes what a queue has moved.
-func (b *batch) count(q queue, n int64) {
-	if q.path() != b.by.path && n > 0 {
-		b.other.Add(n)
-	}
-}
-
 func (b *batch) completion(err error) stream.Completion {
 	c := stream.Completion{Bytes: b.bytes, Pieces: b.pieces, Path: b.by.path, Reason: b.by.reason, GivenUp: b.by.givenUp, Started: b.started, Finished: time.Now()}
 	switch {
@@ -396,7 +389,7 @@ func (b *batch) completion(err error) stream.Completion {
 	case b.bytes == 0:
 		c.Path, c.Reason = stream.PathNone, ReasonEmpty
 	case err != nil:
-	case b.other.Load() > b.bytes/2:
+	case b.cached.Load() > b.bytes/2:
 		c.Path, c.Reason = stream.PathPosix, ReasonCached
 	case b.refused.Load():
 		c.Reason = ReasonRefused

@@ -78,16 +78,18 @@ func (s *Stream) choose(b *batch) (choice, error) {
 	for i := range b.cut.pieces {
 		r.Device = r.Device || b.cut.pieces[i].device()
 	}
+	able := r.Device && s.queues[stream.PathCuFile] != nil
+	for _, f := range b.files {
+		able = able && (f.fd >= 0 || s.needsCuFile())
+	}
 	var err error
-	if r.Device && s.queues[stream.PathCuFile] != nil {
+	if able {
 		if r.GDS, err = s.gds(b); err != nil {
 			return choice{}, err
 		}
 	}
 	can, givenUp := s.can(r.Dev)
-	if !r.Device {
-		can[stream.PathCuFile] = false
-	}
+	can[stream.PathCuFile] = can[stream.PathCuFile] && able
 	var picked Choice
 	switch forced := s.opts.Path; {
 	case r.Device && s.opts.Direct == DirectRequire:
@@ -110,10 +112,15 @@ func (s *Stream) choose(b *batch) (choice, error) {
 	return c, nil
 }
 
+// needsCuFile reports whether device memory is to be reached by cuFile and by nothing else.
+func (s *Stream) needsCuFile() bool {
+	return s.opts.Direct == DirectRequire || s.opts.Path == stream.PathCuFile
+}
+
 // gds registers b's files with cuFile where that may be how they travel, and reports whether the device reaches them itself. The
 // first file tells for its file system, which way others go that have not got to be registered.
 func (s *Stream) gds(b *batch) (bool, error) {
-	must := s.opts.Direct == DirectRequire || s.opts.Path == stream.PathCuFile
+	must := s.needsCuFile()
 	all := true
 	for _, f := range b.files {
 		s.mu.Lock()

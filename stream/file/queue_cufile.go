@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
@@ -18,13 +19,13 @@ func openCuFile(o *Options) (queue, error) {
 	if o.CuFile.Queues == 0 {
 		return newWorkers(stream.PathCuFile, o.Transfers, o.Transfers, nil, func(t *transfer) (int64, error) { return cuFile(storage, t) }), nil
 	}
-	q := &cuFileQueues{storage: storage, todo: make(chan *transfer, o.Transfers)}
+	q := &cuFileQueues{}
 	for range o.CuFile.Queues {
 		on, err := o.Device.OpenQueue(device.QueueOptions{})
 		if err != nil {
 			return q, fmt.Errorf("open queue for cuFile: %w", err)
 		}
-		lane := &cuFileLane{queues: q, on: on, flying: make(chan flight, o.Transfers)}
+		lane := &cuFileLane{storage: storage, on: on, todo: make(chan *transfer, o.Transfers), flying: make(chan flight, o.Transfers)}
 		q.lanes = append(q.lanes, lane)
 		q.running.Go(lane.enqueue)
 		q.running.Go(lane.complete)
@@ -49,19 +50,32 @@ func (t *transfer) rest() mem.Extent { return t.mem.Sub(t.done, t.mem.Len-t.done
 
 // cuFileQueues is a queue of transfers that queues of the device run, each in order.
 type cuFileQueues struct {
-	storage device.Storage
-	todo    chan *transfer
 	once    sync.Once
 	running sync.WaitGroup
 	lanes   []*cuFileLane
 }
 
 func (q *cuFileQueues) path() stream.Path { return stream.PathCuFile }
-func (q *cuFileQueues) begin(t *transfer) { q.todo <- t }
 func (q *cuFileQueues) flush()            {}
 
+// begin gives t to the lane that has least to do.
+func (q *cuFileQueues) begin(t *transfer) {
+	least := q.lanes[0]
+	for _, l := range q.lanes[1:] {
+		if l.load.Load() < least.load.Load() {
+			least = l
+		}
+	}
+	least.load.Add(1)
+	least.todo <- t
+}
+
 func (q *cuFileQueues) close(ctx context.Context) error {
-	q.once.Do(func() { close(q.todo) })
+	q.once.Do(func() {
+		for _, l := range q.lanes {
+			close(l.todo)
+		}
+	})
 	q.running.Wait() // for nothing: there are no transfers
 	for len(q.lanes) > 0 {
 		if err := q.lanes[0].on.Close(ctx); err != nil {
@@ -74,10 +88,12 @@ func (q *cuFileQueues) close(ctx context.Context) error {
 
 // cuFileLane is one queue of the device, with a goroutine that enqueues and one that completes.
 type cuFileLane struct {
-	queues *cuFileQueues
-	mu     sync.Mutex // a queue of the device has one user at a time
-	on     device.Queue
-	flying chan flight
+	storage device.Storage
+	todo    chan *transfer
+	load    atomic.Int64 // transfers unfinished
+	mu      sync.Mutex   // a queue of the device has one user at a time
+	on      device.Queue
+	flying  chan flight
 }
 
 type flight struct {
@@ -87,9 +103,10 @@ type flight struct {
 
 func (l *cuFileLane) enqueue() {
 	defer close(l.flying)
-	for t := range l.queues.todo {
+	for t := range l.todo {
 		x, err := l.start(t)
 		if err != nil {
+			l.load.Add(-1)
 			t.finish(0, err)
 			continue
 		}
@@ -98,7 +115,7 @@ func (l *cuFileLane) enqueue() {
 }
 
 func (l *cuFileLane) start(t *transfer) (device.Transfer, error) {
-	f, err := t.file.storage(l.queues.storage)
+	f, err := t.file.storage(l.storage)
 	if err != nil {
 		return nil, err
 	}
@@ -126,6 +143,7 @@ func (l *cuFileLane) complete() {
 			l.mu.Unlock()
 		}
 		f.x.Close()
+		l.load.Add(-1)
 		f.t.finish(n, err)
 	}
 }

@@ -188,3 +188,5 @@ func openStorage(tb testing.TB, dev device.StorageOpener) device.Storage {
 	})
 	return s
 }
+
+var devOptions device.AllocOptions

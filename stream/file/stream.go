@@ -99,7 +99,7 @@ func (s *Stream) openURing() error {
 }
 
 func (s *Stream) openCuFile() error {
-	must := s.opts.Direct == DirectRequire || s.opts.Path == stream.PathCuFile
+	must := s.needsCuFile()
 	switch storage := s.opts.CuFile.Storage; {
 	case s.opts.Direct == DirectNever && must:
 		return fmt.Errorf("path cufile is forced, and direct is never: %w", errdefs.ErrInvalid)

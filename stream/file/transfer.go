@@ -33,7 +33,6 @@ type transfer struct {
 // on: fewer, without an error, is for the stream to go on from. err is the native cause.
 func (t *transfer) finish(n int64, err error) {
 	b := t.part.batch
-	b.count(t.q, n)
 	again, err := t.advance(n, err)
 	switch {
 	case again && b.ctx.Err() == nil:

@@ -46,6 +46,7 @@ func (w *workers) work() {
 			n := t.file.cached(t)
 			w.warm.saw(n >= t.need)
 			if n > 0 {
+				t.part.batch.cached.Add(n)
 				t.finish(n, nil)
 				continue
 			}

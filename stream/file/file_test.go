@@ -1,0 +1,330 @@
+package file_test
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"os"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/stream/file"
+	"github.com/kvlane/kvlane/stream/streamtest"
+)
+
+// try submits a batch and waits for it.
+func try(tb testing.TB, s *file.Stream, dst, src mem.Extent) (stream.Completion, error) {
+	tb.Helper()
+	t, err := s.Submit(within(tb), &mem.Batch{Dst: []mem.Extent{dst}, Src: []mem.Extent{src}})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	err = t.Wait(within(tb))
+	return t.Completion(), err
+}
+
+func closeAtEnd(tb testing.TB, s *file.Stream) *file.Stream {
+	tb.Helper()
+	tb.Cleanup(func() {
+		if err := s.Close(within(tb)); err != nil {
+			tb.Error(err)
+		}
+	})
+	return s
+}
+
+// TestModel moves random ranges, most of them misaligned, between a file and memory of both sorts, with O_DIRECT, without and
+// through the page cache in turn, and compares every byte of the file each time.
+func TestModel(t *testing.T) {
+	dev, copies := openSim(t, sim.Options{})
+	for seed := range uint64(4) {
+		rng := rand.New(rand.NewPCG(seed, 7))
+		fs := real(t)
+		const n = 10 * file.Align
+		r := fs.alloc(t, n)
+		files, hosts, devs := fs.memory(), host, streamtest.DeviceMemory(dev)
+		own := []*mem.Region{hosts.Alloc(t, n), devs.Alloc(t, n)}
+		mems := []streamtest.Memory{hosts, devs}
+		model := make([]byte, n)
+		files.Write(t, mem.All(r), model)
+		paths := []stream.Path{stream.PathNone, stream.PathPosix}
+		if s, err := file.Open(file.Options{Path: stream.PathURing}); err == nil {
+			paths = append(paths, stream.PathURing)
+			_ = s.Close(within(t))
+		}
+		var streams []*file.Stream
+		for _, p := range paths {
+			streams = append(streams, closeAtEnd(t, open(t, file.Options{
+				Device: dev, Copy: copies, Transfers: 4, ChunkBytes: 2 * file.Align, Chunks: 3, Path: p,
+			})))
+		}
+		place := func(of int64) int64 { // of a range of that length
+			at := rng.Int64N(n - of + 1)
+			if rng.IntN(3) == 0 {
+				at &^= file.Align - 1
+			}
+			return at
+		}
+		for step := range 120 {
+			k := rng.IntN(2)
+			size := 1 + rng.Int64N(n/2)
+			if rng.IntN(3) == 0 {
+				size = file.Align * (1 + rng.Int64N(3))
+			}
+			e := mem.Extent{Region: r, Off: place(size), Len: size}
+			m := mem.Extent{Region: own[k], Off: place(size), Len: size}
+			s := streams[rng.IntN(len(streams))]
+			if rng.IntN(2) == 0 {
+				text := make([]byte, size)
+				for i := range text {
+					text[i] = byte(rng.Uint32())
+				}
+				mems[k].Write(t, m, text)
+				copy(model[e.Off:], text)
+				if _, err := try(t, s, e, m); err != nil {
+					t.Fatal(err)
+				}
+			} else {
+				if _, err := try(t, s, m, e); err != nil {
+					t.Fatal(err)
+				}
+				if got := mems[k].Read(t, m); !bytes.Equal(got, model[e.Off:e.Off+size]) {
+					t.Fatalf("seed %d, step %d: %d bytes from %d on are wrong", seed, step, size, e.Off)
+				}
+			}
+			if got := files.Read(t, mem.All(r)); !bytes.Equal(got, model) {
+				t.Fatalf("seed %d, step %d: the file is wrong", seed, step)
+			}
+		}
+	}
+}
+
+// TestNeighboursAreOneTransfer has pages of a device that lie one behind the other in a file.
+func TestNeighboursAreOneTransfer(t *testing.T) {
+	plan := fault.New(1)
+	dev, copies := openSim(t, sim.Options{})
+	fs := faulty(t, plan)
+	const pages, size = 64, 4096
+	r, d := fs.alloc(t, pages*size), streamtest.DeviceMemory(dev).Alloc(t, 2*pages*size)
+	fs.memory().Write(t, mem.All(r), make([]byte, pages*size))
+	s := closeAtEnd(t, open(t, file.Options{Device: dev, Copy: copies, ChunkBytes: 32 * size, Chunks: 4}))
+	b := &mem.Batch{}
+	for i := range int64(pages) {
+		at := (i*37 + 5) % pages
+		b.Dst = append(b.Dst, mem.Extent{Region: d, Off: i * 2 * size, Len: size})
+		b.Src = append(b.Src, mem.Extent{Region: r, Off: at * size, Len: size})
+	}
+	ticket, err := s.Submit(within(t), b)
+	if err == nil {
+		err = ticket.Wait(within(t))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := plan.Seen("read"); n != 2 {
+		t.Errorf("%d reads of 64 pages in a row, by chunks of 32", n)
+	}
+	if c := ticket.Completion(); c.Pieces != pages || c.Bytes != pages*size || c.Path != stream.PathPosix {
+		t.Errorf("completion %+v", c)
+	}
+}
+
+func TestShortFile(t *testing.T) {
+	dev, copies := openSim(t, sim.Options{})
+	fs := real(t)
+	const n = 3*file.Align + 100
+	r := fs.alloc(t, 4*file.Align)
+	fs.memory().Write(t, mem.All(r).Sub(0, n), make([]byte, n))
+	ends := map[string]*mem.Region{"host": streamtest.Pageable(t, r.Len()), "device": streamtest.DeviceMemory(dev).Alloc(t, r.Len())}
+	for name, end := range ends {
+		for _, path := range []stream.Path{stream.PathNone, stream.PathPosix} {
+			s := closeAtEnd(t, open(t, file.Options{Device: dev, Copy: copies, Path: path, Chunks: 2}))
+			_, err := try(t, s, mem.All(end), mem.All(r))
+			if !errors.Is(err, io.ErrUnexpectedEOF) || !strings.Contains(err.Error(), "at byte 12388") {
+				t.Errorf("%s: read beyond the end: %v", name, err)
+			}
+			if _, err := try(t, s, mem.All(end).Sub(0, n), mem.All(r).Sub(0, n)); err != nil {
+				t.Errorf("%s: read to the end: %v", name, err)
+			}
+		}
+	}
+}
+
+// TestPartialTransfers has every second read stop half-way, as a network file system's may.
+func TestPartialTransfers(t *testing.T) {
+	plan := fault.New(1)
+	fs := faulty(t, plan)
+	r, end := fs.alloc(t, 100_000), streamtest.Pageable(t, 100_000)
+	text := bytes.Repeat([]byte("0123456789"), 10_000)
+	fs.memory().Write(t, mem.All(r), text)
+	plan.Add(fault.Every("read", 2).Partial(nil))
+	plan.Add(fault.Nth("read", 0).Partial(nil))
+	s := closeAtEnd(t, open(t, file.Options{ChunkBytes: 4 * file.Align}))
+	if _, err := try(t, s, mem.All(end), mem.All(r)); err != nil || !bytes.Equal(end.Bytes(), text) {
+		t.Errorf("partial reads: %v", err)
+	}
+	if plan.Injected() == 0 {
+		t.Error("no read was partial")
+	}
+	// A write that the system stopped is a failure, and what it wrote is undefined.
+	plan.Clear()
+	plan.Add(fault.Nth("write", int(plan.Seen("write"))).Partial(unix.ENOSPC))
+	if _, err := try(t, s, mem.All(r), mem.All(end)); !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("a write that did not fit: %v", err)
+	}
+}
+
+// TestNthWriteFails has one write after the other of a batch fail, until none does.
+func TestNthWriteFails(t *testing.T) {
+	plan := fault.New(1)
+	fs := faulty(t, plan)
+	r, end := fs.alloc(t, 100_000), streamtest.Pageable(t, 100_000)
+	s := closeAtEnd(t, open(t, file.Options{ChunkBytes: 4 * file.Align}))
+	for n := 0; ; n++ {
+		plan.Clear()
+		plan.Add(fault.Nth("write", int(plan.Seen("write"))+n).Fail(unix.EIO))
+		before := plan.Injected()
+		_, err := try(t, s, mem.All(r), mem.All(end))
+		if failed := plan.Injected() > before; failed != errors.Is(err, unix.EIO) || !failed && err != nil {
+			t.Fatalf("write %d failed: %t; the ticket says %v", n, failed, err)
+		}
+		if err == nil {
+			if n < 7 {
+				t.Errorf("there were only %d writes", n)
+			}
+			return
+		}
+	}
+}
+
+func TestRefusedDirectIsSaid(t *testing.T) {
+	fs := real(t)
+	fs.direct = refuseDirect
+	r, end := fs.alloc(t, 8192), streamtest.Pageable(t, 8192)
+	s := closeAtEnd(t, open(t, file.Options{Path: stream.PathPosix}))
+	for _, b := range [][2]*mem.Region{{r, end}, {end, r}} {
+		c, err := try(t, s, mem.All(b[0]), mem.All(b[1]))
+		if err != nil || c.Reason != file.ReasonRefused {
+			t.Errorf("completion %+v: %v", c, err)
+		}
+	}
+	// Of files that nothing is known of there is nothing to say.
+	plain := faulty(t, nil)
+	p := plain.alloc(t, 8192)
+	if c, err := try(t, s, mem.All(p), mem.All(end)); err != nil || c.Reason != file.ReasonForced {
+		t.Errorf("completion %+v: %v", c, err)
+	}
+}
+
+// TestTmpfs moves files of a file system in memory, whatever it says to O_DIRECT.
+func TestTmpfs(t *testing.T) {
+	path, err := os.MkdirTemp("/dev/shm", "kvlane")
+	if err != nil {
+		t.Logf("no tmpfs: %v", err)
+		return
+	}
+	defer func() { _ = os.RemoveAll(path) }()
+	fs := &files{dir: openDir(t, dirfs.OS(), path)}
+	r, end, back := fs.alloc(t, 50_000), streamtest.Pageable(t, 50_000), streamtest.Pageable(t, 50_000)
+	for i := range end.Bytes() {
+		end.Bytes()[i] = byte(i * 7)
+	}
+	s := closeAtEnd(t, open(t, file.Options{}))
+	_, werr := try(t, s, mem.All(r), mem.All(end))
+	c, rerr := try(t, s, mem.All(back), mem.All(r))
+	if werr != nil || rerr != nil || !bytes.Equal(end.Bytes(), back.Bytes()) {
+		t.Errorf("write: %v, read: %v, %+v", werr, rerr, c)
+	}
+	t.Logf("%+v", c)
+}
+
+func TestPageCacheIsTriedFirst(t *testing.T) {
+	fs := real(t)
+	r, end := fs.alloc(t, 1<<20), streamtest.Pageable(t, 1<<20)
+	fs.memory().Write(t, mem.All(r), make([]byte, 1<<20)) // it is in the cache now
+	s := closeAtEnd(t, open(t, file.Options{}))
+	if c, err := try(t, s, mem.All(end), mem.All(r)); err != nil || c.Reason != file.ReasonCached || c.Path != stream.PathPosix {
+		t.Errorf("completion %+v: %v", c, err)
+	}
+	if _, err := try(t, s, mem.All(r), mem.All(end)); err != nil { // with O_DIRECT, which empties it
+		t.Fatal(err)
+	}
+	if c, err := try(t, s, mem.All(end), mem.All(r)); err != nil || c.Reason == file.ReasonRefused {
+		t.Errorf("after a direct write: %+v: %v", c, err)
+	}
+}
+
+func TestOpenRequiresWhatIsThere(t *testing.T) {
+	dev, copies := openSim(t, sim.Options{})
+	for name, tt := range map[string]struct {
+		o    file.Options
+		want error
+	}{
+		"required, and no cuFile":       {file.Options{Device: dev, Copy: copies, Direct: file.DirectRequire}, errdefs.ErrNotSupported},
+		"forced, and no cuFile":         {file.Options{Device: dev, Path: stream.PathCuFile}, errdefs.ErrNotSupported},
+		"forced and never":              {file.Options{Device: dev, Path: stream.PathCuFile, Direct: file.DirectNever}, errdefs.ErrInvalid},
+		"path of memory":                {file.Options{Path: stream.PathKernel}, errdefs.ErrInvalid},
+		"chunks that are not aligned":   {file.Options{ChunkBytes: 1000}, errdefs.ErrInvalid},
+		"a stream of copies for nobody": {file.Options{Copy: copies}, errdefs.ErrInvalid},
+	} {
+		if _, err := file.Open(tt.o); !errors.Is(err, tt.want) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	s := closeAtEnd(t, open(t, file.Options{}))
+	r, d := real(t).alloc(t, 10), streamtest.DeviceMemory(dev).Alloc(t, 10)
+	if _, err := s.Submit(within(t), &mem.Batch{Dst: []mem.Extent{mem.All(d)}, Src: []mem.Extent{mem.All(r)}}); !errors.Is(err, errdefs.ErrInvalid) {
+		t.Errorf("device memory without a device: %v", err)
+	}
+}
+
+func TestRequireWantsTrueGDS(t *testing.T) {
+	dev, copies := openSim(t, sim.Options{Storage: sim.StorageModel{Compat: "no nvidia-fs"}})
+	storage := openStorage(t, dev)
+	fs := real(t)
+	r, d := fs.alloc(t, 4096), streamtest.DeviceMemory(dev).Alloc(t, 4096)
+	for _, direct := range []file.Direct{file.DirectRequire, file.DirectAuto, file.DirectNever} {
+		s := closeAtEnd(t, open(t, file.Options{Device: dev, Copy: copies, Direct: direct, CuFile: file.CuFileOptions{Storage: storage}, Chunks: 2}))
+		c, err := try(t, s, mem.All(r), mem.All(d))
+		if direct == file.DirectRequire {
+			if !errors.Is(err, errdefs.ErrNotSupported) || !strings.Contains(err.Error(), "no nvidia-fs") {
+				t.Errorf("required: %v", err)
+			}
+		} else if err != nil || c.Path != stream.PathPosix {
+			t.Errorf("%s: %+v: %v", direct, c, err)
+		}
+	}
+}
+
+// TestGivenUp has a registration fail: its batch does, later ones go another way, and one of them says why.
+func TestGivenUp(t *testing.T) {
+	plan := fault.New(1)
+	plan.Add(fault.Nth(sim.OpFileRegister, 1).Fail(nil))
+	dev, copies := openSim(t, sim.Options{Faults: plan})
+	s := closeAtEnd(t, open(t, file.Options{Device: dev, Copy: copies, CuFile: file.CuFileOptions{Storage: openStorage(t, dev)}, Chunks: 2}))
+	fs := real(t)
+	d := streamtest.DeviceMemory(dev).Alloc(t, 4096)
+	for i := range 4 {
+		c, err := try(t, s, mem.All(fs.alloc(t, 4096)), mem.All(d))
+		switch {
+		case i == 0 && (err != nil || c.Path != stream.PathCuFile || c.Reason != file.ReasonGDS):
+			t.Errorf("the first: %+v: %v", c, err)
+		case i == 1 && !errors.Is(err, fault.ErrInjected):
+			t.Errorf("a registration that failed: %v", err)
+		case i >= 2 && (err != nil || c.Path != stream.PathPosix || (i == 2) != (c.GivenUp != nil)):
+			t.Errorf("batch %d: %+v: %v", i, c, err)
+		}
+	}
+	if got := s.Stats(); got.GivenUp != 1 || got.Failed != 1 || got.Batches[stream.PathCuFile] != 1 || got.Batches[stream.PathPosix] != 2 {
+		t.Errorf("stats %+v", got)
+	}
+}

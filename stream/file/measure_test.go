@@ -1,0 +1,82 @@
+package file_test
+
+import (
+	"encoding/json"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/stream/file"
+)
+
+func TestMeasure(t *testing.T) {
+	dev, copies := openSim(t, sim.Options{})
+	dir := t.TempDir()
+	p, err := file.Measure(within(t), dir, file.MeasureOptions{
+		Budget: 50 * time.Millisecond,
+		Stream: file.Options{Device: dev, Copy: copies, CuFile: file.CuFileOptions{Storage: openStorage(t, dev)}, Chunks: 4},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := map[string]int{}
+	for _, q := range p.Points {
+		seen[q.Path]++
+		if q.GBps <= 0 || q.Dev == 0 || q.Depth == 0 {
+			t.Errorf("point %+v", q)
+		}
+		if q.Path == "cufile" && !q.Device {
+			t.Errorf("cuFile to host memory: %+v", q)
+		}
+	}
+	if seen["posix"] != 36 || seen["cufile"] != 18 {
+		t.Errorf("points by path: %v", seen)
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+	text, err := json.Marshal(p)
+	var back file.Profile
+	if err != nil || json.Unmarshal(text, &back) != nil || len(back.Points) != len(p.Points) || back.Points[0] != p.Points[0] {
+		t.Errorf("%d points came back of %d: %v", len(back.Points), len(p.Points), err)
+	}
+}
+
+func TestChoose(t *testing.T) {
+	var all [stream.PathCount]bool
+	for i := range all {
+		all[i] = true
+	}
+	none, no := all, all
+	none[stream.PathCuFile], none[stream.PathURing], no[stream.PathURing] = false, false, false
+	p := &file.Profile{Points: []file.Point{
+		{Dev: 1, Bytes: 4096, Path: "posix", Depth: 32, GBps: 1},
+		{Dev: 1, Bytes: 4096, Path: "uring", Depth: 16, GBps: 2},
+		{Dev: 1, Bytes: 1 << 20, Path: "posix", Depth: 4, GBps: 5},
+		{Dev: 1, Bytes: 1 << 20, Path: "uring", Depth: 4, GBps: 4},
+		{Dev: 1, Bytes: 1 << 20, Path: "cufile", Device: true, Depth: 8, GBps: 4},
+		{Dev: 1, Bytes: 1 << 20, Path: "posix", Device: true, Depth: 8, GBps: 5},
+		{Dev: 1, Bytes: 1 << 20, Path: "of another version", Device: true, GBps: 99},
+	}}
+	for name, tt := range map[string]struct {
+		p    *file.Profile
+		r    file.Request
+		can  [stream.PathCount]bool
+		want file.Choice
+	}{
+		"small":                  {p, file.Request{Dev: 1, Bytes: 9000}, all, file.Choice{Path: stream.PathURing, Depth: 16, Reason: file.ReasonMeasured}},
+		"small, without uring":   {p, file.Request{Dev: 1, Bytes: 9000}, no, file.Choice{Path: stream.PathPosix, Depth: 32, Reason: file.ReasonMeasured}},
+		"large":                  {p, file.Request{Dev: 1, Bytes: 1 << 21}, all, file.Choice{Path: stream.PathPosix, Depth: 4, Reason: file.ReasonMeasured}},
+		"to a device":            {p, file.Request{Dev: 1, Bytes: 1, Device: true, GDS: true}, all, file.Choice{Path: stream.PathPosix, Depth: 8, Reason: file.ReasonMeasured}},
+		"writes":                 {p, file.Request{Dev: 1, Write: true, Bytes: 1}, all, file.Choice{Path: stream.PathPosix, Reason: file.ReasonDefault}},
+		"another file system":    {p, file.Request{Dev: 2, Device: true}, all, file.Choice{Path: stream.PathPosix, Reason: file.ReasonDefault}},
+		"nothing measured":       {nil, file.Request{Device: true, GDS: true}, all, file.Choice{Path: stream.PathCuFile, Reason: file.ReasonGDS}},
+		"nothing, and no cuFile": {nil, file.Request{Device: true, GDS: true}, none, file.Choice{Path: stream.PathPosix, Reason: file.ReasonDefault}},
+	} {
+		if got := tt.p.Choose(tt.r, tt.can); got != tt.want {
+			t.Errorf("%s: %+v, want %+v", name, got, tt.want)
+		}
+	}
+}

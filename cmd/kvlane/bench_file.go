@@ -30,8 +30,8 @@ func newBenchFileCommand() *cobra.Command {
 		Use:   "file",
 		Short: "Measure files: the raw device, and the paths to it",
 		Long: `file measures reads and writes of blocks of a scratch file: first the raw device, by O_DIRECT, as io_uring at depths 8, 32 and 128 and
-1, 4, 16 and 32 threads of pread and pwrite reach it, whichever is best at a place, and beside it every path of streams of files and their
-own choice, where this build has them. All take turns at every place: block size, in sequence or scattered, reads and writes, and of reads
+1, 4, 16 and 32 threads of pread and pwrite reach it, whichever is best at a place, and beside it every path of streams of files that
+there is and, as auto, their own choice, by what they measure in the directory first. All take turns at every place: block size, in sequence or scattered, reads and writes, and of reads
 those of files that the operating system has in memory, beside which the raw ones are buffered too. Cold reads and writes are by O_DIRECT,
 or of a file that it was told to drop right before each batch; a hypervisor or the disk may have it in memory all the same.
 
@@ -109,7 +109,7 @@ func (f *fileBench) execute(cmd *cobra.Command) (err error) {
 		defer func() { err = errors.Join(err, dev.Close()) }()
 		f.run.Device = dev
 	}
-	streams := &fileStreams{dev: f.run.Device}
+	streams := &fileStreams{dir: f.run.Dir, dev: f.run.Device}
 	defer func() { err = errors.Join(err, streams.close()) }()
 	f.run.Contenders, f.run.Files = streams.contenders(), streams.open
 	r, err := f.measure(cmd)

@@ -18,6 +18,7 @@ import (
 
 // fileStreams opens the streams of files that a benchmark measures.
 type fileStreams struct {
+	dir     string
 	dev     device.Device  // nil: memory of the host alone
 	storage device.Storage // the device's way to files; nil: it has none
 	missing []bench.Missing
@@ -27,7 +28,7 @@ type fileStreams struct {
 func (f *fileStreams) contenders() []file.Contender {
 	var all []file.Contender
 	for _, p := range []stream.Path{stream.PathPosix, stream.PathURing, stream.PathCuFile, stream.PathNone} {
-		c := file.Contender{Name: p.String(), Open: func(context.Context) (stream.Stream, error) { return f.openStream(p) }}
+		c := file.Contender{Name: p.String(), Open: func(ctx context.Context) (stream.Stream, error) { return f.openStream(ctx, p) }}
 		if p == stream.PathCuFile {
 			if !f.openStorage() {
 				continue
@@ -55,21 +56,31 @@ func (f *fileStreams) openStorage() bool {
 	return err == nil
 }
 
-func (f *fileStreams) openStream(p stream.Path) (stream.Stream, error) {
+// openStream opens a stream that goes by a path, or by its own choice, which is by what it measures in the directory first.
+func (f *fileStreams) openStream(ctx context.Context, p stream.Path) (_ stream.Stream, err error) {
 	o := streamfile.Options{Path: p, Device: f.dev, CuFile: streamfile.CuFileOptions{Storage: f.storage}}
-	if f.dev == nil {
-		return streamfile.Open(o)
+	if f.dev != nil {
+		if o.Copy, err = streamcopy.Open(f.dev, streamcopy.Options{}); err != nil {
+			return nil, err
+		}
+		defer func() {
+			if err != nil {
+				err = errors.Join(err, o.Copy.Close(context.WithoutCancel(ctx)))
+			}
+		}()
 	}
-	copies, err := streamcopy.Open(f.dev, streamcopy.Options{})
-	if err != nil {
-		return nil, err
+	if p == stream.PathNone {
+		measured, err := streamfile.Measure(ctx, f.dir, streamfile.MeasureOptions{Stream: o})
+		if err != nil {
+			return nil, err
+		}
+		o.Profile = &measured
 	}
-	o.Copy = copies
 	s, err := streamfile.Open(o)
-	if err != nil {
-		return nil, errors.Join(err, copies.Close(context.Background()))
+	if err != nil || o.Copy == nil {
+		return s, err
 	}
-	return &withCopies{s, copies}, nil
+	return &withCopies{s, o.Copy}, nil
 }
 
 // withCopies is a stream of files and the stream that it copies by.

@@ -57,12 +57,13 @@ type Contender struct {
 	Open func(ctx context.Context) (stream.Stream, error)
 }
 
-// Files opens scratch files as the contenders' streams know them. The region's owner is closed by close, after the streams.
+// Files opens scratch files as the contenders' streams know them; their names are gone soon afterwards. What it opened is closed by
+// closing, after the streams.
 type Files func(name string, bytes int64) (r *mem.Region, closing func(context.Context) error, err error)
 
 // Options says what to measure. Zero values are the defaults.
 type Options struct {
-	Dir    string        // where the scratch files get a directory of their own
+	Dir    string        // where the scratch files lie, without names
 	Bytes  int64         // of each of two scratch files, one of them only for writes; default 1 GiB
 	Sizes  []int64       // of blocks; default 4 KiB to 16 MiB
 	Work   []Work        // default both

@@ -84,43 +84,35 @@ type run struct {
 
 func (r *run) onClose(f func(context.Context) error) { r.closers = append(r.closers, f) }
 
-// close closes in reverse order. Memory and files stay where something does not close: they may still be in use; but names are
-// removed.
+// close closes in reverse order. What comes after something that does not close stays: it may be in use.
 func (r *run) close() error {
-	var errs []error
 	for _, f := range slices.Backward(r.closers) {
 		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 		err := f(ctx)
 		cancel()
 		if err != nil {
-			errs = append(errs, fmt.Errorf("close what was measured with: %w", err))
-			break
+			return fmt.Errorf("close what was measured with: %w", err)
 		}
 	}
-	if r.read != nil {
-		errs = append(errs, os.RemoveAll(filepath.Dir(r.read.name)))
-	}
-	return errors.Join(errs...)
+	return nil
 }
 
 // open makes the files and the memory, and opens what is measured.
 func (r *run) open(ctx context.Context) error {
-	dir, err := scratchDir(r.o.Dir)
-	if err != nil {
-		return err
-	}
-	r.read = &scratch{name: filepath.Join(dir, "read")} // which the directory is removed by
-	if r.read, err = r.scratch(ctx, r.read.name, readTag); err != nil {
-		return err
-	}
-	if slices.Contains(r.o.Work, Write) {
-		if r.write, err = r.scratch(ctx, filepath.Join(dir, "write"), readTag-1<<58); err != nil {
-			return err
-		}
+	if err := r.create(); err != nil {
+		return fmt.Errorf("in directory %s: %w", r.o.Dir, err)
 	}
 	if r.read.direct < 0 && slices.ContainsFunc(r.o.places(), func(p Place) bool { return p.From == Cold }) {
 		return fmt.Errorf("the file system of %s (%s) refuses O_DIRECT: choose a directory on a disk, or measure reads from the page cache: %w",
 			r.o.Dir, r.rep.Setup.FileSystem, errdefs.ErrNotSupported)
+	}
+	if err := r.read.fill(ctx, readTag); err != nil {
+		return err
+	}
+	if r.write != nil {
+		if err := r.write.fill(ctx, readTag); err != nil {
+			return err
+		}
 	}
 	if err := r.allocate(); err != nil {
 		return err
@@ -130,12 +122,9 @@ func (r *run) open(ctx context.Context) error {
 	}
 	for _, n := range r.o.Depths {
 		m, err := openRing(n, r.host)
-		if errors.Is(err, errdefs.ErrNotSupported) {
+		if err != nil { // the depth was checked: the machine has none to give
 			r.rep.miss("io_uring", err)
 			break
-		}
-		if err != nil {
-			return err
 		}
 		r.enter(&entrant{mover: m, name: fmt.Sprintf("io_uring-%d", n), raw: true, end: Host})
 	}
@@ -165,9 +154,22 @@ func (r *run) enter(e *entrant) {
 	r.onClose(e.close)
 }
 
+// create makes the files, which have no names any more once they are open: nothing is left behind however the run ends.
+func (r *run) create() (err error) {
+	dir, err := os.MkdirTemp(r.o.Dir, "kvlane-bench-file-")
+	if err != nil {
+		return fmt.Errorf("make a directory for scratch files: %w", err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	if r.read, err = r.scratch(filepath.Join(dir, "read")); err == nil && slices.Contains(r.o.Work, Write) {
+		r.write, err = r.scratch(filepath.Join(dir, "write"))
+	}
+	return err
+}
+
 // scratch makes a file, and a region of it where streams want one.
-func (r *run) scratch(ctx context.Context, name string, tag uint64) (*scratch, error) {
-	s, err := newScratch(ctx, name, r.o.Bytes, tag)
+func (r *run) scratch(name string) (*scratch, error) {
+	s, err := create(name, r.o.Bytes)
 	r.onClose(func(context.Context) error { return s.close() })
 	if err == nil && len(r.o.Contenders) > 0 {
 		var closing func(context.Context) error

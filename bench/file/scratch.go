@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 
 	"golang.org/x/sys/unix"
 
@@ -22,57 +20,69 @@ const fillStep = 8 << 20
 
 // scratch is a file to measure with.
 type scratch struct {
-	name             string
 	bytes            int64
 	direct, buffered int         // descriptors; direct is -1 where the file system has no O_DIRECT
 	region           *mem.Region // as streams know it, or nil
 }
 
-// newScratch makes a file that holds the pattern of tag, on the disk. What it opened before it failed is in s too.
-func newScratch(ctx context.Context, name string, bytes int64, tag uint64) (s *scratch, err error) {
-	s = &scratch{name: name, bytes: bytes, direct: -1, buffered: -1}
-	defer func() {
-		if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-			err = fmt.Errorf("%w: %w", err, errdefs.ErrNoSpace)
-		}
-		if err != nil {
-			err = fmt.Errorf("make a scratch file of %s in %s: %w", bench.BytesText(bytes), filepath.Dir(name), err)
-		}
-	}()
+// create makes a file of so many bytes and opens it. What it opened before it failed is in s too.
+func create(name string, bytes int64) (s *scratch, err error) {
+	s = &scratch{bytes: bytes, direct: -1, buffered: -1}
+	defer func() { err = s.explain(err) }()
 	if s.buffered, err = unix.Open(name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, 0o600); err != nil {
 		return s, fmt.Errorf("open: %w", err)
-	}
-	if s.direct, err = unix.Open(name, unix.O_RDWR|unix.O_DIRECT|unix.O_CLOEXEC, 0); errors.Is(err, unix.EINVAL) {
-		s.direct = -1
-	} else if err != nil {
-		return s, fmt.Errorf("open with O_DIRECT: %w", err)
 	}
 	// Asked before, as a file system may fill itself up before it says that there is no room.
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(s.buffered, &fs); err == nil && int64(fs.Bavail)*fs.Bsize < bytes {
 		return s, fmt.Errorf("%s are free: %w", bench.BytesText(int64(fs.Bavail)*fs.Bsize), unix.ENOSPC)
 	}
-	if err := unix.Fallocate(s.buffered, 0, 0, bytes); err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
-		return s, fmt.Errorf("allocate: %w", err)
+	if err := unix.Ftruncate(s.buffered, bytes); err != nil {
+		return s, fmt.Errorf("set its length: %w", err)
 	}
-	b := make([]byte, min(bytes, fillStep))
-	for off := int64(0); off < bytes; off += int64(len(b)) {
+	if s.direct, err = unix.Open(name, unix.O_RDWR|unix.O_DIRECT|unix.O_CLOEXEC, 0); errors.Is(err, unix.EINVAL) {
+		s.direct = -1
+	} else if err != nil {
+		return s, fmt.Errorf("open with O_DIRECT: %w", err)
+	}
+	return s, nil
+}
+
+// explain says of what err is. A full disk is ErrNoSpace.
+func (s *scratch) explain(err error) error {
+	if err == nil {
+		return nil
+	}
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		err = fmt.Errorf("%w: %w", err, errdefs.ErrNoSpace)
+	}
+	return fmt.Errorf("make a scratch file of %s: %w", bench.BytesText(s.bytes), err)
+}
+
+// fill writes the pattern of tag, to the disk.
+func (s *scratch) fill(ctx context.Context, tag uint64) (err error) {
+	defer func() { err = s.explain(err) }()
+	if err := unix.Fallocate(s.buffered, 0, 0, s.bytes); err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
+		return fmt.Errorf("allocate: %w", err)
+	}
+	b := make([]byte, min(s.bytes, fillStep))
+	for off := int64(0); off < s.bytes; off += int64(len(b)) {
 		if err := context.Cause(ctx); err != nil {
-			return s, err
+			return err
 		}
-		b = b[:min(int64(len(b)), bytes-off)]
+		b = b[:min(int64(len(b)), s.bytes-off)]
 		err := bench.Parallel(int64(len(b))/align, func(from, to int64) error {
 			bench.WritePattern(b[from*align:to*align], tag, off+from*align)
 			return nil
 		})
 		if err = errors.Join(err, transfer(unix.Pwrite, s.buffered, b, off)); err != nil {
-			return s, err
+			return err
 		}
 	}
 	if err := unix.Fsync(s.buffered); err != nil {
-		return s, fmt.Errorf("sync: %w", err)
+		return fmt.Errorf("sync: %w", err)
 	}
-	return s, nil
+	return nil
 }
 
 // transfer moves all of b by pread or pwrite.
@@ -103,7 +113,7 @@ func (s *scratch) fd(from From) int {
 // drop makes the operating system forget the file, which is on the disk.
 func (s *scratch) drop() error {
 	if err := unix.Fadvise(s.buffered, 0, 0, unix.FADV_DONTNEED); err != nil {
-		return fmt.Errorf("drop %s from the page cache: %w", s.name, err)
+		return fmt.Errorf("drop the file from the page cache: %w", err)
 	}
 	return nil
 }
@@ -115,7 +125,7 @@ func (s *scratch) warm(ctx context.Context, b []byte) error {
 			return err
 		}
 		if err := transfer(unix.Pread, s.buffered, b[:min(int64(len(b)), s.bytes-off)], off); err != nil {
-			return fmt.Errorf("read %s into the page cache: %w", s.name, err)
+			return fmt.Errorf("read the file into the page cache: %w", err)
 		}
 	}
 	return nil
@@ -129,15 +139,6 @@ func (s *scratch) close() error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// scratchDir makes a directory for the files of a run.
-func scratchDir(dir string) (string, error) {
-	d, err := os.MkdirTemp(dir, "kvlane-bench-file-")
-	if err != nil {
-		return "", fmt.Errorf("make a directory for scratch files: %w", err)
-	}
-	return d, nil
 }
 
 // fileSystems are the types of statfs(2) by their magic numbers.

@@ -35,8 +35,8 @@ there is and, as auto, their own choice, by what they measure in the directory f
 those of files that the operating system has in memory, beside which the raw ones are buffered too. Cold reads and writes are by O_DIRECT,
 or of a file that it was told to drop right before each batch; a hypervisor or the disk may have it in memory all the same.
 
-Every batch's bytes are compared, outside of what is timed: a run that moved wrong ones fails. Two scratch files of --bytes lie in a
-directory of their own below --dir, which is removed at the end, also of a run that is interrupted.
+Every batch's bytes are compared, outside of what is timed: a run that moved wrong ones fails. Two scratch files of --bytes
+lie in --dir. They have no names once they are open, so that nothing is left behind however a run ends.
 
 With --device the host's memory is pinned by that, and paths are measured to and from its memory too.`,
 		Example: `  kvlane bench file --dir /mnt/nvme

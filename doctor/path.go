@@ -7,7 +7,7 @@ import (
 )
 
 // notInThisVersion names the paths that the design has and this version does not.
-var notInThisVersion = []string{"cufile", "uring", "tcp", "rdma"}
+var notInThisVersion = []string{"tcp", "rdma"}
 
 // paths tells for each way of moving bytes whether this machine has it: what the probes of the GPUs and of the file
 // systems add up to.
@@ -30,6 +30,8 @@ func paths(r *Report) []Path {
 		})},
 		{Name: "peer", What: "GPU <-> GPU, by copy engine or kernel", Available: r.anyPeer()},
 		{Name: stream.PathPosix.String(), What: "files <-> host, read and write calls", Available: r.posix()},
+		{Name: stream.PathURing.String(), What: "files <-> host, many reads and writes a system call", Available: r.uring()},
+		gpu(stream.PathCuFile, "files <-> GPU, with no staging memory of kvlane's", func(*Probe) Finding { return r.CuFile.Library }),
 		{Name: "simulated device", What: "stands in for a GPU; its figures say nothing of hardware", Available: Finding{Answer: Yes}},
 	}
 }
@@ -82,6 +84,14 @@ func (r *Report) anyPeer() Finding {
 		best.Reason = fmt.Sprintf("GPU %d -> GPU %d: %s", p.From, p.To, p.Access.Reason)
 	}
 	return best
+}
+
+// uring is a yes where files can be moved and the kernel has io_uring for it.
+func (r *Report) uring() Finding {
+	if r.IOUring.Answer != Yes {
+		return r.IOUring
+	}
+	return r.posix()
 }
 
 func (r *Report) posix() Finding {

@@ -80,6 +80,7 @@ func TestVirtualMachine(t *testing.T) {
 		}}}, nil
 	}
 	m.Library = func(string) error { return nil }
+	m.IOUring = func() error { return nil }
 	r := examine(t, m)
 	if g := r.NVIDIA.GPUs[0]; g.NUMANode != -1 || g.PCI.Width != 16 || g.Usable.Answer != Yes {
 		t.Errorf("GPU: %+v", g)

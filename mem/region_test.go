@@ -130,3 +130,32 @@ func TestSubPanicsOutside(t *testing.T) {
 		}()
 	}
 }
+
+type anyFile struct{}
+
+func (anyFile) Name() string { return "any" }
+
+func TestFileRegion(t *testing.T) {
+	r, err := mem.NewRegion(mem.RegionSpec{Kind: mem.KindFile, Device: mem.NoDevice, Len: 100, File: anyFile{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if e := mem.All(r); e.CPU() != 0 || e.Dev() != 0 || e.Bytes() != nil || r.File() != (anyFile{}) || r.Device() != mem.NoDevice || r.Kind().String() != "file" {
+		t.Errorf("%s has an address", r)
+	}
+	if got := r.String(); got != "file region of 100 bytes (any)" {
+		t.Errorf("it is called %q", got)
+	}
+	for name, s := range map[string]mem.RegionSpec{
+		"no file":                 {Kind: mem.KindFile, Device: mem.NoDevice, Len: 1},
+		"a file with an address":  {Kind: mem.KindFile, Device: mem.NoDevice, Len: 1, File: anyFile{}, Dev: 1},
+		"a file with bytes":       {Kind: mem.KindFile, Device: mem.NoDevice, Len: 1, File: anyFile{}, CPU: 1, Bytes: make([]byte, 1)},
+		"a file of a device":      {Kind: mem.KindFile, Len: 1, File: anyFile{}},
+		"a file without a length": {Kind: mem.KindFile, Device: mem.NoDevice, File: anyFile{}},
+		"memory with a file":      {Kind: mem.KindDevice, Len: 1, Dev: 1, File: anyFile{}},
+	} {
+		if _, err := mem.NewRegion(s); !errors.Is(err, errdefs.ErrInvalid) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

@@ -41,6 +41,7 @@ var mayImport = map[string]string{
 	"device/cuda/kernels":  "errdefs mem device",
 	"device/cuda/cudatest": onDevice + " device/cuda internal/testkit",
 	"stream/copy":          onDevice + " stream stream/ordered stream/copy/plan stream/copy/describe stream/copy/move",
+	"stream/file":          onDevice + " stream internal/dirfs internal/leak internal/sys/hostmem internal/sys/uring",
 	"stream/nic":           onDevice + " stream stream/ordered rdma rdma/channel rdma/registry",
 	"rdma/soft":            onMem + " rdma stream internal/leak internal/fault internal/sys/hostmem",
 	"rdma/ibv":             onMem + " rdma internal/leak internal/sys/",

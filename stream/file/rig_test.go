@@ -53,7 +53,7 @@ type files struct {
 }
 
 func (f *files) memory() streamtest.Memory {
-	base := func(e mem.Extent, tb testing.TB) dirfs.File {
+	base := func(tb testing.TB, e mem.Extent) dirfs.File {
 		tb.Helper()
 		h, err := f.dir.Open(e.Region.File().Name(), os.O_RDWR)
 		if err != nil {
@@ -66,7 +66,7 @@ func (f *files) memory() streamtest.Memory {
 		Alloc: func(tb testing.TB, bytes int64) *mem.Region { tb.Helper(); return f.alloc(tb, bytes) },
 		Write: func(tb testing.TB, to mem.Extent, b []byte) {
 			tb.Helper()
-			h := base(to, tb)
+			h := base(tb, to)
 			if _, err := h.WriteAt(b, to.Off); err != nil {
 				tb.Fatal(err)
 			}
@@ -74,7 +74,7 @@ func (f *files) memory() streamtest.Memory {
 		},
 		Read: func(tb testing.TB, from mem.Extent) []byte {
 			tb.Helper()
-			h := base(from, tb)
+			h := base(tb, from)
 			b := make([]byte, from.Len)
 			if n, err := h.ReadAt(b, from.Off); n < len(b) {
 				tb.Fatal(err)

@@ -80,3 +80,13 @@ func (f *Facts) WriteText(b *strings.Builder) {
 		fmt.Fprintf(b, "command    %s\n", f.Command)
 	}
 }
+
+// WritePattern fills b, whole words of 8 bytes, with what lies from byte off on in the endless sequence of a tag. No two words of
+// sequences whose tags are far apart are alike but by accident.
+func WritePattern(b []byte, tag uint64, off int64) { writePattern(b, tag, off) }
+
+// CheckPattern compares b with what WritePattern writes. ErrCorrupt names the first word that differs.
+func CheckPattern(b []byte, tag uint64, off int64) error { return checkPattern(b, tag, off) }
+
+// Parallel calls f for n things in parts, one a processor, and returns the first error.
+func Parallel(n int64, f func(from, to int64) error) error { return parallel(n, f) }

@@ -111,7 +111,7 @@ func (m *Machine) ioUring() Finding {
 	case "2":
 		return Answered(fmt.Errorf("%w: kernel.io_uring_disabled is 2", err), "sysctl kernel.io_uring_disabled=0")
 	}
-	return Answered(err, "a kernel of 5.1 or later with CONFIG_IO_URING, and a container runtime whose seccomp profile allows it")
+	return Answered(err, "a kernel of 5.6 or later with CONFIG_IO_URING, and a container runtime whose seccomp profile allows it")
 }
 
 // notSupported returns an error that makes found answer no.

@@ -126,7 +126,7 @@ func TestLaptop(t *testing.T) {
 	if f := pathNamed(t, r, "posix"); f.Answer != Yes {
 		t.Errorf("posix path: %+v", f)
 	}
-	wantText(t, r, "none is on this machine's PCI bus", "a kernel of 5.1 or later", "huge pages         none", "install GPUDirect Storage")
+	wantText(t, r, "none is on this machine's PCI bus", "a kernel of 5.6 or later", "huge pages         none", "install GPUDirect Storage")
 }
 
 func TestDriverWithoutDevice(t *testing.T) {

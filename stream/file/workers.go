@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"os"
 	"sync"
 	"sync/atomic"
 
@@ -83,8 +84,16 @@ func posix(t *transfer) (int64, error) {
 	return int64(n), err
 }
 
-// cached reads what the page cache has of t from its start on, and returns how much: whole pages, unless that is all of it.
+// cached reads what the page cache has of t from its start on, and returns how much: whole pages, unless that is all of it. It asks
+// first what there is, as a read that does not wait may begin to read ahead; kernels before 6.5 cannot be asked.
 func (f *File) cached(t *transfer) int64 {
+	first := alignDown(t.off)
+	pages := (alignUp(t.off+t.need) - first) / Align
+	var there unix.Cachestat_t
+	if err := unix.Cachestat(uint(f.fd), &unix.CachestatRange{Off: uint64(first), Len: uint64(pages * Align)}, &there, 0); err == nil &&
+		int64(there.Cache)*int64(os.Getpagesize()) < pages*Align {
+		return 0
+	}
 	n, err := unix.Preadv2(f.fd, [][]byte{t.mem.Bytes()}, t.off, unix.RWF_NOWAIT)
 	switch {
 	case err != nil || n <= 0:

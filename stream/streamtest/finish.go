@@ -66,10 +66,10 @@ func testCloseWaiting(t *testing.T, env Env) {
 
 func testCloseGivesUp(t *testing.T, env Env) {
 	w := newWorld(t, env, 0, 72)
-	r, f := w.region(env.B, 1000), w.region(env.A, 1000)
+	r, f, other := w.region(env.B, 1000), w.region(env.A, 1000), w.region(env.B, 10)
 	env.stallNext()
 	stalled := w.submit(whole(r, f))
-	waiting := w.submitOnly(whole(f, w.region(env.B, 10), newGate()))
+	waiting := w.submitOnly(whole(f, other, newGate()))
 	if err := env.Plan.Await(deadline(t), 1); err != nil {
 		t.Fatal(err)
 	}

@@ -7,12 +7,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// Argument points at what io_uring_register is given.
+type Argument = unsafe.Pointer
+
 // API is the system calls of io_uring, a table that a ring owns. System fills it; a test may fill or wrap one of its own. An errno of
 // zero is success.
 type API struct {
 	Setup    func(entries uint32, p *Params) (fd int, errno syscall.Errno)
 	Enter    func(fd int, submit, atLeast, flags uint32) (submitted int, errno syscall.Errno)
-	Register func(fd int, what uint32, arg unsafe.Pointer, n uint32) syscall.Errno
+	Register func(fd int, what uint32, arg Argument, n uint32) syscall.Errno
 }
 
 // System returns the calls of the system. Enter may block its thread, with atLeast above zero until so many completions are there.
@@ -26,7 +29,7 @@ func System() API {
 			n, _, errno := unix.Syscall6(unix.SYS_IO_URING_ENTER, uintptr(fd), uintptr(submit), uintptr(atLeast), uintptr(flags), 0, 0)
 			return int(n), errno
 		},
-		Register: func(fd int, what uint32, arg unsafe.Pointer, n uint32) syscall.Errno {
+		Register: func(fd int, what uint32, arg Argument, n uint32) syscall.Errno {
 			_, _, errno := unix.Syscall6(unix.SYS_IO_URING_REGISTER, uintptr(fd), uintptr(what), uintptr(arg), uintptr(n), 0, 0)
 			return errno
 		},

@@ -1,0 +1,199 @@
+package file
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/sys/uring"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/stream"
+)
+
+// Work is which way bytes go.
+type Work string
+
+// The kinds of work.
+const (
+	Read  Work = "read"
+	Write Work = "write"
+)
+
+// Order is how a batch's blocks lie in the file.
+type Order string
+
+// The orders.
+const (
+	Sequential Order = "sequential"
+	Scattered  Order = "scattered"
+)
+
+// From is where the operating system finds what is read. Writes are Cold: they go to the disk.
+type From string
+
+// The places of files.
+const (
+	Cold      From = "cold"
+	PageCache From = "page-cache"
+)
+
+// End is whose memory the other end is.
+type End string
+
+// The ends.
+const (
+	Host   End = "host"
+	Device End = "device"
+)
+
+// Contender is a stream that is measured beside the raw device.
+type Contender struct {
+	Name string
+	Ends []End // that it reaches; default all
+	Open func(ctx context.Context) (stream.Stream, error)
+}
+
+// Files opens scratch files as the contenders' streams know them; their names are gone soon afterwards. What it opened is closed by
+// closing, after the streams.
+type Files func(name string, bytes int64) (r *mem.Region, closing func(context.Context) error, err error)
+
+// Options says what to measure. Zero values are the defaults.
+type Options struct {
+	Dir    string        // where the scratch files lie, without names
+	Bytes  int64         // of each of two scratch files, one of them only for writes; default 1 GiB
+	Sizes  []int64       // of blocks; default 4 KiB to 16 MiB
+	Work   []Work        // default both
+	Orders []Order       // default both
+	From   []From        // default both
+	Ends   []End         // default Host, and Device where there is one
+	Budget time.Duration // about how long measuring takes in all; default 1 minute
+	Seed   uint64
+
+	Depths  []int // of io_uring; default 8, 32 and 128
+	Threads []int // default 1, 4, 16 and 32
+
+	// Device pins the host's memory, and has the memory of the end Device. Nil: plain memory of the host.
+	Device     device.Device
+	Contenders []Contender
+	Files      Files // needed where there are contenders
+
+	// Progress, where set, is called before every place.
+	Progress func(done, total int, what string)
+}
+
+// Bounds of Options.
+const (
+	align      = 4 << 10  // of blocks, as O_DIRECT asks for at most
+	MaxSize    = 64 << 20 // so that a batch is one registered buffer
+	MaxBytes   = 1 << 44
+	MaxThreads = 1024
+)
+
+func list[T any](v *[]T, to ...T) {
+	if len(*v) == 0 {
+		*v = to
+	}
+}
+
+func (o Options) withDefaults() Options {
+	list(&o.Sizes, 4<<10, 16<<10, 64<<10, 256<<10, 1<<20, 4<<20, 16<<20)
+	list(&o.Work, Read, Write)
+	list(&o.Orders, Sequential, Scattered)
+	list(&o.From, Cold, PageCache)
+	list(&o.Ends, Host)
+	list(&o.Depths, 8, 32, 128)
+	list(&o.Threads, 1, 4, 16, 32)
+	if o.Bytes == 0 {
+		o.Bytes = 1 << 30
+	}
+	if o.Budget == 0 {
+		o.Budget = time.Minute
+	}
+	return o
+}
+
+// Validate reports everything that Run would refuse, at once and before anything is opened.
+func (o Options) Validate() error {
+	o = o.withDefaults()
+	var errs []error
+	bad := func(format string, args ...any) {
+		errs = append(errs, fmt.Errorf(format+": %w", append(args, errdefs.ErrInvalid)...))
+	}
+	if o.Dir == "" {
+		bad("no directory is given for the scratch files")
+	}
+	for _, n := range o.Sizes {
+		if n < align || n%align != 0 || n > MaxSize {
+			bad("blocks of %d bytes are not multiples of %d up to %d", n, align, MaxSize)
+		}
+	}
+	if largest := slices.Max(o.Sizes); o.Bytes < largest || o.Bytes > MaxBytes || o.Budget < 0 {
+		bad("a scratch file of %d bytes is not %d (a block) to %d, or the budget of %v is negative", o.Bytes, largest, int64(MaxBytes), o.Budget)
+	}
+	oneOf(bad, "work", o.Work, Read, Write)
+	oneOf(bad, "order", o.Orders, Sequential, Scattered)
+	oneOf(bad, "place of the file", o.From, Cold, PageCache)
+	oneOf(bad, "end", o.Ends, Host, Device)
+	between(bad, "threads", o.Threads, MaxThreads)
+	between(bad, "requests of io_uring", o.Depths, uring.MaxDepth)
+	if o.Device == nil && slices.Contains(o.Ends, Device) {
+		bad("the memory of a device is asked for, but no device is given")
+	}
+	if len(o.Contenders) > 0 && o.Files == nil {
+		bad("nothing opens files for the streams")
+	}
+	if len(errs) == 0 && len(o.places()) == 0 {
+		bad("writes are measured cold, and reads are not asked for: nothing is left")
+	}
+	return errors.Join(errs...)
+}
+
+func oneOf[T ~string](bad func(string, ...any), what string, v []T, known ...T) {
+	for _, x := range v {
+		if !slices.Contains(known, x) {
+			bad("there is no %s %q: it is one of %q", what, x, known)
+		}
+	}
+}
+
+func between(bad func(string, ...any), what string, v []int, most int) {
+	for _, n := range v {
+		if n < 1 || n > most {
+			bad("%d %s are not 1 to %d", n, what, most)
+		}
+	}
+}
+
+// places returns where contenders are compared.
+func (o *Options) places() []Place {
+	var all []Place
+	for _, w := range o.Work {
+		for _, f := range o.From {
+			if w == Write && f == PageCache {
+				continue
+			}
+			for _, order := range o.Orders {
+				for _, n := range o.Sizes {
+					all = append(all, Place{Work: w, From: f, Order: order, Size: n})
+				}
+			}
+		}
+	}
+	return all
+}
+
+// Bounds of a batch.
+const (
+	batchBytes = 64 << 20
+	fewBlocks  = 8
+	mostBlocks = 2048
+)
+
+// blocks is how many blocks of a size a batch has.
+func (o *Options) blocks(size int64) int64 {
+	return min(min(max(batchBytes/size, fewBlocks), mostBlocks), o.Bytes/size)
+}

@@ -1,0 +1,378 @@
+package file
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/kvlane/kvlane/bench"
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/sys/hostmem"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/stream/copy/measure"
+)
+
+const (
+	minRounds    = 2
+	maxRounds    = 200
+	closeTimeout = 30 * time.Second
+)
+
+// Run measures, and removes what it made. It fails with ErrCorrupt if wrong bytes arrived, ErrNoSpace if the disk has no room for
+// the scratch files, ErrNotSupported where the file system has no O_DIRECT and a place needs it, and with the context's cause if ctx ends.
+func Run(ctx context.Context, o Options) (_ *Report, err error) {
+	if err := o.Validate(); err != nil {
+		return nil, fmt.Errorf("benchmark of files: %w", err)
+	}
+	if len(o.Ends) == 0 && o.Device != nil {
+		o.Ends = []End{Host, Device}
+	}
+	o = o.withDefaults()
+	r := &run{o: &o, rng: rand.New(rand.NewPCG(o.Seed, 0)), rep: newReport(&o)}
+	defer func() { err = errors.Join(err, r.close()) }()
+	if err := r.open(ctx); err != nil {
+		return nil, fmt.Errorf("benchmark of files: %w", err)
+	}
+	places := o.places()
+	begin := time.Now()
+	for i, p := range places {
+		if o.Progress != nil {
+			o.Progress(i, len(places), p.String())
+		}
+		left := o.Budget - time.Since(begin)
+		if err := r.measure(ctx, p, time.Now().Add(left/time.Duration(len(places)-i))); err != nil {
+			if ctx.Err() != nil {
+				err = errors.Join(context.Cause(ctx), err)
+			}
+			return nil, fmt.Errorf("benchmark of files: %s: %w", p, err)
+		}
+	}
+	r.rep.Machine.Finish()
+	return r.rep, nil
+}
+
+// entrant is a mover to or from one end.
+type entrant struct {
+	mover
+	name  string
+	raw   bool
+	end   End
+	walls []float64 // of batches, microseconds
+	by    string
+	out   bool // has no more turns at this place
+}
+
+// run is a run in progress.
+type run struct {
+	o           *Options
+	rng         *rand.Rand
+	rep         *Report
+	entrants    []*entrant
+	read, write *scratch
+	host, dev   *mem.Region // of a batch; dev is nil where no end is a device's
+	queue       device.Queue
+	written     uint64
+	closers     []func(context.Context) error
+}
+
+func (r *run) onClose(f func(context.Context) error) { r.closers = append(r.closers, f) }
+
+// close closes in reverse order. What comes after something that does not close stays: it may be in use.
+func (r *run) close() error {
+	for _, f := range slices.Backward(r.closers) {
+		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+		err := f(ctx)
+		cancel()
+		if err != nil {
+			return fmt.Errorf("close what was measured with: %w", err)
+		}
+	}
+	return nil
+}
+
+// open makes the files and the memory, and opens what is measured.
+func (r *run) open(ctx context.Context) error {
+	if err := r.create(); err != nil {
+		return fmt.Errorf("in directory %s: %w", r.o.Dir, err)
+	}
+	if r.read.direct < 0 && slices.ContainsFunc(r.o.places(), func(p Place) bool { return p.From == Cold }) {
+		return fmt.Errorf("the file system of %s (%s) refuses O_DIRECT: choose a directory on a disk, or measure reads from the page cache: %w",
+			r.o.Dir, r.rep.Setup.FileSystem, errdefs.ErrNotSupported)
+	}
+	if err := r.read.fill(ctx, readTag); err != nil {
+		return err
+	}
+	if r.write != nil {
+		if err := r.write.fill(ctx, readTag); err != nil {
+			return err
+		}
+	}
+	if err := r.allocate(); err != nil {
+		return err
+	}
+	for _, n := range r.o.Threads {
+		r.enter(&entrant{mover: threads(n), name: fmt.Sprintf("threads-%d", n), raw: true, end: Host})
+	}
+	for _, n := range r.o.Depths {
+		m, err := openRing(n, r.host)
+		if err != nil { // the depth was checked: the machine has none to give
+			r.rep.miss("io_uring", err)
+			break
+		}
+		r.enter(&entrant{mover: m, name: fmt.Sprintf("io_uring-%d", n), raw: true, end: Host})
+	}
+	for _, c := range r.o.Contenders {
+		s, err := c.Open(ctx)
+		if errors.Is(err, errdefs.ErrNotSupported) {
+			r.rep.miss(c.Name, err)
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("open %s: %w", c.Name, err)
+		}
+		m := &streamed{s}
+		r.onClose(m.close)
+		for _, end := range r.o.Ends {
+			if len(c.Ends) > 0 && !slices.Contains(c.Ends, end) {
+				continue
+			}
+			r.entrants = append(r.entrants, &entrant{mover: m, name: c.Name, end: end})
+		}
+	}
+	return nil
+}
+
+func (r *run) enter(e *entrant) {
+	r.entrants = append(r.entrants, e)
+	r.onClose(e.close)
+}
+
+// create makes the files, which have no names any more once they are open: nothing is left behind however the run ends.
+func (r *run) create() (err error) {
+	dir, err := os.MkdirTemp(r.o.Dir, "kvlane-bench-file-")
+	if err != nil {
+		return fmt.Errorf("make a directory for scratch files: %w", err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	if r.read, err = r.scratch(filepath.Join(dir, "read")); err == nil && slices.Contains(r.o.Work, Write) {
+		r.write, err = r.scratch(filepath.Join(dir, "write"))
+	}
+	return err
+}
+
+// scratch makes a file, and a region of it where streams want one.
+func (r *run) scratch(name string) (*scratch, error) {
+	s, err := create(name, r.o.Bytes)
+	r.onClose(func(context.Context) error { return s.close() })
+	if err == nil && len(r.o.Contenders) > 0 {
+		var closing func(context.Context) error
+		if s.region, closing, err = r.o.Files(name, r.o.Bytes); err == nil {
+			r.onClose(closing)
+		}
+	}
+	return s, err
+}
+
+// allocate makes memory for the largest batch at each end.
+func (r *run) allocate() error {
+	var bytes int64
+	for _, n := range r.o.Sizes {
+		bytes = max(bytes, n*r.o.blocks(n))
+	}
+	dev := r.o.Device
+	if dev == nil {
+		b, err := hostmem.Alloc(bytes)
+		if err != nil {
+			return err
+		}
+		r.onClose(func(context.Context) error { return hostmem.Free(b) })
+		r.host, err = hostmem.Region(b)
+		return err
+	}
+	var err error
+	if r.host, err = dev.AllocHost(bytes); err != nil {
+		return err
+	}
+	r.onClose(func(context.Context) error { return dev.Free(r.host) })
+	if !slices.Contains(r.o.Ends, Device) || len(r.o.Contenders) == 0 {
+		return nil
+	}
+	if r.dev, err = dev.Alloc(bytes, device.AllocOptions{}); err != nil {
+		return err
+	}
+	r.onClose(func(context.Context) error { return dev.Free(r.dev) })
+	if r.queue, err = dev.OpenQueue(device.QueueOptions{}); err != nil {
+		return err
+	}
+	r.onClose(r.queue.Close)
+	return nil
+}
+
+// measure measures all at one place, by turns, until the deadline and minRounds times at least. The first turns do not count. Raw
+// ones that took more than twice as long as the best of them have no more turns, and what they took is what is known of them.
+func (r *run) measure(ctx context.Context, p Place, deadline time.Time) error {
+	b := &batch{Place: p, file: r.read}
+	if p.Work == Write {
+		b.file = r.write
+	}
+	if p.From == PageCache {
+		if err := r.read.warm(ctx, r.host.Bytes()); err != nil {
+			return err
+		}
+	}
+	next := r.offsets(p)
+	for _, e := range r.entrants {
+		e.walls, e.by, e.out = e.walls[:0], "", false
+	}
+	for round := range maxRounds {
+		if round > minRounds && time.Now().After(deadline) {
+			break
+		}
+		for i := range measure.Turns(round, len(r.entrants)) {
+			if err := context.Cause(ctx); err != nil {
+				return err
+			}
+			e := r.entrants[i]
+			if e.out {
+				continue
+			}
+			b.offs = next()
+			took, err := r.turn(ctx, e, b)
+			if err != nil {
+				return fmt.Errorf("%s, %s: %w", e.name, e.end, err)
+			}
+			if round == 1 {
+				e.walls = e.walls[:0]
+			}
+			e.walls = append(e.walls, float64(took.Nanoseconds())/1e3)
+		}
+		leaveOut(r.entrants)
+	}
+	r.rep.add(p, r.entrants, int(r.o.blocks(p.Size)))
+	return nil
+}
+
+// leaveOut takes raw ones out whose last turn took more than twice as long as the shortest of theirs.
+func leaveOut(entrants []*entrant) {
+	last := func(e *entrant) float64 { return e.walls[len(e.walls)-1] }
+	best := math.Inf(1)
+	for _, e := range entrants {
+		if e.raw && !e.out {
+			best = min(best, last(e))
+		}
+	}
+	for _, e := range entrants {
+		e.out = e.out || e.raw && last(e) > 2*best
+	}
+}
+
+// offsets returns what draws batches: blocks one after the other from the file's start on, or all in random order, again and again.
+func (r *run) offsets(p Place) func() []int64 {
+	all, n := int(r.o.Bytes/p.Size), int(r.o.blocks(p.Size))
+	order := r.rng.Perm(all)
+	if p.Order == Sequential {
+		slices.Sort(order)
+	}
+	at := 0
+	return func() []int64 {
+		if at+n > all {
+			at = 0
+		}
+		offs := make([]int64, n)
+		for i, k := range order[at : at+n] {
+			offs[i] = int64(k) * p.Size
+		}
+		at += n
+		return offs
+	}
+}
+
+// turn moves a batch, and compares every byte.
+func (r *run) turn(ctx context.Context, e *entrant, b *batch) (took time.Duration, err error) {
+	tag := uint64(readTag)
+	if b.Work == Write {
+		r.written++
+		tag += r.written << 36 // further apart than a file has words
+	}
+	if err := r.prepare(ctx, e, b, tag); err != nil {
+		return 0, err
+	}
+	begin := time.Now()
+	by, err := e.move(ctx, b)
+	took = time.Since(begin)
+	if err != nil {
+		return 0, err
+	}
+	e.by = by
+	return took, r.check(ctx, e, b, tag)
+}
+
+// prepare fills the memory: what is read must not be there yet, what is written must.
+func (r *run) prepare(ctx context.Context, e *entrant, b *batch, tag uint64) error {
+	if b.From == Cold {
+		if err := b.file.drop(); err != nil {
+			return err
+		}
+	}
+	b.memory = r.host
+	if b.Work == Read {
+		clear(r.host.Bytes()[:b.bytes()])
+	} else {
+		_ = bench.Parallel(int64(len(b.offs)), func(from, to int64) error { // which does not fail
+			for i := from; i < to; i++ {
+				bench.WritePattern(b.block(int(i)), tag, b.offs[i])
+			}
+			return nil
+		})
+	}
+	if e.end == Device {
+		b.memory = r.dev
+		return r.copy(ctx, r.dev, r.host, b.bytes())
+	}
+	return nil
+}
+
+// check compares what was moved with what it must be.
+func (r *run) check(ctx context.Context, e *entrant, b *batch, tag uint64) error {
+	b.memory = r.host
+	if b.Work == Write {
+		clear(r.host.Bytes()[:b.bytes()])
+		back := *b
+		back.Work = Read
+		if _, err := threads(fewBlocks).move(ctx, &back); err != nil {
+			return fmt.Errorf("read back: %w", err)
+		}
+	} else if e.end == Device {
+		if err := r.copy(ctx, r.host, r.dev, b.bytes()); err != nil {
+			return err
+		}
+	}
+	return bench.Parallel(int64(len(b.offs)), func(from, to int64) error {
+		for i := from; i < to; i++ {
+			if err := bench.CheckPattern(b.block(int(i)), tag, b.offs[i]); err != nil {
+				return fmt.Errorf("%s block %d, byte %d of the file: %w", b.Work, i, b.offs[i], err)
+			}
+		}
+		return nil
+	})
+}
+
+// copy copies between the device and the host.
+func (r *run) copy(ctx context.Context, dst, src *mem.Region, bytes int64) error {
+	if err := r.queue.Copy(mem.Extent{Region: dst, Len: bytes}, mem.Extent{Region: src, Len: bytes}); err != nil {
+		return fmt.Errorf("copy between host and device: %w", err)
+	}
+	done, err := r.queue.Record()
+	if err != nil {
+		return fmt.Errorf("copy between host and device: %w", err)
+	}
+	defer done.Close()
+	return done.Wait(ctx)
+}

@@ -1,0 +1,290 @@
+package file_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/csv"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvlane/kvlane/bench/file"
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/testkit"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/stream"
+)
+
+// tiny is a benchmark of a moment.
+func tiny(t *testing.T) file.Options {
+	t.Helper()
+	return file.Options{
+		Dir: t.TempDir(), Bytes: 256 << 10, Sizes: []int64{4 << 10, 64 << 10}, Depths: []int{2, 4}, Threads: []int{1, 3}, Budget: time.Millisecond,
+	}
+}
+
+// measure runs a benchmark, after which its directory is empty.
+func measure(t *testing.T, o file.Options) (*file.Report, error) {
+	t.Helper()
+	r, err := file.Run(t.Context(), o)
+	if errors.Is(err, errdefs.ErrNotSupported) {
+		testkit.Skip(t, "direct-io", err.Error())
+	}
+	if left, e := os.ReadDir(o.Dir); e != nil || len(left) != 0 {
+		t.Errorf("left behind in the directory: %v, %v", left, e)
+	}
+	return r, err
+}
+
+func TestRawDeviceIsMeasured(t *testing.T) {
+	o := tiny(t)
+	var told int
+	o.Progress = func(done, total int, what string) {
+		if told++; done >= total || what == "" {
+			t.Errorf("progress %d of %d, %q", done, total, what)
+		}
+	}
+	r, err := measure(t, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const places = 2 * (2 + 1) * 2 // sizes; reads cold and not, writes; orders
+	each := 4 - 2*min(len(r.Missing), 1)
+	if len(r.Points) != places*each || told != places {
+		t.Errorf("%d points, told of %d places", len(r.Points), told)
+	}
+	best := 0
+	for i := range r.Points {
+		p := &r.Points[i]
+		if !p.Raw || p.End != file.Host || p.Reps < 1 || p.GBps <= 0 || p.P50Micros <= 0 || p.P99Micros < p.P50Micros || p.PercentOfRaw > 100.001 ||
+			p.Bytes != int64(p.Blocks)*p.Size || p.Bytes > o.Bytes || p.By == "" {
+			t.Errorf("point %+v", p)
+		}
+		if p.Best() {
+			best++
+		}
+	}
+	if best != places {
+		t.Errorf("%d raw ones are the best of %d places", best, places)
+	}
+}
+
+func TestReportIsWritten(t *testing.T) {
+	r, err := measure(t, tiny(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var text, comma bytes.Buffer
+	if err := errors.Join(r.WriteText(&text), r.WriteCSV(&comma)); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"Cold read, sequential", "From the page cache: read, scattered", "Cold write, scattered", "| raw: ", "256 KiB each"} {
+		if !strings.Contains(text.String(), want) {
+			t.Errorf("the text has no %q:\n%s", want, text.String())
+		}
+	}
+	rows, err := csv.NewReader(&comma).ReadAll()
+	if err != nil || len(rows) != 1+len(r.Points) {
+		t.Errorf("%d rows of %d points, %v", len(rows), len(r.Points), err)
+	}
+	if _, err := json.Marshal(r); err != nil {
+		t.Error(err)
+	}
+}
+
+// copies is a stream of files that moves nothing asynchronously: it stands in for the real ones.
+type copies struct {
+	open map[*mem.Region]*os.File
+	dev  device.Device
+	harm func(b []byte) // what it does to what is read
+}
+
+type plain string
+
+func (p plain) Name() string { return string(p) }
+
+func (c *copies) files(name string, bytes int64) (*mem.Region, func(context.Context) error, error) {
+	f, err := os.OpenFile(name, os.O_RDWR, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	r, err := mem.NewRegion(mem.RegionSpec{Kind: mem.KindFile, Device: mem.NoDevice, Len: bytes, File: plain(name)})
+	if c.open == nil {
+		c.open = make(map[*mem.Region]*os.File)
+	}
+	c.open[r] = f
+	return r, func(context.Context) error { return f.Close() }, err
+}
+
+func (c *copies) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, error) {
+	err := context.Cause(ctx)
+	for dst, src := range b.Extents() {
+		if err == nil {
+			err = c.copy(ctx, dst, src)
+		}
+	}
+	t := stream.NewTicket(1, nil)
+	t.Resolve(stream.Completion{Path: stream.PathPosix, Bytes: b.Bytes()}, err)
+	return t, nil
+}
+
+func (c *copies) copy(ctx context.Context, dst, src mem.Extent) error {
+	memory := dst
+	if f := c.open[dst.Region]; f != nil {
+		memory = src
+	}
+	bytes := memory.Bytes()
+	if bytes == nil {
+		bytes = make([]byte, memory.Len)
+	}
+	if f := c.open[src.Region]; f != nil {
+		if _, err := f.ReadAt(bytes, src.Off); err != nil {
+			return err
+		}
+		if c.harm != nil {
+			c.harm(bytes)
+		}
+		return c.device(ctx, memory, bytes, true)
+	}
+	if err := c.device(ctx, memory, bytes, false); err != nil {
+		return err
+	}
+	_, err := c.open[dst.Region].WriteAt(bytes, dst.Off)
+	return errors.Join(err, c.open[dst.Region].Sync())
+}
+
+// device copies between bytes and a device's memory, if it is one's.
+func (c *copies) device(ctx context.Context, memory mem.Extent, bytes []byte, in bool) error {
+	if memory.Bytes() != nil {
+		return nil
+	}
+	q, err := c.dev.OpenQueue(device.QueueOptions{})
+	if err != nil {
+		return err
+	}
+	host, err := c.dev.AllocHost(memory.Len)
+	if err != nil {
+		return err
+	}
+	copy(host.Bytes(), bytes)
+	dst, src := mem.All(host), memory
+	if in {
+		dst, src = src, dst
+	}
+	err = errors.Join(q.Copy(dst, src), q.Close(ctx))
+	copy(bytes, host.Bytes())
+	return errors.Join(err, c.dev.Free(host))
+}
+
+func (c *copies) Close(context.Context) error { return nil }
+
+// withStream adds a stream to a benchmark.
+func withStream(t *testing.T, o *file.Options, c *copies) {
+	t.Helper()
+	dev, err := sim.Open(sim.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := dev.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	o.Device, c.dev, o.Files = dev, dev, c.files
+	o.Contenders = []file.Contender{
+		{Name: "copies", Open: func(context.Context) (stream.Stream, error) { return c, nil }},
+		{Name: "none", Open: func(context.Context) (stream.Stream, error) { return nil, errdefs.ErrNotSupported }},
+	}
+	o.Sizes = o.Sizes[:1]
+	o.Bytes = 64 << 10
+}
+
+func TestStreamsAreMeasuredBesideTheRawDevice(t *testing.T) {
+	o := tiny(t)
+	withStream(t, &o, new(copies))
+	r, err := measure(t, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ends []file.End
+	for i := range r.Points {
+		if p := &r.Points[i]; !p.Raw && p.Work == file.Write && p.Order == file.Scattered {
+			if ends = append(ends, p.End); p.RawGBps <= 0 || p.RawName == "" || p.By != "posix" {
+				t.Errorf("point %+v", p)
+			}
+		}
+	}
+	if len(ends) != 2 || !r.Machine.Simulated {
+		t.Errorf("ends %v, facts %+v", ends, r.Machine)
+	}
+	if n := len(r.Missing); n == 0 || r.Missing[n-1].Path != "none" {
+		t.Errorf("missing %+v", r.Missing)
+	}
+}
+
+func TestWrongBytesFailTheRun(t *testing.T) {
+	o := tiny(t)
+	withStream(t, &o, &copies{harm: func(b []byte) { b[len(b)-1] ^= 1 }})
+	if _, err := measure(t, o); !errors.Is(err, errdefs.ErrCorrupt) || !strings.Contains(err.Error(), "copies, host") {
+		t.Error(err)
+	}
+}
+
+func TestAnInterruptedRunLeavesNothing(t *testing.T) {
+	for _, at := range []int{0, 3} {
+		o := tiny(t)
+		ctx, cancel := context.WithCancelCause(t.Context())
+		gone := errors.New("interrupted")
+		o.Progress = func(done, _ int, _ string) {
+			if done == at {
+				cancel(gone)
+			}
+		}
+		_, err := file.Run(ctx, o)
+		if errors.Is(err, errdefs.ErrNotSupported) {
+			testkit.Skip(t, "direct-io", err.Error())
+		}
+		if left, e := filepath.Glob(filepath.Join(o.Dir, "*")); !errors.Is(err, gone) || e != nil || len(left) != 0 {
+			t.Errorf("%v; left %v, %v", err, left, e)
+		}
+	}
+}
+
+func TestADiskWithoutRoomIsAClearError(t *testing.T) {
+	o := tiny(t)
+	o.Bytes = file.MaxBytes // of which no disk of a test machine has room
+	_, err := measure(t, o)
+	if !errors.Is(err, errdefs.ErrNoSpace) || !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), o.Dir) {
+		t.Error(err)
+	}
+}
+
+func TestOptionsAreValidated(t *testing.T) {
+	err := file.Options{
+		Sizes: []int64{1000}, Bytes: 10, Work: []file.Work{"idle"}, Orders: []file.Order{"x"}, From: []file.From{"tape"}, Ends: []file.End{file.Device},
+		Depths: []int{0}, Threads: []int{file.MaxThreads + 1}, Budget: -1, Contenders: make([]file.Contender, 1),
+	}.Validate()
+	for _, want := range []string{"no directory", "1000 bytes", "file of 10", `"idle"`, `"x"`, `"tape"`, "no device is given", "0 requests", "threads", "nothing opens"} {
+		if !errors.Is(err, errdefs.ErrInvalid) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v lacks %q", err, want)
+		}
+	}
+	o := tiny(t)
+	o.Work, o.From = []file.Work{file.Write}, []file.From{file.PageCache}
+	if _, err := file.Run(t.Context(), o); !errors.Is(err, errdefs.ErrInvalid) {
+		t.Error(err)
+	}
+	o = tiny(t)
+	o.Dir = filepath.Join(o.Dir, "none")
+	if _, err := file.Run(t.Context(), o); !errors.Is(err, os.ErrNotExist) {
+		t.Error(err)
+	}
+}

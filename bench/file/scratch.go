@@ -1,0 +1,160 @@
+package file
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvlane/kvlane/bench"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
+)
+
+// readTag is the pattern of the file that is read. Each batch that is written has one of its own, above it.
+const readTag = 1 << 60
+
+// fillStep is how much of a file is written at once.
+const fillStep = 8 << 20
+
+// scratch is a file to measure with.
+type scratch struct {
+	bytes            int64
+	direct, buffered int         // descriptors; direct is -1 where the file system has no O_DIRECT
+	region           *mem.Region // as streams know it, or nil
+}
+
+// create makes a file of so many bytes and opens it. What it opened before it failed is in s too.
+func create(name string, bytes int64) (s *scratch, err error) {
+	s = &scratch{bytes: bytes, direct: -1, buffered: -1}
+	defer func() { err = s.explain(err) }()
+	if s.buffered, err = unix.Open(name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, 0o600); err != nil {
+		return s, fmt.Errorf("open: %w", err)
+	}
+	// Asked before, as a file system may fill itself up before it says that there is no room.
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(s.buffered, &fs); err == nil && int64(fs.Bavail)*fs.Bsize < bytes {
+		return s, fmt.Errorf("%s are free: %w", bench.BytesText(int64(fs.Bavail)*fs.Bsize), unix.ENOSPC)
+	}
+	if err := unix.Ftruncate(s.buffered, bytes); err != nil {
+		return s, fmt.Errorf("set its length: %w", err)
+	}
+	if s.direct, err = unix.Open(name, unix.O_RDWR|unix.O_DIRECT|unix.O_CLOEXEC, 0); errors.Is(err, unix.EINVAL) {
+		s.direct = -1
+	} else if err != nil {
+		return s, fmt.Errorf("open with O_DIRECT: %w", err)
+	}
+	return s, nil
+}
+
+// explain says of what err is. A full disk is ErrNoSpace.
+func (s *scratch) explain(err error) error {
+	if err == nil {
+		return nil
+	}
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		err = fmt.Errorf("%w: %w", err, errdefs.ErrNoSpace)
+	}
+	return fmt.Errorf("make a scratch file of %s: %w", bench.BytesText(s.bytes), err)
+}
+
+// fill writes the pattern of tag, to the disk.
+func (s *scratch) fill(ctx context.Context, tag uint64) (err error) {
+	defer func() { err = s.explain(err) }()
+	if err := unix.Fallocate(s.buffered, 0, 0, s.bytes); err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
+		return fmt.Errorf("allocate: %w", err)
+	}
+	b := make([]byte, min(s.bytes, fillStep))
+	for off := int64(0); off < s.bytes; off += int64(len(b)) {
+		if err := context.Cause(ctx); err != nil {
+			return err
+		}
+		b = b[:min(int64(len(b)), s.bytes-off)]
+		err := bench.Parallel(int64(len(b))/align, func(from, to int64) error {
+			bench.WritePattern(b[from*align:to*align], tag, off+from*align)
+			return nil
+		})
+		if err = errors.Join(err, transfer(unix.Pwrite, s.buffered, b, off)); err != nil {
+			return err
+		}
+	}
+	if err := unix.Fsync(s.buffered); err != nil {
+		return fmt.Errorf("sync: %w", err)
+	}
+	return nil
+}
+
+// transfer moves all of b by pread or pwrite.
+func transfer(call func(int, []byte, int64) (int, error), fd int, b []byte, off int64) error {
+	for len(b) > 0 {
+		n, err := call(fd, b, off)
+		switch {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case err != nil:
+			return fmt.Errorf("%d bytes at byte %d: %w", len(b), off, err)
+		case n == 0:
+			return fmt.Errorf("%d bytes at byte %d: the file ends: %w", len(b), off, errdefs.ErrCorrupt)
+		}
+		b, off = b[n:], off+int64(n)
+	}
+	return nil
+}
+
+// fd returns the descriptor by which the raw device is reached: past the page cache, but for reads from it.
+func (s *scratch) fd(from From) int {
+	if from == PageCache {
+		return s.buffered
+	}
+	return s.direct
+}
+
+// drop makes the operating system forget the file, which is on the disk.
+func (s *scratch) drop() error {
+	if err := unix.Fadvise(s.buffered, 0, 0, unix.FADV_DONTNEED); err != nil {
+		return fmt.Errorf("drop the file from the page cache: %w", err)
+	}
+	return nil
+}
+
+// warm has the operating system read the file, by way of b.
+func (s *scratch) warm(ctx context.Context, b []byte) error {
+	for off := int64(0); off < s.bytes; off += int64(len(b)) {
+		if err := context.Cause(ctx); err != nil {
+			return err
+		}
+		if err := transfer(unix.Pread, s.buffered, b[:min(int64(len(b)), s.bytes-off)], off); err != nil {
+			return fmt.Errorf("read the file into the page cache: %w", err)
+		}
+	}
+	return nil
+}
+
+func (s *scratch) close() error {
+	var errs []error
+	for _, fd := range []int{s.direct, s.buffered} {
+		if fd >= 0 {
+			errs = append(errs, unix.Close(fd))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// fileSystems are the types of statfs(2) by their magic numbers.
+var fileSystems = map[int64]string{
+	unix.EXT4_SUPER_MAGIC: "ext4", unix.XFS_SUPER_MAGIC: "xfs", unix.BTRFS_SUPER_MAGIC: "btrfs", unix.TMPFS_MAGIC: "tmpfs",
+	unix.NFS_SUPER_MAGIC: "nfs", unix.OVERLAYFS_SUPER_MAGIC: "overlay", unix.F2FS_SUPER_MAGIC: "f2fs",
+}
+
+// fileSystem names the file system of a directory.
+func fileSystem(dir string) string {
+	var s unix.Statfs_t
+	if err := unix.Statfs(dir, &s); err != nil {
+		return "unknown"
+	}
+	if name := fileSystems[s.Type]; name != "" {
+		return name
+	}
+	return fmt.Sprintf("type %#x", s.Type)
+}

@@ -1,0 +1,154 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvlane/kvlane"
+	"github.com/kvlane/kvlane/bench/chart"
+	"github.com/kvlane/kvlane/bench/file"
+	"github.com/kvlane/kvlane/device/sim"
+)
+
+// fileBench is what the command line says of a benchmark of files.
+type fileBench struct {
+	device             string
+	index              int
+	sizes              []string
+	work, orders, from []string
+	run                file.Options
+	form               outputForm
+	out, charts        string
+}
+
+func newBenchFileCommand() *cobra.Command {
+	var f fileBench
+	cmd := &cobra.Command{
+		Use:   "file",
+		Short: "Measure files: the raw device, and the paths to it",
+		Long: `file measures reads and writes of blocks of a scratch file: first the raw device, by O_DIRECT, as io_uring at depths 8, 32 and 128 and
+1, 4, 16 and 32 threads of pread and pwrite reach it, whichever is best at a place, and beside it every path of streams of files that
+there is and, as auto, their own choice, by what they measure in the directory first. All take turns at every place: block size, in sequence or scattered, reads and writes, and of reads
+those of files that the operating system has in memory, beside which the raw ones are buffered too. Cold reads and writes are by O_DIRECT,
+or of a file that it was told to drop right before each batch; a hypervisor or the disk may have it in memory all the same.
+
+Every batch's bytes are compared, outside of what is timed: a run that moved wrong ones fails. Two scratch files of --bytes
+lie in --dir. They have no names once they are open, so that nothing is left behind however a run ends.
+
+With --device the host's memory is pinned by that, and paths are measured to and from its memory too.`,
+		Example: `  kvlane bench file --dir /mnt/nvme
+  kvlane bench file --dir /mnt/nvme --device cuda --sizes 4KiB,64KiB,1MiB --out run.json --charts charts
+  kvlane bench file --dir /mnt/nvme --work read --from page-cache --budget 15s --csv`,
+		Args: usageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := f.parse(); err != nil {
+				return err
+			}
+			return f.execute(cmd)
+		},
+	}
+	fl := cmd.Flags()
+	fl.SortFlags = false
+	fl.StringVar(&f.run.Dir, "dir", "", "directory on the disk to measure; needed")
+	fl.Var(sizeValue{&f.run.Bytes}, "bytes", "length of a scratch file; 0 is 1GiB")
+	fl.StringSliceVar(&f.sizes, "sizes", nil, "block sizes (default 4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB)")
+	fl.StringSliceVar(&f.work, "work", nil, "read, write (default both)")
+	fl.StringSliceVar(&f.orders, "order", nil, "sequential, scattered (default both)")
+	fl.StringSliceVar(&f.from, "from", nil, "where the operating system finds what is read: cold, page-cache (default both)")
+	fl.StringVar(&f.device, "device", noDevice, "whose memory is the other end beside the host's: none, cuda or sim")
+	fl.IntVar(&f.index, "device-index", 0, "which device of the driver")
+	fl.DurationVar(&f.run.Budget, "budget", 0, "about how long all places take; 0 is 1m")
+	fl.Uint64Var(&f.run.Seed, "seed", 1, "in which order blocks are scattered")
+	fl.BoolVar(&f.form.json, "json", false, "print one JSON object")
+	fl.BoolVar(&f.form.csv, "csv", false, "print comma-separated values")
+	fl.StringVar(&f.out, "out", "", "also write the JSON object to a file")
+	fl.StringVar(&f.charts, "charts", "", "also write charts, SVG and PNG, into a folder")
+	return cmd
+}
+
+// parse reads what is still text, and returns everything that is wrong.
+func (f *fileBench) parse() error {
+	var errs []error
+	if !slices.Contains([]string{noDevice, string(kvlane.CUDA), string(kvlane.Sim)}, f.device) {
+		errs = append(errs, fmt.Errorf("--device %q: it is none, cuda or sim", f.device))
+	}
+	if f.form.json && f.form.csv {
+		errs = append(errs, errors.New("--json and --csv exclude each other"))
+	}
+	for _, text := range f.sizes {
+		var n int64
+		if err := (sizeValue{&n}).Set(text); err != nil {
+			errs = append(errs, fmt.Errorf("--sizes: %w", err))
+		}
+		f.run.Sizes = append(f.run.Sizes, n)
+	}
+	for _, text := range f.work {
+		f.run.Work = append(f.run.Work, file.Work(text))
+	}
+	for _, text := range f.orders {
+		f.run.Orders = append(f.run.Orders, file.Order(text))
+	}
+	for _, text := range f.from {
+		f.run.From = append(f.run.From, file.From(text))
+	}
+	if err := errors.Join(append(errs, f.run.Validate())...); err != nil {
+		return &usageError{err}
+	}
+	return nil
+}
+
+func (f *fileBench) execute(cmd *cobra.Command) (err error) {
+	if f.device != noDevice {
+		dev, failed := openDevice(f.device, f.index, sim.Options{})
+		if failed != nil {
+			return failed
+		}
+		defer func() { err = errors.Join(err, dev.Close()) }()
+		f.run.Device = dev
+	}
+	streams := &fileStreams{dir: f.run.Dir, dev: f.run.Device}
+	defer func() { err = errors.Join(err, streams.close()) }()
+	f.run.Contenders, f.run.Files = streams.contenders(), streams.open
+	r, err := f.measure(cmd)
+	if err != nil {
+		return err
+	}
+	r.Missing = append(r.Missing, streams.missing...)
+	r.Machine.Command = commandLine()
+	return f.print(cmd, r)
+}
+
+// measure runs the benchmark behind a progress bar.
+func (f *fileBench) measure(cmd *cobra.Command) (*file.Report, error) {
+	progress, finish := drawProgress(cmd)
+	defer finish()
+	f.run.Progress = progress
+	return file.Run(cmd.Context(), f.run)
+}
+
+// print prints the report in the form asked for, and writes the files.
+func (f *fileBench) print(cmd *cobra.Command, r *file.Report) (err error) {
+	switch {
+	case f.form.json:
+		err = writeJSON(cmd, r)
+	case f.form.csv:
+		err = r.WriteCSV(cmd.OutOrStdout())
+	default:
+		err = r.WriteText(cmd.OutOrStdout())
+	}
+	if err == nil && f.out != "" {
+		err = writeFile(f.out, r)
+	}
+	if err != nil || f.charts == "" {
+		return err
+	}
+	files, err := chart.WriteFiles(f.charts, r)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(cmd.ErrOrStderr(), "%d charts are in %s\n", len(files), f.charts)
+	return nil
+}

@@ -1,0 +1,126 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+
+	"github.com/kvlane/kvlane/bench"
+	"github.com/kvlane/kvlane/bench/file"
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/stream"
+	streamcopy "github.com/kvlane/kvlane/stream/copy"
+	streamfile "github.com/kvlane/kvlane/stream/file"
+)
+
+// fileStreams opens the streams of files that a benchmark measures.
+type fileStreams struct {
+	dir     string
+	dev     device.Device  // nil: memory of the host alone
+	storage device.Storage // the device's way to files; nil: it has none
+	missing []bench.Missing
+}
+
+// contenders are the paths of files, and the stream's own choice.
+func (f *fileStreams) contenders() []file.Contender {
+	var all []file.Contender
+	for _, p := range []stream.Path{stream.PathPosix, stream.PathURing, stream.PathCuFile, stream.PathNone} {
+		c := file.Contender{Name: p.String(), Open: func(ctx context.Context) (stream.Stream, error) { return f.openStream(ctx, p) }}
+		if p == stream.PathCuFile {
+			if !f.openStorage() {
+				continue
+			}
+			c.Ends = []file.End{file.Device}
+		}
+		if p == stream.PathNone {
+			c.Name = bench.Auto
+		}
+		all = append(all, c)
+	}
+	return all
+}
+
+// openStorage opens the device's way to files, and reports whether it has one.
+func (f *fileStreams) openStorage() bool {
+	opener, ok := f.dev.(device.StorageOpener)
+	if !ok {
+		return false
+	}
+	var err error
+	if f.storage, err = opener.OpenStorage(device.StorageOptions{}); err != nil {
+		f.missing = append(f.missing, bench.Missing{Path: stream.PathCuFile.String(), Reason: err.Error()})
+	}
+	return err == nil
+}
+
+// openStream opens a stream that goes by a path, or by its own choice, which is by what it measures in the directory first.
+func (f *fileStreams) openStream(ctx context.Context, p stream.Path) (_ stream.Stream, err error) {
+	o := streamfile.Options{Path: p, Device: f.dev, CuFile: streamfile.CuFileOptions{Storage: f.storage}}
+	if f.dev != nil {
+		if o.Copy, err = streamcopy.Open(f.dev, streamcopy.Options{}); err != nil {
+			return nil, err
+		}
+		defer func() {
+			if err != nil {
+				err = errors.Join(err, o.Copy.Close(context.WithoutCancel(ctx)))
+			}
+		}()
+	}
+	if p == stream.PathNone {
+		measured, err := streamfile.Measure(ctx, f.dir, streamfile.MeasureOptions{Stream: o})
+		if err != nil {
+			return nil, err
+		}
+		o.Profile = &measured
+	}
+	s, err := streamfile.Open(o)
+	if err != nil || o.Copy == nil {
+		return s, err
+	}
+	return &withCopies{s, o.Copy}, nil
+}
+
+// withCopies is a stream of files and the stream that it copies by.
+type withCopies struct {
+	stream.Stream
+	copies stream.Stream
+}
+
+func (s *withCopies) Close(ctx context.Context) error {
+	if err := s.Stream.Close(ctx); err != nil {
+		return err // which may still use the other
+	}
+	return s.copies.Close(ctx)
+}
+
+// open opens a file as the streams know it.
+func (f *fileStreams) open(name string, bytes int64) (*mem.Region, func(context.Context) error, error) {
+	dir, err := dirfs.OS().OpenDir(filepath.Dir(name))
+	if err != nil {
+		return nil, nil, err
+	}
+	base, err := dir.Open(filepath.Base(name), os.O_RDWR)
+	if err != nil {
+		return nil, nil, errors.Join(err, dir.Close())
+	}
+	h, err := streamfile.New(base, name)
+	if err != nil {
+		return nil, nil, errors.Join(err, base.Close(), dir.Close())
+	}
+	r, err := h.Region(bytes)
+	if err != nil {
+		return nil, nil, errors.Join(err, h.Close(context.Background()), dir.Close())
+	}
+	return r, func(ctx context.Context) error { return errors.Join(h.Close(ctx), dir.Close()) }, nil
+}
+
+// close closes the device's way to files, once nothing uses it.
+func (f *fileStreams) close() error {
+	if f.storage == nil {
+		return nil
+	}
+	return f.storage.Close()
+}

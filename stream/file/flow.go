@@ -1,0 +1,266 @@
+package file
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/stream"
+)
+
+// move moves the batch, and returns when nothing touches its memory any more.
+func (b *batch) move() error {
+	s := b.stream
+	if len(b.cut.pieces) == 0 {
+		return nil
+	}
+	var err error
+	if b.by, err = s.choose(b); err != nil {
+		return err
+	}
+	b.cut.whole = b.by.device != nil
+	for {
+		chunk, room := b.issue()
+		b.takeDone()
+		head := b.takeCopied()
+		if b.over() {
+			return b.verdict()
+		}
+		ended := b.ctx.Done()
+		if b.ctx.Err() != nil {
+			ended = nil
+		}
+		select {
+		case <-b.wake:
+		case <-head:
+		case <-ended:
+		case e := <-chunk:
+			b.stage(e)
+		case room <- struct{}{}:
+			b.begin()
+			b.by.flush()
+		}
+	}
+}
+
+// over reports whether nothing is left to do, or may be done, and nothing is in flight.
+func (b *batch) over() bool {
+	if b.flying.Load() != 0 || len(b.copying) != 0 {
+		return false
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.done) != 0 {
+		return false
+	}
+	return b.cut.empty() && b.current == nil && len(b.ready) == 0
+}
+
+// issue begins what can be begun without waiting. chunk is not nil if it needs one to go on, room if it needs room for a
+// transfer. A batch that has ended lets go of what has not begun.
+func (b *batch) issue() (chunk <-chan mem.Extent, room chan<- struct{}) {
+	s := b.stream
+	begun := false
+	defer func() {
+		if begun {
+			b.by.flush()
+		}
+	}()
+	for {
+		if b.ctx.Err() != nil {
+			b.abandon()
+			return nil, nil
+		}
+		switch {
+		case b.current != nil:
+			if b.by.depth > 0 && int(b.flying.Load()) >= b.by.depth {
+				return nil, nil // a transfer that ends wakes us
+			}
+			select {
+			case s.room <- struct{}{}:
+				b.begin()
+				begun = true
+			default:
+				return nil, s.room
+			}
+		case len(b.ready) > 0:
+			b.current, b.ready = b.ready[0], b.ready[1:]
+		case b.cut.empty():
+			return nil, nil
+		case b.cut.straight():
+			b.current = b.cut.nextStraight(b)
+			b.current.pending.Store(1)
+		default:
+			if err := s.staging.ready(); err != nil {
+				b.fail(err)
+				continue
+			}
+			select {
+			case e := <-s.staging.free:
+				b.stage(e)
+			default:
+				return s.staging.free, nil
+			}
+		}
+	}
+}
+
+// stage makes the next part, which has that chunk. What is written is gathered first.
+func (b *batch) stage(chunk mem.Extent) {
+	p := b.cut.nextStaged(b, chunk)
+	p.pending.Store(1)
+	if p.write {
+		b.copy(p)
+	} else {
+		b.ready = append(b.ready, p)
+	}
+}
+
+// begin begins the current part's next transfer. There is room for it.
+func (b *batch) begin() {
+	p := b.current
+	t := &p.transfers[p.begun]
+	p.begun++
+	last := p.begun == len(p.transfers)
+	p.pending.Add(1)
+	b.flying.Add(1)
+	if last {
+		b.current = nil
+	}
+	t.home = b.by.queueOf(b.stream, t)
+	q := t.home
+	if t.try = !t.write && t.file.fd >= 0 && t.mem.Region.CPU() != 0 && b.stream.opts.Path == stream.PathNone && b.stream.warm.try(); t.try {
+		q = b.stream.workers
+	}
+	t.begin(q)
+	if last {
+		b.settle(p)
+	}
+}
+
+// landed is called when one of p's transfers is finished.
+func (b *batch) landed(p *part) {
+	<-b.stream.room
+	b.settle(p)
+	// The last that is done with b: its goroutine may be gone afterwards.
+	if b.flying.Add(-1) == 0 || b.by.depth > 0 {
+		b.poke()
+	}
+}
+
+// settle takes one from what p waits for, and notes that nothing is left.
+func (b *batch) settle(p *part) {
+	if p.pending.Add(-1) != 0 {
+		return
+	}
+	b.mu.Lock()
+	b.done = append(b.done, p)
+	b.mu.Unlock()
+	b.poke()
+}
+
+func (b *batch) poke() {
+	select {
+	case b.wake <- struct{}{}:
+	default:
+	}
+}
+
+// takeDone takes what was read to where it belongs, and gives back the chunks of what was written.
+func (b *batch) takeDone() {
+	b.mu.Lock()
+	done := b.done
+	b.done = nil
+	b.mu.Unlock()
+	for _, p := range done {
+		switch {
+		case p.chunk.Region == nil:
+		case p.write:
+			b.release(p)
+		case b.ctx.Err() != nil:
+			b.stop()
+			b.release(p)
+		default:
+			b.copy(p)
+		}
+	}
+}
+
+// copy copies between p's chunk and its pieces: by the CPU, or by the inner stream, whose ticket takeCopied looks for.
+func (b *batch) copy(p *part) {
+	if !p.device {
+		for i := range p.list.Dst {
+			copy(p.list.Dst[i].Bytes(), p.list.Src[i].Bytes())
+		}
+		b.copied(p)
+		return
+	}
+	var err error
+	if p.ticket, err = b.stream.opts.Copy.Submit(b.ctx, &p.list); err != nil {
+		b.fail(fmt.Errorf("copy between staging memory and the device: %w", err))
+		b.release(p)
+		return
+	}
+	b.copying = append(b.copying, p)
+}
+
+// takeCopied takes what the inner stream has copied, and returns what tells that more is.
+func (b *batch) takeCopied() <-chan struct{} {
+	for len(b.copying) > 0 {
+		p := b.copying[0]
+		select {
+		case <-p.ticket.Done():
+		default:
+			return p.ticket.Done()
+		}
+		b.copying = b.copying[1:]
+		if err := p.ticket.Err(); err != nil {
+			b.fail(fmt.Errorf("copy between staging memory and the device: %w", err))
+			b.release(p)
+			continue
+		}
+		b.copied(p)
+	}
+	return nil
+}
+
+// copied goes on with p.
+func (b *batch) copied(p *part) {
+	switch {
+	case !p.write:
+		b.release(p)
+	case b.ctx.Err() != nil:
+		b.stop()
+		b.release(p)
+	default:
+		b.ready = append(b.ready, p)
+		b.poke()
+	}
+}
+
+// release gives p's chunk back.
+func (b *batch) release(p *part) {
+	if p.chunk.Region != nil {
+		b.stream.staging.free <- p.chunk
+		p.chunk.Region = nil
+	}
+}
+
+// abandon lets go of what has not begun: the batch has ended.
+func (b *batch) abandon() {
+	if b.current == nil && len(b.ready) == 0 && b.cut.empty() {
+		return
+	}
+	b.stop()
+	for _, p := range b.ready {
+		b.release(p)
+	}
+	b.ready, b.cut.pieces = nil, nil
+	if p := b.current; p != nil {
+		b.current = nil
+		b.settle(p)
+	}
+}
+
+// stop is fail for what was left out of a batch that has ended.
+func (b *batch) stop() { b.fail(context.Cause(b.ctx)) }

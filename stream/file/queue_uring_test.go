@@ -1,0 +1,130 @@
+package file_test
+
+import (
+	"bytes"
+	"errors"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/sys/uring"
+	"github.com/kvlane/kvlane/internal/testkit"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/stream/file"
+)
+
+// openRing opens a stream whose path uring goes by those system calls.
+func openRing(t *testing.T, o file.Options, a uring.API) *file.Stream {
+	t.Helper()
+	if err := uring.Probe(); errors.Is(err, errdefs.ErrNotSupported) {
+		testkit.Skip(t, "uring", err.Error())
+	}
+	s := closeAtEnd(t, open(t, o))
+	if err := s.UseAPI(within(t), a); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// writeAll writes memory of n bytes to a file, scattered so that it goes through staging memory, and compares the file.
+func writeAll(t *testing.T, s *file.Stream, n int64) (stream.Completion, error) {
+	t.Helper()
+	fs := real(t)
+	r, m := fs.alloc(t, n), host.Alloc(t, 2*n)
+	for i := range m.Bytes() {
+		m.Bytes()[i] = byte(i / 7)
+	}
+	var b mem.Batch
+	var want []byte
+	const piece = file.Align / 2
+	for off := int64(0); off < n; off += piece {
+		b.Dst = append(b.Dst, mem.Extent{Region: r, Off: off, Len: piece})
+		b.Src = append(b.Src, mem.Extent{Region: m, Off: 2 * off, Len: piece})
+		want = append(want, m.Bytes()[2*off:][:piece]...)
+	}
+	ticket, err := s.Submit(within(t), &b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err = ticket.Wait(within(t)); err == nil && !bytes.Equal(fs.memory().Read(t, mem.All(r)), want) {
+		t.Error("the file has other bytes than were written")
+	}
+	return ticket.Completion(), err
+}
+
+// A kernel that has no memory for a request, or takes a part, is asked again.
+func TestURingOutlastsABusyKernel(t *testing.T) {
+	a := uring.System()
+	enter := a.Enter
+	var calls atomic.Int64
+	a.Enter = func(fd int, submit, atLeast, flags uint32) (int, syscall.Errno) {
+		if submit > 0 {
+			switch calls.Add(1) % 4 {
+			case 1:
+				return 0, unix.EAGAIN
+			case 2:
+				return 0, unix.EINTR
+			case 3:
+				submit = 1
+			}
+		}
+		return enter(fd, submit, atLeast, flags)
+	}
+	o := small
+	o.Path = stream.PathURing
+	if c, err := writeAll(t, openRing(t, o, a), 32*file.Align); err != nil || c.Path != stream.PathURing {
+		t.Errorf("%+v, %v", c, err)
+	}
+}
+
+// A ring that takes nothing any more fails what it was given, and is not chosen again.
+func TestURingThatBreaksIsGivenUp(t *testing.T) {
+	a := uring.System()
+	enter := a.Enter
+	a.Enter = func(fd int, submit, atLeast, flags uint32) (int, syscall.Errno) {
+		if submit > 0 {
+			return 0, unix.EPERM
+		}
+		return enter(fd, submit, atLeast, flags)
+	}
+	o := small
+	o.Path = stream.PathURing
+	s := openRing(t, o, a)
+	for range 2 {
+		if _, err := writeAll(t, s, 8*file.Align); !errors.Is(err, unix.EPERM) || !errors.Is(err, errdefs.ErrBroken) {
+			t.Error(err)
+		}
+	}
+}
+
+// Staging memory is registered once, and where that is forbidden the kernel pins it for each transfer.
+func TestURingRegistersStagingMemory(t *testing.T) {
+	for _, errno := range []syscall.Errno{0, unix.ENOMEM} {
+		a := uring.System()
+		register := a.Register
+		var buffers atomic.Int64
+		a.Register = func(fd int, what uint32, arg uring.Argument, n uint32) syscall.Errno {
+			if what == 0 {
+				if buffers.Add(1); errno != 0 {
+					return errno
+				}
+			}
+			return register(fd, what, arg, n)
+		}
+		o := small
+		o.Path = stream.PathURing
+		s := openRing(t, o, a)
+		for range 2 {
+			if c, err := writeAll(t, s, 16*file.Align); err != nil || c.Path != stream.PathURing {
+				t.Errorf("%+v, %v", c, err)
+			}
+		}
+		if n := buffers.Load(); n != 1 {
+			t.Errorf("buffers were registered %d times", n)
+		}
+	}
+}

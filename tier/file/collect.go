@@ -9,6 +9,8 @@ import (
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/tier/internal/blockdir"
+	"github.com/kvlane/kvlane/tier/internal/usage"
 )
 
 // Rounds of removing that made no room are repeated while somebody waits, after a pause that grows between these bounds.
@@ -44,7 +46,7 @@ func (t *Tier) collector() {
 		case <-t.kick:
 		case <-again:
 		case <-tick.Chan():
-			_, n := t.gate.count()
+			_, n := t.gate.Count()
 			if f := t.failure.Load(); n != used || *f != nil {
 				used = n
 				t.space.missing()
@@ -179,7 +181,7 @@ func (r *round) remove(c *candidate) bool {
 		r.removed++
 		r.freed += r.t.formats.ImageBytes(c.key)
 		return true
-	case gone(err):
+	case blockdir.Gone(err):
 		return true
 	case err != nil:
 		r.failed[c.key] = err
@@ -209,24 +211,24 @@ func (r *round) list(ctx context.Context, target int64) error {
 		dirs[i] = d
 	}
 	cold, err := coldest(ctx, dirs, max(need, min(need+max(coldMore, held/4), coldMost)), func(key block.Key) bool {
-		pinned, w := t.owners.look(key)
+		pinned, w := t.owners.Look(key)
 		_, failed := r.failed[key]
-		return !pinned && w == idle && !failed
+		return !pinned && w == usage.Idle && !failed
 	})
 	t.cold = cold
 	return err
 }
 
 // evict removes one block unless it came into use, or was used, since it was found cold, and says whether it is still there.
-// An error that is gone() means that somebody else has removed it.
+// An error that is blockdir.Gone() means that somebody else has removed it.
 func (t *Tier) evict(c *candidate) (there bool, err error) {
-	if !t.owners.tryOwn(c.key) {
+	if !t.owners.TryOwn(c.key) {
 		return true, nil
 	}
-	defer t.owners.disown(c.key)
+	defer t.owners.Disown(c.key)
 	d := t.dirs[c.dir]
 	info, err := d.Stat(blockName(c.key))
-	if gone(err) {
+	if blockdir.Gone(err) {
 		t.space.missing()
 		return false, err
 	}
@@ -242,8 +244,8 @@ func (t *Tier) evict(c *candidate) (there bool, err error) {
 			return err
 		})
 	}
-	if err != nil && !gone(err) {
-		return true, fmt.Errorf("remove cold block %s: %w", c.key, writeError(err))
+	if err != nil && !blockdir.Gone(err) {
+		return true, fmt.Errorf("remove cold block %s: %w", c.key, blockdir.WriteError(err))
 	}
 	return false, err
 }

@@ -14,6 +14,8 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/dirfs"
 	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/tier/internal/blockdir"
+	"github.com/kvlane/kvlane/tier/internal/usage"
 )
 
 // Put writes the block, unless it is there, whole. When it returns nil the block can be found, and is as durable as the policy
@@ -46,11 +48,11 @@ func (t *Tier) put(ctx context.Context, key block.Key, image []byte) error {
 	if err := t.formats.Verify(image, key); err != nil {
 		return err
 	}
-	if err := t.owners.own(ctx, t.ctx.Done(), key, writing); err != nil {
+	if err := t.owners.Own(ctx, t.ctx.Done(), key, usage.Writing); err != nil {
 		return err
 	}
 	defer func() {
-		t.owners.disown(key)
+		t.owners.Disown(key)
 		t.space.released() // until now the block could not make room for another
 	}()
 	d := dirOf(t.dirs, key)
@@ -93,7 +95,7 @@ type unreadable struct {
 func (t *Tier) look(ctx context.Context, d *dir, key block.Key) (there bool, over *unreadable, err error) {
 	name := blockName(key)
 	info, err := d.Stat(name)
-	if gone(err) {
+	if blockdir.Gone(err) {
 		return false, nil, nil
 	}
 	if err != nil {
@@ -110,7 +112,7 @@ func (t *Tier) look(ctx context.Context, d *dir, key block.Key) (there bool, ove
 	case err == nil:
 		t.touch(d, key, info)
 		return true, nil, nil
-	case gone(err):
+	case blockdir.Gone(err):
 		return false, nil, nil
 	case ctx.Err() != nil:
 		return false, nil, context.Cause(ctx)
@@ -180,12 +182,12 @@ func (t *Tier) makeDurable(d *dir, key block.Key, info dirfs.Info) error {
 
 // syncName makes the name of a block's file durable, and that of its folder.
 func (t *Tier) syncName(d *dir, key block.Key) error {
-	folder, err := syncFolder(d, bucketName(key[0]))
+	folder, err := blockdir.SyncFolder(d, bucketName(key[0]))
 	b := &d.buckets[key[0]]
 	if err != nil || b.durable.Load() == folder {
 		return err
 	}
-	if err := syncRoot(d); err != nil {
+	if err := blockdir.SyncRoot(d); err != nil {
 		return err
 	}
 	b.durable.Store(folder)
@@ -197,17 +199,17 @@ const roomTries = 4
 
 // write brings the image under its name, in the place of over if that is given, or leaves all as it was.
 func (t *Tier) write(ctx context.Context, d *dir, key block.Key, image []byte, over *unreadable) error {
-	if err := t.pause.err(t.clock.Now()); errors.Is(err, errdefs.ErrNoSpace) {
+	if err := t.pause.Err(t.clock.Now()); errors.Is(err, errdefs.ErrNoSpace) {
 		return err
 	}
 	for try := 1; ; try++ {
 		if err := t.reserve(ctx, int64(len(image))); err != nil {
 			return err
 		}
-		err := writeError(t.writeOnce(ctx, d, key, image, over))
+		err := blockdir.WriteError(t.writeOnce(ctx, d, key, image, over))
 		switch {
 		case err == nil:
-			t.pause.end()
+			t.pause.End()
 			if t.space.commit(int64(len(image))) {
 				t.collectSoon()
 			}
@@ -219,7 +221,7 @@ func (t *Tier) write(ctx context.Context, d *dir, key block.Key, image []byte, o
 		full := try == roomTries || !t.space.shrink(t.clock.Now())
 		t.space.cancel(int64(len(image)))
 		if full {
-			t.pause.begin(t.clock.Now(), err)
+			t.pause.Begin(t.clock.Now(), err)
 			return err
 		}
 		t.count.errors.Add(1)
@@ -247,12 +249,12 @@ func (t *Tier) writeOnce(ctx context.Context, d *dir, key block.Key, image []byt
 func (t *Tier) publish(d *dir, s *session, key block.Key, image []byte, over *unreadable) (dirfs.Info, error) {
 	temp, sync, name := s.temp(), t.cfg.Fsync == FsyncFile, blockName(key)
 	// What is replaced may be durable: then what comes in its place is to be, under either name.
-	info, err := writeFile(d, temp, image, sync || over != nil)
+	info, err := blockdir.WriteFile(d, temp, image, sync || over != nil)
 	if err != nil {
 		return info, err
 	}
 	if sync {
-		t.owners.publish(key)
+		t.owners.Publish(key)
 	}
 	replace, added := false, int64(1)
 	if over != nil {
@@ -265,20 +267,20 @@ func (t *Tier) publish(d *dir, s *session, key block.Key, image []byte, over *un
 	t.space.begin(b)
 	err = d.Rename(temp, name, replace)
 	if errors.Is(err, unix.ENOENT) {
-		if err = mkdir(d, bucketName(key[0])); err == nil {
+		if err = blockdir.Mkdir(d, bucketName(key[0])); err == nil {
 			err = d.Rename(temp, name, replace)
 		}
 	}
 	if err != nil {
 		t.space.end(b, 0, 0)
-		return info, errors.Join(err, remove(d, temp))
+		return info, errors.Join(err, blockdir.Remove(d, temp))
 	}
 	if sync {
 		if err := t.syncName(d, key); err != nil {
 			// It could be found but might not survive: a Put that fails leaves nothing of its own, but in the place of what may
 			// have been durable. That either is there after a power failure, or this, which is synced.
 			if now, serr := d.Stat(name); !replace && serr == nil && now.Inode == info.Inode {
-				err = errors.Join(err, remove(d, name))
+				err = errors.Join(err, blockdir.Remove(d, name))
 			}
 			t.space.end(b, 0, 0)
 			return info, err
@@ -321,7 +323,7 @@ func (t *Tier) reserve(ctx context.Context, bytes int64) error {
 }
 
 func (t *Tier) waitForRoom(ctx context.Context, wake <-chan struct{}, patience <-chan time.Time) error {
-	if err := t.pause.err(t.clock.Now()); err != nil {
+	if err := t.pause.Err(t.clock.Now()); err != nil {
 		return err
 	}
 	full := func(cause error) error {
@@ -341,7 +343,7 @@ func (t *Tier) waitForRoom(ctx context.Context, wake <-chan struct{}, patience <
 			return nil
 		}
 		err := full(failure)
-		t.pause.begin(t.clock.Now(), err)
+		t.pause.Begin(t.clock.Now(), err)
 		return err
 	}
 }
@@ -356,7 +358,7 @@ func (t *Tier) Delete(ctx context.Context, key block.Key) error {
 	if err == nil {
 		return nil
 	}
-	if gone(err) {
+	if blockdir.Gone(err) {
 		return fmt.Errorf("delete block %s: %w: %w", key, errdefs.ErrNotFound, err)
 	}
 	if !errors.Is(err, errdefs.ErrBusy) {
@@ -369,14 +371,14 @@ func (t *Tier) delete(ctx context.Context, key block.Key) error {
 	if t.cfg.ReadOnly {
 		return errReadOnly
 	}
-	if err := t.owners.own(ctx, t.ctx.Done(), key, removing); err != nil {
+	if err := t.owners.Own(ctx, t.ctx.Done(), key, usage.Removing); err != nil {
 		return err
 	}
-	defer t.owners.disown(key)
+	defer t.owners.Disown(key)
 	// Looked at by the owner: from here on nobody can pin it.
-	if pinned, _ := t.owners.look(key); pinned {
+	if pinned, _ := t.owners.Look(key); pinned {
 		return fmt.Errorf("it is retained: %w", errdefs.ErrBusy)
 	}
 	d := dirOf(t.dirs, key)
-	return writeError(t.unname(d, key, func() error { return d.Remove(blockName(key)) }))
+	return blockdir.WriteError(t.unname(d, key, func() error { return d.Remove(blockName(key)) }))
 }

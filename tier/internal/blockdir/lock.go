@@ -56,3 +56,18 @@ func OpenLock(d dirfs.Dir, name string) (dirfs.File, error) {
 	}
 	return f, err
 }
+
+// Own locks a directory that one process has at a time, until the file is closed. ErrBusy where another has it.
+func Own(d dirfs.Dir) (dirfs.File, error) {
+	f, err := d.Open(LockName, os.O_RDWR|os.O_CREATE)
+	if err != nil {
+		return nil, err
+	}
+	if err := f.Lock(); err != nil {
+		if errors.Is(err, errdefs.ErrBusy) {
+			err = fmt.Errorf("another process has it open, or another tier of this one, and it belongs to one at a time: %w", err)
+		}
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}

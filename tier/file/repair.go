@@ -44,7 +44,7 @@ func repair(ctx context.Context, fsys dirfs.FS, path string) (r Repaired, err er
 // mend does what can be done about what was found. Failures of single files show when the directory is looked at again.
 func (v *verifier) mend(ctx context.Context, r *Repaired) error {
 	if v.markerBad && len(v.formats) > 0 {
-		if err := v.mendMarker(); err != nil {
+		if err := blockdir.MendMarker(v, time.Now(), v.report.Marker); err != nil {
 			return err
 		}
 		r.MarkerMade = true
@@ -66,18 +66,6 @@ func (v *verifier) mend(ctx context.Context, r *Repaired) error {
 	var err error
 	r.SweptFiles, _, err = sweep(v)
 	return err
-}
-
-// mendMarker keeps what is left of the old marker in quarantine.
-func (v *verifier) mendMarker() error {
-	if err := blockdir.Mkdir(v, blockdir.Quarantine); err != nil {
-		return err
-	}
-	old := fmt.Sprintf("%s/%016x-%s", blockdir.Quarantine, uint64(time.Now().UnixNano()), blockdir.MarkerName)
-	if err := v.Rename(blockdir.MarkerName, old, false); err != nil && !blockdir.Gone(err) {
-		return err
-	}
-	return blockdir.PutMarker(v, v.report.Marker)
 }
 
 func (v *verifier) mendPlace(m misplacedBlock, r *Repaired) {

@@ -181,7 +181,7 @@ func decodeEntry(b []byte) entry {
 
 // readCheckpoint reads a checkpoint: how much it covers comes first, then every entry. It checks each chunk before it believes it.
 // Errors: ErrCorrupt for damage, ErrMismatch for another version.
-func readCheckpoint(f io.ReaderAt, id [16]byte, cover func([]coverage), enter func(entry)) (synced bool, err error) {
+func readCheckpoint(f io.ReaderAt, id [16]byte, cover func(of []coverage, blocks int64), enter func(entry)) (synced bool, err error) {
 	r := io.NewSectionReader(f, 0, 1<<50)
 	head := make([]byte, page)
 	if _, err := io.ReadFull(r, head); err != nil {
@@ -221,7 +221,7 @@ func readCheckpoint(f io.ReaderAt, id [16]byte, cover func([]coverage), enter fu
 			if segments > 0 {
 				covers = append(covers, coverage{uint32(le.Uint64(b)), int64(le.Uint64(b[8:]))})
 				if segments--; segments == 0 {
-					cover(covers)
+					cover(covers, int64(entries))
 				}
 				continue
 			}

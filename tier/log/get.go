@@ -1,6 +1,7 @@
 package log
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -93,6 +94,12 @@ func (t *Tier) read(ctx context.Context, g *segment, e entry, key block.Key, buf
 	}
 	if err := readAt(ctx, g.file, buf[f.Layout.HeaderBytes():], e.off()); err != nil {
 		return err
+	}
+	for i := range f.Layout.Shards() { // sealing clears padding, which is to be checked as everything is
+		end := f.Layout.ShardOff(i) + f.Layout.ShardBytes(i)
+		if len(bytes.Trim(buf[end:pages(end)*page], "\x00")) > 0 {
+			return fmt.Errorf("padding after shard %d is not zero: %w", i, errdefs.ErrCorrupt)
+		}
 	}
 	f.Sum = r.algo
 	if err := f.SealWith(buf, key, r.sums); err != nil {

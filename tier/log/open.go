@@ -2,7 +2,6 @@ package log
 
 import (
 	"context"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
@@ -118,7 +117,7 @@ func (t *Tier) openMarker() error {
 	if err != nil {
 		return markerError(err)
 	}
-	_, err = hex.Decode(t.id[:], []byte(m.Directory))
+	t.id, err = directoryID(m)
 	return err
 }
 
@@ -237,6 +236,7 @@ func (t *Tier) openSegments() error {
 		}
 		if !blockdir.Gone(err) {
 			t.noted(fmt.Errorf("open segment: %w", err))
+			t.damage = append(t.damage, finding{name, blockdir.Unjudged, err.Error()})
 		}
 	}
 	return nil
@@ -250,11 +250,14 @@ func (t *Tier) loadCheckpoint() (synced bool, err error) {
 		return false, nil
 	}
 	if err == nil {
-		sizes := make(map[uint32]int64)
+		sizes, total := make(map[uint32]int64), int64(0)
 		for _, g := range t.segments.list() {
 			sizes[g.number] = g.size.Load()
+			total += g.size.Load()
 		}
-		synced, err = readCheckpoint(f, t.id, func(cover []coverage) {
+		synced, err = readCheckpoint(f, t.id, func(cover []coverage, blocks int64) {
+			// Each takes up so much in the segments: what is believed is bounded.
+			t.table.reserve(min(blocks, total/page))
 			for _, c := range cover {
 				if size, ok := sizes[c.number]; ok && c.end >= 0 && c.end%page == 0 {
 					t.covered[c.number] = min(c.end, size)
@@ -278,6 +281,11 @@ func (t *Tier) loadCheckpoint() (synced bool, err error) {
 		return false, err
 	}
 	t.noted(fmt.Errorf("read checkpoint: %w", err))
+	problem := blockdir.Unjudged
+	if errors.Is(err, errdefs.ErrCorrupt) {
+		problem = blockdir.Damaged
+	}
+	t.damage = append(t.damage, finding{indexName, problem, err.Error()})
 	t.table.removeAll(func(entry) bool { return true })
 	t.covered = make(map[uint32]int64)
 	return false, nil

@@ -95,12 +95,13 @@ func (p position) before(q position) bool {
 
 // record is one block in a group.
 type record struct {
-	key   block.Key
-	kind  kind
-	group uint8 // the page group of its format
-	algo  block.SumAlgo
-	sums  []uint64 // of a compact block's shards
-	off   int64    // of its bytes, from the start of the group; as decoded
+	key    block.Key
+	kind   kind
+	group  uint8 // the page group of its format
+	algo   block.SumAlgo
+	sums   []uint64 // of a compact block's shards
+	off    int64    // of its bytes, from the start of the group; as decoded
+	number int      // of its format, in the header that it was decoded from
 }
 
 // header is that of a group.
@@ -282,15 +283,15 @@ func (h *header) decodeRecord(r *record, b []byte) (stored int64, rest []byte, e
 		return 0, nil, bad
 	}
 	*r = record{key: block.Key(b), kind: kind(b[32]), algo: block.SumAlgo(binary.LittleEndian.Uint16(b[34:]))}
-	number := int(b[33])
+	r.number = int(b[33])
 	b = b[recordBytes:]
 	if r.kind == deleted {
 		return 0, b, nil
 	}
-	if number >= len(h.formats) {
+	if r.number >= len(h.formats) {
 		return 0, nil, bad
 	}
-	f := &h.formats[number]
+	f := &h.formats[r.number]
 	r.group = uint8(f.group) // 255: of none
 	stored = f.image
 	if (r.kind == compact) != (f.lens != nil) || r.kind != whole && r.kind != compact {

@@ -211,14 +211,24 @@ func (s *shard) cut(at int) {
 	s.slots[at] = entry{}
 }
 
-func (s *shard) grow() {
+func (s *shard) grow() { s.resize(max(16, len(s.slots)+len(s.slots)/4)) }
+
+func (s *shard) resize(slots int) {
 	old := s.slots
-	s.slots = make([]entry, max(16, len(old)+len(old)/4))
+	s.slots = make([]entry, slots)
 	for _, e := range old {
 		if e.segment != 0 {
 			at, _ := s.find(e.fold)
 			s.slots[at] = e
 		}
+	}
+}
+
+// reserve makes an empty table large enough for n blocks. Entries of another table come in the order of their homes, so that in one that
+// grows meanwhile all would be at its start.
+func (t *table) reserve(n int64) {
+	for i := range t.shards {
+		t.shards[i].resize(max(16, int(n/tableShards*4/3)))
 	}
 }
 

@@ -60,6 +60,8 @@ type Tier struct {
 	kick       chan struct{}
 	background sync.WaitGroup
 
+	damage []finding // of when the log was opened
+
 	gate    usage.Gate
 	ctx     context.Context // ends with Close
 	cancel  context.CancelFunc

@@ -31,7 +31,9 @@ func bigFormat(tb testing.TB) block.Format {
 
 func TestConformance(t *testing.T) {
 	for _, policy := range []log.FsyncPolicy{log.FsyncInterval, log.FsyncAlways, log.FsyncNever} {
-		t.Run(policy.String(), func(t *testing.T) { conform(t, tiertest.NewFormat(t), policy, func(tr tier.Tier) tier.Tier { return tr }) })
+		t.Run(policy.String(), func(t *testing.T) {
+			conform(t, tiertest.NewFormat(t), policy, func(tr tier.Tier) tier.Tier { return tr })
+		})
 	}
 	t.Run("blocks with records of their own", func(t *testing.T) {
 		conform(t, bigFormat(t), log.FsyncInterval, func(tr tier.Tier) tier.Tier { return tr })

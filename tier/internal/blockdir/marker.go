@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"time"
 
 	"github.com/zeebo/blake3"
 
@@ -218,6 +219,18 @@ func CheckEmpty(d dirfs.Dir) error {
 // WriteMarker makes d, which is locked, a directory of blocks. It must be empty.
 func WriteMarker(d dirfs.Dir, m Marker) error {
 	if err := CheckEmpty(d); err != nil {
+		return err
+	}
+	return PutMarker(d, m)
+}
+
+// MendMarker gives d, which is locked, the marker, and keeps what is left of the old one in quarantine.
+func MendMarker(d dirfs.Dir, now time.Time, m Marker) error {
+	if err := Mkdir(d, Quarantine); err != nil {
+		return err
+	}
+	old := fmt.Sprintf("%s/%016x-%s", Quarantine, uint64(now.UnixNano()), MarkerName)
+	if err := d.Rename(MarkerName, old, false); err != nil && !Gone(err) {
 		return err
 	}
 	return PutMarker(d, m)

@@ -13,6 +13,9 @@ type Inspection struct {
 	ByGroup     []Held // of each of Marker.Groups
 	Temporary   int    // files being written, or left by processes that died
 	Quarantined int
+	// Of a log: its files, and their bytes.
+	Segments     int
+	SegmentBytes int64
 }
 
 // Held is blocks, and the bytes of their files, if each has the length that its layout says.

@@ -10,3 +10,6 @@ import (
 func VerifyOn(ctx context.Context, fsys dirfs.FS, dir string) (Report, error) {
 	return verify(ctx, fsys, dir, nil)
 }
+
+// Checkpoint writes one now.
+func Checkpoint(t *Tier) error { return t.checkpoint() }

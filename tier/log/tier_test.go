@@ -264,11 +264,9 @@ func TestBoundHoldsAndWhatIsUsedStays(t *testing.T) {
 	tr.Release(pinned)
 	var bytes int64
 	for _, name := range segmentFiles(t, c.Dir) {
-		info, err := os.Stat(name)
-		if err != nil {
-			t.Fatal(err)
+		if info, err := os.Stat(name); err == nil { // it may be removed meanwhile
+			bytes += info.Size()
 		}
-		bytes += info.Size()
 	}
 	if st := tr.Stats(); st.Evictions == 0 || bytes > c.MaxBytes || st.Errors != 0 || st.Corrupt != 0 {
 		t.Errorf("%d bytes, %+v", bytes, st)

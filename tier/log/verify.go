@@ -227,6 +227,11 @@ func (v *verifier) blocks(ctx context.Context) (err error) {
 	for _, s := range t.damage {
 		v.found(s.name, s.problem, s.detail)
 	}
+	for _, g := range t.segments.list() {
+		if size := g.size.Load(); g.end.Load() == 0 && !g.unread && !zeroFrom(ctx, g.file, 0, size) {
+			v.found(segmentName(g.number), blockdir.Foreign, "no group of this log is in it")
+		}
+	}
 	buf := make([]byte, t.formats.MaxImageBytes())
 	found, err := t.blocks(ctx, func(g *segment, key block.Key, e entry) error {
 		f := t.formats[e.group]

@@ -123,7 +123,7 @@ func (c *Config) segmentBytes() int64 {
 func (c *Config) leastSegment() int64 {
 	var n int64
 	for _, f := range c.Formats {
-		n = max(n, headerFor(f)+f.Layout.ImageBytes())
+		n = max(n, page+headerFor(f)+f.Layout.ImageBytes())
 	}
 	return n
 }
@@ -153,7 +153,7 @@ func (c *Config) Validate() error {
 		}
 	}
 	if c.SegmentBytes < 0 || c.SegmentBytes > maxSegmentBytes {
-		bad("segments of %d bytes are not between 0 and %d", c.SegmentBytes, int64(maxSegmentBytes))
+		bad("segments of %d bytes are not between 0 and %d", c.SegmentBytes, maxSegmentBytes)
 	} else if n := c.segmentBytes(); c.MaxBytes < 0 || c.MaxBytes > 0 && c.MaxBytes < leastSegments*n {
 		bad("the bound of %d bytes does not hold %d segments of %d", c.MaxBytes, leastSegments, n)
 	}

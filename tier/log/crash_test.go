@@ -99,7 +99,7 @@ func writeUntilKilled(dir string) {
 	if err != nil {
 		panic(err)
 	}
-	fmt.Println("writing")
+	say("writing")
 	for w := range 2 {
 		go func() {
 			rng := rand.New(rand.NewPCG(uint64(os.Getpid()), uint64(w)))
@@ -111,6 +111,13 @@ func writeUntilKilled(dir string) {
 		}()
 	}
 	select {}
+}
+
+// say prints a line for the parent.
+func say(what any) {
+	if _, err := fmt.Fprintln(os.Stdout, what); err != nil {
+		panic(err)
+	}
 }
 
 func writeSome(tr *log.Tier, f block.Format, rng *rand.Rand) error {
@@ -136,7 +143,7 @@ func writeSome(tr *log.Tier, f block.Format, rng *rand.Rand) error {
 	tr.PutMany(context.Background(), keys, srcs, errs)
 	for i, n := range numbers {
 		if errs[i] == nil {
-			fmt.Println(n)
+			say(n)
 		}
 	}
 	return errors.Join(errs...)

@@ -16,15 +16,23 @@ import (
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
-// What is said of a directory and of what is wrong there, in the words of every tier that keeps blocks in one.
-type (
-	Inspection = blockdir.Inspection // what a directory holds
-	Held       = blockdir.Held       // blocks, and their bytes
-	Entry      = blockdir.Entry      // a block in a directory
-	Collected  = blockdir.Collected  // what GC did
-	Report     = blockdir.Report     // what Verify found
-	Repaired   = blockdir.Repaired   // what Repair found and did
-)
+// Inspection is what a directory holds.
+type Inspection = blockdir.Inspection
+
+// Held is blocks, and their bytes.
+type Held = blockdir.Held
+
+// Entry is a block in a directory.
+type Entry = blockdir.Entry
+
+// Collected says what GC did.
+type Collected = blockdir.Collected
+
+// Report is what Verify found.
+type Report = blockdir.Report
+
+// Repaired says what Repair found and did.
+type Repaired = blockdir.Repaired
 
 // Recognises says whether a directory is one of a log, by its marker, or by its segments where that cannot be read.
 func Recognises(dir string) bool { return recognises(dirfs.OS(), dir) }
@@ -93,8 +101,16 @@ func (d *existing) closeExisting() error {
 
 // blocks calls yield for every block that the index has, in the order of the log. What it cannot read it passes over, and returns why.
 func (t *Tier) blocks(ctx context.Context, yield func(g *segment, key block.Key, e entry) error) (found []finding, err error) {
+	has := make(map[uint32]int)
+	var some []entry
+	for i := range t.table.shards {
+		some = t.table.copyShard(i, some[:0])
+		for _, e := range some {
+			has[e.segment]++
+		}
+	}
 	for _, g := range t.segments.list() {
-		s, err := scan(ctx, g.file, g.number, 0, g.end.Load(), t.id, t.formats, func(h *header) error {
+		_, err := scan(ctx, g.file, g.number, 0, g.end.Load(), t.id, t.formats, func(h *header) error {
 			for i := range h.records {
 				r := &h.records[i]
 				if ctx.Err() != nil {
@@ -104,6 +120,7 @@ func (t *Tier) blocks(ctx context.Context, yield func(g *segment, key block.Key,
 				if !ok || r.kind == deleted || e.place != (place{g.number, uint32((h.at.off + r.off) / page), uint16(r.off / page)}) {
 					continue
 				}
+				has[g.number]--
 				if err := yield(g, r.key, e); err != nil {
 					return errYield{err}
 				}
@@ -119,8 +136,8 @@ func (t *Tier) blocks(ctx context.Context, yield func(g *segment, key block.Key,
 		if err != nil {
 			found = append(found, finding{segmentName(g.number), blockdir.Unjudged, err.Error()})
 		}
-		if s.junk > 0 || s.end < g.end.Load() && err == nil {
-			found = append(found, finding{segmentName(g.number), blockdir.Damaged, fmt.Sprintf("%d bytes are of no group", s.junk+g.end.Load()-s.end)})
+		if n := has[g.number]; n > 0 && err == nil {
+			found = append(found, finding{segmentName(g.number), blockdir.Damaged, fmt.Sprintf("the headers of the groups of %d blocks cannot be read", n)})
 		}
 	}
 	return found, nil

@@ -1,7 +1,6 @@
 package log
 
 import (
-	"fmt"
 	"runtime"
 	"testing"
 	"time"
@@ -61,7 +60,7 @@ func TestOpenAMillionBlocks(t *testing.T) {
 	if st := tr.Stats(); st.Blocks != blocks || st.Errors != 0 {
 		t.Errorf("%+v", st)
 	}
-	t.Log(fmt.Sprintf("%d blocks: closed in %v, opened in %v, %.1f bytes a block", blocks, closed, opened, float64(after.HeapAlloc-before.HeapAlloc)/blocks))
+	t.Logf("%d blocks: closed in %v, opened in %v, %.1f bytes a block", blocks, closed, opened, float64(after.HeapAlloc-before.HeapAlloc)/blocks)
 	if err := tr.Close(t.Context()); err != nil {
 		t.Error(err)
 	}

@@ -154,14 +154,14 @@ func (t *Tier) recover(ctx context.Context) error {
 		if synced {
 			g.synced.Store(from)
 		}
-		s, err := scan(ctx, g.file, g.number, from, g.size.Load(), t.id, t.formats, func(h *header) error {
+		end, err := scan(ctx, g.file, g.number, from, g.size.Load(), t.id, t.formats, func(h *header) error {
 			tail = append(tail, group{g, h})
 			if durable.before(h.synced) {
 				durable = h.synced
 			}
 			return nil
 		})
-		g.end.Store(max(from, s.end))
+		g.end.Store(max(from, end))
 		if errors.Is(err, errdefs.ErrMismatch) || ctx.Err() != nil {
 			return err
 		}
@@ -182,6 +182,9 @@ func (t *Tier) recover(ctx context.Context) error {
 	}
 	t.table.removeAll(func(e entry) bool { return t.segments.look(e.segment) == nil })
 	t.account()
+	if len(t.damage) > 0 && !t.cfg.ReadOnly {
+		return t.checkpoint() // in the place of one that may be read some day, when it has become wrong
+	}
 	return nil
 }
 
@@ -259,6 +262,7 @@ func (t *Tier) loadCheckpoint() (synced bool, err error) {
 			// Each takes up so much in the segments: what is believed is bounded.
 			t.table.reserve(min(blocks, total/page))
 			for _, c := range cover {
+				t.last = max(t.last, c.number) // else it would cover what comes to be in another of that number
 				if size, ok := sizes[c.number]; ok && c.end >= 0 && c.end%page == 0 {
 					t.covered[c.number] = min(c.end, size)
 				}
@@ -345,8 +349,8 @@ func (t *Tier) settle(ctx context.Context, synced bool) error {
 		size, end := g.size.Load(), g.end.Load()
 		switch {
 		case g.unread:
-		case end == 0:
-			if !zeroFrom(ctx, g.file, 0, size) {
+		case end <= page:
+			if end == 0 && !unbegun(ctx, g.file, size) {
 				g.unread = true // not ours, or damaged: it stays
 				t.count.errors.Add(1)
 				continue

@@ -38,44 +38,37 @@ func readHeader(ctx context.Context, f dirfs.File, at position, id [16]byte, for
 	return h, nil
 }
 
-// scanned is what there is in a segment besides groups.
-type scanned struct {
-	end  int64 // of the last group
-	junk int64 // bytes that are no group, nor zeros at the end
-}
-
 // scanWindow is how much is looked at at once where no group begins.
 const scanWindow = 1 << 20
 
-// scan calls yield for every group of a segment from off on. What is no group it passes over, page by page: in what follows there may
+// scan calls yield for every group of a segment from off on, and says where the last ends. What is no group it passes over, page by page: in what follows there may
 // be more.
-func scan(ctx context.Context, f dirfs.File, number uint32, off, size int64, id [16]byte, formats block.Formats, yield func(*header) error) (s scanned, err error) {
-	s.end = off
+func scan(ctx context.Context, f dirfs.File, number uint32, off, size int64, id [16]byte, formats block.Formats, yield func(*header) error) (end int64, err error) {
+	end = off
 	var window []byte
 	for off+page <= size {
 		h, err := readHeader(ctx, f, position{uint64(number), off}, id, formats)
 		if err == nil {
-			s.junk += off - s.end
 			if err := yield(h); err != nil {
-				return s, err
+				return end, err
 			}
 			off += h.groupBytes
-			s.end = min(off, size)
+			end = min(off, size)
 			continue
 		}
 		if !errors.Is(err, errdefs.ErrCorrupt) {
-			return s, err
+			return end, err
 		}
 		if window == nil {
 			window = make([]byte, scanWindow)
 		}
 		next, err := findGroup(ctx, f, window, off+page, size)
 		if err != nil {
-			return s, err
+			return end, err
 		}
 		off = next
 	}
-	return s, nil
+	return end, nil
 }
 
 // findGroup returns the first page from off on that begins as a group does, or the end of the file.
@@ -96,6 +89,15 @@ func findGroup(ctx context.Context, f dirfs.File, window []byte, off, size int64
 		off += int64(len(b))
 	}
 	return size, nil
+}
+
+// unbegun says whether a file without a group is a segment whose making was cut short.
+func unbegun(ctx context.Context, f dirfs.File, size int64) bool {
+	b := make([]byte, min(page, size))
+	if readAt(ctx, f, b, 0) != nil || !zeroFrom(ctx, f, page, size) {
+		return false
+	}
+	return len(b) <= offTable || len(bytes.TrimLeft(b[offTable:max(offTable, len(b)-sumBytes)], "\x00")) == 0
 }
 
 // zeroFrom says whether a file is zeros from off on.

@@ -87,7 +87,7 @@ func (t *table) get(fold [2]uint64) (entry, bool) {
 }
 
 // put enters e in the place of old, which it returns, unless keep says that old stays. keep may be nil.
-func (t *table) put(e entry, keep func(old entry) bool) (old entry, had, done bool) {
+func (t *table) put(e entry, keep func(old entry) bool) (old entry, had bool) {
 	s := t.shard(e.fold)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -98,13 +98,13 @@ func (t *table) put(e entry, keep func(old entry) bool) (old entry, had, done bo
 	if there {
 		old = s.slots[at]
 		if keep != nil && keep(old) {
-			return old, true, false
+			return old, true
 		}
 	} else {
 		s.used++
 	}
 	s.slots[at] = e
-	return old, there, true
+	return old, there
 }
 
 // move changes the place of a block that is at from.

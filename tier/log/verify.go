@@ -228,7 +228,7 @@ func (v *verifier) blocks(ctx context.Context) (err error) {
 		v.found(s.name, s.problem, s.detail)
 	}
 	for _, g := range t.segments.list() {
-		if size := g.size.Load(); g.end.Load() == 0 && !g.unread && !zeroFrom(ctx, g.file, 0, size) {
+		if size := g.size.Load(); g.end.Load() == 0 && !g.unread && !unbegun(ctx, g.file, size) {
 			v.found(segmentName(g.number), blockdir.Foreign, "no group of this log is in it")
 		}
 	}

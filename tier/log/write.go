@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/dirfs"
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
@@ -179,16 +180,31 @@ func (t *Tier) newSegment() (*segment, error) {
 			return nil, err
 		}
 		err = allocate(f, t.cfg.SegmentBytes)
-		if err == nil && t.cfg.Fsync != FsyncNever {
-			err = blockdir.SyncRoot(t.dir)
+		if err == nil {
+			err = t.beginSegment(f)
 		}
 		if err != nil {
 			return nil, errors.Join(err, f.Close(), blockdir.Remove(t.dir, name))
 		}
 		g := &segment{number: t.last, file: f}
+		g.end.Store(page)
+		g.synced.Store(page)
 		g.size.Store(t.cfg.SegmentBytes)
 		return g, nil
 	}
+}
+
+// beginSegment writes a group of nothing, by which a segment is known whatever becomes of the next, and makes it and the name durable.
+func (t *Tier) beginSegment(f dirfs.File) error {
+	h := header{bytes: page, groupBytes: page, at: position{segment: uint64(t.last)}, synced: t.syncedTo(), directory: t.id}
+	h.encode(t.headers[:page], t.formats)
+	if err := t.writer.writeAt(f, [][]byte{t.headers[:page]}, 0); err != nil || t.cfg.Fsync == FsyncNever {
+		return err
+	}
+	if err := f.Sync(); err != nil {
+		return err
+	}
+	return blockdir.SyncRoot(t.dir)
 }
 
 // seal ends the head: nothing is appended to it any more. The caller holds the token.
@@ -200,7 +216,7 @@ func (t *Tier) seal() error {
 	t.head = nil
 	defer g.sealed.Store(true)
 	end := g.end.Load()
-	if end == 0 { // nothing was written, or could be
+	if end <= page { // nothing was written, or could be
 		t.room.add(-g.size.Swap(0))
 		return errors.Join(t.segments.remove(g), blockdir.Remove(t.dir, segmentName(g.number)))
 	}
@@ -274,7 +290,7 @@ func (t *Tier) enter(p *pending, at place) {
 		}
 		return
 	}
-	old, had, _ := t.table.put(entry{fold: fold, place: at, group: p.group, flags: seen}, nil)
+	old, had := t.table.put(entry{fold: fold, place: at, group: p.group, flags: seen}, nil)
 	t.head.live.Add(n)
 	if had {
 		t.drop(old, n)

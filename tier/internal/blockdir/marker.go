@@ -177,6 +177,8 @@ func (j *groupJSON) group() (g Group, err error) {
 	return g, nil
 }
 
+// ReadMarker reads the marker of a directory, which is of that sort, or of any where sort is empty; an error that is Gone means
+// that it has none. Errors: ErrCorrupt where it is unreadable, ErrMismatch for another version or sort.
 func ReadMarker(d dirfs.Dir, sort Sort) (_ Marker, err error) {
 	f, err := d.Open(MarkerName, os.O_RDONLY)
 	if errors.Is(err, dirfs.ErrIrregular) {

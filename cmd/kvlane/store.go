@@ -16,15 +16,34 @@ import (
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/replay"
 	"github.com/kvlane/kvlane/tier/file"
+	"github.com/kvlane/kvlane/tier/log"
 )
+
+// keeper is how blocks are kept in directories of a sort, as far as the commands below have to know.
+type keeper struct {
+	inspect func(ctx context.Context, dir string) (file.Inspection, error)
+	list    func(ctx context.Context, dir string, yield func(file.Entry) error) error
+	verify  func(ctx context.Context, dir string, progress func(blocks, bytes int64)) (file.Report, error)
+	repair  func(ctx context.Context, dir string) (file.Repaired, error)
+	gc      func(ctx context.Context, dir string, targetBytes int64) (file.Collected, error)
+}
+
+// keeperOf returns that of a directory. What is none is taken for one of files, which say what it lacks.
+func keeperOf(dir string) keeper {
+	if log.Recognises(dir) {
+		return keeper{log.Inspect, log.List, log.Verify, log.Repair, log.GC}
+	}
+	return keeper{file.Inspect, file.List, file.Verify, file.Repair, file.GC}
+}
 
 // errUnclean is the error of a verification that found something.
 var errUnclean = errors.New("the directory is not clean")
 
 func newStoreCommand() *cobra.Command {
-	cmd := newGroupCommand("store", "Look into the directories of a file tier, check them, make room in them",
+	cmd := newGroupCommand("store", "Look into the directories of a file or log tier, check them, make room in them",
 		`The commands below work on a directory that "kvlane replay --file-dir" or a program with the library has made. What its
-blocks are it says itself, in kvlane.json. Others may use the directory meanwhile.`)
+blocks are it says itself, in kvlane.json. Others may use the directory meanwhile, but that of a log, which belongs to one process,
+for gc and verify --repair.`)
 	cmd.AddCommand(newStoreListCommand(), newStoreStatCommand(), newStoreVerifyCommand(), newStoreGCCommand())
 	for _, c := range cmd.Commands() {
 		do := c.RunE
@@ -49,7 +68,7 @@ func newStoreListCommand() *cobra.Command {
 
 func listBlocks(ctx context.Context, w io.Writer, dir string, asJSON bool) error {
 	enc := json.NewEncoder(w)
-	return file.List(ctx, dir, func(e file.Entry) error {
+	return keeperOf(dir).list(ctx, dir, func(e file.Entry) error {
 		if !asJSON {
 			_, err := fmt.Fprintf(w, "%s  %s  %d\n", e.Key, e.Modified.Format(time.RFC3339), e.Bytes)
 			return err
@@ -73,6 +92,9 @@ type dirStat struct {
 	Groups      []groupStat `json:"groups,omitempty"` // where there are several
 	Temporary   int         `json:"temporary_files"`
 	Quarantined int         `json:"quarantined_files"`
+	// Of a log.
+	Segments     int   `json:"segments,omitempty"`
+	SegmentBytes int64 `json:"segment_bytes,omitempty"`
 }
 
 // formatStat is what the blocks of a page group are.
@@ -100,7 +122,7 @@ func newStoreStatCommand() *cobra.Command {
 		Short: "Say whose blocks the directory holds, and how many",
 		Args:  usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			in, err := file.Inspect(cmd.Context(), args[0])
+			in, err := keeperOf(args[0]).inspect(cmd.Context(), args[0])
 			if err != nil {
 				return err
 			}
@@ -115,6 +137,7 @@ func newStoreStatCommand() *cobra.Command {
 func statOf(dir string, in *file.Inspection) dirStat {
 	s := dirStat{
 		Directory: dir, FormatVersion: in.Marker.Version, heldStat: heldStat(in.Held), Temporary: in.Temporary, Quarantined: in.Quarantined,
+		Segments: in.Segments, SegmentBytes: in.SegmentBytes,
 	}
 	for i, g := range in.Marker.Groups {
 		f := formatStat{Digest: g.Digest.String(), Identity: g.Identity, Shards: g.Layout.Shards(), ImageBytes: g.Layout.ImageBytes()}
@@ -139,8 +162,11 @@ func (s *dirStat) rows() [][2]string {
 	if len(s.Groups) > 0 {
 		rows = append(rows, [2]string{"all page groups", fmt.Sprint(len(s.Groups))})
 	}
-	return append(append(rows, s.heldStat.rows()...),
-		[2]string{"temporary files", fmt.Sprint(s.Temporary)}, [2]string{"quarantined files", fmt.Sprint(s.Quarantined)})
+	rows = append(rows, s.heldStat.rows()...)
+	if s.Segments > 0 {
+		rows = append(rows, [2]string{"segments", fmt.Sprintf("%d, %s", s.Segments, replay.Size(s.SegmentBytes))})
+	}
+	return append(rows, [2]string{"temporary files", fmt.Sprint(s.Temporary)}, [2]string{"quarantined files", fmt.Sprint(s.Quarantined)})
 }
 
 func (s *heldStat) rows() [][2]string {
@@ -233,13 +259,13 @@ stays. The exit code is then 1 if anything wrong is left.`,
 // verdict verifies the directory, and repairs it where asked to.
 func verdict(ctx context.Context, dir string, repair bool) (*dirVerdict, error) {
 	if !repair {
-		r, err := file.Verify(ctx, dir, nil)
+		r, err := keeperOf(dir).verify(ctx, dir, nil)
 		if err != nil {
 			return nil, err
 		}
 		return newVerdict(dir, &r), nil
 	}
-	r, err := file.Repair(ctx, dir)
+	r, err := keeperOf(dir).repair(ctx, dir)
 	if err != nil {
 		return nil, err
 	}
@@ -313,7 +339,7 @@ func (v *dirVerdict) rows() [][2]string {
 
 // verifyDir returns how many blocks of the directory are sound, and how many files are not as they should be.
 func verifyDir(ctx context.Context, dir string) (sound, wrong int64, err error) {
-	r, err := file.Verify(ctx, dir, nil)
+	r, err := keeperOf(dir).verify(ctx, dir, nil)
 	sound = r.Blocks
 	for _, f := range r.Findings {
 		if f.Problem == file.Damaged {
@@ -345,7 +371,7 @@ func newStoreGCCommand() *cobra.Command {
 			if target < 0 {
 				return usagef("store gc needs --max-bytes: how much may be left, such as 10GiB")
 			}
-			c, err := file.GC(cmd.Context(), args[0], target)
+			c, err := keeperOf(args[0]).gc(cmd.Context(), args[0], target)
 			if err != nil {
 				return err
 			}

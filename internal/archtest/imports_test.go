@@ -48,10 +48,15 @@ var mayImport = map[string]string{
 	"rdma/soft":            onMem + " rdma stream internal/leak internal/fault internal/sys/hostmem",
 	"rdma/ibv":             onMem + " rdma internal/leak internal/sys/",
 	"tier/cache":           onTier + " tier internal/leak",
-	"tier/file":            onTier + " tier internal/dirfs internal/leak internal/sys/hostmem",
+	"tier/file":            onTier + " tier tier/internal/ internal/dirfs internal/leak internal/sys/hostmem",
+	"tier/log":             onTier + " tier tier/internal/ internal/dirfs internal/leak internal/sys/hostmem",
 
 	// The life of an ordered stream, whatever copies its batches.
 	"stream/ordered": onDevice + " stream",
+
+	// What durable tiers share.
+	"tier/internal/blockdir": "errdefs block internal/dirfs",
+	"tier/internal/usage":    "errdefs block",
 
 	// The files that tiers keep blocks in.
 	"internal/dirfs":           "errdefs",

@@ -16,9 +16,9 @@ var storeMutants = []mutant{
 		"internal/dirfs/os.go", "unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)", "unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)",
 	}}},
 	{"tier/file", "TestDefectLinksAreFollowed", []edit{{
-		"tier/file/marker.go", "d.Open(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL)", "d.Open(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC)",
+		"tier/internal/blockdir/folder.go", "d.Open(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL)", "d.Open(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC)",
 	}, {
-		"tier/file/marker.go", "temp := markerTemp + \".\" + newSessionID()", "temp := markerTemp",
+		"tier/internal/blockdir/marker.go", "temp := MarkerTemp + \".\" + NewID()", "temp := MarkerTemp",
 	}}},
 	{"tier/file", "TestDefectFolderAmongTemporaryFilesStopsOpening", []edit{{
 		"tier/file/session.go", "		if left += l; err != nil && l == 0 {\n			left++\n		}\n", "		if left += l; err != nil {\n			return files, left, err\n		}\n",
@@ -36,7 +36,7 @@ var storeMutants = []mutant{
 	{"tier/file", "TestDefectCandidatesRemovedByOthersStallWriting", []edit{{
 		"tier/file/collect.go", "			again = a.clock.After(pause)\n", "",
 	}, {
-		"tier/file/collect.go", "	case gone(err):\n		return true\n", "	case gone(err):\n		return false\n",
+		"tier/file/collect.go", "	case blockdir.Gone(err):\n		return true\n", "	case blockdir.Gone(err):\n		return false\n",
 	}, {
 		"tier/file/get.go", "		a.space.missing()\n", "",
 	}}},
@@ -44,7 +44,7 @@ var storeMutants = []mutant{
 		"tier/file/area.go", "			patience = ticker.Chan()\n", "",
 	}}},
 	{"tier/file", "TestDefectWaitForRoomHasNoEnd", []edit{{
-		"tier/file/area.go", "		err := full(failure)\n		a.pause.begin(a.clock.Now(), err)\n", "		err := full(failure)\n",
+		"tier/file/area.go", "		err := full(failure)\n		a.pause.Begin(a.clock.Now(), err)\n", "		err := full(failure)\n",
 	}}},
 	{"tier/file", "TestDefectWriteWaitsForAListing", []edit{{
 		"tier/file/count.go", "		keys, _, err := listBucket(d, i)\n", "		a.space.mu.Lock()\n		keys, _, err := listBucket(d, i)\n		a.space.mu.Unlock()\n",
@@ -53,10 +53,10 @@ var storeMutants = []mutant{
 		"tier/file/put.go", "full := try == roomTries || !a.space.shrink(t.clock.Now())", "full := true",
 	}}},
 	{"tier/file", "TestDefectFullDiskFailsEveryLaterWrite", []edit{{
-		"tier/file/put.go", "		if full {\n			a.pause.begin(t.clock.Now(), err)\n", "		if full {\n",
+		"tier/file/put.go", "		if full {\n			a.pause.Begin(t.clock.Now(), err)\n", "		if full {\n",
 	}}},
 	{"tier/file", "TestDefectRemovedTemporaryFolderFailsEveryWrite", []edit{{
-		"tier/file/put.go", "	if gone(err) {\n		if rerr", "	if gone(err) && try > 0 {\n		if rerr",
+		"tier/file/put.go", "	if blockdir.Gone(err) {\n		if rerr", "	if blockdir.Gone(err) && try > 0 {\n		if rerr",
 	}, {
 		"tier/file/put.go", "	s := d.session.Load()\n	info, err", "	s, try := d.session.Load(), 0\n	info, err",
 	}}},
@@ -80,11 +80,11 @@ var storeMutants = []mutant{
 		"tier/file/put.go", "!replace && serr == nil && now.Inode == info.Inode", "serr == nil && now.Inode == info.Inode",
 	}}},
 	{"tier/file", "TestDefectDirectoryMadeByAnotherMeanwhile", []edit{{
-		"tier/file/dir.go", "			if _, err := d.readMarker(c); gone(err) {\n", "			if _, err := d.readMarker(c); err == nil || gone(err) {\n",
+		"tier/file/dir.go", "			if _, err := d.readMarker(c); blockdir.Gone(err) {\n", "			if _, err := d.readMarker(c); err == nil || blockdir.Gone(err) {\n",
 	}}},
 	// Hosts that share a directory.
 	{"tier/file", "TestDefectStaleHandlesFailAWrite", []edit{{
-		"tier/file/put.go", "	if gone(err) {\n		if rerr", "	if errors.Is(err, unix.ENOENT) {\n		if rerr",
+		"tier/file/put.go", "	if blockdir.Gone(err) {\n		if rerr", "	if errors.Is(err, unix.ENOENT) {\n		if rerr",
 	}}},
 	{"tier/file", "TestDefectTwoHostsMakeADirectory", []edit{{
 		"tier/file/dir.go", "errors.Is(err, unix.EEXIST) { // another host", "errors.Is(err, unix.ENOTDIR) { // another host",
@@ -107,23 +107,23 @@ var storeMutants = []mutant{
 		"tier/file/put.go", "		err = t.makeDurable(d, key, info)\n", "",
 	}}},
 	{"tier/file", "TestDefectFolderThatIsNotSyncedYet", []edit{{
-		"tier/file/put.go", "	if err := syncRoot(d); err != nil {\n		return err\n	}\n	b.durable", "	b.durable",
+		"tier/file/put.go", "	if err := blockdir.SyncRoot(d); err != nil {\n		return err\n	}\n	b.durable", "	b.durable",
 	}}},
 	{"tier/file", "TestDefectFreshRoot", []edit{{
 		"tier/file/dir.go", "		err = c.FS.SyncParents(d.root)\n", "",
 	}}},
 	{"tier/file", "TestDefectLookupIsNotReadyBeforeItIsDurable", []edit{{
-		"tier/file/put.go", "		t.owners.publish(key)\n", "",
+		"tier/file/put.go", "		t.owners.Publish(key)\n", "",
 	}}},
 	{"tier/file", "TestDefectLateUnsyncedPutUndoesASyncedOne", []edit{{
-		"tier/file/put.go", "	err = d.Rename(temp, name, replace)\n	if gone", "	err = d.Rename(temp, name, true)\n	if gone",
+		"tier/file/put.go", "	err = d.Rename(temp, name, replace)\n	if blockdir.Gone", "	err = d.Rename(temp, name, true)\n	if blockdir.Gone",
 	}}},
 	// Verifying.
 	{"tier/file", "TestDefectVerifyHangsOrStopsAtWhatItShouldFind", []edit{{
 		"tier/file/verify.go", "	if err != nil {\n		v.unjudged(name, err)\n		return\n	}\n	if bad", "	if err != nil {\n		return\n	}\n	if bad",
 	}}},
 	{"tier/file", "TestDefectReadOnlyMountCannotBeVerified", []edit{{
-		"tier/file/session.go", "	if errors.Is(err, unix.EROFS) || errors.Is(err, unix.EACCES) {\n		if lock", "	if gone(err) {\n		if lock",
+		"tier/internal/blockdir/lock.go", "	if errors.Is(err, unix.EROFS) || errors.Is(err, unix.EACCES) {\n		if lock", "	if gone(err) {\n		if lock",
 	}}},
 	// The store.
 	{"store", "TestDefectAlwaysFindsABitFlippedBetweenTheCheckAndTheCopy", []edit{{

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/tier/internal/usage"
 )
 
 // area is the directories that one bound is for: those of the tier that share its bound, or one that has its own. It counts what is in
@@ -19,7 +20,7 @@ type area struct {
 	dirs  []*dir
 	bound int64 // bytes; zero: none
 	space space
-	pause pause
+	pause usage.Pause
 
 	kick    chan struct{} // asks the collector for a round
 	rounds  chan struct{} // holds a token while a round runs; guards cold
@@ -94,7 +95,7 @@ func (a *area) reserve(ctx context.Context, bytes int64) error {
 }
 
 func (a *area) waitForRoom(ctx context.Context, wake <-chan struct{}, patience <-chan time.Time) error {
-	if err := a.pause.err(a.clock.Now()); err != nil {
+	if err := a.pause.Err(a.clock.Now()); err != nil {
 		return err
 	}
 	full := func(cause error) error {
@@ -114,7 +115,7 @@ func (a *area) waitForRoom(ctx context.Context, wake <-chan struct{}, patience <
 			return nil
 		}
 		err := full(failure)
-		a.pause.begin(a.clock.Now(), err)
+		a.pause.Begin(a.clock.Now(), err)
 		return err
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
 // listBuckets says which folders <2 hex> a directory has.
@@ -34,7 +35,7 @@ func parseBucket(name string) (b byte, ok bool) {
 
 // listBucket returns the blocks in a bucket's folder, by their names, and the names there that are none.
 func listBucket(d dirfs.Dir, b byte) (keys []block.Key, others []string, err error) {
-	all, err := names(d, bucketName(b))
+	all, err := blockdir.Names(d, bucketName(b))
 	if err != nil {
 		return nil, nil, err
 	}
@@ -47,15 +48,6 @@ func listBucket(d dirfs.Dir, b byte) (keys []block.Key, others []string, err err
 		}
 	}
 	return keys, others, nil
-}
-
-// names lists a folder that need not be there.
-func names(d dirfs.Dir, path string) ([]string, error) {
-	n, err := d.ReadDir(path)
-	if gone(err) {
-		return nil, nil
-	}
-	return n, err
 }
 
 // candidate is a block that may be removed.
@@ -110,7 +102,7 @@ func coldest(ctx context.Context, dirs []dirfs.Dir, n int64, eligible func(block
 					continue
 				}
 				info, err := d.Stat(blockName(key))
-				if gone(err) {
+				if blockdir.Gone(err) {
 					continue
 				}
 				if err != nil {

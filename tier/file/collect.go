@@ -9,6 +9,8 @@ import (
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/tier/internal/blockdir"
+	"github.com/kvlane/kvlane/tier/internal/usage"
 )
 
 // Rounds of removing that made no room are repeated while somebody waits, after a pause that grows between these bounds.
@@ -44,7 +46,7 @@ func (a *area) collector() {
 		case <-a.kick:
 		case <-again:
 		case <-tick.Chan():
-			_, n := a.gate.count()
+			_, n := a.gate.Count()
 			if f := a.failure.Load(); n != used || *f != nil {
 				used = n
 				a.space.missing()
@@ -192,7 +194,7 @@ func (r *round) remove(c *candidate) bool {
 		r.removed++
 		r.freed += r.a.formats.ImageBytes(c.key)
 		return true
-	case gone(err):
+	case blockdir.Gone(err):
 		return true
 	case err != nil:
 		r.failed[c.key] = err
@@ -222,24 +224,24 @@ func (r *round) list(ctx context.Context, target int64) error {
 		dirs[i] = d
 	}
 	cold, err := coldest(ctx, dirs, max(need, min(need+max(coldMore, held/4), coldMost)), func(key block.Key) bool {
-		pinned, w := a.owners.look(key)
+		pinned, w := a.owners.Look(key)
 		_, failed := r.failed[key]
-		return !pinned && w == idle && !failed
+		return !pinned && w == usage.Idle && !failed
 	})
 	a.cold = cold
 	return err
 }
 
 // evict removes one block unless it came into use, or was used, since it was found cold, and says whether it is still there.
-// An error that is gone() means that somebody else has removed it.
+// An error that is blockdir.Gone() means that somebody else has removed it.
 func (a *area) evict(c *candidate) (there bool, err error) {
-	if !a.owners.tryOwn(c.key) {
+	if !a.owners.TryOwn(c.key) {
 		return true, nil
 	}
-	defer a.owners.disown(c.key)
+	defer a.owners.Disown(c.key)
 	d := a.dirs[c.dir]
 	info, err := d.Stat(blockName(c.key))
-	if gone(err) {
+	if blockdir.Gone(err) {
 		a.space.missing()
 		return false, err
 	}
@@ -255,8 +257,8 @@ func (a *area) evict(c *candidate) (there bool, err error) {
 			return err
 		})
 	}
-	if err != nil && !gone(err) {
-		return true, fmt.Errorf("remove cold block %s: %w", c.key, writeError(err))
+	if err != nil && !blockdir.Gone(err) {
+		return true, fmt.Errorf("remove cold block %s: %w", c.key, blockdir.WriteError(err))
 	}
 	return false, err
 }

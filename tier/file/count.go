@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+
+	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
 // recount counts the files of every directory. What it cannot list keeps its count.
@@ -65,7 +67,7 @@ func (a *area) recountBucket(d *dir, i byte) error {
 // alone says whether no other process has one of the directories open: then nobody else writes there.
 func (a *area) alone() bool {
 	for _, d := range a.dirs {
-		sessions, err := names(d, tmpName)
+		sessions, err := blockdir.Names(d, tmpName)
 		if err != nil || len(sessions) > 1 {
 			return false
 		}

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"sync"
 	"testing"
 	"time"
@@ -29,7 +28,7 @@ func TestDefect7KilledWriterLeavesNoTornBlock(t *testing.T) {
 	beside := open(t, c) // lives through all of it
 	var swept int64
 	for range rounds {
-		killWriter(t, c.Dirs[0], time.Duration(1+rng.IntN(30))*time.Millisecond)
+		tiertest.Kill(t, writerDir+"="+c.Dirs[0], time.Duration(1+rng.IntN(30))*time.Millisecond, nil)
 		tr, err := file.Open(t.Context(), c)
 		if err != nil {
 			t.Fatal(err)
@@ -53,35 +52,6 @@ func TestDefect7KilledWriterLeavesNoTornBlock(t *testing.T) {
 		t.Errorf("read %d blocks, %v", n, err)
 	}
 	t.Logf("%d blocks written, %d temporary files swept in %d kills", n, swept, rounds)
-}
-
-// killWriter starts a writer and kills it when it has written for so long.
-func killWriter(t *testing.T, dir string, after time.Duration) {
-	t.Helper()
-	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.CommandContext(t.Context(), exe)
-	cmd.Env = append(os.Environ(), writerDir+"="+dir)
-	cmd.Stderr = os.Stderr
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := out.Read(make([]byte, 1)); err != nil { // it writes
-		t.Error(err)
-	}
-	time.Sleep(after)
-	if err := cmd.Process.Kill(); err != nil {
-		t.Error(err)
-	}
-	if err := cmd.Wait(); err == nil {
-		t.Error("the writer ended by itself")
-	}
 }
 
 // killConfig is that of the killed processes: blocks of 256 KiB, so that many a kill hits the middle of a write.

@@ -5,7 +5,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
@@ -16,6 +15,7 @@ import (
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
 // dir is one open directory of a tier.
@@ -61,35 +61,35 @@ func (d *dir) open(ctx context.Context, c *Config) (err error) {
 	}
 	// Looked at before anything is written: a directory given by mistake stays as it is.
 	m, err := d.readMarker(c)
-	if err != nil && !gone(err) {
+	if err != nil && !blockdir.Gone(err) {
 		return err
 	}
 	if c.ReadOnly {
 		if err != nil {
-			return fmt.Errorf("it has no %s, and is opened for reading only: %w: %w", markerName, errdefs.ErrNotFound, err)
+			return fmt.Errorf("it has no %s, and is opened for reading only: %w: %w", blockdir.MarkerName, errdefs.ErrNotFound, err)
 		}
 		d.id = m.Directory
 		return nil
 	}
 	if err != nil {
-		if cerr := checkEmpty(d); cerr != nil {
+		if cerr := blockdir.CheckEmpty(d); cerr != nil {
 			// Another process may have made it meanwhile.
-			if _, err := d.readMarker(c); gone(err) {
+			if _, err := d.readMarker(c); blockdir.Gone(err) {
 				return cerr
 			} else if err != nil {
 				return err
 			}
 		}
 	}
-	return writeError(withLock(ctx, c.Clock, d, func() error { return d.openLocked(c) }))
+	return blockdir.WriteError(blockdir.WithLock(ctx, c.Clock, d, func() error { return d.openLocked(c) }))
 }
 
 // openRoot opens the directory, and makes it if need be.
 func (d *dir) openRoot(c *Config) (dirfs.Dir, error) {
 	root, err := c.FS.OpenDir(d.root)
-	if gone(err) && !c.ReadOnly {
-		if err := makeDir(c.FS, d.root); err != nil {
-			return nil, writeError(err)
+	if blockdir.Gone(err) && !c.ReadOnly {
+		if err := blockdir.MakeDir(c.FS, d.root); err != nil {
+			return nil, blockdir.WriteError(err)
 		}
 		root, err = c.FS.OpenDir(d.root)
 	}
@@ -109,14 +109,14 @@ func (d *dir) openRoot(c *Config) (dirfs.Dir, error) {
 
 func (d *dir) openLocked(c *Config) error {
 	m, err := d.readMarker(c)
-	if gone(err) {
-		m = newMarker(c.Formats, c.Identities)
-		if err = writeMarker(d, m); errors.Is(err, unix.EEXIST) { // another host has, which the lock did not keep out
+	if blockdir.Gone(err) {
+		m = blockdir.NewMarker(blockdir.Files, c.Formats, c.Identities)
+		if err = blockdir.WriteMarker(d, m); errors.Is(err, unix.EEXIST) { // another host has, which the lock did not keep out
 			m, err = d.readMarker(c)
 		}
 	} else if err == nil {
 		// Who wrote it may have died before it was durable; without it, what is written from now on could not be used.
-		err = syncRoot(d)
+		err = blockdir.SyncRoot(d)
 	}
 	if err != nil {
 		return err
@@ -153,7 +153,7 @@ func (d *dir) renew(ctx context.Context, c *Config, old *session) error {
 	if d.session.Load() != old {
 		return nil
 	}
-	return withLock(ctx, c.Clock, d, func() error {
+	return blockdir.WithLock(ctx, c.Clock, d, func() error {
 		s, err := openSession(d)
 		if err != nil {
 			return err
@@ -164,7 +164,7 @@ func (d *dir) renew(ctx context.Context, c *Config, old *session) error {
 }
 
 func (d *dir) readMarker(c *Config) (Marker, error) {
-	m, err := readMarker(d)
+	m, err := blockdir.ReadMarker(d, blockdir.Files)
 	if err != nil {
 		if errors.Is(err, errdefs.ErrMismatch) {
 			return Marker{}, fmt.Errorf("it was made by another version of kvlane; give another directory, or use that version: %w", err)
@@ -174,47 +174,11 @@ func (d *dir) readMarker(c *Config) (Marker, error) {
 		}
 		return Marker{}, err
 	}
-	return m, m.check(c.Formats, c.Identities)
+	return m, m.Check(c.Formats, c.Identities)
 }
 
-// makeDir makes a directory and those above it that are not there, each durable before there is anything in it.
-func makeDir(fsys dirfs.FS, path string) error {
-	parent, name := filepath.Dir(path), filepath.Base(path)
-	up, err := fsys.OpenDir(parent)
-	if gone(err) && parent != path {
-		if err := makeDir(fsys, parent); err != nil {
-			return err
-		}
-		up, err = fsys.OpenDir(parent)
-	}
-	if err != nil {
-		return err
-	}
-	err = mkdir(up, name)
-	if err == nil {
-		err = syncRoot(up)
-	}
-	return errors.Join(err, up.Close())
-}
-
-// syncRoot makes the entries of the directory itself durable.
-func syncRoot(d dirfs.Dir) error {
-	_, err := syncFolder(d, ".")
-	return err
-}
-
-// syncFolder makes the entries of a folder durable, and says which folder it was.
-func syncFolder(d dirfs.Dir, name string) (uint64, error) {
-	f, err := d.Open(name, os.O_RDONLY|unix.O_DIRECTORY)
-	if err != nil {
-		return 0, err
-	}
-	info, err := f.Stat()
-	if err == nil {
-		err = f.Sync()
-	}
-	return info.Inode, errors.Join(err, f.Close())
-}
+// tmpName is the folder of temporary files, which every session has one of in it.
+const tmpName = "tmp"
 
 const hexDigits = "0123456789abcdef"
 

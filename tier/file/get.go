@@ -11,6 +11,8 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/dirfs"
 	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/tier/internal/blockdir"
+	"github.com/kvlane/kvlane/tier/internal/usage"
 )
 
 // readChunk is how much is read between two looks at the context, in bytes.
@@ -46,7 +48,7 @@ func (t *Tier) getInto(ctx context.Context, key block.Key, dst mem.Extent, whole
 	case errors.Is(err, errdefs.ErrCorrupt):
 		t.count.corrupt.Add(1)
 		t.count.misses.Add(1)
-	case gone(err):
+	case blockdir.Gone(err):
 		t.count.misses.Add(1)
 		return fmt.Errorf("read block %s: %w: %w", key, errdefs.ErrNotFound, err)
 	default:
@@ -143,23 +145,23 @@ func (t *Tier) setAside(ctx context.Context, d *dir, key block.Key, bad dirfs.In
 	if t.cfg.ReadOnly {
 		return nil
 	}
-	if err := t.owners.own(ctx, t.ctx.Done(), key, removing); err != nil {
+	if err := t.owners.Own(ctx, t.ctx.Done(), key, usage.Removing); err != nil {
 		return fmt.Errorf("set it aside: %w", err)
 	}
-	defer t.owners.disown(key)
+	defer t.owners.Disown(key)
 	return t.quarantineFile(d, key, bad)
 }
 
 // quarantineFile is setAside for the owner of the key.
 func (t *Tier) quarantineFile(d *dir, key block.Key, bad dirfs.Info) error {
 	now, err := d.Stat(blockName(key))
-	if gone(err) || err == nil && now.Inode != bad.Inode {
+	if blockdir.Gone(err) || err == nil && now.Inode != bad.Inode {
 		return nil
 	}
 	if err == nil {
 		err = t.unname(d, key, func() error { return t.moveToQuarantine(d, key, bad) })
 	}
-	if err != nil && !gone(err) {
+	if err != nil && !blockdir.Gone(err) {
 		return fmt.Errorf("set it aside: %w", err)
 	}
 	return nil
@@ -174,7 +176,7 @@ func (t *Tier) unname(d *dir, key block.Key, op func() error) error {
 	switch {
 	case err == nil:
 		a.space.end(b, -1, t.formats.ImageBytes(key))
-	case gone(err):
+	case blockdir.Gone(err):
 		a.space.end(b, 0, 0)
 		a.space.missing()
 	default:
@@ -190,7 +192,7 @@ func (t *Tier) moveToQuarantine(d *dir, key block.Key, bad dirfs.Info) error {
 		return d.Remove(blockName(key))
 	}
 	if err := toQuarantine(d, t.clock.Now(), key, bad); err != nil {
-		if gone(err) {
+		if blockdir.Gone(err) {
 			return err
 		}
 		if rerr := d.Remove(blockName(key)); rerr != nil {
@@ -200,7 +202,7 @@ func (t *Tier) moveToQuarantine(d *dir, key block.Key, bad dirfs.Info) error {
 		return nil
 	}
 	t.count.quarantined.Add(1)
-	if err := trimQuarantine(d, t.cfg.QuarantineMax); err != nil {
+	if err := blockdir.TrimQuarantine(d, t.cfg.QuarantineMax); err != nil {
 		t.count.errors.Add(1)
 	}
 	return nil

@@ -6,26 +6,14 @@ import (
 	"fmt"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"github.com/jonboulle/clockwork"
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
-
-// Inspection is what a directory holds.
-type Inspection struct {
-	Marker Marker
-	Held
-	ByGroup     []Held // of each of Marker.Groups
-	Temporary   int    // files being written, or left by processes that died
-	Quarantined int
-}
-
-// Held is blocks, and the bytes of their files, if each has the length that its layout says.
-type Held struct{ Blocks, Bytes int64 }
 
 // hold counts the blocks by page group and all together, those of keys of no group too.
 func hold(keys []block.Key, formats block.Formats, all *Held, by []Held) {
@@ -75,13 +63,13 @@ func openExisting(fsys dirfs.FS, path string) (*existing, error) {
 	d := &existing{root: filepath.Clean(path)}
 	var err error
 	if d.Dir, err = fsys.OpenDir(d.root); err == nil {
-		if d.marker, err = readMarker(d); err == nil {
+		if d.marker, err = blockdir.ReadMarker(d, blockdir.Files); err == nil {
 			d.formats = d.marker.Formats()
 			return d, nil
 		}
 		err = errors.Join(err, d.Close())
 	}
-	if gone(err) {
+	if blockdir.Gone(err) {
 		err = fmt.Errorf("it is no directory of blocks: %w: %w", errdefs.ErrNotFound, err)
 	}
 	return nil, fmt.Errorf("directory %s: %w", d.root, err)
@@ -99,9 +87,9 @@ func (d *existing) inspect(ctx context.Context) (Inspection, error) {
 		}
 		hold(keys, d.formats, &in.Held, in.ByGroup)
 	}
-	sessions, err := names(d, tmpName)
+	sessions, err := blockdir.Names(d, tmpName)
 	for _, s := range sessions {
-		files, ferr := names(d, tmpName+"/"+s)
+		files, ferr := blockdir.Names(d, tmpName+"/"+s)
 		err = errors.Join(err, ferr)
 		for _, f := range files {
 			if f != sessionLock {
@@ -109,18 +97,9 @@ func (d *existing) inspect(ctx context.Context) (Inspection, error) {
 			}
 		}
 	}
-	bad, berr := names(d, quarantine)
+	bad, berr := blockdir.Names(d, blockdir.Quarantine)
 	in.Quarantined = len(bad)
 	return in, errors.Join(err, berr)
-}
-
-// Entry is a block in a directory.
-type Entry struct {
-	Key      block.Key
-	Bytes    int64     // of its file
-	Modified time.Time // when it was written, or its hotness was last renewed
-	Group    int       // of Marker.Groups, or -1 where the key is of none
-	Shards   int       // as the group's layout says
 }
 
 // List calls yield for every block of the directory, in the order of their keys, until it returns an error, which List
@@ -146,7 +125,7 @@ func list(ctx context.Context, fsys dirfs.FS, path string, yield func(Entry) err
 				return fail(context.Cause(ctx))
 			}
 			info, err := d.Stat(blockName(key))
-			if gone(err) {
+			if blockdir.Gone(err) {
 				continue
 			}
 			if err != nil {
@@ -162,15 +141,6 @@ func list(ctx context.Context, fsys dirfs.FS, path string, yield func(Entry) err
 		}
 	}
 	return nil
-}
-
-// Collected says what GC did.
-type Collected struct {
-	Before, After int64 // bytes of blocks
-	Removed       int64 // blocks
-	Swept         int   // temporary files of processes that have died
-	// Left says what could not be removed or looked at, and why: blocks, and temporary files of dead processes.
-	Left error
 }
 
 // GC removes what dead processes left in the directory and then its coldest blocks, until at most targetBytes are left.
@@ -191,7 +161,7 @@ func gc(ctx context.Context, fsys dirfs.FS, path string, targetBytes int64) (c C
 	}
 	defer func() { err = errors.Join(err, d.Close()) }()
 	if err := d.collect(ctx, targetBytes, &c); err != nil {
-		return c, fmt.Errorf("collect directory %s: %w", d.root, writeError(err))
+		return c, fmt.Errorf("collect directory %s: %w", d.root, blockdir.WriteError(err))
 	}
 	return c, nil
 }
@@ -199,7 +169,7 @@ func gc(ctx context.Context, fsys dirfs.FS, path string, targetBytes int64) (c C
 func (d *existing) collect(ctx context.Context, targetBytes int64, c *Collected) error {
 	var errs []error
 	left := 0
-	err := withLock(ctx, clockwork.NewRealClock(), d, func() (err error) {
+	err := blockdir.WithLock(ctx, clockwork.NewRealClock(), d, func() (err error) {
 		c.Swept, left, err = sweep(d)
 		return err
 	})
@@ -263,7 +233,7 @@ func (d *existing) evict(c *candidate) (bool, error) {
 	if err == nil {
 		err = d.Remove(name)
 	}
-	if err != nil && !gone(err) {
+	if err != nil && !blockdir.Gone(err) {
 		return false, fmt.Errorf("remove cold block %s: %w", c.key, err)
 	}
 	return true, nil

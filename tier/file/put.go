@@ -12,6 +12,8 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/dirfs"
 	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/tier/internal/blockdir"
+	"github.com/kvlane/kvlane/tier/internal/usage"
 )
 
 // Put writes the block, unless it is there, whole. When it returns nil the block can be found, and is as durable as the policy
@@ -44,12 +46,12 @@ func (t *Tier) put(ctx context.Context, key block.Key, image []byte) error {
 	if err := t.formats.Verify(image, key); err != nil {
 		return err
 	}
-	if err := t.owners.own(ctx, t.ctx.Done(), key, writing); err != nil {
+	if err := t.owners.Own(ctx, t.ctx.Done(), key, usage.Writing); err != nil {
 		return err
 	}
 	d := dirOf(t.dirs, key)
 	defer func() {
-		t.owners.disown(key)
+		t.owners.Disown(key)
 		d.area.space.released() // until now the block could not make room for another
 	}()
 	for try := 1; ; try++ {
@@ -91,7 +93,7 @@ type unreadable struct {
 func (t *Tier) look(ctx context.Context, d *dir, key block.Key) (there bool, over *unreadable, err error) {
 	name := blockName(key)
 	info, err := d.Stat(name)
-	if gone(err) {
+	if blockdir.Gone(err) {
 		return false, nil, nil
 	}
 	if err != nil {
@@ -108,7 +110,7 @@ func (t *Tier) look(ctx context.Context, d *dir, key block.Key) (there bool, ove
 	case err == nil:
 		t.touch(d, key, info)
 		return true, nil, nil
-	case gone(err):
+	case blockdir.Gone(err):
 		return false, nil, nil
 	case ctx.Err() != nil:
 		return false, nil, context.Cause(ctx)
@@ -178,12 +180,12 @@ func (t *Tier) makeDurable(d *dir, key block.Key, info dirfs.Info) error {
 
 // syncName makes the name of a block's file durable, and that of its folder.
 func (t *Tier) syncName(d *dir, key block.Key) error {
-	folder, err := syncFolder(d, bucketName(key[0]))
+	folder, err := blockdir.SyncFolder(d, bucketName(key[0]))
 	b := &d.buckets[key[0]]
 	if err != nil || b.durable.Load() == folder {
 		return err
 	}
-	if err := syncRoot(d); err != nil {
+	if err := blockdir.SyncRoot(d); err != nil {
 		return err
 	}
 	b.durable.Store(folder)
@@ -196,17 +198,17 @@ const roomTries = 4
 // write brings the image under its name, in the place of over if that is given, or leaves all as it was.
 func (t *Tier) write(ctx context.Context, d *dir, key block.Key, image []byte, over *unreadable) error {
 	a := d.area
-	if err := a.pause.err(t.clock.Now()); errors.Is(err, errdefs.ErrNoSpace) {
+	if err := a.pause.Err(t.clock.Now()); errors.Is(err, errdefs.ErrNoSpace) {
 		return err
 	}
 	for try := 1; ; try++ {
 		if err := a.reserve(ctx, int64(len(image))); err != nil {
 			return err
 		}
-		err := writeError(t.writeOnce(ctx, d, key, image, over))
+		err := blockdir.WriteError(t.writeOnce(ctx, d, key, image, over))
 		switch {
 		case err == nil:
-			a.pause.end()
+			a.pause.End()
 			if a.space.commit(int64(len(image))) {
 				a.collectSoon()
 			}
@@ -218,7 +220,7 @@ func (t *Tier) write(ctx context.Context, d *dir, key block.Key, image []byte, o
 		full := try == roomTries || !a.space.shrink(t.clock.Now())
 		a.space.cancel(int64(len(image)))
 		if full {
-			a.pause.begin(t.clock.Now(), err)
+			a.pause.Begin(t.clock.Now(), err)
 			return err
 		}
 		t.count.errors.Add(1)
@@ -230,7 +232,7 @@ func (t *Tier) write(ctx context.Context, d *dir, key block.Key, image []byte, o
 func (t *Tier) writeOnce(ctx context.Context, d *dir, key block.Key, image []byte, over *unreadable) error {
 	s := d.session.Load()
 	info, err := t.publish(d, s, key, image, over)
-	if gone(err) {
+	if blockdir.Gone(err) {
 		if rerr := d.renew(ctx, &t.cfg, s); rerr != nil {
 			return errors.Join(err, rerr)
 		}
@@ -246,12 +248,12 @@ func (t *Tier) writeOnce(ctx context.Context, d *dir, key block.Key, image []byt
 func (t *Tier) publish(d *dir, s *session, key block.Key, image []byte, over *unreadable) (dirfs.Info, error) {
 	temp, sync, name := s.temp(), t.cfg.Fsync == FsyncFile, blockName(key)
 	// What is replaced may be durable: then what comes in its place is to be, under either name.
-	info, err := writeFile(d, temp, image, sync || over != nil)
+	info, err := blockdir.WriteFile(d, temp, image, sync || over != nil)
 	if err != nil {
 		return info, err
 	}
 	if sync {
-		t.owners.publish(key)
+		t.owners.Publish(key)
 	}
 	replace, added := false, int64(1)
 	if over != nil {
@@ -263,21 +265,21 @@ func (t *Tier) publish(d *dir, s *session, key block.Key, image []byte, over *un
 	b := &d.buckets[key[0]]
 	d.area.space.begin(b)
 	err = d.Rename(temp, name, replace)
-	if gone(err) {
-		if err = mkdir(d, bucketName(key[0])); err == nil {
+	if blockdir.Gone(err) {
+		if err = blockdir.Mkdir(d, bucketName(key[0])); err == nil {
 			err = d.Rename(temp, name, replace)
 		}
 	}
 	if err != nil {
 		d.area.space.end(b, 0, 0)
-		return info, errors.Join(err, remove(d, temp))
+		return info, errors.Join(err, blockdir.Remove(d, temp))
 	}
 	if sync {
 		if err := t.syncName(d, key); err != nil {
 			// It could be found but might not survive: a Put that fails leaves nothing of its own, but in the place of what may
 			// have been durable. That either is there after a power failure, or this, which is synced.
 			if now, serr := d.Stat(name); !replace && serr == nil && now.Inode == info.Inode {
-				err = errors.Join(err, remove(d, name))
+				err = errors.Join(err, blockdir.Remove(d, name))
 			}
 			d.area.space.end(b, 0, 0)
 			return info, err
@@ -297,7 +299,7 @@ func (t *Tier) Delete(ctx context.Context, key block.Key) error {
 	if err == nil {
 		return nil
 	}
-	if gone(err) {
+	if blockdir.Gone(err) {
 		return fmt.Errorf("delete block %s: %w: %w", key, errdefs.ErrNotFound, err)
 	}
 	if !errors.Is(err, errdefs.ErrBusy) {
@@ -310,14 +312,14 @@ func (t *Tier) delete(ctx context.Context, key block.Key) error {
 	if t.cfg.ReadOnly {
 		return errReadOnly
 	}
-	if err := t.owners.own(ctx, t.ctx.Done(), key, removing); err != nil {
+	if err := t.owners.Own(ctx, t.ctx.Done(), key, usage.Removing); err != nil {
 		return err
 	}
-	defer t.owners.disown(key)
+	defer t.owners.Disown(key)
 	// Looked at by the owner: from here on nobody can pin it.
-	if pinned, _ := t.owners.look(key); pinned {
+	if pinned, _ := t.owners.Look(key); pinned {
 		return fmt.Errorf("it is retained: %w", errdefs.ErrBusy)
 	}
 	d := dirOf(t.dirs, key)
-	return writeError(t.unname(d, key, func() error { return d.Remove(blockName(key)) }))
+	return blockdir.WriteError(t.unname(d, key, func() error { return d.Remove(blockName(key)) }))
 }

@@ -9,20 +9,11 @@ import (
 	"github.com/jonboulle/clockwork"
 
 	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
-// Repaired says what Repair found and did.
-type Repaired struct {
-	Report          // of what was found
-	MarkerMade bool // from the blocks' headers; with another directory id, which matters where a tier has several directories
-	SetAside   int  // damaged blocks, moved to quarantine
-	Moved      int  // sound blocks that lay in another folder than their key's
-	SweptFiles int  // temporary files of processes that have died
-	Unrepaired []Finding
-}
-
 // Repair is Verify that also mends: a lost or damaged marker is made anew from the blocks' headers where all of them agree;
-// damaged blocks go to quarantine, where as many are kept as there are, until a tier next sets one aside; blocks in another
+// damaged blocks go to blockdir.Quarantine, where as many are kept as there are, until a tier next sets one aside; blocks in another
 // folder than their key's are moved there if they are sound and none is there, and else set aside; what dead processes left is
 // removed. What is not kvlane's, and what could not be looked at, stays as it is and is in Unrepaired, as is what could not be
 // mended. Others may use the directory meanwhile.
@@ -40,9 +31,9 @@ func repair(ctx context.Context, fsys dirfs.FS, path string) (r Repaired, err er
 		return r, err
 	}
 	r.Report = v.report
-	err = withLock(ctx, clockwork.NewRealClock(), v, func() error { return v.mend(ctx, &r) })
+	err = blockdir.WithLock(ctx, clockwork.NewRealClock(), v, func() error { return v.mend(ctx, &r) })
 	if err != nil {
-		return r, fmt.Errorf("repair directory %s: %w", v.root, writeError(err))
+		return r, fmt.Errorf("repair directory %s: %w", v.root, blockdir.WriteError(err))
 	}
 	// What is left is what a second look finds.
 	again, err := verify(ctx, fsys, path, nil)
@@ -53,7 +44,7 @@ func repair(ctx context.Context, fsys dirfs.FS, path string) (r Repaired, err er
 // mend does what can be done about what was found. Failures of single files show when the directory is looked at again.
 func (v *verifier) mend(ctx context.Context, r *Repaired) error {
 	if v.markerBad && len(v.formats) > 0 {
-		if err := v.mendMarker(); err != nil {
+		if err := blockdir.MendMarker(v, time.Now(), v.report.Marker); err != nil {
 			return err
 		}
 		r.MarkerMade = true
@@ -77,25 +68,13 @@ func (v *verifier) mend(ctx context.Context, r *Repaired) error {
 	return err
 }
 
-// mendMarker keeps what is left of the old marker in quarantine.
-func (v *verifier) mendMarker() error {
-	if err := mkdir(v, quarantine); err != nil {
-		return err
-	}
-	old := fmt.Sprintf("%s/%016x-%s", quarantine, uint64(time.Now().UnixNano()), markerName)
-	if err := v.Rename(markerName, old, false); err != nil && !gone(err) {
-		return err
-	}
-	return putMarker(v, v.report.Marker)
-}
-
 func (v *verifier) mendPlace(m misplacedBlock, r *Repaired) {
 	from := bucketName(m.folder) + "/" + m.key.String()
 	info, bad, err := v.check(from, m.key)
 	if err != nil {
 		return
 	}
-	if bad == nil && mkdir(v, bucketName(m.key[0])) == nil && v.Rename(from, blockName(m.key), false) == nil {
+	if bad == nil && blockdir.Mkdir(v, bucketName(m.key[0])) == nil && v.Rename(from, blockName(m.key), false) == nil {
 		r.Moved++
 		return
 	}

@@ -1,21 +1,17 @@
 package file
 
 import (
-	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
 	"strconv"
 	"sync/atomic"
-	"time"
 
-	"github.com/jonboulle/clockwork"
 	"golang.org/x/sys/unix"
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
 const sessionLock = "lock"
@@ -28,19 +24,13 @@ type session struct {
 	next atomic.Uint64
 }
 
-func newSessionID() string {
-	var id [16]byte
-	rand.Read(id[:])
-	return hex.EncodeToString(id[:])
-}
-
 // openSession makes the session's folder. The caller holds the directory's lock, so that nobody takes the folder for
 // one whose owner has died before its own lock is held.
 func openSession(d dirfs.Dir) (_ *session, err error) {
-	if err := mkdir(d, tmpName); err != nil {
+	if err := blockdir.Mkdir(d, tmpName); err != nil {
 		return nil, err
 	}
-	s := &session{dir: d, name: tmpName + "/" + newSessionID()}
+	s := &session{dir: d, name: tmpName + "/" + blockdir.NewID()}
 	if err := d.Mkdir(s.name); err != nil {
 		return nil, err
 	}
@@ -71,7 +61,7 @@ func (s *session) close() error {
 // sweep removes the folders of sessions whose owners have died. It returns the number of temporary files that it removed, and
 // of those that it could not; none of the latter is a reason not to use the directory. The caller holds the directory's lock.
 func sweep(d dirfs.Dir) (files, left int, err error) {
-	sessions, err := names(d, tmpName)
+	sessions, err := blockdir.Names(d, tmpName)
 	if err != nil {
 		return 0, 0, fmt.Errorf("sweep the temporary files of sessions that have ended: %w", err)
 	}
@@ -99,8 +89,8 @@ func sweepSession(d dirfs.Dir, path string) (files, left int, err error) {
 // probeSession says whether the session's owner lives. If not, it returns the lock, held, or nil where there is none. A lock
 // that is no file belongs to nobody.
 func probeSession(d dirfs.Dir, path string) (lock dirfs.File, live bool, err error) {
-	lock, err = openLock(d, path+"/"+sessionLock)
-	if gone(err) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, dirfs.ErrIrregular) {
+	lock, err = blockdir.OpenLock(d, path+"/"+sessionLock)
+	if blockdir.Gone(err) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, dirfs.ErrIrregular) {
 		return nil, false, nil
 	}
 	if err != nil {
@@ -115,38 +105,29 @@ func probeSession(d dirfs.Dir, path string) (lock dirfs.File, live bool, err err
 	return lock, false, nil
 }
 
-// openLock opens a file to lock it, which on a read-only mount can be done for reading only.
-func openLock(d dirfs.Dir, name string) (dirfs.File, error) {
-	f, err := d.Open(name, os.O_RDWR)
-	if errors.Is(err, unix.EROFS) || errors.Is(err, unix.EACCES) {
-		return d.Open(name, os.O_RDONLY)
-	}
-	return f, err
-}
-
 // removeSession removes a session's folder, and says how many temporary files it removed and how many it could not. That
 // others remove it at the same time does no harm.
 func removeSession(d dirfs.Dir, path string) (files, left int, err error) {
 	info, err := d.Stat(path)
-	if gone(err) {
+	if blockdir.Gone(err) {
 		return 0, 0, nil
 	}
 	if err != nil {
 		return 0, 1, err
 	}
 	if !info.Type.IsDir() {
-		if err := remove(d, path); err != nil {
+		if err := blockdir.Remove(d, path); err != nil {
 			return 0, 1, err
 		}
 		return 1, 0, nil
 	}
-	all, err := names(d, path)
+	all, err := blockdir.Names(d, path)
 	errs := []error{err}
 	for _, name := range all {
 		if name == sessionLock {
 			continue
 		}
-		if err := remove(d, path+"/"+name); err != nil {
+		if err := blockdir.Remove(d, path+"/"+name); err != nil {
 			errs, left = append(errs, err), left+1
 			continue
 		}
@@ -155,55 +136,5 @@ func removeSession(d dirfs.Dir, path string) (files, left int, err error) {
 	if left > 0 {
 		return files, left, errors.Join(errs...)
 	}
-	return files, 0, errors.Join(append(errs, remove(d, path+"/"+sessionLock), remove(d, path))...)
-}
-
-// remove is Dir.Remove that does not mind if the file has gone.
-func remove(d dirfs.Dir, name string) error {
-	if err := d.Remove(name); err != nil && !gone(err) {
-		return err
-	}
-	return nil
-}
-
-// mkdir is Dir.Mkdir that does not mind if the directory is there.
-func mkdir(d dirfs.Dir, name string) error {
-	if err := d.Mkdir(name); err != nil && !errors.Is(err, unix.EEXIST) {
-		return err
-	}
-	return nil
-}
-
-// lockPauseLeast and lockPauseMost bound the pauses between tries for a directory's lock.
-const (
-	lockPauseLeast = time.Millisecond
-	lockPauseMost  = 50 * time.Millisecond
-)
-
-// withLock runs f while no process opens or sweeps the directory. It waits for others until ctx ends.
-func withLock(ctx context.Context, clock clockwork.Clock, d dirfs.Dir, f func() error) (err error) {
-	lock, err := d.Open(lockName, os.O_RDWR|os.O_CREATE)
-	if errors.Is(err, unix.EROFS) || errors.Is(err, unix.EACCES) {
-		if lock, err = d.Open(lockName, os.O_RDONLY); gone(err) {
-			return f() // nobody can open it who would have to be kept out
-		}
-	}
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, lock.Close()) }()
-	for pause := lockPauseLeast; ; pause = min(2*pause, lockPauseMost) {
-		err := lock.Lock()
-		if err == nil {
-			return f()
-		}
-		if !errors.Is(err, errdefs.ErrBusy) {
-			return fmt.Errorf("lock it against other processes that open it: %w", err)
-		}
-		select {
-		case <-clock.After(pause):
-		case <-ctx.Done():
-			return fmt.Errorf("another process opens it and holds %s: %w: %w", lockName, err, context.Cause(ctx))
-		}
-	}
+	return files, 0, errors.Join(append(errs, blockdir.Remove(d, path+"/"+sessionLock), blockdir.Remove(d, path))...)
 }

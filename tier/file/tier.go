@@ -15,6 +15,8 @@ import (
 	"github.com/kvlane/kvlane/internal/dirfs"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/tier"
+	"github.com/kvlane/kvlane/tier/internal/blockdir"
+	"github.com/kvlane/kvlane/tier/internal/usage"
 )
 
 // Tier keeps blocks in files. It implements tier.Tier and tier.Statter and is safe for concurrent use.
@@ -24,14 +26,14 @@ type Tier struct {
 	formats block.Formats
 	dirs    []*dir
 	areas   []*area // which the directories are divided among
-	owners  owners
+	owners  *usage.Owners
 	proofs  proofs
 	count   counters
 	buffers sync.Pool // *[]byte of the longest image
 
 	// gate is passed by every operation for its whole duration, I/O included, and closed by Close, which waits for those in
 	// flight: a session's folder cannot go while somebody writes there.
-	gate    gate
+	gate    usage.Gate
 	ctx     context.Context // ends with Close
 	cancel  context.CancelFunc
 	closing chan struct{} // a lock with a context: one Close at a time
@@ -58,11 +60,11 @@ func Open(ctx context.Context, c Config) (*Tier, error) {
 	c.setDefaults()
 	t := &Tier{
 		cfg: c, clock: c.Clock, formats: c.Formats,
-		owners:  owners{keys: make(map[block.Key]use)},
+		owners:  usage.NewOwners(),
 		closing: make(chan struct{}, 1),
 	}
 	t.proofs.init()
-	t.gate.init()
+	t.gate.Init()
 	if err := t.openDirs(ctx); err != nil {
 		return nil, fmt.Errorf("open file tier: %w", errors.Join(err, t.closeDirs()))
 	}
@@ -132,10 +134,10 @@ func (t *Tier) closeDirs() error {
 // for temporary files. If ctx ends first, as it may where a file system hangs, the error wraps ErrBusy, memory given to a Get or
 // Put that is under way must not be freed, and Close may be called again. After success it returns nil at once.
 func (t *Tier) Close(ctx context.Context) error {
-	t.gate.close()
+	t.gate.Close()
 	t.cancel()
 	busy := func() error {
-		active, _ := t.gate.count()
+		active, _ := t.gate.Count()
 		return fmt.Errorf("close file tier: %d reads and writes of files have not ended: %w: %w", active, errdefs.ErrBusy, context.Cause(ctx))
 	}
 	select {
@@ -147,7 +149,7 @@ func (t *Tier) Close(ctx context.Context) error {
 	if t.closed {
 		return nil
 	}
-	ends := []<-chan struct{}{t.gate.idle}
+	ends := []<-chan struct{}{t.gate.Idle}
 	for _, a := range t.areas {
 		ends = append(ends, a.done)
 	}
@@ -176,13 +178,13 @@ func (t *Tier) enter(ctx context.Context) error {
 	if err := context.Cause(ctx); err != nil {
 		return fmt.Errorf("use file tier: %w", err)
 	}
-	if err := t.gate.enter(); err != nil {
+	if err := t.gate.Enter(); err != nil {
 		return fmt.Errorf("use file tier: %w", err)
 	}
 	return nil
 }
 
-func (t *Tier) leave() { t.gate.leave() }
+func (t *Tier) leave() { t.gate.Leave() }
 
 // buffer returns the bytes of an extent that is as long as the block's image.
 func (t *Tier) buffer(key block.Key, e mem.Extent) ([]byte, error) {
@@ -218,19 +220,19 @@ func (t *Tier) Lookup(ctx context.Context, keys []block.Key, states []tier.State
 			return fmt.Errorf("look up block %s: %w", key, context.Cause(ctx))
 		}
 		info, err := dirOf(t.dirs, key).Stat(blockName(key))
-		_, w := t.owners.look(key) // after it: a file that was seen may not be durable yet
+		_, w := t.owners.Look(key) // after it: a file that was seen may not be durable yet
 		switch {
-		case err == nil && w != publishing && t.plausible(key, info) == nil:
+		case err == nil && w != usage.Publishing && t.plausible(key, info) == nil:
 			states[i] = tier.Ready
 			continue
 		case err == nil:
 			states[i] = tier.Failed
-		case gone(err):
+		case blockdir.Gone(err):
 			states[i] = tier.Absent
 		default:
 			return t.fail(fmt.Errorf("look up block %s: %w", key, err))
 		}
-		if w == writing || w == publishing {
+		if w == usage.Writing || w == usage.Publishing {
 			states[i] = tier.Filling
 		}
 	}
@@ -255,9 +257,9 @@ func (t *Tier) Kept(ctx context.Context, keys []block.Key, kept []bool) error {
 		if err != nil || t.plausible(key, info) != nil {
 			continue // the Put says what is wrong
 		}
-		_, w := t.owners.look(key)
+		_, w := t.owners.Look(key)
 		whole, synced := t.proofs.has(key, info)
-		kept[i] = whole && (synced || t.cfg.Fsync != FsyncFile) && w != publishing && w != removing
+		kept[i] = whole && (synced || t.cfg.Fsync != FsyncFile) && w != usage.Publishing && w != usage.Removing
 	}
 	return nil
 }
@@ -281,21 +283,21 @@ func (t *Tier) Retain(ctx context.Context, keys []block.Key) (int, error) {
 
 func (t *Tier) retain(key block.Key) (bool, error) {
 	// Pinned before it is looked at: whoever removes files looks at the pins first.
-	if !t.owners.pin(key) {
+	if !t.owners.Pin(key) {
 		t.count.misses.Add(1)
 		return false, nil
 	}
 	d := dirOf(t.dirs, key)
 	info, err := d.Stat(blockName(key))
-	_, w := t.owners.look(key)
-	if err == nil && w != publishing && t.plausible(key, info) == nil {
+	_, w := t.owners.Look(key)
+	if err == nil && w != usage.Publishing && t.plausible(key, info) == nil {
 		t.count.retained.Add(1)
 		t.count.hits.Add(1)
 		t.touch(d, key, info)
 		return true, nil
 	}
 	t.unpin(key)
-	if err == nil || gone(err) {
+	if err == nil || blockdir.Gone(err) {
 		t.count.misses.Add(1)
 		return false, nil
 	}
@@ -309,7 +311,7 @@ func (t *Tier) Release(keys []block.Key) {
 }
 
 func (t *Tier) unpin(keys ...block.Key) {
-	if t.owners.unpin(keys) {
+	if t.owners.Unpin(keys) {
 		for _, a := range t.areas {
 			a.space.released()
 		}
@@ -331,7 +333,7 @@ func (t *Tier) touch(d *dir, key block.Key, info dirfs.Info) {
 			t.proofs.add(key, touched, synced)
 		}
 	}
-	if err != nil && !gone(err) {
+	if err != nil && !blockdir.Gone(err) {
 		t.count.errors.Add(1)
 	}
 }
@@ -358,7 +360,7 @@ func (t *Tier) Stats() tier.Stats {
 		blocks, bytes := a.space.holds()
 		s.Blocks, s.Bytes, s.CapacityBytes = s.Blocks+blocks, s.Bytes+bytes, s.CapacityBytes+a.bound
 		s.Waiting, s.Stuck = s.Waiting+a.space.waiting(), s.Stuck+a.stuck.Load()
-		s.Paused, s.Failure = errors.Join(s.Paused, a.pause.why()), errors.Join(s.Failure, *a.failure.Load())
+		s.Paused, s.Failure = errors.Join(s.Paused, a.pause.Why()), errors.Join(s.Failure, *a.failure.Load())
 		unbounded = unbounded || a.bound == 0
 	}
 	if unbounded {

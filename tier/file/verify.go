@@ -15,43 +15,8 @@ import (
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
-
-// Problem is what is wrong with a file.
-type Problem string
-
-// The problems.
-const (
-	Damaged   Problem = "damaged"   // its kind, size, identity, key or a checksum is wrong
-	Lost      Problem = "lost"      // the marker is not there
-	Misplaced Problem = "misplaced" // a block in another folder than its key's
-	Leftover  Problem = "leftover"  // a temporary file of a process that has died
-	Foreign   Problem = "foreign"   // no file of a block directory
-	Unjudged  Problem = "unjudged"  // it could not be looked at
-)
-
-// Finding is a file with a problem.
-type Finding struct {
-	Path    string
-	Problem Problem
-	Detail  string
-}
-
-// Report is what Verify found.
-type Report struct {
-	// Marker is the directory's, or, where that is lost or damaged, what the blocks' headers agree on.
-	Marker       Marker
-	Blocks       int64 // that were checked, the damaged ones included
-	Bytes        int64 // of them
-	LiveSessions int   // of processes that have the directory open
-	Quarantined  int   // files set aside earlier; not a finding: they are never read
-	Findings     []Finding
-	// Sums counts the sound blocks by the algorithm of their checksums. A directory may hold several.
-	Sums map[block.SumAlgo]int64
-}
-
-// Clean says whether nothing was found.
-func (r *Report) Clean() bool { return len(r.Findings) == 0 }
 
 // Verify checks every byte of the directory's blocks and looks for files that should not be there. It changes nothing, and so
 // works on a read-only mount too. It looks at everything, whatever it meets: what it cannot look at is a finding, Unjudged.
@@ -103,7 +68,7 @@ func openVerifier(ctx context.Context, fsys dirfs.FS, path string) (_ *verifier,
 			return v, nil
 		}
 		err = errors.Join(err, v.Close())
-	} else if gone(err) {
+	} else if blockdir.Gone(err) {
 		err = fmt.Errorf("%w: %w", errdefs.ErrNotFound, err)
 	}
 	return nil, fmt.Errorf("verify directory %s: %w", v.root, err)
@@ -111,7 +76,7 @@ func openVerifier(ctx context.Context, fsys dirfs.FS, path string) (_ *verifier,
 
 // readFormat reads the marker, or, where that cannot be, the headers of the blocks.
 func (v *verifier) readFormat(ctx context.Context) error {
-	m, err := readMarker(v)
+	m, err := blockdir.ReadMarker(v, blockdir.Files)
 	if err == nil {
 		v.setFormats(m)
 		return nil
@@ -125,14 +90,14 @@ func (v *verifier) readFormat(ctx context.Context) error {
 		return context.Cause(ctx)
 	}
 	switch {
-	case gone(err) && n == 0:
+	case blockdir.Gone(err) && n == 0:
 		return fmt.Errorf("it is no directory of blocks: %w: %w", errdefs.ErrNotFound, err)
-	case gone(err):
-		v.found(markerName, Lost, "the directory has blocks")
+	case blockdir.Gone(err):
+		v.found(blockdir.MarkerName, Lost, "the directory has blocks")
 	case errors.Is(err, errdefs.ErrCorrupt):
-		v.found(markerName, Damaged, err.Error())
+		v.found(blockdir.MarkerName, Damaged, err.Error())
 	default:
-		v.found(markerName, Unjudged, err.Error())
+		v.found(blockdir.MarkerName, Unjudged, err.Error())
 		v.markerBad = false // it may be whole
 	}
 	if herr != nil {
@@ -185,7 +150,7 @@ func (v *verifier) headers(ctx context.Context) (n int, m Marker, err error) {
 	if n == 0 {
 		return n, m, nil
 	}
-	m = newMarker(formats, nil)
+	m = blockdir.NewMarker(blockdir.Files, formats, nil)
 	tagged := 0
 	for _, key := range all {
 		if formats.Tagged(key) {
@@ -251,7 +216,7 @@ func (v *verifier) found(name string, p Problem, detail string) {
 
 // unjudged notes what could not be looked at, unless it is there no more.
 func (v *verifier) unjudged(name string, err error) {
-	if err != nil && !gone(err) {
+	if err != nil && !blockdir.Gone(err) {
 		v.found(name, Unjudged, err.Error())
 	}
 }
@@ -263,12 +228,12 @@ func (v *verifier) top(context.Context) error {
 	for _, n := range all {
 		_, folder := parseBucket(n)
 		switch n {
-		case markerName, lockName, "lost+found":
+		case blockdir.MarkerName, blockdir.LockName, "lost+found":
 			continue
-		case tmpName, quarantine:
+		case tmpName, blockdir.Quarantine:
 			folder = true
 		}
-		if !folder && strings.HasPrefix(n, markerTemp) {
+		if !folder && strings.HasPrefix(n, blockdir.MarkerTemp) {
 			continue // left by a process that died as it made the directory
 		}
 		if !folder {
@@ -281,9 +246,9 @@ func (v *verifier) top(context.Context) error {
 			v.found(n, Foreign, "a "+info.Kind()+" where a folder should be")
 		}
 	}
-	bad, err := names(v, quarantine)
+	bad, err := blockdir.Names(v, blockdir.Quarantine)
 	v.report.Quarantined = len(bad)
-	v.unlessFolder(quarantine, err)
+	v.unlessFolder(blockdir.Quarantine, err)
 	return nil
 }
 
@@ -297,8 +262,8 @@ func (v *verifier) unlessFolder(name string, err error) {
 
 // temporary looks for the files of sessions whose owners have died.
 func (v *verifier) temporary(ctx context.Context) error {
-	err := withLock(ctx, clockwork.NewRealClock(), v, func() error {
-		sessions, err := names(v, tmpName)
+	err := blockdir.WithLock(ctx, clockwork.NewRealClock(), v, func() error {
+		sessions, err := blockdir.Names(v, tmpName)
 		v.unlessFolder(tmpName, err)
 		for _, s := range sessions {
 			v.session(tmpName + "/" + s)
@@ -330,7 +295,7 @@ func (v *verifier) session(path string) {
 	if live || err != nil {
 		return
 	}
-	files, err := names(v, path)
+	files, err := blockdir.Names(v, path)
 	v.unjudged(path, err)
 	for _, f := range files {
 		name := path + "/" + f
@@ -373,7 +338,7 @@ func (v *verifier) blocks(ctx context.Context) error {
 func (v *verifier) block(key block.Key) {
 	name := blockName(key)
 	info, bad, err := v.check(name, key)
-	if gone(err) {
+	if blockdir.Gone(err) {
 		return
 	}
 	if err != nil {

@@ -40,8 +40,8 @@ func Keys(is ...int) []block.Key {
 	return keys
 }
 
-// fillShards writes the shards' bytes, a function of key, version, shard and place.
-func fillShards(f block.Format, image []byte, key block.Key, version int) {
+// Fill writes the shards' bytes, a function of key, version, shard and place.
+func Fill(f block.Format, image []byte, key block.Key, version int) {
 	for i := range f.Layout.Shards() {
 		b := image[f.Layout.ShardOff(i):][:f.Layout.ShardBytes(i)]
 		x := binary.LittleEndian.Uint64(key[:]) + uint64(version)<<32 + uint64(i)<<48
@@ -57,7 +57,7 @@ func fillShards(f block.Format, image []byte, key block.Key, version int) {
 // Seal makes image the sealed image of key. Images of one key in two versions differ in every shard of some length.
 func Seal(tb testing.TB, f block.Format, image []byte, key block.Key, version int) {
 	tb.Helper()
-	fillShards(f, image, key, version)
+	Fill(f, image, key, version)
 	if err := f.Seal(image, key); err != nil {
 		tb.Fatal(err)
 	}
@@ -69,7 +69,7 @@ func Check(f block.Format, image []byte, key block.Key, version int) error {
 		return err
 	}
 	want := make([]byte, len(image))
-	fillShards(f, want, key, version)
+	Fill(f, want, key, version)
 	if err := f.Seal(want, key); err != nil {
 		return err
 	}

@@ -30,7 +30,7 @@ type inode struct {
 	entries            []entry // since the last sync
 }
 
-// write is a change to a file's bytes; one without bytes cuts the file to nothing.
+// write is a change to a file's bytes; one without bytes cuts the file.
 type write struct {
 	off  int64
 	b    []byte
@@ -151,7 +151,7 @@ func (d *Disk) change(n *inode, w write) {
 // apply does what w does to the part of the file that begins at at.
 func (w write) apply(part []byte, at int64) {
 	if w.b == nil {
-		clear(part)
+		clear(part[min(max(0, w.size-at), int64(len(part))):])
 		return
 	}
 	from, to := max(w.off, at), min(w.off+int64(len(w.b)), at+int64(len(part)))

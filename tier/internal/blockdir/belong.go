@@ -1,4 +1,4 @@
-package file
+package blockdir
 
 import (
 	"fmt"
@@ -9,8 +9,8 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// check says whether blocks of these formats and identities belong into the marker's directory, which is for one set of them.
-func (m *Marker) check(formats block.Formats, ids []block.Identity) error {
+// Check says whether blocks of these formats and identities belong into the marker's directory, which is for one set of them.
+func (m *Marker) Check(formats block.Formats, ids []block.Identity) error {
 	other := func(format string, args ...any) error {
 		return fmt.Errorf("%s; give another directory, or remove this one: %w", fmt.Sprintf(format, args...), errdefs.ErrMismatch)
 	}

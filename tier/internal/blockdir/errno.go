@@ -1,4 +1,4 @@
-package file
+package blockdir
 
 import (
 	"errors"
@@ -9,14 +9,14 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// gone says that a file is not there, or is there no more: on a shared file system another host may remove it while
+// Gone says that a file is not there, or is there no more: on a shared file system another host may remove it while
 // this one has it open.
-func gone(err error) bool {
+func Gone(err error) bool {
 	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESTALE)
 }
 
-// writeError wraps the sentinel that says what a failed write means for the caller. The errors of FS name the path.
-func writeError(err error) error {
+// WriteError wraps the sentinel that says what a failed write means for the caller. The errors of FS name the path.
+func WriteError(err error) error {
 	switch {
 	case err == nil:
 		return nil

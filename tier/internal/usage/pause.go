@@ -1,4 +1,4 @@
-package file
+package usage
 
 import (
 	"fmt"
@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// pause says whether writing goes on after it failed for want of room. Meanwhile writes fail at once rather than wait or try,
+// Pause says whether writing goes on after it failed for want of room. Meanwhile writes fail at once rather than wait or try,
 // each in its turn, for what the one before did not get; the first after it tries again.
-type pause struct {
+type Pause struct {
 	mu    sync.Mutex
 	cause error // nil: not paused
 	since time.Time
@@ -22,8 +22,8 @@ const (
 	pauseMost  = 30 * time.Second
 )
 
-// begin pauses for cause, longer than the last time if writing has not succeeded since.
-func (p *pause) begin(now time.Time, cause error) {
+// Begin pauses for cause, longer than the last time if writing has not succeeded since.
+func (p *Pause) Begin(now time.Time, cause error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.cause == nil {
@@ -36,15 +36,15 @@ func (p *pause) begin(now time.Time, cause error) {
 	p.cause, p.until = cause, now.Add(p.wait)
 }
 
-// end notes that a write succeeded.
-func (p *pause) end() {
+// End notes that a write succeeded.
+func (p *Pause) End() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.cause, p.wait = nil, 0
 }
 
-// err is why nobody writes now; nil where somebody may try.
-func (p *pause) err(now time.Time) error {
+// Err is why nobody writes now; nil where somebody may try.
+func (p *Pause) Err(now time.Time) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.cause == nil || !now.Before(p.until) {
@@ -54,8 +54,8 @@ func (p *pause) err(now time.Time) error {
 		now.Sub(p.since).Round(time.Millisecond), p.until.Sub(now).Round(time.Millisecond), p.cause)
 }
 
-// why is what the last write failed for; nil once one has succeeded.
-func (p *pause) why() error {
+// Why is what the last write failed for; nil once one has succeeded.
+func (p *Pause) Why() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.cause

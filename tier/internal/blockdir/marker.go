@@ -1,4 +1,4 @@
-package file
+package blockdir
 
 import (
 	"crypto/rand"
@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/zeebo/blake3"
 
@@ -17,20 +18,32 @@ import (
 	"github.com/kvlane/kvlane/internal/dirfs"
 )
 
+// The names in a directory of blocks that every tier gives.
 const (
-	markerName    = "kvlane.json"
-	markerTemp    = "kvlane.json.tmp"
-	lockName      = "kvlane.lock"
-	tmpName       = "tmp"
-	quarantine    = "quarantine"
-	markerFormat  = "kvlane block directory"
+	MarkerName = "kvlane.json"
+	MarkerTemp = "kvlane.json.tmp" // a marker that is being written
+	LockName   = "kvlane.lock"
+	Quarantine = "quarantine"
+)
+
+const (
 	markerVersion = 1
 	groupsVersion = 2       // of a directory with several page groups, which earlier builds do not read
 	maxMarker     = 4 << 20 // bytes; 4096 shards need about 50,000, and there may be block.MaxGroups times as many
 )
 
+// Sort is how a directory's blocks are kept, as the marker says it.
+type Sort string
+
+// The sorts.
+const (
+	Files Sort = "kvlane block directory" // a file each
+	Log   Sort = "kvlane log directory"   // in the segments of a log
+)
+
 // Marker is what a directory says about itself in kvlane.json.
 type Marker struct {
+	Sort      Sort
 	Version   int    // of the directory's structure and of its blocks' format
 	Directory string // the directory's own random id, 32 hexadecimal digits: its place in rendezvous hashing
 	Groups    []Group
@@ -46,7 +59,7 @@ type Group struct {
 }
 
 type markerJSON struct {
-	Format     string       `json:"format"`
+	Format     Sort         `json:"format"`
 	Version    int          `json:"version"`
 	Directory  string       `json:"directory"`
 	*groupJSON              // of the only group
@@ -59,11 +72,11 @@ type groupJSON struct {
 	ShardBytes []int64         `json:"shard_bytes"`
 }
 
-// newMarker returns the marker of a new directory. ids may be empty.
-func newMarker(formats block.Formats, ids []block.Identity) Marker {
+// NewMarker returns the marker of a new directory. ids may be empty.
+func NewMarker(sort Sort, formats block.Formats, ids []block.Identity) Marker {
 	var uuid [16]byte
 	rand.Read(uuid[:])
-	m := Marker{Version: markerVersion, Directory: hex.EncodeToString(uuid[:])}
+	m := Marker{Sort: sort, Version: markerVersion, Directory: hex.EncodeToString(uuid[:])}
 	if len(formats) > 1 {
 		m.Version = groupsVersion
 	}
@@ -98,7 +111,7 @@ func publicIdentity(id block.Identity) block.Identity {
 }
 
 func (m *Marker) encode() ([]byte, error) {
-	j := markerJSON{Format: markerFormat, Version: m.Version, Directory: m.Directory}
+	j := markerJSON{Format: m.Sort, Version: m.Version, Directory: m.Directory}
 	for _, g := range m.Groups {
 		j.Groups = append(j.Groups, &groupJSON{Digest: g.Digest.String(), Identity: g.Identity, ShardBytes: g.Layout.ShardSizes()})
 	}
@@ -114,13 +127,13 @@ func parseMarker(b []byte) (Marker, error) {
 	var j markerJSON
 	// The version comes first: another one may have another structure, which is no damage.
 	if err := json.Unmarshal(b, &struct {
-		Format  *string `json:"format"`
-		Version *int    `json:"version"`
+		Format  *Sort `json:"format"`
+		Version *int  `json:"version"`
 	}{&j.Format, &j.Version}); err != nil {
 		return Marker{}, fmt.Errorf("%w: %w", errdefs.ErrCorrupt, err)
 	}
-	if j.Format != markerFormat {
-		return Marker{}, fmt.Errorf("format: expected %q, found %q: %w", markerFormat, j.Format, errdefs.ErrCorrupt)
+	if j.Format != Files && j.Format != Log {
+		return Marker{}, fmt.Errorf("format: expected %q or %q, found %q: %w", Files, Log, j.Format, errdefs.ErrCorrupt)
 	}
 	if j.Version != markerVersion && j.Version != groupsVersion {
 		return Marker{}, fmt.Errorf("version: expected %d or %d, found %d: %w", markerVersion, groupsVersion, j.Version, errdefs.ErrMismatch)
@@ -129,7 +142,7 @@ func parseMarker(b []byte) (Marker, error) {
 	if err := json.Unmarshal(b, &j); err != nil {
 		return Marker{}, fmt.Errorf("%w: %w", errdefs.ErrCorrupt, err)
 	}
-	m := Marker{Version: j.Version, Directory: j.Directory}
+	m := Marker{Sort: j.Format, Version: j.Version, Directory: j.Directory}
 	if id, err := hex.DecodeString(j.Directory); err != nil || len(id) != 16 {
 		return Marker{}, fmt.Errorf("directory: %q are not 32 hexadecimal digits: %w", j.Directory, errdefs.ErrCorrupt)
 	}
@@ -165,9 +178,10 @@ func (j *groupJSON) group() (g Group, err error) {
 	return g, nil
 }
 
-// readMarker reads the marker of a directory; an error that is gone() means that it has none.
-func readMarker(d dirfs.Dir) (_ Marker, err error) {
-	f, err := d.Open(markerName, os.O_RDONLY)
+// ReadMarker reads the marker of a directory, which is of that sort, or of any where sort is empty; an error that is Gone means
+// that it has none. Errors: ErrCorrupt where it is unreadable, ErrMismatch for another version or sort.
+func ReadMarker(d dirfs.Dir, sort Sort) (_ Marker, err error) {
+	f, err := d.Open(MarkerName, os.O_RDONLY)
 	if errors.Is(err, dirfs.ErrIrregular) {
 		return Marker{}, fmt.Errorf("read marker: %w: %w", errdefs.ErrCorrupt, err)
 	}
@@ -181,72 +195,63 @@ func readMarker(d dirfs.Dir) (_ Marker, err error) {
 	}
 	m, err := parseMarker(b)
 	if err != nil {
-		return Marker{}, fmt.Errorf("read marker %s: %w", markerName, err)
+		return Marker{}, fmt.Errorf("read marker %s: %w", MarkerName, err)
+	}
+	if sort != "" && m.Sort != sort {
+		return Marker{}, fmt.Errorf("read marker %s: it is a %s, not a %s: %w", MarkerName, m.Sort, sort, errdefs.ErrMismatch)
 	}
 	return m, nil
 }
 
-// checkEmpty says why d, which has no marker, cannot be made a directory of blocks.
-func checkEmpty(d dirfs.Dir) error {
+// CheckEmpty says why d, which has no marker, cannot be made a directory of blocks.
+func CheckEmpty(d dirfs.Dir) error {
 	names, err := d.ReadDir(".")
 	if err != nil {
 		return err
 	}
 	for _, n := range names {
 		// lost+found is what a freshly made file system has; the others may be left by a process that died here.
-		if n != lockName && !strings.HasPrefix(n, markerTemp) && n != "lost+found" {
+		if n != LockName && !strings.HasPrefix(n, MarkerTemp) && n != "lost+found" {
 			return fmt.Errorf("it is not empty and has no %s: found %q; give an empty directory, or one that kvlane made: %w",
-				markerName, n, errdefs.ErrInvalid)
+				MarkerName, n, errdefs.ErrInvalid)
 		}
 	}
 	return nil
 }
 
-// writeMarker makes d, which is locked, a directory of blocks. It must be empty.
-func writeMarker(d dirfs.Dir, m Marker) error {
-	if err := checkEmpty(d); err != nil {
+// WriteMarker makes d, which is locked, a directory of blocks. It must be empty.
+func WriteMarker(d dirfs.Dir, m Marker) error {
+	if err := CheckEmpty(d); err != nil {
 		return err
 	}
-	return putMarker(d, m)
+	return PutMarker(d, m)
 }
 
-// putMarker gives d, which is locked, the marker, durably.
-func putMarker(d dirfs.Dir, m Marker) error {
+// MendMarker gives d, which is locked, the marker, and keeps what is left of the old one in quarantine.
+func MendMarker(d dirfs.Dir, now time.Time, m Marker) error {
+	if err := Mkdir(d, Quarantine); err != nil {
+		return err
+	}
+	old := fmt.Sprintf("%s/%016x-%s", Quarantine, uint64(now.UnixNano()), MarkerName)
+	if err := d.Rename(MarkerName, old, false); err != nil && !Gone(err) {
+		return err
+	}
+	return PutMarker(d, m)
+}
+
+// PutMarker gives d, which is locked, the marker, durably.
+func PutMarker(d dirfs.Dir, m Marker) error {
 	b, err := m.encode()
 	if err != nil {
 		return err
 	}
 	// A name that nobody else has: where locks do not reach other hosts one of them may be at this too.
-	temp := markerTemp + "." + newSessionID()
-	if _, err := writeFile(d, temp, b, true); err != nil {
+	temp := MarkerTemp + "." + NewID()
+	if _, err := WriteFile(d, temp, b, true); err != nil {
 		return err
 	}
-	if err := d.Rename(temp, markerName, false); err != nil {
-		return errors.Join(err, remove(d, temp))
+	if err := d.Rename(temp, MarkerName, false); err != nil {
+		return errors.Join(err, Remove(d, temp))
 	}
-	return syncRoot(d)
-}
-
-// writeFile writes a new file, or leaves none. It describes the file as it was written.
-func writeFile(d dirfs.Dir, name string, b []byte, sync bool) (info dirfs.Info, err error) {
-	f, err := d.Open(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL)
-	if err != nil {
-		return dirfs.Info{}, err
-	}
-	n, err := f.WriteAt(b, 0)
-	if err == nil && n != len(b) {
-		err = fmt.Errorf("write %s: %d of %d bytes: %w", name, n, len(b), io.ErrShortWrite)
-	}
-	if err == nil && sync {
-		err = f.Sync()
-	}
-	if err == nil {
-		info, err = f.Stat()
-	}
-	// Network file systems report failed writes at close.
-	err = errors.Join(err, f.Close())
-	if err != nil {
-		err = errors.Join(err, d.Remove(name))
-	}
-	return info, err
+	return SyncRoot(d)
 }

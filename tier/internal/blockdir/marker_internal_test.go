@@ -1,4 +1,4 @@
-package file
+package blockdir
 
 import (
 	"bytes"
@@ -15,7 +15,7 @@ func FuzzParseMarker(f *testing.F) {
 		f.Fatal(err)
 	}
 	id := block.Identity{Model: "m", DType: "bfloat16", Layout: block.LayoutKV, Salt: "s"}
-	m := newMarker(block.Formats{{Layout: layout, Identity: id.Digest()}}, []block.Identity{id})
+	m := NewMarker(Files, block.Formats{{Layout: layout, Identity: id.Digest()}}, []block.Identity{id})
 	good, err := m.encode()
 	if err != nil {
 		f.Fatal(err)
@@ -35,7 +35,7 @@ func FuzzParseMarker(f *testing.F) {
 	}
 	other := id
 	other.Group, other.Layers = "sliding", "1-3"
-	several, err := (&Marker{Version: groupsVersion, Directory: m.Directory, Groups: append(m.Groups, Group{Digest: other.Digest(), Layout: layout})}).encode()
+	several, err := (&Marker{Sort: Log, Version: groupsVersion, Directory: m.Directory, Groups: append(m.Groups, Group{Digest: other.Digest(), Layout: layout})}).encode()
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -57,7 +57,7 @@ func FuzzParseMarker(f *testing.F) {
 			t.Fatal(err)
 		}
 		again, err := parseMarker(b)
-		if err != nil || again.Directory != m.Directory || again.check(m.Formats(), nil) != nil {
+		if err != nil || again.Directory != m.Directory || again.Check(m.Formats(), nil) != nil {
 			t.Fatalf("%+v became %+v, %v", m, again, err)
 		}
 	})

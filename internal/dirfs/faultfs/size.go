@@ -1,0 +1,63 @@
+package faultfs
+
+import (
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/dirfs"
+)
+
+// Allocate is the operation "allocate" of a plan.
+func (h *handle) Allocate(bytes int64) error {
+	return h.size("allocate", func(s dirfs.Sizer) error { return s.Allocate(bytes) })
+}
+
+// Truncate is the operation "truncate" of a plan.
+func (h *handle) Truncate(bytes int64) error {
+	return h.size("truncate", func(s dirfs.Sizer) error { return s.Truncate(bytes) })
+}
+
+func (h *handle) size(op string, do func(dirfs.Sizer) error) error {
+	if err := h.fs.whole(op, h.name); err != nil {
+		return err
+	}
+	s, ok := h.File.(dirfs.Sizer)
+	if !ok {
+		return fmt.Errorf("%s %s: %w", op, h.name, errdefs.ErrNotSupported)
+	}
+	return do(s)
+}
+
+// Allocate makes the file longer by zeros, which take up room.
+func (f *diskFile) Allocate(bytes int64) error {
+	return f.do("fallocate", func() error {
+		disk, size := f.process.disk, int64(len(f.inode.data))
+		switch more := bytes - size; {
+		case f.flag&unix.O_ACCMODE == os.O_RDONLY:
+			return unix.EBADF
+		case more <= 0:
+			return nil
+		case disk.room(more) < more:
+			return unix.ENOSPC
+		}
+		disk.change(f.inode, write{size, make([]byte, bytes-size), bytes})
+		return nil
+	})
+}
+
+// Truncate cuts the file.
+func (f *diskFile) Truncate(bytes int64) error {
+	return f.do("truncate", func() error {
+		switch {
+		case f.flag&unix.O_ACCMODE == os.O_RDONLY:
+			return unix.EBADF
+		case bytes < 0 || bytes > int64(len(f.inode.data)):
+			return unix.EINVAL
+		}
+		f.process.disk.change(f.inode, write{size: bytes})
+		return nil
+	})
+}

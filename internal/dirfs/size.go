@@ -1,0 +1,62 @@
+package dirfs
+
+import (
+	"errors"
+	"fmt"
+	"io"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvlane/kvlane/errdefs"
+)
+
+// Sizer is a File that room on the disk can be taken for before it is written, and that can be cut. Those of OS are.
+type Sizer interface {
+	// Allocate makes the file so many bytes long and takes the room for them; what is new reads as zeros. ErrNotSupported where the
+	// file system cannot.
+	Allocate(bytes int64) error
+	// Truncate cuts the file to so many bytes.
+	Truncate(bytes int64) error
+}
+
+// Gatherer is a File that writes pieces of memory one behind the other without copying them together. Those of OS do.
+type Gatherer interface {
+	WriteAllAt(parts [][]byte, off int64) (int, error)
+}
+
+func (f *osFile) Allocate(bytes int64) error {
+	_, err := retry(func() (int, error) { return 0, unix.Fallocate(f.fd, 0, 0, bytes) })
+	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS) {
+		return fmt.Errorf("%w: %w", errdefs.ErrNotSupported, f.error("fallocate", err))
+	}
+	return f.error("fallocate", err)
+}
+
+func (f *osFile) Truncate(bytes int64) error {
+	_, err := retry(func() (int, error) { return 0, unix.Ftruncate(f.fd, bytes) })
+	return f.error("truncate", err)
+}
+
+// maxParts is how many pieces the system takes with one call.
+const maxParts = 1024
+
+func (f *osFile) WriteAllAt(parts [][]byte, off int64) (n int, err error) {
+	parts = append([][]byte(nil), parts...)
+	for len(parts) > 0 {
+		m, err := retry(func() (int, error) { return unix.Pwritev(f.fd, parts[:min(len(parts), maxParts)], off+int64(n)) })
+		if err != nil {
+			return n, f.error("write", err)
+		}
+		n += m
+		for len(parts) > 0 && m >= len(parts[0]) {
+			m -= len(parts[0])
+			parts = parts[1:]
+		}
+		if len(parts) > 0 {
+			if parts[0] = parts[0][m:]; m == 0 && n == 0 {
+				return n, f.error("write", io.ErrShortWrite)
+			}
+		}
+	}
+	return n, nil
+}

@@ -1,0 +1,110 @@
+package blockdir
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvlane/kvlane/internal/dirfs"
+)
+
+// MakeDir makes a directory and those above it that are not there, each durable before there is anything in it.
+func MakeDir(fsys dirfs.FS, path string) error {
+	parent, name := filepath.Dir(path), filepath.Base(path)
+	up, err := fsys.OpenDir(parent)
+	if Gone(err) && parent != path {
+		if err := MakeDir(fsys, parent); err != nil {
+			return err
+		}
+		up, err = fsys.OpenDir(parent)
+	}
+	if err != nil {
+		return err
+	}
+	err = Mkdir(up, name)
+	if err == nil {
+		err = SyncRoot(up)
+	}
+	return errors.Join(err, up.Close())
+}
+
+// SyncRoot makes the entries of the directory itself durable.
+func SyncRoot(d dirfs.Dir) error {
+	_, err := SyncFolder(d, ".")
+	return err
+}
+
+// SyncFolder makes the entries of a folder durable, and says which folder it was.
+func SyncFolder(d dirfs.Dir, name string) (uint64, error) {
+	f, err := d.Open(name, os.O_RDONLY|unix.O_DIRECTORY)
+	if err != nil {
+		return 0, err
+	}
+	info, err := f.Stat()
+	if err == nil {
+		err = f.Sync()
+	}
+	return info.Inode, errors.Join(err, f.Close())
+}
+
+// Remove is Dir.Remove that does not mind if the file has gone.
+func Remove(d dirfs.Dir, name string) error {
+	if err := d.Remove(name); err != nil && !Gone(err) {
+		return err
+	}
+	return nil
+}
+
+// Mkdir is Dir.Mkdir that does not mind if the directory is there.
+func Mkdir(d dirfs.Dir, name string) error {
+	if err := d.Mkdir(name); err != nil && !errors.Is(err, unix.EEXIST) {
+		return err
+	}
+	return nil
+}
+
+// Names lists a folder that need not be there.
+func Names(d dirfs.Dir, path string) ([]string, error) {
+	n, err := d.ReadDir(path)
+	if Gone(err) {
+		return nil, nil
+	}
+	return n, err
+}
+
+// WriteFile writes a new file, or leaves none. It describes the file as it was written.
+func WriteFile(d dirfs.Dir, name string, b []byte, sync bool) (info dirfs.Info, err error) {
+	f, err := d.Open(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL)
+	if err != nil {
+		return dirfs.Info{}, err
+	}
+	n, err := f.WriteAt(b, 0)
+	if err == nil && n != len(b) {
+		err = fmt.Errorf("write %s: %d of %d bytes: %w", name, n, len(b), io.ErrShortWrite)
+	}
+	if err == nil && sync {
+		err = f.Sync()
+	}
+	if err == nil {
+		info, err = f.Stat()
+	}
+	// Network file systems report failed writes at close.
+	err = errors.Join(err, f.Close())
+	if err != nil {
+		err = errors.Join(err, d.Remove(name))
+	}
+	return info, err
+}
+
+// NewID returns 16 random bytes in hexadecimal, for a name that nobody else has.
+func NewID() string {
+	var id [16]byte
+	rand.Read(id[:])
+	return hex.EncodeToString(id[:])
+}

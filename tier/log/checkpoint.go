@@ -1,0 +1,255 @@
+package log
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/zeebo/xxh3"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/tier/internal/blockdir"
+)
+
+// A checkpoint is the index as it was, and for each segment how much of it that covers; what is behind is read from the segments. See
+// docs/log-format.md.
+const (
+	indexName  = "index"
+	indexTemp  = "index.tmp"
+	indexMagic = "\x89KVLI\r\n\x1a"
+
+	offIndexDir      = 16
+	offIndexFlags    = 32
+	offIndexSegments = 40
+	offIndexEntries  = 48
+	indexSynced      = 1 // flag: what it covers was durable
+
+	itemBytes  = 32
+	chunkItems = 4095 // of a chunk, which its checksum makes 128 KiB
+)
+
+// coverage is how much of a segment a checkpoint covers.
+type coverage struct {
+	number uint32
+	end    int64
+}
+
+// chunks are written and read as items of 32 bytes, a checksum behind so many.
+type chunkWriter struct {
+	f   dirfs.File
+	off int64
+	buf []byte
+}
+
+func (w *chunkWriter) item(fill func(b []byte)) error {
+	w.buf = append(w.buf, make([]byte, itemBytes)...)
+	fill(w.buf[len(w.buf)-itemBytes:])
+	if len(w.buf) < chunkItems*itemBytes {
+		return nil
+	}
+	return w.flush()
+}
+
+func (w *chunkWriter) flush() error {
+	if len(w.buf) == 0 {
+		return nil
+	}
+	b := binary.LittleEndian.AppendUint64(w.buf, xxh3.Hash(w.buf))
+	n, err := w.f.WriteAt(b, w.off)
+	if err == nil && n != len(b) {
+		err = io.ErrShortWrite
+	}
+	w.off += int64(len(b))
+	w.buf = w.buf[:0]
+	return err
+}
+
+// checkpoint writes the index down. What is written meanwhile may or may not be in it.
+func (t *Tier) checkpoint() error {
+	t.checking <- struct{}{}
+	defer func() { <-t.checking }()
+	written := t.written.Load()
+	if err := t.syncAll(context.WithoutCancel(t.ctx)); err != nil {
+		return fmt.Errorf("make durable what a checkpoint covers: %w", err)
+	}
+	// How far segments go is noted before the index is looked at: it is in the index by then.
+	var cover []coverage
+	synced := t.cfg.Fsync != FsyncNever
+	covered := make(map[uint32]int64)
+	for _, g := range t.segments.list() {
+		if end := g.end.Load(); end > 0 && !g.unread {
+			cover = append(cover, coverage{g.number, end})
+			covered[g.number] = end
+			synced = synced && !g.broken.Load()
+		}
+	}
+	if err := t.writeCheckpoint(cover, covered, synced); err != nil {
+		return fmt.Errorf("write checkpoint: %w", blockdir.WriteError(err))
+	}
+	t.covered = covered
+	t.written.Add(-written)
+	return nil
+}
+
+func (t *Tier) writeCheckpoint(cover []coverage, covered map[uint32]int64, synced bool) (err error) {
+	if err := blockdir.Remove(t.dir, indexTemp); err != nil {
+		return err
+	}
+	f, err := t.dir.Open(indexTemp, os.O_RDWR|os.O_CREATE|os.O_EXCL)
+	if err != nil {
+		return err
+	}
+	entries, err := t.writeItems(f, cover, covered)
+	if err == nil {
+		b := make([]byte, page)
+		le := binary.LittleEndian
+		copy(b, indexMagic)
+		le.PutUint32(b[offVersion:], formatVersion)
+		le.PutUint32(b[offHeader:], page)
+		copy(b[offIndexDir:], t.id[:])
+		if synced {
+			le.PutUint64(b[offIndexFlags:], indexSynced)
+		}
+		le.PutUint64(b[offIndexSegments:], uint64(len(cover)))
+		le.PutUint64(b[offIndexEntries:], uint64(entries))
+		le.PutUint64(b[page-sumBytes:], xxh3.Hash(b[:page-sumBytes]))
+		var n int
+		if n, err = f.WriteAt(b, 0); err == nil && n != len(b) {
+			err = io.ErrShortWrite
+		}
+	}
+	if err == nil && t.cfg.Fsync != FsyncNever {
+		err = f.Sync()
+	}
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = t.dir.Rename(indexTemp, indexName, true)
+	}
+	if err != nil {
+		return errors.Join(err, blockdir.Remove(t.dir, indexTemp))
+	}
+	if t.cfg.Fsync != FsyncNever {
+		return blockdir.SyncRoot(t.dir)
+	}
+	return nil
+}
+
+func (t *Tier) writeItems(f dirfs.File, cover []coverage, covered map[uint32]int64) (entries int64, err error) {
+	le := binary.LittleEndian
+	w := chunkWriter{f: f, off: page}
+	for _, c := range cover {
+		if err := w.item(func(b []byte) { le.PutUint64(b, uint64(c.number)); le.PutUint64(b[8:], uint64(c.end)) }); err != nil {
+			return 0, err
+		}
+	}
+	var some []entry
+	for i := range t.table.shards {
+		some = t.table.copyShard(i, some[:0])
+		for _, e := range some {
+			if e.off() >= covered[e.segment] {
+				continue // what is read from the segment
+			}
+			entries++
+			if err := w.item(e.encode); err != nil {
+				return 0, err
+			}
+		}
+	}
+	return entries, w.flush()
+}
+
+func (e *entry) encode(b []byte) {
+	le := binary.LittleEndian
+	le.PutUint64(b, e.fold[0])
+	le.PutUint64(b[8:], e.fold[1])
+	le.PutUint32(b[16:], e.segment)
+	le.PutUint32(b[20:], e.page)
+	le.PutUint16(b[24:], e.back)
+	b[26], b[27] = e.group, e.flags&hot
+}
+
+func decodeEntry(b []byte) entry {
+	le := binary.LittleEndian
+	return entry{
+		fold:  [2]uint64{le.Uint64(b), le.Uint64(b[8:])},
+		place: place{le.Uint32(b[16:]), le.Uint32(b[20:]), le.Uint16(b[24:])}, group: b[26], flags: b[27] & hot,
+	}
+}
+
+// readCheckpoint reads a checkpoint: how much it covers comes first, then every entry. It checks each chunk before it believes it.
+// Errors: ErrCorrupt for damage, ErrMismatch for another version.
+func readCheckpoint(f io.ReaderAt, id [16]byte, cover func(of []coverage, blocks int64), enter func(entry)) (synced bool, err error) {
+	r := io.NewSectionReader(f, 0, 1<<50)
+	head := make([]byte, page)
+	if _, err := io.ReadFull(r, head); err != nil {
+		return false, short(err)
+	}
+	bad := func(format string, args ...any) error {
+		return fmt.Errorf("checkpoint: "+format+": %w", append(args, errdefs.ErrCorrupt)...)
+	}
+	le := binary.LittleEndian
+	if string(head[:len(indexMagic)]) != indexMagic || le.Uint64(head[page-sumBytes:]) != xxh3.Hash(head[:page-sumBytes]) {
+		return false, bad("its header is damaged")
+	}
+	if v := le.Uint32(head[offVersion:]); v != formatVersion {
+		return false, fmt.Errorf("checkpoint: format version %d, this build reads %d: %w", v, formatVersion, errdefs.ErrMismatch)
+	}
+	if [16]byte(head[offIndexDir:]) != id {
+		return false, bad("it is of another directory")
+	}
+	segments, entries := le.Uint64(head[offIndexSegments:]), le.Uint64(head[offIndexEntries:])
+	const most = 1 << 40
+	if segments > most || entries > most {
+		return false, bad("%d segments and %d blocks", segments, entries)
+	}
+	var covers []coverage
+	buf := make([]byte, chunkItems*itemBytes+sumBytes)
+	for left := segments + entries; left > 0; {
+		n := min(left, chunkItems)
+		b := buf[:n*itemBytes+sumBytes]
+		if _, err := io.ReadFull(r, b); err != nil {
+			return false, short(err)
+		}
+		if le.Uint64(b[n*itemBytes:]) != xxh3.Hash(b[:n*itemBytes]) {
+			return false, bad("a checksum is wrong")
+		}
+		left -= n
+		for b = b[:n*itemBytes]; len(b) > 0; b = b[itemBytes:] {
+			if segments > 0 {
+				covers = append(covers, coverage{uint32(le.Uint64(b)), int64(le.Uint64(b[8:]))})
+				if segments--; segments == 0 {
+					cover(covers, int64(entries))
+				}
+				continue
+			}
+			enter(decodeEntry(b))
+		}
+	}
+	return le.Uint64(head[offIndexFlags:])&indexSynced != 0, nil
+}
+
+// short is err, where it says that a file is shorter than it should be, as ErrCorrupt.
+func short(err error) error {
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return fmt.Errorf("it ends too early: %w: %w", errdefs.ErrCorrupt, err)
+	}
+	return err
+}
+
+// checkpointAfter is how much is written between two checkpoints at least, in bytes; of a large index more, so that a checkpoint costs
+// little of what the log does.
+const checkpointAfter = 256 << 20
+
+// bytesUp asks for a checkpoint when one is due.
+func (t *Tier) bytesUp() {
+	if t.checkpointDue() {
+		t.collectSoon()
+	}
+}
+
+func (t *Tier) checkpointDue() bool {
+	return t.written.Load() >= max(checkpointAfter, 16*itemBytes*t.count.blocks.Load())
+}

@@ -1,0 +1,348 @@
+package log
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/tier/internal/blockdir"
+	"github.com/kvlane/kvlane/tier/internal/usage"
+)
+
+// Rounds of removing that made no room are repeated while somebody waits, after a pause that grows between these bounds.
+const (
+	roundPauseLeast = 5 * time.Millisecond
+	roundPauseMost  = time.Second
+)
+
+// collector is the tier's own goroutine for what is not urgent: emptying segments, and checkpoints.
+func (t *Tier) collector() {
+	defer t.background.Done()
+	var pause time.Duration
+	for {
+		t.noted(t.round())
+		var again <-chan time.Time
+		if pause = min(max(2*pause, roundPauseLeast), roundPauseMost); t.room.waiting() > 0 {
+			again = t.clock.After(pause)
+		} else {
+			pause = 0
+		}
+		select {
+		case <-t.ctx.Done():
+			return
+		case <-t.kick:
+		case <-again:
+		}
+	}
+}
+
+func (t *Tier) collectSoon() {
+	select {
+	case t.kick <- struct{}{}:
+	default: // a round is due anyway
+	}
+}
+
+// round does what is due.
+func (t *Tier) round() error {
+	var errs []error
+	if t.checkpointDue() {
+		errs = append(errs, t.checkpoint())
+	}
+	_, err := t.collect(t.ctx, t.room.excess, sweep{hot: true, paced: true})
+	_, gerr := t.collect(t.ctx, t.garbage, sweep{hot: true, all: true, paced: true})
+	return errors.Join(append(errs, err, gerr)...)
+}
+
+// garbage is the bytes of segments of which little is used.
+func (t *Tier) garbage() (n int64) {
+	for _, g := range t.segments.list() {
+		if t.wasted(g) {
+			n += g.size.Load()
+		}
+	}
+	return n
+}
+
+// wasted says whether three quarters of a segment are of no use.
+func (t *Tier) wasted(g *segment) bool {
+	return g.sealed.Load() && !g.unread && g.live.Load() < g.size.Load()/4
+}
+
+// GC evicts blocks, segment by segment, those with the least in them that is used first, until the segments have at most targetBytes, or
+// nothing more can be removed. It returns how many blocks it evicted. Blocks that are retained are moved.
+func (t *Tier) GC(ctx context.Context, targetBytes int64) (removed int, err error) {
+	if targetBytes < 0 {
+		return 0, fmt.Errorf("collect down to %d bytes: %w", targetBytes, errdefs.ErrInvalid)
+	}
+	if t.cfg.ReadOnly {
+		return 0, fmt.Errorf("collect: %w", errReadOnly)
+	}
+	if err := t.begin(ctx); err != nil {
+		return 0, err
+	}
+	defer t.gate.Leave()
+	t.token <- struct{}{}
+	err = t.seal()
+	<-t.token
+	removed, cerr := t.collect(ctx, func() int64 { return t.room.holds() - targetBytes }, sweep{})
+	if err = errors.Join(err, cerr); err != nil {
+		return removed, t.fail(fmt.Errorf("collect down to %d bytes: %w", targetBytes, err))
+	}
+	return removed, nil
+}
+
+// sweep says what becomes of the blocks of segments that are emptied: those that are retained are moved, the others evicted, unless they
+// are hot, or all are to be moved.
+type sweep struct {
+	hot, all bool
+	paced    bool // as long as nobody waits for room
+}
+
+// collect empties segments while there is an excess. What it cannot empty it passes over, counts and reports.
+func (t *Tier) collect(ctx context.Context, excess func() int64, s sweep) (removed int, err error) {
+	select {
+	case t.rounds <- struct{}{}:
+		defer func() { <-t.rounds }()
+	case <-ctx.Done():
+		return 0, context.Cause(ctx)
+	}
+	failed := make(map[uint32]bool)
+	var errs []error
+	for excess() > 0 && ctx.Err() == nil {
+		v := t.victim(failed, s)
+		if v == nil {
+			break
+		}
+		e := emptying{t: t, v: v, sweep: s, budget: v.size.Load() / 2}
+		err := e.run(ctx)
+		removed += e.evicted
+		if err != nil {
+			failed[v.number] = true
+			if !errors.Is(err, errdefs.ErrBusy) && len(errs) < 4 {
+				errs = append(errs, fmt.Errorf("empty segment %s: %w", segmentName(v.number), err))
+			}
+		}
+	}
+	t.count.stuck.Store(int64(len(failed)))
+	if ctx.Err() != nil {
+		errs = append(errs, context.Cause(ctx))
+	}
+	return removed, errors.Join(errs...)
+}
+
+// victim is the segment with the least in it that is used, for its size, or nil.
+func (t *Tier) victim(failed map[uint32]bool, s sweep) (best *segment) {
+	var least float64
+	for _, g := range t.segments.list() {
+		if !g.sealed.Load() || g.unread || failed[g.number] || s.all && !t.wasted(g) {
+			continue
+		}
+		score := float64(g.live.Load()+2*g.hot.Load()) / float64(max(1, g.size.Load()))
+		if best == nil || score < least {
+			best, least = g, score
+		}
+	}
+	return best
+}
+
+// emptying is the emptying of one segment.
+type emptying struct {
+	sweep
+	t       *Tier
+	v       *segment
+	budget  int64 // bytes of hot blocks that may be moved yet
+	batch   []*pending
+	used    int // of the arena
+	moved   bool
+	left    int // blocks that are in use and stay
+	evicted int
+	failure error
+}
+
+// run moves or evicts every block of the segment, and removes it. ErrBusy where some are in use.
+func (e *emptying) run(ctx context.Context) error {
+	t, v := e.t, e.v
+	_, err := scan(ctx, v.file, v.number, 0, v.end.Load(), t.id, t.formats, func(h *header) error {
+		for i := range h.records {
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			if r := &h.records[i]; r.kind != deleted && !r.foreign() {
+				e.block(ctx, r, place{v.number, uint32((h.at.off + r.off) / page), uint16(r.off / page)})
+			}
+		}
+		return nil
+	})
+	e.flush(ctx)
+	if err = errors.Join(err, e.failure); err != nil {
+		return err
+	}
+	if e.left > 0 {
+		return errdefs.ErrBusy
+	}
+	if v.live.Load() > 0 {
+		// Their group's header is damaged: whose they are nobody knows any more, so that they cannot be moved.
+		if t.count.retained.Load() > 0 {
+			return errdefs.ErrBusy
+		}
+		for _, lost := range t.table.removeAll(func(x entry) bool { return x.segment == v.number }) {
+			t.gone(lost)
+			t.count.evictions.Add(1)
+			e.evicted++
+		}
+	}
+	if e.moved {
+		if err := t.syncAll(ctx); err != nil {
+			return err
+		}
+	}
+	return t.removeSegment(v)
+}
+
+// removeSegment removes a segment that has nothing of use. What was deleted in it must be so in a checkpoint.
+func (t *Tier) removeSegment(v *segment) error {
+	if v.deletes.Load() {
+		t.checking <- struct{}{}
+		covered := t.covered[v.number] >= v.end.Load()
+		<-t.checking
+		if !covered {
+			if err := t.checkpoint(); err != nil {
+				return err
+			}
+		}
+	}
+	if err := blockdir.Remove(t.dir, segmentName(v.number)); err != nil {
+		return blockdir.WriteError(err)
+	}
+	err := t.segments.remove(v)
+	t.room.add(-v.size.Load())
+	return err
+}
+
+// block moves or evicts one block, if the index has it there.
+func (e *emptying) block(ctx context.Context, r *record, at place) {
+	t := e.t
+	have, ok := t.table.get(foldOf(r.key))
+	if !ok || have.place != at {
+		return
+	}
+	n := storedBytes(t.formats[have.group])
+	pinned, _ := t.owners.Look(r.key)
+	keep := pinned || e.all
+	if !keep && e.hot && have.flags&hot != 0 && e.budget >= n {
+		e.budget -= n
+		keep = true
+	}
+	if keep {
+		e.move(ctx, r.key, have)
+		return
+	}
+	if !t.owners.TryOwn(r.key) {
+		e.left++ // it came into use
+		return
+	}
+	e.evict(have)
+	t.owners.Disown(r.key)
+}
+
+// evict takes a block out of the index. The caller owns its key.
+func (e *emptying) evict(have entry) {
+	if was, ok := e.t.table.remove(have.fold, func(now entry) bool { return now.place == have.place }); ok {
+		e.t.gone(was)
+		e.t.count.evictions.Add(1)
+		e.evicted++
+	}
+}
+
+// move reads a block to be written at the end of the log.
+func (e *emptying) move(ctx context.Context, key block.Key, have entry) {
+	t := e.t
+	image := int(t.formats[have.group].Layout.ImageBytes())
+	if e.used+image > len(t.moveArena) {
+		e.flush(ctx)
+	}
+	if t.moveArena == nil {
+		t.moveArena = make([]byte, groupBytes+int(t.formats.MaxImageBytes()))
+	}
+	if t.owners.Try(key, usage.Writing) != nil {
+		e.left++
+		return
+	}
+	b := t.moveArena[e.used : e.used+image]
+	p := &pending{from: have.place}
+	now, err := t.load(ctx, key, b)
+	if err == nil && now.place == have.place {
+		if err = t.pend(p, key, b); err == nil {
+			e.used += image
+			e.batch = append(e.batch, p)
+			if e.used >= groupBytes {
+				e.flush(ctx)
+			}
+			return
+		}
+	}
+	switch {
+	case err == nil || errors.Is(err, errdefs.ErrNotFound):
+	case errors.Is(err, errdefs.ErrCorrupt):
+		t.count.corrupt.Add(1)
+		err = t.setAsideOwned(key, now, b)
+		e.failure = errors.Join(e.failure, err)
+	default: // it may be whole
+		e.failure = errors.Join(e.failure, err)
+	}
+	t.owners.Disown(key)
+}
+
+// flush writes the blocks that are to be moved. Those for which there is no room are evicted, unless they are retained.
+func (e *emptying) flush(ctx context.Context) {
+	if len(e.batch) == 0 {
+		return
+	}
+	t := e.t
+	t.token <- struct{}{}
+	for rest := e.batch; len(rest) > 0; {
+		n := fitting(t.formats, rest, groupBytes)
+		t.appendAll(rest[:n], true)
+		rest = rest[n:]
+	}
+	<-t.token
+	bytes := int64(0)
+	for _, p := range e.batch {
+		pinned, _ := t.owners.Look(p.key)
+		switch {
+		case p.err == nil:
+			e.moved = true
+			bytes += int64(len(p.data))
+		case errors.Is(p.err, errNoRoom) && !pinned && !e.all:
+			if have, ok := t.table.get(foldOf(p.key)); ok && have.place == p.from {
+				e.evict(have)
+			}
+		case errors.Is(p.err, errNoRoom):
+			e.left++
+		default:
+			e.failure = errors.Join(e.failure, p.err)
+		}
+		t.owners.Disown(p.key)
+	}
+	e.batch, e.used = e.batch[:0], 0
+	if e.paced {
+		t.rest(ctx, time.Duration(float64(bytes)/float64(t.cfg.MoveBytesPerSecond)*float64(time.Second)))
+	}
+}
+
+// restSlice is how soon who rests sees that somebody waits.
+const restSlice = 10 * time.Millisecond
+
+// rest waits as long as nobody waits for room.
+func (t *Tier) rest(ctx context.Context, d time.Duration) {
+	for ; d > 0 && t.room.waiting() == 0 && ctx.Err() == nil; d -= restSlice {
+		select {
+		case <-t.clock.After(min(d, restSlice)):
+		case <-ctx.Done():
+		}
+	}
+}

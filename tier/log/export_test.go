@@ -1,0 +1,15 @@
+package log
+
+import (
+	"context"
+
+	"github.com/kvlane/kvlane/internal/dirfs"
+)
+
+// VerifyOn is Verify on another file system than the operating system's.
+func VerifyOn(ctx context.Context, fsys dirfs.FS, dir string) (Report, error) {
+	return verify(ctx, fsys, dir, nil)
+}
+
+// Checkpoint writes one now.
+func Checkpoint(t *Tier) error { return t.checkpoint() }

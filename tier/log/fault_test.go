@@ -1,0 +1,272 @@
+package log_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/dirfs/faultfs"
+	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/tier"
+	"github.com/kvlane/kvlane/tier/log"
+	"github.com/kvlane/kvlane/tier/tiertest"
+)
+
+// ops are what may go wrong on a disk.
+var ops = []string{"opendir", "open", "stat", "readdir", "mkdir", "rename", "remove", "read", "write", "fstat", "sync", "lock", "allocate", "truncate", "close"}
+
+// disk is a tier's on a machine whose power may fail.
+type disk struct {
+	*testing.T
+	*faultfs.Disk
+	f block.Format
+	c log.Config
+}
+
+func newDisk(t *testing.T, policy log.FsyncPolicy) *disk {
+	t.Helper()
+	f := tiertest.NewFormat(t)
+	return &disk{t, faultfs.NewDisk(nil), f, log.Config{
+		Dir: "/srv/kv", Formats: block.Formats{f}, Fsync: policy, SegmentBytes: 128 << 10, SyncEvery: time.Millisecond,
+	}}
+}
+
+// run has a process open the tier, do something with it, and close it or die. It returns all that the tier reported.
+func (d *disk) run(plan *fault.Plan, kill bool, do func(tr *log.Tier) error) error {
+	d.Helper()
+	process := d.Process()
+	defer process.Kill()
+	c := d.c
+	c.FS = faultfs.New(process, plan, nil)
+	tr, err := log.Open(d.Context(), c)
+	if err != nil {
+		return err
+	}
+	err = do(tr)
+	if kill {
+		process.Kill()
+	}
+	cerr := tr.Close(context.WithoutCancel(d.Context()))
+	if kill {
+		cerr = nil
+	}
+	return errors.Join(err, cerr)
+}
+
+// check says that every block that is in promised can be read, and that whatever else is there is whole.
+func (d *disk) check(promised map[block.Key]bool, all []block.Key) {
+	d.Helper()
+	err := d.run(nil, false, func(tr *log.Tier) error {
+		for _, key := range all {
+			states := make([]tier.State, 1)
+			if err := tr.Lookup(d.Context(), []block.Key{key}, states); err != nil {
+				return err
+			}
+			err := get(d.T, tr, d.f, key)
+			switch {
+			case err == nil:
+			case promised[key]:
+				return fmt.Errorf("a block that was durable is %s: %w", states[0], err)
+			case !errors.Is(err, errdefs.ErrNotFound) && !errors.Is(err, errdefs.ErrCorrupt):
+				return err
+			case states[0] == tier.Ready && d.c.Fsync != log.FsyncNever:
+				return fmt.Errorf("a block that is not whole is a hit: %w", err)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		d.Fatal(err)
+	}
+}
+
+// Whatever fails, and whenever: no wrong byte is read, no block that was promised is lost, nothing hangs, and the next who opens the
+// directory can use it.
+func TestEveryOperationFailsOnce(t *testing.T) {
+	all := keys(0, 14)
+	for _, op := range ops {
+		for _, kind := range []string{"fails", "half", "full"} {
+			if kind == "half" && op != "read" && op != "write" || kind == "full" && op != "write" && op != "allocate" {
+				continue
+			}
+			t.Run(op+" "+kind, func(t *testing.T) {
+				t.Parallel()
+				for n := 0; ; n++ {
+					rule := fault.Nth(op, n).Fail(unix.EIO)
+					switch kind {
+					case "half":
+						rule = fault.Nth(op, n).Partial(unix.EIO)
+					case "full":
+						rule = fault.Nth(op, n).Fail(unix.ENOSPC)
+					}
+					if !failOnce(t, fault.New(1, rule), all) {
+						break
+					}
+					if n > 400 {
+						t.Fatal("it never succeeds")
+					}
+					if testing.Short() {
+						n += 3
+					}
+				}
+			})
+		}
+	}
+}
+
+// failOnce does a bit of everything under a plan, and says whether that injected anything.
+func failOnce(t *testing.T, plan *fault.Plan, all []block.Key) bool {
+	t.Helper()
+	d := newDisk(t, log.FsyncAlways)
+	promised := make(map[block.Key]bool)
+	if err := d.run(nil, false, func(tr *log.Tier) error { // there is something already
+		put(t, tr, d.f, all[:4]...)
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range all[:4] {
+		promised[key] = true
+	}
+	_ = d.run(plan, false, func(tr *log.Tier) error {
+		for i, key := range all {
+			if err := tr.Put(t.Context(), key, image(t, d.f, key)); err == nil {
+				promised[key] = true
+			}
+			// A fault is that of one operation: what was stored is there.
+			if err := get(t, tr, d.f, key); err != nil && promised[key] && plan.Injected() == 0 {
+				t.Errorf("block %d: %v", i, err)
+			}
+		}
+		if tr.Delete(t.Context(), all[1]) == nil {
+			promised[all[1]] = false
+		}
+		if _, err := tr.GC(t.Context(), 512<<10); err != nil && plan.Injected() == 0 {
+			t.Error(err)
+		}
+		return nil
+	})
+	d.PowerFail(faultfs.KeepSynced())
+	d.check(promised, all)
+	return plan.Injected() > 0
+}
+
+// What a policy promised is there after a power failure, whatever else survives, and what is there is whole.
+func TestPowerFailure(t *testing.T) {
+	for _, policy := range []log.FsyncPolicy{log.FsyncAlways, log.FsyncInterval, log.FsyncNever} {
+		t.Run(policy.String(), func(t *testing.T) {
+			t.Parallel()
+			seeds := uint64(60)
+			if testing.Short() {
+				seeds = 15
+			}
+			for seed := range seeds {
+				powerFails(t, policy, seed)
+			}
+		})
+	}
+}
+
+func powerFails(t *testing.T, policy log.FsyncPolicy, seed uint64) {
+	t.Helper()
+	rng := rand.New(rand.NewPCG(seed, 1))
+	d := newDisk(t, policy)
+	d.c.MaxBytes = 16 * d.c.SegmentBytes
+	all := keys(0, 40)
+	promised := make(map[block.Key]bool)
+	for range 3 {
+		_ = d.run(nil, true, func(tr *log.Tier) error {
+			for range 5 + rng.IntN(30) {
+				key := all[rng.IntN(len(all))]
+				if rng.IntN(6) == 0 {
+					if err := tr.Delete(t.Context(), key); err != nil && !errors.Is(err, errdefs.ErrNotFound) {
+						t.Error(err)
+					}
+					delete(promised, key)
+					continue
+				}
+				put(t, tr, d.f, key)
+				promised[key] = policy == log.FsyncAlways
+			}
+			if policy == log.FsyncInterval && rng.IntN(2) == 0 {
+				time.Sleep(10 * time.Millisecond)
+			}
+			return nil
+		})
+		s := faultfs.KeepSome(seed)
+		switch seed % 10 {
+		case 0:
+			s = faultfs.KeepSynced()
+		case 1:
+			s = faultfs.KeepAll()
+		}
+		d.PowerFail(s)
+		d.check(promised, all)
+	}
+}
+
+// A process that is killed loses nothing of what it was told is stored, and a block that it deleted stays so.
+func TestKilledProcessLosesNothing(t *testing.T) {
+	for _, policy := range []log.FsyncPolicy{log.FsyncAlways, log.FsyncInterval, log.FsyncNever} {
+		d := newDisk(t, policy)
+		all := keys(0, 30)
+		promised := make(map[block.Key]bool)
+		_ = d.run(nil, true, func(tr *log.Tier) error {
+			put(t, tr, d.f, all...)
+			for _, key := range all {
+				promised[key] = true
+			}
+			if err := tr.Delete(t.Context(), all[7]); err != nil {
+				t.Error(err)
+			}
+			delete(promised, all[7])
+			return nil
+		})
+		d.check(promised, all)
+		if err := d.run(nil, false, func(tr *log.Tier) error {
+			if err := get(t, tr, d.f, all[7]); !errors.Is(err, errdefs.ErrNotFound) {
+				t.Errorf("a block that was deleted: %v", err)
+			}
+			return nil
+		}); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// A full disk makes room within the bound, and without one says so at once.
+func TestFullDisk(t *testing.T) {
+	d := newDisk(t, log.FsyncNever)
+	d.c.MaxBytes = 32 * d.c.SegmentBytes
+	d.SetLimit(10 * d.c.SegmentBytes)
+	if err := d.run(nil, false, func(tr *log.Tier) error {
+		for i := range 120 {
+			put(t, tr, d.f, tiertest.Key(i))
+		}
+		if st := tr.Stats(); st.Paused != nil || st.Evictions == 0 {
+			t.Errorf("%+v", st)
+		}
+		return nil
+	}); err != nil {
+		t.Error(err)
+	}
+	d = newDisk(t, log.FsyncNever)
+	d.SetLimit(3*d.c.SegmentBytes + 8192)
+	_ = d.run(nil, false, func(tr *log.Tier) error {
+		var err error
+		for i := 0; err == nil && i < 100; i++ {
+			err = tr.Put(t.Context(), tiertest.Key(i), image(t, d.f, tiertest.Key(i)))
+		}
+		if st := tr.Stats(); !errors.Is(err, errdefs.ErrNoSpace) || st.Paused == nil {
+			t.Errorf("%v, %+v", err, st)
+		}
+		return get(t, tr, d.f, tiertest.Key(0))
+	})
+}

@@ -1,0 +1,212 @@
+package log
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/tier/internal/blockdir"
+	"github.com/kvlane/kvlane/tier/internal/usage"
+)
+
+// Get reads and verifies the block. It returns only when no read is in flight any more, however long that takes: see the
+// package's comment.
+func (t *Tier) Get(ctx context.Context, key block.Key, dst mem.Extent) error {
+	buf, err := t.buffer(key, dst)
+	if err != nil {
+		return fmt.Errorf("read block %s: %w", key, err)
+	}
+	if err := t.begin(ctx); err != nil {
+		return err
+	}
+	defer t.gate.Leave()
+	e, err := t.load(ctx, key, buf)
+	switch {
+	case err == nil:
+		t.count.hits.Add(1)
+		t.count.readBytes.Add(int64(len(buf)))
+		t.hit(e)
+		return nil
+	case errors.Is(err, errdefs.ErrNotFound):
+		t.count.misses.Add(1)
+	case errors.Is(err, errdefs.ErrCorrupt):
+		t.count.corrupt.Add(1)
+		t.count.misses.Add(1)
+		err = errors.Join(err, t.setAside(ctx, key, e, buf))
+	default:
+		t.count.errors.Add(1)
+		// The next Put looks at it again, and writes it anew if it still cannot be read.
+		t.table.unmark(e.fold, e.place, seen)
+	}
+	return fmt.Errorf("read block %s: %w", key, err)
+}
+
+// load fills buf with the block's image and verifies it. ErrCorrupt wraps whatever is wrong with the bytes of the entry, which it
+// returns.
+func (t *Tier) load(ctx context.Context, key block.Key, buf []byte) (entry, error) {
+	for fold := foldOf(key); ; {
+		e, ok := t.table.get(fold)
+		if !ok {
+			return e, errdefs.ErrNotFound
+		}
+		if g := t.segments.use(e.segment); g != nil {
+			err := t.read(ctx, g, e, key, buf)
+			if cerr := g.release(); cerr != nil {
+				t.count.errors.Add(1) // what was read has been verified
+			}
+			if err == nil && e.flags&seen == 0 {
+				t.table.mark(fold, e.place, seen)
+			}
+			return e, err
+		}
+		// Moved or evicted since the index was asked. The index loses what is in a segment before the segment goes.
+		if now, ok := t.table.get(fold); ok && now.place == e.place {
+			return e, fmt.Errorf("segment %d is not there: %w", e.segment, errdefs.ErrCorrupt)
+		}
+	}
+}
+
+func (t *Tier) read(ctx context.Context, g *segment, e entry, key block.Key, buf []byte) error {
+	f := t.formats[e.group]
+	if t.formats.Group(key) != int(e.group) {
+		return errdefs.ErrNotFound // another block's fold
+	}
+	if kindOf(f) == whole {
+		if err := readAt(ctx, g.file, buf, e.off()); err != nil {
+			return err
+		}
+		if h, err := block.DecodeHeader(buf); err == nil && h.Key != key && foldOf(h.Key) == e.fold {
+			return errdefs.ErrNotFound
+		}
+		return corrupt(f.Verify(buf, key))
+	}
+	r, err := t.record(ctx, g, e)
+	if err != nil {
+		return err
+	}
+	if r.key != key {
+		return errdefs.ErrNotFound
+	}
+	if err := readAt(ctx, g.file, buf[f.Layout.HeaderBytes():], e.off()); err != nil {
+		return err
+	}
+	for i := range f.Layout.Shards() { // sealing clears padding, which is to be checked as everything is
+		end := f.Layout.ShardOff(i) + f.Layout.ShardBytes(i)
+		if len(bytes.Trim(buf[end:pages(end)*page], "\x00")) > 0 {
+			return fmt.Errorf("padding after shard %d is not zero: %w", i, errdefs.ErrCorrupt)
+		}
+	}
+	f.Sum = r.algo
+	if err := f.SealWith(buf, key, r.sums); err != nil {
+		return corrupt(err)
+	}
+	return corrupt(f.Verify(buf, key))
+}
+
+// corrupt is err, which is about bytes that have no business where they are, as ErrCorrupt.
+func corrupt(err error) error {
+	if err != nil && !errors.Is(err, errdefs.ErrCorrupt) {
+		return fmt.Errorf("%w: %w", errdefs.ErrCorrupt, err)
+	}
+	return err
+}
+
+// record returns what the header of its group says of a block.
+func (t *Tier) record(ctx context.Context, g *segment, e entry) (*record, error) {
+	at := position{uint64(e.segment), e.header()}
+	h := t.cache.get(at)
+	if h == nil {
+		var err error
+		if h, err = readHeader(ctx, g.file, at, t.id, t.formats); err != nil {
+			return nil, err
+		}
+		t.cache.put(at, h)
+	}
+	off := e.off() - at.off
+	for i := range h.records {
+		if r := &h.records[i]; r.off == off && r.kind == compact {
+			if r.group != e.group || foldOf(r.key) != e.fold {
+				break
+			}
+			return r, nil
+		}
+	}
+	return nil, fmt.Errorf("the group at %d of segment %d has another block there: %w", at.off, at.segment, errdefs.ErrCorrupt)
+}
+
+// headerCache keeps the headers of groups that were read last.
+type headerCache struct {
+	mu   sync.Mutex
+	all  map[position]*header
+	ring [cachedHeaders]position // the oldest is replaced next
+	next int
+}
+
+// cachedHeaders bounds the cache: about 8 KiB each for groups of 32 blocks.
+const cachedHeaders = 1024
+
+func (c *headerCache) get(at position) *header {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.all[at]
+}
+
+func (c *headerCache) put(at position, h *header) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.all == nil {
+		c.all = make(map[position]*header)
+	}
+	if c.all[at] != nil {
+		return
+	}
+	delete(c.all, c.ring[c.next])
+	c.ring[c.next] = at
+	c.next = (c.next + 1) % len(c.ring)
+	c.all[at] = h
+}
+
+// setAside takes a block that was found corrupt out of the index and keeps a copy of its bytes.
+func (t *Tier) setAside(ctx context.Context, key block.Key, bad entry, image []byte) error {
+	if t.cfg.ReadOnly {
+		return nil
+	}
+	if err := t.owners.Own(ctx, t.ctx.Done(), key, usage.Removing); err != nil {
+		return fmt.Errorf("set it aside: %w", err)
+	}
+	defer t.owners.Disown(key)
+	return t.setAsideOwned(key, bad, image)
+}
+
+// setAsideOwned is setAside for the owner of the key. What cannot be kept, or noted in the log, is counted: the block is gone.
+func (t *Tier) setAsideOwned(key block.Key, bad entry, image []byte) error {
+	e, ok := t.table.remove(bad.fold, func(now entry) bool { return now.place == bad.place })
+	if !ok {
+		return nil
+	}
+	t.gone(e)
+	if err := t.tombstone(key); err != nil {
+		t.count.errors.Add(1) // it is found corrupt again when it is read after the log was opened again
+	}
+	if t.cfg.QuarantineMax < 0 {
+		return nil
+	}
+	name := blockdir.Quarantine + "/" + blockdir.QuarantineName(t.clock.Now(), key)
+	err := blockdir.Mkdir(t.dir, blockdir.Quarantine)
+	if err == nil {
+		_, err = blockdir.WriteFile(t.dir, name, image, false)
+	}
+	if err == nil {
+		t.count.quarantined.Add(1)
+		err = blockdir.TrimQuarantine(t.dir, t.cfg.QuarantineMax)
+	}
+	if err != nil {
+		t.count.errors.Add(1)
+	}
+	return nil
+}

@@ -1,0 +1,255 @@
+package log
+
+import (
+	"bytes"
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/tier/internal/blockdir"
+)
+
+// Inspection is what a directory holds.
+type Inspection = blockdir.Inspection
+
+// Held is blocks, and their bytes.
+type Held = blockdir.Held
+
+// Entry is a block in a directory.
+type Entry = blockdir.Entry
+
+// Collected says what GC did.
+type Collected = blockdir.Collected
+
+// Report is what Verify found.
+type Report = blockdir.Report
+
+// Repaired says what Repair found and did.
+type Repaired = blockdir.Repaired
+
+// Recognises says whether a directory is one of a log, by its marker, or by its segments where that cannot be read.
+func Recognises(dir string) bool { return recognises(dirfs.OS(), dir) }
+
+func recognises(fsys dirfs.FS, path string) bool {
+	d, err := fsys.OpenDir(filepath.Clean(path))
+	if err != nil {
+		return false
+	}
+	defer func() { _ = d.Close() }()
+	if m, err := blockdir.ReadMarker(d, ""); err == nil {
+		return m.Sort == blockdir.Log
+	}
+	all, err := d.ReadDir(".")
+	return err == nil && slices.ContainsFunc(all, func(n string) bool { _, ok := parseSegment(n); return ok })
+}
+
+// existing is a directory that is looked into, by a tier that only reads and that nobody else uses.
+type existing struct {
+	*Tier
+	marker blockdir.Marker
+}
+
+// openExisting opens a directory of blocks. Its error begins with "directory".
+func openExisting(ctx context.Context, fsys dirfs.FS, path string) (*existing, error) {
+	if strings.TrimSpace(path) == "" {
+		return nil, fmt.Errorf("directory: no name is given: %w", errdefs.ErrInvalid)
+	}
+	root := filepath.Clean(path)
+	fail := func(err error) (*existing, error) {
+		if blockdir.Gone(err) {
+			err = fmt.Errorf("it is no directory of blocks: %w: %w", errdefs.ErrNotFound, err)
+		}
+		return nil, fmt.Errorf("directory %s: %w", root, err)
+	}
+	m, err := markerOf(fsys, root)
+	if err != nil {
+		return fail(err)
+	}
+	d := &existing{Tier: newTier(existingConfig(fsys, root, m)), marker: m}
+	if err := d.open(ctx); err != nil {
+		return fail(errors.Join(err, d.closeExisting()))
+	}
+	return d, nil
+}
+
+func markerOf(fsys dirfs.FS, root string) (m blockdir.Marker, err error) {
+	d, err := fsys.OpenDir(root)
+	if err != nil {
+		return m, err
+	}
+	defer func() { err = errors.Join(err, d.Close()) }()
+	return blockdir.ReadMarker(d, blockdir.Log)
+}
+
+func existingConfig(fsys dirfs.FS, root string, m blockdir.Marker) Config {
+	c := Config{Dir: root, Formats: m.Formats(), FS: fsys, ReadOnly: true}
+	c.setDefaults()
+	return c
+}
+
+func (d *existing) closeExisting() error {
+	d.cancel()
+	return d.closeFiles()
+}
+
+// blocks calls yield for every block that the index has, in the order of the log. What it cannot read it passes over, and returns why.
+func (t *Tier) blocks(ctx context.Context, yield func(g *segment, key block.Key, e entry) error) (found []finding, err error) {
+	has := make(map[uint32]int)
+	var some []entry
+	for i := range t.table.shards {
+		some = t.table.copyShard(i, some[:0])
+		for _, e := range some {
+			has[e.segment]++
+		}
+	}
+	for _, g := range t.segments.list() {
+		_, err := scan(ctx, g.file, g.number, 0, g.end.Load(), t.id, t.formats, func(h *header) error {
+			for i := range h.records {
+				r := &h.records[i]
+				if ctx.Err() != nil {
+					return context.Cause(ctx)
+				}
+				e, ok := t.table.get(foldOf(r.key))
+				if !ok || r.kind == deleted || e.place != (place{g.number, uint32((h.at.off + r.off) / page), uint16(r.off / page)}) {
+					continue
+				}
+				has[g.number]--
+				if err := yield(g, r.key, e); err != nil {
+					return errYield{err}
+				}
+			}
+			return nil
+		})
+		if stop := (errYield{}); errors.As(err, &stop) {
+			return found, stop.error
+		}
+		if ctx.Err() != nil {
+			return found, context.Cause(ctx)
+		}
+		if err != nil {
+			found = append(found, finding{segmentName(g.number), blockdir.Unjudged, err.Error()})
+		}
+		if n := has[g.number]; n > 0 && err == nil {
+			found = append(found, finding{segmentName(g.number), blockdir.Damaged, fmt.Sprintf("the headers of the groups of %d blocks cannot be read", n)})
+		}
+	}
+	return found, nil
+}
+
+// errYield is an error of who is called back, not of the log.
+type errYield struct{ error }
+
+// finding is a blockdir.Finding by its name in the directory.
+type finding struct {
+	name    string
+	problem blockdir.Problem
+	detail  string
+}
+
+// Inspect says what the directory holds, by the index: Verify looks at the bytes. Like the other functions on a directory that only read
+// it needs no Tier and may be called while a process uses the directory. Errors: ErrNotFound where it is no directory of blocks,
+// ErrCorrupt or ErrMismatch where its marker cannot be read.
+func Inspect(ctx context.Context, dir string) (Inspection, error) {
+	return inspect(ctx, dirfs.OS(), dir)
+}
+
+func inspect(ctx context.Context, fsys dirfs.FS, path string) (in Inspection, err error) {
+	d, err := openExisting(ctx, fsys, path)
+	if err != nil {
+		return in, fmt.Errorf("inspect %w", err)
+	}
+	defer func() { err = errors.Join(err, d.closeExisting()) }()
+	in = Inspection{Marker: d.marker, ByGroup: make([]Held, len(d.formats)), Segments: len(d.segments.list()), SegmentBytes: d.room.holds()}
+	var some []entry
+	for i := range d.table.shards {
+		some = d.table.copyShard(i, some[:0])
+		for _, e := range some {
+			n := d.formats[e.group].Layout.ImageBytes()
+			in.Blocks++
+			in.Bytes += n
+			in.ByGroup[e.group].Blocks++
+			in.ByGroup[e.group].Bytes += n
+		}
+	}
+	if _, err := d.dir.Stat(indexTemp); err == nil {
+		in.Temporary++
+	}
+	bad, err := blockdir.Names(d.dir, blockdir.Quarantine)
+	in.Quarantined = len(bad)
+	return in, err
+}
+
+// List calls yield for every block of the directory, in the order of their keys, until it returns an error, which List returns as it is.
+// A block's time is its segment's.
+func List(ctx context.Context, dir string, yield func(Entry) error) error {
+	return list(ctx, dirfs.OS(), dir, yield)
+}
+
+func list(ctx context.Context, fsys dirfs.FS, path string, yield func(Entry) error) (err error) {
+	d, err := openExisting(ctx, fsys, path)
+	if err != nil {
+		return fmt.Errorf("list %w", err)
+	}
+	defer func() { err = errors.Join(err, d.closeExisting()) }()
+	var all []Entry
+	found, err := d.blocks(ctx, func(g *segment, key block.Key, e entry) error {
+		info, err := g.file.Stat()
+		f := d.formats[e.group]
+		all = append(all, Entry{Key: key, Bytes: f.Layout.ImageBytes(), Modified: info.Modified, Group: int(e.group), Shards: f.Layout.Shards()})
+		return err
+	})
+	for _, f := range found {
+		err = errors.Join(err, fmt.Errorf("%s: %s", f.name, f.detail))
+	}
+	if err != nil {
+		return fmt.Errorf("list directory %s: %w", d.cfg.Dir, err)
+	}
+	slices.SortFunc(all, func(a, b Entry) int { return bytes.Compare(a.Key[:], b.Key[:]) })
+	for _, e := range all {
+		if err := yield(e); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// GC evicts blocks until the directory's segments have at most targetBytes, those with the least in them that is used first. ErrBusy where
+// a process has the directory open. The bytes of Collected are those of the segments.
+func GC(ctx context.Context, dir string, targetBytes int64) (Collected, error) {
+	return gc(ctx, dirfs.OS(), dir, targetBytes)
+}
+
+func gc(ctx context.Context, fsys dirfs.FS, path string, targetBytes int64) (c Collected, err error) {
+	m, err := markerOf(fsys, filepath.Clean(path))
+	if blockdir.Gone(err) {
+		err = fmt.Errorf("it is no directory of blocks: %w: %w", errdefs.ErrNotFound, err)
+	}
+	if err != nil {
+		return c, fmt.Errorf("collect directory %s: %w", path, err)
+	}
+	t, err := Open(ctx, Config{Dir: path, Formats: m.Formats(), FS: fsys})
+	if err != nil {
+		return c, fmt.Errorf("collect: %w", err)
+	}
+	defer func() { err = errors.Join(err, t.Close(context.WithoutCancel(ctx))) }()
+	c.Before, c.Swept = t.room.holds(), int(t.count.swept.Load())
+	if targetBytes < 0 {
+		return c, fmt.Errorf("collect directory %s down to %d bytes: %w", path, targetBytes, errdefs.ErrInvalid)
+	}
+	removed, left := t.GC(ctx, targetBytes)
+	c.Removed, c.After, c.Left = int64(removed), t.room.holds(), left
+	return c, context.Cause(ctx)
+}
+
+// directoryID is the id in a marker.
+func directoryID(m blockdir.Marker) (id [16]byte, err error) {
+	_, err = hex.Decode(id[:], []byte(m.Directory))
+	return id, err
+}

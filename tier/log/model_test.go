@@ -1,0 +1,323 @@
+package log_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/dirfs/faultfs"
+	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/tier"
+	"github.com/kvlane/kvlane/tier/log"
+)
+
+// The model test: a random log of operations, drawn from a seed, of a process that may be killed at any moment, on a machine whose power
+// may fail. What it asserts: a block that is read is whole and its own; one that was stored is there until it was deleted, or evicted,
+// which is counted, also when its process was killed; one that was stored by FsyncAlways, or synced, is there after a power failure; one
+// that nobody stored, or that was deleted, is not there, but after a power failure; Verify finds nothing after any crash.
+//
+// KVLANE_LOG_SEED=x runs that seed alone.
+func TestModel(t *testing.T) {
+	t.Parallel()
+	seeds := []uint64{1, 2, 3, rand.Uint64N(1 << 32)}
+	if v := os.Getenv("KVLANE_LOG_SEED"); v != "" {
+		seed, err := strconv.ParseUint(v, 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		seeds = []uint64{seed}
+	}
+	for _, policy := range []log.FsyncPolicy{log.FsyncAlways, log.FsyncInterval, log.FsyncNever} {
+		for _, bound := range []int64{0, 16} {
+			for _, seed := range seeds {
+				t.Run(fmt.Sprintf("%s/%d segments/seed=%d", policy, bound, seed), func(t *testing.T) {
+					t.Parallel()
+					synctest.Test(t, func(t *testing.T) { runModel(t, policy, bound, seed) })
+				})
+			}
+		}
+	}
+}
+
+const modelKeys = 48
+
+type blockModel struct {
+	stored   bool // it is there, unless it is evicted
+	unsure   bool // it may be there or not
+	promised bool // a power failure must not lose it
+}
+
+type model struct {
+	*disk
+	rng     *rand.Rand
+	keys    []block.Key
+	images  []mem.Extent
+	blocks  []blockModel
+	tr      *log.Tier
+	process *faultfs.Process
+	faults  *faultfs.FS
+	evicted int64
+	failed  bool // the power did
+	history []string
+}
+
+func runModel(t *testing.T, policy log.FsyncPolicy, bound int64, seed uint64) {
+	t.Helper()
+	m := &model{disk: newDisk(t, policy), rng: rand.New(rand.NewPCG(seed, 0x6c6f67)), keys: keys(0, modelKeys), blocks: make([]blockModel, modelKeys)}
+	m.c.MaxBytes = bound * m.c.SegmentBytes
+	for _, key := range m.keys {
+		m.images = append(m.images, image(t, m.f, key))
+	}
+	defer func() {
+		if t.Failed() {
+			t.Logf("KVLANE_LOG_SEED=%d:\n%s", seed, strings.Join(m.history, "\n"))
+		}
+	}()
+	defer func() { // where the test failed
+		m.process.Kill()
+		_ = m.tr.Close(context.WithoutCancel(t.Context()))
+	}()
+	m.start()
+	steps := 150
+	if testing.Short() {
+		steps = 40
+	}
+	for range steps {
+		m.step()
+		m.observe()
+	}
+	m.stop(false)
+}
+
+func (m *model) say(format string, args ...any) {
+	m.history = append(m.history, fmt.Sprintf(format, args...))
+}
+
+func (m *model) start() {
+	m.Helper()
+	m.process = m.Process()
+	m.faults = faultfs.New(m.process, nil, nil)
+	c := m.c
+	c.FS = m.faults
+	var err error
+	if m.tr, err = log.Open(m.Context(), c); err != nil {
+		m.Fatal(err)
+	}
+	m.evicted = 0
+}
+
+// stop ends the process, in order or by killing it.
+func (m *model) stop(kill bool) {
+	m.Helper()
+	if kill {
+		m.process.Kill()
+	}
+	err := m.tr.Close(context.WithoutCancel(m.Context()))
+	m.process.Kill()
+	if err != nil && !errors.Is(err, faultfs.ErrCrashed) {
+		m.Fatal(err)
+	}
+}
+
+func (m *model) step() {
+	k := m.rng.IntN(modelKeys)
+	switch x := m.rng.IntN(100); {
+	case x < 35:
+		m.put(m.rng.IntN(4) + 1)
+	case x < 60:
+		m.get(k)
+	case x < 68:
+		m.delete(k)
+	case x < 72:
+		n, err := m.tr.GC(m.Context(), m.rng.Int64N(20*m.c.SegmentBytes))
+		m.say("collects: %d, %v", n, err)
+	case x < 76:
+		time.Sleep(time.Second)
+		m.say("a second passes")
+		if m.c.Fsync == log.FsyncInterval {
+			m.promise()
+		}
+	case x < 84:
+		m.say("opens again")
+		m.stop(false)
+		if m.c.Fsync != log.FsyncNever {
+			m.promise()
+		}
+		m.start()
+	case x < 90:
+		m.say("is killed")
+		m.stop(true)
+		m.verify()
+		m.start()
+		if m.c.Fsync != log.FsyncNever {
+			m.promise() // what is there was made durable when it was opened
+		}
+	case x < 95:
+		m.crash()
+	default:
+		m.powerFails()
+	}
+}
+
+func (m *model) promise() {
+	for k := range m.blocks {
+		m.blocks[k].promised = m.blocks[k].stored
+	}
+}
+
+func (m *model) put(n int) {
+	m.Helper()
+	var which []int
+	var some []block.Key
+	var srcs []mem.Extent
+	for range n {
+		k := m.rng.IntN(modelKeys)
+		which, some, srcs = append(which, k), append(some, m.keys[k]), append(srcs, m.images[k])
+	}
+	errs := make([]error, n)
+	m.tr.PutMany(m.Context(), some, srcs, errs)
+	m.say("puts %v: %v", which, errs)
+	for i, k := range which {
+		switch {
+		case errs[i] == nil:
+			m.blocks[k] = blockModel{stored: true, promised: m.c.Fsync == log.FsyncAlways || m.blocks[k].promised}
+		case errors.Is(errs[i], faultfs.ErrCrashed):
+			m.blocks[k].unsure = m.blocks[k].unsure || !m.blocks[k].stored
+		default:
+			m.Fatalf("put %d: %v", k, errs[i])
+		}
+	}
+}
+
+func (m *model) get(k int) {
+	m.Helper()
+	err := get(m.T, m.tr, m.f, m.keys[k])
+	m.say("gets %d: %v", k, err)
+	b := m.blocks[k]
+	switch {
+	case err == nil && (b.stored || b.unsure):
+		m.blocks[k].stored, m.blocks[k].unsure = true, false
+	case errors.Is(err, faultfs.ErrCrashed):
+	case errors.Is(err, errdefs.ErrNotFound) && (!b.stored || b.unsure):
+		m.blocks[k] = blockModel{}
+	case errors.Is(err, errdefs.ErrCorrupt) && b.unsure && m.c.Fsync == log.FsyncNever:
+		m.blocks[k] = blockModel{}
+	default:
+		m.Fatalf("block %d is %+v, and get says %v", k, b, err)
+	}
+}
+
+func (m *model) delete(k int) {
+	m.Helper()
+	err := m.tr.Delete(m.Context(), m.keys[k])
+	m.say("deletes %d: %v", k, err)
+	b := m.blocks[k]
+	switch {
+	case err == nil && (b.stored || b.unsure), errors.Is(err, errdefs.ErrNotFound) && (!b.stored || b.unsure):
+		m.blocks[k] = blockModel{}
+	case errors.Is(err, faultfs.ErrCrashed):
+		m.blocks[k] = blockModel{unsure: true}
+	default:
+		m.Fatalf("block %d is %+v, and delete says %v", k, b, err)
+	}
+}
+
+// crash lets the process crash within what it does next.
+func (m *model) crash() {
+	m.Helper()
+	op := ops[m.rng.IntN(len(ops))]
+	m.say("crashes at %s", op)
+	m.faults.Use(fault.New(1, fault.Nth(op, m.rng.IntN(4)).Crash()))
+	m.put(3)
+	m.delete(m.rng.IntN(modelKeys))
+	if m.rng.IntN(2) == 0 {
+		n, err := m.tr.GC(m.Context(), 0)
+		m.say("collects: %d, %v", n, err)
+	}
+	m.faults.Crash()
+	m.observe()
+	m.stop(true)
+	m.verify()
+	m.start()
+	m.observe()
+	if m.c.Fsync != log.FsyncNever {
+		m.promise()
+	}
+}
+
+func (m *model) powerFails() {
+	m.Helper()
+	seed := m.rng.Uint64()
+	m.say("the power fails, %d", seed)
+	m.observe()
+	m.failed = true
+	m.PowerFail(faultfs.KeepSome(seed))
+	m.stop(true)
+	for k, b := range m.blocks {
+		if !b.promised {
+			m.blocks[k] = blockModel{unsure: true}
+		}
+	}
+	if m.c.Fsync != log.FsyncNever {
+		m.verify()
+	}
+	m.start()
+	m.observe()
+	if m.c.Fsync != log.FsyncNever {
+		m.promise()
+	}
+}
+
+// observe compares what is there with the model, and learns what was evicted. What was evicted may come back after a crash.
+func (m *model) observe() {
+	m.Helper()
+	synctest.Wait()
+	states := make([]tier.State, modelKeys)
+	if err := m.tr.Lookup(m.Context(), m.keys, states); err != nil {
+		m.Fatal(err)
+	}
+	now := m.tr.Stats().Evictions
+	evicted := now - m.evicted
+	m.evicted = now
+	var gone []int
+	for k, s := range states {
+		b := &m.blocks[k]
+		switch {
+		case s == tier.Ready && b.stored, s == tier.Absent && !b.stored && !b.unsure:
+		case s == tier.Ready && b.unsure:
+			b.stored = m.c.Fsync != log.FsyncNever
+		case s == tier.Absent && b.unsure:
+		case s == tier.Absent:
+			gone = append(gone, k)
+			*b = blockModel{unsure: true}
+		default:
+			m.Fatalf("block %d is %+v, and %s", k, *b, s)
+		}
+	}
+	if int64(len(gone)) > evicted {
+		m.Fatalf("blocks %v are gone, and %d were evicted", gone, evicted)
+	}
+}
+
+func (m *model) verify() {
+	m.Helper()
+	if m.c.Fsync == log.FsyncNever && m.failed {
+		return // what was never synced may be torn for as long as nobody looks
+	}
+	process := m.Process()
+	defer process.Kill()
+	r, err := log.VerifyOn(m.Context(), process, m.c.Dir)
+	if err != nil || len(damaged(r)) > 0 {
+		m.Fatalf("after a crash: %v, %v", damaged(r), err)
+	}
+}

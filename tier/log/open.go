@@ -1,0 +1,381 @@
+package log
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/tier/internal/blockdir"
+	"github.com/kvlane/kvlane/tier/internal/usage"
+)
+
+// Open opens the directory, or makes it, and reads which blocks are there: what no sync is known to cover it verifies. Errors name the
+// directory and wrap ErrInvalid, ErrMismatch (another identity, layout or version), ErrCorrupt (unreadable marker), ErrBusy where another
+// process has it open, ErrReadOnly or ErrNoSpace. A segment that cannot be read is left as it is, and counted; its blocks are not there
+// until the directory is opened again. ctx bounds the opening only.
+func Open(ctx context.Context, c Config) (*Tier, error) {
+	if err := c.Validate(); err != nil {
+		return nil, fmt.Errorf("open log tier: %w", err)
+	}
+	c.setDefaults()
+	t := newTier(c)
+	if err := t.open(ctx); err != nil {
+		t.cancel()
+		return nil, fmt.Errorf("open log tier: directory %s: %w", filepath.Clean(c.Dir), errors.Join(blockdir.WriteError(err), t.closeFiles()))
+	}
+	if !c.ReadOnly {
+		t.background.Add(1)
+		go t.collector()
+		if c.Fsync == FsyncInterval {
+			t.background.Add(1)
+			go t.syncer()
+		}
+	}
+	return t, nil
+}
+
+func newTier(c Config) *Tier {
+	t := &Tier{
+		cfg: c, clock: c.Clock, formats: c.Formats, owners: usage.NewOwners(), segments: segments{all: make(map[uint32]*segment)},
+		token: make(chan struct{}, 1), headers: make([]byte, maxHeader),
+		unsynced: make(chan struct{}, 1), syncing: make(chan struct{}, 1), checking: make(chan struct{}, 1),
+		rounds: make(chan struct{}, 1), kick: make(chan struct{}, 1), closing: make(chan struct{}, 1), covered: make(map[uint32]int64),
+		room: room{unit: c.SegmentBytes, most: c.MaxBytes, configured: c.MaxBytes, wake: make(chan struct{})},
+	}
+	t.failure.Store(new(error))
+	t.gate.Init()
+	t.ctx, t.cancel = context.WithCancel(context.Background())
+	return t
+}
+
+func (t *Tier) open(ctx context.Context) error {
+	if err := t.openDir(); err != nil {
+		return err
+	}
+	if err := t.openMarker(); err != nil {
+		return err
+	}
+	return t.recover(ctx)
+}
+
+// openDir opens the directory, or makes it, and takes its lock.
+func (t *Tier) openDir() (err error) {
+	c := &t.cfg
+	root := filepath.Clean(c.Dir)
+	t.dir, err = c.FS.OpenDir(root)
+	if blockdir.Gone(err) && !c.ReadOnly {
+		if err = blockdir.MakeDir(c.FS, root); err == nil {
+			t.dir, err = c.FS.OpenDir(root)
+		}
+	}
+	if errors.Is(err, unix.ENOTDIR) {
+		err = fmt.Errorf("it is a file, or a part of its path is a file; give a directory: %w: %w", errdefs.ErrInvalid, err)
+	}
+	if err != nil {
+		t.dir = nil
+		return err
+	}
+	if c.ReadOnly {
+		return nil
+	}
+	if c.Fsync != FsyncNever {
+		if err := c.FS.SyncParents(root); err != nil {
+			return err
+		}
+	}
+	// Looked at before anything is written: a directory given by mistake stays as it is.
+	if m, err := blockdir.ReadMarker(t.dir, blockdir.Log); blockdir.Gone(err) {
+		if err := blockdir.CheckEmpty(t.dir); err != nil {
+			return err
+		}
+	} else if err = errors.Join(err, m.Check(c.Formats, c.Identities)); err != nil {
+		return markerError(err)
+	}
+	t.lock, err = blockdir.Own(t.dir)
+	return err
+}
+
+// openMarker reads the marker, or makes the directory one of blocks.
+func (t *Tier) openMarker() error {
+	m, err := blockdir.ReadMarker(t.dir, blockdir.Log)
+	switch {
+	case err == nil:
+		if err = m.Check(t.cfg.Formats, t.cfg.Identities); err == nil && !t.cfg.ReadOnly {
+			err = blockdir.SyncRoot(t.dir) // who wrote it may have died before it was durable
+		}
+	case blockdir.Gone(err) && t.cfg.ReadOnly:
+		return fmt.Errorf("it has no %s, and is opened for reading only: %w: %w", blockdir.MarkerName, errdefs.ErrNotFound, err)
+	case blockdir.Gone(err):
+		m = blockdir.NewMarker(blockdir.Log, t.cfg.Formats, t.cfg.Identities)
+		err = blockdir.WriteMarker(t.dir, m)
+	}
+	if err != nil {
+		return markerError(err)
+	}
+	t.id, err = directoryID(m)
+	return err
+}
+
+func markerError(err error) error {
+	switch {
+	case errors.Is(err, errdefs.ErrCorrupt):
+		return fmt.Errorf("whose blocks it holds cannot be read; give another directory, remove this one, or try \"kvlane store verify --repair\": %w", err)
+	case errors.Is(err, errdefs.ErrMismatch):
+		return fmt.Errorf("give another directory: %w", err)
+	}
+	return err
+}
+
+// group is what recovery has read of one.
+type group struct {
+	g *segment
+	h *header
+}
+
+// recover makes the index from the checkpoint and the segments.
+func (t *Tier) recover(ctx context.Context) error {
+	if err := t.openSegments(); err != nil {
+		return err
+	}
+	synced, err := t.loadCheckpoint()
+	if err != nil {
+		return err
+	}
+	var tail []group
+	durable := position{} // of what was written, the latest that a header knows of
+	for _, g := range t.segments.list() {
+		from := t.covered[g.number]
+		g.end.Store(from)
+		if synced {
+			g.synced.Store(from)
+		}
+		end, err := scan(ctx, g.file, g.number, from, g.size.Load(), t.id, t.formats, func(h *header) error {
+			tail = append(tail, group{g, h})
+			if durable.before(h.synced) {
+				durable = h.synced
+			}
+			return nil
+		})
+		g.end.Store(max(from, end))
+		if errors.Is(err, errdefs.ErrMismatch) || ctx.Err() != nil {
+			return err
+		}
+		if err != nil {
+			g.unread = true
+			t.noted(fmt.Errorf("read segment %s: %w", segmentName(g.number), err))
+		}
+	}
+	for _, r := range tail {
+		if err := t.replay(ctx, r, durable); err != nil {
+			return err
+		}
+	}
+	if !t.cfg.ReadOnly {
+		if err := t.settle(ctx, synced); err != nil {
+			return err
+		}
+	}
+	t.table.removeAll(func(e entry) bool { return t.segments.look(e.segment) == nil })
+	t.account()
+	if len(t.damage) > 0 && !t.cfg.ReadOnly {
+		return t.checkpoint() // in the place of one that may be read some day, when it has become wrong
+	}
+	return nil
+}
+
+// account counts what the index has.
+func (t *Tier) account() {
+	var some []entry
+	for i := range t.table.shards {
+		some = t.table.copyShard(i, some[:0])
+		for _, e := range some {
+			f := t.formats[e.group]
+			g := t.segments.look(e.segment)
+			g.live.Add(storedBytes(f))
+			if e.flags&hot != 0 {
+				g.hot.Add(storedBytes(f))
+			}
+			t.count.blocks.Add(1)
+			t.count.bytes.Add(f.Layout.ImageBytes())
+		}
+	}
+	for _, g := range t.segments.list() {
+		t.room.add(g.size.Load())
+	}
+}
+
+// openSegments opens the files of the log.
+func (t *Tier) openSegments() error {
+	all, err := t.dir.ReadDir(".")
+	if err != nil {
+		return err
+	}
+	flag := os.O_RDWR
+	if t.cfg.ReadOnly {
+		flag = os.O_RDONLY
+	}
+	for _, name := range all {
+		number, ok := parseSegment(name)
+		if !ok {
+			continue // Verify says what does not belong here
+		}
+		t.last = max(t.last, number)
+		f, err := t.dir.Open(name, flag)
+		if err == nil {
+			info, serr := f.Stat()
+			if serr == nil {
+				g := &segment{number: number, file: f}
+				g.size.Store(info.Bytes)
+				g.sealed.Store(true)
+				t.segments.add(g)
+				continue
+			}
+			err = errors.Join(serr, f.Close())
+		}
+		if !blockdir.Gone(err) {
+			t.noted(fmt.Errorf("open segment: %w", err))
+			t.damage = append(t.damage, finding{name, blockdir.Unjudged, err.Error()})
+		}
+	}
+	return nil
+}
+
+// loadCheckpoint enters what the last checkpoint has, if there is one, and says whether that was durable. One that is damaged or cannot
+// be read is done without: everything is in the segments.
+func (t *Tier) loadCheckpoint() (synced bool, err error) {
+	f, err := t.dir.Open(indexName, os.O_RDONLY)
+	if blockdir.Gone(err) {
+		return false, nil
+	}
+	if err == nil {
+		sizes, total := make(map[uint32]int64), int64(0)
+		for _, g := range t.segments.list() {
+			sizes[g.number] = g.size.Load()
+			total += g.size.Load()
+		}
+		synced, err = readCheckpoint(f, t.id, func(cover []coverage, blocks int64) {
+			// Each takes up so much in the segments: what is believed is bounded.
+			t.table.reserve(min(blocks, total/page))
+			for _, c := range cover {
+				t.last = max(t.last, c.number) // else it would cover what comes to be in another of that number
+				if size, ok := sizes[c.number]; ok && c.end >= 0 && c.end%page == 0 {
+					t.covered[c.number] = min(c.end, size)
+				}
+			}
+		}, func(e entry) {
+			if int(e.group) >= len(t.formats) || e.segment == 0 {
+				return
+			}
+			// A segment that is shorter than it was loses what is missing.
+			if e.off()+storedBytes(t.formats[e.group]) <= sizes[e.segment] && e.header() >= 0 {
+				t.table.put(e, nil)
+			}
+		})
+		err = errors.Join(err, f.Close())
+	}
+	if err == nil {
+		return synced, nil
+	}
+	if errors.Is(err, errdefs.ErrMismatch) {
+		return false, err
+	}
+	t.noted(fmt.Errorf("read checkpoint: %w", err))
+	problem := blockdir.Unjudged
+	if errors.Is(err, errdefs.ErrCorrupt) {
+		problem = blockdir.Damaged
+	}
+	t.damage = append(t.damage, finding{indexName, problem, err.Error()})
+	t.table.removeAll(func(entry) bool { return true })
+	t.covered = make(map[uint32]int64)
+	return false, nil
+}
+
+// replay brings a group into the index. What no sync is known to cover is verified.
+func (t *Tier) replay(ctx context.Context, r group, durable position) error {
+	for i := range r.h.records {
+		rec := &r.h.records[i]
+		fold := foldOf(rec.key)
+		at := position{r.h.at.segment, r.h.at.off + rec.off}
+		if rec.kind == deleted {
+			r.g.deletes.Store(true)
+			t.table.remove(fold, func(e entry) bool { return e.position().before(at) })
+			continue
+		}
+		if rec.foreign() || t.formats.Group(rec.key) != int(rec.group) {
+			continue
+		}
+		f := t.formats[rec.group]
+		e := entry{fold: fold, group: rec.group, place: place{r.g.number, uint32(at.off / page), uint16(rec.off / page)}}
+		end := position{at.segment, at.off + storedBytes(f)}
+		if end.off > r.g.size.Load() {
+			continue
+		}
+		if durable.before(end) {
+			buf := t.borrow()
+			err := t.read(ctx, r.g, e, rec.key, (*buf)[:f.Layout.ImageBytes()])
+			t.buffers.Put(buf)
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			if errors.Is(err, errdefs.ErrCorrupt) || errors.Is(err, errdefs.ErrNotFound) {
+				continue // torn
+			}
+			if err == nil {
+				e.flags = seen
+			} else {
+				t.noted(fmt.Errorf("read block %s: %w", rec.key, err)) // it may be whole
+			}
+		}
+		t.table.put(e, func(old entry) bool { return at.before(old.position()) })
+	}
+	return nil
+}
+
+// settle cuts what is behind the last group of each segment, removes segments that are empty, and makes durable what was found, as far
+// as the policy wants that.
+func (t *Tier) settle(ctx context.Context, synced bool) error {
+	for _, name := range []string{indexTemp, blockdir.MarkerTemp} {
+		if _, err := t.dir.Stat(name); err == nil && blockdir.Remove(t.dir, name) == nil {
+			t.count.swept.Add(1)
+		}
+	}
+	dirty := false
+	for _, g := range t.segments.list() {
+		size, end := g.size.Load(), g.end.Load()
+		switch {
+		case g.unread:
+		case end <= page:
+			if end == 0 && !unbegun(ctx, g.file, size) {
+				g.unread = true // not ours, or damaged: it stays
+				t.count.errors.Add(1)
+				continue
+			}
+			if err := errors.Join(t.segments.remove(g), blockdir.Remove(t.dir, segmentName(g.number))); err != nil {
+				t.noted(err)
+			}
+			continue
+		case end < size:
+			if err := truncate(g.file, end); err != nil {
+				t.noted(err)
+			} else if info, err := g.file.Stat(); err == nil {
+				g.size.Store(info.Bytes)
+			}
+		}
+		if t.cfg.Fsync != FsyncNever && (!synced || g.synced.Load() < end) {
+			if err := g.file.Sync(); err != nil {
+				return err
+			}
+			g.synced.Store(end)
+			dirty = true
+		}
+	}
+	if dirty {
+		return blockdir.SyncRoot(t.dir)
+	}
+	return nil
+}

@@ -1,0 +1,173 @@
+package log_test
+
+import (
+	"encoding/binary"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/zeebo/xxh3"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/tier/log"
+	"github.com/kvlane/kvlane/tier/tiertest"
+)
+
+// tree is every file of a directory with its contents.
+func tree(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	all := make(map[string]string)
+	err := filepath.WalkDir(dir, func(p string, d os.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		b, err := os.ReadFile(p)
+		all[p] = string(b)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// A newer version is refused, whatever has it, and nothing is changed.
+func TestNewerVersionIsRefused(t *testing.T) {
+	newer := func(t *testing.T, name string, bytes int) {
+		t.Helper()
+		b, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		binary.LittleEndian.PutUint32(b[8:], 2)
+		binary.LittleEndian.PutUint64(b[bytes-8:], xxh3.Hash(b[:bytes-8]))
+		if err := os.WriteFile(name, b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for what, make := range map[string]func(t *testing.T, dir string){
+		"checkpoint": func(t *testing.T, dir string) { newer(t, filepath.Join(dir, "index"), 4096) },
+		"group": func(t *testing.T, dir string) {
+			if err := os.Remove(filepath.Join(dir, "index")); err != nil {
+				t.Fatal(err)
+			}
+			newer(t, segmentFiles(t, dir)[0], 4096)
+		},
+		"marker": func(t *testing.T, dir string) {
+			name := filepath.Join(dir, "kvlane.json")
+			b, err := os.ReadFile(name)
+			if err == nil {
+				err = os.WriteFile(name, []byte(strings.Replace(string(b), `"version": 1`, `"version": 9`, 1)), 0o600)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			c := config(t)
+			tr := open(t, c)
+			put(t, tr, c.Formats[0], tiertest.Key(1))
+			closeTier(t, tr)
+			make(t, c.Dir)
+			before := tree(t, c.Dir)
+			if _, err := log.Open(t.Context(), c); !errors.Is(err, errdefs.ErrMismatch) {
+				t.Errorf("open: %v", err)
+			}
+			for name, text := range tree(t, c.Dir) {
+				if before[name] != text {
+					t.Errorf("%s was changed", name)
+				}
+			}
+		})
+	}
+}
+
+// What is not the log's stays, and is found; the rest goes on.
+func TestForeignFilesStay(t *testing.T) {
+	c := config(t)
+	tr := open(t, c)
+	put(t, tr, c.Formats[0], tiertest.Key(1))
+	closeTier(t, tr)
+	for _, name := range []string{"notes.txt", "seg-0000000000000099", "seg-x"} {
+		if err := os.WriteFile(filepath.Join(c.Dir, name), []byte(strings.Repeat("mine", 3000)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tr = open(t, c)
+	if err := get(t, tr, c.Formats[0], tiertest.Key(1)); err != nil {
+		t.Error(err)
+	}
+	put(t, tr, c.Formats[0], tiertest.Key(2))
+	if _, err := tr.GC(t.Context(), 0); err != nil {
+		t.Error(err)
+	}
+	closeTier(t, tr)
+	for _, name := range []string{"notes.txt", "seg-0000000000000099", "seg-x"} {
+		if b, err := os.ReadFile(filepath.Join(c.Dir, name)); err != nil || string(b) != strings.Repeat("mine", 3000) {
+			t.Errorf("%s: %d bytes, %v", name, len(b), err)
+		}
+	}
+	r, err := log.Verify(t.Context(), c.Dir, nil)
+	if err != nil || len(r.Findings) != 3 {
+		t.Errorf("%+v, %v", r.Findings, err)
+	}
+}
+
+// A segment that is shorter than it should be loses what is missing; a lost or damaged checkpoint loses nothing.
+func TestDamagedFilesLoseNoMore(t *testing.T) {
+	for what, damage := range map[string]func(t *testing.T, dir string){
+		"no checkpoint": func(t *testing.T, dir string) {
+			if err := os.Remove(filepath.Join(dir, "index")); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"damaged checkpoint": func(t *testing.T, dir string) { flip(t, filepath.Join(dir, "index"), 4100) },
+		"short segment": func(t *testing.T, dir string) {
+			name := segmentFiles(t, dir)[0]
+			info, err := os.Stat(name)
+			if err == nil {
+				err = os.Truncate(name, info.Size()-4096)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		},
+		"damaged header": func(t *testing.T, dir string) {
+			if err := os.Remove(filepath.Join(dir, "index")); err != nil {
+				t.Fatal(err)
+			}
+			flip(t, segmentFiles(t, dir)[0], 200)
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			c := config(t)
+			f := c.Formats[0]
+			tr := open(t, c)
+			put(t, tr, f, keys(0, 9)...)
+			closeTier(t, tr)
+			damage(t, c.Dir)
+			ro := c
+			ro.ReadOnly = true
+			closeTier(t, open(t, ro))
+			tr = open(t, c)
+			there := 0
+			for _, key := range keys(0, 9) {
+				if err := get(t, tr, f, key); err == nil {
+					there++
+				} else if !errors.Is(err, errdefs.ErrNotFound) {
+					t.Error(err)
+				}
+			}
+			want := 9
+			if what == "short segment" || what == "damaged header" {
+				want = 8
+			}
+			if there != want {
+				t.Errorf("%d blocks are left, want %d", there, want)
+			}
+		})
+	}
+}

@@ -1,0 +1,129 @@
+package log
+
+import (
+	"sync"
+	"time"
+)
+
+// room counts what the segments take of the bound, and holds back further ones beyond it.
+type room struct {
+	unit       int64 // bytes of a new segment
+	mu         sync.Mutex
+	most       int64 // zero: unbounded
+	configured int64 // most, while the disk has room for as much
+	fullAt     time.Time
+	used       int64
+	waiters    int
+	freed      uint64        // counts what may have made room
+	wake       chan struct{} // closed and replaced when freed grows while somebody waits
+}
+
+// fullFor is for how long a bounded tier keeps to what the disk had room for, once it was full.
+const fullFor = 30 * time.Second
+
+// take takes the room of a new segment. The last that the bound has room for is kept back for who moves blocks out of others.
+func (r *room) take(now time.Time, mover bool) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.most != r.configured && now.Sub(r.fullAt) >= fullFor {
+		r.most = r.configured
+	}
+	need := r.unit
+	if !mover {
+		need += r.unit
+	}
+	if r.most > 0 && r.used+need > r.most {
+		return false
+	}
+	r.used += r.unit
+	return true
+}
+
+// add notes that a segment takes so much more, or less, than was taken.
+func (r *room) add(bytes int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.used += bytes
+	if bytes < 0 {
+		r.mayFit()
+	}
+}
+
+// shrink makes the bound less than what is used, since the disk has no room for more, and says whether there is anything to remove.
+func (r *room) shrink(now time.Time) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.configured == 0 || r.used < r.unit {
+		return false
+	}
+	r.most = max(r.unit, r.used)
+	r.fullAt = now
+	return true
+}
+
+// seen returns what has to grow until there may be room that there is not now.
+func (r *room) seen() uint64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.freed
+}
+
+// released notes that a block may be removed now.
+func (r *room) released() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.mayFit()
+}
+
+func (r *room) mayFit() {
+	r.freed++
+	if r.waiters > 0 {
+		close(r.wake)
+		r.wake = make(chan struct{})
+	}
+}
+
+// wait returns what is closed when there may be room that there was not when seen returned since. Whoever waits calls stopWaiting.
+func (r *room) wait(since uint64) <-chan struct{} {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.waiters++
+	if r.freed != since {
+		now := make(chan struct{})
+		close(now)
+		return now
+	}
+	return r.wake
+}
+
+func (r *room) stopWaiting() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.waiters--
+}
+
+func (r *room) waiting() int64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return int64(r.waiters)
+}
+
+// excess is how many bytes are to be removed: for the next segment and for moving, and so that nobody has to wait for long.
+func (r *room) excess() int64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.most == 0 {
+		return 0
+	}
+	high := r.most - max(2*r.unit, r.most/20)
+	if r.used <= high {
+		return 0
+	}
+	return r.used - high
+}
+
+func (r *room) holds() int64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.used
+}

@@ -1,0 +1,91 @@
+package log
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/kvlane/kvlane/tier/internal/blockdir"
+)
+
+// syncer makes durable what was written, SyncEvery after it was, one sync at a time.
+func (t *Tier) syncer() {
+	defer t.background.Done()
+	for {
+		select {
+		case <-t.ctx.Done():
+			return
+		case <-t.unsynced:
+		}
+		select {
+		case <-t.ctx.Done():
+			return
+		case <-t.clock.After(t.cfg.SyncEvery):
+		}
+		err := t.syncAll(t.ctx)
+		if err != nil {
+			err = fmt.Errorf("make blocks durable: %w", err)
+		}
+		t.noted(err)
+	}
+}
+
+func (t *Tier) syncSoon() {
+	select {
+	case t.unsynced <- struct{}{}:
+	default:
+	}
+}
+
+// syncAll makes durable what is in the index, unless the policy promises nothing.
+func (t *Tier) syncAll(ctx context.Context) error {
+	if t.cfg.Fsync == FsyncNever {
+		return nil
+	}
+	select {
+	case t.syncing <- struct{}{}:
+		defer func() { <-t.syncing }()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	var errs []error
+	whole := true // so far
+	for _, listed := range t.segments.list() {
+		g := t.segments.use(listed.number)
+		if g == nil {
+			continue
+		}
+		end := g.end.Load()
+		if g.synced.Load() < end && !g.broken.Load() {
+			if err := g.file.Sync(); err != nil {
+				// The system may take for written what is not: what is not durable by now is written anew when it is put again.
+				g.broken.Store(true)
+				errs = append(errs, blockdir.WriteError(err))
+			} else {
+				g.synced.Store(end)
+			}
+		}
+		if whole = whole && !g.broken.Load(); whole && end > 0 {
+			t.setSynced(position{uint64(g.number), end})
+		}
+		errs = append(errs, g.release())
+	}
+	return errors.Join(errs...)
+}
+
+func (t *Tier) syncedTo() position {
+	if p := t.synced.Load(); p != nil {
+		return *p
+	}
+	return position{}
+}
+
+// setSynced notes that everything before p is durable.
+func (t *Tier) setSynced(p position) {
+	for {
+		was := t.synced.Load()
+		if was != nil && !was.before(p) || t.synced.CompareAndSwap(was, &p) {
+			return
+		}
+	}
+}

@@ -1,0 +1,246 @@
+package log
+
+import (
+	"encoding/binary"
+	"math/bits"
+	"sync"
+
+	"github.com/kvlane/kvlane/block"
+)
+
+// place is where a block lies: its bytes at page of a segment, its group's header back pages before.
+type place struct {
+	segment, page uint32
+	back          uint16
+}
+
+func (p place) off() int64         { return int64(p.page) * page }
+func (p place) header() int64      { return p.off() - int64(p.back)*page }
+func (p place) position() position { return position{uint64(p.segment), p.off()} }
+
+// The flags of an entry.
+const (
+	hot  uint8 = 1 << iota // hit since it was written
+	seen                   // this process has written or verified it
+)
+
+// entry is what the table knows of a block, in 32 bytes. Its key is folded to 16: the record has all of it.
+type entry struct {
+	fold [2]uint64
+	place
+	group uint8 // page group
+	flags uint8
+}
+
+func foldOf(key block.Key) [2]uint64 {
+	le := binary.LittleEndian
+	return [2]uint64{le.Uint64(key[0:]) ^ le.Uint64(key[16:]), le.Uint64(key[8:]) ^ le.Uint64(key[24:])}
+}
+
+// table is the index: where every block is. Shards by a part of the fold are tables of their own, so that none takes long to grow.
+type table struct{ shards [tableShards]shard }
+
+const tableShards = 256
+
+// shard is a table with open addressing and linear probing; what is empty has no segment. Entries are in the order of their homes
+// but for a wrap at the end, so that one can be removed by moving back those behind it.
+type shard struct {
+	mu    sync.RWMutex
+	slots []entry
+	used  int
+}
+
+func (t *table) shard(fold [2]uint64) *shard { return &t.shards[fold[0]%tableShards] }
+
+// home is where the search for a fold begins.
+func (s *shard) home(fold [2]uint64) int {
+	const odd = 0x9e3779b97f4a7c15
+	hi, _ := bits.Mul64((fold[1]^fold[0]>>8)*odd, uint64(len(s.slots)))
+	return int(hi)
+}
+
+// find returns the slot of a fold, or the empty one where it belongs. The table is not full.
+func (s *shard) find(fold [2]uint64) (at int, there bool) {
+	for at = s.home(fold); ; {
+		e := &s.slots[at]
+		if e.segment == 0 {
+			return at, false
+		}
+		if e.fold == fold {
+			return at, true
+		}
+		if at++; at == len(s.slots) {
+			at = 0
+		}
+	}
+}
+
+func (t *table) get(fold [2]uint64) (entry, bool) {
+	s := t.shard(fold)
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if s.used == 0 {
+		return entry{}, false
+	}
+	at, there := s.find(fold)
+	return s.slots[at], there
+}
+
+// put enters e in the place of old, which it returns, unless keep says that old stays. keep may be nil.
+func (t *table) put(e entry, keep func(old entry) bool) (old entry, had bool) {
+	s := t.shard(e.fold)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.used >= len(s.slots)*7/8 {
+		s.grow()
+	}
+	at, there := s.find(e.fold)
+	if there {
+		old = s.slots[at]
+		if keep != nil && keep(old) {
+			return old, true
+		}
+	} else {
+		s.used++
+	}
+	s.slots[at] = e
+	return old, there
+}
+
+// move changes the place of a block that is at from.
+func (t *table) move(fold [2]uint64, from, to place, flags uint8) (was entry, ok bool) {
+	s := t.shard(fold)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	at, there := 0, false
+	if s.used > 0 {
+		at, there = s.find(fold)
+	}
+	if !there || s.slots[at].place != from {
+		return entry{}, false
+	}
+	was = s.slots[at]
+	s.slots[at].place, s.slots[at].flags = to, flags
+	return was, true
+}
+
+// mark adds flags to a block that is at p, and returns those that it had.
+func (t *table) mark(fold [2]uint64, p place, flags uint8) (had uint8, ok bool) {
+	s := t.shard(fold)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.used == 0 {
+		return 0, false
+	}
+	at, there := s.find(fold)
+	if !there || s.slots[at].place != p {
+		return 0, false
+	}
+	had = s.slots[at].flags
+	s.slots[at].flags |= flags
+	return had, true
+}
+
+// unmark takes flags from a block that is at p.
+func (t *table) unmark(fold [2]uint64, p place, flags uint8) {
+	s := t.shard(fold)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.used == 0 {
+		return
+	}
+	if at, there := s.find(fold); there && s.slots[at].place == p {
+		s.slots[at].flags &^= flags
+	}
+}
+
+// remove takes away the block if drop says so.
+func (t *table) remove(fold [2]uint64, drop func(entry) bool) (entry, bool) {
+	s := t.shard(fold)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.used == 0 {
+		return entry{}, false
+	}
+	at, there := s.find(fold)
+	if !there || !drop(s.slots[at]) {
+		return entry{}, false
+	}
+	e := s.slots[at]
+	s.cut(at)
+	return e, true
+}
+
+// removeAll takes away the blocks of which drop says so.
+func (t *table) removeAll(drop func(entry) bool) (gone []entry) {
+	for i := range t.shards {
+		s := &t.shards[i]
+		s.mu.Lock()
+		for at := 0; at < len(s.slots); {
+			if e := s.slots[at]; e.segment != 0 && drop(e) {
+				gone = append(gone, e)
+				s.cut(at)
+				continue // another may have come into its place
+			}
+			at++
+		}
+		s.mu.Unlock()
+	}
+	return gone
+}
+
+// cut empties a slot and moves back those that it kept from their homes.
+func (s *shard) cut(at int) {
+	n := len(s.slots)
+	s.used--
+	for next := at; ; {
+		if next++; next == n {
+			next = 0
+		}
+		e := s.slots[next]
+		if e.segment == 0 {
+			break
+		}
+		// e may move to at unless its home lies between the two.
+		if home := s.home(e.fold); (next-home+n)%n < (next-at+n)%n {
+			continue
+		}
+		s.slots[at] = e
+		at = next
+	}
+	s.slots[at] = entry{}
+}
+
+func (s *shard) grow() { s.resize(max(16, len(s.slots)+len(s.slots)/4)) }
+
+func (s *shard) resize(slots int) {
+	old := s.slots
+	s.slots = make([]entry, slots)
+	for _, e := range old {
+		if e.segment != 0 {
+			at, _ := s.find(e.fold)
+			s.slots[at] = e
+		}
+	}
+}
+
+// reserve makes an empty table large enough for n blocks. Entries of another table come in the order of their homes, so that in one that
+// grows meanwhile all would be at its start.
+func (t *table) reserve(n int64) {
+	for i := range t.shards {
+		t.shards[i].resize(max(16, int(n/tableShards*4/3)))
+	}
+}
+
+// copyShard appends the entries of one shard.
+func (t *table) copyShard(i int, to []entry) []entry {
+	s := &t.shards[i]
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	for _, e := range s.slots {
+		if e.segment != 0 {
+			to = append(to, e)
+		}
+	}
+	return to
+}

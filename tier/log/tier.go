@@ -1,0 +1,354 @@
+package log
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/jonboulle/clockwork"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/tier"
+	"github.com/kvlane/kvlane/tier/internal/blockdir"
+	"github.com/kvlane/kvlane/tier/internal/usage"
+)
+
+// Tier keeps blocks in a log. It implements tier.Tier, tier.Keeper and tier.Statter and is safe for concurrent use.
+type Tier struct {
+	cfg      Config
+	clock    clockwork.Clock
+	formats  block.Formats
+	dir      dirfs.Dir
+	lock     dirfs.File // held while the tier is open; nil in one that only reads
+	id       [16]byte   // the directory's
+	table    table
+	segments segments
+	cache    headerCache
+	owners   *usage.Owners
+	pause    usage.Pause
+	room     room
+	count    counters
+	buffers  sync.Pool // *[]byte of the longest image
+
+	queue struct {
+		mu   sync.Mutex
+		recs []*pending
+	}
+	// token is held by whoever appends; it guards what follows.
+	token   chan struct{}
+	head    *segment // nil until something is written
+	last    uint32   // the highest number of a segment so far
+	writer  writer
+	parts   [][]byte
+	headers []byte // a group's header is made here
+	zeros   [page]byte
+
+	synced   atomic.Pointer[position] // all before it is durable
+	unsynced chan struct{}            // asks the syncer
+	syncing  chan struct{}            // holds a token while a sync runs
+
+	written    atomic.Int64  // bytes since the last checkpoint
+	checking   chan struct{} // holds a token while a checkpoint is written; guards covered and durableIndex
+	covered    map[uint32]int64
+	moveArena  []byte // guarded by rounds
+	rounds     chan struct{}
+	kick       chan struct{}
+	background sync.WaitGroup
+
+	damage []finding // of when the log was opened
+
+	gate    usage.Gate
+	ctx     context.Context // ends with Close
+	cancel  context.CancelFunc
+	failure atomic.Pointer[error]
+	closing chan struct{}
+	closed  bool // guarded by closing
+}
+
+type counters struct {
+	blocks, bytes                                  atomic.Int64
+	hits, misses, puts, evictions, corrupt, errors atomic.Int64
+	readBytes, writtenBytes                        atomic.Int64
+	retained, quarantined, swept, stuck, replaced  atomic.Int64
+}
+
+// errReadOnly is what a tier that only reads says to whoever wants to change something.
+var errReadOnly = fmt.Errorf("the tier was opened for reading only: %w", errdefs.ErrReadOnly)
+
+// Close refuses new operations, ends those that wait, waits for those that read or write, makes durable what is not by the policy, and
+// writes a checkpoint. If ctx ends first, the error wraps ErrBusy, memory given to a Get or Put that is under way must not be freed, and
+// Close may be called again. Another error says what could not be written; the tier is closed all the same.
+func (t *Tier) Close(ctx context.Context) error {
+	t.gate.Close()
+	t.cancel()
+	busy := func() error {
+		active, _ := t.gate.Count()
+		return fmt.Errorf("close log tier: %d reads and writes have not ended: %w: %w", active, errdefs.ErrBusy, context.Cause(ctx))
+	}
+	select {
+	case t.closing <- struct{}{}:
+		defer func() { <-t.closing }()
+	case <-ctx.Done():
+		return busy()
+	}
+	if t.closed {
+		return nil
+	}
+	ended := make(chan struct{})
+	go func() {
+		t.background.Wait()
+		close(ended)
+	}()
+	for _, c := range []<-chan struct{}{ended, t.gate.Idle} {
+		select {
+		case <-c:
+		case <-ctx.Done():
+			return busy()
+		}
+	}
+	t.closed = true
+	var err error
+	if !t.cfg.ReadOnly {
+		err = errors.Join(t.seal(), t.checkpoint())
+	}
+	if err = errors.Join(err, t.closeFiles()); err != nil {
+		return fmt.Errorf("close log tier: %w", err)
+	}
+	return nil
+}
+
+func (t *Tier) closeFiles() error {
+	var errs []error
+	for _, g := range t.segments.list() {
+		errs = append(errs, t.segments.remove(g))
+	}
+	if t.lock != nil {
+		errs = append(errs, t.lock.Close())
+	}
+	if t.dir != nil {
+		errs = append(errs, t.dir.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// Name returns "log".
+func (t *Tier) Name() string { return "log" }
+
+// ReadOnly says whether the tier was opened for reading only.
+func (t *Tier) ReadOnly() bool { return t.cfg.ReadOnly }
+
+// begin begins an operation; t.gate.Leave ends it.
+func (t *Tier) begin(ctx context.Context) error {
+	err := context.Cause(ctx)
+	if err == nil {
+		err = t.gate.Enter()
+	}
+	if err != nil {
+		return fmt.Errorf("use log tier: %w", err)
+	}
+	return nil
+}
+
+// buffer returns the bytes of an extent that is as long as the block's image.
+func (t *Tier) buffer(key block.Key, e mem.Extent) ([]byte, error) {
+	f, err := t.formats.Of(key)
+	if err != nil {
+		return nil, err
+	}
+	if err := e.Validate(); err != nil {
+		return nil, err
+	}
+	if n := f.Layout.ImageBytes(); e.Len != n {
+		return nil, fmt.Errorf("the extent has %d bytes, an image %d: %w", e.Len, n, errdefs.ErrInvalid)
+	}
+	b := e.Bytes()
+	if b == nil {
+		return nil, fmt.Errorf("the CPU cannot reach the %s: %w", e.Region, errdefs.ErrInvalid)
+	}
+	return b, nil
+}
+
+// Lookup says which blocks are there, by the index; their bytes are checked when they are read.
+func (t *Tier) Lookup(ctx context.Context, keys []block.Key, states []tier.State) error {
+	if len(keys) != len(states) {
+		return fmt.Errorf("look up %d blocks into %d states: %w", len(keys), len(states), errdefs.ErrInvalid)
+	}
+	if err := t.begin(ctx); err != nil {
+		return err
+	}
+	defer t.gate.Leave()
+	for i, key := range keys {
+		states[i] = tier.Absent
+		if _, ok := t.table.get(foldOf(key)); ok {
+			states[i] = tier.Ready
+		} else if _, w := t.owners.Look(key); w == usage.Writing {
+			states[i] = tier.Filling
+		}
+	}
+	return nil
+}
+
+// Kept says of which blocks this process knows, without reading them, that a Put would find them whole and durable.
+func (t *Tier) Kept(ctx context.Context, keys []block.Key, kept []bool) error {
+	if len(keys) != len(kept) {
+		return fmt.Errorf("ask for %d blocks into %d answers: %w", len(keys), len(kept), errdefs.ErrInvalid)
+	}
+	if err := t.begin(ctx); err != nil {
+		return err
+	}
+	defer t.gate.Leave()
+	for i, key := range keys {
+		e, ok := t.table.get(foldOf(key))
+		_, w := t.owners.Look(key)
+		kept[i] = ok && e.flags&seen != 0 && w != usage.Removing && t.durable(e)
+	}
+	return nil
+}
+
+// durable says whether a block is as durable as the policy promises, or will be.
+func (t *Tier) durable(e entry) bool {
+	g := t.segments.look(e.segment)
+	return g != nil && (t.cfg.Fsync == FsyncNever || g.durable(e.off()+storedBytes(t.formats[e.group])))
+}
+
+// Retain pins blocks against eviction, up to the first that is not there.
+func (t *Tier) Retain(ctx context.Context, keys []block.Key) (int, error) {
+	if err := t.begin(ctx); err != nil {
+		return 0, err
+	}
+	defer t.gate.Leave()
+	for n, key := range keys {
+		if ctx.Err() != nil {
+			return n, fmt.Errorf("retain block %s: %w", key, context.Cause(ctx))
+		}
+		// Pinned before it is looked at: whoever removes blocks looks at the pins first.
+		if t.owners.Pin(key) {
+			if e, ok := t.table.get(foldOf(key)); ok {
+				t.count.retained.Add(1)
+				t.count.hits.Add(1)
+				t.hit(e)
+				continue
+			}
+			t.unpin(key)
+		}
+		t.count.misses.Add(1)
+		return n, nil
+	}
+	return len(keys), nil
+}
+
+// Release undoes one Retain of each key.
+func (t *Tier) Release(keys []block.Key) {
+	t.unpin(keys...)
+	t.count.retained.Add(-int64(len(keys)))
+}
+
+func (t *Tier) unpin(keys ...block.Key) {
+	if t.owners.Unpin(keys) {
+		t.room.released()
+	}
+}
+
+// hit notes that a block was used.
+func (t *Tier) hit(e entry) {
+	if e.flags&hot != 0 {
+		return
+	}
+	if had, ok := t.table.mark(e.fold, e.place, hot); ok && had&hot == 0 {
+		if g := t.segments.look(e.segment); g != nil {
+			g.hot.Add(storedBytes(t.formats[e.group]))
+		}
+	}
+}
+
+// noted keeps how work ended that nobody waits for.
+func (t *Tier) noted(err error) {
+	if err != nil && t.ctx.Err() == nil {
+		t.count.errors.Add(1)
+	}
+	t.failure.Store(&err)
+}
+
+// fail counts an operation that failed for another reason than a miss.
+func (t *Tier) fail(err error) error {
+	t.count.errors.Add(1)
+	return err
+}
+
+// Stats returns what was counted. Bytes are those of the blocks' images; CapacityBytes bounds the segment files.
+func (t *Tier) Stats() tier.Stats {
+	c := &t.count
+	return tier.Stats{
+		Blocks: c.blocks.Load(), Bytes: c.bytes.Load(), CapacityBytes: t.cfg.MaxBytes,
+		Hits: c.hits.Load(), Misses: c.misses.Load(),
+		Puts: c.puts.Load(), Evictions: c.evictions.Load(),
+		Corrupt: c.corrupt.Load(), Replaced: c.replaced.Load(), Errors: c.errors.Load(),
+		ReadBytes: c.readBytes.Load(), WrittenBytes: c.writtenBytes.Load(),
+		Retained: c.retained.Load(), Quarantined: c.quarantined.Load(), Swept: c.swept.Load(),
+		Waiting: t.room.waiting(), Stuck: c.stuck.Load(), Paused: t.pause.Why(), Failure: *t.failure.Load(),
+	}
+}
+
+// gone takes a block that was removed from the index off all accounts.
+func (t *Tier) gone(e entry) {
+	f := t.formats[e.group]
+	t.drop(e, storedBytes(f))
+	t.count.blocks.Add(-1)
+	t.count.bytes.Add(-f.Layout.ImageBytes())
+}
+
+// tombstone appends that a block was deleted, and waits until that is as durable as the policy promises.
+func (t *Tier) tombstone(key block.Key) error {
+	p := &pending{record: record{key: key, kind: deleted}}
+	t.token <- struct{}{}
+	defer func() { <-t.token }()
+	t.appendAll([]*pending{p}, true)
+	return p.err
+}
+
+// Delete removes the block. It waits while somebody writes or removes it.
+func (t *Tier) Delete(ctx context.Context, key block.Key) error {
+	if err := t.begin(ctx); err != nil {
+		return err
+	}
+	defer t.gate.Leave()
+	err := t.delete(ctx, key)
+	if err != nil && !errors.Is(err, errdefs.ErrBusy) && !errors.Is(err, errdefs.ErrNotFound) {
+		t.count.errors.Add(1)
+	}
+	if err != nil {
+		return fmt.Errorf("delete block %s: %w", key, err)
+	}
+	return nil
+}
+
+func (t *Tier) delete(ctx context.Context, key block.Key) error {
+	if t.cfg.ReadOnly {
+		return errReadOnly
+	}
+	if err := t.owners.Own(ctx, t.ctx.Done(), key, usage.Removing); err != nil {
+		return err
+	}
+	defer t.owners.Disown(key)
+	fold := foldOf(key)
+	if pinned, _ := t.owners.Look(key); pinned {
+		return fmt.Errorf("it is retained: %w", errdefs.ErrBusy)
+	}
+	if _, ok := t.table.get(fold); !ok {
+		return errdefs.ErrNotFound
+	}
+	if err := t.tombstone(key); errors.Is(err, errNoRoom) {
+		return fmt.Errorf("%w: %w", errdefs.ErrNoSpace, err)
+	} else if err != nil {
+		return blockdir.WriteError(err)
+	}
+	if e, ok := t.table.remove(fold, func(entry) bool { return true }); ok {
+		t.gone(e)
+	}
+	return nil
+}

@@ -1,0 +1,331 @@
+package log
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/tier/internal/blockdir"
+)
+
+// Verify checks every byte of the directory's blocks and looks for files that should not be there. It changes nothing, and so works on a
+// read-only mount too. A group that was cut short by the death of its process is no finding: nobody was told that it was stored. progress
+// may be nil; it is called after each block. Findings are no error; ErrNotFound is, where there is neither a marker nor a segment.
+func Verify(ctx context.Context, dir string, progress func(blocks, bytes int64)) (Report, error) {
+	return verify(ctx, dirfs.OS(), dir, progress)
+}
+
+func verify(ctx context.Context, fsys dirfs.FS, path string, progress func(blocks, bytes int64)) (Report, error) {
+	v := verifier{fsys: fsys, root: filepath.Clean(path), progress: progress, report: Report{Sums: make(map[block.SumAlgo]int64)}}
+	if err := v.run(ctx); err != nil {
+		return v.report, fmt.Errorf("verify directory %s: %w", v.root, err)
+	}
+	return v.report, nil
+}
+
+type verifier struct {
+	fsys      dirfs.FS
+	root      string
+	progress  func(blocks, bytes int64)
+	report    Report
+	markerBad bool
+	known     bool // whose blocks these are
+}
+
+func (v *verifier) found(name string, p blockdir.Problem, detail string) {
+	path := v.root
+	if name != "." {
+		path += "/" + name
+	}
+	v.report.Findings = append(v.report.Findings, blockdir.Finding{Path: path, Problem: p, Detail: detail})
+}
+
+func (v *verifier) run(ctx context.Context) (err error) {
+	d, err := v.fsys.OpenDir(v.root)
+	if blockdir.Gone(err) {
+		err = fmt.Errorf("%w: %w", errdefs.ErrNotFound, err)
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, d.Close()) }()
+	if err := v.readMarker(ctx, d); err != nil {
+		return err
+	}
+	v.top(d)
+	if !v.known {
+		return nil
+	}
+	return v.blocks(ctx)
+}
+
+// readMarker reads the marker, or, where that cannot be, the headers of groups.
+func (v *verifier) readMarker(ctx context.Context, d dirfs.Dir) error {
+	m, err := blockdir.ReadMarker(d, blockdir.Log)
+	if err == nil {
+		v.report.Marker, v.known = m, true
+		return nil
+	}
+	if errors.Is(err, errdefs.ErrMismatch) {
+		return err
+	}
+	m, n, merr := markerFromSegments(ctx, d)
+	switch {
+	case blockdir.Gone(err) && n == 0:
+		return fmt.Errorf("it is no directory of blocks: %w: %w", errdefs.ErrNotFound, err)
+	case blockdir.Gone(err):
+		v.found(blockdir.MarkerName, blockdir.Lost, "the directory has blocks")
+		v.markerBad = true
+	case errors.Is(err, errdefs.ErrCorrupt):
+		v.found(blockdir.MarkerName, blockdir.Damaged, err.Error())
+		v.markerBad = true
+	default:
+		v.found(blockdir.MarkerName, blockdir.Unjudged, err.Error())
+	}
+	if merr != nil {
+		v.found(".", blockdir.Unjudged, "whose blocks these are: "+merr.Error())
+	} else if n > 0 {
+		v.report.Marker, v.known = m, true
+	}
+	return nil
+}
+
+// markerFromSegments returns the marker that the groups in the segments agree on, and how many segments there are.
+func markerFromSegments(ctx context.Context, d dirfs.Dir) (m blockdir.Marker, segments int, err error) {
+	all, err := d.ReadDir(".")
+	if err != nil {
+		return m, 0, err
+	}
+	var id [16]byte
+	var formats block.Formats
+	for _, name := range all {
+		number, ok := parseSegment(name)
+		if !ok {
+			continue
+		}
+		segments++
+		f, ferr := d.Open(name, os.O_RDONLY)
+		if ferr != nil {
+			continue
+		}
+		info, ferr := f.Stat()
+		if ferr == nil {
+			_, ferr = scan(ctx, f, number, 0, info.Bytes, id, nil, func(h *header) error {
+				id = h.directory
+				return learnFormats(ctx, f, h, &formats)
+			})
+		}
+		if err = errors.Join(ferr, f.Close()); err != nil {
+			return m, segments, err
+		}
+	}
+	if segments > 0 {
+		if err = formats.Validate(); err != nil {
+			return m, segments, err
+		}
+	}
+	m = blockdir.NewMarker(blockdir.Log, formats, nil)
+	m.Directory = hex.EncodeToString(id[:])
+	return m, segments, nil
+}
+
+// learnFormats adds the formats of a group that are not known yet. Those of blocks with a header of their own are read from that.
+func learnFormats(ctx context.Context, f io.ReaderAt, h *header, formats *block.Formats) error {
+	for n, info := range h.formats {
+		if slices.ContainsFunc(*formats, func(have block.Format) bool { return have.Identity == info.digest }) {
+			continue
+		}
+		lens := info.lens
+		for i := range h.records {
+			r := &h.records[i]
+			if lens != nil || r.kind != whole || r.number != n {
+				continue
+			}
+			b := make([]byte, min(info.image, int64(block.MaxShards*24+2*page)))
+			if _, err := f.ReadAt(b, h.at.off+r.off); err != nil && !errors.Is(err, io.EOF) {
+				return err
+			}
+			if head, err := block.DecodeHeader(b); err == nil && head.Identity == info.digest {
+				if l, err := head.Layout(); err == nil {
+					lens = l.ShardSizes()
+				}
+			}
+		}
+		if l, err := block.NewLayout(lens); err == nil && ctx.Err() == nil {
+			*formats = append(*formats, block.Format{Layout: l, Identity: info.digest})
+		}
+	}
+	return context.Cause(ctx)
+}
+
+// top looks for what does not belong into the directory.
+func (v *verifier) top(d dirfs.Dir) {
+	all, err := d.ReadDir(".")
+	if err != nil {
+		v.found(".", blockdir.Unjudged, err.Error())
+	}
+	for _, n := range all {
+		_, isSegment := parseSegment(n)
+		info, err := d.Stat(n)
+		switch {
+		case err != nil && !blockdir.Gone(err):
+			v.found(n, blockdir.Unjudged, err.Error())
+		case n == blockdir.MarkerName, n == blockdir.LockName, n == "lost+found":
+		case n == blockdir.Quarantine && info.Type.IsDir(), isSegment && info.Regular(), n == indexName && info.Regular():
+		case n == indexTemp || n == blockdir.MarkerTemp:
+			if !v.live(d) {
+				v.found(n, blockdir.Leftover, "its process has died; the next that opens the directory removes it")
+			}
+		default:
+			v.found(n, blockdir.Foreign, "not made by kvlane")
+		}
+	}
+	if v.live(d) {
+		v.report.LiveSessions = 1
+	}
+	bad, err := blockdir.Names(d, blockdir.Quarantine)
+	if v.report.Quarantined = len(bad); err != nil {
+		v.found(blockdir.Quarantine, blockdir.Unjudged, err.Error())
+	}
+}
+
+// live says whether a process has the directory open.
+func (v *verifier) live(d dirfs.Dir) bool {
+	lock, err := blockdir.OpenLock(d, blockdir.LockName)
+	if err != nil {
+		return false
+	}
+	err = lock.Lock()
+	return errors.Is(errors.Join(err, lock.Close()), errdefs.ErrBusy)
+}
+
+// blocks checks every block that the index has.
+func (v *verifier) blocks(ctx context.Context) (err error) {
+	t := newTier(existingConfig(v.fsys, v.root, v.report.Marker))
+	defer func() {
+		t.cancel()
+		err = errors.Join(err, t.closeFiles())
+	}()
+	if t.id, err = directoryID(v.report.Marker); err != nil {
+		return err
+	}
+	if err = t.openDir(); err != nil {
+		return err
+	}
+	if err = t.recover(ctx); err != nil {
+		return err
+	}
+	for _, s := range t.damage {
+		v.found(s.name, s.problem, s.detail)
+	}
+	for _, g := range t.segments.list() {
+		if size := g.size.Load(); g.end.Load() == 0 && !g.unread && !unbegun(ctx, g.file, size) {
+			v.found(segmentName(g.number), blockdir.Foreign, "no group of this log is in it")
+		}
+	}
+	buf := make([]byte, t.formats.MaxImageBytes())
+	found, err := t.blocks(ctx, func(g *segment, key block.Key, e entry) error {
+		f := t.formats[e.group]
+		image := buf[:f.Layout.ImageBytes()]
+		_, lerr := t.load(ctx, key, image)
+		switch {
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case errors.Is(lerr, errdefs.ErrNotFound):
+			return nil
+		case errors.Is(lerr, errdefs.ErrCorrupt):
+			v.found(segmentName(g.number), blockdir.Damaged, fmt.Sprintf("block %s at %d: %v", key, e.off(), lerr))
+		case lerr != nil:
+			v.found(segmentName(g.number), blockdir.Unjudged, fmt.Sprintf("block %s at %d: %v", key, e.off(), lerr))
+			return nil
+		default:
+			if h, err := f.Verified(image); err == nil {
+				v.report.Sums[h.SumAlgo]++
+			}
+		}
+		v.report.Blocks++
+		v.report.Bytes += int64(len(image))
+		if v.progress != nil {
+			v.progress(v.report.Blocks, v.report.Bytes)
+		}
+		return nil
+	})
+	for _, f := range found {
+		v.found(f.name, f.problem, f.detail)
+	}
+	return err
+}
+
+// Repair is Verify that also mends: a lost or damaged marker is made anew from the groups' headers; damaged blocks go to quarantine, a
+// damaged checkpoint is written anew, what a process that died left is removed. What is not kvlane's, and what could not be looked at,
+// stays as it is and is in Unrepaired. ErrBusy where a process has the directory open.
+func Repair(ctx context.Context, dir string) (Repaired, error) {
+	return repair(ctx, dirfs.OS(), dir)
+}
+
+func repair(ctx context.Context, fsys dirfs.FS, path string) (r Repaired, err error) {
+	v := verifier{fsys: fsys, root: filepath.Clean(path), report: Report{Sums: make(map[block.SumAlgo]int64)}}
+	if err := v.run(ctx); err != nil {
+		return r, fmt.Errorf("repair directory %s: %w", v.root, err)
+	}
+	r.Report = v.report
+	if v.known {
+		if err := v.mend(ctx, &r); err != nil {
+			return r, fmt.Errorf("repair directory %s: %w", v.root, blockdir.WriteError(err))
+		}
+	}
+	again, err := verify(ctx, fsys, path, nil)
+	r.Unrepaired = again.Findings
+	return r, err
+}
+
+func (v *verifier) mend(ctx context.Context, r *Repaired) (err error) {
+	if v.markerBad {
+		if err := v.mendMarker(); err != nil {
+			return err
+		}
+		r.MarkerMade = true
+	}
+	const keepAll = 1 << 30
+	t, err := Open(ctx, Config{Dir: v.root, Formats: v.report.Marker.Formats(), FS: v.fsys, QuarantineMax: keepAll})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, t.Close(context.WithoutCancel(ctx))) }()
+	buf := make([]byte, t.formats.MaxImageBytes())
+	_, err = t.blocks(ctx, func(_ *segment, key block.Key, _ entry) error {
+		image := buf[:t.formats.ImageBytes(key)]
+		e, lerr := t.load(ctx, key, image)
+		if !errors.Is(lerr, errdefs.ErrCorrupt) {
+			return nil
+		}
+		r.SetAside++
+		return t.setAside(ctx, key, e, image)
+	})
+	r.SweptFiles = int(t.count.swept.Load())
+	return err
+}
+
+// mendMarker keeps what is left of the old marker in quarantine.
+func (v *verifier) mendMarker() (err error) {
+	d, err := v.fsys.OpenDir(v.root)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, d.Close()) }()
+	lock, err := blockdir.Own(d)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, lock.Close()) }()
+	return blockdir.MendMarker(d, time.Now(), v.report.Marker)
+}

@@ -25,10 +25,13 @@ func (t *Tier) Put(ctx context.Context, key block.Key, src mem.Extent) error {
 }
 
 // PutMany is Put for many blocks, which share writes: errs[i] is what Put of keys[i] and srcs[i] would return. The slices have equal
-// lengths. A key that is given twice is put twice.
+// lengths, else all of errs wrap ErrInvalid. A key that is given twice is put twice.
 func (t *Tier) PutMany(ctx context.Context, keys []block.Key, srcs []mem.Extent, errs []error) {
 	if len(keys) != len(srcs) || len(keys) != len(errs) {
-		panic(fmt.Sprintf("log: put %d blocks from %d sources with %d errors", len(keys), len(srcs), len(errs)))
+		for i := range errs {
+			errs[i] = fmt.Errorf("put %d blocks from %d images, with %d errors: %w", len(keys), len(srcs), len(errs), errdefs.ErrInvalid)
+		}
+		return
 	}
 	if err := t.begin(ctx); err != nil {
 		for i := range errs {

@@ -27,6 +27,8 @@ var mayImport = map[string]string{
 	"rdma":    "errdefs mem",
 
 	"device/signal": onDevice + " internal/sys/hostmem",
+	// The life of files and transfers, whatever library moves the bytes.
+	"device/storage": onDevice + " internal/leak",
 
 	// Conformance suites and fault decorators know the interface that they are about.
 	"device/devicetest": onDevice + " device/signal internal/testkit internal/fault internal/leak internal/sys/hostmem",
@@ -36,7 +38,7 @@ var mayImport = map[string]string{
 	"tier/faulty":       onTier + " tier internal/fault internal/sys/hostmem",
 
 	// Implementations know interfaces and bindings, never one another.
-	"device/sim":           onDevice + " internal/leak internal/fault internal/sys/hostmem",
+	"device/sim":           onDevice + " device/storage internal/leak internal/fault internal/sys/hostmem",
 	"device/cuda":          onDevice + " device/cuda/kernels internal/leak internal/sys/",
 	"device/cuda/kernels":  "errdefs mem device",
 	"device/cuda/cudatest": onDevice + " device/cuda internal/testkit",

@@ -17,6 +17,7 @@ import (
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
 	"github.com/kvlane/kvlane/stream/copy/plan"
 	"github.com/kvlane/kvlane/tier/file"
+	"github.com/kvlane/kvlane/tier/log"
 )
 
 // Driver names which kind of device to use.
@@ -136,15 +137,15 @@ type StoreConfig struct {
 	// Fsync says when a block's bytes reach stable storage. Default file.FsyncNever: a block survives the process, and
 	// after a power failure its checksums tell whether it survived that too.
 	Fsync file.FsyncPolicy
-	// ReadOnly changes nothing in Dirs, which must be there and may lie on a read-only mount: loads are served from them, and dumps
+	// ReadOnly changes nothing in Dirs and LogDir, which must be there and may lie on a read-only mount: loads are served from them, and dumps
 	// go to the cache alone; where the pipeline has none they fail with ErrReadOnly.
 	ReadOnly bool
-	// LogDir is the directory of the log tier. There is no such tier yet: ErrNotSupported.
+	// LogDir is the directory of the log tier, on a local disk: one process has it open at a time.
 	LogDir string
-	// LogBytes bounds the log tier; zero is unbounded.
+	// LogBytes bounds the log tier's segments; zero is unbounded.
 	LogBytes int64
-	// LogFsync says when what the log tier has written reaches stable storage: "always", "interval" or "never". Empty is "interval".
-	LogFsync string
+	// LogFsync says when what the log tier has written reaches stable storage. Default log.FsyncInterval: a tenth of a second later.
+	LogFsync log.FsyncPolicy
 	// Verify says where and when checksums are made and checked on the way from and to the device. Default
 	// store.VerifyDevice.
 	Verify store.VerifyPolicy
@@ -193,7 +194,7 @@ func (s *StoreConfig) validate(formats block.Formats) error {
 	if tiers, err := s.tiers(); err != nil {
 		errs = append(errs, err)
 	} else {
-		errs = append(errs, s.validateFile(formats, slices.Contains(tiers, store.TierFile)), s.validateLog(slices.Contains(tiers, store.TierLog)))
+		errs = append(errs, s.validateFile(formats, slices.Contains(tiers, store.TierFile)), s.validateLog(formats, slices.Contains(tiers, store.TierLog)))
 	}
 	if s.FileBytes < 0 {
 		bad("the file tier's bound is negative: %d bytes", s.FileBytes)

@@ -12,6 +12,7 @@ import (
 	"github.com/kvlane/kvlane/store"
 	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/tier/file"
+	"github.com/kvlane/kvlane/tier/log"
 )
 
 // tiers returns the names of the pipeline's tiers, fast to slow.
@@ -71,17 +72,30 @@ func (s *StoreConfig) validateFile(formats block.Formats, there bool) error {
 	return errors.Join(errs...)
 }
 
+// logTier is the configuration of the log tier.
+func (s *StoreConfig) logTier(formats block.Formats) log.Config {
+	return log.Config{Dir: s.LogDir, Formats: formats, Fsync: s.LogFsync, MaxBytes: s.LogBytes, ReadOnly: s.ReadOnly}
+}
+
 // validateLog is validateFile of the log tier.
-func (s *StoreConfig) validateLog(there bool) error {
-	switch {
-	case there:
-		return fmt.Errorf("the log tier is not there yet: use the file tier: %w", errdefs.ErrNotSupported)
-	case s.LogDir != "":
-		return fmt.Errorf("directory %q is given, but pipeline %q has no log tier: %w", s.LogDir, s.Pipeline, errdefs.ErrInvalid)
-	case s.LogBytes != 0 || s.LogFsync != "":
-		return fmt.Errorf("the log tier's bound or policy is given, but there is none: give a directory: %w", errdefs.ErrInvalid)
+func (s *StoreConfig) validateLog(formats block.Formats, there bool) error {
+	var errs []error
+	bad := func(format string, args ...any) {
+		errs = append(errs, fmt.Errorf(format+": %w", append(args, errdefs.ErrInvalid)...))
 	}
-	return nil
+	switch {
+	case there && s.LogDir == "":
+		bad("pipeline %q has a log tier, but no directory is given", s.Pipeline)
+	case there && formats != nil:
+		errs = append(errs, func() error { c := s.logTier(formats); return c.Validate() }())
+	case !there && s.LogDir != "":
+		bad("directory %q is given, but pipeline %q has no log tier", s.LogDir, s.Pipeline)
+	case !there && s.LogBytes > 0:
+		bad("the log tier is bounded to %d bytes, but there is none: give a directory", s.LogBytes)
+	case !there && s.LogFsync != log.FsyncInterval:
+		bad("the log tier is to sync its segments (%s), but there is none: give a directory", s.LogFsync)
+	}
+	return errors.Join(errs...)
 }
 
 // openLower opens the tier below the cache, where there is one.
@@ -97,7 +111,9 @@ func (e *Engine) openLower(ctx context.Context) error {
 		c.Identities, c.FS = e.groups.ids, dirfs.Of(ctx)
 		t, err = file.Open(ctx, c)
 	case slices.Contains(tiers, store.TierLog):
-		err = e.cfg.Store.validateLog(true)
+		c := e.cfg.Store.logTier(e.groups.formats)
+		c.Identities, c.FS = e.groups.ids, dirfs.Of(ctx)
+		t, err = log.Open(ctx, c)
 	default:
 		return nil
 	}

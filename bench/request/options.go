@@ -212,7 +212,7 @@ func (o *Options) validate() error {
 		tiers, err := store.ParsePipeline(pipeline)
 		if err != nil {
 			errs = append(errs, err)
-		} else if slices.Contains(tiers, store.TierFile) != (o.Dir != "") {
+		} else if (tiers[len(tiers)-1] != store.TierCache) != (o.Dir != "") {
 			bad("pipeline %q and directory %q do not go together", pipeline, o.Dir)
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/replay/kvcache"
+	"github.com/kvlane/kvlane/store"
 	"github.com/kvlane/kvlane/stream"
 )
 
@@ -130,7 +131,11 @@ func (r *rig) config(cacheBytes int64) kvlane.Config {
 	if r.o.cached() {
 		c.Store.CacheBytes = max(c.Store.CacheBytes, cacheBytes)
 	}
-	if r.dir != "" {
+	switch tiers, err := store.ParsePipeline(c.Store.Pipeline); {
+	case r.dir == "":
+	case err == nil && slices.Contains(tiers, store.TierLog):
+		c.Store.LogDir = r.dir
+	default:
 		c.Store.Dirs = []string{r.dir}
 	}
 	c.HostStreams = len(r.o.ModelLayers) > 0

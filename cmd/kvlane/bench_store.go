@@ -88,7 +88,7 @@ func (f *storeBench) register(fl *pflag.FlagSet) {
 	fl.StringSliceVar(&f.work, "work", nil, "load, dump, both (default all)")
 	fl.StringSliceVar(&f.forms, "forms", nil, "whole, layers (default both)")
 	fl.StringSliceVar(&f.hits, "hits", nil, "where loads find their blocks: cache, page-cache, disk (default cache, or page-cache where the pipeline has none)")
-	fl.StringVar(&f.run.Dir, "file-dir", "", "where the file tier gets a directory of its own; without it there is none")
+	fl.StringVar(&f.run.Dir, "file-dir", "", "where the file tier, or that of --pipeline, gets a directory of its own; without it there is none")
 	f.engine.registerPipeline(fl)
 	fl.Var(sizeValue{&f.run.Bytes}, "bytes", "the most that all requests of a time load or dump, larger ones are left out; 0 is 2GiB, or 8MiB simulated")
 	fl.Var(sizeValue{&f.run.Engine.Store.CacheBytes}, "cache-bytes", "pinned host memory of the cache tier; 0 is as little as the requests need")
@@ -183,7 +183,7 @@ func (f *storeBench) openProduct(ctx context.Context, dev device.Device, flag st
 }
 
 // engineOptions are the flags whose values differ from an engine's defaults.
-var engineOptions = []string{"path", "policy", "calibrate", "verify", "fsync", "pipeline", "cache-bytes"}
+var engineOptions = []string{"path", "policy", "calibrate", "verify", "fsync", "log-fsync", "pipeline", "cache-bytes"}
 
 // engineGiven names the options of the engine that were given.
 func engineGiven(fl *pflag.FlagSet) string {

@@ -19,6 +19,7 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/plan"
 	"github.com/kvlane/kvlane/telemetry"
 	"github.com/kvlane/kvlane/tier/file"
+	"github.com/kvlane/kvlane/tier/log"
 )
 
 // How long a command waits at its end for what the store still has to write, or hardware to do; and once it was interrupted.
@@ -69,6 +70,8 @@ type engineFlags struct {
 	dirs        []string
 	dirBytes    []string
 	logDir      string
+	logBytes    int64
+	logFsync    string
 	cacheBytes  int64
 	given       func(flag string) bool // on the command line; nil: none
 	fileBytes   int64
@@ -88,7 +91,8 @@ func (e *engineFlags) register(flags *pflag.FlagSet) {
 	flags.BoolVar(&e.readOnly, "file-read-only", false, "change nothing in the directories of the file tier: serve loads from them, and dump to the cache alone")
 	flags.Var(sizeValue{&e.fileBytes}, "file-bytes", "bound of the file tier; 0 is none")
 	flags.StringArrayVar(&e.dirBytes, "file-dir-bytes", nil, "bound of one directory by itself, in the order of --file-dir; 0: it is bounded by --file-bytes with the others")
-	flags.StringVar(&e.logDir, "log-dir", "", "directory of the log tier")
+	flags.StringVar(&e.logDir, "log-dir", "", "directory of the log tier, on a local disk, which no other process has open")
+	flags.Var(sizeValue{&e.logBytes}, "log-bytes", "bound of the log tier; 0 is none")
 	e.registerFsync(flags)
 	e.rdma.register(flags)
 	flags.StringVar(&e.metricsAddr, "metrics-addr", "", "serve Prometheus metrics at this host:port under /metrics")
@@ -111,6 +115,7 @@ func (e *engineFlags) registerPipeline(flags *pflag.FlagSet) {
 
 func (e *engineFlags) registerFsync(flags *pflag.FlagSet) {
 	flags.StringVar(&e.fsync, "fsync", "never", "when files are synced: never, or file (each one, before its block counts as durable)")
+	flags.StringVar(&e.logFsync, "log-fsync", "interval", "when the log is synced: always (before blocks count as durable), interval (ten times a second), or never")
 }
 
 // config returns the engine's configuration for blocks of geometry g, or everything that is wrong with the flags.
@@ -120,7 +125,8 @@ func (e *engineFlags) config(g block.Geometry) (kvlane.Config, error) {
 	c := kvlane.Config{
 		Device: kvlane.DeviceConfig{Driver: driver, Index: e.index},
 		Store: kvlane.StoreConfig{
-			Pipeline: e.pipeline, CacheBytes: e.cacheBytes, Dirs: e.dirs, FileBytes: e.fileBytes, ReadOnly: e.readOnly, LogDir: e.logDir,
+			Pipeline: e.pipeline, CacheBytes: e.cacheBytes, Dirs: e.dirs, FileBytes: e.fileBytes, ReadOnly: e.readOnly,
+			LogDir: e.logDir, LogBytes: e.logBytes,
 		},
 	}
 	if tiers, err := store.ParsePipeline(e.pipeline); err == nil && tiers[0] != store.TierCache && (e.given == nil || !e.given("cache-bytes")) {
@@ -157,6 +163,8 @@ func (e *engineFlags) choices(c *kvlane.Config) []error {
 	check("verify", err)
 	c.Store.Fsync, err = file.ParseFsyncPolicy(e.fsync)
 	check("fsync", err)
+	c.Store.LogFsync, err = log.ParseFsyncPolicy(e.logFsync)
+	check("log-fsync", err)
 	for _, text := range e.dirBytes {
 		var n int64
 		check("file-dir-bytes", sizeValue{&n}.Set(text))

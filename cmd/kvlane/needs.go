@@ -41,7 +41,15 @@ var needs = []need{
 	},
 	{
 		commands: []string{"replay"}, flags: []string{"file-read-only"},
-		met: given("file-dir"), lacks: "--file-dir DIR",
+		met: either(given("file-dir"), given("log-dir")), lacks: "--file-dir DIR or --log-dir DIR",
+	},
+	{
+		commands: []string{"replay"}, flags: []string{"log-bytes", "log-fsync"},
+		met: given("log-dir"), lacks: "--log-dir DIR",
+	},
+	{
+		commands: []string{"replay"}, flags: []string{"log-bytes", "log-fsync"},
+		met: isNot("file-read-only", "true"), clashes: "--file-read-only, which writes nothing",
 	},
 	{
 		commands: []string{"replay"}, flags: []string{"file-bytes", "file-dir-bytes", "fsync"},
@@ -49,6 +57,10 @@ var needs = []need{
 	},
 	{
 		commands: []string{"bench store"}, flags: []string{"fsync"},
+		met: given("file-dir"), lacks: "--file-dir DIR",
+	},
+	{
+		commands: []string{"bench store"}, flags: []string{"log-fsync"},
 		met: given("file-dir"), lacks: "--file-dir DIR",
 	},
 	{

@@ -17,10 +17,9 @@ type staging struct {
 	free   chan mem.Extent
 	told   []bufferQueue
 
-	once   sync.Once
-	region *mem.Region
-	plain  []byte // what region is of, without a device
-	err    error
+	mu     sync.Mutex
+	region *mem.Region // nil: not allocated
+	plain  []byte      // what region is of, without a device
 }
 
 func newStaging(o *Options) *staging {
@@ -29,30 +28,34 @@ func newStaging(o *Options) *staging {
 
 // ready allocates the chunks, the first time.
 func (s *staging) ready() error {
-	s.once.Do(func() {
-		n := s.bytes * int64(s.chunks)
-		if s.dev != nil {
-			s.region, s.err = s.dev.AllocHost(n)
-		} else if s.plain, s.err = hostmem.Alloc(n); s.err == nil {
-			s.region, s.err = hostmem.Region(s.plain)
-		}
-		if s.err != nil {
-			s.err = fmt.Errorf("allocate %d bytes of staging memory: %w", n, s.err)
-			return
-		}
-		for _, q := range s.told {
-			_ = q.useBuffer(s.region) // which is about speed alone
-		}
-		for i := range s.chunks {
-			s.free <- mem.Extent{Region: s.region, Off: int64(i) * s.bytes, Len: s.bytes}
-		}
-	})
-	return s.err
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.region != nil {
+		return nil
+	}
+	n := s.bytes * int64(s.chunks)
+	var err error
+	if s.dev != nil {
+		s.region, err = s.dev.AllocHost(n)
+	} else if s.plain, err = hostmem.Alloc(n); err == nil {
+		s.region, err = hostmem.Region(s.plain)
+	}
+	if err != nil {
+		return fmt.Errorf("allocate %d bytes of staging memory: %w", n, err)
+	}
+	for _, q := range s.told {
+		_ = q.useBuffer(s.region) // which is about speed alone
+	}
+	for i := range s.chunks {
+		s.free <- mem.Extent{Region: s.region, Off: int64(i) * s.bytes, Len: s.bytes}
+	}
+	return nil
 }
 
 // close frees the chunks. All are free.
 func (s *staging) close() error {
-	s.once.Do(func() {}) // nothing is allocated any more
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	var err error
 	switch {
 	case s.region == nil:

@@ -63,6 +63,7 @@ func (t *transfer) advance(n int64, err error) (again bool, _ error) {
 		return true, nil
 	case t.direct && errors.Is(err, unix.EINVAL): // the file system takes no such transfers, as it seems: it may have other reasons
 		t.part.batch.stream.refuse(t.file)
+		t.part.batch.refused.Store(true)
 		t.direct = false
 		return true, nil
 	case err != nil:

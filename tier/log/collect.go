@@ -274,7 +274,7 @@ func (e *emptying) move(ctx context.Context, key block.Key, have entry) {
 	}
 	b := t.moveArena[e.used : e.used+image]
 	p := &pending{from: have.place}
-	now, err := t.load(ctx, key, b)
+	now, err := t.load(ctx, key, b, true)
 	if err == nil && now.place == have.place {
 		if err = t.pend(p, key, b); err == nil {
 			e.used += image

@@ -317,7 +317,7 @@ func (t *Tier) replay(ctx context.Context, r group, durable position) error {
 		}
 		if durable.before(end) {
 			buf := t.borrow()
-			err := t.read(ctx, r.g, e, rec.key, (*buf)[:f.Layout.ImageBytes()])
+			err := t.read(ctx, r.g, e, rec.key, (*buf)[:f.Layout.ImageBytes()], true)
 			t.buffers.Put(buf)
 			if ctx.Err() != nil {
 				return context.Cause(ctx)

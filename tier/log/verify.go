@@ -236,7 +236,7 @@ func (v *verifier) blocks(ctx context.Context) (err error) {
 	found, err := t.blocks(ctx, func(g *segment, key block.Key, e entry) error {
 		f := t.formats[e.group]
 		image := buf[:f.Layout.ImageBytes()]
-		_, lerr := t.load(ctx, key, image)
+		_, lerr := t.load(ctx, key, image, true)
 		switch {
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
@@ -304,7 +304,7 @@ func (v *verifier) mend(ctx context.Context, r *Repaired) (err error) {
 	buf := make([]byte, t.formats.MaxImageBytes())
 	_, err = t.blocks(ctx, func(_ *segment, key block.Key, _ entry) error {
 		image := buf[:t.formats.ImageBytes(key)]
-		e, lerr := t.load(ctx, key, image)
+		e, lerr := t.load(ctx, key, image, true)
 		if !errors.Is(lerr, errdefs.ErrCorrupt) {
 			return nil
 		}

@@ -140,7 +140,7 @@ func honest(w work) float64 {
 			each /= 16 // which is of that many pages
 		}
 		return 5000 + float64(n)*(each+float64(size)/46)
-	case stream.PathNone, stream.PathPosix, stream.PathNICSoft:
+	case stream.PathNone, stream.PathPosix, stream.PathURing, stream.PathCuFile, stream.PathNICSoft:
 	}
 	return 0
 }

@@ -58,7 +58,7 @@ func h100(w work) float64 {
 			return pick(6700, 5900) + max(1000, bytes/pick(36, 44))
 		}
 		return max(pick(5800, 5000)+max(1000, n*size/pick(27, 34)), 2000+18*n)
-	case stream.PathNone, stream.PathPosix, stream.PathNIC, stream.PathNICSoft:
+	case stream.PathNone, stream.PathPosix, stream.PathURing, stream.PathCuFile, stream.PathNIC, stream.PathNICSoft:
 	}
 	return math.NaN()
 }

@@ -1,0 +1,42 @@
+package file
+
+import (
+	"errors"
+	"io"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestAdvance(t *testing.T) {
+	for name, tt := range map[string]struct {
+		moved         int64
+		err           error
+		write         bool
+		again, direct bool
+		want          error
+		refused       bool
+	}{
+		"whole":                     {moved: 8192, direct: true},
+		"beyond":                    {moved: 12288, direct: true},
+		"short, aligned":            {moved: 4096, again: true, direct: true},
+		"short, misaligned":         {moved: 100, again: true},
+		"nothing read":              {want: io.ErrUnexpectedEOF, direct: true},
+		"nothing written":           {write: true, want: io.ErrShortWrite, direct: true},
+		"interrupted":               {err: unix.EINTR, again: true, direct: true},
+		"interrupted after a part":  {moved: 4096, err: unix.EINTR, again: true, direct: true},
+		"O_DIRECT is refused":       {err: unix.EINVAL, again: true, refused: true},
+		"failed":                    {err: unix.EIO, want: unix.EIO, direct: true},
+		"failed after all was done": {moved: 8192, err: unix.EIO, direct: true},
+	} {
+		b := &batch{stream: &Stream{}}
+		x := &transfer{file: &File{}, write: tt.write, direct: true, need: 8192, part: &part{batch: b}}
+		again, err := x.advance(tt.moved, tt.err)
+		if again != tt.again || !errors.Is(err, tt.want) || x.direct != tt.direct {
+			t.Errorf("%s: again %t, direct %t, %v", name, again, x.direct, err)
+		}
+		if said := b.stream.Stats().Refused == 1; said != tt.refused || b.refused.Load() != tt.refused || x.file.refused.Load() != tt.refused {
+			t.Errorf("%s: refused: %t", name, said)
+		}
+	}
+}

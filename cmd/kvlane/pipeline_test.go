@@ -17,11 +17,14 @@ func TestReplayHitsTheSameThroughEveryPipeline(t *testing.T) {
 		{"--pipeline", "file"},
 		{"--pipeline", "file", "--cache-bytes", "1MiB", "--kv-heads", "2", "--layerwise"},
 		{"--pipeline", "file", "--kv-heads", "2", "--verify", "always"},
+		{"--pipeline", "cache|log", "--cache-bytes", "1MiB"},
+		{"--pipeline", "log"},
+		{"--pipeline", "log", "--cache-bytes", "1MiB", "--kv-heads", "2", "--layerwise"},
 	} {
 		pipeline := args[1]
 		args = append([]string{"replay", conversation, "--device", "sim", "--json", "--log-level", "error", "--limit", "150"}, args...)
-		if pipeline != "cache" {
-			args = append(args, "--file-dir", t.TempDir())
+		if lower := pipeline[strings.Index(pipeline, "|")+1:]; lower != "cache" {
+			args = append(args, "--"+lower+"-dir", t.TempDir())
 		}
 		code, stdout, stderr := execute(t, args...)
 		var r replay.Report
@@ -34,7 +37,7 @@ func TestReplayHitsTheSameThroughEveryPipeline(t *testing.T) {
 		if r.PrefixHits != want || want == 0 || r.Mismatches+r.LoadErrors+r.DumpErrors != 0 {
 			t.Errorf("%q: %d hits, want %d; %d mismatches, %d load errors, %d dump errors", args, r.PrefixHits, want, r.Mismatches, r.LoadErrors, r.DumpErrors)
 		}
-		if _, cached := r.HitsByTier["cache"]; cached && pipeline == "file" {
+		if _, cached := r.HitsByTier["cache"]; cached && !strings.HasPrefix(pipeline, "cache") {
 			t.Errorf("%q: hits by tier are %v", args, r.HitsByTier)
 		}
 	}
@@ -42,14 +45,14 @@ func TestReplayHitsTheSameThroughEveryPipeline(t *testing.T) {
 
 func TestPipelineThatCannotBeIsRefused(t *testing.T) {
 	for want, args := range map[string][]string{
-		"no directory is given":         {"--pipeline", "file"},
-		"has a log tier, but":           {"--pipeline", "cache|log"},
-		"has no log tier":               {"--pipeline", "cache", "--log-dir", t.TempDir()},
-		"known tiers":                   {"--pipeline", "tape"},
-		"must be the first":             {"--pipeline", "file|cache", "--file-dir", t.TempDir()},
-		"has no effect without":         {"--file-dir-bytes", "1MiB"},
-		"bounds of 2 directories":       {"--file-dir", t.TempDir(), "--file-dir-bytes", "1MiB", "--file-dir-bytes", "0"},
-		"is not a size":                 {"--file-dir", t.TempDir(), "--file-dir-bytes", "much"},
+		"no directory is given":   {"--pipeline", "file"},
+		"has a log tier, but":     {"--pipeline", "cache|log"},
+		"has no log tier":         {"--pipeline", "cache", "--log-dir", t.TempDir()},
+		"known tiers":             {"--pipeline", "tape"},
+		"must be the first":       {"--pipeline", "file|cache", "--file-dir", t.TempDir()},
+		"has no effect without":   {"--file-dir-bytes", "1MiB"},
+		"bounds of 2 directories": {"--file-dir", t.TempDir(), "--file-dir-bytes", "1MiB", "--file-dir-bytes", "0"},
+		"is not a size":           {"--file-dir", t.TempDir(), "--file-dir-bytes", "much"},
 	} {
 		code, _, stderr := execute(t, append([]string{"replay", conversation, "--device", "sim"}, args...)...)
 		if code != exitUsage || !strings.Contains(stderr, want) {

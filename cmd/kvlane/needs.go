@@ -138,7 +138,7 @@ var needs = []need{
 		met: either(measuring(bench.Contender.Chooses), is("forms", "true")), lacks: "auto among --paths",
 	},
 	{
-		commands: []string{"bench rdma"}, flags: []string{"device-index"},
+		commands: []string{"bench rdma", "bench file"}, flags: []string{"device-index"},
 		met: isNot("device", noDevice), lacks: "--device cuda or --device sim",
 	},
 }

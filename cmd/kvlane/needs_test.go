@@ -22,6 +22,7 @@ var alwaysEffective = map[string]string{
 		targets beside-matmul high-priority json csv nixl out from charts compare`,
 	"bench store": `device device-index geometry blocks requests work forms hits file-dir bytes cache-bytes large quick budget seed path verify
 		model-layer beside-matmul json out charts compare`,
+	"bench file":   "dir bytes sizes work order from device budget seed json csv out charts",
 	"bench rdma":   "device sizes iterations rdma-provider nic rdma-port rdma-gid-index rdma-mtu json",
 	"store ls":     "json",
 	"store stat":   "json",

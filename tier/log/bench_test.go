@@ -22,6 +22,7 @@ func BenchmarkLog(b *testing.B) {
 		f := block.Format{Layout: l, Identity: block.Digest{1}}
 		const many = 32
 		open := func(b *testing.B) *log.Tier {
+			b.Helper()
 			tr, err := log.Open(b.Context(), log.Config{Dir: b.TempDir(), Formats: block.Formats{f}, MaxBytes: 2 << 30})
 			if err != nil {
 				b.Fatal(err)
@@ -38,6 +39,7 @@ func BenchmarkLog(b *testing.B) {
 			srcs[i] = tiertest.Buffer(b, l.ImageBytes())
 		}
 		putSome := func(b *testing.B, tr *log.Tier, from int) {
+			b.Helper()
 			b.StopTimer()
 			for i := range keys {
 				keys[i] = tiertest.Key(from + i)

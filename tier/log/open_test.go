@@ -139,7 +139,7 @@ func TestDamagedFilesLoseNoMore(t *testing.T) {
 			if err := os.Remove(filepath.Join(dir, "index")); err != nil {
 				t.Fatal(err)
 			}
-			flip(t, segmentFiles(t, dir)[0], 200)
+			flip(t, segmentFiles(t, dir)[0], 4096+200)
 		},
 	} {
 		t.Run(what, func(t *testing.T) {

@@ -115,7 +115,7 @@ func (t *LoadTask) unchecked() bool {
 // opened takes a slot that was in the cache already.
 func (t *LoadTask) opened(i int32, slot tier.Slot) {
 	it := &t.sc.items[i]
-	t.misread(i)
+	t.misread(i, it.cause)
 	it.slot, it.from, it.checked = slot, 0, false
 	t.open++
 	if t.unchecked() && (t.s.cfg.Verify == VerifyFill || slot.Sums() != nil) {
@@ -189,7 +189,7 @@ func (t *LoadTask) took(r result) {
 			return
 		}
 		if r.err == nil {
-			t.misread(r.i)
+			t.misread(r.i, it.cause)
 		}
 	}
 	it.checked = r.err == nil
@@ -219,6 +219,7 @@ func (t *LoadTask) corrupt(i int32, err error) {
 		t.s.cfg.Hooks.corrupt(t.s.cache.Name(), t.sc.refs[i].Key, err)
 	}
 	if len(t.s.next) == 0 || t.stopped || it.wrong >= maxTries {
+		t.misread(i, err)
 		t.failed(i, err)
 		return
 	}
@@ -309,7 +310,7 @@ func (t *LoadTask) failed(i int32, err error) {
 		t.drop(it)
 	}
 	if !bad(err) && !notFound(err) { // else that has been counted
-		t.misread(i)
+		t.misread(i, it.cause)
 	}
 	if it.cause != nil {
 		err = fmt.Errorf("%w; and then: %w", it.cause, err)

@@ -73,12 +73,12 @@ func (t *LoadTask) room(i int32) *unproven {
 }
 
 // misread counts that what was read of block i was wrong, though the tier has it right: otherwise it is counted where it is found.
-func (t *LoadTask) misread(i int32) {
+func (t *LoadTask) misread(i int32, why error) {
 	it := &t.sc.items[i]
 	if !it.misread {
 		return
 	}
 	it.misread = false
 	t.s.count.corrupt.Add(1)
-	t.s.cfg.Hooks.corrupt(t.s.tiers[it.from].Name(), t.sc.refs[i].Key, fmt.Errorf("it was read wrong: %w: %w", errdefs.ErrCorrupt, it.cause))
+	t.s.cfg.Hooks.corrupt(t.s.tiers[it.from].Name(), t.sc.refs[i].Key, fmt.Errorf("it was read wrong: %w: %w", errdefs.ErrCorrupt, why))
 }

@@ -14,13 +14,13 @@ import (
 // alwaysEffective are the flags that no other flag takes the effect from, by command.
 var alwaysEffective = map[string]string{
 	"replay": `preset layers kv-heads head-size dtype block-tokens tp tp-rank mla list-presets device device-index path verify cache-bytes
-		file-dir metrics-addr pages concurrency layerwise limit seed json progress`,
+		pipeline file-dir log-dir metrics-addr pages concurrency layerwise limit seed json progress`,
 	"demo":      "device dir",
 	"doctor":    "json dir",
 	"calibrate": "device device-index force budget wait memory profile-dir json",
 	"bench copy": `device device-index peer-index full sizes counts paths directions host batch bytes pool large reps seed lists sums forms
 		targets beside-matmul high-priority json csv nixl out from charts compare`,
-	"bench store": `device device-index geometry blocks requests work forms hits file-dir bytes cache-bytes large quick budget seed path verify
+	"bench store": `device device-index geometry blocks requests work forms hits file-dir pipeline bytes cache-bytes large quick budget seed path verify
 		model-layer beside-matmul json out charts compare`,
 	"bench file":   "dir bytes sizes work order from device budget seed json csv out charts",
 	"bench rdma":   "device sizes iterations rdma-provider nic rdma-port rdma-gid-index rdma-mtu json",

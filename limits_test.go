@@ -31,7 +31,6 @@ func TestDefectEveryNumberOfTheConfigHasABound(t *testing.T) {
 		"Config.Stream.Budget.MinChunkBytes":       "the stream's staging bounds it",
 		"Config.Stream.Budget.MaxChunkBytes":       "the stream's staging bounds it",
 		"Config.Store.FileBytes":                   "a bound itself",
-		"Config.Store.LogBytes":                    "a bound itself",
 		"Config.Store.LeaseMax":                    "a time",
 		"Config.Store.WaitMax":                     "a time",
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/dirfs"
 	"github.com/kvlane/kvlane/store"
+	streamfile "github.com/kvlane/kvlane/stream/file"
 	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/tier/file"
 	"github.com/kvlane/kvlane/tier/log"
@@ -104,15 +105,19 @@ func (e *Engine) openLower(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	reader, err := e.openFiles(tiers)
+	if err != nil {
+		return err
+	}
 	var t tier.Tier
 	switch {
 	case slices.Contains(tiers, store.TierFile):
 		c := e.cfg.Store.fileTier(e.groups.formats)
-		c.Identities, c.FS = e.groups.ids, dirfs.Of(ctx)
+		c.Identities, c.FS, c.Reader = e.groups.ids, dirfs.Of(ctx), reader
 		t, err = file.Open(ctx, c)
 	case slices.Contains(tiers, store.TierLog):
 		c := e.cfg.Store.logTier(e.groups.formats)
-		c.Identities, c.FS = e.groups.ids, dirfs.Of(ctx)
+		c.Identities, c.FS, c.Reader = e.groups.ids, dirfs.Of(ctx), reader
 		t, err = log.Open(ctx, c)
 	default:
 		return nil
@@ -123,4 +128,17 @@ func (e *Engine) openLower(ctx context.Context) error {
 	e.lower = append(e.lower, t)
 	e.closers.Add(t.Name()+" tier", t.Close)
 	return nil
+}
+
+// openFiles opens the stream that reads the files of a tier below the cache; nil where there is none.
+func (e *Engine) openFiles(tiers []string) (dirfs.Reader, error) {
+	if slices.Equal(tiers, []string{store.TierCache}) {
+		return nil, nil
+	}
+	s, err := streamfile.Open(streamfile.Options{})
+	if err != nil {
+		return nil, fmt.Errorf("open the stream of files: %w", err)
+	}
+	e.closers.Add("stream of files", s.Close)
+	return s, nil
 }

@@ -33,7 +33,7 @@ var mayImport = map[string]string{
 	// Conformance suites and fault decorators know the interface that they are about.
 	"device/devicetest": onDevice + " device/signal internal/testkit internal/fault internal/leak internal/sys/hostmem",
 	"stream/streamtest": onDevice + " stream internal/testkit internal/fault internal/leak internal/sys/hostmem",
-	"tier/tiertest":     onTier + " tier device internal/testkit internal/fault internal/leak internal/sys/hostmem",
+	"tier/tiertest":     onTier + " tier device stream/file internal/dirfs internal/testkit internal/fault internal/leak internal/sys/hostmem",
 	"rdma/rdmatest":     onMem + " rdma internal/testkit internal/fault internal/leak internal/sys/hostmem",
 	"tier/faulty":       onTier + " tier internal/fault internal/sys/hostmem",
 
@@ -59,7 +59,7 @@ var mayImport = map[string]string{
 	"tier/internal/usage":    "errdefs block",
 
 	// The files that tiers keep blocks in.
-	"internal/dirfs":           "errdefs",
+	"internal/dirfs":           "errdefs mem",
 	"internal/dirfs/dirfstest": "errdefs internal/dirfs",
 	"internal/dirfs/faultfs":   "errdefs internal/dirfs internal/fault internal/leak",
 

@@ -74,6 +74,8 @@ type Config struct {
 	// ReadOnly changes nothing in the directories, which must be there, and may lie on a read-only mount: no block is written,
 	// removed, set aside or renewed, and no folder for temporary files is made. Put and Delete return ErrReadOnly.
 	ReadOnly bool
+	// Reader reads files in place of calls that block and go through the page cache; nil: there is none.
+	Reader dirfs.Reader
 	// FS and Clock replace the operating system's, for tests.
 	FS    dirfs.FS
 	Clock clockwork.Clock

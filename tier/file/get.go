@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 
 	"github.com/kvlane/kvlane/block"
@@ -15,8 +14,8 @@ import (
 	"github.com/kvlane/kvlane/tier/internal/usage"
 )
 
-// readChunk is how much is read between two looks at the context, in bytes.
-const readChunk = 8 << 20
+// attachFrom is how long an image is that is read by Config.Reader: shorter ones are read by a call sooner than handed on.
+const attachFrom = 64 << 10
 
 // Get reads and verifies the block. It returns only when no read is in flight any more, however long that takes: see the
 // package's comment.
@@ -39,7 +38,7 @@ func (t *Tier) getInto(ctx context.Context, key block.Key, dst mem.Extent, whole
 		return err
 	}
 	defer t.leave()
-	err = t.get(ctx, dirOf(t.dirs, key), key, buf, whole)
+	err = t.get(ctx, dirOf(t.dirs, key), key, buf, dst, whole)
 	switch {
 	case err == nil:
 		t.count.hits.Add(1)
@@ -59,7 +58,7 @@ func (t *Tier) getInto(ctx context.Context, key block.Key, dst mem.Extent, whole
 	return fmt.Errorf("read block %s: %w", key, err)
 }
 
-func (t *Tier) get(ctx context.Context, d *dir, key block.Key, buf []byte, whole bool) error {
+func (t *Tier) get(ctx context.Context, d *dir, key block.Key, buf []byte, dst mem.Extent, whole bool) error {
 	f, err := d.Open(blockName(key), os.O_RDONLY)
 	if errors.Is(err, dirfs.ErrIrregular) {
 		info, serr := d.Stat(blockName(key))
@@ -73,7 +72,7 @@ func (t *Tier) get(ctx context.Context, d *dir, key block.Key, buf []byte, whole
 	}
 	info, err := f.Stat()
 	if err == nil {
-		if err = t.read(ctx, f, info, key, buf, whole); err == nil {
+		if err = t.read(ctx, f, info, key, buf, dst, whole); err == nil {
 			if whole {
 				t.proofs.add(key, info, false)
 			}
@@ -109,24 +108,13 @@ func (t *Tier) plausible(key block.Key, info dirfs.Info) error {
 	return nil
 }
 
-// read fills buf and verifies it, the whole of it or its header; ErrCorrupt wraps whatever is wrong with the bytes.
-func (t *Tier) read(ctx context.Context, f dirfs.File, info dirfs.Info, key block.Key, buf []byte, whole bool) error {
+// read fills buf, which dst is where it is an extent, and verifies it, the whole of it or its header; ErrCorrupt wraps whatever is wrong with the bytes.
+func (t *Tier) read(ctx context.Context, f dirfs.File, info dirfs.Info, key block.Key, buf []byte, dst mem.Extent, whole bool) error {
 	if err := t.plausible(key, info); err != nil {
 		return err
 	}
-	for off := 0; off < len(buf); {
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		n, err := f.ReadAt(buf[off:min(off+readChunk, len(buf))], int64(off))
-		off += n
-		if err != nil && !errors.Is(err, io.EOF) {
-			return err
-		}
-		// Less than asked for is read on; nothing at all means that the file is shorter than it said.
-		if n == 0 {
-			return fmt.Errorf("the file ends after %d of %d bytes: %w", off, len(buf), errdefs.ErrCorrupt)
-		}
+	if err := t.fill(ctx, f, key, buf, dst); err != nil {
+		return err
 	}
 	verify := t.formats.Verify
 	if !whole {
@@ -138,6 +126,22 @@ func (t *Tier) read(ctx context.Context, f dirfs.File, info dirfs.Info, key bloc
 		err = fmt.Errorf("%w: %w", errdefs.ErrCorrupt, err)
 	}
 	return err
+}
+
+// fill reads the whole file, of which it is known how long it should be.
+func (t *Tier) fill(ctx context.Context, f dirfs.File, key block.Key, buf []byte, dst mem.Extent) (err error) {
+	if t.cfg.Reader == nil || dst.Region == nil || len(buf) < attachFrom {
+		return dirfs.ReadFull(ctx, f, buf, 0)
+	}
+	a, err := t.cfg.Reader.Attach(f, blockName(key))
+	if errors.Is(err, errdefs.ErrNotSupported) {
+		return dirfs.ReadFull(ctx, f, buf, 0)
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, a.Close()) }()
+	return dirfs.ReadExtent(ctx, a, dst, 0)
 }
 
 // setAside moves the file that was found corrupt to quarantine, unless the name is another file's by now.

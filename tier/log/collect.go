@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 	"github.com/kvlane/kvlane/tier/internal/usage"
 )
@@ -274,7 +275,7 @@ func (e *emptying) move(ctx context.Context, key block.Key, have entry) {
 	}
 	b := t.moveArena[e.used : e.used+image]
 	p := &pending{from: have.place}
-	now, err := t.load(ctx, key, b, true)
+	now, err := t.load(ctx, key, b, mem.Extent{}, true)
 	if err == nil && now.place == have.place {
 		if err = t.pend(p, key, b); err == nil {
 			e.used += image

@@ -71,6 +71,8 @@ type Config struct {
 	// ReadOnly changes nothing in the directory, which must be there and may lie on a read-only mount. Put and Delete return
 	// ErrReadOnly. It takes no lock: it has what was there when it was opened, also while another process writes on.
 	ReadOnly bool
+	// Reader reads segments in place of calls that block and go through the page cache; nil: there is none.
+	Reader dirfs.Reader
 	// FS and Clock replace the operating system's, for tests.
 	FS    dirfs.FS
 	Clock clockwork.Clock

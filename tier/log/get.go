@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/dirfs"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 	"github.com/kvlane/kvlane/tier/internal/usage"
@@ -35,7 +36,7 @@ func (t *Tier) getInto(ctx context.Context, key block.Key, dst mem.Extent, every
 		return err
 	}
 	defer t.gate.Leave()
-	e, err := t.load(ctx, key, buf, every)
+	e, err := t.load(ctx, key, buf, dst, every)
 	switch {
 	case err == nil:
 		t.count.hits.Add(1)
@@ -56,16 +57,16 @@ func (t *Tier) getInto(ctx context.Context, key block.Key, dst mem.Extent, every
 	return fmt.Errorf("read block %s: %w", key, err)
 }
 
-// load fills buf with the block's image and verifies it: the whole of it, or its header. ErrCorrupt wraps whatever is wrong with the bytes of the entry, which it
+// load fills buf, which dst is where it is an extent, with the block's image and verifies it: the whole of it, or its header. ErrCorrupt wraps whatever is wrong with the bytes of the entry, which it
 // returns.
-func (t *Tier) load(ctx context.Context, key block.Key, buf []byte, every bool) (entry, error) {
+func (t *Tier) load(ctx context.Context, key block.Key, buf []byte, dst mem.Extent, every bool) (entry, error) {
 	for fold := foldOf(key); ; {
 		e, ok := t.table.get(fold)
 		if !ok {
 			return e, errdefs.ErrNotFound
 		}
 		if g := t.segments.use(e.segment); g != nil {
-			err := t.read(ctx, g, e, key, buf, every)
+			err := t.read(ctx, g, e, key, buf, dst, every)
 			if cerr := g.release(); cerr != nil {
 				t.count.errors.Add(1) // what was read has been verified
 			}
@@ -81,7 +82,7 @@ func (t *Tier) load(ctx context.Context, key block.Key, buf []byte, every bool) 
 	}
 }
 
-func (t *Tier) read(ctx context.Context, g *segment, e entry, key block.Key, buf []byte, every bool) error {
+func (t *Tier) read(ctx context.Context, g *segment, e entry, key block.Key, buf []byte, dst mem.Extent, every bool) error {
 	f := t.formats[e.group]
 	verify := f.Verify
 	if !every {
@@ -91,7 +92,7 @@ func (t *Tier) read(ctx context.Context, g *segment, e entry, key block.Key, buf
 		return errdefs.ErrNotFound // another block's fold
 	}
 	if kindOf(f) == whole {
-		if err := readAt(ctx, g.file, buf, e.off()); err != nil {
+		if err := t.fill(ctx, g, buf, dst, e.off()); err != nil {
 			return err
 		}
 		if h, err := block.DecodeHeader(buf); err == nil && h.Key != key && foldOf(h.Key) == e.fold {
@@ -106,7 +107,11 @@ func (t *Tier) read(ctx context.Context, g *segment, e entry, key block.Key, buf
 	if r.key != key {
 		return errdefs.ErrNotFound
 	}
-	if err := readAt(ctx, g.file, buf[f.Layout.HeaderBytes():], e.off()); err != nil {
+	head := f.Layout.HeaderBytes()
+	if dst.Region != nil {
+		dst = dst.Sub(head, dst.Len-head)
+	}
+	if err := t.fill(ctx, g, buf[head:], dst, e.off()); err != nil {
 		return err
 	}
 	for i := range f.Layout.Shards() { // sealing clears padding, which is to be checked as everything is
@@ -120,6 +125,24 @@ func (t *Tier) read(ctx context.Context, g *segment, e entry, key block.Key, buf
 		return corrupt(err)
 	}
 	return corrupt(verify(buf, key))
+}
+
+// attachFrom is how long a block is that is read by Config.Reader: shorter ones are read by a call sooner than handed on.
+const attachFrom = 64 << 10
+
+// fill reads a place of a segment.
+func (t *Tier) fill(ctx context.Context, g *segment, buf []byte, dst mem.Extent, off int64) error {
+	if t.cfg.Reader == nil || dst.Region == nil || len(buf) < attachFrom {
+		return dirfs.ReadFull(ctx, g.file, buf, off)
+	}
+	a, err := g.attach(t.cfg.Reader)
+	switch {
+	case errors.Is(err, errdefs.ErrNotSupported):
+		return dirfs.ReadFull(ctx, g.file, buf, off)
+	case err != nil:
+		return err
+	}
+	return dirfs.ReadExtent(ctx, a, dst, off)
 }
 
 // corrupt is err, which is about bytes that have no business where they are, as ErrCorrupt.

@@ -1,7 +1,6 @@
 package log
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -9,27 +8,6 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/dirfs"
 )
-
-// readChunk is how much is read between two looks at the context, in bytes.
-const readChunk = 8 << 20
-
-// readAt fills b from a place of a segment. ErrCorrupt where the file ends before.
-func readAt(ctx context.Context, f dirfs.File, b []byte, off int64) error {
-	for at := 0; at < len(b); {
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		n, err := f.ReadAt(b[at:min(at+readChunk, len(b))], off+int64(at))
-		at += n
-		if err != nil && !errors.Is(err, io.EOF) {
-			return err
-		}
-		if n == 0 { // less than asked for is read on
-			return fmt.Errorf("the segment ends at byte %d, before the block at %d of %d bytes does: %w", off+int64(at), off, len(b), errdefs.ErrCorrupt)
-		}
-	}
-	return nil
-}
 
 // writer writes groups: their parts as they are where the file takes them so, else through one buffer.
 type writer struct{ staging []byte }

@@ -246,7 +246,7 @@ func (t *Tier) look(ctx context.Context, j *job) (there bool, err error) {
 		buf := t.borrow()
 		defer t.buffers.Put(buf)
 		image := (*buf)[:t.formats.ImageBytes(j.key)]
-		switch e, err = t.load(ctx, j.key, image, true); {
+		switch e, err = t.load(ctx, j.key, image, mem.Extent{}, true); {
 		case err == nil:
 		case errors.Is(err, errdefs.ErrNotFound):
 			return false, nil // another block's fold, or it went meanwhile

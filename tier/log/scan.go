@@ -15,7 +15,7 @@ import (
 // another version.
 func readHeader(ctx context.Context, f dirfs.File, at position, id [16]byte, formats block.Formats) (*header, error) {
 	b := make([]byte, page)
-	if err := readAt(ctx, f, b, at.off); err != nil {
+	if err := dirfs.ReadFull(ctx, f, b, at.off); err != nil {
 		return nil, err
 	}
 	n, err := headerLen(b)
@@ -24,7 +24,7 @@ func readHeader(ctx context.Context, f dirfs.File, at position, id [16]byte, for
 	}
 	if n > page {
 		b = append(b, make([]byte, n-page)...)
-		if err := readAt(ctx, f, b[page:], at.off+page); err != nil {
+		if err := dirfs.ReadFull(ctx, f, b[page:], at.off+page); err != nil {
 			return nil, err
 		}
 	}
@@ -75,7 +75,7 @@ func scan(ctx context.Context, f dirfs.File, number uint32, off, size int64, id 
 func findGroup(ctx context.Context, f dirfs.File, window []byte, off, size int64) (int64, error) {
 	for off+page <= size {
 		b := window[:min(int64(len(window)), (size-off)/page*page)]
-		if err := readAt(ctx, f, b, off); err != nil {
+		if err := dirfs.ReadFull(ctx, f, b, off); err != nil {
 			if errors.Is(err, errdefs.ErrCorrupt) {
 				return size, nil // it was cut meanwhile
 			}
@@ -94,7 +94,7 @@ func findGroup(ctx context.Context, f dirfs.File, window []byte, off, size int64
 // unbegun says whether a file without a group is a segment whose making was cut short.
 func unbegun(ctx context.Context, f dirfs.File, size int64) bool {
 	b := make([]byte, min(page, size))
-	if readAt(ctx, f, b, 0) != nil || !zeroFrom(ctx, f, page, size) {
+	if dirfs.ReadFull(ctx, f, b, 0) != nil || !zeroFrom(ctx, f, page, size) {
 		return false
 	}
 	return len(b) <= offTable || len(bytes.TrimLeft(b[offTable:max(offTable, len(b)-sumBytes)], "\x00")) == 0
@@ -105,7 +105,7 @@ func zeroFrom(ctx context.Context, f dirfs.File, off, size int64) bool {
 	window := make([]byte, scanWindow)
 	for off < size {
 		b := window[:min(int64(len(window)), size-off)]
-		if readAt(ctx, f, b, off) != nil || len(bytes.TrimLeft(b, "\x00")) > 0 {
+		if dirfs.ReadFull(ctx, f, b, off) != nil || len(bytes.TrimLeft(b, "\x00")) > 0 {
 			return false
 		}
 		off += int64(len(b))

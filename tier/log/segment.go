@@ -2,6 +2,7 @@ package log
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -41,6 +42,19 @@ type segment struct {
 	sealed  atomic.Bool  // nothing is appended any more
 	deletes atomic.Bool  // blocks were deleted here that lie in others
 	unread  bool         // not all of it could be read when the log was opened
+
+	attaching sync.Mutex
+	attached  dirfs.Attached // once it was read so
+}
+
+// attach readies the file for reads by r. The caller has a reference.
+func (s *segment) attach(r dirfs.Reader) (a dirfs.Attached, err error) {
+	s.attaching.Lock()
+	defer s.attaching.Unlock()
+	if s.attached == nil {
+		s.attached, err = r.Attach(s.file, segmentName(s.number))
+	}
+	return s.attached, err
 }
 
 // release gives up a reference.
@@ -48,7 +62,11 @@ func (s *segment) release() error {
 	if s.refs.Add(-1) > 0 {
 		return nil
 	}
-	return s.file.Close()
+	var err error
+	if s.attached != nil { // nobody can attach any more
+		err = s.attached.Close()
+	}
+	return errors.Join(err, s.file.Close())
 }
 
 // durable says whether what ends at off is known to be durable, or will be by the policy.

@@ -32,18 +32,27 @@ func bigFormat(tb testing.TB) block.Format {
 func TestConformance(t *testing.T) {
 	for _, policy := range []log.FsyncPolicy{log.FsyncInterval, log.FsyncAlways, log.FsyncNever} {
 		t.Run(policy.String(), func(t *testing.T) {
-			conform(t, tiertest.NewFormat(t), policy, func(tr tier.Tier) tier.Tier { return tr })
+			conform(t, tiertest.NewFormat(t), log.Config{Fsync: policy}, same)
 		})
 	}
 	t.Run("blocks with records of their own", func(t *testing.T) {
-		conform(t, bigFormat(t), log.FsyncInterval, func(tr tier.Tier) tier.Tier { return tr })
+		conform(t, bigFormat(t), log.Config{}, same)
+	})
+	t.Run("read by a stream", func(t *testing.T) {
+		var read int64
+		conform(t, bigFormat(t), log.Config{}, same, func(t *testing.T, c *log.Config) { c.Reader = tiertest.FileStream(t, &read) })
+		if read == 0 {
+			t.Error("nothing was")
+		}
 	})
 	t.Run("decorated", func(t *testing.T) {
-		conform(t, tiertest.NewFormat(t), log.FsyncInterval, func(tr tier.Tier) tier.Tier { return faulty.New(tr, nil, nil) })
+		conform(t, tiertest.NewFormat(t), log.Config{}, func(tr tier.Tier) tier.Tier { return faulty.New(tr, nil, nil) })
 	})
 }
 
-func conform(t *testing.T, f block.Format, policy log.FsyncPolicy, wrap func(tier.Tier) tier.Tier) {
+func same(tr tier.Tier) tier.Tier { return tr }
+
+func conform(t *testing.T, f block.Format, c log.Config, wrap func(tier.Tier) tier.Tier, also ...func(*testing.T, *log.Config)) {
 	t.Helper()
 	configs := make(map[tier.Tier]log.Config) // as Reopen needs them
 	start := func(t *testing.T, c log.Config) tier.Tier {
@@ -59,7 +68,12 @@ func conform(t *testing.T, f block.Format, policy log.FsyncPolicy, wrap func(tie
 	tiertest.Run(t, tiertest.Config{
 		Format: f,
 		Open: func(t *testing.T, _ int) tier.Tier {
-			return start(t, log.Config{Dir: t.TempDir(), Formats: block.Formats{f}, Fsync: policy, SegmentBytes: segmentBytes})
+			c := c
+			c.Dir, c.Formats, c.SegmentBytes = t.TempDir(), block.Formats{f}, segmentBytes
+			for _, change := range also {
+				change(t, &c)
+			}
+			return start(t, c)
 		},
 		Corrupt: func(t *testing.T, tr tier.Tier, key block.Key) {
 			damage(t, configs[tr].Dir, f, key)

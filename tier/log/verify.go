@@ -14,6 +14,7 @@ import (
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
@@ -236,7 +237,7 @@ func (v *verifier) blocks(ctx context.Context) (err error) {
 	found, err := t.blocks(ctx, func(g *segment, key block.Key, e entry) error {
 		f := t.formats[e.group]
 		image := buf[:f.Layout.ImageBytes()]
-		_, lerr := t.load(ctx, key, image, true)
+		_, lerr := t.load(ctx, key, image, mem.Extent{}, true)
 		switch {
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
@@ -304,7 +305,7 @@ func (v *verifier) mend(ctx context.Context, r *Repaired) (err error) {
 	buf := make([]byte, t.formats.MaxImageBytes())
 	_, err = t.blocks(ctx, func(_ *segment, key block.Key, _ entry) error {
 		image := buf[:t.formats.ImageBytes(key)]
-		e, lerr := t.load(ctx, key, image, true)
+		e, lerr := t.load(ctx, key, image, mem.Extent{}, true)
 		if !errors.Is(lerr, errdefs.ErrCorrupt) {
 			return nil
 		}

@@ -1,0 +1,27 @@
+package tiertest
+
+import (
+	"context"
+	"testing"
+
+	"github.com/kvlane/kvlane/internal/dirfs"
+	streamfile "github.com/kvlane/kvlane/stream/file"
+)
+
+// FileStream returns a stream for a tier to read files by, and adds to read, at the end of the test, how many bytes that were.
+func FileStream(t *testing.T, read *int64) dirfs.Reader {
+	t.Helper()
+	s, err := streamfile.Open(streamfile.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		for _, n := range s.Stats().Bytes {
+			*read += n
+		}
+		if err := s.Close(context.WithoutCancel(t.Context())); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}

@@ -19,13 +19,23 @@ const (
 	sampled = 16
 )
 
-// dropFiles makes the operating system forget the files of blocks. With ask it looks whether it has forgotten some of them, which may
+// dropFiles makes the operating system forget the files of blocks in the directory of a file tier, or of a log. With ask it looks whether it has forgotten some of them, which may
 // begin to read them again: the error wraps ErrNotSupported where the file system keeps them in memory all the same.
 func dropFiles(dir string, keys []block.Key, ask bool) error {
+	names, err := filepath.Glob(filepath.Join(dir, "seg-*"))
+	if err != nil {
+		return err
+	}
+	if len(names) == 0 {
+		for _, k := range keys {
+			name := k.String()
+			names = append(names, filepath.Join(dir, name[:2], name))
+		}
+	}
 	var g errgroup.Group
 	g.SetLimit(dropWorkers)
-	for i, k := range keys {
-		g.Go(func() error { return dropFile(dir, k, ask && i%sampled == 0) })
+	for i, name := range names {
+		g.Go(func() error { return dropFile(dir, name, ask && i%sampled == 0) })
 	}
 	if err := g.Wait(); err != nil {
 		return fmt.Errorf("drop blocks from the page cache: %w", err)
@@ -33,9 +43,8 @@ func dropFiles(dir string, keys []block.Key, ask bool) error {
 	return nil
 }
 
-func dropFile(dir string, key block.Key, ask bool) (err error) {
-	name := key.String()
-	f, err := os.Open(filepath.Join(dir, name[:2], name))
+func dropFile(dir, name string, ask bool) (err error) {
+	f, err := os.Open(name)
 	if err != nil {
 		return err
 	}

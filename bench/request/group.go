@@ -89,7 +89,7 @@ func (g *group) lanes(p Place) []*lane {
 			set := &g.rig.loads
 			l := &lane{rig: g.rig, work: Load, layers: p.Layerwise, keys: set.keys[from:to], refs: refsOf(set.keys[from:to], set.pages[from:to]), tier: store.TierCache}
 			if p.Hits != InCache {
-				l.tier = store.TierFile
+				l.tier = g.rig.lower()
 			}
 			if p.Layerwise {
 				l.arrived = make([]time.Duration, g.rig.geometry.Shards())

@@ -125,15 +125,24 @@ func newRig(ctx context.Context, o *Options, g Geometry, most int) (_ *rig, err 
 	return r, nil
 }
 
+// lower names the tier below the cache.
+func (r *rig) lower() string {
+	tiers, err := store.ParsePipeline(r.o.Engine.Store.Pipeline)
+	if err != nil { // none is named
+		return store.TierFile
+	}
+	return tiers[len(tiers)-1]
+}
+
 // config returns what the engine is opened with.
 func (r *rig) config(cacheBytes int64) kvlane.Config {
 	c := r.o.Engine
 	if r.o.cached() {
 		c.Store.CacheBytes = max(c.Store.CacheBytes, cacheBytes)
 	}
-	switch tiers, err := store.ParsePipeline(c.Store.Pipeline); {
+	switch {
 	case r.dir == "":
-	case err == nil && slices.Contains(tiers, store.TierLog):
+	case r.lower() == store.TierLog:
 		c.Store.LogDir = r.dir
 	default:
 		c.Store.Dirs = []string{r.dir}

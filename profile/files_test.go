@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -14,8 +15,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/profile"
+	streamcopy "github.com/kvlane/kvlane/stream/copy"
 	streamfile "github.com/kvlane/kvlane/stream/file"
 )
 
@@ -160,6 +163,34 @@ func TestFilesOfTwoFileSystems(t *testing.T) {
 	}
 	if p, notes := findFiles(t, profile.Never, profiles, memory, disk, memory); len(p.Points) != want || notes != "" {
 		t.Errorf("%d points, want %d, notes %q", len(p.Points), want, notes)
+	}
+}
+
+// TestFilesOfADevice: what was measured with a device is kept apart from what was measured without, and a simulated one passed over.
+func TestFilesOfADevice(t *testing.T) {
+	dev, dir, profiles := openGPU(t), memoryDir(t), t.TempDir()
+	copies, err := streamcopy.Open(dev, streamcopy.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := copies.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}()
+	for i, d := range []device.Device{nil, dev, dev.Device, dev} {
+		o := soon
+		if d != nil {
+			o.Stream.Device, o.Stream.Copy = d, copies
+		}
+		c, err := profile.CalibrateFiles(t.Context(), dir, profile.FileOptions{Dir: profiles, Measure: o})
+		if err != nil {
+			t.Fatal(err)
+		}
+		of := slices.ContainsFunc(c.Profile.Points, func(p streamfile.Point) bool { return p.Device })
+		if c.Measured != (i < 2) || of != (i%2 == 1) || of != strings.Contains(c.FileSystem.String(), "device test") {
+			t.Errorf("%d: measured %v, of device memory %v: %s", i, c.Measured, of, c.FileSystem)
+		}
 	}
 }
 

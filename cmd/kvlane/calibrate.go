@@ -26,7 +26,9 @@ type calibrateFlags struct {
 	index  int
 	opts   profile.Options
 	rdma   rdmaFlags
-	json   bool
+	// fileDirs are measured in place of the device's copy paths.
+	fileDirs []string
+	json     bool
 }
 
 func newCalibrateCommand() *cobra.Command {
@@ -41,10 +43,16 @@ replays with the same flags may use are measured too, for a profile of their own
 
 Measuring needs the GPU to itself for the two seconds it takes. A GPU that is in use is not measured: the command says what shows that, and
 fails, or waits as long as --wait allows. If somebody comes while it measures, the profile is shown, said to be that, and not stored. One
-process of a host measures at a time. Figures of the simulated device are never stored.`,
-		Example: "  kvlane calibrate --device cuda --force\n  kvlane calibrate --device cuda --gdr require --nic mlx5_0",
-		Args:    usageArgs(cobra.NoArgs),
-		RunE:    func(cmd *cobra.Command, _ []string) error { return runCalibrate(cmd, &f) },
+process of a host measures at a time. Figures of the simulated device are never stored.
+
+With --file-dir it measures, for a second each, the paths to files on the directories' file systems, and no copy path: to and from memory
+of the host, and with --device of that device too. These profiles are measured anew each time, and stored by file system and kernel. A
+few hundred MiB are written at most, to a file without a name.`,
+		Example: `  kvlane calibrate --device cuda --force
+  kvlane calibrate --device cuda --gdr require --nic mlx5_0
+  kvlane calibrate --file-dir /mnt/nvme0 --file-dir /mnt/nvme1`,
+		Args: usageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error { return runCalibrate(cmd, &f) },
 	}
 	fl := cmd.Flags()
 	registerDevice(fl, &f.device)
@@ -54,6 +62,7 @@ process of a host measures at a time. Figures of the simulated device are never 
 	fl.DurationVar(&f.opts.Wait, "wait", 0, "how long to wait for a GPU that is in use, or for another process that measures")
 	fl.Var(sizeValue{&f.opts.Bytes}, "memory", "device memory, and as much pinned memory, to measure with; 0 is 1GiB, or what there is")
 	fl.StringVar(&f.opts.Dir, "profile-dir", "", "where profiles are kept (default kvlane/profiles in the user's cache directory)")
+	fl.StringArrayVar(&f.fileDirs, "file-dir", nil, "directory whose file system is measured, in place of copy paths; repeatable")
 	f.rdma.register(fl)
 	fl.BoolVar(&f.json, "json", false, "print one JSON object")
 	return cmd
@@ -65,6 +74,9 @@ func runCalibrate(cmd *cobra.Command, f *calibrateFlags) (err error) {
 	}
 	if f.opts.Wait < 0 {
 		return usagef("--wait %v: it is negative", f.opts.Wait)
+	}
+	if len(f.fileDirs) > 0 {
+		return runCalibrateFiles(cmd, f)
 	}
 	mode, err := kvlane.ParseGDR(f.rdma.gdr)
 	if err != nil {

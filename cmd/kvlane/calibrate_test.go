@@ -49,6 +49,28 @@ func TestCalibrate(t *testing.T) {
 	}
 }
 
+func TestCalibrateFiles(t *testing.T) {
+	dir, profiles := t.TempDir(), t.TempDir()
+	args := []string{"calibrate", "--profile-dir", profiles, "--file-dir", dir}
+	code, stdout, stderr := execute(t, args...)
+	if code != exitOK {
+		t.Fatalf("exit code %d: %s", code, stderr)
+	}
+	for _, want := range []string{"Profile of file system", "measured in " + dir, "Stored in " + profiles, "path", "direction", "GB/s", "posix  write      host    4KiB "} {
+		if !strings.Contains(stdout, want) {
+			t.Errorf("the report lacks %q:\n%s", want, stdout)
+		}
+	}
+	code, stdout, stderr = execute(t, append(args, "--file-dir", dir+"/none", "--json")...)
+	var r []filesReport
+	if err := json.Unmarshal([]byte(stdout), &r); err != nil || code != exitFailure || !strings.Contains(stderr, dir+"/none") {
+		t.Fatalf("exit code %d, %v: %s", code, err, stderr)
+	}
+	if len(r) != 1 || !r[0].Stored || len(r[0].Points) == 0 || r[0].Dir != dir {
+		t.Errorf("%+v", r)
+	}
+}
+
 func TestCalibrateRefuses(t *testing.T) {
 	for name, c := range map[string]struct {
 		args []string

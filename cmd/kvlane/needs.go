@@ -89,6 +89,14 @@ var needs = []need{
 		clashes: "--rdma-provider soft, which only --gdr require takes",
 	},
 	{
+		commands: []string{"calibrate"}, but: []string{"file-dir", "device", "device-index", "budget", "profile-dir", "json"},
+		met: isNotGiven("file-dir"), clashes: "--file-dir, which measures no copy path",
+	},
+	{
+		commands: []string{"calibrate"}, flags: []string{"file-dir"},
+		met: isNot("device", string(kvlane.Sim)), clashes: "--device sim, whose paths to files are not measured",
+	},
+	{
 		commands: []string{"bench copy"}, but: []string{"from", "targets", "json", "csv", "nixl", "out", "charts", "compare", "noise", "fail-above"},
 		met: isNotGiven("from"), clashes: "--from, which measures nothing",
 	},

@@ -37,6 +37,8 @@ var clash = map[string][]string{
 	"a forced --path":                                      {"--path", "kernel"},
 	"--device sim, whose paths are not measured":           {"--device", "sim"},
 	"--rdma-provider soft, which only --gdr require takes": {"--rdma-provider", "soft"},
+	"--file-dir, which measures no copy path":              {"--file-dir", "d"},
+	"--device sim, whose paths to files are not measured":  {"--device", "sim"},
 	"--from, which measures nothing":                       {"--from", "run.json"},
 	"--reps, which settles how long it takes":              {"--reps", "3"},
 	"--device sim, which runs no matrix product":           {"--device", "sim", "--model-layer", "1ms"},

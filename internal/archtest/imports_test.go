@@ -67,7 +67,7 @@ var mayImport = map[string]string{
 	// touches no device; what measures for it drives the streams that it plans for.
 	"stream/copy/describe":  onDevice + " internal/sys/hostmem",
 	"stream/copy/move":      onDevice + " stream stream/copy/describe internal/sys/hostmem internal/sys/nap",
-	"stream/copy/plan":      onDevice + " stream",
+	"stream/copy/plan":      onDevice + " stream internal/kept",
 	"stream/copy/calibrate": onDevice + " stream stream/copy stream/copy/plan stream/copy/measure",
 	"stream/copy/measure":   onDevice + " stream",
 
@@ -110,8 +110,9 @@ var mayImport = map[string]string{
 
 	// The wiring of NICs, and the profiles of what is wired.
 	"gdr":             onDevice + " stream stream/copy stream/nic rdma rdma/ internal/unwind",
-	"profile":         onDevice + " device/cuda/kernels stream stream/copy stream/copy/plan stream/copy/calibrate",
+	"profile":         onDevice + " device/cuda/kernels stream stream/copy stream/copy/plan stream/copy/calibrate stream/file internal/kept",
 	"internal/unwind": "errdefs",
+	"internal/kept":   "errdefs",
 
 	// The façade and the commands wire everything.
 	"":     anyPlain + " gdr profile store device/ stream/ tier/ internal/",

@@ -22,7 +22,16 @@ func real(t *testing.T) *files {
 	return &files{dir: openDir(t, dirfs.OS(), t.TempDir())}
 }
 
+// leaveOut is for what others of the suite's runs have as well, with more beside it.
+func leaveOut(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		testkit.Skip(t, "long", "another run of the suite has this and more; not with -short")
+	}
+}
+
 func TestConformanceHost(t *testing.T) {
+	leaveOut(t)
 	streamtest.Run(t, func(t *testing.T) streamtest.Env {
 		t.Helper()
 		return env(real(t), host, file.Options{Path: stream.PathPosix})
@@ -48,6 +57,7 @@ func TestConformanceBuffered(t *testing.T) {
 
 // TestConformanceFaulty has files without descriptors, whose reads fail and stall.
 func TestConformanceFaulty(t *testing.T) {
+	leaveOut(t)
 	streamtest.Run(t, func(t *testing.T) streamtest.Env {
 		t.Helper()
 		plan := fault.New(1)

@@ -5,8 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
@@ -18,22 +21,33 @@ import (
 
 // MeasureOptions says what is measured.
 type MeasureOptions struct {
-	// Budget is about how long it may take. Zero: a second.
+	// Budget is how long moving bytes may take. Zero: a second.
 	Budget time.Duration
 	// Stream has the ends and the ways: its Device with Copy and CuFile, or memory of the host alone. The rest does not matter.
 	Stream Options
 }
 
-// What is measured: sizes of transfers, how many at a time, and the scratch file that they have room in.
+// What is measured: how many transfers at a time, the middle first, sizes of transfers, and the scratch file that they have room in.
 var (
+	measuredDepths = []int{16, 4, 32}
 	measuredSizes  = []int64{4 << 10, 64 << 10, 1 << 20}
-	measuredDepths = []int{4, 16, 32}
 )
 
-const scratchBytes = 32 << 20
+const (
+	scratchBytes = 32 << 20
+	// writtenBytes is about what is written in all, however fast that goes: it wears disks out. A batch is finished.
+	writtenBytes = 256 << 20
+	// freeBytes is what the file system must have room for, so that measuring is not what fills it.
+	freeBytes = 4 * scratchBytes
+)
+
+// errSpent ends what is in flight when the budget is spent.
+var errSpent = fmt.Errorf("the budget for measuring is spent: %w", context.DeadlineExceeded)
 
 // Measure moves a scratch file of 32 MiB in a directory by every path there is, and returns what each did. The file has no name
-// by the time that it is measured, so nothing is left behind.
+// by the time that it is measured, so nothing is left behind. A few hundred MiB are written at most. When the budget is spent,
+// what a slow file system has not come to is left out: every size and depth has figures of all paths, or none. If there is none
+// at all the error wraps context.DeadlineExceeded; where there is no room it wraps ErrNoSpace.
 func Measure(ctx context.Context, path string, o MeasureOptions) (p Profile, err error) {
 	fail := func(err error) (Profile, error) {
 		return Profile{}, fmt.Errorf("measure directory %s: %w", path, err)
@@ -42,7 +56,7 @@ func Measure(ctx context.Context, path string, o MeasureOptions) (p Profile, err
 	if err != nil {
 		return fail(err)
 	}
-	defer func() { err = errors.Join(err, f.Close(ctx)) }()
+	defer func() { err = errors.Join(err, f.Close(context.WithoutCancel(ctx))) }()
 	m := &measuring{file: f, o: o.Stream}
 	if m.region, err = f.Region(scratchBytes); err != nil {
 		return fail(err)
@@ -56,42 +70,44 @@ func Measure(ctx context.Context, path string, o MeasureOptions) (p Profile, err
 	if err != nil {
 		return fail(err)
 	}
-	ends := []*mem.Region{end}
+	m.ends = []*mem.Region{end}
 	if dev := o.Stream.Device; dev != nil {
 		r, err := dev.Alloc(scratchBytes/2, device.AllocOptions{})
 		if err != nil {
 			return fail(err)
 		}
 		defer func() { err = errors.Join(err, dev.Free(r)) }()
-		ends = append(ends, r)
+		m.ends = append(m.ends, r)
 	}
-	paths := []stream.Path{stream.PathPosix, stream.PathURing, stream.PathCuFile}
-	each := cmp.Or(o.Budget, time.Second) / time.Duration(2*len(measuredSizes)*len(measuredDepths)*len(ends)*(len(paths)-1))
-	for _, end := range ends {
-		for _, by := range paths {
-			if by == stream.PathCuFile && (end.CPU() != 0 || o.Stream.CuFile.Storage == nil) {
-				continue
-			}
-			points, err := m.path(ctx, by, end, each)
-			if errors.Is(err, errdefs.ErrNotSupported) {
-				continue
-			}
-			if err != nil {
-				return fail(err)
-			}
-			p.Points = append(p.Points, points...)
+	budget := cmp.Or(o.Budget, time.Second)
+	m.until = time.Now().Add(budget / 8 * 7) // the rest is for what takes longer than its share
+	bounded, cancel := context.WithTimeoutCause(ctx, budget, errSpent)
+	defer cancel()
+	for i, depth := range measuredDepths {
+		if err = m.depth(bounded, depth, len(measuredDepths)-i); err != nil {
+			break
 		}
 	}
-	return p, nil
+	if err != nil && (!errors.Is(err, errSpent) || len(m.points) == 0) {
+		return fail(err)
+	}
+	return Profile{Points: m.points}, nil
 }
 
 func scratch(path string) (*File, error) {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(path, &fs); err != nil {
+		return nil, fmt.Errorf("statfs: %w", err)
+	}
+	if free := int64(fs.Bavail) * fs.Bsize; fs.Blocks > 0 && free < freeBytes {
+		return nil, fmt.Errorf("%d MiB are free, and measuring wants %d: %w", free>>20, freeBytes>>20, errdefs.ErrNoSpace)
+	}
 	dir, err := dirfs.OS().OpenDir(path)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = dir.Close() }() // nothing was written by it
-	name := fmt.Sprintf(".kvlane-measure-%d", os.Getpid())
+	name := fmt.Sprintf(".kvlane-measure-%016x", rand.Uint64())
 	base, err := dir.Open(name, os.O_RDWR|os.O_CREATE|os.O_EXCL)
 	if err != nil {
 		return nil, err
@@ -109,59 +125,113 @@ func scratch(path string) (*File, error) {
 type measuring struct {
 	file   *File
 	region *mem.Region
+	ends   []*mem.Region
 	o      Options
+	until  time.Time // what each size and depth has a share in
 	filled bool
+	points []Point
 }
 
-// path measures one path to one end, at all sizes and depths, both ways.
-func (m *measuring) path(ctx context.Context, by stream.Path, end *mem.Region, each time.Duration) (points []Point, err error) {
-	for _, depth := range measuredDepths {
+// way is a path to an end.
+type way struct {
+	path   stream.Path
+	stream *Stream
+	end    *mem.Region
+}
+
+// depth measures all sizes with so many transfers at a time. depths are yet to be measured, with this one.
+func (m *measuring) depth(ctx context.Context, depth, depths int) (err error) {
+	var ways []way
+	for _, by := range []stream.Path{stream.PathPosix, stream.PathURing, stream.PathCuFile} {
+		if by == stream.PathCuFile && m.o.CuFile.Storage == nil {
+			continue
+		}
 		o := m.o
 		o.Path, o.Transfers, o.Profile, o.Direct = by, depth, nil, DirectAuto
 		s, err := Open(o)
+		if errors.Is(err, errdefs.ErrNotSupported) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		defer func() {
+			if closed := s.Close(context.WithoutCancel(ctx)); closed != nil { // errSpent is no reason to pass over it
+				err = closed
+			}
+		}()
+		for _, end := range m.ends {
+			if by != stream.PathCuFile || end.CPU() == 0 {
+				ways = append(ways, way{by, s, end})
+			}
+		}
+	}
+	if err := m.fill(ctx, ways[0]); err != nil {
+		return err
+	}
+	left := depths * len(measuredSizes) * len(ways) * 2
+	for _, size := range measuredSizes {
+		var points []Point
+		for _, w := range ways {
+			both, err := m.both(ctx, w, size, left)
+			if err != nil {
+				return err
+			}
+			for _, p := range both {
+				p.Path, p.Depth = w.path.String(), depth
+				points = append(points, p)
+			}
+			left -= 2
+		}
+		m.points = append(m.points, points...)
+	}
+	return nil
+}
+
+// both measures a way in both directions. Where it cannot be gone there are no points.
+func (m *measuring) both(ctx context.Context, w way, size int64, left int) (points []Point, err error) {
+	for i, write := range []bool{true, false} {
+		p, err := m.place(ctx, w, size, write, left-i)
+		if errors.Is(err, errdefs.ErrNotSupported) {
+			return nil, nil
+		}
 		if err != nil {
 			return nil, err
 		}
-		ps, err := m.depth(ctx, s, end, each)
-		if err = errors.Join(err, s.Close(ctx)); err != nil {
-			return nil, err
-		}
-		for _, p := range ps {
-			p.Path, p.Depth = by.String(), depth
-			points = append(points, p)
-		}
+		points = append(points, p)
 	}
 	return points, nil
 }
 
-func (m *measuring) depth(ctx context.Context, s *Stream, end *mem.Region, each time.Duration) (points []Point, err error) {
-	if !m.filled { // holes are read from nowhere
-		for at := int64(0); at < scratchBytes; at += end.Len() {
-			file := mem.Extent{Region: m.region, Off: at, Len: end.Len()}
-			if _, err := m.move(ctx, s, &mem.Batch{Dst: []mem.Extent{file}, Src: []mem.Extent{mem.All(end)}}); err != nil {
-				return nil, err
-			}
-		}
-		m.filled = true
-	}
-	for _, write := range []bool{true, false} {
-		for _, size := range measuredSizes {
-			b := m.batch(end, size, write)
-			begun, bytes := time.Now(), int64(0)
-			for first := true; first || time.Since(begun) < each; first = false {
-				n, err := m.move(ctx, s, b)
-				if err != nil {
-					return nil, err
-				}
-				bytes += n
-			}
-			points = append(points, Point{
-				Dev: m.file.info.Device, Write: write, Device: end.CPU() == 0, Bytes: size,
-				GBps: float64(bytes) / time.Since(begun).Seconds() / 1e9,
-			})
+// fill writes all of the file, once: holes are read from nowhere.
+func (m *measuring) fill(ctx context.Context, w way) error {
+	for at := int64(0); at < scratchBytes && !m.filled; at += w.end.Len() {
+		file := mem.Extent{Region: m.region, Off: at, Len: w.end.Len()}
+		if _, err := move(ctx, w.stream, &mem.Batch{Dst: []mem.Extent{file}, Src: []mem.Extent{mem.All(w.end)}}); err != nil {
+			return err
 		}
 	}
-	return points, nil
+	m.filled = true
+	return nil
+}
+
+// place measures transfers of one size, in one direction, for its share of the time and of the writing: left are yet to come.
+func (m *measuring) place(ctx context.Context, w way, size int64, write bool, left int) (Point, error) {
+	b := m.batch(w.end, size, write)
+	begun, bytes := time.Now(), int64(0)
+	share := time.Until(m.until) / time.Duration(left)
+	most := int64(writtenBytes / (len(measuredDepths) * len(measuredSizes) * 2 * len(m.ends))) // by two paths, or three to a device
+	for bytes == 0 || time.Since(begun) < share && (!write || bytes < most) {
+		n, err := move(ctx, w.stream, b)
+		if err != nil {
+			return Point{}, err
+		}
+		bytes += n
+	}
+	return Point{
+		Dev: m.file.info.Device, Write: write, Device: w.end.CPU() == 0, Bytes: size,
+		GBps: float64(bytes) / time.Since(begun).Seconds() / 1e9,
+	}, nil
 }
 
 // batch has transfers of that size that are no neighbours in the file.
@@ -178,11 +248,16 @@ func (m *measuring) batch(end *mem.Region, size int64, write bool) *mem.Batch {
 	return b
 }
 
-func (m *measuring) move(ctx context.Context, s *Stream, b *mem.Batch) (int64, error) {
+// move has a batch moved. When ctx ends no more of it is begun, and what is in flight is waited for: its memory is freed afterwards.
+func move(ctx context.Context, s *Stream, b *mem.Batch) (int64, error) {
 	t, err := s.Submit(ctx, b)
 	if err != nil {
 		return 0, err
 	}
-	<-t.Done() // its memory is freed afterwards, whatever ctx says
-	return b.Bytes(), cmp.Or(t.Err(), ctx.Err())
+	defer context.AfterFunc(ctx, t.Cancel)()
+	<-t.Done()
+	if ctx.Err() != nil {
+		return 0, context.Cause(ctx)
+	}
+	return b.Bytes(), t.Err()
 }

@@ -1,0 +1,110 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/profile"
+	streamcopy "github.com/kvlane/kvlane/stream/copy"
+	streamfile "github.com/kvlane/kvlane/stream/file"
+)
+
+// filesReport is what the command prints of a directory.
+type filesReport struct {
+	Dir        string             `json:"dir"`
+	FileSystem profile.FileSystem `json:"file_system"`
+	Made       time.Time          `json:"made"`
+	File       string             `json:"file"`
+	Stored     bool               `json:"stored"`
+	Points     []streamfile.Point `json:"points"`
+}
+
+// runCalibrateFiles measures the file systems of directories. One that fails is no matter for the others.
+func runCalibrateFiles(cmd *cobra.Command, f *calibrateFlags) (err error) {
+	o := profile.FileOptions{Force: true, Dir: f.opts.Dir}
+	if cmd.Flags().Changed("budget") {
+		o.Measure.Budget = f.opts.Budget
+	}
+	if cmd.Flags().Changed("device") || cmd.Flags().Changed("device-index") {
+		closeEnds, failed := f.openEnds(cmd, &o.Measure.Stream)
+		if failed != nil {
+			return failed
+		}
+		defer func() { err = errors.Join(err, closeEnds()) }()
+	}
+	reports := []filesReport{}
+	var errs []error
+	for _, dir := range f.fileDirs {
+		c, err := profile.CalibrateFiles(cmd.Context(), dir, o)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		if c.Note != "" {
+			fmt.Fprintln(cmd.ErrOrStderr(), c.Note)
+		}
+		reports = append(reports, filesReport{dir, c.FileSystem, c.Made, c.File, c.Stored, c.Profile.Points})
+	}
+	if f.json {
+		errs = append(errs, writeJSON(cmd, reports))
+	} else {
+		for i := range reports {
+			errs = append(errs, reports[i].WriteText(cmd.OutOrStdout()))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// openEnds opens the device whose memory is measured too, and its ways to files.
+func (f *calibrateFlags) openEnds(cmd *cobra.Command, o *streamfile.Options) (func() error, error) {
+	dev, err := openDevice(f.device, f.index, sim.Options{})
+	if err != nil {
+		return nil, err
+	}
+	ways := &fileStreams{dev: dev}
+	if ways.openStorage() {
+		o.CuFile.Storage = ways.storage
+	}
+	for _, m := range ways.missing {
+		fmt.Fprintf(cmd.ErrOrStderr(), "%s is not measured: %s\n", m.Path, m.Reason)
+	}
+	copies, err := streamcopy.Open(dev, streamcopy.Options{})
+	if err != nil {
+		return nil, errors.Join(err, ways.close(), dev.Close())
+	}
+	o.Device, o.Copy = dev, copies
+	return func() error {
+		return errors.Join(copies.Close(context.WithoutCancel(cmd.Context())), ways.close(), dev.Close())
+	}, nil
+}
+
+// WriteText prints the report for people.
+func (r *filesReport) WriteText(w io.Writer) error {
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(tw, "Profile of %s\nmeasured in %s, %s\n", r.FileSystem, r.Dir, r.Made.Format(time.RFC3339))
+	if r.Stored {
+		fmt.Fprintf(tw, "Stored in %s\n", r.File)
+	} else {
+		fmt.Fprintf(tw, "Not stored\n")
+	}
+	fmt.Fprintf(tw, "\npath\tdirection\tmemory\tsize\tdepth\tGB/s\n")
+	for i := range r.Points {
+		p := &r.Points[i]
+		direction, memory := "read", "host"
+		if p.Write {
+			direction = "write"
+		}
+		if p.Device {
+			memory = "device"
+		}
+		fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%d\t%.2f\n", p.Path, direction, memory, sizeValue{&p.Bytes}, p.Depth, p.GBps)
+	}
+	return tw.Flush()
+}

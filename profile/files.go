@@ -1,0 +1,185 @@
+package profile
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/kept"
+	"github.com/kvlane/kvlane/stream"
+	streamfile "github.com/kvlane/kvlane/stream/file"
+)
+
+const (
+	filesFormat  = "kvlane-file-profile"
+	filesVersion = 1
+	// maxFilesEncoded bounds what is decoded: a profile is 20 KiB.
+	maxFilesEncoded = 1 << 20
+)
+
+// FileOptions says how CalibrateFiles goes about it. The zero value is the default.
+type FileOptions struct {
+	// Force measures even if there is a stored profile.
+	Force bool
+	// Dir keeps the profiles. Empty: kvlane/profiles in the user's cache directory.
+	Dir string
+	// Measure says for how long, and with which device's memory beside the host's. A simulated device is passed over.
+	Measure streamfile.MeasureOptions
+}
+
+// CalibratedFiles is a profile of a file system and where it comes from.
+type CalibratedFiles struct {
+	FileSystem FileSystem
+	// Profile has what was measured, as of the directory's device number now.
+	Profile streamfile.Profile
+	Made    time.Time
+	// File is where the profile is kept; Stored says whether it is, Measured whether it was measured just now.
+	File             string
+	Stored, Measured bool
+	// Note says why a stored profile could not be used, or this one not be stored. Empty: neither.
+	Note string
+}
+
+// filesDocument is a profile as it is stored.
+type filesDocument struct {
+	Format     string             `json:"format"`
+	Version    int                `json:"version"`
+	FileSystem FileSystem         `json:"file_system"`
+	Made       time.Time          `json:"made"`
+	Points     []streamfile.Point `json:"points"`
+}
+
+// Files returns what streams of files choose their paths by in directories, measured or not as c says and kept in profileDir, and
+// what the user should know of it. o is as FileOptions.Measure. A directory of which nothing can be had goes by the stream's
+// defaults, and a note says why. The error is that of ctx.
+func Files(
+	ctx context.Context, dirs []string, c Calibration, profileDir string, o streamfile.MeasureOptions,
+) (p *streamfile.Profile, notes []string, err error) {
+	p = &streamfile.Profile{}
+	seen := make(map[uint64]bool)
+	for _, dir := range dirs {
+		got, err := files(ctx, dir, c, FileOptions{Dir: profileDir, Measure: o})
+		if ctx.Err() != nil {
+			return nil, nil, context.Cause(ctx)
+		}
+		if err != nil {
+			notes = append(notes, fmt.Sprintf("paths to files in %s are chosen by plain defaults: %v", dir, err))
+			continue
+		}
+		if got.Note != "" {
+			notes = append(notes, got.Note)
+		}
+		if dev := got.FileSystem.dev; !seen[dev] {
+			seen[dev] = true
+			p.Points = append(p.Points, got.Profile.Points...)
+		}
+	}
+	return p, notes, nil
+}
+
+func files(ctx context.Context, dir string, c Calibration, o FileOptions) (*CalibratedFiles, error) {
+	if c != Never {
+		return CalibrateFiles(ctx, dir, o)
+	}
+	f, err := o.fileSystem(dir)
+	if err != nil {
+		return nil, err
+	}
+	return f.load(kept.Dir{Path: o.Dir})
+}
+
+// CalibrateFiles returns the profile of the paths to files on a directory's file system: the stored one, or else it measures them,
+// for o.Measure.Budget, and stores what it finds. One process of a host measures at a time; the others wait for it, and are
+// told ErrBusy if that takes too long. Other errors are those of file.Measure.
+func CalibrateFiles(ctx context.Context, dir string, o FileOptions) (c *CalibratedFiles, err error) {
+	f, err := o.fileSystem(dir)
+	if err != nil {
+		return nil, err
+	}
+	store, note := kept.Dir{Path: o.Dir}, ""
+	load := func() (*CalibratedFiles, error) { return f.load(store) }
+	if o.Force {
+		load = func() (*CalibratedFiles, error) { return nil, errdefs.ErrNotFound }
+	} else if _, err := load(); err != nil && !errors.Is(err, errdefs.ErrNotFound) {
+		note = fmt.Sprintf("the stored profile cannot be used: %v", err)
+	}
+	c, _, err = kept.LoadOrMake(ctx, store, load, func() (*CalibratedFiles, error) {
+		p, err := streamfile.Measure(ctx, dir, o.Measure)
+		if err != nil {
+			return nil, err
+		}
+		c := &CalibratedFiles{FileSystem: f, Profile: p, Made: time.Now().UTC().Round(0), Measured: true, Note: note}
+		c.store(store)
+		return c, nil
+	})
+	return c, err
+}
+
+// fileSystem says what a profile measured in dir would be of, and passes over a simulated device.
+func (o *FileOptions) fileSystem(dir string) (FileSystem, error) {
+	m := &o.Measure.Stream
+	if m.Device != nil && m.Device.Info().Driver == simDriver {
+		*m = streamfile.Options{}
+	}
+	f, err := fileSystemOf(dir)
+	if err == nil && m.Device != nil {
+		f.Device = deviceOf(m)
+	}
+	return f, err
+}
+
+// store writes the profile; where that fails the note says why.
+func (c *CalibratedFiles) store(to kept.Dir) {
+	b, err := json.MarshalIndent(filesDocument{filesFormat, filesVersion, c.FileSystem, c.Made, c.Profile.Points}, "", " ")
+	if err == nil {
+		c.File, err = to.File(c.FileSystem.hash())
+	}
+	if err == nil {
+		err = to.Write(c.FileSystem.hash(), b)
+	}
+	if c.Stored = err == nil; err != nil {
+		c.Note = fmt.Sprintf("the profile of %s cannot be stored: %v", c.FileSystem, err)
+	}
+}
+
+// load returns the stored profile. The error wraps ErrNotFound where there is none, ErrCorrupt where the file is damaged and
+// ErrMismatch where it is of another file system or version.
+func (f FileSystem) load(from kept.Dir) (*CalibratedFiles, error) {
+	name, err := from.File(f.hash())
+	if err != nil {
+		return nil, err
+	}
+	fail := func(err error) (*CalibratedFiles, error) {
+		return nil, fmt.Errorf("load profile %s: %w", name, err)
+	}
+	b, err := from.Read(f.hash(), maxFilesEncoded)
+	if err != nil {
+		return fail(err)
+	}
+	var d filesDocument
+	err = json.Unmarshal(b, &d)
+	d.FileSystem.dev = f.dev
+	switch {
+	case d.Format == filesFormat && d.Version != filesVersion: // whatever else it has
+		return fail(fmt.Errorf("version %d is not %d: %w", d.Version, filesVersion, errdefs.ErrMismatch))
+	case err != nil:
+		return fail(fmt.Errorf("%w: %w", errdefs.ErrCorrupt, err))
+	case d.Format != filesFormat:
+		return fail(fmt.Errorf("its format is %q: %w", d.Format, errdefs.ErrCorrupt))
+	case d.FileSystem != f:
+		return fail(fmt.Errorf("it is of %s: %w", d.FileSystem, errdefs.ErrMismatch))
+	case len(d.Points) == 0:
+		return fail(fmt.Errorf("it has no figures: %w", errdefs.ErrCorrupt))
+	}
+	for i := range d.Points {
+		p := &d.Points[i]
+		if _, err := stream.ParsePath(p.Path); err != nil || p.Bytes < 1 || p.Depth < 1 || p.Depth > streamfile.MaxTransfers || p.GBps <= 0 {
+			return fail(fmt.Errorf("point %d: %+v: %w", i, *p, errdefs.ErrCorrupt))
+		}
+		p.Dev = f.dev // which another boot numbers anew
+	}
+	return &CalibratedFiles{FileSystem: f, Profile: streamfile.Profile{Points: d.Points}, Made: d.Made, File: name, Stored: true}, nil
+}

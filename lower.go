@@ -4,11 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"slices"
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/profile"
 	"github.com/kvlane/kvlane/store"
 	streamfile "github.com/kvlane/kvlane/stream/file"
 	"github.com/kvlane/kvlane/tier"
@@ -105,7 +109,7 @@ func (e *Engine) openLower(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	reader, err := e.openFiles(tiers)
+	reader, err := e.openFiles(ctx)
 	if err != nil {
 		return err
 	}
@@ -131,14 +135,42 @@ func (e *Engine) openLower(ctx context.Context) error {
 }
 
 // openFiles opens the stream that reads the files of a tier below the cache; nil where there is none.
-func (e *Engine) openFiles(tiers []string) (dirfs.Reader, error) {
-	if slices.Equal(tiers, []string{store.TierCache}) {
+func (e *Engine) openFiles(ctx context.Context) (dirfs.Reader, error) {
+	c := &e.cfg.Store
+	dirs := c.Dirs
+	if c.LogDir != "" {
+		dirs = []string{c.LogDir}
+	}
+	if len(dirs) == 0 {
 		return nil, nil
 	}
-	s, err := streamfile.Open(streamfile.Options{})
+	calibration := e.cfg.Stream.Calibration
+	if e.cfg.Device.Driver == Sim { // whose paths are not measured either
+		calibration = profile.Never
+	}
+	found, notes, err := profile.Files(ctx, existing(dirs), calibration, e.cfg.Stream.ProfileDir, streamfile.MeasureOptions{})
 	if err != nil {
-		return nil, fmt.Errorf("open the stream of files: %w", err)
+		return nil, fmt.Errorf("find the profile of the file system: %w", err)
+	}
+	if calibration != profile.Never {
+		e.note(notes...)
+	}
+	s, err := streamfile.Open(streamfile.Options{Profile: found})
+	if err != nil {
+		return nil, err // it says what it was doing
 	}
 	e.closers.Add("stream of files", s.Close)
 	return s, nil
+}
+
+// existing are directories, or in the place of those that the tier will make the ones that they will be in.
+func existing(dirs []string) []string {
+	out := make([]string, len(dirs))
+	for i, d := range dirs {
+		for _, err := os.Stat(d); errors.Is(err, fs.ErrNotExist) && d != filepath.Dir(d); _, err = os.Stat(d) {
+			d = filepath.Dir(d)
+		}
+		out[i] = d
+	}
+	return out
 }

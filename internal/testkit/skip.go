@@ -15,11 +15,14 @@ const RequireEnv = "KVLANE_REQUIRE"
 // the feature it fails the test instead. It does not return.
 func Skip(tb testing.TB, feature, reason string) {
 	tb.Helper()
-	if required(os.Getenv(RequireEnv), feature) {
+	if Required(feature) {
 		tb.Fatalf("feature %s is required by %s, but: %s", feature, RequireEnv, reason)
 	}
 	tb.Skipf("feature %s is missing: %s", feature, reason)
 }
+
+// Required says whether RequireEnv lists the feature: what is quick without it is to be thorough then.
+func Required(feature string) bool { return required(os.Getenv(RequireEnv), feature) }
 
 func required(list, feature string) bool {
 	return slices.ContainsFunc(strings.Split(list, ","), func(s string) bool { return strings.TrimSpace(s) == feature })

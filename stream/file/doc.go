@@ -29,4 +29,7 @@
 // A ticket resolves when none of its transfers is unfinished and no batch of the inner stream either. A failure is its batch's
 // alone. A path that a file system has refused is not taken there again, unless it is required (Direct): Stats counts it, and the
 // next completion says why.
+//
+// When a queue of the device breaks that has transfers of cuFile, nothing tells what it still touches before it is idle. If that
+// takes too long, its transfers are in quarantine (Stats.Quarantined): their tickets stay unresolved until Close has seen it idle.
 package file

@@ -27,3 +27,11 @@ type bufferQueue interface {
 	// useBuffer is called once at most, beside transfers that do not use r. A failure costs speed at most.
 	useBuffer(r *mem.Region) error
 }
+
+// quarantineQueue is a queue that may have to keep transfers unfinished of which nothing tells whether they are over.
+type quarantineQueue interface {
+	queue
+	quarantined() int
+	// release finishes them if it can be proved before ctx ends that nothing touches their memory. It may be called again.
+	release(ctx context.Context)
+}

@@ -6,6 +6,9 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
@@ -25,7 +28,10 @@ func openCuFile(o *Options) (queue, error) {
 		if err != nil {
 			return q, fmt.Errorf("open queue for cuFile: %w", err)
 		}
-		lane := &cuFileLane{storage: storage, on: on, todo: make(chan *transfer, o.Transfers), flying: make(chan flight, o.Transfers)}
+		lane := &cuFileLane{
+			storage: storage, on: on, using: make(chan struct{}, 1), patience: idlePatience,
+			todo: make(chan *transfer, o.Transfers), flying: make(chan flight, o.Transfers),
+		}
 		q.lanes = append(q.lanes, lane)
 		q.running.Go(lane.enqueue)
 		q.running.Go(lane.complete)
@@ -48,12 +54,17 @@ func cuFile(s device.Storage, t *transfer) (int64, error) {
 
 func (t *transfer) rest() mem.Extent { return t.mem.Sub(t.done, t.mem.Len-t.done) }
 
+// idlePatience is how long a queue of the device that broke may take until it is idle. After that its transfers are quarantined.
+const idlePatience = 10 * time.Second
+
 // cuFileQueues is a queue of transfers that queues of the device run, each in order.
 type cuFileQueues struct {
 	once    sync.Once
 	running sync.WaitGroup
 	lanes   []*cuFileLane
 }
+
+var _ quarantineQueue = (*cuFileQueues)(nil)
 
 func (q *cuFileQueues) path() stream.Path { return stream.PathCuFile }
 func (q *cuFileQueues) flush()            {}
@@ -77,28 +88,53 @@ func (q *cuFileQueues) close(ctx context.Context) error {
 		}
 	})
 	q.running.Wait() // for nothing: there are no transfers
-	for len(q.lanes) > 0 {
-		if err := q.lanes[0].on.Close(ctx); err != nil {
+	for _, l := range q.lanes {
+		if err := l.on.Close(ctx); err != nil {
 			return fmt.Errorf("close queue for cuFile: %w", err)
 		}
-		q.lanes = q.lanes[1:]
 	}
 	return nil
 }
 
-// cuFileLane is one queue of the device, with a goroutine that enqueues and one that completes.
-type cuFileLane struct {
-	storage device.Storage
-	todo    chan *transfer
-	load    atomic.Int64 // transfers unfinished
-	mu      sync.Mutex   // a queue of the device has one user at a time
-	on      device.Queue
-	flying  chan flight
+// quarantined implements quarantineQueue.
+func (q *cuFileQueues) quarantined() (n int) {
+	for _, l := range q.lanes {
+		l.mu.Lock()
+		n += len(l.lost)
+		l.mu.Unlock()
+	}
+	return n
 }
 
+// release implements quarantineQueue.
+func (q *cuFileQueues) release(ctx context.Context) {
+	for _, l := range q.lanes {
+		l.release(ctx)
+	}
+}
+
+// cuFileLane is one queue of the device, with a goroutine that enqueues and one that completes.
+type cuFileLane struct {
+	storage  device.Storage
+	todo     chan *transfer
+	load     atomic.Int64 // transfers unfinished
+	on       device.Queue
+	using    chan struct{} // token: a queue of the device has one user at a time
+	flying   chan flight
+	patience time.Duration
+
+	mu     sync.Mutex
+	broken error     // nothing is enqueued any more
+	until  time.Time // the queue may take to be idle
+	lost   []flight  // in quarantine
+}
+
+// flight is a transfer that the queue has.
 type flight struct {
-	t *transfer
-	x device.Transfer
+	t   *transfer
+	x   device.Transfer
+	n   int64
+	err error
 }
 
 func (l *cuFileLane) enqueue() {
@@ -110,7 +146,7 @@ func (l *cuFileLane) enqueue() {
 			t.finish(0, err)
 			continue
 		}
-		l.flying <- flight{t, x}
+		l.flying <- flight{t: t, x: x}
 	}
 }
 
@@ -119,8 +155,11 @@ func (l *cuFileLane) start(t *transfer) (device.Transfer, error) {
 	if err != nil {
 		return nil, err
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.using <- struct{}{}
+	defer func() { <-l.using }()
+	if broken := l.why(); broken != nil {
+		return nil, fmt.Errorf("use queue for cuFile: %w: %w", broken, unix.EOPNOTSUPP) // the path is of no more use
+	}
 	e, ok := f.(device.StorageEnqueuer)
 	switch {
 	case !ok:
@@ -131,19 +170,61 @@ func (l *cuFileLane) start(t *transfer) (device.Transfer, error) {
 	return e.EnqueueRead(l.on, t.rest(), t.off+t.done)
 }
 
-// complete waits for the transfers in their order, which is the device's.
+// complete waits for the transfers in their order, which is the device's. Once the queue broke nobody knows what it still touches
+// before it is idle. If it is not in time, its transfers are quarantined: unfinished, and their batches unresolved.
 func (l *cuFileLane) complete() {
 	for f := range l.flying {
-		n, err := f.x.Wait(context.Background())
-		if _, done, _ := f.x.Done(); !done {
-			// The device is broken, and does not say what it still touches. Once its queue is idle nothing does; until then the batch
-			// stays unresolved.
-			l.mu.Lock()
-			err = errors.Join(err, l.on.Close(context.Background()))
-			l.mu.Unlock()
+		f.n, f.err = f.x.Wait(context.Background())
+		if _, done, _ := f.x.Done(); done {
+			l.end(f)
+			continue
 		}
-		f.x.Close()
-		l.load.Add(-1)
-		f.t.finish(n, err)
+		l.mu.Lock()
+		if l.broken == nil {
+			l.broken, l.until = errors.Join(errdefs.ErrBroken, f.err), time.Now().Add(l.patience)
+		}
+		l.lost = append(l.lost, f)
+		l.mu.Unlock()
+		ctx, cancel := context.WithDeadline(context.Background(), l.until)
+		l.release(ctx)
+		cancel()
 	}
+}
+
+// release ends what is lost, if the queue is idle before ctx ends: nothing touches the memory any more then.
+func (l *cuFileLane) release(ctx context.Context) {
+	if l.why() == nil {
+		return
+	}
+	select {
+	case l.using <- struct{}{}:
+		defer func() { <-l.using }()
+	case <-ctx.Done():
+		return
+	}
+	err := l.on.Close(ctx)
+	if err != nil && ctx.Err() != nil {
+		return // it is open still
+	}
+	l.mu.Lock()
+	idle := l.lost
+	l.lost = nil
+	l.mu.Unlock()
+	for _, f := range idle {
+		f.err = errors.Join(f.err, err)
+		l.end(f)
+	}
+}
+
+func (l *cuFileLane) end(f flight) {
+	f.x.Close()
+	l.load.Add(-1)
+	f.t.finish(f.n, f.err)
+}
+
+// why says why the queue is of no more use, if it is not.
+func (l *cuFileLane) why() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.broken
 }

@@ -15,12 +15,13 @@ import (
 
 // Stream is an unordered stream between files and memory. Safe for concurrent use.
 type Stream struct {
-	opts    Options
-	workers queue // of path posix
-	queues  [stream.PathCount]queue
-	staging *staging
-	warm    warmth
-	stats   stats
+	opts       Options
+	workers    queue // of path posix
+	queues     [stream.PathCount]queue
+	quarantine quarantineQueue // of path cufile, or nil
+	staging    *staging
+	warm       warmth
+	stats      stats
 
 	slots   chan struct{} // one element for each batch that is accepted and unresolved
 	room    chan struct{} // one for each transfer that is unfinished
@@ -44,6 +45,9 @@ type Stats struct {
 	Failed         int64
 	Refused        int64 // files that were to be moved with O_DIRECT, and whose file system refused
 	GivenUp        int64 // paths that were given up, each for a file system
+	// Quarantined is transfers, now, of which nothing tells whether they are over, as a queue of the device broke. Their batches are
+	// unresolved, their memory and files in use, until Close has seen the queue idle.
+	Quarantined int
 }
 
 type stats struct {
@@ -110,6 +114,7 @@ func (s *Stream) openCuFile() error {
 	}
 	var err error
 	s.queues[stream.PathCuFile], err = openCuFile(&s.opts)
+	s.quarantine, _ = s.queues[stream.PathCuFile].(quarantineQueue)
 	return err
 }
 
@@ -197,10 +202,13 @@ func (s *Stream) Stats() Stats {
 		r.Batches[p], r.Bytes[p] = s.stats.batches[p].Load(), s.stats.bytes[p].Load()
 	}
 	r.Failed, r.Refused, r.GivenUp = s.stats.failed.Load(), s.stats.refused.Load(), s.stats.givenUp.Load()
+	if s.quarantine != nil {
+		r.Quarantined = s.quarantine.quarantined()
+	}
 	return r
 }
 
-// Close implements stream.Stream.
+// Close implements stream.Stream. It is what ends transfers in quarantine, if their queue is idle before ctx ends.
 func (s *Stream) Close(ctx context.Context) error {
 	s.mu.Lock()
 	if !s.closing {
@@ -214,6 +222,9 @@ func (s *Stream) Close(ctx context.Context) error {
 		defer func() { <-s.closer }()
 	case <-ctx.Done():
 		return s.unclosed(ctx)
+	}
+	if s.quarantine != nil {
+		s.quarantine.release(ctx)
 	}
 	select {
 	case <-s.idle:

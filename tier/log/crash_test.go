@@ -14,6 +14,7 @@ import (
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/internal/sys/hostmem"
+	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/tier/log"
 	"github.com/kvlane/kvlane/tier/tiertest"
@@ -24,12 +25,27 @@ const writerDir = "KVLANE_TEST_LOG_WRITER_DIR"
 
 // A process that is killed at any moment leaves no torn block, and every block of which it said that it is stored.
 func TestDefect7KilledWriterLeavesNoTornBlock(t *testing.T) {
-	rounds := 25
-	if testing.Short() {
+	dirs, rounds := 1, 25
+	switch {
+	case testing.Short():
 		rounds = 8
+	case testkit.Required("crash"):
+		dirs = 4
 	}
-	c := killConfig(t.TempDir())
 	rng := rand.New(rand.NewPCG(1, 2))
+	for range dirs {
+		if n := killMany(t, rng, rounds); n == 0 {
+			t.Error("nothing was stored")
+		} else {
+			t.Logf("%d blocks were stored in %d kills", n, rounds)
+		}
+	}
+}
+
+// killMany kills one writer after the other in a directory, and says how many blocks they stored.
+func killMany(t *testing.T, rng *rand.Rand, rounds int) int {
+	t.Helper()
+	c := killConfig(t.TempDir())
 	stored := make(map[int]bool)
 	for round := range rounds {
 		for _, n := range killWriter(t, c.Dir, time.Duration(1+rng.IntN(30))*time.Millisecond) {
@@ -55,10 +71,7 @@ func TestDefect7KilledWriterLeavesNoTornBlock(t *testing.T) {
 		}
 		closeTier(t, tr)
 	}
-	if len(stored) == 0 {
-		t.Error("nothing was stored")
-	}
-	t.Logf("%d blocks were stored in %d kills", len(stored), rounds)
+	return len(stored)
 }
 
 // damaged is what was found but for what a process that died left.
@@ -133,7 +146,7 @@ func writeSome(tr *log.Tier, f block.Format, rng *rand.Rand) error {
 		if err != nil {
 			return err
 		}
-		numbers[i] = rng.IntN(2000)
+		numbers[i] = rng.IntN(50000) // most are new, so that every kill hits writing
 		keys[i], srcs[i] = tiertest.Key(numbers[i]), mem.All(r)
 		tiertest.Fill(f, b, keys[i], 0)
 		if err := f.Seal(b, keys[i]); err != nil {

@@ -13,3 +13,6 @@ func VerifyOn(ctx context.Context, fsys dirfs.FS, dir string) (Report, error) {
 
 // Checkpoint writes one now.
 func Checkpoint(t *Tier) error { return t.checkpoint() }
+
+// Used is how many bytes the segments take.
+func Used(t *Tier) int64 { return t.room.holds() }

@@ -1,0 +1,152 @@
+package log_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/internal/dirfs/faultfs"
+	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/tier"
+	"github.com/kvlane/kvlane/tier/log"
+	"github.com/kvlane/kvlane/tier/tiertest"
+)
+
+// A block whose writing failed was found: at once, or by the next process.
+func TestDefectFailedWriteIsFound(t *testing.T) {
+	for name, op := range map[string]string{"write": "write", "half": "write", "sync": "sync"} {
+		t.Run(name, func(t *testing.T) {
+			d := newDisk(t, log.FsyncAlways)
+			key := tiertest.Key(1)
+			_ = d.run(nil, true, func(tr *log.Tier) error {
+				put(t, tr, d.f, tiertest.Key(0))
+				return nil
+			})
+			plan := fault.New(1)
+			_ = d.run(plan, true, func(tr *log.Tier) error {
+				put(t, tr, d.f, tiertest.Key(2)) // there is a segment
+				rule := fault.Nth(op, int(plan.Seen(op)))
+				if name == "half" {
+					plan.Add(rule.Partial(nil))
+				} else {
+					plan.Add(rule.Fail(nil))
+				}
+				if err := tr.Put(t.Context(), key, image(t, d.f, key)); !errors.Is(err, fault.ErrInjected) {
+					t.Errorf("put: %v", err)
+				}
+				if s := state(t, tr, key); s != tier.Absent {
+					t.Errorf("a block whose writing failed is %s", s)
+				}
+				return nil
+			})
+			_ = d.run(nil, true, func(tr *log.Tier) error {
+				if s := state(t, tr, key); s != tier.Absent {
+					t.Errorf("a block whose writing failed is %s to the next", s)
+				}
+				put(t, tr, d.f, key)
+				return get(t, tr, d.f, key)
+			})
+			d.check(map[block.Key]bool{tiertest.Key(0): true, key: true, tiertest.Key(2): true}, keys(0, 3))
+		})
+	}
+}
+
+// A checkpoint said that it covers what a power failure took.
+func TestDefectCheckpointCoversWhatIsNotDurable(t *testing.T) {
+	d := newDisk(t, log.FsyncInterval)
+	d.c.SyncEvery = time.Hour
+	_ = d.run(nil, true, func(tr *log.Tier) error {
+		put(t, tr, d.f, keys(0, 5)...)
+		if err := log.Checkpoint(tr); err != nil {
+			t.Error(err)
+		}
+		d.PowerFail(faultfs.KeepSynced())
+		return nil
+	})
+	promised := make(map[block.Key]bool)
+	for _, key := range keys(0, 5) {
+		promised[key] = true
+	}
+	d.check(promised, keys(0, 5))
+}
+
+// A segment was closed under somebody who reads it.
+func TestDefectSegmentIsClosedUnderARead(t *testing.T) {
+	c := config(t)
+	f := c.Formats[0]
+	faults := faultfs.New(dirfs.OS(), nil, nil)
+	c.FS = faults
+	tr := open(t, c)
+	put(t, tr, f, keys(0, 3)...)
+	plan := fault.New(1, fault.Nth("read", 1).Stall())
+	faults.Use(plan)
+	done := make(chan error, 1)
+	go func() { done <- get(t, tr, f, tiertest.Key(1)) }()
+	if err := plan.Await(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := tr.GC(t.Context(), 0); n != 3 || err != nil {
+		t.Errorf("collect: %d, %v", n, err)
+	}
+	plan.Release()
+	if err := <-done; err != nil {
+		t.Errorf("a read that had begun: %v", err)
+	}
+	if err := get(t, tr, f, tiertest.Key(1)); !errors.Is(err, errdefs.ErrNotFound) {
+		t.Errorf("a block that was evicted: %v", err)
+	}
+}
+
+// A block that was deleted came back, since the segment that said so had nothing of use any more.
+func TestDefectDeletedBlockComesBack(t *testing.T) {
+	d := newDisk(t, log.FsyncAlways)
+	_ = d.run(nil, true, func(tr *log.Tier) error {
+		put(t, tr, d.f, keys(0, 4)...)
+		collect := func(most int64) {
+			if n, err := tr.GC(t.Context(), most); n != 0 || err != nil {
+				t.Errorf("collect: %d, %v", n, err)
+			}
+		}
+		collect(1 << 30) // ends the segment
+		if err := tr.Delete(t.Context(), tiertest.Key(1)); err != nil {
+			t.Error(err)
+		}
+		collect(1 << 30)
+		collect(log.Used(tr) - 1) // removes the segment that says it
+		return nil
+	})
+	err := d.run(nil, false, func(tr *log.Tier) error {
+		if s := state(t, tr, tiertest.Key(1)); s != tier.Absent {
+			t.Errorf("a block that was deleted is %s", s)
+		}
+		return get(t, tr, d.f, tiertest.Key(2))
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// Blocks that somebody has retained were evicted.
+func TestDefectRetainedBlockIsEvicted(t *testing.T) {
+	c := config(t)
+	f := c.Formats[0]
+	tr := open(t, c)
+	put(t, tr, f, keys(0, 6)...)
+	pinned := keys(2, 4)
+	if n, err := tr.Retain(context.WithoutCancel(t.Context()), pinned); n != 2 || err != nil {
+		t.Fatal(n, err)
+	}
+	if n, err := tr.GC(t.Context(), 1); n != 4 || err != nil {
+		t.Errorf("collect: %d, %v", n, err)
+	}
+	for _, key := range pinned {
+		if err := get(t, tr, f, key); err != nil {
+			t.Error(err)
+		}
+	}
+	tr.Release(pinned)
+}

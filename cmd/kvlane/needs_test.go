@@ -50,6 +50,8 @@ var clash = map[string][]string{
 // meets are flags that meet a need, by what it lacks.
 var meets = map[string][]string{
 	"--file-dir DIR":                   {"--file-dir", "d"},
+	"--log-dir DIR":                    {"--log-dir", "d"},
+	"--file-dir DIR or --log-dir DIR":  {"--log-dir", "d"},
 	"--gdr auto or --gdr require":      {"--gdr", "require"},
 	"--compare FILE":                   {"--compare", "run.json"},
 	"--beside-matmul":                  {"--beside-matmul"},

@@ -27,8 +27,8 @@ var fileMutants = []mutant{
 	}}},
 	{"tier/log", "TestDefectSegmentIsClosedUnderARead", []edit{{
 		"tier/log/get.go",
-		"			err := t.read(ctx, g, e, key, buf, every)\n			if cerr := g.release(); cerr != nil {\n",
-		"			cerr := g.release()\n			err := t.read(ctx, g, e, key, buf, every)\n			if cerr != nil {\n",
+		"			err := t.read(ctx, g, e, key, buf, dst, every)\n			if cerr := g.release(); cerr != nil {\n",
+		"			cerr := g.release()\n			err := t.read(ctx, g, e, key, buf, dst, every)\n			if cerr != nil {\n",
 	}}},
 	{"tier/log", "TestDefectRetainedBlockIsEvicted", []edit{{
 		"tier/log/collect.go", "	keep := pinned || e.all\n", "	keep := pinned && e.all\n",

@@ -17,6 +17,7 @@ import (
 	"github.com/kvlane/kvlane/stream"
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
 	"github.com/kvlane/kvlane/stream/copy/plan"
+	streamfile "github.com/kvlane/kvlane/stream/file"
 	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/tier/cache"
 )
@@ -36,7 +37,8 @@ type Engine struct {
 	pinned  *mem.Region
 	cache   *cache.Tier
 	lower   []tier.Tier
-	hosts   *hostStreams // nil: no stream of the host program is adopted
+	files   *streamfile.Stream // that the files of lower are read by; nil: there are none
+	hosts   *hostStreams       // nil: no stream of the host program is adopted
 	store   *store.Store
 	closers unwind.Stack
 

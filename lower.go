@@ -159,8 +159,18 @@ func (e *Engine) openFiles(ctx context.Context) (dirfs.Reader, error) {
 	if err != nil {
 		return nil, err // it says what it was doing
 	}
+	e.files = s
 	e.closers.Add("stream of files", s.Close)
 	return s, nil
+}
+
+// FileStats returns the figures of the stream that the tiers' files are read by: zeros where there is none. Safe for concurrent use, also
+// after Close.
+func (e *Engine) FileStats() streamfile.Stats {
+	if e.files == nil {
+		return streamfile.Stats{}
+	}
+	return e.files.Stats()
 }
 
 // existing are directories, or in the place of those that the tier will make the ones that they will be in.

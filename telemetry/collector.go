@@ -11,6 +11,7 @@ import (
 	"github.com/kvlane/kvlane/store"
 	"github.com/kvlane/kvlane/stream"
 	"github.com/kvlane/kvlane/stream/copy/plan"
+	streamfile "github.com/kvlane/kvlane/stream/file"
 	"github.com/kvlane/kvlane/tier"
 )
 
@@ -72,6 +73,7 @@ type collector struct {
 	replay  *Progress
 	planner func() plan.Figures
 	nics    func() []stream.NICStats
+	files   func() streamfile.Stats
 }
 
 // Describe announces every metric of the catalog, so that the registry finds two of one name at once.
@@ -84,7 +86,7 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 // Collect reads every source once, so that the figures of one source belong together.
 func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	c.mu.Lock()
-	storeStats, replay, planner, nics := c.store, c.replay, c.planner, c.nics
+	storeStats, replay, planner, nics, files := c.store, c.replay, c.planner, c.nics, c.files
 	var tiers []namedTier
 	for name, stats := range c.tiers {
 		tiers = append(tiers, namedTier{name: name, read: stats})
@@ -109,6 +111,10 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		for _, s := range nics() {
 			send(ch, nicFamilies, &s)
 		}
+	}
+	if files != nil {
+		s := files()
+		send(ch, fileFamilies, &s)
 	}
 	if replay != nil {
 		send(ch, replayFamilies, replay)

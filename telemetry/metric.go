@@ -50,6 +50,7 @@ func Catalog() []Metric {
 	all = appendMetrics(all, tierFamilies)
 	all = appendMetrics(all, plannerFamilies)
 	all = appendMetrics(all, nicFamilies)
+	all = appendMetrics(all, fileFamilies)
 	all = appendMetrics(all, replayFamilies)
 	return all
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/kvlane/kvlane/store"
 	"github.com/kvlane/kvlane/stream"
 	"github.com/kvlane/kvlane/stream/copy/plan"
+	streamfile "github.com/kvlane/kvlane/stream/file"
 	"github.com/kvlane/kvlane/telemetry"
 	"github.com/kvlane/kvlane/tier"
 )
@@ -63,6 +64,10 @@ func full(t *testing.T) *telemetry.Metrics {
 			Registrations:       []stream.RegistrationStats{{Method: "host", Live: 1, Bytes: 4096, Total: 5}, {Method: "dma-buf", Live: 2, Bytes: 8192, Total: 2}},
 			RegistrationsFailed: 6,
 		}}
+	})
+	m.SetFiles(func() (s streamfile.Stats) {
+		s.Batches[stream.PathURing], s.Bytes[stream.PathURing], s.Failed, s.Refused, s.GivenUp = 7, 4096, 1, 2, 3
+		return s
 	})
 	return m
 }
@@ -126,6 +131,11 @@ func TestScrape(t *testing.T) {
 		`kvlane_plan_observed_total{direction="h2d",path="copy-engine"} 1`,
 		`kvlane_plan_scale{direction="h2d",path="copy-engine"} 1.22`, // of the first, a half counts, and of the twice as much that it took half as much again
 		"kvlane_plan_budget_harm 0",
+		`kvlane_file_batches_total{path="uring"} 7`,
+		`kvlane_file_bytes_total{path="uring"} 4096`,
+		"kvlane_file_failed_batches_total 1",
+		"kvlane_file_direct_refused_total 2",
+		"kvlane_file_paths_given_up_total 3",
 		`kvlane_nic_requests_total{nic="mlx5_0"} 12`,
 		`kvlane_nic_bytes_total{nic="mlx5_0"} 1.048576e+06`,
 		`kvlane_nic_doorbells_total{nic="mlx5_0"} 2`,
@@ -218,6 +228,7 @@ func TestSourcesCanBeTakenAway(t *testing.T) {
 	m.SetReplay(nil)
 	m.SetPlanner(nil)
 	m.SetNICs(nil)
+	m.SetFiles(nil)
 	for _, name := range []string{"cache", "file"} {
 		if err := m.SetTier(name, nil); err != nil {
 			t.Fatal(err)

@@ -213,6 +213,7 @@ func serveMetrics(ctx context.Context, addr string, m *telemetry.Metrics, e *kvl
 	m.SetStore(e.Store().Stats)
 	m.SetPlanner(e.PlanFigures)
 	m.SetNICs(e.NICStats)
+	m.SetFiles(e.FileStats)
 	for _, t := range e.Tiers() {
 		if err := m.SetTier(t.Name(), t); err != nil {
 			return nil, err

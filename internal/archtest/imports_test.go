@@ -90,7 +90,7 @@ var mayImport = map[string]string{
 	"internal/target":       anyPlain + " bench",
 	"bench/rdmabench":       onDevice + " stream rdma rdma/channel rdma/registry",
 	"bench/matmul":          onDevice + " internal/sys/cublaslt",
-	"telemetry":             anyPlain + " store stream/copy/plan",
+	"telemetry":             anyPlain + " store stream/copy/plan stream/file",
 	"telemetry/metricsdoc":  "telemetry",
 	"internal/leak":         "",
 	"internal/ctxio":        "",

@@ -1,0 +1,41 @@
+package telemetry
+
+import (
+	"github.com/kvlane/kvlane/stream"
+	streamfile "github.com/kvlane/kvlane/stream/file"
+)
+
+// SetFiles makes stats the source of the metrics of the stream that the tiers' files are read by; nil takes it away.
+func (m *Metrics) SetFiles(stats func() streamfile.Stats) {
+	m.collect.mu.Lock()
+	defer m.collect.mu.Unlock()
+	m.collect.files = stats
+}
+
+// fileFamilies are read from the figures of a stream of files.
+var fileFamilies = []family[*streamfile.Stats]{
+	filePathFamily("kvlane_file_batches_total", "batches", "Batches that a stream of files has moved, by the path of most of their bytes.",
+		func(s *streamfile.Stats, p stream.Path) int64 { return s.Batches[p] }),
+	filePathFamily("kvlane_file_bytes_total", "bytes", "Bytes of those batches.",
+		func(s *streamfile.Stats, p stream.Path) int64 { return s.Bytes[p] }),
+	fileCounter("kvlane_file_failed_batches_total", "batches", "Batches that failed.", func(s *streamfile.Stats) int64 { return s.Failed }),
+	fileCounter("kvlane_file_direct_refused_total", "files", "Files that are read through the page cache, as their file system refuses O_DIRECT.",
+		func(s *streamfile.Stats) int64 { return s.Refused }),
+	fileCounter("kvlane_file_paths_given_up_total", "paths", "Paths that are not taken any more on a file system that refused them.",
+		func(s *streamfile.Stats) int64 { return s.GivenUp }),
+}
+
+func fileCounter(name, unit, help string, read func(*streamfile.Stats) int64) family[*streamfile.Stats] {
+	return family[*streamfile.Stats]{Metric{name, unit, Counter, help, nil}, func(s *streamfile.Stats, out emit) { out(float64(read(s))) }}
+}
+
+func filePathFamily(name, unit, help string, read func(*streamfile.Stats, stream.Path) int64) family[*streamfile.Stats] {
+	return family[*streamfile.Stats]{
+		Metric{name, unit, Counter, help, []string{labelPath}},
+		func(s *streamfile.Stats, out emit) {
+			for _, p := range stream.Paths(stream.MovedByHost) {
+				out(float64(read(s, p)), p.String())
+			}
+		},
+	}
+}

@@ -23,6 +23,9 @@ var storeMutants = []mutant{
 	{"tier/file", "TestDefectFolderAmongTemporaryFilesStopsOpening", []edit{{
 		"tier/file/session.go", "		if left += l; err != nil && l == 0 {\n			left++\n		}\n", "		if left += l; err != nil {\n			return files, left, err\n		}\n",
 	}}},
+	{"tier/file", "TestDefectLockOpenWhenRemoved", []edit{{
+		"tier/file/session.go", "	err := s.lock.Close()\n	_, _, rerr := removeSession(s.dir, s.name)\n", "	_, _, rerr := removeSession(s.dir, s.name)\n	err := s.lock.Close()\n",
+	}}},
 	// Collecting that goes on.
 	{"tier/file", "TestDefectWritingStallsAfterAFailedRound", []edit{{
 		"tier/file/collect.go", "			again = a.clock.After(pause)\n", "",

@@ -51,11 +51,12 @@ func (s *session) temp() string {
 	return string(strconv.AppendUint(buf, s.next.Add(1), 16))
 }
 
-// close removes the folder. The lock goes last: without its file the folder counts as a dead session's. What others have put
-// there stays.
+// close removes the folder, and gives the lock up first: a file that is removed while it is open keeps a name on NFS, and with it
+// its folder. The lock's file goes last.
 func (s *session) close() error {
-	_, _, err := removeSession(s.dir, s.name)
-	return errors.Join(err, s.lock.Close())
+	err := s.lock.Close()
+	_, _, rerr := removeSession(s.dir, s.name)
+	return errors.Join(err, rerr)
 }
 
 // sweep removes the folders of sessions whose owners have died. It returns the number of temporary files that it removed, and
@@ -81,7 +82,10 @@ func sweepSession(d dirfs.Dir, path string) (files, left int, err error) {
 		return 0, 0, err
 	}
 	if lock != nil {
-		defer func() { err = errors.Join(err, lock.Close()) }()
+		// Nobody takes the lock of a session again. Held open, its file could not be removed from NFS.
+		if err := lock.Close(); err != nil {
+			return 0, 0, err
+		}
 	}
 	return removeSession(d, path)
 }

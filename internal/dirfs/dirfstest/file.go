@@ -135,7 +135,7 @@ func testSync(s *suite) {
 	s.holds("f", "x")
 }
 
-// A lock belongs to one open, whatever name it was opened by, and ends with it.
+// A lock belongs to one open, whatever name it was opened by, and ends with it. Opened for writing: NFS locks nothing else.
 func testLock(s *suite) {
 	s.write("f", "x")
 	s.write("other", "x")
@@ -143,9 +143,9 @@ func testLock(s *suite) {
 	s.must(err)
 	s.must(f.Lock())
 	s.must(f.Lock())
-	s.must(s.open("other", os.O_RDONLY).Lock())
+	s.must(s.open("other", os.O_RDWR).Lock())
 	s.must(s.Rename("f", "g", true))
-	again := s.open("g", os.O_RDONLY)
+	again := s.open("g", os.O_RDWR)
 	s.fails("lock what is locked", again.Lock(), errdefs.ErrBusy)
 	beside, err := s.openDir(s.root).Open("g", os.O_WRONLY)
 	s.must(err)

@@ -126,7 +126,7 @@ var storeMutants = []mutant{
 		"tier/file/verify.go", "	if err != nil {\n		v.unjudged(name, err)\n		return\n	}\n	if bad", "	if err != nil {\n		return\n	}\n	if bad",
 	}}},
 	{"tier/file", "TestDefectReadOnlyMountCannotBeVerified", []edit{{
-		"tier/internal/blockdir/lock.go", "	if errors.Is(err, unix.EROFS) || errors.Is(err, unix.EACCES) {\n		if lock", "	if gone(err) {\n		if lock",
+		"tier/internal/blockdir/lock.go", "	if errors.Is(err, unix.EROFS) || errors.Is(err, unix.EACCES) {\n		if lock", "	if Gone(err) {\n		if lock",
 	}}},
 	// The store.
 	{"store", "TestDefectAlwaysFindsABitFlippedBetweenTheCheckAndTheCopy", []edit{{

@@ -3,13 +3,13 @@ package cuda
 import "unsafe"
 
 func (s *symbols) bindDevices(a *API) {
-	name, text := s.need("cuGetErrorName"), s.need("cuGetErrorString")
+	name, text := s.Need("cuGetErrorName"), s.Need("cuGetErrorString")
 	a.ErrorName = func(r Result) string { return s.constant(name, r) }
 	a.ErrorText = func(r Result) string { return s.constant(text, r) }
 
-	initFn := s.need("cuInit")
+	initFn := s.Need("cuInit")
 	a.Init = func(flags uint32) Result { return s.do(initFn, uintptr(flags)) }
-	version, count := s.need("cuDriverGetVersion"), s.need("cuDeviceGetCount")
+	version, count := s.Need("cuDriverGetVersion"), s.Need("cuDeviceGetCount")
 	a.DriverGetVersion = func() (int, Result) {
 		v, r := s.out(version)
 		return int(v), r
@@ -18,22 +18,22 @@ func (s *symbols) bindDevices(a *API) {
 		v, r := s.out(count)
 		return int(v), r
 	}
-	get := s.need("cuDeviceGet")
+	get := s.Need("cuDeviceGet")
 	a.DeviceGet = func(ordinal int) (DeviceID, Result) {
 		v, r := s.out(get, uintptr(ordinal))
 		return DeviceID(v), r
 	}
-	devName, pci := s.need("cuDeviceGetName"), s.need("cuDeviceGetPCIBusId")
+	devName, pci := s.Need("cuDeviceGetName"), s.Need("cuDeviceGetPCIBusId")
 	a.DeviceGetName = func(dev DeviceID) (string, Result) { return s.text(devName, dev) }
 	a.DeviceGetPCIBusID = func(dev DeviceID) (string, Result) { return s.text(pci, dev) }
-	uuid := s.need("cuDeviceGetUuid_v2")
+	uuid := s.Need("cuDeviceGetUuid_v2")
 	a.DeviceGetUUID = func(dev DeviceID) ([16]byte, Result) {
 		f := s.get()
 		defer s.put(f)
 		r := f.call(uuid, f.outPtr(0), uintptr(dev))
 		return *(*[16]byte)(unsafe.Pointer(&f.out)), r
 	}
-	total, attribute := s.need("cuDeviceTotalMem_v2"), s.need("cuDeviceGetAttribute")
+	total, attribute := s.Need("cuDeviceTotalMem_v2"), s.Need("cuDeviceGetAttribute")
 	a.DeviceTotalMem = func(dev DeviceID) (uint64, Result) { return s.out(total, uintptr(dev)) }
 	a.DeviceGetAttribute = func(attr Attribute, dev DeviceID) (int, Result) {
 		v, r := s.out(attribute, uintptr(attr), uintptr(dev))
@@ -42,13 +42,13 @@ func (s *symbols) bindDevices(a *API) {
 }
 
 func (s *symbols) bindContexts(a *API) {
-	retain, release := s.need("cuDevicePrimaryCtxRetain"), s.need("cuDevicePrimaryCtxRelease_v2")
+	retain, release := s.Need("cuDevicePrimaryCtxRetain"), s.Need("cuDevicePrimaryCtxRelease_v2")
 	a.DevicePrimaryCtxRetain = func(dev DeviceID) (Context, Result) {
 		v, r := s.out(retain, uintptr(dev))
 		return Context(v), r
 	}
 	a.DevicePrimaryCtxRelease = func(dev DeviceID) Result { return s.do(release, uintptr(dev)) }
-	push, pop, current := s.need("cuCtxPushCurrent_v2"), s.need("cuCtxPopCurrent_v2"), s.need("cuCtxGetCurrent")
+	push, pop, current := s.Need("cuCtxPushCurrent_v2"), s.Need("cuCtxPopCurrent_v2"), s.Need("cuCtxGetCurrent")
 	a.CtxPushCurrent = func(ctx Context) Result { return s.do(push, uintptr(ctx)) }
 	a.CtxPopCurrent = func() (Context, Result) {
 		v, r := s.out(pop)
@@ -58,14 +58,14 @@ func (s *symbols) bindContexts(a *API) {
 		v, r := s.out(current)
 		return Context(v), r
 	}
-	priorities := s.need("cuCtxGetStreamPriorityRange")
+	priorities := s.Need("cuCtxGetStreamPriorityRange")
 	a.CtxGetStreamPriorityRange = func() (least, greatest int, r Result) {
 		f := s.get()
 		defer s.put(f)
 		r = f.call(priorities, f.outPtr(0), f.outPtr(1))
 		return int(int32(uint32(f.out[0]))), int(int32(uint32(f.out[1]))), r
 	}
-	exchange := s.need("cuThreadExchangeStreamCaptureMode")
+	exchange := s.Need("cuThreadExchangeStreamCaptureMode")
 	a.ThreadExchangeStreamCaptureMode = func(mode CaptureMode) (CaptureMode, Result) {
 		f := s.get()
 		f.out[0] = uint64(mode) // read, then overwritten with the mode before
@@ -77,17 +77,17 @@ func (s *symbols) bindContexts(a *API) {
 }
 
 func (s *symbols) bindStreams(a *API) {
-	create, destroy, query := s.need("cuStreamCreateWithPriority"), s.need("cuStreamDestroy_v2"), s.need("cuStreamQuery")
+	create, destroy, query := s.Need("cuStreamCreateWithPriority"), s.Need("cuStreamDestroy_v2"), s.Need("cuStreamQuery")
 	a.StreamCreateWithPriority = func(flags uint32, priority int) (Stream, Result) {
 		v, r := s.out(create, uintptr(flags), uintptr(priority))
 		return Stream(v), r
 	}
 	a.StreamDestroy = func(st Stream) Result { return s.do(destroy, uintptr(st)) }
 	a.StreamQuery = func(st Stream) Result { return s.do(query, uintptr(st)) }
-	wait := s.need("cuStreamWaitEvent")
+	wait := s.Need("cuStreamWaitEvent")
 	a.StreamWaitEvent = func(st Stream, e Event) Result { return s.do(wait, uintptr(st), uintptr(e), 0) }
 
-	capturing, begin, end := s.need("cuStreamIsCapturing"), s.need("cuStreamBeginCapture_v2"), s.need("cuStreamEndCapture")
+	capturing, begin, end := s.Need("cuStreamIsCapturing"), s.Need("cuStreamBeginCapture_v2"), s.Need("cuStreamEndCapture")
 	a.StreamIsCapturing = func(st Stream) (CaptureStatus, Result) {
 		f := s.get()
 		r := f.call(capturing, uintptr(st), f.outPtr(0))
@@ -95,7 +95,7 @@ func (s *symbols) bindStreams(a *API) {
 		s.put(f)
 		return status, r
 	}
-	streamCtx := s.need("cuStreamGetCtx")
+	streamCtx := s.Need("cuStreamGetCtx")
 	a.StreamGetCtx = func(st Stream) (Context, Result) {
 		f := s.get()
 		r := f.call(streamCtx, uintptr(st), f.outPtr(0))
@@ -111,29 +111,29 @@ func (s *symbols) bindStreams(a *API) {
 		s.put(f)
 		return g, r
 	}
-	graphDestroy := s.need("cuGraphDestroy")
+	graphDestroy := s.Need("cuGraphDestroy")
 	a.GraphDestroy = func(g Graph) Result { return s.do(graphDestroy, uintptr(g)) }
 
-	evCreate, evDestroy := s.need("cuEventCreate"), s.need("cuEventDestroy_v2")
+	evCreate, evDestroy := s.Need("cuEventCreate"), s.Need("cuEventDestroy_v2")
 	a.EventCreate = func(flags uint32) (Event, Result) {
 		v, r := s.out(evCreate, uintptr(flags))
 		return Event(v), r
 	}
 	a.EventDestroy = func(e Event) Result { return s.do(evDestroy, uintptr(e)) }
-	record, evQuery := s.need("cuEventRecord"), s.need("cuEventQuery")
+	record, evQuery := s.Need("cuEventRecord"), s.Need("cuEventQuery")
 	a.EventRecord = func(e Event, st Stream) Result { return s.do(record, uintptr(e), uintptr(st)) }
 	a.EventQuery = func(e Event) Result { return s.do(evQuery, uintptr(e)) }
 }
 
 func (s *symbols) bindWork(a *API) {
-	memcpy, memset := s.need("cuMemcpyAsync"), s.need("cuMemsetD8Async")
+	memcpy, memset := s.Need("cuMemcpyAsync"), s.Need("cuMemsetD8Async")
 	a.MemcpyAsync = func(dst, src DevicePtr, bytes uint64, st Stream) Result {
 		return s.do(memcpy, uintptr(dst), uintptr(src), uintptr(bytes), uintptr(st))
 	}
 	a.MemsetD8Async = func(dst DevicePtr, v byte, bytes uint64, st Stream) Result {
 		return s.do(memset, uintptr(dst), uintptr(v), uintptr(bytes), uintptr(st))
 	}
-	load, unload, function := s.need("cuModuleLoadData"), s.need("cuModuleUnload"), s.need("cuModuleGetFunction")
+	load, unload, function := s.Need("cuModuleLoadData"), s.Need("cuModuleUnload"), s.Need("cuModuleGetFunction")
 	a.ModuleLoadData = func(image []byte) (Module, Result) {
 		f := s.get()
 		defer s.put(f)
@@ -147,12 +147,12 @@ func (s *symbols) bindWork(a *API) {
 		r := f.call(function, f.outPtr(0), uintptr(m), f.pin(0, cString(name)))
 		return Function(f.out[0]), r
 	}
-	fnAttribute := s.need("cuFuncGetAttribute")
+	fnAttribute := s.Need("cuFuncGetAttribute")
 	a.FuncGetAttribute = func(attr FunctionAttribute, fn Function) (int, Result) {
 		v, r := s.out(fnAttribute, uintptr(attr), uintptr(fn))
 		return int(int32(uint32(v))), r
 	}
-	launch := s.need("cuLaunchKernel")
+	launch := s.Need("cuLaunchKernel")
 	a.LaunchKernel = func(fn Function, grid, block uint32, st Stream, p *KernelParams) Result {
 		f := s.get()
 		r := f.call(launch, uintptr(fn), uintptr(grid), 1, 1, uintptr(block), 1, 1, 0, uintptr(st), f.pin(0, p.pointers()), 0)
@@ -162,7 +162,7 @@ func (s *symbols) bindWork(a *API) {
 }
 
 func (s *symbols) bindOptional(a *API) {
-	proc := s.need("cuGetProcAddress_v2")
+	proc := s.Need("cuGetProcAddress_v2")
 	if batch := s.optional(proc, "cuMemcpyBatchAsync", cuda128); batch != 0 {
 		attrs := &memcpyAttributes{SrcAccessOrder: memcpySrcOrderStream}
 		first := new(uint64) // the index of the first copy that the attributes are for

@@ -3,19 +3,19 @@ package cuda
 import "unsafe"
 
 func (s *symbols) bindMemory(a *API) {
-	alloc, free := s.need("cuMemAlloc_v2"), s.need("cuMemFree_v2")
+	alloc, free := s.Need("cuMemAlloc_v2"), s.Need("cuMemFree_v2")
 	a.MemAlloc = func(bytes uint64) (DevicePtr, Result) {
 		v, r := s.out(alloc, uintptr(bytes))
 		return DevicePtr(v), r
 	}
 	a.MemFree = func(p DevicePtr) Result { return s.do(free, uintptr(p)) }
 
-	register, unregister := s.need("cuMemHostRegister_v2"), s.need("cuMemHostUnregister")
+	register, unregister := s.Need("cuMemHostRegister_v2"), s.Need("cuMemHostUnregister")
 	a.MemHostRegister = func(addr, bytes uint64, flags uint32) Result {
 		return s.do(register, uintptr(addr), uintptr(bytes), uintptr(flags))
 	}
 	a.MemHostUnregister = func(addr uint64) Result { return s.do(unregister, uintptr(addr)) }
-	devPtr := s.need("cuMemHostGetDevicePointer_v2")
+	devPtr := s.Need("cuMemHostGetDevicePointer_v2")
 	a.MemHostGetDevicePointer = func(addr uint64) (DevicePtr, Result) {
 		v, r := s.out(devPtr, uintptr(addr), 0)
 		return DevicePtr(v), r
@@ -24,7 +24,7 @@ func (s *symbols) bindMemory(a *API) {
 }
 
 func (s *symbols) bindVirtualMemory(a *API) {
-	granularity, create, release := s.need("cuMemGetAllocationGranularity"), s.need("cuMemCreate"), s.need("cuMemRelease")
+	granularity, create, release := s.Need("cuMemGetAllocationGranularity"), s.Need("cuMemCreate"), s.Need("cuMemRelease")
 	a.MemGetGranularity = func(dev DeviceID, rdma bool) (uint64, Result) {
 		f := s.get()
 		defer s.put(f)
@@ -41,14 +41,14 @@ func (s *symbols) bindVirtualMemory(a *API) {
 	}
 	a.MemRelease = func(h MemHandle) Result { return s.do(release, uintptr(h)) }
 
-	reserve, addressFree := s.need("cuMemAddressReserve"), s.need("cuMemAddressFree")
+	reserve, addressFree := s.Need("cuMemAddressReserve"), s.Need("cuMemAddressFree")
 	a.MemAddressReserve = func(bytes uint64) (DevicePtr, Result) {
 		v, r := s.out(reserve, uintptr(bytes), 0, 0, 0)
 		return DevicePtr(v), r
 	}
 	a.MemAddressFree = func(p DevicePtr, bytes uint64) Result { return s.do(addressFree, uintptr(p), uintptr(bytes)) }
 
-	mapFn, unmap, access := s.need("cuMemMap"), s.need("cuMemUnmap"), s.need("cuMemSetAccess")
+	mapFn, unmap, access := s.Need("cuMemMap"), s.Need("cuMemUnmap"), s.Need("cuMemSetAccess")
 	a.MemMap = func(p DevicePtr, bytes uint64, h MemHandle) Result {
 		return s.do(mapFn, uintptr(p), uintptr(bytes), 0, uintptr(h), 0)
 	}

@@ -1,7 +1,7 @@
 package cuda
 
 func (s *symbols) bindPeers(a *API) {
-	can, enable := s.need("cuDeviceCanAccessPeer"), s.need("cuCtxEnablePeerAccess")
+	can, enable := s.Need("cuDeviceCanAccessPeer"), s.Need("cuCtxEnablePeerAccess")
 	a.DeviceCanAccessPeer = func(dev, peer DeviceID) (bool, Result) {
 		v, r := s.out(can, uintptr(dev), uintptr(peer))
 		return uint32(v) != 0, r

@@ -25,7 +25,7 @@ func load(name string) (*API, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &symbols{lib: lib, caller: newCaller()}
+	s := &symbols{caller: newCaller(), Symbols: lib.Symbols()}
 	a := new(API)
 	s.bindDevices(a)
 	s.bindContexts(a)
@@ -35,26 +35,16 @@ func load(name string) (*API, error) {
 	s.bindWork(a)
 	s.bindOptional(a)
 	// The addresses outlive the handle (see package dl), so nobody has to own it.
-	if err := errors.Join(append(s.missing, lib.Close())...); err != nil {
+	if err := errors.Join(s.Missing(), lib.Close()); err != nil {
 		return nil, fmt.Errorf("load %s, of CUDA 12.0 or newer: %w", name, err)
 	}
 	return a, nil
 }
 
-// symbols resolves functions and collects what is missing.
+// symbols makes functions of addresses.
 type symbols struct {
 	*caller
-	lib     *dl.Library
-	missing []error
-}
-
-// need returns the address of a function under the name that its version has in the library.
-func (s *symbols) need(name string) uintptr {
-	p, err := s.lib.Symbol(name)
-	if err != nil {
-		s.missing = append(s.missing, err)
-	}
-	return p
+	*dl.Symbols
 }
 
 // optional returns the address of the variant of a function that has the signature of the CUDA version given, or zero.

@@ -9,11 +9,8 @@ import (
 	"github.com/kvlane/kvlane/internal/sys/dl"
 )
 
-// The libraries by the names under which systems with the GNU C library have them.
-const (
-	library  = "libcufile.so.0"
-	cLibrary = "libc.so.6"
-)
+// library is the name under which systems with the GNU C library have it.
+const library = "libcufile.so.0"
 
 // Load opens libcufile.so.0 and resolves its functions. It opens no driver. The error wraps ErrNotSupported and holds the
 // loader's reason, or names every symbol that is missing.
@@ -25,8 +22,8 @@ func LoadFrom(name string) (*API, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &symbols{lib: lib, caller: new(caller)}
-	s.errnoLocation, err = errnoLocation()
+	s := &symbols{caller: new(caller), Symbols: lib.Symbols()}
+	s.errnoLocation, err = dl.ErrnoLocation()
 	a := new(API)
 	s.bindDriver(a)
 	s.bindFiles(a)
@@ -34,48 +31,20 @@ func LoadFrom(name string) (*API, error) {
 	s.bindAsync(a)
 	s.bindOptional(a)
 	// The addresses outlive the handle (see package dl), so nobody has to own it.
-	if err := errors.Join(err, errors.Join(s.missing...), lib.Close()); err != nil {
+	if err := errors.Join(err, s.Missing(), lib.Close()); err != nil {
 		return nil, fmt.Errorf("load %s: %w", name, err)
 	}
 	return a, nil
 }
 
-func errnoLocation() (uintptr, error) {
-	lib, err := dl.Open(cLibrary)
-	if err != nil {
-		return 0, err
-	}
-	p, err := lib.Symbol("__errno_location")
-	return p, errors.Join(err, lib.Close())
-}
-
-// symbols resolves functions and collects what is missing.
+// symbols makes functions of addresses.
 type symbols struct {
 	*caller
-	lib     *dl.Library
-	missing []error
-}
-
-// need returns the address of a function.
-func (s *symbols) need(name string) uintptr {
-	p, err := s.lib.Symbol(name)
-	if err != nil {
-		s.missing = append(s.missing, err)
-	}
-	return p
-}
-
-// optional returns the address of a function, or zero.
-func (s *symbols) optional(name string) uintptr {
-	p, err := s.lib.Symbol(name)
-	if err != nil {
-		return 0
-	}
-	return p
+	*dl.Symbols
 }
 
 func (s *symbols) bindDriver(a *API) {
-	open, properties := s.need("cuFileDriverOpen"), s.need("cuFileDriverGetProperties")
+	open, properties := s.Need("cuFileDriverOpen"), s.Need("cuFileDriverGetProperties")
 	a.DriverOpen = func() Result { return s.do(open) }
 	a.DriverGetProperties = func() (Properties, Result) {
 		f := s.get()
@@ -84,15 +53,15 @@ func (s *symbols) bindDriver(a *API) {
 		r := f.result(properties, uintptr(unsafe.Pointer(&f.props)))
 		return f.props, r
 	}
-	shut := s.optional("cuFileDriverClose_v2")
+	shut := s.Optional("cuFileDriverClose_v2")
 	if shut == 0 {
-		shut = s.need("cuFileDriverClose")
+		shut = s.Need("cuFileDriverClose")
 	}
 	a.DriverClose = func() Result { return s.do(shut) }
 }
 
 func (s *symbols) bindFiles(a *API) {
-	register, deregister := s.need("cuFileHandleRegister"), s.need("cuFileHandleDeregister")
+	register, deregister := s.Need("cuFileHandleRegister"), s.Need("cuFileHandleDeregister")
 	a.HandleRegister = func(fd int) (Handle, Result) {
 		f := s.get()
 		defer s.put(f)
@@ -105,7 +74,7 @@ func (s *symbols) bindFiles(a *API) {
 		defer s.put(f)
 		f.call(deregister, uintptr(h))
 	}
-	pin, unpin := s.need("cuFileBufRegister"), s.need("cuFileBufDeregister")
+	pin, unpin := s.Need("cuFileBufRegister"), s.Need("cuFileBufDeregister")
 	a.BufRegister = func(base, bytes uint64, flags int) Result {
 		return s.do(pin, uintptr(base), uintptr(bytes), uintptr(flags))
 	}
@@ -114,7 +83,7 @@ func (s *symbols) bindFiles(a *API) {
 
 func (s *symbols) bindTransfers(a *API) {
 	bind := func(name string) func(Handle, uint64, uint64, int64, int64) (int64, syscall.Errno) {
-		fn := s.need(name)
+		fn := s.Need(name)
 		return func(h Handle, base, bytes uint64, fileOff, bufOff int64) (int64, syscall.Errno) {
 			return s.transfer(fn, uintptr(h), uintptr(base), uintptr(bytes), uintptr(fileOff), uintptr(bufOff))
 		}
@@ -124,7 +93,7 @@ func (s *symbols) bindTransfers(a *API) {
 
 func (s *symbols) bindAsync(a *API) {
 	bind := func(name string) func(Handle, uint64, Words, uintptr) Result {
-		fn := s.optional(name)
+		fn := s.Optional(name)
 		if fn == 0 {
 			return nil
 		}
@@ -133,23 +102,23 @@ func (s *symbols) bindAsync(a *API) {
 		}
 	}
 	a.ReadAsync, a.WriteAsync = bind("cuFileReadAsync"), bind("cuFileWriteAsync")
-	if fn := s.optional("cuFileStreamRegister"); fn != 0 {
+	if fn := s.Optional("cuFileStreamRegister"); fn != 0 {
 		a.StreamRegister = func(stream uintptr, flags uint32) Result { return s.do(fn, stream, uintptr(flags)) }
 	}
-	if fn := s.optional("cuFileStreamDeregister"); fn != 0 {
+	if fn := s.Optional("cuFileStreamDeregister"); fn != 0 {
 		a.StreamDeregister = func(stream uintptr) Result { return s.do(fn, stream) }
 	}
 }
 
 func (s *symbols) bindOptional(a *API) {
-	if fn := s.optional("cuFileUseCount"); fn != 0 {
+	if fn := s.Optional("cuFileUseCount"); fn != 0 {
 		a.UseCount = func() int64 {
 			f := s.get()
 			defer s.put(f)
 			return int64(f.call(fn))
 		}
 	}
-	if fn := s.optional("cuFileGetVersion"); fn != 0 {
+	if fn := s.Optional("cuFileGetVersion"); fn != 0 {
 		a.GetVersion = func() (int, Result) {
 			f := s.get()
 			defer s.put(f)
@@ -157,7 +126,7 @@ func (s *symbols) bindOptional(a *API) {
 			return int(int32(uint32(f.out))), r
 		}
 	}
-	if fn := s.optional("cuFileGetParameterBool"); fn != 0 {
+	if fn := s.Optional("cuFileGetParameterBool"); fn != 0 {
 		a.GetParameterBool = func(param int) (bool, Result) {
 			f := s.get()
 			defer s.put(f)

@@ -6,7 +6,7 @@ import (
 )
 
 func (s *symbols) bindDevices(a *API) {
-	list, free, name := s.need("ibv_get_device_list"), s.need("ibv_free_device_list"), s.need("ibv_get_device_name")
+	list, free, name := s.Need("ibv_get_device_list"), s.Need("ibv_free_device_list"), s.Need("ibv_get_device_name")
 	a.GetDeviceList = func() (DeviceList, syscall.Errno) {
 		f := s.get()
 		defer s.put(f)
@@ -29,7 +29,7 @@ func (s *symbols) bindDevices(a *API) {
 		return goString(f.call(name, uintptr(d)))
 	}
 
-	open, closeDevice := s.need("ibv_open_device"), s.need("ibv_close_device")
+	open, closeDevice := s.Need("ibv_open_device"), s.Need("ibv_close_device")
 	a.OpenDevice = func(d Device) (Context, syscall.Errno) {
 		f := s.get()
 		defer s.put(f)
@@ -38,7 +38,7 @@ func (s *symbols) bindDevices(a *API) {
 	}
 	a.CloseDevice = func(c Context) syscall.Errno { return s.do(closeDevice, uintptr(c)) }
 
-	device, port, gid := s.need("ibv_query_device"), s.need("ibv_query_port"), s.need("_ibv_query_gid_ex")
+	device, port, gid := s.Need("ibv_query_device"), s.Need("ibv_query_port"), s.Need("_ibv_query_gid_ex")
 	a.QueryDevice = func(c Context, attr *DeviceAttr) syscall.Errno {
 		f := s.get()
 		defer s.put(f)
@@ -60,7 +60,7 @@ func (s *symbols) bindDevices(a *API) {
 }
 
 func (s *symbols) bindEvents(a *API) {
-	get, ack := s.need("ibv_get_async_event"), s.need("ibv_ack_async_event")
+	get, ack := s.Need("ibv_get_async_event"), s.Need("ibv_ack_async_event")
 	a.AsyncFD = func(c Context) int { return int(*member[int32](uintptr(c), offContextAsyncFD)) }
 	a.GetAsyncEvent = func(c Context) (AsyncEvent, syscall.Errno) {
 		f := s.get()
@@ -78,7 +78,7 @@ func (s *symbols) bindEvents(a *API) {
 }
 
 func (s *symbols) bindMemory(a *API) {
-	alloc, dealloc := s.need("ibv_alloc_pd"), s.need("ibv_dealloc_pd")
+	alloc, dealloc := s.Need("ibv_alloc_pd"), s.Need("ibv_dealloc_pd")
 	a.AllocPD = func(c Context) (PD, syscall.Errno) {
 		f := s.get()
 		defer s.put(f)
@@ -88,12 +88,12 @@ func (s *symbols) bindMemory(a *API) {
 	a.DeallocPD = func(p PD) syscall.Errno { return s.do(dealloc, uintptr(p)) }
 
 	// This variant, and not ibv_reg_mr, ignores access flags that are optional and that a device does not have.
-	reg, dereg := s.need("ibv_reg_mr_iova2"), s.need("ibv_dereg_mr")
+	reg, dereg := s.Need("ibv_reg_mr_iova2"), s.Need("ibv_dereg_mr")
 	a.RegMR = func(p PD, addr, bytes, iova uint64, access uint32) (Registration, syscall.Errno) {
 		return s.register(reg, uintptr(p), uintptr(addr), uintptr(bytes), uintptr(iova), uintptr(access))
 	}
 	a.DeregMR = func(m MR) syscall.Errno { return s.do(dereg, uintptr(m)) }
-	if dmabuf := s.optional("ibv_reg_dmabuf_mr"); dmabuf != 0 {
+	if dmabuf := s.Optional("ibv_reg_dmabuf_mr"); dmabuf != 0 {
 		a.RegDMABufMR = func(p PD, off, bytes, iova uint64, fd int, access uint32) (Registration, syscall.Errno) {
 			return s.register(dmabuf, uintptr(p), uintptr(off), uintptr(bytes), uintptr(iova), uintptr(fd), uintptr(access))
 		}
@@ -111,7 +111,7 @@ func (s *symbols) register(fn uintptr, args ...uintptr) (Registration, syscall.E
 }
 
 func (s *symbols) bindCompletions(a *API) {
-	channel, destroyChannel := s.need("ibv_create_comp_channel"), s.need("ibv_destroy_comp_channel")
+	channel, destroyChannel := s.Need("ibv_create_comp_channel"), s.Need("ibv_destroy_comp_channel")
 	a.CreateCompChannel = func(c Context) (CompChannel, int, syscall.Errno) {
 		f := s.get()
 		defer s.put(f)
@@ -123,7 +123,7 @@ func (s *symbols) bindCompletions(a *API) {
 	}
 	a.DestroyCompChannel = func(ch CompChannel) syscall.Errno { return s.do(destroyChannel, uintptr(ch)) }
 
-	create, destroy := s.need("ibv_create_cq"), s.need("ibv_destroy_cq")
+	create, destroy := s.Need("ibv_create_cq"), s.Need("ibv_destroy_cq")
 	a.CreateCQ = func(c Context, entries int, ch CompChannel, vector int) (CQ, int, syscall.Errno) {
 		f := s.get()
 		defer s.put(f)
@@ -135,7 +135,7 @@ func (s *symbols) bindCompletions(a *API) {
 	}
 	a.DestroyCQ = func(q CQ) syscall.Errno { return s.do(destroy, uintptr(q)) }
 
-	get, ack := s.need("ibv_get_cq_event"), s.need("ibv_ack_cq_events")
+	get, ack := s.Need("ibv_get_cq_event"), s.Need("ibv_ack_cq_events")
 	a.GetCQEvent = func(ch CompChannel) (CQ, syscall.Errno) {
 		f := s.get()
 		defer s.put(f)
@@ -150,7 +150,7 @@ func (s *symbols) bindCompletions(a *API) {
 }
 
 func (s *symbols) bindQueues(a *API) {
-	create, destroy := s.need("ibv_create_qp"), s.need("ibv_destroy_qp")
+	create, destroy := s.Need("ibv_create_qp"), s.Need("ibv_destroy_qp")
 	a.CreateQP = func(p PD, attr *QPInitAttr) (QP, uint32, syscall.Errno) {
 		f := s.get()
 		defer s.put(f)
@@ -162,7 +162,7 @@ func (s *symbols) bindQueues(a *API) {
 	}
 	a.DestroyQP = func(q QP) syscall.Errno { return s.do(destroy, uintptr(q)) }
 
-	modify, query := s.need("ibv_modify_qp"), s.need("ibv_query_qp")
+	modify, query := s.Need("ibv_modify_qp"), s.Need("ibv_query_qp")
 	a.ModifyQP = func(q QP, attr *QPAttr, mask int32) syscall.Errno {
 		f := s.get()
 		defer s.put(f)
@@ -174,7 +174,7 @@ func (s *symbols) bindQueues(a *API) {
 		return s.status(f, query, uintptr(q), f.pin(0, unsafe.Pointer(attr)), uintptr(mask), f.pin(1, unsafe.Pointer(init)))
 	}
 
-	createShared, destroyShared := s.need("ibv_create_srq"), s.need("ibv_destroy_srq")
+	createShared, destroyShared := s.Need("ibv_create_srq"), s.Need("ibv_destroy_srq")
 	a.CreateSRQ = func(p PD, attr *SRQAttr) (SRQ, syscall.Errno) {
 		f := s.get()
 		defer s.put(f)

@@ -7,11 +7,8 @@ import (
 	"github.com/kvlane/kvlane/internal/sys/dl"
 )
 
-// The libraries by the names under which systems with the GNU C library have them.
-const (
-	library  = "libibverbs.so.1"
-	cLibrary = "libc.so.6"
-)
+// library is the name under which systems with the GNU C library have it.
+const library = "libibverbs.so.1"
 
 // Load opens libibverbs.so.1 and resolves its functions. The error wraps ErrNotSupported and holds the loader's reason, or
 // names every symbol that a library older than rdma-core 33 lacks.
@@ -24,8 +21,8 @@ func load(name string) (*API, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &symbols{lib: lib, caller: new(caller)}
-	s.errnoLocation, err = errnoLocation()
+	s := &symbols{caller: new(caller), Symbols: lib.Symbols()}
+	s.errnoLocation, err = dl.ErrnoLocation()
 	a := new(API)
 	s.bindDevices(a)
 	s.bindEvents(a)
@@ -34,42 +31,14 @@ func load(name string) (*API, error) {
 	s.bindQueues(a)
 	s.bindDataPath(a)
 	// The addresses outlive the handle (see package dl), so nobody has to own it.
-	if err := errors.Join(err, errors.Join(s.missing...), lib.Close()); err != nil {
+	if err := errors.Join(err, s.Missing(), lib.Close()); err != nil {
 		return nil, fmt.Errorf("load %s, of rdma-core 33 or newer: %w", name, err)
 	}
 	return a, nil
 }
 
-func errnoLocation() (uintptr, error) {
-	lib, err := dl.Open(cLibrary)
-	if err != nil {
-		return 0, err
-	}
-	p, err := lib.Symbol("__errno_location")
-	return p, errors.Join(err, lib.Close())
-}
-
-// symbols resolves functions and collects what is missing.
+// symbols makes functions of addresses.
 type symbols struct {
 	*caller
-	lib     *dl.Library
-	missing []error
-}
-
-// need returns the address of a function.
-func (s *symbols) need(name string) uintptr {
-	p, err := s.lib.Symbol(name)
-	if err != nil {
-		s.missing = append(s.missing, err)
-	}
-	return p
-}
-
-// optional returns the address of a function, or zero.
-func (s *symbols) optional(name string) uintptr {
-	p, err := s.lib.Symbol(name)
-	if err != nil {
-		return 0
-	}
-	return p
+	*dl.Symbols
 }

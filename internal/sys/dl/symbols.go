@@ -1,0 +1,43 @@
+package dl
+
+import "errors"
+
+// Symbols resolves the functions of a library and collects those that are missing, so that one error names them all.
+type Symbols struct {
+	lib     *Library
+	missing []error
+}
+
+// Symbols returns a Symbols of the library.
+func (l *Library) Symbols() *Symbols { return &Symbols{lib: l} }
+
+// Need returns the address of a function; zero where it is missing, which Missing then says.
+func (s *Symbols) Need(name string) uintptr {
+	p, err := s.lib.Symbol(name)
+	if err != nil {
+		s.missing = append(s.missing, err)
+	}
+	return p
+}
+
+// Optional returns the address of a function, or zero.
+func (s *Symbols) Optional(name string) uintptr {
+	p, err := s.lib.Symbol(name)
+	if err != nil {
+		return 0
+	}
+	return p
+}
+
+// Missing names every function that was needed and is missing, or is nil.
+func (s *Symbols) Missing() error { return errors.Join(s.missing...) }
+
+// ErrnoLocation returns the address of the C library's __errno_location: int *(void).
+func ErrnoLocation() (uintptr, error) {
+	lib, err := Open("libc.so.6")
+	if err != nil {
+		return 0, err
+	}
+	p, err := lib.Symbol("__errno_location")
+	return p, errors.Join(err, lib.Close())
+}

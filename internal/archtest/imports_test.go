@@ -55,7 +55,7 @@ var mayImport = map[string]string{
 	"stream/ordered": onDevice + " stream",
 
 	// What durable tiers share.
-	"tier/internal/blockdir": "errdefs block internal/dirfs",
+	"tier/internal/blockdir": "errdefs block mem internal/dirfs",
 	"tier/internal/usage":    "errdefs block",
 
 	// The files that tiers keep blocks in.

@@ -30,7 +30,7 @@ func (t *Tier) Read(ctx context.Context, key block.Key, dst mem.Extent) error {
 }
 
 func (t *Tier) getInto(ctx context.Context, key block.Key, dst mem.Extent, whole bool) error {
-	buf, err := t.buffer(key, dst)
+	buf, err := blockdir.Image(t.formats, key, dst)
 	if err != nil {
 		return fmt.Errorf("read block %s: %w", key, err)
 	}

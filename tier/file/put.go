@@ -25,7 +25,7 @@ import (
 // the error wraps ErrNoSpace. After either, writing pauses: see Stats. A write that has begun is finished whatever becomes of
 // ctx.
 func (t *Tier) Put(ctx context.Context, key block.Key, src mem.Extent) error {
-	image, err := t.buffer(key, src)
+	image, err := blockdir.Image(t.formats, key, src)
 	if err != nil {
 		return fmt.Errorf("write block %s: %w", key, err)
 	}

@@ -13,7 +13,6 @@ import (
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/dirfs"
-	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 	"github.com/kvlane/kvlane/tier/internal/usage"
@@ -185,25 +184,6 @@ func (t *Tier) enter(ctx context.Context) error {
 }
 
 func (t *Tier) leave() { t.gate.Leave() }
-
-// buffer returns the bytes of an extent that is as long as the block's image.
-func (t *Tier) buffer(key block.Key, e mem.Extent) ([]byte, error) {
-	f, err := t.formats.Of(key)
-	if err != nil {
-		return nil, err
-	}
-	if err := e.Validate(); err != nil {
-		return nil, err
-	}
-	if n := f.Layout.ImageBytes(); e.Len != n {
-		return nil, fmt.Errorf("the extent has %d bytes, an image %d: %w", e.Len, n, errdefs.ErrInvalid)
-	}
-	b := e.Bytes()
-	if b == nil {
-		return nil, fmt.Errorf("the CPU cannot reach the %s: %w", e.Region, errdefs.ErrInvalid)
-	}
-	return b, nil
-}
 
 // Lookup says which blocks are there, by name, kind and size; their bytes are checked when they are read. A block may be
 // removed right after: Retain those that are to be read. A block is Filling until it is as durable as the policy promises.

@@ -9,6 +9,7 @@ import (
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/tier/internal/blockdir"
 	"github.com/kvlane/kvlane/tier/internal/usage"
 )
 
@@ -70,7 +71,7 @@ type job struct {
 }
 
 func (j *job) check(src mem.Extent) (err error) {
-	if j.image, err = j.t.buffer(j.key, src); err != nil {
+	if j.image, err = blockdir.Image(j.t.formats, j.key, src); err != nil {
 		return err
 	}
 	if j.t.cfg.ReadOnly {

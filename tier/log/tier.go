@@ -12,7 +12,6 @@ import (
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/dirfs"
-	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 	"github.com/kvlane/kvlane/tier/internal/usage"
@@ -152,25 +151,6 @@ func (t *Tier) begin(ctx context.Context) error {
 		return fmt.Errorf("use log tier: %w", err)
 	}
 	return nil
-}
-
-// buffer returns the bytes of an extent that is as long as the block's image.
-func (t *Tier) buffer(key block.Key, e mem.Extent) ([]byte, error) {
-	f, err := t.formats.Of(key)
-	if err != nil {
-		return nil, err
-	}
-	if err := e.Validate(); err != nil {
-		return nil, err
-	}
-	if n := f.Layout.ImageBytes(); e.Len != n {
-		return nil, fmt.Errorf("the extent has %d bytes, an image %d: %w", e.Len, n, errdefs.ErrInvalid)
-	}
-	b := e.Bytes()
-	if b == nil {
-		return nil, fmt.Errorf("the CPU cannot reach the %s: %w", e.Region, errdefs.ErrInvalid)
-	}
-	return b, nil
 }
 
 // Lookup says which blocks are there, by the index; their bytes are checked when they are read.

@@ -134,14 +134,14 @@ func (e *Engine) openLower(ctx context.Context) error {
 	return nil
 }
 
-// openFiles opens the stream that reads the files of a tier below the cache; nil where there is none.
+// openFiles opens the stream that reads the files of a tier below the cache, where that is asked for; else nil.
 func (e *Engine) openFiles(ctx context.Context) (dirfs.Reader, error) {
 	c := &e.cfg.Store
 	dirs := c.Dirs
 	if c.LogDir != "" {
 		dirs = []string{c.LogDir}
 	}
-	if len(dirs) == 0 {
+	if !c.StreamFiles {
 		return nil, nil
 	}
 	calibration := e.cfg.Stream.Calibration

@@ -9,14 +9,14 @@ import (
 	"github.com/kvlane/kvlane/store"
 )
 
-// A block that is in a tier below alone is read by the stream of files, which counts that.
+// Asked for it, an engine reads a block that is in a tier below alone by the stream of files, which counts that.
 func TestTiersAreReadByAStream(t *testing.T) {
 	for _, tier := range []string{store.TierFile, store.TierLog} {
 		t.Run(tier, func(t *testing.T) {
 			const pages = 4
 			c := testConfig(t)
 			c.Model.KVHeads, c.Model.HeadSize = 8, 128 // 128 KiB a block
-			c.Store.Pipeline, c.Store.CacheBytes = tier, 0
+			c.Store.Pipeline, c.Store.CacheBytes, c.Store.StreamFiles = tier, 0, true
 			if dir := c.Store.Dirs[0]; tier == store.TierLog {
 				c.Store.Dirs, c.Store.LogDir = nil, dir
 			}

@@ -98,7 +98,7 @@ func (f *storeBench) register(fl *pflag.FlagSet) {
 	fl.Uint64Var(&f.run.Seed, "seed", 1, "which pages are used first")
 
 	f.engine.registerCopies(fl)
-	f.engine.registerFsync(fl)
+	f.engine.registerLower(fl)
 
 	fl.DurationSliceVar(&f.run.ModelLayers, "model-layer", nil, "also measure loads by layers beside a model whose layers take so long (500us,2ms)")
 	fl.BoolVar(&f.besideProduct, "beside-matmul", false, "also measure requests beside a matrix product")
@@ -183,7 +183,7 @@ func (f *storeBench) openProduct(ctx context.Context, dev device.Device, flag st
 }
 
 // engineOptions are the flags whose values differ from an engine's defaults.
-var engineOptions = []string{"path", "policy", "calibrate", "verify", "fsync", "log-fsync", "pipeline", "cache-bytes"}
+var engineOptions = []string{"path", "policy", "calibrate", "verify", "fsync", "log-fsync", "stream-files", "pipeline", "cache-bytes"}
 
 // engineGiven names the options of the engine that were given.
 func engineGiven(fl *pflag.FlagSet) string {

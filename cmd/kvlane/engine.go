@@ -72,6 +72,7 @@ type engineFlags struct {
 	logDir      string
 	logBytes    int64
 	logFsync    string
+	streamFiles bool
 	cacheBytes  int64
 	given       func(flag string) bool // on the command line; nil: none
 	fileBytes   int64
@@ -93,7 +94,7 @@ func (e *engineFlags) register(flags *pflag.FlagSet) {
 	flags.StringArrayVar(&e.dirBytes, "file-dir-bytes", nil, "bound of one directory by itself, in the order of --file-dir; 0: it is bounded by --file-bytes with the others")
 	flags.StringVar(&e.logDir, "log-dir", "", "directory of the log tier, on a local disk, which no other process has open")
 	flags.Var(sizeValue{&e.logBytes}, "log-bytes", "bound of the log tier; 0 is none")
-	e.registerFsync(flags)
+	e.registerLower(flags)
 	e.rdma.register(flags)
 	flags.StringVar(&e.metricsAddr, "metrics-addr", "", "serve Prometheus metrics at this host:port under /metrics")
 }
@@ -113,9 +114,10 @@ func (e *engineFlags) registerPipeline(flags *pflag.FlagSet) {
 	flags.StringVar(&e.pipeline, "pipeline", "", "tiers from fast to slow: cache, cache|file, cache|log, file, log (default: what the directories that are given make of it, below a cache)")
 }
 
-func (e *engineFlags) registerFsync(flags *pflag.FlagSet) {
+func (e *engineFlags) registerLower(flags *pflag.FlagSet) {
 	flags.StringVar(&e.fsync, "fsync", "never", "when files are synced: never, or file (each one, before its block counts as durable)")
 	flags.StringVar(&e.logFsync, "log-fsync", "interval", "when the log is synced: always (before blocks count as durable), interval (ten times a second), or never")
+	flags.BoolVar(&e.streamFiles, "stream-files", false, "read blocks of 64 KiB and more of the tier below by a stream of files, past the page cache")
 }
 
 // config returns the engine's configuration for blocks of geometry g, or everything that is wrong with the flags.
@@ -126,7 +128,7 @@ func (e *engineFlags) config(g block.Geometry) (kvlane.Config, error) {
 		Device: kvlane.DeviceConfig{Driver: driver, Index: e.index},
 		Store: kvlane.StoreConfig{
 			Pipeline: e.pipeline, CacheBytes: e.cacheBytes, Dirs: e.dirs, FileBytes: e.fileBytes, ReadOnly: e.readOnly,
-			LogDir: e.logDir, LogBytes: e.logBytes,
+			LogDir: e.logDir, LogBytes: e.logBytes, StreamFiles: e.streamFiles,
 		},
 	}
 	if tiers, err := store.ParsePipeline(e.pipeline); err == nil && tiers[0] != store.TierCache && (e.given == nil || !e.given("cache-bytes")) {

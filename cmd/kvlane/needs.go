@@ -40,7 +40,7 @@ var needs = []need{
 		met: given("file-dir"), lacks: "--file-dir DIR",
 	},
 	{
-		commands: []string{"replay"}, flags: []string{"file-read-only"},
+		commands: []string{"replay"}, flags: []string{"file-read-only", "stream-files"},
 		met: either(given("file-dir"), given("log-dir")), lacks: "--file-dir DIR or --log-dir DIR",
 	},
 	{
@@ -60,7 +60,7 @@ var needs = []need{
 		met: given("file-dir"), lacks: "--file-dir DIR",
 	},
 	{
-		commands: []string{"bench store"}, flags: []string{"log-fsync"},
+		commands: []string{"bench store"}, flags: []string{"log-fsync", "stream-files"},
 		met: given("file-dir"), lacks: "--file-dir DIR",
 	},
 	{

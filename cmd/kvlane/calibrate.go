@@ -45,7 +45,8 @@ Measuring needs the GPU to itself for the two seconds it takes. A GPU that is in
 fails, or waits as long as --wait allows. If somebody comes while it measures, the profile is shown, said to be that, and not stored. One
 process of a host measures at a time. Figures of the simulated device are never stored.
 
-With --file-dir it measures, for a second each, the paths to files on the directories' file systems, and no copy path: to and from memory
+With --file-dir it measures, for a second each, the paths to files on the directories' file systems, for --stream-files of other commands,
+and no copy path: to and from memory
 of the host, and with --device of that device too. These profiles are measured anew each time, and stored by file system and kernel. A
 few hundred MiB are written at most, to a file without a name.`,
 		Example: `  kvlane calibrate --device cuda --force

@@ -11,6 +11,10 @@ import (
 // A replay hits the same whatever the pipeline: what only passes through memory is found below, and what is not there yet in passing.
 func TestReplayHitsTheSameThroughEveryPipeline(t *testing.T) {
 	var want int64
+	limit := "150"
+	if testing.Short() {
+		limit = "40"
+	}
 	for _, args := range [][]string{
 		{"--pipeline", "cache", "--cache-bytes", "128MiB"},
 		{"--pipeline", "cache|file", "--cache-bytes", "1MiB"},
@@ -22,7 +26,7 @@ func TestReplayHitsTheSameThroughEveryPipeline(t *testing.T) {
 		{"--pipeline", "log", "--cache-bytes", "1MiB", "--kv-heads", "2", "--layerwise"},
 	} {
 		pipeline := args[1]
-		args = append([]string{"replay", conversation, "--device", "sim", "--json", "--log-level", "error", "--limit", "150"}, args...)
+		args = append([]string{"replay", conversation, "--device", "sim", "--json", "--log-level", "error", "--limit", limit}, args...)
 		if lower := pipeline[strings.Index(pipeline, "|")+1:]; lower != "cache" {
 			args = append(args, "--"+lower+"-dir", t.TempDir())
 		}

@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/kvlane/kvlane/internal/testkit"
 )
 
 func TestStoreCommands(t *testing.T) {
@@ -91,6 +93,9 @@ func damage(t *testing.T, path string) {
 }
 
 func TestDemo(t *testing.T) {
+	if testing.Short() {
+		testkit.Skip(t, "long", "TestReplayAndDemoSayThatTheySimulate runs the demo as well; not with -short")
+	}
 	dir := t.TempDir()
 	code, stdout, stderr := execute(t, "demo", "--device", "sim", "--dir", dir)
 	if code != exitOK || stderr != "" {

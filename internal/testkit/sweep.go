@@ -11,10 +11,10 @@ const sweepLimit = 10_000
 
 // Sweep runs body with the Nth operation named op failing, for N = 0, 1, 2, ... until a run has fewer operations than
 // that and succeeds. body returns the join of all errors that its code under test reported; the test fails when an
-// injected fault is not among them, and when a run without a fault fails. cause may be nil.
+// injected fault is not among them, and when a run without a fault fails. cause may be nil. With -short the steps of N grow, as N does.
 func Sweep(t *testing.T, op string, cause error, body func(t *testing.T, plan *fault.Plan) error) {
 	t.Helper()
-	for n := range sweepLimit {
+	for n := 0; n < sweepLimit; n += step(n) {
 		plan := fault.New(uint64(n), fault.Nth(op, n).Fail(cause))
 		err := body(t, plan)
 		if lost := plan.Unreported(err); len(lost) > 0 {
@@ -32,4 +32,11 @@ func Sweep(t *testing.T, op string, cause error, body func(t *testing.T, plan *f
 		return
 	}
 	t.Fatalf("still failing at %s %d", op, sweepLimit)
+}
+
+func step(n int) int {
+	if testing.Short() {
+		return 1 + n/4
+	}
+	return 1
 }

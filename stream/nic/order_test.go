@@ -10,6 +10,7 @@ import (
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/rdma/soft"
 	"github.com/kvlane/kvlane/stream"
@@ -170,6 +171,9 @@ func TestDirectionsShareNoRequest(t *testing.T) {
 
 // TestAllocationsPerBatch: however many requests a batch has, it allocates its ticket and what stands for it.
 func TestAllocationsPerBatch(t *testing.T) {
+	if testing.Short() {
+		testkit.Skip(t, "long", "a count of allocations, which races have no part in; not with -short")
+	}
 	g := newRig(t, rigOptions{null: true})
 	s := g.openUntilEnd(t, nic.Options{})
 	dst, src := g.device(t, 900*9), g.pinned(t, 900*9)

@@ -160,13 +160,16 @@ func testEmpty(t *testing.T, env Env) {
 	w.check()
 }
 
-// huge is how many pieces are more than any list or ring of a device holds; under the race detector, which takes ten times as long, fewer.
-func huge() int {
+// less is n, or with -short, as under the race detector, which takes ten times as long, a part of it.
+func less(n int) int {
 	if testing.Short() {
-		return 12_500
+		return (n + 7) / 8
 	}
-	return 100_000
+	return n
 }
+
+// huge is how many pieces are more than any list or ring of a device holds.
+func huge() int { return less(100_000) }
 
 func testHugeList(t *testing.T, env Env) {
 	w, n := newWorld(t, env, 0, 7), huge()

@@ -44,11 +44,12 @@ func testCancelResolved(t *testing.T, env Env) {
 // testCancelAnyTime cancels a large batch sooner or later, and overwrites its destination as soon as the ticket has
 // resolved, as whoever gets the pages next would. Nothing may change them after that.
 func testCancelAnyTime(t *testing.T, env Env) {
-	const extents, size, rounds = 20_000, 64, 8
+	const size, rounds = 64, 8
+	extents := less(20_000)
 	var canceled int
 	for round := range rounds {
 		w := newWorld(t, env, 0, 42+uint64(round))
-		r, f := w.region(env.B, extents*(size+8)), w.region(env.A, extents*(size+8))
+		r, f := w.region(env.B, int64(extents*(size+8))), w.region(env.A, int64(extents*(size+8)))
 		b := w.scatter(r, f, extents, func(int) int64 { return size })
 		begin := make(chan struct{})
 		var ticket *stream.Ticket

@@ -34,7 +34,11 @@ func regret(t *testing.T, takes func(*rand.Rand, work) float64, ofBest, ofCopies
 	)
 	sizes := []int64{256, 512, 1 << 10, 2 << 10, 4 << 10, 6 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 576 << 10, 1 << 20, 4 << 20, 16 << 20}
 	counts := []int{1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 10_000, 32_768, 100_000}
-	for seed := range uint64(3) {
+	seeds := uint64(3)
+	if testing.Short() {
+		seeds = 1
+	}
+	for seed := range seeds {
 		rng := rand.New(rand.NewPCG(seed, 13))
 		profile := calibrated(t, rng, takes)
 		clock := clockwork.NewFakeClock()

@@ -41,6 +41,7 @@ var mayImport = map[string]string{
 
 	// Implementations know interfaces and bindings, never one another.
 	"device/sim":           onDevice + " device/storage device/internal/kernel internal/leak internal/fault internal/sys/hostmem",
+	"device/host":          onDevice + " device/internal/kernel internal/leak internal/sys/hostmem",
 	"device/cuda":          onDevice + " device/storage device/cuda/kernels internal/leak internal/sys/",
 	"device/cuda/kernels":  "errdefs mem device",
 	"device/cuda/cudatest": onDevice + " device/cuda internal/testkit",

@@ -47,7 +47,11 @@ func queue(t *testing.T, d device.Device) *host.Queue {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return q.(*host.Queue)
+	hq, ok := q.(*host.Queue)
+	if !ok {
+		t.Fatalf("the device opened a %T", q)
+	}
+	return hq
 }
 
 func must(t *testing.T, err error) {

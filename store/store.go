@@ -178,6 +178,21 @@ func (s *Store) LeasePrefix(ctx context.Context, keys []block.Key, ttl time.Dura
 	return s.index.LeasePrefix(ctx, keys, ttl)
 }
 
+// Drop takes blocks out of the cache, and leaves the tiers below alone. It does not wait, and passes over blocks that are not there. It
+// returns how many stay for now, since something still uses them; these are evicted in their turn.
+func (s *Store) Drop(ctx context.Context, keys []block.Key) (stay int, err error) {
+	for i := range keys {
+		switch err := s.cache.Delete(ctx, keys[i]); {
+		case err == nil || notFound(err):
+		case isBusy(err):
+			stay++
+		default:
+			return stay, fmt.Errorf("drop %d blocks: %w", len(keys), err)
+		}
+	}
+	return stay, nil
+}
+
 // OpenStreams opens the streams of loads and dumps, which otherwise happens when they are first needed.
 func (s *Store) OpenStreams(ctx context.Context) error {
 	_, errLoads := s.loads.get(ctx)

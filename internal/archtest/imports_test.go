@@ -81,6 +81,7 @@ var mayImport = map[string]string{
 
 	// What is built on the interfaces.
 	"store/index":           onTier + " tier",
+	"store/manager":         onTier + " tier",
 	"store":                 anyPlain + " store/index internal/sys/hostmem internal/leak",
 	"replay":                anyPlain + " store replay/kvcache internal/ctxio internal/sys/hostmem",
 	"replay/kvcache":        anyPlain + " store",
@@ -118,7 +119,7 @@ var mayImport = map[string]string{
 	"internal/kept":   "errdefs",
 
 	// The façade and the commands wire everything.
-	"":     anyPlain + " gdr profile store device/ stream/ tier/ internal/",
+	"":     anyPlain + " gdr profile store store/manager device/ stream/ tier/ internal/",
 	"cmd/": anyPlain + " gdr profile store replay replay/demo doctor bench bench/ telemetry device/ stream/ tier/ internal/ ROOT",
 }
 

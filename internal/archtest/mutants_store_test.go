@@ -189,4 +189,14 @@ var storeMutants = []mutant{
 	{".", "TestDefectEngineCloseFreesMemoryThatIsInUse", []edit{{
 		"internal/unwind/unwind.go", "if ctx.Err() != nil || last.close(ctx) != nil {", "if ctx.Err() != nil {",
 	}}},
+	// The index of blocks that other processes have.
+	{"store/manager", "TestForgottenBlockIsStoredAnew", []edit{{
+		"store/manager/job.go", "		if bad && m.names[h.key] == h.name {", "		if bad {",
+	}}},
+	{"store/manager", "TestFilesOfAllRanks", []edit{{
+		"store/manager/manager.go", "			there[i] = s == tier.Ready && (rank == 0 || there[i])\n", "			there[i] = s == tier.Ready || there[i]\n",
+	}}},
+	{"store/manager", "TestModel", []edit{{
+		"store/manager/manager.go", "	m.evicted = append(m.evicted, *m.names[key])\n	delete(m.names, key)\n	m.stats.Evicted++\n", "	delete(m.names, key)\n	m.stats.Evicted++\n",
+	}}},
 }

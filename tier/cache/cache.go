@@ -21,11 +21,17 @@ type Config struct {
 	// Memory holds the slots, as many images as fit, of the longest where page groups differ. It needs a CPU address; for streams to
 	// reach the slots it has to be pinned (device.Device.AllocHost). The tier does not free it.
 	Memory *mem.Region
+	// Blocks is how many slots there are where they lie in other processes, and Memory is nil: the tier knows then which blocks are
+	// there, and which goes next, and nothing of their bytes. Get and Put are ErrNotSupported.
+	Blocks int
 	// Formats are those of the blocks kept here, one a page group.
 	Formats block.Formats
 	// Transient makes the tier a window: a block is forgotten once nothing pins it, so that its slot is only a place to stand in on the
 	// way to or from another tier.
 	Transient bool
+	// Evicted is told of each block that has made room for another. It is called with the tier's lock held, and must not call the tier.
+	// May be nil.
+	Evicted func(key block.Key)
 	// Clock tells how long a slot has been filling; nil is the machine's.
 	Clock clockwork.Clock
 }
@@ -38,8 +44,11 @@ func (c *Config) Validate() error {
 		errs = append(errs, fmt.Errorf("cache: %w", formatsErr))
 	}
 	switch {
+	case c.Memory == nil && (c.Blocks < 1 || c.Blocks > math.MaxInt32):
+		errs = append(errs, fmt.Errorf("cache: no memory, and %d blocks elsewhere, where 1..2^31-1 may be: %w", c.Blocks, errdefs.ErrInvalid))
 	case c.Memory == nil:
-		errs = append(errs, fmt.Errorf("cache: no memory: %w", errdefs.ErrInvalid))
+	case c.Blocks != 0:
+		errs = append(errs, fmt.Errorf("cache: memory is given, and blocks that lie elsewhere: %w", errdefs.ErrInvalid))
 	case c.Memory.Bytes() == nil:
 		errs = append(errs, fmt.Errorf("cache: the CPU cannot reach the %s: %w", c.Memory, errdefs.ErrInvalid))
 	case formatsErr == nil:
@@ -63,7 +72,8 @@ type Tier struct {
 
 	mu          sync.Mutex
 	closed      bool
-	free        *mem.Pool
+	free        []uint32             // a stack of slots
+	evicted     func(key block.Key)  // see Config.Evicted
 	entries     []entry              // by slot
 	sums        []uint64             // of the shards of each slot's block, shards words a slot
 	shards      int                  // the most of a block
@@ -101,11 +111,9 @@ func Open(c Config) (*Tier, error) {
 		return nil, fmt.Errorf("open cache: %w", err)
 	}
 	image := c.Formats.MaxImageBytes()
-	n := int(c.Memory.Len() / image)
-	slots := mem.Slots{Region: c.Memory, Stride: image}
-	free, err := mem.NewPool(slots, n, mem.PoolOptions{})
-	if err != nil {
-		return nil, fmt.Errorf("open cache: %w", err)
+	n, shards := c.Blocks, 0
+	if c.Memory != nil {
+		n, shards = int(c.Memory.Len()/image), c.Formats.MaxShards()
 	}
 	if c.Clock == nil {
 		c.Clock = clockwork.NewRealClock()
@@ -114,18 +122,22 @@ func Open(c Config) (*Tier, error) {
 		formats:     c.Formats,
 		clock:       c.Clock,
 		passing:     c.Transient,
-		slots:       slots,
+		slots:       mem.Slots{Region: c.Memory, Stride: image},
 		closing:     make(chan struct{}),
-		free:        free,
+		free:        make([]uint32, n),
+		evicted:     c.Evicted,
 		entries:     make([]entry, n),
-		sums:        make([]uint64, n*c.Formats.MaxShards()),
-		shards:      c.Formats.MaxShards(),
+		sums:        make([]uint64, n*shards),
+		shards:      shards,
 		index:       make(map[block.Key]uint32, n),
 		failed:      newRecent[block.Key, error](min(n, maxFailures)),
 		orphans:     make(map[block.Key]int),
 		retainMax:   n,
 		quarantined: make(map[uint32]<-chan struct{}),
 		stats:       tier.Stats{CapacityBytes: int64(n) * image},
+	}
+	for i := range t.free {
+		t.free[i] = uint32(n - 1 - i) // slot 0 is taken first
 	}
 	t.policy = newPolicy(n, func(slot uint32) bool { return t.entries[slot].pinned() })
 	return t, nil

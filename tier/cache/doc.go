@@ -13,6 +13,8 @@
 // A tier that is opened as a window (Config.Transient) has no policy: a block is there while somebody fills it or has it pinned, and
 // forgotten with its last pin. Pipelines without a cache have one, through which their blocks pass.
 //
+// A tier without memory (Config.Blocks) knows which blocks are in slots of other processes, and which makes room for which.
+//
 // One mutex guards all of it. A call takes it once, however many blocks it is about, for some tens of nanoseconds a block, never
 // over a copy, a checksum or a wait.
 package cache

@@ -59,6 +59,9 @@ func (f *fill) Publish() (tier.Slot, error) {
 // noteSums keeps the checksums that the image's header has, and returns how many. The slot is its filler's alone.
 func (f *fill) noteSums() uint16 {
 	t := f.slot.t
+	if t.slots.Region == nil {
+		return 0
+	}
 	format, err := t.formats.Of(f.key)
 	image := f.Extent().Bytes()
 	if err != nil || int64(len(image)) < format.Layout.ImageBytes() {

@@ -13,6 +13,9 @@ import (
 
 // hostImage returns the bytes of e, which must be one image of the block in the CPU's reach.
 func (t *Tier) hostImage(key block.Key, e mem.Extent) ([]byte, error) {
+	if t.slots.Region == nil {
+		return nil, fmt.Errorf("the slots are in other processes: %w", errdefs.ErrNotSupported)
+	}
 	if err := e.Validate(); err != nil {
 		return nil, err
 	}

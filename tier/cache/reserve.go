@@ -86,13 +86,16 @@ func (t *Tier) vacant(key block.Key) error {
 
 // takeSlot returns a slot that holds nothing, evicting a block if it must. The caller holds mu.
 func (t *Tier) takeSlot() (uint32, bool) {
-	if t.free.Free() > 0 { // asked first, since a refusal makes an error
-		if slot, err := t.free.Get(); err == nil {
-			return slot, true
-		}
+	if n := len(t.free) - 1; n >= 0 {
+		slot := t.free[n]
+		t.free = t.free[:n]
+		return slot, true
 	}
 	slot, ok := t.policy.victim()
 	if ok {
+		if t.evicted != nil {
+			t.evicted(t.entries[slot].key)
+		}
 		t.drop(slot)
 		t.stats.Evictions++
 	}
@@ -119,9 +122,7 @@ func (t *Tier) drop(slot uint32) {
 // freeSlot puts a slot that holds nothing back and serves the line. The caller holds mu.
 func (t *Tier) freeSlot(slot uint32) {
 	t.entries[slot] = entry{}
-	if err := t.free.Put(slot); err != nil {
-		panic(fmt.Sprintf("cache: %v", err))
-	}
+	t.free = append(t.free, slot)
 	t.serveLine()
 }
 

@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/tier/cache"
 	"github.com/kvlane/kvlane/tier/tiertest"
@@ -62,5 +63,43 @@ func TestWindowForgets(t *testing.T) {
 	}
 	if st := c.Stats(); st.Blocks != 0 || st.Bytes != 0 || st.Retained != 0 || st.Evictions != 0 {
 		t.Errorf("%+v", st)
+	}
+}
+
+// A tier without memory knows which blocks are in another's slots, tells what made room, and nothing of their bytes.
+func TestBlocksElsewhere(t *testing.T) {
+	f := tiertest.NewFormat(t)
+	var evicted []block.Key
+	c, err := cache.Open(cache.Config{Blocks: 2, Formats: block.Formats{f}, Evicted: func(key block.Key) { evicted = append(evicted, key) }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closeTier(t, c)
+	ctx := t.Context()
+	for n := range 3 {
+		fill, err := c.Reserve(ctx, tiertest.Key(n))
+		if err != nil {
+			t.Fatal(err)
+		}
+		slot, err := fill.Publish()
+		if err != nil || slot.Sums() != nil {
+			t.Fatal(slot, err)
+		}
+		slot.Release()
+	}
+	if len(evicted) != 1 || evicted[0] == tiertest.Key(2) || c.Stats().Evictions != 1 {
+		t.Errorf("evicted %v", evicted)
+	}
+	image := mem.Extent{}
+	if err := c.Get(ctx, tiertest.Key(2), image); !errors.Is(err, errdefs.ErrNotSupported) {
+		t.Error(err)
+	}
+	if err := c.Put(ctx, tiertest.Key(2), image); !errors.Is(err, errdefs.ErrNotSupported) {
+		t.Error(err)
+	}
+	for _, wrong := range []cache.Config{{Formats: block.Formats{f}}, {Formats: block.Formats{f}, Blocks: -1}} {
+		if _, err := cache.Open(wrong); !errors.Is(err, errdefs.ErrInvalid) {
+			t.Error(err)
+		}
 	}
 }

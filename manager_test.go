@@ -1,0 +1,260 @@
+package kvlane_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/tier"
+)
+
+// A worker does what jobs say, with an engine of its own.
+type worker struct {
+	e     *kvlane.Engine
+	cache *kvlane.Cache
+	dev   *mirror
+}
+
+func newWorker(t *testing.T, c kvlane.Config) *worker {
+	t.Helper()
+	w := &worker{e: openEngine(t, c)}
+	w.dev = newMirror(t, w.e, int64(c.Model.Layers*c.Model.PlanesPerLayer())*cachePages*c.Model.PlaneBytes())
+	cache, err := w.e.RegisterCache(cacheMemory(c, w.dev.kv.Dev(), false))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.cache = cache
+	t.Cleanup(func() {
+		if err := cache.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	return w
+}
+
+func (w *worker) keys(blocks []kvlane.Block) []kvlane.Key {
+	var keys []kvlane.Key
+	for _, b := range blocks {
+		keys = append(keys, w.e.Key([]byte(b.Hash)))
+	}
+	return keys
+}
+
+func (w *worker) refs(blocks []kvlane.Block) []kvlane.Ref {
+	var refs []kvlane.Ref
+	for i, k := range w.keys(blocks) {
+		refs = append(refs, kvlane.Ref{Key: k, Page: uint32(i)})
+	}
+	return refs
+}
+
+func (w *worker) drop(t *testing.T, j *kvlane.Job) {
+	t.Helper()
+	if stay, err := w.e.Drop(t.Context(), w.keys(j.Evicted)); err != nil || stay != 0 {
+		t.Errorf("%d stay, %v", stay, err)
+	}
+}
+
+func (w *worker) store(t *testing.T, j *kvlane.Job) {
+	t.Helper()
+	w.drop(t, j)
+	task, err := w.e.Dump(t.Context(), w.cache, w.refs(j.Blocks), kvlane.DumpOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := task.Durable(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// load returns the places of the blocks that could not be loaded.
+func (w *worker) load(t *testing.T, j *kvlane.Job) (failed []int) {
+	t.Helper()
+	w.drop(t, j)
+	task, err := w.e.Load(t.Context(), nil, w.cache, w.refs(j.Blocks), kvlane.LoadOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = task.Wait(t.Context())
+	for i, err := range task.Errs() {
+		if err != nil {
+			failed = append(failed, i)
+		}
+	}
+	return failed
+}
+
+func blocks(hashes ...string) []kvlane.Block {
+	var out []kvlane.Block
+	for _, h := range hashes {
+		out = append(out, kvlane.Block{Hash: h})
+	}
+	return out
+}
+
+// TestManagerOfTwoRanks has two workers with half of the heads each, in pools and files, and one index of what both have: through eviction, a
+// restart of all of them, and a file of one worker that is damaged.
+func TestManagerOfTwoRanks(t *testing.T) {
+	var ranks []kvlane.Config
+	for r := range 2 {
+		c := testConfig(t)
+		c.Model.KVHeads, c.Model.TPSize, c.Model.TPRank = 2, 2, r
+		c.Store.Dirs = []string{t.TempDir()}
+		ranks = append(ranks, c)
+	}
+	names := blocks("a", "b", "c")
+	open := func(t *testing.T, blocks int) (*kvlane.Manager, []*worker) {
+		t.Helper()
+		m, err := kvlane.OpenManager(t.Context(), kvlane.ManagerConfig{Ranks: ranks, Blocks: blocks})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := m.Close(context.Background()); err != nil {
+				t.Error(err)
+			}
+		})
+		return m, []*worker{newWorker(t, ranks[0]), newWorker(t, ranks[1])}
+	}
+	var pages [2][]byte
+	t.Run("stored, and evicted from pools", func(t *testing.T) {
+		m, workers := open(t, 3)
+		j, err := m.Store(names)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, w := range workers {
+			pages[i] = w.dev.read(t)
+			w.store(t, j)
+		}
+		if err := j.End(); err != nil {
+			t.Fatal(err)
+		}
+		more, err := m.Store(blocks("d"))
+		if err != nil || len(more.Evicted) != 1 {
+			t.Fatalf("evicts %v: %v", more.Evicted, err)
+		}
+		for _, w := range workers {
+			w.store(t, more)
+			if hits, err := w.e.Lookup(t.Context(), w.keys(more.Evicted)); err != nil || hits[0].Tier != "file" {
+				t.Errorf("what was evicted is in %q, %v", hits[0].Tier, err)
+			}
+		}
+		if err := more.End(); err != nil {
+			t.Fatal(err)
+		}
+		states, err := m.Lookup(t.Context(), names)
+		if err != nil || slices.Contains(states, tier.Absent) {
+			t.Errorf("what was evicted is in files: %v, %v", states, err)
+		}
+	})
+	t.Run("found after a restart, and damaged", func(t *testing.T) {
+		m, workers := open(t, 0)
+		damage(t, ranks[1].Store.Dirs[0], workers[1].e.Key([]byte("b")))
+		j, err := m.Load(t.Context(), names)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if failed := workers[0].load(t, j); failed != nil {
+			t.Errorf("rank 0 fails at %v", failed)
+		}
+		failed := workers[1].load(t, j)
+		if !slices.Equal(failed, []int{1}) {
+			t.Errorf("rank 1 fails at %v", failed)
+		}
+		n := ranks[0].Model.PlaneBytes()
+		for i, w := range workers {
+			got := w.dev.read(t)
+			for plane := int64(0); plane < int64(len(got)); plane += cachePages * n {
+				for page := range int64(3) {
+					at := plane + page*n
+					if same := string(got[at:at+n]) == string(pages[i][at:at+n]); !same && (i != 1 || page != 1) {
+						t.Errorf("rank %d: page %d differs", i, page)
+					}
+				}
+			}
+		}
+		if err := j.End(failed...); err != nil {
+			t.Fatal(err)
+		}
+		states, err := m.Lookup(t.Context(), names)
+		if err != nil || !slices.Equal(states, []tier.State{tier.Ready, tier.Absent, tier.Ready}) {
+			t.Errorf("%v, %v", states, err)
+		}
+		if s := m.Stats(); s.FromFiles != 3 || s.Forgotten != 1 {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+// damage flips a bit in the middle of a block's file.
+func damage(t *testing.T, dir string, key kvlane.Key) {
+	t.Helper()
+	found := false
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || filepath.Base(path) != key.String() {
+			return err
+		}
+		b, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		b[len(b)*3/4] ^= 4
+		found = true
+		return os.WriteFile(path, b, 0o600)
+	})
+	if err != nil || !found {
+		t.Fatalf("no file of block %s: %v", key, err)
+	}
+}
+
+func TestManagerRefuses(t *testing.T) {
+	log := testConfig(t)
+	log.Store.Dirs, log.Store.LogDir = nil, t.TempDir()
+	window := testConfig(t)
+	window.Store.Pipeline = "file"
+	for name, want := range map[string]struct {
+		ranks []kvlane.Config
+		err   error
+	}{
+		"no ranks": {nil, errdefs.ErrInvalid},
+		"a log":    {[]kvlane.Config{log}, errdefs.ErrNotSupported},
+		"no cache": {[]kvlane.Config{window}, errdefs.ErrNotSupported},
+		"no model": {[]kvlane.Config{{}}, errdefs.ErrInvalid},
+	} {
+		if _, err := kvlane.OpenManager(t.Context(), kvlane.ManagerConfig{Ranks: want.ranks}); !errors.Is(err, want.err) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	m, err := kvlane.OpenManager(t.Context(), kvlane.ManagerConfig{Ranks: []kvlane.Config{testConfig(t)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []kvlane.Block // as many as a worker has slots for, of which one is not the manager's
+	for n := range 16 {
+		all = append(all, kvlane.Block{Hash: fmt.Sprint(n)})
+	}
+	if _, err := m.Store(all); !errors.Is(err, errdefs.ErrBusy) {
+		t.Errorf("store of %d blocks: %v", len(all), err)
+	}
+	j, err := m.Store(all[1:])
+	if err != nil {
+		t.Fatal(err)
+	}
+	short, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if err := m.Close(short); !errors.Is(err, errdefs.ErrBusy) {
+		t.Errorf("close with a job: %v", err)
+	}
+	if err := errors.Join(j.End(), m.Close(t.Context())); err != nil {
+		t.Error(err)
+	}
+}

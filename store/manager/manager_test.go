@@ -1,0 +1,469 @@
+package manager_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/testkit"
+	"github.com/kvlane/kvlane/store/manager"
+	"github.com/kvlane/kvlane/tier"
+	"github.com/kvlane/kvlane/tier/cache"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// files is a file tier of which nothing but lookups is asked.
+type files struct {
+	tier.Tier
+	mu    sync.Mutex
+	there map[block.Key]bool
+	err   error
+}
+
+func (f *files) Lookup(_ context.Context, keys []block.Key, states []tier.State) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for i, k := range keys {
+		if states[i] = tier.Absent; f.there[k] {
+			states[i] = tier.Ready
+		}
+	}
+	return f.err
+}
+
+func formats(t *testing.T, rank, ranks, groups int) block.Formats {
+	t.Helper()
+	var fs block.Formats
+	for g := range groups {
+		geometry := block.Geometry{
+			Model: fmt.Sprintf("model of group %d", g), DType: "float16", Layers: 2, KVHeads: 6, HeadSize: 8, BlockTokens: 16, TPSize: ranks, TPRank: rank,
+		}
+		layout, err := geometry.Layout()
+		if err != nil {
+			t.Fatal(err)
+		}
+		fs = append(fs, block.Format{Layout: layout, Identity: geometry.Identity("", "").Digest()})
+	}
+	return fs
+}
+
+func pool(blocks int, fs block.Formats) func(func(block.Key)) (manager.Pool, error) {
+	return func(evicted func(block.Key)) (manager.Pool, error) {
+		return cache.Open(cache.Config{Blocks: blocks, Formats: fs, Evicted: evicted})
+	}
+}
+
+// open returns a Manager of so many ranks and page groups, and the ranks' files.
+func open(t *testing.T, blocks, ranks, groups int) (*manager.Manager, []*files) {
+	t.Helper()
+	var c manager.Config
+	var below []*files
+	for r := range ranks {
+		below = append(below, &files{there: map[block.Key]bool{}})
+		c.Ranks = append(c.Ranks, manager.Rank{Formats: formats(t, r, ranks, groups), Files: below[r]})
+	}
+	c.OpenPool = pool(blocks, c.Ranks[0].Formats)
+	m, err := manager.Open(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return m, below
+}
+
+func named(hashes ...string) []manager.Block {
+	var out []manager.Block
+	for _, h := range hashes {
+		out = append(out, manager.Block{Hash: h})
+	}
+	return out
+}
+
+func hashes(blocks []manager.Block) []string {
+	var out []string
+	for _, b := range blocks {
+		out = append(out, b.Hash)
+	}
+	return out
+}
+
+func states(t *testing.T, m *manager.Manager, hashes ...string) []tier.State {
+	t.Helper()
+	s, err := m.Lookup(t.Context(), named(hashes...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func end(t *testing.T, j *manager.Job, failed ...int) {
+	t.Helper()
+	if err := j.End(failed...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func stored(t *testing.T, m *manager.Manager, hashes ...string) *manager.Job {
+	t.Helper()
+	j, err := m.Store(named(hashes...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return j
+}
+
+func loaded(t *testing.T, m *manager.Manager, hashes ...string) *manager.Job {
+	t.Helper()
+	j, err := m.Load(t.Context(), named(hashes...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return j
+}
+
+func TestStoredBlocksAreThere(t *testing.T) {
+	m, _ := open(t, 4, 1, 1)
+	j := stored(t, m, "a", "b", "a")
+	if got := hashes(j.Blocks); !slices.Equal(got, []string{"a", "b"}) || len(j.Evicted) != 0 {
+		t.Errorf("stores %v, evicts %v", got, j.Evicted)
+	}
+	if got := states(t, m, "a", "b", "c"); !slices.Equal(got, []tier.State{tier.Filling, tier.Filling, tier.Absent}) {
+		t.Errorf("while they are stored: %v", got)
+	}
+	if _, err := m.Load(t.Context(), named("a")); !errors.Is(err, errdefs.ErrBusy) {
+		t.Errorf("load of what is being stored: %v", err)
+	}
+	if again := stored(t, m, "b", "a"); len(again.Blocks) != 0 {
+		t.Errorf("stores %v, which another job does", again.Blocks)
+	} else {
+		end(t, again)
+	}
+	end(t, j, 1)
+	if got := states(t, m, "a", "b"); !slices.Equal(got, []tier.State{tier.Ready, tier.Absent}) {
+		t.Errorf("b has failed: %v", got)
+	}
+	// Some worker may have stored b all the same.
+	next := stored(t, m, "b")
+	if got := hashes(next.Evicted); !slices.Equal(got, []string{"b"}) || !slices.Equal(hashes(next.Blocks), []string{"b"}) {
+		t.Errorf("stores %v, evicts %v", next.Blocks, got)
+	}
+	end(t, next)
+	if s := m.Stats(); s.Blocks != 2 || s.Stored != 3 || s.Forgotten != 1 || s.Jobs != 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestRoomIsMadeFromWhatNoJobHas(t *testing.T) {
+	m, _ := open(t, 2, 1, 1)
+	end(t, stored(t, m, "a", "b"))
+	load := loaded(t, m, "a")
+	if _, err := m.Store(named("c", "d")); !errors.Is(err, errdefs.ErrBusy) {
+		t.Errorf("room for two where one is in use: %v", err)
+	}
+	j := stored(t, m, "d")
+	if got := hashes(j.Evicted); !slices.Equal(got, []string{"b"}) {
+		t.Errorf("evicts %v", got)
+	}
+	end(t, j)
+	end(t, load)
+	if got := states(t, m, "a", "b", "c", "d"); !slices.Equal(got, []tier.State{tier.Ready, tier.Absent, tier.Absent, tier.Ready}) {
+		t.Errorf("%v", got)
+	}
+	if s := m.Stats(); s.Evicted != 1 || s.Refused != 2 || s.FromPool != 1 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// What is in the files of every rank is there, comes into the pools with a load, and is a miss where one rank has not got it.
+func TestFilesOfAllRanks(t *testing.T) {
+	m, below := open(t, 2, 2, 1)
+	has := func(rank int, hash string) { below[rank].there[formats(t, rank, 2, 1).Key(0, []byte(hash))] = true }
+	has(0, "a")
+	has(1, "a")
+	has(0, "b")
+	if got := states(t, m, "a", "b"); !slices.Equal(got, []tier.State{tier.Ready, tier.Absent}) {
+		t.Fatalf("%v", got)
+	}
+	if _, err := m.Load(t.Context(), named("a", "b")); !errors.Is(err, errdefs.ErrNotFound) {
+		t.Errorf("load of what one rank lacks: %v", err)
+	}
+	j := loaded(t, m, "a")
+	if got := states(t, m, "a"); got[0] != tier.Filling {
+		t.Errorf("on its way from files: %v", got)
+	}
+	end(t, j)
+	clear(below[0].there)
+	end(t, loaded(t, m, "a"))
+	if s := m.Stats(); s.FromFiles != 1 || s.FromPool != 1 || s.Blocks != 1 {
+		t.Errorf("%+v", s)
+	}
+	below[1].err = errdefs.ErrBroken
+	got, err := m.Lookup(t.Context(), named("a", "b"))
+	if !errors.Is(err, errdefs.ErrBroken) || !slices.Equal(got, []tier.State{tier.Ready, tier.Absent}) {
+		t.Errorf("%v, %v", got, err)
+	}
+}
+
+func TestForgottenBlockIsStoredAnew(t *testing.T) {
+	m, _ := open(t, 4, 1, 1)
+	end(t, stored(t, m, "a", "b"))
+	first, second := loaded(t, m, "a", "b"), loaded(t, m, "a")
+	if err := m.Forget(named("a", "x")); err != nil {
+		t.Fatal(err)
+	}
+	if got := states(t, m, "a", "b"); !slices.Equal(got, []tier.State{tier.Absent, tier.Ready}) {
+		t.Fatalf("%v", got)
+	}
+	anew := stored(t, m, "a")
+	if got := hashes(anew.Evicted); !slices.Equal(got, []string{"a"}) {
+		t.Errorf("evicts %v", got)
+	}
+	end(t, anew)
+	end(t, first, 0) // says so again of the block that was there before
+	end(t, second, 0)
+	if got := states(t, m, "a", "b"); !slices.Equal(got, []tier.State{tier.Ready, tier.Ready}) {
+		t.Errorf("%v", got)
+	}
+	if n := m.Reset(); n != 2 {
+		t.Errorf("%d blocks reset", n)
+	}
+	j := stored(t, m, "c")
+	if got := hashes(j.Evicted); len(got) != 2 {
+		t.Errorf("evicts %v", got)
+	}
+	end(t, j)
+}
+
+func TestWrongArguments(t *testing.T) {
+	some := pool(1, formats(t, 0, 1, 1))
+	for _, c := range []manager.Config{
+		{},
+		{OpenPool: some},
+		{Ranks: []manager.Rank{{Formats: formats(t, 0, 1, 1)}}},
+		{OpenPool: pool(0, formats(t, 0, 1, 1)), Ranks: []manager.Rank{{Formats: formats(t, 0, 1, 1)}}},
+		{OpenPool: some, Ranks: []manager.Rank{{Formats: formats(t, 0, 2, 1)}, {Formats: formats(t, 1, 2, 2)}}},
+		{OpenPool: some, Ranks: []manager.Rank{{Formats: formats(t, 0, 2, 1)}, {Formats: formats(t, 1, 2, 1), Files: &files{}}}},
+	} {
+		if _, err := manager.Open(c); !errors.Is(err, errdefs.ErrInvalid) {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+	m, _ := open(t, 2, 1, 2)
+	wrong := []manager.Block{{Group: 2, Hash: "a"}}
+	if _, err := m.Lookup(t.Context(), wrong); !errors.Is(err, errdefs.ErrInvalid) {
+		t.Error(err)
+	}
+	if _, err := m.Load(t.Context(), wrong); !errors.Is(err, errdefs.ErrInvalid) {
+		t.Error(err)
+	}
+	if _, err := m.Store(wrong); !errors.Is(err, errdefs.ErrInvalid) {
+		t.Error(err)
+	}
+	if err := errors.Join(m.Touch(wrong), m.Forget(wrong)); !errors.Is(err, errdefs.ErrInvalid) {
+		t.Error(err)
+	}
+	j := stored(t, m, "a")
+	if err := j.End(1); !errors.Is(err, errdefs.ErrInvalid) {
+		t.Error(err)
+	}
+	end(t, j)
+	end(t, j)
+}
+
+func TestCloseCountsJobs(t *testing.T) {
+	fs := formats(t, 0, 1, 1)
+	m, err := manager.Open(manager.Config{OpenPool: pool(2, fs), Ranks: []manager.Rank{{Formats: fs}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	j := stored(t, m, "a")
+	if err := m.Close(); !errors.Is(err, errdefs.ErrBusy) {
+		t.Errorf("close with a job: %v", err)
+	}
+	end(t, j)
+	if err := m.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := m.Store(named("b")); !errors.Is(err, errdefs.ErrClosed) {
+		t.Error(err)
+	}
+}
+
+// worker is what a worker's pool has: it does what jobs say.
+type worker struct {
+	pool  map[manager.Block]bool
+	files *files
+	keys  block.Formats
+	most  int
+}
+
+func (w *worker) drop(blocks []manager.Block) {
+	for _, b := range blocks {
+		delete(w.pool, b)
+	}
+}
+
+func (w *worker) take(b manager.Block) {
+	w.pool[b] = true
+	w.most = max(w.most, len(w.pool))
+}
+
+// TestModel has workers do what a manager says, in its order, with blocks lost and jobs that end in any order: what it says is there is
+// there, and no worker ever holds more than its pool has room for.
+func TestModel(t *testing.T) {
+	const room, universe = 12, 40
+	for seed := range uint64(30) {
+		rng := rand.New(rand.NewPCG(seed, 1))
+		ranks := 1 + rng.IntN(3)
+		m, below := open(t, room, ranks, 2)
+		var workers []*worker
+		for r := range ranks {
+			workers = append(workers, &worker{pool: map[manager.Block]bool{}, files: below[r], keys: formats(t, r, ranks, 2)})
+		}
+		type pending struct {
+			job    *manager.Job
+			failed []int
+		}
+		var jobs []pending
+		some := func() []manager.Block {
+			from, n := rng.IntN(universe), 1+rng.IntN(4)
+			var out []manager.Block
+			for k := range n {
+				out = append(out, manager.Block{Group: (from + k) % 2, Hash: fmt.Sprint((from + k) % universe)})
+			}
+			return out
+		}
+		perform := func(j *manager.Job, load bool) {
+			p := pending{job: j}
+			for _, w := range workers {
+				w.drop(j.Evicted)
+				for i, b := range j.Blocks {
+					inFiles := w.files.there[w.keys.Key(b.Group, []byte(b.Hash))]
+					switch {
+					case load && !w.pool[b] && !inFiles:
+						p.failed = append(p.failed, i)
+					case rng.IntN(20) == 0:
+						p.failed = append(p.failed, i)
+					default:
+						w.take(b)
+					}
+				}
+			}
+			jobs = append(jobs, p)
+		}
+		for range 400 {
+			switch rng.IntN(8) {
+			case 0, 1, 2:
+				if j, err := m.Store(some()); err == nil {
+					perform(j, false)
+				} else if !errors.Is(err, errdefs.ErrBusy) {
+					t.Fatal(err)
+				}
+			case 3, 4:
+				j, err := m.Load(t.Context(), some())
+				if err == nil {
+					perform(j, true)
+				} else if !errors.Is(err, errdefs.ErrBusy) && !errors.Is(err, errdefs.ErrNotFound) {
+					t.Fatal(err)
+				}
+			case 5: // a worker writes to files what it has
+				w := workers[rng.IntN(ranks)]
+				for b := range w.pool {
+					w.files.there[w.keys.Key(b.Group, []byte(b.Hash))] = true
+				}
+			case 6: // a worker loses a block, and tells
+				if bs := some(); rng.IntN(4) == 0 {
+					for _, w := range workers {
+						w.drop(bs[:1])
+						delete(w.files.there, w.keys.Key(bs[0].Group, []byte(bs[0].Hash)))
+					}
+					if err := m.Forget(bs[:1]); err != nil {
+						t.Fatal(err)
+					}
+				} else if err := m.Touch(bs); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for len(jobs) > 0 && rng.IntN(3) > 0 {
+				i := rng.IntN(len(jobs))
+				end(t, jobs[i].job, jobs[i].failed...)
+				jobs = slices.Delete(jobs, i, i+1)
+			}
+		}
+		for _, p := range jobs {
+			end(t, p.job, p.failed...)
+		}
+		// All that has been evicted is told with the next job.
+		last := stored(t, m)
+		end(t, last)
+		for _, w := range workers {
+			w.drop(last.Evicted)
+			clear(w.files.there)
+		}
+		there := int64(0)
+		for k := range universe {
+			b := manager.Block{Group: k % 2, Hash: fmt.Sprint(k)}
+			s, err := m.Lookup(t.Context(), []manager.Block{b})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if s[0] == tier.Ready {
+				there++
+			}
+			for r, w := range workers {
+				if s[0] == tier.Ready && !w.pool[b] {
+					t.Errorf("seed %d: block %v is said to be there, and rank %d has not got it", seed, b, r)
+				}
+			}
+		}
+		if s := m.Stats(); s.Blocks != there || s.Jobs != 0 || s.Blocks > room {
+			t.Errorf("seed %d: %d are there, and %+v", seed, there, s)
+		}
+		for r, w := range workers {
+			if w.most > room {
+				t.Errorf("seed %d: rank %d held %d blocks at a time, and has room for %d", seed, r, w.most, room)
+			}
+		}
+	}
+}
+
+func TestManyThreads(t *testing.T) {
+	m, _ := open(t, 8, 1, 1)
+	var group sync.WaitGroup
+	for g := range 8 {
+		group.Go(func() {
+			rng := rand.New(rand.NewPCG(uint64(g), 2))
+			for range 300 {
+				bs := named(fmt.Sprint(rng.IntN(20)), fmt.Sprint(rng.IntN(20)))
+				var j *manager.Job
+				var err error
+				if rng.IntN(2) == 0 {
+					j, err = m.Store(bs)
+				} else {
+					j, err = m.Load(context.Background(), bs)
+				}
+				if err == nil {
+					err = j.End(rng.Perm(len(j.Blocks))[:rng.IntN(1+len(j.Blocks))]...)
+				}
+				if err != nil && !errors.Is(err, errdefs.ErrBusy) && !errors.Is(err, errdefs.ErrNotFound) {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	group.Wait()
+	if s := m.Stats(); s.Jobs != 0 || s.Blocks > 8 {
+		t.Errorf("%+v", s)
+	}
+}

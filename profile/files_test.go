@@ -22,7 +22,7 @@ import (
 	streamfile "github.com/kvlane/kvlane/stream/file"
 )
 
-var soon = streamfile.MeasureOptions{Budget: 300 * time.Millisecond}
+var soon = streamfile.MeasureOptions{Budget: time.Second}
 
 // memoryDir returns a directory in memory, which measuring is fast in, and checks that nothing is left in it.
 func memoryDir(t *testing.T) string {

@@ -17,6 +17,7 @@ type Library struct {
 	handles handles
 	past    context.Context // ended by errPending, before anything began
 	busy    context.Context // ended by errNotNow
+	refs    sync.Pool       // of *[]kvlane.Ref, which the store copies
 }
 
 // errNotNow is the cause for calls that do not wait for their turn.

@@ -10,7 +10,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-func hashTokens(t testing.TB, parent []byte, tokens []int64, blockTokens int) [][]byte {
+func hashTokens(t *testing.T, parent []byte, tokens []int64, blockTokens int) [][]byte {
 	t.Helper()
 	flat, err := block.HashTokens(nil, parent, tokens, blockTokens)
 	if err != nil {

@@ -82,9 +82,9 @@ const char *kvl_status_name(kvl_status status);
 kvl_status kvl_open(const char *config, kvl_engine *engine);
 
 /*
- * kvl_close writes what is still to be written, until the timeout, then closes everything. KVL_BUSY or KVL_PENDING: something
- * is still in use, nothing that it needs was freed, and the call may be made again; kvl_error names it. Once it has returned
- * KVL_OK the handles of the engine, and of its caches, leases and tasks, are gone.
+ * kvl_close writes what is still to be written, until the timeout, and gives the rest up; then it closes everything. KVL_BUSY
+ * or KVL_PENDING: something is still in use, nothing that it needs was freed, and the call may be made again; kvl_error names
+ * it. Once it has returned KVL_OK the handles of the engine, and of its caches, leases and tasks, are gone.
  */
 kvl_status kvl_close(kvl_engine engine, int64_t timeout_ms);
 
@@ -133,8 +133,8 @@ kvl_status kvl_lookup(kvl_engine engine, const uint8_t *keys, size_t n, uint8_t 
  * there until kvl_release, or for ttl_ms (0: the longest that the configuration allows). The lease of no block is a lease too.
  * The timeout is that of kvl_lookup.
  */
-kvl_status kvl_lease_blocks(kvl_engine engine, const uint8_t *keys, size_t n, int64_t ttl_ms, int64_t timeout_ms, kvl_lease *lease,
-                            size_t *found);
+kvl_status kvl_lease_blocks(kvl_engine engine, const uint8_t *keys, size_t n, int64_t ttl_ms, int64_t timeout_ms,
+                            kvl_lease *lease, size_t *found);
 
 /* kvl_release ends a lease and frees its handle. Loads under way keep their blocks. */
 kvl_status kvl_release(kvl_lease lease);
@@ -147,8 +147,8 @@ kvl_status kvl_release(kvl_lease lease);
  * The pages are not to be touched until the task is done, or a layer of them until KVL_LAYER of its number is. KVL_BUSY, of
  * this and the next two: too many tasks are under way (256), so wait for one.
  */
-kvl_status kvl_load_blocks(kvl_engine engine, kvl_lease lease, kvl_cache cache, const uint8_t *keys, const uint32_t *pages, size_t n,
-                           uint32_t flags, kvl_task *task);
+kvl_status kvl_load_blocks(kvl_engine engine, kvl_lease lease, kvl_cache cache, const uint8_t *keys, const uint32_t *pages,
+                           size_t n, uint32_t flags, kvl_task *task);
 
 /* The work that a dump has to wait for: what has been enqueued so far on a CUDA stream. */
 typedef struct kvl_after {
@@ -159,8 +159,8 @@ typedef struct kvl_after {
  * kvl_dump_blocks stores block keys[i] from page pages[i] of the cache. The pages are not to be changed until KVL_SOURCE_FREE.
  * after: NULL, or the work that writes the pages; the copies wait for it on the device.
  */
-kvl_status kvl_dump_blocks(kvl_engine engine, kvl_cache cache, const uint8_t *keys, const uint32_t *pages, size_t n, uint32_t flags,
-                           const kvl_after *after, kvl_task *task);
+kvl_status kvl_dump_blocks(kvl_engine engine, kvl_cache cache, const uint8_t *keys, const uint32_t *pages, size_t n,
+                           uint32_t flags, const kvl_after *after, kvl_task *task);
 
 /* kvl_prefetch brings blocks into memory, so that a later load finds them there. */
 kvl_status kvl_prefetch(kvl_engine engine, const uint8_t *keys, size_t n, kvl_task *task);

@@ -21,8 +21,8 @@ const (
 )
 
 // configuration is that of an engine on the simulated device, with what is added to it.
-func configuration(t testing.TB, dir string, add map[string]any) []byte {
-	t.Helper()
+func configuration(tb testing.TB, dir string, add map[string]any) []byte {
+	tb.Helper()
 	all := map[string]any{
 		"model":  map[string]any{"name": "m", "dtype": "bfloat16", "layers": layers, "kv_heads": 1, "head_size": 64, "block_tokens": 16},
 		"device": map[string]any{"driver": "sim"},
@@ -33,7 +33,7 @@ func configuration(t testing.TB, dir string, add map[string]any) []byte {
 	}
 	b, err := json.Marshal(all)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return b
 }
@@ -51,9 +51,9 @@ type program struct {
 }
 
 // start opens an engine, and closes it when the test ends.
-func start(t testing.TB, lib *capi.Library, config []byte, n int) *program {
-	t.Helper()
-	p := &program{t: t, lib: lib}
+func start(tb testing.TB, lib *capi.Library, config []byte, n int) *program {
+	tb.Helper()
+	p := &program{t: tb, lib: lib}
 	var err error
 	p.engine, err = lib.Open(config)
 	p.must(err)
@@ -69,7 +69,7 @@ func start(t testing.TB, lib *capi.Library, config []byte, n int) *program {
 	}
 	p.cache, err = lib.RegisterCache(p.engine, []kvlane.CacheMemory{m})
 	p.must(err)
-	t.Cleanup(p.close)
+	tb.Cleanup(p.close)
 	return p
 }
 
@@ -153,9 +153,9 @@ func upTo(n int) []uint32 {
 }
 
 // want compares the status of an error.
-func want(t testing.TB, what string, err error, status capi.Status) {
-	t.Helper()
+func want(tb testing.TB, what string, err error, status capi.Status) {
+	tb.Helper()
 	if got := capi.StatusOf(err); got != status {
-		t.Errorf("%s: status %d (%v), want %d", what, got, err, status)
+		tb.Errorf("%s: status %d (%v), want %d", what, got, err, status)
 	}
 }

@@ -95,7 +95,7 @@ func (l *Library) Load(eh, leaseHandle, ch Handle, keys []kvlane.Key, pages []ui
 	o := kvlane.LoadOptions{Layerwise: flags&Layerwise != 0, Awaited: flags&Awaited != 0}
 	var t *kvlane.LoadTask
 	err = l.pair(keys, pages, func(refs []kvlane.Ref) (err error) {
-		t, err = e.Engine.Load(l.busy, under, c.Cache, refs, o)
+		t, err = e.Load(l.busy, under, c.Cache, refs, o)
 		return err
 	})
 	if err != nil {
@@ -116,7 +116,7 @@ func (l *Library) Dump(eh, ch Handle, keys []kvlane.Key, pages []uint32, flags u
 	}
 	var t *kvlane.DumpTask
 	err = l.pair(keys, pages, func(refs []kvlane.Ref) (err error) {
-		t, err = e.Engine.Dump(l.busy, c.Cache, refs, o)
+		t, err = e.Dump(l.busy, c.Cache, refs, o)
 		return err
 	})
 	if err != nil {
@@ -147,7 +147,7 @@ func (l *Library) Prefetch(h Handle, keys []kvlane.Key) (Handle, error) {
 	if err != nil {
 		return 0, err
 	}
-	t, err := e.Engine.Prefetch(l.busy, keys)
+	t, err := e.Prefetch(l.busy, keys)
 	if err != nil {
 		return 0, err
 	}

@@ -146,3 +146,41 @@ kvl_status kvl_stats(kvl_engine engine, char *buffer, size_t *bytes) { CALL(kvlG
 kvl_status kvl_notes(kvl_engine engine, char *buffer, size_t *bytes) { CALL(kvlGoNotes, engine, buffer, bytes); }
 
 kvl_status kvl_report_slowdown(kvl_engine engine, double percent) { CALL(kvlGoReportSlowdown, engine, percent); }
+
+kvl_status kvl_drop(kvl_engine engine, const uint8_t *keys, size_t n, size_t *stay) { CALL(kvlGoDrop, engine, (uint8_t *)keys, n, stay); }
+
+kvl_status kvl_open_manager(const char *config, kvl_manager *manager) { CALL(kvlGoOpenManager, (char *)config, manager); }
+
+kvl_status kvl_close_manager(kvl_manager manager, int64_t timeout_ms) { CALL(kvlGoCloseManager, manager, timeout_ms); }
+
+kvl_status kvl_manager_lookup(kvl_manager manager, const kvl_blocks *blocks, uint8_t *states) {
+  CALL(kvlGoManagerLookup, manager, (kvl_blocks *)blocks, states);
+}
+
+kvl_status kvl_manager_load(kvl_manager manager, const kvl_blocks *blocks, kvl_job *job) {
+  CALL(kvlGoManagerLoad, manager, (kvl_blocks *)blocks, job);
+}
+
+kvl_status kvl_manager_store(kvl_manager manager, const kvl_blocks *blocks, uint8_t *chosen, kvl_job *job) {
+  CALL(kvlGoManagerStore, manager, (kvl_blocks *)blocks, chosen, job);
+}
+
+kvl_status kvl_manager_forget(kvl_manager manager, const kvl_blocks *blocks) {
+  CALL(kvlGoManagerForget, manager, (kvl_blocks *)blocks);
+}
+
+kvl_status kvl_manager_touch(kvl_manager manager, const kvl_blocks *blocks) {
+  CALL(kvlGoManagerTouch, manager, (kvl_blocks *)blocks);
+}
+
+kvl_status kvl_manager_reset(kvl_manager manager) { CALL(kvlGoManagerReset, manager); }
+
+kvl_status kvl_manager_stats(kvl_manager manager, char *buffer, size_t *bytes) { CALL(kvlGoManagerStats, manager, buffer, bytes); }
+
+kvl_status kvl_job_size(kvl_job job, size_t *blocks, size_t *evicted) { CALL(kvlGoJobSize, job, blocks, evicted); }
+
+kvl_status kvl_job_evicted(kvl_job job, uint32_t *groups, uint8_t *hashes, size_t hash_bytes, size_t n) {
+  CALL(kvlGoJobEvicted, job, groups, hashes, hash_bytes, n);
+}
+
+kvl_status kvl_job_end(kvl_job job, const uint8_t *failed, size_t n) { CALL(kvlGoJobEnd, job, (uint8_t *)failed, n); }

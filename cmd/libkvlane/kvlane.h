@@ -212,6 +212,77 @@ kvl_status kvl_notes(kvl_engine engine, char *buffer, size_t *bytes);
 /* kvl_report_slowdown tells by how many percent the program's own work takes longer than without copies beside it. */
 kvl_status kvl_report_slowdown(kvl_engine engine, double percent);
 
+/*
+ * An engine whose scheduler and workers are processes of their own has a manager in the scheduler, which knows what the stores
+ * of all workers have and needs no device, and in each worker a kvl_engine. The scheduler's jobs, as names of blocks, travel
+ * to the workers by the engine's own means, and are carried out in the order in which they were made; what became of them
+ * travels back.
+ */
+typedef uint64_t kvl_manager;
+typedef uint64_t kvl_job; /* what all workers do for some blocks */
+
+/* Names of n blocks: of page groups[i], or of the first page group where groups is NULL, with n hashes of hash_bytes each. */
+typedef struct kvl_blocks {
+  const uint32_t *groups;
+  const uint8_t *hashes;
+  size_t hash_bytes;
+  size_t n;
+} kvl_blocks;
+
+/*
+ * kvl_open_manager opens a manager, as `config` says: {"ranks": [what each worker gives to kvl_open], "blocks": n}. Workers
+ * whose blocks are the same, in the same directories, may be named once. "blocks" is how many each worker's cache may be given;
+ * left out, as many as fit in it, but for a sixteenth that is on its way to files.
+ */
+kvl_status kvl_open_manager(const char *config, kvl_manager *manager);
+
+/* kvl_close_manager closes a manager. KVL_BUSY or KVL_PENDING: jobs have not ended, and the call may be made again. */
+kvl_status kvl_close_manager(kvl_manager manager, int64_t timeout_ms);
+
+#define KVL_ABSENT 0u
+#define KVL_UNDER_WAY 1u /* a job that has not ended stores it, or brings it from files */
+#define KVL_THERE 2u     /* every worker has it, in memory or in files */
+
+/* kvl_manager_lookup writes where each block stands. Nothing keeps it there: kvl_manager_load does. */
+kvl_status kvl_manager_lookup(kvl_manager manager, const kvl_blocks *blocks, uint8_t *states);
+
+/*
+ * kvl_manager_load pins blocks, all of which are KVL_THERE, for workers to load: each gives their keys to kvl_load_blocks.
+ * KVL_NOT_FOUND, KVL_BUSY: one is not there, is under way, or has no room; then nothing is pinned.
+ */
+kvl_status kvl_manager_load(kvl_manager manager, const kvl_blocks *blocks, kvl_job *job);
+
+/*
+ * kvl_manager_store makes room for those of the blocks that are neither in memory nor under way, and writes 1 to chosen for
+ * each, else 0: each worker gives the keys of the chosen ones to kvl_dump_blocks. KVL_BUSY: there is no room.
+ */
+kvl_status kvl_manager_store(kvl_manager manager, const kvl_blocks *blocks, uint8_t *chosen, kvl_job *job);
+
+/* kvl_job_size writes how many blocks a job is about, and how many others every worker drops first: kvl_job_evicted, kvl_drop. */
+kvl_status kvl_job_size(kvl_job job, size_t *blocks, size_t *evicted);
+
+/* kvl_job_evicted writes the names of the blocks that workers drop before they begin the job: all n of kvl_job_size. */
+kvl_status kvl_job_evicted(kvl_job job, uint32_t *groups, uint8_t *hashes, size_t hash_bytes, size_t n);
+
+/*
+ * kvl_job_end says that every worker is through with a job, and frees its handle. failed is NULL, or not 0 for each of the job's n
+ * blocks that some worker could not store or load: these are forgotten, and may be stored anew.
+ */
+kvl_status kvl_job_end(kvl_job job, const uint8_t *failed, size_t n);
+
+/* kvl_manager_forget makes misses of blocks that a worker found wrong; kvl_manager_touch says that blocks are in use;
+ * kvl_manager_reset forgets what is in the workers' memory and in no job. kvl_manager_stats is as kvl_stats. */
+kvl_status kvl_manager_forget(kvl_manager manager, const kvl_blocks *blocks);
+kvl_status kvl_manager_touch(kvl_manager manager, const kvl_blocks *blocks);
+kvl_status kvl_manager_reset(kvl_manager manager);
+kvl_status kvl_manager_stats(kvl_manager manager, char *buffer, size_t *bytes);
+
+/*
+ * kvl_drop takes blocks out of a worker's memory, and leaves files alone; it does not wait, and passes over blocks that are not
+ * there. stay: how many stay for now, since something still uses them; they are evicted in their turn.
+ */
+kvl_status kvl_drop(kvl_engine engine, const uint8_t *keys, size_t n, size_t *stay);
+
 #ifdef __cplusplus
 }
 #endif

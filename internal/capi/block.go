@@ -15,8 +15,8 @@ type lease struct {
 	engine *engine
 }
 
-func (*lease) kind() string  { return "lease" }
-func (l *lease) of() *engine { return l.engine }
+func (*lease) kind() string { return "lease" }
+func (l *lease) of() object { return l.engine }
 
 // Keys writes the keys of blocks of a page group: of as many hashes of hashBytes each as keys has room for.
 func (l *Library) Keys(h Handle, group uint32, hashes []byte, hashBytes int, keys []kvlane.Key) error {

@@ -18,7 +18,7 @@ type handles struct {
 // object is what a handle may stand for.
 type object interface {
 	kind() string
-	of() *engine
+	of() object // whose it is, with which it goes
 }
 
 func (h *handles) add(o object) Handle {
@@ -39,8 +39,8 @@ func (h *handles) remove(n Handle) {
 	delete(h.all, n)
 }
 
-// removeOf forgets an engine and all that is its.
-func (h *handles) removeOf(e *engine) {
+// removeOf forgets an engine or a manager, and all that is its.
+func (h *handles) removeOf(e object) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	maps.DeleteFunc(h.all, func(_ Handle, o object) bool { return o.of() == e })

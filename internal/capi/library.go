@@ -60,10 +60,10 @@ type engine struct {
 	streams map[uint64]*kvlane.HostStream // guarded by mu
 }
 
-func (*engine) kind() string  { return "engine" }
-func (e *engine) of() *engine { return e }
-func (*cache) kind() string   { return "KV cache" }
-func (c *cache) of() *engine  { return c.engine }
+func (*engine) kind() string { return "engine" }
+func (e *engine) of() object { return e }
+func (*cache) kind() string  { return "KV cache" }
+func (c *cache) of() object  { return c.engine }
 
 // cache is a paged KV cache that an engine was told of.
 type cache struct {

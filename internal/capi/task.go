@@ -43,8 +43,8 @@ type work interface {
 	Cancel()
 }
 
-func (*task) kind() string  { return "task" }
-func (t *task) of() *engine { return t.engine }
+func (*task) kind() string { return "task" }
+func (t *task) of() object { return t.engine }
 
 // pair calls start with refs of keys and pages, which it does not keep.
 func (l *Library) pair(keys []kvlane.Key, pages []uint32, start func([]kvlane.Ref) error) error {

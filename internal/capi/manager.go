@@ -1,0 +1,285 @@
+package capi
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"reflect"
+
+	"github.com/kvlane/kvlane"
+	"github.com/kvlane/kvlane/tier"
+)
+
+// manager is the index of the blocks that engines in other processes have.
+type manager struct{ *kvlane.Manager }
+
+func (*manager) kind() string { return "manager" }
+func (m *manager) of() object { return m }
+
+// job is what a manager has all workers do.
+type job struct {
+	*kvlane.Job
+	manager *manager
+}
+
+func (*job) kind() string { return "job" }
+func (j *job) of() object { return j.manager }
+
+// Names are blocks as the caller names them: by page group, of the first where there are no groups, and by hash.
+type Names struct {
+	Groups    []uint32
+	Hashes    []byte
+	HashBytes int
+	N         int
+}
+
+// blocks returns them as the manager wants them.
+func (n *Names) blocks() ([]kvlane.Block, error) {
+	switch {
+	case n.HashBytes < 1 || n.HashBytes > math.MaxInt/max(1, n.N) || len(n.Hashes) != n.HashBytes*n.N:
+		return nil, invalid("%d bytes are not %d hashes of %d bytes", len(n.Hashes), n.N, n.HashBytes)
+	case n.Groups != nil && len(n.Groups) != n.N:
+		return nil, invalid("%d page groups are not those of %d blocks", len(n.Groups), n.N)
+	}
+	out := make([]kvlane.Block, n.N)
+	all := string(n.Hashes)
+	for i := range out {
+		out[i].Hash = all[i*n.HashBytes : (i+1)*n.HashBytes]
+		if n.Groups != nil {
+			out[i].Group = int(n.Groups[i])
+		}
+	}
+	return out, nil
+}
+
+// OpenManager opens a manager, as a configuration in JSON says: {"ranks": [those of the workers' engines], "blocks": of each worker}.
+func (l *Library) OpenManager(config []byte) (Handle, error) {
+	c, err := ParseManagerConfig(config)
+	if err != nil {
+		return 0, fmt.Errorf("open manager: %w", err)
+	}
+	m, err := kvlane.OpenManager(context.Background(), c)
+	if err != nil {
+		return 0, err
+	}
+	return l.handles.add(&manager{m}), nil
+}
+
+// ParseManagerConfig reads the configuration of a manager, and validates those of its ranks.
+func ParseManagerConfig(text []byte) (kvlane.ManagerConfig, error) {
+	var any map[string]json.RawMessage
+	if err := json.Unmarshal(text, &any); err != nil {
+		return kvlane.ManagerConfig{}, invalid("configuration: %v", err)
+	}
+	var c kvlane.ManagerConfig
+	var errs []error
+	for key, value := range any {
+		var err error
+		var ranks []json.RawMessage
+		switch key {
+		case "blocks":
+			if err = json.Unmarshal(value, &c.Blocks); err == nil && c.Blocks < 0 {
+				err = invalid("%d is negative", c.Blocks)
+			}
+		case "ranks":
+			err = json.Unmarshal(value, &ranks)
+		default:
+			err = invalid("there is no such key")
+		}
+		if err != nil {
+			errs = append(errs, invalid("configuration: %s: %v", key, err))
+		}
+		for i, r := range ranks {
+			rank, err := ParseConfig(r)
+			if err != nil {
+				errs = append(errs, fmt.Errorf("rank %d: %w", i, err))
+			}
+			c.Ranks = append(c.Ranks, rank)
+		}
+	}
+	return c, errors.Join(errs...)
+}
+
+// CloseManager closes a manager. Once it has returned nil its handle, and those of its jobs, are gone.
+func (l *Library) CloseManager(h Handle, timeoutMillis int64) error {
+	m, err := find[*manager](&l.handles, h)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := l.within(timeoutMillis)
+	defer cancel()
+	if err := m.Close(ctx); err != nil {
+		return err
+	}
+	l.handles.removeOf(m)
+	return nil
+}
+
+// manage finds the manager, and the blocks that are named.
+func (l *Library) manage(h Handle, n *Names) (*manager, []kvlane.Block, error) {
+	m, err := find[*manager](&l.handles, h)
+	if err != nil {
+		return nil, nil, err
+	}
+	blocks, err := n.blocks()
+	return m, blocks, err
+}
+
+// The states of a block that ManagerLookup writes.
+const (
+	absent  uint8 = 0
+	pending uint8 = 1
+	there   uint8 = 2
+)
+
+// ManagerLookup says where each block stands. What was found is written although a tier could not be asked, which the error says.
+func (l *Library) ManagerLookup(h Handle, n *Names, states []uint8) error {
+	m, blocks, err := l.manage(h, n)
+	if err != nil {
+		return err
+	}
+	found, err := m.Lookup(context.Background(), blocks)
+	for i, s := range found {
+		switch s { //nolint:exhaustive // the others are absent
+		case tier.Ready:
+			states[i] = there
+		case tier.Filling:
+			states[i] = pending
+		default:
+			states[i] = absent
+		}
+	}
+	return err
+}
+
+// ManagerLoad pins blocks that workers load.
+func (l *Library) ManagerLoad(h Handle, n *Names) (Handle, error) {
+	m, blocks, err := l.manage(h, n)
+	if err != nil {
+		return 0, err
+	}
+	j, err := m.Load(context.Background(), blocks)
+	if err != nil {
+		return 0, err
+	}
+	return l.handles.add(&job{j, m}), nil
+}
+
+// ManagerStore makes room for blocks that workers store, and writes 1 for each that the job is about, which may be none.
+func (l *Library) ManagerStore(h Handle, n *Names, chosen []uint8) (Handle, error) {
+	m, blocks, err := l.manage(h, n)
+	if err != nil {
+		return 0, err
+	}
+	clear(chosen)
+	j, err := m.Store(blocks)
+	if err != nil {
+		return 0, err
+	}
+	k := 0
+	for i := range blocks { // the job's are some of them, in their order
+		if k < len(j.Blocks) && blocks[i] == j.Blocks[k] {
+			chosen[i] = 1
+			k++
+		}
+	}
+	return l.handles.add(&job{j, m}), nil
+}
+
+// JobEvicted writes which blocks the workers drop first: as many as JobSize says, whose hashes have hashBytes each.
+func (l *Library) JobEvicted(h Handle, groups []uint32, hashes []byte, hashBytes int) error {
+	j, err := find[*job](&l.handles, h)
+	if err != nil {
+		return err
+	}
+	if len(groups) != len(j.Evicted) || len(hashes) != hashBytes*len(groups) {
+		return invalid("there is room for %d blocks that are evicted, with %d bytes of hashes, and job %d has %d", len(groups), len(hashes), h, len(j.Evicted))
+	}
+	for i, b := range j.Evicted {
+		if len(b.Hash) != hashBytes {
+			return invalid("a block that is evicted has a hash of %d bytes, not %d", len(b.Hash), hashBytes)
+		}
+		groups[i] = uint32(b.Group)
+		copy(hashes[i*hashBytes:], b.Hash)
+	}
+	return nil
+}
+
+// JobSize returns how many blocks a job is about, and how many workers drop first.
+func (l *Library) JobSize(h Handle) (blocks, evicted int, err error) {
+	j, err := find[*job](&l.handles, h)
+	if err != nil {
+		return 0, 0, err
+	}
+	return len(j.Blocks), len(j.Evicted), nil
+}
+
+// JobEnd ends a job, and frees its handle. A block is forgotten whose place in failed is not zero; nil is none.
+func (l *Library) JobEnd(h Handle, failed []uint8) error {
+	j, err := find[*job](&l.handles, h)
+	if err != nil {
+		return err
+	}
+	if failed != nil && len(failed) != len(j.Blocks) {
+		return invalid("%d results are not those of the job's %d blocks", len(failed), len(j.Blocks))
+	}
+	var bad []int
+	for i, f := range failed {
+		if f != 0 {
+			bad = append(bad, i)
+		}
+	}
+	if err := j.End(bad...); err != nil {
+		return err
+	}
+	l.handles.remove(h)
+	return nil
+}
+
+// ManagerForget makes blocks misses.
+func (l *Library) ManagerForget(h Handle, n *Names) error {
+	m, blocks, err := l.manage(h, n)
+	if err != nil {
+		return err
+	}
+	return m.Forget(blocks)
+}
+
+// ManagerTouch says that blocks are in use.
+func (l *Library) ManagerTouch(h Handle, n *Names) error {
+	m, blocks, err := l.manage(h, n)
+	if err != nil {
+		return err
+	}
+	return m.Touch(blocks)
+}
+
+// ManagerReset forgets all blocks in the workers' pools that no job has in use.
+func (l *Library) ManagerReset(h Handle) error {
+	m, err := find[*manager](&l.handles, h)
+	if err != nil {
+		return err
+	}
+	m.Reset()
+	return nil
+}
+
+// ManagerStats returns a manager's figures as a JSON object.
+func (l *Library) ManagerStats(h Handle) ([]byte, error) {
+	m, err := find[*manager](&l.handles, h)
+	if err != nil {
+		return nil, err
+	}
+	return json.Marshal(figures(reflect.ValueOf(m.Stats())))
+}
+
+// Drop takes blocks out of an engine's cache, and says how many stay for now.
+func (l *Library) Drop(h Handle, keys []kvlane.Key) (stay int, err error) {
+	e, err := find[*engine](&l.handles, h)
+	if err != nil {
+		return 0, err
+	}
+	return e.Drop(context.Background(), keys)
+}

@@ -105,7 +105,7 @@ func (m *Manager) openRank(ctx context.Context, c *Config) (manager.Rank, int, e
 	return r, slots, nil
 }
 
-// Close closes the index and the file tiers. ErrBusy if jobs have not ended: they may end later, and all is closed by a later Close.
+// Close refuses new jobs, and closes the file tiers. ErrBusy while jobs have not ended: then it may be called again.
 func (m *Manager) Close(ctx context.Context) error {
 	if err := m.closers.Close(ctx); err != nil {
 		return fmt.Errorf("close manager: %w", err)

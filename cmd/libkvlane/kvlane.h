@@ -236,7 +236,7 @@ typedef struct kvl_blocks {
  */
 kvl_status kvl_open_manager(const char *config, kvl_manager *manager);
 
-/* kvl_close_manager closes a manager. KVL_BUSY or KVL_PENDING: jobs have not ended, and the call may be made again. */
+/* kvl_close_manager refuses new jobs, and closes. KVL_BUSY, KVL_PENDING: jobs have not ended, and the call may be made again. */
 kvl_status kvl_close_manager(kvl_manager manager, int64_t timeout_ms);
 
 #define KVL_ABSENT 0u
@@ -265,13 +265,15 @@ kvl_status kvl_job_size(kvl_job job, size_t *blocks, size_t *evicted);
 kvl_status kvl_job_evicted(kvl_job job, uint32_t *groups, uint8_t *hashes, size_t hash_bytes, size_t n);
 
 /*
- * kvl_job_end says that every worker is through with a job, and frees its handle. failed is NULL, or not 0 for each of the job's n
- * blocks that some worker could not store or load: these are forgotten, and may be stored anew.
+ * kvl_job_end says that every worker is through with a job, and frees its handle. failed is NULL, or not 0 for each of the job's
+ * n blocks that some worker could not store or load: these are forgotten, and may be stored anew.
  */
 kvl_status kvl_job_end(kvl_job job, const uint8_t *failed, size_t n);
 
-/* kvl_manager_forget makes misses of blocks that a worker found wrong; kvl_manager_touch says that blocks are in use;
- * kvl_manager_reset forgets what is in the workers' memory and in no job. kvl_manager_stats is as kvl_stats. */
+/*
+ * kvl_manager_forget makes misses of blocks that a worker found wrong; kvl_manager_touch says that blocks are in use;
+ * kvl_manager_reset forgets what is in the workers' memory and in no job. kvl_manager_stats is as kvl_stats.
+ */
 kvl_status kvl_manager_forget(kvl_manager manager, const kvl_blocks *blocks);
 kvl_status kvl_manager_touch(kvl_manager manager, const kvl_blocks *blocks);
 kvl_status kvl_manager_reset(kvl_manager manager);

@@ -129,9 +129,9 @@ func (l *Library) manage(h Handle, n *Names) (*manager, []kvlane.Block, error) {
 
 // The states of a block that ManagerLookup writes.
 const (
-	absent  uint8 = 0
-	pending uint8 = 1
-	there   uint8 = 2
+	Absent   uint8 = 0
+	UnderWay uint8 = 1
+	There    uint8 = 2
 )
 
 // ManagerLookup says where each block stands. What was found is written although a tier could not be asked, which the error says.
@@ -144,11 +144,11 @@ func (l *Library) ManagerLookup(h Handle, n *Names, states []uint8) error {
 	for i, s := range found {
 		switch s { //nolint:exhaustive // the others are absent
 		case tier.Ready:
-			states[i] = there
+			states[i] = There
 		case tier.Filling:
-			states[i] = pending
+			states[i] = UnderWay
 		default:
-			states[i] = absent
+			states[i] = Absent
 		}
 	}
 	return err

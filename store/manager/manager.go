@@ -102,7 +102,7 @@ func (m *Manager) evict(key block.Key) {
 	m.stats.Evicted++
 }
 
-// Close ends the Manager. ErrBusy, with their number, if jobs have not ended; it is closed all the same.
+// Close refuses new jobs. ErrBusy, with their number, while jobs have not ended: then it may be called again.
 func (m *Manager) Close() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

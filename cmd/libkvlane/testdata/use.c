@@ -189,6 +189,57 @@ static void words(void) {
 }
 
 /* One of several threads at once: what one is told the others are not. */
+/* The scheduler's side: a job is made, its blocks are stored by this process, and it is found then. */
+static void manage(void) {
+  char config[2200];
+  kvl_manager m;
+  kvl_job job, none;
+  uint32_t groups[2] = {0, 0}, gone_groups[2];
+  uint8_t hashes[2][KVL_HASH_BYTES] = {{1}, {2}}, states[2], chosen[2], failed[2] = {0, 1}, gone[2][KVL_HASH_BYTES];
+  uint8_t dropped[KVL_KEY_BYTES];
+  size_t n, evicted, stay = 9, length = sizeof config;
+  kvl_blocks blocks = {groups, hashes[0], KVL_HASH_BYTES, 2};
+  snprintf(config, sizeof config,
+           "{\"ranks\": [{\"model\": {\"name\": \"m\", \"dtype\": \"bfloat16\", \"layers\": %d, \"kv_heads\": 1, \"head_size\": 64, \"block_tokens\": %d},"
+           " \"device\": {\"driver\": \"%s\"}, \"store\": {\"cache_bytes\": 4194304, \"dirs\": [\"%s\"]}}]}",
+           LAYERS, TOKENS, driver, dir);
+  EXPECT(KVL_OK, kvl_open_manager(config, &m));
+  EXPECT(KVL_OK, kvl_manager_lookup(m, &blocks, states));
+  CHECK(states[0] == KVL_ABSENT && states[1] == KVL_ABSENT);
+  EXPECT(KVL_NOT_FOUND, kvl_manager_load(m, &blocks, &none));
+  EXPECT(KVL_OK, kvl_manager_store(m, &blocks, chosen, &job));
+  CHECK(chosen[0] == 1 && chosen[1] == 1);
+  EXPECT(KVL_OK, kvl_manager_lookup(m, &blocks, states));
+  CHECK(states[0] == KVL_UNDER_WAY && states[1] == KVL_UNDER_WAY);
+  EXPECT(KVL_OK, kvl_job_size(job, &n, &evicted));
+  CHECK(n == 2 && evicted == 0);
+  EXPECT(KVL_BUSY, kvl_manager_load(m, &blocks, &none));
+  EXPECT(KVL_INVALID, kvl_job_end(job, failed, 3));
+  EXPECT(KVL_OK, kvl_job_end(job, failed, 2));
+  EXPECT(KVL_INVALID, kvl_job_end(job, failed, 2));
+  EXPECT(KVL_OK, kvl_manager_lookup(m, &blocks, states));
+  CHECK(states[0] == KVL_THERE && states[1] == KVL_ABSENT);
+  EXPECT(KVL_OK, kvl_manager_touch(m, &blocks));
+  EXPECT(KVL_OK, kvl_manager_forget(m, &blocks));
+  EXPECT(KVL_OK, kvl_manager_store(m, &blocks, chosen, &job));
+  EXPECT(KVL_OK, kvl_job_size(job, &n, &evicted));
+  CHECK(n == 2 && evicted == 2);
+  EXPECT(KVL_INVALID, kvl_job_evicted(job, gone_groups, gone[0], KVL_HASH_BYTES, 1));
+  EXPECT(KVL_OK, kvl_job_evicted(job, gone_groups, gone[0], KVL_HASH_BYTES, 2));
+  CHECK(memcmp(gone, hashes, sizeof gone) != 0 || gone_groups[0] == 0);
+  EXPECT(KVL_OK, kvl_keys(engine, 0, gone[0], KVL_HASH_BYTES, 1, dropped));
+  EXPECT(KVL_OK, kvl_drop(engine, dropped, 1, &stay));
+  CHECK(stay == 0);
+  EXPECT(KVL_OK, kvl_job_end(job, NULL, 0));
+  EXPECT(KVL_OK, kvl_manager_reset(m));
+  EXPECT(KVL_OK, kvl_manager_stats(m, config, &length));
+  CHECK(strstr(config, "\"blocks\":0") != NULL);
+  EXPECT(KVL_INVALID, kvl_manager_lookup(m, NULL, states));
+  EXPECT(KVL_INVALID, kvl_manager_load(m, &blocks, NULL));
+  EXPECT(KVL_OK, kvl_close_manager(m, PATIENCE));
+  EXPECT(KVL_INVALID, kvl_manager_reset(m));
+}
+
 static void *thread(void *arg) {
   char word[32];
   size_t found;
@@ -287,6 +338,7 @@ int main(int argc, char **argv) {
   nothing();
   words();
   start();
+  manage();
   threads();
   fork_off();
   price();

@@ -24,10 +24,13 @@ GUEST := KVLANE_REQUIRE=verbs,nfs $(GO) test -count 1 -p 1 -timeout 120s -exec
 export CGO_ENABLED = 0
 
 .DEFAULT_GOAL := help
-.PHONY: build demo test verbs mutants nonic lint race generate drift fuzz bench crash stress hardware-kit hardware clean help
+.PHONY: build lib demo test verbs mutants nonic lint race generate drift fuzz bench crash stress hardware-kit hardware clean help
 
 build: ## build the one binary, bin/kvlane
 	$(GO) build -trimpath -o $(BIN)/kvlane ./cmd/kvlane
+
+lib: ## build the C library, bin/lib/libkvlane.so, and its header; needs pip, for a compiler against an old C library
+	tools/lib $(BIN)
 
 demo: build ## replay a small trace end to end on what this machine has
 	$(BIN)/kvlane demo

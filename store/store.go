@@ -193,11 +193,15 @@ func (s *Store) begin(ctx context.Context) error {
 	default:
 	}
 	select {
-	case s.tasks <- struct{}{}:
-	case <-s.closing:
-		return errdefs.ErrClosed
-	case <-ctx.Done():
-		return fmt.Errorf("wait for one of %d tasks to end: %w: %w", cap(s.tasks), errdefs.ErrBusy, context.Cause(ctx))
+	case s.tasks <- struct{}{}: // also for who does not wait, as ctx has ended
+	default:
+		select {
+		case s.tasks <- struct{}{}:
+		case <-s.closing:
+			return errdefs.ErrClosed
+		case <-ctx.Done():
+			return fmt.Errorf("wait for one of %d tasks to end: %w: %w", cap(s.tasks), errdefs.ErrBusy, context.Cause(ctx))
+		}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

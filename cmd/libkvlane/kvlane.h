@@ -1,18 +1,20 @@
 /*
  * kvlane: a store of KV cache within the process of an inference engine.
  *
- * The order of use: kvl_open, kvl_register_cache; for each request kvl_hash_tokens (or hashes of the engine's own) and
- * kvl_keys, kvl_lease, kvl_load, kvl_wait, kvl_release, then kvl_dump for the blocks that were missing.
+ * The order of use: kvl_open, kvl_register_cache; for each request kvl_hash_tokens (or hashes of the engine's own) and kvl_keys,
+ * kvl_lease_blocks, kvl_load_blocks, kvl_wait, kvl_release, then kvl_dump_blocks for the blocks that were missing; kvl_close_cache,
+ * kvl_close.
  *
- * Every function may be called from any thread, concurrently. Functions that return kvl_status return KVL_OK or say why
- * not; kvl_error then has the words, for the calling thread, until its next call that fails. Only functions with a timeout wait, and
- * kvl_open, which opens files and a device.
+ * Every function may be called from any thread, concurrently. Functions that return kvl_status return KVL_OK, or say why not:
+ * kvl_error then has the words, for the calling thread. Only functions with a timeout wait, and kvl_open, which opens files and a
+ * device. What is pointed to is not used after the call, but for pages and planes. NULL is KVL_INVALID where nothing else is said,
+ * unless it is an array of no elements.
  *
  * Handles are numbers, never 0, and never used twice: a handle that was freed is KVL_INVALID, not undefined behaviour.
  *
- * After fork() the child cannot use the library, as its threads are not there: every function that returns kvl_status
- * returns KVL_FORKED, at once. A child that never called the library before may load it anew (exec, or Python's "spawn"). The library is never
- * to be unloaded (dlclose).
+ * After fork() the child cannot use the library, as its threads are not there: every function that returns kvl_status returns
+ * KVL_FORKED, at once. So load it where it is used, after a fork or in a process that was started anew (exec, Python's "spawn").
+ * The library is never to be unloaded (dlclose).
  */
 #ifndef KVLANE_H
 #define KVLANE_H
@@ -26,6 +28,7 @@ extern "C" {
 
 /* KVL_ABI changes when something here does in a way that old callers would not survive. Compare it with kvl_abi(). */
 #define KVL_ABI 1
+#define KVL_VERSION "0.1.0"
 
 typedef enum kvl_status {
   KVL_OK = 0,
@@ -36,16 +39,16 @@ typedef enum kvl_status {
   KVL_NOT_SUPPORTED = -4, /* the machine, driver or build lacks what the call needs */
   KVL_BUSY = -5,          /* a bounded resource is used up for now */
   KVL_NO_MEMORY = -6,
-  KVL_NO_SPACE = -7,      /* a storage tier is full */
+  KVL_NO_SPACE = -7, /* a storage tier is full */
   KVL_READ_ONLY = -8,
-  KVL_CORRUPT = -9,       /* stored bytes failed their check: a miss, and the page is undefined if kvl_results says so */
-  KVL_MISMATCH = -10,     /* of another model, layout or format */
+  KVL_CORRUPT = -9,   /* stored bytes failed their check: a miss, and the page is undefined if kvl_results says so */
+  KVL_MISMATCH = -10, /* of another model, layout or format */
   KVL_CANCELED = -11,
-  KVL_EXPIRED = -12,      /* a lease ended before the call */
+  KVL_EXPIRED = -12, /* a lease ended before the call */
   KVL_CLOSED = -13,
-  KVL_BROKEN = -14,       /* an earlier failure stopped this */
-  KVL_FORKED = -15,       /* called in a child of fork() */
-  KVL_FAILED = -16        /* anything else: see kvl_error */
+  KVL_BROKEN = -14, /* an earlier failure stopped this */
+  KVL_FORKED = -15, /* called in a child of fork() */
+  KVL_FAILED = -16  /* anything else: see kvl_error */
 } kvl_status;
 
 typedef uint64_t kvl_engine; /* a device with a store over it */
@@ -56,28 +59,33 @@ typedef uint64_t kvl_task;   /* a load, a dump or a prefetch */
 #define KVL_KEY_BYTES 32
 #define KVL_HASH_BYTES 32
 
-/* Waits. A timeout in milliseconds: 0 looks and does not wait, KVL_FOREVER waits without an end. */
+/* A timeout in milliseconds: 0 looks and does not wait, KVL_FOREVER waits without an end. */
 #define KVL_FOREVER (-1)
 
-/* kvl_abi returns KVL_ABI of the library, and kvl_version its version, as "1.2.3". Both work after fork() too. */
+/* kvl_abi returns KVL_ABI of the library, kvl_version its KVL_VERSION. Both work after fork() too. */
 int kvl_abi(void);
 const char *kvl_version(void);
 
-/* kvl_error returns why the last call of this thread that failed did: one line, what and what to do. Empty if none did. The text stays
- * until the thread's next failure. */
+/*
+ * kvl_error returns why the last call of this thread that returned no KVL_OK did not: one line, what and what to do. Empty if there
+ * was none. The text stays until the thread's next such call.
+ */
 const char *kvl_error(void);
 
-/* kvl_status_name returns "KVL_OK" and so on, for any number. */
+/* kvl_status_name returns "KVL_OK" and so on; "unknown status" for other numbers. Works after fork() too. */
 const char *kvl_status_name(kvl_status status);
 
 /*
- * kvl_open opens a device and a store over it, as `config` says: a JSON object, described in docs/library.md. A key that is
- * not known is KVL_INVALID; everything that is wrong is reported at once.
+ * kvl_open opens a device and a store over it, as `config` says: a JSON object, described in docs/library.md. A key that is not
+ * known is KVL_INVALID; everything that is wrong is reported at once.
  */
 kvl_status kvl_open(const char *config, kvl_engine *engine);
 
-/* kvl_close writes what is still to be written, then closes everything. KVL_BUSY or KVL_PENDING: something is still in use, nothing that it
- * needs was freed, and the call may be made again; kvl_error names it. The handle is gone once it has returned KVL_OK. */
+/*
+ * kvl_close writes what is still to be written, until the timeout, then closes everything. KVL_BUSY or KVL_PENDING: something is
+ * still in use, nothing that it needs was freed, and the call may be made again; kvl_error names it. Once it has returned KVL_OK the
+ * handles of the engine, and of its caches, leases and tasks, are gone.
+ */
 kvl_status kvl_close(kvl_engine engine, int64_t timeout_ms);
 
 /* One page group's part of a paged KV cache. Page p of plane i lies at planes[i] + p * stride, and is page_bytes long. */
@@ -89,57 +97,76 @@ typedef struct kvl_group_memory {
   int64_t stride;     /* from page to page; 0: page_bytes */
 } kvl_group_memory;
 
-/* kvl_register_cache tells the engine where the KV cache lies: one entry for each page group of the configuration. The memory must stay
- * until kvl_close_cache has returned KVL_OK. */
+/*
+ * kvl_register_cache tells the engine where the KV cache lies: one entry for each page group of the configuration. The memory must
+ * stay until kvl_close_cache, or kvl_close of the engine, has returned KVL_OK.
+ */
 kvl_status kvl_register_cache(kvl_engine engine, const kvl_group_memory *groups, size_t n_groups, kvl_cache *cache);
 
-/* kvl_close_cache refuses further transfers of the cache and waits for those under way. KVL_PENDING: some still touch it. */
+/*
+ * kvl_close_cache refuses further transfers of the cache, and waits for those under way. KVL_PENDING: some still touch it, and the
+ * call may be made again. The handle is gone once it has returned KVL_OK.
+ */
 kvl_status kvl_close_cache(kvl_cache cache, int64_t timeout_ms);
 
 /*
  * kvl_hash_tokens hashes a prompt's whole blocks of block_tokens tokens, each chained to those before it: hash i stands for tokens
- * 0 .. (i+1)*block_tokens-1. It is the same in every process and on every machine. parent, KVL_HASH_BYTES or NULL, is the hash of the block
- * before the first token. Writes n_tokens / block_tokens hashes of KVL_HASH_BYTES each.
+ * 0 .. (i+1)*block_tokens-1. It is the same in every process and on every machine. parent, KVL_HASH_BYTES or NULL, is the hash of
+ * the block before the first token. Writes n_tokens / block_tokens hashes of KVL_HASH_BYTES each.
  */
 kvl_status kvl_hash_tokens(const uint8_t *parent, const int64_t *tokens, size_t n_tokens, size_t block_tokens, uint8_t *hashes);
 
-/* kvl_keys makes the keys of blocks of a page group from n hashes of hash_bytes each, of kvl_hash_tokens or of the engine's own. A key stands for
- * the hash and for everything that the configuration says of the model. Writes n * KVL_KEY_BYTES. */
+/*
+ * kvl_keys makes the keys of blocks of a page group from n hashes of hash_bytes each, of kvl_hash_tokens or of the engine's own. A
+ * key stands for the hash and for everything that the configuration says of the model. Writes n * KVL_KEY_BYTES.
+ */
 kvl_status kvl_keys(kvl_engine engine, uint32_t group, const uint8_t *hashes, size_t hash_bytes, size_t n, uint8_t *keys);
 
-/* kvl_lookup writes 1 for each of n keys whose block is there, else 0. Nothing keeps it there: kvl_lease does. */
+/*
+ * kvl_lookup writes 1 for each of n keys whose block is there, else 0. Nothing keeps it there: kvl_lease_blocks does. The timeout is
+ * for tiers that are slow to answer; with 0 it takes as long as one look does.
+ */
 kvl_status kvl_lookup(kvl_engine engine, const uint8_t *keys, size_t n, uint8_t *there, int64_t timeout_ms);
 
-/* kvl_lease finds the longest prefix of the keys whose blocks are all there, writes its length to found, and keeps them there
- * until kvl_release or for ttl_ms (0: the longest that the configuration allows). The lease of no block is a lease too. */
-kvl_status kvl_lease(kvl_engine engine, const uint8_t *keys, size_t n, int64_t ttl_ms, int64_t timeout_ms, kvl_lease *lease, size_t *found);
+/*
+ * kvl_lease_blocks finds the longest prefix of the keys whose blocks are all there, writes its length to found, and keeps them there
+ * until kvl_release, or for ttl_ms (0: the longest that the configuration allows). The lease of no block is a lease too. The timeout
+ * is that of kvl_lookup.
+ */
+kvl_status kvl_lease_blocks(kvl_engine engine, const uint8_t *keys, size_t n, int64_t ttl_ms, int64_t timeout_ms, kvl_lease *lease,
+                            size_t *found);
 
 /* kvl_release ends a lease and frees its handle. Loads under way keep their blocks. */
 kvl_status kvl_release(kvl_lease lease);
 
-#define KVL_LAYERWISE 1u /* a load brings layer 0 first, and KVL_LAYER waits work; a dump reads a layer once kvl_submit_layer was called */
+#define KVL_LAYERWISE 1u /* a load brings layer 0 first, for KVL_LAYER; a dump reads a layer once kvl_submit_layer was called */
 #define KVL_AWAITED 2u   /* CUDA streams will wait for the load: kvl_stream_wait */
 
-/* kvl_load copies block keys[i] to page pages[i] of the cache, for n blocks, verified. The lease, or 0, holds them all. The pages are not to be
- * touched until the task is done, or a layer of them until KVL_LAYER + its number is. */
+/*
+ * kvl_load_blocks copies block keys[i] to page pages[i] of the cache, for n blocks, verified. The lease, or 0, holds them all. The
+ * pages are not to be touched until the task is done, or a layer of them until KVL_LAYER of its number is. KVL_BUSY, of this and
+ * the next two: too many tasks are under way (256), so wait for one.
+ */
 kvl_status kvl_load_blocks(kvl_engine engine, kvl_lease lease, kvl_cache cache, const uint8_t *keys, const uint32_t *pages, size_t n,
-                    uint32_t flags, kvl_task *task);
+                           uint32_t flags, kvl_task *task);
 
-/* The work that a dump has to wait for: what has been enqueued so far on a CUDA stream (a CUstream or cudaStream_t; 0 is the default stream). */
+/* The work that a dump has to wait for: what has been enqueued so far on a CUDA stream. */
 typedef struct kvl_after {
-  uint64_t stream;
+  uint64_t stream; /* a CUstream or cudaStream_t; 0 is the default stream */
 } kvl_after;
 
-/* kvl_dump_blocks stores block keys[i] from page pages[i] of the cache. The pages are not to be changed until KVL_SOURCE_FREE. after: NULL, or the
- * work that writes the pages; the copies wait for it on the device. */
+/*
+ * kvl_dump_blocks stores block keys[i] from page pages[i] of the cache. The pages are not to be changed until KVL_SOURCE_FREE.
+ * after: NULL, or the work that writes the pages; the copies wait for it on the device.
+ */
 kvl_status kvl_dump_blocks(kvl_engine engine, kvl_cache cache, const uint8_t *keys, const uint32_t *pages, size_t n, uint32_t flags,
-                    const kvl_after *after, kvl_task *task);
-
-/* kvl_submit_layer says that a layer of a layerwise dump may be read, once `after` is done. Each layer once, in any order. */
-kvl_status kvl_submit_layer(kvl_task task, uint32_t layer, const kvl_after *after);
+                           const kvl_after *after, kvl_task *task);
 
 /* kvl_prefetch brings blocks into memory, so that a later load finds them there. */
 kvl_status kvl_prefetch(kvl_engine engine, const uint8_t *keys, size_t n, kvl_task *task);
+
+/* kvl_submit_layer says that a layer of a layerwise dump may be read, once `after`, or NULL, is done. Each layer once, in any order. */
+kvl_status kvl_submit_layer(kvl_task task, uint32_t layer, const kvl_after *after);
 
 /* What a task is waited for. */
 #define KVL_DONE (-1)        /* a load or prefetch: ended; a dump: durable. Returns the first block's error, if any failed */
@@ -165,12 +192,17 @@ kvl_status kvl_cancel(kvl_task task);
 /* kvl_free frees a task's handle. The task itself goes on. */
 kvl_status kvl_free(kvl_task task);
 
-/* kvl_stream_wait makes a CUDA stream wait until a load that is KVL_AWAITED has ended (KVL_DONE) or has brought a layer (KVL_LAYER). It waits on the device,
- * not here, and goes on after failures too: read kvl_wait before the results are used. */
+/*
+ * kvl_stream_wait makes a CUDA stream wait until a load that is KVL_AWAITED has ended (KVL_DONE) or has brought a layer (KVL_LAYER).
+ * It waits on the device, not here, and goes on after failures too: read kvl_wait before the results are used.
+ */
 kvl_status kvl_stream_wait(kvl_engine engine, uint64_t stream, kvl_task task, int32_t what);
 
-/* kvl_stats and kvl_notes write JSON, ended by a zero byte, to a buffer of *bytes, and the length that it takes, with the zero, to *bytes; KVL_NO_SPACE where the
- * buffer is too small. Notes are an array of what the user should know of how the engine was opened: fallbacks, and why. */
+/*
+ * kvl_stats and kvl_notes write JSON, ended by a zero byte, to a buffer of *bytes, and the length that it takes, with the zero, to
+ * *bytes; KVL_NO_SPACE where the buffer is too small. Notes are an array of what the user should know of how the engine was opened:
+ * fallbacks, and why. Figures are described in docs/library.md.
+ */
 kvl_status kvl_stats(kvl_engine engine, char *buffer, size_t *bytes);
 kvl_status kvl_notes(kvl_engine engine, char *buffer, size_t *bytes);
 

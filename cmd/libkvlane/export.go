@@ -1,0 +1,171 @@
+package main
+
+// #include <stdlib.h>
+// #include "kvlane.h"
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"strings"
+	"unsafe"
+
+	"github.com/kvlane/kvlane"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/capi"
+	"github.com/kvlane/kvlane/mem"
+)
+
+// library holds what the process has handles of. It is the one state of the package, as the library is loaded once.
+var library = capi.New()
+
+// call runs f, returns its status, and gives its error's words to why. A panic is a bug of kvlane's: it is told, and the program
+// lives on.
+func call(why **C.char, f func() error) (status C.int32_t) {
+	defer func() {
+		if p := recover(); p != nil {
+			status, *why = C.int32_t(capi.Failed), C.CString(capi.Text(fmt.Errorf("this is a bug of kvlane: %v, at %s", p, where(debug.Stack()))))
+		}
+	}()
+	err := f()
+	if err != nil {
+		*why = C.CString(strings.ReplaceAll(capi.Text(err), "\x00", " "))
+	}
+	return C.int32_t(capi.StatusOf(err))
+}
+
+// where returns the lines of a stack that name files of kvlane's.
+func where(stack []byte) string {
+	var at []string
+	for line := range strings.Lines(string(stack)) {
+		if line = strings.TrimSpace(line); strings.Contains(line, "kvlane/kvlane") && strings.Contains(line, ".go:") {
+			at = append(at, line)
+		}
+	}
+	return strings.Join(at[:min(len(at), 8)], ", ")
+}
+
+// args gathers what is wrong with the arguments of a call.
+type args struct{ errs []error }
+
+func (a *args) err() error { return errors.Join(a.errs...) }
+
+func (a *args) bad(format string, v ...any) {
+	a.errs = append(a.errs, fmt.Errorf(format+": %w", append(v, errdefs.ErrInvalid)...))
+}
+
+// need refuses NULL.
+func need[T any](a *args, name string, p *T) {
+	if p == nil {
+		a.bad("%s is NULL", name)
+	}
+}
+
+// maxElements bounds the arrays of a call, so that no product with the length of an element overflows.
+const maxElements = 1 << 32
+
+// array returns n elements at p, in C's memory.
+func array[T any](a *args, name string, p unsafe.Pointer, n C.size_t) []T {
+	switch {
+	case n == 0:
+		return nil
+	case p == nil:
+		a.bad("%s is NULL, and should have %d elements", name, n)
+		return nil
+	case n > maxElements:
+		a.bad("%s has %d elements, which is more than %d", name, n, int64(maxElements))
+		return nil
+	}
+	return unsafe.Slice((*T)(p), n)
+}
+
+func keysOf(a *args, keys *C.uint8_t, n C.size_t) []kvlane.Key {
+	return array[kvlane.Key](a, "keys", unsafe.Pointer(keys), n)
+}
+
+// give runs make, and writes the handle that it returns to out.
+func give(a *args, name string, out *C.uint64_t, make func() (capi.Handle, error)) error {
+	if need(a, name, out); a.err() != nil {
+		return a.err()
+	}
+	h, err := make()
+	*out = C.uint64_t(h)
+	return err
+}
+
+//export kvlGoOpen
+func kvlGoOpen(config *C.char, engine *C.kvl_engine, why **C.char) C.int32_t {
+	return call(why, func() error {
+		var a args
+		need(&a, "config", config)
+		return give(&a, "engine", (*C.uint64_t)(engine), func() (capi.Handle, error) { return library.Open([]byte(C.GoString(config))) })
+	})
+}
+
+//export kvlGoClose
+func kvlGoClose(engine C.kvl_engine, timeout C.int64_t, why **C.char) C.int32_t {
+	return call(why, func() error { return library.Close(capi.Handle(engine), int64(timeout)) })
+}
+
+//export kvlGoRegisterCache
+func kvlGoRegisterCache(engine C.kvl_engine, groups *C.kvl_group_memory, n C.size_t, cache *C.kvl_cache, why **C.char) C.int32_t {
+	return call(why, func() error {
+		var a args
+		var memory []kvlane.CacheMemory
+		for _, g := range array[C.kvl_group_memory](&a, "groups", unsafe.Pointer(groups), n) {
+			m := kvlane.CacheMemory{Pages: int(g.n_pages), PageBytes: int64(g.page_bytes), Stride: int64(g.stride)}
+			m.Planes = append(m.Planes, array[mem.DevAddr](&a, "planes", unsafe.Pointer(g.planes), g.n_planes)...)
+			memory = append(memory, m)
+		}
+		return give(&a, "cache", (*C.uint64_t)(cache), func() (capi.Handle, error) {
+			return library.RegisterCache(capi.Handle(engine), memory)
+		})
+	})
+}
+
+//export kvlGoCloseCache
+func kvlGoCloseCache(cache C.kvl_cache, timeout C.int64_t, why **C.char) C.int32_t {
+	return call(why, func() error { return library.CloseCache(capi.Handle(cache), int64(timeout)) })
+}
+
+//export kvlGoReportSlowdown
+func kvlGoReportSlowdown(engine C.kvl_engine, percent C.double, why **C.char) C.int32_t {
+	return call(why, func() error { return library.ReportSlowdown(capi.Handle(engine), float64(percent)) })
+}
+
+//export kvlGoStats
+func kvlGoStats(engine C.kvl_engine, buffer *C.char, bytes *C.size_t, why **C.char) C.int32_t {
+	return call(why, func() error {
+		return text(buffer, bytes, func() ([]byte, error) { return library.Stats(capi.Handle(engine)) })
+	})
+}
+
+//export kvlGoNotes
+func kvlGoNotes(engine C.kvl_engine, buffer *C.char, bytes *C.size_t, why **C.char) C.int32_t {
+	return call(why, func() error {
+		return text(buffer, bytes, func() ([]byte, error) { return library.Notes(capi.Handle(engine)) })
+	})
+}
+
+// text writes what make returns to a buffer, with a zero at its end, if there is room.
+func text(buffer *C.char, bytes *C.size_t, make func() ([]byte, error)) error {
+	var a args
+	if need(&a, "bytes", bytes); a.err() != nil {
+		return a.err()
+	}
+	room := array[byte](&a, "buffer", unsafe.Pointer(buffer), *bytes)
+	if a.err() != nil {
+		return a.err()
+	}
+	b, err := make()
+	if err != nil {
+		return err
+	}
+	*bytes = C.size_t(len(b) + 1)
+	if len(room) <= len(b) {
+		return fmt.Errorf("a buffer of %d bytes for %d: %w", len(room), len(b)+1, errdefs.ErrNoSpace)
+	}
+	room[copy(room, b)] = 0
+	return nil
+}

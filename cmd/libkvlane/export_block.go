@@ -1,0 +1,85 @@
+package main
+
+// #include "kvlane.h"
+import "C"
+
+import (
+	"unsafe"
+
+	"github.com/kvlane/kvlane"
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/internal/capi"
+)
+
+//export kvlGoHashTokens
+func kvlGoHashTokens(parent *C.uint8_t, tokens *C.int64_t, n, blockTokens C.size_t, hashes *C.uint8_t, why **C.char) C.int32_t {
+	return call(why, func() error {
+		var a args
+		if blockTokens < 1 || blockTokens > maxElements {
+			a.bad("%d tokens a block are none", blockTokens)
+			return a.err()
+		}
+		var before []byte
+		if parent != nil {
+			before = array[byte](&a, "parent", unsafe.Pointer(parent), block.HashBytes)
+		}
+		all := array[int64](&a, "tokens", unsafe.Pointer(tokens), n)
+		out := array[[block.HashBytes]byte](&a, "hashes", unsafe.Pointer(hashes), n/blockTokens)
+		if a.err() != nil {
+			return a.err()
+		}
+		return capi.HashTokens(out, before, all, int(blockTokens))
+	})
+}
+
+//export kvlGoKeys
+func kvlGoKeys(engine C.kvl_engine, group C.uint32_t, hashes *C.uint8_t, hashBytes, n C.size_t, keys *C.uint8_t, why **C.char) C.int32_t {
+	return call(why, func() error {
+		var a args
+		if hashBytes > maxElements || n > 0 && hashBytes > maxElements/n {
+			a.bad("%d hashes of %d bytes are too many", n, hashBytes)
+			return a.err()
+		}
+		in, out := array[byte](&a, "hashes", unsafe.Pointer(hashes), n*hashBytes), keysOf(&a, keys, n)
+		if a.err() != nil {
+			return a.err()
+		}
+		return library.Keys(capi.Handle(engine), uint32(group), in, int(hashBytes), out)
+	})
+}
+
+//export kvlGoLookup
+func kvlGoLookup(engine C.kvl_engine, keys *C.uint8_t, n C.size_t, there *C.uint8_t, timeout C.int64_t, why **C.char) C.int32_t {
+	return call(why, func() error {
+		var a args
+		in, out := keysOf(&a, keys, n), array[uint8](&a, "there", unsafe.Pointer(there), n)
+		if a.err() != nil {
+			return a.err()
+		}
+		return library.Lookup(capi.Handle(engine), in, out, int64(timeout))
+	})
+}
+
+//export kvlGoLease
+func kvlGoLease(engine C.kvl_engine, keys *C.uint8_t, n C.size_t, ttl, timeout C.int64_t, lease *C.kvl_lease, found *C.size_t, why **C.char) C.int32_t {
+	return call(why, func() error {
+		var a args
+		in := keysOf(&a, keys, n)
+		need(&a, "found", found)
+		return give(&a, "lease", (*C.uint64_t)(lease), func() (capi.Handle, error) {
+			h, length, err := library.Lease(capi.Handle(engine), in, int64(ttl), int64(timeout))
+			*found = C.size_t(length)
+			return h, err
+		})
+	})
+}
+
+//export kvlGoRelease
+func kvlGoRelease(lease C.kvl_lease, why **C.char) C.int32_t {
+	return call(why, func() error { return library.Release(capi.Handle(lease)) })
+}
+
+// blocks returns the keys and pages of a load or dump.
+func blocks(a *args, keys *C.uint8_t, pages *C.uint32_t, n C.size_t) ([]kvlane.Key, []uint32) {
+	return keysOf(a, keys, n), array[uint32](a, "pages", unsafe.Pointer(pages), n)
+}

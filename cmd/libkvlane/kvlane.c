@@ -1,0 +1,148 @@
+//go:build cgo
+
+/*
+ * The functions of kvlane.h. Each looks whether Go's runtime is in this process, calls its counterpart in Go, and keeps the words of
+ * an error for the thread. The counterparts return a status, and in their last argument the words, by malloc, or NULL.
+ */
+#include <pthread.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "_cgo_export.h"
+
+/* The process that loaded the library. The threads of Go's runtime are there, and in no child of its. */
+static pid_t loader;
+
+/* Each thread's words. A key takes no static TLS, of which a library that is loaded late may find none left. */
+static pthread_key_t words;
+static int have_words;
+
+__attribute__((constructor)) static void loaded(void) {
+  loader = getpid();
+  have_words = pthread_key_create(&words, free) == 0;
+}
+
+static int forked(void) { return getpid() != loader; }
+
+static kvl_status answer(int32_t status, char *why) {
+  if (why != NULL) {
+    char *before = have_words ? pthread_getspecific(words) : NULL;
+    if (have_words && pthread_setspecific(words, why) == 0)
+      free(before);
+    else
+      free(why);
+  }
+  return (kvl_status)status;
+}
+
+#define CALL(function, ...)                          \
+  do {                                               \
+    char *why = NULL;                                \
+    int32_t status;                                  \
+    if (forked()) return KVL_FORKED;                 \
+    status = function(__VA_ARGS__, &why);            \
+    return answer(status, why);                      \
+  } while (0)
+
+int kvl_abi(void) { return KVL_ABI; }
+
+const char *kvl_version(void) { return KVL_VERSION; }
+
+const char *kvl_error(void) {
+  const char *why;
+  if (forked()) return "this process is a child of fork(), and kvlane's threads are in its parent: load the library in the child alone";
+  why = have_words ? pthread_getspecific(words) : NULL;
+  return why != NULL ? why : "";
+}
+
+#define NAME(status) \
+  case status: return #status
+
+const char *kvl_status_name(kvl_status status) {
+  switch (status) {
+    NAME(KVL_OK);
+    NAME(KVL_PENDING);
+    NAME(KVL_INVALID);
+    NAME(KVL_NOT_FOUND);
+    NAME(KVL_EXISTS);
+    NAME(KVL_NOT_SUPPORTED);
+    NAME(KVL_BUSY);
+    NAME(KVL_NO_MEMORY);
+    NAME(KVL_NO_SPACE);
+    NAME(KVL_READ_ONLY);
+    NAME(KVL_CORRUPT);
+    NAME(KVL_MISMATCH);
+    NAME(KVL_CANCELED);
+    NAME(KVL_EXPIRED);
+    NAME(KVL_CLOSED);
+    NAME(KVL_BROKEN);
+    NAME(KVL_FORKED);
+    NAME(KVL_FAILED);
+  }
+  return "unknown status";
+}
+
+kvl_status kvl_open(const char *config, kvl_engine *engine) { CALL(kvlGoOpen, (char *)config, engine); }
+
+kvl_status kvl_close(kvl_engine engine, int64_t timeout_ms) { CALL(kvlGoClose, engine, timeout_ms); }
+
+kvl_status kvl_register_cache(kvl_engine engine, const kvl_group_memory *groups, size_t n_groups, kvl_cache *cache) {
+  CALL(kvlGoRegisterCache, engine, (kvl_group_memory *)groups, n_groups, cache);
+}
+
+kvl_status kvl_close_cache(kvl_cache cache, int64_t timeout_ms) { CALL(kvlGoCloseCache, cache, timeout_ms); }
+
+kvl_status kvl_hash_tokens(const uint8_t *parent, const int64_t *tokens, size_t n_tokens, size_t block_tokens, uint8_t *hashes) {
+  CALL(kvlGoHashTokens, (uint8_t *)parent, (int64_t *)tokens, n_tokens, block_tokens, hashes);
+}
+
+kvl_status kvl_keys(kvl_engine engine, uint32_t group, const uint8_t *hashes, size_t hash_bytes, size_t n, uint8_t *keys) {
+  CALL(kvlGoKeys, engine, group, (uint8_t *)hashes, hash_bytes, n, keys);
+}
+
+kvl_status kvl_lookup(kvl_engine engine, const uint8_t *keys, size_t n, uint8_t *there, int64_t timeout_ms) {
+  CALL(kvlGoLookup, engine, (uint8_t *)keys, n, there, timeout_ms);
+}
+
+kvl_status kvl_lease_blocks(kvl_engine engine, const uint8_t *keys, size_t n, int64_t ttl_ms, int64_t timeout_ms, kvl_lease *lease,
+                            size_t *found) {
+  CALL(kvlGoLease, engine, (uint8_t *)keys, n, ttl_ms, timeout_ms, lease, found);
+}
+
+kvl_status kvl_release(kvl_lease lease) { CALL(kvlGoRelease, lease); }
+
+kvl_status kvl_load_blocks(kvl_engine engine, kvl_lease lease, kvl_cache cache, const uint8_t *keys, const uint32_t *pages, size_t n,
+                           uint32_t flags, kvl_task *task) {
+  CALL(kvlGoLoad, engine, lease, cache, (uint8_t *)keys, (uint32_t *)pages, n, flags, task);
+}
+
+kvl_status kvl_dump_blocks(kvl_engine engine, kvl_cache cache, const uint8_t *keys, const uint32_t *pages, size_t n, uint32_t flags,
+                           const kvl_after *after, kvl_task *task) {
+  CALL(kvlGoDump, engine, cache, (uint8_t *)keys, (uint32_t *)pages, n, flags, (kvl_after *)after, task);
+}
+
+kvl_status kvl_submit_layer(kvl_task task, uint32_t layer, const kvl_after *after) {
+  CALL(kvlGoSubmitLayer, task, layer, (kvl_after *)after);
+}
+
+kvl_status kvl_prefetch(kvl_engine engine, const uint8_t *keys, size_t n, kvl_task *task) {
+  CALL(kvlGoPrefetch, engine, (uint8_t *)keys, n, task);
+}
+
+kvl_status kvl_wait(kvl_task task, int32_t what, int64_t timeout_ms) { CALL(kvlGoWait, task, what, timeout_ms); }
+
+kvl_status kvl_results(kvl_task task, kvl_result *results, size_t n) { CALL(kvlGoResults, task, results, n); }
+
+kvl_status kvl_cancel(kvl_task task) { CALL(kvlGoCancel, task); }
+
+kvl_status kvl_free(kvl_task task) { CALL(kvlGoFree, task); }
+
+kvl_status kvl_stream_wait(kvl_engine engine, uint64_t stream, kvl_task task, int32_t what) {
+  CALL(kvlGoStreamWait, engine, stream, task, what);
+}
+
+kvl_status kvl_stats(kvl_engine engine, char *buffer, size_t *bytes) { CALL(kvlGoStats, engine, buffer, bytes); }
+
+kvl_status kvl_notes(kvl_engine engine, char *buffer, size_t *bytes) { CALL(kvlGoNotes, engine, buffer, bytes); }
+
+kvl_status kvl_report_slowdown(kvl_engine engine, double percent) { CALL(kvlGoReportSlowdown, engine, percent); }

@@ -1,0 +1,82 @@
+package capi
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"reflect"
+	"strings"
+	"time"
+	"unicode"
+)
+
+// Stats returns an engine's figures as a JSON object: those of its store, of what chooses its streams' paths, of the stream of files, and
+// of each NIC. The names are those of the Go fields, in lower case with underscores; durations are in seconds.
+func (l *Library) Stats(h Handle) ([]byte, error) {
+	e, err := find[*engine](&l.handles, h)
+	if err != nil {
+		return nil, err
+	}
+	return json.Marshal(map[string]any{
+		"store": figures(reflect.ValueOf(e.Store().Stats())),
+		"plan":  figures(reflect.ValueOf(e.PlanFigures())),
+		"files": figures(reflect.ValueOf(e.FileStats())),
+		"nics":  figures(reflect.ValueOf(e.NICStats())),
+	})
+}
+
+// figures returns what stands for v in JSON.
+func figures(v reflect.Value) any {
+	if !v.IsValid() {
+		return nil
+	}
+	switch x := v.Interface().(type) {
+	case time.Duration:
+		return x.Seconds()
+	case error:
+		if v.Kind() == reflect.Pointer && v.IsNil() {
+			return nil
+		}
+		return x.Error()
+	case fmt.Stringer:
+		return x.String()
+	}
+	switch v.Kind() { //nolint:exhaustive // the rest is as it is
+	case reflect.Struct:
+		out := make(map[string]any, v.NumField())
+		for i := range v.NumField() {
+			if f := v.Type().Field(i); f.IsExported() {
+				out[snake(f.Name)] = figures(v.Field(i))
+			}
+		}
+		return out
+	case reflect.Slice, reflect.Array:
+		out := make([]any, v.Len())
+		for i := range out {
+			out[i] = figures(v.Index(i))
+		}
+		return out
+	case reflect.Interface, reflect.Pointer:
+		return figures(v.Elem())
+	case reflect.Float32, reflect.Float64:
+		if f := v.Float(); math.IsNaN(f) || math.IsInf(f, 0) {
+			return nil // there is no such number in JSON
+		}
+	}
+	return v.Interface()
+}
+
+// snake writes a Go name in lower case with underscores: VerifiedByCPU is verified_by_cpu, and CTAs is ctas.
+func snake(name string) string {
+	var b strings.Builder
+	r := []rune(name)
+	for i, c := range r {
+		plural := i+2 == len(r) && r[i+1] == 's'
+		starts := i > 0 && unicode.IsUpper(c) && (!unicode.IsUpper(r[i-1]) || i+1 < len(r) && unicode.IsLower(r[i+1]) && !plural)
+		if starts {
+			b.WriteByte('_')
+		}
+		b.WriteRune(unicode.ToLower(c))
+	}
+	return b.String()
+}

@@ -1,0 +1,190 @@
+package capi
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/kvlane/kvlane"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
+)
+
+// Library holds engines, and what belongs to them, behind handles. Make it with New.
+type Library struct {
+	handles handles
+	past    context.Context // ended by errPending, before anything began
+	busy    context.Context // ended by errNotNow
+}
+
+// errNotNow is the cause for calls that do not wait for their turn.
+var errNotNow = fmt.Errorf("too many loads, dumps and prefetches are under way: wait for one: %w", errdefs.ErrBusy)
+
+// New returns a library without any engine.
+func New() *Library {
+	ended := func(cause error) context.Context {
+		ctx, end := context.WithCancelCause(context.Background())
+		end(cause)
+		return ctx
+	}
+	return &Library{past: ended(errPending), busy: ended(errNotNow)}
+}
+
+// within returns a context that ends after a timeout in milliseconds: has ended, of zero, and never does, of a negative one.
+func (l *Library) within(ms int64) (context.Context, context.CancelFunc) {
+	switch {
+	case ms == 0:
+		return l.past, func() {}
+	case ms < 0 || ms > maxMillis:
+		return context.Background(), func() {}
+	}
+	return context.WithTimeoutCause(context.Background(), time.Duration(ms)*time.Millisecond, errPending)
+}
+
+// looking is within for what has nothing to wait for but the answers of the tiers: zero waits for these.
+func (l *Library) looking(ms int64) (context.Context, context.CancelFunc) {
+	if ms == 0 {
+		ms = -1
+	}
+	return l.within(ms)
+}
+
+// engine is an engine, and the streams of the program that it has adopted.
+type engine struct {
+	*kvlane.Engine
+
+	mu      sync.Mutex
+	streams map[uint64]*kvlane.HostStream // guarded by mu
+}
+
+func (*engine) kind() string  { return "engine" }
+func (e *engine) of() *engine { return e }
+func (*cache) kind() string   { return "KV cache" }
+func (c *cache) of() *engine  { return c.engine }
+
+// cache is a paged KV cache that an engine was told of.
+type cache struct {
+	*kvlane.Cache
+	engine *engine
+}
+
+// stream returns the program's stream of that native handle.
+func (e *engine) stream(handle uint64) (*kvlane.HostStream, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if s := e.streams[handle]; s != nil {
+		return s, nil
+	}
+	s, err := e.AdoptStream(uintptr(handle))
+	if err != nil {
+		return nil, err
+	}
+	if e.streams == nil {
+		e.streams = make(map[uint64]*kvlane.HostStream)
+	}
+	e.streams[handle] = s
+	return s, nil
+}
+
+// recorded returns what has been enqueued on a stream so far, to come after; of none nothing.
+func (e *engine) recorded(after *uint64) ([]mem.Dependency, error) {
+	if after == nil {
+		return nil, nil
+	}
+	s, err := e.stream(*after)
+	if err != nil {
+		return nil, err
+	}
+	r, err := s.Recorded()
+	if err != nil {
+		return nil, err
+	}
+	return []mem.Dependency{r}, nil
+}
+
+// Open opens an engine, as a configuration in JSON says.
+func (l *Library) Open(config []byte) (Handle, error) {
+	c, err := ParseConfig(config)
+	if err != nil {
+		return 0, fmt.Errorf("open engine: %w", err)
+	}
+	e, err := kvlane.Open(context.Background(), c)
+	if err != nil {
+		return 0, err
+	}
+	return l.handles.add(&engine{Engine: e}), nil
+}
+
+// Close closes an engine. Once it has returned nil the handles of the engine, and of all that is its, are gone.
+func (l *Library) Close(h Handle, timeoutMillis int64) error {
+	e, err := find[*engine](&l.handles, h)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := l.within(timeoutMillis)
+	defer cancel()
+	if err := e.Engine.Close(ctx); err != nil {
+		return err
+	}
+	l.handles.removeOf(e)
+	return nil
+}
+
+// RegisterCache tells an engine where a paged KV cache lies.
+func (l *Library) RegisterCache(h Handle, memory []kvlane.CacheMemory) (Handle, error) {
+	e, err := find[*engine](&l.handles, h)
+	if err != nil {
+		return 0, err
+	}
+	c, err := e.Engine.RegisterCache(memory...)
+	if err != nil {
+		return 0, err
+	}
+	return l.handles.add(&cache{Cache: c, engine: e}), nil
+}
+
+// CloseCache takes a paged KV cache back. Once it has returned nil the handle is gone.
+func (l *Library) CloseCache(h Handle, timeoutMillis int64) error {
+	c, err := find[*cache](&l.handles, h)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := l.within(timeoutMillis)
+	defer cancel()
+	if err := c.Close(ctx); err != nil {
+		return err
+	}
+	l.handles.remove(h)
+	return nil
+}
+
+// Notes returns, as a JSON array, what the user should know of how the engine was opened.
+func (l *Library) Notes(h Handle) ([]byte, error) {
+	e, err := find[*engine](&l.handles, h)
+	if err != nil {
+		return nil, err
+	}
+	notes := e.Engine.Notes()
+	if notes == nil {
+		notes = []string{}
+	}
+	return json.Marshal(notes)
+}
+
+// ReportSlowdown tells by how many percent the program's own work takes longer than without copies beside it.
+func (l *Library) ReportSlowdown(h Handle, percent float64) error {
+	e, err := find[*engine](&l.handles, h)
+	if err != nil {
+		return err
+	}
+	if percent != percent || percent > maxPercent {
+		return invalid("a slowdown of %v%% is none", percent)
+	}
+	e.Engine.ReportSlowdown(percent)
+	return nil
+}
+
+// maxPercent bounds what a slowdown may be said to be.
+const maxPercent = 1e6

@@ -1,0 +1,111 @@
+package capi
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/store"
+)
+
+// Status is a kvl_status of the header: zero is success, above it is no failure.
+type Status int32
+
+// The statuses. Forked is here for completeness: a child of fork() never gets as far as Go.
+const (
+	OK           Status = 0
+	Pending      Status = 1
+	Invalid      Status = -1
+	NotFound     Status = -2
+	Exists       Status = -3
+	NotSupported Status = -4
+	Busy         Status = -5
+	NoMemory     Status = -6
+	NoSpace      Status = -7
+	ReadOnly     Status = -8
+	Corrupt      Status = -9
+	Mismatch     Status = -10
+	Canceled     Status = -11
+	Expired      Status = -12
+	Closed       Status = -13
+	Broken       Status = -14
+	Forked       Status = -15
+	Failed       Status = -16
+)
+
+// errPending is the cause of contexts that end with a timeout.
+var errPending = errors.New("the timeout passed")
+
+// sentinels are what statuses stand for. Of an error with several the first decides.
+var sentinels = []struct {
+	err    error
+	status Status
+}{
+	{errPending, Pending},
+	{errdefs.ErrInvalid, Invalid},
+	{errdefs.ErrClosed, Closed},
+	{errdefs.ErrCanceled, Canceled},
+	{errdefs.ErrExpired, Expired},
+	{errdefs.ErrBroken, Broken},
+	{errdefs.ErrCorrupt, Corrupt},
+	{errdefs.ErrMismatch, Mismatch},
+	{errdefs.ErrNotSupported, NotSupported},
+	{errdefs.ErrNoMemory, NoMemory},
+	{errdefs.ErrNoSpace, NoSpace},
+	{errdefs.ErrReadOnly, ReadOnly},
+	{errdefs.ErrBusy, Busy},
+	{errdefs.ErrExists, Exists},
+	{errdefs.ErrNotFound, NotFound},
+}
+
+// StatusOf returns what an error is for a caller in C.
+func StatusOf(err error) Status {
+	if err == nil {
+		return OK
+	}
+	for _, s := range sentinels {
+		if errors.Is(err, s.err) {
+			return s.status
+		}
+	}
+	return Failed
+}
+
+// Text returns the words of an error, on one line.
+func Text(err error) string {
+	return strings.ReplaceAll(err.Error(), "\n", "; ")
+}
+
+// invalid returns an error of the caller's.
+func invalid(format string, args ...any) error {
+	return fmt.Errorf(format+": %w", append(args, errdefs.ErrInvalid)...)
+}
+
+// ofBlocks returns the first of the errors of blocks, and how many more there are: a thousand lines help nobody, and each block's own
+// status is in its result.
+func ofBlocks(errs []error) error {
+	var first error
+	n := 0
+	for _, err := range errs {
+		if err == nil {
+			continue
+		}
+		if n++; first == nil {
+			first = err
+		}
+	}
+	if n > 1 {
+		return fmt.Errorf("%d blocks failed, the first: %w", n, first)
+	}
+	return first
+}
+
+// ofJoined is ofBlocks for errors that a task has joined; others it returns as they are.
+func ofJoined(err error) error {
+	var b *store.BlockError
+	if j, ok := err.(interface{ Unwrap() []error }); ok && errors.As(err, &b) {
+		return ofBlocks(j.Unwrap())
+	}
+	return err
+}

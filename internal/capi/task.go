@@ -1,0 +1,244 @@
+package capi
+
+import (
+	"context"
+	"errors"
+
+	"github.com/kvlane/kvlane"
+	"github.com/kvlane/kvlane/store"
+)
+
+// Flags of loads and dumps.
+const (
+	Layerwise uint32 = 1
+	Awaited   uint32 = 2
+)
+
+// What a task is waited for; zero and above are layers.
+const (
+	Done       int32 = -1
+	SourceFree int32 = -2
+	Published  int32 = -3
+)
+
+// Result is what became of a block: a kvl_result of the header.
+type Result struct {
+	Status    Status
+	Undefined uint32
+}
+
+// task is a load, a dump or a prefetch.
+type task struct {
+	engine *engine
+	work   work
+	load   *kvlane.LoadTask // nil: it is none
+	dump   *kvlane.DumpTask // nil: it is none
+	blocks int
+}
+
+// work is what all tasks have.
+type work interface {
+	Done() <-chan struct{}
+	Errs() []error
+	Cancel()
+}
+
+func (*task) kind() string  { return "task" }
+func (t *task) of() *engine { return t.engine }
+
+// pair makes refs of keys and pages.
+func pair(keys []kvlane.Key, pages []uint32) []kvlane.Ref {
+	refs := make([]kvlane.Ref, len(keys))
+	for i := range refs {
+		refs[i] = kvlane.Ref{Key: keys[i], Page: pages[i]}
+	}
+	return refs
+}
+
+// transfer returns what a load or dump is between.
+func (l *Library) transfer(eh, ch Handle, keys []kvlane.Key, pages []uint32, flags, allowed uint32) (*engine, *cache, error) {
+	e, err := find[*engine](&l.handles, eh)
+	if err != nil {
+		return nil, nil, err
+	}
+	c, err := find[*cache](&l.handles, ch)
+	switch {
+	case err != nil:
+		return nil, nil, err
+	case len(keys) != len(pages):
+		return nil, nil, invalid("%d keys are paired with %d pages", len(keys), len(pages))
+	case flags&^allowed != 0:
+		return nil, nil, invalid("flags %#x are not known here", flags&^allowed)
+	}
+	return e, c, nil
+}
+
+// Load begins to copy blocks to pages; leaseHandle may be zero. Busy where too many tasks are under way.
+func (l *Library) Load(eh, leaseHandle, ch Handle, keys []kvlane.Key, pages []uint32, flags uint32) (Handle, error) {
+	e, c, err := l.transfer(eh, ch, keys, pages, flags, Layerwise|Awaited)
+	if err != nil {
+		return 0, err
+	}
+	var under *kvlane.Lease
+	if leaseHandle != 0 {
+		held, err := find[*lease](&l.handles, leaseHandle)
+		if err != nil {
+			return 0, err
+		}
+		under = held.Lease
+	}
+	t, err := e.Engine.Load(l.busy, under, c.Cache, pair(keys, pages), kvlane.LoadOptions{Layerwise: flags&Layerwise != 0, Awaited: flags&Awaited != 0})
+	if err != nil {
+		return 0, err
+	}
+	return l.handles.add(&task{engine: e, work: t, load: t, blocks: len(keys)}), nil
+}
+
+// Dump begins to store blocks from pages, once what has been enqueued so far on the stream is done, where one is given.
+func (l *Library) Dump(eh, ch Handle, keys []kvlane.Key, pages []uint32, flags uint32, after *uint64) (Handle, error) {
+	e, c, err := l.transfer(eh, ch, keys, pages, flags, Layerwise)
+	if err != nil {
+		return 0, err
+	}
+	o := kvlane.DumpOptions{Layerwise: flags&Layerwise != 0}
+	if o.After, err = e.recorded(after); err != nil {
+		return 0, err
+	}
+	t, err := e.Engine.Dump(l.busy, c.Cache, pair(keys, pages), o)
+	if err != nil {
+		return 0, err
+	}
+	return l.handles.add(&task{engine: e, work: t, dump: t, blocks: len(keys)}), nil
+}
+
+// SubmitLayer says that a layer of a layerwise dump may be read, once what has been enqueued so far on the stream is done.
+func (l *Library) SubmitLayer(h Handle, layer uint32, after *uint64) error {
+	t, err := find[*task](&l.handles, h)
+	if err != nil {
+		return err
+	}
+	if t.dump == nil {
+		return invalid("task %d is no dump, and has no layers to submit", h)
+	}
+	deps, err := t.engine.recorded(after)
+	if err != nil {
+		return err
+	}
+	return t.dump.SubmitShard(context.Background(), int(layer), deps...)
+}
+
+// Prefetch begins to bring blocks into memory.
+func (l *Library) Prefetch(h Handle, keys []kvlane.Key) (Handle, error) {
+	e, err := find[*engine](&l.handles, h)
+	if err != nil {
+		return 0, err
+	}
+	t, err := e.Engine.Prefetch(l.busy, keys)
+	if err != nil {
+		return 0, err
+	}
+	return l.handles.add(&task{engine: e, work: t, blocks: len(keys)}), nil
+}
+
+// Wait waits until a task has come as far as what, and returns the first error of its blocks by then.
+func (l *Library) Wait(h Handle, what int32, timeoutMillis int64) error {
+	t, err := find[*task](&l.handles, h)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := l.within(timeoutMillis)
+	defer cancel()
+	switch {
+	case what == Done:
+		return t.wait(ctx)
+	case what >= 0 && t.load != nil:
+		return ofJoined(t.load.WaitShard(ctx, int(what)))
+	case what == SourceFree && t.dump != nil:
+		return t.dump.SourceFree(ctx)
+	case what == Published && t.dump != nil:
+		return t.dump.Published(ctx)
+	}
+	return invalid("task %d cannot be waited for as %d: layers are of loads, free sources and publishing of dumps", h, what)
+}
+
+// wait waits until the task has ended, and returns the first error of its blocks.
+func (t *task) wait(ctx context.Context) error {
+	select {
+	case <-t.work.Done():
+		return ofBlocks(t.work.Errs())
+	default:
+	}
+	select {
+	case <-t.work.Done():
+		return ofBlocks(t.work.Errs())
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// Results writes what became of each block, of a task that has ended.
+func (l *Library) Results(h Handle, results []Result) error {
+	t, err := find[*task](&l.handles, h)
+	if err != nil {
+		return err
+	}
+	if len(results) != t.blocks {
+		return invalid("there is room for %d results, and task %d has %d blocks", len(results), h, t.blocks)
+	}
+	select {
+	case <-t.work.Done():
+	default:
+		return errPending
+	}
+	for i, err := range t.work.Errs() {
+		results[i] = Result{Status: StatusOf(err)}
+		var b *store.BlockError
+		if errors.As(err, &b) && b.Undefined {
+			results[i].Undefined = 1
+		}
+	}
+	return nil
+}
+
+// Cancel asks a task to do no more.
+func (l *Library) Cancel(h Handle) error {
+	t, err := find[*task](&l.handles, h)
+	if err == nil {
+		t.work.Cancel()
+	}
+	return err
+}
+
+// Free frees a task's handle.
+func (l *Library) Free(h Handle) error {
+	_, err := find[*task](&l.handles, h)
+	if err == nil {
+		l.handles.remove(h)
+	}
+	return err
+}
+
+// StreamWait makes a stream of the program wait for a load, or a layer of it.
+func (l *Library) StreamWait(eh Handle, stream uint64, h Handle, what int32) error {
+	e, err := find[*engine](&l.handles, eh)
+	if err != nil {
+		return err
+	}
+	t, err := find[*task](&l.handles, h)
+	switch {
+	case err != nil:
+		return err
+	case t.engine != e:
+		return invalid("task %d is of another engine", h)
+	case t.load == nil || what < Done:
+		return invalid("streams wait for loads and their layers: task %d, %d", h, what)
+	}
+	s, err := e.stream(stream)
+	switch {
+	case err != nil:
+		return err
+	case what == Done:
+		return s.WaitLoad(t.load)
+	}
+	return s.WaitShard(t.load, int(what))
+}

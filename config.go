@@ -27,6 +27,7 @@ type Driver string
 const (
 	CUDA Driver = "cuda" // an NVIDIA GPU
 	Sim  Driver = "sim"  // a GPU in software, for tests: all of it but the speed
+	Host Driver = "host" // the CPU, for engines that compute on it: device addresses are the process's own
 )
 
 // Config describes an Engine. The zero value of every field but Model and Store.CacheBytes is a usable default.
@@ -228,9 +229,9 @@ func (s *StoreConfig) validate(formats block.Formats) error {
 
 func (d *DeviceConfig) validate() error {
 	switch d.Driver {
-	case "", CUDA, Sim:
+	case "", CUDA, Sim, Host:
 	default:
-		return fmt.Errorf("unknown device driver %q: it is cuda or sim: %w", d.Driver, errdefs.ErrInvalid)
+		return fmt.Errorf("unknown device driver %q: it is cuda, sim or host: %w", d.Driver, errdefs.ErrInvalid)
 	}
 	if d.Index < 0 {
 		return fmt.Errorf("device index %d is negative: %w", d.Index, errdefs.ErrInvalid)

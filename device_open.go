@@ -6,6 +6,7 @@ import (
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/cuda"
+	"github.com/kvlane/kvlane/device/host"
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/errdefs"
 )
@@ -16,12 +17,15 @@ func OpenDevice(c DeviceConfig) (device.Device, error) {
 	if err := c.validate(); err != nil {
 		return nil, err
 	}
-	if c.Driver == Sim {
+	switch c.Driver {
+	case Sim:
 		return openSim(c)
+	case Host:
+		return openHost(c)
 	}
 	d, err := openCUDA(c.Index)
 	if errors.Is(err, errdefs.ErrNotSupported) {
-		return nil, fmt.Errorf("no GPU can be used: install an NVIDIA driver, or for tests open the simulated device (DeviceConfig{Driver: Sim}): %w", err)
+		return nil, fmt.Errorf("no GPU can be used: install an NVIDIA driver, or for tests open the simulated device (DeviceConfig{Driver: Sim}), or where the engine computes on the CPU the host (Host): %w", err)
 	}
 	return d, err
 }
@@ -31,6 +35,13 @@ func openSim(c DeviceConfig) (device.Device, error) {
 		return nil, fmt.Errorf("open simulated device %d: there is one, with index 0: %w", c.Index, errdefs.ErrNotFound)
 	}
 	return sim.Open(c.Sim)
+}
+
+func openHost(c DeviceConfig) (device.Device, error) {
+	if c.Index != 0 {
+		return nil, fmt.Errorf("open host device %d: there is one, with index 0: %w", c.Index, errdefs.ErrNotFound)
+	}
+	return host.Open()
 }
 
 func openCUDA(index int) (device.Device, error) {

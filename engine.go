@@ -89,6 +89,9 @@ func (e *Engine) openDevice() error {
 	}
 	e.dev = d
 	e.closers.AddPlain("device", d.Close)
+	if e.cfg.Stream.Path == stream.PathNone {
+		e.cfg.Stream.Path = profile.OnlyPath(d)
+	}
 	return nil
 }
 

@@ -2,7 +2,7 @@ package device
 
 // Info describes a device.
 type Info struct {
-	Driver        string // which implementation: "cuda", "sim"
+	Driver        string // which implementation: "cuda", "sim", "host"
 	Index         int    // index among the devices of that implementation
 	Name          string // product name
 	UUID          string // stable over restarts
@@ -12,5 +12,5 @@ type Info struct {
 	Multiprocs    int    // streaming multiprocessors
 	Compute       [2]int // compute capability, major and minor
 	DriverVersion string // of the driver, as it says itself
-	CopyEngines   int    // asynchronous copy engines
+	CopyEngines   int    // asynchronous copy engines; none where copies are the CPU's
 }

@@ -5,6 +5,7 @@ import (
 	"math"
 
 	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/device/internal/kernel"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
 )
@@ -76,7 +77,7 @@ func (h *hostStream) waitValue(call string, word mem.Extent, value uint64) error
 		return errInvalidValue(call, fmt.Sprintf("address=%#x, bytes=%d", word.Dev(), word.Len), "not an aligned 64-bit word in pinned memory")
 	}
 	q.dev.park()
-	err := q.enqueue(op{kind: opGate, one: [1]piece{{dst: word.Dev(), n: 8}}, word: value})
+	err := q.enqueue(op{kind: opGate, one: [1]kernel.Piece{{Dst: word.Dev(), N: 8}}, word: value})
 	if err != nil {
 		q.dev.unpark()
 	}

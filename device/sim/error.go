@@ -6,7 +6,6 @@ import (
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/fault"
-	"github.com/kvlane/kvlane/mem"
 )
 
 // native makes the error that a driver would report. Codes are those of CUDA for the same failure.
@@ -28,10 +27,6 @@ func errClosed(call string) error {
 
 func errIllegalAddress(call, args, text string) error {
 	return native(call, args, 700, "ILLEGAL_ADDRESS", text, errdefs.ErrInvalid)
-}
-
-func errMisaligned(call string, addr mem.DevAddr) error {
-	return native(call, fmt.Sprintf("address=%#x", addr), 716, "MISALIGNED_ADDRESS", "not aligned to 8 bytes", errdefs.ErrInvalid)
 }
 
 // errInjected makes a driver's failure out of a fault.

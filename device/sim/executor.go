@@ -1,11 +1,11 @@
 package sim
 
 import (
-	"encoding/binary"
 	"fmt"
 	"time"
 
 	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/device/internal/kernel"
 	"github.com/kvlane/kvlane/mem"
 )
 
@@ -17,11 +17,16 @@ type executor struct {
 	at    time.Time // when the last operation was done, by the model
 	// lastDst and lastSrc are the spans found last: pieces of a batch mostly lie in the same two.
 	lastDst, lastSrc seen
-	traffic          *traffic           // where to count bytes by direction; nil: nowhere
-	planes           []device.PlaneDesc // of the kernel that runs
-	still            bool               // nothing is moved: Options.Still
-	ctas             int                // of the kernel that runs
-	untold           bool               // it does not say yet what has landed: a fault will damage some of it
+	lastWord         seen           // what kernels looked at last beside that
+	traffic          *traffic       // where to count bytes by direction; nil: nowhere
+	machine          kernel.Machine // whose memory this is
+}
+
+var _ kernel.Memory = (*executor)(nil)
+
+// Bytes implements kernel.Memory.
+func (x *executor) Bytes(call string, addr mem.DevAddr, n uint64) ([]byte, error) {
+	return x.bytes(call, addr, n, &x.lastWord)
 }
 
 // seen remembers a span. It may have been freed since: then its bytes are nil, and it is looked up again.
@@ -47,61 +52,40 @@ func (x *executor) bytes(call string, addr mem.DevAddr, n uint64, last *seen) ([
 	return nil, errIllegalAddress(call, fmt.Sprintf("address=%#x, bytes=%d", addr, n), x.space.explain(addr, n))
 }
 
-// view returns n bytes of arguments or descriptors at addr, which must be aligned to 8.
-func (x *executor) view(call string, addr mem.DevAddr, n uint64) ([]byte, error) {
-	if n == 0 {
-		return nil, nil
-	}
-	if addr%8 != 0 {
-		return nil, errMisaligned(call, addr)
-	}
-	var none seen
-	return x.bytes(call, addr, n, &none)
-}
-
-// array is view for count elements of size bytes, whose product may overflow.
-func (x *executor) array(call string, addr mem.DevAddr, count, size uint64) ([]byte, error) {
-	const most = 1 << 48
-	if count > most/size {
-		return nil, errIllegalAddress(call, fmt.Sprintf("address=%#x, elements=%d", addr, count), "more elements than there are addresses")
-	}
-	return x.view(call, addr, count*size)
-}
-
-// copy moves one piece. Nothing is looked at for a piece of no bytes, as hardware does not either.
-func (x *executor) copy(call string, p piece) error {
-	if p.n == 0 || x.still {
-		return nil
-	}
-	dst, err := x.bytes(call, p.dst, p.n, &x.lastDst)
+// Copy implements kernel.Memory.
+func (x *executor) Copy(call string, p kernel.Piece) error {
+	dst, err := x.bytes(call, p.Dst, p.N, &x.lastDst)
 	if err != nil {
 		return fmt.Errorf("write: %w", err)
 	}
-	src, err := x.bytes(call, p.src, p.n, &x.lastSrc)
+	src, err := x.bytes(call, p.Src, p.N, &x.lastSrc)
 	if err != nil {
 		return fmt.Errorf("read: %w", err)
 	}
 	copy(dst, src)
 	if x.traffic != nil {
-		x.traffic[directionOf(x.lastDst.kind, x.lastSrc.kind)] += int64(p.n)
+		x.traffic[directionOf(x.lastDst.kind, x.lastSrc.kind)] += int64(p.N)
 	}
 	return nil
 }
 
-func (x *executor) copyPieces(call string, pieces []piece) error {
-	for i := range pieces {
-		if err := x.copy(call, pieces[i]); err != nil {
+func (x *executor) copyPieces(call string, pieces []kernel.Piece) error {
+	for i, p := range pieces {
+		if p.N == 0 || x.machine.Still { // hardware looks at nothing for a piece of no bytes
+			continue
+		}
+		if err := x.Copy(call, p); err != nil {
 			return fmt.Errorf("copy %d: %w", i, err)
 		}
 	}
 	return nil
 }
 
-func (x *executor) fill(p piece, v byte) error {
-	if p.n == 0 {
+func (x *executor) fill(p kernel.Piece, v byte) error {
+	if p.N == 0 {
 		return nil
 	}
-	b, err := x.bytes("simMemsetD8Async", p.dst, p.n, &x.lastDst)
+	b, err := x.bytes("simMemsetD8Async", p.Dst, p.N, &x.lastDst)
 	if err != nil {
 		return err
 	}
@@ -123,40 +107,25 @@ func (x *executor) corrupt(o *op) error {
 		}
 		p = o.pieces[r%uint64(len(o.pieces))]
 	case opLaunch:
-		n := o.kernel.pieces(x, &o.args)
+		n := o.kernel.Pieces(&x.machine, &o.args)
 		if n == 0 {
 			return nil
 		}
 		at = r % n
-		p = o.kernel.piece(x, &o.args, at)
+		p = o.kernel.Piece(&x.machine, &o.args, at)
 	case opCopy, opFill, opRecord, opWait, opGate, opFile:
 	}
-	if p.n == 0 {
+	if p.N == 0 {
 		return nil
 	}
-	b, err := x.bytes("simCorrupt", p.dst, p.n, &x.lastDst)
+	b, err := x.bytes("simCorrupt", p.Dst, p.N, &x.lastDst)
 	if err != nil {
 		return err
 	}
-	off := (r >> 24) % p.n
+	off := (r >> 24) % p.N
 	b[off] ^= 1 << (r >> 61)
-	if o.kind != opLaunch || o.kernel.resum == nil || x.lastDst.kind != mem.KindDevice {
+	if o.kind != opLaunch || o.kernel.Resum == nil || x.lastDst.kind != mem.KindDevice {
 		return nil
 	}
-	return o.kernel.resum(x, &o.args, at, off/device.LeafBytes)
+	return o.kernel.Resum(&x.machine, &o.args, at, off/device.LeafBytes)
 }
-
-// loadPlanes reads the descriptors of the kernel that runs.
-func (x *executor) loadPlanes(call string, addr mem.DevAddr, count uint64) error {
-	b, err := x.array(call, addr, count, device.PlaneDescBytes)
-	if err != nil {
-		return fmt.Errorf("read planes: %w", err)
-	}
-	x.planes = x.planes[:0]
-	for ; len(b) > 0; b = b[device.PlaneDescBytes:] {
-		x.planes = append(x.planes, device.ReadPlaneDesc(b))
-	}
-	return nil
-}
-
-func u64(b []byte) uint64 { return binary.LittleEndian.Uint64(b) }

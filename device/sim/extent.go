@@ -3,21 +3,22 @@ package sim
 import (
 	"fmt"
 
+	"github.com/kvlane/kvlane/device/internal/kernel"
 	"github.com/kvlane/kvlane/mem"
 )
 
 // piece checks a copy and returns it in addresses.
-func (d *Device) piece(call string, dst, src mem.Extent) (piece, error) {
+func (d *Device) piece(call string, dst, src mem.Extent) (kernel.Piece, error) {
 	if err := d.checkExtent(call, dst); err != nil {
-		return piece{}, fmt.Errorf("destination: %w", err)
+		return kernel.Piece{}, fmt.Errorf("destination: %w", err)
 	}
 	if err := d.checkExtent(call, src); err != nil {
-		return piece{}, fmt.Errorf("source: %w", err)
+		return kernel.Piece{}, fmt.Errorf("source: %w", err)
 	}
 	if dst.Len != src.Len {
-		return piece{}, errInvalidValue(call, fmt.Sprintf("dst bytes=%d, src bytes=%d", dst.Len, src.Len), "the lengths differ")
+		return kernel.Piece{}, errInvalidValue(call, fmt.Sprintf("dst bytes=%d, src bytes=%d", dst.Len, src.Len), "the lengths differ")
 	}
-	return piece{dst: dst.Dev(), src: src.Dev(), n: uint64(src.Len)}, nil
+	return kernel.Piece{Dst: dst.Dev(), Src: src.Dev(), N: uint64(src.Len)}, nil
 }
 
 // checkExtent finds what is wrong with an extent that can be known before it is used.

@@ -5,10 +5,9 @@ import (
 	"slices"
 	"time"
 
-	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/device/internal/kernel"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/fault"
-	"github.com/kvlane/kvlane/mem"
 )
 
 type opKind uint8
@@ -27,29 +26,21 @@ const (
 // op is one enqueued operation.
 type op struct {
 	kind   opKind
-	value  byte      // of opFill
-	one    [1]piece  // of opCopy, opFill and opGate
-	pieces []piece   // of opBatch
-	kernel *kernel   // of opLaunch
-	args   kernelArg // of opLaunch
-	ctas   int       // of opLaunch
-	stay   *stay     // of opLaunch: the resident kernel that has begun
-	word   uint64    // of opGate: what the word must reach
-	event  *Event    // of opRecord and opWait
-	file   *fileWork // of opFile
-	at     time.Time // when it was enqueued, by the model
+	value  byte            // of opFill
+	one    [1]kernel.Piece // of opCopy, opFill and opGate
+	pieces []kernel.Piece  // of opBatch
+	kernel *kernel.Kernel  // of opLaunch
+	args   kernel.Args     // of opLaunch
+	ctas   int             // of opLaunch
+	stay   *stay           // of opLaunch: the resident kernel that has begun
+	word   uint64          // of opGate: what the word must reach
+	event  *Event          // of opRecord and opWait
+	file   *fileWork       // of opFile
+	at     time.Time       // when it was enqueued, by the model
 	// fault is decided when the operation comes to the queue's head.
 	decided, hit bool
 	fault        fault.Fault
 }
-
-// piece is n bytes to copy, by device address.
-type piece struct {
-	dst, src mem.DevAddr
-	n        uint64
-}
-
-type kernelArg = [device.MaxKernelArgs]uint64
 
 // call counts a call that will enqueue work and answers with its fault.
 func (q *Queue) call(name, native string) error {
@@ -103,7 +94,7 @@ func (q *Queue) pop(o *op) bool {
 }
 
 // borrow returns an empty list with room for n pieces.
-func (q *Queue) borrow(n int) []piece {
+func (q *Queue) borrow(n int) []kernel.Piece {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if last := len(q.spare) - 1; last >= 0 {
@@ -111,10 +102,10 @@ func (q *Queue) borrow(n int) []piece {
 		q.spare = q.spare[:last]
 		return slices.Grow(l, n)
 	}
-	return make([]piece, 0, n)
+	return make([]kernel.Piece, 0, n)
 }
 
-func (q *Queue) giveBack(l []piece) {
+func (q *Queue) giveBack(l []kernel.Piece) {
 	const keep = 16
 	q.mu.Lock()
 	defer q.mu.Unlock()

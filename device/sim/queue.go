@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/device/internal/kernel"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
 )
@@ -24,9 +25,9 @@ type Queue struct {
 	mu        sync.Mutex
 	ops       []op // ops[head:] wait
 	head      int
-	spare     [][]piece // piece lists of past batches
-	err       error     // sticky
-	reported  bool      // somebody has been told err
+	spare     [][]kernel.Piece // piece lists of past batches
+	err       error            // sticky
+	reported  bool             // somebody has been told err
 	capturing bool
 	closed    bool
 }
@@ -44,7 +45,8 @@ func newQueue(d *Device, id int) *Queue {
 		dev: d, id: id, handle: uintptr(firstAddr&0xffff_0000_0000_0000 + uint64(d.o.Index)<<32 + uint64(id)*handleStride),
 		wake: make(chan struct{}, 1), quit: make(chan struct{}), stopped: make(chan struct{}),
 	}
-	q.exec.space, q.exec.still = d.space, d.o.Still
+	q.exec.space = d.space
+	q.exec.machine = kernel.Machine{Memory: &q.exec, Still: d.o.Still}
 	return q
 }
 
@@ -71,7 +73,7 @@ func (q *Queue) Copy(dst, src mem.Extent) error {
 		err = q.call(OpCallCopy, call)
 	}
 	if err == nil {
-		err = q.enqueue(op{kind: opCopy, one: [1]piece{p}})
+		err = q.enqueue(op{kind: opCopy, one: [1]kernel.Piece{p}})
 	}
 	if err != nil {
 		return fmt.Errorf("enqueue copy on %s: %w", q, err)
@@ -119,7 +121,7 @@ func (q *Queue) Fill(dst mem.Extent, v byte) error {
 		err = q.call(OpCallFill, call)
 	}
 	if err == nil {
-		err = q.enqueue(op{kind: opFill, value: v, one: [1]piece{{dst: dst.Dev(), n: uint64(dst.Len)}}})
+		err = q.enqueue(op{kind: opFill, value: v, one: [1]kernel.Piece{{Dst: dst.Dev(), N: uint64(dst.Len)}}})
 	}
 	if err != nil {
 		return fmt.Errorf("enqueue fill on %s: %w", q, err)
@@ -130,12 +132,12 @@ func (q *Queue) Fill(dst mem.Extent, v byte) error {
 // Launch enqueues a kernel. Its arguments are looked at when it runs.
 func (q *Queue) Launch(k *device.Kernel) error {
 	const call = "simLaunchKernel"
-	kern := kernels(k.Name)
+	kern := kernelNamed(k.Name)
 	var err error
 	switch {
 	case kern == nil:
 		err = native(call, "kernel="+k.Name, 500, "NOT_FOUND", "no such kernel", errdefs.ErrNotFound)
-	case k.NArgs != kern.args || k.CTAs < 0:
+	case k.NArgs != kern.NArgs || k.CTAs < 0:
 		err = errInvalidValue(call, fmt.Sprintf("kernel=%s, args=%d, ctas=%d", k.Name, k.NArgs, k.CTAs), "")
 	default:
 		err = q.call(OpCallLaunch, call)
@@ -147,6 +149,17 @@ func (q *Queue) Launch(k *device.Kernel) error {
 		return fmt.Errorf("enqueue kernel on %s: %w", q, err)
 	}
 	return nil
+}
+
+// HasKernel reports whether there is a kernel of that name.
+func (q *Queue) HasKernel(name string) bool { return kernelNamed(name) != nil }
+
+// kernelNamed returns the kernel of that name, or nil.
+func kernelNamed(name string) *kernel.Kernel {
+	if name == device.KernelResident {
+		return &resident
+	}
+	return kernel.Named(name)
 }
 
 // Record returns an event. A broken queue gives events too: they carry its error.

@@ -17,7 +17,7 @@ import (
 
 // TestKernelsFindBadAddresses launches kernels whose arguments are wrong in ways that only show when they run.
 func TestKernelsFindBadAddresses(t *testing.T) {
-	const illegal, misaligned = "SIM_ERROR_ILLEGAL_ADDRESS", "SIM_ERROR_MISALIGNED_ADDRESS"
+	const illegal, misaligned = "_ERROR_ILLEGAL_ADDRESS", "_ERROR_MISALIGNED_ADDRESS" // of the device, or of the kernel
 	d := open(t, sim.Options{})
 	r, p := d.dev(4096), d.pin(4096)
 	dev, pin := uint64(r.Dev()), uint64(p.Dev())
@@ -54,7 +54,7 @@ func TestKernelsFindBadAddresses(t *testing.T) {
 		{"slot past the end", paged(dev, 1024, 100, 7, 1, 1, pin+3072, 2), illegal},
 		{"planes past the end", paged(dev, 1024, 100, 7, 129, 1, pin+512, 1), illegal},
 		{"pairs past the end", paged(dev, 1024, 0, 7, 1, 600, pin+512, 1), illegal},
-		{"no direction", paged(dev, 1024, 100, 7, 1, 1, pin+512, 3), "SIM_ERROR_INVALID_VALUE"},
+		{"no direction", paged(dev, 1024, 100, 7, 1, 1, pin+512, 3), "_ERROR_INVALID_VALUE"},
 		{"pattern without seeds", func() *device.Kernel {
 			words(p, 0, dev, 1024, 8, 0, 0)
 			return launch(device.KernelPatternFill, pin, 1, pin+32, 1, dev+4096)
@@ -73,7 +73,7 @@ func TestKernelsFindBadAddresses(t *testing.T) {
 			switch {
 			case tt.want == "" && err != nil:
 				t.Error(err)
-			case tt.want != "" && (!errors.As(err, &native) || native.Name != tt.want || !errors.Is(err, errdefs.ErrInvalid)):
+			case tt.want != "" && (!errors.As(err, &native) || !strings.HasSuffix(native.Name, tt.want) || !errors.Is(err, errdefs.ErrInvalid)):
 				t.Errorf("the event says %v, want %s", err, tt.want)
 			}
 		})

@@ -6,15 +6,16 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/device/internal/kernel"
 	"github.com/kvlane/kvlane/internal/fault"
 	"github.com/kvlane/kvlane/internal/sys/hostmem"
 	"github.com/kvlane/kvlane/mem"
 )
 
 // resident is device.KernelResident. It does not run as the others do, to its end under space.mu, but step by step.
-var resident = kernel{
-	name: device.KernelResident, args: 5, run: func(*executor, *kernelArg) error { return nil },
-	pieces: func(*executor, *kernelArg) uint64 { return 0 },
+var resident = kernel.Kernel{
+	Name: device.KernelResident, NArgs: 5, Run: func(*kernel.Machine, *kernel.Args) error { return nil },
+	Pieces: func(*kernel.Machine, *kernel.Args) uint64 { return 0 },
 }
 
 // stay is a resident kernel that runs.
@@ -142,7 +143,7 @@ func (q *Queue) settle(o *op) (*stay, error) {
 	s := &stay{generation: a.Generation, idle: time.Duration(a.Idle), leaseEnd: now.Add(time.Duration(a.Lease)), ended: make(chan struct{})}
 	for w := range uint64(o.ctas) {
 		r := resider{control: a.Control + mem.DevAddr(w*a.Stride), since: now}
-		b, err := q.exec.view(callResident, r.control, device.ResidentControlBytes)
+		b, err := q.exec.machine.View(callResident, r.control, device.ResidentControlBytes)
 		if err != nil {
 			return nil, fmt.Errorf("control block %d: %w", w, err)
 		}
@@ -196,7 +197,7 @@ func (q *Queue) look(s *stay, r *resider, t *traffic) (did bool, err error) {
 	x.hold()
 	defer x.release()
 	x.traffic = t
-	control, err := x.view(callResident, r.control, device.ResidentControlBytes)
+	control, err := x.machine.View(callResident, r.control, device.ResidentControlBytes)
 	if err != nil {
 		return false, err
 	}

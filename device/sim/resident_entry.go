@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 
 	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/device/internal/kernel"
 	"github.com/kvlane/kvlane/internal/fault"
 	"github.com/kvlane/kvlane/internal/sys/hostmem"
 	"github.com/kvlane/kvlane/mem"
@@ -11,7 +12,7 @@ import (
 
 // entry reads r's next entry, if it is there. The caller holds space.mu.
 func (q *Queue) entry(r *resider) (w *device.ResidentWords, here bool, err error) {
-	b, err := q.exec.view(callResident, r.ring+mem.DevAddr(r.next%r.depth*device.ResidentEntryBytes), device.ResidentEntryBytes)
+	b, err := q.exec.machine.View(callResident, r.ring+mem.DevAddr(r.next%r.depth*device.ResidentEntryBytes), device.ResidentEntryBytes)
 	if err != nil {
 		return nil, false, err
 	}
@@ -42,13 +43,13 @@ func entryWork(w *device.ResidentWords) (o op, known bool) {
 		o = op{kind: opBatch}
 		for i := range int(pieces) {
 			p := w[device.ResidentPiece(i):]
-			o.pieces = append(o.pieces, piece{dst: mem.DevAddr(p[0]), src: mem.DevAddr(p[1]), n: p[2]})
+			o.pieces = append(o.pieces, kernel.Piece{Dst: mem.DevAddr(p[0]), Src: mem.DevAddr(p[1]), N: p[2]})
 		}
 		return o, true
 	case device.ResidentList:
-		return op{kind: opLaunch, kernel: &copyList, args: kernelArg{w[2], w[3]}}, true
+		return op{kind: opLaunch, kernel: kernel.Named(device.KernelCopyList), args: kernel.Args{w[2], w[3]}}, true
 	case device.ResidentPaged:
-		return op{kind: opLaunch, kernel: &copyPaged, args: kernelArg(append(w[2:9:9], 0))}, true
+		return op{kind: opLaunch, kernel: kernel.Named(device.KernelCopyPaged), args: kernel.Args(append(w[2:9:9], 0))}, true
 	}
 	return op{}, false
 }

@@ -65,10 +65,11 @@ func (q *Queue) moveFile(o *op) error {
 	x := &q.exec
 	x.hold()
 	defer x.release()
-	words, err := x.view("simFileEnqueue", w.words, storage.WordsBytes)
+	words, err := x.machine.View("simFileEnqueue", w.words, storage.WordsBytes)
 	if err != nil {
 		return fmt.Errorf("read the words of a transfer: %w", err)
 	}
+	u64 := binary.LittleEndian.Uint64
 	size, off, at := u64(words[storage.WordSize:]), u64(words[storage.WordFileOffset:]), u64(words[storage.WordBufferOffset:])
 	b, err := x.bytes(fileCall(w.dir), w.base+mem.DevAddr(at), size, &x.lastDst)
 	if err != nil {

@@ -125,7 +125,7 @@ func (x *executor) carryOut(o *op) error {
 	switch o.kind {
 	case opCopy:
 		if partial {
-			o.one[0].n /= 2
+			o.one[0].N /= 2
 		}
 		err = x.copyPieces("simMemcpyAsync", o.one[:])
 	case opBatch:
@@ -136,22 +136,22 @@ func (x *executor) carryOut(o *op) error {
 		err = x.copyPieces("simMemcpyBatchAsync", pieces)
 	case opFill:
 		if partial {
-			o.one[0].n /= 2
+			o.one[0].N /= 2
 		}
 		err = x.fill(o.one[0], o.value)
 	case opLaunch:
 		if partial {
-			o.args[o.kernel.count] /= 2
+			o.args[o.kernel.Count] /= 2
 		}
-		x.ctas, x.untold = o.ctas, o.hit
-		err = o.kernel.run(x, &o.args)
+		x.machine.CTAs, x.machine.Untold = o.ctas, o.hit
+		err = o.kernel.Run(&x.machine, &o.args)
 	case opRecord, opWait, opGate, opFile:
 	}
 	if err == nil && o.hit && o.fault.Action == fault.Corrupt {
 		err = x.corrupt(o)
 	}
-	if err == nil && o.hit && o.kind == opLaunch && o.kernel.tell != nil {
-		err = o.kernel.tell(x, &o.args)
+	if err == nil && o.hit && o.kind == opLaunch && o.kernel.Tell != nil {
+		err = o.kernel.Tell(&x.machine, &o.args)
 	}
 	if err == nil && partial {
 		err = errInjected(o.name(), &o.fault)
@@ -193,7 +193,7 @@ func (q *Queue) direction(o *op, t *traffic) direction {
 		pieces = o.one[:]
 	}
 	for i, p := range pieces {
-		dst, src := r.find(p.dst), r.find(p.src)
+		dst, src := r.find(p.Dst), r.find(p.Src)
 		if dst == nil {
 			continue // perform will say so
 		}
@@ -201,7 +201,7 @@ func (q *Queue) direction(o *op, t *traffic) direction {
 			src = dst
 		}
 		dir := directionOf(dst.kind, src.kind)
-		t[dir] += int64(p.n)
+		t[dir] += int64(p.N)
 		if i == 0 {
 			first = dir
 		}
@@ -302,7 +302,7 @@ func (q *Queue) awaitWord(o *op) error {
 func (q *Queue) wordReached(o *op) (bool, error) {
 	q.dev.space.mu.RLock()
 	defer q.dev.space.mu.RUnlock()
-	b, err := q.exec.view("simStreamWaitValue64", o.one[0].dst, 8)
+	b, err := q.exec.machine.View("simStreamWaitValue64", o.one[0].Dst, 8)
 	if err != nil {
 		return false, err
 	}
@@ -317,7 +317,7 @@ func (o *op) name() string {
 	case opGate:
 		return "wait for value"
 	case opLaunch:
-		return "run " + o.kernel.name
+		return "run " + o.kernel.Name
 	case opCopy, opBatch, opFill, opRecord, opFile:
 	}
 	return o.work()

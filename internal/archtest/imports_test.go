@@ -27,6 +27,8 @@ var mayImport = map[string]string{
 	"rdma":    "errdefs mem",
 
 	"device/signal": onDevice + " internal/sys/hostmem",
+	// The kernels in Go, over whatever a device's addresses stand for.
+	"device/internal/kernel": onDevice + " internal/sys/hostmem",
 	// The life of files and transfers, whatever library moves the bytes.
 	"device/storage": onDevice + " internal/leak",
 
@@ -38,7 +40,8 @@ var mayImport = map[string]string{
 	"tier/faulty":       onTier + " tier internal/fault internal/sys/hostmem",
 
 	// Implementations know interfaces and bindings, never one another.
-	"device/sim":           onDevice + " device/storage internal/leak internal/fault internal/sys/hostmem",
+	"device/sim":           onDevice + " device/storage device/internal/kernel internal/leak internal/fault internal/sys/hostmem",
+	"device/host":          onDevice + " device/internal/kernel internal/leak internal/sys/hostmem",
 	"device/cuda":          onDevice + " device/storage device/cuda/kernels internal/leak internal/sys/",
 	"device/cuda/kernels":  "errdefs mem device",
 	"device/cuda/cudatest": onDevice + " device/cuda internal/testkit",

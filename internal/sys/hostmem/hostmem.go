@@ -8,6 +8,7 @@ package hostmem
 import (
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"sync/atomic"
 	"unsafe"
 
@@ -57,6 +58,31 @@ func Region(b []byte) (*mem.Region, error) {
 	return mem.NewRegion(mem.RegionSpec{
 		Kind: mem.KindHost, Device: mem.NoDevice, Len: int64(len(b)), CPU: Addr(b), Bytes: b,
 	})
+}
+
+// View returns the n bytes at addr, which whoever named the address keeps mapped for as long as the view is used. It looks at nothing:
+// where there is no memory, who touches the view faults (Guard).
+func View(addr mem.CPUAddr, n int) []byte {
+	p := uintptr(addr)
+	return unsafe.Slice((*byte)(*(*unsafe.Pointer)(unsafe.Pointer(&p))), n)
+}
+
+// Guard calls f. Where f touches memory that is not there, or not for that, Guard returns what faulted says of the address, in place of
+// ending the process; f has then stopped midway, and has had its deferred calls.
+func Guard(f func() error, faulted func(mem.CPUAddr) error) (err error) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		r := recover()
+		if r == nil {
+			return
+		}
+		at, ok := r.(interface{ Addr() uintptr }) // as runtime/debug says of such faults
+		if !ok {
+			panic(r)
+		}
+		err = faulted(mem.CPUAddr(at.Addr()))
+	}()
+	return f()
 }
 
 // heapSpan is how near to each other two addresses are to be taken for parts of the same heap: the Go runtime reserves

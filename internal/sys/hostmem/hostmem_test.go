@@ -167,3 +167,36 @@ func TestBytesAreTheMemory(t *testing.T) {
 		t.Errorf("%d bytes of nothing", n)
 	}
 }
+
+func TestViewIsTheMemory(t *testing.T) {
+	b, err := hostmem.Alloc(8192)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v := hostmem.View(hostmem.Addr(b)+5, 100)
+	v[3] = 9
+	if len(v) != 100 || b[8] != 9 {
+		t.Errorf("%d bytes, of other memory", len(v))
+	}
+	gone := hostmem.View(hostmem.Addr(b), len(b))
+	if err := hostmem.Free(b); err != nil {
+		t.Fatal(err)
+	}
+	var at mem.CPUAddr
+	say := func(a mem.CPUAddr) error { at = a; return errdefs.ErrBroken }
+	err = hostmem.Guard(func() error { copy(gone, []byte{1}); return nil }, say)
+	if !errors.Is(err, errdefs.ErrBroken) || at != hostmem.Addr(gone) {
+		t.Errorf("%v of address %#x", err, at)
+	}
+	if err := hostmem.Guard(func() error { return errdefs.ErrBusy }, say); !errors.Is(err, errdefs.ErrBusy) {
+		t.Error(err)
+	}
+	func() {
+		defer func() {
+			if recover() == nil {
+				t.Error("a panic of another sort was kept")
+			}
+		}()
+		_ = hostmem.Guard(func() error { panic("a bug") }, say)
+	}()
+}

@@ -1,4 +1,4 @@
-package sim
+package kernel
 
 import (
 	"encoding/binary"
@@ -11,17 +11,17 @@ import (
 // planeShift keeps the words of one plane's pattern apart from the next plane's.
 const planeShift = 40
 
-func runPatternFill(x *executor, a *kernelArg) error {
-	return x.eachPage(device.KernelPatternFill, a, func(page []byte, seed uint64, _ uint32) error {
+func runPatternFill(m *Machine, a *Args) error {
+	return m.eachPage(device.KernelPatternFill, a, func(page []byte, seed uint64, _ uint32) error {
 		fillPattern(page, seed)
 		return nil
 	})
 }
 
-func runPatternCheck(x *executor, a *kernelArg) error {
+func runPatternCheck(m *Machine, a *Args) error {
 	const call = device.KernelPatternCheck
-	return x.eachPage(call, a, func(page []byte, seed uint64, index uint32) error {
-		counter, err := x.view(call, device.PatternArgsOf(a).Counts+mem.DevAddr(index)*8, 8)
+	return m.eachPage(call, a, func(page []byte, seed uint64, index uint32) error {
+		counter, err := m.View(call, device.PatternArgsOf(a).Counts+mem.DevAddr(index)*8, 8)
 		if err != nil {
 			return fmt.Errorf("counter: %w", err)
 		}
@@ -31,24 +31,24 @@ func runPatternCheck(x *executor, a *kernelArg) error {
 }
 
 // eachPage calls f with every plane of every page that the kernel names, and the plane's seed.
-func (x *executor) eachPage(call string, a *kernelArg, f func(page []byte, seed uint64, index uint32) error) error {
+func (m *Machine) eachPage(call string, a *Args, f func(page []byte, seed uint64, index uint32) error) error {
 	p := device.PatternArgsOf(a)
-	pairs, err := x.prepare(call, p.Planes, p.NPlanes, p.Pairs, p.NPairs)
+	pairs, err := m.prepare(call, p.Planes, p.NPlanes, device.PlaneDescBytes, p.Pairs, p.NPairs)
 	if err != nil {
 		return err
 	}
 	for ; len(pairs) > 0; pairs = pairs[device.PairBytes:] {
 		page, index := device.ReadPair(pairs)
-		seed, err := x.view(call, p.Seeds+mem.DevAddr(index)*8, 8)
+		seed, err := m.View(call, p.Seeds+mem.DevAddr(index)*8, 8)
 		if err != nil {
 			return fmt.Errorf("seed %d: %w", index, err)
 		}
-		for i := range x.planes {
-			pl := &x.planes[i]
+		for i := range m.planes {
+			pl := &m.planes[i]
 			if pl.Bytes == 0 {
 				continue
 			}
-			b, err := x.bytes(call, pageOf(pl, page), pl.Bytes, &x.lastDst)
+			b, err := m.Memory.Bytes(call, pageOf(pl, page), pl.Bytes)
 			if err == nil {
 				err = f(b, u64(seed)+uint64(i)<<planeShift, index)
 			}
@@ -92,21 +92,21 @@ func wrongBytes(b []byte, seed uint64) (wrong uint64) {
 	return wrong
 }
 
-func patternPiece(x *executor, a *kernelArg, i uint64) piece {
+func patternPiece(m *Machine, a *Args, i uint64) Piece {
 	p := device.PatternArgsOf(a)
-	page, _, pl := x.pair(p.Pairs, p.NPlanes, i)
+	page, _, pl := m.pair(p.Pairs, p.NPlanes, i)
 	if pl == nil {
-		return piece{}
+		return Piece{}
 	}
-	return piece{dst: pageOf(pl, page), n: pl.Bytes}
+	return Piece{Dst: pageOf(pl, page), N: pl.Bytes}
 }
 
-func counterPiece(x *executor, a *kernelArg, i uint64) piece {
+func counterPiece(m *Machine, a *Args, i uint64) Piece {
 	p := device.PatternArgsOf(a)
-	b, err := x.view(device.KernelPatternCheck, p.Pairs+mem.DevAddr(i*device.PairBytes), device.PairBytes)
+	b, err := m.View(device.KernelPatternCheck, p.Pairs+mem.DevAddr(i*device.PairBytes), device.PairBytes)
 	if err != nil {
-		return piece{}
+		return Piece{}
 	}
 	_, index := device.ReadPair(b)
-	return piece{dst: p.Counts + mem.DevAddr(index)*8, n: 8}
+	return Piece{Dst: p.Counts + mem.DevAddr(index)*8, N: 8}
 }

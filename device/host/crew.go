@@ -1,0 +1,107 @@
+package host
+
+import (
+	"errors"
+	"runtime"
+	"sync"
+
+	"github.com/kvlane/kvlane/device/internal/kernel"
+	"github.com/kvlane/kvlane/internal/sys/hostmem"
+	"github.com/kvlane/kvlane/mem"
+)
+
+const (
+	// most is how many goroutines work is divided over, of those that the runtime runs at a time: a few keep the memory's bus busy.
+	most = 8
+	// share is the least that is worth another goroutine, which takes a few microseconds to begin.
+	share = 512 << 10
+	// pieceBytes is the longest piece of a copy that is not divided any more.
+	pieceBytes = 1 << 20
+)
+
+// crew is the machines that do a queue's work, side by side.
+type crew []kernel.Machine
+
+func (c *crew) muster() {
+	*c = make(crew, most)
+	for i := range *c {
+		(*c)[i].Memory = space{}
+	}
+	(*c)[0].Divide = c.divide
+}
+
+// divide runs f over 0 to n, which stand for so many bytes, in as many parts as are worth it.
+func (c crew) divide(n, bytes uint64, f func(m *kernel.Machine, from, to uint64) error) error {
+	parts := min(uint64(runtime.GOMAXPROCS(0)), most, n, bytes/share)
+	if parts < 2 {
+		return f(&c[0], 0, n)
+	}
+	var errs [most]error
+	var others sync.WaitGroup
+	part := func(i uint64) {
+		errs[i] = guarded(func() error { return f(&c[i], n*i/parts, n*(i+1)/parts) })
+	}
+	for i := uint64(1); i < parts; i++ {
+		others.Go(func() { part(i) })
+	}
+	part(0)
+	others.Wait()
+	return errors.Join(errs[:]...)
+}
+
+// guarded returns the error of f, or that of an address where there is no memory.
+func guarded(f func() error) error {
+	return hostmem.Guard(f, func(at mem.CPUAddr) error { return errIllegal("touch memory", mem.DevAddr(at), 1) })
+}
+
+func (c crew) launch(k *kernel.Kernel, a *kernel.Args, ctas int) error {
+	c[0].CTAs = ctas
+	return guarded(func() error { return k.Run(&c[0], a) })
+}
+
+// cut appends p to pieces, in such as are short enough.
+func cut(pieces []kernel.Piece, p kernel.Piece) []kernel.Piece {
+	for ; p.N > pieceBytes; p = (kernel.Piece{Dst: p.Dst + pieceBytes, Src: p.Src + pieceBytes, N: p.N - pieceBytes}) {
+		pieces = append(pieces, kernel.Piece{Dst: p.Dst, Src: p.Src, N: pieceBytes})
+	}
+	if p.N > 0 { // nothing is looked at for a piece of no bytes
+		pieces = append(pieces, p)
+	}
+	return pieces
+}
+
+// copy moves pieces of so many bytes in all.
+func (c crew) copy(pieces []kernel.Piece, bytes uint64) error {
+	return guarded(func() error {
+		return c.divide(uint64(len(pieces)), bytes, func(m *kernel.Machine, from, to uint64) error {
+			for _, p := range pieces[from:to] {
+				if err := m.Memory.Copy("copy", p); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	})
+}
+
+// fill sets n bytes to v.
+func (c crew) fill(at mem.DevAddr, n uint64, v byte) error {
+	return guarded(func() error {
+		const block = 32 << 10 // what stays in the CPU's cache
+		if n == 0 {
+			return nil
+		}
+		b, err := space{}.Bytes("fill", at, n)
+		if err != nil {
+			return err
+		}
+		head := b[:min(n, block)]
+		for i := range head {
+			head[i] = v
+		}
+		for done := len(head); done < len(b); {
+			done += copy(b[done:], head)
+		}
+		return nil
+	})
+}

@@ -1,0 +1,119 @@
+package kernel
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
+)
+
+// Memory is what a device's addresses stand for.
+type Memory interface {
+	// Bytes returns the n bytes at addr, of which there is at least one. They stay until the kernel has run.
+	Bytes(call string, addr mem.DevAddr, n uint64) ([]byte, error)
+	// Copy moves one piece of at least one byte.
+	Copy(call string, p Piece) error
+}
+
+// Piece is bytes to copy, by device address.
+type Piece struct {
+	Dst, Src mem.DevAddr
+	N        uint64
+}
+
+// Args are the arguments of a launch.
+type Args = [device.MaxKernelArgs]uint64
+
+// Machine runs kernels, one at a time.
+type Machine struct {
+	Memory Memory
+	// CTAs is the number of thread blocks of the launch, to whoever is told of each.
+	CTAs int
+	// Still has nothing moved: sums are those of zeros.
+	Still bool
+	// Untold leaves it to Kernel.Tell to say what has landed.
+	Untold bool
+	// Divide runs f over 0 to n, which stand for so many bytes, in one piece or in several, side by side on machines of the same
+	// memory. Nil: in one, on this machine.
+	Divide func(n, bytes uint64, f func(m *Machine, from, to uint64) error) error
+
+	planes []device.PlaneDesc // of the kernel that runs
+}
+
+// divide runs f over 0 to n, on machines that have the planes of this one.
+func (m *Machine) divide(n, bytes uint64, f func(m *Machine, from, to uint64) error) error {
+	if m.Divide == nil {
+		return f(m, 0, n)
+	}
+	planes := m.planes
+	return m.Divide(n, bytes, func(w *Machine, from, to uint64) error {
+		if w != m {
+			w.planes = append(w.planes[:0], planes...)
+		}
+		return f(w, from, to)
+	})
+}
+
+// View returns n bytes of arguments or descriptors at addr, which must be aligned to 8.
+func (m *Machine) View(call string, addr mem.DevAddr, n uint64) ([]byte, error) {
+	if n == 0 {
+		return nil, nil
+	}
+	if addr%8 != 0 {
+		return nil, errMisaligned(call, addr)
+	}
+	return m.Memory.Bytes(call, addr, n)
+}
+
+// array is View for count elements of size bytes, whose product may overflow.
+func (m *Machine) array(call string, addr mem.DevAddr, count, size uint64) ([]byte, error) {
+	const most = 1 << 48
+	if count > most/size {
+		return nil, native(call, fmt.Sprintf("address=%#x, elements=%d", addr, count), 700, "ILLEGAL_ADDRESS", "more elements than there are addresses")
+	}
+	return m.View(call, addr, count*size)
+}
+
+// copy moves one piece. Nothing is looked at for a piece of no bytes, as hardware does not either.
+func (m *Machine) copy(call string, p Piece) error {
+	if p.N == 0 || m.Still {
+		return nil
+	}
+	return m.Memory.Copy(call, p)
+}
+
+// loadPlanes reads the descriptors of the kernel that runs, of size bytes each.
+func (m *Machine) loadPlanes(call string, addr mem.DevAddr, count, size uint64) error {
+	b, err := m.array(call, addr, count, size)
+	if err != nil {
+		return fmt.Errorf("read planes: %w", err)
+	}
+	m.planes = m.planes[:0]
+	for ; len(b) > 0; b = b[size:] {
+		m.planes = append(m.planes, device.ReadPlaneDesc(b))
+	}
+	return nil
+}
+
+// pageBytes is how much of a page the planes of the kernel that runs have.
+func (m *Machine) pageBytes() (n uint64) {
+	for i := range m.planes {
+		n += m.planes[i].Bytes
+	}
+	return n
+}
+
+func u64(b []byte) uint64 { return binary.LittleEndian.Uint64(b) }
+
+// native makes the error of a kernel that found its arguments wrong. Codes are those of CUDA for the same failure.
+func native(call, args string, code int, name, text string) error {
+	return &device.Error{Call: call, Args: args, Code: code, Name: "KERNEL_ERROR_" + name, Text: text, Kind: errdefs.ErrInvalid}
+}
+
+func errInvalidValue(call, args string) error { return native(call, args, 1, "INVALID_VALUE", "") }
+
+func errMisaligned(call string, addr mem.DevAddr) error {
+	return native(call, fmt.Sprintf("address=%#x", addr), 716, "MISALIGNED_ADDRESS", "not aligned to 8 bytes")
+}

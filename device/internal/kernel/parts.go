@@ -1,0 +1,129 @@
+package kernel
+
+import (
+	"fmt"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/internal/sys/hostmem"
+	"github.com/kvlane/kvlane/mem"
+)
+
+// runCopyParts copies one part after the other, and says so of each: at once, or where a fault will damage some of it, once that has
+// happened (tellParts).
+func runCopyParts(m *Machine, a *Args) error {
+	return m.copyParts(a, device.KernelCopyPaged, runCopyPaged)
+}
+
+func runCopyPartsSum(m *Machine, a *Args) error {
+	return m.copyParts(a, device.KernelCopyPagedSum, runCopyPagedSum)
+}
+
+func (m *Machine) copyParts(a *Args, call string, run func(*Machine, *Args) error) error {
+	l := device.PartsArgsOf(a)
+	for p := range l.NParts {
+		paged, err := m.part(call, &l, p)
+		if err != nil {
+			return err
+		}
+		k := paged.Kernel(call, 0)
+		if err := run(m, &k.Args); err != nil {
+			return fmt.Errorf("part %d: %w", p, err)
+		}
+		if !m.Untold {
+			if err := m.tellPart(&l, p); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// part returns what one part would be as a launch of its own.
+func (m *Machine) part(call string, l *device.PartsArgs, p uint64) (device.PagedArgs, error) {
+	if l.NParts > device.MaxParts {
+		return device.PagedArgs{}, errInvalidValue(call, fmt.Sprintf("parts=%d", l.NParts))
+	}
+	b, err := m.View(call, l.Parts+mem.DevAddr(p*device.PartDescBytes), device.PartDescBytes)
+	if err != nil {
+		return device.PagedArgs{}, fmt.Errorf("read part %d: %w", p, err)
+	}
+	d := device.ReadPartDesc(b)
+	return device.PagedArgs{
+		Planes: d.Planes, NPlanes: d.NPlanes, Pairs: d.Pairs, NPairs: d.NPairs,
+		Slots: d.Slots, SlotStride: d.SlotStride, Direction: l.Direction, Sums: d.Sums,
+	}, nil
+}
+
+// tellPart writes the words that say that a part has landed, one a thread block.
+func (m *Machine) tellPart(l *device.PartsArgs, p uint64) error {
+	if l.Done == 0 {
+		return nil
+	}
+	n := uint64(m.CTAs) * device.PartDoneBytes
+	words, err := m.Memory.Bytes("tell part", l.Done+mem.DevAddr(p*n), n)
+	if err != nil {
+		return fmt.Errorf("say that part %d has landed: %w", p, err)
+	}
+	for ; len(words) > 0; words = words[device.PartDoneBytes:] {
+		hostmem.StoreUint64(words, 1)
+	}
+	return nil
+}
+
+// tellParts is tellPart for all.
+func tellParts(m *Machine, a *Args) error {
+	l := device.PartsArgsOf(a)
+	for p := range l.NParts {
+		if err := m.tellPart(&l, p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func partsPieces(m *Machine, a *Args) (n uint64) {
+	l := device.PartsArgsOf(a)
+	for p := range l.NParts {
+		if paged, err := m.part(device.KernelCopyParts, &l, p); err == nil {
+			n += paged.NPlanes * paged.NPairs
+		}
+	}
+	return n
+}
+
+// partOf returns the part that piece i is of, and its number there; m.planes are those of that part.
+func (m *Machine) partOf(a *Args, i uint64) (k device.Kernel, at uint64, ok bool) {
+	l := device.PartsArgsOf(a)
+	for p := range l.NParts {
+		paged, err := m.part(device.KernelCopyParts, &l, p)
+		if err != nil {
+			return k, 0, false
+		}
+		if n := paged.NPlanes * paged.NPairs; i >= n {
+			i -= n
+			continue
+		}
+		size := uint64(device.PlaneDescBytes)
+		if paged.Sums != 0 {
+			size = device.PlaneSumDescBytes
+		}
+		return paged.Kernel(device.KernelCopyPaged, 0), i, m.loadPlanes(device.KernelCopyParts, paged.Planes, paged.NPlanes, size) == nil
+	}
+	return k, 0, false
+}
+
+func partsPiece(m *Machine, a *Args, i uint64) Piece {
+	k, at, ok := m.partOf(a, i)
+	if !ok {
+		return Piece{}
+	}
+	return pagedPiece(m, &k.Args, at)
+}
+
+func resumParts(m *Machine, a *Args, i, leaf uint64) error {
+	k, at, ok := m.partOf(a, i)
+	if !ok {
+		return nil
+	}
+	return resumPaged(m, &k.Args, at, leaf)
+}

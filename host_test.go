@@ -1,0 +1,136 @@
+package kvlane_test
+
+import (
+	"bytes"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane"
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/sys/hostmem"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/stream"
+)
+
+// ordinary returns a KV cache of c's model in memory of the process that no device knows, full of bytes that tell their place.
+func ordinary(t *testing.T, c kvlane.Config) ([]byte, kvlane.CacheMemory) {
+	t.Helper()
+	b, err := hostmem.Alloc(int64(c.Model.Layers*c.Model.PlanesPerLayer()) * cachePages * c.Model.PlaneBytes())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := hostmem.Free(b); err != nil {
+			t.Error(err)
+		}
+	})
+	for i := range b {
+		b[i] = byte(device.Mix64(uint64(i)))
+	}
+	return b, cacheMemory(c, mem.DevAddr(hostmem.Addr(b)), false)
+}
+
+// A KV cache that the host program has allocated is named by its address. What one engine dumps from it, the next one loads.
+func TestHostDeviceCarriesBlocksOfOrdinaryMemory(t *testing.T) {
+	c := testConfig(t)
+	c.Device.Driver = kvlane.Host
+	b, m := ordinary(t, c)
+	before := bytes.Clone(b)
+
+	e, err := kvlane.Open(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info := e.Device().Info(); info.Driver != "host" || len(e.Notes()) != 0 {
+		t.Errorf("device %+v, notes %q", info, e.Notes())
+	}
+	cache, err := e.RegisterCache(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keys := []kvlane.Key{e.Key([]byte("a")), e.Key([]byte("b")), e.Key([]byte("c"))}
+	dump, err := e.Dump(t.Context(), cache, []kvlane.Ref{{Key: keys[0], Page: 4}, {Key: keys[1], Page: 1}, {Key: keys[2], Page: 5}}, kvlane.DumpOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(dump.Durable(t.Context()), cache.Close(t.Context()), e.Close(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+
+	clear(b)
+	e = openEngine(t, c)
+	if cache, err = e.RegisterCache(m); err != nil {
+		t.Fatal(err)
+	}
+	lease, err := e.LeasePrefix(t.Context(), keys, time.Minute)
+	if err != nil || lease.Len() != len(keys) {
+		t.Fatalf("%d blocks, %v", lease.Len(), err)
+	}
+	defer lease.Release()
+	load, err := e.Load(t.Context(), lease, cache, []kvlane.Ref{{Key: keys[0], Page: 0}, {Key: keys[1], Page: 1}, {Key: keys[2], Page: 3}}, kvlane.LoadOptions{})
+	if err == nil {
+		err = load.Wait(t.Context())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	plane := len(b) / len(m.Planes)
+	for p := range m.Planes {
+		for to, from := range map[int]int{0: 4, 1: 1, 3: 5, 2: -1} {
+			want := make([]byte, m.PageBytes)
+			if from >= 0 {
+				copy(want, before[p*plane+from*int(m.PageBytes):])
+			}
+			if off := p*plane + to*int(m.PageBytes); !bytes.Equal(b[off:off+int(m.PageBytes)], want) {
+				t.Errorf("plane %d: page %d does not hold what page %d did", p, to, from)
+			}
+		}
+	}
+	if err := cache.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// Nothing is measured on a device whose copies are the CPU's, and they have one path.
+func TestHostDeviceChoosesNothing(t *testing.T) {
+	c := testConfig(t)
+	c.Device.Driver, c.Stream.ProfileDir = kvlane.Host, t.TempDir()
+	begun := time.Now()
+	e := openEngine(t, c)
+	if took := time.Since(begun); took > time.Second {
+		t.Errorf("opening took %v", took)
+	}
+	s, err := e.OpenStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, _ := ordinary(t, c)
+	kv, err := mem.NewRegion(mem.RegionSpec{Kind: mem.KindDevice, Len: int64(len(b)), Dev: mem.DevAddr(hostmem.Addr(b))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	host, err := e.Device().AllocHost(kv.Len())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ticket, err := s.Submit(t.Context(), &mem.Batch{Dst: []mem.Extent{mem.All(host)}, Src: []mem.Extent{mem.All(kv)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := ticket.Wait(t.Context()); err != nil || ticket.Completion().Path != stream.PathKernel || !bytes.Equal(host.Bytes(), b) {
+		t.Errorf("%+v, %v", ticket.Completion(), err)
+	}
+	if err := errors.Join(s.Close(t.Context()), e.Device().Free(host)); err != nil {
+		t.Error(err)
+	}
+	c.HostStreams = true
+	if _, err := kvlane.Open(t.Context(), c); !errors.Is(err, errdefs.ErrNotSupported) {
+		t.Errorf("streams of the host program: %v", err)
+	}
+	c.HostStreams, c.Device.Index = false, 1
+	if _, err := kvlane.Open(t.Context(), c); !errors.Is(err, errdefs.ErrNotFound) {
+		t.Errorf("a second host: %v", err)
+	}
+}

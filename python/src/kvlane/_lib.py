@@ -57,7 +57,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "hash_tokens": (_bytes, _bytes, _n, _n, _bytes),
     "keys": (_handle, c.c_uint32, _bytes, _n, _n, _bytes),
     "lookup": (_handle, _bytes, _n, _bytes, _ms),
-    "lease": (_handle, _bytes, _n, _ms, _ms, _out, c.POINTER(_n)),
+    "lease_blocks": (_handle, _bytes, _n, _ms, _ms, _out, c.POINTER(_n)),
     "release": (_handle,),
     "load_blocks": (_handle, _handle, _handle, _bytes, _bytes, _n, c.c_uint32, _out),
     "dump_blocks": (_handle, _handle, _bytes, _bytes, _n, c.c_uint32, c.POINTER(After), _out),

@@ -104,7 +104,7 @@ class Store:
         """The longest prefix of the keys whose blocks are all there, kept there for ttl seconds (0: the longest allowed) or until released."""
         handle, found = c.c_uint64(), c.c_size_t()
         self._lib.call(
-            "lease", self._handle, keys.raw, len(keys), _lib.milliseconds(ttl), _lib.milliseconds(timeout), c.byref(handle), c.byref(found)
+            "lease_blocks", self._handle, keys.raw, len(keys), _lib.milliseconds(ttl), _lib.milliseconds(timeout), c.byref(handle), c.byref(found)
         )
         return Lease(handle.value, found.value)
 

@@ -15,7 +15,10 @@ exact is refused with the reason; what is not provably right is a miss, and is c
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
+import os
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -150,17 +153,16 @@ class KVLaneCache:
             ),
             "tenant": tenant,
             "device": {"driver": "cuda", "index": self._device.index or 0} if self._device.type == "cuda" else {"driver": "host"},
-            "store": dict(store),
         }
         geometries = [g.geometry(name, dtype, self.block_tokens) for g in self._groups]
         if len(geometries) == 1:
-            return {**out, "model": geometries[0]}
+            return _in_own_directory({**out, "model": geometries[0]}, store)
         numbers = {layer: i for i, layer in enumerate(self._layers)}  # without those that keep nothing
         groups = [
             {"name": f"{g.shape.heads}x{g.shape.k}+{g.shape.v}", "layers": [numbers[k] for k in g.layers], "geometry": geometry}
             for g, geometry in zip(self._groups, geometries, strict=True)
         ]
-        return {**out, "groups": groups}
+        return _in_own_directory({**out, "groups": groups}, store)
 
     def _stage(self, limit: int) -> list[Addresses]:
         block = sum(len(g.layers) * g.shape.elements for g in self._groups) * self.block_tokens * self._dtype.itemsize
@@ -403,6 +405,18 @@ class KVLaneCache:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def _in_own_directory(config: dict[str, Any], store: Mapping[str, Any]) -> dict[str, Any]:
+    """config with the store's section. A directory has blocks of one identity: each has its own below those that are named."""
+    out = dict(store)
+    own = {k: config.get(k) for k in ("model", "groups", "revision", "tenant", "adapter")}
+    name = "kv-" + hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:24]
+    if out.get("dirs"):
+        out["dirs"] = [os.path.join(d, name) for d in out["dirs"]]
+    if out.get("log_dir"):
+        out["log_dir"] = os.path.join(out["log_dir"], name)
+    return {**config, "store": out}
 
 
 def _check_layers(layers: Sequence[Any]) -> None:

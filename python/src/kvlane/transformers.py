@@ -132,6 +132,7 @@ class KVLaneCache:
             group.layers.append(layer)
         self._layers = list(shapes)
         self._state = self._weights_state()
+        self._ends, self._padding = _ends_and_padding(model)
         self.config = self._config(store, weights or identity.fingerprint(model), tenant, config or {})
         self.store = Store(self.config)
         try:
@@ -179,7 +180,8 @@ class KVLaneCache:
 
     def load(self, ids: Any, past: Any = None) -> Any:
         """A cache for model.generate(ids, past_key_values=...) with as much of ids, [batch, tokens] or [tokens], as is stored: whole blocks, and at
-        least the last token is left to compute. Rows of a batch get the same length, the shortest row's.
+        least the last token is left to compute. Rows of a batch get the same length, the shortest row's. Tokens from a row's first padding token on
+        are neither loaded nor saved.
 
         past is an empty cache to fill, a StaticCache for instance. By default it is a DynamicCache that keeps all tokens, those before a
         sliding window too, since only then save() can store them.
@@ -190,9 +192,10 @@ class KVLaneCache:
         if int(past.get_seq_length()):
             raise errors.Invalid("the cache to fill is not empty")
         with self._lock, torch.no_grad():
-            keys = [self._keys(row[: (len(row) - 1) // self.block_tokens * self.block_tokens]) for row in rows]
+            most = (len(rows[0]) - 1) // self.block_tokens * self.block_tokens
+            keys = [self._keys(row[:most]) for row in rows]
             self.counts["tokens_asked"] += sum(len(row) for row in rows)
-            if not keys[0]:
+            if not all(keys):
                 return past
             leases = []
             try:
@@ -348,14 +351,17 @@ class KVLaneCache:
         for name in _REFUSED:
             if options.get(name) is not None:
                 raise errors.NotSupported(f"{name}: what it does to KV is not known here; use load() and save()")
-        mask = options.get("attention_mask")
+        mask = options.pop("attention_mask", None)
         if mask is not None and not bool(mask.bool().all()):
             raise errors.NotSupported("attention_mask: padding is part of no prefix; give prompts of one length, or one after another")
+        pad = options.get("pad_token_id", getattr(generation, "pad_token_id", None))
+        if mask is None and pad is not None and pad not in self._ends and bool((ids == pad).any()):
+            raise errors.NotSupported(f"the prompt has the padding token {pad}, which generate() leaves out: give an attention_mask if it is to count")
         for name, value in options.items():
-            if isinstance(value, torch.Tensor) and name != "attention_mask":
+            if isinstance(value, torch.Tensor):
                 raise errors.NotSupported(f"{name}: KV would depend on more than the tokens")
         past = self.load(ids)
-        out = self.model.generate(ids, past_key_values=past, **options)
+        out = self.model.generate(ids, past_key_values=past, attention_mask=torch.ones_like(ids), **options)
         self.save(out if isinstance(out, torch.Tensor) else out.sequences, past)
         return out
 
@@ -364,10 +370,8 @@ class KVLaneCache:
         return keys[first * groups : (first + blocks) * groups]
 
     def _keys(self, tokens: Sequence[int]) -> Keys:
-        """The keys of the blocks, and of each block those of all page groups."""
-        if not tokens:
-            return Keys()
-        hashes = hash_tokens(tokens, self.block_tokens)
+        """The keys of the whole blocks before any padding, and of each block those of all page groups."""
+        hashes = hash_tokens(tokens[: next((i for i, t in enumerate(tokens) if t in self._padding), len(tokens))], self.block_tokens)
         by_group = [self.store.keys(hashes, g) for g in range(len(self._groups))]
         if len(by_group) == 1:
             return by_group[0]
@@ -450,6 +454,18 @@ def _rope_types(value: Any) -> set[str]:
 def _media_tokens(config: Any) -> set[int]:
     names = (f"{kind}_token_{end}" for kind in ("image", "video", "audio") for end in ("id", "index"))
     return {t for t in (getattr(config, n, None) for n in names) if isinstance(t, int)}
+
+
+def _ends_and_padding(model: Any) -> tuple[set[int], set[int]]:
+    """The tokens that end a text, and those that generate() masks where it is given no mask: what is computed after them is another KV."""
+    sources = [x for x in (model.config.get_text_config(decoder=True), model.config, model.generation_config) if x is not None]
+
+    def all_of(name: str) -> set[int]:
+        values = [getattr(x, name, None) for x in sources]
+        return {t for v in values if v is not None for t in (v if isinstance(v, list | tuple) else [v])}
+
+    ends = all_of("eos_token_id")
+    return ends, all_of("pad_token_id") - ends
 
 
 def _probe(model: Any) -> tuple[Any, Any, dict[int, _Shape]]:

@@ -99,7 +99,7 @@ func kvlGoOpen(config *C.char, engine *C.kvl_engine, why **C.char) C.int32_t {
 	return call(why, func() error {
 		var a args
 		need(&a, "config", config)
-		return give(&a, "engine", (*C.uint64_t)(engine), func() (capi.Handle, error) { return library.Open([]byte(C.GoString(config))) })
+		return give(&a, "engine", engine, func() (capi.Handle, error) { return library.Open([]byte(C.GoString(config))) })
 	})
 }
 
@@ -118,7 +118,7 @@ func kvlGoRegisterCache(engine C.kvl_engine, groups *C.kvl_group_memory, n C.siz
 			m.Planes = append(m.Planes, array[mem.DevAddr](&a, "planes", unsafe.Pointer(g.planes), g.n_planes)...)
 			memory = append(memory, m)
 		}
-		return give(&a, "cache", (*C.uint64_t)(cache), func() (capi.Handle, error) {
+		return give(&a, "cache", cache, func() (capi.Handle, error) {
 			return library.RegisterCache(capi.Handle(engine), memory)
 		})
 	})

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -56,7 +60,9 @@ def kept(model: Any, ids: Any, tokens: int) -> Any:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", tiny.KINDS)
 def test_output_is_equal(make: Make, kind: str, dtype: str) -> None:
-    """The second run takes its prefix from the store: tokens as without, logits bit by bit as with the same prefix kept in memory."""
+    """The second run takes its prefix from the store: tokens as without, logits bit by bit as with the same prefix kept in
+    memory.
+    """
     model = tiny.model(kind, dtype=dtype)
     ids = prompt()
     want = model.generate(ids, **GREEDY)
@@ -86,7 +92,9 @@ def test_output_is_equal(make: Make, kind: str, dtype: str) -> None:
 def test_static_caches(make: Make, kind: str) -> None:
     model = tiny.model(kind)
     ids = prompt(20)  # within the window of those that have one
-    want = model.generate(ids, past_key_values=StaticCache(config=model.config, max_cache_len=64), max_new_tokens=2, do_sample=False)
+    want = model.generate(
+        ids, past_key_values=StaticCache(config=model.config, max_cache_len=64), max_new_tokens=2, do_sample=False
+    )
     cache = make(model)
     past = cache.load(ids, StaticCache(config=model.config, max_cache_len=64))
     out = model.generate(ids, past_key_values=past, max_new_tokens=2, do_sample=False)
@@ -296,3 +304,13 @@ def test_a_tier_that_is_full_costs_nothing_but_hits(make: Make) -> None:
     for seed in range(6):
         ids = prompt(seed=seed % 3)
         assert torch.equal(cache.generate(ids, **GREEDY), model.generate(ids, **GREEDY))
+
+
+def test_killed_at_random_moments(tmp_path: pathlib.Path) -> None:
+    """KVLANE_KILLS says how often: 10 by default."""
+    script = pathlib.Path(__file__).with_name("killed.py")
+    seed = time.time_ns() % 1000
+    command = [sys.executable, str(script), str(tmp_path), os.environ.get("KVLANE_KILLS", "10"), str(seed)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, (seed, done.stderr[-2000:])
+    print(done.stdout)

@@ -9,8 +9,8 @@ or, in its parts:
     out = model.generate(ids, past_key_values=past, max_new_tokens=100)
     cache.save(out, past)
 
-KV is stored as the model computed it, bit by bit, under the hash of all tokens up to it and the identity of model and weights. What cannot be
-exact is refused with the reason; what is not provably right is a miss, and is computed.
+KV is stored as the model computed it, bit by bit, under the hash of all tokens up to it and the identity of model and
+weights. What cannot be exact is refused with the reason; what is not provably right is a miss, and is computed.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ class _Shape:
 
 @dataclass
 class _Group:
-    """Layers of one shape, and the pages through which their blocks pass: [layer, page, bytes], a page having a block's K, then its V."""
+    """Layers of one shape, and the pages through which their blocks pass: [layer, page, bytes], a page having a block's K,
+    then its V.
+    """
 
     shape: _Shape
     layers: list[int] = field(default_factory=list)
@@ -73,7 +75,14 @@ class _Group:
 
     def geometry(self, name: str, dtype: str, block_tokens: int) -> dict[str, Any]:
         s = self.shape
-        common = {"name": name, "dtype": dtype, "block_tokens": block_tokens, "tp_size": 1, "tp_rank": 0, "layers": len(self.layers)}
+        common = {
+            "name": name,
+            "dtype": dtype,
+            "block_tokens": block_tokens,
+            "tp_size": 1,
+            "tp_rank": 0,
+            "layers": len(self.layers),
+        }
         if s.k == s.v:
             return {**common, "kv_heads": s.heads, "head_size": s.k, "mla": False}
         return {**common, "kv_heads": 1, "head_size": s.elements, "mla": True}  # one plane: K and V are of different lengths
@@ -98,10 +107,11 @@ class _Group:
 class KVLaneCache:
     """A store of a model's KV, and its use by generate().
 
-    store is the section `store` of a store's configuration (docs/library.md): cache_bytes, dirs, log_dir and so on. block_tokens is how many
-    tokens are kept together: shorter blocks find longer prefixes, longer ones are faster. weights identifies the model's weights; by default a
-    fingerprint of them does (kvlane.identity.fingerprint), which is taken here. tenant keeps tenants apart. config has further sections of
-    the configuration ("stream", "rdma"). staging_bytes bounds the memory on the model's device through which blocks pass.
+    store is the section `store` of a store's configuration (docs/library.md): cache_bytes, dirs, log_dir and so on.
+    block_tokens is how many tokens are kept together: shorter blocks find longer prefixes, longer ones are faster. weights
+    identifies the model's weights; by default a fingerprint of them does (kvlane.identity.fingerprint), which is taken here.
+    tenant keeps tenants apart. config has further sections of the configuration ("stream", "rdma"). staging_bytes bounds the
+    memory on the model's device through which blocks pass.
 
     The model is asked for the KV of one token here, to see what it keeps. Calls of several threads wait for each other.
     """
@@ -179,12 +189,12 @@ class KVLaneCache:
         return int(self._groups[0].staging.shape[1])
 
     def load(self, ids: Any, past: Any = None) -> Any:
-        """A cache for model.generate(ids, past_key_values=...) with as much of ids, [batch, tokens] or [tokens], as is stored: whole blocks, and at
-        least the last token is left to compute. Rows of a batch get the same length, the shortest row's. Tokens from a row's first padding token on
-        are neither loaded nor saved.
+        """A cache for model.generate(ids, past_key_values=...) with as much of ids, [batch, tokens] or [tokens], as is
+        stored: whole blocks, and at least the last token is left to compute. Rows of a batch get the same length, the
+        shortest row's. Tokens from a row's first padding token on are neither loaded nor saved.
 
-        past is an empty cache to fill, a StaticCache for instance. By default it is a DynamicCache that keeps all tokens, those before a
-        sliding window too, since only then save() can store them.
+        past is an empty cache to fill, a StaticCache for instance. By default it is a DynamicCache that keeps all tokens,
+        those before a sliding window too, since only then save() can store them.
         """
         rows = self._rows(ids)
         past = DynamicCache() if past is None else past
@@ -221,7 +231,10 @@ class KVLaneCache:
         """Loads the first `found` blocks of each row into past: as many as are right in all of them."""
         tokens, n = found * self.block_tokens, len(keys)
         parts = {
-            layer: tuple(torch.empty(n, g.shape.heads, tokens, size, dtype=self._dtype, device=self._device) for size in (g.shape.k, g.shape.v))
+            layer: tuple(
+                torch.empty(n, g.shape.heads, tokens, size, dtype=self._dtype, device=self._device)
+                for size in (g.shape.k, g.shape.v)
+            )
             for g in self._groups
             for layer in g.layers
         }
@@ -266,10 +279,11 @@ class KVLaneCache:
                     whole[row, :, span].view(heads, pages, self.block_tokens, size).copy_(paged.transpose(0, 1))
 
     def save(self, ids: Any, past: Any, *, durable: bool = False) -> int:
-        """Stores the KV that past holds of ids, which may be what generate returned, and returns how many blocks of it were not there before.
+        """Stores the KV that past holds of ids, which may be what generate returned, and returns how many blocks of it were
+        not there before.
 
-        It returns when lookups find them; with durable, when the slowest tier has them. Blocks that cannot be stored now (Busy, NoSpace) are
-        counted and left out.
+        It returns when lookups find them; with durable, when the slowest tier has them. Blocks that cannot be stored now
+        (Busy, NoSpace) are counted and left out.
         """
         rows = self._rows(ids)
         length = int(past.get_seq_length())
@@ -335,12 +349,16 @@ class KVLaneCache:
                     )
                 want = (rows, g.shape.heads, length)
                 if (*k.shape[:2], held) != want or k.dtype != self._dtype or (k.shape[3], v.shape[3]) != (g.shape.k, g.shape.v):
-                    raise errors.Mismatch(f"layer {number} holds {tuple(k.shape)} of {k.dtype}, which are not this model's {want} of {self._dtype}")
+                    raise errors.Mismatch(
+                        f"layer {number} holds {tuple(k.shape)} of {k.dtype}, which are not this model's {want} of {self._dtype}"
+                    )
                 out[number] = (k[:, :, :length], v[:, :, :length])
         return out
 
     def generate(self, ids: Any = None, **options: Any) -> Any:
-        """model.generate(ids, **options) from the longest stored prefix of ids on; what was computed is stored. Returns what generate does."""
+        """model.generate(ids, **options) from the longest stored prefix of ids on; what was computed is stored. Returns what
+        generate does.
+        """
         ids = options.pop("input_ids", None) if ids is None else ids
         if not isinstance(ids, torch.Tensor) or ids.dim() != 2:
             raise errors.Invalid("ids are not a tensor [batch, tokens]")
@@ -353,10 +371,14 @@ class KVLaneCache:
                 raise errors.NotSupported(f"{name}: what it does to KV is not known here; use load() and save()")
         mask = options.pop("attention_mask", None)
         if mask is not None and not bool(mask.bool().all()):
-            raise errors.NotSupported("attention_mask: padding is part of no prefix; give prompts of one length, or one after another")
+            raise errors.NotSupported(
+                "attention_mask: padding is part of no prefix; give prompts of one length, or one after another"
+            )
         pad = options.get("pad_token_id", getattr(generation, "pad_token_id", None))
         if mask is None and pad is not None and pad not in self._ends and bool((ids == pad).any()):
-            raise errors.NotSupported(f"the prompt has the padding token {pad}, which generate() leaves out: give an attention_mask if it is to count")
+            raise errors.NotSupported(
+                f"the prompt has the padding token {pad}, which generate() leaves out: give an attention_mask if it is to count"
+            )
         for name, value in options.items():
             if isinstance(value, torch.Tensor):
                 raise errors.NotSupported(f"{name}: KV would depend on more than the tokens")
@@ -371,7 +393,9 @@ class KVLaneCache:
 
     def _keys(self, tokens: Sequence[int]) -> Keys:
         """The keys of the whole blocks before any padding, and of each block those of all page groups."""
-        hashes = hash_tokens(tokens[: next((i for i, t in enumerate(tokens) if t in self._padding), len(tokens))], self.block_tokens)
+        hashes = hash_tokens(
+            tokens[: next((i for i, t in enumerate(tokens) if t in self._padding), len(tokens))], self.block_tokens
+        )
         by_group = [self.store.keys(hashes, g) for g in range(len(self._groups))]
         if len(by_group) == 1:
             return by_group[0]
@@ -388,7 +412,9 @@ class KVLaneCache:
             raise errors.Invalid("the model's weights, adapters or place have changed: make a new KVLaneCache")
         special = _media_tokens(self.model.config)
         if special and any(t in special for row in rows for t in row):
-            raise errors.NotSupported("the prompt has tokens that stand for images, video or sound: KV depends on more than the tokens")
+            raise errors.NotSupported(
+                "the prompt has tokens that stand for images, video or sound: KV depends on more than the tokens"
+            )
         return rows
 
     def _weights_state(self) -> tuple[Any, ...]:
@@ -426,7 +452,9 @@ def _in_own_directory(config: dict[str, Any], store: Mapping[str, Any]) -> dict[
 def _check_layers(layers: Sequence[Any]) -> None:
     for i, layer in enumerate(layers):
         if type(layer) not in _EXACT and type(layer).__name__ != "DummyLayer":
-            raise errors.NotSupported(f"layer {i} is a {type(layer).__name__}: it keeps more than keys and values of each token, or not these")
+            raise errors.NotSupported(
+                f"layer {i} is a {type(layer).__name__}: it keeps more than keys and values of each token, or not these"
+            )
 
 
 def _check_config(config: Any) -> None:
@@ -440,7 +468,9 @@ def _check_config(config: Any) -> None:
         raise errors.NotSupported(f"layers of type {', '.join(sorted(kinds))}: what they keep cannot be cut at a prefix")
     types = _rope_types(getattr(text, "rope_parameters", None)) | _rope_types(getattr(text, "rope_scaling", None))
     if types & _VARYING_ROPE:
-        raise errors.NotSupported(f"RoPE of type {', '.join(sorted(types & _VARYING_ROPE))}: KV depends on how long the sequence is")
+        raise errors.NotSupported(
+            f"RoPE of type {', '.join(sorted(types & _VARYING_ROPE))}: KV depends on how long the sequence is"
+        )
     _check_layers(DynamicCache(config=config).layers)
 
 
@@ -457,7 +487,9 @@ def _media_tokens(config: Any) -> set[int]:
 
 
 def _ends_and_padding(model: Any) -> tuple[set[int], set[int]]:
-    """The tokens that end a text, and those that generate() masks where it is given no mask: what is computed after them is another KV."""
+    """The tokens that end a text, and those that generate() masks where it is given no mask: what is computed after them is
+    another KV.
+    """
     sources = [x for x in (model.config.get_text_config(decoder=True), model.config, model.generation_config) if x is not None]
 
     def all_of(name: str) -> set[int]:
@@ -476,11 +508,15 @@ def _probe(model: Any) -> tuple[Any, Any, dict[int, _Shape]]:
     kept = {i: layer for i, layer in enumerate(past.layers) if getattr(layer, "keys", None) is not None}
     _check_layers(past.layers)
     if not kept or any(layer.keys.shape[2] != 1 or layer.values.shape[:3] != layer.keys.shape[:3] for layer in kept.values()):
-        raise errors.NotSupported(f"{type(model).__name__} does not keep keys and values of each token in the cache that it is given")
-    places = {(layer.keys.dtype, layer.keys.device) for layer in kept.values()} | {(x.values.dtype, x.values.device) for x in kept.values()}
+        raise errors.NotSupported(
+            f"{type(model).__name__} does not keep keys and values of each token in the cache that it is given"
+        )
+    places = {(layer.keys.dtype, layer.keys.device) for layer in kept.values()} | {
+        (x.values.dtype, x.values.device) for x in kept.values()
+    }
     if len(places) != 1:
         raise errors.NotSupported(f"the model's KV is of several types or on several devices: {sorted(map(str, places))}")
-    (dtype, device), = places
+    ((dtype, device),) = places
     if device.type not in ("cpu", "cuda"):
         raise errors.NotSupported(f"KV on device {device}: cpu and cuda are supported")
     shapes = {i: _Shape(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3]) for i, layer in kept.items()}

@@ -3,6 +3,8 @@ package capi_test
 import (
 	"encoding/json"
 	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -124,4 +126,17 @@ func FuzzConfiguration(f *testing.F) {
 			t.Error("accepted, and no JSON")
 		}
 	})
+}
+
+// Every key is described where the header says.
+func TestConfigurationIsDocumented(t *testing.T) {
+	b, err := os.ReadFile(filepath.Join("..", "..", "docs", "library.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range capi.ConfigKeys() {
+		if !strings.Contains(string(b), "`"+key+"`") {
+			t.Errorf("key %s is not in docs/library.md", key)
+		}
+	}
 }

@@ -142,7 +142,7 @@ func (l *Library) ManagerLookup(h Handle, n *Names, states []uint8) error {
 	}
 	found, err := m.Lookup(context.Background(), blocks)
 	for i, s := range found {
-		switch s { //nolint:exhaustive // the others are absent
+		switch s {
 		case tier.Ready:
 			states[i] = There
 		case tier.Filling:

@@ -1,0 +1,149 @@
+"""libkvlane by ctypes: found and loaded at the first use, never unloaded. The one place that knows kvlane.h."""
+
+from __future__ import annotations
+
+import ctypes as c
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+from . import errors
+from .errors import Status
+
+ABI = 1
+KEY_BYTES = 32
+HASH_BYTES = 32
+DONE, SOURCE_FREE, PUBLISHED = -1, -2, -3
+LAYERWISE, AWAITED = 1, 2
+
+HERE = Path(__file__).parent / "lib"
+
+
+class GroupMemory(c.Structure):
+    """kvl_group_memory."""
+
+    _fields_ = (
+        ("planes", c.POINTER(c.c_uint64)),
+        ("n_planes", c.c_size_t),
+        ("n_pages", c.c_int64),
+        ("page_bytes", c.c_int64),
+        ("stride", c.c_int64),
+    )
+
+
+class After(c.Structure):
+    """kvl_after."""
+
+    _fields_ = (("stream", c.c_uint64),)
+
+
+class BlockResult(c.Structure):
+    """kvl_result."""
+
+    _fields_ = (("status", c.c_int32), ("undefined", c.c_uint32))
+
+
+_handle, _out = c.c_uint64, c.POINTER(c.c_uint64)
+# Keys, hashes and pages go as addresses: c_void_p takes bytes, arrays and numbers alike.
+_bytes, _n, _ms = c.c_void_p, c.c_size_t, c.c_int64
+
+# The functions that return a status, and what they take.
+_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "open": (c.c_char_p, _out),
+    "close": (_handle, _ms),
+    "register_cache": (_handle, c.POINTER(GroupMemory), _n, _out),
+    "close_cache": (_handle, _ms),
+    "hash_tokens": (_bytes, _bytes, _n, _n, _bytes),
+    "keys": (_handle, c.c_uint32, _bytes, _n, _n, _bytes),
+    "lookup": (_handle, _bytes, _n, _bytes, _ms),
+    "lease_blocks": (_handle, _bytes, _n, _ms, _ms, _out, c.POINTER(_n)),
+    "release": (_handle,),
+    "load_blocks": (_handle, _handle, _handle, _bytes, _bytes, _n, c.c_uint32, _out),
+    "dump_blocks": (_handle, _handle, _bytes, _bytes, _n, c.c_uint32, c.POINTER(After), _out),
+    "submit_layer": (_handle, c.c_uint32, c.POINTER(After)),
+    "prefetch": (_handle, _bytes, _n, _out),
+    "wait": (_handle, c.c_int32, _ms),
+    "results": (_handle, c.POINTER(BlockResult), _n),
+    "cancel": (_handle,),
+    "free": (_handle,),
+    "stream_wait": (_handle, c.c_uint64, _handle, c.c_int32),
+    "stats": (_handle, _bytes, c.POINTER(_n)),
+    "notes": (_handle, _bytes, c.POINTER(_n)),
+    "report_slowdown": (_handle, c.c_double),
+}
+
+
+class Library:
+    """The functions of a library. `call` raises what a function returns as an error; `status` returns it."""
+
+    def __init__(self, path: str) -> None:
+        try:
+            lib = c.CDLL(path)
+        except OSError as e:
+            raise errors.NotSupported(f"load {path}: {e}") from e
+        self.path = path
+        self._functions: dict[str, Any] = {}
+        lib.kvl_abi.restype = c.c_int
+        if (abi := lib.kvl_abi()) != ABI:
+            raise errors.NotSupported(f"{path} has ABI {abi} and this package needs {ABI}: they are of different versions")
+        for name, types in _SIGNATURES.items():
+            f = getattr(lib, "kvl_" + name)
+            f.argtypes, f.restype = types, c.c_int
+            self._functions[name] = f
+        for name in ("version", "error"):
+            getattr(lib, "kvl_" + name).restype = c.c_char_p
+        self._error, self._version = lib.kvl_error, lib.kvl_version
+
+    def version(self) -> str:
+        """The library's version."""
+        return str(self._version().decode())
+
+    def status(self, name: str, *args: Any) -> int:
+        """Calls kvl_<name>. Python's lock is not held meanwhile."""
+        return int(self._functions[name](*args))
+
+    def error(self, status: int) -> errors.Error:
+        """The exception for what the last call of this thread returned."""
+        return errors.of(status, self._error().decode(errors="replace") or Status(status).name)
+
+    def call(self, name: str, *args: Any) -> None:
+        """Calls kvl_<name>, and raises unless it returns KVL_OK."""
+        if status := self.status(name, *args):
+            raise self.error(status)
+
+
+_lock = threading.Lock()
+_library: Library | None = None
+
+
+def path() -> str:
+    """Where the library is: KVLANE_LIBRARY, or within this package."""
+    return os.environ.get("KVLANE_LIBRARY") or str(HERE / "libkvlane.so")
+
+
+def library() -> Library:
+    """The library, loaded at the first call."""
+    global _library  # noqa: PLW0603 -- one a process, as it is never unloaded
+    with _lock:
+        if _library is None:
+            _library = Library(path())
+        return _library
+
+
+def address(buffer: Any, kind: str) -> tuple[Any, int]:
+    """What to pass for a contiguous buffer, without a copy where there can be none, and its length in bytes."""
+    if isinstance(buffer, bytes):
+        return buffer, len(buffer)
+    view = memoryview(buffer)
+    if not view.c_contiguous:
+        raise errors.Invalid(f"{kind} are not contiguous")
+    if view.readonly:
+        copy = view.tobytes()
+        return copy, len(copy)
+    return (c.c_char * view.nbytes).from_buffer(view) if view.nbytes else b"", view.nbytes
+
+
+def milliseconds(timeout: float | None) -> int:
+    """The library's timeout for one in seconds; None waits for ever."""
+    return -1 if timeout is None else max(0, round(timeout * 1000))

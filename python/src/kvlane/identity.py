@@ -1,0 +1,148 @@
+"""What KV belongs to: everything that two models would have to share for one's KV to be right for the other.
+
+Nothing here depends on the process: the same configuration and weights have the same identity in every process and on every
+machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from . import errors
+
+# What a Hugging Face configuration says that KV does not depend on, or that is given apart.
+_IRRELEVANT = frozenset({
+    "transformers_version", "architectures", "_name_or_path", "_commit_hash", "name_or_path", "dtype",
+    "torch_dtype", "auto_map", "use_cache", "return_dict", "output_attentions", "output_hidden_states",
+    "output_router_logits", "id2label", "label2id", "problem_type", "task_specific_params", "finetuning_task",
+    "tokenizer_class", "gradient_checkpointing", "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id",
+    "decoder_start_token_id", "attn_implementation", "_attn_implementation",
+})  # fmt: skip
+
+
+def _as_dict(config: Any) -> dict[str, Any]:
+    out = config if isinstance(config, Mapping) else config.to_dict()
+    return dict(out)
+
+
+def _relevant(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(k): _relevant(v) for k, v in value.items() if k not in _IRRELEVANT and v is not None}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_relevant(v) for v in (sorted(value) if isinstance(value, set | frozenset) else value)]
+    return value
+
+
+def revision(config: Any, *, weights: str | None = None, commit: str | None = None, attention: str = "", layout: str = "") -> str:
+    """The `revision` of a store's configuration, for a model with that Hugging Face configuration (an object or a dict).
+
+    All of config counts, but for names, labels and special tokens: RoPE's parameters, sliding windows, quantisation, layer
+    types. weights is a fingerprint of the weights, commit their commit hash (the configuration's own by default): one of
+    them has to be known. attention names the implementation that computes KV, where that is to count. layout is how a page
+    holds tokens and heads ("NHD", "HND").
+    """
+    commit = commit or getattr(config, "_commit_hash", None)
+    if not weights and not commit:
+        raise errors.Invalid(
+            "nothing says what weights these are: give a commit hash, or a fingerprint (kvlane.identity.fingerprint)"
+        )
+    text = json.dumps(_relevant(_as_dict(config)), sort_keys=True, separators=(",", ":"), default=str)
+    parts = {
+        "commit": commit or "",
+        "weights": weights or "",
+        "attention": attention,
+        "layout": layout,
+        "config": hashlib.sha256(text.encode()).hexdigest(),
+    }
+    return ";".join(f"{k}={v}" for k, v in parts.items() if v)
+
+
+def from_hf_config(
+    config: Any,
+    *,
+    block_tokens: int,
+    dtype: str | None = None,
+    name: str | None = None,
+    weights: str | None = None,
+    commit: str | None = None,
+    attention: str = "",
+    layout: str = "",
+    tp_size: int = 1,
+    tp_rank: int = 0,
+) -> dict[str, Any]:
+    """The keys `model` and `revision` of a store's configuration: Store({**from_hf_config(...), "store": ...}).
+
+    dtype is that of the KV cache, by default the configuration's. See revision for the rest.
+    """
+    whole = _as_dict(config)
+    text = dict(whole.get("text_config") or whole)
+
+    def first(*names: str) -> Any:
+        for n in names:
+            if text.get(n) is not None:
+                return text[n]
+        return None
+
+    heads = first("num_attention_heads", "n_head", "num_heads")
+    layers = first("num_hidden_layers", "n_layer", "num_layers")
+    width = first("hidden_size", "n_embd", "d_model")
+    kind = dtype or first("dtype", "torch_dtype") or whole.get("dtype")
+    if heads is None or layers is None or kind is None:
+        raise errors.Invalid("the configuration does not say how many layers and heads there are, or of which dtype")
+    mla = first("kv_lora_rank") is not None
+    size = first("kv_lora_rank") + first("qk_rope_head_dim") if mla else first("head_dim") or width // heads
+    model = {
+        "name": name
+        or whole.get("_name_or_path")
+        or getattr(config, "_name_or_path", "")
+        or str(whole.get("model_type") or "model"),
+        "dtype": str(kind).removeprefix("torch."),
+        "layers": layers,
+        "kv_heads": 1 if mla else first("num_key_value_heads", "num_kv_heads") or (1 if first("multi_query") else heads),
+        "head_size": size,
+        "block_tokens": block_tokens,
+        "tp_size": tp_size,
+        "tp_rank": tp_rank,
+        "mla": mla,
+    }
+    return {"model": model, "revision": revision(config, weights=weights, commit=commit, attention=attention, layout=layout)}
+
+
+def fingerprint(model: Any, elements: int | None = 4096) -> str:
+    """A hash of a torch model's weights: of each parameter's and buffer's name, shape, dtype, and of `elements` of its
+    values, evenly spread; None takes all, which reads the whole model. Adapters (peft) count, and which of them are active.
+    """
+    import torch
+
+    h = hashlib.sha256()
+    samples: dict[Any, list[Any]] = {}
+    with torch.no_grad():
+        for kind in (model.named_parameters(), model.named_buffers()):
+            for name, tensor in sorted(kind, key=lambda named: str(named[0])):
+                h.update(repr((name, tuple(tensor.shape), str(tensor.dtype))).encode())
+                flat = tensor.detach().reshape(-1)
+                if elements is not None and flat.numel() > elements:
+                    flat = flat[:: -(-flat.numel() // elements)]
+                samples.setdefault(tensor.device, []).append(flat.contiguous().view(torch.uint8))
+        for device in sorted(samples, key=str):  # one copy a device
+            h.update(bytes(memoryview(_bytes(torch.cat(samples[device]).cpu()))))
+    h.update(repr(adapters(model)).encode())
+    return h.hexdigest()
+
+
+def _bytes(tensor: Any) -> Any:
+    import ctypes
+
+    return ctypes.string_at(tensor.data_ptr(), tensor.numel())
+
+
+def adapters(model: Any) -> list[tuple[Any, ...]]:
+    """Which adapters of a model are active, layer by layer, and how strong."""
+    return [
+        (name, str(m.active_adapters), bool(m.disable_adapters), str(m.merged_adapters), str(getattr(m, "scaling", "")))
+        for name, m in model.named_modules()
+        if hasattr(m, "merged_adapters") and hasattr(m, "disable_adapters")
+    ]

@@ -1,0 +1,97 @@
+"""Keys of blocks, and the hashes they are made of: many in one object, which goes to the library as it is."""
+
+from __future__ import annotations
+
+import array
+from collections.abc import Iterable, Iterator
+from typing import Any, overload
+
+from . import _lib, errors
+
+
+class Keys:
+    """n keys of 32 bytes each. Immutable; keys[i] is a key's bytes, keys[i:j] are Keys, and so is keys + keys."""
+
+    __slots__ = ("raw",)
+    raw: bytes
+
+    def __init__(self, raw: bytes | bytearray | Iterable[bytes] = b"") -> None:
+        self.raw = bytes(raw) if isinstance(raw, bytes | bytearray) else b"".join(raw)
+        if len(self.raw) % _lib.KEY_BYTES:
+            raise errors.Invalid(f"{len(self.raw)} bytes are not whole keys of {_lib.KEY_BYTES}")
+
+    def __len__(self) -> int:
+        return len(self.raw) // _lib.KEY_BYTES
+
+    @overload
+    def __getitem__(self, i: int) -> bytes: ...
+    @overload
+    def __getitem__(self, i: slice) -> Keys: ...
+    def __getitem__(self, i: int | slice) -> bytes | Keys:
+        if isinstance(i, slice):
+            first, end, step = i.indices(len(self))
+            if step == 1:
+                return Keys(self.raw[first * _lib.KEY_BYTES : max(first, end) * _lib.KEY_BYTES])
+            return Keys(self[k] for k in range(first, end, step))
+        if not -len(self) <= i < len(self):
+            raise IndexError(f"key {i} of {len(self)}")
+        at = i % len(self) * _lib.KEY_BYTES
+        return self.raw[at : at + _lib.KEY_BYTES]
+
+    def __iter__(self) -> Iterator[bytes]:
+        return (self[i] for i in range(len(self)))
+
+    def __add__(self, other: Keys) -> Keys:
+        return Keys(self.raw + other.raw)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Keys) and self.raw == other.raw
+
+    def __hash__(self) -> int:
+        return hash(self.raw)
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} keys, {self.raw[:4].hex()}...>" if self.raw else "<no keys>"
+
+
+def hash_tokens(tokens: Any, block_tokens: int, parent: bytes | None = None) -> bytes:
+    """Hashes the whole blocks of a prompt's tokens, each chained to those before it: hash i, of 32 bytes, stands for all
+    tokens up to the end of block i. The same in every process and on every machine. parent is the hash of the block before
+    the first token.
+    """
+    if parent is not None and len(parent) != _lib.HASH_BYTES:
+        raise errors.Invalid(f"a parent of {len(parent)} bytes is not a hash of {_lib.HASH_BYTES}")
+    if block_tokens < 1:
+        raise errors.Invalid(f"blocks of {block_tokens} tokens")
+    raw, n = _lib.address(_int64(tokens), "tokens")
+    n //= 8
+    if n < block_tokens:
+        return b""
+    out = bytearray(n // block_tokens * _lib.HASH_BYTES)
+    _lib.library().call("hash_tokens", parent, raw, n, block_tokens, _lib.address(out, "hashes")[0])
+    return bytes(out)
+
+
+def _int64(tokens: Any) -> Any:
+    """Tokens as a buffer of int64: numpy arrays and arrays of int64 as they are, tensors and lists converted."""
+    if isinstance(tokens, array.array) and tokens.typecode == "q":
+        return tokens
+    if hasattr(tokens, "__array_interface__") and tokens.dtype.str == "<i8" and tokens.flags.c_contiguous:
+        return tokens.reshape(-1)
+    if hasattr(tokens, "tolist"):
+        tokens = tokens.tolist()
+    return array.array("q", tokens)
+
+
+def page_numbers(pages: Any) -> Any:
+    """Page numbers as a buffer of uint32: buffers of 4-byte numbers as they are, everything else converted."""
+    try:
+        view = memoryview(pages)
+    except TypeError:  # lists, tensors
+        view = None
+    if view is not None and view.format in ("I", "i") and view.c_contiguous:
+        return view
+    try:
+        return array.array("I", pages.tolist() if hasattr(pages, "tolist") else pages)
+    except (OverflowError, TypeError) as e:
+        raise errors.Invalid(f"page numbers: {e}") from e

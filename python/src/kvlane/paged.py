@@ -1,0 +1,184 @@
+"""Paged KV caches in tensors and arrays: where the pages lie, found out without importing torch or numpy."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from . import _lib, errors
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from .store import Store
+
+# Element types by the library's names, where these are not torch's and numpy's.
+_DTYPES = {"float8_e4m3fn": "fp8_e4m3", "float8_e5m2": "fp8_e5m2"}
+_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "fp8_e4m3": 1, "fp8_e5m2": 1, "int8": 1}
+# What engines call bytes that they do not say the type of, by size.
+_RAW = {1: ("int8", "uint8"), 2: ("int16", "uint16"), 4: ("int32", "uint32")}
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A tensor's or array's memory: an address, and sizes and strides, in bytes, of its dimensions."""
+
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    itemsize: int
+    dtype: str
+    device: str  # "cpu", "cuda:0"
+    owner: Any
+
+    @classmethod
+    def of(cls, tensor: Any) -> Memory:
+        """The memory of a torch tensor or of whatever has __array_interface__."""
+        if hasattr(tensor, "data_ptr"):
+            size = tensor.element_size()
+            return cls(
+                tensor.data_ptr(), tuple(tensor.shape), tuple(s * size for s in tensor.stride()), size,
+                str(tensor.dtype).removeprefix("torch."), str(tensor.device), tensor,
+            )  # fmt: skip
+        if (face := getattr(tensor, "__array_interface__", None)) is None:
+            raise errors.Invalid(f"a {type(tensor).__name__} is neither a tensor nor an array")
+        address, read_only = face["data"]
+        if read_only:
+            raise errors.Invalid("the array is read-only, and loads write to it")
+        return cls(address, tuple(face["shape"]), tuple(tensor.strides), tensor.itemsize, str(tensor.dtype), "cpu", tensor)
+
+    def moved(self) -> bool:
+        """Whether the tensor's memory is not where it was, or shorter than it was."""
+        t = self.owner
+        if not hasattr(t, "data_ptr"):
+            return False
+        return t.data_ptr() != self.address or self.address == 0
+
+    def check(self, dtype: str, driver: str, index: int) -> list[str]:
+        """What is wrong with the tensor for an engine of that element type and device."""
+        wrong = []
+        name = _DTYPES.get(self.dtype, self.dtype)
+        if name != dtype and (self.itemsize != _BYTES.get(dtype) or name not in _RAW.get(self.itemsize, ())):
+            wrong.append(f"its elements are {name} and the configuration's {dtype}")
+        want = {"host": "cpu", "cuda": f"cuda:{index}"}.get(driver)
+        if want is not None and self.device not in (want, want.removesuffix(":0")):
+            wrong.append(f"it is on {self.device} and the store on {want}")
+        if not self.address:
+            wrong.append("it has no memory")
+        return wrong
+
+
+class Group:
+    """The tensors of a page group and how pages lie in them.
+
+    layout names the leading dimensions of each tensor: l is the layer, k is K and V, p the page. What follows is inside a
+    page. "kp": a tensor for each layer, [2, pages, ...]. "p": [pages, ...], for MLA, for K and V that are together in a
+    page, and for K and V in tensors of their own, which are given as K of layer 0, V of layer 0, and so on. "lkp": all
+    layers in one tensor; "plk": blocks first.
+    """
+
+    def __init__(self, tensors: Any, layout: str = "kp") -> None:
+        if set(layout) - set("lkp") or layout.count("p") != 1 or len(set(layout)) != len(layout):
+            raise errors.Invalid(f"layout {layout!r} is not made of l, k and p, each once at most and p once")
+        if hasattr(tensors, "data_ptr") or hasattr(tensors, "__array_interface__"):
+            tensors = [tensors]
+        self.memory = [Memory.of(t) for t in tensors]
+        self.planes: list[int] = []
+        if not self.memory:
+            raise errors.Invalid("no tensor is given")
+        wrong: list[str] = []
+        forms = set()
+        for i, m in enumerate(self.memory):
+            try:
+                forms.add(self._add(m, layout))
+            except errors.Invalid as e:
+                wrong.append(f"tensor {i}, {list(m.shape)}: {e}")
+        if wrong:
+            raise errors.Invalid("; ".join(wrong))
+        if len(forms) > 1:
+            raise errors.Invalid(f"the tensors differ in (pages, bytes of a page, bytes from page to page): {sorted(forms)}")
+        self.pages, self.page_bytes, self.stride = forms.pop()
+
+    def _add(self, m: Memory, layout: str) -> tuple[int, int, int]:
+        if len(m.shape) <= len(layout):
+            raise errors.Invalid(f"it has no dimensions inside a page, with layout {layout!r}")
+        n = len(layout)
+        expected = m.itemsize
+        for size, stride in zip(reversed(m.shape[n:]), reversed(m.strides[n:]), strict=True):
+            if size != 1 and stride != expected:
+                raise errors.Invalid("its pages are not contiguous")
+            expected *= size
+        at = layout.index("p")
+        order = [i for i in sorted(range(n), key=lambda i: "lkp".index(layout[i])) if i != at]  # layer by layer, K before V
+        if any(m.strides[i] < 0 for i in range(n)):
+            raise errors.Invalid("it runs backwards")
+        for place in itertools.product(*(range(m.shape[i]) for i in order)):
+            self.planes.append(m.address + sum(m.strides[i] * k for i, k in zip(order, place, strict=True)))
+        page = math.prod(m.shape[n:]) * m.itemsize
+        return m.shape[at], page, m.strides[at] if m.shape[at] > 1 else page
+
+
+@dataclass
+class Addresses:
+    """A page group by addresses on the store's device, for memory that is no tensor. keep is whatever must not be freed
+    before.
+    """
+
+    planes: Sequence[int]
+    pages: int
+    page_bytes: int
+    stride: int = 0
+    keep: Any = None
+    memory: tuple[Memory, ...] = ()
+
+
+class PagedCache:
+    """A paged KV cache that a store loads into and dumps from: tensors with a layout, or a Group or Addresses for each page
+    group.
+
+    It keeps the tensors. Use it in a with statement, or close it before the store; the store's close does it else.
+    """
+
+    def __init__(
+        self, store: Store, tensors: Any = None, layout: str = "kp", *, groups: Sequence[Group | Addresses] | None = None
+    ) -> None:
+        if (tensors is None) == (groups is None):
+            raise errors.Invalid("give tensors, or groups")
+        self.groups: tuple[Group | Addresses, ...] = tuple(groups) if groups is not None else (Group(tensors, layout),)
+        wrong = [
+            f"page group {g}, tensor {i}: {text}"
+            for g, group in enumerate(self.groups)
+            for i, m in enumerate(group.memory)
+            for text in m.check(store.dtype(g), store.driver, store.device_index)
+        ]
+        if wrong:
+            raise errors.Invalid("register KV cache: " + "; ".join(wrong))
+        memory = (_lib.GroupMemory * len(self.groups))()
+        for m, group in zip(memory, self.groups, strict=True):
+            m.planes = (ctypes.c_uint64 * len(group.planes))(*group.planes)
+            m.n_planes, m.n_pages, m.page_bytes, m.stride = len(group.planes), group.pages, group.page_bytes, group.stride
+        self.store = store
+        self.handle = store._register(self, memory)
+        self._tensors = [m for group in self.groups for m in group.memory if hasattr(m.owner, "data_ptr")]
+
+    def check(self) -> None:
+        """Raises where a tensor's memory was freed or moved since it was registered."""
+        for m in self._tensors:
+            if m.moved():
+                raise errors.Invalid(
+                    "the memory of a registered tensor was freed or moved: close the PagedCache and make a new one"
+                )
+
+    def close(self, timeout: float | None = None) -> None:
+        """Waits for what still touches the pages. After Timeout it may be called again, and the tensors must stay."""
+        self.store._close_cache(self, timeout)
+
+    def __enter__(self) -> PagedCache:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()

@@ -1,0 +1,240 @@
+"""The store of an engine's process: what is opened, and the few calls of a request."""
+
+from __future__ import annotations
+
+import ctypes as c
+import json
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from . import _lib, errors
+from .errors import Status
+from .keys import Keys, hash_tokens, page_numbers
+from .task import Dump, Load, after_of, stream_of
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from .paged import PagedCache
+
+
+class Lease:
+    """Blocks that stay where they are until release, or for the time that was asked for. `found` is how many, from the first
+    key on.
+    """
+
+    def __init__(self, handle: int, found: int) -> None:
+        self.handle, self.found = handle, found
+
+    def __len__(self) -> int:
+        return self.found
+
+    def release(self) -> None:
+        """Ends the lease. Loads under way keep their blocks. May be called twice."""
+        handle, self.handle = self.handle, 0
+        if handle:
+            _lib.library().call("release", handle)
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.release()
+
+    def __del__(self) -> None:
+        if getattr(self, "handle", 0):
+            _lib.library().status("release", self.handle)
+
+
+class Store:
+    """A device with a store over it, as `config` says: docs/library.md has its keys.
+
+    Use it in a with statement, or close it. Safe from any thread. A child of fork() cannot use its parent's: Forked.
+    Timeouts are in seconds, None waits for ever.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.config: dict[str, Any] = json.loads(json.dumps(dict(config)))
+        self._lib = _lib.library()
+        self._lock = threading.Lock()
+        self._caches: dict[int, PagedCache] = {}  # by handle: they keep the tensors
+        handle = c.c_uint64()
+        self._lib.call("open", json.dumps(self.config).encode(), c.byref(handle))
+        self._handle = handle.value
+
+    @property
+    def driver(self) -> str:
+        """The device's driver: "cuda", "host" or "sim"."""
+        return str((self.config.get("device") or {}).get("driver") or "cuda")
+
+    @property
+    def device_index(self) -> int:
+        """The number of the device among the driver's."""
+        return int((self.config.get("device") or {}).get("index") or 0)
+
+    def dtype(self, group: int = 0) -> str:
+        """The element type of a page group's KV cache."""
+        groups = self.config.get("groups")
+        if groups and not 0 <= group < len(groups):
+            raise errors.Invalid(f"page group {group}: the configuration has {len(groups)}")
+        model = groups[group]["geometry"] if groups else self.config.get("model") or {}
+        return str(model.get("dtype"))
+
+    def keys(self, hashes: bytes, group: int = 0, hash_bytes: int = _lib.HASH_BYTES) -> Keys:
+        """The keys of a page group's blocks, from hashes of hash_bytes each: hash_tokens', or the engine's own."""
+        n, rest = divmod(len(hashes), hash_bytes)
+        if rest:
+            raise errors.Invalid(f"{len(hashes)} bytes are not whole hashes of {hash_bytes}")
+        out = bytearray(n * _lib.KEY_BYTES)
+        if n:
+            self._lib.call("keys", self._handle, group, bytes(hashes), hash_bytes, n, _lib.address(out, "keys")[0])
+        return Keys(out)
+
+    def token_keys(self, tokens: Any, block_tokens: int, group: int = 0) -> Keys:
+        """The keys of the whole blocks of a prompt."""
+        return self.keys(hash_tokens(tokens, block_tokens), group)
+
+    def lookup(self, keys: Keys, timeout: float | None = None) -> bytes:
+        """A byte for each key: 1 where its block is there. Nothing keeps it there; lease does."""
+        there = bytearray(len(keys))
+        if keys:
+            self._lib.call(
+                "lookup", self._handle, keys.raw, len(keys), _lib.address(there, "answers")[0], _lib.milliseconds(timeout)
+            )
+        return bytes(there)
+
+    def lease(self, keys: Keys, ttl: float = 0, timeout: float | None = None) -> Lease:
+        """The longest prefix of the keys whose blocks are all there, kept there for ttl seconds (0: the longest allowed) or
+        until released.
+        """
+        handle, found = c.c_uint64(), c.c_size_t()
+        self._lib.call(
+            "lease_blocks",
+            self._handle,
+            keys.raw,
+            len(keys),
+            _lib.milliseconds(ttl),
+            _lib.milliseconds(timeout),
+            c.byref(handle),
+            c.byref(found),
+        )
+        return Lease(handle.value, found.value)
+
+    def load(
+        self,
+        cache: PagedCache,
+        keys: Keys,
+        pages: Any,
+        lease: Lease | None = None,
+        *,
+        layerwise: bool = False,
+        awaited: bool = False,
+    ) -> Load:
+        """Copies block keys[i] to page pages[i], verified. The pages are not to be touched until the task, or a layer of it,
+        is done.
+
+        layerwise: layer 0 comes first, and the task's wait_layer works. awaited: CUDA streams will wait for it by stream_wait.
+        """
+        cache.check()
+        numbers = self._pages(keys, pages)
+        flags = (_lib.LAYERWISE if layerwise else 0) | (_lib.AWAITED if awaited else 0)
+        task = c.c_uint64()
+        held = 0 if lease is None else lease.handle
+        self._lib.call("load_blocks", self._handle, held, cache.handle, keys.raw, numbers, len(keys), flags, c.byref(task))
+        return Load(task.value, len(keys), cache)
+
+    def dump(self, cache: PagedCache, keys: Keys, pages: Any, after: Any = None, *, layerwise: bool = False) -> Dump:
+        """Stores block keys[i] from page pages[i]. The pages are not to be changed until the task's source_free.
+
+        after: a CUDA stream, a torch.cuda.Stream or its number, whose work so far writes the pages; the copies wait for it
+        on the device. layerwise: a layer is read once the task's submit_layer was called.
+        """
+        cache.check()
+        numbers = self._pages(keys, pages)
+        task = c.c_uint64()
+        flags = _lib.LAYERWISE if layerwise else 0
+        self._lib.call(
+            "dump_blocks", self._handle, cache.handle, keys.raw, numbers, len(keys), flags, after_of(after), c.byref(task)
+        )
+        return Dump(task.value, len(keys), cache)
+
+    @staticmethod
+    def _pages(keys: Keys, pages: Any) -> Any:
+        raw, n = _lib.address(page_numbers(pages), "page numbers")
+        if n != 4 * len(keys):
+            raise errors.Invalid(f"{len(keys)} keys and {n // 4} pages")
+        return raw
+
+    def prefetch(self, keys: Keys) -> Load:
+        """Brings blocks into memory, so that a later load finds them there."""
+        task = c.c_uint64()
+        self._lib.call("prefetch", self._handle, keys.raw, len(keys), c.byref(task))
+        return Load(task.value, len(keys))
+
+    def stream_wait(self, stream: Any, task: Load, layer: int | None = None) -> None:
+        """Makes a CUDA stream wait, on the device, until an awaited load has ended or has brought a layer. It goes on after
+        failures too: look at the task's result before what it brought is used.
+        """
+        what = _lib.DONE if layer is None else layer
+        self._lib.call("stream_wait", self._handle, stream_of(stream), task._handle, what)
+
+    def stats(self) -> dict[str, Any]:
+        """What the store has done so far."""
+        return dict(self._json("stats"))
+
+    def notes(self) -> list[Any]:
+        """What the user should know of how the store was opened: fallbacks, and why."""
+        return list(self._json("notes"))
+
+    def _json(self, name: str) -> Any:
+        size = c.c_size_t(1 << 14)
+        while True:
+            buffer = c.create_string_buffer(size.value)
+            status = self._lib.status(name, self._handle, buffer, c.byref(size))
+            if status == Status.OK:
+                return json.loads(buffer.value)
+            if status != Status.NO_SPACE:
+                raise self._lib.error(status)
+
+    def report_slowdown(self, percent: float) -> None:
+        """Tells by how many percent the program's own work takes longer than without copies beside it."""
+        self._lib.call("report_slowdown", self._handle, percent)
+
+    def _register(self, cache: PagedCache, memory: Any) -> int:
+        handle = c.c_uint64()
+        with self._lock:
+            self._lib.call("register_cache", self._handle, memory, len(memory), c.byref(handle))
+            self._caches[handle.value] = cache
+        return handle.value
+
+    def _close_cache(self, cache: PagedCache, timeout: float | None) -> None:
+        with self._lock:
+            there = cache.handle in self._caches
+        if there:
+            self._finish("close_cache", cache.handle, timeout)
+            with self._lock:
+                self._caches.pop(cache.handle, None)
+
+    def _finish(self, name: str, handle: int, timeout: float | None) -> None:
+        if status := self._lib.status(name, handle, _lib.milliseconds(timeout)):
+            raise self._lib.error(status)
+
+    def close(self, timeout: float | None = None) -> None:
+        """Closes its caches, writes what is still to be written, and closes everything. After Timeout or Busy it may be
+        called again.
+        """
+        if not self._handle:
+            return
+        with self._lock:
+            caches = list(self._caches.values())
+        for cache in caches:
+            cache.close(timeout)
+        self._finish("close", self._handle, timeout)
+        self._handle = 0
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()

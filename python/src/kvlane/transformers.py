@@ -1,0 +1,523 @@
+"""Reuse of a prompt's prefix in generate(), for decoder-only models of Hugging Face transformers.
+
+    with KVLaneCache(model, {"cache_bytes": 1 << 30, "dirs": ["/var/cache/kvlane"]}) as cache:
+        out = cache.generate(ids, max_new_tokens=100)
+
+or, in its parts:
+
+    past = cache.load(ids)
+    out = model.generate(ids, past_key_values=past, max_new_tokens=100)
+    cache.save(out, past)
+
+KV is stored as the model computed it, bit by bit, under the hash of all tokens up to it and the identity of model and
+weights. What cannot be exact is refused with the reason; what is not provably right is a miss, and is computed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, StaticSlidingWindowLayer
+
+from . import errors, identity
+from .errors import Status
+from .keys import Keys, hash_tokens
+from .paged import _DTYPES, Addresses, PagedCache
+from .store import Store
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+# The layers whose keys and values are all there is to them, of these types exactly: what derives from them may keep more.
+_EXACT = (DynamicLayer, StaticLayer, DynamicSlidingWindowLayer, StaticSlidingWindowLayer)
+_EXACT_NAMES = {"full_attention", "sliding_attention"}
+# RoPE whose frequencies depend on how long the sequence is: KV of a prefix is another one in a longer sequence.
+_VARYING_ROPE = {"dynamic", "longrope", "su"}
+# What makes KV depend on more than tokens, in calls of generate.
+_REFUSED = ("assistant_model", "prompt_lookup_num_tokens", "past_key_values", "cache_implementation", "prefill_chunk_size")
+# Errors that are the caller's, or of the store as a whole. After all others the blocks are computed anew.
+_FATAL = (errors.Invalid, errors.Closed, errors.Forked)
+_MAX_PAGES = 4096
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """What a layer keeps of a token."""
+
+    heads: int
+    k: int
+    v: int
+
+    @property
+    def elements(self) -> int:
+        return self.heads * (self.k + self.v)
+
+
+@dataclass
+class _Group:
+    """Layers of one shape, and the pages through which their blocks pass: [layer, page, bytes], a page having a block's K,
+    then its V.
+    """
+
+    shape: _Shape
+    layers: list[int] = field(default_factory=list)
+    staging: Any = None
+
+    def geometry(self, name: str, dtype: str, block_tokens: int) -> dict[str, Any]:
+        s = self.shape
+        common = {
+            "name": name,
+            "dtype": dtype,
+            "block_tokens": block_tokens,
+            "tp_size": 1,
+            "tp_rank": 0,
+            "layers": len(self.layers),
+        }
+        if s.k == s.v:
+            return {**common, "kv_heads": s.heads, "head_size": s.k, "mla": False}
+        return {**common, "kv_heads": 1, "head_size": s.elements, "mla": True}  # one plane: K and V are of different lengths
+
+    def addresses(self, block_tokens: int) -> Addresses:
+        pages = self.staging.shape[1]
+        item = self.staging.element_size()
+        stride = self.staging.stride(1) * item
+        planes = []
+        for i in range(len(self.layers)):
+            at = self.staging[i].data_ptr()
+            planes += [at, at + self.shape.heads * self.shape.k * block_tokens * item] if self.shape.k == self.shape.v else [at]
+        return Addresses(planes, pages, stride // 2 if self.shape.k == self.shape.v else stride, stride, keep=self.staging)
+
+    def parts(self, i: int, pages: int, block_tokens: int) -> tuple[Any, Any]:
+        """The pages' K and V of the group's layer i, as [pages, heads, tokens, elements]."""
+        s, cut = self.shape, self.shape.heads * self.shape.k * block_tokens
+        page = self.staging[i, :pages]
+        return page[:, :cut].view(pages, s.heads, block_tokens, s.k), page[:, cut:].view(pages, s.heads, block_tokens, s.v)
+
+
+class KVLaneCache:
+    """A store of a model's KV, and its use by generate().
+
+    store is the section `store` of a store's configuration (docs/library.md): cache_bytes, dirs, log_dir and so on.
+    block_tokens is how many tokens are kept together: shorter blocks find longer prefixes, longer ones are faster. weights
+    identifies the model's weights; by default a fingerprint of them does (kvlane.identity.fingerprint), which is taken here.
+    tenant keeps tenants apart. config has further sections of the configuration ("stream", "rdma"). staging_bytes bounds the
+    memory on the model's device through which blocks pass.
+
+    The model is asked for the KV of one token here, to see what it keeps. Calls of several threads wait for each other.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        store: Mapping[str, Any],
+        *,
+        block_tokens: int = 16,
+        weights: str | None = None,
+        tenant: str = "",
+        config: Mapping[str, Any] | None = None,
+        staging_bytes: int = 256 << 20,
+    ) -> None:
+        if block_tokens < 1:
+            raise errors.Invalid(f"blocks of {block_tokens} tokens")
+        self.model, self.block_tokens = model, block_tokens
+        self.counts: Counter[str] = Counter()  # tokens asked for, loaded and saved; blocks that failed, by status
+        self._lock = threading.Lock()
+        _check_config(model.config)
+        self._dtype, self._device, shapes = _probe(model)
+        self._groups: list[_Group] = []
+        for layer, shape in shapes.items():
+            group = next((g for g in self._groups if g.shape == shape), None)
+            if group is None:
+                self._groups.append(group := _Group(shape))
+            group.layers.append(layer)
+        self._layers = list(shapes)
+        self._state = self._weights_state()
+        self._ends, self._padding = _ends_and_padding(model)
+        self.config = self._config(store, weights or identity.fingerprint(model), tenant, config or {})
+        self.store = Store(self.config)
+        try:
+            self._pages = PagedCache(self.store, groups=self._stage(staging_bytes))
+        except BaseException:
+            self.store.close(30)
+            raise
+
+    def _config(self, store: Mapping[str, Any], weights: str, tenant: str, more: Mapping[str, Any]) -> dict[str, Any]:
+        hf = self.model.config
+        commit = getattr(hf, "_commit_hash", None)
+        name = (getattr(hf, "name_or_path", "") if commit else "") or hf.model_type
+        kind = str(self._dtype).removeprefix("torch.")
+        dtype = _DTYPES.get(kind, kind)
+        out: dict[str, Any] = {
+            **more,
+            "revision": identity.revision(
+                hf, weights=weights, commit=commit, attention=str(getattr(hf, "_attn_implementation", "")), layout="HND"
+            ),
+            "tenant": tenant,
+            "device": {"driver": "cuda", "index": self._device.index or 0} if self._device.type == "cuda" else {"driver": "host"},
+        }
+        geometries = [g.geometry(name, dtype, self.block_tokens) for g in self._groups]
+        if len(geometries) == 1:
+            return _in_own_directory({**out, "model": geometries[0]}, store)
+        numbers = {layer: i for i, layer in enumerate(self._layers)}  # without those that keep nothing
+        groups = [
+            {"name": f"{g.shape.heads}x{g.shape.k}+{g.shape.v}", "layers": [numbers[k] for k in g.layers], "geometry": geometry}
+            for g, geometry in zip(self._groups, geometries, strict=True)
+        ]
+        return _in_own_directory({**out, "groups": groups}, store)
+
+    def _stage(self, limit: int) -> list[Addresses]:
+        block = sum(len(g.layers) * g.shape.elements for g in self._groups) * self.block_tokens * self._dtype.itemsize
+        pages = max(1, min(limit // block, _MAX_PAGES))
+        for g in self._groups:
+            g.staging = torch.empty(
+                len(g.layers), pages, g.shape.elements * self.block_tokens, dtype=self._dtype, device=self._device
+            )
+        return [g.addresses(self.block_tokens) for g in self._groups]
+
+    @property
+    def _n_pages(self) -> int:
+        return int(self._groups[0].staging.shape[1])
+
+    def load(self, ids: Any, past: Any = None) -> Any:
+        """A cache for model.generate(ids, past_key_values=...) with as much of ids, [batch, tokens] or [tokens], as is
+        stored: whole blocks, and at least the last token is left to compute. Rows of a batch get the same length, the
+        shortest row's. Tokens from a row's first padding token on are neither loaded nor saved.
+
+        past is an empty cache to fill, a StaticCache for instance. By default it is a DynamicCache that keeps all tokens,
+        those before a sliding window too, since only then save() can store them.
+        """
+        rows = self._rows(ids)
+        past = DynamicCache() if past is None else past
+        _check_layers(past.layers)
+        if int(past.get_seq_length()):
+            raise errors.Invalid("the cache to fill is not empty")
+        with self._lock, torch.no_grad():
+            most = (len(rows[0]) - 1) // self.block_tokens * self.block_tokens
+            keys = [self._keys(row[:most]) for row in rows]
+            self.counts["tokens_asked"] += sum(len(row) for row in rows)
+            if not all(keys):
+                return past
+            leases = []
+            try:
+                for k in keys:
+                    leases.append(self.store.lease(k))
+                found = min(lease.found // len(self._groups) for lease in leases)
+                if found:
+                    self._fill(past, keys, leases, found)
+            except errors.Error as e:
+                self._count(e)
+            finally:
+                for lease in leases:
+                    lease.release()
+        return past
+
+    def _count(self, e: errors.Error) -> None:
+        """Counts an error after which blocks are computed anew, and raises one that is not of that kind."""
+        if isinstance(e, _FATAL):
+            raise e
+        self.counts[f"failed_{e.status.name.lower()}"] += 1
+
+    def _fill(self, past: Any, keys: Sequence[Keys], leases: Sequence[Any], found: int) -> None:
+        """Loads the first `found` blocks of each row into past: as many as are right in all of them."""
+        tokens, n = found * self.block_tokens, len(keys)
+        parts = {
+            layer: tuple(
+                torch.empty(n, g.shape.heads, tokens, size, dtype=self._dtype, device=self._device)
+                for size in (g.shape.k, g.shape.v)
+            )
+            for g in self._groups
+            for layer in g.layers
+        }
+        good = found
+        for row, first in itertools.product(range(n), range(0, found, self._n_pages)):
+            pages = min(self._n_pages, good - first)
+            if pages <= 0:
+                continue
+            right = self._load_pages(self._of(keys[row], first, pages), leases[row], pages)
+            good = min(good, first + right) if right < pages else good
+            self._scatter(parts, row, first, right)
+        if good == 0:
+            return
+        end = good * self.block_tokens
+        for layer in sorted(parts):
+            k, v = parts.pop(layer)
+            past.update(k[:, :, :end], v[:, :, :end], layer)
+        self.counts["tokens_loaded"] += end * n
+
+    def _load_pages(self, keys: Keys, lease: Any, pages: int) -> int:
+        """Loads blocks into the first pages, and returns how many are right, from the first on."""
+        groups = len(self._groups)
+        numbers = [p for p in range(pages) for _ in range(groups)]
+        self._quiesce()  # what was read from the pages has been
+        task = self.store.load(self._pages, keys, numbers, lease)
+        try:
+            task.result()
+            return pages
+        except errors.Error as e:
+            self._count(e)
+        task.wait()
+        return next((i for i, r in enumerate(task.results()) if r.status != Status.OK or r.undefined), len(keys)) // groups
+
+    def _scatter(self, parts: Mapping[int, tuple[Any, ...]], row: int, first: int, pages: int) -> None:
+        if pages == 0:
+            return
+        span = slice(first * self.block_tokens, (first + pages) * self.block_tokens)
+        for g in self._groups:
+            for i, layer in enumerate(g.layers):
+                for whole, paged in zip(parts[layer], g.parts(i, pages, self.block_tokens), strict=True):
+                    heads, size = paged.shape[1], paged.shape[3]
+                    whole[row, :, span].view(heads, pages, self.block_tokens, size).copy_(paged.transpose(0, 1))
+
+    def save(self, ids: Any, past: Any, *, durable: bool = False) -> int:
+        """Stores the KV that past holds of ids, which may be what generate returned, and returns how many blocks of it were
+        not there before.
+
+        It returns when lookups find them; with durable, when the slowest tier has them. Blocks that cannot be stored now
+        (Busy, NoSpace) are counted and left out.
+        """
+        rows = self._rows(ids)
+        length = int(past.get_seq_length())
+        if length > len(rows[0]):
+            raise errors.Invalid(f"the cache holds {length} tokens, and {len(rows[0])} are given")
+        layers = self._held(past, len(rows), length)
+        blocks = length // self.block_tokens
+        stored = 0
+        with self._lock, torch.no_grad():
+            for row, tokens in enumerate(rows):
+                if blocks:
+                    stored += self._save_row(layers, row, self._keys(tokens[: blocks * self.block_tokens]), durable)
+        return stored
+
+    def _save_row(self, layers: Mapping[int, Any], row: int, keys: Keys, durable: bool) -> int:
+        groups, stored, tasks = len(self._groups), 0, []
+        there = self.store.lookup(keys)
+        missing = [b for b in range(len(keys) // groups) if not all(there[b * groups : (b + 1) * groups])]
+        for at in range(0, len(missing), self._n_pages):
+            blocks = missing[at : at + self._n_pages]
+            self._gather(layers, row, blocks)
+            self._quiesce()
+            numbers = [p for p in range(len(blocks)) for _ in range(groups)]
+            task = self.store.dump(self._pages, Keys(k for b in blocks for k in self._of(keys, b, 1)), numbers)
+            try:
+                task.source_free()
+                tasks.append(task)
+                stored += len(blocks)
+            except errors.Error as e:
+                task.wait()
+                self._count(e)
+        for task in tasks:
+            try:
+                task.result() if durable else task.published()
+            except errors.Error as e:
+                if e.status != Status.EXISTS:
+                    self._count(e)
+        self.counts["tokens_saved"] += stored * self.block_tokens
+        return stored
+
+    def _gather(self, layers: Mapping[int, Any], row: int, blocks: Sequence[int]) -> None:
+        index = torch.tensor(blocks, device=self._device)
+        for g in self._groups:
+            for i, layer in enumerate(g.layers):
+                for whole, paged in zip(layers[layer], g.parts(i, len(blocks), self.block_tokens), strict=True):
+                    heads, length, size = whole.shape[1:]
+                    full = whole[row, :, : length // self.block_tokens * self.block_tokens]
+                    paged.copy_(full.reshape(heads, -1, self.block_tokens, size).index_select(1, index).transpose(0, 1))
+
+    def _held(self, past: Any, rows: int, length: int) -> dict[int, tuple[Any, Any]]:
+        """K and V of each layer, as long as `length`; raises where they are not the model's, or not all there."""
+        _check_layers(past.layers)
+        out: dict[int, tuple[Any, Any]] = {}
+        for g in self._groups:
+            for number in g.layers if length else []:
+                layer = past.layers[number]
+                k, v = layer.keys, layer.values
+                held = k.shape[2] if isinstance(layer, DynamicLayer) else min(int(layer.get_seq_length()), k.shape[2])
+                if held < length and layer.is_sliding:
+                    raise errors.NotSupported(
+                        f"layer {number} keeps the last {held} of {length} tokens, so that no prefix can be stored: "
+                        "use the cache that load() returns, which keeps all"
+                    )
+                want = (rows, g.shape.heads, length)
+                if (*k.shape[:2], held) != want or k.dtype != self._dtype or (k.shape[3], v.shape[3]) != (g.shape.k, g.shape.v):
+                    raise errors.Mismatch(
+                        f"layer {number} holds {tuple(k.shape)} of {k.dtype}, which are not this model's {want} of {self._dtype}"
+                    )
+                out[number] = (k[:, :, :length], v[:, :, :length])
+        return out
+
+    def generate(self, ids: Any = None, **options: Any) -> Any:
+        """model.generate(ids, **options) from the longest stored prefix of ids on; what was computed is stored. Returns what
+        generate does.
+        """
+        ids = options.pop("input_ids", None) if ids is None else ids
+        if not isinstance(ids, torch.Tensor) or ids.dim() != 2:
+            raise errors.Invalid("ids are not a tensor [batch, tokens]")
+        generation = options.get("generation_config") or self.model.generation_config
+        for name in ("num_beams", "num_return_sequences"):
+            if (options.get(name) or getattr(generation, name, None) or 1) != 1:
+                raise errors.NotSupported(f"{name}: a sequence is generated from each prompt")
+        for name in _REFUSED:
+            if options.get(name) is not None:
+                raise errors.NotSupported(f"{name}: what it does to KV is not known here; use load() and save()")
+        mask = options.pop("attention_mask", None)
+        if mask is not None and not bool(mask.bool().all()):
+            raise errors.NotSupported(
+                "attention_mask: padding is part of no prefix; give prompts of one length, or one after another"
+            )
+        pad = options.get("pad_token_id", getattr(generation, "pad_token_id", None))
+        if mask is None and pad is not None and pad not in self._ends and bool((ids == pad).any()):
+            raise errors.NotSupported(
+                f"the prompt has the padding token {pad}, which generate() leaves out: give an attention_mask if it is to count"
+            )
+        for name, value in options.items():
+            if isinstance(value, torch.Tensor):
+                raise errors.NotSupported(f"{name}: KV would depend on more than the tokens")
+        past = self.load(ids)
+        out = self.model.generate(ids, past_key_values=past, attention_mask=torch.ones_like(ids), **options)
+        self.save(out if isinstance(out, torch.Tensor) else out.sequences, past)
+        return out
+
+    def _of(self, keys: Keys, first: int, blocks: int) -> Keys:
+        groups = len(self._groups)
+        return keys[first * groups : (first + blocks) * groups]
+
+    def _keys(self, tokens: Sequence[int]) -> Keys:
+        """The keys of the whole blocks before any padding, and of each block those of all page groups."""
+        hashes = hash_tokens(
+            tokens[: next((i for i, t in enumerate(tokens) if t in self._padding), len(tokens))], self.block_tokens
+        )
+        by_group = [self.store.keys(hashes, g) for g in range(len(self._groups))]
+        if len(by_group) == 1:
+            return by_group[0]
+        return Keys(itertools.chain.from_iterable(zip(*by_group, strict=True)))
+
+    def _rows(self, ids: Any) -> list[list[int]]:
+        ids = ids.tolist() if hasattr(ids, "tolist") else list(ids)
+        rows: list[list[int]] = [ids] if not ids or isinstance(ids[0], int) else [list(r) for r in ids]
+        if not rows[0] or len({len(r) for r in rows}) != 1:
+            raise errors.Invalid("prompts have no tokens, or not one length")
+        if self.model.training:
+            raise errors.Invalid("the model is training, where its KV is random: call model.eval()")
+        if self._weights_state() != self._state:
+            raise errors.Invalid("the model's weights, adapters or place have changed: make a new KVLaneCache")
+        special = _media_tokens(self.model.config)
+        if special and any(t in special for row in rows for t in row):
+            raise errors.NotSupported(
+                "the prompt has tokens that stand for images, video or sound: KV depends on more than the tokens"
+            )
+        return rows
+
+    def _weights_state(self) -> tuple[Any, ...]:
+        """Changes when a parameter is written to, replaced or moved, or an adapter is switched."""
+        params = tuple((p.data_ptr(), -1 if p.is_inference() else p._version) for p in self.model.parameters())
+        return params, identity.adapters(self.model)
+
+    def _quiesce(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
+
+    def close(self, timeout: float | None = None) -> None:
+        """Writes what is still to be written, and closes the store."""
+        self.store.close(timeout)
+
+    def __enter__(self) -> KVLaneCache:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _in_own_directory(config: dict[str, Any], store: Mapping[str, Any]) -> dict[str, Any]:
+    """config with the store's section. A directory has blocks of one identity: each has its own below those that are named."""
+    out = dict(store)
+    own = {k: config.get(k) for k in ("model", "groups", "revision", "tenant", "adapter")}
+    name = "kv-" + hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:24]
+    if out.get("dirs"):
+        out["dirs"] = [os.path.join(d, name) for d in out["dirs"]]
+    if out.get("log_dir"):
+        out["log_dir"] = os.path.join(out["log_dir"], name)
+    return {**config, "store": out}
+
+
+def _check_layers(layers: Sequence[Any]) -> None:
+    for i, layer in enumerate(layers):
+        if type(layer) not in _EXACT and type(layer).__name__ != "DummyLayer":
+            raise errors.NotSupported(
+                f"layer {i} is a {type(layer).__name__}: it keeps more than keys and values of each token, or not these"
+            )
+
+
+def _check_config(config: Any) -> None:
+    text = config.get_text_config(decoder=True)
+    if getattr(config, "is_encoder_decoder", False):
+        raise errors.NotSupported("an encoder-decoder model: KV depends on what the encoder was given")
+    if getattr(text, "use_bidirectional_attention", None):
+        raise errors.NotSupported("attention is bidirectional: KV depends on tokens that follow")
+    kinds = set(getattr(text, "layer_types", None) or ()) - _EXACT_NAMES
+    if kinds:
+        raise errors.NotSupported(f"layers of type {', '.join(sorted(kinds))}: what they keep cannot be cut at a prefix")
+    types = _rope_types(getattr(text, "rope_parameters", None)) | _rope_types(getattr(text, "rope_scaling", None))
+    if types & _VARYING_ROPE:
+        raise errors.NotSupported(
+            f"RoPE of type {', '.join(sorted(types & _VARYING_ROPE))}: KV depends on how long the sequence is"
+        )
+    _check_layers(DynamicCache(config=config).layers)
+
+
+def _rope_types(value: Any) -> set[str]:
+    if not isinstance(value, Mapping):
+        return set()
+    own = {str(value[k]) for k in ("rope_type", "type") if value.get(k)}
+    return own.union(*(_rope_types(v) for v in value.values()))
+
+
+def _media_tokens(config: Any) -> set[int]:
+    names = (f"{kind}_token_{end}" for kind in ("image", "video", "audio") for end in ("id", "index"))
+    return {t for t in (getattr(config, n, None) for n in names) if isinstance(t, int)}
+
+
+def _ends_and_padding(model: Any) -> tuple[set[int], set[int]]:
+    """The tokens that end a text, and those that generate() masks where it is given no mask: what is computed after them is
+    another KV.
+    """
+    sources = [x for x in (model.config.get_text_config(decoder=True), model.config, model.generation_config) if x is not None]
+
+    def all_of(name: str) -> set[int]:
+        values = [getattr(x, name, None) for x in sources]
+        return {t for v in values if v is not None for t in (v if isinstance(v, list | tuple) else [v])}
+
+    ends = all_of("eos_token_id")
+    return ends, all_of("pad_token_id") - ends
+
+
+def _probe(model: Any) -> tuple[Any, Any, dict[int, _Shape]]:
+    """The dtype and device of a model's KV, and what each layer keeps of a token; layers that use another's KV keep nothing."""
+    past = DynamicCache()
+    with torch.no_grad():
+        model(torch.zeros(1, 1, dtype=torch.long, device=model.device), past_key_values=past, use_cache=True)
+    kept = {i: layer for i, layer in enumerate(past.layers) if getattr(layer, "keys", None) is not None}
+    _check_layers(past.layers)
+    if not kept or any(layer.keys.shape[2] != 1 or layer.values.shape[:3] != layer.keys.shape[:3] for layer in kept.values()):
+        raise errors.NotSupported(
+            f"{type(model).__name__} does not keep keys and values of each token in the cache that it is given"
+        )
+    places = {(layer.keys.dtype, layer.keys.device) for layer in kept.values()} | {
+        (x.values.dtype, x.values.device) for x in kept.values()
+    }
+    if len(places) != 1:
+        raise errors.NotSupported(f"the model's KV is of several types or on several devices: {sorted(map(str, places))}")
+    ((dtype, device),) = places
+    if device.type not in ("cpu", "cuda"):
+        raise errors.NotSupported(f"KV on device {device}: cpu and cuda are supported")
+    shapes = {i: _Shape(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3]) for i, layer in kept.items()}
+    return dtype, device, shapes

@@ -1,0 +1,64 @@
+"""What the tests share: a small model's store on the CPU, and arrays for its pages."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvlane
+
+LAYERS, HEADS, SIZE, TOKENS = 3, 2, 8, 4
+MODEL = {"name": "tests", "dtype": "float32", "layers": LAYERS, "kv_heads": HEADS, "head_size": SIZE, "block_tokens": TOKENS}
+CACHE = 64 << 20
+
+
+def required(feature: str) -> bool:
+    """Whether tests of a feature must not be left out: KVLANE_REQUIRE names it."""
+    return feature in os.environ.get("KVLANE_REQUIRE", "").split(",")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if importlib.util.find_spec("torch") and importlib.util.find_spec("transformers"):
+        return
+    if required("torch"):
+        raise pytest.UsageError("KVLANE_REQUIRE names torch, and torch or transformers is not there: see tools/python-env")
+    for item in items:
+        if item.get_closest_marker("torch"):
+            item.add_marker(
+                pytest.mark.skip(reason="needs torch and transformers: tools/python-env makes an environment with them")
+            )
+
+
+def config(**more: Any) -> dict[str, Any]:
+    """A configuration on the host device. store's keys may be given by **more."""
+    out: dict[str, Any] = {"model": dict(MODEL), "revision": "r", "device": {"driver": "host"}, "store": {"cache_bytes": CACHE}}
+    for k, v in more.items():
+        if isinstance(v, dict) and k in out:
+            out[k] = {**out[k], **v}
+        else:
+            out[k] = v
+    return out
+
+
+@pytest.fixture
+def open_store() -> Iterator[Callable[..., kvlane.Store]]:
+    """Opens stores, which are closed after the test within a time."""
+    stores: list[kvlane.Store] = []
+
+    def open_it(**more: Any) -> kvlane.Store:
+        stores.append(kvlane.Store(config(**more)))
+        return stores[-1]
+
+    yield open_it
+    for s in stores:
+        s.close(30)
+
+
+@pytest.fixture
+def dirs(tmp_path: Path) -> list[str]:
+    return [str(tmp_path / "blocks")]

@@ -1,0 +1,381 @@
+"""Store and PagedCache over numpy arrays."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import HEADS, LAYERS, MODEL, SIZE, TOKENS, config
+
+import kvlane
+
+PAGES = 32
+Open = Callable[..., kvlane.Store]
+
+
+def arrays(pages: int = PAGES) -> Any:
+    """[layers, 2, pages, tokens, heads, size] of random numbers."""
+    return np.random.default_rng(7).standard_normal((LAYERS, 2, pages, TOKENS, HEADS, SIZE)).astype(np.float32)
+
+
+def keys_of(store: kvlane.Store, blocks: int, salt: int = 0) -> kvlane.Keys:
+    return store.token_keys([salt, *range(1, blocks * TOKENS)], TOKENS)
+
+
+def dump(store: kvlane.Store, cache: kvlane.PagedCache, keys: kvlane.Keys, pages: object) -> None:
+    store.dump(cache, keys, pages).result(30)
+
+
+def test_dump_close_open_load_is_identical(open_store: Open, dirs: list[str]) -> None:
+    kv = arrays()
+    first = open_store(store={"dirs": dirs})
+    keys = keys_of(first, 8)
+    with kvlane.PagedCache(first, kv, "lkp") as cache:
+        dump(first, cache, keys, range(8))
+    first.close(30)
+
+    second = open_store(store={"dirs": dirs})
+    assert second.lookup(keys) == b"\1" * 8
+    back = np.zeros_like(kv)
+    with kvlane.PagedCache(second, back, "lkp") as cache, second.lease(keys) as lease:
+        assert lease.found == len(lease) == 8
+        task = second.load(cache, keys, np.arange(20, 28, dtype=np.uint32), lease, layerwise=True)
+        task.wait_layer(0, 30)
+        task.result(30)
+        assert task.done()
+        assert task.wait(0)
+        assert all(r == (kvlane.Status.OK, False) for r in task.results())
+    np.testing.assert_array_equal(back[:, :, 20:28], kv[:, :, :8])
+    assert not back[:, :, :20].any()
+    assert not back[:, :, 28:].any()
+
+
+@pytest.mark.parametrize("layout", ["lkp", "kp", "p", "plk", "fused", "separate"])
+def test_every_layout_carries_the_same_bytes(open_store: Open, dirs: list[str], layout: str) -> None:
+    """A block that was dumped from one layout is loaded into another."""
+    kv = arrays()
+    store = open_store(store={"dirs": dirs})
+    keys = keys_of(store, 4)
+    with kvlane.PagedCache(store, kv, "lkp") as cache:
+        dump(store, cache, keys, range(4))
+    page = (TOKENS, HEADS, SIZE)
+    shapes = {
+        "lkp": (LAYERS, 2, PAGES),
+        "kp": (2, PAGES),
+        "p": (PAGES,),
+        "plk": (PAGES, LAYERS, 2),
+        "fused": (PAGES, 2),
+        "separate": (PAGES,),
+    }
+    n = {"lkp": 1, "plk": 1, "p": 2 * LAYERS, "separate": 2 * LAYERS}.get(layout, LAYERS)
+    tensors: list[Any] = [np.zeros((*shapes[layout], *page), np.float32) for _ in range(n)]
+    with kvlane.PagedCache(store, tensors, layout if layout in ("lkp", "kp", "plk") else "p") as cache:
+        store.load(cache, keys, [3, 2, 1, 0]).result(30)
+    match layout:
+        case "lkp":
+            got = tensors[0]
+        case "kp":
+            got = np.stack(tensors)
+        case "plk":
+            got = np.moveaxis(tensors[0], 0, 2)
+        case "fused":
+            got = np.moveaxis(np.stack(tensors), 1, 2)
+        case _:
+            got = np.stack(tensors).reshape(LAYERS, 2, PAGES, *page)
+    np.testing.assert_array_equal(got[:, :, 3::-1][:, :, :4], kv[:, :, :4])
+
+
+def test_prefix_ends_at_the_first_miss(open_store: Open) -> None:
+    store = open_store()
+    keys = keys_of(store, 6)
+    kv = arrays()
+    with kvlane.PagedCache(store, kv, "lkp") as cache:
+        dump(store, cache, keys[:3] + keys[4:], [0, 1, 2, 3, 4])
+        assert store.lookup(keys) == b"\1\1\1\0\1\1"
+        with store.lease(keys) as lease:
+            assert lease.found == 3
+        task = store.load(cache, keys[2:4], [5, 6])
+        with pytest.raises(kvlane.NotFound) as e:
+            task.result(30)
+        assert e.value.status == kvlane.Status.NOT_FOUND
+        assert isinstance(e.value, kvlane.Error)
+        assert [r.status for r in task.results()] == [kvlane.Status.OK, kvlane.Status.NOT_FOUND]
+
+
+def test_keys() -> None:
+    raw = bytes(range(96))
+    keys = kvlane.Keys(raw)
+    assert len(keys) == 3
+    assert keys[1] == keys[-2] == raw[32:64]
+    assert keys[1:].raw == raw[32:]
+    assert keys[::2] == kvlane.Keys([raw[:32], raw[64:]])
+    assert keys[2:1] == kvlane.Keys()
+    assert list(keys) == [raw[:32], raw[32:64], raw[64:]]
+    assert keys[:1] + keys[1:] == keys
+    assert {keys: 1}[kvlane.Keys(bytearray(raw))] == 1
+    assert len({*keys}) == 3
+    with pytest.raises(IndexError):
+        keys[3]
+    with pytest.raises(kvlane.Invalid):
+        kvlane.Keys(b"short")
+
+
+def test_hashes_chain_and_do_not_depend_on_the_process() -> None:
+    tokens = list(range(100, 100 + 3 * 16 + 5))
+    whole = kvlane.hash_tokens(tokens, 16)
+    assert len(whole) == 3 * 32
+    for same in (np.array(tokens), np.array(tokens, np.int32), array.array("q", tokens), tuple(tokens)):
+        assert kvlane.hash_tokens(same, 16) == whole
+    assert kvlane.hash_tokens(tokens[16:], 16, parent=whole[:32]) == whole[32:]
+    assert kvlane.hash_tokens(tokens[:15], 16) == b""
+    assert kvlane.hash_tokens([0, *tokens[1:]], 16)[64:] != whole[64:]
+    code = "import kvlane; print(kvlane.hash_tokens(list(range(100, 153)), 16).hex())"
+    for seed in ("0", "1", "random"):
+        env = {**os.environ, "PYTHONHASHSEED": seed}
+        assert subprocess.check_output([sys.executable, "-c", code], env=env, text=True, timeout=60).strip() == whole.hex()
+
+
+@pytest.mark.parametrize("change", [
+    {"revision": "other"}, {"tenant": "other"}, {"adapter": "lora"},
+    {"model": {"name": "other"}}, {"model": {"dtype": "float16"}}, {"model": {"layers": LAYERS + 1}},
+    {"model": {"head_size": SIZE * 2}}, {"model": {"block_tokens": TOKENS * 2}},
+    {"model": {"tp_size": 2, "tp_rank": 0}}, {"model": {"tp_size": 2, "tp_rank": 1}},
+])  # fmt: skip
+def test_what_makes_kv_another_makes_it_a_miss(open_store: Open, dirs: list[str], change: dict[str, object]) -> None:
+    store = open_store(store={"dirs": dirs})
+    hashes = kvlane.hash_tokens(range(16), TOKENS)
+    keys = store.keys(hashes)
+    with kvlane.PagedCache(store, arrays(), "lkp") as cache:
+        dump(store, cache, keys, range(4))
+    store.close(30)
+    other = open_store(**change)
+    assert not set(other.keys(hashes)) & set(keys)
+    with pytest.raises(
+        kvlane.Mismatch, match=r"expected .*, found|another one"
+    ):  # the directory has blocks of one identity, and says which
+        open_store(**{"store": {"dirs": dirs}, **change})
+
+
+def test_replicated_kv_is_found_by_each_rank(open_store: Open) -> None:
+    keys = [open_store(model={"kv_heads": 1, "tp_size": 2, "tp_rank": r, "mla": True}).keys(bytes(32)) for r in (0, 1)]
+    assert keys[0] == keys[1]
+
+
+@pytest.mark.parametrize(("make", "reason"), [
+    (lambda a: a.astype(np.float64), "elements are float64"),
+    (lambda a: a[..., ::2], "not contiguous"),
+    (lambda a: a.swapaxes(3, 4), "not contiguous"),
+    (lambda a: a[:2], "4 planes"),
+    (lambda a: a[..., :4].copy(), "bytes"),
+    (lambda a: np.broadcast_to(a[:, :1], a.shape).copy()[:, :, ::-1], "backwards"),
+    (lambda a: memoryview(b"12"), "neither a tensor nor an array"),
+    (lambda a: np.frombuffer(a.tobytes(), np.float32).reshape(a.shape), "read-only"),
+])  # fmt: skip
+def test_wrong_memory_is_refused_with_the_reason(open_store: Open, make: Callable[[Any], object], reason: str) -> None:
+    store = open_store()
+    with pytest.raises(kvlane.Invalid, match=reason):
+        kvlane.PagedCache(store, [make(arrays())], "lkp")
+
+
+def test_overlapping_memory_is_refused(open_store: Open) -> None:
+    store = open_store()
+    kv = arrays()
+    shared = np.lib.stride_tricks.as_strided(kv, kv.shape, (0, *kv.strides[1:]))
+    with pytest.raises(kvlane.Invalid, match="share"):
+        kvlane.PagedCache(store, shared, "lkp")
+
+
+def test_registered_arrays_are_kept(open_store: Open) -> None:
+    import gc
+    import weakref
+
+    class Array(np.ndarray):
+        pass
+
+    store = open_store()
+    kv: Any = arrays().view(Array)
+    gone = weakref.ref(kv)
+    cache = kvlane.PagedCache(store, kv, "lkp")
+    del cache, kv
+    gc.collect()
+    assert gone() is not None
+    store.close(30)
+    gc.collect()
+    assert gone() is None
+
+
+def test_the_configuration_says_all_that_is_wrong() -> None:
+    with pytest.raises(kvlane.Invalid, match=r"(?s)(colour|layers).*(colour|layers)"):
+        kvlane.Store(config(colour="red", model={"layers": -1}))
+
+
+def test_numbers_that_do_not_agree(open_store: Open) -> None:
+    store = open_store()
+    keys = keys_of(store, 2)
+    with kvlane.PagedCache(store, arrays(), "lkp") as cache:
+        for pages in ([1], [1, 2, 3], [-1, 2], ["a", "b"]):
+            with pytest.raises(kvlane.Invalid):
+                store.dump(cache, keys, pages)
+        with pytest.raises(kvlane.Invalid):
+            store.dump(cache, keys, [0, PAGES]).result(30)
+
+
+def test_closed_things_say_so(open_store: Open) -> None:
+    store = open_store()
+    keys = keys_of(store, 1)
+    cache = kvlane.PagedCache(store, arrays(), "lkp")
+    lease = store.lease(keys)
+    lease.release()
+    lease.release()
+    cache.close(30)
+    cache.close(30)
+    with pytest.raises(kvlane.Error):
+        store.dump(cache, keys, [0])
+    store.close(30)
+    store.close(30)
+    with pytest.raises(kvlane.Error):
+        store.lookup(keys)
+
+
+def test_asyncio(open_store: Open) -> None:
+    store = open_store()
+    kv = arrays()
+
+    async def request(cache: kvlane.PagedCache, i: int) -> None:
+        keys = keys_of(store, 4, salt=i)
+        pages = range(4 * i, 4 * i + 4)
+        await store.dump(cache, keys, pages)
+        await store.load(cache, keys, pages)
+        with pytest.raises(kvlane.NotFound):
+            await store.load(cache, keys_of(store, 1, salt=1000 + i), [4 * i])
+
+    async def main() -> None:
+        before = kv.copy()
+        with kvlane.PagedCache(store, kv, "lkp") as cache:
+            await asyncio.wait_for(asyncio.gather(*(request(cache, i) for i in range(8))), 60)
+        np.testing.assert_array_equal(kv, before)
+
+    asyncio.run(main())
+
+
+def test_threads(open_store: Open) -> None:
+    store = open_store()
+    kv = arrays(64)
+    before = kv.copy()
+    wrong: list[BaseException] = []
+
+    def work(i: int, cache: kvlane.PagedCache) -> None:
+        try:
+            for turn in range(10):
+                keys = keys_of(store, 8, salt=100 * i + turn)
+                dump(store, cache, keys, range(8 * i, 8 * i + 8))
+                with store.lease(keys) as lease:
+                    assert lease.found == 8
+                    store.load(cache, keys, range(8 * i, 8 * i + 8), lease).result(30)
+                with pytest.raises(kvlane.Invalid, match="keys and"):
+                    store.load(cache, keys, [0])
+        except BaseException as e:
+            wrong.append(e)
+
+    with kvlane.PagedCache(store, kv, "lkp") as cache:
+        threads = [threading.Thread(target=work, args=(i, cache)) for i in range(8)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join(60)
+    assert not wrong
+    np.testing.assert_array_equal(kv, before)
+
+
+def test_flipped_bit_is_a_miss(open_store: Open, dirs: list[str]) -> None:
+    kv = arrays()
+    store = open_store(store={"dirs": dirs})
+    keys = keys_of(store, 3)
+    with kvlane.PagedCache(store, kv, "lkp") as cache:
+        dump(store, cache, keys, range(3))
+    store.close(30)
+    (file,) = [p for p in pathlib.Path(dirs[0]).rglob("*") if p.name.startswith(keys[1].hex()[:16])]
+    image = bytearray(file.read_bytes())
+    image[5000] ^= 4
+    file.write_bytes(image)
+
+    store = open_store(store={"dirs": dirs})
+    back = np.zeros_like(kv)
+    with kvlane.PagedCache(store, back, "lkp") as cache:
+        task = store.load(cache, keys, range(3))
+        with pytest.raises(kvlane.Corrupt):
+            task.result(30)
+        assert [r.status for r in task.results()] == [kvlane.Status.OK, kvlane.Status.CORRUPT, kvlane.Status.OK]
+        np.testing.assert_array_equal(back[:, :, ::2][:, :, :2], kv[:, :, ::2][:, :, :2])
+        assert store.lookup(keys) == b"\1\0\1"
+
+
+def test_hybrid_models_have_groups(open_store: Open) -> None:
+    geometry = {k: v for k, v in MODEL.items() if k != "layers"}
+    wide = {**geometry, "head_size": 2 * SIZE}
+    groups = [{"name": "a", "layers": [0, 2], "geometry": geometry}, {"name": "b", "layers": [1], "geometry": wide}]
+    with kvlane.Store({**{k: v for k, v in config().items() if k != "model"}, "groups": groups}) as store:
+        a = np.random.default_rng(1).standard_normal((2, 2, PAGES, TOKENS, HEADS, SIZE)).astype(np.float32)
+        b = np.random.default_rng(2).standard_normal((2, PAGES, TOKENS, HEADS, 2 * SIZE)).astype(np.float32)
+        before = a.copy(), b.copy()
+        hashes = kvlane.hash_tokens(range(8), TOKENS)
+        keys = store.keys(hashes, 0) + store.keys(hashes, 1)
+        with kvlane.PagedCache(store, groups=[kvlane.Group(a, "lkp"), kvlane.Group(b, "kp")]) as cache:
+            dump(store, cache, keys, [0, 1, 0, 1])
+            store.load(cache, keys, [5, 6, 8, 9]).result(30)
+        np.testing.assert_array_equal(a[:, :, 5:7], before[0][:, :, :2])
+        np.testing.assert_array_equal(b[:, 8:10], before[1][:, :2])
+
+
+def test_statistics_and_notes(open_store: Open) -> None:
+    store = open_store()
+    assert isinstance(store.stats(), dict)
+    assert isinstance(store.notes(), list)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_forked_child_is_told_at_once(open_store: Open) -> None:
+    store = open_store()
+    keys = keys_of(store, 1)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            store.lookup(keys)
+        except kvlane.Forked:
+            os._exit(7)
+        os._exit(1)
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            break
+        time.sleep(0.01)
+    else:
+        os.kill(pid, 9)
+        pytest.fail("the child hangs")
+    assert os.waitstatus_to_exitcode(status) == 7
+    assert store.lookup(keys) == b"\0"
+
+
+def test_what_is_not_there_is_not_loaded() -> None:
+    code = """if True:
+        import kvlane, sys
+        print("numpy" in sys.modules, "torch" in sys.modules)
+        try:
+            kvlane.hash_tokens([1], 1)
+        except kvlane.NotSupported as e:
+            print(e)
+    """
+    env = {**os.environ, "KVLANE_LIBRARY": "/nonexistent/libkvlane.so"}
+    out = subprocess.check_output([sys.executable, "-c", code], env=env, text=True, timeout=60)
+    assert out.startswith("False False\nload /nonexistent/libkvlane.so")

@@ -20,27 +20,21 @@ func TestProgramInC(t *testing.T) {
 	if _, err := exec.LookPath("cc"); err != nil {
 		testkit.Skip(t, "cc", err.Error())
 	}
+	for _, standard := range []string{"c99", "c17"} {
+		run(t, exec.Command("cc", "-std="+standard, "-pedantic", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-x", "c", "kvlane.h"))
+	}
 	dir := t.TempDir()
-	build := exec.Command("go", "build", "-buildmode=c-shared", "-o", filepath.Join(dir, "libkvlane.so"), ".")
+	build := exec.Command("go", "build", "-buildmode=c-shared", "-trimpath", "-o", filepath.Join(dir, "libkvlane.so"), ".")
 	build.Env = append(os.Environ(), "CGO_ENABLED=1", "CC=cc")
 	run(t, build)
 	program := filepath.Join(dir, "use")
 	run(t, exec.Command("cc", "-std=c11", "-D_DEFAULT_SOURCE", "-Wall", "-Wextra", "-Werror", "-I.", "-o", program,
 		filepath.Join("testdata", "use.c"), "-L"+dir, "-lkvlane", "-lpthread", "-Wl,-rpath,"+dir))
-	if out := run(t, exec.Command(program, driver(), filepath.Join(dir, "blocks"))); !strings.HasSuffix(out, "ok\n") {
+	if out := run(t, exec.Command(program, string(kvlane.Host), filepath.Join(dir, "blocks"))); !strings.HasSuffix(out, "ok\n") {
 		t.Error(out)
 	} else {
 		t.Log(out)
 	}
-}
-
-// driver is the device whose memory is the program's own, or where there is none the simulated one.
-func driver() string {
-	c := kvlane.Config{Model: block.Presets()[0], Device: kvlane.DeviceConfig{Driver: "host"}, Store: kvlane.StoreConfig{CacheBytes: 1 << 30}}
-	if c.Validate() != nil {
-		return string(kvlane.Sim)
-	}
-	return string(c.Device.Driver)
 }
 
 func run(t *testing.T, cmd *exec.Cmd) string {

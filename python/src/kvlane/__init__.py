@@ -28,12 +28,14 @@ from .errors import (
     Timeout,
 )
 from .keys import Keys, hash_tokens
+from .manager import Block, Job, Manager
 from .paged import Addresses, Group, PagedCache
 from .store import Lease, Store
 from .task import Dump, Load, Result, Task
 
 __all__ = [
     "Addresses",
+    "Block",
     "Broken",
     "Busy",
     "Canceled",
@@ -47,9 +49,11 @@ __all__ = [
     "Forked",
     "Group",
     "Invalid",
+    "Job",
     "Keys",
     "Lease",
     "Load",
+    "Manager",
     "Mismatch",
     "NoMemory",
     "NoSpace",

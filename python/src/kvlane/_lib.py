@@ -44,6 +44,12 @@ class BlockResult(c.Structure):
     _fields_ = (("status", c.c_int32), ("undefined", c.c_uint32))
 
 
+class Blocks(c.Structure):
+    """kvl_blocks."""
+
+    _fields_ = (("groups", c.POINTER(c.c_uint32)), ("hashes", c.c_void_p), ("hash_bytes", c.c_size_t), ("n", c.c_size_t))
+
+
 _handle, _out = c.c_uint64, c.POINTER(c.c_uint64)
 # Keys, hashes and pages go as addresses: c_void_p takes bytes, arrays and numbers alike.
 _bytes, _n, _ms = c.c_void_p, c.c_size_t, c.c_int64
@@ -71,6 +77,19 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "stats": (_handle, _bytes, c.POINTER(_n)),
     "notes": (_handle, _bytes, c.POINTER(_n)),
     "report_slowdown": (_handle, c.c_double),
+    "drop": (_handle, _bytes, _n, c.POINTER(_n)),
+    "open_manager": (c.c_char_p, _out),
+    "close_manager": (_handle, _ms),
+    "manager_lookup": (_handle, c.POINTER(Blocks), _bytes),
+    "manager_load": (_handle, c.POINTER(Blocks), _out),
+    "manager_store": (_handle, c.POINTER(Blocks), _bytes, _out),
+    "manager_forget": (_handle, c.POINTER(Blocks)),
+    "manager_touch": (_handle, c.POINTER(Blocks)),
+    "manager_reset": (_handle,),
+    "manager_stats": (_handle, _bytes, c.POINTER(_n)),
+    "job_size": (_handle, c.POINTER(_n), c.POINTER(_n)),
+    "job_evicted": (_handle, _bytes, _bytes, _n, _n),
+    "job_end": (_handle, _bytes, _n),
 }
 
 

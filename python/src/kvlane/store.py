@@ -172,6 +172,15 @@ class Store:
         self._lib.call("prefetch", self._handle, keys.raw, len(keys), c.byref(task))
         return Load(task.value, len(keys))
 
+    def drop(self, keys: Keys) -> int:
+        """Takes blocks out of memory, and leaves files alone: what a Manager's job has evicted. Does not wait, and passes over
+        blocks that are not there. Returns how many stay for now, since something still uses them.
+        """
+        stay = c.c_size_t()
+        if keys:
+            self._lib.call("drop", self._handle, keys.raw, len(keys), c.byref(stay))
+        return stay.value
+
     def stream_wait(self, stream: Any, task: Load, layer: int | None = None) -> None:
         """Makes a CUDA stream wait, on the device, until an awaited load has ended or has brought a layer. It goes on after
         failures too: look at the task's result before what it brought is used.

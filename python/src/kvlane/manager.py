@@ -1,0 +1,157 @@
+"""The index of blocks that stores in other processes have, for engines whose scheduler and workers are processes of their own.
+
+The scheduler has a Manager, which needs no device and moves nothing; each worker has a Store. The scheduler's jobs travel to the
+workers as hashes, from which each worker makes the keys of its own rank, and are carried out in the order in which they were
+made: docs/library.md, "Schedulers and workers in processes of their own".
+"""
+
+from __future__ import annotations
+
+import array
+import ctypes as c
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from . import _lib, errors
+from .errors import Status
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+ABSENT, UNDER_WAY, THERE = 0, 1, 2
+
+
+class Block(NamedTuple):
+    """What a block is called: the hash of its tokens, and its page group."""
+
+    hash: bytes
+    group: int = 0
+
+
+class _Names:
+    """Blocks as the library takes them."""
+
+    def __init__(self, blocks: Sequence[Block], size: int) -> None:
+        self.n = len(blocks)
+        self.hashes = b"".join(b.hash for b in blocks)
+        self.size = size
+        if any(len(b.hash) != self.size for b in blocks):
+            raise errors.Invalid(f"hashes of other lengths than {size} bytes")
+        self.groups = array.array("I", (b.group for b in blocks)) if any(b.group for b in blocks) else None
+        groups = None if self.groups is None else c.cast(_lib.address(self.groups, "page groups")[0], c.POINTER(c.c_uint32))
+        self.raw = _lib.Blocks(groups, c.cast(c.c_char_p(self.hashes), c.c_void_p), self.size, self.n)
+
+    def __len__(self) -> int:
+        return self.n
+
+
+class Job:
+    """What all workers do for some blocks: `blocks`, after they have dropped `evicted` from their memory (Store.drop)."""
+
+    def __init__(self, handle: int, blocks: Sequence[Block], size: int) -> None:
+        self._handle, self.blocks = handle, list(blocks)
+        lib = _lib.library()
+        n, gone = c.c_size_t(), c.c_size_t()
+        lib.call("job_size", handle, c.byref(n), c.byref(gone))
+        self.evicted: list[Block] = []
+        if gone.value:
+            groups, hashes = array.array("I", bytes(4 * gone.value)), bytearray(size * gone.value)
+            lib.call("job_evicted", handle, _lib.address(groups, "")[0], _lib.address(hashes, "")[0], size, gone.value)
+            raw = bytes(hashes)
+            self.evicted = [Block(raw[i * size : (i + 1) * size], g) for i, g in enumerate(groups)]
+
+    def end(self, failed: Sequence[int] = ()) -> None:
+        """Says that every worker is through with it. Blocks at the places in `failed` some worker could not store or load:
+        they are forgotten. Once only: later calls do nothing.
+        """
+        handle = self._handle
+        if not handle:
+            return
+        bad = bytearray(len(self.blocks))
+        for i in failed:
+            bad[i] = 1
+        raw = _lib.address(bad, "results")[0] if failed else None
+        _lib.library().call("job_end", handle, raw, len(bad))
+        self._handle = 0
+
+
+class Manager:
+    """The index of what all workers' stores have: `ranks` are the configurations of their Stores, and `blocks` how many each
+    worker's memory may be given (None: as many as fit, less a sixteenth). Safe from any thread.
+    """
+
+    def __init__(self, ranks: Sequence[Mapping[str, Any]], blocks: int | None = None) -> None:
+        config: dict[str, Any] = {"ranks": [dict(r) for r in ranks]}
+        if blocks is not None:
+            config["blocks"] = blocks
+        self._lib = _lib.library()
+        handle = c.c_uint64()
+        self._lib.call("open_manager", json.dumps(config).encode(), c.byref(handle))
+        self._handle = handle.value
+        self._hash_bytes = 0  # of all blocks, once there is one
+
+    def _names(self, blocks: Sequence[Block]) -> _Names:
+        if blocks and not self._hash_bytes:
+            self._hash_bytes = len(blocks[0].hash)
+        return _Names(blocks, self._hash_bytes or _lib.HASH_BYTES)
+
+    def lookup(self, blocks: Sequence[Block]) -> bytes:
+        """A byte for each block: ABSENT, UNDER_WAY (a job that has not ended stores or brings it) or THERE."""
+        names = self._names(blocks)
+        states = bytearray(len(names))
+        if blocks:
+            self._lib.call("manager_lookup", self._handle, c.byref(names.raw), _lib.address(states, "answers")[0])
+        return bytes(states)
+
+    def load(self, blocks: Sequence[Block]) -> Job:
+        """Pins blocks, all of which are THERE, for workers to load. NotFound or Busy otherwise: then nothing is pinned."""
+        names = self._names(blocks)
+        job = c.c_uint64()
+        self._lib.call("manager_load", self._handle, c.byref(names.raw), c.byref(job))
+        return Job(job.value, blocks, names.size)
+
+    def store(self, blocks: Sequence[Block]) -> Job:
+        """Makes room for those of the blocks that are neither in memory nor under way: the job's. Busy where there is none."""
+        names = self._names(blocks)
+        job, chosen = c.c_uint64(), bytearray(len(names))
+        raw = _lib.address(chosen, "choices")[0]
+        self._lib.call("manager_store", self._handle, c.byref(names.raw), raw, c.byref(job))
+        return Job(job.value, [b for b, k in zip(blocks, chosen, strict=True) if k], names.size)
+
+    def forget(self, blocks: Sequence[Block]) -> None:
+        """Makes misses of blocks that a worker found wrong."""
+        names = self._names(blocks)
+        self._lib.call("manager_forget", self._handle, c.byref(names.raw))
+
+    def touch(self, blocks: Sequence[Block]) -> None:
+        """Says that blocks are in use, so that others are evicted before them."""
+        names = self._names(blocks)
+        self._lib.call("manager_touch", self._handle, c.byref(names.raw))
+
+    def reset(self) -> None:
+        """Forgets what is in the workers' memory and in no job. Files stay."""
+        self._lib.call("manager_reset", self._handle)
+
+    def stats(self) -> dict[str, Any]:
+        """What it has done so far."""
+        size = c.c_size_t(1 << 12)
+        while True:
+            buffer = c.create_string_buffer(size.value)
+            status = self._lib.status("manager_stats", self._handle, buffer, c.byref(size))
+            if status == Status.OK:
+                return dict(json.loads(buffer.value))
+            if status != Status.NO_SPACE:
+                raise self._lib.error(status)
+
+    def close(self, timeout: float | None = None) -> None:
+        """Refuses new jobs, and closes. Busy while jobs have not ended: then it may be called again."""
+        if self._handle:
+            self._lib.call("close_manager", self._handle, _lib.milliseconds(timeout))
+            self._handle = 0
+
+    def __enter__(self) -> Manager:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()

@@ -89,12 +89,10 @@ class Manager:
         handle = c.c_uint64()
         self._lib.call("open_manager", json.dumps(config).encode(), c.byref(handle))
         self._handle = handle.value
-        self._hash_bytes = 0  # of all blocks, once there is one
+        self._hash_bytes = 0  # of all blocks, once one was stored
 
     def _names(self, blocks: Sequence[Block]) -> _Names:
-        if blocks and not self._hash_bytes:
-            self._hash_bytes = len(blocks[0].hash)
-        return _Names(blocks, self._hash_bytes or _lib.HASH_BYTES)
+        return _Names(blocks, self._hash_bytes or (len(blocks[0].hash) if blocks else _lib.HASH_BYTES))
 
     def lookup(self, blocks: Sequence[Block]) -> bytes:
         """A byte for each block: ABSENT, UNDER_WAY (a job that has not ended stores or brings it) or THERE."""
@@ -117,6 +115,8 @@ class Manager:
         job, chosen = c.c_uint64(), bytearray(len(names))
         raw = _lib.address(chosen, "choices")[0]
         self._lib.call("manager_store", self._handle, c.byref(names.raw), raw, c.byref(job))
+        if blocks:
+            self._hash_bytes = names.size
         return Job(job.value, [b for b, k in zip(blocks, chosen, strict=True) if k], names.size)
 
     def forget(self, blocks: Sequence[Block]) -> None:

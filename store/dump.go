@@ -41,7 +41,8 @@ type DumpTask struct {
 
 	// Guarded by mu.
 	given   []bool // layerwise: shards that were submitted
-	left    int    // blocks without a result, and one for the task's goroutine
+	left    int    // blocks without a result
+	running bool   // the task's goroutine has not left
 	skipped int
 
 	// The rest belongs to the task's goroutine; an item's slot to the writer that has its job.
@@ -86,7 +87,7 @@ func (s *Store) Dump(ctx context.Context, pages *Pages, refs []Ref, o DumpOption
 		s.end()
 		return fail(err)
 	}
-	t := &DumpTask{pages: pages, layers: o.Layerwise, sc: sc, left: len(refs) + 1, srcLeft: len(refs), srcDone: make(chan struct{}), pubDone: make(chan struct{})}
+	t := &DumpTask{pages: pages, layers: o.Layerwise, sc: sc, left: len(refs), running: true, srcLeft: len(refs), srcDone: make(chan struct{}), pubDone: make(chan struct{})}
 	t.init(s.dumpCtx, s, len(refs))
 	t.after = append(t.after, o.After...)
 	if t.layers {
@@ -347,11 +348,15 @@ func (t *DumpTask) one(i int32, err error) {
 		close(t.srcDone)
 	}
 	t.mu.Lock()
-	if i >= 0 && err == nil && t.sc.items[i].skip {
-		t.skipped++
+	if i < 0 {
+		t.running = false
+	} else {
+		t.left--
+		if err == nil && t.sc.items[i].skip {
+			t.skipped++
+		}
 	}
-	t.left--
-	last := t.left == 0
+	last := t.left == 0 && !t.running
 	t.mu.Unlock()
 	if !last {
 		return

@@ -283,6 +283,7 @@ def test_calls_that_are_refused(make: Make) -> None:
     mask = torch.ones_like(ids)
     mask[0, 0] = 0
     for options in (
+        {"use_cache": False},
         {"num_beams": 2}, {"num_return_sequences": 2}, {"attention_mask": mask}, {"inputs_embeds": torch.zeros(1, 20, 64)},
         {"past_key_values": DynamicCache()}, {"position_ids": torch.arange(20)[None]},
     ):  # fmt: skip

@@ -7,8 +7,8 @@
  *
  * Every function may be called from any thread, concurrently. Functions that return kvl_status return KVL_OK, or say why not:
  * kvl_error then has the words, for the calling thread. Only functions with a timeout wait, and kvl_open, which opens files and
- * a device. What is pointed to is not used after the call, but for pages and planes. NULL is KVL_INVALID where nothing else is
- * said, unless it is an array of no elements.
+ * a device. What is pointed to is not used after the call; the KV cache that was registered is. NULL is KVL_INVALID where
+ * nothing else is said, unless it is an array of no elements.
  *
  * Handles are numbers, never 0, and never used twice: a handle that was freed is KVL_INVALID, not undefined behaviour.
  *
@@ -84,7 +84,8 @@ kvl_status kvl_open(const char *config, kvl_engine *engine);
 /*
  * kvl_close writes what is still to be written, until the timeout, and gives the rest up; then it closes everything. KVL_BUSY
  * or KVL_PENDING: something is still in use, nothing that it needs was freed, and the call may be made again; kvl_error names
- * it. Once it has returned KVL_OK the handles of the engine, and of its caches, leases and tasks, are gone.
+ * it. After any other failure too: call it until KVL_OK. Then the handles of the engine, and of its caches, leases and tasks, are
+ * gone.
  */
 kvl_status kvl_close(kvl_engine engine, int64_t timeout_ms);
 

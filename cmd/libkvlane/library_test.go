@@ -20,8 +20,11 @@ func TestProgramInC(t *testing.T) {
 	if _, err := exec.LookPath("cc"); err != nil {
 		testkit.Skip(t, "cc", err.Error())
 	}
+	for _, standard := range []string{"c99", "c17"} {
+		run(t, exec.Command("cc", "-std="+standard, "-pedantic", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-x", "c", "kvlane.h"))
+	}
 	dir := t.TempDir()
-	build := exec.Command("go", "build", "-buildmode=c-shared", "-o", filepath.Join(dir, "libkvlane.so"), ".")
+	build := exec.Command("go", "build", "-buildmode=c-shared", "-trimpath", "-o", filepath.Join(dir, "libkvlane.so"), ".")
 	build.Env = append(os.Environ(), "CGO_ENABLED=1", "CC=cc")
 	run(t, build)
 	program := filepath.Join(dir, "use")

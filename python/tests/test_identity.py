@@ -42,6 +42,7 @@ def keys_of(config: dict[str, Any], **more: Any) -> kvlane.Keys:
     {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, {"partial_rotary_factor": 0.5},
     {"sliding_window": 4096}, {"layer_types": ["full_attention", "sliding_attention", "full_attention"]},
     {"quantization_config": {"quant_method": "gptq", "bits": 4}}, {"quantization_config": {"quant_method": "gptq", "bits": 8}},
+    {"quantization_config": {"dtype": "int8"}},
     {"num_hidden_layers": 4}, {"num_key_value_heads": 4}, {"head_dim": 32}, {"num_attention_heads": 8}, {"hidden_act": "gelu"},
     {"rms_norm_eps": 1e-5}, {"attention_bias": True}, {"query_pre_attn_scalar": 256}, {"vocab_size": 129},
 ])  # fmt: skip
@@ -65,6 +66,7 @@ def test_each_difference_is_another_one() -> None:
 
 @pytest.mark.parametrize("change", [
     {"transformers_version": "6.0"}, {"use_cache": False}, {"architectures": None}, {"id2label": {"0": "a"}}, {"pad_token_id": 3},
+    {"torch_dtype": "bfloat16"},
 ])  # fmt: skip
 def test_what_kv_does_not_depend_on_is_no_difference(change: dict[str, Any]) -> None:
     assert keys_of({**CONFIG, **change}) == keys_of(CONFIG)

@@ -14,7 +14,7 @@ import pytest
 
 import kvlane
 
-torch = pytest.importorskip("torch") if not __import__("conftest").required("torch") else __import__("torch")
+torch = pytest.importorskip("torch")  # conftest fails where it is required
 pytestmark = pytest.mark.torch
 
 import tiny  # noqa: E402
@@ -263,7 +263,12 @@ def test_changed_weights_are_refused(make: Make) -> None:
 
 @pytest.mark.parametrize(("kind", "change", "reason"), [
     ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}}, "how long the sequence"),
+    ("phi3", {"rope_parameters": {
+        "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "factor": 2.0,
+        "original_max_position_embeddings": 128,
+    }}, "how long the sequence"),
     ("qwen3next", {}, "linear_attention"),
+    ("llama4", {}, "chunked_attention"),
     ("t5", {}, "encoder-decoder"),
 ])  # fmt: skip
 def test_what_cannot_be_exact_is_refused(kind: str, change: dict[str, Any], reason: str) -> None:
@@ -278,6 +283,7 @@ def test_calls_that_are_refused(make: Make) -> None:
     mask = torch.ones_like(ids)
     mask[0, 0] = 0
     for options in (
+        {"use_cache": False},
         {"num_beams": 2}, {"num_return_sequences": 2}, {"attention_mask": mask}, {"inputs_embeds": torch.zeros(1, 20, 64)},
         {"past_key_values": DynamicCache()}, {"position_ids": torch.arange(20)[None]},
     ):  # fmt: skip

@@ -17,6 +17,8 @@ KINDS = (
     "qwen3",
     "gemma2",
     "gemma3",
+    "gemma3n",
+    "gemma4",
     "gpt2",
     "deepseek",
     "phi3",
@@ -44,6 +46,21 @@ def config(kind: str, **change: Any) -> Any:
         "gemma3": (t.Gemma3TextConfig, {
             "sliding_window": 24, "head_dim": 16, "num_hidden_layers": 4,
             "layer_types": ["sliding_attention", "full_attention"] * 2,
+        }),
+        "gemma3n": (t.Gemma3nTextConfig, {  # layers that use another's KV
+            "num_hidden_layers": 6, "head_dim": 16, "sliding_window": 24, "num_kv_shared_layers": 2,
+            "intermediate_size": [96] * 6,
+            "layer_types": ["sliding_attention", "full_attention"] * 3, "vocab_size_per_layer_input": 128, "laurel_rank": 8,
+            "hidden_size_per_layer_input": 16, "activation_sparsity_pattern": [0.0] * 6,
+        }),
+        "gemma4": (t.Gemma4TextConfig, {  # layers of two shapes
+            "num_hidden_layers": 4, "head_dim": 16, "global_head_dim": 32, "sliding_window": 24, "num_kv_shared_layers": 0,
+            "layer_types": ["sliding_attention", "full_attention"] * 2, "vocab_size_per_layer_input": 128,
+            "hidden_size_per_layer_input": 16,
+        }),
+        "llama4": (t.Llama4TextConfig, {
+            "head_dim": 16, "num_hidden_layers": 4, "attention_chunk_size": 24, "num_local_experts": 2,
+            "intermediate_size_mlp": 96,
         }),
         "phi3": (t.Phi3Config, {}),
         "mixtral": (t.MixtralConfig, {"num_local_experts": 4, "head_dim": 16}),

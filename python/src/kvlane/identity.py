@@ -28,12 +28,17 @@ def _as_dict(config: Any) -> dict[str, Any]:
     return dict(out)
 
 
-def _relevant(value: Any) -> Any:
+def _relevant(value: Any, config: bool = True) -> Any:
+    """value without what KV does not depend on: of configurations, those of a model's parts too, but of nothing else within."""
     if isinstance(value, Mapping):
-        return {str(k): _relevant(v) for k, v in value.items() if k not in _IRRELEVANT and v is not None}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_relevant(v) for v in (sorted(value) if isinstance(value, set | frozenset) else value)]
-    return value
+        return {
+            str(k): _relevant(v, str(k).endswith("_config") and k != "quantization_config")
+            for k, v in value.items()
+            if v is not None and not (config and k in _IRRELEVANT)
+        }
+    if isinstance(value, set | frozenset):
+        value = sorted(value)
+    return [_relevant(v, False) for v in value] if isinstance(value, list | tuple) else value
 
 
 def revision(config: Any, *, weights: str | None = None, commit: str | None = None, attention: str = "", layout: str = "") -> str:

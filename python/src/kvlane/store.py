@@ -230,8 +230,8 @@ class Store:
             raise self._lib.error(status)
 
     def close(self, timeout: float | None = None) -> None:
-        """Closes its caches, writes what is still to be written, and closes everything. After Timeout or Busy it may be
-        called again.
+        """Closes its caches, writes what is still to be written, and closes everything. Dumps that are not durable when the
+        time is up are given up. After Timeout or Busy it may be called again.
         """
         if not self._handle:
             return

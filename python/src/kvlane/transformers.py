@@ -27,9 +27,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, StaticSlidingWindowLayer
+from transformers.cache_utils import DynamicLayer
 
 from . import errors, identity
+from ._model import Shape, check_config, check_layers, ends_and_padding, media_tokens, probe
 from .errors import Status
 from .keys import Keys, hash_tokens
 from .paged import _DTYPES, Addresses, PagedCache
@@ -38,29 +39,11 @@ from .store import Store
 if TYPE_CHECKING:
     from types import TracebackType
 
-# The layers whose keys and values are all there is to them, of these types exactly: what derives from them may keep more.
-_EXACT = (DynamicLayer, StaticLayer, DynamicSlidingWindowLayer, StaticSlidingWindowLayer)
-_EXACT_NAMES = {"full_attention", "sliding_attention"}
-# RoPE whose frequencies depend on how long the sequence is: KV of a prefix is another one in a longer sequence.
-_VARYING_ROPE = {"dynamic", "longrope", "su"}
 # What makes KV depend on more than tokens, in calls of generate.
 _REFUSED = ("assistant_model", "prompt_lookup_num_tokens", "past_key_values", "cache_implementation", "prefill_chunk_size")
 # Errors that are the caller's, or of the store as a whole. After all others the blocks are computed anew.
 _FATAL = (errors.Invalid, errors.Closed, errors.Forked)
 _MAX_PAGES = 4096
-
-
-@dataclass(frozen=True)
-class _Shape:
-    """What a layer keeps of a token."""
-
-    heads: int
-    k: int
-    v: int
-
-    @property
-    def elements(self) -> int:
-        return self.heads * (self.k + self.v)
 
 
 @dataclass
@@ -69,7 +52,7 @@ class _Group:
     then its V.
     """
 
-    shape: _Shape
+    shape: Shape
     layers: list[int] = field(default_factory=list)
     staging: Any = None
 
@@ -132,8 +115,8 @@ class KVLaneCache:
         self.model, self.block_tokens = model, block_tokens
         self.counts: Counter[str] = Counter()  # tokens asked for, loaded and saved; blocks that failed, by status
         self._lock = threading.Lock()
-        _check_config(model.config)
-        self._dtype, self._device, shapes = _probe(model)
+        check_config(model.config)
+        self._dtype, self._device, shapes = probe(model)
         self._groups: list[_Group] = []
         for layer, shape in shapes.items():
             group = next((g for g in self._groups if g.shape == shape), None)
@@ -142,7 +125,7 @@ class KVLaneCache:
             group.layers.append(layer)
         self._layers = list(shapes)
         self._state = self._weights_state()
-        self._ends, self._padding = _ends_and_padding(model)
+        self._ends, self._padding = ends_and_padding(model)
         self.config = self._config(store, weights or identity.fingerprint(model), tenant, config or {})
         self.store = Store(self.config)
         try:
@@ -198,7 +181,7 @@ class KVLaneCache:
         """
         rows = self._rows(ids)
         past = DynamicCache() if past is None else past
-        _check_layers(past.layers)
+        check_layers(past.layers)
         if int(past.get_seq_length()):
             raise errors.Invalid("the cache to fill is not empty")
         with self._lock, torch.no_grad():
@@ -335,7 +318,7 @@ class KVLaneCache:
 
     def _held(self, past: Any, rows: int, length: int) -> dict[int, tuple[Any, Any]]:
         """K and V of each layer, as long as `length`; raises where they are not the model's, or not all there."""
-        _check_layers(past.layers)
+        check_layers(past.layers)
         out: dict[int, tuple[Any, Any]] = {}
         for g in self._groups:
             for number in g.layers if length else []:
@@ -369,6 +352,8 @@ class KVLaneCache:
         for name in _REFUSED:
             if options.get(name) is not None:
                 raise errors.NotSupported(f"{name}: what it does to KV is not known here; use load() and save()")
+        if options.get("use_cache") is False:
+            raise errors.NotSupported("use_cache=False: nothing would be reused")
         mask = options.pop("attention_mask", None)
         if mask is not None and not bool(mask.bool().all()):
             raise errors.NotSupported(
@@ -410,7 +395,7 @@ class KVLaneCache:
             raise errors.Invalid("the model is training, where its KV is random: call model.eval()")
         if self._weights_state() != self._state:
             raise errors.Invalid("the model's weights, adapters or place have changed: make a new KVLaneCache")
-        special = _media_tokens(self.model.config)
+        special = media_tokens(self.model.config)
         if special and any(t in special for row in rows for t in row):
             raise errors.NotSupported(
                 "the prompt has tokens that stand for images, video or sound: KV depends on more than the tokens"
@@ -447,77 +432,3 @@ def _in_own_directory(config: dict[str, Any], store: Mapping[str, Any]) -> dict[
     if out.get("log_dir"):
         out["log_dir"] = os.path.join(out["log_dir"], name)
     return {**config, "store": out}
-
-
-def _check_layers(layers: Sequence[Any]) -> None:
-    for i, layer in enumerate(layers):
-        if type(layer) not in _EXACT and type(layer).__name__ != "DummyLayer":
-            raise errors.NotSupported(
-                f"layer {i} is a {type(layer).__name__}: it keeps more than keys and values of each token, or not these"
-            )
-
-
-def _check_config(config: Any) -> None:
-    text = config.get_text_config(decoder=True)
-    if getattr(config, "is_encoder_decoder", False):
-        raise errors.NotSupported("an encoder-decoder model: KV depends on what the encoder was given")
-    if getattr(text, "use_bidirectional_attention", None):
-        raise errors.NotSupported("attention is bidirectional: KV depends on tokens that follow")
-    kinds = set(getattr(text, "layer_types", None) or ()) - _EXACT_NAMES
-    if kinds:
-        raise errors.NotSupported(f"layers of type {', '.join(sorted(kinds))}: what they keep cannot be cut at a prefix")
-    types = _rope_types(getattr(text, "rope_parameters", None)) | _rope_types(getattr(text, "rope_scaling", None))
-    if types & _VARYING_ROPE:
-        raise errors.NotSupported(
-            f"RoPE of type {', '.join(sorted(types & _VARYING_ROPE))}: KV depends on how long the sequence is"
-        )
-    _check_layers(DynamicCache(config=config).layers)
-
-
-def _rope_types(value: Any) -> set[str]:
-    if not isinstance(value, Mapping):
-        return set()
-    own = {str(value[k]) for k in ("rope_type", "type") if value.get(k)}
-    return own.union(*(_rope_types(v) for v in value.values()))
-
-
-def _media_tokens(config: Any) -> set[int]:
-    names = (f"{kind}_token_{end}" for kind in ("image", "video", "audio") for end in ("id", "index"))
-    return {t for t in (getattr(config, n, None) for n in names) if isinstance(t, int)}
-
-
-def _ends_and_padding(model: Any) -> tuple[set[int], set[int]]:
-    """The tokens that end a text, and those that generate() masks where it is given no mask: what is computed after them is
-    another KV.
-    """
-    sources = [x for x in (model.config.get_text_config(decoder=True), model.config, model.generation_config) if x is not None]
-
-    def all_of(name: str) -> set[int]:
-        values = [getattr(x, name, None) for x in sources]
-        return {t for v in values if v is not None for t in (v if isinstance(v, list | tuple) else [v])}
-
-    ends = all_of("eos_token_id")
-    return ends, all_of("pad_token_id") - ends
-
-
-def _probe(model: Any) -> tuple[Any, Any, dict[int, _Shape]]:
-    """The dtype and device of a model's KV, and what each layer keeps of a token; layers that use another's KV keep nothing."""
-    past = DynamicCache()
-    with torch.no_grad():
-        model(torch.zeros(1, 1, dtype=torch.long, device=model.device), past_key_values=past, use_cache=True)
-    kept = {i: layer for i, layer in enumerate(past.layers) if getattr(layer, "keys", None) is not None}
-    _check_layers(past.layers)
-    if not kept or any(layer.keys.shape[2] != 1 or layer.values.shape[:3] != layer.keys.shape[:3] for layer in kept.values()):
-        raise errors.NotSupported(
-            f"{type(model).__name__} does not keep keys and values of each token in the cache that it is given"
-        )
-    places = {(layer.keys.dtype, layer.keys.device) for layer in kept.values()} | {
-        (x.values.dtype, x.values.device) for x in kept.values()
-    }
-    if len(places) != 1:
-        raise errors.NotSupported(f"the model's KV is of several types or on several devices: {sorted(map(str, places))}")
-    ((dtype, device),) = places
-    if device.type not in ("cpu", "cuda"):
-        raise errors.NotSupported(f"KV on device {device}: cpu and cuda are supported")
-    shapes = {i: _Shape(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3]) for i, layer in kept.items()}
-    return dtype, device, shapes

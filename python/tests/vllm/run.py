@@ -1,16 +1,19 @@
-"""Runs vLLM with kvlane for a test, in a process of its own: run.py PLAN, where PLAN is JSON.
+"""Runs vLLM for the tests: reads plans, a line of JSON each, and runs each in a fork of this process, which has imported vLLM once.
 
-{"model": folder, "engine": arguments of LLM, "kvlane": what kv_connector_extra_config has, or null for none, "steps": [...]}, where a step
-is {"prompts": [[token, ...], ...], "tokens": n} or {"reset": true} (the engine forgets its own prefix cache) or {"reset": "all"}. Prints a
-line "STEP {...}" for each, with the tokens and the number of cached tokens of each prompt.
+{"model": folder, "engine": arguments of LLM, "kvlane": what kv_connector_extra_config has, or null for none, "log": file, "env": {...},
+"steps": [...]}, or {"model": folder, "make": name, ...} to make a model. A step is {"prompts": [[token, ...], ...], "tokens": n}, {"reset": true} (the engine forgets its own prefix cache) or
+{"reset": "all"} (and the connector). Answers with the number of the process, and later with that and how it ended. The log has a line
+"STEP {...}" for each step, with the tokens and the number of cached tokens of each prompt.
 """
 
 import json
+import os
 import sys
+import threading
+from typing import Any
 
 
-def main() -> None:
-    plan = json.loads(sys.argv[1])
+def run(plan: dict[str, Any]) -> None:
     from vllm import LLM, SamplingParams
     from vllm.config import KVTransferConfig
 
@@ -23,7 +26,7 @@ def main() -> None:
             kv_load_failure_policy="recompute",
             kv_connector_extra_config=plan["kvlane"],
         )
-    llm = LLM(plan["model"], skip_tokenizer_init=True, enforce_eager=True, disable_log_stats=False, **plan["engine"], **more)
+    llm = LLM(plan["model"], skip_tokenizer_init=True, enforce_eager=True, **plan["engine"], **more)
     print("UP", flush=True)
     for step in plan["steps"]:
         if "reset" in step:
@@ -41,6 +44,56 @@ def main() -> None:
                 "reasons": [o.outputs[0].finish_reason for o in outputs],
             }
         print("STEP " + json.dumps(out), flush=True)
+
+
+def child(plan: dict[str, Any]) -> None:
+    os.setsid()
+    os.environ.update(plan["env"])
+    log = os.open(plan["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for fd in (1, 2):
+        os.dup2(log, fd)
+    code = 1
+    try:
+        if plan.get("make"):
+            import models
+
+            models.save(plan["make"], plan["model"])
+        else:
+            run(plan)
+        code = 0
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(code)  # what is stored does not hang on an orderly end
+
+
+def main() -> None:
+    import vllm.entrypoints.llm
+    import vllm.v1.engine.core
+    import vllm.v1.engine.llm_engine
+    import vllm.v1.executor.multiproc_executor
+    import vllm.v1.executor.uniproc_executor
+    import vllm.v1.worker.cpu_worker  # noqa: F401
+
+    lock = threading.Lock()
+
+    def say(pid: int, code: int | None) -> None:
+        with lock:
+            print(json.dumps([pid, code]), flush=True)
+
+    def wait(pid: int) -> None:
+        say(pid, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+    say(0, None)
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            child(json.loads(line))
+        say(pid, None)
+        threading.Thread(target=wait, args=(pid,), daemon=True).start()
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from typing import Any
 from .. import errors, identity
 
 # What kv_connector_extra_config may have for kvlane: keys of a store's configuration, `weights`, and vLLM's own for OffloadingConnector.
-_OURS = ("store", "stream", "rdma", "device", "weights", "tenant")
+_OURS = ("store", "stream", "rdma", "device", "weights", "tenant", "log_seconds")
 _VLLMS = ("offload_prompt_only", "self_describing_kv_events")
 # The least that the head size of a geometry has to be able to say.
 _MAX_HEAD_SIZE = 1 << 20

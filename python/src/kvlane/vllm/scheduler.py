@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import time
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +28,7 @@ from .jobs import GROUP_BYTES, Blocks
 if TYPE_CHECKING:
     from ..manager import Job, Manager
 
-logger = init_logger(__name__)
+logger = init_logger("vllm.kvlane")  # what vLLM sets up are loggers below its own name
 
 _RESULTS = (LookupResult.MISS, LookupResult.HIT_PENDING, LookupResult.HIT)
 
@@ -34,7 +36,7 @@ _RESULTS = (LookupResult.MISS, LookupResult.HIT_PENDING, LookupResult.HIT)
 class Scheduler(OffloadingManager):
     """vLLM's scheduler calls it, in one thread. Nothing here raises for a block that is not there: that is a miss, now or at the worker."""
 
-    def __init__(self, manager: Manager, group_ids: tuple[int, ...], events: bool) -> None:
+    def __init__(self, manager: Manager, group_ids: tuple[int, ...], events: bool, log_seconds: float) -> None:
         self.manager = manager
         self._groups = {g: i.to_bytes(GROUP_BYTES, "big") for i, g in enumerate(group_ids)}
         self._same = list(group_ids) == list(range(len(group_ids)))
@@ -44,6 +46,7 @@ class Scheduler(OffloadingManager):
         self._stores: dict[OffloadKey, Job] = {}  # by each key of a job
         self._failed: set[bytes] = set()  # of jobs that some worker is not through with
         self._events: list[OffloadingEvent] | None = [] if events else None
+        self._log_seconds, self._logged = log_seconds, 0.0
 
     def _name(self, key: OffloadKey) -> bytes:
         if self._same and not self._salt:
@@ -119,6 +122,9 @@ class Scheduler(OffloadingManager):
             job.end(failed)
         elif failed:
             self.manager.forget(list(failed))
+        if (now := time.monotonic()) - self._logged >= self._log_seconds:
+            self._logged = now
+            logger.info("kvlane: %s", json.dumps(self.stats()))
 
     def failed(self, names: Iterable[bytes]) -> None:
         """A worker could not store or load these blocks, of a job that has not ended."""
@@ -163,5 +169,5 @@ class Scheduler(OffloadingManager):
     def shutdown(self) -> None:
         """Closes the Manager."""
         self.reset_cache()
-        logger.info("kvlane: %s", self.stats())
+        logger.info("kvlane: %s", json.dumps(self.stats()))
         self.manager.close()

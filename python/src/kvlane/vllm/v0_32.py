@@ -26,7 +26,7 @@ from . import config as configs
 from .scheduler import Scheduler
 from .worker import Failure, Worker, open_worker
 
-logger = init_logger(__name__)
+logger = init_logger("vllm.kvlane")  # what vLLM sets up are loggers below its own name
 
 RELEASE = "0.32"
 
@@ -65,7 +65,8 @@ class Spec(OffloadingSpec):
         from ..manager import Manager
 
         manager = Manager({**self.store_config, "ranks": self.ranks, "blocks": configs.pool_blocks(self.store_config, self.groups)})
-        return Scheduler(manager, self.group_ids, self.kv_events_config.enable_kv_cache_events)
+        log_seconds = float(self.extra_config.get("log_seconds", 60))
+        return Scheduler(manager, self.group_ids, self.kv_events_config.enable_kv_cache_events, log_seconds)
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         """A worker's."""

@@ -20,7 +20,7 @@ from ..task import Dump, Load
 from .config import PageGroup
 from .jobs import Blocks, by_group
 
-logger = init_logger(__name__)
+logger = init_logger("vllm.kvlane")  # what vLLM sets up are loggers below its own name
 
 _POLL = 0.0005  # seconds
 
@@ -176,7 +176,6 @@ class Worker(OffloadingWorker):
         for job in self._waiting:
             job.error = errors.Closed("the worker shuts down")
         self._waiting.clear()
-        logger.info("kvlane: %s", self.store.stats())
         self.store.close()
 
 

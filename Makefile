@@ -20,17 +20,24 @@ MANY  := ^TestVerbsCarryThousandsOfRequests$$
 LONG  := ^TestVerbs(PlanByNIC|PostRefusedHalfWay)$$|/(huge_|sums$$)
 GUEST := KVLANE_REQUIRE=verbs,nfs $(GO) test -count 1 -p 1 -timeout 120s -exec
 
-# Nothing that is shipped needs a C compiler; the race detector alone does.
+# What is shipped needs no C compiler, but for the C library, whose compiler `make lib` fetches. The race detector needs one.
 export CGO_ENABLED = 0
 
 .DEFAULT_GOAL := help
-.PHONY: build lib demo test verbs mutants nonic lint race generate drift fuzz bench crash stress hardware-kit hardware clean help
+.PHONY: build lib wheel python demo test verbs mutants nonic lint race generate drift fuzz bench crash stress hardware-kit hardware clean help
 
 build: ## build the one binary, bin/kvlane
 	$(GO) build -trimpath -o $(BIN)/kvlane ./cmd/kvlane
 
 lib: ## build the C library, bin/lib/libkvlane.so, and its header; needs pip, for a compiler against an old C library
 	tools/lib $(BIN)
+
+wheel: lib ## build the Python package with library and binary inside, bin/wheel/kvlane-*.whl; needs pip
+	tools/wheel $(BIN)
+
+# The environment with torch takes 2 GB below bin/.venv.
+python: wheel ## check the Python package: linters, tests on torch and transformers, and the wheel in empty environments
+	tools/python $(BIN)
 
 demo: build ## replay a small trace end to end on what this machine has
 	$(BIN)/kvlane demo

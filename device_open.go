@@ -22,6 +22,7 @@ func OpenDevice(c DeviceConfig) (device.Device, error) {
 		return openSim(c)
 	case Host:
 		return openHost(c)
+	case CUDA:
 	}
 	d, err := openCUDA(c.Index)
 	if errors.Is(err, errdefs.ErrNotSupported) {

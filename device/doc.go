@@ -1,5 +1,6 @@
 // Package device is what kvlane asks of a GPU: memory, queues that copy and run kernels, events. Implementations:
-// device/cuda (libcuda, found at run time) and device/sim (a GPU in software). devicetest is their conformance suite.
+// device/cuda (libcuda, found at run time), device/sim (a GPU in software) and device/host (the CPU, for engines that compute
+// there). devicetest is their conformance suite.
 //
 // A Queue is what CUDA calls a stream; kvlane keeps "stream" for its own, which are built on queues.
 //

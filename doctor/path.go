@@ -32,6 +32,7 @@ func paths(r *Report) []Path {
 		{Name: stream.PathPosix.String(), What: "files <-> host, read and write calls", Available: r.posix()},
 		{Name: stream.PathURing.String(), What: "files <-> host, many reads and writes a system call", Available: r.uring()},
 		gpu(stream.PathCuFile, "files <-> GPU, with no staging memory of kvlane's", func(*Probe) Finding { return r.CuFile.Library }),
+		{Name: "host device", What: "the CPU and its memory, for engines that compute there; asked for by name", Available: Finding{Answer: Yes}},
 		{Name: "simulated device", What: "stands in for a GPU; its figures say nothing of hardware", Available: Finding{Answer: Yes}},
 	}
 }

@@ -36,3 +36,19 @@ func TestDefectWaitsForRoomAddUp(t *testing.T) {
 		t.Errorf("6 blocks without room failed after %v, each may wait for %v: %v", took, waitMax, err)
 	}
 }
+
+// Who does not wait, as its context has ended, gets a place that is free all the same.
+func TestTasksBeginWithoutWaitingWhereThereIsRoom(t *testing.T) {
+	r := newRig(t, rigOptions{slots: 8})
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for range 50 {
+		task, err := r.st.Prefetch(ctx, nil)
+		if err == nil {
+			err = task.Wait(t.Context())
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}

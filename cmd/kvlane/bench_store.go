@@ -140,8 +140,8 @@ func (f *storeBench) parse() error {
 	c.Device = kvlane.DeviceConfig{Driver: kvlane.Driver(f.engine.device), Index: f.engine.index, Sim: sim.Options{Still: f.still}}
 	c.Store.Pipeline = f.engine.pipeline
 	errs := f.engine.choices(c)
-	if d := c.Device.Driver; d != kvlane.CUDA && d != kvlane.Sim {
-		errs = append(errs, fmt.Errorf("--device %q: it is cuda or sim", d))
+	if d := c.Device.Driver; d != kvlane.CUDA && d != kvlane.Sim && d != kvlane.Host {
+		errs = append(errs, fmt.Errorf("--device %q: it is cuda, sim or host", d))
 	}
 	for _, text := range f.work {
 		o.Work = append(o.Work, request.Work(text))

@@ -35,7 +35,7 @@ func TestBenchStoreFlagsAreChecked(t *testing.T) {
 		},
 		"too few bytes": {[]string{"--bytes", "1KiB"}, exitUsage, []string{"allow more bytes"}},
 		"earlier run":   {[]string{"--compare", "/nonexistent"}, exitFailure, []string{"--compare"}},
-		"device":        {[]string{"--device", "auto"}, exitUsage, []string{"it is cuda or sim"}},
+		"device":        {[]string{"--device", "auto"}, exitUsage, []string{"it is cuda, sim or host"}},
 		"model":         {[]string{"--model-layer", "20ms", "--work", "dump"}, exitUsage, []string{"layer of 20ms", "behind loads"}},
 		"product":       {[]string{"--beside-matmul", "--beside-blocks", "1"}, exitFailure, []string{"runs none"}},
 		"still":         {[]string{"--device", "cuda", "--still"}, exitUsage, []string{"--still has no effect without --device sim"}},

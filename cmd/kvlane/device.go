@@ -18,12 +18,12 @@ import (
 const autoDevice = "auto"
 
 func registerAutoDevice(flags *pflag.FlagSet, device *string) {
-	flags.StringVar(device, "device", autoDevice, "auto, cuda or sim; auto takes the GPU if there is one, and else simulates one and says so")
+	flags.StringVar(device, "device", autoDevice, "auto, cuda, sim, or host, an engine on the CPU; auto takes the GPU if there is one, and else simulates one and says so")
 }
 
-// registerDevice registers the flag of commands that measure: they simulate a GPU only by name.
+// registerDevice registers the flag of commands that measure: they simulate a GPU, or do without one, only by name.
 func registerDevice(flags *pflag.FlagSet, device *string) {
-	flags.StringVar(device, "device", string(kvlane.CUDA), "cuda or sim")
+	flags.StringVar(device, "device", string(kvlane.CUDA), "cuda, sim, or host: the CPU and its memory")
 }
 
 // chooseDriver returns the driver that a value of --device means, and if that is the simulated device for want of a GPU, a line that
@@ -49,7 +49,7 @@ func openDevice(driver string, index int, o sim.Options) (device.Device, error) 
 // orSimulate adds to the error of a device that is not to be had how to measure without a GPU.
 func orSimulate(driver kvlane.Driver, err error) error {
 	if driver == kvlane.CUDA && errors.Is(err, errdefs.ErrNotSupported) {
-		return fmt.Errorf("%w; --device sim measures the simulated device, of which no figure means anything but a ratio", err)
+		return fmt.Errorf("%w; --device sim measures the simulated device, of which no figure means anything but a ratio, and --device host the CPU", err)
 	}
 	return err
 }

@@ -65,11 +65,19 @@ var needs = []need{
 	},
 	{
 		commands: []string{"bench store"}, flags: []string{"calibrate"},
-		met: isNot("device", string(kvlane.Sim)), clashes: "--device sim, whose paths are not measured",
+		met: isNot("device", string(kvlane.Sim), string(kvlane.Host)), clashes: "--device sim or host, whose paths are not measured",
 	},
 	{
 		commands: []string{"replay", "bench store"}, flags: []string{"policy"},
 		met: either(isNot("policy", plan.Throughput.String(), plan.Latency.String()), is("path", "auto")), clashes: "a forced --path",
+	},
+	{
+		commands: []string{"replay", "bench store"}, flags: []string{"policy"},
+		met: either(isNot("policy", plan.Throughput.String(), plan.Latency.String()), isNot("device", string(kvlane.Host))), clashes: "--device host, whose copies have one path",
+	},
+	{
+		commands: []string{"replay"}, flags: []string{"calibrate"},
+		met: isNot("device", string(kvlane.Host)), clashes: "--device host, whose copies have one path",
 	},
 	{
 		commands: []string{"replay"}, flags: []string{"calibrate"},
@@ -118,7 +126,7 @@ var needs = []need{
 	},
 	{
 		commands: []string{"bench store"}, flags: []string{"cublaslt"},
-		met: isNot("device", string(kvlane.Sim)), clashes: "--device sim, which runs no matrix product",
+		met: isNot("device", string(kvlane.Sim), string(kvlane.Host)), clashes: "--device sim or host, which run no matrix product",
 	},
 	{
 		commands: []string{"bench copy"},
@@ -131,7 +139,7 @@ var needs = []need{
 	},
 	{
 		commands: []string{"bench copy"}, flags: []string{"profile-dir"},
-		met: isNot("device", string(kvlane.Sim)), clashes: "--device sim, whose paths are not measured",
+		met: isNot("device", string(kvlane.Sim), string(kvlane.Host)), clashes: "--device sim or host, whose paths are not measured",
 	},
 	{
 		commands: []string{"bench copy"}, flags: []string{"slot"},

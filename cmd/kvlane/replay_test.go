@@ -92,6 +92,27 @@ func TestReplayTable(t *testing.T) {
 	}
 }
 
+// A replay on the CPU has one path, which verifies blocks of whole leaves on their way; what it dumped the next one finds.
+func TestReplayOnTheHost(t *testing.T) {
+	dir := t.TempDir()
+	for run, tier := range []string{"", "file"} {
+		code, stdout, stderr := execute(t, "replay", traceFile(t, goodLine), "--json", "--device", "host", "--cache-bytes", "4MiB", "--file-dir", dir,
+			"--layers", "2", "--kv-heads", "1", "--head-size", "128")
+		var r replay.Report
+		if err := json.Unmarshal([]byte(stdout), &r); err != nil || code != exitOK || stderr != "" {
+			t.Fatalf("exit code %d, %v, standard error %q", code, err, stderr)
+		}
+		if hits := int64(2 * run); r.PrefixHits != hits || r.VerifiedOnWay != hits || r.HitsByTier[tier] != hits || r.Mismatches != 0 || len(r.Notes) != 0 {
+			t.Errorf("run %d: %+v", run, r)
+		}
+		for _, p := range r.Paths {
+			if p.Path != "kernel" {
+				t.Errorf("run %d: path %+v", run, p)
+			}
+		}
+	}
+}
+
 // The report says who has verified what was loaded. A kernel verifies blocks of whole leaves on their way unless that is
 // refused.
 func TestReplaySaysWhoVerified(t *testing.T) {

@@ -7,8 +7,6 @@ import "C"
 import (
 	"errors"
 	"fmt"
-	"runtime/debug"
-	"strings"
 	"unsafe"
 
 	"github.com/kvlane/kvlane"
@@ -20,30 +18,13 @@ import (
 // library holds what the process has handles of. It is the one state of the package, as the library is loaded once.
 var library = capi.New()
 
-// call runs f, returns its status, and gives its error's words to why. A panic is a bug of kvlane's: it is told, and the program
-// lives on.
-func call(why **C.char, f func() error) (status C.int32_t) {
-	defer func() {
-		if p := recover(); p != nil {
-			status, *why = C.int32_t(capi.Failed), C.CString(capi.Text(fmt.Errorf("this is a bug of kvlane: %v, at %s", p, where(debug.Stack()))))
-		}
-	}()
-	err := f()
+// call runs f, returns its status, and gives its error's words to why.
+func call(why **C.char, f func() error) C.int32_t {
+	err := capi.Guard(f)
 	if err != nil {
-		*why = C.CString(strings.ReplaceAll(capi.Text(err), "\x00", " "))
+		*why = C.CString(capi.Text(err))
 	}
 	return C.int32_t(capi.StatusOf(err))
-}
-
-// where returns the lines of a stack that name files of kvlane's.
-func where(stack []byte) string {
-	var at []string
-	for line := range strings.Lines(string(stack)) {
-		if line = strings.TrimSpace(line); strings.Contains(line, "kvlane/kvlane") && strings.Contains(line, ".go:") {
-			at = append(at, line)
-		}
-	}
-	return strings.Join(at[:min(len(at), 8)], ", ")
 }
 
 // args gathers what is wrong with the arguments of a call.
@@ -99,7 +80,7 @@ func kvlGoOpen(config *C.char, engine *C.kvl_engine, why **C.char) C.int32_t {
 	return call(why, func() error {
 		var a args
 		need(&a, "config", config)
-		return give(&a, "engine", (*C.uint64_t)(engine), func() (capi.Handle, error) { return library.Open([]byte(C.GoString(config))) })
+		return give(&a, "engine", engine, func() (capi.Handle, error) { return library.Open([]byte(C.GoString(config))) })
 	})
 }
 
@@ -118,7 +99,7 @@ func kvlGoRegisterCache(engine C.kvl_engine, groups *C.kvl_group_memory, n C.siz
 			m.Planes = append(m.Planes, array[mem.DevAddr](&a, "planes", unsafe.Pointer(g.planes), g.n_planes)...)
 			memory = append(memory, m)
 		}
-		return give(&a, "cache", (*C.uint64_t)(cache), func() (capi.Handle, error) {
+		return give(&a, "cache", cache, func() (capi.Handle, error) {
 			return library.RegisterCache(capi.Handle(engine), memory)
 		})
 	})

@@ -66,7 +66,7 @@ func kvlGoLease(engine C.kvl_engine, keys *C.uint8_t, n C.size_t, ttl, timeout C
 		var a args
 		in := keysOf(&a, keys, n)
 		need(&a, "found", found)
-		return give(&a, "lease", (*C.uint64_t)(lease), func() (capi.Handle, error) {
+		return give(&a, "lease", lease, func() (capi.Handle, error) {
 			h, length, err := library.Lease(capi.Handle(engine), in, int64(ttl), int64(timeout))
 			*found = C.size_t(length)
 			return h, err

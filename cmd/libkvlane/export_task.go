@@ -16,7 +16,7 @@ func kvlGoLoad(engine C.kvl_engine, lease C.kvl_lease, cache C.kvl_cache, keys *
 	return call(why, func() error {
 		var a args
 		k, p := blocks(&a, keys, pages, n)
-		return give(&a, "task", (*C.uint64_t)(task), func() (capi.Handle, error) {
+		return give(&a, "task", task, func() (capi.Handle, error) {
 			return library.Load(capi.Handle(engine), capi.Handle(lease), capi.Handle(cache), k, p, uint32(flags))
 		})
 	})
@@ -29,7 +29,7 @@ func kvlGoDump(engine C.kvl_engine, cache C.kvl_cache, keys *C.uint8_t, pages *C
 	return call(why, func() error {
 		var a args
 		k, p := blocks(&a, keys, pages, n)
-		return give(&a, "task", (*C.uint64_t)(task), func() (capi.Handle, error) {
+		return give(&a, "task", task, func() (capi.Handle, error) {
 			return library.Dump(capi.Handle(engine), capi.Handle(cache), k, p, uint32(flags), streamOf(after))
 		})
 	})
@@ -54,7 +54,7 @@ func kvlGoPrefetch(engine C.kvl_engine, keys *C.uint8_t, n C.size_t, task *C.kvl
 	return call(why, func() error {
 		var a args
 		k := keysOf(&a, keys, n)
-		return give(&a, "task", (*C.uint64_t)(task), func() (capi.Handle, error) { return library.Prefetch(capi.Handle(engine), k) })
+		return give(&a, "task", task, func() (capi.Handle, error) { return library.Prefetch(capi.Handle(engine), k) })
 	})
 }
 

@@ -1,20 +1,20 @@
 /*
  * kvlane: a store of KV cache within the process of an inference engine.
  *
- * The order of use: kvl_open, kvl_register_cache; for each request kvl_hash_tokens (or hashes of the engine's own) and kvl_keys,
- * kvl_lease_blocks, kvl_load_blocks, kvl_wait, kvl_release, then kvl_dump_blocks for the blocks that were missing; kvl_close_cache,
- * kvl_close.
+ * The order of use: kvl_open, kvl_register_cache; for each request kvl_hash_tokens (or hashes of the engine's own) and
+ * kvl_keys, kvl_lease_blocks, kvl_load_blocks, kvl_wait, kvl_release, then kvl_dump_blocks for the blocks that were missing;
+ * kvl_close_cache, kvl_close.
  *
  * Every function may be called from any thread, concurrently. Functions that return kvl_status return KVL_OK, or say why not:
- * kvl_error then has the words, for the calling thread. Only functions with a timeout wait, and kvl_open, which opens files and a
- * device. What is pointed to is not used after the call, but for pages and planes. NULL is KVL_INVALID where nothing else is said,
- * unless it is an array of no elements.
+ * kvl_error then has the words, for the calling thread. Only functions with a timeout wait, and kvl_open, which opens files and
+ * a device. What is pointed to is not used after the call; the KV cache that was registered is. NULL is KVL_INVALID where
+ * nothing else is said, unless it is an array of no elements.
  *
  * Handles are numbers, never 0, and never used twice: a handle that was freed is KVL_INVALID, not undefined behaviour.
  *
  * After fork() the child cannot use the library, as its threads are not there: every function that returns kvl_status returns
- * KVL_FORKED, at once. So load it where it is used, after a fork or in a process that was started anew (exec, Python's "spawn").
- * The library is never to be unloaded (dlclose).
+ * KVL_FORKED, at once. So load it where it is used, after a fork or in a process that was started anew (exec, Python's
+ * "spawn"). The library is never to be unloaded (dlclose).
  */
 #ifndef KVLANE_H
 #define KVLANE_H
@@ -67,8 +67,8 @@ int kvl_abi(void);
 const char *kvl_version(void);
 
 /*
- * kvl_error returns why the last call of this thread that returned no KVL_OK did not: one line, what and what to do. Empty if there
- * was none. The text stays until the thread's next such call.
+ * kvl_error returns why the last call of this thread that returned no KVL_OK did not: one line, what and what to do. Empty if
+ * there was none. The text stays until the thread's next such call.
  */
 const char *kvl_error(void);
 
@@ -82,9 +82,10 @@ const char *kvl_status_name(kvl_status status);
 kvl_status kvl_open(const char *config, kvl_engine *engine);
 
 /*
- * kvl_close writes what is still to be written, until the timeout, then closes everything. KVL_BUSY or KVL_PENDING: something is
- * still in use, nothing that it needs was freed, and the call may be made again; kvl_error names it. Once it has returned KVL_OK the
- * handles of the engine, and of its caches, leases and tasks, are gone.
+ * kvl_close writes what is still to be written, until the timeout, and gives the rest up; then it closes everything. KVL_BUSY
+ * or KVL_PENDING: something is still in use, nothing that it needs was freed, and the call may be made again; kvl_error names
+ * it. After any other failure too: call it until KVL_OK. Then the handles of the engine, and of its caches, leases and tasks, are
+ * gone.
  */
 kvl_status kvl_close(kvl_engine engine, int64_t timeout_ms);
 
@@ -98,43 +99,43 @@ typedef struct kvl_group_memory {
 } kvl_group_memory;
 
 /*
- * kvl_register_cache tells the engine where the KV cache lies: one entry for each page group of the configuration. The memory must
- * stay until kvl_close_cache, or kvl_close of the engine, has returned KVL_OK.
+ * kvl_register_cache tells the engine where the KV cache lies: one entry for each page group of the configuration. The memory
+ * must stay until kvl_close_cache, or kvl_close of the engine, has returned KVL_OK.
  */
 kvl_status kvl_register_cache(kvl_engine engine, const kvl_group_memory *groups, size_t n_groups, kvl_cache *cache);
 
 /*
- * kvl_close_cache refuses further transfers of the cache, and waits for those under way. KVL_PENDING: some still touch it, and the
- * call may be made again. The handle is gone once it has returned KVL_OK.
+ * kvl_close_cache refuses further transfers of the cache, and waits for those under way. KVL_PENDING: some still touch it, and
+ * the call may be made again. The handle is gone once it has returned KVL_OK.
  */
 kvl_status kvl_close_cache(kvl_cache cache, int64_t timeout_ms);
 
 /*
- * kvl_hash_tokens hashes a prompt's whole blocks of block_tokens tokens, each chained to those before it: hash i stands for tokens
- * 0 .. (i+1)*block_tokens-1. It is the same in every process and on every machine. parent, KVL_HASH_BYTES or NULL, is the hash of
- * the block before the first token. Writes n_tokens / block_tokens hashes of KVL_HASH_BYTES each.
+ * kvl_hash_tokens hashes a prompt's whole blocks of block_tokens tokens, each chained to those before it: hash i stands for
+ * tokens 0 .. (i+1)*block_tokens-1. It is the same in every process and on every machine. parent, KVL_HASH_BYTES or NULL, is
+ * the hash of the block before the first token. Writes n_tokens / block_tokens hashes of KVL_HASH_BYTES each.
  */
 kvl_status kvl_hash_tokens(const uint8_t *parent, const int64_t *tokens, size_t n_tokens, size_t block_tokens, uint8_t *hashes);
 
 /*
- * kvl_keys makes the keys of blocks of a page group from n hashes of hash_bytes each, of kvl_hash_tokens or of the engine's own. A
- * key stands for the hash and for everything that the configuration says of the model. Writes n * KVL_KEY_BYTES.
+ * kvl_keys makes the keys of blocks of a page group from n hashes of hash_bytes each, of kvl_hash_tokens or of the engine's
+ * own. A key stands for the hash and for everything that the configuration says of the model. Writes n * KVL_KEY_BYTES.
  */
 kvl_status kvl_keys(kvl_engine engine, uint32_t group, const uint8_t *hashes, size_t hash_bytes, size_t n, uint8_t *keys);
 
 /*
- * kvl_lookup writes 1 for each of n keys whose block is there, else 0. Nothing keeps it there: kvl_lease_blocks does. The timeout is
- * for tiers that are slow to answer; with 0 it takes as long as one look does.
+ * kvl_lookup writes 1 for each of n keys whose block is there, else 0. Nothing keeps it there: kvl_lease_blocks does. The
+ * timeout is for tiers that are slow to answer; with 0 it takes as long as one look does.
  */
 kvl_status kvl_lookup(kvl_engine engine, const uint8_t *keys, size_t n, uint8_t *there, int64_t timeout_ms);
 
 /*
- * kvl_lease_blocks finds the longest prefix of the keys whose blocks are all there, writes its length to found, and keeps them there
- * until kvl_release, or for ttl_ms (0: the longest that the configuration allows). The lease of no block is a lease too. The timeout
- * is that of kvl_lookup.
+ * kvl_lease_blocks finds the longest prefix of the keys whose blocks are all there, writes its length to found, and keeps them
+ * there until kvl_release, or for ttl_ms (0: the longest that the configuration allows). The lease of no block is a lease too.
+ * The timeout is that of kvl_lookup.
  */
-kvl_status kvl_lease_blocks(kvl_engine engine, const uint8_t *keys, size_t n, int64_t ttl_ms, int64_t timeout_ms, kvl_lease *lease,
-                            size_t *found);
+kvl_status kvl_lease_blocks(kvl_engine engine, const uint8_t *keys, size_t n, int64_t ttl_ms, int64_t timeout_ms,
+                            kvl_lease *lease, size_t *found);
 
 /* kvl_release ends a lease and frees its handle. Loads under way keep their blocks. */
 kvl_status kvl_release(kvl_lease lease);
@@ -143,12 +144,12 @@ kvl_status kvl_release(kvl_lease lease);
 #define KVL_AWAITED 2u   /* CUDA streams will wait for the load: kvl_stream_wait */
 
 /*
- * kvl_load_blocks copies block keys[i] to page pages[i] of the cache, for n blocks, verified. The lease, or 0, holds them all. The
- * pages are not to be touched until the task is done, or a layer of them until KVL_LAYER of its number is. KVL_BUSY, of this and
- * the next two: too many tasks are under way (256), so wait for one.
+ * kvl_load_blocks copies block keys[i] to page pages[i] of the cache, for n blocks, verified. The lease, or 0, holds them all.
+ * The pages are not to be touched until the task is done, or a layer of them until KVL_LAYER of its number is. KVL_BUSY, of
+ * this and the next two: too many tasks are under way (256), so wait for one.
  */
-kvl_status kvl_load_blocks(kvl_engine engine, kvl_lease lease, kvl_cache cache, const uint8_t *keys, const uint32_t *pages, size_t n,
-                           uint32_t flags, kvl_task *task);
+kvl_status kvl_load_blocks(kvl_engine engine, kvl_lease lease, kvl_cache cache, const uint8_t *keys, const uint32_t *pages,
+                           size_t n, uint32_t flags, kvl_task *task);
 
 /* The work that a dump has to wait for: what has been enqueued so far on a CUDA stream. */
 typedef struct kvl_after {
@@ -159,13 +160,16 @@ typedef struct kvl_after {
  * kvl_dump_blocks stores block keys[i] from page pages[i] of the cache. The pages are not to be changed until KVL_SOURCE_FREE.
  * after: NULL, or the work that writes the pages; the copies wait for it on the device.
  */
-kvl_status kvl_dump_blocks(kvl_engine engine, kvl_cache cache, const uint8_t *keys, const uint32_t *pages, size_t n, uint32_t flags,
-                           const kvl_after *after, kvl_task *task);
+kvl_status kvl_dump_blocks(kvl_engine engine, kvl_cache cache, const uint8_t *keys, const uint32_t *pages, size_t n,
+                           uint32_t flags, const kvl_after *after, kvl_task *task);
 
 /* kvl_prefetch brings blocks into memory, so that a later load finds them there. */
 kvl_status kvl_prefetch(kvl_engine engine, const uint8_t *keys, size_t n, kvl_task *task);
 
-/* kvl_submit_layer says that a layer of a layerwise dump may be read, once `after`, or NULL, is done. Each layer once, in any order. */
+/*
+ * kvl_submit_layer says that a layer of a layerwise dump may be read, once `after`, or NULL, is done. Each layer once, in any
+ * order.
+ */
 kvl_status kvl_submit_layer(kvl_task task, uint32_t layer, const kvl_after *after);
 
 /* What a task is waited for. */
@@ -193,15 +197,15 @@ kvl_status kvl_cancel(kvl_task task);
 kvl_status kvl_free(kvl_task task);
 
 /*
- * kvl_stream_wait makes a CUDA stream wait until a load that is KVL_AWAITED has ended (KVL_DONE) or has brought a layer (KVL_LAYER).
- * It waits on the device, not here, and goes on after failures too: read kvl_wait before the results are used.
+ * kvl_stream_wait makes a CUDA stream wait until a load that is KVL_AWAITED has ended (KVL_DONE) or has brought a layer
+ * (KVL_LAYER). It waits on the device, not here, and goes on after failures too: read kvl_wait before the results are used.
  */
 kvl_status kvl_stream_wait(kvl_engine engine, uint64_t stream, kvl_task task, int32_t what);
 
 /*
- * kvl_stats and kvl_notes write JSON, ended by a zero byte, to a buffer of *bytes, and the length that it takes, with the zero, to
- * *bytes; KVL_NO_SPACE where the buffer is too small. Notes are an array of what the user should know of how the engine was opened:
- * fallbacks, and why. Figures are described in docs/library.md.
+ * kvl_stats and kvl_notes write JSON, ended by a zero byte, to a buffer of *bytes, and the length that it takes, with the zero,
+ * to *bytes; KVL_NO_SPACE where the buffer is too small. Notes are an array of what the user should know of how the engine was
+ * opened: fallbacks, and why. Figures are described in docs/library.md.
  */
 kvl_status kvl_stats(kvl_engine engine, char *buffer, size_t *bytes);
 kvl_status kvl_notes(kvl_engine engine, char *buffer, size_t *bytes);

@@ -118,8 +118,10 @@ var mayImport = map[string]string{
 	"internal/kept":   "errdefs",
 
 	// The façade and the commands wire everything.
-	"":     anyPlain + " gdr profile store device/ stream/ tier/ internal/",
-	"cmd/": anyPlain + " gdr profile store replay replay/demo doctor bench bench/ telemetry device/ stream/ tier/ internal/ ROOT",
+	"":              anyPlain + " gdr profile store device/ stream/ tier/ internal/",
+	"internal/capi": anyPlain + " store gdr profile stream/copy/plan tier/file tier/log ROOT",
+	"cmd/libkvlane": "errdefs mem block internal/capi ROOT",
+	"cmd/":          anyPlain + " gdr profile store replay replay/demo doctor bench bench/ telemetry device/ stream/ tier/ internal/ ROOT",
 }
 
 func TestImportGraph(t *testing.T) {
@@ -163,21 +165,32 @@ func allows(allowed []string, rel string) bool {
 	})
 }
 
-// unsafeFiles are the files outside internal/sys that may import unsafe, with the reason. None does.
-var unsafeFiles = map[string]string{}
+// unsafePackages are those outside internal/sys that may import unsafe, with the reason.
+var unsafePackages = map[string]string{
+	"cmd/libkvlane": "it is handed pointers of C",
+}
 
-func TestUnsafeStaysInBindings(t *testing.T) {
+// cgoPackage is the one package that may use cgo. Everything else builds without a C compiler.
+const cgoPackage = "cmd/libkvlane"
+
+func TestUnsafeAndCgoStayWhereTheyBelong(t *testing.T) {
 	for _, f := range files(t) {
 		for _, imp := range f.ast.Imports {
-			if imp.Path.Value != `"unsafe"` && imp.Path.Value != `"C"` {
-				continue
+			switch in := folder(f.rel); {
+			case imp.Path.Value == `"unsafe"` && !strings.HasPrefix(in, "internal/sys/") && unsafePackages[in] == "":
+				t.Errorf("%s imports unsafe: only the bindings under internal/sys may", f.rel)
+			case imp.Path.Value == `"C"` && in != cgoPackage:
+				t.Errorf("%s imports C: only %s may use cgo", f.rel, cgoPackage)
 			}
-			if strings.HasPrefix(f.rel, "internal/sys/") && imp.Path.Value == `"unsafe"` {
-				continue
-			}
-			if unsafeFiles[f.rel] == "" {
-				t.Errorf("%s imports %s: only the bindings under internal/sys may use unsafe, and nothing may use cgo", f.rel, imp.Path.Value)
-			}
+		}
+	}
+}
+
+// What uses cgo is a package without it too, so that `go build ./...` needs no C compiler.
+func TestCgoIsLeftOutWithoutACompiler(t *testing.T) {
+	for _, p := range packages(t) {
+		if len(p.CgoFiles) > 0 && (p.rel != cgoPackage || len(p.GoFiles) == 0) {
+			t.Errorf("package %s is all cgo", p.rel)
 		}
 	}
 }

@@ -30,6 +30,7 @@ type pkg struct {
 	Dir                                string
 	Imports                            []string
 	GoFiles, TestGoFiles, XTestGoFiles []string
+	CgoFiles                           []string // those that import C
 
 	rel string // the import path below the module's; "" is the root
 }
@@ -68,8 +69,9 @@ func files(t *testing.T) []source {
 }
 
 func list() ([]pkg, error) {
-	cmd := exec.Command("go", "list", "-json=ImportPath,Dir,Imports,GoFiles,TestGoFiles,XTestGoFiles", "./...")
+	cmd := exec.Command("go", "list", "-json=ImportPath,Dir,Imports,GoFiles,TestGoFiles,XTestGoFiles,CgoFiles", "./...")
 	cmd.Dir = root
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=1") // or files that use cgo are not listed; nothing is compiled
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
 	if err != nil {
@@ -107,7 +109,7 @@ func read() ([]source, error) {
 	}
 	var sources []source
 	for _, p := range all {
-		for _, names := range [][]string{p.GoFiles, p.TestGoFiles, p.XTestGoFiles} {
+		for _, names := range [][]string{p.GoFiles, p.CgoFiles, p.TestGoFiles, p.XTestGoFiles} {
 			for _, name := range names {
 				s, err := parse(p, name)
 				if err != nil {

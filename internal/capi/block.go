@@ -54,7 +54,7 @@ func (l *Library) Lookup(h Handle, keys []kvlane.Key, there []uint8, timeoutMill
 	}
 	ctx, cancel := l.looking(timeoutMillis)
 	defer cancel()
-	hits, err := e.Engine.Lookup(ctx, keys)
+	hits, err := e.Lookup(ctx, keys)
 	if err != nil {
 		return err
 	}
@@ -91,7 +91,7 @@ func (l *Library) Release(h Handle) error {
 	if err != nil {
 		return err
 	}
-	got.Lease.Release()
+	got.Release()
 	l.handles.remove(h)
 	return nil
 }

@@ -32,13 +32,11 @@ func (h *handles) add(o object) Handle {
 	return h.last
 }
 
-// remove forgets a handle. It says whether this call did.
-func (h *handles) remove(n Handle) bool {
+// remove forgets a handle.
+func (h *handles) remove(n Handle) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	_, there := h.all[n]
 	delete(h.all, n)
-	return there
 }
 
 // removeOf forgets an engine and all that is its.

@@ -17,6 +17,7 @@ type Library struct {
 	handles handles
 	past    context.Context // ended by errPending, before anything began
 	busy    context.Context // ended by errNotNow
+	refs    sync.Pool       // of *[]kvlane.Ref, which the store copies
 }
 
 // errNotNow is the cause for calls that do not wait for their turn.
@@ -125,7 +126,7 @@ func (l *Library) Close(h Handle, timeoutMillis int64) error {
 	}
 	ctx, cancel := l.within(timeoutMillis)
 	defer cancel()
-	if err := e.Engine.Close(ctx); err != nil {
+	if err := e.Close(ctx); err != nil {
 		return err
 	}
 	l.handles.removeOf(e)
@@ -138,7 +139,7 @@ func (l *Library) RegisterCache(h Handle, memory []kvlane.CacheMemory) (Handle, 
 	if err != nil {
 		return 0, err
 	}
-	c, err := e.Engine.RegisterCache(memory...)
+	c, err := e.RegisterCache(memory...)
 	if err != nil {
 		return 0, err
 	}
@@ -166,7 +167,7 @@ func (l *Library) Notes(h Handle) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	notes := e.Engine.Notes()
+	notes := e.Notes()
 	if notes == nil {
 		notes = []string{}
 	}
@@ -182,7 +183,7 @@ func (l *Library) ReportSlowdown(h Handle, percent float64) error {
 	if percent != percent || percent > maxPercent {
 		return invalid("a slowdown of %v%% is none", percent)
 	}
-	e.Engine.ReportSlowdown(percent)
+	e.ReportSlowdown(percent)
 	return nil
 }
 

@@ -3,6 +3,8 @@ package capi
 import (
 	"errors"
 	"fmt"
+	"path/filepath"
+	"runtime"
 	"strings"
 
 	"github.com/kvlane/kvlane/errdefs"
@@ -72,9 +74,33 @@ func StatusOf(err error) Status {
 	return Failed
 }
 
-// Text returns the words of an error, on one line.
+// Text returns the words of an error, on one line and without zero bytes.
 func Text(err error) string {
-	return strings.ReplaceAll(err.Error(), "\n", "; ")
+	return strings.NewReplacer("\n", "; ", "\x00", " ").Replace(err.Error())
+}
+
+// Guard calls f. A panic of f is a bug of kvlane's: it comes back as an error that is Failed, and the program lives on.
+func Guard(f func() error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("this is a bug of kvlane: %v, at %s", p, where())
+		}
+	}()
+	return f()
+}
+
+// where names the places of kvlane's on the way to a panic, the innermost first.
+func where() string {
+	var at []string
+	calls := make([]uintptr, 32)
+	frames := runtime.CallersFrames(calls[:runtime.Callers(2, calls)])
+	for more := true; more && len(at) < 8; {
+		var f runtime.Frame
+		if f, more = frames.Next(); strings.Contains(f.Function, "kvlane") {
+			at = append(at, fmt.Sprintf("%s:%d", filepath.Base(f.File), f.Line))
+		}
+	}
+	return strings.Join(at, ", ")
 }
 
 // invalid returns an error of the caller's.

@@ -46,13 +46,18 @@ type work interface {
 func (*task) kind() string  { return "task" }
 func (t *task) of() *engine { return t.engine }
 
-// pair makes refs of keys and pages.
-func pair(keys []kvlane.Key, pages []uint32) []kvlane.Ref {
-	refs := make([]kvlane.Ref, len(keys))
-	for i := range refs {
-		refs[i] = kvlane.Ref{Key: keys[i], Page: pages[i]}
+// pair calls start with refs of keys and pages, which it does not keep.
+func (l *Library) pair(keys []kvlane.Key, pages []uint32, start func([]kvlane.Ref) error) error {
+	refs, ok := l.refs.Get().(*[]kvlane.Ref)
+	if !ok {
+		refs = new([]kvlane.Ref)
 	}
-	return refs
+	defer l.refs.Put(refs)
+	*refs = (*refs)[:0]
+	for i := range keys {
+		*refs = append(*refs, kvlane.Ref{Key: keys[i], Page: pages[i]})
+	}
+	return start(*refs)
 }
 
 // transfer returns what a load or dump is between.
@@ -87,7 +92,12 @@ func (l *Library) Load(eh, leaseHandle, ch Handle, keys []kvlane.Key, pages []ui
 		}
 		under = held.Lease
 	}
-	t, err := e.Engine.Load(l.busy, under, c.Cache, pair(keys, pages), kvlane.LoadOptions{Layerwise: flags&Layerwise != 0, Awaited: flags&Awaited != 0})
+	o := kvlane.LoadOptions{Layerwise: flags&Layerwise != 0, Awaited: flags&Awaited != 0}
+	var t *kvlane.LoadTask
+	err = l.pair(keys, pages, func(refs []kvlane.Ref) (err error) {
+		t, err = e.Load(l.busy, under, c.Cache, refs, o)
+		return err
+	})
 	if err != nil {
 		return 0, err
 	}
@@ -104,7 +114,11 @@ func (l *Library) Dump(eh, ch Handle, keys []kvlane.Key, pages []uint32, flags u
 	if o.After, err = e.recorded(after); err != nil {
 		return 0, err
 	}
-	t, err := e.Engine.Dump(l.busy, c.Cache, pair(keys, pages), o)
+	var t *kvlane.DumpTask
+	err = l.pair(keys, pages, func(refs []kvlane.Ref) (err error) {
+		t, err = e.Dump(l.busy, c.Cache, refs, o)
+		return err
+	})
 	if err != nil {
 		return 0, err
 	}
@@ -133,7 +147,7 @@ func (l *Library) Prefetch(h Handle, keys []kvlane.Key) (Handle, error) {
 	if err != nil {
 		return 0, err
 	}
-	t, err := e.Engine.Prefetch(l.busy, keys)
+	t, err := e.Prefetch(l.busy, keys)
 	if err != nil {
 		return 0, err
 	}

@@ -29,7 +29,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         raise pytest.UsageError("KVLANE_REQUIRE names torch, and torch or transformers is not there: see tools/python-env")
     for item in items:
         if item.get_closest_marker("torch"):
-            item.add_marker(pytest.mark.skip(reason="needs torch and transformers: tools/python-env makes an environment with them"))
+            item.add_marker(
+                pytest.mark.skip(reason="needs torch and transformers: tools/python-env makes an environment with them")
+            )
 
 
 def config(**more: Any) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ PAGES = 32
 Open = Callable[..., kvlane.Store]
 
 
-def arrays(pages: int = PAGES) -> np.ndarray:
+def arrays(pages: int = PAGES) -> Any:
     """[layers, 2, pages, tokens, heads, size] of random numbers."""
     return np.random.default_rng(7).standard_normal((LAYERS, 2, pages, TOKENS, HEADS, SIZE)).astype(np.float32)
 
@@ -68,9 +69,16 @@ def test_every_layout_carries_the_same_bytes(open_store: Open, dirs: list[str], 
     with kvlane.PagedCache(store, kv, "lkp") as cache:
         dump(store, cache, keys, range(4))
     page = (TOKENS, HEADS, SIZE)
-    shapes = {"lkp": (LAYERS, 2, PAGES), "kp": (2, PAGES), "p": (PAGES,), "plk": (PAGES, LAYERS, 2), "fused": (PAGES, 2), "separate": (PAGES,)}
+    shapes = {
+        "lkp": (LAYERS, 2, PAGES),
+        "kp": (2, PAGES),
+        "p": (PAGES,),
+        "plk": (PAGES, LAYERS, 2),
+        "fused": (PAGES, 2),
+        "separate": (PAGES,),
+    }
     n = {"lkp": 1, "plk": 1, "p": 2 * LAYERS, "separate": 2 * LAYERS}.get(layout, LAYERS)
-    tensors = [np.zeros((*shapes[layout], *page), np.float32) for _ in range(n)]
+    tensors: list[Any] = [np.zeros((*shapes[layout], *page), np.float32) for _ in range(n)]
     with kvlane.PagedCache(store, tensors, layout if layout in ("lkp", "kp", "plk") else "p") as cache:
         store.load(cache, keys, [3, 2, 1, 0]).result(30)
     match layout:
@@ -139,8 +147,9 @@ def test_hashes_chain_and_do_not_depend_on_the_process() -> None:
 
 @pytest.mark.parametrize("change", [
     {"revision": "other"}, {"tenant": "other"}, {"adapter": "lora"},
-    {"model": {"name": "other"}}, {"model": {"dtype": "float16"}}, {"model": {"layers": LAYERS + 1}}, {"model": {"head_size": SIZE * 2}},
-    {"model": {"block_tokens": TOKENS * 2}}, {"model": {"tp_size": 2, "tp_rank": 0}}, {"model": {"tp_size": 2, "tp_rank": 1}},
+    {"model": {"name": "other"}}, {"model": {"dtype": "float16"}}, {"model": {"layers": LAYERS + 1}},
+    {"model": {"head_size": SIZE * 2}}, {"model": {"block_tokens": TOKENS * 2}},
+    {"model": {"tp_size": 2, "tp_rank": 0}}, {"model": {"tp_size": 2, "tp_rank": 1}},
 ])  # fmt: skip
 def test_what_makes_kv_another_makes_it_a_miss(open_store: Open, dirs: list[str], change: dict[str, object]) -> None:
     store = open_store(store={"dirs": dirs})
@@ -151,7 +160,9 @@ def test_what_makes_kv_another_makes_it_a_miss(open_store: Open, dirs: list[str]
     store.close(30)
     other = open_store(**change)
     assert not set(other.keys(hashes)) & set(keys)
-    with pytest.raises(kvlane.Mismatch, match="expected .*, found|another one"):  # the directory has blocks of one identity, and says which
+    with pytest.raises(
+        kvlane.Mismatch, match=r"expected .*, found|another one"
+    ):  # the directory has blocks of one identity, and says which
         open_store(**{"store": {"dirs": dirs}, **change})
 
 
@@ -170,7 +181,7 @@ def test_replicated_kv_is_found_by_each_rank(open_store: Open) -> None:
     (lambda a: memoryview(b"12"), "neither a tensor nor an array"),
     (lambda a: np.frombuffer(a.tobytes(), np.float32).reshape(a.shape), "read-only"),
 ])  # fmt: skip
-def test_wrong_memory_is_refused_with_the_reason(open_store: Open, make: Callable[[np.ndarray], object], reason: str) -> None:
+def test_wrong_memory_is_refused_with_the_reason(open_store: Open, make: Callable[[Any], object], reason: str) -> None:
     store = open_store()
     with pytest.raises(kvlane.Invalid, match=reason):
         kvlane.PagedCache(store, [make(arrays())], "lkp")
@@ -192,7 +203,7 @@ def test_registered_arrays_are_kept(open_store: Open) -> None:
         pass
 
     store = open_store()
-    kv = arrays().view(Array)
+    kv: Any = arrays().view(Array)
     gone = weakref.ref(kv)
     cache = kvlane.PagedCache(store, kv, "lkp")
     del cache, kv
@@ -357,7 +368,14 @@ def test_a_forked_child_is_told_at_once(open_store: Open) -> None:
 
 
 def test_what_is_not_there_is_not_loaded() -> None:
-    code = "import kvlane, sys; print('numpy' in sys.modules, 'torch' in sys.modules)\ntry: kvlane.hash_tokens([1], 1)\nexcept kvlane.NotSupported as e: print(e)"
+    code = """if True:
+        import kvlane, sys
+        print("numpy" in sys.modules, "torch" in sys.modules)
+        try:
+            kvlane.hash_tokens([1], 1)
+        except kvlane.NotSupported as e:
+            print(e)
+    """
     env = {**os.environ, "KVLANE_LIBRARY": "/nonexistent/libkvlane.so"}
     out = subprocess.check_output([sys.executable, "-c", code], env=env, text=True, timeout=60)
     assert out.startswith("False False\nload /nonexistent/libkvlane.so")

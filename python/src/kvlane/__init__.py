@@ -1,7 +1,8 @@
 """kvlane: a store of KV cache within the process of an inference engine.
 
-Store opens it, PagedCache names an engine's tensors, and a request is Store.lease, Store.load and Store.dump. kvlane.transformers has a cache
-for generate(). The library is loaded at the first call, and errors are exceptions of one hierarchy, kvlane.Error.
+Store opens it, PagedCache names an engine's tensors, and a request is Store.lease, Store.load and Store.dump.
+kvlane.transformers has a cache for generate(). The library is loaded at the first call, and errors are exceptions of one
+hierarchy, kvlane.Error.
 """
 
 from ._version import __version__

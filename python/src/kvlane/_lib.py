@@ -141,7 +141,7 @@ def address(buffer: Any, kind: str) -> tuple[Any, int]:
     if view.readonly:
         copy = view.tobytes()
         return copy, len(copy)
-    return (c.c_char * view.nbytes).from_buffer(view) if view.nbytes else b"", view.nbytes
+    return c.byref(c.c_char.from_buffer(view)) if view.nbytes else b"", view.nbytes
 
 
 def milliseconds(timeout: float | None) -> int:

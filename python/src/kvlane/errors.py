@@ -34,7 +34,7 @@ class Error(Exception):
     status = Status.FAILED
 
 
-class Timeout(Error, TimeoutError):  # noqa: N818 -- named by what happened, as all of them are
+class Timeout(Error, TimeoutError):
     """The time passed; the same call may be made again."""
 
     status = Status.PENDING
@@ -125,7 +125,9 @@ class Broken(Error):
 
 
 class Forked(Error):
-    """Called in a child of fork(), where the library's threads are not: open a store in the child, before the parent does, or use "spawn"."""
+    """Called in a child of fork(), where the library's threads are not: open a store in the child, before the parent does,
+    or use "spawn".
+    """
 
     status = Status.FORKED
 

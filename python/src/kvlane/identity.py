@@ -1,6 +1,7 @@
 """What KV belongs to: everything that two models would have to share for one's KV to be right for the other.
 
-Nothing here depends on the process: the same configuration and weights have the same identity in every process and on every machine.
+Nothing here depends on the process: the same configuration and weights have the same identity in every process and on every
+machine.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from . import errors
 
 # What a Hugging Face configuration says that KV does not depend on, or that is given apart.
 _IRRELEVANT = frozenset({
-    "transformers_version", "architectures", "_name_or_path", "_commit_hash", "name_or_path", "dtype", "torch_dtype", "auto_map",
-    "use_cache", "return_dict", "output_attentions", "output_hidden_states", "output_router_logits", "id2label", "label2id",
-    "problem_type", "task_specific_params", "finetuning_task", "tokenizer_class", "gradient_checkpointing", "bos_token_id", "eos_token_id",
-    "pad_token_id", "sep_token_id", "decoder_start_token_id", "attn_implementation", "_attn_implementation",
+    "transformers_version", "architectures", "_name_or_path", "_commit_hash", "name_or_path", "dtype",
+    "torch_dtype", "auto_map", "use_cache", "return_dict", "output_attentions", "output_hidden_states",
+    "output_router_logits", "id2label", "label2id", "problem_type", "task_specific_params", "finetuning_task",
+    "tokenizer_class", "gradient_checkpointing", "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id",
+    "decoder_start_token_id", "attn_implementation", "_attn_implementation",
 })  # fmt: skip
 
 
@@ -26,26 +28,32 @@ def _as_dict(config: Any) -> dict[str, Any]:
     return dict(out)
 
 
-def _relevant(value: Any) -> Any:
+def _relevant(value: Any, config: bool = True) -> Any:
+    """value without what KV does not depend on: of configurations, those of a model's parts too, but of nothing else within."""
     if isinstance(value, Mapping):
-        return {str(k): _relevant(v) for k, v in value.items() if k not in _IRRELEVANT and v is not None}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_relevant(v) for v in (sorted(value) if isinstance(value, set | frozenset) else value)]
-    return value
+        return {
+            str(k): _relevant(v, str(k).endswith("_config") and k != "quantization_config")
+            for k, v in value.items()
+            if v is not None and not (config and k in _IRRELEVANT)
+        }
+    if isinstance(value, set | frozenset):
+        value = sorted(value)
+    return [_relevant(v, False) for v in value] if isinstance(value, list | tuple) else value
 
 
-def revision(
-    config: Any, *, weights: str | None = None, commit: str | None = None, attention: str = "", layout: str = ""
-) -> str:
+def revision(config: Any, *, weights: str | None = None, commit: str | None = None, attention: str = "", layout: str = "") -> str:
     """The `revision` of a store's configuration, for a model with that Hugging Face configuration (an object or a dict).
 
-    All of config counts, but for names, labels and special tokens: RoPE's parameters, sliding windows, quantisation, layer types. weights
-    is a fingerprint of the weights, commit their commit hash (the configuration's own by default): one of them has to be known. attention names
-    the implementation that computes KV, where that is to count. layout is how a page holds tokens and heads ("NHD", "HND").
+    All of config counts, but for names, labels and special tokens: RoPE's parameters, sliding windows, quantisation, layer
+    types. weights is a fingerprint of the weights, commit their commit hash (the configuration's own by default): one of
+    them has to be known. attention names the implementation that computes KV, where that is to count. layout is how a page
+    holds tokens and heads ("NHD", "HND").
     """
     commit = commit or getattr(config, "_commit_hash", None)
     if not weights and not commit:
-        raise errors.Invalid("nothing says what weights these are: give a commit hash, or a fingerprint (kvlane.identity.fingerprint)")
+        raise errors.Invalid(
+            "nothing says what weights these are: give a commit hash, or a fingerprint (kvlane.identity.fingerprint)"
+        )
     text = json.dumps(_relevant(_as_dict(config)), sort_keys=True, separators=(",", ":"), default=str)
     parts = {
         "commit": commit or "",
@@ -92,7 +100,10 @@ def from_hf_config(
     mla = first("kv_lora_rank") is not None
     size = first("kv_lora_rank") + first("qk_rope_head_dim") if mla else first("head_dim") or width // heads
     model = {
-        "name": name or whole.get("_name_or_path") or getattr(config, "_name_or_path", "") or str(whole.get("model_type") or "model"),
+        "name": name
+        or whole.get("_name_or_path")
+        or getattr(config, "_name_or_path", "")
+        or str(whole.get("model_type") or "model"),
         "dtype": str(kind).removeprefix("torch."),
         "layers": layers,
         "kv_heads": 1 if mla else first("num_key_value_heads", "num_kv_heads") or (1 if first("multi_query") else heads),
@@ -106,8 +117,8 @@ def from_hf_config(
 
 
 def fingerprint(model: Any, elements: int | None = 4096) -> str:
-    """A hash of a torch model's weights: of each parameter's and buffer's name, shape, dtype, and of `elements` of its values, evenly
-    spread; None takes all, which reads the whole model. Adapters (peft) count, and which of them are active.
+    """A hash of a torch model's weights: of each parameter's and buffer's name, shape, dtype, and of `elements` of its
+    values, evenly spread; None takes all, which reads the whole model. Adapters (peft) count, and which of them are active.
     """
     import torch
 

@@ -55,8 +55,9 @@ class Keys:
 
 
 def hash_tokens(tokens: Any, block_tokens: int, parent: bytes | None = None) -> bytes:
-    """Hashes the whole blocks of a prompt's tokens, each chained to those before it: hash i, of 32 bytes, stands for all tokens up to the
-    end of block i. The same in every process and on every machine. parent is the hash of the block before the first token.
+    """Hashes the whole blocks of a prompt's tokens, each chained to those before it: hash i, of 32 bytes, stands for all
+    tokens up to the end of block i. The same in every process and on every machine. parent is the hash of the block before
+    the first token.
     """
     if parent is not None and len(parent) != _lib.HASH_BYTES:
         raise errors.Invalid(f"a parent of {len(parent)} bytes is not a hash of {_lib.HASH_BYTES}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import math
 from collections.abc import Sequence
@@ -74,9 +75,10 @@ class Memory:
 class Group:
     """The tensors of a page group and how pages lie in them.
 
-    layout names the leading dimensions of each tensor: l is the layer, k is K and V, p the page. What follows is inside a page.
-    "kp": a tensor for each layer, [2, pages, ...]. "p": [pages, ...], for MLA, for K and V that are together in a page, and for K and V in
-    tensors of their own, which are given as K of layer 0, V of layer 0, and so on. "lkp": all layers in one tensor; "plk": blocks first.
+    layout names the leading dimensions of each tensor: l is the layer, k is K and V, p the page. What follows is inside a
+    page. "kp": a tensor for each layer, [2, pages, ...]. "p": [pages, ...], for MLA, for K and V that are together in a
+    page, and for K and V in tensors of their own, which are given as K of layer 0, V of layer 0, and so on. "lkp": all
+    layers in one tensor; "plk": blocks first.
     """
 
     def __init__(self, tensors: Any, layout: str = "kp") -> None:
@@ -122,7 +124,9 @@ class Group:
 
 @dataclass
 class Addresses:
-    """A page group by addresses on the store's device, for memory that is no tensor. keep is whatever must not be freed before."""
+    """A page group by addresses on the store's device, for memory that is no tensor. keep is whatever must not be freed
+    before.
+    """
 
     planes: Sequence[int]
     pages: int
@@ -133,12 +137,15 @@ class Addresses:
 
 
 class PagedCache:
-    """A paged KV cache that a store loads into and dumps from: tensors with a layout, or a Group or Addresses for each page group.
+    """A paged KV cache that a store loads into and dumps from: tensors with a layout, or a Group or Addresses for each page
+    group.
 
     It keeps the tensors. Use it in a with statement, or close it before the store; the store's close does it else.
     """
 
-    def __init__(self, store: Store, tensors: Any = None, layout: str = "kp", *, groups: Sequence[Group | Addresses] | None = None) -> None:
+    def __init__(
+        self, store: Store, tensors: Any = None, layout: str = "kp", *, groups: Sequence[Group | Addresses] | None = None
+    ) -> None:
         if (tensors is None) == (groups is None):
             raise errors.Invalid("give tensors, or groups")
         self.groups: tuple[Group | Addresses, ...] = tuple(groups) if groups is not None else (Group(tensors, layout),)
@@ -152,7 +159,7 @@ class PagedCache:
             raise errors.Invalid("register KV cache: " + "; ".join(wrong))
         memory = (_lib.GroupMemory * len(self.groups))()
         for m, group in zip(memory, self.groups, strict=True):
-            m.planes = (_lib.c.c_uint64 * len(group.planes))(*group.planes)
+            m.planes = (ctypes.c_uint64 * len(group.planes))(*group.planes)
             m.n_planes, m.n_pages, m.page_bytes, m.stride = len(group.planes), group.pages, group.page_bytes, group.stride
         self.store = store
         self.handle = store._register(self, memory)
@@ -162,7 +169,9 @@ class PagedCache:
         """Raises where a tensor's memory was freed or moved since it was registered."""
         for m in self._tensors:
             if m.moved():
-                raise errors.Invalid("the memory of a registered tensor was freed or moved: close the PagedCache and make a new one")
+                raise errors.Invalid(
+                    "the memory of a registered tensor was freed or moved: close the PagedCache and make a new one"
+                )
 
     def close(self, timeout: float | None = None) -> None:
         """Waits for what still touches the pages. After Timeout it may be called again, and the tensors must stay."""

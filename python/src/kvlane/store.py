@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 
 class Lease:
-    """Blocks that stay where they are until release, or for the time that was asked for. `found` is how many, from the first key on."""
+    """Blocks that stay where they are until release, or for the time that was asked for. `found` is how many, from the first
+    key on.
+    """
 
     def __init__(self, handle: int, found: int) -> None:
         self.handle, self.found = handle, found
@@ -48,8 +50,8 @@ class Lease:
 class Store:
     """A device with a store over it, as `config` says: docs/library.md has its keys.
 
-    Use it in a with statement, or close it. Safe from any thread. A child of fork() cannot use its parent's: Forked. Timeouts are in seconds,
-    None waits for ever.
+    Use it in a with statement, or close it. Safe from any thread. A child of fork() cannot use its parent's: Forked.
+    Timeouts are in seconds, None waits for ever.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -97,21 +99,40 @@ class Store:
         """A byte for each key: 1 where its block is there. Nothing keeps it there; lease does."""
         there = bytearray(len(keys))
         if keys:
-            self._lib.call("lookup", self._handle, keys.raw, len(keys), _lib.address(there, "answers")[0], _lib.milliseconds(timeout))
+            self._lib.call(
+                "lookup", self._handle, keys.raw, len(keys), _lib.address(there, "answers")[0], _lib.milliseconds(timeout)
+            )
         return bytes(there)
 
     def lease(self, keys: Keys, ttl: float = 0, timeout: float | None = None) -> Lease:
-        """The longest prefix of the keys whose blocks are all there, kept there for ttl seconds (0: the longest allowed) or until released."""
+        """The longest prefix of the keys whose blocks are all there, kept there for ttl seconds (0: the longest allowed) or
+        until released.
+        """
         handle, found = c.c_uint64(), c.c_size_t()
         self._lib.call(
-            "lease_blocks", self._handle, keys.raw, len(keys), _lib.milliseconds(ttl), _lib.milliseconds(timeout), c.byref(handle), c.byref(found)
+            "lease_blocks",
+            self._handle,
+            keys.raw,
+            len(keys),
+            _lib.milliseconds(ttl),
+            _lib.milliseconds(timeout),
+            c.byref(handle),
+            c.byref(found),
         )
         return Lease(handle.value, found.value)
 
     def load(
-        self, cache: PagedCache, keys: Keys, pages: Any, lease: Lease | None = None, *, layerwise: bool = False, awaited: bool = False
+        self,
+        cache: PagedCache,
+        keys: Keys,
+        pages: Any,
+        lease: Lease | None = None,
+        *,
+        layerwise: bool = False,
+        awaited: bool = False,
     ) -> Load:
-        """Copies block keys[i] to page pages[i], verified. The pages are not to be touched until the task, or a layer of it, is done.
+        """Copies block keys[i] to page pages[i], verified. The pages are not to be touched until the task, or a layer of it,
+        is done.
 
         layerwise: layer 0 comes first, and the task's wait_layer works. awaited: CUDA streams will wait for it by stream_wait.
         """
@@ -126,14 +147,16 @@ class Store:
     def dump(self, cache: PagedCache, keys: Keys, pages: Any, after: Any = None, *, layerwise: bool = False) -> Dump:
         """Stores block keys[i] from page pages[i]. The pages are not to be changed until the task's source_free.
 
-        after: a CUDA stream, a torch.cuda.Stream or its number, whose work so far writes the pages; the copies wait for it on the device.
-        layerwise: a layer is read once the task's submit_layer was called.
+        after: a CUDA stream, a torch.cuda.Stream or its number, whose work so far writes the pages; the copies wait for it
+        on the device. layerwise: a layer is read once the task's submit_layer was called.
         """
         cache.check()
         numbers = self._pages(keys, pages)
         task = c.c_uint64()
         flags = _lib.LAYERWISE if layerwise else 0
-        self._lib.call("dump_blocks", self._handle, cache.handle, keys.raw, numbers, len(keys), flags, after_of(after), c.byref(task))
+        self._lib.call(
+            "dump_blocks", self._handle, cache.handle, keys.raw, numbers, len(keys), flags, after_of(after), c.byref(task)
+        )
         return Dump(task.value, len(keys), cache)
 
     @staticmethod
@@ -150,8 +173,8 @@ class Store:
         return Load(task.value, len(keys))
 
     def stream_wait(self, stream: Any, task: Load, layer: int | None = None) -> None:
-        """Makes a CUDA stream wait, on the device, until an awaited load has ended or has brought a layer. It goes on after failures too: look at
-        the task's result before what it brought is used.
+        """Makes a CUDA stream wait, on the device, until an awaited load has ended or has brought a layer. It goes on after
+        failures too: look at the task's result before what it brought is used.
         """
         what = _lib.DONE if layer is None else layer
         self._lib.call("stream_wait", self._handle, stream_of(stream), task._handle, what)
@@ -198,7 +221,9 @@ class Store:
             raise self._lib.error(status)
 
     def close(self, timeout: float | None = None) -> None:
-        """Closes its caches, writes what is still to be written, and closes everything. After Timeout or Busy it may be called again."""
+        """Closes its caches, writes what is still to be written, and closes everything. Dumps that are not durable when the
+        time is up are given up. After Timeout or Busy it may be called again.
+        """
         if not self._handle:
             return
         with self._lock:

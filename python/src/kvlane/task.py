@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import threading
 import time
 from collections.abc import Generator
@@ -125,4 +126,4 @@ def stream_of(stream: Any) -> int:
 
 def after_of(stream: Any) -> Any:
     """A kvl_after, or NULL for None."""
-    return None if stream is None else _lib.c.byref(_lib.After(stream_of(stream)))
+    return None if stream is None else ctypes.byref(_lib.After(stream_of(stream)))

@@ -9,8 +9,8 @@ or, in its parts:
     out = model.generate(ids, past_key_values=past, max_new_tokens=100)
     cache.save(out, past)
 
-KV is stored as the model computed it, bit by bit, under the hash of all tokens up to it and the identity of model and weights. What cannot be
-exact is refused with the reason; what is not provably right is a miss, and is computed.
+KV is stored as the model computed it, bit by bit, under the hash of all tokens up to it and the identity of model and
+weights. What cannot be exact is refused with the reason; what is not provably right is a miss, and is computed.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, StaticSlidingWindowLayer
+from transformers.cache_utils import DynamicLayer
 
 from . import errors, identity
+from ._model import Shape, check_config, check_layers, ends_and_padding, media_tokens, probe
 from .errors import Status
 from .keys import Keys, hash_tokens
 from .paged import _DTYPES, Addresses, PagedCache
@@ -38,11 +39,6 @@ from .store import Store
 if TYPE_CHECKING:
     from types import TracebackType
 
-# The layers whose keys and values are all there is to them, of these types exactly: what derives from them may keep more.
-_EXACT = (DynamicLayer, StaticLayer, DynamicSlidingWindowLayer, StaticSlidingWindowLayer)
-_EXACT_NAMES = {"full_attention", "sliding_attention"}
-# RoPE whose frequencies depend on how long the sequence is: KV of a prefix is another one in a longer sequence.
-_VARYING_ROPE = {"dynamic", "longrope", "su"}
 # What makes KV depend on more than tokens, in calls of generate.
 _REFUSED = ("assistant_model", "prompt_lookup_num_tokens", "past_key_values", "cache_implementation", "prefill_chunk_size")
 # Errors that are the caller's, or of the store as a whole. After all others the blocks are computed anew.
@@ -50,30 +46,26 @@ _FATAL = (errors.Invalid, errors.Closed, errors.Forked)
 _MAX_PAGES = 4096
 
 
-@dataclass(frozen=True)
-class _Shape:
-    """What a layer keeps of a token."""
-
-    heads: int
-    k: int
-    v: int
-
-    @property
-    def elements(self) -> int:
-        return self.heads * (self.k + self.v)
-
-
 @dataclass
 class _Group:
-    """Layers of one shape, and the pages through which their blocks pass: [layer, page, bytes], a page having a block's K, then its V."""
+    """Layers of one shape, and the pages through which their blocks pass: [layer, page, bytes], a page having a block's K,
+    then its V.
+    """
 
-    shape: _Shape
+    shape: Shape
     layers: list[int] = field(default_factory=list)
     staging: Any = None
 
     def geometry(self, name: str, dtype: str, block_tokens: int) -> dict[str, Any]:
         s = self.shape
-        common = {"name": name, "dtype": dtype, "block_tokens": block_tokens, "tp_size": 1, "tp_rank": 0, "layers": len(self.layers)}
+        common = {
+            "name": name,
+            "dtype": dtype,
+            "block_tokens": block_tokens,
+            "tp_size": 1,
+            "tp_rank": 0,
+            "layers": len(self.layers),
+        }
         if s.k == s.v:
             return {**common, "kv_heads": s.heads, "head_size": s.k, "mla": False}
         return {**common, "kv_heads": 1, "head_size": s.elements, "mla": True}  # one plane: K and V are of different lengths
@@ -98,10 +90,11 @@ class _Group:
 class KVLaneCache:
     """A store of a model's KV, and its use by generate().
 
-    store is the section `store` of a store's configuration (docs/library.md): cache_bytes, dirs, log_dir and so on. block_tokens is how many
-    tokens are kept together: shorter blocks find longer prefixes, longer ones are faster. weights identifies the model's weights; by default a
-    fingerprint of them does (kvlane.identity.fingerprint), which is taken here. tenant keeps tenants apart. config has further sections of
-    the configuration ("stream", "rdma"). staging_bytes bounds the memory on the model's device through which blocks pass.
+    store is the section `store` of a store's configuration (docs/library.md): cache_bytes, dirs, log_dir and so on.
+    block_tokens is how many tokens are kept together: shorter blocks find longer prefixes, longer ones are faster. weights
+    identifies the model's weights; by default a fingerprint of them does (kvlane.identity.fingerprint), which is taken here.
+    tenant keeps tenants apart. config has further sections of the configuration ("stream", "rdma"). staging_bytes bounds the
+    memory on the model's device through which blocks pass.
 
     The model is asked for the KV of one token here, to see what it keeps. Calls of several threads wait for each other.
     """
@@ -122,8 +115,8 @@ class KVLaneCache:
         self.model, self.block_tokens = model, block_tokens
         self.counts: Counter[str] = Counter()  # tokens asked for, loaded and saved; blocks that failed, by status
         self._lock = threading.Lock()
-        _check_config(model.config)
-        self._dtype, self._device, shapes = _probe(model)
+        check_config(model.config)
+        self._dtype, self._device, shapes = probe(model)
         self._groups: list[_Group] = []
         for layer, shape in shapes.items():
             group = next((g for g in self._groups if g.shape == shape), None)
@@ -132,6 +125,7 @@ class KVLaneCache:
             group.layers.append(layer)
         self._layers = list(shapes)
         self._state = self._weights_state()
+        self._ends, self._padding = ends_and_padding(model)
         self.config = self._config(store, weights or identity.fingerprint(model), tenant, config or {})
         self.store = Store(self.config)
         try:
@@ -178,21 +172,23 @@ class KVLaneCache:
         return int(self._groups[0].staging.shape[1])
 
     def load(self, ids: Any, past: Any = None) -> Any:
-        """A cache for model.generate(ids, past_key_values=...) with as much of ids, [batch, tokens] or [tokens], as is stored: whole blocks, and at
-        least the last token is left to compute. Rows of a batch get the same length, the shortest row's.
+        """A cache for model.generate(ids, past_key_values=...) with as much of ids, [batch, tokens] or [tokens], as is
+        stored: whole blocks, and at least the last token is left to compute. Rows of a batch get the same length, the
+        shortest row's. Tokens from a row's first padding token on are neither loaded nor saved.
 
-        past is an empty cache to fill, a StaticCache for instance. By default it is a DynamicCache that keeps all tokens, those before a
-        sliding window too, since only then save() can store them.
+        past is an empty cache to fill, a StaticCache for instance. By default it is a DynamicCache that keeps all tokens,
+        those before a sliding window too, since only then save() can store them.
         """
         rows = self._rows(ids)
         past = DynamicCache() if past is None else past
-        _check_layers(past.layers)
+        check_layers(past.layers)
         if int(past.get_seq_length()):
             raise errors.Invalid("the cache to fill is not empty")
         with self._lock, torch.no_grad():
-            keys = [self._keys(row[: (len(row) - 1) // self.block_tokens * self.block_tokens]) for row in rows]
+            most = (len(rows[0]) - 1) // self.block_tokens * self.block_tokens
+            keys = [self._keys(row[:most]) for row in rows]
             self.counts["tokens_asked"] += sum(len(row) for row in rows)
-            if not keys[0]:
+            if not all(keys):
                 return past
             leases = []
             try:
@@ -218,7 +214,10 @@ class KVLaneCache:
         """Loads the first `found` blocks of each row into past: as many as are right in all of them."""
         tokens, n = found * self.block_tokens, len(keys)
         parts = {
-            layer: tuple(torch.empty(n, g.shape.heads, tokens, size, dtype=self._dtype, device=self._device) for size in (g.shape.k, g.shape.v))
+            layer: tuple(
+                torch.empty(n, g.shape.heads, tokens, size, dtype=self._dtype, device=self._device)
+                for size in (g.shape.k, g.shape.v)
+            )
             for g in self._groups
             for layer in g.layers
         }
@@ -263,10 +262,11 @@ class KVLaneCache:
                     whole[row, :, span].view(heads, pages, self.block_tokens, size).copy_(paged.transpose(0, 1))
 
     def save(self, ids: Any, past: Any, *, durable: bool = False) -> int:
-        """Stores the KV that past holds of ids, which may be what generate returned, and returns how many blocks of it were not there before.
+        """Stores the KV that past holds of ids, which may be what generate returned, and returns how many blocks of it were
+        not there before.
 
-        It returns when lookups find them; with durable, when the slowest tier has them. Blocks that cannot be stored now (Busy, NoSpace) are
-        counted and left out.
+        It returns when lookups find them; with durable, when the slowest tier has them. Blocks that cannot be stored now
+        (Busy, NoSpace) are counted and left out.
         """
         rows = self._rows(ids)
         length = int(past.get_seq_length())
@@ -318,7 +318,7 @@ class KVLaneCache:
 
     def _held(self, past: Any, rows: int, length: int) -> dict[int, tuple[Any, Any]]:
         """K and V of each layer, as long as `length`; raises where they are not the model's, or not all there."""
-        _check_layers(past.layers)
+        check_layers(past.layers)
         out: dict[int, tuple[Any, Any]] = {}
         for g in self._groups:
             for number in g.layers if length else []:
@@ -332,12 +332,16 @@ class KVLaneCache:
                     )
                 want = (rows, g.shape.heads, length)
                 if (*k.shape[:2], held) != want or k.dtype != self._dtype or (k.shape[3], v.shape[3]) != (g.shape.k, g.shape.v):
-                    raise errors.Mismatch(f"layer {number} holds {tuple(k.shape)} of {k.dtype}, which are not this model's {want} of {self._dtype}")
+                    raise errors.Mismatch(
+                        f"layer {number} holds {tuple(k.shape)} of {k.dtype}, which are not this model's {want} of {self._dtype}"
+                    )
                 out[number] = (k[:, :, :length], v[:, :, :length])
         return out
 
     def generate(self, ids: Any = None, **options: Any) -> Any:
-        """model.generate(ids, **options) from the longest stored prefix of ids on; what was computed is stored. Returns what generate does."""
+        """model.generate(ids, **options) from the longest stored prefix of ids on; what was computed is stored. Returns what
+        generate does.
+        """
         ids = options.pop("input_ids", None) if ids is None else ids
         if not isinstance(ids, torch.Tensor) or ids.dim() != 2:
             raise errors.Invalid("ids are not a tensor [batch, tokens]")
@@ -348,14 +352,23 @@ class KVLaneCache:
         for name in _REFUSED:
             if options.get(name) is not None:
                 raise errors.NotSupported(f"{name}: what it does to KV is not known here; use load() and save()")
-        mask = options.get("attention_mask")
+        if options.get("use_cache") is False:
+            raise errors.NotSupported("use_cache=False: nothing would be reused")
+        mask = options.pop("attention_mask", None)
         if mask is not None and not bool(mask.bool().all()):
-            raise errors.NotSupported("attention_mask: padding is part of no prefix; give prompts of one length, or one after another")
+            raise errors.NotSupported(
+                "attention_mask: padding is part of no prefix; give prompts of one length, or one after another"
+            )
+        pad = options.get("pad_token_id", getattr(generation, "pad_token_id", None))
+        if mask is None and pad is not None and pad not in self._ends and bool((ids == pad).any()):
+            raise errors.NotSupported(
+                f"the prompt has the padding token {pad}, which generate() leaves out: give an attention_mask if it is to count"
+            )
         for name, value in options.items():
-            if isinstance(value, torch.Tensor) and name != "attention_mask":
+            if isinstance(value, torch.Tensor):
                 raise errors.NotSupported(f"{name}: KV would depend on more than the tokens")
         past = self.load(ids)
-        out = self.model.generate(ids, past_key_values=past, **options)
+        out = self.model.generate(ids, past_key_values=past, attention_mask=torch.ones_like(ids), **options)
         self.save(out if isinstance(out, torch.Tensor) else out.sequences, past)
         return out
 
@@ -364,10 +377,10 @@ class KVLaneCache:
         return keys[first * groups : (first + blocks) * groups]
 
     def _keys(self, tokens: Sequence[int]) -> Keys:
-        """The keys of the blocks, and of each block those of all page groups."""
-        if not tokens:
-            return Keys()
-        hashes = hash_tokens(tokens, self.block_tokens)
+        """The keys of the whole blocks before any padding, and of each block those of all page groups."""
+        hashes = hash_tokens(
+            tokens[: next((i for i, t in enumerate(tokens) if t in self._padding), len(tokens))], self.block_tokens
+        )
         by_group = [self.store.keys(hashes, g) for g in range(len(self._groups))]
         if len(by_group) == 1:
             return by_group[0]
@@ -382,9 +395,11 @@ class KVLaneCache:
             raise errors.Invalid("the model is training, where its KV is random: call model.eval()")
         if self._weights_state() != self._state:
             raise errors.Invalid("the model's weights, adapters or place have changed: make a new KVLaneCache")
-        special = _media_tokens(self.model.config)
+        special = media_tokens(self.model.config)
         if special and any(t in special for row in rows for t in row):
-            raise errors.NotSupported("the prompt has tokens that stand for images, video or sound: KV depends on more than the tokens")
+            raise errors.NotSupported(
+                "the prompt has tokens that stand for images, video or sound: KV depends on more than the tokens"
+            )
         return rows
 
     def _weights_state(self) -> tuple[Any, ...]:
@@ -417,55 +432,3 @@ def _in_own_directory(config: dict[str, Any], store: Mapping[str, Any]) -> dict[
     if out.get("log_dir"):
         out["log_dir"] = os.path.join(out["log_dir"], name)
     return {**config, "store": out}
-
-
-def _check_layers(layers: Sequence[Any]) -> None:
-    for i, layer in enumerate(layers):
-        if type(layer) not in _EXACT and type(layer).__name__ != "DummyLayer":
-            raise errors.NotSupported(f"layer {i} is a {type(layer).__name__}: it keeps more than keys and values of each token, or not these")
-
-
-def _check_config(config: Any) -> None:
-    text = config.get_text_config(decoder=True)
-    if getattr(config, "is_encoder_decoder", False):
-        raise errors.NotSupported("an encoder-decoder model: KV depends on what the encoder was given")
-    if getattr(text, "use_bidirectional_attention", None):
-        raise errors.NotSupported("attention is bidirectional: KV depends on tokens that follow")
-    kinds = set(getattr(text, "layer_types", None) or ()) - _EXACT_NAMES
-    if kinds:
-        raise errors.NotSupported(f"layers of type {', '.join(sorted(kinds))}: what they keep cannot be cut at a prefix")
-    types = _rope_types(getattr(text, "rope_parameters", None)) | _rope_types(getattr(text, "rope_scaling", None))
-    if types & _VARYING_ROPE:
-        raise errors.NotSupported(f"RoPE of type {', '.join(sorted(types & _VARYING_ROPE))}: KV depends on how long the sequence is")
-    _check_layers(DynamicCache(config=config).layers)
-
-
-def _rope_types(value: Any) -> set[str]:
-    if not isinstance(value, Mapping):
-        return set()
-    own = {str(value[k]) for k in ("rope_type", "type") if value.get(k)}
-    return own.union(*(_rope_types(v) for v in value.values()))
-
-
-def _media_tokens(config: Any) -> set[int]:
-    names = (f"{kind}_token_{end}" for kind in ("image", "video", "audio") for end in ("id", "index"))
-    return {t for t in (getattr(config, n, None) for n in names) if isinstance(t, int)}
-
-
-def _probe(model: Any) -> tuple[Any, Any, dict[int, _Shape]]:
-    """The dtype and device of a model's KV, and what each layer keeps of a token; layers that use another's KV keep nothing."""
-    past = DynamicCache()
-    with torch.no_grad():
-        model(torch.zeros(1, 1, dtype=torch.long, device=model.device), past_key_values=past, use_cache=True)
-    kept = {i: layer for i, layer in enumerate(past.layers) if getattr(layer, "keys", None) is not None}
-    _check_layers(past.layers)
-    if not kept or any(layer.keys.shape[2] != 1 or layer.values.shape[:3] != layer.keys.shape[:3] for layer in kept.values()):
-        raise errors.NotSupported(f"{type(model).__name__} does not keep keys and values of each token in the cache that it is given")
-    places = {(layer.keys.dtype, layer.keys.device) for layer in kept.values()} | {(x.values.dtype, x.values.device) for x in kept.values()}
-    if len(places) != 1:
-        raise errors.NotSupported(f"the model's KV is of several types or on several devices: {sorted(map(str, places))}")
-    (dtype, device), = places
-    if device.type not in ("cpu", "cuda"):
-        raise errors.NotSupported(f"KV on device {device}: cpu and cuda are supported")
-    shapes = {i: _Shape(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3]) for i, layer in kept.items()}
-    return dtype, device, shapes

@@ -1,0 +1,296 @@
+/*
+ * A program that uses the library as an engine would: use DRIVER DIR. It prints "ok", or what went wrong and where. With the driver
+ * "host" its KV cache is its own memory and blocks have to come back as they were; with others only statuses are looked at.
+ */
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "kvlane.h"
+
+enum { LAYERS = 2, PLANES = 2 * LAYERS, PAGES = 64, TOKENS = 16, BLOCKS = 8, PAGE_BYTES = TOKENS * 64 * 2, PATIENCE = 20000 };
+
+static int failures;
+
+static void expect(const char *what, kvl_status got, kvl_status want, int line) {
+  if (got == want) return;
+  printf("line %d: %s: %s (%s), not %s\n", line, what, kvl_status_name(got), kvl_error(), kvl_status_name(want));
+  failures++;
+}
+
+#define EXPECT(want, call) expect(#call, call, want, __LINE__)
+#define CHECK(truth)                                              \
+  do {                                                            \
+    if (!(truth)) {                                               \
+      printf("line %d: not so: %s\n", __LINE__, #truth);          \
+      failures++;                                                 \
+    }                                                             \
+  } while (0)
+
+static const char *driver, *dir;
+static int host; /* whether the KV cache is memory of this process */
+static uint8_t kv[PLANES][PAGES][PAGE_BYTES];
+static uint8_t keys[BLOCKS][KVL_KEY_BYTES];
+
+static kvl_engine engine;
+static kvl_cache cache;
+
+static void start(void) {
+  char config[2000];
+  uint64_t planes[PLANES];
+  kvl_group_memory memory = {planes, PLANES, PAGES, PAGE_BYTES, 0};
+  uint8_t hashes[BLOCKS][KVL_HASH_BYTES], rest[KVL_HASH_BYTES];
+  int64_t tokens[BLOCKS * TOKENS];
+  int i;
+  snprintf(config, sizeof config,
+           "{\"model\": {\"name\": \"m\", \"dtype\": \"bfloat16\", \"layers\": %d, \"kv_heads\": 1, \"head_size\": 64, \"block_tokens\": %d},"
+           " \"device\": {\"driver\": \"%s\"}, \"store\": {\"cache_bytes\": 4194304, \"dirs\": [\"%s\"]}}",
+           LAYERS, TOKENS, driver, dir);
+  EXPECT(KVL_OK, kvl_open(config, &engine));
+  for (i = 0; i < PLANES; i++) planes[i] = (uint64_t)(uintptr_t)kv[i];
+  EXPECT(KVL_OK, kvl_register_cache(engine, &memory, 1, &cache));
+  for (i = 0; i < BLOCKS * TOKENS; i++) tokens[i] = 1000 + i;
+  EXPECT(KVL_OK, kvl_hash_tokens(NULL, tokens, BLOCKS * TOKENS + 0, TOKENS, hashes[0]));
+  EXPECT(KVL_OK, kvl_hash_tokens(hashes[BLOCKS - 2], tokens + (BLOCKS - 1) * TOKENS, TOKENS + 3, TOKENS, rest));
+  CHECK(memcmp(rest, hashes[BLOCKS - 1], sizeof rest) == 0);
+  EXPECT(KVL_OK, kvl_keys(engine, 0, hashes[0], KVL_HASH_BYTES, BLOCKS, keys[0]));
+}
+
+static void stop(void) {
+  EXPECT(KVL_OK, kvl_close_cache(cache, PATIENCE));
+  EXPECT(KVL_INVALID, kvl_close_cache(cache, 0));
+  EXPECT(KVL_OK, kvl_close(engine, PATIENCE));
+  EXPECT(KVL_INVALID, kvl_close(engine, 0));
+}
+
+static uint8_t byte_of(int plane, int block, int i) { return (uint8_t)(plane * 31 + block * 7 + i + (i >> 8)); }
+
+/* Blocks of pages 0 and on are dumped, the engine is closed and opened again, and they are loaded to other pages. */
+static void carry(void) {
+  uint32_t from[BLOCKS], to[BLOCKS];
+  uint8_t there[BLOCKS];
+  kvl_result results[BLOCKS];
+  kvl_task task;
+  kvl_lease lease;
+  size_t found;
+  int p, b, i;
+  for (b = 0; b < BLOCKS; b++) {
+    from[b] = (uint32_t)b;
+    to[b] = (uint32_t)(PAGES - 1 - 2 * b);
+    for (p = 0; p < PLANES; p++)
+      for (i = 0; i < PAGE_BYTES; i++) kv[p][b][i] = byte_of(p, b, i);
+  }
+  start();
+  EXPECT(KVL_OK, kvl_dump_blocks(engine, cache, keys[0], from, BLOCKS, 0, NULL, &task));
+  if (host) {
+    EXPECT(KVL_OK, kvl_wait(task, KVL_SOURCE_FREE, PATIENCE));
+    EXPECT(KVL_OK, kvl_wait(task, KVL_PUBLISHED, PATIENCE));
+    EXPECT(KVL_OK, kvl_wait(task, KVL_DONE, KVL_FOREVER));
+  } else {
+    CHECK(kvl_wait(task, KVL_DONE, PATIENCE) < 0); /* the device has no such memory, and says so */
+    CHECK(strlen(kvl_error()) > 10);
+  }
+  EXPECT(KVL_OK, kvl_results(task, results, BLOCKS));
+  for (b = 0; b < BLOCKS; b++) CHECK(host == (results[b].status == KVL_OK));
+  EXPECT(KVL_OK, kvl_free(task));
+  EXPECT(KVL_INVALID, kvl_free(task));
+  stop();
+
+  memset(kv, 0, sizeof kv);
+  start();
+  EXPECT(KVL_OK, kvl_lookup(engine, keys[0], BLOCKS, there, 0));
+  EXPECT(KVL_OK, kvl_prefetch(engine, keys[0], host ? BLOCKS : 0, &task));
+  EXPECT(KVL_OK, kvl_wait(task, KVL_DONE, PATIENCE));
+  EXPECT(KVL_OK, kvl_lease_blocks(engine, keys[0], BLOCKS, 0, PATIENCE, &lease, &found));
+  for (b = 0; b < BLOCKS; b++) CHECK(there[b] == host);
+  CHECK(found == (host ? (size_t)BLOCKS : 0));
+  EXPECT(KVL_OK, kvl_load_blocks(engine, lease, cache, keys[0], to, found, KVL_LAYERWISE, &task));
+  EXPECT(KVL_OK, kvl_wait(task, KVL_LAYER(0), PATIENCE));
+  EXPECT(KVL_OK, kvl_wait(task, KVL_LAYER(LAYERS - 1), PATIENCE));
+  EXPECT(KVL_OK, kvl_wait(task, KVL_DONE, PATIENCE));
+  EXPECT(KVL_OK, kvl_results(task, results, found));
+  EXPECT(KVL_OK, kvl_release(lease));
+  EXPECT(KVL_INVALID, kvl_release(lease));
+  for (p = 0; p < PLANES; p++)
+    for (b = 0; b < (int)found; b++)
+      for (i = 0; i < PAGE_BYTES; i++)
+        if (kv[p][to[b]][i] != byte_of(p, b, i)) {
+          printf("plane %d, block %d: byte %d is another\n", p, b, i);
+          failures++;
+          i = PAGE_BYTES;
+        }
+  EXPECT(KVL_OK, kvl_load_blocks(engine, 0, cache, keys[0], to, 0, 0, &task));
+  EXPECT(KVL_OK, kvl_cancel(task));
+}
+
+/* NULL is an error wherever something is needed, and crashes nothing. */
+static void nothing(void) {
+  kvl_group_memory none = {NULL, 4, 1, 1, 0};
+  uint32_t page = 0;
+  kvl_cache c;
+  kvl_task t;
+  kvl_lease l;
+  size_t n = 0;
+  EXPECT(KVL_INVALID, kvl_open(NULL, &engine));
+  EXPECT(KVL_INVALID, kvl_open("{}", NULL));
+  EXPECT(KVL_INVALID, kvl_register_cache(engine, NULL, 1, &c));
+  EXPECT(KVL_INVALID, kvl_register_cache(engine, NULL, 0, &c));
+  EXPECT(KVL_INVALID, kvl_register_cache(engine, &none, 1, &c));
+  EXPECT(KVL_INVALID, kvl_register_cache(engine, &none, SIZE_MAX, &c));
+  EXPECT(KVL_INVALID, kvl_hash_tokens(NULL, NULL, 16, 16, keys[0]));
+  EXPECT(KVL_INVALID, kvl_hash_tokens(NULL, (int64_t[16]){0}, 16, 16, NULL));
+  EXPECT(KVL_INVALID, kvl_hash_tokens(NULL, (int64_t[16]){0}, 16, 0, keys[0]));
+  EXPECT(KVL_INVALID, kvl_keys(engine, 0, NULL, 32, 1, keys[0]));
+  EXPECT(KVL_INVALID, kvl_keys(engine, 0, keys[0], 32, 1, NULL));
+  EXPECT(KVL_INVALID, kvl_keys(engine, 0, keys[0], SIZE_MAX, 2, keys[0]));
+  EXPECT(KVL_INVALID, kvl_lookup(engine, NULL, 1, keys[0], 0));
+  EXPECT(KVL_INVALID, kvl_lookup(engine, keys[0], 1, NULL, 0));
+  EXPECT(KVL_INVALID, kvl_lease_blocks(engine, NULL, 1, 0, 0, &l, &n));
+  EXPECT(KVL_INVALID, kvl_lease_blocks(engine, keys[0], 1, 0, 0, NULL, &n));
+  EXPECT(KVL_INVALID, kvl_lease_blocks(engine, keys[0], 1, 0, 0, &l, NULL));
+  EXPECT(KVL_INVALID, kvl_load_blocks(engine, 0, cache, NULL, &page, 1, 0, &t));
+  EXPECT(KVL_INVALID, kvl_load_blocks(engine, 0, cache, keys[0], NULL, 1, 0, &t));
+  EXPECT(KVL_INVALID, kvl_load_blocks(engine, 0, cache, keys[0], &page, 1, 0, NULL));
+  EXPECT(KVL_INVALID, kvl_dump_blocks(engine, cache, keys[0], NULL, SIZE_MAX, 0, NULL, &t));
+  EXPECT(KVL_INVALID, kvl_dump_blocks(engine, cache, keys[0], &page, 1, 0, NULL, NULL));
+  EXPECT(KVL_INVALID, kvl_prefetch(engine, NULL, 1, &t));
+  EXPECT(KVL_INVALID, kvl_prefetch(engine, NULL, 0, NULL));
+  EXPECT(KVL_OK, kvl_prefetch(engine, NULL, 0, &t));
+  EXPECT(KVL_OK, kvl_wait(t, KVL_DONE, PATIENCE));
+  EXPECT(KVL_INVALID, kvl_results(t, NULL, 1));
+  EXPECT(KVL_OK, kvl_results(t, NULL, 0));
+  EXPECT(KVL_INVALID, kvl_stats(engine, NULL, NULL));
+  EXPECT(KVL_NO_SPACE, kvl_stats(engine, NULL, &n));
+  CHECK(n > 100);
+  EXPECT(KVL_INVALID, kvl_stats(engine, NULL, &n));
+  EXPECT(KVL_INVALID, kvl_stream_wait(engine, 0, 0, KVL_DONE));
+  EXPECT(KVL_INVALID, kvl_submit_layer(t, 0, NULL));
+  EXPECT(KVL_INVALID, kvl_report_slowdown(0, 1));
+  EXPECT(KVL_OK, kvl_report_slowdown(engine, 1));
+}
+
+static void words(void) {
+  char buffer[40000];
+  size_t n = sizeof buffer;
+  EXPECT(KVL_OK, kvl_stats(engine, buffer, &n));
+  CHECK(strlen(buffer) == n - 1 && buffer[0] == '{');
+  n = sizeof buffer;
+  EXPECT(KVL_OK, kvl_notes(engine, buffer, &n));
+  CHECK(strlen(buffer) == n - 1 && buffer[0] == '[');
+  EXPECT(KVL_INVALID, kvl_open("{\"modle\": {}}", &engine));
+  CHECK(strstr(kvl_error(), "modle") != NULL && strchr(kvl_error(), '\n') == NULL);
+  CHECK(kvl_abi() == KVL_ABI && strcmp(kvl_version(), KVL_VERSION) == 0);
+  CHECK(strcmp(kvl_status_name(KVL_FORKED), "KVL_FORKED") == 0 && strcmp(kvl_status_name((kvl_status)99), "unknown status") == 0);
+}
+
+/* One of several threads at once: what one is told the others are not. */
+static void *thread(void *arg) {
+  char word[32];
+  size_t found;
+  kvl_lease lease;
+  uint32_t page = PAGES / 2;
+  kvl_task task;
+  int i;
+  CHECK(kvl_error()[0] == 0);
+  for (i = 0; i < 50; i++) {
+    snprintf(word, sizeof word, "{\"w%d_%d\": 1}", (int)(intptr_t)arg, i);
+    kvl_engine none;
+    EXPECT(KVL_INVALID, kvl_open(word, &none));
+    word[strlen(word) - 5] = 0;
+    CHECK(strstr(kvl_error(), word + 2) != NULL);
+    EXPECT(KVL_OK, kvl_lease_blocks(engine, keys[0], BLOCKS, 0, PATIENCE, &lease, &found));
+    EXPECT(KVL_OK, kvl_load_blocks(engine, lease, cache, keys[0], &page, found > 0, 0, &task));
+    EXPECT(KVL_OK, kvl_wait(task, KVL_DONE, PATIENCE));
+    EXPECT(KVL_OK, kvl_free(task));
+    EXPECT(KVL_OK, kvl_release(lease));
+  }
+  return NULL;
+}
+
+static void threads(void) {
+  pthread_t all[4];
+  size_t i;
+  for (i = 0; i < 4; i++) CHECK(pthread_create(&all[i], NULL, thread, (void *)i) == 0);
+  for (i = 0; i < 4; i++) pthread_join(all[i], NULL);
+}
+
+/* A child of fork() is told so by every call, at once; and the parent goes on. */
+static void fork_off(void) {
+  size_t n = 0;
+  int status = -1;
+  kvl_engine e;
+  pid_t child = fork();
+  if (child == 0) {
+    failures = 0;
+    alarm(20); /* a hang ends the child by a signal */
+    EXPECT(KVL_FORKED, kvl_open("{}", &e));
+    EXPECT(KVL_FORKED, kvl_close(engine, 0));
+    EXPECT(KVL_FORKED, kvl_register_cache(engine, NULL, 0, &cache));
+    EXPECT(KVL_FORKED, kvl_close_cache(cache, KVL_FOREVER));
+    EXPECT(KVL_FORKED, kvl_hash_tokens(NULL, NULL, 0, 1, NULL));
+    EXPECT(KVL_FORKED, kvl_keys(engine, 0, NULL, 0, 0, NULL));
+    EXPECT(KVL_FORKED, kvl_lookup(engine, NULL, 0, NULL, 0));
+    EXPECT(KVL_FORKED, kvl_lease_blocks(engine, NULL, 0, 0, 0, &e, &n));
+    EXPECT(KVL_FORKED, kvl_release(1));
+    EXPECT(KVL_FORKED, kvl_load_blocks(engine, 0, cache, NULL, NULL, 0, 0, &e));
+    EXPECT(KVL_FORKED, kvl_dump_blocks(engine, cache, NULL, NULL, 0, 0, NULL, &e));
+    EXPECT(KVL_FORKED, kvl_submit_layer(1, 0, NULL));
+    EXPECT(KVL_FORKED, kvl_prefetch(engine, NULL, 0, &e));
+    EXPECT(KVL_FORKED, kvl_wait(1, KVL_DONE, KVL_FOREVER));
+    EXPECT(KVL_FORKED, kvl_results(1, NULL, 0));
+    EXPECT(KVL_FORKED, kvl_cancel(1));
+    EXPECT(KVL_FORKED, kvl_free(1));
+    EXPECT(KVL_FORKED, kvl_stream_wait(engine, 0, 1, KVL_DONE));
+    EXPECT(KVL_FORKED, kvl_stats(engine, NULL, &n));
+    EXPECT(KVL_FORKED, kvl_notes(engine, NULL, &n));
+    EXPECT(KVL_FORKED, kvl_report_slowdown(engine, 1));
+    CHECK(strstr(kvl_error(), "fork") != NULL);
+    CHECK(kvl_abi() == KVL_ABI && kvl_version()[0] != 0);
+    fflush(stdout);
+    _exit(failures != 0);
+  }
+  CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  EXPECT(KVL_OK, kvl_lookup(engine, keys[0], 0, NULL, 0));
+}
+
+static double seconds(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
+/* What a call costs beside what it does: the shortest of many. */
+static void price(void) {
+  double best = 1, t;
+  int i;
+  for (i = 0; i < 20000; i++) {
+    t = seconds();
+    (void)kvl_lookup(engine, keys[0], 0, NULL, 0);
+    if ((t = seconds() - t) < best) best = t;
+  }
+  printf("a call that does nothing, with the device %s: %.2f us\n", driver, best * 1e6);
+}
+
+int main(int argc, char **argv) {
+  if (argc != 3) return 2;
+  driver = argv[1];
+  dir = argv[2];
+  host = strcmp(driver, "host") == 0;
+  setvbuf(stdout, NULL, _IONBF, 0); /* nothing for a child to print again */
+  CHECK(kvl_error()[0] == 0);
+  carry();
+  nothing();
+  words();
+  start();
+  threads();
+  fork_off();
+  price();
+  stop();
+  puts(failures == 0 ? "ok" : "failed");
+  return failures != 0;
+}

@@ -1,0 +1,142 @@
+package capi_test
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/kvlane/kvlane"
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/gdr"
+	"github.com/kvlane/kvlane/internal/capi"
+	"github.com/kvlane/kvlane/profile"
+	"github.com/kvlane/kvlane/store"
+	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/stream/copy/plan"
+	"github.com/kvlane/kvlane/tier/file"
+)
+
+// Every key of the configuration gets where it belongs.
+func TestConfigurationReachesTheEngine(t *testing.T) {
+	got, err := capi.ParseConfig([]byte(`{
+		"model": {"name": "m", "dtype": "float16", "layers": 4, "kv_heads": 8, "head_size": 64, "block_tokens": 16, "tp_size": 2, "tp_rank": 1},
+		"revision": "r", "adapter": "a", "tenant": "t", "device": {"driver": "sim", "index": 0}, "host_streams": true,
+		"stream": {"path": "kernel", "policy": "background", "calibration": "never", "profile_dir": "/p", "staging_bytes": 1048576},
+		"store": {"pipeline": "cache|file", "cache_bytes": 1048576, "dirs": ["/a", "/b"], "file_bytes": 1073741824, "dir_bytes": [536870912, 0],
+			"fsync": "file", "read_only": true, "stream_files": true, "verify": "always", "readers": 3, "writers": 2, "gdr": "auto",
+			"lease_max_ms": 1500, "wait_max_ms": 2500},
+		"rdma": {"provider": "ibv", "nics": ["n"], "count": 1, "port": 2, "gid_index": 3, "mtu": 4096, "queue_pairs": 5, "register_on_use": true}
+	}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	three := 3
+	want := kvlane.Config{
+		Model:    block.Geometry{Model: "m", DType: "float16", Layers: 4, KVHeads: 8, HeadSize: 64, BlockTokens: 16, TPSize: 2, TPRank: 1},
+		Revision: "r", Adapter: "a", Tenant: "t", Device: kvlane.DeviceConfig{Driver: kvlane.Sim}, HostStreams: true,
+		Stream: kvlane.StreamConfig{
+			Path: path(t, "kernel"), Policy: plan.Policy{Goal: plan.Background}, Calibration: profile.Never, ProfileDir: "/p", StagingBytes: 1 << 20,
+		},
+		Store: kvlane.StoreConfig{
+			Pipeline: "cache|file", CacheBytes: 1 << 20, Dirs: []string{"/a", "/b"}, FileBytes: 1 << 30, DirBytes: []int64{1 << 29, 0},
+			Fsync: file.FsyncFile, ReadOnly: true, StreamFiles: true, Verify: store.VerifyAlways, Readers: 3, Writers: 2, GDR: kvlane.GDRAuto,
+			LeaseMax: 1500 * time.Millisecond, WaitMax: 2500 * time.Millisecond,
+		},
+		RDMA: gdr.Config{Provider: gdr.IBV, NICs: []string{"n"}, Count: 1, Port: 2, GIDIndex: &three, MTU: 4096, QueuePairs: 5, RegisterOnUse: true},
+	}
+	if diff := cmp.Diff(want, got, cmpopts.IgnoreFields(kvlane.StoreConfig{}, "Hooks"), cmpopts.IgnoreFields(kvlane.DeviceConfig{}, "Sim")); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+	groups, err := capi.ParseConfig([]byte(`{"groups": [
+		{"name": "full", "layers": [0, 2], "geometry": {"name": "m", "dtype": "int8", "kv_heads": 1, "head_size": 64, "block_tokens": 16, "mla": true}},
+		{"name": "state", "layers": [1], "geometry": {"name": "m", "dtype": "int8", "kv_heads": 1, "head_size": 64, "block_tokens": 16, "state": true}}
+	], "device": {"driver": "sim"}, "store": {"log_dir": "/l", "log_bytes": 1073741824, "log_fsync": "never", "cache_bytes": 1048576}}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if g := groups.Groups; len(g) != 2 || g[1].Name != "state" || !g[1].Geometry.State || !g[0].Geometry.MLA || g[0].Geometry.TPSize != 1 || g[0].Layers[1] != 2 {
+		t.Errorf("page groups: %+v", g)
+	}
+}
+
+func path(t *testing.T, name string) stream.Path {
+	t.Helper()
+	p, err := stream.ParsePath(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// A configuration that is wrong in several places is told of all of them.
+func TestConfigurationTellsAllThatIsWrong(t *testing.T) {
+	for text, words := range map[string][]string{
+		`{"modell": 1, "store": {"cache_byte": 1, "verify": "now", "fsync": "maybe", "wait_max_ms": -1}, "stream": {"policy": "best", "path": "x"},
+		  "device": {"driver": "sim"}, "groups": [{"nam": 1}]}`: {`"modell"`, `"store.cache_byte"`, `"now"`, `"maybe"`, "wait_max_ms", `"best"`, `"x"`, `"groups.0.nam"`},
+		`{"Model": {}}`: {`"Model"`},
+		`{"store": {"cache_bytes": "1GB"}, "a": 1}`:   {"cache_bytes", `"a"`},
+		`{"store": {"lease_max_ms": 9e18}}`:           {"lease_max_ms"},
+		`{"store": [1]}`:                              {"store"},
+		`{"model": {"name": "m"}, "revision": "r"} x`: {"invalid character"},
+		``:     {"unexpected end"},
+		`null`: {"the model is not named"},
+		`[]`:   {"array"},
+	} {
+		_, err := capi.ParseConfig([]byte(text))
+		if !errors.Is(err, errdefs.ErrInvalid) || capi.StatusOf(err) != capi.Invalid {
+			t.Errorf("%s: %v", text, err)
+			continue
+		}
+		for _, w := range words {
+			if !strings.Contains(err.Error(), w) {
+				t.Errorf("%s: the error does not mention %s:\n%v", text, w, err)
+			}
+		}
+		if strings.Contains(capi.Text(err), "\n") {
+			t.Errorf("%s: more than a line", text)
+		}
+	}
+}
+
+// Whatever the text, it is refused or is a configuration that an engine takes.
+func FuzzConfiguration(f *testing.F) {
+	f.Add(configuration(f, "/d", nil))
+	f.Add([]byte(`{"groups": [{"name": "full", "layers": [0], "geometry": {"name": "m"}}], "rdma": {"gid_index": 1, "nics_by_device": [["a"]]}}`))
+	f.Add([]byte(`{"store": {"lease_max_ms": 1, "dir_bytes": [1]}, "model": null}`))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		c, err := capi.ParseConfig(text)
+		if err != nil {
+			if !errors.Is(err, errdefs.ErrInvalid) {
+				t.Errorf("refused as another thing: %v", err)
+			}
+			return
+		}
+		if err := c.Validate(); err != nil {
+			t.Errorf("accepted, and the engine refuses it: %v", err)
+		}
+		if !json.Valid(text) {
+			t.Error("accepted, and no JSON")
+		}
+	})
+}
+
+// Every key is described where the header says.
+func TestConfigurationIsDocumented(t *testing.T) {
+	b, err := os.ReadFile(filepath.Join("..", "..", "docs", "library.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range capi.ConfigKeys() {
+		if !strings.Contains(string(b), "`"+key+"`") {
+			t.Errorf("key %s is not in docs/library.md", key)
+		}
+	}
+}

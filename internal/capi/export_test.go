@@ -1,0 +1,46 @@
+package capi
+
+import (
+	"reflect"
+
+	"github.com/kvlane/kvlane"
+)
+
+// Engine returns the engine of a handle.
+func (l *Library) Engine(h Handle) (*kvlane.Engine, error) {
+	e, err := find[*engine](&l.handles, h)
+	if err != nil {
+		return nil, err
+	}
+	return e.Engine, nil
+}
+
+// Live returns how many handles there are.
+func (l *Library) Live() int {
+	l.handles.mu.RLock()
+	defer l.handles.mu.RUnlock()
+	return len(l.handles.all)
+}
+
+// Snake is snake.
+func Snake(name string) string { return snake(name) }
+
+// ConfigKeys returns the keys of a configuration, with those above them; of a page group's geometry none, which are a model's.
+func ConfigKeys() []string { return keysOf("", reflect.TypeFor[config]()) }
+
+func keysOf(path string, t reflect.Type) []string {
+	var keys []string
+	for i := range t.NumField() {
+		f := t.Field(i)
+		name, ft := path+f.Tag.Get("json"), f.Type
+		if ft.Kind() == reflect.Slice && ft.Elem().Kind() == reflect.Struct {
+			keys, ft = append(keys, name), ft.Elem()
+		}
+		if ft.Kind() == reflect.Struct && name != "groups.geometry" {
+			keys = append(keys, keysOf(name+".", ft)...)
+		} else {
+			keys = append(keys, name)
+		}
+	}
+	return keys
+}

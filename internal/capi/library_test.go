@@ -1,0 +1,170 @@
+package capi_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/kvlane/kvlane"
+	"github.com/kvlane/kvlane/internal/capi"
+)
+
+// What was dumped is found by an engine that is opened later, and loaded to other pages.
+func TestBlocksOutliveTheirEngine(t *testing.T) {
+	dir, lib := t.TempDir(), capi.New()
+	first := start(t, lib, configuration(t, dir, nil), pages)
+	for i := range first.host.Bytes() {
+		first.host.Bytes()[i] = byte(i*7 + i>>8)
+	}
+	first.move(first.kv, first.host)
+	wrote := bytes.Clone(first.host.Bytes())
+	keys := first.keys(1, 4)
+	first.dump(keys)
+	first.close()
+
+	p := start(t, lib, configuration(t, dir, nil), pages)
+	there := make([]uint8, 5)
+	p.must(p.lib.Lookup(p.engine, append(slices.Clone(keys), kvlane.Key{}), there, 0))
+	if !bytes.Equal(there, []uint8{1, 1, 1, 1, 0}) {
+		t.Errorf("lookup: %v", there)
+	}
+	prefetch, err := p.lib.Prefetch(p.engine, keys[:2])
+	p.must(err)
+	p.must(p.lib.Wait(prefetch, capi.Done, patience))
+	lease, n, err := p.lib.Lease(p.engine, append(slices.Clone(keys), kvlane.Key{}), 0, patience)
+	p.must(err)
+	if n != 4 {
+		t.Fatalf("leased %d blocks", n)
+	}
+	task, err := p.lib.Load(p.engine, lease, p.cache, keys, []uint32{9, 8, 7, 6}, capi.Layerwise)
+	p.must(err)
+	p.must(p.lib.Wait(task, 0, patience))
+	p.must(p.lib.Wait(task, layers-1, patience))
+	p.must(p.lib.Wait(task, capi.Done, -1))
+	p.must(p.lib.Release(lease))
+	p.move(p.host, p.kv)
+	for plane := range planes {
+		for i := range 4 {
+			from, to := (plane*pages+i)*pageBytes, (plane*pages+9-i)*pageBytes
+			if !bytes.Equal(p.host.Bytes()[to:to+pageBytes], wrote[from:from+pageBytes]) {
+				t.Errorf("block %d, plane %d: other bytes", i, plane)
+			}
+		}
+	}
+}
+
+// A handle is of one thing, and of nothing once that was freed.
+func TestHandlesAreNeverUsedTwice(t *testing.T) {
+	lib := capi.New()
+	p := start(t, lib, configuration(t, t.TempDir(), nil), pages)
+	lease, n, err := lib.Lease(p.engine, p.keys(1, 2), 5, 0)
+	p.must(err)
+	if n != 0 {
+		t.Errorf("leased %d blocks of none", n)
+	}
+	task, err := lib.Prefetch(p.engine, nil)
+	p.must(err)
+	want(t, "a task as a lease", lib.Release(task), capi.Invalid)
+	want(t, "an engine as a cache", lib.CloseCache(p.engine, 0), capi.Invalid)
+	want(t, "a lease as an engine", lib.Close(lease, 0), capi.Invalid)
+	want(t, "nothing", lib.Free(0), capi.Invalid)
+	p.must(lib.Release(lease))
+	want(t, "a lease again", lib.Release(lease), capi.Invalid)
+	p.must(lib.Free(task))
+	want(t, "a task again", lib.Free(task), capi.Invalid)
+	want(t, "a freed task", lib.Wait(task, capi.Done, 0), capi.Invalid)
+	want(t, "a freed task", lib.Cancel(task), capi.Invalid)
+	want(t, "a freed task", lib.Results(task, nil), capi.Invalid)
+	again, err := lib.Prefetch(p.engine, nil)
+	p.must(err)
+	if again <= task {
+		t.Errorf("handle %d follows %d", again, task)
+	}
+	if _, _, err = lib.Lease(p.engine, nil, -1, 0); err == nil {
+		t.Error("a lease of less than no time")
+	}
+	p.close()
+	want(t, "a task of a closed engine", lib.Free(again), capi.Invalid)
+	want(t, "a closed engine", lib.Close(p.engine, 0), capi.Invalid)
+	if n := lib.Live(); n != 0 {
+		t.Errorf("%d handles are left", n)
+	}
+}
+
+// Engines that are used while they close answer with a status, whatever the moment.
+func TestCallsWhileAnEngineCloses(t *testing.T) {
+	lib := capi.New()
+	p := start(t, lib, configuration(t, t.TempDir(), nil), pages)
+	keys := p.keys(1, 4)
+	p.dump(keys)
+	p.must(lib.CloseCache(p.cache, patience))
+	p.must(p.e.Device().Free(p.kv))
+	p.must(p.e.Device().Free(p.host))
+	p.closed = true
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for {
+				h, _, err := lib.Lease(p.engine, keys, 0, 0)
+				if err == nil {
+					_ = lib.Release(h) // the engine may have closed meanwhile
+				}
+				task, err := lib.Prefetch(p.engine, keys)
+				if err == nil {
+					_ = lib.Wait(task, capi.Done, patience)
+					_ = lib.Free(task)
+				}
+				if s := capi.StatusOf(err); s == capi.Invalid {
+					return
+				} else if s != capi.OK && s != capi.Closed && s != capi.Canceled {
+					t.Errorf("prefetch: %v", err)
+					return
+				}
+			}
+		})
+	}
+	p.must(lib.Close(p.engine, patience))
+	wg.Wait()
+}
+
+func TestFiguresAndNotesAreJSON(t *testing.T) {
+	lib := capi.New()
+	p := start(t, lib, configuration(t, t.TempDir(), nil), pages)
+	p.dump(p.keys(1, 2))
+	text, err := lib.Stats(p.engine)
+	p.must(err)
+	var stats struct {
+		Store struct {
+			Dumped int
+			Paths  []struct {
+				Path  string
+				Busy  float64
+				Bytes int64
+			} `json:"dump_paths"`
+			Tiers   []struct{ Name string }
+			GivenUp any `json:"given_up"`
+		}
+		Plan, Files map[string]any
+		NICs        []any
+	}
+	p.must(json.Unmarshal(text, &stats))
+	s := stats.Store
+	if s.Dumped != 2 || len(s.Paths) != 1 || s.Paths[0].Path == "" || s.Paths[0].Busy <= 0 || len(s.Tiers) != 2 || s.Tiers[1].Name != "file" || s.GivenUp != nil {
+		t.Errorf("figures: %s", text)
+	}
+	notes, err := lib.Notes(p.engine)
+	p.must(err)
+	var list []string
+	p.must(json.Unmarshal(notes, &list))
+	p.must(lib.ReportSlowdown(p.engine, 3))
+	want(t, "a slowdown that is no number", lib.ReportSlowdown(p.engine, nan()), capi.Invalid)
+	for name, is := range map[string]string{"VerifiedByCPU": "verified_by_cpu", "CTAs": "ctas", "NICs": "nics", "GDRBytes": "gdr_bytes", "Loads": "loads"} {
+		if got := capi.Snake(name); got != is {
+			t.Errorf("%s is %s, not %s", name, got, is)
+		}
+	}
+}
+
+func nan() float64 { zero := 0.0; return zero / zero }

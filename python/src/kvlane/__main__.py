@@ -1,0 +1,21 @@
+"""`python -m kvlane` and the command `kvlane`: the binary, in this process's place. `kvlane doctor` and `kvlane demo` are
+where to start.
+"""
+
+import os
+import sys
+
+from . import _lib
+
+
+def main() -> None:
+    """Executes the binary that came with this package, or the one that KVLANE_BINARY names."""
+    path = os.environ.get("KVLANE_BINARY") or str(_lib.HERE / "kvlane")
+    try:
+        os.execv(path, ["kvlane", *sys.argv[1:]])
+    except OSError as e:
+        sys.exit(f"kvlane: execute {path}: {e.strerror}")
+
+
+if __name__ == "__main__":
+    main()

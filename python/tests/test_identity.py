@@ -1,0 +1,122 @@
+"""What KV belongs to, from configurations as Hugging Face has them: any difference that KV depends on is a miss."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import kvlane
+from kvlane import identity
+
+# As config.json of such a model has it.
+CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "_name_or_path": "org/model", "dtype": "bfloat16",
+    "hidden_size": 64,
+    "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    "vocab_size": 128, "rope_theta": 10000.0, "rope_scaling": None, "sliding_window": None, "transformers_version": "5.0",
+    "use_cache": True,
+}  # fmt: skip
+GIVEN: dict[str, Any] = {"block_tokens": 16, "commit": "c0ffee"}
+
+
+def store_of(config: dict[str, Any], **more: Any) -> kvlane.Store:
+    part = identity.from_hf_config(config, **{**GIVEN, **more})
+    return kvlane.Store({**part, "device": {"driver": "host"}, "store": {"cache_bytes": 1 << 20}})
+
+
+def keys_of(config: dict[str, Any], **more: Any) -> kvlane.Keys:
+    with store_of(config, **more) as store:
+        return store.token_keys(range(32), 16)
+
+
+@pytest.mark.parametrize("change", [
+    {"_name_or_path": "org/other"}, {"model_type": "mistral"}, {"dtype": "float16"}, {"rope_theta": 500000.0},
+    {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, {"rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+    {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, {"partial_rotary_factor": 0.5},
+    {"sliding_window": 4096}, {"layer_types": ["full_attention", "sliding_attention", "full_attention"]},
+    {"quantization_config": {"quant_method": "gptq", "bits": 4}}, {"quantization_config": {"quant_method": "gptq", "bits": 8}},
+    {"quantization_config": {"dtype": "int8"}},
+    {"num_hidden_layers": 4}, {"num_key_value_heads": 4}, {"head_dim": 32}, {"num_attention_heads": 8}, {"hidden_act": "gelu"},
+    {"rms_norm_eps": 1e-5}, {"attention_bias": True}, {"query_pre_attn_scalar": 256}, {"vocab_size": 129},
+])  # fmt: skip
+def test_any_difference_of_configurations_is_a_miss(change: dict[str, Any]) -> None:
+    assert not set(keys_of(CONFIG)) & set(keys_of({**CONFIG, **change}))
+
+
+@pytest.mark.parametrize("more", [
+    {"commit": "decade"}, {"weights": "fingerprint"}, {"dtype": "fp8_e4m3"}, {"layout": "NHD"}, {"attention": "eager"},
+    {"block_tokens": 8}, {"tp_size": 2, "tp_rank": 0}, {"tp_size": 2, "tp_rank": 1}, {"name": "other"},
+])  # fmt: skip
+def test_any_difference_of_what_is_given_is_a_miss(more: dict[str, Any]) -> None:
+    assert not set(keys_of(CONFIG)) & set(keys_of(CONFIG, **more))
+
+
+def test_each_difference_is_another_one() -> None:
+    scalings = [{"rope_type": "linear", "factor": f} for f in (2.0, 4.0)] + [{"rope_type": "yarn", "factor": 2.0}]
+    revisions = {identity.revision({**CONFIG, "rope_scaling": s}, commit="c") for s in [None, *scalings]}
+    assert len(revisions) == 4
+
+
+@pytest.mark.parametrize("change", [
+    {"transformers_version": "6.0"}, {"use_cache": False}, {"architectures": None}, {"id2label": {"0": "a"}}, {"pad_token_id": 3},
+    {"torch_dtype": "bfloat16"},
+])  # fmt: skip
+def test_what_kv_does_not_depend_on_is_no_difference(change: dict[str, Any]) -> None:
+    assert keys_of({**CONFIG, **change}) == keys_of(CONFIG)
+
+
+def test_the_order_of_keys_and_the_process_do_not_matter() -> None:
+    turned = dict(reversed(list(copy.deepcopy(CONFIG).items())))
+    assert keys_of(turned) == keys_of(CONFIG)
+    text = json.dumps(CONFIG)
+    code = f"import json; from kvlane import identity; print(identity.revision(json.loads({text!r}), commit='c'))"
+    for seed in ("0", "7"):
+        env = {**os.environ, "PYTHONHASHSEED": seed}
+        out = subprocess.check_output([sys.executable, "-c", code], env=env, text=True, timeout=60)
+        assert out.strip() == identity.revision(CONFIG, commit="c")
+
+
+def test_replicated_kv_is_found_by_each_rank() -> None:
+    one_head = {**CONFIG, "num_key_value_heads": 1}
+    assert keys_of(one_head, tp_size=2, tp_rank=0) == keys_of(one_head, tp_size=2, tp_rank=1)
+    mla = {**CONFIG, "kv_lora_rank": 32, "qk_rope_head_dim": 8}
+    assert keys_of(mla, tp_size=4, tp_rank=0) == keys_of(mla, tp_size=4, tp_rank=3)
+    assert identity.from_hf_config(mla, **GIVEN)["model"]["head_size"] == 40
+
+
+def test_weights_have_to_be_known() -> None:
+    with pytest.raises(kvlane.Invalid, match="fingerprint"):
+        identity.from_hf_config(CONFIG, block_tokens=16)
+    with pytest.raises(kvlane.Invalid, match="how many layers"):
+        identity.from_hf_config({"model_type": "odd"}, **GIVEN)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("change", [
+    lambda m: m.model.layers[1].mlp.up_proj.weight.mul_(1.01),
+    lambda m: m.model.embed_tokens.weight[5].add_(1),
+    lambda m: m.model.norm.weight[7].add_(0.01),
+])  # fmt: skip
+def test_fingerprints(change: Callable[[Any], Any]) -> None:
+    import tiny
+    import torch
+
+    first = tiny.model("llama")
+    assert identity.fingerprint(first) == identity.fingerprint(tiny.model("llama"))
+    assert (
+        len({identity.fingerprint(first), identity.fingerprint(first, None), identity.fingerprint(tiny.model("llama", seed=1))})
+        >= 2
+    )
+    other = tiny.model("llama")
+    with torch.no_grad():
+        change(other)
+    assert identity.fingerprint(other, None) != identity.fingerprint(first, None)
+    # 4,096 values of each tensor are all of most of these.
+    assert identity.fingerprint(other) != identity.fingerprint(first)

@@ -1,0 +1,322 @@
+"""KVLaneCache with tiny random models on the CPU: equal tokens, equal logits, and a miss wherever KV could be another."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import kvlane
+
+torch = pytest.importorskip("torch")  # conftest fails where it is required
+pytestmark = pytest.mark.torch
+
+import tiny  # noqa: E402
+from transformers import DynamicCache, StaticCache  # noqa: E402
+
+from kvlane.transformers import KVLaneCache  # noqa: E402
+
+STORE = {"cache_bytes": 32 << 20}
+GREEDY = {"max_new_tokens": 12, "do_sample": False}
+Make = Callable[..., KVLaneCache]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    made: list[KVLaneCache] = []
+
+    def make_it(model: Any, store: dict[str, Any] | None = None, **more: Any) -> KVLaneCache:
+        made.append(KVLaneCache(model, {**STORE, **(store or {})}, block_tokens=more.pop("block_tokens", 8), **more))
+        return made[-1]
+
+    yield make_it
+    for cache in made:
+        cache.close(30)
+
+
+def prompt(tokens: int = 80, batch: int = 1, seed: int = 5) -> Any:
+    return torch.randint(3, 128, (batch, tokens), generator=torch.Generator().manual_seed(seed))
+
+
+def logits(model: Any, ids: Any, past: Any) -> Any:
+    with torch.no_grad():
+        return model(ids[:, int(past.get_seq_length()) :], past_key_values=past).logits
+
+
+def kept(model: Any, ids: Any, tokens: int) -> Any:
+    """A cache of a transformers' own that holds the first tokens of ids."""
+    past = DynamicCache()
+    with torch.no_grad():
+        model(ids[:, :tokens], past_key_values=past)
+    return past
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", tiny.KINDS)
+def test_output_is_equal(make: Make, kind: str, dtype: str) -> None:
+    """The second run takes its prefix from the store: tokens as without, logits bit by bit as with the same prefix kept in
+    memory.
+    """
+    model = tiny.model(kind, dtype=dtype)
+    ids = prompt()
+    want = model.generate(ids, **GREEDY)
+    cache = make(model)
+    # Without a prefix the same is computed as without a store. With one the reference is transformers' own cache of that prefix.
+    assert torch.equal(cache.generate(ids, **GREEDY), want)
+    past = cache.load(ids)
+    assert past.get_seq_length() == 72  # of 80: at least one token is left to compute
+    own = kept(model, ids, 80)
+    for layer, (loaded, computed) in enumerate(zip(past.layers, own.layers, strict=True)):
+        if computed.is_initialized:
+            assert torch.equal(loaded.keys, computed.keys[:, :, :72]), layer
+            assert torch.equal(loaded.values, computed.values[:, :, :72]), layer
+            assert loaded.keys.dtype == computed.keys.dtype == model.dtype
+    own.crop(-8)
+    assert torch.equal(logits(model, ids, cache.load(ids)), logits(model, ids, own))
+    own = kept(model, ids, 80)
+    own.crop(-8)
+    again = cache.generate(ids, **GREEDY)
+    assert torch.equal(again, model.generate(ids, past_key_values=own, **GREEDY))
+    if dtype == "float32":  # where the next-best token is far enough for another order of summing
+        assert torch.equal(again, want)
+    assert cache.counts["tokens_loaded"] == 3 * 72
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "gemma3"])
+def test_static_caches(make: Make, kind: str) -> None:
+    model = tiny.model(kind)
+    ids = prompt(20)  # within the window of those that have one
+    want = model.generate(
+        ids, past_key_values=StaticCache(config=model.config, max_cache_len=64), max_new_tokens=2, do_sample=False
+    )
+    cache = make(model)
+    past = cache.load(ids, StaticCache(config=model.config, max_cache_len=64))
+    out = model.generate(ids, past_key_values=past, max_new_tokens=2, do_sample=False)
+    assert torch.equal(out, want)
+    assert cache.save(out, past) == 2
+    past = cache.load(ids, StaticCache(config=model.config, max_cache_len=64))
+    assert int(past.get_seq_length()) == 16
+    assert torch.equal(model.generate(ids, past_key_values=past, max_new_tokens=2, do_sample=False), want)
+
+
+@pytest.mark.parametrize("make_past", [lambda c: DynamicCache(config=c), lambda c: StaticCache(config=c, max_cache_len=128)])
+def test_what_a_window_dropped_is_not_stored(make: Make, make_past: Callable[[Any], Any]) -> None:
+    model = tiny.model("mistral")
+    ids = prompt()
+    cache = make(model)
+    past = make_past(model.config)
+    out = model.generate(ids, past_key_values=past, **GREEDY)
+    with pytest.raises(kvlane.NotSupported, match="keeps the last"):
+        cache.save(out, past)
+    # What was stored from a cache that keeps all goes into one that does not.
+    cache.generate(ids, **GREEDY)
+    past = cache.load(ids, make_past(model.config))
+    assert int(past.get_seq_length()) == 72
+    assert torch.equal(model.generate(ids, past_key_values=past, **GREEDY), out)
+
+
+def test_batches(make: Make) -> None:
+    model = tiny.model("llama")
+    ids = prompt(batch=3)
+    ids[1, 40:] = prompt(seed=6)[0, 40:]
+    want = model.generate(ids, **GREEDY)
+    cache = make(model)
+    cache.generate(ids[:1], **GREEDY)
+    assert cache.load(ids).get_seq_length() == 0  # rows 1 and 2 have less in common
+    assert torch.equal(cache.generate(ids, **GREEDY), want)
+    assert cache.load(ids).get_seq_length() == 72
+    assert torch.equal(cache.generate(ids, **GREEDY), want)
+    other = ids.clone()
+    other[2, 50] = 3
+    assert cache.load(other).get_seq_length() == 48
+
+
+def test_long_prompts_pass_through_few_pages(make: Make) -> None:
+    model = tiny.model("llama")
+    ids = prompt(200)
+    want = model.generate(ids, **GREEDY)
+    cache = make(model, staging_bytes=3 * 8 * 1024)
+    assert 1 <= cache._n_pages <= 8
+    assert torch.equal(cache.generate(ids, **GREEDY), want)
+    assert torch.equal(cache.generate(ids, **GREEDY), want)
+    assert cache.counts["tokens_loaded"] == 192
+
+
+def test_conversations_grow(make: Make) -> None:
+    model = tiny.model("qwen3")
+    cache = make(model)
+    ids = prompt(33)
+    for turn in range(4):
+        want = model.generate(ids, **GREEDY)
+        assert torch.equal(cache.generate(ids, **GREEDY), want), turn
+        ids = torch.cat([want, prompt(9, seed=turn)], dim=1)
+        assert cache.load(ids).get_seq_length() >= (want.shape[1] - 1) // 8 * 8
+
+
+def test_padding_is_part_of_no_prefix(make: Make) -> None:
+    """generate() masks padding tokens of a prompt, of its own accord, but not those that it generates itself."""
+    model = tiny.model("llama", pad_token_id=7, eos_token_id=9)
+    cache = make(model)
+    ids = prompt(40)
+    ids[ids == 7] = ids[ids == 9] = 10
+    cache.save(ids, kept(model, ids, 40))
+    ids[0, 20] = 7
+    with pytest.raises(kvlane.NotSupported, match="padding"):
+        cache.generate(ids, **GREEDY)
+    past = cache.load(ids)
+    assert past.get_seq_length() == 16
+    want = model.generate(ids, **GREEDY)
+    assert torch.equal(model.generate(ids, past_key_values=past, **GREEDY), want)
+    assert cache.save(want, past) == 0
+    mask = torch.ones_like(ids)
+    want = model.generate(ids, attention_mask=mask, **GREEDY)
+    for _ in range(2):
+        assert torch.equal(cache.generate(ids, attention_mask=mask, **GREEDY), want)
+    ids[0, 0] = 7
+    assert cache.load(ids).get_seq_length() == 0
+
+
+def test_restart(make: Make, tmp_path: pathlib.Path) -> None:
+    model = tiny.model("llama")
+    ids = prompt()
+    store = {"dirs": [str(tmp_path)]}
+    first = make(model, store)
+    want = first.generate(ids, **GREEDY)
+    first.close(30)
+    second = make(model, store)
+    assert second.load(ids).get_seq_length() == 72
+    assert torch.equal(second.generate(ids, **GREEDY), want)
+
+
+def test_flipped_bits_are_computed_anew(make: Make, tmp_path: pathlib.Path) -> None:
+    model = tiny.model("llama")
+    ids = prompt()
+    store = {"dirs": [str(tmp_path)]}
+    first = make(model, store)
+    want = first.generate(ids, **GREEDY)
+    first.close(30)
+    files = [p for p in tmp_path.rglob("*") if p.is_file() and len(p.name) == 64]
+    assert len(files) >= 10
+    for file in files[::2]:
+        image = bytearray(file.read_bytes())
+        image[-1 - len(image) // 3] ^= 16
+        file.write_bytes(image)
+    second = make(model, store)
+    assert torch.equal(second.generate(ids, **GREEDY), want)
+    assert second.counts["failed_corrupt"] >= 1
+    assert second.load(ids).get_seq_length() == 72  # what was wrong has been stored anew
+
+
+@pytest.mark.parametrize("change", [
+    {"rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}},
+    {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}},
+    {"rms_norm_eps": 1e-4}, {"hidden_act": "gelu"}, {"attention_bias": True},
+])  # fmt: skip
+def test_other_configurations_do_not_hit(make: Make, tmp_path: pathlib.Path, change: dict[str, Any]) -> None:
+    ids, store = prompt(), {"dirs": [str(tmp_path)]}
+    first = make(tiny.model("llama"), store, weights="the same")
+    first.generate(ids, **GREEDY)
+    first.close(30)
+    assert make(tiny.model("llama", **change), store, weights="the same").load(ids).get_seq_length() == 0
+    assert make(tiny.model("llama"), store, weights="the same").load(ids).get_seq_length() == 72
+
+
+def test_other_weights_tenants_and_types_do_not_hit(make: Make, tmp_path: pathlib.Path) -> None:
+    ids, store = prompt(), {"dirs": [str(tmp_path)]}
+    first = make(tiny.model("llama"), store)
+    first.generate(ids, **GREEDY)
+    first.close(30)
+    for other in (
+        make(tiny.model("llama", seed=1), store),
+        make(tiny.model("llama"), store, tenant="another"),
+        make(tiny.model("llama", dtype="bfloat16"), store),
+        make(tiny.model("llama"), store, block_tokens=16),
+        make(tiny.model("llama"), store, weights="given"),
+    ):
+        assert other.load(ids).get_seq_length() == 0
+    one = tiny.model("llama")
+    with torch.no_grad():
+        one.model.layers[2].self_attn.k_proj.weight[3, 5] += 1e-3
+    assert make(one, store).load(ids).get_seq_length() == 0
+    assert make(tiny.model("llama"), store).load(ids).get_seq_length() == 72
+
+
+def test_changed_weights_are_refused(make: Make) -> None:
+    model = tiny.model("llama")
+    cache = make(model)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(2)
+    with pytest.raises(kvlane.Invalid, match="changed"):
+        cache.load(prompt())
+    model = tiny.model("llama")
+    cache = make(model)
+    model.train()
+    with pytest.raises(kvlane.Invalid, match="training"):
+        cache.load(prompt())
+
+
+@pytest.mark.parametrize(("kind", "change", "reason"), [
+    ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}}, "how long the sequence"),
+    ("phi3", {"rope_parameters": {
+        "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "factor": 2.0,
+        "original_max_position_embeddings": 128,
+    }}, "how long the sequence"),
+    ("qwen3next", {}, "linear_attention"),
+    ("llama4", {}, "chunked_attention"),
+    ("t5", {}, "encoder-decoder"),
+])  # fmt: skip
+def test_what_cannot_be_exact_is_refused(kind: str, change: dict[str, Any], reason: str) -> None:
+    with pytest.raises(kvlane.NotSupported, match=reason):
+        KVLaneCache(tiny.model(kind, **change), STORE)
+
+
+def test_calls_that_are_refused(make: Make) -> None:
+    model = tiny.model("llama")
+    cache = make(model)
+    ids = prompt(20)
+    mask = torch.ones_like(ids)
+    mask[0, 0] = 0
+    for options in (
+        {"use_cache": False},
+        {"num_beams": 2}, {"num_return_sequences": 2}, {"attention_mask": mask}, {"inputs_embeds": torch.zeros(1, 20, 64)},
+        {"past_key_values": DynamicCache()}, {"position_ids": torch.arange(20)[None]},
+    ):  # fmt: skip
+        with pytest.raises(kvlane.NotSupported):
+            cache.generate(ids, **options)
+    past = kept(model, ids, 20)
+    with pytest.raises(kvlane.Invalid, match="not empty"):
+        cache.load(ids, past)
+    with pytest.raises(kvlane.Invalid, match="holds 20 tokens"):
+        cache.save(ids[:, :10], past)
+    with pytest.raises(kvlane.Mismatch):
+        cache.save(prompt(20, batch=2), past)
+    with pytest.raises(kvlane.Mismatch):
+        cache.save(ids, kept(tiny.model("llama", dtype="bfloat16"), ids, 20))
+    with pytest.raises(kvlane.Invalid, match="one length"):
+        cache.load([[1, 2], [3]])
+    assert torch.equal(cache.generate(ids, attention_mask=torch.ones_like(ids), **GREEDY), model.generate(ids, **GREEDY))
+
+
+def test_a_tier_that_is_full_costs_nothing_but_hits(make: Make) -> None:
+    """A cache of few blocks: prompts come and go, and each one's tokens are right."""
+    model = tiny.model("llama")
+    cache = make(model, {"cache_bytes": 256 << 10})
+    for seed in range(6):
+        ids = prompt(seed=seed % 3)
+        assert torch.equal(cache.generate(ids, **GREEDY), model.generate(ids, **GREEDY))
+
+
+def test_killed_at_random_moments(tmp_path: pathlib.Path) -> None:
+    """KVLANE_KILLS says how often: 10 by default."""
+    script = pathlib.Path(__file__).with_name("killed.py")
+    seed = time.time_ns() % 1000
+    command = [sys.executable, str(script), str(tmp_path), os.environ.get("KVLANE_KILLS", "10"), str(seed)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, (seed, done.stderr[-2000:])
+    print(done.stdout)

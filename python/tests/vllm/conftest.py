@@ -37,7 +37,7 @@ class Ran:
 
     def stats(self, key: str) -> dict[str, Any]:
         """The last figures in the log that have a key."""
-        found = [json.loads(m) for m in re.findall(r"kvlane: (\{.*\})$", self.text, re.MULTILINE)]
+        found: list[dict[str, Any]] = [json.loads(m) for m in re.findall(r"kvlane: (\{.*\})$", self.text, re.MULTILINE)]
         found = [f for f in found if key in f]
         assert found, f"no figures with {key!r} in:\n{self.text[-4000:]}"
         return found[-1]
@@ -53,7 +53,9 @@ class Server:
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         }  # fmt: skip
         env.pop("PYTHONHASHSEED", None)  # a restart has to hit without it
-        self._process = subprocess.Popen([sys.executable, str(HERE / "run.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+        self._process = subprocess.Popen(
+            [sys.executable, str(HERE / "run.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
+        )
         self._codes: dict[int, int | None] = {}
         self._changed = threading.Condition()
         threading.Thread(target=self._read, daemon=True).start()
@@ -100,12 +102,12 @@ class Engine:
     def text(self) -> str:
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
-    def up(self) -> None:
-        """Waits until vLLM takes requests."""
+    def has_said(self, line: str) -> None:
+        """Waits for the start of a line in the log."""
         deadline = time.monotonic() + LIMIT
-        while "\nUP\n" not in self.text():
+        while f"\n{line}" not in self.text():
             assert self._server.wait(self.pid, 0.1) is None, self.text()[-6000:]
-            assert time.monotonic() < deadline, f"vLLM does not come up:\n{self.text()[-6000:]}"
+            assert time.monotonic() < deadline, f"vLLM does not say {line}:\n{self.text()[-6000:]}"
 
     def kill(self) -> bool:
         """kill -9 of all its processes, at once. Whether it still ran."""
@@ -152,11 +154,16 @@ def start(server: Server, model: Any, tmp_path: Path) -> Any:
     begun: list[Engine] = []
 
     def go(
-        steps: list[dict[str, Any]], *, name: str = "llama", kvlane: dict[str, Any] | None = None, processes: bool = False, **engine: Any
+        steps: list[dict[str, Any]],
+        *,
+        name: str = "llama",
+        kvlane: dict[str, Any] | None = None,
+        processes: bool = False,
+        **engine: Any,
     ) -> Engine:
         plan = {
             "model": model(name),
-            "engine": {"dtype": "bfloat16", "max_model_len": 512, "max_num_seqs": 8, "block_size": 32, "seed": 0} | engine,
+            "engine": {"dtype": "float32", "max_model_len": 512, "max_num_seqs": 8, "block_size": 32, "seed": 0} | engine,
             "kvlane": None if kvlane is None else kvlane | {"log_seconds": 0},
             "steps": steps,
             "log": str(tmp_path / f"vllm{len(begun)}.log"),

@@ -1,9 +1,12 @@
-"""Runs vLLM for the tests: reads plans, a line of JSON each, and runs each in a fork of this process, which has imported vLLM once.
+"""Runs vLLM for the tests: reads plans, a line of JSON each, and runs each in a fork of itself, which has imported vLLM once.
 
-{"model": folder, "engine": arguments of LLM, "kvlane": what kv_connector_extra_config has, or null for none, "log": file, "env": {...},
-"steps": [...]}, or {"model": folder, "make": name, ...} to make a model. A step is {"prompts": [[token, ...], ...], "tokens": n}, {"reset": true} (the engine forgets its own prefix cache) or
-{"reset": "all"} (and the connector). Answers with the number of the process, and later with that and how it ended. The log has a line
-"STEP {...}" for each step, with the tokens and the number of cached tokens of each prompt.
+A plan is {"model": folder, "engine": arguments of LLM, "kvlane": what kv_connector_extra_config has, or null for none,
+"log": file, "env": {...}, "steps": [...]}, or {"model": folder, "make": name, ...} to make a model. A step is
+{"prompts": [[token, ...], ...], "tokens": n}, {"reset": true} (the engine forgets its own prefix cache) or {"reset": "all"}
+(and the connector).
+
+Answers with the number of the process, and later with that and how it ended. The log has a line "STEP {...}" for each step,
+with the tokens and the number of cached tokens of each prompt.
 """
 
 import json

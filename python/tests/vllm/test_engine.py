@@ -12,6 +12,7 @@ import pytest
 
 POOL = {"cache_bytes": 64 << 20}
 RESET = {"reset": True}
+DTYPE = {"llama": "float32", "mla": "bfloat16", "hybrid": "float32"}
 
 
 def prompt(seed: int, n: int = 300) -> list[int]:
@@ -34,16 +35,17 @@ def files(folder: Path) -> list[Path]:
 
 
 # The engine's own prefix cache says what a hit has to give: KV that never left.
-@pytest.mark.parametrize("name", ["llama", "mla", "hybrid"])
+@pytest.mark.parametrize("name", list(DTYPE))
 def test_stored_reset_loaded(start: Any, name: str) -> None:
     p = prompt(1)
-    ran = start([ask(p), ask(p), RESET, ask(p), {"reset": "all"}, ask(p)], name=name, kvlane={"store": POOL}).ended()
+    ran = start(
+        [ask(p), ask(p), RESET, ask(p), {"reset": "all"}, ask(p)], name=name, kvlane={"store": POOL}, dtype=DTYPE[name]
+    ).ended()
     computed, kept, _, loaded, _, anew = ran.steps
     assert computed["cached"] == [0]
     assert kept["cached"][0] >= 256
     assert loaded["cached"] == kept["cached"]
     same(loaded, kept)
-    assert computed["tokens"] == kept["tokens"]
     assert anew["cached"] == [0], "what was stored before the connector's reset is not to be found"
     same(anew, computed)
     stats = ran.stats("load_jobs")
@@ -81,7 +83,7 @@ def test_many_requests_and_a_small_pool(start: Any) -> None:
     prefixes = [prompt(100 + i, 128) for i in range(10)]
     prompts = [prefixes[i % 10] + prompt(i, 160) for i in range(50)]
     blocks = 10 * 4 + 50 * 5
-    bytes_of_block = 4 * 2 * 2 * 64 * 2 * 32 + 4096
+    bytes_of_block = 4 * 2 * 2 * 64 * 4 * 32 + 4096
     ran = start(
         [ask(*prompts), RESET, ask(*prompts), RESET, ask(*reversed(prompts))],
         kvlane={"store": {"cache_bytes": bytes_of_block * blocks // 10}}, max_num_seqs=16,
@@ -104,7 +106,7 @@ def test_killed(start: Any, tmp_path: Path) -> None:
     seed = int(os.environ.get("KVLANE_SEED", "1"))
     for i in range(int(os.environ.get("KVLANE_KILLS", "2"))):
         engine = start([ask(*prompts, tokens=16), RESET] * 1000, kvlane=store)
-        engine.up()
+        engine.has_said("UP" if i % 2 else "STEP")
         time.sleep(random.Random(seed + i).uniform(0, 5))
         assert engine.kill(), engine.text()[-4000:]
     ran = start([ask(*prompts, tokens=16), RESET, ask(*prompts, tokens=16)], kvlane=store).ended()

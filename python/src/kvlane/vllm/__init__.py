@@ -1,7 +1,7 @@
 """kvlane in vLLM: Connector, which vLLM loads by `"kv_connector": "Connector", "kv_connector_module_path": "kvlane.vllm"`.
 
-vLLM's interfaces change from release to release, so each release that is supported has a module of its own, chosen here. docs/vllm.md says
-how to start vLLM with it.
+vLLM's interfaces change from release to release, so each release that is supported has a module of its own, chosen here.
+docs/vllm.md says how to start vLLM with it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What kvlane's stores are told of a vLLM engine: its page groups, and the identity of their KV.
 
-The scheduler and the workers compute it each for themselves, and have to come to the same: so nothing here depends on the process.
+Scheduler and workers compute it each for themselves, and have to come to the same: nothing here depends on the process.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from .. import errors, identity
 
-# What kv_connector_extra_config may have for kvlane: keys of a store's configuration, `weights`, and vLLM's own for OffloadingConnector.
+# What kv_connector_extra_config may have: what is kvlane's, and what is vLLM's OffloadingConnector's.
 _OURS = ("store", "stream", "rdma", "device", "weights", "tenant", "log_seconds")
 _VLLMS = ("offload_prompt_only", "self_describing_kv_events")
 # The least that the head size of a geometry has to be able to say.
@@ -58,51 +58,62 @@ def page_groups(vllm_config: Any, kv_cache_config: Any, group_ids: tuple[int, ..
             raise errors.NotSupported(f"page group {i}: its layers' pages differ in size ({sorted(sizes)} bytes)")
         if isinstance(group.kv_cache_spec, UniformTypeKVCacheSpecs) and len({type(s) for s in specs}) > 1:
             raise errors.NotSupported(f"page group {i}: its layers are of different kinds")
+        shards = min(tp, heads) if isinstance(specs[0], AttentionSpec) else tp
         if isinstance(specs[0], MLAAttentionSpec):
             shards = 1  # a latent is the same for all ranks
-        else:
-            shards = min(tp, heads) if isinstance(specs[0], AttentionSpec) else tp
         out.append(PageGroup(i, len(group.layer_names), sizes.pop(), shards, specs[0].block_size, repr(specs[0])))
     return out
 
 
 def store_config(vllm_config: Any, kv_cache_config: Any, groups: list[PageGroup], version: str, rank: int) -> dict[str, Any]:
-    """The configuration of a worker's store; rank is the worker's. That of the scheduler's Manager has rank 0."""
+    """The configuration of the store of a rank's worker. Ranks that hold the same KV have the same, and share files."""
     extra: Mapping[str, Any] = vllm_config.kv_transfer_config.kv_connector_extra_config
-    wrong = sorted(set(extra) - set(_OURS) - set(_VLLMS))
-    if wrong:
+    if wrong := sorted(set(extra) - set(_OURS) - set(_VLLMS)):
         raise errors.Invalid(f"kv_connector_extra_config has {wrong}, and kvlane knows {sorted(_OURS + _VLLMS)}")
     store = dict(extra.get("store") or {})
     if not store.get("cache_bytes"):
-        raise errors.Invalid('kv_connector_extra_config has to say how much memory each worker pins: {"store": {"cache_bytes": ...}}')
+        raise errors.Invalid('kv_connector_extra_config has no {"store": {"cache_bytes": ...}}, the memory that each worker pins')
+    if store.get("log_dir"):
+        raise errors.NotSupported("a log is one process's, and the scheduler has to look for blocks too: give dirs")
     parallel = vllm_config.parallel_config
     for name in ("pipeline_parallel_size", "prefill_context_parallel_size", "decode_context_parallel_size"):
         if getattr(parallel, name, 1) != 1:
             raise errors.NotSupported(f"{name} of {getattr(parallel, name)}: kvlane.vllm supports tensor parallelism alone")
-    tp, first, out = parallel.tensor_parallel_size, 0, []
-    name = str(vllm_config.model_config.model)
+    model, first, out = str(vllm_config.model_config.model), 0, []
     for g in groups:
         dtype, size = "int8", g.page_bytes
         if size > _MAX_HEAD_SIZE and size % 4 == 0:
             dtype, size = "float32", size // 4
         geometry = {
             # To kvlane a page is one opaque plane a layer, of which each shard has one "head".
-            "name": name, "dtype": dtype, "layers": g.layers, "kv_heads": g.shards, "head_size": size,
-            "block_tokens": g.block_tokens, "tp_size": tp, "tp_rank": rank, "state": True,
-        }  # fmt: skip
+            "name": model,
+            "dtype": dtype,
+            "layers": g.layers,
+            "kv_heads": g.shards,
+            "head_size": size,
+            "block_tokens": g.block_tokens,
+            "tp_size": g.shards,
+            "tp_rank": rank * g.shards // parallel.tensor_parallel_size,
+            "state": True,
+        }
         out.append({"name": f"vllm{g.group_id}", "layers": list(range(first, first + g.layers)), "geometry": geometry})
         first += g.layers
-    config = {"groups": out, "revision": _revision(vllm_config, kv_cache_config, groups, version, bool(store.get("dirs") or store.get("log_dir")))}
-    return config | {k: dict(extra[k]) for k in ("stream", "rdma", "device") if k in extra} | {"store": store} | (
-        {"tenant": str(extra["tenant"])} if "tenant" in extra else {}
-    )
+    own = {"groups": out, "revision": _revision(vllm_config, kv_cache_config, groups, version, bool(store.get("dirs")))}
+    if "tenant" in extra:
+        own["tenant"] = str(extra["tenant"])
+    if store.get("dirs"):  # a directory has blocks of one identity
+        name = "vllm-" + hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:24]
+        store["dirs"] = [os.path.join(d, name) for d in store["dirs"]]
+    return own | {k: dict(extra[k]) for k in ("stream", "rdma", "device") if k in extra} | {"store": store}
 
 
 def pool_blocks(config: Mapping[str, Any], groups: list[PageGroup]) -> int:
     """How many blocks a worker's pinned memory holds, all of them as long as the longest."""
     n = int(config["store"]["cache_bytes"]) // (max(g.layers * g.page_bytes for g in groups) + _HEADER_BYTES)
     if n < 1:
-        raise errors.Invalid(f"cache_bytes of {config['store']['cache_bytes']} hold no block: one has {max(g.layers * g.page_bytes for g in groups)} bytes")
+        raise errors.Invalid(
+            f"cache_bytes of {config['store']['cache_bytes']} hold no block: one has {max(g.layers * g.page_bytes for g in groups)} bytes"
+        )
     return n
 
 
@@ -123,7 +134,10 @@ def _revision(vllm_config: Any, kv_cache_config: Any, groups: list[PageGroup], v
     speculative = vllm_config.speculative_config
     if speculative is not None:
         draft = getattr(speculative, "draft_model_config", None)
-        parts["draft"] = [str(speculative.method), _model(draft, vllm_config.load_config, extra.get("weights"), durable) if draft else None]
+        parts["draft"] = [
+            str(speculative.method),
+            _model(draft, vllm_config.load_config, extra.get("weights"), durable) if draft else None,
+        ]
     if vllm_config.lora_config is not None:
         # A block's hash has an adapter's name and path, which say nothing of its weights after a restart.
         parts["engine"] = transfer.engine_id
@@ -156,7 +170,9 @@ def _model(model: Any, load: Any, weights: Any, durable: bool) -> dict[str, Any]
         "revision": str(model.revision),
         "dtype": str(model.dtype),
         "quantization": str(model.quantization),
-        "max_model_len": model.max_model_len if "longrope" in str(config.to_dict()) else 0,  # which says which of its factors count
+        "max_model_len": model.max_model_len
+        if "longrope" in str(config.to_dict())
+        else 0,  # which says which of its factors count
         "config": identity.revision(config, weights=str(weights or "unknown")),
     }
 
@@ -175,7 +191,7 @@ def _folder(model: Any) -> Path | None:
 
 
 def fingerprint(folder: Path | None, samples: int = 64, sample_bytes: int = 4096) -> str | None:
-    """A hash of the weights in a folder: of each file's name, its length, and samples of its bytes, evenly spread. None if there are none."""
+    """A hash of the weights in a folder: each file's name, length, and samples of its bytes, evenly spread. None if there are none."""
     if folder is None:
         return None
     h, found = hashlib.sha256(), False

@@ -34,7 +34,7 @@ _RESULTS = (LookupResult.MISS, LookupResult.HIT_PENDING, LookupResult.HIT)
 
 
 class Scheduler(OffloadingManager):
-    """vLLM's scheduler calls it, in one thread. Nothing here raises for a block that is not there: that is a miss, now or at the worker."""
+    """vLLM's scheduler calls it, in one thread. A block that is not there raises nothing: it is a miss, now or at the worker."""
 
     def __init__(self, manager: Manager, group_ids: tuple[int, ...], events: bool, log_seconds: float) -> None:
         self.manager = manager
@@ -50,8 +50,8 @@ class Scheduler(OffloadingManager):
 
     def _name(self, key: OffloadKey) -> bytes:
         if self._same and not self._salt:
-            return key
-        name = key[:-GROUP_BYTES]
+            return bytes(key)
+        name = bytes(key[:-GROUP_BYTES])
         if self._salt:
             name = hashlib.blake2b(name, digest_size=min(len(name), 64), key=self._salt).digest()
         return name + self._groups[int.from_bytes(key[-GROUP_BYTES:], "big")]

@@ -1,8 +1,8 @@
 """The connector for vLLM 0.32.
 
-vLLM's OffloadingConnector does the scheduling: what of a request is looked up, loaded and stored, page group by page group. It takes it that
-no job fails. What is added here is the way of a failure: from the worker to the engine, which computes the pages anew, and to the
-scheduler's Manager, which forgets the blocks.
+vLLM's OffloadingConnector does the scheduling: what of a request is looked up, loaded and stored, page group by page group.
+It takes it that no job fails. What is added here is the way of a failure: from the worker to the engine, which computes the pages
+anew, and to the scheduler's Manager, which forgets the blocks.
 """
 
 from __future__ import annotations
@@ -11,7 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorTransferResults, KVConnectorWorkerMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorTransferResults,
+    KVConnectorWorkerMetadata,
+)
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build_offloading_config, get_offloading_group_ids
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import OffloadingConnectorScheduler
@@ -22,6 +26,7 @@ from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingManager, Offloa
 from vllm.v1.kv_offload.config import OffloadingConfig
 from vllm.v1.outputs import KVConnectorOutput
 
+from .. import errors
 from . import config as configs
 from .scheduler import Scheduler
 from .worker import Failure, Worker, open_worker
@@ -54,23 +59,29 @@ class Spec(OffloadingSpec):
     def __init__(self, config: OffloadingConfig, vllm_config: Any, kv_cache_config: Any) -> None:
         super().__init__(config)
         if self.blocks_per_chunk != 1:
-            raise configs.errors.NotSupported("kvlane's blocks are vLLM's blocks: set its block size (--block-size) rather than that of chunks")
+            raise errors.NotSupported(
+                "kvlane's blocks are vLLM's blocks: set its block size (--block-size) rather than that of chunks"
+            )
         self.group_ids = get_offloading_group_ids(kv_cache_config)
         self.groups = configs.page_groups(vllm_config, kv_cache_config, self.group_ids)
-        self.ranks = config.parallel.world_size
-        self.store_config = configs.store_config(vllm_config, kv_cache_config, self.groups, RELEASE, config.parallel.rank)
+        self.stores = [
+            configs.store_config(vllm_config, kv_cache_config, self.groups, RELEASE, rank)
+            for rank in range(config.parallel.tp_size)
+        ]
 
     def get_manager(self) -> OffloadingManager:
         """The scheduler's."""
         from ..manager import Manager
 
-        manager = Manager({**self.store_config, "ranks": self.ranks, "blocks": configs.pool_blocks(self.store_config, self.groups)})
+        manager = Manager(
+            {**self.store_config, "ranks": self.ranks, "blocks": configs.pool_blocks(self.store_config, self.groups)}
+        )
         log_seconds = float(self.extra_config.get("log_seconds", 60))
         return Scheduler(manager, self.group_ids, self.kv_events_config.enable_kv_cache_events, log_seconds)
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         """A worker's."""
-        return open_worker(self.store_config, kv_caches, self.groups)
+        return open_worker(self.stores[self.config.parallel.rank % len(self.stores)], kv_caches, self.groups)
 
 
 class Connector(OffloadingConnector):
@@ -87,7 +98,9 @@ class Connector(OffloadingConnector):
         spec = Spec(config, vllm_config, kv_cache_config)
         if role == KVConnectorRole.SCHEDULER:
             if vllm_config.kv_transfer_config.kv_load_failure_policy != "recompute":
-                logger.warning('kvlane: a block that cannot be loaded fails its requests; set "kv_load_failure_policy": "recompute"')
+                logger.warning(
+                    'kvlane: a block that cannot be loaded fails its requests; set "kv_load_failure_policy": "recompute"'
+                )
             self.connector_scheduler = OffloadingConnectorScheduler(spec, vllm_config, kv_cache_config)
         else:
             self.connector_worker = OffloadingConnectorWorker(spec, vllm_config, kv_cache_config)
@@ -107,7 +120,9 @@ class Connector(OffloadingConnector):
         if self._by_page:
             self._bad_pages.update(page for job in failed for page in failures[job].pages)
             failed = []
-        return KVConnectorTransferResults(finished_sending=sent, finished_recving=received, failed_recving={loads[job] for job in failed})
+        return KVConnectorTransferResults(
+            finished_sending=sent, finished_recving=received, failed_recving={loads[job] for job in failed}
+        )
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """The pages that loads failed for, where there is one page group."""

@@ -56,7 +56,9 @@ class Worker(OffloadingWorker):
         self._failures: dict[int, Failure] = {}
 
     def _keys(self, names: list[bytes]) -> Keys:
-        return Keys(b"".join(self.store.keys(b"".join(hashes), group, len(hashes[0])).raw for group, hashes in by_group(names).items()))
+        return Keys(
+            b"".join(self.store.keys(b"".join(hashes), group, len(hashes[0])).raw for group, hashes in by_group(names).items())
+        )
 
     def submit_store(self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec) -> bool:
         """Begins to store blocks."""
@@ -126,7 +128,9 @@ class Worker(OffloadingWorker):
 
     def _failure(self, job: _Job) -> Failure | None:
         if job.task is None:
-            logger.warning("Job %d, a %s of %d blocks, did not begin: %s", job.id, "load" if job.load else "store", len(job.names), job.error)
+            logger.warning(
+                "Job %d, a %s of %d blocks, did not begin: %s", job.id, "load" if job.load else "store", len(job.names), job.error
+            )
             return Failure(job.names, set(job.pages))
         try:
             results = job.task.results()
@@ -136,7 +140,14 @@ class Worker(OffloadingWorker):
         if not bad:
             return None
         why = sorted({results[i].status.name for i in bad})
-        logger.warning("Job %d, a %s: %d of %d blocks failed: %s", job.id, "load" if job.load else "store", len(bad), len(job.names), ", ".join(why))
+        logger.warning(
+            "Job %d, a %s: %d of %d blocks failed: %s",
+            job.id,
+            "load" if job.load else "store",
+            len(bad),
+            len(job.names),
+            ", ".join(why),
+        )
         return Failure([job.names[i] for i in bad], {job.pages[i] for i in bad})
 
     def get_finished(self) -> list[TransferResult]:
@@ -182,7 +193,9 @@ class Worker(OffloadingWorker):
 def open_worker(config: dict[str, Any], kv_caches: CanonicalKVCaches, groups: list[PageGroup]) -> Worker:
     """Opens a worker's store over vLLM's KV cache."""
     if len(kv_caches.group_data_refs) != len(groups):
-        raise errors.NotSupported(f"vLLM has {len(kv_caches.group_data_refs)} page groups of tensors and {len(groups)} of specifications")
+        raise errors.NotSupported(
+            f"vLLM has {len(kv_caches.group_data_refs)} page groups of tensors and {len(groups)} of specifications"
+        )
     device = kv_caches.tensors[0].tensor.device
     if device.type not in ("cpu", "cuda"):
         raise errors.NotSupported(f"vLLM's KV cache is on {device}: kvlane.vllm supports cpu and cuda")
@@ -195,7 +208,9 @@ def open_worker(config: dict[str, Any], kv_caches: CanonicalKVCaches, groups: li
                 f"page group {group.group_id}: {len(refs)} layers with pages of {sorted(sizes)} bytes every {sorted(strides)}, "
                 f"and not {group.layers} with {group.page_bytes}"
             )
-        memory.append(Addresses([t.data_ptr() for t in tensors], tensors[0].shape[0], group.page_bytes, strides.pop(), keep=tensors))
+        memory.append(
+            Addresses([t.data_ptr() for t in tensors], tensors[0].shape[0], group.page_bytes, strides.pop(), keep=tensors)
+        )
     if device.type == "cpu":
         config = {**config, "device": {"driver": "host"}}
     elif "device" not in config:

@@ -12,19 +12,17 @@ class Job:
 class Manager:
     def __init__(self, config):
         from kvlane import Store
-        config = dict(config); self.ranks = config.pop("ranks"); self.blocks = config.pop("blocks")
+        self.ranks = config["ranks"]; self.blocks = config["blocks"]
         self.pool = collections.OrderedDict()  # name -> ready
         self.pins = collections.Counter()
         self.counts = collections.Counter()
         self.bad = set()
         self.files = []
-        st = dict(config["store"])
-        if st.get("dirs"):
-            for r in range(self.ranks):
-                gs = [{**g, "geometry": {**g["geometry"], "tp_rank": r}} for g in config["groups"]]
-                big = max(g["geometry"]["layers"] * g["geometry"]["head_size"] for g in gs)
-                self.files.append(Store({"groups": gs, "revision": config["revision"], "device": {"driver": "host"},
-                  "store": {"dirs": st["dirs"], "read_only": True, "cache_bytes": 16 * (big + 8192)}}))
+        for c in self.ranks:
+            if c["store"].get("dirs"):
+                big = max(g["geometry"]["layers"] * g["geometry"]["head_size"] for g in c["groups"])
+                for d in c["store"]["dirs"]: __import__("os").makedirs(d, exist_ok=True)
+                self.files.append(Store({**c, "device": {"driver": "host"}, "store": {"dirs": c["store"]["dirs"], "read_only": True, "cache_bytes": 16 * (big + 8192)}}))
     def _infiles(self, keys):
         out = [bool(self.files)] * len(keys)
         for s in self.files:

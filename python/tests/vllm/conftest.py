@@ -175,3 +175,15 @@ def start(server: Server, model: Any, tmp_path: Path) -> Any:
     yield go
     for engine in begun:
         engine.kill()
+
+
+@pytest.fixture
+def identities(server: Server, model: Any, tmp_path: Path) -> Any:
+    """What stores are told of engines: a list of configurations, one a rank, or an error's text, for each of the cases."""
+
+    def ask(cases: list[Any]) -> list[Any]:
+        log = str(tmp_path / f"identities{len(list(tmp_path.iterdir()))}.log")
+        ran = Engine(server, {"identities": cases, "model": model("llama"), "log": log, "env": {}}).ended()
+        return [step["stores"] for step in ran.steps]
+
+    return ask

@@ -1,7 +1,7 @@
 """Runs vLLM for the tests: reads plans, a line of JSON each, and runs each in a fork of itself, which has imported vLLM once.
 
 A plan is {"model": folder, "engine": arguments of LLM, "kvlane": what kv_connector_extra_config has, or null for none,
-"log": file, "env": {...}, "steps": [...]}, or {"model": folder, "make": name, ...} to make a model. A step is
+"log": file, "env": {...}, "steps": [...]}, or with "make": name to make a model, or with "identities". A step is
 {"prompts": [[token, ...], ...], "tokens": n}, {"reset": true} (the engine forgets its own prefix cache) or {"reset": "all"}
 (and the connector).
 
@@ -49,6 +49,36 @@ def run(plan: dict[str, Any]) -> None:
         print("STEP " + json.dumps(out), flush=True)
 
 
+def identities(plan: dict[str, Any]) -> None:
+    """What stores are told of engines with other arguments and environments, each a [kvlane, arguments, environment]."""
+    import torch
+    from vllm.config import KVTransferConfig
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+
+    from kvlane import errors
+    from kvlane.vllm import config
+
+    for extra, more, env in plan["identities"]:
+        os.environ.pop("PYTHONHASHSEED", None)
+        os.environ.update(env)
+        transfer = KVTransferConfig(
+            kv_connector="Connector", kv_connector_module_path="kvlane.vllm", kv_role="kv_both", kv_connector_extra_config=extra
+        )
+        arguments = {"model": plan["model"], "dtype": "float32", "max_model_len": 512, "skip_tokenizer_init": True} | more
+        vllm = EngineArgs(kv_transfer_config=transfer, **arguments).create_engine_config()
+        heads = max(1, 2 // vllm.parallel_config.tensor_parallel_size)
+        spec = FullAttentionSpec(block_size=32, num_kv_heads=heads, head_size=64, dtype=getattr(torch, arguments["dtype"]))
+        kv = KVCacheConfig(1, [], [KVCacheGroupSpec([f"layer{i}" for i in range(4)], spec)])
+        try:
+            groups = config.page_groups(vllm, kv, (0,))
+            ranks = range(vllm.parallel_config.tensor_parallel_size)
+            out: Any = [config.store_config(vllm, kv, groups, "0.32", rank) for rank in ranks]
+        except errors.Error as e:
+            out = f"{type(e).__name__}: {e}"
+        print("STEP " + json.dumps({"stores": out}), flush=True)
+
+
 def child(plan: dict[str, Any]) -> None:
     os.setsid()
     os.environ.update(plan["env"])
@@ -61,6 +91,8 @@ def child(plan: dict[str, Any]) -> None:
             import models
 
             models.save(plan["make"], plan["model"])
+        elif plan.get("identities"):
+            identities(plan)
         else:
             run(plan)
         code = 0

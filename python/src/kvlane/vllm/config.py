@@ -109,11 +109,10 @@ def store_config(vllm_config: Any, kv_cache_config: Any, groups: list[PageGroup]
 
 def pool_blocks(config: Mapping[str, Any], groups: list[PageGroup]) -> int:
     """How many blocks a worker's pinned memory holds, all of them as long as the longest."""
-    n = int(config["store"]["cache_bytes"]) // (max(g.layers * g.page_bytes for g in groups) + _HEADER_BYTES)
+    pool, block = int(config["store"]["cache_bytes"]), max(g.layers * g.page_bytes for g in groups)
+    n = pool // (block + _HEADER_BYTES)
     if n < 1:
-        raise errors.Invalid(
-            f"cache_bytes of {config['store']['cache_bytes']} hold no block: one has {max(g.layers * g.page_bytes for g in groups)} bytes"
-        )
+        raise errors.Invalid(f"cache_bytes of {pool} hold no block: one has {block} bytes")
     return n
 
 
@@ -191,7 +190,7 @@ def _folder(model: Any) -> Path | None:
 
 
 def fingerprint(folder: Path | None, samples: int = 64, sample_bytes: int = 4096) -> str | None:
-    """A hash of the weights in a folder: each file's name, length, and samples of its bytes, evenly spread. None if there are none."""
+    """A hash of the weights in a folder: each file's name, length, and samples of its bytes. None if there are none."""
     if folder is None:
         return None
     h, found = hashlib.sha256(), False

@@ -73,9 +73,8 @@ class Spec(OffloadingSpec):
         """The scheduler's."""
         from ..manager import Manager
 
-        manager = Manager(
-            {**self.store_config, "ranks": self.ranks, "blocks": configs.pool_blocks(self.store_config, self.groups)}
-        )
+        different = [c for i, c in enumerate(self.stores) if c not in self.stores[:i]]
+        manager = Manager({"ranks": different, "blocks": configs.pool_blocks(different[0], self.groups)})
         log_seconds = float(self.extra_config.get("log_seconds", 60))
         return Scheduler(manager, self.group_ids, self.kv_events_config.enable_kv_cache_events, log_seconds)
 

@@ -167,7 +167,8 @@ def start(server: Server, model: Any, tmp_path: Path) -> Any:
             "kvlane": None if kvlane is None else kvlane | {"log_seconds": 0},
             "steps": steps,
             "log": str(tmp_path / f"vllm{len(begun)}.log"),
-            "env": {"VLLM_ENABLE_V1_MULTIPROCESSING": str(int(processes))},
+            # As many workers as there are, on whatever cores there are.
+            "env": {"VLLM_ENABLE_V1_MULTIPROCESSING": str(int(processes)), "VLLM_CPU_OMP_THREADS_BIND": "nobind"},
         }
         begun.append(Engine(server, plan))
         return begun[-1]

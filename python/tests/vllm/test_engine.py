@@ -34,6 +34,12 @@ def files(folder: Path) -> list[Path]:
     return sorted(p for p in folder.rglob("*") if p.is_file() and p.stat().st_size > 4096)
 
 
+def damage(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 4
+    file.write_bytes(data)
+
+
 # The engine's own prefix cache says what a hit has to give: KV that never left.
 @pytest.mark.parametrize("name", list(DTYPE))
 def test_stored_reset_loaded(start: Any, name: str) -> None:
@@ -61,10 +67,7 @@ def test_restarted_and_damaged(start: Any, tmp_path: Path) -> None:
     same(ran.steps[0], kept)
     assert ran.steps[0]["cached"] == kept["cached"]
 
-    damaged = random.Random(3).choice(files(tmp_path / "kv"))
-    data = bytearray(damaged.read_bytes())
-    data[len(data) // 2] ^= 4
-    damaged.write_bytes(data)
+    damage(random.Random(3).choice(files(tmp_path / "kv")))
     ran = start([ask(p), RESET, ask(p)], kvlane=store, processes=True).ended()
     again, _, after = ran.steps
     assert again["tokens"] == first["tokens"]
@@ -115,3 +118,20 @@ def test_killed(start: Any, tmp_path: Path) -> None:
     assert sum(ran.steps[0]["cached"]) > 0
     stats = ran.stats("load_jobs")
     assert stats["pinned"] == stats["filling"] == 0
+
+
+# Two workers, each with its own heads, pool and files. What one of them finds damaged both compute again.
+def test_two_workers(start: Any, tmp_path: Path) -> None:
+    p, store = prompt(4), {"store": POOL | {"dirs": [str(tmp_path / "kv")]}}
+    both = {"kvlane": store, "processes": True, "tensor_parallel_size": 2}
+    first, kept, _, loaded = start([ask(p), ask(p), RESET, ask(p)], **both).ended().steps
+    assert loaded["cached"] == kept["cached"]
+    same(loaded, kept)
+    assert len(list((tmp_path / "kv").iterdir())) == 2, "a directory for each range of heads"
+    damage(random.Random(5).choice(files(tmp_path / "kv")))
+    ran = start([ask(p), RESET, ask(p)], **both).ended()
+    again, _, after = ran.steps
+    assert again["tokens"] == first["tokens"]
+    assert "CORRUPT" in ran.text
+    same(after, kept)
+    assert ran.stats("load_jobs")["failed"] == 1

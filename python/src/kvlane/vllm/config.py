@@ -137,8 +137,9 @@ def _revision(vllm_config: Any, kv_cache_config: Any, groups: list[PageGroup], v
             str(speculative.method),
             _model(draft, vllm_config.load_config, extra.get("weights"), durable) if draft else None,
         ]
-    if vllm_config.lora_config is not None:
-        # A block's hash has an adapter's name and path, which say nothing of its weights after a restart.
+    if vllm_config.lora_config is not None or getattr(cache, "calculate_kv_scales", False):
+        # A block's hash has an adapter's name and path, which say nothing of its weights after a restart; nor does anything
+        # say what scales the first requests gave.
         parts["engine"] = transfer.engine_id
     text = json.dumps(parts, sort_keys=True, default=str)
     return "vllm-" + hashlib.sha256(text.encode()).hexdigest()

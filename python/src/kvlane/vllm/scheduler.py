@@ -97,7 +97,8 @@ class Scheduler(OffloadingManager):
             return None
         self._changed()
         self._removed(job)
-        names = list(job.keys)
+        chosen = set(job.keys)
+        names = [n for n in named if n in chosen]  # in vLLM's order, in which it will name the pages
         taken = [named[n] for n in names]
         if not taken:
             job.end()

@@ -81,6 +81,20 @@ def test_restarted_and_damaged(start: Any, tmp_path: Path) -> None:
     assert other.steps[0]["cached"] == [0], "other rotary embeddings, other KV"
 
 
+# With several page groups a page's number does not say whose it is: the request is computed from its start.
+def test_damaged_with_several_page_groups(start: Any, tmp_path: Path) -> None:
+    p, store = prompt(6), {"store": POOL | {"dirs": [str(tmp_path / "kv")]}}
+    first, kept = start([ask(p), ask(p)], name="hybrid", kvlane=store).ended().steps
+    for file in files(tmp_path / "kv"):
+        damage(file)
+    ran = start([ask(p), RESET, ask(p)], name="hybrid", kvlane=store).ended()
+    again, _, after = ran.steps
+    assert again["tokens"] == first["tokens"]
+    assert "CORRUPT" in ran.text
+    same(after, kept)
+    assert after["cached"] == kept["cached"]
+
+
 # The pool holds a tenth of what is asked for, by requests that share prefixes, and by more than run at a time.
 def test_many_requests_and_a_small_pool(start: Any) -> None:
     prefixes = [prompt(100 + i, 128) for i in range(10)]

@@ -53,13 +53,14 @@ class Server:
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         }  # fmt: skip
         env.pop("PYTHONHASHSEED", None)  # a restart has to hit without it
-        self._process = subprocess.Popen(
-            [sys.executable, str(HERE / "run.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
-        )
+        command = [sys.executable, "-m", "in_vllm.run"]
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self._process = subprocess.Popen(command, env=env, cwd=HERE.parent, **pipes)
+        self._ended = False
         self._codes: dict[int, int | None] = {}
         self._changed = threading.Condition()
         threading.Thread(target=self._read, daemon=True).start()
-        self._await(lambda: 0 in self._codes, LIMIT)
+        assert self._await(lambda: 0 in self._codes, LIMIT), "vLLM cannot be imported"
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -69,10 +70,13 @@ class Server:
                 with self._changed:
                     self._codes[pid] = code
                     self._changed.notify_all()
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
 
     def _await(self, what: Callable[[], bool], limit: float) -> bool:
         with self._changed:
-            return self._changed.wait_for(what, limit)
+            return self._changed.wait_for(lambda: what() or self._ended, limit) and what()
 
     def start(self, plan: dict[str, Any]) -> int:
         assert self._process.stdin is not None

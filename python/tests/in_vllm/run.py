@@ -88,7 +88,7 @@ def child(plan: dict[str, Any]) -> None:
     code = 1
     try:
         if plan.get("make"):
-            import models
+            from . import models
 
             models.save(plan["make"], plan["model"])
         elif plan.get("identities"):

@@ -1,0 +1,174 @@
+"""The scheduler's side: vLLM's OffloadingManager over kvlane's Manager, which knows what blocks the workers have."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING, Any
+
+from vllm.logger import init_logger
+from vllm.v1.kv_offload.base import (
+    LookupResult,
+    Medium,
+    OffloadingEvent,
+    OffloadingManager,
+    OffloadKey,
+    PrepareStoreOutput,
+    ReqContext,
+    RequestOffloadingContext,
+    ScheduleEndContext,
+)
+
+from .. import errors
+from .jobs import GROUP_BYTES, Blocks
+
+if TYPE_CHECKING:
+    from ..manager import Job, Manager
+
+logger = init_logger("vllm.kvlane")  # what vLLM sets up are loggers below its own name
+
+_RESULTS = (LookupResult.MISS, LookupResult.HIT_PENDING, LookupResult.HIT)
+
+
+class Scheduler(OffloadingManager):
+    """vLLM's scheduler calls it, in one thread. A block that is not there raises nothing: it is a miss, now or at the worker."""
+
+    def __init__(self, manager: Manager, group_ids: tuple[int, ...], events: bool, log_seconds: float) -> None:
+        self.manager = manager
+        self._groups = {g: i.to_bytes(GROUP_BYTES, "big") for i, g in enumerate(group_ids)}
+        self._same = list(group_ids) == list(range(len(group_ids)))
+        self._salt = b""  # set by reset_cache
+        self._seen: dict[str, dict[OffloadKey, int]] = {}  # by request: what Manager.lookup said in this step
+        self._loads: dict[str, Job | None] = {}  # by request, which has one at a time
+        self._stores: dict[OffloadKey, Job] = {}  # by each key of a job
+        self._failed: set[bytes] = set()  # of jobs that some worker is not through with
+        self._events: list[OffloadingEvent] | None = [] if events else None
+        self._log_seconds, self._logged = log_seconds, 0.0
+
+    def _name(self, key: OffloadKey) -> bytes:
+        if self._same and not self._salt:
+            return bytes(key)
+        name = bytes(key[:-GROUP_BYTES])
+        if self._salt:
+            name = hashlib.blake2b(name, digest_size=min(len(name), 64), key=self._salt).digest()
+        return name + self._groups[int.from_bytes(key[-GROUP_BYTES:], "big")]
+
+    def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+        """One call to the Manager for all keys of a request, in each step."""
+        seen = self._seen.get(req_context.req_id)
+        if seen is None or key not in seen:
+            keys = list(req_context._offload_key_positions)
+            if key not in req_context._offload_key_positions:
+                keys.append(key)
+            seen = dict(zip(keys, self.manager.lookup([self._name(k) for k in keys]), strict=True))
+            self._seen[req_context.req_id] = seen
+        return _RESULTS[seen[key]]
+
+    def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> Blocks:
+        """Pins the blocks. Where that fails the workers are told all the same, and report what they do not have."""
+        names = [self._name(k) for k in keys]
+        job: Job | None = None
+        try:
+            job = self.manager.prepare_load(names)
+        except errors.Error as e:
+            logger.warning("Request %s: %d blocks are loaded unpinned: %s", req_context.req_id, len(names), e)
+        self._loads[req_context.req_id] = job
+        self._changed()
+        self._removed(job)
+        return Blocks(names, list(job.evicted) if job else [])
+
+    def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
+        """Every worker is through with a request's load."""
+        job = self._loads.pop(req_context.req_id, None)
+        self._end(job, keys)
+
+    def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput | None:
+        """None where there is no room: everything is in use."""
+        named = {self._name(k): k for k in keys}
+        try:
+            job = self.manager.prepare_store(list(named))
+        except errors.Error as e:
+            logger.warning("Request %s: %d blocks are not stored: %s", req_context.req_id, len(named), e)
+            return None
+        if job is None:
+            return None
+        self._changed()
+        self._removed(job)
+        chosen = set(job.keys)
+        names = [n for n in named if n in chosen]  # in vLLM's order, in which it will name the pages
+        taken = [named[n] for n in names]
+        if not taken:
+            job.end()
+        for k in taken:
+            self._stores[k] = job
+        return PrepareStoreOutput(taken, Blocks(names, list(job.evicted)), [])
+
+    def complete_store(self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True) -> None:
+        """Every worker is through with a job."""
+        jobs = {id(j): j for k in keys if (j := self._stores.pop(k, None)) is not None}
+        for job in jobs.values():
+            self._end(job, keys, success)
+
+    def _end(self, job: Job | None, keys: Collection[OffloadKey], success: bool = True) -> None:
+        failed = {n for n in map(self._name, keys) if n in self._failed or not success}
+        self._failed -= failed
+        self._changed()
+        if job is not None:
+            if self._events is not None:
+                stored = [OffloadKey(n) for n in job.keys if n not in failed]
+                self._events.append(OffloadingEvent(stored, Medium.CPU, removed=False))
+            job.end(failed)
+        elif failed:
+            self.manager.forget(list(failed))
+        if (now := time.monotonic()) - self._logged >= self._log_seconds:
+            self._logged = now
+            logger.info("kvlane: %s", json.dumps(self.stats()))
+
+    def failed(self, names: Iterable[bytes]) -> None:
+        """A worker could not store or load these blocks, of a job that has not ended."""
+        self._failed.update(names)
+
+    def _removed(self, job: Job | None) -> None:
+        if self._events is not None and job is not None and job.evicted:
+            self._events.append(OffloadingEvent([OffloadKey(n) for n in job.evicted], Medium.CPU, removed=True))
+
+    def _changed(self) -> None:
+        self._seen.clear()
+
+    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
+        """Nothing is known of a request yet."""
+        return RequestOffloadingContext()
+
+    def on_schedule_end(self, context: ScheduleEndContext) -> None:
+        """What lookups said counts for one step."""
+        self._changed()
+
+    def take_events(self) -> Iterable[OffloadingEvent]:
+        """What was stored and removed since the last call."""
+        if self._events:
+            taken, self._events = self._events, []
+            yield from taken
+
+    def reset_cache(self) -> None:
+        """Nothing that was stored so far is found again by this process: the engine may have got other weights."""
+        self._salt = os.urandom(32)
+        for job in [*self._loads.values(), *{id(j): j for j in self._stores.values()}.values()]:
+            if job is not None:
+                job.end(job.keys)
+        self._loads.clear()
+        self._stores.clear()
+        self._failed.clear()
+        self._changed()
+
+    def stats(self) -> dict[str, Any]:
+        """The Manager's figures."""
+        return dict(self.manager.stats())
+
+    def shutdown(self) -> None:
+        """Closes the Manager."""
+        self.reset_cache()
+        logger.info("kvlane: %s", json.dumps(self.stats()))
+        self.manager.close()

@@ -21,7 +21,6 @@ _OURS = ("store", "stream", "rdma", "device", "weights", "tenant", "log_seconds"
 _VLLMS = ("offload_prompt_only", "self_describing_kv_events")
 # The least that the head size of a geometry has to be able to say.
 _MAX_HEAD_SIZE = 1 << 20
-_HEADER_BYTES = 4096  # of a block in memory
 
 
 @dataclass(frozen=True)
@@ -105,15 +104,6 @@ def store_config(vllm_config: Any, kv_cache_config: Any, groups: list[PageGroup]
         name = "vllm-" + hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:24]
         store["dirs"] = [os.path.join(d, name) for d in store["dirs"]]
     return own | {k: dict(extra[k]) for k in ("stream", "rdma", "device") if k in extra} | {"store": store}
-
-
-def pool_blocks(config: Mapping[str, Any], groups: list[PageGroup]) -> int:
-    """How many blocks a worker's pinned memory holds, all of them as long as the longest."""
-    pool, block = int(config["store"]["cache_bytes"]), max(g.layers * g.page_bytes for g in groups)
-    n = pool // (block + _HEADER_BYTES)
-    if n < 1:
-        raise errors.Invalid(f"cache_bytes of {pool} hold no block: one has {block} bytes")
-    return n
 
 
 def _revision(vllm_config: Any, kv_cache_config: Any, groups: list[PageGroup], version: str, durable: bool) -> str:

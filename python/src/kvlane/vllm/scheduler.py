@@ -23,6 +23,7 @@ from vllm.v1.kv_offload.base import (
 )
 
 from .. import errors
+from ..manager import Block
 from .jobs import GROUP_BYTES, Blocks
 
 if TYPE_CHECKING:
@@ -31,6 +32,14 @@ if TYPE_CHECKING:
 logger = init_logger("vllm.kvlane")  # what vLLM sets up are loggers below its own name
 
 _RESULTS = (LookupResult.MISS, LookupResult.HIT_PENDING, LookupResult.HIT)
+
+
+def _block(name: bytes) -> Block:
+    return Block(name[:-GROUP_BYTES], int.from_bytes(name[-GROUP_BYTES:], "big"))
+
+
+def _named(blocks: Iterable[Block]) -> list[bytes]:
+    return [b.hash + b.group.to_bytes(GROUP_BYTES, "big") for b in blocks]
 
 
 class Scheduler(OffloadingManager):
@@ -63,7 +72,12 @@ class Scheduler(OffloadingManager):
             keys = list(req_context._offload_key_positions)
             if key not in req_context._offload_key_positions:
                 keys.append(key)
-            seen = dict(zip(keys, self.manager.lookup([self._name(k) for k in keys]), strict=True))
+            try:
+                found = self.manager.lookup([_block(self._name(k)) for k in keys])
+            except errors.Error as e:
+                logger.warning("Request %s: %d blocks are taken for misses: %s", req_context.req_id, len(keys), e)
+                found = bytes(len(keys))
+            seen = dict(zip(keys, found, strict=True))
             self._seen[req_context.req_id] = seen
         return _RESULTS[seen[key]]
 
@@ -72,13 +86,13 @@ class Scheduler(OffloadingManager):
         names = [self._name(k) for k in keys]
         job: Job | None = None
         try:
-            job = self.manager.prepare_load(names)
+            job = self.manager.load([_block(n) for n in names])
         except errors.Error as e:
             logger.warning("Request %s: %d blocks are loaded unpinned: %s", req_context.req_id, len(names), e)
         self._loads[req_context.req_id] = job
         self._changed()
         self._removed(job)
-        return Blocks(names, list(job.evicted) if job else [])
+        return Blocks(names, _named(job.evicted) if job else [])
 
     def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
         """Every worker is through with a request's load."""
@@ -89,22 +103,22 @@ class Scheduler(OffloadingManager):
         """None where there is no room: everything is in use."""
         named = {self._name(k): k for k in keys}
         try:
-            job = self.manager.prepare_store(list(named))
+            job = self.manager.store([_block(n) for n in named])
+        except errors.Busy:
+            return None
         except errors.Error as e:
             logger.warning("Request %s: %d blocks are not stored: %s", req_context.req_id, len(named), e)
             return None
-        if job is None:
-            return None
         self._changed()
         self._removed(job)
-        chosen = set(job.keys)
+        chosen = set(_named(job.blocks))
         names = [n for n in named if n in chosen]  # in vLLM's order, in which it will name the pages
         taken = [named[n] for n in names]
         if not taken:
             job.end()
         for k in taken:
             self._stores[k] = job
-        return PrepareStoreOutput(taken, Blocks(names, list(job.evicted)), [])
+        return PrepareStoreOutput(taken, Blocks(names, _named(job.evicted)), [])
 
     def complete_store(self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True) -> None:
         """Every worker is through with a job."""
@@ -118,11 +132,11 @@ class Scheduler(OffloadingManager):
         self._changed()
         if job is not None:
             if self._events is not None:
-                stored = [OffloadKey(n) for n in job.keys if n not in failed]
+                stored = [OffloadKey(n) for n in _named(job.blocks) if n not in failed]
                 self._events.append(OffloadingEvent(stored, Medium.CPU, removed=False))
-            job.end(failed)
+            job.end([i for i, n in enumerate(_named(job.blocks)) if n in failed])
         elif failed:
-            self.manager.forget(list(failed))
+            self.manager.forget([_block(n) for n in failed])
         if (now := time.monotonic()) - self._logged >= self._log_seconds:
             self._logged = now
             logger.info("kvlane: %s", json.dumps(self.stats()))
@@ -133,7 +147,7 @@ class Scheduler(OffloadingManager):
 
     def _removed(self, job: Job | None) -> None:
         if self._events is not None and job is not None and job.evicted:
-            self._events.append(OffloadingEvent([OffloadKey(n) for n in job.evicted], Medium.CPU, removed=True))
+            self._events.append(OffloadingEvent([OffloadKey(n) for n in _named(job.evicted)], Medium.CPU, removed=True))
 
     def _changed(self) -> None:
         self._seen.clear()
@@ -157,7 +171,7 @@ class Scheduler(OffloadingManager):
         self._salt = os.urandom(32)
         for job in [*self._loads.values(), *{id(j): j for j in self._stores.values()}.values()]:
             if job is not None:
-                job.end(job.keys)
+                job.end(range(len(job.blocks)))
         self._loads.clear()
         self._stores.clear()
         self._failed.clear()
@@ -165,10 +179,10 @@ class Scheduler(OffloadingManager):
 
     def stats(self) -> dict[str, Any]:
         """The Manager's figures."""
-        return dict(self.manager.stats())
+        return self.manager.stats()
 
     def shutdown(self) -> None:
         """Closes the Manager."""
-        self.reset_cache()
         logger.info("kvlane: %s", json.dumps(self.stats()))
+        self.reset_cache()  # ends jobs that no worker answers for any more
         self.manager.close()

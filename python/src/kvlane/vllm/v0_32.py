@@ -73,8 +73,7 @@ class Spec(OffloadingSpec):
         """The scheduler's."""
         from ..manager import Manager
 
-        different = [c for i, c in enumerate(self.stores) if c not in self.stores[:i]]
-        manager = Manager({"ranks": different, "blocks": configs.pool_blocks(different[0], self.groups)})
+        manager = Manager([c for i, c in enumerate(self.stores) if c not in self.stores[:i]])
         log_seconds = float(self.extra_config.get("log_seconds", 60))
         return Scheduler(manager, self.group_ids, self.kv_events_config.enable_kv_cache_events, log_seconds)
 

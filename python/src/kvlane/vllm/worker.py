@@ -94,7 +94,7 @@ class Worker(OffloadingWorker):
         if job.error is not None:
             return
         if job.evicted:
-            self._drop(job.evicted)
+            self.store.drop(self._keys(job.evicted))
             job.evicted = []
         keys = self._keys(job.names)
         job.begun = time.monotonic()
@@ -103,11 +103,6 @@ class Worker(OffloadingWorker):
         else:
             after = torch.cuda.current_stream() if self.store.driver == "cuda" else None
             job.task = self.store.dump(self.cache, keys, job.pages, after)
-
-    def _drop(self, names: list[bytes]) -> None:
-        drop = getattr(self.store, "drop", None)  # until the library has it the pool evicts by itself
-        if drop is not None:
-            drop(self._keys(names))
 
     @staticmethod
     def _ended(job: _Job) -> bool:

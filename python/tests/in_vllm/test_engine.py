@@ -110,7 +110,9 @@ def test_many_requests_and_a_small_pool(start: Any) -> None:
     assert third["tokens"] == first["tokens"][::-1]
     assert set(first["reasons"] + second["reasons"] + third["reasons"]) == {"length"}
     stats = ran.stats("from_pool")
-    assert stats["stored"] - stats["evicted"] == stats["blocks"] <= blocks // 10, "each block that was stored is there or was evicted"
+    assert stats["stored"] - stats["evicted"] == stats["blocks"] <= blocks // 10, (
+        "each block that was stored is there or was evicted"
+    )
     assert stats["jobs"] == stats["forgotten"] == 0
     assert stats["evicted"] > blocks
 

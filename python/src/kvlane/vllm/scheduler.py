@@ -53,6 +53,7 @@ class Scheduler(OffloadingManager):
         self._seen: dict[str, dict[OffloadKey, int]] = {}  # by request: what Manager.lookup said in this step
         self._loads: dict[str, Job | None] = {}  # by request, which has one at a time
         self._stores: dict[OffloadKey, Job] = {}  # by each key of a job
+        self._owed: list[bytes] = []  # evicted, and no worker was told yet
         self._failed: set[bytes] = set()  # of jobs that some worker is not through with
         self._events: list[OffloadingEvent] | None = [] if events else None
         self._log_seconds, self._logged = log_seconds, 0.0
@@ -92,7 +93,7 @@ class Scheduler(OffloadingManager):
         self._loads[req_context.req_id] = job
         self._changed()
         self._removed(job)
-        return Blocks(names, _named(job.evicted) if job else [])
+        return Blocks(names, self._evicted(job))
 
     def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
         """Every worker is through with a request's load."""
@@ -114,15 +115,20 @@ class Scheduler(OffloadingManager):
         chosen = set(_named(job.blocks))
         names = [n for n in named if n in chosen]  # in vLLM's order, in which it will name the pages
         taken = [named[n] for n in names]
-        if not taken:
+        if not taken:  # vLLM makes no job of it, so the next one tells the workers
+            self._owed += _named(job.evicted)
             job.end()
+            return PrepareStoreOutput([], Blocks([], []), [])
         for k in taken:
             self._stores[k] = job
-        return PrepareStoreOutput(taken, Blocks(names, _named(job.evicted)), [])
+        return PrepareStoreOutput(taken, Blocks(names, self._evicted(job)), [])
 
     def complete_store(self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True) -> None:
         """Every worker is through with a job."""
         jobs = {id(j): j for k in keys if (j := self._stores.pop(k, None)) is not None}
+        if self._events is not None:
+            stored = [k for k in keys if success and self._name(k) not in self._failed]
+            self._events.append(OffloadingEvent(stored, Medium.CPU, removed=False))
         for job in jobs.values():
             self._end(job, keys, success)
 
@@ -131,9 +137,6 @@ class Scheduler(OffloadingManager):
         self._failed -= failed
         self._changed()
         if job is not None:
-            if self._events is not None:
-                stored = [OffloadKey(n) for n in _named(job.blocks) if n not in failed]
-                self._events.append(OffloadingEvent(stored, Medium.CPU, removed=False))
             job.end([i for i, n in enumerate(_named(job.blocks)) if n in failed])
         elif failed:
             self.manager.forget([_block(n) for n in failed])
@@ -146,8 +149,14 @@ class Scheduler(OffloadingManager):
         self._failed.update(names)
 
     def _removed(self, job: Job | None) -> None:
-        if self._events is not None and job is not None and job.evicted:
+        # Names that are not vLLM's own keys are no news to it: it has dropped what it knew of them with reset_cache.
+        if self._events is not None and job is not None and job.evicted and self._same and not self._salt:
             self._events.append(OffloadingEvent([OffloadKey(n) for n in _named(job.evicted)], Medium.CPU, removed=True))
+
+    def _evicted(self, job: Job | None) -> list[bytes]:
+        """What the workers drop before a job, which is the next that they get."""
+        out, self._owed = [*self._owed, *(_named(job.evicted) if job else ())], []
+        return out
 
     def _changed(self) -> None:
         self._seen.clear()

@@ -24,7 +24,7 @@ GUEST := KVLANE_REQUIRE=verbs,nfs $(GO) test -count 1 -p 1 -timeout 120s -exec
 export CGO_ENABLED = 0
 
 .DEFAULT_GOAL := help
-.PHONY: build lib wheel python demo test verbs mutants nonic lint race generate drift fuzz bench crash stress hardware-kit hardware clean help
+.PHONY: build lib wheel python vllm demo test verbs mutants nonic lint race generate drift fuzz bench crash stress hardware-kit hardware clean help
 
 build: ## build the one binary, bin/kvlane
 	$(GO) build -trimpath -o $(BIN)/kvlane ./cmd/kvlane
@@ -38,6 +38,12 @@ wheel: lib ## build the Python package with library and binary inside, bin/wheel
 # The environment with torch takes 2 GB below bin/.venv.
 python: wheel ## check the Python package: linters, tests on torch and transformers, and the wheel in empty environments
 	tools/python $(BIN)
+
+# The environment with vLLM takes 3 GB below bin/.venv-vllm. KVLANE_KILLS says how often vLLM is killed.
+vllm: lib ## run vLLM for CPUs with kvlane, in an environment that this makes; needs Python 3.11, pip and binutils
+	tools/vllm-env $(BIN)/.venv-vllm
+	KVLANE_REQUIRE=vllm KVLANE_LIBRARY=$(CURDIR)/$(BIN)/lib/libkvlane.so PYTHONPATH=$(CURDIR)/python/src timeout 1500 \
+	    $(BIN)/.venv-vllm/bin/python -m pytest -c python/pyproject.toml --rootdir python -p no:cacheprovider -q python/tests/in_vllm
 
 demo: build ## replay a small trace end to end on what this machine has
 	$(BIN)/kvlane demo

@@ -1,0 +1,197 @@
+"""What kvlane's stores are told of a vLLM engine: its page groups, and the identity of their KV.
+
+Scheduler and workers compute it each for themselves, and have to come to the same: nothing here depends on the process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from .. import errors, identity
+
+# What kv_connector_extra_config may have: what is kvlane's, and what is vLLM's OffloadingConnector's.
+_OURS = ("store", "stream", "rdma", "device", "weights", "tenant", "log_seconds")
+_VLLMS = ("offload_prompt_only", "self_describing_kv_events")
+# The least that the head size of a geometry has to be able to say.
+_MAX_HEAD_SIZE = 1 << 20
+
+
+@dataclass(frozen=True)
+class PageGroup:
+    """A page group: vLLM's number for it, and how many bytes one worker has of a block in each of its layers."""
+
+    group_id: int
+    layers: int
+    page_bytes: int
+    shards: int  # how many workers have different bytes
+    block_tokens: int
+    what: str  # all that is known of its KV's form
+
+
+def page_groups(vllm_config: Any, kv_cache_config: Any, group_ids: tuple[int, ...]) -> list[PageGroup]:
+    """The page groups that vLLM offloads, in its order."""
+    from vllm.v1.kv_cache_interface import AttentionSpec, MambaSpec, MLAAttentionSpec, UniformTypeKVCacheSpecs, iter_layer_specs
+
+    tp = vllm_config.parallel_config.tensor_parallel_size
+    heads = vllm_config.model_config.get_total_num_kv_heads()
+    out = []
+    for i in group_ids:
+        group = kv_cache_config.kv_cache_groups[i]
+        specs = list(iter_layer_specs(group.kv_cache_spec))
+        sizes = set()
+        for spec in specs:
+            if isinstance(spec, AttentionSpec):
+                sizes.add(spec.unpadded_page_size_bytes)
+            elif isinstance(spec, MambaSpec):
+                sizes.add(replace(spec, page_size_padded=None).page_size_bytes)
+            else:
+                raise errors.NotSupported(f"page group {i}: kvlane does not know {type(spec).__name__}")
+        if len(sizes) > 1:
+            raise errors.NotSupported(f"page group {i}: its layers' pages differ in size ({sorted(sizes)} bytes)")
+        if isinstance(group.kv_cache_spec, UniformTypeKVCacheSpecs) and len({type(s) for s in specs}) > 1:
+            raise errors.NotSupported(f"page group {i}: its layers are of different kinds")
+        shards = min(tp, heads) if isinstance(specs[0], AttentionSpec) else tp
+        if isinstance(specs[0], MLAAttentionSpec):
+            shards = 1  # a latent is the same for all ranks
+        out.append(PageGroup(i, len(group.layer_names), sizes.pop(), shards, specs[0].block_size, repr(specs[0])))
+    return out
+
+
+def store_config(vllm_config: Any, kv_cache_config: Any, groups: list[PageGroup], version: str, rank: int) -> dict[str, Any]:
+    """The configuration of the store of a rank's worker. Ranks that hold the same KV have the same, and share files."""
+    extra: Mapping[str, Any] = vllm_config.kv_transfer_config.kv_connector_extra_config
+    if wrong := sorted(set(extra) - set(_OURS) - set(_VLLMS)):
+        raise errors.Invalid(f"kv_connector_extra_config has {wrong}, and kvlane knows {sorted(_OURS + _VLLMS)}")
+    store = dict(extra.get("store") or {})
+    if not store.get("cache_bytes"):
+        raise errors.Invalid('kv_connector_extra_config has no {"store": {"cache_bytes": ...}}, the memory that each worker pins')
+    if store.get("log_dir"):
+        raise errors.NotSupported("a log is one process's, and the scheduler has to look for blocks too: give dirs")
+    parallel = vllm_config.parallel_config
+    for name in ("pipeline_parallel_size", "prefill_context_parallel_size", "decode_context_parallel_size"):
+        if getattr(parallel, name, 1) != 1:
+            raise errors.NotSupported(f"{name} of {getattr(parallel, name)}: kvlane.vllm supports tensor parallelism alone")
+    model, first, out = str(vllm_config.model_config.model), 0, []
+    for g in groups:
+        dtype, size = "int8", g.page_bytes
+        if size > _MAX_HEAD_SIZE and size % 4 == 0:
+            dtype, size = "float32", size // 4
+        geometry = {
+            # To kvlane a page is one opaque plane a layer, of which each shard has one "head".
+            "name": model,
+            "dtype": dtype,
+            "layers": g.layers,
+            "kv_heads": g.shards,
+            "head_size": size,
+            "block_tokens": g.block_tokens,
+            "tp_size": g.shards,
+            "tp_rank": rank * g.shards // parallel.tensor_parallel_size,
+            "state": True,
+        }
+        out.append({"name": f"vllm{g.group_id}", "layers": list(range(first, first + g.layers)), "geometry": geometry})
+        first += g.layers
+    own = {"groups": out, "revision": _revision(vllm_config, kv_cache_config, groups, version, bool(store.get("dirs")))}
+    if "tenant" in extra:
+        own["tenant"] = str(extra["tenant"])
+    if store.get("dirs"):  # a directory has blocks of one identity
+        name = "vllm-" + hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:24]
+        store["dirs"] = [os.path.join(d, name) for d in store["dirs"]]
+    return own | {k: dict(extra[k]) for k in ("stream", "rdma", "device") if k in extra} | {"store": store}
+
+
+def _revision(vllm_config: Any, kv_cache_config: Any, groups: list[PageGroup], version: str, durable: bool) -> str:
+    """All that has to be the same for KV to be right, but for what the groups' geometries say, as one text."""
+    cache, transfer = vllm_config.cache_config, vllm_config.kv_transfer_config
+    model = vllm_config.model_config
+    extra = transfer.kv_connector_extra_config
+    algorithm = str(cache.prefix_caching_hash_algo)
+    parts: dict[str, Any] = {
+        "vllm": version,
+        "model": _model(model, vllm_config.load_config, extra.get("weights"), durable),
+        "cache_dtype": str(cache.cache_dtype),
+        "layout": str(kv_cache_config.kv_cache_layout or cache.kv_cache_layout),
+        "groups": [g.what for g in groups],
+        "hash": _hash_algorithm(algorithm, durable),
+    }
+    speculative = vllm_config.speculative_config
+    if speculative is not None:
+        draft = getattr(speculative, "draft_model_config", None)
+        parts["draft"] = [
+            str(speculative.method),
+            _model(draft, vllm_config.load_config, extra.get("weights"), durable) if draft else None,
+        ]
+    if vllm_config.lora_config is not None or getattr(cache, "calculate_kv_scales", False):
+        # A block's hash has an adapter's name and path, which say nothing of its weights after a restart; nor does anything
+        # say what scales the first requests gave.
+        parts["engine"] = transfer.engine_id
+    text = json.dumps(parts, sort_keys=True, default=str)
+    return "vllm-" + hashlib.sha256(text.encode()).hexdigest()
+
+
+def _hash_algorithm(name: str, durable: bool) -> list[str]:
+    seed = os.environ.get("PYTHONHASHSEED")
+    if durable and name.startswith("xxhash") and seed is None:
+        raise errors.Invalid(
+            f"prefix_caching_hash_algo is {name}, whose hashes differ from process to process, and blocks are stored on disk: "
+            "set --prefix-caching-hash-algo sha256_cbor (or sha256), or the environment variable PYTHONHASHSEED to a number"
+        )
+    python = "" if name.endswith("_cbor") else ".".join(platform.python_version_tuple()[:2])  # the others hash what pickle makes
+    return [name, str(seed), python]
+
+
+def _model(model: Any, load: Any, weights: Any, durable: bool) -> dict[str, Any]:
+    config = model.hf_config
+    if not weights:
+        weights = f"dummy-{model.seed}" if str(load.load_format) == "dummy" else fingerprint(_folder(model))
+    if not weights and durable:
+        raise errors.Invalid(
+            f"nothing says what weights {model.model} has, and blocks are stored on disk: give kv_connector_extra_config a "
+            '"weights" that changes when they do, such as a commit hash'
+        )
+    return {
+        "name": str(model.model),
+        "revision": str(model.revision),
+        "dtype": str(model.dtype),
+        "quantization": str(model.quantization),
+        "max_model_len": model.max_model_len
+        if "longrope" in str(config.to_dict())
+        else 0,  # which says which of its factors count
+        "config": identity.revision(config, weights=str(weights or "unknown")),
+    }
+
+
+def _folder(model: Any) -> Path | None:
+    """Where a model's files are: its folder, or its snapshot in the cache of Hugging Face."""
+    if os.path.isdir(model.model):
+        return Path(model.model)
+    try:
+        from huggingface_hub import try_to_load_from_cache
+
+        found = try_to_load_from_cache(model.model, "config.json", revision=model.revision)
+    except Exception:  # whatever is wrong with the cache: the folder is not known
+        return None
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def fingerprint(folder: Path | None, samples: int = 64, sample_bytes: int = 4096) -> str | None:
+    """A hash of the weights in a folder: each file's name, length, and samples of its bytes. None if there are none."""
+    if folder is None:
+        return None
+    h, found = hashlib.sha256(), False
+    for path in sorted(p for p in folder.iterdir() if p.suffix in (".safetensors", ".bin", ".pt", ".pth", ".gguf")):
+        found = True
+        size = path.stat().st_size
+        h.update(f"{path.name}\0{size}\0".encode())
+        with path.open("rb") as f:
+            h.update(f.read(1 << 20))  # names and shapes of a safetensors file
+            for i in range(samples):
+                f.seek(max(0, (size - sample_bytes) * i // max(1, samples - 1)))
+                h.update(f.read(sample_bytes))
+    return h.hexdigest() if found else None

@@ -1,0 +1,197 @@
+"""The scheduler's side: vLLM's OffloadingManager over kvlane's Manager, which knows what blocks the workers have."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING, Any
+
+from vllm.logger import init_logger
+from vllm.v1.kv_offload.base import (
+    LookupResult,
+    Medium,
+    OffloadingEvent,
+    OffloadingManager,
+    OffloadKey,
+    PrepareStoreOutput,
+    ReqContext,
+    RequestOffloadingContext,
+    ScheduleEndContext,
+)
+
+from .. import errors
+from ..manager import Block
+from .jobs import GROUP_BYTES, Blocks
+
+if TYPE_CHECKING:
+    from ..manager import Job, Manager
+
+logger = init_logger("vllm.kvlane")  # what vLLM sets up are loggers below its own name
+
+_RESULTS = (LookupResult.MISS, LookupResult.HIT_PENDING, LookupResult.HIT)
+
+
+def _block(name: bytes) -> Block:
+    return Block(name[:-GROUP_BYTES], int.from_bytes(name[-GROUP_BYTES:], "big"))
+
+
+def _named(blocks: Iterable[Block]) -> list[bytes]:
+    return [b.hash + b.group.to_bytes(GROUP_BYTES, "big") for b in blocks]
+
+
+class Scheduler(OffloadingManager):
+    """vLLM's scheduler calls it, in one thread. A block that is not there raises nothing: it is a miss, now or at the worker."""
+
+    def __init__(self, manager: Manager, group_ids: tuple[int, ...], events: bool, log_seconds: float) -> None:
+        self.manager = manager
+        self._groups = {g: i.to_bytes(GROUP_BYTES, "big") for i, g in enumerate(group_ids)}
+        self._same = list(group_ids) == list(range(len(group_ids)))
+        self._salt = b""  # set by reset_cache
+        self._seen: dict[str, dict[OffloadKey, int]] = {}  # by request: what Manager.lookup said in this step
+        self._loads: dict[str, Job | None] = {}  # by request, which has one at a time
+        self._stores: dict[OffloadKey, Job] = {}  # by each key of a job
+        self._owed: list[bytes] = []  # evicted, and no worker was told yet
+        self._failed: set[bytes] = set()  # of jobs that some worker is not through with
+        self._events: list[OffloadingEvent] | None = [] if events else None
+        self._log_seconds, self._logged = log_seconds, 0.0
+
+    def _name(self, key: OffloadKey) -> bytes:
+        if self._same and not self._salt:
+            return bytes(key)
+        name = bytes(key[:-GROUP_BYTES])
+        if self._salt:
+            name = hashlib.blake2b(name, digest_size=min(len(name), 64), key=self._salt).digest()
+        return name + self._groups[int.from_bytes(key[-GROUP_BYTES:], "big")]
+
+    def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+        """One call to the Manager for all keys of a request, in each step."""
+        seen = self._seen.get(req_context.req_id)
+        if seen is None or key not in seen:
+            keys = list(req_context._offload_key_positions)
+            if key not in req_context._offload_key_positions:
+                keys.append(key)
+            try:
+                found = self.manager.lookup([_block(self._name(k)) for k in keys])
+            except errors.Error as e:
+                logger.warning("Request %s: %d blocks are taken for misses: %s", req_context.req_id, len(keys), e)
+                found = bytes(len(keys))
+            seen = dict(zip(keys, found, strict=True))
+            self._seen[req_context.req_id] = seen
+        return _RESULTS[seen[key]]
+
+    def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> Blocks:
+        """Pins the blocks. Where that fails the workers are told all the same, and report what they do not have."""
+        names = [self._name(k) for k in keys]
+        job: Job | None = None
+        try:
+            job = self.manager.load([_block(n) for n in names])
+        except errors.Error as e:
+            logger.warning("Request %s: %d blocks are loaded unpinned: %s", req_context.req_id, len(names), e)
+        self._loads[req_context.req_id] = job
+        self._changed()
+        self._removed(job)
+        return Blocks(names, self._evicted(job))
+
+    def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
+        """Every worker is through with a request's load."""
+        job = self._loads.pop(req_context.req_id, None)
+        self._end(job, keys)
+
+    def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput | None:
+        """None where there is no room: everything is in use."""
+        named = {self._name(k): k for k in keys}
+        try:
+            job = self.manager.store([_block(n) for n in named])
+        except errors.Busy:
+            return None
+        except errors.Error as e:
+            logger.warning("Request %s: %d blocks are not stored: %s", req_context.req_id, len(named), e)
+            return None
+        self._changed()
+        self._removed(job)
+        chosen = set(_named(job.blocks))
+        names = [n for n in named if n in chosen]  # in vLLM's order, in which it will name the pages
+        taken = [named[n] for n in names]
+        if not taken:  # vLLM makes no job of it, so the next one tells the workers
+            self._owed += _named(job.evicted)
+            job.end()
+            return PrepareStoreOutput([], Blocks([], []), [])
+        for k in taken:
+            self._stores[k] = job
+        return PrepareStoreOutput(taken, Blocks(names, self._evicted(job)), [])
+
+    def complete_store(self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True) -> None:
+        """Every worker is through with a job."""
+        jobs = {id(j): j for k in keys if (j := self._stores.pop(k, None)) is not None}
+        if self._events is not None:
+            stored = [k for k in keys if success and self._name(k) not in self._failed]
+            self._events.append(OffloadingEvent(stored, Medium.CPU, removed=False))
+        for job in jobs.values():
+            self._end(job, keys, success)
+
+    def _end(self, job: Job | None, keys: Collection[OffloadKey], success: bool = True) -> None:
+        failed = {n for n in map(self._name, keys) if n in self._failed or not success}
+        self._failed -= failed
+        self._changed()
+        if job is not None:
+            job.end([i for i, n in enumerate(_named(job.blocks)) if n in failed])
+        elif failed:
+            self.manager.forget([_block(n) for n in failed])
+        if (now := time.monotonic()) - self._logged >= self._log_seconds:
+            self._logged = now
+            logger.info("kvlane: %s", json.dumps(self.stats()))
+
+    def failed(self, names: Iterable[bytes]) -> None:
+        """A worker could not store or load these blocks, of a job that has not ended."""
+        self._failed.update(names)
+
+    def _removed(self, job: Job | None) -> None:
+        # Names that are not vLLM's own keys are no news to it: it has dropped what it knew of them with reset_cache.
+        if self._events is not None and job is not None and job.evicted and self._same and not self._salt:
+            self._events.append(OffloadingEvent([OffloadKey(n) for n in _named(job.evicted)], Medium.CPU, removed=True))
+
+    def _evicted(self, job: Job | None) -> list[bytes]:
+        """What the workers drop before a job, which is the next that they get."""
+        out, self._owed = [*self._owed, *(_named(job.evicted) if job else ())], []
+        return out
+
+    def _changed(self) -> None:
+        self._seen.clear()
+
+    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
+        """Nothing is known of a request yet."""
+        return RequestOffloadingContext()
+
+    def on_schedule_end(self, context: ScheduleEndContext) -> None:
+        """What lookups said counts for one step."""
+        self._changed()
+
+    def take_events(self) -> Iterable[OffloadingEvent]:
+        """What was stored and removed since the last call."""
+        if self._events:
+            taken, self._events = self._events, []
+            yield from taken
+
+    def reset_cache(self) -> None:
+        """Nothing that was stored so far is found again by this process: the engine may have got other weights."""
+        self._salt = os.urandom(32)
+        for job in [*self._loads.values(), *{id(j): j for j in self._stores.values()}.values()]:
+            if job is not None:
+                job.end(range(len(job.blocks)))
+        self._loads.clear()
+        self._stores.clear()
+        self._failed.clear()
+        self._changed()
+
+    def stats(self) -> dict[str, Any]:
+        """The Manager's figures."""
+        return self.manager.stats()
+
+    def shutdown(self) -> None:
+        """Closes the Manager."""
+        logger.info("kvlane: %s", json.dumps(self.stats()))
+        self.reset_cache()  # ends jobs that no worker answers for any more
+        self.manager.close()

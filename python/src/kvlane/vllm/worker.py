@@ -1,0 +1,218 @@
+"""A worker's side: vLLM's OffloadingWorker over a kvlane.Store, which has the pinned memory and moves the blocks."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from vllm.logger import init_logger
+from vllm.v1.kv_offload.base import CanonicalKVCaches, GPULoadStoreSpec, LoadStoreSpec, OffloadingWorker, TransferResult
+
+from .. import errors
+from ..errors import Status
+from ..keys import Keys
+from ..paged import Addresses, PagedCache
+from ..store import Store
+from ..task import Dump, Load
+from .config import PageGroup
+from .jobs import Blocks, by_group
+
+logger = init_logger("vllm.kvlane")  # what vLLM sets up are loggers below its own name
+
+_POLL = 0.0005  # seconds
+
+
+class Failure(NamedTuple):
+    """What of a job failed: names of blocks, and the pages of a load that are not to be read."""
+
+    names: list[bytes]
+    pages: set[int]
+
+
+@dataclass
+class _Job:
+    id: int
+    load: bool
+    names: list[bytes]
+    pages: list[int]
+    evicted: list[bytes]
+    after: Any = None  # a CUDA event that the KV is complete at, in the way of torch.cuda.Stream
+    task: Load | Dump | None = None
+    error: errors.Error | None = None
+    begun: float = 0.0
+
+
+class Worker(OffloadingWorker):
+    """vLLM's worker calls it, in one thread. A job that fails ends like any other for vLLM; take_failures says what failed."""
+
+    def __init__(self, store: Store, cache: PagedCache, groups: list[PageGroup]) -> None:
+        self.store, self.cache = store, cache
+        self._block_bytes = [g.layers * g.page_bytes for g in groups]
+        self._waiting: deque[_Job] = deque()  # not begun, as too many are under way
+        self._running: dict[int, _Job] = {}
+        self._failures: dict[int, Failure] = {}
+
+    def _keys(self, names: list[bytes]) -> Keys:
+        return Keys(
+            b"".join(self.store.keys(b"".join(hashes), group, len(hashes[0])).raw for group, hashes in by_group(names).items())
+        )
+
+    def submit_store(self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec) -> bool:
+        """Begins to store blocks."""
+        return self._submit(job_id, False, dst_spec, src_spec)
+
+    def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
+        """Begins to load blocks."""
+        return self._submit(job_id, True, src_spec, dst_spec)
+
+    def _submit(self, job_id: int, load: bool, blocks: LoadStoreSpec, pages: GPULoadStoreSpec) -> bool:
+        assert isinstance(blocks, Blocks)
+        numbers = pages.block_ids.tolist()
+        job = _Job(job_id, load, blocks.names, numbers, blocks.evicted)
+        if len(numbers) != len(blocks.names):
+            job.error = errors.Failed(f"{len(blocks.names)} blocks for {len(numbers)} pages")
+        self._running[job_id] = job
+        self._waiting.append(job)
+        self._begin()
+        return True
+
+    def _begin(self) -> None:
+        while self._waiting:
+            job = self._waiting[0]
+            try:
+                self._start(job)
+            except errors.Busy:
+                return
+            except errors.Error as e:
+                job.error = e
+            self._waiting.popleft()
+
+    def _start(self, job: _Job) -> None:
+        if job.error is not None:
+            return
+        if job.evicted:
+            self.store.drop(self._keys(job.evicted))
+            job.evicted = []
+        keys = self._keys(job.names)
+        job.begun = time.monotonic()
+        if job.load:
+            job.task = self.store.load(self.cache, keys, job.pages)
+        else:
+            after = torch.cuda.current_stream() if self.store.driver == "cuda" else None
+            job.task = self.store.dump(self.cache, keys, job.pages, after)
+
+    @staticmethod
+    def _ended(job: _Job) -> bool:
+        """Whether a load has ended, or whether a store is there for loads; one that failed has ended when the pages are free."""
+        if job.error is not None:
+            return True
+        if job.task is None:
+            return False
+        if isinstance(job.task, Dump):
+            try:
+                job.task.published(0)
+                return True
+            except errors.Timeout:
+                return False
+            except errors.Error:
+                pass
+        return job.task.done()
+
+    def _failure(self, job: _Job) -> Failure | None:
+        if job.task is None:
+            logger.warning(
+                "Job %d, a %s of %d blocks, did not begin: %s", job.id, "load" if job.load else "store", len(job.names), job.error
+            )
+            return Failure(job.names, set(job.pages))
+        try:
+            results = job.task.results()
+        except errors.Timeout:
+            return None  # a store that is published, and not durable yet
+        bad = [i for i, r in enumerate(results) if r.status not in ((Status.OK,) if job.load else (Status.OK, Status.EXISTS))]
+        if not bad:
+            return None
+        why = sorted({results[i].status.name for i in bad})
+        logger.warning(
+            "Job %d, a %s: %d of %d blocks failed: %s",
+            job.id,
+            "load" if job.load else "store",
+            len(bad),
+            len(job.names),
+            ", ".join(why),
+        )
+        return Failure([job.names[i] for i in bad], {job.pages[i] for i in bad})
+
+    def get_finished(self) -> list[TransferResult]:
+        """The jobs that have ended since the last call, all of them as successes: vLLM knows no other."""
+        self._begin()
+        out = []
+        for job in [j for j in self._running.values() if self._ended(j)]:
+            del self._running[job.id]
+            failure = self._failure(job)
+            if failure is not None:
+                self._failures[job.id] = failure
+            moved = sum(self._block_bytes[g] * len(names) for g, names in by_group(job.names).items())
+            out.append(TransferResult(job.id, True, moved if failure is None else None, time.monotonic() - job.begun))
+        return out
+
+    def take_failures(self) -> dict[int, Failure]:
+        """What failed, of the jobs that get_finished has returned since the last call."""
+        out, self._failures = self._failures, {}
+        return out
+
+    def wait(self, job_ids: set[int]) -> None:
+        """Waits until nothing of these jobs touches the pages."""
+        for job in [self._running[i] for i in job_ids if i in self._running]:
+            while job in self._waiting:
+                self._begin()
+                time.sleep(_POLL)
+            if isinstance(job.task, Dump):
+                try:
+                    job.task.source_free()
+                except errors.Error:
+                    job.task.wait()
+            elif job.task is not None:
+                job.task.wait()
+
+    def shutdown(self) -> None:
+        """Ends what is under way, and closes the store, which writes what is still to be written."""
+        for job in self._waiting:
+            job.error = errors.Closed("the worker shuts down")
+        self._waiting.clear()
+        self.store.close()
+
+
+def open_worker(config: dict[str, Any], kv_caches: CanonicalKVCaches, groups: list[PageGroup]) -> Worker:
+    """Opens a worker's store over vLLM's KV cache."""
+    if len(kv_caches.group_data_refs) != len(groups):
+        raise errors.NotSupported(
+            f"vLLM has {len(kv_caches.group_data_refs)} page groups of tensors and {len(groups)} of specifications"
+        )
+    device = kv_caches.tensors[0].tensor.device
+    if device.type not in ("cpu", "cuda"):
+        raise errors.NotSupported(f"vLLM's KV cache is on {device}: kvlane.vllm supports cpu and cuda")
+    memory = []
+    for group, refs in zip(groups, kv_caches.group_data_refs, strict=True):
+        tensors = [kv_caches.tensors[r.tensor_idx].tensor for r in refs]
+        sizes, strides = {r.page_size_bytes for r in refs}, {int(t.stride(0)) for t in tensors}
+        if len(refs) != group.layers or sizes != {group.page_bytes} or len(strides) != 1:
+            raise errors.NotSupported(
+                f"page group {group.group_id}: {len(refs)} layers with pages of {sorted(sizes)} bytes every {sorted(strides)}, "
+                f"and not {group.layers} with {group.page_bytes}"
+            )
+        memory.append(
+            Addresses([t.data_ptr() for t in tensors], tensors[0].shape[0], group.page_bytes, strides.pop(), keep=tensors)
+        )
+    if device.type == "cpu":
+        config = {**config, "device": {"driver": "host"}}
+    elif "device" not in config:
+        config = {**config, "device": {"driver": "cuda", "index": device.index or 0}}
+    store = Store(config)
+    try:
+        return Worker(store, PagedCache(store, groups=memory), groups)
+    except BaseException:
+        store.close()
+        raise

@@ -1,0 +1,1 @@
+"""Tests of kvlane.vllm, in vLLM for CPUs."""

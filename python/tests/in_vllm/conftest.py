@@ -1,0 +1,194 @@
+"""What the tests of kvlane.vllm share: tiny models, and vLLM in processes of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+LIMIT = 420  # seconds that a process has; one takes 30 to 60 on two cores
+REQUIRED = "vllm" in os.environ.get("KVLANE_REQUIRE", "").split(",")
+
+if importlib.util.find_spec("vllm") is None and not REQUIRED:
+    collect_ignore_glob = ["test_*"]
+
+
+@dataclass
+class Ran:
+    """What a run of run.py printed."""
+
+    code: int
+    text: str
+    steps: list[dict[str, Any]] = field(default_factory=list)
+
+    def stats(self, key: str) -> dict[str, Any]:
+        """The last figures in the log that have a key."""
+        found: list[dict[str, Any]] = [json.loads(m) for m in re.findall(r"kvlane: (\{.*\})$", self.text, re.MULTILINE)]
+        found = [f for f in found if key in f]
+        assert found, f"no figures with {key!r} in:\n{self.text[-4000:]}"
+        return found[-1]
+
+
+class Server:
+    """The process that has imported vLLM, and forks others that run it."""
+
+    def __init__(self) -> None:
+        env = {
+            **os.environ,
+            "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "TOKENIZERS_PARALLELISM": "false",
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        }  # fmt: skip
+        env.pop("PYTHONHASHSEED", None)  # a restart has to hit without it
+        command = [sys.executable, "-m", "in_vllm.run"]
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self._process = subprocess.Popen(command, env=env, cwd=HERE.parent, **pipes)
+        self._ended = False
+        self._codes: dict[int, int | None] = {}
+        self._changed = threading.Condition()
+        threading.Thread(target=self._read, daemon=True).start()
+        assert self._await(lambda: 0 in self._codes, LIMIT), "vLLM cannot be imported"
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("["):
+                pid, code = json.loads(line)
+                with self._changed:
+                    self._codes[pid] = code
+                    self._changed.notify_all()
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def _await(self, what: Callable[[], bool], limit: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: what() or self._ended, limit) and what()
+
+    def start(self, plan: dict[str, Any]) -> int:
+        assert self._process.stdin is not None
+        known = set(self._codes)
+        self._process.stdin.write(json.dumps(plan) + "\n")
+        self._process.stdin.flush()
+        assert self._await(lambda: bool(set(self._codes) - known), LIMIT), "the server does not answer"
+        return (set(self._codes) - known).pop()
+
+    def wait(self, pid: int, limit: float) -> int | None:
+        """The exit code of a process; None if it still runs."""
+        self._await(lambda: self._codes[pid] is not None, limit)
+        return self._codes[pid]
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+class Engine:
+    """A process with vLLM, and with several of them where multiprocessing is on."""
+
+    def __init__(self, server: Server, plan: dict[str, Any]) -> None:
+        self._server, self._log = server, Path(plan["log"])
+        self.pid = server.start(plan)
+
+    def text(self) -> str:
+        return self._log.read_text(errors="replace") if self._log.exists() else ""
+
+    def has_said(self, line: str) -> None:
+        """Waits for the start of a line in the log."""
+        deadline = time.monotonic() + LIMIT
+        while f"\n{line}" not in self.text():
+            assert self._server.wait(self.pid, 0.1) is None, self.text()[-6000:]
+            assert time.monotonic() < deadline, f"vLLM does not say {line}:\n{self.text()[-6000:]}"
+
+    def kill(self) -> bool:
+        """kill -9 of all its processes, at once. Whether it still ran."""
+        ran = self._server.wait(self.pid, 0) is None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._server.wait(self.pid, LIMIT)
+        return ran
+
+    def ended(self, limit: float = LIMIT) -> Ran:
+        code = self._server.wait(self.pid, limit)
+        self.kill()
+        text = self.text()
+        assert code is not None, f"vLLM hangs:\n{text[-6000:]}"
+        assert code == 0, text[-6000:]
+        return Ran(code, text, [json.loads(line[5:]) for line in text.splitlines() if line.startswith("STEP ")])
+
+
+@pytest.fixture(scope="session")
+def server() -> Any:
+    s = Server()
+    yield s
+    s.close()
+
+
+@pytest.fixture(scope="session")
+def model(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The folder of a model."""
+    made: dict[str, str] = {}
+
+    def make(name: str) -> str:
+        if name not in made:
+            folder = tmp_path_factory.mktemp(name)
+            Engine(server, {"make": name, "model": str(folder / "model"), "log": str(folder / "log"), "env": {}}).ended()
+            made[name] = str(folder / "model")
+        return made[name]
+
+    return make
+
+
+@pytest.fixture
+def start(server: Server, model: Any, tmp_path: Path) -> Any:
+    """Starts vLLM: start(steps, name=..., kvlane=..., processes=..., **arguments of LLM) returns an Engine."""
+    begun: list[Engine] = []
+
+    def go(
+        steps: list[dict[str, Any]],
+        *,
+        name: str = "llama",
+        kvlane: dict[str, Any] | None = None,
+        processes: bool = False,
+        **engine: Any,
+    ) -> Engine:
+        plan = {
+            "model": model(name),
+            "engine": {"dtype": "float32", "max_model_len": 512, "max_num_seqs": 8, "block_size": 32, "seed": 0} | engine,
+            "kvlane": None if kvlane is None else kvlane | {"log_seconds": 0},
+            "steps": steps,
+            "log": str(tmp_path / f"vllm{len(begun)}.log"),
+            # As many workers as there are, on whatever cores there are.
+            "env": {"VLLM_ENABLE_V1_MULTIPROCESSING": str(int(processes)), "VLLM_CPU_OMP_THREADS_BIND": "nobind"},
+        }
+        begun.append(Engine(server, plan))
+        return begun[-1]
+
+    yield go
+    for engine in begun:
+        engine.kill()
+
+
+@pytest.fixture
+def identities(server: Server, model: Any, tmp_path: Path) -> Any:
+    """What stores are told of engines: a list of configurations, one a rank, or an error's text, for each of the cases."""
+
+    def ask(cases: list[Any]) -> list[Any]:
+        log = str(tmp_path / f"identities{len(list(tmp_path.iterdir()))}.log")
+        ran = Engine(server, {"identities": cases, "model": model("llama"), "log": log, "env": {}}).ended()
+        return [step["stores"] for step in ran.steps]
+
+    return ask

@@ -1,0 +1,135 @@
+"""Runs vLLM for the tests: reads plans, a line of JSON each, and runs each in a fork of itself, which has imported vLLM once.
+
+A plan is {"model": folder, "engine": arguments of LLM, "kvlane": what kv_connector_extra_config has, or null for none,
+"log": file, "env": {...}, "steps": [...]}, or with "make": name to make a model, or with "identities". A step is
+{"prompts": [[token, ...], ...], "tokens": n}, {"reset": true} (the engine forgets its own prefix cache) or {"reset": "all"}
+(and the connector).
+
+Answers with the number of the process, and later with that and how it ended. The log has a line "STEP {...}" for each step,
+with the tokens and the number of cached tokens of each prompt.
+"""
+
+import json
+import os
+import sys
+import threading
+from typing import Any
+
+
+def run(plan: dict[str, Any]) -> None:
+    from vllm import LLM, SamplingParams
+    from vllm.config import KVTransferConfig
+
+    more = {}
+    if plan["kvlane"] is not None:
+        more["kv_transfer_config"] = KVTransferConfig(
+            kv_connector="Connector",
+            kv_connector_module_path="kvlane.vllm",
+            kv_role="kv_both",
+            kv_load_failure_policy="recompute",
+            kv_connector_extra_config=plan["kvlane"],
+        )
+    llm = LLM(plan["model"], skip_tokenizer_init=True, enforce_eager=True, **plan["engine"], **more)
+    print("UP", flush=True)
+    for step in plan["steps"]:
+        if "reset" in step:
+            out = {"reset": llm.reset_prefix_cache(reset_connector=step["reset"] == "all")}
+        else:
+            outputs = llm.generate(
+                [{"prompt_token_ids": p} for p in step["prompts"]],
+                SamplingParams(max_tokens=step["tokens"], min_tokens=step["tokens"], temperature=0, detokenize=False, logprobs=1),
+                use_tqdm=False,
+            )
+            out = {
+                "tokens": [list(o.outputs[0].token_ids) for o in outputs],
+                "logprobs": [[max(p.logprob for p in at.values()) for at in o.outputs[0].logprobs] for o in outputs],
+                "cached": [o.num_cached_tokens for o in outputs],
+                "reasons": [o.outputs[0].finish_reason for o in outputs],
+            }
+        print("STEP " + json.dumps(out), flush=True)
+
+
+def identities(plan: dict[str, Any]) -> None:
+    """What stores are told of engines with other arguments and environments, each a [kvlane, arguments, environment]."""
+    import torch
+    from vllm.config import KVTransferConfig
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+
+    from kvlane import errors
+    from kvlane.vllm import config
+
+    for extra, more, env in plan["identities"]:
+        os.environ.pop("PYTHONHASHSEED", None)
+        os.environ.update(env)
+        transfer = KVTransferConfig(
+            kv_connector="Connector", kv_connector_module_path="kvlane.vllm", kv_role="kv_both", kv_connector_extra_config=extra
+        )
+        arguments = {"model": plan["model"], "dtype": "float32", "max_model_len": 512, "skip_tokenizer_init": True} | more
+        vllm = EngineArgs(kv_transfer_config=transfer, **arguments).create_engine_config()
+        heads = max(1, 2 // vllm.parallel_config.tensor_parallel_size)
+        spec = FullAttentionSpec(block_size=32, num_kv_heads=heads, head_size=64, dtype=getattr(torch, arguments["dtype"]))
+        kv = KVCacheConfig(1, [], [KVCacheGroupSpec([f"layer{i}" for i in range(4)], spec)])
+        try:
+            groups = config.page_groups(vllm, kv, (0,))
+            ranks = range(vllm.parallel_config.tensor_parallel_size)
+            out: Any = [config.store_config(vllm, kv, groups, "0.32", rank) for rank in ranks]
+        except errors.Error as e:
+            out = f"{type(e).__name__}: {e}"
+        print("STEP " + json.dumps({"stores": out}), flush=True)
+
+
+def child(plan: dict[str, Any]) -> None:
+    os.setsid()
+    os.environ.update(plan["env"])
+    log = os.open(plan["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for fd in (1, 2):
+        os.dup2(log, fd)
+    code = 1
+    try:
+        if plan.get("make"):
+            from . import models
+
+            models.save(plan["make"], plan["model"])
+        elif plan.get("identities"):
+            identities(plan)
+        else:
+            run(plan)
+        code = 0
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(code)  # what is stored does not hang on an orderly end
+
+
+def main() -> None:
+    import vllm.entrypoints.llm
+    import vllm.v1.engine.core
+    import vllm.v1.engine.llm_engine
+    import vllm.v1.executor.multiproc_executor
+    import vllm.v1.executor.uniproc_executor
+    import vllm.v1.worker.cpu_worker  # noqa: F401
+
+    lock = threading.Lock()
+
+    def say(pid: int, code: int | None) -> None:
+        with lock:
+            print(json.dumps([pid, code]), flush=True)
+
+    def wait(pid: int) -> None:
+        say(pid, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+    say(0, None)
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            child(json.loads(line))
+        say(pid, None)
+        threading.Thread(target=wait, args=(pid,), daemon=True).start()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""What KV belongs to: whatever would make stored KV wrong makes it a miss."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvlane import errors, vllm
+
+STORE = {"store": {"cache_bytes": 1 << 20, "dirs": ["/kv"]}}
+ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
+YARN = {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 10000.0, "original_max_position_embeddings": 2048}}
+
+
+def test_a_release_without_adapter_says_so() -> None:
+    assert vllm.release("0.32.1+cpu") == "kvlane.vllm.v0_32"
+    with pytest.raises(errors.NotSupported, match=r"vLLM 0\.99\.0: .* 0\.32"):
+        vllm.release("0.99.0")
+
+
+def test_identity(identities: Any, model: Any, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(model("llama"), other)
+    weights = other / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    copy = tmp_path / "copy"
+    shutil.copytree(model("llama"), copy)
+    cases: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, str]]] = {
+        "plain": (STORE, {}, {}),
+        "again": (STORE, {"max_num_seqs": 3, "seed": 7}, {}),
+        "rope": (STORE, {"hf_overrides": ROPE}, {}),
+        "yarn": (STORE, {"hf_overrides": YARN}, {}),
+        "weights": (STORE, {"model": str(other)}, {}),
+        "named": (STORE | {"weights": "2"}, {}, {}),
+        "dtype": (STORE, {"dtype": "bfloat16"}, {}),
+        "cache dtype": (STORE, {"kv_cache_dtype": "fp8"}, {}),
+        "hash": (STORE, {"prefix_caching_hash_algo": "sha256_cbor"}, {}),
+        "seed": (STORE, {}, {"PYTHONHASHSEED": "1"}),
+        "tenant": (STORE | {"tenant": "a"}, {}, {}),
+        "dummy": (STORE, {"load_format": "dummy"}, {}),
+        "two ranks": (STORE, {"tensor_parallel_size": 2}, {}),
+        "xxhash with a seed": (STORE, {"prefix_caching_hash_algo": "xxhash"}, {"PYTHONHASHSEED": "1"}),
+    }
+    answers = dict(zip(cases, identities(list(cases.values())), strict=True))
+    assert answers["plain"] == answers.pop("again")
+    first, second = answers.pop("two ranks")
+    stores = [first, second] + [a[0] for a in answers.values()]
+    assert all(isinstance(s, dict) for s in stores), stores
+    keys = [str((s["groups"], s["revision"], s.get("tenant"))) for s in stores]
+    assert len(set(keys)) == len(keys)
+    assert len({s["store"]["dirs"][0] for s in stores}) == len(keys)
+
+
+def test_what_is_refused(identities: Any) -> None:
+    cases: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, str]]] = {
+        "PYTHONHASHSEED": (STORE, {"prefix_caching_hash_algo": "xxhash_cbor"}, {}),
+        "cache_bytes": ({}, {}, {}),
+        "cpu_bytes_to_use": (STORE | {"cpu_bytes_to_use": 1}, {}, {}),
+        "log": ({"store": {"cache_bytes": 1, "log_dir": "/log"}}, {}, {}),
+        "pipeline_parallel_size": (STORE, {"pipeline_parallel_size": 2}, {}),
+    }
+    for word, answer in zip(cases, identities(list(cases.values())), strict=True):
+        assert isinstance(answer, str)
+        assert word in answer

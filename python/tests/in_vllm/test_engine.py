@@ -1,0 +1,153 @@
+"""vLLM on a CPU, with kvlane: what is loaded is what was stored, whatever happens to processes and files."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+POOL = {"cache_bytes": 64 << 20}
+RESET = {"reset": True}
+DTYPE = {"llama": "float32", "mla": "bfloat16", "hybrid": "float32"}
+
+
+def prompt(seed: int, n: int = 300) -> list[int]:
+    return random.Random(seed).choices(range(3, 512), k=n)
+
+
+def ask(*prompts: list[int], tokens: int = 8) -> dict[str, Any]:
+    return {"prompts": list(prompts), "tokens": tokens}
+
+
+def same(a: dict[str, Any], b: dict[str, Any]) -> None:
+    """Identical tokens, and as likely: the KV was the same, bit for bit, and so was how it was used."""
+    assert a["tokens"] == b["tokens"]
+    assert a["logprobs"] == b["logprobs"]
+    assert set(a["reasons"] + b["reasons"]) == {"length"}
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.rglob("*") if p.is_file() and p.stat().st_size > 4096)
+
+
+def damage(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 4
+    file.write_bytes(data)
+
+
+# The engine's own prefix cache says what a hit has to give: KV that never left.
+@pytest.mark.parametrize("name", list(DTYPE))
+def test_stored_reset_loaded(start: Any, name: str) -> None:
+    p = prompt(1)
+    ran = start(
+        [ask(p), ask(p), RESET, ask(p), {"reset": "all"}, ask(p)], name=name, kvlane={"store": POOL}, dtype=DTYPE[name]
+    ).ended()
+    computed, kept, _, loaded, _, anew = ran.steps
+    assert computed["cached"] == [0]
+    assert kept["cached"][0] >= 256
+    assert loaded["cached"] == kept["cached"]
+    same(loaded, kept)
+    assert anew["cached"] == [0], "what was stored before the connector's reset is not to be found"
+    same(anew, computed)
+    stats = ran.stats("from_pool")
+    assert stats["from_pool"] >= 256 // 32
+    assert stats["forgotten"] == stats["from_files"] == 0
+
+
+# Another process finds the blocks in files. A damaged one is computed anew, and stored anew.
+def test_restarted_and_damaged(start: Any, tmp_path: Path) -> None:
+    p, store = prompt(2), {"store": POOL | {"dirs": [str(tmp_path / "kv")]}}
+    first, kept = start([ask(p), ask(p)], kvlane=store).ended().steps
+    ran = start([ask(p)], kvlane=store).ended()
+    same(ran.steps[0], kept)
+    assert ran.steps[0]["cached"] == kept["cached"]
+
+    damage(random.Random(3).choice(files(tmp_path / "kv")))
+    ran = start([ask(p), RESET, ask(p)], kvlane=store, processes=True).ended()
+    again, _, after = ran.steps
+    assert again["tokens"] == first["tokens"]
+    assert "CORRUPT" in ran.text
+    assert "Recovered from KV load failure" in ran.text
+    same(after, kept)
+    assert after["cached"] == kept["cached"]
+    assert ran.stats("from_pool")["forgotten"] == 1
+
+    other = start([ask(p)], kvlane=store, hf_overrides={"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}).ended()
+    assert other.steps[0]["cached"] == [0], "other rotary embeddings, other KV"
+
+
+# With several page groups a page's number does not say whose it is: the request is computed from its start.
+def test_damaged_with_several_page_groups(start: Any, tmp_path: Path) -> None:
+    p, store = prompt(6), {"store": POOL | {"dirs": [str(tmp_path / "kv")]}}
+    first, kept = start([ask(p), ask(p)], name="hybrid", kvlane=store).ended().steps
+    for file in files(tmp_path / "kv"):
+        damage(file)
+    ran = start([ask(p), RESET, ask(p)], name="hybrid", kvlane=store).ended()
+    again, _, after = ran.steps
+    assert again["tokens"] == first["tokens"]
+    assert "CORRUPT" in ran.text
+    same(after, kept)
+    assert after["cached"] == kept["cached"]
+
+
+# The pool holds a tenth of what is asked for, by requests that share prefixes, and by more than run at a time.
+def test_many_requests_and_a_small_pool(start: Any) -> None:
+    prefixes = [prompt(100 + i, 128) for i in range(10)]
+    prompts = [prefixes[i % 10] + prompt(i, 160) for i in range(50)]
+    blocks = 10 * 4 + 50 * 5
+    bytes_of_block = 4 * 2 * 2 * 64 * 4 * 32 + 4096
+    ran = start(
+        [ask(*prompts), RESET, ask(*prompts), RESET, ask(*reversed(prompts))],
+        kvlane={"store": {"cache_bytes": bytes_of_block * blocks // 10}}, max_num_seqs=16,
+    ).ended()  # fmt: skip
+    first, _, second, _, third = ran.steps
+    assert second["tokens"] == first["tokens"]
+    assert third["tokens"] == first["tokens"][::-1]
+    assert set(first["reasons"] + second["reasons"] + third["reasons"]) == {"length"}
+    stats = ran.stats("from_pool")
+    # Each block that was stored is there or was evicted, but for those of the last jobs, which nobody has waited for.
+    assert 0 <= stats["stored"] - stats["evicted"] - stats["blocks"] <= 16 * stats["jobs"]
+    assert stats["blocks"] <= blocks // 10
+    assert stats["jobs"] <= 16
+    assert stats["forgotten"] == 0
+    assert stats["evicted"] > blocks
+
+
+# Killed at any moment, what is found afterwards is right.
+def test_killed(start: Any, tmp_path: Path) -> None:
+    prompts = [prompt(i, 250) for i in range(12)]
+    expected = start([ask(*prompts, tokens=16)]).ended().steps[0]
+    store = {"store": {"cache_bytes": 4 << 20, "dirs": [str(tmp_path / "kv")]}}
+    seed = int(os.environ.get("KVLANE_SEED", "1"))
+    for i in range(int(os.environ.get("KVLANE_KILLS", "2"))):
+        engine = start([ask(*prompts, tokens=16), RESET] * 1000, kvlane=store)
+        engine.has_said("UP" if i % 2 else "STEP")
+        time.sleep(random.Random(seed + i).uniform(0, 5))
+        assert engine.kill(), engine.text()[-4000:]
+    ran = start([ask(*prompts, tokens=16), RESET, ask(*prompts, tokens=16)], kvlane=store).ended()
+    assert ran.steps[0]["tokens"] == expected["tokens"]
+    assert ran.steps[2]["tokens"] == expected["tokens"]
+    assert sum(ran.steps[0]["cached"]) > 0
+    assert ran.stats("from_pool")["jobs"] <= 12
+
+
+# Two workers, each with its own heads, pool and files. What one of them finds damaged both compute again.
+def test_two_workers(start: Any, tmp_path: Path) -> None:
+    p, store = prompt(4), {"store": POOL | {"dirs": [str(tmp_path / "kv")]}}
+    both = {"kvlane": store, "processes": True, "tensor_parallel_size": 2}
+    first, kept, _, loaded = start([ask(p), ask(p), RESET, ask(p)], **both).ended().steps
+    assert loaded["cached"] == kept["cached"]
+    same(loaded, kept)
+    assert len(list((tmp_path / "kv").iterdir())) == 2, "a directory for each range of heads"
+    damage(random.Random(5).choice(files(tmp_path / "kv")))
+    ran = start([ask(p), RESET, ask(p)], **both).ended()
+    again, _, after = ran.steps
+    assert again["tokens"] == first["tokens"]
+    assert "CORRUPT" in ran.text
+    same(after, kept)
+    assert ran.stats("from_pool")["forgotten"] == 1

@@ -24,7 +24,7 @@ GUEST := KVLANE_REQUIRE=verbs,nfs $(GO) test -count 1 -p 1 -timeout 120s -exec
 export CGO_ENABLED = 0
 
 .DEFAULT_GOAL := help
-.PHONY: build lib wheel python demo test verbs mutants nonic lint race generate drift fuzz bench crash stress hardware-kit hardware clean help
+.PHONY: build lib wheel python sglang demo test verbs mutants nonic lint race generate drift fuzz bench crash stress hardware-kit hardware clean help
 
 build: ## build the one binary, bin/kvlane
 	$(GO) build -trimpath -o $(BIN)/kvlane ./cmd/kvlane
@@ -38,6 +38,12 @@ wheel: lib ## build the Python package with library and binary inside, bin/wheel
 # The environment with torch takes 2 GB below bin/.venv.
 python: wheel ## check the Python package: linters, tests on torch and transformers, and the wheel in empty environments
 	tools/python $(BIN)
+
+# The environment with SGLang takes 3 GB below bin/.venv-sglang.
+sglang: lib ## run SGLang's cache classes with kvlane, in an environment that this makes; needs Python 3.11, pip and binutils
+	tools/sglang-env $(BIN)/.venv-sglang
+	cd python/tests/in_sglang && KVLANE_REQUIRE=sglang KVLANE_LIBRARY=$(CURDIR)/$(BIN)/lib/libkvlane.so PYTHONPATH=$(CURDIR)/python/src \
+	    timeout 600 $(CURDIR)/$(BIN)/.venv-sglang/bin/python -W ignore -m pytest -c $(CURDIR)/python/pyproject.toml -p no:cacheprovider -q .
 
 demo: build ## replay a small trace end to end on what this machine has
 	$(BIN)/kvlane demo

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pools import MODEL, PAGE
+
+from .pools import MODEL, PAGE
 
 if importlib.util.find_spec("sglang") is None:
     if "sglang" in os.environ.get("KVLANE_REQUIRE", "").split(","):

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import threading
+from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from pools import LAYERS, PAGE, TOKENS, device_pool, fill, flip, hashes, own
 
 from kvlane import errors
+
+from .pools import LAYERS, PAGE, TOKENS, device_pool, fill, flip, hashes, own
 
 
 def params(mla: bool = False, pool: Any = None) -> Any:
@@ -152,11 +153,13 @@ def test_what_is_not_supported_is_refused(link: Any) -> None:
 
 def test_the_radix_cache_offloads_and_loads_back(link: Any, tmp_path: Path) -> None:
     """A prompt is inserted in one cache, and found by another after a restart, in pages of its own."""
+    from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams
     from sglang.srt.mem_cache.radix_cache import RadixKey
     from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+    from sglang.srt.sampling.sampling_params import SamplingParams
 
-    tokens = list(range(1, 5 * PAGE + 1))
+    tokens = array("q", range(1, 5 * PAGE + 1))
 
     def cache() -> tuple[Any, Any, Any]:
         p = params()
@@ -176,9 +179,7 @@ def test_the_radix_cache_offloads_and_loads_back(link: Any, tmp_path: Path) -> N
     c.linker.close()
 
     c, linker, p = cache()
-    request = SimpleNamespace(
-        rid="r", last_node=None, kv=None, swa_branching_seqlen=None, prefix_indices=torch.empty(0, dtype=torch.int64)
-    )
+    request = Req("r", "", tokens, SamplingParams())
     found = c.match_prefix(MatchPrefixParams(key=RadixKey(tokens, None), req=request))
     assert found.host_hit_length == len(tokens)
     request.last_node = found.last_device_node

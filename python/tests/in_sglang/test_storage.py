@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from pools import PAGE, TOKENS, device_pool, extra, fill, flip, hashes, host_pool
 
 from kvlane import errors
+
+from .pools import PAGE, TOKENS, device_pool, extra, fill, flip, hashes, host_pool
 
 FORMS = [(layout, mla) for mla in (False, True) for layout in ("layer_first", "page_first", "page_first_direct")]
 
@@ -168,7 +169,6 @@ def test_hicache_backs_up_and_prefetches(model: Path, tmp_path: Path) -> None:
 
     from sglang.srt.managers.cache_controller import HiCacheController
     from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
-
     from sglang.srt.runtime_context import get_parallel
 
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/ranks", rank=0, world_size=1)

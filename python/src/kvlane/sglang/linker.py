@@ -142,11 +142,16 @@ class Linker(UnifiedCacheLinker):
 
     def lookup(self, rid: str, transfers: list[PoolTransfer]) -> list[int]:
         """The lengths of prefixes, in pages, that can be restored on this rank. Nothing keeps them."""
+        self._check()
         expanded = self._group.resolve_transfers(transfers)
         kv = next((t for t in transfers if t.name == "kv"), None)
         if not expanded or kv is None or not kv.keys:
             return []
         return list(restorable(self.pages, list(kv.keys), expanded).restorable_prefix_pages or ())
+
+    def _check(self) -> None:
+        if self._closed:
+            raise errors.Closed("the linker is closed")
 
     def _parts(self, expanded: list[PoolTransfer]) -> list[Part]:
         return [
@@ -155,6 +160,7 @@ class Linker(UnifiedCacheLinker):
 
     def load(self, rid: str, transfers: list[PoolTransfer]) -> bool:
         """Queues a load, for start_layer_wise_loading. Invalid: the request has one already."""
+        self._check()
         expanded = self._group.resolve_transfers(transfers, allow_partial=True, allow_missing_kv=True)
         if not expanded:
             return False
@@ -206,6 +212,7 @@ class Linker(UnifiedCacheLinker):
 
     def offload(self, transfers: list[PoolTransfer], session_id: str | None = None) -> bool:
         """Queues pages to be stored, behind what is on the current and the forward stream."""
+        self._check()
         expanded = self._group.resolve_transfers(transfers, allow_partial=True)
         if not expanded:
             return False

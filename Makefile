@@ -24,7 +24,7 @@ GUEST := KVLANE_REQUIRE=verbs,nfs $(GO) test -count 1 -p 1 -timeout 120s -exec
 export CGO_ENABLED = 0
 
 .DEFAULT_GOAL := help
-.PHONY: build lib wheel python vllm demo test verbs mutants nonic lint race generate drift fuzz bench crash stress hardware-kit hardware clean help
+.PHONY: build lib wheel python vllm sglang demo test verbs mutants nonic lint race generate drift fuzz bench crash stress hardware-kit hardware clean help
 
 build: ## build the one binary, bin/kvlane
 	$(GO) build -trimpath -o $(BIN)/kvlane ./cmd/kvlane
@@ -44,6 +44,12 @@ vllm: lib ## run vLLM for CPUs with kvlane, in an environment that this makes; n
 	tools/vllm-env $(BIN)/.venv-vllm
 	KVLANE_REQUIRE=vllm KVLANE_LIBRARY=$(CURDIR)/$(BIN)/lib/libkvlane.so PYTHONPATH=$(CURDIR)/python/src timeout 1500 \
 	    $(BIN)/.venv-vllm/bin/python -m pytest -c python/pyproject.toml --rootdir python -p no:cacheprovider -q python/tests/in_vllm
+
+# The environment with SGLang takes 3 GB below bin/.venv-sglang.
+sglang: lib ## run SGLang's cache classes with kvlane, in an environment that this makes; needs Python 3.11, pip and binutils
+	tools/sglang-env $(BIN)/.venv-sglang
+	cd python/tests/in_sglang && KVLANE_REQUIRE=sglang KVLANE_LIBRARY=$(CURDIR)/$(BIN)/lib/libkvlane.so PYTHONPATH=$(CURDIR)/python/src \
+	    timeout 600 $(CURDIR)/$(BIN)/.venv-sglang/bin/python -W ignore -m pytest -c $(CURDIR)/python/pyproject.toml -p no:cacheprovider -q .
 
 demo: build ## replay a small trace end to end on what this machine has
 	$(BIN)/kvlane demo

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from . import errors
@@ -142,6 +144,39 @@ def _bytes(tensor: Any) -> Any:
     import ctypes
 
     return ctypes.string_at(tensor.data_ptr(), tensor.numel())
+
+
+def model_folder(model: str, revision: str | None) -> Path | None:
+    """Where a model's files are: its folder, or its snapshot in the cache of Hugging Face. None if neither is known."""
+    if os.path.isdir(model):
+        return Path(model)
+    try:
+        from huggingface_hub import try_to_load_from_cache
+
+        found = try_to_load_from_cache(model, "config.json", revision=revision)
+    except Exception:  # whatever is wrong with the cache: the folder is not known
+        return None
+    return Path(found).parent if isinstance(found, str) else None
+
+
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+
+
+def folder_fingerprint(folder: Path | None, samples: int = 64, sample_bytes: int = 4096) -> str | None:
+    """A hash of the weights in a folder: of each file's name, its length, and samples of its bytes, evenly spread. None if
+    there are none.
+    """
+    h, found = hashlib.sha256(), False
+    for path in sorted(p for p in folder.iterdir() if p.suffix in _WEIGHTS) if folder else ():
+        found = True
+        size = path.stat().st_size
+        h.update(f"{path.name}\0{size}\0".encode())
+        with path.open("rb") as f:
+            h.update(f.read(1 << 20))  # names and shapes of a safetensors file
+            for i in range(samples):
+                f.seek(max(0, (size - sample_bytes) * i // max(1, samples - 1)))
+                h.update(f.read(sample_bytes))
+    return h.hexdigest() if found else None
 
 
 def adapters(model: Any) -> list[tuple[Any, ...]]:

@@ -11,7 +11,6 @@ import os
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from .. import errors, identity
@@ -149,7 +148,11 @@ def _hash_algorithm(name: str, durable: bool) -> list[str]:
 def _model(model: Any, load: Any, weights: Any, durable: bool) -> dict[str, Any]:
     config = model.hf_config
     if not weights:
-        weights = f"dummy-{model.seed}" if str(load.load_format) == "dummy" else fingerprint(_folder(model))
+        weights = (
+            f"dummy-{model.seed}"
+            if str(load.load_format) == "dummy"
+            else identity.folder_fingerprint(identity.model_folder(model.model, model.revision))
+        )
     if not weights and durable:
         raise errors.Invalid(
             f"nothing says what weights {model.model} has, and blocks are stored on disk: give kv_connector_extra_config a "
@@ -165,33 +168,3 @@ def _model(model: Any, load: Any, weights: Any, durable: bool) -> dict[str, Any]
         else 0,  # which says which of its factors count
         "config": identity.revision(config, weights=str(weights or "unknown")),
     }
-
-
-def _folder(model: Any) -> Path | None:
-    """Where a model's files are: its folder, or its snapshot in the cache of Hugging Face."""
-    if os.path.isdir(model.model):
-        return Path(model.model)
-    try:
-        from huggingface_hub import try_to_load_from_cache
-
-        found = try_to_load_from_cache(model.model, "config.json", revision=model.revision)
-    except Exception:  # whatever is wrong with the cache: the folder is not known
-        return None
-    return Path(found).parent if isinstance(found, str) else None
-
-
-def fingerprint(folder: Path | None, samples: int = 64, sample_bytes: int = 4096) -> str | None:
-    """A hash of the weights in a folder: each file's name, length, and samples of its bytes. None if there are none."""
-    if folder is None:
-        return None
-    h, found = hashlib.sha256(), False
-    for path in sorted(p for p in folder.iterdir() if p.suffix in (".safetensors", ".bin", ".pt", ".pth", ".gguf")):
-        found = True
-        size = path.stat().st_size
-        h.update(f"{path.name}\0{size}\0".encode())
-        with path.open("rb") as f:
-            h.update(f.read(1 << 20))  # names and shapes of a safetensors file
-            for i in range(samples):
-                f.seek(max(0, (size - sample_bytes) * i // max(1, samples - 1)))
-                h.update(f.read(sample_bytes))
-    return h.hexdigest() if found else None

@@ -1,0 +1,61 @@
+"""What SGLang 0.5 says of itself in its runtime context."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sglang
+from sglang.srt.mem_cache.hicache_storage import PoolHitPolicy, PoolTransfer, PoolTransferResult
+from sglang.srt.runtime_context import get_lora, get_model, get_spec
+
+from .config import Engine
+from .pages import Pages, Part
+
+# Of what SGLang was started with, what its KV depends on.
+_MODEL = ("dtype", "quantization", "kv_cache_dtype", "json_model_override_args", "context_length", "load_format")
+_SPEC = ("speculative_algorithm", "speculative_draft_model_path", "speculative_draft_model_revision")
+
+
+def engine(model: str | None = None) -> Engine:
+    """The engine that runs here. model is its name where SGLang says it otherwise."""
+    bag, spec = get_model(), get_spec()
+    arguments: dict[str, Any] = {name: getattr(bag, name, None) for name in _MODEL}
+    arguments |= {name: getattr(spec, name, None) for name in _SPEC}
+    return Engine(
+        release=str(sglang.__version__),
+        model=str(model or bag.model_path),
+        revision=getattr(bag, "revision", None),
+        dummy=str(getattr(bag, "load_format", "")) == "dummy",
+        adapters=bool(getattr(get_lora(), "enable_lora", None) or getattr(get_lora(), "lora_paths", None)),
+        arguments=arguments,
+    )
+
+
+def restorable(pages: Pages, hashes: list[str], transfers: list[PoolTransfer]) -> PoolTransferResult:
+    """How long a prefix of pages can be restored, by what is there in each pool and the pools' policies."""
+    known = [t for t in transfers if t.name != "kv"]
+    parts = [Part("kv", hashes)] if "kv" in pages.pools else []
+    parts += [Part(str(t.name), hashes) for t in known if str(t.name) in pages.pools]
+    there = {p.pool: found for p, found in zip(parts, pages.there(parts), strict=True)}
+    absent = [False] * len(hashes)
+
+    def prefix(found: list[bool]) -> int:
+        return found.index(False) if False in found else len(found)
+
+    # A model without a pool of that name has all its KV in others, whose policy is that of KV.
+    kv = prefix(there["kv"]) if "kv" in there else len(hashes)
+    hits = {"kv": kv} if kv and "kv" in there else {}
+    lengths = set(range(1, kv + 1))
+    for t in known:
+        found = there.get(str(t.name), absent)
+        if t.hit_policy == PoolHitPolicy.BLOCK_GROUPS:
+            continue  # never gates the others, and is not kept
+        if t.hit_policy == PoolHitPolicy.ALL_PAGES:
+            own = set(range(1, prefix(found[:kv]) + 1))
+        else:
+            window = max(1, len(t.keys or ()))
+            own = {n for n in range(1, kv + 1) if all(found[max(0, n - window) : n])}
+        if own:
+            hits[str(t.name)] = max(own)
+        lengths &= own
+    return PoolTransferResult(max(lengths, default=0), hits, sorted(lengths))

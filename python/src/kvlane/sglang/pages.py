@@ -1,0 +1,324 @@
+"""SGLang's pools as page groups of one store, and transfers of their pages by SGLang's hashes."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import time
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+from .. import errors
+from ..errors import Status
+from ..keys import Keys
+from ..paged import Addresses, PagedCache
+from ..store import Store
+from ..task import Dump, Load
+
+logger = logging.getLogger(__name__)
+
+HASH_BYTES = 32
+MAX_DIMENSION = 1 << 20  # of a geometry's numbers
+LOOKUP_SECONDS = 5.0
+# Errors that are a mistake or an end, and no miss.
+_FATAL = (errors.Invalid, errors.Closed, errors.Forked)
+
+
+@dataclass(frozen=True)
+class Plane:
+    """A part of every page of a pool: page p has `size` bytes at address + p * stride. layer is when a load brings it."""
+
+    layer: int
+    address: int
+    size: int
+    stride: int
+
+
+@dataclass(frozen=True)
+class Pool:
+    """A pool of SGLang's. A page has page_size of its indices. replicated: every tensor-parallel rank has the same."""
+
+    name: str
+    pages: int
+    page_size: int
+    planes: tuple[Plane, ...]
+    replicated: bool
+    keep: Any = None  # what must not be freed before
+
+
+@dataclass(frozen=True)
+class Group:
+    """The planes of a pool that have one size and stride: a page group of the store."""
+
+    pool: Pool
+    planes: tuple[Plane, ...]
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page in one plane."""
+        return self.planes[0].size
+
+    def geometry(self, model: str, tp_size: int, tp_rank: int) -> dict[str, Any]:
+        """The group's geometry. To kvlane a plane's part of a page is opaque: `heads` pieces of bytes."""
+        heads = 1
+        while self.page_bytes // heads > MAX_DIMENSION or self.page_bytes % heads:
+            heads += 1
+        shards = 1 if self.pool.replicated else tp_size
+        return {
+            "name": model,
+            "dtype": "int8",
+            "layers": len(self.planes),
+            "kv_heads": heads * shards,
+            "head_size": self.page_bytes // heads,
+            "block_tokens": self.pool.page_size,
+            "tp_size": shards,
+            "tp_rank": tp_rank if shards > 1 else 0,
+            "state": True,
+        }
+
+    def memory(self) -> Addresses:
+        """Where the group's pages lie."""
+        return Addresses(
+            [p.address for p in self.planes], self.pool.pages, self.page_bytes, self.planes[0].stride, keep=self.pool.keep
+        )
+
+
+@dataclass(frozen=True)
+class Part:
+    """Pages of a pool, by the hashes that SGLang has for them."""
+
+    pool: str
+    hashes: Sequence[str]
+    pages: Sequence[int] = ()
+
+
+@dataclass
+class Batch:
+    """What a load or dump is made of: for each entry of the parts, which of the keys are its."""
+
+    keys: Keys
+    pages: list[int]
+    entries: list[tuple[int, int]]  # (part, entry of it) of each key
+    parts: Sequence[Part]
+
+    def answers(self, good: Sequence[bool]) -> list[list[bool]]:
+        """For each part's entries, whether all their keys are good."""
+        out = [[True] * len(p.hashes) for p in self.parts]
+        for (part, i), ok in zip(self.entries, good, strict=True):
+            out[part][i] &= ok
+        return out
+
+
+@dataclass
+class Failures:
+    """What failed, by what was done and why. The first of a kind is logged."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def add(self, what: str, why: str, n: int, detail: str = "") -> None:
+        """Counts n failures."""
+        kind = f"{what}: {why}"
+        if kind not in self.counts:
+            logger.warning("kvlane failed to %s %d pages: %s; further ones are counted, and not logged", what, n, detail or why)
+        self.counts[kind] += n
+
+
+def digest(name: str) -> bytes:
+    """A block's hash from SGLang's name for a page: sha256 in hexadecimal digits as it is, any other text hashed."""
+    try:
+        raw = bytes.fromhex(name)
+    except ValueError:
+        raw = b""
+    return raw if len(raw) == HASH_BYTES else hashlib.sha256(b"name\0" + name.encode()).digest()
+
+
+def numbers(indices: Any, page_size: int, n: int) -> list[int]:
+    """The pages of n pages' indices, of which each page has page_size, aligned and in order. Invalid if they are not so."""
+    flat = indices.detach().cpu().flatten()
+    if flat.numel() != n * page_size:
+        raise errors.Invalid(f"{flat.numel()} indices for {n} pages of {page_size}")
+    if not n:
+        return []
+    rows = flat.reshape(n, page_size)
+    first = rows[:, :1]
+    if bool((first % page_size).any()) or bool((rows - first != rows.new_tensor(range(page_size))).any()):
+        raise errors.Invalid(f"the indices are not those of whole pages of {page_size}")
+    return [int(p) for p in (first[:, 0] // page_size).tolist()]
+
+
+class Pages:
+    """A store of the pages of some pools. Safe from any thread; every call that waits does so for wait_seconds at most.
+
+    configure makes the store's configuration from the page groups. What is not there, not right or in nobody's reach is a
+    miss: False in the answers, counted and logged once. Invalid, Closed and Forked are raised.
+    """
+
+    def __init__(
+        self,
+        pools: Sequence[Pool],
+        configure: Callable[[list[Group], list[list[int]]], Mapping[str, Any]],
+        wait_seconds: float,
+    ) -> None:
+        self.pools = {p.name: p for p in pools}
+        self.wait_seconds = wait_seconds
+        self.failures = Failures()
+        self.groups: list[Group] = []
+        self._of: dict[str, list[int]] = {}
+        for pool in pools:
+            order = sorted(pool.planes, key=lambda p: (p.size, p.stride, p.layer))
+            self._of[pool.name] = []
+            for _, planes in groupby(order, key=lambda p: (p.size, p.stride)):
+                self._of[pool.name].append(len(self.groups))
+                self.groups.append(Group(pool, tuple(planes)))
+        # The store's layers are all planes, in the order of SGLang's layers.
+        ranked = sorted((p.layer, g, i) for g, group in enumerate(self.groups) for i, p in enumerate(group.planes))
+        self._layers = [layer for layer, _, _ in ranked]
+        of_group: list[list[int]] = [[] for _ in self.groups]
+        for number, (_, g, _) in enumerate(ranked):
+            of_group[g].append(number)
+        self.store = Store(configure(self.groups, of_group))
+        try:
+            self.cache = PagedCache(self.store, groups=[g.memory() for g in self.groups])
+        except BaseException:
+            self.store.close(wait_seconds)
+            raise
+
+    def close(self) -> None:
+        """Waits for what is under way, writes what is to be written, and closes the store."""
+        self.store.close(self.wait_seconds)
+
+    def stats(self) -> dict[str, Any]:
+        """The store's figures, and what failed."""
+        return {**self.store.stats(), "failures": dict(self.failures.counts)}
+
+    def batch(self, parts: Sequence[Part]) -> Batch:
+        """The keys of parts, pool by pool."""
+        raw = bytearray()
+        pages: list[int] = []
+        entries: list[tuple[int, int]] = []
+        for number, part in enumerate(parts):
+            hashes = b"".join(digest(h) for h in part.hashes)
+            for g in self._of[part.pool]:
+                raw += self.store.keys(hashes, g, HASH_BYTES).raw
+                pages += part.pages
+                entries += [(number, i) for i in range(len(part.hashes))]
+        return Batch(Keys(raw), pages, entries, parts)
+
+    def there(self, parts: Sequence[Part]) -> list[list[bool]]:
+        """Which pages are there. Nothing keeps them."""
+        batch = self.batch(parts)
+        try:
+            found = self.store.lookup(batch.keys, min(LOOKUP_SECONDS, self.wait_seconds))
+        except _FATAL:
+            raise
+        except errors.Error as e:
+            self.failures.add("look for", type(e).__name__, len(batch.keys), str(e))
+            found = bytes(len(batch.keys))
+        return batch.answers([bool(b) for b in found])
+
+    def load(
+        self, parts: Sequence[Part], on_layer: Callable[[int], None] | None = None, cache: PagedCache | None = None
+    ) -> list[list[bool]]:
+        """Brings pages into the pools, or into another cache, and returns when nothing writes to them any more. on_layer is
+        called with each of SGLang's layers once it is on all pages, in order, until a page fails.
+        """
+        batch = self.batch(parts)
+        if not batch.keys:
+            return batch.answers([])
+        try:
+            task = self.store.load(cache or self.cache, batch.keys, batch.pages, layerwise=on_layer is not None)
+        except _FATAL:
+            raise
+        except errors.Error as e:
+            return batch.answers(self._none("load", batch, e))
+        deadline = time.monotonic() + self.wait_seconds
+        try:
+            if on_layer is not None:
+                for layer in range(self._layers[-1] + 1):
+                    last = bisect_right(self._layers, layer) - 1
+                    if last >= 0:
+                        task.wait_layer(last, max(0.0, deadline - time.monotonic()))
+                    on_layer(layer)
+            task.wait(max(0.0, deadline - time.monotonic()))
+        except errors.Error:
+            pass  # the results say it
+        finally:
+            self._quiesce(task)
+        return batch.answers(self._results("load", task, (Status.OK,)))
+
+    def dump(self, parts: Sequence[Part], cache: PagedCache | None = None) -> list[list[bool]]:
+        """Stores pages, and returns when they may be changed and are found. Files are written later."""
+        batch = self.batch(parts)
+        if not batch.keys:
+            return batch.answers([])
+        try:
+            task = self.store.dump(cache or self.cache, batch.keys, batch.pages)
+        except _FATAL:
+            raise
+        except errors.Error as e:
+            return batch.answers(self._none("store", batch, e))
+        try:
+            task.published(self.wait_seconds)
+            return batch.answers([True] * len(batch.keys))
+        except errors.Error:
+            self._quiesce(task)
+        return batch.answers(self._results("store", task, (Status.OK, Status.EXISTS)))
+
+    def _quiesce(self, task: Load | Dump) -> None:
+        """Waits until the task has ended, if need be by asking it to; the memory is its until then."""
+        if not task.wait(0 if isinstance(task, Load) else self.wait_seconds):
+            task.cancel()
+            task.wait()
+
+    def _none(self, what: str, batch: Batch, e: errors.Error) -> list[bool]:
+        self.failures.add(what, type(e).__name__, len(batch.keys), str(e))
+        return [False] * len(batch.keys)
+
+    def _results(self, what: str, task: Load | Dump, good: tuple[Status, ...]) -> list[bool]:
+        statuses = [r.status for r in task.results()]
+        for status, n in Counter(s for s in statuses if s not in good).items():
+            self.failures.add(what, status.name, n)
+        return [s in good for s in statuses]
+
+
+class Staging:
+    """Memory for one page of every pool, that of `pool` in one piece, plane after plane. For one thread at a time."""
+
+    def __init__(self, pages: Pages, pool: str) -> None:
+        self.size = sum(p.size for p in pages.pools[pool].planes)
+        self._memory = (ctypes.c_char * sum(p.size for each in pages.pools.values() for p in each.planes))()
+        self._address = end = ctypes.addressof(self._memory)
+        where: dict[int, int] = {}  # of each plane, by its address
+        for each in sorted(pages.pools.values(), key=lambda p: p.name != pool):
+            for plane in each.planes:
+                where[plane.address] = end
+                end += plane.size
+        self.cache = PagedCache(
+            pages.store,
+            groups=[
+                Addresses([where[p.address] for p in g.planes], 1, g.page_bytes, g.page_bytes, keep=self._memory)
+                for g in pages.groups
+            ],
+        )
+
+    def write(self, tensor: Any) -> None:
+        """Copies a page from a tensor in the process's memory."""
+        tensor = tensor.contiguous()
+        ctypes.memmove(self._address, self._check(tensor), self.size)
+
+    def read(self, tensor: Any) -> None:
+        """Copies the page to a tensor."""
+        ctypes.memmove(self._check(tensor), self._address, self.size)
+
+    def _check(self, tensor: Any) -> int:
+        if tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.numel() * tensor.element_size() != self.size:
+            raise errors.Invalid(
+                f"a tensor of {tensor.numel() * tensor.element_size()} bytes on {tensor.device}, and a page has {self.size}, "
+                "in one piece in the process's memory"
+            )
+        return int(tensor.data_ptr())

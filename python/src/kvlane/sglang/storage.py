@@ -1,0 +1,225 @@
+"""A storage backend of SGLang's HiCache: pages of its pools in host memory, stored and brought without a copy between."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+import torch
+from sglang.srt.mem_cache.hicache_storage import (
+    HiCacheStorage,
+    HiCacheStorageConfig,
+    HiCacheStorageExtraInfo,
+    PoolTransfer,
+    PoolTransferResult,
+)
+from sglang.srt.mem_cache.pool_host.group import HostPoolGroup
+
+from .. import errors
+from . import config
+from .engine import engine, restorable
+from .pages import Pages, Part, Plane, Pool, Staging, numbers
+
+logger = logging.getLogger(__name__)
+
+KV = "kv"
+# Pools that each rank has its own of, also where KV is the same on all ranks.
+_SHARDED = ("mamba",)
+
+
+def host_pool(name: str, pool: Any, replicated: bool) -> Pool | None:
+    """A host pool of SGLang's, as it says itself that its pages lie. None if it only numbers the pages of others."""
+    if getattr(pool, "kv_buffer", pool) is None:
+        return None
+    if getattr(pool, "dcp_size", 1) != 1:
+        raise errors.NotSupported(f"pool {name}: decode context parallelism")
+    if getattr(pool, "shared_allocation_domain", None) is not None:
+        raise errors.NotSupported(f"pool {name}: its pages move in memory")
+    page, size = int(pool.page_size), int(pool.size)
+    last = size // page - 1
+
+    def at(number: int) -> tuple[list[int], list[int]]:
+        try:
+            where = pool.get_page_buffer_meta(torch.arange(number * page, (number + 1) * page))
+        except (ValueError, NotImplementedError, AttributeError) as e:
+            raise errors.NotSupported(f"pool {name}, a {type(pool).__name__} with layout {pool.layout}: {e}") from e
+        return [int(p) for p in where[0]], [int(s) for s in where[1]]
+
+    if last < 1:
+        raise errors.NotSupported(f"pool {name}: {size} tokens are not two pages of {page}")
+    (first, sizes), (second, _), (final, final_sizes) = at(0), at(1), at(last)
+    strides = [b - a for a, b in zip(first, second, strict=True)]
+    if sizes != final_sizes or any(a + s * last != b for a, s, b in zip(first, strides, final, strict=True)):
+        raise errors.NotSupported(f"pool {name}, a {type(pool).__name__} with layout {pool.layout}: pages are not evenly spaced")
+    # In the order of memory, which is that of the pages that get and set are given.
+    planes = sorted(zip(first, sizes, strides, strict=True))
+    return Pool(
+        name,
+        last + 1,
+        page,
+        tuple(Plane(i, address, size, stride) for i, (address, size, stride) in enumerate(planes)),
+        replicated and name not in _SHARDED,
+        keep=pool,
+    )
+
+
+class Storage(HiCacheStorage):
+    """SGLang makes it by `--hicache-storage-backend dynamic`, with "class_name": "Storage". Safe from any thread.
+
+    What cannot be stored, found or brought is False or None, counted, and logged once; SGLang computes it anew.
+    """
+
+    def __init__(self, storage_config: HiCacheStorageConfig, kwargs: dict[str, Any] | None = None) -> None:
+        c = storage_config
+        self._own = config.options(c.extra_config)
+        if c.should_split_heads:
+            raise errors.NotSupported("tp_lcm_size: pages of ranks of different sizes")
+        self._replicated = bool(c.is_mla_model)
+        store = self._own.get("store") or {}
+        if self._replicated and c.tp_size > 1 and not store.get("dirs"):
+            raise errors.Invalid('one rank stores KV for all, so it has to be in files: give "store" "dirs"')
+        self._rank = config.Rank(c.tp_rank, c.tp_size, c.pp_rank, c.pp_size, c.attn_cp_rank, c.attn_cp_size)
+        self._engine = engine(c.model_name)
+        self._host: dict[str, Any] = {}
+        self._pages: Pages | None = None
+        self._staging: Staging | None = None
+        self._lock = threading.Lock()
+
+    def register_mem_pool_host(self, mem_pool_host: Any) -> None:
+        """SGLang's pool of KV in host memory."""
+        super().register_mem_pool_host(mem_pool_host)
+        entries = mem_pool_host.entries if isinstance(mem_pool_host, HostPoolGroup) else ()
+        for entry in entries:
+            self._host[str(entry.name)] = entry.host_pool
+        if not entries:
+            self._host[KV] = mem_pool_host
+
+    def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
+        """A further pool. NotSupported once pages were registered."""
+        super().register_mem_host_pool_v2(host_pool, host_pool_name)
+        if self._pages is not None and self._host.get(str(host_pool_name)) is not host_pool:
+            raise errors.NotSupported(f"pool {host_pool_name}: it comes after the others were registered")
+        self._host[str(host_pool_name)] = host_pool
+
+    def on_host_pools_registered(self) -> None:
+        """Opens the store over the pools' memory."""
+        if self._pages is not None:
+            return
+        pools = [p for name, pool in self._host.items() if (p := host_pool(name, pool, self._replicated))]
+        form = {
+            name: [type(p).__name__, str(p.layout), str(getattr(p, "dtype", "")), str(getattr(p, "storage_format_tag", None))]
+            for name, p in self._host.items()
+        }
+        self._pages = Pages(
+            pools,
+            lambda groups, layers: config.store_config(
+                self._own, self._engine, self._rank, {"host": form}, {"driver": "host"}, groups=groups, layers=layers
+            ),
+            float(self._own.get("wait_seconds", config.WAIT_SECONDS)),
+        )
+
+    @property
+    def pages(self) -> Pages:
+        """The store. Closed before the pools are registered, and after close."""
+        if self._pages is None:
+            raise errors.Closed("the store is not open: SGLang has not registered its pools, or has closed it")
+        return self._pages
+
+    def _part(self, name: str, hashes: list[str], indices: Any) -> Part:
+        return Part(name, hashes, numbers(indices, self.pages.pools[name].page_size, len(hashes)))
+
+    def batch_get_v1(
+        self, keys: list[str], host_indices: torch.Tensor, extra_info: HiCacheStorageExtraInfo | None = None
+    ) -> list[bool]:
+        """Brings pages into the pool's memory."""
+        return self.pages.load([self._part(KV, keys, host_indices)])[0]
+
+    def batch_set_v1(
+        self, keys: list[str], host_indices: torch.Tensor, extra_info: HiCacheStorageExtraInfo | None = None
+    ) -> list[bool]:
+        """Stores pages from the pool's memory, which may be changed when this returns."""
+        return self.pages.dump([self._part(KV, keys, host_indices)])[0]
+
+    def batch_get_v2(
+        self, transfers: list[PoolTransfer], extra_info: HiCacheStorageExtraInfo | None = None
+    ) -> dict[str, list[bool]]:
+        """batch_get_v1 for several pools at once."""
+        return self._v2(transfers, load=True)
+
+    def batch_set_v2(
+        self, transfers: list[PoolTransfer], extra_info: HiCacheStorageExtraInfo | None = None
+    ) -> dict[str, list[bool]]:
+        """batch_set_v1 for several pools at once."""
+        return self._v2(transfers, load=False)
+
+    def _v2(self, transfers: list[PoolTransfer], load: bool) -> dict[str, list[bool]]:
+        out = {t.name: [False] * len(t.keys or ()) for t in transfers}
+        known = []
+        for t in transfers:
+            if str(t.name) not in self.pages.pools:
+                self.pages.failures.add("transfer", f"no pool {t.name}", len(t.keys or ()))
+            elif t.keys and t.host_indices is not None:
+                known.append((t, self._part(str(t.name), t.keys, t.host_indices)))
+        parts = [part for _, part in known]
+        answers = self.pages.load(parts) if load else self.pages.dump(parts)
+        return out | {t.name: a for (t, _), a in zip(known, answers, strict=True)}
+
+    def exists(self, key: str) -> bool:
+        """Whether a page of KV is there."""
+        return self.pages.there([Part(KV, [key])])[0][0]
+
+    def batch_exists(self, keys: list[str], extra_info: HiCacheStorageExtraInfo | None = None) -> int:
+        """How many pages are there, from the first on."""
+        found = self.pages.there([Part(KV, keys)])[0]
+        return found.index(False) if False in found else len(found)
+
+    def batch_exists_v2(
+        self,
+        keys: list[str],
+        pool_transfers: list[PoolTransfer] | None = None,
+        extra_info: HiCacheStorageExtraInfo | None = None,
+    ) -> PoolTransferResult:
+        """How long a prefix is there in all pools."""
+        return restorable(self.pages, keys, list(pool_transfers or ()))
+
+    def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> torch.Tensor | None:
+        """A page, copied to target_location, a flat tensor as long as a page. None if it is not there."""
+        if target_location is None:
+            raise errors.Invalid("get a page: no target_location")
+        with self._lock:
+            staging = self._stage()
+            if not self.pages.load([Part(KV, [key], [0])], cache=staging.cache)[0][0]:
+                return None
+            staging.read(target_location)
+        return target_location
+
+    def batch_get(self, keys: list[str], target_locations: Any = None, target_sizes: Any = None) -> list[torch.Tensor | None]:
+        """get of several pages."""
+        return [self.get(k, t) for k, t in zip(keys, target_locations, strict=True)]
+
+    def set(self, key: str, value: Any = None, target_location: Any = None, target_sizes: Any = None) -> bool:
+        """Stores a page from value, a flat tensor as the pool's get_data_page gives it."""
+        if value is None:
+            raise errors.Invalid("set a page: no value")
+        with self._lock:
+            staging = self._stage()
+            staging.write(value)
+            return self.pages.dump([Part(KV, [key], [0])], cache=staging.cache)[0][0]
+
+    def batch_set(self, keys: list[str], values: Any = None, target_locations: Any = None, target_sizes: Any = None) -> bool:
+        """set of several pages; whether all were stored."""
+        stored = [self.set(k, v) for k, v in zip(keys, values, strict=True)]
+        return all(stored)
+
+    def _stage(self) -> Staging:
+        if self._staging is None:
+            self._staging = Staging(self.pages, KV)
+        return self._staging
+
+    def close(self) -> None:
+        """Waits for what is under way, writes what is still to be written, and closes the store. May be called twice."""
+        pages, self._pages = self._pages, None
+        if pages is not None:
+            logger.info("kvlane's figures: %s", pages.stats())
+            pages.close()

@@ -1,0 +1,1 @@
+"""Tests of kvlane.sglang: tools/sglang-env makes an environment for them."""

@@ -1,0 +1,246 @@
+"""SGLang's pools in host memory and its classes drive kvlane.sglang.Storage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kvlane import errors
+
+from .pools import PAGE, TOKENS, device_pool, extra, fill, flip, hashes, host_pool
+
+FORMS = [(layout, mla) for mla in (False, True) for layout in ("layer_first", "page_first", "page_first_direct")]
+
+
+def indices(*pages: int) -> torch.Tensor:
+    return torch.cat([torch.arange(p * PAGE, (p + 1) * PAGE) for p in pages])
+
+
+def page(pool: Any, number: int) -> torch.Tensor:
+    out: torch.Tensor = pool.get_data_page(number * PAGE)
+    return out.clone()
+
+
+@pytest.mark.parametrize(("layout", "mla"), [*FORMS, ("page_head", False)])
+def test_pages_come_back_bit_by_bit(storage: Any, layout: str, mla: bool) -> None:
+    pool = host_pool(layout, mla)
+    s = storage(pool, extra(), mla)
+    fill(pool.kv_buffer)
+    keys = hashes(5)
+    before = [page(pool, p) for p in (3, 9, 1, 20, 32)]
+    untouched = page(pool, 2)
+    assert s.batch_exists(keys) == 0
+    assert s.batch_set_v1(keys, indices(3, 9, 1, 20, 32)) == [True] * 5
+    assert s.batch_set_v1(keys[:2], indices(3, 9)) == [True] * 2, "what is there already is stored"
+    assert s.batch_exists(keys) == 5
+    assert s.batch_exists([*keys[:2], "0" * 64, *keys[2:]]) == 2
+    assert s.exists(keys[4])
+    for p in (3, 9, 1, 20, 32):
+        pool.set_from_flat_data_page(p * PAGE, torch.zeros_like(before[0]))
+    assert s.batch_get_v1(keys, indices(10, 11, 12, 13, 14)) == [True] * 5
+    for p, want in zip((10, 11, 12, 13, 14), before, strict=True):
+        assert torch.equal(page(pool, p), want)
+    assert torch.equal(page(pool, 2), untouched)
+
+
+def test_a_miss_is_false_for_its_page_alone(storage: Any) -> None:
+    pool = host_pool("page_first")
+    s = storage(pool, extra())
+    fill(pool.kv_buffer)
+    keys = hashes(3)
+    before, untouched = page(pool, 0), page(pool, 6)
+    assert s.batch_set_v1([keys[0], keys[2]], indices(0, 2)) == [True, True]
+    assert s.batch_get_v1(keys, indices(5, 6, 7)) == [True, False, True]
+    assert torch.equal(page(pool, 5), before)
+    assert torch.equal(page(pool, 6), untouched)
+    assert s.pages.failures.counts == {"load: NOT_FOUND": 1}
+
+
+@pytest.mark.parametrize("layout", ["layer_first", "page_first"])
+def test_the_old_interface_and_the_new_find_each_others_pages(storage: Any, layout: str) -> None:
+    pool = host_pool(layout)
+    s = storage(pool, extra())
+    fill(pool.kv_buffer)
+    keys = hashes(2)
+    first, second = page(pool, 1), page(pool, 2)
+    assert s.batch_set([keys[0]], [pool.get_data_page(PAGE)])
+    assert s.batch_get_v1([keys[0]], indices(8)) == [True]
+    assert torch.equal(page(pool, 8), first)
+    assert s.batch_set_v1([keys[1]], indices(2)) == [True]
+    got = s.batch_get([keys[1], "f" * 64], [pool.get_dummy_flat_data_page(), pool.get_dummy_flat_data_page()])
+    assert torch.equal(got[0], second)
+    assert got[1] is None
+    with pytest.raises(errors.Invalid, match="one piece"):
+        s.set(keys[0], torch.zeros(3))
+
+
+def test_a_restart_finds_the_pages_in_files(storage: Any, tmp_path: Path) -> None:
+    pool = host_pool("page_first")
+    s = storage(pool, extra(tmp_path))
+    fill(pool.kv_buffer)
+    keys, before = hashes(4), [page(pool, p) for p in range(4)]
+    assert all(s.batch_set_v1(keys, indices(0, 1, 2, 3)))
+    s.close()
+    pool.kv_buffer.zero_()
+    again = storage(pool, extra(tmp_path))
+    assert again.batch_exists(keys) == 4
+    assert all(again.batch_get_v1(keys, indices(4, 5, 6, 7)))
+    assert all(torch.equal(page(pool, 4 + i), want) for i, want in enumerate(before))
+
+
+def test_a_damaged_page_is_a_miss_and_stored_anew(storage: Any, tmp_path: Path) -> None:
+    pool = host_pool("page_first")
+    s = storage(pool, extra(tmp_path))
+    fill(pool.kv_buffer)
+    keys = hashes(3)
+    assert all(s.batch_set_v1(keys, indices(0, 1, 2)))
+    s.close()
+    assert flip(tmp_path) >= 3
+    again = storage(pool, extra(tmp_path))
+    assert again.batch_get_v1(keys, indices(4, 5, 6)) == [False] * 3
+    assert sum(again.pages.failures.counts.values()) == 3
+    assert again.batch_exists(keys) == 0
+    assert again.batch_set_v1(keys, indices(0, 1, 2)) == [True] * 3
+    assert again.batch_get_v1(keys, indices(4, 5, 6)) == [True] * 3
+    assert torch.equal(page(pool, 5), page(pool, 1))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"layout": "page_first"}, {"tp_size": 2}, {"tp_size": 2, "tp_rank": 1}, {"pp_size": 2}, {"tenant": "b"}, {"weights": "b"}],
+)
+def test_other_kv_is_never_found(storage: Any, tmp_path: Path, other: dict[str, Any]) -> None:
+    pool = host_pool("layer_first")
+    s = storage(pool, extra(tmp_path))
+    assert all(s.batch_set_v1(hashes(1), indices(0)))
+    s.close()
+    layout = other.pop("layout", "layer_first")
+    options = {k: other.pop(k) for k in ("tenant", "weights") if k in other}
+    s = storage(host_pool(layout), extra(tmp_path, **options), **other)
+    assert s.batch_exists(hashes(1)) == 0
+    s.close()
+    assert storage(host_pool("layer_first"), extra(tmp_path)).batch_exists(hashes(1)) == 1
+
+
+def test_several_pools_go_by_their_own_policies(storage: Any) -> None:
+    from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig, PoolHitPolicy, PoolName, PoolTransfer
+
+    from kvlane.sglang import Storage
+
+    pools = {PoolName.KV: host_pool("layer_first", mla=True), PoolName.SWA: host_pool("page_first")}
+    s = Storage(HiCacheStorageConfig(0, 1, 0, 1, 0, 1, True, False, False, "m", extra_config=extra()), {})
+    s.register_mem_pool_host(pools[PoolName.KV])
+    for name, pool in pools.items():
+        s.register_mem_host_pool_v2(pool, name)
+        fill(pool.kv_buffer, 1)
+    s.on_host_pools_registered()
+    keys, every = hashes(6), indices(0, 1, 2, 3, 4, 5)
+    swa = [page(pools[PoolName.SWA], p) for p in (2, 3)]
+    kv = page(pools[PoolName.KV], 1)
+    stored = s.batch_set_v2([
+        PoolTransfer(PoolName.KV, host_indices=every, keys=keys),
+        PoolTransfer(PoolName.SWA, host_indices=indices(2, 3), keys=keys[2:4]),
+        PoolTransfer(PoolName.MAMBA, host_indices=indices(0), keys=keys[:1]),
+    ])  # fmt: skip
+    assert stored == {"kv": [True] * 6, "swa": [True] * 2, "mamba": [False]}
+    trailing = PoolTransfer(PoolName.SWA, keys=["", ""], hit_policy=PoolHitPolicy.TRAILING_PAGES)
+    found = s.batch_exists_v2(keys, [trailing])
+    assert (found.kv_hit_pages, found.restorable_prefix_pages) == (4, [4])
+    assert s.batch_exists_v2(keys).kv_hit_pages == 6
+    assert s.batch_exists_v2(keys, [PoolTransfer(PoolName.SWA)]).kv_hit_pages == 0
+    got = s.batch_get_v2([
+        PoolTransfer(PoolName.KV, host_indices=indices(7, 8), keys=keys[:2]),
+        PoolTransfer(PoolName.SWA, host_indices=indices(9, 10), keys=keys[2:4]),
+    ])  # fmt: skip
+    assert got == {"kv": [True] * 2, "swa": [True] * 2}
+    assert torch.equal(page(pools[PoolName.KV], 8), kv)
+    assert [torch.equal(page(pools[PoolName.SWA], 9 + i), want) for i, want in enumerate(swa)] == [True, True]
+    s.close()
+    with pytest.raises(errors.Closed):
+        s.batch_exists(keys)
+
+
+def test_hicache_backs_up_and_prefetches(model: Path, tmp_path: Path) -> None:
+    """SGLang's controller writes pages by its backup thread, and brings them by its prefetch threads."""
+    import threading
+
+    from sglang.srt.managers.cache_controller import HiCacheController
+    from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
+    from sglang.srt.runtime_context import get_parallel
+
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/ranks", rank=0, world_size=1)
+    try:
+        pool, device = host_pool("page_first"), device_pool()
+        allocator = PagedTokenToKVPoolAllocator(TOKENS, PAGE, torch.bfloat16, "cpu", device, False)
+        with get_parallel().override(tp_rank=0, pp_rank=0, attn_dcp_rank=0):
+            c = HiCacheController(
+            allocator, pool, PAGE, torch.distributed.group.WORLD, threading.Event(), storage_backend="dynamic",
+            prefetch_threshold=PAGE, model_name=str(model), storage_backend_extra_config=extra(tmp_path / "blocks"),
+        )  # fmt: skip
+        assert c.page_get_func == c._page_get_zero_copy
+        fill(pool.kv_buffer)
+        tokens = list(range(6 * PAGE))
+        host = pool.alloc(len(tokens))
+        before = [page(pool, int(host[i * PAGE]) // PAGE) for i in range(6)]
+        c.write_storage(host, tokens, c.get_hash_str(tokens, None, page_size=PAGE))
+        done = c.ack_backup_queue.get(timeout=30)
+        assert done.completed_tokens == len(tokens)
+        pool.free(host)
+        pool.kv_buffer.zero_()
+        hashes_found, n = c._storage_hit_query(_Operation(tokens))
+        assert n == len(tokens)
+        host = pool.alloc(len(tokens))
+        got = c.page_get_func(_Operation(tokens), hashes_found, host)
+        assert got == 6
+        assert all(torch.equal(page(pool, int(host[i * PAGE]) // PAGE), want) for i, want in enumerate(before))
+        c.detach_storage_backend()
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+class _Operation:
+    """A prefetch, as far as the controller's queries look at it."""
+
+    def __init__(self, tokens: list[int]) -> None:
+        self.token_ids, self.last_hash, self.prefix_keys, self.request_id = tokens, None, None, "r"
+
+
+@pytest.mark.parametrize(
+    ("config", "more", "error", "words"),
+    [
+        ({}, {}, errors.Invalid, 'object "kvlane"'),
+        ({"kvlane": {"stores": {}}}, {}, errors.Invalid, "stores"),
+        (extra(), {"mla": True, "tp_size": 2}, errors.Invalid, "dirs"),
+        (extra(), {"should_split_heads": True}, errors.NotSupported, "tp_lcm_size"),
+    ],
+)
+def test_what_cannot_work_is_refused(
+    storage: Any, config: dict[str, Any], more: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    named = {"backend_name": "kvlane", "module_path": "kvlane.sglang", "class_name": "Storage"} | config
+    with pytest.raises(error, match=words):
+        storage(host_pool("layer_first"), named, **more)
+
+
+def test_weights_that_nobody_knows_are_refused_with_files(storage: Any, tmp_path: Path) -> None:
+    with pytest.raises(errors.Invalid, match="weights"):
+        storage(host_pool("layer_first"), extra(tmp_path), model_name="nobody/knows")
+    storage(host_pool("layer_first"), extra(tmp_path, weights="a1b2"), model_name="nobody/knows")
+
+
+def test_indices_that_are_no_pages_are_refused(storage: Any) -> None:
+    s = storage(host_pool("layer_first"), extra())
+    for wrong in (torch.arange(1, PAGE + 1), torch.arange(PAGE - 1), torch.arange(PAGE).flip(0)):
+        with pytest.raises(errors.Invalid, match="indices"):
+            s.batch_set_v1(hashes(1), wrong)
+
+
+def test_an_unknown_release_is_refused() -> None:
+    from kvlane.sglang import release
+
+    assert release("0.5.23").endswith("v0_5_23")
+    with pytest.raises(errors.NotSupported, match=r"0\.5\.24"):
+        release("0.5.24")

@@ -3,8 +3,6 @@ package profile_test
 import (
 	"context"
 	"errors"
-	"fmt"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,32 +15,13 @@ import (
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/profile"
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
 	streamfile "github.com/kvlane/kvlane/stream/file"
 )
 
 var soon = streamfile.MeasureOptions{Budget: time.Second}
-
-// memoryDir returns a directory in memory, which measuring is fast in, and checks that nothing is left in it.
-func memoryDir(t *testing.T) string {
-	t.Helper()
-	dir := fmt.Sprintf("/dev/shm/kvlane-test-%016x", rand.Uint64())
-	err := os.Mkdir(dir, 0o700)
-	if err != nil {
-		dir = filepath.Join(t.TempDir(), "files")
-		err = os.Mkdir(dir, 0o700)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := os.Remove(dir); err != nil {
-			t.Errorf("something was left behind: %v", err)
-		}
-	})
-	return dir
-}
 
 // findFiles returns what there is for a directory, and the notes as one text.
 func findFiles(t *testing.T, c profile.Calibration, profiles string, dirs ...string) (*streamfile.Profile, string) {
@@ -64,7 +43,7 @@ func onlyFile(t *testing.T, dir string) string {
 }
 
 func TestFiles(t *testing.T) {
-	dir, profiles := memoryDir(t), filepath.Join(t.TempDir(), "not", "yet", "there")
+	dir, profiles := testkit.MemoryDir(t), filepath.Join(t.TempDir(), "not", "yet", "there")
 	if p, notes := findFiles(t, profile.Never, profiles, dir); len(p.Points) > 0 || !strings.Contains(notes, dir) {
 		t.Errorf("nothing stored, never: %d points, notes %q", len(p.Points), notes)
 	}
@@ -119,7 +98,7 @@ func TestFiles(t *testing.T) {
 
 // TestFilesGoByDefaults where nothing can be measured or stored, and a note says why.
 func TestFilesGoByDefaults(t *testing.T) {
-	dir, profiles := memoryDir(t), t.TempDir()
+	dir, profiles := testkit.MemoryDir(t), t.TempDir()
 	file := filepath.Join(profiles, "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -150,7 +129,7 @@ func TestFilesGoByDefaults(t *testing.T) {
 
 // TestFilesOfTwoFileSystems: one in memory, which may have no O_DIRECT, is measured and kept beside one on a disk.
 func TestFilesOfTwoFileSystems(t *testing.T) {
-	memory, disk, profiles := memoryDir(t), t.TempDir(), t.TempDir()
+	memory, disk, profiles := testkit.MemoryDir(t), t.TempDir(), t.TempDir()
 	var want int
 	for _, dir := range []string{memory, disk} {
 		c, err := profile.CalibrateFiles(t.Context(), dir, profile.FileOptions{Dir: profiles})
@@ -168,7 +147,7 @@ func TestFilesOfTwoFileSystems(t *testing.T) {
 
 // TestFilesOfADevice: what was measured with a device is kept apart from what was measured without, and a simulated one passed over.
 func TestFilesOfADevice(t *testing.T) {
-	dev, dir, profiles := openGPU(t), memoryDir(t), t.TempDir()
+	dev, dir, profiles := openGPU(t), testkit.MemoryDir(t), t.TempDir()
 	copies, err := streamcopy.Open(dev, streamcopy.Options{})
 	if err != nil {
 		t.Fatal(err)
@@ -196,7 +175,7 @@ func TestFilesOfADevice(t *testing.T) {
 
 // TestFilesAreMeasuredOnce, however many ask at once.
 func TestFilesAreMeasuredOnce(t *testing.T) {
-	dir, profiles := memoryDir(t), t.TempDir()
+	dir, profiles := testkit.MemoryDir(t), t.TempDir()
 	var wg sync.WaitGroup
 	got := make([]*profile.CalibratedFiles, 4)
 	for i := range got {

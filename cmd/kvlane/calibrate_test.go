@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
 
@@ -50,7 +51,7 @@ func TestCalibrate(t *testing.T) {
 }
 
 func TestCalibrateFiles(t *testing.T) {
-	dir, profiles := t.TempDir(), t.TempDir()
+	dir, profiles := testkit.MemoryDir(t), t.TempDir()
 	args := []string{"calibrate", "--profile-dir", profiles, "--file-dir", dir}
 	code, stdout, stderr := execute(t, args...)
 	if code != exitOK {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"math/rand/v2"
+	"os"
 	"testing"
 	"time"
 
@@ -144,6 +145,9 @@ func (h *harness) end(t *testing.T, i int, o options) *end {
 		o.access = access
 	}
 	o.connect.Port, o.connect.GIDIndex = h.c.Port, h.c.GIDIndex
+	if o.connect.RetryCount == 0 && os.Getenv(LossEnv) != "" {
+		o.connect.RetryCount = 7 // without end, of soft-RoCE: a long message may well lose more packets than it tries again for
+	}
 	e.o = o
 	e.scq, e.rcq = o.cq, o.cq
 	if o.cq == nil {

@@ -196,7 +196,7 @@ type cuFileAsync struct{ *cuFile }
 var _ storage.Enqueuer = (*cuFileAsync)(nil)
 
 // Enqueue implements storage.Enqueuer.
-func (f *cuFileAsync) Enqueue(dq device.Queue, d storage.Direction, r *mem.Region, w storage.Words) error {
+func (f *cuFileAsync) Enqueue(dq device.Queue, d storage.Direction, e mem.Extent, w storage.Words) error {
 	q, ok := dq.(interface{ native() *queue })
 	if !ok || q.native().dev != f.s.dev {
 		return fmt.Errorf("%T is no queue of device %d: %w", dq, f.s.dev.info.Index, errdefs.ErrInvalid)
@@ -213,18 +213,18 @@ func (f *cuFileAsync) Enqueue(dq device.Queue, d storage.Direction, r *mem.Regio
 		BufferOffset: uintptr(w.CPU(storage.WordBufferOffset)), Moved: uintptr(w.CPU(storage.WordMoved)),
 	}
 	return f.s.use(func() error {
-		return enqueue(f.handle, uint64(r.Dev()), words, uintptr(q.native().stream)).Err(call, "fd=%d, region=%#x, bytes=%d, offset=%d",
-			f.fd, r.Dev(), w.Load(storage.WordSize), w.Load(storage.WordFileOffset))
+		return enqueue(f.handle, uint64(e.Dev()), words, uintptr(q.native().stream)).Err(call, "fd=%d, address=%#x, bytes=%d, offset=%d",
+			f.fd, e.Dev(), w.Load(storage.WordSize), w.Load(storage.WordFileOffset))
 	})
 }
 
 // Outcome implements storage.Enqueuer.
-func (f *cuFileAsync) Outcome(d storage.Direction, r *mem.Region, w storage.Words) (int64, error) {
+func (f *cuFileAsync) Outcome(d storage.Direction, e mem.Extent, w storage.Words) (int64, error) {
 	call := "cuFileReadAsync"
 	if d == storage.Write {
 		call = "cuFileWriteAsync"
 	}
-	return cufile.Moved(w.Load(storage.WordMoved), 0, call, "fd=%d, region=%#x", f.fd, r.Dev())
+	return cufile.Moved(w.Load(storage.WordMoved), 0, call, "fd=%d, address=%#x", f.fd, e.Dev())
 }
 
 // native returns the queue of whatever type able has made of it.

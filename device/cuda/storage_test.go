@@ -211,7 +211,7 @@ func TestStorageTransfersAreOfRegions(t *testing.T) {
 		moved int64
 		errno syscall.Errno
 		want  error
-	}{{-1, unix.ENOSPC, unix.ENOSPC}, {-1, 0, unix.EIO}, {-5022, 0, errdefs.ErrInvalid}, {-5008, 0, errdefs.ErrNotSupported}, {51, 0, errdefs.ErrBroken}} {
+	}{{-1, unix.ENOSPC, unix.ENOSPC}, {-1, 0, unix.EIO}, {-5, 0, unix.EIO}, {-5022, 0, errdefs.ErrInvalid}, {-5008, 0, errdefs.ErrNotSupported}, {51, 0, errdefs.ErrBroken}} {
 		l.moved, l.errno = c.moved, c.errno
 		if n, err := sf.Read(mem.Extent{Region: r, Len: 50}, 0); !errors.Is(err, c.want) || n != 0 {
 			t.Errorf("the library answered %d, %v: %d, %v", c.moved, c.errno, n, err)
@@ -259,7 +259,7 @@ func TestStorageWordsBelongToTransfers(t *testing.T) {
 			t.Fatalf("transfer %d has words that another has", i)
 		}
 		seen[w.Moved] = true
-		if l.word(w.Size) != 10+i || l.word(w.FileOffset) != 1000+i || l.word(w.BufferOffset) != i || l.last[1] != uint64(r.Dev()) {
+		if l.word(w.Size) != 10+i || l.word(w.FileOffset) != 1000+i || l.word(w.BufferOffset) != 0 || l.last[1] != uint64(r.Dev())+uint64(i) {
 			t.Errorf("transfer %d: words %d, %d, %d at %#x", i, l.word(w.Size), l.word(w.FileOffset), l.word(w.BufferOffset), l.last[1])
 		}
 		if moved, done, err := x.Done(); moved != 0 || done || err != nil {
@@ -272,7 +272,7 @@ func TestStorageWordsBelongToTransfers(t *testing.T) {
 	for i, c := range []struct {
 		moved, want int64
 		err         error
-	}{{0, 64, nil}, {63, 63, nil}, {-1, 0, unix.EIO}, {-5022, 0, errdefs.ErrInvalid}, {65, 0, errdefs.ErrBroken}} {
+	}{{0, 64, nil}, {63, 63, nil}, {-1, 0, unix.EIO}, {-5, 0, unix.EIO}, {-5022, 0, errdefs.ErrInvalid}, {65, 0, errdefs.ErrBroken}} {
 		l.moved = c.moved
 		x, err := sf.EnqueueWrite(q, mem.Extent{Region: r, Len: 64}, 0)
 		must(t, err)

@@ -120,6 +120,9 @@ func (s *storageDriver) Register(fd int) (storage.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s(%s): %w", call, args, err)
 	}
+	if flags&(unix.O_NONBLOCK|unix.O_APPEND|unix.O_PATH) != 0 { // as libcufile 1.15
+		return nil, native(call, args, 5019, "INVALID_FILE_OPEN_FLAG", fmt.Sprintf("it was opened with flags %#x", flags), errdefs.ErrNotSupported)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if most := s.dev.o.Storage.MaxFiles; most > 0 && s.files >= most {

@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"fmt"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/storage"
 	"github.com/kvlane/kvlane/internal/fault"
@@ -19,31 +21,31 @@ const failedTransfer = -5030
 type fileWork struct {
 	f     *simFile
 	dir   storage.Direction
-	base  mem.DevAddr
+	at    mem.DevAddr
 	words mem.DevAddr
 }
 
 // Enqueue implements storage.Enqueuer.
-func (f *simFile) Enqueue(dq device.Queue, d storage.Direction, r *mem.Region, w storage.Words) error {
+func (f *simFile) Enqueue(dq device.Queue, d storage.Direction, e mem.Extent, w storage.Words) error {
 	const call = "simFileEnqueue"
 	q, ok := dq.(interface{ simulated() *Queue })
 	if !ok || q.simulated().dev != f.s.dev {
 		return errInvalidValue(call, fmt.Sprintf("queue=%T", dq), "it is no queue of this device")
 	}
-	if err := f.s.dev.checkExtent(call, mem.All(r)); err != nil {
+	if err := f.s.dev.checkExtent(call, e); err != nil {
 		return err
 	}
 	if err := q.simulated().call(OpFileEnqueue, call); err != nil {
 		return err
 	}
-	return q.simulated().enqueue(op{kind: opFile, file: &fileWork{f: f, dir: d, base: r.Dev(), words: w.Dev()}})
+	return q.simulated().enqueue(op{kind: opFile, file: &fileWork{f: f, dir: d, at: e.Dev(), words: w.Dev()}})
 }
 
 // simulated returns the queue, also from what a test has put around it.
 func (q *Queue) simulated() *Queue { return q }
 
 // Outcome implements storage.Enqueuer.
-func (f *simFile) Outcome(_ storage.Direction, _ *mem.Region, w storage.Words) (int64, error) {
+func (f *simFile) Outcome(_ storage.Direction, _ mem.Extent, w storage.Words) (int64, error) {
 	n := w.Load(storage.WordMoved)
 	if n >= 0 {
 		return n, nil
@@ -71,9 +73,12 @@ func (q *Queue) moveFile(o *op) error {
 	}
 	u64 := binary.LittleEndian.Uint64
 	size, off, at := u64(words[storage.WordSize:]), u64(words[storage.WordFileOffset:]), u64(words[storage.WordBufferOffset:])
-	b, err := x.bytes(fileCall(w.dir), w.base+mem.DevAddr(at), size, &x.lastDst)
+	b, err := x.bytes(fileCall(w.dir), w.at+mem.DevAddr(at), size, &x.lastDst)
 	if err != nil {
 		return err
+	}
+	if at != 0 && failed == nil { // as libcufile 1.15 does in its compatibility mode
+		failed = fmt.Errorf("%s: an offset of %d in the buffer: %w", fileCall(w.dir), at, unix.EIO)
 	}
 	var n int64
 	if failed == nil {

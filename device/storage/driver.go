@@ -31,11 +31,11 @@ type File interface {
 // Enqueuer is a File whose transfers queues run.
 type Enqueuer interface {
 	File
-	// Enqueue enqueues a transfer between the file and r, as w says. What it enqueued in spite of an error does no harm: w stays
+	// Enqueue enqueues a transfer between the file and e, as w says. What it enqueued in spite of an error does no harm: w stays
 	// until the queue is past it.
-	Enqueue(q device.Queue, d Direction, r *mem.Region, w Words) error
+	Enqueue(q device.Queue, d Direction, e mem.Extent, w Words) error
 	// Outcome says what came of the transfer, once the queue is past it.
-	Outcome(d Direction, r *mem.Region, w Words) (int64, error)
+	Outcome(d Direction, e mem.Extent, w Words) (int64, error)
 }
 
 // Direction is the way of a transfer.
@@ -59,7 +59,7 @@ func (d Direction) String() string {
 const (
 	WordSize         = 0  // how many bytes to move
 	WordFileOffset   = 8  // where in the file
-	WordBufferOffset = 16 // where in the region
+	WordBufferOffset = 16 // where behind the extent's begin: always 0, as libcufile 1.15 fails where it is not (EIO, compatibility mode)
 	WordMoved        = 24 // how many bytes were moved, or a negative number of the library's
 )
 

@@ -65,13 +65,13 @@ func (f *enqueuer) start(d Direction, q device.Queue, e mem.Extent, off int64) (
 	}
 	w.Store(WordSize, e.Len)
 	w.Store(WordFileOffset, off)
-	w.Store(WordBufferOffset, e.Off)
+	w.Store(WordBufferOffset, 0)
 	w.Store(WordMoved, Unsaid)
 	t := &transfer{f: f.file, drv: drv, dir: d, mem: e, off: off, w: w, refs: 1}
 	if e.Len == 0 {
 		w.Store(WordMoved, 0) // libraries differ in what they say to that
 	} else {
-		err = drv.Enqueue(q, d, e.Region, w)
+		err = drv.Enqueue(q, d, e, w)
 	}
 	event, lost := q.Record()
 	if lost != nil {
@@ -209,7 +209,7 @@ func (t *transfer) outcome(failed error) (n int64, err error) {
 	case t.w.Load(WordMoved) == Unsaid:
 		err = fmt.Errorf("the queue is past it, and the library has not said what came of it: %w", errdefs.ErrBroken)
 	case t.mem.Len > 0:
-		n, err = t.drv.Outcome(t.dir, t.mem.Region, t.w)
+		n, err = t.drv.Outcome(t.dir, t.mem, t.w)
 		n, err = checked(n, t.mem.Len, err)
 	}
 	if err != nil {

@@ -64,14 +64,15 @@ func open(base dirfs.File, name string, direct func(fd int) (int, error)) (*File
 	return f, nil
 }
 
-// openDirect opens the file behind fd once more, whatever its name is by now.
+// openDirect opens the regular file behind fd once more, whatever its name is by now, with no flag but the one that it is for: cuFile
+// refuses others.
 func openDirect(fd int) (int, error) {
 	flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
 	if err != nil {
 		return -1, err
 	}
 	for {
-		n, err := unix.Open("/proc/self/fd/"+strconv.Itoa(fd), flags&unix.O_ACCMODE|unix.O_DIRECT|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+		n, err := unix.Open("/proc/self/fd/"+strconv.Itoa(fd), flags&unix.O_ACCMODE|unix.O_DIRECT|unix.O_CLOEXEC, 0)
 		if !errors.Is(err, unix.EINTR) {
 			return n, err
 		}
@@ -165,16 +166,12 @@ func (f *File) storage(s device.Storage) (device.StorageFile, error) {
 	if f.registered != nil || f.failed != nil {
 		return f.registered, f.failed
 	}
-	fd := f.direct
-	if fd < 0 {
-		fd = f.fd
-	}
-	if fd < 0 {
-		f.failed = fmt.Errorf("register file %s: it has no descriptor: %w", f.name, errdefs.ErrNotSupported)
+	if f.direct < 0 {
+		f.failed = fmt.Errorf("register file %s: it could not be opened with O_DIRECT: %w", f.name, errdefs.ErrNotSupported)
 		return nil, f.failed
 	}
 	f.registrations.Add(1)
-	if f.registered, f.failed = s.Register(fd); f.failed != nil {
+	if f.registered, f.failed = s.Register(f.direct); f.failed != nil {
 		f.registered, f.failed = nil, fmt.Errorf("register file %s: %w", f.name, f.failed)
 	}
 	return f.registered, f.failed

@@ -108,7 +108,8 @@ func (r Result) Err(call, format string, args ...any) error {
 	return e
 }
 
-// Moved returns how many bytes a transfer says that it moved, or why it failed: n is what it answered, and errno goes with -1.
+// Moved returns how many bytes a transfer says that it moved, or why it failed: n is what it answered, a count, or the negative of a
+// Status or of the system's number; errno goes with -1.
 func Moved(n int64, errno unix.Errno, call, format string, args ...any) (int64, error) {
 	switch {
 	case n >= 0:
@@ -117,6 +118,9 @@ func Moved(n int64, errno unix.Errno, call, format string, args ...any) (int64, 
 		return 0, fmt.Errorf("%s(%s): %w", call, fmt.Sprintf(format, args...), errno)
 	case n == -1:
 		return 0, fmt.Errorf("%s(%s): the system refused, and the library does not say why: %w", call, fmt.Sprintf(format, args...), unix.EIO)
+	}
+	if -n < int64(DriverNotInitialized) {
+		return 0, fmt.Errorf("%s(%s): %w", call, fmt.Sprintf(format, args...), unix.Errno(-n))
 	}
 	return 0, Result{Status: Status(-n)}.Err(call, format, args...)
 }

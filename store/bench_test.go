@@ -1,12 +1,17 @@
 package store_test
 
 import (
+	"context"
 	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
 	"runtime"
 	"slices"
 	"testing"
 	"time"
 
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/store"
 	"github.com/kvlane/kvlane/stream"
 )
@@ -127,6 +132,68 @@ func BenchmarkOneBlockFromCache(b *testing.B) {
 		r.must(err)
 		r.must(t.Wait(ctx))
 		l.Release()
+	}
+}
+
+// begun tells when a batch was submitted.
+type begun struct {
+	stream.Stream
+	at chan time.Time
+}
+
+func (b begun) Submit(ctx context.Context, batch *mem.Batch) (*stream.Ticket, error) {
+	select {
+	case b.at <- time.Now():
+	default: // of a load, the first counts
+	}
+	return b.Stream.Submit(ctx, batch)
+}
+
+// A request of many blocks, by a device that moves nothing: what the host takes until the first of them are submitted, and until all are
+// there, from the lease on. Two rounds of blocks take turns, so that none finds in the CPU's caches what it has just left there.
+func BenchmarkManyFromCache(b *testing.B) {
+	for _, blocks := range []int{8, 64, 1024, 8192} {
+		for _, layerwise := range []bool{false, true} {
+			b.Run(fmt.Sprint(blocks)+map[bool]string{false: "/whole", true: "/layerwise"}[layerwise], func(b *testing.B) {
+				at := make(chan time.Time, 1)
+				r := newRig(b, rigOptions{
+					slots: 2 * blocks * 8 / 5 * 2, pages: blocks, shards: 32, planes: 2, planeBytes: 4096, path: stream.PathKernel, still: true,
+					wrapLoad: func(st stream.Stream) stream.Stream { return begun{st, at} },
+					tune:     func(c *store.Config) { c.PartBytes = store.DefaultPartBytes },
+				})
+				ns := rand.New(rand.NewPCG(1, 2)).Perm(2 * blocks)
+				ctx := r.ctx()
+				for from := 0; from < len(ns); from += blocks {
+					t, err := r.st.Dump(ctx, r.pages, r.refs(0, ns[from:from+blocks]...), store.DumpOptions{})
+					r.must(err)
+					r.must(t.Durable(ctx))
+				}
+				var refs [2][]store.Ref
+				var keys [2][]block.Key
+				for i := range refs {
+					refs[i], keys[i] = r.refs(0, ns[i*blocks:][:blocks]...), r.keys(ns[i*blocks:][:blocks]...)
+				}
+				var first, all []time.Duration
+				round := 0
+				b.ReportAllocs()
+				for b.Loop() {
+					start := time.Now()
+					l, err := r.st.LeasePrefix(ctx, keys[round%2], 0)
+					r.must(err)
+					t, err := r.st.Load(ctx, l, r.pages, refs[round%2], store.LoadOptions{Layerwise: layerwise})
+					r.must(err)
+					r.must(t.Wait(ctx))
+					l.Release()
+					all, first = append(all, time.Since(start)), append(first, (<-at).Sub(start))
+					round++
+				}
+				slices.Sort(first)
+				slices.Sort(all)
+				b.ReportMetric(float64(first[len(first)/2].Nanoseconds())/1e3, "first-us")
+				b.ReportMetric(float64(all[len(all)/2].Nanoseconds())/1e3, "all-us")
+				b.ReportMetric(float64(all[len(all)/2].Nanoseconds())/1e3/float64(blocks), "us/block")
+			})
+		}
 	}
 }
 

@@ -17,6 +17,7 @@ type cohort struct {
 	parts   []part           // in the order in which they are copied
 	flights []*flight
 	landed  int   // parts that have landed, as far as has been taken note of
+	bare    bool  // one of them without sums
 	err     error // the first failure
 	flown   int   // flights whose tickets have resolved, as far as has been taken note of
 	// A dump's fills went to quarantine before the tickets resolved, until calm is closed.
@@ -28,6 +29,7 @@ type cohort struct {
 
 	// Of what is checked, or sealed, once it has landed: see share.go.
 	shares []*share
+	spare  []*share // none of anybody
 	proved int // parts that have been taken note of after that
 	wrongs []wrong
 }
@@ -77,7 +79,7 @@ func (sc *scratch) free(g *cohort) {
 	}
 	clear(g.wrongs)
 	g.n, g.parts, g.flights = 0, g.parts[:0], g.flights[:0]
-	g.landed, g.flown, g.err, g.early, g.calm, g.used, g.proved, g.wrongs = 0, 0, nil, false, nil, 0, 0, g.wrongs[:0]
+	g.landed, g.bare, g.flown, g.err, g.early, g.calm, g.used, g.proved, g.wrongs = 0, false, 0, nil, false, nil, 0, 0, g.wrongs[:0]
 	sc.cohorts = append(sc.cohorts, g)
 }
 
@@ -248,6 +250,7 @@ func (g *cohort) news(t *task, l *lane, all *tally) span {
 		}
 		for g.landed >= f.first && g.landed < f.first+n { // behind a flight that failed nothing counts
 			g.parts[g.landed].summed = summed
+			g.bare = g.bare || !summed
 			g.landed++
 		}
 		if !resolved {

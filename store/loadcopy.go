@@ -212,8 +212,8 @@ func (t *LoadTask) from(g *cohort, it *item, n int) {
 // verified counts a block of g that is on its page by who has verified it.
 func (t *LoadTask) verified(g *cohort, it *item, place int) {
 	onWay := t.sums && !it.older
-	for n := range g.parts {
-		onWay = onWay && (g.parts[n].summed || !g.parts[n].has(int(it.group), place))
+	for n := 0; onWay && g.bare && n < len(g.parts); n++ {
+		onWay = g.parts[n].summed || !g.parts[n].has(int(it.group), place)
 	}
 	if onWay {
 		t.s.count.verifiedOnWay.Add(1)

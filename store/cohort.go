@@ -30,7 +30,7 @@ type cohort struct {
 	// Of what is checked, or sealed, once it has landed: see share.go.
 	shares []*share
 	spare  []*share // none of anybody
-	proved int // parts that have been taken note of after that
+	proved int      // parts that have been taken note of after that
 	wrongs []wrong
 }
 
@@ -150,9 +150,20 @@ func (g *cohort) plan(s *Store, group int, shards, blocks span) {
 	g.used += p.leaves * (blocks.to - blocks.from)
 }
 
-// ask makes room for the sums of all leaves of the cohort's blocks.
-func (g *cohort) ask(s *Store) {
+// planned returns how many blocks of its page group the last part reaches.
+func (g *cohort) planned() int {
+	if n := len(g.parts); n > 0 {
+		return g.parts[n-1].blocks.to
+	}
+	return 0
+}
+
+// ask makes room for the sums of all leaves of the cohort's blocks, and of more blocks.
+func (g *cohort) ask(s *Store, more int) {
 	n := 0
+	for group := range s.formats {
+		n = max(n, more*s.leaves.block(group))
+	}
 	for group, members := range g.members {
 		n += len(members) * s.leaves.block(group)
 	}

@@ -77,7 +77,7 @@ func (t *DumpTask) reserveCohort(n int, wait bool) *cohort {
 		return nil
 	}
 	if t.sums {
-		g.ask(t.s)
+		g.ask(t.s, 0)
 	}
 	return g
 }

@@ -167,7 +167,7 @@ func (l *link) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, error)
 // there, from the lease on, and CPU time, the simulated device's included. Two requests take turns, so that none finds in the CPU's caches
 // what it has just left there.
 func BenchmarkManyFromCache(b *testing.B) {
-	for _, blocks := range []int{8, 64, 1024, 8192} {
+	for _, blocks := range []int{8, 64, 1024, 4096} {
 		for _, layerwise := range []bool{false, true} {
 			b.Run(fmt.Sprint(blocks)+map[bool]string{false: "/whole", true: "/layerwise"}[layerwise], func(b *testing.B) {
 				benchMany(b, blocks, store.LoadOptions{Layerwise: layerwise})

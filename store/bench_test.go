@@ -1,12 +1,19 @@
 package store_test
 
 import (
+	"context"
 	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
 	"runtime"
 	"slices"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/store"
 	"github.com/kvlane/kvlane/stream"
 )
@@ -127,6 +134,92 @@ func BenchmarkOneBlockFromCache(b *testing.B) {
 		r.must(err)
 		r.must(t.Wait(ctx))
 		l.Release()
+	}
+}
+
+// link notes when the first groups of batches, which are a load's first layer, would have come through a link of 50 GB/s that takes
+// 10 us to begin.
+type link struct {
+	stream.Stream
+	first, busy time.Time
+}
+
+func (l *link) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, error) {
+	now := time.Now()
+	if l.first.IsZero() {
+		l.first = now
+	}
+	if at := now.Add(10 * time.Microsecond); l.busy.Before(at) {
+		l.busy = at
+	}
+	if b.Paged != nil && len(b.Paged.Groups) > 0 {
+		g := &b.Paged.Groups[0]
+		n := 0
+		for k := range g.Planes {
+			n += int(g.Planes[k].Bytes) * len(g.Pairs)
+		}
+		l.busy = l.busy.Add(time.Duration(n / 50))
+	}
+	return l.Stream.Submit(ctx, b)
+}
+
+// A request of many blocks, by a device that moves nothing: what the host takes until the first of them are submitted, and until all are
+// there, from the lease on, and CPU time, the simulated device's included. Two requests take turns, so that none finds in the CPU's caches
+// what it has just left there.
+func BenchmarkManyFromCache(b *testing.B) {
+	for _, blocks := range []int{8, 64, 1024, 4096} {
+		for _, layerwise := range []bool{false, true} {
+			b.Run(fmt.Sprint(blocks)+map[bool]string{false: "/whole", true: "/layerwise"}[layerwise], func(b *testing.B) {
+				benchMany(b, blocks, store.LoadOptions{Layerwise: layerwise})
+			})
+		}
+	}
+}
+
+func benchMany(b *testing.B, blocks int, o store.LoadOptions) {
+	b.Helper()
+	var l *link
+	r := newRig(b, rigOptions{
+		slots: 4 * blocks, pages: blocks, shards: 32, planes: 2, planeBytes: 4096, path: stream.PathKernel, still: true,
+		wrapLoad: func(st stream.Stream) stream.Stream {
+			l = &link{Stream: st}
+			return l
+		},
+		tune: func(c *store.Config) { c.PartBytes = store.DefaultPartBytes },
+	})
+	ctx, ns := r.ctx(), rand.New(rand.NewPCG(1, 2)).Perm(2*blocks)
+	var refs [2][]store.Ref
+	var keys [2][]block.Key
+	for i := range refs {
+		refs[i], keys[i] = r.refs(0, ns[i*blocks:][:blocks]...), r.keys(ns[i*blocks:][:blocks]...)
+		t, err := r.st.Dump(ctx, r.pages, refs[i], store.DumpOptions{})
+		r.must(err)
+		r.must(t.Durable(ctx))
+	}
+	r.must(r.st.OpenStreams(ctx))
+	took := make(map[string][]time.Duration)
+	var before, after unix.Rusage
+	r.must(unix.Getrusage(unix.RUSAGE_SELF, &before))
+	b.ReportAllocs()
+	for round := 0; b.Loop(); round++ {
+		l.first, l.busy = time.Time{}, time.Time{}
+		start := time.Now()
+		lease, err := r.st.LeasePrefix(ctx, keys[round%2], 0)
+		r.must(err)
+		t, err := r.st.Load(ctx, lease, r.pages, refs[round%2], o)
+		r.must(err)
+		r.must(t.Wait(ctx))
+		took["all-us"] = append(took["all-us"], time.Since(start))
+		lease.Release()
+		took["first-us"] = append(took["first-us"], l.first.Sub(start))
+		took["layer0-us"] = append(took["layer0-us"], l.busy.Sub(start))
+	}
+	r.must(unix.Getrusage(unix.RUSAGE_SELF, &after))
+	cpu := after.Utime.Nano() + after.Stime.Nano() - before.Utime.Nano() - before.Stime.Nano()
+	b.ReportMetric(float64(cpu)/1e3/float64(b.N)/float64(blocks), "cpu-us/block")
+	for what, all := range took {
+		slices.Sort(all)
+		b.ReportMetric(float64(all[len(all)/2].Nanoseconds())/1e3, what)
 	}
 }
 

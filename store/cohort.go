@@ -17,6 +17,7 @@ type cohort struct {
 	parts   []part           // in the order in which they are copied
 	flights []*flight
 	landed  int   // parts that have landed, as far as has been taken note of
+	bare    bool  // one of them without sums
 	err     error // the first failure
 	flown   int   // flights whose tickets have resolved, as far as has been taken note of
 	// A dump's fills went to quarantine before the tickets resolved, until calm is closed.
@@ -28,7 +29,8 @@ type cohort struct {
 
 	// Of what is checked, or sealed, once it has landed: see share.go.
 	shares []*share
-	proved int // parts that have been taken note of after that
+	spare  []*share // none of anybody
+	proved int      // parts that have been taken note of after that
 	wrongs []wrong
 }
 
@@ -77,7 +79,7 @@ func (sc *scratch) free(g *cohort) {
 	}
 	clear(g.wrongs)
 	g.n, g.parts, g.flights = 0, g.parts[:0], g.flights[:0]
-	g.landed, g.flown, g.err, g.early, g.calm, g.used, g.proved, g.wrongs = 0, 0, nil, false, nil, 0, 0, g.wrongs[:0]
+	g.landed, g.bare, g.flown, g.err, g.early, g.calm, g.used, g.proved, g.wrongs = 0, false, 0, nil, false, nil, 0, 0, g.wrongs[:0]
 	sc.cohorts = append(sc.cohorts, g)
 }
 
@@ -148,9 +150,20 @@ func (g *cohort) plan(s *Store, group int, shards, blocks span) {
 	g.used += p.leaves * (blocks.to - blocks.from)
 }
 
-// ask makes room for the sums of all leaves of the cohort's blocks.
-func (g *cohort) ask(s *Store) {
+// planned returns how many blocks of its page group the last part reaches.
+func (g *cohort) planned() int {
+	if n := len(g.parts); n > 0 {
+		return g.parts[n-1].blocks.to
+	}
+	return 0
+}
+
+// ask makes room for the sums of all leaves of the cohort's blocks, and of more blocks.
+func (g *cohort) ask(s *Store, more int) {
 	n := 0
+	for group := range s.formats {
+		n = max(n, more*s.leaves.block(group))
+	}
 	for group, members := range g.members {
 		n += len(members) * s.leaves.block(group)
 	}
@@ -248,6 +261,7 @@ func (g *cohort) news(t *task, l *lane, all *tally) span {
 		}
 		for g.landed >= f.first && g.landed < f.first+n { // behind a flight that failed nothing counts
 			g.parts[g.landed].summed = summed
+			g.bare = g.bare || !summed
 			g.landed++
 		}
 		if !resolved {

@@ -10,7 +10,8 @@
 //
 // A block is absent, filling, ready or failed in each tier; only ready is a hit. A Lease pins the longest ready prefix of
 // some keys, each block in the tier where it lies. A Load brings blocks to pages: what is in the cache is checked and
-// copied at once by one batch, what lies below is read into slots by a bounded pool of readers, checked, and copied in batches as it
+// copied at once by one batch (of a load by layers with many blocks the first layer goes ahead, by batches of its own, while the last
+// blocks are looked up), what lies below is read into slots by a bounded pool of readers, checked, and copied in batches as it
 // arrives. A batch consists of parts, which land one after the other: a layer of all its blocks, or some whole blocks. The stream tells
 // of each that has landed (mem.Paged.Landed), which is checked while the rest is copied. A Dump brings pages to blocks: pages are copied to slots (then the source is free), the slots are summed and
 // sealed, published in the cache, and written to every tier below while pinned (then the block is durable).

@@ -344,7 +344,7 @@ func (t *DumpTask) one(i int32, err error) {
 		default:
 			c.dumped.Add(1)
 		}
-	} else if len(t.errs) == 0 {
+	} else if t.blocks == 0 {
 		close(t.srcDone)
 	}
 	t.mu.Lock()

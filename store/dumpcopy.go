@@ -77,7 +77,7 @@ func (t *DumpTask) reserveCohort(n int, wait bool) *cohort {
 		return nil
 	}
 	if t.sums {
-		g.ask(t.s)
+		g.ask(t.s, 0)
 	}
 	return g
 }
@@ -232,12 +232,12 @@ func (g *cohort) from(first int) func(yield func(i int32) bool) {
 // handle seals the blocks of a share and publishes them.
 func (t *DumpTask) handle(sh *share) {
 	p := &sh.g.parts[sh.part]
-	came := sh.g.byShard(p, len(t.s.layers[p.group]))
+	sh.by = sh.g.byShard(sh.by, p, len(t.s.layers[p.group]))
 	for k, i := range sh.blocks() {
 		it := &t.sc.items[i]
 		fill := it.fill
 		it.fill = nil
-		err := t.seal(sh.g, came, p.blocks.from+sh.from+k, t.s.imageOf(fill.Extent(), it.group).Bytes(), t.sc.refs[i].Key)
+		err := t.seal(sh.g, sh.by, p.blocks.from+sh.from+k, t.s.imageOf(fill.Extent(), it.group).Bytes(), t.sc.refs[i].Key)
 		switch {
 		case err == nil:
 			it.slot, err = t.s.publish(fill)
@@ -254,9 +254,10 @@ func (t *DumpTask) handle(sh *share) {
 	}
 }
 
-// byShard returns by which part each shard of p's blocks was copied: all by p itself, or, where p copies none, by those before it.
-func (g *cohort) byShard(p *part, shards int) []*part {
-	by := make([]*part, shards)
+// byShard returns, in the memory of by, by which part each shard of p's blocks was copied: all by p itself, or, where p copies none, by
+// those before it.
+func (g *cohort) byShard(by []*part, p *part, shards int) []*part {
+	by = slices.Grow(by[:0], shards)[:shards]
 	for k := p.shards.from; k < p.shards.to; k++ {
 		by[k] = p
 	}

@@ -17,23 +17,22 @@ func (t *LoadTask) flush() {
 	for len(t.sc.ready) > 0 && t.flying < ahead && len(t.cohorts) < 2*ahead {
 		n := min(len(t.sc.ready), t.s.most)
 		if t.layers {
-			n = t.alike() // all of them, so that no block's first shard is behind another's last
+			n = t.alike(t.sc.items[t.sc.ready[0]].first) // all of them, so that no block's first shard is behind another's last
 		}
 		if t.checking > 0 && (t.layers || n < t.s.most) {
 			return
 		}
-		t.submit(t.sc.ready[:n])
-		t.sc.ready = append(t.sc.ready[:0], t.sc.ready[n:]...)
+		t.submit(n)
 	}
 }
 
-// alike moves the ready blocks that want the same shards as the first of them to the front, and counts them. Those that
-// are copied again want only what nobody has been told is there.
-func (t *LoadTask) alike() int {
+// alike moves the ready blocks that want the shards from first on to the front, and counts them. Those that are copied again want only
+// what nobody has been told is there.
+func (t *LoadTask) alike(first int32) int {
 	ready, items := t.sc.ready, t.sc.items
-	n := 1
-	for k := 1; k < len(ready); k++ {
-		if items[ready[k]].first == items[ready[0]].first {
+	n := 0
+	for k := range ready {
+		if items[ready[k]].first == first {
 			ready[n], ready[k] = ready[k], ready[n]
 			n++
 		}
@@ -41,33 +40,70 @@ func (t *LoadTask) alike() int {
 	return n
 }
 
-// submit has blocks copied by one batch: layer by layer, or block by block.
-func (t *LoadTask) submit(blocks []int32) {
-	g := t.sc.cohort(t.s)
-	for _, i := range blocks {
+// submit has the first n blocks that are ready copied block by block, by one batch, or layer by layer.
+func (t *LoadTask) submit(n int) {
+	g, first := t.sc.cohort(t.s), t.sc.items[t.sc.ready[0]].first
+	t.join(g, n)
+	if t.sums {
+		g.ask(t.s, len(t.sc.todo))
+	}
+	if t.layers {
+		g.planLayers(t.s, t.head(g, first), t.s.cfg.PartBytes)
+	} else {
+		g.planWhole(t.s, wholeParts*t.s.cfg.PartBytes)
+	}
+	t.launch(g)
+	t.cohorts = append(t.cohorts, g)
+	if g.err != nil {
+		t.advance()
+	}
+}
+
+// head has the first shard that the blocks of g want copied ahead while there are others that were not looked at, which join g; so that
+// it is there early, and yet before what follows it of any block. It returns the shard that is next.
+func (t *LoadTask) head(g *cohort, first int32) int {
+	if len(t.sc.todo) == 0 || !t.unchecked() {
+		return int(first)
+	}
+	w := t.s.where[first]
+	plan := func() {
+		if planned, all := g.planned(), len(g.members[w.group]); planned < all {
+			g.plan(t.s, w.group, span{w.shard, w.shard + 1}, span{planned, all})
+		}
+	}
+	for plan(); len(t.sc.todo) > 0 && g.err == nil; plan() {
+		t.launch(g)
+		t.scan(g.n)
+		t.join(g, t.alike(first))
+	}
+	return int(first) + 1
+}
+
+// join adds the first n blocks that are ready to g.
+func (t *LoadTask) join(g *cohort, n int) {
+	for _, i := range t.sc.ready[:n] {
 		it := &t.sc.items[i]
 		// What the CPU has verified may have checksums of another kind.
 		it.older = it.checked && it.slot.Sums() == nil
 		g.add(i, it.group, t.sc.refs[i].Page, it.slot.Index())
 	}
-	if t.layers {
-		g.planLayers(t.s, int(t.sc.items[blocks[0]].first), t.s.cfg.PartBytes)
-	} else {
-		g.planWhole(t.s, wholeParts*t.s.cfg.PartBytes)
-	}
-	if t.sums {
-		g.ask(t.s)
+	t.sc.ready = append(t.sc.ready[:0], t.sc.ready[n:]...)
+}
+
+// launch submits what was planned of g since the last time, unless that failed.
+func (t *LoadTask) launch(g *cohort) {
+	if g.err != nil || len(g.parts) == g.sent() {
+		return
 	}
 	g.fail(g.launch(t.ctx, &t.s.loads, g.fly(t.s, t.sc, mem.ToPages, t.sums)))
-	if g.err == nil {
-		t.flying++
-		for _, i := range blocks {
-			t.sc.items[i].touched = true
-		}
-	}
-	t.cohorts = append(t.cohorts, g)
 	if g.err != nil {
-		t.advance()
+		return
+	}
+	if len(g.flights) == 1 {
+		t.flying++
+	}
+	for i := range g.all {
+		t.sc.items[i].touched = true
 	}
 }
 
@@ -212,8 +248,8 @@ func (t *LoadTask) from(g *cohort, it *item, n int) {
 // verified counts a block of g that is on its page by who has verified it.
 func (t *LoadTask) verified(g *cohort, it *item, place int) {
 	onWay := t.sums && !it.older
-	for n := range g.parts {
-		onWay = onWay && (g.parts[n].summed || !g.parts[n].has(int(it.group), place))
+	for n := 0; onWay && g.bare && n < len(g.parts); n++ {
+		onWay = g.parts[n].summed || !g.parts[n].has(int(it.group), place)
 	}
 	if onWay {
 		t.s.count.verifiedOnWay.Add(1)

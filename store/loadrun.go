@@ -17,10 +17,10 @@ func (t *LoadTask) run() {
 			stop = nil
 			t.stop()
 		}
-		t.scan()
+		t.scan(0)
 		t.read()
 		t.flush()
-		if len(t.sc.todo) > 0 && t.flying > 0 && t.flying < ahead && t.unchecked() {
+		if len(t.sc.todo) > 0 && t.flying < ahead && t.unchecked() {
 			continue // the rest is looked at while the first is copied
 		}
 		jobs := t.checking + t.reading
@@ -72,15 +72,20 @@ func (t *LoadTask) drain() {
 	}
 }
 
-// scan opens blocks that are in the cache and sorts out the others. It never waits.
-func (t *LoadTask) scan() {
+// scan opens blocks that are in the cache and sorts out the others. It never waits. have is how many blocks the cohort has that they are
+// to join.
+func (t *LoadTask) scan(have int) {
 	sc := t.sc
 	n := len(sc.todo)
 	switch {
 	case !t.unchecked():
 		n = min(n, windowBlocks-t.open)
-	case !t.layers && t.flying == 0:
-		n = min(n, firstBlocks) // so that copying begins early
+	case t.layers:
+		if piece := min(max(have, t.s.piece), 4*t.s.piece); n >= 2*piece {
+			n = piece // so that copying begins early, and goes on
+		}
+	case t.flying == 0:
+		n = min(n, firstBlocks)
 	}
 	if n <= 0 {
 		return

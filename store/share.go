@@ -22,6 +22,7 @@ type share struct {
 	part     int
 	from, to int // blocks of the part
 	wrongs   []wrong
+	by       []*part // see cohort.byShard
 }
 
 // hand hands the n-th part to the checkers, as many shares as there are of them.
@@ -31,10 +32,22 @@ func (g *cohort) hand(s *Store, sc *scratch, t sharer, n int) {
 	many := min(blocks, s.cfg.Checkers)
 	p.pending.Store(int32(many))
 	for k := range many {
-		sh := &share{t: t, sc: sc, g: g, part: n, from: k * blocks / many, to: (k + 1) * blocks / many}
+		sh := g.share()
+		sh.t, sh.sc, sh.g, sh.part, sh.from, sh.to = t, sc, g, n, k*blocks/many, (k+1)*blocks/many
 		g.shares = append(g.shares, sh)
 		s.checks.push(job{w: sh})
 	}
+}
+
+// share returns one that is nobody's.
+func (g *cohort) share() *share {
+	n := len(g.spare) - 1
+	if n < 0 {
+		return new(share)
+	}
+	sh := g.spare[n]
+	g.spare = g.spare[:n]
+	return sh
 }
 
 func (sh *share) work(jobKind, int32) {
@@ -66,6 +79,10 @@ func (g *cohort) prove() int {
 			continue
 		}
 		g.wrongs = append(g.wrongs, sh.wrongs...)
+		clear(sh.wrongs)
+		clear(sh.by)
+		*sh = share{wrongs: sh.wrongs[:0], by: sh.by[:0]}
+		g.spare = append(g.spare, sh)
 	}
 	clear(g.shares[len(kept):])
 	g.shares = kept

@@ -23,7 +23,7 @@ import (
 // Limits on what one task has in hand at a time.
 const (
 	windowBlocks = 512 // blocks of a load that are opened and wait for the CPU to verify them
-	firstBlocks  = 128 // blocks of a load that are copied while the others are looked at
+	firstBlocks  = 128 // blocks of a task that are copied while the others are looked at
 	windowReads  = 128 // blocks of a load that are asked for below
 	ahead        = 2   // batches of a load in the stream at a time: one is copied while the next is made
 	maxTries     = 3   // times a block is tried again when another's fill of it failed
@@ -57,6 +57,7 @@ type Store struct {
 	shards  int     // of a task: the model's layers, over all page groups
 	leaves  *leafTable
 	most    int   // blocks in a batch
+	piece   int   // blocks of a layerwise load that are copied while the others are looked at, at least: a part of their first shard
 	chunk   int   // blocks of a layerwise dump that hold slots at a time
 	held    int64 // slots that layerwise dumps may hold
 	now     context.Context
@@ -125,6 +126,7 @@ func Open(c Config) (*Store, error) {
 	}
 	s.shards = len(s.where)
 	s.most = int(min(max(1, c.BatchBytes/s.formats.MaxImageBytes()), math.MaxInt32))
+	s.piece = int(max(1, c.PartBytes/s.formats[s.where[0].group].Layout.ShardBytes(0)))
 	s.chunk = int(min((held+1)/2, windowBlocks)) // two dumps at a time, if they are large
 	for _, tr := range s.next {
 		if r, ok := tr.(tier.ReadOnlyTier); !ok || !r.ReadOnly() {

@@ -18,9 +18,10 @@ type task struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	done   chan struct{}
+	blocks int
 
 	mu   sync.Mutex
-	errs []error             // one a block
+	errs []error             // one a block, once one has failed
 	went []stream.Completion // one a batch
 }
 
@@ -51,7 +52,7 @@ func (t *task) init(parent context.Context, s *Store, n int) {
 	t.s = s
 	t.ctx, t.cancel = context.WithCancelCause(parent)
 	t.done = make(chan struct{})
-	t.errs = make([]error, n)
+	t.blocks = n
 }
 
 // Done is closed when the task has resolved, well or badly: every block has its result, and nothing touches the task's
@@ -66,7 +67,7 @@ func (t *task) Cancel() { t.cancel(errdefs.ErrCanceled) }
 func (t *task) Errs() []error {
 	select {
 	case <-t.done:
-		return slices.Clone(t.errs)
+		return append(make([]error, 0, t.blocks), t.errs...)[:t.blocks]
 	default:
 		return nil
 	}
@@ -121,6 +122,9 @@ func (t *task) set(i int32, e BlockError) {
 		e.Err = fmt.Errorf("%w: %w", context.Cause(t.ctx), e.Err)
 	}
 	t.mu.Lock()
+	if t.errs == nil {
+		t.errs = make([]error, t.blocks)
+	}
 	t.errs[i] = &e
 	t.mu.Unlock()
 }

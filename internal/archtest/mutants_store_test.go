@@ -179,6 +179,21 @@ var storeMutants = []mutant{
 	{"store", "TestDamagedSlotIsFoundUnderDevicePolicy", []edit{{
 		"store/loadcopy.go", "		if got := sum(k); got != sums[k] {", "		if got := sum(k); got != sums[k] && len(sums) == 0 {",
 	}}},
+	{"store", "TestLayersInOrderWhileBlocksAreLookedUp", []edit{{
+		"store/loadcopy.go", "	return int(first) + 1\n", "	return int(first)\n",
+	}}},
+	{"store", "TestLayersInOrderWhileBlocksAreLookedUp", []edit{{
+		"store/loadcopy.go", "	for plan(); len(t.sc.todo) > 0 && g.err == nil; plan() {\n", "	for plan(); len(t.sc.todo) > 0 && g.err == nil; {\n",
+	}}},
+	{"store", "TestLayersWhoseCopyIsRefusedOnTheWay", []edit{{
+		"store/loadcopy.go", "	if len(g.flights) == 1 {\n		t.flying++\n	}\n	for i := range g.all {\n		t.sc.items[i].touched = true\n	}\n", "	if len(g.flights) == 1 {\n		t.flying++\n	}\n	for i := range g.all {\n		t.sc.items[i].touched = len(g.flights) > 1\n	}\n",
+	}}},
+	{"tier/cache", "TestIndex", []edit{{
+		"tier/cache/index.go", "(at-first)&mask >= (at-gap)&mask {", "(at-first)&mask >= 0 {",
+	}}},
+	{"tier/cache", "TestIndex", []edit{{
+		"tier/cache/index.go", "			x.cells[gap], gap = x.cells[at], at\n", "			_ = first\n",
+	}}},
 	// Streams and engines.
 	{"stream/copy", "TestDefectTransientLackOfMemoryTakesAPathAwayForAWhileOnly", []edit{{
 		"stream/copy/prepare.go", "!errors.Is(why, errdefs.ErrNoMemory) {", "errors.Is(why, errdefs.ErrNoMemory) {",

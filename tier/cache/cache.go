@@ -65,6 +65,7 @@ func (c *Config) Validate() error {
 type Tier struct {
 	formats block.Formats
 	clock   clockwork.Clock
+	opened  time.Time
 	passing bool // see Config.Transient
 	slots   mem.Slots
 	closing chan struct{}  // closed by the first Close
@@ -72,12 +73,12 @@ type Tier struct {
 
 	mu          sync.Mutex
 	closed      bool
-	free        []uint32             // a stack of slots
-	evicted     func(key block.Key)  // see Config.Evicted
-	entries     []entry              // by slot
-	sums        []uint64             // of the shards of each slot's block, shards words a slot
-	shards      int                  // the most of a block
-	index       map[block.Key]uint32 // Filling and Ready blocks
+	free        []uint32            // a stack of slots
+	evicted     func(key block.Key) // see Config.Evicted
+	entries     []entry             // by slot
+	sums        []uint64            // of the shards of each slot's block, shards words a slot
+	shards      int                 // the most of a block
+	index       index               // of Filling and Ready blocks
 	policy      *policy
 	failed      *recent[block.Key, error]
 	orphans     map[block.Key]int // retains of blocks found corrupt since
@@ -89,15 +90,15 @@ type Tier struct {
 }
 
 // entry is what the tier knows of a slot. In state Failed the block was found corrupt and left the index, and the slot
-// becomes free with its last pin; or the slot is quarantined.
+// becomes free with its last pin; or the slot is quarantined. It is no longer than a line of the CPU's caches.
 type entry struct {
 	key     block.Key
+	flight  *flight       // who waits for the filling; nil when nobody does
+	since   time.Duration // since the tier was opened
+	pins    int32         // handles given out, each of which may read the slot
+	retains int32         // by Retain
+	shards  uint16        // checksums of it among the tier's sums; zero where they are of another kind
 	state   tier.State
-	pins    int32   // handles given out, each of which may read the slot
-	retains int32   // by Retain
-	shards  uint16  // checksums of it among the tier's sums; zero where they are of another kind
-	flight  *flight // who waits for the filling; nil when nobody does
-	since   time.Time
 }
 
 func (e *entry) pinned() bool { return e.state != tier.Ready || e.pins > 0 || e.retains > 0 }
@@ -121,6 +122,7 @@ func Open(c Config) (*Tier, error) {
 	t := &Tier{
 		formats:     c.Formats,
 		clock:       c.Clock,
+		opened:      c.Clock.Now(),
 		passing:     c.Transient,
 		slots:       mem.Slots{Region: c.Memory, Stride: image},
 		closing:     make(chan struct{}),
@@ -129,13 +131,13 @@ func Open(c Config) (*Tier, error) {
 		entries:     make([]entry, n),
 		sums:        make([]uint64, n*shards),
 		shards:      shards,
-		index:       make(map[block.Key]uint32, n),
 		failed:      newRecent[block.Key, error](min(n, maxFailures)),
 		orphans:     make(map[block.Key]int),
 		retainMax:   n,
 		quarantined: make(map[uint32]<-chan struct{}),
 		stats:       tier.Stats{CapacityBytes: int64(n) * image},
 	}
+	t.index = newIndex(t.entries)
 	for i := range t.free {
 		t.free[i] = uint32(n - 1 - i) // slot 0 is taken first
 	}
@@ -209,7 +211,7 @@ func (t *Tier) outstanding() error {
 		e := &t.entries[i]
 		if e.state == tier.Filling {
 			filling++
-			oldest = max(oldest, t.clock.Since(e.since))
+			oldest = max(oldest, t.clock.Since(t.opened)-e.since)
 		}
 		if e.pins > 0 {
 			pinned++
@@ -235,11 +237,11 @@ func (t *Tier) enter() error {
 }
 
 // at returns the slot of a block that is here and its state. The caller holds mu.
-func (t *Tier) at(key block.Key) (uint32, tier.State) {
-	if slot, ok := t.index[key]; ok {
+func (t *Tier) at(key *block.Key) (uint32, tier.State) {
+	if slot, ok := t.index.find(key); ok {
 		return slot, t.entries[slot].state
 	}
-	if _, failed := t.failed.get(key); failed {
+	if _, failed := t.failed.get(*key); failed {
 		return 0, tier.Failed
 	}
 	return 0, tier.Absent
@@ -268,7 +270,7 @@ func (t *Tier) Kept(ctx context.Context, keys []block.Key, kept []bool) error {
 	}
 	defer t.mu.Unlock()
 	for i := range keys {
-		_, state := t.at(keys[i])
+		_, state := t.at(&keys[i])
 		kept[i] = state == tier.Ready
 	}
 	return nil
@@ -281,7 +283,7 @@ func (t *Tier) Lookup(ctx context.Context, keys []block.Key, states []tier.State
 	}
 	defer t.mu.Unlock()
 	for i := range keys {
-		_, states[i] = t.at(keys[i])
+		_, states[i] = t.at(&keys[i])
 	}
 	return nil
 }
@@ -296,7 +298,7 @@ func (t *Tier) Delete(ctx context.Context, key block.Key) error {
 	if err := t.enter(); err != nil {
 		return err
 	}
-	slot, ok := t.index[key]
+	slot, ok := t.index.find(&key)
 	if !ok {
 		t.failed.forget(key)
 		return fmt.Errorf("delete block %s: %w", key, errdefs.ErrNotFound)

@@ -16,5 +16,5 @@
 // A tier without memory (Config.Blocks) knows which blocks are in slots of other processes, and which makes room for which.
 //
 // One mutex guards all of it. A call takes it once, however many blocks it is about, for some tens of nanoseconds a block, never
-// over a copy, a checksum or a wait.
+// over a copy, a checksum or a wait. Blocks are found by a table of cells of 8 bytes, whose keys are in the slots' entries.
 package cache

@@ -17,3 +17,21 @@ func (p Policy) Remove(slot uint32)               { p.remove(slot) }
 
 // Candidates counts the slots that are linked.
 func (p Policy) Candidates() int { return p.queues[inSmall].len + p.queues[inMain].len }
+
+// Index is the index of slots by itself, for tests.
+type Index struct{ *index }
+
+// NewIndex returns the index of slots that have such keys, of which none is in it.
+func NewIndex(keys []block.Key) Index {
+	entries := make([]entry, len(keys))
+	for i := range keys {
+		entries[i].key = keys[i]
+	}
+	x := newIndex(entries)
+	return Index{&x}
+}
+
+// The steps that the tier takes.
+func (x Index) Add(slot uint32)                   { x.add(slot) }
+func (x Index) Forget(slot uint32)                { x.remove(slot) }
+func (x Index) Find(key block.Key) (uint32, bool) { return x.find(&key) }

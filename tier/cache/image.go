@@ -67,7 +67,7 @@ func (t *Tier) pinReady(key block.Key) (uint32, error) {
 	if err := t.enter(); err != nil {
 		return 0, err
 	}
-	slot, ok := t.index[key]
+	slot, ok := t.index.find(&key)
 	if !ok || t.entries[slot].state != tier.Ready {
 		t.stats.Misses++
 		return 0, fmt.Errorf("get block %s: %w", key, errdefs.ErrNotFound)
@@ -119,7 +119,7 @@ func (t *Tier) put(ctx context.Context, key block.Key, src mem.Extent) error {
 // awaitOther waits while somebody is filling the block and says whether it is Ready.
 func (t *Tier) awaitOther(ctx context.Context, key block.Key) (bool, error) {
 	t.mu.Lock()
-	slot, ok := t.index[key]
+	slot, ok := t.index.find(&key)
 	if !ok {
 		t.mu.Unlock()
 		return false, nil

@@ -78,7 +78,7 @@ func (t *Tier) tryReserve(key block.Key) (*fill, *waiter, error) {
 
 // vacant reports whether the block is neither here nor on its way. The caller holds mu.
 func (t *Tier) vacant(key block.Key) error {
-	if slot, ok := t.index[key]; ok {
+	if slot, ok := t.index.find(&key); ok {
 		return fmt.Errorf("reserve a slot for block %s: it is %s: %w", key, t.entries[slot].state, errdefs.ErrExists)
 	}
 	return nil
@@ -104,8 +104,8 @@ func (t *Tier) takeSlot() (uint32, bool) {
 
 // begin makes the block Filling in slot. The caller holds mu.
 func (t *Tier) begin(slot uint32, key block.Key) *fill {
-	t.entries[slot] = entry{key: key, state: tier.Filling, since: t.clock.Now()}
-	t.index[key] = slot
+	t.entries[slot] = entry{key: key, state: tier.Filling, since: t.clock.Since(t.opened)}
+	t.index.add(slot)
 	t.failed.forget(key)
 	t.policy.admit(slot, key)
 	return &fill{slot: slotRef{t: t, index: slot}, key: t.entries[slot].key}
@@ -114,7 +114,7 @@ func (t *Tier) begin(slot uint32, key block.Key) *fill {
 // drop takes the unpinned Ready block out of its slot and out of the index. The caller holds mu.
 func (t *Tier) drop(slot uint32) {
 	e := &t.entries[slot]
-	delete(t.index, e.key)
+	t.index.remove(slot)
 	*e = entry{}
 	t.stats.Blocks--
 }
@@ -152,7 +152,7 @@ func (t *Tier) fail(slot uint32, cause error) {
 	if cause == nil {
 		cause = errors.New("no cause was given")
 	}
-	delete(t.index, e.key)
+	t.index.remove(slot)
 	t.failed.add(e.key, cause)
 	e.state = tier.Failed
 	if e.flight != nil {

@@ -107,7 +107,7 @@ func (t *Tier) tryOpen(key block.Key) (uint32, *flight, error) {
 	if err := t.enter(); err != nil {
 		return 0, nil, err
 	}
-	slot, ok := t.index[key]
+	slot, ok := t.index.find(&key)
 	if !ok {
 		if cause, failed := t.failed.get(key); failed {
 			return 0, nil, failure(key, cause)
@@ -165,7 +165,7 @@ func (t *Tier) OpenReady(ctx context.Context, keys []block.Key, slots []tier.Slo
 	defer t.mu.Unlock()
 	for i := range keys {
 		var slot uint32
-		slot, states[i] = t.at(keys[i])
+		slot, states[i] = t.at(&keys[i])
 		if states[i] != tier.Ready {
 			slots[i] = nil
 			continue
@@ -197,7 +197,7 @@ func (t *Tier) Retain(ctx context.Context, keys []block.Key) (int, error) {
 		t.stats.Retained += int64(n)
 	}()
 	for ; n < len(keys); n++ {
-		slot, ok := t.index[keys[n]]
+		slot, ok := t.index.find(&keys[n])
 		if !ok || t.entries[slot].state != tier.Ready {
 			t.stats.Misses++
 			return n, nil
@@ -237,7 +237,7 @@ func (t *Tier) release(key *block.Key) {
 			return
 		}
 	}
-	slot, ok := t.index[*key]
+	slot, ok := t.index.find(key)
 	if !ok || t.entries[slot].retains == 0 {
 		panic(fmt.Sprintf("cache: release of block %s, which is not retained", key))
 	}
@@ -285,7 +285,7 @@ func (t *Tier) condemn(slot uint32, cause error) {
 	if e.state != tier.Ready {
 		return // condemned already
 	}
-	delete(t.index, e.key)
+	t.index.remove(slot)
 	t.failed.add(e.key, cause)
 	t.policy.remove(slot)
 	if e.retains > 0 {

@@ -1,0 +1,152 @@
+package store_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/store"
+	"github.com/kvlane/kvlane/stream"
+)
+
+// recorder keeps what batches copy, and refuses some.
+type recorder struct {
+	stream.Stream
+	mu      sync.Mutex
+	batches [][]mem.PageGroup // of which nothing is changed afterwards
+	refused int               // it and all after it, counted from 1; 0: none
+}
+
+var errRefused = errors.New("refused")
+
+func (s *recorder) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if b.Paged != nil {
+		var groups []mem.PageGroup
+		for _, g := range b.Paged.Groups {
+			groups = append(groups, mem.PageGroup{Planes: slices.Clone(g.Planes), Pairs: slices.Clone(g.Pairs)})
+		}
+		s.batches = append(s.batches, groups)
+		if s.refused > 0 && len(s.batches) >= s.refused {
+			return nil, errRefused
+		}
+	}
+	return s.Stream.Submit(ctx, b)
+}
+
+// recorded returns a rig whose loads are recorded, with so many blocks in its cache.
+func recorded(t *testing.T, o rigOptions, blocks int) (*rig, *recorder, []int) {
+	t.Helper()
+	rec := new(recorder)
+	o.slots, o.pages = 2*blocks, blocks
+	o.wrapLoad = func(st stream.Stream) stream.Stream {
+		rec.Stream = st
+		return rec
+	}
+	r := newRig(t, o)
+	ns := make([]int, blocks)
+	for i := range ns {
+		ns[i] = i
+	}
+	r.dump(ns...)
+	return r, rec, ns
+}
+
+// layerOf is the model's layer that a plane is of.
+func (r *rig) layerOf(p mem.Plane) int {
+	return slices.IndexFunc(r.pages.Shards, func(planes []mem.Plane) bool { return slices.Contains(planes, p) })
+}
+
+// A load by layers of many blocks is begun before all of them have been looked up: every layer of each block is copied once, and none of
+// any block before one that precedes it of another.
+func TestLayersInOrderWhileBlocksAreLookedUp(t *testing.T) {
+	t.Parallel()
+	for _, o := range []rigOptions{{planeBytes: leafy, sumEvery: 1}, {tune: func(c *store.Config) { c.Verify = store.VerifyFill }}, {groups: 2, shards: 5, planeBytes: leafy, sumEvery: 1}} {
+		const blocks = 24
+		r, rec, ns := recorded(t, o, blocks)
+		lease, err := r.st.LeasePrefix(r.ctx(), r.keys(ns...), 0)
+		r.must(err)
+		for _, missing := range []bool{false, true} {
+			all := slices.Clone(ns)
+			if missing { // nowhere to be found
+				all[0], all[blocks/2], all[blocks-1] = 100, 101, 102
+			}
+			rec.batches = nil
+			copied := make(map[[2]int]bool)
+			for i, err := range r.load(store.LoadOptions{Layerwise: true}, all...) {
+				if lost := all[i] >= 100; (err != nil) != lost {
+					t.Errorf("block %d: %v", all[i], err)
+				}
+			}
+			last := 0
+			for _, groups := range rec.batches {
+				for _, g := range groups {
+					first, end := r.layerOf(g.Planes[0]), r.layerOf(g.Planes[len(g.Planes)-1])+1
+					if first < last {
+						t.Errorf("layer %d is copied behind layer %d", first, last)
+					}
+					last = first
+					for k := first; k < end; k++ {
+						for _, ps := range g.Pairs {
+							if id := [2]int{int(ps.Page), k}; copied[id] {
+								t.Errorf("layer %d of page %d is copied twice", k, ps.Page)
+							} else {
+								copied[id] = true
+							}
+						}
+					}
+				}
+			}
+			if len(rec.batches) < 3 {
+				t.Errorf("%d batches: nothing was copied ahead", len(rec.batches))
+			}
+		}
+		lease.Release()
+		if n := r.cache.Stats().Retained; n != 0 {
+			t.Errorf("%d pins are left", n)
+		}
+	}
+}
+
+// Of a load by layers whose batches are refused from the n-th on, the blocks that an earlier batch had begun are undefined, and the others as they were.
+func TestLayersWhoseCopyIsRefusedOnTheWay(t *testing.T) {
+	t.Parallel()
+	for refused := 1; ; refused++ {
+		r, rec, ns := recorded(t, rigOptions{planeBytes: leafy, sumEvery: 1}, 12)
+		rec.refused = refused
+		errs := r.load(store.LoadOptions{Layerwise: true}, ns...)
+		if len(rec.batches) < refused {
+			if refused < 3 {
+				t.Errorf("%d batches: nothing was copied ahead", refused-1)
+			}
+			r.must(errors.Join(errs...))
+			return
+		}
+		begun := make(map[uint32]bool)
+		for _, groups := range rec.batches[:refused-1] {
+			for _, ps := range groups[0].Pairs {
+				begun[ps.Page] = true
+			}
+		}
+		for i, err := range errs {
+			var b *store.BlockError
+			if !errors.As(err, &b) || !errors.Is(err, errRefused) || b.Undefined != begun[uint32(i)] {
+				t.Errorf("batch %d: block %d of %d that were begun: %v", refused, i, len(begun), err)
+			}
+			if !begun[uint32(i)] && !r.poisoned(uint32(i)) {
+				t.Errorf("batch %d: page %d was written to", refused, i)
+			}
+		}
+		if n := r.cache.Stats().Retained; n != 0 {
+			t.Errorf("%d pins are left", n)
+		}
+		rec.mu.Lock()
+		rec.refused = 0
+		rec.mu.Unlock()
+		r.mustLoad(ns...)
+	}
+}

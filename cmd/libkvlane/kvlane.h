@@ -92,7 +92,7 @@ kvl_status kvl_close(kvl_engine engine, int64_t timeout_ms);
 /* One page group's part of a paged KV cache. Page p of plane i lies at planes[i] + p * stride, and is page_bytes long. */
 typedef struct kvl_group_memory {
   const uint64_t *planes; /* addresses on the engine's device of page 0 of each plane: layer by layer, K before V */
-  size_t n_planes;
+  size_t n_planes;        /* or a multiple, as many for each layer: a page's K and V in equal parts, such as heads */
   int64_t n_pages;    /* of each plane */
   int64_t page_bytes; /* of a page in one plane */
   int64_t stride;     /* from page to page; 0: page_bytes */

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pathlib
 import subprocess
@@ -137,15 +138,27 @@ def test_batches(make: Make) -> None:
     assert cache.load(other).get_seq_length() == 48
 
 
-def test_long_prompts_pass_through_few_pages(make: Make) -> None:
+def test_caches_of_any_strides_are_stored_as_they_lie(make: Make) -> None:
+    """Views of longer tensors, of rows within a batch, and tensors whose tokens do not follow one another."""
     model = tiny.model("llama")
-    ids = prompt(200)
-    want = model.generate(ids, **GREEDY)
-    cache = make(model, staging_bytes=3 * 8 * 1024)
-    assert 1 <= cache._n_pages <= 8
-    assert torch.equal(cache.generate(ids, **GREEDY), want)
-    assert torch.equal(cache.generate(ids, **GREEDY), want)
-    assert cache.counts["tokens_loaded"] == 192
+    ids = prompt(200, batch=2)
+    long, cache = kept(model, ids, 200), make(model)
+    long.crop(-83)
+    assert not long.layers[0].keys.is_contiguous()
+    assert cache.save(ids[:, :117], long) == 2 * 14
+    for layer in long.layers:
+        layer.keys = layer.keys.transpose(2, 3).contiguous().transpose(2, 3)
+    other = make(model, tenant="another")
+    assert other.save(ids[:, :117], long) == 2 * 14
+    for each, store in itertools.product((ids, ids[1:]), (cache, other)):
+        past = store.load(each)
+        assert past.get_seq_length() == 112
+        own = kept(model, each, 200)
+        own.crop(-88)
+        for loaded, computed in zip(past.layers, own.layers, strict=True):
+            assert torch.equal(loaded.keys, computed.keys)
+            assert torch.equal(loaded.values, computed.values)
+    assert cache.save(ids[:, :117], long) == 0
 
 
 def test_conversations_grow(make: Make) -> None:

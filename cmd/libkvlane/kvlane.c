@@ -109,6 +109,10 @@ kvl_status kvl_lease_blocks(kvl_engine engine, const uint8_t *keys, size_t n, in
   CALL(kvlGoLease, engine, (uint8_t *)keys, n, ttl_ms, timeout_ms, lease, found);
 }
 
+kvl_status kvl_worth(kvl_lease lease, int64_t tokens, size_t *worth) { CALL(kvlGoWorth, lease, tokens, worth); }
+
+kvl_status kvl_report_computed(kvl_engine engine, int64_t tokens, double seconds) { CALL(kvlGoReportComputed, engine, tokens, seconds); }
+
 kvl_status kvl_release(kvl_lease lease) { CALL(kvlGoRelease, lease); }
 
 kvl_status kvl_load_blocks(kvl_engine engine, kvl_lease lease, kvl_cache cache, const uint8_t *keys, const uint32_t *pages, size_t n,

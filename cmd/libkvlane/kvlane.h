@@ -123,8 +123,11 @@ kvl_status kvl_hash_tokens(const uint8_t *parent, const int64_t *tokens, size_t 
  */
 kvl_status kvl_keys(kvl_engine engine, uint32_t group, const uint8_t *hashes, size_t hash_bytes, size_t n, uint8_t *keys);
 
+#define KVL_IN_MEMORY 1u
+#define KVL_IN_FILES 2u
+
 /*
- * kvl_lookup writes 1 for each of n keys whose block is there, else 0. Nothing keeps it there: kvl_lease_blocks does. The
+ * kvl_lookup writes for each of n keys where its block is, or 0. Nothing keeps it there: kvl_lease_blocks does. The
  * timeout is for tiers that are slow to answer; with 0 it takes as long as one look does.
  */
 kvl_status kvl_lookup(kvl_engine engine, const uint8_t *keys, size_t n, uint8_t *there, int64_t timeout_ms);
@@ -136,6 +139,16 @@ kvl_status kvl_lookup(kvl_engine engine, const uint8_t *keys, size_t n, uint8_t 
  */
 kvl_status kvl_lease_blocks(kvl_engine engine, const uint8_t *keys, size_t n, int64_t ttl_ms, int64_t timeout_ms,
                             kvl_lease *lease, size_t *found);
+
+/*
+ * kvl_worth writes how many of a lease's blocks, from the first on, are worth loading, as that is faster than computing them
+ * again. tokens is how many need not be computed where all of them are loaded. It goes by what loads have taken so far, from
+ * memory and from files, and by kvl_report_computed: that the KV of so many tokens was computed in that time (few tokens, less
+ * than 256, are passed over). Until each is known from some of them, all blocks are worth it. Where files are refused a few
+ * blocks are brought to memory now and then, so that it is seen when that has become faster.
+ */
+kvl_status kvl_worth(kvl_lease lease, int64_t tokens, size_t *worth);
+kvl_status kvl_report_computed(kvl_engine engine, int64_t tokens, double seconds);
 
 /* kvl_release ends a lease and frees its handle. Loads under way keep their blocks. */
 kvl_status kvl_release(kvl_lease lease);

@@ -316,6 +316,41 @@ def test_calls_that_are_refused(make: Make) -> None:
     assert torch.equal(cache.generate(ids, attention_mask=torch.ones_like(ids), **GREEDY), model.generate(ids, **GREEDY))
 
 
+def test_what_is_computed_faster_than_loaded_is_refused(make: Make, tmp_path: pathlib.Path) -> None:
+    model = tiny.model("llama")
+    ids = prompt()
+    want = model.generate(ids, **GREEDY)
+    for admission, refused in (("auto", 72), ("always", 0)):
+        cache = make(model, {"dirs": [str(tmp_path)], "admission": admission})
+        cache.generate(ids, **GREEDY)
+        for _ in range(4):
+            assert cache.load(ids).get_seq_length() == 72  # nothing is known of computing
+        for _ in range(20):
+            cache.store.report_computed(1 << 20, 1e-6)
+        assert cache.load(ids).get_seq_length() == 72 - refused
+        assert torch.equal(cache.generate(ids, **GREEDY), want)
+        assert cache.counts["tokens_refused"] == 2 * refused
+        for _ in range(40):
+            cache.store.report_computed(256, 1000)
+        assert cache.load(ids).get_seq_length() == 72
+        assert cache.store.stats()["store"]["admission"]["cut"] == (2 if refused else 0)
+        cache.close(30)
+
+
+def test_what_computing_takes_is_measured(make: Make) -> None:
+    model = tiny.model("llama", max_position_embeddings=512)
+    cache = make(model)
+    for seed in range(3):
+        assert cache.store.stats()["store"]["admission"]["tokens_per_second"] == 0
+        cache.generate(prompt(300, seed=seed), **GREEDY)
+    assert 1 < cache.store.stats()["store"]["admission"]["tokens_per_second"] < 1e9
+    for seed in range(3):
+        cache.generate(prompt(300, seed=seed), **GREEDY)
+    assert cache.counts["tokens_loaded"] == 3 * 296
+    assert not model._forward_hooks
+    assert not model._forward_pre_hooks
+
+
 def test_a_tier_that_is_full_costs_nothing_but_hits(make: Make) -> None:
     """A cache of few blocks: prompts come and go, and each one's tokens are right."""
     model = tiny.model("llama")

@@ -77,7 +77,7 @@ static void carry(void) {
   kvl_result results[BLOCKS];
   kvl_task task;
   kvl_lease lease;
-  size_t found;
+  size_t found, worth;
   int p, b, i;
   for (b = 0; b < BLOCKS; b++) {
     from[b] = (uint32_t)b;
@@ -107,8 +107,11 @@ static void carry(void) {
   EXPECT(KVL_OK, kvl_prefetch(engine, keys[0], host ? BLOCKS : 0, &task));
   EXPECT(KVL_OK, kvl_wait(task, KVL_DONE, PATIENCE));
   EXPECT(KVL_OK, kvl_lease_blocks(engine, keys[0], BLOCKS, 0, PATIENCE, &lease, &found));
-  for (b = 0; b < BLOCKS; b++) CHECK(there[b] == host);
+  for (b = 0; b < BLOCKS; b++) CHECK(there[b] == (host ? KVL_IN_FILES : 0));
   CHECK(found == (host ? (size_t)BLOCKS : 0));
+  EXPECT(KVL_OK, kvl_report_computed(engine, 1000, 0.5));
+  EXPECT(KVL_OK, kvl_worth(lease, 1000, &worth));
+  CHECK(worth == found);
   EXPECT(KVL_OK, kvl_load_blocks(engine, lease, cache, keys[0], to, found, KVL_LAYERWISE, &task));
   EXPECT(KVL_OK, kvl_wait(task, KVL_LAYER(0), PATIENCE));
   EXPECT(KVL_OK, kvl_wait(task, KVL_LAYER(LAYERS - 1), PATIENCE));
@@ -149,6 +152,9 @@ static void nothing(void) {
   EXPECT(KVL_INVALID, kvl_keys(engine, 0, keys[0], 32, 1, NULL));
   EXPECT(KVL_INVALID, kvl_keys(engine, 0, keys[0], SIZE_MAX, 2, keys[0]));
   EXPECT(KVL_INVALID, kvl_lookup(engine, NULL, 1, keys[0], 0));
+  EXPECT(KVL_INVALID, kvl_worth(engine, 1, &n));
+  EXPECT(KVL_INVALID, kvl_worth(engine, 1, NULL));
+  EXPECT(KVL_INVALID, kvl_report_computed(engine, 1, -1));
   EXPECT(KVL_INVALID, kvl_lookup(engine, keys[0], 1, NULL, 0));
   EXPECT(KVL_INVALID, kvl_lease_blocks(engine, NULL, 1, 0, 0, &l, &n));
   EXPECT(KVL_INVALID, kvl_lease_blocks(engine, keys[0], 1, 0, 0, NULL, &n));

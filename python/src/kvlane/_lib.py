@@ -64,6 +64,8 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "keys": (_handle, c.c_uint32, _bytes, _n, _n, _bytes),
     "lookup": (_handle, _bytes, _n, _bytes, _ms),
     "lease_blocks": (_handle, _bytes, _n, _ms, _ms, _out, c.POINTER(_n)),
+    "worth": (_handle, c.c_int64, c.POINTER(_n)),
+    "report_computed": (_handle, c.c_int64, c.c_double),
     "release": (_handle,),
     "load_blocks": (_handle, _handle, _handle, _bytes, _bytes, _n, c.c_uint32, _out),
     "dump_blocks": (_handle, _handle, _bytes, _bytes, _n, c.c_uint32, c.POINTER(After), _out),

@@ -21,6 +21,8 @@ import itertools
 import json
 import os
 import threading
+import time
+import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
 
 # What makes KV depend on more than tokens, in calls of generate.
 _REFUSED = ("assistant_model", "prompt_lookup_num_tokens", "past_key_values", "cache_implementation", "prefill_chunk_size")
+# Fewer tokens do not tell what computing takes: the library passes over them.
+_FEW_TOKENS = 256
 # Errors that are the caller's, or of the store as a whole. After all others the blocks are computed anew.
 _FATAL = (errors.Invalid, errors.Closed, errors.Forked)
 
@@ -69,6 +73,53 @@ class _Group:
         item, pages = every[0].element_size(), every[0].shape[2] // block_tokens
         planes = [t.data_ptr() + (row * t.stride(0) + head * t.stride(1)) * item for t in every for head in range(self.heads)]
         return Addresses(planes, pages, block_tokens * self.size * item, keep=every)
+
+
+class _Computation:
+    """The model's next computation that goes on from a cache, and how long it takes."""
+
+    def __init__(self, model: Any, past: Any, tokens: int, device: Any) -> None:
+        self.tokens, self._past, self._device = tokens, weakref.ref(past), device
+        self._marks: list[Any] = []
+        self._hooks = [
+            model.register_forward_pre_hook(self._begin, with_kwargs=True),
+            model.register_forward_hook(self._end, with_kwargs=True),
+        ]
+
+    def _mark(self) -> Any:
+        if self._device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def _of(self, kwargs: Mapping[str, Any]) -> bool:
+        past = kwargs.get("past_key_values")
+        return past is not None and past is self._past()
+
+    def _begin(self, _module: Any, args: Any, kwargs: Any) -> None:
+        ids = kwargs.get("input_ids", args[0] if args else None)
+        if self._of(kwargs) and ids is not None and ids.numel() == self.tokens:
+            self._marks = [self._mark()]
+
+    def _end(self, _module: Any, _args: Any, kwargs: Any, _output: Any) -> None:
+        if self._marks and self._of(kwargs):
+            self._marks.append(self._mark())
+            self.stop()
+
+    def stop(self) -> None:
+        """Watches no more."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def seconds(self) -> float:
+        """How long it took; 0: it has not ended, or was not seen."""
+        if len(self._marks) < 2:
+            return 0
+        begin, end = self._marks[:2]
+        if self._device.type != "cuda":
+            return float(end - begin)
+        return begin.elapsed_time(end) / 1e3 if end.query() else 0
 
 
 def _groups_of(shapes: Mapping[int, Shape]) -> list[_Group]:
@@ -104,8 +155,9 @@ class KVLaneCache:
         if block_tokens < 1:
             raise errors.Invalid(f"blocks of {block_tokens} tokens")
         self.model, self.block_tokens = model, block_tokens
-        self.counts: Counter[str] = Counter()  # tokens asked for, loaded and saved; blocks that failed, by status
+        self.counts: Counter[str] = Counter()  # tokens asked for, loaded, refused and saved; blocks that failed, by status
         self._lock = threading.Lock()
+        self._watched: _Computation | None = None
         check_config(model.config)
         self._dtype, self._device, shapes = probe(model)
         self._shapes, self._groups = shapes, _groups_of(shapes)
@@ -165,15 +217,25 @@ class KVLaneCache:
             try:
                 for k in keys:
                     leases.append(self.store.lease(k))
-                found = min(lease.found // len(self._groups) for lease in leases)
-                if found:
+                groups = len(self._groups)
+                found = min(lease.found // groups for lease in leases)
+                worth = min(lease.worth(lease.found // groups * self.block_tokens) // groups for lease in leases) if found else 0
+                self.counts["tokens_refused"] += max(0, found - worth) * self.block_tokens * len(rows)
+                if found := min(found, worth):
                     self._fill(past, keys, leases, found)
             except errors.Error as e:
                 self._count(e)
             finally:
                 for lease in leases:
                     lease.release()
+            self._watch(past, sum(len(row) - int(past.get_seq_length()) for row in rows))
         return past
+
+    def _watch(self, past: Any, tokens: int) -> None:
+        """Has it measured how long it takes to compute the rest of a prompt, where that tells something."""
+        if self._watched:
+            self._watched.stop()
+        self._watched = _Computation(self.model, past, tokens, self._device) if tokens >= _FEW_TOKENS else None
 
     def _count(self, e: errors.Error) -> None:
         """Counts an error after which blocks are computed anew, and raises one that is not of that kind."""
@@ -234,6 +296,9 @@ class KVLaneCache:
         blocks = length // self.block_tokens
         stored = 0
         with self._lock, torch.no_grad():
+            if self._watched and (seconds := self._watched.seconds()):
+                self.store.report_computed(self._watched.tokens, seconds)
+                self._watch(None, 0)
             for row, tokens in enumerate(rows):
                 if blocks:
                     stored += self._save_row(layers, row, self._keys(tokens[: blocks * self.block_tokens]), durable)
@@ -353,6 +418,7 @@ class KVLaneCache:
 
     def close(self, timeout: float | None = None) -> None:
         """Writes what is still to be written, and closes the store."""
+        self._watch(None, 0)
         self.store.close(timeout)
 
     def __enter__(self) -> KVLaneCache:

@@ -149,6 +149,22 @@ kvl_status kvl_stats(kvl_engine engine, char *buffer, size_t *bytes) { CALL(kvlG
 
 kvl_status kvl_notes(kvl_engine engine, char *buffer, size_t *bytes) { CALL(kvlGoNotes, engine, buffer, bytes); }
 
+kvl_status kvl_register_memory(kvl_engine engine, uint64_t address, uint64_t bytes, uint32_t kind, kvl_memory *memory) {
+  CALL(kvlGoRegisterMemory, engine, address, bytes, kind, memory);
+}
+
+kvl_status kvl_unregister_memory(kvl_memory memory, int64_t timeout_ms) { CALL(kvlGoUnregisterMemory, memory, timeout_ms); }
+
+kvl_status kvl_open_stream(kvl_engine engine, kvl_stream *stream) { CALL(kvlGoOpenStream, engine, stream); }
+
+kvl_status kvl_close_stream(kvl_stream stream, int64_t timeout_ms) { CALL(kvlGoCloseStream, stream, timeout_ms); }
+
+kvl_status kvl_copy(kvl_stream stream, kvl_memory to, const uint64_t *to_at, kvl_memory from, const uint64_t *from_at,
+                    const uint64_t *bytes, size_t n, const kvl_after *after, int64_t timeout_ms, kvl_task *task) {
+  CALL(kvlGoCopy, stream, to, (uint64_t *)to_at, from, (uint64_t *)from_at, (uint64_t *)bytes, n, (kvl_after *)after, timeout_ms,
+       task);
+}
+
 kvl_status kvl_report_slowdown(kvl_engine engine, double percent) { CALL(kvlGoReportSlowdown, engine, percent); }
 
 kvl_status kvl_drop(kvl_engine engine, const uint8_t *keys, size_t n, size_t *stay) { CALL(kvlGoDrop, engine, (uint8_t *)keys, n, stay); }

@@ -54,7 +54,7 @@ typedef enum kvl_status {
 typedef uint64_t kvl_engine; /* a device with a store over it */
 typedef uint64_t kvl_cache;  /* a paged KV cache that an engine was told of */
 typedef uint64_t kvl_lease;  /* blocks that stay where they are */
-typedef uint64_t kvl_task;   /* a load, a dump or a prefetch */
+typedef uint64_t kvl_task;   /* a load, a dump, a prefetch or a copy */
 
 #define KVL_KEY_BYTES 32
 #define KVL_HASH_BYTES 32
@@ -214,6 +214,34 @@ kvl_status kvl_free(kvl_task task);
  * (KVL_LAYER). It waits on the device, not here, and goes on after failures too: read kvl_wait before the results are used.
  */
 kvl_status kvl_stream_wait(kvl_engine engine, uint64_t stream, kvl_task task, int32_t what);
+
+/*
+ * Copies that are no blocks: between the device's memory and the program's, or within either, by the paths that loads take.
+ */
+typedef uint64_t kvl_memory; /* memory that streams may copy from and to */
+typedef uint64_t kvl_stream; /* copies, begun in the order in which they were given */
+
+#define KVL_HOST 0u   /* the program's own, not pinned yet: it is, until kvl_unregister_memory */
+#define KVL_DEVICE 1u /* of the engine's device */
+
+/*
+ * kvl_register_memory names memory, which must stay until kvl_unregister_memory, or kvl_close of the engine, has returned
+ * KVL_OK. It takes milliseconds. kvl_unregister_memory waits for copies under way: after KVL_PENDING it may be called again.
+ */
+kvl_status kvl_register_memory(kvl_engine engine, uint64_t address, uint64_t bytes, uint32_t kind, kvl_memory *memory);
+kvl_status kvl_unregister_memory(kvl_memory memory, int64_t timeout_ms);
+
+/* kvl_open_stream opens a stream as those of loads are; kvl_close_stream cancels what has not begun, and waits for the rest. */
+kvl_status kvl_open_stream(kvl_engine engine, kvl_stream *stream);
+kvl_status kvl_close_stream(kvl_stream stream, int64_t timeout_ms);
+
+/*
+ * kvl_copy copies bytes[i] bytes from from_at[i] in one memory to to_at[i] in another, or the same one, for n pieces, none of
+ * which it writes to may overlap any other. after: as of kvl_dump_blocks. The task is waited for by KVL_DONE. The timeout is for
+ * a place in the stream: KVL_BUSY where it stays full. With 0 it takes a millisecond at most.
+ */
+kvl_status kvl_copy(kvl_stream stream, kvl_memory to, const uint64_t *to_at, kvl_memory from, const uint64_t *from_at,
+                    const uint64_t *bytes, size_t n, const kvl_after *after, int64_t timeout_ms, kvl_task *task);
 
 /*
  * kvl_stats and kvl_notes write JSON, ended by a zero byte, to a buffer of *bytes, and the length that it takes, with the zero,

@@ -131,6 +131,27 @@ static void carry(void) {
   EXPECT(KVL_OK, kvl_cancel(task));
 }
 
+/* Copies that are no blocks, within the program's memory. */
+static void copies(void) {
+  static uint8_t from[8192], to[8192];
+  const uint64_t at[2] = {0, 4096}, back[2] = {4096, 0}, bytes[2] = {4096, 4096};
+  kvl_memory source, target;
+  kvl_stream stream;
+  kvl_task task;
+  memset(from, 1, 4096);
+  memset(from + 4096, 2, 4096);
+  EXPECT(KVL_OK, kvl_register_memory(engine, (uint64_t)(uintptr_t)from, sizeof from, KVL_HOST, &source));
+  EXPECT(KVL_OK, kvl_register_memory(engine, (uint64_t)(uintptr_t)to, sizeof to, KVL_HOST, &target));
+  EXPECT(KVL_OK, kvl_open_stream(engine, &stream));
+  EXPECT(KVL_OK, kvl_copy(stream, target, at, source, back, bytes, 2, NULL, PATIENCE, &task));
+  EXPECT(KVL_OK, kvl_wait(task, KVL_DONE, PATIENCE));
+  EXPECT(KVL_OK, kvl_free(task));
+  CHECK(to[0] == 2 && to[4095] == 2 && to[4096] == 1 && to[8191] == 1);
+  EXPECT(KVL_OK, kvl_unregister_memory(source, PATIENCE));
+  EXPECT(KVL_INVALID, kvl_unregister_memory(source, PATIENCE));
+  EXPECT(KVL_OK, kvl_close_stream(stream, PATIENCE));
+}
+
 /* NULL is an error wherever something is needed, and crashes nothing. */
 static void nothing(void) {
   kvl_group_memory none = {NULL, 4, 1, 1, 0};
@@ -155,6 +176,12 @@ static void nothing(void) {
   EXPECT(KVL_INVALID, kvl_worth(engine, 1, &n));
   EXPECT(KVL_INVALID, kvl_worth(engine, 1, NULL));
   EXPECT(KVL_INVALID, kvl_report_computed(engine, 1, -1));
+  EXPECT(KVL_INVALID, kvl_register_memory(engine, 0, 1, KVL_HOST, &l));
+  EXPECT(KVL_INVALID, kvl_register_memory(engine, 4096, 1, 7, &l));
+  EXPECT(KVL_INVALID, kvl_register_memory(engine, 4096, 1, KVL_HOST, NULL));
+  EXPECT(KVL_INVALID, kvl_open_stream(engine, NULL));
+  EXPECT(KVL_INVALID, kvl_copy(engine, engine, NULL, engine, NULL, NULL, 1, NULL, 0, &t));
+  copies();
   EXPECT(KVL_INVALID, kvl_lookup(engine, keys[0], 1, NULL, 0));
   EXPECT(KVL_INVALID, kvl_lease_blocks(engine, NULL, 1, 0, 0, &l, &n));
   EXPECT(KVL_INVALID, kvl_lease_blocks(engine, keys[0], 1, 0, 0, NULL, &n));

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from .paged import PagedCache
+    from .stream import Region
 
 
 class Lease:
@@ -68,6 +69,7 @@ class Store:
         self._lib = _lib.library()
         self._lock = threading.Lock()
         self._caches: dict[int, PagedCache] = {}  # by handle: they keep the tensors
+        self._regions: dict[int, Region] = {}  # likewise
         handle = c.c_uint64()
         self._lib.call("open", json.dumps(self.config).encode(), c.byref(handle))
         self._handle = handle.value
@@ -256,6 +258,7 @@ class Store:
             cache.close(timeout)
         self._finish("close", self._handle, timeout)
         self._handle = 0
+        self._regions.clear()
 
     def __enter__(self) -> Store:
         return self

@@ -130,7 +130,7 @@ class Bench:
 
     def config(self, directory: str | None, tokens: int) -> dict[str, Any]:
         """The store's section, with memory for so many tokens."""
-        out: dict[str, Any] = {"cache_bytes": int(tokens * self.token_bytes * 1.3) + 64 * MIB}
+        out: dict[str, Any] = {"cache_bytes": int(tokens * self.token_bytes * 1.3) + 64 * MIB, "admission": "always"}
         return {**out, "dirs": [directory]} if directory else out
 
     def from_cache(self, ids: Any, get: Callable[[], Any]) -> tuple[float, Any, Any]:
@@ -245,7 +245,10 @@ def of_kvlane(bench: Bench, cache: KVLaneCache, ref: Reference, directory: str) 
         out_of_page_cache(directory)
 
     def load() -> Any:
-        return cache.load(ref.ids)
+        past = cache.load(ref.ids)
+        if int(past.get_seq_length()) != ref.prefix:
+            raise SystemExit(f"{past.get_seq_length()} tokens were loaded of {ref.prefix}: {dict(cache.counts)}")
+        return past
 
     hits: list[tuple[str, Callable[[], None], str]]
     hits = [("in memory", lambda: None, "copy"), ("in the page cache", drop, "page cache"), ("on disk", drop_all, "disk")]
@@ -551,7 +554,8 @@ def measure(args: argparse.Namespace, lengths: list[int], directory: str, scratc
         Path(args.json).write_text(json.dumps({
             "device": place, "torch": str(torch.__version__), "transformers": transformers.__version__,
             "preset": args.preset, "token_bytes": bench.token_bytes, "block_tokens": args.block_tokens,
-            "rates": rates, "rows": [asdict(r) for r in rows], "decode_beside": beside, "stats": stats, "notes": notes,
+            "rates": rates, "rows": [{**asdict(r), "gb_per_s": r.rate if r.of else None} for r in rows],
+            "decode_beside": beside, "stats": stats, "notes": notes,
         }, indent=1))  # fmt: skip
     return 1 if wrong else 0
 

@@ -19,7 +19,8 @@ import (
 // holds one block, in as many planes as the block has parts.
 type CacheMemory struct {
 	// Planes are the addresses of page 0 in each plane, in the order of a block: layer by layer, and of each layer K before V. With
-	// Blocks it is shard by shard, and each shard has equally many planes of one length.
+	// Blocks it is shard by shard, and each shard has equally many planes of one length. So may a layer: its heads, for instance, K's
+	// before V's.
 	Planes []mem.DevAddr
 	Pages  int // of each plane
 	// PageBytes is the length of a page in one plane. It follows from the geometry too, and has to agree with that.

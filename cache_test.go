@@ -34,15 +34,27 @@ func cacheMemory(c kvlane.Config, addr mem.DevAddr, interleaved bool) kvlane.Cac
 	return m
 }
 
+// inHeads cuts each plane in two, one behind the other: a layer has twice as many then, with pages half as long.
+func inHeads(m kvlane.CacheMemory) kvlane.CacheMemory {
+	out := kvlane.CacheMemory{Pages: m.Pages, PageBytes: m.PageBytes / 2}
+	for _, a := range m.Planes {
+		out.Planes = append(out.Planes, a, a+mem.DevAddr(int64(m.Pages)*out.PageBytes))
+	}
+	return out
+}
+
 // What was dumped from one page is loaded into another, however the planes lie, whole and layer by layer.
 func TestCacheCarriesBlocksHoweverPlanesLie(t *testing.T) {
-	for name, interleaved := range map[string]bool{"planes": false, "interleaved": true} {
+	for name, interleaved := range map[string]bool{"planes": false, "interleaved": true, "heads": false} {
 		t.Run(name, func(t *testing.T) {
 			c := testConfig(t)
 			e := openEngine(t, c)
 			planes := int64(c.Model.Layers * c.Model.PlanesPerLayer())
 			dev := newMirror(t, e, planes*cachePages*(c.Model.PlaneBytes()+64))
 			m := cacheMemory(c, dev.kv.Dev(), interleaved)
+			if name == "heads" {
+				m = inHeads(m)
+			}
 			cache, err := e.RegisterCache(m)
 			if err != nil {
 				t.Fatal(err)

@@ -159,6 +159,8 @@ type StoreConfig struct {
 	Readers, Writers int
 	// GDR says whether loads and dumps travel by RDMA NICs. Default GDROff.
 	GDR GDR
+	// AdmitAlways makes all blocks worth loading (Engine.Worth), whatever that takes.
+	AdmitAlways bool
 	// LeaseMax bounds how long a lease may last. Zero is the store's default.
 	LeaseMax time.Duration
 	// WaitMax bounds how long a block waits for a slot, for another's fill, or for room in a tier below. Zero is the store's default.

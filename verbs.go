@@ -68,6 +68,14 @@ func (e *Engine) LeasePrefix(ctx context.Context, keys []Key, ttl time.Duration)
 	return e.store.LeasePrefix(ctx, keys, ttl)
 }
 
+// Worth returns how many of a lease's blocks, from the first on, are worth loading rather than computing again, by measured times. See
+// store.Store.Worth; ReportComputed tells what it cannot measure.
+func (e *Engine) Worth(l *Lease, tokens int64) int { return e.store.Worth(l, tokens) }
+
+// ReportComputed tells that the host program has computed the KV of so many tokens of a prompt in that time. Prompts of few tokens, less
+// than 256, are passed over.
+func (e *Engine) ReportComputed(tokens int64, took time.Duration) { e.store.Computed(tokens, took) }
+
 // Prefetch brings blocks into the cache tier, so that a later load finds them in memory. See store.Store.Prefetch.
 func (e *Engine) Prefetch(ctx context.Context, keys []Key) (*PrefetchTask, error) {
 	return e.store.Prefetch(ctx, keys)

@@ -53,6 +53,8 @@ type Config struct {
 	// WaitMax is how long a block waits for a slot, for another's fill, or for room in a tier below, before it fails with
 	// ErrBusy. Default 30 s.
 	WaitMax time.Duration
+	// AdmitAlways makes all blocks worth loading, whatever that takes: see Store.Worth.
+	AdmitAlways bool
 	// Clock times leases and waits. Default: the real one.
 	Clock clockwork.Clock
 	// Hooks are told what happens inside.

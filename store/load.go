@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
@@ -32,6 +33,9 @@ type LoadTask struct {
 	// The rest belongs to the task's goroutine.
 	sc        *scratch
 	left      int       // blocks without a result
+	begun     time.Time // when the task began, and then what it has brought from the cache and from below
+	memory    int64
+	files     int64
 	shardLeft []int     // layerwise: blocks still waiting for each shard
 	open      int       // blocks with a slot of the cache, or with a job that may give them one
 	checking  int       // check jobs out
@@ -70,7 +74,7 @@ func (s *Store) Load(ctx context.Context, lease *Lease, pages *Pages, refs []Ref
 		s.end()
 		return fail(err)
 	}
-	t := &LoadTask{lease: lease, pages: pages, layers: o.Layerwise, sc: sc, left: len(refs)}
+	t := &LoadTask{lease: lease, pages: pages, layers: o.Layerwise, sc: sc, left: len(refs), begun: s.clock.Now()}
 	t.init(s.loadCtx, s, len(refs))
 	sc.flatten(s, pages)
 	t.sums = s.cfg.Verify != VerifyFill && s.summable(sc.planes)

@@ -218,6 +218,11 @@ func (t *LoadTask) settle(g *cohort) {
 				t.drop(it)
 				t.left--
 				t.s.count.hits[from].Add(1)
+				if n := t.s.formats[group].Layout.ImageBytes(); from == 0 {
+					t.memory += n
+				} else {
+					t.files += n
+				}
 			}
 		}
 	}

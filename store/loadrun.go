@@ -340,6 +340,9 @@ func (t *LoadTask) arrived(shard, n int) {
 }
 
 func (t *LoadTask) finish() {
+	if t.memory+t.files > 0 {
+		t.s.admission.Loaded(t.memory, t.files, t.s.clock.Now().Sub(t.begun))
+	}
 	t.s.put(t.sc)
 	t.sc = nil
 	t.reached.pass(t.s.shards)

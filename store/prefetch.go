@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync/atomic"
+	"time"
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
@@ -15,6 +16,10 @@ type PrefetchTask struct {
 	task
 	keys []block.Key
 	left atomic.Int64 // jobs out, and one for the task itself
+
+	probe bool // its time is what it is for: see Store.Worth
+	begun time.Time
+	bytes atomic.Int64 // brought
 }
 
 // Prefetch moves blocks up into the cache, where they stay as long as the cache finds them worth it: nothing is pinned
@@ -22,10 +27,14 @@ type PrefetchTask struct {
 // waits for a slot: ErrBusy for blocks that find none, ErrNotFound for blocks that no tier has. Where the pipeline has no cache there is
 // nowhere to move them: it does nothing. Load's rules hold for ctx.
 func (s *Store) Prefetch(ctx context.Context, keys []block.Key) (*PrefetchTask, error) {
+	return s.prefetch(ctx, keys, false)
+}
+
+func (s *Store) prefetch(ctx context.Context, keys []block.Key, probe bool) (*PrefetchTask, error) {
 	if err := s.begin(ctx); err != nil {
 		return nil, fmt.Errorf("prefetch %d blocks: %w", len(keys), err)
 	}
-	t := &PrefetchTask{keys: append([]block.Key(nil), keys...)}
+	t := &PrefetchTask{keys: append([]block.Key(nil), keys...), probe: probe, begun: s.clock.Now()}
 	t.init(s.loadCtx, s, len(keys))
 	t.left.Store(1)
 	s.count.prefetches.Add(1)
@@ -68,6 +77,7 @@ func (t *PrefetchTask) work(_ jobKind, i int32) {
 	case err == nil:
 		slot.Release()
 		t.s.count.prefetched.Add(1)
+		t.bytes.Add(t.s.formats.ImageBytes(t.keys[i]))
 	case isExists(err): // another has brought it, or is about to
 	default:
 		t.set(i, BlockError{Op: "prefetch", Key: t.keys[i], Err: err})
@@ -79,6 +89,14 @@ func (t *PrefetchTask) work(_ jobKind, i int32) {
 func (t *PrefetchTask) one() {
 	if t.left.Add(-1) > 0 {
 		return
+	}
+	now := t.s.clock.Now()
+	took := now.Sub(t.begun)
+	if n := t.bytes.Load(); n > 0 {
+		t.s.admission.Loaded(0, n, took)
+	}
+	if t.probe {
+		t.s.admission.Probed(now, took)
 	}
 	t.cancel(nil)
 	close(t.done)

@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvlane/kvlane/store/admission"
 	"github.com/kvlane/kvlane/stream"
 	"github.com/kvlane/kvlane/tier"
 )
@@ -41,6 +42,9 @@ type Stats struct {
 	LeasesLive    int
 	LeasesExpired int64 // leases that ended by their deadline
 	LeasesCut     int64 // leases that ended early because leases may hold no more slots
+
+	// Admission is what Worth has decided, and the times that it goes by.
+	Admission admission.Stats
 
 	LoadPaths, DumpPaths []PathStats
 
@@ -84,6 +88,7 @@ func (s *Store) Stats() Stats {
 		TierErrors: c.tierErrors.Load() + x.Fallbacks, DurableFailures: c.durableFailures.Load(), Quarantined: c.quarantined.Load(),
 		BatchesFailed: c.batchesFailed.Load(), StreamsReopened: c.reopened.Load(), LoadsExpired: c.expired.Load(),
 		Leases: x.Leases, LeasesLive: x.Live, LeasesExpired: x.Expired, LeasesCut: x.Cut,
+		Admission: s.admission.Stats(),
 		LoadPaths: c.load.paths(), DumpPaths: c.dump.paths(),
 	}
 	for _, t := range []*tally{&c.load, &c.dump} {

@@ -16,6 +16,7 @@ import (
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/store/admission"
 	"github.com/kvlane/kvlane/store/index"
 	"github.com/kvlane/kvlane/tier"
 )
@@ -69,6 +70,8 @@ type Store struct {
 	runners runners
 	count   counters
 	scratch sync.Pool
+
+	admission admission.Model
 
 	// The slots that layerwise dumps may hold; see the package comment.
 	layerSlots *semaphore.Weighted

@@ -74,6 +74,24 @@ func kvlGoLease(engine C.kvl_engine, keys *C.uint8_t, n C.size_t, ttl, timeout C
 	})
 }
 
+//export kvlGoWorth
+func kvlGoWorth(lease C.kvl_lease, tokens C.int64_t, worth *C.size_t, why **C.char) C.int32_t {
+	return call(why, func() error {
+		var a args
+		if need(&a, "worth", worth); a.err() != nil {
+			return a.err()
+		}
+		n, err := library.Worth(capi.Handle(lease), int64(tokens))
+		*worth = C.size_t(n)
+		return err
+	})
+}
+
+//export kvlGoReportComputed
+func kvlGoReportComputed(engine C.kvl_engine, tokens C.int64_t, seconds C.double, why **C.char) C.int32_t {
+	return call(why, func() error { return library.ReportComputed(capi.Handle(engine), int64(tokens), float64(seconds)) })
+}
+
 //export kvlGoRelease
 func kvlGoRelease(lease C.kvl_lease, why **C.char) C.int32_t {
 	return call(why, func() error { return library.Release(capi.Handle(lease)) })

@@ -109,6 +109,10 @@ kvl_status kvl_lease_blocks(kvl_engine engine, const uint8_t *keys, size_t n, in
   CALL(kvlGoLease, engine, (uint8_t *)keys, n, ttl_ms, timeout_ms, lease, found);
 }
 
+kvl_status kvl_worth(kvl_lease lease, int64_t tokens, size_t *worth) { CALL(kvlGoWorth, lease, tokens, worth); }
+
+kvl_status kvl_report_computed(kvl_engine engine, int64_t tokens, double seconds) { CALL(kvlGoReportComputed, engine, tokens, seconds); }
+
 kvl_status kvl_release(kvl_lease lease) { CALL(kvlGoRelease, lease); }
 
 kvl_status kvl_load_blocks(kvl_engine engine, kvl_lease lease, kvl_cache cache, const uint8_t *keys, const uint32_t *pages, size_t n,
@@ -144,6 +148,22 @@ kvl_status kvl_stream_wait(kvl_engine engine, uint64_t stream, kvl_task task, in
 kvl_status kvl_stats(kvl_engine engine, char *buffer, size_t *bytes) { CALL(kvlGoStats, engine, buffer, bytes); }
 
 kvl_status kvl_notes(kvl_engine engine, char *buffer, size_t *bytes) { CALL(kvlGoNotes, engine, buffer, bytes); }
+
+kvl_status kvl_register_memory(kvl_engine engine, uint64_t address, uint64_t bytes, uint32_t kind, kvl_memory *memory) {
+  CALL(kvlGoRegisterMemory, engine, address, bytes, kind, memory);
+}
+
+kvl_status kvl_unregister_memory(kvl_memory memory, int64_t timeout_ms) { CALL(kvlGoUnregisterMemory, memory, timeout_ms); }
+
+kvl_status kvl_open_stream(kvl_engine engine, kvl_stream *stream) { CALL(kvlGoOpenStream, engine, stream); }
+
+kvl_status kvl_close_stream(kvl_stream stream, int64_t timeout_ms) { CALL(kvlGoCloseStream, stream, timeout_ms); }
+
+kvl_status kvl_copy(kvl_stream stream, kvl_memory to, const uint64_t *to_at, kvl_memory from, const uint64_t *from_at,
+                    const uint64_t *bytes, size_t n, const kvl_after *after, int64_t timeout_ms, kvl_task *task) {
+  CALL(kvlGoCopy, stream, to, (uint64_t *)to_at, from, (uint64_t *)from_at, (uint64_t *)bytes, n, (kvl_after *)after, timeout_ms,
+       task);
+}
 
 kvl_status kvl_report_slowdown(kvl_engine engine, double percent) { CALL(kvlGoReportSlowdown, engine, percent); }
 

@@ -54,7 +54,7 @@ typedef enum kvl_status {
 typedef uint64_t kvl_engine; /* a device with a store over it */
 typedef uint64_t kvl_cache;  /* a paged KV cache that an engine was told of */
 typedef uint64_t kvl_lease;  /* blocks that stay where they are */
-typedef uint64_t kvl_task;   /* a load, a dump or a prefetch */
+typedef uint64_t kvl_task;   /* a load, a dump, a prefetch or a copy */
 
 #define KVL_KEY_BYTES 32
 #define KVL_HASH_BYTES 32
@@ -92,7 +92,7 @@ kvl_status kvl_close(kvl_engine engine, int64_t timeout_ms);
 /* One page group's part of a paged KV cache. Page p of plane i lies at planes[i] + p * stride, and is page_bytes long. */
 typedef struct kvl_group_memory {
   const uint64_t *planes; /* addresses on the engine's device of page 0 of each plane: layer by layer, K before V */
-  size_t n_planes;
+  size_t n_planes;        /* or a multiple, as many for each layer: a page's K and V in equal parts, such as heads */
   int64_t n_pages;    /* of each plane */
   int64_t page_bytes; /* of a page in one plane */
   int64_t stride;     /* from page to page; 0: page_bytes */
@@ -123,8 +123,11 @@ kvl_status kvl_hash_tokens(const uint8_t *parent, const int64_t *tokens, size_t 
  */
 kvl_status kvl_keys(kvl_engine engine, uint32_t group, const uint8_t *hashes, size_t hash_bytes, size_t n, uint8_t *keys);
 
+#define KVL_IN_MEMORY 1u
+#define KVL_IN_FILES 2u
+
 /*
- * kvl_lookup writes 1 for each of n keys whose block is there, else 0. Nothing keeps it there: kvl_lease_blocks does. The
+ * kvl_lookup writes for each of n keys where its block is, or 0. Nothing keeps it there: kvl_lease_blocks does. The
  * timeout is for tiers that are slow to answer; with 0 it takes as long as one look does.
  */
 kvl_status kvl_lookup(kvl_engine engine, const uint8_t *keys, size_t n, uint8_t *there, int64_t timeout_ms);
@@ -136,6 +139,16 @@ kvl_status kvl_lookup(kvl_engine engine, const uint8_t *keys, size_t n, uint8_t 
  */
 kvl_status kvl_lease_blocks(kvl_engine engine, const uint8_t *keys, size_t n, int64_t ttl_ms, int64_t timeout_ms,
                             kvl_lease *lease, size_t *found);
+
+/*
+ * kvl_worth writes how many of a lease's blocks, from the first on, are worth loading, as that is faster than computing them
+ * again. tokens is how many need not be computed where all of them are loaded. It goes by what loads have taken so far, from
+ * memory and from files, and by kvl_report_computed: that the KV of so many tokens was computed in that time (few tokens, less
+ * than 256, are passed over). Until each is known from some of them, all blocks are worth it. Where files are refused a few
+ * blocks are brought to memory now and then, so that it is seen when that has become faster.
+ */
+kvl_status kvl_worth(kvl_lease lease, int64_t tokens, size_t *worth);
+kvl_status kvl_report_computed(kvl_engine engine, int64_t tokens, double seconds);
 
 /* kvl_release ends a lease and frees its handle. Loads under way keep their blocks. */
 kvl_status kvl_release(kvl_lease lease);
@@ -201,6 +214,34 @@ kvl_status kvl_free(kvl_task task);
  * (KVL_LAYER). It waits on the device, not here, and goes on after failures too: read kvl_wait before the results are used.
  */
 kvl_status kvl_stream_wait(kvl_engine engine, uint64_t stream, kvl_task task, int32_t what);
+
+/*
+ * Copies that are no blocks: between the device's memory and the program's, or within either, by the paths that loads take.
+ */
+typedef uint64_t kvl_memory; /* memory that streams may copy from and to */
+typedef uint64_t kvl_stream; /* copies, begun in the order in which they were given */
+
+#define KVL_HOST 0u   /* the program's own, not pinned yet: it is, until kvl_unregister_memory */
+#define KVL_DEVICE 1u /* of the engine's device */
+
+/*
+ * kvl_register_memory names memory, which must stay until kvl_unregister_memory, or kvl_close of the engine, has returned
+ * KVL_OK. It takes milliseconds. kvl_unregister_memory waits for copies under way: after KVL_PENDING it may be called again.
+ */
+kvl_status kvl_register_memory(kvl_engine engine, uint64_t address, uint64_t bytes, uint32_t kind, kvl_memory *memory);
+kvl_status kvl_unregister_memory(kvl_memory memory, int64_t timeout_ms);
+
+/* kvl_open_stream opens a stream as those of loads are; kvl_close_stream cancels what has not begun, and waits for the rest. */
+kvl_status kvl_open_stream(kvl_engine engine, kvl_stream *stream);
+kvl_status kvl_close_stream(kvl_stream stream, int64_t timeout_ms);
+
+/*
+ * kvl_copy copies bytes[i] bytes from from_at[i] in one memory to to_at[i] in another, or the same one, for n pieces, none of
+ * which it writes to may overlap any other. after: as of kvl_dump_blocks. The task is waited for by KVL_DONE. The timeout is for
+ * a place in the stream: KVL_BUSY where it stays full. With 0 it takes a millisecond at most.
+ */
+kvl_status kvl_copy(kvl_stream stream, kvl_memory to, const uint64_t *to_at, kvl_memory from, const uint64_t *from_at,
+                    const uint64_t *bytes, size_t n, const kvl_after *after, int64_t timeout_ms, kvl_task *task);
 
 /*
  * kvl_stats and kvl_notes write JSON, ended by a zero byte, to a buffer of *bytes, and the length that it takes, with the zero,

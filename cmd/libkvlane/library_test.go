@@ -65,6 +65,8 @@ func TestHeaderAgreesWithTheLibrary(t *testing.T) {
 		"KVL_CORRUPT": int64(capi.Corrupt), "KVL_MISMATCH": int64(capi.Mismatch), "KVL_CANCELED": int64(capi.Canceled),
 		"KVL_EXPIRED": int64(capi.Expired), "KVL_CLOSED": int64(capi.Closed), "KVL_BROKEN": int64(capi.Broken),
 		"KVL_FORKED": int64(capi.Forked), "KVL_FAILED": int64(capi.Failed),
+		"KVL_IN_MEMORY": int64(capi.InMemory), "KVL_IN_FILES": int64(capi.InFiles),
+		"KVL_HOST": 0, "KVL_DEVICE": 1,
 		"KVL_LAYERWISE": int64(capi.Layerwise), "KVL_AWAITED": int64(capi.Awaited),
 		"KVL_ABSENT": int64(capi.Absent), "KVL_UNDER_WAY": int64(capi.UnderWay), "KVL_THERE": int64(capi.There),
 		"KVL_DONE": int64(capi.Done), "KVL_SOURCE_FREE": int64(capi.SourceFree), "KVL_PUBLISHED": int64(capi.Published),

@@ -82,7 +82,8 @@ var mayImport = map[string]string{
 	// What is built on the interfaces.
 	"store/index":           onTier + " tier",
 	"store/manager":         onTier + " tier",
-	"store":                 anyPlain + " store/index internal/sys/hostmem internal/leak",
+	"store/admission":       "",
+	"store":                 anyPlain + " store/index store/admission internal/sys/hostmem internal/leak",
 	"replay":                anyPlain + " store replay/kvcache internal/ctxio internal/sys/hostmem",
 	"replay/kvcache":        anyPlain + " store",
 	"replay/demo":           anyPlain + " store replay",

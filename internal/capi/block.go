@@ -6,6 +6,7 @@ import (
 
 	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/store"
 	"github.com/kvlane/kvlane/tier"
 )
 
@@ -46,7 +47,13 @@ func HashTokens(hashes [][block.HashBytes]byte, parent []byte, tokens []int64, b
 	return err
 }
 
-// Lookup says of each key whether its block is there.
+// What Lookup says of a block that is there.
+const (
+	InMemory uint8 = 1
+	InFiles  uint8 = 2
+)
+
+// Lookup says of each key whether its block is there: InMemory, InFiles, or zero.
 func (l *Library) Lookup(h Handle, keys []kvlane.Key, there []uint8, timeoutMillis int64) error {
 	e, err := find[*engine](&l.handles, h)
 	if err != nil {
@@ -59,9 +66,13 @@ func (l *Library) Lookup(h Handle, keys []kvlane.Key, there []uint8, timeoutMill
 		return err
 	}
 	for i := range hits {
-		there[i] = 0
-		if hits[i].State == tier.Ready {
-			there[i] = 1
+		switch {
+		case hits[i].State != tier.Ready:
+			there[i] = 0
+		case hits[i].Tier == store.TierCache:
+			there[i] = InMemory
+		default:
+			there[i] = InFiles
 		}
 	}
 	return nil
@@ -84,6 +95,37 @@ func (l *Library) Lease(h Handle, keys []kvlane.Key, ttlMillis, timeoutMillis in
 	}
 	return l.handles.add(&lease{Lease: got, engine: e}), got.Len(), nil
 }
+
+// Worth says how many of a lease's blocks, which save tokens from being computed, are worth loading.
+func (l *Library) Worth(h Handle, tokens int64) (int, error) {
+	got, err := find[*lease](&l.handles, h)
+	if err != nil {
+		return 0, err
+	}
+	if tokens < 0 || tokens > maxTokens {
+		return 0, invalid("%d tokens are none", tokens)
+	}
+	return got.engine.Worth(got.Lease, tokens), nil
+}
+
+// maxTokens bounds what a number of tokens may be.
+const maxTokens = 1 << 40
+
+// ReportComputed tells how long it took to compute the KV of so many tokens.
+func (l *Library) ReportComputed(h Handle, tokens int64, seconds float64) error {
+	e, err := find[*engine](&l.handles, h)
+	if err != nil {
+		return err
+	}
+	if tokens < 1 || tokens > maxTokens || !(seconds > 0 && seconds <= maxSeconds) {
+		return invalid("%d tokens in %v s are none", tokens, seconds)
+	}
+	e.ReportComputed(tokens, time.Duration(seconds*float64(time.Second)))
+	return nil
+}
+
+// maxSeconds bounds what a time may be said to be.
+const maxSeconds = 1e6
 
 // Release ends a lease, and frees its handle.
 func (l *Library) Release(h Handle) error {

@@ -88,6 +88,7 @@ type (
 		Readers     int      `json:"readers"`
 		Writers     int      `json:"writers"`
 		GDR         string   `json:"gdr"`
+		Admission   string   `json:"admission"`
 		LeaseMax    int64    `json:"lease_max_ms"`
 		WaitMax     int64    `json:"wait_max_ms"`
 	}
@@ -200,7 +201,16 @@ func (s *storage) config(errs *[]error) kvlane.StoreConfig {
 	named(errs, s.Fsync, file.ParseFsyncPolicy, &out.Fsync)
 	named(errs, s.LogFsync, log.ParseFsyncPolicy, &out.LogFsync)
 	named(errs, s.Verify, store.ParseVerify, &out.Verify)
+	named(errs, s.Admission, parseAdmission, &out.AdmitAlways)
 	return out
+}
+
+// parseAdmission says whether everything is admitted.
+func parseAdmission(s string) (bool, error) {
+	if s != "auto" && s != "always" {
+		return false, invalid("admission %q is neither auto nor always", s)
+	}
+	return s == "always", nil
 }
 
 // named reads a name into a value; an empty one leaves the default.

@@ -39,6 +39,19 @@ func (h *handles) remove(n Handle) {
 	delete(h.all, n)
 }
 
+// allOf returns what is an engine's.
+func (h *handles) allOf(e object) []object {
+	h.mu.RLock()
+	defer h.mu.RUnlock()
+	var out []object
+	for _, o := range h.all {
+		if o.of() == e {
+			out = append(out, o)
+		}
+	}
+	return out
+}
+
 // removeOf forgets an engine or a manager, and all that is its.
 func (h *handles) removeOf(e object) {
 	h.mu.Lock()

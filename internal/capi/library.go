@@ -126,6 +126,9 @@ func (l *Library) Close(h Handle, timeoutMillis int64) error {
 	}
 	ctx, cancel := l.within(timeoutMillis)
 	defer cancel()
+	if err := l.closeCopies(ctx, e); err != nil {
+		return err
+	}
 	if err := e.Close(ctx); err != nil {
 		return err
 	}

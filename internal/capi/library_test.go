@@ -27,7 +27,7 @@ func TestBlocksOutliveTheirEngine(t *testing.T) {
 	p := start(t, lib, configuration(t, dir, nil), pages)
 	there := make([]uint8, 5)
 	p.must(p.lib.Lookup(p.engine, append(slices.Clone(keys), kvlane.Key{}), there, 0))
-	if !bytes.Equal(there, []uint8{1, 1, 1, 1, 0}) {
+	if !bytes.Equal(there, []uint8{capi.InFiles, capi.InFiles, capi.InFiles, capi.InFiles, 0}) {
 		t.Errorf("lookup: %v", there)
 	}
 	prefetch, err := p.lib.Prefetch(p.engine, keys[:2])
@@ -37,6 +37,14 @@ func TestBlocksOutliveTheirEngine(t *testing.T) {
 	p.must(err)
 	if n != 4 {
 		t.Fatalf("leased %d blocks", n)
+	}
+	p.must(p.lib.Lookup(p.engine, append(slices.Clone(keys), kvlane.Key{}), there, 0))
+	if !bytes.Equal(there, []uint8{capi.InMemory, capi.InMemory, capi.InFiles, capi.InFiles, 0}) {
+		t.Errorf("lookup after a prefetch of two: %v", there)
+	}
+	p.must(p.lib.ReportComputed(p.engine, 1000, 0.5))
+	if worth, err := p.lib.Worth(lease, 64); err != nil || worth != n {
+		t.Errorf("%d blocks are worth loading: %v", worth, err)
 	}
 	task, err := p.lib.Load(p.engine, lease, p.cache, keys, []uint32{9, 8, 7, 6}, capi.Layerwise)
 	p.must(err)
@@ -160,6 +168,11 @@ func TestFiguresAndNotesAreJSON(t *testing.T) {
 	p.must(json.Unmarshal(notes, &list))
 	p.must(lib.ReportSlowdown(p.engine, 3))
 	want(t, "a slowdown that is no number", lib.ReportSlowdown(p.engine, nan()), capi.Invalid)
+	want(t, "a computation in no time", lib.ReportComputed(p.engine, 1, 0), capi.Invalid)
+	want(t, "a computation in a time that is no number", lib.ReportComputed(p.engine, 1, nan()), capi.Invalid)
+	want(t, "a computation of no tokens", lib.ReportComputed(p.engine, 0, 1), capi.Invalid)
+	_, err = lib.Worth(p.engine, 1)
+	want(t, "the worth of an engine", err, capi.Invalid)
 	for name, is := range map[string]string{"VerifiedByCPU": "verified_by_cpu", "CTAs": "ctas", "NICs": "nics", "GDRBytes": "gdr_bytes", "Loads": "loads"} {
 		if got := capi.Snake(name); got != is {
 			t.Errorf("%s is %s, not %s", name, got, is)

@@ -45,7 +45,7 @@ def test_dump_close_open_load_is_identical(open_store: Open, dirs: list[str]) ->
     first.close(30)
 
     second = open_store(store={"dirs": dirs})
-    assert second.lookup(keys) == b"\1" * 8
+    assert second.lookup(keys) == b"\2" * 8
     back = np.zeros_like(kv)
     with kvlane.PagedCache(second, back, "lkp") as cache, second.lease(keys) as lease:
         assert lease.found == len(lease) == 8

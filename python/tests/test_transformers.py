@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pathlib
 import subprocess
@@ -137,15 +138,27 @@ def test_batches(make: Make) -> None:
     assert cache.load(other).get_seq_length() == 48
 
 
-def test_long_prompts_pass_through_few_pages(make: Make) -> None:
+def test_caches_of_any_strides_are_stored_as_they_lie(make: Make) -> None:
+    """Views of longer tensors, of rows within a batch, and tensors whose tokens do not follow one another."""
     model = tiny.model("llama")
-    ids = prompt(200)
-    want = model.generate(ids, **GREEDY)
-    cache = make(model, staging_bytes=3 * 8 * 1024)
-    assert 1 <= cache._n_pages <= 8
-    assert torch.equal(cache.generate(ids, **GREEDY), want)
-    assert torch.equal(cache.generate(ids, **GREEDY), want)
-    assert cache.counts["tokens_loaded"] == 192
+    ids = prompt(200, batch=2)
+    long, cache = kept(model, ids, 200), make(model)
+    long.crop(-83)
+    assert not long.layers[0].keys.is_contiguous()
+    assert cache.save(ids[:, :117], long) == 2 * 14
+    for layer in long.layers:
+        layer.keys = layer.keys.transpose(2, 3).contiguous().transpose(2, 3)
+    other = make(model, tenant="another")
+    assert other.save(ids[:, :117], long) == 2 * 14
+    for each, store in itertools.product((ids, ids[1:]), (cache, other)):
+        past = store.load(each)
+        assert past.get_seq_length() == 112
+        own = kept(model, each, 200)
+        own.crop(-88)
+        for loaded, computed in zip(past.layers, own.layers, strict=True):
+            assert torch.equal(loaded.keys, computed.keys)
+            assert torch.equal(loaded.values, computed.values)
+    assert cache.save(ids[:, :117], long) == 0
 
 
 def test_conversations_grow(make: Make) -> None:
@@ -301,6 +314,41 @@ def test_calls_that_are_refused(make: Make) -> None:
     with pytest.raises(kvlane.Invalid, match="one length"):
         cache.load([[1, 2], [3]])
     assert torch.equal(cache.generate(ids, attention_mask=torch.ones_like(ids), **GREEDY), model.generate(ids, **GREEDY))
+
+
+def test_what_is_computed_faster_than_loaded_is_refused(make: Make, tmp_path: pathlib.Path) -> None:
+    model = tiny.model("llama")
+    ids = prompt()
+    want = model.generate(ids, **GREEDY)
+    for admission, refused in (("auto", 72), ("always", 0)):
+        cache = make(model, {"dirs": [str(tmp_path)], "admission": admission})
+        cache.generate(ids, **GREEDY)
+        for _ in range(4):
+            assert cache.load(ids).get_seq_length() == 72  # nothing is known of computing
+        for _ in range(20):
+            cache.store.report_computed(1 << 20, 1e-6)
+        assert cache.load(ids).get_seq_length() == 72 - refused
+        assert torch.equal(cache.generate(ids, **GREEDY), want)
+        assert cache.counts["tokens_refused"] == 2 * refused
+        for _ in range(40):
+            cache.store.report_computed(256, 1000)
+        assert cache.load(ids).get_seq_length() == 72
+        assert cache.store.stats()["store"]["admission"]["cut"] == (2 if refused else 0)
+        cache.close(30)
+
+
+def test_what_computing_takes_is_measured(make: Make) -> None:
+    model = tiny.model("llama", max_position_embeddings=512)
+    cache = make(model)
+    for seed in range(3):
+        assert cache.store.stats()["store"]["admission"]["tokens_per_second"] == 0
+        cache.generate(prompt(300, seed=seed), **GREEDY)
+    assert 1 < cache.store.stats()["store"]["admission"]["tokens_per_second"] < 1e9
+    for seed in range(3):
+        cache.generate(prompt(300, seed=seed), **GREEDY)
+    assert cache.counts["tokens_loaded"] == 3 * 296
+    assert not model._forward_hooks
+    assert not model._forward_pre_hooks
 
 
 def test_a_tier_that_is_full_costs_nothing_but_hits(make: Make) -> None:

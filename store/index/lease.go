@@ -120,6 +120,15 @@ func (l *Lease) Tier(i int) string {
 	return l.x.c.Tiers[l.runs[at].tier].Name()
 }
 
+// Below says whether block i is pinned in a tier below the first.
+func (l *Lease) Below(i int) bool {
+	at := slices.IndexFunc(l.runs, func(r run) bool { return i < r.end })
+	return l.runs[at].tier > 0
+}
+
+// Keys returns the keys of the blocks that the lease pinned, which are not to be changed.
+func (l *Lease) Keys() []block.Key { return l.keys }
+
 // Deadline returns when the lease ends by itself.
 func (l *Lease) Deadline() time.Time { return l.deadline }
 

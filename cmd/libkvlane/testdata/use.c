@@ -77,7 +77,7 @@ static void carry(void) {
   kvl_result results[BLOCKS];
   kvl_task task;
   kvl_lease lease;
-  size_t found;
+  size_t found, worth;
   int p, b, i;
   for (b = 0; b < BLOCKS; b++) {
     from[b] = (uint32_t)b;
@@ -107,8 +107,11 @@ static void carry(void) {
   EXPECT(KVL_OK, kvl_prefetch(engine, keys[0], host ? BLOCKS : 0, &task));
   EXPECT(KVL_OK, kvl_wait(task, KVL_DONE, PATIENCE));
   EXPECT(KVL_OK, kvl_lease_blocks(engine, keys[0], BLOCKS, 0, PATIENCE, &lease, &found));
-  for (b = 0; b < BLOCKS; b++) CHECK(there[b] == host);
+  for (b = 0; b < BLOCKS; b++) CHECK(there[b] == (host ? KVL_IN_FILES : 0));
   CHECK(found == (host ? (size_t)BLOCKS : 0));
+  EXPECT(KVL_OK, kvl_report_computed(engine, 1000, 0.5));
+  EXPECT(KVL_OK, kvl_worth(lease, 1000, &worth));
+  CHECK(worth == found);
   EXPECT(KVL_OK, kvl_load_blocks(engine, lease, cache, keys[0], to, found, KVL_LAYERWISE, &task));
   EXPECT(KVL_OK, kvl_wait(task, KVL_LAYER(0), PATIENCE));
   EXPECT(KVL_OK, kvl_wait(task, KVL_LAYER(LAYERS - 1), PATIENCE));
@@ -126,6 +129,27 @@ static void carry(void) {
         }
   EXPECT(KVL_OK, kvl_load_blocks(engine, 0, cache, keys[0], to, 0, 0, &task));
   EXPECT(KVL_OK, kvl_cancel(task));
+}
+
+/* Copies that are no blocks, within the program's memory. */
+static void copies(void) {
+  static uint8_t from[8192], to[8192];
+  const uint64_t at[2] = {0, 4096}, back[2] = {4096, 0}, bytes[2] = {4096, 4096};
+  kvl_memory source, target;
+  kvl_stream stream;
+  kvl_task task;
+  memset(from, 1, 4096);
+  memset(from + 4096, 2, 4096);
+  EXPECT(KVL_OK, kvl_register_memory(engine, (uint64_t)(uintptr_t)from, sizeof from, KVL_HOST, &source));
+  EXPECT(KVL_OK, kvl_register_memory(engine, (uint64_t)(uintptr_t)to, sizeof to, KVL_HOST, &target));
+  EXPECT(KVL_OK, kvl_open_stream(engine, &stream));
+  EXPECT(KVL_OK, kvl_copy(stream, target, at, source, back, bytes, 2, NULL, PATIENCE, &task));
+  EXPECT(KVL_OK, kvl_wait(task, KVL_DONE, PATIENCE));
+  EXPECT(KVL_OK, kvl_free(task));
+  CHECK(to[0] == 2 && to[4095] == 2 && to[4096] == 1 && to[8191] == 1);
+  EXPECT(KVL_OK, kvl_unregister_memory(source, PATIENCE));
+  EXPECT(KVL_INVALID, kvl_unregister_memory(source, PATIENCE));
+  EXPECT(KVL_OK, kvl_close_stream(stream, PATIENCE));
 }
 
 /* NULL is an error wherever something is needed, and crashes nothing. */
@@ -149,6 +173,15 @@ static void nothing(void) {
   EXPECT(KVL_INVALID, kvl_keys(engine, 0, keys[0], 32, 1, NULL));
   EXPECT(KVL_INVALID, kvl_keys(engine, 0, keys[0], SIZE_MAX, 2, keys[0]));
   EXPECT(KVL_INVALID, kvl_lookup(engine, NULL, 1, keys[0], 0));
+  EXPECT(KVL_INVALID, kvl_worth(engine, 1, &n));
+  EXPECT(KVL_INVALID, kvl_worth(engine, 1, NULL));
+  EXPECT(KVL_INVALID, kvl_report_computed(engine, 1, -1));
+  EXPECT(KVL_INVALID, kvl_register_memory(engine, 0, 1, KVL_HOST, &l));
+  EXPECT(KVL_INVALID, kvl_register_memory(engine, 4096, 1, 7, &l));
+  EXPECT(KVL_INVALID, kvl_register_memory(engine, 4096, 1, KVL_HOST, NULL));
+  EXPECT(KVL_INVALID, kvl_open_stream(engine, NULL));
+  EXPECT(KVL_INVALID, kvl_copy(engine, engine, NULL, engine, NULL, NULL, 1, NULL, 0, &t));
+  copies();
   EXPECT(KVL_INVALID, kvl_lookup(engine, keys[0], 1, NULL, 0));
   EXPECT(KVL_INVALID, kvl_lease_blocks(engine, NULL, 1, 0, 0, &l, &n));
   EXPECT(KVL_INVALID, kvl_lease_blocks(engine, keys[0], 1, 0, 0, NULL, &n));

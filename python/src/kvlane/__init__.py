@@ -1,8 +1,8 @@
 """kvlane: a store of KV cache within the process of an inference engine.
 
-Store opens it, PagedCache names an engine's tensors, and a request is Store.lease, Store.load and Store.dump.
-kvlane.transformers has a cache for generate(). The library is loaded at the first call, and errors are exceptions of one
-hierarchy, kvlane.Error.
+Store opens it, PagedCache names an engine's tensors, and a request is Store.lease, Store.load and Store.dump. Stream copies
+what is no block between Regions. kvlane.transformers has a cache for generate(). The library is loaded at the first call,
+and errors are exceptions of one hierarchy, kvlane.Error.
 """
 
 from ._version import __version__
@@ -31,6 +31,7 @@ from .keys import Keys, hash_tokens
 from .manager import Block, Job, Manager
 from .paged import Addresses, Group, PagedCache
 from .store import Lease, Store
+from .stream import Region, Stream
 from .task import Dump, Load, Result, Task
 
 __all__ = [
@@ -61,9 +62,11 @@ __all__ = [
     "NotSupported",
     "PagedCache",
     "ReadOnly",
+    "Region",
     "Result",
     "Status",
     "Store",
+    "Stream",
     "Task",
     "Timeout",
     "__version__",

@@ -1,5 +1,5 @@
 """`python -m kvlane` and the command `kvlane`: the binary, in this process's place. `kvlane doctor` and `kvlane demo` are
-where to start.
+where to start; `kvlane bench copy` measures copies.
 """
 
 import os

@@ -16,6 +16,7 @@ KEY_BYTES = 32
 HASH_BYTES = 32
 DONE, SOURCE_FREE, PUBLISHED = -1, -2, -3
 LAYERWISE, AWAITED = 1, 2
+HOST, DEVICE = 0, 1
 
 HERE = Path(__file__).parent / "lib"
 
@@ -64,6 +65,8 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "keys": (_handle, c.c_uint32, _bytes, _n, _n, _bytes),
     "lookup": (_handle, _bytes, _n, _bytes, _ms),
     "lease_blocks": (_handle, _bytes, _n, _ms, _ms, _out, c.POINTER(_n)),
+    "worth": (_handle, c.c_int64, c.POINTER(_n)),
+    "report_computed": (_handle, c.c_int64, c.c_double),
     "release": (_handle,),
     "load_blocks": (_handle, _handle, _handle, _bytes, _bytes, _n, c.c_uint32, _out),
     "dump_blocks": (_handle, _handle, _bytes, _bytes, _n, c.c_uint32, c.POINTER(After), _out),
@@ -74,6 +77,11 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cancel": (_handle,),
     "free": (_handle,),
     "stream_wait": (_handle, c.c_uint64, _handle, c.c_int32),
+    "register_memory": (_handle, c.c_uint64, c.c_uint64, c.c_uint32, _out),
+    "unregister_memory": (_handle, _ms),
+    "open_stream": (_handle, _out),
+    "close_stream": (_handle, _ms),
+    "copy": (_handle, _handle, _bytes, _handle, _bytes, _bytes, _n, c.POINTER(After), _ms, _out),
     "stats": (_handle, _bytes, c.POINTER(_n)),
     "notes": (_handle, _bytes, c.POINTER(_n)),
     "report_slowdown": (_handle, c.c_double),

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from .paged import PagedCache
+    from .stream import Region
 
 
 class Lease:
@@ -29,6 +30,15 @@ class Lease:
 
     def __len__(self) -> int:
         return self.found
+
+    def worth(self, tokens: int) -> int:
+        """How many of the blocks, from the first on, are worth loading, as that is faster than computing them again. tokens is
+        how many need not be computed where all are loaded. All blocks, until it is known what loads take and, by
+        Store.report_computed, what computing does.
+        """
+        out = c.c_size_t()
+        _lib.library().call("worth", self.handle, tokens, c.byref(out))
+        return out.value
 
     def release(self) -> None:
         """Ends the lease. Loads under way keep their blocks. May be called twice."""
@@ -59,6 +69,7 @@ class Store:
         self._lib = _lib.library()
         self._lock = threading.Lock()
         self._caches: dict[int, PagedCache] = {}  # by handle: they keep the tensors
+        self._regions: dict[int, Region] = {}  # likewise
         handle = c.c_uint64()
         self._lib.call("open", json.dumps(self.config).encode(), c.byref(handle))
         self._handle = handle.value
@@ -96,7 +107,9 @@ class Store:
         return self.keys(hash_tokens(tokens, block_tokens), group)
 
     def lookup(self, keys: Keys, timeout: float | None = None) -> bytes:
-        """A byte for each key: 1 where its block is there. Nothing keeps it there; lease does."""
+        """A byte for each key: 1 where its block is in memory, 2 where it is in files, else 0. Nothing keeps it there; lease
+        does.
+        """
         there = bytearray(len(keys))
         if keys:
             self._lib.call(
@@ -210,6 +223,10 @@ class Store:
         """Tells by how many percent the program's own work takes longer than without copies beside it."""
         self._lib.call("report_slowdown", self._handle, percent)
 
+    def report_computed(self, tokens: int, seconds: float) -> None:
+        """Tells that the KV of so many tokens of a prompt was computed in that time. Fewer than 256 are passed over."""
+        self._lib.call("report_computed", self._handle, tokens, seconds)
+
     def _register(self, cache: PagedCache, memory: Any) -> int:
         handle = c.c_uint64()
         with self._lock:
@@ -241,6 +258,7 @@ class Store:
             cache.close(timeout)
         self._finish("close", self._handle, timeout)
         self._handle = 0
+        self._regions.clear()
 
     def __enter__(self) -> Store:
         return self

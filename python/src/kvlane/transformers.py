@@ -15,11 +15,14 @@ weights. What cannot be exact is refused with the reason; what is not provably r
 
 from __future__ import annotations
 
+import array
 import hashlib
 import itertools
 import json
 import os
 import threading
+import time
+import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,50 +44,91 @@ if TYPE_CHECKING:
 
 # What makes KV depend on more than tokens, in calls of generate.
 _REFUSED = ("assistant_model", "prompt_lookup_num_tokens", "past_key_values", "cache_implementation", "prefill_chunk_size")
+# Fewer tokens do not tell what computing takes: the library passes over them.
+_FEW_TOKENS = 256
 # Errors that are the caller's, or of the store as a whole. After all others the blocks are computed anew.
 _FATAL = (errors.Invalid, errors.Closed, errors.Forked)
-_MAX_PAGES = 4096
 
 
 @dataclass
 class _Group:
-    """Layers of one shape, and the pages through which their blocks pass: [layer, page, bytes], a page having a block's K,
-    then its V.
-    """
+    """Layers of one shape, and which of their tensors make up a block: K and V, or one of them where they differ in length."""
 
-    shape: Shape
+    heads: int
+    size: int
+    tensors: tuple[int, ...]  # 0 is K, 1 is V
     layers: list[int] = field(default_factory=list)
-    staging: Any = None
 
-    def geometry(self, name: str, dtype: str, block_tokens: int) -> dict[str, Any]:
-        s = self.shape
-        common = {
-            "name": name,
-            "dtype": dtype,
-            "block_tokens": block_tokens,
-            "tp_size": 1,
-            "tp_rank": 0,
-            "layers": len(self.layers),
-        }
-        if s.k == s.v:
-            return {**common, "kv_heads": s.heads, "head_size": s.k, "mla": False}
-        return {**common, "kv_heads": 1, "head_size": s.elements, "mla": True}  # one plane: K and V are of different lengths
+    def geometry(self, dtype: str, block_tokens: int) -> dict[str, Any]:
+        common = {"dtype": dtype, "block_tokens": block_tokens, "tp_size": 1, "tp_rank": 0, "layers": len(self.layers)}
+        if len(self.tensors) == 2:
+            return {**common, "kv_heads": self.heads, "head_size": self.size, "mla": False}
+        return {**common, "kv_heads": 1, "head_size": self.heads * self.size, "mla": True}  # a layer is one tensor
 
-    def addresses(self, block_tokens: int) -> Addresses:
-        pages = self.staging.shape[1]
-        item = self.staging.element_size()
-        stride = self.staging.stride(1) * item
-        planes = []
-        for i in range(len(self.layers)):
-            at = self.staging[i].data_ptr()
-            planes += [at, at + self.shape.heads * self.shape.k * block_tokens * item] if self.shape.k == self.shape.v else [at]
-        return Addresses(planes, pages, stride // 2 if self.shape.k == self.shape.v else stride, stride, keep=self.staging)
+    def memory(self, layers: Mapping[int, tuple[Any, ...]], row: int, block_tokens: int) -> Addresses:
+        """A row of the layers' tensors, [rows, heads, tokens, elements] of any strides between rows and heads, as pages of
+        block_tokens each: every head of every tensor is a plane of the block.
+        """
+        every = [layers[layer][i] for layer in self.layers for i in self.tensors]
+        item, pages = every[0].element_size(), every[0].shape[2] // block_tokens
+        planes = [t.data_ptr() + (row * t.stride(0) + head * t.stride(1)) * item for t in every for head in range(self.heads)]
+        return Addresses(planes, pages, block_tokens * self.size * item, keep=every)
 
-    def parts(self, i: int, pages: int, block_tokens: int) -> tuple[Any, Any]:
-        """The pages' K and V of the group's layer i, as [pages, heads, tokens, elements]."""
-        s, cut = self.shape, self.shape.heads * self.shape.k * block_tokens
-        page = self.staging[i, :pages]
-        return page[:, :cut].view(pages, s.heads, block_tokens, s.k), page[:, cut:].view(pages, s.heads, block_tokens, s.v)
+
+class _Computation:
+    """The model's next computation that goes on from a cache, and how long it takes."""
+
+    def __init__(self, model: Any, past: Any, tokens: int, device: Any) -> None:
+        self.tokens, self._past, self._device = tokens, weakref.ref(past), device
+        self._marks: list[Any] = []
+        self._hooks = [
+            model.register_forward_pre_hook(self._begin, with_kwargs=True),
+            model.register_forward_hook(self._end, with_kwargs=True),
+        ]
+
+    def _mark(self) -> Any:
+        if self._device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def _of(self, kwargs: Mapping[str, Any]) -> bool:
+        past = kwargs.get("past_key_values")
+        return past is not None and past is self._past()
+
+    def _begin(self, _module: Any, args: Any, kwargs: Any) -> None:
+        ids = kwargs.get("input_ids", args[0] if args else None)
+        if self._of(kwargs) and ids is not None and ids.numel() == self.tokens:
+            self._marks = [self._mark()]
+
+    def _end(self, _module: Any, _args: Any, kwargs: Any, _output: Any) -> None:
+        if self._marks and self._of(kwargs):
+            self._marks.append(self._mark())
+            self.stop()
+
+    def stop(self) -> None:
+        """Watches no more."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def seconds(self) -> float:
+        """How long it took; 0: it has not ended, or was not seen."""
+        if len(self._marks) < 2:
+            return 0
+        begin, end = self._marks[:2]
+        if self._device.type != "cuda":
+            return float(end - begin)
+        return begin.elapsed_time(end) / 1e3 if end.query() else 0
+
+
+def _groups_of(shapes: Mapping[int, Shape]) -> list[_Group]:
+    """The model's layers by what they keep of a token."""
+    out: dict[tuple[int, int, tuple[int, ...]], _Group] = {}
+    for layer, s in shapes.items():
+        for size, tensors in [(s.k, (0, 1))] if s.k == s.v else [(s.k, (0,)), (s.v, (1,))]:
+            out.setdefault((s.heads, size, tensors), _Group(s.heads, size, tensors)).layers.append(layer)
+    return list(out.values())
 
 
 class KVLaneCache:
@@ -93,8 +137,7 @@ class KVLaneCache:
     store is the section `store` of a store's configuration (docs/library.md): cache_bytes, dirs, log_dir and so on.
     block_tokens is how many tokens are kept together: shorter blocks find longer prefixes, longer ones are faster. weights
     identifies the model's weights; by default a fingerprint of them does (kvlane.identity.fingerprint), which is taken here.
-    tenant keeps tenants apart. config has further sections of the configuration ("stream", "rdma"). staging_bytes bounds the
-    memory on the model's device through which blocks pass.
+    tenant keeps tenants apart. config has further sections of the configuration ("stream", "rdma").
 
     The model is asked for the KV of one token here, to see what it keeps. Calls of several threads wait for each other.
     """
@@ -108,31 +151,20 @@ class KVLaneCache:
         weights: str | None = None,
         tenant: str = "",
         config: Mapping[str, Any] | None = None,
-        staging_bytes: int = 256 << 20,
     ) -> None:
         if block_tokens < 1:
             raise errors.Invalid(f"blocks of {block_tokens} tokens")
         self.model, self.block_tokens = model, block_tokens
-        self.counts: Counter[str] = Counter()  # tokens asked for, loaded and saved; blocks that failed, by status
+        self.counts: Counter[str] = Counter()  # tokens asked for, loaded, refused and saved; blocks that failed, by status
         self._lock = threading.Lock()
+        self._watched: _Computation | None = None
         check_config(model.config)
         self._dtype, self._device, shapes = probe(model)
-        self._groups: list[_Group] = []
-        for layer, shape in shapes.items():
-            group = next((g for g in self._groups if g.shape == shape), None)
-            if group is None:
-                self._groups.append(group := _Group(shape))
-            group.layers.append(layer)
-        self._layers = list(shapes)
+        self._shapes, self._groups = shapes, _groups_of(shapes)
         self._state = self._weights_state()
         self._ends, self._padding = ends_and_padding(model)
         self.config = self._config(store, weights or identity.fingerprint(model), tenant, config or {})
         self.store = Store(self.config)
-        try:
-            self._pages = PagedCache(self.store, groups=self._stage(staging_bytes))
-        except BaseException:
-            self.store.close(30)
-            raise
 
     def _config(self, store: Mapping[str, Any], weights: str, tenant: str, more: Mapping[str, Any]) -> dict[str, Any]:
         hf = self.model.config
@@ -148,28 +180,19 @@ class KVLaneCache:
             "tenant": tenant,
             "device": {"driver": "cuda", "index": self._device.index or 0} if self._device.type == "cuda" else {"driver": "host"},
         }
-        geometries = [g.geometry(name, dtype, self.block_tokens) for g in self._groups]
+        geometries = [{"name": name, **g.geometry(dtype, self.block_tokens)} for g in self._groups]
         if len(geometries) == 1:
             return _in_own_directory({**out, "model": geometries[0]}, store)
-        numbers = {layer: i for i, layer in enumerate(self._layers)}  # without those that keep nothing
+        parts = sorted((layer, g.tensors) for g in self._groups for layer in g.layers)  # without layers that keep nothing
         groups = [
-            {"name": f"{g.shape.heads}x{g.shape.k}+{g.shape.v}", "layers": [numbers[k] for k in g.layers], "geometry": geometry}
+            {
+                "name": f"{g.heads}x{g.size} of {'KV' if len(g.tensors) == 2 else 'KV'[g.tensors[0]]}",
+                "layers": [parts.index((layer, g.tensors)) for layer in g.layers],
+                "geometry": geometry,
+            }
             for g, geometry in zip(self._groups, geometries, strict=True)
         ]
         return _in_own_directory({**out, "groups": groups}, store)
-
-    def _stage(self, limit: int) -> list[Addresses]:
-        block = sum(len(g.layers) * g.shape.elements for g in self._groups) * self.block_tokens * self._dtype.itemsize
-        pages = max(1, min(limit // block, _MAX_PAGES))
-        for g in self._groups:
-            g.staging = torch.empty(
-                len(g.layers), pages, g.shape.elements * self.block_tokens, dtype=self._dtype, device=self._device
-            )
-        return [g.addresses(self.block_tokens) for g in self._groups]
-
-    @property
-    def _n_pages(self) -> int:
-        return int(self._groups[0].staging.shape[1])
 
     def load(self, ids: Any, past: Any = None) -> Any:
         """A cache for model.generate(ids, past_key_values=...) with as much of ids, [batch, tokens] or [tokens], as is
@@ -194,15 +217,25 @@ class KVLaneCache:
             try:
                 for k in keys:
                     leases.append(self.store.lease(k))
-                found = min(lease.found // len(self._groups) for lease in leases)
-                if found:
+                groups = len(self._groups)
+                found = min(lease.found // groups for lease in leases)
+                worth = min(lease.worth(lease.found // groups * self.block_tokens) // groups for lease in leases) if found else 0
+                self.counts["tokens_refused"] += max(0, found - worth) * self.block_tokens * len(rows)
+                if found := min(found, worth):
                     self._fill(past, keys, leases, found)
             except errors.Error as e:
                 self._count(e)
             finally:
                 for lease in leases:
                     lease.release()
+            self._watch(past, sum(len(row) - int(past.get_seq_length()) for row in rows))
         return past
+
+    def _watch(self, past: Any, tokens: int) -> None:
+        """Has it measured how long it takes to compute the rest of a prompt, where that tells something."""
+        if self._watched:
+            self._watched.stop()
+        self._watched = _Computation(self.model, past, tokens, self._device) if tokens >= _FEW_TOKENS else None
 
     def _count(self, e: errors.Error) -> None:
         """Counts an error after which blocks are computed anew, and raises one that is not of that kind."""
@@ -211,55 +244,42 @@ class KVLaneCache:
         self.counts[f"failed_{e.status.name.lower()}"] += 1
 
     def _fill(self, past: Any, keys: Sequence[Keys], leases: Sequence[Any], found: int) -> None:
-        """Loads the first `found` blocks of each row into past: as many as are right in all of them."""
+        """Loads the first `found` blocks of each row into past: as many as are right in all of them. They are copied to
+        where they stay.
+        """
         tokens, n = found * self.block_tokens, len(keys)
         parts = {
-            layer: tuple(
-                torch.empty(n, g.shape.heads, tokens, size, dtype=self._dtype, device=self._device)
-                for size in (g.shape.k, g.shape.v)
-            )
-            for g in self._groups
-            for layer in g.layers
+            layer: tuple(torch.empty(n, s.heads, tokens, size, dtype=self._dtype, device=self._device) for size in (s.k, s.v))
+            for layer, s in self._shapes.items()
         }
         good = found
-        for row, first in itertools.product(range(n), range(0, found, self._n_pages)):
-            pages = min(self._n_pages, good - first)
-            if pages <= 0:
-                continue
-            right = self._load_pages(self._of(keys[row], first, pages), leases[row], pages)
-            good = min(good, first + right) if right < pages else good
-            self._scatter(parts, row, first, right)
+        self._quiesce()  # what this memory was used for before
+        for row in range(n):
+            with self._registered(parts, row) as pages:
+                good = min(good, self._load_row(pages, keys[row][: good * len(self._groups)], leases[row]))
         if good == 0:
             return
         end = good * self.block_tokens
         for layer in sorted(parts):
             k, v = parts.pop(layer)
-            past.update(k[:, :, :end], v[:, :, :end], layer)
+            _give(past, layer, k[:, :, :end], v[:, :, :end])
         self.counts["tokens_loaded"] += end * n
 
-    def _load_pages(self, keys: Keys, lease: Any, pages: int) -> int:
-        """Loads blocks into the first pages, and returns how many are right, from the first on."""
+    def _registered(self, layers: Mapping[int, tuple[Any, ...]], row: int) -> PagedCache:
+        """A row of the layers' tensors as pages of the store."""
+        return PagedCache(self.store, groups=[g.memory(layers, row, self.block_tokens) for g in self._groups])
+
+    def _load_row(self, pages: PagedCache, keys: Keys, lease: Any) -> int:
+        """Loads blocks, each to the page of its number, and returns how many are right, from the first on."""
         groups = len(self._groups)
-        numbers = [p for p in range(pages) for _ in range(groups)]
-        self._quiesce()  # what was read from the pages has been
-        task = self.store.load(self._pages, keys, numbers, lease)
+        task = self.store.load(pages, keys, _numbers(range(len(keys) // groups), groups), lease)
         try:
             task.result()
-            return pages
+            return len(keys) // groups
         except errors.Error as e:
             self._count(e)
         task.wait()
         return next((i for i, r in enumerate(task.results()) if r.status != Status.OK or r.undefined), len(keys)) // groups
-
-    def _scatter(self, parts: Mapping[int, tuple[Any, ...]], row: int, first: int, pages: int) -> None:
-        if pages == 0:
-            return
-        span = slice(first * self.block_tokens, (first + pages) * self.block_tokens)
-        for g in self._groups:
-            for i, layer in enumerate(g.layers):
-                for whole, paged in zip(parts[layer], g.parts(i, pages, self.block_tokens), strict=True):
-                    heads, size = paged.shape[1], paged.shape[3]
-                    whole[row, :, span].view(heads, pages, self.block_tokens, size).copy_(paged.transpose(0, 1))
 
     def save(self, ids: Any, past: Any, *, durable: bool = False) -> int:
         """Stores the KV that past holds of ids, which may be what generate returned, and returns how many blocks of it were
@@ -276,66 +296,55 @@ class KVLaneCache:
         blocks = length // self.block_tokens
         stored = 0
         with self._lock, torch.no_grad():
+            if self._watched and (seconds := self._watched.seconds()):
+                self.store.report_computed(self._watched.tokens, seconds)
+                self._watch(None, 0)
             for row, tokens in enumerate(rows):
                 if blocks:
                     stored += self._save_row(layers, row, self._keys(tokens[: blocks * self.block_tokens]), durable)
         return stored
 
     def _save_row(self, layers: Mapping[int, Any], row: int, keys: Keys, durable: bool) -> int:
-        groups, stored, tasks = len(self._groups), 0, []
+        groups = len(self._groups)
         there = self.store.lookup(keys)
         missing = [b for b in range(len(keys) // groups) if not all(there[b * groups : (b + 1) * groups])]
-        for at in range(0, len(missing), self._n_pages):
-            blocks = missing[at : at + self._n_pages]
-            self._gather(layers, row, blocks)
-            self._quiesce()
-            numbers = [p for p in range(len(blocks)) for _ in range(groups)]
-            task = self.store.dump(self._pages, Keys(k for b in blocks for k in self._of(keys, b, 1)), numbers)
-            try:
-                task.source_free()
-                tasks.append(task)
-                stored += len(blocks)
-            except errors.Error as e:
-                task.wait()
-                self._count(e)
-        for task in tasks:
+        if not missing:
+            return 0
+        self._quiesce()  # what computes them
+        with self._registered(layers, row) as pages:
+            chosen = Keys(k for b in missing for k in keys[b * groups : (b + 1) * groups])
+            task = self.store.dump(pages, chosen, _numbers(missing, groups))
+            stored = len(missing)
             try:
                 task.result() if durable else task.published()
             except errors.Error as e:
-                if e.status != Status.EXISTS:
+                task.wait()
+                bad = [i for i, r in enumerate(task.results()) if r.status not in (Status.OK, Status.EXISTS)]
+                if bad:
                     self._count(e)
+                stored -= len({i // groups for i in bad})
         self.counts["tokens_saved"] += stored * self.block_tokens
         return stored
 
-    def _gather(self, layers: Mapping[int, Any], row: int, blocks: Sequence[int]) -> None:
-        index = torch.tensor(blocks, device=self._device)
-        for g in self._groups:
-            for i, layer in enumerate(g.layers):
-                for whole, paged in zip(layers[layer], g.parts(i, len(blocks), self.block_tokens), strict=True):
-                    heads, length, size = whole.shape[1:]
-                    full = whole[row, :, : length // self.block_tokens * self.block_tokens]
-                    paged.copy_(full.reshape(heads, -1, self.block_tokens, size).index_select(1, index).transpose(0, 1))
-
-    def _held(self, past: Any, rows: int, length: int) -> dict[int, tuple[Any, Any]]:
+    def _held(self, past: Any, rows: int, length: int) -> dict[int, tuple[Any, ...]]:
         """K and V of each layer, as long as `length`; raises where they are not the model's, or not all there."""
         check_layers(past.layers)
-        out: dict[int, tuple[Any, Any]] = {}
-        for g in self._groups:
-            for number in g.layers if length else []:
-                layer = past.layers[number]
-                k, v = layer.keys, layer.values
-                held = k.shape[2] if isinstance(layer, DynamicLayer) else min(int(layer.get_seq_length()), k.shape[2])
-                if held < length and layer.is_sliding:
-                    raise errors.NotSupported(
-                        f"layer {number} keeps the last {held} of {length} tokens, so that no prefix can be stored: "
-                        "use the cache that load() returns, which keeps all"
-                    )
-                want = (rows, g.shape.heads, length)
-                if (*k.shape[:2], held) != want or k.dtype != self._dtype or (k.shape[3], v.shape[3]) != (g.shape.k, g.shape.v):
-                    raise errors.Mismatch(
-                        f"layer {number} holds {tuple(k.shape)} of {k.dtype}, which are not this model's {want} of {self._dtype}"
-                    )
-                out[number] = (k[:, :, :length], v[:, :, :length])
+        out: dict[int, tuple[Any, ...]] = {}
+        for number, s in self._shapes.items() if length else ():
+            layer = past.layers[number]
+            k, v = layer.keys, layer.values
+            held = k.shape[2] if isinstance(layer, DynamicLayer) else min(int(layer.get_seq_length()), k.shape[2])
+            if held < length and layer.is_sliding:
+                raise errors.NotSupported(
+                    f"layer {number} keeps the last {held} of {length} tokens, so that no prefix can be stored: "
+                    "use the cache that load() returns, which keeps all"
+                )
+            want = (rows, s.heads, length)
+            if (*k.shape[:2], held) != want or k.dtype != self._dtype or (k.shape[3], v.shape[3]) != (s.k, s.v):
+                raise errors.Mismatch(
+                    f"layer {number} holds {tuple(k.shape)} of {k.dtype}, which are not this model's {want} of {self._dtype}"
+                )
+            out[number] = tuple(_in_rows(t[:, :, :length]) for t in (k, v))
         return out
 
     def generate(self, ids: Any = None, **options: Any) -> Any:
@@ -372,15 +381,11 @@ class KVLaneCache:
         self.save(out if isinstance(out, torch.Tensor) else out.sequences, past)
         return out
 
-    def _of(self, keys: Keys, first: int, blocks: int) -> Keys:
-        groups = len(self._groups)
-        return keys[first * groups : (first + blocks) * groups]
-
     def _keys(self, tokens: Sequence[int]) -> Keys:
         """The keys of the whole blocks before any padding, and of each block those of all page groups."""
-        hashes = hash_tokens(
-            tokens[: next((i for i, t in enumerate(tokens) if t in self._padding), len(tokens))], self.block_tokens
-        )
+        if self._padding:
+            tokens = tokens[: next((i for i, t in enumerate(tokens) if t in self._padding), len(tokens))]
+        hashes = hash_tokens(tokens, self.block_tokens)
         by_group = [self.store.keys(hashes, g) for g in range(len(self._groups))]
         if len(by_group) == 1:
             return by_group[0]
@@ -413,6 +418,7 @@ class KVLaneCache:
 
     def close(self, timeout: float | None = None) -> None:
         """Writes what is still to be written, and closes the store."""
+        self._watch(None, 0)
         self.store.close(timeout)
 
     def __enter__(self) -> KVLaneCache:
@@ -420,6 +426,28 @@ class KVLaneCache:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def _give(past: Any, layer: int, k: Any, v: Any) -> None:
+    """Makes K and V what an empty layer of a cache holds; a layer that would copy them to no end keeps these."""
+    while past.layer_class_to_replicate is not None and len(past.layers) <= layer:
+        past.layers.append(past.layer_class_to_replicate())
+    its = past.layers[layer]
+    if type(its) is DynamicLayer and not past.offloading:
+        its.lazy_initialization(k, v)
+        its.keys, its.values = k, v
+    else:
+        past.update(k, v, layer)
+
+
+def _in_rows(t: Any) -> Any:
+    """The tensor, or a copy of it, in which the tokens of a head follow one another."""
+    return t if t.stride(3) == 1 and t.stride(2) == t.shape[3] else t.contiguous()
+
+
+def _numbers(blocks: Sequence[int], groups: int) -> array.array[int]:
+    """The pages of blocks, of all page groups."""
+    return array.array("I", blocks if groups == 1 else [b for b in blocks for _ in range(groups)])
 
 
 def _in_own_directory(config: dict[str, Any], store: Mapping[str, Any]) -> dict[str, Any]:

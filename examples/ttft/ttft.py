@@ -1,0 +1,564 @@
+"""Time to first token with transformers: a prompt computed in full, and again with its prefix from where it was kept.
+
+    python ttft.py                                     # a tiny model on the CPU
+    python ttft.py --preset 8b --json ttft.json        # the shape of Llama 3.1 8B, random weights, bfloat16, on a GPU
+
+The prefix is kept on the device by transformers (the reference: every other run's KV and logits have to equal its, bit by
+bit), by transformers' offloading, in pinned memory copied by hand, and in kvlane: in memory, in files in the page cache, in
+files on disk, and in files after a restart of the process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import math
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig
+
+import kvlane
+from kvlane.transformers import KVLaneCache
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "tiny": {
+        "vocab_size": 1024, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8,
+        "num_key_value_heads": 4, "max_position_embeddings": 32768,
+    },
+    "8b": {
+        "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
+        "rope_parameters": {
+            "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+    },
+}  # fmt: skip
+LENGTHS = {"tiny": "256,512,1024", "8b": "2048,4096,8192,16384,32768"}
+MIB = 1 << 20
+READERS = 16  # threads of the plain reads that files are compared with
+
+
+@dataclass
+class Row:
+    """One line of the table: seconds of `n` runs. identical: whether logits, and KV, were the reference's in all of them."""
+
+    tokens: int
+    source: str
+    n: int
+    median: float
+    p99: float
+    identical: bool | None = None
+    kv_bytes: int = 0  # what was loaded, where `of` says what the rate is compared with
+    of: str = ""
+
+    @property
+    def rate(self) -> float:
+        """In GB/s."""
+        return self.kv_bytes / self.median / 1e9
+
+
+def row(tokens: int, source: str, times: list[float], **more: Any) -> Row:
+    """The median of the times and, of fewer than a hundred, the longest."""
+    ordered = sorted(times)
+    return Row(tokens, source, len(ordered), statistics.median(ordered), ordered[math.ceil(0.99 * len(ordered)) - 1], **more)
+
+
+class Bench:
+    """A model, its prompts, and how long things take on its device."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.device = torch.device(args.device)
+        self.cuda = self.device.type == "cuda"
+        transformers.logging.set_verbosity_error()
+        torch.manual_seed(0)
+        config = LlamaConfig(**PRESETS[args.preset], bos_token_id=1, eos_token_id=None, pad_token_id=None)
+        with self.device:
+            self.model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16 if self.cuda else torch.float32).eval()
+        head = config.hidden_size // config.num_attention_heads
+        self.geometry = {
+            "name": "ttft", "dtype": str(self.model.dtype).removeprefix("torch."), "layers": config.num_hidden_layers,
+            "kv_heads": config.num_key_value_heads, "head_size": head, "block_tokens": args.block_tokens,
+        }  # fmt: skip
+        self.token_bytes = 2 * config.num_hidden_layers * config.num_key_value_heads * head * self.model.dtype.itemsize
+
+    def prompt(self, tokens: int) -> Any:
+        """[1, tokens], another one for each length."""
+        generator = torch.Generator().manual_seed(tokens)
+        return torch.randint(3, self.model.config.vocab_size, (1, tokens), generator=generator)
+
+    def prefix(self, tokens: int) -> int:
+        """How many of a prompt's tokens are looked for: whole blocks, and at least one token is left."""
+        return (tokens - 1) // int(self.args.block_tokens) * int(self.args.block_tokens)
+
+    def sync(self) -> None:
+        """Waits for the device."""
+        if self.cuda:
+            torch.cuda.synchronize(self.device)
+
+    def first_token(self, ids: Any, past: Any) -> Any:
+        """Logits of the token after the prompt, of which past has the beginning; the token has been on the CPU."""
+        rest = ids[:, int(past.get_seq_length()) :].to(self.device)
+        with torch.no_grad():
+            logits = self.model(rest, past_key_values=past, use_cache=True, logits_to_keep=1).logits[0, -1]
+        int(logits.argmax())
+        return logits
+
+    def time(self, work: Callable[[], Any]) -> tuple[float, Any]:
+        """Seconds of work, which is done on the device too, and what it returns."""
+        self.sync()
+        begin = time.perf_counter()
+        out = work()
+        self.sync()
+        return time.perf_counter() - begin, out
+
+    def config(self, directory: str | None, tokens: int) -> dict[str, Any]:
+        """The store's section, with memory for so many tokens."""
+        out: dict[str, Any] = {"cache_bytes": int(tokens * self.token_bytes * 1.3) + 64 * MIB, "admission": "always"}
+        return {**out, "dirs": [directory]} if directory else out
+
+    def from_cache(self, ids: Any, get: Callable[[], Any]) -> tuple[float, Any, Any]:
+        """Seconds to the first token from the cache that get() returns, the logits, and the cache."""
+        self.sync()
+        begin = time.perf_counter()
+        past = get()
+        logits = self.first_token(ids, past)
+        return time.perf_counter() - begin, logits, past
+
+    def open(self, directory: str, tokens: int) -> KVLaneCache:
+        """kvlane for the model, with memory for so many tokens."""
+        more = {"stream": {"policy": self.args.policy}} if self.args.policy else {}
+        return KVLaneCache(self.model, self.config(directory, tokens), block_tokens=self.args.block_tokens, config=more)
+
+
+class Reference:
+    """A prompt computed in full, its KV kept on the device by transformers, and the logits of a run that continues from it."""
+
+    def __init__(self, bench: Bench, ids: Any) -> None:
+        self.ids, self.bench, self.prefix = ids, bench, bench.prefix(ids.shape[1])
+        self.past = DynamicCache()
+        bench.first_token(ids, self.past)
+        self.whole = [(layer.keys, layer.values) for layer in self.past.layers]
+        self.parts = [(k[:, :, : self.prefix], v[:, :, : self.prefix]) for k, v in self.whole]
+        self.logits = bench.first_token(ids, self.kept())
+
+    def kept(self) -> Any:
+        """A cache that holds the prefix without a copy."""
+        past = DynamicCache(self.whole)
+        past.crop(self.prefix - self.ids.shape[1])
+        return past
+
+    def equal(self, past: Any, logits: Any) -> bool:
+        """Whether a run had the same KV of the prefix, and came to the same logits."""
+        loaded = ((layer.keys[:, :, : self.prefix], layer.values[:, :, : self.prefix]) for layer in past.layers)
+        return torch.equal(logits, self.logits) and all(
+            torch.equal(a.to(b.device), b) for pair, want in zip(loaded, self.parts, strict=True)
+            for a, b in zip(pair, want, strict=True)
+        )  # fmt: skip
+
+    def measure(self, source: str, get: Callable[[], Any], before: Callable[[], None] = lambda: None, **more: Any) -> Row:
+        """Runs from the cache that get() returns, the first one untimed."""
+        times, same = [], True
+        for i in range(self.bench.args.repeat + 1):
+            before()
+            seconds, logits, past = self.bench.from_cache(self.ids, get)
+            self.bench.sync()  # offloading is still under way
+            same = same and self.equal(past, logits)
+            if i:
+                times.append(seconds)
+        return row(self.ids.shape[1], source, times, identical=same, **more)
+
+
+def by_transformers(bench: Bench, ref: Reference) -> Iterator[Row]:
+    """What transformers and torch offer by themselves."""
+    tokens, times = ref.ids.shape[1], []
+    for i in range(bench.args.repeat + 1):
+        seconds, _ = bench.time(lambda: bench.first_token(ref.ids, DynamicCache()))
+        if i:
+            times.append(seconds)
+    yield row(tokens, "computed in full", times)
+    # The cache is made before the clock starts: it would simply have stayed.
+    box: list[Any] = []
+    yield ref.measure("kept on the device", lambda: box[-1], lambda: box.append(ref.kept()))
+    box.clear()
+    if bench.cuda:
+        offloaded = DynamicCache(offloading=True)
+        bench.first_token(ref.ids, offloaded)
+        yield ref.measure("transformers, offloading", lambda: offloaded, lambda: offloaded.crop(ref.prefix - tokens))
+        offloaded = None
+    pinned = [tuple(x.to("cpu").contiguous() for x in pair) for pair in ref.parts]
+    if bench.cuda:
+        pinned = [tuple(x.pin_memory() for x in pair) for pair in pinned]
+    yield ref.measure(
+        "torch, pinned by hand",
+        lambda: DynamicCache([tuple(x.to(bench.device, non_blocking=True, copy=True) for x in pair) for pair in pinned]),
+    )
+
+
+def files_of(directory: str) -> list[Path]:
+    """All files below a directory."""
+    return [p for p in Path(directory).rglob("*") if p.is_file()]
+
+
+def out_of_page_cache(directory: str) -> None:
+    """Drops what the kernel keeps of the files: they have to be on disk before."""
+    for path in files_of(directory):
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(fd)
+
+
+def of_kvlane(bench: Bench, cache: KVLaneCache, ref: Reference, directory: str) -> Iterator[Row]:
+    """kvlane's hits: first in memory, then, memory emptied before each run, in files."""
+    tokens, keys = ref.ids.shape[1], cache.store.token_keys(ref.ids[0].tolist(), bench.args.block_tokens)
+    # The first run stores: what that takes beside computing, and until all is in files.
+    stored, _ = bench.time(lambda: cache.save(ref.ids, ref.past))
+    yield row(tokens, "kvlane, storing", [stored], kv_bytes=len(keys) * bench.args.block_tokens * bench.token_bytes, of="copy")
+    wait_for_files(cache)
+    loaded = ref.prefix * bench.token_bytes
+
+    def drop() -> None:
+        if (stay := cache.store.drop(keys)) != 0:
+            raise SystemExit(f"{stay} blocks are still in use")
+
+    def drop_all() -> None:
+        drop()
+        out_of_page_cache(directory)
+
+    def load() -> Any:
+        past = cache.load(ref.ids)
+        if int(past.get_seq_length()) != ref.prefix:
+            raise SystemExit(f"{past.get_seq_length()} tokens were loaded of {ref.prefix}: {dict(cache.counts)}")
+        return past
+
+    hits: list[tuple[str, Callable[[], None], str]]
+    hits = [("in memory", lambda: None, "copy"), ("in the page cache", drop, "page cache"), ("on disk", drop_all, "disk")]
+    for name, before, of in hits:
+        yield ref.measure(f"kvlane, {name}", load, before)
+        times = []
+        for _ in range(bench.args.repeat):
+            before()
+            times.append(bench.time(load)[0])
+        yield row(tokens, f"  load(), {name}", times, kv_bytes=loaded, of=of)
+
+
+def wait_for_files(cache: KVLaneCache, timeout: float = 600) -> None:
+    """Waits until all that was saved is in files."""
+    end = time.monotonic() + timeout
+    while cache.store.stats()["store"]["running"]:
+        if time.monotonic() > end:
+            raise SystemExit("blocks were not written to files in time")
+        time.sleep(0.01)
+
+
+def copy_rate(bench: Bench) -> float:
+    """Bytes a second of one plain copy from pinned memory to the device: the best of several."""
+    size = (1024 if bench.cuda else 64) * MIB
+    source = torch.zeros(size, dtype=torch.uint8, pin_memory=bench.cuda)
+    target = torch.empty(size, dtype=torch.uint8, device=bench.device)
+    return size / min(bench.time(lambda: target.copy_(source, non_blocking=True))[0] for _ in range(8))
+
+
+def file_rate(directory: str, repeat: int, *, direct: bool) -> float:
+    """Bytes a second of plain reads of the same files by READERS threads: through the page cache, or past it."""
+    import mmap
+
+    files = files_of(directory)
+    size = max(p.stat().st_size for p in files)
+    buffers = [mmap.mmap(-1, -(-size // 4096) * 4096) for _ in range(READERS)]
+
+    def read(i: int) -> int:
+        total = 0
+        for path in files[i::READERS]:
+            fd = os.open(path, os.O_RDONLY | (os.O_DIRECT if direct else 0))
+            try:
+                total += os.preadv(fd, [buffers[i]], 0)
+            finally:
+                os.close(fd)
+        return total
+
+    best = 0.0
+    with ThreadPoolExecutor(READERS) as pool:
+        for _ in range(repeat + 1):
+            if direct:
+                out_of_page_cache(directory)
+            begin = time.perf_counter()
+            total = sum(pool.map(read, range(READERS)))
+            best = max(best, total / (time.perf_counter() - begin))
+    return best
+
+
+def loads_alone(bench: Bench, lengths: list[int], directory: str) -> Iterator[Row]:
+    """The store's load call by itself, into the pages of a paged KV cache, under both policies, and from files."""
+    most = max(bench.prefix(n) for n in lengths)
+    blocks, g = most // bench.args.block_tokens, bench.geometry
+    shape = (g["layers"], 2, blocks, g["kv_heads"], g["block_tokens"], g["head_size"])
+    kinds: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
+        ("throughput", {"policy": "throughput"}, {}, "copy"),
+        ("default policy", {}, {}, "copy"),
+        ("page cache", {}, {"dirs": [directory]}, "page cache"),
+        ("disk, past the page cache", {}, {"dirs": [directory], "stream_files": True}, "disk"),
+    ]
+    pages = torch.zeros(shape, dtype=bench.model.dtype, device=bench.device).normal_()
+    want = pages.clone()
+    numbers = range(blocks)
+    for name, stream, store, of in kinds:
+        config = {
+            "model": g, "revision": "ttft", "stream": stream,
+            "device": {"driver": "cuda", "index": bench.device.index or 0} if bench.cuda else {"driver": "host"},
+            "store": {**bench.config(None, most), **store},
+        }  # fmt: skip
+        with kvlane.Store(config) as s, kvlane.PagedCache(s, pages, "lkp") as cache:
+            keys = s.token_keys(list(range(most)), g["block_tokens"])
+            pages.copy_(want)
+            bench.sync()
+            if not all(s.lookup(keys)):
+                s.dump(cache, keys, list(numbers)).result(600)
+            for tokens in lengths:
+                n = bench.prefix(tokens) // g["block_tokens"]
+                times = []
+                for i in range(bench.args.repeat + 1):
+                    if store:
+                        s.drop(keys)
+                    if of == "disk":
+                        out_of_page_cache(directory)
+                    pages.zero_()
+                    bench.sync()
+                    begin = time.perf_counter()
+                    with s.lease(keys[:n]) as lease:
+                        s.load(cache, keys[:n], list(numbers)[:n], lease).result(600)
+                    if i:
+                        times.append(time.perf_counter() - begin)
+                same = torch.equal(pages[:, :, :n], want[:, :, :n])
+                size = n * g["block_tokens"] * bench.token_bytes
+                yield row(tokens, f"load call, {name}", times, identical=same, kv_bytes=size, of=of)
+
+
+class Decoding:
+    """Another request, which decodes in a thread on a stream of its own."""
+
+    def __init__(self, bench: Bench, tokens: int) -> None:
+        self.bench, self.tokens = bench, tokens
+        self.stamps: list[float] = []
+        self._end, self._warm = threading.Event(), threading.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        try:
+            stream = torch.cuda.Stream(self.bench.device) if self.bench.cuda else None
+            with torch.cuda.stream(stream), torch.no_grad():
+                self._decode()
+        except BaseException as e:  # is raised by __exit__
+            self._error = e
+        finally:
+            self._warm.set()
+
+    def _decode(self) -> None:
+        model = self.bench.model
+        ids = self.bench.prompt(self.tokens).expand(self.bench.args.decode_batch, -1).to(self.bench.device)
+        past = DynamicCache()
+        token = model(ids, past_key_values=past, logits_to_keep=1).logits[:, -1].argmax(-1, keepdim=True)
+        n = 0
+        while not self._end.is_set():
+            if n and n % 256 == 0:
+                past.crop(-256)
+            token = model(token, past_key_values=past, logits_to_keep=1).logits[:, -1].argmax(-1, keepdim=True)
+            int(token[0])
+            self.stamps.append(time.perf_counter())
+            n += 1
+            if n == 10:
+                self._warm.set()
+
+    def rate(self, begin: float, end: float) -> float:
+        """Tokens a second of the whole batch between two times."""
+        return int(self.bench.args.decode_batch) * sum(begin <= s < end for s in self.stamps) / (end - begin)
+
+    def __enter__(self) -> Decoding:
+        self._thread.start()
+        self._warm.wait()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._end.set()
+        self._thread.join()
+        if self._error:
+            raise self._error
+
+
+def decode_beside(bench: Bench, cache: KVLaneCache, ids: Any) -> dict[str, Any]:
+    """Tokens a second of another request alone, and while this prompt's prefix is loaded again and again; and in turns, so
+    that what the machine does besides falls on both.
+    """
+    seconds, rounds = bench.args.decode_seconds, 4
+    rates: dict[str, list[float]] = {"alone": [], "beside": []}
+    loads: list[float] = []
+    with Decoding(bench, min(ids.shape[1], 2048)) as other:
+        stream = torch.cuda.Stream(bench.device) if bench.cuda else None
+        with torch.cuda.stream(stream):
+            for _ in range(rounds):
+                begin = time.perf_counter()
+                time.sleep(seconds / rounds)
+                rates["alone"].append(other.rate(begin, time.perf_counter()))
+                begin = time.perf_counter()
+                while time.perf_counter() - begin < seconds / rounds:
+                    at = time.perf_counter()
+                    cache.load(ids)
+                    if stream is not None:
+                        stream.synchronize()
+                    loads.append(time.perf_counter() - at)
+                rates["beside"].append(other.rate(begin, time.perf_counter()))
+    alone, beside = statistics.median(rates["alone"]), statistics.median(rates["beside"])
+    size = bench.prefix(ids.shape[1]) * bench.token_bytes
+    return {
+        "tokens": ids.shape[1], "batch": bench.args.decode_batch, "tokens_per_s_alone": alone, "tokens_per_s_beside": beside,
+        "loss_percent": 100 * (1 - beside / alone), "loads": len(loads), "load_gb_per_s": size / statistics.median(loads) / 1e9,
+    }  # fmt: skip
+
+
+def after_restart(args: argparse.Namespace, directory: str, lengths: list[int], scratch: str) -> list[Row]:
+    """The same prompts in a process that was started anew, over the same files."""
+    out = os.path.join(scratch, "child.json")
+    command = [sys.executable, os.path.abspath(__file__), "--child", out, "--dir", directory, "--scratch", scratch]
+    command += ["--preset", args.preset, "--device", args.device, "--tokens", ",".join(map(str, lengths))]
+    command += ["--block-tokens", str(args.block_tokens), *(["--policy", args.policy] if args.policy else [])]
+    subprocess.run(command, check=True)
+    return [Row(**r) for r in json.loads(Path(out).read_text())]
+
+
+def child(args: argparse.Namespace, lengths: list[int]) -> None:
+    """What the process does that was started anew."""
+    bench, rows = Bench(args), []
+    bench.first_token(bench.prompt(max(lengths) - 1), DynamicCache())  # the device's libraries are loaded at their first use
+    with bench.open(args.dir, sum(lengths)) as cache:
+        for tokens in lengths:
+            want = torch.load(os.path.join(args.scratch, f"{tokens}.pt"), map_location=bench.device)
+            ids = bench.prompt(tokens)
+            seconds, logits, _ = bench.from_cache(ids, functools.partial(cache.load, ids))
+            found = cache.counts["tokens_loaded"] == sum(bench.prefix(n) for n in lengths[: lengths.index(tokens) + 1])
+            rows.append(row(tokens, "kvlane, after a restart", [seconds], identical=found and torch.equal(logits, want)))
+    Path(args.child).write_text(json.dumps([asdict(r) for r in rows]))
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", choices=PRESETS, default="tiny", help="the model's shape")
+    parser.add_argument("--tokens", help="lengths of prompts, separated by commas; by default the preset's")
+    parser.add_argument("--repeat", type=int, default=5, help="runs of each kind, after one that does not count")
+    parser.add_argument("--device", help="of torch; by default cuda for 8b, else cpu")
+    parser.add_argument("--block-tokens", type=int, default=16)
+    parser.add_argument("--policy", choices=("throughput", "latency", "balanced", "background"), help="of kvlane's copies")
+    parser.add_argument("--dir", help="where to make a directory for the files, on the disk that is meant; else in TMPDIR")
+    parser.add_argument("--decode-beside", action="store_true", help="also load while another request decodes")
+    parser.add_argument("--decode-batch", type=int, default=1, help="sequences of that request")
+    parser.add_argument("--decode-seconds", type=float, default=8, help="how long it decodes, with loads and without")
+    parser.add_argument("--json", help="file for all figures")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--scratch", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    args.device = args.device or ("cuda" if args.preset == "8b" else "cpu")
+    args.tokens = args.tokens or LENGTHS[args.preset]
+    return args
+
+
+def show(r: Row, rates: dict[str, float]) -> None:
+    """Prints a line of the table."""
+    line = f"{r.tokens:>7}  {r.source:<38} {1e3 * r.median:>10.2f} {1e3 * r.p99:>10.2f}"
+    line += f" {r.rate:>8.2f}" if r.of else " " * 9
+    line += f" {100 * r.rate * 1e9 / rates[r.of]:>4.0f}% of {r.of:<10}" if r.of in rates else " " * 20
+    print(line + {True: "  identical", False: "  NOT IDENTICAL", None: ""}[r.identical], flush=True)
+
+
+def main() -> int:
+    """Prints the table; the exit status is 1 where something was not identical."""
+    args = arguments()
+    lengths = [int(n) for n in args.tokens.split(",")]
+    if args.child:
+        child(args, lengths)
+        return 0
+    directory, scratch = tempfile.mkdtemp(prefix="kvlane-ttft-", dir=args.dir), tempfile.mkdtemp(prefix="kvlane-ttft-")
+    try:
+        return measure(args, lengths, directory, scratch)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def measure(args: argparse.Namespace, lengths: list[int], directory: str, scratch: str) -> int:
+    """Measures everything, with files below one directory and what a child is given in the other."""
+    bench, rows = Bench(args), list[Row]()
+    rates = {"copy": copy_rate(bench)}
+    place = torch.cuda.get_device_name(bench.device) if bench.cuda else "CPU"
+    print(f"{place}, torch {torch.__version__}, transformers {transformers.__version__}, kvlane {kvlane.__version__}")
+    print(f"preset {args.preset}, {bench.token_bytes} bytes of KV a token; one plain copy: {rates['copy'] / 1e9:.2f} GB/s")
+    print(f"{'tokens':>7}  {'prefix':<38} {'median ms':>10} {'p99 ms':>10} {'GB/s':>8}")
+
+    def add(r: Row) -> None:
+        rows.append(r)
+        show(r, rates)
+
+    blocks, alone, beside = os.path.join(directory, "blocks"), os.path.join(directory, "alone"), None
+    with bench.open(blocks, sum(lengths)) as cache:
+        for tokens in lengths:
+            ref = Reference(bench, bench.prompt(tokens))
+            torch.save(ref.logits.cpu(), os.path.join(scratch, f"{tokens}.pt"))
+            for r in by_transformers(bench, ref):
+                add(r)
+            for r in of_kvlane(bench, cache, ref, blocks):
+                add(r)
+            del ref
+        if args.decode_beside:
+            beside = decode_beside(bench, cache, bench.prompt(max(lengths)))
+        stats, notes = cache.store.stats(), cache.store.notes()
+    for r in loads_alone(bench, lengths, alone):
+        add(r)
+    rates["page cache"] = file_rate(alone, args.repeat, direct=False)
+    rates["disk"] = file_rate(alone, args.repeat, direct=True)
+    del bench.model, cache  # the child makes its own
+    if bench.cuda:
+        torch.cuda.empty_cache()
+    for r in after_restart(args, blocks, lengths, scratch):
+        add(r)
+    print(f"plain reads of the files by {READERS} threads: {rates['page cache'] / 1e9:.2f} GB/s in the page cache,"
+          f" {rates['disk'] / 1e9:.2f} GB/s on disk")  # fmt: skip
+    for r in rows:
+        if r.of in ("page cache", "disk"):
+            print(f"{r.tokens:>7}  {r.source:<38} {100 * r.rate * 1e9 / rates[r.of]:.0f}% of it")
+    if beside:
+        print(f"another request ({beside['batch']} sequences) decodes at {beside['tokens_per_s_alone']:.1f} tokens/s, and at"
+              f" {beside['tokens_per_s_beside']:.1f} while prefixes of {beside['tokens']} tokens are loaded at"
+              f" {beside['load_gb_per_s']:.2f} GB/s: {beside['loss_percent']:.1f}% less")  # fmt: skip
+    wrong = [r for r in rows if r.identical is False]
+    print("KV and logits of all runs are the reference's, bit by bit" if not wrong else f"{len(wrong)} rows are NOT IDENTICAL")
+    if args.json:
+        Path(args.json).write_text(json.dumps({
+            "device": place, "torch": str(torch.__version__), "transformers": transformers.__version__,
+            "preset": args.preset, "token_bytes": bench.token_bytes, "block_tokens": args.block_tokens,
+            "rates": rates, "rows": [{**asdict(r), "gb_per_s": r.rate if r.of else None} for r in rows],
+            "decode_beside": beside, "stats": stats, "notes": notes,
+        }, indent=1))  # fmt: skip
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,289 @@
+package capi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"sync"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/stream"
+)
+
+// memory is memory of the program that streams copy from and to.
+type memory struct {
+	engine *engine
+	region *mem.Region
+	pinned bool // by this library, which ends it
+
+	mu     sync.Mutex
+	closed bool   // guarded by mu
+	freed  bool   // guarded by mu
+	uses   []*use // guarded by mu: those that may still touch it, and some that do not any more
+}
+
+// use is a batch that touches memory, from before it is submitted.
+type use struct {
+	submitted chan struct{}
+	ticket    *stream.Ticket // nil where it was refused; valid once submitted is closed
+}
+
+// wait waits until the batch touches nothing any more.
+func (u *use) wait(ctx context.Context) error {
+	if err := waitFor(ctx, u.submitted); err != nil || u.ticket == nil {
+		return err
+	}
+	return waitFor(ctx, u.ticket.Done())
+}
+
+func (u *use) over() bool {
+	select {
+	case <-u.submitted:
+	default:
+		return false
+	}
+	if u.ticket == nil {
+		return true
+	}
+	select {
+	case <-u.ticket.Done():
+		return true
+	default:
+		return false
+	}
+}
+
+// waitFor waits for c, which may be closed although ctx has ended.
+func waitFor(ctx context.Context, c <-chan struct{}) error {
+	select {
+	case <-c:
+		return nil
+	default:
+	}
+	select {
+	case <-c:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// copier is a stream of copies.
+type copier struct {
+	engine *engine
+	stream stream.Stream
+}
+
+func (*memory) kind() string { return "memory" }
+func (m *memory) of() object { return m.engine }
+func (*copier) kind() string { return "stream" }
+func (c *copier) of() object { return c.engine }
+
+// copied is the batch of a stream as what a task has.
+type copied struct{ *stream.Ticket }
+
+// Errs returns why the batch failed.
+func (c copied) Errs() []error {
+	if err := c.Err(); err != nil {
+		return []error{err}
+	}
+	return nil
+}
+
+// RegisterHost pins memory of the host program, so that streams can copy from and to it.
+func (l *Library) RegisterHost(h Handle, b []byte) (Handle, error) {
+	e, err := find[*engine](&l.handles, h)
+	if err != nil {
+		return 0, err
+	}
+	r, err := e.Device().RegisterHost(b)
+	if err != nil {
+		return 0, err
+	}
+	m := &memory{engine: e, region: r, pinned: true}
+	if err := e.Register(r); err != nil {
+		return 0, errors.Join(err, e.Device().Free(r))
+	}
+	return l.handles.add(m), nil
+}
+
+// RegisterDevice names memory of the engine's device, so that streams can copy from and to it.
+func (l *Library) RegisterDevice(h Handle, address uint64, bytes int64) (Handle, error) {
+	e, err := find[*engine](&l.handles, h)
+	if err != nil {
+		return 0, err
+	}
+	r, err := mem.NewRegion(mem.RegionSpec{Kind: mem.KindDevice, Device: e.Device().Info().Index, Len: bytes, Dev: mem.DevAddr(address)})
+	if err != nil {
+		return 0, err
+	}
+	if err := e.Register(r); err != nil {
+		return 0, err
+	}
+	return l.handles.add(&memory{engine: e, region: r}), nil
+}
+
+// UnregisterMemory takes memory back, once nothing copies from or to it. Once it has returned nil the handle is gone.
+func (l *Library) UnregisterMemory(h Handle, timeoutMillis int64) error {
+	m, err := find[*memory](&l.handles, h)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := l.within(timeoutMillis)
+	defer cancel()
+	if err := m.close(ctx); err != nil {
+		return err
+	}
+	l.handles.remove(h)
+	return nil
+}
+
+func (m *memory) close(ctx context.Context) error {
+	m.mu.Lock()
+	m.closed = true
+	uses := m.uses
+	m.mu.Unlock()
+	for _, u := range uses {
+		if err := u.wait(ctx); err != nil {
+			return err
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.uses = nil; m.freed {
+		return nil
+	}
+	if err := m.engine.Unregister(ctx, m.region); err != nil {
+		return err
+	}
+	if m.pinned {
+		if err := m.engine.Device().Free(m.region); err != nil {
+			return err
+		}
+	}
+	m.freed = true
+	return nil
+}
+
+// begin notes a use, unless the memory is being taken back.
+func (m *memory) begin(u *use) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return invalid("the memory is being taken back")
+	}
+	m.uses = append(slices.DeleteFunc(m.uses, (*use).over), u)
+	return nil
+}
+
+// OpenStream opens a stream of copies, configured as the engine's loads.
+func (l *Library) OpenStream(h Handle) (Handle, error) {
+	e, err := find[*engine](&l.handles, h)
+	if err != nil {
+		return 0, err
+	}
+	s, err := e.OpenStream()
+	if err != nil {
+		return 0, err
+	}
+	return l.handles.add(&copier{engine: e, stream: s}), nil
+}
+
+// CloseStream cancels what has not begun, and waits for the rest. Once it has returned nil the handle is gone.
+func (l *Library) CloseStream(h Handle, timeoutMillis int64) error {
+	c, err := find[*copier](&l.handles, h)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := l.within(timeoutMillis)
+	defer cancel()
+	if err := c.stream.Close(ctx); err != nil {
+		return err
+	}
+	l.handles.remove(h)
+	return nil
+}
+
+// Copies are pieces of memory, each with a place in what they are copied to and from.
+type Copies struct {
+	To, From           Handle
+	ToAt, FromAt, Size []uint64
+}
+
+// Copy begins to copy, once what has been enqueued so far on a stream of the program is done, where one is named. The timeout is for a
+// place in the stream.
+func (l *Library) Copy(h Handle, c *Copies, after *uint64, timeoutMillis int64) (Handle, error) {
+	s, err := find[*copier](&l.handles, h)
+	if err != nil {
+		return 0, err
+	}
+	to, err := find[*memory](&l.handles, c.To)
+	if err != nil {
+		return 0, err
+	}
+	from, err := find[*memory](&l.handles, c.From)
+	switch {
+	case err != nil:
+		return 0, err
+	case to.engine != s.engine || from.engine != s.engine:
+		return 0, invalid("the stream and the memory are of several engines")
+	}
+	b, u := &mem.Batch{}, &use{submitted: make(chan struct{})}
+	defer close(u.submitted)
+	if b.After, err = s.engine.recorded(after); err != nil {
+		return 0, err
+	}
+	if err := errors.Join(to.begin(u), from.begin(u)); err != nil {
+		return 0, err
+	}
+	b.Dst, b.Src = extents(to.region, c.ToAt, c.Size), extents(from.region, c.FromAt, c.Size)
+	if timeoutMillis == 0 {
+		timeoutMillis = 1 // a stream takes nothing from who has no time at all
+	}
+	ctx, cancel := l.within(timeoutMillis)
+	defer cancel()
+	switch u.ticket, err = s.stream.Submit(ctx, b); {
+	case errors.Is(err, errPending):
+		return 0, fmt.Errorf("copy: the stream is full, so wait for a task: %w", errdefs.ErrBusy)
+	case err != nil:
+		return 0, err
+	}
+	return l.handles.add(&task{engine: s.engine, work: copied{u.ticket}}), nil
+}
+
+// extents returns parts of a region. What does not lie within it Submit refuses.
+func extents(r *mem.Region, at, size []uint64) []mem.Extent {
+	out := make([]mem.Extent, len(at))
+	for i := range at {
+		out[i] = mem.Extent{Region: r, Off: int64(min(at[i], math.MaxInt64)), Len: int64(min(size[i], math.MaxInt64))}
+	}
+	return out
+}
+
+// closeCopies closes the streams of an engine and takes back its memory.
+func (l *Library) closeCopies(ctx context.Context, e *engine) error {
+	var streams []*copier
+	var memories []*memory
+	for _, o := range l.handles.allOf(e) {
+		switch o := o.(type) {
+		case *copier:
+			streams = append(streams, o)
+		case *memory:
+			memories = append(memories, o)
+		}
+	}
+	for _, c := range streams {
+		if err := c.stream.Close(ctx); err != nil {
+			return err
+		}
+	}
+	for _, m := range memories {
+		if err := m.close(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,126 @@
+"""Copies that are no blocks: between the device's memory and the program's, by the paths that loads take."""
+
+from __future__ import annotations
+
+import array
+import ctypes as c
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from . import _lib, errors
+from .paged import Memory
+from .task import Task, after_of
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from .store import Store
+
+
+class Region:
+    """A tensor's or an array's memory, for a store's streams to copy from and to: on the store's device, or the CPU's.
+
+    The CPU's must not be pinned yet; it is until close. The tensor is contiguous, and is kept. Use it in a with statement, or
+    close it before the store; the store's close does it else.
+    """
+
+    def __init__(self, store: Store, tensor: Any) -> None:
+        memory = Memory.of(tensor)
+        self.bytes, stride = memory.itemsize, memory.itemsize
+        for size, own in zip(reversed(memory.shape), reversed(memory.strides), strict=True):
+            if size != 1 and own != stride:
+                raise errors.Invalid("register memory: the tensor is not contiguous")
+            stride *= size
+            self.bytes *= size
+        device = f"cuda:{store.device_index}"
+        on_device = store.driver == "cuda" and memory.device in (device, device.removesuffix(":0"))
+        if not on_device and memory.device != "cpu":
+            raise errors.Invalid(f"register memory: the tensor is on {memory.device}, and the store on {device}")
+        self.store, self._memory = store, memory
+        handle = c.c_uint64()
+        kind = _lib.DEVICE if on_device else _lib.HOST
+        _lib.library().call("register_memory", store._handle, memory.address, self.bytes, kind, c.byref(handle))
+        self.handle = handle.value
+        store._regions[self.handle] = self  # whose memory has to stay
+
+    def check(self) -> None:
+        """Raises where the tensor's memory was freed or moved since it was registered."""
+        if not self.handle or self._memory.moved():
+            raise errors.Invalid("the region is closed, or the memory of its tensor was freed or moved")
+
+    def close(self, timeout: float | None = None) -> None:
+        """Waits for copies under way. After Timeout it may be called again, and the tensor must stay."""
+        if self.handle and self.handle in self.store._regions:
+            self.store._finish("unregister_memory", self.handle, timeout)
+            self.store._regions.pop(self.handle, None)
+        self.handle = 0
+
+    def __enter__(self) -> Region:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+class Stream:
+    """Copies between regions, begun in the order in which they are given, by the paths that the store's loads take. Safe from
+    any thread. Use it in a with statement, or close it before the store; the store's close does it else.
+    """
+
+    def __init__(self, store: Store) -> None:
+        handle = c.c_uint64()
+        _lib.library().call("open_stream", store._handle, c.byref(handle))
+        self.store, self._handle = store, handle.value
+
+    def copy(
+        self,
+        to: Region,
+        source: Region,
+        to_at: int | Sequence[int] = 0,
+        source_at: int | Sequence[int] = 0,
+        bytes: int | Sequence[int] | None = None,
+        *,
+        after: Any = None,
+        timeout: float | None = None,
+    ) -> Task:
+        """Begins to copy pieces: bytes[i] bytes from source_at[i] in one region to to_at[i] in the other, or in the same one.
+        One number stands for as many as there are pieces; by default all of the source is one. Pieces that are written to
+        overlap no other. Wait for the task, or await it, before they are touched.
+
+        after: a CUDA stream whose work so far comes before (the store's "host_streams"). timeout: for a place in the stream,
+        in seconds; Busy where it stays full.
+        """
+        to.check()
+        source.check()
+        given = [to_at, source_at, source.bytes if bytes is None else bytes]
+        counts = {len(x) for x in given if not isinstance(x, int)}
+        if len(counts) > 1:
+            raise errors.Invalid(f"copy: {sorted(counts)} places or lengths do not go together")
+        n = counts.pop() if counts else 1
+        arrays = [_numbers(x, n) for x in given]
+        ats = [_lib.address(a, "places")[0] for a in arrays]
+        task = c.c_uint64()
+        _lib.library().call(
+            "copy", self._handle, to.handle, ats[0], source.handle, ats[1], ats[2], n, after_of(after),
+            _lib.milliseconds(timeout), c.byref(task),
+        )  # fmt: skip
+        return Task(task.value, 0, (to, source))
+
+    def close(self, timeout: float | None = None) -> None:
+        """Cancels copies that have not begun, and waits for the rest. After Timeout it may be called again."""
+        if self._handle and self.store._handle:
+            self.store._finish("close_stream", self._handle, timeout)
+        self._handle = 0
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _numbers(x: Any, n: int) -> array.array[int]:
+    try:
+        return array.array("Q", [x]) * n if isinstance(x, int) else array.array("Q", x.tolist() if hasattr(x, "tolist") else x)
+    except (OverflowError, TypeError) as e:
+        raise errors.Invalid(f"copy: {e}") from e

@@ -5,19 +5,19 @@ var fileMutants = []mutant{
 	// The log of blocks.
 	{"tier/log", "TestDefectFailedWriteIsFound", []edit{{
 		"tier/log/write.go",
-		"	at := off + h.bytes\n	for _, p := range recs {\n		t.enter(p, place{g.number, uint32(at / page), uint16((at - off) / page)})\n" +
+		"	at := off + h.bytes\n	for _, p := range recs {\n		a.enter(p, place{g.number, uint32(at / page), uint16((at - off) / page)})\n" +
 			"		at += int64(len(p.data))\n	}\n	g.end.Store(at)\n",
 		"	g.end.Store(at)\n",
 	}, {
 		"tier/log/write.go",
-		"	err := t.writer.writeAt(g.file, parts, off)\n",
-		"	at := off + h.bytes\n	for _, p := range recs {\n		t.enter(p, place{g.number, uint32(at / page), uint16((at - off) / page)})\n" +
-			"		at += int64(len(p.data))\n	}\n	err := t.writer.writeAt(g.file, parts, off)\n",
+		"	err := a.writer.writeAt(g.file, parts, off)\n",
+		"	at := off + h.bytes\n	for _, p := range recs {\n		a.enter(p, place{g.number, uint32(at / page), uint16((at - off) / page)})\n" +
+			"		at += int64(len(p.data))\n	}\n	err := a.writer.writeAt(g.file, parts, off)\n",
 	}}},
 	{"tier/log", "TestDefectFailedWriteIsFound/sync", []edit{{
 		"tier/log/write.go",
-		"	_, err := g.file.WriteAt(t.zeros[:], off) // where it cannot be cut\n	return errors.Join(err, t.seal())\n",
-		"	_, _ = g, off\n	return nil\n",
+		"	_, err := a.head.file.WriteAt(a.t.zeros[:], off) // where it cannot be cut\n	return errors.Join(err, a.seal())\n",
+		"	_ = off\n	return nil\n",
 	}}},
 	{"tier/log", "TestDefectCheckpointCoversWhatIsNotDurable", []edit{{
 		"tier/log/checkpoint.go", "	if err := t.syncAll(context.WithoutCancel(t.ctx)); err != nil {\n", "	if err := context.Cause(context.WithoutCancel(t.ctx)); err != nil {\n",

@@ -73,19 +73,25 @@ func (t *Tier) checkpoint() error {
 	t.checking <- struct{}{}
 	defer func() { <-t.checking }()
 	written := t.written.Load()
-	if err := t.syncAll(context.WithoutCancel(t.ctx)); err != nil {
-		return fmt.Errorf("make durable what a checkpoint covers: %w", err)
-	}
-	// How far segments go is noted before the index is looked at: it is in the index by then.
+	// How far segments go is noted before the index is looked at: it is in the index by then. And in all of them at one moment: what
+	// was deleted must not come back because the checkpoint covers that and not what was there.
 	var cover []coverage
-	synced := t.cfg.Fsync != FsyncNever
 	covered := make(map[uint32]int64)
-	for _, g := range t.segments.list() {
+	t.order.Lock()
+	all := t.segments.list()
+	for _, g := range all {
 		if end := g.end.Load(); end > 0 && !g.unread {
 			cover = append(cover, coverage{g.number, end})
 			covered[g.number] = end
-			synced = synced && !g.broken.Load()
 		}
+	}
+	t.order.Unlock()
+	if err := t.syncAll(context.WithoutCancel(t.ctx)); err != nil {
+		return fmt.Errorf("make durable what a checkpoint covers: %w", err)
+	}
+	synced := t.cfg.Fsync != FsyncNever
+	for _, g := range all {
+		synced = synced && (g.unread || !g.broken.Load())
 	}
 	if err := t.writeCheckpoint(cover, covered, synced); err != nil {
 		return fmt.Errorf("write checkpoint: %w", blockdir.WriteError(err))

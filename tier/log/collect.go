@@ -86,9 +86,7 @@ func (t *Tier) GC(ctx context.Context, targetBytes int64) (removed int, err erro
 		return 0, err
 	}
 	defer t.gate.Leave()
-	t.token <- struct{}{}
-	err = t.seal()
-	<-t.token
+	err = t.sealAll()
 	removed, cerr := t.collect(ctx, func() int64 { return t.room.holds() - targetBytes }, sweep{})
 	if err = errors.Join(err, cerr); err != nil {
 		return removed, t.fail(fmt.Errorf("collect down to %d bytes: %w", targetBytes, err))
@@ -304,13 +302,13 @@ func (e *emptying) flush(ctx context.Context) {
 		return
 	}
 	t := e.t
-	t.token <- struct{}{}
+	a := <-t.first
 	for rest := e.batch; len(rest) > 0; {
-		n := fitting(t.formats, rest, groupBytes)
-		t.appendAll(rest[:n], true)
+		n := fitting(t.formats, rest, t.cfg.groupBytes)
+		a.appendAll(rest[:n], true)
 		rest = rest[n:]
 	}
-	<-t.token
+	a.leave()
 	bytes := int64(0)
 	for _, p := range e.batch {
 		pinned, _ := t.owners.Look(p.key)

@@ -76,6 +76,8 @@ type Config struct {
 	// FS and Clock replace the operating system's, for tests.
 	FS    dirfs.FS
 	Clock clockwork.Clock
+
+	groupBytes int64 // what one write takes up at most, but for a block that is longer alone
 }
 
 const (
@@ -86,8 +88,10 @@ const (
 	// leastSegments is how many segments the bound has room for at least: one that is written, one kept back to move blocks to, and
 	// two that are not both emptied at once.
 	leastSegments = 4
-	// groupBytes is what one write takes up at most, but for a block that is longer alone.
-	groupBytes = 4 << 20
+	groupBytes    = 4 << 20
+	// maxAppenders is how many segments are appended to at once at most; a bound has room for so many for each of them.
+	maxAppenders        = 4
+	segmentsForAppender = 8
 )
 
 func (c *Config) setDefaults() {
@@ -106,7 +110,18 @@ func (c *Config) setDefaults() {
 	if c.QuarantineMax == 0 {
 		c.QuarantineMax = defaultQuarantineMax
 	}
+	if c.groupBytes == 0 {
+		c.groupBytes = groupBytes
+	}
 	c.SegmentBytes = c.segmentBytes()
+}
+
+// appenders is how many segments are appended to at once at most.
+func (c *Config) appenders() int64 {
+	if c.MaxBytes == 0 {
+		return maxAppenders
+	}
+	return min(max(1, c.MaxBytes/c.SegmentBytes/segmentsForAppender), maxAppenders)
 }
 
 // segmentBytes is the length of a segment, in whole pages.

@@ -26,14 +26,12 @@ func TestOpenAMillionBlocks(t *testing.T) {
 	}
 	// Segments that are as long as they should be, of which the disk has nothing.
 	for n := range uint32(blocks/perSegment + 1) {
-		tr.token <- struct{}{}
-		g, err := tr.newSegment()
-		<-tr.token
-		if err != nil {
+		a := tr.appenders[0]
+		if err := a.newSegment(); err != nil {
 			t.Fatal(err)
 		}
+		g := a.head
 		g.end.Store(c.segmentBytes())
-		tr.segments.add(g)
 		for i := range perSegment {
 			if k := int(n)*perSegment + i; k < blocks {
 				tr.table.put(entry{fold: foldOf(tiertest.Key(k)), place: place{g.number, uint32(i*2 + 1), 1}}, nil)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -43,10 +44,18 @@ func Open(ctx context.Context, c Config) (*Tier, error) {
 func newTier(c Config) *Tier {
 	t := &Tier{
 		cfg: c, clock: c.Clock, formats: c.Formats, owners: usage.NewOwners(), segments: segments{all: make(map[uint32]*segment)},
-		token: make(chan struct{}, 1), headers: make([]byte, maxHeader),
 		unsynced: make(chan struct{}, 1), syncing: make(chan struct{}, 1), checking: make(chan struct{}, 1),
 		rounds: make(chan struct{}, 1), kick: make(chan struct{}, 1), closing: make(chan struct{}, 1), covered: make(map[uint32]int64),
-		room: room{unit: c.SegmentBytes, most: c.MaxBytes, configured: c.MaxBytes, wake: make(chan struct{})},
+		room: room{unit: c.SegmentBytes, ahead: (1 + c.appenders()) * c.SegmentBytes, most: c.MaxBytes, configured: c.MaxBytes, wake: make(chan struct{})},
+	}
+	t.first, t.others = make(chan *appender, 1), make(chan *appender, maxAppenders)
+	for n := range c.appenders() {
+		a := &appender{t: t, home: t.others}
+		if n == 0 {
+			a.home = t.first
+		}
+		t.appenders = append(t.appenders, a)
+		a.leave()
 	}
 	t.failure.Store(new(error))
 	t.gate.Init()
@@ -147,6 +156,7 @@ func (t *Tier) recover(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	t.epoch = uint64(t.last) + 1
 	var tail []group
 	durable := position{} // of what was written, the latest that a header knows of
 	for _, g := range t.segments.list() {
@@ -171,6 +181,7 @@ func (t *Tier) recover(ctx context.Context) error {
 			t.noted(fmt.Errorf("read segment %s: %w", segmentName(g.number), err))
 		}
 	}
+	slices.SortStableFunc(tail, func(a, b group) int { return a.h.turn.compare(b.h.turn) })
 	for _, r := range tail {
 		if err := t.replay(ctx, r, durable); err != nil {
 			return err
@@ -304,7 +315,7 @@ func (t *Tier) replay(ctx context.Context, r group, durable position) error {
 		at := position{r.h.at.segment, r.h.at.off + rec.off}
 		if rec.kind == deleted {
 			r.g.deletes.Store(true)
-			t.table.remove(fold, func(e entry) bool { return e.position().before(at) })
+			t.table.remove(fold, func(e entry) bool { return !t.outlasts(e, at) })
 			continue
 		}
 		if rec.foreign() || t.formats.Group(rec.key) != int(rec.group) {
@@ -332,9 +343,16 @@ func (t *Tier) replay(ctx context.Context, r group, durable position) error {
 				t.noted(fmt.Errorf("read block %s: %w", rec.key, err)) // it may be whole
 			}
 		}
-		t.table.put(e, func(old entry) bool { return at.before(old.position()) })
+		t.table.put(e, func(old entry) bool { return t.outlasts(old, at) })
 	}
 	return nil
+}
+
+// outlasts says whether a block of the checkpoint was written after what is at p, which the checkpoint does not cover: where p lies in a
+// segment that could not be read when the checkpoint was written, and that is not in it.
+func (t *Tier) outlasts(e entry, p position) bool {
+	_, knows := t.covered[uint32(p.segment)]
+	return !knows && e.off() < t.covered[e.segment] && p.before(e.position())
 }
 
 // settle cuts what is behind the last group of each segment, removes segments that are empty, and makes durable what was found, as far

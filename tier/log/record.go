@@ -1,6 +1,7 @@
 package log
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 
@@ -28,6 +29,7 @@ const (
 	offOffset   = 32
 	offSynced   = 40 // segment, offset
 	offDir      = 56
+	offTurn     = 80 // epoch, number
 	offFormats  = 72
 	offRecords  = 76
 	offTable    = 96
@@ -89,8 +91,10 @@ type position struct {
 	off     int64
 }
 
-func (p position) before(q position) bool {
-	return p.segment < q.segment || p.segment == q.segment && p.off < q.off
+func (p position) before(q position) bool { return p.compare(q) < 0 }
+
+func (p position) compare(q position) int {
+	return cmp.Or(cmp.Compare(p.segment, q.segment), cmp.Compare(p.off, q.off))
 }
 
 // record is one block in a group.
@@ -109,6 +113,7 @@ type header struct {
 	bytes, groupBytes int64
 	at                position
 	synced            position // what was known to be durable when it was written
+	turn              position // the first segment that its process made may have this number, and it was its group of that
 	directory         [16]byte
 	formats           []formatInfo
 	records           []record
@@ -136,6 +141,8 @@ func (h *header) encode(b []byte, formats block.Formats) {
 	le.PutUint64(b[offSynced:], h.synced.segment)
 	le.PutUint64(b[offSynced+8:], uint64(h.synced.off))
 	copy(b[offDir:], h.directory[:])
+	le.PutUint64(b[offTurn:], h.turn.segment)
+	le.PutUint64(b[offTurn+8:], uint64(h.turn.off))
 	le.PutUint32(b[offRecords:], uint32(len(h.records)))
 	var number [block.MaxGroups]int // of the formats that are used, from 1
 	used, at := 0, offTable
@@ -212,6 +219,7 @@ func decodeHeader(b []byte, formats block.Formats) (*header, error) {
 		bytes: n, groupBytes: int64(le.Uint64(b[offGroup:])),
 		at:        position{le.Uint64(b[offSegment:]), int64(le.Uint64(b[offOffset:]))},
 		synced:    position{le.Uint64(b[offSynced:]), int64(le.Uint64(b[offSynced+8:]))},
+		turn:      position{le.Uint64(b[offTurn:]), int64(le.Uint64(b[offTurn+8:]))},
 		directory: [16]byte(b[offDir:]),
 	}
 	used, records := int(le.Uint32(b[offFormats:])), int(le.Uint32(b[offRecords:]))

@@ -8,6 +8,7 @@ import (
 // room counts what the segments take of the bound, and holds back further ones beyond it.
 type room struct {
 	unit       int64 // bytes of a new segment
+	ahead      int64 // bytes that are to be free, so that nobody has to wait for long
 	mu         sync.Mutex
 	most       int64 // zero: unbounded
 	configured int64 // most, while the disk has room for as much
@@ -115,7 +116,7 @@ func (r *room) excess() int64 {
 	if r.most == 0 {
 		return 0
 	}
-	high := r.most - max(2*r.unit, r.most/20)
+	high := r.most - max(r.ahead, r.most/20)
 	if r.used <= high {
 		return 0
 	}

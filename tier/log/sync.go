@@ -49,7 +49,8 @@ func (t *Tier) syncAll(ctx context.Context) error {
 		return context.Cause(ctx)
 	}
 	var errs []error
-	whole := true // so far
+	whole := true            // so far
+	lowest := t.lowestHead() // those before it are complete
 	for _, listed := range t.segments.list() {
 		g := t.segments.use(listed.number)
 		if g == nil {
@@ -65,7 +66,7 @@ func (t *Tier) syncAll(ctx context.Context) error {
 				g.synced.Store(end)
 			}
 		}
-		if whole = whole && !g.broken.Load(); whole && end > 0 {
+		if whole = whole && !g.broken.Load() && g.number <= lowest; whole && end > 0 {
 			t.setSynced(position{uint64(g.number), end})
 		}
 		errs = append(errs, g.release())

@@ -35,17 +35,21 @@ type Tier struct {
 	buffers  sync.Pool // *[]byte of the longest image
 
 	queue struct {
-		mu   sync.Mutex
-		recs []*pending
+		mu    sync.Mutex
+		recs  []*pending
+		bytes int64 // of recs
 	}
-	// token is held by whoever appends; it guards what follows.
-	token   chan struct{}
-	head    *segment // nil until something is written
-	last    uint32   // the highest number of a segment so far
-	writer  writer
-	parts   [][]byte
-	headers []byte // a group's header is made here
-	zeros   [page]byte
+	appenders     []*appender
+	first, others chan *appender // those that nobody has: the first of all, and the others
+	sealing       sync.Mutex     // held by who waits for all of them
+	making        sync.Mutex     // held while a segment is made: segments come into the log in the order of their numbers
+	epoch         uint64         // the number of the first segment that this process may make
+	turns         atomic.Int64   // groups begun
+	zeros         [page]byte
+	// order is held while a group is entered in the index, so that whoever holds it sees all of what was entered before something, if
+	// he sees that. It guards last, and the appenders' numbers.
+	order sync.Mutex
+	last  uint32 // the highest number of a segment so far
 
 	synced   atomic.Pointer[position] // all before it is durable
 	unsynced chan struct{}            // asks the syncer
@@ -113,7 +117,7 @@ func (t *Tier) Close(ctx context.Context) error {
 	t.closed = true
 	var err error
 	if !t.cfg.ReadOnly {
-		err = errors.Join(t.seal(), t.checkpoint())
+		err = errors.Join(t.sealAll(), t.checkpoint())
 	}
 	if err = errors.Join(err, t.closeFiles()); err != nil {
 		return fmt.Errorf("close log tier: %w", err)
@@ -285,9 +289,9 @@ func (t *Tier) gone(e entry) {
 // tombstone appends that a block was deleted, and waits until that is as durable as the policy promises.
 func (t *Tier) tombstone(key block.Key) error {
 	p := &pending{record: record{key: key, kind: deleted}}
-	t.token <- struct{}{}
-	defer func() { <-t.token }()
-	t.appendAll([]*pending{p}, true)
+	a := <-t.first
+	defer a.leave()
+	a.appendAll([]*pending{p}, true)
 	return p.err
 }
 

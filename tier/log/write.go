@@ -3,6 +3,7 @@ package log
 import (
 	"errors"
 	"fmt"
+	"math"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -31,6 +32,33 @@ type putting struct {
 	done chan struct{}
 }
 
+// appender writes groups, one at a time, to the end of a segment of its own. Writes to one file wait for each other in most file systems,
+// so that several segments are appended to where there is much to write. Whoever takes it has it alone, until leave.
+type appender struct {
+	t       *Tier
+	home    chan *appender
+	number  uint32   // of head, or of the segment that is being made; 0: of none. Guarded by t.order
+	head    *segment // nil until something is written
+	writer  writer
+	parts   [][]byte
+	headers []byte // a group's header is made here
+}
+
+func (a *appender) leave() { a.home <- a }
+
+// lowestHead is the number of the first segment that something may be appended to yet.
+func (t *Tier) lowestHead() uint32 {
+	t.order.Lock()
+	defer t.order.Unlock()
+	lowest := uint32(math.MaxUint32)
+	for _, a := range t.appenders {
+		if a.number != 0 {
+			lowest = min(lowest, a.number)
+		}
+	}
+	return lowest
+}
+
 // pend makes the record of an image that has been verified.
 func (t *Tier) pend(p *pending, key block.Key, image []byte) error {
 	g := t.formats.Group(key)
@@ -51,34 +79,52 @@ func (t *Tier) pend(p *pending, key block.Key, image []byte) error {
 	return nil
 }
 
-// commit has what is put written together with what others put at the same time: whoever comes first writes for all who wait. A write
-// that has begun is finished whatever becomes of its callers.
+// commit has what is put written together with what others put at the same time: whoever comes first writes for all who wait, and while
+// a whole group waits, others beside him. A write that has begun is finished whatever becomes of its callers.
 func (t *Tier) commit(w *putting, recs []*pending) {
 	t.queue.mu.Lock()
 	t.queue.recs = append(t.queue.recs, recs...)
+	for _, p := range recs {
+		t.queue.bytes += int64(len(p.data))
+	}
 	t.queue.mu.Unlock()
 	for {
+		first, others := t.first, t.others
+		t.queue.mu.Lock()
+		if len(t.queue.recs) == 0 {
+			first = nil // somebody writes what is left of w
+		}
+		if t.queue.bytes < t.cfg.groupBytes || len(t.first) > 0 {
+			others = nil
+		}
+		t.queue.mu.Unlock()
+		var a *appender
 		select {
 		case <-w.done:
 			return
-		case t.token <- struct{}{}:
-			t.commitGroup()
-			<-t.token
+		case a = <-first:
+		case a = <-others:
 		}
+		a.commitGroup()
+		a.leave()
 	}
 }
 
-// commitGroup writes one group of what is queued. The caller holds the token.
-func (t *Tier) commitGroup() {
+// commitGroup writes one group of what is queued.
+func (a *appender) commitGroup() {
+	t := a.t
 	t.queue.mu.Lock()
-	n := fitting(t.formats, t.queue.recs, groupBytes)
+	n := fitting(t.formats, t.queue.recs, t.cfg.groupBytes)
 	recs := t.queue.recs[:n:n]
 	t.queue.recs = t.queue.recs[n:]
 	if len(t.queue.recs) == 0 {
 		t.queue.recs = nil
 	}
+	for _, p := range recs {
+		t.queue.bytes -= int64(len(p.data))
+	}
 	t.queue.mu.Unlock()
-	t.appendAll(recs, false)
+	a.appendAll(recs, false)
 	t.queue.mu.Lock()
 	defer t.queue.mu.Unlock()
 	for _, p := range recs {
@@ -120,15 +166,15 @@ func headerOf(formats block.Formats, recs []*pending) int64 {
 	return pages(head) * page
 }
 
-// appendAll writes recs as one group, or as two where a segment ends between them. The caller holds the token; mover says that it
-// moves blocks out of other segments, or deletes them. What failed is in each record.
-func (t *Tier) appendAll(recs []*pending, mover bool) {
+// appendAll writes recs as one group, or as two where a segment ends between them; mover says that they are moved out of other segments,
+// or delete blocks. What failed is in each record.
+func (a *appender) appendAll(recs []*pending, mover bool) {
 	for len(recs) > 0 {
 		n := len(recs)
-		err := t.makeHead(recs, mover)
+		err := a.makeHead(recs, mover)
 		if err == nil {
-			n = fitting(t.formats, recs, t.cfg.SegmentBytes-t.head.end.Load())
-			err = t.appendGroup(recs[:n])
+			n = fitting(a.t.formats, recs, a.t.cfg.SegmentBytes-a.head.end.Load())
+			err = a.appendGroup(recs[:n])
 		}
 		for _, p := range recs[:n] {
 			p.err = err
@@ -138,12 +184,13 @@ func (t *Tier) appendAll(recs []*pending, mover bool) {
 }
 
 // makeHead makes sure that the head has room for the first of recs.
-func (t *Tier) makeHead(recs []*pending, mover bool) error {
+func (a *appender) makeHead(recs []*pending, mover bool) error {
+	t := a.t
 	need := headerOf(t.formats, recs[:1]) + int64(len(recs[0].data))
-	if t.head != nil && !t.head.broken.Load() && t.head.end.Load()+need <= t.cfg.SegmentBytes {
+	if a.head != nil && !a.head.broken.Load() && a.head.end.Load()+need <= t.cfg.SegmentBytes {
 		return nil
 	}
-	if err := t.seal(); err != nil {
+	if err := a.seal(); err != nil {
 		t.count.errors.Add(1)
 	}
 	now := t.clock.Now()
@@ -151,54 +198,69 @@ func (t *Tier) makeHead(recs []*pending, mover bool) error {
 		t.collectSoon()
 		return errNoRoom
 	}
-	g, err := t.newSegment()
-	if err != nil {
+	if err := a.newSegment(); err != nil {
 		t.room.add(-t.room.unit)
 		return blockdir.WriteError(err)
 	}
-	t.segments.add(g)
-	t.head = g
 	if t.room.excess() > 0 {
 		t.collectSoon()
 	}
 	return nil
 }
 
+// nextNumber gives the appender the number of another segment.
+func (a *appender) nextNumber() uint32 {
+	a.t.order.Lock()
+	defer a.t.order.Unlock()
+	a.t.last++
+	a.number = a.t.last
+	return a.number
+}
+
 // newSegment makes the file of another segment, with room on the disk, and its name durable.
-func (t *Tier) newSegment() (*segment, error) {
+func (a *appender) newSegment() error {
+	t := a.t
+	t.making.Lock()
+	defer t.making.Unlock()
 	for {
-		t.last++
-		if t.last == 0 {
-			return nil, fmt.Errorf("make a segment: all numbers are used up: %w", errdefs.ErrNoSpace)
+		number := a.nextNumber()
+		if number == 0 {
+			return fmt.Errorf("make a segment: all numbers are used up: %w", errdefs.ErrNoSpace)
 		}
-		name := segmentName(t.last)
+		name := segmentName(number)
 		f, err := t.dir.Open(name, os.O_RDWR|os.O_CREATE|os.O_EXCL)
 		if errors.Is(err, unix.EEXIST) {
 			continue // somebody else's
 		}
 		if err != nil {
-			return nil, err
+			return err
 		}
 		err = allocate(f, t.cfg.SegmentBytes)
 		if err == nil {
-			err = t.beginSegment(f)
+			err = a.beginSegment(f)
 		}
 		if err != nil {
-			return nil, errors.Join(err, f.Close(), blockdir.Remove(t.dir, name))
+			return errors.Join(err, f.Close(), blockdir.Remove(t.dir, name))
 		}
-		g := &segment{number: t.last, file: f}
-		g.end.Store(page)
-		g.synced.Store(page)
-		g.size.Store(t.cfg.SegmentBytes)
-		return g, nil
+		a.head = &segment{number: number, file: f}
+		a.head.end.Store(page)
+		a.head.synced.Store(page)
+		a.head.size.Store(t.cfg.SegmentBytes)
+		t.segments.add(a.head)
+		return nil
 	}
 }
 
 // beginSegment writes a group of nothing, by which a segment is known whatever becomes of the next, and makes it and the name durable.
-func (t *Tier) beginSegment(f dirfs.File) error {
-	h := header{bytes: page, groupBytes: page, at: position{segment: uint64(t.last)}, synced: t.syncedTo(), directory: t.id}
-	h.encode(t.headers[:page], t.formats)
-	if err := t.writer.writeAt(f, [][]byte{t.headers[:page]}, 0); err != nil || t.cfg.Fsync == FsyncNever {
+func (a *appender) beginSegment(f dirfs.File) error {
+	t := a.t
+	if a.headers == nil {
+		a.headers = make([]byte, maxHeader)
+	}
+	h := t.newHeader(position{segment: uint64(a.number)}, page)
+	h.groupBytes = page
+	h.encode(a.headers[:page], t.formats)
+	if err := a.writer.writeAt(f, [][]byte{a.headers[:page]}, 0); err != nil || t.cfg.Fsync == FsyncNever {
 		return err
 	}
 	if err := f.Sync(); err != nil {
@@ -207,14 +269,38 @@ func (t *Tier) beginSegment(f dirfs.File) error {
 	return blockdir.SyncRoot(t.dir)
 }
 
-// seal ends the head: nothing is appended to it any more. The caller holds the token.
-func (t *Tier) seal() error {
-	g := t.head
+// newHeader begins a group.
+func (t *Tier) newHeader(at position, bytes int64) header {
+	turn := position{t.epoch, t.turns.Add(1)}
+	return header{bytes: bytes, at: at, synced: t.syncedTo(), turn: turn, directory: t.id}
+}
+
+// sealAll ends every segment that is appended to.
+func (t *Tier) sealAll() error {
+	t.sealing.Lock()
+	defer t.sealing.Unlock()
+	var errs []error
+	for _, a := range t.appenders { // as many as there are
+		a = <-a.home
+		defer a.leave()
+		errs = append(errs, a.seal())
+	}
+	return errors.Join(errs...)
+}
+
+// seal ends the head: nothing is appended to it any more.
+func (a *appender) seal() error {
+	t, g := a.t, a.head
 	if g == nil {
 		return nil
 	}
-	t.head = nil
-	defer g.sealed.Store(true)
+	a.head = nil
+	defer func() {
+		g.sealed.Store(true)
+		t.order.Lock()
+		a.number = 0
+		t.order.Unlock()
+	}()
 	end := g.end.Load()
 	if end <= page { // nothing was written, or could be
 		t.room.add(-g.size.Swap(0))
@@ -226,11 +312,11 @@ func (t *Tier) seal() error {
 }
 
 // appendGroup writes a group at the end of the head, makes it durable by the policy and enters it in the index, or leaves nothing.
-func (t *Tier) appendGroup(recs []*pending) error {
-	g, off := t.head, t.head.end.Load()
-	h := header{bytes: headerOf(t.formats, recs), at: position{uint64(g.number), off}, synced: t.syncedTo(), directory: t.id}
+func (a *appender) appendGroup(recs []*pending) error {
+	t, g, off := a.t, a.head, a.head.end.Load()
+	h := t.newHeader(position{uint64(g.number), off}, headerOf(t.formats, recs))
 	h.groupBytes = h.bytes
-	parts := append(t.parts[:0], t.headers[:h.bytes])
+	parts := append(a.parts[:0], a.headers[:h.bytes])
 	for _, p := range recs {
 		h.records = append(h.records, p.record)
 		if len(p.data) > 0 {
@@ -239,29 +325,33 @@ func (t *Tier) appendGroup(recs []*pending) error {
 		}
 	}
 	h.encode(parts[0], t.formats)
-	err := t.writer.writeAt(g.file, parts, off)
+	err := a.writer.writeAt(g.file, parts, off)
 	clear(parts)
-	t.parts = parts[:0]
+	a.parts = parts[:0]
 	if err == nil && t.cfg.Fsync == FsyncAlways {
 		if err = g.file.Sync(); err != nil {
 			g.broken.Store(true)
 		}
 	}
 	if err != nil {
-		return errors.Join(blockdir.WriteError(err), t.undo(g, off))
+		return errors.Join(blockdir.WriteError(err), a.undo(off))
 	}
+	t.order.Lock()
 	at := off + h.bytes
 	for _, p := range recs {
-		t.enter(p, place{g.number, uint32(at / page), uint16((at - off) / page)})
+		a.enter(p, place{g.number, uint32(at / page), uint16((at - off) / page)})
 		at += int64(len(p.data))
 	}
 	g.end.Store(at)
+	t.order.Unlock()
 	t.written.Add(at - off)
 	t.bytesUp()
 	switch t.cfg.Fsync {
 	case FsyncAlways:
 		g.synced.Store(at)
-		t.setSynced(position{uint64(g.number), at})
+		if t.lowestHead() == g.number {
+			t.setSynced(position{uint64(g.number), at})
+		}
 	case FsyncInterval:
 		t.syncSoon()
 	case FsyncNever:
@@ -270,15 +360,16 @@ func (t *Tier) appendGroup(recs []*pending) error {
 }
 
 // undo makes sure that a group that could not be written is not found later, as far as that can be done, and ends the segment.
-func (t *Tier) undo(g *segment, off int64) error {
-	_, err := g.file.WriteAt(t.zeros[:], off) // where it cannot be cut
-	return errors.Join(err, t.seal())
+func (a *appender) undo(off int64) error {
+	_, err := a.head.file.WriteAt(a.t.zeros[:], off) // where it cannot be cut
+	return errors.Join(err, a.seal())
 }
 
 // enter brings a record that was written into the index.
-func (t *Tier) enter(p *pending, at place) {
+func (a *appender) enter(p *pending, at place) {
+	t := a.t
 	if p.kind == deleted {
-		t.head.deletes.Store(true)
+		a.head.deletes.Store(true)
 		return
 	}
 	n := int64(len(p.data))
@@ -286,12 +377,12 @@ func (t *Tier) enter(p *pending, at place) {
 	if p.from.segment != 0 {
 		if was, ok := t.table.move(fold, p.from, at, seen); ok {
 			t.drop(was, n)
-			t.head.live.Add(n)
+			a.head.live.Add(n)
 		}
 		return
 	}
 	old, had := t.table.put(entry{fold: fold, place: at, group: p.group, flags: seen}, nil)
-	t.head.live.Add(n)
+	a.head.live.Add(n)
 	if had {
 		t.drop(old, n)
 		return

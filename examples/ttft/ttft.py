@@ -441,7 +441,8 @@ def decode_beside(bench: Bench, cache: KVLaneCache, ids: Any) -> dict[str, Any]:
     size = bench.prefix(ids.shape[1]) * bench.token_bytes
     return {
         "tokens": ids.shape[1], "batch": bench.args.decode_batch, "tokens_per_s_alone": alone, "tokens_per_s_beside": beside,
-        "loss_percent": 100 * (1 - beside / alone) if alone else 0, "loads": len(loads), "load_gb_per_s": size / statistics.median(loads) / 1e9,
+        "loss_percent": 100 * (1 - beside / alone) if alone else 0, "loads": len(loads),
+        "load_gb_per_s": size / statistics.median(loads) / 1e9,
     }  # fmt: skip
 
 

@@ -61,6 +61,9 @@ var fileMutants = []mutant{
 	{"tier/log", "TestCollectAfterManyAppended", []edit{{
 		"tier/log/write.go", "	for _, a := range t.appenders { // as many as there are\n", "	for _, a := range t.appenders[:1] {\n",
 	}}},
+	{"tier/log", "TestDefectNoRoomBesideSegmentsThatAreAppendedTo", []edit{{
+		"tier/log/collect.go", "		if v == nil && mayEnd && t.room.waiting() > 0 {", "		if v == nil && mayEnd && t.room.waiting() < 0 {",
+	}}},
 	// Files that are kept open.
 	{"stream/file", "TestHandlesSurviveRenameAndUnlink", []edit{{
 		"stream/file/handles.go",

@@ -32,9 +32,12 @@ type heads struct {
 
 const firstSegment, thirdSegment = "seg-0000000000000001", "seg-0000000000000003"
 
-func newHeads(t *testing.T, policy log.FsyncPolicy) *heads {
+func newHeads(t *testing.T, policy log.FsyncPolicy, also ...func(*disk)) *heads {
 	t.Helper()
 	h := &heads{disk: newDisk(t, policy), err: make(chan error, 1)}
+	for _, change := range also {
+		change(h.disk)
+	}
 	log.GroupBytes(&h.c, 1)
 	h.c.SyncEvery = time.Hour
 	h.process = h.Process()
@@ -253,6 +256,26 @@ func TestCollectAfterManyAppended(t *testing.T) {
 	}
 	if err := get(t, h.tr, h.f, tiertest.Key(2)); !errors.Is(err, errdefs.ErrNotFound) {
 		t.Error(err)
+	}
+	h.die()
+}
+
+// Writes waited for room without end, since all that the disk has room for was appended to and nothing was filled.
+func TestDefectNoRoomBesideSegmentsThatAreAppendedTo(t *testing.T) {
+	h := newHeads(t, log.FsyncNever, func(d *disk) {
+		d.c.MaxBytes = 64 * d.c.SegmentBytes
+		d.SetLimit(4*d.c.SegmentBytes - 4096)
+	})
+	h.end()
+	if err := <-h.err; err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second) // less than it takes until more room is hoped for
+	defer cancel()
+	for i := 4; i < 40; i++ {
+		if err := h.tr.Put(ctx, tiertest.Key(i), image(t, h.f, tiertest.Key(i))); err != nil {
+			t.Fatalf("block %d: %v", i, err)
+		}
 	}
 	h.die()
 }

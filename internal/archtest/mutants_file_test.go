@@ -38,6 +38,32 @@ var fileMutants = []mutant{
 	{"tier/log", "TestDefectDeletedBlockComesBack", []edit{{
 		"tier/log/collect.go", "	if v.deletes.Load() {\n", "	if v.deletes.Load() && v.unread {\n",
 	}}},
+	{"tier/log", "TestOneOfManyGroupsFails", []edit{{
+		"tier/log/write.go", "		if t.lowestHead() == g.number {\n", "		if g.number > 0 {\n",
+	}}},
+	{"tier/log", "TestOneOfManyGroupsFails", []edit{{
+		"tier/log/sync.go", " && g.number <= lowest;", " && lowest > 0;",
+	}}},
+	{"tier/log", "TestDefectDeletionBeforeWhatItDeletes", []edit{{
+		"tier/log/open.go", "return a.h.turn.compare(b.h.turn)", "return a.h.at.compare(b.h.at)",
+	}}},
+	{"tier/log", "TestDefectDeletionBeforeWhatItDeletes", []edit{{
+		"tier/log/open.go", "	return !knows && e.off()", "	return (!knows || knows) && e.off()",
+	}}},
+	{"tier/log", "TestDefectOldDeletionTakesANewBlock", []edit{{
+		"tier/log/open.go", "	return !knows && e.off()", "	return !knows && knows && e.off()",
+	}}},
+	{"tier/log", "TestDefectCheckpointCoversWhatCameLater", []edit{{
+		"tier/log/checkpoint.go", "	if err := t.syncAll(context.WithoutCancel(t.ctx)); err != nil {\n", "	if err := context.Cause(context.WithoutCancel(t.ctx)); err != nil {\n",
+	}, {
+		"tier/log/checkpoint.go", "	t.order.Lock()\n", "	if err := t.syncAll(context.WithoutCancel(t.ctx)); err != nil {\n		return err\n	}\n	t.order.Lock()\n",
+	}}},
+	{"tier/log", "TestCollectAfterManyAppended", []edit{{
+		"tier/log/write.go", "	for _, a := range t.appenders { // as many as there are\n", "	for _, a := range t.appenders[:1] {\n",
+	}}},
+	{"tier/log", "TestDefectNoRoomBesideSegmentsThatAreAppendedTo", []edit{{
+		"tier/log/collect.go", "		if v == nil && mayEnd && t.room.waiting() > 0 {", "		if v == nil && mayEnd && t.room.waiting() < 0 {",
+	}}},
 	// Files that are kept open.
 	{"stream/file", "TestHandlesSurviveRenameAndUnlink", []edit{{
 		"stream/file/handles.go",

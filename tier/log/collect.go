@@ -111,8 +111,16 @@ func (t *Tier) collect(ctx context.Context, excess func() int64, s sweep) (remov
 	}
 	failed := make(map[uint32]bool)
 	var errs []error
+	mayEnd := len(t.appenders) > 1 && !s.all // segments that are appended to
 	for excess() > 0 && ctx.Err() == nil {
 		v := t.victim(failed, s)
+		if v == nil && mayEnd && t.room.waiting() > 0 { // on a disk that is full those may be all there are
+			mayEnd = false
+			if err := t.sealAll(); err != nil {
+				errs = append(errs, err)
+			}
+			continue
+		}
 		if v == nil {
 			break
 		}

@@ -102,7 +102,9 @@ func killConfig(dir string) log.Config {
 	if err != nil {
 		panic(err)
 	}
-	return log.Config{Dir: dir, Formats: block.Formats{{Layout: l, Identity: block.Digest{1}}}, SegmentBytes: 1 << 20}
+	c := log.Config{Dir: dir, Formats: block.Formats{{Layout: l, Identity: block.Digest{1}}}, SegmentBytes: 1 << 20}
+	log.GroupBytes(&c, 2*l.ImageBytes()) // so that several segments are appended to
+	return c
 }
 
 // writeUntilKilled is what the child process does: it writes, and says a line for each block that is stored.
@@ -113,7 +115,7 @@ func writeUntilKilled(dir string) {
 		panic(err)
 	}
 	say("writing")
-	for w := range 2 {
+	for w := range 4 {
 		go func() {
 			rng := rand.New(rand.NewPCG(uint64(os.Getpid()), uint64(w)))
 			for {

@@ -11,6 +11,9 @@ func VerifyOn(ctx context.Context, fsys dirfs.FS, dir string) (Report, error) {
 	return verify(ctx, fsys, dir, nil)
 }
 
+// GroupBytes sets what one write takes up at most. More segments than one are appended to while so much waits.
+func GroupBytes(c *Config, bytes int64) { c.groupBytes = bytes }
+
 // Checkpoint writes one now.
 func Checkpoint(t *Tier) error { return t.checkpoint() }
 

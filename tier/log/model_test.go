@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -75,6 +77,7 @@ func runModel(t *testing.T, policy log.FsyncPolicy, bound int64, seed uint64) {
 	t.Helper()
 	m := &model{disk: newDisk(t, policy), rng: rand.New(rand.NewPCG(seed, 0x6c6f67)), keys: keys(0, modelKeys), blocks: make([]blockModel, modelKeys)}
 	m.c.MaxBytes = bound * m.c.SegmentBytes
+	log.GroupBytes(&m.c, 2*m.f.Layout.ImageBytes()) // so that several segments are appended to
 	for _, key := range m.keys {
 		m.images = append(m.images, image(t, m.f, key))
 	}
@@ -107,6 +110,12 @@ func (m *model) start() {
 	m.Helper()
 	m.process = m.Process()
 	m.faults = faultfs.New(m.process, nil, nil)
+	m.faults.Forbid(func(op, _ string) error { // so that others come meanwhile
+		if op == "write" || op == "sync" {
+			time.Sleep(time.Microsecond)
+		}
+		return nil
+	})
 	c := m.c
 	c.FS = m.faults
 	var err error
@@ -175,26 +184,33 @@ func (m *model) promise() {
 	}
 }
 
+// put puts n blocks, or that many four times at once, which takes some time.
 func (m *model) put(n int) {
 	m.Helper()
-	var which []int
-	var some []block.Key
-	var srcs []mem.Extent
-	for range n {
-		k := m.rng.IntN(modelKeys)
-		which, some, srcs = append(which, k), append(some, m.keys[k]), append(srcs, m.images[k])
+	callers := 1 + 3*m.rng.IntN(2)
+	which, errs := make([][]int, callers), make([][]error, callers)
+	var wg sync.WaitGroup
+	for c := range callers {
+		var some []block.Key
+		var srcs []mem.Extent
+		for range n {
+			k := m.rng.IntN(modelKeys)
+			which[c], some, srcs = append(which[c], k), append(some, m.keys[k]), append(srcs, m.images[k])
+		}
+		errs[c] = make([]error, n)
+		wg.Go(func() { m.tr.PutMany(m.Context(), some, srcs, errs[c]) })
 	}
-	errs := make([]error, n)
-	m.tr.PutMany(m.Context(), some, srcs, errs)
+	wg.Wait()
 	m.say("puts %v: %v", which, errs)
-	for i, k := range which {
-		switch {
-		case errs[i] == nil:
+	which, errs = [][]int{slices.Concat(which...)}, [][]error{slices.Concat(errs...)}
+	for i, k := range which[0] {
+		switch err := errs[0][i]; {
+		case err == nil:
 			m.blocks[k] = blockModel{stored: true, promised: m.c.Fsync == log.FsyncAlways || m.blocks[k].promised}
-		case errors.Is(errs[i], faultfs.ErrCrashed):
+		case errors.Is(err, faultfs.ErrCrashed):
 			m.blocks[k].unsure = m.blocks[k].unsure || !m.blocks[k].stored
 		default:
-			m.Fatalf("put %d: %v", k, errs[i])
+			m.Fatalf("put %d: %v", k, err)
 		}
 	}
 }

@@ -104,7 +104,7 @@ func (f *slowFile) WriteAllAt(parts [][]byte, off int64) (n int, err error) {
 		n += len(p)
 	}
 	if n <= 1<<20 {
-		return f.File.(dirfs.Gatherer).WriteAllAt(parts, off) //nolint:forcetypeassert // the operating system's are
+		return f.File.(dirfs.Gatherer).WriteAllAt(parts, off) //nolint:forcetypeassert,errcheck // the operating system's are
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -41,8 +41,8 @@ type Tier struct {
 	}
 	appenders     []*appender
 	first, others chan *appender // those that nobody has: the first of all, and the others
-	sealing       sync.Mutex     // held by who waits for all of them
-	making        sync.Mutex     // held while a segment is made: segments come into the log in the order of their numbers
+	sealing       chan struct{}  // holds a token while somebody takes all of them
+	making        chan struct{}  // holds a token while a segment is made: they come into the log in the order of their numbers
 	epoch         uint64         // the number of the first segment that this process may make
 	turns         atomic.Int64   // groups begun
 	zeros         [page]byte

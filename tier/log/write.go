@@ -220,8 +220,8 @@ func (a *appender) nextNumber() uint32 {
 // newSegment makes the file of another segment, with room on the disk, and its name durable.
 func (a *appender) newSegment() error {
 	t := a.t
-	t.making.Lock()
-	defer t.making.Unlock()
+	t.making <- struct{}{}
+	defer func() { <-t.making }()
 	for {
 		number := a.nextNumber()
 		if number == 0 {
@@ -277,8 +277,8 @@ func (t *Tier) newHeader(at position, bytes int64) header {
 
 // sealAll ends every segment that is appended to.
 func (t *Tier) sealAll() error {
-	t.sealing.Lock()
-	defer t.sealing.Unlock()
+	t.sealing <- struct{}{}
+	defer func() { <-t.sealing }()
 	var errs []error
 	for _, a := range t.appenders { // as many as there are
 		a = <-a.home

@@ -1,0 +1,281 @@
+package log_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/dirfs/faultfs"
+	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/tier"
+	"github.com/kvlane/kvlane/tier/log"
+	"github.com/kvlane/kvlane/tier/tiertest"
+)
+
+// heads is a tier on a disk that appends to several segments: block 0 is in the first one, blocks 2 and 3 are in the second and the third, and the write of
+// block 1 to the first, which was begun before theirs, hangs until end.
+type heads struct {
+	*disk
+	process *faultfs.Process
+	fs      *faultfs.FS
+	tr      *log.Tier
+	gate    chan struct{}
+	err     chan error // of block 1
+}
+
+const firstSegment, thirdSegment = "seg-0000000000000001", "seg-0000000000000003"
+
+func newHeads(t *testing.T, policy log.FsyncPolicy, also ...func(*disk)) *heads {
+	t.Helper()
+	h := &heads{disk: newDisk(t, policy), err: make(chan error, 1)}
+	for _, change := range also {
+		change(h.disk)
+	}
+	log.GroupBytes(&h.c, 1)
+	h.c.SyncEvery = time.Hour
+	h.process = h.Process()
+	h.fs = faultfs.New(h.process, nil, nil)
+	c := h.c
+	c.FS = h.fs
+	var err error
+	if h.tr, err = log.Open(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	put(t, h.tr, h.f, tiertest.Key(0))
+	h.hang("write", firstSegment, func() { h.err <- h.tr.Put(t.Context(), tiertest.Key(1), image(t, h.f, tiertest.Key(1))) })
+	put(t, h.tr, h.f, tiertest.Key(2))
+	if policy == log.FsyncInterval { // what is durable by now, the next group says
+		if err := log.Checkpoint(h.tr); err != nil {
+			t.Error(err)
+		}
+	}
+	put(t, h.tr, h.f, tiertest.Key(3))
+	if s := state(t, h.tr, tiertest.Key(1)); s == tier.Ready {
+		t.Error("a block is found before it is written")
+	}
+	return h
+}
+
+// hang begins do, and returns when that hangs in an operation on a segment, until end.
+func (h *heads) hang(op, name string, do func()) {
+	h.Helper()
+	h.gate = make(chan struct{})
+	there, gate := make(chan struct{}), h.gate
+	var found sync.Once
+	h.fs.Forbid(func(o, path string) error {
+		if o == op && strings.HasSuffix(path, name) {
+			found.Do(func() {
+				close(there)
+				<-gate
+			})
+		}
+		return nil
+	})
+	go do()
+	select {
+	case <-there:
+	case <-time.After(time.Minute):
+		h.Fatal("it does not get there")
+	}
+}
+
+// end lets what hangs go on, under a plan.
+func (h *heads) end(rules ...fault.Rule) {
+	h.fs.Use(fault.New(1, rules...))
+	close(h.gate)
+}
+
+// die ends the process.
+func (h *heads) die() {
+	h.process.Kill()
+	_ = h.tr.Close(context.WithoutCancel(h.Context()))
+}
+
+// Of several groups on their way the first one fails, is torn, or never ends: those that were written are there, it is not, and nothing
+// that a later process does brings it back.
+func TestOneOfManyGroupsFails(t *testing.T) {
+	torn := fault.Nth("write", 0).Partial(unix.EIO)
+	for name, rules := range map[string][]fault.Rule{
+		"fails":         {fault.Nth("write", 0).Fail(unix.EIO)},
+		"torn":          {torn},
+		"torn for good": {torn, fault.After("write", 1).Fail(unix.EIO), fault.After("truncate", 0).Fail(unix.EIO), fault.After("sync", 0).Fail(unix.EIO)},
+		"crash":         {fault.Nth("write", 0).Crash()},
+		"killed":        nil,
+	} {
+		for _, policy := range []log.FsyncPolicy{log.FsyncAlways, log.FsyncInterval, log.FsyncNever} {
+			t.Run(name+" "+policy.String(), func(t *testing.T) {
+				h := newHeads(t, policy)
+				if name == "killed" {
+					h.process.Kill()
+				}
+				h.end(rules...)
+				if err := <-h.err; err == nil {
+					t.Error("a block was stored whose writing failed")
+				}
+				if s := state(t, h.tr, tiertest.Key(1)); s != tier.Absent {
+					t.Errorf("a block whose writing failed is %s", s)
+				}
+				if name == "fails" || name == "torn" {
+					put(t, h.tr, h.f, tiertest.Key(4))
+				}
+				h.die()
+				promised := map[block.Key]bool{tiertest.Key(0): true, tiertest.Key(2): true, tiertest.Key(3): true, tiertest.Key(4): name == "fails" || name == "torn"}
+				for range 2 {
+					h.check(promised, keys(0, 5))
+					_ = h.run(nil, false, func(tr *log.Tier) error {
+						if s := state(t, tr, tiertest.Key(1)); s != tier.Absent && policy != log.FsyncNever {
+							t.Errorf("a block whose writing failed is %s to the next", s)
+						}
+						return nil
+					})
+				}
+			})
+		}
+	}
+}
+
+// A power failure takes what hangs in a sync, and nothing that was promised beside it.
+func TestOneOfManyGroupsIsNotSynced(t *testing.T) {
+	for seed := range uint64(20) {
+		h := newHeads(t, log.FsyncAlways)
+		h.end()
+		if err := <-h.err; err != nil {
+			t.Fatal(err)
+		}
+		h.hang("sync", firstSegment, func() { h.err <- h.tr.Put(t.Context(), tiertest.Key(4), image(t, h.f, tiertest.Key(4))) })
+		put(t, h.tr, h.f, keys(5, 7)...)
+		h.PowerFail(faultfs.KeepSome(seed))
+		h.end()
+		if err := <-h.err; err == nil {
+			t.Error("a block was stored that is not durable")
+		}
+		h.die()
+		promised := map[block.Key]bool{tiertest.Key(5): true, tiertest.Key(6): true}
+		for _, key := range keys(0, 4) {
+			promised[key] = true
+		}
+		h.check(promised, keys(0, 7))
+	}
+}
+
+// A block that was deleted came back, since it lies behind the deletion.
+func TestDefectDeletionBeforeWhatItDeletes(t *testing.T) {
+	for name, covered := range map[string]bool{"read from segments": false, "read from a checkpoint": true} {
+		t.Run(name, func(t *testing.T) {
+			h := newHeads(t, log.FsyncNever)
+			h.end()
+			err := <-h.err
+			if covered {
+				err = errors.Join(err, log.Checkpoint(h.tr))
+			}
+			if err = errors.Join(err, h.tr.Delete(t.Context(), tiertest.Key(2))); err != nil {
+				t.Fatal(err)
+			}
+			h.die()
+			_ = h.run(nil, false, func(tr *log.Tier) error {
+				if s := state(t, tr, tiertest.Key(2)); s != tier.Absent {
+					t.Errorf("a block that was deleted is %s", s)
+				}
+				return nil
+			})
+			h.check(map[block.Key]bool{tiertest.Key(0): true, tiertest.Key(1): true, tiertest.Key(3): true}, keys(0, 4))
+		})
+	}
+}
+
+// A block was lost, since a deletion that lies before it could be read again.
+func TestDefectOldDeletionTakesANewBlock(t *testing.T) {
+	d := newDisk(t, log.FsyncAlways)
+	key := tiertest.Key(1)
+	_ = d.run(nil, true, func(tr *log.Tier) error {
+		put(t, tr, d.f, key)
+		if err := tr.Delete(t.Context(), key); err != nil {
+			t.Error(err)
+		}
+		return nil
+	})
+	process := d.Process()
+	c, faults := d.c, faultfs.New(process, nil, nil)
+	c.FS = faults
+	faults.Forbid(func(op, path string) error {
+		if op == "read" && strings.HasSuffix(path, firstSegment) {
+			return unix.EIO
+		}
+		return nil
+	})
+	tr, err := log.Open(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	put(t, tr, d.f, key)
+	if err := tr.Close(context.WithoutCancel(t.Context())); err != nil {
+		t.Error(err)
+	}
+	process.Kill()
+	d.check(map[block.Key]bool{key: true}, []block.Key{key})
+}
+
+// A checkpoint said that it covers what was written while it made durable what it covers.
+func TestDefectCheckpointCoversWhatCameLater(t *testing.T) {
+	h := newHeads(t, log.FsyncInterval)
+	h.end()
+	if err := <-h.err; err != nil {
+		t.Fatal(err)
+	}
+	h.hang("sync", thirdSegment, func() { h.err <- log.Checkpoint(h.tr) }) // the first has been synced
+	put(t, h.tr, h.f, tiertest.Key(4))
+	h.end()
+	if err := <-h.err; err != nil {
+		t.Fatal(err)
+	}
+	h.PowerFail(faultfs.KeepSynced())
+	h.die()
+	promised := make(map[block.Key]bool)
+	for _, key := range keys(0, 4) {
+		promised[key] = true
+	}
+	h.check(promised, keys(0, 5))
+}
+
+// What is collected is what is in every segment, also in those that were appended to.
+func TestCollectAfterManyAppended(t *testing.T) {
+	h := newHeads(t, log.FsyncNever)
+	h.end()
+	if err := <-h.err; err != nil {
+		t.Fatal(err)
+	}
+	if n, err := h.tr.GC(t.Context(), 0); n != 4 || err != nil || log.Used(h.tr) != 0 {
+		t.Errorf("collect: %d of 4, %v, %d bytes are left", n, err, log.Used(h.tr))
+	}
+	if err := get(t, h.tr, h.f, tiertest.Key(2)); !errors.Is(err, errdefs.ErrNotFound) {
+		t.Error(err)
+	}
+	h.die()
+}
+
+// Writes waited for room without end, since all that the disk has room for was appended to and nothing was filled.
+func TestDefectNoRoomBesideSegmentsThatAreAppendedTo(t *testing.T) {
+	h := newHeads(t, log.FsyncNever, func(d *disk) {
+		d.c.MaxBytes = 64 * d.c.SegmentBytes
+		d.SetLimit(4*d.c.SegmentBytes - 4096)
+	})
+	h.end()
+	if err := <-h.err; err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second) // less than it takes until more room is hoped for
+	defer cancel()
+	for i := 4; i < 40; i++ {
+		if err := h.tr.Put(ctx, tiertest.Key(i), image(t, h.f, tiertest.Key(i))); err != nil {
+			t.Fatalf("block %d: %v", i, err)
+		}
+	}
+	h.die()
+}

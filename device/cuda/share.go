@@ -115,9 +115,12 @@ func (d *Device) allocations() []*allocation {
 
 // ImportMemory implements device.Sharer.
 func (d *Device) ImportMemory(h device.Handle) (*mem.Region, error) {
-	index, err := d.indexOf(h.Device)
-	if err != nil {
-		return nil, fmt.Errorf("import memory of device %s: %w", h.Device, err)
+	index, res, call := indexOf(d.api, h.Device)
+	if res != cuda.Success {
+		return nil, fmt.Errorf("import memory of device %s: %w", h.Device, d.fail(res, call, ""))
+	}
+	if index < 0 {
+		index = device.DeviceElsewhere
 	}
 	r, err := d.make(leak.ImportedBytes, h.Bytes, func(a *allocation) (*mem.Region, error) {
 		if err := d.importAs(&h, a); err != nil {
@@ -157,28 +160,6 @@ func (d *Device) importAs(h *device.Handle, a *allocation) error {
 	case device.HandleMemFD:
 	}
 	return d.lack("memory by handle "+h.Type.String(), "CUDA has none")
-}
-
-// indexOf returns the index of the GPU of that UUID among those that this process sees.
-func (d *Device) indexOf(uuid string) (int, error) {
-	n, r := d.api.DeviceGetCount()
-	if r != cuda.Success {
-		return 0, d.fail(r, "cuDeviceGetCount", "")
-	}
-	for i := range n {
-		id, r := d.api.DeviceGet(i)
-		if r != cuda.Success {
-			return 0, d.fail(r, "cuDeviceGet", "ordinal=%d", i)
-		}
-		raw, r := d.api.DeviceGetUUID(id)
-		if r != cuda.Success {
-			return 0, d.fail(r, "cuDeviceGetUuid_v2", "device=%d", i)
-		}
-		if uuidText(raw) == uuid {
-			return i, nil
-		}
-	}
-	return device.DeviceElsewhere, nil
 }
 
 // imports reports whether r lies in memory that this device has imported.

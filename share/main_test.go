@@ -31,6 +31,7 @@ func TestMain(m *testing.M) {
 	var err error
 	switch role := os.Getenv(roleEnv); role {
 	case "":
+		useDriverOnce()
 		testkit.Main(m)
 		return
 	case "export":
@@ -45,8 +46,7 @@ func TestMain(m *testing.M) {
 		err = fmt.Errorf("no role %q", role)
 	}
 	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
+		panic(err)
 	}
 }
 
@@ -57,20 +57,27 @@ func openSim(uuid string) (device.Device, error) {
 	return sim.Open(sim.Options{Index: 1})
 }
 
-// playExporter exports device memory and host memory of so many bytes, and does what it is told on standard input.
+// sharedMemory is what an exporter has, of one sort.
+type sharedMemory struct {
+	share.Source
+	region *mem.Region
+}
+
+// playExporter exports so many bytes, of a simulated device and of the host or, where the index of a GPU is given, of that by every
+// type of handle that it has, and does what it is told on standard input.
 func playExporter(args []string) (err error) {
-	if len(args) != 3 {
-		return errors.New("the arguments are a directory, a name and a length")
+	if len(args) < 3 {
+		return errors.New("the arguments are a directory, a name, a length, and the index of a GPU")
 	}
 	n, err := strconv.ParseInt(args[2], 10, 64)
 	if err != nil {
 		return err
 	}
-	dev, err := sim.Open(sim.Options{})
+	dev, all, free, err := exporterMemory(n, args[3:])
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, dev.Close()) }()
+	defer func() { err = errors.Join(err, free()) }()
 	s, err := share.NewServer(share.Options{Dir: args[0], Name: args[1]})
 	if err != nil {
 		return err
@@ -79,23 +86,10 @@ func playExporter(args []string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
-	r, err := dev.Alloc(n, device.AllocOptions{Shareable: true})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, dev.Free(r)) }()
-	h, err := share.AllocHost(dev, n)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, h.Close()) }()
 	var exports []*share.Export
 	out := json.NewEncoder(os.Stdout)
-	for _, from := range []struct {
-		share.Source
-		r *mem.Region
-	}{{dev, r}, {h, h.Region()}} {
-		e, err := s.Export(from.Source, from.r)
+	for _, m := range all {
+		e, err := s.Export(m.Source, m.region)
 		if err != nil {
 			return err
 		}
@@ -104,22 +98,50 @@ func playExporter(args []string) (err error) {
 			return err
 		}
 	}
+	if _, err := fmt.Fprintln(os.Stdout); err != nil {
+		return err
+	}
+	return obey(dev, all, exports)
+}
+
+func exporterMemory(n int64, gpu []string) (dev device.Sharer, all []sharedMemory, free func() error, err error) {
+	if len(gpu) > 0 {
+		return gpuMemory(n, gpu[0])
+	}
+	if dev, err = sim.Open(sim.Options{}); err != nil {
+		return nil, nil, nil, err
+	}
+	r, err := dev.Alloc(n, device.AllocOptions{Shareable: true})
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	h, err := share.AllocHost(dev, n)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	free = func() error { return errors.Join(h.Close(), dev.Free(r), dev.Close()) }
+	return dev, []sharedMemory{{dev, r}, {h, h.Region()}}, free, nil
+}
+
+// obey does what is asked for on standard input, to the device's memory, and prints how that went.
+func obey(dev device.Device, all []sharedMemory, exports []*share.Export) error {
 	commands := bufio.NewScanner(os.Stdin)
 	for commands.Scan() {
 		var err error
-		switch word, arg, _ := strings.Cut(commands.Text(), " "); word {
-		case "fill": // device memory, with a byte
-			v, _ := strconv.Atoi(arg)
-			err = fill(dev, r, byte(v))
-		case "check":
-			v, _ := strconv.Atoi(arg)
-			err = check(dev, r, byte(v))
-		case "withdraw":
-			err = exports[0].Close()
-		default:
-			err = fmt.Errorf("no command %q", word)
+		word, arg, _ := strings.Cut(commands.Text(), " ")
+		v, _ := strconv.Atoi(arg)
+		for i, m := range all {
+			switch {
+			case m.region.Kind() != mem.KindDevice:
+			case word == "fill":
+				err = errors.Join(err, fill(dev, m.region, byte(v)))
+			case word == "check":
+				err = errors.Join(err, check(dev, m.region, byte(v)))
+			case word == "withdraw":
+				err = errors.Join(err, exports[i].Close())
+			}
 		}
-		if _, err := fmt.Printf("%v\n", err); err != nil {
+		if _, err := fmt.Fprintln(os.Stdout, err); err != nil {
 			return err
 		}
 	}
@@ -146,9 +168,8 @@ func playImporter() error {
 		return err
 	}
 	i, err := imp.Import(context.Background(), d)
-	fmt.Println(err)
-	if err != nil {
-		return err
+	if _, perr := fmt.Fprintln(os.Stdout, err); perr != nil || err != nil {
+		return errors.Join(perr, err)
 	}
 	_, err = io.Copy(io.Discard, in)
 	return errors.Join(err, i.Close(), imp.Close(), dev.Close())
@@ -205,7 +226,7 @@ func check(dev device.Device, r *mem.Region, v byte) error {
 
 // process is a process of the test binary in another role.
 type process struct {
-	t   *testing.T
+	t   testing.TB
 	cmd *exec.Cmd
 	in  io.WriteCloser
 	out *bufio.Reader
@@ -217,18 +238,18 @@ func command(ctx context.Context, role string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-func start(t *testing.T, role string, args ...string) *process {
-	t.Helper()
-	p := &process{t: t, cmd: command(context.Background(), role, args...)}
+func start(tb testing.TB, role string, args ...string) *process {
+	tb.Helper()
+	p := &process{t: tb, cmd: command(context.Background(), role, args...)}
 	var err error
 	p.in, err = p.cmd.StdinPipe()
-	must(t, err)
+	must(tb, err)
 	out, err := p.cmd.StdoutPipe()
-	must(t, err)
+	must(tb, err)
 	p.out = bufio.NewReader(out)
 	p.cmd.Stderr = os.Stderr
-	must(t, p.cmd.Start())
-	t.Cleanup(func() {
+	must(tb, p.cmd.Start())
+	tb.Cleanup(func() {
 		if p.cmd.ProcessState == nil {
 			p.kill()
 		}
@@ -240,12 +261,22 @@ func start(t *testing.T, role string, args ...string) *process {
 func startExporter(t *testing.T, dir, name string, n int64) (p *process, dev, host share.Descriptor) {
 	t.Helper()
 	p = start(t, "export", dir, name, strconv.FormatInt(n, 10))
-	for _, d := range []*share.Descriptor{&dev, &host} {
-		got, err := share.ParseDescriptor([]byte(p.line()))
-		must(t, err)
-		*d = got
+	all := p.descriptors()
+	if len(all) != 2 {
+		t.Fatalf("%d exports", len(all))
 	}
-	return p, dev, host
+	return p, all[0], all[1]
+}
+
+// descriptors reads what an exporter prints first.
+func (p *process) descriptors() (all []share.Descriptor) {
+	p.t.Helper()
+	for line := p.line(); line != ""; line = p.line() {
+		d, err := share.ParseDescriptor([]byte(line))
+		must(p.t, err)
+		all = append(all, d)
+	}
+	return all
 }
 
 func (p *process) line() string {
@@ -283,109 +314,109 @@ func (p *process) end() {
 	}
 }
 
-func must(t testing.TB, err error) {
-	t.Helper()
+func must(tb testing.TB, err error) {
+	tb.Helper()
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 }
 
 // simDevice opens a simulated device that the test closes, with nothing left open.
-func simDevice(t testing.TB, o sim.Options) *sim.Device {
-	t.Helper()
+func simDevice(tb testing.TB, o sim.Options) *sim.Device {
+	tb.Helper()
 	d, err := sim.Open(o)
-	must(t, err)
-	t.Cleanup(func() {
+	must(tb, err)
+	tb.Cleanup(func() {
 		if err := d.Close(); err != nil {
-			t.Error(err)
+			tb.Error(err)
 		}
 	})
 	return d
 }
 
 // serve starts a server that the test closes.
-func serve(t testing.TB, o share.Options) *share.Server {
-	t.Helper()
+func serve(tb testing.TB, o share.Options) *share.Server {
+	tb.Helper()
 	if o.Dir == "" {
-		o.Dir = t.TempDir() + "/s"
+		o.Dir = tb.TempDir() + "/s"
 	}
 	s, err := share.NewServer(o)
-	must(t, err)
-	must(t, s.Start(t.Context()))
-	t.Cleanup(func() {
+	must(tb, err)
+	must(tb, s.Start(tb.Context()))
+	tb.Cleanup(func() {
 		if err := s.Close(); err != nil {
-			t.Error(err)
+			tb.Error(err)
 		}
 	})
 	return s
 }
 
-func importer(t testing.TB, dev device.Device) *share.Importer {
-	t.Helper()
+func importer(tb testing.TB, dev device.Device) *share.Importer {
+	tb.Helper()
 	in, err := share.NewImporter(dev, share.ImportOptions{})
-	must(t, err)
-	t.Cleanup(func() {
+	must(tb, err)
+	tb.Cleanup(func() {
 		if err := in.Close(); err != nil {
-			t.Error(err)
+			tb.Error(err)
 		}
 	})
 	return in
 }
 
 // exported is device memory that s exports, until the test ends.
-func exported(t testing.TB, s *share.Server, dev *sim.Device, n int64) (*share.Export, *mem.Region) {
-	t.Helper()
+func exported(tb testing.TB, s *share.Server, dev *sim.Device, n int64) (*share.Export, *mem.Region) {
+	tb.Helper()
 	r, err := dev.Alloc(n, device.AllocOptions{Shareable: true})
-	must(t, err)
+	must(tb, err)
 	e, err := s.Export(dev, r)
-	must(t, err)
-	t.Cleanup(func() {
+	must(tb, err)
+	tb.Cleanup(func() {
 		if err := errors.Join(e.Close(), dev.Free(r)); err != nil {
-			t.Error(err)
+			tb.Error(err)
 		}
 	})
 	return e, r
 }
 
-func take(t testing.TB, in *share.Importer, d share.Descriptor) *share.Import {
-	t.Helper()
-	i, err := in.Import(t.Context(), d)
-	must(t, err)
+func take(tb testing.TB, in *share.Importer, d share.Descriptor) *share.Import {
+	tb.Helper()
+	i, err := in.Import(tb.Context(), d)
+	must(tb, err)
 	return i
 }
 
 // lost waits until i is.
-func lost(t testing.TB, i *share.Import) {
-	t.Helper()
+func lost(tb testing.TB, i *share.Import) {
+	tb.Helper()
 	select {
 	case <-i.Lost():
 	case <-time.After(patience):
-		t.Fatal("nobody told that the memory is lost")
+		tb.Fatal("nobody told that the memory is lost")
 	}
 }
 
 // until waits for a condition.
-func until(t testing.TB, what string, ok func() bool) {
-	t.Helper()
+func until(tb testing.TB, what string, ok func() bool) {
+	tb.Helper()
 	for end := time.Now().Add(patience); !ok(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatal(what)
+			tb.Fatal(what)
 		}
 	}
 }
 
 // descriptors counts this process's open files.
-func descriptors(t testing.TB) int {
-	t.Helper()
+func descriptors(tb testing.TB) int {
+	tb.Helper()
 	all, err := os.ReadDir("/proc/self/fd")
-	must(t, err)
+	must(tb, err)
 	return len(all)
 }
 
 // mappings counts this process's mappings of shared memory.
-func mappings(t testing.TB) int {
-	t.Helper()
+func mappings(tb testing.TB) int {
+	tb.Helper()
 	b, err := os.ReadFile("/proc/self/maps")
-	must(t, err)
+	must(tb, err)
 	return strings.Count(string(b), "memfd:kvlane")
 }

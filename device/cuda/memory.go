@@ -109,6 +109,7 @@ func (d *Device) acquireAs(bytes uint64, o device.AllocOptions, a *allocation) (
 		return d.acquireShareable(bytes, device.HandleFabric, cuda.MemHandleFabric, a)
 	case device.HandleCUDAIPC:
 		return d.acquire((bytes+ipcBytes-1)/ipcBytes*ipcBytes, a)
+	case device.HandleMemFD:
 	}
 	return 0, d.lack("memory by handle "+o.Handle.String(), "CUDA has none")
 }

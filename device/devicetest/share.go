@@ -151,8 +151,11 @@ func testShareRefuses(t *testing.T, h *harness) {
 		null, err := os.Open(os.DevNull)
 		must(t, err)
 		for _, in := range []device.Handle{
-			{Type: by, FD: -1, Bytes: 2 << 20}, {Type: by, FD: int(null.Fd()), Bytes: 2 << 20}, {Type: by, FD: int(null.Fd())},
-			{Type: by, FD: int(null.Fd()), Bytes: -1}, {Type: by, FD: int(null.Fd()), Bytes: 1 << 62},
+			{Type: by, FD: -1, Bytes: 2 << 20},
+			{Type: by, FD: int(null.Fd()), Bytes: 2 << 20},
+			{Type: by, FD: int(null.Fd())},
+			{Type: by, FD: int(null.Fd()), Bytes: -1},
+			{Type: by, FD: int(null.Fd()), Bytes: 1 << 62},
 		} {
 			in.Data[3] = 77
 			if r, err := s.ImportMemory(in); err == nil {

@@ -24,7 +24,7 @@ type op struct {
 	watched atomic.Bool                   // somebody waits without polling
 	told    int                           // page groups of which somebody was told that they have landed; of who completes
 	planned bool                          // request and choice are what the planner was asked and answered
-	origins []*mem.Origin // whose memory, of other processes, the batch touches
+	origins []*mem.Origin                 // whose memory, of other processes, the batch touches
 	// Used by whoever issues.
 	held  bool  // the device was told to wait for somebody else's event before it
 	paced bool  // a step after its first waited for its pace

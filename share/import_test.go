@@ -5,10 +5,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/sim"
@@ -168,6 +172,27 @@ func TestRequirement7Identity(t *testing.T) {
 	}
 	must(t, errors.Join(i.Close(), i2.Close()))
 	second.end()
+}
+
+// TestRequirement7ForkedExporter: a child of the exporter that has inherited its connections does not keep the export alive.
+func TestRequirement7ForkedExporter(t *testing.T) {
+	dev := simDevice(t, sim.Options{Index: 1})
+	other, d, _ := startExporter(t, filepath.Join(t.TempDir(), "s"), "x.sock", 4096)
+	i := take(t, importer(t, dev), d)
+	file := filepath.Join(t.TempDir(), "pid")
+	other.do("fork " + file)
+	b, err := os.ReadFile(file)
+	must(t, err)
+	child, err := strconv.Atoi(string(b))
+	must(t, err)
+	must(t, i.Region().Origin().Check())
+	other.kill()
+	if err := i.Region().Origin().Check(); !errors.Is(err, errdefs.ErrLost) {
+		t.Errorf("the exporter was killed, and a child of it has its connections: %v", err)
+	}
+	lost(t, i)
+	must(t, i.Close())
+	must(t, unix.Kill(child, unix.SIGKILL))
 }
 
 // TestRequirement7Cache: an export is mapped once, until its last import is closed, by however many at a time.

@@ -58,7 +58,10 @@ type mapping struct {
 	origin *mem.Origin
 	base   *mem.Region
 	bytes  []byte // of host memory
-	gone   chan struct{}
+
+	watching sync.WaitGroup
+	gone     chan struct{} // closed, once, when it is lost
+	tell     sync.Once
 }
 
 // Import is one use of an imported Region.
@@ -174,13 +177,15 @@ func (in *Importer) establish(ctx context.Context, m *mapping, d *Descriptor) er
 		err = errors.Join(cerr, in.unmap(m))
 	}
 	if err != nil {
-		return errors.Join(err, l.conn.Close())
+		return errors.Join(err, l.closeAll())
 	}
 	m.link, m.origin = l, mem.NewOrigin(d.Device, l.live)
-	go func() {
-		defer close(m.gone)
-		m.origin.Lose(l.watch())
-	}()
+	m.watching.Go(func() {
+		l.watch(func(why error) {
+			m.origin.Lose(why)
+			m.tell.Do(func() { close(m.gone) })
+		})
+	})
 	if err := m.origin.Check(); err != nil { // it was withdrawn while it was mapped
 		return errors.Join(err, in.drop(m))
 	}
@@ -238,8 +243,8 @@ func (in *Importer) drop(m *mapping) error {
 	if m.link == nil {
 		return nil
 	}
-	err := m.link.conn.Close()
-	<-m.gone
+	err := m.link.closeAll()
+	m.watching.Wait()
 	m.link = nil
 	return err
 }

@@ -6,6 +6,9 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
+	"os"
+	"slices"
+	"sync"
 	"syscall"
 	"time"
 
@@ -20,10 +23,40 @@ import (
 type link struct {
 	conn *net.UnixConn
 	raw  syscall.RawConn
+	// exporter is the process, as children of it that it has forked may keep the connection open after its death. Nil where it cannot be
+	// named: it is in another PID namespace, or the kernel has no descriptors of processes.
+	exporter *os.File
+	process  syscall.RawConn
+}
+
+// closeAll closes what the link has. Those who watch find that.
+func (l *link) closeAll() error {
+	err := l.conn.Close()
+	if l.exporter != nil {
+		err = errors.Join(err, l.exporter.Close())
+	}
+	return err
+}
+
+// follow opens the process at the other end.
+func (l *link) follow(pid int32) error {
+	if pid <= 0 {
+		return nil
+	}
+	fd, err := unix.PidfdOpen(int(pid), unix.PIDFD_NONBLOCK)
+	switch {
+	case errors.Is(err, unix.ESRCH):
+		return fmt.Errorf("process %d is gone: %w", pid, errdefs.ErrLost)
+	case err != nil:
+		return nil //nolint:nilerr // the connection has to do
+	}
+	l.exporter = os.NewFile(uintptr(fd), "exporter")
+	l.process, err = l.exporter.SyscallConn()
+	return err
 }
 
 // dial asks the server that d names for its export, and returns the handle, whose descriptor is the caller's.
-func dial(ctx context.Context, d *Descriptor, users []int) (l *link, h device.Handle, err error) {
+func dial(ctx context.Context, d *Descriptor, users []int) (_ *link, h device.Handle, err error) {
 	var dialer net.Dialer
 	c, err := dialer.DialContext(ctx, network, d.Socket)
 	if err != nil {
@@ -36,19 +69,23 @@ func dial(ctx context.Context, d *Descriptor, users []int) (l *link, h device.Ha
 	if !ok {
 		return nil, h, errors.Join(fmt.Errorf("%T is no Unix socket: %w", c, errdefs.ErrInvalid), c.Close())
 	}
+	l := &link{conn: conn}
 	defer func() {
 		if err != nil {
-			_ = conn.Close()
+			_ = l.closeAll()
 		}
 	}()
-	switch ok, err := allowed(conn, users); {
-	case err != nil:
+	cred, err := credentials(conn)
+	if err != nil {
 		return nil, h, err
-	case !ok:
+	}
+	if !slices.Contains(users, int(cred.Uid)) {
 		return nil, h, fmt.Errorf("the exporter is of a user who is not allowed: %w", fs.ErrPermission)
 	}
-	raw, err := conn.SyscallConn()
-	if err != nil {
+	if err := l.follow(cred.Pid); err != nil {
+		return nil, h, err
+	}
+	if l.raw, err = conn.SyscallConn(); err != nil {
 		return nil, h, err
 	}
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Now()) })
@@ -62,7 +99,7 @@ func dial(ctx context.Context, d *Descriptor, users []int) (l *link, h device.Ha
 		}
 		return nil, device.Handle{}, err
 	}
-	return &link{conn: conn, raw: raw}, h, nil
+	return l, h, nil
 }
 
 func closeFiles(h device.Handle) error {
@@ -148,20 +185,50 @@ func (l *link) live() error {
 	if err := l.raw.Control(func(fd uintptr) { _, why = glance(int(fd)) }); err != nil {
 		return fmt.Errorf("the import was closed: %w", errdefs.ErrClosed)
 	}
-	return why
-}
-
-// watch returns why the memory is not exported any more, once that is so or the link is closed.
-func (l *link) watch() error {
-	var why error
-	err := l.raw.Read(func(fd uintptr) (over bool) {
-		over, why = glance(int(fd))
-		return over
-	})
-	if err != nil {
+	if why != nil || l.process == nil {
+		return why
+	}
+	ended := false
+	if err := l.process.Control(func(fd uintptr) { ended = exited(int(fd)) }); err != nil {
 		return fmt.Errorf("the import was closed: %w", errdefs.ErrClosed)
 	}
-	return why
+	if ended {
+		return errGone
+	}
+	return nil
+}
+
+// watch calls over with why the memory is not exported any more, once that is so or the link is closed, and returns when nobody watches
+// any more: when it is closed.
+func (l *link) watch(over func(error)) {
+	closed := fmt.Errorf("the import was closed: %w", errdefs.ErrClosed)
+	var process sync.WaitGroup
+	defer process.Wait()
+	if l.process != nil {
+		process.Go(func() {
+			if err := l.process.Read(func(fd uintptr) bool { return exited(int(fd)) }); err != nil {
+				over(closed)
+				return
+			}
+			over(errGone)
+		})
+	}
+	var why error
+	err := l.raw.Read(func(fd uintptr) (ended bool) {
+		ended, why = glance(int(fd))
+		return ended
+	})
+	if err != nil {
+		why = closed
+	}
+	over(why)
+}
+
+// exited reports whether the process of that descriptor has.
+func exited(pidfd int) bool {
+	fds := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
+	n, err := unix.Poll(fds, 0)
+	return err == nil && n == 1
 }
 
 // glance looks whether anything has come, and leaves it there.

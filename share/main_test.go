@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/internal/testkit"
@@ -129,6 +131,9 @@ func obey(dev device.Device, all []sharedMemory, exports []*share.Export) error 
 	for commands.Scan() {
 		var err error
 		word, arg, _ := strings.Cut(commands.Text(), " ")
+		if word == "fork" {
+			err = leaveChild(arg)
+		}
 		v, _ := strconv.Atoi(arg)
 		for i, m := range all {
 			switch {
@@ -146,6 +151,33 @@ func obey(dev device.Device, all []sharedMemory, exports []*share.Export) error 
 		}
 	}
 	return commands.Err()
+}
+
+// leaveChild starts a process that has all of this one's sockets open, as one that was forked has, and writes its number to a file.
+func leaveChild(file string) error {
+	cmd := exec.CommandContext(context.Background(), "sleep", "60")
+	open, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return err
+	}
+	for _, fd := range open {
+		if what, _ := os.Readlink("/proc/self/fd/" + fd.Name()); !strings.HasPrefix(what, "socket:") {
+			continue
+		}
+		n, err := strconv.Atoi(fd.Name())
+		if err != nil {
+			return err
+		}
+		if n, err = unix.Dup(n); err != nil {
+			return err
+		}
+		unix.CloseOnExec(n)
+		cmd.ExtraFiles = append(cmd.ExtraFiles, os.NewFile(uintptr(n), "socket"))
+	}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	return os.WriteFile(file, []byte(strconv.Itoa(cmd.Process.Pid)), 0o600)
 }
 
 // playImporter imports what it is given, says so, and stays until its input ends.

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -219,7 +220,7 @@ func (s *Server) serve(c *net.UnixConn) {
 
 // grant reads the request of c and answers it if that can be.
 func (s *Server) grant(c *net.UnixConn) (*Export, status) {
-	if ok, err := allowed(c, s.o.Allow); err != nil || !ok {
+	if cred, err := credentials(c); err != nil || !slices.Contains(s.o.Allow, int(cred.Uid)) {
 		return nil, statusDenied
 	}
 	_ = c.SetDeadline(time.Now().Add(s.o.RequestTimeout))

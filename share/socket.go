@@ -8,7 +8,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -121,19 +120,19 @@ func sweep(dir string) error {
 	return nil
 }
 
-// allowed reports whether the process at the other end of c, as it was when it connected or began to listen, is of one of the users.
-func allowed(c *net.UnixConn, users []int) (bool, error) {
+// credentials returns who was at the other end of c when that connected or began to listen.
+func credentials(c *net.UnixConn) (*unix.Ucred, error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
-		return false, err
+		return nil, err
 	}
 	var cred *unix.Ucred
 	var failed error
 	err = raw.Control(func(fd uintptr) { cred, failed = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
 	if err := errors.Join(err, failed); err != nil {
-		return false, fmt.Errorf("ask who is at the other end: %w", err)
+		return nil, fmt.Errorf("ask who is at the other end: %w", err)
 	}
-	return slices.Contains(users, int(cred.Uid)), nil
+	return cred, nil
 }
 
 // users returns those who are allowed: by default this one alone.

@@ -125,7 +125,7 @@ var mayImport = map[string]string{
 	"":              anyPlain + " gdr profile store store/manager device/ stream/ tier/ internal/",
 	"internal/capi": anyPlain + " store gdr profile stream/copy/plan tier/file tier/log ROOT",
 	"cmd/libkvlane": "errdefs mem block internal/capi ROOT",
-	"cmd/":          anyPlain + " gdr profile store replay replay/demo doctor bench bench/ telemetry device/ stream/ tier/ internal/ ROOT",
+	"cmd/":          anyPlain + " gdr profile share store replay replay/demo doctor bench bench/ telemetry device/ stream/ tier/ internal/ ROOT",
 }
 
 func TestImportGraph(t *testing.T) {

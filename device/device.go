@@ -30,8 +30,10 @@ type Device interface {
 
 // AllocOptions says how device memory is made.
 type AllocOptions struct {
-	// Shareable memory can be exported to other processes (cuMemCreate); the rest is plain (cuMemAlloc).
+	// Shareable memory is made to be exported to other processes, by a handle of the type that Handle says.
 	Shareable bool
+	// Handle counts for shareable memory. Zero: a file descriptor.
+	Handle HandleType
 }
 
 // QueueOptions says how a queue is opened.

@@ -1,5 +1,7 @@
 package device
 
+import "github.com/kvlane/kvlane/mem"
+
 // Peerer is a Device whose work may reach the memory of another device of the same implementation, directly: over NVLink
 // or over PCIe, and not by way of the host.
 type Peerer interface {
@@ -9,7 +11,7 @@ type Peerer interface {
 	// twice does nothing. ErrNotSupported where the hardware has no such way, ErrInvalid for a device of another
 	// implementation and for the device itself. It may block while a driver maps memory.
 	EnablePeer(other Device) error
-	// Reaches reports whether memory of the open device of that index is within reach: EnablePeer has succeeded for it.
-	// It does not block. Never true for the device's own index.
-	Reaches(index int) bool
+	// Reaches reports whether work of this device reaches r, of kind device: its own memory, that of an open device for which
+	// EnablePeer has succeeded, and what this device has imported. It does not block.
+	Reaches(r *mem.Region) bool
 }

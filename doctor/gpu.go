@@ -53,6 +53,7 @@ func (m *Machine) gpu(d *CUDADevice) GPU {
 		Index: i.Index, Name: i.Name, UUID: i.UUID, MemoryBytes: i.MemoryBytes, Multiprocs: i.Multiprocs, CopyEngines: i.CopyEngines,
 		Compute: fmt.Sprintf("%d.%d", i.Compute[0], i.Compute[1]), NUMANode: i.NUMANode,
 		PCI: PCILink{NUMANode: -1}, Usable: Answered(d.Err, ""), Probe: d.Probe, Profile: d.Profile, NIC: d.NIC, DMABuf: d.DMABuf,
+		Sharing: append([]Sharing{}, d.Sharing...),
 	}
 	if d.Err != nil {
 		// Nothing was tried on a device that did not open.

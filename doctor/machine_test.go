@@ -77,6 +77,12 @@ func twoGPUs(context.Context) (CUDA, error) {
 				Profile: yes,
 				NIC:     Finding{Answer: Yes, Reason: "mlx5_0 (same PCIe switch, 2 hops)"},
 				DMABuf:  Finding{Answer: Yes, Reason: "NICs' writes are seen without a flush"},
+				Sharing: []Sharing{
+					{"fabric", Finding{Answer: No, Reason: "cuMemCreate(bytes=2097152, device=0, handle=fabric): CUDA_ERROR_NOT_PERMITTED (800)", Remedy: "an IMEX channel"}},
+					{"posix-fd", yes},
+					{"cuda-ipc", yes},
+					{"memfd", Finding{Answer: Yes, Reason: "host memory, by memfd"}},
+				},
 			},
 			{
 				Info: device.Info{Driver: "cuda", Index: 1, Name: "NVIDIA H100 80GB HBM3", UUID: "GPU-2", PCI: "0000:9d:00.0", NUMANode: 1},
@@ -87,6 +93,7 @@ func twoGPUs(context.Context) (CUDA, error) {
 				Profile: Finding{Answer: No, Reason: "none is stored", Remedy: "kvlane calibrate"},
 				NIC:     Finding{Answer: No, Reason: "none of mlx5_1 has an active port", Remedy: "a cable"},
 				DMABuf:  Finding{Answer: No, Reason: "the driver's modules are closed", Remedy: "the open ones"},
+				Sharing: []Sharing{{"cuda-ipc", Finding{Answer: Unknown, Reason: "the second process said nothing"}}},
 			},
 			{Info: device.Info{Index: 2}, Err: errors.New("cuDevicePrimaryCtxRetain(device=2): CUDA_ERROR_ECC_UNCORRECTABLE (214)")},
 		},

@@ -3,6 +3,7 @@ package doctor
 import (
 	"fmt"
 
+	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/stream"
 )
 
@@ -29,6 +30,7 @@ func paths(r *Report) []Path {
 			return g.NIC
 		})},
 		{Name: "peer", What: "GPU <-> GPU, by copy engine or kernel", Available: r.anyPeer()},
+		{Name: "shared memory", What: "GPU memory of another process, mapped", Available: r.anyGPU(func(g *GPU) Finding { return g.shares() })},
 		{Name: stream.PathPosix.String(), What: "files <-> host, read and write calls", Available: r.posix()},
 		{Name: stream.PathURing.String(), What: "files <-> host, many reads and writes a system call", Available: r.uring()},
 		gpu(stream.PathCuFile, "files <-> GPU, with no staging memory of kvlane's", func(*Probe) Finding { return r.CuFile.Library }),
@@ -64,6 +66,20 @@ func (r *Report) anyGPU(pick func(*GPU) Finding) Finding {
 		return Finding{Answer: Yes, Reason: fmt.Sprintf("on %d of %d GPUs; %s", have, len(r.NVIDIA.GPUs), missing.Reason)}
 	}
 	return Finding{Answer: Yes}
+}
+
+// shares is a yes by the first type of handle that works for the GPU's memory.
+func (g *GPU) shares() Finding {
+	best := Finding{Answer: Unknown, Reason: "it was not tried"}
+	for _, s := range g.Sharing {
+		if s.Handle == device.HandleMemFD.String() {
+			continue
+		}
+		if best = s.Works; best.Answer == Yes {
+			return Finding{Answer: Yes}
+		}
+	}
+	return best
 }
 
 // anyPeer is a yes when one GPU reaches another's memory.

@@ -111,6 +111,9 @@ func (p *printer) gpu(g *GPU) {
 	p.finding("  path profile", g.Profile)
 	p.finding("  NIC", g.NIC)
 	p.finding("  dma-buf", g.DMABuf)
+	for _, s := range g.Sharing {
+		p.finding("  share "+s.Handle, s.Works)
+	}
 }
 
 // summary says in one line which paths a GPU has: yes for all of them, or those that it lacks.

@@ -94,6 +94,14 @@ type GPU struct {
 	NIC Finding `json:"nic"`
 	// DMABuf says whether the GPU's memory can be given to NICs as a dma-buf, and whether their writes have to be flushed.
 	DMABuf Finding `json:"dma_buf"`
+	// Sharing says by which types of handle other processes can map the GPU's memory, the best first, and host memory pinned for it.
+	Sharing []Sharing `json:"sharing"`
+}
+
+// Sharing says whether memory was exported, imported by another process, and read and written there.
+type Sharing struct {
+	Handle string  `json:"handle"` // "fabric", "posix-fd", "cuda-ipc", or "memfd", which is host memory
+	Works  Finding `json:"works"`
 }
 
 // PCILink is how a device is attached. Empty fields are unknown.
@@ -142,6 +150,7 @@ type CUDADevice struct {
 	Profile Finding
 	NIC     Finding
 	DMABuf  Finding
+	Sharing []Sharing
 }
 
 // RDMA is what there is of RDMA.

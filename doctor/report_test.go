@@ -60,6 +60,10 @@ func TestFullMachine(t *testing.T) {
 	if f := pathNamed(t, r, "peer"); f.Answer != Yes {
 		t.Errorf("peer path: %+v", f)
 	}
+	if f := pathNamed(t, r, "shared memory"); f.Answer != Yes || !strings.Contains(f.Reason, "on 1 of 3 GPUs") {
+		t.Errorf("shared memory: %+v", f)
+	}
+	wantText(t, r, "share fabric", "CUDA_ERROR_NOT_PERMITTED (800)", "an IMEX channel", "share cuda-ipc", "the second process said nothing")
 }
 
 func TestContainerWithoutItsGPU(t *testing.T) {
@@ -77,6 +81,7 @@ func TestVirtualMachine(t *testing.T) {
 		return CUDA{Version: "580.159.04 (CUDA 13.0)", Devices: []CUDADevice{{
 			Info:  device.Info{Name: "NVIDIA H100 80GB HBM3", PCI: "0000:00:06.0", NUMANode: -1, MemoryBytes: 85017755648},
 			Probe: allYes(), Profile: Finding{Answer: Yes}, NIC: Finding{Answer: Yes, Reason: "mlx5_0 (same host bridge)"},
+			Sharing: []Sharing{{"fabric", Finding{Answer: No, Reason: "no IMEX channel"}}, {"posix-fd", Finding{Answer: Yes}}},
 		}}}, nil
 	}
 	m.Library = func(string) error { return nil }

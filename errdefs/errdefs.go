@@ -29,6 +29,8 @@ var (
 	ErrCanceled = errors.New("canceled")
 	// ErrExpired: a lease ended before the call.
 	ErrExpired = errors.New("lease expired")
+	// ErrLost: another process, which this memory belongs to, has taken it back or is gone. What was copied last is undefined.
+	ErrLost = errors.New("lost")
 	// ErrClosed: the object was closed.
 	ErrClosed = errors.New("closed")
 	// ErrBroken: an earlier failure stopped this stream or queue; the cause is wrapped beside it.

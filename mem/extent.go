@@ -16,7 +16,7 @@ type Extent struct {
 // All returns the extent that covers r.
 func All(r *Region) Extent { return Extent{Region: r, Len: r.Len()} }
 
-// Validate reports whether the extent lies inside its region. An empty extent is valid.
+// Validate reports whether the extent lies inside its region. An empty extent is valid. In a region that was lost none is: ErrLost.
 func (e Extent) Validate() error {
 	if e.Region == nil {
 		return fmt.Errorf("extent has no region: %w", errdefs.ErrInvalid)
@@ -25,7 +25,7 @@ func (e Extent) Validate() error {
 	if e.Off < 0 || e.Len < 0 || e.Len > e.Region.len || e.Off > e.Region.len-e.Len {
 		return fmt.Errorf("extent [%d, +%d) is outside the %s: %w", e.Off, e.Len, e.Region, errdefs.ErrInvalid)
 	}
-	return nil
+	return e.Region.origin.Lost()
 }
 
 // CPU returns the CPU address of the first byte, or zero.

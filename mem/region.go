@@ -52,7 +52,7 @@ const NoDevice = -1
 // Region is a registered span of memory, or of a file. Its two addresses are independent fields: the device address of pinned memory is
 // what the driver answered for it, never computed from the CPU address.
 //
-// A Region is immutable. It does not own the memory: whoever made it (a device.Device) frees it.
+// A Region is immutable, but for memory of another process, which may be lost (Origin). It does not own the memory: whoever made it (a device.Device) frees it.
 type Region struct {
 	kind   Kind
 	device int
@@ -61,6 +61,7 @@ type Region struct {
 	dev    DevAddr
 	bytes  []byte
 	file   File
+	origin *Origin
 }
 
 // RegionSpec describes a Region to NewRegion.
@@ -72,6 +73,7 @@ type RegionSpec struct {
 	Dev    DevAddr // address of the first byte; zero where the device cannot reach it
 	Bytes  []byte  // the CPU's view, of length Len; nil where CPU is zero
 	File   File    // what stands behind a region of kind file; nil for memory
+	Origin *Origin // of memory that another process exported; nil for the process's own
 }
 
 // NewRegion checks s and returns the Region it describes. It is for implementations of device.Device, and of files.
@@ -114,7 +116,7 @@ func NewRegion(s RegionSpec) (*Region, error) {
 	default:
 		return fail("unknown kind")
 	}
-	return &Region{kind: s.Kind, device: s.Device, len: s.Len, cpu: s.CPU, dev: s.Dev, bytes: s.Bytes}, nil
+	return &Region{kind: s.Kind, device: s.Device, len: s.Len, cpu: s.CPU, dev: s.Dev, bytes: s.Bytes, origin: s.Origin}, nil
 }
 
 // Kind returns what sort of memory this is.
@@ -138,6 +140,9 @@ func (r *Region) Bytes() []byte { return r.bytes }
 
 // File returns what stands behind a region of kind file, and nil for memory.
 func (r *Region) File() File { return r.file }
+
+// Origin returns whose memory this is where another process exported it, and nil for the process's own.
+func (r *Region) Origin() *Origin { return r.origin }
 
 // String describes the region for errors and logs.
 func (r *Region) String() string {

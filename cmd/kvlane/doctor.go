@@ -34,7 +34,8 @@ func newDoctorCommand() *cobra.Command {
 huge pages, locked memory, file systems) and for each path of kvlane whether it is available, or why not and what would make it so.
 
 Every answer is yes, no with the reason, or unknown with the reason. A path of a GPU is a yes only where it was tried: doctor opens every
-GPU for a moment and copies a few KiB to it and back, also by the RDMA NIC nearest to it. It measures nothing, and says whether kvlane calibrate has. It writes one page to each file system to try O_DIRECT, and cuFile where there is a GPU, which leaves nothing behind; libcufile may write its log, cufile.log.`,
+GPU for a moment and copies a few KiB to it and back, also by the RDMA NIC nearest to it, and has another process, of this program, map its memory by each type
+of handle. It measures nothing, and says whether kvlane calibrate has. It writes one page to each file system to try O_DIRECT, and cuFile where there is a GPU, which leaves nothing behind; libcufile may write its log, cufile.log.`,
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			for i, dir := range dirs {
@@ -103,7 +104,7 @@ func askDevice(ctx context.Context, drv *cuda.Driver, index int) doctor.CUDADevi
 	}
 	d := doctor.CUDADevice{
 		Info: dev.Info(), Probe: doctor.ProbeDevice(ctx, dev, openPath), Profile: askProfile(dev), NIC: askNIC(ctx, dev),
-		DMABuf: doctor.ProbeDMABuf(dev),
+		DMABuf: doctor.ProbeDMABuf(dev), Sharing: askSharing(ctx, dev),
 	}
 	if err := dev.Close(); err != nil {
 		d.Err = fmt.Errorf("close the device: %w", err)

@@ -46,6 +46,8 @@ type Device struct {
 	peers peers
 	users sync.WaitGroup // calls between begin and end
 
+	imported atomic.Int32 // regions of other processes
+
 	mu      sync.Mutex
 	closed  bool
 	regions map[*mem.Region]*allocation

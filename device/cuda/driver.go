@@ -110,6 +110,40 @@ func (d *Driver) Open(index int, o Options) (device.Device, error) {
 	return dev, nil
 }
 
+// OpenUUID opens the GPU of that UUID, as device.Info has it. The error wraps ErrNotFound if the driver shows none.
+func (d *Driver) OpenUUID(uuid string, o Options) (device.Device, error) {
+	index, r, call := indexOf(d.api, uuid)
+	switch {
+	case r != cuda.Success:
+		return nil, fmt.Errorf("look for device %s: %w", uuid, nativeError(d.api, r, call, ""))
+	case index < 0:
+		return nil, fmt.Errorf("open device %s: this process sees none of that UUID: %w", uuid, errdefs.ErrNotFound)
+	}
+	return d.Open(index, o)
+}
+
+// indexOf returns the index of the GPU of that UUID among those that this process sees, or -1.
+func indexOf(api *cuda.API, uuid string) (index int, r cuda.Result, call string) {
+	n, r := api.DeviceGetCount()
+	if r != cuda.Success {
+		return -1, r, "cuDeviceGetCount"
+	}
+	for i := range n {
+		id, r := api.DeviceGet(i)
+		if r != cuda.Success {
+			return -1, r, "cuDeviceGet"
+		}
+		raw, r := api.DeviceGetUUID(id)
+		if r != cuda.Success {
+			return -1, r, "cuDeviceGetUuid_v2"
+		}
+		if uuidText(raw) == uuid {
+			return i, r, ""
+		}
+	}
+	return -1, cuda.Success, ""
+}
+
 func indices(n int) string {
 	if n == 0 {
 		return "none"

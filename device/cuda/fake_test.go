@@ -15,6 +15,8 @@ import (
 const (
 	fakeContext   cuda.Context = 0xc0de
 	fakeGrain                  = 2 << 20
+	fakeFD                     = 1 << 20 // no file's
+	fakeUUID                   = "GPU-01020304-0506-0708-090a-0b0c0d0e0f10"
 	strangeStream cuda.Stream  = 0xbad // of another context
 	fakeName                   = "Fake GPU"
 )
@@ -244,6 +246,7 @@ func (f *fake) api() *cuda.API {
 		},
 	}
 	f.memory(a)
+	f.sharing(a)
 	f.streams(a)
 	f.work(a)
 	return a
@@ -310,7 +313,7 @@ func (f *fake) memory(a *cuda.API) {
 	a.MemHostGetDevicePointer = func(addr uint64) (cuda.DevicePtr, cuda.Result) {
 		return cuda.DevicePtr(addr ^ 1<<60), f.enter("cuMemHostGetDevicePointer_v2", contextRelaxed)
 	}
-	a.MemGetGranularity = func(cuda.DeviceID, bool) (uint64, cuda.Result) {
+	a.MemGetGranularity = func(cuda.MemProp) (uint64, cuda.Result) {
 		return fakeGrain, f.enter("cuMemGetAllocationGranularity", nothing)
 	}
 	whole := func(name string, bytes uint64) {
@@ -318,7 +321,7 @@ func (f *fake) memory(a *cuda.API) {
 			f.tb.Errorf("%s of %d bytes, which are no multiple of the granularity", name, bytes)
 		}
 	}
-	a.MemCreate = func(bytes uint64, _ cuda.DeviceID, _ bool) (cuda.MemHandle, cuda.Result) {
+	a.MemCreate = func(bytes uint64, _ cuda.MemProp) (cuda.MemHandle, cuda.Result) {
 		whole("cuMemCreate", bytes)
 		h, r := f.made("handle", f.enter("cuMemCreate", contextRelaxed))
 		return cuda.MemHandle(h), r

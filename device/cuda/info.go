@@ -22,7 +22,7 @@ func describe(api *cuda.API, dev cuda.DeviceID, index int, version string) (devi
 	if r != cuda.Success {
 		return in, nativeError(api, r, "cuDeviceGetUuid_v2", "device=%d", index)
 	}
-	in.UUID = fmt.Sprintf("GPU-%x-%x-%x-%x-%x", uuid[:4], uuid[4:6], uuid[6:8], uuid[8:10], uuid[10:])
+	in.UUID = uuidText(uuid)
 	pci, r := api.DeviceGetPCIBusID(dev)
 	if r != cuda.Success {
 		return in, nativeError(api, r, "cuDeviceGetPCIBusId", "device=%d", index)
@@ -45,6 +45,10 @@ func describe(api *cuda.API, dev cuda.DeviceID, index int, version string) (devi
 		}
 	}
 	return in, nil
+}
+
+func uuidText(u [16]byte) string {
+	return fmt.Sprintf("GPU-%x-%x-%x-%x-%x", u[:4], u[4:6], u[6:8], u[8:10], u[10:])
 }
 
 // numaNode returns the NUMA node of a PCI device, or -1 where the kernel does not say.

@@ -18,10 +18,22 @@ type allocation struct {
 	kind  leak.Kind
 	bytes int64
 	steps []func() error
-	// at and size are what other devices need access to, one by one; zero for memory that needs no such thing.
-	at   cuda.DevicePtr
-	size uint64
+	// Of device memory: where it is, and how it can be exported.
+	at       cuda.DevicePtr
+	size     uint64
+	handle   cuda.MemHandle // of what cuMemCreate made, or zero: other devices then need access to it one by one
+	by       device.HandleType
+	imported bool // it is another process's, and this device alone has access
 }
+
+// holds reports whether all of r lies in a.
+func (a *allocation) holds(r *mem.Region) bool {
+	at := uint64(r.Dev())
+	return a.size > 0 && at >= uint64(a.at) && uint64(r.Len()) <= a.size && at-uint64(a.at) <= a.size-uint64(r.Len())
+}
+
+// piecemeal reports whether devices need access to this allocation, apart from that to the context's others.
+func (a *allocation) piecemeal() bool { return a.handle != 0 && !a.imported }
 
 // undo adds a step; steps run last first.
 func (a *allocation) undo(step func() error) { a.steps = append(a.steps, step) }
@@ -69,12 +81,8 @@ func (d *Device) make(kind leak.Kind, bytes int64, acquire func(a *allocation) (
 
 // Alloc returns device memory. Shareable memory takes whole pages of the GPU, of 2 MiB mostly.
 func (d *Device) Alloc(bytes int64, o device.AllocOptions) (*mem.Region, error) {
-	acquire := d.acquire
-	if o.Shareable {
-		acquire = d.acquireShareable
-	}
 	r, err := d.make(leak.DeviceBytes, bytes, func(a *allocation) (*mem.Region, error) {
-		p, err := acquire(uint64(bytes), a)
+		p, err := d.acquireAs(uint64(bytes), o, a)
 		if err != nil {
 			return nil, err
 		}
@@ -86,17 +94,39 @@ func (d *Device) Alloc(bytes int64, o device.AllocOptions) (*mem.Region, error) 
 	return r, nil
 }
 
+// ipcBytes is what the driver makes plain memory of. Processes that are given a part of one have all of it, so that what is shared has
+// such units to itself.
+const ipcBytes = 2 << 20
+
+func (d *Device) acquireAs(bytes uint64, o device.AllocOptions, a *allocation) (cuda.DevicePtr, error) {
+	if !o.Shareable {
+		return d.acquire(bytes, a)
+	}
+	switch o.Handle {
+	case 0, device.HandlePosixFD:
+		return d.acquireShareable(bytes, device.HandlePosixFD, cuda.MemHandlePosixFD, a)
+	case device.HandleFabric:
+		return d.acquireShareable(bytes, device.HandleFabric, cuda.MemHandleFabric, a)
+	case device.HandleCUDAIPC:
+		return d.acquire((bytes+ipcBytes-1)/ipcBytes*ipcBytes, a)
+	case device.HandleMemFD:
+	}
+	return 0, d.lack("memory by handle "+o.Handle.String(), "CUDA has none")
+}
+
 func (d *Device) acquire(bytes uint64, a *allocation) (cuda.DevicePtr, error) {
 	p, r := d.api.MemAlloc(bytes)
 	if r != cuda.Success {
 		return 0, d.fail(r, "cuMemAlloc_v2", "bytes=%d", bytes)
 	}
 	a.undo(func() error { return d.check(d.api.MemFree(p), "cuMemFree_v2", "address=%#x", p) })
+	a.at, a.size, a.by = p, bytes, device.HandleCUDAIPC
 	return p, nil
 }
 
-func (d *Device) acquireShareable(bytes uint64, a *allocation) (cuda.DevicePtr, error) {
-	gran, r := d.api.MemGetGranularity(d.id, d.rdma)
+func (d *Device) acquireShareable(bytes uint64, by device.HandleType, handle cuda.MemHandleType, a *allocation) (cuda.DevicePtr, error) {
+	prop := cuda.MemProp{Device: d.id, RDMA: d.rdma, Handle: handle}
+	gran, r := d.api.MemGetGranularity(prop)
 	if r != cuda.Success {
 		return 0, d.fail(r, "cuMemGetAllocationGranularity", "device=%d", d.info.Index)
 	}
@@ -104,32 +134,48 @@ func (d *Device) acquireShareable(bytes uint64, a *allocation) (cuda.DevicePtr, 
 		return 0, fmt.Errorf("%d bytes in units of %d: %w", bytes, gran, errdefs.ErrInvalid)
 	}
 	size := (bytes + gran - 1) / gran * gran
-	h, r := d.api.MemCreate(size, d.id, d.rdma)
-	if r != cuda.Success {
-		return 0, d.fail(r, "cuMemCreate", "bytes=%d, device=%d, handle=posix-fd", size, d.info.Index)
-	}
-	a.undo(func() error { return d.check(d.api.MemRelease(h), "cuMemRelease", "handle=%#x", h) })
-	p, r := d.api.MemAddressReserve(size)
-	if r != cuda.Success {
-		return 0, d.fail(r, "cuMemAddressReserve", "bytes=%d", size)
-	}
-	a.undo(func() error {
-		return d.check(d.api.MemAddressFree(p, size), "cuMemAddressFree", "address=%#x, bytes=%d", p, size)
+	err := d.mapped(size, a, func() (cuda.MemHandle, error) {
+		h, r := d.api.MemCreate(size, prop)
+		if r != cuda.Success {
+			return 0, d.fail(r, "cuMemCreate", "bytes=%d, device=%d, handle=%s", size, d.info.Index, by)
+		}
+		return h, nil
 	})
-	if r := d.api.MemMap(p, size, h); r != cuda.Success {
-		return 0, d.fail(r, "cuMemMap", "address=%#x, bytes=%d", p, size)
+	if err != nil {
+		return 0, err
 	}
-	a.undo(func() error { return d.check(d.api.MemUnmap(p, size), "cuMemUnmap", "address=%#x, bytes=%d", p, size) })
-	if r := d.api.MemSetAccess(p, size, d.id); r != cuda.Success {
-		return 0, d.fail(r, "cuMemSetAccess", "address=%#x, bytes=%d, device=%d", p, size, d.info.Index)
-	}
-	a.at, a.size = p, size
+	a.by = by
 	for _, peer := range d.peers.readers {
 		if err := d.open(a, peer); err != nil {
 			return 0, err
 		}
 	}
-	return p, nil
+	return a.at, nil
+}
+
+// mapped maps the memory of a handle that get makes, for this device. What it did is undone in the order unmap, release, free the address.
+func (d *Device) mapped(size uint64, a *allocation, get func() (cuda.MemHandle, error)) error {
+	p, r := d.api.MemAddressReserve(size)
+	if r != cuda.Success {
+		return d.fail(r, "cuMemAddressReserve", "bytes=%d", size)
+	}
+	a.undo(func() error {
+		return d.check(d.api.MemAddressFree(p, size), "cuMemAddressFree", "address=%#x, bytes=%d", p, size)
+	})
+	h, err := get()
+	if err != nil {
+		return err
+	}
+	a.undo(func() error { return d.check(d.api.MemRelease(h), "cuMemRelease", "handle=%#x", h) })
+	if r := d.api.MemMap(p, size, h); r != cuda.Success {
+		return d.fail(r, "cuMemMap", "address=%#x, bytes=%d", p, size)
+	}
+	a.undo(func() error { return d.check(d.api.MemUnmap(p, size), "cuMemUnmap", "address=%#x, bytes=%d", p, size) })
+	if r := d.api.MemSetAccess(p, size, d.id); r != cuda.Success {
+		return d.fail(r, "cuMemSetAccess", "address=%#x, bytes=%d, device=%d", p, size, d.info.Index)
+	}
+	a.at, a.size, a.handle = p, size, h
+	return nil
 }
 
 // Free releases a region of this device. If the driver refuses, the region stays the device's and may be freed again.

@@ -15,7 +15,7 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// allocators are the four ways to get a region.
+// allocators are the ways to get a region.
 func allocators(t *testing.T) map[string]func(device.Device) (*mem.Region, error) {
 	t.Helper()
 	b, err := hostmem.Alloc(10000)
@@ -27,14 +27,27 @@ func allocators(t *testing.T) map[string]func(device.Device) (*mem.Region, error
 			t.Error(err)
 		}
 	})
-	return map[string]func(device.Device) (*mem.Region, error){
+	all := map[string]func(device.Device) (*mem.Region, error){
 		"plain": func(d device.Device) (*mem.Region, error) { return d.Alloc(10000, device.AllocOptions{}) },
 		"shareable": func(d device.Device) (*mem.Region, error) {
 			return d.Alloc(10000, device.AllocOptions{Shareable: true})
 		},
 		"pinned":     func(d device.Device) (*mem.Region, error) { return d.AllocHost(10000) },
 		"registered": func(d device.Device) (*mem.Region, error) { return d.RegisterHost(b) },
+		"fabric": func(d device.Device) (*mem.Region, error) {
+			return d.Alloc(10000, device.AllocOptions{Shareable: true, Handle: device.HandleFabric})
+		},
 	}
+	for _, by := range []device.HandleType{device.HandleFabric, device.HandlePosixFD, device.HandleCUDAIPC} {
+		all["imported "+by.String()] = func(d device.Device) (*mem.Region, error) {
+			s, ok := d.(device.Sharer)
+			if !ok {
+				return nil, errdefs.ErrNotSupported
+			}
+			return s.ImportMemory(device.Handle{Type: by, Device: fakeUUID, FD: fakeFD, Bytes: fakeGrain})
+		}
+	}
+	return all
 }
 
 func reports(t *testing.T, f *fake, err error) {
@@ -151,7 +164,11 @@ func TestRegions(t *testing.T) {
 				t.Fatal(err)
 			}
 			host := name == "pinned" || name == "registered"
-			if r.Len() != 10000 || r.Dev() == 0 || (r.CPU() != 0) != host || (r.Bytes() != nil) != host || r.Device() != 0 {
+			want := int64(10000)
+			if strings.HasPrefix(name, "imported") {
+				want = fakeGrain
+			}
+			if r.Len() != want || r.Dev() == 0 || (r.CPU() != 0) != host || (r.Bytes() != nil) != host || r.Device() != 0 {
 				t.Errorf("region is %v", r)
 			}
 			if host && uint64(r.Dev()) != uint64(r.CPU())^1<<60 {

@@ -7,6 +7,7 @@ import (
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/sys/cuda"
+	"github.com/kvlane/kvlane/mem"
 )
 
 var _ device.Peerer = (*Device)(nil)
@@ -46,7 +47,7 @@ func (d *Device) enablePeer(o *Device) error {
 	}
 	o.peers.making.Lock()
 	defer o.peers.making.Unlock()
-	if d.Reaches(o.info.Index) {
+	if d.reachesPeer(o.info.Index) {
 		return nil
 	}
 	can, r := d.api.DeviceCanAccessPeer(d.id, o.id)
@@ -89,7 +90,7 @@ func (d *Device) openAll(reader *Device) error {
 	d.mu.Lock()
 	var all []*allocation
 	for _, a := range d.regions {
-		if a.size > 0 {
+		if a.piecemeal() {
 			all = append(all, a)
 		}
 	}
@@ -123,7 +124,17 @@ func (d *Device) open(a *allocation, reader *Device) error {
 
 // Reaches implements device.Peerer. A device that was closed is not reached, even if it is opened again: its context may
 // be another one.
-func (d *Device) Reaches(index int) bool {
+func (d *Device) Reaches(r *mem.Region) bool {
+	switch {
+	case d.imports(r):
+		return true
+	case r.Origin() != nil:
+		return false // another device imported it, and has access alone
+	}
+	return r.Device() == d.info.Index || d.reachesPeer(r.Device())
+}
+
+func (d *Device) reachesPeer(index int) bool {
 	d.peers.mu.Lock()
 	o := d.peers.reach[index]
 	d.peers.mu.Unlock()

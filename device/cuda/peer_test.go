@@ -78,15 +78,15 @@ func TestEnablePeerReportsTheNthFailure(t *testing.T) {
 		f.failNth(-1, cuda.Success)
 		if failed != "" {
 			namesCall(t, failed, err)
-			if a.Reaches(1) {
+			if a.reachesPeer(1) {
 				t.Errorf("%s failed, and the peer is reached", failed)
 			}
 			must(t, a.EnablePeer(b))
 		} else {
 			must(t, err)
 		}
-		if !a.Reaches(1) || b.Reaches(0) {
-			t.Errorf("reaches: %v, %v", a.Reaches(1), b.Reaches(0))
+		if !a.reachesPeer(1) || b.reachesPeer(0) {
+			t.Errorf("reaches: %v, %v", a.reachesPeer(1), b.reachesPeer(0))
 		}
 		must(t, b.Free(r))
 		f.clean()
@@ -108,13 +108,13 @@ func TestPeersThatCannotBe(t *testing.T) {
 	f := newFake(t)
 	a, b := fakePeers(t, f)
 	a.api.DeviceCanAccessPeer = func(_, _ cuda.DeviceID) (bool, cuda.Result) { return false, cuda.Success }
-	if err := a.EnablePeer(b); !errors.Is(err, errdefs.ErrNotSupported) || a.Reaches(1) {
-		t.Errorf("error %v, reaches %v", err, a.Reaches(1))
+	if err := a.EnablePeer(b); !errors.Is(err, errdefs.ErrNotSupported) || a.reachesPeer(1) {
+		t.Errorf("error %v, reaches %v", err, a.reachesPeer(1))
 	}
 	a.api.DeviceCanAccessPeer = func(_, _ cuda.DeviceID) (bool, cuda.Result) { return true, cuda.Success }
 	a.api.CtxEnablePeerAccess = func(cuda.Context) cuda.Result { return cuda.ErrorPeerAccessAlreadyEnabled }
 	must(t, a.EnablePeer(b)) // the host program was faster
-	if !a.Reaches(1) {
+	if !a.reachesPeer(1) {
 		t.Error("not reached")
 	}
 }

@@ -193,9 +193,9 @@ func TestShareableMemoryIsForNICsToo(t *testing.T) {
 		d := concrete(t, f.open())
 		create := d.api.MemCreate
 		var asked []bool
-		d.api.MemCreate = func(bytes uint64, dev cuda.DeviceID, rdma bool) (cuda.MemHandle, cuda.Result) {
-			asked = append(asked, rdma)
-			return create(bytes, dev, rdma)
+		d.api.MemCreate = func(bytes uint64, p cuda.MemProp) (cuda.MemHandle, cuda.Result) {
+			asked = append(asked, p.RDMA)
+			return create(bytes, p)
 		}
 		r, err := d.Alloc(4096, device.AllocOptions{Shareable: true})
 		must(t, err)

@@ -39,24 +39,37 @@ func testPeerRefuses(t *testing.T, a, b device.Peerer) {
 			t.Errorf("peer access to %s: %v", name, err)
 		}
 	}
-	for _, index := range []int{a.Info().Index, b.Info().Index, 99, -1} {
-		if a.Reaches(index) {
-			t.Errorf("device %d is reached and nothing was enabled", index)
+	for index, want := range map[int]bool{a.Info().Index: true, b.Info().Index: false, 99: false, device.DeviceElsewhere: false} {
+		if r := memoryOf(t, index, nil); a.Reaches(r) != want {
+			t.Errorf("%s is reached: %v, and nothing was enabled", r, !want)
 		}
+	}
+	imported := memoryOf(t, a.Info().Index, mem.NewOrigin(a.Info().UUID, func() error { return nil }))
+	if a.Reaches(imported) {
+		t.Error("memory is reached that another device has imported")
 	}
 }
 
+// memoryOf returns a region that says that it is memory of the device of that index.
+func memoryOf(t *testing.T, index int, o *mem.Origin) *mem.Region {
+	t.Helper()
+	r, err := mem.NewRegion(mem.RegionSpec{Kind: mem.KindDevice, Device: index, Len: 1, Dev: 4096, Origin: o})
+	must(t, err)
+	return r
+}
+
 func testPeerOneWay(t *testing.T, a, b device.Peerer) {
+	ofA, ofB := memoryOf(t, a.Info().Index, nil), memoryOf(t, b.Info().Index, nil)
 	must(t, a.EnablePeer(b))
 	must(t, a.EnablePeer(b))
-	if !a.Reaches(b.Info().Index) || a.Reaches(a.Info().Index) {
-		t.Errorf("reaches the peer %v, itself %v", a.Reaches(b.Info().Index), a.Reaches(a.Info().Index))
+	if !a.Reaches(ofB) || !a.Reaches(ofA) {
+		t.Errorf("reaches the peer's memory %v, its own %v", a.Reaches(ofB), a.Reaches(ofA))
 	}
-	if b.Reaches(a.Info().Index) {
+	if b.Reaches(ofA) {
 		t.Error("access of one to the other made access of the other to the one")
 	}
 	must(t, b.EnablePeer(a))
-	if !b.Reaches(a.Info().Index) {
+	if !b.Reaches(ofA) {
 		t.Error("not reached after it was enabled")
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/leak"
@@ -11,9 +13,17 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// Alloc returns device memory filled with PoisonFresh. Options change nothing.
-func (d *Device) Alloc(bytes int64, _ device.AllocOptions) (*mem.Region, error) {
-	r, err := d.make(OpAlloc, "simMemAlloc", mem.KindDevice, bytes, nil)
+// Alloc returns device memory filled with PoisonFresh. Shareable memory is that of a file, and has handles of type memfd alone.
+func (d *Device) Alloc(bytes int64, o device.AllocOptions) (*mem.Region, error) {
+	const call = "simMemAlloc"
+	var r *mem.Region
+	var err error
+	if o.Shareable && o.Handle != 0 && o.Handle != device.HandleMemFD {
+		args := fmt.Sprintf("bytes=%d, handle=%s", bytes, o.Handle)
+		err = native(call, args, 801, "NOT_SUPPORTED", "simulated memory has handles of type memfd alone", errdefs.ErrNotSupported)
+	} else {
+		r, err = d.make(OpAlloc, call, mem.KindDevice, bytes, nil, o.Shareable)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("allocate device memory: %w", err)
 	}
@@ -22,7 +32,7 @@ func (d *Device) Alloc(bytes int64, _ device.AllocOptions) (*mem.Region, error) 
 
 // AllocHost returns zeroed page-locked memory.
 func (d *Device) AllocHost(bytes int64) (*mem.Region, error) {
-	r, err := d.make(OpAllocHost, "simMemAllocHost", mem.KindHostPinned, bytes, nil)
+	r, err := d.make(OpAllocHost, "simMemAllocHost", mem.KindHostPinned, bytes, nil, false)
 	if err != nil {
 		return nil, fmt.Errorf("allocate pinned memory: %w", err)
 	}
@@ -37,15 +47,15 @@ func (d *Device) RegisterHost(b []byte) (*mem.Region, error) {
 	if hostmem.OnGoHeap(b) {
 		return nil, fmt.Errorf("register host memory: %w", errInvalidValue(call, args, "this is Go heap memory, which the collector may reuse"))
 	}
-	r, err := d.make(OpRegister, call, mem.KindHostPinned, int64(len(b)), b)
+	r, err := d.make(OpRegister, call, mem.KindHostPinned, int64(len(b)), b, false)
 	if err != nil {
 		return nil, fmt.Errorf("register host memory: %w", err)
 	}
 	return r, nil
 }
 
-// make is what the three ways to get a region have in common; given is the memory to register, or nil.
-func (d *Device) make(op, call string, kind mem.Kind, bytes int64, given []byte) (*mem.Region, error) {
+// make is what the three ways to get a region have in common; given is the memory to register, or nil, and shared has memory of a file made.
+func (d *Device) make(op, call string, kind mem.Kind, bytes int64, given []byte, shared bool) (*mem.Region, error) {
 	args := fmt.Sprintf("bytes=%d", bytes)
 	if f, hit := d.o.Faults.Hit(op); hit {
 		return nil, errInjected(call, &f)
@@ -59,14 +69,12 @@ func (d *Device) make(op, call string, kind mem.Kind, bytes int64, given []byte)
 	if err := d.charge(call, args, kind, bytes); err != nil {
 		return nil, err
 	}
-	sp := &span{len: bytes, kind: kind, owned: given == nil, bytes: given}
+	sp := &span{len: bytes, kind: kind, owned: given == nil, bytes: given, fd: -1}
 	if sp.owned {
-		b, err := hostmem.Alloc(bytes)
-		if err != nil {
+		if err := sp.back(shared); err != nil {
 			d.refund(kind, bytes)
 			return nil, fmt.Errorf("%w: %w", errOutOfMemory(call, args, "the host has no memory for it"), err)
 		}
-		sp.bytes = b
 	}
 	spec := mem.RegionSpec{Kind: kind, Device: d.o.Index, Len: bytes}
 	if kind == mem.KindDevice {
@@ -77,12 +85,32 @@ func (d *Device) make(op, call string, kind mem.Kind, bytes int64, given []byte)
 	if err := d.enter(sp, spec, call, args); err != nil {
 		d.refund(kind, bytes)
 		if sp.owned {
-			return nil, errors.Join(err, hostmem.Free(sp.bytes))
+			return nil, errors.Join(err, sp.unshare(), hostmem.Free(sp.bytes))
 		}
 		return nil, err
 	}
 	leak.Add(sp.counter(), bytes)
 	return sp.region, nil
+}
+
+// back gives the span memory of its own.
+func (sp *span) back(shared bool) (err error) {
+	if shared {
+		sp.bytes, sp.fd, err = hostmem.AllocShared(sp.len)
+		return err
+	}
+	sp.bytes, err = hostmem.Alloc(sp.len)
+	return err
+}
+
+// unshare closes the file that the span's memory is of, if there is one.
+func (sp *span) unshare() error {
+	if sp.fd < 0 {
+		return nil
+	}
+	fd := sp.fd
+	sp.fd = -1
+	return unix.Close(fd)
 }
 
 // enter gives sp an address and a region and puts it into the address space.
@@ -142,6 +170,8 @@ func (d *Device) refund(kind mem.Kind, bytes int64) {
 
 func (sp *span) counter() leak.Kind {
 	switch {
+	case sp.imported:
+		return leak.ImportedBytes
 	case sp.kind == mem.KindDevice:
 		return leak.DeviceBytes
 	case sp.owned:

@@ -52,7 +52,12 @@ func (d *Device) whyNotMine(r *mem.Region) string {
 
 // dispose gives back the memory b of a span that is no longer in the address space.
 func (d *Device) dispose(sp *span, b []byte) {
-	d.refund(sp.kind, sp.len)
+	if !sp.imported {
+		d.refund(sp.kind, sp.len)
+	}
+	if err := sp.unshare(); err != nil {
+		d.misused(fmt.Errorf("close the file behind memory at %#x: %w", uint64(sp.base), err))
+	}
 	leak.Add(sp.counter(), -sp.len)
 	switch {
 	case !sp.owned:

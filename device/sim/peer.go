@@ -84,7 +84,15 @@ func (d *Device) EnablePeer(other device.Device) error {
 }
 
 // Reaches implements device.Peerer.
-func (d *Device) Reaches(index int) bool { return d.peer(index) != nil }
+func (d *Device) Reaches(r *mem.Region) bool {
+	switch {
+	case d.imports(r):
+		return true
+	case r.Origin() != nil:
+		return false // another device imported it
+	}
+	return r.Device() == d.o.Index || d.peer(r.Device()) != nil
+}
 
 // peer returns the open device of that index whose memory is within reach, or nil.
 func (d *Device) peer(index int) *Device {
@@ -105,7 +113,7 @@ func (d *Device) isClosed() bool {
 
 // owner returns the device in whose address space r is to be looked for.
 func (d *Device) owner(r *mem.Region) *Device {
-	if r.Kind() == mem.KindDevice && r.Device() != d.o.Index {
+	if r.Kind() == mem.KindDevice && r.Device() != d.o.Index && !d.imports(r) {
 		if o := d.peer(r.Device()); o != nil {
 			return o
 		}

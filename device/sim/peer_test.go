@@ -78,7 +78,7 @@ func TestStrangersMemory(t *testing.T) {
 	if err := b.Close(); err != nil {
 		t.Error(err)
 	}
-	if a.Reaches(1) {
+	if a.Reaches(far) {
 		t.Error("a closed device is reached")
 	}
 	if err := a.EnablePeer(b); !errors.Is(err, errdefs.ErrClosed) {
@@ -89,9 +89,12 @@ func TestStrangersMemory(t *testing.T) {
 func TestEnablePeerFails(t *testing.T) {
 	a, b := openPeers(t, sim.Options{Faults: fault.New(1, fault.Nth(sim.OpPeer, 0).Fail(errdefs.ErrNotSupported))})
 	defer closeAll(t, a, b)
-	if err := a.EnablePeer(b); !errors.Is(err, errdefs.ErrNotSupported) || a.Reaches(1) {
-		t.Errorf("error %v, reaches %v", err, a.Reaches(1))
+	far, err := b.Alloc(4096, device.AllocOptions{})
+	must(t, err)
+	if err := a.EnablePeer(b); !errors.Is(err, errdefs.ErrNotSupported) || a.Reaches(far) {
+		t.Errorf("error %v, reaches %v", err, a.Reaches(far))
 	}
+	must(t, b.Free(far))
 }
 
 // TestPeersAtWorkOnEachOther: both devices copy both ways while memory of both comes and goes.

@@ -25,12 +25,15 @@ const (
 
 // span is one allocation or registration as the device sees it.
 type span struct {
-	base   mem.DevAddr
-	len    int64
-	bytes  []byte // what stands for the memory; nil once freed
-	kind   mem.Kind
-	owned  bool // bytes were mapped by the device, not by the caller of RegisterHost
-	region *mem.Region
+	base  mem.DevAddr
+	len   int64
+	bytes []byte // what stands for the memory; nil once freed
+	kind  mem.Kind
+	owned bool // bytes were mapped by the device, not by the caller of RegisterHost
+	// fd is of the file that the bytes are of, where they are shareable; else -1.
+	fd       int
+	imported bool // the memory is another process's
+	region   *mem.Region
 }
 
 // space is the device's address space.

@@ -113,6 +113,9 @@ var mayImport = map[string]string{
 	"internal/sys/uring":    "errdefs internal/leak internal/sys/hostmem",
 	"internal/sys/hostmem":  onMem + " internal/leak",
 
+	// Memory of other processes.
+	"share": onDevice + " internal/sys/hostmem",
+
 	// The wiring of NICs, and the profiles of what is wired.
 	"gdr":             onDevice + " stream stream/copy stream/nic rdma rdma/ internal/unwind",
 	"profile":         onDevice + " device/cuda/kernels stream stream/copy stream/copy/plan stream/copy/calibrate stream/file internal/kept",
@@ -123,7 +126,7 @@ var mayImport = map[string]string{
 	"":              anyPlain + " gdr profile store store/manager device/ stream/ tier/ internal/",
 	"internal/capi": anyPlain + " store gdr profile stream/copy/plan tier/file tier/log ROOT",
 	"cmd/libkvlane": "errdefs mem block internal/capi ROOT",
-	"cmd/":          anyPlain + " gdr profile store replay replay/demo doctor bench bench/ telemetry device/ stream/ tier/ internal/ ROOT",
+	"cmd/":          anyPlain + " gdr profile share store replay replay/demo doctor bench bench/ telemetry device/ stream/ tier/ internal/ ROOT",
 }
 
 func TestImportGraph(t *testing.T) {

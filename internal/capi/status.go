@@ -47,6 +47,7 @@ var sentinels = []struct {
 	{errPending, Pending},
 	{errdefs.ErrInvalid, Invalid},
 	{errdefs.ErrClosed, Closed},
+	{errdefs.ErrLost, Broken},
 	{errdefs.ErrCanceled, Canceled},
 	{errdefs.ErrExpired, Expired},
 	{errdefs.ErrBroken, Broken},

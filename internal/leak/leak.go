@@ -19,6 +19,7 @@ const (
 	RegisteredBytes             // host memory that a device registered
 	DeviceBytes                 // device memory
 	HostBytes                   // host memory mapped outside the Go heap
+	ImportedBytes               // device memory of other processes, mapped here
 	Queues                      // device queues
 	Events                      // device events
 	Handles                     // files, loaded libraries, contexts
@@ -30,6 +31,7 @@ var names = [kinds]string{
 	RegisteredBytes: "registered bytes",
 	DeviceBytes:     "device bytes",
 	HostBytes:       "host bytes",
+	ImportedBytes:   "imported bytes",
 	Queues:          "queues",
 	Events:          "events",
 	Handles:         "handles",

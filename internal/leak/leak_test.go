@@ -32,7 +32,7 @@ func TestLiveNamesWhatIsHeldAndForgetsWhatIsGivenBack(t *testing.T) {
 func TestEveryKindHasAName(t *testing.T) {
 	seen := make(map[string]bool)
 	for _, k := range []leak.Kind{
-		leak.PinnedBytes, leak.RegisteredBytes, leak.DeviceBytes, leak.HostBytes, leak.Queues, leak.Events, leak.Handles,
+		leak.PinnedBytes, leak.RegisteredBytes, leak.DeviceBytes, leak.HostBytes, leak.ImportedBytes, leak.Queues, leak.Events, leak.Handles,
 	} {
 		if s := k.String(); s == "" || seen[s] {
 			t.Errorf("kind %d has the name %q, which is empty or taken", uint8(k), s)

@@ -127,6 +127,10 @@ func (s *Stream) complete(wait bool) (left bool) {
 // tell tells who wants to know that the first so many page groups of the batch have landed. The caller holds completing.
 func (o *op) tell(groups int) {
 	if groups > o.told {
+		if o.live() != nil {
+			o.told = math.MaxInt // Finish says so
+			return
+		}
 		o.told = groups
 		o.work.At.Batch.Paged.Landed(groups, o.work.At.Summed)
 	}
@@ -169,6 +173,9 @@ func ask(e device.Event, wait bool) (over, quiet bool, err error) {
 
 // Finish implements ordered.Work.
 func (o *op) Finish(err error) (stream.Completion, error) {
+	if err == nil {
+		err = o.live()
+	}
 	c := stream.Completion{
 		Path: o.choice.Path, Reason: o.choice.Reason, GivenUp: o.lost, Started: o.Started, Finished: o.stream.opts.Clock.Now(),
 	}
@@ -182,6 +189,7 @@ func (o *op) Finish(err error) (stream.Completion, error) {
 	// The ticket may be kept for long, and leads here as its driver: let the batch go.
 	o.work.At = describe.Cursor{}
 	o.carried.Store(nil)
+	o.origins = nil
 	return c, err
 }
 

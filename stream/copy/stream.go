@@ -117,8 +117,11 @@ func (s *Stream) reaches(r *mem.Region) error {
 	if r.Dev() == 0 {
 		return fmt.Errorf("%s has no device address: %w", r, errdefs.ErrInvalid)
 	}
-	if r.Kind() == mem.KindDevice && r.Device() != s.index {
-		if p, ok := s.dev.(device.Peerer); !ok || !p.Reaches(r.Device()) {
+	if err := r.Origin().Lost(); err != nil {
+		return err
+	}
+	if r.Kind() == mem.KindDevice && (r.Device() != s.index || r.Origin() != nil) {
+		if p, ok := s.dev.(device.Peerer); !ok || !p.Reaches(r) {
 			return fmt.Errorf("%s is neither of device %d nor of a peer that it reaches: %w", r, s.index, errdefs.ErrInvalid)
 		}
 	}

@@ -3,6 +3,7 @@ package copy
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync/atomic"
 
 	"github.com/kvlane/kvlane/device"
@@ -23,6 +24,7 @@ type op struct {
 	watched atomic.Bool                   // somebody waits without polling
 	told    int                           // page groups of which somebody was told that they have landed; of who completes
 	planned bool                          // request and choice are what the planner was asked and answered
+	origins []*mem.Origin                 // whose memory, of other processes, the batch touches
 	// Used by whoever issues.
 	held  bool  // the device was told to wait for somebody else's event before it
 	paced bool  // a step after its first waited for its pace
@@ -45,11 +47,12 @@ func (s *Stream) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, erro
 }
 
 func (s *Stream) submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, error) {
-	shape, err := describe.Survey(b, s.reaches)
+	o := &op{stream: s}
+	shape, err := describe.Survey(b, o.reaches)
 	if err != nil {
 		return nil, err
 	}
-	o := &op{stream: s, work: move.Batch{Shape: shape, At: describe.Cursor{Batch: b}}}
+	o.work = move.Batch{Shape: shape, At: describe.Cursor{Batch: b}}
 	if err := s.choose(ctx, o); err != nil {
 		return nil, err
 	}
@@ -63,6 +66,28 @@ func (s *Stream) submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, erro
 		s.last.Store(uint32(o.choice.Path))
 	}
 	return t, nil
+}
+
+// reaches returns why the stream's device cannot address r, or nil, and notes whose memory that is.
+func (o *op) reaches(r *mem.Region) error {
+	if err := o.stream.reaches(r); err != nil {
+		return err
+	}
+	if from := r.Origin(); from != nil && !slices.Contains(o.origins, from) {
+		o.origins = append(o.origins, from)
+	}
+	return nil
+}
+
+// live returns ErrLost if memory of other processes that the batch touches is lost by now. What was copied before it is asked, and
+// found live, went where it should.
+func (o *op) live() error {
+	for _, from := range o.origins {
+		if err := from.Check(); err != nil {
+			return o.failure(err)
+		}
+	}
+	return nil
 }
 
 // Cancel implements stream.Driver.

@@ -41,14 +41,25 @@ type API struct {
 	MemHostRegister         func(addr, bytes uint64, flags uint32) Result
 	MemHostUnregister       func(addr uint64) Result
 	MemHostGetDevicePointer func(addr uint64) (DevicePtr, Result)
-	MemGetGranularity       func(dev DeviceID, rdma bool) (uint64, Result)                  // of MemCreate: the minimum
-	MemCreate               func(bytes uint64, dev DeviceID, rdma bool) (MemHandle, Result) // exportable as a file descriptor; rdma: NICs may reach it
+	MemGetGranularity       func(p MemProp) (uint64, Result) // of MemCreate: the minimum
+	MemCreate               func(bytes uint64, p MemProp) (MemHandle, Result)
 	MemRelease              func(h MemHandle) Result
 	MemAddressReserve       func(bytes uint64) (DevicePtr, Result)
 	MemAddressFree          func(p DevicePtr, bytes uint64) Result
 	MemMap                  func(p DevicePtr, bytes uint64, h MemHandle) Result
 	MemUnmap                func(p DevicePtr, bytes uint64) Result
 	MemSetAccess            func(p DevicePtr, bytes uint64, dev DeviceID) Result // read and write, for dev
+
+	// Memory of other processes. All need a context. Handles that are no descriptors are HandleBytes long.
+	MemGetAddressRange func(p DevicePtr) (base DevicePtr, bytes uint64, r Result) // of the allocation, or the mapping, that p is in
+	MemRetainHandle    func(p DevicePtr) (MemHandle, Result)                      // of what is mapped at p; MemRelease gives it back
+	MemExportFD        func(h MemHandle) (fd int, r Result)                       // cuMemExportToShareableHandle; the descriptor is the caller's
+	MemExportFabric    func(h MemHandle) ([HandleBytes]byte, Result)
+	MemImportFD        func(fd int) (MemHandle, Result) // cuMemImportFromShareableHandle; the descriptor stays the caller's
+	MemImportFabric    func(data *[HandleBytes]byte) (MemHandle, Result)
+	IPCGetMemHandle    func(p DevicePtr) ([HandleBytes]byte, Result)
+	IPCOpenMemHandle   func(data *[HandleBytes]byte) (DevicePtr, Result) // with access of the current context's device to a peer's memory
+	IPCCloseMemHandle  func(p DevicePtr) Result
 
 	// Streams and events. All but EventQuery need a context.
 	StreamCreateWithPriority func(flags uint32, priority int) (Stream, Result)

@@ -25,17 +25,17 @@ func (s *symbols) bindMemory(a *API) {
 
 func (s *symbols) bindVirtualMemory(a *API) {
 	granularity, create, release := s.Need("cuMemGetAllocationGranularity"), s.Need("cuMemCreate"), s.Need("cuMemRelease")
-	a.MemGetGranularity = func(dev DeviceID, rdma bool) (uint64, Result) {
+	a.MemGetGranularity = func(p MemProp) (uint64, Result) {
 		f := s.get()
 		defer s.put(f)
-		prop := shareableOn(dev, rdma)
+		prop := p.native()
 		r := f.call(granularity, f.outPtr(0), f.pin(0, unsafe.Pointer(&prop)), memGranularityMinimum)
 		return f.out[0], r
 	}
-	a.MemCreate = func(bytes uint64, dev DeviceID, rdma bool) (MemHandle, Result) {
+	a.MemCreate = func(bytes uint64, p MemProp) (MemHandle, Result) {
 		f := s.get()
 		defer s.put(f)
-		prop := shareableOn(dev, rdma)
+		prop := p.native()
 		r := f.call(create, f.outPtr(0), uintptr(bytes), f.pin(0, unsafe.Pointer(&prop)), 0)
 		return MemHandle(f.out[0]), r
 	}

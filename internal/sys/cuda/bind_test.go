@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -72,11 +73,17 @@ func recorderLibrary(t *testing.T) string {
 	var c strings.Builder
 	c.WriteString(recorder)
 	for _, m := range regexp.MustCompile(`look up (\w+) in`).FindAllStringSubmatch(err.Error(), -1) {
-		if m[1] != "cuGetProcAddress_v2" {
+		if m[1] != "cuGetProcAddress_v2" && m[1] != "cuIpcOpenMemHandle_v2" {
 			fmt.Fprintf(&c, "FN(%s)\n", m[1])
 		}
 	}
 	c.WriteString(`
+typedef struct { char reserved[64]; } ipc;
+u cuIpcOpenMemHandle_v2(u *p, ipc h, unsigned flags) {
+	u args[3] = {(u)p, 0, flags};
+	for (int i = 0; i < 64; i++) args[1] = args[1] * 31 + (unsigned char)h.reserved[i];
+	return note("cuIpcOpenMemHandle_v2", args, 3);
+}
 FN(batch_12080) FN(wait_12000) FN(load_12040) FN(export_12000) FN(flush_12000)
 int cuGetProcAddress_v2(const char *name, void **fn, int version, u flags, int *status) {
 	*status = 0;
@@ -136,6 +143,12 @@ func TestCallsReachTheDriver(t *testing.T) {
 		}
 		return r
 	}
+	var handle [HandleBytes]byte
+	var folded uint64 // as the recorder folds it
+	for i := range handle {
+		handle[i] = byte(7*i + 3)
+		folded = folded*31 + uint64(handle[i])
+	}
 	p := &KernelParams{Args: [MaxKernelParams]uint64{1, 2}}
 	for _, c := range []struct {
 		want string
@@ -180,14 +193,32 @@ func TestCallsReachTheDriver(t *testing.T) {
 		{"cuMemHostRegister_v2 5 6 3", -1, func() Result { return a.MemHostRegister(5, 6, HostRegisterPortable|HostRegisterMapped) }},
 		{"cuMemHostUnregister 5", -1, func() Result { return a.MemHostUnregister(5) }},
 		{"cuMemHostGetDevicePointer_v2 out 5 0", 0, func() Result { v, r := a.MemHostGetDevicePointer(5); return value(uint64(v), r) }},
-		{"cuMemGetAllocationGranularity out * 0", 0, func() Result { v, r := a.MemGetGranularity(3, true); return value(v, r) }},
-		{"cuMemCreate out 6 * 0", 0, func() Result { v, r := a.MemCreate(6, 3, true); return value(uint64(v), r) }},
+		{"cuMemGetAllocationGranularity out * 0", 0, func() Result {
+			v, r := a.MemGetGranularity(MemProp{Device: 3, RDMA: true, Handle: MemHandlePosixFD})
+			return value(v, r)
+		}},
+		{"cuMemCreate out 6 * 0", 0, func() Result {
+			v, r := a.MemCreate(6, MemProp{Device: 3, Handle: MemHandleFabric})
+			return value(uint64(v), r)
+		}},
 		{"cuMemRelease 5", -1, func() Result { return a.MemRelease(5) }},
 		{"cuMemAddressReserve out 6 0 0 0", 0, func() Result { v, r := a.MemAddressReserve(6); return value(uint64(v), r) }},
 		{"cuMemAddressFree 5 6", -1, func() Result { return a.MemAddressFree(5, 6) }},
 		{"cuMemMap 5 6 0 7 0", -1, func() Result { return a.MemMap(5, 6, 7) }},
 		{"cuMemUnmap 5 6", -1, func() Result { return a.MemUnmap(5, 6) }},
 		{"cuMemSetAccess 5 6 * 1", -1, func() Result { return a.MemSetAccess(5, 6, 3) }},
+		{"cuMemGetAddressRange_v2 * out 5", 1, func() Result { _, n, r := a.MemGetAddressRange(5); return value(n, r) }},
+		{"cuMemRetainAllocationHandle out 5", 0, func() Result { v, r := a.MemRetainHandle(5); return value(uint64(v), r) }},
+		{"cuMemExportToShareableHandle out 5 1 0", 0, func() Result { fd, r := a.MemExportFD(5); return value(uint64(uint32(fd)), r) }},
+		{"cuMemExportToShareableHandle out 5 8 0", 0, func() Result {
+			data, r := a.MemExportFabric(5)
+			return value(binary.NativeEndian.Uint64(data[:]), r)
+		}},
+		{"cuMemImportFromShareableHandle out 7 1", 0, func() Result { v, r := a.MemImportFD(7); return value(uint64(v), r) }},
+		{"cuMemImportFromShareableHandle out * 8", 0, func() Result { v, r := a.MemImportFabric(&handle); return value(uint64(v), r) }},
+		{"cuIpcGetMemHandle out 5", 0, func() Result { data, r := a.IPCGetMemHandle(5); return value(binary.NativeEndian.Uint64(data[:]), r) }},
+		{fmt.Sprintf("cuIpcOpenMemHandle_v2 out %x 1", folded), 0, func() Result { v, r := a.IPCOpenMemHandle(&handle); return value(uint64(v), r) }},
+		{"cuIpcCloseMemHandle 5", -1, func() Result { return a.IPCCloseMemHandle(5) }},
 		{"cuStreamCreateWithPriority out 1 5", 0, func() Result { v, r := a.StreamCreateWithPriority(1, 5); return value(uint64(v), r) }},
 		{"cuStreamDestroy_v2 5", -1, func() Result { return a.StreamDestroy(5) }},
 		{"cuStreamQuery 5", -1, func() Result { return a.StreamQuery(5) }},

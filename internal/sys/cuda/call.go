@@ -8,8 +8,8 @@ import (
 	"github.com/ebitengine/purego"
 )
 
-// maxArgs is the most arguments of a function here: cuLaunchKernel has 11.
-const maxArgs = 12
+// maxArgs is the most arguments of a function here: cuIpcOpenMemHandle has 14 words where its structure is on the stack.
+const maxArgs = 14
 
 // frame is the memory of one call: its arguments and what it writes back. Frames are on the Go heap, whose objects do not
 // move, and reused: a call allocates nothing, where a literal argument list would.

@@ -142,7 +142,9 @@ func TestConstantsAreThoseOfTheHeader(t *testing.T) {
 		"CU_STREAM_CAPTURE_STATUS_NONE":                               int64(CaptureNone),
 		"CU_MEM_ALLOCATION_TYPE_PINNED":                               memAllocationTypePinned,
 		"CU_MEM_LOCATION_TYPE_DEVICE":                                 memLocationTypeDevice,
-		"CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR":                    memHandlePosixFD,
+		"CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR":                    int64(MemHandlePosixFD),
+		"CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS":                          ipcLazyPeerAccess,
+		"CU_IPC_HANDLE_SIZE":                                          HandleBytes,
 		"CU_MEM_ACCESS_FLAGS_PROT_READWRITE":                          memAccessReadWrite,
 		"CU_MEM_ALLOC_GRANULARITY_MINIMUM":                            memGranularityMinimum,
 		"CUDA_SUCCESS":                                                int64(Success),
@@ -195,6 +197,7 @@ func TestConstantsAreThoseOfTheHeader(t *testing.T) {
 		fmt.Fprintf(&c, "_Static_assert(%s == %d, \"%s\");\n", name, got, name)
 	}
 	fmt.Fprintf(&c, "#if CUDA_VERSION >= 12080\n_Static_assert(CUDA_ERROR_CONTAINED == %d, \"contained\");\n", ErrorContained)
+	fmt.Fprintf(&c, "_Static_assert(CU_MEM_HANDLE_TYPE_FABRIC == %d && sizeof(CUmemFabricHandle) == %d, \"fabric\");\n", MemHandleFabric, HandleBytes)
 	fmt.Fprintf(&c, "_Static_assert(CUDA_ERROR_TENSOR_MEMORY_LEAK == %d, \"tensor memory leak\");\n", ErrorTensorMemoryLeak)
 	fmt.Fprintf(&c, "_Static_assert(CU_MEMCPY_SRC_ACCESS_ORDER_STREAM == %d, \"access order\");\n#endif\n", memcpySrcOrderStream)
 	compile(t, c.String())
@@ -237,6 +240,13 @@ func TestSignaturesAreThoseOfTheHeader(t *testing.T) {
 		{"cuMemMap", "CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long"},
 		{"cuMemUnmap", "CUdeviceptr, size_t"},
 		{"cuMemSetAccess", "CUdeviceptr, size_t, const CUmemAccessDesc *, size_t"},
+		{"cuMemGetAddressRange_v2", "CUdeviceptr *, size_t *, CUdeviceptr"},
+		{"cuMemRetainAllocationHandle", "CUmemGenericAllocationHandle *, void *"},
+		{"cuMemExportToShareableHandle", "void *, CUmemGenericAllocationHandle, CUmemAllocationHandleType, unsigned long long"},
+		{"cuMemImportFromShareableHandle", "CUmemGenericAllocationHandle *, void *, CUmemAllocationHandleType"},
+		{"cuIpcGetMemHandle", "CUipcMemHandle *, CUdeviceptr"},
+		{"cuIpcOpenMemHandle_v2", "CUdeviceptr *, CUipcMemHandle, unsigned"},
+		{"cuIpcCloseMemHandle", "CUdeviceptr"},
 		{"cuStreamCreateWithPriority", "CUstream *, unsigned, int"},
 		{"cuStreamDestroy_v2", "CUstream"},
 		{"cuStreamQuery", "CUstream"},

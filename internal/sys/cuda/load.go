@@ -31,6 +31,7 @@ func load(name string) (*API, error) {
 	s.bindContexts(a)
 	s.bindPeers(a)
 	s.bindMemory(a)
+	s.bindSharing(a)
 	s.bindStreams(a)
 	s.bindWork(a)
 	s.bindOptional(a)

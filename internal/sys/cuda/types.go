@@ -94,13 +94,32 @@ const CaptureNone CaptureStatus = 0
 const (
 	memAllocationTypePinned = 1 // CU_MEM_ALLOCATION_TYPE_PINNED
 	memLocationTypeDevice   = 1 // CU_MEM_LOCATION_TYPE_DEVICE
-	memHandlePosixFD        = 1 // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 	memAccessReadWrite      = 3 // CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 	memGranularityMinimum   = 0 // CU_MEM_ALLOC_GRANULARITY_MINIMUM
 	memcpySrcOrderStream    = 1 // CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
 	memRangeDMABuf          = 1 // CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
 	flushTargetCurrent      = 0 // CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX
+	ipcLazyPeerAccess       = 1 // CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 )
+
+// MemHandleType is a CUmemAllocationHandleType.
+type MemHandleType int32
+
+// The handle types.
+const (
+	MemHandlePosixFD MemHandleType = 1 // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+	MemHandleFabric  MemHandleType = 8 // CU_MEM_HANDLE_TYPE_FABRIC
+)
+
+// HandleBytes is CU_IPC_HANDLE_SIZE, and the size of a CUmemFabricHandle.
+const HandleBytes = 64
+
+// MemProp says what memory MemCreate makes.
+type MemProp struct {
+	Device DeviceID
+	RDMA   bool          // NICs may reach it
+	Handle MemHandleType // that it can be exported by
+}
 
 // memLocation is CUmemLocation.
 type memLocation struct {
@@ -134,15 +153,15 @@ type memcpyAttributes struct {
 	Flags          uint32
 }
 
-// shareableOn describes memory of a device that can be exported as a file descriptor, and with rdma be reached by NICs.
-func shareableOn(dev DeviceID, rdma bool) memAllocationProp {
-	p := memAllocationProp{
+// native returns what the driver takes for p.
+func (p MemProp) native() memAllocationProp {
+	n := memAllocationProp{
 		Type:             memAllocationTypePinned,
-		RequestedHandles: memHandlePosixFD,
-		Location:         memLocation{Type: memLocationTypeDevice, ID: int32(dev)},
+		RequestedHandles: int32(p.Handle),
+		Location:         memLocation{Type: memLocationTypeDevice, ID: int32(p.Device)},
 	}
-	if rdma {
-		p.GPUDirectRDMA = 1
+	if p.RDMA {
+		n.GPUDirectRDMA = 1
 	}
-	return p
+	return n
 }

@@ -1,0 +1,72 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/device/cuda"
+	"github.com/kvlane/kvlane/doctor"
+	"github.com/kvlane/kvlane/share"
+)
+
+// shareProbeCommand is what a probe of shared memory runs as its second process.
+const shareProbeCommand = "share-probe"
+
+func newShareProbeCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:    shareProbeCommand,
+		Short:  "Import what a descriptor on standard input says, read and write it, and say whether that went well",
+		Hidden: true,
+		Args:   usageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return share.AnswerProbe(cmd.Context(), cmd.InOrStdin(), cmd.OutOrStdout(), openUUID)
+		},
+	}
+}
+
+// openUUID opens the GPU that memory is imported from; there is none for memory of the host.
+func openUUID(uuid string) (device.Device, error) {
+	if uuid == "" {
+		return nil, nil
+	}
+	drv, err := cuda.Load()
+	if err != nil {
+		return nil, err
+	}
+	return drv.OpenUUID(uuid, cuda.Options{})
+}
+
+// askSharing tries each type of handle, between this process and another of this program.
+func askSharing(ctx context.Context, dev device.Device) []doctor.Sharing {
+	s, ok := dev.(device.Sharer)
+	if !ok {
+		return nil
+	}
+	var o share.ProbeOptions
+	if self, err := os.Executable(); err == nil {
+		o.Peer = func(ctx context.Context) *exec.Cmd { return exec.CommandContext(ctx, self, shareProbeCommand) }
+	}
+	var all []doctor.Sharing
+	for _, f := range append(share.Probe(ctx, s, o), share.ProbeHost(ctx, dev, o)) {
+		all = append(all, doctor.Sharing{Handle: f.Type.String(), Works: sharingFinding(f)})
+	}
+	return all
+}
+
+// sharingRemedies says what would make a type of handle work.
+var sharingRemedies = map[device.HandleType]string{
+	device.HandleFabric: "an IMEX channel (nvidia-imex, /dev/nvidia-caps-imex-channels); within a host posix-fd does the same",
+}
+
+func sharingFinding(f share.Finding) doctor.Finding {
+	found := doctor.Answered(f.Err, sharingRemedies[f.Type])
+	if f.Type == device.HandleMemFD && found.Answer == doctor.Yes {
+		found.Reason = fmt.Sprintf("host memory, by %s", f.Type)
+	}
+	return found
+}

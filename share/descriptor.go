@@ -1,0 +1,105 @@
+package share
+
+import (
+	"bytes"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+	"strings"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/errdefs"
+)
+
+// Identity names one export, of all that ever were. Who restarts and exports memory of the same address has another.
+type Identity [16]byte
+
+func newIdentity() Identity {
+	var id Identity
+	_, _ = rand.Read(id[:]) // never fails
+	return id
+}
+
+// String returns it in hexadecimal.
+func (id Identity) String() string { return hex.EncodeToString(id[:]) }
+
+// MarshalText returns it in hexadecimal.
+func (id Identity) MarshalText() ([]byte, error) { return []byte(id.String()), nil }
+
+// UnmarshalText takes 32 hexadecimal digits.
+func (id *Identity) UnmarshalText(text []byte) error {
+	if n, err := hex.Decode(make([]byte, len(text)), text); err != nil || n != len(id) {
+		return fmt.Errorf("%q is no identity of 32 hexadecimal digits: %w", text, errdefs.ErrInvalid)
+	}
+	_, err := hex.Decode(id[:], text)
+	return err
+}
+
+// Descriptor is what is published of an export, in JSON. It gives no access: that the server does.
+type Descriptor struct {
+	Identity Identity          `json:"identity"`
+	Type     device.HandleType `json:"handle"`
+	PID      int               `json:"pid"`              // of the exporter, as it sees itself
+	Socket   string            `json:"socket"`           // of its server
+	Device   string            `json:"device,omitempty"` // UUID of the device that has the memory; empty for the host's
+	// Bytes is how long the allocation is, which an importer maps as a whole; Offset and Length are of the region in it.
+	Bytes  int64 `json:"bytes"`
+	Offset int64 `json:"offset"`
+	Length int64 `json:"length"`
+}
+
+const (
+	// maxDescriptor is more than any descriptor in JSON takes.
+	maxDescriptor = 4096
+	// maxSocketPath is what the kernel takes as the address of a socket.
+	maxSocketPath = 107
+	maxUUID       = 64
+)
+
+// ParseDescriptor reads a descriptor in JSON and validates it. ErrInvalid.
+func ParseDescriptor(b []byte) (Descriptor, error) {
+	var d Descriptor
+	if len(b) > maxDescriptor {
+		return d, fmt.Errorf("descriptor of %d bytes, of %d at most: %w", len(b), maxDescriptor, errdefs.ErrInvalid)
+	}
+	dec := json.NewDecoder(bytes.NewReader(b))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&d); err != nil {
+		return Descriptor{}, fmt.Errorf("read descriptor: %w: %w", errdefs.ErrInvalid, err)
+	}
+	if dec.More() {
+		return Descriptor{}, fmt.Errorf("read descriptor: something follows it: %w", errdefs.ErrInvalid)
+	}
+	if err := d.Validate(); err != nil {
+		return Descriptor{}, err
+	}
+	return d, nil
+}
+
+// Validate reports what is wrong with the descriptor.
+func (d *Descriptor) Validate() error {
+	bad := func(format string, args ...any) error {
+		return fmt.Errorf("descriptor: %s: %w", fmt.Sprintf(format, args...), errdefs.ErrInvalid)
+	}
+	_, unknown := d.Type.MarshalText()
+	printable := func(r rune) bool { return r > ' ' && r < 0x7f }
+	switch {
+	case d.Identity == Identity{}:
+		return bad("it has no identity")
+	case unknown != nil:
+		return bad("handle type %d is unknown", uint8(d.Type))
+	case d.PID <= 0:
+		return bad("process %d", d.PID)
+	case !filepath.IsAbs(d.Socket) || len(d.Socket) > maxSocketPath || strings.ContainsRune(d.Socket, 0):
+		return bad("%q is no absolute path of %d bytes at most", d.Socket, maxSocketPath)
+	case len(d.Device) > maxUUID || strings.TrimFunc(d.Device, printable) != "":
+		return bad("%q is no UUID", d.Device)
+	case d.Device == "" && d.Type != device.HandleMemFD:
+		return bad("host memory has no handle of type %s", d.Type)
+	case d.Bytes <= 0 || d.Length <= 0 || d.Length > d.Bytes || d.Offset < 0 || d.Offset > d.Bytes-d.Length:
+		return bad("%d bytes at %d of an allocation of %d", d.Length, d.Offset, d.Bytes)
+	}
+	return nil
+}

@@ -1,0 +1,11 @@
+package share
+
+import "github.com/kvlane/kvlane/device"
+
+// EncodeRequest returns what an importer sends.
+func EncodeRequest(id Identity) []byte { return encodeRequest(id) }
+
+// EncodeReply returns what a server answers.
+func EncodeReply(h device.Handle, length int64) []byte {
+	return (&reply{status: statusOK, handle: h, length: length}).encode()
+}

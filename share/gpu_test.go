@@ -1,0 +1,261 @@
+package share_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/device/cuda"
+	"github.com/kvlane/kvlane/device/cuda/cudatest"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/testkit"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/share"
+	"github.com/kvlane/kvlane/stream"
+	streamcopy "github.com/kvlane/kvlane/stream/copy"
+)
+
+// gpuShare is the feature whose tests want handles of both types that need no IMEX channel to work.
+const gpuShare = "cuda-share"
+
+// useDriverOnce has the driver open what it keeps for the process's life, before anybody counts.
+func useDriverOnce() {
+	drv, err := cuda.Load()
+	if err != nil {
+		return
+	}
+	n, err := drv.Count()
+	if err != nil {
+		return
+	}
+	for i := range n {
+		if dev, err := drv.Open(i, cuda.Options{}); err == nil {
+			_ = dev.Close()
+		}
+	}
+}
+
+// openGPU opens the GPU of that UUID, or none for host memory.
+func openGPU(uuid string) (device.Device, error) {
+	if uuid == "" {
+		return nil, nil
+	}
+	drv, err := cuda.Load()
+	if err != nil {
+		return nil, err
+	}
+	return drv.OpenUUID(uuid, cuda.Options{})
+}
+
+// gpuMemory is n bytes of a GPU for each type of handle that works.
+func gpuMemory(n int64, index string) (dev device.Sharer, all []sharedMemory, free func() error, err error) {
+	i, err := strconv.Atoi(index)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	drv, err := cuda.Load()
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	opened, err := drv.Open(i, cuda.Options{})
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	dev, ok := opened.(device.Sharer)
+	if !ok {
+		return nil, nil, nil, fmt.Errorf("%T shares no memory", opened)
+	}
+	for _, by := range dev.HandleTypes() {
+		r, err := dev.Alloc(n, device.AllocOptions{Shareable: true, Handle: by})
+		if errors.Is(err, errdefs.ErrNotSupported) {
+			continue
+		}
+		if err != nil {
+			return nil, nil, nil, err
+		}
+		all = append(all, sharedMemory{dev, r})
+	}
+	free = func() error {
+		var errs []error
+		for _, m := range all {
+			errs = append(errs, dev.Free(m.region))
+		}
+		return errors.Join(append(errs, dev.Close())...)
+	}
+	return dev, all, free, nil
+}
+
+// TestGPUProbe tries each type of handle on the first GPU, with a second process, and says what it found.
+func TestGPUProbe(t *testing.T) {
+	dev, ok := cudatest.Open(t).(device.Sharer)
+	if !ok {
+		t.Fatal("GPUs share no memory")
+	}
+	peer := share.ProbeOptions{Peer: func(ctx context.Context) *exec.Cmd { return command(ctx, "probe-gpu") }}
+	found := append(share.Probe(t.Context(), dev, peer), share.ProbeHost(t.Context(), dev, peer))
+	for _, f := range found {
+		t.Logf("%s: %v", f.Type, f.Err)
+		if f.Err != nil && !errors.Is(f.Err, errdefs.ErrNotSupported) {
+			t.Errorf("%s: inconclusive: %v", f.Type, f.Err)
+		}
+		if f.Err != nil && f.Type != device.HandleFabric && testkit.Required(gpuShare) {
+			t.Errorf("%s does not work: %v", f.Type, f.Err)
+		}
+	}
+	a, err := share.NewAllocator(dev, found[:len(found)-1])
+	if err != nil {
+		testkit.Skip(t, gpuShare, err.Error())
+	}
+	t.Logf("chosen: %s", a.Type())
+	r, err := a.Alloc(1 << 20)
+	must(t, err)
+	must(t, dev.Free(r))
+}
+
+// TestGPUImportsItsOwn has two processes share one GPU's memory.
+func TestGPUImportsItsOwn(t *testing.T) { shareGPU(t, 0) }
+
+// TestGPUImportsAPeers has a process on the first GPU copy from and to memory that another exports on the second.
+func TestGPUImportsAPeers(t *testing.T) {
+	if n := gpus(); n < 2 {
+		testkit.Skip(t, "cuda-peer", fmt.Sprintf("there are %d GPUs", n))
+	}
+	shareGPU(t, 1)
+}
+
+// gpus returns how many there are.
+func gpus() int {
+	drv, err := cuda.Load()
+	if err != nil {
+		return 0
+	}
+	n, err := drv.Count()
+	if err != nil {
+		return 0
+	}
+	return n
+}
+
+func shareGPU(t *testing.T, exporter int) {
+	t.Helper()
+	const n = 64 << 20
+	dev := cudatest.Open(t)
+	other := start(t, "export", filepath.Join(t.TempDir(), "s"), "x.sock", strconv.Itoa(n), strconv.Itoa(exporter))
+	all := other.descriptors()
+	if len(all) == 0 {
+		testkit.Skip(t, gpuShare, "no type of handle works here")
+	}
+	in := importer(t, dev)
+	local, err := dev.Alloc(n, device.AllocOptions{})
+	must(t, err)
+	var imports []*share.Import
+	for _, d := range all {
+		i := take(t, in, d)
+		t.Logf("%s: imported as %s", d.Type, i.Region())
+		if got := i.Region().Device(); got != exporter {
+			t.Errorf("%s: the memory is of device %d, and exported by %d", d.Type, got, exporter)
+		}
+		imports = append(imports, i)
+	}
+	for v, path := range []stream.Path{stream.PathCopyEngine, stream.PathKernel} {
+		s := openStream(t, dev, streamcopy.Options{Path: path})
+		for _, i := range imports {
+			copyBothWays(t, other, dev, s, local, i, byte(10+v))
+		}
+	}
+	other.kill()
+	for _, i := range imports {
+		lost(t, i)
+		if err := check(dev, i.Region(), 0); !errors.Is(err, errdefs.ErrLost) {
+			t.Errorf("%s: read after its exporter was killed: %v", i.Descriptor().Type, err)
+		}
+		must(t, i.Close())
+	}
+	must(t, dev.Free(local))
+}
+
+// copyBothWays pulls what the other process has written, pushes something else, also block by block, and has it look.
+func copyBothWays(t *testing.T, other *process, dev device.Device, s *streamcopy.Stream, local *mem.Region, i *share.Import, v byte) {
+	t.Helper()
+	other.do(fmt.Sprintf("fill %d", v))
+	carry := func(b *mem.Batch) {
+		t.Helper()
+		begin := time.Now()
+		ticket, err := s.Submit(t.Context(), b)
+		must(t, err)
+		must(t, wait(t, ticket))
+		c := ticket.Completion()
+		t.Logf("%s: %d pieces, %d bytes by %s: %.1f GB/s", i.Descriptor().Type, c.Pieces, c.Bytes, c.Path, float64(c.Bytes)/float64(time.Since(begin).Nanoseconds()))
+	}
+	whole := &mem.Batch{Dst: []mem.Extent{mem.All(local)}, Src: []mem.Extent{mem.All(i.Region())}}
+	carry(whole)
+	must(t, check(dev, local, v))
+	must(t, fill(dev, local, v+100))
+	carry(&mem.Batch{Dst: whole.Src, Src: whole.Dst})
+	must(t, check(dev, i.Region(), v+100))
+	must(t, fill(dev, i.Region(), v+50))
+	blocks := scattered(i.Region(), local, 4096)
+	carry(blocks)
+	for k := range blocks.Dst { // the other half
+		blocks.Dst[k].Off += 4096
+		blocks.Src[k].Off += 4096
+	}
+	carry(blocks)
+	must(t, check(dev, i.Region(), v+100))
+}
+
+// BenchmarkGPUImport measures pulls from another process's memory on the second GPU: 1 GiB at once, and scattered blocks.
+func BenchmarkGPUImport(b *testing.B) {
+	dev := cudatest.Open(b)
+	if gpus() < 2 {
+		testkit.Skip(b, "cuda-peer", "there is one GPU")
+	}
+	const n = 1 << 30
+	all := start(b, "export", filepath.Join(b.TempDir(), "s"), "x.sock", strconv.Itoa(n), "1").descriptors()
+	if len(all) == 0 {
+		testkit.Skip(b, "cuda-peer", "there is nothing to import")
+	}
+	local, err := dev.Alloc(n, device.AllocOptions{})
+	must(b, err)
+	in := importer(b, dev)
+	for _, d := range all {
+		i := take(b, in, d)
+		for _, c := range []struct {
+			block int64
+			path  stream.Path
+		}{{n, stream.PathCopyEngine}, {16 << 20, stream.PathCopyEngine}, {1 << 20, stream.PathCopyEngine}, {4 << 10, stream.PathKernel}} {
+			batch := &mem.Batch{Dst: []mem.Extent{mem.All(local)}, Src: []mem.Extent{mem.All(i.Region())}}
+			if c.block < n {
+				batch = scattered(local, i.Region(), c.block)
+			}
+			b.Run(fmt.Sprintf("%s/%dB/%s", d.Type, c.block, c.path), func(b *testing.B) { benchBatch(b, dev, c.path, batch) })
+		}
+		must(b, i.Close())
+	}
+	must(b, dev.Free(local))
+}
+
+// benchBatch keeps two batches in flight.
+func benchBatch(b *testing.B, dev device.Device, path stream.Path, batch *mem.Batch) {
+	b.Helper()
+	s, err := streamcopy.Open(dev, streamcopy.Options{Path: path})
+	must(b, err)
+	b.SetBytes(batch.Bytes())
+	var before *stream.Ticket
+	for b.Loop() {
+		ticket, err := s.Submit(b.Context(), batch)
+		must(b, err)
+		if before != nil {
+			must(b, before.Wait(b.Context()))
+		}
+		before = ticket
+	}
+	must(b, before.Wait(b.Context()))
+	must(b, s.Close(b.Context()))
+}

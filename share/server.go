@@ -1,0 +1,251 @@
+package share
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvlane/kvlane/errdefs"
+)
+
+// Options say how a Server is made.
+type Options struct {
+	// Dir has the socket. It is made, of mode 0700, where it does not exist; an existing one has to be this user's alone. Default DefaultDir().
+	Dir string
+	// Name of the socket's file, which ends in ".sock". Default: the process's number and something random.
+	Name string
+	// Allow is the users, by number, whose processes may import. Default: this process's own.
+	Allow []int
+	// MaxImporters bounds connections, one for each import of a process. Default 4096.
+	MaxImporters int
+	// RequestTimeout bounds how long a connection may take to ask. Default 5 s.
+	RequestTimeout time.Duration
+}
+
+func (o *Options) setDefaults() error {
+	if o.MaxImporters < 0 || o.RequestTimeout < 0 {
+		return fmt.Errorf("%d importers at most, requests within %v: %w", o.MaxImporters, o.RequestTimeout, errdefs.ErrInvalid)
+	}
+	if o.Dir == "" {
+		o.Dir = DefaultDir()
+	}
+	dir, err := filepath.Abs(o.Dir)
+	if err != nil {
+		return fmt.Errorf("directory of sockets %q: %w", o.Dir, err)
+	}
+	o.Dir = dir
+	if o.Name == "" {
+		o.Name = fmt.Sprintf("%d-%s%s", os.Getpid(), newIdentity().String()[:8], suffix)
+	}
+	if filepath.Ext(o.Name) != suffix {
+		return fmt.Errorf("socket %q does not end in %s: %w", o.Name, suffix, errdefs.ErrInvalid)
+	}
+	o.Allow = users(o.Allow)
+	if o.MaxImporters == 0 {
+		o.MaxImporters = 4096
+	}
+	if o.RequestTimeout == 0 {
+		o.RequestTimeout = 5 * time.Second
+	}
+	return nil
+}
+
+// Stats is what a Server has and has had.
+type Stats struct {
+	Exports   int   // that are not withdrawn
+	Importers int   // that are connected
+	Imports   int64 // that were granted
+	// Refused, by reason.
+	Denied, Malformed, Unknown, Busy int64
+}
+
+// Server exports memory. NewServer does nothing but check; Start and Close begin and end it.
+type Server struct {
+	o    Options
+	path string
+
+	mu       sync.Mutex
+	listener *net.UnixListener // once it was started
+	closed   bool
+	exports  map[Identity]*Export
+	conns    map[*net.UnixConn]struct{}
+	stats    Stats
+	serving  sync.WaitGroup
+}
+
+// NewServer returns a server that is not started. ErrInvalid.
+func NewServer(o Options) (*Server, error) {
+	if err := o.setDefaults(); err != nil {
+		return nil, fmt.Errorf("make export server: %w", err)
+	}
+	return &Server{
+		o: o, path: filepath.Join(o.Dir, o.Name), exports: make(map[Identity]*Export), conns: make(map[*net.UnixConn]struct{}),
+	}, nil
+}
+
+// Start makes the socket and serves it until Close. ErrExists if it was started, or somebody else listens there; ErrClosed after
+// Close. It waits until ctx ends for others who start in the same directory.
+func (s *Server) Start(ctx context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.closed:
+		return fmt.Errorf("start export server: %w", errdefs.ErrClosed)
+	case s.listener != nil:
+		return fmt.Errorf("start export server: it was started: %w", errdefs.ErrExists)
+	}
+	l, err := listen(ctx, s.o.Dir, s.o.Name)
+	if err != nil {
+		return fmt.Errorf("start export server: %w", err)
+	}
+	s.listener = l
+	s.serving.Go(func() { s.accept(l) })
+	return nil
+}
+
+// Socket returns the path of the socket.
+func (s *Server) Socket() string { return s.path }
+
+// Stats returns what the server has and has had.
+func (s *Server) Stats() Stats {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	st := s.stats
+	st.Exports, st.Importers = len(s.exports), len(s.conns)
+	return st
+}
+
+// Close withdraws every export, tells the importers, removes the socket and returns when nothing of the server runs any more. A
+// second Close returns nil.
+func (s *Server) Close() error {
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		s.serving.Wait()
+		return nil
+	}
+	s.closed = true
+	all := make([]*Export, 0, len(s.exports))
+	for _, e := range s.exports {
+		all = append(all, e)
+	}
+	l := s.listener
+	s.mu.Unlock()
+
+	var errs []error
+	if l != nil {
+		errs = append(errs, l.Close())
+	}
+	for _, e := range all {
+		errs = append(errs, e.withdraw(statusStopped))
+	}
+	s.mu.Lock()
+	for c := range s.conns { // those that have not asked yet
+		_ = c.Close()
+	}
+	s.mu.Unlock()
+	s.serving.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("close export server: %w", err)
+	}
+	return nil
+}
+
+// breath is how long accepting rests after an error, as that there are no file descriptors left.
+const breath = 10 * time.Millisecond
+
+func (s *Server) accept(l *net.UnixListener) {
+	for {
+		c, err := l.AcceptUnix()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			time.Sleep(breath)
+			continue
+		}
+		s.mu.Lock()
+		switch {
+		case s.closed:
+			_ = c.Close()
+		case len(s.conns) >= s.o.MaxImporters:
+			s.stats.Busy++
+			refuse(c, statusBusy)
+			_ = c.Close()
+		default:
+			s.conns[c] = struct{}{}
+			s.serving.Go(func() { s.serve(c) })
+		}
+		s.mu.Unlock()
+	}
+}
+
+// refuse says why. A fresh socket has room for it.
+func refuse(c *net.UnixConn, why status) {
+	_, _ = c.Write((&reply{status: why}).encode())
+}
+
+// serve has a connection from its request to its end.
+func (s *Server) serve(c *net.UnixConn) {
+	e, why := s.grant(c)
+	if why != statusOK {
+		refuse(c, why)
+	} else {
+		// An importer says nothing more: whatever comes, and the end above all, ends its import.
+		_, _ = c.Read(make([]byte, 1))
+		e.leave(c)
+	}
+	_ = c.Close()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.conns, c)
+	switch why {
+	case statusOK:
+	case statusDenied:
+		s.stats.Denied++
+	case statusUnknown:
+		s.stats.Unknown++
+	default:
+		s.stats.Malformed++
+	}
+}
+
+// grant reads the request of c and answers it if that can be.
+func (s *Server) grant(c *net.UnixConn) (*Export, status) {
+	if cred, err := credentials(c); err != nil || !slices.Contains(s.o.Allow, int(cred.Uid)) {
+		return nil, statusDenied
+	}
+	_ = c.SetDeadline(time.Now().Add(s.o.RequestTimeout))
+	b := make([]byte, requestBytes+1)
+	// Without room for control messages the kernel takes back what descriptors there are, and says so.
+	n, _, flags, _, err := c.ReadMsgUnix(b, nil)
+	if err != nil || flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
+		return nil, statusMalformed
+	}
+	id, err := decodeRequest(b[:n])
+	if err != nil {
+		return nil, statusMalformed
+	}
+	s.mu.Lock()
+	e := s.exports[id]
+	s.mu.Unlock()
+	if e == nil {
+		return nil, statusUnknown
+	}
+	if why := e.admit(c); why != statusOK {
+		return nil, why
+	}
+	s.mu.Lock()
+	s.stats.Imports++
+	s.mu.Unlock()
+	_ = c.SetDeadline(time.Time{})
+	return e, statusOK
+}

@@ -1,0 +1,144 @@
+package share
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvlane/kvlane/errdefs"
+)
+
+const (
+	network = "unixpacket" // SOCK_SEQPACKET
+	suffix  = ".sock"
+	// lockPoll is how often a directory's lock is tried.
+	lockPoll = 5 * time.Millisecond
+)
+
+// DefaultDir returns where servers of this user have their sockets unless told otherwise.
+func DefaultDir() string {
+	if dir := os.Getenv("XDG_RUNTIME_DIR"); filepath.IsAbs(dir) {
+		return filepath.Join(dir, "kvlane")
+	}
+	return filepath.Join(os.TempDir(), fmt.Sprintf("kvlane-%d", os.Geteuid()))
+}
+
+// listen makes a socket of mode 0600 in dir, of mode 0700, which it makes. Sockets in it that nobody listens on any more are
+// removed. ErrExists if somebody listens on that name; ErrInvalid for a directory that others can enter.
+func listen(ctx context.Context, dir, name string) (*net.UnixListener, error) {
+	path := filepath.Join(dir, name)
+	if !filepath.IsAbs(path) || len(path) > maxSocketPath || filepath.Base(name) != name {
+		return nil, fmt.Errorf("%q is no absolute path of %d bytes at most: %w", path, maxSocketPath, errdefs.ErrInvalid)
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return nil, fmt.Errorf("make directory of sockets: %w", err)
+	}
+	unlock, err := lockDir(ctx, dir)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	if err := sweep(dir); err != nil {
+		return nil, err
+	}
+	l, err := net.ListenUnix(network, &net.UnixAddr{Name: path, Net: network})
+	switch {
+	case errors.Is(err, unix.EADDRINUSE):
+		return nil, fmt.Errorf("somebody listens on %s: %w", path, errdefs.ErrExists)
+	case err != nil:
+		return nil, err
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	return l, nil
+}
+
+// lockDir checks that dir is this user's alone and locks it, for as long as a socket is made: one that nobody listens on yet looks as
+// one that nobody listens on any more.
+func lockDir(ctx context.Context, dir string) (unlock func(), err error) {
+	fd, err := unix.Open(dir, unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_RDONLY, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open directory of sockets %s: %w", dir, err)
+	}
+	unlock = func() { _ = unix.Close(fd) }
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		unlock()
+		return nil, fmt.Errorf("look at directory of sockets %s: %w", dir, err)
+	}
+	if int(st.Uid) != os.Geteuid() || st.Mode&0o077 != 0 {
+		unlock()
+		return nil, fmt.Errorf("directory of sockets %s has mode %#o and is user %d's; it has to be this user's alone: %w", dir, st.Mode&0o777, st.Uid, errdefs.ErrInvalid)
+	}
+	for {
+		switch err := unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB); {
+		case err == nil:
+			return unlock, nil
+		case !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR):
+			unlock()
+			return nil, fmt.Errorf("lock directory of sockets %s: %w", dir, err)
+		}
+		select {
+		case <-time.After(lockPoll):
+		case <-ctx.Done():
+			unlock()
+			return nil, fmt.Errorf("lock directory of sockets %s: %w", dir, context.Cause(ctx))
+		}
+	}
+}
+
+// sweep removes the sockets of exporters that died. The caller has locked dir.
+func sweep(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return fmt.Errorf("list directory of sockets: %w", err)
+	}
+	for _, e := range entries {
+		path := filepath.Join(dir, e.Name())
+		if e.Type()&fs.ModeSocket == 0 || !strings.HasSuffix(e.Name(), suffix) {
+			continue
+		}
+		c, err := net.DialUnix(network, nil, &net.UnixAddr{Name: path, Net: network})
+		if err == nil {
+			_ = c.Close()
+		} else if errors.Is(err, unix.ECONNREFUSED) {
+			err = os.Remove(path)
+			if err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return fmt.Errorf("remove a dead exporter's socket: %w", err)
+			}
+		}
+	}
+	return nil
+}
+
+// credentials returns who was at the other end of c when that connected or began to listen.
+func credentials(c *net.UnixConn) (*unix.Ucred, error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	var cred *unix.Ucred
+	var failed error
+	err = raw.Control(func(fd uintptr) { cred, failed = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+	if err := errors.Join(err, failed); err != nil {
+		return nil, fmt.Errorf("ask who is at the other end: %w", err)
+	}
+	return cred, nil
+}
+
+// users returns those who are allowed: by default this one alone.
+func users(allow []int) []int {
+	if allow == nil {
+		return []int{os.Geteuid()}
+	}
+	return allow
+}

@@ -1,0 +1,115 @@
+package share
+
+import (
+	"encoding/binary"
+	"fmt"
+	"io/fs"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/errdefs"
+)
+
+// What goes over the socket, of sort SOCK_SEQPACKET, so that a packet is a message or nothing. The importer sends one request, of a
+// fixed length; the server sends one reply to it, with the handle, and another at the end, which says why it ends. All numbers are little-endian.
+//
+//	request: magic u32 | version u16 | 0 u16 | identity 16 bytes
+//	reply:   magic u32 | version u16 | status u8 | handle type u8 | bytes u64 | offset u64 | length u64 | handle or nothing, 64 bytes
+const (
+	magic        = 0x6873_766b // "kvsh"
+	version      = 1
+	requestBytes = 24
+	replyBytes   = 32 + device.HandleBytes
+)
+
+// status is what a server answers.
+type status uint8
+
+const (
+	statusOK status = iota + 1
+	statusDenied
+	statusMalformed
+	statusUnknown
+	statusBusy
+	statusWithdrawn
+	statusStopped
+	statuses
+)
+
+// err says what a status means to an importer.
+func (s status) err() error {
+	switch s {
+	case statusOK:
+		return nil
+	case statusDenied:
+		return fmt.Errorf("the exporter does not allow this user: %w", fs.ErrPermission)
+	case statusMalformed:
+		return fmt.Errorf("the exporter does not understand the request: %w", errdefs.ErrInvalid)
+	case statusUnknown:
+		return fmt.Errorf("the exporter knows of no such export: %w", errdefs.ErrNotFound)
+	case statusBusy:
+		return fmt.Errorf("the exporter has as many importers as it takes: %w", errdefs.ErrBusy)
+	case statusWithdrawn:
+		return fmt.Errorf("the exporter has withdrawn it: %w", errdefs.ErrNotFound)
+	case statusStopped:
+		return fmt.Errorf("the exporter has stopped: %w", errdefs.ErrClosed)
+	default:
+		return fmt.Errorf("status %d: %w", uint8(s), errdefs.ErrMismatch)
+	}
+}
+
+func encodeRequest(id Identity) []byte {
+	b := make([]byte, requestBytes)
+	binary.LittleEndian.PutUint32(b, magic)
+	binary.LittleEndian.PutUint16(b[4:], version)
+	copy(b[8:], id[:])
+	return b
+}
+
+// decodeRequest returns the identity that is asked for. ErrInvalid, ErrMismatch of another version.
+func decodeRequest(b []byte) (id Identity, err error) {
+	switch {
+	case len(b) != requestBytes || binary.LittleEndian.Uint32(b) != magic || b[6] != 0 || b[7] != 0:
+		return id, fmt.Errorf("%d bytes are no request: %w", len(b), errdefs.ErrInvalid)
+	case binary.LittleEndian.Uint16(b[4:]) != version:
+		return id, fmt.Errorf("request of version %d: %w", binary.LittleEndian.Uint16(b[4:]), errdefs.ErrMismatch)
+	}
+	return Identity(b[8:requestBytes]), nil
+}
+
+// reply is what a server answers with. Its handle has no descriptor.
+type reply struct {
+	status status
+	handle device.Handle
+	length int64
+}
+
+func (r *reply) encode() []byte {
+	b := make([]byte, replyBytes)
+	binary.LittleEndian.PutUint32(b, magic)
+	binary.LittleEndian.PutUint16(b[4:], version)
+	b[6], b[7] = byte(r.status), byte(r.handle.Type)
+	binary.LittleEndian.PutUint64(b[8:], uint64(r.handle.Bytes))
+	binary.LittleEndian.PutUint64(b[16:], uint64(r.handle.Off))
+	binary.LittleEndian.PutUint64(b[24:], uint64(r.length))
+	copy(b[32:], r.handle.Data[:])
+	return b
+}
+
+// decodeReply returns what the server says. ErrInvalid, ErrMismatch of another version.
+func decodeReply(b []byte) (r reply, err error) {
+	switch {
+	case len(b) != replyBytes || binary.LittleEndian.Uint32(b) != magic || b[6] == 0 || status(b[6]) >= statuses:
+		return r, fmt.Errorf("%d bytes are no reply: %w", len(b), errdefs.ErrInvalid)
+	case binary.LittleEndian.Uint16(b[4:]) != version:
+		return r, fmt.Errorf("reply of version %d: %w", binary.LittleEndian.Uint16(b[4:]), errdefs.ErrMismatch)
+	}
+	r = reply{
+		status: status(b[6]),
+		handle: device.Handle{
+			Type: device.HandleType(b[7]), FD: -1, Data: [device.HandleBytes]byte(b[32:]),
+			Bytes: int64(binary.LittleEndian.Uint64(b[8:])), Off: int64(binary.LittleEndian.Uint64(b[16:])),
+		},
+		length: int64(binary.LittleEndian.Uint64(b[24:])),
+	}
+	return r, nil
+}

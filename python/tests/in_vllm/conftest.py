@@ -154,7 +154,7 @@ def model(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture
 def start(server: Server, model: Any, tmp_path: Path) -> Any:
-    """Starts vLLM: start(steps, name=..., kvlane=..., processes=..., **arguments of LLM) returns an Engine."""
+    """Starts vLLM: start(steps, name=..., kvlane=..., processes=..., layerwise=..., **arguments of LLM) returns an Engine."""
     begun: list[Engine] = []
 
     def go(
@@ -163,9 +163,13 @@ def start(server: Server, model: Any, tmp_path: Path) -> Any:
         name: str = "llama",
         kvlane: dict[str, Any] | None = None,
         processes: bool = False,
+        layerwise: bool = False,
         **engine: Any,
     ) -> Engine:
+        if layerwise:
+            engine["async_scheduling"] = False
         plan = {
+            "connector": "LayerwiseConnector" if layerwise else "Connector",
             "model": model(name),
             "engine": {"dtype": "float32", "max_model_len": 512, "max_num_seqs": 8, "block_size": 32, "seed": 0} | engine,
             "kvlane": None if kvlane is None else kvlane | {"log_seconds": 0},

@@ -1,9 +1,9 @@
 """Runs vLLM for the tests: reads plans, a line of JSON each, and runs each in a fork of itself, which has imported vLLM once.
 
 A plan is {"model": folder, "engine": arguments of LLM, "kvlane": what kv_connector_extra_config has, or null for none,
-"log": file, "env": {...}, "steps": [...]}, or with "make": name to make a model, or with "identities". A step is
-{"prompts": [[token, ...], ...], "tokens": n}, {"reset": true} (the engine forgets its own prefix cache) or {"reset": "all"}
-(and the connector).
+"connector": the class's name, "log": file, "env": {...}, "steps": [...]}, or with "make": name to make a model, or with
+"identities". A step is {"prompts": [[token, ...], ...], "tokens": n}, {"reset": true} (the engine forgets its own prefix cache)
+or {"reset": "all"} (and the connector).
 
 Answers with the number of the process, and later with that and how it ended. The log has a line "STEP {...}" for each step,
 with the tokens and the number of cached tokens of each prompt.
@@ -23,7 +23,7 @@ def run(plan: dict[str, Any]) -> None:
     more = {}
     if plan["kvlane"] is not None:
         more["kv_transfer_config"] = KVTransferConfig(
-            kv_connector="Connector",
+            kv_connector=plan["connector"],
             kv_connector_module_path="kvlane.vllm",
             kv_role="kv_both",
             kv_load_failure_policy="recompute",

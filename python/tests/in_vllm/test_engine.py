@@ -41,12 +41,14 @@ def damage(file: Path) -> None:
 
 
 # The engine's own prefix cache says what a hit has to give: KV that never left.
+@pytest.mark.parametrize("layerwise", [False, True])
 @pytest.mark.parametrize("name", list(DTYPE))
-def test_stored_reset_loaded(start: Any, name: str) -> None:
+def test_stored_reset_loaded(start: Any, name: str, layerwise: bool) -> None:
     p = prompt(1)
     ran = start(
-        [ask(p), ask(p), RESET, ask(p), {"reset": "all"}, ask(p)], name=name, kvlane={"store": POOL}, dtype=DTYPE[name]
-    ).ended()
+        [ask(p), ask(p), RESET, ask(p), {"reset": "all"}, ask(p)],
+        name=name, kvlane={"store": POOL}, dtype=DTYPE[name], layerwise=layerwise,
+    ).ended()  # fmt: skip
     computed, kept, _, loaded, _, anew = ran.steps
     assert computed["cached"] == [0]
     assert kept["cached"][0] >= 256

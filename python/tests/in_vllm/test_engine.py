@@ -56,6 +56,10 @@ def test_stored_reset_loaded(start: Any, name: str, layerwise: bool) -> None:
     same(loaded, kept)
     assert anew["cached"] == [0], "what was stored before the connector's reset is not to be found"
     same(anew, computed)
+    within = layerwise and name != "hybrid"  # several page groups: vLLM cannot be told of failures within a step
+    assert loaded["jobs"] == [["load", within]]
+    assert ["store", within] in computed["jobs"]
+    assert ("KV is not moved layer by layer" in ran.text) == (layerwise and not within)
     stats = ran.stats("from_pool")
     assert stats["from_pool"] >= 256 // 32
     assert stats["forgotten"] == stats["from_files"] == 0
@@ -81,6 +85,29 @@ def test_restarted_and_damaged(start: Any, tmp_path: Path) -> None:
 
     other = start([ask(p)], kvlane=store, hf_overrides={"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}).ended()
     assert other.steps[0]["cached"] == [0], "other rotary embeddings, other KV"
+
+
+# A damaged block is found while the step that needs it runs: for the request that loads it, and for those that share its prefix
+# and are asked for at the same time. To compute it anew takes several steps.
+def test_damaged_within_a_step(start: Any, tmp_path: Path) -> None:
+    p, store = prompt(2), {"store": POOL | {"dirs": [str(tmp_path / "kv")]}}
+    prompts = [p, p + prompt(7, 40), p[:290] + prompt(8, 60), prompt(9)]
+    few = {"max_num_batched_tokens": 96, "kvlane": store, "layerwise": True}
+    expected, kept = start([ask(*prompts), ask(*prompts)], **few).ended().steps
+    found = files(tmp_path / "kv")
+    for file in random.Random(3).sample(found, 3):
+        damage(file)
+    ran = start([ask(*prompts), ask(*prompts), RESET, ask(*prompts)], **few).ended()
+    again, after, _, loaded = ran.steps
+    for step in (again, after, loaded, kept):
+        assert step["tokens"] == expected["tokens"]
+    assert "CORRUPT" in ran.text
+    assert "Recovered from KV load failure" in ran.text
+    assert ["load", True] in again["jobs"]
+    assert ["load", True] in loaded["jobs"]
+    assert sum(loaded["cached"]) > 0
+    assert ran.stats("from_pool")["forgotten"] >= 1
+    assert len(files(tmp_path / "kv")) >= len(found), "what was damaged is stored anew"
 
 
 # With several page groups a page's number does not say whose it is: the request is computed from its start.

@@ -196,3 +196,14 @@ def identities(server: Server, model: Any, tmp_path: Path) -> Any:
         return [step["stores"] for step in ran.steps]
 
     return ask
+
+
+@pytest.fixture
+def steps(server: Server, model: Any, tmp_path: Path) -> Any:
+    """What steps.py says of many requests: steps(connector=..., folder=..., seed=..., requests=..., damage=..., abort=...)."""
+
+    def go(**plan: Any) -> Any:
+        (step,) = Engine(server, plan | {"model": model("llama"), "log": str(tmp_path / "steps.log"), "env": {}}).ended().steps
+        return step
+
+    return go

@@ -2,7 +2,7 @@
 
 A plan is {"model": folder, "engine": arguments of LLM, "kvlane": what kv_connector_extra_config has, or null for none,
 "connector": the class's name, "log": file, "env": {...}, "steps": [...]}, or with "make": name to make a model, or with
-"identities". A step is {"prompts": [[token, ...], ...], "tokens": n}, {"reset": true} (the engine forgets its own prefix cache)
+"identities", or with "requests" for steps.py. A step is {"prompts": [[token, ...], ...], "tokens": n}, {"reset": true} (the engine forgets its own prefix cache)
 or {"reset": "all"} (and the connector).
 
 Answers with the number of the process, and later with that and how it ended. The log has a line "STEP {...}" for each step,
@@ -112,6 +112,10 @@ def child(plan: dict[str, Any]) -> None:
             models.save(plan["make"], plan["model"])
         elif plan.get("identities"):
             identities(plan)
+        elif plan.get("requests"):
+            from . import steps
+
+            print("STEP " + json.dumps(steps.main(plan)), flush=True)
         else:
             run(plan)
         code = 0

@@ -2,8 +2,8 @@
 
 A plan is {"model": folder, "engine": arguments of LLM, "kvlane": what kv_connector_extra_config has, or null for none,
 "connector": the class's name, "log": file, "env": {...}, "steps": [...]}, or with "make": name to make a model, or with
-"identities", or with "requests" for steps.py. A step is {"prompts": [[token, ...], ...], "tokens": n}, {"reset": true} (the engine forgets its own prefix cache)
-or {"reset": "all"} (and the connector).
+"identities", or with "requests" for steps.py. A step is {"prompts": [[token, ...], ...], "tokens": n}, {"reset": true} (the
+engine forgets its own prefix cache) or {"reset": "all"} (and the connector).
 
 Answers with the number of the process, and later with that and how it ended. The log has a line "STEP {...}" for each step,
 with the tokens and the number of cached tokens of each prompt, and the jobs of kvlane's worker, where it is in this process:

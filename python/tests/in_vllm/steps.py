@@ -5,6 +5,7 @@ aborted; pages are few.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from pathlib import Path
@@ -30,7 +31,7 @@ from .run import watch_jobs
 PAGES, BLOCK, SIZE, LAYERS = 48, 16, 8, 3
 WRONG = 7  # the token of a request whose KV was wrong; no other has it
 BATCH = 64
-PATIENCE = 240.0  # seconds
+PATIENCE = 400.0  # seconds
 
 
 class Rig:
@@ -137,9 +138,9 @@ class Rig:
 
     def damage(self) -> None:
         """Changes a bit of a file."""
-        files = sorted(p for p in self.folder.rglob("*") if p.is_file() and p.stat().st_size > 2048)
-        if files:
-            file = self.rng.choice(files)
+        files = sorted(p for p in self.folder.rglob("*") if "tmp" not in p.parts[len(self.folder.parts) :] and p.is_file())
+        with contextlib.suppress(OSError, IndexError):  # it may go away meanwhile; there may be none yet
+            file = self.rng.choice([p for p in files if p.stat().st_size > 2048])
             data = bytearray(file.read_bytes())
             data[self.rng.randrange(len(data))] ^= 4
             file.write_bytes(data)
@@ -159,20 +160,20 @@ def main(plan: dict[str, Any]) -> dict[str, Any]:
     rng = random.Random(plan["seed"])
     jobs = watch_jobs()
     rig = Rig(plan["model"], plan["connector"], plan["folder"], rng)
-    stems = [[rng.randrange(10, 400) for _ in range(rng.choice((64, 96, 128)))] for _ in range(4)]
+    stems = [[rng.randrange(10, 400) for _ in range(rng.choice((64, 96, 128)))] for _ in range(10)]
     left, deadline = plan["requests"], time.monotonic() + PATIENCE
     while left or rig.scheduler.has_unfinished_requests():
         assert time.monotonic() < deadline, f"{left} requests left, {len(rig.scheduler.running)} running"
-        while left and len(rig.scheduler.requests) < 8:
-            left -= 1
+        if left and len(rig.scheduler.requests) < rng.choice((1, 5)):
+            rig.scheduler.reset_prefix_cache()  # does nothing while requests run
             stem = rng.choice(stems)
-            more = [rng.randrange(10, 400) for _ in range(rng.randrange(60))]
-            rig.ask(stem[: rng.choice((len(stem), 48, 64))] + more, rng.randrange(1, 20))
+            for _ in range(min(left, rng.choice((1, 4)))):  # they come together, and share a prefix
+                left -= 1
+                more = [rng.randrange(10, 400) for _ in range(rng.choice((3, 20, 60)))]
+                rig.ask(stem[: rng.choice((len(stem), len(stem), 48))] + more, rng.randrange(1, 12))
         rig.step(plan["abort"])
         if rng.random() < plan["damage"]:
             rig.damage()
-        if rng.random() < 0.05:
-            rig.scheduler.reset_prefix_cache()
     for _ in range(20):
         rig.step(0)
     answers = [list(r.output_token_ids) for r in rig.requests]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import pytest
 
 @pytest.mark.parametrize("connector", ["Connector", "LayerwiseConnector"])
 def test_requests_over_damaged_files(steps: Any, tmp_path: Path, connector: str) -> None:
-    ran = steps(connector=connector, folder=str(tmp_path / "kv"), seed=1, requests=150, damage=0.2, abort=0.05)
-    assert ran["requests"] == 150
+    seed = int(os.environ.get("KVLANE_SEED", "1"))
+    ran = steps(connector=connector, folder=str(tmp_path / "kv"), seed=seed, requests=300, damage=0.9, abort=0.05)
+    assert ran["requests"] == 300
     assert ran["wrong"] == 0, ran
     assert ran["ends"] == ["ABORT", "LENGTH"]
     assert ran["recovered"] > 0, "no load has failed"

@@ -113,12 +113,37 @@ class Engine:
             assert self._server.wait(self.pid, 0.1) is None, self.text()[-6000:]
             assert time.monotonic() < deadline, f"vLLM does not say {line}:\n{self.text()[-6000:]}"
 
+    def processes(self) -> list[int]:
+        """Its processes that live: it is the leader of their group."""
+        out = []
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):  # it has ended
+                state, _, group = stat.read_text().rpartition(")")[2].split()[:3]
+                if int(group) == self.pid and state not in "ZX":
+                    out.append(int(stat.parent.name))
+        return out
+
+    def kill_core(self) -> None:
+        """kill -9 of all but the process that was asked: of vLLM's scheduler and worker. Waits until vLLM has noticed, and ended."""
+        others = [p for p in self.processes() if p != self.pid]
+        assert any("libkvlane" in Path(f"/proc/{p}/maps").read_text() for p in others)
+        for p in others:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(p, signal.SIGKILL)
+        begun = time.monotonic()
+        assert self._server.wait(self.pid, LIMIT) is not None, f"vLLM hangs:\n{self.text()[-6000:]}"
+        print(f"vLLM ended {time.monotonic() - begun:.1f} s after its core was killed")
+
     def kill(self) -> bool:
         """kill -9 of all its processes, at once. Whether it still ran."""
         ran = self._server.wait(self.pid, 0) is None
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self._server.wait(self.pid, LIMIT)
+        deadline = time.monotonic() + LIMIT
+        while left := self.processes():
+            assert time.monotonic() < deadline, f"killed, and still there: {left}"
+            time.sleep(0.05)
         return ran
 
     def ended(self, limit: float = LIMIT) -> Ran:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import time
@@ -147,22 +148,40 @@ def test_many_requests_and_a_small_pool(start: Any) -> None:
     assert stats["evicted"] > blocks
 
 
-# Killed at any moment, what is found afterwards is right.
-def test_killed(start: Any, tmp_path: Path) -> None:
+# Killed at any moment, what is found afterwards is right, and nothing is left over. In processes of its own the scheduler and
+# worker are killed alone, too: vLLM ends then, and does not hang.
+@pytest.mark.parametrize(("processes", "kills"), [(False, 2), (True, int(os.environ.get("KVLANE_KILLS", "5")))])
+def test_killed(start: Any, tmp_path: Path, processes: bool, kills: int) -> None:
     prompts = [prompt(i, 250) for i in range(12)]
     expected = start([ask(*prompts, tokens=16)]).ended().steps[0]
+    shared = shared_memory()
     store = {"store": {"cache_bytes": 4 << 20, "dirs": [str(tmp_path / "kv")]}}
     seed = int(os.environ.get("KVLANE_SEED", "1"))
-    for i in range(int(os.environ.get("KVLANE_KILLS", "2"))):
-        engine = start([ask(*prompts, tokens=16), RESET] * 1000, kvlane=store)
-        engine.has_said("UP" if i % 2 else "STEP")
+    for i in range(kills):
+        how = {"kvlane": store, "processes": processes, "layerwise": i % 3 == 2}
+        engine = start([ask(*prompts, tokens=16), RESET] * 1000, **how)
+        engine.has_said("STEP" if i % 2 == 0 else "UP")
         time.sleep(random.Random(seed + i).uniform(0, 5))
-        assert engine.kill(), engine.text()[-4000:]
-    ran = start([ask(*prompts, tokens=16), RESET, ask(*prompts, tokens=16)], kvlane=store).ended()
+        if processes and i % 2 == 0:
+            engine.kill_core()
+            engine.kill()
+        else:
+            assert engine.kill(), engine.text()[-4000:]
+        for line in engine.text().splitlines():
+            if line.startswith("STEP ") and "tokens" in (said := json.loads(line[5:])):
+                assert said["tokens"] == expected["tokens"]
+    ran = start([ask(*prompts, tokens=16), RESET, ask(*prompts, tokens=16)], kvlane=store, processes=processes).ended()
     assert ran.steps[0]["tokens"] == expected["tokens"]
     assert ran.steps[2]["tokens"] == expected["tokens"]
     assert sum(ran.steps[0]["cached"]) > 0
     assert ran.stats("from_pool")["jobs"] <= 12
+    assert shared_memory() == shared
+    assert not [f for f in (tmp_path / "kv").rglob("tmp/*/*") if f.stat().st_size], "what a killed process was writing stays"
+
+
+def shared_memory() -> list[str]:
+    """What is kvlane's in the machine's shared memory."""
+    return sorted(p.name for p in Path("/dev/shm").iterdir() if "kvlane" in p.name)
 
 
 # Two workers, each with its own heads, pool and files. What one of them finds damaged both compute again.

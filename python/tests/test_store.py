@@ -18,6 +18,7 @@ import pytest
 from conftest import HEADS, LAYERS, MODEL, SIZE, TOKENS, config
 
 import kvlane
+from kvlane import _lib
 
 PAGES = 32
 Open = Callable[..., kvlane.Store]
@@ -34,6 +35,12 @@ def keys_of(store: kvlane.Store, blocks: int, salt: int = 0) -> kvlane.Keys:
 
 def dump(store: kvlane.Store, cache: kvlane.PagedCache, keys: kvlane.Keys, pages: object) -> None:
     store.dump(cache, keys, pages).result(30)
+
+
+def test_one_version() -> None:
+    header = (pathlib.Path(__file__).parents[2] / "cmd/libkvlane/kvlane.h").read_text()
+    assert f'#define KVL_VERSION "{kvlane.__version__}"\n' in header
+    assert _lib.library().version() == kvlane.__version__
 
 
 def test_dump_close_open_load_is_identical(open_store: Open, dirs: list[str]) -> None:

@@ -1,1 +1,1 @@
-"""Tests of kvlane.sglang: tools/sglang-env makes an environment for them."""
+"""Tests of kvlane.sglang: `tools/python-env sglang` makes an environment for them."""

@@ -15,7 +15,7 @@ from .pools import MODEL, PAGE
 
 if importlib.util.find_spec("sglang") is None:
     if "sglang" in os.environ.get("KVLANE_REQUIRE", "").split(","):
-        raise pytest.UsageError("KVLANE_REQUIRE names sglang, which is not there: see tools/sglang-env")
+        raise pytest.UsageError("KVLANE_REQUIRE names sglang, which is not there: see tools/python-env")
     collect_ignore_glob = ["test_*"]
 
 

@@ -239,8 +239,8 @@ def test_indices_that_are_no_pages_are_refused(storage: Any) -> None:
 
 
 def test_an_unknown_release_is_refused() -> None:
-    from kvlane.sglang import release
+    from kvlane.sglang import ADAPTERS
 
-    assert release("0.5.23").endswith("v0_5_23")
+    assert ADAPTERS.module("0.5.23").endswith("v0_5_23")
     with pytest.raises(errors.NotSupported, match=r"0\.5\.24"):
-        release("0.5.24")
+        ADAPTERS.module("0.5.24")

@@ -113,12 +113,37 @@ class Engine:
             assert self._server.wait(self.pid, 0.1) is None, self.text()[-6000:]
             assert time.monotonic() < deadline, f"vLLM does not say {line}:\n{self.text()[-6000:]}"
 
+    def processes(self) -> list[int]:
+        """Its processes that live: it is the leader of their group."""
+        out = []
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):  # it has ended
+                state, _, group = stat.read_text().rpartition(")")[2].split()[:3]
+                if int(group) == self.pid and state not in "ZX":
+                    out.append(int(stat.parent.name))
+        return out
+
+    def kill_core(self) -> None:
+        """kill -9 of all but the process that was asked: of vLLM's scheduler and worker. Waits until vLLM has noticed, and ended."""
+        others = [p for p in self.processes() if p != self.pid]
+        assert any("libkvlane" in Path(f"/proc/{p}/maps").read_text() for p in others)
+        for p in others:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(p, signal.SIGKILL)
+        begun = time.monotonic()
+        assert self._server.wait(self.pid, LIMIT) is not None, f"vLLM hangs:\n{self.text()[-6000:]}"
+        print(f"vLLM ended {time.monotonic() - begun:.1f} s after its core was killed")
+
     def kill(self) -> bool:
         """kill -9 of all its processes, at once. Whether it still ran."""
         ran = self._server.wait(self.pid, 0) is None
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self._server.wait(self.pid, LIMIT)
+        deadline = time.monotonic() + LIMIT
+        while left := self.processes():
+            assert time.monotonic() < deadline, f"killed, and still there: {left}"
+            time.sleep(0.05)
         return ran
 
     def ended(self, limit: float = LIMIT) -> Ran:
@@ -154,7 +179,7 @@ def model(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture
 def start(server: Server, model: Any, tmp_path: Path) -> Any:
-    """Starts vLLM: start(steps, name=..., kvlane=..., processes=..., **arguments of LLM) returns an Engine."""
+    """Starts vLLM: start(steps, name=..., kvlane=..., processes=..., layerwise=..., **arguments of LLM) returns an Engine."""
     begun: list[Engine] = []
 
     def go(
@@ -163,9 +188,13 @@ def start(server: Server, model: Any, tmp_path: Path) -> Any:
         name: str = "llama",
         kvlane: dict[str, Any] | None = None,
         processes: bool = False,
+        layerwise: bool = False,
         **engine: Any,
     ) -> Engine:
+        if layerwise:
+            engine["async_scheduling"] = False
         plan = {
+            "connector": "LayerwiseConnector" if layerwise else "Connector",
             "model": model(name),
             "engine": {"dtype": "float32", "max_model_len": 512, "max_num_seqs": 8, "block_size": 32, "seed": 0} | engine,
             "kvlane": None if kvlane is None else kvlane | {"log_seconds": 0},
@@ -192,3 +221,14 @@ def identities(server: Server, model: Any, tmp_path: Path) -> Any:
         return [step["stores"] for step in ran.steps]
 
     return ask
+
+
+@pytest.fixture
+def steps(server: Server, model: Any, tmp_path: Path) -> Any:
+    """What steps.py says of many requests: steps(connector=..., folder=..., seed=..., requests=..., damage=..., abort=...)."""
+
+    def go(**plan: Any) -> Any:
+        (step,) = Engine(server, plan | {"model": model("llama"), "log": str(tmp_path / "steps.log"), "env": {}}).ended().steps
+        return step
+
+    return go

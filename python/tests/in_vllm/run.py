@@ -1,12 +1,13 @@
 """Runs vLLM for the tests: reads plans, a line of JSON each, and runs each in a fork of itself, which has imported vLLM once.
 
 A plan is {"model": folder, "engine": arguments of LLM, "kvlane": what kv_connector_extra_config has, or null for none,
-"log": file, "env": {...}, "steps": [...]}, or with "make": name to make a model, or with "identities". A step is
-{"prompts": [[token, ...], ...], "tokens": n}, {"reset": true} (the engine forgets its own prefix cache) or {"reset": "all"}
-(and the connector).
+"connector": the class's name, "log": file, "env": {...}, "steps": [...]}, or with "make": name to make a model, or with
+"identities", or with "requests" for steps.py. A step is {"prompts": [[token, ...], ...], "tokens": n}, {"reset": true} (the
+engine forgets its own prefix cache) or {"reset": "all"} (and the connector).
 
 Answers with the number of the process, and later with that and how it ended. The log has a line "STEP {...}" for each step,
-with the tokens and the number of cached tokens of each prompt.
+with the tokens and the number of cached tokens of each prompt, and the jobs of kvlane's worker, where it is in this process:
+"load" or "store", and whether it was layer by layer.
 """
 
 import json
@@ -23,15 +24,17 @@ def run(plan: dict[str, Any]) -> None:
     more = {}
     if plan["kvlane"] is not None:
         more["kv_transfer_config"] = KVTransferConfig(
-            kv_connector="Connector",
+            kv_connector=plan["connector"],
             kv_connector_module_path="kvlane.vllm",
             kv_role="kv_both",
             kv_load_failure_policy="recompute",
             kv_connector_extra_config=plan["kvlane"],
         )
+    jobs = watch_jobs()
     llm = LLM(plan["model"], skip_tokenizer_init=True, enforce_eager=True, **plan["engine"], **more)
     print("UP", flush=True)
     for step in plan["steps"]:
+        jobs.clear()
         if "reset" in step:
             out = {"reset": llm.reset_prefix_cache(reset_connector=step["reset"] == "all")}
         else:
@@ -45,8 +48,24 @@ def run(plan: dict[str, Any]) -> None:
                 "logprobs": [[max(p.logprob for p in at.values()) for at in o.outputs[0].logprobs] for o in outputs],
                 "cached": [o.num_cached_tokens for o in outputs],
                 "reasons": [o.outputs[0].finish_reason for o in outputs],
+                "jobs": [list(j) for j in jobs],
             }
         print("STEP " + json.dumps(out), flush=True)
+
+
+def watch_jobs() -> list[tuple[str, bool]]:
+    """The jobs that kvlane's worker begins from now on."""
+    from kvlane.vllm.worker import Worker
+
+    jobs, start = [], Worker._start
+
+    def watched(self: Worker, job: Any) -> None:
+        layerwise = job.layerwise
+        start(self, job)
+        jobs.append(("load" if job.load else "store", layerwise))
+
+    Worker._start = watched  # type: ignore[method-assign]
+    return jobs
 
 
 def identities(plan: dict[str, Any]) -> None:
@@ -93,6 +112,10 @@ def child(plan: dict[str, Any]) -> None:
             models.save(plan["make"], plan["model"])
         elif plan.get("identities"):
             identities(plan)
+        elif plan.get("requests"):
+            from . import steps
+
+            print("STEP " + json.dumps(steps.main(plan)), flush=True)
         else:
             run(plan)
         code = 0

@@ -16,9 +16,9 @@ YARN = {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 10
 
 
 def test_a_release_without_adapter_says_so() -> None:
-    assert vllm.release("0.32.1+cpu") == "kvlane.vllm.v0_32"
+    assert vllm.ADAPTERS.module("0.32.1+cpu") == "kvlane.vllm.v0_32"
     with pytest.raises(errors.NotSupported, match=r"vLLM 0\.99\.0: .* 0\.32"):
-        vllm.release("0.99.0")
+        vllm.ADAPTERS.module("0.99.0")
 
 
 def test_identity(identities: Any, model: Any, tmp_path: Path) -> None:

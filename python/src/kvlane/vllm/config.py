@@ -63,6 +63,34 @@ def page_groups(vllm_config: Any, kv_cache_config: Any, group_ids: tuple[int, ..
     return out
 
 
+def check_layerwise(vllm_config: Any) -> None:
+    """Raises where vLLM would give out tokens that were computed from KV whose load has failed in the same step."""
+    if vllm_config.scheduler_config.async_scheduling:
+        raise errors.NotSupported(
+            "LayerwiseConnector with asynchronous scheduling, which computes a token from one whose KV may be found wrong: "
+            "start vLLM with --no-async-scheduling, or use Connector"
+        )
+    if vllm_config.use_v2_model_runner:
+        raise errors.NotSupported(
+            "LayerwiseConnector with vLLM's model runner V2, which does not compute tokens of a step a second time: set "
+            "VLLM_USE_V2_MODEL_RUNNER=0, or use Connector"
+        )
+
+
+def why_whole(vllm_config: Any, kv_cache_config: Any) -> str | None:
+    """Why KV cannot be moved layer by layer within a step. None if it can."""
+    from vllm.v1.kv_cache_interface import AttentionSpec, iter_layer_specs
+
+    groups = kv_cache_config.kv_cache_groups
+    if len(groups) != 1:
+        return f"the model has {len(groups)} page groups, and vLLM cannot be told of failures within a step then"
+    if not all(isinstance(s, AttentionSpec) for s in iter_layer_specs(groups[0].kv_cache_spec)):
+        return "the model has layers other than attention, for which vLLM does not call"
+    if vllm_config.parallel_config.use_ubatching:
+        return "vLLM computes a step in parts (--enable-dbo)"
+    return None
+
+
 def store_config(vllm_config: Any, kv_cache_config: Any, groups: list[PageGroup], version: str, rank: int) -> dict[str, Any]:
     """The configuration of the store of a rank's worker. Ranks that hold the same KV have the same, and share files."""
     extra: Mapping[str, Any] = vllm_config.kv_transfer_config.kv_connector_extra_config

@@ -14,11 +14,13 @@ GROUP_BYTES = 4
 class Blocks(LoadStoreSpec):
     """A job's blocks, in the order of its pages, and those that the workers drop before.
 
-    A block's name is a hash and the number of its page group: 4 bytes, most significant first.
+    A block's name is a hash and the number of its page group: 4 bytes, most significant first. layerwise: the model runs
+    meanwhile, and says layer by layer what it needs or has computed.
     """
 
     names: list[bytes]
     evicted: list[bytes]
+    layerwise: bool = False
 
 
 def by_group(names: Iterable[bytes]) -> dict[int, list[bytes]]:

@@ -1,13 +1,13 @@
-"""The connector for vLLM 0.32.
+"""The connectors for vLLM 0.32.
 
 vLLM's OffloadingConnector does the scheduling: what of a request is looked up, loaded and stored, page group by page group.
 It takes it that no job fails. What is added here is the way of a failure: from the worker to the engine, which computes the pages
-anew, and to the scheduler's Manager, which forgets the blocks.
+anew, and to the scheduler's Manager, which forgets the blocks; and, in LayerwiseConnector, loads within the step that needs them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
@@ -22,9 +22,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import Of
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker import OffloadingConnectorWorker
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.logger import init_logger
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingManager, OffloadingSpec, OffloadingWorker
 from vllm.v1.kv_offload.config import OffloadingConfig
 from vllm.v1.outputs import KVConnectorOutput
+from vllm.v1.request import Request
 
 from .. import errors
 from . import config as configs
@@ -93,7 +97,7 @@ class Connector(OffloadingConnector):
         self._failures: dict[int, Failure] = {}
         self._bad_pages: set[int] = set()
         self.connector_scheduler = self.connector_worker = None
-        spec = Spec(config, vllm_config, kv_cache_config)
+        spec = self._spec(config, vllm_config, kv_cache_config)
         if role == KVConnectorRole.SCHEDULER:
             if vllm_config.kv_transfer_config.kv_load_failure_policy != "recompute":
                 logger.warning(
@@ -104,6 +108,10 @@ class Connector(OffloadingConnector):
             self.connector_worker = OffloadingConnectorWorker(spec, vllm_config, kv_cache_config)
         # Block numbers name a request's blocks only where there is one page group.
         self._by_page = len(kv_cache_config.kv_cache_groups) == 1
+
+    @staticmethod
+    def _spec(config: OffloadingConfig, vllm_config: Any, kv_cache_config: Any) -> OffloadingSpec:
+        return Spec(config, vllm_config, kv_cache_config)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """The requests whose loads have ended, and with several page groups those of them that failed."""
@@ -150,4 +158,140 @@ class Connector(OffloadingConnector):
                 if not status.is_store and request is not None:
                     for group in request.group_states:
                         group.next_stored_chunk_idx = 0
+                        if request.req.is_finished():
+                            group.block_ids.clear()  # nothing of it is to be stored
         super().update_connector_output(connector_output)
+
+
+class LayerwiseConnector(Connector):
+    """Connector whose loads are part of the step that computes the rest of the prompt: a layer waits for its own KV alone. What
+    a step computes is stored layer by layer, too. See docs/vllm.md for what it asks of vLLM.
+
+    A load is whole, before the request's first step, as Connector's are, where it is not for one page group of attention, or
+    where tokens of that step would be written to pages that are being loaded.
+    """
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        configs.check_layerwise(vllm_config)
+        super().__init__(vllm_config, role, kv_cache_config)
+        whole = configs.why_whole(vllm_config, kv_cache_config)
+        if whole is not None:
+            logger.warning("kvlane: KV is not moved layer by layer: %s", whole)
+        layers = () if whole is not None else kv_cache_config.kv_cache_groups[0].layer_names
+        self._layers = {name: i for i, name in enumerate(layers)}
+        # A draft model writes to its layers after the call for them.
+        self._saves = bool(layers) and vllm_config.speculative_config is None
+        self._begun: Any = None  # the step whose loads were submitted
+        self._in_step: set[str] = set()  # the requests that are to be loaded within a step
+        self._loading: dict[int, tuple[str, list[int]]] = {}  # by job of this step: request, and pages that depend on it
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """The calls for each layer have to be made."""
+        return True
+
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """How many tokens can be loaded, and whether before the request's first step."""
+        self._in_step.discard(request.request_id)
+        if self._layers and self._shares(request, num_computed_tokens):
+            return None, False
+        found, whole = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        if not found or not self._layers:
+            return found, whole
+        end = num_computed_tokens + found
+        if end % self.scheduler.config.kv_group_configs[0].tokens_per_chunk or end >= request.num_tokens:
+            return found, True  # the next token is in a page that is loaded
+        self._in_step.add(request.request_id)
+        return found, False
+
+    def _shares(self, request: Request, num_computed_tokens: int) -> bool:
+        """Whether vLLM has pages for a request that are still being loaded for another, and may fail."""
+        scheduler = self.scheduler
+        if not scheduler._chunks_being_loaded:
+            return False
+        status = scheduler._req_status[request.request_id]
+        status.update_offload_keys()
+        chunks = num_computed_tokens // scheduler.config.kv_group_configs[0].tokens_per_chunk
+        return any(key in scheduler._chunks_being_loaded for key in status.group_states[0].offload_keys[:chunks])
+
+    def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
+        """Makes the job of a load."""
+        if not num_external_tokens or request.request_id not in self._in_step:
+            super().update_state_after_alloc(request, blocks, num_external_tokens)
+            return
+        self._in_step.discard(request.request_id)
+        # Pages that are filled in this step have their hashes already, by which vLLM's connector would take them for filled.
+        (pages,) = blocks.blocks
+        unfilled = [KVCacheBlock(p.block_id, is_null=p.is_null) for p in pages]
+        super().update_state_after_alloc(request, KVCacheBlocks((unfilled,)), num_external_tokens)
+        number, job = next(reversed(self.scheduler._current_batch_load_jobs.items()))
+        job.src_spec.layerwise = True
+        status = self.scheduler._req_status[request.request_id]
+        first = status.num_locally_computed_tokens // self.scheduler.config.kv_group_configs[0].tokens_per_block
+        self._loading[number] = (request.request_id, [p.block_id for p in pages[first:] if not p.is_null])
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Any:
+        """The jobs of a step. What depends on its loads is stored by the next one, when these are known to be right."""
+        loading = {request for request, _ in self._loading.values()}
+        tokens = {r: n for r, n in scheduler_output.num_scheduled_tokens.items() if r not in loading}
+        return super().build_connector_meta(replace(scheduler_output, num_scheduled_tokens=tokens))
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        """What the workers told. vLLM must not find pages by their hashes that a failed load has left wrong."""
+        meta = connector_output.kv_connector_worker_meta
+        for job in meta.completed_jobs if isinstance(meta, WorkerMetadata) else ():
+            _, pages = self._loading.pop(job, ("", []))
+            if meta.failed.get(job):
+                self._kv_cache_manager.evict_blocks(set(pages))
+        super().update_connector_output(connector_output)
+
+    def reset_cache(self) -> bool | None:
+        """Forgets all blocks and jobs."""
+        self._loading.clear()
+        return bool(super().reset_cache())
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        """Begins the step's loads, and the stores that were put off to it."""
+        if self._begun is not self._connector_metadata:
+            self._begun = self._connector_metadata
+            super().start_load_kv(forward_context, **kwargs)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Waits for a layer of the step's loads: on the current CUDA stream, or here."""
+        layer = self._layers.get(layer_name)
+        if layer is not None:
+            self._worker().wait_layer(layer)
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        """Begins to store a layer of the pages that the step fills."""
+        layer, meta = self._layers.get(layer_name), self._connector_metadata
+        if layer is None or not self._saves or not self._side()._is_store_writer:
+            return
+        if meta.store_jobs:
+            self.start_load_kv(None)  # jobs begin in the order in which they were made
+            for number, job in meta.store_jobs.items():
+                job.dst_spec.layerwise = True
+                self._worker().submit_store(number, job.src_spec, job.dst_spec)
+            meta.store_jobs = {}
+        self._worker().save_layer(layer)
+
+    def wait_for_save(self) -> None:
+        """Ends what is stored layer by layer; other stores begin with the next step."""
+        self._worker().end_stores()
+        super().wait_for_save()
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        """The requests that have waited for a load. Those of the step have not, and what failed of them is known now."""
+        loads = dict(self._side()._load_jobs)
+        in_step = {loads[job] for job in self._worker().end_loads()}
+        results = super().get_transfer_results(finished_req_ids)
+        return replace(results, finished_recving=results.finished_recving - in_step)
+
+    def _side(self) -> OffloadingConnectorWorker:
+        assert self.connector_worker is not None
+        return self.connector_worker
+
+    def _worker(self) -> Worker:
+        worker = self._side().worker
+        assert isinstance(worker, Worker)
+        return worker

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -39,7 +40,7 @@ class _Job:
     names: list[bytes]
     pages: list[int]
     evicted: list[bytes]
-    after: Any = None  # a CUDA event that the KV is complete at, in the way of torch.cuda.Stream
+    layerwise: bool
     task: Load | Dump | None = None
     error: errors.Error | None = None
     begun: float = 0.0
@@ -54,6 +55,8 @@ class Worker(OffloadingWorker):
         self._waiting: deque[_Job] = deque()  # not begun, as too many are under way
         self._running: dict[int, _Job] = {}
         self._failures: dict[int, Failure] = {}
+        self._layers = groups[0].layers  # where jobs are layerwise there is one page group
+        self._saved: set[int] = set()  # layers that this step has computed
 
     def _keys(self, names: list[bytes]) -> Keys:
         return Keys(
@@ -71,7 +74,7 @@ class Worker(OffloadingWorker):
     def _submit(self, job_id: int, load: bool, blocks: LoadStoreSpec, pages: GPULoadStoreSpec) -> bool:
         assert isinstance(blocks, Blocks)
         numbers = pages.block_ids.tolist()
-        job = _Job(job_id, load, blocks.names, numbers, blocks.evicted)
+        job = _Job(job_id, load, blocks.names, numbers, blocks.evicted, blocks.layerwise)
         if len(numbers) != len(blocks.names):
             job.error = errors.Failed(f"{len(blocks.names)} blocks for {len(numbers)} pages")
         self._running[job_id] = job
@@ -98,11 +101,21 @@ class Worker(OffloadingWorker):
             job.evicted = []
         keys = self._keys(job.names)
         job.begun = time.monotonic()
-        if job.load:
-            job.task = self.store.load(self.cache, keys, job.pages)
-        else:
-            after = torch.cuda.current_stream() if self.store.driver == "cuda" else None
-            job.task = self.store.dump(self.cache, keys, job.pages, after)
+        stream = self._stream()
+        if not job.load:
+            job.task = self.store.dump(self.cache, keys, job.pages, None if job.layerwise else stream, layerwise=job.layerwise)
+            for layer in self._saved if job.layerwise else ():
+                self._save(job.task, layer)
+            return
+        if job.layerwise and stream is not None:
+            stream.synchronize()  # vLLM zeroes new pages on it, those that will be loaded too
+        job.task = self.store.load(
+            self.cache, keys, job.pages, layerwise=job.layerwise, awaited=job.layerwise and stream is not None
+        )
+
+    def _stream(self) -> Any:
+        """The current CUDA stream; None where vLLM computes on the host."""
+        return torch.cuda.current_stream() if self.store.driver == "cuda" else None
 
     @staticmethod
     def _ended(job: _Job) -> bool:
@@ -166,9 +179,7 @@ class Worker(OffloadingWorker):
     def wait(self, job_ids: set[int]) -> None:
         """Waits until nothing of these jobs touches the pages."""
         for job in [self._running[i] for i in job_ids if i in self._running]:
-            while job in self._waiting:
-                self._begin()
-                time.sleep(_POLL)
+            self._begun(job)
             if isinstance(job.task, Dump):
                 try:
                     job.task.source_free()
@@ -176,6 +187,62 @@ class Worker(OffloadingWorker):
                     job.task.wait()
             elif job.task is not None:
                 job.task.wait()
+
+    def _begun(self, job: _Job) -> None:
+        """Waits until a job has begun, or cannot."""
+        while job in self._waiting:
+            self._begin()
+            time.sleep(_POLL)
+
+    def _layerwise(self, load: bool) -> list[_Job]:
+        return [job for job in self._running.values() if job.layerwise and job.load == load]
+
+    def wait_layer(self, layer: int) -> None:
+        """Makes what the model does next wait until layerwise loads have brought a layer: the current CUDA stream, or this
+        call. It goes on after failures too, which end_loads is followed by.
+        """
+        for job in self._layerwise(load=True):
+            self._begun(job)
+            if not isinstance(job.task, Load):
+                continue
+            if (stream := self._stream()) is not None:
+                try:
+                    self.store.stream_wait(stream, job.task, layer)
+                    continue
+                except errors.Error as e:
+                    logger.warning("Job %d: its stream cannot wait for layer %d, so the host does: %s", job.id, layer, e)
+            with suppress(errors.Error):  # the job's results say it
+                job.task.wait_layer(layer)
+
+    def end_loads(self) -> set[int]:
+        """Waits on the host until layerwise loads have ended, so that get_finished says how. Returns their numbers."""
+        ids = {job.id for job in self._layerwise(load=True)}
+        self.wait(ids)
+        return ids
+
+    def save_layer(self, layer: int) -> None:
+        """Says that a layer of the pages of layerwise stores is complete, once what is on the current CUDA stream is done."""
+        for job in self._layerwise(load=False):
+            if isinstance(job.task, Dump):  # one that has not begun yet gets all such layers when it does
+                self._save(job.task, layer)
+        self._saved.add(layer)
+        self._begin()
+
+    def end_stores(self) -> None:
+        """Says that all layers of layerwise stores are complete, those too that no call has named."""
+        for job in self._layerwise(load=False):
+            if isinstance(job.task, Dump):
+                for layer in set(range(self._layers)) - self._saved:
+                    self._save(job.task, layer)
+            job.layerwise = False
+        self._saved.clear()
+
+    def _save(self, task: Dump, layer: int) -> None:
+        try:
+            task.submit_layer(layer, self._stream())
+        except errors.Error as e:
+            logger.warning("Layer %d is not stored: %s", layer, e)
+            task.cancel()  # it would wait for the layer
 
     def shutdown(self) -> None:
         """Ends what is under way, and closes the store, which writes what is still to be written."""

@@ -8,5 +8,5 @@
 // (a hypervisor, the disk itself) may still have it in memory.
 //
 // Every batch's bytes are compared, outside of what is timed: reads where they arrived, writes after they were read again. Scratch
-// files have no names once they are open, so that nothing is left behind however a run ends.
+// files lie in a directory of their own, which is removed at the end.
 package file

@@ -154,13 +154,13 @@ func (r *run) enter(e *entrant) {
 	r.onClose(e.close)
 }
 
-// create makes the files, which have no names any more once they are open: nothing is left behind however the run ends.
+// create makes the files, in a directory that goes when the run ends: cuFile registers no file without a name.
 func (r *run) create() (err error) {
 	dir, err := os.MkdirTemp(r.o.Dir, "kvlane-bench-file-")
 	if err != nil {
 		return fmt.Errorf("make a directory for scratch files: %w", err)
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	r.onClose(func(context.Context) error { return os.RemoveAll(dir) })
 	if r.read, err = r.scratch(filepath.Join(dir, "read")); err == nil && slices.Contains(r.o.Work, Write) {
 		r.write, err = r.scratch(filepath.Join(dir, "write"))
 	}

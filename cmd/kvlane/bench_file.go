@@ -36,7 +36,7 @@ those of files that the operating system has in memory, beside which the raw one
 or of a file that it was told to drop right before each batch; a hypervisor or the disk may have it in memory all the same.
 
 Every batch's bytes are compared, outside of what is timed: a run that moved wrong ones fails. Two scratch files of --bytes
-lie in --dir. They have no names once they are open, so that nothing is left behind however a run ends.
+lie in a directory of their own in --dir, which is removed at the end.
 
 With --device the host's memory is pinned by that, and paths are measured to and from its memory too.`,
 		Example: `  kvlane bench file --dir /mnt/nvme

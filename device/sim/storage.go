@@ -120,6 +120,9 @@ func (s *storageDriver) Register(fd int) (storage.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s(%s): %w", call, args, err)
 	}
+	if st.Nlink == 0 { // as libcufile 1.15, which opens it anew by its name
+		return nil, native(call, args, 5031, "GETNEWFD_FAILED", "it has no name", errdefs.ErrNotSupported)
+	}
 	if flags&(unix.O_NONBLOCK|unix.O_APPEND|unix.O_PATH) != 0 { // as libcufile 1.15
 		return nil, native(call, args, 5019, "INVALID_FILE_OPEN_FLAG", fmt.Sprintf("it was opened with flags %#x", flags), errdefs.ErrNotSupported)
 	}

@@ -336,3 +336,23 @@ func staysBroken(t *testing.T, s *file.Stream, dst, src mem.Extent) {
 		t.Errorf("close with the device at work: %v", err)
 	}
 }
+
+// Thousands of asynchronous transfers in cuFile's compatibility mode ended the process.
+func TestDefectAsynchronousTransfersInCompatibilityMode(t *testing.T) {
+	for compat, want := range map[string]error{"no nvidia-fs": nil, "": errdefs.ErrNoSpace} {
+		plan := fault.New(1, fault.Nth(sim.OpFileEnqueue, 0).Fail(errdefs.ErrNoSpace))
+		dev, copies := openSim(t, sim.Options{Faults: plan, Storage: sim.StorageModel{Compat: compat}})
+		s := open(t, file.Options{
+			Device: dev, Copy: copies, Path: stream.PathCuFile, CuFile: file.CuFileOptions{Storage: openStorage(t, dev), Queues: 2},
+		})
+		from := real(t).memory()
+		r := from.Alloc(t, file.Align)
+		from.Write(t, mem.All(r), make([]byte, file.Align))
+		if _, err := try(t, s, mem.All(streamtest.DeviceMemory(dev).Alloc(t, file.Align)), mem.All(r)); !errors.Is(err, want) {
+			t.Errorf("compatibility mode %q: %v, want %v", compat, err, want)
+		}
+		if err := s.Close(within(t)); err != nil {
+			t.Error(err)
+		}
+	}
+}

@@ -52,7 +52,7 @@ func Measure(ctx context.Context, path string, o MeasureOptions) (p Profile, err
 	fail := func(err error) (Profile, error) {
 		return Profile{}, fmt.Errorf("measure directory %s: %w", path, err)
 	}
-	f, err := scratch(path)
+	f, err := scratch(path, o.Stream.CuFile.Storage)
 	if err != nil {
 		return fail(err)
 	}
@@ -94,7 +94,7 @@ func Measure(ctx context.Context, path string, o MeasureOptions) (p Profile, err
 	return Profile{Points: m.points}, nil
 }
 
-func scratch(path string) (*File, error) {
+func scratch(path string, storage device.Storage) (*File, error) {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(path, &fs); err != nil {
 		return nil, fmt.Errorf("statfs: %w", err)
@@ -112,12 +112,15 @@ func scratch(path string) (*File, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := dir.Remove(name); err != nil {
-		return nil, errors.Join(err, base.Close())
-	}
 	f, err := New(base, path+"/"+name)
 	if err != nil {
-		return nil, errors.Join(err, base.Close())
+		return nil, errors.Join(err, dir.Remove(name), base.Close())
+	}
+	if storage != nil {
+		_, _ = f.storage(storage) // which finds no file without a name; a failure is remembered
+	}
+	if err := dir.Remove(name); err != nil {
+		return nil, errors.Join(err, f.Close(context.Background()))
 	}
 	return f, nil
 }

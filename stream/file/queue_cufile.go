@@ -140,7 +140,19 @@ type flight struct {
 func (l *cuFileLane) enqueue() {
 	defer close(l.flying)
 	for t := range l.todo {
-		x, err := l.start(t)
+		f, err := t.file.storage(l.storage)
+		if err == nil && !f.Mode().Direct {
+			// libcufile 1.15 damages its heap by many asynchronous transfers in its compatibility mode, in which its own threads
+			// do no more than a call.
+			n, err := cuFile(l.storage, t)
+			l.load.Add(-1)
+			t.finish(n, err)
+			continue
+		}
+		var x device.Transfer
+		if err == nil {
+			x, err = l.start(f, t)
+		}
 		if err != nil {
 			l.load.Add(-1)
 			t.finish(0, err)
@@ -150,11 +162,7 @@ func (l *cuFileLane) enqueue() {
 	}
 }
 
-func (l *cuFileLane) start(t *transfer) (device.Transfer, error) {
-	f, err := t.file.storage(l.storage)
-	if err != nil {
-		return nil, err
-	}
+func (l *cuFileLane) start(f device.StorageFile, t *transfer) (device.Transfer, error) {
 	l.using <- struct{}{}
 	defer func() { <-l.using }()
 	if broken := l.why(); broken != nil {

@@ -39,6 +39,7 @@ const (
 	HandleNotRegistered     Status = 5027
 	HandleAlreadyRegistered Status = 5028
 	DeviceNotFound          Status = 5029
+	GetNewFDFailed          Status = 5031
 	NVFSSetupError          Status = 5033
 	IODisabled              Status = 5034
 	GPUMemoryPinningFailed  Status = 5036
@@ -71,7 +72,7 @@ func (s Status) String() string {
 func (s Status) Sentinel() error {
 	switch s {
 	case DriverNotInitialized, DriverVersionMismatch, DriverVersionReadError, PlatformNotSupported, IONotSupported, DeviceNotSupported,
-		InvalidFileType, InvalidFileOpenFlag, DIONotSet, PermissionDenied, HandleNotRegistered, DeviceNotFound, NVFSSetupError, IODisabled, AsyncNotSupported:
+		InvalidFileType, InvalidFileOpenFlag, DIONotSet, PermissionDenied, HandleNotRegistered, DeviceNotFound, GetNewFDFailed, NVFSSetupError, IODisabled, AsyncNotSupported:
 		return errdefs.ErrNotSupported
 	case CUDAPointerInvalid, CUDAMemoryTypeInvalid, CUDAPointerRangeError, InvalidMappingRange, InvalidValue:
 		return errdefs.ErrInvalid

@@ -104,6 +104,7 @@ func (e *Export) withdraw(why status) error {
 	e.withdrawn = true
 	for c := range e.importers {
 		refuse(c, why)
+		_ = c.CloseWrite() // at once, where Close waits for who reads
 		_ = c.Close()
 	}
 	clear(e.importers)

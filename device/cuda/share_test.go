@@ -104,7 +104,6 @@ func memoryOfDevice(t *testing.T, index int) *mem.Region {
 func TestImportMemory(t *testing.T) {
 	f := newFake(t)
 	a, b := fakePeers(t, f)
-	must(t, b.EnablePeer(a))
 	opened := make(map[cuda.DevicePtr][]cuda.DeviceID)
 	access := a.api.MemSetAccess
 	a.api.MemSetAccess = func(p cuda.DevicePtr, bytes uint64, dev cuda.DeviceID) cuda.Result {
@@ -117,6 +116,7 @@ func TestImportMemory(t *testing.T) {
 		if !a.Reaches(r) {
 			t.Errorf("%s: not reached", by)
 		}
+		must(t, b.EnablePeer(a)) // the first time it opens what there is
 		part, err := mem.NewRegion(mem.RegionSpec{
 			Kind: mem.KindDevice, Device: r.Device(), Len: 1, Dev: r.Dev() + 1, Origin: mem.NewOrigin(fakeUUID, func() error { return nil }),
 		})

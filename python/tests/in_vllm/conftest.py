@@ -124,15 +124,13 @@ class Engine:
         return out
 
     def kill_core(self) -> None:
-        """kill -9 of all but the process that was asked: of vLLM's scheduler and worker. Waits until vLLM has noticed, and ended."""
+        """kill -9 of vLLM's scheduler and worker: of all but the process that was asked. Waits until that has noticed, and ended."""
         others = [p for p in self.processes() if p != self.pid]
         assert any("libkvlane" in Path(f"/proc/{p}/maps").read_text() for p in others)
         for p in others:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(p, signal.SIGKILL)
-        begun = time.monotonic()
         assert self._server.wait(self.pid, LIMIT) is not None, f"vLLM hangs:\n{self.text()[-6000:]}"
-        print(f"vLLM ended {time.monotonic() - begun:.1f} s after its core was killed")
 
     def kill(self) -> bool:
         """kill -9 of all its processes, at once. Whether it still ran."""

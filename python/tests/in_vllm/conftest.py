@@ -124,15 +124,21 @@ class Engine:
         return out
 
     def kill_core(self) -> None:
-        """kill -9 of all but the process that was asked: of vLLM's scheduler and worker. Waits until vLLM has noticed, and ended."""
+        """kill -9 of vLLM's scheduler and worker, and of all but the process that was asked, which vLLM 0.32 leaves waiting."""
         others = [p for p in self.processes() if p != self.pid]
         assert any("libkvlane" in Path(f"/proc/{p}/maps").read_text() for p in others)
         for p in others:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(p, signal.SIGKILL)
-        begun = time.monotonic()
-        assert self._server.wait(self.pid, LIMIT) is not None, f"vLLM hangs:\n{self.text()[-6000:]}"
-        print(f"vLLM ended {time.monotonic() - begun:.1f} s after its core was killed")
+        self.has_gone(lambda: set(others) & set(self.processes()))
+
+    @staticmethod
+    def has_gone(left: Callable[[], Any]) -> None:
+        """Waits until nothing is left of what was killed."""
+        deadline = time.monotonic() + LIMIT
+        while pids := left():
+            assert time.monotonic() < deadline, f"killed, and still there: {pids}"
+            time.sleep(0.05)
 
     def kill(self) -> bool:
         """kill -9 of all its processes, at once. Whether it still ran."""
@@ -140,10 +146,7 @@ class Engine:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self._server.wait(self.pid, LIMIT)
-        deadline = time.monotonic() + LIMIT
-        while left := self.processes():
-            assert time.monotonic() < deadline, f"killed, and still there: {left}"
-            time.sleep(0.05)
+        self.has_gone(self.processes)
         return ran
 
     def ended(self, limit: float = LIMIT) -> Ran:

@@ -149,7 +149,7 @@ def test_many_requests_and_a_small_pool(start: Any) -> None:
 
 
 # Killed at any moment, what is found afterwards is right, and nothing is left over. In processes of its own the scheduler and
-# worker are killed alone, too: vLLM ends then, and does not hang.
+# worker are killed before the process that asks them, too.
 @pytest.mark.parametrize(("processes", "kills"), [(False, 2), (True, int(os.environ.get("KVLANE_KILLS", "5")))])
 def test_killed(start: Any, tmp_path: Path, processes: bool, kills: int) -> None:
     prompts = [prompt(i, 250) for i in range(12)]

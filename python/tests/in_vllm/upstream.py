@@ -1,0 +1,32 @@
+"""A plugin of pytest: vLLM's own tests of its OffloadingConnector get kvlane's Connector in that place, over the specification,
+manager and worker that those tests bring. tools/vllm-upstream runs them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector as theirs
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.v1.kv_offload.base import OffloadingManager, OffloadingWorker
+from vllm.v1.kv_offload.factory import OffloadingSpecFactory
+
+from kvlane.vllm import v0_32
+
+
+class OffloadingConnector(v0_32.Connector):
+    """kvlane's Connector over any specification, of which no job fails."""
+
+    @staticmethod
+    def _spec(config: Any, vllm_config: Any, kv_cache_config: Any) -> Any:
+        return OffloadingSpecFactory.create_spec(config)
+
+
+OffloadingWorker.take_failures = lambda self: {}
+for module, name, other in (
+    (v0_32, "Worker", OffloadingWorker),
+    (v0_32, "Scheduler", OffloadingManager),
+    (theirs, "OffloadingConnector", OffloadingConnector),
+):
+    setattr(module, name, other)
+KVConnectorFactory._registry["OffloadingConnector"] = lambda: OffloadingConnector

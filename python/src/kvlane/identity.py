@@ -136,7 +136,7 @@ def fingerprint(model: Any, elements: int | None = 4096) -> str:
                 samples.setdefault(tensor.device, []).append(flat.contiguous().view(torch.uint8))
         for device in sorted(samples, key=str):  # one copy a device
             h.update(bytes(memoryview(_bytes(torch.cat(samples[device]).cpu()))))
-    h.update(repr(adapters(model)).encode())
+    h.update(repr([(name, *adapters(m)) for name, m in model.named_modules() if adapted(m)]).encode())
     return h.hexdigest()
 
 
@@ -179,11 +179,12 @@ def folder_fingerprint(folder: Path | None, samples: int = 64, sample_bytes: int
     return h.hexdigest() if found else None
 
 
-def adapters(model: Any) -> list[tuple[Any, ...]]:
-    """Which adapters of a model are active, layer by layer, and how strong."""
-    return [
-        (name, str(m.active_adapters), bool(m.disable_adapters), str(m.merged_adapters), str(getattr(m, "scaling", "")))
-        for name, m in model.named_modules()
-        # Not hasattr of the module, which is slow where it answers no.
-        if ("merged_adapters" in vars(m) or hasattr(type(m), "merged_adapters")) and hasattr(m, "disable_adapters")
-    ]
+def adapted(module: Any) -> bool:
+    """Whether a module has adapters."""
+    # Not hasattr of the module, which is slow where it answers no.
+    return ("merged_adapters" in vars(module) or hasattr(type(module), "merged_adapters")) and hasattr(module, "disable_adapters")
+
+
+def adapters(m: Any) -> tuple[Any, ...]:
+    """Which adapters of a module that has some are active, and how strong."""
+    return str(m.active_adapters), bool(m.disable_adapters), str(m.merged_adapters), str(getattr(m, "scaling", ""))

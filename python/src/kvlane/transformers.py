@@ -161,6 +161,8 @@ class KVLaneCache:
         check_config(model.config)
         self._dtype, self._device, shapes = probe(model)
         self._shapes, self._groups = shapes, _groups_of(shapes)
+        self._modules = list(model.modules())
+        self._adapted = [m for m in self._modules if identity.adapted(m)]
         self._state = self._weights_state()
         self._ends, self._padding = ends_and_padding(model)
         self.config = self._config(store, weights or identity.fingerprint(model), tenant, config or {})
@@ -408,9 +410,14 @@ class KVLaneCache:
         return rows
 
     def _weights_state(self) -> tuple[Any, ...]:
-        """Changes when a parameter is written to, replaced or moved, or an adapter is switched."""
-        params = tuple((p.data_ptr(), -1 if p.is_inference() else p._version) for p in self.model.parameters())
-        return params, identity.adapters(self.model)
+        """Changes when a module or parameter is replaced, a parameter is written to or moved, or an adapter is switched."""
+        # The modules are looked for once: that takes longer than all else. Another one is another child of one of them.
+        children = tuple(id(c) for m in self._modules for c in m._modules.values())
+        params = tuple(
+            (p.data_ptr(), -1 if p.is_inference() else p._version)
+            for m in self._modules for p in m._parameters.values() if p is not None
+        )  # fmt: skip
+        return children, params, [identity.adapters(m) for m in self._adapted]
 
     def _quiesce(self) -> None:
         if self._device.type == "cuda":

@@ -255,6 +255,7 @@ func (m *model) crash() {
 	m.say("crashes at %s", op)
 	m.faults.Use(fault.New(1, fault.Nth(op, m.rng.IntN(4)).Crash()))
 	m.put(3)
+	m.observe() // it may have evicted what is deleted
 	m.delete(m.rng.IntN(modelKeys))
 	if m.rng.IntN(2) == 0 {
 		n, err := m.tr.GC(m.Context(), 0)
@@ -297,10 +298,16 @@ func (m *model) powerFails() {
 // observe compares what is there with the model, and learns what was evicted. What was evicted may come back after a crash.
 func (m *model) observe() {
 	m.Helper()
-	synctest.Wait()
 	states := make([]tier.State, modelKeys)
-	if err := m.tr.Lookup(m.Context(), m.keys, states); err != nil {
-		m.Fatal(err)
+	for {
+		synctest.Wait()
+		if err := m.tr.Lookup(m.Context(), m.keys, states); err != nil {
+			m.Fatal(err)
+		}
+		if !slices.Contains(states, tier.Filling) {
+			break
+		}
+		time.Sleep(time.Microsecond) // some are being moved
 	}
 	now := m.tr.Stats().Evictions
 	evicted := now - m.evicted

@@ -142,17 +142,17 @@ func (d *Device) importAs(h *device.Handle, a *allocation) error {
 	case device.HandlePosixFD:
 		return d.mapped(uint64(h.Bytes), a, func() (cuda.MemHandle, error) {
 			m, r := d.api.MemImportFD(h.FD)
-			return m, d.check(r, "cuMemImportFromShareableHandle", "fd=%d, type=%s", h.FD, h.Type)
+			return m, d.understood(r, "cuMemImportFromShareableHandle", "fd=%d, type=%s", h.FD, h.Type)
 		})
 	case device.HandleFabric:
 		return d.mapped(uint64(h.Bytes), a, func() (cuda.MemHandle, error) {
 			m, r := d.api.MemImportFabric(&h.Data)
-			return m, d.check(r, "cuMemImportFromShareableHandle", "type=%s", h.Type)
+			return m, d.understood(r, "cuMemImportFromShareableHandle", "type=%s", h.Type)
 		})
 	case device.HandleCUDAIPC:
 		p, r := d.api.IPCOpenMemHandle(&h.Data)
 		if r != cuda.Success {
-			return d.fail(r, "cuIpcOpenMemHandle_v2", "bytes=%d, flags=lazy-peer-access", h.Bytes)
+			return d.understood(r, "cuIpcOpenMemHandle_v2", "bytes=%d, flags=lazy-peer-access", h.Bytes)
 		}
 		a.undo(func() error { return d.check(d.api.IPCCloseMemHandle(p), "cuIpcCloseMemHandle", "address=%#x", p) })
 		a.at, a.size = p, uint64(h.Bytes)
@@ -160,6 +160,17 @@ func (d *Device) importAs(h *device.Handle, a *allocation) error {
 	case device.HandleMemFD:
 	}
 	return d.lack("memory by handle "+h.Type.String(), "CUDA has none")
+}
+
+// understood is check for a call that is given a handle from elsewhere: to one that is none of its own the driver answers an unknown
+// error, and lives on.
+func (d *Device) understood(r cuda.Result, call, format string, args ...any) error {
+	if r != cuda.ErrorUnknown {
+		return d.check(r, call, format, args...)
+	}
+	err := nativeError(d.api, r, call, format, args...)
+	err.Kind = errdefs.ErrInvalid
+	return err
 }
 
 // imports reports whether r lies in memory that this device has imported.

@@ -179,7 +179,7 @@ func (f *fake) sharing(a *cuda.API) {
 	}
 	a.MemImportFD = func(fd int) (cuda.MemHandle, cuda.Result) {
 		if fd != fakeFD {
-			f.tb.Errorf("descriptor %d is imported", fd)
+			return 0, cuda.ErrorUnknown
 		}
 		return imported()
 	}
@@ -194,4 +194,15 @@ func (f *fake) sharing(a *cuda.API) {
 	a.IPCCloseMemHandle = func(p cuda.DevicePtr) cuda.Result {
 		return f.gone("IPC mapping", uint64(p), f.enter("cuIpcCloseMemHandle", contextRelaxed))
 	}
+}
+
+// To a descriptor that is none of its own the driver answers an unknown error, which was taken for the loss of the context.
+func TestDefectForeignDescriptorBreaksTheDevice(t *testing.T) {
+	a, _ := fakePeers(t, newFake(t))
+	if _, err := a.ImportMemory(device.Handle{Type: device.HandlePosixFD, Device: fakeUUID, FD: -1, Bytes: fakeGrain}); !errors.Is(err, errdefs.ErrInvalid) {
+		t.Errorf("import of no descriptor: %v", err)
+	}
+	r, err := a.ImportMemory(device.Handle{Type: device.HandlePosixFD, Device: fakeUUID, FD: fakeFD, Bytes: fakeGrain})
+	must(t, err)
+	must(t, a.Free(r))
 }

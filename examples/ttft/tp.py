@@ -3,14 +3,16 @@
     torchrun --nproc-per-node 2 tp.py --preset 8b        # on two GPUs
     torchrun --nproc-per-node 2 tp.py                    # a tiny model, two processes on the CPU
 
-Tensor parallel by torch: each process has its part of the heads, and a store of its own of their KV. A request's prefix is what all of
-them have. Requests come one after another: 1,024 tokens, of which 80 % are one of a few prefixes, and 32 tokens are generated. Without
-the store the whole prompt is computed. The tokens have to be those of a run that kept the prefix on the GPUs.
+Tensor parallel by torch: each process has its part of the heads, and a store of its own of their KV. A request's prefix is
+what all of them have. Requests come one after another: 1,024 tokens, of which 80 % are one of a few prefixes, and 32 tokens
+are generated. Without the store the whole prompt is computed. The tokens have to be those of a run that kept the prefix on
+the GPUs.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -28,6 +30,7 @@ from ttft import PRESETS
 
 from kvlane.transformers import KVLaneCache
 
+KINDS = ("without", "with kvlane")
 PARTS = {
     **{f"self_attn.{name}_proj": ColwiseParallel for name in "qkv"},
     **{f"mlp.{name}_proj": ColwiseParallel for name in ("gate", "up")},
@@ -121,12 +124,12 @@ def measure(rank: Rank, args: argparse.Namespace) -> list[dict[str, Any]]:
         rank.generate(ids, past)
         rank.cache.save(ids[:, :shared], DynamicCache([(x.keys[:, :, :shared], x.values[:, :, :shared]) for x in past.layers]))
         kept.append([(x.keys[:, :, :shared].clone(), x.values[:, :, :shared].clone()) for x in past.layers])
-    firsts: dict[str, list[float]] = {"without": [], "with kvlane": []}
-    gaps: dict[str, list[list[float]]] = {"without": [], "with kvlane": []}
+    firsts: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    gaps: dict[str, list[list[float]]] = {kind: [] for kind in KINDS}
     wrong = loaded = 0
     for i, ids in enumerate(every):
         _, want = rank.generate(ids, DynamicCache(kept[i % args.prefixes]))
-        for kind in firsts:
+        for kind in KINDS:
             dist.barrier()
             begin = time.perf_counter()
             past = DynamicCache() if kind == "without" else rank.load(ids)
@@ -134,7 +137,7 @@ def measure(rank: Rank, args: argparse.Namespace) -> list[dict[str, Any]]:
             stamps, out = rank.generate(ids, past)
             if i >= args.prefixes:  # not of the first ones, which load kernels and fill caches
                 firsts[kind].append(stamps[0] - begin)
-                gaps[kind].append([b - a for a, b in zip(stamps, stamps[1:], strict=False)])
+                gaps[kind].append([b - a for a, b in itertools.pairwise(stamps)])
             if kind != "without":
                 wrong += out != want
                 loaded += found
@@ -144,7 +147,7 @@ def measure(rank: Rank, args: argparse.Namespace) -> list[dict[str, Any]]:
         raise SystemExit(f"{int(everywhere[1])} tokens were loaded, not {rank.count * len(every) * shared}")
     if everywhere[0]:
         raise SystemExit(f"{int(everywhere[0])} requests had other tokens than with the prefix kept on the device")
-    return [summary(kind, firsts[kind], gaps[kind]) for kind in firsts]
+    return [summary(kind, firsts[kind], gaps[kind]) for kind in KINDS]
 
 
 def main() -> int:

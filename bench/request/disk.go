@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
@@ -17,6 +18,9 @@ const (
 	dropWorkers = 16
 	// sampled is the share of files that are asked whether they still are in memory: one of so many.
 	sampled = 16
+	// What a CPU has just touched stays in memory until it gets to it: files are told so often, with a pause between.
+	dropTries = 50
+	dropPause = 10 * time.Millisecond
 )
 
 // dropFiles makes the operating system forget the files of blocks in the directory of a file tier, or of a log. With ask it looks whether it has forgotten some of them, which may
@@ -54,14 +58,19 @@ func dropFile(dir, name string, ask bool) (err error) {
 		return err
 	}
 	fd := int(f.Fd())
-	if err := unix.Fadvise(fd, 0, 0, unix.FADV_DONTNEED); err != nil {
-		return fmt.Errorf("posix_fadvise: %w: %w", errdefs.ErrNotSupported, err)
+	for range dropTries {
+		if err := unix.Fadvise(fd, 0, 0, unix.FADV_DONTNEED); err != nil {
+			return fmt.Errorf("posix_fadvise: %w: %w", errdefs.ErrNotSupported, err)
+		}
+		if !ask {
+			return nil
+		}
+		var b [1]byte
+		if _, err = unix.Preadv2(fd, [][]byte{b[:]}, 0, unix.RWF_NOWAIT); err != nil {
+			break
+		}
+		time.Sleep(dropPause)
 	}
-	if !ask {
-		return nil
-	}
-	var b [1]byte
-	_, err = unix.Preadv2(fd, [][]byte{b[:]}, 0, unix.RWF_NOWAIT)
 	switch {
 	case errors.Is(err, unix.EAGAIN):
 		return nil

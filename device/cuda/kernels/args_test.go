@@ -108,8 +108,9 @@ func TestDescriptorsAreTheKernels(t *testing.T) {
 		"Piece{word[0], word[1], word[2],",
 		"u64 dst, src, n, sums;",
 		fmt.Sprintf("PART = %d, MOST_PARTS = %d, MOST_PLANES = %d", device.PartDescBytes, device.MaxParts, device.MaxPartPlanes),
-		"make((u64)&planes[at[p]], d[1], d[3], lane_id())",
-		"source{units, d[2], d[4], d[5], direction == 1, SUMS ? d[6] : 0}",
+		"make((u64)planes, d[1], d[3], lane_id())",
+		"lane_id()), d[2], d[4], d[5], to_slots,",
+		"SIZE == PLANE_SUM ? d[6] : 0}",
 		fmt.Sprintf("store<0>(done + %d * (p * blocks + block), (u64)1)", device.PartDoneBytes),
 	} {
 		if !bytes.Contains(src, []byte(want)) {

@@ -168,8 +168,8 @@ DEVICE u32 group_size(u64 pieces, u64 warps) {
     return (u32)((pieces + rounds * warps - 1) / (rounds * warps));
 }
 
-// Groups walks through the groups of one warp. What a source is asked for is on the way while the group before is copied,
-// and is looked at only when its turn has come.
+// Groups walks through the groups of one warp, from the one that is asked for first. What a source is asked for is on the way while
+// the group before is copied, and is looked at only when its turn has come.
 template <class Source> struct Groups {
     const Source &source;
     u64 count, first, step;
@@ -180,7 +180,6 @@ template <class Source> struct Groups {
         size = group_size(count, team.warps);
         step = team.warps * size;
         first = team.warp * size;
-        ask();
     }
     INLINE u32 here() const { return first >= count ? 0 : count - first < size ? (u32)(count - first) : size; }
     INLINE void ask() { asked = source.ask(first, here(), lane); }
@@ -196,10 +195,9 @@ template <class Source> struct Groups {
     }
 };
 
-// copy_all copies what source says, N accesses a lane at a time, PACK where pieces are packed, and with SUMS makes the sums of
-// the leaves.
-template <bool SUMS, u32 N, u32 PACK = N, class Source> DEVICE void copy_all(const Source &source, u64 count, const Team &team) {
-    Groups<Source> groups(source, count, team);
+// copy_groups copies the groups of a warp, whose first has been asked for, N accesses a lane at a time, PACK where pieces are packed,
+// and with SUMS makes the sums of the leaves.
+template <bool SUMS, u32 N, u32 PACK = N, class Source> DEVICE void copy_groups(Groups<Source> &groups) {
     const u32 lane = groups.lane;
     Piece mine;
     for (u32 here; (here = groups.advance(mine)) != 0;) {
@@ -216,6 +214,13 @@ template <bool SUMS, u32 N, u32 PACK = N, class Source> DEVICE void copy_all(con
                 copy<SUMS ? 1 : N>(p.dst, p.src, p.n, lane);
         }
     }
+}
+
+// copy_all copies what source says.
+template <bool SUMS, u32 N, u32 PACK = N, class Source> DEVICE void copy_all(const Source &source, u64 count, const Team &team) {
+    Groups<Source> groups(source, count, team);
+    groups.ask();
+    copy_groups<SUMS, N, PACK>(groups);
 }
 
 DEVICE Team whole_grid() { return Team{warp_id(), warp_count()}; }

@@ -7,13 +7,24 @@
 // What is read for a part before its first byte is on its way would keep the bus idle, so all parts and planes are read at the start.
 enum : u32 { PART = 56, MOST_PARTS = 256, MOST_PLANES = 512 };
 
-// fence has all that this thread has written before seen by the host before what it writes afterwards.
-DEVICE void fence() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+// host_fence has all that this thread has written before, and has seen written, seen by the host before what it writes afterwards. It
+// waits for what is on the bus already: it is for one thread of a block.
+DEVICE void host_fence() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+
+// block_fence is the same for the threads of the block, and costs next to nothing.
+DEVICE void block_fence() { asm volatile("fence.acq_rel.cta;" ::: "memory"); }
 
 DEVICE void block_barrier() { asm volatile("bar.sync 0;" ::: "memory"); }
+DEVICE void warp_barrier() { asm volatile("bar.warp.sync 0xffffffff;" ::: "memory"); }
 
 // count_in adds one to a word of shared memory and returns what it was.
 DEVICE u32 count_in(u32 *word) { return __nvvm_atom_add_gen_i((int *)word, 1); }
+
+// part_source is what a part's descriptor d stands for.
+template <u32 SIZE> DEVICE Paged<SIZE, SHARED> part_source(const u64 *d, const u64 *planes, bool to_slots) {
+    return Paged<SIZE, SHARED>{Units<SIZE, SHARED>::make((u64)planes, d[1], d[3], lane_id()), d[2], d[4], d[5], to_slots,
+                               SIZE == PLANE_SUM ? d[6] : 0};
+}
 
 // copy_parts copies the shares that this thread block has of nparts parts. SIZE is that of a plane's descriptor. When the last
 // warp of the block has copied its share of part p, word p*blocks + block of done becomes 1.
@@ -42,17 +53,31 @@ template <bool SUMS, u32 SIZE> DEVICE void copy_parts(u64 parts, u64 nparts, u64
         for (u32 i = lane_id(); i < part[p][1] * (SIZE / 8); i += LANES)
             planes[at[p] + i] = desc(part[p][0] + i * 8);
     block_barrier();
+    typedef Paged<SIZE, SHARED> Source;
+    typename Source::Asked next = {};
+    // What the next part's first pieces are is on its way while this part is copied: else the bus is idle between parts.
     for (u32 p = 0; p < nparts; p++) {
-        const u64 *d = part[p];
-        const auto units = Units<SIZE, SHARED>::make((u64)&planes[at[p]], d[1], d[3], lane_id());
-        const Paged<SIZE, SHARED> source{units, d[2], d[4], d[5], direction == 1, SUMS ? d[6] : 0};
-        copy_all<SUMS, UNROLL>(source, units.count(), whole_grid());
+        const Source source = part_source<SIZE>(part[p], &planes[at[p]], direction == 1);
+        Groups<Source> groups(source, source.units.count(), whole_grid());
+        if (p == 0)
+            groups.ask();
+        else
+            groups.asked = next;
+        if (p + 1 < nparts) {
+            const Source after = part_source<SIZE>(part[p + 1], &planes[at[p + 1]], direction == 1);
+            Groups<Source> first(after, after.units.count(), whole_grid());
+            first.ask();
+            next = first.asked;
+        }
+        copy_groups<SUMS, UNROLL>(groups);
         if (done == 0)
             continue;
-        fence();
-        all_lanes(true);
-        if (lane_id() == 0 && count_in(&warps[p]) == threads / LANES - 1) {
-            fence();
+        warp_barrier();
+        if (lane_id() != 0)
+            continue;
+        block_fence();
+        if (count_in(&warps[p]) == threads / LANES - 1) {
+            host_fence();
             store<0>(done + 8 * (p * blocks + block), (u64)1);
         }
     }

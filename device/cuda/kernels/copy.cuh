@@ -151,9 +151,11 @@ template <u32 N> DEVICE void copy_packed(const Piece &mine, u32 count, u32 width
     }
 }
 
-// Team is the warps that share a list, and which of them this is.
+// Team is the warps that share a list, in equal shares, and which of them this is.
 struct Team {
     u64 warp, warps;
+    INLINE u64 begin(u32 size) const { return warp * size; }
+    INLINE u64 after(u64 first, u32 size) const { return first + warps * size; }
 };
 
 // Groups are what a warp takes at a time: many pieces, so that small ones can be packed and descriptors are read by whole
@@ -168,18 +170,26 @@ DEVICE u32 group_size(u64 pieces, u64 warps) {
     return (u32)((pieces + rounds * warps - 1) / (rounds * warps));
 }
 
-// Groups walks through the groups of one warp, from the one that is asked for first. What a source is asked for is on the way while
+// Groups walks through the groups of one warp, from the first, which is asked for before. What a source is asked for is on the way while
 // the group before is copied, and is looked at only when its turn has come.
-template <class Source> struct Groups {
+template <class Source, class Shared = Team> struct Groups {
     const Source &source;
-    u64 count, first, step;
+    const Shared &team;
+    u64 count, first;
     u32 size, lane;
     typename Source::Asked asked;
 
-    INLINE Groups(const Source &source, u64 count, const Team &team) : source(source), count(count), lane(lane_id()) {
+    INLINE Groups(const Source &source, u64 count, const Shared &team) : source(source), team(team), count(count), lane(lane_id()) {
         size = group_size(count, team.warps);
-        step = team.warps * size;
-        first = team.warp * size;
+    }
+    // start asks for the first group. Or the first is one that was asked for by another such walk of the same.
+    INLINE void start() {
+        first = team.begin(size);
+        ask();
+    }
+    INLINE void resume(u64 at, const typename Source::Asked &what) {
+        first = at;
+        asked = what;
     }
     INLINE u32 here() const { return first >= count ? 0 : count - first < size ? (u32)(count - first) : size; }
     INLINE void ask() { asked = source.ask(first, here(), lane); }
@@ -188,7 +198,7 @@ template <class Source> struct Groups {
         const u32 n = here();
         if (n != 0) {
             mine = source.piece(asked, first, n, lane);
-            first += step;
+            first = team.after(first, size);
             ask();
         }
         return n;
@@ -197,7 +207,7 @@ template <class Source> struct Groups {
 
 // copy_groups copies the groups of a warp, whose first has been asked for, N accesses a lane at a time, PACK where pieces are packed,
 // and with SUMS makes the sums of the leaves.
-template <bool SUMS, u32 N, u32 PACK = N, class Source> DEVICE void copy_groups(Groups<Source> &groups) {
+template <bool SUMS, u32 N, u32 PACK = N, class Source, class Shared> DEVICE void copy_groups(Groups<Source, Shared> &groups) {
     const u32 lane = groups.lane;
     Piece mine;
     for (u32 here; (here = groups.advance(mine)) != 0;) {
@@ -219,7 +229,7 @@ template <bool SUMS, u32 N, u32 PACK = N, class Source> DEVICE void copy_groups(
 // copy_all copies what source says.
 template <bool SUMS, u32 N, u32 PACK = N, class Source> DEVICE void copy_all(const Source &source, u64 count, const Team &team) {
     Groups<Source> groups(source, count, team);
-    groups.ask();
+    groups.start();
     copy_groups<SUMS, N, PACK>(groups);
 }
 

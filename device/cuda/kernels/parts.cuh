@@ -20,6 +20,18 @@ DEVICE void warp_barrier() { asm volatile("bar.warp.sync 0xffffffff;" ::: "memor
 // count_in adds one to a word of shared memory and returns what it was.
 DEVICE u32 count_in(u32 *word) { return __nvvm_atom_add_gen_i((int *)word, 1); }
 
+// Block is the warps of a thread block that take groups of its share of a part as they come to them: who tells the host of a part, which
+// takes microseconds, leaves more of the next to the others.
+struct Block {
+    u64 warps; // of all blocks
+    u32 *taken;
+    INLINE u64 begin(u32 size) const {
+        const u32 n = lane_id() == 0 ? count_in(taken) : 0;
+        return ((u64)shuffle(n, 0) * __nvvm_read_ptx_sreg_nctaid_x() + __nvvm_read_ptx_sreg_ctaid_x()) * size;
+    }
+    INLINE u64 after(u64, u32 size) const { return begin(size); }
+};
+
 // part_source is what a part's descriptor d stands for.
 template <u32 SIZE> DEVICE Paged<SIZE, SHARED> part_source(const u64 *d, const u64 *planes, bool to_slots) {
     return Paged<SIZE, SHARED>{Units<SIZE, SHARED>::make((u64)planes, d[1], d[3], lane_id()), d[2], d[4], d[5], to_slots,
@@ -32,13 +44,14 @@ template <bool SUMS, u32 SIZE> DEVICE void copy_parts(u64 parts, u64 nparts, u64
     static __attribute__((shared)) u64 part[MOST_PARTS][PART / 8];
     static __attribute__((shared)) u64 planes[MOST_PLANES * (PLANE_SUM / 8)]; // of all parts
     static __attribute__((shared)) u32 at[MOST_PARTS];                        // words of planes before those of each part
-    static __attribute__((shared)) u32 warps[MOST_PARTS];                     // that have copied their share of each part
+    static __attribute__((shared)) u32 taken[MOST_PARTS];                     // groups of each part
+    static __attribute__((shared)) u32 warps[MOST_PARTS];                     // that have nothing left to do of each part
     const u32 thread = __nvvm_read_ptx_sreg_tid_x(), threads = __nvvm_read_ptx_sreg_ntid_x();
     const u32 block = __nvvm_read_ptx_sreg_ctaid_x(), blocks = __nvvm_read_ptx_sreg_nctaid_x();
     for (u32 i = thread; i < nparts * (PART / 8); i += threads)
         part[0][i] = desc(parts + i * 8);
     for (u32 i = thread; i < MOST_PARTS; i += threads)
-        warps[i] = 0;
+        warps[i] = taken[i] = 0;
     block_barrier();
     if (thread == 0) { // parts that follow each other often have the same planes
         u32 used = 0;
@@ -54,20 +67,24 @@ template <bool SUMS, u32 SIZE> DEVICE void copy_parts(u64 parts, u64 nparts, u64
             planes[at[p] + i] = desc(part[p][0] + i * 8);
     block_barrier();
     typedef Paged<SIZE, SHARED> Source;
-    typename Source::Asked next = {};
-    // What the next part's first pieces are is on its way while this part is copied: else the bus is idle between parts.
+    u64 next = 0;
+    typename Source::Asked asked = {};
+    // What a warp begins the next part with is on its way while it copies this one: else the bus is idle between parts.
     for (u32 p = 0; p < nparts; p++) {
         const Source source = part_source<SIZE>(part[p], &planes[at[p]], direction == 1);
-        Groups<Source> groups(source, source.units.count(), whole_grid());
+        const Block team{warp_count(), &taken[p]};
+        Groups<Source, Block> groups(source, source.units.count(), team);
         if (p == 0)
-            groups.ask();
+            groups.start();
         else
-            groups.asked = next;
+            groups.resume(next, asked);
         if (p + 1 < nparts) {
             const Source after = part_source<SIZE>(part[p + 1], &planes[at[p + 1]], direction == 1);
-            Groups<Source> first(after, after.units.count(), whole_grid());
-            first.ask();
-            next = first.asked;
+            const Block others{warp_count(), &taken[p + 1]};
+            Groups<Source, Block> ahead(after, after.units.count(), others);
+            ahead.start();
+            next = ahead.first;
+            asked = ahead.asked;
         }
         copy_groups<SUMS, UNROLL>(groups);
         if (done == 0)

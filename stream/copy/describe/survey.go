@@ -149,21 +149,25 @@ func surveyList(b *mem.Batch, reaches func(*mem.Region) error) (v Shape, ok bool
 }
 
 func surveyPaged(p *mem.Paged, v *Shape, reaches func(*mem.Region) error) error {
+	var order mem.PairRuns
+	pages, slots := int64(0), int64(0) // limits that the pairs of the group before are within
 	for i := range p.Groups {
 		g := &p.Groups[i]
-		page, slot, err := int64(0), int64(0), error(nil)
-		if len(g.Pairs) > 0 {
-			page, slot, err = g.Limits()
+		if len(g.Pairs) == 0 {
+			continue
 		}
-		if err == nil && !within(g.Pairs, page, slot) {
+		page, slot, err := g.Limits()
+		// The layers of a load have the same pairs, which are looked at once.
+		same := samePairs(g, before(p.Groups, i))
+		if err == nil && (!same || page < pages || slot < slots) && !within(g.Pairs, page, slot) {
 			err = g.Validate()
 		}
 		if err != nil {
 			return fmt.Errorf("page group %d: %w", i, err)
 		}
-		order := g.Runs()
-		if len(g.Pairs) == 0 {
-			continue
+		pages, slots = page, slot
+		if !same {
+			order = g.Runs()
 		}
 		if err := reaches(g.Slots.Region); err != nil {
 			return fmt.Errorf("slots of page group %d: %w", i, err)

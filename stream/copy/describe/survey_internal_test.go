@@ -1,10 +1,12 @@
 package describe
 
 import (
+	"errors"
 	"math"
 	"math/rand/v2"
 	"testing"
 
+	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
 )
 
@@ -46,4 +48,36 @@ func BenchmarkWithin(b *testing.B) {
 		}
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(len(pairs)), "ns/pair")
+}
+
+// Groups that have the same pairs are looked at once, but each against its own memory.
+func TestSurveyHoldsEachGroupToItsOwnMemory(t *testing.T) {
+	const page = 4096
+	device := func(pages int64) *mem.Region {
+		r, err := mem.NewRegion(mem.RegionSpec{Kind: mem.KindDevice, Len: pages * page, Dev: mem.DevAddr(1) << 40})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	pairs := []mem.PageSlot{{Page: 1, Slot: 0}, {Page: 7, Slot: 5}}
+	group := func(pages, slots int64) mem.PageGroup {
+		return mem.PageGroup{
+			Planes: []mem.Plane{{Region: device(pages), Stride: page, Bytes: page}},
+			Slots:  mem.Slots{Region: device(slots), Stride: page}, Pairs: pairs,
+		}
+	}
+	reaches := func(*mem.Region) error { return nil }
+	survey := func(groups ...mem.PageGroup) error {
+		_, err := Survey(&mem.Batch{Paged: &mem.Paged{Dir: mem.ToPages, Groups: groups}}, reaches)
+		return err
+	}
+	if err := survey(group(8, 6), group(9, 7), group(8, 6)); err != nil {
+		t.Errorf("groups that hold their pairs: %v", err)
+	}
+	for _, small := range []mem.PageGroup{group(7, 6), group(8, 5)} {
+		if err := survey(group(8, 6), small); !errors.Is(err, errdefs.ErrInvalid) {
+			t.Errorf("a group that does not hold the pairs of the one before: %v", err)
+		}
+	}
 }

@@ -9,8 +9,12 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// wholeParts is how many times as long parts are where nobody waits for a layer.
-const wholeParts = 4
+// wholeParts is how many times as long parts are where nobody waits for a layer. headParts is how many are copied at least while other
+// blocks are looked at: what fewer gain is lost again beside a model, where each further batch waits for multiprocessors.
+const (
+	wholeParts = 4
+	headParts  = 4
+)
 
 // flush submits what is ready, unless enough is in the stream already or more is about to be ready.
 func (t *LoadTask) flush() {

@@ -58,7 +58,7 @@ type Store struct {
 	shards  int     // of a task: the model's layers, over all page groups
 	leaves  *leafTable
 	most    int   // blocks in a batch
-	piece   int   // blocks of a layerwise load that are copied while the others are looked at, at least: a part of their first shard
+	piece   int   // blocks of a layerwise load that are copied while the others are looked at, at least: headParts of their first shard
 	chunk   int   // blocks of a layerwise dump that hold slots at a time
 	held    int64 // slots that layerwise dumps may hold
 	now     context.Context
@@ -129,7 +129,7 @@ func Open(c Config) (*Store, error) {
 	}
 	s.shards = len(s.where)
 	s.most = int(min(max(1, c.BatchBytes/s.formats.MaxImageBytes()), math.MaxInt32))
-	s.piece = int(max(1, c.PartBytes/s.formats[s.where[0].group].Layout.ShardBytes(0)))
+	s.piece = int(max(1, headParts*c.PartBytes/s.formats[s.where[0].group].Layout.ShardBytes(0)))
 	s.chunk = int(min((held+1)/2, windowBlocks)) // two dumps at a time, if they are large
 	for _, tr := range s.next {
 		if r, ok := tr.(tier.ReadOnlyTier); !ok || !r.ReadOnly() {

@@ -3,10 +3,12 @@
     torchrun --nproc-per-node 2 tp.py --preset 8b        # on two GPUs
     torchrun --nproc-per-node 2 tp.py                    # a tiny model, two processes on the CPU
 
-Tensor parallel by torch: each process has its part of the heads, and a store of its own of their KV. A request's prefix is
-what all of them have. Requests come one after another: 1,024 tokens, of which 80 % are one of a few prefixes, and 32 tokens
-are generated. Without the store the whole prompt is computed. The tokens have to be those of a run that kept the prefix on
-the GPUs.
+Tensor parallel by hand: each process has its part of the heads and of the feed-forward layers, whose results two sums a
+layer bring together, and a store of its own of its heads' KV. A request's prefix is what all of them have. Requests come one
+after another: 1,024 tokens, of which 80 % are one of a few prefixes, and 32 tokens are generated. Without the store the whole
+prompt is computed. The tokens have to be those of a run that kept the prefix on the GPUs.
+
+--requests is how many, and --budget after how many seconds, from the start on, no further one begins.
 """
 
 from __future__ import annotations
@@ -24,19 +26,41 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import transformers
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch import nn
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig
 from ttft import PRESETS
 
 from kvlane.transformers import KVLaneCache
 
+STARTED = time.perf_counter()
 KINDS = ("without", "with kvlane")
-PARTS = {
-    **{f"self_attn.{name}_proj": ColwiseParallel for name in "qkv"},
-    **{f"mlp.{name}_proj": ColwiseParallel for name in ("gate", "up")},
-    "self_attn.o_proj": RowwiseParallel,
-    "mlp.down_proj": RowwiseParallel,
-}
+COLUMNS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
+ROWS = ("self_attn.o_proj", "mlp.down_proj")
+
+
+class Summed(nn.Module):  # type: ignore[misc]
+    """A linear layer of which each process has some of the inputs: the sum of what they compute is its result."""
+
+    def __init__(self, weight: Any) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
+
+    def forward(self, x: Any) -> Any:
+        """The same in every process."""
+        out = nn.functional.linear(x, self.weight)
+        dist.all_reduce(out)
+        return out
+
+
+def split(layer: Any, number: int, count: int) -> None:
+    """Leaves of a decoder layer's linear layers, which have no biases, the part of one process."""
+    for name in COLUMNS:
+        linear = layer.get_submodule(name)
+        linear.weight = nn.Parameter(linear.weight.chunk(count, 0)[number].clone(), requires_grad=False)
+    for name in ROWS:
+        above, _, last = name.rpartition(".")
+        weight = layer.get_submodule(name).weight.detach().chunk(count, 1)[number].clone()
+        setattr(layer.get_submodule(above), last, Summed(weight))
 
 
 class Rank:
@@ -50,9 +74,8 @@ class Rank:
         config = LlamaConfig(**PRESETS[args.preset], bos_token_id=1, eos_token_id=None, pad_token_id=None)
         with self.device:
             self.model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16 if cuda else torch.float32).eval()
-        mesh = dist.init_device_mesh(args.device, (self.count,))
         for layer in self.model.model.layers:
-            parallelize_module(layer, mesh, {name: part() for name, part in PARTS.items()})
+            split(layer, self.number, self.count)
         self.heads = config.num_key_value_heads // self.count
         head = config.hidden_size // config.num_attention_heads
         token = 2 * config.num_hidden_layers * self.heads * head * self.model.dtype.itemsize
@@ -62,6 +85,10 @@ class Rank:
             block_tokens=args.block_tokens,
             weights=f"seed 0, part {self.number} of {self.count}",
         )
+
+    def in_time(self) -> bool:
+        """Whether every process has seconds of the budget left."""
+        return bool(self.common(time.perf_counter() - STARTED < self.args.budget))
 
     def common(self, n: int) -> int:
         """The least of what all processes say."""
@@ -114,8 +141,10 @@ def summary(name: str, firsts: list[float], gaps: list[list[float]]) -> dict[str
     }  # fmt: skip
 
 
-def measure(rank: Rank, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Requests without and with the store, in turns, and whether tokens were those of prefixes kept on the device."""
+def measure(rank: Rank, args: argparse.Namespace) -> tuple[list[dict[str, Any]], list[int]]:
+    """Requests without and with the store, in turns, and the first one's tokens. Exits where tokens are not those of prefixes
+    kept on the device.
+    """
     every = prompts(args)
     shared = int(args.reuse * args.tokens) // args.block_tokens * args.block_tokens
     kept = []
@@ -127,8 +156,14 @@ def measure(rank: Rank, args: argparse.Namespace) -> list[dict[str, Any]]:
     firsts: dict[str, list[float]] = {kind: [] for kind in KINDS}
     gaps: dict[str, list[list[float]]] = {kind: [] for kind in KINDS}
     wrong = loaded = 0
+    first: list[int] = []
+    done = 0
     for i, ids in enumerate(every):
+        if not rank.in_time():
+            break
+        done += 1
         _, want = rank.generate(ids, DynamicCache(kept[i % args.prefixes]))
+        first = first or want
         for kind in KINDS:
             dist.barrier()
             begin = time.perf_counter()
@@ -143,11 +178,13 @@ def measure(rank: Rank, args: argparse.Namespace) -> list[dict[str, Any]]:
                 loaded += found
     everywhere = torch.tensor([wrong, loaded], device=rank.device)
     dist.all_reduce(everywhere)
-    if everywhere[1] != rank.count * len(every) * shared:
-        raise SystemExit(f"{int(everywhere[1])} tokens were loaded, not {rank.count * len(every) * shared}")
+    if not firsts["without"]:
+        raise SystemExit(f"the budget of {args.budget:g} s was used up after {done} requests, none of which counts")
+    if everywhere[1] != rank.count * done * shared:
+        raise SystemExit(f"{int(everywhere[1])} tokens were loaded, not {rank.count * done * shared}")
     if everywhere[0]:
         raise SystemExit(f"{int(everywhere[0])} requests had other tokens than with the prefix kept on the device")
-    return [summary(kind, firsts[kind], gaps[kind]) for kind in KINDS]
+    return [summary(kind, firsts[kind], gaps[kind]) for kind in KINDS], first
 
 
 def main() -> int:
@@ -159,6 +196,7 @@ def main() -> int:
     parser.add_argument("--reuse", type=float, default=0.8, help="how much of a prompt is a prefix that was there before")
     parser.add_argument("--prefixes", type=int, default=4)
     parser.add_argument("--requests", type=int, default=40)
+    parser.add_argument("--budget", type=float, default=300, help="seconds")
     parser.add_argument("--generate", type=int, default=32, help="tokens")
     parser.add_argument("--block-tokens", type=int, default=16)
     parser.add_argument("--json", help="file for the figures")
@@ -166,24 +204,27 @@ def main() -> int:
     args.device = args.device or ("cuda" if args.preset == "8b" else "cpu")
     transformers.logging.set_verbosity_error()
     if args.device == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl" if args.device == "cuda" else "gloo")
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", device_id=device)
+    else:
+        dist.init_process_group("gloo")
     try:
         rank = Rank(args)
         with rank.cache:
-            table = measure(rank, args)
+            table, tokens = measure(rank, args)
         if rank.number == 0:
             place = torch.cuda.get_device_name(0) if args.device == "cuda" else "CPU"
             print(f"{rank.count} x {place}, torch {torch.__version__}, transformers {transformers.__version__}, {args.preset}")
+            print(f"{table[0]['requests']} requests of {args.tokens} tokens, {args.reuse:.0%} of them there before")
             print(f"{'':<14}{'TTFT p50':>10}{'p99':>8}{'TPOT p50':>10}{'ITL p50':>9}{'p99':>8}  ms")
             for r in table:
                 print(f"{r['kind']:<14}{r['ttft_p50_ms']:>10.1f}{r['ttft_p99_ms']:>8.1f}{r['tpot_p50_ms']:>10.2f}"
                       f"{r['itl_p50_ms']:>9.2f}{r['itl_p99_ms']:>8.2f}")  # fmt: skip
             print(f"all tokens are those of prefixes kept on the device; {rank.cache.counts['tokens_loaded']} tokens loaded")
             if args.json:
-                Path(args.json).write_text(
-                    json.dumps({"ranks": rank.count, "device": place, "args": vars(args), "table": table}, indent=1)
-                )
+                report = {"ranks": rank.count, "device": place, "args": vars(args), "table": table, "tokens": tokens}
+                Path(args.json).write_text(json.dumps(report, indent=1))
     finally:
         dist.destroy_process_group()
     return 0

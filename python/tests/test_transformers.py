@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import cProfile
 import itertools
 import os
 import pathlib
+import pstats
 import subprocess
 import sys
 import time
@@ -349,6 +351,32 @@ def test_what_computing_takes_is_measured(make: Make) -> None:
     assert cache.counts["tokens_loaded"] == 3 * 296
     assert not model._forward_hooks
     assert not model._forward_pre_hooks
+
+
+def test_a_load_makes_few_calls(make: Make) -> None:
+    """Of Python's, for 32 layers of 8 heads, whose tensors have 512 pieces of a block: they are what a short load takes."""
+    model = tiny.model("llama", num_hidden_layers=32, num_attention_heads=8, num_key_value_heads=8)
+    ids = prompt(17)
+    cache = make(model)
+    cache.save(ids, kept(model, ids, 17))
+    cache.load(ids)
+    profile = cProfile.Profile()
+    past = profile.runcall(cache.load, ids)
+    assert past.get_seq_length() == 16
+    assert pstats.Stats(profile).total_calls < 2000  # type: ignore[attr-defined]
+
+
+def test_weights_made_for_inference_alone(make: Make) -> None:
+    """They have no versions, so that only another tensor is seen to be another."""
+    with torch.inference_mode():
+        model = tiny.model("llama")
+    ids = prompt()
+    cache = make(model)
+    assert torch.equal(cache.generate(ids, **GREEDY), cache.generate(ids, **GREEDY))
+    assert cache.counts["tokens_loaded"] == 72
+    model.lm_head.weight = torch.nn.Parameter(torch.zeros(128, 64))
+    with pytest.raises(kvlane.Invalid, match="weights"):
+        cache.load(ids)
 
 
 def test_a_tier_that_is_full_costs_nothing_but_hits(make: Make) -> None:

@@ -1,4 +1,4 @@
-"""The example that measures time to first token, on a tiny model: all sources are there, and identical."""
+"""The examples that measure time to first token, on a tiny model: all sources are there, and identical."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,36 @@ SOURCES = (
     "load call, default policy",
     "load call, disk, past the page cache",
 )
+
+
+def in_processes(n: int, *args: str) -> Any:
+    """Runs the example of tensor parallelism."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n)]
+    command += [str(SCRIPT.with_name("tp.py")), "--tokens", "128", "--prefixes", "2", "--generate", "6", *args]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=env)
+
+
+def test_a_tiny_model_in_two_processes(tmp_path: Path) -> None:
+    """They compute what one does, in parts, and load what each has stored."""
+    reports = []
+    for n in (1, 2):
+        out = tmp_path / f"{n}.json"
+        done = in_processes(n, "--requests", "4", "--json", str(out))
+        assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+        reports.append(json.loads(out.read_text()))
+    assert [r["kind"] for r in reports[1]["table"]] == ["without", "with kvlane"]
+    for r in reports[1]["table"]:
+        assert r["requests"] == 2
+        assert all(r[name] > 0 for name in ("ttft_p50_ms", "tpot_p50_ms", "itl_p50_ms"))
+    assert len(reports[0]["tokens"]) == 6
+    assert reports[0]["tokens"] == reports[1]["tokens"]
+
+
+def test_a_budget_ends_requests() -> None:
+    done = in_processes(2, "--budget", "0")
+    assert done.returncode != 0
+    assert "used up after 0 requests" in done.stderr, done.stderr[-2000:]
 
 
 def test_a_tiny_model(tmp_path: Path) -> None:

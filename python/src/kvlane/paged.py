@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import ctypes
 import itertools
 import math
@@ -136,6 +137,13 @@ class Addresses:
     memory: tuple[Memory, ...] = ()
 
 
+def _uint64(numbers: Sequence[int]) -> Any:
+    """The numbers as the library takes them: an array of uint64 as it is."""
+    if isinstance(numbers, array.array) and numbers.typecode == "Q":
+        return (ctypes.c_uint64 * len(numbers)).from_buffer(numbers)
+    return (ctypes.c_uint64 * len(numbers))(*numbers)
+
+
 class PagedCache:
     """A paged KV cache that a store loads into and dumps from: tensors with a layout, or a Group or Addresses for each page
     group.
@@ -159,7 +167,7 @@ class PagedCache:
             raise errors.Invalid("register KV cache: " + "; ".join(wrong))
         memory = (_lib.GroupMemory * len(self.groups))()
         for m, group in zip(memory, self.groups, strict=True):
-            m.planes = (ctypes.c_uint64 * len(group.planes))(*group.planes)
+            m.planes = _uint64(group.planes)
             m.n_planes, m.n_pages, m.page_bytes, m.stride = len(group.planes), group.pages, group.page_bytes, group.stride
         self.store = store
         self.handle = store._register(self, memory)

@@ -19,6 +19,7 @@ import array
 import hashlib
 import itertools
 import json
+import operator
 import os
 import threading
 import time
@@ -48,6 +49,9 @@ _REFUSED = ("assistant_model", "prompt_lookup_num_tokens", "past_key_values", "c
 _FEW_TOKENS = 256
 # Errors that are the caller's, or of the store as a whole. After all others the blocks are computed anew.
 _FATAL = (errors.Invalid, errors.Closed, errors.Forked)
+_MODULES, _PARAMETERS, _VERSION, _VALUES = (
+    operator.attrgetter("_modules"), operator.attrgetter("_parameters"), operator.attrgetter("_version"), dict.values,
+)  # fmt: skip
 
 
 @dataclass
@@ -71,7 +75,11 @@ class _Group:
         """
         every = [layers[layer][i] for layer in self.layers for i in self.tensors]
         item, pages = every[0].element_size(), every[0].shape[2] // block_tokens
-        planes = [t.data_ptr() + (row * t.stride(0) + head * t.stride(1)) * item for t in every for head in range(self.heads)]
+        planes, heads = array.array("Q"), range(self.heads)
+        for t in every:  # few calls of torch's for each: there are hundreds of planes
+            rows, step, *_ = t.stride()
+            first, step = t.data_ptr() + row * rows * item, step * item
+            planes.extend([first + head * step for head in heads])
         return Addresses(planes, pages, block_tokens * self.size * item, keep=every)
 
 
@@ -250,10 +258,7 @@ class KVLaneCache:
         where they stay.
         """
         tokens, n = found * self.block_tokens, len(keys)
-        parts = {
-            layer: tuple(torch.empty(n, s.heads, tokens, size, dtype=self._dtype, device=self._device) for size in (s.k, s.v))
-            for layer, s in self._shapes.items()
-        }
+        parts = {layer: self._empty(s, n, tokens) for layer, s in self._shapes.items()}
         good = found
         self._quiesce()  # what this memory was used for before
         for row in range(n):
@@ -262,10 +267,17 @@ class KVLaneCache:
         if good == 0:
             return
         end = good * self.block_tokens
-        for layer in sorted(parts):
-            k, v = parts.pop(layer)
-            _give(past, layer, k[:, :, :end], v[:, :, :end])
+        if good < found:
+            parts = {layer: (k[:, :, :end], v[:, :, :end]) for layer, (k, v) in parts.items()}
+        _give(past, parts)
         self.counts["tokens_loaded"] += end * n
+
+    def _empty(self, s: Shape, rows: int, tokens: int) -> tuple[Any, ...]:
+        """Memory for a layer's K and V. Layers have their own, so that each is free once the model has copied it."""
+        options = {"dtype": self._dtype, "device": self._device}
+        if s.k == s.v:
+            return tuple(torch.empty(2, rows, s.heads, tokens, s.k, **options).unbind(0))
+        return tuple(torch.empty(rows, s.heads, tokens, size, **options) for size in (s.k, s.v))
 
     def _registered(self, layers: Mapping[int, tuple[Any, ...]], row: int) -> PagedCache:
         """A row of the layers' tensors as pages of the store."""
@@ -411,13 +423,17 @@ class KVLaneCache:
 
     def _weights_state(self) -> tuple[Any, ...]:
         """Changes when a module or parameter is replaced, a parameter is written to or moved, or an adapter is switched."""
-        # The modules are looked for once: that takes longer than all else. Another one is another child of one of them.
-        children = tuple(id(c) for m in self._modules for c in m._modules.values())
-        params = tuple(
-            (p.data_ptr(), -1 if p.is_inference() else p._version)
-            for m in self._modules for p in m._parameters.values() if p is not None
-        )  # fmt: skip
-        return children, params, [identity.adapters(m) for m in self._adapted]
+        # The modules are looked for once: that takes longer than all else. Another one is another child of one of them. There are
+        # hundreds, at each load: what is done with each is a call from C.
+        every = itertools.chain.from_iterable
+        children = tuple(map(id, every(map(_VALUES, map(_MODULES, self._modules)))))
+        params = [p for p in every(map(_VALUES, map(_PARAMETERS, self._modules))) if p is not None]
+        places = tuple(map(torch.Tensor.data_ptr, params))
+        try:
+            versions = tuple(map(_VERSION, params))
+        except RuntimeError:  # made under inference_mode: these have none
+            versions = tuple(-1 if p.is_inference() else p._version for p in params)
+        return children, places, versions, [identity.adapters(m) for m in self._adapted]
 
     def _quiesce(self) -> None:
         if self._device.type == "cuda":
@@ -435,16 +451,23 @@ class KVLaneCache:
         self.close()
 
 
-def _give(past: Any, layer: int, k: Any, v: Any) -> None:
-    """Makes K and V what an empty layer of a cache holds; a layer that would copy them to no end keeps these."""
-    while past.layer_class_to_replicate is not None and len(past.layers) <= layer:
+def _give(past: Any, parts: dict[int, tuple[Any, ...]]) -> None:
+    """Makes each layer's K and V, which are taken out of parts, what an empty cache holds; layers that would copy them to no
+    end keep these.
+    """
+    while past.layer_class_to_replicate is not None and len(past.layers) <= max(parts):
         past.layers.append(past.layer_class_to_replicate())
-    its = past.layers[layer]
-    if type(its) is DynamicLayer and not past.offloading:
-        its.lazy_initialization(k, v)
-        its.keys, its.values = k, v
-    else:
-        past.update(k, v, layer)
+    like: dict[str, Any] | None = None  # what transformers makes of the first such layer, with tensors that cost a call each
+    for number in sorted(parts):
+        k, v = parts.pop(number)
+        its = past.layers[number]
+        if type(its) is not DynamicLayer or past.offloading:
+            past.update(k, v, number)
+            continue
+        if like is None:
+            its.lazy_initialization(k, v)
+            like = dict(vars(its))
+        vars(its).update(like, keys=k, values=v)
 
 
 def _in_rows(t: Any) -> Any:

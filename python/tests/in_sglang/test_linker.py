@@ -116,6 +116,29 @@ def test_a_load_that_cannot_be_right_fails_as_a_batch(link: Any, tmp_path: Path)
     assert all(torch.equal(a, b) for a, b in zip(slots(again, 5), slots(again, 2), strict=True))
 
 
+def test_pages_stay_from_lookup_to_load(link: Any) -> None:
+    options = own()
+    options["kvlane"]["store"]["cache_bytes"] = 160 << 10
+    linker = link(params(), options)
+    fill(buffers(linker))
+    keys = hashes(3)
+    assert offload(linker, keys, 1, 2, 3)
+    for _ in range(2):
+        assert linker.lookup("r", transfer(keys)) == [1, 2, 3]
+    for i in range(60):
+        assert offload(linker, hashes(1, seed=50 + i), 4)
+    assert bring(linker, keys, 7, 8, 9), "SGLang would abort the request"
+    linker._loads.wait()
+    assert linker.pages.stats()["sglang_leases"] == {"held": 0, "taken": 2, "replaced": 1, "loaded": 1}
+    assert linker.lookup("s", transfer(keys)) == [1, 2, 3]
+    assert linker.load("s", transfer(keys, 7, 8, 9))
+    assert linker.cancel_queued_load("s")
+    assert linker.lookup("t", transfer(keys)) == [1, 2, 3]
+    linker.reset()
+    stats = linker.pages.stats()["sglang_leases"]
+    assert (stats["held"], stats["canceled"], stats["reset"]) == (0, 1, 1)
+
+
 def test_cancel_reset_and_close(link: Any) -> None:
     linker = link(params(), own())
     keys = hashes(1)

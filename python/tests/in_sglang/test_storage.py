@@ -163,6 +163,53 @@ def test_several_pools_go_by_their_own_policies(storage: Any) -> None:
         s.batch_exists(keys)
 
 
+def test_pages_stay_from_lookup_to_load(storage: Any) -> None:
+    pool = host_pool("page_first")
+    config = extra()
+    config["kvlane"]["store"]["cache_bytes"] = 160 << 10
+    s = storage(pool, config)
+    fill(pool.kv_buffer)
+    keys, want = hashes(3), page(pool, 2)
+    assert all(s.batch_set_v1(keys, indices(0, 1, 2)))
+    assert s.batch_exists([*keys, "d" * 64]) == 3
+    for other in hashes(60, seed=50):  # the memory has room for a few of them
+        s.batch_set_v1([other], indices(3))
+    assert s.batch_get_v1(keys, indices(5, 6, 7)) == [True] * 3
+    assert torch.equal(page(pool, 7), want)
+    assert s.pages.stats()["sglang_leases"] == {"held": 0, "taken": 1, "loaded": 1}
+    for _ in range(2):
+        assert s.batch_exists(keys) == 3
+    assert s.pages.stats()["sglang_leases"] == {"held": 1, "taken": 3, "loaded": 1, "replaced": 1}
+
+
+def test_leases_are_few_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kvlane.sglang import leases
+
+    ended: list[int] = []
+
+    class Held:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def release(self) -> None:
+            ended.append(self.number)
+
+    held: Any = leases.Leases()
+    for i in range(leases.MOST + 1):
+        held.keep(str(i), Held(i))
+    assert ended == [0]
+    held.keep("1", Held(-1))
+    held.release("2", "loaded")
+    held.release("2", "loaded")
+    assert ended == [0, 1, 2]
+    assert held.stats() == {"held": 63, "taken": 66, "crowded_out": 1, "replaced": 1, "loaded": 1}
+    held.clear("closed")
+    monkeypatch.setattr(leases, "SECONDS", 0.0)
+    held.keep("a", Held(-2))
+    assert held.stats() == {"held": 0, "taken": 67, "crowded_out": 1, "replaced": 1, "loaded": 1, "closed": 63, "expired": 1}
+    assert ended[-1] == -2
+
+
 def test_hicache_backs_up_and_prefetches(model: Path, tmp_path: Path) -> None:
     """SGLang's controller writes pages by its backup thread, and brings them by its prefetch threads."""
     import threading

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kvlane import errors, vllm
+from kvlane.vllm import config
 
 STORE = {"store": {"cache_bytes": 1 << 20, "dirs": ["/kv"]}}
 ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
@@ -54,6 +55,16 @@ def test_identity(identities: Any, model: Any, tmp_path: Path) -> None:
     keys = [str((s["groups"], s["revision"], s.get("tenant"))) for s in stores]
     assert len(set(keys)) == len(keys)
     assert len({s["store"]["dirs"][0] for s in stores}) == len(keys)
+
+
+def test_one_rank_writes_the_files_of_kv_that_several_have() -> None:
+    def store(shard: int, **more: Any) -> dict[str, Any]:
+        return {"groups": [shard], "store": {"cache_bytes": 1, **more}}
+
+    two = [store(rank // 2, dirs=["/kv"]) for rank in range(4)]
+    assert [config.of_worker(two, rank)["store"].get("read_only", False) for rank in range(4)] == [False, True, False, True]
+    assert [config.of_worker(two, rank)["groups"] for rank in range(4)] == [[0], [0], [1], [1]]
+    assert config.of_worker([store(0)] * 2, 1) == store(0), "there are no files"
 
 
 def test_what_is_refused(identities: Any) -> None:

@@ -199,3 +199,26 @@ def test_two_workers(start: Any, tmp_path: Path) -> None:
     assert "CORRUPT" in ran.text
     same(after, kept)
     assert ran.stats("from_pool")["forgotten"] == 1
+
+
+# Two workers that have the same KV: each loads from its own memory, one writes the files, and after a restart both read them.
+def test_two_workers_with_the_same_kv(start: Any, tmp_path: Path) -> None:
+    p, folder = prompt(4), tmp_path / "kv"
+    both = {"name": "mla", "dtype": "bfloat16", "processes": True, "tensor_parallel_size": 2}
+    both["kvlane"] = {"store": POOL | {"dirs": [str(folder)]}}
+    ran = start([ask(p), ask(p), RESET, ask(p)], **both).ended()
+    first, kept, _, loaded = ran.steps
+    assert loaded["cached"] == kept["cached"]
+    same(loaded, kept)
+    assert ran.text.count("rank 1 has the KV of another rank") == 1
+    assert len(list(folder.iterdir())) == 1, "one directory for both"
+    assert len(list(folder.glob("*/tmp/*"))) <= 1, "one of them writes"
+    assert ran.stats("from_pool")["forgotten"] == 0
+    damage(random.Random(5).choice(files(folder)))
+    ran = start([ask(p), RESET, ask(p)], **both).ended()
+    again, _, after = ran.steps
+    assert again["tokens"] == first["tokens"]
+    assert "CORRUPT" in ran.text
+    same(after, kept)
+    assert after["cached"] == kept["cached"]
+    assert ran.stats("from_pool")["from_files"] >= 256 // 32

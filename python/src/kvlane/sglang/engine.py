@@ -31,8 +31,10 @@ def engine(model: str | None = None) -> Engine:
     )
 
 
-def restorable(pages: Pages, hashes: list[str], transfers: list[PoolTransfer]) -> PoolTransferResult:
-    """How long a prefix of pages can be restored, by what is there in each pool and the pools' policies."""
+def restorable(pages: Pages, hashes: list[str], transfers: list[PoolTransfer], keep: str) -> PoolTransferResult:
+    """How long a prefix of pages can be restored, by what is there in each pool and the pools' policies. What is there of the
+    longest is kept by that name.
+    """
     known = [t for t in transfers if t.name != "kv"]
     parts = [Part("kv", hashes)] if "kv" in pages.pools else []
     parts += [Part(str(t.name), hashes) for t in known if str(t.name) in pages.pools]
@@ -58,4 +60,7 @@ def restorable(pages: Pages, hashes: list[str], transfers: list[PoolTransfer]) -
         if own:
             hits[str(t.name)] = max(own)
         lengths &= own
-    return PoolTransferResult(max(lengths, default=0), hits, sorted(lengths))
+    longest = max(lengths, default=0)
+    found_of = {pool: [h for h, ok in zip(hashes[:longest], found[:longest], strict=True) if ok] for pool, found in there.items()}
+    pages.keep(keep, [Part(pool, found) for pool, found in found_of.items()])
+    return PoolTransferResult(longest, hits, sorted(lengths))

@@ -141,13 +141,15 @@ class Linker(UnifiedCacheLinker):
         self._closed = False
 
     def lookup(self, rid: str, transfers: list[PoolTransfer]) -> list[int]:
-        """The lengths of prefixes, in pages, that can be restored on this rank. Nothing keeps them."""
+        """The lengths of prefixes, in pages, that can be restored on this rank. They are kept until the request's load has
+        ended, for a time.
+        """
         self._check()
         expanded = self._group.resolve_transfers(transfers)
         kv = next((t for t in transfers if t.name == "kv"), None)
         if not expanded or kv is None or not kv.keys:
             return []
-        return list(restorable(self.pages, list(kv.keys), expanded).restorable_prefix_pages or ())
+        return list(restorable(self.pages, list(kv.keys), expanded, rid).restorable_prefix_pages or ())
 
     def _check(self) -> None:
         if self._closed:
@@ -171,21 +173,22 @@ class Linker(UnifiedCacheLinker):
 
     def cancel_queued_load(self, rid: str) -> bool:
         """Takes a load back that has not been started. Whether there was one."""
+        self.pages.leases.release(rid, "canceled")
         return self._pending.pop(rid, None) is not None
 
     def start_layer_wise_loading(self) -> int:
         """Starts the queued loads, behind what is on the current stream. Returns their number, or -1."""
         if not self._pending:
             return -1
-        parts = [part for each in self._pending.values() for part in each]
+        rids, parts = list(self._pending), [part for each in self._pending.values() for part in each]
         self._pending = {}
         index = int(self.layer_done_counter.update_producer())
         ready = get_device_module().Event()
         ready.record()
-        self._loads.do(lambda: self._load(index, parts, ready))
+        self._loads.do(lambda: self._load(index, rids, parts, ready))
         return index
 
-    def _load(self, index: int, parts: list[Part], ready: Any) -> None:
+    def _load(self, index: int, rids: list[str], parts: list[Part], ready: Any) -> None:
         counter, done = self.layer_done_counter, 0
 
         def on_layer(layer: int) -> None:
@@ -205,6 +208,9 @@ class Linker(UnifiedCacheLinker):
             counter.fail(index, e)
             if not isinstance(e, errors.Failed):
                 logger.exception("A load failed")
+        finally:
+            for rid in rids:
+                self.pages.leases.release(rid, "loaded")
 
     def finish_layer_wise_loading(self, counter_index: int) -> bool:
         """Waits until a batch writes to no page any more. Whether all its pages were brought."""
@@ -244,6 +250,7 @@ class Linker(UnifiedCacheLinker):
         self._pending.clear()
         self._loads.wait()
         self._offloads.wait()
+        self.pages.leases.clear("reset")
         while not self._results.empty():
             self._results.get_nowait()
         self.layer_done_counter.reset()

@@ -19,6 +19,7 @@ from ..keys import Keys
 from ..paged import Addresses, PagedCache
 from ..store import Store
 from ..task import Dump, Load
+from .leases import SECONDS, Leases
 
 logger = logging.getLogger(__name__)
 
@@ -167,6 +168,7 @@ class Pages:
         self.pools = {p.name: p for p in pools}
         self.wait_seconds = wait_seconds
         self.failures = Failures()
+        self.leases = Leases()
         self.groups: list[Group] = []
         self._of: dict[str, list[int]] = {}
         for pool in pools:
@@ -190,11 +192,12 @@ class Pages:
 
     def close(self) -> None:
         """Waits for what is under way, writes what is to be written, and closes the store."""
+        self.leases.clear("closed")
         self.store.close(self.wait_seconds)
 
     def stats(self) -> dict[str, Any]:
-        """The store's figures, and what failed."""
-        return {**self.store.stats(), "failures": dict(self.failures.counts)}
+        """The store's figures, what failed, and what became of leases."""
+        return {**self.store.stats(), "failures": dict(self.failures.counts), "sglang_leases": self.leases.stats()}
 
     def batch(self, parts: Sequence[Part]) -> Batch:
         """The keys of parts, pool by pool."""
@@ -210,7 +213,7 @@ class Pages:
         return Batch(Keys(raw), pages, entries, parts)
 
     def there(self, parts: Sequence[Part]) -> list[list[bool]]:
-        """Which pages are there. Nothing keeps them."""
+        """Which pages are there. Nothing keeps them; keep does."""
         batch = self.batch(parts)
         try:
             found = self.store.lookup(batch.keys, min(LOOKUP_SECONDS, self.wait_seconds))
@@ -220,6 +223,25 @@ class Pages:
             self.failures.add("look for", type(e).__name__, len(batch.keys), str(e))
             found = bytes(len(batch.keys))
         return batch.answers([bool(b) for b in found])
+
+    def keep(self, name: str, parts: Sequence[Part]) -> None:
+        """Keeps pages that are there for a load to come, which ends with leases.release(name), or for a time. In place of what
+        was kept by that name. Where that cannot be, it is counted: the load may find fewer pages.
+        """
+        self.leases.release(name, "replaced")
+        batch = self.batch(parts)
+        if not batch.keys:
+            return
+        try:
+            lease = self.store.lease(batch.keys, SECONDS, min(LOOKUP_SECONDS, self.wait_seconds))
+        except _FATAL:
+            raise
+        except errors.Error as e:
+            self.failures.add("lease", type(e).__name__, len(batch.keys), str(e))
+            return
+        if lease.found < len(batch.keys):
+            self.leases.counts["pages_not_held"] += len(batch.keys) - lease.found
+        self.leases.keep(name, lease)
 
     def load(
         self, parts: Sequence[Part], on_layer: Callable[[int], None] | None = None, cache: PagedCache | None = None

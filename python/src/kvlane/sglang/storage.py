@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -62,6 +63,11 @@ def host_pool(name: str, pool: Any, replicated: bool) -> Pool | None:
         replicated and name not in _SHARDED,
         keep=pool,
     )
+
+
+def _name(keys: Sequence[str] | None) -> str:
+    """What pages are kept by between a lookup and a load, which SGLang gives no name: those that begin with the same page."""
+    return keys[0] if keys else ""
 
 
 class Storage(HiCacheStorage):
@@ -133,7 +139,11 @@ class Storage(HiCacheStorage):
         self, keys: list[str], host_indices: torch.Tensor, extra_info: HiCacheStorageExtraInfo | None = None
     ) -> list[bool]:
         """Brings pages into the pool's memory."""
-        return self.pages.load([self._part(KV, keys, host_indices)])[0]
+        try:
+            return self.pages.load([self._part(KV, keys, host_indices)])[0]
+        finally:
+            if len(self.pages.pools) == 1:  # else SGLang brings those of the others by batch_get_v2
+                self.pages.leases.release(_name(keys), "loaded")
 
     def batch_set_v1(
         self, keys: list[str], host_indices: torch.Tensor, extra_info: HiCacheStorageExtraInfo | None = None
@@ -163,6 +173,8 @@ class Storage(HiCacheStorage):
                 known.append((t, self._part(str(t.name), t.keys, t.host_indices)))
         parts = [part for _, part in known]
         answers = self.pages.load(parts) if load else self.pages.dump(parts)
+        for t in transfers if load else ():
+            self.pages.leases.release(_name(t.keys), "loaded")
         return out | {t.name: a for (t, _), a in zip(known, answers, strict=True)}
 
     def exists(self, key: str) -> bool:
@@ -170,9 +182,11 @@ class Storage(HiCacheStorage):
         return self.pages.there([Part(KV, [key])])[0][0]
 
     def batch_exists(self, keys: list[str], extra_info: HiCacheStorageExtraInfo | None = None) -> int:
-        """How many pages are there, from the first on."""
+        """How many pages are there, from the first on. They are kept until batch_get_v1 begins with the same one, for a time."""
         found = self.pages.there([Part(KV, keys)])[0]
-        return found.index(False) if False in found else len(found)
+        n = found.index(False) if False in found else len(found)
+        self.pages.keep(_name(keys), [Part(KV, keys[:n])])
+        return n
 
     def batch_exists_v2(
         self,
@@ -180,8 +194,8 @@ class Storage(HiCacheStorage):
         pool_transfers: list[PoolTransfer] | None = None,
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> PoolTransferResult:
-        """How long a prefix is there in all pools."""
-        return restorable(self.pages, keys, list(pool_transfers or ()))
+        """How long a prefix is there in all pools. It is kept as by batch_exists."""
+        return restorable(self.pages, keys, list(pool_transfers or ()), _name(keys))
 
     def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> torch.Tensor | None:
         """A page, copied to target_location, a flat tensor as long as a page. None if it is not there."""

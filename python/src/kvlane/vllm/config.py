@@ -133,6 +133,16 @@ def store_config(vllm_config: Any, kv_cache_config: Any, groups: list[PageGroup]
     return own | {k: dict(extra[k]) for k in ("stream", "rdma", "device") if k in extra} | {"store": store}
 
 
+def of_worker(stores: list[dict[str, Any]], rank: int) -> dict[str, Any]:
+    """The store of a rank's worker, of those of all ranks. Where several have the same KV each keeps it in its own memory, and
+    the first of them alone writes it to files, which all read.
+    """
+    own = stores[rank]
+    if stores.index(own) == rank or not own["store"].get("dirs"):
+        return own
+    return {**own, "store": {**own["store"], "read_only": True}}
+
+
 def _revision(vllm_config: Any, kv_cache_config: Any, groups: list[PageGroup], version: str, durable: bool) -> str:
     """All that has to be the same for KV to be right, but for what the groups' geometries say, as one text."""
     cache, transfer = vllm_config.cache_config, vllm_config.kv_transfer_config

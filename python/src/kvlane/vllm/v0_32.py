@@ -31,6 +31,7 @@ from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
 from .. import errors
+from ..manager import Manager
 from . import config as configs
 from .scheduler import Scheduler
 from .worker import Failure, Worker, open_worker
@@ -75,15 +76,18 @@ class Spec(OffloadingSpec):
 
     def get_manager(self) -> OffloadingManager:
         """The scheduler's."""
-        from ..manager import Manager
-
         manager = Manager([c for i, c in enumerate(self.stores) if c not in self.stores[:i]])
         log_seconds = float(self.extra_config.get("log_seconds", 60))
         return Scheduler(manager, self.group_ids, self.kv_events_config.enable_kv_cache_events, log_seconds)
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         """A worker's."""
-        return open_worker(self.stores[self.config.parallel.rank % len(self.stores)], kv_caches, self.groups)
+        rank = self.config.parallel.rank % len(self.stores)
+        own = configs.of_worker(self.stores, rank)
+        if own is not self.stores[rank]:
+            logger.info("kvlane: rank %d has the KV of another rank, which writes the files of both", rank)
+            Manager([self.stores[rank]], 1).close()  # makes the directories, which may not be there yet
+        return open_worker(own, kv_caches, self.groups)
 
 
 class Connector(OffloadingConnector):

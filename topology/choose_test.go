@@ -10,7 +10,7 @@ import (
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
-	"github.com/kvlane/kvlane/rdma/topology"
+	"github.com/kvlane/kvlane/topology"
 )
 
 // tree is a sysfs of its own.

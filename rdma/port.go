@@ -10,9 +10,9 @@ import (
 
 // PortOptions say what of a port is settled beforehand. The zero value settles nothing.
 type PortOptions struct {
-	Port     int      // zero: the first active one
-	GIDIndex *int     // nil: the best entry of the port's table
-	MTU      MTU // zero: the port's active MTU
+	Port     int  // zero: the first active one
+	GIDIndex *int // nil: the best entry of the port's table
+	MTU      MTU  // zero: the port's active MTU
 }
 
 // Port is a choice of port, and why.

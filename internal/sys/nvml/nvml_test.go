@@ -2,7 +2,9 @@ package nvml
 
 import (
 	"errors"
+	"slices"
 	"testing"
+	"unsafe"
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
@@ -72,6 +74,38 @@ func TestPeerOfUnknownDevice(t *testing.T) {
 	var native *device.Error
 	if !errors.As(err, &native) || native.Args != "pci=0000:ff:00.0" || !errors.Is(err, errdefs.ErrNotFound) {
 		t.Errorf("error %v, want the call, its argument and ErrNotFound", err)
+	}
+}
+
+func TestNVLinks(t *testing.T) {
+	l := library(nil)
+	l.linkState = func(_ handle, link uint32, active *uint32) result {
+		if link == 3 {
+			return errInvalidArgument // a GPU of three links
+		}
+		*active = 1 - link%2
+		return success
+	}
+	l.linkRemote = func(_ handle, link uint32, info *pciInfo) result {
+		if link == 2 {
+			return errNotSupported
+		}
+		info.Domain, info.Bus, info.Device = 1, 0xab, 0x1f
+		return success
+	}
+	ends, err := l.NVLinks("0000:01:00.0")
+	if err != nil || !slices.Equal(ends, []string{"0001:ab:1f.0", ""}) {
+		t.Errorf("links to %q, %v; want the first, to that address, and the third, to where nobody tells", ends, err)
+	}
+	l.linkState = func(handle, uint32, *uint32) result { return errNotSupported }
+	if ends, err := l.NVLinks("0000:01:00.0"); len(ends) != 0 || !errors.Is(err, errdefs.ErrNotSupported) {
+		t.Errorf("a GPU without NVLink: %q, %v", ends, err)
+	}
+	if _, err := l.NVLinks("0000:ff:00.0"); !errors.Is(err, errdefs.ErrNotFound) {
+		t.Errorf("an unknown GPU: %v", err)
+	}
+	if info := (pciInfo{}); unsafe.Sizeof(info) != 68 || unsafe.Offsetof(info.Domain) != 16 {
+		t.Errorf("nvmlPciInfo_t has %d bytes, and its domain at %d", unsafe.Sizeof(info), unsafe.Offsetof(info.Domain))
 	}
 }
 

@@ -27,7 +27,7 @@ import (
 const roleEnv = "KVLANE_SHARE_ROLE"
 
 // patience is how long a test waits for what must happen.
-const patience = 40 * time.Second
+var patience = testkit.Patience(40 * time.Second)
 
 func TestMain(m *testing.M) {
 	var err error

@@ -27,6 +27,9 @@ type edit struct{ file, old, now string }
 // mutantTime bounds the building and the running of a test with a mutant in it, each.
 const mutantTime = 2 * time.Minute
 
+// mutantPatience is how long such a test waits for what, with the mutant in, may never happen.
+const mutantPatience = "10s"
+
 // Mutants are of the source as it is.
 func TestMutantsApply(t *testing.T) {
 	for _, m := range slices.Concat(mutants, storeMutants, storageMutants, fileMutants, shareMutants) {
@@ -91,7 +94,7 @@ func (m *mutant) mustFail(t *testing.T) {
 	if err := os.WriteFile(list, b, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if out, err := run(t, root, "go", "test", "-c", "-vet=off", "-overlay", list, "-o", binary, "./"+m.pkg); err != nil {
+	if out, err := run(t, root, "go", "test", "-c", "-vet=off", "-ldflags=-s -w", "-overlay", list, "-o", binary, "./"+m.pkg); err != nil {
 		t.Fatalf("it does not build: %v\n%s", err, out)
 	}
 	out, err := run(t, filepath.Join(root, m.pkg), binary, "-test.run", "^"+m.test+"$", "-test.timeout", "60s")
@@ -113,6 +116,7 @@ func run(t *testing.T, dir, name string, args ...string) (string, error) {
 	defer cancel()
 	c := exec.CommandContext(ctx, name, args...)
 	c.Dir = dir
+	c.Env = append(os.Environ(), testkit.PatienceEnv+"="+mutantPatience)
 	c.WaitDelay = time.Second
 	out, err := c.CombinedOutput()
 	return string(out), err

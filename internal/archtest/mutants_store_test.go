@@ -170,7 +170,7 @@ var storeMutants = []mutant{
 		"store/progress.go", "	p.to.Set(err)\n	p.s.count", "	p.s.count",
 	}}},
 	// What has landed.
-	{"stream/copy", "TestConformanceSim", []edit{{
+	{"stream/copy", "TestConformanceSim/kernel/what_has_landed", []edit{{
 		"stream/copy/move/parts.go", "	for p.landed < p.N && p.Landed(p.landed) {", "	for p.landed < p.N {",
 	}}},
 	{"store", "TestWrongShardIsCopiedAgainWithThoseBehindIt", []edit{{

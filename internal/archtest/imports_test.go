@@ -115,6 +115,9 @@ var mayImport = map[string]string{
 	"internal/sys/uring":    "errdefs internal/leak internal/sys/hostmem",
 	"internal/sys/hostmem":  onMem + " internal/leak",
 
+	// What bindings are compared with C headers by.
+	"internal/sys/headertest": "internal/testkit",
+
 	// Memory of other processes.
 	"share": onDevice + " internal/sys/hostmem",
 

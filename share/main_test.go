@@ -211,26 +211,9 @@ func playImporter() error {
 func pinnedCopy(dev device.Device, r *mem.Region, f func(p *mem.Region, move func(dst, src mem.Extent) error) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	q, err := dev.OpenQueue(device.QueueOptions{})
-	if err != nil {
-		return err
-	}
-	p, err := dev.AllocHost(r.Len())
-	if err != nil {
-		return errors.Join(err, q.Close(ctx))
-	}
-	err = f(p, func(dst, src mem.Extent) error {
-		if err := q.Copy(dst, src); err != nil {
-			return err
-		}
-		e, err := q.Record()
-		if err != nil {
-			return err
-		}
-		defer e.Close()
-		return e.Wait(ctx)
+	return share.Through(ctx, dev, r.Len(), func(q device.Queue, p *mem.Region) error {
+		return f(p, func(dst, src mem.Extent) error { return share.Moved(ctx, q, dst, src) })
 	})
-	return errors.Join(err, q.Close(ctx), dev.Free(p))
 }
 
 func fill(dev device.Device, r *mem.Region, v byte) error {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/sys/headertest"
 	"github.com/kvlane/kvlane/internal/testkit"
 )
 
@@ -104,10 +105,43 @@ func TestNVLinks(t *testing.T) {
 	if _, err := l.NVLinks("0000:ff:00.0"); !errors.Is(err, errdefs.ErrNotFound) {
 		t.Errorf("an unknown GPU: %v", err)
 	}
-	if info := (pciInfo{}); unsafe.Sizeof(info) != 68 || unsafe.Offsetof(info.Domain) != 16 {
-		t.Errorf("nvmlPciInfo_t has %d bytes, and its domain at %d", unsafe.Sizeof(info), unsafe.Offsetof(info.Domain))
+}
+
+var header = headertest.Header{Feature: "nvml-headers", Include: "#include <nvml.h>"}
+
+func layouts() map[string]uintptr {
+	var info pciInfo
+	return map[string]uintptr{
+		"nvmlPciInfo_t":        unsafe.Sizeof(info),
+		"nvmlPciInfo_t.domain": unsafe.Offsetof(info.Domain),
+		"nvmlPciInfo_t.bus":    unsafe.Offsetof(info.Bus),
+		"nvmlPciInfo_t.device": unsafe.Offsetof(info.Device),
 	}
 }
+
+func TestBindingIsOfTheHeader(t *testing.T) {
+	header.Compile(t, header.Layouts(layouts())+headertest.Constants(map[string]int64{
+		"NVML_SUCCESS":                           int64(success),
+		"NVML_ERROR_INVALID_ARGUMENT":            int64(errInvalidArgument),
+		"NVML_ERROR_NOT_SUPPORTED":               int64(errNotSupported),
+		"NVML_ERROR_NO_PERMISSION":               int64(errNoPermission),
+		"NVML_ERROR_NOT_FOUND":                   int64(errNotFound),
+		"NVML_ERROR_DRIVER_NOT_LOADED":           int64(errDriverUnloaded),
+		"NVML_NVLINK_MAX_LINKS":                  maxNVLinks,
+		"NVML_P2P_CAPS_INDEX_READ":               int64(capsRead),
+		"NVML_P2P_CAPS_INDEX_WRITE":              int64(capsWrite),
+		"NVML_P2P_CAPS_INDEX_NVLINK":             int64(capsNVLink),
+		"NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE": 80,
+	})+headertest.Signatures(map[string]string{
+		"nvmlDeviceGetHandleByPciBusId_v2":    "nvmlReturn_t (*f)(const char *, nvmlDevice_t *)",
+		"nvmlDeviceGetP2PStatus":              "nvmlReturn_t (*f)(nvmlDevice_t, nvmlDevice_t, nvmlGpuP2PCapsIndex_t, nvmlGpuP2PStatus_t *)",
+		"nvmlSystemGetDriverVersion":          "nvmlReturn_t (*f)(char *, unsigned)",
+		"nvmlDeviceGetNvLinkState":            "nvmlReturn_t (*f)(nvmlDevice_t, unsigned, nvmlEnableState_t *)",
+		"nvmlDeviceGetNvLinkRemotePciInfo_v2": "nvmlReturn_t (*f)(nvmlDevice_t, unsigned, nvmlPciInfo_t *)",
+	}))
+}
+
+func TestLayoutsAreThoseOfNVML12(t *testing.T) { headertest.Sum(t, layouts(), "2d4ec9") }
 
 func TestDriverVersionEndsAtZero(t *testing.T) {
 	if v, err := library(nil).DriverVersion(); v != "5" || err != nil {

@@ -141,6 +141,15 @@ func (d *Driver) OpenUUID(uuid string, o Options) (device.Device, error) {
 	return d.Open(index, o)
 }
 
+// OpenUUID loads the driver and opens the GPU of that UUID with default options.
+func OpenUUID(uuid string) (device.Device, error) {
+	drv, err := Load()
+	if err != nil {
+		return nil, err
+	}
+	return drv.OpenUUID(uuid, Options{})
+}
+
 // indexOf returns the index of the GPU of that UUID among those that this process sees, or -1.
 func indexOf(api *cuda.API, uuid string) (index int, r cuda.Result, call string) {
 	n, r := api.DeviceGetCount()

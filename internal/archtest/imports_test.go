@@ -125,11 +125,12 @@ var mayImport = map[string]string{
 	"gdr":             onDevice + " stream stream/copy stream/nic rdma rdma/ topology internal/unwind",
 	"profile":         onDevice + " device/cuda/kernels stream stream/copy stream/copy/plan stream/copy/calibrate stream/file internal/kept",
 	"internal/unwind": "errdefs",
+	"internal/inuse":  "errdefs",
 	"internal/kept":   "errdefs",
 
 	// The façade and the commands wire everything.
 	"":              anyPlain + " gdr profile store store/manager device/ stream/ tier/ internal/",
-	"internal/capi": anyPlain + " store gdr profile stream/copy/plan tier/file tier/log ROOT",
+	"internal/capi": anyPlain + " store gdr profile stream/copy/plan tier/file tier/log internal/inuse ROOT",
 	"cmd/libkvlane": "errdefs mem block internal/capi ROOT",
 	"cmd/":          anyPlain + " gdr profile share topology store replay replay/demo doctor bench bench/ telemetry device/ stream/ tier/ internal/ ROOT",
 }

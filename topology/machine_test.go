@@ -207,8 +207,9 @@ func TestGPUsThatNoDriverOffers(t *testing.T) {
 	if err != nil || len(m.GPUs) != 8 || m.GPUs[0].Index != 7 || m.GPUs[1].Index != -1 || m.GPUs[1].PCI != "0000:1b:00.0" || len(m.Memory) != 3 {
 		t.Fatalf("%+v, %v", m, err)
 	}
+	m.FindNVLinks(&links{}) // of one that is offered nothing but its links is asked
 	var got bytes.Buffer
-	if err := m.WriteText(&got); err != nil || strings.Count(got.String(), "not offered by the driver") != 7 {
+	if err := m.WriteText(&got); err != nil || strings.Count(got.String(), "not offered by the driver") != 7 || len(m.Notes) > 0 {
 		t.Errorf("%v\n%s", err, got.String())
 	}
 	simulated := device.Info{Driver: "sim", NUMANode: 1}

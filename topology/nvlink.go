@@ -3,6 +3,7 @@ package topology
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/kvlane/kvlane/errdefs"
@@ -25,15 +26,16 @@ type Linker interface {
 	Peer(from, to string) (nvlink bool, err error)
 }
 
-// FindNVLinks asks how the machine's GPUs are joined. What cannot be told is noted.
+// FindNVLinks asks how the GPUs that the driver offers are joined: of others nobody may be told. What cannot be told is noted.
 func (m *Machine) FindNVLinks(l Linker) {
 	ends := make([]map[string]int, len(m.GPUs)) // how many links of a GPU lead to an address
 	switched := make([]int, len(m.GPUs))        // how many lead to no GPU
-	for i, g := range m.GPUs {
+	offered := m.GPUs[:m.offered()]
+	for i, g := range offered {
 		ends[i] = make(map[string]int)
 		remotes, err := l.NVLinks(g.PCI)
 		if err != nil && !errors.Is(err, errdefs.ErrNotSupported) {
-			m.note(err, "NVLinks of %s", g.title())
+			m.note(err, "what NVLinks %s has", g.title())
 		}
 		for _, pci := range remotes {
 			ends[i][pci]++
@@ -43,9 +45,9 @@ func (m *Machine) FindNVLinks(l Linker) {
 			switched[i] -= ends[i][m.GPUs[j].PCI]
 		}
 	}
-	for i, a := range m.GPUs {
-		for j := i + 1; j < len(m.GPUs); j++ {
-			b := m.GPUs[j]
+	for i, a := range offered {
+		for j := i + 1; j < len(offered); j++ {
+			b := offered[j]
 			if n := ends[i][b.PCI]; n > 0 {
 				m.NVLinks = append(m.NVLinks, NVLink{A: i, B: j, Links: n})
 				continue
@@ -59,6 +61,14 @@ func (m *Machine) FindNVLinks(l Linker) {
 			}
 		}
 	}
+}
+
+// offered returns how many of the GPUs, which come first, the driver offers.
+func (m *Machine) offered() int {
+	if i := slices.IndexFunc(m.GPUs, func(g GPU) bool { return g.Index < 0 }); i >= 0 {
+		return i
+	}
+	return len(m.GPUs)
 }
 
 // note notes what could not be told.

@@ -59,7 +59,7 @@ func machineTopology(sysfs string) (*topology.Machine, error) {
 	if noDriver != nil {
 		m.Notes = append(m.Notes, "GPUs are not asked: "+noDriver.Error())
 	}
-	if len(m.GPUs) < 2 {
+	if len(gpus) < 2 {
 		return m, nil
 	}
 	lib, err := nvml.Load()

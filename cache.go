@@ -7,10 +7,10 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"sync"
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/inuse"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/store"
 )
@@ -35,25 +35,7 @@ type Cache struct {
 	engine  *Engine
 	regions []*mem.Region
 	pages   store.Pages
-
-	mu     sync.Mutex
-	closed bool   // guarded by mu
-	uses   []*use // guarded by mu: those that may still touch the pages, and some that do not any more
-	many   int    // guarded by mu: uses are looked through when there are as many
-}
-
-// use is a task on the pages, from before it starts.
-type use struct {
-	started chan struct{}
-	// ended returns nil once the task does not touch the pages any more, or ctx's cause. Nil where it did not start.
-	ended func(context.Context) error
-}
-
-func (u *use) wait(ctx context.Context) error {
-	if err := waitFor(ctx, u.started); err != nil || u.ended == nil {
-		return err
-	}
-	return u.ended(ctx)
+	uses    inuse.Set
 }
 
 // RegisterCache tells the engine where the host program's KV cache lies, ahead of loads and dumps: giving it to NICs takes
@@ -232,23 +214,14 @@ func (c *Cache) cut(planes [][]mem.Plane) {
 }
 
 // begin says that a task will use the pages of c, for e.
-func (c *Cache) begin(e *Engine) (*use, error) {
+func (c *Cache) begin(e *Engine) (*inuse.Use, error) {
 	if c == nil || c.engine != e {
 		return nil, fmt.Errorf("the KV cache is none of this engine's: %w", errdefs.ErrInvalid)
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.closed {
-		return nil, fmt.Errorf("the KV cache: %w", errdefs.ErrClosed)
+	u, err := c.uses.Begin()
+	if err != nil {
+		return nil, fmt.Errorf("the KV cache: %w", err)
 	}
-	if len(c.uses) >= c.many {
-		now, cancel := context.WithCancel(context.Background())
-		cancel()
-		c.uses = slices.DeleteFunc(c.uses, func(u *use) bool { return u.wait(now) == nil })
-		c.many = 2*len(c.uses) + 64
-	}
-	u := &use{started: make(chan struct{})}
-	c.uses = append(c.uses, u)
 	return u, nil
 }
 
@@ -256,14 +229,8 @@ func (c *Cache) begin(e *Engine) (*use, error) {
 // Once it has returned nil the memory may be freed; until then, ErrBusy with the context's cause where ctx ended first, it must
 // not be, and Close may be called again. Close caches before the engine.
 func (c *Cache) Close(ctx context.Context) error {
-	c.mu.Lock()
-	c.closed = true
-	uses := c.uses
-	c.mu.Unlock()
-	for _, u := range uses {
-		if err := u.wait(ctx); err != nil {
-			return fmt.Errorf("close KV cache: loads or dumps of it are under way: %w: %w", errdefs.ErrBusy, err)
-		}
+	if err := c.uses.Close(ctx); err != nil {
+		return fmt.Errorf("close KV cache: loads or dumps of it are under way: %w: %w", errdefs.ErrBusy, err)
 	}
 	if err := c.engine.Unregister(ctx, c.regions...); err != nil {
 		return fmt.Errorf("close KV cache: %w", err)

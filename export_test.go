@@ -14,11 +14,7 @@ func OpenSoftUnderAuto(ctx context.Context, c Config) (*Engine, error) { return 
 func HoldClose(e *Engine, f func(context.Context) error) { e.closers.Add("held", f) }
 
 // Uses returns how many tasks c has on its list.
-func Uses(c *Cache) int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return len(c.uses)
-}
+func Uses(c *Cache) int { return c.uses.Len() }
 
 // StoreStreams returns what opens the streams of e's store.
 func StoreStreams(e *Engine) (loads, dumps func() (stream.Stream, error)) {

@@ -8,6 +8,7 @@ import (
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/signal"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/inuse"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/store"
 	"github.com/kvlane/kvlane/stream"
@@ -106,7 +107,7 @@ func (h *hostStreams) close(ctx context.Context) error {
 	h.end()
 	over := make(chan struct{})
 	go func() { h.calls.Wait(); close(over) }()
-	if err := waitFor(ctx, over); err != nil {
+	if err := inuse.Wait(ctx, over); err != nil {
 		return fmt.Errorf("close host streams: calls are under way: %w", err)
 	}
 	for _, s := range h.list {

@@ -8,6 +8,7 @@ import (
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/device/signal"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/inuse"
 	"github.com/kvlane/kvlane/store"
 )
 
@@ -89,7 +90,8 @@ func (e *Engine) Load(ctx context.Context, lease *Lease, c *Cache, refs []Ref, o
 	if err != nil {
 		return nil, err
 	}
-	defer close(u.started)
+	var ended func(context.Context) error
+	defer func() { u.Started(ended) }()
 	task := &LoadTask{steps: 1}
 	so := store.LoadOptions{Layerwise: o.Layerwise}
 	if o.Layerwise {
@@ -107,7 +109,7 @@ func (e *Engine) Load(ctx context.Context, lease *Lease, c *Cache, refs []Ref, o
 		}
 		return nil, err
 	}
-	u.ended = func(ctx context.Context) error { return waitFor(ctx, task.Done()) }
+	ended = func(ctx context.Context) error { return inuse.Wait(ctx, task.Done()) }
 	return task, nil
 }
 
@@ -119,25 +121,11 @@ func (e *Engine) Dump(ctx context.Context, c *Cache, refs []Ref, o DumpOptions) 
 	if err != nil {
 		return nil, err
 	}
-	defer close(u.started)
 	task, err := e.store.Dump(ctx, &c.pages, refs, o)
-	if err == nil {
-		u.ended = task.SourceFree
+	if err != nil {
+		u.Started(nil)
+		return nil, err
 	}
-	return task, err
-}
-
-// waitFor waits until done is closed, and returns nil; or until ctx ends, and returns its cause.
-func waitFor(ctx context.Context, done <-chan struct{}) error {
-	select {
-	case <-done:
-		return nil
-	default:
-	}
-	select {
-	case <-done:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
+	u.Started(task.SourceFree)
+	return task, nil
 }

@@ -161,6 +161,7 @@ func (p *printer) rdma(r *RDMA) {
 	p.finding("libibverbs", r.Library)
 	if len(r.Devices) > 0 {
 		p.finding("GPU peer memory", r.PeerMemory)
+		p.line("  %-18s kvlane topo shows them beside GPUs and memory", "where they lie")
 	}
 }
 

@@ -18,10 +18,10 @@ import (
 	"github.com/kvlane/kvlane/rdma/ibv"
 	"github.com/kvlane/kvlane/rdma/registry"
 	"github.com/kvlane/kvlane/rdma/soft"
-	"github.com/kvlane/kvlane/rdma/topology"
 	"github.com/kvlane/kvlane/stream"
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
 	"github.com/kvlane/kvlane/stream/nic"
+	"github.com/kvlane/kvlane/topology"
 )
 
 // probeBytes is the memory that NICs are tried with: a page of a GPU.
@@ -175,14 +175,14 @@ func (n *NICs) topology(index int) topology.Options {
 }
 
 // port finds the port of g that streams use, as it is now.
-func (n *NICs) port(g *registry.Registry) (topology.Port, error) {
-	o := topology.PortOptions{Port: n.cfg.Port, GIDIndex: n.cfg.GIDIndex}
+func (n *NICs) port(g *registry.Registry) (rdma.Port, error) {
+	o := rdma.PortOptions{Port: n.cfg.Port, GIDIndex: n.cfg.GIDIndex}
 	for m := rdma.MTU256; m <= rdma.MTU4096; m++ {
 		if m.Bytes() == n.cfg.MTU {
 			o.MTU = m
 		}
 	}
-	return topology.FindPort(g.Device(), o)
+	return rdma.FindPort(g.Device(), o)
 }
 
 // tryRegister registers a little memory of dev, notes how the NICs reach it, and takes it back.
@@ -219,7 +219,7 @@ func (n *NICs) tryRegister(dev device.Device) (err error) {
 }
 
 // portIdentity names g and the port of it with all that what they take depends on.
-func portIdentity(g *registry.Registry, port topology.Port) (string, error) {
+func portIdentity(g *registry.Registry, port rdma.Port) (string, error) {
 	info := g.Device().Info()
 	p, err := g.Device().QueryPort(port.Number)
 	if err != nil {

@@ -2,6 +2,12 @@ package share
 
 import "github.com/kvlane/kvlane/device"
 
+// Copies that are waited for.
+var (
+	Through = through
+	Moved   = moved
+)
+
 // EncodeRequest returns what an importer sends.
 func EncodeRequest(id Identity) []byte { return encodeRequest(id) }
 

@@ -41,18 +41,6 @@ func useDriverOnce() {
 	}
 }
 
-// openGPU opens the GPU of that UUID, or none for host memory.
-func openGPU(uuid string) (device.Device, error) {
-	if uuid == "" {
-		return nil, nil
-	}
-	drv, err := cuda.Load()
-	if err != nil {
-		return nil, err
-	}
-	return drv.OpenUUID(uuid, cuda.Options{})
-}
-
 // gpuMemory is n bytes of a GPU for each type of handle that works.
 func gpuMemory(n int64, index string) (dev device.Sharer, all []sharedMemory, free func() error, err error) {
 	i, err := strconv.Atoi(index)

@@ -86,8 +86,12 @@ func TestRequirement4UnsealedFile(t *testing.T) {
 	must(t, err)
 	must(t, unix.Ftruncate(fd, 4096))
 	d := rogue(t, share.EncodeReply(device.Handle{Type: device.HandleMemFD, Bytes: 4096}, 4096), fd)
-	if _, err := importer(t, simDevice(t, sim.Options{})).Import(t.Context(), d); !errors.Is(err, errdefs.ErrMismatch) {
+	i, err := importer(t, simDevice(t, sim.Options{})).Import(t.Context(), d)
+	if !errors.Is(err, errdefs.ErrMismatch) {
 		t.Errorf("imported: %v", err)
+	}
+	if err == nil {
+		must(t, i.Close()) // else the rogue waits
 	}
 	must(t, unix.Close(fd))
 }

@@ -185,14 +185,14 @@ func TestRequirement7ForkedExporter(t *testing.T) {
 	must(t, err)
 	child, err := strconv.Atoi(string(b))
 	must(t, err)
+	t.Cleanup(func() { must(t, unix.Kill(child, unix.SIGKILL)) })
 	must(t, i.Region().Origin().Check())
 	other.kill()
 	if err := i.Region().Origin().Check(); !errors.Is(err, errdefs.ErrLost) {
-		t.Errorf("the exporter was killed, and a child of it has its connections: %v", err)
+		t.Fatalf("the exporter was killed, and a child of it has its connections: %v", err)
 	}
 	lost(t, i)
 	must(t, i.Close())
-	must(t, unix.Kill(child, unix.SIGKILL))
 }
 
 // TestRequirement7Cache: an export is mapped once, until its last import is closed, by however many at a time.

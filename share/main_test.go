@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/device/cuda"
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
@@ -27,7 +28,7 @@ import (
 const roleEnv = "KVLANE_SHARE_ROLE"
 
 // patience is how long a test waits for what must happen.
-const patience = 40 * time.Second
+var patience = testkit.Patience(40 * time.Second)
 
 func TestMain(m *testing.M) {
 	var err error
@@ -43,7 +44,7 @@ func TestMain(m *testing.M) {
 	case "probe":
 		err = share.AnswerProbe(context.Background(), os.Stdin, os.Stdout, openSim)
 	case "probe-gpu":
-		err = share.AnswerProbe(context.Background(), os.Stdin, os.Stdout, openGPU)
+		err = share.AnswerProbe(context.Background(), os.Stdin, os.Stdout, cuda.OpenUUID)
 	default:
 		err = fmt.Errorf("no role %q", role)
 	}
@@ -52,10 +53,7 @@ func TestMain(m *testing.M) {
 	}
 }
 
-func openSim(uuid string) (device.Device, error) {
-	if uuid == "" {
-		return nil, nil
-	}
+func openSim(string) (device.Device, error) {
 	return sim.Open(sim.Options{Index: 1})
 }
 
@@ -211,26 +209,9 @@ func playImporter() error {
 func pinnedCopy(dev device.Device, r *mem.Region, f func(p *mem.Region, move func(dst, src mem.Extent) error) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	q, err := dev.OpenQueue(device.QueueOptions{})
-	if err != nil {
-		return err
-	}
-	p, err := dev.AllocHost(r.Len())
-	if err != nil {
-		return errors.Join(err, q.Close(ctx))
-	}
-	err = f(p, func(dst, src mem.Extent) error {
-		if err := q.Copy(dst, src); err != nil {
-			return err
-		}
-		e, err := q.Record()
-		if err != nil {
-			return err
-		}
-		defer e.Close()
-		return e.Wait(ctx)
+	return share.Through(ctx, dev, r.Len(), func(q device.Queue, p *mem.Region) error {
+		return f(p, func(dst, src mem.Extent) error { return share.Moved(ctx, q, dst, src) })
 	})
-	return errors.Join(err, q.Close(ctx), dev.Free(p))
 }
 
 func fill(dev device.Device, r *mem.Region, v byte) error {

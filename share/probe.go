@@ -188,9 +188,8 @@ func askPeer(ctx context.Context, cmd *exec.Cmd, d *Descriptor) error {
 	return ran
 }
 
-// AnswerProbe is the second process of a Probe: it reads a descriptor from r, opens a device with open, for the memory of the device of
-// that UUID, or of the host where that is empty, and prints to w whether it could import that and read and write it. The error is of
-// reading and printing alone.
+// AnswerProbe is the second process of a Probe: it reads a descriptor from r, opens the device whose memory it is with open, by its UUID,
+// unless it is the host's, and prints to w whether it could import that and read and write it. The error is of reading and printing alone.
 func AnswerProbe(ctx context.Context, r io.Reader, w io.Writer, open func(uuid string) (device.Device, error)) error {
 	b, err := io.ReadAll(io.LimitReader(r, maxDescriptor+1))
 	if err != nil {
@@ -211,13 +210,14 @@ func AnswerProbe(ctx context.Context, r io.Reader, w io.Writer, open func(uuid s
 }
 
 func answerOn(ctx context.Context, d Descriptor, open func(uuid string) (device.Device, error)) (err error) {
+	if d.Device == "" {
+		return answer(ctx, nil, d)
+	}
 	dev, err := open(d.Device)
 	if err != nil {
 		return err
 	}
-	if dev != nil {
-		defer func() { err = errors.Join(err, dev.Close()) }()
-	}
+	defer func() { err = errors.Join(err, dev.Close()) }()
 	return answer(ctx, dev, d)
 }
 

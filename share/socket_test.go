@@ -84,7 +84,7 @@ func TestRequirement2Users(t *testing.T) {
 	closed := serve(t, share.Options{Allow: stranger})
 	e, _ := exported(t, closed, dev, 4096)
 	if _, err := importer(t, dev).Import(t.Context(), e.Descriptor()); !errors.Is(err, fs.ErrPermission) {
-		t.Errorf("a user who is not allowed imports: %v", err)
+		t.Fatalf("a user who is not allowed imports: %v", err)
 	}
 	until(t, "the refusal is not counted", func() bool { return closed.Stats().Denied == 1 })
 

@@ -13,7 +13,6 @@ import (
 	"github.com/kvlane/kvlane/rdma/ibv"
 	"github.com/kvlane/kvlane/rdma/registry"
 	"github.com/kvlane/kvlane/rdma/soft"
-	"github.com/kvlane/kvlane/rdma/topology"
 )
 
 // all is what memory is registered for.
@@ -53,7 +52,7 @@ func verbsNIC(tb testing.TB) (*registry.Registry, rdma.ConnectOptions) {
 		testkit.Skip(tb, "verbs", err.Error())
 	}
 	g := firstNIC(tb, p)
-	port, err := topology.FindPort(g.Device(), topology.PortOptions{})
+	port, err := rdma.FindPort(g.Device(), rdma.PortOptions{})
 	check(tb, err)
 	return g, rdma.ConnectOptions{Port: port.Number, GIDIndex: port.GIDIndex, MTU: port.MTU}
 }

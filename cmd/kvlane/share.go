@@ -24,21 +24,9 @@ func newShareProbeCommand() *cobra.Command {
 		Hidden: true,
 		Args:   usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return share.AnswerProbe(cmd.Context(), cmd.InOrStdin(), cmd.OutOrStdout(), openUUID)
+			return share.AnswerProbe(cmd.Context(), cmd.InOrStdin(), cmd.OutOrStdout(), cuda.OpenUUID)
 		},
 	}
-}
-
-// openUUID opens the GPU that memory is imported from; there is none for memory of the host.
-func openUUID(uuid string) (device.Device, error) {
-	if uuid == "" {
-		return nil, nil
-	}
-	drv, err := cuda.Load()
-	if err != nil {
-		return nil, err
-	}
-	return drv.OpenUUID(uuid, cuda.Options{})
 }
 
 // askSharing tries each type of handle, between this process and another of this program.

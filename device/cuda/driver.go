@@ -72,6 +72,25 @@ func (d *Driver) Count() (int, error) {
 	return n, nil
 }
 
+// Infos describes the GPUs that the driver shows to this process, without opening them.
+func (d *Driver) Infos() ([]device.Info, error) {
+	n, err := d.Count()
+	if err != nil {
+		return nil, err
+	}
+	all := make([]device.Info, n)
+	for i := range all {
+		id, r := d.api.DeviceGet(i)
+		if r != cuda.Success {
+			return nil, nativeError(d.api, r, "cuDeviceGet", "ordinal=%d", i)
+		}
+		if all[i], err = describe(d.api, id, i, d.version); err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
+}
+
 // Options says how a device is opened. The zero value is ready to use.
 type Options struct {
 	// CTAs is the number of thread blocks of a launch that names none; zero is 16, with which copies reach the rate of
@@ -120,6 +139,15 @@ func (d *Driver) OpenUUID(uuid string, o Options) (device.Device, error) {
 		return nil, fmt.Errorf("open device %s: this process sees none of that UUID: %w", uuid, errdefs.ErrNotFound)
 	}
 	return d.Open(index, o)
+}
+
+// OpenUUID loads the driver and opens the GPU of that UUID with default options.
+func OpenUUID(uuid string) (device.Device, error) {
+	drv, err := Load()
+	if err != nil {
+		return nil, err
+	}
+	return drv.OpenUUID(uuid, Options{})
 }
 
 // indexOf returns the index of the GPU of that UUID among those that this process sees, or -1.

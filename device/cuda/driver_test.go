@@ -43,8 +43,13 @@ func TestOpenDeviceThatDoesNotExist(t *testing.T) {
 }
 
 func TestInfo(t *testing.T) {
-	dev := newFake(t).open()
-	in := dev.Info()
+	f := newFake(t)
+	in := f.open().Info()
+	drv, err := newDriver(f.api())
+	must(t, err)
+	if all, err := drv.Infos(); err != nil || len(all) != 2 || all[0] != in || all[1].Index != 1 {
+		t.Errorf("infos are %+v, %v", all, err)
+	}
 	if in.DriverVersion == "" || !strings.Contains(in.DriverVersion, "CUDA 12.8") {
 		t.Errorf("driver version %q", in.DriverVersion)
 	}

@@ -74,10 +74,12 @@ var mayImport = map[string]string{
 	"stream/copy/calibrate": onDevice + " stream stream/copy stream/copy/plan stream/copy/measure",
 	"stream/copy/measure":   onDevice + " stream",
 
-	// One NIC's memory, shared by the streams over it; its connected queue pairs; where NICs lie.
+	// Where GPUs and NICs lie.
+	"topology": onMem + " device",
+
+	// One NIC's memory, shared by the streams over it; its connected queue pairs.
 	"rdma/registry": onMem + " rdma internal/leak",
-	"rdma/channel":  "errdefs rdma rdma/registry rdma/topology",
-	"rdma/topology": onMem + " device rdma",
+	"rdma/channel":  "errdefs rdma rdma/registry",
 
 	// What is built on the interfaces.
 	"store/index":           onTier + " tier",
@@ -113,20 +115,24 @@ var mayImport = map[string]string{
 	"internal/sys/uring":    "errdefs internal/leak internal/sys/hostmem",
 	"internal/sys/hostmem":  onMem + " internal/leak",
 
+	// What bindings are compared with C headers by.
+	"internal/sys/headertest": "internal/testkit",
+
 	// Memory of other processes.
 	"share": onDevice + " internal/sys/hostmem",
 
 	// The wiring of NICs, and the profiles of what is wired.
-	"gdr":             onDevice + " stream stream/copy stream/nic rdma rdma/ internal/unwind",
+	"gdr":             onDevice + " stream stream/copy stream/nic rdma rdma/ topology internal/unwind",
 	"profile":         onDevice + " device/cuda/kernels stream stream/copy stream/copy/plan stream/copy/calibrate stream/file internal/kept",
 	"internal/unwind": "errdefs",
+	"internal/inuse":  "errdefs",
 	"internal/kept":   "errdefs",
 
 	// The façade and the commands wire everything.
 	"":              anyPlain + " gdr profile store store/manager device/ stream/ tier/ internal/",
-	"internal/capi": anyPlain + " store gdr profile stream/copy/plan tier/file tier/log ROOT",
+	"internal/capi": anyPlain + " store gdr profile stream/copy/plan tier/file tier/log internal/inuse ROOT",
 	"cmd/libkvlane": "errdefs mem block internal/capi ROOT",
-	"cmd/":          anyPlain + " gdr profile share store replay replay/demo doctor bench bench/ telemetry device/ stream/ tier/ internal/ ROOT",
+	"cmd/":          anyPlain + " gdr profile share topology store replay replay/demo doctor bench bench/ telemetry device/ stream/ tier/ internal/ ROOT",
 }
 
 func TestImportGraph(t *testing.T) {

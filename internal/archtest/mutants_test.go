@@ -17,15 +17,17 @@ import (
 
 // mutant is a defect that a test is there for, as a change of the source that puts it in.
 type mutant struct {
-	pkg, test string // by which the defect must be found: the directory and the test's name
-	edits     []edit
+	pkg, test string   // by which the defect must be found: the directory and the test's name
+	edits     []string // file, old text and new text of each place that is changed; the file has the old text once
 }
 
-// edit replaces the one place of a file that reads old.
-type edit struct{ file, old, now string }
+func defect(pkg, test string, edits ...string) mutant { return mutant{pkg, test, edits} }
 
 // mutantTime bounds the building and the running of a test with a mutant in it, each.
 const mutantTime = 2 * time.Minute
+
+// mutantPatience is how long such a test waits for what, with the mutant in, may never happen.
+const mutantPatience = "10s"
 
 // Mutants are of the source as it is.
 func TestMutantsApply(t *testing.T) {
@@ -38,8 +40,8 @@ func TestMutantsApply(t *testing.T) {
 func (m *mutant) apply(t *testing.T) map[string]string {
 	t.Helper()
 	files := make(map[string]string)
-	for _, e := range m.edits {
-		path, err := filepath.Abs(filepath.Join(root, e.file))
+	for edit := range slices.Chunk(m.edits, 3) {
+		path, err := filepath.Abs(filepath.Join(root, edit[0]))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -51,10 +53,10 @@ func (m *mutant) apply(t *testing.T) map[string]string {
 			}
 			text = string(b)
 		}
-		if n := strings.Count(text, e.old); n != 1 {
-			t.Errorf("mutant of %s: %s reads %q %d times, want once: change the mutant with the source", m.test, e.file, e.old, n)
+		if n := strings.Count(text, edit[1]); n != 1 {
+			t.Errorf("mutant of %s: %s reads %q %d times, want once: change the mutant with the source", m.test, edit[0], edit[1], n)
 		}
-		files[path] = strings.Replace(text, e.old, e.now, 1)
+		files[path] = strings.Replace(text, edit[1], edit[2], 1)
 	}
 	return files
 }
@@ -91,7 +93,7 @@ func (m *mutant) mustFail(t *testing.T) {
 	if err := os.WriteFile(list, b, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if out, err := run(t, root, "go", "test", "-c", "-vet=off", "-overlay", list, "-o", binary, "./"+m.pkg); err != nil {
+	if out, err := run(t, root, "go", "test", "-c", "-vet=off", "-ldflags=-s -w", "-overlay", list, "-o", binary, "./"+m.pkg); err != nil {
 		t.Fatalf("it does not build: %v\n%s", err, out)
 	}
 	out, err := run(t, filepath.Join(root, m.pkg), binary, "-test.run", "^"+m.test+"$", "-test.timeout", "60s")
@@ -113,6 +115,7 @@ func run(t *testing.T, dir, name string, args ...string) (string, error) {
 	defer cancel()
 	c := exec.CommandContext(ctx, name, args...)
 	c.Dir = dir
+	c.Env = append(os.Environ(), testkit.PatienceEnv+"="+mutantPatience)
 	c.WaitDelay = time.Second
 	out, err := c.CombinedOutput()
 	return string(out), err

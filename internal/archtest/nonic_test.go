@@ -24,7 +24,7 @@ func TestBuildWithoutNICCode(t *testing.T) {
 	}
 	with, without := list(), list("-tags", "nonic")
 	for _, rel := range []string{
-		"rdma", "rdma/ibv", "rdma/soft", "rdma/registry", "rdma/topology", "stream/nic", "internal/sys/ibverbs", "bench/rdmabench",
+		"rdma", "rdma/ibv", "rdma/soft", "rdma/registry", "stream/nic", "internal/sys/ibverbs", "bench/rdmabench",
 	} {
 		path := module + "/" + rel
 		if !with[path] {

@@ -5,10 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"slices"
 	"sync"
 
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/inuse"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/stream"
 )
@@ -19,56 +19,9 @@ type memory struct {
 	region *mem.Region
 	pinned bool // by this library, which ends it
 
-	mu     sync.Mutex
-	closed bool   // guarded by mu
-	freed  bool   // guarded by mu
-	uses   []*use // guarded by mu: those that may still touch it, and some that do not any more
-}
-
-// use is a batch that touches memory, from before it is submitted.
-type use struct {
-	submitted chan struct{}
-	ticket    *stream.Ticket // nil where it was refused; valid once submitted is closed
-}
-
-// wait waits until the batch touches nothing any more.
-func (u *use) wait(ctx context.Context) error {
-	if err := waitFor(ctx, u.submitted); err != nil || u.ticket == nil {
-		return err
-	}
-	return waitFor(ctx, u.ticket.Done())
-}
-
-func (u *use) over() bool {
-	select {
-	case <-u.submitted:
-	default:
-		return false
-	}
-	if u.ticket == nil {
-		return true
-	}
-	select {
-	case <-u.ticket.Done():
-		return true
-	default:
-		return false
-	}
-}
-
-// waitFor waits for c, which may be closed although ctx has ended.
-func waitFor(ctx context.Context, c <-chan struct{}) error {
-	select {
-	case <-c:
-		return nil
-	default:
-	}
-	select {
-	case <-c:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
+	uses  inuse.Set
+	mu    sync.Mutex
+	freed bool // guarded by mu
 }
 
 // copier is a stream of copies.
@@ -142,18 +95,12 @@ func (l *Library) UnregisterMemory(h Handle, timeoutMillis int64) error {
 }
 
 func (m *memory) close(ctx context.Context) error {
-	m.mu.Lock()
-	m.closed = true
-	uses := m.uses
-	m.mu.Unlock()
-	for _, u := range uses {
-		if err := u.wait(ctx); err != nil {
-			return err
-		}
+	if err := m.uses.Close(ctx); err != nil {
+		return err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.uses = nil; m.freed {
+	if m.freed {
 		return nil
 	}
 	if err := m.engine.Unregister(ctx, m.region); err != nil {
@@ -165,17 +112,6 @@ func (m *memory) close(ctx context.Context) error {
 		}
 	}
 	m.freed = true
-	return nil
-}
-
-// begin notes a use, unless the memory is being taken back.
-func (m *memory) begin(u *use) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.closed {
-		return invalid("the memory is being taken back")
-	}
-	m.uses = append(slices.DeleteFunc(m.uses, (*use).over), u)
 	return nil
 }
 
@@ -231,13 +167,17 @@ func (l *Library) Copy(h Handle, c *Copies, after *uint64, timeoutMillis int64) 
 	case to.engine != s.engine || from.engine != s.engine:
 		return 0, invalid("the stream and the memory are of several engines")
 	}
-	b, u := &mem.Batch{}, &use{submitted: make(chan struct{})}
-	defer close(u.submitted)
+	b := &mem.Batch{}
 	if b.After, err = s.engine.recorded(after); err != nil {
 		return 0, err
 	}
-	if err := errors.Join(to.begin(u), from.begin(u)); err != nil {
-		return 0, err
+	var ended func(context.Context) error
+	for _, m := range []*memory{to, from} {
+		u, err := m.uses.Begin()
+		if err != nil {
+			return 0, invalid("the memory is being taken back")
+		}
+		defer func() { u.Started(ended) }()
 	}
 	b.Dst, b.Src = extents(to.region, c.ToAt, c.Size), extents(from.region, c.FromAt, c.Size)
 	if timeoutMillis == 0 {
@@ -245,13 +185,15 @@ func (l *Library) Copy(h Handle, c *Copies, after *uint64, timeoutMillis int64) 
 	}
 	ctx, cancel := l.within(timeoutMillis)
 	defer cancel()
-	switch u.ticket, err = s.stream.Submit(ctx, b); {
+	ticket, err := s.stream.Submit(ctx, b)
+	switch {
 	case errors.Is(err, errPending):
 		return 0, fmt.Errorf("copy: the stream is full, so wait for a task: %w", errdefs.ErrBusy)
 	case err != nil:
 		return 0, err
 	}
-	return l.handles.add(&task{engine: s.engine, work: copied{u.ticket}}), nil
+	ended = func(ctx context.Context) error { return inuse.Wait(ctx, ticket.Done()) }
+	return l.handles.add(&task{engine: s.engine, work: copied{ticket}}), nil
 }
 
 // extents returns parts of a region. What does not lie within it Submit refuses.

@@ -9,7 +9,6 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/rdma"
 	"github.com/kvlane/kvlane/rdma/registry"
-	"github.com/kvlane/kvlane/rdma/topology"
 )
 
 // Options say how a channel is opened. NIC is required.
@@ -17,7 +16,7 @@ type Options struct {
 	// NIC is the NIC, whose memory requests name. The channel does not own it.
 	NIC *registry.Registry
 	// Connect says how queue pairs are connected: port, GID and the rest. Port zero: the first active port, its best GID and its
-	// MTU, as topology.FindPort finds them.
+	// MTU, as rdma.FindPort finds them.
 	Connect rdma.ConnectOptions
 	// Pairs is the number of queue pairs, which complete in one queue. Default 1.
 	Pairs int
@@ -72,7 +71,7 @@ func Open(o Options) (*Channel, error) {
 func (c *Channel) findPort() error {
 	dev := c.nic.Device()
 	if c.connect.Port == 0 {
-		port, err := topology.FindPort(dev, topology.PortOptions{MTU: c.connect.MTU})
+		port, err := rdma.FindPort(dev, rdma.PortOptions{MTU: c.connect.MTU})
 		if err != nil {
 			return err
 		}

@@ -33,7 +33,7 @@ type NIC struct {
 	// Registry is the open NIC with its registered memory. The stream does not own it.
 	Registry *registry.Registry
 	// Connect says how queue pairs are connected: port, GID and the rest. Port zero: the first active port, its best GID and
-	// its MTU, as topology.FindPort finds them.
+	// its MTU, as rdma.FindPort finds them.
 	Connect rdma.ConnectOptions
 	// Counters are added to by the stream; nil: nobody wants to know.
 	Counters *Counters

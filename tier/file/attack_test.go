@@ -18,6 +18,7 @@ import (
 	"github.com/kvlane/kvlane/internal/dirfs"
 	"github.com/kvlane/kvlane/internal/dirfs/faultfs"
 	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/tier/file"
 	"github.com/kvlane/kvlane/tier/tiertest"
@@ -154,12 +155,12 @@ func TestDefectWaitForRoomHasNoEnd(t *testing.T) {
 			return nil
 		})
 		began := time.Now()
-		err := tr.Put(t.Context(), all[4], image(t, c.Formats[0], all[4]))
+		err := tr.Put(within(t, 2*time.Minute), all[4], image(t, c.Formats[0], all[4]))
 		if took := time.Since(began); !errors.Is(err, errdefs.ErrBusy) || !errors.Is(err, syscall.EPERM) || took > time.Minute {
 			t.Errorf("after %v: %v", took, err)
 		}
 		began = time.Now()
-		if err := tr.Put(t.Context(), all[5], image(t, c.Formats[0], all[5])); !errors.Is(err, errdefs.ErrBusy) || time.Since(began) > 0 {
+		if err := tr.Put(within(t, 2*time.Minute), all[5], image(t, c.Formats[0], all[5])); !errors.Is(err, errdefs.ErrBusy) || time.Since(began) > 0 {
 			t.Errorf("after %v: %v", time.Since(began), err)
 		}
 		if st := tr.Stats(); st.Paused == nil || st.Failure == nil || st.Stuck != 4 {
@@ -196,11 +197,17 @@ func TestDefectWriteWaitsForAListing(t *testing.T) {
 	<-listing
 	neighbor := tiertest.Key(1)
 	neighbor[31]++
-	if err := tr.Put(within(t, 5*time.Second), neighbor, image(t, c.Formats[0], neighbor)); err != nil {
-		t.Error(err)
+	written := make(chan error, 1)
+	block := image(t, c.Formats[0], neighbor)
+	go func() { written <- tr.Put(t.Context(), neighbor, block) }()
+	select {
+	case err := <-written:
+		written <- err
+	case <-time.After(testkit.Patience(20 * time.Second)):
+		t.Error("the write waits for the listing")
 	}
 	close(release)
-	if err := <-counted; err != nil {
+	if err := errors.Join(<-counted, <-written); err != nil {
 		t.Error(err)
 	}
 	if st := tr.Stats(); st.Blocks != 2 {

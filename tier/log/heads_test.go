@@ -14,6 +14,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/dirfs/faultfs"
 	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/tier/log"
 	"github.com/kvlane/kvlane/tier/tiertest"
@@ -270,7 +271,7 @@ func TestDefectNoRoomBesideSegmentsThatAreAppendedTo(t *testing.T) {
 	if err := <-h.err; err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second) // less than it takes until more room is hoped for
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience(20*time.Second)) // less than it takes until more room is hoped for
 	defer cancel()
 	for i := 4; i < 40; i++ {
 		if err := h.tr.Put(ctx, tiertest.Key(i), image(t, h.f, tiertest.Key(i))); err != nil {

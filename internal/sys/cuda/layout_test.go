@@ -1,115 +1,62 @@
 package cuda
 
 import (
-	"bytes"
 	"fmt"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 	"unsafe"
 
+	"github.com/kvlane/kvlane/internal/sys/headertest"
 	"github.com/kvlane/kvlane/internal/testkit"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// headers returns the folder with <cuda.h> and a C compiler, or skips the test.
-func headers(t *testing.T) (cc, include string) {
-	t.Helper()
-	var folders []string
-	for _, v := range []string{"CUDA_HOME", "CUDA_PATH"} {
-		if home := os.Getenv(v); home != "" {
-			folders = append(folders, filepath.Join(home, "include"))
-		}
-	}
-	folders = append(folders, "/usr/local/cuda/include", "/usr/include")
-	for _, f := range folders {
-		if _, err := os.Stat(filepath.Join(f, "cuda.h")); err == nil {
-			include = f
-			break
-		}
-	}
-	if include == "" {
-		testkit.Skip(t, "cuda-headers", "no cuda.h in "+strings.Join(folders, ", "))
-	}
-	for _, name := range []string{"cc", "gcc", "clang"} {
-		if cc, err := exec.LookPath(name); err == nil {
-			return cc, include
-		}
-	}
-	testkit.Skip(t, "cuda-headers", "no C compiler")
-	return "", ""
-}
-
-// compile makes C check the body of a translation unit that includes <cuda.h>.
-func compile(t *testing.T, body string) {
-	t.Helper()
-	cc, include := headers(t)
-	src := filepath.Join(t.TempDir(), "check.c")
-	if err := os.WriteFile(src, []byte("#include <stddef.h>\n#include <stdint.h>\n#include <cuda.h>\n"+body), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	out, err := exec.CommandContext(t.Context(), cc, "-std=gnu11", "-fsyntax-only", "-Werror", "-I"+include, src).CombinedOutput()
-	if err != nil {
-		t.Errorf("%s with %s/cuda.h: %v\n%s", cc, include, err, firstLines(out, 40))
-	}
-}
-
-func firstLines(b []byte, n int) []byte {
-	lines := bytes.SplitAfterN(b, []byte("\n"), n+1)
-	return bytes.Join(lines[:min(n, len(lines))], nil)
-}
+var header = headertest.Header{Feature: "cuda-headers", Include: "#include <cuda.h>"}
 
 func TestLayoutsAreThoseOfTheHeader(t *testing.T) {
-	var c strings.Builder
-	size := func(name string, got uintptr) {
-		fmt.Fprintf(&c, "_Static_assert(sizeof(%s) == %d, \"size of %s\");\n", name, got, name)
-	}
-	offset := func(name, field string, got uintptr) {
-		fmt.Fprintf(&c, "_Static_assert(offsetof(%s, %s) == %d, \"%s.%s\");\n", name, field, got, name, field)
-	}
 	var (
 		loc   memLocation
 		prop  memAllocationProp
 		acc   memAccessDesc
 		attrs memcpyAttributes
 	)
-	size("CUmemLocation", unsafe.Sizeof(loc))
-	offset("CUmemLocation", "type", unsafe.Offsetof(loc.Type))
-	offset("CUmemLocation", "id", unsafe.Offsetof(loc.ID))
-	size("CUmemAllocationProp", unsafe.Sizeof(prop))
-	offset("CUmemAllocationProp", "type", unsafe.Offsetof(prop.Type))
-	offset("CUmemAllocationProp", "requestedHandleTypes", unsafe.Offsetof(prop.RequestedHandles))
-	offset("CUmemAllocationProp", "location", unsafe.Offsetof(prop.Location))
-	offset("CUmemAllocationProp", "win32HandleMetaData", unsafe.Offsetof(prop.Win32Meta))
-	offset("CUmemAllocationProp", "allocFlags.compressionType", unsafe.Offsetof(prop.CompressionType))
-	offset("CUmemAllocationProp", "allocFlags.gpuDirectRDMACapable", unsafe.Offsetof(prop.GPUDirectRDMA))
-	offset("CUmemAllocationProp", "allocFlags.usage", unsafe.Offsetof(prop.Usage))
-	size("CUmemAccessDesc", unsafe.Sizeof(acc))
-	offset("CUmemAccessDesc", "location", unsafe.Offsetof(acc.Location))
-	offset("CUmemAccessDesc", "flags", unsafe.Offsetof(acc.Flags))
-	size("CUdeviceptr", unsafe.Sizeof(DevicePtr(0)))
-	size("CUdevice", unsafe.Sizeof(DeviceID(0)))
-	size("CUmemGenericAllocationHandle", unsafe.Sizeof(MemHandle(0)))
-	size("CUresult", unsafe.Sizeof(Success))
-	size("CUstreamCaptureMode", unsafe.Sizeof(CaptureRelaxed))
-	size("CUstreamCaptureStatus", unsafe.Sizeof(CaptureNone))
-	size("CUuuid", unsafe.Sizeof([16]byte{}))
-	c.WriteString("#if CUDA_VERSION >= 12080\n")
-	size("CUmemcpyAttributes", unsafe.Sizeof(attrs))
-	offset("CUmemcpyAttributes", "srcAccessOrder", unsafe.Offsetof(attrs.SrcAccessOrder))
-	offset("CUmemcpyAttributes", "srcLocHint", unsafe.Offsetof(attrs.SrcLocHint))
-	offset("CUmemcpyAttributes", "dstLocHint", unsafe.Offsetof(attrs.DstLocHint))
-	offset("CUmemcpyAttributes", "flags", unsafe.Offsetof(attrs.Flags))
-	c.WriteString("#endif\n")
-	compile(t, c.String())
+	all := header.Layouts(map[string]uintptr{
+		"CUmemLocation":                                       unsafe.Sizeof(loc),
+		"CUmemLocation.type":                                  unsafe.Offsetof(loc.Type),
+		"CUmemLocation.id":                                    unsafe.Offsetof(loc.ID),
+		"CUmemAllocationProp":                                 unsafe.Sizeof(prop),
+		"CUmemAllocationProp.type":                            unsafe.Offsetof(prop.Type),
+		"CUmemAllocationProp.requestedHandleTypes":            unsafe.Offsetof(prop.RequestedHandles),
+		"CUmemAllocationProp.location":                        unsafe.Offsetof(prop.Location),
+		"CUmemAllocationProp.win32HandleMetaData":             unsafe.Offsetof(prop.Win32Meta),
+		"CUmemAllocationProp.allocFlags.compressionType":      unsafe.Offsetof(prop.CompressionType),
+		"CUmemAllocationProp.allocFlags.gpuDirectRDMACapable": unsafe.Offsetof(prop.GPUDirectRDMA),
+		"CUmemAllocationProp.allocFlags.usage":                unsafe.Offsetof(prop.Usage),
+		"CUmemAccessDesc":                                     unsafe.Sizeof(acc),
+		"CUmemAccessDesc.location":                            unsafe.Offsetof(acc.Location),
+		"CUmemAccessDesc.flags":                               unsafe.Offsetof(acc.Flags),
+		"CUdeviceptr":                                         unsafe.Sizeof(DevicePtr(0)),
+		"CUdevice":                                            unsafe.Sizeof(DeviceID(0)),
+		"CUmemGenericAllocationHandle":                        unsafe.Sizeof(MemHandle(0)),
+		"CUresult":                                            unsafe.Sizeof(Success),
+		"CUstreamCaptureMode":                                 unsafe.Sizeof(CaptureRelaxed),
+		"CUstreamCaptureStatus":                               unsafe.Sizeof(CaptureNone),
+		"CUuuid":                                              unsafe.Sizeof([16]byte{}),
+	})
+	young := header.Layouts(map[string]uintptr{
+		"CUmemcpyAttributes":                unsafe.Sizeof(attrs),
+		"CUmemcpyAttributes.srcAccessOrder": unsafe.Offsetof(attrs.SrcAccessOrder),
+		"CUmemcpyAttributes.srcLocHint":     unsafe.Offsetof(attrs.SrcLocHint),
+		"CUmemcpyAttributes.dstLocHint":     unsafe.Offsetof(attrs.DstLocHint),
+		"CUmemcpyAttributes.flags":          unsafe.Offsetof(attrs.Flags),
+	})
+	header.Compile(t, all+"#if CUDA_VERSION >= 12080\n"+young+"#endif\n")
 }
 
 func TestConstantsAreThoseOfTheHeader(t *testing.T) {
 	var c strings.Builder
-	for name, got := range map[string]int64{
+	c.WriteString(headertest.Constants(map[string]int64{
 		"CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT":                    int64(AttrMultiprocessorCount),
 		"CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT":                      int64(AttrAsyncEngineCount),
 		"CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR":                int64(AttrComputeMajor),
@@ -193,91 +140,87 @@ func TestConstantsAreThoseOfTheHeader(t *testing.T) {
 		"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED":                       int64(ErrorStreamCaptureUnsupported),
 		"CUDA_ERROR_STREAM_CAPTURE_IMPLICIT":                          int64(ErrorStreamCaptureImplicit),
 		"CUDA_ERROR_UNKNOWN":                                          int64(ErrorUnknown),
-	} {
-		fmt.Fprintf(&c, "_Static_assert(%s == %d, \"%s\");\n", name, got, name)
-	}
+	}))
 	fmt.Fprintf(&c, "#if CUDA_VERSION >= 12080\n_Static_assert(CUDA_ERROR_CONTAINED == %d, \"contained\");\n", ErrorContained)
 	fmt.Fprintf(&c, "_Static_assert(CU_MEM_HANDLE_TYPE_FABRIC == %d && sizeof(CUmemFabricHandle) == %d, \"fabric\");\n", MemHandleFabric, HandleBytes)
 	fmt.Fprintf(&c, "_Static_assert(CUDA_ERROR_TENSOR_MEMORY_LEAK == %d, \"tensor memory leak\");\n", ErrorTensorMemoryLeak)
 	fmt.Fprintf(&c, "_Static_assert(CU_MEMCPY_SRC_ACCESS_ORDER_STREAM == %d, \"access order\");\n#endif\n", memcpySrcOrderStream)
-	compile(t, c.String())
+	header.Compile(t, c.String())
 }
 
 // The parameters that bind.go passes, for each symbol that it looks up. An incompatible prototype does not compile.
 func TestSignaturesAreThoseOfTheHeader(t *testing.T) {
 	var c strings.Builder
-	for i, f := range []struct{ name, params string }{
-		{"cuGetErrorName", "CUresult, const char **"},
-		{"cuGetErrorString", "CUresult, const char **"},
-		{"cuInit", "unsigned"},
-		{"cuDriverGetVersion", "int *"},
-		{"cuDeviceGetCount", "int *"},
-		{"cuDeviceGet", "CUdevice *, int"},
-		{"cuDeviceGetName", "char *, int, CUdevice"},
-		{"cuDeviceGetPCIBusId", "char *, int, CUdevice"},
-		{"cuDeviceGetUuid_v2", "CUuuid *, CUdevice"},
-		{"cuDeviceTotalMem_v2", "size_t *, CUdevice"},
-		{"cuDeviceGetAttribute", "int *, CUdevice_attribute, CUdevice"},
-		{"cuDevicePrimaryCtxRetain", "CUcontext *, CUdevice"},
-		{"cuDevicePrimaryCtxRelease_v2", "CUdevice"},
-		{"cuCtxPushCurrent_v2", "CUcontext"},
-		{"cuCtxPopCurrent_v2", "CUcontext *"},
-		{"cuCtxGetCurrent", "CUcontext *"},
-		{"cuCtxGetStreamPriorityRange", "int *, int *"},
-		{"cuThreadExchangeStreamCaptureMode", "CUstreamCaptureMode *"},
-		{"cuDeviceCanAccessPeer", "int *, CUdevice, CUdevice"},
-		{"cuCtxEnablePeerAccess", "CUcontext, unsigned"},
-		{"cuMemAlloc_v2", "CUdeviceptr *, size_t"},
-		{"cuMemFree_v2", "CUdeviceptr"},
-		{"cuMemHostRegister_v2", "void *, size_t, unsigned"},
-		{"cuMemHostUnregister", "void *"},
-		{"cuMemHostGetDevicePointer_v2", "CUdeviceptr *, void *, unsigned"},
-		{"cuMemGetAllocationGranularity", "size_t *, const CUmemAllocationProp *, CUmemAllocationGranularity_flags"},
-		{"cuMemCreate", "CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *, unsigned long long"},
-		{"cuMemRelease", "CUmemGenericAllocationHandle"},
-		{"cuMemAddressReserve", "CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long"},
-		{"cuMemAddressFree", "CUdeviceptr, size_t"},
-		{"cuMemMap", "CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long"},
-		{"cuMemUnmap", "CUdeviceptr, size_t"},
-		{"cuMemSetAccess", "CUdeviceptr, size_t, const CUmemAccessDesc *, size_t"},
-		{"cuMemGetAddressRange_v2", "CUdeviceptr *, size_t *, CUdeviceptr"},
-		{"cuMemRetainAllocationHandle", "CUmemGenericAllocationHandle *, void *"},
-		{"cuMemExportToShareableHandle", "void *, CUmemGenericAllocationHandle, CUmemAllocationHandleType, unsigned long long"},
-		{"cuMemImportFromShareableHandle", "CUmemGenericAllocationHandle *, void *, CUmemAllocationHandleType"},
-		{"cuIpcGetMemHandle", "CUipcMemHandle *, CUdeviceptr"},
-		{"cuIpcOpenMemHandle_v2", "CUdeviceptr *, CUipcMemHandle, unsigned"},
-		{"cuIpcCloseMemHandle", "CUdeviceptr"},
-		{"cuStreamCreateWithPriority", "CUstream *, unsigned, int"},
-		{"cuStreamDestroy_v2", "CUstream"},
-		{"cuStreamQuery", "CUstream"},
-		{"cuStreamWaitEvent", "CUstream, CUevent, unsigned"},
-		{"cuStreamIsCapturing", "CUstream, CUstreamCaptureStatus *"},
-		{"cuStreamGetCtx", "CUstream, CUcontext *"},
-		{"cuFuncGetAttribute", "int *, CUfunction_attribute, CUfunction"},
-		{"cuStreamBeginCapture_v2", "CUstream, CUstreamCaptureMode"},
-		{"cuStreamEndCapture", "CUstream, CUgraph *"},
-		{"cuGraphDestroy", "CUgraph"},
-		{"cuEventCreate", "CUevent *, unsigned"},
-		{"cuEventDestroy_v2", "CUevent"},
-		{"cuEventRecord", "CUevent, CUstream"},
-		{"cuEventQuery", "CUevent"},
-		{"cuMemcpyAsync", "CUdeviceptr, CUdeviceptr, size_t, CUstream"},
-		{"cuMemsetD8Async", "CUdeviceptr, unsigned char, size_t, CUstream"},
-		{"cuModuleLoadData", "CUmodule *, const void *"},
-		{"cuModuleUnload", "CUmodule"},
-		{"cuModuleGetFunction", "CUfunction *, CUmodule, const char *"},
-		{"cuLaunchKernel", "CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void **, void **"},
-		{"cuGetProcAddress_v2", "const char *, void **, int, cuuint64_t, CUdriverProcAddressQueryResult *"},
-		{"cuStreamWaitValue64_v2", "CUstream, CUdeviceptr, cuuint64_t, unsigned"},
-		{"cuMemGetHandleForAddressRange", "void *, CUdeviceptr, size_t, CUmemRangeHandleType, unsigned long long"},
-		{"cuFlushGPUDirectRDMAWrites", "CUflushGPUDirectRDMAWritesTarget, CUflushGPUDirectRDMAWritesScope"},
-	} {
-		fmt.Fprintf(&c, "CUresult (*f%d)(%s) = %s;\n", i, f.params, f.name)
-	}
+	c.WriteString(headertest.Signatures(map[string]string{
+		"cuGetErrorName":                    "CUresult (*f)(CUresult, const char **)",
+		"cuGetErrorString":                  "CUresult (*f)(CUresult, const char **)",
+		"cuInit":                            "CUresult (*f)(unsigned)",
+		"cuDriverGetVersion":                "CUresult (*f)(int *)",
+		"cuDeviceGetCount":                  "CUresult (*f)(int *)",
+		"cuDeviceGet":                       "CUresult (*f)(CUdevice *, int)",
+		"cuDeviceGetName":                   "CUresult (*f)(char *, int, CUdevice)",
+		"cuDeviceGetPCIBusId":               "CUresult (*f)(char *, int, CUdevice)",
+		"cuDeviceGetUuid_v2":                "CUresult (*f)(CUuuid *, CUdevice)",
+		"cuDeviceTotalMem_v2":               "CUresult (*f)(size_t *, CUdevice)",
+		"cuDeviceGetAttribute":              "CUresult (*f)(int *, CUdevice_attribute, CUdevice)",
+		"cuDevicePrimaryCtxRetain":          "CUresult (*f)(CUcontext *, CUdevice)",
+		"cuDevicePrimaryCtxRelease_v2":      "CUresult (*f)(CUdevice)",
+		"cuCtxPushCurrent_v2":               "CUresult (*f)(CUcontext)",
+		"cuCtxPopCurrent_v2":                "CUresult (*f)(CUcontext *)",
+		"cuCtxGetCurrent":                   "CUresult (*f)(CUcontext *)",
+		"cuCtxGetStreamPriorityRange":       "CUresult (*f)(int *, int *)",
+		"cuThreadExchangeStreamCaptureMode": "CUresult (*f)(CUstreamCaptureMode *)",
+		"cuDeviceCanAccessPeer":             "CUresult (*f)(int *, CUdevice, CUdevice)",
+		"cuCtxEnablePeerAccess":             "CUresult (*f)(CUcontext, unsigned)",
+		"cuMemAlloc_v2":                     "CUresult (*f)(CUdeviceptr *, size_t)",
+		"cuMemFree_v2":                      "CUresult (*f)(CUdeviceptr)",
+		"cuMemHostRegister_v2":              "CUresult (*f)(void *, size_t, unsigned)",
+		"cuMemHostUnregister":               "CUresult (*f)(void *)",
+		"cuMemHostGetDevicePointer_v2":      "CUresult (*f)(CUdeviceptr *, void *, unsigned)",
+		"cuMemGetAllocationGranularity":     "CUresult (*f)(size_t *, const CUmemAllocationProp *, CUmemAllocationGranularity_flags)",
+		"cuMemCreate":                       "CUresult (*f)(CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *, unsigned long long)",
+		"cuMemRelease":                      "CUresult (*f)(CUmemGenericAllocationHandle)",
+		"cuMemAddressReserve":               "CUresult (*f)(CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long)",
+		"cuMemAddressFree":                  "CUresult (*f)(CUdeviceptr, size_t)",
+		"cuMemMap":                          "CUresult (*f)(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long)",
+		"cuMemUnmap":                        "CUresult (*f)(CUdeviceptr, size_t)",
+		"cuMemSetAccess":                    "CUresult (*f)(CUdeviceptr, size_t, const CUmemAccessDesc *, size_t)",
+		"cuMemGetAddressRange_v2":           "CUresult (*f)(CUdeviceptr *, size_t *, CUdeviceptr)",
+		"cuMemRetainAllocationHandle":       "CUresult (*f)(CUmemGenericAllocationHandle *, void *)",
+		"cuMemExportToShareableHandle":      "CUresult (*f)(void *, CUmemGenericAllocationHandle, CUmemAllocationHandleType, unsigned long long)",
+		"cuMemImportFromShareableHandle":    "CUresult (*f)(CUmemGenericAllocationHandle *, void *, CUmemAllocationHandleType)",
+		"cuIpcGetMemHandle":                 "CUresult (*f)(CUipcMemHandle *, CUdeviceptr)",
+		"cuIpcOpenMemHandle_v2":             "CUresult (*f)(CUdeviceptr *, CUipcMemHandle, unsigned)",
+		"cuIpcCloseMemHandle":               "CUresult (*f)(CUdeviceptr)",
+		"cuStreamCreateWithPriority":        "CUresult (*f)(CUstream *, unsigned, int)",
+		"cuStreamDestroy_v2":                "CUresult (*f)(CUstream)",
+		"cuStreamQuery":                     "CUresult (*f)(CUstream)",
+		"cuStreamWaitEvent":                 "CUresult (*f)(CUstream, CUevent, unsigned)",
+		"cuStreamIsCapturing":               "CUresult (*f)(CUstream, CUstreamCaptureStatus *)",
+		"cuStreamGetCtx":                    "CUresult (*f)(CUstream, CUcontext *)",
+		"cuFuncGetAttribute":                "CUresult (*f)(int *, CUfunction_attribute, CUfunction)",
+		"cuStreamBeginCapture_v2":           "CUresult (*f)(CUstream, CUstreamCaptureMode)",
+		"cuStreamEndCapture":                "CUresult (*f)(CUstream, CUgraph *)",
+		"cuGraphDestroy":                    "CUresult (*f)(CUgraph)",
+		"cuEventCreate":                     "CUresult (*f)(CUevent *, unsigned)",
+		"cuEventDestroy_v2":                 "CUresult (*f)(CUevent)",
+		"cuEventRecord":                     "CUresult (*f)(CUevent, CUstream)",
+		"cuEventQuery":                      "CUresult (*f)(CUevent)",
+		"cuMemcpyAsync":                     "CUresult (*f)(CUdeviceptr, CUdeviceptr, size_t, CUstream)",
+		"cuMemsetD8Async":                   "CUresult (*f)(CUdeviceptr, unsigned char, size_t, CUstream)",
+		"cuModuleLoadData":                  "CUresult (*f)(CUmodule *, const void *)",
+		"cuModuleUnload":                    "CUresult (*f)(CUmodule)",
+		"cuModuleGetFunction":               "CUresult (*f)(CUfunction *, CUmodule, const char *)",
+		"cuLaunchKernel":                    "CUresult (*f)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void **, void **)",
+		"cuGetProcAddress_v2":               "CUresult (*f)(const char *, void **, int, cuuint64_t, CUdriverProcAddressQueryResult *)",
+		"cuStreamWaitValue64_v2":            "CUresult (*f)(CUstream, CUdeviceptr, cuuint64_t, unsigned)",
+		"cuMemGetHandleForAddressRange":     "CUresult (*f)(void *, CUdeviceptr, size_t, CUmemRangeHandleType, unsigned long long)",
+		"cuFlushGPUDirectRDMAWrites":        "CUresult (*f)(CUflushGPUDirectRDMAWritesTarget, CUflushGPUDirectRDMAWritesScope)",
+	}))
 	c.WriteString("#if CUDA_VERSION >= 12040\nCUresult (*load)(CUfunction) = cuFuncLoad;\n#endif\n")
 	// The signature of 12.8 is what cuGetProcAddress is asked for; newer headers declare a later one under the name.
 	c.WriteString("#if CUDA_VERSION >= 12080 && CUDA_VERSION < 13000\n" +
 		"CUresult (*batch)(CUdeviceptr *, CUdeviceptr *, size_t *, size_t, CUmemcpyAttributes *, size_t *, size_t, size_t *, CUstream)" +
 		" = cuMemcpyBatchAsync;\n#endif\n")
-	compile(t, c.String())
+	header.Compile(t, c.String())
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/sys/dl"
+	"github.com/kvlane/kvlane/internal/sys/headertest"
 	"github.com/kvlane/kvlane/internal/testkit"
 )
 
@@ -30,7 +31,7 @@ type fake struct {
 
 func build(t *testing.T, flags ...string) string {
 	t.Helper()
-	cc := compiler(t, "cc")
+	cc := headertest.Compiler(t, "cc")
 	lib := filepath.Join(t.TempDir(), "libcufile.so.0")
 	args := append([]string{"-shared", "-fPIC", "-o", lib, "testdata/fake.c"}, flags...)
 	if out, err := exec.CommandContext(t.Context(), cc, args...).CombinedOutput(); err != nil {

@@ -1,4 +1,4 @@
-// Package nvml asks NVIDIA's management library how two GPUs are connected. CUDA's driver would tell it too, but only of
+// Package nvml asks NVIDIA's management library how GPUs are connected. CUDA's driver would tell it too, but only of
 // devices that this process may use, and not over what.
 //
 // The constants are from nvml.h. A Library is safe for concurrent use, as NVML itself is; no call needs a CUDA context.
@@ -19,12 +19,23 @@ import (
 type result int32
 
 const (
-	success           result = 0
-	errNotSupported   result = 3
-	errNoPermission   result = 4
-	errNotFound       result = 6
-	errDriverUnloaded result = 9
+	success            result = 0
+	errInvalidArgument result = 2
+	errNotSupported    result = 3
+	errNoPermission    result = 4
+	errNotFound        result = 6
+	errDriverUnloaded  result = 9
 )
+
+// maxNVLinks is NVML_NVLINK_MAX_LINKS.
+const maxNVLinks = 18
+
+// pciInfo is nvmlPciInfo_t.
+type pciInfo struct {
+	BusIDLegacy                                [16]byte
+	Domain, Bus, Device, DeviceID, SubsystemID uint32
+	BusID                                      [32]byte
+}
 
 // Values of nvmlGpuP2PCapsIndex_t.
 const (
@@ -50,6 +61,8 @@ type Library struct {
 	handleByPCI   func(pci string, h *handle) result
 	p2pStatus     func(a, b handle, caps int32, status *int32) result
 	driverVersion func(buf *byte, bytes uint32) result
+	linkState     func(h handle, link uint32, active *uint32) result
+	linkRemote    func(h handle, link uint32, info *pciInfo) result
 }
 
 // Load opens and initializes the library. The error wraps ErrNotSupported where it or one of its functions is missing.
@@ -70,6 +83,8 @@ func Load() (*Library, error) {
 		{"nvmlDeviceGetHandleByPciBusId_v2", &l.handleByPCI},
 		{"nvmlDeviceGetP2PStatus", &l.p2pStatus},
 		{"nvmlSystemGetDriverVersion", &l.driverVersion},
+		{"nvmlDeviceGetNvLinkState", &l.linkState},
+		{"nvmlDeviceGetNvLinkRemotePciInfo_v2", &l.linkRemote},
 	} {
 		addr, err := lib.Symbol(f.name)
 		if err != nil {
@@ -105,15 +120,17 @@ func (l *Library) DriverVersion() (string, error) {
 // Peer says how the GPU at PCI address from reaches the memory of the one at to. The error is nil if it reads and writes
 // it directly, and wraps ErrNotSupported with the reason if it cannot; nvlink says whether NVLink connects them.
 func (l *Library) Peer(from, to string) (nvlink bool, err error) {
-	var h [2]handle
-	for i, pci := range []string{from, to} {
-		if err := l.check(l.handleByPCI(pci, &h[i]), "nvmlDeviceGetHandleByPciBusId_v2", "pci="+pci); err != nil {
-			return false, err
-		}
+	a, err := l.handle(from)
+	if err != nil {
+		return false, err
+	}
+	b, err := l.handle(to)
+	if err != nil {
+		return false, err
 	}
 	status := func(caps int32) (int32, error) {
 		var s int32
-		err := l.check(l.p2pStatus(h[0], h[1], caps, &s), "nvmlDeviceGetP2PStatus", fmt.Sprintf("from=%s to=%s caps=%d", from, to, caps))
+		err := l.check(l.p2pStatus(a, b, caps, &s), "nvmlDeviceGetP2PStatus", fmt.Sprintf("from=%s to=%s caps=%d", from, to, caps))
 		return s, err
 	}
 	// A driver may not know the question about NVLink; then it is not claimed.
@@ -130,6 +147,39 @@ func (l *Library) Peer(from, to string) (nvlink bool, err error) {
 		}
 	}
 	return nvlink, nil
+}
+
+// NVLinks returns for each active link of the GPU at a PCI address the address of what is at its other end, or nothing where the
+// driver does not tell: in a virtual machine it may not. None, or ErrNotSupported, for a GPU without NVLink.
+func (l *Library) NVLinks(pci string) ([]string, error) {
+	h, err := l.handle(pci)
+	if err != nil {
+		return nil, err
+	}
+	var ends []string
+	for link := range uint32(maxNVLinks) {
+		var active uint32
+		switch r := l.linkState(h, link, &active); {
+		case r == errInvalidArgument, r == errNotSupported && link > 0:
+			return ends, nil // it has no more
+		case r != success:
+			return nil, l.check(r, "nvmlDeviceGetNvLinkState", fmt.Sprintf("pci=%s link=%d", pci, link))
+		case active == 0:
+			continue
+		}
+		var info pciInfo
+		var end string
+		if l.linkRemote(h, link, &info) == success {
+			end = fmt.Sprintf("%04x:%02x:%02x.0", info.Domain, info.Bus, info.Device)
+		}
+		ends = append(ends, end)
+	}
+	return ends, nil
+}
+
+func (l *Library) handle(pci string) (h handle, err error) {
+	err = l.check(l.handleByPCI(pci, &h), "nvmlDeviceGetHandleByPciBusId_v2", "pci="+pci)
+	return h, err
 }
 
 func statusText(s int32) string {
@@ -149,7 +199,7 @@ func (l *Library) check(r result, call, args string) error {
 		e.Kind = errdefs.ErrNotSupported
 	case errNotFound:
 		e.Kind = errdefs.ErrNotFound
-	case errNoPermission, success:
+	case errInvalidArgument, errNoPermission, success:
 	}
 	return e
 }

@@ -2,10 +2,13 @@ package nvml
 
 import (
 	"errors"
+	"slices"
 	"testing"
+	"unsafe"
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/sys/headertest"
 	"github.com/kvlane/kvlane/internal/testkit"
 )
 
@@ -74,6 +77,71 @@ func TestPeerOfUnknownDevice(t *testing.T) {
 		t.Errorf("error %v, want the call, its argument and ErrNotFound", err)
 	}
 }
+
+func TestNVLinks(t *testing.T) {
+	l := library(nil)
+	l.linkState = func(_ handle, link uint32, active *uint32) result {
+		if link == 3 {
+			return errInvalidArgument // a GPU of three links
+		}
+		*active = 1 - link%2
+		return success
+	}
+	l.linkRemote = func(_ handle, link uint32, info *pciInfo) result {
+		if link == 2 {
+			return errNotSupported
+		}
+		info.Domain, info.Bus, info.Device = 1, 0xab, 0x1f
+		return success
+	}
+	ends, err := l.NVLinks("0000:01:00.0")
+	if err != nil || !slices.Equal(ends, []string{"0001:ab:1f.0", ""}) {
+		t.Errorf("links to %q, %v; want the first, to that address, and the third, to where nobody tells", ends, err)
+	}
+	l.linkState = func(handle, uint32, *uint32) result { return errNotSupported }
+	if ends, err := l.NVLinks("0000:01:00.0"); len(ends) != 0 || !errors.Is(err, errdefs.ErrNotSupported) {
+		t.Errorf("a GPU without NVLink: %q, %v", ends, err)
+	}
+	if _, err := l.NVLinks("0000:ff:00.0"); !errors.Is(err, errdefs.ErrNotFound) {
+		t.Errorf("an unknown GPU: %v", err)
+	}
+}
+
+var header = headertest.Header{Feature: "nvml-headers", Include: "#include <nvml.h>"}
+
+func layouts() map[string]uintptr {
+	var info pciInfo
+	return map[string]uintptr{
+		"nvmlPciInfo_t":        unsafe.Sizeof(info),
+		"nvmlPciInfo_t.domain": unsafe.Offsetof(info.Domain),
+		"nvmlPciInfo_t.bus":    unsafe.Offsetof(info.Bus),
+		"nvmlPciInfo_t.device": unsafe.Offsetof(info.Device),
+	}
+}
+
+func TestBindingIsOfTheHeader(t *testing.T) {
+	header.Compile(t, header.Layouts(layouts())+headertest.Constants(map[string]int64{
+		"NVML_SUCCESS":                           int64(success),
+		"NVML_ERROR_INVALID_ARGUMENT":            int64(errInvalidArgument),
+		"NVML_ERROR_NOT_SUPPORTED":               int64(errNotSupported),
+		"NVML_ERROR_NO_PERMISSION":               int64(errNoPermission),
+		"NVML_ERROR_NOT_FOUND":                   int64(errNotFound),
+		"NVML_ERROR_DRIVER_NOT_LOADED":           int64(errDriverUnloaded),
+		"NVML_NVLINK_MAX_LINKS":                  maxNVLinks,
+		"NVML_P2P_CAPS_INDEX_READ":               int64(capsRead),
+		"NVML_P2P_CAPS_INDEX_WRITE":              int64(capsWrite),
+		"NVML_P2P_CAPS_INDEX_NVLINK":             int64(capsNVLink),
+		"NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE": 80,
+	})+headertest.Signatures(map[string]string{
+		"nvmlDeviceGetHandleByPciBusId_v2":    "nvmlReturn_t (*f)(const char *, nvmlDevice_t *)",
+		"nvmlDeviceGetP2PStatus":              "nvmlReturn_t (*f)(nvmlDevice_t, nvmlDevice_t, nvmlGpuP2PCapsIndex_t, nvmlGpuP2PStatus_t *)",
+		"nvmlSystemGetDriverVersion":          "nvmlReturn_t (*f)(char *, unsigned)",
+		"nvmlDeviceGetNvLinkState":            "nvmlReturn_t (*f)(nvmlDevice_t, unsigned, nvmlEnableState_t *)",
+		"nvmlDeviceGetNvLinkRemotePciInfo_v2": "nvmlReturn_t (*f)(nvmlDevice_t, unsigned, nvmlPciInfo_t *)",
+	}))
+}
+
+func TestLayoutsAreThoseOfNVML12(t *testing.T) { headertest.Sum(t, layouts(), "2d4ec9") }
 
 func TestDriverVersionEndsAtZero(t *testing.T) {
 	if v, err := library(nil).DriverVersion(); v != "5" || err != nil {

@@ -13,15 +13,12 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// DefaultSysfs is where Linux has its device tree.
-const DefaultSysfs = "/sys"
-
 // Place is where a device sits. The zero value, but for NUMANode, is that of a device which is not on PCIe, or not known.
 type Place struct {
 	// Bridges leads from the host bridge ("pci0000:80") over PCIe bridges ("0000:80:01.0", ...) to the device itself. Empty
 	// where the device is not on PCIe.
-	Bridges  []string
-	NUMANode int // -1 where unknown
+	Bridges  []string `json:"path,omitempty"`
+	NUMANode int      `json:"numa_node"` // -1 where unknown
 }
 
 // PCI returns the device's address ("0000:81:00.0"), or nothing.
@@ -30,39 +27,6 @@ func (p *Place) PCI() string {
 		return ""
 	}
 	return p.Bridges[len(p.Bridges)-1]
-}
-
-// NIC is an RDMA device as sysfs has it.
-type NIC struct {
-	Name        string
-	Place       Place
-	ActivePorts []int // numbers of those whose state is ACTIVE
-}
-
-// Scan returns the RDMA devices below sysfs, a directory such as DefaultSysfs, ordered by name. ErrNotSupported where the
-// kernel has none. What only a part of the system knows (a NIC in software is on no bus) is left out of its NIC.
-func Scan(sysfs string) ([]NIC, error) {
-	class := filepath.Join(sysfs, "class", "infiniband")
-	entries, err := os.ReadDir(class)
-	if errors.Is(err, fs.ErrNotExist) || err == nil && len(entries) == 0 {
-		return nil, fmt.Errorf("look for NICs: %s has none: no RDMA driver is loaded, or no NIC is there: %w", class, errdefs.ErrNotSupported)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("look for NICs: %w", err)
-	}
-	var nics []NIC
-	for _, e := range entries {
-		n := NIC{Name: e.Name()}
-		dir := filepath.Join(class, n.Name)
-		if n.Place, err = place(sysfs, filepath.Join(dir, "device")); err != nil {
-			return nil, fmt.Errorf("look for NIC %s: %w", n.Name, err)
-		}
-		if n.ActivePorts, err = activePorts(filepath.Join(dir, "ports")); err != nil {
-			return nil, fmt.Errorf("look for NIC %s: %w", n.Name, err)
-		}
-		nics = append(nics, n)
-	}
-	return nics, nil
 }
 
 // PlaceOf returns the place of the PCI device at an address such as "0000:81:00.0", as drivers write it: in capitals or not,
@@ -119,28 +83,4 @@ func place(sysfs, link string) (Place, error) {
 		}
 	}
 	return p, nil
-}
-
-// activePorts reads the states below dir, which are like "4: ACTIVE".
-func activePorts(dir string) ([]int, error) {
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return nil, fmt.Errorf("list ports: %w", err)
-	}
-	var active []int
-	for _, e := range entries {
-		n, err := strconv.Atoi(e.Name())
-		if err != nil {
-			continue
-		}
-		state, err := os.ReadFile(filepath.Join(dir, e.Name(), "state"))
-		if err != nil {
-			return nil, fmt.Errorf("port %d: %w", n, err)
-		}
-		if strings.HasSuffix(strings.TrimSpace(string(state)), ": ACTIVE") {
-			active = append(active, n)
-		}
-	}
-	slices.Sort(active)
-	return active, nil
 }

@@ -2,7 +2,6 @@ package topology
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -11,7 +10,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Level is how near a NIC is to a GPU; less is nearer.
+// Level is how near a NIC is to memory; less is nearer.
 type Level uint8
 
 // The levels.
@@ -40,6 +39,9 @@ func (l Level) String() string {
 	return fmt.Sprintf("level(%d)", uint8(l))
 }
 
+// MarshalText returns what String does.
+func (l Level) MarshalText() ([]byte, error) { return []byte(l.String()), nil }
+
 // Distance returns how near two devices are to each other, and over how many PCIe bridges and devices the way leads that is
 // not shared; zero hops where they share none.
 func Distance(a, b Place) (l Level, hops int) {
@@ -63,13 +65,13 @@ func Distance(a, b Place) (l Level, hops int) {
 	return LevelUnknown, 0
 }
 
-// Candidate is a NIC as seen from a GPU.
+// Candidate is a NIC as seen from a GPU, or from a NUMA node's memory.
 type Candidate struct {
-	Name   string
-	Level  Level
-	Hops   int    // of Distance
-	Down   bool   // no port is active, as far as sysfs knows
-	Reason string // why it ranks where it does
+	Name   string `json:"name"`
+	Level  Level  `json:"level"`
+	Hops   int    `json:"hops,omitempty"` // of Distance
+	Down   bool   `json:"-"`              // no port is active, as far as sysfs knows
+	Reason string `json:"-"`              // why it ranks where it does
 }
 
 // Options say which NICs a GPU uses. The zero value asks for the nearest one.
@@ -105,26 +107,31 @@ func Choose(names []string, gpu device.Info, o Options) ([]Candidate, error) {
 // Rank returns all NICs, those with an active port first, then the nearest, then in the order of names.
 func Rank(names []string, gpu device.Info, sysfs string) ([]Candidate, error) {
 	sysfs = cmp.Or(sysfs, DefaultSysfs)
-	known, err := Scan(sysfs)
-	if err != nil && !errors.Is(err, errdefs.ErrNotSupported) {
+	known, err := scanNICs(sysfs)
+	if err != nil {
+		return nil, fmt.Errorf("look for NICs: %w", err)
+	}
+	at, err := placeOfGPU(sysfs, &gpu)
+	if err != nil {
 		return nil, err
 	}
-	at := Place{NUMANode: -1}
-	if gpu.PCI != "" {
-		if at, err = PlaceOf(sysfs, gpu.PCI); err != nil && !errors.Is(err, errdefs.ErrNotFound) {
-			return nil, err
-		}
-	}
-	if at.NUMANode < 0 {
-		at.NUMANode = gpu.NUMANode
-	}
-	all := make([]Candidate, len(names))
+	nics := make([]NIC, len(names))
 	for i, name := range names {
-		c := Candidate{Name: name, Level: LevelUnknown}
+		nics[i] = NIC{Name: name, Place: Place{NUMANode: -1}} // it may be there all the same
 		if k := slices.IndexFunc(known, func(n NIC) bool { return n.Name == name }); k >= 0 {
-			c.Level, c.Hops = Distance(at, known[k].Place)
-			c.Down = len(known[k].ActivePorts) == 0
+			nics[i] = known[k]
 		}
+	}
+	return rank(at, nics), nil
+}
+
+// rank returns the NICs as seen from a place.
+func rank(at Place, nics []NIC) []Candidate {
+	all := make([]Candidate, len(nics))
+	for i, n := range nics {
+		c := &all[i]
+		c.Name, c.Down = n.Name, n.Down
+		c.Level, c.Hops = Distance(at, n.Place)
 		c.Reason = c.Level.String()
 		if c.Hops > 0 {
 			c.Reason += fmt.Sprintf(", %d hops", c.Hops)
@@ -132,12 +139,21 @@ func Rank(names []string, gpu device.Info, sysfs string) ([]Candidate, error) {
 		if c.Down {
 			c.Reason += ", no active port"
 		}
-		all[i] = c
 	}
 	slices.SortStableFunc(all, func(a, b Candidate) int {
 		return cmp.Or(compareBool(a.Down, b.Down), cmp.Compare(a.Level, b.Level), cmp.Compare(a.Hops, b.Hops))
 	})
-	return all, nil
+	return all
+}
+
+// equallyNear returns how many of the candidates are as near as the first.
+func equallyNear(all []Candidate) int {
+	for i, c := range all {
+		if c.Level != all[0].Level || c.Hops != all[0].Hops || c.Down {
+			return i
+		}
+	}
+	return len(all)
 }
 
 func compareBool(a, b bool) int {
@@ -179,12 +195,7 @@ func nearest(all []Candidate, gpu, count int) ([]Candidate, error) {
 	if all[0].Down {
 		return nil, fmt.Errorf("none of %s has an active port: %w", listNames(all), errdefs.ErrBroken)
 	}
-	best := slices.IndexFunc(all, func(c Candidate) bool {
-		return c.Level != all[0].Level || c.Hops != all[0].Hops || c.Down
-	})
-	if best < 0 {
-		best = len(all)
-	}
+	best := equallyNear(all)
 	var chosen []Candidate
 	for i := range min(count, best) {
 		c := all[(max(gpu, 0)+i)%best]

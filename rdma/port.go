@@ -1,4 +1,4 @@
-package topology
+package rdma
 
 import (
 	"errors"
@@ -6,22 +6,21 @@ import (
 	"strings"
 
 	"github.com/kvlane/kvlane/errdefs"
-	"github.com/kvlane/kvlane/rdma"
 )
 
 // PortOptions say what of a port is settled beforehand. The zero value settles nothing.
 type PortOptions struct {
-	Port     int      // zero: the first active one
-	GIDIndex *int     // nil: the best entry of the port's table
-	MTU      rdma.MTU // zero: the port's active MTU
+	Port     int  // zero: the first active one
+	GIDIndex *int // nil: the best entry of the port's table
+	MTU      MTU  // zero: the port's active MTU
 }
 
 // Port is a choice of port, and why.
 type Port struct {
 	Number   int
 	GIDIndex int
-	GID      rdma.GIDEntry // zero on InfiniBand where the table has none
-	MTU      rdma.MTU
+	GID      GIDEntry // zero on InfiniBand where the table has none
+	MTU      MTU
 	Reason   string
 }
 
@@ -31,7 +30,7 @@ type Port struct {
 //
 // On Ethernet the best GID is of RoCE v2 and an IPv4 address, then of RoCE v2, then of RoCE v1; among equals the first that
 // is not link-local, then the first.
-func FindPort(d rdma.Device, o PortOptions) (Port, error) {
+func FindPort(d Device, o PortOptions) (Port, error) {
 	port, why, err := activePort(d, o.Port)
 	if err != nil {
 		return Port{}, fmt.Errorf("choose port of %s: %w", d.Info().Name, err)
@@ -60,10 +59,10 @@ func FindPort(d rdma.Device, o PortOptions) (Port, error) {
 }
 
 // activePort returns the port that was asked for, or the first that is active, and why.
-func activePort(d rdma.Device, number int) (rdma.PortInfo, string, error) {
+func activePort(d Device, number int) (PortInfo, string, error) {
 	if number != 0 {
 		p, err := d.QueryPort(number)
-		if err == nil && p.State != rdma.PortActive {
+		if err == nil && p.State != PortActive {
 			err = fmt.Errorf("port %d is %s: %w", number, p.State, errdefs.ErrBroken)
 		}
 		return p, "as configured", err
@@ -72,43 +71,43 @@ func activePort(d rdma.Device, number int) (rdma.PortInfo, string, error) {
 	for n := 1; n <= d.Info().Ports; n++ {
 		p, err := d.QueryPort(n)
 		if err != nil {
-			return rdma.PortInfo{}, "", err
+			return PortInfo{}, "", err
 		}
-		if p.State == rdma.PortActive {
+		if p.State == PortActive {
 			return p, "the first that is active", nil
 		}
 		states = append(states, fmt.Sprintf("port %d is %s", n, p.State))
 	}
-	return rdma.PortInfo{}, "", fmt.Errorf("none is active (%s): %w", strings.Join(states, ", "), errdefs.ErrBroken)
+	return PortInfo{}, "", fmt.Errorf("none is active (%s): %w", strings.Join(states, ", "), errdefs.ErrBroken)
 }
 
 // bestGID returns the entry of p's table that ranks first.
-func bestGID(d rdma.Device, p rdma.PortInfo) (rdma.GIDEntry, error) {
-	best, rank := rdma.GIDEntry{}, -1
+func bestGID(d Device, p PortInfo) (GIDEntry, error) {
+	best, rank := GIDEntry{}, -1
 	for i := range p.GIDs {
 		e, err := d.QueryGID(p.Number, i)
 		if errors.Is(err, errdefs.ErrNotFound) {
 			continue // an empty entry
 		}
 		if err != nil {
-			return rdma.GIDEntry{}, err
+			return GIDEntry{}, err
 		}
 		if r := rankGID(&e, p.LinkLayer); r > rank {
 			best, rank = e, r
 		}
 	}
-	if rank < 0 && p.LinkLayer != rdma.LinkLayerInfiniBand {
-		return rdma.GIDEntry{}, fmt.Errorf("its table of %d entries is empty: %w", p.GIDs, errdefs.ErrNotFound)
+	if rank < 0 && p.LinkLayer != LinkLayerInfiniBand {
+		return GIDEntry{}, fmt.Errorf("its table of %d entries is empty: %w", p.GIDs, errdefs.ErrNotFound)
 	}
 	return best, nil
 }
 
-func rankGID(e *rdma.GIDEntry, l rdma.LinkLayer) int {
-	if l == rdma.LinkLayerInfiniBand {
+func rankGID(e *GIDEntry, l LinkLayer) int {
+	if l == LinkLayerInfiniBand {
 		return 0 // the first is the port's own
 	}
 	rank := 0
-	if e.Type == rdma.GIDTypeRoCEv2 {
+	if e.Type == GIDTypeRoCEv2 {
 		rank = 4
 	}
 	g := e.GID
@@ -122,6 +121,6 @@ func rankGID(e *rdma.GIDEntry, l rdma.LinkLayer) int {
 }
 
 // isIPv4 reports whether g is an IPv4 address in IPv6 form.
-func isIPv4(g rdma.GID) bool {
+func isIPv4(g GID) bool {
 	return [12]byte(g[:12]) == [12]byte{10: 0xff, 11: 0xff}
 }

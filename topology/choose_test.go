@@ -10,7 +10,7 @@ import (
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
-	"github.com/kvlane/kvlane/rdma/topology"
+	"github.com/kvlane/kvlane/topology"
 )
 
 // tree is a sysfs of its own.
@@ -155,9 +155,6 @@ func TestNamedNICs(t *testing.T) {
 
 func TestNothingToChoose(t *testing.T) {
 	empty := t.TempDir()
-	if _, err := topology.Scan(empty); !errors.Is(err, errdefs.ErrNotSupported) {
-		t.Errorf("scan of nothing: %v", err)
-	}
 	if _, err := topology.Choose(nil, device.Info{}, topology.Options{Sysfs: empty}); !errors.Is(err, errdefs.ErrNotFound) {
 		t.Errorf("no NIC: %v", err)
 	}
@@ -174,14 +171,14 @@ func TestNothingToChoose(t *testing.T) {
 	if _, err := topology.Choose([]string{"mlx5_0"}, device.Info{PCI: "../etc"}, topology.Options{Sysfs: sys.root}); !errors.Is(err, errdefs.ErrInvalid) {
 		t.Errorf("PCI address: %v", err)
 	}
-	nics, err := topology.Scan(sys.root)
-	if err != nil || len(nics) != 1 || nics[0].Place.PCI() != "0000:23:00.0" || nics[0].Place.NUMANode != -1 || len(nics[0].ActivePorts) != 0 {
-		t.Errorf("scan: %+v, %v", nics, err)
+	m, err := topology.Scan(sys.root, nil)
+	if err != nil || len(m.NICs) != 1 || m.NICs[0].PCI != "0000:23:00.0" || m.NICs[0].NUMANode != -1 || !m.NICs[0].Down {
+		t.Errorf("scan: %+v, %v", m, err)
 	}
 	if err := os.Remove(filepath.Join(sys.root, "class/infiniband/mlx5_0/ports/1/state")); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := topology.Scan(sys.root); !errors.Is(err, os.ErrNotExist) {
+	if _, err := topology.Scan(sys.root, nil); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("port without a state: %v", err)
 	}
 }

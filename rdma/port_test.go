@@ -1,4 +1,4 @@
-package topology_test
+package rdma_test
 
 import (
 	"errors"
@@ -8,7 +8,6 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/rdma"
 	"github.com/kvlane/kvlane/rdma/soft"
-	"github.com/kvlane/kvlane/rdma/topology"
 )
 
 func openNIC(t *testing.T, ports ...soft.PortOptions) rdma.Device {
@@ -44,20 +43,20 @@ func TestFindPort(t *testing.T) {
 		soft.PortOptions{MTU: rdma.MTU2048, GIDs: []rdma.GID{none, linkLocal, global, ipv4}},
 	)
 	for name, tt := range map[string]struct {
-		o    topology.PortOptions
-		want topology.Port
+		o    rdma.PortOptions
+		want rdma.Port
 		err  error
 	}{
-		"found":         {topology.PortOptions{}, topology.Port{Number: 2, GIDIndex: 3, MTU: rdma.MTU2048}, nil},
-		"set":           {topology.PortOptions{Port: 2, GIDIndex: &two, MTU: rdma.MTU512}, topology.Port{Number: 2, GIDIndex: 2, MTU: rdma.MTU512}, nil},
-		"port is down":  {topology.PortOptions{Port: 1}, topology.Port{}, errdefs.ErrBroken},
-		"no such port":  {topology.PortOptions{Port: 3}, topology.Port{}, errdefs.ErrInvalid},
-		"empty GID":     {topology.PortOptions{GIDIndex: new(int)}, topology.Port{}, errdefs.ErrNotFound},
-		"no such GID":   {topology.PortOptions{GIDIndex: &five}, topology.Port{}, errdefs.ErrInvalid},
-		"MTU too large": {topology.PortOptions{MTU: rdma.MTU4096}, topology.Port{}, errdefs.ErrInvalid},
-		"no MTU":        {topology.PortOptions{MTU: 77}, topology.Port{}, errdefs.ErrInvalid},
+		"found":         {rdma.PortOptions{}, rdma.Port{Number: 2, GIDIndex: 3, MTU: rdma.MTU2048}, nil},
+		"set":           {rdma.PortOptions{Port: 2, GIDIndex: &two, MTU: rdma.MTU512}, rdma.Port{Number: 2, GIDIndex: 2, MTU: rdma.MTU512}, nil},
+		"port is down":  {rdma.PortOptions{Port: 1}, rdma.Port{}, errdefs.ErrBroken},
+		"no such port":  {rdma.PortOptions{Port: 3}, rdma.Port{}, errdefs.ErrInvalid},
+		"empty GID":     {rdma.PortOptions{GIDIndex: new(int)}, rdma.Port{}, errdefs.ErrNotFound},
+		"no such GID":   {rdma.PortOptions{GIDIndex: &five}, rdma.Port{}, errdefs.ErrInvalid},
+		"MTU too large": {rdma.PortOptions{MTU: rdma.MTU4096}, rdma.Port{}, errdefs.ErrInvalid},
+		"no MTU":        {rdma.PortOptions{MTU: 77}, rdma.Port{}, errdefs.ErrInvalid},
 	} {
-		got, err := topology.FindPort(d, tt.o)
+		got, err := rdma.FindPort(d, tt.o)
 		if !errors.Is(err, tt.err) || got.Number != tt.want.Number || got.GIDIndex != tt.want.GIDIndex || got.MTU != tt.want.MTU {
 			t.Errorf("%s: %+v, %v", name, got, err)
 		}
@@ -78,12 +77,12 @@ func TestBestGID(t *testing.T) {
 		"local where that's it": {[]rdma.GID{none, linkLocal}, 1, nil},
 		"empty table":           {[]rdma.GID{none, none}, 0, errdefs.ErrNotFound},
 	} {
-		p, err := topology.FindPort(openNIC(t, soft.PortOptions{GIDs: tt.gids}), topology.PortOptions{})
+		p, err := rdma.FindPort(openNIC(t, soft.PortOptions{GIDs: tt.gids}), rdma.PortOptions{})
 		if p.GIDIndex != tt.want || !errors.Is(err, tt.err) {
 			t.Errorf("%s: %+v, %v", name, p, err)
 		}
 	}
-	if _, err := topology.FindPort(openNIC(t, soft.PortOptions{Down: true}), topology.PortOptions{}); !errors.Is(err, errdefs.ErrBroken) || !strings.Contains(err.Error(), "DOWN") {
+	if _, err := rdma.FindPort(openNIC(t, soft.PortOptions{Down: true}), rdma.PortOptions{}); !errors.Is(err, errdefs.ErrBroken) || !strings.Contains(err.Error(), "DOWN") {
 		t.Errorf("no active port: %v", err)
 	}
 }
@@ -115,7 +114,7 @@ func TestBestGIDByType(t *testing.T) {
 		{GID: ipv4, Type: rdma.GIDTypeRoCEv2},
 	}}
 	for _, want := range []int{3, 1, 2, 0} { // the best of what is left
-		p, err := topology.FindPort(d, topology.PortOptions{})
+		p, err := rdma.FindPort(d, rdma.PortOptions{})
 		if err != nil || p.GIDIndex != want {
 			t.Fatalf("GID %d, want %d: %v", p.GIDIndex, want, err)
 		}
@@ -129,7 +128,7 @@ func TestBestGIDByType(t *testing.T) {
 		}
 	}
 	d.link, d.table = rdma.LinkLayerInfiniBand, nil
-	if p, err := topology.FindPort(d, topology.PortOptions{}); err != nil || p.GIDIndex != 0 {
+	if p, err := rdma.FindPort(d, rdma.PortOptions{}); err != nil || p.GIDIndex != 0 {
 		t.Errorf("InfiniBand without a table: %+v, %v", p, err)
 	}
 }

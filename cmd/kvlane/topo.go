@@ -1,0 +1,93 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/device/cuda"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/sys/nvml"
+	"github.com/kvlane/kvlane/topology"
+)
+
+func newTopoCommand() *cobra.Command {
+	var asJSON bool
+	var svg string
+	cmd := &cobra.Command{
+		Use:   "topo",
+		Short: "Show where GPUs, RDMA NICs and memory lie, and which suit each other",
+		Long: `topo shows the machine's NUMA nodes with what is below their PCIe bridges and switches, the NVLinks between GPUs, and for the memory
+of each NUMA node and GPU the RDMA NICs that suit it: those that are nearest, then the others in order.
+
+It reads what the kernel and the drivers tell, and opens no GPU and no NIC.`,
+		Args: usageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			m, err := machineTopology(topology.DefaultSysfs)
+			if err != nil {
+				return err
+			}
+			if svg != "" {
+				if err := drawTopology(svg, m); err != nil {
+					return err
+				}
+			}
+			if asJSON {
+				return writeJSON(cmd, m)
+			}
+			return m.WriteText(cmd.OutOrStdout())
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	cmd.Flags().StringVar(&svg, "svg", "", "draw a picture to this file as well")
+	return cmd
+}
+
+// machineTopology asks the kernel, the driver of GPUs and the library that knows NVLinks.
+func machineTopology(sysfs string) (*topology.Machine, error) {
+	gpus, noDriver := offeredGPUs()
+	m, err := topology.Scan(sysfs, gpus)
+	if err != nil {
+		return nil, err
+	}
+	if len(m.GPUs) == 0 {
+		return m, nil // nobody misses the driver
+	}
+	if noDriver != nil {
+		m.Notes = append(m.Notes, "GPUs are not asked: "+noDriver.Error())
+	}
+	if len(gpus) < 2 {
+		return m, nil
+	}
+	lib, err := nvml.Load()
+	if err != nil {
+		m.Notes = append(m.Notes, "NVLinks are not known: "+err.Error())
+		return m, nil
+	}
+	m.FindNVLinks(lib)
+	if err := lib.Close(); err != nil && !errors.Is(err, errdefs.ErrNotSupported) {
+		m.Notes = append(m.Notes, err.Error())
+	}
+	return m, nil
+}
+
+// offeredGPUs returns the GPUs of CUDA's driver.
+func offeredGPUs() ([]device.Info, error) {
+	drv, err := cuda.Load()
+	if err != nil {
+		return nil, err
+	}
+	return drv.Infos()
+}
+
+func drawTopology(file string, m *topology.Machine) (err error) {
+	f, err := os.Create(file)
+	if err != nil {
+		return fmt.Errorf("draw the topology: %w", err)
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	return m.WriteSVG(f)
+}

@@ -21,6 +21,8 @@ import (
 type (
 	// Block names a block as the inference engine does.
 	Block = manager.Block
+	// BlockState is where a block stands: see manager.State.
+	BlockState = manager.State
 	// Job is something that all workers do for some blocks.
 	Job = manager.Job
 )
@@ -52,6 +54,9 @@ func OpenManager(ctx context.Context, c ManagerConfig) (_ *Manager, err error) {
 	}()
 	room := c.Blocks
 	var mc manager.Config
+	for i := range c.Ranks {
+		mc.AdmitAlways = mc.AdmitAlways || c.Ranks[i].Store.AdmitAlways
+	}
 	for i := range c.Ranks {
 		r, slots, err := m.openRank(ctx, &c.Ranks[i])
 		if err != nil {

@@ -13,7 +13,7 @@ import (
 
 	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/errdefs"
-	"github.com/kvlane/kvlane/tier"
+	"github.com/kvlane/kvlane/store/manager"
 )
 
 // A worker does what jobs say, with an engine of its own.
@@ -152,7 +152,7 @@ func TestManagerOfTwoRanks(t *testing.T) {
 			t.Fatal(err)
 		}
 		states, err := m.Lookup(t.Context(), names)
-		if err != nil || slices.Contains(states, tier.Absent) {
+		if err != nil || slices.Contains(states, manager.Absent) {
 			t.Errorf("what was evicted is in files: %v, %v", states, err)
 		}
 	})
@@ -186,7 +186,7 @@ func TestManagerOfTwoRanks(t *testing.T) {
 			t.Fatal(err)
 		}
 		states, err := m.Lookup(t.Context(), names)
-		if err != nil || !slices.Equal(states, []tier.State{tier.Ready, tier.Absent, tier.Ready}) {
+		if err != nil || !slices.Equal(states, []manager.State{manager.InPool, manager.Absent, manager.InPool}) {
 			t.Errorf("%v, %v", states, err)
 		}
 		if s := m.Stats(); s.FromFiles != 3 || s.Forgotten != 1 {

@@ -56,6 +56,30 @@ func kvlGoManagerLookup(manager C.kvl_manager, blocks *C.kvl_blocks, states *C.u
 	})
 }
 
+//export kvlGoManagerWorth
+func kvlGoManagerWorth(manager C.kvl_manager, blocks *C.kvl_blocks, states *C.uint8_t, tokens C.int64_t, worth *C.size_t, why **C.char) C.int32_t {
+	return call(why, func() error {
+		var a args
+		need(&a, "worth", worth)
+		n := names(&a, blocks)
+		if a.err() != nil {
+			return a.err()
+		}
+		known := array[uint8](&a, "states", unsafe.Pointer(states), blocks.n)
+		if a.err() != nil {
+			return a.err()
+		}
+		found, err := library.ManagerWorth(capi.Handle(manager), n, known, int64(tokens))
+		*worth = C.size_t(found)
+		return err
+	})
+}
+
+//export kvlGoManagerComputed
+func kvlGoManagerComputed(manager C.kvl_manager, tokens C.int64_t, seconds C.double, why **C.char) C.int32_t {
+	return call(why, func() error { return library.ManagerComputed(capi.Handle(manager), int64(tokens), float64(seconds)) })
+}
+
 //export kvlGoManagerLoad
 func kvlGoManagerLoad(manager C.kvl_manager, blocks *C.kvl_blocks, job *C.kvl_job, why **C.char) C.int32_t {
 	return call(why, func() error {

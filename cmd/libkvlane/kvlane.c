@@ -177,6 +177,14 @@ kvl_status kvl_manager_lookup(kvl_manager manager, const kvl_blocks *blocks, uin
   CALL(kvlGoManagerLookup, manager, (kvl_blocks *)blocks, states);
 }
 
+kvl_status kvl_manager_worth(kvl_manager manager, const kvl_blocks *blocks, const uint8_t *states, int64_t tokens, size_t *worth) {
+  CALL(kvlGoManagerWorth, manager, (kvl_blocks *)blocks, (uint8_t *)states, tokens, worth);
+}
+
+kvl_status kvl_manager_computed(kvl_manager manager, int64_t tokens, double seconds) {
+  CALL(kvlGoManagerComputed, manager, tokens, seconds);
+}
+
 kvl_status kvl_manager_load(kvl_manager manager, const kvl_blocks *blocks, kvl_job *job) {
   CALL(kvlGoManagerLoad, manager, (kvl_blocks *)blocks, job);
 }

@@ -283,14 +283,25 @@ kvl_status kvl_close_manager(kvl_manager manager, int64_t timeout_ms);
 
 #define KVL_ABSENT 0u
 #define KVL_UNDER_WAY 1u /* a job that has not ended stores it, or brings it from files */
-#define KVL_THERE 2u     /* every worker has it, in memory or in files */
+#define KVL_THERE 2u     /* every worker has it in memory */
+#define KVL_BELOW 3u     /* it is there, but in files and not in every worker's memory */
 
 /* kvl_manager_lookup writes where each block stands. Nothing keeps it there: kvl_manager_load does. */
 kvl_status kvl_manager_lookup(kvl_manager manager, const kvl_blocks *blocks, uint8_t *states);
 
 /*
- * kvl_manager_load pins blocks, all of which are KVL_THERE, for workers to load: each gives their keys to kvl_load_blocks.
- * KVL_NOT_FOUND, KVL_BUSY: one is not there, is under way, or has no room; then nothing is pinned.
+ * kvl_manager_worth writes how many of the blocks, of one page group and from the first on, are worth loading, as that is
+ * faster than computing them again; the others are to be taken for misses. states is what kvl_manager_lookup wrote, and tokens
+ * how many need not be computed where all are loaded. It goes by what jobs have taken, from kvl_manager_load to kvl_job_end,
+ * and by kvl_manager_computed, as kvl_worth does: that the KV of so many tokens was computed in that time.
+ */
+kvl_status kvl_manager_worth(kvl_manager manager, const kvl_blocks *blocks, const uint8_t *states, int64_t tokens,
+                             size_t *worth);
+kvl_status kvl_manager_computed(kvl_manager manager, int64_t tokens, double seconds);
+
+/*
+ * kvl_manager_load pins blocks, all of which are KVL_THERE or KVL_BELOW, for workers to load: each gives their keys to
+ * kvl_load_blocks. KVL_NOT_FOUND, KVL_BUSY: one is not there, is under way, or has no room; then nothing is pinned.
  */
 kvl_status kvl_manager_load(kvl_manager manager, const kvl_blocks *blocks, kvl_job *job);
 

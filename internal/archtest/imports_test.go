@@ -83,7 +83,7 @@ var mayImport = map[string]string{
 
 	// What is built on the interfaces.
 	"store/index":           onTier + " tier",
-	"store/manager":         onTier + " tier",
+	"store/manager":         onTier + " tier store/admission",
 	"store/admission":       "",
 	"store":                 anyPlain + " store/index store/admission internal/sys/hostmem internal/leak",
 	"replay":                anyPlain + " store replay/kvcache internal/ctxio internal/sys/hostmem",

@@ -7,9 +7,9 @@ import (
 	"fmt"
 	"math"
 	"reflect"
+	"time"
 
 	"github.com/kvlane/kvlane"
-	"github.com/kvlane/kvlane/tier"
 )
 
 // manager is the index of the blocks that engines in other processes have.
@@ -131,7 +131,8 @@ func (l *Library) manage(h Handle, n *Names) (*manager, []kvlane.Block, error) {
 const (
 	Absent   uint8 = 0
 	UnderWay uint8 = 1
-	There    uint8 = 2
+	There    uint8 = 2 // in memory
+	Below    uint8 = 3 // there, in files and not in every worker's memory
 )
 
 // ManagerLookup says where each block stands. What was found is written although a tier could not be asked, which the error says.
@@ -142,16 +143,39 @@ func (l *Library) ManagerLookup(h Handle, n *Names, states []uint8) error {
 	}
 	found, err := m.Lookup(context.Background(), blocks)
 	for i, s := range found {
-		switch s {
-		case tier.Ready:
-			states[i] = There
-		case tier.Filling:
-			states[i] = UnderWay
-		default:
-			states[i] = Absent
-		}
+		states[i] = uint8(s) // they have the same numbers, which a test holds
 	}
 	return err
+}
+
+// ManagerWorth says how many of the blocks, from the first on, are worth loading. states is what ManagerLookup wrote, and tokens how many
+// all of them save.
+func (l *Library) ManagerWorth(h Handle, n *Names, states []uint8, tokens int64) (int, error) {
+	m, blocks, err := l.manage(h, n)
+	if err != nil {
+		return 0, err
+	}
+	if tokens < 0 || tokens > maxTokens {
+		return 0, invalid("%d tokens are none", tokens)
+	}
+	known := make([]kvlane.BlockState, len(states))
+	for i, s := range states {
+		known[i] = kvlane.BlockState(s)
+	}
+	return m.Worth(blocks, known, tokens), nil
+}
+
+// ManagerComputed tells how long the KV of so many tokens took to compute.
+func (l *Library) ManagerComputed(h Handle, tokens int64, seconds float64) error {
+	m, err := find[*manager](&l.handles, h)
+	if err != nil {
+		return err
+	}
+	if tokens < 1 || tokens > maxTokens || !(seconds > 0 && seconds <= maxSeconds) {
+		return invalid("%d tokens in %v s are none", tokens, seconds)
+	}
+	m.Computed(tokens, time.Duration(seconds*float64(time.Second)))
+	return nil
 }
 
 // ManagerLoad pins blocks that workers load.

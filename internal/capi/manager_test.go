@@ -91,10 +91,17 @@ func TestManagerAndItsWorker(t *testing.T) {
 	p.must(lib.ManagerTouch(m, named("ab")))
 	job = store("c")
 	p.must(lib.JobEnd(job, nil))
-	if got := look("abc"); !slices.Equal(got, []uint8{2, 2, 2}) {
+	if got := look("abc"); !slices.Equal(got, []uint8{3, 2, 2}) {
 		t.Errorf("in memory and in files: %v", got)
 	}
-	_, err := lib.ManagerLoad(m, named("abc"))
+	p.must(lib.ManagerComputed(m, 1000, 1))
+	if n, err := lib.ManagerWorth(m, named("abc"), look("abc"), 96); n != 3 || err != nil {
+		t.Errorf("%d of 3 blocks are worth loading, %v", n, err)
+	}
+	_, err := lib.ManagerWorth(m, named("abc"), look("abc"), -1)
+	want(t, "a number of tokens", err, capi.Invalid)
+	want(t, "a time", lib.ManagerComputed(m, 1000, 0), capi.Invalid)
+	_, err = lib.ManagerLoad(m, named("abc"))
 	want(t, "a load of three where two have room", err, capi.Busy)
 	load, err := lib.ManagerLoad(m, named("ab"))
 	p.must(err)

@@ -13,7 +13,7 @@ import pytest
 from conftest import HEADS, LAYERS, SIZE, TOKENS, config
 
 import kvlane
-from kvlane.manager import ABSENT, THERE, UNDER_WAY
+from kvlane.manager import ABSENT, BELOW, THERE, UNDER_WAY
 
 PAGES = 16
 RANKS = 2
@@ -101,10 +101,12 @@ def test_manager_of_two_workers(tmp_path: Path) -> None:
     assert engine.run("store", job) == []
     job.end([0])  # nothing, since it has ended
     job = m.store(named(4, 5))
-    assert len(job.evicted) == 1
+    (evicted,) = job.evicted
     assert engine.run("store", job) == []
     # What was evicted from memory is in files.
-    assert m.lookup(named(1, 2, 3, 4, 5, 6)) == bytes([THERE] * 5 + [ABSENT])
+    states = m.lookup(named(1, 2, 3, 4, 5, 6))
+    assert sorted(states) == [ABSENT, *[THERE] * 4, BELOW]
+    assert (states.index(BELOW), states[5]) == (evicted.hash[0] - 1, ABSENT)
     assert engine.run("load", m.load(named(1, 2, 3, 4))) == []
     m.reset()
     engine.stop()
@@ -153,3 +155,29 @@ def test_manager_refuses(open_store: Callable[..., kvlane.Store]) -> None:
         job.end([0])
         m.store([]).end()
     assert open_store().drop(kvlane.Keys()) == 0
+
+
+def test_files_that_are_slower_than_computing_are_refused(tmp_path: Path) -> None:
+    engine = Engine(tmp_path, blocks=8)
+    assert engine.run("store", engine.manager.store(named(*range(1, 9)))) == []
+    engine.stop()
+    for admission in ("auto", "always"):
+        ranks = [rank_config(r, tmp_path) for r in range(RANKS)]
+        for rank in ranks:
+            rank["store"]["admission"] = admission
+        with kvlane.Manager(ranks, 4) as m:
+            for i in (1, 2, 3):
+                m.load(named(i)).end()
+                m.computed(1 << 30, 1e-3)
+            blocks = named(3, 4, 5)
+            states = m.lookup(blocks)
+            assert states == bytes([THERE, BELOW, BELOW])
+            answers = [m.worth(blocks, states, 48) for _ in range(2)]  # the first that is refused is a probe
+            assert answers == [3, 1 if admission == "auto" else 3]
+            figures = m.stats()["admission"]
+            refused = (figures["cut"], figures["blocks_refused"], figures["probes"])
+            assert refused == ((2, 4, 1) if admission == "auto" else (0, 0, 0))
+            with pytest.raises(kvlane.Invalid):
+                m.worth(blocks, states[:1], 48)
+            with pytest.raises(kvlane.Invalid):
+                m.computed(0, 1)

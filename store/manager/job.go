@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
@@ -19,7 +20,9 @@ type Job struct {
 
 	m     *Manager
 	held  []held // one of each of Blocks
-	ended bool   // guarded by the Manager's mu
+	load  bool
+	begun time.Time
+	ended bool // guarded by the Manager's mu
 }
 
 // held is a job's hold on a block: a pin, or a place that the job fills.
@@ -45,9 +48,9 @@ func (m *Manager) Load(ctx context.Context, blocks []Block) (*Job, error) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	j := &Job{m: m}
+	j := &Job{m: m, load: true}
 	for i := range keys {
-		h, err := m.pin(keys[i], blocks[i], states[i] == tier.Ready)
+		h, err := m.pin(keys[i], blocks[i], states[i].There())
 		if err != nil {
 			j.undo(err)
 			return fail(fmt.Errorf("block %d: %w", i, err))
@@ -118,6 +121,7 @@ func (m *Manager) Store(blocks []Block) (*Job, error) {
 // begin gives the job what the workers have to be told. The caller holds mu.
 func (m *Manager) begin(j *Job) {
 	j.Evicted, m.evicted = m.evicted, nil
+	j.begun = m.clock.Now()
 	m.live++
 }
 
@@ -151,6 +155,9 @@ func (j *Job) End(failed ...int) error {
 	}
 	j.ended = true
 	j.m.live--
+	if j.load && len(failed) == 0 {
+		j.loaded()
+	}
 	for i := range j.held {
 		j.m.unpin(&j.held[i], bad[i])
 	}

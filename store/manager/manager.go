@@ -6,8 +6,11 @@ import (
 	"fmt"
 	"sync"
 
+	"github.com/jonboulle/clockwork"
+
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/store/admission"
 	"github.com/kvlane/kvlane/tier"
 )
 
@@ -19,7 +22,25 @@ type Config struct {
 	// Ranks are what the blocks of each worker are, which differ where the workers hold different heads. One stands for all workers
 	// whose blocks are the same.
 	Ranks []Rank
+	// AdmitAlways has Manager.Worth say that all blocks are worth loading.
+	AdmitAlways bool
+	// Clock times jobs. Default: the real one.
+	Clock clockwork.Clock
 }
+
+// State is where a block stands.
+type State uint8
+
+// The states. Those of a block that is there come last.
+const (
+	Absent   State = iota
+	UnderWay       // a job that has not ended stores it, or brings it from files
+	InPool         // in the pool of every worker
+	InFiles        // in files, and not in every pool
+)
+
+// There says whether a block can be loaded.
+func (s State) There() bool { return s == InPool || s == InFiles }
 
 // Rank is what a worker's blocks are, and where they are below its pool.
 type Rank struct {
@@ -56,8 +77,11 @@ type Block struct {
 
 // Manager knows which blocks the workers have. See the package's documentation.
 type Manager struct {
-	ranks []Rank
-	now   context.Context // has ended: what has to be waited for is refused
+	ranks     []Rank
+	now       context.Context // has ended: what has to be waited for is refused
+	clock     clockwork.Clock
+	always    bool // all is worth loading
+	admission admission.Model
 
 	mu      sync.Mutex
 	pool    Pool                 // of rank 0's keys; one fill or pin a block and job
@@ -75,8 +99,9 @@ type Stats struct {
 	FromFiles int64 // loaded from files
 	Stored    int64
 	Evicted   int64
-	Forgotten int64 // could not be stored or loaded, or were reported wrong
-	Refused   int64 // could not be stored since all places were in use
+	Forgotten int64           // could not be stored or loaded, or were reported wrong
+	Refused   int64           // could not be stored since all places were in use
+	Admission admission.Stats // what Worth has decided
 }
 
 // Open returns a Manager of empty pools.
@@ -86,7 +111,10 @@ func Open(c Config) (*Manager, error) {
 	}
 	now, cancel := context.WithCancel(context.Background())
 	cancel()
-	m := &Manager{ranks: c.Ranks, now: now, names: make(map[block.Key]*Block)}
+	if c.Clock == nil {
+		c.Clock = clockwork.NewRealClock()
+	}
+	m := &Manager{ranks: c.Ranks, now: now, clock: c.Clock, always: c.AdmitAlways, names: make(map[block.Key]*Block)}
 	pool, err := c.OpenPool(m.evict)
 	if err != nil {
 		return nil, fmt.Errorf("open manager: %w", err)
@@ -117,7 +145,7 @@ func (m *Manager) Stats() Stats {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	s := m.stats
-	s.Blocks, s.Jobs = m.pool.Stats().Blocks, m.live
+	s.Blocks, s.Jobs, s.Admission = m.pool.Stats().Blocks, m.live, m.admission.Stats()
 	return s
 }
 
@@ -134,30 +162,34 @@ func (m *Manager) keys(rank int, blocks []Block) ([]block.Key, error) {
 	return keys, nil
 }
 
-// Lookup says for each block where it stands: Ready is there, in the workers' pools or in files, Filling is on its way there by a job
-// that has not ended, and Absent is anything else. Nothing keeps it there: Load does. A file tier that cannot be asked has nothing, and its
+// Lookup says for each block where it stands. Nothing keeps it there: Load does. A file tier that cannot be asked has nothing, and its
 // error is returned beside the states.
-func (m *Manager) Lookup(ctx context.Context, blocks []Block) ([]tier.State, error) {
+func (m *Manager) Lookup(ctx context.Context, blocks []Block) ([]State, error) {
 	keys, err := m.keys(0, blocks)
 	if err != nil {
 		return nil, fmt.Errorf("look up %d blocks: %w", len(blocks), err)
 	}
-	states := make([]tier.State, len(blocks))
-	if err := m.pool.Lookup(ctx, keys, states); err != nil {
+	pooled := make([]tier.State, len(blocks))
+	if err := m.pool.Lookup(ctx, keys, pooled); err != nil {
 		return nil, fmt.Errorf("look up %d blocks: %w", len(blocks), err)
 	}
+	states := make([]State, len(blocks))
 	var below []Block
 	var at []int
-	for i, s := range states {
-		if s != tier.Ready && s != tier.Filling {
-			states[i] = tier.Absent
+	for i, s := range pooled {
+		switch s {
+		case tier.Ready:
+			states[i] = InPool
+		case tier.Filling:
+			states[i] = UnderWay
+		default:
 			below, at = append(below, blocks[i]), append(at, i)
 		}
 	}
 	there, err := m.inFiles(ctx, below)
 	for k, i := range at {
 		if there != nil && there[k] {
-			states[i] = tier.Ready
+			states[i] = InFiles
 		}
 	}
 	return states, err

@@ -98,7 +98,7 @@ func hashes(blocks []manager.Block) []string {
 	return out
 }
 
-func states(t *testing.T, m *manager.Manager, hashes ...string) []tier.State {
+func states(t *testing.T, m *manager.Manager, hashes ...string) []manager.State {
 	t.Helper()
 	s, err := m.Lookup(t.Context(), named(hashes...))
 	if err != nil {
@@ -138,7 +138,7 @@ func TestStoredBlocksAreThere(t *testing.T) {
 	if got := hashes(j.Blocks); !slices.Equal(got, []string{"a", "b"}) || len(j.Evicted) != 0 {
 		t.Errorf("stores %v, evicts %v", got, j.Evicted)
 	}
-	if got := states(t, m, "a", "b", "c"); !slices.Equal(got, []tier.State{tier.Filling, tier.Filling, tier.Absent}) {
+	if got := states(t, m, "a", "b", "c"); !slices.Equal(got, []manager.State{manager.UnderWay, manager.UnderWay, manager.Absent}) {
 		t.Errorf("while they are stored: %v", got)
 	}
 	if _, err := m.Load(t.Context(), named("a")); !errors.Is(err, errdefs.ErrBusy) {
@@ -150,7 +150,7 @@ func TestStoredBlocksAreThere(t *testing.T) {
 		end(t, again)
 	}
 	end(t, j, 1)
-	if got := states(t, m, "a", "b"); !slices.Equal(got, []tier.State{tier.Ready, tier.Absent}) {
+	if got := states(t, m, "a", "b"); !slices.Equal(got, []manager.State{manager.InPool, manager.Absent}) {
 		t.Errorf("b has failed: %v", got)
 	}
 	// Some worker may have stored b all the same.
@@ -177,7 +177,7 @@ func TestRoomIsMadeFromWhatNoJobHas(t *testing.T) {
 	}
 	end(t, j)
 	end(t, load)
-	if got := states(t, m, "a", "b", "c", "d"); !slices.Equal(got, []tier.State{tier.Ready, tier.Absent, tier.Absent, tier.Ready}) {
+	if got := states(t, m, "a", "b", "c", "d"); !slices.Equal(got, []manager.State{manager.InPool, manager.Absent, manager.Absent, manager.InPool}) {
 		t.Errorf("%v", got)
 	}
 	if s := m.Stats(); s.Evicted != 1 || s.Refused != 2 || s.FromPool != 1 {
@@ -192,14 +192,14 @@ func TestFilesOfAllRanks(t *testing.T) {
 	has(0, "a")
 	has(1, "a")
 	has(0, "b")
-	if got := states(t, m, "a", "b"); !slices.Equal(got, []tier.State{tier.Ready, tier.Absent}) {
+	if got := states(t, m, "a", "b"); !slices.Equal(got, []manager.State{manager.InFiles, manager.Absent}) {
 		t.Fatalf("%v", got)
 	}
 	if _, err := m.Load(t.Context(), named("a", "b")); !errors.Is(err, errdefs.ErrNotFound) {
 		t.Errorf("load of what one rank lacks: %v", err)
 	}
 	j := loaded(t, m, "a")
-	if got := states(t, m, "a"); got[0] != tier.Filling {
+	if got := states(t, m, "a"); got[0] != manager.UnderWay {
 		t.Errorf("on its way from files: %v", got)
 	}
 	end(t, j)
@@ -210,7 +210,7 @@ func TestFilesOfAllRanks(t *testing.T) {
 	}
 	below[1].err = errdefs.ErrBroken
 	got, err := m.Lookup(t.Context(), named("a", "b"))
-	if !errors.Is(err, errdefs.ErrBroken) || !slices.Equal(got, []tier.State{tier.Ready, tier.Absent}) {
+	if !errors.Is(err, errdefs.ErrBroken) || !slices.Equal(got, []manager.State{manager.InPool, manager.Absent}) {
 		t.Errorf("%v, %v", got, err)
 	}
 }
@@ -222,7 +222,7 @@ func TestForgottenBlockIsStoredAnew(t *testing.T) {
 	if err := m.Forget(named("a", "x")); err != nil {
 		t.Fatal(err)
 	}
-	if got := states(t, m, "a", "b"); !slices.Equal(got, []tier.State{tier.Absent, tier.Ready}) {
+	if got := states(t, m, "a", "b"); !slices.Equal(got, []manager.State{manager.Absent, manager.InPool}) {
 		t.Fatalf("%v", got)
 	}
 	anew := stored(t, m, "a")
@@ -232,7 +232,7 @@ func TestForgottenBlockIsStoredAnew(t *testing.T) {
 	end(t, anew)
 	end(t, first, 0) // says so again of the block that was there before
 	end(t, second, 0)
-	if got := states(t, m, "a", "b"); !slices.Equal(got, []tier.State{tier.Ready, tier.Ready}) {
+	if got := states(t, m, "a", "b"); !slices.Equal(got, []manager.State{manager.InPool, manager.InPool}) {
 		t.Errorf("%v", got)
 	}
 	if n := m.Reset(); n != 2 {
@@ -418,11 +418,11 @@ func TestModel(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if s[0] == tier.Ready {
+			if s[0] == manager.InPool {
 				there++
 			}
 			for r, w := range workers {
-				if s[0] == tier.Ready && !w.pool[b] {
+				if s[0] == manager.InPool && !w.pool[b] {
 					t.Errorf("seed %d: block %v is said to be there, and rank %d has not got it", seed, b, r)
 				}
 			}

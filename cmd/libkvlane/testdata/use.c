@@ -252,6 +252,9 @@ static void manage(void) {
   EXPECT(KVL_INVALID, kvl_job_end(job, failed, 2));
   EXPECT(KVL_OK, kvl_manager_lookup(m, &blocks, states));
   CHECK(states[0] == KVL_THERE && states[1] == KVL_ABSENT);
+  EXPECT(KVL_OK, kvl_manager_computed(m, 1000, 0.5));
+  EXPECT(KVL_OK, kvl_manager_worth(m, &blocks, states, 1000, &n));
+  CHECK(n == blocks.n);
   EXPECT(KVL_OK, kvl_manager_touch(m, &blocks));
   EXPECT(KVL_OK, kvl_manager_forget(m, &blocks));
   EXPECT(KVL_OK, kvl_manager_store(m, &blocks, chosen, &job));

@@ -89,6 +89,8 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "open_manager": (c.c_char_p, _out),
     "close_manager": (_handle, _ms),
     "manager_lookup": (_handle, c.POINTER(Blocks), _bytes),
+    "manager_worth": (_handle, c.POINTER(Blocks), _bytes, c.c_int64, c.POINTER(_n)),
+    "manager_computed": (_handle, c.c_int64, c.c_double),
     "manager_load": (_handle, c.POINTER(Blocks), _out),
     "manager_store": (_handle, c.POINTER(Blocks), _bytes, _out),
     "manager_forget": (_handle, c.POINTER(Blocks)),

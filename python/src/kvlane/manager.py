@@ -19,7 +19,7 @@ from .errors import Status
 if TYPE_CHECKING:
     from types import TracebackType
 
-ABSENT, UNDER_WAY, THERE = 0, 1, 2
+ABSENT, UNDER_WAY, THERE, BELOW = 0, 1, 2, 3
 
 
 class Block(NamedTuple):
@@ -95,15 +95,33 @@ class Manager:
         return _Names(blocks, self._hash_bytes or (len(blocks[0].hash) if blocks else _lib.HASH_BYTES))
 
     def lookup(self, blocks: Sequence[Block]) -> bytes:
-        """A byte for each block: ABSENT, UNDER_WAY (a job that has not ended stores or brings it) or THERE."""
+        """A byte for each block: ABSENT, UNDER_WAY (a job that has not ended stores or brings it), THERE in all memories,
+        or BELOW: there, in files.
+        """
         names = self._names(blocks)
         states = bytearray(len(names))
         if blocks:
             self._lib.call("manager_lookup", self._handle, c.byref(names.raw), _lib.address(states, "answers")[0])
         return bytes(states)
 
+    def worth(self, blocks: Sequence[Block], states: bytes, tokens: int) -> int:
+        """How many of the blocks, of one page group and from the first on, are worth loading, as that is faster than computing
+        them again: the others are best taken for misses. states is what lookup said, tokens how many need not be computed where
+        all are loaded. All blocks, until it is known what jobs that load take and, by computed, what computing does.
+        """
+        names, out = self._names(blocks), c.c_size_t()
+        if len(states) != len(names):
+            raise errors.Invalid(f"{len(states)} states of {len(names)} blocks")
+        if blocks:
+            self._lib.call("manager_worth", self._handle, c.byref(names.raw), bytes(states), tokens, c.byref(out))
+        return out.value
+
+    def computed(self, tokens: int, seconds: float) -> None:
+        """Tells that the KV of so many tokens was computed in that time. Fewer than 256 are passed over."""
+        self._lib.call("manager_computed", self._handle, tokens, seconds)
+
     def load(self, blocks: Sequence[Block]) -> Job:
-        """Pins blocks, all of which are THERE, for workers to load. NotFound or Busy otherwise: then nothing is pinned."""
+        """Pins blocks, all THERE or BELOW, for workers to load. NotFound or Busy otherwise: then nothing is pinned."""
         names = self._names(blocks)
         job = c.c_uint64()
         self._lib.call("manager_load", self._handle, c.byref(names.raw), c.byref(job))

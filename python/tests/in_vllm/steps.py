@@ -41,7 +41,8 @@ class Rig:
         self.rng, self.folder = rng, Path(folder)
         transfer = KVTransferConfig(
             kv_connector=connector, kv_connector_module_path="kvlane.vllm", kv_role="kv_both", kv_load_failure_policy="recompute",
-            kv_connector_extra_config={"store": {"cache_bytes": 24 * (LAYERS * 1024 + 4096), "dirs": [folder]}, "log_seconds": 0},
+            kv_connector_extra_config={"store": {"cache_bytes": 24 * (LAYERS * 1024 + 4096), "dirs": [folder]}, "log_seconds": 0,
+                "layerwise_files": True},
         )  # fmt: skip
         config = EngineArgs(
             kv_transfer_config=transfer, model=model, dtype="float32", max_model_len=512, skip_tokenizer_init=True,

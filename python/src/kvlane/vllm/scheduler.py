@@ -23,7 +23,7 @@ from vllm.v1.kv_offload.base import (
 )
 
 from .. import errors
-from ..manager import Block
+from ..manager import BELOW, THERE, Block
 from .jobs import GROUP_BYTES, Blocks
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 logger = init_logger("vllm.kvlane")  # what vLLM sets up are loggers below its own name
 
-_RESULTS = (LookupResult.MISS, LookupResult.HIT_PENDING, LookupResult.HIT)
+_RESULTS = (LookupResult.MISS, LookupResult.HIT_PENDING, LookupResult.HIT, LookupResult.HIT)
 
 
 def _block(name: bytes) -> Block:
@@ -43,10 +43,15 @@ def _named(blocks: Iterable[Block]) -> list[bytes]:
 
 
 class Scheduler(OffloadingManager):
-    """vLLM's scheduler calls it, in one thread. A block that is not there raises nothing: it is a miss, now or at the worker."""
+    """vLLM's scheduler calls it, in one thread. A block that is not there raises nothing: it is a miss, now or at the worker.
 
-    def __init__(self, manager: Manager, group_ids: tuple[int, ...], events: bool, log_seconds: float) -> None:
-        self.manager = manager
+    block_tokens is that of the only page group; 0 where there are several, whose prefixes end in places of their own.
+    """
+
+    def __init__(
+        self, manager: Manager, group_ids: tuple[int, ...], events: bool, log_seconds: float, block_tokens: int = 0
+    ) -> None:
+        self.manager, self._block_tokens = manager, block_tokens
         self._groups = {g: i.to_bytes(GROUP_BYTES, "big") for i, g in enumerate(group_ids)}
         self._same = list(group_ids) == list(range(len(group_ids)))
         self._salt = b""  # set by reset_cache
@@ -73,14 +78,36 @@ class Scheduler(OffloadingManager):
             keys = list(req_context._offload_key_positions)
             if key not in req_context._offload_key_positions:
                 keys.append(key)
+            blocks = [_block(self._name(k)) for k in keys]
             try:
-                found = self.manager.lookup([_block(self._name(k)) for k in keys])
+                found = self._admitted(blocks, self.manager.lookup(blocks), keys.index(key))
             except errors.Error as e:
                 logger.warning("Request %s: %d blocks are taken for misses: %s", req_context.req_id, len(keys), e)
                 found = bytes(len(keys))
             seen = dict(zip(keys, found, strict=True))
             self._seen[req_context.req_id] = seen
         return _RESULTS[seen[key]]
+
+    def _admitted(self, blocks: list[Block], states: bytes, first: int) -> bytes:
+        """The states, with misses where blocks in files are computed faster than they are loaded. first is what vLLM asks for
+        first: it has those before.
+        """
+        end = first
+        while end < len(states) and states[end] in (THERE, BELOW):
+            end += 1
+        if not self._block_tokens or BELOW not in states[first:end]:
+            return states
+        worth = self.manager.worth(blocks[first:end], states[first:end], (end - first) * self._block_tokens)
+        return states[: first + worth] + bytes(end - first - worth) + states[end:]
+
+    def in_files(self, keys: Iterable[OffloadKey], req_context: ReqContext) -> bool:
+        """Whether one of the keys that a request was told of in this step has its block in files, and not in all pools."""
+        seen = self._seen.get(req_context.req_id, {})
+        return any(seen.get(key) == BELOW for key in keys)
+
+    def computed(self, tokens: int, seconds: float) -> None:
+        """The engine has computed that many tokens in that time."""
+        self.manager.computed(tokens, seconds)
 
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> Blocks:
         """Pins the blocks. Where that fails the workers are told all the same, and report what they do not have."""

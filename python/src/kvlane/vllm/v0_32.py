@@ -7,6 +7,7 @@ anew, and to the scheduler's Manager, which forgets the blocks; and, in Layerwis
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -33,6 +34,7 @@ from vllm.v1.request import Request
 from .. import errors
 from ..manager import Manager
 from . import config as configs
+from .pace import Pace
 from .scheduler import Scheduler
 from .worker import Failure, Worker, open_worker
 
@@ -78,7 +80,8 @@ class Spec(OffloadingSpec):
         """The scheduler's."""
         manager = Manager([c for i, c in enumerate(self.stores) if c not in self.stores[:i]])
         log_seconds = float(self.extra_config.get("log_seconds", 60))
-        return Scheduler(manager, self.group_ids, self.kv_events_config.enable_kv_cache_events, log_seconds)
+        tokens = self.groups[0].block_tokens if len(self.groups) == 1 else 0
+        return Scheduler(manager, self.group_ids, self.kv_events_config.enable_kv_cache_events, log_seconds, tokens)
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         """A worker's."""
@@ -100,6 +103,7 @@ class Connector(OffloadingConnector):
         self._canonical_layout = False
         self._failures: dict[int, Failure] = {}
         self._bad_pages: set[int] = set()
+        self._pace = Pace(2 if vllm_config.scheduler_config.async_scheduling else 1)
         self.connector_scheduler = self.connector_worker = None
         spec = self._spec(config, vllm_config, kv_cache_config)
         if role == KVConnectorRole.SCHEDULER:
@@ -116,6 +120,15 @@ class Connector(OffloadingConnector):
     @staticmethod
     def _spec(config: OffloadingConfig, vllm_config: Any, kv_cache_config: Any) -> OffloadingSpec:
         return Spec(config, vllm_config, kv_cache_config)
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Any:
+        """The jobs of a step. The Manager is told how long earlier ones took."""
+        meta = super().build_connector_meta(scheduler_output)
+        took = self._pace.step(time.monotonic(), scheduler_output.num_scheduled_tokens, bool(meta.load_jobs))
+        manager = self.scheduler.manager
+        if took is not None and isinstance(manager, Scheduler):
+            manager.computed(*took)
+        return meta
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """The requests whose loads have ended, and with several page groups those of them that failed."""
@@ -171,8 +184,9 @@ class LayerwiseConnector(Connector):
     """Connector whose loads are part of the step that computes the rest of the prompt: a layer waits for its own KV alone. What
     a step computes is stored layer by layer, too. See docs/vllm.md for what it asks of vLLM.
 
-    A load is whole, before the request's first step, as Connector's are, where it is not for one page group of attention, or
-    where tokens of that step would be written to pages that are being loaded.
+    A load is whole, before the request's first step, as Connector's are, where it is not for one page group of attention,
+    where tokens of that step would be written to pages that are being loaded, and where blocks come from files, which are slow:
+    other requests of the step would wait with it.
     """
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
@@ -183,6 +197,7 @@ class LayerwiseConnector(Connector):
             logger.warning("kvlane: KV is not moved layer by layer: %s", whole)
         layers = () if whole is not None else kv_cache_config.kv_cache_groups[0].layer_names
         self._layers = {name: i for i, name in enumerate(layers)}
+        self._from_files = bool(vllm_config.kv_transfer_config.kv_connector_extra_config.get("layerwise_files", False))
         # A draft model writes to its layers after the call for them.
         self._saves = bool(layers) and vllm_config.speculative_config is None
         self._begun: Any = None  # the step whose loads were submitted
@@ -205,8 +220,17 @@ class LayerwiseConnector(Connector):
         end = num_computed_tokens + found
         if end % self.scheduler.config.kv_group_configs[0].tokens_per_chunk or end >= request.num_tokens:
             return found, True  # the next token is in a page that is loaded
+        if not self._from_files and self._in_files(request, num_computed_tokens, end):
+            return found, True  # other requests are computed meanwhile
         self._in_step.add(request.request_id)
         return found, False
+
+    def _in_files(self, request: Request, first: int, end: int) -> bool:
+        """Whether a block of these tokens is in files, and not in all workers' memory."""
+        status, manager = self.scheduler._req_status[request.request_id], self.scheduler.manager
+        assert isinstance(manager, Scheduler)
+        size = self.scheduler.config.kv_group_configs[0].tokens_per_chunk
+        return manager.in_files(status.group_states[0].offload_keys[first // size : end // size], status.req_context)
 
     def _shares(self, request: Request, num_computed_tokens: int) -> bool:
         """Whether vLLM has pages for a request that are still being loaded for another, and may fail."""

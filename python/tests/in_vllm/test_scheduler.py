@@ -1,0 +1,65 @@
+"""What the scheduler's side makes of what its Manager says."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from kvlane.manager import ABSENT, BELOW, THERE, UNDER_WAY
+
+
+class Manager:
+    """Says what it is told to, and that one block of a run is worth loading, or as many as `most`."""
+
+    def __init__(self, states: list[int], most: int) -> None:
+        self.states, self.most = bytes(states), most
+        self.asked: list[Any] = []
+        self.times: list[Any] = []
+
+    def lookup(self, blocks: list[Any]) -> bytes:
+        assert len(blocks) == len(self.states)
+        return self.states
+
+    def worth(self, blocks: list[Any], states: bytes, tokens: int) -> int:
+        assert len(blocks) == len(states)
+        self.asked.append((list(states), tokens))
+        return min(self.most, len(blocks))
+
+
+def look(states: list[int], most: int = 1, first: int = 0, block_tokens: int = 16) -> tuple[str, list[Any]]:
+    """The answers for all blocks, the first being asked for first, as M(iss), P(ending) and H(it); and what worth was asked."""
+    from vllm.v1.kv_offload.base import LookupResult
+
+    from kvlane.vllm.scheduler import Scheduler
+
+    manager: Any = Manager(states, most)
+    scheduler = Scheduler(manager, (0,), events=False, log_seconds=60, block_tokens=block_tokens)
+    keys: Any = [bytes([i]) * 8 + bytes(4) for i in range(len(states))]
+    context: Any = SimpleNamespace(req_id="r", _offload_key_positions={k: i for i, k in enumerate(keys)})
+    scheduler.lookup(keys[first], context)
+    letters = {LookupResult.MISS: "M", LookupResult.HIT_PENDING: "P", LookupResult.HIT: "H"}
+    assert scheduler.in_files(keys, context) == (BELOW in scheduler._seen["r"].values())
+    return "".join(letters[scheduler.lookup(k, context)] for k in keys), manager.asked
+
+
+def test_blocks_in_files_are_hits_where_they_are_worth_loading() -> None:
+    assert look([THERE, BELOW, BELOW, ABSENT]) == ("HMMM", [([THERE, BELOW, BELOW], 48)])
+    assert look([THERE, BELOW, BELOW, ABSENT], most=3) == ("HHHM", [([THERE, BELOW, BELOW], 48)])
+    assert look([THERE, THERE, UNDER_WAY, BELOW]) == ("HHPH", []), "there are no files in the prefix"
+    assert look([BELOW, BELOW, BELOW, THERE], first=2, most=0) == ("HHMM", [([BELOW, THERE], 32)]), "vLLM has the first two"
+    assert look([BELOW, BELOW], block_tokens=0) == ("HH", []), "several page groups"
+
+
+def test_steps_tell_how_long_computing_takes() -> None:
+    from kvlane.vllm.pace import Pace
+
+    now = Pace(lag=1)
+    assert now.step(0.0, {"a": 1000}, False) is None
+    assert now.step(2.0, {"a": 1, "b": 500}, False) == (1000, 2.0)
+    assert now.step(3.0, {"b": 1}, True) == (501, 1.0)
+    assert now.step(9.0, {"b": 1}, False) is None, "it has waited for a load"
+    assert now.step(9.5, {"c": 300}, False) is None, "few tokens"
+    assert now.step(19.5, {"d": 300}, False) is None, "there was nothing to do in between"
+    ahead = Pace(lag=2)
+    steps = [ahead.step(t, {"a": n}, False) for t, n in ((0.0, 1000), (0.1, 500), (2.0, 1), (3.0, 1))]
+    assert steps == [None, None, (1000, 1.9), (500, 1.0)]

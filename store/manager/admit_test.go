@@ -1,0 +1,70 @@
+package manager_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jonboulle/clockwork"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/store/manager"
+)
+
+// Times are what jobs took, by what lies in pools and what in files, and what the engine says of computing.
+func TestFilesThatAreSlowerThanComputingAreRefused(t *testing.T) {
+	for _, always := range []bool{false, true} {
+		clock := clockwork.NewFakeClock()
+		below, fs := &files{there: map[block.Key]bool{}}, formats(t, 0, 1, 1)
+		m, err := manager.Open(manager.Config{OpenPool: pool(4, fs), Ranks: []manager.Rank{{Formats: fs, Files: below}}, AdmitAlways: always, Clock: clock})
+		if err != nil {
+			t.Fatal(err)
+		}
+		worth := func(hashes ...string) int {
+			return m.Worth(named(hashes...), states(t, m, hashes...), int64(1000*len(hashes)))
+		}
+		for i := range 20 {
+			below.there[fs.Key(0, fmt.Appendf(nil, "f%d", i))] = true
+		}
+		if got := worth("f0", "f1"); got != 2 {
+			t.Errorf("nothing is known, and %d of 2 blocks are worth loading", got)
+		}
+		for i := range 3 { // 10 s a block
+			j := loaded(t, m, fmt.Sprintf("f%d", i))
+			clock.Advance(10 * time.Second)
+			end(t, j)
+			m.Computed(1000, time.Second)
+		}
+		end(t, loaded(t, m, "f19"), 0) // one that fails says nothing
+		want := 2
+		if always {
+			want = 5
+		}
+		probe := []string{"f0", "f1", "f7", "f8", "f9"}
+		if got := worth(probe...); got != 5 {
+			t.Errorf("the first that is refused is a probe, and %d of 5 blocks are worth loading", got)
+		}
+		clock.Advance(299 * time.Second) // it takes 30 s, and a tenth of the time
+		if got := worth(probe...); got != want {
+			t.Errorf("%d blocks of 5, 2 of which are in pools, are worth loading, not %d", got, want)
+		}
+		clock.Advance(2 * time.Second)
+		if got := worth(probe...); got != 5 {
+			t.Errorf("there is no second probe: %d of 5 blocks are worth loading", got)
+		}
+		if s := m.Stats().Admission; !always && (s.Asked != 4 || s.Cut != 3 || s.BlocksRefused != 9 || s.Probes != 2 || s.FileRate == 0 || s.TokensPerSecond < 999) {
+			t.Errorf("%+v", s)
+		}
+		for i := range 20 {
+			j := loaded(t, m, fmt.Sprintf("f%d", 3+i%8))
+			clock.Advance(time.Millisecond)
+			end(t, j)
+		}
+		if got := worth("f15", "f16"); got != 2 {
+			t.Errorf("files have become fast, and %d of 2 blocks are worth loading", got)
+		}
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}

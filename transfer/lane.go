@@ -186,18 +186,6 @@ func (l *lane) write(f *flight) error {
 	return err
 }
 
-// watched notes whether it was the writer that failed.
-type watched struct {
-	w   io.Writer
-	err error
-}
-
-func (w *watched) Write(p []byte) (n int, err error) {
-	n, err = w.w.Write(p)
-	w.err = err
-	return n, err
-}
-
 // localError is why a part cannot be moved by any lane: this process's memory failed.
 type localError struct{ err error }
 
@@ -248,11 +236,19 @@ func (l *lane) readAll() error {
 func (l *lane) receive(f *flight) (verdict, err error) {
 	body := &io.LimitedReader{R: l.r, N: f.part.bytes}
 	merr := l.p.e.mover.Receive(l.ctx, body, f.part.extents())
-	if merr == nil {
-		return nil, nil
+	if merr != nil {
+		if _, err := io.Copy(io.Discard, body); err != nil || body.N > 0 {
+			return nil, errors.Join(noEOF(merr), err)
+		}
 	}
-	if _, err := io.Copy(io.Discard, body); err != nil || body.N > 0 {
-		return nil, errors.Join(noEOF(merr), err)
+	p, err := readReply(l.r)
+	switch {
+	case err != nil:
+		return nil, err
+	case p.id != f.id || p.bytes != 0:
+		return nil, fmt.Errorf("reply %d of %d bytes behind a read's: %w", p.id, p.bytes, errdefs.ErrMismatch)
+	case merr != nil:
+		return &localError{merr}, nil
 	}
-	return &localError{merr}, nil
+	return p.status.err(p.text), nil
 }

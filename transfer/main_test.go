@@ -120,6 +120,7 @@ func newPair(tb testing.TB, target, initiator Options, regions ...*mem.Region) *
 	tb.Helper()
 	p := &pair{target: engine(tb, target), initiator: engine(tb, initiator)}
 	p.publish(tb, regions...)
+	p.open(tb, p.target.Address())
 	return p
 }
 
@@ -132,7 +133,6 @@ func (p *pair) publish(tb testing.TB, regions ...*mem.Region) {
 		_, err := p.segment.Register(r, RegisterOptions{})
 		must(tb, err)
 	}
-	p.open(tb, p.target.Address())
 }
 
 func (p *pair) open(tb testing.TB, addr string) {

@@ -9,8 +9,8 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// What goes over a data connection: requests, and one reply to each, in their order. A write's bytes follow its request, a read's bytes
-// follow its reply. A reply to a write is sent when all of its bytes are where they belong.
+// What goes over a data connection: requests, and one reply to each, in their order. A write's bytes follow its request; the reply is sent
+// when all of them are where they belong. A read's bytes follow its reply, and then another one says whether they are good.
 //
 //	request: op u8 | 0 u8 | 0 u16 | planes u32 | id u64 | segment u64 | bytes u64 | pages u32 | 0 u32 | planes | pages
 //	plane:   base u64 | stride u64 | bytes u64

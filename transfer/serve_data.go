@@ -45,11 +45,13 @@ func (e *Engine) do(c *connection, q *request) error {
 		if err := (&reply{status: statusOK, id: q.id, bytes: n}).write(c.w); err != nil {
 			return err
 		}
-		if err := e.mover.Send(c.ctx, c.w, h.List); err != nil {
+		socket := &watched{w: c.w}
+		if err = e.mover.Send(c.ctx, socket, h.List); err == nil {
+			e.counters.out.Add(n)
+		} else if err := socket.pad(n); err != nil {
 			return err
 		}
-		e.counters.out.Add(n)
-		return nil
+		return (&reply{status: statusOf(err), id: q.id, text: textOf(err)}).write(c.w)
 	}
 	body := &io.LimitedReader{R: c.r, N: n}
 	if err == nil {
@@ -79,4 +81,26 @@ func (e *Engine) hold(q *request) (*memory.Held, error) {
 		return nil, err
 	}
 	return h, nil
+}
+
+// watched notes how much was written, and whether it was the writer that failed.
+type watched struct {
+	w   io.Writer
+	n   int64
+	err error
+}
+
+func (w *watched) Write(p []byte) (n int, err error) {
+	n, err = w.w.Write(p)
+	w.n, w.err = w.n+int64(n), err
+	return n, err
+}
+
+// pad writes zeros in place of what is missing of n bytes.
+func (w *watched) pad(n int64) error {
+	zeros := make([]byte, min(n-w.n, socketBuffer))
+	for w.err == nil && w.n < n {
+		_, _ = w.Write(zeros[:min(n-w.n, int64(len(zeros)))]) // w.err has it
+	}
+	return w.err
 }

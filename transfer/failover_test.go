@@ -162,10 +162,16 @@ func TestImportedMemoryIsWithdrawn(t *testing.T) {
 	p.segment.mu.Lock()
 	export := p.segment.buffers[0].export
 	p.segment.mu.Unlock()
+	faults.Add(fault.Nth(sim.OpWork, int(faults.Seen(sim.OpWork))).Stall()) // the next
 	b := p.submit(t, SubmitOptions{Timeout: patience}, Task{Op: Write, Local: mem.All(here)})
+	must(t, faults.Await(t.Context(), 1))
 	must(t, export.Close())
+	faults.Release()
 	must(t, wait(t, b))
 	same(t, "written", far.load(t, there), data)
+	if c := b.Completion(); c.Bytes[PathTCP] != n || !errors.Is(c.Fallback, errdefs.ErrLost) || c.Retries != 1 {
+		t.Errorf("completion %+v", c)
+	}
 	wantErr(t, "shared", p.remote.Shared(0), errdefs.ErrLost)
 	clear(data)
 	near.store(t, here, data)

@@ -181,6 +181,9 @@ func (r *Remote) Shared(offset int64) error {
 func (r *Remote) buffer(off, n int64) (*remoteBuffer, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.closed {
+		return nil, fmt.Errorf("segment %q: %w", r.name, errdefs.ErrClosed)
+	}
 	i := sort.Search(len(r.buffers), func(i int) bool { return r.buffers[i].Offset > off }) - 1
 	if i < 0 || n < 0 || off-r.buffers[i].Offset > r.buffers[i].Length || n > r.buffers[i].Length-(off-r.buffers[i].Offset) {
 		return nil, fmt.Errorf("%d bytes at %d of segment %q are no registered memory: %w", n, off, r.name, errdefs.ErrInvalid)

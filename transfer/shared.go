@@ -93,14 +93,15 @@ func copyHost(ctx context.Context, b *mem.Batch) error {
 // pairs returns the batch that copies the second list to the first, which are equally long.
 func pairs(dst, src []mem.Extent) *mem.Batch {
 	b := new(mem.Batch)
-	for i, j := 0, 0; i < len(dst) && j < len(src); {
-		n := min(dst[i].Len, src[j].Len)
-		b.Dst, b.Src = append(b.Dst, dst[i].Sub(0, n)), append(b.Src, src[j].Sub(0, n))
-		if dst[i], src[j] = dst[i].Sub(n, dst[i].Len-n), src[j].Sub(n, src[j].Len-n); dst[i].Len == 0 {
-			i++
+	var d, r int64 // bytes of the first of each that are done
+	for len(dst) > 0 && len(src) > 0 {
+		n := min(dst[0].Len-d, src[0].Len-r)
+		b.Dst, b.Src = append(b.Dst, dst[0].Sub(d, n)), append(b.Src, src[0].Sub(r, n))
+		if d += n; d == dst[0].Len {
+			dst, d = dst[1:], 0
 		}
-		if src[j].Len == 0 {
-			j++
+		if r += n; r == src[0].Len {
+			src, r = src[1:], 0
 		}
 	}
 	return b

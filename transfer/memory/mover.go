@@ -132,8 +132,9 @@ type load struct {
 type pipeline struct {
 	m      *Mover
 	ctx    context.Context
-	list   []mem.Extent
-	flying []*load // on the device's queue, in order
+	list   []mem.Extent // the caller's, which stays as it is
+	done   int64        // bytes of its first extent
+	flying []*load      // on the device's queue, in order
 }
 
 func (m *Mover) sendStaged(ctx context.Context, w io.Writer, list []mem.Extent) (err error) {
@@ -216,17 +217,17 @@ func (p *pipeline) fill(chunk mem.Extent, in bool) *load {
 	l := &load{chunk: chunk}
 	for len(p.list) > 0 && l.bytes < chunk.Len {
 		e := p.list[0]
-		n := min(e.Len, chunk.Len-l.bytes)
+		n := min(e.Len-p.done, chunk.Len-l.bytes)
 		if n > 0 {
-			dst, src := chunk.Sub(l.bytes, n), e.Sub(0, n)
+			dst, src := chunk.Sub(l.bytes, n), e.Sub(p.done, n)
 			if in {
 				dst, src = src, dst
 			}
 			l.batch.Dst, l.batch.Src = append(l.batch.Dst, dst), append(l.batch.Src, src)
 			l.bytes += n
 		}
-		if p.list[0] = e.Sub(n, e.Len-n); n == e.Len {
-			p.list = p.list[1:]
+		if p.done += n; p.done == e.Len {
+			p.list, p.done = p.list[1:], 0
 		}
 	}
 	return l

@@ -69,7 +69,9 @@ func TestLeases(t *testing.T) {
 	}
 }
 
-func isNotFound(err error) bool { return err != nil && strings.Contains(err.Error(), errdefs.ErrNotFound.Error()) }
+func isNotFound(err error) bool {
+	return err != nil && strings.Contains(err.Error(), errdefs.ErrNotFound.Error())
+}
 
 func TestBounds(t *testing.T) {
 	_, c := serve(t, ServerOptions{MaxBytes: 1 << 20})

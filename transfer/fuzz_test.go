@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"io"
+	"net"
 	"slices"
 	"testing"
 	"time"
@@ -133,32 +134,56 @@ func FuzzDescription(f *testing.F) {
 	})
 }
 
-// FuzzServer: whatever somebody sends, an engine is there for others.
+// script is a connection on which somebody has said something and gone.
+type script struct {
+	net.Conn
+	in *bytes.Reader
+}
+
+func (s *script) Read(p []byte) (int, error)         { return s.in.Read(p) }
+func (s *script) Write(p []byte) (int, error)        { return len(p), nil }
+func (s *script) Close() error                       { return nil }
+func (s *script) SetReadDeadline(_ time.Time) error  { return nil }
+func (s *script) SetWriteDeadline(_ time.Time) error { return nil }
+
+// FuzzServer: whatever somebody sends, it ends, holds nothing, and has written to registered memory alone.
 func FuzzServer(f *testing.F) {
 	id := share.NewIdentity()
-	control := hello{purpose: forControl, from: id}
-	f.Add(true, []byte{0, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 2, 0, 0, 0, '{', '}'})
+	f.Add(true, []byte{18, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 2, 0, 0, 0, '{', '}'})
 	var b bytes.Buffer
 	q := request{op: Write, id: 1, segment: 1, shape: shape{[]plane{{0, 0, 8}}, pageZero}}
 	must(f, q.write(&b))
 	f.Add(false, append(slices.Clone(b.Bytes()), "12345678"...))
 	f.Add(false, b.Bytes())
-	there, here := host(f, 1<<16), host(f, 1<<16)
-	p := newPair(f, Options{Stall: 50 * time.Millisecond}, Options{}, there)
-	lane := uint64(0)
+	e := engine(f, Options{})
+	there := host(f, 3*4096)
+	s, err := e.Publish(f.Context(), "kv")
+	must(f, err)
+	middle, err := mem.NewRegion(mem.RegionSpec{
+		Kind: mem.KindHost, Device: mem.NoDevice, Len: 4096, CPU: there.CPU() + 4096, Bytes: there.Bytes()[4096:8192:8192],
+	})
+	must(f, err)
+	_, err = s.Register(middle, RegisterOptions{})
+	must(f, err)
+	none := make([]byte, 4096)
 	f.Fuzz(func(t *testing.T, isControl bool, b []byte) {
-		lane++
-		h := control
+		h := hello{purpose: forControl, from: id}
 		if !isControl {
-			h = hello{purpose: forData, from: id, to: p.target.Identity(), lane: lane}
+			h = hello{purpose: forData, from: id, to: e.Identity(), lane: 1}
 		}
-		c := dialRaw(t, p.target.Address())
-		_, err := c.Write(append(h.encode(), b...))
-		must(t, err)
-		_ = c.SetReadDeadline(time.Now().Add(20 * time.Millisecond))
-		_, _ = io.Copy(io.Discard, c)
-		_ = c.Close()
-		p.do(t, Task{Op: Read, Local: mem.All(here)})
+		c := newConnection(e, &script{in: bytes.NewReader(append(h.encode(), b...))})
+		if err := e.serve(c); err == nil {
+			t.Error("it ended without an error")
+		}
+		c.end()
+		must(t, s.table.Remove(t.Context(), 0)) // nobody holds it
+		must(t, s.table.Add(0, middle))
+		if len(e.served.lanes) != 0 || !bytes.Equal(there.Bytes()[:4096], none) || !bytes.Equal(there.Bytes()[8192:], none) {
+			t.Errorf("%d lanes are left, or bytes are where none belong", len(e.served.lanes))
+		}
+		for len(e.inbox.ready) > 0 {
+			<-e.inbox.ready
+		}
 	})
 }
 

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"sync"
 
@@ -45,7 +44,7 @@ type flight struct {
 func newLane(p *peer, number uint64, c *pacedConn, r *bufio.Reader) *lane {
 	ctx, cancel := context.WithCancel(context.Background())
 	return &lane{
-		p: p, number: number, conn: c, r: r, w: bufio.NewWriterSize(c, socketBuffer), ctx: ctx, cancel: cancel,
+		p: p, number: number, conn: c, r: r, w: bufio.NewWriterSize(c, laneBuffer), ctx: ctx, cancel: cancel,
 		wake: make(chan struct{}, 1), over: make(chan struct{}),
 	}
 }
@@ -175,7 +174,10 @@ func (l *lane) writeAll() error {
 
 func (l *lane) write(f *flight) error {
 	q := request{op: f.part.op, id: f.id, segment: f.part.to.number, shape: f.part.shape}
-	if err := q.write(l.w); err != nil || q.op == Read {
+	if q.op == Read {
+		return q.write(l.w)
+	}
+	if err := head(l.w, q.write, q.shape.direct()); err != nil {
 		return err
 	}
 	socket := &watched{w: l.w}
@@ -234,10 +236,10 @@ func (l *lane) readAll() error {
 
 // receive takes a read's bytes. verdict is what went wrong with the memory, err with the connection.
 func (l *lane) receive(f *flight) (verdict, err error) {
-	body := &io.LimitedReader{R: l.r, N: f.part.bytes}
-	merr := l.p.e.mover.Receive(l.ctx, body, f.part.extents())
+	in := &body{l.r, l.conn, f.part.bytes, f.part.shape.direct()}
+	merr := l.p.e.mover.Receive(l.ctx, in, f.part.extents())
 	if merr != nil {
-		if _, err := io.Copy(io.Discard, body); err != nil || body.N > 0 {
+		if err := in.skip(); err != nil {
 			return nil, errors.Join(noEOF(merr), err)
 		}
 	}

@@ -21,7 +21,7 @@ import (
 const roleEnv = "KVLANE_TRANSFER_ROLE"
 
 // patience is how long a test waits for what must happen.
-const patience = 60 * time.Second
+const patience = 40 * time.Second
 
 func TestMain(m *testing.M) {
 	if os.Getenv(roleEnv) == "" {

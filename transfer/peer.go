@@ -56,7 +56,7 @@ func (e *Engine) dial(ctx context.Context, addr string, h hello) (_ *pacedConn, 
 		return nil, nil, id, err
 	}
 	c := newPacedConn(raw, e.o.Stall)
-	r := bufio.NewReaderSize(c, socketBuffer)
+	r := bufio.NewReaderSize(c, bufferOf(h.purpose))
 	stop := context.AfterFunc(ctx, func() { _ = raw.Close() })
 	c.expect(1)
 	if _, err = c.Write(h.encode()); err == nil {
@@ -87,7 +87,10 @@ func (p *peer) dial(ctx context.Context, h hello) (*pacedConn, *bufio.Reader, er
 	}
 	h.to = p.id
 	for n := 1; ; n++ {
-		c, r, _, err := p.e.dial(ctx, p.addr, h)
+		c, r, id, err := p.e.dial(ctx, p.addr, h)
+		if err == nil && id != p.id {
+			err = errors.Join(fmt.Errorf("engine %s answers: %w", id, errdefs.ErrLost), quiet(c.Close()))
+		}
 		switch {
 		case err == nil:
 			return c, r, nil

@@ -39,8 +39,18 @@ type connection struct {
 	gone   chan struct{}
 }
 
-// socketBuffer is what small pieces are gathered in. Larger ones are read and written where they are.
-const socketBuffer = 64 << 10
+// What small pieces are gathered in, of a lane and of another connection. Larger ones are read and written where they are.
+const (
+	laneBuffer    = 256 << 10
+	controlBuffer = 4 << 10
+)
+
+func bufferOf(p purpose) int {
+	if p == forData {
+		return laneBuffer
+	}
+	return controlBuffer
+}
 
 func (s *served) init() {
 	s.all, s.lanes = make(map[*connection]struct{}), make(map[laneKey]*connection)
@@ -131,12 +141,7 @@ func (e *Engine) accept() {
 			time.Sleep(breath)
 			continue
 		}
-		ctx, cancel := context.WithCancel(e.ctx)
-		p := newPacedConn(raw, e.o.Stall)
-		c := &connection{
-			pacedConn: p, r: bufio.NewReaderSize(p, socketBuffer), w: bufio.NewWriterSize(p, socketBuffer),
-			ctx: ctx, cancel: cancel, gone: make(chan struct{}),
-		}
+		c := newConnection(e, raw)
 		if !e.served.add(c, e.o.Conns) {
 			c.end()
 			continue
@@ -152,11 +157,18 @@ func (e *Engine) accept() {
 	}
 }
 
+func newConnection(e *Engine, raw net.Conn) *connection {
+	p := newPacedConn(raw, e.o.Stall)
+	c := &connection{pacedConn: p, gone: make(chan struct{})}
+	c.ctx, c.cancel = context.WithCancel(e.ctx)
+	return c
+}
+
 // serve has a connection from its hello to its end, and returns why that is.
 func (e *Engine) serve(c *connection) error {
 	c.expect(1)
 	b := make([]byte, helloBytes)
-	if _, err := io.ReadFull(c.r, b); err != nil {
+	if _, err := io.ReadFull(c.pacedConn, b); err != nil {
 		return err
 	}
 	h, err := decodeHello(b)
@@ -168,6 +180,7 @@ func (e *Engine) serve(c *connection) error {
 		_, err := c.Write(encodeWelcome(statusOther, e.id))
 		return err
 	}
+	c.r, c.w = bufio.NewReaderSize(c.pacedConn, bufferOf(h.purpose)), bufio.NewWriterSize(c.pacedConn, bufferOf(h.purpose))
 	if h.purpose == forData {
 		k := laneKey{h.from, h.lane}
 		if !e.served.name(k, c) {

@@ -42,7 +42,7 @@ func (e *Engine) do(c *connection, q *request) error {
 		if err != nil {
 			return (&reply{status: statusOf(err), id: q.id, text: textOf(err)}).write(c.w)
 		}
-		if err := (&reply{status: statusOK, id: q.id, bytes: n}).write(c.w); err != nil {
+		if err := head(c.w, (&reply{status: statusOK, id: q.id, bytes: n}).write, q.shape.direct()); err != nil {
 			return err
 		}
 		socket := &watched{w: c.w}
@@ -53,13 +53,13 @@ func (e *Engine) do(c *connection, q *request) error {
 		}
 		return (&reply{status: statusOf(err), id: q.id, text: textOf(err)}).write(c.w)
 	}
-	body := &io.LimitedReader{R: c.r, N: n}
+	in := &body{c.r, c.pacedConn, n, q.shape.direct()}
 	if err == nil {
-		err = e.mover.Receive(c.ctx, body, h.List)
+		err = e.mover.Receive(c.ctx, in, h.List)
 	}
 	if err != nil { // and the rest of the bytes, so that the next request is found
-		if _, cerr := io.Copy(io.Discard, body); cerr != nil || body.N > 0 {
-			return errors.Join(noEOF(err), cerr)
+		if serr := in.skip(); serr != nil {
+			return errors.Join(noEOF(err), serr)
 		}
 	} else {
 		e.counters.in.Add(n)
@@ -98,7 +98,7 @@ func (w *watched) Write(p []byte) (n int, err error) {
 
 // pad writes zeros in place of what is missing of n bytes.
 func (w *watched) pad(n int64) error {
-	zeros := make([]byte, min(n-w.n, socketBuffer))
+	zeros := make([]byte, min(n-w.n, laneBuffer))
 	for w.err == nil && w.n < n {
 		_, _ = w.Write(zeros[:min(n-w.n, int64(len(zeros)))]) // w.err has it
 	}

@@ -19,7 +19,7 @@ import (
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
 )
 
-const patience = 60 * time.Second
+const patience = 40 * time.Second
 
 func must(tb testing.TB, err error) {
 	tb.Helper()

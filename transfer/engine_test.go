@@ -130,7 +130,7 @@ func TestSharedMemory(t *testing.T) {
 	to, from := far.options(), near.options()
 	to.Share, from.Importer = s, in
 	p := newPair(t, to, from)
-	_, err = p.segment.Register(there, RegisterOptions{Source: far.Device})
+	_, err = p.segment.Register(there, RegisterOptions{Source: far.sharer()})
 	must(t, err)
 	off, err := p.segment.Register(hostThere.Region(), RegisterOptions{Source: hostThere, Name: "host"})
 	must(t, err)

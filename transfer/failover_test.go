@@ -151,7 +151,7 @@ func TestImportedMemoryIsWithdrawn(t *testing.T) {
 	to, from := far.options(), near.options()
 	to.Share, from.Importer = shareServer(t), importer(t, near.Device)
 	p := newPair(t, to, from)
-	_, err := p.segment.Register(there, RegisterOptions{Source: far.Device})
+	_, err := p.segment.Register(there, RegisterOptions{Source: far.sharer()})
 	must(t, err)
 	must(t, p.remote.Refresh(t.Context()))
 	must(t, p.remote.Shared(0))

@@ -80,8 +80,8 @@ type targetProcess struct {
 }
 
 // startTarget starts one, which the caller kills.
-func startTarget(n int64, dir string) (*targetProcess, error) {
-	p := &targetProcess{cmd: exec.CommandContext(context.Background(), "/proc/self/exe", fmt.Sprint(n), dir)}
+func startTarget(n int64, dir string, gpu ...string) (*targetProcess, error) {
+	p := &targetProcess{cmd: exec.CommandContext(context.Background(), "/proc/self/exe", append([]string{fmt.Sprint(n), dir}, gpu...)...)}
 	p.cmd.Env = append(os.Environ(), roleEnv+"=target")
 	p.cmd.Stderr = os.Stderr
 	if _, err := p.cmd.StdinPipe(); err != nil { // it ends with that

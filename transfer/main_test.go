@@ -25,6 +25,7 @@ const patience = 40 * time.Second
 
 func TestMain(m *testing.M) {
 	if os.Getenv(roleEnv) == "" {
+		useDriverOnce()
 		testkit.Main(m)
 		return
 	}
@@ -168,9 +169,9 @@ func wait(tb testing.TB, b *Batch) error {
 	return b.Wait(ctx)
 }
 
-// gpu is a simulated device with a stream, which the test closes.
+// gpu is a device with a stream, a simulated one mostly, which the test closes.
 type gpu struct {
-	*sim.Device
+	device.Device
 	copy *streamcopy.Stream
 }
 
@@ -263,7 +264,8 @@ func importer(tb testing.TB, dev device.Device) *share.Importer {
 	return in
 }
 
-// playTarget has a segment "kv" with so many bytes until its input ends or it is killed.
+// playTarget has a segment "kv" with so many bytes, and gpuBytes of the GPU of an index where one is given, until its input ends or it is
+// killed.
 func playTarget(args []string) error {
 	var n int64
 	if _, err := fmt.Sscan(args[0], &n); err != nil {
@@ -281,7 +283,18 @@ func playTarget(args []string) error {
 	if err := server.Start(ctx); err != nil {
 		return err
 	}
-	e, err := Open(Options{Share: server})
+	o := Options{Share: server}
+	var gpu device.Sharer
+	var r *mem.Region
+	if len(args) > 2 {
+		var s *streamcopy.Stream
+		if gpu, s, r, err = gpuMemory(args[2]); err != nil {
+			return err
+		}
+		o.Device, o.Copy = gpu, s
+		defer func() { _ = errors.Join(s.Close(ctx), gpu.Free(r), gpu.Close()) }()
+	}
+	e, err := Open(o)
 	if err != nil {
 		return err
 	}
@@ -292,9 +305,20 @@ func playTarget(args []string) error {
 	if _, err := s.Register(h.Region(), RegisterOptions{Source: h}); err != nil {
 		return err
 	}
+	if gpu != nil {
+		if _, err := s.Register(r, RegisterOptions{Source: gpu}); err != nil {
+			return err
+		}
+	}
 	if _, err := fmt.Fprintln(os.Stdout, e.Address()); err != nil {
 		return err
 	}
 	_, _ = os.Stdin.Read(make([]byte, 1))
 	return errors.Join(e.Close(ctx), server.Close(), h.Close())
+}
+
+// sharer returns the device as what exports its memory.
+func (g *gpu) sharer() share.Source {
+	s, _ := g.Device.(device.Sharer) // as all of them are
+	return s
 }

@@ -3,6 +3,8 @@ package transfer
 import (
 	"bufio"
 	"io"
+
+	"github.com/kvlane/kvlane/mem"
 )
 
 // directBytes is from which length on, in the mean, pieces are read and written where they are, each by calls of its own. Smaller ones are
@@ -45,9 +47,10 @@ func (b *body) skip() error {
 	return err
 }
 
-// head writes a request or a reply that has a body, and has that begin in place where its pieces are long.
-func head(w *bufio.Writer, write func(io.Writer) error, direct bool) error {
-	if err := write(w); err != nil || !direct {
+// head writes a request or a reply that has a body. Where that is long pieces, it begins in place. What is staged is not announced
+// before it has a chunk, which the other end's chunk will wait for.
+func head(w *bufio.Writer, write func(io.Writer) error, s *shape, list []mem.Extent) error {
+	if err := write(w); err != nil || !s.direct() || list[0].Bytes() == nil {
 		return err
 	}
 	return w.Flush()

@@ -177,11 +177,12 @@ func (l *lane) write(f *flight) error {
 	if q.op == Read {
 		return q.write(l.w)
 	}
-	if err := head(l.w, q.write, q.shape.direct()); err != nil {
+	list := f.part.extents()
+	if err := head(l.w, q.write, &q.shape, list); err != nil {
 		return err
 	}
 	socket := &watched{w: l.w}
-	err := l.p.e.mover.Send(l.ctx, socket, f.part.extents())
+	err := l.p.e.mover.Send(l.ctx, socket, list)
 	if err != nil && socket.err == nil && l.ctx.Err() == nil {
 		f.cause = &localError{err} // reap reads it, and the lane ends: its bytes were announced
 	}

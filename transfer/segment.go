@@ -85,10 +85,12 @@ func (e *Engine) renew() {
 			if err := e.put(ctx, s.name); err != nil {
 				errs = append(errs, err)
 			}
-			cancel()
-			if s.isClosed() { // meanwhile
-				errs = append(errs, e.o.Store.Delete(e.ctx, keyPrefix+s.name))
+			if _, err := e.find(s.name); err != nil { // it was closed meanwhile
+				if err := e.o.Store.Delete(ctx, keyPrefix+s.name); err != nil {
+					errs = append(errs, err)
+				}
 			}
+			cancel()
 			if len(errs) > 0 {
 				break // the others will fail as well, and take their time
 			}
@@ -191,12 +193,6 @@ func (s *Segment) Describe() Description {
 		d.Buffers = append(d.Buffers, b.desc)
 	}
 	return d
-}
-
-func (s *Segment) isClosed() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.closed
 }
 
 // Close takes the segment away, from the store too: a store that does not answer forgets it with its lease. It is Unregister for all that is

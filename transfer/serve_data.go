@@ -42,7 +42,7 @@ func (e *Engine) do(c *connection, q *request) error {
 		if err != nil {
 			return (&reply{status: statusOf(err), id: q.id, text: textOf(err)}).write(c.w)
 		}
-		if err := head(c.w, (&reply{status: statusOK, id: q.id, bytes: n}).write, q.shape.direct()); err != nil {
+		if err := head(c.w, (&reply{status: statusOK, id: q.id, bytes: n}).write, &q.shape, h.List); err != nil {
 			return err
 		}
 		socket := &watched{w: c.w}

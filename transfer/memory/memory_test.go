@@ -1,6 +1,7 @@
 package memory
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -149,8 +150,8 @@ func TestChunksComeBack(t *testing.T) {
 				if err == nil {
 					t.Error("it went well")
 				}
-				if r.m.region != nil && len(r.m.free) != r.m.o.Chunks {
-					t.Errorf("%d of %d chunks are free", len(r.m.free), r.m.o.Chunks)
+				if n := r.m.o.Chunks; r.m.region != nil && (len(r.m.in) != n || len(r.m.out) != n) {
+					t.Errorf("%d and %d of %d chunks are free", len(r.m.in), len(r.m.out), n)
 				}
 			})
 		}
@@ -256,5 +257,30 @@ func TestNoDevice(t *testing.T) {
 	}
 	if _, err := NewMover(Options{Device: r.dev}); !errors.Is(err, errdefs.ErrInvalid) {
 		t.Errorf("a device without a stream: %v", err)
+	}
+}
+
+// TestBothWays: two that send to one another, more at a time than either has chunks, do not wait for each other.
+func TestBothWays(t *testing.T) {
+	const n, links = 200_000, 7
+	ends := [2]*rig{newRig(t, sim.Options{}), newRig(t, sim.Options{Index: 1})}
+	done := make(chan error)
+	for i := range links {
+		for _, from := range []int{0, 1} {
+			r, w := io.Pipe()
+			src, dst := ends[from].alloc(t, n), ends[1-from].alloc(t, n)
+			go func() { done <- ends[from].m.Send(t.Context(), w, []mem.Extent{mem.All(src)}) }()
+			go func() {
+				in := bufio.NewReader(r)
+				_, err := in.Peek(1) // nobody receives what was not announced
+				if i%2 == 0 {        // some come late
+					time.Sleep(5 * time.Millisecond)
+				}
+				done <- errors.Join(err, ends[1-from].m.Receive(t.Context(), in, []mem.Extent{mem.All(dst)}))
+			}()
+		}
+	}
+	for range 4 * links {
+		must(t, <-done)
 	}
 }

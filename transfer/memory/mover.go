@@ -17,7 +17,7 @@ import (
 // Defaults of Options.
 const (
 	DefaultChunkBytes = 2 << 20
-	DefaultChunks     = 16
+	DefaultChunks     = 8
 )
 
 // ahead is how many chunks one transfer has at most: one on the socket, the others on the device's queue.
@@ -29,15 +29,18 @@ type Options struct {
 	Device device.Device
 	// Copy copies between chunks and Device's memory. It stays the caller's, and outlives the Mover.
 	Copy stream.Stream
-	// ChunkBytes is how long a chunk is, and Chunks how many there are, allocated when one is first needed. Zero: the defaults.
+	// ChunkBytes is how long a chunk is, and Chunks how many there are each way, allocated when one is first needed. Zero: the defaults.
 	ChunkBytes int64
 	Chunks     int
 }
 
 // Mover moves bytes between extents of memory and sockets.
+//
+// Two Movers that send to one another never wait for each other's chunks: what is received has chunks of its own, and who has begun to
+// send keeps one until all is sent, so that a receiver that has one gets what it is for.
 type Mover struct {
-	o    Options
-	free chan mem.Extent // chunks
+	o       Options
+	in, out chan mem.Extent // chunks that are free, of what is received and sent
 
 	mu     sync.Mutex
 	region *mem.Region // of the chunks; nil: not allocated
@@ -50,7 +53,7 @@ func NewMover(o Options) (*Mover, error) {
 	if o.ChunkBytes < 0 || o.Chunks < 0 || (o.Device == nil) != (o.Copy == nil) {
 		return nil, fmt.Errorf("make mover with %d chunks of %d bytes: a device and its stream go together: %w", o.Chunks, o.ChunkBytes, errdefs.ErrInvalid)
 	}
-	return &Mover{o: o, free: make(chan mem.Extent, o.Chunks)}, nil
+	return &Mover{o: o, in: make(chan mem.Extent, o.Chunks), out: make(chan mem.Extent, o.Chunks)}, nil
 }
 
 // Moves returns why the Mover cannot move r's bytes, or nil.
@@ -131,6 +134,7 @@ type load struct {
 // pipeline is one transfer's way through the chunks.
 type pipeline struct {
 	m      *Mover
+	free   chan mem.Extent
 	ctx    context.Context
 	list   []mem.Extent // the caller's, which stays as it is
 	done   int64        // bytes of its first extent
@@ -138,7 +142,7 @@ type pipeline struct {
 }
 
 func (m *Mover) sendStaged(ctx context.Context, w io.Writer, list []mem.Extent) (err error) {
-	p := &pipeline{m: m, ctx: ctx, list: list}
+	p := &pipeline{m: m, free: m.out, ctx: ctx, list: list}
 	defer p.drain()
 	for {
 		for len(p.list) > 0 && len(p.flying) < ahead {
@@ -164,12 +168,16 @@ func (m *Mover) sendStaged(ctx context.Context, w io.Writer, list []mem.Extent) 
 			return err
 		}
 		p.flying = p.flying[1:]
-		m.free <- l.chunk
+		if len(p.list) == 0 {
+			p.free <- l.chunk
+		} else if err := p.submit(p.fill(l.chunk, false)); err != nil {
+			return err
+		}
 	}
 }
 
 func (m *Mover) receiveStaged(ctx context.Context, r io.Reader, list []mem.Extent) (err error) {
-	p := &pipeline{m: m, ctx: ctx, list: list}
+	p := &pipeline{m: m, free: m.in, ctx: ctx, list: list}
 	defer p.drain()
 	for len(p.list) > 0 {
 		chunk := mem.Extent{}
@@ -185,7 +193,7 @@ func (m *Mover) receiveStaged(ctx context.Context, r io.Reader, list []mem.Exten
 		}
 		l := p.fill(chunk, true)
 		if _, err := io.ReadFull(r, chunk.Bytes()[:l.bytes]); err != nil {
-			m.free <- chunk
+			p.free <- chunk
 			return err
 		}
 		if err := p.submit(l); err != nil {
@@ -197,7 +205,7 @@ func (m *Mover) receiveStaged(ctx context.Context, r io.Reader, list []mem.Exten
 		if err != nil {
 			return err
 		}
-		m.free <- chunk
+		p.free <- chunk
 	}
 	return nil
 }
@@ -235,7 +243,7 @@ func (p *pipeline) fill(chunk mem.Extent, in bool) *load {
 
 func (p *pipeline) submit(l *load) (err error) {
 	if l.ticket, err = p.m.o.Copy.Submit(p.ctx, &l.batch); err != nil {
-		p.m.free <- l.chunk
+		p.free <- l.chunk
 		return err
 	}
 	p.flying = append(p.flying, l)
@@ -248,7 +256,7 @@ func (p *pipeline) chunk(wait bool) (mem.Extent, error) {
 		return mem.Extent{}, err
 	}
 	select {
-	case c := <-p.m.free:
+	case c := <-p.free:
 		return c, nil
 	default:
 	}
@@ -256,7 +264,7 @@ func (p *pipeline) chunk(wait bool) (mem.Extent, error) {
 		return mem.Extent{}, nil
 	}
 	select {
-	case c := <-p.m.free:
+	case c := <-p.free:
 		return c, nil
 	case <-p.ctx.Done():
 		return mem.Extent{}, fmt.Errorf("wait for staging memory: %w", context.Cause(p.ctx))
@@ -270,7 +278,7 @@ func (p *pipeline) drain() {
 	}
 	for _, l := range p.flying {
 		<-l.ticket.Done()
-		p.m.free <- l.chunk
+		p.free <- l.chunk
 	}
 }
 
@@ -286,13 +294,14 @@ func (m *Mover) ready() error {
 	case m.o.Copy == nil:
 		return fmt.Errorf("there is no device to stage by: %w", errdefs.ErrNotSupported)
 	}
-	r, err := m.o.Device.AllocHost(m.o.ChunkBytes * int64(m.o.Chunks))
+	r, err := m.o.Device.AllocHost(2 * m.o.ChunkBytes * int64(m.o.Chunks))
 	if err != nil {
 		return fmt.Errorf("allocate staging memory: %w", err)
 	}
 	m.region = r
 	for i := range m.o.Chunks {
-		m.free <- mem.Extent{Region: r, Off: int64(i) * m.o.ChunkBytes, Len: m.o.ChunkBytes}
+		m.in <- mem.Extent{Region: r, Off: int64(2*i) * m.o.ChunkBytes, Len: m.o.ChunkBytes}
+		m.out <- mem.Extent{Region: r, Off: int64(2*i+1) * m.o.ChunkBytes, Len: m.o.ChunkBytes}
 	}
 	return nil
 }
@@ -302,7 +311,7 @@ func (m *Mover) Close() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.region != nil {
-		if len(m.free) != m.o.Chunks {
+		if len(m.in) != m.o.Chunks || len(m.out) != m.o.Chunks {
 			return fmt.Errorf("close mover: bytes are being moved: %w", errdefs.ErrBusy)
 		}
 		if err := m.o.Device.Free(m.region); err != nil {

@@ -59,7 +59,7 @@ func TestCutAndRestored(t *testing.T) {
 		t.Run(how, func(t *testing.T) {
 			const n, tasks = 2 << 20, 64
 			there, here := host(t, n), host(t, n)
-			p := &pair{target: engine(t, Options{}), initiator: engine(t, Options{Lanes: 2, PartBytes: 32 << 10, Stall: 200 * time.Millisecond})}
+			p := &pair{target: engine(t, Options{}), initiator: engine(t, Options{Lanes: 2, PartBytes: 32 << 10, Stall: 500 * time.Millisecond})}
 			x := newProxy(t, p.target.Address())
 			p.publish(t, there)
 			p.open(t, x.addr())
@@ -82,7 +82,7 @@ func TestCutAndRestored(t *testing.T) {
 				}
 			}
 			set(true)
-			b := p.submit(t, SubmitOptions{Timeout: 500 * time.Millisecond}, all...)
+			b := p.submit(t, SubmitOptions{Timeout: 1200 * time.Millisecond}, all...)
 			err := wait(t, b)
 			wantErr(t, "a batch while nothing gets through", err, context.DeadlineExceeded)
 			for i := range all {
@@ -96,7 +96,7 @@ func TestCutAndRestored(t *testing.T) {
 			}
 			// One that is under way goes on when the way is free again.
 			b = p.submit(t, SubmitOptions{Timeout: patience}, all...)
-			time.Sleep(300 * time.Millisecond)
+			time.Sleep(600 * time.Millisecond)
 			set(false)
 			must(t, wait(t, b))
 			clear(there.Bytes())
@@ -123,7 +123,7 @@ func TestCutAndRestored(t *testing.T) {
 
 func short(t *testing.T) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	t.Cleanup(cancel)
 	return ctx
 }

@@ -249,8 +249,11 @@ func TestMetadataServerIsGone(t *testing.T) {
 		must(t, wait(t, b))
 	}
 	time.Sleep(2 * o.Lease)
-	_, err = initiator.OpenSegment(t.Context(), "kv") // its lease was renewed
-	must(t, err)
+	found := func() bool {
+		r, err := initiator.OpenSegment(t.Context(), "kv")
+		return err == nil && r.Close() == nil
+	}
+	until(t, "its lease is not renewed", found)
 	h.Close()
 	move()
 	_, err = initiator.OpenSegment(t.Context(), "kv")
@@ -268,10 +271,7 @@ func TestMetadataServerIsGone(t *testing.T) {
 	})
 	h = serve(l)
 	defer h.Close()
-	until(t, "the segment does not come back", func() bool {
-		r, err := initiator.OpenSegment(t.Context(), "kv")
-		return err == nil && r.Close() == nil
-	})
+	until(t, "the segment does not come back", found)
 	until(t, "the error stays", func() bool { return target.Stats().Metadata == nil })
 	move()
 	must(t, s.Close(t.Context()))

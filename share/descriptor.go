@@ -16,7 +16,8 @@ import (
 // Identity names one export, of all that ever were. Who restarts and exports memory of the same address has another.
 type Identity [16]byte
 
-func newIdentity() Identity {
+// NewIdentity returns a random identity.
+func NewIdentity() Identity {
 	var id Identity
 	_, _ = rand.Read(id[:]) // never fails
 	return id

@@ -50,7 +50,7 @@ func (s *Server) export(from Source, r *mem.Region) (*Export, error) {
 		return nil, err
 	}
 	e := &Export{server: s, handle: h, importers: make(map[*net.UnixConn]struct{}), desc: Descriptor{
-		Identity: newIdentity(), Type: h.Type, PID: os.Getpid(), Socket: s.path, Device: h.Device, Bytes: h.Bytes, Offset: h.Off, Length: r.Len(),
+		Identity: NewIdentity(), Type: h.Type, PID: os.Getpid(), Socket: s.path, Device: h.Device, Bytes: h.Bytes, Offset: h.Off, Length: r.Len(),
 	}}
 	if err := e.desc.Validate(); err != nil {
 		return nil, errors.Join(err, e.closeHandle())

@@ -43,7 +43,7 @@ func (o *Options) setDefaults() error {
 	}
 	o.Dir = dir
 	if o.Name == "" {
-		o.Name = fmt.Sprintf("%d-%s%s", os.Getpid(), newIdentity().String()[:8], suffix)
+		o.Name = fmt.Sprintf("%d-%s%s", os.Getpid(), NewIdentity().String()[:8], suffix)
 	}
 	if filepath.Ext(o.Name) != suffix {
 		return fmt.Errorf("socket %q does not end in %s: %w", o.Name, suffix, errdefs.ErrInvalid)

@@ -121,6 +121,11 @@ var mayImport = map[string]string{
 	// Memory of other processes.
 	"share": onDevice + " internal/sys/hostmem",
 
+	// Transfers between processes: what lies between sockets and registered memory knows nothing of segments, nor does the store of metadata.
+	"transfer/memory":   onDevice + " stream",
+	"transfer/metadata": "errdefs",
+	"transfer":          onDevice + " stream share transfer/memory transfer/metadata",
+
 	// The wiring of NICs, and the profiles of what is wired.
 	"gdr":             onDevice + " stream stream/copy stream/nic rdma rdma/ topology internal/unwind",
 	"profile":         onDevice + " device/cuda/kernels stream stream/copy stream/copy/plan stream/copy/calibrate stream/file internal/kept",
@@ -132,7 +137,7 @@ var mayImport = map[string]string{
 	"":              anyPlain + " gdr profile store store/manager device/ stream/ tier/ internal/",
 	"internal/capi": anyPlain + " store gdr profile stream/copy/plan tier/file tier/log internal/inuse ROOT",
 	"cmd/libkvlane": "errdefs mem block internal/capi ROOT",
-	"cmd/":          anyPlain + " gdr profile share topology store replay replay/demo doctor bench bench/ telemetry device/ stream/ tier/ internal/ ROOT",
+	"cmd/":          anyPlain + " gdr profile share topology transfer transfer/ store replay replay/demo doctor bench bench/ telemetry device/ stream/ tier/ internal/ ROOT",
 }
 
 func TestImportGraph(t *testing.T) {

@@ -1,0 +1,341 @@
+package transfer
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
+)
+
+// SubmitOptions say how a batch is moved.
+type SubmitOptions struct {
+	// Timeout is when it fails if it is not done. Zero: Options.Timeout.
+	Timeout time.Duration
+	// After holds what must resolve before the first byte moves. A dependency that failed fails the batch.
+	After []mem.Dependency
+	// Notify, where it is not nil, is delivered to the engine of every segment of the batch when all of its bytes are where they belong.
+	Notify []byte
+	// Path has all of the batch go by one path, or fail. PathNone: by what can carry it.
+	Path Path
+}
+
+// Batch is tasks with one completion. It implements mem.Dependency.
+type Batch struct {
+	e      *Engine
+	id     uint64
+	o      SubmitOptions
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	done   chan struct{}
+	all    []Task
+
+	mu      sync.Mutex
+	results []TaskResult
+	left    []int // parts of each task that are not done
+	status  Status
+	err     error
+	comp    Completion
+}
+
+// Submit accepts the tasks, all or none: ErrInvalid for what lies in no registered memory or cannot be moved, ErrClosed. It blocks while
+// there are Options.Batches unresolved ones, until ctx ends; ctx has no say over the batch once accepted. What of the tasks has the same
+// destination is in no order. The slices, and local memory, are left alone until the batch is done.
+func (e *Engine) Submit(ctx context.Context, tasks []Task, o SubmitOptions) (*Batch, error) {
+	b, err := e.submit(ctx, tasks, o)
+	if err != nil {
+		return nil, fmt.Errorf("submit batch: %w", err)
+	}
+	return b, nil
+}
+
+func (e *Engine) submit(ctx context.Context, tasks []Task, o SubmitOptions) (*Batch, error) {
+	if o.Timeout < 0 || o.Path >= paths || len(o.Notify) > MaxNoticeBytes {
+		return nil, fmt.Errorf("a timeout of %v, by %s, with a notification of %d bytes: %w", o.Timeout, o.Path, len(o.Notify), errdefs.ErrInvalid)
+	}
+	o.Timeout = cmp.Or(o.Timeout, e.o.Timeout)
+	for i := range tasks {
+		if _, err := tasks[i].validate(e); err != nil {
+			return nil, fmt.Errorf("task %d: %w", i, err)
+		}
+	}
+	select {
+	case e.batches <- struct{}{}:
+	case <-ctx.Done():
+		return nil, fmt.Errorf("wait for one of %d batches: %w", e.o.Batches, context.Cause(ctx))
+	}
+	b := &Batch{e: e, id: e.batchID.Add(1), o: o, done: make(chan struct{}), all: tasks, results: make([]TaskResult, len(tasks)), left: make([]int, len(tasks))}
+	if err := b.admit(); err != nil {
+		<-e.batches
+		return nil, err
+	}
+	b.ctx, b.cancel = context.WithCancelCause(e.ctx)
+	go b.run()
+	return b, nil
+}
+
+// admit counts the batch where it is waited for.
+func (b *Batch) admit() error {
+	remotes := b.remotes()
+	for i, r := range remotes {
+		if err := r.use(); err != nil {
+			for _, r := range remotes[:i] {
+				r.unuse()
+			}
+			return err
+		}
+	}
+	b.e.mu.Lock()
+	defer b.e.mu.Unlock()
+	if b.e.closed {
+		for _, r := range remotes {
+			r.unuse()
+		}
+		return fmt.Errorf("transfer engine: %w", errdefs.ErrClosed)
+	}
+	b.e.unresolved.Add(1)
+	return nil
+}
+
+// remotes returns the segments of the batch.
+func (b *Batch) remotes() (all []*Remote) {
+	for i := range b.all {
+		if r := b.all[i].Segment; !slices.Contains(all, r) {
+			all = append(all, r)
+		}
+	}
+	return all
+}
+
+// run moves the batch.
+func (b *Batch) run() {
+	defer b.e.unresolved.Done()
+	ctx, cancel := context.WithTimeoutCause(b.ctx, b.o.Timeout, fmt.Errorf("it took longer than %v: %w", b.o.Timeout, context.DeadlineExceeded))
+	defer cancel()
+	remotes := b.remotes()
+	err := b.precede(ctx)
+	if err == nil {
+		b.begin()
+		err = b.move(ctx, remotes)
+	} else {
+		b.failAll(err)
+	}
+	if err == nil && b.o.Notify != nil {
+		err = b.notify(ctx, remotes)
+	}
+	for _, r := range remotes {
+		r.unuse()
+	}
+	b.mu.Lock()
+	b.status, b.err, b.comp.Finished = statusFor(err), err, time.Now()
+	b.mu.Unlock()
+	b.cancel(nil)
+	<-b.e.batches
+	close(b.done)
+}
+
+// precede waits for what comes before.
+func (b *Batch) precede(ctx context.Context) error {
+	for _, d := range b.o.After {
+		select {
+		case <-d.Done():
+			if err := d.Err(); err != nil {
+				return fmt.Errorf("what it comes after: %w", err)
+			}
+		case <-ctx.Done():
+			return fmt.Errorf("wait for what it comes after: %w", context.Cause(ctx))
+		}
+	}
+	return nil
+}
+
+func (b *Batch) begin() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.status, b.comp.Started = StatusPending, time.Now()
+	for i := range b.results {
+		b.results[i].Status = StatusPending
+	}
+}
+
+// move moves the tasks, those of each segment by a goroutine of its own, and returns why not all are done.
+func (b *Batch) move(ctx context.Context, remotes []*Remote) error {
+	var groups []*group
+	for _, r := range remotes {
+		c := cutter{e: b.e}
+		for i := range b.all {
+			if b.all[i].Segment != r {
+				continue
+			}
+			if err := c.add(i, &b.all[i]); err != nil {
+				b.failAll(err)
+				return err
+			}
+		}
+		groups = append(groups, newGroup(b, r, c.parts))
+	}
+	b.mu.Lock()
+	for _, g := range groups {
+		for _, p := range g.todo {
+			for _, i := range p.tasks {
+				b.left[i]++
+			}
+		}
+	}
+	for i, n := range b.left {
+		if n == 0 {
+			b.results[i].Status = StatusCompleted
+		}
+	}
+	b.mu.Unlock()
+	var moving sync.WaitGroup
+	for _, g := range groups {
+		moving.Go(func() { g.run(ctx) })
+	}
+	moving.Wait()
+	return b.verdict()
+}
+
+// verdict returns why not all tasks are done, or nil.
+func (b *Batch) verdict() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	n, first := 0, -1
+	for i := range b.results {
+		if b.results[i].Err != nil {
+			if n++; first < 0 {
+				first = i
+			}
+		}
+	}
+	if n == 0 {
+		return nil
+	}
+	return fmt.Errorf("%d of %d tasks failed, the first task %d: %w", n, len(b.results), first, b.results[first].Err)
+}
+
+func (b *Batch) failAll(err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for i := range b.results {
+		b.results[i] = TaskResult{Status: statusFor(err), Err: err}
+	}
+}
+
+// over notes how a part ended. A task's last part ends it.
+func (b *Batch) over(p *part, path Path, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if err == nil {
+		b.comp.Bytes[path] += p.bytes
+	}
+	for _, i := range p.tasks {
+		r := &b.results[i]
+		if path != PathNone {
+			r.Path = path
+		}
+		if err != nil && r.Err == nil {
+			r.Err = err
+		}
+		if b.left[i]--; b.left[i] == 0 {
+			r.Status = statusFor(r.Err)
+		}
+	}
+}
+
+// fellBack notes why a path was left.
+func (b *Batch) fellBack(err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.comp.Fallback = err
+}
+
+func (b *Batch) retried() {
+	b.e.counters.retries.Add(1)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.comp.Retries++
+}
+
+// notify delivers the notification, once to each engine, and tries again until the batch's time is over.
+func (b *Batch) notify(ctx context.Context, remotes []*Remote) error {
+	for _, r := range remotes {
+		// A number of its own for each: two of the segments may be of one engine.
+		q := notifyRequest{Number: b.e.batchID.Add(1), Segment: r.name, Body: b.o.Notify}
+		for wait := 5 * time.Millisecond; ; wait = min(2*wait, time.Second) {
+			err := r.p.call(ctx, callNotify, q, nil)
+			if err == nil {
+				break
+			}
+			if conclusive(err) || !pause(ctx, wait) {
+				return fmt.Errorf("the data arrived, and the notification of segment %q may not have: %w", r.name, errors.Join(context.Cause(ctx), err))
+			}
+		}
+	}
+	return nil
+}
+
+func statusFor(err error) Status {
+	switch {
+	case err == nil:
+		return StatusCompleted
+	case errors.Is(err, errdefs.ErrCanceled):
+		return StatusCanceled
+	case errors.Is(err, context.DeadlineExceeded):
+		return StatusTimeout
+	}
+	return StatusFailed
+}
+
+// Done is closed when the batch is done: nothing touches its local memory any more.
+func (b *Batch) Done() <-chan struct{} { return b.done }
+
+// Err returns why not all of the batch is done, or nil. It is valid once Done is closed.
+func (b *Batch) Err() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.err
+}
+
+// Wait waits until the batch is done and returns its error, or until ctx ends: that does not end the batch.
+func (b *Batch) Wait(ctx context.Context) error {
+	select {
+	case <-b.done:
+		return b.Err()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// Cancel ends the batch early: what is not done fails with ErrCanceled, as soon as nothing touches local memory any more.
+func (b *Batch) Cancel() { b.cancel(fmt.Errorf("the batch: %w", errdefs.ErrCanceled)) }
+
+// Status returns how far the batch is.
+func (b *Batch) Status() Status {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.status
+}
+
+// Task returns how a task stands. What has a final status is not touched any more.
+func (b *Batch) Task(i int) TaskResult {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	r := b.results[i]
+	if b.left[i] > 0 {
+		r.Err = nil // of the batch's to tell, once it is final
+	}
+	return r
+}
+
+// Completion returns how the batch travelled; it is valid once Done is closed.
+func (b *Batch) Completion() Completion {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.comp
+}

@@ -1,0 +1,57 @@
+package transfer
+
+import (
+	"bufio"
+	"io"
+
+	"github.com/kvlane/kvlane/mem"
+)
+
+// directBytes is from which length on, in the mean, pieces are read and written where they are, each by calls of its own. Smaller ones are
+// gathered in the connection's buffer.
+const directBytes = 32 << 10
+
+// direct reports whether the request's pieces are long ones.
+func (s *shape) direct() bool {
+	return s.bytes() >= directBytes*int64(len(s.planes)*len(s.pages))
+}
+
+// body is the n bytes behind a request or a reply.
+type body struct {
+	r      *bufio.Reader
+	conn   io.Reader // what r reads from
+	n      int64     // bytes that are left
+	direct bool      // r is not filled with them
+}
+
+func (b *body) Read(p []byte) (n int, err error) {
+	if b.n <= 0 {
+		return 0, io.EOF
+	}
+	p = p[:min(int64(len(p)), b.n)]
+	if b.direct && b.r.Buffered() == 0 {
+		n, err = b.conn.Read(p)
+	} else {
+		n, err = b.r.Read(p)
+	}
+	b.n -= int64(n)
+	return n, err
+}
+
+// skip reads what is left. It returns why it could not.
+func (b *body) skip() error {
+	_, err := io.Copy(io.Discard, b)
+	if err == nil && b.n > 0 {
+		err = io.ErrUnexpectedEOF
+	}
+	return err
+}
+
+// head writes a request or a reply that has a body. Where that is long pieces, it begins in place. What is staged is not announced
+// before it has a chunk, which the other end's chunk will wait for.
+func head(w *bufio.Writer, write func(io.Writer) error, s *shape, list []mem.Extent) error {
+	if err := write(w); err != nil || !s.direct() || list[0].Bytes() == nil {
+		return err
+	}
+	return w.Flush()
+}

@@ -1,0 +1,74 @@
+package transfer
+
+import (
+	"net"
+	"sync/atomic"
+	"time"
+)
+
+// chunk is what one call of the system writes at most, so that progress shows.
+const chunk = 1 << 20
+
+// pacedConn is a connection whose every read and write has to get on: it fails when nothing has moved, either way, for the limit, but
+// for while it is idle.
+type pacedConn struct {
+	net.Conn
+	limit time.Duration
+	moved atomic.Int64 // when something last did, in Unix nanoseconds
+	// busy is how many answers are waited for. A reader that waits for none waits for good.
+	busy atomic.Int64
+}
+
+func newPacedConn(c net.Conn, limit time.Duration) *pacedConn {
+	p := &pacedConn{Conn: c, limit: limit}
+	p.stamp()
+	return p
+}
+
+func (c *pacedConn) stamp() { c.moved.Store(time.Now().UnixNano()) }
+
+// expect adds n to what is waited for.
+func (c *pacedConn) expect(n int64) {
+	if n > 0 {
+		c.stamp()
+	}
+	c.busy.Add(n)
+}
+
+func (c *pacedConn) stuck() bool {
+	return c.busy.Load() > 0 && time.Since(time.Unix(0, c.moved.Load())) >= c.limit
+}
+
+func (c *pacedConn) Read(p []byte) (int, error) {
+	for {
+		if err := c.SetReadDeadline(time.Now().Add(c.limit)); err != nil {
+			return 0, err
+		}
+		n, err := c.Conn.Read(p)
+		if n > 0 {
+			c.stamp()
+		}
+		if err == nil || n > 0 || !timedOut(err) || c.stuck() {
+			return n, err
+		}
+	}
+}
+
+func (c *pacedConn) Write(p []byte) (n int, err error) {
+	for n < len(p) && err == nil {
+		if err = c.SetWriteDeadline(time.Now().Add(c.limit)); err != nil {
+			return n, err
+		}
+		var m int
+		m, err = c.Conn.Write(p[n:min(n+chunk, len(p))])
+		if n += m; m > 0 {
+			c.stamp()
+		}
+	}
+	return n, err
+}
+
+func timedOut(err error) bool {
+	t, ok := err.(net.Error) //nolint:errorlint // a connection's own error, as it returns it
+	return ok && t.Timeout()
+}

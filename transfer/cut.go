@@ -1,0 +1,152 @@
+package transfer
+
+import (
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/transfer/memory"
+)
+
+// part is what of a batch is moved, and moved again, as one: of one operation, and in one buffer of a segment.
+type part struct {
+	op    Op
+	to    *Remote
+	buf   *remoteBuffer
+	shape shape // there
+	bytes int64
+	tasks []int // of the batch
+
+	// Here: a list, or the pairs of the planes.
+	list   []mem.Extent
+	planes []PagePlane
+	pairs  []PagePair
+
+	apart bool // it does not go by imported memory, or not again
+}
+
+// Parts that go by imported memory are this long: a stream issues one in steps of its own.
+const importedPartBytes = 128 << 20
+
+// extents returns what the part is of this process's memory, in the order of its shape.
+func (p *part) extents() []mem.Extent {
+	if p.planes == nil {
+		return p.list
+	}
+	list := make([]mem.Extent, 0, len(p.planes)*len(p.pairs))
+	for i := range p.planes {
+		for _, pair := range p.pairs {
+			list = memory.Append(list, p.planes[i].local(pair.Local))
+		}
+	}
+	return list
+}
+
+// cutter makes parts of tasks, neighbours together.
+type cutter struct {
+	e     *Engine
+	parts []*part
+	open  *part // the last, while more may be added to it
+}
+
+// limit returns how long a part in b should be at most.
+func (c *cutter) limit(b *remoteBuffer) int64 {
+	if b.imported != nil {
+		return importedPartBytes
+	}
+	return c.e.o.PartBytes
+}
+
+// add adds a task, which is valid.
+func (c *cutter) add(i int, t *Task) error {
+	if t.Pages != nil {
+		c.open = nil
+		return c.addPages(i, t)
+	}
+	if t.Local.Len == 0 {
+		return nil
+	}
+	buf, err := t.Segment.buffer(t.Offset, t.Local.Len)
+	if err != nil {
+		return err
+	}
+	limit := c.limit(buf)
+	for local, off := t.Local, t.Offset; local.Len > 0; {
+		p := c.open
+		if p == nil || p.op != t.Op || p.to != t.Segment || p.buf != buf || p.bytes >= limit || len(p.shape.planes) == maxPlanes {
+			p = &part{op: t.Op, to: t.Segment, buf: buf, shape: shape{pages: pageZero}}
+			c.open = p
+			c.parts = append(c.parts, p)
+		}
+		n := min(local.Len, limit-p.bytes)
+		p.append(off, local.Sub(0, n))
+		if k := len(p.tasks); k == 0 || p.tasks[k-1] != i {
+			p.tasks = append(p.tasks, i)
+		}
+		local, off = local.Sub(n, local.Len-n), off+n
+	}
+	return nil
+}
+
+// append adds an extent, each side's to its neighbour.
+func (p *part) append(off int64, e mem.Extent) {
+	p.list = memory.Append(p.list, e)
+	p.bytes += e.Len
+	if k := len(p.shape.planes); k > 0 {
+		if last := &p.shape.planes[k-1]; last.base+last.bytes == off {
+			last.bytes += e.Len
+			return
+		}
+	}
+	p.shape.planes = append(p.shape.planes, plane{base: off, bytes: e.Len})
+}
+
+// addPages cuts pages by planes, and planes by pages where one is long.
+func (c *cutter) addPages(i int, t *Task) error {
+	pg := t.Pages
+	if len(pg.Pairs) == 0 {
+		return nil
+	}
+	remote := make([]uint32, len(pg.Pairs))
+	for k, pair := range pg.Pairs {
+		remote[k] = pair.Remote
+	}
+	for first := 0; first < len(pg.Planes); {
+		pl := &pg.Planes[first]
+		buf, err := t.Segment.buffer(pl.RemoteBase, pl.Bytes)
+		if err != nil {
+			return err
+		}
+		limit := c.limit(buf)
+		pages := min(int(max(limit/pl.Bytes, 1)), len(pg.Pairs), maxPages)
+		planes := 1
+		if pages == len(pg.Pairs) {
+			planes = together(t, first, limit, buf)
+		}
+		for at := 0; at < len(pg.Pairs); at += pages {
+			end := min(at+pages, len(pg.Pairs))
+			p := &part{
+				op: t.Op, to: t.Segment, buf: buf, tasks: []int{i},
+				planes: pg.Planes[first : first+planes], pairs: pg.Pairs[at:end], shape: shape{pages: remote[at:end]},
+			}
+			for _, pl := range p.planes {
+				p.shape.planes = append(p.shape.planes, plane{pl.RemoteBase, pl.RemoteStride, pl.Bytes})
+			}
+			p.bytes = p.shape.bytes()
+			c.parts = append(c.parts, p)
+		}
+		first += planes
+	}
+	return nil
+}
+
+// together returns how many planes from the first on are one part with all of their pages.
+func together(t *Task, first int, limit int64, buf *remoteBuffer) (n int) {
+	pages := int64(len(t.Pages.Pairs))
+	var bytes int64
+	for _, pl := range t.Pages.Planes[first:] {
+		b, err := t.Segment.buffer(pl.RemoteBase, pl.Bytes)
+		if bytes += pl.Bytes * pages; n > 0 && (err != nil || b != buf || bytes > limit || (n+1)*int(pages) > maxPieces || n == maxPlanes) {
+			break
+		}
+		n++
+	}
+	return n
+}

@@ -1,0 +1,117 @@
+package transfer
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"strings"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/share"
+)
+
+// Limits of what is published.
+const (
+	MaxNameBytes = 255
+	MaxBuffers   = 4096 // of a segment
+	maxHostBytes = 64
+)
+
+// Location is what the store of metadata has of a segment: who has it, and where that listens.
+type Location struct {
+	Engine  share.Identity `json:"engine"`
+	Address string         `json:"address"`
+}
+
+// Description is what an engine says of a segment of its own.
+type Description struct {
+	Name    string         `json:"name"`
+	Engine  share.Identity `json:"engine"`
+	Segment uint64         `json:"segment"` // its number, of those of the engine
+	Host    string         `json:"host"`    // which only processes of one host have in common, as long as that runs
+	Buffers []Buffer       `json:"buffers"` // by their offsets
+}
+
+// Buffer is a registered Region in a segment.
+type Buffer struct {
+	Name   string `json:"name,omitempty"`
+	Offset int64  `json:"offset"` // in the segment
+	Length int64  `json:"length"`
+	Kind   string `json:"kind"` // "host", "host-pinned" or "device"
+	// Share is for processes of the same host, which may import the memory.
+	Share *share.Descriptor `json:"share,omitempty"`
+}
+
+// ParseLocation reads a location in JSON. ErrInvalid.
+func ParseLocation(b []byte) (l Location, err error) {
+	if err := json.Unmarshal(b, &l); err != nil {
+		return Location{}, fmt.Errorf("read location: %w: %w", errdefs.ErrInvalid, err)
+	}
+	if l.Engine == (share.Identity{}) || l.Address == "" || len(l.Address) > MaxNameBytes {
+		return Location{}, fmt.Errorf("read location of engine %s at %q: %w", l.Engine, l.Address, errdefs.ErrInvalid)
+	}
+	return l, nil
+}
+
+// ParseDescription reads a description in JSON and validates it. ErrInvalid.
+func ParseDescription(b []byte) (d Description, err error) {
+	if err := json.Unmarshal(b, &d); err != nil {
+		return Description{}, fmt.Errorf("read segment: %w: %w", errdefs.ErrInvalid, err)
+	}
+	if err := d.Validate(); err != nil {
+		return Description{}, err
+	}
+	return d, nil
+}
+
+// Validate reports what is wrong with the description.
+func (d *Description) Validate() error {
+	bad := func(format string, args ...any) error {
+		return fmt.Errorf("segment %q: %s: %w", d.Name, fmt.Sprintf(format, args...), errdefs.ErrInvalid)
+	}
+	switch {
+	case checkName(d.Name) != nil:
+		return checkName(d.Name)
+	case d.Engine == share.Identity{} || d.Segment == 0:
+		return bad("it is number %d of engine %s", d.Segment, d.Engine)
+	case len(d.Host) > maxHostBytes || len(d.Buffers) > MaxBuffers:
+		return bad("%d buffers, and %d bytes of host", len(d.Buffers), len(d.Host))
+	}
+	var end int64
+	for i := range d.Buffers {
+		b := &d.Buffers[i]
+		if b.Offset < end || b.Length <= 0 || b.Offset > math.MaxInt64-b.Length || len(b.Name) > MaxNameBytes {
+			return bad("buffer of %d bytes at %d", b.Length, b.Offset)
+		}
+		end = b.Offset + b.Length
+		if b.Share == nil {
+			continue
+		}
+		if err := b.Share.Validate(); err != nil {
+			return bad("buffer at %d: %v", b.Offset, err)
+		}
+		if b.Share.Length != b.Length {
+			return bad("buffer at %d: %d bytes are shared of %d", b.Offset, b.Share.Length, b.Length)
+		}
+	}
+	return nil
+}
+
+// checkName returns why a segment cannot be called so, or nil.
+func checkName(name string) error {
+	printable := func(r rune) bool { return r > ' ' && r < 0x7f }
+	if name == "" || len(name) > MaxNameBytes || strings.TrimFunc(name, printable) != "" {
+		return fmt.Errorf("a segment's name is 1 to %d printable characters, not %q: %w", MaxNameBytes, name, errdefs.ErrInvalid)
+	}
+	return nil
+}
+
+// thisHost returns what tells this host from others, until it is booted again.
+func thisHost() string {
+	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(b))
+}

@@ -1,0 +1,232 @@
+package transfer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/share"
+	"github.com/kvlane/kvlane/transfer/memory"
+)
+
+// Engine is one process's part in transfers: it serves its segments, and moves batches to and from others'.
+type Engine struct {
+	o     Options
+	id    share.Identity
+	host  string
+	addr  string
+	mover *memory.Mover
+
+	// ctx ends with Close; running are the goroutines that then end.
+	ctx     context.Context
+	cancel  context.CancelCauseFunc
+	running sync.WaitGroup
+	closing chan struct{} // a token: one Close at a time
+
+	listener net.Listener
+	served   served
+	inbox    inbox
+	counters counters
+
+	mu       sync.Mutex
+	closed   bool
+	names    map[string]*Segment
+	numbers  map[uint64]*Segment
+	segments uint64 // the last number
+	peers    map[peerKey]*peer
+	remotes  map[*Remote]struct{}
+	metaErr  error // of the last time that leases were renewed
+
+	// batches has a token of each batch that is not resolved; numbers are of batches and lanes.
+	batches    chan struct{}
+	unresolved sync.WaitGroup
+	batchID    atomic.Uint64
+	laneID     atomic.Uint64
+}
+
+type peerKey struct {
+	addr string
+	id   share.Identity
+}
+
+// Stats is what an Engine has done and has.
+type Stats struct {
+	Segments, Connections, Lanes, Batches int // now
+
+	Requests  int64 // served
+	Refused   int64 // requests that were refused
+	Malformed int64 // connections that made no sense
+	BytesIn   int64 // that others have written here
+	BytesOut  int64 // that others have read here
+	Retries   int64 // parts that went another time
+	Fences    int64 // lanes that were fenced at their target
+
+	// Metadata is why leases could not be renewed the last time; nil: they were.
+	Metadata error
+}
+
+type counters struct {
+	requests, refused, malformed, in, out, retries, fences atomic.Int64
+}
+
+// Open opens an engine, which listens. ErrInvalid, or why it cannot listen.
+func Open(o Options) (*Engine, error) {
+	if err := o.Validate(); err != nil {
+		return nil, fmt.Errorf("open transfer engine: %w", err)
+	}
+	o = o.withDefaults()
+	m, err := memory.NewMover(memory.Options{Device: o.Device, Copy: o.Copy, ChunkBytes: o.ChunkBytes, Chunks: o.Chunks})
+	if err != nil {
+		return nil, fmt.Errorf("open transfer engine: %w", err)
+	}
+	ctx, cancel := context.WithCancelCause(context.Background())
+	var listen net.ListenConfig
+	l, err := listen.Listen(ctx, "tcp", o.Listen)
+	if err != nil {
+		cancel(nil)
+		return nil, fmt.Errorf("open transfer engine: %w", err)
+	}
+	e := &Engine{
+		o: o, id: share.NewIdentity(), host: thisHost(), addr: o.Advertise, mover: m, ctx: ctx, cancel: cancel, closing: make(chan struct{}, 1),
+		listener: l, names: make(map[string]*Segment), numbers: make(map[uint64]*Segment), peers: make(map[peerKey]*peer),
+		remotes: make(map[*Remote]struct{}), batches: make(chan struct{}, o.Batches),
+	}
+	if e.addr == "" {
+		e.addr = l.Addr().String()
+	}
+	e.served.init()
+	e.inbox.init(o.Notices)
+	e.running.Go(e.accept)
+	if o.Store != nil {
+		e.running.Go(e.renew)
+	}
+	return e, nil
+}
+
+// Address returns the address by which others reach the engine.
+func (e *Engine) Address() string { return e.addr }
+
+// Identity returns what names this engine, of all that ever were.
+func (e *Engine) Identity() share.Identity { return e.id }
+
+// Stats returns what the engine has done and has.
+func (e *Engine) Stats() Stats {
+	c := &e.counters
+	s := Stats{
+		Batches: len(e.batches), Connections: e.served.count(),
+		Requests: c.requests.Load(), Refused: c.refused.Load(), Malformed: c.malformed.Load(), BytesIn: c.in.Load(), BytesOut: c.out.Load(),
+		Retries: c.retries.Load(), Fences: c.fences.Load(),
+	}
+	e.mu.Lock()
+	s.Segments, s.Metadata = len(e.numbers), e.metaErr
+	peers := slices.Collect(maps.Values(e.peers))
+	e.mu.Unlock()
+	for _, p := range peers {
+		s.Lanes += p.count()
+	}
+	return s
+}
+
+// Close ends the engine: it cancels batches, closes segments and remotes, and waits for all. If ctx ends first the engine stays closing,
+// memory that it was given must not be freed, and Close may be called again. A second Close returns nil.
+func (e *Engine) Close(ctx context.Context) error {
+	select {
+	case e.closing <- struct{}{}:
+		defer func() { <-e.closing }()
+	case <-ctx.Done():
+		return fmt.Errorf("close transfer engine: %w", context.Cause(ctx))
+	}
+	e.mu.Lock()
+	e.closed = true
+	e.mu.Unlock()
+	if err := e.close(ctx); err != nil {
+		return fmt.Errorf("close transfer engine: %w", err)
+	}
+	return nil
+}
+
+func (e *Engine) close(ctx context.Context) error {
+	e.cancel(fmt.Errorf("the transfer engine: %w", errdefs.ErrClosed))
+	if err := await(ctx, &e.unresolved, "batches"); err != nil {
+		return err
+	}
+	if err := e.listener.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
+		return err
+	}
+	e.served.closeAll()
+	for _, r := range e.allRemotes() {
+		if err := r.Close(); err != nil {
+			return err
+		}
+	}
+	if err := await(ctx, &e.running, "connections"); err != nil {
+		return err
+	}
+	for _, s := range e.allSegments() {
+		if err := s.Close(ctx); err != nil {
+			return err
+		}
+	}
+	return e.mover.Close()
+}
+
+// await waits for what is counted, until ctx ends.
+func await(ctx context.Context, w *sync.WaitGroup, what string) error {
+	done := make(chan struct{})
+	go func() {
+		w.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("wait for %s: %w", what, context.Cause(ctx))
+	}
+}
+
+func (e *Engine) allRemotes() (all []*Remote) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for r := range e.remotes {
+		all = append(all, r)
+	}
+	return all
+}
+
+func (e *Engine) allSegments() (all []*Segment) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, s := range e.numbers {
+		all = append(all, s)
+	}
+	return all
+}
+
+// start runs f on a goroutine that Close joins; not at all once it has begun.
+func (e *Engine) start(f func()) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !e.closed {
+		e.running.Go(f)
+	}
+}
+
+// pause waits, and reports whether ctx has not ended.
+func pause(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

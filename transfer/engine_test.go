@@ -1,0 +1,285 @@
+package transfer
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/share"
+)
+
+// TestWriteAndRead: bytes go to where they belong and come back, in one piece, in many scattered ones, over several lanes.
+func TestWriteAndRead(t *testing.T) {
+	const n = 3<<20 + 4097
+	there, here, back := host(t, n), host(t, n), host(t, n)
+	p := newPair(t, Options{}, Options{PartBytes: 256 << 10, Lanes: 3}, there)
+	pattern(here.Bytes(), 1)
+	b := p.do(t, Task{Op: Write, Local: mem.All(here)})
+	same(t, "written", there.Bytes(), here.Bytes())
+	if c := b.Completion(); c.Bytes[PathTCP] != n || b.Status() != StatusCompleted || b.Task(0).Path != PathTCP {
+		t.Errorf("completion %+v, %s", c, b.Status())
+	}
+	p.do(t, Task{Op: Read, Local: mem.All(back)})
+	same(t, "read", back.Bytes(), here.Bytes())
+	// Every second of small blocks, in another order on the other side.
+	pattern(here.Bytes(), 2)
+	const block = 1000
+	var tasks []Task
+	for _, i := range rand.New(rand.NewPCG(1, 1)).Perm(n / block / 2) {
+		tasks = append(tasks, Task{Op: Write, Local: mem.Extent{Region: here, Off: int64(2*i) * block, Len: block}, Offset: int64(2*i+1) * block})
+	}
+	want := append([]byte(nil), there.Bytes()...)
+	for i := range tasks {
+		copy(want[tasks[i].Offset:], tasks[i].Local.Bytes())
+	}
+	p.do(t, tasks...)
+	same(t, "scattered", there.Bytes(), want)
+	for i := range tasks {
+		tasks[i].Op = Read
+	}
+	clear(back.Bytes())
+	for i := range tasks {
+		tasks[i].Local.Region = back
+	}
+	p.do(t, tasks...)
+	for i := range tasks {
+		off := tasks[i].Local.Off
+		same(t, fmt.Sprintf("block %d", i), tasks[i].Local.Bytes(), here.Bytes()[off:off+block])
+	}
+	if s := p.target.Stats(); s.BytesIn == 0 || s.BytesOut == 0 || s.Requests == 0 || s.Malformed != 0 {
+		t.Errorf("stats %+v", s)
+	}
+}
+
+// TestNeighboursAreOne: what follows one another on either side is one piece there.
+func TestNeighboursAreOne(t *testing.T) {
+	there, here := host(t, 1<<20), host(t, 1<<20)
+	p := newPair(t, Options{}, Options{}, there)
+	c := cutter{e: p.initiator}
+	for i := range int64(100) {
+		must(t, c.add(int(i), &Task{Op: Write, Segment: p.remote, Local: mem.Extent{Region: here, Off: (i % 2) * 8192 * i, Len: 4096}, Offset: 4096 * i}))
+	}
+	if len(c.parts) != 1 || len(c.parts[0].shape.planes) != 1 || len(c.parts[0].list) < 50 {
+		t.Errorf("%d parts, the first of %+v", len(c.parts), c.parts[0].shape)
+	}
+}
+
+// TestPages: the compact form moves every page of every plane, of device memory on both sides.
+func TestPages(t *testing.T) {
+	for _, part := range []int64{16 << 10, 8 << 20} {
+		t.Run(fmt.Sprint(part), func(t *testing.T) {
+			const planes, pages, bytes, n = 5, 40, 3000, 5 * 40 * 4096
+			near, far := newGPU(t, sim.Options{}), newGPU(t, sim.Options{Index: 1})
+			here, there := near.alloc(t, n), far.alloc(t, n)
+			o := near.options()
+			o.PartBytes = part
+			p := newPair(t, far.options(), o, there)
+			data := make([]byte, n)
+			pattern(data, 3)
+			near.store(t, here, data)
+			far.store(t, there, make([]byte, n))
+			pg := &Pages{}
+			for i := range int64(planes) {
+				pg.Planes = append(pg.Planes, PagePlane{
+					Region: here, Base: i * pages * 4096, Stride: 4096, Bytes: bytes, RemoteBase: (planes - 1 - i) * pages * 4096, RemoteStride: 4096,
+				})
+			}
+			for i, k := range rand.New(rand.NewPCG(2, 2)).Perm(pages)[:30] {
+				pg.Pairs = append(pg.Pairs, PagePair{Local: uint32(i), Remote: uint32(k)})
+			}
+			want := make([]byte, n)
+			for _, pl := range pg.Planes {
+				for _, x := range pg.Pairs {
+					from, to := pl.Base+int64(x.Local)*4096, pl.RemoteBase+int64(x.Remote)*4096
+					copy(want[to:to+bytes], data[from:from+bytes])
+				}
+			}
+			b := p.do(t, Task{Op: Write, Pages: pg})
+			same(t, "written", far.load(t, there), want)
+			if got := b.Completion().Bytes[PathTCP]; got != planes*30*bytes {
+				t.Errorf("%d bytes", got)
+			}
+			near.store(t, here, make([]byte, n))
+			p.do(t, Task{Op: Read, Pages: pg})
+			got := near.load(t, here)
+			for _, pl := range pg.Planes {
+				for _, x := range pg.Pairs {
+					at := pl.Base + int64(x.Local)*4096
+					same(t, "read", got[at:at+bytes], data[at:at+bytes])
+				}
+			}
+		})
+	}
+}
+
+// TestSharedMemory: on one host memory goes by its mapping: the device's, and the host's.
+func TestSharedMemory(t *testing.T) {
+	const n = 1 << 20
+	near, far := newGPU(t, sim.Options{}), newGPU(t, sim.Options{Index: 1})
+	s := shareServer(t)
+	in := importer(t, near.Device)
+	there := far.alloc(t, n)
+	hostThere, err := share.AllocHost(nil, n)
+	must(t, err)
+	t.Cleanup(func() { must(t, hostThere.Close()) })
+	to, from := far.options(), near.options()
+	to.Share, from.Importer = s, in
+	p := newPair(t, to, from)
+	_, err = p.segment.Register(there, RegisterOptions{Source: far.sharer()})
+	must(t, err)
+	off, err := p.segment.Register(hostThere.Region(), RegisterOptions{Source: hostThere, Name: "host"})
+	must(t, err)
+	must(t, p.remote.Refresh(t.Context()))
+	here, back := near.alloc(t, n), near.alloc(t, n)
+	data := make([]byte, n)
+	pattern(data, 4)
+	near.store(t, here, data)
+	b := p.do(t, Task{Op: Write, Local: mem.All(here)}, Task{Op: Write, Local: mem.All(here), Offset: off})
+	same(t, "device", far.load(t, there), data)
+	same(t, "host", hostThere.Region().Bytes(), data)
+	if c := b.Completion(); c.Bytes[PathNVLink] != n || c.Bytes[PathShm] != n || c.Fallback != nil {
+		t.Errorf("completion %+v", c)
+	}
+	p.do(t, Task{Op: Read, Local: mem.All(back)})
+	same(t, "back", near.load(t, back), data)
+	mine := host(t, n)
+	b = p.do(t, Task{Op: Read, Local: mem.All(mine), Offset: off})
+	same(t, "host to host", mine.Bytes(), data)
+	if c := b.Completion(); c.Bytes[PathShm] != n {
+		t.Errorf("completion %+v", c)
+	}
+	// Pageable memory is none that a device copies: it goes by sockets.
+	if b = p.do(t, Task{Op: Read, Local: mem.All(mine)}); b.Completion().Bytes[PathTCP] != n || b.Completion().Fallback == nil {
+		t.Errorf("completion %+v", b.Completion())
+	}
+	forced := p.submit(t, SubmitOptions{Path: PathNVLink}, Task{Op: Read, Local: mem.All(mine)})
+	wantErr(t, "forced", wait(t, forced), errdefs.ErrNotSupported)
+}
+
+// TestNotify: a notification comes after its data, once.
+func TestNotify(t *testing.T) {
+	there, here := host(t, 1<<20), host(t, 1<<20)
+	p := newPair(t, Options{}, Options{PartBytes: 64 << 10}, there)
+	for i := range byte(20) {
+		pattern(here.Bytes(), i)
+		p.submit(t, SubmitOptions{Notify: []byte{i}}, Task{Op: Write, Local: mem.All(here)})
+		n, err := p.target.Receive(t.Context())
+		must(t, err)
+		if len(n.Body) != 1 || n.Body[0] != i || n.Segment != "kv" || n.From != p.initiator.Identity() {
+			t.Errorf("notice %+v", n)
+		}
+		same(t, "data", there.Bytes(), here.Bytes())
+	}
+	q := notifyRequest{From: p.initiator.Identity(), Number: 1 << 40, Segment: "kv"}
+	for range 3 {
+		must(t, p.target.inbox.put(&q))
+	}
+	if got := len(p.target.inbox.ready); got != 1 {
+		t.Errorf("one notification that came three times was taken %d times", got)
+	}
+}
+
+// TestUnregister: what was unregistered is refused, also at the same place of another region; what was not goes on.
+func TestUnregister(t *testing.T) {
+	a, b, here := host(t, 1<<16), host(t, 1<<16), host(t, 1<<16)
+	p := newPair(t, Options{}, Options{}, a)
+	must(t, p.segment.Unregister(t.Context(), 0))
+	off, err := p.segment.Register(b, RegisterOptions{})
+	must(t, err)
+	if off == 0 {
+		t.Error("an offset is used again")
+	}
+	bad := p.submit(t, SubmitOptions{}, Task{Op: Write, Local: mem.All(here)})
+	wantErr(t, "write to what was unregistered", wait(t, bad), errdefs.ErrNotFound)
+	if r := bad.Task(0); r.Status != StatusFailed || bad.Status() != StatusFailed {
+		t.Errorf("%+v, %s", r, bad.Status())
+	}
+	must(t, p.remote.Refresh(t.Context()))
+	p.do(t, Task{Op: Write, Local: mem.All(here), Offset: off})
+	must(t, p.segment.Close(t.Context()))
+	gone := p.submit(t, SubmitOptions{}, Task{Op: Read, Local: mem.All(here), Offset: off})
+	wantErr(t, "read of a closed segment", wait(t, gone), errdefs.ErrNotFound)
+	wantErr(t, "refresh", p.remote.Refresh(t.Context()), errdefs.ErrNotFound)
+	_, err = p.initiator.OpenSegment(t.Context(), p.target.Address()+"/kv")
+	wantErr(t, "open", err, errdefs.ErrNotFound)
+}
+
+// TestSubmitRefuses: a batch with something wrong is not begun.
+func TestSubmitRefuses(t *testing.T) {
+	there, here := host(t, 1<<16), host(t, 1<<16)
+	p := newPair(t, Options{}, Options{}, there)
+	other := engine(t, Options{})
+	for name, task := range map[string]Task{
+		"no operation":       {Segment: p.remote, Local: mem.All(here)},
+		"no segment":         {Op: Read, Local: mem.All(here)},
+		"no memory":          {Op: Read, Segment: p.remote},
+		"beyond the buffer":  {Op: Read, Segment: p.remote, Local: mem.All(here), Offset: 1},
+		"a negative offset":  {Op: Read, Segment: p.remote, Local: mem.All(here), Offset: -1},
+		"beyond the region":  {Op: Read, Segment: p.remote, Local: mem.Extent{Region: here, Off: 1, Len: 1 << 16}},
+		"an offset that ...": {Op: Read, Segment: p.remote, Local: mem.Extent{Region: here, Len: 1}, Offset: 1<<63 - 1},
+		"a page beyond": {Op: Read, Segment: p.remote, Pages: &Pages{
+			Planes: []PagePlane{{Region: here, Stride: 4096, Bytes: 4096, RemoteStride: 4096}}, Pairs: []PagePair{{0, 16}},
+		}},
+		"a page that overflows": {Op: Read, Segment: p.remote, Pages: &Pages{
+			Planes: []PagePlane{{Region: here, Stride: 4096, Bytes: 4096, RemoteStride: 1 << 62}}, Pairs: []PagePair{{0, 4}},
+		}},
+	} {
+		good := Task{Op: Write, Segment: p.remote, Local: mem.All(here)}
+		_, err := p.initiator.Submit(t.Context(), []Task{good, task}, SubmitOptions{})
+		wantErr(t, name, err, errdefs.ErrInvalid)
+	}
+	_, err := other.Submit(t.Context(), []Task{{Op: Read, Segment: p.remote, Local: mem.All(here)}}, SubmitOptions{})
+	wantErr(t, "another engine's segment", err, errdefs.ErrInvalid)
+	if s := p.target.Stats(); s.Requests != 0 {
+		t.Errorf("%d requests were made", s.Requests)
+	}
+	p.do(t)
+	p.do(t, Task{Op: Read, Local: mem.Extent{Region: here}})
+}
+
+// dependency is what a batch comes after.
+type dependency struct {
+	done chan struct{}
+	err  error
+}
+
+func (d *dependency) Done() <-chan struct{} { return d.done }
+func (d *dependency) Err() error            { return d.err }
+
+func TestAfterCancelAndTimeout(t *testing.T) {
+	there, here := host(t, 1<<16), host(t, 1<<16)
+	p := newPair(t, Options{}, Options{}, there)
+	task := Task{Op: Write, Local: mem.All(here)}
+	d := &dependency{done: make(chan struct{})}
+	b := p.submit(t, SubmitOptions{After: []mem.Dependency{d}}, task)
+	if b.Status() != StatusWaiting {
+		t.Errorf("%s", b.Status())
+	}
+	close(d.done)
+	must(t, wait(t, b))
+	d = &dependency{done: make(chan struct{})}
+	b = p.submit(t, SubmitOptions{After: []mem.Dependency{d}}, task)
+	b.Cancel()
+	wantErr(t, "cancelled", wait(t, b), errdefs.ErrCanceled)
+	if b.Status() != StatusCanceled || b.Task(0).Status != StatusCanceled {
+		t.Errorf("%s, %+v", b.Status(), b.Task(0))
+	}
+	b = p.submit(t, SubmitOptions{After: []mem.Dependency{d}, Timeout: 10 * time.Millisecond}, task)
+	wantErr(t, "late", wait(t, b), context.DeadlineExceeded)
+	if b.Status() != StatusTimeout {
+		t.Errorf("%s", b.Status())
+	}
+	d.err = errdefs.ErrCorrupt
+	close(d.done)
+	wantErr(t, "failed before", wait(t, p.submit(t, SubmitOptions{After: []mem.Dependency{d}}, task)), errdefs.ErrCorrupt)
+	took, err := p.remote.Probe(t.Context())
+	must(t, err)
+	if took <= 0 {
+		t.Errorf("probe took %v", took)
+	}
+}

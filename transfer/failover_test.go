@@ -1,0 +1,207 @@
+package transfer
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/mem"
+)
+
+// TestFenceBeforeAnotherTry: the bytes of a connection that died come to nobody, however late, once its part has gone another way: the
+// target's memory may be used for something else when the batch is done.
+func TestFenceBeforeAnotherTry(t *testing.T) {
+	const n = 4 << 20
+	for name, after := range map[string]int64{"before the request": 0, "within the request": 20, "within the bytes": 300_000} {
+		t.Run(name, func(t *testing.T) {
+			there, here := host(t, n), host(t, n)
+			p := &pair{target: engine(t, Options{}), initiator: engine(t, Options{Lanes: 2, PartBytes: 1 << 20})}
+			x := newProxy(t, p.target.Address())
+			p.publish(t, there)
+			p.open(t, x.addr())
+			x.set(func() { x.holdAfter = after })
+			pattern(here.Bytes(), 1)
+			b := p.submit(t, SubmitOptions{Timeout: patience}, Task{Op: Write, Local: mem.All(here)})
+			until(t, "nothing is held", func() bool {
+				x.mu.Lock()
+				defer x.mu.Unlock()
+				return x.held > 100_000
+			})
+			x.set(func() { x.holdAfter = -1 })
+			x.cut(func(l *link) bool { return l.data }, false)
+			must(t, wait(t, b))
+			same(t, "written", there.Bytes(), here.Bytes())
+			if c := b.Completion(); c.Retries == 0 || p.initiator.Stats().Fences == 0 {
+				t.Errorf("completion %+v, stats %+v", c, p.initiator.Stats())
+			}
+			// The memory has another use now, and then the bytes come.
+			pattern(there.Bytes(), 9)
+			want := append([]byte(nil), there.Bytes()...)
+			x.set(func() { x.released = true })
+			until(t, "the old connections stay", func() bool {
+				x.mu.Lock()
+				defer x.mu.Unlock()
+				return x.holding == 0 && p.target.Stats().Connections == len(x.links)
+			})
+			same(t, "after late bytes", there.Bytes(), want)
+		})
+	}
+}
+
+// TestCutAndRestored: while nothing gets through batches end within their time, and when something does again they work, with nobody
+// restarted. A task that is done stays so.
+func TestCutAndRestored(t *testing.T) {
+	for _, how := range []string{"cut", "silent"} {
+		t.Run(how, func(t *testing.T) {
+			const n, tasks = 2 << 20, 64
+			there, here := host(t, n), host(t, n)
+			p := &pair{target: engine(t, Options{}), initiator: engine(t, Options{Lanes: 2, PartBytes: 32 << 10, Stall: 500 * time.Millisecond})}
+			x := newProxy(t, p.target.Address())
+			p.publish(t, there)
+			p.open(t, x.addr())
+			pattern(here.Bytes(), 1)
+			var all []Task
+			for i := range int64(tasks) {
+				all = append(all, Task{Op: Write, Local: mem.Extent{Region: here, Off: i * n / tasks, Len: n / tasks}, Offset: i * n / tasks})
+			}
+			p.do(t, all...)
+			set := func(on bool) {
+				x.set(func() {
+					if how == "cut" {
+						x.down = on
+					} else {
+						x.silent = on
+					}
+				})
+				if on && how == "cut" {
+					x.cut(func(*link) bool { return true }, true)
+				}
+			}
+			set(true)
+			b := p.submit(t, SubmitOptions{Timeout: 1200 * time.Millisecond}, all...)
+			err := wait(t, b)
+			wantErr(t, "a batch while nothing gets through", err, context.DeadlineExceeded)
+			for i := range all {
+				if r := b.Task(i); r.Status != StatusTimeout && r.Status != StatusCompleted {
+					t.Errorf("task %d: %+v", i, r)
+				}
+			}
+			_, perr := p.remote.Probe(short(t))
+			if perr == nil {
+				t.Error("a probe came through")
+			}
+			// One that is under way goes on when the way is free again.
+			b = p.submit(t, SubmitOptions{Timeout: patience}, all...)
+			time.Sleep(600 * time.Millisecond)
+			set(false)
+			must(t, wait(t, b))
+			clear(there.Bytes())
+			p.do(t, all...)
+			same(t, "written", there.Bytes(), here.Bytes())
+			// And in the middle of batches, again and again.
+			b = p.submit(t, SubmitOptions{Timeout: patience}, all...)
+			done := make([]bool, tasks)
+			for range 5 {
+				x.cut(func(*link) bool { return true }, true)
+				for i := range done {
+					s := b.Task(i).Status
+					if done[i] && s != StatusCompleted {
+						t.Errorf("task %d was completed, and is %s", i, s)
+					}
+					done[i] = s == StatusCompleted
+				}
+				time.Sleep(5 * time.Millisecond)
+			}
+			must(t, wait(t, b))
+		})
+	}
+}
+
+func short(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// TestSilentConnectionsDelayNobody: connections that say nothing, or half of something, are as if they were not there.
+func TestSilentConnectionsDelayNobody(t *testing.T) {
+	there, here := host(t, 1<<16), host(t, 1<<16)
+	p := newPair(t, Options{Stall: time.Second}, Options{}, there)
+	for i := range 20 {
+		c := dialRaw(t, p.target.Address())
+		h := hello{purpose: forData, from: p.initiator.Identity(), to: p.target.Identity(), lane: uint64(1000 + i)}
+		_, err := c.Write(h.encode()[:i*2])
+		must(t, err)
+	}
+	p.do(t, Task{Op: Write, Local: mem.All(here)})
+	until(t, "they are kept", func() bool { return p.target.Stats().Connections <= 2 })
+}
+
+// TestImportedMemoryIsWithdrawn: what was going by memory that its owner takes back goes by sockets, and ends well.
+func TestImportedMemoryIsWithdrawn(t *testing.T) {
+	const n = 1 << 20
+	faults := fault.New(1)
+	near, far := newGPU(t, sim.Options{Faults: faults}), newGPU(t, sim.Options{Index: 1})
+	there := far.alloc(t, n)
+	to, from := far.options(), near.options()
+	to.Share, from.Importer = shareServer(t), importer(t, near.Device)
+	p := newPair(t, to, from)
+	_, err := p.segment.Register(there, RegisterOptions{Source: far.sharer()})
+	must(t, err)
+	must(t, p.remote.Refresh(t.Context()))
+	must(t, p.remote.Shared(0))
+	here := near.alloc(t, n)
+	data := make([]byte, n)
+	pattern(data, 1)
+	near.store(t, here, data)
+	p.segment.mu.Lock()
+	export := p.segment.buffers[0].export
+	p.segment.mu.Unlock()
+	faults.Add(fault.Nth(sim.OpWork, int(faults.Seen(sim.OpWork))).Stall()) // the next
+	b := p.submit(t, SubmitOptions{Timeout: patience}, Task{Op: Write, Local: mem.All(here)})
+	must(t, faults.Await(t.Context(), 1))
+	must(t, export.Close())
+	faults.Release()
+	must(t, wait(t, b))
+	same(t, "written", far.load(t, there), data)
+	if c := b.Completion(); c.Bytes[PathTCP] != n || !errors.Is(c.Fallback, errdefs.ErrLost) || c.Retries != 1 {
+		t.Errorf("completion %+v", c)
+	}
+	wantErr(t, "shared", p.remote.Shared(0), errdefs.ErrLost)
+	clear(data)
+	near.store(t, here, data)
+	b = p.do(t, Task{Op: Write, Local: mem.All(here)})
+	if c := b.Completion(); c.Bytes[PathTCP] != n || !errors.Is(c.Fallback, errdefs.ErrLost) {
+		t.Errorf("completion %+v", c)
+	}
+	same(t, "written by sockets", far.load(t, there), data)
+}
+
+// TestDeviceFails: where the device of one side fails the batch does, and says so; other memory goes on, by the same connection.
+func TestDeviceFails(t *testing.T) {
+	const n = 1 << 20
+	for _, side := range []string{"near", "far"} {
+		for _, op := range []Op{Read, Write} {
+			t.Run(side+" "+op.String(), func(t *testing.T) {
+				so := map[string]sim.Options{"near": {}, "far": {Index: 1}}
+				o := so[side]
+				o.Faults = fault.New(1, fault.After(sim.OpWork, 3).Fail(nil))
+				so[side] = o
+				near, far := newGPU(t, so["near"]), newGPU(t, so["far"])
+				plain := host(t, n)
+				p := newPair(t, far.options(), near.options(), far.alloc(t, n), plain)
+				b := p.submit(t, SubmitOptions{Timeout: patience}, Task{Op: op, Local: mem.All(near.alloc(t, n))})
+				begun := time.Now()
+				if err := wait(t, b); err == nil || errors.Is(err, context.DeadlineExceeded) || time.Since(begun) > patience/2 {
+					t.Errorf("%v after %v", err, time.Since(begun))
+				}
+				p.do(t, Task{Op: op, Local: mem.All(host(t, n)), Offset: n})
+			})
+		}
+	}
+}

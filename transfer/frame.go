@@ -1,0 +1,100 @@
+package transfer
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"io"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/share"
+)
+
+// What goes over a control connection: requests and one reply to each, in order, in frames.
+//
+//	frame: length of the payload u32 | type u8 | status u8 | 0 u16 | payload
+//
+// A request has no status. A reply has the type of its request; its payload is JSON, or the text of an error.
+const (
+	frameBytes      = 8
+	maxFramePayload = 4 << 20
+)
+
+// call is the type of a request.
+type call uint8
+
+const (
+	callProbe    call = iota + 1
+	callDescribe      // describeRequest -> Description
+	callFence         // fenceRequest: closes lanes, and answers when nothing of them touches memory any more
+	callNotify        // notifyRequest
+	calls
+)
+
+type describeRequest struct {
+	Name string `json:"name"`
+}
+
+type fenceRequest struct {
+	Lanes []uint64 `json:"lanes"`
+}
+
+type notifyRequest struct {
+	From    share.Identity `json:"from"`
+	Number  uint64         `json:"number"` // of those of From, so that one that comes twice is delivered once
+	Segment string         `json:"segment"`
+	Body    []byte         `json:"body"`
+}
+
+type frame struct {
+	call    call
+	status  status
+	payload []byte
+}
+
+func (f *frame) write(w io.Writer) error {
+	if len(f.payload) > maxFramePayload {
+		return fmt.Errorf("frame of %d bytes, of %d at most: %w", len(f.payload), maxFramePayload, errdefs.ErrInvalid)
+	}
+	b := make([]byte, frameBytes, frameBytes+len(f.payload))
+	binary.LittleEndian.PutUint32(b, uint32(len(f.payload)))
+	b[4], b[5] = byte(f.call), byte(f.status)
+	_, err := w.Write(append(b, f.payload...))
+	return err
+}
+
+// readFrame reads a frame. ErrInvalid for what is none.
+func readFrame(r io.Reader) (f frame, err error) {
+	var b [frameBytes]byte
+	if _, err := io.ReadFull(r, b[:]); err != nil {
+		return f, err
+	}
+	n := binary.LittleEndian.Uint32(b[:])
+	f = frame{call: call(b[4]), status: status(b[5])}
+	if n > maxFramePayload || f.call == 0 || f.call >= calls || f.status >= statuses || b[6] != 0 || b[7] != 0 {
+		return frame{}, fmt.Errorf("frame of type %d, status %d and %d bytes: %w", b[4], b[5], n, errdefs.ErrInvalid)
+	}
+	// It grows as bytes come: who announces much and sends little costs little.
+	f.payload, err = io.ReadAll(io.LimitReader(r, int64(n)))
+	if err == nil && len(f.payload) < int(n) {
+		err = io.ErrUnexpectedEOF
+	}
+	return f, err
+}
+
+// decode reads the payload's JSON. ErrInvalid.
+func (f *frame) decode(v any) error {
+	if err := json.Unmarshal(f.payload, v); err != nil {
+		return fmt.Errorf("read request of type %d: %w: %w", f.call, errdefs.ErrInvalid, err)
+	}
+	return nil
+}
+
+// newFrame returns a frame with v in JSON.
+func newFrame(c call, v any) (frame, error) {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return frame{}, fmt.Errorf("write request of type %d: %w", c, err)
+	}
+	return frame{call: c, payload: b}, nil
+}

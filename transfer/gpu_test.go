@@ -1,0 +1,169 @@
+package transfer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/device/cuda"
+	"github.com/kvlane/kvlane/device/cuda/cudatest"
+	"github.com/kvlane/kvlane/internal/testkit"
+	"github.com/kvlane/kvlane/mem"
+	streamcopy "github.com/kvlane/kvlane/stream/copy"
+)
+
+// gpuBytes is how much memory a target has of a GPU.
+const gpuBytes = 1 << 30
+
+// useDriverOnce has the driver open what it keeps for the process's life, before anybody counts.
+func useDriverOnce() {
+	for i := range gpus() {
+		if dev, err := openGPU(i); err == nil {
+			_ = dev.Close()
+		}
+	}
+}
+
+func gpus() int {
+	drv, err := cuda.Load()
+	if err != nil {
+		return 0
+	}
+	n, err := drv.Count()
+	if err != nil {
+		return 0
+	}
+	return n
+}
+
+func openGPU(index int) (device.Sharer, error) {
+	drv, err := cuda.Load()
+	if err != nil {
+		return nil, err
+	}
+	dev, err := drv.Open(index, cuda.Options{})
+	if err != nil {
+		return nil, err
+	}
+	s, ok := dev.(device.Sharer)
+	if !ok {
+		return nil, errors.Join(fmt.Errorf("%T shares no memory", dev), dev.Close())
+	}
+	return s, nil
+}
+
+// gpuMemory is memory of the GPU of that index, as a target has it, and the stream that its engine needs.
+func gpuMemory(text string) (dev device.Sharer, s *streamcopy.Stream, r *mem.Region, err error) {
+	index, err := strconv.Atoi(text)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	if dev, err = openGPU(index); err != nil {
+		return nil, nil, nil, err
+	}
+	if s, err = streamcopy.Open(dev, streamcopy.Options{}); err != nil {
+		return nil, nil, nil, err
+	}
+	r, err = dev.Alloc(gpuBytes, device.AllocOptions{Shareable: true, Handle: device.HandlePosixFD})
+	return dev, s, r, err
+}
+
+// initiatorGPU is the first GPU, or the test is skipped.
+func initiatorGPU(tb testing.TB) (*gpu, Options) {
+	tb.Helper()
+	dev := cudatest.Open(tb)
+	s, err := streamcopy.Open(dev, streamcopy.Options{})
+	must(tb, err)
+	tb.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		must(tb, s.Close(ctx))
+	})
+	return &gpu{Device: dev, copy: s}, Options{Device: dev, Copy: s, Importer: importer(tb, dev)}
+}
+
+// gpuTarget starts a process with memory of the last GPU, and opens its segment.
+func gpuTarget(tb testing.TB, e *Engine) *Remote {
+	tb.Helper()
+	p, err := startTarget(4096, tb.TempDir()+"/s", strconv.Itoa(gpus()-1))
+	must(tb, err)
+	tb.Cleanup(p.kill)
+	r, err := e.OpenSegment(tb.Context(), p.addr+"/kv")
+	must(tb, err)
+	return r
+}
+
+// gpuOffset is where a target's memory of a GPU is in its segment.
+const gpuOffset = align
+
+// scattered are tasks of n blocks in any order, on both sides.
+func scattered(op Op, to *Remote, here *mem.Region, block int64, n int) []Task {
+	rng := rand.New(rand.NewPCG(1, uint64(block)))
+	mine, theirs := rng.Perm(int(here.Len()/block)), rng.Perm(int(gpuBytes/block))
+	tasks := make([]Task, min(n, len(mine)))
+	for i := range tasks {
+		local := mem.Extent{Region: here, Off: int64(mine[i]) * block, Len: block}
+		tasks[i] = Task{Op: op, Segment: to, Local: local, Offset: gpuOffset + int64(theirs[i])*block}
+	}
+	return tasks
+}
+
+// TestGPUTransfers has two processes, each with a GPU where there are two, move scattered blocks by each path, and compares every byte.
+func TestGPUTransfers(t *testing.T) {
+	g, o := initiatorGPU(t)
+	e := engine(t, o)
+	to := gpuTarget(t, e)
+	here := g.alloc(t, 64<<20)
+	data := make([]byte, here.Len())
+	for _, path := range []Path{PathNVLink, PathTCP} {
+		for _, block := range []int64{4 << 10, 1 << 20} {
+			if err := to.Shared(gpuOffset); path == PathNVLink && err != nil {
+				testkit.Skip(t, "cuda-share", err.Error())
+			}
+			pattern(data, byte(block>>12)+byte(path))
+			g.store(t, here, data)
+			for _, op := range []Op{Write, Read} {
+				b, err := e.Submit(t.Context(), scattered(op, to, here, block, 1<<20), SubmitOptions{Path: path, Timeout: patience})
+				must(t, err)
+				must(t, wait(t, b))
+				if op == Write {
+					g.store(t, here, make([]byte, here.Len()))
+				}
+			}
+			same(t, fmt.Sprintf("%s, blocks of %d", path, block), g.load(t, here), data)
+		}
+	}
+}
+
+// BenchmarkGPUTransfers measures what goes between two processes' GPUs, two batches in flight: go test -run - -bench GPUTransfers ./transfer
+func BenchmarkGPUTransfers(b *testing.B) {
+	g, o := initiatorGPU(b)
+	e := engine(b, o)
+	to := gpuTarget(b, e)
+	here := g.alloc(b, gpuBytes)
+	for _, path := range []Path{PathNVLink, PathTCP} {
+		for _, block := range []int64{4 << 10, 64 << 10, 1 << 20, 16 << 20, gpuBytes} {
+			for _, op := range []Op{Write, Read} {
+				b.Run(fmt.Sprintf("%s/%s/%dKiB", path, op, block>>10), func(b *testing.B) {
+					tasks := scattered(op, to, here, block, 32768)
+					b.SetBytes(int64(len(tasks)) * block)
+					var before *Batch
+					for b.Loop() {
+						next, err := e.Submit(b.Context(), tasks, SubmitOptions{Path: path, Timeout: 5 * time.Minute})
+						must(b, err)
+						if before != nil {
+							must(b, before.Wait(b.Context()))
+						}
+						before = next
+					}
+					must(b, before.Wait(b.Context()))
+				})
+			}
+		}
+	}
+}

@@ -1,0 +1,178 @@
+package transfer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kvlane/kvlane/errdefs"
+)
+
+// group is what of a batch goes to or from one segment. One goroutine has it.
+type group struct {
+	b       *Batch
+	e       *Engine
+	to      *Remote
+	todo    []*part
+	flying  map[*part]func(error) // how each is ended early
+	bytes   int64                 // of those
+	results chan result
+	// After a failure nothing begins for a while, twice as long after each until something goes well.
+	wait time.Duration
+	rest <-chan time.Time // nil: something may begin
+	last error            // the last failure
+}
+
+type result struct {
+	p    *part
+	path Path
+	err  error
+}
+
+// Bounds of a group.
+const (
+	maxFlights = 256
+	minWait    = 5 * time.Millisecond
+	maxWait    = time.Second
+)
+
+func newGroup(b *Batch, to *Remote, parts []*part) *group {
+	return &group{b: b, e: b.e, to: to, todo: parts, flying: make(map[*part]func(error)), results: make(chan result, maxFlights)}
+}
+
+// run moves the parts. When it returns nothing touches their local memory any more.
+func (g *group) run(ctx context.Context) {
+	ended := ctx.Done()
+	for {
+		g.fill(ctx)
+		if len(g.flying) == 0 && (len(g.todo) == 0 || ctx.Err() != nil) {
+			break
+		}
+		select {
+		case r := <-g.results:
+			g.take(ctx, r)
+		case <-g.rest:
+			g.rest = nil
+		case <-ended:
+			ended = nil
+			for _, abort := range g.flying {
+				abort(context.Cause(ctx))
+			}
+		}
+	}
+	for _, p := range g.todo {
+		g.b.over(p, PathNone, errors.Join(context.Cause(ctx), g.last))
+	}
+}
+
+// fill begins parts while there is room for them.
+func (g *group) fill(ctx context.Context) {
+	window := 2 * int64(g.e.o.Lanes) * g.e.o.PartBytes
+	for ctx.Err() == nil && g.rest == nil && len(g.todo) > 0 && len(g.flying) < maxFlights && (len(g.flying) < 2 || g.bytes < window) {
+		p := g.todo[0]
+		g.todo = g.todo[1:]
+		err := g.begin(ctx, p)
+		switch {
+		case err == nil:
+		case conclusive(err):
+			g.b.over(p, PathNone, err)
+		default:
+			g.again(p, err)
+		}
+	}
+}
+
+// begin begins a part by the first path that takes it.
+func (g *group) begin(ctx context.Context, p *part) error {
+	if err := g.to.p.settle(ctx); err != nil {
+		return err
+	}
+	forced := g.b.o.Path
+	if forced != PathTCP && !p.apart {
+		err := g.beginImported(ctx, p, forced)
+		if err == nil || forced != PathNone {
+			return err
+		}
+		p.apart = true
+		if p.buf.Share != nil && g.e.o.Importer != nil {
+			g.b.fellBack(err)
+		}
+	}
+	l, err := g.to.p.lane(ctx)
+	if err != nil {
+		return err
+	}
+	f, err := l.begin(p, func(err error) { g.results <- result{p, PathTCP, err} })
+	if err != nil {
+		return err
+	}
+	g.fly(p, func(why error) { l.abort(f, why) })
+	return nil
+}
+
+func (g *group) beginImported(ctx context.Context, p *part, forced Path) error {
+	var path Path
+	by := make(chan Path, 1)
+	path, abort, err := g.e.beginImported(ctx, p, func(err error) { g.results <- result{p, <-by, err} })
+	if err != nil {
+		if forced != PathNone {
+			return fmt.Errorf("path %s: %w: %w", forced, errdefs.ErrNotSupported, err)
+		}
+		return err
+	}
+	by <- path
+	g.fly(p, func(error) { abort() })
+	return nil
+}
+
+func (g *group) fly(p *part, abort func(error)) {
+	g.flying[p] = abort
+	g.bytes += p.bytes
+}
+
+// take notes how a part ended, or puts it back.
+func (g *group) take(ctx context.Context, r result) {
+	delete(g.flying, r.p)
+	g.bytes -= r.p.bytes
+	switch {
+	case r.err == nil:
+		g.wait, g.last = 0, nil
+		g.b.over(r.p, r.path, nil)
+	case ctx.Err() != nil && !conclusive(r.err):
+		g.todo = append(g.todo, r.p) // which run fails with the batch's own reason
+	case r.path != PathTCP && g.b.o.Path == PathNone:
+		r.p.apart = true
+		g.b.fellBack(r.err)
+		g.b.retried()
+		g.todo = append(g.todo, r.p)
+	case r.path != PathTCP || conclusive(r.err):
+		g.b.over(r.p, r.path, r.err)
+	default:
+		g.again(r.p, r.err)
+	}
+}
+
+// again has a part tried once more, after a while.
+func (g *group) again(p *part, err error) {
+	g.last = err
+	g.todo = append(g.todo, p)
+	g.b.retried()
+	if g.rest == nil {
+		g.wait = min(max(2*g.wait, minWait), maxWait)
+		g.rest = time.After(g.wait)
+	}
+}
+
+// conclusive reports whether trying again would end the same way.
+func conclusive(err error) bool {
+	var refused *refusal
+	var local *localError
+	switch {
+	case errors.As(err, &refused):
+		return !errors.Is(err, errdefs.ErrBusy)
+	case errors.As(err, &local):
+		return true
+	}
+	return errors.Is(err, errdefs.ErrLost) || errors.Is(err, errdefs.ErrNotSupported) || errors.Is(err, errdefs.ErrInvalid) || errors.Is(err, errdefs.ErrClosed)
+}

@@ -1,0 +1,298 @@
+package transfer
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/transfer/metadata"
+)
+
+// held is what a process has that a leak would add to.
+type held struct{ files, mappings, goroutines int }
+
+func holds(tb testing.TB) (h held) {
+	tb.Helper()
+	files, err := os.ReadDir("/proc/self/fd")
+	must(tb, err)
+	maps, err := os.ReadFile("/proc/self/maps")
+	must(tb, err)
+	return held{len(files), strings.Count(string(maps), "memfd:kvlane"), runtime.NumGoroutine()}
+}
+
+// noMore waits until the process has no more than it had, but for a few that others may have made.
+func noMore(tb testing.TB, before held) {
+	tb.Helper()
+	const few = 8
+	var now held
+	until(tb, fmt.Sprintf("before: %+v", before), func() bool {
+		now = holds(tb)
+		return now.files <= before.files+few && now.mappings <= before.mappings && now.goroutines <= before.goroutines+few
+	})
+}
+
+// TestSegmentsComeAndGo: a thousand segments leave nothing behind, neither here nor in the store.
+func TestSegmentsComeAndGo(t *testing.T) {
+	server := metadata.NewServer(metadata.ServerOptions{})
+	store := httpStore(t, server)
+	there, here := host(t, 1<<16), host(t, 1<<16)
+	target, initiator := engine(t, Options{Store: store}), engine(t, Options{Store: store})
+	before := holds(t)
+	for i := range 1000 {
+		name := fmt.Sprintf("kv-%d", i)
+		s, err := target.Publish(t.Context(), name)
+		must(t, err)
+		_, err = s.Register(there, RegisterOptions{})
+		must(t, err)
+		if i%10 == 0 {
+			r, err := initiator.OpenSegment(t.Context(), name)
+			must(t, err)
+			b, err := initiator.Submit(t.Context(), []Task{{Op: Write, Segment: r, Local: mem.All(here)}}, SubmitOptions{})
+			must(t, err)
+			must(t, wait(t, b))
+			must(t, r.Close())
+		}
+		must(t, s.Close(t.Context()))
+	}
+	if n, s := server.Len(), target.Stats(); n != 0 || s.Segments != 0 {
+		t.Errorf("%d are in the store, %d in the engine", n, s.Segments)
+	}
+	noMore(t, before)
+}
+
+// targetProcess is a process that has a segment.
+type targetProcess struct {
+	cmd  *exec.Cmd
+	addr string
+}
+
+// startTarget starts one, which the caller kills.
+func startTarget(n int64, dir string, gpu ...string) (*targetProcess, error) {
+	p := &targetProcess{cmd: exec.CommandContext(context.Background(), "/proc/self/exe", append([]string{fmt.Sprint(n), dir}, gpu...)...)}
+	p.cmd.Env = append(os.Environ(), roleEnv+"=target")
+	p.cmd.Stderr = os.Stderr
+	if _, err := p.cmd.StdinPipe(); err != nil { // it ends with that
+		return nil, err
+	}
+	out, err := p.cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := p.cmd.Start(); err != nil {
+		return nil, err
+	}
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		p.kill()
+		return nil, fmt.Errorf("the target said %q: %w", line, err)
+	}
+	p.addr = strings.TrimSpace(line)
+	return p, nil
+}
+
+func (p *targetProcess) kill() {
+	if p.cmd.ProcessState == nil {
+		_ = p.cmd.Process.Kill()
+		_ = p.cmd.Wait()
+	}
+}
+
+// TestKilledPeers: processes that are killed in the middle of batches leave nothing behind, and every task ends long before its deadline.
+// Half of the memory is reached by sockets, and half is imported.
+func TestKilledPeers(t *testing.T) {
+	peers := 200
+	if testing.Short() || raceEnabled {
+		peers = 20
+	}
+	const n, atOnce = 1 << 20, 4
+	here := host(t, n)
+	in := importer(t, nil)
+	e := engine(t, Options{Importer: in, PartBytes: 32 << 10})
+	dir := t.TempDir() + "/s"
+	before := holds(t)
+	var all sync.WaitGroup
+	room := make(chan struct{}, atOnce)
+	for i := range peers {
+		room <- struct{}{}
+		all.Go(func() {
+			defer func() { <-room }()
+			killOne(t, e, here, dir, i)
+		})
+	}
+	all.Wait()
+	noMore(t, before)
+}
+
+func killOne(t *testing.T, e *Engine, here *mem.Region, dir string, i int) {
+	p, err := startTarget(here.Len(), dir)
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	defer p.kill()
+	r, err := e.OpenSegment(t.Context(), p.addr+"/kv")
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	o := SubmitOptions{Timeout: patience}
+	if i%2 == 0 {
+		o.Path = PathTCP
+	}
+	var batches []*Batch
+	for range 4 {
+		b, err := e.Submit(t.Context(), []Task{{Op: Read, Segment: r, Local: mem.All(here)}}, o)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		batches = append(batches, b)
+		if len(batches) == 2 {
+			p.kill()
+		}
+	}
+	begun := time.Now()
+	for k, b := range batches {
+		if err := wait(t, b); k == 3 && !errors.Is(err, errdefs.ErrLost) {
+			t.Errorf("a batch after the peer's end: %v", err)
+		}
+	}
+	if took := time.Since(begun); took > patience*3/4 {
+		t.Errorf("%v until all batches had ended", took)
+	}
+	if err := r.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestRestartedPeer: what has the address of an engine that is gone is not taken for it.
+func TestRestartedPeer(t *testing.T) {
+	there, here := host(t, 1<<16), host(t, 1<<16)
+	p := newPair(t, Options{}, Options{}, there)
+	p.do(t, Task{Op: Write, Local: mem.All(here)})
+	addr := p.target.Address()
+	closeEngine(t, p.target)
+	var again *Engine
+	until(t, "the address is not free", func() (ok bool) {
+		var err error
+		again, err = Open(Options{Listen: addr})
+		return err == nil
+	})
+	old := p.remote
+	p.target = again
+	t.Cleanup(func() { closeEngine(t, again) })
+	p.publish(t, there)
+	pattern(here.Bytes(), 1)
+	before := append([]byte(nil), there.Bytes()...)
+	b := p.submit(t, SubmitOptions{Timeout: patience}, Task{Op: Write, Segment: old, Local: mem.All(here)})
+	wantErr(t, "a write to the engine before", wait(t, b), errdefs.ErrLost)
+	same(t, "memory of the one after", there.Bytes(), before)
+	p.open(t, addr)
+	p.do(t, Task{Op: Write, Local: mem.All(here)})
+	same(t, "after it was opened again", there.Bytes(), here.Bytes())
+}
+
+// httpStore returns a store over HTTP.
+func httpStore(t *testing.T, h http.Handler) *metadata.Client {
+	t.Helper()
+	s := httptest.NewServer(h)
+	t.Cleanup(s.Close)
+	c, err := metadata.NewClient(s.URL+"/metadata", patience)
+	must(t, err)
+	t.Cleanup(c.Close)
+	return c
+}
+
+// TestMetadataServerIsGone: transfers go on, what is opened anew fails and says why, and when a server is there again, that has
+// forgotten all, so is everything that lives.
+func TestMetadataServerIsGone(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	addr := l.Addr().String()
+	serve := func(l net.Listener) *httptest.Server {
+		h := httptest.NewUnstartedServer(metadata.NewServer(metadata.ServerOptions{}))
+		_ = h.Listener.Close()
+		h.Listener = l
+		h.Start()
+		return h
+	}
+	h := serve(l)
+	store, err := metadata.NewClient("http://"+addr+"/metadata", 2*time.Second)
+	must(t, err)
+	t.Cleanup(store.Close)
+	o := Options{Store: store, Lease: 300 * time.Millisecond}
+	target, initiator := engine(t, o), engine(t, o)
+	there, here := host(t, 1<<16), host(t, 1<<16)
+	s, err := target.Publish(t.Context(), "kv")
+	must(t, err)
+	_, err = s.Register(there, RegisterOptions{})
+	must(t, err)
+	r, err := initiator.OpenSegment(t.Context(), "kv")
+	must(t, err)
+	move := func() {
+		t.Helper()
+		b, err := initiator.Submit(t.Context(), []Task{{Op: Write, Segment: r, Local: mem.All(here)}}, SubmitOptions{Timeout: patience})
+		must(t, err)
+		must(t, wait(t, b))
+	}
+	time.Sleep(2 * o.Lease)
+	found := func() bool {
+		r, err := initiator.OpenSegment(t.Context(), "kv")
+		return err == nil && r.Close() == nil
+	}
+	until(t, "its lease is not renewed", found)
+	h.Close()
+	move()
+	_, err = initiator.OpenSegment(t.Context(), "kv")
+	if err == nil || errors.Is(err, errdefs.ErrNotFound) {
+		t.Errorf("open while the store is gone: %v", err)
+	}
+	_, err = target.Publish(t.Context(), "other")
+	if err == nil {
+		t.Error("published while the store is gone")
+	}
+	until(t, "nobody says that the store is gone", func() bool { return target.Stats().Metadata != nil })
+	until(t, "the address is not free", func() bool {
+		l, err = (&net.ListenConfig{}).Listen(t.Context(), "tcp", addr)
+		return err == nil
+	})
+	h = serve(l)
+	defer h.Close()
+	until(t, "the segment does not come back", found)
+	until(t, "the error stays", func() bool { return target.Stats().Metadata == nil })
+	move()
+	must(t, s.Close(t.Context()))
+	_, err = initiator.OpenSegment(t.Context(), "kv")
+	wantErr(t, "open what was closed", err, errdefs.ErrNotFound)
+}
+
+// TestClose: an engine that closes ends what is under way, and refuses what comes after.
+func TestClose(t *testing.T) {
+	there, here := host(t, 1<<16), host(t, 1<<16)
+	p := newPair(t, Options{}, Options{}, there)
+	b := p.submit(t, SubmitOptions{After: []mem.Dependency{&dependency{done: make(chan struct{})}}}, Task{Op: Write, Local: mem.All(here)})
+	wantErr(t, "close a segment in use", p.remote.Close(), errdefs.ErrBusy)
+	closeEngine(t, p.initiator)
+	wantErr(t, "what was under way", b.Err(), errdefs.ErrClosed)
+	_, err := p.initiator.Submit(t.Context(), []Task{{Op: Write, Segment: p.remote, Local: mem.All(here)}}, SubmitOptions{})
+	wantErr(t, "submit", err, errdefs.ErrClosed)
+	_, err = p.initiator.OpenSegment(t.Context(), p.target.Address())
+	wantErr(t, "open", err, errdefs.ErrClosed)
+	_, err = p.initiator.Publish(t.Context(), "kv")
+	wantErr(t, "publish", err, errdefs.ErrClosed)
+	_, err = p.initiator.Receive(t.Context())
+	wantErr(t, "receive", err, errdefs.ErrClosed)
+}

@@ -1,0 +1,324 @@
+package memory
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/stream"
+)
+
+// Defaults of Options.
+const (
+	DefaultChunkBytes = 2 << 20
+	DefaultChunks     = 8
+)
+
+// ahead is how many chunks one transfer has at most: one on the socket, the others on the device's queue.
+const ahead = 4
+
+// Options say how a Mover is made. The zero value moves memory that the CPU reaches.
+type Options struct {
+	// Device allocates the pinned chunks. Nil: device memory is ErrNotSupported.
+	Device device.Device
+	// Copy copies between chunks and Device's memory. It stays the caller's, and outlives the Mover.
+	Copy stream.Stream
+	// ChunkBytes is how long a chunk is, and Chunks how many there are each way, allocated when one is first needed. Zero: the defaults.
+	ChunkBytes int64
+	Chunks     int
+}
+
+// Mover moves bytes between extents of memory and sockets.
+//
+// Two Movers that send to one another never wait for each other's chunks: what is received has chunks of its own, and who has begun to
+// send keeps one until all is sent, so that a receiver that has one gets what it is for.
+type Mover struct {
+	o       Options
+	in, out chan mem.Extent // chunks that are free, of what is received and sent
+
+	mu     sync.Mutex
+	region *mem.Region // of the chunks; nil: not allocated
+	closed bool
+}
+
+// NewMover returns a Mover. ErrInvalid.
+func NewMover(o Options) (*Mover, error) {
+	o.ChunkBytes, o.Chunks = cmp.Or(o.ChunkBytes, DefaultChunkBytes), cmp.Or(o.Chunks, DefaultChunks)
+	if o.ChunkBytes < 0 || o.Chunks < 0 || (o.Device == nil) != (o.Copy == nil) {
+		return nil, fmt.Errorf("make mover with %d chunks of %d bytes: a device and its stream go together: %w", o.Chunks, o.ChunkBytes, errdefs.ErrInvalid)
+	}
+	return &Mover{o: o, in: make(chan mem.Extent, o.Chunks), out: make(chan mem.Extent, o.Chunks)}, nil
+}
+
+// Moves returns why the Mover cannot move r's bytes, or nil.
+func (m *Mover) Moves(r *mem.Region) error {
+	switch {
+	case r == nil || r.Kind() == mem.KindFile:
+		return fmt.Errorf("%s is no memory: %w", r, errdefs.ErrInvalid)
+	case r.Bytes() == nil && m.o.Copy == nil:
+		return fmt.Errorf("%s needs a device to be staged by: %w", r, errdefs.ErrNotSupported)
+	}
+	return nil
+}
+
+// Send writes the bytes of the extents to w, one after another. When it returns nothing touches the memory any more; ctx ends waits for
+// the device, and who ends those for w is its deadline. Whatever the error, w may have got less than all.
+func (m *Mover) Send(ctx context.Context, w io.Writer, list []mem.Extent) error {
+	for len(list) > 0 {
+		if err := ctx.Err(); err != nil {
+			return fmt.Errorf("send memory: %w", context.Cause(ctx))
+		}
+		if b := list[0].Bytes(); b != nil {
+			if _, err := w.Write(b); err != nil {
+				return fmt.Errorf("send memory: %w", err)
+			}
+			list = list[1:]
+			continue
+		}
+		n := staged(list)
+		if err := m.sendStaged(ctx, w, list[:n]); err != nil {
+			return fmt.Errorf("send device memory: %w", err)
+		}
+		list = list[n:]
+	}
+	return nil
+}
+
+// Receive fills the extents with what r has, one after another. When it returns nothing touches the memory any more, and if it returns
+// nil every byte is where it belongs. ctx is as for Send.
+func (m *Mover) Receive(ctx context.Context, r io.Reader, list []mem.Extent) error {
+	for len(list) > 0 {
+		if err := ctx.Err(); err != nil {
+			return fmt.Errorf("receive into memory: %w", context.Cause(ctx))
+		}
+		if b := list[0].Bytes(); b != nil {
+			if _, err := io.ReadFull(r, b); err != nil {
+				return fmt.Errorf("receive into memory: %w", err)
+			}
+			list = list[1:]
+			continue
+		}
+		n := staged(list)
+		if err := m.receiveStaged(ctx, r, list[:n]); err != nil {
+			return fmt.Errorf("receive into device memory: %w", err)
+		}
+		list = list[n:]
+	}
+	return nil
+}
+
+// staged returns how many extents from the first on the CPU does not reach.
+func staged(list []mem.Extent) int {
+	for i, e := range list {
+		if e.Bytes() != nil && e.Len > 0 {
+			return i
+		}
+	}
+	return len(list)
+}
+
+// load is a chunk with the extents that it holds the bytes of.
+type load struct {
+	chunk  mem.Extent
+	bytes  int64
+	batch  mem.Batch
+	ticket *stream.Ticket
+}
+
+// pipeline is one transfer's way through the chunks.
+type pipeline struct {
+	m      *Mover
+	free   chan mem.Extent
+	ctx    context.Context
+	list   []mem.Extent // the caller's, which stays as it is
+	done   int64        // bytes of its first extent
+	flying []*load      // on the device's queue, in order
+}
+
+func (m *Mover) sendStaged(ctx context.Context, w io.Writer, list []mem.Extent) (err error) {
+	p := &pipeline{m: m, free: m.out, ctx: ctx, list: list}
+	defer p.drain()
+	for {
+		for len(p.list) > 0 && len(p.flying) < ahead {
+			chunk, err := p.chunk(len(p.flying) == 0)
+			if err != nil {
+				return err
+			}
+			if chunk.Region == nil {
+				break
+			}
+			if err := p.submit(p.fill(chunk, false)); err != nil {
+				return err
+			}
+		}
+		if len(p.flying) == 0 {
+			return nil
+		}
+		l := p.flying[0]
+		if err := l.ticket.Wait(ctx); err != nil {
+			return err
+		}
+		if _, err := w.Write(l.chunk.Bytes()[:l.bytes]); err != nil {
+			return err
+		}
+		p.flying = p.flying[1:]
+		if len(p.list) == 0 {
+			p.free <- l.chunk
+		} else if err := p.submit(p.fill(l.chunk, false)); err != nil {
+			return err
+		}
+	}
+}
+
+func (m *Mover) receiveStaged(ctx context.Context, r io.Reader, list []mem.Extent) (err error) {
+	p := &pipeline{m: m, free: m.in, ctx: ctx, list: list}
+	defer p.drain()
+	for len(p.list) > 0 {
+		chunk := mem.Extent{}
+		if len(p.flying) < ahead {
+			if chunk, err = p.chunk(len(p.flying) == 0); err != nil {
+				return err
+			}
+		}
+		if chunk.Region == nil {
+			if chunk, err = p.oldest(); err != nil {
+				return err
+			}
+		}
+		l := p.fill(chunk, true)
+		if _, err := io.ReadFull(r, chunk.Bytes()[:l.bytes]); err != nil {
+			p.free <- chunk
+			return err
+		}
+		if err := p.submit(l); err != nil {
+			return err
+		}
+	}
+	for len(p.flying) > 0 {
+		chunk, err := p.oldest()
+		if err != nil {
+			return err
+		}
+		p.free <- chunk
+	}
+	return nil
+}
+
+// oldest waits for the first of those on the queue and returns its chunk.
+func (p *pipeline) oldest() (mem.Extent, error) {
+	l := p.flying[0]
+	if err := l.ticket.Wait(p.ctx); err != nil {
+		return mem.Extent{}, err
+	}
+	p.flying = p.flying[1:]
+	return l.chunk, nil
+}
+
+// fill takes the next extents, as far as they fit, for the chunk; in says that the chunk is copied to them.
+func (p *pipeline) fill(chunk mem.Extent, in bool) *load {
+	l := &load{chunk: chunk}
+	for len(p.list) > 0 && l.bytes < chunk.Len {
+		e := p.list[0]
+		n := min(e.Len-p.done, chunk.Len-l.bytes)
+		if n > 0 {
+			dst, src := chunk.Sub(l.bytes, n), e.Sub(p.done, n)
+			if in {
+				dst, src = src, dst
+			}
+			l.batch.Dst, l.batch.Src = append(l.batch.Dst, dst), append(l.batch.Src, src)
+			l.bytes += n
+		}
+		if p.done += n; p.done == e.Len {
+			p.list, p.done = p.list[1:], 0
+		}
+	}
+	return l
+}
+
+func (p *pipeline) submit(l *load) (err error) {
+	if l.ticket, err = p.m.o.Copy.Submit(p.ctx, &l.batch); err != nil {
+		p.free <- l.chunk
+		return err
+	}
+	p.flying = append(p.flying, l)
+	return nil
+}
+
+// chunk returns a chunk, or none if it would have to wait and must not.
+func (p *pipeline) chunk(wait bool) (mem.Extent, error) {
+	if err := p.m.ready(); err != nil {
+		return mem.Extent{}, err
+	}
+	select {
+	case c := <-p.free:
+		return c, nil
+	default:
+	}
+	if !wait {
+		return mem.Extent{}, nil
+	}
+	select {
+	case c := <-p.free:
+		return c, nil
+	case <-p.ctx.Done():
+		return mem.Extent{}, fmt.Errorf("wait for staging memory: %w", context.Cause(p.ctx))
+	}
+}
+
+// drain waits until the device touches neither chunks nor memory, however long that takes: neither may be used before.
+func (p *pipeline) drain() {
+	for _, l := range p.flying {
+		l.ticket.Cancel()
+	}
+	for _, l := range p.flying {
+		<-l.ticket.Done()
+		p.free <- l.chunk
+	}
+}
+
+// ready allocates the chunks, the first time.
+func (m *Mover) ready() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch {
+	case m.closed:
+		return fmt.Errorf("mover: %w", errdefs.ErrClosed)
+	case m.region != nil:
+		return nil
+	case m.o.Copy == nil:
+		return fmt.Errorf("there is no device to stage by: %w", errdefs.ErrNotSupported)
+	}
+	r, err := m.o.Device.AllocHost(2 * m.o.ChunkBytes * int64(m.o.Chunks))
+	if err != nil {
+		return fmt.Errorf("allocate staging memory: %w", err)
+	}
+	m.region = r
+	for i := range m.o.Chunks {
+		m.in <- mem.Extent{Region: r, Off: int64(2*i) * m.o.ChunkBytes, Len: m.o.ChunkBytes}
+		m.out <- mem.Extent{Region: r, Off: int64(2*i+1) * m.o.ChunkBytes, Len: m.o.ChunkBytes}
+	}
+	return nil
+}
+
+// Close frees the chunks. ErrBusy while bytes are moved. A second Close returns nil.
+func (m *Mover) Close() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.region != nil {
+		if len(m.in) != m.o.Chunks || len(m.out) != m.o.Chunks {
+			return fmt.Errorf("close mover: bytes are being moved: %w", errdefs.ErrBusy)
+		}
+		if err := m.o.Device.Free(m.region); err != nil {
+			return errors.Join(errors.New("close mover"), err)
+		}
+		m.region = nil
+	}
+	m.closed = true
+	return nil
+}

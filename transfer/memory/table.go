@@ -1,0 +1,191 @@
+package memory
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"sync"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
+)
+
+// Table has registered regions at addresses. No two overlap.
+type Table struct {
+	mover *Mover
+
+	mu    sync.Mutex
+	spans []*span // in the order of their addresses
+}
+
+// span is a region at an address.
+type span struct {
+	at      uint64
+	region  *mem.Region
+	holds   int
+	removed bool          // it is given to nobody any more
+	idle    chan struct{} // closed when it is removed and nobody holds it
+}
+
+func (s *span) end() uint64 { return s.at + uint64(s.region.Len()) }
+
+// NewTable returns an empty table whose memory m moves.
+func NewTable(m *Mover) *Table { return &Table{mover: m} }
+
+// Add puts r at address at. ErrExists where something else is, ErrInvalid beyond the last address, ErrNotSupported for memory that the
+// table's Mover does not move.
+func (t *Table) Add(at uint64, r *mem.Region) error {
+	if err := t.mover.Moves(r); err != nil {
+		return fmt.Errorf("register memory: %w", err)
+	}
+	if at > math.MaxUint64-uint64(r.Len()) {
+		return fmt.Errorf("register %s at %#x: it ends beyond the last address: %w", r, at, errdefs.ErrInvalid)
+	}
+	s := &span{at: at, region: r, idle: make(chan struct{})}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	i := t.behind(at)
+	if i > 0 && t.spans[i-1].end() > at || i < len(t.spans) && t.spans[i].at < s.end() {
+		return fmt.Errorf("register %s at %#x: other memory is there: %w", r, at, errdefs.ErrExists)
+	}
+	t.spans = slices.Insert(t.spans, i, s)
+	return nil
+}
+
+// behind returns the index of the first span that begins behind at.
+func (t *Table) behind(at uint64) int {
+	i, _ := slices.BinarySearchFunc(t.spans, at, func(s *span, at uint64) int {
+		if s.at > at {
+			return 1
+		}
+		return -1
+	})
+	return i
+}
+
+// Remove takes away what is at address at: at once for who asks for it, and when it returns nil nobody touches the memory any more. If
+// ctx ends first it may be called again, and the memory must not be freed. ErrNotFound.
+func (t *Table) Remove(ctx context.Context, at uint64) error {
+	t.mu.Lock()
+	i := t.behind(at) - 1
+	if i < 0 || t.spans[i].at != at {
+		t.mu.Unlock()
+		return fmt.Errorf("unregister memory at %#x: %w", at, errdefs.ErrNotFound)
+	}
+	s := t.spans[i]
+	if !s.removed {
+		s.removed = true
+		if s.holds == 0 {
+			close(s.idle)
+		}
+	}
+	t.mu.Unlock()
+	select {
+	case <-s.idle:
+	case <-ctx.Done():
+		return fmt.Errorf("unregister memory at %#x: it is in use: %w", at, context.Cause(ctx))
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.spans = slices.DeleteFunc(t.spans, func(other *span) bool { return other == s })
+	return nil
+}
+
+// find returns the span that has n bytes at address at.
+func (t *Table) find(at uint64, n int64) (*span, error) {
+	i := t.behind(at) - 1
+	if n < 0 || i < 0 || t.spans[i].removed || at-t.spans[i].at > uint64(t.spans[i].region.Len()) ||
+		uint64(n) > t.spans[i].end()-at {
+		return nil, fmt.Errorf("%d bytes at %#x are no registered memory: %w", n, at, errdefs.ErrNotFound)
+	}
+	return t.spans[i], nil
+}
+
+// Check returns ErrNotFound unless the n bytes at address at lie within one registered region.
+func (t *Table) Check(at uint64, n int64) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	_, err := t.find(at, n)
+	return err
+}
+
+// Send is Mover.Send of the n bytes at address at. ErrNotFound, with nothing sent.
+func (t *Table) Send(ctx context.Context, w io.Writer, at uint64, n int64) error {
+	h := Held{table: t}
+	defer h.Release()
+	if err := h.Add(at, n); err != nil {
+		return err
+	}
+	return t.mover.Send(ctx, w, h.List)
+}
+
+// Receive is Mover.Receive into the n bytes at address at. ErrNotFound, with nothing received.
+func (t *Table) Receive(ctx context.Context, r io.Reader, at uint64, n int64) error {
+	h := Held{table: t}
+	defer h.Release()
+	if err := h.Add(at, n); err != nil {
+		return err
+	}
+	return t.mover.Receive(ctx, r, h.List)
+}
+
+// Held is memory of a table that stays registered until it is released. One user at a time.
+type Held struct {
+	List  []mem.Extent // what was added, neighbours as one
+	table *Table
+	spans []*span
+}
+
+// Hold returns a Held with nothing in it. It may be used again after its Release.
+func (t *Table) Hold() *Held { return &Held{table: t} }
+
+// Add adds the n bytes at address at to the end of the list. ErrNotFound.
+func (h *Held) Add(at uint64, n int64) error {
+	// Requests name one span mostly, and may have many thousand pieces.
+	if k := len(h.spans); k > 0 {
+		if s := h.spans[k-1]; at >= s.at && n >= 0 && at-s.at <= uint64(s.region.Len()) && uint64(n) <= s.end()-at {
+			h.append(mem.Extent{Region: s.region, Off: int64(at - s.at), Len: n})
+			return nil
+		}
+	}
+	t := h.table
+	t.mu.Lock()
+	s, err := t.find(at, n)
+	if err == nil {
+		s.holds++
+	}
+	t.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	h.spans = append(h.spans, s)
+	h.append(mem.Extent{Region: s.region, Off: int64(at - s.at), Len: n})
+	return nil
+}
+
+func (h *Held) append(e mem.Extent) { h.List = Append(h.List, e) }
+
+// Append appends e to the list, as part of its last extent where it follows that.
+func Append(list []mem.Extent, e mem.Extent) []mem.Extent {
+	if k := len(list); k > 0 {
+		if last := &list[k-1]; last.Region == e.Region && last.Off+last.Len == e.Off {
+			last.Len += e.Len
+			return list
+		}
+	}
+	return append(list, e)
+}
+
+// Release lets go of all that was added.
+func (h *Held) Release() {
+	h.table.mu.Lock()
+	for _, s := range h.spans {
+		if s.holds--; s.holds == 0 && s.removed {
+			close(s.idle)
+		}
+	}
+	h.table.mu.Unlock()
+	h.List, h.spans = h.List[:0], h.spans[:0]
+}

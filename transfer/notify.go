@@ -1,0 +1,86 @@
+package transfer
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/share"
+)
+
+// MaxNoticeBytes is how long a notification is at most.
+const MaxNoticeBytes = 64 << 10
+
+// Notice is a notification of another engine, whose batch has arrived.
+type Notice struct {
+	From    share.Identity
+	Segment string // of this engine's
+	Body    []byte
+}
+
+// recent is of how many notifications an engine knows that it has had them.
+const recent = 1 << 14
+
+// inbox is the notifications that nobody has received yet.
+type inbox struct {
+	ready chan Notice
+
+	mu   sync.Mutex
+	had  map[noticeKey]struct{}
+	last []noticeKey // of had, a ring
+	at   int
+}
+
+type noticeKey struct {
+	from   share.Identity
+	number uint64
+}
+
+func (b *inbox) init(size int) {
+	b.ready, b.had = make(chan Notice, size), make(map[noticeKey]struct{})
+}
+
+// put takes a notification in, once. ErrBusy if there is no room: it may come again.
+func (b *inbox) put(q *notifyRequest) error {
+	if len(q.Body) > MaxNoticeBytes || checkName(q.Segment) != nil {
+		return fmt.Errorf("notification of %d bytes for segment %q: %w", len(q.Body), q.Segment, errdefs.ErrInvalid)
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	k := noticeKey{q.From, q.Number}
+	if _, ok := b.had[k]; ok {
+		return nil
+	}
+	select {
+	case b.ready <- Notice{From: q.From, Segment: q.Segment, Body: q.Body}:
+	default:
+		return fmt.Errorf("%d notifications wait to be received: %w", len(b.ready), errdefs.ErrBusy)
+	}
+	b.had[k] = struct{}{}
+	if len(b.last) < recent {
+		b.last = append(b.last, k)
+		return nil
+	}
+	delete(b.had, b.last[b.at])
+	b.last[b.at] = k
+	b.at = (b.at + 1) % recent
+	return nil
+}
+
+// Receive returns the next notification: all bytes of its batch are where they belong. ErrClosed once the engine closes.
+func (e *Engine) Receive(ctx context.Context) (Notice, error) {
+	select {
+	case n := <-e.inbox.ready:
+		return n, nil
+	default:
+	}
+	select {
+	case n := <-e.inbox.ready:
+		return n, nil
+	case <-e.ctx.Done():
+		return Notice{}, context.Cause(e.ctx)
+	case <-ctx.Done():
+		return Notice{}, fmt.Errorf("receive notification: %w", context.Cause(ctx))
+	}
+}

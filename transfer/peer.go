@@ -1,0 +1,352 @@
+package transfer
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/share"
+)
+
+// peer is another engine, as this one reaches it: one control connection and some lanes, made when they are needed, and made again.
+type peer struct {
+	e    *Engine
+	addr string
+	id   share.Identity
+
+	// Tokens: for who uses the control connection, opens a lane, fences.
+	calling, opening, settling chan struct{}
+	control                    *controlConn // nil: there is none
+
+	mu      sync.Mutex
+	refs    int
+	lanes   []*lane
+	owed    map[uint64]struct{} // lanes that are dead, and not fenced
+	fencing bool                // somebody is at it in the background
+	lost    error               // why no connection will ever be had
+
+	// ctx ends with the last reference, and the engine.
+	ctx    context.Context
+	cancel context.CancelFunc
+}
+
+type controlConn struct {
+	*pacedConn
+	r *bufio.Reader
+}
+
+// tries is how often in a row nobody may listen at an address, before its engine is taken for dead.
+const tries = 4
+
+// dial opens a connection and greets. The identity is of who answered.
+func (e *Engine) dial(ctx context.Context, addr string, h hello) (_ *pacedConn, _ *bufio.Reader, id share.Identity, err error) {
+	h.from = e.id
+	d := net.Dialer{Timeout: e.o.Stall}
+	raw, err := d.DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return nil, nil, id, err
+	}
+	c := newPacedConn(raw, e.o.Stall)
+	r := bufio.NewReaderSize(c, bufferOf(h.purpose))
+	stop := context.AfterFunc(ctx, func() { _ = raw.Close() })
+	c.expect(1)
+	if _, err = c.Write(h.encode()); err == nil {
+		id, err = readWelcome(r)
+	}
+	c.expect(-1)
+	if !stop() {
+		err = errors.Join(context.Cause(ctx), err)
+	}
+	if err != nil {
+		return nil, nil, id, errors.Join(err, quiet(raw.Close()))
+	}
+	return c, r, id, nil
+}
+
+// quiet is nil for what was closed already.
+func quiet(err error) error {
+	if errors.Is(err, net.ErrClosed) {
+		return nil
+	}
+	return err
+}
+
+// dial opens a connection to the peer, and none to another engine at its address: ErrLost.
+func (p *peer) dial(ctx context.Context, h hello) (*pacedConn, *bufio.Reader, error) {
+	if err := p.isLost(); err != nil {
+		return nil, nil, err
+	}
+	h.to = p.id
+	for n := 1; ; n++ {
+		c, r, id, err := p.e.dial(ctx, p.addr, h)
+		if err == nil && id != p.id {
+			err = errors.Join(fmt.Errorf("engine %s answers: %w", id, errdefs.ErrLost), quiet(c.Close()))
+		}
+		switch {
+		case err == nil:
+			return c, r, nil
+		case errors.Is(err, errdefs.ErrLost):
+			err = fmt.Errorf("engine %s at %s is gone, another one is there: %w", p.id, p.addr, err)
+			p.mu.Lock()
+			p.lost = err
+			p.mu.Unlock()
+			return nil, nil, err
+		case !errors.Is(err, unix.ECONNREFUSED):
+			return nil, nil, fmt.Errorf("connect to engine at %s: %w", p.addr, err)
+		case n == tries:
+			return nil, nil, fmt.Errorf("nobody listens at %s: %w: %w", p.addr, errdefs.ErrLost, err)
+		case !pause(ctx, time.Duration(n)*20*time.Millisecond):
+			return nil, nil, fmt.Errorf("connect to engine at %s: %w: %w", p.addr, context.Cause(ctx), err)
+		}
+	}
+}
+
+func (p *peer) isLost() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.lost
+}
+
+// call makes a request and reads its reply into answer, if that is not nil. A connection that failed is made again, once.
+func (p *peer) call(ctx context.Context, t call, v, answer any) error {
+	f, err := newFrame(t, v)
+	if err != nil {
+		return err
+	}
+	select {
+	case p.calling <- struct{}{}:
+		defer func() { <-p.calling }()
+	case <-ctx.Done():
+		return fmt.Errorf("call engine at %s: %w", p.addr, context.Cause(ctx))
+	}
+	var out frame
+	for again := p.control != nil; ; again = false {
+		out, err = p.exchange(ctx, &f)
+		if err == nil || !again || ctx.Err() != nil {
+			break
+		}
+	}
+	if err != nil {
+		return err
+	}
+	if err := out.status.err(out.payload); err != nil {
+		return err
+	}
+	if answer == nil {
+		return nil
+	}
+	return out.decode(answer)
+}
+
+// exchange is one try of call.
+func (p *peer) exchange(ctx context.Context, f *frame) (out frame, err error) {
+	if p.control == nil {
+		c, r, err := p.dial(ctx, hello{purpose: forControl})
+		if err != nil {
+			return out, err
+		}
+		p.control = &controlConn{c, r}
+	}
+	c := p.control
+	stop := context.AfterFunc(ctx, func() { _ = c.Close() })
+	c.expect(1)
+	if err = f.write(c); err == nil {
+		out, err = readFrame(c.r)
+	}
+	c.expect(-1)
+	if err == nil && (out.call != f.call || out.status == 0) {
+		err = fmt.Errorf("a reply of type %d to a request of type %d: %w", out.call, f.call, errdefs.ErrMismatch)
+	}
+	if !stop() && err != nil {
+		err = errors.Join(context.Cause(ctx), err)
+	}
+	if err != nil {
+		_ = c.Close()
+		p.control = nil
+		return out, fmt.Errorf("call engine at %s: %w", p.addr, err)
+	}
+	return out, nil
+}
+
+// lane returns the lane with the least to do; another one, if all have something to do and there may be more.
+func (p *peer) lane(ctx context.Context) (*lane, error) {
+	if l, ok := p.idlest(); ok {
+		return l, nil
+	}
+	select {
+	case p.opening <- struct{}{}:
+		defer func() { <-p.opening }()
+	case <-ctx.Done():
+		return nil, fmt.Errorf("connect to engine at %s: %w", p.addr, context.Cause(ctx))
+	}
+	l, ok := p.idlest()
+	if ok {
+		return l, nil
+	}
+	number := p.e.laneID.Add(1)
+	c, r, err := p.dial(ctx, hello{purpose: forData, lane: number})
+	if err != nil {
+		if l != nil {
+			return l, nil
+		}
+		return nil, err
+	}
+	l = newLane(p, number, c, r)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.ctx.Err() != nil {
+		return nil, errors.Join(fmt.Errorf("engine at %s: %w", p.addr, errdefs.ErrClosed), quiet(c.Close()))
+	}
+	p.lanes = append(p.lanes, l)
+	l.run()
+	return l, nil
+}
+
+// idlest returns the lane with the least to do, and whether it will do.
+func (p *peer) idlest() (best *lane, ok bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var least int64
+	for _, l := range p.lanes {
+		if n := l.load(); best == nil || n < least {
+			best, least = l, n
+		}
+	}
+	return best, best != nil && (least == 0 || len(p.lanes) >= p.e.o.Lanes)
+}
+
+// drop forgets a lane that is dead; owed says that something of it may still reach memory of the target.
+func (p *peer) drop(l *lane, owed bool) {
+	p.mu.Lock()
+	p.lanes = slices.DeleteFunc(p.lanes, func(other *lane) bool { return other == l })
+	begin := false
+	if owed && p.lost == nil {
+		p.owed[l.number] = struct{}{}
+		begin = !p.fencing
+		p.fencing = true
+	}
+	p.mu.Unlock()
+	if begin {
+		p.e.start(p.fence)
+	}
+}
+
+// settle fences the lanes that are owed. Nothing may be sent to the peer before it has returned nil. What an engine that is gone could
+// have got, nobody can get any more: ErrLost.
+func (p *peer) settle(ctx context.Context) error {
+	if len(p.debts()) == 0 {
+		return nil
+	}
+	select {
+	case p.settling <- struct{}{}:
+		defer func() { <-p.settling }()
+	case <-ctx.Done():
+		return fmt.Errorf("fence engine at %s: %w", p.addr, context.Cause(ctx))
+	}
+	lanes := p.debts()
+	if len(lanes) == 0 {
+		return nil
+	}
+	if err := p.call(ctx, callFence, fenceRequest{Lanes: lanes}, nil); err != nil {
+		return fmt.Errorf("fence %d connections: %w", len(lanes), err)
+	}
+	p.e.counters.fences.Add(int64(len(lanes)))
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, n := range lanes {
+		delete(p.owed, n)
+	}
+	return nil
+}
+
+func (p *peer) debts() []uint64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Sorted(maps.Keys(p.owed))
+}
+
+// fence settles in the background, until it has, the peer is lost, or nobody uses it any more.
+func (p *peer) fence() {
+	for wait := 10 * time.Millisecond; ; wait = min(2*wait, time.Second) {
+		err := p.settle(p.ctx)
+		p.mu.Lock()
+		over := p.ctx.Err() != nil || p.lost != nil || err == nil && len(p.owed) == 0
+		if over {
+			p.fencing = false
+		}
+		p.mu.Unlock()
+		if over {
+			return
+		}
+		if err != nil {
+			pause(p.ctx, wait)
+		}
+	}
+}
+
+func (p *peer) count() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.lanes)
+}
+
+// peer returns the peer at an address, with a reference.
+func (e *Engine) peer(addr string, id share.Identity) (*peer, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed {
+		return nil, fmt.Errorf("transfer engine: %w", errdefs.ErrClosed)
+	}
+	k := peerKey{addr, id}
+	p := e.peers[k]
+	if p == nil {
+		p = &peer{
+			e: e, addr: addr, id: id, calling: make(chan struct{}, 1), opening: make(chan struct{}, 1), settling: make(chan struct{}, 1),
+			owed: make(map[uint64]struct{}),
+		}
+		p.ctx, p.cancel = context.WithCancel(e.ctx)
+		e.peers[k] = p
+	}
+	p.refs++
+	return p, nil
+}
+
+// release gives a reference back. With the last the connections end.
+func (p *peer) release() {
+	e := p.e
+	e.mu.Lock()
+	p.refs--
+	last := p.refs == 0
+	if last {
+		delete(e.peers, peerKey{p.addr, p.id})
+	}
+	e.mu.Unlock()
+	if !last {
+		return
+	}
+	p.mu.Lock()
+	p.cancel()
+	lanes := slices.Clone(p.lanes)
+	p.mu.Unlock()
+	for _, l := range lanes {
+		l.fail(fmt.Errorf("engine at %s: %w", p.addr, errdefs.ErrClosed))
+	}
+	for _, l := range lanes {
+		<-l.over
+	}
+	p.calling <- struct{}{} // who is calling ends with its context
+	if p.control != nil {
+		_ = p.control.Close()
+		p.control = nil
+	}
+	<-p.calling
+}

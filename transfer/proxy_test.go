@@ -1,0 +1,172 @@
+package transfer
+
+import (
+	"io"
+	"net"
+	"sync"
+	"testing"
+)
+
+// proxy stands between engines, and cuts and delays.
+type proxy struct {
+	l      net.Listener
+	to     string
+	joined sync.WaitGroup
+
+	mu     sync.Mutex
+	cond   *sync.Cond
+	down   bool // nobody gets through
+	silent bool // nothing gets through, and nobody is told
+	// holdAfter is how many bytes of a data connection's way to the target pass; those behind are held until release. Negative: all.
+	holdAfter int64
+	held      int64 // bytes
+	holding   int   // connections
+	released  bool
+	links     map[*link]struct{}
+}
+
+// link is a connection through the proxy.
+type link struct {
+	near, far net.Conn
+	data      bool
+}
+
+func newProxy(tb testing.TB, to string) *proxy {
+	tb.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must(tb, err)
+	p := &proxy{l: l, to: to, holdAfter: -1, links: make(map[*link]struct{})}
+	p.cond = sync.NewCond(&p.mu)
+	p.joined.Go(p.accept)
+	tb.Cleanup(func() {
+		_ = l.Close()
+		p.set(func() { p.down, p.released, p.silent = true, true, false })
+		p.cut(func(*link) bool { return true }, true)
+		p.joined.Wait()
+	})
+	return p
+}
+
+func (p *proxy) addr() string { return p.l.Addr().String() }
+
+func (p *proxy) set(f func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	f()
+	p.cond.Broadcast()
+}
+
+func (p *proxy) accept() {
+	for {
+		near, err := p.l.Accept()
+		if err != nil {
+			return
+		}
+		p.mu.Lock()
+		down := p.down
+		p.mu.Unlock()
+		if down {
+			_ = near.Close()
+			continue
+		}
+		p.joined.Go(func() { p.serve(near) })
+	}
+}
+
+func (p *proxy) serve(near net.Conn) {
+	b := make([]byte, helloBytes)
+	_, err := io.ReadFull(near, b)
+	var h hello
+	if err == nil {
+		h, err = decodeHello(b)
+	}
+	var far net.Conn
+	if err == nil {
+		far, err = net.Dial("tcp", p.to)
+	}
+	if err != nil {
+		_ = near.Close()
+		return
+	}
+	l := &link{near: near, far: far, data: h.purpose == forData}
+	p.set(func() { p.links[l] = struct{}{} })
+	_, _ = far.Write(b)
+	var both sync.WaitGroup
+	both.Go(func() { p.forward(l, far, near, true) })
+	both.Go(func() { p.forward(l, near, far, false) })
+	both.Wait()
+	p.set(func() { delete(p.links, l) })
+}
+
+// forward copies one way. Where that ends for want of a reader or a writer the other side is told, but while its bytes are held.
+func (p *proxy) forward(l *link, dst, src net.Conn, up bool) {
+	var passed int64
+	b := make([]byte, 32<<10)
+	var kept []byte
+	for {
+		n, err := src.Read(b)
+		p.mu.Lock()
+		for p.silent {
+			p.cond.Wait()
+		}
+		hold := len(kept) > 0 || up && l.data && p.holdAfter >= 0 && passed+int64(n) > p.holdAfter && !p.released
+		if hold {
+			if p.held += int64(n); len(kept) == 0 {
+				p.holding++
+			}
+		}
+		p.mu.Unlock()
+		if hold {
+			kept = append(kept, b[:n]...)
+		} else if n > 0 {
+			passed += int64(n)
+			if _, werr := dst.Write(b[:n]); werr != nil {
+				err = werr
+			}
+		}
+		if err == nil {
+			continue
+		}
+		if len(kept) > 0 {
+			p.mu.Lock()
+			for !p.released {
+				p.cond.Wait()
+			}
+			p.mu.Unlock()
+			_, _ = dst.Write(kept)
+			p.set(func() { p.holding-- })
+		}
+		_ = dst.Close()
+		if up {
+			_ = src.Close()
+		}
+		return
+	}
+}
+
+// cut ends the links that f picks: of the near side alone, or both.
+func (p *proxy) cut(f func(*link) bool, both bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for l := range p.links {
+		if !f(l) {
+			continue
+		}
+		if c, ok := l.near.(*net.TCPConn); ok {
+			_ = c.SetLinger(0)
+		}
+		_ = l.near.Close()
+		if both {
+			_ = l.far.Close()
+		}
+	}
+}
+
+// dialRaw returns a connection that the test closes.
+func dialRaw(tb testing.TB, addr string) net.Conn {
+	tb.Helper()
+	c, err := net.Dial("tcp", addr)
+	must(tb, err)
+	tb.Cleanup(func() { _ = c.Close() })
+	return c
+}

@@ -1,0 +1,246 @@
+package transfer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sort"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/share"
+)
+
+// Remote is a segment of another engine, as it was when it was opened or last refreshed.
+type Remote struct {
+	e      *Engine
+	p      *peer
+	name   string
+	number uint64
+
+	mu      sync.Mutex
+	closed  bool
+	desc    Description
+	buffers []*remoteBuffer // as desc's
+	retired []*remoteBuffer // that the segment no longer has
+	users   int             // batches that are not resolved
+}
+
+// remoteBuffer is a buffer of another engine, with its memory where that was imported.
+type remoteBuffer struct {
+	Buffer
+	imported *share.Import
+	why      error // nothing was
+}
+
+// OpenSegment finds the segment of that name and opens it. Without a store the name is the address of its engine, and its own:
+// "host:port/name", or "host:port" of an engine that has just one. ErrNotFound if there is none, ErrLost if its engine is gone.
+func (e *Engine) OpenSegment(ctx context.Context, name string) (*Remote, error) {
+	r, err := e.openSegment(ctx, name)
+	if err != nil {
+		return nil, fmt.Errorf("open segment %q: %w", name, err)
+	}
+	return r, nil
+}
+
+func (e *Engine) openSegment(ctx context.Context, name string) (*Remote, error) {
+	p, own, err := e.locate(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	r := &Remote{e: e, p: p, name: own}
+	if err := r.Refresh(ctx); err != nil {
+		return nil, errors.Join(err, r.Close())
+	}
+	e.mu.Lock()
+	if !e.closed {
+		e.remotes[r] = struct{}{}
+		e.mu.Unlock()
+		return r, nil
+	}
+	e.mu.Unlock()
+	return nil, errors.Join(errdefs.ErrClosed, r.Close())
+}
+
+// locate returns the engine that has the segment, with a reference, and the segment's own name.
+func (e *Engine) locate(ctx context.Context, name string) (_ *peer, own string, err error) {
+	if e.o.Store != nil {
+		value, err := e.o.Store.Get(ctx, keyPrefix+name)
+		if err != nil {
+			return nil, "", err
+		}
+		at, err := ParseLocation(value)
+		if err != nil {
+			return nil, "", err
+		}
+		p, err := e.peer(at.Address, at.Engine)
+		return p, name, err
+	}
+	addr, own, _ := strings.Cut(name, "/")
+	c, _, id, err := e.dial(ctx, addr, hello{purpose: forControl})
+	if err != nil {
+		return nil, "", err
+	}
+	if err := c.Close(); err != nil {
+		return nil, "", err
+	}
+	p, err := e.peer(addr, id)
+	return p, own, err
+}
+
+// Refresh asks what the segment has by now, and tries again to import what was not.
+func (r *Remote) Refresh(ctx context.Context) error {
+	var d Description
+	if err := r.p.call(ctx, callDescribe, describeRequest{Name: r.name}, &d); err != nil {
+		return err
+	}
+	if err := d.Validate(); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case r.closed:
+		return fmt.Errorf("segment %q: %w", r.name, errdefs.ErrClosed)
+	case d.Engine != r.p.id || r.name != "" && d.Name != r.name:
+		return fmt.Errorf("engine %s says that it is %s, and has segment %q: %w", r.p.id, d.Engine, d.Name, errdefs.ErrMismatch)
+	case r.number != 0 && d.Segment != r.number:
+		return fmt.Errorf("segment %q was closed, and is another one now: %w", d.Name, errdefs.ErrLost)
+	}
+	old := make(map[int64]*remoteBuffer)
+	for _, b := range r.buffers {
+		old[b.Offset] = b
+	}
+	r.desc, r.name, r.number, r.buffers = d, d.Name, d.Segment, nil
+	for _, b := range d.Buffers {
+		have := old[b.Offset]
+		if have == nil || have.imported == nil || have.lost() != nil {
+			if have != nil && have.imported != nil {
+				r.retired = append(r.retired, have)
+			}
+			have = &remoteBuffer{Buffer: b}
+			have.imported, have.why = r.bring(ctx, &b)
+		}
+		delete(old, b.Offset)
+		r.buffers = append(r.buffers, have)
+	}
+	for _, b := range old {
+		if b.imported != nil {
+			r.retired = append(r.retired, b)
+		}
+	}
+	return nil
+}
+
+// bring imports the buffer's memory, or says why it cannot be.
+func (r *Remote) bring(ctx context.Context, b *Buffer) (*share.Import, error) {
+	switch {
+	case r.e.o.Importer == nil:
+		return nil, fmt.Errorf("this engine imports nothing: %w", errdefs.ErrNotSupported)
+	case r.e.host == "" || r.desc.Host != r.e.host:
+		return nil, fmt.Errorf("it is on another host: %w", errdefs.ErrNotSupported)
+	case b.Share == nil:
+		return nil, fmt.Errorf("it is not shared: %w", errdefs.ErrNotSupported)
+	}
+	return r.e.o.Importer.Import(ctx, *b.Share)
+}
+
+// lost returns why the imported memory can no longer be used, or nil.
+func (b *remoteBuffer) lost() error {
+	if b.imported == nil {
+		return b.why
+	}
+	return b.imported.Region().Origin().Lost()
+}
+
+// Name returns the segment's own name.
+func (r *Remote) Name() string { return r.name }
+
+// Describe returns what the segment has, as of the last refresh.
+func (r *Remote) Describe() Description {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	d := r.desc
+	d.Buffers = slices.Clone(d.Buffers)
+	return d
+}
+
+// Shared returns why the buffer at that offset is reached by sockets only, or nil.
+func (r *Remote) Shared(offset int64) error {
+	b, err := r.buffer(offset, 0)
+	if err != nil {
+		return err
+	}
+	return b.lost()
+}
+
+// buffer returns the one that has n bytes at off. ErrInvalid.
+func (r *Remote) buffer(off, n int64) (*remoteBuffer, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return nil, fmt.Errorf("segment %q: %w", r.name, errdefs.ErrClosed)
+	}
+	i := sort.Search(len(r.buffers), func(i int) bool { return r.buffers[i].Offset > off }) - 1
+	if i < 0 || n < 0 || off-r.buffers[i].Offset > r.buffers[i].Length || n > r.buffers[i].Length-(off-r.buffers[i].Offset) {
+		return nil, fmt.Errorf("%d bytes at %d of segment %q are no registered memory: %w", n, off, r.name, errdefs.ErrInvalid)
+	}
+	return r.buffers[i], nil
+}
+
+// Probe asks the segment's engine for a sign of life, and returns how long that took. ErrLost if it is gone.
+func (r *Remote) Probe(ctx context.Context) (time.Duration, error) {
+	begun := time.Now()
+	if err := r.p.call(ctx, callProbe, struct{}{}, nil); err != nil {
+		return 0, fmt.Errorf("probe segment %q: %w", r.name, err)
+	}
+	return time.Since(begun), nil
+}
+
+// use counts a batch. ErrClosed.
+func (r *Remote) use() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return fmt.Errorf("segment %q: %w", r.name, errdefs.ErrClosed)
+	}
+	r.users++
+	return nil
+}
+
+func (r *Remote) unuse() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.users--
+}
+
+// Close gives the segment up. ErrBusy while batches use it. A second Close returns nil; after an error it may be called again.
+func (r *Remote) Close() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return nil
+	}
+	if r.users > 0 {
+		return fmt.Errorf("close segment %q: %d batches use it: %w", r.name, r.users, errdefs.ErrBusy)
+	}
+	for _, list := range []*[]*remoteBuffer{&r.buffers, &r.retired} {
+		for len(*list) > 0 {
+			if b := (*list)[0]; b.imported != nil {
+				if err := b.imported.Close(); err != nil {
+					return err
+				}
+			}
+			*list = (*list)[1:]
+		}
+	}
+	r.closed = true
+	r.e.mu.Lock()
+	delete(r.e.remotes, r)
+	r.e.mu.Unlock()
+	r.p.release()
+	return nil
+}

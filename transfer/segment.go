@@ -1,0 +1,240 @@
+package transfer
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/share"
+	"github.com/kvlane/kvlane/transfer/memory"
+)
+
+// keyPrefix is before a segment's name in the store.
+const keyPrefix = "kvlane/segment/"
+
+// align is what offsets of buffers are multiples of.
+const align = 4096
+
+// Segment is a set of registered Regions under a name.
+type Segment struct {
+	e      *Engine
+	name   string
+	number uint64
+	table  *memory.Table
+
+	mu      sync.Mutex
+	closed  bool
+	next    int64 // the first offset that no buffer has had
+	buffers []*buffer
+}
+
+// buffer is a Region in a segment.
+type buffer struct {
+	desc   Buffer
+	export *share.Export
+}
+
+// Publish makes an empty segment, and puts where it is into the store. The name should be nobody else's: the last who takes it has it.
+// ErrExists if this engine has a segment of that name; or what the store says.
+func (e *Engine) Publish(ctx context.Context, name string) (*Segment, error) {
+	if err := checkName(name); err != nil {
+		return nil, fmt.Errorf("publish segment: %w", err)
+	}
+	e.mu.Lock()
+	if e.closed || e.names[name] != nil {
+		defer e.mu.Unlock()
+		if e.closed {
+			return nil, fmt.Errorf("publish segment %q: %w", name, errdefs.ErrClosed)
+		}
+		return nil, fmt.Errorf("publish segment %q: %w", name, errdefs.ErrExists)
+	}
+	e.segments++
+	s := &Segment{e: e, name: name, number: e.segments, table: memory.NewTable(e.mover)}
+	e.names[name], e.numbers[s.number] = s, s
+	e.mu.Unlock()
+	if err := e.put(ctx, name); err != nil {
+		return nil, fmt.Errorf("publish segment %q: %w", name, errors.Join(err, s.Close(ctx)))
+	}
+	return s, nil
+}
+
+// put says in the store that this engine has the segment.
+func (e *Engine) put(ctx context.Context, name string) error {
+	if e.o.Store == nil {
+		return nil
+	}
+	value, err := json.Marshal(Location{Engine: e.id, Address: e.addr})
+	if err != nil {
+		return err
+	}
+	return e.o.Store.Put(ctx, keyPrefix+name, value, e.o.Lease)
+}
+
+// renew renews the segments' leases until the engine closes. Those that a store has lost are there again.
+func (e *Engine) renew() {
+	for pause(e.ctx, e.o.Lease/3) {
+		var errs []error
+		for _, s := range e.allSegments() {
+			ctx, cancel := context.WithTimeout(e.ctx, max(e.o.Lease/3, time.Second))
+			if err := e.put(ctx, s.name); err != nil {
+				errs = append(errs, err)
+			}
+			if _, err := e.find(s.name); err != nil { // it was closed meanwhile
+				if err := e.o.Store.Delete(ctx, keyPrefix+s.name); err != nil {
+					errs = append(errs, err)
+				}
+			}
+			cancel()
+			if len(errs) > 0 {
+				break // the others will fail as well, and take their time
+			}
+		}
+		e.mu.Lock()
+		e.metaErr = errors.Join(errs...)
+		e.mu.Unlock()
+	}
+}
+
+// RegisterOptions say how a Region is registered.
+type RegisterOptions struct {
+	// Name is for those who open the segment.
+	Name string
+	// Source exports the Region to processes of this host, by Options.Share: the device that has it, or share.HostMemory. Nil: it is
+	// reached by sockets only.
+	Source share.Source
+}
+
+// Register adds r to the segment and returns its offset there. From then on others may read and write it. The first is at 0, and no
+// offset is used twice. Who has opened the segment knows of r after Remote.Refresh. ErrNotSupported for memory that the engine cannot
+// move, or the source not export.
+func (s *Segment) Register(r *mem.Region, o RegisterOptions) (int64, error) {
+	off, err := s.register(r, o)
+	if err != nil {
+		return 0, fmt.Errorf("register memory in segment %q: %w", s.name, err)
+	}
+	return off, nil
+}
+
+func (s *Segment) register(r *mem.Region, o RegisterOptions) (int64, error) {
+	if len(o.Name) > MaxNameBytes {
+		return 0, fmt.Errorf("a name of %d bytes: %w", len(o.Name), errdefs.ErrInvalid)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.closed:
+		return 0, errdefs.ErrClosed
+	case len(s.buffers) >= MaxBuffers:
+		return 0, fmt.Errorf("%d buffers are registered: %w", len(s.buffers), errdefs.ErrBusy)
+	}
+	if err := s.e.mover.Moves(r); err != nil {
+		return 0, err
+	}
+	b := &buffer{desc: Buffer{Name: o.Name, Offset: s.next, Length: r.Len(), Kind: r.Kind().String()}}
+	if o.Source != nil && s.e.o.Share != nil {
+		x, err := s.e.o.Share.Export(o.Source, r)
+		if err != nil {
+			return 0, err
+		}
+		d := x.Descriptor()
+		b.export, b.desc.Share = x, &d
+	}
+	if err := s.table.Add(uint64(s.next), r); err != nil {
+		if b.export != nil {
+			err = errors.Join(err, b.export.Close())
+		}
+		return 0, err
+	}
+	s.buffers = append(s.buffers, b)
+	s.next += (r.Len() + align - 1) / align * align
+	return b.desc.Offset, nil
+}
+
+// Unregister takes the region at that offset away. When it returns nil no request touches it any more; importers have been told that it is
+// lost, and their copies that end later are not good. If ctx ends first it may be called again, and the memory must not be freed.
+func (s *Segment) Unregister(ctx context.Context, offset int64) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.unregister(ctx, offset)
+}
+
+func (s *Segment) unregister(ctx context.Context, offset int64) error {
+	i := slices.IndexFunc(s.buffers, func(b *buffer) bool { return b.desc.Offset == offset })
+	if i < 0 {
+		return fmt.Errorf("unregister memory at %d of segment %q: %w", offset, s.name, errdefs.ErrNotFound)
+	}
+	if x := s.buffers[i].export; x != nil {
+		if err := x.Close(); err != nil {
+			return err
+		}
+	}
+	if err := s.table.Remove(ctx, uint64(offset)); err != nil {
+		return fmt.Errorf("segment %q: %w", s.name, err)
+	}
+	s.buffers = slices.Delete(s.buffers, i, i+1)
+	return nil
+}
+
+// Name returns the segment's name.
+func (s *Segment) Name() string { return s.name }
+
+// Describe returns what the segment has.
+func (s *Segment) Describe() Description {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	d := Description{Name: s.name, Engine: s.e.id, Segment: s.number, Host: s.e.host}
+	for _, b := range s.buffers {
+		d.Buffers = append(d.Buffers, b.desc)
+	}
+	return d
+}
+
+// Close takes the segment away, from the store too: a store that does not answer forgets it with its lease. It is Unregister for all that is
+// registered. A second Close returns nil.
+func (s *Segment) Close(ctx context.Context) error {
+	e := s.e
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	first := !s.closed
+	s.closed = true
+	for len(s.buffers) > 0 {
+		if err := s.unregister(ctx, s.buffers[0].desc.Offset); err != nil {
+			return fmt.Errorf("close segment: %w", err)
+		}
+	}
+	e.mu.Lock()
+	delete(e.numbers, s.number)
+	if e.names[s.name] == s {
+		delete(e.names, s.name)
+	}
+	e.mu.Unlock()
+	if first && e.o.Store != nil {
+		if err := e.o.Store.Delete(ctx, keyPrefix+s.name); err != nil {
+			e.mu.Lock()
+			e.metaErr = err
+			e.mu.Unlock()
+		}
+	}
+	return nil
+}
+
+// find returns the segment of that name; the only one, without.
+func (e *Engine) find(name string) (*Segment, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if name == "" && len(e.names) == 1 {
+		for _, s := range e.names {
+			return s, nil
+		}
+	}
+	if s := e.names[name]; s != nil {
+		return s, nil
+	}
+	return nil, fmt.Errorf("segment %q: %w", name, errdefs.ErrNotFound)
+}

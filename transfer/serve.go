@@ -1,0 +1,272 @@
+package transfer
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/share"
+)
+
+// served is the connections that others have to an engine.
+type served struct {
+	mu    sync.Mutex
+	down  bool
+	all   map[*connection]struct{}
+	lanes map[laneKey]*connection
+}
+
+// laneKey names a lane, of all engines'.
+type laneKey struct {
+	from   share.Identity
+	number uint64
+}
+
+// connection is one of them.
+type connection struct {
+	*pacedConn
+	r *bufio.Reader
+	w *bufio.Writer
+	// ctx ends when the connection is closed from this side; gone is closed when nothing of it touches memory any more.
+	ctx    context.Context
+	cancel context.CancelFunc
+	gone   chan struct{}
+}
+
+// What small pieces are gathered in, of a lane and of another connection. Larger ones are read and written where they are.
+const (
+	laneBuffer    = 256 << 10
+	controlBuffer = 4 << 10
+)
+
+func bufferOf(p purpose) int {
+	if p == forData {
+		return laneBuffer
+	}
+	return controlBuffer
+}
+
+func (s *served) init() {
+	s.all, s.lanes = make(map[*connection]struct{}), make(map[laneKey]*connection)
+}
+
+func (s *served) count() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.all)
+}
+
+// add takes c in, unless there are limit of them or the engine closes.
+func (s *served) add(c *connection, limit int) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.down || len(s.all) >= limit {
+		return false
+	}
+	s.all[c] = struct{}{}
+	return true
+}
+
+func (s *served) remove(c *connection) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.all, c)
+}
+
+// name has c be a lane, unless there is one of that name.
+func (s *served) name(k laneKey, c *connection) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.lanes[k] != nil {
+		return false
+	}
+	s.lanes[k] = c
+	return true
+}
+
+func (s *served) unname(k laneKey) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.lanes, k)
+}
+
+// fence ends the lane, and returns when nothing of it touches memory any more.
+func (s *served) fence(ctx context.Context, k laneKey) error {
+	s.mu.Lock()
+	c := s.lanes[k]
+	s.mu.Unlock()
+	if c == nil {
+		return nil
+	}
+	c.end()
+	select {
+	case <-c.gone:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("lane %d is still in use: %w", k.number, errdefs.ErrBusy)
+	}
+}
+
+func (s *served) closeAll() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.down = true
+	for c := range s.all {
+		c.end()
+	}
+}
+
+// end closes the connection; who serves it finds that.
+func (c *connection) end() {
+	c.cancel()
+	_ = c.Close()
+}
+
+// breath is how long accepting rests after an error, as that there are no file descriptors left.
+const breath = 10 * time.Millisecond
+
+func (e *Engine) accept() {
+	for {
+		raw, err := e.listener.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			time.Sleep(breath)
+			continue
+		}
+		c := newConnection(e, raw)
+		if !e.served.add(c, e.o.Conns) {
+			c.end()
+			continue
+		}
+		e.running.Go(func() {
+			if err := e.serve(c); errors.Is(err, errdefs.ErrInvalid) || errors.Is(err, errdefs.ErrMismatch) {
+				e.counters.malformed.Add(1)
+			}
+			c.end()
+			close(c.gone)
+			e.served.remove(c)
+		})
+	}
+}
+
+func newConnection(e *Engine, raw net.Conn) *connection {
+	p := newPacedConn(raw, e.o.Stall)
+	c := &connection{pacedConn: p, gone: make(chan struct{})}
+	c.ctx, c.cancel = context.WithCancel(e.ctx)
+	return c
+}
+
+// serve has a connection from its hello to its end, and returns why that is.
+func (e *Engine) serve(c *connection) error {
+	c.expect(1)
+	b := make([]byte, helloBytes)
+	if _, err := io.ReadFull(c.pacedConn, b); err != nil {
+		return err
+	}
+	h, err := decodeHello(b)
+	if err != nil {
+		_, _ = c.Write(encodeWelcome(statusOf(err), e.id))
+		return err
+	}
+	if h.to != (share.Identity{}) && h.to != e.id {
+		_, err := c.Write(encodeWelcome(statusOther, e.id))
+		return err
+	}
+	c.r, c.w = bufio.NewReaderSize(c.pacedConn, bufferOf(h.purpose)), bufio.NewWriterSize(c.pacedConn, bufferOf(h.purpose))
+	if h.purpose == forData {
+		k := laneKey{h.from, h.lane}
+		if !e.served.name(k, c) {
+			_, _ = c.Write(encodeWelcome(statusInvalid, e.id))
+			return fmt.Errorf("lane %d is there: %w", h.lane, errdefs.ErrInvalid)
+		}
+		defer e.served.unname(k)
+	}
+	if _, err := c.Write(encodeWelcome(statusOK, e.id)); err != nil {
+		return err
+	}
+	if h.purpose == forData {
+		return e.serveData(c)
+	}
+	return e.serveControl(c, h.from)
+}
+
+// next waits for the first byte of a request, for as long as it takes.
+func (c *connection) next() error {
+	c.expect(-1)
+	_, err := c.r.Peek(1)
+	c.expect(1)
+	return err
+}
+
+func (e *Engine) serveControl(c *connection, from share.Identity) error {
+	for {
+		if err := c.next(); err != nil {
+			return err
+		}
+		f, err := readFrame(c.r)
+		if err != nil {
+			return err
+		}
+		out := frame{call: f.call, status: statusOK}
+		answer, err := e.answer(c.ctx, &f, from)
+		if err == nil && answer != nil {
+			out, err = newFrame(f.call, answer)
+			out.status = statusOK
+		}
+		if err != nil {
+			out = frame{call: f.call, status: statusOf(err), payload: textOf(err)}
+		}
+		if err := out.write(c.w); err != nil {
+			return err
+		}
+		if err := c.w.Flush(); err != nil {
+			return err
+		}
+	}
+}
+
+// answer does what a control request asks for.
+func (e *Engine) answer(ctx context.Context, f *frame, from share.Identity) (any, error) {
+	switch f.call {
+	case callDescribe:
+		var q describeRequest
+		if err := f.decode(&q); err != nil {
+			return nil, err
+		}
+		s, err := e.find(q.Name)
+		if err != nil {
+			return nil, err
+		}
+		return s.Describe(), nil
+	case callFence:
+		var q fenceRequest
+		if err := f.decode(&q); err != nil {
+			return nil, err
+		}
+		ctx, cancel := context.WithTimeout(ctx, e.o.Stall/2) // the other end waits no longer than Stall
+		defer cancel()
+		for _, n := range q.Lanes {
+			if err := e.served.fence(ctx, laneKey{from, n}); err != nil {
+				return nil, err
+			}
+		}
+		return nil, nil
+	case callNotify:
+		var q notifyRequest
+		if err := f.decode(&q); err != nil {
+			return nil, err
+		}
+		q.From = from
+		return nil, e.inbox.put(&q)
+	default:
+		return nil, nil // a probe
+	}
+}

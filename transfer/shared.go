@@ -1,0 +1,108 @@
+package transfer
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/transfer/memory"
+)
+
+// Imported memory is copied as any other: by the CPU where it reaches both sides, else by the device's stream. A copy is good if the export
+// was live after it ended. What fences this path is that the copies are this process's own: when one has ended nothing of it is under way.
+
+// beginImported begins to move the part by imported memory. abort asks for it to end early. An error says why this cannot be; then
+// nothing was begun.
+func (e *Engine) beginImported(ctx context.Context, p *part, finish func(error)) (path Path, abort func(), err error) {
+	if err := p.buf.lost(); err != nil {
+		return PathNone, nil, err
+	}
+	there := p.buf.imported.Region()
+	if there.Kind() == mem.KindDevice {
+		path = PathNVLink
+	} else {
+		path = PathShm
+	}
+	var remote []mem.Extent
+	_ = p.shape.each(func(off, n int64) error { // which returns what this does
+		remote = memory.Append(remote, mem.Extent{Region: there, Off: off - p.buf.Offset, Len: n})
+		return nil
+	})
+	b := pairs(p.extents(), remote)
+	if p.op == Write {
+		b.Dst, b.Src = b.Src, b.Dst
+	}
+	if there.Bytes() != nil && allHost(p) {
+		stop, cancel := context.WithCancel(ctx)
+		go func() {
+			defer cancel()
+			err := copyHost(stop, b)
+			if err == nil {
+				err = there.Origin().Check()
+			}
+			finish(err)
+		}()
+		return path, cancel, nil
+	}
+	if e.o.Copy == nil {
+		return PathNone, nil, fmt.Errorf("there is no device to copy by: %w", errdefs.ErrNotSupported)
+	}
+	t, err := e.o.Copy.Submit(ctx, b)
+	if err != nil {
+		return PathNone, nil, err
+	}
+	go func() {
+		<-t.Done() // a stream resolves its tickets
+		finish(t.Err())
+	}()
+	return path, t.Cancel, nil
+}
+
+func allHost(p *part) bool {
+	for i := range p.planes {
+		if p.planes[i].Region.Bytes() == nil {
+			return false
+		}
+	}
+	for _, e := range p.list {
+		if e.Region.Bytes() == nil {
+			return false
+		}
+	}
+	return true
+}
+
+// copyStep is after how much a copy looks whether it is still wanted.
+const copyStep = 4 << 20
+
+func copyHost(ctx context.Context, b *mem.Batch) error {
+	for i := range b.Dst {
+		dst, src := b.Dst[i].Bytes(), b.Src[i].Bytes()
+		for at := 0; at < len(dst); at += copyStep {
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			end := min(at+copyStep, len(dst))
+			copy(dst[at:end], src[at:end])
+		}
+	}
+	return nil
+}
+
+// pairs returns the batch that copies the second list to the first, which are equally long.
+func pairs(dst, src []mem.Extent) *mem.Batch {
+	b := new(mem.Batch)
+	var d, r int64 // bytes of the first of each that are done
+	for len(dst) > 0 && len(src) > 0 {
+		n := min(dst[0].Len-d, src[0].Len-r)
+		b.Dst, b.Src = append(b.Dst, dst[0].Sub(d, n)), append(b.Src, src[0].Sub(r, n))
+		if d += n; d == dst[0].Len {
+			dst, d = dst[1:], 0
+		}
+		if r += n; r == src[0].Len {
+			src, r = src[1:], 0
+		}
+	}
+	return b
+}

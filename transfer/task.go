@@ -1,0 +1,168 @@
+package transfer
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
+)
+
+// Task is one copy between memory of this process and a segment: of Local, from or to Offset, or of Pages.
+type Task struct {
+	Op      Op
+	Segment *Remote
+	Local   mem.Extent
+	Offset  int64
+	Pages   *Pages // in place of Local and Offset
+}
+
+// Pages is the compact form of copies of pages, of every plane, between a paged KV cache here and one in a segment.
+type Pages struct {
+	Planes []PagePlane
+	Pairs  []PagePair
+}
+
+// PagePlane is a plane of both: page p is the Bytes bytes at Base + p*Stride of Region here, and at RemoteBase + p*RemoteStride there. All
+// of a plane's pages that are named lie in one buffer of the segment.
+type PagePlane struct {
+	Region                   *mem.Region
+	Base, Stride, Bytes      int64
+	RemoteBase, RemoteStride int64
+}
+
+// PagePair is a page here and the one there that it is copied from or to.
+type PagePair struct{ Local, Remote uint32 }
+
+// local returns a page of the plane here.
+func (p *PagePlane) local(page uint32) mem.Extent {
+	return mem.Extent{Region: p.Region, Off: p.Base + int64(page)*p.Stride, Len: p.Bytes}
+}
+
+// Path is by what the bytes of a task went.
+type Path uint8
+
+// The paths, in the order in which they are preferred.
+const (
+	PathNone   Path = iota // nothing was moved
+	PathNVLink             // by a device, from or to device memory of another process of the host
+	PathShm                // from or to host memory of another process of the host
+	PathTCP                // over sockets
+	paths
+)
+
+var pathNames = [paths]string{PathNone: "none", PathNVLink: "nvlink", PathShm: "shm", PathTCP: "tcp"}
+
+// String returns the path's name.
+func (p Path) String() string {
+	if p < paths {
+		return pathNames[p]
+	}
+	return fmt.Sprintf("path(%d)", uint8(p))
+}
+
+// ParsePath reads what Path.String writes. ErrInvalid.
+func ParsePath(name string) (Path, error) {
+	for p, n := range pathNames {
+		if n == name {
+			return Path(p), nil
+		}
+	}
+	return PathNone, fmt.Errorf("path is nvlink, shm or tcp, not %q: %w", name, errdefs.ErrInvalid)
+}
+
+// Status is how far a task or a batch is.
+type Status uint8
+
+// The statuses. The last four are final.
+const (
+	StatusWaiting   Status = iota // for what it comes after
+	StatusPending                 // it is being moved
+	StatusCompleted               // every byte is where it belongs
+	StatusFailed
+	StatusCanceled
+	StatusTimeout
+)
+
+var statusNames = [...]string{"waiting", "pending", "completed", "failed", "canceled", "timeout"}
+
+// String returns the status's name.
+func (s Status) String() string {
+	if int(s) < len(statusNames) {
+		return statusNames[s]
+	}
+	return fmt.Sprintf("status(%d)", uint8(s))
+}
+
+// TaskResult is how a task stands.
+type TaskResult struct {
+	Status Status
+	Err    error // why it failed; at its target, or here for a read, its bytes are undefined
+	Path   Path  // by what its last bytes went
+}
+
+// Completion says how a batch travelled.
+type Completion struct {
+	Bytes   [paths]int64 // by each path
+	Retries int          // parts that went another time
+	// Fallback is why a path that could be expected to carry a part did not, the last time; nil mostly.
+	Fallback          error
+	Started, Finished time.Time
+}
+
+// validate returns what is wrong with the task, and how many bytes it has.
+func (t *Task) validate(e *Engine) (n int64, err error) {
+	switch {
+	case t.Op != Read && t.Op != Write:
+		return 0, fmt.Errorf("%s: %w", t.Op, errdefs.ErrInvalid)
+	case t.Segment == nil || t.Segment.e != e:
+		return 0, fmt.Errorf("it has no segment of this engine: %w", errdefs.ErrInvalid)
+	case t.Pages != nil:
+		return t.validatePages(e)
+	}
+	if err := t.Local.Validate(); err != nil {
+		return 0, err
+	}
+	if err := e.mover.Moves(t.Local.Region); err != nil {
+		return 0, err
+	}
+	if t.Offset < 0 {
+		return 0, fmt.Errorf("offset %d: %w", t.Offset, errdefs.ErrInvalid)
+	}
+	_, err = t.Segment.buffer(t.Offset, t.Local.Len)
+	return t.Local.Len, err
+}
+
+// validatePages looks at the highest page of each plane, here and there.
+func (t *Task) validatePages(e *Engine) (n int64, err error) {
+	var here, there uint32
+	for _, p := range t.Pages.Pairs {
+		here, there = max(here, p.Local), max(there, p.Remote)
+	}
+	for i := range t.Pages.Planes {
+		pl := &t.Pages.Planes[i]
+		fail := func(err error) (int64, error) { return 0, fmt.Errorf("plane %d: %w", i, err) }
+		if err := e.mover.Moves(pl.Region); err != nil {
+			return fail(err)
+		}
+		remote := shape{planes: []plane{{pl.RemoteBase, pl.RemoteStride, pl.Bytes}}, pages: []uint32{there}}
+		local := shape{planes: []plane{{pl.Base, pl.Stride, pl.Bytes}}, pages: []uint32{here}}
+		for _, s := range []*shape{&remote, &local} {
+			if err := s.validate(); err != nil {
+				return fail(err)
+			}
+		}
+		if err := pl.local(here).Validate(); err != nil {
+			return fail(err)
+		}
+		b, err := t.Segment.buffer(pl.RemoteBase, pl.Bytes)
+		if err != nil {
+			return fail(err)
+		}
+		if end := pl.RemoteBase + int64(there)*pl.RemoteStride + pl.Bytes; end > b.Offset+b.Length {
+			return fail(fmt.Errorf("page %d of segment %q ends at %d, beyond its buffer: %w", there, t.Segment.name, end, errdefs.ErrInvalid))
+		}
+		n += pl.Bytes * int64(len(t.Pages.Pairs))
+	}
+	return n, nil
+}

@@ -94,6 +94,7 @@ var mayImport = map[string]string{
 	"bench/chart":           anyPlain + " bench bench/file bench/request",
 	"internal/target":       anyPlain + " bench",
 	"bench/rdmabench":       onDevice + " stream rdma rdma/channel rdma/registry",
+	"bench/transfer":        "errdefs mem device transfer/mooncake",
 	"bench/matmul":          onDevice + " internal/sys/cublaslt",
 	"telemetry":             anyPlain + " store stream/copy/plan stream/file",
 	"telemetry/metricsdoc":  "telemetry",
@@ -116,6 +117,9 @@ var mayImport = map[string]string{
 	// Memory of other processes.
 	"share": onDevice + " internal/sys/hostmem",
 
+	// Transfers between processes by others' protocols.
+	"transfer/mooncake": "errdefs mem",
+
 	// The wiring of NICs, and the profiles of what is wired.
 	"gdr":             onDevice + " stream stream/copy stream/nic rdma rdma/ internal/unwind",
 	"profile":         onDevice + " device/cuda/kernels stream stream/copy stream/copy/plan stream/copy/calibrate stream/file internal/kept",
@@ -126,7 +130,7 @@ var mayImport = map[string]string{
 	"":              anyPlain + " gdr profile store store/manager device/ stream/ tier/ internal/",
 	"internal/capi": anyPlain + " store gdr profile stream/copy/plan tier/file tier/log ROOT",
 	"cmd/libkvlane": "errdefs mem block internal/capi ROOT",
-	"cmd/":          anyPlain + " gdr profile share store replay replay/demo doctor bench bench/ telemetry device/ stream/ tier/ internal/ ROOT",
+	"cmd/":          anyPlain + " gdr profile share transfer/ store replay replay/demo doctor bench bench/ telemetry device/ stream/ tier/ internal/ ROOT",
 }
 
 func TestImportGraph(t *testing.T) {

@@ -24,6 +24,7 @@ type lane struct {
 	bytes   uint64  // of those
 	dead    error   // why the connection ended; nil while it serves
 	refused bool    // the target refused the first of under, and carries out none that follow
+	mute    bool    // requests are sent no more: what was not is not going to be
 
 	moved atomic.Int64 // when a byte last came, or the first request of several was begun; UnixNano
 }
@@ -130,6 +131,10 @@ func (l *lane) serve(conn net.Conn, v2 bool) {
 		l.fail(l.receive(f, v2))
 	}()
 	err := l.send(f, first, v2)
+	r.mu.Lock()
+	l.mute = true
+	r.changed.Broadcast()
+	r.mu.Unlock()
 	select {
 	case <-done:
 	case <-time.After(lastWords): // a target that has closed may have said why
@@ -161,7 +166,7 @@ func (l *lane) leave() {
 			again, under = split(under, func(p *part) bool { return !closed && p.b.ctx.Err() == nil })
 		}
 	}
-	l.conn, l.dead, l.under, l.bytes, l.refused = nil, nil, nil, 0, false
+	l.conn, l.dead, l.under, l.bytes, l.refused, l.mute = nil, nil, nil, 0, false, false
 	if len(again) > 0 {
 		for _, p := range again {
 			p.sent = false
@@ -237,7 +242,7 @@ func (l *lane) wasSent(p *part) {
 
 // receive takes answers until the connection ends.
 func (l *lane) receive(f *flow, v2 bool) error {
-	in := bufio.NewReaderSize(f, bufferBytes)
+	in := bufio.NewReaderSize(f, aheadBytes)
 	for {
 		if _, err := in.Peek(1); err != nil {
 			if isTimeout(err) && !l.stalled() {
@@ -323,10 +328,10 @@ func (l *lane) complete(p *part) bool {
 	r := l.r
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for !p.sent && l.dead == nil {
+	for !p.sent && l.dead == nil && !l.mute {
 		r.changed.Wait()
 	}
-	if l.dead != nil && !p.sent {
+	if !p.sent {
 		return false
 	}
 	l.under[0] = nil

@@ -32,6 +32,9 @@ const (
 	maxQueued   = 1 << 20 // parts
 )
 
+// freshTime is how old a description may be that a connection is opened by: as old as one that another lane has just had.
+const freshTime = 100 * time.Millisecond
+
 func (o *Options) setDefaults() {
 	if o.Directory == nil {
 		o.Directory = p2p{}
@@ -212,7 +215,7 @@ func (r *Remote) drop(b *Batch) []*part {
 // port be another's by now; where the directory does not answer, the old one has to do.
 func (r *Remote) connect(ctx context.Context) (net.Conn, *Segment, error) {
 	r.mu.Lock()
-	s, fresh := r.segment, time.Since(r.described) < time.Second
+	s, fresh := r.segment, time.Since(r.described) < freshTime
 	r.mu.Unlock()
 	var asking error
 	if !fresh {

@@ -15,7 +15,7 @@ const rejectTime = 2 * time.Second
 func (s *Server) session(c net.Conn) {
 	f := newFlow(c, s.o.StallTime)
 	out := newGather(f)
-	in := bufio.NewReaderSize(flushing{out}, bufferBytes)
+	in := bufio.NewReaderSize(flushing{out}, aheadBytes)
 	head := make([]byte, headerBytes)
 	for {
 		f.limit(s.o.IdleTime)

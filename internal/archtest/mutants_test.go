@@ -29,7 +29,7 @@ const mutantTime = 2 * time.Minute
 
 // Mutants are of the source as it is.
 func TestMutantsApply(t *testing.T) {
-	for _, m := range slices.Concat(mutants, storeMutants, storageMutants, fileMutants, shareMutants) {
+	for _, m := range slices.Concat(mutants, storeMutants, storageMutants, fileMutants, shareMutants, transferMutants) {
 		m.apply(t)
 	}
 }
@@ -64,7 +64,7 @@ func TestMutants(t *testing.T) {
 	if os.Getenv("KVLANE_MUTANTS") == "" {
 		testkit.Skip(t, "mutants", "it takes minutes: make mutants runs it")
 	}
-	for _, m := range slices.Concat(mutants, storeMutants, storageMutants, fileMutants, shareMutants) {
+	for _, m := range slices.Concat(mutants, storeMutants, storageMutants, fileMutants, shareMutants, transferMutants) {
 		t.Run(m.pkg+"/"+m.test, func(t *testing.T) {
 			t.Parallel()
 			m.mustFail(t)

@@ -210,7 +210,7 @@ func TestDeadlineEndsABatch(t *testing.T) {
 	d := fixed(t, address, 2, mooncake.Buffer{Name: "cpu:0", Addr: 4096, Length: 64 << 20})
 	for _, op := range []mooncake.Op{mooncake.Read, mooncake.Write} {
 		r, here := open(t, "x", 64<<20, func(o *mooncake.Options) { o.Directory = d })
-		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 		defer cancel()
 		b, err := r.Submit(ctx, []mooncake.Task{{Op: op, Local: addr(here), Remote: 4096, Length: 64 << 20}, {Op: op, Local: addr(here), Remote: 4096, Length: 1}})
 		must(t, err)

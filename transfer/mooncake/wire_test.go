@@ -256,11 +256,9 @@ func TestHostileHandshakes(t *testing.T) {
 
 // Connections of data that say nothing are bounded in number and in time, and those that stop in the midst of a request too.
 func TestIdleAndStalledConnections(t *testing.T) {
-	s, there := serve(t, 64<<20, func(o *mooncake.ServerOptions) {
-		o.MaxConnections, o.IdleTime, o.StallTime = 3, 50*time.Millisecond, 100*time.Millisecond
-	})
-	idle := talk(t, dataAddr(s))
-	_ = ended(t, idle)
+	brief, _ := serve(t, 4096, func(o *mooncake.ServerOptions) { o.IdleTime = 50 * time.Millisecond })
+	_ = ended(t, talk(t, dataAddr(brief)))
+	s, there := serve(t, 64<<20, func(o *mooncake.ServerOptions) { o.StallTime = 100 * time.Millisecond })
 	half := talk(t, dataAddr(s))
 	_, err := half.Write(append(request(8, addr(there), 0x81), 1, 2, 3))
 	must(t, err)

@@ -24,7 +24,7 @@ GUEST := KVLANE_REQUIRE=verbs,nfs $(GO) test -count 1 -p 1 -timeout 120s -exec
 export CGO_ENABLED = 0
 
 .DEFAULT_GOAL := help
-.PHONY: build lib wheel python vllm sglang demo test verbs mutants nonic lint race generate drift fuzz bench crash stress hardware-kit hardware clean help
+.PHONY: build lib wheel python vllm sglang mooncake demo test verbs mutants nonic lint race generate drift fuzz bench crash stress hardware-kit hardware clean help
 
 build: ## build the one binary, bin/kvlane
 	$(GO) build -trimpath -o $(BIN)/kvlane ./cmd/kvlane
@@ -50,6 +50,11 @@ sglang: lib ## run SGLang's cache classes with kvlane, in an environment that th
 	tools/python-env sglang $(BIN)/.venv-sglang sglang.srt.mem_cache.unified_radix_cache
 	cd python/tests/in_sglang && KVLANE_REQUIRE=sglang KVLANE_LIBRARY=$(CURDIR)/$(BIN)/lib/libkvlane.so PYTHONPATH=$(CURDIR)/python/src \
 	    timeout 600 $(CURDIR)/$(BIN)/.venv-sglang/bin/python -W ignore -m pytest -c $(CURDIR)/python/pyproject.toml -p no:cacheprovider -q .
+
+# One release of Mooncake's transfer engine, 60 MB below bin/.mooncake.
+mooncake: ## run Mooncake's transfer engine against kvlane's side of its protocol; needs Python 3.10 to 3.13, pip and apt
+	tools/mooncake $(BIN)/.mooncake
+	KVLANE_REQUIRE=mooncake KVLANE_MOONCAKE=$(CURDIR)/$(BIN)/.mooncake $(GO) test -count 1 -v -run Mooncake ./transfer/mooncake
 
 demo: build ## replay a small trace end to end on what this machine has
 	$(BIN)/kvlane demo

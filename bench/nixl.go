@@ -58,31 +58,56 @@ func (r *Report) WriteNIXL(w io.Writer) error {
 	}
 	for _, s := range order {
 		fmt.Fprintf(&b, "\n# %s, %s, %s\n", s.path, directionTexts[s.dir], s.layout)
-		width := 0
-		for _, c := range nixlColumns {
-			fmt.Fprintf(&b, "%-*s", c.width, c.name)
-			width += c.width
-		}
-		fmt.Fprintf(&b, "\n%s\n", strings.Repeat("-", width))
+		b.WriteString(NIXLHead())
 		for _, p := range of[s] {
-			p.nixlRow(&b)
+			b.WriteString(p.nixl().String())
 		}
 	}
 	return written(io.WriteString(w, b.String()))
 }
 
-func (p *Point) nixlRow(b *strings.Builder) {
-	var gbps, lat float64
+func (p *Point) nixl() NIXLRow {
+	r := NIXLRow{
+		BlockBytes: p.Size, Blocks: int64(p.Blocks), PrepMicros: p.PrepMicros, PrepP99Micros: p.PrepP99Micros, PostMicros: p.PostMicros,
+		PostP99Micros: p.PostP99Micros, TxMicros: p.TxMicros, TxP99Micros: p.TxP99Micros,
+	}
 	if p.MeanMicros > 0 {
-		gbps = float64(p.Bytes) / p.MeanMicros / 1e3
+		r.GBps = float64(p.Bytes) / p.MeanMicros / 1e3
 	}
 	if p.Blocks > 0 {
-		lat = p.MeanMicros / float64(p.Blocks)
+		r.BlockMicros = p.MeanMicros / float64(p.Blocks)
 	}
-	fmt.Fprintf(b, "%-*d%-*d%-*.6f", nixlColumns[0].width, p.Size, nixlColumns[1].width, p.Blocks, nixlColumns[2].width, gbps)
-	fmt.Fprintf(b, "%-*.3f", nixlColumns[3].width, lat) // of a block of many it is a small part of a microsecond
-	for i, v := range []float64{p.PrepMicros, p.PrepP99Micros, p.PostMicros, p.PostP99Micros, p.TxMicros, p.TxP99Micros} {
-		fmt.Fprintf(b, "%-*.1f", nixlColumns[4+i].width, v)
+	return r
+}
+
+// NIXLRow is a row of nixlbench's table.
+type NIXLRow struct {
+	BlockBytes, Blocks        int64
+	GBps, BlockMicros         float64
+	PrepMicros, PrepP99Micros float64
+	PostMicros, PostP99Micros float64
+	TxMicros, TxP99Micros     float64
+}
+
+// NIXLHead returns the line above the rows, and the one below it.
+func NIXLHead() string {
+	var b strings.Builder
+	width := 0
+	for _, c := range nixlColumns {
+		fmt.Fprintf(&b, "%-*s", c.width, c.name)
+		width += c.width
 	}
-	b.WriteString("\n")
+	fmt.Fprintf(&b, "\n%s\n", strings.Repeat("-", width))
+	return b.String()
+}
+
+// String returns the row, with the end of its line.
+func (r NIXLRow) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%-*d%-*d%-*.6f", nixlColumns[0].width, r.BlockBytes, nixlColumns[1].width, r.Blocks, nixlColumns[2].width, r.GBps)
+	fmt.Fprintf(&b, "%-*.3f", nixlColumns[3].width, r.BlockMicros) // of a block of many it is a small part of a microsecond
+	for i, v := range []float64{r.PrepMicros, r.PrepP99Micros, r.PostMicros, r.PostP99Micros, r.TxMicros, r.TxP99Micros} {
+		fmt.Fprintf(&b, "%-*.1f", nixlColumns[4+i].width, v)
+	}
+	return b.String() + "\n"
 }

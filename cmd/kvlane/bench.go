@@ -22,7 +22,7 @@ import (
 
 func newBenchCommand() *cobra.Command {
 	cmd := newGroupCommand("bench", "Measure this machine's paths", "bench measures how fast this machine moves KV cache.")
-	cmd.AddCommand(newBenchStoreCommand(), newBenchCopyCommand(), newBenchFileCommand(), newBenchRDMACommand())
+	cmd.AddCommand(newBenchStoreCommand(), newBenchCopyCommand(), newBenchFileCommand(), newBenchRDMACommand(), newBenchTransferCommand())
 	return cmd
 }
 

@@ -154,6 +154,15 @@ var needs = []need{
 		met: either(measuring(bench.Contender.Chooses), is("forms", "true")), lacks: "auto among --paths",
 	},
 	{
+		commands: []string{"bench transfer"},
+		flags:    []string{"segment", "operation", "block-size", "batch-size", "threads", "duration", "lanes", "check", "timeout", "json", "out"},
+		met:      isNot("mode", modeTarget), clashes: "--mode target, which measures nothing",
+	},
+	{
+		commands: []string{"bench transfer"}, flags: []string{"name", "listen", "data-port"},
+		met: is("mode", modeTarget), lacks: "--mode target",
+	},
+	{
 		commands: []string{"bench rdma", "bench file"}, flags: []string{"device-index"},
 		met: isNot("device", noDevice), lacks: "--device cuda or --device sim",
 	},

@@ -23,12 +23,19 @@ var alwaysEffective = map[string]string{
 		targets beside-matmul high-priority json csv nixl out from charts compare`,
 	"bench store": `device device-index geometry blocks requests work forms hits file-dir pipeline bytes cache-bytes large quick budget seed path verify
 		model-layer beside-matmul json out charts compare`,
-	"bench file":   "dir bytes sizes work order from device budget seed json csv out charts",
-	"bench rdma":   "device sizes iterations rdma-provider nic rdma-port rdma-gid-index rdma-mtu json",
-	"store ls":     "json",
-	"store stat":   "json",
-	"store verify": "json repair",
-	"store gc":     "json max-bytes",
+	"bench file":        "dir bytes sizes work order from device budget seed json csv out charts",
+	"bench rdma":        "device sizes iterations rdma-provider nic rdma-port rdma-gid-index rdma-mtu json",
+	"bench transfer":    "mode protocol metadata cluster buffer-size",
+	"transfer serve":    "protocol metadata cluster name listen data-port buffer-size",
+	"transfer metadata": "listen",
+	"transfer probe":    "protocol metadata cluster timeout json",
+	"transfer ls":       "protocol metadata cluster timeout json",
+	"transfer put":      "protocol metadata cluster timeout buffer offset notify",
+	"transfer get":      "protocol metadata cluster timeout buffer offset length",
+	"store ls":          "json",
+	"store stat":        "json",
+	"store verify":      "json repair",
+	"store gc":          "json max-bytes",
 }
 
 // clash are flags with which those of a need have no effect, by what the need says of them.
@@ -47,6 +54,7 @@ var clash = map[string][]string{
 	"--device sim or host, which run no matrix product":    {"--device", "sim", "--model-layer", "1ms"},
 	"a path by NIC among --paths":                          {"--paths", "kernel"},
 	"auto among --paths":                                   {"--paths", "kernel"},
+	"--mode target, which measures nothing":                {"--mode", "target"},
 	"--host slots":                                         {"--host", "scattered"},
 }
 
@@ -62,6 +70,7 @@ var meets = map[string][]string{
 	"--device sim":                     {"--device", "sim"},
 	"a path by NIC among --paths":      {"--paths", "kernel,nic"},
 	"auto among --paths":               {"--paths", "kernel,auto"},
+	"--mode target":                    {"--mode", "target"},
 	"--host slots":                     {"--host", "slots"},
 	"--device cuda or --device sim":    {"--device", "sim"},
 }

@@ -64,7 +64,7 @@ It needs nothing installed: what the machine has is found at run time, and what 
 		slog.SetDefault(log)
 		return checkNeeds(cmd)
 	}
-	root.AddCommand(newReplayCommand(), newDemoCommand(), newStoreCommand(), newDoctorCommand(), newTopoCommand(), newCalibrateCommand(), newBenchCommand(), newShareProbeCommand())
+	root.AddCommand(newReplayCommand(), newDemoCommand(), newStoreCommand(), newDoctorCommand(), newTopoCommand(), newCalibrateCommand(), newBenchCommand(), newTransferCommand(), newShareProbeCommand())
 	return root
 }
 

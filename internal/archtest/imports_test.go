@@ -96,6 +96,7 @@ var mayImport = map[string]string{
 	"bench/chart":           anyPlain + " bench bench/file bench/request",
 	"internal/target":       anyPlain + " bench",
 	"bench/rdmabench":       onDevice + " stream rdma rdma/channel rdma/registry",
+	"bench/transfer":        "errdefs mem device bench transfer/mooncake internal/sys/hostmem",
 	"bench/matmul":          onDevice + " internal/sys/cublaslt",
 	"telemetry":             anyPlain + " store stream/copy/plan stream/file",
 	"telemetry/metricsdoc":  "telemetry",
@@ -125,6 +126,7 @@ var mayImport = map[string]string{
 	"transfer/memory":   onDevice + " stream",
 	"transfer/metadata": "errdefs",
 	"transfer":          onDevice + " stream share transfer/memory transfer/metadata",
+	"transfer/mooncake": "errdefs mem",
 
 	// The wiring of NICs, and the profiles of what is wired.
 	"gdr":             onDevice + " stream stream/copy stream/nic rdma rdma/ topology internal/unwind",

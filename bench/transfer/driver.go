@@ -1,0 +1,37 @@
+package transfer
+
+import (
+	"context"
+
+	"github.com/kvlane/kvlane/mem"
+)
+
+// Op is what batches do.
+type Op string
+
+// The operations, as the initiator sees them.
+const (
+	Read  Op = "read"
+	Write Op = "write"
+)
+
+// Block is Length bytes of a batch, from byte Local of the driver's own memory and byte Remote of the target's.
+type Block struct{ Local, Remote, Length int64 }
+
+// Driver carries batches between memory of its own and a target's. Its methods are safe for concurrent use.
+type Driver interface {
+	// Protocol and Target say what is measured, for people.
+	Protocol() string
+	Target() string
+	// Local is the driver's own memory, which the CPU reaches; Remote is the length of the target's, in bytes.
+	Local() *mem.Region
+	Remote() int64
+	// Submit begins a batch, which ctx bounds.
+	Submit(ctx context.Context, op Op, blocks []Block) (Pending, error)
+}
+
+// Pending is a batch under way.
+type Pending interface {
+	// Wait waits for the batch to be done, and returns what it failed with.
+	Wait(ctx context.Context) error
+}

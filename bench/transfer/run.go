@@ -1,0 +1,327 @@
+package transfer
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"time"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/errdefs"
+)
+
+// Options say what is measured. Zero values are the defaults.
+type Options struct {
+	Driver     Driver
+	Op         Op            // default Read
+	BlockBytes []int64       // default 64 KiB
+	Batches    []int         // blocks of a batch; default 128
+	Threads    int           // default 12, as the field's benchmark has
+	Duration   time.Duration // of a point; default 10 s
+	Check      bool          // compare every batch's bytes
+	// Timeout bounds each batch; default 1 minute. A target that is gone ends the run.
+	Timeout time.Duration
+	// Progress is told before each point and after the last, if it is set.
+	Progress func(done, total int, what string)
+}
+
+// Limits of Options.
+const (
+	maxThreads = 1024
+	maxBatch   = 1 << 20
+)
+
+// SetDefaults fills in what is zero.
+func (o *Options) SetDefaults() {
+	if o.Op == "" {
+		o.Op = Read
+	}
+	if len(o.BlockBytes) == 0 {
+		o.BlockBytes = []int64{64 << 10}
+	}
+	if len(o.Batches) == 0 {
+		o.Batches = []int{128}
+	}
+	if o.Threads == 0 {
+		o.Threads = 12
+	}
+	if o.Duration == 0 {
+		o.Duration = 10 * time.Second
+	}
+	if o.Timeout == 0 {
+		o.Timeout = time.Minute
+	}
+}
+
+// Validate reports everything that is wrong, but what only the driver knows.
+func (o *Options) Validate() error {
+	var errs []error
+	wrong := func(format string, args ...any) {
+		errs = append(errs, fmt.Errorf("%s: %w", fmt.Sprintf(format, args...), errdefs.ErrInvalid))
+	}
+	if o.Op != Read && o.Op != Write {
+		wrong("operation %q is neither %s nor %s", o.Op, Read, Write)
+	}
+	for _, n := range o.BlockBytes {
+		if n < 1 || n > 1<<40 {
+			wrong("a block of %d bytes: it has 1 to %d", n, int64(1)<<40)
+		}
+	}
+	for _, n := range o.Batches {
+		if n < 1 || n > maxBatch {
+			wrong("a batch of %d blocks: it has 1 to %d", n, maxBatch)
+		}
+	}
+	if o.Threads < 1 || o.Threads > maxThreads {
+		wrong("%d threads: there are 1 to %d", o.Threads, maxThreads)
+	}
+	if need := float64(slices.Max(o.BlockBytes)) * float64(slices.Max(o.Batches)) * float64(o.Threads); need > 1<<50 {
+		wrong("%.0f bytes of blocks under way are more than %d", need, int64(1)<<50)
+	}
+	if o.Duration < 0 || o.Timeout < 0 {
+		wrong("duration %v, timeout %v: neither may be negative", o.Duration, o.Timeout)
+	}
+	return errors.Join(errs...)
+}
+
+// NeedBytes is how much memory the largest point takes at the target, and here.
+func (o *Options) NeedBytes() (remote, local int64) {
+	remote = slices.Max(o.BlockBytes) * int64(slices.Max(o.Batches)) * int64(o.Threads)
+	local = remote
+	if o.Check && o.Op == Write {
+		local *= 2 // where it is read back to
+	}
+	return remote, local
+}
+
+// Run measures every point: each batch size for each block size. Errors: ErrCorrupt for wrong bytes, ErrInvalid for options that do not fit the driver's
+// memory, the context's cause if ctx ends, and what a batch failed with.
+func Run(ctx context.Context, o Options) (*Report, error) {
+	o.SetDefaults()
+	if err := o.Validate(); err != nil {
+		return nil, fmt.Errorf("measure transfers: %w", err)
+	}
+	remote, local := o.NeedBytes()
+	if have := o.Driver.Remote(); remote > have {
+		return nil, fmt.Errorf("measure transfers: %d bytes are needed at the target, which offers %d: %w", remote, have, errdefs.ErrInvalid)
+	}
+	if have := o.Driver.Local().Len(); local > have {
+		return nil, fmt.Errorf("measure transfers: %d bytes of memory are needed here, and there are %d: %w", local, have, errdefs.ErrInvalid)
+	}
+	r := &Report{
+		Format: Format, Protocol: o.Driver.Protocol(), Target: o.Driver.Target(), Op: o.Op, Threads: o.Threads, Checked: o.Check,
+		CPUs: runtime.NumCPU(), GoVersion: runtime.Version(), Date: time.Now().UTC().Truncate(time.Second), Points: []Point{},
+	}
+	total := len(o.BlockBytes) * len(o.Batches)
+	for _, size := range o.BlockBytes {
+		for _, batch := range o.Batches {
+			if o.Progress != nil {
+				o.Progress(len(r.Points), total, fmt.Sprintf("%s %d x %d bytes", o.Op, batch, size))
+			}
+			p, err := o.point(ctx, size, batch)
+			if err != nil {
+				return nil, fmt.Errorf("measure %s of %d blocks of %d bytes by %s: %w", o.Op, batch, size, r.Protocol, err)
+			}
+			r.Points = append(r.Points, *p)
+		}
+	}
+	if o.Progress != nil {
+		o.Progress(total, total, "")
+	}
+	return r, nil
+}
+
+// point measures with all threads at once.
+func (o *Options) point(ctx context.Context, size int64, batch int) (*Point, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	threads := make([]*thread, o.Threads)
+	ready, begin := make(chan struct{}, o.Threads), make(chan struct{})
+	done := make(chan error, o.Threads)
+	for i := range threads {
+		t := &thread{o: o, index: i, size: size, batch: batch}
+		threads[i] = t
+		go func() {
+			err := t.prepare(ctx)
+			ready <- struct{}{}
+			if err == nil {
+				<-begin
+				err = t.run(ctx)
+			}
+			if err != nil {
+				cancel(err) // one is enough to end all
+			}
+			done <- err
+		}()
+	}
+	var errs []error
+	for range threads {
+		<-ready
+	}
+	close(begin)
+	for range threads {
+		if err := <-done; err != nil {
+			errs = append(errs, err)
+		}
+	}
+	if len(errs) > 0 {
+		if cause := context.Cause(ctx); cause != nil {
+			return nil, cause // the first
+		}
+		return nil, errors.Join(errs...)
+	}
+	return summarize(threads), nil
+}
+
+// thread submits batches one after the other.
+type thread struct {
+	o     *Options
+	index int
+	size  int64
+	batch int
+	seq   uint64 // of the bytes that were written last
+
+	spent          time.Duration // that counts
+	prep, post, tx []float64     // microseconds of each batch
+}
+
+// list writes the blocks of a batch; local memory is moved by shift.
+func (t *thread) list(shift int64) []Block {
+	blocks := make([]Block, t.batch)
+	for i := range blocks {
+		at := t.size * int64(i*t.o.Threads+t.index)
+		blocks[i] = Block{Local: at + shift, Remote: at, Length: t.size}
+	}
+	return blocks
+}
+
+// prepare makes the target have what is read, and moves a batch that does not count.
+func (t *thread) prepare(ctx context.Context) error {
+	blocks := t.list(0)
+	if t.o.Check {
+		t.fill(blocks)
+	}
+	if t.o.Check || t.o.Op == Write {
+		if err := t.move(ctx, Write, blocks); err != nil {
+			return err
+		}
+	}
+	if t.o.Op == Read {
+		return t.move(ctx, Read, blocks)
+	}
+	return nil
+}
+
+// move carries a batch, untimed.
+func (t *thread) move(ctx context.Context, op Op, blocks []Block) error {
+	ctx, cancel := context.WithTimeout(ctx, t.o.Timeout)
+	defer cancel()
+	p, err := t.o.Driver.Submit(ctx, op, blocks)
+	if err != nil {
+		return err
+	}
+	return p.Wait(context.WithoutCancel(ctx)) // ctx bounds the batch; its memory is free when it is done, and not before
+}
+
+// run submits batches for as long as it is to.
+func (t *thread) run(ctx context.Context) error {
+	for t.spent < t.o.Duration {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		began := time.Now()
+		blocks := t.list(0)
+		prep := time.Since(began)
+		if t.o.Check && t.o.Op == Write {
+			t.fill(blocks)
+		} else if t.o.Check {
+			t.poison(blocks)
+		}
+		if err := t.timed(ctx, blocks); err != nil {
+			return err
+		}
+		t.prep = append(t.prep, micros(prep))
+		t.spent += prep
+		if t.o.Check {
+			if err := t.check(ctx, blocks); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func micros(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
+
+func (t *thread) timed(ctx context.Context, blocks []Block) error {
+	ctx, cancel := context.WithTimeout(ctx, t.o.Timeout)
+	defer cancel()
+	began := time.Now()
+	p, err := t.o.Driver.Submit(ctx, t.o.Op, blocks)
+	posted := time.Now()
+	if err != nil {
+		return err
+	}
+	err = p.Wait(context.WithoutCancel(ctx)) // as in move
+	if err != nil {
+		return err
+	}
+	ended := time.Now()
+	t.post = append(t.post, micros(posted.Sub(began)))
+	t.tx = append(t.tx, micros(ended.Sub(posted)))
+	t.spent += ended.Sub(began)
+	return nil
+}
+
+// fill writes bytes that no other batch has.
+func (t *thread) fill(blocks []Block) {
+	t.seq++
+	for i, b := range blocks {
+		pattern(t.bytes(b), t.seed(i))
+	}
+}
+
+func (t *thread) seed(block int) uint64 {
+	return device.Mix64(device.Mix64(uint64(t.index)<<40|t.seq)+uint64(block)) ^ uint64(t.size)
+}
+
+func (t *thread) bytes(b Block) []byte { return t.o.Driver.Local().Bytes()[b.Local:][:b.Length] }
+
+func pattern(b []byte, seed uint64) {
+	for ; len(b) >= 8; b = b[8:] {
+		binary.LittleEndian.PutUint64(b, device.Mix64(seed))
+		seed++
+	}
+	for i := range b {
+		b[i] = byte(device.Mix64(seed) >> (8 * i))
+	}
+}
+
+func (t *thread) poison(blocks []Block) {
+	for _, b := range blocks {
+		clear(t.bytes(b))
+	}
+}
+
+// check compares what was read, or what is read again of what was written, with what was written last.
+func (t *thread) check(ctx context.Context, blocks []Block) error {
+	if t.o.Op == Write {
+		blocks = t.list(t.o.Driver.Local().Len() / 2)
+		t.poison(blocks)
+		if err := t.move(ctx, Read, blocks); err != nil {
+			return fmt.Errorf("read back: %w", err)
+		}
+	}
+	want := make([]byte, t.size)
+	for i, b := range blocks {
+		pattern(want, t.seed(i))
+		if got := t.bytes(b); !bytes.Equal(got, want) {
+			return fmt.Errorf("block %d of thread %d, %d bytes at %d of the target, has wrong bytes: %w", i, t.index, b.Length, b.Remote, errdefs.ErrCorrupt)
+		}
+	}
+	return nil
+}

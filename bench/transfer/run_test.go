@@ -1,0 +1,194 @@
+package transfer_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kvlane/kvlane/bench/transfer"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/sys/hostmem"
+	"github.com/kvlane/kvlane/internal/testkit"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/transfer/mooncake"
+)
+
+var rewrite = flag.Bool("rewrite", false, "rewrite the golden files")
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// copying is a driver whose target is memory of the process.
+type copying struct {
+	local, remote *mem.Region
+	batches       atomic.Int64
+	wrong         bool  // it brings wrong bytes
+	fails         error // what every batch but the first few fails with
+}
+
+func newCopying(t *testing.T, bytes int64) *copying {
+	t.Helper()
+	d := new(copying)
+	for _, r := range []**mem.Region{&d.local, &d.remote} {
+		b, err := hostmem.Alloc(bytes)
+		must(t, err)
+		t.Cleanup(func() { must(t, hostmem.Free(b)) })
+		*r, err = hostmem.Region(b)
+		must(t, err)
+	}
+	return d
+}
+
+func (d *copying) Protocol() string               { return "copy" }
+func (d *copying) Target() string                 { return "here" }
+func (d *copying) Local() *mem.Region             { return d.local }
+func (d *copying) Remote() int64                  { return d.remote.Len() }
+func (d *copying) Wait(ctx context.Context) error { return ctx.Err() }
+func (d *copying) Submit(_ context.Context, op transfer.Op, blocks []transfer.Block) (transfer.Pending, error) {
+	if d.batches.Add(1) > 20 && d.fails != nil {
+		return nil, d.fails
+	}
+	for _, b := range blocks {
+		here, there := d.local.Bytes()[b.Local:][:b.Length], d.remote.Bytes()[b.Remote:][:b.Length]
+		if op == transfer.Write {
+			here, there = there, here
+		}
+		copy(here, there)
+		if d.wrong {
+			here[len(here)-1]++
+		}
+	}
+	return d, nil
+}
+
+// Every point has what was asked for, and figures that agree with each other.
+func TestRun(t *testing.T) {
+	for _, op := range []transfer.Op{transfer.Read, transfer.Write} {
+		for _, check := range []bool{false, true} {
+			d := newCopying(t, 1<<20)
+			var told []string
+			r, err := transfer.Run(t.Context(), transfer.Options{
+				Driver: d, Op: op, BlockBytes: []int64{100, 4096}, Batches: []int{1, 16}, Threads: 3, Duration: 2 * time.Millisecond, Check: check,
+				Progress: func(done, total int, what string) { told = append(told, what) },
+			})
+			must(t, err)
+			if len(r.Points) != 4 || len(told) != 5 || r.Op != op || r.Checked != check {
+				t.Fatalf("%+v", r)
+			}
+			for _, p := range r.Points {
+				if p.Batches < 3 || p.Bytes != p.BlockBytes*int64(p.Blocks*p.Batches) || p.Seconds < 0.002 || p.GBps <= 0 || p.TxP99Micros < 0 || p.BlockMicros <= 0 {
+					t.Errorf("%+v", p)
+				}
+			}
+		}
+	}
+}
+
+// Wrong bytes, a batch that fails, memory that does not fit and a context that ends end the run with that.
+func TestRunFails(t *testing.T) {
+	failure := errors.New("cable cut")
+	for name, c := range map[string]struct {
+		change func(*copying, *transfer.Options)
+		want   error
+	}{
+		"wrong bytes read":    {func(d *copying, o *transfer.Options) { d.wrong = true }, errdefs.ErrCorrupt},
+		"wrong bytes written": {func(d *copying, o *transfer.Options) { d.wrong, o.Op = true, transfer.Write }, errdefs.ErrCorrupt},
+		"a batch":             {func(d *copying, o *transfer.Options) { d.fails = failure }, failure},
+		"too large":           {func(d *copying, o *transfer.Options) { o.BlockBytes = []int64{1 << 20} }, errdefs.ErrInvalid},
+		"no room to check":    {func(d *copying, o *transfer.Options) { o.Op, o.BlockBytes = transfer.Write, []int64{12 << 10} }, errdefs.ErrInvalid},
+		"no operation":        {func(d *copying, o *transfer.Options) { o.Op = "erase" }, errdefs.ErrInvalid},
+		"no block":            {func(d *copying, o *transfer.Options) { o.BlockBytes = []int64{0} }, errdefs.ErrInvalid},
+		"a sum that is small": {func(d *copying, o *transfer.Options) {
+			o.BlockBytes, o.Batches, o.Threads = []int64{1 << 40}, []int{1 << 20}, 1024
+		}, errdefs.ErrInvalid},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := newCopying(t, 1<<20)
+			o := transfer.Options{Driver: d, BlockBytes: []int64{4096}, Batches: []int{16}, Threads: 4, Duration: time.Hour, Check: true}
+			c.change(d, &o)
+			if r, err := transfer.Run(t.Context(), o); !errors.Is(err, c.want) || r != nil {
+				t.Errorf("%v, want %v", err, c.want)
+			}
+		})
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if _, err := transfer.Run(ctx, transfer.Options{Driver: newCopying(t, 1<<20), Threads: 2, Batches: []int{2}, Duration: time.Hour, Op: transfer.Write}); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("with a deadline: %v", err)
+	}
+}
+
+// The driver of Mooncake's protocol, over sockets, with every byte checked.
+func TestMooncake(t *testing.T) {
+	there := newCopying(t, 8<<20)
+	m := new(mooncake.HostMemory)
+	must(t, m.Add("cpu:0", there.remote))
+	s, err := mooncake.Serve(t.Context(), mooncake.ServerOptions{Name: "127.0.0.1:0", Memory: m})
+	must(t, err)
+	defer func() { must(t, s.Close(context.WithoutCancel(t.Context()))) }()
+	dir, err := mooncake.OpenDirectory(mooncake.P2PHandshake, "")
+	must(t, err)
+	d, err := transfer.OpenMooncake(t.Context(), transfer.MooncakeOptions{Directory: dir, Segment: s.Name(), LocalBytes: 16 << 20})
+	must(t, err)
+	defer func() { must(t, d.Close()) }()
+	for _, op := range []transfer.Op{transfer.Read, transfer.Write} {
+		r, err := transfer.Run(t.Context(), transfer.Options{Driver: d, Op: op, BlockBytes: []int64{4096, 1 << 20}, Batches: []int{4}, Threads: 2, Duration: 20 * time.Millisecond, Check: true})
+		must(t, err)
+		if r.Protocol != "mooncake, tcp version 2" || r.Target != s.Name() {
+			t.Errorf("%+v", r)
+		}
+	}
+	if _, err := transfer.OpenMooncake(t.Context(), transfer.MooncakeOptions{Directory: dir, Segment: "nobody", LocalBytes: 4096}); !errors.Is(err, errdefs.ErrInvalid) {
+		t.Errorf("a segment that is none: %v", err)
+	}
+}
+
+// The report's forms, of figures that do not change.
+func TestReport(t *testing.T) {
+	r := &transfer.Report{
+		Format: transfer.Format, Protocol: "mooncake, tcp version 2", Target: "127.0.0.1:15995", Op: transfer.Write, Threads: 12, Checked: true, CPUs: 2,
+		GoVersion: "go1.26", Date: time.Date(2026, 11, 23, 1, 0, 0, 0, time.UTC), Command: "kvlane bench transfer",
+		Points: []transfer.Point{
+			{BlockBytes: 65536, Blocks: 128, Batches: 10911, Bytes: 10911 << 23, Seconds: 3, GBps: 30.5, BlockMicros: 2.5, PrepMicros: 1, PrepP99Micros: 2, PostMicros: 3, PostP99Micros: 4, TxMicros: 5, TxP99Micros: 6},
+			{BlockBytes: 1 << 20, Blocks: 8, Batches: 325, Bytes: 325 << 23, Seconds: 3.01, GBps: 0.9057},
+		},
+	}
+	var b bytes.Buffer
+	must(t, r.WriteText(&b))
+	if !strings.Contains(b.String(), "\nTest completed: duration 3.01, batch count 325, throughput 0.91 GB/s\n") {
+		t.Error("no summary")
+	}
+	name := filepath.Join("testdata", "report.txt")
+	if *rewrite {
+		must(t, os.WriteFile(name, b.Bytes(), 0o600))
+	}
+	want, err := os.ReadFile(name)
+	must(t, err)
+	if diff := cmp.Diff(string(want), b.String()); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", name, diff)
+	}
+	text, err := json.Marshal(r)
+	must(t, err)
+	var back transfer.Report
+	must(t, json.Unmarshal(text, &back))
+	if !slices.Equal(back.Points, r.Points) {
+		t.Error("JSON loses figures")
+	}
+}

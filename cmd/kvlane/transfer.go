@@ -1,0 +1,159 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/kvlane/kvlane/transfer/mooncake"
+)
+
+// protocolMooncake is the one protocol of --protocol.
+const protocolMooncake = "mooncake"
+
+func newTransferCommand() *cobra.Command {
+	cmd := newGroupCommand("transfer", "Offer memory to other processes, and read and write theirs", `transfer offers registered memory under a name, a segment, and reads and writes the segments of other processes, by hand.
+
+The protocol is that of Mooncake's transfer engine over TCP, so that either side may be Mooncake's. It has no authentication: whoever
+reaches the ports of a segment reads and writes its memory.`)
+	cmd.AddCommand(newTransferServeCommand(), newTransferMetadataCommand(), newTransferProbeCommand(), newTransferListCommand(), newTransferPutCommand(), newTransferGetCommand())
+	return cmd
+}
+
+// transferFlags say where segments are.
+type transferFlags struct {
+	protocol, metadata, cluster string
+	timeout                     time.Duration
+}
+
+func (f *transferFlags) register(cmd *cobra.Command) {
+	fl := cmd.Flags()
+	fl.SortFlags = false
+	fl.StringVar(&f.protocol, "protocol", protocolMooncake, "how segments are reached: mooncake")
+	fl.StringVar(&f.metadata, "metadata", mooncake.P2PHandshake, "where segments are: P2PHANDSHAKE (at the address that is their name), or http://HOST:PORT/metadata")
+	fl.StringVar(&f.cluster, "cluster", "", "name that sets this cluster's segments apart in a metadata server")
+	complete(cmd, "protocol", protocolMooncake)
+	complete(cmd, "metadata", mooncake.P2PHandshake, "http://")
+}
+
+// registerTimeout adds the bound of commands that ask a segment for something.
+func (f *transferFlags) registerTimeout(fl *pflag.FlagSet) {
+	fl.DurationVar(&f.timeout, "timeout", time.Minute, "how long all of it may take")
+}
+
+// complete has a shell offer the values of a flag.
+func complete(cmd *cobra.Command, flag string, values ...string) {
+	if err := cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)); err != nil {
+		panic(err) // there is no such flag
+	}
+}
+
+// directory returns what the flags name.
+func (f *transferFlags) directory() (mooncake.Directory, error) {
+	if f.protocol != protocolMooncake {
+		return nil, usagef("--protocol %q: it is %s", f.protocol, protocolMooncake)
+	}
+	d, err := mooncake.OpenDirectory(f.metadata, f.cluster)
+	if err != nil {
+		return nil, &usageError{fmt.Errorf("--metadata: %w", err)}
+	}
+	return d, nil
+}
+
+// ask calls use with what the flags name, and with a context that their timeout bounds.
+func (f *transferFlags) ask(cmd *cobra.Command, use func(context.Context, mooncake.Directory) error) error {
+	d, err := f.directory()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeoutCause(cmd.Context(), f.timeout, fmt.Errorf("--timeout %v: %w", f.timeout, context.DeadlineExceeded))
+	defer cancel()
+	return use(ctx, d)
+}
+
+// probeAnswer is what "kvlane transfer probe --json" prints.
+type probeAnswer struct {
+	Segment string  `json:"segment"`
+	Micros  float64 `json:"answered_in_us"`
+}
+
+func newTransferProbeCommand() *cobra.Command {
+	var f transferFlags
+	var json bool
+	cmd := &cobra.Command{
+		Use:   "probe SEGMENT",
+		Short: "Ask whether a segment's process is there",
+		Long:  `probe asks the process that offers a segment whether it is there, and prints how long the answer took. It fails if none comes.`,
+		Example: `  kvlane transfer probe 127.0.0.1:15995
+  kvlane transfer probe 127.0.0.1:15995 --timeout 2s --json`,
+		Args: usageArgs(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return f.ask(cmd, func(ctx context.Context, d mooncake.Directory) error {
+				took, err := mooncake.Probe(ctx, d, args[0])
+				if err != nil {
+					return asUsage(err)
+				}
+				if json {
+					return writeJSON(cmd, probeAnswer{Segment: args[0], Micros: float64(took) / float64(time.Microsecond)})
+				}
+				fmt.Fprintf(cmd.OutOrStdout(), "segment %s answered in %v\n", args[0], took.Round(time.Microsecond))
+				return nil
+			})
+		},
+	}
+	f.register(cmd)
+	f.registerTimeout(cmd.Flags())
+	cmd.Flags().BoolVar(&json, "json", false, "print one JSON object")
+	return cmd
+}
+
+func newTransferListCommand() *cobra.Command {
+	var f transferFlags
+	var json bool
+	cmd := &cobra.Command{
+		Use:     "ls SEGMENT",
+		Short:   "List the buffers of a segment",
+		Long:    `ls prints what a segment tells of itself: how it is reached, and its buffers by number, as put and get take them.`,
+		Example: `  kvlane transfer ls 127.0.0.1:15995`,
+		Args:    usageArgs(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return f.ask(cmd, func(ctx context.Context, d mooncake.Directory) error {
+				s, err := d.Find(ctx, args[0])
+				if err != nil {
+					return asUsage(err)
+				}
+				if json {
+					return writeJSON(cmd, s)
+				}
+				return printSegment(cmd, s)
+			})
+		},
+	}
+	f.register(cmd)
+	f.registerTimeout(cmd.Flags())
+	cmd.Flags().BoolVar(&json, "json", false, "print one JSON object, with the protocol's names")
+	return cmd
+}
+
+func printSegment(cmd *cobra.Command, s *mooncake.Segment) error {
+	fmt.Fprintf(cmd.OutOrStdout(), "segment   %s\nprotocol  %s, version %d\ndata      %s, port %d\n", s.Name, s.Protocol, max(s.Version, 1), s.DataHost, s.DataPort)
+	t := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "BUFFER\tNAME\tADDRESS\tBYTES")
+	for i, b := range s.Buffers {
+		fmt.Fprintf(t, "%d\t%s\t%#x\t%d\n", i, b.Name, b.Addr, b.Length)
+	}
+	return t.Flush()
+}
+
+// oneOf reports a flag's value that is none of those that there are.
+func oneOf(flag, value string, values ...string) error {
+	if !slices.Contains(values, value) {
+		return usagef("--%s %q: it is %s or %s", flag, value, values[0], values[1])
+	}
+	return nil
+}

@@ -1,0 +1,188 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvlane/kvlane/internal/sys/hostmem"
+	"github.com/kvlane/kvlane/transfer/mooncake"
+)
+
+// copyBytes is how much of a file is on the way at a time.
+const copyBytes = 64 << 20
+
+// copyFlags say what of a segment is read or written.
+type copyFlags struct {
+	transferFlags
+	buffer         int
+	offset, length int64
+	notify         string
+}
+
+func (f *copyFlags) registerCopy(cmd *cobra.Command) {
+	f.register(cmd)
+	f.registerTimeout(cmd.Flags())
+	cmd.Flags().IntVar(&f.buffer, "buffer", 0, "number of the segment's buffer, as ls has it")
+	cmd.Flags().Var(sizeValue{&f.offset}, "offset", "where in the buffer")
+}
+
+func newTransferPutCommand() *cobra.Command {
+	var f copyFlags
+	cmd := &cobra.Command{
+		Use:   "put SEGMENT FILE",
+		Short: "Write a file into a segment",
+		Long:  `put writes a file, or standard input where FILE is -, into a buffer of a segment. With --notify it sends a message once all bytes are there.`,
+		Example: `  kvlane transfer put 127.0.0.1:15995 block.bin --offset 4KiB
+  kvlane transfer put 127.0.0.1:15995 block.bin --notify "block 7 is there"`,
+		Args: usageArgs(cobra.ExactArgs(2)),
+		RunE: func(cmd *cobra.Command, args []string) error { return f.put(cmd, args[0], args[1]) },
+	}
+	f.registerCopy(cmd)
+	cmd.Flags().StringVar(&f.notify, "notify", "", "message for the segment's process, once all bytes are there")
+	return cmd
+}
+
+func newTransferGetCommand() *cobra.Command {
+	var f copyFlags
+	cmd := &cobra.Command{
+		Use:     "get SEGMENT FILE",
+		Short:   "Read a part of a segment into a file",
+		Long:    `get reads a part of a buffer of a segment into a file, or to standard output where FILE is -.`,
+		Example: `  kvlane transfer get 127.0.0.1:15995 copy.bin --offset 4KiB --length 1KiB`,
+		Args:    usageArgs(cobra.ExactArgs(2)),
+		RunE:    func(cmd *cobra.Command, args []string) error { return f.get(cmd, args[0], args[1]) },
+	}
+	f.registerCopy(cmd)
+	cmd.Flags().Var(sizeValue{&f.length}, "length", "how much; 0 is to the end of the buffer")
+	return cmd
+}
+
+// window is a part of a buffer of a segment, and memory through which its bytes go.
+type window struct {
+	remote *mooncake.Remote
+	at     uint64
+	left   uint64
+	local  uint64
+	memory []byte
+}
+
+// open calls use with the part of the buffer that the flags name.
+func (f *copyFlags) open(cmd *cobra.Command, segment string, use func(context.Context, mooncake.Directory, *window) error) error {
+	return f.ask(cmd, func(ctx context.Context, d mooncake.Directory) (err error) {
+		b, err := hostmem.Alloc(copyBytes)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, hostmem.Free(b)) }()
+		r, err := hostmem.Region(b)
+		if err != nil {
+			return err
+		}
+		m := new(mooncake.HostMemory)
+		if err := m.Add("cpu:0", r); err != nil {
+			return err
+		}
+		remote, err := mooncake.Open(ctx, segment, mooncake.Options{Directory: d, Memory: m})
+		if err != nil {
+			return asUsage(err)
+		}
+		defer func() { err = errors.Join(err, remote.Close()) }()
+		buffers := remote.Segment().Buffers
+		if f.buffer < 0 || f.buffer >= len(buffers) {
+			return usagef("--buffer %d: segment %s has %d", f.buffer, segment, len(buffers))
+		}
+		to := buffers[f.buffer]
+		if uint64(f.offset) >= to.Length {
+			return usagef("--offset %d: the buffer has %d bytes", f.offset, to.Length)
+		}
+		return use(ctx, d, &window{remote: remote, at: to.Addr + uint64(f.offset), left: to.Length - uint64(f.offset), local: uint64(r.CPU()), memory: b})
+	})
+}
+
+// move carries the next n bytes between the memory and the segment.
+func (w *window) move(ctx context.Context, op mooncake.Op, n int) error {
+	b, err := w.remote.Submit(ctx, []mooncake.Task{{Op: op, Local: w.local, Remote: w.at, Length: uint64(n)}})
+	if err != nil {
+		return err
+	}
+	w.at, w.left = w.at+uint64(n), w.left-uint64(n)
+	return b.Wait(context.WithoutCancel(ctx)) // ctx bounds the batch, whose memory is free when it is done
+}
+
+func (f *copyFlags) put(cmd *cobra.Command, segment, name string) error {
+	in := cmd.InOrStdin()
+	if name != "-" {
+		file, err := os.Open(name)
+		if err != nil {
+			return fmt.Errorf("put: %w", err)
+		}
+		defer file.Close() //nolint:errcheck // only read
+		in = file
+	}
+	return f.open(cmd, segment, func(ctx context.Context, d mooncake.Directory, w *window) error {
+		total := 0
+		for {
+			n, err := io.ReadFull(in, w.memory)
+			if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+				return fmt.Errorf("put: %w", err)
+			}
+			if uint64(n) > w.left {
+				return fmt.Errorf("put: %s is longer than the rest of the buffer: %d bytes are written", name, total)
+			}
+			if n > 0 {
+				if err := w.move(ctx, mooncake.Write, n); err != nil {
+					return err
+				}
+			}
+			total += n
+			if n < len(w.memory) {
+				break
+			}
+		}
+		if f.notify != "" {
+			if err := mooncake.Notify(ctx, d, segment, mooncake.Notification{Name: "kvlane", Message: f.notify}); err != nil {
+				return err
+			}
+		}
+		fmt.Fprintf(cmd.ErrOrStderr(), "%d bytes are written\n", total)
+		return nil
+	})
+}
+
+func (f *copyFlags) get(cmd *cobra.Command, segment, name string) error {
+	return f.open(cmd, segment, func(ctx context.Context, _ mooncake.Directory, w *window) (err error) {
+		length := uint64(f.length)
+		if length == 0 {
+			length = w.left
+		}
+		if length > w.left {
+			return usagef("--length %d: the buffer has %d bytes from there", length, w.left)
+		}
+		out := cmd.OutOrStdout()
+		if name != "-" {
+			file, err := os.Create(name)
+			if err != nil {
+				return fmt.Errorf("get: %w", err)
+			}
+			defer func() { err = errors.Join(err, file.Close()) }()
+			out = file
+		}
+		for left := length; left > 0; {
+			n := int(min(left, uint64(len(w.memory))))
+			if err := w.move(ctx, mooncake.Read, n); err != nil {
+				return err
+			}
+			if _, err := out.Write(w.memory[:n]); err != nil {
+				return fmt.Errorf("get: %w", err)
+			}
+			left -= uint64(n)
+		}
+		fmt.Fprintf(cmd.ErrOrStderr(), "%d bytes are read\n", length)
+		return nil
+	})
+}

@@ -1,0 +1,142 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvlane/kvlane/internal/sys/hostmem"
+	"github.com/kvlane/kvlane/transfer/mooncake"
+)
+
+// serveFlags say what segment is offered.
+type serveFlags struct {
+	transferFlags
+	name, listen string
+	dataPort     int
+	bufferBytes  int64
+}
+
+func (f *serveFlags) registerServe(cmd *cobra.Command) {
+	fl := cmd.Flags()
+	fl.StringVar(&f.name, "name", "", "the segment's name: with P2PHANDSHAKE HOST:PORT, at which peers reach it; port 0 takes a free one")
+	fl.StringVar(&f.listen, "listen", "", "HOST:PORT to listen on where peers reach it by another (default --name)")
+	fl.IntVar(&f.dataPort, "data-port", 0, "port for data; 0 takes a free one")
+}
+
+func newTransferServeCommand() *cobra.Command {
+	f := serveFlags{bufferBytes: 64 << 20}
+	cmd := &cobra.Command{
+		Use:   "serve",
+		Short: "Offer host memory as a segment",
+		Long: `serve offers host memory, of zeros, as a segment, until it is interrupted. It prints the segment's name and buffer once peers reach it, and each
+notification that comes for it.
+
+Whoever reaches its two ports reads and writes the memory: name an address of a network that is trusted.`,
+		Example: `  kvlane transfer serve --protocol mooncake --metadata P2PHANDSHAKE --name 127.0.0.1:15995 --buffer-size 64MiB`,
+		Args:    usageArgs(cobra.NoArgs),
+		RunE:    func(cmd *cobra.Command, _ []string) error { return f.serve(cmd) },
+	}
+	f.register(cmd)
+	f.registerServe(cmd)
+	cmd.Flags().Var(sizeValue{&f.bufferBytes}, "buffer-size", "how much memory")
+	return cmd
+}
+
+// serve offers a segment until the command's context ends, which is how it is meant to end.
+func (f *serveFlags) serve(cmd *cobra.Command) (err error) {
+	if f.name == "" {
+		return usagef("--name is needed")
+	}
+	d, err := f.directory()
+	if err != nil {
+		return err
+	}
+	b, err := hostmem.Alloc(f.bufferBytes)
+	if err != nil {
+		return asUsage(fmt.Errorf("--buffer-size: %w", err))
+	}
+	defer func() { err = errors.Join(err, hostmem.Free(b)) }() // after the server, which has left it then
+	r, err := hostmem.Region(b)
+	if err != nil {
+		return err
+	}
+	m := new(mooncake.HostMemory)
+	if err := m.Add("cpu:0", r); err != nil {
+		return err
+	}
+	ctx := cmd.Context()
+	heard := make(chan mooncake.Notification)
+	s, err := mooncake.Serve(ctx, mooncake.ServerOptions{
+		Name: f.name, Listen: f.listen, DataPort: f.dataPort, Directory: d, Memory: m,
+		OnNotify: func(n mooncake.Notification) {
+			select {
+			case heard <- n:
+			case <-ctx.Done():
+			}
+		},
+	})
+	if err != nil {
+		return asUsage(err)
+	}
+	defer func() {
+		ctx, cancel := closing(ctx, closeTimeout, interruptGrace)
+		defer cancel()
+		err = errors.Join(err, s.Close(ctx))
+	}()
+	seg := s.Segment()
+	out := cmd.OutOrStdout()
+	fmt.Fprintf(out, "segment %s: %d bytes at %#x, data on port %d; interrupt to end\n", seg.Name, seg.Buffers[0].Length, seg.Buffers[0].Addr, seg.DataPort)
+	for {
+		select {
+		case n := <-heard:
+			fmt.Fprintf(out, "notification from %q: %q\n", n.Name, n.Message)
+		case <-ctx.Done():
+			t := s.Stats()
+			fmt.Fprintf(out, "%d reads of %d bytes, %d writes of %d bytes, %d rejected, %d failed\n", t.Reads, t.ReadBytes, t.Writes, t.WrittenBytes, t.Rejected, t.Failed)
+			return nil
+		}
+	}
+}
+
+func newTransferMetadataCommand() *cobra.Command {
+	var listen string
+	cmd := &cobra.Command{
+		Use:   "metadata",
+		Short: "Run a metadata server",
+		Long: `metadata runs an HTTP server in which segments are found by name, until it is interrupted. It keeps them in memory; segments of kvlane are told to a
+server anew that has forgotten them. Whoever reaches it may change what it says.`,
+		Example: `  kvlane transfer metadata --listen 127.0.0.1:15980`,
+		Args:    usageArgs(cobra.NoArgs),
+		RunE:    func(cmd *cobra.Command, _ []string) error { return serveMetadata(cmd, listen) },
+	}
+	cmd.Flags().StringVar(&listen, "listen", "127.0.0.1:8080", "HOST:PORT to listen on; port 0 takes a free one")
+	return cmd
+}
+
+func serveMetadata(cmd *cobra.Command, listen string) error {
+	ctx := cmd.Context()
+	var lc net.ListenConfig
+	l, err := lc.Listen(ctx, "tcp", listen)
+	if err != nil {
+		return fmt.Errorf("--listen: %w", err)
+	}
+	s := http.Server{Handler: new(mooncake.MetadataServer), ReadTimeout: 30 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute}
+	stopped := make(chan error, 1)
+	stop := context.AfterFunc(ctx, func() {
+		ctx, cancel := closing(ctx, closeTimeout, interruptGrace)
+		defer cancel()
+		stopped <- s.Shutdown(ctx)
+	})
+	fmt.Fprintf(cmd.OutOrStdout(), "metadata http://%s/metadata; interrupt to end\n", l.Addr())
+	err = s.Serve(l)
+	if stop() { // it ended by itself
+		return fmt.Errorf("serve metadata: %w", err)
+	}
+	return <-stopped
+}

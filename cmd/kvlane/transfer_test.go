@@ -1,0 +1,305 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"flag"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	diff "github.com/google/go-cmp/cmp"
+	"github.com/spf13/cobra"
+
+	"github.com/kvlane/kvlane/bench/transfer"
+	"github.com/kvlane/kvlane/transfer/mooncake"
+)
+
+var rewrite = flag.Bool("rewrite", false, "rewrite the golden files")
+
+// running is a command that goes on until it is interrupted.
+type running struct {
+	lines *bufio.Reader
+	stop  func() (code int, rest string)
+}
+
+// interruptible runs a command line until stop, which the test calls at its end if nobody has before.
+func interruptible(t *testing.T, args ...string) *running {
+	t.Helper()
+	ctx, interrupt := context.WithCancel(context.Background())
+	r, w := io.Pipe()
+	var errs bytes.Buffer
+	done := make(chan int, 1)
+	go func() {
+		code := run(ctx, args, w, &errs)
+		w.Close()
+		done <- code
+	}()
+	p := &running{lines: bufio.NewReader(r)}
+	stopped := false
+	p.stop = func() (int, string) {
+		if stopped {
+			return exitOK, ""
+		}
+		stopped = true
+		interrupt()
+		rest, err := io.ReadAll(p.lines)
+		code := <-done
+		if err != nil || code != exitOK {
+			t.Errorf("%v: exit code %d, %v: %s", args, code, err, errs.String())
+		}
+		return code, string(rest)
+	}
+	t.Cleanup(func() { p.stop() })
+	return p
+}
+
+// word returns what the next line has after its beginning, which is given.
+func (p *running) word(t *testing.T, begin string) string {
+	t.Helper()
+	line, err := p.lines.ReadString('\n')
+	word, ok := strings.CutPrefix(line, begin)
+	if err != nil || !ok {
+		t.Fatalf("%q, %v; want one that begins with %q", line, err, begin)
+	}
+	return word
+}
+
+var segmentName = regexp.MustCompile(`^(127\.0\.0\.1:\d+): `)
+
+// serveSegment starts a target and returns its segment's name.
+func serveSegment(t *testing.T, args ...string) (*running, string) {
+	t.Helper()
+	p := interruptible(t, args...)
+	line := p.word(t, "segment ")
+	m := segmentName.FindStringSubmatch(line)
+	if m == nil {
+		t.Fatalf("%q", line)
+	}
+	return p, m[1]
+}
+
+// The examples of the help texts do what they say.
+func TestTransferExamples(t *testing.T) {
+	t.Chdir(t.TempDir())
+	if err := os.WriteFile("block.bin", bytes.Repeat([]byte("kvlane "), 500), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var serve [][]string
+	var others [][]string
+	forEachCommand(func(path string, cmd *cobra.Command) {
+		if !strings.HasPrefix(path, "transfer ") && path != "bench transfer" {
+			return
+		}
+		for _, line := range strings.Split(cmd.Example, "\n") {
+			args := words(strings.TrimPrefix(strings.TrimSpace(line), "kvlane "))
+			if path == "transfer serve" || path == "transfer metadata" || strings.Contains(line, "--mode target") {
+				serve = append(serve, args)
+			} else {
+				others = append(others, args)
+			}
+		}
+	})
+	// What is read is what was written by hand.
+	slices.SortStableFunc(others, func(a, b []string) int {
+		order := []string{"transfer", "put", "probe", "ls", "get"} // "bench transfer" first
+		return cmp.Compare(slices.Index(order, a[1]), slices.Index(order, b[1]))
+	})
+	for _, args := range serve {
+		at := swap(args, "127.0.0.1:15995", "127.0.0.1:0")
+		at = swap(at, "127.0.0.1:15980", "127.0.0.1:0")
+		if args[1] == "metadata" {
+			if at := interruptible(t, at...).word(t, "metadata "); !strings.HasPrefix(at, "http://127.0.0.1:") {
+				t.Errorf("%v: %q", args, at)
+			}
+			continue
+		}
+		p, name := serveSegment(t, at...)
+		for _, args := range others {
+			code, stdout, stderr := execute(t, swap(swap(args, "127.0.0.1:15995", name), "1s", "10ms")...)
+			if args[0] == "transfer" && args[1] == "put" && len(args) > 4 && args[4] == "--notify" && code == exitOK {
+				if line := p.word(t, "notification from "); line != "\"kvlane\": \"block 7 is there\"\n" {
+					t.Errorf("%q", line)
+				}
+			}
+			if code != exitOK {
+				t.Errorf("%v: exit code %d\n%s%s", args, code, stdout, stderr)
+			}
+		}
+		code, rest := p.stop()
+		if code != exitOK || !strings.Contains(rest, " 0 rejected, 0 failed") {
+			t.Errorf("%v: exit code %d, %q", args, code, rest)
+		}
+	}
+	if got, err := os.ReadFile("copy.bin"); err != nil || len(got) != 1024 || !bytes.Equal(got, bytes.Repeat([]byte("kvlane "), 500)[:1024]) {
+		t.Errorf("copy.bin has %d bytes, %v", len(got), err)
+	}
+}
+
+// words splits a command line as a shell does that knows quotes only.
+func words(line string) []string {
+	var all []string
+	for i, part := range strings.Split(line, `"`) {
+		if i%2 == 1 {
+			all = append(all, part)
+		} else {
+			all = append(all, strings.Fields(part)...)
+		}
+	}
+	return all
+}
+
+func swap(args []string, from, to string) []string {
+	swapped := make([]string, len(args))
+	for i, a := range args {
+		swapped[i] = strings.ReplaceAll(a, from, to)
+	}
+	return swapped
+}
+
+// A segment by a metadata server, and the names of transfer_engine_bench's flags.
+func TestTransferByMetadataServer(t *testing.T) {
+	server := interruptible(t, "transfer", "metadata", "--listen", "127.0.0.1:0")
+	uri, _, _ := strings.Cut(server.word(t, "metadata "), ";")
+	_, name := serveSegment(t, "transfer", "serve", "--name", "127.0.0.1:0", "--metadata", uri, "--cluster", "c", "--buffer-size", "1MiB")
+	code, stdout, stderr := execute(t, "bench", "transfer", "--mode=initiator", "--metadata_server="+uri, "--cluster", "c", "--segment_id="+name, "--operation=write",
+		"--block_size=4096", "--batch_size=4", "--threads=2", "--duration=1ms", "--buffer_size=67108864", "--check", "--json")
+	var r transfer.Report
+	if err := json.Unmarshal([]byte(stdout), &r); err != nil || code != exitOK || !r.Checked || len(r.Points) != 1 || r.Points[0].BlockBytes != 4096 {
+		t.Errorf("exit code %d, %v, %+v\n%s", code, err, r, stderr)
+	}
+	code, stdout, stderr = execute(t, "transfer", "ls", name, "--metadata", uri, "--cluster", "c", "--json")
+	var s mooncake.Segment
+	if err := json.Unmarshal([]byte(stdout), &s); err != nil || code != exitOK || s.Name != name || len(s.Buffers) != 1 {
+		t.Errorf("exit code %d, %v, %+v\n%s", code, err, s, stderr)
+	}
+	if code, _, stderr := execute(t, "transfer", "probe", name, "--metadata", uri); code != exitFailure || !strings.Contains(stderr, "not there") {
+		t.Errorf("in another cluster: exit code %d, %s", code, stderr)
+	}
+}
+
+// What goes through standard input and output is the file's.
+func TestTransferPutAndGet(t *testing.T) {
+	_, name := serveSegment(t, "transfer", "serve", "--name", "127.0.0.1:0", "--buffer-size", "1MiB")
+	file := filepath.Join(t.TempDir(), "f")
+	want := bytes.Repeat([]byte("0123456789"), 5000)
+	if err := os.WriteFile(file, want, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if code, stdout, stderr := execute(t, "transfer", "put", name, file, "--offset", "100"); code != exitOK || stdout != "" || stderr != "50000 bytes are written\n" {
+		t.Errorf("exit code %d, %q, %q", code, stdout, stderr)
+	}
+	if code, stdout, stderr := execute(t, "transfer", "get", name, "-", "--offset", "100", "--length", "50000"); code != exitOK || stdout != string(want) {
+		t.Errorf("exit code %d, %d bytes, %q", code, len(stdout), stderr)
+	}
+	for _, c := range []struct {
+		args []string
+		code int
+		want string
+	}{
+		{[]string{"get", name, "-", "--offset", "1MiB"}, exitUsage, "the buffer has 1048576 bytes"},
+		{[]string{"get", name, "-", "--length", "2MiB"}, exitUsage, "the buffer has 1048576 bytes"},
+		{[]string{"get", name, "-", "--buffer", "1"}, exitUsage, "has 1"},
+		{[]string{"put", name, file, "--offset", "1000KiB"}, exitFailure, "longer than the rest"},
+		{[]string{"put", name, file, "--notify", "x", "--metadata", "etcd://a"}, exitUsage, "etcd is not spoken here"},
+		{[]string{"put", name, file + "x"}, exitFailure, "no such file"},
+		{[]string{"probe", "nobody"}, exitUsage, "HOST:PORT"},
+		{[]string{"probe", "127.0.0.1:1", "--timeout", "10s"}, exitFailure, "refused"},
+		{[]string{"probe", name, "--protocol", "carrier-pigeon"}, exitUsage, "mooncake"},
+		{[]string{"serve"}, exitUsage, "--name is needed"},
+		{[]string{"serve", "--name", ":15995"}, exitUsage, "no host that peers reach"},
+		{[]string{"serve", "--name", "127.0.0.1:0", "--buffer-size", "0"}, exitUsage, "--buffer-size"},
+	} {
+		if code, _, stderr := execute(t, append([]string{"transfer"}, c.args...)...); code != c.code || !strings.Contains(stderr, c.want) {
+			t.Errorf("%v: exit code %d, want %d and %q: %s", c.args, code, c.code, c.want, stderr)
+		}
+	}
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{nil, "--segment is needed"},
+		{[]string{"--mode", "spectator"}, "initiator or target"},
+		{[]string{"--segment", name, "--operation", "erase"}, "read or write"},
+		{[]string{"--segment", name, "--block-size", "huge"}, "huge"},
+		{[]string{"--segment", name, "--threads", "0"}, "--threads 0"},
+		{[]string{"--segment", name, "--duration", "soon"}, "soon"},
+		{[]string{"--segment", name, "--lanes", "1000"}, "--lanes 1000"},
+		{[]string{"--segment", name, "--block-size", "1GiB"}, "--buffer-size"},
+		{[]string{"--segment", name, "--block-size", "64KiB"}, "which offers 1048576"},
+	} {
+		if code, _, stderr := execute(t, append([]string{"bench", "transfer"}, c.args...)...); code != exitUsage || !strings.Contains(stderr, c.want) {
+			t.Errorf("%v: exit code %d, want %q: %s", c.args, code, c.want, stderr)
+		}
+	}
+}
+
+// A shell completes values of flags.
+func TestTransferCompletions(t *testing.T) {
+	for flag, want := range map[string]string{
+		"bench transfer --mode": "initiator\ntarget\n", "bench transfer --operation": "read\nwrite\n", "transfer serve --protocol": "mooncake\n", "transfer ls --metadata": "P2PHANDSHAKE\nhttp://\n",
+	} {
+		args := append(append([]string{"__complete"}, strings.Fields(flag)...), "")
+		if code, stdout, _ := execute(t, args...); code != exitOK || !strings.HasPrefix(stdout, want+":") {
+			t.Errorf("%s: exit code %d, %q", flag, code, stdout)
+		}
+	}
+}
+
+// The help texts of the commands, as they are.
+func TestTransferHelp(t *testing.T) {
+	var b strings.Builder
+	for _, path := range []string{"transfer", "transfer serve", "transfer put", "bench transfer"} {
+		code, stdout, _ := execute(t, append(strings.Fields(path), "--help")...)
+		if code != exitOK {
+			t.Errorf("%s: exit code %d", path, code)
+		}
+		b.WriteString("$ kvlane " + path + " --help\n" + stdout + "\n")
+	}
+	name := filepath.Join("testdata", "help-transfer.txt")
+	if *rewrite {
+		if err := os.WriteFile(name, []byte(b.String()), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := diff.Diff(string(want), b.String()); d != "" {
+		t.Errorf("%s (-want +got):\n%s", name, d)
+	}
+}
+
+// A target that goes away ends a benchmark with an error, and soon.
+func TestBenchTransferOfATargetThatGoesAway(t *testing.T) {
+	p, name := serveSegment(t, "bench", "transfer", "--mode", "target", "--name", "127.0.0.1:0", "--buffer-size", "64MiB")
+	type result struct {
+		code   int
+		stderr string
+	}
+	done := make(chan result, 1)
+	go func() {
+		var out, errs bytes.Buffer
+		code := run(context.Background(), []string{"bench", "transfer", "--segment", name, "--duration", "10m", "--threads", "2", "--block-size", "64KiB", "--batch-size", "8"}, &out, &errs)
+		done <- result{code, errs.String()}
+	}()
+	time.Sleep(50 * time.Millisecond) // whether it has begun by then makes no difference to how it ends
+	p.stop()
+	select {
+	case r := <-done:
+		if r.code != exitFailure {
+			t.Errorf("exit code %d: %s", r.code, r.stderr)
+		}
+	case <-time.After(time.Minute):
+		t.Fatal("it goes on")
+	}
+}

@@ -1,0 +1,70 @@
+package mooncake
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/kvlane/kvlane/errdefs"
+)
+
+// Op is what a task does, as the initiator sees it.
+type Op uint8
+
+// The operations.
+const (
+	Read  Op = 0 // from the segment into local memory
+	Write Op = 1 // from local memory into the segment
+)
+
+// String returns "read" or "write".
+func (o Op) String() string {
+	switch o {
+	case Read:
+		return "read"
+	case Write:
+		return "write"
+	}
+	return fmt.Sprintf("op(%d)", uint8(o))
+}
+
+// A request on a data connection is a header: u64 length, u64 address in the target, u8 operation, 7 bytes that mean nothing, all little
+// endian. Version 2 marks the operation and gets a status; a write's bytes follow the header, a read's follow the status.
+const (
+	headerBytes = 24
+	statusBytes = 8
+	version2    = 0x80 // or'ed to the operation
+
+	statusOK       = 0x4D43_5456_0000_0000
+	statusRejected = 0x4D43_5456_0000_0001
+)
+
+// header is a request.
+type header struct {
+	length, addr uint64
+	op           Op
+	v2           bool
+}
+
+func (h header) append(b []byte) []byte {
+	b = binary.LittleEndian.AppendUint64(b, h.length)
+	b = binary.LittleEndian.AppendUint64(b, h.addr)
+	op := byte(h.op)
+	if h.v2 {
+		op |= version2
+	}
+	return append(b, op, 0, 0, 0, 0, 0, 0, 0)
+}
+
+// parseHeader reads a header of headerBytes.
+func parseHeader(b []byte) (header, error) {
+	h := header{
+		length: binary.LittleEndian.Uint64(b),
+		addr:   binary.LittleEndian.Uint64(b[8:]),
+		op:     Op(b[16] &^ version2),
+		v2:     b[16]&version2 != 0,
+	}
+	if h.op != Read && h.op != Write {
+		return h, fmt.Errorf("request %#02x is neither a read nor a write: %w", b[16], errdefs.ErrInvalid)
+	}
+	return h, nil
+}

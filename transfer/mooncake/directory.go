@@ -1,0 +1,203 @@
+package mooncake
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+
+	"github.com/kvlane/kvlane/errdefs"
+)
+
+// P2PHandshake is the directory that is none: a segment's name is the address of its handshake, HOST:PORT.
+const P2PHandshake = "P2PHANDSHAKE"
+
+// Directory says where segments are.
+type Directory interface {
+	// Find returns a segment's description, DataHost included. ErrNotFound where there is none of the name.
+	Find(ctx context.Context, segment string) (*Segment, error)
+	// handshake returns the address of a segment's handshake.
+	handshake(ctx context.Context, segment string) (string, error)
+	// publish makes a segment known, and withdraw forgets it.
+	publish(ctx context.Context, s *Segment, at server) error
+	withdraw(ctx context.Context, segment string) error
+}
+
+// OpenDirectory returns the directory that uri names: P2PHANDSHAKE, or http(s)://HOST:PORT/metadata. Clusters that share a metadata server
+// have names of their own; cluster may be empty. Errors: ErrNotSupported for etcd and redis, ErrInvalid for what is no such name.
+func OpenDirectory(uri, cluster string) (Directory, error) {
+	if uri == P2PHandshake {
+		return p2p{}, nil
+	}
+	u, err := url.Parse(uri)
+	if err != nil {
+		return nil, fmt.Errorf("open metadata %q: %w: %w", uri, errdefs.ErrInvalid, err)
+	}
+	switch u.Scheme {
+	case "http", "https":
+		if u.Host == "" {
+			return nil, fmt.Errorf("open metadata %q: it has no host: %w", uri, errdefs.ErrInvalid)
+		}
+		prefix := "mooncake/"
+		if cluster != "" {
+			prefix += strings.TrimSuffix(cluster, "/") + "/"
+		}
+		return &httpDirectory{at: *u, prefix: prefix}, nil
+	case "etcd", "redis":
+		return nil, fmt.Errorf("open metadata %q: %s is not spoken here, %s and http are: %w", uri, u.Scheme, P2PHandshake, errdefs.ErrNotSupported)
+	}
+	return nil, fmt.Errorf("open metadata %q: it is %s or http://HOST:PORT/metadata: %w", uri, P2PHandshake, errdefs.ErrInvalid)
+}
+
+// p2p finds a segment by asking it.
+type p2p struct{}
+
+func (p2p) Find(ctx context.Context, segment string) (*Segment, error) {
+	addr, err := p2p{}.handshake(ctx, segment)
+	if err != nil {
+		return nil, fmt.Errorf("find segment %s: %w", segment, err)
+	}
+	text, err := ask(ctx, addr, kindMetadata, []byte("{}"))
+	if err != nil {
+		return nil, fmt.Errorf("find segment %s: %w", segment, err)
+	}
+	s, err := ParseSegment(text)
+	if err != nil {
+		return nil, fmt.Errorf("find segment %s: %w", segment, err)
+	}
+	if s.DataHost == "" {
+		s.DataHost, _, _ = net.SplitHostPort(addr)
+	}
+	return s, nil
+}
+
+func (p2p) handshake(_ context.Context, segment string) (string, error) {
+	if _, port, err := net.SplitHostPort(segment); err != nil || port == "" || port == "0" {
+		return "", fmt.Errorf("by %s a segment's name is HOST:PORT: %w", P2PHandshake, errdefs.ErrInvalid)
+	}
+	return segment, nil
+}
+
+func (p2p) publish(context.Context, *Segment, server) error { return nil }
+func (p2p) withdraw(context.Context, string) error          { return nil }
+
+// httpDirectory is a metadata server: texts by keys.
+type httpDirectory struct {
+	at     url.URL
+	prefix string
+	client http.Client
+}
+
+func (d *httpDirectory) segmentKey(name string) string { return d.prefix + "ram/" + name }
+func (d *httpDirectory) serverKey(name string) string  { return d.prefix + "rpc_meta/" + name }
+
+func (d *httpDirectory) Find(ctx context.Context, segment string) (*Segment, error) {
+	text, err := d.get(ctx, d.segmentKey(segment))
+	if err != nil {
+		return nil, fmt.Errorf("find segment %s: %w", segment, err)
+	}
+	s, err := ParseSegment(text)
+	if err != nil {
+		return nil, fmt.Errorf("find segment %s: %w", segment, err)
+	}
+	if s.DataHost == "" {
+		addr, err := d.handshake(ctx, segment)
+		if err != nil {
+			return nil, fmt.Errorf("find segment %s: %w", segment, err)
+		}
+		s.DataHost, _, _ = net.SplitHostPort(addr)
+	}
+	return s, nil
+}
+
+func (d *httpDirectory) handshake(ctx context.Context, segment string) (string, error) {
+	text, err := d.get(ctx, d.serverKey(segment))
+	if err != nil {
+		return "", err
+	}
+	var at server
+	if err := json.Unmarshal(text, &at); err != nil {
+		return "", fmt.Errorf("read rpc_meta: %w: %w", errdefs.ErrInvalid, err)
+	}
+	if at.Host == "" || at.Port < 1 || at.Port > 65535 {
+		return "", fmt.Errorf("rpc_meta names %q, port %d: %w", at.Host, at.Port, errdefs.ErrInvalid)
+	}
+	return net.JoinHostPort(at.Host, strconv.Itoa(at.Port)), nil
+}
+
+// publish replaces what an earlier process of the name has left: Mooncake's server refuses to write rpc_meta over.
+func (d *httpDirectory) publish(ctx context.Context, s *Segment, at server) error {
+	for _, v := range []struct {
+		key   string
+		value any
+	}{{d.serverKey(s.Name), at}, {d.segmentKey(s.Name), s}} {
+		text, err := json.Marshal(v.value)
+		if err != nil {
+			return fmt.Errorf("publish segment %s: %w", s.Name, err)
+		}
+		if err := d.remove(ctx, v.key); err != nil {
+			return fmt.Errorf("publish segment %s: %w", s.Name, err)
+		}
+		if _, err := d.do(ctx, http.MethodPut, v.key, text); err != nil {
+			return fmt.Errorf("publish segment %s: %w", s.Name, err)
+		}
+	}
+	return nil
+}
+
+func (d *httpDirectory) withdraw(ctx context.Context, segment string) error {
+	err := errors.Join(d.remove(ctx, d.segmentKey(segment)), d.remove(ctx, d.serverKey(segment)))
+	if err != nil {
+		return fmt.Errorf("withdraw segment %s: %w", segment, err)
+	}
+	return nil
+}
+
+func (d *httpDirectory) get(ctx context.Context, key string) ([]byte, error) {
+	return d.do(ctx, http.MethodGet, key, nil)
+}
+
+// remove deletes a key that need not be there.
+func (d *httpDirectory) remove(ctx context.Context, key string) error {
+	_, err := d.do(ctx, http.MethodDelete, key, nil)
+	if errors.Is(err, errdefs.ErrNotFound) {
+		return nil
+	}
+	return err
+}
+
+func (d *httpDirectory) do(ctx context.Context, method, key string, body []byte) (_ []byte, err error) {
+	ctx, cancel := context.WithTimeout(ctx, handshakeTime)
+	defer cancel()
+	at := d.at
+	at.RawQuery = url.Values{"key": {key}}.Encode()
+	req, err := http.NewRequestWithContext(ctx, method, at.String(), bytes.NewReader(body))
+	if err != nil {
+		return nil, fmt.Errorf("%s %s: %w: %w", method, key, errdefs.ErrInvalid, err)
+	}
+	req.Close = true // rare: no connection is worth keeping, and none is to be left behind
+	resp, err := d.client.Do(req)
+	if err != nil {
+		return nil, fmt.Errorf("metadata server: %w", err)
+	}
+	defer func() { err = errors.Join(err, resp.Body.Close()) }()
+	text, err := io.ReadAll(io.LimitReader(resp.Body, maxFrame+1))
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("metadata server: %s %s: %w", method, key, err)
+	case resp.StatusCode == http.StatusNotFound:
+		return nil, fmt.Errorf("metadata server: %s is not there: %w", key, errdefs.ErrNotFound)
+	case resp.StatusCode != http.StatusOK:
+		return nil, fmt.Errorf("metadata server: %s %s: %s: %.100q: %w", method, key, resp.Status, text, errdefs.ErrInvalid)
+	case len(text) > maxFrame:
+		return nil, fmt.Errorf("metadata server: %s has more than %d bytes: %w", key, maxFrame, errdefs.ErrInvalid)
+	}
+	return text, nil
+}

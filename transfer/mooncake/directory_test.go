@@ -1,0 +1,188 @@
+package mooncake_test
+
+import (
+	"bytes"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/transfer/mooncake"
+)
+
+// metadata returns the directory of a metadata server that has texts by keys.
+func metadata(t *testing.T, texts map[string]string) mooncake.Directory {
+	t.Helper()
+	web := httptest.NewServer(new(mooncake.MetadataServer))
+	t.Cleanup(web.Close)
+	for key, text := range texts {
+		if code := put(t, web.URL, key, text); code != http.StatusOK {
+			t.Fatalf("put %s: %d", key, code)
+		}
+	}
+	d, err := mooncake.OpenDirectory(web.URL+"/metadata", "")
+	must(t, err)
+	return d
+}
+
+func put(t *testing.T, at, key, text string) int {
+	t.Helper()
+	code, _ := plain(t, http.MethodPut, at+"/metadata?key="+url.QueryEscape(key), text)
+	return code
+}
+
+func plain(t *testing.T, method, at, text string) (int, string) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), method, at, strings.NewReader(text))
+	must(t, err)
+	req.Close = true
+	resp, err := http.DefaultClient.Do(req)
+	must(t, err)
+	defer resp.Body.Close()
+	var b bytes.Buffer
+	_, err = b.ReadFrom(resp.Body)
+	must(t, err)
+	return resp.StatusCode, b.String()
+}
+
+// The metadata server, as the protocol has it.
+func TestMetadataServer(t *testing.T) {
+	web := httptest.NewServer(new(mooncake.MetadataServer))
+	defer web.Close()
+	const key = "/metadata?key=mooncake%2Fram%2Fa%3A1"
+	for _, step := range []struct {
+		method, at, body string
+		code             int
+		text             string
+	}{
+		{http.MethodGet, key, "", 404, ""},
+		{http.MethodDelete, key, "", 404, ""},
+		{http.MethodPut, key, "{}", 200, ""},
+		{http.MethodGet, key, "", 200, "{}"},
+		{http.MethodPut, key, "{1}", 200, ""},
+		{http.MethodGet, key, "", 200, "{1}"},
+		{http.MethodPost, key, "", 405, ""},
+		{http.MethodGet, "/metadata", "", 400, ""},
+		{http.MethodGet, "/other?key=a", "", 404, ""},
+		{http.MethodPut, key, strings.Repeat("x", 1<<20+1), 413, ""},
+		{http.MethodDelete, key, "", 200, ""},
+		{http.MethodGet, key, "", 404, ""},
+	} {
+		code, text := plain(t, step.method, web.URL+step.at, step.body)
+		if code != step.code || step.text != "" && text != step.text {
+			t.Errorf("%s %s: %d %q, want %d %q", step.method, step.at, code, text, step.code, step.text)
+		}
+	}
+}
+
+// A segment by a metadata server: keys and texts as the protocol has them, transfers without the server, and its recovery.
+func TestSegmentsByHTTP(t *testing.T) {
+	store := new(mooncake.MetadataServer)
+	var down atomic.Bool
+	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if down.Load() {
+			http.Error(w, "down", http.StatusInternalServerError)
+			return
+		}
+		store.ServeHTTP(w, r)
+	}))
+	defer web.Close()
+	d, err := mooncake.OpenDirectory(web.URL+"/metadata", "cluster")
+	must(t, err)
+	change := func(o *mooncake.ServerOptions) {
+		o.Name, o.Listen, o.Directory = "localhost", "127.0.0.1:0", d
+		o.RepublishTime = time.Hour
+	}
+	s, there := serve(t, 4096, change)
+	if _, text := plain(t, http.MethodGet, web.URL+"/metadata?key=mooncake/cluster/rpc_meta/localhost", ""); !strings.Contains(text, `"ip_or_host_name":"localhost","rpc_port":`) {
+		t.Errorf("rpc_meta %q", text)
+	}
+	if _, text := plain(t, http.MethodGet, web.URL+"/metadata?key=mooncake/cluster/ram/localhost", ""); !strings.Contains(text, `"name":"localhost"`) {
+		t.Errorf("segment %q", text)
+	}
+	if _, err := mooncake.Probe(within(t), d, "localhost"); err != nil {
+		t.Error(err)
+	}
+	if _, err := mooncake.Open(within(t), "nobody", mooncake.Options{Directory: d, Memory: new(mooncake.HostMemory)}); !errors.Is(err, errdefs.ErrNotFound) {
+		t.Errorf("a segment that is not there: %v", err)
+	}
+	r, here := open(t, "localhost", 4096, func(o *mooncake.Options) { o.Directory = d })
+	task := mooncake.Task{Op: mooncake.Write, Local: addr(here), Remote: addr(there), Length: 4096}
+	must(t, do(t, r, task))
+	down.Store(true)
+	must(t, do(t, r, task))
+	if _, err := mooncake.Open(within(t), "localhost", mooncake.Options{Directory: d, Memory: new(mooncake.HostMemory)}); err == nil || !strings.Contains(err.Error(), "metadata server") {
+		t.Errorf("with the server down: %v", err)
+	}
+	if err := s.Update(within(t)); err == nil || s.Directory() == nil {
+		t.Errorf("update with the server down: %v", err)
+	}
+	down.Store(false)
+	must(t, s.Update(within(t)))
+	must(t, s.Close(within(t)))
+	if _, err := d.Find(within(t), "localhost"); !errors.Is(err, errdefs.ErrNotFound) {
+		t.Errorf("after Close: %v", err)
+	}
+}
+
+// A metadata server that was restarted, and has forgotten all, is told again.
+func TestSegmentsAreRepublished(t *testing.T) {
+	d := metadata(t, nil)
+	s, _ := serve(t, 4096, func(o *mooncake.ServerOptions) { o.Directory, o.RepublishTime = d, 10*time.Millisecond })
+	other, err := mooncake.Serve(within(t), mooncake.ServerOptions{Name: s.Name(), Listen: "127.0.0.1:0", Directory: d, Memory: new(mooncake.HostMemory)})
+	must(t, err)
+	must(t, other.Close(within(t))) // and takes the name's keys with it
+	eventually(t, "the segment is there again", func() bool {
+		_, err := d.Find(within(t), s.Name())
+		return err == nil
+	})
+}
+
+func TestOpenDirectory(t *testing.T) {
+	for uri, want := range map[string]error{
+		"P2PHANDSHAKE": nil, "http://a:1/metadata": nil, "https://a/metadata": nil,
+		"etcd://a:1": errdefs.ErrNotSupported, "redis://a:1": errdefs.ErrNotSupported,
+		"": errdefs.ErrInvalid, "a:1": errdefs.ErrInvalid, "http://": errdefs.ErrInvalid, "p2phandshake": errdefs.ErrInvalid,
+	} {
+		if _, err := mooncake.OpenDirectory(uri, ""); !errors.Is(err, want) {
+			t.Errorf("%q: %v, want %v", uri, err, want)
+		}
+	}
+	d, err := mooncake.OpenDirectory("P2PHANDSHAKE", "")
+	must(t, err)
+	for _, name := range []string{"", "host", "host:", "host:0"} {
+		if _, err := d.Find(t.Context(), name); !errors.Is(err, errdefs.ErrInvalid) {
+			t.Errorf("%q: %v, want ErrInvalid", name, err)
+		}
+	}
+}
+
+// Descriptions that peers send, of Mooncake's own engine, of older ones, and wrong ones.
+func TestParseSegment(t *testing.T) {
+	s, err := mooncake.ParseSegment([]byte(`{"buffers":[{"addr":140049588944896,"length":100663296,"name":"127.0.0.1:16471"}],"name":"127.0.0.1:16471",
+		"protocol":"tcp","rdma_server_name":"","tcp_data_host":"127.0.0.1","tcp_data_port":16821,"tcp_proto_version":2,"timestamp":"2026-11-23 00:57:41"}` + "\n"))
+	must(t, err)
+	if s.Name != "127.0.0.1:16471" || s.DataPort != 16821 || s.DataHost != "127.0.0.1" || s.Version != 2 || s.Buffers[0] != (mooncake.Buffer{Name: "127.0.0.1:16471", Addr: 140049588944896, Length: 100663296}) {
+		t.Errorf("%+v", s)
+	}
+	if s, err := mooncake.ParseSegment([]byte(`{"name":"a","protocol":"rdma","devices":[{"name":"mlx5_0","lid":0,"gid":"x"}],"priority_matrix":{},
+		"buffers":[{"name":"cpu:0","addr":18446744073709551615,"length":0,"rkey":[1],"lkey":[2]}]}`)); !errors.Is(err, errdefs.ErrInvalid) {
+		t.Errorf("a length of zero: %+v, %v", s, err)
+	}
+	for _, text := range []string{
+		``, `{`, `[]`, `{}`, `{"name":""}`, `{"name":"a","protocol":"tcp"}`, `{"name":"a","tcp_data_port":65536}`, `{"name":"a","tcp_data_port":-1}`,
+		`{"name":"a","buffers":[{}]}`, `{"name":"a","buffers":[{"name":"","addr":1,"length":1}]}`, `{"name":"a","buffers":[{"name":"b","addr":0,"length":1}]}`,
+		`{"name":"a","buffers":[{"name":"b","addr":1,"length":18446744073709551615}]}`, `{"name":"a","buffers":[{"name":"b","addr":-1,"length":1}]}`,
+		`{"name":"a","buffers":[{"name":"b","addr":18446744073709551616,"length":1}]}`, `{"name":"a","buffers":[{"name":"b","addr":1.5,"length":1}]}`,
+		`{"name":"a"}` + strings.Repeat(" ", 1<<20),
+	} {
+		if s, err := mooncake.ParseSegment([]byte(text)); !errors.Is(err, errdefs.ErrInvalid) {
+			t.Errorf("%.60s: %+v, %v", text, s, err)
+		}
+	}
+}

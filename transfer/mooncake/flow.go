@@ -1,0 +1,149 @@
+package mooncake
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"time"
+)
+
+// The sizes by which bytes go to and from sockets.
+const (
+	bufferBytes = 32 << 10 // what is small is gathered up to this
+	aheadBytes  = 4 << 10  // what is read ahead, and copied for that: more costs blocks of 64 KiB a third of their rate
+	writeBytes  = 1 << 20  // the most that one deadline is for
+)
+
+// flow is a connection whose reads and writes have to get on: each fails after bound without a byte. One goroutine reads, one writes.
+type flow struct {
+	net.Conn
+	bound         time.Duration // of reads; of writes it is stall
+	stall         time.Duration
+	readBy, sayBy time.Time // the deadlines that are set
+	broken        error     // the first error of the connection, as its reader saw it
+}
+
+func newFlow(c net.Conn, stall time.Duration) *flow {
+	return &flow{Conn: c, bound: stall, stall: stall}
+}
+
+// limit changes how long a read may take to bring a byte. It is for the goroutine that reads.
+func (f *flow) limit(bound time.Duration) {
+	f.bound, f.readBy = bound, time.Time{}
+}
+
+// due returns the deadline for what begins now, and whether it differs enough from the one that is set to set it: setting one is not free.
+func due(set time.Time, bound time.Duration) (time.Time, bool) {
+	by := time.Now().Add(bound)
+	return by, by.Sub(set) > bound/8
+}
+
+// Read implements io.Reader.
+func (f *flow) Read(p []byte) (int, error) {
+	if by, set := due(f.readBy, f.bound); set {
+		f.readBy = by
+		if err := f.SetReadDeadline(by); err != nil {
+			f.broken = err
+			return 0, err
+		}
+	}
+	n, err := f.Conn.Read(p)
+	if err != nil && n == 0 {
+		f.broken = err
+	}
+	return n, err
+}
+
+// Write implements io.Writer.
+func (f *flow) Write(p []byte) (int, error) { return f.writeAll(nil, p) }
+
+// writeAll writes head and p, in one system call where they are short, and returns how much of p was written.
+func (f *flow) writeAll(head, p []byte) (int, error) {
+	done := 0
+	for done < len(p) || len(head) > 0 {
+		if by, set := due(f.sayBy, f.stall); set {
+			f.sayBy = by
+			if err := f.SetWriteDeadline(by); err != nil {
+				return done, err
+			}
+		}
+		part := p[done:min(len(p), done+writeBytes)]
+		var n int64
+		var err error
+		if len(head) > 0 {
+			both := net.Buffers{head, part}
+			n, err = both.WriteTo(f.Conn)
+			n = max(0, n-int64(len(head)))
+			head = nil
+		} else {
+			var one int
+			one, err = f.Conn.Write(part)
+			n = int64(one)
+		}
+		done += int(n)
+		if err != nil {
+			return done, err
+		}
+	}
+	return done, nil
+}
+
+// reset closes the connection so that the peer is told of a failure, and of nothing that is still on its way.
+func (f *flow) reset() {
+	if c, ok := f.Conn.(*net.TCPConn); ok {
+		_ = c.SetLinger(0) // it closes all the same
+	}
+	_ = f.Close() // there is nobody to tell
+}
+
+// gather is a writer to a flow that keeps small writes until there is enough of them, and passes on what is large as it is.
+type gather struct {
+	flow *flow
+	kept []byte
+}
+
+func newGather(f *flow) *gather { return &gather{flow: f, kept: make([]byte, 0, bufferBytes)} }
+
+// Write implements io.Writer. What it keeps is a copy.
+func (g *gather) Write(p []byte) (int, error) {
+	if len(g.kept)+len(p) <= cap(g.kept) {
+		g.kept = append(g.kept, p...)
+		return len(p), nil
+	}
+	n, err := g.flow.writeAll(g.kept, p)
+	g.kept = g.kept[:0]
+	return n, err
+}
+
+// flush writes what is kept.
+func (g *gather) flush() error {
+	if len(g.kept) == 0 {
+		return nil
+	}
+	_, err := g.flow.writeAll(g.kept, nil)
+	g.kept = g.kept[:0]
+	return err
+}
+
+// flushing reads from a flow and writes what was gathered for the peer before: who waits for the peer must not be what the peer waits for.
+type flushing struct{ out *gather }
+
+// Read implements io.Reader.
+func (f flushing) Read(p []byte) (int, error) {
+	if err := f.out.flush(); err != nil {
+		return 0, err
+	}
+	return f.out.flow.Read(p)
+}
+
+// isTimeout reports whether a deadline passed.
+func isTimeout(err error) bool { return errors.Is(err, os.ErrDeadlineExceeded) }
+
+// stalled says of a timeout what it means.
+func stalled(err error, after time.Duration) error {
+	if isTimeout(err) {
+		return fmt.Errorf("nothing moved for %v: %w", after, err)
+	}
+	return err
+}

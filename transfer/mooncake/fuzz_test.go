@@ -1,0 +1,153 @@
+package mooncake
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
+)
+
+// FuzzParseSegment: a description that is taken is one, and is taken again as it is written; what is not is ErrInvalid.
+func FuzzParseSegment(f *testing.F) {
+	f.Add([]byte(`{"buffers":[{"addr":140049588944896,"length":100663296,"name":"cpu:0"}],"name":"a:1","protocol":"tcp","tcp_data_port":16821,"tcp_proto_version":2}`))
+	f.Add([]byte(`{"name":"a","buffers":[{"name":"b","addr":18446744073709551615,"length":1}]}`))
+	f.Add([]byte("{}"))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		s, err := ParseSegment(text)
+		if err != nil {
+			if !errors.Is(err, errdefs.ErrInvalid) {
+				t.Fatal(err)
+			}
+			return
+		}
+		for _, b := range s.Buffers {
+			if b.Addr+b.Length < b.Addr || !s.holds(b.Addr, b.Length) || s.holds(b.Addr+b.Length-1, ^uint64(0)) {
+				t.Fatalf("%+v", b)
+			}
+		}
+		_ = s.dataAddr()
+	})
+}
+
+// wire is a connection whose peer has said all it will.
+type wire struct {
+	in  io.Reader
+	out bytes.Buffer
+}
+
+func (w *wire) Read(p []byte) (int, error)       { return w.in.Read(p) }
+func (w *wire) Write(p []byte) (int, error)      { return w.out.Write(p) }
+func (w *wire) Close() error                     { return nil }
+func (w *wire) LocalAddr() net.Addr              { return nil }
+func (w *wire) RemoteAddr() net.Addr             { return nil }
+func (w *wire) SetDeadline(time.Time) error      { return nil }
+func (w *wire) SetReadDeadline(time.Time) error  { return nil }
+func (w *wire) SetWriteDeadline(time.Time) error { return nil }
+
+// testServer offers b, of which guard bytes at each end are not registered, and has no sockets. Addresses begin at base.
+func testServer(b []byte, base uint64, guard int) *Server {
+	in := b[guard : len(b)-guard]
+	r, err := mem.NewRegion(mem.RegionSpec{Kind: mem.KindHost, Device: mem.NoDevice, Len: int64(len(in)), CPU: mem.CPUAddr(base), Bytes: in})
+	if err != nil {
+		panic(err)
+	}
+	m := new(HostMemory)
+	if err := m.Add("cpu:0", r); err != nil {
+		panic(err)
+	}
+	s := &Server{o: ServerOptions{Name: "a:1", Memory: m, OnNotify: func(Notification) {}}, ctx: context.Background(), host: "a", port: 1}
+	s.o.setDefaults()
+	return s
+}
+
+// FuzzHandshake: whatever comes, the server answers with at most one frame of the same kind, or counts it.
+func FuzzHandshake(f *testing.F) {
+	f.Add([]byte("\x03\x00\x00\x00\x00\x00\x00\x00\x01{}"))
+	f.Add([]byte("\x03\x00\x00\x00\x00\x00\x00\x00\x00{}"))
+	f.Add([]byte("\x02\x00\x00\x00\x00\x00\x00\x00\x02{}{}{}"))
+	f.Add([]byte("\xff\xff\xff\xff\xff\xff\xff\xff\x03"))
+	f.Fuzz(func(t *testing.T, said []byte) {
+		s, w := testServer(make([]byte, 64), 1<<20, 0), &wire{in: bytes.NewReader(said)}
+		s.handshake(w)
+		if w.out.Len() == 0 {
+			if s.Stats().Malformed != 1 {
+				t.Fatal("dropped and not counted")
+			}
+			return
+		}
+		kind, body, err := readFrame(&w.out)
+		if err != nil || kind != said[8] || len(body) == 0 || w.out.Len() != 0 {
+			t.Fatalf("kind %d, %q, %d bytes more, %v", kind, body, w.out.Len(), err)
+		}
+	})
+}
+
+// FuzzSession: whatever requests come, what is beside the registered memory stays as it is, answers have the bytes of that memory only, and no more of
+// them than was asked for.
+func FuzzSession(f *testing.F) {
+	const base, guard, size = 1 << 20, 64, 256
+	h := func(h header) string { return string(h.append(nil)) }
+	f.Add([]byte(h(header{length: 4, addr: base, op: Read, v2: true}) + h(header{length: 3, addr: base + 1, op: Write, v2: true}) + "abc"))
+	f.Add([]byte(h(header{length: size, addr: base, op: Read}) + h(header{length: size + 1, addr: base, op: Write}) + strings.Repeat("x", size+1)))
+	f.Add([]byte(h(header{length: ^uint64(0) - base + 2, addr: base, op: Write, v2: true})))
+	f.Add([]byte(h(header{length: 2, addr: base - 1, op: Read})))
+	f.Fuzz(func(t *testing.T, said []byte) {
+		b := make([]byte, size+2*guard)
+		for i := range b {
+			b[i] = 0xa5
+		}
+		s, w := testServer(b, base, guard), &wire{in: bytes.NewReader(said)}
+		s.session(w)
+		for i := range guard {
+			if b[i] != 0xa5 || b[len(b)-1-i] != 0xa5 {
+				t.Fatal("bytes beside the registered memory were written")
+			}
+		}
+		st := s.Stats()
+		requests := uint64(len(said)) / headerBytes
+		if got := st.Reads + st.Writes + st.Rejected + st.Failed; got > requests {
+			t.Fatalf("%d requests were carried out of at most %d", got, requests)
+		}
+		if most := st.ReadBytes + statusBytes*requests; uint64(w.out.Len()) > most {
+			t.Fatalf("%d bytes were said, at most %d", w.out.Len(), most)
+		}
+	})
+}
+
+// FuzzAnswers: whatever a target answers, a Remote takes no byte more than it asked for, and its task ends as completed only with all of them.
+func FuzzAnswers(f *testing.F) {
+	ok := binary.LittleEndian.AppendUint64(nil, statusOK)
+	f.Add(append(ok, "12345678"...))
+	f.Add(append(ok, "1234"...))
+	f.Add(binary.LittleEndian.AppendUint64(nil, statusRejected))
+	f.Add([]byte{1, 2, 3})
+	f.Fuzz(func(t *testing.T, said []byte) {
+		b := make([]byte, 16)
+		s := testServer(b, 1<<20, 4)
+		r := &Remote{o: Options{Memory: s.o.Memory, StallTime: time.Second}, name: "x", ctx: context.Background(), segment: new(Segment)}
+		r.changed.L = &r.mu
+		batch := &Batch{ctx: context.Background(), r: r, done: make(chan struct{}), tasks: make([]taskState, 1), stop: func() bool { return true }}
+		batch.left.Store(1)
+		batch.tasks[0].parts.Store(1)
+		p := &part{b: batch, Task: Task{Op: Read, Local: 1 << 20, Remote: 1 << 20, Length: 8}, sent: true}
+		w := &wire{in: bytes.NewReader(said)}
+		l := &lane{r: r, conn: w, under: []*part{p}, bytes: 8}
+		l.fail(l.receive(newFlow(w, time.Second), true))
+		l.leave()
+		whole := len(said) >= 16 && binary.LittleEndian.Uint64(said) == statusOK
+		if (batch.Status(0) == Completed) != whole {
+			t.Fatalf("%s after %d bytes", batch.Status(0), len(said))
+		}
+		if !bytes.Equal(b[:4], make([]byte, 4)) || !bytes.Equal(b[12:], make([]byte, 4)) {
+			t.Fatal("bytes beside the task's memory were written")
+		}
+	})
+}

@@ -1,0 +1,153 @@
+package mooncake
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"time"
+
+	"github.com/kvlane/kvlane/errdefs"
+)
+
+// What a request of the handshake is. A connection carries one: u64 length of what follows, little endian, u8 kind, JSON; and the answer
+// in the same form and of the same kind.
+const (
+	kindConnection = 0 // of RDMA queue pairs
+	kindMetadata   = 1
+	kindNotify     = 2
+	kindProbe      = 3
+)
+
+// Times of the handshake.
+const (
+	dialTime      = 5 * time.Second
+	handshakeTime = 10 * time.Second // a request and its answer
+)
+
+const success = "success"
+
+// Notification is a message for the process that offers a segment. What it says is between the two.
+type Notification struct {
+	Name    string `json:"name"`       // of its sender
+	Message string `json:"notify_msg"` // in an answer "success", or why not
+}
+
+type probeAnswer struct {
+	Status string `json:"status"`
+}
+
+// connectionAnswer refuses RDMA: an initiator shows its message.
+type connectionAnswer struct {
+	LocalNICPath string   `json:"local_nic_path"`
+	PeerNICPath  string   `json:"peer_nic_path"`
+	QPNum        []uint32 `json:"qp_num"`
+	Reply        string   `json:"reply_msg"`
+}
+
+// writeFrame writes a request or an answer.
+func writeFrame(w io.Writer, kind byte, body []byte) error {
+	if len(body)+1 > maxFrame {
+		return fmt.Errorf("%d bytes are more than a frame may have, %d: %w", len(body), maxFrame-1, errdefs.ErrInvalid)
+	}
+	b := binary.LittleEndian.AppendUint64(make([]byte, 0, 9+len(body)), uint64(len(body)+1))
+	b = append(append(b, kind), body...)
+	_, err := w.Write(b)
+	return err
+}
+
+// readFrame reads a request or an answer. Nothing is allocated for more than a frame may have.
+func readFrame(r io.Reader) (kind byte, body []byte, err error) {
+	var head [9]byte
+	if _, err := io.ReadFull(r, head[:8]); err != nil {
+		return 0, nil, err
+	}
+	n := binary.LittleEndian.Uint64(head[:])
+	if n == 0 || n > maxFrame {
+		return 0, nil, fmt.Errorf("a frame of %d bytes: it has 1 to %d: %w", n, maxFrame, errdefs.ErrInvalid)
+	}
+	b := make([]byte, n)
+	if _, err := io.ReadFull(r, b); err != nil {
+		return 0, nil, err
+	}
+	return b[0], b[1:], nil
+}
+
+// ask sends one request to the handshake at addr and returns its answer.
+func ask(ctx context.Context, addr string, kind byte, body []byte) (answer []byte, err error) {
+	c, err := dial(ctx, addr)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = c.Close() }() // the answer is there or is not
+	if err := c.SetDeadline(time.Now().Add(handshakeTime)); err != nil {
+		return nil, fmt.Errorf("ask %s: %w", addr, err)
+	}
+	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
+	got, answer, err := byte(0), nil, writeFrame(c, kind, body)
+	if err == nil {
+		got, answer, err = readFrame(c)
+	}
+	switch {
+	case ctx.Err() != nil:
+		return nil, fmt.Errorf("ask %s: %w: %w", addr, errdefs.ErrCanceled, context.Cause(ctx))
+	case err != nil:
+		return nil, fmt.Errorf("ask %s: %w", addr, stalled(err, handshakeTime))
+	case got != kind:
+		return nil, fmt.Errorf("ask %s: the answer to request %d is of kind %d: %w", addr, kind, got, errdefs.ErrInvalid)
+	}
+	return answer, nil
+}
+
+// dial connects within dialTime.
+func dial(ctx context.Context, addr string) (net.Conn, error) {
+	d := net.Dialer{Timeout: dialTime}
+	c, err := d.DialContext(ctx, "tcp", addr)
+	if err != nil && ctx.Err() != nil {
+		return nil, fmt.Errorf("%w: %w: %w", errdefs.ErrCanceled, context.Cause(ctx), err)
+	}
+	return c, err
+}
+
+// Probe asks the process that offers a segment whether it is there, and returns how long its answer took.
+func Probe(ctx context.Context, d Directory, segment string) (time.Duration, error) {
+	addr, err := d.handshake(ctx, segment)
+	if err != nil {
+		return 0, fmt.Errorf("probe segment %s: %w", segment, err)
+	}
+	began := time.Now()
+	text, err := ask(ctx, addr, kindProbe, []byte("{}"))
+	took := time.Since(began)
+	if err != nil {
+		return 0, fmt.Errorf("probe segment %s: %w", segment, err)
+	}
+	var a probeAnswer
+	if err := json.Unmarshal(text, &a); err != nil || a.Status != success {
+		return 0, fmt.Errorf("probe segment %s: it answered %.100q: %w", segment, text, errdefs.ErrInvalid)
+	}
+	return took, nil
+}
+
+// Notify sends a message to the process that offers a segment, and returns once that has taken it. It comes after the bytes of all batches
+// that were waited for. Errors: ErrBusy, with what it answered, if it does not take it.
+func Notify(ctx context.Context, d Directory, segment string, n Notification) error {
+	addr, err := d.handshake(ctx, segment)
+	if err != nil {
+		return fmt.Errorf("notify segment %s: %w", segment, err)
+	}
+	body, err := json.Marshal(n)
+	if err != nil {
+		return fmt.Errorf("notify segment %s: %w", segment, err)
+	}
+	text, err := ask(ctx, addr, kindNotify, body)
+	if err != nil {
+		return fmt.Errorf("notify segment %s: %w", segment, err)
+	}
+	var a Notification
+	if err := json.Unmarshal(text, &a); err != nil || a.Message != success {
+		return fmt.Errorf("notify segment %s: it answered %.100q: %w", segment, text, errdefs.ErrBusy)
+	}
+	return nil
+}

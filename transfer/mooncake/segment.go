@@ -1,0 +1,113 @@
+package mooncake
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"net"
+	"strconv"
+
+	"github.com/kvlane/kvlane/errdefs"
+)
+
+// The limits of what a segment's description may be.
+const (
+	maxFrame   = 1 << 20 // bytes of a frame of the handshake, and of a description
+	maxBuffers = 1 << 16
+)
+
+// ProtocolTCP is the one protocol of segments that is spoken here.
+const ProtocolTCP = "tcp"
+
+// Segment is what a process tells of its registered memory. The names of its fields on the wire are Mooncake's.
+type Segment struct {
+	Name     string `json:"name"`
+	Protocol string `json:"protocol"`
+	// DataHost is where DataPort is; where it is empty, as older peers leave it, it is the host of the handshake.
+	DataHost  string   `json:"tcp_data_host,omitempty"`
+	DataPort  int      `json:"tcp_data_port"`
+	Version   int      `json:"tcp_proto_version"` // of the data protocol: 2 has a status, lower ones have none
+	Timestamp string   `json:"timestamp"`         // when it was described, for people
+	Buffers   []Buffer `json:"buffers"`
+}
+
+// Buffer is registered memory: Length bytes from Addr in the address space of the segment's process. Name is where it lies, such as "cpu:0".
+type Buffer struct {
+	Name   string `json:"name"`
+	Addr   uint64 `json:"addr"`
+	Length uint64 `json:"length"`
+}
+
+// server is what a directory says of where a segment's handshake is.
+type server struct {
+	Host string `json:"ip_or_host_name"`
+	Port int    `json:"rpc_port"`
+}
+
+// ParseSegment reads a description that a peer sent or a directory has. Unknown fields are ignored, as those of other protocols are.
+// Errors: ErrInvalid for what is no description, or one with an empty name, an address or length of zero, or a buffer that ends beyond
+// the address space.
+func ParseSegment(text []byte) (*Segment, error) {
+	if len(text) > maxFrame {
+		return nil, fmt.Errorf("read segment: %d bytes are more than %d: %w", len(text), maxFrame, errdefs.ErrInvalid)
+	}
+	s := new(Segment)
+	if err := json.Unmarshal(text, s); err != nil {
+		return nil, fmt.Errorf("read segment: %w: %w", errdefs.ErrInvalid, err)
+	}
+	if err := s.validate(); err != nil {
+		return nil, fmt.Errorf("read segment: %w", err)
+	}
+	return s, nil
+}
+
+func (s *Segment) validate() error {
+	fail := func(format string, args ...any) error {
+		return fmt.Errorf("%s: %w", fmt.Sprintf(format, args...), errdefs.ErrInvalid)
+	}
+	switch {
+	case s.Name == "":
+		return fail("it has no name")
+	case s.DataPort < 0 || s.DataPort > math.MaxUint16:
+		return fail("%q has data port %d", s.Name, s.DataPort)
+	case s.Protocol == ProtocolTCP && s.DataPort == 0:
+		return fail("%q has no data port", s.Name)
+	case len(s.Buffers) > maxBuffers:
+		return fail("%q has %d buffers, more than %d", s.Name, len(s.Buffers), maxBuffers)
+	}
+	for i, b := range s.Buffers {
+		if err := b.validate(); err != nil {
+			return fmt.Errorf("buffer %d of %q: %w", i, s.Name, err)
+		}
+	}
+	return nil
+}
+
+func (b Buffer) validate() error {
+	switch {
+	case b.Name == "":
+		return fmt.Errorf("it has no name: %w", errdefs.ErrInvalid)
+	case b.Addr == 0 || b.Length == 0:
+		return fmt.Errorf("address %#x, length %d: neither may be zero: %w", b.Addr, b.Length, errdefs.ErrInvalid)
+	case b.Length > math.MaxUint64-b.Addr:
+		return fmt.Errorf("address %#x, length %d: it ends beyond the address space: %w", b.Addr, b.Length, errdefs.ErrInvalid)
+	}
+	return nil
+}
+
+// holds reports whether length bytes from addr lie in the buffer. No sum is made of what a peer says.
+func (b Buffer) holds(addr, length uint64) bool {
+	return addr >= b.Addr && length <= b.Length && addr-b.Addr <= b.Length-length
+}
+
+// holds reports whether length bytes from addr lie in one of the segment's buffers.
+func (s *Segment) holds(addr, length uint64) bool {
+	for _, b := range s.Buffers {
+		if b.holds(addr, length) {
+			return true
+		}
+	}
+	return false
+}
+
+func (s *Segment) dataAddr() string { return net.JoinHostPort(s.DataHost, strconv.Itoa(s.DataPort)) }

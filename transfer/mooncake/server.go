@@ -1,0 +1,363 @@
+package mooncake
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/kvlane/kvlane/errdefs"
+)
+
+// ServerOptions say what a Server offers, and how. Zero values are the defaults.
+type ServerOptions struct {
+	// Name is the segment's. With P2PHANDSHAKE it is HOST:PORT, at which peers reach the handshake; port 0 takes a free one, and
+	// Server.Name says which. With another directory the port may be left out, and HOST must be what peers reach.
+	Name string
+	// Listen is where the handshake listens, HOST:PORT; the default is Name. DataPort is the port for data; 0 takes a free one.
+	Listen   string
+	DataPort int
+	// Directory makes the segment known; the default is that of P2PHANDSHAKE.
+	Directory Directory
+	// Memory is what is offered. Must be set.
+	Memory Memory
+	// OnNotify takes notifications, several at once; its sender has its answer once it returns. Without it they are refused.
+	OnNotify func(Notification)
+	// Version is of the data protocol that the segment tells of: 2, or 1 for peers that know no other. Both are answered always.
+	Version int
+
+	MaxConnections int           // of data; more are closed at once. 1024
+	IdleTime       time.Duration // how long a connection of data may have no request. 10 minutes
+	StallTime      time.Duration // how long a request may bring or take no byte. 30 seconds
+	RepublishTime  time.Duration // how often the directory is looked at, and told again of what it has forgotten. 10 seconds
+}
+
+const maxHandshakes = 256 // connections of the handshake at a time
+
+func (o *ServerOptions) setDefaults() {
+	if o.Directory == nil {
+		o.Directory = p2p{}
+	}
+	if o.Listen == "" {
+		o.Listen = o.Name
+	}
+	if o.Version == 0 {
+		o.Version = 2
+	}
+	if o.MaxConnections == 0 {
+		o.MaxConnections = 1024
+	}
+	if o.IdleTime == 0 {
+		o.IdleTime = 10 * time.Minute
+	}
+	if o.StallTime == 0 {
+		o.StallTime = 30 * time.Second
+	}
+	if o.RepublishTime == 0 {
+		o.RepublishTime = 10 * time.Second
+	}
+}
+
+func (o *ServerOptions) validate() error {
+	var errs []error
+	wrong := func(format string, args ...any) {
+		errs = append(errs, fmt.Errorf("%s: %w", fmt.Sprintf(format, args...), errdefs.ErrInvalid))
+	}
+	if o.Name == "" {
+		wrong("Name is empty")
+	}
+	host, _, err := net.SplitHostPort(o.Name)
+	if ip := net.ParseIP(host); err == nil && (host == "" || ip != nil && ip.IsUnspecified()) {
+		wrong("Name %q has no host that peers reach; Listen may say where to listen", o.Name)
+	}
+	if o.Memory == nil {
+		wrong("Memory is not set")
+	}
+	if o.DataPort < 0 || o.DataPort > 65535 {
+		wrong("DataPort %d is not 0 to 65535", o.DataPort)
+	}
+	if o.Version != 1 && o.Version != 2 {
+		wrong("Version %d is not 1 or 2", o.Version)
+	}
+	if o.MaxConnections < 1 || o.IdleTime < 0 || o.StallTime < 0 || o.RepublishTime < 0 {
+		wrong("MaxConnections %d, IdleTime %v, StallTime %v, RepublishTime %v: none may be negative", o.MaxConnections, o.IdleTime, o.StallTime, o.RepublishTime)
+	}
+	return errors.Join(errs...)
+}
+
+// Server offers a segment to peers.
+type Server struct {
+	o      ServerOptions
+	at     server // of the handshake
+	host   string // of data
+	port   int
+	ctx    context.Context //nolint:containedctx // the server's life, which its goroutines share
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+	counters
+
+	mu     sync.Mutex
+	conns  map[net.Conn]struct{}
+	closed bool
+	lost   error // why the directory was not reached when it was last tried
+}
+
+// Serve begins to offer a segment, and has told its directory of it when it returns. Close ends it.
+func Serve(ctx context.Context, o ServerOptions) (_ *Server, err error) {
+	o.setDefaults()
+	fail := func(err error) (*Server, error) { return nil, fmt.Errorf("serve segment %s: %w", o.Name, err) }
+	if err := o.validate(); err != nil {
+		return fail(err)
+	}
+	if _, _, err := net.SplitHostPort(o.Listen); err != nil {
+		o.Listen = net.JoinHostPort(o.Listen, "0") // a name without a port
+	}
+	var lc net.ListenConfig
+	hands, err := lc.Listen(ctx, "tcp", o.Listen)
+	if err != nil {
+		return fail(err)
+	}
+	bound, _, _ := net.SplitHostPort(hands.Addr().String())
+	data, err := lc.Listen(ctx, "tcp", net.JoinHostPort(bound, strconv.Itoa(o.DataPort)))
+	if err != nil {
+		return fail(errors.Join(err, hands.Close()))
+	}
+	s := &Server{o: o, conns: make(map[net.Conn]struct{})}
+	s.name(portOf(hands), portOf(data))
+	s.ctx, s.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	s.listen(hands, maxHandshakes, s.handshake)
+	s.listen(data, o.MaxConnections, s.session)
+	if err := s.publish(ctx); err != nil {
+		return fail(errors.Join(err, s.stop()))
+	}
+	if _, ok := o.Directory.(p2p); !ok {
+		s.wg.Go(s.republish)
+	}
+	return s, nil
+}
+
+func portOf(l net.Listener) int {
+	a, ok := l.Addr().(*net.TCPAddr)
+	if !ok {
+		return 0
+	}
+	return a.Port
+}
+
+// name settles what peers call the segment, and where they reach it.
+func (s *Server) name(handshakePort, dataPort int) {
+	host, port, err := net.SplitHostPort(s.o.Name)
+	if err != nil {
+		host = s.o.Name
+	}
+	if port == "0" {
+		s.o.Name = net.JoinHostPort(host, strconv.Itoa(handshakePort))
+	}
+	s.at, s.host, s.port = server{Host: host, Port: handshakePort}, host, dataPort
+}
+
+// Name returns the segment's name, with the port that was taken.
+func (s *Server) Name() string { return s.o.Name }
+
+// Segment describes what is offered now.
+func (s *Server) Segment() *Segment {
+	return &Segment{
+		Name: s.o.Name, Protocol: ProtocolTCP, DataHost: s.host, DataPort: s.port, Version: s.o.Version,
+		Timestamp: time.Now().UTC().Format("2006-01-02 15:04:05.000000"), Buffers: s.o.Memory.Buffers(),
+	}
+}
+
+// Update tells the directory of buffers that were registered or withdrawn since. Peers that ask the segment itself need none.
+func (s *Server) Update(ctx context.Context) error { return s.publish(ctx) }
+
+func (s *Server) publish(ctx context.Context) error {
+	err := s.o.Directory.publish(ctx, s.Segment(), s.at)
+	s.mu.Lock()
+	s.lost = err
+	s.mu.Unlock()
+	return err
+}
+
+// republish tells a directory that was restarted of the segment.
+func (s *Server) republish() {
+	tick := time.NewTicker(s.o.RepublishTime)
+	defer tick.Stop()
+	for {
+		select {
+		case <-s.ctx.Done():
+			return
+		case <-tick.C:
+		}
+		_, err := s.o.Directory.Find(s.ctx, s.o.Name)
+		if errors.Is(err, errdefs.ErrNotFound) {
+			err = s.publish(s.ctx)
+		}
+		if err != nil && s.ctx.Err() == nil {
+			s.directoryFailures.Add(1)
+		}
+		s.mu.Lock()
+		s.lost = err
+		s.mu.Unlock()
+	}
+}
+
+// Directory returns why the directory was not reached when it was last tried, or nil. Transfers go on without it; it is tried again.
+func (s *Server) Directory() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.lost
+}
+
+// listen takes connections, at most so many at a time, each with a goroutine.
+func (s *Server) listen(l net.Listener, most int, serve func(net.Conn)) {
+	stop := context.AfterFunc(s.ctx, func() { _ = l.Close() }) // nothing is lost with a listener
+	room := make(chan struct{}, most)
+	s.wg.Go(func() {
+		defer stop()
+		defer l.Close() //nolint:errcheck // as above
+		for wait := time.Millisecond; ; {
+			c, err := l.Accept()
+			switch {
+			case s.ctx.Err() != nil:
+				if err == nil {
+					_ = c.Close()
+				}
+				return
+			case err != nil: // no descriptors, mostly: it passes
+				s.acceptFailures.Add(1)
+				sleep(s.ctx, wait)
+				wait = min(2*wait, time.Second)
+				continue
+			}
+			wait = time.Millisecond
+			select {
+			case room <- struct{}{}:
+			default:
+				s.refusedConnections.Add(1)
+				_ = c.Close()
+				continue
+			}
+			s.wg.Go(func() {
+				defer func() { <-room }()
+				if s.enter(c) {
+					serve(c)
+				}
+				s.leave(c)
+			})
+		}
+	})
+}
+
+func sleep(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+	case <-t.C:
+	}
+}
+
+// enter has stop close the connection; false if it already came.
+func (s *Server) enter(c net.Conn) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.closed {
+		s.conns[c] = struct{}{}
+	}
+	return !s.closed
+}
+
+func (s *Server) leave(c net.Conn) {
+	_ = c.Close() // whatever it had to say is said
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.conns, c)
+}
+
+// Close withdraws the segment and ends every connection at once; no memory is touched when it returns. The error is the directory's.
+func (s *Server) Close(ctx context.Context) error {
+	s.mu.Lock()
+	again := s.closed
+	s.mu.Unlock()
+	if err := s.stop(); again || err != nil {
+		return err
+	}
+	return s.o.Directory.withdraw(ctx, s.o.Name)
+}
+
+// stop ends all but what the directory says.
+func (s *Server) stop() error {
+	s.cancel()
+	s.mu.Lock()
+	s.closed = true
+	for c := range s.conns {
+		_ = c.Close() // its goroutine finds out
+	}
+	s.mu.Unlock()
+	s.wg.Wait()
+	return nil
+}
+
+// handshake answers one request.
+func (s *Server) handshake(c net.Conn) {
+	if c.SetDeadline(time.Now().Add(handshakeTime)) != nil {
+		return
+	}
+	kind, body, err := readFrame(c)
+	if err != nil {
+		s.malformed.Add(1)
+		return
+	}
+	s.handshakes.Add(1)
+	answer, err := s.answer(kind, body)
+	if err != nil {
+		s.malformed.Add(1)
+		return
+	}
+	if writeFrame(c, kind, answer) == nil {
+		hangUp(c, time.Second)
+	}
+}
+
+func (s *Server) answer(kind byte, body []byte) ([]byte, error) {
+	switch kind {
+	case kindConnection:
+		s.refusedRDMA.Add(1)
+		return json.Marshal(connectionAnswer{QPNum: []uint32{}, Reply: "RDMA is not spoken here: this segment is reached by tcp"})
+	case kindMetadata:
+		return json.Marshal(s.Segment())
+	case kindNotify:
+		var n Notification
+		if err := json.Unmarshal(body, &n); err != nil {
+			return nil, err
+		}
+		if s.o.OnNotify == nil {
+			return json.Marshal(Notification{Message: "nobody listens"})
+		}
+		s.notifications.Add(1)
+		s.o.OnNotify(n)
+		return json.Marshal(Notification{Message: success})
+	case kindProbe:
+		return json.Marshal(probeAnswer{Status: success})
+	}
+	return nil, fmt.Errorf("request of kind %d: %w", kind, errdefs.ErrInvalid)
+}
+
+// hangUp ends a connection whose peer may still be sending: it says that no more comes and reads on until the peer has closed, or for that
+// long. To close at once would reset the connection, and the peer might lose what it was told last.
+func hangUp(c net.Conn, most time.Duration) {
+	t, ok := c.(*net.TCPConn)
+	if !ok || t.CloseWrite() != nil || t.SetDeadline(time.Now().Add(most)) != nil {
+		return
+	}
+	waste := make([]byte, bufferBytes)
+	for {
+		if _, err := t.Read(waste); err != nil {
+			return
+		}
+	}
+}

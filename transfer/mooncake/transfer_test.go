@@ -1,0 +1,310 @@
+package mooncake_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/transfer/mooncake"
+)
+
+// Both ends of ours carry writes and reads, small and large, in both versions, over one lane and several.
+func TestBothEnds(t *testing.T) {
+	const n = 24 << 20
+	for _, version := range []int{1, 2} {
+		for _, lanes := range []int{1, 3} {
+			t.Run(fmt.Sprintf("version %d, %d lanes", version, lanes), func(t *testing.T) {
+				s, there := serve(t, n, func(o *mooncake.ServerOptions) { o.Version = version })
+				r, here := open(t, s.Name(), n, func(o *mooncake.Options) { o.Lanes = lanes })
+				pattern(here.Bytes(), byte(version))
+				var writes, reads []mooncake.Task
+				at := uint64(0)
+				for i := 0; at < n; i++ {
+					length := min([]uint64{1, 24, 4096, 65536, 40000, 9 << 20}[i%6], n-at)
+					writes = append(writes, mooncake.Task{Op: mooncake.Write, Local: addr(here) + at, Remote: addr(there) + at, Length: length})
+					reads = append(reads, mooncake.Task{Op: mooncake.Read, Local: addr(here) + at, Remote: addr(there) + at, Length: length})
+					at += length
+				}
+				must(t, do(t, r, writes...))
+				if !bytes.Equal(here.Bytes(), there.Bytes()) {
+					t.Fatal("other bytes were written")
+				}
+				pattern(there.Bytes(), 99)
+				must(t, do(t, r, reads...))
+				if !bytes.Equal(here.Bytes(), there.Bytes()) {
+					t.Fatal("other bytes were read")
+				}
+				if st := s.Stats(); st.WrittenBytes != n || st.Rejected+st.Failed+st.Malformed != 0 {
+					t.Errorf("%+v", st)
+				}
+			})
+		}
+	}
+}
+
+// Many batches at once share lanes and mix nothing up.
+func TestManyBatchesAtOnce(t *testing.T) {
+	const users, block, rounds = 8, 10000, 20
+	s, there := serve(t, users*block, nil)
+	r, here := open(t, s.Name(), 2*users*block, nil)
+	errs := make(chan error)
+	for u := range users {
+		go func() {
+			out, in := here.Bytes()[2*u*block:][:block], here.Bytes()[(2*u+1)*block:][:block]
+			local, remote := addr(here)+uint64(2*u*block), addr(there)+uint64(u*block)
+			for round := range rounds {
+				pattern(out, byte(u*31+round))
+				for _, task := range []mooncake.Task{
+					{Op: mooncake.Write, Local: local, Remote: remote, Length: block},
+					{Op: mooncake.Read, Local: local + block, Remote: remote, Length: block},
+				} {
+					b, err := r.Submit(t.Context(), []mooncake.Task{task})
+					if err == nil {
+						err = b.Wait(t.Context())
+					}
+					if err != nil {
+						errs <- err
+						return
+					}
+				}
+				if !bytes.Equal(out, in) {
+					errs <- fmt.Errorf("user %d reads other bytes in round %d", u, round)
+					return
+				}
+			}
+			errs <- nil
+		}()
+	}
+	for range users {
+		must(t, <-errs)
+	}
+}
+
+// What is wrong with a task is said at once, and what a target refuses is said of that task alone.
+func TestWrongTasks(t *testing.T) {
+	const n = 1 << 16
+	s, there := serve(t, n, nil)
+	r, here := open(t, s.Name(), n, nil)
+	good := mooncake.Task{Op: mooncake.Write, Local: addr(here), Remote: addr(there), Length: 4096}
+	for name, change := range map[string]func(*mooncake.Task){
+		"no length":        func(t *mooncake.Task) { t.Length = 0 },
+		"operation":        func(t *mooncake.Task) { t.Op = 7 },
+		"local address":    func(t *mooncake.Task) { t.Local-- },
+		"local overflow":   func(t *mooncake.Task) { t.Length = ^uint64(0) },
+		"remote address":   func(t *mooncake.Task) { t.Remote += n },
+		"remote end":       func(t *mooncake.Task) { t.Remote += n - 4095 },
+		"remote unset":     func(t *mooncake.Task) { t.Remote = 0 },
+		"remote too large": func(t *mooncake.Task) { t.Remote = ^uint64(0) - 100 },
+	} {
+		task := good
+		change(&task)
+		if _, err := r.Submit(t.Context(), []mooncake.Task{good, task}); !errors.Is(err, errdefs.ErrInvalid) {
+			t.Errorf("%s: %v, want ErrInvalid", name, err)
+		}
+	}
+	if _, err := r.Submit(t.Context(), nil); !errors.Is(err, errdefs.ErrInvalid) {
+		t.Errorf("no task: %v", err)
+	}
+	if st := s.Stats(); st.Rejected+st.Reads+st.Writes != 0 {
+		t.Errorf("something was sent: %+v", st)
+	}
+}
+
+// A target that has withdrawn a buffer refuses what is for it, and carries out the rest of the batch.
+func TestRejectionIsOfOneTask(t *testing.T) {
+	const n = 16 << 20
+	m, kept := registered(t, n)
+	gone := hostRegion(t, n)
+	must(t, m.Add("cpu:1", gone))
+	s, err := mooncake.Serve(within(t), mooncake.ServerOptions{Name: "127.0.0.1:0", Memory: m})
+	must(t, err)
+	defer s.Close(within(t))
+	for _, op := range []mooncake.Op{mooncake.Read, mooncake.Write} {
+		r, here := open(t, s.Name(), n, func(o *mooncake.Options) { o.Lanes = 1 })
+		pattern(here.Bytes(), 3)
+		pattern(kept.Bytes(), 3)
+		clear(gone.Bytes())
+		must(t, m.Remove(within(t), gone))
+		var tasks []mooncake.Task
+		for i := range uint64(16) {
+			to := addr(kept)
+			if i == 5 {
+				to = addr(gone)
+			}
+			tasks = append(tasks, mooncake.Task{Op: op, Local: addr(here) + i<<20, Remote: to + i<<20, Length: 1 << 20})
+		}
+		b, err := r.Submit(within(t), tasks)
+		must(t, err)
+		if err := b.Wait(within(t)); !errors.Is(err, errdefs.ErrInvalid) {
+			t.Errorf("%s: %v, want ErrInvalid", op, err)
+		}
+		for i := range b.Len() {
+			want := mooncake.Completed
+			if i == 5 {
+				want = mooncake.Invalid
+			}
+			if got := b.Status(i); got != want {
+				t.Errorf("%s: task %d is %s, want %s", op, i, got, want)
+			}
+		}
+		if !bytes.Equal(gone.Bytes(), make([]byte, n)) {
+			t.Error("memory that was withdrawn is written")
+		}
+		must(t, m.Add("cpu:1", gone))
+	}
+	if st := s.Stats(); st.Rejected != 2 {
+		t.Errorf("%+v", st)
+	}
+}
+
+// silent is a target that takes connections and says nothing.
+func silent(t *testing.T) (address string) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	conns, done := make(chan net.Conn, 100), make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			conns <- c
+		}
+	}()
+	t.Cleanup(func() {
+		l.Close()
+		<-done
+		close(conns)
+		for c := range conns {
+			c.Close()
+		}
+	})
+	return l.Addr().String()
+}
+
+// fixed is a directory with one segment.
+func fixed(t *testing.T, dataAddr string, version int, buffers ...mooncake.Buffer) mooncake.Directory {
+	t.Helper()
+	host, port, err := net.SplitHostPort(dataAddr)
+	must(t, err)
+	text := fmt.Sprintf(`{"name":"x","protocol":"tcp","tcp_data_host":%q,"tcp_data_port":%s,"tcp_proto_version":%d,"buffers":[`, host, port, version)
+	for i, b := range buffers {
+		if i > 0 {
+			text += ","
+		}
+		text += fmt.Sprintf(`{"name":%q,"addr":%d,"length":%d}`, b.Name, b.Addr, b.Length)
+	}
+	return metadata(t, map[string]string{"mooncake/ram/x": text + "]}"})
+}
+
+// A target that says nothing costs a batch its deadline and no more: every task is final then, and its memory is free.
+func TestDeadlineEndsABatch(t *testing.T) {
+	address := silent(t)
+	d := fixed(t, address, 2, mooncake.Buffer{Name: "cpu:0", Addr: 4096, Length: 64 << 20})
+	for _, op := range []mooncake.Op{mooncake.Read, mooncake.Write} {
+		r, here := open(t, "x", 64<<20, func(o *mooncake.Options) { o.Directory = d })
+		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+		defer cancel()
+		b, err := r.Submit(ctx, []mooncake.Task{{Op: op, Local: addr(here), Remote: 4096, Length: 64 << 20}, {Op: op, Local: addr(here), Remote: 4096, Length: 1}})
+		must(t, err)
+		if err := b.Wait(within(t)); !errors.Is(err, errdefs.ErrCanceled) || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%s: %v", op, err)
+		}
+		for i := range b.Len() {
+			if b.Status(i) != mooncake.TimedOut {
+				t.Errorf("%s: task %d is %s", op, i, b.Status(i))
+			}
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		b, err = r.Submit(ctx, []mooncake.Task{{Op: op, Local: addr(here), Remote: 4096, Length: 1}})
+		must(t, err)
+		stop()
+		if err := b.Wait(within(t)); !errors.Is(err, errdefs.ErrCanceled) || b.Status(0) != mooncake.Canceled {
+			t.Errorf("%s: %v, %s", op, err, b.Status(0))
+		}
+	}
+}
+
+// Without a deadline a target that stalls is given up after the stall time.
+func TestStallEndsABatch(t *testing.T) {
+	address := silent(t)
+	d := fixed(t, address, 2, mooncake.Buffer{Name: "cpu:0", Addr: 4096, Length: 64 << 20})
+	r, here := open(t, "x", 64<<20, func(o *mooncake.Options) { o.Directory, o.StallTime = d, 100*time.Millisecond })
+	for _, length := range []uint64{1, 64 << 20} {
+		if err := do(t, r, mooncake.Task{Op: mooncake.Write, Local: addr(here), Remote: 4096, Length: length}); !errors.Is(err, errdefs.ErrBroken) {
+			t.Errorf("%d bytes: %v, want ErrBroken", length, err)
+		}
+	}
+}
+
+// A target that is gone, and another of the name later: batches fail, and then go, with the same Remote.
+func TestTargetRestarts(t *testing.T) {
+	m, there := registered(t, 1<<16)
+	s, err := mooncake.Serve(within(t), mooncake.ServerOptions{Name: "127.0.0.1:0", Memory: m})
+	must(t, err)
+	r, here := open(t, s.Name(), 1<<16, nil)
+	task := mooncake.Task{Op: mooncake.Write, Local: addr(here), Remote: addr(there), Length: 1 << 16}
+	must(t, do(t, r, task))
+	for range 3 {
+		name := s.Name()
+		must(t, s.Close(within(t)))
+		if err := do(t, r, task); !errors.Is(err, errdefs.ErrBroken) {
+			t.Errorf("without a target: %v, want ErrBroken", err)
+		}
+		s, err = mooncake.Serve(within(t), mooncake.ServerOptions{Name: name, Memory: m})
+		must(t, err)
+		eventually(t, "a batch goes again", func() bool { return do(t, r, task) == nil })
+	}
+	must(t, s.Close(within(t)))
+	must(t, r.Close())
+	must(t, r.Close())
+	if _, err := r.Submit(t.Context(), []mooncake.Task{task}); !errors.Is(err, errdefs.ErrClosed) {
+		t.Errorf("after Close: %v", err)
+	}
+}
+
+// Closing with batches under way fails them, and leaves their memory.
+func TestCloseFailsBatches(t *testing.T) {
+	address := silent(t)
+	d := fixed(t, address, 2, mooncake.Buffer{Name: "cpu:0", Addr: 4096, Length: 64 << 20})
+	r, here := open(t, "x", 64<<20, func(o *mooncake.Options) { o.Directory = d })
+	b, err := r.Submit(t.Context(), []mooncake.Task{{Op: mooncake.Write, Local: addr(here), Remote: 4096, Length: 64 << 20}})
+	must(t, err)
+	must(t, r.Close())
+	if err := b.Wait(within(t)); !errors.Is(err, errdefs.ErrClosed) || b.Status(0) != mooncake.Failed {
+		t.Errorf("%v, %s", err, b.Status(0))
+	}
+}
+
+// Memory that is withdrawn while a peer reads it stays until the peer is done with it.
+func TestRemoveWaitsForTransfers(t *testing.T) {
+	const n = 64 << 20 // more than the kernel takes on the way
+	m, there := registered(t, n)
+	s, err := mooncake.Serve(within(t), mooncake.ServerOptions{Name: "127.0.0.1:0", Memory: m})
+	must(t, err)
+	defer s.Close(within(t))
+	c := talk(t, dataAddr(s))
+	_, err = c.Write(request(n, addr(there), 0x80))
+	must(t, err)
+	take(t, c, 8)
+	now, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := m.Remove(now, there); !errors.Is(err, errdefs.ErrBusy) {
+		t.Errorf("while it is read: %v, want ErrBusy", err)
+	}
+	if err := m.Check(addr(there), 1); !errors.Is(err, errdefs.ErrInvalid) {
+		t.Errorf("withdrawn memory: %v", err)
+	}
+	take(t, c, n)
+	must(t, m.Remove(within(t), there))
+	if err := m.Remove(within(t), there); !errors.Is(err, errdefs.ErrNotFound) {
+		t.Errorf("again: %v", err)
+	}
+}

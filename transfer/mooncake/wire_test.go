@@ -1,0 +1,303 @@
+package mooncake_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/transfer/mooncake"
+)
+
+// What follows is written from the protocol's description by hand, and uses nothing of the package's own encoding.
+
+const (
+	statusOK       = "000000005654434d"
+	statusRejected = "010000005654434d"
+)
+
+// request is a data header.
+func request(length, address uint64, op byte) []byte {
+	b := make([]byte, 24)
+	binary.LittleEndian.PutUint64(b[0:], length)
+	binary.LittleEndian.PutUint64(b[8:], address)
+	b[16] = op
+	copy(b[17:], "ignored")
+	return b
+}
+
+func dataAddr(s *mooncake.Server) string {
+	seg := s.Segment()
+	return net.JoinHostPort(seg.DataHost, strconv.Itoa(seg.DataPort))
+}
+
+// say sends bytes that are written in hexadecimal.
+func say(tb testing.TB, w io.Writer, text string) {
+	tb.Helper()
+	b, err := hex.DecodeString(strings.ReplaceAll(text, " ", ""))
+	must(tb, err)
+	_, err = w.Write(b)
+	must(tb, err)
+}
+
+func hear(tb testing.TB, r io.Reader, text string) {
+	tb.Helper()
+	want, err := hex.DecodeString(strings.ReplaceAll(text, " ", ""))
+	must(tb, err)
+	if got := take(tb, r, len(want)); !bytes.Equal(got, want) {
+		tb.Errorf("got %x, want %x", got, want)
+	}
+}
+
+// ended waits for the end of the connection, after nothing more, and returns it: EOF or a reset.
+func ended(tb testing.TB, c net.Conn) error {
+	tb.Helper()
+	n, err := c.Read(make([]byte, 100))
+	if n != 0 || err == nil {
+		tb.Fatalf("%d bytes more", n)
+	}
+	if errors.Is(err, syscall.ETIMEDOUT) || isTimeout(err) {
+		tb.Fatalf("the connection does not end: %v", err)
+	}
+	return err
+}
+
+func isTimeout(err error) bool {
+	var n net.Error
+	return errors.As(err, &n) && n.Timeout()
+}
+
+// Requests of the handshake, byte by byte, and their answers.
+func TestHandshakeBytes(t *testing.T) {
+	heard := make(chan mooncake.Notification, 10)
+	s, there := serve(t, 4096, func(o *mooncake.ServerOptions) { o.OnNotify = func(n mooncake.Notification) { heard <- n } })
+	ask := func(text string) net.Conn {
+		c := talk(t, s.Name())
+		say(t, c, text)
+		return c
+	}
+	c := ask("0300000000000000 03 7b7d") // probe, {}
+	hear(t, c, "1500000000000000 03 7b22737461747573223a2273756363657373227d")
+	_ = ended(t, c)
+	// notify, {"name":"a","notify_msg":"b"}
+	c = ask("1e00000000000000 02 7b226e616d65223a2261222c226e6f746966795f6d7367223a2262227d")
+	hear(t, c, "2300000000000000 02 7b226e616d65223a22222c226e6f746966795f6d7367223a2273756363657373227d")
+	_ = ended(t, c)
+	if n := <-heard; n != (mooncake.Notification{Name: "a", Message: "b"}) {
+		t.Errorf("heard %+v", n)
+	}
+	for _, body := range []string{"0100000000000000 01", "0300000000000000 01 7b7d", "0400000000000000 01 ffffff"} { // metadata, any body
+		c = ask(body)
+		n := binary.LittleEndian.Uint64(take(t, c, 8))
+		hear(t, c, "01")
+		var got map[string]any
+		must(t, json.Unmarshal(take(t, c, int(n)-1), &got))
+		buffers, _ := got["buffers"].([]any)
+		if got["name"] != s.Name() || got["protocol"] != "tcp" || got["tcp_proto_version"] != 2.0 || got["tcp_data_port"] == 0.0 || len(buffers) != 1 {
+			t.Errorf("segment %v", got)
+		}
+		b, _ := buffers[0].(map[string]any)
+		if b["name"] != "cpu:0" || b["addr"] != float64(addr(there)) || b["length"] != 4096.0 {
+			t.Errorf("buffer %v", b)
+		}
+		_ = ended(t, c)
+	}
+	c = ask("0300000000000000 00 7b7d") // RDMA
+	n := binary.LittleEndian.Uint64(take(t, c, 8))
+	if text := string(take(t, c, int(n))); !strings.Contains(text, `"reply_msg":"RDMA is not spoken here`) {
+		t.Errorf("%q", text)
+	}
+	if st := s.Stats(); st.RefusedRDMA != 1 || st.Notifications != 1 || st.Handshakes != 6 {
+		t.Errorf("%+v", st)
+	}
+}
+
+// Requests of data in both versions, byte by byte.
+func TestDataBytes(t *testing.T) {
+	s, there := serve(t, 4096, nil)
+	copy(there.Bytes(), "0123456789")
+	c := talk(t, dataAddr(s))
+	at := make([]byte, 8)
+	binary.LittleEndian.PutUint64(at, addr(there)+2)
+	a := hex.EncodeToString(at)
+	say(t, c, "0300000000000000"+a+"00 00000000000000") // version 1 reads 3
+	hear(t, c, "323334")
+	say(t, c, "0300000000000000"+a+"80 ffffffffffffff") // version 2 does, with bytes that mean nothing
+	hear(t, c, statusOK+"323334")
+	say(t, c, "0200000000000000"+a+"81 00000000000000 4142") // version 2 writes 2
+	hear(t, c, statusOK)
+	if got := string(there.Bytes()[:6]); got != "01AB45" {
+		t.Errorf("memory is %q", got)
+	}
+	say(t, c, "0100000000000000"+a+"01 00000000000000 43"+ // version 1 writes 1,
+		"0200000000000000"+a+"80 00000000000000") // and reads it behind
+	hear(t, c, statusOK+"4342")
+	if st := s.Stats(); st.Reads != 3 || st.Writes != 2 || st.ReadBytes != 8 || st.WrittenBytes != 3 {
+		t.Errorf("%+v", st)
+	}
+}
+
+// What a target must refuse: version 2 is told and closed, version 1 is reset, memory stays as it is, and the rest goes on.
+func TestHostileRequests(t *testing.T) {
+	const most = ^uint64(0)
+	s, there := serve(t, 4096, nil)
+	pattern(there.Bytes(), 1)
+	before := bytes.Clone(there.Bytes())
+	base := addr(there)
+	rejected := uint64(0)
+	for name, r := range map[string]struct{ length, address uint64 }{
+		"no length":           {0, base},
+		"one byte too long":   {4097, base},
+		"before":              {2, base - 1},
+		"behind":              {1, base + 4096},
+		"over the end":        {2, base + 4095},
+		"address zero":        {8, 0},
+		"the longest":         {most, base},
+		"a sum that is small": {most - base + 2, base},
+		"the last address":    {2, most},
+		"both":                {most, most},
+		"half of all":         {1 << 63, base},
+	} {
+		for _, op := range []byte{0, 1, 0x80, 0x81} {
+			c := talk(t, dataAddr(s))
+			_, err := c.Write(request(r.length, r.address, op))
+			must(t, err)
+			if op&0x80 != 0 {
+				hear(t, c, statusRejected)
+			}
+			if err := ended(t, c); (op&0x80 == 0) != errors.Is(err, syscall.ECONNRESET) {
+				t.Errorf("%s, operation %#x: it ended by %v", name, op, err)
+			}
+			rejected++
+		}
+	}
+	for _, op := range []byte{2, 0x7f, 0xff, 0x82} {
+		c := talk(t, dataAddr(s))
+		_, err := c.Write(request(8, base, op))
+		must(t, err)
+		_ = ended(t, c)
+	}
+	c := talk(t, dataAddr(s)) // half a request
+	_, err := c.Write(request(8, base, 0x81)[:11])
+	must(t, err)
+	_ = c.CloseWrite() // it may have been closed already
+	_ = ended(t, c)
+	c = talk(t, dataAddr(s)) // half a write: what came is there, and nothing says that all is
+	_, err = c.Write(append(request(8, base, 0x81), before[:4]...))
+	must(t, err)
+	_ = c.CloseWrite() // it may have been closed already
+	_ = ended(t, c)
+	if !bytes.Equal(there.Bytes(), before) {
+		t.Error("memory has changed")
+	}
+	if st := s.Stats(); st.Rejected != rejected || st.Malformed != 5 || st.Failed != 1 || st.Reads+st.Writes != 0 {
+		t.Errorf("%d were to be rejected: %+v", rejected, st)
+	}
+}
+
+// A write that is rejected is read to its end, so that its sender, who may read only then, finds out why.
+func TestRejectionMidBody(t *testing.T) {
+	s, there := serve(t, 4096, nil)
+	c := talk(t, dataAddr(s))
+	_, err := c.Write(append(request(16<<20, addr(there), 0x81), make([]byte, 16<<20)...))
+	must(t, err)
+	hear(t, c, statusRejected)
+	_ = ended(t, c)
+}
+
+// Handshakes that are none are dropped and counted, whatever they say of their length, and delay nobody.
+func TestHostileHandshakes(t *testing.T) {
+	s, _ := serve(t, 4096, nil)
+	idle := make([]net.Conn, 20)
+	for i := range idle {
+		idle[i] = talk(t, s.Name())
+	}
+	for _, text := range []string{
+		"0000000000000000",
+		"0100100000000000 01",
+		"ffffffffffffffff 01",
+		"0000000000000080 01",
+		"0300000000000000 09 7b7d", // a kind that is none
+		"0300000000000000 02 7b7b", // no JSON
+	} {
+		c := talk(t, s.Name())
+		say(t, c, text)
+		_ = c.CloseWrite() // it may have been closed already
+		_ = ended(t, c)
+	}
+	for _, text := range []string{"", "03", "0300000000000000", "0300000000000000 01 7b"} { // truncated
+		c := talk(t, s.Name())
+		say(t, c, text)
+		_ = c.CloseWrite() // it may have been closed already
+		_ = ended(t, c)
+	}
+	eventually(t, "all are counted", func() bool { return s.Stats().Malformed == 10 })
+	d, err := mooncake.OpenDirectory(mooncake.P2PHandshake, "")
+	must(t, err)
+	if _, err := mooncake.Probe(within(t), d, s.Name()); err != nil {
+		t.Errorf("beside idle connections: %v", err)
+	}
+	for _, c := range idle {
+		must(t, c.Close())
+	}
+	if err := mooncake.Notify(within(t), d, s.Name(), mooncake.Notification{Name: "a", Message: "b"}); !errors.Is(err, errdefs.ErrBusy) {
+		t.Errorf("where nobody listens: %v, want ErrBusy", err)
+	}
+}
+
+// Connections of data that say nothing are bounded in number and in time, and those that stop in the midst of a request too.
+func TestIdleAndStalledConnections(t *testing.T) {
+	brief, _ := serve(t, 4096, func(o *mooncake.ServerOptions) { o.IdleTime = 50 * time.Millisecond })
+	_ = ended(t, talk(t, dataAddr(brief)))
+	s, there := serve(t, 64<<20, func(o *mooncake.ServerOptions) { o.StallTime = 100 * time.Millisecond })
+	half := talk(t, dataAddr(s))
+	_, err := half.Write(append(request(8, addr(there), 0x81), 1, 2, 3))
+	must(t, err)
+	_ = ended(t, half)
+	deaf := talk(t, dataAddr(s)) // asks for more than the kernel takes on the way, and reads none of it
+	_, err = deaf.Write(request(64<<20, addr(there), 0x80))
+	must(t, err)
+	eventually(t, "the stalled ones are given up", func() bool { return s.Stats().Failed == 2 })
+
+	full, _ := serve(t, 4096, func(o *mooncake.ServerOptions) { o.MaxConnections = 2 })
+	for range 2 {
+		c := talk(t, dataAddr(full))
+		_, err = c.Write(request(1, addrOf(full), 0x80))
+		must(t, err)
+		take(t, c, 9)
+	}
+	_ = ended(t, talk(t, dataAddr(full)))
+	if st := full.Stats(); st.RefusedConnections != 1 {
+		t.Errorf("%+v", st)
+	}
+}
+
+func addrOf(s *mooncake.Server) uint64 { return s.Segment().Buffers[0].Addr }
+
+// No write is confirmed before its bytes are in memory. The target's memory looks at each moment whether it is; another peer that reads as soon as
+// a write is confirmed finds all of it.
+func TestNoTornWrites(t *testing.T) {
+	const n, rounds = 1 << 20, 100
+	for _, version := range []int{1, 2} {
+		s, there := serve(t, n, func(o *mooncake.ServerOptions) { o.Version = version })
+		writer, from := open(t, s.Name(), n, nil)
+		reader, to := open(t, s.Name(), n, nil)
+		for i := range rounds {
+			pattern(from.Bytes(), byte(i))
+			must(t, do(t, writer, mooncake.Task{Op: mooncake.Write, Local: addr(from), Remote: addr(there), Length: n}))
+			must(t, do(t, reader, mooncake.Task{Op: mooncake.Read, Local: addr(to), Remote: addr(there), Length: n}))
+			if !bytes.Equal(from.Bytes(), to.Bytes()) {
+				t.Fatalf("version %d: write %d is torn", version, i)
+			}
+		}
+	}
+}

@@ -161,6 +161,57 @@ func TestSharedMemory(t *testing.T) {
 	wantErr(t, "forced", wait(t, forced), errdefs.ErrNotSupported)
 }
 
+// TestPagesOfSharedMemory: pages go by imported memory as pages, where they lie apart in slots of their stride or between each other's.
+func TestPagesOfSharedMemory(t *testing.T) {
+	const pages, bytes, planes, n = 16, 3000, 3, 3 * 16 * 4096
+	near, far := newGPU(t, sim.Options{}), newGPU(t, sim.Options{Index: 1})
+	there, here := far.alloc(t, n), near.alloc(t, n)
+	to, from := far.options(), near.options()
+	to.Share, from.Importer = shareServer(t), importer(t, near.Device)
+	p := newPair(t, to, from)
+	_, err := p.segment.Register(there, RegisterOptions{Source: far.sharer()})
+	must(t, err)
+	must(t, p.remote.Refresh(t.Context()))
+	data := make([]byte, n)
+	pattern(data, 5)
+	for name, apart := range map[string]bool{"apart": true, "between": false} {
+		pg := &Pages{}
+		for i := range int64(planes) {
+			pl := PagePlane{Region: here, Base: i * pages * 4096, Stride: 4096, Bytes: bytes, RemoteBase: i * pages * 4096, RemoteStride: 4096}
+			if !apart { // page by page, so that the last page of a plane is nearer to the end than a stride
+				pl.RemoteBase, pl.RemoteStride = i*4096, planes*4096
+			}
+			pg.Planes = append(pg.Planes, pl)
+		}
+		for i, k := range rand.New(rand.NewPCG(3, 3)).Perm(pages) {
+			pg.Pairs = append(pg.Pairs, PagePair{Local: uint32(i), Remote: uint32(k)})
+		}
+		want := make([]byte, n)
+		for _, pl := range pg.Planes {
+			for _, x := range pg.Pairs {
+				from, to := pl.Base+int64(x.Local)*4096, pl.RemoteBase+int64(x.Remote)*pl.RemoteStride
+				copy(want[to:to+bytes], data[from:from+bytes])
+			}
+		}
+		near.store(t, here, data)
+		far.store(t, there, make([]byte, n))
+		b := p.do(t, Task{Op: Write, Pages: pg})
+		same(t, name+", written", far.load(t, there), want)
+		if c := b.Completion(); c.Bytes[PathNVLink] != pages*planes*bytes || c.Fallback != nil {
+			t.Errorf("%s: completion %+v", name, c)
+		}
+		near.store(t, here, make([]byte, n))
+		p.do(t, Task{Op: Read, Pages: pg})
+		got := near.load(t, here)
+		for _, pl := range pg.Planes {
+			for _, x := range pg.Pairs {
+				at := pl.Base + int64(x.Local)*4096
+				same(t, name+", read", got[at:at+bytes], data[at:at+bytes])
+			}
+		}
+	}
+}
+
 // TestNotify: a notification comes after its data, once.
 func TestNotify(t *testing.T) {
 	there, here := host(t, 1<<20), host(t, 1<<20)

@@ -113,6 +113,15 @@ func scattered(op Op, to *Remote, here *mem.Region, block int64, n int) []Task {
 	return tasks
 }
 
+// paged are the same blocks as pages of one task.
+func paged(tasks []Task, block int64) []Task {
+	pages := &Pages{Planes: []PagePlane{{Region: tasks[0].Local.Region, Stride: block, Bytes: block, RemoteBase: gpuOffset, RemoteStride: block}}}
+	for _, t := range tasks {
+		pages.Pairs = append(pages.Pairs, PagePair{Local: uint32(t.Local.Off / block), Remote: uint32((t.Offset - gpuOffset) / block)})
+	}
+	return []Task{{Op: tasks[0].Op, Segment: tasks[0].Segment, Pages: pages}}
+}
+
 // TestGPUTransfers has two processes, each with a GPU where there are two, move scattered blocks by each path, and compares every byte.
 func TestGPUTransfers(t *testing.T) {
 	g, o := initiatorGPU(t)
@@ -128,7 +137,11 @@ func TestGPUTransfers(t *testing.T) {
 			pattern(data, byte(block>>12)+byte(path))
 			g.store(t, here, data)
 			for _, op := range []Op{Write, Read} {
-				b, err := e.Submit(t.Context(), scattered(op, to, here, block, 1<<20), SubmitOptions{Path: path, Timeout: patience})
+				tasks := scattered(op, to, here, block, 1<<20)
+				if op == Write {
+					tasks = paged(tasks, block)
+				}
+				b, err := e.Submit(t.Context(), tasks, SubmitOptions{Path: path, Timeout: patience})
 				must(t, err)
 				must(t, wait(t, b))
 				if op == Write {
@@ -148,10 +161,14 @@ func BenchmarkGPUTransfers(b *testing.B) {
 	here := g.alloc(b, gpuBytes)
 	for _, path := range []Path{PathNVLink, PathTCP} {
 		for _, block := range []int64{4 << 10, 64 << 10, 1 << 20, 16 << 20, gpuBytes} {
-			for _, op := range []Op{Write, Read} {
-				b.Run(fmt.Sprintf("%s/%s/%dKiB", path, op, block>>10), func(b *testing.B) {
+			for k, op := range []Op{Write, Read, Write, Read} {
+				form := [...]string{"pages", "list"}[k/2]
+				b.Run(fmt.Sprintf("%s/%s/%s/%dKiB", path, op, form, block>>10), func(b *testing.B) {
 					tasks := scattered(op, to, here, block, 32768)
 					b.SetBytes(int64(len(tasks)) * block)
+					if form == "pages" {
+						tasks = paged(tasks, block)
+					}
 					var before *Batch
 					for b.Loop() {
 						next, err := e.Submit(b.Context(), tasks, SubmitOptions{Path: path, Timeout: 5 * time.Minute})

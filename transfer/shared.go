@@ -24,20 +24,11 @@ func (e *Engine) beginImported(ctx context.Context, p *part, finish func(error))
 	} else {
 		path = PathShm
 	}
-	var remote []mem.Extent
-	_ = p.shape.each(func(off, n int64) error { // which returns what this does
-		remote = memory.Append(remote, mem.Extent{Region: there, Off: off - p.buf.Offset, Len: n})
-		return nil
-	})
-	b := pairs(p.extents(), remote)
-	if p.op == Write {
-		b.Dst, b.Src = b.Src, b.Dst
-	}
 	if there.Bytes() != nil && allHost(p) {
 		stop, cancel := context.WithCancel(ctx)
 		go func() {
 			defer cancel()
-			err := copyHost(stop, b)
+			err := copyHost(stop, p.listed(there))
 			if err == nil {
 				err = there.Origin().Check()
 			}
@@ -48,6 +39,10 @@ func (e *Engine) beginImported(ctx context.Context, p *part, finish func(error))
 	if e.o.Copy == nil {
 		return PathNone, nil, fmt.Errorf("there is no device to copy by: %w", errdefs.ErrNotSupported)
 	}
+	b := p.paged(there)
+	if b == nil {
+		b = p.listed(there)
+	}
 	t, err := e.o.Copy.Submit(ctx, b)
 	if err != nil {
 		return PathNone, nil, err
@@ -57,6 +52,48 @@ func (e *Engine) beginImported(ctx context.Context, p *part, finish func(error))
 		finish(t.Err())
 	}()
 	return path, t.Cancel, nil
+}
+
+// listed returns the batch that copies the part from or to imported memory, extent by extent.
+func (p *part) listed(there *mem.Region) *mem.Batch {
+	var remote []mem.Extent
+	_ = p.shape.each(func(off, n int64) error { // which returns what this does
+		remote = memory.Append(remote, mem.Extent{Region: there, Off: off - p.buf.Offset, Len: n})
+		return nil
+	})
+	b := pairs(p.extents(), remote)
+	if p.op == Write {
+		b.Dst, b.Src = b.Src, b.Dst
+	}
+	return b
+}
+
+// paged is the same by pages, of which a device computes the addresses; nil where the part is none, or its pages there do not lie
+// in slots that are apart.
+func (p *part) paged(there *mem.Region) *mem.Batch {
+	if p.planes == nil {
+		return nil
+	}
+	pairs, slots := make([]mem.PageSlot, len(p.pairs)), int64(0)
+	for i, pair := range p.pairs {
+		pairs[i] = mem.PageSlot{Page: pair.Local, Slot: pair.Remote}
+		slots = max(slots, int64(pair.Remote)+1)
+	}
+	planes, groups := make([]mem.Plane, len(p.planes)), make([]mem.PageGroup, len(p.planes))
+	for i := range p.planes {
+		pl := &p.planes[i]
+		base := pl.RemoteBase - p.buf.Offset
+		if pl.Stride < pl.Bytes || pl.RemoteStride < pl.Bytes || pl.RemoteStride > (there.Len()-base)/slots {
+			return nil
+		}
+		planes[i] = mem.Plane{Region: pl.Region, Base: pl.Base, Stride: pl.Stride, Bytes: pl.Bytes}
+		groups[i] = mem.PageGroup{Planes: planes[i : i+1], Slots: mem.Slots{Region: there, Base: base, Stride: pl.RemoteStride}, Pairs: pairs}
+	}
+	dir := mem.ToPages
+	if p.op == Write {
+		dir = mem.ToSlots
+	}
+	return &mem.Batch{Paged: &mem.Paged{Dir: dir, Groups: groups}}
 }
 
 func allHost(p *part) bool {

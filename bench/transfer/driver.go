@@ -23,11 +23,35 @@ type Driver interface {
 	// Protocol and Target say what is measured, for people.
 	Protocol() string
 	Target() string
-	// Local is the driver's own memory, which the CPU reaches; Remote is the length of the target's, in bytes.
-	Local() *mem.Region
+	// Local is the driver's own memory; Remote is the length of the target's, in bytes.
+	Local() Memory
 	Remote() int64
 	// Submit begins a batch, which ctx bounds.
 	Submit(ctx context.Context, op Op, blocks []Block) (Pending, error)
+}
+
+// Memory is what batches are copied from and to. Its methods are safe for concurrent use of what does not overlap.
+type Memory interface {
+	// Len is its length in bytes.
+	Len() int64
+	// Store writes b to it, at byte at, and Fetch reads it from there.
+	Store(ctx context.Context, at int64, b []byte) error
+	Fetch(ctx context.Context, at int64, b []byte) error
+}
+
+// Host is memory that the CPU reaches.
+type Host struct{ *mem.Region }
+
+// Store implements Memory.
+func (h Host) Store(_ context.Context, at int64, b []byte) error {
+	copy(h.Bytes()[at:], b)
+	return nil
+}
+
+// Fetch implements Memory.
+func (h Host) Fetch(_ context.Context, at int64, b []byte) error {
+	copy(b, h.Bytes()[at:])
+	return nil
 }
 
 // Pending is a batch under way.

@@ -67,7 +67,7 @@ func (m *Mooncake) Protocol() string {
 func (m *Mooncake) Target() string { return m.remote.Segment().Name }
 
 // Local implements Driver.
-func (m *Mooncake) Local() *mem.Region { return m.local }
+func (m *Mooncake) Local() Memory { return Host{m.local} }
 
 // Remote implements Driver.
 func (m *Mooncake) Remote() int64 { return int64(min(m.target.Length, 1<<62)) }

@@ -185,6 +185,8 @@ type thread struct {
 	batch int
 	seq   uint64 // of the bytes that were written last
 
+	scratch []byte // two blocks of the CPU's memory
+
 	spent          time.Duration // that counts
 	prep, post, tx []float64     // microseconds of each batch
 }
@@ -203,7 +205,9 @@ func (t *thread) list(shift int64) []Block {
 func (t *thread) prepare(ctx context.Context) error {
 	blocks := t.list(0)
 	if t.o.Check {
-		t.fill(blocks)
+		if err := t.fill(ctx, blocks); err != nil {
+			return err
+		}
 	}
 	if t.o.Check || t.o.Op == Write {
 		if err := t.move(ctx, Write, blocks); err != nil {
@@ -236,10 +240,8 @@ func (t *thread) run(ctx context.Context) error {
 		began := time.Now()
 		blocks := t.list(0)
 		prep := time.Since(began)
-		if t.o.Check && t.o.Op == Write {
-			t.fill(blocks)
-		} else if t.o.Check {
-			t.poison(blocks)
+		if err := t.ready(ctx, blocks); err != nil {
+			return err
 		}
 		if err := t.timed(ctx, blocks); err != nil {
 			return err
@@ -253,6 +255,17 @@ func (t *thread) run(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// ready gives memory here the bytes to write, or others than are read.
+func (t *thread) ready(ctx context.Context, blocks []Block) error {
+	switch {
+	case !t.o.Check:
+		return nil
+	case t.o.Op == Write:
+		return t.fill(ctx, blocks)
+	}
+	return t.poison(ctx, blocks)
 }
 
 func micros(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
@@ -278,18 +291,29 @@ func (t *thread) timed(ctx context.Context, blocks []Block) error {
 }
 
 // fill writes bytes that no other batch has.
-func (t *thread) fill(blocks []Block) {
+func (t *thread) fill(ctx context.Context, blocks []Block) error {
 	t.seq++
-	for i, b := range blocks {
-		pattern(t.bytes(b), t.seed(i))
+	b := t.buffer()
+	for i := range blocks {
+		pattern(b, t.seed(i))
+		if err := t.o.Driver.Local().Store(ctx, blocks[i].Local, b); err != nil {
+			return err
+		}
 	}
+	return nil
 }
 
 func (t *thread) seed(block int) uint64 {
 	return device.Mix64(device.Mix64(uint64(t.index)<<40|t.seq)+uint64(block)) ^ uint64(t.size)
 }
 
-func (t *thread) bytes(b Block) []byte { return t.o.Driver.Local().Bytes()[b.Local:][:b.Length] }
+// buffer returns a block of the CPU's memory.
+func (t *thread) buffer() []byte {
+	if t.scratch == nil {
+		t.scratch = make([]byte, 2*t.size)
+	}
+	return t.scratch[:t.size]
+}
 
 func pattern(b []byte, seed uint64) {
 	for ; len(b) >= 8; b = b[8:] {
@@ -301,25 +325,37 @@ func pattern(b []byte, seed uint64) {
 	}
 }
 
-func (t *thread) poison(blocks []Block) {
-	for _, b := range blocks {
-		clear(t.bytes(b))
+// poison writes what no batch has.
+func (t *thread) poison(ctx context.Context, blocks []Block) error {
+	b := t.buffer()
+	clear(b)
+	for i := range blocks {
+		if err := t.o.Driver.Local().Store(ctx, blocks[i].Local, b); err != nil {
+			return err
+		}
 	}
+	return nil
 }
 
 // check compares what was read, or what is read again of what was written, with what was written last.
 func (t *thread) check(ctx context.Context, blocks []Block) error {
 	if t.o.Op == Write {
 		blocks = t.list(t.o.Driver.Local().Len() / 2)
-		t.poison(blocks)
+		if err := t.poison(ctx, blocks); err != nil {
+			return err
+		}
 		if err := t.move(ctx, Read, blocks); err != nil {
 			return fmt.Errorf("read back: %w", err)
 		}
 	}
-	want := make([]byte, t.size)
+	got := t.buffer()
+	want := t.scratch[t.size:]
 	for i, b := range blocks {
+		if err := t.o.Driver.Local().Fetch(ctx, b.Local, got); err != nil {
+			return err
+		}
 		pattern(want, t.seed(i))
-		if got := t.bytes(b); !bytes.Equal(got, want) {
+		if !bytes.Equal(got, want) {
 			return fmt.Errorf("block %d of thread %d, %d bytes at %d of the target, has wrong bytes: %w", i, t.index, b.Length, b.Remote, errdefs.ErrCorrupt)
 		}
 	}

@@ -58,7 +58,7 @@ func newCopying(t *testing.T, bytes int64) *copying {
 
 func (d *copying) Protocol() string               { return "copy" }
 func (d *copying) Target() string                 { return "here" }
-func (d *copying) Local() *mem.Region             { return d.local }
+func (d *copying) Local() transfer.Memory         { return transfer.Host{Region: d.local} }
 func (d *copying) Remote() int64                  { return d.remote.Len() }
 func (d *copying) Wait(ctx context.Context) error { return ctx.Err() }
 func (d *copying) Submit(_ context.Context, op transfer.Op, blocks []transfer.Block) (transfer.Pending, error) {

@@ -38,8 +38,9 @@ func newBenchTransferCommand() *cobra.Command {
 		Use:   "transfer",
 		Short: "Measure batches of reads and writes of another process's memory",
 		Long: `transfer measures batches of blocks that several threads read from a segment of another process, or write to it: --mode target offers one, as
-"kvlane transfer serve" does, --mode initiator measures. Either side may be Mooncake's engine and its transfer_engine_bench, whose flags are taken too
-(--segment_id, --metadata_server, --local_server_name, --block_size and so on).
+"kvlane transfer serve" does, --mode initiator measures. By Mooncake's protocol either side may be Mooncake's engine and its transfer_engine_bench,
+whose flags are taken too (--segment_id, --metadata_server, --local_server_name, --block_size and so on). --protocol auto is kvlane's own: nvlink, shm
+and tcp have all bytes go by that path; with --use-vram either side has memory of a GPU.
 
 The table has nixlbench's columns: Prep writes the list of a batch's blocks, Post submits it, Tx is from there until it is done. Several block sizes and
 batch sizes are measured one after the other. With --check every batch's bytes are compared, outside of what is timed.`,
@@ -60,7 +61,7 @@ batch sizes are measured one after the other. With --check every batch's bytes a
 	cmd.Flags().SetNormalizeFunc(fieldNames)
 	fl := cmd.Flags()
 	fl.StringVar(&f.mode, "mode", modeInitiator, "initiator, which measures, or target, which offers memory")
-	f.serve.register(cmd)
+	f.serve.register(cmd, protocols...)
 	fl.Var(sizeValue{&f.serve.bufferBytes}, "buffer-size", "memory: what the target offers, or what the initiator has")
 	f.serve.registerServe(cmd)
 	fl.StringVar(&f.segment, "segment", "", "the target's segment")
@@ -149,6 +150,13 @@ func (f *benchTransfer) measure(cmd *cobra.Command) (err error) {
 	if err := f.parse(); err != nil {
 		return err
 	}
+	path, own, err := f.serve.native()
+	if err != nil {
+		return err
+	}
+	if own {
+		return f.measureNative(cmd, path)
+	}
 	d, err := f.serve.directory()
 	if err != nil {
 		return err
@@ -158,7 +166,12 @@ func (f *benchTransfer) measure(cmd *cobra.Command) (err error) {
 		return asUsage(err)
 	}
 	defer func() { err = errors.Join(err, m.Close()) }()
-	f.run.Driver = m
+	return f.carry(cmd, m)
+}
+
+// carry measures a driver.
+func (f *benchTransfer) carry(cmd *cobra.Command, d transfer.Driver) error {
+	f.run.Driver = d
 	progress, finish := drawProgress(cmd)
 	f.run.Progress = progress
 	r, err := transfer.Run(cmd.Context(), f.run)

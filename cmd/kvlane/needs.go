@@ -163,6 +163,22 @@ var needs = []need{
 		met: is("mode", modeTarget), lacks: "--mode target",
 	},
 	{
+		commands: []string{"bench transfer", "transfer serve"}, flags: []string{"cluster"},
+		met: is("protocol", protocolMooncake), lacks: "--protocol mooncake",
+	},
+	{
+		commands: []string{"transfer serve"}, flags: []string{"data-port"},
+		met: is("protocol", protocolMooncake), lacks: "--protocol mooncake",
+	},
+	{
+		commands: []string{"bench transfer", "transfer serve"}, flags: []string{"use-vram"},
+		met: isNot("protocol", protocolMooncake), lacks: "--protocol auto, as Mooncake's moves host memory here",
+	},
+	{
+		commands: []string{"bench transfer", "transfer serve"}, flags: []string{"device", "gpu-id"},
+		met: is("use-vram", "true"), lacks: "--use-vram",
+	},
+	{
 		commands: []string{"bench rdma", "bench file"}, flags: []string{"device-index"},
 		met: isNot("device", noDevice), lacks: "--device cuda or --device sim",
 	},

@@ -25,8 +25,8 @@ var alwaysEffective = map[string]string{
 		model-layer beside-matmul json out charts compare`,
 	"bench file":        "dir bytes sizes work order from device budget seed json csv out charts",
 	"bench rdma":        "device sizes iterations rdma-provider nic rdma-port rdma-gid-index rdma-mtu json",
-	"bench transfer":    "mode protocol metadata cluster buffer-size",
-	"transfer serve":    "protocol metadata cluster name listen data-port buffer-size",
+	"bench transfer":    "mode protocol metadata buffer-size",
+	"transfer serve":    "protocol metadata name listen buffer-size",
 	"transfer metadata": "listen",
 	"transfer probe":    "protocol metadata cluster timeout json",
 	"transfer ls":       "protocol metadata cluster timeout json",
@@ -56,6 +56,7 @@ var clash = map[string][]string{
 	"auto among --paths":                                   {"--paths", "kernel"},
 	"--mode target, which measures nothing":                {"--mode", "target"},
 	"--host slots":                                         {"--host", "scattered"},
+	"--protocol mooncake":                                  {"--protocol", "auto"},
 }
 
 // meets are flags that meet a need, by what it lacks.
@@ -71,8 +72,12 @@ var meets = map[string][]string{
 	"a path by NIC among --paths":      {"--paths", "kernel,nic"},
 	"auto among --paths":               {"--paths", "kernel,auto"},
 	"--mode target":                    {"--mode", "target"},
-	"--host slots":                     {"--host", "slots"},
-	"--device cuda or --device sim":    {"--device", "sim"},
+	"--protocol mooncake":              {"--protocol", "mooncake"},
+	"--use-vram":                       {"--use-vram", "--protocol", "auto"},
+
+	"--protocol auto, as Mooncake's moves host memory here": {"--protocol", "auto"},
+	"--host slots":                  {"--host", "slots"},
+	"--device cuda or --device sim": {"--device", "sim"},
 }
 
 // forEachCommand calls f with each command that does something, by its path.

@@ -31,13 +31,20 @@ type transferFlags struct {
 	timeout                     time.Duration
 }
 
-func (f *transferFlags) register(cmd *cobra.Command) {
+// register adds them, for commands of Mooncake's protocol alone or of all protocols.
+func (f *transferFlags) register(cmd *cobra.Command, all ...string) {
 	fl := cmd.Flags()
 	fl.SortFlags = false
-	fl.StringVar(&f.protocol, "protocol", protocolMooncake, "how segments are reached: mooncake")
+	usage := "how segments are reached: mooncake"
+	if len(all) > 0 {
+		usage += ", or by kvlane's own transfers: auto, by what can, or nvlink, shm or tcp"
+	} else {
+		all = []string{protocolMooncake}
+	}
+	fl.StringVar(&f.protocol, "protocol", protocolMooncake, usage)
+	complete(cmd, "protocol", all...)
 	fl.StringVar(&f.metadata, "metadata", mooncake.P2PHandshake, "where segments are: P2PHANDSHAKE (at the address that is their name), or http://HOST:PORT/metadata")
 	fl.StringVar(&f.cluster, "cluster", "", "name that sets this cluster's segments apart in a metadata server")
-	complete(cmd, "protocol", protocolMooncake)
 	complete(cmd, "metadata", mooncake.P2PHandshake, "http://")
 }
 

@@ -20,29 +20,32 @@ type serveFlags struct {
 	name, listen string
 	dataPort     int
 	bufferBytes  int64
+	memory       memoryFlags
 }
 
 func (f *serveFlags) registerServe(cmd *cobra.Command) {
 	fl := cmd.Flags()
 	fl.StringVar(&f.name, "name", "", "the segment's name: with P2PHANDSHAKE HOST:PORT, at which peers reach it; port 0 takes a free one")
 	fl.StringVar(&f.listen, "listen", "", "HOST:PORT to listen on where peers reach it by another (default --name)")
-	fl.IntVar(&f.dataPort, "data-port", 0, "port for data; 0 takes a free one")
+	fl.IntVar(&f.dataPort, "data-port", 0, "port for data by Mooncake's protocol; 0 takes a free one")
+	f.memory.registerMemory(cmd)
 }
 
 func newTransferServeCommand() *cobra.Command {
 	f := serveFlags{bufferBytes: 64 << 20}
 	cmd := &cobra.Command{
 		Use:   "serve",
-		Short: "Offer host memory as a segment",
-		Long: `serve offers host memory, of zeros, as a segment, until it is interrupted. It prints the segment's name and buffer once peers reach it, and each
+		Short: "Offer memory as a segment",
+		Long: `serve offers memory, of zeros, as a segment, until it is interrupted. It prints the segment's name and buffer once peers reach it, and each
 notification that comes for it.
 
-Whoever reaches its two ports reads and writes the memory: name an address of a network that is trusted.`,
+Whoever reaches its ports reads and writes the memory: name an address of a network that is trusted. By kvlane's own transfers (--protocol auto)
+it may be a device's, and processes of this host and user reach it by sharing it where that works, by NVLink or in place.`,
 		Example: `  kvlane transfer serve --protocol mooncake --metadata P2PHANDSHAKE --name 127.0.0.1:15995 --buffer-size 64MiB`,
 		Args:    usageArgs(cobra.NoArgs),
 		RunE:    func(cmd *cobra.Command, _ []string) error { return f.serve(cmd) },
 	}
-	f.register(cmd)
+	f.register(cmd, protocols...)
 	f.registerServe(cmd)
 	cmd.Flags().Var(sizeValue{&f.bufferBytes}, "buffer-size", "how much memory")
 	return cmd
@@ -52,6 +55,12 @@ Whoever reaches its two ports reads and writes the memory: name an address of a 
 func (f *serveFlags) serve(cmd *cobra.Command) (err error) {
 	if f.name == "" {
 		return usagef("--name is needed")
+	}
+	if _, own, err := f.native(); own || err != nil {
+		if err != nil {
+			return err
+		}
+		return f.serveNative(cmd)
 	}
 	d, err := f.directory()
 	if err != nil {

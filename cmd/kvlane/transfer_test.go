@@ -245,7 +245,7 @@ func TestTransferPutAndGet(t *testing.T) {
 // A shell completes values of flags.
 func TestTransferCompletions(t *testing.T) {
 	for flag, want := range map[string]string{
-		"bench transfer --mode": "initiator\ntarget\n", "bench transfer --operation": "read\nwrite\n", "transfer serve --protocol": "mooncake\n", "transfer ls --metadata": "P2PHANDSHAKE\nhttp://\n",
+		"bench transfer --mode": "initiator\ntarget\n", "bench transfer --operation": "read\nwrite\n", "transfer serve --protocol": "mooncake\nauto\nnvlink\nshm\ntcp\n", "transfer get --protocol": "mooncake\n", "transfer ls --metadata": "P2PHANDSHAKE\nhttp://\n",
 	} {
 		args := append(append([]string{"__complete"}, strings.Fields(flag)...), "")
 		if code, stdout, _ := execute(t, args...); code != exitOK || !strings.HasPrefix(stdout, want+":") {
@@ -301,5 +301,49 @@ func TestBenchTransferOfATargetThatGoesAway(t *testing.T) {
 		}
 	case <-time.After(time.Minute):
 		t.Fatal("it goes on")
+	}
+}
+
+// kvlane's own transfers are offered and measured by each path, of host memory and of a device's, and every byte compared.
+func TestBenchTransferNative(t *testing.T) {
+	for _, c := range []struct {
+		protocol, went string
+		vram           bool
+	}{{"auto", "shm", false}, {"shm", "shm", false}, {"tcp", "tcp", false}, {"auto", "nvlink", true}, {"tcp", "tcp", true}} {
+		args := []string{"--protocol", c.protocol, "--buffer-size", "2MiB"}
+		if c.vram {
+			args = append(args, "--use-vram", "--device", "sim")
+		}
+		p := interruptible(t, append([]string{"bench", "transfer", "--mode", "target", "--name", "127.0.0.1:0"}, args...)...)
+		name, _, _ := strings.Cut(p.word(t, "segment "), ": ")
+		for _, op := range []string{"read", "write"} {
+			bench := append([]string{
+				"bench", "transfer", "--segment", name, "--operation", op, "--block-size", "4KiB,60000", "--batch-size", "1,7", "--threads", "2",
+				"--duration", "5ms", "--check", "--json",
+			}, args...)
+			code, stdout, stderr := execute(t, bench...)
+			var r transfer.Report
+			if err := json.Unmarshal([]byte(stdout), &r); code != exitOK || err != nil {
+				t.Fatalf("%v: exit code %d, %v: %s", c, code, err, stderr)
+			}
+			if len(r.Points) != 4 || r.Protocol != c.went || !r.Checked {
+				t.Errorf("%v: %+v", c, r)
+			}
+		}
+		if _, rest := p.stop(); !strings.Contains(rest, "requests over sockets") {
+			t.Errorf("%v: %q", c, rest)
+		}
+	}
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"--protocol", "rdma", "--segment", "127.0.0.1:1"}, "auto, nvlink, shm, tcp"},
+		{[]string{"--use-vram", "--segment", "127.0.0.1:1"}, "--protocol auto"},
+		{[]string{"--protocol", "auto", "--metadata", "etcd://x", "--segment", "a"}, "--metadata"},
+	} {
+		if code, _, stderr := execute(t, append([]string{"bench", "transfer"}, c.args...)...); code != exitUsage || !strings.Contains(stderr, c.want) {
+			t.Errorf("%v: exit code %d, want %q: %s", c.args, code, c.want, stderr)
+		}
 	}
 }

@@ -96,7 +96,7 @@ var mayImport = map[string]string{
 	"bench/chart":           anyPlain + " bench bench/file bench/request",
 	"internal/target":       anyPlain + " bench",
 	"bench/rdmabench":       onDevice + " stream rdma rdma/channel rdma/registry",
-	"bench/transfer":        "errdefs mem device bench transfer/mooncake internal/sys/hostmem",
+	"bench/transfer":        onDevice + " stream bench share transfer transfer/metadata transfer/mooncake internal/sys/hostmem",
 	"bench/matmul":          onDevice + " internal/sys/cublaslt",
 	"telemetry":             anyPlain + " store stream/copy/plan stream/file",
 	"telemetry/metricsdoc":  "telemetry",

@@ -1,0 +1,346 @@
+package transfer
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/share"
+	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/transfer"
+	"github.com/kvlane/kvlane/transfer/metadata"
+)
+
+// closeTimeout bounds the wait for what is under way when an engine is closed.
+const closeTimeout = 30 * time.Second
+
+// NativeOptions say what memory an engine of kvlane's own transfers has, and how it is reached.
+type NativeOptions struct {
+	// Device has the memory, and Copy copies it. Nil: host memory. Both stay the caller's.
+	Device device.Device
+	Copy   stream.Stream
+	Bytes  int64
+	// Store says where segments are. Nil: at the address of their engine.
+	Store metadata.Store
+	Lanes int // connections; 0 is the engine's default
+}
+
+// memoryName is that of the segment's memory.
+const memoryName = "memory"
+
+// party is an engine with memory: what both sides are.
+type party struct {
+	o      NativeOptions
+	host   *share.HostMemory
+	bounce *mem.Region
+	region *mem.Region
+	engine *transfer.Engine
+}
+
+// alloc makes the memory, and returns what exports it to processes of this host.
+func (p *party) alloc(ctx context.Context) (source share.Source, err error) {
+	if p.o.Device == nil {
+		if p.host, err = share.AllocHost(nil, p.o.Bytes); err != nil {
+			return nil, err
+		}
+		p.region = p.host.Region()
+		return p.host, nil
+	}
+	if sharer, ok := p.o.Device.(device.Sharer); ok {
+		if by, err := share.NewAllocator(sharer, share.Probe(ctx, sharer, share.ProbeOptions{})); err == nil {
+			p.region, err = by.Alloc(p.o.Bytes)
+			return sharer, err
+		} else if !errors.Is(err, errdefs.ErrNotSupported) {
+			return nil, err
+		}
+	}
+	p.region, err = p.o.Device.Alloc(p.o.Bytes, device.AllocOptions{})
+	return nil, err // by sockets only
+}
+
+// open opens the engine.
+func (p *party) open(o transfer.Options) (err error) {
+	o.Store, o.Lanes, o.Device, o.Copy = p.o.Store, p.o.Lanes, p.o.Device, p.o.Copy
+	p.engine, err = transfer.Open(o)
+	return err
+}
+
+// close gives all back. What the engine may still touch is not freed.
+func (p *party) close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+	defer cancel()
+	if p.engine != nil {
+		if err := p.engine.Close(ctx); err != nil {
+			return err
+		}
+	}
+	var errs []error
+	if p.host != nil {
+		errs = append(errs, p.host.Close())
+	} else if p.region != nil {
+		errs = append(errs, p.o.Device.Free(p.region))
+	}
+	if p.bounce != nil {
+		errs = append(errs, p.o.Device.Free(p.bounce))
+	}
+	return errors.Join(errs...)
+}
+
+// TargetOptions say what a target offers.
+type TargetOptions struct {
+	NativeOptions
+	Name   string // of the segment
+	Listen string // HOST:PORT
+	// Advertise is the address by which others reach it. Default: that of Listen.
+	Advertise string
+}
+
+// Target is an engine that offers memory, of zeros, as a segment.
+type Target struct {
+	party
+	server  *share.Server
+	address string
+}
+
+// OpenTarget offers memory until Close, to processes of this host by sharing it where that works, and to all by TCP.
+func OpenTarget(ctx context.Context, o TargetOptions) (_ *Target, err error) {
+	t := &Target{party: party{o: o.NativeOptions}}
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("offer memory: %w", errors.Join(err, t.Close()))
+		}
+	}()
+	source, err := t.alloc(ctx)
+	if err != nil {
+		return nil, err
+	}
+	server, err := share.NewServer(share.Options{})
+	if err != nil {
+		return nil, err
+	}
+	if err := server.Start(ctx); err != nil {
+		return nil, err
+	}
+	t.server = server
+	if err := t.open(transfer.Options{Listen: o.Listen, Advertise: o.Advertise, Share: server}); err != nil {
+		return nil, err
+	}
+	s, err := t.engine.Publish(ctx, o.Name)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := s.Register(t.region, transfer.RegisterOptions{Name: memoryName, Source: source}); err != nil {
+		return nil, err
+	}
+	t.address = t.engine.Address()
+	if o.Store == nil {
+		t.address += "/" + o.Name
+	} else {
+		t.address = o.Name
+	}
+	return t, nil
+}
+
+// Segment is what others open the segment by.
+func (t *Target) Segment() string { return t.address }
+
+// Engine is the target's.
+func (t *Target) Engine() *transfer.Engine { return t.engine }
+
+// Close withdraws the memory and frees it. Importers that are attached lose it.
+func (t *Target) Close() error {
+	err := t.close()
+	if t.server != nil {
+		err = errors.Join(err, t.server.Close())
+	}
+	return err
+}
+
+// Native carries batches by an engine of kvlane's own transfers, to the largest buffer of a segment.
+type Native struct {
+	party
+	path     transfer.Path
+	importer *share.Importer
+	remote   *transfer.Remote
+	target   transfer.Buffer
+
+	bouncing sync.Mutex
+}
+
+// OpenNative opens a segment, which is reached by path alone; PathNone: by what can.
+func OpenNative(ctx context.Context, segment string, path transfer.Path, o NativeOptions) (_ *Native, err error) {
+	n := &Native{party: party{o: o}, path: path}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, n.Close())
+		}
+	}()
+	if _, err := n.alloc(ctx); err != nil {
+		return nil, err
+	}
+	if n.importer, err = share.NewImporter(o.Device, share.ImportOptions{}); err != nil {
+		return nil, err
+	}
+	if err := n.open(transfer.Options{Importer: n.importer}); err != nil {
+		return nil, err
+	}
+	if n.remote, err = n.engine.OpenSegment(ctx, segment); err != nil {
+		return nil, err
+	}
+	buffers := n.remote.Describe().Buffers
+	if len(buffers) == 0 {
+		return nil, fmt.Errorf("segment %s has no memory: %w", segment, errdefs.ErrNotFound)
+	}
+	n.target = slices.MaxFunc(buffers, func(a, b transfer.Buffer) int { return cmp.Compare(a.Length, b.Length) })
+	if err := n.remote.Shared(n.target.Offset); err != nil && path != transfer.PathNone && path != transfer.PathTCP {
+		return nil, fmt.Errorf("segment %s by %s: %w", segment, path, err)
+	}
+	return n, nil
+}
+
+// Protocol implements Driver.
+func (n *Native) Protocol() string {
+	switch {
+	case n.path != transfer.PathNone:
+		return n.path.String()
+	case n.remote.Shared(n.target.Offset) != nil:
+		return transfer.PathTCP.String()
+	case n.target.Kind == mem.KindDevice.String():
+		return transfer.PathNVLink.String()
+	}
+	return transfer.PathShm.String()
+}
+
+// Target implements Driver.
+func (n *Native) Target() string { return n.remote.Name() }
+
+// Remote implements Driver.
+func (n *Native) Remote() int64 { return n.target.Length }
+
+// Local implements Driver.
+func (n *Native) Local() Memory {
+	if n.region.Bytes() != nil {
+		return Host{n.region}
+	}
+	return (*deviceMemory)(n)
+}
+
+// Submit implements Driver. Blocks of one length that lie in multiples of it, as pages do, are sent as pages.
+func (n *Native) Submit(ctx context.Context, op Op, blocks []Block) (Pending, error) {
+	how := transfer.Read
+	if op == Write {
+		how = transfer.Write
+	}
+	o := transfer.SubmitOptions{Path: n.path}
+	if end, ok := ctx.Deadline(); ok {
+		o.Timeout = max(time.Until(end), time.Millisecond)
+	}
+	b, err := n.engine.Submit(ctx, n.tasks(how, blocks), o)
+	if err != nil {
+		return nil, err // not a nil *Batch in an interface
+	}
+	return b, nil
+}
+
+func (n *Native) tasks(op transfer.Op, blocks []Block) []transfer.Task {
+	if pages := n.pages(blocks); pages != nil {
+		return []transfer.Task{{Op: op, Segment: n.remote, Pages: pages}}
+	}
+	tasks := make([]transfer.Task, len(blocks))
+	for i, b := range blocks {
+		tasks[i] = transfer.Task{
+			Op: op, Segment: n.remote, Local: mem.Extent{Region: n.region, Off: b.Local, Len: b.Length}, Offset: n.target.Offset + b.Remote,
+		}
+	}
+	return tasks
+}
+
+// pages returns the blocks as pages of one plane, or nil.
+func (n *Native) pages(blocks []Block) *transfer.Pages {
+	if len(blocks) < 2 {
+		return nil
+	}
+	size, shift := blocks[0].Length, blocks[0].Local%blocks[0].Length
+	pairs := make([]transfer.PagePair, len(blocks))
+	for i, b := range blocks {
+		here, there := (b.Local-shift)/size, b.Remote/size
+		if b.Length != size || b.Local != here*size+shift || b.Remote != there*size || max(here, there) > math.MaxUint32 {
+			return nil
+		}
+		pairs[i] = transfer.PagePair{Local: uint32(here), Remote: uint32(there)}
+	}
+	return &transfer.Pages{
+		Planes: []transfer.PagePlane{{Region: n.region, Base: shift, Stride: size, Bytes: size, RemoteBase: n.target.Offset, RemoteStride: size}},
+		Pairs:  pairs,
+	}
+}
+
+// Close ends the connections and frees the memory. Batches that are not done fail.
+func (n *Native) Close() error {
+	if err := n.close(); err != nil || n.importer == nil {
+		return err
+	}
+	return n.importer.Close()
+}
+
+// deviceMemory is a Native's memory where the CPU does not reach it: it goes through pinned memory, piece by piece.
+type deviceMemory Native
+
+// bounceBytes is how much of it there is.
+const bounceBytes = 16 << 20
+
+// Len implements Memory.
+func (d *deviceMemory) Len() int64 { return d.region.Len() }
+
+// Store implements Memory.
+func (d *deviceMemory) Store(ctx context.Context, at int64, b []byte) error {
+	return d.through(ctx, at, b, func(here, there mem.Extent, piece []byte) error {
+		copy(here.Bytes(), piece)
+		return copied(ctx, d.o.Copy, there, here)
+	})
+}
+
+// Fetch implements Memory.
+func (d *deviceMemory) Fetch(ctx context.Context, at int64, b []byte) error {
+	return d.through(ctx, at, b, func(here, there mem.Extent, piece []byte) error {
+		err := copied(ctx, d.o.Copy, here, there)
+		copy(piece, here.Bytes())
+		return err
+	})
+}
+
+func (d *deviceMemory) through(ctx context.Context, at int64, b []byte, move func(here, there mem.Extent, piece []byte) error) (err error) {
+	d.bouncing.Lock()
+	defer d.bouncing.Unlock()
+	if d.bounce == nil {
+		if d.bounce, err = d.o.Device.AllocHost(bounceBytes); err != nil {
+			return err
+		}
+	}
+	for len(b) > 0 && ctx.Err() == nil {
+		n := min(int64(len(b)), bounceBytes)
+		if err := move(mem.Extent{Region: d.bounce, Len: n}, mem.Extent{Region: d.region, Off: at, Len: n}, b[:n]); err != nil {
+			return err
+		}
+		at, b = at+n, b[n:]
+	}
+	return context.Cause(ctx)
+}
+
+// copied copies, and returns when nothing touches the memory any more.
+func copied(ctx context.Context, s stream.Stream, dst, src mem.Extent) error {
+	t, err := s.Submit(ctx, &mem.Batch{Dst: []mem.Extent{dst}, Src: []mem.Extent{src}})
+	if err != nil {
+		return err
+	}
+	<-t.Done() // a stream resolves its tickets
+	return t.Err()
+}

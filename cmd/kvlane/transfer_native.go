@@ -1,0 +1,146 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvlane/kvlane/bench/transfer"
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/stream"
+	streamcopy "github.com/kvlane/kvlane/stream/copy"
+	engine "github.com/kvlane/kvlane/transfer"
+	"github.com/kvlane/kvlane/transfer/metadata"
+	"github.com/kvlane/kvlane/transfer/mooncake"
+)
+
+// protocolAuto is kvlane's own, by whichever path can; others of its paths have their names.
+const protocolAuto = "auto"
+
+// protocols are the values of --protocol where segments are offered and measured.
+var protocols = []string{protocolMooncake, protocolAuto, engine.PathNVLink.String(), engine.PathShm.String(), engine.PathTCP.String()}
+
+// memoryFlags say what memory a side of kvlane's own transfers has.
+type memoryFlags struct {
+	vram   bool
+	device string
+	gpu    int
+}
+
+func (f *memoryFlags) registerMemory(cmd *cobra.Command) {
+	fl := cmd.Flags()
+	fl.BoolVar(&f.vram, "use-vram", false, "device memory in place of the host's")
+	fl.IntVar(&f.gpu, "gpu-id", 0, "which of the devices")
+	registerDevice(fl, &f.device)
+}
+
+// open calls use with the device of the memory and a stream that copies it, none for the host's.
+func (f *memoryFlags) open(use func(device.Device, stream.Stream) error) (err error) {
+	if !f.vram {
+		return use(nil, nil)
+	}
+	dev, err := openDevice(f.device, f.gpu, sim.Options{})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, dev.Close()) }()
+	s, err := streamcopy.Open(dev, streamcopy.Options{})
+	if err != nil {
+		return err
+	}
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+		defer cancel()
+		err = errors.Join(err, s.Close(ctx))
+	}()
+	return use(dev, s)
+}
+
+// native returns the path that the flags ask for, and whether segments are kvlane's own.
+func (f *serveFlags) native() (path engine.Path, ok bool, err error) {
+	switch {
+	case !slices.Contains(protocols, f.protocol):
+		return path, false, usagef("--protocol %q: it is one of %s", f.protocol, strings.Join(protocols, ", "))
+	case f.protocol == protocolMooncake:
+		return path, false, nil
+	case f.protocol == protocolAuto:
+		return engine.PathNone, true, nil
+	}
+	path, err = engine.ParsePath(f.protocol)
+	return path, true, err
+}
+
+// store returns where kvlane's own segments are found, and what gives that back; nil: at their engine's address.
+func (f *transferFlags) store() (_ metadata.Store, done func(), err error) {
+	if f.metadata == mooncake.P2PHandshake {
+		return nil, func() {}, nil
+	}
+	c, err := metadata.NewClient(f.metadata, 0)
+	if err != nil {
+		return nil, nil, &usageError{fmt.Errorf("--metadata: %w", err)}
+	}
+	return c, c.Close, nil
+}
+
+// nativeSegment is the name of a segment that is found at its engine's address.
+const nativeSegment = "memory"
+
+// serveNative offers memory to kvlane's own transfers until the command's context ends.
+func (f *serveFlags) serveNative(cmd *cobra.Command) error {
+	store, done, err := f.store()
+	if err != nil {
+		return err
+	}
+	defer done()
+	o := transfer.TargetOptions{NativeOptions: transfer.NativeOptions{Bytes: f.bufferBytes, Store: store}, Name: f.name, Listen: f.listen}
+	if store == nil {
+		o.Name, o.Listen = nativeSegment, f.name
+		if f.listen != "" {
+			o.Listen, o.Advertise = f.listen, f.name
+		}
+	}
+	return f.memory.open(func(dev device.Device, s stream.Stream) (err error) {
+		o.Device, o.Copy = dev, s
+		ctx := cmd.Context()
+		t, err := transfer.OpenTarget(ctx, o)
+		if err != nil {
+			return asUsage(err)
+		}
+		defer func() { err = errors.Join(err, t.Close()) }()
+		out := cmd.OutOrStdout()
+		fmt.Fprintf(out, "segment %s: %d bytes; interrupt to end\n", t.Segment(), f.bufferBytes)
+		for {
+			n, err := t.Engine().Receive(ctx)
+			if err != nil {
+				break // the command was interrupted, which is how it is meant to end
+			}
+			fmt.Fprintf(out, "notification for %q: %q\n", n.Segment, n.Body)
+		}
+		had := t.Engine().Stats()
+		fmt.Fprintf(out, "%d requests over sockets, %d bytes read, %d bytes written, %d refused\n", had.Requests, had.BytesOut, had.BytesIn, had.Refused)
+		return nil
+	})
+}
+
+// measureNative measures as an initiator of kvlane's own transfers.
+func (f *benchTransfer) measureNative(cmd *cobra.Command, path engine.Path) error {
+	store, done, err := f.serve.store()
+	if err != nil {
+		return err
+	}
+	defer done()
+	return f.serve.memory.open(func(dev device.Device, s stream.Stream) (err error) {
+		o := transfer.NativeOptions{Device: dev, Copy: s, Bytes: f.serve.bufferBytes, Store: store, Lanes: f.lanes}
+		n, err := transfer.OpenNative(cmd.Context(), f.segment, path, o)
+		if err != nil {
+			return asUsage(err)
+		}
+		defer func() { err = errors.Join(err, n.Close()) }()
+		return f.carry(cmd, n)
+	})
+}

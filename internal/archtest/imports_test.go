@@ -127,6 +127,7 @@ var mayImport = map[string]string{
 	"transfer/metadata": "errdefs",
 	"transfer":          onDevice + " stream share transfer/memory transfer/metadata",
 	"transfer/mooncake": "errdefs mem",
+	"transfer/handover": "errdefs mem share transfer",
 
 	// The wiring of NICs, and the profiles of what is wired.
 	"gdr":             onDevice + " stream stream/copy stream/nic rdma rdma/ topology internal/unwind",
@@ -139,6 +140,7 @@ var mayImport = map[string]string{
 	"":              anyPlain + " gdr profile store store/manager device/ stream/ tier/ internal/",
 	"internal/capi": anyPlain + " store gdr profile stream/copy/plan tier/file tier/log internal/inuse ROOT",
 	"cmd/libkvlane": "errdefs mem block internal/capi ROOT",
+	"examples/":     "share transfer transfer/",
 	"cmd/":          anyPlain + " gdr profile share topology transfer transfer/ store replay replay/demo doctor bench bench/ telemetry device/ stream/ tier/ internal/ ROOT",
 }
 

@@ -18,7 +18,7 @@ RXE   := $(CURDIR)/$(BIN)/.rxe
 LOSSY := /(LocalKeys|RemoteKeys|PeerForbids|TooLongForReceive)$$
 MANY  := ^TestVerbsCarryThousandsOfRequests$$
 LONG  := ^TestVerbs(PlanByNIC|PostRefusedHalfWay)$$|/(huge_|sums$$)
-GUEST := KVLANE_REQUIRE=verbs,nfs $(GO) test -count 1 -p 1 -timeout 120s -exec
+GUEST := KVLANE_REQUIRE=verbs,nfs,root $(GO) test -count 1 -p 1 -timeout 120s -exec
 
 # What is shipped needs no C compiler, but for the C library, whose compiler `make lib` fetches. The race detector needs one.
 export CGO_ENABLED = 0
@@ -68,7 +68,7 @@ test: ## run the tests
 # themselves crosses the cable twice then. The longest batches are left out, as most of the time would pass in waiting for what
 # was lost; and calibration and what posts 1 MiB at a time, since soft-RoCE gives such a message up after a few losses. The longest replay runs then only.
 # The last step is NFS: files that two hosts share.
-verbs: ## run the RDMA tests, and those of files on NFS, in a virtual machine with soft-RoCE, which is made of Debian packages
+verbs: ## run the RDMA tests, those of files on NFS, and what takes a second user, in a virtual machine with soft-RoCE, which is made of Debian packages
 	tools/rxe/build $(RXE)
 	KVLANE_REQUIRE=verbs-headers C_INCLUDE_PATH=$(RXE)/root/usr/include $(GO) test -count 1 -run Header ./internal/sys/ibverbs
 	$(GUEST) $(CURDIR)/tools/rxe/run $(VERBS)
@@ -77,6 +77,7 @@ verbs: ## run the RDMA tests, and those of files on NFS, in a virtual machine wi
 	$(GUEST) '$(CURDIR)/tools/rxe/run -l 1%' -run Verbs -skip '$(LONG)' $(ATOP)
 	$(GUEST) $(CURDIR)/tools/rxe/run -run Verbs ./bench/rdmabench
 	$(GUEST) '$(CURDIR)/tools/rxe/run -n' -run NFS ./tier/file
+	$(GUEST) $(CURDIR)/tools/rxe/run -run ASecondUser ./share
 
 # Each mutant is built as an overlay: nothing of the tree is changed.
 mutants: ## put each named defect into the source and check that its test fails

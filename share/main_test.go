@@ -41,6 +41,8 @@ func TestMain(m *testing.M) {
 		err = playExporter(os.Args[1:])
 	case "import":
 		err = playImporter()
+	case "stranger":
+		err = playStranger()
 	case "probe":
 		err = share.AnswerProbe(context.Background(), os.Stdin, os.Stdout, openSim)
 	case "probe-gpu":

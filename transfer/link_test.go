@@ -1,0 +1,106 @@
+package transfer
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvlane/kvlane/internal/testkit"
+	"github.com/kvlane/kvlane/mem"
+)
+
+// linkEnv has TestLinkIsCut cut the link of the network namespace that it is in.
+const linkEnv = "KVLANE_TRANSFER_LINK"
+
+// setLink takes the loopback device of the process's network namespace up or down.
+func setLink(t *testing.T, up bool) {
+	t.Helper()
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	must(t, err)
+	defer func() { must(t, unix.Close(fd)) }()
+	r, err := unix.NewIfreq("lo")
+	must(t, err)
+	must(t, unix.IoctlIfreq(fd, unix.SIOCGIFFLAGS, r))
+	flags := r.Uint16() &^ unix.IFF_UP
+	if up {
+		flags |= unix.IFF_UP
+	}
+	r.SetUint16(flags)
+	must(t, unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, r))
+}
+
+// TestLinkIsCut: a link that is down for a while in mid-batch fails batches within their time or delays them, and then all goes on, with
+// neither side begun anew. The link is that of a network namespace of its own, which takes root.
+func TestLinkIsCut(t *testing.T) {
+	if os.Getenv(linkEnv) != "" {
+		cutLink(t)
+		return
+	}
+	if os.Geteuid() != 0 {
+		testkit.Skip(t, "root", "only root makes network namespaces")
+	}
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run", "^TestLinkIsCut$", "-test.v")
+	cmd.Env = append(os.Environ(), linkEnv+"=1")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
+	out, err := cmd.CombinedOutput()
+	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EINVAL) {
+		testkit.Skip(t, "root", "network namespaces cannot be made here: "+err.Error())
+	}
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	t.Logf("%s", out)
+}
+
+func cutLink(t *testing.T) {
+	const n, limit = 32 << 20, 10 * time.Second
+	setLink(t, true)
+	there, here, small := host(t, n), host(t, n), host(t, 4096)
+	o := Options{Stall: 500 * time.Millisecond, PartBytes: 1 << 20}
+	p := newPair(t, o, o, there)
+	failed := 0
+	for round := range 3 {
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			for ctx.Err() == nil {
+				began := time.Now()
+				b, err := p.initiator.Submit(ctx, []Task{{Op: Write, Segment: p.remote, Local: mem.All(here)}}, SubmitOptions{Timeout: limit})
+				if err != nil {
+					return // the test is over
+				}
+				if err := wait(t, b); err != nil {
+					failed++
+				}
+				if took := time.Since(began); took > limit+patience/2 {
+					t.Errorf("a batch of %v took %v", limit, took)
+				}
+			}
+		}()
+		time.Sleep(100 * time.Millisecond) // whatever is under way then
+		setLink(t, false)
+		time.Sleep(1500 * time.Millisecond)
+		setLink(t, true)
+		until(t, "no batch after the link was restored", func() bool {
+			b, err := p.initiator.Submit(t.Context(), []Task{{Op: Read, Segment: p.remote, Local: mem.Extent{Region: small, Len: 4096}}}, SubmitOptions{Timeout: limit})
+			return err == nil && wait(t, b) == nil
+		})
+		stop()
+		<-ended
+		pattern(here.Bytes(), byte(round))
+		p.do(t, Task{Op: Write, Local: mem.All(here)})
+		same(t, "after the cut", there.Bytes(), here.Bytes())
+	}
+	s := p.initiator.Stats()
+	if s.Retries == 0 {
+		t.Error("no part was ever tried again: nothing was cut")
+	}
+	t.Logf("%d parts tried again, %d connections fenced, %d batches failed", s.Retries, s.Fences, failed)
+}

@@ -82,7 +82,11 @@ func (m *HostMemory) Remove(ctx context.Context, r *mem.Region) error {
 	select {
 	case <-h.idle:
 	case <-ctx.Done():
-		return fmt.Errorf("withdraw %s: transfers still touch it: %w: %w", r, errdefs.ErrBusy, context.Cause(ctx))
+		select {
+		case <-h.idle: // who comes too late is told what is so
+		default:
+			return fmt.Errorf("withdraw %s: transfers still touch it: %w: %w", r, errdefs.ErrBusy, context.Cause(ctx))
+		}
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()

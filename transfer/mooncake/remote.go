@@ -237,9 +237,9 @@ func (r *Remote) connect(ctx context.Context) (net.Conn, *Segment, error) {
 
 // Close ends every connection; tasks that are not final fail with ErrClosed. No local memory is touched when it returns. Close is idempotent.
 func (r *Remote) Close() error {
-	r.cancel()
 	r.mu.Lock()
 	r.closed = true
+	r.cancel() // after that, which says why what it ends fails
 	gone := r.drop(nil)
 	for _, l := range r.lanes {
 		l.kill(errdefs.ErrClosed)

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvlane/kvlane/internal/sys/hostmem"
+	"github.com/kvlane/kvlane/transfer/metadata"
 	"github.com/kvlane/kvlane/transfer/mooncake"
 )
 
@@ -135,7 +136,9 @@ func serveMetadata(cmd *cobra.Command, listen string) error {
 	if err != nil {
 		return fmt.Errorf("--listen: %w", err)
 	}
-	s := http.Server{Handler: new(mooncake.MetadataServer), ReadTimeout: 30 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute}
+	mux := http.NewServeMux()
+	mux.Handle("/metadata", metadata.NewServer(metadata.ServerOptions{}))
+	s := http.Server{Handler: mux, ReadTimeout: 30 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute}
 	stopped := make(chan error, 1)
 	stop := context.AfterFunc(ctx, func() {
 		ctx, cancel := closing(ctx, closeTimeout, interruptGrace)

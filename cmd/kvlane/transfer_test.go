@@ -181,7 +181,7 @@ func TestTransferByMetadataServer(t *testing.T) {
 	if err := json.Unmarshal([]byte(stdout), &s); err != nil || code != exitOK || s.Name != name || len(s.Buffers) != 1 {
 		t.Errorf("exit code %d, %v, %+v\n%s", code, err, s, stderr)
 	}
-	if code, _, stderr := execute(t, "transfer", "probe", name, "--metadata", uri); code != exitFailure || !strings.Contains(stderr, "not there") {
+	if code, _, stderr := execute(t, "transfer", "probe", name, "--metadata", uri); code != exitFailure || !strings.Contains(stderr, "has none") {
 		t.Errorf("in another cluster: exit code %d, %s", code, stderr)
 	}
 }

@@ -1,19 +1,16 @@
 package mooncake
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net"
-	"net/http"
-	"net/url"
 	"strconv"
 	"strings"
 
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/transfer/metadata"
 )
 
 // P2PHandshake is the directory that is none: a segment's name is the address of its handshake, HOST:PORT.
@@ -36,24 +33,18 @@ func OpenDirectory(uri, cluster string) (Directory, error) {
 	if uri == P2PHandshake {
 		return p2p{}, nil
 	}
-	u, err := url.Parse(uri)
+	if scheme, _, ok := strings.Cut(uri, "://"); ok && (scheme == "etcd" || scheme == "redis") {
+		return nil, fmt.Errorf("open metadata %q: %s is not spoken here, %s and http are: %w", uri, scheme, P2PHandshake, errdefs.ErrNotSupported)
+	}
+	c, err := metadata.NewClient(uri, handshakeTime)
 	if err != nil {
-		return nil, fmt.Errorf("open metadata %q: %w: %w", uri, errdefs.ErrInvalid, err)
+		return nil, fmt.Errorf("open metadata: it is %s or http://HOST:PORT/metadata: %w", P2PHandshake, err)
 	}
-	switch u.Scheme {
-	case "http", "https":
-		if u.Host == "" {
-			return nil, fmt.Errorf("open metadata %q: it has no host: %w", uri, errdefs.ErrInvalid)
-		}
-		prefix := "mooncake/"
-		if cluster != "" {
-			prefix += strings.TrimSuffix(cluster, "/") + "/"
-		}
-		return &httpDirectory{at: *u, prefix: prefix}, nil
-	case "etcd", "redis":
-		return nil, fmt.Errorf("open metadata %q: %s is not spoken here, %s and http are: %w", uri, u.Scheme, P2PHandshake, errdefs.ErrNotSupported)
+	prefix := "mooncake/"
+	if cluster != "" {
+		prefix += strings.TrimSuffix(cluster, "/") + "/"
 	}
-	return nil, fmt.Errorf("open metadata %q: it is %s or http://HOST:PORT/metadata: %w", uri, P2PHandshake, errdefs.ErrInvalid)
+	return &httpDirectory{client: c, prefix: prefix}, nil
 }
 
 // p2p finds a segment by asking it.
@@ -88,11 +79,10 @@ func (p2p) handshake(_ context.Context, segment string) (string, error) {
 func (p2p) publish(context.Context, *Segment, server) error { return nil }
 func (p2p) withdraw(context.Context, string) error          { return nil }
 
-// httpDirectory is a metadata server: texts by keys.
+// httpDirectory is a metadata server: texts by keys. Requests are rare: no connection is kept between them.
 type httpDirectory struct {
-	at     url.URL
+	client *metadata.Client
 	prefix string
-	client http.Client
 }
 
 func (d *httpDirectory) segmentKey(name string) string { return d.prefix + "ram/" + name }
@@ -134,6 +124,7 @@ func (d *httpDirectory) handshake(ctx context.Context, segment string) (string, 
 
 // publish replaces what an earlier process of the name has left: Mooncake's server refuses to write rpc_meta over.
 func (d *httpDirectory) publish(ctx context.Context, s *Segment, at server) error {
+	defer d.client.Close()
 	for _, v := range []struct {
 		key   string
 		value any
@@ -142,10 +133,11 @@ func (d *httpDirectory) publish(ctx context.Context, s *Segment, at server) erro
 		if err != nil {
 			return fmt.Errorf("publish segment %s: %w", s.Name, err)
 		}
-		if err := d.remove(ctx, v.key); err != nil {
-			return fmt.Errorf("publish segment %s: %w", s.Name, err)
+		err = d.client.Delete(ctx, v.key)
+		if err == nil {
+			err = d.client.Put(ctx, v.key, text, 0)
 		}
-		if _, err := d.do(ctx, http.MethodPut, v.key, text); err != nil {
+		if err != nil {
 			return fmt.Errorf("publish segment %s: %w", s.Name, err)
 		}
 	}
@@ -153,7 +145,8 @@ func (d *httpDirectory) publish(ctx context.Context, s *Segment, at server) erro
 }
 
 func (d *httpDirectory) withdraw(ctx context.Context, segment string) error {
-	err := errors.Join(d.remove(ctx, d.segmentKey(segment)), d.remove(ctx, d.serverKey(segment)))
+	defer d.client.Close()
+	err := errors.Join(d.client.Delete(ctx, d.segmentKey(segment)), d.client.Delete(ctx, d.serverKey(segment)))
 	if err != nil {
 		return fmt.Errorf("withdraw segment %s: %w", segment, err)
 	}
@@ -161,43 +154,6 @@ func (d *httpDirectory) withdraw(ctx context.Context, segment string) error {
 }
 
 func (d *httpDirectory) get(ctx context.Context, key string) ([]byte, error) {
-	return d.do(ctx, http.MethodGet, key, nil)
-}
-
-// remove deletes a key that need not be there.
-func (d *httpDirectory) remove(ctx context.Context, key string) error {
-	_, err := d.do(ctx, http.MethodDelete, key, nil)
-	if errors.Is(err, errdefs.ErrNotFound) {
-		return nil
-	}
-	return err
-}
-
-func (d *httpDirectory) do(ctx context.Context, method, key string, body []byte) (_ []byte, err error) {
-	ctx, cancel := context.WithTimeout(ctx, handshakeTime)
-	defer cancel()
-	at := d.at
-	at.RawQuery = url.Values{"key": {key}}.Encode()
-	req, err := http.NewRequestWithContext(ctx, method, at.String(), bytes.NewReader(body))
-	if err != nil {
-		return nil, fmt.Errorf("%s %s: %w: %w", method, key, errdefs.ErrInvalid, err)
-	}
-	req.Close = true // rare: no connection is worth keeping, and none is to be left behind
-	resp, err := d.client.Do(req)
-	if err != nil {
-		return nil, fmt.Errorf("metadata server: %w", err)
-	}
-	defer func() { err = errors.Join(err, resp.Body.Close()) }()
-	text, err := io.ReadAll(io.LimitReader(resp.Body, maxFrame+1))
-	switch {
-	case err != nil:
-		return nil, fmt.Errorf("metadata server: %s %s: %w", method, key, err)
-	case resp.StatusCode == http.StatusNotFound:
-		return nil, fmt.Errorf("metadata server: %s is not there: %w", key, errdefs.ErrNotFound)
-	case resp.StatusCode != http.StatusOK:
-		return nil, fmt.Errorf("metadata server: %s %s: %s: %.100q: %w", method, key, resp.Status, text, errdefs.ErrInvalid)
-	case len(text) > maxFrame:
-		return nil, fmt.Errorf("metadata server: %s has more than %d bytes: %w", key, maxFrame, errdefs.ErrInvalid)
-	}
-	return text, nil
+	defer d.client.Close()
+	return d.client.Get(ctx, key)
 }

@@ -12,13 +12,14 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/transfer/metadata"
 	"github.com/kvlane/kvlane/transfer/mooncake"
 )
 
-// metadata returns the directory of a metadata server that has texts by keys.
-func metadata(t *testing.T, texts map[string]string) mooncake.Directory {
+// directory returns that of a metadata server that has texts by keys.
+func directory(t *testing.T, texts map[string]string) mooncake.Directory {
 	t.Helper()
-	web := httptest.NewServer(new(mooncake.MetadataServer))
+	web := httptest.NewServer(metadata.NewServer(metadata.ServerOptions{}))
 	t.Cleanup(web.Close)
 	for key, text := range texts {
 		if code := put(t, web.URL, key, text); code != http.StatusOK {
@@ -50,39 +51,9 @@ func plain(t *testing.T, method, at, text string) (int, string) {
 	return resp.StatusCode, b.String()
 }
 
-// The metadata server, as the protocol has it.
-func TestMetadataServer(t *testing.T) {
-	web := httptest.NewServer(new(mooncake.MetadataServer))
-	defer web.Close()
-	const key = "/metadata?key=mooncake%2Fram%2Fa%3A1"
-	for _, step := range []struct {
-		method, at, body string
-		code             int
-		text             string
-	}{
-		{http.MethodGet, key, "", 404, ""},
-		{http.MethodDelete, key, "", 404, ""},
-		{http.MethodPut, key, "{}", 200, ""},
-		{http.MethodGet, key, "", 200, "{}"},
-		{http.MethodPut, key, "{1}", 200, ""},
-		{http.MethodGet, key, "", 200, "{1}"},
-		{http.MethodPost, key, "", 405, ""},
-		{http.MethodGet, "/metadata", "", 400, ""},
-		{http.MethodGet, "/other?key=a", "", 404, ""},
-		{http.MethodPut, key, strings.Repeat("x", 1<<20+1), 413, ""},
-		{http.MethodDelete, key, "", 200, ""},
-		{http.MethodGet, key, "", 404, ""},
-	} {
-		code, text := plain(t, step.method, web.URL+step.at, step.body)
-		if code != step.code || step.text != "" && text != step.text {
-			t.Errorf("%s %s: %d %q, want %d %q", step.method, step.at, code, text, step.code, step.text)
-		}
-	}
-}
-
 // A segment by a metadata server: keys and texts as the protocol has them, transfers without the server, and its recovery.
 func TestSegmentsByHTTP(t *testing.T) {
-	store := new(mooncake.MetadataServer)
+	store := metadata.NewServer(metadata.ServerOptions{})
 	var down atomic.Bool
 	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if down.Load() {
@@ -116,7 +87,7 @@ func TestSegmentsByHTTP(t *testing.T) {
 	must(t, do(t, r, task))
 	down.Store(true)
 	must(t, do(t, r, task))
-	if _, err := mooncake.Open(within(t), "localhost", mooncake.Options{Directory: d, Memory: new(mooncake.HostMemory)}); err == nil || !strings.Contains(err.Error(), "metadata server") {
+	if _, err := mooncake.Open(within(t), "localhost", mooncake.Options{Directory: d, Memory: new(mooncake.HostMemory)}); err == nil || !strings.Contains(err.Error(), "/metadata") {
 		t.Errorf("with the server down: %v", err)
 	}
 	if err := s.Update(within(t)); err == nil || s.Directory() == nil {
@@ -132,7 +103,7 @@ func TestSegmentsByHTTP(t *testing.T) {
 
 // A metadata server that was restarted, and has forgotten all, is told again.
 func TestSegmentsAreRepublished(t *testing.T) {
-	d := metadata(t, nil)
+	d := directory(t, nil)
 	s, _ := serve(t, 4096, func(o *mooncake.ServerOptions) { o.Directory, o.RepublishTime = d, 10*time.Millisecond })
 	other, err := mooncake.Serve(within(t), mooncake.ServerOptions{Name: s.Name(), Listen: "127.0.0.1:0", Directory: d, Memory: new(mooncake.HostMemory)})
 	must(t, err)

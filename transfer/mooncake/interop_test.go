@@ -18,6 +18,7 @@ import (
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/testkit"
+	"github.com/kvlane/kvlane/transfer/metadata"
 	"github.com/kvlane/kvlane/transfer/mooncake"
 )
 
@@ -51,7 +52,7 @@ func freePort(t *testing.T) string {
 
 // Mooncake's engine writes to a segment of ours and reads back, by either directory and in either version, and its benchmark drives it.
 func TestMooncakeDrivesOurs(t *testing.T) {
-	web := httptest.NewServer(new(mooncake.MetadataServer))
+	web := httptest.NewServer(metadata.NewServer(metadata.ServerOptions{}))
 	t.Cleanup(web.Close)
 	for _, uri := range []string{mooncake.P2PHandshake, web.URL + "/metadata"} {
 		d, err := mooncake.OpenDirectory(uri, "")

@@ -201,7 +201,7 @@ func fixed(t *testing.T, dataAddr string, version int, buffers ...mooncake.Buffe
 		}
 		text += fmt.Sprintf(`{"name":%q,"addr":%d,"length":%d}`, b.Name, b.Addr, b.Length)
 	}
-	return metadata(t, map[string]string{"mooncake/ram/x": text + "]}"})
+	return directory(t, map[string]string{"mooncake/ram/x": text + "]}"})
 }
 
 // A target that says nothing costs a batch its deadline and no more: every task is final then, and its memory is free.

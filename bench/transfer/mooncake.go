@@ -43,7 +43,7 @@ func OpenMooncake(ctx context.Context, o MooncakeOptions) (_ *Mooncake, err erro
 	if m.local, err = hostmem.Region(m.memory); err != nil {
 		return nil, err
 	}
-	registered := new(mooncake.HostMemory)
+	registered := mooncake.NewRegions(nil)
 	if err := registered.Add("cpu:0", m.local); err != nil {
 		return nil, err
 	}

@@ -138,7 +138,7 @@ func TestRunFails(t *testing.T) {
 // The driver of Mooncake's protocol, over sockets, with every byte checked.
 func TestMooncake(t *testing.T) {
 	there := newCopying(t, 8<<20)
-	m := new(mooncake.HostMemory)
+	m := mooncake.NewRegions(nil)
 	must(t, m.Add("cpu:0", there.remote))
 	s, err := mooncake.Serve(t.Context(), mooncake.ServerOptions{Name: "127.0.0.1:0", Memory: m})
 	must(t, err)

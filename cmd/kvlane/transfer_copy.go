@@ -83,7 +83,7 @@ func (f *copyFlags) open(cmd *cobra.Command, segment string, use func(context.Co
 		if err != nil {
 			return err
 		}
-		m := new(mooncake.HostMemory)
+		m := mooncake.NewRegions(nil)
 		if err := m.Add("cpu:0", r); err != nil {
 			return err
 		}

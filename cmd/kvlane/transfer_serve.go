@@ -76,7 +76,7 @@ func (f *serveFlags) serve(cmd *cobra.Command) (err error) {
 	if err != nil {
 		return err
 	}
-	m := new(mooncake.HostMemory)
+	m := mooncake.NewRegions(nil)
 	if err := m.Add("cpu:0", r); err != nil {
 		return err
 	}

@@ -126,7 +126,7 @@ var mayImport = map[string]string{
 	"transfer/memory":   onDevice + " stream",
 	"transfer/metadata": "errdefs",
 	"transfer":          onDevice + " stream share transfer/memory transfer/metadata",
-	"transfer/mooncake": "errdefs mem transfer/metadata",
+	"transfer/mooncake": "errdefs mem transfer/memory transfer/metadata",
 	"transfer/handover": "errdefs mem share transfer",
 
 	// The wiring of NICs, and the profiles of what is wired.

@@ -85,7 +85,11 @@ func (t *Table) Remove(ctx context.Context, at uint64) error {
 	select {
 	case <-s.idle:
 	case <-ctx.Done():
-		return fmt.Errorf("unregister memory at %#x: it is in use: %w", at, context.Cause(ctx))
+		select {
+		case <-s.idle: // who comes too late is told what is so
+		default:
+			return fmt.Errorf("unregister memory at %#x: it is in use: %w", at, context.Cause(ctx))
+		}
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()

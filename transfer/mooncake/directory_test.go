@@ -79,7 +79,7 @@ func TestSegmentsByHTTP(t *testing.T) {
 	if _, err := mooncake.Probe(within(t), d, "localhost"); err != nil {
 		t.Error(err)
 	}
-	if _, err := mooncake.Open(within(t), "nobody", mooncake.Options{Directory: d, Memory: new(mooncake.HostMemory)}); !errors.Is(err, errdefs.ErrNotFound) {
+	if _, err := mooncake.Open(within(t), "nobody", mooncake.Options{Directory: d, Memory: mooncake.NewRegions(nil)}); !errors.Is(err, errdefs.ErrNotFound) {
 		t.Errorf("a segment that is not there: %v", err)
 	}
 	r, here := open(t, "localhost", 4096, func(o *mooncake.Options) { o.Directory = d })
@@ -87,7 +87,7 @@ func TestSegmentsByHTTP(t *testing.T) {
 	must(t, do(t, r, task))
 	down.Store(true)
 	must(t, do(t, r, task))
-	if _, err := mooncake.Open(within(t), "localhost", mooncake.Options{Directory: d, Memory: new(mooncake.HostMemory)}); err == nil || !strings.Contains(err.Error(), "/metadata") {
+	if _, err := mooncake.Open(within(t), "localhost", mooncake.Options{Directory: d, Memory: mooncake.NewRegions(nil)}); err == nil || !strings.Contains(err.Error(), "/metadata") {
 		t.Errorf("with the server down: %v", err)
 	}
 	if err := s.Update(within(t)); err == nil || s.Directory() == nil {
@@ -105,7 +105,7 @@ func TestSegmentsByHTTP(t *testing.T) {
 func TestSegmentsAreRepublished(t *testing.T) {
 	d := directory(t, nil)
 	s, _ := serve(t, 4096, func(o *mooncake.ServerOptions) { o.Directory, o.RepublishTime = d, 10*time.Millisecond })
-	other, err := mooncake.Serve(within(t), mooncake.ServerOptions{Name: s.Name(), Listen: "127.0.0.1:0", Directory: d, Memory: new(mooncake.HostMemory)})
+	other, err := mooncake.Serve(within(t), mooncake.ServerOptions{Name: s.Name(), Listen: "127.0.0.1:0", Directory: d, Memory: mooncake.NewRegions(nil)})
 	must(t, err)
 	must(t, other.Close(within(t))) // and takes the name's keys with it
 	eventually(t, "the segment is there again", func() bool {

@@ -4,8 +4,8 @@
 // A segment is a process's registered buffers under one name. A Server offers one: it answers the handshake (metadata, notify, probe) on
 // one port and moves bytes on another. A Remote is another process's segment: batches of tasks go to it over several connections, each of
 // which has many requests under way. A Directory says where segments are: each at the address that is its name (P2PHANDSHAKE), or in an
-// HTTP metadata server, as package metadata has one. Whose bytes they are, the Memory says that a side is given: HostMemory for
-// regions that the CPU reaches, without a copy in between.
+// HTTP metadata server, as package metadata has one. Whose bytes they are, the Memory says that a side is given: Regions, of the
+// host's memory without a copy in between, and of a device's in pinned chunks.
 //
 // The protocol names no one: whoever reaches the ports reads and writes what is registered. Give it networks that are trusted only.
 // What it does not have here: RDMA, whose handshake is refused, and directories in etcd or redis.

@@ -59,7 +59,7 @@ func testServer(b []byte, base uint64, guard int) *Server {
 	if err != nil {
 		panic(err)
 	}
-	m := new(HostMemory)
+	m := NewRegions(nil)
 	if err := m.Add("cpu:0", r); err != nil {
 		panic(err)
 	}

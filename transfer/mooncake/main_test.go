@@ -55,9 +55,9 @@ func hostRegion(tb testing.TB, bytes int64) *mem.Region {
 }
 
 // registered returns memory with one region.
-func registered(tb testing.TB, bytes int64) (*mooncake.HostMemory, *mem.Region) {
+func registered(tb testing.TB, bytes int64) (*mooncake.Regions, *mem.Region) {
 	tb.Helper()
-	m, r := new(mooncake.HostMemory), hostRegion(tb, bytes)
+	m, r := mooncake.NewRegions(nil), hostRegion(tb, bytes)
 	must(tb, m.Add("cpu:0", r))
 	return m, r
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/transfer/memory"
 )
 
 // Memory is registered memory, named by addresses that a peer may have made up. Its methods are safe for concurrent use.
@@ -27,79 +28,81 @@ type Memory interface {
 	Receive(ctx context.Context, r io.Reader, addr, length uint64) error
 }
 
-// HostMemory is registered memory that the CPU reaches. Bytes go between it and sockets without a copy in between. Its zero value is
-// empty and ready for use.
-type HostMemory struct {
-	mu      sync.Mutex
-	regions []*hostRegion // by address; none overlap
+// Regions is registered memory: the host's, whose bytes go between it and sockets without a copy in between, and that of the device that
+// its Mover stages.
+type Regions struct {
+	table *memory.Table
+
+	mu  sync.Mutex
+	all []*registered // by address
 }
 
-type hostRegion struct {
+type registered struct {
 	Buffer
 	region *mem.Region
-	users  int           // transfers that touch it
-	gone   bool          // withdrawn: nobody new may touch it
-	idle   chan struct{} // closed once gone and without users
+	gone   bool // withdrawn: nobody new may touch it
 }
 
-// Add registers a region under a name that peers see. It must stay until Remove has returned nil. Errors: ErrInvalid for a region that the
-// CPU does not reach; ErrExists for one that overlaps what is registered.
-func (m *HostMemory) Add(name string, r *mem.Region) error {
-	if r == nil || r.Bytes() == nil {
-		return fmt.Errorf("register %s: the CPU does not reach it: %w", r, errdefs.ErrInvalid)
+// NewRegions returns memory of which nothing is registered, and whose bytes m moves; it outlives them. Nil: of the host alone.
+func NewRegions(m *memory.Mover) *Regions {
+	if m == nil {
+		m, _ = memory.NewMover(memory.Options{}) // which nothing is wrong with
 	}
-	b := Buffer{Name: name, Addr: uint64(r.CPU()), Length: uint64(r.Len())}
+	return &Regions{table: memory.NewTable(m)}
+}
+
+// Add registers a region under a name that peers see, at the address by which the CPU reaches it, or else its device. It must stay until
+// Remove has returned nil. Errors: ErrInvalid and ErrNotSupported for what is no memory or cannot be moved; ErrExists for what overlaps
+// what is registered.
+func (m *Regions) Add(name string, r *mem.Region) error {
+	if r == nil {
+		return fmt.Errorf("register memory: there is none: %w", errdefs.ErrInvalid)
+	}
+	at := uint64(r.CPU())
+	if r.Bytes() == nil {
+		at = uint64(r.Dev())
+	}
+	b := Buffer{Name: name, Addr: at, Length: uint64(r.Len())}
 	if err := b.validate(); err != nil {
 		return fmt.Errorf("register %s: %w", r, err)
 	}
+	if err := m.table.Add(at, r); err != nil {
+		return err
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	at, found := m.find(b.Addr)
-	if found || at > 0 && m.regions[at-1].Addr+m.regions[at-1].Length > b.Addr || at < len(m.regions) && b.Addr+b.Length > m.regions[at].Addr {
-		return fmt.Errorf("register %s: it overlaps what is registered: %w", r, errdefs.ErrExists)
-	}
-	m.regions = slices.Insert(m.regions, at, &hostRegion{Buffer: b, region: r, idle: make(chan struct{})})
+	i, _ := slices.BinarySearchFunc(m.all, at, func(h *registered, at uint64) int { return cmp.Compare(h.Addr, at) })
+	m.all = slices.Insert(m.all, i, &registered{Buffer: b, region: r})
 	return nil
 }
 
 // Remove withdraws a region, at once, and returns once no transfer touches it any more. If ctx ends before, it is withdrawn and may still
 // be touched: ErrBusy, with the context's cause; call Remove again. ErrNotFound for what is not registered.
-func (m *HostMemory) Remove(ctx context.Context, r *mem.Region) error {
+func (m *Regions) Remove(ctx context.Context, r *mem.Region) error {
 	m.mu.Lock()
-	at := slices.IndexFunc(m.regions, func(h *hostRegion) bool { return h.region == r })
-	if at < 0 {
+	i := slices.IndexFunc(m.all, func(h *registered) bool { return h.region == r })
+	if i < 0 {
 		m.mu.Unlock()
 		return fmt.Errorf("withdraw %s: it is not registered: %w", r, errdefs.ErrNotFound)
 	}
-	h := m.regions[at]
-	if !h.gone {
-		h.gone = true
-		if h.users == 0 {
-			close(h.idle)
-		}
-	}
+	h := m.all[i]
+	h.gone = true
 	m.mu.Unlock()
-	select {
-	case <-h.idle:
-	case <-ctx.Done():
-		select {
-		case <-h.idle: // who comes too late is told what is so
-		default:
-			return fmt.Errorf("withdraw %s: transfers still touch it: %w: %w", r, errdefs.ErrBusy, context.Cause(ctx))
-		}
+	if err := m.table.Remove(ctx, h.Addr); err != nil {
+		return fmt.Errorf("withdraw %s: transfers still touch it: %w: %w", r, errdefs.ErrBusy, err)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.regions = slices.DeleteFunc(m.regions, func(other *hostRegion) bool { return other == h })
+	m.all = slices.DeleteFunc(m.all, func(other *registered) bool { return other == h })
 	return nil
 }
 
 // Buffers lists what is registered, by address.
-func (m *HostMemory) Buffers() []Buffer {
+func (m *Regions) Buffers() []Buffer {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	list := make([]Buffer, 0, len(m.regions))
-	for _, h := range m.regions {
+	list := make([]Buffer, 0, len(m.all))
+	for _, h := range m.all {
 		if !h.gone {
 			list = append(list, h.Buffer)
 		}
@@ -108,69 +111,45 @@ func (m *HostMemory) Buffers() []Buffer {
 }
 
 // Check implements Memory.
-func (m *HostMemory) Check(addr, length uint64) error {
-	h, _, err := m.acquire(addr, length)
-	if err == nil {
-		m.release(h)
-	}
+func (m *Regions) Check(addr, length uint64) error {
+	_, err := m.find(addr, length)
 	return err
 }
 
 // Send implements Memory.
-func (m *HostMemory) Send(_ context.Context, w io.Writer, addr, length uint64) error {
-	h, e, err := m.acquire(addr, length)
+func (m *Regions) Send(ctx context.Context, w io.Writer, addr, length uint64) error {
+	r, err := m.find(addr, length)
 	if err != nil {
 		return err
 	}
-	defer m.release(h)
-	if _, err := w.Write(e.Bytes()); err != nil {
-		return fmt.Errorf("send %d bytes from %#x: %w", length, addr, err)
+	if err := m.table.Send(ctx, w, addr, int64(length)); err != nil {
+		return fmt.Errorf("%d bytes from %#x: %w", length, addr, err)
 	}
-	return h.region.Origin().Check() // another process's memory may have been lost meanwhile
+	return r.Origin().Check() // another process's memory may have been lost meanwhile
 }
 
 // Receive implements Memory.
-func (m *HostMemory) Receive(_ context.Context, r io.Reader, addr, length uint64) error {
-	h, e, err := m.acquire(addr, length)
+func (m *Regions) Receive(ctx context.Context, r io.Reader, addr, length uint64) error {
+	to, err := m.find(addr, length)
 	if err != nil {
 		return err
 	}
-	defer m.release(h)
-	if _, err := io.ReadFull(r, e.Bytes()); err != nil {
-		return fmt.Errorf("receive %d bytes to %#x: %w", length, addr, err)
+	if err := m.table.Receive(ctx, r, addr, int64(length)); err != nil {
+		return fmt.Errorf("%d bytes to %#x: %w", length, addr, err)
 	}
-	return h.region.Origin().Check()
+	return to.Origin().Check()
 }
 
-// acquire returns the memory, which stays registered until release.
-func (m *HostMemory) acquire(addr, length uint64) (*hostRegion, mem.Extent, error) {
+// find returns the region that has the bytes. What is withdrawn after that, the table finds out.
+func (m *Regions) find(addr, length uint64) (*mem.Region, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	at, found := m.find(addr)
+	i, found := slices.BinarySearchFunc(m.all, addr, func(h *registered, at uint64) int { return cmp.Compare(h.Addr, at) })
 	if !found {
-		at--
+		i--
 	}
-	if at < 0 || length == 0 || m.regions[at].gone || !m.regions[at].holds(addr, length) {
-		return nil, mem.Extent{}, fmt.Errorf("%d bytes at %#x are not registered: %w", length, addr, errdefs.ErrInvalid)
+	if i < 0 || length == 0 || m.all[i].gone || !m.all[i].holds(addr, length) {
+		return nil, fmt.Errorf("%d bytes at %#x are not registered: %w", length, addr, errdefs.ErrInvalid)
 	}
-	h := m.regions[at]
-	e := mem.Extent{Region: h.region, Off: int64(addr - h.Addr), Len: int64(length)}
-	if err := e.Validate(); err != nil {
-		return nil, mem.Extent{}, err
-	}
-	h.users++
-	return h, e, nil
-}
-
-func (m *HostMemory) release(h *hostRegion) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if h.users--; h.gone && h.users == 0 {
-		close(h.idle)
-	}
-}
-
-// find returns where a buffer that starts at addr is, or would be.
-func (m *HostMemory) find(addr uint64) (int, bool) {
-	return slices.BinarySearchFunc(m.regions, addr, func(h *hostRegion, addr uint64) int { return cmp.Compare(h.Addr, addr) })
+	return m.all[i].region, m.all[i].region.Origin().Lost()
 }

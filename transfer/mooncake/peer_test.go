@@ -161,7 +161,7 @@ func TestTargetsThatLie(t *testing.T) {
 		"another kind": "0300000000000000 03 7b7d", "a frame too large": "ffffffffffffff7f 01", "no JSON": "0200000000000000 01 7b", "nothing": "",
 	} {
 		address := playTarget(t, func(c net.Conn) { _ = answer(c, text) })
-		if _, err := mooncake.Open(within(t), address, mooncake.Options{Memory: new(mooncake.HostMemory)}); err == nil {
+		if _, err := mooncake.Open(within(t), address, mooncake.Options{Memory: mooncake.NewRegions(nil)}); err == nil {
 			t.Errorf("%s: it is taken for a segment", name)
 		}
 	}

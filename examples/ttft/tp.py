@@ -189,8 +189,8 @@ def measure(rank: Rank, args: argparse.Namespace) -> tuple[list[dict[str, Any]],
     if everywhere[0]:
         raise SystemExit(f"{int(everywhere[0])} loads brought other bytes than were kept on the device")
     if rank.number == 0:
-        print(f"KV of {done} loads identical to what was kept on the device, {loaded} tokens; requests that generated other tokens "
-              f"from it: {other}, in a second run from what was kept: {twice}")  # fmt: skip
+        print(f"KV of {done} loads identical to what was kept on the device, {loaded} tokens; requests that generated other"
+              f" tokens from it: {other}, in a second run from what was kept: {twice}")  # fmt: skip
     return [summary(kind, firsts[kind], gaps[kind]) for kind in KINDS], first
 
 

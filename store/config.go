@@ -44,9 +44,9 @@ type Config struct {
 	// but for pieces of its first layer (see PartBytes). Default 1 GiB.
 	BatchBytes int64
 	// PartBytes is about how many bytes of a load by layers are told of together at least, of others up to four times as many: so
-	// much is verified, or sealed, while the rest is copied. And of a load by layers whose first layer is
-	// twice four times as long or more, about that much of it is copied at a time, later more, while the other blocks are looked up.
-	// Default 2 MiB.
+	// much is verified, or sealed, while the rest is copied. A load by layers whose first
+	// layer has eight times as many bytes or more copies that layer in pieces of about four times as many, later longer ones, while the
+	// other blocks are looked up. Default 2 MiB.
 	PartBytes int64
 	// LeaseMax is the longest a lease may live, and how long a layerwise dump waits for its next shard, and for what that has
 	// to come after. Default 30 s.

@@ -64,19 +64,18 @@ func (b *bench) openMover(c Contender) (mover, error) {
 // streamMover copies by a stream.
 type streamMover struct {
 	s       stream.Stream
+	jobs    []measure.Job // of the last move
 	tickets []*stream.Ticket
 }
 
 func (m *streamMover) move(ctx context.Context, batches []mem.Batch) (time.Time, error) {
 	var posted time.Time
 	var err error
-	m.tickets, posted, err = measure.Copy(ctx, m.tickets[:0], func(yield func(measure.Job) bool) {
-		for i := range batches {
-			if !yield(measure.Job{By: m.s, Batch: &batches[i]}) {
-				return
-			}
-		}
-	})
+	m.jobs = m.jobs[:0]
+	for i := range batches {
+		m.jobs = append(m.jobs, measure.Job{By: m.s, Batch: &batches[i]})
+	}
+	m.tickets, posted, err = measure.Copy(ctx, m.tickets[:0], m.jobs)
 	return posted, err
 }
 

@@ -61,7 +61,7 @@ func TestWaitStopsPolling(t *testing.T) {
 		most int
 	}{
 		"the stream":  {driver{giveUpAt: 3}, t.Context(), 3},
-		"the context": {driver{}, ended, 64},
+		"the context": {driver{}, ended, 256},
 		"the bound":   {driver{}, t.Context(), 1 << 13},
 	} {
 		t.Run(name, func(t *testing.T) {

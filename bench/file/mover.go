@@ -130,7 +130,7 @@ func (s *streamed) move(ctx context.Context, b *batch) (string, error) {
 		}
 		list.Dst, list.Src = append(list.Dst, dst), append(list.Src, src)
 	}
-	tickets, _, err := measure.Copy(ctx, nil, func(yield func(measure.Job) bool) { yield(measure.Job{By: s.stream, Batch: &list}) })
+	tickets, _, err := measure.Copy(ctx, nil, []measure.Job{{By: s.stream, Batch: &list}})
 	if err != nil {
 		return "", err
 	}

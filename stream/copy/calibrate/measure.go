@@ -57,7 +57,7 @@ func timed(ctx context.Context, s opened, b *mem.Batch) (float64, error) {
 
 // copied submits all jobs before it waits for any.
 func copied(ctx context.Context, jobs ...measure.Job) ([]stream.Completion, error) {
-	tickets, _, err := measure.Copy(ctx, nil, slices.Values(jobs))
+	tickets, _, err := measure.Copy(ctx, nil, jobs)
 	if err != nil {
 		return nil, err
 	}

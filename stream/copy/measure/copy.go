@@ -18,9 +18,9 @@ type Job struct {
 
 // Copy submits all jobs before it waits for the first, and returns their tickets, appended to to, and when the last had been
 // accepted. If it fails, those that were accepted have resolved, unless ctx ended.
-func Copy(ctx context.Context, to []*stream.Ticket, jobs iter.Seq[Job]) (_ []*stream.Ticket, posted time.Time, err error) {
+func Copy(ctx context.Context, to []*stream.Ticket, jobs []Job) (_ []*stream.Ticket, posted time.Time, err error) {
 	first := len(to)
-	for j := range jobs {
+	for _, j := range jobs {
 		t, err := j.By.Submit(ctx, j.Batch)
 		if err != nil {
 			return to, time.Now(), errors.Join(err, wait(ctx, to[first:]))

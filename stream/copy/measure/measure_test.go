@@ -201,7 +201,7 @@ func TestCopyWaitsForWhatWasAccepted(t *testing.T) {
 	r.OnClose(s.Close)
 	good := &mem.Batch{Dst: []mem.Extent{mem.All(near).Sub(0, size)}, Src: []mem.Extent{mem.All(far).Sub(0, size)}}
 	bad := &mem.Batch{Dst: []mem.Extent{mem.All(near)}, Src: []mem.Extent{mem.All(far)}}
-	tickets, _, err := measure.Copy(t.Context(), nil, slices.Values([]measure.Job{{By: s, Batch: good}, {By: s, Batch: bad}}))
+	tickets, _, err := measure.Copy(t.Context(), nil, []measure.Job{{By: s, Batch: good}, {By: s, Batch: bad}})
 	if !errors.Is(err, errdefs.ErrInvalid) || len(tickets) != 1 || tickets[0].Completion().Path == stream.PathNone {
 		t.Errorf("%v, tickets %v", err, tickets)
 	}

@@ -8,8 +8,9 @@ import (
 	"github.com/kvlane/kvlane/internal/sys/nap"
 )
 
-// awaitYield is how many polls await makes before others get a turn: most of what it waits for takes a few microseconds.
-const awaitYield = 64
+// awaitYield is how many polls await makes before others get a turn: most of what it waits for takes less, and to yield wakes an idle
+// processor up.
+const awaitYield = 256
 
 // await asks until it is done or has failed, or until ctx ends. due says when something new is expected; zero: nobody knows. It asks
 // with the driver's help, which takes a while, once that is likely to be needed.

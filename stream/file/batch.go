@@ -34,9 +34,10 @@ type batch struct {
 	cached  atomic.Int64  // bytes that were in the page cache
 	refused atomic.Bool   // a file refused O_DIRECT
 
-	current *part   // its transfers are being begun
-	ready   []*part // theirs can be
-	copying []*part // with a ticket of the inner stream, in its order
+	current  *part      // its transfers are being begun
+	ready    []*part    // theirs can be
+	waiting  []*part    // to cross to or from the device
+	crossing []crossing // under way, in the inner stream's order
 
 	mu   sync.Mutex
 	done []*part // all transfers are finished

@@ -66,6 +66,39 @@ func (l late) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, error) 
 	return l.Stream.Submit(ctx, b)
 }
 
+// counted is a late stream that counts its batches.
+type counted struct {
+	late
+	batches *atomic.Int32
+}
+
+func (c counted) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, error) {
+	c.batches.Add(1)
+	return c.late.Submit(ctx, b)
+}
+
+// Each chunk was a batch of the inner stream, so that to be told of its end took longer than its copy.
+func TestDefectChunksCrossOneByOne(t *testing.T) {
+	dev, copies := openSim(t, sim.Options{})
+	fs := real(t)
+	const pages, chunks = 96, 24
+	r, to := fs.alloc(t, pages*file.Align), streamtest.DeviceMemory(dev).Alloc(t, pages*file.Align)
+	inner := counted{late{copies}, new(atomic.Int32)}
+	s := closeAtEnd(t, open(t, file.Options{Device: dev, Copy: inner, ChunkBytes: file.Align, Chunks: chunks}))
+	for _, way := range []struct {
+		what     string
+		dst, src *mem.Region
+	}{{"write", r, to}, {"read", to, r}} {
+		inner.batches.Store(0)
+		if _, err := try(t, s, mem.All(way.dst), mem.All(way.src)); err != nil {
+			t.Fatal(err)
+		}
+		if n := inner.batches.Load(); n == 0 || n > pages/3 {
+			t.Errorf("%s: %d batches for %d chunks of %d", way.what, n, pages, chunks)
+		}
+	}
+}
+
 // A chunk was filled anew before what it had was copied.
 func TestDefectChunkIsFilledBeforeItIsCopied(t *testing.T) {
 	dev, copies := openSim(t, sim.Options{})

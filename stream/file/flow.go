@@ -2,7 +2,6 @@ package file
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/stream"
@@ -45,7 +44,7 @@ func (b *batch) move() error {
 
 // over reports whether nothing is left to do, or may be done, and nothing is in flight.
 func (b *batch) over() bool {
-	if b.flying.Load() != 0 || len(b.copying) != 0 {
+	if b.flying.Load() != 0 || len(b.crossing) != 0 {
 		return false
 	}
 	b.mu.Lock()
@@ -184,44 +183,6 @@ func (b *batch) takeDone() {
 			b.copy(p)
 		}
 	}
-}
-
-// copy copies between p's chunk and its pieces: by the CPU, or by the inner stream, whose ticket takeCopied looks for.
-func (b *batch) copy(p *part) {
-	if !p.device {
-		for i := range p.list.Dst {
-			copy(p.list.Dst[i].Bytes(), p.list.Src[i].Bytes())
-		}
-		b.copied(p)
-		return
-	}
-	var err error
-	if p.ticket, err = b.stream.opts.Copy.Submit(b.ctx, &p.list); err != nil {
-		b.fail(fmt.Errorf("copy between staging memory and the device: %w", err))
-		b.release(p)
-		return
-	}
-	b.copying = append(b.copying, p)
-}
-
-// takeCopied takes what the inner stream has copied, and returns what tells that more is.
-func (b *batch) takeCopied() <-chan struct{} {
-	for len(b.copying) > 0 {
-		p := b.copying[0]
-		select {
-		case <-p.ticket.Done():
-		default:
-			return p.ticket.Done()
-		}
-		b.copying = b.copying[1:]
-		if err := p.ticket.Err(); err != nil {
-			b.fail(fmt.Errorf("copy between staging memory and the device: %w", err))
-			b.release(p)
-			continue
-		}
-		b.copied(p)
-	}
-	return nil
 }
 
 // copied goes on with p.

@@ -4,7 +4,6 @@ import (
 	"sync/atomic"
 
 	"github.com/kvlane/kvlane/mem"
-	"github.com/kvlane/kvlane/stream"
 )
 
 // part is transfers of a batch that go one way, and with a chunk the copies between that and the pieces.
@@ -17,8 +16,7 @@ type part struct {
 	chunk  mem.Extent // with no region: the transfers are to and from the pieces' own memory
 	write  bool
 	device bool
-	list   mem.Batch // chunk to pieces, or pieces to chunk
-	ticket *stream.Ticket
+	list   mem.Batch // chunk to pieces, or pieces to chunk; of a crossing's first part, for all of them
 }
 
 func alignDown(n int64) int64 { return n &^ (Align - 1) }

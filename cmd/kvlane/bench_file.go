@@ -111,7 +111,7 @@ func (f *fileBench) execute(cmd *cobra.Command) (err error) {
 	}
 	streams := &fileStreams{dir: f.run.Dir, dev: f.run.Device}
 	defer func() { err = errors.Join(err, streams.close()) }()
-	f.run.Contenders, f.run.Files = streams.contenders(), streams.open
+	f.run.Contenders, f.run.Files = streams.contenders(cmd.Context()), streams.open
 	r, err := f.measure(cmd)
 	if err != nil {
 		return err

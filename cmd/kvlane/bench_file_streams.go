@@ -3,12 +3,14 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 
 	"github.com/kvlane/kvlane/bench"
 	"github.com/kvlane/kvlane/bench/file"
 	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/doctor"
 	"github.com/kvlane/kvlane/internal/dirfs"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/stream"
@@ -25,12 +27,12 @@ type fileStreams struct {
 }
 
 // contenders are the paths of files, and the stream's own choice.
-func (f *fileStreams) contenders() []file.Contender {
+func (f *fileStreams) contenders(ctx context.Context) []file.Contender {
 	var all []file.Contender
 	for _, p := range []stream.Path{stream.PathPosix, stream.PathURing, stream.PathCuFile, stream.PathNone} {
 		c := file.Contender{Name: p.String(), Open: func(ctx context.Context) (stream.Stream, error) { return f.openStream(ctx, p) }}
 		if p == stream.PathCuFile {
-			if !f.openStorage() {
+			if !f.openStorage(ctx, f.dir) {
 				continue
 			}
 			c.Ends = []file.End{file.Device}
@@ -43,14 +45,25 @@ func (f *fileStreams) contenders() []file.Contender {
 	return all
 }
 
-// openStorage opens the device's way to files, and reports whether it has one.
-func (f *fileStreams) openStorage() bool {
+// openStorage opens the device's way to files, and reports whether it has one that takes those of all dirs.
+func (f *fileStreams) openStorage(ctx context.Context, dirs ...string) bool {
 	opener, ok := f.dev.(device.StorageOpener)
 	if !ok {
 		return false
 	}
-	var err error
-	if f.storage, err = opener.OpenStorage(device.StorageOptions{}); err != nil {
+	probe := doctor.ProbeStorage(ctx, f.dev, dirs)
+	err := probe.Err
+	for i, d := range probe.Dirs {
+		if err == nil && d.Err != nil {
+			if err = fmt.Errorf("in directory %s: %w", dirs[i], d.Err); d.Remedy != "" {
+				err = fmt.Errorf("%w; what helps: %s", err, d.Remedy)
+			}
+		}
+	}
+	if err == nil {
+		f.storage, err = opener.OpenStorage(device.StorageOptions{})
+	}
+	if err != nil {
 		f.missing = append(f.missing, bench.Missing{Path: stream.PathCuFile.String(), Reason: err.Error()})
 	}
 	return err == nil

@@ -69,7 +69,7 @@ func (f *calibrateFlags) openEnds(cmd *cobra.Command, o *streamfile.Options) (fu
 		return nil, err
 	}
 	ways := &fileStreams{dev: dev}
-	if ways.openStorage() {
+	if ways.openStorage(cmd.Context()) {
 		o.CuFile.Storage = ways.storage
 	}
 	for _, m := range ways.missing {

@@ -78,7 +78,7 @@ func (s *Stream) choose(b *batch) (choice, error) {
 	for i := range b.cut.pieces {
 		r.Device = r.Device || b.cut.pieces[i].device()
 	}
-	able := r.Device && s.queues[stream.PathCuFile] != nil
+	able := r.Device && s.queues[stream.PathCuFile] != nil && (s.opts.Path == stream.PathNone || s.needsCuFile())
 	for _, f := range b.files {
 		able = able && (f.fd >= 0 || s.needsCuFile())
 	}

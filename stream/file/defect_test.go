@@ -99,6 +99,18 @@ func TestDefectChunksCrossOneByOne(t *testing.T) {
 	}
 }
 
+// A batch that was forced past cuFile failed all the same where that did not take its file.
+func TestDefectForcedPathAsksCuFile(t *testing.T) {
+	plan := fault.New(1)
+	plan.Add(fault.Nth(sim.OpFileRegister, 0).Fail(nil))
+	dev, copies := openSim(t, sim.Options{Faults: plan})
+	s := closeAtEnd(t, open(t, file.Options{Device: dev, Copy: copies, CuFile: file.CuFileOptions{Storage: openStorage(t, dev)}, Path: stream.PathPosix}))
+	c, err := try(t, s, mem.All(real(t).alloc(t, 4096)), mem.All(streamtest.DeviceMemory(dev).Alloc(t, 4096)))
+	if err != nil || c.Path != stream.PathPosix {
+		t.Errorf("%+v: %v", c, err)
+	}
+}
+
 // A chunk was filled anew before what it had was copied.
 func TestDefectChunkIsFilledBeforeItIsCopied(t *testing.T) {
 	dev, copies := openSim(t, sim.Options{})

@@ -49,6 +49,8 @@ var fileMutants = []mutant{
 		"stream/file/handles.go",
 		"		case !mine && (absent != nil || now.Device != e.file.info.Device || now.Inode != e.file.info.Inode):\n",
 		"		case !mine && absent != nil:\n"),
+	defect("stream/file", "TestDefectPageCacheKeepsToTheDisksDepth",
+		"stream/file/flow.go", " || !p.write && b.stream.warm.hot.Load()", ""),
 	defect("stream/file", "TestDefectForcedPathAsksCuFile",
 		"stream/file/choose.go", " && (s.opts.Path == stream.PathNone || s.needsCuFile())", ""),
 	defect("stream/file", "TestDefectChunksCrossOneByOne",

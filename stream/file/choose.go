@@ -89,7 +89,7 @@ func (s *Stream) choose(b *batch) (choice, error) {
 		}
 	}
 	can, givenUp := s.can(r.Dev)
-	can[stream.PathCuFile] = can[stream.PathCuFile] && able
+	can[stream.PathCuFile] = can[stream.PathCuFile] && r.GDS // else it goes through memory of the host as chunks do, past the page cache
 	var picked Choice
 	switch forced := s.opts.Path; {
 	case r.Device && s.opts.Direct == DirectRequire:
@@ -127,7 +127,7 @@ func (s *Stream) gds(b *batch) (bool, error) {
 		mode, known := s.modes[f.info.Device]
 		absent := s.absent[wayTo{stream.PathCuFile, f.info.Device}] != nil
 		s.mu.Unlock()
-		if !must && (absent || known && !mode.Direct && !s.opts.Profile.prefers(stream.PathCuFile, f.info.Device)) {
+		if !must && (absent || known && !mode.Direct) {
 			return false, nil
 		}
 		reg, err := f.storage(s.opts.CuFile.Storage)

@@ -72,7 +72,7 @@ func (b *batch) issue() (chunk <-chan mem.Extent, room chan<- struct{}) {
 		}
 		switch {
 		case b.current != nil:
-			if b.by.depth > 0 && int(b.flying.Load()) >= b.by.depth {
+			if !b.admits(b.current) {
 				return nil, nil // a transfer that ends wakes us
 			}
 			select {
@@ -102,6 +102,12 @@ func (b *batch) issue() (chunk <-chan mem.Extent, room chan<- struct{}) {
 			}
 		}
 	}
+}
+
+// admits reports whether another transfer of p may be unfinished: as many as the disk is fastest with, but for reads while the page
+// cache has what they ask for.
+func (b *batch) admits(p *part) bool {
+	return b.by.depth == 0 || int(b.flying.Load()) < b.by.depth || !p.write && b.stream.warm.hot.Load()
 }
 
 // stage makes the next part, which has that chunk. What is written is gathered first.

@@ -57,7 +57,7 @@ func Measure(ctx context.Context, path string, o MeasureOptions) (p Profile, err
 		return fail(err)
 	}
 	defer func() { err = errors.Join(err, f.Close(context.WithoutCancel(ctx))) }()
-	m := &measuring{file: f, o: o.Stream}
+	m := &measuring{file: f, o: o.Stream, gds: f.registered != nil && f.registered.Mode().Direct}
 	if m.region, err = f.Region(scratchBytes); err != nil {
 		return fail(err)
 	}
@@ -130,6 +130,7 @@ type measuring struct {
 	region *mem.Region
 	ends   []*mem.Region
 	o      Options
+	gds    bool      // cuFile has the device reach the file system itself, which alone it is chosen for
 	until  time.Time // what each size and depth has a share in
 	filled bool
 	points []Point
@@ -146,7 +147,7 @@ type way struct {
 func (m *measuring) depth(ctx context.Context, depth, depths int) (err error) {
 	var ways []way
 	for _, by := range []stream.Path{stream.PathPosix, stream.PathURing, stream.PathCuFile} {
-		if by == stream.PathCuFile && m.o.CuFile.Storage == nil {
+		if by == stream.PathCuFile && !m.gds {
 			continue
 		}
 		o := m.o

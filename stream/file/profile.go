@@ -68,21 +68,3 @@ func far(a, b int64) float64 {
 	a, b = max(a, 1), max(b, 1)
 	return float64(max(a, b)) / float64(min(a, b))
 }
-
-// prefers reports whether the profile has a place where the path is the fastest.
-func (p *Profile) prefers(path stream.Path, dev uint64) bool {
-	if p == nil {
-		return false
-	}
-	var can [stream.PathCount]bool
-	for i := range can {
-		can[i] = true
-	}
-	for i := range p.Points {
-		q := &p.Points[i]
-		if q.Dev == dev && q.Path == path.String() && p.Choose(Request{Dev: dev, Write: q.Write, Device: q.Device, Bytes: q.Bytes}, can).Path == path {
-			return true
-		}
-	}
-	return false
-}

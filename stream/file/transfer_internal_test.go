@@ -40,3 +40,19 @@ func TestAdvance(t *testing.T) {
 		}
 	}
 }
+
+// Reads from the page cache kept to as many transfers as the disk is fastest with.
+func TestDefectPageCacheKeepsToTheDisksDepth(t *testing.T) {
+	b := &batch{stream: &Stream{}, by: choice{depth: 4}}
+	b.flying.Store(4)
+	for _, tt := range []struct{ hit, write, want bool }{{false, false, false}, {true, false, true}, {true, true, false}, {false, false, false}} {
+		b.stream.warm.saw(tt.hit)
+		if got := b.admits(&part{write: tt.write}); got != tt.want {
+			t.Errorf("%+v: %v", tt, got)
+		}
+	}
+	b.flying.Store(3)
+	if !b.admits(&part{}) {
+		t.Error("fewer than the depth are refused")
+	}
+}

@@ -107,6 +107,7 @@ func (f *File) cached(t *transfer) int64 {
 // warmth says whether it is worth looking in the page cache: each time while reads are found there, and rarely while they are
 // not, as the kernel may read ahead for who looks.
 type warmth struct {
+	hot    atomic.Bool  // the last look was a hit
 	misses atomic.Int64 // since the last hit
 	skips  atomic.Int64
 }
@@ -122,6 +123,7 @@ func (w *warmth) try() bool {
 }
 
 func (w *warmth) saw(hit bool) {
+	w.hot.Store(hit)
 	if hit {
 		w.misses.Store(0)
 	} else {

@@ -1,10 +1,13 @@
 package share
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
+	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -21,8 +24,8 @@ type Source interface {
 	ExportMemory(r *mem.Region, t device.HandleType) (device.Handle, error)
 }
 
-// Export is a Region that other processes can import until it is withdrawn. Withdraw it before its memory is freed: memory of type
-// posix-fd and memfd stays in use until then, and what importers of cuda-ipc do to freed memory nobody knows.
+// Export is a Region that other processes can import until it is withdrawn. Its memory may be freed, or used for something else, once
+// Close has returned nil: until then a copy of an importer may still land there.
 type Export struct {
 	server *Server
 	desc   Descriptor
@@ -31,7 +34,8 @@ type Export struct {
 	// mu is held while the handle is sent, which is closed with the last word.
 	mu        sync.Mutex
 	withdrawn bool
-	importers map[*net.UnixConn]struct{}
+	importers map[*net.UnixConn]int32 // with the number of its process, or 0
+	quiet     chan struct{}           // closed when it is withdrawn and has no importers
 }
 
 // Export exports r, of that source, by the first of its handle types that the memory has. Importers map the whole allocation that r
@@ -49,7 +53,7 @@ func (s *Server) export(from Source, r *mem.Region) (*Export, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &Export{server: s, handle: h, importers: make(map[*net.UnixConn]struct{}), desc: Descriptor{
+	e := &Export{server: s, handle: h, importers: make(map[*net.UnixConn]int32), quiet: make(chan struct{}), desc: Descriptor{
 		Identity: NewIdentity(), Type: h.Type, PID: os.Getpid(), Socket: s.path, Device: h.Device, Bytes: h.Bytes, Offset: h.Off, Length: r.Len(),
 	}}
 	if err := e.desc.Validate(); err != nil {
@@ -79,23 +83,25 @@ func firstHandle(from Source, r *mem.Region) (device.Handle, error) {
 // Descriptor returns what is published of the export.
 func (e *Export) Descriptor() Descriptor { return e.desc }
 
-// Importers returns how many imports there are now.
+// Importers returns how many imports there are now, with those whose processes have not said that they are done with a withdrawn export.
 func (e *Export) Importers() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return len(e.importers)
 }
 
-// Close withdraws the export. When it returns every importer has been told: no copy that ends later is reported good. A second Close
-// returns nil.
-func (e *Export) Close() error { return e.withdraw(statusWithdrawn) }
+// Close withdraws the export, and waits until no importer touches the memory any more: each has said so, or its process has ended. No copy
+// that ends after the withdrawal is reported good. If ctx ends first the error is ErrBusy and names the processes that may still touch the
+// memory; it must not be freed, and Close may be called again. A second Close after success returns nil.
+func (e *Export) Close(ctx context.Context) error {
+	if err := errors.Join(e.withdraw(statusWithdrawn), e.settle(ctx)); err != nil {
+		return fmt.Errorf("withdraw export %s: %w", e.desc.Identity, err)
+	}
+	return nil
+}
 
+// withdraw tells the importers, the first time.
 func (e *Export) withdraw(why status) error {
-	s := e.server
-	s.mu.Lock()
-	delete(s.exports, e.desc.Identity)
-	s.mu.Unlock()
-
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.withdrawn {
@@ -104,14 +110,41 @@ func (e *Export) withdraw(why status) error {
 	e.withdrawn = true
 	for c := range e.importers {
 		refuse(c, why)
-		_ = c.CloseWrite() // at once, where Close waits for who reads
-		_ = c.Close()
+		_ = c.CloseWrite()
 	}
-	clear(e.importers)
-	if err := e.closeHandle(); err != nil {
-		return fmt.Errorf("withdraw export %s: %w", e.desc.Identity, err)
+	if len(e.importers) == 0 {
+		close(e.quiet)
 	}
+	return e.closeHandle()
+}
+
+// settle waits until the importers of a withdrawn export are gone.
+func (e *Export) settle(ctx context.Context) error {
+	select {
+	case <-e.quiet:
+	case <-ctx.Done():
+		select {
+		case <-e.quiet: // who comes too late is told what is so
+		default:
+			return fmt.Errorf("%s may still touch the memory: %w: %w", e.holders(), errdefs.ErrBusy, context.Cause(ctx))
+		}
+	}
+	s := e.server
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.exports, e.desc.Identity)
 	return nil
+}
+
+// holders names the importers' processes.
+func (e *Export) holders() string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	pids := slices.Compact(slices.Sorted(maps.Values(e.importers)))
+	if len(pids) == 1 {
+		return fmt.Sprintf("process %d", pids[0])
+	}
+	return fmt.Sprintf("processes %v", pids)
 }
 
 func (e *Export) closeHandle() error {
@@ -121,8 +154,8 @@ func (e *Export) closeHandle() error {
 	return unix.Close(e.handle.FD)
 }
 
-// admit gives the handle to an importer.
-func (e *Export) admit(c *net.UnixConn) status {
+// admit gives the handle to an importer, of the process of that number.
+func (e *Export) admit(c *net.UnixConn, pid int32) status {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.withdrawn {
@@ -136,7 +169,7 @@ func (e *Export) admit(c *net.UnixConn) status {
 	if _, _, err := c.WriteMsgUnix(r.encode(), files, nil); err != nil {
 		return statusMalformed // it has gone
 	}
-	e.importers[c] = struct{}{}
+	e.importers[c] = pid
 	return statusOK
 }
 
@@ -144,4 +177,7 @@ func (e *Export) leave(c *net.UnixConn) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	delete(e.importers, c)
+	if e.withdrawn && len(e.importers) == 0 {
+		close(e.quiet)
+	}
 }

@@ -56,6 +56,8 @@ type mapping struct {
 
 	link   *link
 	origin *mem.Origin
+	// mapped is held while the memory is unmapped: that of cuda-ipc is when it is lost and nobody holds it any more.
+	mapped sync.Mutex
 	base   *mem.Region
 	bytes  []byte // of host memory
 
@@ -186,6 +188,13 @@ func (in *Importer) establish(ctx context.Context, m *mapping, d *Descriptor) er
 			m.tell.Do(func() { close(m.gone) })
 		})
 	})
+	m.watching.Go(func() {
+		<-m.origin.Quiet()
+		// What CUDA's exporter frees has to be unmapped; the others' memory stays while it is mapped, and its Regions' bytes can be looked at.
+		if d.Type != device.HandleCUDAIPC || in.unmap(m) == nil {
+			l.acknowledge()
+		}
+	})
 	if err := m.origin.Check(); err != nil { // it was withdrawn while it was mapped
 		return errors.Join(err, in.drop(m))
 	}
@@ -218,6 +227,8 @@ func (in *Importer) mapIn(m *mapping, h device.Handle) (err error) {
 
 // unmap undoes mapIn. After an error it may be called again.
 func (in *Importer) unmap(m *mapping) error {
+	m.mapped.Lock()
+	defer m.mapped.Unlock()
 	if m.base != nil {
 		if in.dev != nil {
 			if err := in.dev.Free(m.base); err != nil {
@@ -235,8 +246,16 @@ func (in *Importer) unmap(m *mapping) error {
 	return nil
 }
 
-// drop unmaps, and then lets go of the exporter, which may free the memory when that is so.
+// drop unmaps, and then lets go of the exporter, which may free the memory when that is so. ErrBusy while somebody holds the memory.
 func (in *Importer) drop(m *mapping) error {
+	if m.origin != nil {
+		m.origin.Lose(errImportClosed)
+		select {
+		case <-m.origin.Quiet():
+		default:
+			return fmt.Errorf("copies are under way: %w", errdefs.ErrBusy)
+		}
+	}
 	if err := in.unmap(m); err != nil {
 		return err
 	}
@@ -274,7 +293,12 @@ func (in *Importer) release(m *mapping) error {
 
 // part returns the region of d in the mapping.
 func (m *mapping) part(d *Descriptor) (*mem.Region, error) {
+	m.mapped.Lock()
+	defer m.mapped.Unlock()
 	b := m.base
+	if b == nil {
+		return nil, m.origin.Lost()
+	}
 	spec := mem.RegionSpec{Kind: b.Kind(), Device: b.Device(), Len: d.Length, Origin: m.origin}
 	if b.Dev() != 0 {
 		spec.Dev = b.Dev() + mem.DevAddr(d.Offset)
@@ -294,8 +318,8 @@ func (i *Import) Descriptor() Descriptor { return i.desc }
 // Lost is closed when the memory is lost, or the last import of it closed: mem.Origin says why.
 func (i *Import) Lost() <-chan struct{} { return i.m.gone }
 
-// Close gives the memory back: with the last import of it, it is unmapped. Nothing may be copying from or to it. A second Close
-// returns nil; after an error it may be called again.
+// Close gives the memory back: with the last import of it, it is unmapped. ErrBusy while a copy from or to it is under way; then it is lost.
+// A second Close returns nil; after an error it may be called again.
 func (i *Import) Close() error {
 	i.mu.Lock()
 	defer i.mu.Unlock()

@@ -10,13 +10,14 @@ import (
 )
 
 // What goes over the socket, of sort SOCK_SEQPACKET, so that a packet is a message or nothing. The importer sends one request, of a
-// fixed length; the server sends one reply to it, with the handle, and another at the end, which says why it ends. All numbers are little-endian.
+// fixed length; the server sends one reply to it, with the handle, and another at the end, which says why it ends. The importer says the
+// same request again when it touches the memory no more, nor ever will by this connection. All numbers are little-endian.
 //
 //	request: magic u32 | version u16 | 0 u16 | identity 16 bytes
 //	reply:   magic u32 | version u16 | status u8 | handle type u8 | bytes u64 | offset u64 | length u64 | handle or nothing, 64 bytes
 const (
 	magic        = 0x6873_766b // "kvsh"
-	version      = 1
+	version      = 2
 	requestBytes = 24
 	replyBytes   = 32 + device.HandleBytes
 )

@@ -2,6 +2,7 @@ package transfer
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/kvlane/kvlane/errdefs"
@@ -25,13 +26,19 @@ func (e *Engine) beginImported(ctx context.Context, p *part, finish func(error))
 		path = PathShm
 	}
 	if there.Bytes() != nil && allHost(p) {
+		b := p.listed(there)
+		holds, err := hold(b)
+		if err != nil {
+			return PathNone, nil, err
+		}
 		stop, cancel := context.WithCancel(ctx)
 		go func() {
 			defer cancel()
-			err := copyHost(stop, p.listed(there))
+			err := copyHost(stop, b)
 			if err == nil {
-				err = there.Origin().Check()
+				err = holds.Check()
 			}
+			holds.Release()
 			finish(err)
 		}()
 		return path, cancel, nil
@@ -108,6 +115,17 @@ func allHost(p *part) bool {
 		}
 	}
 	return true
+}
+
+// hold holds the memory of other processes that the list touches.
+func hold(b *mem.Batch) (holds mem.Holds, err error) {
+	for i := range b.Dst {
+		if err := errors.Join(holds.Add(b.Dst[i].Region), holds.Add(b.Src[i].Region)); err != nil {
+			holds.Release()
+			return nil, err
+		}
+	}
+	return holds, nil
 }
 
 // copyStep is after how much a copy looks whether it is still wanted.

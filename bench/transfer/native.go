@@ -159,7 +159,9 @@ func (t *Target) Engine() *transfer.Engine { return t.engine }
 func (t *Target) Close() error {
 	err := t.close()
 	if t.server != nil {
-		err = errors.Join(err, t.server.Close())
+		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+		defer cancel()
+		err = errors.Join(err, t.server.Close(ctx))
 	}
 	return err
 }

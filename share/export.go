@@ -28,8 +28,10 @@ type Source interface {
 // Close has returned nil: until then a copy of an importer may still land there.
 type Export struct {
 	server *Server
+	from   Source
 	desc   Descriptor
 	handle device.Handle
+	event  device.SharedEvent // what was announced; nil: nothing was. With mu.
 
 	// mu is held while the handle is sent, which is closed with the last word.
 	mu        sync.Mutex
@@ -53,7 +55,7 @@ func (s *Server) export(from Source, r *mem.Region) (*Export, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &Export{server: s, handle: h, importers: make(map[*net.UnixConn]int32), quiet: make(chan struct{}), desc: Descriptor{
+	e := &Export{server: s, from: from, handle: h, importers: make(map[*net.UnixConn]int32), quiet: make(chan struct{}), desc: Descriptor{
 		Identity: NewIdentity(), Type: h.Type, PID: os.Getpid(), Socket: s.path, Device: h.Device, Bytes: h.Bytes, Offset: h.Off, Length: r.Len(),
 	}}
 	if err := e.desc.Validate(); err != nil {
@@ -129,6 +131,14 @@ func (e *Export) settle(ctx context.Context) error {
 			return fmt.Errorf("%s may still touch the memory: %w: %w", e.holders(), errdefs.ErrBusy, context.Cause(ctx))
 		}
 	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.event != nil {
+		if err := e.event.Close(ctx); err != nil {
+			return err
+		}
+		e.event = nil
+	}
 	s := e.server
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -152,6 +162,59 @@ func (e *Export) closeHandle() error {
 		return nil
 	}
 	return unix.Close(e.handle.FD)
+}
+
+// Announce has importers that ask from now on wait for e, of a queue or a HostStream of the device that has the memory, on their own devices:
+// Import.Announced. What they are told is up to the caller. e may be closed then. ErrNotSupported for memory of the host, and of a
+// device that shares no events; ErrClosed if it was withdrawn.
+func (e *Export) Announce(work device.Event) error {
+	if err := e.announce(work); err != nil {
+		return fmt.Errorf("announce work on export %s: %w", e.desc.Identity, err)
+	}
+	return nil
+}
+
+func (e *Export) announce(work device.Event) (err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.withdrawn {
+		return errdefs.ErrClosed
+	}
+	if e.event == nil {
+		s, ok := e.from.(device.EventSharer)
+		if !ok {
+			return fmt.Errorf("%T shares no events: %w", e.from, errdefs.ErrNotSupported)
+		}
+		if e.event, err = s.NewSharedEvent(); err != nil {
+			return err
+		}
+	}
+	return e.event.Follow(work)
+}
+
+// lend gives the event to an importer.
+func (e *Export) lend(c *net.UnixConn) status {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	switch {
+	case e.withdrawn:
+		return statusUnknown
+	case e.event == nil:
+		return statusSilent
+	}
+	h, err := e.event.Handle()
+	if err != nil {
+		return statusSilent
+	}
+	var files []byte
+	if h.Type.IsFD() {
+		files = unix.UnixRights(h.FD)
+	}
+	_, _, err = c.WriteMsgUnix((&reply{status: statusOK, handle: h}).encode(), files, nil)
+	if errors.Join(err, closeFiles(h)) != nil {
+		return statusMalformed // it has gone
+	}
+	return statusOK
 }
 
 // admit gives the handle to an importer, of the process of that number.

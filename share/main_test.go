@@ -42,6 +42,8 @@ func TestMain(m *testing.M) {
 		err = playExporter(os.Args[1:])
 	case "import":
 		err = playImporter()
+	case "announce":
+		err = playAnnouncer(os.Args[1])
 	case "hang-up":
 		err = playHangUp()
 	case "stranger":

@@ -202,9 +202,10 @@ func (s *Server) serve(c *net.UnixConn) {
 	if err == nil && slices.Contains(s.o.Allow, int(cred.Uid)) {
 		e, why = s.grant(c, cred.Pid)
 	}
-	if why != statusOK {
+	switch {
+	case why != statusOK:
 		refuse(c, why)
-	} else {
+	case e != nil:
 		why = stay(c, e.desc.Identity, cred.Pid)
 		e.leave(c)
 	}
@@ -216,7 +217,7 @@ func (s *Server) serve(c *net.UnixConn) {
 	case statusOK:
 	case statusDenied:
 		s.stats.Denied++
-	case statusUnknown:
+	case statusUnknown, statusSilent:
 		s.stats.Unknown++
 	default:
 		s.stats.Malformed++
@@ -250,7 +251,7 @@ func stay(c *net.UnixConn, id Identity, pid int32) status {
 	}
 	b := make([]byte, requestBytes+1)
 	n, err := c.Read(b)
-	if said, bad := decodeRequest(b[:n]); bad == nil && said == id {
+	if said, what, bad := decodeRequest(b[:n]); bad == nil && said == id && what == forEnd {
 		return statusOK
 	}
 	if p != nil {
@@ -263,7 +264,8 @@ func stay(c *net.UnixConn, id Identity, pid int32) status {
 	return statusOK
 }
 
-// grant reads the request of c, of the process of that number, and answers it if that can be.
+// grant reads the request of c, of the process of that number, and answers it if that can be. It returns the export that c imports by now;
+// none if all was said.
 func (s *Server) grant(c *net.UnixConn, pid int32) (*Export, status) {
 	_ = c.SetDeadline(time.Now().Add(s.o.RequestTimeout))
 	b := make([]byte, requestBytes+1)
@@ -272,16 +274,19 @@ func (s *Server) grant(c *net.UnixConn, pid int32) (*Export, status) {
 	if err != nil || flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
 		return nil, statusMalformed
 	}
-	id, err := decodeRequest(b[:n])
-	if err != nil {
+	id, what, err := decodeRequest(b[:n])
+	if err != nil || what == forEnd {
 		return nil, statusMalformed
 	}
 	s.mu.Lock()
 	e := s.exports[id]
-	s.conns[c] = !s.closed && e != nil
+	s.conns[c] = !s.closed && e != nil && what == forMemory
 	s.mu.Unlock()
-	if e == nil {
+	switch {
+	case e == nil:
 		return nil, statusUnknown
+	case what == forEvent:
+		return nil, e.lend(c)
 	}
 	s.granted(1) // before the importer hears of it
 	if why := e.admit(c, pid); why != statusOK {

@@ -36,6 +36,8 @@ var shareMutants = []mutant{
 		"mem/origin.go", "	if err := o.Lost(); err != nil {\n		return err\n	}\n	o.holders++\n", "	o.holders++\n"),
 	defect("share", "TestWithdrawalOfWhoDies",
 		"share/server.go", "		<-dead\n", ""),
+	defect("share", "TestAnnouncedWork",
+		"device/sim/share_event.go", "	hostmem.StoreUint64(s.page[wordFollowed:], n)\n", ""),
 	defect("share", "TestRequirement8Copies",
 		"device/sim/peer.go", "		return false // another device imported it\n", "		return true\n"),
 	defect("share", "TestRequirement8GoodOnlyIfLive",

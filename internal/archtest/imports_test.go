@@ -138,7 +138,7 @@ var mayImport = map[string]string{
 
 	// The façade and the commands wire everything.
 	"":              anyPlain + " gdr profile store store/manager device/ stream/ tier/ internal/",
-	"internal/capi": anyPlain + " store gdr profile stream/copy/plan tier/file tier/log internal/inuse ROOT",
+	"internal/capi": anyPlain + " share store gdr profile stream/copy/plan tier/file tier/log internal/inuse ROOT",
 	"cmd/libkvlane": "errdefs mem block internal/capi ROOT",
 	"examples/":     "share transfer transfer/",
 	"cmd/":          anyPlain + " gdr profile share topology transfer transfer/ store replay replay/demo doctor bench bench/ telemetry device/ stream/ tier/ internal/ ROOT",

@@ -38,6 +38,8 @@ var shareMutants = []mutant{
 		"share/server.go", "		<-dead\n", ""),
 	defect("share", "TestAnnouncedWork",
 		"device/sim/share_event.go", "	hostmem.StoreUint64(s.page[wordFollowed:], n)\n", ""),
+	defect("internal/capi", "TestDefectAllocatorFreesWhatIsUsed",
+		"internal/capi/allocator.go", "	return e.Wait(ctx)\n", "	return ctx.Err()\n"),
 	defect("share", "TestRequirement8Copies",
 		"device/sim/peer.go", "		return false // another device imported it\n", "		return true\n"),
 	defect("share", "TestRequirement8GoodOnlyIfLive",

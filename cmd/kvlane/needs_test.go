@@ -26,7 +26,7 @@ var alwaysEffective = map[string]string{
 	"bench file":        "dir bytes sizes work order from device budget seed json csv out charts",
 	"bench rdma":        "device sizes iterations rdma-provider nic rdma-port rdma-gid-index rdma-mtu json",
 	"bench transfer":    "mode protocol metadata buffer-size",
-	"transfer serve":    "protocol metadata name listen buffer-size",
+	"transfer serve":    "protocol metadata name listen buffer-size metrics-addr",
 	"transfer metadata": "listen",
 	"transfer probe":    "protocol metadata cluster timeout json",
 	"transfer ls":       "protocol metadata cluster timeout json",

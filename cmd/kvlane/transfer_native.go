@@ -112,6 +112,11 @@ func (f *serveFlags) serveNative(cmd *cobra.Command) error {
 			return asUsage(err)
 		}
 		defer func() { err = errors.Join(err, t.Close()) }()
+		stop, err := serveTransferMetrics(ctx, f.metricsAddr, t.Engine().Stats)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, stop()) }()
 		out := cmd.OutOrStdout()
 		fmt.Fprintf(out, "segment %s: %d bytes; interrupt to end\n", t.Segment(), f.bufferBytes)
 		for {

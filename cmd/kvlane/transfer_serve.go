@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvlane/kvlane/internal/sys/hostmem"
+	"github.com/kvlane/kvlane/transfer"
 	"github.com/kvlane/kvlane/transfer/metadata"
 	"github.com/kvlane/kvlane/transfer/mooncake"
 )
@@ -22,6 +23,7 @@ type serveFlags struct {
 	dataPort     int
 	bufferBytes  int64
 	memory       memoryFlags
+	metricsAddr  string
 }
 
 func (f *serveFlags) registerServe(cmd *cobra.Command) {
@@ -30,6 +32,7 @@ func (f *serveFlags) registerServe(cmd *cobra.Command) {
 	fl.StringVar(&f.listen, "listen", "", "HOST:PORT to listen on where peers reach it by another (default --name)")
 	fl.IntVar(&f.dataPort, "data-port", 0, "port for data by Mooncake's protocol; 0 takes a free one")
 	f.memory.registerMemory(cmd)
+	fl.StringVar(&f.metricsAddr, "metrics-addr", "", "serve Prometheus metrics at this host:port under /metrics")
 }
 
 func newTransferServeCommand() *cobra.Command {
@@ -56,6 +59,11 @@ it may be a device's, and processes of this host and user reach it by sharing it
 func (f *serveFlags) serve(cmd *cobra.Command) (err error) {
 	if f.name == "" {
 		return usagef("--name is needed")
+	}
+	if f.metricsAddr != "" {
+		if _, _, err := net.SplitHostPort(f.metricsAddr); err != nil {
+			return usagef("--metrics-addr: %w", err)
+		}
 	}
 	if _, own, err := f.native(); own || err != nil {
 		if err != nil {
@@ -99,6 +107,11 @@ func (f *serveFlags) serve(cmd *cobra.Command) (err error) {
 		defer cancel()
 		err = errors.Join(err, s.Close(ctx))
 	}()
+	stop, err := serveTransferMetrics(ctx, f.metricsAddr, func() transfer.Stats { return mooncakeStats(s) })
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, stop()) }()
 	seg := s.Segment()
 	out := cmd.OutOrStdout()
 	fmt.Fprintf(out, "segment %s: %d bytes at %#x, data on port %d; interrupt to end\n", seg.Name, seg.Buffers[0].Length, seg.Buffers[0].Addr, seg.DataPort)

@@ -98,7 +98,7 @@ var mayImport = map[string]string{
 	"bench/rdmabench":       onDevice + " stream rdma rdma/channel rdma/registry",
 	"bench/transfer":        onDevice + " stream bench share transfer transfer/metadata transfer/mooncake internal/sys/hostmem",
 	"bench/matmul":          onDevice + " internal/sys/cublaslt",
-	"telemetry":             anyPlain + " store stream/copy/plan stream/file",
+	"telemetry":             anyPlain + " store stream/copy/plan stream/file transfer",
 	"telemetry/metricsdoc":  "telemetry",
 	"internal/leak":         "",
 	"internal/ctxio":        "",

@@ -217,6 +217,21 @@ func TestDefectUnregisterLeavesCopiesUnderWay(t *testing.T) {
 	wantErr(t, "a copy that ended later", wait(t, b), errdefs.ErrLost)
 }
 
+// TestDefectForcedPathIsAnother: a batch that is to go by one path does not go by another, though the memory is imported.
+func TestDefectForcedPathIsAnother(t *testing.T) {
+	near, far := newGPU(t, sim.Options{}), newGPU(t, sim.Options{Index: 1})
+	there, here := far.alloc(t, 4096), near.alloc(t, 4096)
+	to, from := far.options(), near.options()
+	to.Share, from.Importer = shareServer(t), importer(t, near.Device)
+	p := newPair(t, to, from)
+	_, err := p.segment.Register(there, RegisterOptions{Source: far.sharer()})
+	must(t, err)
+	must(t, p.remote.Refresh(t.Context()))
+	b := p.submit(t, SubmitOptions{Path: PathShm}, Task{Op: Write, Local: mem.All(here)})
+	wantErr(t, "device memory by shm", wait(t, b), errdefs.ErrNotSupported)
+	must(t, wait(t, p.submit(t, SubmitOptions{Path: PathNVLink}, Task{Op: Write, Local: mem.All(here)})))
+}
+
 // TestDeviceFails: where the device of one side fails the batch does, and says so; other memory goes on, by the same connection.
 func TestDeviceFails(t *testing.T) {
 	const n = 1 << 20

@@ -7,6 +7,8 @@ var transferMutants = []mutant{
 		"transfer/peer.go", "		p.e.start(p.fence)\n", "		_ = p.fence\n"),
 	defect("transfer", "TestDefectUnregisterLeavesCopiesUnderWay",
 		"stream/copy/submit.go", "	return o.origins.Add(r)\n", "	return nil\n"),
+	defect("transfer", "TestDefectForcedPathIsAnother",
+		"transfer/shared.go", "	if forced != PathNone && forced != path {\n", "	if forced != PathNone && forced == PathTCP {\n"),
 	defect("transfer", "TestRestartedPeer",
 		"transfer/serve.go", "	if h.to != (share.Identity{}) && h.to != e.id {\n", "	if h.to != h.to {\n",
 		"transfer/peer.go", "		if err == nil && id != p.id {\n", "		if err == nil && id != id {\n"),

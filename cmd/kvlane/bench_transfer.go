@@ -61,7 +61,7 @@ batch sizes are measured one after the other. With --check every batch's bytes a
 	cmd.Flags().SetNormalizeFunc(fieldNames)
 	fl := cmd.Flags()
 	fl.StringVar(&f.mode, "mode", modeInitiator, "initiator, which measures, or target, which offers memory")
-	f.serve.register(cmd, protocols...)
+	f.serve.register(cmd)
 	fl.Var(sizeValue{&f.serve.bufferBytes}, "buffer-size", "memory: what the target offers, or what the initiator has")
 	f.serve.registerServe(cmd)
 	fl.StringVar(&f.segment, "segment", "", "the target's segment")

@@ -163,7 +163,7 @@ var needs = []need{
 		met: is("mode", modeTarget), lacks: "--mode target",
 	},
 	{
-		commands: []string{"bench transfer", "transfer serve"}, flags: []string{"cluster"},
+		commands: []string{"bench transfer", "transfer serve", "transfer probe", "transfer ls", "transfer put", "transfer get"}, flags: []string{"cluster"},
 		met: is("protocol", protocolMooncake), lacks: "--protocol mooncake",
 	},
 	{

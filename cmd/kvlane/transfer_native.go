@@ -62,7 +62,7 @@ func (f *memoryFlags) open(use func(device.Device, stream.Stream) error) (err er
 }
 
 // native returns the path that the flags ask for, and whether segments are kvlane's own.
-func (f *serveFlags) native() (path engine.Path, ok bool, err error) {
+func (f *transferFlags) native() (path engine.Path, ok bool, err error) {
 	switch {
 	case !slices.Contains(protocols, f.protocol):
 		return path, false, usagef("--protocol %q: it is one of %s", f.protocol, strings.Join(protocols, ", "))

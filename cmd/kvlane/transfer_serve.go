@@ -49,7 +49,7 @@ it may be a device's, and processes of this host and user reach it by sharing it
 		Args:    usageArgs(cobra.NoArgs),
 		RunE:    func(cmd *cobra.Command, _ []string) error { return f.serve(cmd) },
 	}
-	f.register(cmd, protocols...)
+	f.register(cmd)
 	f.registerServe(cmd)
 	cmd.Flags().Var(sizeValue{&f.bufferBytes}, "buffer-size", "how much memory")
 	return cmd

@@ -245,7 +245,7 @@ func TestTransferPutAndGet(t *testing.T) {
 // A shell completes values of flags.
 func TestTransferCompletions(t *testing.T) {
 	for flag, want := range map[string]string{
-		"bench transfer --mode": "initiator\ntarget\n", "bench transfer --operation": "read\nwrite\n", "transfer serve --protocol": "mooncake\nauto\nnvlink\nshm\ntcp\n", "transfer get --protocol": "mooncake\n", "transfer ls --metadata": "P2PHANDSHAKE\nhttp://\n",
+		"bench transfer --mode": "initiator\ntarget\n", "bench transfer --operation": "read\nwrite\n", "transfer serve --protocol": "mooncake\nauto\nnvlink\nshm\ntcp\n", "transfer get --protocol": "mooncake\nauto\nnvlink\nshm\ntcp\n", "transfer ls --metadata": "P2PHANDSHAKE\nhttp://\n",
 	} {
 		args := append(append([]string{"__complete"}, strings.Fields(flag)...), "")
 		if code, stdout, _ := execute(t, args...); code != exitOK || !strings.HasPrefix(stdout, want+":") {

@@ -1,0 +1,69 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	engine "github.com/kvlane/kvlane/transfer"
+)
+
+// Segments of kvlane's own are read, written and asked by hand as Mooncake's are, by each path that there is, at an address and by a
+// metadata server.
+func TestTransferNativeByHand(t *testing.T) {
+	server := interruptible(t, "transfer", "metadata", "--listen", "127.0.0.1:0")
+	uri, _, _ := strings.Cut(server.word(t, "metadata "), ";")
+	file := filepath.Join(t.TempDir(), "f")
+	want := bytes.Repeat([]byte("0123456789"), 5000)
+	if err := os.WriteFile(file, want, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, where := range map[string][]string{"127.0.0.1:0": nil, "kv": {"--metadata", uri}} {
+		p := interruptible(t, append([]string{"transfer", "serve", "--protocol", "auto", "--name", name, "--buffer-size", "1MiB"}, where...)...)
+		segment, _, _ := strings.Cut(p.word(t, "segment "), ": ")
+		do := func(args ...string) string {
+			t.Helper()
+			code, stdout, stderr := execute(t, append(append([]string{"transfer"}, args...), where...)...)
+			if code != exitOK {
+				t.Errorf("%v: exit code %d: %s", args, code, stderr)
+			}
+			return stdout
+		}
+		for _, protocol := range []string{"auto", "shm", "tcp"} {
+			do("put", segment, file, "--protocol", protocol, "--offset", "100", "--notify", "it is there by "+protocol)
+			if line := p.word(t, "notification for "); !strings.Contains(line, "it is there by "+protocol) {
+				t.Errorf("%q", line)
+			}
+			if got := do("get", segment, "-", "--protocol", protocol, "--offset", "100", "--length", "50000"); got != string(want) {
+				t.Errorf("%s: %d bytes are read", protocol, len(got))
+			}
+		}
+		var d engine.Description
+		if err := json.Unmarshal([]byte(do("ls", segment, "--protocol", "auto", "--json")), &d); err != nil || len(d.Buffers) != 1 || d.Buffers[0].Length != 1<<20 {
+			t.Errorf("%v, %+v", err, d)
+		}
+		if got := do("ls", segment, "--protocol", "auto"); !strings.Contains(got, "memfd") {
+			t.Errorf("%s", got)
+		}
+		if got := do("probe", segment, "--protocol", "auto"); !strings.Contains(got, "answered in") {
+			t.Errorf("%s", got)
+		}
+		for _, wrong := range [][]string{
+			{"put", segment, file, "--protocol", "tape"},
+			{"get", segment, "-", "--protocol", "tcp", "--buffer", "1"},
+			{"get", segment, "-", "--protocol", "tcp", "--offset", "1MiB"},
+			{"ls", segment, "--protocol", "tcp", "--cluster", "c"},
+		} {
+			if code, _, stderr := execute(t, append(append([]string{"transfer"}, wrong...), where...)...); code != exitUsage {
+				t.Errorf("%v: exit code %d: %s", wrong, code, stderr)
+			}
+		}
+		if code, _, stderr := execute(t, append([]string{"transfer", "get", segment, "-", "--protocol", "nvlink"}, where...)...); code != exitFailure || !strings.Contains(stderr, "nvlink") {
+			t.Errorf("by NVLink: exit code %d: %s", code, stderr)
+		}
+		p.stop()
+	}
+}

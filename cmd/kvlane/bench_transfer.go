@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/kvlane/kvlane/bench/chart"
 	"github.com/kvlane/kvlane/bench/transfer"
 )
 
@@ -30,6 +31,7 @@ type benchTransfer struct {
 	run     transfer.Options
 	json    bool
 	out     string
+	charts  string
 }
 
 func newBenchTransferCommand() *cobra.Command {
@@ -76,6 +78,7 @@ batch sizes are measured one after the other. With --check every batch's bytes a
 	fl.DurationVar(&f.run.Timeout, "timeout", time.Minute, "how long a batch may take")
 	fl.BoolVar(&f.json, "json", false, "print one JSON object")
 	fl.StringVar(&f.out, "out", "", "also write the JSON object to a file")
+	fl.StringVar(&f.charts, "charts", "", "also write charts, SVG and PNG, into a folder")
 	complete(cmd, "mode", modeInitiator, modeTarget)
 	complete(cmd, "operation", string(transfer.Read), string(transfer.Write))
 	return cmd
@@ -191,5 +194,13 @@ func (f *benchTransfer) carry(cmd *cobra.Command, d transfer.Driver) error {
 	if err != nil {
 		return fmt.Errorf("report: %w", err)
 	}
+	if f.charts == "" {
+		return nil
+	}
+	files, err := chart.WriteTransfers(f.charts, r)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(cmd.ErrOrStderr(), "%d charts are in %s\n", len(files), f.charts)
 	return nil
 }

@@ -155,7 +155,7 @@ var needs = []need{
 	},
 	{
 		commands: []string{"bench transfer"},
-		flags:    []string{"segment", "operation", "block-size", "batch-size", "threads", "duration", "lanes", "check", "timeout", "json", "out"},
+		flags:    []string{"segment", "operation", "block-size", "batch-size", "threads", "duration", "lanes", "check", "timeout", "json", "out", "charts"},
 		met:      isNot("mode", modeTarget), clashes: "--mode target, which measures nothing",
 	},
 	{

@@ -93,7 +93,7 @@ var mayImport = map[string]string{
 	"bench":                 anyPlain + " stream/copy/measure",
 	"bench/request":         anyPlain + " store bench replay/kvcache stream/copy/measure ROOT",
 	"bench/file":            anyPlain + " bench stream/copy/measure internal/sys/uring internal/sys/hostmem",
-	"bench/chart":           anyPlain + " bench bench/file bench/request",
+	"bench/chart":           anyPlain + " bench bench/file bench/request bench/transfer",
 	"internal/target":       anyPlain + " bench",
 	"bench/rdmabench":       onDevice + " stream rdma rdma/channel rdma/registry",
 	"bench/transfer":        onDevice + " stream bench share transfer transfer/metadata transfer/mooncake internal/sys/hostmem",

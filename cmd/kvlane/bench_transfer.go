@@ -12,6 +12,8 @@ import (
 
 	"github.com/kvlane/kvlane/bench/chart"
 	"github.com/kvlane/kvlane/bench/transfer"
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/stream"
 )
 
 // The sides of a benchmark of transfers.
@@ -42,7 +44,7 @@ func newBenchTransferCommand() *cobra.Command {
 		Long: `transfer measures batches of blocks that several threads read from a segment of another process, or write to it: --mode target offers one, as
 "kvlane transfer serve" does, --mode initiator measures. By Mooncake's protocol either side may be Mooncake's engine and its transfer_engine_bench,
 whose flags are taken too (--segment_id, --metadata_server, --local_server_name, --block_size and so on). --protocol auto is kvlane's own: nvlink, shm
-and tcp have all bytes go by that path; with --use-vram either side has memory of a GPU.
+and tcp have all bytes go by that path. With --use-vram either side has memory of a GPU, by either protocol.
 
 The table has nixlbench's columns: Prep writes the list of a batch's blocks, Post submits it, Tx is from there until it is done. Several block sizes and
 batch sizes are measured one after the other. With --check every batch's bytes are compared, outside of what is timed.`,
@@ -164,12 +166,16 @@ func (f *benchTransfer) measure(cmd *cobra.Command) (err error) {
 	if err != nil {
 		return err
 	}
-	m, err := transfer.OpenMooncake(cmd.Context(), transfer.MooncakeOptions{Directory: d, Segment: f.segment, LocalBytes: f.serve.bufferBytes, Lanes: f.lanes})
-	if err != nil {
-		return asUsage(err)
-	}
-	defer func() { err = errors.Join(err, m.Close()) }()
-	return f.carry(cmd, m)
+	return f.serve.memory.open(func(dev device.Device, s stream.Stream) (err error) {
+		m, err := transfer.OpenMooncake(cmd.Context(), transfer.MooncakeOptions{
+			Directory: d, Segment: f.segment, LocalBytes: f.serve.bufferBytes, Lanes: f.lanes, Device: dev, Copy: s,
+		})
+		if err != nil {
+			return asUsage(err)
+		}
+		defer func() { err = errors.Join(err, m.Close()) }()
+		return f.carry(cmd, m)
+	})
 }
 
 // carry measures a driver.

@@ -171,10 +171,6 @@ var needs = []need{
 		met: is("protocol", protocolMooncake), lacks: "--protocol mooncake",
 	},
 	{
-		commands: []string{"bench transfer", "transfer serve"}, flags: []string{"use-vram"},
-		met: isNot("protocol", protocolMooncake), lacks: "--protocol auto, as Mooncake's moves host memory here",
-	},
-	{
 		commands: []string{"bench transfer", "transfer serve"}, flags: []string{"device", "gpu-id"},
 		met: is("use-vram", "true"), lacks: "--use-vram",
 	},

@@ -11,6 +11,27 @@ import (
 	engine "github.com/kvlane/kvlane/transfer"
 )
 
+// Memory of a device goes by Mooncake's protocol as the host's does, at either side.
+func TestTransferMooncakeDeviceMemory(t *testing.T) {
+	p, segment := serveSegment(t, "transfer", "serve", "--name", "127.0.0.1:0", "--buffer-size", "1MiB", "--use-vram", "--device", "sim")
+	if code, stdout, stderr := execute(t, "transfer", "ls", segment); code != exitOK || !strings.Contains(stdout, "cuda:0") {
+		t.Errorf("exit code %d: %s%s", code, stdout, stderr)
+	}
+	if code, stdout, stderr := execute(t, "transfer", "get", segment, "-"); code != exitOK || stdout != strings.Repeat("\x00", 1<<20) {
+		t.Errorf("exit code %d, %d bytes: %s", code, len(stdout), stderr)
+	}
+	for _, op := range []string{"read", "write"} {
+		code, _, stderr := execute(t, "bench", "transfer", "--segment", segment, "--operation", op, "--block-size", "4KiB", "--batch-size", "4", "--threads", "2",
+			"--duration", "1ms", "--buffer-size", "1MiB", "--check", "--use-vram", "--device", "sim")
+		if code != exitOK {
+			t.Errorf("%s: exit code %d: %s", op, code, stderr)
+		}
+	}
+	if code, rest := p.stop(); code != exitOK || !strings.Contains(rest, " 0 rejected, 0 failed") {
+		t.Errorf("exit code %d: %s", code, rest)
+	}
+}
+
 // Charts are drawn of what was measured.
 func TestBenchTransferCharts(t *testing.T) {
 	p := interruptible(t, "bench", "transfer", "--mode", "target", "--protocol", "auto", "--name", "127.0.0.1:0", "--buffer-size", "1MiB")

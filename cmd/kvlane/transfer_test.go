@@ -339,7 +339,6 @@ func TestBenchTransferNative(t *testing.T) {
 		want string
 	}{
 		{[]string{"--protocol", "rdma", "--segment", "127.0.0.1:1"}, "auto, nvlink, shm, tcp"},
-		{[]string{"--use-vram", "--segment", "127.0.0.1:1"}, "--protocol auto"},
 		{[]string{"--protocol", "auto", "--metadata", "etcd://x", "--segment", "a"}, "--metadata"},
 	} {
 		if code, _, stderr := execute(t, append([]string{"bench", "transfer"}, c.args...)...); code != exitUsage || !strings.Contains(stderr, c.want) {

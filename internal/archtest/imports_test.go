@@ -96,7 +96,7 @@ var mayImport = map[string]string{
 	"bench/chart":           anyPlain + " bench bench/file bench/request bench/transfer",
 	"internal/target":       anyPlain + " bench",
 	"bench/rdmabench":       onDevice + " stream rdma rdma/channel rdma/registry",
-	"bench/transfer":        onDevice + " stream bench share transfer transfer/metadata transfer/mooncake internal/sys/hostmem",
+	"bench/transfer":        onDevice + " stream bench share transfer transfer/memory transfer/metadata transfer/mooncake internal/sys/hostmem",
 	"bench/matmul":          onDevice + " internal/sys/cublaslt",
 	"telemetry":             anyPlain + " store stream/copy/plan stream/file transfer",
 	"telemetry/metricsdoc":  "telemetry",

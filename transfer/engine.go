@@ -34,6 +34,7 @@ type Engine struct {
 	served   served
 	inbox    inbox
 	counters counters
+	carried  carried
 
 	mu       sync.Mutex
 	closed   bool
@@ -67,6 +68,10 @@ type Stats struct {
 	BytesOut  int64 // that others have read here
 	Retries   int64 // parts that went another time
 	Fences    int64 // lanes that were fenced at their target
+
+	Paths      []PathStats // what batches had carried, by each path
+	Fallbacks  int64       // parts that a path was expected to carry, and another one did
+	Reconnects int64       // connections to other engines that were made again after one had died
 
 	// Metadata is why leases could not be renewed the last time; nil: they were.
 	Metadata error
@@ -123,6 +128,7 @@ func (e *Engine) Stats() Stats {
 		Batches: len(e.batches), Connections: e.served.count(),
 		Requests: c.requests.Load(), Refused: c.refused.Load(), Malformed: c.malformed.Load(), BytesIn: c.in.Load(), BytesOut: c.out.Load(),
 		Retries: c.retries.Load(), Fences: c.fences.Load(),
+		Paths: e.carried.stats(), Fallbacks: e.carried.fallbacks.Load(), Reconnects: e.carried.reconnects.Load(),
 	}
 	e.mu.Lock()
 	s.Segments, s.Metadata = len(e.numbers), e.metaErr

@@ -245,7 +245,7 @@ func TestTransferPutAndGet(t *testing.T) {
 // A shell completes values of flags.
 func TestTransferCompletions(t *testing.T) {
 	for flag, want := range map[string]string{
-		"bench transfer --mode": "initiator\ntarget\n", "bench transfer --operation": "read\nwrite\n", "transfer serve --protocol": "mooncake\nauto\nnvlink\nshm\ntcp\n", "transfer get --protocol": "mooncake\n", "transfer ls --metadata": "P2PHANDSHAKE\nhttp://\n",
+		"bench transfer --mode": "initiator\ntarget\n", "bench transfer --operation": "read\nwrite\n", "transfer serve --protocol": "mooncake\nauto\nnvlink\nshm\ntcp\n", "transfer get --protocol": "mooncake\nauto\nnvlink\nshm\ntcp\n", "transfer ls --metadata": "P2PHANDSHAKE\nhttp://\n",
 	} {
 		args := append(append([]string{"__complete"}, strings.Fields(flag)...), "")
 		if code, stdout, _ := execute(t, args...); code != exitOK || !strings.HasPrefix(stdout, want+":") {
@@ -339,7 +339,6 @@ func TestBenchTransferNative(t *testing.T) {
 		want string
 	}{
 		{[]string{"--protocol", "rdma", "--segment", "127.0.0.1:1"}, "auto, nvlink, shm, tcp"},
-		{[]string{"--use-vram", "--segment", "127.0.0.1:1"}, "--protocol auto"},
 		{[]string{"--protocol", "auto", "--metadata", "etcd://x", "--segment", "a"}, "--metadata"},
 	} {
 		if code, _, stderr := execute(t, append([]string{"bench", "transfer"}, c.args...)...); code != exitUsage || !strings.Contains(stderr, c.want) {

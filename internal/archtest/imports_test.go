@@ -93,12 +93,12 @@ var mayImport = map[string]string{
 	"bench":                 anyPlain + " stream/copy/measure",
 	"bench/request":         anyPlain + " store bench replay/kvcache stream/copy/measure ROOT",
 	"bench/file":            anyPlain + " bench stream/copy/measure internal/sys/uring internal/sys/hostmem",
-	"bench/chart":           anyPlain + " bench bench/file bench/request",
+	"bench/chart":           anyPlain + " bench bench/file bench/request bench/transfer",
 	"internal/target":       anyPlain + " bench",
 	"bench/rdmabench":       onDevice + " stream rdma rdma/channel rdma/registry",
-	"bench/transfer":        onDevice + " stream bench share transfer transfer/metadata transfer/mooncake internal/sys/hostmem",
+	"bench/transfer":        onDevice + " stream bench share transfer transfer/memory transfer/metadata transfer/mooncake internal/sys/hostmem",
 	"bench/matmul":          onDevice + " internal/sys/cublaslt",
-	"telemetry":             anyPlain + " store stream/copy/plan stream/file",
+	"telemetry":             anyPlain + " store stream/copy/plan stream/file transfer",
 	"telemetry/metricsdoc":  "telemetry",
 	"internal/leak":         "",
 	"internal/ctxio":        "",
@@ -137,10 +137,10 @@ var mayImport = map[string]string{
 	"internal/kept":   "errdefs",
 
 	// The façade and the commands wire everything.
-	"":              anyPlain + " gdr profile store store/manager device/ stream/ tier/ internal/",
-	"internal/capi": anyPlain + " store gdr profile stream/copy/plan tier/file tier/log internal/inuse ROOT",
+	"":              anyPlain + " gdr profile share store store/manager transfer transfer/ device/ stream/ tier/ internal/",
+	"internal/capi": anyPlain + " share store gdr profile stream/copy/plan tier/file tier/log internal/inuse ROOT",
 	"cmd/libkvlane": "errdefs mem block internal/capi ROOT",
-	"examples/":     "share transfer transfer/",
+	"examples/":     "mem block ROOT",
 	"cmd/":          anyPlain + " gdr profile share topology transfer transfer/ store replay replay/demo doctor bench bench/ telemetry device/ stream/ tier/ internal/ ROOT",
 }
 

@@ -252,6 +252,7 @@ func (b *Batch) over(p *part, path Path, err error) {
 func (b *Batch) fellBack(err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	b.e.counters.fallbacks.Add(1)
 	b.comp.Fallback = err
 }
 

@@ -80,6 +80,7 @@ verbs: ## run the RDMA tests, those of files on NFS, and what takes a second use
 	$(GUEST) $(CURDIR)/tools/rxe/run -run ASecondUser ./share
 	$(GUEST) $(CURDIR)/tools/rxe/run -run Verbs ./transfer
 	$(GUEST) '$(CURDIR)/tools/rxe/run -l 2%' -run Verbs ./transfer
+	$(GUEST) $(CURDIR)/tools/rxe/run -run VerbsBenchTransfer ./cmd/kvlane
 
 # Each mutant is built as an overlay: nothing of the tree is changed.
 mutants: ## put each named defect into the source and check that its test fails

@@ -37,7 +37,7 @@ func (f *transferFlags) register(cmd *cobra.Command, all ...string) {
 	fl.SortFlags = false
 	usage := "how segments are reached: mooncake"
 	if len(all) > 0 {
-		usage += ", or by kvlane's own transfers: auto, by what can, or nvlink, shm or tcp"
+		usage += ", or by kvlane's own transfers: auto, by what can, or nvlink, shm, rdma or tcp"
 	} else {
 		all = []string{protocolMooncake}
 	}

@@ -12,24 +12,28 @@ import (
 	"github.com/kvlane/kvlane/bench/transfer"
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/gdr"
 	"github.com/kvlane/kvlane/stream"
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
 	engine "github.com/kvlane/kvlane/transfer"
 	"github.com/kvlane/kvlane/transfer/metadata"
 	"github.com/kvlane/kvlane/transfer/mooncake"
+	"github.com/kvlane/kvlane/transfer/rail"
 )
 
 // protocolAuto is kvlane's own, by whichever path can; others of its paths have their names.
 const protocolAuto = "auto"
 
 // protocols are the values of --protocol where segments are offered and measured.
-var protocols = []string{protocolMooncake, protocolAuto, engine.PathNVLink.String(), engine.PathShm.String(), engine.PathTCP.String()}
+var protocols = []string{protocolMooncake, protocolAuto, engine.PathNVLink.String(), engine.PathShm.String(), engine.PathRDMA.String(), engine.PathTCP.String()}
 
 // memoryFlags say what memory a side of kvlane's own transfers has.
 type memoryFlags struct {
 	vram   bool
 	device string
 	gpu    int
+	rdma   rdmaFlags
 }
 
 func (f *memoryFlags) registerMemory(cmd *cobra.Command) {
@@ -37,12 +41,45 @@ func (f *memoryFlags) registerMemory(cmd *cobra.Command) {
 	fl.BoolVar(&f.vram, "use-vram", false, "device memory in place of the host's")
 	fl.IntVar(&f.gpu, "gpu-id", 0, "which of the devices")
 	registerDevice(fl, &f.device)
+	f.rdma.registerNICs(fl, "in software, which reach no other process")
 }
 
-// open calls use with the device of the memory and a stream that copies it, none for the host's.
-func (f *memoryFlags) open(use func(device.Device, stream.Stream) error) (err error) {
+// openNICs returns the NICs by which a path may go, with what closes them: where NICs are one of several ways and none is named, there need be none that is active.
+func (f *memoryFlags) openNICs(dev device.Device, path engine.Path) (_ *rail.NICs, done func() error, err error) {
+	if path != engine.PathNone && path != engine.PathRDMA {
+		return nil, func() error { return nil }, nil
+	}
+	n, err := gdr.Open(dev, f.rdma.config(), nil)
+	named := len(f.rdma.nics.NICs) > 0
+	if path == engine.PathNone && !named && (errors.Is(err, errdefs.ErrNotSupported) || errors.Is(err, errdefs.ErrBroken)) {
+		return nil, func() error { return nil }, nil
+	}
+	if err != nil {
+		return nil, nil, asUsage(fmt.Errorf("open NIC: %w", err))
+	}
+	done = func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+		defer cancel()
+		return n.Close(ctx)
+	}
+	nics, err := n.Transfers()
+	if err != nil {
+		return nil, nil, errors.Join(err, done())
+	}
+	return nics, done, nil
+}
+
+// open calls use with the device of the memory and a stream that copies it, none for the host's, and the NICs by which a path may go.
+func (f *memoryFlags) open(path engine.Path, use func(device.Device, stream.Stream, *rail.NICs) error) (err error) {
+	withNICs := func(dev device.Device, s stream.Stream) error {
+		nics, done, err := f.openNICs(dev, path)
+		if err != nil {
+			return err
+		}
+		return errors.Join(use(dev, s, nics), done())
+	}
 	if !f.vram {
-		return use(nil, nil)
+		return withNICs(nil, nil)
 	}
 	dev, err := openDevice(f.device, f.gpu, sim.Options{})
 	if err != nil {
@@ -58,7 +95,7 @@ func (f *memoryFlags) open(use func(device.Device, stream.Stream) error) (err er
 		defer cancel()
 		err = errors.Join(err, s.Close(ctx))
 	}()
-	return use(dev, s)
+	return withNICs(dev, s)
 }
 
 // native returns the path that the flags ask for, and whether segments are kvlane's own.
@@ -91,7 +128,7 @@ func (f *transferFlags) store() (_ metadata.Store, done func(), err error) {
 const nativeSegment = "memory"
 
 // serveNative offers memory to kvlane's own transfers until the command's context ends.
-func (f *serveFlags) serveNative(cmd *cobra.Command) error {
+func (f *serveFlags) serveNative(cmd *cobra.Command, path engine.Path) error {
 	store, done, err := f.store()
 	if err != nil {
 		return err
@@ -104,8 +141,8 @@ func (f *serveFlags) serveNative(cmd *cobra.Command) error {
 			o.Listen, o.Advertise = f.listen, f.name
 		}
 	}
-	return f.memory.open(func(dev device.Device, s stream.Stream) (err error) {
-		o.Device, o.Copy = dev, s
+	return f.memory.open(path, func(dev device.Device, s stream.Stream, nics *rail.NICs) (err error) {
+		o.Device, o.Copy, o.NICs = dev, s, nics
 		ctx := cmd.Context()
 		t, err := transfer.OpenTarget(ctx, o)
 		if err != nil {
@@ -134,8 +171,8 @@ func (f *benchTransfer) measureNative(cmd *cobra.Command, path engine.Path) erro
 		return err
 	}
 	defer done()
-	return f.serve.memory.open(func(dev device.Device, s stream.Stream) (err error) {
-		o := transfer.NativeOptions{Device: dev, Copy: s, Bytes: f.serve.bufferBytes, Store: store, Lanes: f.lanes}
+	return f.serve.memory.open(path, func(dev device.Device, s stream.Stream, nics *rail.NICs) (err error) {
+		o := transfer.NativeOptions{Device: dev, Copy: s, NICs: nics, Bytes: f.serve.bufferBytes, Store: store, Lanes: f.lanes}
 		n, err := transfer.OpenNative(cmd.Context(), f.segment, path, o)
 		if err != nil {
 			return asUsage(err)

@@ -41,7 +41,8 @@ func newTransferServeCommand() *cobra.Command {
 notification that comes for it.
 
 Whoever reaches its ports reads and writes the memory: name an address of a network that is trusted. By kvlane's own transfers (--protocol auto)
-it may be a device's, and processes of this host and user reach it by sharing it where that works, by NVLink or in place.`,
+it may be a device's, and processes of this host and user reach it by sharing it where that works, by NVLink or in place. What of
+peers and this machine has RDMA NICs uses them.`,
 		Example: `  kvlane transfer serve --protocol mooncake --metadata P2PHANDSHAKE --name 127.0.0.1:15995 --buffer-size 64MiB`,
 		Args:    usageArgs(cobra.NoArgs),
 		RunE:    func(cmd *cobra.Command, _ []string) error { return f.serve(cmd) },
@@ -57,11 +58,11 @@ func (f *serveFlags) serve(cmd *cobra.Command) (err error) {
 	if f.name == "" {
 		return usagef("--name is needed")
 	}
-	if _, own, err := f.native(); own || err != nil {
+	if path, own, err := f.native(); own || err != nil {
 		if err != nil {
 			return err
 		}
-		return f.serveNative(cmd)
+		return f.serveNative(cmd, path)
 	}
 	d, err := f.directory()
 	if err != nil {

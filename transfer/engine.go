@@ -65,8 +65,8 @@ type Stats struct {
 	Requests  int64 // served
 	Refused   int64 // requests that were refused
 	Malformed int64 // connections that made no sense
-	BytesIn   int64 // that others have written here
-	BytesOut  int64 // that others have read here
+	BytesIn   int64 // that others have written here, over sockets: of other paths the target's CPU knows nothing
+	BytesOut  int64 // that others have read here, likewise
 	Retries   int64 // parts that went another time
 	Fences    int64 // lanes that were fenced at their target
 	Fallbacks int64 // parts that left a path which could be expected to carry them: Completion.Fallback says why

@@ -79,8 +79,10 @@ func (p *peer) tire(v rails, why error) {
 		r = new(rest)
 		p.rests[v] = r
 	}
-	r.wait = min(max(2*r.wait, minRest), maxRest)
-	r.until, r.why = time.Now().Add(r.wait), why
+	if now := time.Now(); !now.Before(r.until) { // else another queue pair said so before
+		r.wait = min(max(2*r.wait, minRest), maxRest)
+		r.until, r.why = now.Add(r.wait), why
+	}
 }
 
 // rested notes that v works.

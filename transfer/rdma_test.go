@@ -168,6 +168,8 @@ func TestRDMAUnregister(t *testing.T) {
 	same(t, "what was unregistered", there.Bytes(), before)
 	off, err := p.segment.Register(there, RegisterOptions{})
 	must(t, err)
+	_, err = p.segment.Register(there, RegisterOptions{})
+	wantErr(t, "registered twice", err, errdefs.ErrExists)
 	must(t, p.remote.Refresh(t.Context()))
 	b = p.do(t, Task{Op: Write, Local: mem.All(here), Offset: off})
 	wantPath(t, b, PathRDMA, false)

@@ -152,13 +152,15 @@ func (s *Segment) register(r *mem.Region, o RegisterOptions) (int64, error) {
 	}
 	err := s.offer(b)
 	if err == nil {
-		err = s.table.Add(uint64(s.next), r)
+		if err = s.table.Add(uint64(s.next), r); err != nil {
+			err = errors.Join(err, s.withdraw(s.e.ctx, b))
+		}
 	}
 	if err != nil {
 		if b.export != nil {
 			err = errors.Join(err, b.export.Close())
 		}
-		return 0, errors.Join(err, s.withdraw(s.e.ctx, b))
+		return 0, err
 	}
 	s.buffers = append(s.buffers, b)
 	s.next += (r.Len() + align - 1) / align * align

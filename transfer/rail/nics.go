@@ -50,8 +50,9 @@ type NIC struct {
 const (
 	defaultDepth  = 512
 	defaultMaxSGE = 16
-	// requestBytes is how long a request is at most: what of a queue gets on shows by requests.
+	// requestBytes is how long a request is at most, and chainBytes what is posted together: completions show that a queue gets on.
 	requestBytes = 1 << 20
+	chainBytes   = 4 << 20
 )
 
 // NICs are those by which transfers go. A nil *NICs has none. Safe for concurrent use.
@@ -216,6 +217,10 @@ func (d *Domain) Open(nic int) (*Queue, error) {
 	}
 	q := &Queue{d: d, c: c, pair: c.Pairs[0], room: make(chan struct{}, 1)}
 	if d.access == forUs {
+		// A quarter of the queue: three chains are under way while the next is built.
+		q.wrs = make([]rdma.SendWR, max(c.Depth/4, 1))
+		q.each = max(c.MaxSGE(rdma.WRRDMARead), c.MaxSGE(rdma.WRRDMAWrite))
+		q.sges = make([]rdma.SGE, len(q.wrs)*q.each)
 		d.mu.Lock()
 		scratch, at := d.scratch, d.queues%d.scratch.Len() // a byte of its own
 		d.queues++

@@ -19,6 +19,10 @@ type Queue struct {
 	pair    *channel.Pair
 	scratch rdma.SGE
 	room    chan struct{} // a token: some requests have completed
+	// A chain of requests, and each one's places for pieces: of the sender.
+	wrs  []rdma.SendWR
+	sges []rdma.SGE
+	each int
 
 	mu   sync.Mutex // held while the channel is used
 	jobs []sent     // in order
@@ -63,11 +67,9 @@ func (q *Queue) Send(ctx context.Context, j *Job) error {
 	if j.Write {
 		b.op = rdma.WRRDMAWrite
 	}
-	// A quarter: three chains are under way while the next is built.
-	chain := max(q.c.Depth/4, 1)
 	for more := true; more; {
 		var wrs []rdma.SendWR
-		wrs, more = b.next(chain)
+		wrs, more = b.next()
 		for {
 			ok, err := q.post(wrs, j, !more)
 			if err != nil {
@@ -186,17 +188,19 @@ type builder struct {
 	done   bool  // all of it is, but for what reads back
 }
 
-// next returns up to n requests, and whether there are more.
-func (b *builder) next(n int) (wrs []rdma.SendWR, more bool) {
-	for len(wrs) < n && !b.done {
-		wrs = append(wrs, b.request())
+// next returns the next chain of requests, and whether there are more.
+func (b *builder) next() (wrs []rdma.SendWR, more bool) {
+	wrs = b.q.wrs[:0]
+	for bytes := int64(0); len(wrs) < cap(wrs) && bytes < chainBytes && !b.done; {
+		w, n := b.request(b.q.sges[len(wrs)*b.q.each : len(wrs)*b.q.each])
+		wrs, bytes = append(wrs, w), bytes+n
 	}
 	switch {
 	case !b.done:
 		return wrs, true
 	case !b.j.Write:
 		return wrs, false
-	case len(wrs) == n:
+	case len(wrs) == cap(wrs):
 		return wrs, true
 	}
 	end := b.j.Remote[len(b.j.Remote)-1]
@@ -205,12 +209,11 @@ func (b *builder) next(n int) (wrs []rdma.SendWR, more bool) {
 	}), false
 }
 
-// request makes the next request: of one span of the peer's, and as many pieces here as it takes.
-func (b *builder) request() rdma.SendWR {
+// request makes the next request, of one span of the peer's and as many pieces here as it takes, and returns its length.
+func (b *builder) request(sges []rdma.SGE) (w rdma.SendWR, bytes int64) {
 	span := b.remote[0]
-	w := rdma.SendWR{Opcode: b.op, RKey: b.j.Key.RKey, RemoteAddr: b.j.Key.Addr + uint64(span.Off+b.to)}
+	w = rdma.SendWR{Opcode: b.op, RKey: b.j.Key.RKey, RemoteAddr: b.j.Key.Addr + uint64(span.Off+b.to), SGEs: sges}
 	limit := min(span.Len-b.to, requestBytes, b.q.c.MessageBytes)
-	var bytes int64
 	for bytes < limit && len(w.SGEs) < b.q.c.MaxSGE(b.op) {
 		e := b.local[0]
 		n := min(e.Len-b.at, limit-bytes)
@@ -225,5 +228,5 @@ func (b *builder) request() rdma.SendWR {
 		b.remote, b.to = b.remote[1:], 0
 	}
 	b.done = len(b.remote) == 0
-	return w
+	return w, bytes
 }

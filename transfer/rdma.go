@@ -32,10 +32,13 @@ func closeDomain(d *rail.Domain) error {
 
 // RegisterLocal registers memory of this process that batches read and write with the engine's NICs: what is not registered goes by other
 // paths. Without NICs it does nothing. It pins the memory, which UnregisterLocal has to take back before it is freed. ErrExists for what is
-// registered, and what the NICs say.
+// registered, ErrNotSupported for memory of another process, which could not take it back, and what the NICs say.
 func (e *Engine) RegisterLocal(r *mem.Region) error {
 	if e.local == nil {
 		return nil
+	}
+	if r.Origin() != nil {
+		return fmt.Errorf("register local memory: the %s is another process's: %w", r, errdefs.ErrNotSupported)
 	}
 	if _, err := e.local.Register(r, 0); err != nil {
 		return fmt.Errorf("register local memory: %w", err)

@@ -106,6 +106,25 @@ func TestRDMALocalMemory(t *testing.T) {
 	wantErr(t, "by rdma alone", wait(t, b), errdefs.ErrNotSupported)
 }
 
+// TestRDMAImportedMemory: another process's memory, which that may take back, is pinned by no NIC, here or in a segment.
+func TestRDMAImportedMemory(t *testing.T) {
+	p, here, there := rdmaPair(t, softNICs(t, nil, 1), Options{}, 1<<16)
+	live := mem.NewOrigin("", func() error { return nil })
+	theirs := func(r *mem.Region) *mem.Region {
+		x, err := mem.NewRegion(mem.RegionSpec{Kind: mem.KindHost, Device: mem.NoDevice, Len: r.Len(), CPU: r.CPU(), Bytes: r.Bytes(), Origin: live})
+		must(t, err)
+		return x
+	}
+	wantErr(t, "imported memory", p.initiator.RegisterLocal(theirs(here)), errdefs.ErrNotSupported)
+	off, err := p.segment.Register(theirs(there), RegisterOptions{})
+	must(t, err)
+	must(t, p.remote.Refresh(t.Context()))
+	wantErr(t, "imported memory", p.remote.RDMA(off), errdefs.ErrNotSupported)
+	b := p.do(t, Task{Op: Write, Local: mem.All(here), Offset: off})
+	wantPath(t, b, PathTCP, false)
+	same(t, "written", there.Bytes(), here.Bytes())
+}
+
 // TestRDMAKeysOfAnotherSegment: a queue pair of one segment gets at no other, though it be of the same engine and the keys be right.
 func TestRDMAKeysOfAnotherSegment(t *testing.T) { keysOfAnotherSegment(t, softNICs(t, nil, 1)) }
 

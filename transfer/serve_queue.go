@@ -99,9 +99,10 @@ func (s *served) endOf(ctx context.Context, to *Segment) error {
 	return nil
 }
 
-// offer registers a buffer's region with the NICs, if there are any, for those whose queue pairs are of this segment.
+// offer registers a buffer's region with the NICs, if there are any, for those whose queue pairs are of this segment. Another process's memory
+// is not pinned: it could not take it back.
 func (s *Segment) offer(b *buffer) (err error) {
-	if s.e.o.NICs == nil {
+	if s.e.o.NICs == nil || b.region.Origin() != nil {
 		return nil
 	}
 	d := s.domain.Load()

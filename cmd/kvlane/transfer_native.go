@@ -69,17 +69,10 @@ func (f *memoryFlags) openNICs(dev device.Device, path engine.Path) (_ *rail.NIC
 	return nics, done, nil
 }
 
-// open calls use with the device of the memory and a stream that copies it, none for the host's, and the NICs by which a path may go.
-func (f *memoryFlags) open(path engine.Path, use func(device.Device, stream.Stream, *rail.NICs) error) (err error) {
-	withNICs := func(dev device.Device, s stream.Stream) error {
-		nics, done, err := f.openNICs(dev, path)
-		if err != nil {
-			return err
-		}
-		return errors.Join(use(dev, s, nics), done())
-	}
+// open calls use with the device of the memory and a stream that copies it, none for the host's.
+func (f *memoryFlags) open(use func(device.Device, stream.Stream) error) (err error) {
 	if !f.vram {
-		return withNICs(nil, nil)
+		return use(nil, nil)
 	}
 	dev, err := openDevice(f.device, f.gpu, sim.Options{})
 	if err != nil {
@@ -95,7 +88,7 @@ func (f *memoryFlags) open(path engine.Path, use func(device.Device, stream.Stre
 		defer cancel()
 		err = errors.Join(err, s.Close(ctx))
 	}()
-	return withNICs(dev, s)
+	return use(dev, s)
 }
 
 // native returns the path that the flags ask for, and whether segments are kvlane's own.
@@ -141,7 +134,12 @@ func (f *serveFlags) serveNative(cmd *cobra.Command, path engine.Path) error {
 			o.Listen, o.Advertise = f.listen, f.name
 		}
 	}
-	return f.memory.open(path, func(dev device.Device, s stream.Stream, nics *rail.NICs) (err error) {
+	return f.memory.open(func(dev device.Device, s stream.Stream) (err error) {
+		nics, done, err := f.memory.openNICs(dev, path)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, done()) }()
 		o.Device, o.Copy, o.NICs = dev, s, nics
 		ctx := cmd.Context()
 		t, err := transfer.OpenTarget(ctx, o)
@@ -171,7 +169,12 @@ func (f *benchTransfer) measureNative(cmd *cobra.Command, path engine.Path) erro
 		return err
 	}
 	defer done()
-	return f.serve.memory.open(path, func(dev device.Device, s stream.Stream, nics *rail.NICs) (err error) {
+	return f.serve.memory.open(func(dev device.Device, s stream.Stream) (err error) {
+		nics, done, err := f.serve.memory.openNICs(dev, path)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, done()) }()
 		o := transfer.NativeOptions{Device: dev, Copy: s, NICs: nics, Bytes: f.serve.bufferBytes, Store: store, Lanes: f.lanes}
 		n, err := transfer.OpenNative(cmd.Context(), f.segment, path, o)
 		if err != nil {

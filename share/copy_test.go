@@ -118,9 +118,16 @@ func TestRequirement8GoodOnlyIfLive(t *testing.T) {
 			if how == "kill" {
 				other.kill()
 			} else {
-				other.do("withdraw")
+				_, err := fmt.Fprintln(other.in, "withdraw")
+				must(t, err)
+				lost(t, i)
 			}
 			faults.Release()
+			if how == "withdraw" {
+				if got := other.line(); got != "<nil>" {
+					t.Errorf("withdraw: %s", got)
+				}
+			}
 			if err := wait(t, bad); !errors.Is(err, errdefs.ErrLost) {
 				t.Errorf("a copy that ended after the export: %v", err)
 			}

@@ -7,7 +7,8 @@
 //
 // The connection by which memory was imported is what says that it is still exported: it ends when the exporter withdraws it, stops or
 // dies, and the kernel tells. Mappings outlive all that, so a Region is then lost (mem.Origin): using it is ErrLost at once, and a
-// stream reports a copy good only if it found the connection standing after the copy had ended.
+// stream reports a copy good only if it found the connection standing after the copy had ended. Who withdraws waits until importers say
+// that nothing of theirs touches the memory any more.
 //
 // Which sort of handle works on a machine only trying tells: Probe tries each, also between two processes, keeps why one does not,
 // and an Allocator makes memory by the best that does.

@@ -1,10 +1,13 @@
 package share
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
+	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -21,17 +24,20 @@ type Source interface {
 	ExportMemory(r *mem.Region, t device.HandleType) (device.Handle, error)
 }
 
-// Export is a Region that other processes can import until it is withdrawn. Withdraw it before its memory is freed: memory of type
-// posix-fd and memfd stays in use until then, and what importers of cuda-ipc do to freed memory nobody knows.
+// Export is a Region that other processes can import until it is withdrawn. Its memory may be freed, or used for something else, once
+// Close has returned nil: until then a copy of an importer may still land there.
 type Export struct {
 	server *Server
+	from   Source
 	desc   Descriptor
 	handle device.Handle
+	event  device.SharedEvent // what was announced; nil: nothing was. With mu.
 
 	// mu is held while the handle is sent, which is closed with the last word.
 	mu        sync.Mutex
 	withdrawn bool
-	importers map[*net.UnixConn]struct{}
+	importers map[*net.UnixConn]int32 // with the number of its process, or 0
+	quiet     chan struct{}           // closed when it is withdrawn and has no importers
 }
 
 // Export exports r, of that source, by the first of its handle types that the memory has. Importers map the whole allocation that r
@@ -49,7 +55,7 @@ func (s *Server) export(from Source, r *mem.Region) (*Export, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &Export{server: s, handle: h, importers: make(map[*net.UnixConn]struct{}), desc: Descriptor{
+	e := &Export{server: s, from: from, handle: h, importers: make(map[*net.UnixConn]int32), quiet: make(chan struct{}), desc: Descriptor{
 		Identity: NewIdentity(), Type: h.Type, PID: os.Getpid(), Socket: s.path, Device: h.Device, Bytes: h.Bytes, Offset: h.Off, Length: r.Len(),
 	}}
 	if err := e.desc.Validate(); err != nil {
@@ -79,23 +85,25 @@ func firstHandle(from Source, r *mem.Region) (device.Handle, error) {
 // Descriptor returns what is published of the export.
 func (e *Export) Descriptor() Descriptor { return e.desc }
 
-// Importers returns how many imports there are now.
+// Importers returns how many imports there are now, with those whose processes have not said that they are done with a withdrawn export.
 func (e *Export) Importers() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return len(e.importers)
 }
 
-// Close withdraws the export. When it returns every importer has been told: no copy that ends later is reported good. A second Close
-// returns nil.
-func (e *Export) Close() error { return e.withdraw(statusWithdrawn) }
+// Close withdraws the export, and waits until no importer touches the memory any more: each has said so, or its process has ended. No copy
+// that ends after the withdrawal is reported good. If ctx ends first the error is ErrBusy and names the processes that may still touch the
+// memory; it must not be freed, and Close may be called again. A second Close after success returns nil.
+func (e *Export) Close(ctx context.Context) error {
+	if err := errors.Join(e.withdraw(statusWithdrawn), e.settle(ctx)); err != nil {
+		return fmt.Errorf("withdraw export %s: %w", e.desc.Identity, err)
+	}
+	return nil
+}
 
+// withdraw tells the importers, the first time.
 func (e *Export) withdraw(why status) error {
-	s := e.server
-	s.mu.Lock()
-	delete(s.exports, e.desc.Identity)
-	s.mu.Unlock()
-
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.withdrawn {
@@ -104,14 +112,49 @@ func (e *Export) withdraw(why status) error {
 	e.withdrawn = true
 	for c := range e.importers {
 		refuse(c, why)
-		_ = c.CloseWrite() // at once, where Close waits for who reads
-		_ = c.Close()
+		_ = c.CloseWrite()
 	}
-	clear(e.importers)
-	if err := e.closeHandle(); err != nil {
-		return fmt.Errorf("withdraw export %s: %w", e.desc.Identity, err)
+	if len(e.importers) == 0 {
+		close(e.quiet)
 	}
+	return e.closeHandle()
+}
+
+// settle waits until the importers of a withdrawn export are gone.
+func (e *Export) settle(ctx context.Context) error {
+	select {
+	case <-e.quiet:
+	case <-ctx.Done():
+		select {
+		case <-e.quiet: // who comes too late is told what is so
+		default:
+			return fmt.Errorf("%s may still touch the memory: %w: %w", e.holders(), errdefs.ErrBusy, context.Cause(ctx))
+		}
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.event != nil {
+		if err := e.event.Close(ctx); err != nil {
+			return err
+		}
+		e.event = nil
+	}
+	s := e.server
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.exports, e.desc.Identity)
 	return nil
+}
+
+// holders names the importers' processes.
+func (e *Export) holders() string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	pids := slices.Compact(slices.Sorted(maps.Values(e.importers)))
+	if len(pids) == 1 {
+		return fmt.Sprintf("process %d", pids[0])
+	}
+	return fmt.Sprintf("processes %v", pids)
 }
 
 func (e *Export) closeHandle() error {
@@ -121,8 +164,61 @@ func (e *Export) closeHandle() error {
 	return unix.Close(e.handle.FD)
 }
 
-// admit gives the handle to an importer.
-func (e *Export) admit(c *net.UnixConn) status {
+// Announce has importers that ask from now on wait for e, of a queue or a HostStream of the device that has the memory, on their own devices:
+// Import.Announced. What they are told is up to the caller. e may be closed then. ErrNotSupported for memory of the host, and of a
+// device that shares no events; ErrClosed if it was withdrawn.
+func (e *Export) Announce(work device.Event) error {
+	if err := e.announce(work); err != nil {
+		return fmt.Errorf("announce work on export %s: %w", e.desc.Identity, err)
+	}
+	return nil
+}
+
+func (e *Export) announce(work device.Event) (err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.withdrawn {
+		return errdefs.ErrClosed
+	}
+	if e.event == nil {
+		s, ok := e.from.(device.EventSharer)
+		if !ok {
+			return fmt.Errorf("%T shares no events: %w", e.from, errdefs.ErrNotSupported)
+		}
+		if e.event, err = s.NewSharedEvent(); err != nil {
+			return err
+		}
+	}
+	return e.event.Follow(work)
+}
+
+// lend gives the event to an importer.
+func (e *Export) lend(c *net.UnixConn) status {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	switch {
+	case e.withdrawn:
+		return statusUnknown
+	case e.event == nil:
+		return statusSilent
+	}
+	h, err := e.event.Handle()
+	if err != nil {
+		return statusSilent
+	}
+	var files []byte
+	if h.Type.IsFD() {
+		files = unix.UnixRights(h.FD)
+	}
+	_, _, err = c.WriteMsgUnix((&reply{status: statusOK, handle: h}).encode(), files, nil)
+	if errors.Join(err, closeFiles(h)) != nil {
+		return statusMalformed // it has gone
+	}
+	return statusOK
+}
+
+// admit gives the handle to an importer, of the process of that number.
+func (e *Export) admit(c *net.UnixConn, pid int32) status {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.withdrawn {
@@ -136,7 +232,7 @@ func (e *Export) admit(c *net.UnixConn) status {
 	if _, _, err := c.WriteMsgUnix(r.encode(), files, nil); err != nil {
 		return statusMalformed // it has gone
 	}
-	e.importers[c] = struct{}{}
+	e.importers[c] = pid
 	return statusOK
 }
 
@@ -144,4 +240,7 @@ func (e *Export) leave(c *net.UnixConn) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	delete(e.importers, c)
+	if e.withdrawn && len(e.importers) == 0 {
+		close(e.quiet)
+	}
 }

@@ -9,7 +9,7 @@ var (
 )
 
 // EncodeRequest returns what an importer sends.
-func EncodeRequest(id Identity) []byte { return encodeRequest(id) }
+func EncodeRequest(id Identity) []byte { return encodeRequest(id, forMemory) }
 
 // EncodeReply returns what a server answers.
 func EncodeReply(h device.Handle, length int64) []byte {

@@ -49,13 +49,14 @@ func FuzzDescriptor(f *testing.F) {
 
 // FuzzRequest: a request that is understood is the one of its identity, to the byte.
 func FuzzRequest(f *testing.F) {
-	f.Add(encodeRequest(Identity{1}))
+	f.Add(encodeRequest(Identity{1}, forMemory))
+	f.Add(encodeRequest(Identity{1}, forEnd))
 	f.Add([]byte{})
 	f.Add(make([]byte, requestBytes))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		id, err := decodeRequest(b)
+		id, what, err := decodeRequest(b)
 		switch {
-		case err == nil && !bytes.Equal(encodeRequest(id), b):
+		case err == nil && !bytes.Equal(encodeRequest(id, what), b):
 			t.Fatalf("%x is taken for %s", b, id)
 		case err != nil && !errors.Is(err, errdefs.ErrInvalid) && !errors.Is(err, errdefs.ErrMismatch):
 			t.Fatal(err)

@@ -66,7 +66,7 @@ func TestRequirement4NothingIsLeftOpen(t *testing.T) {
 	if failed < n/4 || failed == n {
 		t.Errorf("%d of %d imports failed", failed, n)
 	}
-	must(t, errors.Join(eh.Close(), h.Close()))
+	must(t, errors.Join(eh.Close(t.Context()), h.Close()))
 }
 
 // TestRequirement5Unwinds: of an import that fails at any step nothing is left, and the next one works. The calls of a driver are failed
@@ -95,7 +95,7 @@ func TestRequirement5Unwinds(t *testing.T) {
 		}
 		must(t, i.Close())
 	}
-	must(t, errors.Join(eh.Close(), h.Close()))
+	must(t, errors.Join(eh.Close(t.Context()), h.Close()))
 }
 
 // TestRequirement6Exports: what cannot be exported is an error at once; a region within an allocation keeps its offset, and its
@@ -130,7 +130,7 @@ func TestRequirement6Exports(t *testing.T) {
 	if some.Region().Len() != 1000 {
 		t.Errorf("%s", some.Region())
 	}
-	must(t, part.Close())
+	must(t, part.Close(t.Context()))
 	if err := some.Region().Origin().Check(); !errors.Is(err, errdefs.ErrLost) {
 		t.Errorf("withdrawn: %v", err)
 	}

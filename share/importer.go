@@ -56,8 +56,11 @@ type mapping struct {
 
 	link   *link
 	origin *mem.Origin
+	// mapped is held while the memory is unmapped: that of cuda-ipc is when it is lost and nobody holds it any more.
+	mapped sync.Mutex
 	base   *mem.Region
-	bytes  []byte // of host memory
+	bytes  []byte             // of host memory
+	event  device.SharedEvent // what the exporter announces; nil: nobody has asked
 
 	watching sync.WaitGroup
 	gone     chan struct{} // closed, once, when it is lost
@@ -168,7 +171,7 @@ func (m *mapping) usable() bool {
 func (in *Importer) establish(ctx context.Context, m *mapping, d *Descriptor) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, in.limit, fmt.Errorf("the exporter did not answer in %v: %w", in.limit, context.DeadlineExceeded))
 	defer cancel()
-	l, h, err := dial(ctx, d, in.users)
+	l, h, err := dial(ctx, d, forMemory, in.users)
 	if err != nil {
 		return err
 	}
@@ -185,6 +188,13 @@ func (in *Importer) establish(ctx context.Context, m *mapping, d *Descriptor) er
 			m.origin.Lose(why)
 			m.tell.Do(func() { close(m.gone) })
 		})
+	})
+	m.watching.Go(func() {
+		<-m.origin.Quiet()
+		// What CUDA's exporter frees has to be unmapped; the others' memory stays while it is mapped, and its Regions' bytes can be looked at.
+		if d.Type != device.HandleCUDAIPC || in.unmap(m) == nil {
+			l.acknowledge()
+		}
 	})
 	if err := m.origin.Check(); err != nil { // it was withdrawn while it was mapped
 		return errors.Join(err, in.drop(m))
@@ -218,6 +228,8 @@ func (in *Importer) mapIn(m *mapping, h device.Handle) (err error) {
 
 // unmap undoes mapIn. After an error it may be called again.
 func (in *Importer) unmap(m *mapping) error {
+	m.mapped.Lock()
+	defer m.mapped.Unlock()
 	if m.base != nil {
 		if in.dev != nil {
 			if err := in.dev.Free(m.base); err != nil {
@@ -235,8 +247,19 @@ func (in *Importer) unmap(m *mapping) error {
 	return nil
 }
 
-// drop unmaps, and then lets go of the exporter, which may free the memory when that is so.
+// drop unmaps, and then lets go of the exporter, which may free the memory when that is so. ErrBusy while somebody holds the memory.
 func (in *Importer) drop(m *mapping) error {
+	if m.origin != nil {
+		m.origin.Lose(errImportClosed)
+		select {
+		case <-m.origin.Quiet():
+		default:
+			return fmt.Errorf("copies are under way: %w", errdefs.ErrBusy)
+		}
+	}
+	if err := in.leaveEvent(m); err != nil {
+		return err
+	}
 	if err := in.unmap(m); err != nil {
 		return err
 	}
@@ -274,7 +297,12 @@ func (in *Importer) release(m *mapping) error {
 
 // part returns the region of d in the mapping.
 func (m *mapping) part(d *Descriptor) (*mem.Region, error) {
+	m.mapped.Lock()
+	defer m.mapped.Unlock()
 	b := m.base
+	if b == nil {
+		return nil, m.origin.Lost()
+	}
 	spec := mem.RegionSpec{Kind: b.Kind(), Device: b.Device(), Len: d.Length, Origin: m.origin}
 	if b.Dev() != 0 {
 		spec.Dev = b.Dev() + mem.DevAddr(d.Offset)
@@ -283,6 +311,59 @@ func (m *mapping) part(d *Descriptor) (*mem.Region, error) {
 		spec.CPU, spec.Bytes = b.CPU()+mem.CPUAddr(d.Offset), b.Bytes()[d.Offset:d.Offset+d.Length:d.Offset+d.Length]
 	}
 	return mem.NewRegion(spec)
+}
+
+// Announced returns an event that is done when the work is that the exporter has announced last (Export.Announce), so that queues and streams
+// of the importing device wait for it there. It is closed before the Import is. ErrNotFound if nothing was announced, ErrLost if the memory
+// is lost; the event fails if the exporter does first, as far as the device can tell.
+func (i *Import) Announced(ctx context.Context) (device.Event, error) {
+	e, err := i.in.announced(ctx, i.m, &i.desc)
+	if err != nil {
+		return nil, fmt.Errorf("ask for what was announced on %s: %w", i.desc.Identity, err)
+	}
+	return e, nil
+}
+
+func (in *Importer) announced(ctx context.Context, m *mapping, d *Descriptor) (_ device.Event, err error) {
+	if err := m.origin.Hold(); err != nil {
+		return nil, err
+	}
+	defer m.origin.Release()
+	m.mapped.Lock()
+	defer m.mapped.Unlock()
+	if m.event == nil {
+		s, ok := in.dev.(device.EventSharer)
+		if !ok {
+			return nil, fmt.Errorf("the importing device shares no events: %w", errdefs.ErrNotSupported)
+		}
+		ctx, cancel := context.WithTimeout(ctx, in.limit)
+		defer cancel()
+		l, h, err := dial(ctx, d, forEvent, in.users)
+		if err != nil {
+			return nil, err
+		}
+		m.event, err = s.OpenSharedEvent(h)
+		if err = errors.Join(err, closeFiles(h), l.closeAll()); err != nil {
+			return nil, err
+		}
+	}
+	return m.event.Event()
+}
+
+// leaveEvent closes the event, of which nobody has another any more. Another process's is not waited for.
+func (in *Importer) leaveEvent(m *mapping) error {
+	m.mapped.Lock()
+	defer m.mapped.Unlock()
+	if m.event == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), in.limit)
+	defer cancel()
+	if err := m.event.Close(ctx); err != nil {
+		return err
+	}
+	m.event = nil
+	return nil
 }
 
 // Region returns the memory, until Close. Its Origin says whether it is lost.
@@ -294,8 +375,8 @@ func (i *Import) Descriptor() Descriptor { return i.desc }
 // Lost is closed when the memory is lost, or the last import of it closed: mem.Origin says why.
 func (i *Import) Lost() <-chan struct{} { return i.m.gone }
 
-// Close gives the memory back: with the last import of it, it is unmapped. Nothing may be copying from or to it. A second Close
-// returns nil; after an error it may be called again.
+// Close gives the memory back: with the last import of it, it is unmapped. ErrBusy while a copy from or to it is under way; then it is lost.
+// A second Close returns nil; after an error it may be called again.
 func (i *Import) Close() error {
 	i.mu.Lock()
 	defer i.mu.Unlock()

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
-	"os"
 	"slices"
 	"sync"
 	"syscall"
@@ -21,42 +20,28 @@ import (
 // link is the connection by which an allocation was imported. It says nothing as long as that is exported, so that whatever can be
 // read, and the end, says that it is not; it is looked at and left there, so that every look finds it.
 type link struct {
-	conn *net.UnixConn
-	raw  syscall.RawConn
-	// exporter is the process, as children of it that it has forked may keep the connection open after its death. Nil where it cannot be
-	// named: it is in another PID namespace, or the kernel has no descriptors of processes.
-	exporter *os.File
-	process  syscall.RawConn
+	id       Identity // that was asked for, or zero
+	conn     *net.UnixConn
+	raw      syscall.RawConn
+	exporter *process
 }
 
-// closeAll closes what the link has. Those who watch find that.
+// acknowledge tells the exporter that nothing of this process touches the memory any more, nor will. An exporter that is gone does not
+// hear it.
+func (l *link) acknowledge() {
+	if l.id != (Identity{}) {
+		_, _ = l.conn.Write(encodeRequest(l.id, forEnd))
+	}
+}
+
+// closeAll closes what the link has, for an import by which nothing is copied any more. Those who watch find that.
 func (l *link) closeAll() error {
-	err := l.conn.Close()
-	if l.exporter != nil {
-		err = errors.Join(err, l.exporter.Close())
-	}
-	return err
+	l.acknowledge()
+	return errors.Join(l.conn.Close(), l.exporter.close())
 }
 
-// follow opens the process at the other end.
-func (l *link) follow(pid int32) error {
-	if pid <= 0 {
-		return nil
-	}
-	fd, err := unix.PidfdOpen(int(pid), unix.PIDFD_NONBLOCK)
-	switch {
-	case errors.Is(err, unix.ESRCH):
-		return fmt.Errorf("process %d is gone: %w", pid, errdefs.ErrLost)
-	case err != nil:
-		return nil //nolint:nilerr // the connection has to do
-	}
-	l.exporter = os.NewFile(uintptr(fd), "exporter")
-	l.process, err = l.exporter.SyscallConn()
-	return err
-}
-
-// dial asks the server that d names for its export, and returns the handle, whose descriptor is the caller's.
-func dial(ctx context.Context, d *Descriptor, users []int) (_ *link, h device.Handle, err error) {
+// dial asks the server that d names for its export, or what belongs to that, and returns the handle, whose descriptor is the caller's.
+func dial(ctx context.Context, d *Descriptor, what purpose, users []int) (_ *link, h device.Handle, err error) {
 	var dialer net.Dialer
 	c, err := dialer.DialContext(ctx, network, d.Socket)
 	if err != nil {
@@ -82,14 +67,15 @@ func dial(ctx context.Context, d *Descriptor, users []int) (_ *link, h device.Ha
 	if !slices.Contains(users, int(cred.Uid)) {
 		return nil, h, fmt.Errorf("the exporter is of a user who is not allowed: %w", fs.ErrPermission)
 	}
-	if err := l.follow(cred.Pid); err != nil {
+	if l.exporter, err = openProcess(cred.Pid); err != nil {
 		return nil, h, err
 	}
 	if l.raw, err = conn.SyscallConn(); err != nil {
 		return nil, h, err
 	}
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Now()) })
-	h, err = ask(conn, d)
+	l.id = d.Identity
+	h, err = ask(conn, d, what)
 	if !stop() && err == nil {
 		err = errors.Join(context.Cause(ctx), closeFiles(h))
 	}
@@ -110,9 +96,9 @@ func closeFiles(h device.Handle) error {
 }
 
 // ask sends the request and reads the reply, with one descriptor or none.
-func ask(conn *net.UnixConn, d *Descriptor) (h device.Handle, err error) {
+func ask(conn *net.UnixConn, d *Descriptor, what purpose) (h device.Handle, err error) {
 	// Who is refused unheard finds that the other end is closed, and behind that the reason.
-	if _, err := conn.Write(encodeRequest(d.Identity)); err != nil && !errors.Is(err, unix.EPIPE) && !errors.Is(err, unix.ECONNRESET) {
+	if _, err := conn.Write(encodeRequest(d.Identity, what)); err != nil && !errors.Is(err, unix.EPIPE) && !errors.Is(err, unix.ECONNRESET) {
 		return h, fmt.Errorf("ask the exporter: %w", err)
 	}
 	b, control := make([]byte, replyBytes+1), make([]byte, unix.CmsgSpace(4*4))
@@ -149,7 +135,7 @@ func ask(conn *net.UnixConn, d *Descriptor) (h device.Handle, err error) {
 		want = 1
 	}
 	switch {
-	case h.Type != d.Type || h.Bytes != d.Bytes || h.Off != d.Offset || r.length != d.Length:
+	case what == forMemory && (h.Type != d.Type || h.Bytes != d.Bytes || h.Off != d.Offset || r.length != d.Length):
 		return h, fmt.Errorf("the exporter has %d bytes at %d of %d by %s under this identity: %w", r.length, h.Off, h.Bytes, h.Type, errdefs.ErrMismatch)
 	case len(files) != want:
 		return h, fmt.Errorf("%d descriptors came with a handle of type %s: %w", len(files), h.Type, errdefs.ErrInvalid)
@@ -183,31 +169,23 @@ func received(control []byte) (files []int, err error) {
 func (l *link) live() error {
 	var why error
 	if err := l.raw.Control(func(fd uintptr) { _, why = glance(int(fd)) }); err != nil {
-		return fmt.Errorf("the import was closed: %w", errdefs.ErrClosed)
+		return errImportClosed
 	}
-	if why != nil || l.process == nil {
+	if why != nil {
 		return why
 	}
-	ended := false
-	if err := l.process.Control(func(fd uintptr) { ended = exited(int(fd)) }); err != nil {
-		return fmt.Errorf("the import was closed: %w", errdefs.ErrClosed)
-	}
-	if ended {
-		return errGone
-	}
-	return nil
+	return l.exporter.live()
 }
 
 // watch calls over with why the memory is not exported any more, once that is so or the link is closed, and returns when nobody watches
 // any more: when it is closed.
 func (l *link) watch(over func(error)) {
-	closed := fmt.Errorf("the import was closed: %w", errdefs.ErrClosed)
 	var process sync.WaitGroup
 	defer process.Wait()
-	if l.process != nil {
+	if l.exporter != nil {
 		process.Go(func() {
-			if err := l.process.Read(func(fd uintptr) bool { return exited(int(fd)) }); err != nil {
-				over(closed)
+			if err := l.exporter.wait(); err != nil {
+				over(errImportClosed)
 				return
 			}
 			over(errGone)
@@ -219,16 +197,9 @@ func (l *link) watch(over func(error)) {
 		return ended
 	})
 	if err != nil {
-		why = closed
+		why = errImportClosed
 	}
 	over(why)
-}
-
-// exited reports whether the process of that descriptor has.
-func exited(pidfd int) bool {
-	fds := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
-	n, err := unix.Poll(fds, 0)
-	return err == nil && n == 1
 }
 
 // glance looks whether anything has come, and leaves it there.
@@ -257,4 +228,7 @@ func glance(fd int) (over bool, why error) {
 	}
 }
 
-var errGone = errors.New("the exporter is gone")
+var (
+	errGone         = errors.New("the exporter is gone")
+	errImportClosed = fmt.Errorf("the import was closed: %w", errdefs.ErrClosed)
+)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"strconv"
@@ -41,6 +42,10 @@ func TestMain(m *testing.M) {
 		err = playExporter(os.Args[1:])
 	case "import":
 		err = playImporter()
+	case "announce":
+		err = playAnnouncer(os.Args[1])
+	case "hang-up":
+		err = playHangUp()
 	case "stranger":
 		err = playStranger()
 	case "probe":
@@ -87,7 +92,7 @@ func playExporter(args []string) (err error) {
 	if err := s.Start(context.Background()); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, s.Close()) }()
+	defer func() { err = errors.Join(err, s.Close(context.Background())) }()
 	var exports []*share.Export
 	out := json.NewEncoder(os.Stdout)
 	for _, m := range all {
@@ -143,7 +148,7 @@ func obey(dev device.Device, all []sharedMemory, exports []*share.Export) error 
 			case word == "check":
 				err = errors.Join(err, check(dev, m.region, byte(v)))
 			case word == "withdraw":
-				err = errors.Join(err, exports[i].Close())
+				err = errors.Join(err, withdraw(exports[i]))
 			}
 		}
 		if _, err := fmt.Fprintln(os.Stdout, err); err != nil {
@@ -207,6 +212,34 @@ func playImporter() error {
 	return errors.Join(err, i.Close(), imp.Close(), dev.Close())
 }
 
+// playHangUp asks for what it is given, ends the connection and says nothing more, and stays until its input ends.
+func playHangUp() error {
+	in := bufio.NewReader(os.Stdin)
+	line, err := in.ReadBytes('\n')
+	if err != nil {
+		return err
+	}
+	d, err := share.ParseDescriptor(line)
+	if err != nil {
+		return err
+	}
+	c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: d.Socket, Net: "unixpacket"})
+	if err != nil {
+		return err
+	}
+	if _, err := c.Write(share.EncodeRequest(d.Identity)); err != nil {
+		return err
+	}
+	if _, err := c.Read(make([]byte, 200)); err != nil {
+		return err
+	}
+	if _, err := fmt.Fprintln(os.Stdout, c.Close()); err != nil {
+		return err
+	}
+	_, err = io.Copy(io.Discard, in)
+	return err
+}
+
 // pinnedCopy copies between r and pinned memory of the device.
 func pinnedCopy(dev device.Device, r *mem.Region, f func(p *mem.Region, move func(dst, src mem.Extent) error) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -215,6 +248,15 @@ func pinnedCopy(dev device.Device, r *mem.Region, f func(p *mem.Region, move fun
 		return f(p, func(dst, src mem.Extent) error { return share.Moved(ctx, q, dst, src) })
 	})
 }
+
+// within calls f with a context that ends with patience.
+func within(f func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	return f(ctx)
+}
+
+func withdraw(e *share.Export) error { return within(e.Close) }
 
 func fill(dev device.Device, r *mem.Region, v byte) error {
 	return pinnedCopy(dev, r, func(p *mem.Region, move func(dst, src mem.Extent) error) error {
@@ -359,7 +401,7 @@ func serve(tb testing.TB, o share.Options) *share.Server {
 	must(tb, err)
 	must(tb, s.Start(tb.Context()))
 	tb.Cleanup(func() {
-		if err := s.Close(); err != nil {
+		if err := within(s.Close); err != nil {
 			tb.Error(err)
 		}
 	})
@@ -386,7 +428,7 @@ func exported(tb testing.TB, s *share.Server, dev *sim.Device, n int64) (*share.
 	e, err := s.Export(dev, r)
 	must(tb, err)
 	tb.Cleanup(func() {
-		if err := errors.Join(e.Close(), dev.Free(r)); err != nil {
+		if err := errors.Join(withdraw(e), dev.Free(r)); err != nil {
 			tb.Error(err)
 		}
 	})

@@ -138,7 +138,7 @@ func roundTrip(ctx context.Context, from Source, dev device.Device, r *mem.Regio
 	if err := s.Start(ctx); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, s.Close()) }()
+	defer func() { err = errors.Join(err, s.Close(ctx)) }()
 	e, err := s.Export(from, r)
 	if err != nil {
 		return err

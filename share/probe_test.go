@@ -57,7 +57,7 @@ func TestRequirement1ProbeByDoing(t *testing.T) {
 		s := serve(t, share.Options{})
 		e, err := s.Export(dev, r)
 		must(t, err)
-		must(t, errors.Join(e.Close(), dev.Free(r)))
+		must(t, errors.Join(withdraw(e), dev.Free(r)))
 		if f := share.ProbeHost(t.Context(), dev, share.ProbeOptions{Peer: peer}); f.Err != nil {
 			t.Errorf("%s: host memory: %v", name, f.Err)
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -60,7 +61,7 @@ func (o *Options) setDefaults() error {
 
 // Stats is what a Server has and has had.
 type Stats struct {
-	Exports   int   // that are not withdrawn
+	Exports   int   // with those that are withdrawn and whose importers are not done
 	Importers int   // that are connected
 	Imports   int64 // that were granted
 	// Refused, by reason.
@@ -76,7 +77,7 @@ type Server struct {
 	listener *net.UnixListener // once it was started
 	closed   bool
 	exports  map[Identity]*Export
-	conns    map[*net.UnixConn]struct{}
+	conns    map[*net.UnixConn]bool // whether it imports
 	stats    Stats
 	serving  sync.WaitGroup
 }
@@ -87,7 +88,7 @@ func NewServer(o Options) (*Server, error) {
 		return nil, fmt.Errorf("make export server: %w", err)
 	}
 	return &Server{
-		o: o, path: filepath.Join(o.Dir, o.Name), exports: make(map[Identity]*Export), conns: make(map[*net.UnixConn]struct{}),
+		o: o, path: filepath.Join(o.Dir, o.Name), exports: make(map[Identity]*Export), conns: make(map[*net.UnixConn]bool),
 	}, nil
 }
 
@@ -123,37 +124,38 @@ func (s *Server) Stats() Stats {
 	return st
 }
 
-// Close withdraws every export, tells the importers, removes the socket and returns when nothing of the server runs any more. A
-// second Close returns nil.
-func (s *Server) Close() error {
+// Close removes the socket, withdraws every export, and waits as Export.Close does. If ctx ends first it is closed, and Close may be called
+// again to wait on: ErrBusy. A second Close after success returns nil.
+func (s *Server) Close(ctx context.Context) error {
 	s.mu.Lock()
-	if s.closed {
-		s.mu.Unlock()
-		s.serving.Wait()
-		return nil
-	}
+	first := !s.closed
 	s.closed = true
-	all := make([]*Export, 0, len(s.exports))
-	for _, e := range s.exports {
-		all = append(all, e)
-	}
-	l := s.listener
+	all := slices.Collect(maps.Values(s.exports))
 	s.mu.Unlock()
 
 	var errs []error
-	if l != nil {
-		errs = append(errs, l.Close())
+	if first && s.listener != nil {
+		errs = append(errs, s.listener.Close())
 	}
 	for _, e := range all {
 		errs = append(errs, e.withdraw(statusStopped))
 	}
 	s.mu.Lock()
-	for c := range s.conns { // those that have not asked yet
-		_ = c.Close()
+	for c, imports := range s.conns {
+		if !imports { // it has not asked yet
+			_ = c.Close()
+		}
 	}
 	s.mu.Unlock()
-	s.serving.Wait()
-	if err := errors.Join(errs...); err != nil {
+	var held []error
+	for _, e := range all {
+		held = append(held, e.settle(ctx))
+	}
+	err := errors.Join(held...)
+	if err == nil {
+		s.serving.Wait() // it has nobody to wait for
+	}
+	if err = errors.Join(append(errs, err)...); err != nil {
 		return fmt.Errorf("close export server: %w", err)
 	}
 	return nil
@@ -181,7 +183,7 @@ func (s *Server) accept(l *net.UnixListener) {
 			refuse(c, statusBusy)
 			_ = c.Close()
 		default:
-			s.conns[c] = struct{}{}
+			s.conns[c] = false
 			s.serving.Go(func() { s.serve(c) })
 		}
 		s.mu.Unlock()
@@ -195,12 +197,16 @@ func refuse(c *net.UnixConn, why status) {
 
 // serve has a connection from its request to its end.
 func (s *Server) serve(c *net.UnixConn) {
-	e, why := s.grant(c)
-	if why != statusOK {
+	cred, err := credentials(c)
+	e, why := (*Export)(nil), statusDenied
+	if err == nil && slices.Contains(s.o.Allow, int(cred.Uid)) {
+		e, why = s.grant(c, cred.Pid)
+	}
+	switch {
+	case why != statusOK:
 		refuse(c, why)
-	} else {
-		// An importer says nothing more: whatever comes, and the end above all, ends its import.
-		_, _ = c.Read(make([]byte, 1))
+	case e != nil:
+		why = stay(c, e.desc.Identity, cred.Pid)
 		e.leave(c)
 	}
 	_ = c.Close()
@@ -211,18 +217,56 @@ func (s *Server) serve(c *net.UnixConn) {
 	case statusOK:
 	case statusDenied:
 		s.stats.Denied++
-	case statusUnknown:
+	case statusUnknown, statusSilent:
 		s.stats.Unknown++
 	default:
 		s.stats.Malformed++
 	}
 }
 
-// grant reads the request of c and answers it if that can be.
-func (s *Server) grant(c *net.UnixConn) (*Export, status) {
-	if cred, err := credentials(c); err != nil || !slices.Contains(s.o.Allow, int(cred.Uid)) {
-		return nil, statusDenied
+func (s *Server) granted(n int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stats.Imports += n
+}
+
+// stay returns when the importer touches the memory no more. It says so itself; if it says anything else, or nothing at its end, its
+// process has to be gone: a connection ends before what a device does for its process.
+func stay(c *net.UnixConn, id Identity, pid int32) status {
+	p, err := openProcess(pid)
+	if err != nil {
+		return statusOK // it is gone
 	}
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	defer func() { _ = p.close() }()
+	dead := make(chan struct{})
+	if p != nil {
+		watching.Go(func() {
+			if p.wait() == nil {
+				close(dead)
+				_ = c.SetReadDeadline(time.Now()) // its children may have the other end
+			}
+		})
+	}
+	b := make([]byte, requestBytes+1)
+	n, err := c.Read(b)
+	if said, what, bad := decodeRequest(b[:n]); bad == nil && said == id && what == forEnd {
+		return statusOK
+	}
+	if p != nil {
+		_ = c.CloseWrite() // what it has imported is lost
+		<-dead
+	}
+	if err == nil {
+		return statusMalformed
+	}
+	return statusOK
+}
+
+// grant reads the request of c, of the process of that number, and answers it if that can be. It returns the export that c imports by now;
+// none if all was said.
+func (s *Server) grant(c *net.UnixConn, pid int32) (*Export, status) {
 	_ = c.SetDeadline(time.Now().Add(s.o.RequestTimeout))
 	b := make([]byte, requestBytes+1)
 	// Without room for control messages the kernel takes back what descriptors there are, and says so.
@@ -230,22 +274,25 @@ func (s *Server) grant(c *net.UnixConn) (*Export, status) {
 	if err != nil || flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
 		return nil, statusMalformed
 	}
-	id, err := decodeRequest(b[:n])
-	if err != nil {
+	id, what, err := decodeRequest(b[:n])
+	if err != nil || what == forEnd {
 		return nil, statusMalformed
 	}
 	s.mu.Lock()
 	e := s.exports[id]
+	s.conns[c] = !s.closed && e != nil && what == forMemory
 	s.mu.Unlock()
-	if e == nil {
+	switch {
+	case e == nil:
 		return nil, statusUnknown
+	case what == forEvent:
+		return nil, e.lend(c)
 	}
-	if why := e.admit(c); why != statusOK {
+	s.granted(1) // before the importer hears of it
+	if why := e.admit(c, pid); why != statusOK {
+		s.granted(-1)
 		return nil, why
 	}
-	s.mu.Lock()
-	s.stats.Imports++
-	s.mu.Unlock()
 	_ = c.SetDeadline(time.Time{})
 	return e, statusOK
 }

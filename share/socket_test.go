@@ -38,8 +38,8 @@ func TestRequirement2Socket(t *testing.T) {
 	if err := again.Start(t.Context()); !errors.Is(err, errdefs.ErrExists) {
 		t.Errorf("a second server of that name: %v", err)
 	}
-	must(t, again.Close())
-	must(t, s.Close())
+	must(t, again.Close(t.Context()))
+	must(t, s.Close(t.Context()))
 	if _, err := os.Lstat(s.Socket()); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the socket is still there: %v", err)
 	}
@@ -53,7 +53,7 @@ func TestRequirement2Socket(t *testing.T) {
 	if _, err := os.Lstat(s.Socket()); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a dead exporter's socket is still there: %v", err)
 	}
-	must(t, next.Close())
+	must(t, next.Close(t.Context()))
 
 	open := filepath.Join(t.TempDir(), "open")
 	must(t, os.Mkdir(open, 0o750))
@@ -68,7 +68,7 @@ func TestRequirement2Socket(t *testing.T) {
 		if err := s.Start(t.Context()); err == nil {
 			t.Errorf("%s: started", name)
 		}
-		must(t, s.Close())
+		must(t, s.Close(t.Context()))
 	}
 	for _, o := range []share.Options{{MaxImporters: -1}, {RequestTimeout: -1}, {Name: "x"}} {
 		if _, err := share.NewServer(o); !errors.Is(err, errdefs.ErrInvalid) {
@@ -191,7 +191,7 @@ func TestRequirement3Lifecycle(t *testing.T) {
 	var closing sync.WaitGroup
 	for range 4 {
 		closing.Go(func() {
-			if err := s.Close(); err != nil {
+			if err := s.Close(t.Context()); err != nil {
 				t.Error(err)
 			}
 		})
@@ -201,7 +201,7 @@ func TestRequirement3Lifecycle(t *testing.T) {
 		t.Errorf("the importer hears %v", err)
 	}
 	lost(t, i)
-	must(t, errors.Join(i.Close(), i.Close(), e.Close(), e.Close(), s.Close(), dev.Free(r)))
+	must(t, errors.Join(i.Close(), i.Close(), withdraw(e), withdraw(e), within(s.Close), dev.Free(r)))
 	if err := s.Start(t.Context()); !errors.Is(err, errdefs.ErrClosed) {
 		t.Errorf("start after close: %v", err)
 	}

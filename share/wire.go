@@ -10,15 +10,27 @@ import (
 )
 
 // What goes over the socket, of sort SOCK_SEQPACKET, so that a packet is a message or nothing. The importer sends one request, of a
-// fixed length; the server sends one reply to it, with the handle, and another at the end, which says why it ends. All numbers are little-endian.
+// fixed length, for the memory or for the event of an export; the server sends one reply to it, with the handle. That of an event ends the
+// connection. For memory it sends another at the end, which says why it ends, and the importer says that it is done when it touches the
+// memory no more, nor ever will by this connection. All numbers are little-endian.
 //
-//	request: magic u32 | version u16 | 0 u16 | identity 16 bytes
+//	request: magic u32 | version u16 | for what u16 | identity 16 bytes
 //	reply:   magic u32 | version u16 | status u8 | handle type u8 | bytes u64 | offset u64 | length u64 | handle or nothing, 64 bytes
 const (
 	magic        = 0x6873_766b // "kvsh"
-	version      = 1
+	version      = 2
 	requestBytes = 24
 	replyBytes   = 32 + device.HandleBytes
+)
+
+// purpose is what a request is for.
+type purpose uint16
+
+const (
+	forMemory purpose = iota
+	forEvent
+	forEnd // the importer is done
+	purposes
 )
 
 // status is what a server answers.
@@ -32,6 +44,7 @@ const (
 	statusBusy
 	statusWithdrawn
 	statusStopped
+	statusSilent
 	statuses
 )
 
@@ -52,28 +65,31 @@ func (s status) err() error {
 		return fmt.Errorf("the exporter has withdrawn it: %w", errdefs.ErrNotFound)
 	case statusStopped:
 		return fmt.Errorf("the exporter has stopped: %w", errdefs.ErrClosed)
+	case statusSilent:
+		return fmt.Errorf("the exporter has announced nothing: %w", errdefs.ErrNotFound)
 	default:
 		return fmt.Errorf("status %d: %w", uint8(s), errdefs.ErrMismatch)
 	}
 }
 
-func encodeRequest(id Identity) []byte {
+func encodeRequest(id Identity, what purpose) []byte {
 	b := make([]byte, requestBytes)
 	binary.LittleEndian.PutUint32(b, magic)
 	binary.LittleEndian.PutUint16(b[4:], version)
+	binary.LittleEndian.PutUint16(b[6:], uint16(what))
 	copy(b[8:], id[:])
 	return b
 }
 
-// decodeRequest returns the identity that is asked for. ErrInvalid, ErrMismatch of another version.
-func decodeRequest(b []byte) (id Identity, err error) {
+// decodeRequest returns the identity that is asked for, and for what. ErrInvalid, ErrMismatch of another version.
+func decodeRequest(b []byte) (id Identity, what purpose, err error) {
 	switch {
-	case len(b) != requestBytes || binary.LittleEndian.Uint32(b) != magic || b[6] != 0 || b[7] != 0:
-		return id, fmt.Errorf("%d bytes are no request: %w", len(b), errdefs.ErrInvalid)
+	case len(b) != requestBytes || binary.LittleEndian.Uint32(b) != magic || binary.LittleEndian.Uint16(b[6:]) >= uint16(purposes):
+		return id, 0, fmt.Errorf("%d bytes are no request: %w", len(b), errdefs.ErrInvalid)
 	case binary.LittleEndian.Uint16(b[4:]) != version:
-		return id, fmt.Errorf("request of version %d: %w", binary.LittleEndian.Uint16(b[4:]), errdefs.ErrMismatch)
+		return id, 0, fmt.Errorf("request of version %d: %w", binary.LittleEndian.Uint16(b[4:]), errdefs.ErrMismatch)
 	}
-	return Identity(b[8:requestBytes]), nil
+	return Identity(b[8:requestBytes]), purpose(binary.LittleEndian.Uint16(b[6:])), nil
 }
 
 // reply is what a server answers with. Its handle has no descriptor.

@@ -13,6 +13,7 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/plan"
 	streamfile "github.com/kvlane/kvlane/stream/file"
 	"github.com/kvlane/kvlane/tier"
+	"github.com/kvlane/kvlane/transfer"
 )
 
 // Metrics is a registry of everything in the Catalog, and of the Go runtime's and the process's own metrics. Sources are
@@ -74,6 +75,8 @@ type collector struct {
 	planner func() plan.Figures
 	nics    func() []stream.NICStats
 	files   func() streamfile.Stats
+
+	transfer func() transfer.Stats
 }
 
 // Describe announces every metric of the catalog, so that the registry finds two of one name at once.
@@ -86,7 +89,7 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 // Collect reads every source once, so that the figures of one source belong together.
 func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	c.mu.Lock()
-	storeStats, replay, planner, nics, files := c.store, c.replay, c.planner, c.nics, c.files
+	storeStats, replay, planner, nics, files, transfers := c.store, c.replay, c.planner, c.nics, c.files, c.transfer
 	var tiers []namedTier
 	for name, stats := range c.tiers {
 		tiers = append(tiers, namedTier{name: name, read: stats})
@@ -115,6 +118,10 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	if files != nil {
 		s := files()
 		send(ch, fileFamilies, &s)
+	}
+	if transfers != nil {
+		s := transfers()
+		send(ch, transferFamilies, &s)
 	}
 	if replay != nil {
 		send(ch, replayFamilies, replay)

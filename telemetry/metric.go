@@ -51,6 +51,7 @@ func Catalog() []Metric {
 	all = appendMetrics(all, plannerFamilies)
 	all = appendMetrics(all, nicFamilies)
 	all = appendMetrics(all, fileFamilies)
+	all = appendMetrics(all, transferFamilies)
 	all = appendMetrics(all, replayFamilies)
 	return all
 }

@@ -23,6 +23,7 @@ import (
 	streamfile "github.com/kvlane/kvlane/stream/file"
 	"github.com/kvlane/kvlane/telemetry"
 	"github.com/kvlane/kvlane/tier"
+	"github.com/kvlane/kvlane/transfer"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }
@@ -68,6 +69,13 @@ func full(t *testing.T) *telemetry.Metrics {
 	m.SetFiles(func() (s streamfile.Stats) {
 		s.Batches[stream.PathURing], s.Bytes[stream.PathURing], s.Failed, s.Refused, s.GivenUp = 7, 4096, 1, 2, 3
 		return s
+	})
+	m.SetTransfer(func() transfer.Stats {
+		return transfer.Stats{
+			Segments: 2, Connections: 3, Batches: 1, Requests: 14, Refused: 2, Malformed: 1, BytesIn: 4096, BytesOut: 8192, Retries: 5, Fences: 1, Fallbacks: 4, Reconnects: 6,
+			Metadata: errdefs.ErrBusy,
+			Paths:    []transfer.PathStats{{Path: transfer.PathTCP, Bytes: 100, Tasks: map[transfer.Status]int64{transfer.StatusCompleted: 9, transfer.StatusTimeout: 1}}},
+		}
 	})
 	return m
 }
@@ -124,6 +132,14 @@ func TestScrape(t *testing.T) {
 		`kvlane_copy_busy_seconds_total{direction="load",path="kernel"} 1.5`,
 		`kvlane_tier_capacity_bytes{tier="cache"} 1.073741824e+09`,
 		`kvlane_tier_swept_total{tier="file"} 6`,
+		"kvlane_transfer_segments 2",
+		"kvlane_transfer_refused_requests_total 2",
+		"kvlane_transfer_fallbacks_total 4",
+		"kvlane_transfer_reconnects_total 6",
+		"kvlane_transfer_metadata_failing 1",
+		`kvlane_transfer_carried_bytes_total{path="tcp"} 100`,
+		`kvlane_transfer_tasks_total{outcome="completed",path="tcp"} 9`,
+		`kvlane_transfer_tasks_total{outcome="timeout",path="tcp"} 1`,
 		"kvlane_replay_requests_total 2",
 		"kvlane_replay_planned_requests 100",
 		"kvlane_replay_wrong_bytes_total 3",
@@ -228,6 +244,7 @@ func TestSourcesCanBeTakenAway(t *testing.T) {
 	m.SetReplay(nil)
 	m.SetPlanner(nil)
 	m.SetNICs(nil)
+	m.SetTransfer(nil)
 	m.SetFiles(nil)
 	for _, name := range []string{"cache", "file"} {
 		if err := m.SetTier(name, nil); err != nil {

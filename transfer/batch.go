@@ -133,6 +133,7 @@ func (b *Batch) run() {
 	}
 	b.mu.Lock()
 	b.status, b.err, b.comp.Finished = statusFor(err), err, time.Now()
+	b.e.carried.add(b.results, &b.comp.Bytes)
 	b.mu.Unlock()
 	b.cancel(nil)
 	<-b.e.batches
@@ -250,9 +251,9 @@ func (b *Batch) over(p *part, path Path, err error) {
 
 // fellBack notes why a path was left.
 func (b *Batch) fellBack(err error) {
+	b.e.carried.fallbacks.Add(1)
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.e.counters.fallbacks.Add(1)
 	b.comp.Fallback = err
 }
 

@@ -36,6 +36,7 @@ type Engine struct {
 	served   served
 	inbox    inbox
 	counters counters
+	carried  carried
 
 	mu       sync.Mutex
 	closed   bool
@@ -69,14 +70,17 @@ type Stats struct {
 	BytesOut  int64 // that others have read here, likewise
 	Retries   int64 // parts that went another time
 	Fences    int64 // lanes that were fenced at their target
-	Fallbacks int64 // parts that left a path which could be expected to carry them: Completion.Fallback says why
+
+	Paths      []PathStats // what batches had carried, by each path
+	Fallbacks  int64       // parts that a path was expected to carry, and another one did
+	Reconnects int64       // connections to other engines that were made again after one had died
 
 	// Metadata is why leases could not be renewed the last time; nil: they were.
 	Metadata error
 }
 
 type counters struct {
-	requests, refused, malformed, in, out, retries, fences, fallbacks atomic.Int64
+	requests, refused, malformed, in, out, retries, fences atomic.Int64
 }
 
 // Open opens an engine, which listens. ErrInvalid, or why it cannot listen.
@@ -129,7 +133,8 @@ func (e *Engine) Stats() Stats {
 	s := Stats{
 		Batches: len(e.batches), Connections: e.served.count(),
 		Requests: c.requests.Load(), Refused: c.refused.Load(), Malformed: c.malformed.Load(), BytesIn: c.in.Load(), BytesOut: c.out.Load(),
-		Retries: c.retries.Load(), Fences: c.fences.Load(), Fallbacks: c.fallbacks.Load(),
+		Retries: c.retries.Load(), Fences: c.fences.Load(),
+		Paths: e.carried.stats(), Fallbacks: e.carried.fallbacks.Load(), Reconnects: e.carried.reconnects.Load(),
 	}
 	e.mu.Lock()
 	s.Segments, s.Metadata = len(e.numbers), e.metaErr

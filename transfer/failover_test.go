@@ -3,6 +3,9 @@ package transfer
 import (
 	"context"
 	"errors"
+	"fmt"
+	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -165,8 +168,11 @@ func TestImportedMemoryIsWithdrawn(t *testing.T) {
 	faults.Add(fault.Nth(sim.OpWork, int(faults.Seen(sim.OpWork))).Stall()) // the next
 	b := p.submit(t, SubmitOptions{Timeout: patience}, Task{Op: Write, Local: mem.All(here)})
 	must(t, faults.Await(t.Context(), 1))
-	must(t, export.Close())
+	closed := make(chan error, 1)
+	go func() { closed <- export.Close(t.Context()) }()
+	until(t, "nobody tells that the memory is withdrawn", func() bool { return p.remote.Shared(0) != nil })
 	faults.Release()
+	must(t, <-closed)
 	must(t, wait(t, b))
 	same(t, "written", far.load(t, there), data)
 	if c := b.Completion(); c.Bytes[PathTCP] != n || !errors.Is(c.Fallback, errdefs.ErrLost) || c.Retries != 1 {
@@ -180,6 +186,50 @@ func TestImportedMemoryIsWithdrawn(t *testing.T) {
 		t.Errorf("completion %+v", c)
 	}
 	same(t, "written by sockets", far.load(t, there), data)
+}
+
+// TestDefectUnregisterLeavesCopiesUnderWay: memory is unregistered when the copies of those who have imported it have ended. Until then the
+// error says who may still write it.
+func TestDefectUnregisterLeavesCopiesUnderWay(t *testing.T) {
+	const n = 1 << 20
+	faults := fault.New(1)
+	near, far := newGPU(t, sim.Options{Faults: faults}), newGPU(t, sim.Options{Index: 1})
+	there, here := far.alloc(t, n), near.alloc(t, n)
+	to, from := far.options(), near.options()
+	to.Share, from.Importer = shareServer(t), importer(t, near.Device)
+	p := newPair(t, to, from)
+	_, err := p.segment.Register(there, RegisterOptions{Source: far.sharer()})
+	must(t, err)
+	must(t, p.remote.Refresh(t.Context()))
+	faults.Add(fault.Nth(sim.OpWork, int(faults.Seen(sim.OpWork))).Stall()) // the next
+	b := p.submit(t, SubmitOptions{Timeout: patience, Path: PathNVLink}, Task{Op: Write, Local: mem.All(here)})
+	must(t, faults.Await(t.Context(), 1))
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	err = p.segment.Unregister(ctx, 0)
+	wantErr(t, "unregister memory that is copied to", err, errdefs.ErrBusy)
+	wantErr(t, "unregister memory that is copied to", err, context.DeadlineExceeded)
+	if err != nil && !strings.Contains(err.Error(), fmt.Sprintf("process %d may still touch", os.Getpid())) {
+		t.Errorf("nobody is named: %v", err)
+	}
+	faults.Release()
+	must(t, p.segment.Unregister(t.Context(), 0))
+	wantErr(t, "a copy that ended later", wait(t, b), errdefs.ErrLost)
+}
+
+// TestDefectForcedPathIsAnother: a batch that is to go by one path does not go by another, though the memory is imported.
+func TestDefectForcedPathIsAnother(t *testing.T) {
+	near, far := newGPU(t, sim.Options{}), newGPU(t, sim.Options{Index: 1})
+	there, here := far.alloc(t, 4096), near.alloc(t, 4096)
+	to, from := far.options(), near.options()
+	to.Share, from.Importer = shareServer(t), importer(t, near.Device)
+	p := newPair(t, to, from)
+	_, err := p.segment.Register(there, RegisterOptions{Source: far.sharer()})
+	must(t, err)
+	must(t, p.remote.Refresh(t.Context()))
+	b := p.submit(t, SubmitOptions{Path: PathShm}, Task{Op: Write, Local: mem.All(here)})
+	wantErr(t, "device memory by shm", wait(t, b), errdefs.ErrNotSupported)
+	must(t, wait(t, p.submit(t, SubmitOptions{Path: PathNVLink}, Task{Op: Write, Local: mem.All(here)})))
 }
 
 // TestDeviceFails: where the device of one side fails the batch does, and says so; other memory goes on, by the same connection.

@@ -136,7 +136,7 @@ func (g *group) board(p *part, path Path, l *lane, held *rail.Held) error {
 func (g *group) beginImported(ctx context.Context, p *part, forced Path) error {
 	var path Path
 	by := make(chan Path, 1)
-	path, abort, err := g.e.beginImported(ctx, p, func(err error) { g.results <- result{p, <-by, err} })
+	path, abort, err := g.e.beginImported(ctx, p, forced, func(err error) { g.results <- result{p, <-by, err} })
 	if err != nil {
 		if forced != PathNone {
 			return fmt.Errorf("path %s: %w: %w", forced, errdefs.ErrNotSupported, err)

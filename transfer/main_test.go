@@ -253,7 +253,9 @@ func shareServer(tb testing.TB) *share.Server {
 	must(tb, err)
 	must(tb, s.Start(tb.Context()))
 	tb.Cleanup(func() {
-		if err := s.Close(); err != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		if err := s.Close(ctx); err != nil {
 			tb.Error(err)
 		}
 	})
@@ -326,7 +328,7 @@ func playTarget(args []string) error {
 		return err
 	}
 	_, _ = os.Stdin.Read(make([]byte, 1))
-	return errors.Join(e.Close(ctx), closeNICs(), server.Close(), h.Close())
+	return errors.Join(e.Close(ctx), closeNICs(), server.Close(ctx), h.Close())
 }
 
 // sharer returns the device as what exports its memory.

@@ -32,6 +32,7 @@ type peer struct {
 	lanes   []*lane
 	owed    map[uint64]struct{} // lanes that are dead, and not fenced
 	fencing bool                // somebody is at it in the background
+	died    int                 // connections that ended by themselves and have no successor yet
 	lost    error               // why no connection will ever be had
 	absent  error               // nobody listened the last time that somebody looked
 	looked  time.Time           // when that was
@@ -96,6 +97,7 @@ func (p *peer) dial(ctx context.Context, h hello) (*pacedConn, *bufio.Reader, er
 		}
 		switch {
 		case err == nil:
+			p.replaced()
 			return c, r, nil
 		case errors.Is(err, errdefs.ErrLost):
 			err = fmt.Errorf("engine %s at %s is gone, another one is there: %w", p.id, p.addr, err)
@@ -110,6 +112,16 @@ func (p *peer) dial(ctx context.Context, h hello) (*pacedConn, *bufio.Reader, er
 		case !pause(ctx, time.Duration(n)*20*time.Millisecond):
 			return nil, nil, fmt.Errorf("connect to engine at %s: %w: %w", p.addr, context.Cause(ctx), err)
 		}
+	}
+}
+
+// replaced counts a connection that takes the place of one that died.
+func (p *peer) replaced() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.died > 0 {
+		p.died--
+		p.e.carried.reconnects.Add(1)
 	}
 }
 
@@ -176,6 +188,9 @@ func (p *peer) exchange(ctx context.Context, f *frame) (out frame, err error) {
 	if out, err = p.control.ask(ctx, f); err != nil {
 		_ = p.control.Close()
 		p.control = nil
+		p.mu.Lock()
+		p.died++
+		p.mu.Unlock()
 		return out, fmt.Errorf("call engine at %s: %w", p.addr, err)
 	}
 	return out, nil
@@ -275,6 +290,7 @@ func (p *peer) end(to *Remote) {
 func (p *peer) drop(l *lane, owed bool) {
 	p.mu.Lock()
 	p.lanes = slices.DeleteFunc(p.lanes, func(other *lane) bool { return other == l })
+	p.died++
 	begin := false
 	if owed && p.lost == nil {
 		p.owed[l.number] = struct{}{}

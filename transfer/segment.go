@@ -158,7 +158,7 @@ func (s *Segment) register(r *mem.Region, o RegisterOptions) (int64, error) {
 	}
 	if err != nil {
 		if b.export != nil {
-			err = errors.Join(err, b.export.Close())
+			err = errors.Join(err, b.export.Close(s.e.ctx)) // of which nobody has heard
 		}
 		return 0, err
 	}
@@ -167,8 +167,9 @@ func (s *Segment) register(r *mem.Region, o RegisterOptions) (int64, error) {
 	return b.desc.Offset, nil
 }
 
-// Unregister takes the region at that offset away. When it returns nil no request touches it any more; importers have been told that it is
-// lost, and their copies that end later are not good. If ctx ends first it may be called again, and the memory must not be freed.
+// Unregister takes the region at that offset away. When it returns nil nothing touches it any more, neither requests nor copies of importers;
+// those that ended after the call are not reported good. If ctx ends first the error says who may still touch the memory, as ErrBusy for
+// importers: it must not be freed, and Unregister may be called again.
 func (s *Segment) Unregister(ctx context.Context, offset int64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -181,8 +182,8 @@ func (s *Segment) unregister(ctx context.Context, offset int64) error {
 		return fmt.Errorf("unregister memory at %d of segment %q: %w", offset, s.name, errdefs.ErrNotFound)
 	}
 	if x := s.buffers[i].export; x != nil {
-		if err := x.Close(); err != nil {
-			return err
+		if err := x.Close(ctx); err != nil {
+			return fmt.Errorf("segment %q: %w", s.name, err)
 		}
 	}
 	if err := s.withdraw(ctx, s.buffers[i]); err != nil {

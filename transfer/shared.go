@@ -2,6 +2,7 @@ package transfer
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/kvlane/kvlane/errdefs"
@@ -12,26 +13,34 @@ import (
 // Imported memory is copied as any other: by the CPU where it reaches both sides, else by the device's stream. A copy is good if the export
 // was live after it ended. What fences this path is that the copies are this process's own: when one has ended nothing of it is under way.
 
-// beginImported begins to move the part by imported memory. abort asks for it to end early. An error says why this cannot be; then
+// beginImported begins to move the part by imported memory, by no other path than one that is forced. abort asks for it to end early. An error says why this cannot be; then
 // nothing was begun.
-func (e *Engine) beginImported(ctx context.Context, p *part, finish func(error)) (path Path, abort func(), err error) {
+func (e *Engine) beginImported(ctx context.Context, p *part, forced Path, finish func(error)) (path Path, abort func(), err error) {
 	if err := p.buf.lost(); err != nil {
 		return PathNone, nil, err
 	}
 	there := p.buf.imported.Region()
+	path = PathShm
 	if there.Kind() == mem.KindDevice {
 		path = PathNVLink
-	} else {
-		path = PathShm
+	}
+	if forced != PathNone && forced != path {
+		return PathNone, nil, fmt.Errorf("the memory is reached by %s: %w", path, errdefs.ErrNotSupported)
 	}
 	if there.Bytes() != nil && allHost(p) {
+		b := p.listed(there)
+		holds, err := hold(b)
+		if err != nil {
+			return PathNone, nil, err
+		}
 		stop, cancel := context.WithCancel(ctx)
 		go func() {
 			defer cancel()
-			err := copyHost(stop, p.listed(there))
+			err := copyHost(stop, b)
 			if err == nil {
-				err = there.Origin().Check()
+				err = holds.Check()
 			}
+			holds.Release()
 			finish(err)
 		}()
 		return path, cancel, nil
@@ -108,6 +117,17 @@ func allHost(p *part) bool {
 		}
 	}
 	return true
+}
+
+// hold holds the memory of other processes that the list touches.
+func hold(b *mem.Batch) (holds mem.Holds, err error) {
+	for i := range b.Dst {
+		if err := errors.Join(holds.Add(b.Dst[i].Region), holds.Add(b.Src[i].Region)); err != nil {
+			holds.Release()
+			return nil, err
+		}
+	}
+	return holds, nil
 }
 
 // copyStep is after how much a copy looks whether it is still wanted.

@@ -44,6 +44,10 @@ func newFigure(m *bench.Facts, title, sub string) *figure {
 	if m.Simulated {
 		sub = "SIMULATED, says nothing of hardware: " + sub
 	}
+	return blankFigure(title, sub)
+}
+
+func blankFigure(title, sub string) *figure {
 	f := &figure{title: title, subtitle: sub, legend: plot.NewLegend(), named: make(map[string]bool)}
 	f.legend.Top, f.legend.Left = true, true
 	f.legend.TextStyle.Font.Size = vg.Points(9.5)

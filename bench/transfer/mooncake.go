@@ -7,9 +7,10 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
-	"github.com/kvlane/kvlane/internal/sys/hostmem"
-	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/transfer/memory"
 	"github.com/kvlane/kvlane/transfer/mooncake"
 )
 
@@ -19,32 +20,35 @@ type MooncakeOptions struct {
 	Segment    string
 	LocalBytes int64
 	Lanes      int // connections; 0 is the protocol's default
+	// Device and Copy are as transfer.Options'. Nil: host memory.
+	Device device.Device
+	Copy   stream.Stream
 }
 
 // Mooncake carries batches by Mooncake's protocol, to the largest buffer of a segment.
 type Mooncake struct {
+	party
 	remote *mooncake.Remote
 	target mooncake.Buffer
-	memory []byte
-	local  *mem.Region
+	mover  *memory.Mover
 }
 
-// OpenMooncake opens a segment and allocates host memory for it. Close gives both back.
+// OpenMooncake opens a segment and allocates memory for it. Close gives both back.
 func OpenMooncake(ctx context.Context, o MooncakeOptions) (_ *Mooncake, err error) {
-	m := new(Mooncake)
-	if m.memory, err = hostmem.Alloc(o.LocalBytes); err != nil {
-		return nil, err
-	}
+	m := &Mooncake{party: party{o: NativeOptions{Device: o.Device, Copy: o.Copy, Bytes: o.LocalBytes}}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, m.Close())
 		}
 	}()
-	if m.local, err = hostmem.Region(m.memory); err != nil {
+	if _, err := m.alloc(ctx); err != nil {
 		return nil, err
 	}
-	registered := mooncake.NewRegions(nil)
-	if err := registered.Add("cpu:0", m.local); err != nil {
+	if m.mover, err = memory.NewMover(memory.Options{Device: o.Device, Copy: o.Copy}); err != nil {
+		return nil, err
+	}
+	registered := mooncake.NewRegions(m.mover)
+	if err := registered.Add(mooncake.Location(m.region), m.region); err != nil {
 		return nil, err
 	}
 	if m.remote, err = mooncake.Open(ctx, o.Segment, mooncake.Options{Directory: o.Directory, Memory: registered, Lanes: o.Lanes}); err != nil {
@@ -67,7 +71,7 @@ func (m *Mooncake) Protocol() string {
 func (m *Mooncake) Target() string { return m.remote.Segment().Name }
 
 // Local implements Driver.
-func (m *Mooncake) Local() Memory { return Host{m.local} }
+func (m *Mooncake) Local() Memory { return m.local() }
 
 // Remote implements Driver.
 func (m *Mooncake) Remote() int64 { return int64(min(m.target.Length, 1<<62)) }
@@ -80,7 +84,7 @@ func (m *Mooncake) Submit(ctx context.Context, op Op, blocks []Block) (Pending, 
 	}
 	tasks := make([]mooncake.Task, len(blocks))
 	for i, b := range blocks {
-		tasks[i] = mooncake.Task{Op: how, Local: uint64(m.local.CPU()) + uint64(b.Local), Remote: m.target.Addr + uint64(b.Remote), Length: uint64(b.Length)}
+		tasks[i] = mooncake.Task{Op: how, Local: mooncake.Address(m.region) + uint64(b.Local), Remote: m.target.Addr + uint64(b.Remote), Length: uint64(b.Length)}
 	}
 	b, err := m.remote.Submit(ctx, tasks)
 	if err != nil {
@@ -91,13 +95,15 @@ func (m *Mooncake) Submit(ctx context.Context, op Op, blocks []Block) (Pending, 
 
 // Close ends the connections and frees the memory. Batches that are not done fail.
 func (m *Mooncake) Close() error {
-	var errs []error
 	if m.remote != nil {
-		errs = append(errs, m.remote.Close())
+		if err := m.remote.Close(); err != nil {
+			return err
+		}
 	}
-	if m.memory != nil {
-		errs = append(errs, hostmem.Free(m.memory))
-		m.memory = nil
+	if m.mover != nil {
+		if err := m.mover.Close(); err != nil {
+			return err
+		}
 	}
-	return errors.Join(errs...)
+	return m.close()
 }

@@ -46,6 +46,8 @@ type party struct {
 	bounce *mem.Region
 	region *mem.Region
 	engine *transfer.Engine
+
+	bouncing sync.Mutex // of bounce
 }
 
 // alloc makes the memory, and returns what exports it to processes of this host.
@@ -163,7 +165,9 @@ func (t *Target) Engine() *transfer.Engine { return t.engine }
 func (t *Target) Close() error {
 	err := t.close()
 	if t.server != nil {
-		err = errors.Join(err, t.server.Close())
+		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+		defer cancel()
+		err = errors.Join(err, t.server.Close(ctx))
 	}
 	return err
 }
@@ -175,8 +179,6 @@ type Native struct {
 	importer *share.Importer
 	remote   *transfer.Remote
 	target   transfer.Buffer
-
-	bouncing sync.Mutex
 }
 
 // OpenNative opens a segment, which is reached by path alone; PathNone: by what can.
@@ -248,10 +250,7 @@ func (n *Native) Remote() int64 { return n.target.Length }
 
 // Local implements Driver.
 func (n *Native) Local() Memory {
-	if n.region.Bytes() != nil {
-		return Host{n.region}
-	}
-	return (*deviceMemory)(n)
+	return n.local()
 }
 
 // Submit implements Driver. Blocks of one length that lie in multiples of it, as pages do, are sent as pages.
@@ -312,8 +311,16 @@ func (n *Native) Close() error {
 	return n.importer.Close()
 }
 
-// deviceMemory is a Native's memory where the CPU does not reach it: it goes through pinned memory, piece by piece.
-type deviceMemory Native
+// local is the memory as a driver has it.
+func (p *party) local() Memory {
+	if p.region.Bytes() != nil {
+		return Host{p.region}
+	}
+	return (*deviceMemory)(p)
+}
+
+// deviceMemory is a party's memory where the CPU does not reach it: it goes through pinned memory, piece by piece.
+type deviceMemory party
 
 // bounceBytes is how much of it there is.
 const bounceBytes = 16 << 20

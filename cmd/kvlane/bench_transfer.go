@@ -10,7 +10,10 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/kvlane/kvlane/bench/chart"
 	"github.com/kvlane/kvlane/bench/transfer"
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/stream"
 )
 
 // The sides of a benchmark of transfers.
@@ -30,6 +33,7 @@ type benchTransfer struct {
 	run     transfer.Options
 	json    bool
 	out     string
+	charts  string
 }
 
 func newBenchTransferCommand() *cobra.Command {
@@ -40,7 +44,7 @@ func newBenchTransferCommand() *cobra.Command {
 		Long: `transfer measures batches of blocks that several threads read from a segment of another process, or write to it: --mode target offers one, as
 "kvlane transfer serve" does, --mode initiator measures. By Mooncake's protocol either side may be Mooncake's engine and its transfer_engine_bench,
 whose flags are taken too (--segment_id, --metadata_server, --local_server_name, --block_size and so on). --protocol auto is kvlane's own: nvlink, shm,
-rdma and tcp have all bytes go by that path; with --use-vram either side has memory of a GPU.
+rdma and tcp have all bytes go by that path. With --use-vram either side has memory of a GPU, by either protocol.
 
 The table has nixlbench's columns: Prep writes the list of a batch's blocks, Post submits it, Tx is from there until it is done. Several block sizes and
 batch sizes are measured one after the other. With --check every batch's bytes are compared, outside of what is timed.`,
@@ -61,7 +65,7 @@ batch sizes are measured one after the other. With --check every batch's bytes a
 	cmd.Flags().SetNormalizeFunc(fieldNames)
 	fl := cmd.Flags()
 	fl.StringVar(&f.mode, "mode", modeInitiator, "initiator, which measures, or target, which offers memory")
-	f.serve.register(cmd, protocols...)
+	f.serve.register(cmd)
 	fl.Var(sizeValue{&f.serve.bufferBytes}, "buffer-size", "memory: what the target offers, or what the initiator has")
 	f.serve.registerServe(cmd)
 	fl.StringVar(&f.segment, "segment", "", "the target's segment")
@@ -76,6 +80,7 @@ batch sizes are measured one after the other. With --check every batch's bytes a
 	fl.DurationVar(&f.run.Timeout, "timeout", time.Minute, "how long a batch may take")
 	fl.BoolVar(&f.json, "json", false, "print one JSON object")
 	fl.StringVar(&f.out, "out", "", "also write the JSON object to a file")
+	fl.StringVar(&f.charts, "charts", "", "also write charts, SVG and PNG, into a folder")
 	complete(cmd, "mode", modeInitiator, modeTarget)
 	complete(cmd, "operation", string(transfer.Read), string(transfer.Write))
 	return cmd
@@ -161,12 +166,16 @@ func (f *benchTransfer) measure(cmd *cobra.Command) (err error) {
 	if err != nil {
 		return err
 	}
-	m, err := transfer.OpenMooncake(cmd.Context(), transfer.MooncakeOptions{Directory: d, Segment: f.segment, LocalBytes: f.serve.bufferBytes, Lanes: f.lanes})
-	if err != nil {
-		return asUsage(err)
-	}
-	defer func() { err = errors.Join(err, m.Close()) }()
-	return f.carry(cmd, m)
+	return f.serve.memory.open(func(dev device.Device, s stream.Stream) (err error) {
+		m, err := transfer.OpenMooncake(cmd.Context(), transfer.MooncakeOptions{
+			Directory: d, Segment: f.segment, LocalBytes: f.serve.bufferBytes, Lanes: f.lanes, Device: dev, Copy: s,
+		})
+		if err != nil {
+			return asUsage(err)
+		}
+		defer func() { err = errors.Join(err, m.Close()) }()
+		return f.carry(cmd, m)
+	})
 }
 
 // carry measures a driver.
@@ -191,5 +200,13 @@ func (f *benchTransfer) carry(cmd *cobra.Command, d transfer.Driver) error {
 	if err != nil {
 		return fmt.Errorf("report: %w", err)
 	}
+	if f.charts == "" {
+		return nil
+	}
+	files, err := chart.WriteTransfers(f.charts, r)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(cmd.ErrOrStderr(), "%d charts are in %s\n", len(files), f.charts)
 	return nil
 }

@@ -156,24 +156,20 @@ var needs = []need{
 	},
 	{
 		commands: []string{"bench transfer"},
-		flags:    []string{"segment", "operation", "block-size", "batch-size", "threads", "duration", "lanes", "check", "timeout", "json", "out"},
+		flags:    []string{"segment", "operation", "block-size", "batch-size", "threads", "duration", "lanes", "check", "timeout", "json", "out", "charts"},
 		met:      isNot("mode", modeTarget), clashes: "--mode target, which measures nothing",
 	},
 	{
-		commands: []string{"bench transfer"}, flags: []string{"name", "listen", "data-port"},
+		commands: []string{"bench transfer"}, flags: []string{"name", "listen", "data-port", "metrics-addr"},
 		met: is("mode", modeTarget), lacks: "--mode target",
 	},
 	{
-		commands: []string{"bench transfer", "transfer serve"}, flags: []string{"cluster"},
+		commands: []string{"bench transfer", "transfer serve", "transfer probe", "transfer ls", "transfer put", "transfer get"}, flags: []string{"cluster"},
 		met: is("protocol", protocolMooncake), lacks: "--protocol mooncake",
 	},
 	{
 		commands: []string{"transfer serve"}, flags: []string{"data-port"},
 		met: is("protocol", protocolMooncake), lacks: "--protocol mooncake",
-	},
-	{
-		commands: []string{"bench transfer", "transfer serve"}, flags: []string{"use-vram"},
-		met: isNot("protocol", protocolMooncake), lacks: "--protocol auto, as Mooncake's moves host memory here",
 	},
 	{
 		commands: []string{"bench transfer", "transfer serve"}, flags: []string{"device", "gpu-id"},

@@ -13,14 +13,14 @@ import (
 	"github.com/kvlane/kvlane/transfer/mooncake"
 )
 
-// protocolMooncake is the one protocol of --protocol.
+// protocolMooncake is Mooncake's protocol, which is the default of --protocol.
 const protocolMooncake = "mooncake"
 
 func newTransferCommand() *cobra.Command {
 	cmd := newGroupCommand("transfer", "Offer memory to other processes, and read and write theirs", `transfer offers registered memory under a name, a segment, and reads and writes the segments of other processes, by hand.
 
-The protocol is that of Mooncake's transfer engine over TCP, so that either side may be Mooncake's. It has no authentication: whoever
-reaches the ports of a segment reads and writes its memory.`)
+The protocol is that of Mooncake's transfer engine over TCP, so that either side may be Mooncake's, or with --protocol auto kvlane's own. Neither has
+authentication: whoever reaches the ports of a segment reads and writes its memory.`)
 	cmd.AddCommand(newTransferServeCommand(), newTransferMetadataCommand(), newTransferProbeCommand(), newTransferListCommand(), newTransferPutCommand(), newTransferGetCommand())
 	return cmd
 }
@@ -31,18 +31,13 @@ type transferFlags struct {
 	timeout                     time.Duration
 }
 
-// register adds them, for commands of Mooncake's protocol alone or of all protocols.
-func (f *transferFlags) register(cmd *cobra.Command, all ...string) {
+// register adds them.
+func (f *transferFlags) register(cmd *cobra.Command) {
 	fl := cmd.Flags()
 	fl.SortFlags = false
-	usage := "how segments are reached: mooncake"
-	if len(all) > 0 {
-		usage += ", or by kvlane's own transfers: auto, by what can, or nvlink, shm, rdma or tcp"
-	} else {
-		all = []string{protocolMooncake}
-	}
-	fl.StringVar(&f.protocol, "protocol", protocolMooncake, usage)
-	complete(cmd, "protocol", all...)
+	fl.StringVar(&f.protocol, "protocol", protocolMooncake,
+		"how segments are reached: mooncake, or by kvlane's own transfers: auto, by what can, or nvlink, shm, rdma or tcp")
+	complete(cmd, "protocol", protocols...)
 	fl.StringVar(&f.metadata, "metadata", mooncake.P2PHandshake, "where segments are: P2PHANDSHAKE (at the address that is their name), or http://HOST:PORT/metadata")
 	fl.StringVar(&f.cluster, "cluster", "", "name that sets this cluster's segments apart in a metadata server")
 	complete(cmd, "metadata", mooncake.P2PHandshake, "http://")
@@ -78,9 +73,14 @@ func (f *transferFlags) ask(cmd *cobra.Command, use func(context.Context, moonca
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeoutCause(cmd.Context(), f.timeout, fmt.Errorf("--timeout %v: %w", f.timeout, context.DeadlineExceeded))
+	ctx, cancel := f.bound(cmd)
 	defer cancel()
 	return use(ctx, d)
+}
+
+// bound returns the command's context, with its timeout.
+func (f *transferFlags) bound(cmd *cobra.Command) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(cmd.Context(), f.timeout, fmt.Errorf("--timeout %v: %w", f.timeout, context.DeadlineExceeded))
 }
 
 // probeAnswer is what "kvlane transfer probe --json" prints.
@@ -100,23 +100,33 @@ func newTransferProbeCommand() *cobra.Command {
   kvlane transfer probe 127.0.0.1:15995 --timeout 2s --json`,
 		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return f.ask(cmd, func(ctx context.Context, d mooncake.Directory) error {
-				took, err := mooncake.Probe(ctx, d, args[0])
-				if err != nil {
-					return asUsage(err)
-				}
-				if json {
-					return writeJSON(cmd, probeAnswer{Segment: args[0], Micros: float64(took) / float64(time.Microsecond)})
-				}
-				fmt.Fprintf(cmd.OutOrStdout(), "segment %s answered in %v\n", args[0], took.Round(time.Microsecond))
-				return nil
-			})
+			took, err := f.probe(cmd, args[0])
+			if err != nil {
+				return asUsage(err)
+			}
+			if json {
+				return writeJSON(cmd, probeAnswer{Segment: args[0], Micros: float64(took) / float64(time.Microsecond)})
+			}
+			fmt.Fprintf(cmd.OutOrStdout(), "segment %s answered in %v\n", args[0], took.Round(time.Microsecond))
+			return nil
 		},
 	}
 	f.register(cmd)
 	f.registerTimeout(cmd.Flags())
 	cmd.Flags().BoolVar(&json, "json", false, "print one JSON object")
 	return cmd
+}
+
+// probe asks a segment's process, and returns how long the answer took.
+func (f *transferFlags) probe(cmd *cobra.Command, segment string) (took time.Duration, err error) {
+	if f.protocol != protocolMooncake {
+		return f.probeNative(cmd, segment)
+	}
+	err = f.ask(cmd, func(ctx context.Context, d mooncake.Directory) (err error) {
+		took, err = mooncake.Probe(ctx, d, segment)
+		return err
+	})
+	return took, err
 }
 
 func newTransferListCommand() *cobra.Command {
@@ -129,6 +139,9 @@ func newTransferListCommand() *cobra.Command {
 		Example: `  kvlane transfer ls 127.0.0.1:15995`,
 		Args:    usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if f.protocol != protocolMooncake {
+				return f.listNative(cmd, args[0], json)
+			}
 			return f.ask(cmd, func(ctx context.Context, d mooncake.Directory) error {
 				s, err := d.Find(ctx, args[0])
 				if err != nil {

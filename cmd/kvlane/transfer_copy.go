@@ -64,25 +64,28 @@ func newTransferGetCommand() *cobra.Command {
 
 // window is a part of a buffer of a segment, and memory through which its bytes go.
 type window struct {
-	remote *mooncake.Remote
-	at     uint64
 	left   uint64
-	local  uint64
 	memory []byte
+	// carry carries the next n bytes between the memory and the segment, and notify tells the segment's process something.
+	carry  func(ctx context.Context, write bool, n int) error
+	notify func(ctx context.Context, message string) error
 }
 
 // open calls use with the part of the buffer that the flags name.
-func (f *copyFlags) open(cmd *cobra.Command, segment string, use func(context.Context, mooncake.Directory, *window) error) error {
+func (f *copyFlags) open(cmd *cobra.Command, segment string, use func(context.Context, *window) error) (err error) {
+	b, err := hostmem.Alloc(copyBytes)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, hostmem.Free(b)) }()
+	r, err := hostmem.Region(b)
+	if err != nil {
+		return err
+	}
+	if f.protocol != protocolMooncake {
+		return f.openNative(cmd, segment, r, use)
+	}
 	return f.ask(cmd, func(ctx context.Context, d mooncake.Directory) (err error) {
-		b, err := hostmem.Alloc(copyBytes)
-		if err != nil {
-			return err
-		}
-		defer func() { err = errors.Join(err, hostmem.Free(b)) }()
-		r, err := hostmem.Region(b)
-		if err != nil {
-			return err
-		}
 		m := mooncake.NewRegions(nil)
 		if err := m.Add("cpu:0", r); err != nil {
 			return err
@@ -100,18 +103,32 @@ func (f *copyFlags) open(cmd *cobra.Command, segment string, use func(context.Co
 		if uint64(f.offset) >= to.Length {
 			return usagef("--offset %d: the buffer has %d bytes", f.offset, to.Length)
 		}
-		return use(ctx, d, &window{remote: remote, at: to.Addr + uint64(f.offset), left: to.Length - uint64(f.offset), local: uint64(r.CPU()), memory: b})
+		at := to.Addr + uint64(f.offset)
+		return use(ctx, &window{
+			left: to.Length - uint64(f.offset), memory: b,
+			carry: func(ctx context.Context, write bool, n int) error {
+				t := mooncake.Task{Op: mooncake.Read, Local: uint64(r.CPU()), Remote: at, Length: uint64(n)}
+				if write {
+					t.Op = mooncake.Write
+				}
+				b, err := remote.Submit(ctx, []mooncake.Task{t})
+				if err != nil {
+					return err
+				}
+				at += uint64(n)
+				return b.Wait(context.WithoutCancel(ctx)) // ctx bounds the batch, whose memory is free when it is done
+			},
+			notify: func(ctx context.Context, message string) error {
+				return mooncake.Notify(ctx, d, segment, mooncake.Notification{Name: "kvlane", Message: message})
+			},
+		})
 	})
 }
 
-// move carries the next n bytes between the memory and the segment.
-func (w *window) move(ctx context.Context, op mooncake.Op, n int) error {
-	b, err := w.remote.Submit(ctx, []mooncake.Task{{Op: op, Local: w.local, Remote: w.at, Length: uint64(n)}})
-	if err != nil {
-		return err
-	}
-	w.at, w.left = w.at+uint64(n), w.left-uint64(n)
-	return b.Wait(context.WithoutCancel(ctx)) // ctx bounds the batch, whose memory is free when it is done
+// move carries the next n bytes.
+func (w *window) move(ctx context.Context, write bool, n int) error {
+	w.left -= uint64(n)
+	return w.carry(ctx, write, n)
 }
 
 func (f *copyFlags) put(cmd *cobra.Command, segment, name string) error {
@@ -124,7 +141,7 @@ func (f *copyFlags) put(cmd *cobra.Command, segment, name string) error {
 		defer file.Close() //nolint:errcheck // only read
 		in = file
 	}
-	return f.open(cmd, segment, func(ctx context.Context, d mooncake.Directory, w *window) error {
+	return f.open(cmd, segment, func(ctx context.Context, w *window) error {
 		total := 0
 		for {
 			n, err := io.ReadFull(in, w.memory)
@@ -135,7 +152,7 @@ func (f *copyFlags) put(cmd *cobra.Command, segment, name string) error {
 				return fmt.Errorf("put: %s is longer than the rest of the buffer: %d bytes are written", name, total)
 			}
 			if n > 0 {
-				if err := w.move(ctx, mooncake.Write, n); err != nil {
+				if err := w.move(ctx, true, n); err != nil {
 					return err
 				}
 			}
@@ -145,7 +162,7 @@ func (f *copyFlags) put(cmd *cobra.Command, segment, name string) error {
 			}
 		}
 		if f.notify != "" {
-			if err := mooncake.Notify(ctx, d, segment, mooncake.Notification{Name: "kvlane", Message: f.notify}); err != nil {
+			if err := w.notify(ctx, f.notify); err != nil {
 				return err
 			}
 		}
@@ -155,7 +172,7 @@ func (f *copyFlags) put(cmd *cobra.Command, segment, name string) error {
 }
 
 func (f *copyFlags) get(cmd *cobra.Command, segment, name string) error {
-	return f.open(cmd, segment, func(ctx context.Context, _ mooncake.Directory, w *window) (err error) {
+	return f.open(cmd, segment, func(ctx context.Context, w *window) (err error) {
 		length := uint64(f.length)
 		if length == 0 {
 			length = w.left
@@ -174,7 +191,7 @@ func (f *copyFlags) get(cmd *cobra.Command, segment, name string) error {
 		}
 		for left := length; left > 0; {
 			n := int(min(left, uint64(len(w.memory))))
-			if err := w.move(ctx, mooncake.Read, n); err != nil {
+			if err := w.move(ctx, false, n); err != nil {
 				return err
 			}
 			if _, err := out.Write(w.memory[:n]); err != nil {

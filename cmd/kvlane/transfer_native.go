@@ -92,7 +92,7 @@ func (f *memoryFlags) open(use func(device.Device, stream.Stream) error) (err er
 }
 
 // native returns the path that the flags ask for, and whether segments are kvlane's own.
-func (f *serveFlags) native() (path engine.Path, ok bool, err error) {
+func (f *transferFlags) native() (path engine.Path, ok bool, err error) {
 	switch {
 	case !slices.Contains(protocols, f.protocol):
 		return path, false, usagef("--protocol %q: it is one of %s", f.protocol, strings.Join(protocols, ", "))
@@ -147,6 +147,11 @@ func (f *serveFlags) serveNative(cmd *cobra.Command, path engine.Path) error {
 			return asUsage(err)
 		}
 		defer func() { err = errors.Join(err, t.Close()) }()
+		stop, err := serveTransferMetrics(ctx, f.metricsAddr, t.Engine().Stats)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, stop()) }()
 		out := cmd.OutOrStdout()
 		fmt.Fprintf(out, "segment %s: %d bytes; interrupt to end\n", t.Segment(), f.bufferBytes)
 		for {

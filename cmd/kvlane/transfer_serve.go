@@ -10,7 +10,12 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/internal/sys/hostmem"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/transfer"
+	"github.com/kvlane/kvlane/transfer/memory"
 	"github.com/kvlane/kvlane/transfer/metadata"
 	"github.com/kvlane/kvlane/transfer/mooncake"
 )
@@ -22,6 +27,7 @@ type serveFlags struct {
 	dataPort     int
 	bufferBytes  int64
 	memory       memoryFlags
+	metricsAddr  string
 }
 
 func (f *serveFlags) registerServe(cmd *cobra.Command) {
@@ -30,6 +36,7 @@ func (f *serveFlags) registerServe(cmd *cobra.Command) {
 	fl.StringVar(&f.listen, "listen", "", "HOST:PORT to listen on where peers reach it by another (default --name)")
 	fl.IntVar(&f.dataPort, "data-port", 0, "port for data by Mooncake's protocol; 0 takes a free one")
 	f.memory.registerMemory(cmd)
+	fl.StringVar(&f.metricsAddr, "metrics-addr", "", "serve Prometheus metrics at this host:port under /metrics")
 }
 
 func newTransferServeCommand() *cobra.Command {
@@ -40,14 +47,14 @@ func newTransferServeCommand() *cobra.Command {
 		Long: `serve offers memory, of zeros, as a segment, until it is interrupted. It prints the segment's name and buffer once peers reach it, and each
 notification that comes for it.
 
-Whoever reaches its ports reads and writes the memory: name an address of a network that is trusted. By kvlane's own transfers (--protocol auto)
-it may be a device's, and processes of this host and user reach it by sharing it where that works, by NVLink or in place. What of
-peers and this machine has RDMA NICs uses them.`,
+Whoever reaches its ports reads and writes the memory: name an address of a network that is trusted. With --use-vram it is a device's, which goes by
+way of pinned memory; by kvlane's own transfers (--protocol auto) processes of this host and user reach either by sharing it where that works, by NVLink or in place,
+and what of peers and this machine has RDMA NICs uses them.`,
 		Example: `  kvlane transfer serve --protocol mooncake --metadata P2PHANDSHAKE --name 127.0.0.1:15995 --buffer-size 64MiB`,
 		Args:    usageArgs(cobra.NoArgs),
 		RunE:    func(cmd *cobra.Command, _ []string) error { return f.serve(cmd) },
 	}
-	f.register(cmd, protocols...)
+	f.register(cmd)
 	f.registerServe(cmd)
 	cmd.Flags().Var(sizeValue{&f.bufferBytes}, "buffer-size", "how much memory")
 	return cmd
@@ -57,6 +64,11 @@ peers and this machine has RDMA NICs uses them.`,
 func (f *serveFlags) serve(cmd *cobra.Command) (err error) {
 	if f.name == "" {
 		return usagef("--name is needed")
+	}
+	if f.metricsAddr != "" {
+		if _, _, err := net.SplitHostPort(f.metricsAddr); err != nil {
+			return usagef("--metrics-addr: %w", err)
+		}
 	}
 	if path, own, err := f.native(); own || err != nil {
 		if err != nil {
@@ -68,19 +80,61 @@ func (f *serveFlags) serve(cmd *cobra.Command) (err error) {
 	if err != nil {
 		return err
 	}
-	b, err := hostmem.Alloc(f.bufferBytes)
-	if err != nil {
-		return asUsage(fmt.Errorf("--buffer-size: %w", err))
-	}
-	defer func() { err = errors.Join(err, hostmem.Free(b)) }() // after the server, which has left it then
-	r, err := hostmem.Region(b)
+	return f.memory.open(func(dev device.Device, s stream.Stream) error { return f.serveMooncake(cmd, d, dev, s) })
+}
+
+// mooncakeMemory calls use with registered memory, of zeros: the host's, or that of the device.
+func (f *serveFlags) mooncakeMemory(ctx context.Context, dev device.Device, s stream.Stream, use func(*mooncake.Regions) error) (err error) {
+	m, err := memory.NewMover(memory.Options{Device: dev, Copy: s})
 	if err != nil {
 		return err
 	}
-	m := mooncake.NewRegions(nil)
-	if err := m.Add("cpu:0", r); err != nil {
+	var r *mem.Region
+	if dev == nil {
+		b, err := hostmem.Alloc(f.bufferBytes)
+		if err != nil {
+			return asUsage(fmt.Errorf("--buffer-size: %w", err))
+		}
+		defer func() { err = errors.Join(err, hostmem.Free(b)) }() // after the server, which has left it then
+		if r, err = hostmem.Region(b); err != nil {
+			return err
+		}
+	} else {
+		if r, err = zeroed(ctx, dev, f.bufferBytes); err != nil {
+			return asUsage(fmt.Errorf("--buffer-size: %w", err))
+		}
+		defer func() { err = errors.Join(err, m.Close(), dev.Free(r)) }()
+	}
+	regions := mooncake.NewRegions(m)
+	if err := regions.Add(mooncake.Location(r), r); err != nil {
 		return err
 	}
+	return use(regions)
+}
+
+// zeroed allocates memory of a device and fills it with zeros.
+func zeroed(ctx context.Context, dev device.Device, bytes int64) (_ *mem.Region, err error) {
+	r, err := dev.Alloc(bytes, device.AllocOptions{})
+	if err != nil {
+		return nil, err
+	}
+	q, err := dev.OpenQueue(device.QueueOptions{})
+	if err != nil {
+		return nil, errors.Join(err, dev.Free(r))
+	}
+	err = errors.Join(q.Fill(mem.All(r), 0), q.Close(ctx)) // which waits for it
+	if err != nil {
+		return nil, err // the device may still write it
+	}
+	return r, nil
+}
+
+// serveMooncake offers a segment by Mooncake's protocol until the command's context ends.
+func (f *serveFlags) serveMooncake(cmd *cobra.Command, d mooncake.Directory, dev device.Device, s stream.Stream) error {
+	return f.mooncakeMemory(cmd.Context(), dev, s, func(m *mooncake.Regions) error { return f.serveRegions(cmd, d, m) })
+}
+
+func (f *serveFlags) serveRegions(cmd *cobra.Command, d mooncake.Directory, m *mooncake.Regions) (err error) {
 	ctx := cmd.Context()
 	heard := make(chan mooncake.Notification)
 	s, err := mooncake.Serve(ctx, mooncake.ServerOptions{
@@ -100,6 +154,11 @@ func (f *serveFlags) serve(cmd *cobra.Command) (err error) {
 		defer cancel()
 		err = errors.Join(err, s.Close(ctx))
 	}()
+	stop, err := serveTransferMetrics(ctx, f.metricsAddr, func() transfer.Stats { return mooncakeStats(s) })
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, stop()) }()
 	seg := s.Segment()
 	out := cmd.OutOrStdout()
 	fmt.Fprintf(out, "segment %s: %d bytes at %#x, data on port %d; interrupt to end\n", seg.Name, seg.Buffers[0].Length, seg.Buffers[0].Addr, seg.DataPort)

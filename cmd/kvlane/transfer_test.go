@@ -271,7 +271,7 @@ func TestVerbsBenchTransfer(t *testing.T) {
 // A shell completes values of flags.
 func TestTransferCompletions(t *testing.T) {
 	for flag, want := range map[string]string{
-		"bench transfer --mode": "initiator\ntarget\n", "bench transfer --operation": "read\nwrite\n", "transfer serve --protocol": "mooncake\nauto\nnvlink\nshm\nrdma\ntcp\n", "transfer get --protocol": "mooncake\n", "transfer ls --metadata": "P2PHANDSHAKE\nhttp://\n",
+		"bench transfer --mode": "initiator\ntarget\n", "bench transfer --operation": "read\nwrite\n", "transfer serve --protocol": "mooncake\nauto\nnvlink\nshm\nrdma\ntcp\n", "transfer get --protocol": "mooncake\nauto\nnvlink\nshm\nrdma\ntcp\n", "transfer ls --metadata": "P2PHANDSHAKE\nhttp://\n",
 	} {
 		args := append(append([]string{"__complete"}, strings.Fields(flag)...), "")
 		if code, stdout, _ := execute(t, args...); code != exitOK || !strings.HasPrefix(stdout, want+":") {
@@ -366,7 +366,6 @@ func TestBenchTransferNative(t *testing.T) {
 	}{
 		{[]string{"--protocol", "ucx", "--segment", "127.0.0.1:1"}, "auto, nvlink, shm, rdma, tcp"},
 		{[]string{"--protocol", "tcp", "--nic", "mlx5_0", "--segment", "127.0.0.1:1"}, "--protocol auto or --protocol rdma"},
-		{[]string{"--use-vram", "--segment", "127.0.0.1:1"}, "--protocol auto"},
 		{[]string{"--protocol", "auto", "--metadata", "etcd://x", "--segment", "a"}, "--metadata"},
 	} {
 		if code, _, stderr := execute(t, append([]string{"bench", "transfer"}, c.args...)...); code != exitUsage || !strings.Contains(stderr, c.want) {

@@ -145,6 +145,28 @@ kvl_status kvl_stream_wait(kvl_engine engine, uint64_t stream, kvl_task task, in
   CALL(kvlGoStreamWait, engine, stream, task, what);
 }
 
+kvl_status kvl_open_allocator(const char *driver, int32_t device) { CALL(kvlGoOpenAllocator, (char *)driver, device); }
+
+void *kvl_torch_alloc(ssize_t size, int device, void *stream) {
+  uint64_t at = 0;
+  char *why = NULL;
+  (void)stream;
+  if (forked()) return NULL;
+  answer(kvlGoAllocate(device, size, &at, &why), why);
+  return (void *)(uintptr_t)at;
+}
+
+void kvl_torch_free(void *ptr, ssize_t size, int device, void *stream) {
+  char *why = NULL;
+  (void)size;
+  if (forked()) return;
+  answer(kvlGoDeallocate(device, (uint64_t)(uintptr_t)ptr, (uint64_t)(uintptr_t)stream, &why), why);
+}
+
+kvl_status kvl_allocator_stats(int32_t device, char *buffer, size_t *bytes) {
+  CALL(kvlGoAllocatorStats, device, buffer, bytes);
+}
+
 kvl_status kvl_stats(kvl_engine engine, char *buffer, size_t *bytes) { CALL(kvlGoStats, engine, buffer, bytes); }
 
 kvl_status kvl_notes(kvl_engine engine, char *buffer, size_t *bytes) { CALL(kvlGoNotes, engine, buffer, bytes); }

@@ -21,6 +21,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -242,6 +243,22 @@ kvl_status kvl_close_stream(kvl_stream stream, int64_t timeout_ms);
  */
 kvl_status kvl_copy(kvl_stream stream, kvl_memory to, const uint64_t *to_at, kvl_memory from, const uint64_t *from_at,
                     const uint64_t *bytes, size_t n, const kvl_after *after, int64_t timeout_ms, kvl_task *task);
+
+/*
+ * Device memory that other processes can import, by the best type of handle that works here: fabric, a file descriptor, or CUDA
+ * IPC. Whoever exports it asks CUDA for the handle. kvl_open_allocator finds out which type that is for a device of the driver
+ * "cuda", and says why none is; "sim" is for tests, whose memory nobody can touch. Where it was not called, kvl_torch_alloc
+ * does it for "cuda".
+ *
+ * kvl_torch_alloc and kvl_torch_free have the form that torch.cuda.memory.CUDAPluggableAllocator takes: a stream is a
+ * cudaStream_t, and zero the default stream. kvl_torch_alloc returns NULL for no bytes and where it fails, and kvl_error says
+ * why. kvl_torch_free waits until what is enqueued on the stream is done, for a minute at most: memory that the device may
+ * still use stays allocated. kvl_allocator_stats writes JSON as kvl_stats does: Handle, Allocations, Bytes, Kept.
+ */
+kvl_status kvl_open_allocator(const char *driver, int32_t device);
+void *kvl_torch_alloc(ssize_t size, int device, void *stream);
+void kvl_torch_free(void *ptr, ssize_t size, int device, void *stream);
+kvl_status kvl_allocator_stats(int32_t device, char *buffer, size_t *bytes);
 
 /*
  * kvl_stats and kvl_notes write JSON, ended by a zero byte, to a buffer of *bytes, and the length that it takes, with the zero,

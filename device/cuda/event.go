@@ -81,6 +81,7 @@ func (p *eventPool) len() int {
 type event struct {
 	dev    *Device
 	handle cuda.Event
+	lent   bool        // it is a shared event's
 	done   atomic.Bool // once done, an event stays so, whatever becomes of the device
 	closed atomic.Bool
 	due    atomic.Pointer[time.Time] // when it is expected to be done; nil: nobody said
@@ -249,5 +250,7 @@ func (e *event) Close() {
 		return
 	}
 	leak.Add(leak.Events, -1)
-	e.dev.events.put(e.handle)
+	if !e.lent {
+		e.dev.events.put(e.handle)
+	}
 }

@@ -191,8 +191,93 @@ func (f *fake) sharing(a *cuda.API) {
 		p, r := f.made("IPC mapping", f.enter("cuIpcOpenMemHandle_v2", contextRelaxed))
 		return cuda.DevicePtr(p), r
 	}
+	a.IPCGetEventHandle = func(e cuda.Event) ([cuda.HandleBytes]byte, cuda.Result) {
+		return [cuda.HandleBytes]byte{8, byte(e)}, f.enter("cuIpcGetEventHandle", contextRelaxed)
+	}
+	a.IPCOpenEventHandle = func(data *[cuda.HandleBytes]byte) (cuda.Event, cuda.Result) {
+		if data[0] != 8 {
+			return 0, cuda.ErrorUnknown
+		}
+		e, r := f.made("event", f.enter("cuIpcOpenEventHandle", contextRelaxed))
+		return cuda.Event(e), r
+	}
 	a.IPCCloseMemHandle = func(p cuda.DevicePtr) cuda.Result {
 		return f.gone("IPC mapping", uint64(p), f.enter("cuIpcCloseMemHandle", contextRelaxed))
+	}
+}
+
+// TestSharedEvent: what the event follows is waited for on the device, another process opens it, and when a driver call fails nothing is
+// left, and the next try works.
+func TestSharedEvent(t *testing.T) {
+	f := newFake(t)
+	d := concrete(t, f.open())
+	q, err := d.OpenQueue(device.QueueOptions{})
+	must(t, err)
+	work, err := q.Record()
+	must(t, err)
+	own, err := failing(t, f, d.NewSharedEvent)
+	must(t, err)
+	h, err := failing(t, f, own.Handle)
+	must(t, err)
+	if h.Type != device.HandleCUDAIPC || h.Data[0] != 8 || h.Device != fakeUUID {
+		t.Errorf("handle %+v", h)
+	}
+	other, err := failing(t, f, func() (device.SharedEvent, error) { return d.OpenSharedEvent(h) })
+	must(t, err)
+	_, err = failing(t, f, func() (any, error) { return nil, own.Follow(work) })
+	must(t, err)
+	there, err := other.Event()
+	must(t, err)
+	f.set(func() { f.calls = nil })
+	must(t, q.Wait(there))
+	if f.count("cuStreamWaitEvent") != 1 {
+		t.Errorf("calls %v", f.calls)
+	}
+	if _, err := other.Handle(); !errors.Is(err, errdefs.ErrInvalid) {
+		t.Errorf("a handle of another process's: %v", err)
+	}
+	if err := other.Follow(work); !errors.Is(err, errdefs.ErrInvalid) {
+		t.Errorf("another process's follows: %v", err)
+	}
+	if _, err := d.OpenSharedEvent(device.Handle{Type: device.HandleCUDAIPC}); !errors.Is(err, errdefs.ErrInvalid) {
+		t.Errorf("a handle of nothing: %v", err)
+	}
+	if _, err := d.OpenSharedEvent(device.Handle{Type: device.HandleMemFD}); !errors.Is(err, errdefs.ErrNotSupported) {
+		t.Errorf("a handle of another type: %v", err)
+	}
+	there.Close()
+	work.Close()
+	_, err = failing(t, f, func() (any, error) { return nil, other.Close(t.Context()) })
+	must(t, err)
+	for _, e := range []device.SharedEvent{other, own} {
+		must(t, errors.Join(e.Close(t.Context()), e.Close(t.Context())))
+		if _, err := e.Event(); !errors.Is(err, errdefs.ErrClosed) {
+			t.Errorf("an event of a closed one: %v", err)
+		}
+	}
+	must(t, q.Close(t.Context()))
+	must(t, d.Close())
+	if left := f.left(); left != nil {
+		t.Errorf("left: %v", left)
+	}
+	f.clean()
+}
+
+// failing calls do with each of its driver calls failing in turn, and then with none.
+func failing[T any](t *testing.T, f *fake, do func() (T, error)) (T, error) {
+	t.Helper()
+	for n := 0; ; n++ {
+		f.failNth(n, cuda.ErrorOutOfMemory)
+		v, err := do()
+		failed := f.failedCall()
+		f.failNth(-1, cuda.Success)
+		if failed == "" {
+			return v, err
+		}
+		if err == nil {
+			t.Errorf("%s failed, and nobody says so", failed)
+			return v, nil
+		}
 	}
 }
 

@@ -72,6 +72,8 @@ func Run(t *testing.T, open func(t *testing.T) device.Device) {
 		{"ShareMemory", testShareMemory},
 		{"ShareOutlives", testShareOutlives},
 		{"ShareRefuses", testShareRefuses},
+		{"ShareEvent", testShareEvent},
+		{"ShareEventRefuses", testShareEventRefuses},
 		{"ExportDMABuf", testExportDMABuf},
 		{"FlushRemoteWrites", testFlushRemoteWrites},
 		{"StorageMoves", testStorageMoves},

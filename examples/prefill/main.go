@@ -141,7 +141,7 @@ func decode(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, e.Close(ctx), server.Close(), there.Close()) }()
+	defer func() { err = errors.Join(err, e.Close(ctx), server.Close(ctx), there.Close()) }()
 	segment, err := e.Publish(ctx, "decode")
 	if err != nil {
 		return err

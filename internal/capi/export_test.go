@@ -4,6 +4,7 @@ import (
 	"reflect"
 
 	"github.com/kvlane/kvlane"
+	devices "github.com/kvlane/kvlane/device"
 )
 
 // Engine returns the engine of a handle.
@@ -43,4 +44,13 @@ func keysOf(path string, t reflect.Type) []string {
 		}
 	}
 	return keys
+}
+
+// AllocatorDevice returns the device of an allocator, which the test closes.
+func (l *Library) AllocatorDevice(index int) devices.Sharer {
+	d, ok := l.allocators.all[index].dev.(devices.Sharer)
+	if !ok {
+		panic("capi: the device of an allocator shares no memory")
+	}
+	return d
 }

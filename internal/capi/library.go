@@ -14,10 +14,11 @@ import (
 
 // Library holds engines, and what belongs to them, behind handles. Make it with New.
 type Library struct {
-	handles handles
-	past    context.Context // ended by errPending, before anything began
-	busy    context.Context // ended by errNotNow
-	refs    sync.Pool       // of *[]kvlane.Ref, which the store copies
+	handles    handles
+	allocators allocators
+	past       context.Context // ended by errPending, before anything began
+	busy       context.Context // ended by errNotNow
+	refs       sync.Pool       // of *[]kvlane.Ref, which the store copies
 }
 
 // errNotNow is the cause for calls that do not wait for their turn.

@@ -189,7 +189,7 @@ func (o *op) Finish(err error) (stream.Completion, error) {
 	// The ticket may be kept for long, and leads here as its driver: let the batch go.
 	o.work.At = describe.Cursor{}
 	o.carried.Store(nil)
-	o.origins = nil
+	o.origins.Release()
 	return c, err
 }
 

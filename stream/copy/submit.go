@@ -3,7 +3,6 @@ package copy
 import (
 	"context"
 	"fmt"
-	"slices"
 	"sync/atomic"
 
 	"github.com/kvlane/kvlane/device"
@@ -24,7 +23,7 @@ type op struct {
 	watched atomic.Bool                   // somebody waits without polling
 	told    int                           // page groups of which somebody was told that they have landed; of who completes
 	planned bool                          // request and choice are what the planner was asked and answered
-	origins []*mem.Origin                 // whose memory, of other processes, the batch touches
+	origins mem.Holds                     // of memory of other processes that the batch touches
 	// Used by whoever issues.
 	held  bool  // the device was told to wait for somebody else's event before it
 	paced bool  // a step after its first waited for its pace
@@ -48,6 +47,19 @@ func (s *Stream) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, erro
 
 func (s *Stream) submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, error) {
 	o := &op{stream: s}
+	t, err := s.accept(ctx, o, b)
+	if err != nil {
+		o.origins.Release()
+		return nil, err
+	}
+	if o.choice.Path != stream.PathNone {
+		s.last.Store(uint32(o.choice.Path))
+	}
+	return t, nil
+}
+
+// accept surveys b for o and submits it.
+func (s *Stream) accept(ctx context.Context, o *op, b *mem.Batch) (*stream.Ticket, error) {
 	shape, err := describe.Survey(b, o.reaches)
 	if err != nil {
 		return nil, err
@@ -60,32 +72,23 @@ func (s *Stream) submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, erro
 	t, err := s.life.Submit(ctx, o, &o.Batch, b.After)
 	if err != nil {
 		s.ahead.Add(-int64(o.choice.Predicted))
-		return nil, err
 	}
-	if o.choice.Path != stream.PathNone {
-		s.last.Store(uint32(o.choice.Path))
-	}
-	return t, nil
+	return t, err
 }
 
-// reaches returns why the stream's device cannot address r, or nil, and notes whose memory that is.
+// reaches returns why the stream's device cannot address r, or nil, and holds it if it is another process's.
 func (o *op) reaches(r *mem.Region) error {
 	if err := o.stream.reaches(r); err != nil {
 		return err
 	}
-	if from := r.Origin(); from != nil && !slices.Contains(o.origins, from) {
-		o.origins = append(o.origins, from)
-	}
-	return nil
+	return o.origins.Add(r)
 }
 
 // live returns ErrLost if memory of other processes that the batch touches is lost by now. What was copied before it is asked, and
 // found live, went where it should.
 func (o *op) live() error {
-	for _, from := range o.origins {
-		if err := from.Check(); err != nil {
-			return o.failure(err)
-		}
+	if err := o.origins.Check(); err != nil {
+		return o.failure(err)
 	}
 	return nil
 }

@@ -23,6 +23,7 @@ type batch struct {
 	bytes  int64
 	pieces int
 	files  []*File
+	holds  mem.Holds // of memory of other processes
 	cut    cutter
 	by     choice
 	ctx    context.Context // ends when no more is to be issued: cancelled, or failed
@@ -54,9 +55,7 @@ func (b *batch) run() {
 	}
 	completion := b.completion(err)
 	b.cancel(nil)
-	for _, f := range b.files {
-		f.drop()
-	}
+	b.dropFiles()
 	if err != nil {
 		err = fmt.Errorf("batch %d: %w", b.ticket.ID(), err)
 	}
@@ -140,9 +139,13 @@ func (b *batch) completion(err error) stream.Completion {
 	return c
 }
 
-// holdFiles keeps the files of the pieces open.
+// holdFiles keeps the files of the pieces open, and holds their memory.
 func (b *batch) holdFiles() error {
 	for i := range b.cut.pieces {
+		if err := b.holds.Add(b.cut.pieces[i].mem.Region); err != nil {
+			b.dropFiles()
+			return err
+		}
 		f := b.cut.pieces[i].file
 		if n := len(b.files); n > 0 && b.files[n-1] == f { // the pieces of a file are in a row
 			continue
@@ -161,4 +164,5 @@ func (b *batch) dropFiles() {
 		f.drop()
 	}
 	b.files = nil
+	b.holds.Release()
 }

@@ -16,8 +16,9 @@ type manifest struct {
 	regions []*mem.Region
 	base    []uint64 // by region: the address of its first byte in requests
 	// keys and held have one element for each region and NIC.
-	keys []key
-	held []*registry.Memory
+	keys    []key
+	held    []*registry.Memory
+	origins mem.Holds // of those that are another process's
 	// planes are those of a Paged, in order, and groups where those of each group end.
 	planes []plane
 	groups []int
@@ -79,6 +80,7 @@ func (m *manifest) release() {
 	for _, h := range m.held {
 		h.Release()
 	}
+	m.origins.Release()
 	m.reset()
 }
 
@@ -92,6 +94,9 @@ func (s *Stream) add(m *manifest, r *mem.Region) (int32, error) {
 	}
 	if r.Kind() == mem.KindFile {
 		return 0, fmt.Errorf("no NIC reaches the %s: %w", r, errdefs.ErrInvalid)
+	}
+	if err := m.origins.Add(r); err != nil {
+		return 0, err
 	}
 	e := mem.All(r)
 	for n, l := range s.rails {

@@ -70,6 +70,11 @@ func (m *Mover) Moves(r *mem.Region) error {
 // Send writes the bytes of the extents to w, one after another. When it returns nothing touches the memory any more; ctx ends waits for
 // the device, and who ends those for w is its deadline. Whatever the error, w may have got less than all.
 func (m *Mover) Send(ctx context.Context, w io.Writer, list []mem.Extent) error {
+	holds, err := hold(list)
+	if err != nil {
+		return fmt.Errorf("send memory: %w", err)
+	}
+	defer holds.Release()
 	for len(list) > 0 {
 		if err := ctx.Err(); err != nil {
 			return fmt.Errorf("send memory: %w", context.Cause(ctx))
@@ -93,6 +98,11 @@ func (m *Mover) Send(ctx context.Context, w io.Writer, list []mem.Extent) error 
 // Receive fills the extents with what r has, one after another. When it returns nothing touches the memory any more, and if it returns
 // nil every byte is where it belongs. ctx is as for Send.
 func (m *Mover) Receive(ctx context.Context, r io.Reader, list []mem.Extent) error {
+	holds, err := hold(list)
+	if err != nil {
+		return fmt.Errorf("receive into memory: %w", err)
+	}
+	defer holds.Release()
 	for len(list) > 0 {
 		if err := ctx.Err(); err != nil {
 			return fmt.Errorf("receive into memory: %w", context.Cause(ctx))
@@ -111,6 +121,17 @@ func (m *Mover) Receive(ctx context.Context, r io.Reader, list []mem.Extent) err
 		list = list[n:]
 	}
 	return nil
+}
+
+// hold holds the memory of other processes in the list.
+func hold(list []mem.Extent) (holds mem.Holds, err error) {
+	for i := range list {
+		if err := holds.Add(list[i].Region); err != nil {
+			holds.Release()
+			return nil, err
+		}
+	}
+	return holds, nil
 }
 
 // staged returns how many extents from the first on the CPU does not reach.

@@ -51,17 +51,30 @@ func NewRegions(m *memory.Mover) *Regions {
 	return &Regions{table: memory.NewTable(m)}
 }
 
-// Add registers a region under a name that peers see, at the address by which the CPU reaches it, or else its device. It must stay until
+// Address is by what a registered region is named: the address by which the CPU reaches it, or else its device.
+func Address(r *mem.Region) uint64 {
+	if r.Bytes() != nil {
+		return uint64(r.CPU())
+	}
+	return uint64(r.Dev())
+}
+
+// Location is what memory is called in the protocol: "cpu:0", or "cuda:" and the number of the device that has it.
+func Location(r *mem.Region) string {
+	if r.Kind() == mem.KindDevice {
+		return fmt.Sprintf("cuda:%d", r.Device())
+	}
+	return "cpu:0"
+}
+
+// Add registers a region under a name that peers see, at its Address. It must stay until
 // Remove has returned nil. Errors: ErrInvalid and ErrNotSupported for what is no memory or cannot be moved; ErrExists for what overlaps
 // what is registered.
 func (m *Regions) Add(name string, r *mem.Region) error {
 	if r == nil {
 		return fmt.Errorf("register memory: there is none: %w", errdefs.ErrInvalid)
 	}
-	at := uint64(r.CPU())
-	if r.Bytes() == nil {
-		at = uint64(r.Dev())
-	}
+	at := Address(r)
 	b := Buffer{Name: name, Addr: at, Length: uint64(r.Len())}
 	if err := b.validate(); err != nil {
 		return fmt.Errorf("register %s: %w", r, err)

@@ -48,10 +48,20 @@ func (s *symbols) bindIPC(a *API) {
 	a.IPCOpenMemHandle = func(data *[HandleBytes]byte) (DevicePtr, Result) {
 		f := s.get()
 		defer s.put(f)
-		r := f.openIPC(open, data)
+		r := f.openIPC(open, data, ipcLazyPeerAccess)
 		return DevicePtr(f.out[0]), r
 	}
 	a.IPCCloseMemHandle = func(p DevicePtr) Result { return s.do(closeFn, uintptr(p)) }
+	getEvent, openEvent := s.Need("cuIpcGetEventHandle"), s.Need("cuIpcOpenEventHandle")
+	a.IPCGetEventHandle = func(e Event) ([HandleBytes]byte, Result) {
+		return s.handle(func(f *frame, data uintptr) Result { return f.call(getEvent, data, uintptr(e)) })
+	}
+	a.IPCOpenEventHandle = func(data *[HandleBytes]byte) (Event, Result) {
+		f := s.get()
+		defer s.put(f)
+		r := f.openIPC(openEvent, data, 0) // which has no third parameter
+		return Event(f.out[0]), r
+	}
 }
 
 // handle calls a function that writes a handle.
@@ -63,12 +73,12 @@ func (s *symbols) handle(call func(f *frame, data uintptr) Result) ([HandleBytes
 	return *data, r
 }
 
-// openIPC calls cuIpcOpenMemHandle, whose second parameter is a structure of 64 bytes by value. On amd64 such a one is on the stack, where
+// openIPC calls a function whose second parameter, behind where it puts its answer, is a structure of 64 bytes by value. On amd64 such a one is on the stack, where
 // integers behind the sixth are, and the parameters beside it are in the registers; on arm64 its address takes its place.
-func (f *frame) openIPC(fn uintptr, data *[HandleBytes]byte) Result {
+func (f *frame) openIPC(fn uintptr, data *[HandleBytes]byte, flags uintptr) Result {
 	if runtime.GOARCH != "amd64" {
-		return f.call(fn, f.outPtr(0), f.pin(0, unsafe.Pointer(data)), ipcLazyPeerAccess)
+		return f.call(fn, f.outPtr(0), f.pin(0, unsafe.Pointer(data)), flags)
 	}
 	w := (*[HandleBytes / 8]uintptr)(unsafe.Pointer(data))
-	return f.call(fn, f.outPtr(0), ipcLazyPeerAccess, 0, 0, 0, 0, w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7])
+	return f.call(fn, f.outPtr(0), flags, 0, 0, 0, 0, w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7])
 }

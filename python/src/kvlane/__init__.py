@@ -1,11 +1,13 @@
 """kvlane: a store of KV cache within the process of an inference engine.
 
 Store opens it, PagedCache names an engine's tensors, and a request is Store.lease, Store.load and Store.dump. Stream copies
-what is no block between Regions. kvlane.transformers has a cache for generate(). The library is loaded at the first call,
-and errors are exceptions of one hierarchy, kvlane.Error.
+what is no block between Regions, and torch_allocator makes tensors' memory that other processes can import.
+kvlane.transformers has a cache for generate(). The library is loaded at the first call, and errors are exceptions of one
+hierarchy, kvlane.Error.
 """
 
 from ._version import __version__
+from .allocator import allocator_stats, torch_allocator
 from .errors import (
     Broken,
     Busy,
@@ -70,5 +72,7 @@ __all__ = [
     "Task",
     "Timeout",
     "__version__",
+    "allocator_stats",
     "hash_tokens",
+    "torch_allocator",
 ]

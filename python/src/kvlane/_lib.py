@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes as c
+import json
 import os
 import threading
 from pathlib import Path
@@ -82,6 +83,8 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "open_stream": (_handle, _out),
     "close_stream": (_handle, _ms),
     "copy": (_handle, _handle, _bytes, _handle, _bytes, _bytes, _n, c.POINTER(After), _ms, _out),
+    "open_allocator": (c.c_char_p, c.c_int32),
+    "allocator_stats": (c.c_int32, _bytes, c.POINTER(_n)),
     "stats": (_handle, _bytes, c.POINTER(_n)),
     "notes": (_handle, _bytes, c.POINTER(_n)),
     "report_slowdown": (_handle, c.c_double),
@@ -140,6 +143,17 @@ class Library:
         """Calls kvl_<name>, and raises unless it returns KVL_OK."""
         if status := self.status(name, *args):
             raise self.error(status)
+
+    def json(self, name: str, handle: int) -> Any:
+        """What kvl_<name> writes of a handle."""
+        size = c.c_size_t(1 << 12)
+        while True:
+            buffer = c.create_string_buffer(size.value)
+            status = self.status(name, handle, buffer, c.byref(size))
+            if status == Status.OK:
+                return json.loads(buffer.value)
+            if status != Status.NO_SPACE:
+                raise self.error(status)
 
 
 _lock = threading.Lock()

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _lib, errors
-from .errors import Status
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -153,14 +152,7 @@ class Manager:
 
     def stats(self) -> dict[str, Any]:
         """What it has done so far."""
-        size = c.c_size_t(1 << 12)
-        while True:
-            buffer = c.create_string_buffer(size.value)
-            status = self._lib.status("manager_stats", self._handle, buffer, c.byref(size))
-            if status == Status.OK:
-                return dict(json.loads(buffer.value))
-            if status != Status.NO_SPACE:
-                raise self._lib.error(status)
+        return dict(self._lib.json("manager_stats", self._handle))
 
     def close(self, timeout: float | None = None) -> None:
         """Refuses new jobs, and closes. Busy while jobs have not ended: then it may be called again."""

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from . import _lib, errors
-from .errors import Status
 from .keys import Keys, hash_tokens, page_numbers
 from .task import Dump, Load, after_of, stream_of
 
@@ -203,21 +202,11 @@ class Store:
 
     def stats(self) -> dict[str, Any]:
         """What the store has done so far."""
-        return dict(self._json("stats"))
+        return dict(self._lib.json("stats", self._handle))
 
     def notes(self) -> list[Any]:
         """What the user should know of how the store was opened: fallbacks, and why."""
-        return list(self._json("notes"))
-
-    def _json(self, name: str) -> Any:
-        size = c.c_size_t(1 << 14)
-        while True:
-            buffer = c.create_string_buffer(size.value)
-            status = self._lib.status(name, self._handle, buffer, c.byref(size))
-            if status == Status.OK:
-                return json.loads(buffer.value)
-            if status != Status.NO_SPACE:
-                raise self._lib.error(status)
+        return list(self._lib.json("notes", self._handle))
 
     def report_slowdown(self, percent: float) -> None:
         """Tells by how many percent the program's own work takes longer than without copies beside it."""

@@ -1,0 +1,105 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	engine "github.com/kvlane/kvlane/transfer"
+)
+
+// Memory of a device goes by Mooncake's protocol as the host's does, at either side.
+func TestTransferMooncakeDeviceMemory(t *testing.T) {
+	p, segment := serveSegment(t, "transfer", "serve", "--name", "127.0.0.1:0", "--buffer-size", "1MiB", "--use-vram", "--device", "sim")
+	if code, stdout, stderr := execute(t, "transfer", "ls", segment); code != exitOK || !strings.Contains(stdout, "cuda:0") {
+		t.Errorf("exit code %d: %s%s", code, stdout, stderr)
+	}
+	if code, stdout, stderr := execute(t, "transfer", "get", segment, "-"); code != exitOK || stdout != strings.Repeat("\x00", 1<<20) {
+		t.Errorf("exit code %d, %d bytes: %s", code, len(stdout), stderr)
+	}
+	for _, op := range []string{"read", "write"} {
+		code, _, stderr := execute(t, "bench", "transfer", "--segment", segment, "--operation", op, "--block-size", "4KiB", "--batch-size", "4", "--threads", "2",
+			"--duration", "1ms", "--buffer-size", "1MiB", "--check", "--use-vram", "--device", "sim")
+		if code != exitOK {
+			t.Errorf("%s: exit code %d: %s", op, code, stderr)
+		}
+	}
+	if code, rest := p.stop(); code != exitOK || !strings.Contains(rest, " 0 rejected, 0 failed") {
+		t.Errorf("exit code %d: %s", code, rest)
+	}
+}
+
+// Charts are drawn of what was measured.
+func TestBenchTransferCharts(t *testing.T) {
+	p := interruptible(t, "bench", "transfer", "--mode", "target", "--protocol", "auto", "--name", "127.0.0.1:0", "--buffer-size", "1MiB")
+	segment, _, _ := strings.Cut(p.word(t, "segment "), ": ")
+	dir := filepath.Join(t.TempDir(), "charts")
+	code, _, stderr := execute(t, "bench", "transfer", "--segment", segment, "--protocol", "auto", "--block-size", "4KiB,16KiB", "--batch-size", "1,4", "--threads", "2",
+		"--duration", "1ms", "--buffer-size", "1MiB", "--charts", dir)
+	if code != exitOK || !strings.Contains(stderr, "4 charts are in") {
+		t.Errorf("exit code %d: %s", code, stderr)
+	}
+	if files, err := os.ReadDir(dir); err != nil || len(files) != 4 {
+		t.Errorf("%v, %v", files, err)
+	}
+}
+
+// Segments of kvlane's own are read, written and asked by hand as Mooncake's are, by each path that there is, at an address and by a
+// metadata server.
+func TestTransferNativeByHand(t *testing.T) {
+	server := interruptible(t, "transfer", "metadata", "--listen", "127.0.0.1:0")
+	uri, _, _ := strings.Cut(server.word(t, "metadata "), ";")
+	file := filepath.Join(t.TempDir(), "f")
+	want := bytes.Repeat([]byte("0123456789"), 5000)
+	if err := os.WriteFile(file, want, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, where := range map[string][]string{"127.0.0.1:0": nil, "kv": {"--metadata", uri}} {
+		p := interruptible(t, append([]string{"transfer", "serve", "--protocol", "auto", "--name", name, "--buffer-size", "1MiB"}, where...)...)
+		segment, _, _ := strings.Cut(p.word(t, "segment "), ": ")
+		do := func(args ...string) string {
+			t.Helper()
+			code, stdout, stderr := execute(t, append(append([]string{"transfer"}, args...), where...)...)
+			if code != exitOK {
+				t.Errorf("%v: exit code %d: %s", args, code, stderr)
+			}
+			return stdout
+		}
+		for _, protocol := range []string{"auto", "shm", "tcp"} {
+			do("put", segment, file, "--protocol", protocol, "--offset", "100", "--notify", "it is there by "+protocol)
+			if line := p.word(t, "notification for "); !strings.Contains(line, "it is there by "+protocol) {
+				t.Errorf("%q", line)
+			}
+			if got := do("get", segment, "-", "--protocol", protocol, "--offset", "100", "--length", "50000"); got != string(want) {
+				t.Errorf("%s: %d bytes are read", protocol, len(got))
+			}
+		}
+		var d engine.Description
+		if err := json.Unmarshal([]byte(do("ls", segment, "--protocol", "auto", "--json")), &d); err != nil || len(d.Buffers) != 1 || d.Buffers[0].Length != 1<<20 {
+			t.Errorf("%v, %+v", err, d)
+		}
+		if got := do("ls", segment, "--protocol", "auto"); !strings.Contains(got, "memfd") {
+			t.Errorf("%s", got)
+		}
+		if got := do("probe", segment, "--protocol", "auto"); !strings.Contains(got, "answered in") {
+			t.Errorf("%s", got)
+		}
+		for _, wrong := range [][]string{
+			{"put", segment, file, "--protocol", "tape"},
+			{"get", segment, "-", "--protocol", "tcp", "--buffer", "1"},
+			{"get", segment, "-", "--protocol", "tcp", "--offset", "1MiB"},
+			{"ls", segment, "--protocol", "tcp", "--cluster", "c"},
+		} {
+			if code, _, stderr := execute(t, append(append([]string{"transfer"}, wrong...), where...)...); code != exitUsage {
+				t.Errorf("%v: exit code %d: %s", wrong, code, stderr)
+			}
+		}
+		if code, _, stderr := execute(t, append([]string{"transfer", "get", segment, "-", "--protocol", "nvlink"}, where...)...); code != exitFailure || !strings.Contains(stderr, "nvlink") {
+			t.Errorf("by NVLink: exit code %d: %s", code, stderr)
+		}
+		p.stop()
+	}
+}

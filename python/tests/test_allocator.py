@@ -1,0 +1,56 @@
+"""The allocator in the form that PyTorch plugs in, called as PyTorch does, on a simulated device."""
+
+from __future__ import annotations
+
+import ctypes as c
+import sys
+import types
+from typing import Any
+
+import pytest
+
+import kvlane
+
+
+class Plugged:
+    """What PyTorch makes of an allocator: it loads the library and looks the functions up."""
+
+    def __init__(self, path: str, alloc: str, free: str) -> None:
+        lib = c.CDLL(path)
+        self.alloc, self.free = getattr(lib, alloc), getattr(lib, free)
+        self.alloc.argtypes, self.alloc.restype = (c.c_ssize_t, c.c_int, c.c_void_p), c.c_void_p
+        self.free.argtypes, self.free.restype = (c.c_void_p, c.c_ssize_t, c.c_int, c.c_void_p), None
+
+
+def test_memory_comes_and_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory: Any = types.ModuleType("torch.cuda.memory")
+    memory.CUDAPluggableAllocator = Plugged
+    for name, module in (("torch", types.ModuleType("torch")), ("torch.cuda", types.ModuleType("torch.cuda"))):
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setitem(sys.modules, "torch.cuda.memory", memory)
+    a = kvlane.torch_allocator(driver="sim")
+    before = kvlane.allocator_stats()
+    places = [a.alloc(n, 0, None) for n in (1, 4096, 1 << 20)]
+    assert all(places)
+    assert len(set(places)) == len(places)
+    now = kvlane.allocator_stats()
+    assert now["Allocations"] - before["Allocations"] == len(places)
+    assert now["Bytes"] - before["Bytes"] == 1 + 4096 + (1 << 20)
+    assert now["Handle"] == "memfd"
+    assert a.alloc(0, 0, None) is None
+    assert a.alloc(1 << 62, 0, None) is None
+    a.free(places[0], 1, 0, 12345)  # no stream
+    assert kvlane.allocator_stats()["Kept"] == before["Kept"] + 1
+    for p in places:
+        a.free(p, 0, 0, None)
+    a.free(None, 0, 0, None)
+    assert kvlane.allocator_stats()["Allocations"] == before["Allocations"]
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(kvlane.Error, match="tape"):
+        kvlane.torch_allocator(7, driver="tape")
+    with pytest.raises(kvlane.Error):
+        kvlane.torch_allocator(7, driver="sim")  # there is one simulated device
+    with pytest.raises(kvlane.NotFound):
+        kvlane.allocator_stats(7)

@@ -1,0 +1,97 @@
+package share_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/share"
+	"github.com/kvlane/kvlane/stream"
+	streamcopy "github.com/kvlane/kvlane/stream/copy"
+)
+
+// holds fails the test unless withdrawing e ends with its time, and says that the process of that number may still write.
+func holds(t *testing.T, e *share.Export, pid int) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	err := e.Close(ctx)
+	if !errors.Is(err, errdefs.ErrBusy) || !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("withdraw while process %d may still write: %v", pid, err)
+	}
+	if want := "process " + strconv.Itoa(pid) + " may still touch"; !strings.Contains(err.Error(), want) {
+		t.Errorf("%q does not say %q", err, want)
+	}
+}
+
+// TestDefectWithdrawnMemoryIsWrittenLater: memory is withdrawn when the copy of an importer that is under way has ended, and not before: who
+// reused it would find the importer's bytes there. What begins later does not begin.
+func TestDefectWithdrawnMemoryIsWrittenLater(t *testing.T) {
+	const n = 64 << 10
+	exporter := simDevice(t, sim.Options{})
+	e, r := exported(t, serve(t, share.Options{}), exporter, n)
+	must(t, fill(exporter, r, 1))
+	faults := fault.New(1, fault.Nth(sim.OpWork, 0).Stall())
+	dev := simDevice(t, sim.Options{Index: 1, Faults: faults})
+	i := take(t, importer(t, dev), e.Descriptor())
+	local, err := dev.Alloc(n, device.AllocOptions{})
+	must(t, err)
+	s := openStream(t, dev, streamcopy.Options{Path: stream.PathCopyEngine})
+	batch := &mem.Batch{Dst: []mem.Extent{mem.All(i.Region())}, Src: []mem.Extent{mem.All(local)}}
+	ticket, err := s.Submit(t.Context(), batch)
+	must(t, err)
+	must(t, faults.Await(t.Context(), 1))
+	holds(t, e, os.Getpid())
+	lost(t, i)
+	if _, err := s.Submit(t.Context(), batch); !errors.Is(err, errdefs.ErrLost) {
+		t.Errorf("a copy to withdrawn memory begins: %v", err)
+	}
+	if err := i.Region().Origin().Hold(); !errors.Is(err, errdefs.ErrLost) {
+		t.Errorf("withdrawn memory is held: %v", err)
+	}
+	if err := i.Close(); !errors.Is(err, errdefs.ErrBusy) {
+		t.Errorf("close an import that is copied to: %v", err)
+	}
+	faults.Release()
+	must(t, withdraw(e))
+	must(t, fill(exporter, r, 2))
+	if err := wait(t, ticket); !errors.Is(err, errdefs.ErrLost) {
+		t.Errorf("a copy that ended after the withdrawal: %v", err)
+	}
+	must(t, check(exporter, r, 2))
+	must(t, errors.Join(dev.Free(local), i.Close(), withdraw(e)))
+}
+
+// TestWithdrawalOfWhoDies: an importer that dies touches nothing any more, whether it is killed before the withdrawal or while that waits.
+// One that ends its connection and says nothing may, as long as it lives.
+func TestWithdrawalOfWhoDies(t *testing.T) {
+	s := serve(t, share.Options{})
+	dev := simDevice(t, sim.Options{})
+	for _, role := range []string{"import", "hang-up"} {
+		e, _ := exported(t, s, dev, 4096)
+		line, err := json.Marshal(e.Descriptor())
+		must(t, err)
+		other := start(t, role)
+		_, err = fmt.Fprintf(other.in, "%s\n", line)
+		must(t, err)
+		if got := other.line(); got != "<nil>" {
+			t.Fatal(got)
+		}
+		if role == "hang-up" {
+			holds(t, e, other.cmd.Process.Pid)
+		}
+		other.kill()
+		must(t, withdraw(e))
+	}
+}

@@ -1,0 +1,62 @@
+package telemetry
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/kvlane/kvlane/transfer"
+)
+
+const labelOutcome = "outcome"
+
+// SetTransfer makes stats the source of the metrics of a transfer engine; nil takes it away.
+func (m *Metrics) SetTransfer(stats func() transfer.Stats) {
+	m.collect.mu.Lock()
+	defer m.collect.mu.Unlock()
+	m.collect.transfer = stats
+}
+
+// transferFamilies are read from a transfer engine's own figures.
+var transferFamilies = []family[*transfer.Stats]{
+	transferGauge("kvlane_transfer_segments", "segments", "Segments that are offered.", func(s *transfer.Stats) int64 { return int64(s.Segments) }),
+	transferGauge("kvlane_transfer_connections", "connections", "Connections that others have to the engine.", func(s *transfer.Stats) int64 { return int64(s.Connections) }),
+	transferCounter("kvlane_transfer_requests_total", "requests", "Requests that were served.", func(s *transfer.Stats) int64 { return s.Requests }),
+	transferCounter("kvlane_transfer_refused_requests_total", "requests", "Requests that were refused.", func(s *transfer.Stats) int64 { return s.Refused }),
+	transferCounter("kvlane_transfer_malformed_connections_total", "connections", "Connections that made no sense.", func(s *transfer.Stats) int64 { return s.Malformed }),
+	transferCounter("kvlane_transfer_written_bytes_total", "bytes", "Bytes that others have written here over connections.", func(s *transfer.Stats) int64 { return s.BytesIn }),
+	transferCounter("kvlane_transfer_read_bytes_total", "bytes", "Bytes that others have read here over connections.", func(s *transfer.Stats) int64 { return s.BytesOut }),
+	transferGauge("kvlane_transfer_batches", "batches", "Batches of the engine's own that have not ended.", func(s *transfer.Stats) int64 { return int64(s.Batches) }),
+	{
+		Metric{"kvlane_transfer_carried_bytes_total", "bytes", Counter, "Bytes that the engine's own batches have read and written.", []string{labelPath}},
+		func(s *transfer.Stats, out emit) {
+			for _, p := range s.Paths {
+				out(float64(p.Bytes), p.Path.String())
+			}
+		},
+	},
+	{
+		Metric{"kvlane_transfer_tasks_total", "tasks", Counter, "Tasks of those batches that have ended, by the path of their last bytes.", []string{labelPath, labelOutcome}},
+		func(s *transfer.Stats, out emit) {
+			for _, p := range s.Paths {
+				for _, status := range slices.Sorted(maps.Keys(p.Tasks)) {
+					out(float64(p.Tasks[status]), p.Path.String(), status.String())
+				}
+			}
+		},
+	},
+	transferCounter("kvlane_transfer_fallbacks_total", "parts", "Parts of batches that a path was expected to carry, and another one did.", func(s *transfer.Stats) int64 { return s.Fallbacks }),
+	transferCounter("kvlane_transfer_retries_total", "parts", "Parts of batches that went another time.", func(s *transfer.Stats) int64 { return s.Retries }),
+	transferCounter("kvlane_transfer_fences_total", "connections", "Connections that died and were fenced at their target.", func(s *transfer.Stats) int64 { return s.Fences }),
+	transferCounter("kvlane_transfer_reconnects_total", "connections", "Connections to other engines that were made again after one had died.", func(s *transfer.Stats) int64 { return s.Reconnects }),
+	transferGauge("kvlane_transfer_metadata_failing", "1", "1 while leases could not be renewed.", func(s *transfer.Stats) int64 { return flag(s.Metadata != nil) }),
+}
+
+func transferCounter(name, unit, help string, read func(*transfer.Stats) int64) family[*transfer.Stats] {
+	return family[*transfer.Stats]{Metric{Name: name, Unit: unit, Type: Counter, Help: help}, func(s *transfer.Stats, out emit) { out(float64(read(s))) }}
+}
+
+func transferGauge(name, unit, help string, read func(*transfer.Stats) int64) family[*transfer.Stats] {
+	f := transferCounter(name, unit, help, read)
+	f.Type = Gauge
+	return f
+}

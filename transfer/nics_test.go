@@ -51,19 +51,19 @@ func faultyNICs(tb testing.TB, plan *fault.Plan, depth, sges int, names ...strin
 	return n
 }
 
-// Environment variables: the NICs that tests may use, by commas, and the one of a process that plays the target.
+// Environment variables, of names by commas: the NICs that tests may use, and those of a process that plays the target.
 const (
 	verbsNamesEnv = "KVLANE_VERBS_DEVICES"
-	nicEnv        = "KVLANE_TRANSFER_NIC"
+	nicEnv        = "KVLANE_TRANSFER_NICS"
 )
 
-func verbsNames() []string {
-	return strings.FieldsFunc(os.Getenv(verbsNamesEnv), func(r rune) bool { return r == ',' })
+func namesIn(env string) []string {
+	return strings.FieldsFunc(os.Getenv(env), func(r rune) bool { return r == ',' })
 }
 
-// openVerbs opens the machine's NIC of that name.
-func openVerbs(name string) (*gdr.NICs, *rail.NICs, error) {
-	n, err := gdr.Open(nil, gdr.Config{NICs: []string{name}}, nil)
+// openVerbs opens the machine's NICs of these names.
+func openVerbs(names []string) (*gdr.NICs, *rail.NICs, error) {
+	n, err := gdr.Open(nil, gdr.Config{NICs: names}, nil)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -76,11 +76,11 @@ func openVerbs(name string) (*gdr.NICs, *rail.NICs, error) {
 
 // targetNICs returns those of a process that plays the target, nil mostly, and what closes them.
 func targetNICs() (*rail.NICs, func() error, error) {
-	name := os.Getenv(nicEnv)
-	if name == "" {
+	names := namesIn(nicEnv)
+	if len(names) == 0 {
 		return nil, func() error { return nil }, nil
 	}
-	n, nics, err := openVerbs(name)
+	n, nics, err := openVerbs(names)
 	if err != nil {
 		return nil, nil, err
 	}

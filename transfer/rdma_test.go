@@ -46,6 +46,20 @@ func wantPath(t *testing.T, b *Batch, path Path, fellBack bool) {
 	}
 }
 
+// queues returns how many queue pairs there are to the segment, by the NICs of both sides.
+func (p *pair) queues() map[rails]int {
+	by := make(map[rails]int)
+	peer := p.remote.p
+	peer.mu.Lock()
+	defer peer.mu.Unlock()
+	for _, l := range peer.lanes {
+		if l.to == p.remote {
+			by[l.by]++
+		}
+	}
+	return by
+}
+
 // TestRDMANICs: several queue pairs go by all NICs of both sides, and few requests a queue, of few pieces, do as well.
 func TestRDMANICs(t *testing.T) {
 	const n = 1 << 20
@@ -60,14 +74,7 @@ func TestRDMANICs(t *testing.T) {
 	for i := range tasks {
 		same(t, "written", there.Bytes()[tasks[i].Offset:][:1000], tasks[i].Local.Bytes())
 	}
-	by := make(map[rails]int)
-	peer := p.remote.p
-	peer.mu.Lock()
-	for _, l := range peer.lanes {
-		by[l.by]++
-	}
-	peer.mu.Unlock()
-	if len(by) != 3 || by[rails{0, 0}] != 2 || by[rails{2, 2}] != 1 {
+	if by := p.queues(); len(by) != 3 || by[rails{0, 0}] != 2 || by[rails{2, 2}] != 1 {
 		t.Errorf("queue pairs by NICs: %v", by)
 	}
 	if d := p.remote.Describe(); len(d.NICs) != 3 || len(d.Buffers[0].Keys) != 3 {

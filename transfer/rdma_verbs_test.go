@@ -19,16 +19,12 @@ import (
 )
 
 // The tests of this file run on the NICs of this machine, tools/rxe/run's for example: this process has the first, its peer, which is another
-// one, the second. Both open them by gdr, as the commands do.
+// one, the second, or each has both. They open them by gdr, as the commands do.
 
-// verbsNICs returns the machine's NIC of an index, or skips the test where it has none.
-func verbsNICs(t *testing.T, index int) *rail.NICs {
+// verbsNICs returns some of the machine's NICs, or skips the test where there are not two.
+func verbsNICs(t *testing.T, names []string) *rail.NICs {
 	t.Helper()
-	names := verbsNames()
-	if len(names) < 2 {
-		testkit.Skip(t, "verbs", verbsNamesEnv+" names no two NICs")
-	}
-	n, nics, err := openVerbs(names[index])
+	n, nics, err := openVerbs(names)
 	if errors.Is(err, errdefs.ErrNotSupported) {
 		testkit.Skip(t, "verbs", err.Error())
 	}
@@ -40,9 +36,25 @@ func verbsNICs(t *testing.T, index int) *rail.NICs {
 // verbsPair is a target in another process, and this one's engine with registered memory of n bytes, which is as long as the target's.
 func verbsPair(t *testing.T, o Options, n int64) (p *pair, target *targetProcess, here *mem.Region) {
 	t.Helper()
-	o.NICs = verbsNICs(t, 0)
+	one, two := verbsNames(t)
+	return verbsPairBy(t, o, n, []string{one}, []string{two})
+}
+
+// verbsNames returns the names of two NICs, or skips the test where there are not so many.
+func verbsNames(t *testing.T) (one, two string) {
+	t.Helper()
+	names := namesIn(verbsNamesEnv)
+	if len(names) < 2 {
+		testkit.Skip(t, "verbs", verbsNamesEnv+" names no two NICs")
+	}
+	return names[0], names[1]
+}
+
+func verbsPairBy(t *testing.T, o Options, n int64, ours, theirs []string) (p *pair, target *targetProcess, here *mem.Region) {
+	t.Helper()
+	o.NICs = verbsNICs(t, ours)
 	here = host(t, n)
-	t.Setenv(nicEnv, verbsNames()[1])
+	t.Setenv(nicEnv, strings.Join(theirs, ","))
 	target, err := startTarget(n, t.TempDir()+"/s")
 	must(t, err)
 	t.Cleanup(target.kill)
@@ -65,9 +77,15 @@ func (p *pair) there(t *testing.T, n int64) []byte {
 // TestVerbsTwoProcesses: bytes go both ways between two processes by their NICs, in one piece and scattered, over several queue pairs, while
 // packets are lost or not.
 func TestVerbsTwoProcesses(t *testing.T) {
+	one, two := verbsNames(t)
+	t.Run("one NIC", func(t *testing.T) { verbsMove(t, []string{one}, []string{two}) })
+	t.Run("two NICs", func(t *testing.T) { verbsMove(t, []string{one, two}, []string{two, one}) })
+}
+
+func verbsMove(t *testing.T, ours, theirs []string) {
 	const n = 1<<20 + 12345
 	rdmatest.Lossy(t)
-	p, _, here := verbsPair(t, Options{PartBytes: 128 << 10, Lanes: 3}, n)
+	p, _, here := verbsPairBy(t, Options{PartBytes: 128 << 10, Lanes: 3}, n, ours, theirs)
 	alone := SubmitOptions{Timeout: patience, Path: PathRDMA}
 	pattern(here.Bytes(), 1)
 	b := p.submit(t, alone, write(here))
@@ -87,7 +105,13 @@ func TestVerbsTwoProcesses(t *testing.T) {
 	same(t, "scattered", p.there(t, n), want)
 	b = p.do(t, tasks...) // by what can
 	wantPath(t, b, PathRDMA, false)
-	t.Logf("%+v", p.initiator.Stats())
+	by := p.queues()
+	for i := range ours {
+		if by[rails{i, i}] == 0 {
+			t.Errorf("queue pairs by NICs: %v", by)
+		}
+	}
+	t.Logf("queue pairs by NICs: %v, %+v", by, p.initiator.Stats())
 }
 
 // TestVerbsKilledPeer: when the peer is killed in mid-batch every task ends with an error, long before its time is over.
@@ -127,12 +151,15 @@ func TestVerbsKilledPeer(t *testing.T) {
 }
 
 // TestVerbsKeysOfAnotherSegment is TestRDMAKeysOfAnotherSegment by a real NIC.
-func TestVerbsKeysOfAnotherSegment(t *testing.T) { keysOfAnotherSegment(t, verbsNICs(t, 0)) }
+func TestVerbsKeysOfAnotherSegment(t *testing.T) {
+	one, _ := verbsNames(t)
+	keysOfAnotherSegment(t, verbsNICs(t, []string{one}))
+}
 
 // TestVerbsLinkIsCut: while the link between the NICs is down what has another way takes that, after the queue pairs were fenced, and what has
 // none ends with its time. When the link is up again all goes by the NICs, with neither process begun anew.
 func TestVerbsLinkIsCut(t *testing.T) {
-	const n = 4 << 20
+	const n = 16 << 20
 	if os.Geteuid() != 0 {
 		testkit.Skip(t, "root", "only root takes links down")
 	}

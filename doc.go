@@ -3,7 +3,7 @@
 //
 // This package is the front door: Open wires a device, its copy streams, the tiers of a pipeline and the store over them, for a
 // model's blocks. RegisterCache tells the engine where the paged KV cache lies, LeasePrefix finds what is there of a request, and Load
-// and Dump copy blocks to pages and back.
+// and Dump copy blocks to pages and back. OpenTransfer hands requests' KV over to other processes.
 // The nouns live in their own packages: mem (regions, extents, batches), device (GPUs), stream (asynchronous copies),
 // block (keys, identities, the stored format), tier (places that keep blocks) and store (lookup, lease, load, dump).
 //

@@ -25,8 +25,8 @@ var alwaysEffective = map[string]string{
 		model-layer beside-matmul json out charts compare`,
 	"bench file":        "dir bytes sizes work order from device budget seed json csv out charts",
 	"bench rdma":        "device sizes iterations rdma-provider nic rdma-port rdma-gid-index rdma-mtu json",
-	"bench transfer":    "mode protocol metadata buffer-size",
-	"transfer serve":    "protocol metadata name listen buffer-size metrics-addr",
+	"bench transfer":    "mode protocol metadata buffer-size use-vram",
+	"transfer serve":    "protocol metadata name listen buffer-size metrics-addr use-vram",
 	"transfer metadata": "listen",
 	"transfer probe":    "protocol metadata timeout json",
 	"transfer ls":       "protocol metadata timeout json",
@@ -36,6 +36,11 @@ var alwaysEffective = map[string]string{
 	"store stat":        "json",
 	"store verify":      "json repair",
 	"store gc":          "json max-bytes",
+}
+
+// operands are what commands take beside their flags.
+var operands = map[string][]string{
+	"transfer probe": {"segment"}, "transfer ls": {"segment"}, "transfer put": {"segment", "file"}, "transfer get": {"segment", "file"},
 }
 
 // clash are flags with which those of a need have no effect, by what the need says of them.
@@ -139,6 +144,7 @@ func TestDefectFlagWithoutEffectIsRefused(t *testing.T) {
 				if path == "replay" && n.clashes != "--list-presets" {
 					args = append(args, "no-such-trace")
 				}
+				args = append(args, operands[path]...)
 				code := run(t.Context(), args, &out, &errs)
 				if want := fmt.Sprintf("--%s has no effect with", f.Name); code != exitUsage || !strings.Contains(errs.String(), want) || !strings.Contains(errs.String(), n.lacks+n.clashes) {
 					t.Errorf("%v: exit code %d: %s", args, code, errs.String())

@@ -1,7 +1,7 @@
 // Command prefill computes the KV of a prompt in one process and has it in the pages of another, layer by layer: go run ./examples/prefill
 //
-// Both processes have host memory here, which the second one shares, so that the layers go by its mapping; between hosts they go over TCP,
-// and GPU memory goes over NVLink, with the same calls.
+// Both engines compute on the CPU here, so that the layers go over TCP. Without DeviceConfig both are on a GPU, whose memory goes over NVLink
+// within a host, by the same calls.
 package main
 
 import (
@@ -15,18 +15,18 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kvlane/kvlane/share"
-	"github.com/kvlane/kvlane/transfer"
-	"github.com/kvlane/kvlane/transfer/handover"
+	"github.com/kvlane/kvlane"
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/mem"
 )
 
 // A model of 8 layers, K and V, whose pages have 64 KiB; 64 pages on either side, of which the request takes 4.
-const (
-	layers, pages, pageBytes = 8, 64, 64 << 10
-	total                    = layers * 2 * pages * pageBytes
-)
+const layers, pages = 8, 64
 
-var pairs = []transfer.PagePair{{Local: 0, Remote: 17}, {Local: 1, Remote: 3}, {Local: 2, Remote: 40}, {Local: 3, Remote: 41}}
+var (
+	model = block.Geometry{Model: "example", Layers: layers, KVHeads: 8, HeadSize: 128, DType: "bfloat16", BlockTokens: 32, TPSize: 1}
+	pairs = []kvlane.PagePair{{Local: 0, Remote: 17}, {Local: 1, Remote: 3}, {Local: 2, Remote: 40}, {Local: 3, Remote: 41}}
+)
 
 func main() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -41,20 +41,43 @@ func main() {
 	}
 }
 
-// planes are where both sides have K and V of a layer.
-func planes(here *share.HostMemory, layer int) (both []transfer.PagePlane) {
-	for i := range 2 {
-		base := int64((2*layer + i) * pages * pageBytes)
-		both = append(both, transfer.PagePlane{
-			Region: here.Region(), Base: base, Stride: pageBytes, Bytes: pageBytes, RemoteBase: base, RemoteStride: pageBytes,
-		})
+// worker is an engine with a paged KV cache, and its transfers.
+type worker struct {
+	engine   *kvlane.Engine
+	kv       *mem.Region // stands for what an inference engine has allocated
+	cache    *kvlane.Cache
+	transfer *kvlane.Transfer
+}
+
+func open(ctx context.Context) (w *worker, err error) {
+	w = new(worker)
+	if w.engine, err = kvlane.Open(ctx, kvlane.Config{
+		Model: model, Device: kvlane.DeviceConfig{Driver: kvlane.Host}, Store: kvlane.StoreConfig{CacheBytes: 64 << 20, Pipeline: "cache"},
+	}); err != nil {
+		return nil, err
 	}
-	return both
+	m := kvlane.CacheMemory{Pages: pages, PageBytes: model.PlaneBytes()}
+	if w.kv, err = w.engine.Device().AllocHost(2 * layers * pages * m.PageBytes); err != nil {
+		return nil, err
+	}
+	for plane := range mem.DevAddr(2 * layers) {
+		m.Planes = append(m.Planes, w.kv.Dev()+plane*pages*mem.DevAddr(m.PageBytes))
+	}
+	if w.cache, err = w.engine.RegisterCache(m); err != nil {
+		return nil, err
+	}
+	w.transfer, err = w.engine.OpenTransfer(ctx, kvlane.TransferConfig{})
+	return w, err
+}
+
+func (w *worker) close(ctx context.Context) error {
+	return errors.Join(w.transfer.Close(ctx), w.cache.Close(ctx), w.engine.Device().Free(w.kv), w.engine.Close(ctx))
 }
 
 // page returns a page of K (0) or V (1) of a layer.
-func page(of *share.HostMemory, layer, plane int, n uint32) []byte {
-	return of.Region().Bytes()[((2*layer+plane)*pages+int(n))*pageBytes:][:pageBytes]
+func (w *worker) page(layer, plane int, n uint32) []byte {
+	size := int(model.PlaneBytes())
+	return w.kv.Bytes()[((2*layer+plane)*pages+int(n))*size:][:size]
 }
 
 // value stands for what a model computes for a page.
@@ -76,39 +99,24 @@ func prefill(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	here, err := share.AllocHost(nil, total)
+	w, err := open(ctx)
 	if err != nil {
 		return err
 	}
-	importer, err := share.NewImporter(nil, share.ImportOptions{})
+	defer func() { err = errors.Join(err, w.close(ctx)) }()
+	receiver, err := w.transfer.Connect(ctx, strings.TrimSpace(address)+"/decode", w.cache)
 	if err != nil {
 		return err
 	}
-	e, err := transfer.Open(transfer.Options{Importer: importer})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, e.Close(ctx), importer.Close(), here.Close()) }()
-	remote, err := e.OpenSegment(ctx, strings.TrimSpace(address)+"/decode")
-	if err != nil {
-		return err
-	}
-	var o handover.Options
-	for k := range layers {
-		o.Layers = append(o.Layers, planes(here, k))
-	}
-	sender, err := handover.NewSender(e, remote, o)
-	if err != nil {
-		return err
-	}
-	request, err := sender.Begin([]byte("request 1"), pairs)
+	request, err := receiver.Begin([]byte("request 1"), pairs)
 	if err != nil {
 		return err
 	}
 	for k := range layers {
 		for i := range 2 {
 			for _, p := range pairs {
-				copy(page(here, k, i, p.Local), bytes.Repeat([]byte{value(k, i, p.Local)}, pageBytes))
+				page := w.page(k, i, p.Local)
+				copy(page, bytes.Repeat([]byte{value(k, i, p.Local)}, len(page)))
 			}
 		}
 		if err := request.Layer(ctx, k); err != nil { // a GPU's would come after the ticket of what computes it
@@ -126,33 +134,17 @@ func prefill(ctx context.Context) (err error) {
 
 // decode offers its pages, and waits for a request.
 func decode(ctx context.Context) (err error) {
-	there, err := share.AllocHost(nil, total)
+	w, err := open(ctx)
 	if err != nil {
 		return err
 	}
-	server, err := share.NewServer(share.Options{})
-	if err != nil {
+	defer func() { err = errors.Join(err, w.close(ctx)) }()
+	if err := w.transfer.Offer(ctx, "decode", w.cache); err != nil {
 		return err
 	}
-	if err := server.Start(ctx); err != nil {
-		return err
-	}
-	e, err := transfer.Open(transfer.Options{Share: server})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, e.Close(ctx), server.Close(ctx), there.Close()) }()
-	segment, err := e.Publish(ctx, "decode")
-	if err != nil {
-		return err
-	}
-	if _, err := segment.Register(there.Region(), transfer.RegisterOptions{Source: there}); err != nil {
-		return err
-	}
-	fmt.Fprintln(os.Stdout, e.Address())
-	receiver := handover.NewReceiver(e, 0)
+	fmt.Fprintln(os.Stdout, w.transfer.Address())
 	for {
-		got, err := receiver.Receive(ctx)
+		got, err := w.transfer.Receive(ctx)
 		switch {
 		case err != nil:
 			return err
@@ -161,7 +153,8 @@ func decode(ctx context.Context) (err error) {
 		}
 		for i := range 2 {
 			for _, p := range pairs {
-				if !bytes.Equal(page(there, got.Layer, i, p.Remote), bytes.Repeat([]byte{value(got.Layer, i, p.Local)}, pageBytes)) {
+				page := w.page(got.Layer, i, p.Remote)
+				if !bytes.Equal(page, bytes.Repeat([]byte{value(got.Layer, i, p.Local)}, len(page))) {
 					return fmt.Errorf("%s: layer %d has wrong bytes", got.Request, got.Layer)
 				}
 			}

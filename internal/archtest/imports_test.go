@@ -138,10 +138,10 @@ var mayImport = map[string]string{
 	"internal/kept":   "errdefs",
 
 	// The façade and the commands wire everything.
-	"":              anyPlain + " gdr profile store store/manager device/ stream/ tier/ internal/",
+	"":              anyPlain + " gdr profile share store store/manager transfer transfer/ device/ stream/ tier/ internal/",
 	"internal/capi": anyPlain + " share store gdr profile stream/copy/plan tier/file tier/log internal/inuse ROOT",
 	"cmd/libkvlane": "errdefs mem block internal/capi ROOT",
-	"examples/":     "share transfer transfer/",
+	"examples/":     "mem block ROOT",
 	"cmd/":          anyPlain + " gdr profile share topology transfer transfer/ store replay replay/demo doctor bench bench/ telemetry device/ stream/ tier/ internal/ ROOT",
 }
 

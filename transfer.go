@@ -1,0 +1,278 @@
+package kvlane
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/inuse"
+	"github.com/kvlane/kvlane/internal/unwind"
+	"github.com/kvlane/kvlane/share"
+	"github.com/kvlane/kvlane/transfer"
+	"github.com/kvlane/kvlane/transfer/handover"
+	"github.com/kvlane/kvlane/transfer/metadata"
+)
+
+// The nouns of transfers, which packages transfer and transfer/handover describe.
+type (
+	// PagePair is a page of this process's KV cache, and the one of another's that it is copied to.
+	PagePair = transfer.PagePair
+	// Handover is a request's KV on its way to another process.
+	Handover = handover.Request
+	// HandoverEvent is what became of a request here.
+	HandoverEvent = handover.Event
+	// TransferStats is what a Transfer has done and has.
+	TransferStats = transfer.Stats
+)
+
+// TransferConfig says how an engine's transfers reach other processes. The zero value reaches those of this host.
+type TransferConfig struct {
+	// Listen is where others reach this process, as HOST:PORT. Whoever reaches it may read and write what is offered. Default 127.0.0.1:0.
+	Listen string
+	// Advertise is the address by which they do. Default: that of Listen.
+	Advertise string
+	// Metadata is a server in which caches are found by their names, http://HOST:PORT/metadata. Empty: they are found at the address of
+	// their process, "HOST:PORT/NAME".
+	Metadata string
+	// Timeout is for how long a layer may take. Default: transfer.DefaultTimeout.
+	Timeout time.Duration
+	// SocketDir has the socket by which processes of this host share memory. Default: share.DefaultDir().
+	SocketDir string
+}
+
+// Transfer hands KV over between the engine's caches and those of other processes, over NVLink where memory of both is the GPUs' of one
+// host and shared, else over TCP. All methods are safe for concurrent use.
+type Transfer struct {
+	e        *Engine
+	engine   *transfer.Engine
+	receiver *handover.Receiver
+	closers  unwind.Stack
+
+	mu    sync.Mutex
+	uses  []*inuse.Use // of caches; guarded by mu
+	notes []string     // guarded by mu
+}
+
+// OpenTransfer opens transfers of the engine's caches. Close it before them.
+func (e *Engine) OpenTransfer(ctx context.Context, c TransferConfig) (_ *Transfer, err error) {
+	t := &Transfer{e: e, closers: unwind.New()}
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("open transfers: %w", errors.Join(err, t.closers.Undo(ctx, unwind.Timeout)))
+		}
+	}()
+	t.closers.AddPlain("caches", t.endUses)
+	s, err := e.OpenStream()
+	if err != nil {
+		return nil, err
+	}
+	t.closers.Add("stream", s.Close)
+	o := transfer.Options{Listen: c.Listen, Advertise: c.Advertise, Timeout: c.Timeout, Device: e.dev, Copy: s}
+	if c.Metadata != "" {
+		store, err := metadata.NewClient(c.Metadata, 0)
+		if err != nil {
+			return nil, err
+		}
+		t.closers.AddPlain("metadata", func() error { store.Close(); return nil })
+		o.Store = store
+	}
+	if _, ok := e.dev.(device.Sharer); ok {
+		if o.Share, err = share.NewServer(share.Options{Dir: c.SocketDir}); err != nil {
+			return nil, err
+		}
+		if err := o.Share.Start(ctx); err != nil {
+			return nil, err
+		}
+		t.closers.Add("export server", o.Share.Close)
+		if o.Importer, err = share.NewImporter(e.dev, share.ImportOptions{}); err != nil {
+			return nil, err
+		}
+		t.closers.AddPlain("importer", o.Importer.Close)
+	} else {
+		t.note("the memory of the %s device is shared with no process: KV goes over sockets", e.dev.Info().Driver)
+	}
+	if t.engine, err = transfer.Open(o); err != nil {
+		return nil, err
+	}
+	t.closers.Add("transfer engine", t.engine.Close)
+	t.receiver = handover.NewReceiver(t.engine, 0)
+	return t, nil
+}
+
+func (t *Transfer) note(format string, args ...any) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.notes = append(t.notes, fmt.Sprintf(format, args...))
+}
+
+// Notes returns what the user should know: what goes over sockets, and why.
+func (t *Transfer) Notes() []string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.Clone(t.notes)
+}
+
+// Address returns where others reach this process, as HOST:PORT.
+func (t *Transfer) Address() string { return t.engine.Address() }
+
+// Stats returns what there was and is.
+func (t *Transfer) Stats() TransferStats { return t.engine.Stats() }
+
+// use keeps a cache from being closed before the transfers are.
+func (t *Transfer) use(c *Cache) error {
+	u, err := c.begin(t.e)
+	if err != nil {
+		return err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.uses = append(t.uses, u)
+	return nil
+}
+
+func (t *Transfer) endUses() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, u := range t.uses {
+		u.Started(nil)
+	}
+	t.uses = nil
+	return nil
+}
+
+// plan says what both sides have to agree on: whose KV a cache has, and how its layers lie in its regions.
+func (c *Cache) plan() string {
+	h := sha256.New()
+	for _, f := range c.engine.groups.formats {
+		_, _ = fmt.Fprintf(h, "%x\n", f.Identity) // a hash takes all
+	}
+	for k, planes := range c.pages.Shards {
+		for i := range planes {
+			pl := &planes[i]
+			_, _ = fmt.Fprintln(h, k, slices.Index(c.regions, pl.Region), pl.Base, pl.Stride, pl.Bytes)
+		}
+	}
+	return fmt.Sprintf("kv %x", h.Sum(nil)[:16])
+}
+
+// Offer lets other processes hand KV over into c, under a name. c stays in use until the Transfer is closed. ErrExists if the name is
+// taken, ErrNotSupported for hybrid models, whose pages are of several groups.
+func (t *Transfer) Offer(ctx context.Context, name string, c *Cache) error {
+	if err := t.offer(ctx, name, c); err != nil {
+		return fmt.Errorf("offer KV cache %q: %w", name, err)
+	}
+	return nil
+}
+
+func (t *Transfer) offer(ctx context.Context, name string, c *Cache) error {
+	if len(t.e.groups.formats) != 1 {
+		return fmt.Errorf("it has %d page groups: %w", len(t.e.groups.formats), errdefs.ErrNotSupported)
+	}
+	if err := t.use(c); err != nil {
+		return err
+	}
+	s, err := t.engine.Publish(ctx, name)
+	if err != nil {
+		return err
+	}
+	for i, r := range c.regions {
+		o := transfer.RegisterOptions{Name: fmt.Sprintf("%s %d", c.plan(), i)}
+		o.Source, _ = t.e.dev.(device.Sharer)
+		_, err := s.Register(r, o)
+		if errors.Is(err, errdefs.ErrNotSupported) && o.Source != nil {
+			t.note("KV cache %q is reached over sockets: %v", name, err)
+			o.Source = nil
+			_, err = s.Register(r, o)
+		}
+		if err != nil {
+			return errors.Join(err, s.Close(ctx))
+		}
+	}
+	return nil
+}
+
+// Receive waits for what becomes of requests that others hand over: a layer is in its pages, all are, or the request failed, and its pages
+// are undefined.
+func (t *Transfer) Receive(ctx context.Context) (HandoverEvent, error) {
+	return t.receiver.Receive(ctx)
+}
+
+// Receiver is the KV cache of another process that requests are handed over to.
+type Receiver struct{ sender *handover.Sender }
+
+// Connect finds the KV cache that another process offers, by its name, or "HOST:PORT/NAME" without a metadata server, to hand requests
+// over from c to it. c stays in use until the Transfer is closed. ErrNotFound, ErrLost if its process is gone; ErrMismatch if it has the
+// KV of another model, or its planes lie otherwise.
+func (t *Transfer) Connect(ctx context.Context, name string, c *Cache) (*Receiver, error) {
+	r, err := t.connect(ctx, name, c)
+	if err != nil {
+		return nil, fmt.Errorf("connect to KV cache %q: %w", name, err)
+	}
+	return r, nil
+}
+
+func (t *Transfer) connect(ctx context.Context, name string, c *Cache) (*Receiver, error) {
+	if err := t.use(c); err != nil {
+		return nil, err
+	}
+	remote, err := t.engine.OpenSegment(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	layers, err := c.layers(remote.Describe().Buffers)
+	if err != nil {
+		return nil, errors.Join(err, remote.Close())
+	}
+	if why := remote.Shared(layers[0][0].RemoteBase); why != nil {
+		t.note("KV cache %q is reached over sockets: %v", name, why)
+	}
+	s, err := handover.NewSender(t.engine, remote, handover.Options{Layers: layers})
+	if err != nil {
+		return nil, errors.Join(err, remote.Close())
+	}
+	return &Receiver{s}, nil
+}
+
+// layers returns the planes of each layer, here and in what another process offers.
+func (c *Cache) layers(offered []transfer.Buffer) ([][]transfer.PagePlane, error) {
+	plan, at := c.plan(), make([]int64, len(c.regions))
+	for i := range c.regions {
+		k := slices.IndexFunc(offered, func(b transfer.Buffer) bool { return b.Name == fmt.Sprintf("%s %d", plan, i) })
+		if k < 0 || len(offered) != len(c.regions) {
+			return nil, fmt.Errorf("it is of another model, or its planes lie otherwise: %w", errdefs.ErrMismatch)
+		}
+		at[i] = offered[k].Offset
+	}
+	layers := make([][]transfer.PagePlane, len(c.pages.Shards))
+	for k, planes := range c.pages.Shards {
+		for i := range planes {
+			pl := &planes[i]
+			layers[k] = append(layers[k], transfer.PagePlane{
+				Region: pl.Region, Base: pl.Base, Stride: pl.Stride, Bytes: pl.Bytes,
+				RemoteBase: at[slices.Index(c.regions, pl.Region)] + pl.Base, RemoteStride: pl.Stride,
+			})
+		}
+	}
+	return layers, nil
+}
+
+// Begin begins to hand a request over, of that identifier and those pages: Handover.Layer for each layer, in any order, behind what computes
+// it, and Handover.Finish. pairs must not change until that has returned.
+func (r *Receiver) Begin(id []byte, pairs []PagePair) (*Handover, error) {
+	return r.sender.Begin(id, pairs)
+}
+
+// Close ends the transfers and lets go of the caches. What other processes still copy is waited for, until ctx ends: the error names
+// them, and Close may be called again. A second Close after success returns nil.
+func (t *Transfer) Close(ctx context.Context) error {
+	if err := t.closers.Close(ctx); err != nil {
+		return fmt.Errorf("close transfers: %w", err)
+	}
+	return nil
+}

@@ -78,6 +78,9 @@ verbs: ## run the RDMA tests, those of files on NFS, and what takes a second use
 	$(GUEST) $(CURDIR)/tools/rxe/run -run Verbs ./bench/rdmabench
 	$(GUEST) '$(CURDIR)/tools/rxe/run -n' -run NFS ./tier/file
 	$(GUEST) $(CURDIR)/tools/rxe/run -run ASecondUser ./share
+	$(GUEST) $(CURDIR)/tools/rxe/run -run Verbs ./transfer
+	$(GUEST) '$(CURDIR)/tools/rxe/run -l 2%' -run Verbs ./transfer
+	$(GUEST) $(CURDIR)/tools/rxe/run -run VerbsBenchTransfer ./cmd/kvlane
 
 # Each mutant is built as an overlay: nothing of the tree is changed.
 mutants: ## put each named defect into the source and check that its test fails
@@ -86,7 +89,7 @@ mutants: ## put each named defect into the source and check that its test fails
 nonic: ## check the build that leaves the code for NICs out
 	$(GO) build -tags nonic -o /dev/null ./cmd/kvlane
 	$(GO) vet -tags nonic ./...
-	$(GO) test -short -tags nonic . ./gdr ./profile ./cmd/kvlane
+	$(GO) test -short -tags nonic . ./gdr ./profile ./transfer/... ./cmd/kvlane
 
 # Short: what the crash test kills is another process, which the race detector does not see. Charts and the rules of the source
 # are left out, which have one goroutine; vet has been by, with the linters.
@@ -95,7 +98,7 @@ race: ## run the tests under the race detector; needs a C compiler
 
 lint: $(LINT) ## run the linters and check the formatting
 	$(LINT) run ./...
-	$(LINT) run --build-tags nonic . ./gdr ./profile
+	$(LINT) run --build-tags nonic . ./gdr ./profile ./transfer/...
 
 # The linter is built from its own module, which pins it.
 $(LINT): tools/go.mod tools/go.sum

@@ -22,6 +22,7 @@ import (
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
 	"github.com/kvlane/kvlane/stream/nic"
 	"github.com/kvlane/kvlane/topology"
+	"github.com/kvlane/kvlane/transfer/rail"
 )
 
 // probeBytes is the memory that NICs are tried with: a page of a GPU.
@@ -31,6 +32,9 @@ const probeBytes = 64 << 10
 type NICs struct {
 	cfg    Config
 	flush  func(device int) error // nil: none is needed
+	dev    device.Device          // nil: none
+	source rdma.Provider          // of the NICs
+	how    registry.Options       // they register memory by
 	open   []*registry.Registry
 	counts []*nic.Counters // of open
 	chosen []Choice
@@ -71,6 +75,7 @@ func open(dev device.Device, c Config, openCopy func() (stream.Stream, error), e
 			return nil, err
 		}
 	}
+	n.dev, n.source, n.how = dev, provider, o
 	if err := n.choose(provider, dev, o); err != nil {
 		return nil, err
 	}
@@ -306,6 +311,23 @@ func (n *NICs) Rails() ([]nic.NIC, error) {
 		})
 	}
 	return all, nil
+}
+
+// Transfers returns the NICs as engines of package transfer take them, with the ports that are active now; what those register with them is
+// theirs alone. They are closed before the NICs.
+func (n *NICs) Transfers() (*rail.NICs, error) {
+	rails, err := n.Rails()
+	if err != nil {
+		return nil, err
+	}
+	o := rail.Options{Provider: n.source, Registry: n.how, Flush: n.flush}
+	if n.dev != nil {
+		o.Pinned = n.dev
+	}
+	for i := range rails {
+		o.NICs = append(o.NICs, rail.NIC{Name: rails[i].Registry.Name(), Connect: rails[i].Connect})
+	}
+	return rail.New(o)
 }
 
 // Close closes the NICs. It stops at what does not close, says what is left, and may be called again, also while another does.

@@ -11,6 +11,7 @@ import (
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/stream"
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
+	"github.com/kvlane/kvlane/transfer/rail"
 )
 
 // NICs are none in a build with the tag nonic: Open never returns any.
@@ -46,6 +47,9 @@ func (*NICs) Carrier() *streamcopy.Carrier { return nil }
 
 // OpenStream is ErrNotSupported.
 func (*NICs) OpenStream() (stream.Stream, error) { return nil, errNoCode }
+
+// Transfers is ErrNotSupported.
+func (*NICs) Transfers() (*rail.NICs, error) { return nil, errNoCode }
 
 // Close has nothing to close.
 func (*NICs) Close(context.Context) error { return nil }

@@ -19,7 +19,7 @@ type part struct {
 	planes []PagePlane
 	pairs  []PagePair
 
-	apart bool // it does not go by imported memory, or not again
+	least Path // the first that may carry it: those before have failed, or cannot
 }
 
 // Parts that go by imported memory are this long: a stream issues one in steps of its own.

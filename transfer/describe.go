@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/share"
+	"github.com/kvlane/kvlane/transfer/rail"
 )
 
 // Limits of what is published.
@@ -30,6 +31,7 @@ type Description struct {
 	Engine  share.Identity `json:"engine"`
 	Segment uint64         `json:"segment"` // its number, of those of the engine
 	Host    string         `json:"host"`    // which only processes of one host have in common, as long as that runs
+	NICs    []string       `json:"nics,omitempty"`
 	Buffers []Buffer       `json:"buffers"` // by their offsets
 }
 
@@ -41,6 +43,8 @@ type Buffer struct {
 	Kind   string `json:"kind"` // "host", "host-pinned" or "device"
 	// Share is for processes of the same host, which may import the memory.
 	Share *share.Descriptor `json:"share,omitempty"`
+	// Keys are for requests by queue pairs of the segment, through each of the NICs.
+	Keys []rail.Key `json:"keys,omitempty"`
 }
 
 // ParseLocation reads a location in JSON. ErrInvalid.
@@ -75,8 +79,8 @@ func (d *Description) Validate() error {
 		return checkName(d.Name)
 	case d.Engine == share.Identity{} || d.Segment == 0:
 		return bad("it is number %d of engine %s", d.Segment, d.Engine)
-	case len(d.Host) > maxHostBytes || len(d.Buffers) > MaxBuffers:
-		return bad("%d buffers, and %d bytes of host", len(d.Buffers), len(d.Host))
+	case len(d.Host) > maxHostBytes || len(d.Buffers) > MaxBuffers || len(d.NICs) > rail.MaxNICs:
+		return bad("%d buffers, %d NICs, and %d bytes of host", len(d.Buffers), len(d.NICs), len(d.Host))
 	}
 	var end int64
 	for i := range d.Buffers {
@@ -85,6 +89,14 @@ func (d *Description) Validate() error {
 			return bad("buffer of %d bytes at %d", b.Length, b.Offset)
 		}
 		end = b.Offset + b.Length
+		if len(b.Keys) != 0 && len(b.Keys) != len(d.NICs) {
+			return bad("buffer at %d: %d keys of %d NICs", b.Offset, len(b.Keys), len(d.NICs))
+		}
+		for _, k := range b.Keys {
+			if err := k.Validate(b.Length); err != nil {
+				return bad("buffer at %d: %v", b.Offset, err)
+			}
+		}
 		if b.Share == nil {
 			continue
 		}

@@ -7,7 +7,7 @@
 // Where a segment is, a store of metadata says (package metadata); what it has, its engine says itself. A segment belongs to one
 // incarnation of its engine, with a random identity: what is sent to it never reaches another. Offsets are not used twice.
 //
-// Bytes go by the first path that can: memory that the segment's process exports, imported (shm, nvlink), or TCP. A part of a batch whose
+// Bytes go by the first path that can: memory that the segment's process exports, imported (shm, nvlink), NICs of both engines (rdma), or TCP. A part of a batch whose
 // path dies goes by another, after everything that the first may still deliver was fenced off at the target. Nothing goes to a target that
 // a fence is owed to.
 //

@@ -14,6 +14,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/share"
 	"github.com/kvlane/kvlane/transfer/memory"
+	"github.com/kvlane/kvlane/transfer/rail"
 )
 
 // Engine is one process's part in transfers: it serves its segments, and moves batches to and from others'.
@@ -23,6 +24,7 @@ type Engine struct {
 	host  string
 	addr  string
 	mover *memory.Mover
+	local *rail.Domain // what of this process's memory NICs read and write for it; nil: there are none
 
 	// ctx ends with Close; running are the goroutines that then end.
 	ctx     context.Context
@@ -64,8 +66,8 @@ type Stats struct {
 	Requests  int64 // served
 	Refused   int64 // requests that were refused
 	Malformed int64 // connections that made no sense
-	BytesIn   int64 // that others have written here
-	BytesOut  int64 // that others have read here
+	BytesIn   int64 // that others have written here, over sockets: of other paths the target's CPU knows nothing
+	BytesOut  int64 // that others have read here, likewise
 	Retries   int64 // parts that went another time
 	Fences    int64 // lanes that were fenced at their target
 
@@ -91,15 +93,19 @@ func Open(o Options) (*Engine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open transfer engine: %w", err)
 	}
+	local, err := openLocal(o.NICs)
+	if err != nil {
+		return nil, fmt.Errorf("open transfer engine: %w", errors.Join(err, m.Close()))
+	}
 	ctx, cancel := context.WithCancelCause(context.Background())
 	var listen net.ListenConfig
 	l, err := listen.Listen(ctx, "tcp", o.Listen)
 	if err != nil {
 		cancel(nil)
-		return nil, fmt.Errorf("open transfer engine: %w", err)
+		return nil, fmt.Errorf("open transfer engine: %w", errors.Join(err, closeDomain(local), m.Close()))
 	}
 	e := &Engine{
-		o: o, id: share.NewIdentity(), host: thisHost(), addr: o.Advertise, mover: m, ctx: ctx, cancel: cancel, closing: make(chan struct{}, 1),
+		o: o, id: share.NewIdentity(), host: thisHost(), addr: o.Advertise, mover: m, local: local, ctx: ctx, cancel: cancel, closing: make(chan struct{}, 1),
 		listener: l, names: make(map[string]*Segment), numbers: make(map[uint64]*Segment), peers: make(map[peerKey]*peer),
 		remotes: make(map[*Remote]struct{}), batches: make(chan struct{}, o.Batches),
 	}
@@ -180,7 +186,7 @@ func (e *Engine) close(ctx context.Context) error {
 			return err
 		}
 	}
-	return e.mover.Close()
+	return errors.Join(closeDomain(e.local), e.mover.Close())
 }
 
 // await waits for what is counted, until ctx ends.

@@ -11,20 +11,30 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/share"
+	"github.com/kvlane/kvlane/transfer/rail"
 )
 
 // TestWriteAndRead: bytes go to where they belong and come back, in one piece, in many scattered ones, over several lanes.
 func TestWriteAndRead(t *testing.T) {
+	t.Run("tcp", func(t *testing.T) { writeAndRead(t, nil, PathTCP) })
+	t.Run("rdma", func(t *testing.T) { writeAndRead(t, softNICs(t, nil, 2), PathRDMA) })
+}
+
+func writeAndRead(t *testing.T, nics *rail.NICs, path Path) {
 	const n = 3<<20 + 4097
 	there, here, back := host(t, n), host(t, n), host(t, n)
-	p := newPair(t, Options{}, Options{PartBytes: 256 << 10, Lanes: 3}, there)
+	p := newPair(t, Options{NICs: nics}, Options{NICs: nics, PartBytes: 256 << 10, Lanes: 3}, there)
+	p.local(t, here, back)
 	pattern(here.Bytes(), 1)
 	b := p.do(t, Task{Op: Write, Local: mem.All(here)})
 	same(t, "written", there.Bytes(), here.Bytes())
-	if c := b.Completion(); c.Bytes[PathTCP] != n || b.Status() != StatusCompleted || b.Task(0).Path != PathTCP {
+	if c := b.Completion(); c.Bytes[path] != n || c.Fallback != nil || b.Status() != StatusCompleted || b.Task(0).Path != path {
 		t.Errorf("completion %+v, %s", c, b.Status())
 	}
-	p.do(t, Task{Op: Read, Local: mem.All(back)})
+	b = p.do(t, Task{Op: Read, Local: mem.All(back)})
+	if c := b.Completion(); c.Bytes[path] != n {
+		t.Errorf("completion %+v", c)
+	}
 	same(t, "read", back.Bytes(), here.Bytes())
 	// Every second of small blocks, in another order on the other side.
 	pattern(here.Bytes(), 2)
@@ -51,7 +61,8 @@ func TestWriteAndRead(t *testing.T) {
 		off := tasks[i].Local.Off
 		same(t, fmt.Sprintf("block %d", i), tasks[i].Local.Bytes(), here.Bytes()[off:off+block])
 	}
-	if s := p.target.Stats(); s.BytesIn == 0 || s.BytesOut == 0 || s.Requests == 0 || s.Malformed != 0 {
+	s := p.target.Stats()
+	if sockets := path == PathTCP; sockets != (s.BytesIn > 0) || sockets != (s.BytesOut > 0) || sockets != (s.Requests > 0) || s.Malformed != 0 {
 		t.Errorf("stats %+v", s)
 	}
 }
@@ -72,48 +83,56 @@ func TestNeighboursAreOne(t *testing.T) {
 // TestPages: the compact form moves every page of every plane, of device memory on both sides.
 func TestPages(t *testing.T) {
 	for _, part := range []int64{16 << 10, 8 << 20} {
-		t.Run(fmt.Sprint(part), func(t *testing.T) {
-			const planes, pages, bytes, n = 5, 40, 3000, 5 * 40 * 4096
-			near, far := newGPU(t, sim.Options{}), newGPU(t, sim.Options{Index: 1})
-			here, there := near.alloc(t, n), far.alloc(t, n)
-			o := near.options()
-			o.PartBytes = part
-			p := newPair(t, far.options(), o, there)
-			data := make([]byte, n)
-			pattern(data, 3)
-			near.store(t, here, data)
-			far.store(t, there, make([]byte, n))
-			pg := &Pages{}
-			for i := range int64(planes) {
-				pg.Planes = append(pg.Planes, PagePlane{
-					Region: here, Base: i * pages * 4096, Stride: 4096, Bytes: bytes, RemoteBase: (planes - 1 - i) * pages * 4096, RemoteStride: 4096,
-				})
-			}
-			for i, k := range rand.New(rand.NewPCG(2, 2)).Perm(pages)[:30] {
-				pg.Pairs = append(pg.Pairs, PagePair{Local: uint32(i), Remote: uint32(k)})
-			}
-			want := make([]byte, n)
-			for _, pl := range pg.Planes {
-				for _, x := range pg.Pairs {
-					from, to := pl.Base+int64(x.Local)*4096, pl.RemoteBase+int64(x.Remote)*4096
-					copy(want[to:to+bytes], data[from:from+bytes])
-				}
-			}
-			b := p.do(t, Task{Op: Write, Pages: pg})
-			same(t, "written", far.load(t, there), want)
-			if got := b.Completion().Bytes[PathTCP]; got != planes*30*bytes {
-				t.Errorf("%d bytes", got)
-			}
-			near.store(t, here, make([]byte, n))
-			p.do(t, Task{Op: Read, Pages: pg})
-			got := near.load(t, here)
-			for _, pl := range pg.Planes {
-				for _, x := range pg.Pairs {
-					at := pl.Base + int64(x.Local)*4096
-					same(t, "read", got[at:at+bytes], data[at:at+bytes])
-				}
-			}
+		t.Run(fmt.Sprintf("tcp/%d", part), func(t *testing.T) {
+			pagesMove(t, newGPU(t, sim.Options{}), newGPU(t, sim.Options{Index: 1}), nil, part, PathTCP)
 		})
+		t.Run(fmt.Sprintf("rdma/%d", part), func(t *testing.T) {
+			one := newGPU(t, sim.Options{}) // whose streams move what NICs in software do
+			pagesMove(t, one, one, softNICs(t, one.Device, 1), part, PathRDMA)
+		})
+	}
+}
+
+func pagesMove(t *testing.T, near, far *gpu, nics *rail.NICs, part int64, path Path) {
+	const planes, pages, bytes, n = 5, 40, 3000, 5 * 40 * 4096
+	here, there := near.alloc(t, n), far.alloc(t, n)
+	to, o := far.options(), near.options()
+	to.NICs, o.NICs, o.PartBytes = nics, nics, part
+	p := newPair(t, to, o, there)
+	p.local(t, here)
+	data := make([]byte, n)
+	pattern(data, 3)
+	near.store(t, here, data)
+	far.store(t, there, make([]byte, n))
+	pg := &Pages{}
+	for i := range int64(planes) {
+		pg.Planes = append(pg.Planes, PagePlane{
+			Region: here, Base: i * pages * 4096, Stride: 4096, Bytes: bytes, RemoteBase: (planes - 1 - i) * pages * 4096, RemoteStride: 4096,
+		})
+	}
+	for i, k := range rand.New(rand.NewPCG(2, 2)).Perm(pages)[:30] {
+		pg.Pairs = append(pg.Pairs, PagePair{Local: uint32(i), Remote: uint32(k)})
+	}
+	want := make([]byte, n)
+	for _, pl := range pg.Planes {
+		for _, x := range pg.Pairs {
+			from, to := pl.Base+int64(x.Local)*4096, pl.RemoteBase+int64(x.Remote)*4096
+			copy(want[to:to+bytes], data[from:from+bytes])
+		}
+	}
+	b := p.do(t, Task{Op: Write, Pages: pg})
+	same(t, "written", far.load(t, there), want)
+	if c := b.Completion(); c.Bytes[path] != planes*30*bytes {
+		t.Errorf("completion %+v", c)
+	}
+	near.store(t, here, make([]byte, n))
+	p.do(t, Task{Op: Read, Pages: pg})
+	got := near.load(t, here)
+	for _, pl := range pg.Planes {
+		for _, x := range pg.Pairs {
+			at := pl.Base + int64(x.Local)*4096
+			same(t, "read", got[at:at+bytes], data[at:at+bytes])
+		}
 	}
 }
 

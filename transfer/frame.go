@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/share"
+	"github.com/kvlane/kvlane/transfer/rail"
 )
 
 // What goes over a control connection: requests and one reply to each, in order, in frames.
@@ -28,6 +29,7 @@ const (
 	callDescribe      // describeRequest -> Description
 	callFence         // fenceRequest: closes lanes, and answers when nothing of them touches memory any more
 	callNotify        // notifyRequest
+	callConnect       // connectRequest -> connectReply: the one request of a connection for a queue pair
 	calls
 )
 
@@ -44,6 +46,17 @@ type notifyRequest struct {
 	Number  uint64         `json:"number"` // of those of From, so that one that comes twice is delivered once
 	Segment string         `json:"segment"`
 	Body    []byte         `json:"body"`
+}
+
+// connectRequest has one of the target's NICs make a queue pair, which reaches the memory of one segment, and connect it.
+type connectRequest struct {
+	Segment uint64        `json:"segment"`
+	NIC     int           `json:"nic"` // of Description.NICs
+	From    rail.Endpoint `json:"from"`
+}
+
+type connectReply struct {
+	To rail.Endpoint `json:"to"`
 }
 
 type frame struct {

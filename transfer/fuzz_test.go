@@ -13,6 +13,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/share"
+	"github.com/kvlane/kvlane/transfer/rail"
 )
 
 func FuzzHello(f *testing.F) {
@@ -32,7 +33,7 @@ func FuzzHello(f *testing.F) {
 }
 
 func FuzzFrame(f *testing.F) {
-	for _, v := range []any{describeRequest{"kv"}, fenceRequest{[]uint64{1, 2}}, notifyRequest{Number: 1, Segment: "kv", Body: []byte("x")}} {
+	for _, v := range []any{connectRequest{1, 0, rail.Endpoint{}}, describeRequest{"kv"}, fenceRequest{[]uint64{1, 2}}, notifyRequest{Number: 1, Segment: "kv", Body: []byte("x")}} {
 		x, err := newFrame(callNotify, v)
 		must(f, err)
 		var b bytes.Buffer
@@ -100,8 +101,8 @@ func FuzzRequest(f *testing.F) {
 }
 
 func FuzzDescription(f *testing.F) {
-	d := Description{Name: "kv", Engine: share.NewIdentity(), Segment: 1, Host: "h", Buffers: []Buffer{
-		{Offset: 0, Length: 10, Kind: "host"},
+	d := Description{Name: "kv", Engine: share.NewIdentity(), Segment: 1, Host: "h", NICs: []string{"rxe1"}, Buffers: []Buffer{
+		{Offset: 0, Length: 10, Kind: "host", Keys: []rail.Key{{Addr: 4095, RKey: 7}}},
 		{Name: "x", Offset: 4096, Length: 10, Kind: "device", Share: &share.Descriptor{
 			Identity: share.NewIdentity(), Type: device.HandlePosixFD, PID: 1, Socket: "/s", Device: "GPU-1", Bytes: 100, Offset: 1, Length: 10,
 		}},
@@ -122,6 +123,9 @@ func FuzzDescription(f *testing.F) {
 			return
 		}
 		for i := range d.Buffers {
+			if k := len(d.Buffers[i].Keys); k > 0 && k != len(d.NICs) {
+				t.Errorf("%d keys of %d NICs", k, len(d.NICs))
+			}
 			if x := d.Buffers[i]; x.Offset < 0 || x.Length <= 0 || x.Offset+x.Length < 0 || i > 0 && x.Offset < d.Buffers[i-1].Offset+d.Buffers[i-1].Length {
 				t.Errorf("buffers %+v", d.Buffers)
 			}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/transfer/rail"
 )
 
 // group is what of a batch goes to or from one segment. One goroutine has it.
@@ -89,13 +90,24 @@ func (g *group) begin(ctx context.Context, p *part) error {
 		return err
 	}
 	forced := g.b.o.Path
-	if forced != PathTCP && !p.apart {
+	mayBe := func(path Path) bool { return forced == path || forced == PathNone && p.least <= path }
+	if mayBe(PathNVLink) || mayBe(PathShm) {
 		err := g.beginImported(ctx, p, forced)
 		if err == nil || forced != PathNone {
 			return err
 		}
-		p.apart = true
+		p.least = PathRDMA
 		if p.buf.Share != nil && g.e.o.Importer != nil {
+			g.b.fellBack(err)
+		}
+	}
+	if mayBe(PathRDMA) {
+		err := g.beginRDMA(ctx, p, forced)
+		if err == nil || forced != PathNone || ctx.Err() != nil {
+			return err
+		}
+		p.least = PathTCP
+		if g.to.RDMA(p.buf.Offset) == nil {
 			g.b.fellBack(err)
 		}
 	}
@@ -103,7 +115,17 @@ func (g *group) begin(ctx context.Context, p *part) error {
 	if err != nil {
 		return err
 	}
-	f, err := l.begin(p, func(err error) { g.results <- result{p, PathTCP, err} })
+	return g.board(p, PathTCP, l, nil)
+}
+
+// board has a lane carry a part.
+func (g *group) board(p *part, path Path, l *lane, held *rail.Held) error {
+	f, err := l.begin(p, held, func(err error) {
+		if held != nil {
+			held.Release()
+		}
+		g.results <- result{p, path, err}
+	})
 	if err != nil {
 		return err
 	}
@@ -142,11 +164,11 @@ func (g *group) take(ctx context.Context, r result) {
 	case ctx.Err() != nil && !conclusive(r.err):
 		g.todo = append(g.todo, r.p) // which run fails with the batch's own reason
 	case r.path != PathTCP && g.b.o.Path == PathNone:
-		r.p.apart = true
+		r.p.least = max(r.path+1, PathRDMA)
 		g.b.fellBack(r.err)
 		g.b.retried()
 		g.todo = append(g.todo, r.p)
-	case r.path != PathTCP || conclusive(r.err):
+	case r.path < PathRDMA || conclusive(r.err):
 		g.b.over(r.p, r.path, r.err)
 	default:
 		g.again(r.p, r.err)

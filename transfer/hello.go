@@ -28,12 +28,13 @@ type purpose uint8
 const (
 	forControl purpose = iota + 1
 	forData
+	forQueue // queue pairs are connected by it, and end with it
 )
 
 type hello struct {
 	purpose  purpose
 	from, to share.Identity
-	lane     uint64 // of those of the engine that calls; of data alone
+	lane     uint64 // of those of the engine that calls; not of control
 }
 
 func (h *hello) encode() []byte {
@@ -56,7 +57,7 @@ func decodeHello(b []byte) (h hello, err error) {
 		return h, fmt.Errorf("hello of version %d: %w", binary.LittleEndian.Uint16(b[4:]), errdefs.ErrMismatch)
 	}
 	h = hello{purpose: purpose(b[6]), from: share.Identity(b[8:24]), to: share.Identity(b[24:40]), lane: binary.LittleEndian.Uint64(b[40:])}
-	if h.purpose != forControl && h.purpose != forData || h.from == (share.Identity{}) || h.purpose == forData && h.to == (share.Identity{}) {
+	if h.purpose < forControl || h.purpose > forQueue || h.from == (share.Identity{}) || h.purpose != forControl && h.to == (share.Identity{}) {
 		return hello{}, fmt.Errorf("hello of purpose %d from %s to %s: %w", h.purpose, h.from, h.to, errdefs.ErrInvalid)
 	}
 	return h, nil

@@ -1,23 +1,24 @@
 package transfer
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"sync"
 
-	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/transfer/rail"
 )
 
-// lane is a connection that carries requests to a peer, many at a time: one goroutine writes them, another takes their replies.
+// lane carries parts to a peer, many at a time and in their order: one goroutine begins them, another ends them. It lives as long as its
+// connection, whatever moves the bytes.
 type lane struct {
 	p      *peer
+	to     *Remote // whose alone it is, by what NICs; nil: all of the peer's, over sockets
+	by     rails
 	number uint64
 	conn   *pacedConn
-	r      *bufio.Reader
-	w      *bufio.Writer
+	quiet  func() // returns when nothing of the lane touches this process's memory, once nothing of it runs; nil: nothing does
 	ctx    context.Context
 	cancel context.CancelFunc
 	wake   chan struct{}
@@ -34,6 +35,7 @@ type lane struct {
 // flight is a part on its way by a lane.
 type flight struct {
 	part *part
+	held *rail.Held // what of this process's memory it is about, where NICs move it
 	// finish is called once, when nothing of this process touches the part's memory any more.
 	finish  func(error)
 	id      uint64
@@ -41,20 +43,22 @@ type flight struct {
 	cause   error         // what went wrong here, and not with the lane
 }
 
-func newLane(p *peer, number uint64, c *pacedConn, r *bufio.Reader) *lane {
+func newLane(p *peer, number uint64, c *pacedConn) *lane {
 	ctx, cancel := context.WithCancel(context.Background())
-	return &lane{
-		p: p, number: number, conn: c, r: r, w: bufio.NewWriterSize(c, laneBuffer), ctx: ctx, cancel: cancel,
-		wake: make(chan struct{}, 1), over: make(chan struct{}),
-	}
+	return &lane{p: p, number: number, conn: c, ctx: ctx, cancel: cancel, wake: make(chan struct{}, 1), over: make(chan struct{})}
 }
 
-func (l *lane) run() {
-	var both sync.WaitGroup
-	both.Go(func() { l.fail(l.writeAll()) })
-	both.Go(func() { l.fail(l.readAll()) })
+// run has the lane work until one of its goroutines ends.
+func (l *lane) run(work ...func() error) {
+	var all sync.WaitGroup
+	for _, f := range work {
+		all.Go(func() { l.fail(f()) })
+	}
 	go func() {
-		both.Wait()
+		all.Wait()
+		if l.quiet != nil {
+			l.quiet()
+		}
 		l.reap()
 		close(l.over)
 	}()
@@ -67,14 +71,14 @@ func (l *lane) load() int64 {
 }
 
 // begin takes a part in. It does not block.
-func (l *lane) begin(p *part, finish func(error)) (*flight, error) {
+func (l *lane) begin(p *part, held *rail.Held, finish func(error)) (*flight, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.err != nil {
 		return nil, l.err
 	}
 	l.last++
-	f := &flight{part: p, finish: finish, id: l.last, written: make(chan struct{})}
+	f := &flight{part: p, held: held, finish: finish, id: l.last, written: make(chan struct{})}
 	l.queue = append(l.queue, f)
 	l.bytes += p.bytes
 	l.conn.expect(1)
@@ -147,111 +151,36 @@ func (l *lane) next() *flight {
 	return f
 }
 
+// sleep waits until there may be more to begin.
+func (l *lane) sleep() error {
+	select {
+	case <-l.wake:
+		return nil
+	case <-l.ctx.Done():
+		return errLane
+	}
+}
+
+// first returns the flight that was begun before the others, or nil.
+func (l *lane) first() *flight {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.sent) == 0 {
+		return nil
+	}
+	return l.sent[0]
+}
+
+// landed ends the first flight.
+func (l *lane) landed(verdict error) {
+	l.mu.Lock()
+	f := l.sent[0]
+	l.sent = l.sent[1:]
+	l.bytes -= f.part.bytes
+	l.mu.Unlock()
+	l.conn.expect(-1)
+	f.finish(verdict)
+}
+
 // errLane is why a lane ends that was told to.
 var errLane = errors.New("it was ended")
-
-func (l *lane) writeAll() error {
-	for {
-		f := l.next()
-		if f == nil {
-			if err := l.w.Flush(); err != nil {
-				return err
-			}
-			select {
-			case <-l.wake:
-				continue
-			case <-l.ctx.Done():
-				return errLane
-			}
-		}
-		err := l.write(f)
-		close(f.written)
-		if err != nil {
-			return err
-		}
-	}
-}
-
-func (l *lane) write(f *flight) error {
-	q := request{op: f.part.op, id: f.id, segment: f.part.to.number, shape: f.part.shape}
-	if q.op == Read {
-		return q.write(l.w)
-	}
-	list := f.part.extents()
-	if err := head(l.w, q.write, &q.shape, list); err != nil {
-		return err
-	}
-	socket := &watched{w: l.w}
-	err := l.p.e.mover.Send(l.ctx, socket, list)
-	if err != nil && socket.err == nil && l.ctx.Err() == nil {
-		f.cause = &localError{err} // reap reads it, and the lane ends: its bytes were announced
-	}
-	return err
-}
-
-// localError is why a part cannot be moved by any lane: this process's memory failed.
-type localError struct{ err error }
-
-func (e *localError) Error() string { return e.err.Error() }
-
-func (e *localError) Unwrap() error { return e.err }
-
-func (l *lane) readAll() error {
-	for {
-		p, err := readReply(l.r)
-		if err != nil {
-			return err
-		}
-		l.mu.Lock()
-		var f *flight
-		if len(l.sent) > 0 {
-			f = l.sent[0]
-		}
-		l.mu.Unlock()
-		want := int64(0)
-		if f != nil && f.part.op == Read && p.status == statusOK {
-			want = f.part.bytes
-		}
-		if f == nil || f.id != p.id || p.bytes != want {
-			return fmt.Errorf("reply %d of %d bytes: %w", p.id, p.bytes, errdefs.ErrMismatch)
-		}
-		verdict := p.status.err(p.text)
-		if want > 0 {
-			if verdict, err = l.receive(f); err != nil {
-				return err
-			}
-		}
-		select { // a refusal may come while its bytes are still sent
-		case <-f.written:
-		case <-l.ctx.Done():
-			return errLane
-		}
-		l.mu.Lock()
-		l.sent = l.sent[1:]
-		l.bytes -= f.part.bytes
-		l.mu.Unlock()
-		l.conn.expect(-1)
-		f.finish(verdict)
-	}
-}
-
-// receive takes a read's bytes. verdict is what went wrong with the memory, err with the connection.
-func (l *lane) receive(f *flight) (verdict, err error) {
-	in := &body{l.r, l.conn, f.part.bytes, f.part.shape.direct()}
-	merr := l.p.e.mover.Receive(l.ctx, in, f.part.extents())
-	if merr != nil {
-		if err := in.skip(); err != nil {
-			return nil, errors.Join(noEOF(merr), err)
-		}
-	}
-	p, err := readReply(l.r)
-	switch {
-	case err != nil:
-		return nil, err
-	case p.id != f.id || p.bytes != 0:
-		return nil, fmt.Errorf("reply %d of %d bytes behind a read's: %w", p.id, p.bytes, errdefs.ErrMismatch)
-	case merr != nil:
-		return &localError{merr}, nil
-	}
-	return p.status.err(p.text), nil
-}

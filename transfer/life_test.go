@@ -19,6 +19,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/transfer/metadata"
+	"github.com/kvlane/kvlane/transfer/rail"
 )
 
 // held is what a process has that a leak would add to.
@@ -180,15 +181,22 @@ func killOne(t *testing.T, e *Engine, here *mem.Region, dir string, i int) {
 
 // TestRestartedPeer: what has the address of an engine that is gone is not taken for it.
 func TestRestartedPeer(t *testing.T) {
+	t.Run("tcp", func(t *testing.T) { restartedPeer(t, nil) })
+	t.Run("rdma", func(t *testing.T) { restartedPeer(t, softNICs(t, nil, 1)) })
+}
+
+func restartedPeer(t *testing.T, nics *rail.NICs) {
 	there, here := host(t, 1<<16), host(t, 1<<16)
-	p := newPair(t, Options{}, Options{}, there)
+	o := Options{NICs: nics}
+	p := newPair(t, o, o, there)
+	p.local(t, here)
 	p.do(t, Task{Op: Write, Local: mem.All(here)})
 	addr := p.target.Address()
 	closeEngine(t, p.target)
 	var again *Engine
 	until(t, "the address is not free", func() (ok bool) {
 		var err error
-		again, err = Open(Options{Listen: addr})
+		again, err = Open(Options{Listen: addr, NICs: nics})
 		return err == nil
 	})
 	old := p.remote
@@ -281,8 +289,16 @@ func TestMetadataServerIsGone(t *testing.T) {
 
 // TestClose: an engine that closes ends what is under way, and refuses what comes after.
 func TestClose(t *testing.T) {
+	t.Run("tcp", func(t *testing.T) { closes(t, nil) })
+	t.Run("rdma", func(t *testing.T) { closes(t, softNICs(t, nil, 1)) })
+}
+
+func closes(t *testing.T, nics *rail.NICs) {
 	there, here := host(t, 1<<16), host(t, 1<<16)
-	p := newPair(t, Options{}, Options{}, there)
+	o := Options{NICs: nics}
+	p := newPair(t, o, o, there)
+	p.local(t, here)
+	p.do(t, Task{Op: Write, Local: mem.All(here)})
 	b := p.submit(t, SubmitOptions{After: []mem.Dependency{&dependency{done: make(chan struct{})}}}, Task{Op: Write, Local: mem.All(here)})
 	wantErr(t, "close a segment in use", p.remote.Close(), errdefs.ErrBusy)
 	closeEngine(t, p.initiator)

@@ -143,6 +143,14 @@ func (p *pair) open(tb testing.TB, addr string) {
 	must(tb, err)
 }
 
+// local registers memory of the initiator's with its NICs, if it has any.
+func (p *pair) local(tb testing.TB, regions ...*mem.Region) {
+	tb.Helper()
+	for _, r := range regions {
+		must(tb, p.initiator.RegisterLocal(r))
+	}
+}
+
 func (p *pair) submit(tb testing.TB, o SubmitOptions, tasks ...Task) *Batch {
 	tb.Helper()
 	for i := range tasks {
@@ -285,7 +293,11 @@ func playTarget(args []string) error {
 	if err := server.Start(ctx); err != nil {
 		return err
 	}
-	o := Options{Share: server}
+	nics, closeNICs, err := targetNICs()
+	if err != nil {
+		return err
+	}
+	o := Options{Share: server, NICs: nics}
 	var gpu device.Sharer
 	var r *mem.Region
 	if len(args) > 2 {
@@ -316,7 +328,7 @@ func playTarget(args []string) error {
 		return err
 	}
 	_, _ = os.Stdin.Read(make([]byte, 1))
-	return errors.Join(e.Close(ctx), server.Close(ctx), h.Close())
+	return errors.Join(e.Close(ctx), closeNICs(), server.Close(ctx), h.Close())
 }
 
 // sharer returns the device as what exports its memory.

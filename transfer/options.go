@@ -11,6 +11,7 @@ import (
 	"github.com/kvlane/kvlane/share"
 	"github.com/kvlane/kvlane/stream"
 	"github.com/kvlane/kvlane/transfer/metadata"
+	"github.com/kvlane/kvlane/transfer/rail"
 )
 
 // Defaults of Options.
@@ -49,7 +50,11 @@ type Options struct {
 	Share    *share.Server
 	Importer *share.Importer
 
-	// Lanes is how many connections carry data to one engine. Default DefaultLanes.
+	// NICs carry what goes to engines that have some too, by RDMA. They stay the caller's, and outlive the engine. Nil: there are none.
+	NICs *rail.NICs
+
+	// Lanes is how many connections carry data to one engine, and queue pairs to one segment: of those each NIC of either side has one at
+	// least. Default DefaultLanes.
 	Lanes int
 	// PartBytes is how much of a batch one request over a socket moves, about. Default DefaultPartBytes.
 	PartBytes int64

@@ -34,6 +34,9 @@ type peer struct {
 	fencing bool                // somebody is at it in the background
 	died    int                 // connections that ended by themselves and have no successor yet
 	lost    error               // why no connection will ever be had
+	absent  error               // nobody listened the last time that somebody looked
+	looked  time.Time           // when that was
+	rests   map[rails]*rest     // of NICs by which it went wrong
 
 	// ctx ends with the last reference, and the engine.
 	ctx    context.Context
@@ -105,7 +108,7 @@ func (p *peer) dial(ctx context.Context, h hello) (*pacedConn, *bufio.Reader, er
 		case !errors.Is(err, unix.ECONNREFUSED):
 			return nil, nil, fmt.Errorf("connect to engine at %s: %w", p.addr, err)
 		case n == tries:
-			return nil, nil, fmt.Errorf("nobody listens at %s: %w: %w", p.addr, errdefs.ErrLost, err)
+			return nil, nil, p.miss(fmt.Errorf("nobody listens at %s: %w: %w", p.addr, errdefs.ErrLost, err))
 		case !pause(ctx, time.Duration(n)*20*time.Millisecond):
 			return nil, nil, fmt.Errorf("connect to engine at %s: %w: %w", p.addr, context.Cause(ctx), err)
 		}
@@ -122,9 +125,23 @@ func (p *peer) replaced() {
 	}
 }
 
+// missed is for how long nobody looks whether somebody listens, after nobody did: every part of a batch would.
+const missed = time.Second
+
+func (p *peer) miss(err error) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.absent, p.looked = err, time.Now()
+	return err
+}
+
+// isLost returns why no connection can be had, or nil.
 func (p *peer) isLost() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.lost == nil && p.absent != nil && time.Since(p.looked) < missed {
+		return p.absent
+	}
 	return p.lost
 }
 
@@ -168,7 +185,19 @@ func (p *peer) exchange(ctx context.Context, f *frame) (out frame, err error) {
 		}
 		p.control = &controlConn{c, r}
 	}
-	c := p.control
+	if out, err = p.control.ask(ctx, f); err != nil {
+		_ = p.control.Close()
+		p.control = nil
+		p.mu.Lock()
+		p.died++
+		p.mu.Unlock()
+		return out, fmt.Errorf("call engine at %s: %w", p.addr, err)
+	}
+	return out, nil
+}
+
+// ask makes a request and reads its reply. Where it fails, close the connection.
+func (c *controlConn) ask(ctx context.Context, f *frame) (out frame, err error) {
 	stop := context.AfterFunc(ctx, func() { _ = c.Close() })
 	c.expect(1)
 	if err = f.write(c); err == nil {
@@ -181,20 +210,18 @@ func (p *peer) exchange(ctx context.Context, f *frame) (out frame, err error) {
 	if !stop() && err != nil {
 		err = errors.Join(context.Cause(ctx), err)
 	}
-	if err != nil {
-		_ = c.Close()
-		p.control = nil
-		p.mu.Lock()
-		p.died++
-		p.mu.Unlock()
-		return out, fmt.Errorf("call engine at %s: %w", p.addr, err)
-	}
-	return out, nil
+	return out, err
 }
 
-// lane returns the lane with the least to do; another one, if all have something to do and there may be more.
+// lane returns the lane over sockets with the least to do; another one, if all have something to do and there may be more.
 func (p *peer) lane(ctx context.Context) (*lane, error) {
-	if l, ok := p.idlest(); ok {
+	return p.pick(ctx, nil, p.e.o.Lanes, p.openSocket)
+}
+
+// pick returns the lane to a segment, or over sockets, with the least to do; another one, if all have something to do and there may be more
+// than those: as long as it can be opened.
+func (p *peer) pick(ctx context.Context, to *Remote, most int, open func(context.Context) (*lane, error)) (*lane, error) {
+	if l, ok := p.idlest(to, most); ok {
 		return l, nil
 	}
 	select {
@@ -203,40 +230,60 @@ func (p *peer) lane(ctx context.Context) (*lane, error) {
 	case <-ctx.Done():
 		return nil, fmt.Errorf("connect to engine at %s: %w", p.addr, context.Cause(ctx))
 	}
-	l, ok := p.idlest()
+	l, ok := p.idlest(to, most)
 	if ok {
 		return l, nil
 	}
-	number := p.e.laneID.Add(1)
-	c, r, err := p.dial(ctx, hello{purpose: forData, lane: number})
-	if err != nil {
-		if l != nil {
-			return l, nil
-		}
-		return nil, err
+	another, err := open(ctx)
+	if err != nil && l != nil {
+		return l, nil
 	}
-	l = newLane(p, number, c, r)
+	return another, err
+}
+
+// keep takes in a lane that is to run.
+func (p *peer) keep(l *lane) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.ctx.Err() != nil {
-		return nil, errors.Join(fmt.Errorf("engine at %s: %w", p.addr, errdefs.ErrClosed), quiet(c.Close()))
+		return fmt.Errorf("engine at %s: %w", p.addr, errdefs.ErrClosed)
 	}
 	p.lanes = append(p.lanes, l)
-	l.run()
-	return l, nil
+	return nil
 }
 
 // idlest returns the lane with the least to do, and whether it will do.
-func (p *peer) idlest() (best *lane, ok bool) {
+func (p *peer) idlest(to *Remote, most int) (best *lane, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var least int64
+	n := 0
 	for _, l := range p.lanes {
-		if n := l.load(); best == nil || n < least {
-			best, least = l, n
+		if l.to != to {
+			continue
+		}
+		n++
+		if bytes := l.load(); best == nil || bytes < least {
+			best, least = l, bytes
 		}
 	}
-	return best, best != nil && (least == 0 || len(p.lanes) >= p.e.o.Lanes)
+	return best, best != nil && (least == 0 || n >= most)
+}
+
+// end ends the lanes to a segment, or all, and returns when nothing of them runs any more.
+func (p *peer) end(to *Remote) {
+	p.mu.Lock()
+	lanes := slices.Clone(p.lanes)
+	p.mu.Unlock()
+	if to != nil {
+		lanes = slices.DeleteFunc(lanes, func(l *lane) bool { return l.to != to })
+	}
+	for _, l := range lanes {
+		l.fail(fmt.Errorf("engine at %s: %w", p.addr, errdefs.ErrClosed))
+	}
+	for _, l := range lanes {
+		<-l.over
+	}
 }
 
 // drop forgets a lane that is dead; owed says that something of it may still reach memory of the target.
@@ -327,7 +374,7 @@ func (e *Engine) peer(addr string, id share.Identity) (*peer, error) {
 	if p == nil {
 		p = &peer{
 			e: e, addr: addr, id: id, calling: make(chan struct{}, 1), opening: make(chan struct{}, 1), settling: make(chan struct{}, 1),
-			owed: make(map[uint64]struct{}),
+			owed: make(map[uint64]struct{}), rests: make(map[rails]*rest),
 		}
 		p.ctx, p.cancel = context.WithCancel(e.ctx)
 		e.peers[k] = p
@@ -351,14 +398,8 @@ func (p *peer) release() {
 	}
 	p.mu.Lock()
 	p.cancel()
-	lanes := slices.Clone(p.lanes)
 	p.mu.Unlock()
-	for _, l := range lanes {
-		l.fail(fmt.Errorf("engine at %s: %w", p.addr, errdefs.ErrClosed))
-	}
-	for _, l := range lanes {
-		<-l.over
-	}
+	p.end(nil)
 	p.calling <- struct{}{} // who is calling ends with its context
 	if p.control != nil {
 		_ = p.control.Close()

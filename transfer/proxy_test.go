@@ -19,6 +19,7 @@ type proxy struct {
 	silent bool // nothing gets through, and nobody is told
 	// holdAfter is how many bytes of a data connection's way to the target pass; those behind are held until release. Negative: all.
 	holdAfter int64
+	deaf      bool  // until release targets are not told that their queue pairs' connections end
 	held      int64 // bytes
 	holding   int   // connections
 	released  bool
@@ -27,8 +28,8 @@ type proxy struct {
 
 // link is a connection through the proxy.
 type link struct {
-	near, far net.Conn
-	data      bool
+	near, far   net.Conn
+	data, queue bool // what it is for
 }
 
 func newProxy(tb testing.TB, to string) *proxy {
@@ -88,7 +89,7 @@ func (p *proxy) serve(near net.Conn) {
 		_ = near.Close()
 		return
 	}
-	l := &link{near: near, far: far, data: h.purpose == forData}
+	l := &link{near: near, far: far, data: h.purpose == forData, queue: h.purpose == forQueue}
 	p.set(func() { p.links[l] = struct{}{} })
 	_, _ = far.Write(b)
 	var both sync.WaitGroup
@@ -136,6 +137,11 @@ func (p *proxy) forward(l *link, dst, src net.Conn, up bool) {
 			_, _ = dst.Write(kept)
 			p.set(func() { p.holding-- })
 		}
+		p.mu.Lock()
+		for up && l.queue && p.deaf && !p.released {
+			p.cond.Wait()
+		}
+		p.mu.Unlock()
 		_ = dst.Close()
 		if up {
 			_ = src.Close()

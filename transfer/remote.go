@@ -177,6 +177,27 @@ func (r *Remote) Shared(offset int64) error {
 	return b.lost()
 }
 
+// RDMA returns why the buffer at that offset is not reached by NICs, or nil. Local memory has to be registered with the engine's, too.
+func (r *Remote) RDMA(offset int64) error {
+	b, err := r.buffer(offset, 0)
+	switch {
+	case err != nil:
+		return err
+	case r.e.local == nil:
+		return fmt.Errorf("this engine has no NICs: %w", errdefs.ErrNotSupported)
+	case len(b.Keys) == 0:
+		return fmt.Errorf("it is registered with no NICs: %w", errdefs.ErrNotSupported)
+	}
+	return nil
+}
+
+// nics returns how many NICs the segment's engine has.
+func (r *Remote) nics() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.desc.NICs)
+}
+
 // buffer returns the one that has n bytes at off. ErrInvalid.
 func (r *Remote) buffer(off, n int64) (*remoteBuffer, error) {
 	r.mu.Lock()
@@ -227,6 +248,7 @@ func (r *Remote) Close() error {
 	if r.users > 0 {
 		return fmt.Errorf("close segment %q: %d batches use it: %w", r.name, r.users, errdefs.ErrBusy)
 	}
+	r.p.end(r)
 	for _, list := range []*[]*remoteBuffer{&r.buffers, &r.retired} {
 		for len(*list) > 0 {
 			if b := (*list)[0]; b.imported != nil {

@@ -7,12 +7,14 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/share"
 	"github.com/kvlane/kvlane/transfer/memory"
+	"github.com/kvlane/kvlane/transfer/rail"
 )
 
 // keyPrefix is before a segment's name in the store.
@@ -27,6 +29,7 @@ type Segment struct {
 	name   string
 	number uint64
 	table  *memory.Table
+	domain atomic.Pointer[rail.Domain] // of the buffers, if there are NICs; others than its queue pairs get at none of them
 
 	mu      sync.Mutex
 	closed  bool
@@ -37,6 +40,7 @@ type Segment struct {
 // buffer is a Region in a segment.
 type buffer struct {
 	desc   Buffer
+	region *mem.Region
 	export *share.Export
 }
 
@@ -112,7 +116,8 @@ type RegisterOptions struct {
 
 // Register adds r to the segment and returns its offset there. From then on others may read and write it. The first is at 0, and no
 // offset is used twice. Who has opened the segment knows of r after Remote.Refresh. ErrNotSupported for memory that the engine cannot
-// move, or the source not export.
+// move, the source not export, or the engine's NICs not reach, and what those say; ErrExists for memory that overlaps some of the segment
+// where there are NICs.
 func (s *Segment) Register(r *mem.Region, o RegisterOptions) (int64, error) {
 	off, err := s.register(r, o)
 	if err != nil {
@@ -136,7 +141,7 @@ func (s *Segment) register(r *mem.Region, o RegisterOptions) (int64, error) {
 	if err := s.e.mover.Moves(r); err != nil {
 		return 0, err
 	}
-	b := &buffer{desc: Buffer{Name: o.Name, Offset: s.next, Length: r.Len(), Kind: r.Kind().String()}}
+	b := &buffer{desc: Buffer{Name: o.Name, Offset: s.next, Length: r.Len(), Kind: r.Kind().String()}, region: r}
 	if o.Source != nil && s.e.o.Share != nil {
 		x, err := s.e.o.Share.Export(o.Source, r)
 		if err != nil {
@@ -145,7 +150,13 @@ func (s *Segment) register(r *mem.Region, o RegisterOptions) (int64, error) {
 		d := x.Descriptor()
 		b.export, b.desc.Share = x, &d
 	}
-	if err := s.table.Add(uint64(s.next), r); err != nil {
+	err := s.offer(b)
+	if err == nil {
+		if err = s.table.Add(uint64(s.next), r); err != nil {
+			err = errors.Join(err, s.withdraw(s.e.ctx, b))
+		}
+	}
+	if err != nil {
 		if b.export != nil {
 			err = errors.Join(err, b.export.Close(s.e.ctx)) // of which nobody has heard
 		}
@@ -175,6 +186,9 @@ func (s *Segment) unregister(ctx context.Context, offset int64) error {
 			return fmt.Errorf("segment %q: %w", s.name, err)
 		}
 	}
+	if err := s.withdraw(ctx, s.buffers[i]); err != nil {
+		return fmt.Errorf("segment %q: %w", s.name, err)
+	}
 	if err := s.table.Remove(ctx, uint64(offset)); err != nil {
 		return fmt.Errorf("segment %q: %w", s.name, err)
 	}
@@ -189,7 +203,7 @@ func (s *Segment) Name() string { return s.name }
 func (s *Segment) Describe() Description {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	d := Description{Name: s.name, Engine: s.e.id, Segment: s.number, Host: s.e.host}
+	d := Description{Name: s.name, Engine: s.e.id, Segment: s.number, Host: s.e.host, NICs: s.e.o.NICs.Names()}
 	for _, b := range s.buffers {
 		d.Buffers = append(d.Buffers, b.desc)
 	}
@@ -208,6 +222,9 @@ func (s *Segment) Close(ctx context.Context) error {
 		if err := s.unregister(ctx, s.buffers[0].desc.Offset); err != nil {
 			return fmt.Errorf("close segment: %w", err)
 		}
+	}
+	if err := s.disconnect(ctx); err != nil {
+		return fmt.Errorf("close segment: %w", err)
 	}
 	e.mu.Lock()
 	delete(e.numbers, s.number)

@@ -37,6 +37,8 @@ type connection struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	gone   chan struct{}
+	// of is the segment that its queue pair reaches, or nil. Guarded by served.mu.
+	of *Segment
 }
 
 // What small pieces are gathered in, of a lane and of another connection. Larger ones are read and written where they are.
@@ -181,7 +183,7 @@ func (e *Engine) serve(c *connection) error {
 		return err
 	}
 	c.r, c.w = bufio.NewReaderSize(c.pacedConn, bufferOf(h.purpose)), bufio.NewWriterSize(c.pacedConn, bufferOf(h.purpose))
-	if h.purpose == forData {
+	if h.purpose != forControl {
 		k := laneKey{h.from, h.lane}
 		if !e.served.name(k, c) {
 			_, _ = c.Write(encodeWelcome(statusInvalid, e.id))
@@ -192,10 +194,14 @@ func (e *Engine) serve(c *connection) error {
 	if _, err := c.Write(encodeWelcome(statusOK, e.id)); err != nil {
 		return err
 	}
-	if h.purpose == forData {
+	switch h.purpose {
+	case forData:
 		return e.serveData(c)
+	case forQueue:
+		return e.serveQueue(c)
+	default:
+		return e.serveControl(c, h.from)
 	}
-	return e.serveControl(c, h.from)
 }
 
 // next waits for the first byte of a request, for as long as it takes.

@@ -47,11 +47,12 @@ const (
 	PathNone   Path = iota // nothing was moved
 	PathNVLink             // by a device, from or to device memory of another process of the host
 	PathShm                // from or to host memory of another process of the host
+	PathRDMA               // by NICs, from or to registered memory
 	PathTCP                // over sockets
 	paths
 )
 
-var pathNames = [paths]string{PathNone: "none", PathNVLink: "nvlink", PathShm: "shm", PathTCP: "tcp"}
+var pathNames = [paths]string{PathNone: "none", PathNVLink: "nvlink", PathShm: "shm", PathRDMA: "rdma", PathTCP: "tcp"}
 
 // String returns the path's name.
 func (p Path) String() string {
@@ -68,7 +69,7 @@ func ParsePath(name string) (Path, error) {
 			return Path(p), nil
 		}
 	}
-	return PathNone, fmt.Errorf("path is nvlink, shm or tcp, not %q: %w", name, errdefs.ErrInvalid)
+	return PathNone, fmt.Errorf("path is nvlink, shm, rdma or tcp, not %q: %w", name, errdefs.ErrInvalid)
 }
 
 // Status is how far a task or a batch is.

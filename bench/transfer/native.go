@@ -17,6 +17,7 @@ import (
 	"github.com/kvlane/kvlane/stream"
 	"github.com/kvlane/kvlane/transfer"
 	"github.com/kvlane/kvlane/transfer/metadata"
+	"github.com/kvlane/kvlane/transfer/rail"
 )
 
 // closeTimeout bounds the wait for what is under way when an engine is closed.
@@ -30,6 +31,8 @@ type NativeOptions struct {
 	Bytes  int64
 	// Store says where segments are. Nil: at the address of their engine.
 	Store metadata.Store
+	// NICs carry it by RDMA. Nil: there are none.
+	NICs  *rail.NICs
 	Lanes int // connections; 0 is the engine's default
 }
 
@@ -70,7 +73,7 @@ func (p *party) alloc(ctx context.Context) (source share.Source, err error) {
 
 // open opens the engine.
 func (p *party) open(o transfer.Options) (err error) {
-	o.Store, o.Lanes, o.Device, o.Copy = p.o.Store, p.o.Lanes, p.o.Device, p.o.Copy
+	o.Store, o.Lanes, o.Device, o.Copy, o.NICs = p.o.Store, p.o.Lanes, p.o.Device, p.o.Copy, p.o.NICs
 	p.engine, err = transfer.Open(o)
 	return err
 }
@@ -112,7 +115,8 @@ type Target struct {
 	address string
 }
 
-// OpenTarget offers memory until Close, to processes of this host by sharing it where that works, and to all by TCP.
+// OpenTarget offers memory until Close, to processes of this host by sharing it where that works, to those that have NICs by RDMA if it has
+// some, and to all by TCP.
 func OpenTarget(ctx context.Context, o TargetOptions) (_ *Target, err error) {
 	t := &Target{party: party{o: o.NativeOptions}}
 	defer func() {
@@ -194,6 +198,9 @@ func OpenNative(ctx context.Context, segment string, path transfer.Path, o Nativ
 	if err := n.open(transfer.Options{Importer: n.importer}); err != nil {
 		return nil, err
 	}
+	if err := n.engine.RegisterLocal(n.region); err != nil {
+		return nil, err
+	}
 	if n.remote, err = n.engine.OpenSegment(ctx, segment); err != nil {
 		return nil, err
 	}
@@ -202,10 +209,22 @@ func OpenNative(ctx context.Context, segment string, path transfer.Path, o Nativ
 		return nil, fmt.Errorf("segment %s has no memory: %w", segment, errdefs.ErrNotFound)
 	}
 	n.target = slices.MaxFunc(buffers, func(a, b transfer.Buffer) int { return cmp.Compare(a.Length, b.Length) })
-	if err := n.remote.Shared(n.target.Offset); err != nil && path != transfer.PathNone && path != transfer.PathTCP {
+	if err := n.reaches(path); err != nil {
 		return nil, fmt.Errorf("segment %s by %s: %w", segment, path, err)
 	}
 	return n, nil
+}
+
+// reaches returns why a path does not reach the buffer, or nil.
+func (n *Native) reaches(path transfer.Path) error {
+	switch path {
+	case transfer.PathNVLink, transfer.PathShm:
+		return n.remote.Shared(n.target.Offset)
+	case transfer.PathRDMA:
+		return n.remote.RDMA(n.target.Offset)
+	default:
+		return nil
+	}
 }
 
 // Protocol implements Driver.
@@ -213,7 +232,9 @@ func (n *Native) Protocol() string {
 	switch {
 	case n.path != transfer.PathNone:
 		return n.path.String()
-	case n.remote.Shared(n.target.Offset) != nil:
+	case n.reaches(transfer.PathShm) != nil && n.reaches(transfer.PathRDMA) == nil:
+		return transfer.PathRDMA.String()
+	case n.reaches(transfer.PathShm) != nil:
 		return transfer.PathTCP.String()
 	case n.target.Kind == mem.KindDevice.String():
 		return transfer.PathNVLink.String()

@@ -43,8 +43,8 @@ func newBenchTransferCommand() *cobra.Command {
 		Short: "Measure batches of reads and writes of another process's memory",
 		Long: `transfer measures batches of blocks that several threads read from a segment of another process, or write to it: --mode target offers one, as
 "kvlane transfer serve" does, --mode initiator measures. By Mooncake's protocol either side may be Mooncake's engine and its transfer_engine_bench,
-whose flags are taken too (--segment_id, --metadata_server, --local_server_name, --block_size and so on). --protocol auto is kvlane's own: nvlink, shm
-and tcp have all bytes go by that path. With --use-vram either side has memory of a GPU, by either protocol.
+whose flags are taken too (--segment_id, --metadata_server, --local_server_name, --block_size and so on). --protocol auto is kvlane's own: nvlink, shm,
+rdma and tcp have all bytes go by that path. With --use-vram either side has memory of a GPU, by either protocol.
 
 The table has nixlbench's columns: Prep writes the list of a batch's blocks, Post submits it, Tx is from there until it is done. Several block sizes and
 batch sizes are measured one after the other. With --check every batch's bytes are compared, outside of what is timed.`,

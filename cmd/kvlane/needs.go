@@ -13,6 +13,7 @@ import (
 	"github.com/kvlane/kvlane/bench"
 	"github.com/kvlane/kvlane/gdr"
 	"github.com/kvlane/kvlane/stream/copy/plan"
+	engine "github.com/kvlane/kvlane/transfer"
 )
 
 // need is what flags of some commands need of the other flags to have an effect. A flag that has none is a wrong command line:
@@ -173,6 +174,10 @@ var needs = []need{
 	{
 		commands: []string{"bench transfer", "transfer serve"}, flags: []string{"device", "gpu-id"},
 		met: is("use-vram", "true"), lacks: "--use-vram",
+	},
+	{
+		commands: []string{"bench transfer", "transfer serve"}, flags: []string{"rdma-provider", "nic", "rdma-port", "rdma-gid-index", "rdma-mtu"},
+		met: is("protocol", protocolAuto, engine.PathRDMA.String()), lacks: "--protocol auto or --protocol rdma",
 	},
 	{
 		commands: []string{"bench rdma", "bench file"}, flags: []string{"device-index"},

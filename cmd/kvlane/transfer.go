@@ -36,7 +36,7 @@ func (f *transferFlags) register(cmd *cobra.Command) {
 	fl := cmd.Flags()
 	fl.SortFlags = false
 	fl.StringVar(&f.protocol, "protocol", protocolMooncake,
-		"how segments are reached: mooncake, or by kvlane's own transfers: auto, by what can, or nvlink, shm or tcp")
+		"how segments are reached: mooncake, or by kvlane's own transfers: auto, by what can, or nvlink, shm, rdma or tcp")
 	complete(cmd, "protocol", protocols...)
 	fl.StringVar(&f.metadata, "metadata", mooncake.P2PHandshake, "where segments are: P2PHANDSHAKE (at the address that is their name), or http://HOST:PORT/metadata")
 	fl.StringVar(&f.cluster, "cluster", "", "name that sets this cluster's segments apart in a metadata server")

@@ -12,24 +12,28 @@ import (
 	"github.com/kvlane/kvlane/bench/transfer"
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/gdr"
 	"github.com/kvlane/kvlane/stream"
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
 	engine "github.com/kvlane/kvlane/transfer"
 	"github.com/kvlane/kvlane/transfer/metadata"
 	"github.com/kvlane/kvlane/transfer/mooncake"
+	"github.com/kvlane/kvlane/transfer/rail"
 )
 
 // protocolAuto is kvlane's own, by whichever path can; others of its paths have their names.
 const protocolAuto = "auto"
 
 // protocols are the values of --protocol where segments are offered and measured.
-var protocols = []string{protocolMooncake, protocolAuto, engine.PathNVLink.String(), engine.PathShm.String(), engine.PathTCP.String()}
+var protocols = []string{protocolMooncake, protocolAuto, engine.PathNVLink.String(), engine.PathShm.String(), engine.PathRDMA.String(), engine.PathTCP.String()}
 
 // memoryFlags say what memory a side of kvlane's own transfers has.
 type memoryFlags struct {
 	vram   bool
 	device string
 	gpu    int
+	rdma   rdmaFlags
 }
 
 func (f *memoryFlags) registerMemory(cmd *cobra.Command) {
@@ -37,6 +41,32 @@ func (f *memoryFlags) registerMemory(cmd *cobra.Command) {
 	fl.BoolVar(&f.vram, "use-vram", false, "device memory in place of the host's")
 	fl.IntVar(&f.gpu, "gpu-id", 0, "which of the devices")
 	registerDevice(fl, &f.device)
+	f.rdma.registerNICs(fl, "in software, which reach no other process")
+}
+
+// openNICs returns the NICs by which a path may go, with what closes them: where NICs are one of several ways and none is named, there need be none that is active.
+func (f *memoryFlags) openNICs(dev device.Device, path engine.Path) (_ *rail.NICs, done func() error, err error) {
+	if path != engine.PathNone && path != engine.PathRDMA {
+		return nil, func() error { return nil }, nil
+	}
+	n, err := gdr.Open(dev, f.rdma.config(), nil)
+	named := len(f.rdma.nics.NICs) > 0
+	if path == engine.PathNone && !named && (errors.Is(err, errdefs.ErrNotSupported) || errors.Is(err, errdefs.ErrBroken)) {
+		return nil, func() error { return nil }, nil
+	}
+	if err != nil {
+		return nil, nil, asUsage(fmt.Errorf("open NIC: %w", err))
+	}
+	done = func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+		defer cancel()
+		return n.Close(ctx)
+	}
+	nics, err := n.Transfers()
+	if err != nil {
+		return nil, nil, errors.Join(err, done())
+	}
+	return nics, done, nil
 }
 
 // open calls use with the device of the memory and a stream that copies it, none for the host's.
@@ -91,7 +121,7 @@ func (f *transferFlags) store() (_ metadata.Store, done func(), err error) {
 const nativeSegment = "memory"
 
 // serveNative offers memory to kvlane's own transfers until the command's context ends.
-func (f *serveFlags) serveNative(cmd *cobra.Command) error {
+func (f *serveFlags) serveNative(cmd *cobra.Command, path engine.Path) error {
 	store, done, err := f.store()
 	if err != nil {
 		return err
@@ -105,7 +135,12 @@ func (f *serveFlags) serveNative(cmd *cobra.Command) error {
 		}
 	}
 	return f.memory.open(func(dev device.Device, s stream.Stream) (err error) {
-		o.Device, o.Copy = dev, s
+		nics, done, err := f.memory.openNICs(dev, path)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, done()) }()
+		o.Device, o.Copy, o.NICs = dev, s, nics
 		ctx := cmd.Context()
 		t, err := transfer.OpenTarget(ctx, o)
 		if err != nil {
@@ -140,7 +175,12 @@ func (f *benchTransfer) measureNative(cmd *cobra.Command, path engine.Path) erro
 	}
 	defer done()
 	return f.serve.memory.open(func(dev device.Device, s stream.Stream) (err error) {
-		o := transfer.NativeOptions{Device: dev, Copy: s, Bytes: f.serve.bufferBytes, Store: store, Lanes: f.lanes}
+		nics, done, err := f.serve.memory.openNICs(dev, path)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, done()) }()
+		o := transfer.NativeOptions{Device: dev, Copy: s, NICs: nics, Bytes: f.serve.bufferBytes, Store: store, Lanes: f.lanes}
 		n, err := transfer.OpenNative(cmd.Context(), f.segment, path, o)
 		if err != nil {
 			return asUsage(err)

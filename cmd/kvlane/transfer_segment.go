@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -109,6 +110,9 @@ func (f *transferFlags) listNative(cmd *cobra.Command, segment string, json bool
 			return writeJSON(cmd, d)
 		}
 		fmt.Fprintf(cmd.OutOrStdout(), "segment   %s\nengine    %s\n", d.Name, d.Engine)
+		if len(d.NICs) > 0 {
+			fmt.Fprintf(cmd.OutOrStdout(), "nics      %s\n", strings.Join(d.NICs, ", "))
+		}
 		t := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
 		fmt.Fprintln(t, "BUFFER\tNAME\tOFFSET\tBYTES\tMEMORY\tSHARED")
 		for i, b := range d.Buffers {

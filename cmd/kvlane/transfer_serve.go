@@ -48,7 +48,8 @@ func newTransferServeCommand() *cobra.Command {
 notification that comes for it.
 
 Whoever reaches its ports reads and writes the memory: name an address of a network that is trusted. With --use-vram it is a device's, which goes by
-way of pinned memory; by kvlane's own transfers (--protocol auto) processes of this host and user reach either by sharing it where that works, by NVLink or in place.`,
+way of pinned memory; by kvlane's own transfers (--protocol auto) processes of this host and user reach either by sharing it where that works, by NVLink or in place,
+and what of peers and this machine has RDMA NICs uses them.`,
 		Example: `  kvlane transfer serve --protocol mooncake --metadata P2PHANDSHAKE --name 127.0.0.1:15995 --buffer-size 64MiB`,
 		Args:    usageArgs(cobra.NoArgs),
 		RunE:    func(cmd *cobra.Command, _ []string) error { return f.serve(cmd) },
@@ -69,11 +70,11 @@ func (f *serveFlags) serve(cmd *cobra.Command) (err error) {
 			return usagef("--metrics-addr: %w", err)
 		}
 	}
-	if _, own, err := f.native(); own || err != nil {
+	if path, own, err := f.native(); own || err != nil {
 		if err != nil {
 			return err
 		}
-		return f.serveNative(cmd)
+		return f.serveNative(cmd, path)
 	}
 	d, err := f.directory()
 	if err != nil {

@@ -20,6 +20,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvlane/kvlane/bench/transfer"
+	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/transfer/mooncake"
 )
 
@@ -242,10 +243,35 @@ func TestTransferPutAndGet(t *testing.T) {
 	}
 }
 
+// TestVerbsBenchTransfer measures kvlane's own transfers between the machine's first two NICs, tools/rxe/run's for example.
+func TestVerbsBenchTransfer(t *testing.T) {
+	names := strings.Split(os.Getenv("KVLANE_VERBS_DEVICES"), ",")
+	if len(names) < 2 {
+		testkit.Skip(t, "verbs", "KVLANE_VERBS_DEVICES names no two NICs")
+	}
+	target := []string{"bench", "transfer", "--mode", "target", "--name", "127.0.0.1:0", "--protocol", "rdma", "--nic", names[1], "--buffer-size", "2MiB"}
+	p := interruptible(t, target...)
+	name, _, _ := strings.Cut(p.word(t, "segment "), ": ")
+	for _, op := range []string{"read", "write"} {
+		code, stdout, stderr := execute(t, "bench", "transfer", "--segment", name, "--protocol", "rdma", "--nic", names[0], "--operation", op,
+			"--block-size", "4KiB,60000", "--batch-size", "1,7", "--threads", "2", "--duration", "50ms", "--buffer-size", "2MiB", "--check", "--json")
+		var r transfer.Report
+		if err := json.Unmarshal([]byte(stdout), &r); code != exitOK || err != nil {
+			t.Fatalf("exit code %d, %v: %s", code, err, stderr)
+		}
+		if len(r.Points) != 4 || r.Protocol != "rdma" || !r.Checked {
+			t.Errorf("%+v", r)
+		}
+	}
+	if _, rest := p.stop(); !strings.Contains(rest, "0 requests over sockets") {
+		t.Errorf("%q", rest)
+	}
+}
+
 // A shell completes values of flags.
 func TestTransferCompletions(t *testing.T) {
 	for flag, want := range map[string]string{
-		"bench transfer --mode": "initiator\ntarget\n", "bench transfer --operation": "read\nwrite\n", "transfer serve --protocol": "mooncake\nauto\nnvlink\nshm\ntcp\n", "transfer get --protocol": "mooncake\nauto\nnvlink\nshm\ntcp\n", "transfer ls --metadata": "P2PHANDSHAKE\nhttp://\n",
+		"bench transfer --mode": "initiator\ntarget\n", "bench transfer --operation": "read\nwrite\n", "transfer serve --protocol": "mooncake\nauto\nnvlink\nshm\nrdma\ntcp\n", "transfer get --protocol": "mooncake\nauto\nnvlink\nshm\nrdma\ntcp\n", "transfer ls --metadata": "P2PHANDSHAKE\nhttp://\n",
 	} {
 		args := append(append([]string{"__complete"}, strings.Fields(flag)...), "")
 		if code, stdout, _ := execute(t, args...); code != exitOK || !strings.HasPrefix(stdout, want+":") {
@@ -338,7 +364,8 @@ func TestBenchTransferNative(t *testing.T) {
 		args []string
 		want string
 	}{
-		{[]string{"--protocol", "rdma", "--segment", "127.0.0.1:1"}, "auto, nvlink, shm, tcp"},
+		{[]string{"--protocol", "ucx", "--segment", "127.0.0.1:1"}, "auto, nvlink, shm, rdma, tcp"},
+		{[]string{"--protocol", "tcp", "--nic", "mlx5_0", "--segment", "127.0.0.1:1"}, "--protocol auto or --protocol rdma"},
 		{[]string{"--protocol", "auto", "--metadata", "etcd://x", "--segment", "a"}, "--metadata"},
 	} {
 		if code, _, stderr := execute(t, append([]string{"bench", "transfer"}, c.args...)...); code != exitUsage || !strings.Contains(stderr, c.want) {

@@ -96,7 +96,7 @@ var mayImport = map[string]string{
 	"bench/chart":           anyPlain + " bench bench/file bench/request bench/transfer",
 	"internal/target":       anyPlain + " bench",
 	"bench/rdmabench":       onDevice + " stream rdma rdma/channel rdma/registry",
-	"bench/transfer":        onDevice + " stream bench share transfer transfer/memory transfer/metadata transfer/mooncake internal/sys/hostmem",
+	"bench/transfer":        onDevice + " stream bench share transfer transfer/memory transfer/metadata transfer/mooncake transfer/rail internal/sys/hostmem",
 	"bench/matmul":          onDevice + " internal/sys/cublaslt",
 	"telemetry":             anyPlain + " store stream/copy/plan stream/file transfer",
 	"telemetry/metricsdoc":  "telemetry",
@@ -125,12 +125,13 @@ var mayImport = map[string]string{
 	// Transfers between processes: what lies between sockets and registered memory knows nothing of segments, nor does the store of metadata.
 	"transfer/memory":   onDevice + " stream",
 	"transfer/metadata": "errdefs",
-	"transfer":          onDevice + " stream share transfer/memory transfer/metadata",
+	"transfer/rail":     onMem + " rdma rdma/channel rdma/registry internal/sys/hostmem",
+	"transfer":          onDevice + " stream share transfer/memory transfer/metadata transfer/rail",
 	"transfer/mooncake": "errdefs mem transfer/memory transfer/metadata",
 	"transfer/handover": "errdefs mem share transfer",
 
 	// The wiring of NICs, and the profiles of what is wired.
-	"gdr":             onDevice + " stream stream/copy stream/nic rdma rdma/ topology internal/unwind",
+	"gdr":             onDevice + " stream stream/copy stream/nic rdma rdma/ topology transfer/rail internal/unwind",
 	"profile":         onDevice + " device/cuda/kernels stream stream/copy stream/copy/plan stream/copy/calibrate stream/file internal/kept",
 	"internal/unwind": "errdefs",
 	"internal/inuse":  "errdefs",

@@ -1,0 +1,88 @@
+//go:build !nonic
+
+package transfer
+
+import (
+	"context"
+	"errors"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/gdr"
+	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/rdma/soft"
+	"github.com/kvlane/kvlane/transfer/rail"
+)
+
+// softNICs returns NICs in software, which reach memory of a device as gdr has them do; nil: what the CPU reaches.
+func softNICs(tb testing.TB, dev device.Device, count int) *rail.NICs {
+	tb.Helper()
+	n, err := gdr.Open(dev, gdr.Config{Provider: gdr.Soft, Count: count}, nil)
+	must(tb, err)
+	tb.Cleanup(func() {
+		if err := n.Close(context.Background()); err != nil {
+			tb.Error(err)
+		}
+	})
+	nics, err := n.Transfers()
+	must(tb, err)
+	return nics
+}
+
+// faultyNICs returns NICs of so many pieces a request, whose operations go wrong as the plan says.
+func faultyNICs(tb testing.TB, plan *fault.Plan, depth, sges int, names ...string) *rail.NICs {
+	tb.Helper()
+	p, err := soft.New(soft.Options{Devices: make([]soft.DeviceOptions, len(names)), Faults: plan})
+	must(tb, err)
+	tb.Cleanup(func() {
+		plan.Clear()
+		if err := p.Close(); err != nil {
+			tb.Error(err)
+		}
+	})
+	o := rail.Options{Provider: p, Depth: depth, MaxSGE: sges}
+	for _, name := range names {
+		o.NICs = append(o.NICs, rail.NIC{Name: name})
+	}
+	n, err := rail.New(o)
+	must(tb, err)
+	return n
+}
+
+// Environment variables, of names by commas: the NICs that tests may use, and those of a process that plays the target.
+const (
+	verbsNamesEnv = "KVLANE_VERBS_DEVICES"
+	nicEnv        = "KVLANE_TRANSFER_NICS"
+)
+
+func namesIn(env string) []string {
+	return strings.FieldsFunc(os.Getenv(env), func(r rune) bool { return r == ',' })
+}
+
+// openVerbs opens the machine's NICs of these names.
+func openVerbs(names []string) (*gdr.NICs, *rail.NICs, error) {
+	n, err := gdr.Open(nil, gdr.Config{NICs: names}, nil)
+	if err != nil {
+		return nil, nil, err
+	}
+	nics, err := n.Transfers()
+	if err != nil {
+		return nil, nil, errors.Join(err, n.Close(context.Background()))
+	}
+	return n, nics, nil
+}
+
+// targetNICs returns those of a process that plays the target, nil mostly, and what closes them.
+func targetNICs() (*rail.NICs, func() error, error) {
+	names := namesIn(nicEnv)
+	if len(names) == 0 {
+		return nil, func() error { return nil }, nil
+	}
+	n, nics, err := openVerbs(names)
+	if err != nil {
+		return nil, nil, err
+	}
+	return nics, func() error { return n.Close(context.Background()) }, nil
+}

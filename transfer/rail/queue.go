@@ -1,0 +1,232 @@
+//go:build !nonic
+
+package rail
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/rdma"
+	"github.com/kvlane/kvlane/rdma/channel"
+)
+
+// Queue is a queue pair. One goroutine sends, another waits; the rest is for one at a time, before they begin and after they have ended.
+type Queue struct {
+	d       *Domain
+	c       *channel.Channel
+	pair    *channel.Pair
+	scratch rdma.SGE
+	room    chan struct{} // a token: some requests have completed
+	// A chain of requests, and each one's places for pieces: of the sender.
+	wrs  []rdma.SendWR
+	sges []rdma.SGE
+	each int
+
+	mu   sync.Mutex // held while the channel is used
+	jobs []sent     // in order
+	wcs  [64]rdma.WC
+}
+
+// sent is a job on its way.
+type sent struct {
+	job  *Job
+	last uint64 // number of its last request
+}
+
+// Job is bytes between extents of local memory, which is held, and spans of one buffer of the peer's, equally long.
+type Job struct {
+	Write  bool // or read
+	Held   *Held
+	Local  []mem.Extent
+	Key    Key
+	Remote []Span
+}
+
+// Endpoint is what the peer has to know.
+func (q *Queue) Endpoint() Endpoint {
+	e := &q.pair.Endpoint
+	return Endpoint{QP: e.QPNum, PSN: e.PSN, GID: e.GID[:], LID: e.LID, MTU: uint8(e.MTU), Reads: e.RDepth}
+}
+
+// Connect connects the queue to a peer's. Where it fails, close the queue.
+func (q *Queue) Connect(to Endpoint) error {
+	if err := to.Validate(); err != nil {
+		return err
+	}
+	return q.pair.Connect(rdma.Endpoint{
+		QPNum: to.QP, PSN: to.PSN, GID: rdma.GID(to.GID), LID: to.LID, MTU: rdma.MTU(to.MTU), RDepth: to.Reads,
+	})
+}
+
+// Send posts the job's requests, as far as there is room, and waits for more until all are posted or ctx ends. Jobs complete in the order of
+// their Sends. After an error the queue is to be closed.
+func (q *Queue) Send(ctx context.Context, j *Job) error {
+	b := builder{q: q, j: j, op: rdma.WRRDMARead, local: j.Local, remote: j.Remote}
+	if j.Write {
+		b.op = rdma.WRRDMAWrite
+	}
+	for more := true; more; {
+		var wrs []rdma.SendWR
+		wrs, more = b.next()
+		for {
+			ok, err := q.post(wrs, j, !more)
+			if err != nil {
+				return err
+			}
+			if ok {
+				break
+			}
+			select {
+			case <-q.room:
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
+		}
+	}
+	return nil
+}
+
+// post posts all of wrs if there is room for them.
+func (q *Queue) post(wrs []rdma.SendWR, j *Job, last bool) (ok bool, err error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.pair.Outstanding()+uint64(len(wrs)) > uint64(q.c.Depth) {
+		return false, nil
+	}
+	if last {
+		q.jobs = append(q.jobs, sent{j, q.pair.Posted() + uint64(len(wrs)) - 1})
+	}
+	wrs[len(wrs)-1].Flags |= rdma.SendSignaled
+	if _, err = q.pair.Post(wrs); err != nil {
+		return false, fmt.Errorf("post requests: %w", err)
+	}
+	return true, nil
+}
+
+// Wait waits until requests complete, and returns how many more jobs are done by that, none maybe. After an error the queue is to be closed;
+// jobs before it count. ErrInvalid: the first job that is not done was refused, by this NIC or the peer's; others may be sent again.
+func (q *Queue) Wait(ctx context.Context) (jobs int, err error) {
+	for {
+		some, jobs, err := q.poll()
+		if some || err != nil {
+			return jobs, err
+		}
+		if err := q.c.Wait(ctx); err != nil {
+			return 0, err
+		}
+	}
+}
+
+// poll takes in what has completed, and has the channel tell of what comes later.
+func (q *Queue) poll() (some bool, jobs int, err error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if err := q.c.CQ.RequestNotify(false); err != nil {
+		return false, 0, err
+	}
+	for {
+		n, err := q.c.CQ.Poll(q.wcs[:])
+		for i := range q.wcs[:n] {
+			wc := &q.wcs[i]
+			_, seq, over := q.c.Completed(wc)
+			switch {
+			case over == 0:
+				continue
+			case wc.Status != rdma.WCSuccess:
+				return some, jobs, wc.Err()
+			}
+			some = true
+			for len(q.jobs) > 0 && q.jobs[0].last <= seq {
+				if err := q.seen(q.jobs[0].job); err != nil {
+					return some, jobs, err
+				}
+				q.jobs = q.jobs[1:]
+				jobs++
+			}
+		}
+		if err != nil || n < len(q.wcs) {
+			if some {
+				select {
+				case q.room <- struct{}{}:
+				default:
+				}
+			}
+			return some, jobs, err
+		}
+	}
+}
+
+// seen has devices see what the job has written to their memory.
+func (q *Queue) seen(j *Job) error {
+	if j.Write || q.d.o.Flush == nil {
+		return nil
+	}
+	for r := range j.Held.by {
+		if r.Kind() == mem.KindDevice {
+			if err := q.d.o.Flush(r.Device()); err != nil {
+				return fmt.Errorf("flush a NIC's writes: %w", err)
+			}
+		}
+	}
+	return nil
+}
+
+// Close ends the queue pair. When it returns nil nothing of it touches memory, here or at the peer, that the peer's own end has not been
+// given already. ErrBusy while bytes are on their way: it is called again then.
+func (q *Queue) Close() error { return q.c.Close() }
+
+// builder makes a job's requests.
+type builder struct {
+	q      *Queue
+	j      *Job
+	op     rdma.WROpcode
+	local  []mem.Extent
+	remote []Span
+	at, to int64 // bytes of the first of local and of remote that are done
+	done   bool  // all of it is, but for what reads back
+}
+
+// next returns the next chain of requests, and whether there are more.
+func (b *builder) next() (wrs []rdma.SendWR, more bool) {
+	wrs = b.q.wrs[:0]
+	for bytes := int64(0); len(wrs) < cap(wrs) && bytes < chainBytes && !b.done; {
+		w, n := b.request(b.q.sges[len(wrs)*b.q.each : len(wrs)*b.q.each])
+		wrs, bytes = append(wrs, w), bytes+n
+	}
+	switch {
+	case !b.done:
+		return wrs, true
+	case !b.j.Write:
+		return wrs, false
+	case len(wrs) == cap(wrs):
+		return wrs, true
+	}
+	end := b.j.Remote[len(b.j.Remote)-1]
+	return append(wrs, rdma.SendWR{
+		Opcode: rdma.WRRDMARead, RKey: b.j.Key.RKey, RemoteAddr: b.j.Key.Addr + uint64(end.Off+end.Len-1), SGEs: []rdma.SGE{b.q.scratch},
+	}), false
+}
+
+// request makes the next request, of one span of the peer's and as many pieces here as it takes, and returns its length.
+func (b *builder) request(sges []rdma.SGE) (w rdma.SendWR, bytes int64) {
+	span := b.remote[0]
+	w = rdma.SendWR{Opcode: b.op, RKey: b.j.Key.RKey, RemoteAddr: b.j.Key.Addr + uint64(span.Off+b.to), SGEs: sges}
+	limit := min(span.Len-b.to, requestBytes, b.q.c.MessageBytes)
+	for bytes < limit && len(w.SGEs) < b.q.c.MaxSGE(b.op) {
+		e := b.local[0]
+		n := min(e.Len-b.at, limit-bytes)
+		m := b.j.Held.by[e.Region]
+		w.SGEs = append(w.SGEs, rdma.SGE{Addr: m.Addr(e) + uint64(b.at), Length: uint32(n), LKey: m.Info().LKey})
+		bytes += n
+		if b.at += n; b.at == e.Len {
+			b.local, b.at = b.local[1:], 0
+		}
+	}
+	if b.to += bytes; b.to == span.Len {
+		b.remote, b.to = b.remote[1:], 0
+	}
+	b.done = len(b.remote) == 0
+	return w, bytes
+}

@@ -1,0 +1,294 @@
+package transfer
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/transfer/rail"
+)
+
+// A lane by RDMA is a queue pair at either end. They are connected by the lane's own connection, which says nothing more after that: it ends
+// with the process at either end, or with the queue pair, and the other end ends then. So such a lane is fenced as others are.
+
+// openLocal opens the domain of this process's memory; nil without NICs.
+func openLocal(n *rail.NICs) (*rail.Domain, error) {
+	if n == nil {
+		return nil, nil
+	}
+	return n.Use()
+}
+
+func closeDomain(d *rail.Domain) error {
+	if d == nil {
+		return nil
+	}
+	return d.Close()
+}
+
+// RegisterLocal registers memory of this process that batches read and write with the engine's NICs: what is not registered goes by other
+// paths. Without NICs it does nothing. It pins the memory, which UnregisterLocal has to take back before it is freed. ErrExists for what is
+// registered, ErrNotSupported for memory of another process, which could not take it back, and what the NICs say.
+func (e *Engine) RegisterLocal(r *mem.Region) error {
+	if e.local == nil {
+		return nil
+	}
+	if r.Origin() != nil {
+		return fmt.Errorf("register local memory: the %s is another process's: %w", r, errdefs.ErrNotSupported)
+	}
+	if _, err := e.local.Register(r, 0); err != nil {
+		return fmt.Errorf("register local memory: %w", err)
+	}
+	return nil
+}
+
+// UnregisterLocal takes back RegisterLocal, when no batch moves the memory by NICs any more. What is not registered is no error. If ctx ends
+// first it may be called again, and the memory must not be freed.
+func (e *Engine) UnregisterLocal(ctx context.Context, r *mem.Region) error {
+	if e.local == nil {
+		return nil
+	}
+	if err := e.local.Unregister(ctx, r); err != nil {
+		return fmt.Errorf("unregister local memory: %w", err)
+	}
+	return nil
+}
+
+// rails are a NIC here and one there, by their indices.
+type rails struct{ here, there int }
+
+// rest is for how long nothing is tried by such, after it went wrong: twice as long after each time until something goes well.
+type rest struct {
+	until time.Time
+	wait  time.Duration
+	why   error
+}
+
+const (
+	minRest = 100 * time.Millisecond
+	maxRest = 10 * time.Second
+)
+
+// tire has nothing begin by v for a while.
+func (p *peer) tire(v rails, why error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	r := p.rests[v]
+	if r == nil {
+		r = new(rest)
+		p.rests[v] = r
+	}
+	if now := time.Now(); !now.Before(r.until) { // else another queue pair said so before
+		r.wait = min(max(2*r.wait, minRest), maxRest)
+		r.until, r.why = now.Add(r.wait), why
+	}
+}
+
+// rested notes that v works.
+func (p *peer) rested(v rails) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.rests, v)
+}
+
+// beginRDMA begins a part by a queue pair. An error says why that cannot be.
+func (g *group) beginRDMA(ctx context.Context, p *part, forced Path) error {
+	if err := g.to.RDMA(p.buf.Offset); err != nil {
+		return err
+	}
+	l, err := g.to.p.queue(ctx, g.to, forced == PathNone)
+	if err != nil {
+		return err
+	}
+	held, err := g.e.local.Hold(l.by.here, p.extents())
+	if err != nil {
+		return &localError{err}
+	}
+	if err := g.board(p, PathRDMA, l, held); err != nil {
+		held.Release()
+		return err
+	}
+	return nil
+}
+
+// queue returns the queue pair to a segment with the least to do. spare leaves NICs alone that rest.
+func (p *peer) queue(ctx context.Context, to *Remote, spare bool) (*lane, error) {
+	here, there := len(p.e.o.NICs.Names()), to.nics()
+	most := max(p.e.o.Lanes, here, there)
+	return p.pick(ctx, to, most, func(ctx context.Context) (*lane, error) {
+		v, err := p.choose(to, most, here, there, spare)
+		if err != nil {
+			return nil, err
+		}
+		l, err := p.openQueue(ctx, to, v)
+		if err != nil {
+			p.tire(v, err)
+			return nil, fmt.Errorf("connect queue pair to engine at %s: %w", p.addr, err)
+		}
+		return l, nil
+	})
+}
+
+// choose returns by which NICs the next of so many queue pairs goes.
+func (p *peer) choose(to *Remote, most, here, there int, spare bool) (rails, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	have := make(map[rails]int)
+	for _, l := range p.lanes {
+		if l.to == to {
+			have[l.by]++
+		}
+	}
+	err := fmt.Errorf("engine at %s has %d NICs: %w", p.addr, there, errdefs.ErrNotSupported)
+	for k := range most {
+		if here == 0 || there == 0 {
+			break
+		}
+		v := rails{k % here, k % there}
+		if have[v] > 0 {
+			have[v]--
+			continue
+		}
+		if r := p.rests[v]; r != nil && spare && time.Now().Before(r.until) {
+			err = fmt.Errorf("it went wrong less than %v ago: %w", r.wait, r.why)
+			continue
+		}
+		return v, nil
+	}
+	return rails{}, err
+}
+
+// openQueue makes a queue pair and has the peer make and connect another.
+func (p *peer) openQueue(ctx context.Context, to *Remote, v rails) (*lane, error) {
+	if err := p.isLost(); err != nil {
+		return nil, err // a queue pair takes longer than to say so
+	}
+	q, err := p.e.local.Open(v.here)
+	if err != nil {
+		return nil, err
+	}
+	l, err := p.connect(ctx, to, v, q)
+	if err != nil {
+		closeQueue(q)
+	}
+	return l, err
+}
+
+func (p *peer) connect(ctx context.Context, to *Remote, v rails, q *rail.Queue) (_ *lane, err error) {
+	number := p.e.laneID.Add(1)
+	raw, r, err := p.dial(ctx, hello{purpose: forQueue, lane: number})
+	if err != nil {
+		return nil, err
+	}
+	c := &controlConn{raw, r}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, quiet(c.Close()))
+		}
+	}()
+	f, err := newFrame(callConnect, connectRequest{Segment: to.number, NIC: v.there, From: q.Endpoint()})
+	if err != nil {
+		return nil, err
+	}
+	out, err := c.ask(ctx, &f)
+	if err != nil {
+		return nil, err
+	}
+	if err := out.status.err(out.payload); err != nil {
+		return nil, err
+	}
+	var answer connectReply
+	if err := out.decode(&answer); err != nil {
+		return nil, err
+	}
+	if err := q.Connect(answer.To); err != nil {
+		return nil, err
+	}
+	l := &queueLane{newLane(p, number, c.pacedConn), q, r}
+	l.to, l.by, l.quiet = to, v, func() { closeQueue(q) }
+	if err := p.keep(l.lane); err != nil {
+		return nil, err
+	}
+	l.run(l.post, l.complete, l.listen)
+	return l.lane, nil
+}
+
+// closeQueue returns when nothing of the queue touches memory any more.
+func closeQueue(q *rail.Queue) {
+	for wait := time.Millisecond; q.Close() != nil; wait = min(2*wait, time.Second) {
+		time.Sleep(wait)
+	}
+}
+
+// queueLane is a lane that is a queue pair.
+type queueLane struct {
+	*lane
+	q *rail.Queue
+	r *bufio.Reader
+}
+
+func (l *queueLane) post() error {
+	for {
+		f := l.next()
+		if f == nil {
+			if err := l.sleep(); err != nil {
+				return err
+			}
+			continue
+		}
+		p := f.part
+		job := rail.Job{Write: p.op == Write, Held: f.held, Local: p.extents(), Key: p.buf.Keys[l.by.there]}
+		_ = p.shape.each(func(off, n int64) error { // which returns what this does
+			job.Remote = rail.AppendSpan(job.Remote, off-p.buf.Offset, n)
+			return nil
+		})
+		if err := l.q.Send(l.ctx, &job); err != nil {
+			return l.broke(err)
+		}
+	}
+}
+
+func (l *queueLane) complete() error {
+	for {
+		n, err := l.q.Wait(l.ctx)
+		for range n {
+			l.p.rested(l.by)
+			l.landed(nil)
+		}
+		l.conn.stamp() // the lane gets on
+		if err == nil {
+			continue
+		}
+		if f := l.first(); f != nil && l.ctx.Err() == nil && errors.Is(err, errdefs.ErrInvalid) {
+			f.cause = fmt.Errorf("the NICs refuse it: %w", err)
+			return errors.New("a NIC refused a request of it") // of another part than those that are left
+		}
+		return l.broke(err)
+	}
+}
+
+// listen waits for the other end to go, or for the lane to get nothing done for too long.
+func (l *queueLane) listen() error {
+	_, err := l.r.ReadByte()
+	switch {
+	case err == nil:
+		return fmt.Errorf("the target sends something: %w", errdefs.ErrMismatch)
+	case timedOut(err):
+		return l.broke(fmt.Errorf("nothing completes: %w", err))
+	}
+	return err
+}
+
+// broke has the lane's NICs rest, and returns why the lane ends: with the error's text, since what it wraps is about no part.
+func (l *queueLane) broke(err error) error {
+	if l.ctx.Err() != nil {
+		return errLane
+	}
+	err = fmt.Errorf("queue pair: %s", err.Error())
+	l.p.tire(l.by, err)
+	return err
+}

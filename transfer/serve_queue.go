@@ -1,0 +1,142 @@
+package transfer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/transfer/rail"
+)
+
+// serveQueue has a queue pair for as long as the connection lasts.
+func (e *Engine) serveQueue(c *connection) error {
+	f, err := readFrame(c.r)
+	if err != nil {
+		return err
+	}
+	if f.call != callConnect {
+		return fmt.Errorf("request of type %d on a connection for a queue pair: %w", f.call, errdefs.ErrInvalid)
+	}
+	q, err := e.connectQueue(c, &f)
+	if err != nil {
+		e.counters.refused.Add(1)
+		return (&frame{call: f.call, status: statusOf(err), payload: textOf(err)}).write(c)
+	}
+	defer closeQueue(q) // nothing of it touches memory when the connection is gone
+	out, err := newFrame(f.call, connectReply{To: q.Endpoint()})
+	if err != nil {
+		return err
+	}
+	out.status = statusOK
+	if err := out.write(c); err != nil {
+		return err
+	}
+	if err := c.next(); err != nil {
+		return err // it was closed, mostly
+	}
+	return fmt.Errorf("something came behind a queue pair: %w", errdefs.ErrInvalid)
+}
+
+// connectQueue makes a queue pair that reaches the memory of a segment.
+func (e *Engine) connectQueue(c *connection, f *frame) (*rail.Queue, error) {
+	var r connectRequest
+	if err := f.decode(&r); err != nil {
+		return nil, err
+	}
+	if err := r.From.Validate(); err != nil {
+		return nil, err
+	}
+	e.mu.Lock()
+	s := e.numbers[r.Segment]
+	e.mu.Unlock()
+	if s == nil {
+		return nil, fmt.Errorf("segment number %d: %w", r.Segment, errdefs.ErrNotFound)
+	}
+	d := s.domain.Load()
+	if d == nil {
+		return nil, fmt.Errorf("segment %q has no NICs: %w", s.name, errdefs.ErrNotSupported)
+	}
+	e.served.bind(c, s) // before there is anything that closing the segment has to end
+	q, err := d.Open(r.NIC)
+	if err != nil {
+		return nil, err
+	}
+	if err := q.Connect(r.From); err != nil {
+		closeQueue(q)
+		return nil, err
+	}
+	return q, nil
+}
+
+func (s *served) bind(c *connection, to *Segment) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c.of = to
+}
+
+// endOf ends the queue pairs of a segment, and returns when nothing of them touches memory any more.
+func (s *served) endOf(ctx context.Context, to *Segment) error {
+	s.mu.Lock()
+	var all []*connection
+	for c := range s.all {
+		if c.of == to {
+			all = append(all, c)
+		}
+	}
+	s.mu.Unlock()
+	for _, c := range all {
+		c.end()
+	}
+	for _, c := range all {
+		select {
+		case <-c.gone:
+		case <-ctx.Done():
+			return fmt.Errorf("end %d queue pairs: %w", len(all), context.Cause(ctx))
+		}
+	}
+	return nil
+}
+
+// offer registers a buffer's region with the NICs, if there are any, for those whose queue pairs are of this segment. Another process's memory
+// is not pinned: it could not take it back.
+func (s *Segment) offer(b *buffer) (err error) {
+	if s.e.o.NICs == nil || b.region.Origin() != nil {
+		return nil
+	}
+	d := s.domain.Load()
+	if d == nil {
+		if d, err = s.e.o.NICs.Serve(); err != nil {
+			return err
+		}
+		s.domain.Store(d)
+	}
+	b.desc.Keys, err = d.Register(b.region, b.desc.Offset)
+	return err
+}
+
+// withdraw takes a buffer's region back from the NICs.
+func (s *Segment) withdraw(ctx context.Context, b *buffer) error {
+	d := s.domain.Load()
+	if d == nil {
+		return nil
+	}
+	return d.Unregister(ctx, b.region)
+}
+
+// disconnect ends the segment's queue pairs, and its domain. It may be called again.
+func (s *Segment) disconnect(ctx context.Context) error {
+	d := s.domain.Load()
+	if d == nil {
+		return nil
+	}
+	for {
+		if err := s.e.served.endOf(ctx, s); err != nil {
+			return err
+		}
+		if err := d.Close(); err == nil || !errors.Is(err, errdefs.ErrBusy) || !pause(ctx, time.Millisecond) {
+			return err
+		}
+	}
+}

@@ -218,6 +218,12 @@ func (l *lane) get(ctx context.Context) (stream.Stream, error) {
 	return st, nil
 }
 
+// idle says whether there is a stream, and no task waits for a batch of it.
+func (l *lane) idle() bool {
+	st, _ := l.current()
+	return st != nil && l.submitted.Load() == l.resolved.Load()
+}
+
 func (l *lane) current() (st stream.Stream, why error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

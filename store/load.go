@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvlane/kvlane/block"
@@ -30,7 +31,11 @@ type LoadTask struct {
 
 	reached gate // layerwise: of shards that no block of the task still waits for
 
-	// The rest belongs to the task's goroutine.
+	// vacant says that no goroutine has the task: see start. Who resets it is the one that goes on with it.
+	vacant atomic.Bool
+	later  *time.Timer // sees to it that somebody does
+
+	// The rest belongs to the goroutine that has the task.
 	sc        *scratch
 	left      int       // blocks without a result
 	begun     time.Time // when the task began, and then what it has brought from the cache and from below
@@ -50,7 +55,7 @@ type LoadTask struct {
 // right, a few times. A lease, where given, is of this store and pins the blocks of all refs, in any order (ErrInvalid), and
 // must not have ended (ErrExpired); its pins stay until the load is done. Load waits
 // until ctx ends for its turn among Config.Tasks; ctx has no say over the task once that is returned. pages stays unchanged
-// until Done.
+// until Done. Where no other load is being copied, Load may begin to copy, and call the device's driver for it.
 //
 // Blocks fail one by one, with ErrNotFound (the block went meanwhile), ErrCorrupt (its bytes failed their check in every
 // tier that had it, which dropped it, or on the page, time and again), ErrBusy (no slot came free), ErrCanceled, or the
@@ -86,7 +91,7 @@ func (s *Store) Load(ctx context.Context, lease *Lease, pages *Pages, refs []Ref
 	}
 	s.count.loads.Add(1)
 	t.progress.begin(o.Progress, s)
-	s.runners.start(t)
+	t.start()
 	return t, nil
 }
 
@@ -114,9 +119,19 @@ func (t *LoadTask) reach() {
 	}
 }
 
+// Done is closed when the task has resolved, well or badly: every block has its result, and nothing touches the task's
+// pages or slots any more. Who can call Wait hears of small loads sooner.
+func (t *LoadTask) Done() <-chan struct{} {
+	t.leave()
+	return t.done
+}
+
 // Wait waits until the task has resolved and returns the errors of its blocks, joined; or until ctx ends, and returns
 // the context's cause.
-func (t *LoadTask) Wait(ctx context.Context) error { return t.wait(ctx, t.done) }
+func (t *LoadTask) Wait(ctx context.Context) error {
+	t.attend(ctx)
+	return t.wait(ctx, t.done)
+}
 
 // WaitShard waits until the shard, and those before it, are on the page of every block that will get them, verified, and returns the
 // errors of the blocks that have failed so far. A shard that has been waited for is not written again. Without LoadOptions.Layerwise that
@@ -125,6 +140,7 @@ func (t *LoadTask) WaitShard(ctx context.Context, shard int) error {
 	if shard < 0 || shard >= t.s.shards {
 		return fmt.Errorf("wait for shard %d of %d: %w", shard, t.s.shards, errdefs.ErrInvalid)
 	}
+	t.attend(ctx)
 	if !t.layers {
 		return t.wait(ctx, t.done)
 	}

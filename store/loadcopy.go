@@ -141,19 +141,27 @@ func (t *LoadTask) check(g *cohort, n int) {
 	p := &g.parts[n]
 	switch {
 	case p.summed && t.sums:
-		for place, i := range g.of(p) {
-			if err := t.compare(g, p, place, i); err != nil {
-				g.wrongs = append(g.wrongs, wrong{int(i), n, err})
-			}
-		}
+		t.compare(g, n)
 	case t.sums || t.s.cfg.Verify == VerifyAlways:
 		g.hand(t.s, t.sc, t, n)
 	}
 }
 
-// compare verifies block i, the part's place-th, by the sums that came with the part.
-func (t *LoadTask) compare(g *cohort, p *part, place int, i int32) error {
-	return t.verifyBy(p, i, func(k int) uint64 { return block.FoldLeaves(g.leavesOf(t.s, p, place, k)) })
+// compare verifies the blocks of g's n-th part by the sums that came with it, block by block and shard by shard.
+func (t *LoadTask) compare(g *cohort, n int) {
+	p := &g.parts[n]
+	leaves, counts := g.sums[p.sums:], (*t.s.leaves)[p.group][p.shards.from:p.shards.to]
+	for _, i := range g.of(p) {
+		next := leaves[p.leaves:]
+		err := t.verifyBy(p, i, func(k int) uint64 {
+			of := leaves[:counts[k-p.shards.from].n]
+			leaves = leaves[len(of):]
+			return block.FoldLeaves(of)
+		})
+		if leaves = next; err != nil {
+			g.wrongs = append(g.wrongs, wrong{int(i), n, err})
+		}
+	}
 }
 
 // handle verifies slots by the CPU, as far as the part has copied them.

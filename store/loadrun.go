@@ -4,12 +4,69 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/tier"
 )
 
-// run owns the task until it has resolved.
+// start begins to copy if the stream is idle and one batch is all: to wake a goroutine for it may take longer than all the rest. Then a
+// goroutine gets the task; but a small copy is left to whoever waits for it, for a while.
+func (t *LoadTask) start() {
+	most := firstBlocks
+	if t.layers {
+		most = 2*t.s.piece - 1
+	}
+	if t.left <= most && t.s.loads.idle() {
+		t.issue()
+		if t.progress.to == nil && t.brief() {
+			t.vacant.Store(true)
+			t.later = time.AfterFunc(unattended, t.leave)
+			return
+		}
+	}
+	t.s.runners.start(t)
+}
+
+// unattended is how long a task may be left to a Wait that does not come.
+const unattended = 200 * time.Microsecond
+
+// leave has a goroutine go on with the task, if nobody has it.
+func (t *LoadTask) leave() {
+	if t.vacant.CompareAndSwap(true, false) {
+		t.s.runners.start(t)
+	}
+}
+
+// attend goes on with the task if nobody has it, for as long as it takes to wake somebody else up.
+func (t *LoadTask) attend(ctx context.Context) {
+	if !t.vacant.CompareAndSwap(true, false) {
+		return
+	}
+	t.later.Stop()
+	if t.cohorts[0].flights[0].ticket.Spin(ctx) {
+		t.advance()
+	}
+	if t.left == 0 && len(t.cohorts) == 0 {
+		t.finish()
+		return
+	}
+	t.s.runners.start(t)
+}
+
+// brief says whether one small copy, which is under way, is all that is left to do.
+func (t *LoadTask) brief() bool {
+	return t.checking+t.reading == 0 && len(t.cohorts) == 1 && t.cohorts[0].n == t.left && t.cohorts[0].brief()
+}
+
+// issue begins what may be begun.
+func (t *LoadTask) issue() {
+	t.scan(0)
+	t.read()
+	t.flush()
+}
+
+// run has the task until it has resolved.
 func (t *LoadTask) run() {
 	stop := t.ctx.Done()
 	for {
@@ -17,9 +74,7 @@ func (t *LoadTask) run() {
 			stop = nil
 			t.stop()
 		}
-		t.scan(0)
-		t.read()
-		t.flush()
+		t.issue()
 		if len(t.sc.todo) > 0 && t.flying < ahead && t.unchecked() {
 			continue // the rest is looked at while the first is copied
 		}
@@ -30,7 +85,7 @@ func (t *LoadTask) run() {
 			}
 			continue
 		}
-		if jobs == 0 && len(t.cohorts) == 1 && stop != nil && t.cohorts[0].brief() {
+		if stop != nil && t.brief() {
 			// Who waits for a small copy polls: to be woken up takes as long as that.
 			_ = t.cohorts[0].flights[0].ticket.Wait(t.ctx)
 			t.advance()
@@ -90,11 +145,8 @@ func (t *LoadTask) scan(have int) {
 	if n <= 0 {
 		return
 	}
-	sc.ask, sc.slots, sc.states = sc.ask[:0], slices.Grow(sc.slots[:0], n)[:n], slices.Grow(sc.states[:0], n)[:n]
-	for _, i := range sc.todo[:n] {
-		sc.ask = append(sc.ask, sc.keys[i])
-	}
-	err := t.s.cache.OpenReady(t.ctx, sc.ask, sc.slots, sc.states)
+	sc.slots, sc.states = slices.Grow(sc.slots[:0], n)[:n], slices.Grow(sc.states[:0], n)[:n]
+	err := t.s.cache.OpenReady(t.ctx, sc.keysOf(sc.todo[:n]), sc.slots, sc.states)
 	for k, i := range sc.todo[:n] {
 		switch {
 		case err != nil:

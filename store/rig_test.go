@@ -47,10 +47,12 @@ type rigOptions struct {
 	clock          clockwork.Clock
 	wrapCache      func(tier.SlotTier) tier.SlotTier
 	wrapFile       func(tier.Tier) tier.Tier
+	wrapDevice     func(*sim.Device) device.Device // for streams
 	wrapLoad       func(stream.Stream) stream.Stream
 	wrapDump       func(stream.Stream) stream.Stream
 	sumEvery       int  // streams sum every n-th batch that asks for it; 0: none
 	still          bool // the device moves nothing
+	descriptors    int  // of a stream's ring
 	memo           bool // they sum each page once, for benchmarks
 	tune           func(*store.Config)
 	fsync          file.FsyncPolicy
@@ -73,6 +75,7 @@ type rig struct {
 	host   *mem.Region // the cache's slots
 	gpu    *mem.Region // the pages
 	pages  *store.Pages
+	loads  int // that were waited for
 	cache  *cache.Tier
 	file   *file.Tier
 	st     *store.Store
@@ -94,6 +97,7 @@ func newRig(tb testing.TB, o rigOptions) *rig {
 	def(&o.shards, 3)
 	def(&o.planes, 2)
 	def(&o.groups, 1)
+	def(&o.descriptors, 1024)
 	if o.planeBytes == 0 {
 		o.planeBytes = 512
 	}
@@ -215,7 +219,11 @@ func (r *rig) openStore() {
 
 func (r *rig) opener(wrap func(stream.Stream) stream.Stream) func() (stream.Stream, error) {
 	return func() (stream.Stream, error) {
-		st, err := streamcopy.Open(r.dev, streamcopy.Options{Path: r.o.path, QueueDepth: 64, Descriptors: 1024, StagingBytes: 1 << 20})
+		var dev device.Device = r.dev
+		if r.o.wrapDevice != nil {
+			dev = r.o.wrapDevice(r.dev)
+		}
+		st, err := streamcopy.Open(dev, streamcopy.Options{Path: r.o.path, QueueDepth: 64, Descriptors: r.o.descriptors, StagingBytes: 1 << 20})
 		if err != nil {
 			return nil, err
 		}
@@ -422,9 +430,12 @@ func (r *rig) load(o store.LoadOptions, ns ...int) []error {
 	return errs
 }
 
-// loaded waits for the task and returns its blocks' errors.
+// loaded waits for the task and returns its blocks' errors. Every other time it may have to go on with the task itself.
 func (r *rig) loaded(t *store.LoadTask) []error {
 	r.tb.Helper()
+	if r.loads++; r.loads%2 == 0 {
+		_ = t.Wait(r.ctx())
+	}
 	r.resolved(t.Done())
 	return t.Errs()
 }

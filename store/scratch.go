@@ -98,6 +98,21 @@ func (s *Store) take(refs []Ref) *scratch {
 	return sc
 }
 
+// keysOf returns the keys of items, until it is called again.
+func (sc *scratch) keysOf(items []int32) []block.Key {
+	first := int(items[0])
+	for k, i := range items {
+		if int(i) != first+k { // which is rare
+			sc.ask = sc.ask[:0]
+			for _, i := range items {
+				sc.ask = append(sc.ask, sc.keys[i])
+			}
+			return sc.ask
+		}
+	}
+	return sc.keys[first:][:len(items)]
+}
+
 // unprove makes room for blocks that are read without being verified.
 func (sc *scratch) unprove(s *Store) {
 	n, shards := len(sc.refs), s.formats.MaxShards()

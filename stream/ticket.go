@@ -123,7 +123,7 @@ const (
 // For at most 80 us Wait polls the device itself, letting other goroutines run every 10 to 25, as being woken up takes about
 // as long as a small copy. It sleeps at once where the stream expects the copy to take longer.
 func (t *Ticket) Wait(ctx context.Context) error {
-	if t.isDone() || t.driver != nil && t.poll(ctx) {
+	if t.Spin(ctx) {
 		return t.err
 	}
 	t.watch()
@@ -144,8 +144,11 @@ func (t *Ticket) Poll() bool {
 	return t.isDone()
 }
 
-// poll drives completion for a while, and reports whether the ticket has resolved.
-func (t *Ticket) poll(ctx context.Context) bool {
+// Spin is the first part of Wait, in which that polls, and reports whether the ticket has resolved.
+func (t *Ticket) Spin(ctx context.Context) bool {
+	if t.isDone() || t.driver == nil {
+		return t.isDone()
+	}
 	begun := time.Now()
 	for polls := 1; polls <= maxPolls; polls++ {
 		again := t.driver.Poll()

@@ -115,6 +115,20 @@ var storeMutants = []mutant{
 		"store/load.go", "		t.progress.advance(n)\n", ""),
 	defect("store", "TestLoadThatIsWaitedForExpires",
 		"store/progress.go", "	p.to.Set(err)\n	p.s.count", "	p.s.count"),
+	// What is looked at once.
+	defect("stream/copy/describe", "TestSurveyOfGroupsThatSharePlanes",
+		"stream/copy/describe/survey.go", "		if !pairs {\n			top", "		if !pairs && !known {\n			top"),
+	defect("stream/copy/describe", "TestSurveyHoldsEachGroupToItsOwnMemory",
+		"stream/copy/describe/survey.go", "ok = top.within(g.Pairs, set.page, set.slot)", "ok = true"),
+	// Who has a load.
+	defect("store", "TestLoadBeginsToCopyAtOnce",
+		"store/loadrun.go", "		t.issue()\n		if t.progress.to", "		if t.progress.to"),
+	defect("store", "TestLoadBeginsToCopyAtOnce",
+		"store/loadrun.go", " && t.s.loads.idle() {", " {"),
+	defect("store", "TestLoadThatNobodyWaitsFor",
+		"store/loadrun.go", "time.AfterFunc(unattended, t.leave)", "time.AfterFunc(unattended, func() {})"),
+	defect("store", "TestLoadGoesOnWithoutItsWaiter",
+		"store/loadrun.go", "		t.finish()\n		return\n	}\n	t.s.runners.start(t)\n", "		t.finish()\n	}\n"),
 	// What has landed.
 	defect("stream/copy", "TestConformanceSim/kernel/what_has_landed",
 		"stream/copy/move/parts.go", "	for p.landed < p.N && p.Landed(p.landed) {", "	for p.landed < p.N {"),

@@ -177,6 +177,9 @@ func (l *Library) Wait(h Handle, what int32, timeoutMillis int64) error {
 
 // wait waits until the task has ended, and returns the first error of its blocks.
 func (t *task) wait(ctx context.Context) error {
+	if t.load != nil {
+		_ = t.load.Wait(ctx) // which hears of small loads sooner
+	}
 	select {
 	case <-t.work.Done():
 		return ofBlocks(t.work.Errs())

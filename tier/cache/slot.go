@@ -196,8 +196,12 @@ func (t *Tier) Retain(ctx context.Context, keys []block.Key) (int, error) {
 		t.stats.Hits += int64(n)
 		t.stats.Retained += int64(n)
 	}()
+	var hashes [together]uint32
 	for ; n < len(keys); n++ {
-		slot, ok := t.index.find(&keys[n])
+		if n%together == 0 {
+			t.index.begin(keys[n:min(n+together, len(keys))], &hashes)
+		}
+		slot, ok := t.index.findBy(&keys[n], hashes[n%together])
 		if !ok || t.entries[slot].state != tier.Ready {
 			t.stats.Misses++
 			return n, nil

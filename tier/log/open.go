@@ -183,10 +183,13 @@ func (t *Tier) recover(ctx context.Context) error {
 		}
 	}
 	slices.SortStableFunc(tail, func(a, b group) int { return a.h.turn.compare(b.h.turn) })
+	anyTorn := false
 	for _, r := range tail {
-		if err := t.replay(ctx, r, durable); err != nil {
+		torn, err := t.replay(ctx, r, durable)
+		if err != nil {
 			return err
 		}
+		anyTorn = anyTorn || torn
 	}
 	if !t.cfg.ReadOnly {
 		if err := t.settle(ctx, synced); err != nil {
@@ -195,8 +198,15 @@ func (t *Tier) recover(ctx context.Context) error {
 	}
 	t.table.removeAll(func(e entry) bool { return t.segments.look(e.segment) == nil })
 	t.account()
-	if len(t.damage) > 0 && !t.cfg.ReadOnly {
+	switch {
+	case t.cfg.ReadOnly:
+	case len(t.damage) > 0:
 		return t.checkpoint() // in the place of one that may be read some day, when it has become wrong
+	case anyTorn:
+		// Later groups say that all before them is durable: what is torn must not be looked at again, and be believed then.
+		if err := t.checkpoint(); err != nil {
+			t.noted(err)
+		}
 	}
 	return nil
 }
@@ -308,8 +318,8 @@ func (t *Tier) loadCheckpoint() (synced bool, err error) {
 	return false, nil
 }
 
-// replay brings a group into the index. What no sync is known to cover is verified.
-func (t *Tier) replay(ctx context.Context, r group, durable position) error {
+// replay brings a group into the index, and says whether a block of it is torn: what no sync is known to cover is verified.
+func (t *Tier) replay(ctx context.Context, r group, durable position) (torn bool, err error) {
 	for i := range r.h.records {
 		rec := &r.h.records[i]
 		fold := foldOf(rec.key)
@@ -333,10 +343,11 @@ func (t *Tier) replay(ctx context.Context, r group, durable position) error {
 			err := t.read(ctx, r.g, e, rec.key, (*buf)[:f.Layout.ImageBytes()], mem.Extent{}, true)
 			t.buffers.Put(buf)
 			if ctx.Err() != nil {
-				return context.Cause(ctx)
+				return torn, context.Cause(ctx)
 			}
 			if errors.Is(err, errdefs.ErrCorrupt) || errors.Is(err, errdefs.ErrNotFound) {
-				continue // torn
+				torn = true
+				continue
 			}
 			if err == nil {
 				e.flags = seen
@@ -346,7 +357,7 @@ func (t *Tier) replay(ctx context.Context, r group, durable position) error {
 		}
 		t.table.put(e, func(old entry) bool { return t.outlasts(old, at) })
 	}
-	return nil
+	return torn, nil
 }
 
 // outlasts says whether a block of the checkpoint was written after what is at p, which the checkpoint does not cover: where p lies in a

@@ -150,60 +150,113 @@ func surveyList(b *mem.Batch, reaches func(*mem.Region) error) (v Shape, ok bool
 
 func surveyPaged(p *mem.Paged, v *Shape, reaches func(*mem.Region) error) error {
 	var order mem.PairRuns
-	pages, slots := int64(0), int64(0) // limits that the pairs of the group before are within
+	var set planes
+	var top highest
+	page, slot := int64(0), int64(0) // limits that the pairs of the group before are within
 	for i := range p.Groups {
 		g := &p.Groups[i]
-		if len(g.Pairs) == 0 {
+		n := len(g.Pairs)
+		if n == 0 {
 			continue
 		}
-		page, slot, err := g.Limits()
-		// The layers of a load have the same pairs, which are looked at once.
-		same := samePairs(g, before(p.Groups, i))
-		if err == nil && (!same || page < pages || slot < slots) && !within(g.Pairs, page, slot) {
+		// The layers of a load have the same pairs, and parts of whole blocks the same planes, which are looked at once.
+		last := before(p.Groups, i)
+		pairs, err := samePairs(g, last), error(nil)
+		known := samePlanes(g, last) && len(last.Pairs) > 0 && g.Slots == last.Slots
+		if !known {
+			set.page, set.slot, err = g.Limits()
+		}
+		ok := true
+		if !pairs {
+			top.known, ok = false, within(g.Pairs, set.page, set.slot)
+		} else if set.page < page || set.slot < slot {
+			ok = top.within(g.Pairs, set.page, set.slot)
+		}
+		if err == nil && !ok {
 			err = g.Validate()
+		}
+		if err == nil && !known {
+			err = set.survey(g, p.Dir, reaches)
 		}
 		if err != nil {
 			return fmt.Errorf("page group %d: %w", i, err)
 		}
-		pages, slots = page, slot
-		if !same {
+		page, slot = set.page, set.slot
+		if !pairs {
 			order = g.Runs()
 		}
-		if err := reaches(g.Slots.Region); err != nil {
-			return fmt.Errorf("slots of page group %d: %w", i, err)
-		}
-		for j := range g.Planes {
-			if err := reaches(g.Planes[j].Region); err != nil {
-				return fmt.Errorf("page group %d plane %d: %w", i, j, err)
-			}
-			n := g.Planes[j].Bytes
-			if n == 0 {
-				continue
-			}
-			v.Bytes += n * int64(len(g.Pairs))
-			if wholeSlots(g) && n == g.Planes[j].Stride {
-				v.Runs += order.Both
-			} else {
-				v.Runs += len(g.Pairs)
-			}
-			v.Copies += len(g.Pairs)
-			v.PagedDescs += len(g.Pairs) * int(CeilDiv(n, device.PieceBytes))
-			if p.Dir == mem.ToSlots {
-				v.Ways |= wayOf(g.Slots.Region, g.Planes[j].Region)
-				v.SrcRuns += len(g.Pairs)
-			} else {
-				v.Ways |= wayOf(g.Planes[j].Region, g.Slots.Region)
-				v.DstRuns += len(g.Pairs)
-			}
+		v.Bytes += set.bytes * int64(n)
+		v.Copies += set.n * n
+		v.Runs += (set.n-set.whole)*n + set.whole*order.Both
+		v.PagedDescs += set.descs * n
+		v.Ways |= set.ways
+		slots := set.runs * n
+		if set.full {
+			slots = order.Slots // those that follow each other make one span
 		}
 		if p.Dir == mem.ToSlots {
-			v.DstRuns += slotRuns(g, order)
+			v.SrcRuns, v.DstRuns = v.SrcRuns+set.n*n, v.DstRuns+slots
 		} else {
-			v.SrcRuns += slotRuns(g, order)
+			v.DstRuns, v.SrcRuns = v.DstRuns+set.n*n, v.SrcRuns+slots
 		}
-		v.Pieces += len(g.Planes) * len(g.Pairs)
+		v.Pieces += len(g.Planes) * n
 	}
 	return p.ValidateForm()
+}
+
+// planes is what is known of the planes of a page group, and of one page and one slot by them.
+type planes struct {
+	page, slot int64 // the highest that are in range
+	bytes      int64
+	n          int  // that have bytes
+	whole      int  // of them, those of pages in a row that are slots in a row
+	descs      int  // of device.PieceBytes
+	runs       int  // unbroken spans of the slot
+	full       bool // the only one is all of the slot
+	ways       Ways
+}
+
+// survey sets all but the limits.
+func (s *planes) survey(g *mem.PageGroup, dir mem.Direction, reaches func(*mem.Region) error) error {
+	*s = planes{page: s.page, slot: s.slot}
+	if err := reaches(g.Slots.Region); err != nil {
+		return fmt.Errorf("slots: %w", err)
+	}
+	var region *mem.Region
+	first, end := int64(0), int64(-1)
+	for j := range g.Planes {
+		pl := &g.Planes[j]
+		if pl.Region != region {
+			if err := reaches(pl.Region); err != nil {
+				return fmt.Errorf("plane %d: %w", j, err)
+			}
+			region = pl.Region
+		}
+		n := pl.Bytes
+		if n == 0 {
+			continue
+		}
+		if s.n == 0 {
+			first = pl.SlotOff
+		}
+		if pl.SlotOff != end {
+			s.runs++
+		}
+		end = pl.SlotOff + n
+		s.bytes += n
+		s.n++
+		if wholeSlots(g) && n == pl.Stride {
+			s.whole++
+		}
+		s.descs += int(CeilDiv(n, device.PieceBytes))
+		if dir == mem.ToSlots {
+			s.ways |= wayOf(g.Slots.Region, pl.Region)
+		} else {
+			s.ways |= wayOf(pl.Region, g.Slots.Region)
+		}
+	}
+	s.full = s.runs == 1 && first == 0 && end == g.Slots.Stride
+	return nil
 }
 
 // Reached reports whether all memory that copies of b touch is within reach. Neighbours are mostly of the same region, so each is
@@ -272,31 +325,26 @@ func within(pairs []mem.PageSlot, page, slot int64) bool {
 	return all&above == 0 && left == above
 }
 
+// highest is the highest page and slot of pairs that are held to several limits, one after the other.
+type highest struct {
+	known      bool
+	page, slot uint32
+}
+
+// within is within, exactly.
+func (h *highest) within(pairs []mem.PageSlot, page, slot int64) bool {
+	if !h.known {
+		*h = highest{known: true}
+		for _, ps := range pairs {
+			h.page, h.slot = max(h.page, ps.Page), max(h.slot, ps.Slot)
+		}
+	}
+	return int64(h.page) <= page && int64(h.slot) <= slot
+}
+
 // wholeSlots reports whether a group is of one plane that fills its slots.
 func wholeSlots(g *mem.PageGroup) bool {
 	return len(g.Planes) == 1 && g.Planes[0].SlotOff == 0 && g.Planes[0].Bytes == g.Slots.Stride
-}
-
-// slotRuns returns in how many unbroken spans of its slots a group copies, whose pairs are in that order.
-func slotRuns(g *mem.PageGroup, order mem.PairRuns) int {
-	runs, first, end := 0, int64(0), int64(-1)
-	for i := range g.Planes {
-		pl := &g.Planes[i]
-		if pl.Bytes == 0 {
-			continue
-		}
-		if runs == 0 {
-			first = pl.SlotOff
-		}
-		if pl.SlotOff != end {
-			runs++
-		}
-		end = pl.SlotOff + pl.Bytes
-	}
-	if runs != 1 || first != 0 || end != g.Slots.Stride {
-		return runs * len(g.Pairs)
-	}
-	return order.Slots // whole slots: those that follow each other make one span
 }
 
 // CeilDiv returns n divided by by, rounded up.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/kvlane/kvlane/errdefs"
@@ -78,6 +79,75 @@ func TestSurveyHoldsEachGroupToItsOwnMemory(t *testing.T) {
 	for _, small := range []mem.PageGroup{group(7, 6), group(8, 5)} {
 		if err := survey(group(8, 6), small); !errors.Is(err, errdefs.ErrInvalid) {
 			t.Errorf("a group that does not hold the pairs of the one before: %v", err)
+		}
+	}
+}
+
+// benchRequest is a request of 1,024 blocks as a load has it, of 64 planes: layer by layer, or so many blocks a part.
+func benchRequest(tb testing.TB, layers bool) *mem.Batch {
+	tb.Helper()
+	const planes, blocks, bytes = 64, 1024, 4096
+	device, err := mem.NewRegion(mem.RegionSpec{Kind: mem.KindDevice, Len: planes * blocks * bytes, Dev: mem.DevAddr(1) << 40})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	var all []mem.Plane
+	for i := range int64(planes) {
+		all = append(all, mem.Plane{Region: device, Base: i * bytes * blocks, Stride: bytes, Bytes: bytes, SlotOff: i * bytes})
+	}
+	pairs := make([]mem.PageSlot, blocks)
+	for i := range pairs {
+		pairs[i] = mem.PageSlot{Page: uint32(i * 7 % blocks), Slot: uint32(i)}
+	}
+	p := &mem.Paged{Dir: mem.ToPages}
+	for i := range 32 {
+		g := mem.PageGroup{Planes: all, Slots: mem.Slots{Region: device, Stride: planes * bytes}, Pairs: pairs}
+		if layers {
+			g.Planes = all[2*i:][:2]
+		} else {
+			g.Pairs = pairs[32*i:][:32]
+		}
+		p.Groups = append(p.Groups, g)
+	}
+	return &mem.Batch{Paged: p}
+}
+
+// BenchmarkSurvey measures the look at a request before the first byte moves.
+func BenchmarkSurvey(b *testing.B) {
+	for _, layers := range []bool{true, false} {
+		b.Run(map[bool]string{true: "layers", false: "parts"}[layers], func(b *testing.B) {
+			batch := benchRequest(b, layers)
+			for b.Loop() {
+				if _, err := Survey(batch, func(*mem.Region) error { return nil }); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// Of groups that have the same planes each is surveyed as if it were the only one to have them.
+func TestSurveyOfGroupsThatSharePlanes(t *testing.T) {
+	for _, layers := range []bool{true, false} {
+		batch := benchRequest(t, layers)
+		reaches := func(*mem.Region) error { return nil }
+		got, err := Survey(batch, reaches)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range batch.Paged.Groups {
+			g := &batch.Paged.Groups[i]
+			g.Planes, g.Pairs = slices.Clone(g.Planes), slices.Clone(g.Pairs)
+		}
+		if want, err := Survey(batch, reaches); err != nil || got != want || want.Pieces != 64*1024 {
+			t.Errorf("layers %v: %+v by groups that share, %+v, %v by others", layers, got, want, err)
+		}
+	}
+	for _, beyond := range []mem.PageSlot{{Page: 1024}, {Slot: 1024}} {
+		batch := benchRequest(t, false)
+		batch.Paged.Groups[31].Pairs[31] = beyond
+		if _, err := Survey(batch, func(*mem.Region) error { return nil }); !errors.Is(err, errdefs.ErrInvalid) {
+			t.Errorf("a pair %v beyond what its planes have: %v", beyond, err)
 		}
 	}
 }

@@ -135,25 +135,31 @@ def token_bytes(args: argparse.Namespace) -> int:
 Runs = list[dict[str, Any]]  # what was asked, how long it took, and what came out
 
 
-def each(engine: Engine, source: str, before: Callable[[], None] = lambda: None) -> Runs:
-    """Asks for every prompt once."""
-    runs = []
-    for tokens in engine.args.lengths:
-        for i in range(engine.args.repeat):
-            before()
-            seconds, out = engine.ask(engine.prompt(tokens, i))
-            runs.append({"source": source, "tokens": tokens, "i": i, "seconds": seconds, **out})
-    return runs
+def each(engine: Engine, source: str, before: Callable[[], None] = lambda: None, repeat: int = 1) -> Runs:
+    """Asks for every prompt, so often."""
+    return [
+        run
+        for tokens in engine.args.lengths
+        for i in range(engine.args.prompts)
+        for _ in range(repeat)
+        for run in one(engine, source, tokens, i, before)
+    ]
+
+
+def one(engine: Engine, source: str, tokens: int, i: int, before: Callable[[], None] = lambda: None) -> Runs:
+    """Asks for one prompt once."""
+    before()
+    seconds, out = engine.ask(engine.prompt(tokens, i))
+    return [{"source": source, "tokens": tokens, "i": i, "seconds": seconds, **out}]
 
 
 def of_vllm(args: argparse.Namespace) -> Runs:
     """Without a connector: computed, and, right after that, from the device."""
-    engine, runs = Engine(args, None), []
+    engine, runs = Engine(args, None), Runs()
     for tokens in args.lengths:
-        for i in range(args.repeat):
-            for source in ("computed in full", "kept on the device"):
-                seconds, out = engine.ask(engine.prompt(tokens, i))
-                runs.append({"source": source, "tokens": tokens, "i": i, "seconds": seconds, **out})
+        for i in range(args.prompts):
+            for source in ["computed in full"] + args.repeat * ["kept on the device"]:
+                runs += one(engine, source, tokens, i)
             engine.reset()
     return runs
 
@@ -163,7 +169,7 @@ def in_memory(args: argparse.Namespace, name: str, connector: dict[str, Any], di
     engine = Engine(args, connector)
     runs = each(engine, f"{name}: computed and stored", engine.reset)
     engine.settle(directory)
-    return runs + each(engine, f"{name}: in memory", engine.reset)
+    return runs + each(engine, f"{name}: in memory", engine.reset, args.repeat)
 
 
 def restarted(args: argparse.Namespace, source: str, connector: dict[str, Any]) -> Runs:
@@ -181,7 +187,7 @@ def kvlane(args: argparse.Namespace, name: str, directory: str | None) -> dict[s
 
 def pool_bytes(args: argparse.Namespace) -> int:
     """Pinned memory for all prompts: and half as much more, as one request holds five eighths of it at most."""
-    tokens: int = args.repeat * sum(args.lengths) + min(args.lengths)
+    tokens: int = args.prompts * sum(args.lengths) + min(args.lengths)
     return 3 * tokens * token_bytes(args) // 2 + (256 << 20)
 
 
@@ -220,7 +226,7 @@ def child(out: str, work: Callable[..., Runs], args: argparse.Namespace, rest: t
 
 def table(args: argparse.Namespace, runs: Runs) -> tuple[list[Row], list[str]]:
     """The rows, printed, and what is wrong with them."""
-    reference = {(r["tokens"], r["i"]): r for r in runs if r["source"] == "kept on the device"}
+    reference = {(r["tokens"], r["i"]): r for r in reversed(runs) if r["source"] == "kept on the device"}
     rows, wrong = list[Row](), list[str]()
     if len({str(r["likely"]) for r in reference.values()}) < len(reference):
         wrong.append("what comes out hardly depends on the prefix, so comparing it shows nothing")
@@ -237,11 +243,11 @@ def table(args: argparse.Namespace, runs: Runs) -> tuple[list[Row], list[str]]:
             found = sorted({r["cached"] for r in of})
             if found != [tokens * loaded]:
                 wrong.append(f"{tokens} tokens, {source}: {found} tokens were there")
-            if same is False:
+            elif same is False:
                 wrong.append(f"{tokens} tokens, {source}: NOT IDENTICAL")
             # What is beyond the time with KV that never left is the load's.
             rate = f"{line.kv_bytes / (line.median - kept) / 1e9:8.2f}" if loaded and kept and line.median > kept else " " * 8
-            said = {True: "identical", False: "NOT IDENTICAL", None: ""}[same]
+            said = {True: "identical", False: "NOT IDENTICAL", None: ""}[same] if found == [tokens * loaded] else "NOT FOUND"
             print(f"{tokens:>7}  {source:<38} {1e3 * line.median:>10.2f} {1e3 * line.p99:>10.2f} {rate}  {said}".rstrip())
     return rows, wrong
 
@@ -251,13 +257,14 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", choices=PRESETS, default="tiny", help="the model's shape")
     parser.add_argument("--tokens", help="lengths of prefixes, separated by commas, whole blocks each; by default the preset's")
-    parser.add_argument("--repeat", type=int, default=3, help="different prompts of each length")
+    parser.add_argument("--prompts", type=int, default=2, help="different prompts of each length")
+    parser.add_argument("--repeat", type=int, default=3, help="hits of each, where it is there again: not after a restart")
     parser.add_argument("--block-tokens", type=int, default=16 if not current_platform.is_cpu() else 32)
     parser.add_argument("--engines", default="vllm,own,layerwise,memory,disk,files", help="which to run, in this order")
     parser.add_argument("--engine", type=json.loads, default={}, help="further arguments of vllm.LLM, in JSON")
     parser.add_argument("--dir", help="where to make a directory for the files, on the disk that is meant; else in TMPDIR")
     parser.add_argument("--timeout", type=float, default=600, help="seconds that each engine has")
-    parser.add_argument("--budget", type=float, default=3600, help="after how many seconds no further engine begins")
+    parser.add_argument("--budget", type=float, default=3600, help="after how many seconds no engine runs any more")
     parser.add_argument("--json", help="file for all figures")
     args = parser.parse_args()
     args.lengths = [int(n) for n in (args.tokens or LENGTHS[args.preset]).split(",")]
@@ -282,14 +289,14 @@ def main() -> int:
 
 def measure(args: argparse.Namespace, directory: str) -> int:
     """Runs the engines one after another, each in a process of its own."""
-    # A fork has vLLM imported already. It cannot be one where this process may have touched a GPU.
-    processes: Any = multiprocessing.get_context("fork" if current_platform.is_cpu() else "spawn")
-    runs, wrong, all_plans, begin = Runs(), list[str](), plans(args, directory), time.monotonic()
+    # A fork has vLLM imported already. It cannot be one where this process has touched a GPU.
+    processes: Any = multiprocessing.get_context("spawn" if torch.cuda.is_initialized() else "fork")
+    runs, wrong, all_plans, end = Runs(), list[str](), plans(args, directory), time.monotonic() + args.budget
     for name in args.engines.split(","):
         if name == "own" and current_platform.is_cpu():
             print("vLLM's own offloading is not for CPUs", flush=True)
             continue
-        if time.monotonic() > begin + args.budget:
+        if time.monotonic() > end:
             wrong.append(f"{name}: the budget was used up")
             continue
         before, work, rest = all_plans[name]
@@ -297,14 +304,14 @@ def measure(args: argparse.Namespace, directory: str) -> int:
         out = os.path.join(directory, f"{name}.json")
         process = processes.Process(target=child, args=(out, work, args, rest))
         process.start()
-        process.join(args.timeout)
+        process.join(min(args.timeout, max(0, end - time.monotonic())))
         if process.exitcode != 0:
             process.kill()
             wrong.append(f"{name}: " + ("took too long" if process.exitcode is None else f"ended with {process.exitcode}"))
             print(wrong[-1], flush=True)
             continue
         runs += json.loads(Path(out).read_text())
-        print(f"{name}: done after {time.monotonic() - begin:.0f} s", flush=True)
+        print(f"{name}: done after {args.budget - end + time.monotonic():.0f} s", flush=True)
     place = "CPU" if current_platform.is_cpu() else current_platform.get_device_name()
     import vllm
 

@@ -19,7 +19,7 @@ HITS = (
 
 
 def run(folder: Path, *args: str) -> Any:
-    command = [sys.executable, str(SCRIPT), "--repeat", "2", "--tokens", "64,128", "--dir", str(folder), *args]
+    command = [sys.executable, str(SCRIPT), "--prompts", "2", "--repeat", "2", "--tokens", "64,128", "--dir", str(folder), *args]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=env)
 
@@ -32,7 +32,8 @@ def test_a_tiny_model(tmp_path: Path) -> None:
     assert not report["wrong"]
     for source in HITS:
         rows = [r for r in report["rows"] if r["source"] == source]
-        assert [(r["tokens"], r["n"], r["identical"]) for r in rows] == [(64, 2, True), (128, 2, True)], source
+        n = 2 if "restart" in source else 4
+        assert [(r["tokens"], r["n"], r["identical"]) for r in rows] == [(64, n, True), (128, n, True)], source
     assert len({str(r["likely"]) for r in report["runs"]}) >= 4, "prompts that differ come to the same"
     assert not list(tmp_path.glob("kvlane-ttft-*"))
 
@@ -42,3 +43,4 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
     done = run(tmp_path, "--engines", "files")
     assert done.returncode == 1
     assert "64 tokens, kvlane: after a restart, page cache: [0] tokens were there" in done.stdout, done.stdout[-4000:]
+    assert done.stdout.count("NOT FOUND") == 2

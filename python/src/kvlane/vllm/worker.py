@@ -275,8 +275,8 @@ def open_worker(config: dict[str, Any], kv_caches: CanonicalKVCaches, groups: li
         )
     if device.type == "cpu":
         config = {**config, "device": {"driver": "host"}}
-    elif "device" not in config:
-        config = {**config, "device": {"driver": "cuda", "index": device.index or 0}}
+    else:  # stores come after what is on vLLM's stream, which waits for layers
+        config = {"device": {"driver": "cuda", "index": device.index or 0}, **config, "host_streams": True}
     store = Store(config)
     try:
         return Worker(store, PagedCache(store, groups=memory), groups)

@@ -37,6 +37,7 @@ func TestOppositeTrafficIsLeftItsShare(t *testing.T) {
 		{"scattered", scattered(plan.H2D, 65_536, 4096), stream.PathKernel, 4, 1},
 		{"slots", plan.Request{Dir: plan.H2D, Pieces: 65_536, Runs: 65_536, HostRuns: 1024, Bytes: 65_536 << 12}, stream.PathStaged, 32, 32},
 		{"large blocks", scattered(plan.H2D, 256, 1<<20), stream.PathCopyEngine, 0, 0},
+		{"what engines reach enough of alone", plan.Request{Dir: plan.H2D, Pieces: 8192, Runs: 8192, HostRuns: 1, Bytes: 8192 << 16}, stream.PathStaged, 32, 32},
 	} {
 		pl := newPlanner(t, plan.Default(), plan.Options{})
 		out, can := c.in, plan.PathSet(stream.PathCopyEngine, stream.PathKernel, stream.PathStaged)

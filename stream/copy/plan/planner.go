@@ -305,12 +305,13 @@ func (p *Planner) pick(list []costed, r *Request, b *bounds) (*costed, string) {
 	}
 	if b.ease > 0 {
 		enough := float64(r.Bytes) / b.ease
-		if x := leanestOf(list, func(x *costed) bool { return x.lone <= enough }); x != nil {
+		// One thread block holds up nothing: a path without any is no better for that than a staged one, which is faster.
+		if x := leanestOf(list, 1, func(x *costed) bool { return x.lone <= enough }); x != nil {
 			return x, ReasonOpposed
 		}
 	}
 	limit := best.cost * (1 + p.margin)
-	x := leanestOf(list, func(x *costed) bool { return x.cost <= limit })
+	x := leanestOf(list, 0, func(x *costed) bool { return x.cost <= limit })
 	switch {
 	case x.cost-x.harm > (soonest.cost-soonest.harm)*(1+p.margin):
 		return x, ReasonHarm
@@ -320,13 +321,16 @@ func (p *Planner) pick(list []costed, r *Request, b *bounds) (*costed, string) {
 	return x, ReasonFastest
 }
 
-// leanestOf returns the candidate with the fewest thread blocks, and of these the cheapest, among those that ok takes; nil if there
-// is none.
-func leanestOf(list []costed, ok func(*costed) bool) *costed {
+// leanestOf returns the candidate with the fewest thread blocks, up to few of which are no matter, and of these the cheapest, among those
+// that ok takes; nil if there is none.
+func leanestOf(list []costed, few int32, ok func(*costed) bool) *costed {
 	var least *costed
 	for i := range list {
 		x := &list[i]
-		if ok(x) && (least == nil || x.taken < least.taken || x.taken == least.taken && x.cost < least.cost) {
+		if !ok(x) {
+			continue
+		}
+		if taken := max(x.taken, few); least == nil || taken < max(least.taken, few) || taken == max(least.taken, few) && x.cost < least.cost {
 			least = x
 		}
 	}

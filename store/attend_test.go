@@ -129,3 +129,34 @@ func TestLoadGoesOnWithoutItsWaiter(t *testing.T) {
 	d.tickets[len(d.tickets)-1].Resolve(stream.Completion{}, errdefs.ErrCanceled)
 	wantErr(t, l.Wait(r.ctx()), errdefs.ErrCanceled)
 }
+
+// What a small load took that nobody waited for was learned as if its copy had gone on until somebody looked.
+func TestDefectUnseenLoadIsLearned(t *testing.T) {
+	const loads = 16 // a rate takes several
+	r, d := heldLoads(t)
+	close(d.in)
+	for n := range loads {
+		l, err := r.st.Load(r.ctx(), nil, r.pages, r.refs(4, 1), store.LoadOptions{})
+		r.must(err)
+		<-d.came
+		d.took(r, n+1)
+		time.Sleep(time.Millisecond)
+		d.landed(0, true)
+		for ctx := r.ctx(); l.Errs() == nil; time.Sleep(time.Millisecond) {
+			r.must(context.Cause(ctx))
+		}
+		r.must(errors.Join(l.Errs()...))
+	}
+	if rate := r.st.Stats().Admission.MemoryRate; rate != 0 {
+		t.Errorf("%v bytes a second were learned", rate)
+	}
+	for n := loads + 1; r.st.Stats().Admission.MemoryRate == 0; n++ { // as some may come too late
+		if n > 8*loads {
+			t.Fatal("nothing was learned of loads that were waited for")
+		}
+		l, err := r.st.Load(r.ctx(), nil, r.pages, r.refs(4, 1), store.LoadOptions{})
+		r.must(err)
+		time.AfterFunc(2*time.Millisecond, func() { <-d.came; d.took(r, n); d.landed(0, true) })
+		r.must(l.Wait(r.ctx()))
+	}
+}

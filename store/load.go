@@ -36,6 +36,7 @@ type LoadTask struct {
 	later  *time.Timer // sees to it that somebody does
 
 	// The rest belongs to the goroutine that has the task.
+	untimed   bool // nobody saw when its copy had landed
 	sc        *scratch
 	left      int       // blocks without a result
 	begun     time.Time // when the task began, and then what it has brought from the cache and from below
@@ -55,7 +56,8 @@ type LoadTask struct {
 // right, a few times. A lease, where given, is of this store and pins the blocks of all refs, in any order (ErrInvalid), and
 // must not have ended (ErrExpired); its pins stay until the load is done. Load waits
 // until ctx ends for its turn among Config.Tasks; ctx has no say over the task once that is returned. pages stays unchanged
-// until Done. Where no other load is being copied, Load may begin to copy, and call the device's driver for it.
+// until Done. Where no other load is being copied, Load may begin to copy, and call the device's driver for it; for the first load by a path
+// also to get what the path needs, which ctx does not end (Config's streams may be opened with all of it).
 //
 // Blocks fail one by one, with ErrNotFound (the block went meanwhile), ErrCorrupt (its bytes failed their check in every
 // tier that had it, which dropped it, or on the page, time and again), ErrBusy (no slot came free), ErrCanceled, or the

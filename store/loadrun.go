@@ -13,7 +13,7 @@ import (
 // start begins to copy if the stream is idle and one batch is all: to wake a goroutine for it may take longer than all the rest. Then a
 // goroutine gets the task; but a small copy is left to whoever waits for it, for a while.
 func (t *LoadTask) start() {
-	most := firstBlocks
+	most := min(firstBlocks, t.s.most)
 	if t.layers {
 		most = 2*t.s.piece - 1
 	}
@@ -34,6 +34,7 @@ const unattended = 200 * time.Microsecond
 // leave has a goroutine go on with the task, if nobody has it.
 func (t *LoadTask) leave() {
 	if t.vacant.CompareAndSwap(true, false) {
+		t.untimed = true
 		t.s.runners.start(t)
 	}
 }
@@ -44,7 +45,9 @@ func (t *LoadTask) attend(ctx context.Context) {
 		return
 	}
 	t.later.Stop()
-	if t.cohorts[0].flights[0].ticket.Spin(ctx) {
+	ticket := t.cohorts[0].flights[0].ticket
+	t.untimed = ticket.Poll()
+	if t.untimed || ticket.Spin(ctx) {
 		t.advance()
 	}
 	if t.left == 0 && len(t.cohorts) == 0 {
@@ -392,7 +395,7 @@ func (t *LoadTask) arrived(shard, n int) {
 }
 
 func (t *LoadTask) finish() {
-	if t.memory+t.files > 0 {
+	if t.memory+t.files > 0 && !t.untimed {
 		t.s.admission.Loaded(t.memory, t.files, t.s.clock.Now().Sub(t.begun))
 	}
 	t.s.put(t.sc)

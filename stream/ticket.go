@@ -149,6 +149,9 @@ func (t *Ticket) Spin(ctx context.Context) bool {
 	if t.isDone() || t.driver == nil {
 		return t.isDone()
 	}
+	if ctx.Err() != nil {
+		return t.Poll()
+	}
 	begun := time.Now()
 	for polls := 1; polls <= maxPolls; polls++ {
 		again := t.driver.Poll()

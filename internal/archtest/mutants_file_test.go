@@ -52,7 +52,7 @@ var fileMutants = []mutant{
 		"		case !mine && (absent != nil || now.Device != e.file.info.Device || now.Inode != e.file.info.Inode):\n",
 		"		case !mine && absent != nil:\n"),
 	defect("stream/file", "TestDefectPageCacheKeepsToTheDisksDepth",
-		"stream/file/flow.go", " || !p.write && b.stream.warm.hot.Load()", ""),
+		"stream/file/flow.go", " || b.looks(p) && b.stream.warm.hot.Load()", ""),
 	defect("stream/file", "TestDefectForcedPathAsksCuFile",
 		"stream/file/choose.go", " && (s.opts.Path == stream.PathNone || s.needsCuFile())", ""),
 	defect("stream/file", "TestDefectChunksCrossOneByOne",

@@ -160,4 +160,6 @@ var storeMutants = []mutant{
 		"store/manager/manager.go", "			there[i] = s == tier.Ready && (rank == 0 || there[i])\n", "			there[i] = s == tier.Ready || there[i]\n"),
 	defect("store/manager", "TestModel",
 		"store/manager/manager.go", "	m.evicted = append(m.evicted, *m.names[key])\n	delete(m.names, key)\n	m.stats.Evicted++\n", "	delete(m.names, key)\n	m.stats.Evicted++\n"),
+	defect("store", "TestDefectUnseenLoadIsLearned",
+		"store/loadrun.go", "t.memory+t.files > 0 && !t.untimed {", "t.memory+t.files > 0 {"),
 }

@@ -151,6 +151,9 @@ func (s *Stream) account(o *op, c *stream.Completion, err error) {
 	if !o.planned || o.held || o.paced {
 		return // it waited for something else than the path
 	}
+	if left := o.left.Load(); left != 0 && time.Duration(s.finished.Load()-left) > unseen {
+		return // it waited for somebody to look
+	}
 	s.planner.Observe(o.choice, o.request, c.Finished.Sub(s.from(o, before)))
 }
 

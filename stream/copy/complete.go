@@ -22,6 +22,9 @@ const pollBytes = 2 << 20
 // resident kernel that left just before it saw the batch.
 const unattended = 200 * time.Microsecond
 
+// unseen is how long nobody may have looked at a batch that has ended meanwhile, and what it took be believed: small ones take 5 to 40 us.
+const unseen = 40 * time.Microsecond
+
 // Whoever completes holds Stream.completing: the completer goroutine, or a goroutine in Ticket.Wait that found it free. It takes
 // items off flight in order, and waits or asks for their events.
 
@@ -63,8 +66,11 @@ func (s *Stream) push(it *item) {
 	o.Fly()
 	if only := s.flight.push(it); !only || !it.last || it.Lost || !o.small() || o.watched.Load() {
 		s.look()
-	} else if s.armed.CompareAndSwap(false, true) {
-		s.later.Reset(unattended)
+	} else {
+		o.left.Store(int64(s.now()))
+		if s.armed.CompareAndSwap(false, true) {
+			s.later.Reset(unattended)
+		}
 	}
 }
 
@@ -100,6 +106,7 @@ func (s *Stream) complete(wait bool) (left bool) {
 		}
 		over, quiet, err := it.poll(wait)
 		if !over {
+			it.op.left.Store(0)
 			return it.op.small()
 		}
 		switch {

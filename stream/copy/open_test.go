@@ -180,8 +180,9 @@ func TestPlannerIsAsked(t *testing.T) {
 				if d.can[0]&all != tt.can {
 					t.Errorf("paths %b, want %b", d.can[0], tt.can)
 				}
-				if len(d.told) != 1 || d.told[0] != c.Finished.Sub(c.Started) {
-					t.Errorf("told %v of %v", d.told, c.Finished.Sub(c.Started))
+				took := c.Finished.Sub(c.Started)
+				if late := len(d.told) == 0 && took > 40*time.Microsecond; !late && (len(d.told) != 1 || d.told[0] != took) { // late: nobody looked in time
+					t.Errorf("told %v of %v", d.told, took)
 				}
 			})
 		}
@@ -209,7 +210,11 @@ func TestOutcomesOfOthersAreNotLearned(t *testing.T) {
 	if len(d.told) != 0 {
 		t.Errorf("told %v", d.told)
 	}
-	complete(t, s, streamtest.Strided(gpu, host, 4, 100))
+	for range 50 { // as somebody may come too late to see one end
+		if complete(t, s, streamtest.Strided(gpu, host, 4, 100)); len(d.told) > 0 {
+			break
+		}
+	}
 	if len(d.told) != 1 {
 		t.Errorf("told %v of a batch like any other", d.told)
 	}
@@ -226,6 +231,23 @@ func TestOutcomesOfOthersAreNotLearned(t *testing.T) {
 	}
 	if len(d.told) != 1 {
 		t.Errorf("told %v of a batch that failed", d.told)
+	}
+}
+
+// What a small batch took that nobody waited for was learned as if its copy had gone on until somebody looked.
+func TestDefectUnseenOutcomeIsLearned(t *testing.T) {
+	dev := openSim(t, sim.Options{})
+	host, gpu := pinned(t, dev, 4096), deviceMemory(t, dev, 4096)
+	d := &decider{choice: plan.Choice{Path: stream.PathKernel}}
+	s := open(t, dev, streamcopy.Options{Planner: d})
+	defer closeStream(t, s)
+	ticket, err := s.Submit(deadline(t), streamtest.Strided(gpu, host, 4, 100))
+	if err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(20 * time.Millisecond)
+	if err := ticket.Wait(deadline(t)); err != nil || len(d.told) != 0 {
+		t.Errorf("error %v, told %v", err, d.told)
 	}
 }
 

@@ -21,6 +21,7 @@ type op struct {
 	stream  *Stream
 	carried atomic.Pointer[stream.Ticket] // of a NIC's stream, while that has the batch
 	watched atomic.Bool                   // somebody waits without polling
+	left    atomic.Int64                  // when it was left to a Ticket.Wait, since the stream was opened, if nobody has looked since; or zero
 	told    int                           // page groups of which somebody was told that they have landed; of who completes
 	planned bool                          // request and choice are what the planner was asked and answered
 	origins mem.Holds                     // of memory of other processes that the batch touches

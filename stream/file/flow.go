@@ -104,10 +104,16 @@ func (b *batch) issue() (chunk <-chan mem.Extent, room chan<- struct{}) {
 	}
 }
 
-// admits reports whether another transfer of p may be unfinished: as many as the disk is fastest with, but for reads while the page
-// cache has what they ask for.
+// admits reports whether another transfer of p may be unfinished: as many as the disk is fastest with, but for reads that look in the page
+// cache while that has what they ask for.
 func (b *batch) admits(p *part) bool {
-	return b.by.depth == 0 || int(b.flying.Load()) < b.by.depth || !p.write && b.stream.warm.hot.Load()
+	return b.by.depth == 0 || int(b.flying.Load()) < b.by.depth || b.looks(p) && b.stream.warm.hot.Load()
+}
+
+// looks reports whether p's next transfer may be found in the page cache first.
+func (b *batch) looks(p *part) bool {
+	t := &p.transfers[p.begun]
+	return !p.write && t.file.fd >= 0 && t.mem.Region.CPU() != 0 && b.stream.opts.Path == stream.PathNone
 }
 
 // stage makes the next part, which has that chunk. What is written is gathered first.
@@ -125,6 +131,7 @@ func (b *batch) stage(chunk mem.Extent) {
 func (b *batch) begin() {
 	p := b.current
 	t := &p.transfers[p.begun]
+	t.try = b.looks(p) && b.stream.warm.try()
 	p.begun++
 	last := p.begun == len(p.transfers)
 	p.pending.Add(1)
@@ -134,7 +141,7 @@ func (b *batch) begin() {
 	}
 	t.home = b.by.queueOf(b.stream, t)
 	q := t.home
-	if t.try = !t.write && t.file.fd >= 0 && t.mem.Region.CPU() != 0 && b.stream.opts.Path == stream.PathNone && b.stream.warm.try(); t.try {
+	if t.try {
 		q = b.stream.workers
 	}
 	t.begin(q)

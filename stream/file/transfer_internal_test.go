@@ -6,6 +6,9 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kvlane/kvlane/internal/sys/hostmem"
+	"github.com/kvlane/kvlane/mem"
 )
 
 func TestAdvance(t *testing.T) {
@@ -43,16 +46,25 @@ func TestAdvance(t *testing.T) {
 
 // Reads from the page cache kept to as many transfers as the disk is fastest with.
 func TestDefectPageCacheKeepsToTheDisksDepth(t *testing.T) {
+	plain, err := hostmem.Region(make([]byte, 4096))
+	if err != nil {
+		t.Fatal(err)
+	}
 	b := &batch{stream: &Stream{}, by: choice{depth: 4}}
-	b.flying.Store(4)
-	for _, tt := range []struct{ hit, write, want bool }{{false, false, false}, {true, false, true}, {true, true, false}, {false, false, false}} {
+	reads := func(fd int, write bool) *part {
+		return &part{write: write, transfers: []transfer{{file: &File{fd: fd}, mem: mem.All(plain)}}}
+	}
+	for _, tt := range []struct {
+		p         *part
+		hit, want bool
+	}{{reads(3, false), false, false}, {reads(3, false), true, true}, {reads(3, true), true, false}, {reads(-1, false), true, false}, {reads(3, false), false, false}} {
+		b.flying.Store(4)
 		b.stream.warm.saw(tt.hit)
-		if got := b.admits(&part{write: tt.write}); got != tt.want {
+		if got := b.admits(tt.p); got != tt.want {
 			t.Errorf("%+v: %v", tt, got)
 		}
-	}
-	b.flying.Store(3)
-	if !b.admits(&part{}) {
-		t.Error("fewer than the depth are refused")
+		if b.flying.Store(3); !b.admits(tt.p) {
+			t.Errorf("%+v: fewer than the depth are refused", tt)
+		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -206,6 +207,7 @@ func (t *Tier) recover(ctx context.Context) error {
 		// Later groups say that all before them is durable: what is torn must not be looked at again, and be believed then.
 		if err := t.checkpoint(); err != nil {
 			t.noted(err)
+			t.written.Store(math.MaxInt64 / 2) // so that one is due until it can be written
 		}
 	}
 	return nil

@@ -24,7 +24,7 @@ GUEST := KVLANE_REQUIRE=verbs,nfs,root $(GO) test -count 1 -p 1 -timeout 120s -e
 export CGO_ENABLED = 0
 
 .DEFAULT_GOAL := help
-.PHONY: build lib wheel python vllm sglang mooncake demo test verbs mutants nonic lint race generate drift fuzz bench crash stress hardware-kit hardware clean help
+.PHONY: build lib wheel dist python vllm sglang mooncake demo test verbs mutants nonic lint race generate drift fuzz bench crash stress hardware-kit hardware clean help
 
 build: ## build the one binary, bin/kvlane
 	$(GO) build -trimpath -o $(BIN)/kvlane ./cmd/kvlane
@@ -34,6 +34,12 @@ lib: ## build the C library, bin/lib/libkvlane.so, and its header; needs pip, fo
 
 wheel: lib ## build the Python package with library and binary inside, bin/wheel/kvlane-*.whl; needs pip
 	tools/wheel $(BIN)
+
+# VERSION names the release; without it, the commit's tag does, or Go.
+dist: ## make what a release of the last commit has, bin/dist: binaries, completions, checksums, a module proxy; and try it
+	tools/dist $(BIN)
+	GOARCH=arm64 $(GO) vet ./...
+	KVLANE_REQUIRE=dist KVLANE_DIST=$(CURDIR)/$(BIN)/dist $(GO) test -count 1 -run Dist ./cmd/kvlane
 
 # The environment with torch takes 2 GB below bin/.venv.
 python: wheel ## check the Python package: linters, tests on torch and transformers, and the wheel in empty environments

@@ -67,7 +67,9 @@ func appendMetrics[S any](all []Metric, fs []family[S]) []Metric {
 func WriteTable(w io.Writer) error {
 	var b strings.Builder
 	b.WriteString("# Metrics\n\n")
-	b.WriteString("Commands that run for long serve these at `/metrics` of the address given by `--metrics-addr`.\n")
+	b.WriteString("Every command serves these at `/metrics` of the address given by `--metrics-addr` while it runs: `replay` and `demo` those of store, tiers\n" +
+		"and copies, `transfer serve` and `bench transfer` (kvlane's own) those of transfers, all of them those of the build, of Go and of the process.\n" +
+		"[Alerts](alerts.md) and a [dashboard](grafana/kvlane.json) are made of them.\n")
 	b.WriteString("This page is generated from the catalog in package telemetry by `make generate`; do not edit it.\n\n")
 	b.WriteString("| metric | type | unit | labels | meaning |\n|---|---|---|---|---|\n")
 	for _, m := range Catalog() {

@@ -158,8 +158,8 @@ func OpenTarget(ctx context.Context, o TargetOptions) (_ *Target, err error) {
 // Segment is what others open the segment by.
 func (t *Target) Segment() string { return t.address }
 
-// Engine is the target's.
-func (t *Target) Engine() *transfer.Engine { return t.engine }
+// Engine is the party's own.
+func (p *party) Engine() *transfer.Engine { return p.engine }
 
 // Close withdraws the memory and frees it. Importers that are attached lose it.
 func (t *Target) Close() error {

@@ -64,6 +64,9 @@ func runDemo(cmd *cobra.Command, device string, rdma *rdmaFlags, temp string) er
 			if err != nil {
 				return nil, asUsage(err) // not a nil *Engine in an interface
 			}
+			if err := showEngine(metricsOf(ctx), e); err != nil {
+				return nil, errors.Join(err, e.Close(ctx))
+			}
 			return e, nil
 		},
 		Verify: verifyDir,

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"sync"
 	"time"
 
@@ -17,7 +16,6 @@ import (
 	"github.com/kvlane/kvlane/store"
 	"github.com/kvlane/kvlane/stream"
 	"github.com/kvlane/kvlane/stream/copy/plan"
-	"github.com/kvlane/kvlane/telemetry"
 	"github.com/kvlane/kvlane/tier/file"
 	"github.com/kvlane/kvlane/tier/log"
 )
@@ -77,7 +75,6 @@ type engineFlags struct {
 	given       func(flag string) bool // on the command line; nil: none
 	fileBytes   int64
 	readOnly    bool
-	metricsAddr string
 }
 
 func (e *engineFlags) register(flags *pflag.FlagSet) {
@@ -96,7 +93,6 @@ func (e *engineFlags) register(flags *pflag.FlagSet) {
 	flags.Var(sizeValue{&e.logBytes}, "log-bytes", "bound of the log tier; 0 is none")
 	e.registerLower(flags)
 	e.rdma.register(flags)
-	flags.StringVar(&e.metricsAddr, "metrics-addr", "", "serve Prometheus metrics at this host:port under /metrics")
 }
 
 // serving is the policy of an engine whose configuration names none.
@@ -172,10 +168,6 @@ func (e *engineFlags) choices(c *kvlane.Config) []error {
 		check("file-dir-bytes", sizeValue{&n}.Set(text))
 		c.Store.DirBytes = append(c.Store.DirBytes, n)
 	}
-	if e.metricsAddr != "" {
-		_, _, err = net.SplitHostPort(e.metricsAddr)
-		check("metrics-addr", err)
-	}
 	return errs
 }
 
@@ -204,27 +196,4 @@ func closeEngine(ctx context.Context, e *kvlane.Engine) error {
 	ctx, cancel := closing(ctx, closeTimeout, interruptGrace)
 	defer cancel()
 	return e.Close(ctx)
-}
-
-// serveMetrics serves the engine's metrics on addr until the returned function is called; with no address it does
-// nothing.
-func serveMetrics(ctx context.Context, addr string, m *telemetry.Metrics, e *kvlane.Engine) (stop func() error, err error) {
-	if addr == "" {
-		return func() error { return nil }, nil
-	}
-	m.SetStore(e.Store().Stats)
-	m.SetPlanner(e.PlanFigures)
-	m.SetNICs(e.NICStats)
-	m.SetFiles(e.FileStats)
-	for _, t := range e.Tiers() {
-		if err := m.SetTier(t.Name(), t); err != nil {
-			return nil, err
-		}
-	}
-	srv, err := m.Serve(ctx, addr)
-	if err != nil {
-		return nil, err
-	}
-	slog.Info("serving metrics", "url", fmt.Sprintf("http://%s/metrics", srv.Addr()))
-	return srv.Close, nil
 }

@@ -160,7 +160,7 @@ var needs = []need{
 		met:      isNot("mode", modeTarget), clashes: "--mode target, which measures nothing",
 	},
 	{
-		commands: []string{"bench transfer"}, flags: []string{"name", "listen", "data-port", "metrics-addr"},
+		commands: []string{"bench transfer"}, flags: []string{"name", "listen", "data-port"},
 		met: is("mode", modeTarget), lacks: "--mode target",
 	},
 	{

@@ -14,7 +14,7 @@ import (
 // alwaysEffective are the flags that no other flag takes the effect from, by command.
 var alwaysEffective = map[string]string{
 	"replay": `preset layers kv-heads head-size dtype block-tokens tp tp-rank mla list-presets device device-index path verify cache-bytes
-		pipeline file-dir log-dir metrics-addr pages concurrency layerwise limit seed json progress`,
+		pipeline file-dir log-dir pages concurrency layerwise limit seed json progress`,
 	"demo":      "device dir",
 	"doctor":    "json dir",
 	"topo":      "json svg",
@@ -26,7 +26,7 @@ var alwaysEffective = map[string]string{
 	"bench file":        "dir bytes sizes work order from device budget seed json csv out charts",
 	"bench rdma":        "device sizes iterations rdma-provider nic rdma-port rdma-gid-index rdma-mtu json",
 	"bench transfer":    "mode protocol metadata buffer-size use-vram",
-	"transfer serve":    "protocol metadata name listen buffer-size metrics-addr use-vram",
+	"transfer serve":    "protocol metadata name listen buffer-size use-vram",
 	"transfer metadata": "listen",
 	"transfer probe":    "protocol metadata timeout json",
 	"transfer ls":       "protocol metadata timeout json",

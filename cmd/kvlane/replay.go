@@ -100,12 +100,10 @@ func (r *replayCommand) execute(ctx context.Context, stdout, stderr io.Writer) (
 	r.run.Device, r.run.Store, r.run.Memory = e.Device(), e.Store(), e
 	r.run.Identity, r.run.Summary = e.Identity(), summary
 
-	metrics := telemetry.New()
-	stop, err := serveMetrics(ctx, r.engine.metricsAddr, metrics, e)
-	if err != nil {
+	metrics := metricsOf(ctx)
+	if err := showEngine(metrics, e); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, stop()) }()
 	r.run.Progress = progress(metrics, int64(summary.Requests), r.bar(stderr))
 
 	rep, err := replay.Run(ctx, r.run)

@@ -45,6 +45,7 @@ func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 
 func newRootCommand() *cobra.Command {
 	var level, format string
+	var watch watchFlags
 	root := newGroupCommand("kvlane", "Move and keep the KV cache of language models", `kvlane moves the KV cache of language models between GPU memory, host memory and storage by the most direct path a
 machine has, and keeps it in a tiered block store that survives restarts.
 
@@ -56,6 +57,7 @@ It needs nothing installed: what the machine has is found at run time, and what 
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err: err} })
 	root.PersistentFlags().StringVar(&level, "log-level", "info", "least severe log records to print: debug, info, warn or error")
 	root.PersistentFlags().StringVar(&format, "log-format", "text", "form of log records on standard error: text or json")
+	watch.register(root.PersistentFlags())
 	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
 		log, err := newLogger(cmd.ErrOrStderr(), level, format)
 		if err != nil {
@@ -65,6 +67,7 @@ It needs nothing installed: what the machine has is found at run time, and what 
 		return checkNeeds(cmd)
 	}
 	root.AddCommand(newReplayCommand(), newDemoCommand(), newStoreCommand(), newDoctorCommand(), newTopoCommand(), newCalibrateCommand(), newBenchCommand(), newTransferCommand(), newShareProbeCommand())
+	watch.around(root)
 	return root
 }
 

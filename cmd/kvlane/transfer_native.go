@@ -147,11 +147,7 @@ func (f *serveFlags) serveNative(cmd *cobra.Command, path engine.Path) error {
 			return asUsage(err)
 		}
 		defer func() { err = errors.Join(err, t.Close()) }()
-		stop, err := serveTransferMetrics(ctx, f.metricsAddr, t.Engine().Stats)
-		if err != nil {
-			return err
-		}
-		defer func() { err = errors.Join(err, stop()) }()
+		metricsOf(ctx).SetTransfer(t.Engine().Stats)
 		out := cmd.OutOrStdout()
 		fmt.Fprintf(out, "segment %s: %d bytes; interrupt to end\n", t.Segment(), f.bufferBytes)
 		for {
@@ -186,6 +182,7 @@ func (f *benchTransfer) measureNative(cmd *cobra.Command, path engine.Path) erro
 			return asUsage(err)
 		}
 		defer func() { err = errors.Join(err, n.Close()) }()
+		metricsOf(cmd.Context()).SetTransfer(n.Engine().Stats)
 		return f.carry(cmd, n)
 	})
 }

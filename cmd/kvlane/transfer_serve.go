@@ -27,7 +27,6 @@ type serveFlags struct {
 	dataPort     int
 	bufferBytes  int64
 	memory       memoryFlags
-	metricsAddr  string
 }
 
 func (f *serveFlags) registerServe(cmd *cobra.Command) {
@@ -36,7 +35,6 @@ func (f *serveFlags) registerServe(cmd *cobra.Command) {
 	fl.StringVar(&f.listen, "listen", "", "HOST:PORT to listen on where peers reach it by another (default --name)")
 	fl.IntVar(&f.dataPort, "data-port", 0, "port for data by Mooncake's protocol; 0 takes a free one")
 	f.memory.registerMemory(cmd)
-	fl.StringVar(&f.metricsAddr, "metrics-addr", "", "serve Prometheus metrics at this host:port under /metrics")
 }
 
 func newTransferServeCommand() *cobra.Command {
@@ -64,11 +62,6 @@ and what of peers and this machine has RDMA NICs uses them.`,
 func (f *serveFlags) serve(cmd *cobra.Command) (err error) {
 	if f.name == "" {
 		return usagef("--name is needed")
-	}
-	if f.metricsAddr != "" {
-		if _, _, err := net.SplitHostPort(f.metricsAddr); err != nil {
-			return usagef("--metrics-addr: %w", err)
-		}
 	}
 	if path, own, err := f.native(); own || err != nil {
 		if err != nil {
@@ -154,11 +147,7 @@ func (f *serveFlags) serveRegions(cmd *cobra.Command, d mooncake.Directory, m *m
 		defer cancel()
 		err = errors.Join(err, s.Close(ctx))
 	}()
-	stop, err := serveTransferMetrics(ctx, f.metricsAddr, func() transfer.Stats { return mooncakeStats(s) })
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, stop()) }()
+	metricsOf(ctx).SetTransfer(func() transfer.Stats { return mooncakeStats(s) })
 	seg := s.Segment()
 	out := cmd.OutOrStdout()
 	fmt.Fprintf(out, "segment %s: %d bytes at %#x, data on port %d; interrupt to end\n", seg.Name, seg.Buffers[0].Length, seg.Buffers[0].Addr, seg.DataPort)

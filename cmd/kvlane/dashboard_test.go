@@ -1,0 +1,200 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/kvlane/kvlane/telemetry"
+)
+
+// exposed is what is known of a metric from its series: its type, and the values that each label has.
+type exposed struct {
+	typ    string // COUNTER, GAUGE
+	labels map[string][]string
+}
+
+// exposedByReplays returns the metrics of a replay on the simulated device that finds blocks in files, of a replay before it, and dumps others.
+func exposedByReplays(t *testing.T) map[string]exposed {
+	t.Helper()
+	m := telemetry.New()
+	dir := t.TempDir()
+	for _, trace := range []string{goodLine, goodLine + strings.Replace(goodLine, "[0, 1]", "[2, 3]", 1)} {
+		var out, errs bytes.Buffer
+		args := small("replay", traceFile(t, trace), "--file-dir", dir)
+		if code := run(withMetrics(t.Context(), m), args, &out, &errs); code != exitOK {
+			t.Fatalf("exit code %d: %s", code, errs.String())
+		}
+	}
+	families, err := m.Registry().Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := make(map[string]exposed)
+	for _, f := range families {
+		e := exposed{f.GetType().String(), make(map[string][]string)}
+		for _, s := range f.GetMetric() {
+			for _, l := range s.GetLabel() {
+				e.labels[l.GetName()] = append(e.labels[l.GetName()], l.GetValue())
+			}
+		}
+		all[f.GetName()] = e
+	}
+	return all
+}
+
+// What there is in queries, of which kvlane's need no more than this: a metric with what selects its series and the range, a function, labels
+// that are summed by.
+var (
+	selector = regexp.MustCompile(`(?:\b(\w+)\()?\b(kvlane_\w+|go_\w+|process_\w+)(?:\{([^}]*)\})?(\[)?`)
+	matcher  = regexp.MustCompile(`(\w+)\s*(=~|!=|!~|=)\s*"([^"]*)"`)
+	grouping = regexp.MustCompile(`\b(?:by|on|without|ignoring)\s*\(([^)]*)\)`)
+	legend   = regexp.MustCompile(`\{\{(\w+)\}\}`)
+	legal    = regexp.MustCompile(`^[\w\s(){}\[\]=~!<>"$.,+*/:|-]+$`)
+)
+
+// scraper are the labels that Prometheus adds.
+var scraper = []string{"instance", "job"}
+
+// wrong returns what of a query names nothing that is exposed, or takes counters for gauges or the reverse. labels are those that its result is
+// shown by.
+func wrong(query string, all map[string]exposed, labels ...string) (bad []string) {
+	found := selector.FindAllStringSubmatch(query, -1)
+	if len(found) == 0 || !legal.MatchString(query) || strings.Count(query, "(") != strings.Count(query, ")") {
+		bad = append(bad, "it is no query of metrics")
+	}
+	for _, g := range grouping.FindAllStringSubmatch(query, -1) {
+		labels = append(labels, strings.FieldsFunc(g[1], func(r rune) bool { return r == ',' || r == ' ' })...)
+	}
+	for _, s := range found {
+		function, name, conditions, ranged := s[1], s[2], s[3], s[4] != ""
+		m, ok := all[name]
+		if !ok {
+			bad = append(bad, "nothing exposes "+name)
+			continue
+		}
+		if rate := ranged && (function == "rate" || function == "increase"); rate != (m.typ == "COUNTER") {
+			bad = append(bad, fmt.Sprintf("%s is a %s, of which %q is taken", name, m.typ, function))
+		}
+		for _, c := range matcher.FindAllStringSubmatch(conditions, -1) {
+			if !slices.Contains(scraper, c[1]) && (c[2] != "=" || !slices.Contains(m.labels[c[1]], c[3])) {
+				bad = append(bad, name+" has no "+c[0])
+			}
+		}
+		for _, l := range labels {
+			if len(m.labels[l]) == 0 && !slices.Contains(scraper, l) {
+				bad = append(bad, name+" has no label "+l)
+			}
+		}
+	}
+	return bad
+}
+
+// dashboard is what is read of Grafana's model.
+type dashboard struct {
+	UID    string
+	Panels []struct {
+		Title, Type, Description string
+		FieldConfig              struct{ Defaults struct{ Unit string } }
+		Targets                  []struct{ Expr, LegendFormat, RefID string }
+	}
+	Templating struct {
+		List []struct{ Name, Type, Query string }
+	}
+}
+
+// The dashboard asks for what a replay exposes, and no panel is empty.
+func TestDashboardAsksForWhatReplaysExpose(t *testing.T) {
+	text, err := os.ReadFile("../../docs/grafana/kvlane.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var d dashboard
+	if err := json.Unmarshal(text, &d); err != nil {
+		t.Fatal(err)
+	}
+	all := exposedByReplays(t)
+	queries := 0
+	for _, p := range d.Panels {
+		if p.Type == "row" {
+			continue
+		}
+		if len(p.Targets) == 0 || p.Description == "" || p.FieldConfig.Defaults.Unit == "" {
+			t.Errorf("panel %q has %d queries, description %q and unit %q", p.Title, len(p.Targets), p.Description, p.FieldConfig.Defaults.Unit)
+		}
+		for _, q := range p.Targets {
+			var labels []string
+			for _, l := range legend.FindAllStringSubmatch(q.LegendFormat, -1) {
+				labels = append(labels, l[1])
+			}
+			for _, bad := range wrong(q.Expr, all, labels...) {
+				t.Errorf("%s: %s: %s", p.Title, q.Expr, bad)
+			}
+			queries++
+		}
+	}
+	for _, v := range d.Templating.List {
+		if v.Type == "query" {
+			for _, bad := range wrong(strings.TrimSuffix(strings.TrimPrefix(v.Query, "label_values("), ", instance)"), all) {
+				t.Errorf("variable %s: %s: %s", v.Name, v.Query, bad)
+			}
+		}
+	}
+	if queries < 15 || d.UID == "" || len(d.Templating.List) == 0 {
+		t.Errorf("%d queries in dashboard %q with %d variables", queries, d.UID, len(d.Templating.List))
+	}
+}
+
+// The page on alerts has rules whose expressions are of what a replay exposes, and says of each what to do.
+func TestAlertsAreOfWhatReplaysExpose(t *testing.T) {
+	text, err := os.ReadFile("../../docs/alerts.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := exposedByReplays(t)
+	names := regexp.MustCompile(`(?m)^ +- alert: (\w+)$`).FindAllStringSubmatch(string(text), -1)
+	rules := regexp.MustCompile(`(?m)^ +- alert: (\w+)\n +expr: (.+)\n`).FindAllStringSubmatch(string(text), -1)
+	if len(rules) < 10 || len(rules) != len(names) {
+		t.Errorf("%d rules of %d alerts", len(rules), len(names))
+	}
+	for _, r := range rules {
+		for _, bad := range wrong(r[2], all) {
+			t.Errorf("%s: %s: %s", r[1], r[2], bad)
+		}
+		if !strings.Contains(string(text), "\n| `"+r[1]+"` | ") {
+			t.Errorf("the page says nothing of %s", r[1])
+		}
+	}
+}
+
+// What checks queries refuses wrong ones.
+func TestQueriesThatAskForNothing(t *testing.T) {
+	all := map[string]exposed{
+		"kvlane_a_total": {"COUNTER", map[string][]string{"tier": {"cache"}}},
+		"kvlane_b":       {"GAUGE", nil},
+	}
+	for _, q := range []string{
+		`sum by (tier, instance) (rate(kvlane_a_total{tier="cache",job=~"$job"}[5m])) > 0`,
+		`max_over_time(kvlane_b[5m]) / 2`, `kvlane_b == 1`,
+	} {
+		if bad := wrong(q, all); bad != nil {
+			t.Errorf("%s: %q", q, bad)
+		}
+	}
+	for _, q := range []string{
+		`up`, `kvlane_c`, `kvlane_a_total`, `rate(kvlane_b[5m])`, `max_over_time(kvlane_a_total[5m])`, `rate(kvlane_a_total{tier="disk"}[5m])`,
+		`rate(kvlane_a_total{path="kernel"}[5m])`, `sum by (path) (rate(kvlane_a_total[5m]))`, `sum(kvlane_b`, `kvlane_b; drop`,
+	} {
+		if wrong(q, all) == nil {
+			t.Errorf("%s passes", q)
+		}
+	}
+	if wrong("kvlane_b", all, "tier") == nil {
+		t.Error("a legend of a label that there is not passes")
+	}
+}

@@ -1,0 +1,142 @@
+package main
+
+import (
+	"context"
+	"debug/elf"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/internal/testkit"
+)
+
+// dist returns the directory that `make dist` filled, and the version of what it has.
+func dist(t *testing.T) (dir, version string) {
+	t.Helper()
+	dir = os.Getenv("KVLANE_DIST")
+	if dir == "" {
+		testkit.Skip(t, "dist", "KVLANE_DIST names no directory, as make dist does")
+	}
+	list, err := os.ReadFile(filepath.Join(dir, "proxy/github.com/kvlane/kvlane/@v/list"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir, strings.TrimSpace(string(list))
+}
+
+// The binaries are for what their names say, and need no library but those of glibc, by which others are opened, of no version.
+func TestDistBinaries(t *testing.T) {
+	dir, _ := dist(t)
+	for arch, machine := range map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64} {
+		f, err := elf.Open(filepath.Join(dir, "kvlane-linux-"+arch))
+		if err != nil {
+			t.Fatal(err)
+		}
+		libraries, err := f.ImportedLibraries()
+		if err != nil {
+			t.Error(err)
+		}
+		symbols, err := f.ImportedSymbols()
+		if err != nil || len(symbols) == 0 {
+			t.Errorf("%d symbols, %v", len(symbols), err)
+		}
+		if err := f.Close(); err != nil {
+			t.Error(err)
+		}
+		if f.Machine != machine {
+			t.Errorf("%s: it is for %v", arch, f.Machine)
+		}
+		for _, l := range libraries {
+			if !slices.Contains([]string{"libc.so.6", "libdl.so.2", "libpthread.so.0"}, l) {
+				t.Errorf("%s: it needs %s", arch, l)
+			}
+		}
+		for _, s := range symbols {
+			if s.Version != "" {
+				t.Errorf("%s: it needs %s of %s", arch, s.Name, s.Version)
+			}
+		}
+	}
+}
+
+// The README's lines install what they say, by themselves: word for word, in a home that is empty.
+func TestDistInstallLines(t *testing.T) {
+	dir, version := dist(t)
+	root, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if dir != filepath.Join(root, "bin/dist") {
+		t.Skip("the README's lines are about bin/dist")
+	}
+	home := t.TempDir()
+	modules := goEnv(t, "GOMODCACHE")
+	// Modules that this machine has come from there, checked against go.sum when they came. What must be shown is that kvlane's does not.
+	env := append(os.Environ(), "HOME="+home, "GOPATH=", "GOBIN=", "GOMODCACHE=", "GOFLAGS=-modcacherw", "GOSUMDB=off", "CGO_ENABLED=0",
+		"GOCACHE="+goEnv(t, "GOCACHE"), "GOPROXY=file://"+modules+"/cache/download,"+goEnv(t, "GOPROXY"))
+	lines := installLines(t, root)
+	for _, line := range lines {
+		if strings.HasPrefix(line, "make dist") {
+			continue // which calls this test
+		}
+		if out, err := shell(t, root, env, strings.ReplaceAll(line, "amd64", runtime.GOARCH)); err != nil {
+			t.Fatalf("%s: %v\n%s", line, err, out)
+		}
+	}
+	for _, installed := range []string{".local/bin/kvlane", "go/bin/kvlane"} {
+		out, err := shell(t, home, env, "./"+installed+" --version")
+		if want := "kvlane version " + version + " "; err != nil || !strings.HasPrefix(out, want) {
+			t.Errorf("%s: %v, %q; want %q", installed, err, out, want)
+		}
+	}
+	out, err := shell(t, home, env, ". .local/share/bash-completion/completions/kvlane; complete -p kvlane")
+	if err != nil || !strings.Contains(out, "-F __start_kvlane kvlane") {
+		t.Errorf("completion of bash: %v, %q", err, out)
+	}
+}
+
+// installLines returns the commands of the README's section on installing.
+func installLines(t *testing.T, root string) []string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(root, "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, _ := strings.Cut(string(text), "\n## Install\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	var lines []string
+	for line := range strings.Lines(section) {
+		if command, ok := strings.CutPrefix(line, "    "); ok {
+			lines = append(lines, strings.TrimSpace(command))
+		}
+	}
+	if len(lines) < 4 {
+		t.Fatalf("the README installs by %q", lines)
+	}
+	return lines
+}
+
+func goEnv(t *testing.T, name string) string {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), "go", "env", name).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// shell runs a command and returns what it printed.
+func shell(t *testing.T, dir string, env []string, command string) (string, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience(4*time.Minute))
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "bash", "-e", "-c", command)
+	cmd.Dir, cmd.Env, cmd.WaitDelay = dir, env, 10*time.Second
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}

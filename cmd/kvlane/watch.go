@@ -1,0 +1,101 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/kvlane/kvlane"
+	"github.com/kvlane/kvlane/telemetry"
+)
+
+// watchFlags say where a command can be watched while it runs.
+type watchFlags struct{ metricsAddr, pprofAddr string }
+
+func (f *watchFlags) register(flags *pflag.FlagSet) {
+	flags.StringVar(&f.metricsAddr, "metrics-addr", "", "serve Prometheus metrics at this host:port under /metrics while the command runs")
+	flags.StringVar(&f.pprofAddr, "pprof-addr", "", "serve Go's profiles at this host:port under /debug/pprof/ while the command runs; a loopback address")
+}
+
+// around has every command below cmd served while it runs.
+func (f *watchFlags) around(cmd *cobra.Command) {
+	for _, c := range cmd.Commands() {
+		f.around(c)
+		inner := c.RunE
+		c.RunE = func(cmd *cobra.Command, args []string) (err error) {
+			ctx, stop, err := f.serve(cmd.Context())
+			if err != nil {
+				return err
+			}
+			defer func() { err = errors.Join(err, stop()) }()
+			cmd.SetContext(ctx)
+			return inner(cmd, args)
+		}
+	}
+}
+
+// serve serves what the flags ask for until stop is called. The context that it returns has the metrics that are served.
+func (f *watchFlags) serve(ctx context.Context) (_ context.Context, stop func() error, err error) {
+	var open []*telemetry.Server
+	stop = func() error {
+		var errs []error
+		for _, s := range open {
+			errs = append(errs, s.Close())
+		}
+		return errors.Join(errs...)
+	}
+	if f.metricsAddr != "" {
+		if _, _, err := net.SplitHostPort(f.metricsAddr); err != nil {
+			return nil, nil, usagef("--metrics-addr: %w", err)
+		}
+		m := metricsOf(ctx)
+		ctx = withMetrics(ctx, m)
+		s, err := m.Serve(ctx, f.metricsAddr)
+		if err != nil {
+			return nil, nil, err
+		}
+		open = append(open, s)
+		slog.Info("serving metrics", "url", "http://"+s.Addr().String()+"/metrics")
+	}
+	if f.pprofAddr != "" {
+		s, err := telemetry.ServeProfiles(ctx, f.pprofAddr)
+		if err != nil {
+			return nil, nil, asUsage(errors.Join(err, stop()))
+		}
+		open = append(open, s)
+		slog.Info("serving profiles", "url", "http://"+s.Addr().String()+"/debug/pprof/")
+	}
+	return ctx, stop, nil
+}
+
+type metricsKey struct{}
+
+// withMetrics returns a context whose commands make themselves sources of m.
+func withMetrics(ctx context.Context, m *telemetry.Metrics) context.Context {
+	return context.WithValue(ctx, metricsKey{}, m)
+}
+
+// metricsOf returns the metrics that a command is to be a source of: those of the context, or some that nobody sees.
+func metricsOf(ctx context.Context) *telemetry.Metrics {
+	if m, ok := ctx.Value(metricsKey{}).(*telemetry.Metrics); ok {
+		return m
+	}
+	return telemetry.New()
+}
+
+// showEngine makes e the source of the metrics of engines. Its figures outlive it.
+func showEngine(m *telemetry.Metrics, e *kvlane.Engine) error {
+	m.SetStore(e.Store().Stats)
+	m.SetPlanner(e.PlanFigures)
+	m.SetNICs(e.NICStats)
+	m.SetFiles(e.FileStats)
+	var errs []error
+	for _, t := range e.Tiers() {
+		errs = append(errs, m.SetTier(t.Name(), t))
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,98 @@
+package main
+
+import (
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+)
+
+// freeAddress returns a loopback address whose port is free.
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return l.Addr().String()
+}
+
+// page returns what an address answers.
+func page(t *testing.T, url string) string {
+	t.Helper()
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := client.Get(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	body, err := io.ReadAll(resp.Body)
+	if err := resp.Body.Close(); err != nil {
+		t.Error(err)
+	}
+	if err != nil || resp.StatusCode != http.StatusOK {
+		t.Fatalf("%s: %s, %v: %s", url, resp.Status, err, body)
+	}
+	return string(body)
+}
+
+// Segments of either protocol have metrics and profiles.
+func TestTransferServeIsWatched(t *testing.T) {
+	for _, protocol := range []string{protocolMooncake, protocolAuto} {
+		metrics, profiles := freeAddress(t), freeAddress(t)
+		p := interruptible(t, "transfer", "serve", "--protocol", protocol, "--name", "127.0.0.1:0", "--buffer-size", "1MiB",
+			"--metrics-addr", metrics, "--pprof-addr", profiles)
+		p.word(t, "segment ")
+		if body := page(t, "http://"+metrics+"/metrics"); !strings.Contains(body, "\nkvlane_transfer_segments 1\n") {
+			t.Errorf("%s:\n%s", protocol, body)
+		}
+		if body := page(t, "http://"+profiles+"/debug/pprof/goroutine?debug=1"); !strings.Contains(body, "goroutine profile: total ") {
+			t.Errorf("%s:\n%s", protocol, body)
+		}
+		p.stop()
+	}
+}
+
+// What keeps no figures of its own has those of its process.
+func TestMetadataServerIsWatched(t *testing.T) {
+	metrics := freeAddress(t)
+	p := interruptible(t, "transfer", "metadata", "--listen", "127.0.0.1:0", "--metrics-addr", metrics)
+	p.word(t, "metadata ")
+	if body := page(t, "http://"+metrics+"/metrics"); !strings.Contains(body, "\nkvlane_build_info{") || !strings.Contains(body, "\ngo_goroutines ") {
+		t.Error(body)
+	}
+}
+
+// Whatever the command, a wrong address is a wrong command line, and profiles are for this machine alone.
+func TestWatchedAtAWrongAddress(t *testing.T) {
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = taken.Close() }()
+	forEachCommand(func(path string, _ *cobra.Command) {
+		args := append(strings.Fields(path), operands[path]...)
+		if path == "replay" || strings.HasPrefix(path, "store ") {
+			args = append(args, t.TempDir())
+		}
+		for _, c := range []struct {
+			flag, addr, want string
+			code             int
+		}{
+			{"--metrics-addr", "nowhere", "--metrics-addr: address nowhere", exitUsage},
+			{"--metrics-addr", taken.Addr().String(), taken.Addr().String(), exitFailure},
+			{"--pprof-addr", "0.0.0.0:0", `"0.0.0.0:0"`, exitUsage},
+			{"--pprof-addr", taken.Addr().String(), taken.Addr().String(), exitFailure},
+		} {
+			code, stdout, stderr := execute(t, append(args, c.flag, c.addr)...)
+			if code != c.code || !strings.Contains(stderr, c.want) || stdout != "" {
+				t.Errorf("%s %s %s: exit code %d, %q", path, c.flag, c.addr, code, stderr)
+			}
+		}
+	})
+}

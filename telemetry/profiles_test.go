@@ -1,0 +1,89 @@
+package telemetry_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/testkit"
+	"github.com/kvlane/kvlane/telemetry"
+)
+
+// Profiles are this machine's alone, whatever form the address of others has.
+func TestProfilesAreServedOnLoopbackAlone(t *testing.T) {
+	for _, addr := range []string{":0", "0.0.0.0:0", "[::]:0", "192.0.2.1:0", "[::ffff:192.0.2.1]:0", "localhost.example:0", "nowhere", ""} {
+		srv, err := telemetry.ServeProfiles(t.Context(), addr)
+		if !errors.Is(err, errdefs.ErrInvalid) {
+			t.Errorf("%q: %v", addr, err)
+		}
+		if err == nil {
+			_ = srv.Close()
+		}
+	}
+	for _, addr := range []string{"127.0.0.1:0", "127.9.9.9:0", "localhost:0"} {
+		srv, err := telemetry.ServeProfiles(t.Context(), addr)
+		if err != nil {
+			t.Errorf("%q: %v", addr, err)
+			continue
+		}
+		if err := srv.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// A profile that is being taken does not hold up the end, and is there as far as it got.
+func TestProfileEndsWithItsServer(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	srv, err := telemetry.ServeProfiles(ctx, "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	at := "http://" + srv.Addr().String() + "/debug/pprof/"
+	type answer struct {
+		body []byte
+		err  error
+	}
+	taken := make(chan answer, 1)
+	go func() {
+		resp, err := client.Get(at + "profile?seconds=600")
+		if err != nil {
+			taken <- answer{err: err}
+			return
+		}
+		body, err := io.ReadAll(resp.Body)
+		taken <- answer{body, errors.Join(err, resp.Body.Close())}
+	}()
+	deadline := time.Now().Add(testkit.Patience(10 * time.Second))
+	for {
+		resp, err := client.Get(at + "goroutine?debug=1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := io.ReadAll(resp.Body)
+		if err := errors.Join(err, resp.Body.Close()); err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(string(body), "net/http/pprof.Profile") {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("no profile is being taken:\n%s", body)
+		}
+	}
+	cancel()
+	if err := srv.Close(); err != nil {
+		t.Error(err)
+	}
+	got := <-taken
+	if got.err != nil || len(got.body) < 2 || got.body[0] != 0x1f || got.body[1] != 0x8b { // gzip, as profiles are
+		t.Errorf("%d bytes, %v", len(got.body), got.err)
+	}
+}

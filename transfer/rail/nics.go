@@ -125,7 +125,10 @@ func (n *NICs) open(access rdma.Access) (_ *Domain, err error) {
 	if d.scratch, err = d.o.Pinned.AllocHost(int64(os.Getpagesize())); err != nil {
 		return nil, err
 	}
-	return d, registry.Register(d.nics, rdma.MROptions{Access: forUs}, d.scratch)
+	if err := registry.Register(d.nics, rdma.MROptions{Access: forUs}, d.scratch); err != nil {
+		return nil, err
+	}
+	return d, nil
 }
 
 // plain is host memory that is pinned for no device.

@@ -13,6 +13,8 @@ var transferMutants = []mutant{
 		"transfer.go", "		_, _ = fmt.Fprintf(h, \"%x\\n\", f.Identity) // a hash takes all\n", "		_ = f\n"),
 	defect(".", "TestTransferHandsKVOver",
 		"transfer.go", "	t.uses = append(t.uses, u)\n", "	u.Started(nil)\n"),
+	defect(".", "TestTransferWithoutNICs",
+		"transfer.go", "	case c.RDMA.Provider == gdr.Soft:\n", "	case c.RDMA.Provider == gdr.Soft && auto:\n"),
 	defect("transfer", "TestRestartedPeer",
 		"transfer/serve.go", "	if h.to != (share.Identity{}) && h.to != e.id {\n", "	if h.to != h.to {\n",
 		"transfer/peer.go", "		if err == nil && id != p.id {\n", "		if err == nil && id != id {\n"),

@@ -56,7 +56,10 @@ const (
 )
 
 // NICs are those by which transfers go. A nil *NICs has none. Safe for concurrent use.
-type NICs struct{ o Options }
+type NICs struct {
+	o       Options
+	devices *registry.Devices // which domains share
+}
 
 // New returns the NICs of o, of which nothing is opened yet. ErrInvalid.
 func New(o Options) (*NICs, error) {
@@ -67,7 +70,7 @@ func New(o Options) (*NICs, error) {
 		o.Pinned = plain{}
 	}
 	o.Depth, o.MaxSGE = cmp.Or(o.Depth, defaultDepth), cmp.Or(o.MaxSGE, defaultMaxSGE)
-	return &NICs{o}, nil
+	return &NICs{o, registry.NewDevices(o.Provider)}, nil
 }
 
 // Names returns the NICs' names, in their order.
@@ -106,7 +109,7 @@ func (n *NICs) Serve() (*Domain, error) { return n.open(forPeers) }
 func (n *NICs) Use() (*Domain, error) { return n.open(forUs) }
 
 func (n *NICs) open(access rdma.Access) (_ *Domain, err error) {
-	d := &Domain{o: &n.o, access: access, set: registry.NewSet(n.o.Provider, n.o.Registry)}
+	d := &Domain{o: &n.o, access: access, set: n.devices.NewSet(n.o.Registry)}
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("open NICs for transfers: %w", errors.Join(err, d.Close()))

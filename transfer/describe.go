@@ -14,11 +14,10 @@ import (
 
 // Limits of what is published.
 const (
-	MaxNameBytes = 255
-	MaxBuffers   = 4096 // of a segment
-	maxHostBytes = 64
-	// maxRefusedBytes is of a reason: JSON writes up to three bytes for one of text that was cut in a character.
-	maxRefusedBytes = 3 * maxText
+	MaxNameBytes    = 255
+	MaxBuffers      = 4096 // of a segment
+	maxHostBytes    = 64
+	maxRefusedBytes = 1024
 )
 
 // Location is what the store of metadata has of a segment: who has it, and where that listens.

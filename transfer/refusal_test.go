@@ -100,6 +100,9 @@ func refusedOnce(t *testing.T, plan *fault.Plan, optional bool) {
 	d := p.remote.Describe()
 	for i := range d.Buffers {
 		buf := &d.Buffers[i]
+		if strings.Contains(buf.Refused, "0x") {
+			t.Errorf("peers learn addresses of the process: %q", buf.Refused)
+		}
 		why := p.remote.RDMA(buf.Offset)
 		if (buf.Refused != "") != (len(d.NICs) > 0 && len(buf.Keys) == 0) || buf.Refused != "" && !strings.Contains(why.Error(), "refuse it") {
 			t.Errorf("buffer %d: refused %q, %d keys, RDMA: %v", i, buf.Refused, len(buf.Keys), why)

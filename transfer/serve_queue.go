@@ -108,7 +108,7 @@ func (s *Segment) offer(b *buffer) error {
 	if err := s.e.refused(why); err != nil {
 		return err
 	}
-	b.desc.Refused = string(textOf(why))
+	b.desc.Refused = rail.Reason(why)
 	return nil
 }
 

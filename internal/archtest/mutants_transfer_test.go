@@ -47,6 +47,8 @@ var transferMutants = []mutant{
 	defect("transfer", "TestDefectRefusedRegistration",
 		"transfer/serve_queue.go", "	if err := s.e.refused(why); err != nil {\n", "	if err := why; err != nil {\n"),
 	defect("transfer", "TestDefectRefusedRegistration",
+		"transfer/serve_queue.go", "rail.Reason(why)\n", "string(textOf(why))\n"),
+	defect("transfer", "TestDefectRefusedRegistration",
 		"transfer/rdma.go", "	e.counters.refusals.Add(1)\n", ""),
 	defect("transfer", "TestRDMASilence",
 		"transfer/rdma.go", "l.to, l.by, l.quiet = to, v, func() { closeQueue(q) }\n", "l.to, l.by, l.quiet = to, v, func() {}\n"),

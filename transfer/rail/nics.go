@@ -171,6 +171,21 @@ func (d *Domain) Register(r *mem.Region, base int64) ([]Key, error) {
 	return keys, nil
 }
 
+// maxReason is how long a reason is at most, in bytes.
+const maxReason = 512
+
+// Reason returns why a registration failed, for peers: which verb, with what errno, and what is known of that, without addresses of this process.
+func Reason(err error) string {
+	var verb *rdma.Error
+	if !errors.As(err, &verb) {
+		return "the process that has the memory knows why"
+	}
+	public := *verb
+	public.Args = ""
+	text := public.Error()
+	return text[:min(len(text), maxReason)]
+}
+
 // Unregister takes r back, if it is registered, when nobody holds it any more. When it returns nil no NIC touches it by this domain; otherwise it
 // may be called again.
 func (d *Domain) Unregister(ctx context.Context, r *mem.Region) error {

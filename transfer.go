@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/gdr"
 	"github.com/kvlane/kvlane/internal/inuse"
 	"github.com/kvlane/kvlane/internal/unwind"
 	"github.com/kvlane/kvlane/share"
@@ -47,19 +48,22 @@ type TransferConfig struct {
 }
 
 // Transfer hands KV over between the engine's caches and those of other processes, over NVLink where memory of both is the GPUs' of one
-// host and shared, else over TCP. All methods are safe for concurrent use.
+// host and shared, else by RDMA where both engines have NICs (StoreConfig.GDR), else over TCP. All methods are safe for concurrent use.
 type Transfer struct {
 	e        *Engine
 	engine   *transfer.Engine
 	receiver *handover.Receiver
 	closers  unwind.Stack
 
+	registering sync.Mutex // held while caches are registered with NICs
+
 	mu    sync.Mutex
 	uses  []*inuse.Use // of caches; guarded by mu
 	notes []string     // guarded by mu
 }
 
-// OpenTransfer opens transfers of the engine's caches. Close it before them.
+// OpenTransfer opens transfers of the engine's caches. Close it before them. Memory that the engine's NICs refuse to register is an error of
+// Offer and Connect where NICs were named or are required, and else goes over sockets: Transfer.Notes says why.
 func (e *Engine) OpenTransfer(ctx context.Context, c TransferConfig) (_ *Transfer, err error) {
 	t := &Transfer{e: e, closers: unwind.New()}
 	defer func() {
@@ -82,6 +86,9 @@ func (e *Engine) OpenTransfer(ctx context.Context, c TransferConfig) (_ *Transfe
 		t.closers.AddPlain("metadata", func() error { store.Close(); return nil })
 		o.Store = store
 	}
+	if err := t.takeNICs(&o); err != nil {
+		return nil, err
+	}
 	if _, ok := e.dev.(device.Sharer); ok {
 		if o.Share, err = share.NewServer(share.Options{Dir: c.SocketDir}); err != nil {
 			return nil, err
@@ -95,7 +102,7 @@ func (e *Engine) OpenTransfer(ctx context.Context, c TransferConfig) (_ *Transfe
 		}
 		t.closers.AddPlain("importer", o.Importer.Close)
 	} else {
-		t.note("the memory of the %s device is shared with no process: KV goes over sockets", e.dev.Info().Driver)
+		t.note("the memory of the %s device is shared with no process: KV goes over NICs or sockets", e.dev.Info().Driver)
 	}
 	if t.engine, err = transfer.Open(o); err != nil {
 		return nil, err
@@ -103,6 +110,28 @@ func (e *Engine) OpenTransfer(ctx context.Context, c TransferConfig) (_ *Transfe
 	t.closers.Add("transfer engine", t.engine.Close)
 	t.receiver = handover.NewReceiver(t.engine, 0)
 	return t, nil
+}
+
+// takeNICs has transfers go by the engine's NICs, or says why they do not.
+func (t *Transfer) takeNICs(o *transfer.Options) (err error) {
+	c := &t.e.cfg
+	auto := c.Store.GDR == GDRAuto
+	switch {
+	case auto && t.e.nics == nil:
+		t.note("the engine goes without NICs, and KV over sockets: Engine.Notes says why")
+		return nil
+	case t.e.nics == nil: // nobody asked for them
+		return nil
+	case c.RDMA.Provider == gdr.Soft:
+		t.note("NICs in software reach no other process: KV goes over sockets")
+		return nil
+	}
+	o.NICsOptional = auto && !c.RDMA.Named()
+	if o.NICs, err = t.e.nics.Transfers(); err != nil && o.NICsOptional {
+		t.note("KV goes over sockets: %v", err)
+		err = nil
+	}
+	return err
 }
 
 func (t *Transfer) note(format string, args ...any) {
@@ -113,9 +142,14 @@ func (t *Transfer) note(format string, args ...any) {
 
 // Notes returns what the user should know: what goes over sockets, and why.
 func (t *Transfer) Notes() []string {
+	s := t.engine.Stats()
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return slices.Clone(t.notes)
+	notes := slices.Clone(t.notes)
+	if s.Refusal != nil {
+		notes = append(notes, fmt.Sprintf("NICs have refused memory %d times, which goes over sockets: %v", s.Refusals, s.Refusal))
+	}
+	return notes
 }
 
 // Address returns where others reach this process, as HOST:PORT.
@@ -186,7 +220,7 @@ func (t *Transfer) offer(ctx context.Context, name string, c *Cache) error {
 		o.Source, _ = t.e.dev.(device.Sharer)
 		_, err := s.Register(r, o)
 		if errors.Is(err, errdefs.ErrNotSupported) && o.Source != nil {
-			t.note("KV cache %q is reached over sockets: %v", name, err)
+			t.note("KV cache %q is not shared with processes of this host, which reach it over NICs or sockets: %v", name, err)
 			o.Source = nil
 			_, err = s.Register(r, o)
 		}
@@ -229,14 +263,30 @@ func (t *Transfer) connect(ctx context.Context, name string, c *Cache) (*Receive
 	if err != nil {
 		return nil, errors.Join(err, remote.Close())
 	}
-	if why := remote.Shared(layers[0][0].RemoteBase); why != nil {
-		t.note("KV cache %q is reached over sockets: %v", name, why)
+	if err := t.registerLocal(c); err != nil {
+		return nil, errors.Join(err, remote.Close())
+	}
+	at := layers[0][0].RemoteBase
+	if shared, rdma := remote.Shared(at), remote.RDMA(at); shared != nil && rdma != nil {
+		t.note("KV cache %q is reached over sockets: not by its mapping (%v), nor by RDMA (%v)", name, shared, rdma)
 	}
 	s, err := handover.NewSender(t.engine, remote, handover.Options{Layers: layers})
 	if err != nil {
 		return nil, errors.Join(err, remote.Close())
 	}
 	return &Receiver{s}, nil
+}
+
+// registerLocal has NICs reach a cache, if there are any, until the Transfer is closed.
+func (t *Transfer) registerLocal(c *Cache) error {
+	t.registering.Lock()
+	defer t.registering.Unlock()
+	for _, r := range c.regions {
+		if err := t.engine.RegisterLocal(r); err != nil && !errors.Is(err, errdefs.ErrExists) { // Connect before this one did
+			return err
+		}
+	}
+	return nil
 }
 
 // layers returns the planes of each layer, here and in what another process offers.

@@ -49,14 +49,29 @@ func registered(t *testing.T, e *kvlane.Engine, m kvlane.CacheMemory) *kvlane.Ca
 	return c
 }
 
+// handedOver are the pages that handOver and sendKV hand over.
+var handedOver = []kvlane.PagePair{{Local: 0, Remote: 3}, {Local: 1, Remote: 0}, {Local: 4, Remote: 5}}
+
 // handOver hands three pages of every layer over, and returns what the receiver heard last.
-func handOver(t *testing.T, from, to *kvlane.Transfer, name string, here *kvlane.Cache, layers int) kvlane.HandoverEvent {
+func handOver(t *testing.T, from, to *kvlane.Transfer, name string, here *kvlane.Cache, layers int) (heard kvlane.HandoverEvent) {
+	t.Helper()
+	sendKV(t, from, name, here, layers)
+	var err error
+	for range layers {
+		if heard, err = to.Receive(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return heard
+}
+
+func sendKV(t *testing.T, from *kvlane.Transfer, name string, here *kvlane.Cache, layers int) {
 	t.Helper()
 	peer, err := from.Connect(t.Context(), name, here)
 	if err != nil {
 		t.Fatal(err)
 	}
-	request, err := peer.Begin([]byte("request 1"), []kvlane.PagePair{{Local: 0, Remote: 3}, {Local: 1, Remote: 0}, {Local: 4, Remote: 5}})
+	request, err := peer.Begin([]byte("request 1"), handedOver)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -68,13 +83,6 @@ func handOver(t *testing.T, from, to *kvlane.Transfer, name string, here *kvlane
 	if err := request.Finish(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	var heard kvlane.HandoverEvent
-	for range layers {
-		if heard, err = to.Receive(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return heard
 }
 
 // TestTransferHandsKVOver: pages of one engine's KV cache are in those of another's that it named, and no others are touched, found at an

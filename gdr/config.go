@@ -95,6 +95,9 @@ func (r *Config) Validate() error {
 	return errors.Join(errs...)
 }
 
+// Named reports whether NICs are asked for by their names.
+func (r *Config) Named() bool { return len(r.NICs) > 0 || r.NICsByDevice != nil }
+
 // Choice is a NIC, and why it is the one to use.
 type Choice struct {
 	Name   string

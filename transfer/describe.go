@@ -14,9 +14,10 @@ import (
 
 // Limits of what is published.
 const (
-	MaxNameBytes = 255
-	MaxBuffers   = 4096 // of a segment
-	maxHostBytes = 64
+	MaxNameBytes    = 255
+	MaxBuffers      = 4096 // of a segment
+	maxHostBytes    = 64
+	maxRefusedBytes = 1024
 )
 
 // Location is what the store of metadata has of a segment: who has it, and where that listens.
@@ -45,6 +46,8 @@ type Buffer struct {
 	Share *share.Descriptor `json:"share,omitempty"`
 	// Keys are for requests by queue pairs of the segment, through each of the NICs.
 	Keys []rail.Key `json:"keys,omitempty"`
+	// Refused is why the segment's NICs do not reach it, where they should.
+	Refused string `json:"refused,omitempty"`
 }
 
 // ParseLocation reads a location in JSON. ErrInvalid.
@@ -91,6 +94,9 @@ func (d *Description) Validate() error {
 		end = b.Offset + b.Length
 		if len(b.Keys) != 0 && len(b.Keys) != len(d.NICs) {
 			return bad("buffer at %d: %d keys of %d NICs", b.Offset, len(b.Keys), len(d.NICs))
+		}
+		if len(b.Refused) > maxRefusedBytes || b.Refused != "" && len(b.Keys) != 0 {
+			return bad("buffer at %d: refused for %d bytes of reasons, with %d keys", b.Offset, len(b.Refused), len(b.Keys))
 		}
 		for _, k := range b.Keys {
 			if err := k.Validate(b.Length); err != nil {

@@ -46,6 +46,7 @@ type Engine struct {
 	peers    map[peerKey]*peer
 	remotes  map[*Remote]struct{}
 	metaErr  error // of the last time that leases were renewed
+	refusal  error // of the last time that NICs were left out
 
 	// batches has a token of each batch that is not resolved; numbers are of batches and lanes.
 	batches    chan struct{}
@@ -70,6 +71,9 @@ type Stats struct {
 	BytesOut  int64 // that others have read here, likewise
 	Retries   int64 // parts that went another time
 	Fences    int64 // lanes that were fenced at their target
+	// Refusals are regions that NICs which are Options.NICsOptional have refused, or all of the NICs, at Open; Refusal is why the last of them was.
+	Refusals int64
+	Refusal  error
 
 	Paths      []PathStats // what batches had carried, by each path
 	Fallbacks  int64       // parts that a path was expected to carry, and another one did
@@ -80,7 +84,7 @@ type Stats struct {
 }
 
 type counters struct {
-	requests, refused, malformed, in, out, retries, fences atomic.Int64
+	requests, refused, malformed, in, out, retries, fences, refusals atomic.Int64
 }
 
 // Open opens an engine, which listens. ErrInvalid, or why it cannot listen.
@@ -93,9 +97,12 @@ func Open(o Options) (*Engine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open transfer engine: %w", err)
 	}
-	local, err := openLocal(o.NICs)
-	if err != nil {
-		return nil, fmt.Errorf("open transfer engine: %w", errors.Join(err, m.Close()))
+	local, refused := openLocal(o.NICs)
+	if refused != nil {
+		if !o.NICsOptional {
+			return nil, fmt.Errorf("open transfer engine: %w", errors.Join(refused, m.Close()))
+		}
+		o.NICs = nil
 	}
 	ctx, cancel := context.WithCancelCause(context.Background())
 	var listen net.ListenConfig
@@ -111,6 +118,9 @@ func Open(o Options) (*Engine, error) {
 	}
 	if e.addr == "" {
 		e.addr = l.Addr().String()
+	}
+	if refused != nil {
+		e.leaveOut(refused)
 	}
 	e.served.init()
 	e.inbox.init(o.Notices)
@@ -133,11 +143,11 @@ func (e *Engine) Stats() Stats {
 	s := Stats{
 		Batches: len(e.batches), Connections: e.served.count(),
 		Requests: c.requests.Load(), Refused: c.refused.Load(), Malformed: c.malformed.Load(), BytesIn: c.in.Load(), BytesOut: c.out.Load(),
-		Retries: c.retries.Load(), Fences: c.fences.Load(),
+		Retries: c.retries.Load(), Fences: c.fences.Load(), Refusals: c.refusals.Load(),
 		Paths: e.carried.stats(), Fallbacks: e.carried.fallbacks.Load(), Reconnects: e.carried.reconnects.Load(),
 	}
 	e.mu.Lock()
-	s.Segments, s.Metadata = len(e.numbers), e.metaErr
+	s.Segments, s.Metadata, s.Refusal = len(e.numbers), e.metaErr, e.refusal
 	peers := slices.Collect(maps.Values(e.peers))
 	e.mu.Unlock()
 	for _, p := range peers {

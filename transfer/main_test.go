@@ -20,6 +20,9 @@ import (
 // roleEnv has a process of the test binary play another part than testing.
 const roleEnv = "KVLANE_TRANSFER_ROLE"
 
+// lockedEnv is how much memory a process that plays the target may lock, in bytes, with NICs that are optional then.
+const lockedEnv = "KVLANE_TRANSFER_LOCKED"
+
 // patience is how long a test waits for what must happen.
 const patience = 40 * time.Second
 
@@ -297,7 +300,7 @@ func playTarget(args []string) error {
 	if err != nil {
 		return err
 	}
-	o := Options{Share: server, NICs: nics}
+	o := Options{Share: server, NICs: nics, NICsOptional: os.Getenv(lockedEnv) != ""}
 	var gpu device.Sharer
 	var r *mem.Region
 	if len(args) > 2 {

@@ -6,8 +6,12 @@ import (
 	"context"
 	"errors"
 	"os"
+	"runtime"
+	"strconv"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/gdr"
@@ -74,6 +78,22 @@ func openVerbs(names []string) (*gdr.NICs, *rail.NICs, error) {
 	return n, nics, nil
 }
 
+// limitLocked has this goroutine's thread, of a process that is root, lock no more memory than that.
+func limitLocked(limit string) error {
+	n, err := strconv.ParseUint(limit, 10, 64)
+	if err != nil {
+		return err
+	}
+	runtime.LockOSThread()
+	var caps [2]unix.CapUserData
+	h := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	if err := unix.Capget(&h, &caps[0]); err != nil {
+		return err
+	}
+	caps[0].Effective &^= 1 << unix.CAP_IPC_LOCK
+	return errors.Join(unix.Capset(&h, &caps[0]), unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: n, Max: n}))
+}
+
 // targetNICs returns those of a process that plays the target, nil mostly, and what closes them.
 func targetNICs() (*rail.NICs, func() error, error) {
 	names := namesIn(nicEnv)
@@ -83,6 +103,11 @@ func targetNICs() (*rail.NICs, func() error, error) {
 	n, nics, err := openVerbs(names)
 	if err != nil {
 		return nil, nil, err
+	}
+	if limit := os.Getenv(lockedEnv); limit != "" {
+		if err := limitLocked(limit); err != nil {
+			return nil, nil, err
+		}
 	}
 	return nics, func() error { return n.Close(context.Background()) }, nil
 }

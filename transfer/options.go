@@ -52,6 +52,9 @@ type Options struct {
 
 	// NICs carry what goes to engines that have some too, by RDMA. They stay the caller's, and outlive the engine. Nil: there are none.
 	NICs *rail.NICs
+	// NICsOptional says that nobody asked for them: what they refuse, memory above a limit for example, goes by other paths. Stats counts that
+	// and says why.
+	NICsOptional bool
 
 	// Lanes is how many connections carry data to one engine, and queue pairs to one segment: of those each NIC of either side has one at
 	// least. Default DefaultLanes.

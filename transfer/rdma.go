@@ -32,7 +32,8 @@ func closeDomain(d *rail.Domain) error {
 
 // RegisterLocal registers memory of this process that batches read and write with the engine's NICs: what is not registered goes by other
 // paths. Without NICs it does nothing. It pins the memory, which UnregisterLocal has to take back before it is freed. ErrExists for what is
-// registered, ErrNotSupported for memory of another process, which could not take it back, and what the NICs say.
+// registered, ErrNotSupported for memory of another process, which could not take it back, and what the NICs say, unless they are
+// Options.NICsOptional.
 func (e *Engine) RegisterLocal(r *mem.Region) error {
 	if e.local == nil {
 		return nil
@@ -41,9 +42,31 @@ func (e *Engine) RegisterLocal(r *mem.Region) error {
 		return fmt.Errorf("register local memory: the %s is another process's: %w", r, errdefs.ErrNotSupported)
 	}
 	if _, err := e.local.Register(r, 0); err != nil {
-		return fmt.Errorf("register local memory: %w", err)
+		if err = e.refused(err); err != nil {
+			return fmt.Errorf("register local memory: %w", err)
+		}
 	}
 	return nil
+}
+
+// refused is for what NICs have refused: nil where it goes by other paths.
+func (e *Engine) refused(err error) error {
+	switch {
+	case errors.Is(err, errdefs.ErrExists) || errors.Is(err, errdefs.ErrClosed): // what the caller did
+		return err
+	case !e.o.NICsOptional:
+		return fmt.Errorf("NICs that were asked for refuse it: give them what they lack, or ask for other paths: %w", err)
+	}
+	e.leaveOut(err)
+	return nil
+}
+
+// leaveOut counts what goes without NICs.
+func (e *Engine) leaveOut(why error) {
+	e.counters.refusals.Add(1)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.refusal = why
 }
 
 // UnregisterLocal takes back RegisterLocal, when no batch moves the memory by NICs any more. What is not registered is no error. If ctx ends

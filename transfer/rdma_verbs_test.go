@@ -202,6 +202,34 @@ func TestVerbsLinkIsCut(t *testing.T) {
 	t.Logf("%+v", s)
 }
 
+// TestVerbsLockedMemoryIsShort: memory above the target's limit of locked memory goes by sockets, and the segment says so, with the limit.
+func TestVerbsLockedMemoryIsShort(t *testing.T) {
+	const n, limit = 4 << 20, "1048576"
+	if os.Geteuid() != 0 {
+		testkit.Skip(t, "root", "the target gives up a right of root's")
+	}
+	one, two := verbsNames(t)
+	t.Setenv(nicEnv, two)
+	t.Setenv(lockedEnv, limit)
+	target, err := startTarget(n, t.TempDir()+"/s")
+	must(t, err)
+	t.Cleanup(target.kill)
+	here := host(t, n)
+	p := &pair{initiator: engine(t, Options{NICs: verbsNICs(t, []string{one})})}
+	p.open(t, target.addr)
+	p.local(t, here)
+	why := p.remote.RDMA(0)
+	wantErr(t, "memory above the limit", why, errdefs.ErrNotSupported)
+	if why != nil && !strings.Contains(why.Error(), limit+" bytes of memory (ulimit -l)") {
+		t.Errorf("it does not say why: %v", why)
+	}
+	pattern(here.Bytes(), 1)
+	b := p.do(t, write(here))
+	wantPath(t, b, PathTCP, false)
+	same(t, "written", p.there(t, n), here.Bytes())
+	t.Log(why)
+}
+
 // lose has both ends of the cable lose so much of what is sent; "": what they did before.
 func lose(t *testing.T, loss string) {
 	t.Helper()

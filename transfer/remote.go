@@ -185,6 +185,8 @@ func (r *Remote) RDMA(offset int64) error {
 		return err
 	case r.e.local == nil:
 		return fmt.Errorf("this engine has no NICs: %w", errdefs.ErrNotSupported)
+	case b.Refused != "":
+		return fmt.Errorf("the NICs of the segment refuse it: %q: %w", b.Refused, errdefs.ErrNotSupported)
 	case len(b.Keys) == 0:
 		return fmt.Errorf("it is registered with no NICs: %w", errdefs.ErrNotSupported)
 	}

@@ -116,8 +116,8 @@ type RegisterOptions struct {
 
 // Register adds r to the segment and returns its offset there. From then on others may read and write it. The first is at 0, and no
 // offset is used twice. Who has opened the segment knows of r after Remote.Refresh. ErrNotSupported for memory that the engine cannot
-// move, the source not export, or the engine's NICs not reach, and what those say; ErrExists for memory that overlaps some of the segment
-// where there are NICs.
+// move, the source not export, or the engine's NICs not reach, and what those say, unless they are Options.NICsOptional: Buffer.Refused says it
+// then. ErrExists for memory that overlaps some of the segment where there are NICs.
 func (s *Segment) Register(r *mem.Region, o RegisterOptions) (int64, error) {
 	off, err := s.register(r, o)
 	if err != nil {

@@ -99,9 +99,22 @@ func (s *served) endOf(ctx context.Context, to *Segment) error {
 	return nil
 }
 
-// offer registers a buffer's region with the NICs, if there are any, for those whose queue pairs are of this segment. Another process's memory
-// is not pinned: it could not take it back.
-func (s *Segment) offer(b *buffer) (err error) {
+// offer has NICs reach a buffer's region, if there are any, or says in its description why they do not.
+func (s *Segment) offer(b *buffer) error {
+	why := s.pin(b)
+	if why == nil {
+		return nil
+	}
+	if err := s.e.refused(why); err != nil {
+		return err
+	}
+	b.desc.Refused = rail.Reason(why)
+	return nil
+}
+
+// pin registers a buffer's region with the NICs for those whose queue pairs are of this segment. Another process's memory is not pinned: it could
+// not take it back.
+func (s *Segment) pin(b *buffer) (err error) {
 	if s.e.o.NICs == nil || b.region.Origin() != nil {
 		return nil
 	}

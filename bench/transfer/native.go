@@ -32,8 +32,10 @@ type NativeOptions struct {
 	// Store says where segments are. Nil: at the address of their engine.
 	Store metadata.Store
 	// NICs carry it by RDMA. Nil: there are none.
-	NICs  *rail.NICs
-	Lanes int // connections; 0 is the engine's default
+	NICs *rail.NICs
+	// NICsOptional: see transfer.Options.
+	NICsOptional bool
+	Lanes        int // connections; 0 is the engine's default
 }
 
 // memoryName is that of the segment's memory.
@@ -73,10 +75,14 @@ func (p *party) alloc(ctx context.Context) (source share.Source, err error) {
 
 // open opens the engine.
 func (p *party) open(o transfer.Options) (err error) {
-	o.Store, o.Lanes, o.Device, o.Copy, o.NICs = p.o.Store, p.o.Lanes, p.o.Device, p.o.Copy, p.o.NICs
+	o.Store, o.Lanes, o.Device, o.Copy = p.o.Store, p.o.Lanes, p.o.Device, p.o.Copy
+	o.NICs, o.NICsOptional = p.o.NICs, p.o.NICsOptional
 	p.engine, err = transfer.Open(o)
 	return err
 }
+
+// Engine is the party's own.
+func (p *party) Engine() *transfer.Engine { return p.engine }
 
 // close gives all back. What the engine may still touch is not freed.
 func (p *party) close() error {
@@ -158,9 +164,6 @@ func OpenTarget(ctx context.Context, o TargetOptions) (_ *Target, err error) {
 // Segment is what others open the segment by.
 func (t *Target) Segment() string { return t.address }
 
-// Engine is the party's own.
-func (p *party) Engine() *transfer.Engine { return p.engine }
-
 // Close withdraws the memory and frees it. Importers that are attached lose it.
 func (t *Target) Close() error {
 	err := t.close()
@@ -221,7 +224,7 @@ func (n *Native) reaches(path transfer.Path) error {
 	case transfer.PathNVLink, transfer.PathShm:
 		return n.remote.Shared(n.target.Offset)
 	case transfer.PathRDMA:
-		return n.remote.RDMA(n.target.Offset)
+		return errors.Join(n.engine.Stats().Refusal, n.remote.RDMA(n.target.Offset))
 	default:
 		return nil
 	}

@@ -19,7 +19,6 @@ import (
 	engine "github.com/kvlane/kvlane/transfer"
 	"github.com/kvlane/kvlane/transfer/metadata"
 	"github.com/kvlane/kvlane/transfer/mooncake"
-	"github.com/kvlane/kvlane/transfer/rail"
 )
 
 // protocolAuto is kvlane's own, by whichever path can; others of its paths have their names.
@@ -44,29 +43,37 @@ func (f *memoryFlags) registerMemory(cmd *cobra.Command) {
 	f.rdma.registerNICs(fl, "in software, which reach no other process")
 }
 
-// openNICs returns the NICs by which a path may go, with what closes them: where NICs are one of several ways and none is named, there need be none that is active.
-func (f *memoryFlags) openNICs(dev device.Device, path engine.Path) (_ *rail.NICs, done func() error, err error) {
+// openNICs fills in the NICs by which a path may go, and returns what closes them: where NICs are one of several ways and none is named, there need
+// be none that is active, and what they refuse goes another way.
+func (f *memoryFlags) openNICs(path engine.Path, o *transfer.NativeOptions) (done func() error, err error) {
+	none := func() error { return nil }
 	if path != engine.PathNone && path != engine.PathRDMA {
-		return nil, func() error { return nil }, nil
+		return none, nil
 	}
-	n, err := gdr.Open(dev, f.rdma.config(), nil)
-	named := len(f.rdma.nics.NICs) > 0
-	if path == engine.PathNone && !named && (errors.Is(err, errdefs.ErrNotSupported) || errors.Is(err, errdefs.ErrBroken)) {
-		return nil, func() error { return nil }, nil
+	o.NICsOptional = path == engine.PathNone && len(f.rdma.nics.NICs) == 0
+	n, err := gdr.Open(o.Device, f.rdma.config(), nil)
+	if o.NICsOptional && (errors.Is(err, errdefs.ErrNotSupported) || errors.Is(err, errdefs.ErrBroken) || errors.Is(err, errdefs.ErrNoMemory)) {
+		return none, nil
 	}
 	if err != nil {
-		return nil, nil, asUsage(fmt.Errorf("open NIC: %w", err))
+		return nil, asUsage(fmt.Errorf("open NIC: %w", err))
 	}
 	done = func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 		defer cancel()
 		return n.Close(ctx)
 	}
-	nics, err := n.Transfers()
-	if err != nil {
-		return nil, nil, errors.Join(err, done())
+	if o.NICs, err = n.Transfers(); err != nil {
+		return nil, errors.Join(err, done())
 	}
-	return nics, done, nil
+	return done, nil
+}
+
+// noteRefusal says what goes without NICs.
+func noteRefusal(cmd *cobra.Command, s engine.Stats) {
+	if s.Refusal != nil {
+		fmt.Fprintf(cmd.ErrOrStderr(), "not by NICs: %v\n", s.Refusal)
+	}
 }
 
 // open calls use with the device of the memory and a stream that copies it, none for the host's.
@@ -135,18 +142,19 @@ func (f *serveFlags) serveNative(cmd *cobra.Command, path engine.Path) error {
 		}
 	}
 	return f.memory.open(func(dev device.Device, s stream.Stream) (err error) {
-		nics, done, err := f.memory.openNICs(dev, path)
+		o.Device, o.Copy = dev, s
+		done, err := f.memory.openNICs(path, &o.NativeOptions)
 		if err != nil {
 			return err
 		}
 		defer func() { err = errors.Join(err, done()) }()
-		o.Device, o.Copy, o.NICs = dev, s, nics
 		ctx := cmd.Context()
 		t, err := transfer.OpenTarget(ctx, o)
 		if err != nil {
 			return asUsage(err)
 		}
 		defer func() { err = errors.Join(err, t.Close()) }()
+		noteRefusal(cmd, t.Engine().Stats())
 		metricsOf(ctx).SetTransfer(t.Engine().Stats)
 		out := cmd.OutOrStdout()
 		fmt.Fprintf(out, "segment %s: %d bytes; interrupt to end\n", t.Segment(), f.bufferBytes)
@@ -171,17 +179,18 @@ func (f *benchTransfer) measureNative(cmd *cobra.Command, path engine.Path) erro
 	}
 	defer done()
 	return f.serve.memory.open(func(dev device.Device, s stream.Stream) (err error) {
-		nics, done, err := f.serve.memory.openNICs(dev, path)
+		o := transfer.NativeOptions{Device: dev, Copy: s, Bytes: f.serve.bufferBytes, Store: store, Lanes: f.lanes}
+		done, err := f.serve.memory.openNICs(path, &o)
 		if err != nil {
 			return err
 		}
 		defer func() { err = errors.Join(err, done()) }()
-		o := transfer.NativeOptions{Device: dev, Copy: s, NICs: nics, Bytes: f.serve.bufferBytes, Store: store, Lanes: f.lanes}
 		n, err := transfer.OpenNative(cmd.Context(), f.segment, path, o)
 		if err != nil {
 			return asUsage(err)
 		}
 		defer func() { err = errors.Join(err, n.Close()) }()
+		noteRefusal(cmd, n.Engine().Stats())
 		metricsOf(cmd.Context()).SetTransfer(n.Engine().Stats)
 		return f.carry(cmd, n)
 	})

@@ -1,9 +1,9 @@
-// Package registry keeps the memory that RDMA NICs may reach: one open device and one protection domain a NIC for each trust
-// domain, shared by all streams within it, and the memory regions registered with it.
+// Package registry keeps the memory that RDMA NICs may reach: a protection domain on each NIC for each trust domain, shared by all streams
+// within it, and the memory regions registered with it. Sets of Devices share the open NICs; others open their own.
 //
 // # Model
 //
-// A Set is a trust domain, and opens each NIC of a provider once. A Registry is one of them with its registered memory. Register
+// A Set is a trust domain, and has each NIC of a provider once. A Registry is one of them with its registered memory. Register
 // takes whole mem.Regions, with the rights and the address that work requests see: host memory at its CPU address; device memory as a dma-buf where an Exporter and the NIC have that, else
 // through the kernel's peer memory module. Registering pins pages and takes milliseconds, so it is done ahead of
 // transfers, all regions of a call or none.

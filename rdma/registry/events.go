@@ -60,7 +60,7 @@ func (v *events) stop() error {
 // Watch has f called with every asynchronous event of the NIC from now on, until stop is called; a call that has begun may
 // last longer than that. All watchers are called on one goroutine, one after the other: f must not block.
 func (g *Registry) Watch(f func(rdma.AsyncEvent)) (stop func()) {
-	v := &g.events
+	v := g.events
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.watchers = append(v.watchers, &f)

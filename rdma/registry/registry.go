@@ -17,12 +17,12 @@ import (
 
 // Registry is an open NIC and the memory that it may reach.
 type Registry struct {
-	name string
-	o    Options
-	dev  rdma.Device
-	pd   rdma.PD
-
-	events events
+	name   string
+	o      Options
+	device *device // which others may have too
+	dev    rdma.Device
+	events *events
+	pd     rdma.PD
 
 	// table is the memory that can be acquired, sorted by rights, space and address. It is replaced, never changed.
 	table atomic.Pointer[[]*Memory]
@@ -35,18 +35,17 @@ type Registry struct {
 	stats  Stats
 }
 
-func open(p rdma.Provider, name string, o Options) (*Registry, error) {
-	dev, err := p.Open(name)
+func open(d *Devices, name string, o Options) (*Registry, error) {
+	v, err := d.open(name)
 	if err != nil {
 		return nil, err
 	}
-	pd, err := dev.AllocPD()
+	pd, err := v.dev.AllocPD()
 	if err != nil {
-		return nil, errors.Join(err, closeTwice(dev))
+		return nil, errors.Join(err, closeTwice(v))
 	}
-	g := &Registry{name: name, o: o, dev: dev, pd: pd}
+	g := &Registry{name: name, o: o, device: v, dev: v.dev, events: v.events, pd: pd}
 	g.table.Store(new([]*Memory))
-	g.events.start(dev)
 	return g, nil
 }
 
@@ -229,5 +228,5 @@ func (g *Registry) close() error {
 	if err := g.pd.Close(); err != nil {
 		return err
 	}
-	return errors.Join(g.events.stop(), g.dev.Close())
+	return g.device.Close()
 }

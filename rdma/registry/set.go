@@ -25,11 +25,11 @@ type Options struct {
 }
 
 // Set is a trust domain: it opens NICs of a provider, each once, with one protection domain. What is registered with one set cannot
-// be reached through queue pairs of another, whatever keys a peer knows; so whoever serves several tenants has a set for each. Safe for concurrent use. No method waits for another, which may be at the provider
-// for long: what would have to wait is ErrBusy.
+// be reached through queue pairs of another, whatever keys a peer knows; so whoever serves several tenants has a set for each. Safe for
+// concurrent use. No method waits for another, which may be at the provider for long: what would have to wait is ErrBusy.
 type Set struct {
-	provider rdma.Provider
-	o        Options
+	devices *Devices
+	o       Options
 
 	mu      sync.Mutex  // not held while the provider is called
 	nics    []*Registry // in the order of opening
@@ -39,7 +39,8 @@ type Set struct {
 }
 
 // NewSet returns a set without an open NIC. It does not own the provider, which must outlive it.
-func NewSet(p rdma.Provider, o Options) *Set { return &Set{provider: p, o: o} }
+// Devices.NewSet makes sets that share what they open.
+func NewSet(p rdma.Provider, o Options) *Set { return NewDevices(p).NewSet(o) }
 
 // NIC returns the NIC of that name, the same for every caller, and opens it for the first. The errors are those of
 // rdma.Provider.Open and rdma.Device.AllocPD; ErrClosed once the set is closing; ErrBusy while the first caller opens it.
@@ -48,7 +49,7 @@ func (s *Set) NIC(name string) (*Registry, error) {
 	if g != nil || err != nil {
 		return g, err
 	}
-	g, err = open(s.provider, name, s.o)
+	g, err = open(s.devices, name, s.o)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.opening = slices.DeleteFunc(s.opening, func(o string) bool { return o == name })

@@ -56,7 +56,10 @@ const (
 )
 
 // NICs are those by which transfers go. A nil *NICs has none. Safe for concurrent use.
-type NICs struct{ o Options }
+type NICs struct {
+	o       Options
+	devices *registry.Devices // which domains share
+}
 
 // New returns the NICs of o, of which nothing is opened yet. ErrInvalid.
 func New(o Options) (*NICs, error) {
@@ -67,7 +70,7 @@ func New(o Options) (*NICs, error) {
 		o.Pinned = plain{}
 	}
 	o.Depth, o.MaxSGE = cmp.Or(o.Depth, defaultDepth), cmp.Or(o.MaxSGE, defaultMaxSGE)
-	return &NICs{o}, nil
+	return &NICs{o, registry.NewDevices(o.Provider)}, nil
 }
 
 // Names returns the NICs' names, in their order.
@@ -106,7 +109,7 @@ func (n *NICs) Serve() (*Domain, error) { return n.open(forPeers) }
 func (n *NICs) Use() (*Domain, error) { return n.open(forUs) }
 
 func (n *NICs) open(access rdma.Access) (_ *Domain, err error) {
-	d := &Domain{o: &n.o, access: access, set: registry.NewSet(n.o.Provider, n.o.Registry)}
+	d := &Domain{o: &n.o, access: access, set: n.devices.NewSet(n.o.Registry)}
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("open NICs for transfers: %w", errors.Join(err, d.Close()))
@@ -125,7 +128,10 @@ func (n *NICs) open(access rdma.Access) (_ *Domain, err error) {
 	if d.scratch, err = d.o.Pinned.AllocHost(int64(os.Getpagesize())); err != nil {
 		return nil, err
 	}
-	return d, registry.Register(d.nics, rdma.MROptions{Access: forUs}, d.scratch)
+	if err := registry.Register(d.nics, rdma.MROptions{Access: forUs}, d.scratch); err != nil {
+		return nil, err
+	}
+	return d, nil
 }
 
 // plain is host memory that is pinned for no device.
@@ -163,6 +169,21 @@ func (d *Domain) Register(r *mem.Region, base int64) ([]Key, error) {
 		m.Release()
 	}
 	return keys, nil
+}
+
+// maxReason is how long a reason is at most, in bytes.
+const maxReason = 512
+
+// Reason returns why a registration failed, for peers: which verb, with what errno, and what is known of that, without addresses of this process.
+func Reason(err error) string {
+	var verb *rdma.Error
+	if !errors.As(err, &verb) {
+		return "the process that has the memory knows why"
+	}
+	public := *verb
+	public.Args = ""
+	text := public.Error()
+	return text[:min(len(text), maxReason)]
 }
 
 // Unregister takes r back, if it is registered, when nobody holds it any more. When it returns nil no NIC touches it by this domain; otherwise it

@@ -30,6 +30,9 @@ type Domain struct{}
 // Register is ErrNotSupported.
 func (*Domain) Register(*mem.Region, int64) ([]Key, error) { return nil, errNoCode }
 
+// Reason is none.
+func Reason(error) string { return "" }
+
 // Unregister has nothing to take back.
 func (*Domain) Unregister(context.Context, *mem.Region) error { return nil }
 

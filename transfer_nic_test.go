@@ -1,0 +1,200 @@
+//go:build !nonic
+
+package kvlane_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane"
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/gdr"
+	"github.com/kvlane/kvlane/internal/testkit"
+	"github.com/kvlane/kvlane/transfer"
+)
+
+// TestTransferWithoutNICs: what has no NICs that reach other processes says so, where some were asked for.
+func TestTransferWithoutNICs(t *testing.T) {
+	auto := testConfig(t)
+	auto.Store.GDR, auto.Stream.ProfileDir = kvlane.GDRAuto, t.TempDir()
+	auto.RDMA.Provider = gdr.Soft // which auto never takes
+	for want, c := range map[string]kvlane.Config{"in software": softConfig(t), "without NICs": auto} {
+		notes := openTransfer(t, openEngine(t, c), kvlane.TransferConfig{}).Notes()
+		if len(notes) != 1 || !strings.Contains(notes[0], want) || !strings.Contains(notes[0], "sockets") {
+			t.Errorf("notes %q do not say %q", notes, want)
+		}
+	}
+}
+
+// Environment variables of the process that receives in TestVerbsTransfer: its NIC, and its driver.
+const (
+	receiverNICEnv    = "KVLANE_TEST_RECEIVER_NIC"
+	receiverDriverEnv = "KVLANE_TEST_RECEIVER_DRIVER"
+)
+
+// TestVerbsTransfer: the KV of a request goes from one process's engine to another's by their NICs, from and to memory of devices and of hosts,
+// every byte, and nothing but its pages is touched.
+func TestVerbsTransfer(t *testing.T) {
+	if nic := os.Getenv(receiverNICEnv); nic != "" {
+		receiveKV(t, nic, kvlane.Driver(os.Getenv(receiverDriverEnv)))
+		return
+	}
+	names := machineNICs(t)
+	if len(names) < 2 {
+		testkit.Skip(t, "verbs", fmt.Sprintf("NICs %v are no two", names))
+	}
+	for _, driver := range []kvlane.Driver{kvlane.Sim, kvlane.Host} {
+		t.Run(string(driver), func(t *testing.T) {
+			m := newNICMemory(t, names[0], driver, 0)
+			tr := openTransfer(t, m.engine, kvlane.TransferConfig{})
+			address, ended := startReceiver(t, names[1], driver)
+			if _, err := tr.Connect(t.Context(), address, m.cache); err != nil { // and once more
+				t.Fatal(err)
+			}
+			sendKV(t, tr, address, m.cache, m.config.Model.Layers)
+			if err := ended(); err != nil {
+				t.Error(err)
+			}
+			s := tr.Stats()
+			for p, had := range s.Paths {
+				if (had.Bytes > 0) != (transfer.Path(p) == transfer.PathRDMA) {
+					t.Errorf("%d bytes by %s, notes %q", had.Bytes, had.Path, tr.Notes())
+				}
+			}
+			if s.Fallbacks != 0 || s.Refusals != 0 {
+				t.Errorf("stats %+v", s)
+			}
+			t.Logf("%+v, notes %q", s.Paths[transfer.PathRDMA], tr.Notes())
+		})
+	}
+}
+
+// nicMemory is the KV cache of an engine that must use a NIC.
+type nicMemory struct {
+	config kvlane.Config
+	engine *kvlane.Engine
+	cache  *kvlane.Cache
+	read   func() []byte
+}
+
+// kvByte is what a KV cache is filled with, of either process.
+func kvByte(process, i int) byte { return byte(device.Mix64(uint64(i)<<1 | uint64(process))) }
+
+func newNICMemory(t *testing.T, nic string, driver kvlane.Driver, process int) *nicMemory {
+	t.Helper()
+	m := &nicMemory{config: softConfig(t)}
+	c := &m.config
+	c.RDMA, c.Device.Driver = gdr.Config{NICs: []string{nic}}, driver
+	m.engine = openEngine(t, *c)
+	fill := func(b []byte) {
+		for i := range b {
+			b[i] = kvByte(process, i)
+		}
+	}
+	if driver == kvlane.Host {
+		b, memory := ordinary(t, *c)
+		fill(b)
+		m.cache, m.read = registered(t, m.engine, memory), func() []byte { return b }
+		return m
+	}
+	dev := newMirror(t, m.engine, int64(c.Model.Layers*c.Model.PlanesPerLayer())*cachePages*c.Model.PlaneBytes())
+	fill(dev.host.Bytes())
+	dev.copy(t, dev.kv, dev.host)
+	m.cache = registered(t, m.engine, cacheMemory(*c, dev.kv.Dev(), false))
+	m.read = func() []byte { return dev.read(t) }
+	return m
+}
+
+// receiveKV is what the other process does: it says where it is reached, and checks its memory when all is there.
+func receiveKV(t *testing.T, nic string, driver kvlane.Driver) {
+	m := newNICMemory(t, nic, driver, 1)
+	tr := openTransfer(t, m.engine, kvlane.TransferConfig{})
+	if err := tr.Offer(t.Context(), "decode", m.cache); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := fmt.Fprintln(os.Stdout, receiverSays+tr.Address()+"/decode"); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), receiverTime)
+	defer cancel()
+	for {
+		heard, err := tr.Receive(ctx)
+		if err != nil || heard.Failed {
+			t.Fatalf("heard %+v: %v", heard, err)
+		}
+		if heard.Complete {
+			break
+		}
+	}
+	n := int(m.config.Model.PlaneBytes())
+	now := m.read()
+	for p := range len(now) / (cachePages * n) {
+		for page := range cachePages {
+			process, from := 1, page // who has filled it, and at which page
+			for _, pair := range handedOver {
+				if int(pair.Remote) == page {
+					process, from = 0, int(pair.Local)
+				}
+			}
+			for i, b := range now[(p*cachePages+page)*n:][:n] {
+				if want := kvByte(process, (p*cachePages+from)*n+i); b != want {
+					t.Fatalf("plane %d, page %d, byte %d is %#x, want %#x", p, page, i, b, want)
+				}
+			}
+		}
+	}
+}
+
+const (
+	receiverSays = "receiver at "
+	receiverTime = 60 * time.Second
+)
+
+// startReceiver starts the other process, and returns what it offers, and what waits for its verdict.
+func startReceiver(t *testing.T, nic string, driver kvlane.Driver) (name string, ended func() error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*receiverTime)
+	cmd := exec.CommandContext(ctx, "/proc/self/exe", "-test.run", "^TestVerbsTransfer$")
+	cmd.Env = append(os.Environ(), receiverNICEnv+"="+nic, receiverDriverEnv+"="+string(driver))
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewReader(out)
+	var said strings.Builder
+	ended = sync.OnceValue(func() error {
+		defer cancel()
+		_, err := io.Copy(&said, lines)
+		if err = errors.Join(err, cmd.Wait()); err != nil {
+			return fmt.Errorf("%w: the other process said:\n%s", err, said.String())
+		}
+		return nil
+	})
+	t.Cleanup(func() { // where the test fails before
+		cancel()
+		_ = ended()
+	})
+	for {
+		line, err := lines.ReadString('\n')
+		said.WriteString(line)
+		if name, ok := strings.CutPrefix(line, receiverSays); ok {
+			return strings.TrimSpace(name), ended
+		}
+		if err != nil {
+			t.Fatal(ended())
+		}
+	}
+}

@@ -34,6 +34,8 @@ var shareMutants = []mutant{
 		"share/importer.go", "		<-m.origin.Quiet()\n		//", "		<-m.gone\n		//"),
 	defect("share", "TestDefectWithdrawnMemoryIsWrittenLater",
 		"mem/origin.go", "	if err := o.Lost(); err != nil {\n		return err\n	}\n	o.holders++\n", "	o.holders++\n"),
+	defect("share", "TestDefectAbandonedImportIsWaitedForForever",
+		"share/link.go", "		err = errors.Join(err, conn.SetDeadline(time.Time{}))\n", ""),
 	defect("share", "TestWithdrawalOfWhoDies",
 		"share/server.go", "		<-dead\n", ""),
 	defect("share", "TestAnnouncedWork",

@@ -97,7 +97,7 @@ func (p *peer) rested(v rails) {
 
 // beginRDMA begins a part by a queue pair. An error says why that cannot be.
 func (g *group) beginRDMA(ctx context.Context, p *part, forced Path) error {
-	if err := g.to.RDMA(p.buf.Offset); err != nil {
+	if err := p.buf.rdma(g.e); err != nil {
 		return err
 	}
 	l, err := g.to.p.queue(ctx, g.to, forced == PathNone)

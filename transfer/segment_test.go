@@ -2,10 +2,13 @@ package transfer
 
 import (
 	"context"
+	"net"
+	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/share"
 )
 
@@ -45,4 +48,84 @@ func TestDefectStoppedImporterStopsTheSegment(t *testing.T) {
 	wantErr(t, "close", p.segment.Close(within(50*time.Millisecond)), errdefs.ErrBusy)
 	_, err = p.segment.Register(more, RegisterOptions{})
 	wantErr(t, "register in a closed segment", err, errdefs.ErrClosed)
+}
+
+// TestDefectRefreshHoldsBatchesUp: batches move while a refresh waits for an exporter that does not answer.
+func TestDefectRefreshHoldsBatchesUp(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "silent.sock")
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
+	must(t, err)
+	t.Cleanup(func() { must(t, l.Close()) })
+	h, err := share.AllocHost(nil, 4096)
+	must(t, err)
+	t.Cleanup(func() { must(t, h.Close()) })
+	there, here := host(t, 4096), host(t, 4096)
+	p := newPair(t, Options{Share: shareServer(t)}, Options{Importer: importer(t, nil)}, there)
+	off, err := p.segment.Register(h.Region(), RegisterOptions{Source: h})
+	must(t, err)
+	p.segment.mu.Lock()
+	p.segment.buffers[1].desc.Share.Socket = path
+	p.segment.mu.Unlock()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	refreshed := make(chan error, 1)
+	go func() { refreshed <- p.remote.Refresh(ctx) }()
+	c, err := l.AcceptUnix() // it asks
+	must(t, err)
+	moved := make(chan error, 1)
+	go func() {
+		b, err := p.initiator.Submit(t.Context(), []Task{{Op: Write, Segment: p.remote, Local: mem.All(here)}}, SubmitOptions{})
+		if err == nil {
+			err = wait(t, b)
+		}
+		moved <- err
+	}()
+	select {
+	case err := <-moved:
+		moved <- err
+	case err := <-refreshed:
+		t.Errorf("the refresh ended first: %v", err)
+		refreshed <- err
+	case <-time.After(5 * time.Second):
+		t.Error("a batch waits for the refresh")
+	}
+	cancel()
+	must(t, <-refreshed)
+	must(t, <-moved)
+	wantErr(t, "what was not imported", p.remote.Shared(off), context.Canceled)
+	must(t, c.Close())
+}
+
+// TestDefectSegmentsNICsChange: a segment that is said to have other NICs than it had is refused: parts on their way go by keys of the first.
+func TestDefectSegmentsNICsChange(t *testing.T) {
+	p := newPair(t, Options{}, Options{}, host(t, 4096))
+	p.remote.mu.Lock()
+	p.remote.desc.NICs = []string{"nic0", "nic1"}
+	p.remote.mu.Unlock()
+	wantErr(t, "other NICs", p.remote.Refresh(t.Context()), errdefs.ErrMismatch)
+}
+
+// TestDefectPagesOfABufferThatIsShorterNow: pages that are cut into parts lie in the buffer as it is by then, to the last of every plane.
+func TestDefectPagesOfABufferThatIsShorterNow(t *testing.T) {
+	const page = 4096
+	there, here := host(t, 8*page), host(t, 8*page)
+	p := newPair(t, Options{}, Options{}, there)
+	plane := func(k int64) PagePlane {
+		return PagePlane{Region: here, Base: 4 * k * page, Stride: page, Bytes: page, RemoteBase: 4 * k * page, RemoteStride: page}
+	}
+	for _, planes := range [][]PagePlane{{plane(1)}, {plane(0), plane(1)}} {
+		before := &dependency{done: make(chan struct{})}
+		b := p.submit(t, SubmitOptions{Timeout: patience, After: []mem.Dependency{before}}, Task{Op: Write, Pages: &Pages{Planes: planes, Pairs: []PagePair{{0, 0}, {3, 3}}}})
+		p.remote.mu.Lock()
+		whole := p.remote.buffers[0]
+		shorter := *whole
+		shorter.Length = 7 * page
+		p.remote.buffers[0] = &shorter
+		p.remote.mu.Unlock()
+		close(before.done)
+		wantErr(t, "a last page beyond the buffer", wait(t, b), errdefs.ErrInvalid)
+		p.remote.mu.Lock()
+		p.remote.buffers[0] = whole
+		p.remote.mu.Unlock()
+	}
 }

@@ -286,11 +286,13 @@ func (p *peer) end(to *Remote) {
 	}
 }
 
-// drop forgets a lane that is dead; owed says that something of it may still reach memory of the target.
-func (p *peer) drop(l *lane, owed bool) {
+// drop forgets a lane that is dead, and why; owed says that something of it may still reach memory of the target.
+func (p *peer) drop(l *lane, why error, owed bool) {
 	p.mu.Lock()
 	p.lanes = slices.DeleteFunc(p.lanes, func(other *lane) bool { return other == l })
-	p.died++
+	if !errors.Is(why, errdefs.ErrClosed) { // else nobody uses it any more
+		p.died++
+	}
 	begin := false
 	if owed && p.lost == nil {
 		p.owed[l.number] = struct{}{}

@@ -126,7 +126,9 @@ func (p *peer) queue(ctx context.Context, to *Remote, spare bool) (*lane, error)
 		}
 		l, err := p.openQueue(ctx, to, v)
 		if err != nil {
-			p.tire(v, err)
+			if ctx.Err() == nil { // else it was the batch that ended
+				p.tire(v, err)
+			}
 			return nil, fmt.Errorf("connect queue pair to engine at %s: %w", p.addr, err)
 		}
 		return l, nil

@@ -43,6 +43,7 @@ type Segment struct {
 // buffer is a Region in a segment.
 type buffer struct {
 	desc   Buffer
+	bytes  int // of desc in a description
 	region *mem.Region
 	export *share.Export
 
@@ -123,7 +124,7 @@ type RegisterOptions struct {
 // Register adds r to the segment and returns its offset there. From then on others may read and write it. The first is at 0, and no
 // offset is used twice. Who has opened the segment knows of r after Remote.Refresh. ErrNotSupported for memory that the engine cannot
 // move, the source not export, or the engine's NICs not reach, and what those say; ErrExists for memory that overlaps some of the segment
-// where there are NICs.
+// where there are NICs; ErrBusy for more than MaxBuffers, or than 4 MiB describe: names, keys and what is shared count there.
 func (s *Segment) Register(r *mem.Region, o RegisterOptions) (int64, error) {
 	off, err := s.register(r, o)
 	if err != nil {
@@ -159,7 +160,10 @@ func (s *Segment) register(r *mem.Region, o RegisterOptions) (int64, error) {
 	}
 	err := s.offer(b)
 	if err == nil {
-		if err = s.table.Add(uint64(s.next), r); err != nil {
+		if err = s.fits(b); err == nil {
+			err = s.table.Add(uint64(s.next), r)
+		}
+		if err != nil {
 			err = errors.Join(err, s.withdraw(s.e.ctx, b))
 		}
 	}
@@ -185,6 +189,30 @@ func (s *Segment) room() error {
 		return errdefs.ErrClosed
 	case len(s.buffers) >= MaxBuffers:
 		return fmt.Errorf("%d buffers are registered: %w", len(s.buffers), errdefs.ErrBusy)
+	}
+	return nil
+}
+
+// fits returns why the segment could not be described with b too, or nil.
+func (s *Segment) fits(b *buffer) error {
+	own, err := json.Marshal(&b.desc)
+	if err != nil {
+		return err
+	}
+	b.bytes = len(own) + len(",")
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	bare := s.description()
+	head, err := json.Marshal(&bare)
+	if err != nil {
+		return err
+	}
+	n := len(head) + b.bytes
+	for _, other := range s.buffers {
+		n += other.bytes
+	}
+	if n > maxFramePayload {
+		return fmt.Errorf("%d buffers are registered, and with another one the segment is described in more than %d bytes: %w", len(s.buffers), maxFramePayload, errdefs.ErrBusy)
 	}
 	return nil
 }
@@ -244,11 +272,16 @@ func (s *Segment) Name() string { return s.name }
 func (s *Segment) Describe() Description {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	d := Description{Name: s.name, Engine: s.e.id, Segment: s.number, Host: s.e.host, NICs: s.e.o.NICs.Names()}
+	d := s.description()
 	for _, b := range s.buffers {
 		d.Buffers = append(d.Buffers, b.desc)
 	}
 	return d
+}
+
+// description is that without buffers.
+func (s *Segment) description() Description {
+	return Description{Name: s.name, Engine: s.e.id, Segment: s.number, Host: s.e.host, NICs: s.e.o.NICs.Names()}
 }
 
 // Close takes the segment away, from the store too: a store that does not answer forgets it with its lease. It is Unregister for all that is

@@ -2,8 +2,10 @@ package transfer
 
 import (
 	"context"
+	"errors"
 	"net"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -127,5 +129,35 @@ func TestDefectPagesOfABufferThatIsShorterNow(t *testing.T) {
 		p.remote.mu.Lock()
 		p.remote.buffers[0] = whole
 		p.remote.mu.Unlock()
+	}
+}
+
+// TestDefectDescriptionLongerThanAFrame: more is not registered than a segment can be described with, and a request whose answer is too long
+// is refused, on a connection that goes on.
+func TestDefectDescriptionLongerThanAFrame(t *testing.T) {
+	there := host(t, 4096)
+	p := newPair(t, Options{}, Options{}, there)
+	o := RegisterOptions{Name: strings.Repeat("<", MaxNameBytes)} // which JSON writes in six bytes
+	var err error
+	for n := 1; err == nil; n++ {
+		_, err = p.segment.Register(there, o)
+		if n == MaxBuffers {
+			t.Fatal("there is no end to it")
+		}
+	}
+	wantErr(t, "one more", err, errdefs.ErrBusy)
+	must(t, p.remote.Refresh(t.Context()))
+	if n := len(p.remote.Describe().Buffers); n < 1000 || n >= MaxBuffers {
+		t.Errorf("%d buffers", n)
+	}
+	p.segment.mu.Lock()
+	p.segment.buffers[0].desc.Name = strings.Repeat("x", maxFramePayload)
+	p.segment.mu.Unlock()
+	var refused *refusal
+	if err := p.remote.Refresh(t.Context()); !errors.As(err, &refused) || !errors.Is(err, errdefs.ErrInvalid) {
+		t.Errorf("an answer that is too long: %v", err)
+	}
+	if s, there := p.initiator.Stats(), p.target.Stats(); s.Reconnects != 0 || there.Malformed != 0 {
+		t.Errorf("%d connections were made again, %d made no sense", s.Reconnects, there.Malformed)
 	}
 }

@@ -76,6 +76,8 @@ var transferMutants = []mutant{
 		"rdma/connect.go", "		o.MTU = min(o.MTU, remote.MTU)\n", "		_ = remote\n"),
 	defect("rdma", "TestDefectPathMTUIsOneSides",
 		"rdma/connect.go", "		mtu = min(mtu, o.MTU)\n", "		_ = mtu\n"),
+	defect("cmd/kvlane", "TestDefectPathsThatCannotBe",
+		"cmd/kvlane/transfer_native.go", "	case !slices.Contains(f.protocols, f.protocol):\n", "	case !slices.Contains(protocols, f.protocol):\n"),
 	defect("transfer/metadata", "TestLeases",
 		"transfer/metadata/server.go", "	if !ok || e.over(s.clock.Now()) {\n", "	if !ok {\n"),
 	defect("transfer/mooncake", "TestWrongTasks",

@@ -5,9 +5,12 @@ package transfer
 import (
 	"context"
 	"testing"
+	"time"
 
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/fault"
 	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/rdma/soft"
 )
 
 // TestDefectKeysOfARefreshedBuffer: a part of a buffer that had no keys when it was cut does not go by NICs, though the buffer has some since.
@@ -45,4 +48,32 @@ func TestDefectClosedSegmentsAreReconnects(t *testing.T) {
 	if s := p.initiator.Stats(); s.Reconnects != 0 {
 		t.Errorf("%d connections were made again", s.Reconnects)
 	}
+}
+
+// TestDefectCloseWaitsForQueuePairs: a queue pair that does not end holds up neither the segment's end nor the engine's for longer than they
+// may take, nor others who ask about the segment. When it does they close.
+func TestDefectCloseWaitsForQueuePairs(t *testing.T) {
+	plan := fault.New(1)
+	p, here, _ := rdmaPair(t, faultyNICs(t, plan, 16, 4, "soft0"), Options{Lanes: 1, Stall: 300 * time.Millisecond}, 4096)
+	p.do(t, write(here))
+	plan.Add(fault.After(soft.OpClose, int(plan.Seen(soft.OpClose))).Fail(nil))
+	defer plan.Clear()
+	within := func(what string, f func() error) {
+		t.Helper()
+		ended := make(chan error, 1)
+		go func() { ended <- f() }()
+		select {
+		case err := <-ended:
+			wantErr(t, what, err, errdefs.ErrBusy)
+		case <-time.After(5 * time.Second):
+			t.Errorf("%s: it is waited for", what)
+		}
+	}
+	within("close the segment", p.remote.Close)
+	p.remote.Describe()
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	within("close the engine", func() error { return p.initiator.Close(ctx) })
+	plan.Clear()
+	must(t, p.remote.Close())
 }

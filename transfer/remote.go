@@ -21,11 +21,12 @@ type Remote struct {
 	name   string
 	number uint64
 
-	refreshing chan struct{} // a token: one at a time asks and imports
+	changing chan struct{} // a token: one at a time refreshes or closes
+	ended    bool          // nothing is left to close; with changing
 
 	// mu is held for no wait: batches take it.
 	mu      sync.Mutex
-	closed  bool
+	closed  bool // nobody uses it any more
 	desc    Description
 	buffers []*remoteBuffer // as desc's
 	retired []*remoteBuffer // that the segment no longer has
@@ -54,7 +55,7 @@ func (e *Engine) openSegment(ctx context.Context, name string) (*Remote, error) 
 	if err != nil {
 		return nil, err
 	}
-	r := &Remote{e: e, p: p, name: own, refreshing: make(chan struct{}, 1)}
+	r := &Remote{e: e, p: p, name: own, changing: make(chan struct{}, 1)}
 	if err := r.Refresh(ctx); err != nil {
 		return nil, errors.Join(err, r.Close())
 	}
@@ -97,12 +98,10 @@ func (e *Engine) locate(ctx context.Context, name string) (_ *peer, own string, 
 // Refresh asks what the segment has by now, and tries again to import what was not. Batches go on meanwhile, by what was there before.
 // ErrLost for another segment of the same name, ErrMismatch for what no engine would say of this one.
 func (r *Remote) Refresh(ctx context.Context) error {
-	select {
-	case r.refreshing <- struct{}{}:
-		defer func() { <-r.refreshing }()
-	case <-ctx.Done():
-		return fmt.Errorf("wait for another refresh: %w", context.Cause(ctx))
+	if err := r.change(ctx); err != nil {
+		return err
 	}
+	defer func() { <-r.changing }()
 	var d Description
 	if err := r.p.call(ctx, callDescribe, describeRequest{Name: r.name}, &d); err != nil {
 		return err
@@ -116,7 +115,18 @@ func (r *Remote) Refresh(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return r.take(&d, r.bringAll(ctx, &d, old))
+	r.take(&d, r.bringAll(ctx, &d, old))
+	return nil
+}
+
+// change takes the token. ErrBusy if ctx ends first.
+func (r *Remote) change(ctx context.Context) error {
+	select {
+	case r.changing <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("segment %q is being refreshed or closed: %w: %w", r.name, errdefs.ErrBusy, context.Cause(ctx))
+	}
 }
 
 // suits returns why d is no description of this segment, or nil.
@@ -151,34 +161,23 @@ func (r *Remote) bringAll(ctx context.Context, d *Description, old []*remoteBuff
 	return all
 }
 
-// take has the segment be as d says, with those buffers. What of them is not wanted any more is closed, or retired.
-func (r *Remote) take(d *Description, all []*remoteBuffer) (err error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	drop, keep := r.buffers, all
-	if err = r.suits(d); err != nil { // it was closed meanwhile
-		drop, keep = all, r.buffers
-	}
+// take has the segment be as d says, with those buffers.
+func (r *Remote) take(d *Description, all []*remoteBuffer) {
 	kept := make(map[*remoteBuffer]bool)
-	for _, b := range keep {
+	for _, b := range all {
 		kept[b] = true
 	}
-	for _, b := range drop {
-		switch {
-		case b.imported == nil || kept[b]:
-		case err == nil:
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, b := range r.buffers {
+		if b.imported != nil && !kept[b] {
 			r.retired = append(r.retired, b)
-		default:
-			err = errors.Join(err, b.imported.Close())
 		}
 	}
-	if err == nil {
-		r.desc, r.buffers = *d, all
-	}
-	if err == nil && r.number == 0 { // lanes read them without mu
+	r.desc, r.buffers = *d, all
+	if r.number == 0 { // lanes read them without mu
 		r.name, r.number = d.Name, d.Segment
 	}
-	return err
 }
 
 // bring imports the buffer's memory, or says why it cannot be.
@@ -290,17 +289,32 @@ func (r *Remote) unuse() {
 	r.users--
 }
 
-// Close gives the segment up. ErrBusy while batches use it. A second Close returns nil; after an error it may be called again.
+// Close gives the segment up. ErrBusy while batches use it, or if its connections, or another call, take longer than Options.Stall to end: after
+// an error it may be called again. A second Close after success returns nil.
 func (r *Remote) Close() error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed {
+	ctx, cancel := context.WithTimeout(context.Background(), r.e.o.Stall)
+	defer cancel()
+	return r.close(ctx)
+}
+
+func (r *Remote) close(ctx context.Context) error {
+	if err := r.change(ctx); err != nil {
+		return err
+	}
+	defer func() { <-r.changing }()
+	if r.ended {
 		return nil
 	}
-	if r.users > 0 {
-		return fmt.Errorf("close segment %q: %d batches use it: %w", r.name, r.users, errdefs.ErrBusy)
+	r.mu.Lock()
+	users := r.users
+	r.closed = users == 0
+	r.mu.Unlock()
+	if users > 0 {
+		return fmt.Errorf("close segment %q: %d batches use it: %w", r.name, users, errdefs.ErrBusy)
 	}
-	r.p.end(r)
+	if err := r.p.end(ctx, r); err != nil {
+		return fmt.Errorf("close segment %q: %w", r.name, err)
+	}
 	for _, list := range []*[]*remoteBuffer{&r.buffers, &r.retired} {
 		for len(*list) > 0 {
 			if b := (*list)[0]; b.imported != nil {
@@ -311,10 +325,12 @@ func (r *Remote) Close() error {
 			*list = (*list)[1:]
 		}
 	}
-	r.closed = true
+	if err := r.p.release(ctx); err != nil {
+		return fmt.Errorf("close segment %q: %w", r.name, err)
+	}
+	r.ended = true
 	r.e.mu.Lock()
 	delete(r.e.remotes, r)
 	r.e.mu.Unlock()
-	r.p.release()
 	return nil
 }

@@ -41,7 +41,7 @@ type TransferConfig struct {
 	// Metadata is a server in which caches are found by their names, http://HOST:PORT/metadata. Empty: they are found at the address of
 	// their process, "HOST:PORT/NAME".
 	Metadata string
-	// Timeout is for how long a layer may take. Default: transfer.DefaultTimeout.
+	// Timeout is for how long a layer may take, with the wait for what it comes after. Default: transfer.DefaultTimeout.
 	Timeout time.Duration
 	// SocketDir has the socket by which processes of this host share memory. Default: share.DefaultDir().
 	SocketDir string

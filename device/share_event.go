@@ -20,8 +20,8 @@ type SharedEvent interface {
 	// an event of another process.
 	Follow(e Event) error
 	// Event returns an event that is done when the work is that the shared one stands for now, or later work. It is closed before the
-	// shared one.
-	Event() (Event, error)
+	// shared one, here and at the process that made it: its Close calls closed last, which may be nil and does not block.
+	Event(closed func()) (Event, error)
 	// Close waits for the work, and gives the event back, which those who opened it must not use any more. If ctx ends first it may be
 	// called again. A second Close after success returns nil.
 	Close(ctx context.Context) error

@@ -13,7 +13,7 @@ type Endpoint struct {
 	PSN    uint32 // of the first packet that this side sends, 24 bits
 	GID    GID
 	LID    uint16
-	MTU    MTU   // the largest that this side's port takes now
+	MTU    MTU   // the largest that this side takes; 0: it does not say
 	RDepth uint8 // RDMA reads that this side answers at once
 }
 
@@ -22,7 +22,7 @@ type ConnectOptions struct {
 	Port     int    // default: 1
 	GIDIndex int    // index in the port's GID table
 	Access   Access // what the peer may do; default: AccessRemoteWrite | AccessRemoteRead
-	MTU      MTU    // default: the smaller of the two sides'
+	MTU      MTU    // the largest of this side, default: the port's; the path's is the smaller of the two sides'
 	PSN      uint32 // of the first packet that this side sends; 24 bits
 	// AckTimeout is how long to wait for an answer before trying again. Default: 67 ms, code 14.
 	AckTimeout time.Duration
@@ -69,8 +69,12 @@ func LocalEndpoint(d Device, q QP, o ConnectOptions) (Endpoint, error) {
 	if err != nil {
 		return Endpoint{}, fmt.Errorf("describe queue pair %d: %w", q.Num(), err)
 	}
+	mtu := port.ActiveMTU
+	if o.MTU != 0 {
+		mtu = min(mtu, o.MTU)
+	}
 	return Endpoint{
-		QPNum: q.Num(), PSN: o.PSN, GID: gid.GID, LID: port.LID, MTU: port.ActiveMTU, RDepth: depth(d.Info().MaxQPRDAtomic),
+		QPNum: q.Num(), PSN: o.PSN, GID: gid.GID, LID: port.LID, MTU: mtu, RDepth: depth(d.Info().MaxQPRDAtomic),
 	}, nil
 }
 
@@ -87,7 +91,10 @@ func Connect(d Device, q QP, o ConnectOptions, remote Endpoint) error {
 		if err != nil {
 			return fmt.Errorf("connect queue pair %d: %w", q.Num(), err)
 		}
-		o.MTU = min(port.ActiveMTU, remote.MTU)
+		o.MTU = port.ActiveMTU
+	}
+	if remote.MTU != 0 {
+		o.MTU = min(o.MTU, remote.MTU)
 	}
 	info := d.Info()
 	a := QPAttr{

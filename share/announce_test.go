@@ -162,3 +162,28 @@ func TestAnnounceRefuses(t *testing.T) {
 	work.Close()
 	must(t, within(q.Close))
 }
+
+// TestDefectAnnouncedEventIsTakenAway: an exporter that withdraws its memory keeps what it has announced until importers have closed their
+// events of it: CUDA leaves undefined what an event does whose maker has destroyed it.
+func TestDefectAnnouncedEventIsTakenAway(t *testing.T) {
+	exporter := simDevice(t, sim.Options{})
+	e, _ := exported(t, serve(t, share.Options{}), exporter, 4096)
+	q, err := exporter.OpenQueue(device.QueueOptions{})
+	must(t, err)
+	work, err := q.Record()
+	must(t, err)
+	must(t, e.Announce(work))
+	work.Close()
+	must(t, within(q.Close))
+	i := take(t, importer(t, simDevice(t, sim.Options{Index: 1})), e.Descriptor())
+	theirs, err := i.Announced(t.Context())
+	must(t, err)
+	holds(t, e, os.Getpid())
+	if err := i.Close(); !errors.Is(err, errdefs.ErrBusy) {
+		t.Errorf("close an import of which an event is open: %v", err)
+	}
+	must(t, within(theirs.Wait))
+	theirs.Close()
+	must(t, withdraw(e))
+	must(t, i.Close())
+}

@@ -1,6 +1,7 @@
 package share_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"net"
@@ -171,4 +172,36 @@ func TestImportEnds(t *testing.T) {
 	cancel()
 	wg.Wait()
 	must(t, in.Close())
+}
+
+// TestDefectAbandonedImportIsWaitedForForever: an importer whose patience ends while the exporter answers tells it that it touches nothing: the
+// exporter, which may have granted the import by then, would wait for its process's death.
+func TestDefectAbandonedImportIsWaitedForForever(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "late.sock")
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
+	must(t, err)
+	defer func() { must(t, l.Close()) }()
+	d := share.Descriptor{Identity: share.Identity{1}, Type: device.HandleMemFD, PID: 1, Socket: path, Device: "sim-0", Bytes: 1, Length: 1}
+	in := importer(t, simDevice(t, sim.Options{}))
+	ctx, cancel := context.WithCancel(t.Context())
+	imported := make(chan error, 1)
+	go func() {
+		_, err := in.Import(ctx, d)
+		imported <- err
+	}()
+	c, err := l.AcceptUnix()
+	must(t, err)
+	defer func() { must(t, c.Close()) }()
+	must(t, c.SetDeadline(time.Now().Add(patience)))
+	b := make([]byte, 200)
+	_, err = c.Read(b)
+	must(t, err)
+	cancel()
+	n, err := c.Read(b)
+	if err != nil || !bytes.Equal(b[:n], share.EncodeEnd(d.Identity)) {
+		t.Errorf("the exporter heard %q at the end: %v", b[:n], err)
+	}
+	if err := <-imported; !errors.Is(err, context.Canceled) {
+		t.Errorf("the import: %v", err)
+	}
 }

@@ -191,6 +191,9 @@ func (in *Importer) establish(ctx context.Context, m *mapping, d *Descriptor) er
 	})
 	m.watching.Go(func() {
 		<-m.origin.Quiet()
+		if in.leaveEvent(m) != nil {
+			return // drop tries again
+		}
 		// What CUDA's exporter frees has to be unmapped; the others' memory stays while it is mapped, and its Regions' bytes can be looked at.
 		if d.Type != device.HandleCUDAIPC || in.unmap(m) == nil {
 			l.acknowledge()
@@ -254,7 +257,7 @@ func (in *Importer) drop(m *mapping) error {
 		select {
 		case <-m.origin.Quiet():
 		default:
-			return fmt.Errorf("copies are under way: %w", errdefs.ErrBusy)
+			return fmt.Errorf("copies are under way, or events of it are open: %w", errdefs.ErrBusy)
 		}
 	}
 	if err := in.leaveEvent(m); err != nil {
@@ -314,8 +317,9 @@ func (m *mapping) part(d *Descriptor) (*mem.Region, error) {
 }
 
 // Announced returns an event that is done when the work is that the exporter has announced last (Export.Announce), so that queues and streams
-// of the importing device wait for it there. It is closed before the Import is. ErrNotFound if nothing was announced, ErrLost if the memory
-// is lost; the event fails if the exporter does first, as far as the device can tell.
+// of the importing device wait for it there. Until it is closed it holds the memory, as a copy under way does: the Import's Close is ErrBusy, and
+// an exporter that withdraws the memory, and the event with it, waits. ErrNotFound if nothing was announced, ErrLost if the memory is lost; the
+// event fails if the exporter does first, as far as the device can tell.
 func (i *Import) Announced(ctx context.Context) (device.Event, error) {
 	e, err := i.in.announced(ctx, i.m, &i.desc)
 	if err != nil {
@@ -328,7 +332,11 @@ func (in *Importer) announced(ctx context.Context, m *mapping, d *Descriptor) (_
 	if err := m.origin.Hold(); err != nil {
 		return nil, err
 	}
-	defer m.origin.Release()
+	defer func() {
+		if err != nil {
+			m.origin.Release()
+		}
+	}()
 	m.mapped.Lock()
 	defer m.mapped.Unlock()
 	if m.event == nil {
@@ -347,7 +355,7 @@ func (in *Importer) announced(ctx context.Context, m *mapping, d *Descriptor) (_
 			return nil, err
 		}
 	}
-	return m.event.Event()
+	return m.event.Event(m.origin.Release)
 }
 
 // leaveEvent closes the event, of which nobody has another any more. Another process's is not waited for.
@@ -375,7 +383,8 @@ func (i *Import) Descriptor() Descriptor { return i.desc }
 // Lost is closed when the memory is lost, or the last import of it closed: mem.Origin says why.
 func (i *Import) Lost() <-chan struct{} { return i.m.gone }
 
-// Close gives the memory back: with the last import of it, it is unmapped. ErrBusy while a copy from or to it is under way; then it is lost.
+// Close gives the memory back: with the last import of it, it is unmapped. ErrBusy while a copy from or to it is under way, or an event of
+// Announced is open; then it is lost.
 // A second Close returns nil; after an error it may be called again.
 func (i *Import) Close() error {
 	i.mu.Lock()

@@ -73,11 +73,19 @@ func dial(ctx context.Context, d *Descriptor, what purpose, users []int) (_ *lin
 	if l.raw, err = conn.SyscallConn(); err != nil {
 		return nil, h, err
 	}
-	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Now()) })
+	hurried := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		_ = conn.SetDeadline(time.Now())
+		close(hurried)
+	})
 	l.id = d.Identity
 	h, err = ask(conn, d, what)
-	if !stop() && err == nil {
-		err = errors.Join(context.Cause(ctx), closeFiles(h))
+	if !stop() {
+		<-hurried // what is still to be said is not: the exporter may have granted it, and waits for the last word
+		if err == nil {
+			err = errors.Join(context.Cause(ctx), closeFiles(h))
+		}
+		err = errors.Join(err, conn.SetDeadline(time.Time{}))
 	}
 	if err != nil {
 		if ctx.Err() != nil {

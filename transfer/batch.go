@@ -15,7 +15,7 @@ import (
 
 // SubmitOptions say how a batch is moved.
 type SubmitOptions struct {
-	// Timeout is when it fails if it is not done. Zero: Options.Timeout.
+	// Timeout is for how long it may take, with the wait for After; it fails then. Zero: Options.Timeout.
 	Timeout time.Duration
 	// After holds what must resolve before the first byte moves. A dependency that failed fails the batch.
 	After []mem.Dependency

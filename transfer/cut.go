@@ -1,6 +1,8 @@
 package transfer
 
 import (
+	"slices"
+
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/transfer/memory"
 )
@@ -108,9 +110,10 @@ func (c *cutter) addPages(i int, t *Task) error {
 	for k, pair := range pg.Pairs {
 		remote[k] = pair.Remote
 	}
+	last := slices.Max(remote)
 	for first := 0; first < len(pg.Planes); {
 		pl := &pg.Planes[first]
-		buf, err := t.Segment.buffer(pl.RemoteBase, pl.Bytes)
+		buf, err := pl.buffer(t.Segment, last) // the segment may have been refreshed since the task was looked at
 		if err != nil {
 			return err
 		}
@@ -118,7 +121,7 @@ func (c *cutter) addPages(i int, t *Task) error {
 		pages := min(int(max(limit/pl.Bytes, 1)), len(pg.Pairs), maxPages)
 		planes := 1
 		if pages == len(pg.Pairs) {
-			planes = together(t, first, limit, buf)
+			planes = together(t, first, last, limit, buf)
 		}
 		for at := 0; at < len(pg.Pairs); at += pages {
 			end := min(at+pages, len(pg.Pairs))
@@ -138,11 +141,12 @@ func (c *cutter) addPages(i int, t *Task) error {
 }
 
 // together returns how many planes from the first on are one part with all of their pages.
-func together(t *Task, first int, limit int64, buf *remoteBuffer) (n int) {
+func together(t *Task, first int, last uint32, limit int64, buf *remoteBuffer) (n int) {
 	pages := int64(len(t.Pages.Pairs))
 	var bytes int64
-	for _, pl := range t.Pages.Planes[first:] {
-		b, err := t.Segment.buffer(pl.RemoteBase, pl.Bytes)
+	for i := range t.Pages.Planes[first:] {
+		pl := &t.Pages.Planes[first+i]
+		b, err := pl.buffer(t.Segment, last)
 		if bytes += pl.Bytes * pages; n > 0 && (err != nil || b != buf || bytes > limit || (n+1)*int(pages) > maxPieces || n == maxPlanes) {
 			break
 		}

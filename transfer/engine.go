@@ -184,7 +184,7 @@ func (e *Engine) close(ctx context.Context) error {
 	}
 	e.served.closeAll()
 	for _, r := range e.allRemotes() {
-		if err := r.Close(); err != nil {
+		if err := r.close(ctx); err != nil {
 			return err
 		}
 	}

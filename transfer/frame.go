@@ -66,9 +66,6 @@ type frame struct {
 }
 
 func (f *frame) write(w io.Writer) error {
-	if len(f.payload) > maxFramePayload {
-		return fmt.Errorf("frame of %d bytes, of %d at most: %w", len(f.payload), maxFramePayload, errdefs.ErrInvalid)
-	}
 	b := make([]byte, frameBytes, frameBytes+len(f.payload))
 	binary.LittleEndian.PutUint32(b, uint32(len(f.payload)))
 	b[4], b[5] = byte(f.call), byte(f.status)
@@ -103,11 +100,14 @@ func (f *frame) decode(v any) error {
 	return nil
 }
 
-// newFrame returns a frame with v in JSON.
+// newFrame returns a frame with v in JSON. ErrInvalid where that is longer than frames are.
 func newFrame(c call, v any) (frame, error) {
 	b, err := json.Marshal(v)
 	if err != nil {
 		return frame{}, fmt.Errorf("write request of type %d: %w", c, err)
+	}
+	if len(b) > maxFramePayload {
+		return frame{}, fmt.Errorf("frame of type %d and %d bytes, of %d at most: %w", c, len(b), maxFramePayload, errdefs.ErrInvalid)
 	}
 	return frame{call: c, payload: b}, nil
 }

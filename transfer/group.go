@@ -107,7 +107,7 @@ func (g *group) begin(ctx context.Context, p *part) error {
 			return err
 		}
 		p.least = PathTCP
-		if g.to.RDMA(p.buf.Offset) == nil {
+		if p.buf.rdma(g.e) == nil {
 			g.b.fellBack(err)
 		}
 	}

@@ -128,7 +128,7 @@ func (l *lane) reap() {
 	err := l.err
 	l.sent, l.queue, l.bytes = nil, nil, 0
 	l.mu.Unlock()
-	l.p.drop(l, owed) // before anybody can send again
+	l.p.drop(l, err, owed) // before anybody can send again
 	for _, f := range left {
 		if f.cause != nil {
 			f.finish(f.cause)

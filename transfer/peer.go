@@ -270,8 +270,8 @@ func (p *peer) idlest(to *Remote, most int) (best *lane, ok bool) {
 	return best, best != nil && (least == 0 || n >= most)
 }
 
-// end ends the lanes to a segment, or all, and returns when nothing of them runs any more.
-func (p *peer) end(to *Remote) {
+// end ends the lanes to a segment, or all, and returns when nothing of them runs any more. ErrBusy if ctx ends first; it may be called again.
+func (p *peer) end(ctx context.Context, to *Remote) error {
 	p.mu.Lock()
 	lanes := slices.Clone(p.lanes)
 	p.mu.Unlock()
@@ -282,15 +282,22 @@ func (p *peer) end(to *Remote) {
 		l.fail(fmt.Errorf("engine at %s: %w", p.addr, errdefs.ErrClosed))
 	}
 	for _, l := range lanes {
-		<-l.over
+		select {
+		case <-l.over:
+		case <-ctx.Done():
+			return fmt.Errorf("end %d connections to engine at %s: %w: %w", len(lanes), p.addr, errdefs.ErrBusy, context.Cause(ctx))
+		}
 	}
+	return nil
 }
 
-// drop forgets a lane that is dead; owed says that something of it may still reach memory of the target.
-func (p *peer) drop(l *lane, owed bool) {
+// drop forgets a lane that is dead, and why; owed says that something of it may still reach memory of the target.
+func (p *peer) drop(l *lane, why error, owed bool) {
 	p.mu.Lock()
 	p.lanes = slices.DeleteFunc(p.lanes, func(other *lane) bool { return other == l })
-	p.died++
+	if !errors.Is(why, errdefs.ErrClosed) { // else nobody uses it any more
+		p.died++
+	}
 	begin := false
 	if owed && p.lost == nil {
 		p.owed[l.number] = struct{}{}
@@ -383,27 +390,35 @@ func (e *Engine) peer(addr string, id share.Identity) (*peer, error) {
 	return p, nil
 }
 
-// release gives a reference back. With the last the connections end.
-func (p *peer) release() {
+// release gives a reference back. With the last the connections end: ErrBusy if ctx ends first, and then it may be called again.
+func (p *peer) release(ctx context.Context) error {
 	e := p.e
 	e.mu.Lock()
-	p.refs--
-	last := p.refs == 0
-	if last {
-		delete(e.peers, peerKey{p.addr, p.id})
+	last := p.refs == 1
+	if k := (peerKey{p.addr, p.id}); !last {
+		p.refs--
+	} else if e.peers[k] == p { // nobody gets another reference
+		delete(e.peers, k)
 	}
 	e.mu.Unlock()
 	if !last {
-		return
+		return nil
 	}
 	p.mu.Lock()
 	p.cancel()
 	p.mu.Unlock()
-	p.end(nil)
-	p.calling <- struct{}{} // who is calling ends with its context
+	if err := p.end(ctx, nil); err != nil {
+		return err
+	}
+	select {
+	case p.calling <- struct{}{}:
+		defer func() { <-p.calling }()
+	case <-ctx.Done():
+		return fmt.Errorf("end calls of engine at %s: %w: %w", p.addr, errdefs.ErrBusy, context.Cause(ctx))
+	}
 	if p.control != nil {
 		_ = p.control.Close()
 		p.control = nil
 	}
-	<-p.calling
+	return nil
 }

@@ -120,7 +120,7 @@ func (p *peer) rested(v rails) {
 
 // beginRDMA begins a part by a queue pair. An error says why that cannot be.
 func (g *group) beginRDMA(ctx context.Context, p *part, forced Path) error {
-	if err := g.to.RDMA(p.buf.Offset); err != nil {
+	if err := p.buf.rdma(g.e); err != nil {
 		return err
 	}
 	l, err := g.to.p.queue(ctx, g.to, forced == PathNone)
@@ -149,7 +149,9 @@ func (p *peer) queue(ctx context.Context, to *Remote, spare bool) (*lane, error)
 		}
 		l, err := p.openQueue(ctx, to, v)
 		if err != nil {
-			p.tire(v, err)
+			if ctx.Err() == nil { // else it was the batch that ended
+				p.tire(v, err)
+			}
 			return nil, fmt.Errorf("connect queue pair to engine at %s: %w", p.addr, err)
 		}
 		return l, nil

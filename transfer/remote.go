@@ -21,8 +21,12 @@ type Remote struct {
 	name   string
 	number uint64
 
+	changing chan struct{} // a token: one at a time refreshes or closes
+	ended    bool          // nothing is left to close; with changing
+
+	// mu is held for no wait: batches take it.
 	mu      sync.Mutex
-	closed  bool
+	closed  bool // nobody uses it any more
 	desc    Description
 	buffers []*remoteBuffer // as desc's
 	retired []*remoteBuffer // that the segment no longer has
@@ -51,7 +55,7 @@ func (e *Engine) openSegment(ctx context.Context, name string) (*Remote, error) 
 	if err != nil {
 		return nil, err
 	}
-	r := &Remote{e: e, p: p, name: own}
+	r := &Remote{e: e, p: p, name: own, changing: make(chan struct{}, 1)}
 	if err := r.Refresh(ctx); err != nil {
 		return nil, errors.Join(err, r.Close())
 	}
@@ -91,8 +95,13 @@ func (e *Engine) locate(ctx context.Context, name string) (_ *peer, own string, 
 	return p, own, err
 }
 
-// Refresh asks what the segment has by now, and tries again to import what was not.
+// Refresh asks what the segment has by now, and tries again to import what was not. Batches go on meanwhile, by what was there before.
+// ErrLost for another segment of the same name, ErrMismatch for what no engine would say of this one.
 func (r *Remote) Refresh(ctx context.Context) error {
+	if err := r.change(ctx); err != nil {
+		return err
+	}
+	defer func() { <-r.changing }()
 	var d Description
 	if err := r.p.call(ctx, callDescribe, describeRequest{Name: r.name}, &d); err != nil {
 		return err
@@ -101,7 +110,27 @@ func (r *Remote) Refresh(ctx context.Context) error {
 		return err
 	}
 	r.mu.Lock()
-	defer r.mu.Unlock()
+	err, old := r.suits(&d), slices.Clone(r.buffers)
+	r.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	r.take(&d, r.bringAll(ctx, &d, old))
+	return nil
+}
+
+// change takes the token. ErrBusy if ctx ends first.
+func (r *Remote) change(ctx context.Context) error {
+	select {
+	case r.changing <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("segment %q is being refreshed or closed: %w: %w", r.name, errdefs.ErrBusy, context.Cause(ctx))
+	}
+}
+
+// suits returns why d is no description of this segment, or nil.
+func (r *Remote) suits(d *Description) error {
 	switch {
 	case r.closed:
 		return fmt.Errorf("segment %q: %w", r.name, errdefs.ErrClosed)
@@ -109,38 +138,54 @@ func (r *Remote) Refresh(ctx context.Context) error {
 		return fmt.Errorf("engine %s says that it is %s, and has segment %q: %w", r.p.id, d.Engine, d.Name, errdefs.ErrMismatch)
 	case r.number != 0 && d.Segment != r.number:
 		return fmt.Errorf("segment %q was closed, and is another one now: %w", d.Name, errdefs.ErrLost)
-	}
-	old := make(map[int64]*remoteBuffer)
-	for _, b := range r.buffers {
-		old[b.Offset] = b
-	}
-	r.desc, r.name, r.number, r.buffers = d, d.Name, d.Segment, nil
-	for _, b := range d.Buffers {
-		have := old[b.Offset]
-		if have == nil || have.imported == nil || have.lost() != nil {
-			if have != nil && have.imported != nil {
-				r.retired = append(r.retired, have)
-			}
-			have = &remoteBuffer{Buffer: b}
-			have.imported, have.why = r.bring(ctx, &b)
-		}
-		delete(old, b.Offset)
-		r.buffers = append(r.buffers, have)
-	}
-	for _, b := range old {
-		if b.imported != nil {
-			r.retired = append(r.retired, b)
-		}
+	case r.number != 0 && !slices.Equal(d.NICs, r.desc.NICs):
+		return fmt.Errorf("segment %q had NICs %q, and has %q: %w", d.Name, r.desc.NICs, d.NICs, errdefs.ErrMismatch)
 	}
 	return nil
 }
 
+// bringAll returns the buffers of d: those of old that are imported still, and others as they can be had.
+func (r *Remote) bringAll(ctx context.Context, d *Description, old []*remoteBuffer) (all []*remoteBuffer) {
+	had := make(map[int64]*remoteBuffer)
+	for _, b := range old {
+		had[b.Offset] = b
+	}
+	for _, b := range d.Buffers {
+		have := had[b.Offset]
+		if have == nil || have.imported == nil || have.lost() != nil {
+			have = &remoteBuffer{Buffer: b}
+			have.imported, have.why = r.bring(ctx, d.Host, &b)
+		}
+		all = append(all, have)
+	}
+	return all
+}
+
+// take has the segment be as d says, with those buffers.
+func (r *Remote) take(d *Description, all []*remoteBuffer) {
+	kept := make(map[*remoteBuffer]bool)
+	for _, b := range all {
+		kept[b] = true
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, b := range r.buffers {
+		if b.imported != nil && !kept[b] {
+			r.retired = append(r.retired, b)
+		}
+	}
+	r.desc, r.buffers = *d, all
+	if r.number == 0 { // lanes read them without mu
+		r.name, r.number = d.Name, d.Segment
+	}
+}
+
 // bring imports the buffer's memory, or says why it cannot be.
-func (r *Remote) bring(ctx context.Context, b *Buffer) (*share.Import, error) {
+func (r *Remote) bring(ctx context.Context, host string, b *Buffer) (*share.Import, error) {
 	switch {
 	case r.e.o.Importer == nil:
 		return nil, fmt.Errorf("this engine imports nothing: %w", errdefs.ErrNotSupported)
-	case r.e.host == "" || r.desc.Host != r.e.host:
+	case r.e.host == "" || host != r.e.host:
 		return nil, fmt.Errorf("it is on another host: %w", errdefs.ErrNotSupported)
 	case b.Share == nil:
 		return nil, fmt.Errorf("it is not shared: %w", errdefs.ErrNotSupported)
@@ -180,10 +225,16 @@ func (r *Remote) Shared(offset int64) error {
 // RDMA returns why the buffer at that offset is not reached by NICs, or nil. Local memory has to be registered with the engine's, too.
 func (r *Remote) RDMA(offset int64) error {
 	b, err := r.buffer(offset, 0)
-	switch {
-	case err != nil:
+	if err != nil {
 		return err
-	case r.e.local == nil:
+	}
+	return b.rdma(r.e)
+}
+
+// rdma returns why the NICs of e do not reach the buffer, or nil.
+func (b *remoteBuffer) rdma(e *Engine) error {
+	switch {
+	case e.local == nil:
 		return fmt.Errorf("this engine has no NICs: %w", errdefs.ErrNotSupported)
 	case b.Refused != "":
 		return fmt.Errorf("the NICs of the segment refuse it: %q: %w", b.Refused, errdefs.ErrNotSupported)
@@ -240,17 +291,32 @@ func (r *Remote) unuse() {
 	r.users--
 }
 
-// Close gives the segment up. ErrBusy while batches use it. A second Close returns nil; after an error it may be called again.
+// Close gives the segment up. ErrBusy while batches use it, or if its connections, or another call, take longer than Options.Stall to end: after
+// an error it may be called again. A second Close after success returns nil.
 func (r *Remote) Close() error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed {
+	ctx, cancel := context.WithTimeout(context.Background(), r.e.o.Stall)
+	defer cancel()
+	return r.close(ctx)
+}
+
+func (r *Remote) close(ctx context.Context) error {
+	if err := r.change(ctx); err != nil {
+		return err
+	}
+	defer func() { <-r.changing }()
+	if r.ended {
 		return nil
 	}
-	if r.users > 0 {
-		return fmt.Errorf("close segment %q: %d batches use it: %w", r.name, r.users, errdefs.ErrBusy)
+	r.mu.Lock()
+	users := r.users
+	r.closed = users == 0
+	r.mu.Unlock()
+	if users > 0 {
+		return fmt.Errorf("close segment %q: %d batches use it: %w", r.name, users, errdefs.ErrBusy)
 	}
-	r.p.end(r)
+	if err := r.p.end(ctx, r); err != nil {
+		return fmt.Errorf("close segment %q: %w", r.name, err)
+	}
 	for _, list := range []*[]*remoteBuffer{&r.buffers, &r.retired} {
 		for len(*list) > 0 {
 			if b := (*list)[0]; b.imported != nil {
@@ -261,10 +327,12 @@ func (r *Remote) Close() error {
 			*list = (*list)[1:]
 		}
 	}
-	r.closed = true
+	if err := r.p.release(ctx); err != nil {
+		return fmt.Errorf("close segment %q: %w", r.name, err)
+	}
+	r.ended = true
 	r.e.mu.Lock()
 	delete(r.e.remotes, r)
 	r.e.mu.Unlock()
-	r.p.release()
 	return nil
 }

@@ -31,17 +31,24 @@ type Segment struct {
 	table  *memory.Table
 	domain atomic.Pointer[rail.Domain] // of the buffers, if there are NICs; others than its queue pairs get at none of them
 
+	changing chan struct{} // a token: one at a time registers or closes
+	next     int64         // the first offset that no buffer has had; with changing
+
+	// mu is held for no wait: whoever asks what the segment has takes it.
 	mu      sync.Mutex
 	closed  bool
-	next    int64 // the first offset that no buffer has had
 	buffers []*buffer
 }
 
 // buffer is a Region in a segment.
 type buffer struct {
 	desc   Buffer
+	bytes  int // of desc in a description
 	region *mem.Region
 	export *share.Export
+
+	leaving chan struct{} // a token: one at a time takes the buffer away
+	gone    bool          // somebody has; with leaving
 }
 
 // Publish makes an empty segment, and puts where it is into the store. The name should be nobody else's: the last who takes it has it.
@@ -59,7 +66,7 @@ func (e *Engine) Publish(ctx context.Context, name string) (*Segment, error) {
 		return nil, fmt.Errorf("publish segment %q: %w", name, errdefs.ErrExists)
 	}
 	e.segments++
-	s := &Segment{e: e, name: name, number: e.segments, table: memory.NewTable(e.mover)}
+	s := &Segment{e: e, name: name, number: e.segments, table: memory.NewTable(e.mover), changing: make(chan struct{}, 1)}
 	e.names[name], e.numbers[s.number] = s, s
 	e.mu.Unlock()
 	if err := e.put(ctx, name); err != nil {
@@ -117,7 +124,8 @@ type RegisterOptions struct {
 // Register adds r to the segment and returns its offset there. From then on others may read and write it. The first is at 0, and no
 // offset is used twice. Who has opened the segment knows of r after Remote.Refresh. ErrNotSupported for memory that the engine cannot
 // move, the source not export, or the engine's NICs not reach, and what those say, unless they are Options.NICsOptional: Buffer.Refused says it
-// then. ErrExists for memory that overlaps some of the segment where there are NICs.
+// then. ErrExists for memory that overlaps some of the segment where there are NICs; ErrBusy for more than MaxBuffers, or than 4 MiB
+// describe: names, keys and what is shared count there.
 func (s *Segment) Register(r *mem.Region, o RegisterOptions) (int64, error) {
 	off, err := s.register(r, o)
 	if err != nil {
@@ -130,18 +138,19 @@ func (s *Segment) register(r *mem.Region, o RegisterOptions) (int64, error) {
 	if len(o.Name) > MaxNameBytes {
 		return 0, fmt.Errorf("a name of %d bytes: %w", len(o.Name), errdefs.ErrInvalid)
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	switch {
-	case s.closed:
+	select {
+	case s.changing <- struct{}{}:
+		defer func() { <-s.changing }()
+	case <-s.e.ctx.Done():
 		return 0, errdefs.ErrClosed
-	case len(s.buffers) >= MaxBuffers:
-		return 0, fmt.Errorf("%d buffers are registered: %w", len(s.buffers), errdefs.ErrBusy)
+	}
+	if err := s.room(); err != nil {
+		return 0, err
 	}
 	if err := s.e.mover.Moves(r); err != nil {
 		return 0, err
 	}
-	b := &buffer{desc: Buffer{Name: o.Name, Offset: s.next, Length: r.Len(), Kind: r.Kind().String()}, region: r}
+	b := &buffer{desc: Buffer{Name: o.Name, Offset: s.next, Length: r.Len(), Kind: r.Kind().String()}, region: r, leaving: make(chan struct{}, 1)}
 	if o.Source != nil && s.e.o.Share != nil {
 		x, err := s.e.o.Share.Export(o.Source, r)
 		if err != nil {
@@ -152,7 +161,10 @@ func (s *Segment) register(r *mem.Region, o RegisterOptions) (int64, error) {
 	}
 	err := s.offer(b)
 	if err == nil {
-		if err = s.table.Add(uint64(s.next), r); err != nil {
+		if err = s.fits(b); err == nil {
+			err = s.table.Add(uint64(s.next), r)
+		}
+		if err != nil {
 			err = errors.Join(err, s.withdraw(s.e.ctx, b))
 		}
 	}
@@ -162,37 +174,95 @@ func (s *Segment) register(r *mem.Region, o RegisterOptions) (int64, error) {
 		}
 		return 0, err
 	}
+	s.mu.Lock()
 	s.buffers = append(s.buffers, b)
+	s.mu.Unlock()
 	s.next += (r.Len() + align - 1) / align * align
 	return b.desc.Offset, nil
+}
+
+// room returns why no buffer may be added, or nil.
+func (s *Segment) room() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.closed:
+		return errdefs.ErrClosed
+	case len(s.buffers) >= MaxBuffers:
+		return fmt.Errorf("%d buffers are registered: %w", len(s.buffers), errdefs.ErrBusy)
+	}
+	return nil
+}
+
+// fits returns why the segment could not be described with b too, or nil.
+func (s *Segment) fits(b *buffer) error {
+	own, err := json.Marshal(&b.desc)
+	if err != nil {
+		return err
+	}
+	b.bytes = len(own) + len(",")
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	bare := s.description()
+	head, err := json.Marshal(&bare)
+	if err != nil {
+		return err
+	}
+	n := len(head) + b.bytes
+	for _, other := range s.buffers {
+		n += other.bytes
+	}
+	if n > maxFramePayload {
+		return fmt.Errorf("%d buffers are registered, and with another one the segment is described in more than %d bytes: %w", len(s.buffers), maxFramePayload, errdefs.ErrBusy)
+	}
+	return nil
 }
 
 // Unregister takes the region at that offset away. When it returns nil nothing touches it any more, neither requests nor copies of importers;
 // those that ended after the call are not reported good. If ctx ends first the error says who may still touch the memory, as ErrBusy for
 // importers: it must not be freed, and Unregister may be called again.
 func (s *Segment) Unregister(ctx context.Context, offset int64) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.unregister(ctx, offset)
-}
-
-func (s *Segment) unregister(ctx context.Context, offset int64) error {
-	i := slices.IndexFunc(s.buffers, func(b *buffer) bool { return b.desc.Offset == offset })
+	all := s.list()
+	i := slices.IndexFunc(all, func(b *buffer) bool { return b.desc.Offset == offset })
 	if i < 0 {
 		return fmt.Errorf("unregister memory at %d of segment %q: %w", offset, s.name, errdefs.ErrNotFound)
 	}
-	if x := s.buffers[i].export; x != nil {
-		if err := x.Close(ctx); err != nil {
+	return s.remove(ctx, all[i])
+}
+
+// list returns the buffers.
+func (s *Segment) list() []*buffer {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.buffers)
+}
+
+// remove takes a buffer away, unless somebody has. After an error it may be called again.
+func (s *Segment) remove(ctx context.Context, b *buffer) error {
+	select {
+	case b.leaving <- struct{}{}:
+		defer func() { <-b.leaving }()
+	case <-ctx.Done():
+		return fmt.Errorf("segment %q: another call waits for those who touch memory at %d: %w: %w", s.name, b.desc.Offset, errdefs.ErrBusy, context.Cause(ctx))
+	}
+	if b.gone {
+		return nil
+	}
+	if b.export != nil {
+		if err := b.export.Close(ctx); err != nil {
 			return fmt.Errorf("segment %q: %w", s.name, err)
 		}
 	}
-	if err := s.withdraw(ctx, s.buffers[i]); err != nil {
+	if err := s.withdraw(ctx, b); err != nil {
 		return fmt.Errorf("segment %q: %w", s.name, err)
 	}
-	if err := s.table.Remove(ctx, uint64(offset)); err != nil {
+	if err := s.table.Remove(ctx, uint64(b.desc.Offset)); err != nil {
 		return fmt.Errorf("segment %q: %w", s.name, err)
 	}
-	s.buffers = slices.Delete(s.buffers, i, i+1)
+	b.gone = true
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.buffers = slices.DeleteFunc(s.buffers, func(other *buffer) bool { return other == b })
 	return nil
 }
 
@@ -203,11 +273,16 @@ func (s *Segment) Name() string { return s.name }
 func (s *Segment) Describe() Description {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	d := Description{Name: s.name, Engine: s.e.id, Segment: s.number, Host: s.e.host, NICs: s.e.o.NICs.Names()}
+	d := s.description()
 	for _, b := range s.buffers {
 		d.Buffers = append(d.Buffers, b.desc)
 	}
 	return d
+}
+
+// description is that without buffers.
+func (s *Segment) description() Description {
+	return Description{Name: s.name, Engine: s.e.id, Segment: s.number, Host: s.e.host, NICs: s.e.o.NICs.Names()}
 }
 
 // Close takes the segment away, from the store too: a store that does not answer forgets it with its lease. It is Unregister for all that is
@@ -215,11 +290,16 @@ func (s *Segment) Describe() Description {
 func (s *Segment) Close(ctx context.Context) error {
 	e := s.e
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	first := !s.closed
 	s.closed = true
-	for len(s.buffers) > 0 {
-		if err := s.unregister(ctx, s.buffers[0].desc.Offset); err != nil {
+	s.mu.Unlock()
+	select {
+	case s.changing <- struct{}{}:
+		defer func() { <-s.changing }()
+	case <-ctx.Done():
+		return fmt.Errorf("close segment: another call is at it: %w: %w", errdefs.ErrBusy, context.Cause(ctx))
+	}
+	for _, b := range s.list() {
+		if err := s.remove(ctx, b); err != nil {
 			return fmt.Errorf("close segment: %w", err)
 		}
 	}
@@ -228,11 +308,12 @@ func (s *Segment) Close(ctx context.Context) error {
 	}
 	e.mu.Lock()
 	delete(e.numbers, s.number)
-	if e.names[s.name] == s {
+	named := e.names[s.name] == s
+	if named {
 		delete(e.names, s.name)
 	}
 	e.mu.Unlock()
-	if first && e.o.Store != nil {
+	if named && e.o.Store != nil {
 		if err := e.o.Store.Delete(ctx, keyPrefix+s.name); err != nil {
 			e.mu.Lock()
 			e.metaErr = err

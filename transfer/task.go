@@ -156,14 +156,22 @@ func (t *Task) validatePages(e *Engine) (n int64, err error) {
 		if err := pl.local(here).Validate(); err != nil {
 			return fail(err)
 		}
-		b, err := t.Segment.buffer(pl.RemoteBase, pl.Bytes)
-		if err != nil {
+		if _, err := pl.buffer(t.Segment, there); err != nil {
 			return fail(err)
-		}
-		if end := pl.RemoteBase + int64(there)*pl.RemoteStride + pl.Bytes; end > b.Offset+b.Length {
-			return fail(fmt.Errorf("page %d of segment %q ends at %d, beyond its buffer: %w", there, t.Segment.name, end, errdefs.ErrInvalid))
 		}
 		n += pl.Bytes * int64(len(t.Pages.Pairs))
 	}
 	return n, nil
+}
+
+// buffer returns the one of r that has the plane's pages, as far as the last. ErrInvalid.
+func (p *PagePlane) buffer(r *Remote, last uint32) (*remoteBuffer, error) {
+	b, err := r.buffer(p.RemoteBase, p.Bytes)
+	if err != nil {
+		return nil, err
+	}
+	if end := p.RemoteBase + int64(last)*p.RemoteStride + p.Bytes; end > b.Offset+b.Length {
+		return nil, fmt.Errorf("page %d of segment %q ends at %d, beyond its buffer: %w", last, r.name, end, errdefs.ErrInvalid)
+	}
+	return b, nil
 }

@@ -65,7 +65,7 @@ batch sizes are measured one after the other. With --check every batch's bytes a
 	cmd.Flags().SetNormalizeFunc(fieldNames)
 	fl := cmd.Flags()
 	fl.StringVar(&f.mode, "mode", modeInitiator, "initiator, which measures, or target, which offers memory")
-	f.serve.register(cmd)
+	f.serve.register(cmd, protocols)
 	fl.Var(sizeValue{&f.serve.bufferBytes}, "buffer-size", "memory: what the target offers, or what the initiator has")
 	f.serve.registerServe(cmd)
 	fl.StringVar(&f.segment, "segment", "", "the target's segment")

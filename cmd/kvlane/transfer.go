@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -28,15 +29,17 @@ authentication: whoever reaches the ports of a segment reads and writes its memo
 // transferFlags say where segments are.
 type transferFlags struct {
 	protocol, metadata, cluster string
+	protocols                   []string // that there are
 	timeout                     time.Duration
 }
 
-// register adds them.
-func (f *transferFlags) register(cmd *cobra.Command) {
+// register adds them, for a command that has those protocols: Mooncake's, auto, and others of kvlane's own.
+func (f *transferFlags) register(cmd *cobra.Command, protocols []string) {
+	f.protocols = protocols
 	fl := cmd.Flags()
 	fl.SortFlags = false
 	fl.StringVar(&f.protocol, "protocol", protocolMooncake,
-		"how segments are reached: mooncake, or by kvlane's own transfers: auto, by what can, or nvlink, shm, rdma or tcp")
+		"how segments are reached: mooncake, or by kvlane's own transfers: auto, by what can, or by one way alone: "+strings.Join(protocols[2:], ", "))
 	complete(cmd, "protocol", protocols...)
 	fl.StringVar(&f.metadata, "metadata", mooncake.P2PHandshake, "where segments are: P2PHANDSHAKE (at the address that is their name), or http://HOST:PORT/metadata")
 	fl.StringVar(&f.cluster, "cluster", "", "name that sets this cluster's segments apart in a metadata server")
@@ -111,7 +114,7 @@ func newTransferProbeCommand() *cobra.Command {
 			return nil
 		},
 	}
-	f.register(cmd)
+	f.register(cmd, hostProtocols)
 	f.registerTimeout(cmd.Flags())
 	cmd.Flags().BoolVar(&json, "json", false, "print one JSON object")
 	return cmd
@@ -154,7 +157,7 @@ func newTransferListCommand() *cobra.Command {
 			})
 		},
 	}
-	f.register(cmd)
+	f.register(cmd, hostProtocols)
 	f.registerTimeout(cmd.Flags())
 	cmd.Flags().BoolVar(&json, "json", false, "print one JSON object, with the protocol's names")
 	return cmd

@@ -25,7 +25,7 @@ type copyFlags struct {
 }
 
 func (f *copyFlags) registerCopy(cmd *cobra.Command) {
-	f.register(cmd)
+	f.register(cmd, hostProtocols)
 	f.registerTimeout(cmd.Flags())
 	cmd.Flags().IntVar(&f.buffer, "buffer", 0, "number of the segment's buffer, as ls has it")
 	cmd.Flags().Var(sizeValue{&f.offset}, "offset", "where in the buffer")

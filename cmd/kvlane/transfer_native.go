@@ -24,8 +24,11 @@ import (
 // protocolAuto is kvlane's own, by whichever path can; others of its paths have their names.
 const protocolAuto = "auto"
 
-// protocols are the values of --protocol where segments are offered and measured.
+// protocols are the values of --protocol where segments are offered and measured, and hostProtocols where a file is one end of copies: by hand
+// neither NICs nor a device are opened.
 var protocols = []string{protocolMooncake, protocolAuto, engine.PathNVLink.String(), engine.PathShm.String(), engine.PathRDMA.String(), engine.PathTCP.String()}
+
+var hostProtocols = []string{protocolMooncake, protocolAuto, engine.PathShm.String(), engine.PathTCP.String()}
 
 // memoryFlags say what memory a side of kvlane's own transfers has.
 type memoryFlags struct {
@@ -101,8 +104,8 @@ func (f *memoryFlags) open(use func(device.Device, stream.Stream) error) (err er
 // native returns the path that the flags ask for, and whether segments are kvlane's own.
 func (f *transferFlags) native() (path engine.Path, ok bool, err error) {
 	switch {
-	case !slices.Contains(protocols, f.protocol):
-		return path, false, usagef("--protocol %q: it is one of %s", f.protocol, strings.Join(protocols, ", "))
+	case !slices.Contains(f.protocols, f.protocol):
+		return path, false, usagef("--protocol %q: it is one of %s", f.protocol, strings.Join(f.protocols, ", "))
 	case f.protocol == protocolMooncake:
 		return path, false, nil
 	case f.protocol == protocolAuto:

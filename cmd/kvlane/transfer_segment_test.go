@@ -97,9 +97,22 @@ func TestTransferNativeByHand(t *testing.T) {
 				t.Errorf("%v: exit code %d: %s", wrong, code, stderr)
 			}
 		}
-		if code, _, stderr := execute(t, append([]string{"transfer", "get", segment, "-", "--protocol", "nvlink"}, where...)...); code != exitFailure || !strings.Contains(stderr, "nvlink") {
-			t.Errorf("by NVLink: exit code %d: %s", code, stderr)
-		}
 		p.stop()
+	}
+}
+
+// TestDefectPathsThatCannotBe: where neither a device nor NICs are opened, their paths are no values of --protocol.
+func TestDefectPathsThatCannotBe(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "f")
+	if err := os.WriteFile(file, []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, command := range [][]string{{"put", "127.0.0.1:1/kv", file}, {"get", "127.0.0.1:1/kv", "-"}, {"ls", "127.0.0.1:1/kv"}, {"probe", "127.0.0.1:1/kv"}} {
+		for _, path := range []string{"nvlink", "rdma"} {
+			code, _, stderr := execute(t, append(append([]string{"transfer"}, command...), "--protocol", path)...)
+			if code != exitUsage || !strings.Contains(stderr, "it is one of mooncake, auto, shm, tcp") {
+				t.Errorf("%v by %s: exit code %d: %s", command, path, code, stderr)
+			}
+		}
 	}
 }

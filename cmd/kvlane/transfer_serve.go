@@ -52,7 +52,7 @@ and what of peers and this machine has RDMA NICs uses them.`,
 		Args:    usageArgs(cobra.NoArgs),
 		RunE:    func(cmd *cobra.Command, _ []string) error { return f.serve(cmd) },
 	}
-	f.register(cmd)
+	f.register(cmd, protocols)
 	f.registerServe(cmd)
 	cmd.Flags().Var(sizeValue{&f.bufferBytes}, "buffer-size", "how much memory")
 	return cmd

@@ -120,10 +120,13 @@ func (s *sharedEvent) Follow(e device.Event) error {
 }
 
 // Event implements device.SharedEvent.
-func (s *sharedEvent) Event() (e device.Event, err error) {
+func (s *sharedEvent) Event(closed func()) (e device.Event, err error) {
+	if closed == nil {
+		closed = func() {}
+	}
 	err = s.use(false, func() error {
 		leak.Add(leak.Events, 1)
-		e = &event{dev: s.dev, handle: s.handle, lent: true}
+		e = &event{dev: s.dev, handle: s.handle, lent: closed}
 		return nil
 	})
 	return e, err

@@ -226,7 +226,7 @@ func TestSharedEvent(t *testing.T) {
 	must(t, err)
 	_, err = failing(t, f, func() (any, error) { return nil, own.Follow(work) })
 	must(t, err)
-	there, err := other.Event()
+	there, err := other.Event(nil)
 	must(t, err)
 	f.set(func() { f.calls = nil })
 	must(t, q.Wait(there))
@@ -251,7 +251,7 @@ func TestSharedEvent(t *testing.T) {
 	must(t, err)
 	for _, e := range []device.SharedEvent{other, own} {
 		must(t, errors.Join(e.Close(t.Context()), e.Close(t.Context())))
-		if _, err := e.Event(); !errors.Is(err, errdefs.ErrClosed) {
+		if _, err := e.Event(nil); !errors.Is(err, errdefs.ErrClosed) {
 			t.Errorf("an event of a closed one: %v", err)
 		}
 	}

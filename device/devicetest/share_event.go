@@ -46,7 +46,7 @@ func testShareEvent(t *testing.T, h *harness) {
 	const n = 8 << 20
 	other := newPeerHarness(h.another(t))
 	own, theirs := h.sharedEvent(t, other.dev)
-	e, err := theirs.Event()
+	e, err := theirs.Event(nil)
 	must(t, err)
 	must(t, e.Wait(t.Context())) // which follows nothing yet
 	e.Close()
@@ -61,7 +61,7 @@ func testShareEvent(t *testing.T, h *harness) {
 		done, err := q.Record()
 		must(t, err)
 		must(t, own.Follow(done))
-		e, err := theirs.Event()
+		e, err := theirs.Event(nil)
 		must(t, err)
 		must(t, late.Wait(e))
 		after, err := late.Record()
@@ -95,7 +95,7 @@ func testShareEventRefuses(t *testing.T, h *harness) {
 	if err := own.Follow(done); !errors.Is(err, errdefs.ErrClosed) {
 		t.Errorf("a closed event follows: %v", err)
 	}
-	if _, err := own.Event(); !errors.Is(err, errdefs.ErrClosed) {
+	if _, err := own.Event(nil); !errors.Is(err, errdefs.ErrClosed) {
 		t.Errorf("an event of a closed one: %v", err)
 	}
 	done.Close()

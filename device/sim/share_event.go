@@ -144,13 +144,14 @@ func (s *sharedEvent) Follow(e device.Event) error {
 }
 
 // Event implements device.SharedEvent.
-func (s *sharedEvent) Event() (device.Event, error) {
+func (s *sharedEvent) Event(closed func()) (device.Event, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.usable(); err != nil {
 		return nil, err
 	}
 	e, n := newEvent(s.queue), hostmem.LoadUint64(s.page[wordFollowed:])
+	e.lent = closed
 	s.looks.Go(func() { e.resolve(s.reached(n), s.dev.link.now()) })
 	return e, nil
 }

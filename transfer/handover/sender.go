@@ -21,7 +21,7 @@ type Options struct {
 	Layers [][]transfer.PagePlane
 	// Depth is how many layers of a request are under way at a time. Default DefaultDepth.
 	Depth int
-	// Timeout is for how long a layer may take, from when what it comes after has resolved. Default: that of the engine.
+	// Timeout is for how long a layer may take from when it is given, with the wait for what it comes after. Default: that of the engine.
 	Timeout time.Duration
 }
 

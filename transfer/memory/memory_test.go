@@ -284,3 +284,41 @@ func TestBothWays(t *testing.T) {
 		must(t, <-done)
 	}
 }
+
+// losing is a socket that loses another process's memory with the last bytes.
+type losing struct {
+	origin *mem.Origin
+	left   int
+}
+
+func (l *losing) Read(p []byte) (int, error)  { return l.take(p) }
+func (l *losing) Write(p []byte) (int, error) { return l.take(p) }
+
+func (l *losing) take(p []byte) (int, error) {
+	if l.left -= len(p); l.left <= 0 {
+		l.origin.Lose(errdefs.ErrClosed)
+	}
+	return len(p), nil
+}
+
+// TestDefectLostHostMemoryIsReportedGood: bytes of another process's host memory, which that took back while they were moved, are not reported
+// good, though the CPU could read and write them to the end.
+func TestDefectLostHostMemoryIsReportedGood(t *testing.T) {
+	m, err := NewMover(Options{})
+	must(t, err)
+	theirs := func() (*mem.Region, *losing) {
+		own := host(t, 4096)
+		o := mem.NewOrigin("", func() error { return nil })
+		r, err := mem.NewRegion(mem.RegionSpec{Kind: mem.KindHost, Device: mem.NoDevice, Len: own.Len(), CPU: own.CPU(), Bytes: own.Bytes(), Origin: o})
+		must(t, err)
+		return r, &losing{o, 4096}
+	}
+	r, socket := theirs()
+	if err := m.Send(t.Context(), socket, []mem.Extent{mem.All(r)}); !errors.Is(err, errdefs.ErrLost) {
+		t.Errorf("sent: %v", err)
+	}
+	r, socket = theirs()
+	if err := m.Receive(t.Context(), socket, []mem.Extent{mem.All(r)}); !errors.Is(err, errdefs.ErrLost) {
+		t.Errorf("received: %v", err)
+	}
+}

@@ -68,7 +68,8 @@ func (m *Mover) Moves(r *mem.Region) error {
 }
 
 // Send writes the bytes of the extents to w, one after another. When it returns nothing touches the memory any more; ctx ends waits for
-// the device, and who ends those for w is its deadline. Whatever the error, w may have got less than all.
+// the device, and who ends those for w is its deadline. Whatever the error, w may have got less than all. ErrLost if another process's memory
+// was taken back before the end: w may have got all, of which nobody knows what it is.
 func (m *Mover) Send(ctx context.Context, w io.Writer, list []mem.Extent) error {
 	holds, err := hold(list)
 	if err != nil {
@@ -91,6 +92,9 @@ func (m *Mover) Send(ctx context.Context, w io.Writer, list []mem.Extent) error 
 			return fmt.Errorf("send device memory: %w", err)
 		}
 		list = list[n:]
+	}
+	if err := holds.Check(); err != nil { // what was lost meanwhile has been somebody else's
+		return fmt.Errorf("send memory: %w", err)
 	}
 	return nil
 }
@@ -119,6 +123,9 @@ func (m *Mover) Receive(ctx context.Context, r io.Reader, list []mem.Extent) err
 			return fmt.Errorf("receive into device memory: %w", err)
 		}
 		list = list[n:]
+	}
+	if err := holds.Check(); err != nil {
+		return fmt.Errorf("receive into memory: %w", err)
 	}
 	return nil
 }

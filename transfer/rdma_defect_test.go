@@ -1,0 +1,79 @@
+//go:build !nonic
+
+package transfer
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/rdma/soft"
+)
+
+// TestDefectKeysOfARefreshedBuffer: a part of a buffer that had no keys when it was cut does not go by NICs, though the buffer has some since.
+func TestDefectKeysOfARefreshedBuffer(t *testing.T) {
+	p, here, _ := rdmaPair(t, softNICs(t, nil, 1), Options{}, 4096)
+	must(t, p.remote.RDMA(0))
+	before := *p.remote.buffers[0]
+	before.Keys = nil
+	x := &part{op: Write, to: p.remote, buf: &before, shape: shape{pages: pageZero}}
+	x.append(0, mem.All(here))
+	g := newGroup(&Batch{e: p.initiator}, p.remote, nil)
+	wantErr(t, "by NICs", g.beginRDMA(t.Context(), x, PathRDMA), errdefs.ErrNotSupported)
+}
+
+// TestDefectImpatienceTiresNICs: NICs do not rest because a batch ended while it connected queue pairs by them.
+func TestDefectImpatienceTiresNICs(t *testing.T) {
+	p, here, _ := rdmaPair(t, softNICs(t, nil, 1), Options{}, 4096)
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	for range 30 { // it may also find that it is over before it begins
+		_, err := p.remote.p.queue(ended, p.remote, true)
+		wantErr(t, "a queue pair for a batch that is over", err, context.Canceled)
+	}
+	wantPath(t, p.do(t, write(here)), PathRDMA, false)
+}
+
+// TestDefectClosedSegmentsAreReconnects: queue pairs that end with the segment that they were for did not die.
+func TestDefectClosedSegmentsAreReconnects(t *testing.T) {
+	p, here, _ := rdmaPair(t, softNICs(t, nil, 1), Options{Lanes: 1}, 4096)
+	first := p.remote
+	p.do(t, write(here))
+	p.open(t, p.target.Address())
+	must(t, first.Close())
+	p.do(t, write(here))
+	if s := p.initiator.Stats(); s.Reconnects != 0 {
+		t.Errorf("%d connections were made again", s.Reconnects)
+	}
+}
+
+// TestDefectCloseWaitsForQueuePairs: a queue pair that does not end holds up neither the segment's end nor the engine's for longer than they
+// may take, nor others who ask about the segment. When it does they close.
+func TestDefectCloseWaitsForQueuePairs(t *testing.T) {
+	plan := fault.New(1)
+	p, here, _ := rdmaPair(t, faultyNICs(t, plan, 16, 4, "soft0"), Options{Lanes: 1, Stall: 300 * time.Millisecond}, 4096)
+	p.do(t, write(here))
+	plan.Add(fault.After(soft.OpClose, int(plan.Seen(soft.OpClose))).Fail(nil))
+	defer plan.Clear()
+	within := func(what string, f func() error) {
+		t.Helper()
+		ended := make(chan error, 1)
+		go func() { ended <- f() }()
+		select {
+		case err := <-ended:
+			wantErr(t, what, err, errdefs.ErrBusy)
+		case <-time.After(5 * time.Second):
+			t.Errorf("%s: it is waited for", what)
+		}
+	}
+	within("close the segment", p.remote.Close)
+	p.remote.Describe()
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	within("close the engine", func() error { return p.initiator.Close(ctx) })
+	plan.Clear()
+	must(t, p.remote.Close())
+}

@@ -18,6 +18,7 @@ var alwaysEffective = map[string]string{
 	"demo":      "device dir",
 	"doctor":    "json dir",
 	"topo":      "json svg",
+	"version":   "json",
 	"calibrate": "device device-index force budget wait memory profile-dir json",
 	"bench copy": `device device-index peer-index full sizes counts paths directions host batch bytes pool large reps seed lists sums forms
 		targets beside-matmul high-priority json csv nixl out from charts compare`,

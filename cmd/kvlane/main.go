@@ -1,7 +1,7 @@
 // Command kvlane moves and keeps the KV cache of language models: it replays traces against the store, measures this
 // machine's copy paths and says what the machine has.
 //
-// Exit codes: 0 success, 1 the command failed or was interrupted, 2 the command line is wrong.
+// Its exit codes are constants of this package.
 package main
 
 import (
@@ -16,10 +16,21 @@ import (
 
 // The exit codes of the process.
 const (
-	exitOK      = 0
-	exitFailure = 1
-	exitUsage   = 2
+	exitOK        = 0
+	exitFailure   = 1
+	exitUsage     = 2
+	exitMissing   = 3
+	exitUndecided = 4
 )
+
+// codedError is an error with an exit code of its own.
+type codedError struct {
+	err  error
+	code int
+}
+
+func (e *codedError) Error() string { return e.err.Error() }
+func (e *codedError) Unwrap() error { return e.err }
 
 func main() {
 	os.Exit(run(context.Background(), os.Args[1:], os.Stdout, os.Stderr))
@@ -45,6 +56,10 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if errors.As(err, &usage) {
 		fmt.Fprintf(stderr, "See '%s --help'.\n", cmd.CommandPath())
 		return exitUsage
+	}
+	var coded *codedError
+	if errors.As(err, &coded) {
+		return coded.code
 	}
 	return exitFailure
 }

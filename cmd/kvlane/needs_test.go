@@ -16,7 +16,7 @@ var alwaysEffective = map[string]string{
 	"replay": `preset layers kv-heads head-size dtype block-tokens tp tp-rank mla list-presets device device-index path verify cache-bytes
 		pipeline file-dir log-dir metrics-addr pages concurrency layerwise limit seed json progress`,
 	"demo":      "device dir",
-	"doctor":    "json dir",
+	"doctor":    "json dir require",
 	"topo":      "json svg",
 	"version":   "json",
 	"calibrate": "device device-index force budget wait memory profile-dir json",

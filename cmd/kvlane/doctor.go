@@ -78,7 +78,6 @@ and ` + strconv.Itoa(exitUndecided) + ` where that could not be told of somethin
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
 	cmd.Flags().StringArrayVar(&dirs, "dir", nil, "examine the file system of this directory, in place of every mounted one; may be repeated")
 	cmd.Flags().StringSliceVar(&require, "require", nil, "what this machine must have, by commas; see above")
-	complete(cmd, "require", abilityNames()...)
 	return cmd
 }
 

@@ -54,7 +54,6 @@ It needs nothing installed: what the machine has is found at run time, and what 
 	root.SetVersionTemplate("{{.Version}}")
 	root.SilenceErrors = true
 	root.SilenceUsage = true
-	root.CompletionOptions.HiddenDefaultCmd = true
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err: err} })
 	root.PersistentFlags().StringVar(&level, "log-level", "info", "least severe log records to print: debug, info, warn or error")
 	root.PersistentFlags().StringVar(&format, "log-format", "text", "form of log records on standard error: text or json")
@@ -67,6 +66,7 @@ It needs nothing installed: what the machine has is found at run time, and what 
 		return checkNeeds(cmd)
 	}
 	root.AddCommand(newReplayCommand(), newDemoCommand(), newStoreCommand(), newDoctorCommand(), newTopoCommand(), newCalibrateCommand(), newBenchCommand(), newTransferCommand(), newVersionCommand(&r), newShareProbeCommand())
+	registerCompletions(root)
 	return root
 }
 

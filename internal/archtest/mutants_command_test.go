@@ -1,0 +1,13 @@
+package archtest
+
+// commandMutants has the defects of the command line.
+var commandMutants = []mutant{
+	defect("cmd/kvlane", "TestDefectFlagValuesComplete",
+		"cmd/kvlane/completion.go", "	cmd.PersistentFlags().VisitAll(register)\n", ""),
+	defect("cmd/kvlane", "TestDefectFlagValuesComplete",
+		"cmd/kvlane/completion.go", "			complete = cobra.NoFileCompletions\n", "			return\n"),
+	defect("cmd/kvlane", "TestVersionOfEveryWayToBuild",
+		"cmd/kvlane/version.go", "		r.Commit = m[7]\n", ""),
+	defect("cmd/kvlane", "TestDoctorRequires",
+		"cmd/kvlane/doctor.go", "		default:\n			unknown = append(unknown, p.Name)\n", ""),
+}

@@ -33,6 +33,7 @@ var offers = map[string]cobra.CompletionFunc{
 	"demo device":       values(autoDevice, string(kvlane.CUDA), string(kvlane.Sim), string(kvlane.Host)),
 	"bench file device": values(noDevice, string(kvlane.CUDA), string(kvlane.Sim)),
 	"bench rdma device": values(noDevice, string(kvlane.CUDA), string(kvlane.Sim)),
+	"dtype":             values(block.DTypes()...),
 	"preset":            names(block.Presets(), func(g block.Geometry) string { return g.Model }),
 	"geometry":          names(request.Geometries(), func(g request.Geometry) string { return g.Name }),
 	"path":              names(stream.Paths(stream.MovedByDevice), stream.Path.String, "auto"),
@@ -78,7 +79,7 @@ var offers = map[string]cobra.CompletionFunc{
 // freeForm are the flags whose values nobody can list: numbers, sizes, times, names and addresses. A shell offers nothing, no files
 // above all.
 var freeForm = strings.Fields(`batch batch-size beside-batch beside-blocks beside-requests beside-size block-size block-tokens blocks
-	budget buffer buffer-size bytes cache-bytes cluster concurrency counts data-port device-index dtype duration fail-above file-bytes
+	budget buffer buffer-size bytes cache-bytes cluster concurrency counts data-port device-index duration fail-above file-bytes
 	file-dir-bytes gpu-id head-size iterations kv-heads lanes large layers length limit listen log-bytes max-bytes memory metrics-addr
 	model-layer name noise notify offset pages pairs peer-index pool rdma-gid-index rdma-port rdma-queue-pairs reps requests seed
 	segment sizes slot threads timeout tp tp-rank wait window`)

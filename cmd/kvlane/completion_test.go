@@ -65,7 +65,7 @@ func TestDefectFlagValuesComplete(t *testing.T) {
 			return
 		}
 		words, directive := completed(t, append(strings.Fields(path), "--"+f.Name, "")...)
-		offer := cobra.CompletionFunc(cobra.NoFileCompletions)
+		offer := cobra.NoFileCompletions
 		if !free {
 			offer = offers[key]
 		}

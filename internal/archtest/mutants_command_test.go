@@ -10,4 +10,10 @@ var commandMutants = []mutant{
 		"cmd/kvlane/version.go", "		r.Commit = m[7]\n", ""),
 	defect("cmd/kvlane", "TestDoctorRequires",
 		"cmd/kvlane/doctor.go", "		default:\n			unknown = append(unknown, p.Name)\n", ""),
+	defect("cmd/kvlane", "TestDefectDirectorySaysWhichGeometryItHolds",
+		"cmd/kvlane/geometry.go", "g.Validate() != nil || g.Identity(\"\", \"\") != id {", "g.Validate() != nil {"),
+	defect("block", "TestDTypeByAnyNameIsOneIdentity",
+		"block/geometry.go", "DType: g.dtype(), Layout", "DType: g.DType, Layout"),
+	defect("cmd/kvlane", "TestDefectBenchRDMASaysWhatToInstall",
+		"cmd/kvlane/bench_rdma.go", "		return withoutNIC(err)\n", "		return err\n"),
 }

@@ -1,7 +1,7 @@
 // Command kvlane moves and keeps the KV cache of language models: it replays traces against the store, measures this
 // machine's copy paths and says what the machine has.
 //
-// Its exit codes are constants of this package.
+// exitMeanings has its exit codes.
 package main
 
 import (
@@ -11,10 +11,11 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 )
 
-// The exit codes of the process.
+// The exit codes of the process; exitMeanings says of each what it means.
 const (
 	exitOK        = 0
 	exitFailure   = 1
@@ -22,6 +23,24 @@ const (
 	exitMissing   = 3
 	exitUndecided = 4
 )
+
+// exitMeanings are by code.
+var exitMeanings = []string{
+	exitOK:        "the command did what was asked",
+	exitFailure:   "it failed, was interrupted, or found what it looks for: damage, or a benchmark that became slower",
+	exitUsage:     "the command line is wrong",
+	exitMissing:   "doctor --require: something is not there",
+	exitUndecided: "doctor --require: it could not be told of something whether it is there, and the rest is",
+}
+
+// exitTable lists them for the help, a line each.
+func exitTable() string {
+	var b strings.Builder
+	for code, means := range exitMeanings {
+		fmt.Fprintf(&b, "  %d  %s\n", code, means)
+	}
+	return b.String()
+}
 
 // codedError is an error with an exit code of its own.
 type codedError struct {

@@ -16,4 +16,6 @@ var commandMutants = []mutant{
 		"block/geometry.go", "DType: g.dtype(), Layout", "DType: g.DType, Layout"),
 	defect("cmd/kvlane", "TestDefectBenchRDMASaysWhatToInstall",
 		"cmd/kvlane/bench_rdma.go", "		return withoutNIC(err)\n", "		return err\n"),
+	defect("cmd/kvlane", "TestExitCodesAreDocumented",
+		"cmd/kvlane/main.go", "	exitMissing:   \"", "	5:   \""),
 }

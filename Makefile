@@ -26,8 +26,9 @@ export CGO_ENABLED = 0
 .DEFAULT_GOAL := help
 .PHONY: build lib wheel dist python vllm sglang mooncake demo test verbs mutants nonic lint race generate drift fuzz bench crash stress hardware-kit hardware clean help
 
+# SOURCE_DATE_EPOCH, seconds since 1970, is the date of builds that shall be the same again (reproducible-builds.org).
 build: ## build the one binary, bin/kvlane
-	$(GO) build -trimpath -o $(BIN)/kvlane ./cmd/kvlane
+	$(GO) build -trimpath -ldflags "-X main.built=$$(date -u $${SOURCE_DATE_EPOCH:+-d @$$SOURCE_DATE_EPOCH} +%Y-%m-%dT%H:%M:%SZ)" -o $(BIN)/kvlane ./cmd/kvlane
 
 lib: ## build the C library, bin/lib/libkvlane.so, and its header; needs pip, for a compiler against an old C library
 	tools/lib $(BIN)

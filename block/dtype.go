@@ -2,6 +2,7 @@ package block
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/kvlane/kvlane/errdefs"
@@ -10,17 +11,20 @@ import (
 type dtype struct {
 	name  string
 	bytes int
+	short []string
 }
 
-// The names are those of PyTorch and of the engines' --kv-cache-dtype options.
+// The names are those of PyTorch and of the engines' --kv-cache-dtype options, of which fp8 is e4m3
+// (https://docs.vllm.ai/en/latest/features/quantization/quantized_kvcache.html). Identities have the first, so that one type has one
+// digest.
 func dtypes() []dtype {
 	return []dtype{
-		{"bfloat16", 2},
-		{"float16", 2},
-		{"float32", 4},
-		{"fp8_e4m3", 1},
-		{"fp8_e5m2", 1},
-		{"int8", 1},
+		{"bfloat16", 2, []string{"bf16"}},
+		{"float16", 2, []string{"fp16", "f16", "half"}},
+		{"float32", 4, []string{"fp32", "f32"}},
+		{"fp8_e4m3", 1, []string{"fp8", "float8_e4m3fn"}},
+		{"fp8_e5m2", 1, []string{"float8_e5m2"}},
+		{"int8", 1, nil},
 	}
 }
 
@@ -41,4 +45,21 @@ func DTypeBytes(name string) (int, error) {
 		}
 	}
 	return 0, fmt.Errorf("dtype %q is none of %s: %w", clip(name), strings.Join(DTypes(), ", "), errdefs.ErrInvalid)
+}
+
+// ParseDType returns the name in DTypes of an element type that is called so, or by another usual name such as bf16, fp16, f32 or fp8. The
+// error wraps ErrInvalid and says which there are.
+func ParseDType(name string) (string, error) {
+	var all []string
+	for _, d := range dtypes() {
+		if d.name == name || slices.Contains(d.short, name) {
+			return d.name, nil
+		}
+		text := d.name
+		if len(d.short) > 0 {
+			text += " (" + strings.Join(d.short, ", ") + ")"
+		}
+		all = append(all, text)
+	}
+	return "", fmt.Errorf("dtype %q is none of %s: %w", clip(name), strings.Join(all, ", "), errdefs.ErrInvalid)
 }

@@ -11,7 +11,7 @@ import (
 // of its blocks follow.
 type Geometry struct {
 	Model       string
-	DType       string // of the KV cache, a name of DTypes
+	DType       string // of the KV cache, as ParseDType takes it
 	Layers      int
 	KVHeads     int  // of the whole model; 1 for MLA
 	HeadSize    int  // elements a head and token; for MLA, of a token's latent with its rotary part
@@ -36,7 +36,7 @@ func (g Geometry) Validate() error {
 	if g.Model == "" {
 		bad("the model is not named")
 	}
-	if _, err := DTypeBytes(g.DType); err != nil {
+	if _, err := ParseDType(g.DType); err != nil {
 		errs = append(errs, fmt.Errorf("geometry: %w", err))
 	}
 	ok := true
@@ -83,10 +83,18 @@ func (g Geometry) heads() (first, end int) {
 	}
 }
 
+// dtype is the name of the element type that identities have; of a geometry that is not valid, whatever it says.
+func (g Geometry) dtype() string {
+	if name, err := ParseDType(g.DType); err == nil {
+		return name
+	}
+	return g.DType
+}
+
 // PlaneBytes returns the bytes that one block has in one plane: a layer's K, its V, or its latents. The geometry is valid.
 func (g Geometry) PlaneBytes() int64 {
 	first, end := g.heads()
-	bytes, err := DTypeBytes(g.DType)
+	bytes, err := DTypeBytes(g.dtype())
 	if err != nil {
 		return 0
 	}
@@ -139,7 +147,7 @@ func (g Geometry) Identity(adapter, salt string) Identity {
 	}
 	first, end := g.heads()
 	return Identity{
-		Model: g.Model, DType: g.DType, Layout: layout,
+		Model: g.Model, DType: g.dtype(), Layout: layout,
 		LayerEnd: g.Layers, HeadFirst: first, HeadEnd: end,
 		HeadSize: g.HeadSize, BlockTokens: g.BlockTokens,
 		Adapter: adapter, Salt: salt,

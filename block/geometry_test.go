@@ -134,3 +134,40 @@ func TestGeometryValidateNamesEveryProblem(t *testing.T) {
 		})
 	}
 }
+
+// A type has one name in identities, whatever a configuration calls it: its blocks have the same keys.
+func TestDTypeByAnyNameIsOneIdentity(t *testing.T) {
+	for name, want := range map[string]string{
+		"bf16": "bfloat16", "fp16": "float16", "f16": "float16", "half": "float16", "f32": "float32", "fp32": "float32", "fp8": "fp8_e4m3",
+		"float8_e4m3fn": "fp8_e4m3", "float8_e5m2": "fp8_e5m2", "int8": "int8", "bfloat16": "bfloat16", "float16": "float16", "float32": "float32",
+	} {
+		short, long := preset(t, "llama-3.1-8b"), preset(t, "llama-3.1-8b")
+		short.DType, long.DType = name, want
+		if got, err := block.ParseDType(name); err != nil || got != want {
+			t.Errorf("%s: %q, %v; want %q", name, got, err, want)
+		}
+		a, err := short.Layout()
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		b, err := long.Layout()
+		if err != nil || !a.Equal(b) || short.Identity("", "") != long.Identity("", "") || short.PlaneBytes() != long.PlaneBytes() {
+			t.Errorf("%s and %s differ: %v, %+v", name, want, err, short.Identity("", ""))
+		}
+	}
+	// An identity is encoded as it is, so it has the one name.
+	id := preset(t, "llama-3.1-8b").Identity("", "")
+	id.DType = "bf16"
+	if err := id.Validate(); !errors.Is(err, errdefs.ErrInvalid) {
+		t.Errorf("an identity of bf16: %v, want ErrInvalid", err)
+	}
+	if _, err := block.ParseDType("bf17"); !errors.Is(err, errdefs.ErrInvalid) || !strings.Contains(err.Error(), "bfloat16 (bf16), float16 (fp16, f16, half)") {
+		t.Errorf("bf17: %v, want ErrInvalid that says which there are", err)
+	}
+	for _, name := range block.DTypes() {
+		if got, err := block.ParseDType(name); err != nil || got != name {
+			t.Errorf("%s: %q, %v", name, got, err)
+		}
+	}
+}

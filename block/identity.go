@@ -158,6 +158,17 @@ func (id Identity) Diff(other Identity) []string {
 	return out
 }
 
+// IdentityError says that blocks of one identity were expected where those of another are. It wraps ErrMismatch.
+type IdentityError struct{ Want, Found Identity }
+
+// Error names each field that differs.
+func (e *IdentityError) Error() string {
+	return strings.Join(e.Want.Diff(e.Found), "; ") + ": " + errdefs.ErrMismatch.Error()
+}
+
+// Unwrap returns ErrMismatch.
+func (e *IdentityError) Unwrap() error { return errdefs.ErrMismatch }
+
 type textField struct{ name, value string }
 
 type numberField struct {

@@ -36,6 +36,8 @@ type Machine struct {
 type Options struct {
 	// Dirs are the directories whose file systems are examined. Empty: every mounted file system that keeps files.
 	Dirs []string
+	// Require is what the report answers in Required.
+	Require []Ability
 }
 
 // Examine asks the machine everything and never fails as a whole: what could not be told is an answer too. It reads a few
@@ -53,6 +55,7 @@ func Examine(ctx context.Context, m Machine, o Options) *Report {
 	r.FileSystems = m.fileSystems(o.Dirs)
 	r.CuFile = m.cuFile(ctx, r)
 	r.Paths = paths(r)
+	r.Required = r.required(o.Require)
 	r.NotInThisVersion = append([]string(nil), notInThisVersion...)
 	return r
 }

@@ -16,6 +16,7 @@ func (r *Report) WriteText(w io.Writer) error {
 	p.rdma(&r.RDMA)
 	p.storage(r)
 	p.paths(r)
+	p.required(r)
 	if _, err := io.WriteString(w, p.b.String()); err != nil {
 		return fmt.Errorf("write report: %w", err)
 	}
@@ -212,6 +213,15 @@ func (p *printer) paths(r *Report) {
 	}
 	_ = tw.Flush() // into memory: it cannot fail
 	p.line("  not in this version: %s", strings.Join(r.NotInThisVersion, ", "))
+}
+
+func (p *printer) required(r *Report) {
+	if len(r.Required) > 0 {
+		p.line("\nRequired")
+	}
+	for i := range r.Required {
+		p.finding(r.Required[i].Name, r.Required[i].Available)
+	}
 }
 
 func orDash(s string) string {

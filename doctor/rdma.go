@@ -7,12 +7,15 @@ import (
 
 const infiniband = "sys/class/infiniband"
 
+// InstallVerbs is what to do where libibverbs is missing.
+const InstallVerbs = "install rdma-core (Debian: libibverbs1 and ibverbs-providers)"
+
 // nullGID fills the unused entries of a port's table.
 const nullGID = "0000:0000:0000:0000:0000:0000:0000:0000"
 
 func (m *Machine) rdma() RDMA {
 	r := RDMA{
-		Library: Answered(m.Library("libibverbs.so.1"), "install rdma-core (Debian: libibverbs1 and ibverbs-providers)"),
+		Library: Answered(m.Library("libibverbs.so.1"), InstallVerbs),
 		Devices: []RDMADevice{},
 	}
 	for _, name := range m.names(infiniband) {

@@ -50,6 +50,8 @@ type Report struct {
 	Paths       []Path       `json:"paths"`
 	// NotInThisVersion names paths that this version of kvlane does not have, whatever the machine offers.
 	NotInThisVersion []string `json:"not_in_this_version"`
+	// Required answers for each of Options.Require, in that order.
+	Required []Path `json:"required,omitempty"`
 }
 
 // Host is the machine without its devices.
@@ -226,7 +228,7 @@ type FileSystem struct {
 	CuFile Finding `json:"cufile,omitzero"`
 }
 
-// Path says whether one of kvlane's ways to move bytes is available here.
+// Path says whether one of kvlane's ways to move bytes, or something that was required, is available here.
 type Path struct {
 	Name      string  `json:"name"`
 	What      string  `json:"what"`

@@ -4,6 +4,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -11,6 +12,8 @@ import (
 
 	"github.com/kvlane/kvlane/bench"
 	"github.com/kvlane/kvlane/bench/rdmabench"
+	"github.com/kvlane/kvlane/doctor"
+	"github.com/kvlane/kvlane/errdefs"
 )
 
 // NICs in software are measured only where they are named, and apart from everything else.
@@ -120,5 +123,21 @@ func TestDefectAbsurdNumbersOfNICsAreWrongUsage(t *testing.T) {
 		if code != exitUsage || !strings.Contains(stderr, c[1]) || stdout != "" {
 			t.Errorf("%s: exit code %d, want %q:\n%s", flag, code, c[1], stderr)
 		}
+	}
+}
+
+// A machine without the library or a NIC is told what to install; what else fails is left as it is.
+func TestDefectBenchRDMASaysWhatToInstall(t *testing.T) {
+	for _, cause := range []error{errdefs.ErrNotSupported, errdefs.ErrBroken} {
+		if err := withoutNIC(cause); !errors.Is(err, cause) || !strings.Contains(err.Error(), "install rdma-core") || !strings.Contains(err.Error(), "--rdma-provider soft") {
+			t.Errorf("%v: %v", cause, err)
+		}
+	}
+	if err := withoutNIC(errdefs.ErrNotFound); err.Error() != errdefs.ErrNotFound.Error() {
+		t.Errorf("a NIC that there is not: %v", err)
+	}
+	r := doctor.Examine(t.Context(), doctor.Local(askCUDA, askCuFile, loadable), doctor.Options{Dirs: []string{t.TempDir()}})
+	if code, _, stderr := execute(t, "bench", "rdma"); r.RDMA.Library.Answer == doctor.No && (code != exitFailure || !strings.Contains(stderr, "install rdma-core")) {
+		t.Errorf("without libibverbs: exit code %d: %s", code, stderr)
 	}
 }

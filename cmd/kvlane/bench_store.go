@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"regexp"
 	"runtime/debug"
 	"strings"
 	"time"
@@ -129,7 +128,8 @@ func (f *storeBench) execute(cmd *cobra.Command) error {
 	if err != nil {
 		return asUsage(err)
 	}
-	r.Machine.Command, r.Version, r.Setup.Engine = commandLine(), plainVersion(debug.ReadBuildInfo()), engineGiven(cmd.Flags())
+	this := releaseOf(debug.ReadBuildInfo())
+	r.Machine.Command, r.Version, r.Setup.Engine = commandLine(), this.tag(), engineGiven(cmd.Flags())
 	return f.print(cmd, r, earlier)
 }
 
@@ -194,17 +194,6 @@ func engineGiven(fl *pflag.FlagSet) string {
 		}
 	}
 	return strings.Join(texts, " ")
-}
-
-// ofCommit matches what versions of builds from a working tree have: a time and a commit, or the mark of changes.
-var ofCommit = regexp.MustCompile(`(-|\.)(0\.)?\d{14}-[0-9a-f]{12}|\+dirty`)
-
-// plainVersion names the release that was built, if it was one.
-func plainVersion(info *debug.BuildInfo, ok bool) string {
-	if !ok || info.Main.Version == "" || ofCommit.MatchString(info.Main.Version) {
-		return "(devel)"
-	}
-	return info.Main.Version
 }
 
 // print prints the report in the form asked for, writes the files, and compares.

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
-	"runtime/debug"
 	"strings"
 	"testing"
 
@@ -79,16 +78,5 @@ func TestBenchStoreWritesComparesAndDraws(t *testing.T) {
 	code, stdout, stderr = execute(t, tinyStore("--json", "--work", "load", "--compare", file, "--fail-above", "10%")...)
 	if code != exitFailure || !strings.Contains(stderr, "4 points are more than 10% slower") || json.Unmarshal([]byte(stdout), &r) != nil {
 		t.Errorf("exit code %d, standard error %q", code, stderr)
-	}
-}
-
-func TestPlainVersionNamesNoCommit(t *testing.T) {
-	for version, want := range map[string]string{
-		"v1.2.3": "v1.2.3", "v1.2.4-rc.1": "v1.2.4-rc.1", "": "(devel)", "(devel)": "(devel)", "v1.2.3+dirty": "(devel)",
-		"v0.0.0-20261122071938-653bc7e01234": "(devel)", "v1.2.4-0.20261122071938-653bc7e01234": "(devel)",
-	} {
-		if got := plainVersion(&debug.BuildInfo{Main: debug.Module{Version: version}}, true); got != want {
-			t.Errorf("%q is called %q, want %q", version, got, want)
-		}
 	}
 }

@@ -81,8 +81,6 @@ batch sizes are measured one after the other. With --check every batch's bytes a
 	fl.BoolVar(&f.json, "json", false, "print one JSON object")
 	fl.StringVar(&f.out, "out", "", "also write the JSON object to a file")
 	fl.StringVar(&f.charts, "charts", "", "also write charts, SVG and PNG, into a folder")
-	complete(cmd, "mode", modeInitiator, modeTarget)
-	complete(cmd, "operation", string(transfer.Read), string(transfer.Write))
 	return cmd
 }
 

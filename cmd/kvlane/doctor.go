@@ -5,8 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -26,7 +28,7 @@ import (
 
 func newDoctorCommand() *cobra.Command {
 	var asJSON bool
-	var dirs []string
+	var dirs, require []string
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Say what this machine has and which paths are available",
@@ -35,7 +37,16 @@ huge pages, locked memory, file systems) and for each path of kvlane whether it 
 
 Every answer is yes, no with the reason, or unknown with the reason. A path of a GPU is a yes only where it was tried: doctor opens every
 GPU for a moment and copies a few KiB to it and back, also by the RDMA NIC nearest to it, and has another process, of this program, map its memory by each type
-of handle. It measures nothing, and says whether kvlane calibrate has. It writes one page to each file system to try O_DIRECT, and cuFile where there is a GPU, which leaves nothing behind; libcufile may write its log, cufile.log.`,
+of handle. It measures nothing, and says whether kvlane calibrate has. It writes one page to each file system to try O_DIRECT, and cuFile where there is a GPU, which leaves nothing behind; libcufile may write its log, cufile.log.
+
+With --require the report ends in what was required, and the exit code says whether all of it is there:
+
+` + abilityTable() + `
+One GPU, and one of the file systems that are examined, is enough for each. The exit code is ` + strconv.Itoa(exitMissing) + ` where something is not there,
+and ` + strconv.Itoa(exitUndecided) + ` where that could not be told of something, and the rest is there.`,
+		Example: `  kvlane doctor
+  kvlane doctor --dir /mnt/nvme --require cuda,uring,direct-io
+  kvlane doctor --require nic --json`,
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			for i, dir := range dirs {
@@ -45,16 +56,74 @@ of handle. It measures nothing, and says whether kvlane calibrate has. It writes
 				}
 				dirs[i] = abs
 			}
-			r := doctor.Examine(cmd.Context(), doctor.Local(askCUDA, askCuFile, loadable), doctor.Options{Dirs: dirs})
-			if !asJSON {
-				return r.WriteText(cmd.OutOrStdout())
+			o := doctor.Options{Dirs: dirs}
+			for _, name := range require {
+				a, err := doctor.ParseAbility(name)
+				if err != nil {
+					return usagef("--require: %w", err)
+				}
+				o.Require = append(o.Require, a)
 			}
-			return writeJSON(cmd, r)
+			r := doctor.Examine(cmd.Context(), doctor.Local(askCUDA, askCuFile, loadable), o)
+			write := r.WriteText
+			if asJSON {
+				write = func(io.Writer) error { return writeJSON(cmd, r) }
+			}
+			if err := write(cmd.OutOrStdout()); err != nil {
+				return err
+			}
+			return missing(r.Required)
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
 	cmd.Flags().StringArrayVar(&dirs, "dir", nil, "examine the file system of this directory, in place of every mounted one; may be repeated")
+	cmd.Flags().StringSliceVar(&require, "require", nil, "what this machine must have, by commas; see above")
 	return cmd
+}
+
+func abilityNames() []string {
+	var names []string
+	for _, a := range doctor.Abilities() {
+		names = append(names, a.Name)
+	}
+	return names
+}
+
+// abilityTable lists what can be required, a line each.
+func abilityTable() string {
+	var b strings.Builder
+	for _, a := range doctor.Abilities() {
+		fmt.Fprintf(&b, "  %-14s %s\n", a.Name, a.What)
+	}
+	return b.String()
+}
+
+// missing returns an error that names what was required and is not a yes, with the exit code that says so.
+func missing(required []doctor.Path) error {
+	var no, unknown []string
+	for i := range required {
+		switch p := &required[i]; p.Available.Answer {
+		case doctor.Yes:
+		case doctor.No:
+			no = append(no, p.Name)
+		default:
+			unknown = append(unknown, p.Name)
+		}
+	}
+	var text []string
+	if len(no) > 0 {
+		text = append(text, "required and not there: "+strings.Join(no, ", "))
+	}
+	if len(unknown) > 0 {
+		text = append(text, "required, and it could not be told whether it is there: "+strings.Join(unknown, ", "))
+	}
+	switch {
+	case len(no) > 0:
+		return &codedError{code: exitMissing, err: errors.New(strings.Join(text, "; "))}
+	case len(unknown) > 0:
+		return &codedError{code: exitUndecided, err: errors.New(strings.Join(text, "; "))}
+	}
+	return nil
 }
 
 // writeJSON prints v as one indented JSON object.

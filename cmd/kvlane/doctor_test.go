@@ -1,7 +1,11 @@
 package main
 
 import (
+	"encoding/json"
+	"errors"
 	"fmt"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/kvlane/kvlane/doctor"
@@ -25,5 +29,53 @@ func TestDoctorSaysWhyANICIsNotUsed(t *testing.T) {
 	f := nicFinding([]gdr.Choice{{Name: "mlx5_0", Reason: "same PCIe switch"}, {Name: "mlx5_1", Reason: "same PCIe switch"}}, nil)
 	if want := "mlx5_0 (same PCIe switch), mlx5_1 (same PCIe switch)"; f.Answer != doctor.Yes || f.Reason != want {
 		t.Errorf("%+v, want a yes that says %q", f, want)
+	}
+}
+
+// What a deployment requires is found out by the exit code: a no is surer than what could not be told.
+func TestDoctorRequires(t *testing.T) {
+	is := func(name string, a doctor.Answer) doctor.Path {
+		return doctor.Path{Name: name, Available: doctor.Finding{Answer: a}}
+	}
+	for name, c := range map[string]struct {
+		required []doctor.Path
+		code     int
+		says     string
+	}{
+		"nothing":       {nil, exitOK, ""},
+		"there":         {[]doctor.Path{is("cuda", doctor.Yes), is("posix", doctor.Yes)}, exitOK, ""},
+		"not there":     {[]doctor.Path{is("cuda", doctor.No), is("posix", doctor.Yes), is("nic", doctor.No)}, exitMissing, "required and not there: cuda, nic"},
+		"not told":      {[]doctor.Path{is("posix", doctor.Yes), is("nic", doctor.Unknown)}, exitUndecided, "could not be told whether it is there: nic"},
+		"both":          {[]doctor.Path{is("nic", doctor.Unknown), is("cuda", doctor.No)}, exitMissing, "not there: cuda; required, and it could not be told whether it is there: nic"},
+		"not an answer": {[]doctor.Path{is("nic", "")}, exitUndecided, "nic"},
+	} {
+		err := missing(c.required)
+		var coded *codedError
+		switch {
+		case c.code == exitOK && err != nil:
+			t.Errorf("%s: %v", name, err)
+		case c.code != exitOK && (!errors.As(err, &coded) || coded.code != c.code || !strings.Contains(err.Error(), c.says)):
+			t.Errorf("%s: %v, want exit code %d and %q", name, err, c.code, c.says)
+		}
+	}
+}
+
+// The report is printed whatever is missing, and a name that there is not is found before anything is tried.
+func TestDoctorRequiresOfThisMachine(t *testing.T) {
+	dir := t.TempDir()
+	if code, stdout, stderr := execute(t, "doctor", "--dir", dir, "--require", "posix"); code != exitOK || !strings.Contains(stdout, "\nRequired\n  posix              yes\n") {
+		t.Errorf("posix: exit code %d, %s\n%s", code, stderr, stdout)
+	}
+	none := filepath.Join(dir, "none")
+	code, stdout, stderr := execute(t, "doctor", "--dir", none, "--require", "posix", "--json")
+	var r doctor.Report
+	if err := json.Unmarshal([]byte(stdout), &r); err != nil || code != exitMissing || !strings.Contains(stderr, "not there: posix") {
+		t.Errorf("a directory that there is not: exit code %d, %v, %s", code, err, stderr)
+	}
+	if len(r.Required) != 1 || r.Required[0].Name != "posix" || !strings.Contains(r.Required[0].Available.Reason, none) {
+		t.Errorf("required: %+v", r.Required)
+	}
+	if code, stdout, stderr := execute(t, "doctor", "--require", "posix,warp"); code != exitUsage || stdout != "" || !strings.Contains(stderr, `"warp" is not one of cuda, `) {
+		t.Errorf("an unknown name: exit code %d, %s", code, stderr)
 	}
 }

@@ -1,8 +1,10 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"text/tabwriter"
 
 	"github.com/spf13/pflag"
@@ -28,7 +30,7 @@ func (g *geometryFlags) register(flags *pflag.FlagSet) {
 	flags.IntVar(&g.given.Layers, "layers", g.given.Layers, "layers of the model")
 	flags.IntVar(&g.given.KVHeads, "kv-heads", g.given.KVHeads, "KV heads of the model, over all ranks")
 	flags.IntVar(&g.given.HeadSize, "head-size", g.given.HeadSize, "elements of a head; with --mla, of a token's latent")
-	flags.StringVar(&g.given.DType, "dtype", g.given.DType, "data type of the KV cache")
+	flags.StringVar(&g.given.DType, "dtype", g.given.DType, "data type of the KV cache: "+strings.Join(block.DTypes(), ", ")+", or a short name such as bf16, fp16, f32 or fp8")
 	flags.IntVar(&g.given.BlockTokens, "block-tokens", g.given.BlockTokens, "tokens of a block")
 	flags.IntVar(&g.given.TPSize, "tp", g.given.TPSize, "tensor-parallel size: ranks that share the heads")
 	flags.IntVar(&g.given.TPRank, "tp-rank", g.given.TPRank, "this rank, from 0")
@@ -59,6 +61,55 @@ func (g *geometryFlags) geometry() (block.Geometry, error) {
 		}
 	}
 	return out, out.Validate()
+}
+
+// heldInstead adds to the error of a directory that holds blocks of another geometry than want which one it is, and the flags that
+// select it, where some do.
+func heldInstead(want block.Geometry, err error) error {
+	var other *block.IdentityError
+	if !errors.As(err, &other) {
+		return err
+	}
+	id := other.Found
+	err = fmt.Errorf("%w; it holds model %q, %s, %d layers, KV heads %d to %d of %d elements, %d tokens a block",
+		err, id.Model, id.DType, id.LayerEnd-id.LayerFirst, id.HeadFirst, id.HeadEnd-1, id.HeadSize, id.BlockTokens)
+	if flags := flagsOfHeld(want, id); flags != "" {
+		err = fmt.Errorf("%w: give %s for that", err, flags)
+	}
+	return err
+}
+
+// flagsOfHeld returns the flags by which want's geometry has the identity id, or "" if none do. That its rank has other heads may be another
+// split over ranks, or another number of heads.
+func flagsOfHeld(want block.Geometry, id block.Identity) string {
+	g := want
+	g.DType, g.Layers, g.HeadSize, g.BlockTokens, g.MLA = id.DType, id.LayerEnd, id.HeadSize, id.BlockTokens, id.Layout == block.LayoutMLA
+	n := max(id.HeadEnd-id.HeadFirst, 1)
+	for _, split := range [][3]int{{g.KVHeads, g.TPSize, g.TPRank}, {g.KVHeads, g.KVHeads / n, id.HeadFirst / n}, {n, 1, 0}} {
+		if g.KVHeads, g.TPSize, g.TPRank = split[0], split[1], split[2]; g.Validate() != nil || g.Identity("", "") != id {
+			continue
+		}
+		var flags []string
+		for _, f := range []struct {
+			name      string
+			want, has any
+		}{
+			{"dtype", want.Identity("", "").DType, g.DType},
+			{"layers", want.Layers, g.Layers},
+			{"kv-heads", want.KVHeads, g.KVHeads},
+			{"head-size", want.HeadSize, g.HeadSize},
+			{"block-tokens", want.BlockTokens, g.BlockTokens},
+			{"tp", want.TPSize, g.TPSize},
+			{"tp-rank", want.TPRank, g.TPRank},
+			{"mla", want.MLA, g.MLA},
+		} {
+			if f.want != f.has {
+				flags = append(flags, fmt.Sprintf("--%s=%v", f.name, f.has))
+			}
+		}
+		return strings.Join(flags, " ")
+	}
+	return ""
 }
 
 // listPresets prints the geometries that have names, and what a block of each has on one rank.

@@ -1,7 +1,7 @@
 // Command kvlane moves and keeps the KV cache of language models: it replays traces against the store, measures this
 // machine's copy paths and says what the machine has.
 //
-// Exit codes: 0 success, 1 the command failed or was interrupted, 2 the command line is wrong.
+// exitMeanings has its exit codes.
 package main
 
 import (
@@ -11,15 +11,45 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 )
 
-// The exit codes of the process.
+// The exit codes of the process; exitMeanings says of each what it means.
 const (
-	exitOK      = 0
-	exitFailure = 1
-	exitUsage   = 2
+	exitOK        = 0
+	exitFailure   = 1
+	exitUsage     = 2
+	exitMissing   = 3
+	exitUndecided = 4
 )
+
+// exitMeanings are by code.
+var exitMeanings = []string{
+	exitOK:        "the command did what was asked",
+	exitFailure:   "it failed, was interrupted, or found what it looks for: damage, or a benchmark that became slower",
+	exitUsage:     "the command line is wrong",
+	exitMissing:   "doctor --require: something is not there",
+	exitUndecided: "doctor --require: it could not be told of something whether it is there, and the rest is",
+}
+
+// exitTable lists them for the help, a line each.
+func exitTable() string {
+	var b strings.Builder
+	for code, means := range exitMeanings {
+		fmt.Fprintf(&b, "  %d  %s\n", code, means)
+	}
+	return b.String()
+}
+
+// codedError is an error with an exit code of its own.
+type codedError struct {
+	err  error
+	code int
+}
+
+func (e *codedError) Error() string { return e.err.Error() }
+func (e *codedError) Unwrap() error { return e.err }
 
 func main() {
 	os.Exit(run(context.Background(), os.Args[1:], os.Stdout, os.Stderr))
@@ -45,6 +75,10 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if errors.As(err, &usage) {
 		fmt.Fprintf(stderr, "See '%s --help'.\n", cmd.CommandPath())
 		return exitUsage
+	}
+	var coded *codedError
+	if errors.As(err, &coded) {
+		return coded.code
 	}
 	return exitFailure
 }

@@ -94,7 +94,7 @@ func (r *replayCommand) execute(ctx context.Context, stdout, stderr io.Writer) (
 	}
 	e, err := openEngine(ctx, c)
 	if err != nil {
-		return err
+		return heldInstead(c.Model, err)
 	}
 	defer func() { err = errors.Join(err, closeEngine(ctx, e)) }()
 	r.run.Device, r.run.Store, r.run.Memory = e.Device(), e.Store(), e

@@ -49,11 +49,15 @@ func newRootCommand() *cobra.Command {
 	root := newGroupCommand("kvlane", "Move and keep the KV cache of language models", `kvlane moves the KV cache of language models between GPU memory, host memory and storage by the most direct path a
 machine has, and keeps it in a tiered block store that survives restarts.
 
-It needs nothing installed: what the machine has is found at run time, and what it lacks is said (kvlane doctor).`)
-	root.Version = version(debug.ReadBuildInfo())
+It needs nothing installed: what the machine has is found at run time, and what it lacks is said (kvlane doctor).
+
+Exit codes:
+`+exitTable())
+	r := releaseOf(debug.ReadBuildInfo())
+	root.Version = r.String()
+	root.SetVersionTemplate("{{.Version}}")
 	root.SilenceErrors = true
 	root.SilenceUsage = true
-	root.CompletionOptions.HiddenDefaultCmd = true
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err: err} })
 	root.PersistentFlags().StringVar(&level, "log-level", "info", "least severe log records to print: debug, info, warn or error")
 	root.PersistentFlags().StringVar(&format, "log-format", "text", "form of log records on standard error: text or json")
@@ -66,8 +70,9 @@ It needs nothing installed: what the machine has is found at run time, and what 
 		slog.SetDefault(log)
 		return checkNeeds(cmd)
 	}
-	root.AddCommand(newReplayCommand(), newDemoCommand(), newStoreCommand(), newDoctorCommand(), newTopoCommand(), newCalibrateCommand(), newBenchCommand(), newTransferCommand(), newShareProbeCommand())
+	root.AddCommand(newReplayCommand(), newDemoCommand(), newStoreCommand(), newDoctorCommand(), newTopoCommand(), newCalibrateCommand(), newBenchCommand(), newTransferCommand(), newVersionCommand(&r), newShareProbeCommand())
 	watch.around(root)
+	registerCompletions(root)
 	return root
 }
 
@@ -107,26 +112,4 @@ func newLogger(w io.Writer, level, format string) (*slog.Logger, error) {
 		return slog.New(slog.NewJSONHandler(w, o)), nil
 	}
 	return nil, usagef("--log-format %q: it is text or json", format)
-}
-
-// version names the build: the module's version where it was built from one, and the commit where the build recorded it.
-func version(info *debug.BuildInfo, ok bool) string {
-	if !ok {
-		return "unknown"
-	}
-	v := info.Main.Version
-	if v == "" {
-		v = "(devel)"
-	}
-	settings := make(map[string]string, len(info.Settings))
-	for _, s := range info.Settings {
-		settings[s.Key] = s.Value
-	}
-	if rev := settings["vcs.revision"]; rev != "" {
-		v += " commit " + rev[:min(12, len(rev))]
-		if settings["vcs.modified"] == "true" {
-			v += " with changes"
-		}
-	}
-	return v + " " + info.GoVersion
 }

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"runtime/debug"
 	"strings"
 	"testing"
 
@@ -106,21 +105,6 @@ func TestCanceledCommandFails(t *testing.T) {
 	var out, errs bytes.Buffer
 	if code := run(ctx, []string{"bench", "copy", "--device", "sim"}, &out, &errs); code != exitFailure || !strings.Contains(errs.String(), "canceled") {
 		t.Errorf("exit code %d: %s", code, errs.String())
-	}
-}
-
-func TestVersion(t *testing.T) {
-	info := &debug.BuildInfo{GoVersion: "go1.26.0"}
-	if got := version(info, true); got != "(devel) go1.26.0" {
-		t.Error(got)
-	}
-	info.Main.Version = "v1.2.3"
-	info.Settings = []debug.BuildSetting{{Key: "vcs.revision", Value: "0123456789abcdef"}, {Key: "vcs.modified", Value: "true"}}
-	if got := version(info, true); got != "v1.2.3 commit 0123456789ab with changes go1.26.0" {
-		t.Error(got)
-	}
-	if got := version(nil, false); got != "unknown" {
-		t.Error(got)
 	}
 }
 

@@ -40,22 +40,13 @@ func (f *transferFlags) register(cmd *cobra.Command, protocols []string) {
 	fl.SortFlags = false
 	fl.StringVar(&f.protocol, "protocol", protocolMooncake,
 		"how segments are reached: mooncake, or by kvlane's own transfers: auto, by what can, or by one way alone: "+strings.Join(protocols[2:], ", "))
-	complete(cmd, "protocol", protocols...)
 	fl.StringVar(&f.metadata, "metadata", mooncake.P2PHandshake, "where segments are: P2PHANDSHAKE (at the address that is their name), or http://HOST:PORT/metadata")
 	fl.StringVar(&f.cluster, "cluster", "", "name that sets this cluster's segments apart in a metadata server")
-	complete(cmd, "metadata", mooncake.P2PHandshake, "http://")
 }
 
 // registerTimeout adds the bound of commands that ask a segment for something.
 func (f *transferFlags) registerTimeout(fl *pflag.FlagSet) {
 	fl.DurationVar(&f.timeout, "timeout", time.Minute, "how long all of it may take")
-}
-
-// complete has a shell offer the values of a flag.
-func complete(cmd *cobra.Command, flag string, values ...string) {
-	if err := cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)); err != nil {
-		panic(err) // there is no such flag
-	}
 }
 
 // directory returns what the flags name.

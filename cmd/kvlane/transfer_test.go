@@ -268,18 +268,6 @@ func TestVerbsBenchTransfer(t *testing.T) {
 	}
 }
 
-// A shell completes values of flags.
-func TestTransferCompletions(t *testing.T) {
-	for flag, want := range map[string]string{
-		"bench transfer --mode": "initiator\ntarget\n", "bench transfer --operation": "read\nwrite\n", "transfer serve --protocol": "mooncake\nauto\nnvlink\nshm\nrdma\ntcp\n", "transfer get --protocol": "mooncake\nauto\nshm\ntcp\n", "transfer ls --metadata": "P2PHANDSHAKE\nhttp://\n",
-	} {
-		args := append(append([]string{"__complete"}, strings.Fields(flag)...), "")
-		if code, stdout, _ := execute(t, args...); code != exitOK || !strings.HasPrefix(stdout, want+":") {
-			t.Errorf("%s: exit code %d, %q", flag, code, stdout)
-		}
-	}
-}
-
 // The help texts of the commands, as they are.
 func TestTransferHelp(t *testing.T) {
 	var b strings.Builder

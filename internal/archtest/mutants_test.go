@@ -31,7 +31,7 @@ const mutantPatience = "10s"
 
 // Mutants are of the source as it is.
 func TestMutantsApply(t *testing.T) {
-	for _, m := range slices.Concat(mutants, storeMutants, storageMutants, fileMutants, shareMutants, transferMutants) {
+	for _, m := range slices.Concat(mutants, storeMutants, storageMutants, fileMutants, shareMutants, transferMutants, commandMutants) {
 		m.apply(t)
 	}
 }
@@ -66,7 +66,7 @@ func TestMutants(t *testing.T) {
 	if os.Getenv("KVLANE_MUTANTS") == "" {
 		testkit.Skip(t, "mutants", "it takes minutes: make mutants runs it")
 	}
-	for _, m := range slices.Concat(mutants, storeMutants, storageMutants, fileMutants, shareMutants, transferMutants) {
+	for _, m := range slices.Concat(mutants, storeMutants, storageMutants, fileMutants, shareMutants, transferMutants, commandMutants) {
 		t.Run(m.pkg+"/"+m.test, func(t *testing.T) {
 			t.Parallel()
 			m.mustFail(t)

@@ -178,6 +178,12 @@ def test_replicated_kv_is_found_by_each_rank(open_store: Open) -> None:
     assert keys[0] == keys[1]
 
 
+def test_short_name_of_a_type_is_the_same_type(open_store: Open) -> None:
+    short, full = open_store(model={"dtype": "f32"}), open_store(model={"dtype": "float32"})
+    assert short.keys(bytes(32)) == full.keys(bytes(32))
+    kvlane.PagedCache(short, [arrays()], "lkp").close()
+
+
 @pytest.mark.parametrize(("make", "reason"), [
     (lambda a: a.astype(np.float64), "elements are float64"),
     (lambda a: a[..., ::2], "not contiguous"),

@@ -17,8 +17,11 @@ if TYPE_CHECKING:
 
     from .store import Store
 
-# Element types by the library's names, where these are not torch's and numpy's.
-_DTYPES = {"float8_e4m3fn": "fp8_e4m3", "float8_e5m2": "fp8_e5m2"}
+# Element types by the library's names, where torch, numpy or a configuration call them otherwise.
+_DTYPES = {
+    "bf16": "bfloat16", "fp16": "float16", "f16": "float16", "half": "float16", "fp32": "float32", "f32": "float32",
+    "fp8": "fp8_e4m3", "float8_e4m3fn": "fp8_e4m3", "float8_e5m2": "fp8_e5m2",
+}  # fmt: skip
 _BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "fp8_e4m3": 1, "fp8_e5m2": 1, "int8": 1}
 # What engines call bytes that they do not say the type of, by size.
 _RAW = {1: ("int8", "uint8"), 2: ("int16", "uint16"), 4: ("int32", "uint32")}
@@ -62,7 +65,7 @@ class Memory:
     def check(self, dtype: str, driver: str, index: int) -> list[str]:
         """What is wrong with the tensor for an engine of that element type and device."""
         wrong = []
-        name = _DTYPES.get(self.dtype, self.dtype)
+        name, dtype = _DTYPES.get(self.dtype, self.dtype), _DTYPES.get(dtype, dtype)
         if name != dtype and (self.itemsize != _BYTES.get(dtype) or name not in _RAW.get(self.itemsize, ())):
             wrong.append(f"its elements are {name} and the configuration's {dtype}")
         want = {"host": "cpu", "cuda": f"cuda:{index}"}.get(driver)

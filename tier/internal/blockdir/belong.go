@@ -15,7 +15,8 @@ func (m *Marker) Check(formats block.Formats, ids []block.Identity) error {
 		return fmt.Errorf("%s; give another directory, or remove this one: %w", fmt.Sprintf(format, args...), errdefs.ErrMismatch)
 	}
 	if len(formats) == 1 && len(m.Groups) == 1 && m.Groups[0].Digest != formats[0].Identity {
-		return other("it holds blocks of another identity: %s", m.Groups[0].diff(formats[0].Identity, ids))
+		return fmt.Errorf("it holds blocks of another identity: %w; give another directory, or remove this one",
+			m.Groups[0].differs(formats[0].Identity, ids))
 	}
 	var differ []string
 	for i, f := range formats {
@@ -50,12 +51,12 @@ func (g *Group) name() string {
 	return fmt.Sprintf("identity %s", g.Digest)
 }
 
-// diff says how the group differs from the only identity that was expected.
-func (g *Group) diff(want block.Digest, ids []block.Identity) string {
+// differs says how the group differs from the only identity that was expected.
+func (g *Group) differs(want block.Digest, ids []block.Identity) error {
 	if g.Identity != nil && len(ids) > 0 {
-		if diff := publicIdentity(ids[0]).Diff(*g.Identity); len(diff) > 0 {
-			return strings.Join(diff, "; ")
+		if e := (&block.IdentityError{Want: publicIdentity(ids[0]), Found: *g.Identity}); len(e.Want.Diff(e.Found)) > 0 {
+			return e
 		}
 	}
-	return fmt.Sprintf("identity digest: expected %s, found %s", want, g.Digest)
+	return fmt.Errorf("identity digest: expected %s, found %s: %w", want, g.Digest, errdefs.ErrMismatch)
 }

@@ -1,0 +1,173 @@
+package main
+
+import (
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/kvlane/kvlane"
+	"github.com/kvlane/kvlane/bench"
+	"github.com/kvlane/kvlane/bench/request"
+	"github.com/kvlane/kvlane/bench/transfer"
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/gdr"
+	"github.com/kvlane/kvlane/profile"
+	"github.com/kvlane/kvlane/store"
+	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/stream/copy/plan"
+	"github.com/kvlane/kvlane/tier/file"
+	"github.com/kvlane/kvlane/tier/log"
+	"github.com/kvlane/kvlane/transfer/mooncake"
+)
+
+// offers are the values of flags that a shell completes, by the flag's name, or by command and name where commands differ.
+var offers = map[string]cobra.CompletionFunc{
+	"log-level":  values("debug", "info", "warn", "error"),
+	"log-format": values("text", "json"),
+
+	"device":                  values(string(kvlane.CUDA), string(kvlane.Sim), string(kvlane.Host)),
+	"replay device":           values(autoDevice, string(kvlane.CUDA), string(kvlane.Sim), string(kvlane.Host)),
+	"demo device":             values(autoDevice, string(kvlane.CUDA), string(kvlane.Sim), string(kvlane.Host)),
+	"bench file device":       values(noDevice, string(kvlane.CUDA), string(kvlane.Sim)),
+	"bench rdma device":       values(noDevice, string(kvlane.CUDA), string(kvlane.Sim)),
+	"dtype":                   values(block.DTypes()...),
+	"preset":                  names(block.Presets(), func(g block.Geometry) string { return g.Model }),
+	"geometry":                names(request.Geometries(), func(g request.Geometry) string { return g.Name }),
+	"path":                    names(stream.Paths(stream.MovedByDevice), stream.Path.String, "auto"),
+	"without":                 names(stream.Paths(stream.MovedByDevice), stream.Path.String),
+	"paths":                   values(contenderNames()...),
+	"beside-paths":            values(contenderNames()...),
+	"policy":                  names([]plan.Goal{plan.Throughput, plan.Latency, plan.Balanced, plan.Background}, plan.Goal.String, serving),
+	"calibrate":               values(string(profile.Once), string(profile.Never)),
+	"verify":                  names([]store.VerifyPolicy{store.VerifyDevice, store.VerifyAlways, store.VerifyFill}, store.VerifyPolicy.String),
+	"fsync":                   names([]file.FsyncPolicy{file.FsyncNever, file.FsyncFile}, file.FsyncPolicy.String),
+	"log-fsync":               names([]log.FsyncPolicy{log.FsyncAlways, log.FsyncInterval, log.FsyncNever}, log.FsyncPolicy.String),
+	"pipeline":                values("cache", "cache|file", "cache|log", "file", "log"),
+	"gdr":                     values(string(kvlane.GDROff), string(kvlane.GDRAuto), string(kvlane.GDRRequire)),
+	"rdma-provider":           values(string(gdr.IBV), string(gdr.Soft)),
+	"rdma-mtu":                values("256", "512", "1024", "2048", "4096"),
+	"nic":                     completeNICs,
+	"require":                 values(abilityNames()...),
+	"directions":              values(string(bench.ToDevice), string(bench.ToHost), string(bench.Both)),
+	"host":                    values("contiguous", "scattered", "slots"),
+	"beside-host":             values("contiguous", "scattered", "slots"),
+	"bench store work":        values("load", "dump", "both"),
+	"bench store forms":       values("whole", "layers"),
+	"hits":                    values("cache", "page-cache", "disk"),
+	"bench file work":         values("read", "write"),
+	"order":                   values("sequential", "scattered"),
+	"bench file from":         values("cold", "page-cache"),
+	"mode":                    values(modeInitiator, modeTarget),
+	"operation":               values(string(transfer.Read), string(transfer.Write)),
+	"protocol":                values(hostProtocols...),
+	"transfer serve protocol": values(protocols...),
+	"bench transfer protocol": values(protocols...),
+	"metadata":                values(mooncake.P2PHandshake, "http://"),
+	"bench copy from":         completeFiles,
+	"compare":                 completeFiles,
+	"cublaslt":                completeFiles,
+	"out":                     completeFiles,
+	"svg":                     completeFiles,
+	"charts":                  completeDirs,
+	"dir":                     completeDirs,
+	"file-dir":                completeDirs,
+	"log-dir":                 completeDirs,
+	"profile-dir":             completeDirs,
+}
+
+// freeForm are the flags whose values nobody can list: numbers, sizes, times, names and addresses. A shell offers nothing, no files
+// above all.
+var freeForm = strings.Fields(`batch batch-size beside-batch beside-blocks beside-requests beside-size block-size block-tokens blocks
+	budget buffer buffer-size bytes cache-bytes cluster concurrency counts data-port device-index duration fail-above file-bytes
+	file-dir-bytes gpu-id head-size iterations kv-heads lanes large layers length limit listen log-bytes max-bytes memory metrics-addr
+	model-layer name noise notify offset pages pairs peer-index pool pprof-addr rdma-gid-index rdma-port rdma-queue-pairs reps requests seed
+	segment sizes slot threads timeout tp tp-rank wait window`)
+
+// operands are what is completed of the words that are no flags, by command. Others take none that a shell could know.
+var operandOffers = map[string]cobra.CompletionFunc{
+	"replay":       completeFiles,
+	"store ls":     completeDirs,
+	"store stat":   completeDirs,
+	"store verify": completeDirs,
+	"store gc":     completeDirs,
+	"transfer put": completeSecondFile,
+	"transfer get": completeSecondFile,
+}
+
+// registerCompletions has shells complete what offers and operandOffers say, below cmd.
+func registerCompletions(cmd *cobra.Command) {
+	path := strings.TrimPrefix(strings.TrimPrefix(cmd.CommandPath(), cmd.Root().Name()), " ")
+	register := func(f *pflag.Flag) {
+		complete := offers[path+" "+f.Name]
+		if complete == nil {
+			complete = offers[f.Name]
+		}
+		if complete == nil && slices.Contains(freeForm, f.Name) {
+			complete = cobra.NoFileCompletions
+		}
+		if complete == nil || f.Value.Type() == "bool" {
+			return
+		}
+		if err := cmd.RegisterFlagCompletionFunc(f.Name, complete); err != nil {
+			panic(err) // there is no such flag, or it has one already
+		}
+	}
+	cmd.LocalNonPersistentFlags().VisitAll(register)
+	cmd.PersistentFlags().VisitAll(register)
+	if cmd.ValidArgsFunction = operandOffers[path]; cmd.ValidArgsFunction == nil {
+		cmd.ValidArgsFunction = cobra.NoFileCompletions
+	}
+	for _, c := range cmd.Commands() {
+		registerCompletions(c)
+	}
+}
+
+// values completes one of a few words, or, where the flag takes several by commas, the last of them.
+func values(words ...string) cobra.CompletionFunc {
+	return func(_ *cobra.Command, _ []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
+		before := typed[:strings.LastIndexByte(typed, ',')+1]
+		var found []cobra.Completion
+		for _, w := range words {
+			if strings.HasPrefix(w, typed[len(before):]) && !slices.Contains(strings.Split(before, ","), w) {
+				found = append(found, before+w)
+			}
+		}
+		return found, cobra.ShellCompDirectiveNoFileComp
+	}
+}
+
+// names completes what name says of each of all, and more before them.
+func names[T any](all []T, name func(T) string, more ...string) cobra.CompletionFunc {
+	for _, one := range all {
+		more = append(more, name(one))
+	}
+	return values(more...)
+}
+
+// completeNICs completes the names of this machine's RDMA devices.
+func completeNICs(cmd *cobra.Command, args []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	entries, err := os.ReadDir("/sys/class/infiniband")
+	if err != nil { // there is none
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return names(entries, os.DirEntry.Name)(cmd, args, typed)
+}
+
+func completeFiles(*cobra.Command, []string, string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	return nil, cobra.ShellCompDirectiveDefault
+}
+
+func completeDirs(*cobra.Command, []string, string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	return nil, cobra.ShellCompDirectiveFilterDirs
+}
+
+// completeSecondFile is for commands that take a file behind a segment.
+func completeSecondFile(_ *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	if len(args) == 1 {
+		return nil, cobra.ShellCompDirectiveDefault
+	}
+	return nil, cobra.ShellCompDirectiveNoFileComp
+}

@@ -1,0 +1,102 @@
+package doctor
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/stream"
+)
+
+// Ability is something that a deployment can require of a machine. Where it is one of GPUs or of file systems, one of those that were
+// examined is enough. The zero value is none.
+type Ability struct {
+	Name string // "cuda"
+	What string // what it stands for, in a few words
+	ask  func(*Report) Finding
+}
+
+// abilities are those that there are, devices first.
+var abilities = []Ability{
+	{"cuda", "a GPU that can be opened", func(r *Report) Finding { return r.anyGPU(func(g *GPU) Finding { return g.Usable }) }},
+	{"calibrated", "a GPU whose copy paths were measured", func(r *Report) Finding { return r.anyGPU(func(g *GPU) Finding { return g.Profile }) }},
+	{"copy-engine", "copies by copy engines", pathAbility(stream.PathCopyEngine.String())},
+	{"kernel", "copies by kernels", pathAbility(stream.PathKernel.String())},
+	{"staged", "copies through a copy engine and a kernel", pathAbility(stream.PathStaged.String())},
+	{"resident", "copies by a kernel that stays", pathAbility(stream.PathResident.String())},
+	{"peer", "a GPU that reaches another's memory", pathAbility("peer")},
+	{"sharing", "GPU memory that other processes map", pathAbility("shared memory")},
+	{"dma-buf", "GPU memory that can be exported to NICs", func(r *Report) Finding { return r.anyGPU(func(g *GPU) Finding { return g.DMABuf }) }},
+	{"nic", "an RDMA NIC that has copied for a GPU", pathAbility(stream.PathNIC.String())},
+	{"rdma", "libibverbs and an RDMA device with an active port", (*Report).activePort},
+	{"cufile", "cuFile, opened on a GPU", func(r *Report) Finding { return r.CuFile.Driver }},
+	{"cufile-direct", "cuFile past host memory", func(r *Report) Finding { return r.CuFile.Direct }},
+	{"posix", "a file system that can be written to", pathAbility(stream.PathPosix.String())},
+	{"uring", "such a file system, and io_uring", pathAbility(stream.PathURing.String())},
+	{"direct-io", "a file system with O_DIRECT", (*Report).directIO},
+	{"locked-memory", "enough locked memory", func(r *Report) Finding { return r.LockedMem.Enough }},
+	{"dev-shm", "/dev/shm", func(r *Report) Finding { return r.SharedMem.Usable }},
+}
+
+// Abilities returns everything that can be required.
+func Abilities() []Ability { return slices.Clone(abilities) }
+
+// ParseAbility returns the ability of that name. The error wraps ErrInvalid and says which there are.
+func ParseAbility(name string) (Ability, error) {
+	names := make([]string, len(abilities))
+	for i := range abilities {
+		if names[i] = abilities[i].Name; names[i] == name {
+			return abilities[i], nil
+		}
+	}
+	return Ability{}, fmt.Errorf("%w: %q is not one of %s", errdefs.ErrInvalid, name, strings.Join(names, ", "))
+}
+
+func pathAbility(name string) func(*Report) Finding {
+	return func(r *Report) Finding {
+		i := slices.IndexFunc(r.Paths, func(p Path) bool { return p.Name == name })
+		return r.Paths[i].Available // a test asks for each
+	}
+}
+
+// activePort is a yes when the library is there and one port is up.
+func (r *Report) activePort() Finding {
+	if r.RDMA.Library.Answer != Yes {
+		return r.RDMA.Library
+	}
+	for i := range r.RDMA.Devices {
+		for _, p := range r.RDMA.Devices[i].Ports {
+			if p.State == "ACTIVE" {
+				return Finding{Answer: Yes, Reason: fmt.Sprintf("%s port %d", r.RDMA.Devices[i].Name, p.Number)}
+			}
+		}
+	}
+	if len(r.RDMA.Devices) == 0 {
+		return Finding{Answer: No, Reason: "there is no RDMA device", Remedy: "an RDMA NIC and its kernel driver"}
+	}
+	return Finding{Answer: No, Reason: "no port is active", Remedy: "a cable, or the link brought up (ip link, ibstat)"}
+}
+
+// directIO is a yes when one file system has it, and otherwise the last one's answer.
+func (r *Report) directIO() Finding {
+	last := Finding{Answer: Unknown, Reason: "no file system was examined", Remedy: "name a directory with --dir"}
+	for i := range r.FileSystems {
+		f := &r.FileSystems[i]
+		if f.DirectIO.Answer == Yes {
+			return Finding{Answer: Yes, Reason: f.Dir}
+		}
+		last = f.DirectIO
+		last.Reason = f.Dir + ": " + last.Reason
+	}
+	return last
+}
+
+// required answers for what the options ask.
+func (r *Report) required(abilities []Ability) []Path {
+	var list []Path
+	for _, a := range abilities {
+		list = append(list, Path{Name: a.Name, What: a.What, Available: a.ask(r)})
+	}
+	return list
+}

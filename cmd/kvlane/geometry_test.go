@@ -26,7 +26,7 @@ func TestDefectDirectorySaysWhichGeometryItHolds(t *testing.T) {
 	} {
 		for _, dir := range []string{"--file-dir", "--log-dir"} {
 			args := func(flags string) []string {
-				return append([]string{"replay", trace, "--device", "sim", "--cache-bytes", "4MiB"}, strings.Fields(flags)...)
+				return append([]string{"replay", trace, "--device", "sim", "--cache-bytes", "16MiB"}, strings.Fields(flags)...)
 			}
 			at := filepath.Join(t.TempDir(), "blocks")
 			if code, _, stderr := execute(t, append(args(c.made), dir, at)...); code != exitOK {

@@ -7,8 +7,9 @@
  *
  * Every function may be called from any thread, concurrently. Functions that return kvl_status return KVL_OK, or say why not:
  * kvl_error then has the words, for the calling thread. Only functions with a timeout wait, and kvl_open, which opens files and
- * a device; kvl_load_blocks may call the device's driver, which takes as long as it does. What is pointed to is not used after the call; the KV cache that was registered is. NULL is KVL_INVALID where
- * nothing else is said, unless it is an array of no elements.
+ * a device; kvl_load_blocks may call the device's driver, which takes as long as it does. What is pointed to is not used after
+ * the call; the KV cache that was registered is. NULL is KVL_INVALID where nothing else is said, unless it is an array of no
+ * elements.
  *
  * Handles are numbers, never 0, and never used twice: a handle that was freed is KVL_INVALID, not undefined behaviour.
  *

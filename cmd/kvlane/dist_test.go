@@ -90,7 +90,7 @@ func TestDistInstallLines(t *testing.T) {
 	}
 	for _, installed := range []string{".local/bin/kvlane", "go/bin/kvlane"} {
 		out, err := shell(t, home, env, "./"+installed+" --version")
-		if want := "kvlane version " + version + " "; err != nil || !strings.HasPrefix(out, want) {
+		if want := "kvlane " + version + "\n"; err != nil || !strings.HasPrefix(out, want) {
 			t.Errorf("%s: %v, %q; want %q", installed, err, out, want)
 		}
 	}

@@ -72,7 +72,7 @@ func TestDistInstallLines(t *testing.T) {
 		t.Fatal(err)
 	}
 	if dir != filepath.Join(root, "bin/dist") {
-		t.Skip("the README's lines are about bin/dist")
+		testkit.Skip(t, "dist", "the README's lines are about bin/dist, not "+dir)
 	}
 	home := t.TempDir()
 	modules := goEnv(t, "GOMODCACHE")

@@ -56,12 +56,14 @@ var storeMutants = []mutant{
 	defect("tier/file", "TestDefectUnreadableOnceIsLostWithWhatReplacesIt",
 		"tier/file/put.go", "!replace && serr == nil && now.Inode == info.Inode", "serr == nil && now.Inode == info.Inode"),
 	defect("tier/file", "TestDefectDirectoryMadeByAnotherMeanwhile",
-		"tier/file/dir.go", "			if _, err := d.readMarker(c); blockdir.Gone(err) {\n", "			if _, err := d.readMarker(c); err == nil || blockdir.Gone(err) {\n"),
+		"tier/file/dir.go", "	if blockdir.Gone(rerr) {\n		return m, err\n", "	if rerr == nil || blockdir.Gone(rerr) {\n		return m, err\n"),
 	// Hosts that share a directory.
 	defect("tier/file", "TestDefectStaleHandlesFailAWrite",
 		"tier/file/put.go", "	if blockdir.Gone(err) {\n		if rerr", "	if errors.Is(err, unix.ENOENT) {\n		if rerr"),
 	defect("tier/file", "TestDefectTwoHostsMakeADirectory",
-		"tier/file/dir.go", "errors.Is(err, unix.EEXIST) { // another host", "errors.Is(err, unix.ENOTDIR) { // another host"),
+		"tier/file/dir.go", "errors.Is(err, unix.EEXIST) || errors.Is(err, errdefs.ErrInvalid)", "errors.Is(err, errdefs.ErrInvalid)"),
+	defect("tier/file", "TestDefectTwoHostsMakeADirectory",
+		"tier/file/dir.go", "errors.Is(err, unix.EEXIST) || errors.Is(err, errdefs.ErrInvalid)", "errors.Is(err, unix.EEXIST)"),
 	// Blocks that are read without being verified.
 	defect("store", "TestDefectUnverifiedBlockIsNotTrusted",
 		"store/fetch.go", "	return raw, nil\n", "	return s.publish(fill)\n"),

@@ -72,11 +72,8 @@ func (d *dir) open(ctx context.Context, c *Config) (err error) {
 		return nil
 	}
 	if err != nil {
-		if cerr := blockdir.CheckEmpty(d); cerr != nil {
-			// Another process may have made it meanwhile.
-			if _, err := d.readMarker(c); blockdir.Gone(err) {
-				return cerr
-			} else if err != nil {
+		if err := blockdir.CheckEmpty(d); err != nil {
+			if _, err = d.madeMeanwhile(c, err); err != nil {
 				return err
 			}
 		}
@@ -111,10 +108,12 @@ func (d *dir) openLocked(c *Config) error {
 	m, err := d.readMarker(c)
 	if blockdir.Gone(err) {
 		m = blockdir.NewMarker(blockdir.Files, c.Formats, c.Identities)
-		if err = blockdir.WriteMarker(d, m); errors.Is(err, unix.EEXIST) { // another host has, which the lock did not keep out
-			m, err = d.readMarker(c)
+		err = blockdir.WriteMarker(d, m)
+		if errors.Is(err, unix.EEXIST) || errors.Is(err, errdefs.ErrInvalid) { // another host was faster, which the lock did not keep out
+			m, err = d.madeMeanwhile(c, err)
 		}
-	} else if err == nil {
+	}
+	if err == nil {
 		// Who wrote it may have died before it was durable; without it, what is written from now on could not be used.
 		err = blockdir.SyncRoot(d)
 	}
@@ -161,6 +160,15 @@ func (d *dir) renew(ctx context.Context, c *Config, old *session) error {
 		d.session.Store(s)
 		return old.lock.Close()
 	})
+}
+
+// madeMeanwhile returns the marker that somebody has written since the directory was found to have none, or err where nobody has.
+func (d *dir) madeMeanwhile(c *Config, err error) (Marker, error) {
+	m, rerr := d.readMarker(c)
+	if blockdir.Gone(rerr) {
+		return m, err
+	}
+	return m, rerr
 }
 
 func (d *dir) readMarker(c *Config) (Marker, error) {

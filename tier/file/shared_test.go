@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -132,30 +133,44 @@ func TestHostsWhoseLocksDoNotReachEachOther(t *testing.T) {
 
 // Two hosts that make a directory at once, both under a lock of their own, agree on whose blocks it holds and on its id.
 func TestDefectTwoHostsMakeADirectory(t *testing.T) {
-	c := config(t)
-	var once sync.Once
-	ffs := faultfs.New(dirfs.OS(), nil, nil)
-	ffs.Forbid(func(op, path string) error {
-		if op == "rename" && strings.HasSuffix(path, "kvlane.json") || op == "rename" && strings.Contains(path, "kvlane.json.tmp") {
-			once.Do(func() { // the other host has the lock too, as it sees it
-				if err := os.Remove(filepath.Join(c.Dirs[0], "kvlane.lock")); err != nil {
+	for when, before := range map[string]struct {
+		op    string
+		calls int32 // of op, with the last of which the other host comes between
+	}{
+		"before it is listed under the lock": {"readdir", 2},
+		"before it is named":                 {"rename", 1},
+	} {
+		t.Run(when, func(t *testing.T) {
+			c := config(t)
+			var calls atomic.Int32
+			ffs := faultfs.New(dirfs.OS(), nil, nil)
+			ffs.Forbid(func(op, path string) error {
+				if op != before.op {
+					return nil
+				}
+				if calls.Add(1) == before.calls { // the other host has the lock too, as it sees it
+					if err := os.Remove(filepath.Join(c.Dirs[0], "kvlane.lock")); err != nil {
+						t.Error(err)
+					}
+					put(t, open(t, c), c.Formats[0], keys(0, 4)...)
+				}
+				return nil
+			})
+			second := c
+			second.FS = ffs
+			tr := open(t, second)
+			for _, key := range keys(0, 4) {
+				if err := get(t, tr, c.Formats[0], key); err != nil {
 					t.Error(err)
 				}
-				put(t, open(t, c), c.Formats[0], keys(0, 4)...)
-			})
-		}
-		return nil
-	})
-	second := c
-	second.FS = ffs
-	tr := open(t, second)
-	for _, key := range keys(0, 4) {
-		if err := get(t, tr, c.Formats[0], key); err != nil {
-			t.Error(err)
-		}
-	}
-	if r, err := file.Verify(t.Context(), c.Dirs[0], nil); err != nil || !r.Clean() {
-		t.Errorf("%+v, %v", r, err)
+			}
+			if r, err := file.Verify(t.Context(), c.Dirs[0], nil); err != nil || !r.Clean() {
+				t.Errorf("%+v, %v", r, err)
+			}
+			if calls.Load() < before.calls {
+				t.Errorf("%d calls of %s: the other host never came between", calls.Load(), before.op)
+			}
+		})
 	}
 }
 

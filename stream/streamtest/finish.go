@@ -1,6 +1,7 @@
 package streamtest
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"strings"
@@ -124,9 +125,10 @@ func testSticky(t *testing.T, env Env) {
 	if _, err := w.s.Submit(t.Context(), &mem.Batch{}); !errors.Is(err, errdefs.ErrBroken) && !errors.Is(err, errdefs.ErrClosed) {
 		t.Errorf("submit on a broken and closed stream: %v", err)
 	}
-	// What the failed batch touched is undefined until it is written anew; a fresh stream works.
+	// What failed batches were to write is undefined until it is written anew; a fresh stream works.
 	w.s = w.open(0)
-	w.fill(r, w.want[f])
+	w.fill(f, w.want[f])
+	w.fill(r, bytes.Repeat([]byte{0xa5}, int(r.Len())))
 	w.ok(w.submit(whole(r, f)))
 	w.check()
 }

@@ -218,11 +218,11 @@ func (t *Transfer) offer(ctx context.Context, name string, c *Cache) error {
 	for i, r := range c.regions {
 		o := transfer.RegisterOptions{Name: fmt.Sprintf("%s %d", c.plan(), i)}
 		o.Source, _ = t.e.dev.(device.Sharer)
-		_, err := s.Register(r, o)
+		_, err := s.Register(ctx, r, o)
 		if errors.Is(err, errdefs.ErrNotSupported) && o.Source != nil {
 			t.note("KV cache %q is not shared with processes of this host, which reach it over NICs or sockets: %v", name, err)
 			o.Source = nil
-			_, err = s.Register(r, o)
+			_, err = s.Register(ctx, r, o)
 		}
 		if err != nil {
 			return errors.Join(err, s.Close(ctx))

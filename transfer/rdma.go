@@ -198,7 +198,7 @@ func (p *peer) openQueue(ctx context.Context, to *Remote, v rails) (*lane, error
 	}
 	l, err := p.connect(ctx, to, v, q)
 	if err != nil {
-		closeQueue(q)
+		p.e.local.Leave(q)
 	}
 	return l, err
 }
@@ -242,7 +242,7 @@ func (p *peer) connect(ctx context.Context, to *Remote, v rails, q *rail.Queue) 
 	return l.lane, nil
 }
 
-// closeQueue returns when nothing of the queue touches memory any more.
+// closeQueue returns when nothing of the queue touches memory any more, for which all wait who have some there, as long as their contexts say.
 func closeQueue(q *rail.Queue) {
 	for wait := time.Millisecond; q.Close() != nil; wait = min(2*wait, time.Second) {
 		time.Sleep(wait)

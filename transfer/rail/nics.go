@@ -251,7 +251,7 @@ func (d *Domain) Open(nic int) (*Queue, error) {
 		d.mu.Unlock()
 		m, err := d.nics[nic].Acquire(mem.All(scratch), d.access)
 		if err != nil {
-			return nil, errors.Join(err, c.Close())
+			return nil, errors.Join(err, d.leave(q))
 		}
 		info := m.Info()
 		m.Release() // the domain has it until all of its queues are closed
@@ -262,13 +262,16 @@ func (d *Domain) Open(nic int) (*Queue, error) {
 
 // Leave closes a queue by which nothing was sent, without waiting: what its NIC does not close stays the domain's, whose memory stays registered,
 // and is closed before the next queue of that NIC is opened, or with the domain.
-func (d *Domain) Leave(q *Queue) {
-	if q.Close() == nil {
-		return
+func (d *Domain) Leave(q *Queue) { _ = d.leave(q) }
+
+func (d *Domain) leave(q *Queue) error {
+	err := q.Close()
+	if err != nil {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.left = append(d.left, q)
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.left = append(d.left, q)
+	return err
 }
 
 // Left returns how many queues were left that are not closed yet.
@@ -285,13 +288,12 @@ func (d *Domain) closeLeft(nic int) error {
 	mine := slices.DeleteFunc(slices.Clone(d.left), func(q *Queue) bool { return !own(q) })
 	d.left = slices.DeleteFunc(d.left, own)
 	d.mu.Unlock()
+	var errs []error
 	for _, q := range mine {
-		d.Leave(q)
+		errs = append(errs, d.leave(q))
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if n := len(d.left); slices.ContainsFunc(d.left, own) {
-		return fmt.Errorf("%d queues that never worked do not close: %w", n, errdefs.ErrBusy)
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("queues that never worked do not close: %w: %w", errdefs.ErrBusy, err)
 	}
 	return nil
 }

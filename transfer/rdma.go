@@ -224,6 +224,9 @@ func (p *peer) connect(ctx context.Context, to *Remote, v rails, q *rail.Queue) 
 		return nil, err
 	}
 	if err := out.status.err(out.payload); err != nil {
+		if out.status == statusFailed { // what its NIC could not do now, as by a link that is down, it may later
+			err = errors.New(err.Error())
+		}
 		return nil, err
 	}
 	var answer connectReply

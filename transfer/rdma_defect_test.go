@@ -122,3 +122,17 @@ func TestDefectQueueThatDoesNotConnectNorClose(t *testing.T) {
 		})
 	}
 }
+
+// TestDefectTargetThatCouldNotConnectIsLeft: a queue pair that the target's NIC could not connect is tried again as long as its batch has time, where that
+// goes by NICs alone.
+func TestDefectTargetThatCouldNotConnectIsLeft(t *testing.T) {
+	plan := fault.New(1)
+	p, here, there := rdmaPair(t, faultyNICs(t, plan, 16, 4, "soft0"), Options{Lanes: 1}, 4096)
+	plan.Add(fault.Nth(soft.OpModifyQP, int(plan.Seen(soft.OpModifyQP))+1).Fail(nil))
+	b := p.submit(t, SubmitOptions{Timeout: patience, Path: PathRDMA}, write(here))
+	must(t, wait(t, b))
+	if plan.Injected() != 1 || b.Completion().Retries == 0 {
+		t.Errorf("%d faults, completion %+v", plan.Injected(), b.Completion())
+	}
+	same(t, "written", there.Bytes(), here.Bytes())
+}

@@ -102,6 +102,8 @@ var transferMutants = []mutant{
 		"transfer/handover/sender.go", "	defer context.AfterFunc(r.ctx, func() { cancel(context.Cause(r.ctx)) })()\n", ""),
 	defect("transfer/handover", "TestDefectIdentifierOfTheCaller",
 		"transfer/handover/sender.go", "id: slices.Clone(id), ", "id: id, "),
+	defect("transfer", "TestDefectTargetThatCouldNotConnectIsLeft",
+		"transfer/rdma.go", "		if out.status == statusFailed { //", "		if out.status == 0 { //"),
 	defect("transfer", "TestDefectSegmentsNICsChange",
 		"transfer/remote.go", "	case r.number != 0 && !slices.Equal(d.NICs, r.desc.NICs):\n", "	case r == nil:\n"),
 	defect("transfer", "TestDefectPagesOfABufferThatIsShorterNow",

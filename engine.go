@@ -44,8 +44,10 @@ type Engine struct {
 
 	softUnderAuto bool // GDRAuto takes NICs in software too
 
-	mu    sync.Mutex
-	notes []string // guarded by mu
+	mu       sync.Mutex
+	notes    []string // guarded by mu
+	refusals int64    // that auto went on after; guarded by mu
+	refusal  error    // the last of them; guarded by mu
 }
 
 // Open validates c, opens the device and the tiers, and returns the engine over them. On failure everything opened so far is
@@ -211,11 +213,15 @@ func (e *Engine) Identity() block.Identity { return e.groups.ids[0] }
 // Tiers returns the tiers of the pipeline, fast to slow.
 func (e *Engine) Tiers() []tier.Tier { return append([]tier.Tier{e.cache}, e.lower...) }
 
-// Notes returns what the user should know about how the engine and its streams were opened: fallbacks, and why.
+// Notes returns what the user should know about how the engine and its streams were opened, and memory registered: fallbacks, and why.
 func (e *Engine) Notes() []string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return slices.Clone(e.notes)
+	notes := slices.Clone(e.notes)
+	if e.refusal != nil {
+		notes = append(notes, fmt.Sprintf("NICs have refused memory %d times, whose copies go without them: %v", e.refusals, e.refusal))
+	}
+	return notes
 }
 
 // note adds notes, each once.

@@ -27,6 +27,17 @@ func (g *groups) shards() int {
 	return n
 }
 
+// ofLayers returns of which group each layer is.
+func (g *groups) ofLayers() []int {
+	all := make([]int, g.shards())
+	for group, layers := range g.layers {
+		for _, k := range layers {
+			all[k] = group
+		}
+	}
+	return all
+}
+
 func (g *groups) add(name string, b Blocks) {
 	g.names = append(g.names, name)
 	g.ids = append(g.ids, b.Identity)

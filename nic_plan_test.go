@@ -11,7 +11,9 @@ import (
 
 	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/profile"
 	"github.com/kvlane/kvlane/stream"
 	"github.com/kvlane/kvlane/stream/copy/plan"
@@ -171,5 +173,41 @@ func TestNICsThatFailUnderAuto(t *testing.T) {
 	}
 	if hits < 2 || givenUp == 0 {
 		t.Errorf("%d works failed, and after %d of them the NIC was given up", hits, givenUp)
+	}
+}
+
+// TestDefectAutoFailsWhereNICsRefuseMemory: with auto, memory that NICs refuse is copied without them, the engine says so, and other memory is theirs
+// still. Who requires NICs is told.
+func TestDefectAutoFailsWhereNICsRefuseMemory(t *testing.T) {
+	const longest = 1 << 47 // of what NICs in software register
+	for _, c := range []kvlane.Config{autoConfig(t), softConfig(t)} {
+		auto := c.Store.GDR == kvlane.GDRAuto
+		w := newWorld(t, c)
+		n := nicGeometry.PlaneBytes()
+		m := kvlane.CacheMemory{Pages: 2, PageBytes: n, Stride: longest}
+		for p := range nicGeometry.Layers * nicGeometry.PlanesPerLayer() {
+			m.Planes = append(m.Planes, 1<<60+mem.DevAddr(p)*mem.DevAddr(n))
+		}
+		cache, err := w.e.RegisterCache(m)
+		if (err == nil) != auto {
+			t.Fatalf("gdr %s: register memory that is too long: %v", c.Store.GDR, err)
+		}
+		if notes := strings.Join(w.e.Notes(), "\n"); auto && (!strings.Contains(notes, "refused memory 1 times") || !strings.Contains(notes, "at most")) {
+			t.Errorf("notes %q", notes)
+		}
+		if s := w.e.NICStats(); len(s) == 0 || s[0].RegistrationsFailed != 1 {
+			t.Errorf("NICs %+v", s)
+		}
+		if _, err := w.e.RegisterCache(cacheMemory(c, w.kv.Dev(), false)); !errors.Is(err, errdefs.ErrExists) {
+			t.Errorf("gdr %s: memory that is registered: %v", c.Store.GDR, err)
+		}
+		if cache != nil {
+			if err := cache.Close(t.Context()); err != nil {
+				t.Error(err)
+			}
+		}
+		if err := errors.Join(w.dump(t, 0, 0), w.load(t, 0, 1)); err != nil {
+			t.Error(err)
+		}
 	}
 }

@@ -58,14 +58,15 @@ type Transfer struct {
 	registering sync.Mutex // held while caches are registered with NICs
 
 	mu    sync.Mutex
-	uses  []*inuse.Use // of caches; guarded by mu
-	notes []string     // guarded by mu
+	uses  map[*Cache]*inuse.Use // guarded by mu
+	ended bool                  // nothing of a cache is used any more; guarded by mu
+	notes []string              // guarded by mu
 }
 
 // OpenTransfer opens transfers of the engine's caches. Close it before them. Memory that the engine's NICs refuse to register is an error of
 // Offer and Connect where NICs were named or are required, and else goes over sockets: Transfer.Notes says why.
 func (e *Engine) OpenTransfer(ctx context.Context, c TransferConfig) (_ *Transfer, err error) {
-	t := &Transfer{e: e, closers: unwind.New()}
+	t := &Transfer{e: e, closers: unwind.New(), uses: make(map[*Cache]*inuse.Use)}
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("open transfers: %w", errors.Join(err, t.closers.Undo(ctx, unwind.Timeout)))
@@ -158,16 +159,21 @@ func (t *Transfer) Address() string { return t.engine.Address() }
 // Stats returns what there was and is.
 func (t *Transfer) Stats() TransferStats { return t.engine.Stats() }
 
-// use keeps a cache from being closed before the transfers are.
-func (t *Transfer) use(c *Cache) error {
+// use keeps a cache from being closed before the transfers are, for what f does of it; no longer than f where that fails, and nothing of it is left.
+func (t *Transfer) use(c *Cache, f func() (left bool, err error)) error {
 	u, err := c.begin(t.e)
 	if err != nil {
 		return err
 	}
+	left, err := f()
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.uses = append(t.uses, u)
-	return nil
+	if err != nil && !left || t.ended || t.uses[c] != nil {
+		u.Started(nil)
+	} else {
+		t.uses[c] = u
+	}
+	return err
 }
 
 func (t *Transfer) endUses() error {
@@ -176,7 +182,7 @@ func (t *Transfer) endUses() error {
 	for _, u := range t.uses {
 		u.Started(nil)
 	}
-	t.uses = nil
+	t.uses, t.ended = nil, true
 	return nil
 }
 
@@ -186,49 +192,46 @@ func (c *Cache) plan() string {
 	for _, f := range c.engine.groups.formats {
 		_, _ = fmt.Fprintf(h, "%x\n", f.Identity) // a hash takes all
 	}
+	groups := c.engine.groups.ofLayers()
 	for k, planes := range c.pages.Shards {
 		for i := range planes {
 			pl := &planes[i]
-			_, _ = fmt.Fprintln(h, k, slices.Index(c.regions, pl.Region), pl.Base, pl.Stride, pl.Bytes)
+			_, _ = fmt.Fprintln(h, k, groups[k], slices.Index(c.regions, pl.Region), pl.Base, pl.Stride, pl.Bytes)
 		}
 	}
 	return fmt.Sprintf("kv %x", h.Sum(nil)[:16])
 }
 
 // Offer lets other processes hand KV over into c, under a name. c stays in use until the Transfer is closed. ErrExists if the name is
-// taken, ErrNotSupported for hybrid models, whose pages are of several groups.
+// taken.
 func (t *Transfer) Offer(ctx context.Context, name string, c *Cache) error {
-	if err := t.offer(ctx, name, c); err != nil {
+	if err := t.use(c, func() (bool, error) { return t.offer(ctx, name, c) }); err != nil {
 		return fmt.Errorf("offer KV cache %q: %w", name, err)
 	}
 	return nil
 }
 
-func (t *Transfer) offer(ctx context.Context, name string, c *Cache) error {
-	if len(t.e.groups.formats) != 1 {
-		return fmt.Errorf("it has %d page groups: %w", len(t.e.groups.formats), errdefs.ErrNotSupported)
-	}
-	if err := t.use(c); err != nil {
-		return err
-	}
+// offer says too whether something of the cache is left that others may reach.
+func (t *Transfer) offer(ctx context.Context, name string, c *Cache) (left bool, err error) {
 	s, err := t.engine.Publish(ctx, name)
 	if err != nil {
-		return err
+		return false, err
 	}
 	for i, r := range c.regions {
 		o := transfer.RegisterOptions{Name: fmt.Sprintf("%s %d", c.plan(), i)}
 		o.Source, _ = t.e.dev.(device.Sharer)
-		_, err := s.Register(r, o)
+		_, err := s.Register(ctx, r, o)
 		if errors.Is(err, errdefs.ErrNotSupported) && o.Source != nil {
 			t.note("KV cache %q is not shared with processes of this host, which reach it over NICs or sockets: %v", name, err)
 			o.Source = nil
-			_, err = s.Register(r, o)
+			_, err = s.Register(ctx, r, o)
 		}
 		if err != nil {
-			return errors.Join(err, s.Close(ctx))
+			gone := s.Close(ctx)
+			return gone != nil, errors.Join(err, gone)
 		}
 	}
-	return nil
+	return false, nil
 }
 
 // Receive waits for what becomes of requests that others hand over: a layer is in its pages, all are, or the request failed, and its pages
@@ -238,43 +241,46 @@ func (t *Transfer) Receive(ctx context.Context) (HandoverEvent, error) {
 }
 
 // Receiver is the KV cache of another process that requests are handed over to.
-type Receiver struct{ sender *handover.Sender }
+type Receiver struct {
+	sender *handover.Sender
+	remote *transfer.Remote
+}
 
 // Connect finds the KV cache that another process offers, by its name, or "HOST:PORT/NAME" without a metadata server, to hand requests
 // over from c to it. c stays in use until the Transfer is closed. ErrNotFound, ErrLost if its process is gone; ErrMismatch if it has the
 // KV of another model, or its planes lie otherwise.
-func (t *Transfer) Connect(ctx context.Context, name string, c *Cache) (*Receiver, error) {
-	r, err := t.connect(ctx, name, c)
-	if err != nil {
+func (t *Transfer) Connect(ctx context.Context, name string, c *Cache) (r *Receiver, err error) {
+	if err := t.use(c, func() (left bool, err error) {
+		r, left, err = t.connect(ctx, name, c)
+		return left, err
+	}); err != nil {
 		return nil, fmt.Errorf("connect to KV cache %q: %w", name, err)
 	}
 	return r, nil
 }
 
-func (t *Transfer) connect(ctx context.Context, name string, c *Cache) (*Receiver, error) {
-	if err := t.use(c); err != nil {
-		return nil, err
-	}
+// connect says too whether NICs may have some of the cache.
+func (t *Transfer) connect(ctx context.Context, name string, c *Cache) (_ *Receiver, left bool, err error) {
 	remote, err := t.engine.OpenSegment(ctx, name)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	layers, err := c.layers(remote.Describe().Buffers)
 	if err != nil {
-		return nil, errors.Join(err, remote.Close())
+		return nil, false, errors.Join(err, remote.Close())
 	}
 	if err := t.registerLocal(c); err != nil {
-		return nil, errors.Join(err, remote.Close())
+		return nil, true, errors.Join(err, remote.Close())
 	}
 	at := layers[0][0].RemoteBase
 	if shared, rdma := remote.Shared(at), remote.RDMA(at); shared != nil && rdma != nil {
 		t.note("KV cache %q is reached over sockets: not by its mapping (%v), nor by RDMA (%v)", name, shared, rdma)
 	}
-	s, err := handover.NewSender(t.engine, remote, handover.Options{Layers: layers})
+	s, err := handover.NewSender(t.engine, remote, handover.Options{Layers: layers, Groups: t.e.groups.ofLayers()})
 	if err != nil {
-		return nil, errors.Join(err, remote.Close())
+		return nil, true, errors.Join(err, remote.Close())
 	}
-	return &Receiver{s}, nil
+	return &Receiver{s, remote}, false, nil
 }
 
 // registerLocal has NICs reach a cache, if there are any, until the Transfer is closed.
@@ -312,11 +318,14 @@ func (c *Cache) layers(offered []transfer.Buffer) ([][]transfer.PagePlane, error
 	return layers, nil
 }
 
-// Begin begins to hand a request over, of that identifier and those pages: Handover.Layer for each layer, in any order, behind what computes
-// it, and Handover.Finish. pairs must not change until that has returned.
-func (r *Receiver) Begin(id []byte, pairs []PagePair) (*Handover, error) {
-	return r.sender.Begin(id, pairs)
+// Begin begins to hand a request over, of that identifier and those pages, of each page group in the order of Config.Groups: Handover.Layer for
+// each layer, in any order, behind what computes it, and Handover.Finish. pairs must not change until that has returned. A group may have no pages.
+func (r *Receiver) Begin(id []byte, pairs ...[]PagePair) (*Handover, error) {
+	return r.sender.Begin(id, pairs...)
 }
+
+// Close lets go of the other process's cache. ErrBusy while requests are handed over: it may be called again. Transfer.Close does it for all.
+func (r *Receiver) Close() error { return r.remote.Close() }
 
 // Close ends the transfers and lets go of the caches. What other processes still copy is waited for, until ctx ends: the error names
 // them, and Close may be called again. A second Close after success returns nil.

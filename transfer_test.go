@@ -210,3 +210,105 @@ func metadataServer(t *testing.T) string {
 	t.Cleanup(s.Close)
 	return s.URL + "/metadata"
 }
+
+// TestTransferOfPageGroups: the KV of a hybrid model goes to the pages of each group, none of one that has no pages, and to no others.
+func TestTransferOfPageGroups(t *testing.T) {
+	a, b := hybridConfig(t), hybridConfig(t)
+	here, there := &hybridWorld{c: &a}, &hybridWorld{c: &b}
+	here.open(t)
+	there.open(t)
+	clear(there.dev.host.Bytes())
+	there.dev.copy(t, there.dev.kv, there.dev.host)
+	from, to := openTransfer(t, here.e, kvlane.TransferConfig{}), openTransfer(t, there.e, kvlane.TransferConfig{})
+	if err := to.Offer(t.Context(), "decode", there.cache); err != nil {
+		t.Fatal(err)
+	}
+	peer, err := from.Connect(t.Context(), to.Address(), here.cache)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pairs := [][]kvlane.PagePair{{{Local: 0, Remote: 5}, {Local: 1, Remote: 3}}, nil, {{Local: 4, Remote: 9}}}
+	if _, err := peer.Begin([]byte("request"), pairs[0]); !errors.Is(err, errdefs.ErrInvalid) {
+		t.Errorf("pages of one group of three: %v", err)
+	}
+	request, err := peer.Begin([]byte("request"), pairs...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, k := range []int{3, 0, 1, 2, 5, 4} {
+		if err := request.Layer(t.Context(), k); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := request.Finish(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for n := 1; ; n++ {
+		heard, err := to.Receive(t.Context())
+		if err != nil || heard.Failed || heard.Complete != (n == 6) {
+			t.Fatalf("%d: heard %+v, %v", n, heard, err)
+		}
+		if heard.Complete {
+			break
+		}
+	}
+	before, got := here.dev.read(t), there.dev.read(t)
+	want := make([]byte, len(got))
+	for g, m := range here.memory {
+		for _, p := range pairs[g] {
+			for _, plane := range m.Planes {
+				at := int64(plane - here.dev.kv.Dev())
+				copy(want[at+int64(p.Remote)*m.Stride:][:m.PageBytes], before[at+int64(p.Local)*m.Stride:][:m.PageBytes])
+			}
+		}
+	}
+	if !bytes.Equal(got, want) || bytes.Count(want, []byte{0}) == len(want) {
+		t.Error("the pages have wrong bytes, or others have some")
+	}
+	if err := peer.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := peer.Begin([]byte("request"), pairs...); err == nil {
+		err = request.Layer(t.Context(), 0)
+		if err == nil {
+			t.Error("a request goes to a receiver that is closed")
+		}
+	}
+}
+
+// TestDefectFailedConnectsHoldTheCache: what was neither offered nor connected does not keep a cache in use, and one Transfer that has it in many
+// ways keeps it once, until it is closed.
+func TestDefectFailedConnectsHoldTheCache(t *testing.T) {
+	c := testConfig(t)
+	c.Device.Driver = kvlane.Host
+	_, memory := ordinary(t, c)
+	e := openEngine(t, c)
+	cache, used := registered(t, e, memory), registered(t, e, memory)
+	tr := openTransfer(t, e, kvlane.TransferConfig{})
+	for range 3 {
+		if _, err := tr.Connect(t.Context(), tr.Address()+"/nothing", cache); !errors.Is(err, errdefs.ErrNotFound) {
+			t.Errorf("what nobody offers: %v", err)
+		}
+		if err := tr.Offer(t.Context(), strings.Repeat("x", 1<<16), cache); !errors.Is(err, errdefs.ErrInvalid) {
+			t.Errorf("a long name: %v", err)
+		}
+	}
+	soon, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if err := cache.Close(soon); err != nil {
+		t.Fatal(err)
+	}
+	if err := tr.Offer(t.Context(), "kv", used); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if _, err := tr.Connect(t.Context(), tr.Address()+"/kv", used); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if err := used.Close(ctx); !errors.Is(err, errdefs.ErrBusy) {
+		t.Errorf("close a cache that is offered: %v", err)
+	}
+}

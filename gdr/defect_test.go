@@ -5,6 +5,7 @@ package gdr
 import (
 	"context"
 	"errors"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -109,6 +110,24 @@ func TestDefectNoDMABufRegistration(t *testing.T) {
 			t.Errorf("exports %v: %v", exports, err)
 		}
 	}
+}
+
+// TestDefectDeviceForTransfers: transfers have the NICs that are open, and open none again: that would take descriptors and a goroutine each.
+func TestDefectDeviceForTransfers(t *testing.T) {
+	r := newRig(t, sim.Options{DMABufs: true})
+	nics, err := r.nics.Transfers()
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := runtime.NumGoroutine()
+	d, err := nics.Use()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := runtime.NumGoroutine() - before; n > 0 {
+		t.Errorf("%d goroutines more", n)
+	}
+	closed(t, d.Close())
 }
 
 // Whatever is asked for that there is not, nothing stays open: TestMain looks.

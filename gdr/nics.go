@@ -33,7 +33,7 @@ type NICs struct {
 	cfg    Config
 	flush  func(device int) error // nil: none is needed
 	dev    device.Device          // nil: none
-	source rdma.Provider          // of the NICs
+	source *registry.Devices      // opens the NICs, for transfers too
 	how    registry.Options       // they register memory by
 	open   []*registry.Registry
 	counts []*nic.Counters // of open
@@ -75,7 +75,7 @@ func open(dev device.Device, c Config, openCopy func() (stream.Stream, error), e
 			return nil, err
 		}
 	}
-	n.dev, n.source, n.how = dev, provider, o
+	n.dev, n.source, n.how = dev, registry.NewDevices(provider), o
 	if err := n.choose(provider, dev, o); err != nil {
 		return nil, err
 	}
@@ -99,7 +99,7 @@ func (n *NICs) choose(provider rdma.Provider, dev device.Device, o registry.Opti
 	if err != nil {
 		return err
 	}
-	set := registry.NewSet(provider, o)
+	set := n.source.NewSet(o)
 	n.closes.AddPlain("NICs", set.Close)
 	for i := range candidates {
 		g, err := set.NIC(candidates[i].Name)
@@ -320,7 +320,7 @@ func (n *NICs) Transfers() (*rail.NICs, error) {
 	if err != nil {
 		return nil, err
 	}
-	o := rail.Options{Provider: n.source, Registry: n.how, Flush: n.flush}
+	o := rail.Options{Devices: n.source, Registry: n.how, Flush: n.flush}
 	if n.dev != nil {
 		o.Pinned = n.dev
 	}

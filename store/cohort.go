@@ -23,6 +23,8 @@ type cohort struct {
 	// A dump's fills went to quarantine before the tickets resolved, until calm is closed.
 	early bool
 	calm  chan struct{}
+	// Of a dump: its parts are shards of all blocks, and no block is sealed before all have landed.
+	layered bool
 
 	sums []uint64 // that streams are asked for; see ask
 	used int      // of them, by parts so far
@@ -79,7 +81,7 @@ func (sc *scratch) free(g *cohort) {
 	}
 	clear(g.wrongs)
 	g.n, g.parts, g.flights = 0, g.parts[:0], g.flights[:0]
-	g.landed, g.bare, g.flown, g.err, g.early, g.calm, g.used, g.proved, g.wrongs = 0, false, 0, nil, false, nil, 0, 0, g.wrongs[:0]
+	g.landed, g.bare, g.flown, g.err, g.early, g.calm, g.layered, g.used, g.proved, g.wrongs = 0, false, 0, nil, false, nil, false, 0, 0, g.wrongs[:0]
 	sc.cohorts = append(sc.cohorts, g)
 }
 

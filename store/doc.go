@@ -68,7 +68,8 @@
 //   - At the client's pleasure: by leases, by layerwise dumps while a shard, or what it has to come after, is not there, and by
 //     dumps that wait on the device for recorded work of the client (stream.Recorded). Leases hold at most five eighths of the slots and take them without waiting (beyond it they pin the copy in the tier
 //     below, or end the prefix). Such dumps hold at most a quarter, and take those of a whole chunk at once while they
-//     hold none. All end by a deadline of at most Config.LeaseMax: a dead client gives back what it held, where a device does
+//     hold none. Once every layer has come, or the work is done, what such a dump holds is of the other sort, and the rest of it is copied as
+//     whole dumps are. All end by a deadline of at most Config.LeaseMax: a dead client gives back what it held, where a device does
 //     not wait for it. What a device waits for, it may write to when the wait ends: those slots stay in quarantine until then,
 //     and so do those of dumps that were put into the same stream behind it.
 //   - For as long as the hardware takes: by copies, checksums and writes to the tiers below. Their holder never waits

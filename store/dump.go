@@ -48,8 +48,9 @@ type DumpTask struct {
 	// The rest belongs to the task's goroutine; an item's slot to the writer that has its job.
 	sc       *scratch
 	srcLeft  int          // blocks whose page may still be read
-	cohorts  []*cohort    // that are copied or sealed; of a layerwise dump there is one at a time
+	cohorts  []*cohort    // that are copied or sealed
 	arrivals []submission // layerwise: in the order of submission
+	met      bool         // nothing of the client's is waited for any more: every shard has come, recorded work is done
 }
 
 // submission is a shard whose pages are ready to be read once after has resolved.
@@ -215,7 +216,8 @@ func (t *DumpTask) Skipped() int {
 // run owns the task until its blocks are published; writers resolve it.
 func (t *DumpTask) run() {
 	t.after, t.behind = t.s.dumps.split(t.ctx, t.after)
-	if err := t.met(t.after); err != nil {
+	t.met = !t.layers && len(t.behind) == 0
+	if err := t.meet(t.after); err != nil {
 		t.failAll(err)
 	} else {
 		t.sort()
@@ -228,16 +230,12 @@ func (t *DumpTask) run() {
 
 // copy dumps todo.
 func (t *DumpTask) copy() {
-	if t.layers {
-		t.copyLayers()
-		return
-	}
-	t.copyBehind()
+	t.copyHeld()
 	t.copyBlocks()
 }
 
-// met waits for dependencies, while the task holds no slots: as long as they take, and from Close on for LeaseMax.
-func (t *DumpTask) met(after []mem.Dependency) error {
+// meet waits for dependencies, while the task holds no slots: as long as they take, and from Close on for LeaseMax.
+func (t *DumpTask) meet(after []mem.Dependency) error {
 	closing := t.s.closing
 	var late <-chan time.Time
 	for k := 0; k < len(after); {

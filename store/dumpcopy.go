@@ -16,7 +16,8 @@ import (
 // are sealed.
 const dumpsAhead = 4
 
-// copyBlocks dumps todo with all shards at once, a cohort at a time: while some are copied, those before are sealed and published.
+// copyBlocks dumps todo with all shards at once, a cohort at a time: while some are copied, those before are sealed and published, and so is what
+// was copied as it came.
 func (t *DumpTask) copyBlocks() {
 	n := min(firstBlocks, t.s.most) // so that copying begins early
 	for {
@@ -134,7 +135,7 @@ func (t *DumpTask) progress() {
 		case <-t.sc.news:
 		case <-stop:
 			for _, g := range t.cohorts {
-				t.abandon(g, g.landed)
+				t.abandon(g)
 			}
 		}
 	}
@@ -146,7 +147,7 @@ func (t *DumpTask) progress() {
 			continue
 		}
 		t.cohorts = slices.Delete(t.cohorts, n, n+1)
-		t.end(g, g.landed)
+		t.end(g)
 	}
 }
 
@@ -156,7 +157,9 @@ func (g *cohort) settled() bool { return g.quiet() && g.proved == g.landed }
 // take takes note of what has landed of g, whose pages are read no more, and has it sealed; and of what has been sealed.
 func (t *DumpTask) take(g *cohort) {
 	landed := g.news(&t.task, &t.s.dumps, &t.s.count.dump)
-	if g.early { // what has been quarantined is not sealed
+	if g.layered {
+		landed = g.joined(context.Cause(t.ctx))
+	} else if g.early { // what has been quarantined is not sealed
 		g.landed, landed.to = landed.from, landed.from
 	}
 	for n := landed.from; n < landed.to; n++ {
@@ -181,8 +184,28 @@ func (t *DumpTask) sealed(g *cohort, n int) {
 	}
 }
 
-// abandon stops g, and ends the fills of the parts from first on: others are being sealed.
-func (t *DumpTask) abandon(g *cohort, first int) {
+// joined returns the parts by which the blocks of a cohort are sealed that is copied shard by shard, once every shard has landed: one of each page
+// group that copies nothing and stands for all of its blocks. Before that, and where stopped is why it is not to be sealed, there is nothing to do.
+func (g *cohort) joined(stopped error) span {
+	g.proved = g.landed
+	if !g.quiet() {
+		return span{}
+	}
+	if g.fail(stopped); g.err != nil {
+		return span{}
+	}
+	first := len(g.parts)
+	for group, members := range g.members {
+		if len(members) > 0 {
+			g.parts = append(g.parts, part{group: group, blocks: span{0, len(members)}})
+		}
+	}
+	g.proved, g.landed, g.layered = first, len(g.parts), false
+	return span{first, g.landed}
+}
+
+// abandon stops g, and ends the fills of the blocks that are not being sealed.
+func (t *DumpTask) abandon(g *cohort) {
 	if g.early || g.quiet() {
 		return
 	}
@@ -191,19 +214,19 @@ func (t *DumpTask) abandon(g *cohort, first int) {
 	g.cancel()
 	g.early, g.calm = true, make(chan struct{})
 	n := 0
-	for i := range g.from(first) {
+	for i := range g.unsealed {
 		t.sc.items[i].fill.Quarantine(cause, g.calm)
 		n++
 	}
 	t.s.count.quarantined.Add(int64(n))
 }
 
-// end gives the blocks of g's parts from first on their result, which are not sealed; nothing touches their slots any more.
-func (t *DumpTask) end(g *cohort, first int) {
+// end gives the blocks of g that are not sealed their result; nothing touches their slots any more.
+func (t *DumpTask) end(g *cohort) {
 	if g.calm != nil {
 		close(g.calm)
 	}
-	for i := range g.from(first) {
+	for i := range g.unsealed {
 		if !g.early {
 			t.sc.items[i].fill.Abort(g.err)
 		}
@@ -213,17 +236,16 @@ func (t *DumpTask) end(g *cohort, first int) {
 	t.sc.free(g)
 }
 
-// from yields the blocks of the parts from first on; those of the first all are all.
-func (g *cohort) from(first int) func(yield func(i int32) bool) {
-	if first == 0 {
-		return g.all
+// unsealed yields the blocks of the parts that nobody seals: all that have not landed, or all, as no shard of them is alone.
+func (g *cohort) unsealed(yield func(i int32) bool) {
+	if g.layered || g.landed == 0 { // also where nothing was planned
+		g.all(yield)
+		return
 	}
-	return func(yield func(i int32) bool) {
-		for n := first; n < len(g.parts); n++ {
-			for _, i := range g.of(&g.parts[n]) {
-				if !yield(i) {
-					return
-				}
+	for n := g.landed; n < len(g.parts); n++ {
+		for _, i := range g.of(&g.parts[n]) {
+			if !yield(i) {
+				return
 			}
 		}
 	}

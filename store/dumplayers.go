@@ -8,31 +8,21 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// copyLayers dumps todo shard by shard, in the order in which they are submitted.
-func (t *DumpTask) copyLayers() {
-	for len(t.sc.todo) > 0 {
-		t.heldChunk(t.s.chunk, t.copyChunk)
+// copyHeld dumps the first chunk of todo, as what it has to come after comes: submissions of shards, recorded work on the device. Where its copies
+// go well the rest comes after nothing more; where not, another chunk is tried.
+func (t *DumpTask) copyHeld() {
+	for !t.met && len(t.sc.todo) > 0 {
+		t.heldChunk()
 	}
 }
 
-// copyBehind dumps a chunk of todo that waits on the device for recorded work, and another where that failed: once one was
-// copied well, the work is done.
-func (t *DumpTask) copyBehind() {
-	for done := len(t.behind) == 0; !done && len(t.sc.todo) > 0; {
-		t.heldChunk(min(t.s.most, t.s.chunk), func(g *cohort) error {
-			g.planShards(t.s, 0, t.s.shards)
-			t.submit(g, t.behind...)
-			err := t.awaitBehind(g)
-			done = g.err == nil && err == nil
-			t.complete(g)
-			return err
-		})
+// heldChunk has some blocks of todo copied. Slots are held at the client's pleasure, so they are counted in layerSlots, all of a chunk at once,
+// before the first is taken, until the task waits for nothing of the client's, or holds none. After a wait in vain all of todo fails.
+func (t *DumpTask) heldChunk() {
+	n := t.s.chunk
+	if !t.layers {
+		n = min(n, t.s.most)
 	}
-}
-
-// heldChunk has up to n blocks of todo copied. Slots are held at the client's pleasure, so they are counted in layerSlots, all of
-// a chunk at once, before the first is taken. After an error of run all of todo fails.
-func (t *DumpTask) heldChunk(n int, run func(*cohort) error) {
 	want := int64(min(len(t.sc.todo), n))
 	wait, cancel := t.s.waitCtx(t.ctx)
 	err := t.s.layerSlots.Acquire(wait, want)
@@ -42,12 +32,30 @@ func (t *DumpTask) heldChunk(n int, run func(*cohort) error) {
 		return
 	}
 	if g := t.reserveCohort(int(want), true); g != nil {
-		err = run(g)
+		g.layered = true
+		if t.layers {
+			err = t.copyLayers(g)
+		} else {
+			err = t.copyBehind(g)
+		}
+		t.met = g.err == nil && err == nil && t.ctx.Err() == nil
+		t.cohorts = append(t.cohorts, g)
+		t.take(g) // it may be quiet, and then nothing tells of it
+	}
+	for !t.met && len(t.cohorts) > 0 {
+		t.progress()
 	}
 	t.s.layerSlots.Release(want)
 	if err != nil {
 		t.failAll(err)
 	}
+}
+
+// copyBehind copies g's blocks, whole, behind recorded work on the device.
+func (t *DumpTask) copyBehind(g *cohort) error {
+	g.planShards(t.s, 0, t.s.shards)
+	t.submit(g, t.behind...)
+	return t.awaitBehind(g)
 }
 
 // awaitBehind waits until g is quiet, which waits for recorded work on the device: for LeaseMax, since g holds slots. Then the task
@@ -70,9 +78,9 @@ func (t *DumpTask) awaitBehind(g *cohort) error {
 	return nil
 }
 
-// copyChunk copies every shard of g's blocks as it is submitted, those together that were submitted meanwhile: they lie side by side in
+// copyLayers copies every shard of g's blocks as it is submitted, those together that were submitted meanwhile: they lie side by side in
 // slots. The error is that of a wait which no later chunk need make.
-func (t *DumpTask) copyChunk(g *cohort) error {
+func (t *DumpTask) copyLayers(g *cohort) error {
 	var waited error
 	behind, waits := slices.Clone(t.behind), len(t.behind) > 0
 	for k := 0; k < t.s.shards && g.err == nil; {
@@ -102,7 +110,6 @@ func (t *DumpTask) copyChunk(g *cohort) error {
 	if waited == nil && waits {
 		waited = t.awaitBehind(g)
 	}
-	t.complete(g)
 	return waited
 }
 
@@ -147,44 +154,6 @@ func (t *DumpTask) planArrivals(g *cohort, subs []submission) {
 			from = k
 		}
 	}
-}
-
-// complete waits until nothing touches g's pages and slots any more, then seals and publishes its blocks, or aborts them.
-func (t *DumpTask) complete(g *cohort) {
-	for stop := t.ctx.Done(); !g.quiet(); g.news(&t.task, &t.s.dumps, &t.s.count.dump) {
-		select {
-		case <-g.oldest():
-		case <-t.sc.news:
-		case <-stop:
-			stop = nil
-			t.abandon(g, 0)
-		}
-	}
-	if g.err == nil {
-		g.err = context.Cause(t.ctx)
-	}
-	if g.err != nil {
-		t.end(g, 0)
-		return
-	}
-	t.sourceFree(g.n)
-	// A part that copies nothing stands for all blocks of a page group.
-	first := len(g.parts)
-	for group, members := range g.members {
-		if len(members) > 0 {
-			g.parts = append(g.parts, part{group: group, blocks: span{0, len(members)}})
-		}
-	}
-	for g.proved, g.landed = first, len(g.parts); first < len(g.parts); first++ {
-		g.hand(t.s, t.sc, t, first)
-	}
-	for g.proved < g.landed {
-		<-t.sc.news // checkers wait for nobody
-		for n := g.prove(); n >= 0; n = g.prove() {
-			t.sealed(g, n)
-		}
-	}
-	t.sc.free(g)
 }
 
 // arrival returns the k-th submission, waiting for it and for what it has to come after: for no longer than LeaseMax each,

@@ -140,24 +140,22 @@ func failNth(t *testing.T, layer, op, action string, n int) bool {
 // faultScript uses all of a store once. It returns the blocks that are durable, and which page holds which block.
 func faultScript(r *rig, log *errorLog) (durable []int, loaded map[uint32]int) {
 	loaded = map[uint32]int{}
-	d, err := r.st.Dump(r.ctx(), r.pages, r.refs(0, 1, 2, 3), store.DumpOptions{})
-	r.must(err)
-	log.add(d.Durable(r.ctx()))
-	for i, err := range d.Errs() {
-		if err == nil {
-			durable = append(durable, i+1)
+	dump := func(layerwise bool, ns ...int) {
+		d, err := r.st.Dump(r.ctx(), r.pages, r.refs(ns[0]-1, ns...), store.DumpOptions{Layerwise: layerwise})
+		r.must(err)
+		for i := 0; layerwise && i < r.o.shards; i++ {
+			log.add(d.SubmitShard(r.ctx(), i))
+		}
+		log.add(d.Durable(r.ctx()))
+		for i, err := range d.Errs() {
+			if err == nil {
+				durable = append(durable, ns[i])
+			}
 		}
 	}
-	d, err = r.st.Dump(r.ctx(), r.pages, r.refs(3, 4), store.DumpOptions{Layerwise: true})
-	r.must(err)
-	for i := range r.o.shards {
-		log.add(d.SubmitShard(r.ctx(), i))
-	}
-	log.add(d.Durable(r.ctx()))
-	if d.Errs()[0] == nil {
-		durable = append(durable, 4)
-	}
-	_, err = r.st.Lookup(r.ctx(), r.keys(1, 2, 3, 4))
+	dump(false, 1, 2)
+	dump(true, 3, 4) // of which one at a time may wait for layers
+	_, err := r.st.Lookup(r.ctx(), r.keys(1, 2, 3, 4))
 	log.add(err)
 	load := func(first int, layerwise bool, ns ...int) {
 		l, err := r.st.LeasePrefix(r.ctx(), r.keys(ns...), 0)

@@ -72,7 +72,7 @@ func full(t *testing.T) *telemetry.Metrics {
 	})
 	m.SetTransfer(func() transfer.Stats {
 		return transfer.Stats{
-			Segments: 2, Connections: 3, Batches: 1, Requests: 14, Refused: 2, Malformed: 1, BytesIn: 4096, BytesOut: 8192, Retries: 5, Fences: 1, Fallbacks: 4, Reconnects: 6, Refusals: 7,
+			Segments: 2, Connections: 3, Batches: 1, Requests: 14, Refused: 2, Malformed: 1, BytesIn: 4096, BytesOut: 8192, Retries: 5, Fences: 1, Fallbacks: 4, Reconnects: 6, Refusals: 7, QueuesLeft: 8,
 			Metadata: errdefs.ErrBusy,
 			Paths:    []transfer.PathStats{{Path: transfer.PathTCP, Bytes: 100, Tasks: map[transfer.Status]int64{transfer.StatusCompleted: 9, transfer.StatusTimeout: 1}}},
 		}
@@ -136,6 +136,7 @@ func TestScrape(t *testing.T) {
 		"kvlane_transfer_refused_requests_total 2",
 		"kvlane_transfer_fallbacks_total 4",
 		"kvlane_transfer_nic_refusals_total 7",
+		"kvlane_transfer_queues_left 8",
 		"kvlane_transfer_reconnects_total 6",
 		"kvlane_transfer_metadata_failing 1",
 		`kvlane_transfer_carried_bytes_total{path="tcp"} 100`,

@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvlane/kvlane/internal/fault"
 	"github.com/kvlane/kvlane/rdma"
+	"github.com/kvlane/kvlane/rdma/registry"
 	"github.com/kvlane/kvlane/rdma/soft"
 	"github.com/kvlane/kvlane/transfer/rail"
 )
@@ -21,7 +22,7 @@ func TestDefectDeviceForEachSegment(t *testing.T) {
 	p, err := soft.New(soft.Options{Devices: []soft.DeviceOptions{{Limits: limits}, {Limits: limits}}, Faults: plan})
 	must(t, err)
 	t.Cleanup(func() { must(t, p.Close()) })
-	nics, err := rail.New(rail.Options{Provider: p, NICs: []rail.NIC{{Name: "soft0"}, {Name: "soft1"}}})
+	nics, err := rail.New(rail.Options{Devices: registry.NewDevices(p), NICs: []rail.NIC{{Name: "soft0"}, {Name: "soft1"}}})
 	must(t, err)
 	there := host(t, 1<<16)
 	e := engine(t, Options{NICs: nics})
@@ -31,7 +32,7 @@ func TestDefectDeviceForEachSegment(t *testing.T) {
 		for i := range atOnce {
 			s, err := e.Publish(t.Context(), fmt.Sprintf("kv-%d", i))
 			must(t, err)
-			_, err = s.Register(there, RegisterOptions{})
+			_, err = s.Register(t.Context(), there, RegisterOptions{})
 			must(t, err)
 			all = append(all, s)
 		}

@@ -74,6 +74,8 @@ type Stats struct {
 	// Refusals are regions that NICs which are Options.NICsOptional have refused, or all of the NICs, at Open; Refusal is why the last of them was.
 	Refusals int64
 	Refusal  error
+	// QueuesLeft are queue pairs that could not be connected and that their NICs have not closed yet. Memory that they could reach stays registered.
+	QueuesLeft int
 
 	Paths      []PathStats // what batches had carried, by each path
 	Fallbacks  int64       // parts that a path was expected to carry, and another one did
@@ -148,10 +150,18 @@ func (e *Engine) Stats() Stats {
 	}
 	e.mu.Lock()
 	s.Segments, s.Metadata, s.Refusal = len(e.numbers), e.metaErr, e.refusal
-	peers := slices.Collect(maps.Values(e.peers))
+	peers, segments := slices.Collect(maps.Values(e.peers)), slices.Collect(maps.Values(e.numbers))
 	e.mu.Unlock()
 	for _, p := range peers {
 		s.Lanes += p.count()
+	}
+	if e.local != nil {
+		s.QueuesLeft = e.local.Left()
+	}
+	for _, segment := range segments {
+		if d := segment.domain.Load(); d != nil {
+			s.QueuesLeft += d.Left()
+		}
 	}
 	return s
 }

@@ -167,7 +167,7 @@ func FuzzServer(f *testing.F) {
 		Kind: mem.KindHost, Device: mem.NoDevice, Len: 4096, CPU: there.CPU() + 4096, Bytes: there.Bytes()[4096:8192:8192],
 	})
 	must(f, err)
-	_, err = s.Register(middle, RegisterOptions{})
+	_, err = s.Register(f.Context(), middle, RegisterOptions{})
 	must(f, err)
 	none := make([]byte, 4096)
 	f.Fuzz(func(t *testing.T, isControl bool, b []byte) {

@@ -56,7 +56,7 @@ func TestSegmentsComeAndGo(t *testing.T) {
 		name := fmt.Sprintf("kv-%d", i)
 		s, err := target.Publish(t.Context(), name)
 		must(t, err)
-		_, err = s.Register(there, RegisterOptions{})
+		_, err = s.Register(t.Context(), there, RegisterOptions{})
 		must(t, err)
 		if i%10 == 0 {
 			r, err := initiator.OpenSegment(t.Context(), name)
@@ -246,7 +246,7 @@ func TestMetadataServerIsGone(t *testing.T) {
 	there, here := host(t, 1<<16), host(t, 1<<16)
 	s, err := target.Publish(t.Context(), "kv")
 	must(t, err)
-	_, err = s.Register(there, RegisterOptions{})
+	_, err = s.Register(t.Context(), there, RegisterOptions{})
 	must(t, err)
 	r, err := initiator.OpenSegment(t.Context(), "kv")
 	must(t, err)

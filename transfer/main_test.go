@@ -134,7 +134,7 @@ func (p *pair) publish(tb testing.TB, regions ...*mem.Region) {
 	p.segment, err = p.target.Publish(tb.Context(), "kv")
 	must(tb, err)
 	for _, r := range regions {
-		_, err := p.segment.Register(r, RegisterOptions{})
+		_, err := p.segment.Register(tb.Context(), r, RegisterOptions{})
 		must(tb, err)
 	}
 }
@@ -319,11 +319,11 @@ func playTarget(args []string) error {
 	if err != nil {
 		return err
 	}
-	if _, err := s.Register(h.Region(), RegisterOptions{Source: h}); err != nil {
+	if _, err := s.Register(ctx, h.Region(), RegisterOptions{Source: h}); err != nil {
 		return err
 	}
 	if gpu != nil {
-		if _, err := s.Register(r, RegisterOptions{Source: gpu}); err != nil {
+		if _, err := s.Register(ctx, r, RegisterOptions{Source: gpu}); err != nil {
 			return err
 		}
 	}

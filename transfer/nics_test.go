@@ -16,6 +16,7 @@ import (
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/gdr"
 	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/rdma/registry"
 	"github.com/kvlane/kvlane/rdma/soft"
 	"github.com/kvlane/kvlane/transfer/rail"
 )
@@ -46,7 +47,7 @@ func faultyNICs(tb testing.TB, plan *fault.Plan, depth, sges int, names ...strin
 			tb.Error(err)
 		}
 	})
-	o := rail.Options{Provider: p, Depth: depth, MaxSGE: sges}
+	o := rail.Options{Devices: registry.NewDevices(p), Depth: depth, MaxSGE: sges}
 	for _, name := range names {
 		o.NICs = append(o.NICs, rail.NIC{Name: name})
 	}

@@ -157,6 +157,9 @@ func (p *peer) call(ctx context.Context, t call, v, answer any) error {
 	case <-ctx.Done():
 		return fmt.Errorf("call engine at %s: %w", p.addr, context.Cause(ctx))
 	}
+	if p.ctx.Err() != nil { // nobody would close the connection
+		return fmt.Errorf("call engine at %s: %w", p.addr, errdefs.ErrClosed)
+	}
 	var out frame
 	for again := p.control != nil; ; again = false {
 		out, err = p.exchange(ctx, &f)

@@ -198,7 +198,7 @@ func (p *peer) openQueue(ctx context.Context, to *Remote, v rails) (*lane, error
 	}
 	l, err := p.connect(ctx, to, v, q)
 	if err != nil {
-		closeQueue(q)
+		p.e.local.Leave(q)
 	}
 	return l, err
 }
@@ -224,6 +224,9 @@ func (p *peer) connect(ctx context.Context, to *Remote, v rails, q *rail.Queue) 
 		return nil, err
 	}
 	if err := out.status.err(out.payload); err != nil {
+		if out.status == statusFailed { // what its NIC could not do now, as by a link that is down, it may later
+			err = errors.New(err.Error())
+		}
 		return nil, err
 	}
 	var answer connectReply
@@ -242,7 +245,7 @@ func (p *peer) connect(ctx context.Context, to *Remote, v rails, q *rail.Queue) 
 	return l.lane, nil
 }
 
-// closeQueue returns when nothing of the queue touches memory any more.
+// closeQueue returns when nothing of the queue touches memory any more, for which all wait who have some there, as long as their contexts say.
 func closeQueue(q *rail.Queue) {
 	for wait := time.Millisecond; q.Close() != nil; wait = min(2*wait, time.Second) {
 		time.Sleep(wait)

@@ -4,6 +4,7 @@ package transfer
 
 import (
 	"context"
+	"strings"
 	"testing"
 	"time"
 
@@ -76,4 +77,62 @@ func TestDefectCloseWaitsForQueuePairs(t *testing.T) {
 	within("close the engine", func() error { return p.initiator.Close(ctx) })
 	plan.Clear()
 	must(t, p.remote.Close())
+}
+
+// TestDefectQueueThatDoesNotConnectNorClose: a queue pair that could not be connected, and that its NIC does not close, holds up neither the batch,
+// which goes another way, nor the ends of both engines. It is counted, there is no second one, and when the NIC closes queue pairs again all end.
+func TestDefectQueueThatDoesNotConnectNorClose(t *testing.T) {
+	for side, steps := range map[string]int{"target": 1, "initiator": 4} { // the target connects its own first, in three steps
+		t.Run(side, func(t *testing.T) {
+			plan := fault.New(1)
+			nics := faultyNICs(t, plan, 16, 4, "soft0")
+			defer plan.Clear()
+			p, here, there := rdmaPair(t, nics, Options{Lanes: 1, Stall: time.Second}, 4096)
+			plan.Add(fault.After(soft.OpModifyQP, int(plan.Seen(soft.OpModifyQP))+steps).Fail(nil))
+			plan.Add(fault.After(soft.OpClose, int(plan.Seen(soft.OpClose))).Fail(nil))
+			b := p.submit(t, SubmitOptions{Timeout: 10 * time.Second}, write(here))
+			must(t, wait(t, b))
+			wantPath(t, b, PathTCP, true)
+			if why := b.Completion().Fallback; !strings.Contains(why.Error(), "injected") {
+				t.Errorf("it went by sockets since %v", why)
+			}
+			same(t, "written", there.Bytes(), here.Bytes())
+			left := func() int { return p.initiator.Stats().QueuesLeft + p.target.Stats().QueuesLeft }
+			for range 3 {
+				_, err := p.remote.p.queue(t.Context(), p.remote, false)
+				wantErr(t, "another queue pair", err, errdefs.ErrBusy)
+			}
+			if n := left(); n == 0 || n > 2 {
+				t.Errorf("%d queue pairs do not close, of each engine one may", n)
+			}
+			for name, e := range map[string]*Engine{"initiator": p.initiator, "target": p.target} {
+				ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+				begun := time.Now()
+				if err := e.Close(ctx); err == nil || time.Since(begun) > 5*time.Second {
+					t.Errorf("close %s: %v after %v", name, err, time.Since(begun))
+				}
+				cancel()
+			}
+			plan.Clear()
+			closeEngine(t, p.initiator)
+			closeEngine(t, p.target)
+			if n := left(); n != 0 {
+				t.Errorf("%d queue pairs are left", n)
+			}
+		})
+	}
+}
+
+// TestDefectTargetThatCouldNotConnectIsLeft: a queue pair that the target's NIC could not connect is tried again as long as its batch has time, where that
+// goes by NICs alone.
+func TestDefectTargetThatCouldNotConnectIsLeft(t *testing.T) {
+	plan := fault.New(1)
+	p, here, there := rdmaPair(t, faultyNICs(t, plan, 16, 4, "soft0"), Options{Lanes: 1}, 4096)
+	plan.Add(fault.Nth(soft.OpModifyQP, int(plan.Seen(soft.OpModifyQP))+1).Fail(nil))
+	b := p.submit(t, SubmitOptions{Timeout: patience, Path: PathRDMA}, write(here))
+	must(t, wait(t, b))
+	if plan.Injected() != 1 || b.Completion().Retries == 0 {
+		t.Errorf("%d faults, completion %+v", plan.Injected(), b.Completion())
+	}
+	same(t, "written", there.Bytes(), here.Bytes())
 }

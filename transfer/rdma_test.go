@@ -123,7 +123,7 @@ func TestRDMAImportedMemory(t *testing.T) {
 		return x
 	}
 	wantErr(t, "imported memory", p.initiator.RegisterLocal(theirs(here)), errdefs.ErrNotSupported)
-	off, err := p.segment.Register(theirs(there), RegisterOptions{})
+	off, err := p.segment.Register(t.Context(), theirs(there), RegisterOptions{})
 	must(t, err)
 	must(t, p.remote.Refresh(t.Context()))
 	wantErr(t, "imported memory", p.remote.RDMA(off), errdefs.ErrNotSupported)
@@ -141,12 +141,12 @@ func keysOfAnotherSegment(t *testing.T, nics *rail.NICs) {
 	secret := host(t, n)
 	other, err := p.target.Publish(t.Context(), "other")
 	must(t, err)
-	_, err = other.Register(secret, RegisterOptions{})
+	_, err = other.Register(t.Context(), secret, RegisterOptions{})
 	must(t, err)
 	pattern(secret.Bytes(), 9)
 	before := append([]byte(nil), secret.Bytes()...)
 	beside := host(t, n)
-	_, err = p.segment.Register(beside, RegisterOptions{})
+	_, err = p.segment.Register(t.Context(), beside, RegisterOptions{})
 	must(t, err)
 	must(t, p.remote.Refresh(t.Context()))
 	own := p.remote.buffers[0].Keys
@@ -192,9 +192,9 @@ func TestRDMAUnregister(t *testing.T) {
 	b = p.submit(t, SubmitOptions{Timeout: patience}, write(here))
 	wantErr(t, "by any path", wait(t, b), errdefs.ErrNotFound)
 	same(t, "what was unregistered", there.Bytes(), before)
-	off, err := p.segment.Register(there, RegisterOptions{})
+	off, err := p.segment.Register(t.Context(), there, RegisterOptions{})
 	must(t, err)
-	_, err = p.segment.Register(there, RegisterOptions{})
+	_, err = p.segment.Register(t.Context(), there, RegisterOptions{})
 	wantErr(t, "registered twice", err, errdefs.ErrExists)
 	must(t, p.remote.Refresh(t.Context()))
 	b = p.do(t, Task{Op: Write, Local: mem.All(here), Offset: off})
@@ -344,7 +344,7 @@ func FuzzQueue(f *testing.F) {
 	e := engine(f, Options{NICs: nics})
 	s, err := e.Publish(f.Context(), "kv")
 	must(f, err)
-	_, err = s.Register(there, RegisterOptions{})
+	_, err = s.Register(f.Context(), there, RegisterOptions{})
 	must(f, err)
 	f.Fuzz(func(t *testing.T, c byte, payload []byte) {
 		h := hello{purpose: forQueue, from: e.Identity(), to: e.Identity(), lane: 1}
@@ -414,7 +414,7 @@ func withFault(t *testing.T, nics *rail.NICs, plan *fault.Plan) {
 	}
 	s, err := engines[0].Publish(t.Context(), "kv")
 	must(t, err)
-	if _, err := s.Register(there, RegisterOptions{}); reported(err) || reported(engines[1].RegisterLocal(here)) {
+	if _, err := s.Register(t.Context(), there, RegisterOptions{}); reported(err) || reported(engines[1].RegisterLocal(here)) {
 		return
 	}
 	r, err := engines[1].OpenSegment(t.Context(), engines[0].Address()+"/kv")
@@ -444,7 +444,7 @@ func TestRDMAComesAndGoes(t *testing.T) {
 		name := fmt.Sprintf("kv-%d", i)
 		s, err := target.Publish(t.Context(), name)
 		must(t, err)
-		_, err = s.Register(there, RegisterOptions{})
+		_, err = s.Register(t.Context(), there, RegisterOptions{})
 		must(t, err)
 		r, err := initiator.OpenSegment(t.Context(), target.Address()+"/"+name)
 		must(t, err)

@@ -70,7 +70,7 @@ func refusedOnce(t *testing.T, plan *fault.Plan, optional bool) {
 	p := &pair{target: engines[0], initiator: engines[1]}
 	p.publish(t)
 	for _, r := range []*mem.Region{one, two} {
-		if _, err := p.segment.Register(r, RegisterOptions{}); asked(err) {
+		if _, err := p.segment.Register(t.Context(), r, RegisterOptions{}); asked(err) {
 			return
 		}
 	}
@@ -119,7 +119,7 @@ func refusedOnce(t *testing.T, plan *fault.Plan, optional bool) {
 func TestRefusalsOfCallers(t *testing.T) {
 	p, here, there := rdmaPair(t, softNICs(t, nil, 1), Options{NICsOptional: true}, 1<<16)
 	wantErr(t, "local memory again", p.initiator.RegisterLocal(here), errdefs.ErrExists)
-	_, err := p.segment.Register(there, RegisterOptions{})
+	_, err := p.segment.Register(t.Context(), there, RegisterOptions{})
 	wantErr(t, "a segment's memory again", err, errdefs.ErrExists)
 	if a, b := p.initiator.Stats(), p.target.Stats(); a.Refusals+b.Refusals != 0 {
 		t.Errorf("%d and %d refusals", a.Refusals, b.Refusals)

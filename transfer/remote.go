@@ -96,12 +96,15 @@ func (e *Engine) locate(ctx context.Context, name string) (_ *peer, own string, 
 }
 
 // Refresh asks what the segment has by now, and tries again to import what was not. Batches go on meanwhile, by what was there before.
-// ErrLost for another segment of the same name, ErrMismatch for what no engine would say of this one.
+// ErrLost for another segment of the same name, ErrMismatch for what no engine would say of this one, ErrClosed after Close.
 func (r *Remote) Refresh(ctx context.Context) error {
 	if err := r.change(ctx); err != nil {
 		return err
 	}
 	defer func() { <-r.changing }()
+	if err := r.open(); err != nil {
+		return err
+	}
 	var d Description
 	if err := r.p.call(ctx, callDescribe, describeRequest{Name: r.name}, &d); err != nil {
 		return err
@@ -132,8 +135,6 @@ func (r *Remote) change(ctx context.Context) error {
 // suits returns why d is no description of this segment, or nil.
 func (r *Remote) suits(d *Description) error {
 	switch {
-	case r.closed:
-		return fmt.Errorf("segment %q: %w", r.name, errdefs.ErrClosed)
 	case d.Engine != r.p.id || r.name != "" && d.Name != r.name:
 		return fmt.Errorf("engine %s says that it is %s, and has segment %q: %w", r.p.id, d.Engine, d.Name, errdefs.ErrMismatch)
 	case r.number != 0 && d.Segment != r.number:
@@ -255,8 +256,8 @@ func (r *Remote) nics() int {
 func (r *Remote) buffer(off, n int64) (*remoteBuffer, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.closed {
-		return nil, fmt.Errorf("segment %q: %w", r.name, errdefs.ErrClosed)
+	if err := r.isOpen(); err != nil {
+		return nil, err
 	}
 	i := sort.Search(len(r.buffers), func(i int) bool { return r.buffers[i].Offset > off }) - 1
 	if i < 0 || n < 0 || off-r.buffers[i].Offset > r.buffers[i].Length || n > r.buffers[i].Length-(off-r.buffers[i].Offset) {
@@ -265,21 +266,38 @@ func (r *Remote) buffer(off, n int64) (*remoteBuffer, error) {
 	return r.buffers[i], nil
 }
 
-// Probe asks the segment's engine for a sign of life, and returns how long that took. ErrLost if it is gone.
+// Probe asks the segment's engine for a sign of life, and returns how long that took. ErrLost if it is gone, ErrClosed after Close.
 func (r *Remote) Probe(ctx context.Context) (time.Duration, error) {
 	begun := time.Now()
+	if err := r.open(); err != nil {
+		return 0, fmt.Errorf("probe: %w", err)
+	}
 	if err := r.p.call(ctx, callProbe, struct{}{}, nil); err != nil {
 		return 0, fmt.Errorf("probe segment %q: %w", r.name, err)
 	}
 	return time.Since(begun), nil
 }
 
+// open is ErrClosed after Close.
+func (r *Remote) open() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.isOpen()
+}
+
+func (r *Remote) isOpen() error {
+	if r.closed {
+		return fmt.Errorf("segment %q: %w", r.name, errdefs.ErrClosed)
+	}
+	return nil
+}
+
 // use counts a batch. ErrClosed.
 func (r *Remote) use() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.closed {
-		return fmt.Errorf("segment %q: %w", r.name, errdefs.ErrClosed)
+	if err := r.isOpen(); err != nil {
+		return err
 	}
 	r.users++
 	return nil

@@ -125,25 +125,23 @@ type RegisterOptions struct {
 // offset is used twice. Who has opened the segment knows of r after Remote.Refresh. ErrNotSupported for memory that the engine cannot
 // move, the source not export, or the engine's NICs not reach, and what those say, unless they are Options.NICsOptional: Buffer.Refused says it
 // then. ErrExists for memory that overlaps some of the segment where there are NICs; ErrBusy for more than MaxBuffers, or than 4 MiB
-// describe: names, keys and what is shared count there.
-func (s *Segment) Register(r *mem.Region, o RegisterOptions) (int64, error) {
-	off, err := s.register(r, o)
+// describe: names, keys and what is shared count there. It waits for another call that registers or closes until ctx ends, as ErrBusy.
+func (s *Segment) Register(ctx context.Context, r *mem.Region, o RegisterOptions) (int64, error) {
+	off, err := s.register(ctx, r, o)
 	if err != nil {
 		return 0, fmt.Errorf("register memory in segment %q: %w", s.name, err)
 	}
 	return off, nil
 }
 
-func (s *Segment) register(r *mem.Region, o RegisterOptions) (int64, error) {
+func (s *Segment) register(ctx context.Context, r *mem.Region, o RegisterOptions) (int64, error) {
 	if len(o.Name) > MaxNameBytes {
 		return 0, fmt.Errorf("a name of %d bytes: %w", len(o.Name), errdefs.ErrInvalid)
 	}
-	select {
-	case s.changing <- struct{}{}:
-		defer func() { <-s.changing }()
-	case <-s.e.ctx.Done():
-		return 0, errdefs.ErrClosed
+	if err := s.change(ctx); err != nil {
+		return 0, err
 	}
+	defer func() { <-s.changing }()
 	if err := s.room(); err != nil {
 		return 0, err
 	}
@@ -179,6 +177,16 @@ func (s *Segment) register(r *mem.Region, o RegisterOptions) (int64, error) {
 	s.mu.Unlock()
 	s.next += (r.Len() + align - 1) / align * align
 	return b.desc.Offset, nil
+}
+
+// change takes the token. ErrBusy if ctx ends first.
+func (s *Segment) change(ctx context.Context) error {
+	select {
+	case s.changing <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("another call is at it: %w: %w", errdefs.ErrBusy, context.Cause(ctx))
+	}
 }
 
 // room returns why no buffer may be added, or nil.
@@ -292,12 +300,10 @@ func (s *Segment) Close(ctx context.Context) error {
 	s.mu.Lock()
 	s.closed = true
 	s.mu.Unlock()
-	select {
-	case s.changing <- struct{}{}:
-		defer func() { <-s.changing }()
-	case <-ctx.Done():
-		return fmt.Errorf("close segment: another call is at it: %w: %w", errdefs.ErrBusy, context.Cause(ctx))
+	if err := s.change(ctx); err != nil {
+		return fmt.Errorf("close segment: %w", err)
 	}
+	defer func() { <-s.changing }()
 	for _, b := range s.list() {
 		if err := s.remove(ctx, b); err != nil {
 			return fmt.Errorf("close segment: %w", err)

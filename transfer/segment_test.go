@@ -22,7 +22,7 @@ func TestDefectStoppedImporterStopsTheSegment(t *testing.T) {
 	t.Cleanup(func() { must(t, h.Close()) })
 	more := host(t, 4096)
 	p := newPair(t, Options{Share: shareServer(t)}, Options{})
-	_, err = p.segment.Register(h.Region(), RegisterOptions{Source: h})
+	_, err = p.segment.Register(t.Context(), h.Region(), RegisterOptions{Source: h})
 	must(t, err)
 	theirs, err := importer(t, nil).Import(t.Context(), *p.segment.Describe().Buffers[0].Share)
 	must(t, err)
@@ -43,12 +43,12 @@ func TestDefectStoppedImporterStopsTheSegment(t *testing.T) {
 		return ctx
 	}
 	must(t, p.remote.Refresh(within(5*time.Second)))
-	off, err := p.segment.Register(more, RegisterOptions{})
+	off, err := p.segment.Register(t.Context(), more, RegisterOptions{})
 	must(t, err)
 	must(t, p.segment.Unregister(within(5*time.Second), off))
 	wantErr(t, "unregister what another call waits for", p.segment.Unregister(within(50*time.Millisecond), 0), errdefs.ErrBusy)
 	wantErr(t, "close", p.segment.Close(within(50*time.Millisecond)), errdefs.ErrBusy)
-	_, err = p.segment.Register(more, RegisterOptions{})
+	_, err = p.segment.Register(t.Context(), more, RegisterOptions{})
 	wantErr(t, "register in a closed segment", err, errdefs.ErrClosed)
 }
 
@@ -63,7 +63,7 @@ func TestDefectRefreshHoldsBatchesUp(t *testing.T) {
 	t.Cleanup(func() { must(t, h.Close()) })
 	there, here := host(t, 4096), host(t, 4096)
 	p := newPair(t, Options{Share: shareServer(t)}, Options{Importer: importer(t, nil)}, there)
-	off, err := p.segment.Register(h.Region(), RegisterOptions{Source: h})
+	off, err := p.segment.Register(t.Context(), h.Region(), RegisterOptions{Source: h})
 	must(t, err)
 	p.segment.mu.Lock()
 	p.segment.buffers[1].desc.Share.Socket = path
@@ -140,7 +140,7 @@ func TestDefectDescriptionLongerThanAFrame(t *testing.T) {
 	o := RegisterOptions{Name: strings.Repeat("<", MaxNameBytes)} // which JSON writes in six bytes
 	var err error
 	for n := 1; err == nil; n++ {
-		_, err = p.segment.Register(there, o)
+		_, err = p.segment.Register(t.Context(), there, o)
 		if n == MaxBuffers {
 			t.Fatal("there is no end to it")
 		}
@@ -160,4 +160,42 @@ func TestDefectDescriptionLongerThanAFrame(t *testing.T) {
 	if s, there := p.initiator.Stats(), p.target.Stats(); s.Reconnects != 0 || there.Malformed != 0 {
 		t.Errorf("%d connections were made again, %d made no sense", s.Reconnects, there.Malformed)
 	}
+}
+
+// TestDefectClosedRemoteConnects: a segment that was closed is neither refreshed nor probed, and nothing connects to its engine again: nobody would
+// close the connection.
+func TestDefectClosedRemoteConnects(t *testing.T) {
+	p := newPair(t, Options{}, Options{}, host(t, 4096))
+	must(t, p.remote.Close())
+	connections := func() int { return p.target.Stats().Connections }
+	until(t, "the connection stays", func() bool { return connections() == 0 })
+	wantErr(t, "refresh", p.remote.Refresh(t.Context()), errdefs.ErrClosed)
+	_, err := p.remote.Probe(t.Context())
+	wantErr(t, "probe", err, errdefs.ErrClosed)
+	// A probe that began before the end asks later.
+	wantErr(t, "a late call", p.remote.p.call(t.Context(), callProbe, struct{}{}, nil), errdefs.ErrClosed)
+	if n := connections(); n != 0 {
+		t.Errorf("%d connections that nobody closes", n)
+	}
+	p.open(t, p.target.Address())
+	other := p.remote // the engine is connected still
+	p.open(t, p.target.Address())
+	must(t, p.remote.Close())
+	_, err = p.remote.Probe(t.Context())
+	wantErr(t, "probe beside another", err, errdefs.ErrClosed)
+	_, err = other.Probe(t.Context())
+	must(t, err)
+}
+
+// TestDefectRegisterWaitsWithoutEnd: memory is registered after another call has ended, or the caller has waited for long enough.
+func TestDefectRegisterWaitsWithoutEnd(t *testing.T) {
+	p := newPair(t, Options{}, Options{})
+	p.segment.changing <- struct{}{}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	_, err := p.segment.Register(ctx, host(t, 4096), RegisterOptions{})
+	wantErr(t, "beside another call", err, errdefs.ErrBusy)
+	<-p.segment.changing
+	_, err = p.segment.Register(t.Context(), host(t, 4096), RegisterOptions{})
+	must(t, err)
 }

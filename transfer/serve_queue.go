@@ -64,7 +64,7 @@ func (e *Engine) connectQueue(c *connection, f *frame) (*rail.Queue, error) {
 		return nil, err
 	}
 	if err := q.Connect(r.From); err != nil {
-		closeQueue(q)
+		d.Leave(q)
 		return nil, err
 	}
 	return q, nil

@@ -149,7 +149,7 @@ func OpenTarget(ctx context.Context, o TargetOptions) (_ *Target, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := s.Register(t.region, transfer.RegisterOptions{Name: memoryName, Source: source}); err != nil {
+	if _, err := s.Register(ctx, t.region, transfer.RegisterOptions{Name: memoryName, Source: source}); err != nil {
 		return nil, err
 	}
 	t.address = t.engine.Address()

@@ -164,4 +164,13 @@ var storeMutants = []mutant{
 		"store/manager/manager.go", "	m.evicted = append(m.evicted, *m.names[key])\n	delete(m.names, key)\n	m.stats.Evicted++\n", "	delete(m.names, key)\n	m.stats.Evicted++\n"),
 	defect("store", "TestDefectUnseenLoadIsLearned",
 		"store/loadrun.go", "t.memory+t.files > 0 && !t.untimed {", "t.memory+t.files > 0 {"),
+	defect("store", "TestDefectChunksOfADumpByLayersOneByOne",
+		"store/dumplayers.go", "	for !t.met && len(t.cohorts) > 0 {\n", "	for len(t.cohorts) > 0 {\n"),
+	defect("store", "TestDefectChunksOfADumpByLayersOneByOne",
+		"store/dumpcopy.go", "	g.proved = g.landed\n	if !g.quiet() {\n", "	g.proved = g.landed\n	if g == nil {\n"),
+	defect("store", "TestDefectSlotsInQuarantineAreHeld",
+		"store/dumplayers.go", "	for !t.met && len(t.cohorts) > 0 {\n", "	for t.s.layerSlots.Release(want); !t.met && len(t.cohorts) > 0; want = 0 {\n",
+		"store/dumplayers.go", "	t.s.layerSlots.Release(want)\n	if err != nil {\n", "	if err != nil {\n"),
+	defect("store", "TestDefectSlotsInQuarantineAreHeld",
+		"store/dumplayers.go", "g.err == nil && err == nil && t.ctx.Err() == nil\n", "g.err == nil && err == nil\n"),
 }

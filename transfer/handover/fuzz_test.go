@@ -9,9 +9,9 @@ import (
 
 // Whatever a notification says, it is counted or refused, and what is taken is what was written.
 func FuzzMessage(f *testing.F) {
-	f.Add(message{arrived, 3, 32, []byte("a request")}.encode())
-	f.Add(message{failed, 0, 1, nil}.encode())
-	f.Add([]byte("kvh1"))
+	f.Add(message{arrived, 3, 32, 7, []byte("a request")}.encode())
+	f.Add(message{failed, 0, 1, 1 << 63, nil}.encode())
+	f.Add([]byte("kvh2"))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		m, err := decode(b)
 		if err != nil {
@@ -21,11 +21,13 @@ func FuzzMessage(f *testing.F) {
 			t.Errorf("%q is written as %q", b, m.encode())
 		}
 		r := NewReceiver(nil, 2)
+		over := false
 		for range 3 {
-			e := r.note(transfer.Notice{}, m)
-			if e.Complete && e.Failed || e.Layer >= e.Layers {
-				t.Errorf("%+v", e)
+			e, ok := r.note(transfer.Notice{}, m)
+			if e.Complete && e.Failed || e.Layer >= e.Layers || ok == over {
+				t.Errorf("%+v, to be told: %v", e, ok)
 			}
+			over = over || e.Complete || e.Failed
 		}
 	})
 }
@@ -34,14 +36,43 @@ func FuzzMessage(f *testing.F) {
 func TestForgotten(t *testing.T) {
 	r := NewReceiver(nil, 2)
 	for _, id := range []string{"a", "b", "c"} {
-		if e := r.note(transfer.Notice{}, message{arrived, 0, 2, []byte(id)}); e.Complete {
+		if e, ok := r.note(transfer.Notice{}, message{arrived, 0, 2, 0, []byte(id)}); e.Complete || !ok {
 			t.Errorf("%+v", e)
 		}
 	}
-	if e := r.note(transfer.Notice{}, message{arrived, 1, 2, []byte("c")}); !e.Complete {
+	if e, ok := r.note(transfer.Notice{}, message{arrived, 1, 2, 0, []byte("c")}); !e.Complete || !ok {
+		t.Errorf("%+v", e)
+	}
+	// One that is over is forgotten before those that are not.
+	r.note(transfer.Notice{}, message{arrived, 0, 2, 0, []byte("d")})
+	if e, ok := r.note(transfer.Notice{}, message{arrived, 1, 2, 0, []byte("b")}); !e.Complete || !ok {
 		t.Errorf("%+v", e)
 	}
 	if got := r.Stats().Forgotten; got != 1 {
 		t.Errorf("%d are forgotten", got)
+	}
+}
+
+// TestDefectRequestOfAnotherAttempt: layers that arrived of a request that was given up do not count for another of the same identifier, and
+// nothing is told of a request that has failed or is complete.
+func TestDefectRequestOfAnotherAttempt(t *testing.T) {
+	r := NewReceiver(nil, 0)
+	hear := func(w what, layer int, number uint64, complete, told bool) {
+		t.Helper()
+		e, ok := r.note(transfer.Notice{}, message{w, layer, 2, number, []byte("a")})
+		if e.Complete != complete || ok != told {
+			t.Errorf("%+v, to be told: %v", e, ok)
+		}
+	}
+	hear(arrived, 0, 1, false, true) // and nobody could say that the rest does not come
+	hear(arrived, 1, 2, false, true)
+	hear(failed, 0, 1, false, true)
+	hear(arrived, 1, 1, false, false)
+	hear(arrived, 0, 2, true, true)
+	hear(arrived, 0, 2, false, false)
+	hear(failed, 0, 3, false, true)
+	hear(arrived, 0, 3, false, false)
+	if got := r.Stats().Late; got != 3 {
+		t.Errorf("%d were late", got)
 	}
 }

@@ -42,6 +42,7 @@ type rig struct {
 	remote      *transfer.Remote
 	sender      *handover.Sender
 	receiver    *handover.Receiver
+	at          string // where the segment is
 }
 
 func newRig(t *testing.T, depth int) *rig {
@@ -60,10 +61,11 @@ func newRig(t *testing.T, depth int) *rig {
 	decode := engine()
 	s, err := decode.Publish(t.Context(), "decode")
 	must(t, err)
-	_, err = s.Register(r.there, transfer.RegisterOptions{})
+	_, err = s.Register(t.Context(), r.there, transfer.RegisterOptions{})
 	must(t, err)
 	r.prefill = engine()
-	r.remote, err = r.prefill.OpenSegment(t.Context(), decode.Address()+"/decode")
+	r.at = decode.Address() + "/decode"
+	r.remote, err = r.prefill.OpenSegment(t.Context(), r.at)
 	must(t, err)
 	r.sender, err = handover.NewSender(r.prefill, r.remote, handover.Options{Layers: planes(r.here), Depth: depth})
 	must(t, err)
@@ -309,7 +311,7 @@ func (r *rig) remoteGone(t *testing.T) error {
 	must(t, err)
 	s, err := e.Publish(t.Context(), "gone")
 	must(t, err)
-	_, err = s.Register(r.there, transfer.RegisterOptions{})
+	_, err = s.Register(t.Context(), r.there, transfer.RegisterOptions{})
 	must(t, err)
 	remote, err := r.prefill.OpenSegment(t.Context(), e.Address()+"/gone")
 	must(t, err)
@@ -341,6 +343,119 @@ func TestRefuses(t *testing.T) {
 		if err := q.Layer(t.Context(), k); !errors.Is(err, want) {
 			t.Errorf("layer %d: %v", k, err)
 		}
+	}
+	if err := q.Finish(t.Context()); !errors.Is(err, errdefs.ErrCanceled) {
+		t.Error(err)
+	}
+}
+
+// TestGroups: the layers of each page group are in that group's pages, and those of a group without any arrive all the same.
+func TestGroups(t *testing.T) {
+	r := newRig(t, 0)
+	groups := []int{0, 1, 2, 0, 1, 2}
+	sender, err := handover.NewSender(r.prefill, r.remote, handover.Options{Layers: planes(r.here), Groups: groups})
+	must(t, err)
+	if _, err := sender.Begin([]byte("one group"), pairs); !errors.Is(err, errdefs.ErrInvalid) {
+		t.Errorf("pages of one group of three: %v", err)
+	}
+	if _, err := sender.Begin([]byte("no pages"), nil, nil, nil); !errors.Is(err, errdefs.ErrInvalid) {
+		t.Errorf("no pages: %v", err)
+	}
+	for i := range r.here.Bytes() {
+		r.here.Bytes()[i] = byte(i>>12)*7 + 1
+	}
+	other := []transfer.PagePair{{Local: 8, Remote: 0}}
+	q, err := sender.Begin([]byte("groups"), pairs, nil, other)
+	must(t, err)
+	for k := range layers {
+		must(t, q.Layer(t.Context(), k))
+	}
+	must(t, q.Finish(t.Context()))
+	for e := r.next(t); !e.Complete; e = r.next(t) {
+		if e.Failed {
+			t.Fatalf("event %+v", e)
+		}
+	}
+	for k, group := range groups {
+		want := map[uint32]uint32{} // the page here by the one there
+		for _, p := range [][]transfer.PagePair{pairs, nil, other}[group] {
+			want[p.Remote] = p.Local
+		}
+		for i := range 2 {
+			for page := range uint32(pages) {
+				from, ok := want[page]
+				if got := r.page(r.there, k, i, page); ok && !bytes.Equal(got, r.page(r.here, k, i, from)) || !ok && got[0] != 0 {
+					t.Errorf("layer %d plane %d page %d has wrong bytes", k, i, page)
+				}
+			}
+		}
+	}
+	for _, groups := range [][]int{{0}, {0, 0, 0, 0, 0, -1}, {0, 0, 0, 0, 0, 6}} {
+		if _, err := handover.NewSender(r.prefill, r.remote, handover.Options{Layers: planes(r.here), Groups: groups}); !errors.Is(err, errdefs.ErrInvalid) {
+			t.Errorf("groups %v: %v", groups, err)
+		}
+	}
+}
+
+// TestDefectLayerWaitsForAnother: a layer whose batch waits for room holds up neither another layer nor the end of the request for longer than
+// they may take, and ends with the request.
+func TestDefectLayerWaitsForAnother(t *testing.T) {
+	r := newRig(t, 0)
+	e, err := transfer.Open(transfer.Options{Batches: 1})
+	must(t, err)
+	t.Cleanup(func() { must(t, e.Close(context.Background())) })
+	remote, err := e.OpenSegment(t.Context(), r.at)
+	must(t, err)
+	sender, err := handover.NewSender(e, remote, handover.Options{Layers: planes(r.here)})
+	must(t, err)
+	gate := &work{done: make(chan struct{})}
+	_, err = e.Submit(t.Context(), []transfer.Task{{Op: transfer.Write, Segment: remote, Local: mem.Extent{Region: r.here}}}, transfer.SubmitOptions{After: []mem.Dependency{gate}})
+	must(t, err)
+	q, err := sender.Begin([]byte("no room"), pairs)
+	must(t, err)
+	first := make(chan error, 1)
+	go func() { first <- q.Layer(context.Background(), 0) }()
+	time.Sleep(20 * time.Millisecond)
+	within := func(what string, f func() error, want error) {
+		t.Helper()
+		ended := make(chan error, 1)
+		go func() { ended <- f() }()
+		select {
+		case err := <-ended:
+			if !errors.Is(err, want) {
+				t.Errorf("%s: %v, want %v", what, err, want)
+			}
+		case <-time.After(patience / 4):
+			t.Errorf("%s: it is waited for", what)
+		}
+	}
+	within("another layer", func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
+		defer cancel()
+		return q.Layer(ctx, 1)
+	}, context.DeadlineExceeded)
+	ended, cancel := context.WithCancelCause(t.Context())
+	cancel(errdefs.ErrExpired)
+	finished := make(chan error, 1)
+	go func() { finished <- q.Finish(ended) }()
+	within("the layer of a request that was given up", func() error { return <-first }, errdefs.ErrCanceled)
+	close(gate.done)
+	within("the request", func() error { return <-finished }, errdefs.ErrCanceled)
+	if e := r.next(t); !e.Failed {
+		t.Errorf("event %+v", e)
+	}
+}
+
+// TestDefectIdentifierOfTheCaller: a request keeps its identifier, whatever the caller does with the memory.
+func TestDefectIdentifierOfTheCaller(t *testing.T) {
+	r := newRig(t, 0)
+	id := []byte("request")
+	q, err := r.sender.Begin(id, pairs)
+	must(t, err)
+	clear(id)
+	must(t, q.Layer(t.Context(), 0))
+	if e := r.next(t); string(e.Request) != "request" {
+		t.Errorf("event %+v", e)
 	}
 	if err := q.Finish(t.Context()); !errors.Is(err, errdefs.ErrCanceled) {
 		t.Error(err)

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"sync"
 
 	"github.com/kvlane/kvlane/errdefs"
@@ -21,9 +22,9 @@ import (
 
 // Options say by which NICs transfers go.
 type Options struct {
-	// Provider has the NICs, and outlives them.
-	Provider rdma.Provider
-	NICs     []NIC // 1 to MaxNICs
+	// Devices opens the NICs, each once for all who have it, and outlives them.
+	Devices *registry.Devices
+	NICs    []NIC // 1 to MaxNICs
 	// Registry says how memory is registered.
 	Registry registry.Options
 	// Flush has a device see what NICs have written to its memory; nil: it does.
@@ -56,21 +57,18 @@ const (
 )
 
 // NICs are those by which transfers go. A nil *NICs has none. Safe for concurrent use.
-type NICs struct {
-	o       Options
-	devices *registry.Devices // which domains share
-}
+type NICs struct{ o Options }
 
 // New returns the NICs of o, of which nothing is opened yet. ErrInvalid.
 func New(o Options) (*NICs, error) {
-	if o.Provider == nil || len(o.NICs) == 0 || len(o.NICs) > MaxNICs || o.Depth < 0 || o.MaxSGE < 0 {
+	if o.Devices == nil || len(o.NICs) == 0 || len(o.NICs) > MaxNICs || o.Depth < 0 || o.MaxSGE < 0 {
 		return nil, fmt.Errorf("transfers by %d NICs, %d requests of %d pieces: %w", len(o.NICs), o.Depth, o.MaxSGE, errdefs.ErrInvalid)
 	}
 	if o.Pinned == nil {
 		o.Pinned = plain{}
 	}
 	o.Depth, o.MaxSGE = cmp.Or(o.Depth, defaultDepth), cmp.Or(o.MaxSGE, defaultMaxSGE)
-	return &NICs{o, registry.NewDevices(o.Provider)}, nil
+	return &NICs{o}, nil
 }
 
 // Names returns the NICs' names, in their order.
@@ -100,6 +98,7 @@ type Domain struct {
 	mu      sync.Mutex
 	scratch *mem.Region // where bytes are read back to, of domains that send
 	queues  int64       // that were opened
+	left    []*Queue    // see Leave
 }
 
 // Serve opens a domain whose memory peers read and write. The caller closes it.
@@ -109,7 +108,7 @@ func (n *NICs) Serve() (*Domain, error) { return n.open(forPeers) }
 func (n *NICs) Use() (*Domain, error) { return n.open(forUs) }
 
 func (n *NICs) open(access rdma.Access) (_ *Domain, err error) {
-	d := &Domain{o: &n.o, access: access, set: n.devices.NewSet(n.o.Registry)}
+	d := &Domain{o: &n.o, access: access, set: n.o.Devices.NewSet(n.o.Registry)}
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("open NICs for transfers: %w", errors.Join(err, d.Close()))
@@ -223,10 +222,14 @@ func (h *Held) Release() {
 	h.by = nil
 }
 
-// Open opens a queue over a NIC, which is to be connected. The caller closes it before the domain.
+// Open opens a queue over a NIC, which is to be connected. The caller closes it before the domain, or leaves it there. ErrBusy while the NIC does
+// not close what was left.
 func (d *Domain) Open(nic int) (*Queue, error) {
 	if nic < 0 || nic >= len(d.nics) {
 		return nil, fmt.Errorf("NIC %d of %d: %w", nic, len(d.nics), errdefs.ErrInvalid)
+	}
+	if err := d.closeLeft(nic); err != nil {
+		return nil, err
 	}
 	connect := d.o.NICs[nic].Connect
 	connect.Access = d.access
@@ -236,7 +239,7 @@ func (d *Domain) Open(nic int) (*Queue, error) {
 	if err != nil {
 		return nil, err
 	}
-	q := &Queue{d: d, c: c, pair: c.Pairs[0], room: make(chan struct{}, 1)}
+	q := &Queue{d: d, nic: nic, c: c, pair: c.Pairs[0], room: make(chan struct{}, 1)}
 	if d.access == forUs {
 		// A quarter of the queue: three chains are under way while the next is built.
 		q.wrs = make([]rdma.SendWR, max(c.Depth/4, 1))
@@ -248,7 +251,7 @@ func (d *Domain) Open(nic int) (*Queue, error) {
 		d.mu.Unlock()
 		m, err := d.nics[nic].Acquire(mem.All(scratch), d.access)
 		if err != nil {
-			return nil, errors.Join(err, c.Close())
+			return nil, errors.Join(err, d.leave(q))
 		}
 		info := m.Info()
 		m.Release() // the domain has it until all of its queues are closed
@@ -257,8 +260,49 @@ func (d *Domain) Open(nic int) (*Queue, error) {
 	return q, nil
 }
 
+// Leave closes a queue by which nothing was sent, without waiting: what its NIC does not close stays the domain's, whose memory stays registered,
+// and is closed before the next queue of that NIC is opened, or with the domain.
+func (d *Domain) Leave(q *Queue) { _ = d.leave(q) }
+
+func (d *Domain) leave(q *Queue) error {
+	err := q.Close()
+	if err != nil {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.left = append(d.left, q)
+	}
+	return err
+}
+
+// Left returns how many queues were left that are not closed yet.
+func (d *Domain) Left() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return len(d.left)
+}
+
+// closeLeft closes what was left of a NIC, or of all of them where nic is negative.
+func (d *Domain) closeLeft(nic int) error {
+	d.mu.Lock()
+	own := func(q *Queue) bool { return nic < 0 || q.nic == nic }
+	mine := slices.DeleteFunc(slices.Clone(d.left), func(q *Queue) bool { return !own(q) })
+	d.left = slices.DeleteFunc(d.left, own)
+	d.mu.Unlock()
+	var errs []error
+	for _, q := range mine {
+		errs = append(errs, d.leave(q))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("queues that never worked do not close: %w: %w", errdefs.ErrBusy, err)
+	}
+	return nil
+}
+
 // Close closes the NICs. ErrBusy while queues are open or memory is held: it may be called again.
 func (d *Domain) Close() error {
+	if err := d.closeLeft(-1); err != nil {
+		return err
+	}
 	if err := d.set.Close(); err != nil {
 		return err
 	}

@@ -39,6 +39,12 @@ func (*Domain) Unregister(context.Context, *mem.Region) error { return nil }
 // Open is ErrNotSupported.
 func (*Domain) Open(int) (*Queue, error) { return nil, errNoCode }
 
+// Leave has nothing to close.
+func (*Domain) Leave(*Queue) {}
+
+// Left is none.
+func (*Domain) Left() int { return 0 }
+
 // Hold is ErrNotSupported.
 func (*Domain) Hold(int, []mem.Extent) (*Held, error) { return nil, errNoCode }
 

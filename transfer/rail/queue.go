@@ -15,6 +15,7 @@ import (
 // Queue is a queue pair. One goroutine sends, another waits; the rest is for one at a time, before they begin and after they have ended.
 type Queue struct {
 	d       *Domain
+	nic     int
 	c       *channel.Channel
 	pair    *channel.Pair
 	scratch rdma.SGE

@@ -11,6 +11,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/sys/hostmem"
 	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/rdma/registry"
 	"github.com/kvlane/kvlane/rdma/soft"
 )
 
@@ -46,7 +47,7 @@ func connected(t *testing.T, o Options, n int64) *ends {
 	must(t, err)
 	t.Cleanup(func() { must(t, p.Close()) })
 	e := &ends{local: region(t, n), remote: region(t, n)}
-	o.Provider, o.NICs = p, []NIC{{Name: "soft0"}}
+	o.Devices, o.NICs = registry.NewDevices(p), []NIC{{Name: "soft0"}}
 	nics, err := New(o)
 	must(t, err)
 	e.use, err = nics.Use()

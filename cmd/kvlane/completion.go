@@ -73,6 +73,7 @@ var offers = map[string]cobra.CompletionFunc{
 	"cublaslt":                completeFiles,
 	"out":                     completeFiles,
 	"svg":                     completeFiles,
+	"remove":                  completeFiles,
 	"charts":                  completeDirs,
 	"dir":                     completeDirs,
 	"file-dir":                completeDirs,

@@ -36,7 +36,7 @@ var alwaysEffective = map[string]string{
 	"store ls":          "json",
 	"store stat":        "json",
 	"store verify":      "json repair",
-	"store gc":          "json max-bytes",
+	"store gc":          "json max-bytes quarantine foreign remove",
 }
 
 // operands are what commands take beside their flags.

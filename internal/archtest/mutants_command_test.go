@@ -28,4 +28,12 @@ var commandMutants = []mutant{
 		"cmd/kvlane/store_verify.go", "	return append(next, inQuarantine(v.Directory, v.Quarantined)...)\n", "	return next\n"),
 	defect("cmd/kvlane", "TestDefectFromVerifyToACleanDirectory",
 		"tier/file/repair.go", "blockdir.NoteSetAside(v, v.root, begun, r.Findings)", "blockdir.NoteSetAside(v, v.root, begun, nil)"),
+	defect("cmd/kvlane", "TestDefectFlagEnvironmentFileDefault",
+		"cmd/kvlane/settings.go", "if f == nil || f.Changed {", "if f == nil {"),
+	defect("cmd/kvlane", "TestDefectFlagEnvironmentFileDefault",
+		"cmd/kvlane/settings.go", "		all = append(slices.DeleteFunc(all, func(g supplied) bool { return g.setting == s }), g)\n", "		all = append([]supplied{g}, all...)\n"),
+	defect("cmd/kvlane", "TestDefectConfigurationNamesFileLineAndKey",
+		"cmd/kvlane/config.go", "		if line := seen[key]; line > 0 {", "		if line := seen[key]; line > 9 {"),
+	defect("cmd/kvlane", "TestDefectConfigurationWithoutEffectDoesNoHarm",
+		"cmd/kvlane/settings.go", "	return withdrawIdle(cmd)\n", "	if false {\n		return withdrawIdle(cmd)\n	}\n	return nil\n"),
 }

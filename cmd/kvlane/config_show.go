@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -119,7 +118,10 @@ func showCommand(cmd *cobra.Command, args []string) (*shownConfig, error) {
 		return nil, &usageError{err}
 	}
 	if target.HasSubCommands() {
-		return nil, errors.Join(target.ValidateArgs(rest), usagef("%q has several commands: name one", target.CommandPath()))
+		if err := target.ValidateArgs(rest); err != nil {
+			return nil, err
+		}
+		return nil, usagef("%q has several commands: name one", target.CommandPath())
 	}
 	if err := target.ParseFlags(rest); err != nil {
 		return nil, flagError(target, err)

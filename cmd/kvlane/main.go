@@ -79,6 +79,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		fmt.Fprintf(stderr, "See '%s --help'.\n", cmd.CommandPath())
 		return exitUsage
 	}
+	if next := nextStep(cmd, err); next != "" {
+		fmt.Fprintln(stderr, "Next: "+next)
+	}
 	var coded *codedError
 	if errors.As(err, &coded) {
 		return coded.code

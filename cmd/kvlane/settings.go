@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"unicode"
@@ -354,15 +355,18 @@ func distance(a, b string) int {
 // and what a misspelt word may have meant.
 func usageHints(cmd *cobra.Command, err error) (hints []string) {
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
-		if !f.Changed || !namesFlag(err.Error(), f.Name) {
+		if !f.Changed {
 			return
 		}
-		if from := origin(f); from != "" {
+		if from := origin(f); from != "" && namesFlag(err.Error(), f.Name) {
 			hints = append(hints, fmt.Sprintf("--%s is from %s.", f.Name, from))
 		}
 		words := flagWords(commandPath(cmd), f)
 		for _, v := range flagValues(f) {
-			if near := nearestWord(v, words); near != "" && !slices.Contains(words, v) {
+			if !strings.Contains(err.Error(), strconv.Quote(v)) || slices.Contains(words, v) {
+				continue
+			}
+			if near := nearestWord(v, words); near != "" {
 				hints = append(hints, fmt.Sprintf("Did you mean --%s %s?", f.Name, near))
 			}
 		}

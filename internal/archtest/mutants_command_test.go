@@ -36,4 +36,10 @@ var commandMutants = []mutant{
 		"cmd/kvlane/config.go", "		if line := seen[key]; line > 0 {", "		if line := seen[key]; line > 9 {"),
 	defect("cmd/kvlane", "TestDefectConfigurationWithoutEffectDoesNoHarm",
 		"cmd/kvlane/settings.go", "	return withdrawIdle(cmd)\n", "	if false {\n		return withdrawIdle(cmd)\n	}\n	return nil\n"),
+	defect("cmd/kvlane", "TestDefectErrorsSayWhatToDoNext",
+		"cmd/kvlane/main.go", "next := nextStep(cmd, err); next != \"\"", "next := nextStep(cmd, err); next == \".\""),
+	defect("cmd/kvlane", "TestDefectErrorsSayWhatToDoNext",
+		"cmd/kvlane/settings.go", "for _, v := range flagValues(f) {\n			if !strings", "for _, v := range flagValues(f)[:0] {\n			if !strings"),
+	defect("cmd/kvlane", "TestDefectErrorsSayWhatToDoNext",
+		"cmd/kvlane/engine.go", "asUsage(orSimulate(c.Device.Driver, err))", "asUsage(err)"),
 }

@@ -46,22 +46,19 @@ var nextSteps = []step{
 	{isA[*net.DNSError], says("give HOST:PORT, the host by an address or by a name that this host can look up, the port as a number.")},
 	{all(changed("log-dir"), isErr(errdefs.ErrBusy)), says("a log belongs to one process: end the other one, or give another --log-dir; several processes share a --file-dir.")},
 	{all((*failure).ofStore, isErr(errdefs.ErrBusy)), says("a log belongs to one process: end the one that has it open, then try again.")},
-	{lacks("libibverbs"), says(doctor.InstallVerbs + "; kvlane doctor says what else copies by NIC take, --gdr off goes without, and --rdma-provider soft tries the path.")},
+	{all(ofHardware, about("libibverbs")), says(doctor.InstallVerbs + "; kvlane doctor says what else copies by NIC take, and --rdma-provider soft tries them without one.")},
+	{all(ofHardware, about("open NIC", "requires a NIC")), says("this takes an RDMA NIC with an active port: kvlane doctor says what is missing, and --rdma-provider soft tries the path without one.")},
 	{all(changed("device-index", "peer-index"), isErr(errdefs.ErrNotFound)), says("kvlane doctor lists the devices; indices count from 0.")},
 	{all(changed("nic"), isErr(errdefs.ErrNotFound)), says("kvlane doctor lists the NICs, and kvlane topo which of them is near which GPU.")},
 }
 
-// nextStep says what to do about an error of a command that failed, or nothing where nothing is known, or where the error says it.
+// nextStep says what to do about an error of a command that failed, or nothing where nothing is known, or the error says it.
 func nextStep(cmd *cobra.Command, err error) string {
 	f := &failure{cmd, err}
 	for _, s := range nextSteps {
-		if !s.when(f) {
-			continue
+		if s.when(f) {
+			return s.say(f)
 		}
-		if text := s.say(f); !strings.Contains(err.Error(), doctor.InstallVerbs) || !strings.Contains(text, doctor.InstallVerbs) {
-			return text
-		}
-		return ""
 	}
 	return ""
 }
@@ -89,12 +86,15 @@ func changed(flags ...string) func(*failure) bool {
 	return func(f *failure) bool { return slices.ContainsFunc(flags, f.cmd.Flags().Changed) }
 }
 
-// lacks reports whether a library is missing.
-func lacks(library string) func(*failure) bool {
+// about reports whether the error's text has one of these.
+func about(texts ...string) func(*failure) bool {
 	return func(f *failure) bool {
-		return errors.Is(f.err, errdefs.ErrNotSupported) && strings.Contains(f.err.Error(), library)
+		return slices.ContainsFunc(texts, func(t string) bool { return strings.Contains(f.err.Error(), t) })
 	}
 }
+
+// ofHardware is about what the machine lacks, or what is there and does not work.
+var ofHardware = isErr(errdefs.ErrNotSupported, errdefs.ErrBroken)
 
 func (f *failure) ofStore() bool { return within(f.cmd, []string{"store"}) }
 

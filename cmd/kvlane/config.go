@@ -40,7 +40,7 @@ func configFile(cmd *cobra.Command) (string, error) {
 // usualConfigs are the places where a configuration file is looked for, in order.
 func usualConfigs() []string {
 	var places []string
-	if dir, err := os.UserConfigDir(); err == nil { // else there is no such user
+	if dir, err := os.UserConfigDir(); err == nil { // else there is no home, or none by an absolute path
 		places = append(places, filepath.Join(dir, "kvlane", "config.yaml"))
 	}
 	return append(places, systemConfig)

@@ -79,7 +79,7 @@ func showAll(cmd *cobra.Command) (*shownConfig, error) {
 		if len(known.settings[s.name]) == 0 {
 			continue // in a build without its commands
 		}
-		shown := shownSetting{Name: s.name, Env: s.env(), Source: "default"}
+		shown := shownSetting{Name: s.name, Env: s.env(), Values: []string{}, Source: "default"}
 		for _, f := range known.settings[s.name] {
 			for _, v := range flagValues(f.Flag) {
 				if !slices.Contains(shown.Values, v) { // commands differ

@@ -141,15 +141,19 @@ func TestConfigurationIsShared(t *testing.T) {
 			t.Errorf("%s: exit code %d, want %q:\n%s", args, code, want, stderr)
 		}
 	}
-	t.Setenv(configEnv, configText(t, "path: kernel\ndevice: auto\nmetrics-addr: 127.0.0.1:9\npipeline: cache\nfile-dir: /x\n"))
+	t.Setenv(configEnv, configText(t, "path: kernel\ndevice: auto\nmetrics-addr: 127.0.0.1:0\npipeline: cache\nfile-dir: /x\n"))
 	if code, _, stderr := execute(t, "replay", "x", "--policy", "latency"); code != exitUsage || !strings.Contains(stderr, "--path is from "+os.Getenv(configEnv)+":1.\n") {
 		t.Errorf("exit code %d: %s", code, stderr)
 	}
 	if code, _, stderr := execute(t, "bench", "copy"); code != exitUsage || !strings.Contains(stderr, `:2: device: "auto" is not what "kvlane bench copy" takes, which is cuda, sim, host; give --device`) {
 		t.Errorf("exit code %d: %s", code, stderr)
 	}
+	// Without --use-vram no device is asked for.
+	if code, _, stderr := execute(t, "bench", "transfer", "--segment", "127.0.0.1:1"); code != exitFailure || !strings.Contains(stderr, "refused") {
+		t.Errorf("exit code %d: %s", code, stderr)
+	}
 	for args, want := range map[string]string{
-		"metrics-addr store ls": "none", "metrics-addr replay": "127.0.0.1:9 " + os.Getenv(configEnv) + ":3", "pipeline bench store -- --device sim": "none",
+		"metrics-addr store ls": "none", "metrics-addr replay": "127.0.0.1:0 " + os.Getenv(configEnv) + ":3", "pipeline bench store -- --device sim": "none",
 		"file-dir calibrate -- --device sim": "none", "device bench rdma": "none", "device version": "none", "seed replay": "none",
 	} {
 		if words := strings.Fields(args); !slices.Contains(words, "rdma") || !reducedBuild() {

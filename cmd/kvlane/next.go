@@ -38,6 +38,7 @@ var nextSteps = []step{
 	{isErr(fs.ErrPermission, syscall.EROFS), (*failure).notAllowed},
 	{(*failure).otherSort, (*failure).openAsOther},
 	{all((*failure).ofStore, isErr(errdefs.ErrNotFound)), says("kvlane store takes a directory that kvlane replay --file-dir or --log-dir, or a program with the library, has made: see that DIR is one.")},
+	{all((*failure).ofStore, isErr(errdefs.ErrCorrupt)), says("kvlane store verify DIR says what is damaged, and with --repair mends what can be mended.")},
 	{isErr(fs.ErrNotExist), (*failure).notThere},
 	{isErr(syscall.ENOSPC, syscall.EDQUOT, errdefs.ErrNoSpace), says("make room there: kvlane store gc DIR --max-bytes SIZE removes the coldest blocks of a directory, and --file-bytes or --log-bytes bounds a tier.")},
 	{isErr(syscall.EADDRINUSE), says("another process serves at this address: end it, or give another port; port 0 takes any that is free.")},
@@ -151,7 +152,7 @@ func (f *failure) notThere() string {
 	}
 	isDir, isOut := false, false
 	f.cmd.Flags().Visit(func(flag *pflag.Flag) {
-		named := slices.ContainsFunc(flagValues(flag), func(v string) bool { return v != "" && filepath.Clean(v) == filepath.Clean(path) })
+		named := slices.ContainsFunc(flagValues(flag), func(v string) bool { return filepath.Clean(v) == filepath.Clean(path) })
 		isDir = isDir || named && slices.Contains([]string{"dir", "file-dir", "log-dir", "profile-dir"}, flag.Name)
 		isOut = isOut || named && slices.Contains([]string{"out", "svg", "charts"}, flag.Name)
 	})

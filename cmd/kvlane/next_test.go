@@ -88,18 +88,19 @@ func TestNextStepByError(t *testing.T) {
 		err     error
 		want    string
 	}{
-		"another's directory":  {"replay", &fs.PathError{Op: "mkdir", Path: within, Err: syscall.EACCES}, filepath.Dir(filepath.Dir(within)) + " belongs to " + me + ": run it as a user who may use that, or give a directory of your own, such as /home/me/.cache/kvlane."},
-		"another's, of store":  {"store gc", &fs.PathError{Op: "open", Path: "/", Err: syscall.EPERM}, "/ belongs to root: run it as a user who may use that."},
-		"no file":              {"replay", syscall.EACCES, "run it as a user who may, or as root."},
-		"a read-only mount":    {"replay", &fs.PathError{Op: "mkdir", Path: "/", Err: syscall.EROFS}, "the file system of / is mounted read-only: give a directory elsewhere, or --file-read-only to serve loads from it."},
-		"a full disk":          {"replay", errdefs.ErrNoSpace, "make room there: kvlane store gc DIR --max-bytes SIZE"},
-		"a log that is in use": {"store verify", errdefs.ErrBusy, "a log belongs to one process: end the one that has it open"},
-		"no library":           {"replay", fmt.Errorf("libibverbs.so.1: %w", errdefs.ErrNotSupported), "install rdma-core (Debian: libibverbs1 and ibverbs-providers); kvlane doctor says"},
-		"no active port":       {"bench rdma", fmt.Errorf("open NIC: mlx5_0: %w", errdefs.ErrNotSupported), "this takes an RDMA NIC with an active port: kvlane doctor says what is missing, and --rdma-provider soft"},
-		"a NIC that fails":     {"replay", fmt.Errorf("gdr requires a NIC: %w", errdefs.ErrBroken), "this takes an RDMA NIC with an active port"},
-		"a NIC of no name":     {"bench rdma", fmt.Errorf("open NIC: %w", errdefs.ErrNotFound), ""},
-		"nothing is known":     {"replay", errdefs.ErrCorrupt, ""},
-		"a GPU that is in use": {"calibrate", errdefs.ErrBusy, ""},
+		"another's directory":   {"replay", &fs.PathError{Op: "mkdir", Path: within, Err: syscall.EACCES}, filepath.Dir(filepath.Dir(within)) + " belongs to " + me + ": run it as a user who may use that, or give a directory of your own, such as /home/me/.cache/kvlane."},
+		"another's, of store":   {"store gc", &fs.PathError{Op: "open", Path: "/", Err: syscall.EPERM}, "/ belongs to root: run it as a user who may use that."},
+		"no file":               {"replay", syscall.EACCES, "run it as a user who may, or as root."},
+		"a read-only mount":     {"replay", &fs.PathError{Op: "mkdir", Path: "/", Err: syscall.EROFS}, "the file system of / is mounted read-only: give a directory elsewhere, or --file-read-only to serve loads from it."},
+		"a full disk":           {"replay", errdefs.ErrNoSpace, "make room there: kvlane store gc DIR --max-bytes SIZE"},
+		"a log that is in use":  {"store verify", errdefs.ErrBusy, "a log belongs to one process: end the one that has it open"},
+		"no library":            {"replay", fmt.Errorf("libibverbs.so.1: %w", errdefs.ErrNotSupported), "install rdma-core (Debian: libibverbs1 and ibverbs-providers); kvlane doctor says"},
+		"no active port":        {"bench rdma", fmt.Errorf("open NIC: mlx5_0: %w", errdefs.ErrNotSupported), "this takes an RDMA NIC with an active port: kvlane doctor says what is missing, and --rdma-provider soft"},
+		"a NIC that fails":      {"replay", fmt.Errorf("gdr requires a NIC: %w", errdefs.ErrBroken), "this takes an RDMA NIC with an active port"},
+		"a NIC of no name":      {"bench rdma", fmt.Errorf("open NIC: %w", errdefs.ErrNotFound), ""},
+		"a damaged kvlane.json": {"store ls", errdefs.ErrCorrupt, "kvlane store verify DIR says what is damaged, and with --repair"},
+		"nothing is known":      {"replay", errdefs.ErrCorrupt, ""},
+		"a GPU that is in use":  {"calibrate", errdefs.ErrBusy, ""},
 	} {
 		cmd, _, err := newRootCommand().Find(strings.Fields(c.command))
 		if err != nil {

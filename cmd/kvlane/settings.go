@@ -132,9 +132,6 @@ func configure(cmd *cobra.Command) error {
 		if f == nil || f.Changed {
 			continue
 		}
-		if err := g.check(cmd, f); err != nil {
-			return usagef("%w; give --%s on the command line", err, f.Name)
-		}
 		for _, v := range g.values {
 			if err := cmd.Flags().Set(f.Name, v); err != nil {
 				return usagef("%s: %s: %w", g.from, g.name, err)
@@ -144,7 +141,32 @@ func configure(cmd *cobra.Command) error {
 			return err
 		}
 	}
-	return withdrawIdle(cmd)
+	if err := withdrawIdle(cmd); err != nil {
+		return err
+	}
+	return checkWords(cmd, all)
+}
+
+// checkWords says why a command does not take what is given to it, as far as its flags' words tell.
+func checkWords(cmd *cobra.Command, all []supplied) error {
+	var errs []error
+	for _, g := range all {
+		f := g.of(cmd)
+		if f == nil || origin(f) != g.from || g.takes != nil {
+			continue
+		}
+		words := flagWords(commandPath(cmd), f)
+		for _, v := range g.values {
+			if len(words) > 0 && !slices.Contains(words, v) {
+				errs = append(errs, fmt.Errorf("%s: %s: %q is not what %q takes, which is %s; give --%s on the command line",
+					g.from, g.name, v, cmd.CommandPath(), strings.Join(words, ", "), g.name))
+			}
+		}
+	}
+	if len(errs) > 0 {
+		return &usageError{errors.Join(errs...)}
+	}
+	return nil
 }
 
 // withdrawIdle gives the flags of a configuration that have no effect beside the others their defaults again, as if they had not been
@@ -201,20 +223,6 @@ func readSettings(cmd *cobra.Command) ([]supplied, error) {
 		all = append(slices.DeleteFunc(all, func(g supplied) bool { return g.setting == s }), g)
 	}
 	return all, errors.Join(errs...)
-}
-
-// check says why a command does not take what is given, as far as its flag's words tell.
-func (g *supplied) check(cmd *cobra.Command, f *pflag.Flag) error {
-	if g.takes != nil {
-		return nil
-	}
-	words := flagWords(commandPath(cmd), f)
-	for _, v := range g.values {
-		if len(words) > 0 && !slices.Contains(words, v) {
-			return fmt.Errorf("%s: %s: %q is not what %q takes, which is %s", g.from, g.name, v, cmd.CommandPath(), strings.Join(words, ", "))
-		}
-	}
-	return nil
 }
 
 // catalog has the flags of a command line that nobody runs: values are tried on them.
@@ -395,10 +403,13 @@ func namesFlag(text, flag string) bool {
 	return false
 }
 
-// flagValues returns what a flag has: one value, or several where it takes them.
+// flagValues returns what a flag has: one value, several where it takes them, or none where it is empty.
 func flagValues(f *pflag.Flag) []string {
 	if list, ok := f.Value.(pflag.SliceValue); ok {
-		return list.GetSlice()
+		return append([]string{}, list.GetSlice()...)
+	}
+	if f.Value.String() == "" {
+		return []string{}
 	}
 	return []string{f.Value.String()}
 }

@@ -39,7 +39,7 @@ type dirVerdict struct {
 	// Checksums counts the sound blocks by the algorithm of their checksums.
 	Checksums    map[string]int64 `json:"checksums"`
 	Findings     []dirFinding     `json:"findings"`
-	Quarantined  int              `json:"quarantined_files"` // those that --repair set aside included
+	Quarantined  int              `json:"quarantined_files"` // with those that --repair set aside
 	LiveSessions int              `json:"live_sessions"`
 	// Repaired says what was done about the findings, with --repair.
 	Repaired *dirRepair `json:"repaired,omitempty"`
@@ -120,12 +120,12 @@ func verdict(ctx context.Context, dir string, repair bool) (*dirVerdict, error) 
 
 // What --repair does with a file.
 const (
-	setAside = "set aside"
-	moved    = "moved to its folder"
-	swept    = "removed"
-	madeAnew = "made anew"
-	mended   = "mended"
-	left     = "left as it is"
+	didSetAside = "set aside"
+	didMove     = "moved to its folder"
+	didRemove   = "removed"
+	didMakeAnew = "made anew"
+	didMend     = "mended"
+	didLeave    = "left as it is"
 )
 
 // done says what was done about a finding.
@@ -133,17 +133,17 @@ func (v *dirVerdict) done(f *dirFinding) string {
 	marker := filepath.Base(f.Path) == "kvlane.json"
 	switch {
 	case f.MovedTo != "" && filepath.Base(filepath.Dir(f.MovedTo)) == "quarantine":
-		return setAside
+		return didSetAside
 	case f.MovedTo != "":
-		return moved
+		return didMove
 	case f.among(v.Repaired.Left):
-		return left
+		return didLeave
 	case marker && v.Repaired.MarkerMade:
-		return madeAnew
+		return didMakeAnew
 	case f.Problem == string(file.Leftover):
-		return swept
+		return didRemove
 	}
-	return mended
+	return didMend
 }
 
 // among reports whether the same was found of the file.
@@ -241,7 +241,7 @@ func (v *dirVerdict) rows() [][2]string {
 		switch {
 		case f.MovedTo != "":
 			rows = append(rows, [2]string{"  " + f.Done, "to " + f.MovedTo})
-		case f.Done == madeAnew:
+		case f.Done == didMakeAnew:
 			rows = append(rows, [2]string{"  " + f.Done, "from the blocks' headers"})
 		case f.Done != "":
 			rows = append(rows, [2]string{"  " + f.Done, filepath.Base(f.Path)})

@@ -35,7 +35,7 @@ var commandMutants = []mutant{
 	defect("cmd/kvlane", "TestDefectConfigurationNamesFileLineAndKey",
 		"cmd/kvlane/config.go", "		if line := seen[key]; line > 0 {", "		if line := seen[key]; line > 9 {"),
 	defect("cmd/kvlane", "TestDefectConfigurationWithoutEffectDoesNoHarm",
-		"cmd/kvlane/settings.go", "	return withdrawIdle(cmd)\n", "	if false {\n		return withdrawIdle(cmd)\n	}\n	return nil\n"),
+		"cmd/kvlane/settings.go", "	if err := withdrawIdle(cmd); err != nil {\n", "	if err := withdrawIdle(&cobra.Command{}); err != nil {\n"),
 	defect("cmd/kvlane", "TestDefectErrorsSayWhatToDoNext",
 		"cmd/kvlane/main.go", "next := nextStep(cmd, err); next != \"\"", "next := nextStep(cmd, err); next == \".\""),
 	defect("cmd/kvlane", "TestDefectErrorsSayWhatToDoNext",

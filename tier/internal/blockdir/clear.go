@@ -30,9 +30,9 @@ type Cleared struct {
 	Left    []Finding
 }
 
-// Clear removes files of directory d, whose path is root: those of the quarantine, and of foreign, the findings about what kvlane
-// has not made. It never removes a sound block: one that lies in quarantine stays, as a file may that the tier has taken there by mistake,
-// and gives back. What cannot be removed stays too, and both are in Left. Names that are neither are ErrInvalid, before anything is removed.
+// Clear removes files of directory d, whose path is root: those of the quarantine, and of foreign, the findings about what kvlane has not
+// made. A sound block stays wherever it lies, even in quarantine: a tier that meets another file there than the damaged one gives it back. What
+// stays though it was asked for is in Left. Names that are neither are ErrInvalid, before anything is removed.
 func Clear(ctx context.Context, d dirfs.Dir, root string, formats block.Formats, foreign []Finding, u Unwanted) (c Cleared, err error) {
 	quarantined, err := Names(d, Quarantine)
 	if err != nil {

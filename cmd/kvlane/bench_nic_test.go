@@ -4,7 +4,6 @@ package main
 
 import (
 	"encoding/json"
-	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,7 +12,6 @@ import (
 	"github.com/kvlane/kvlane/bench"
 	"github.com/kvlane/kvlane/bench/rdmabench"
 	"github.com/kvlane/kvlane/doctor"
-	"github.com/kvlane/kvlane/errdefs"
 )
 
 // NICs in software are measured only where they are named, and apart from everything else.
@@ -126,16 +124,8 @@ func TestDefectAbsurdNumbersOfNICsAreWrongUsage(t *testing.T) {
 	}
 }
 
-// A machine without the library or a NIC is told what to install; what else fails is left as it is.
+// Where there is no library, what to install is said.
 func TestDefectBenchRDMASaysWhatToInstall(t *testing.T) {
-	for _, cause := range []error{errdefs.ErrNotSupported, errdefs.ErrBroken} {
-		if err := withoutNIC(cause); !errors.Is(err, cause) || !strings.Contains(err.Error(), "install rdma-core") || !strings.Contains(err.Error(), "--rdma-provider soft") {
-			t.Errorf("%v: %v", cause, err)
-		}
-	}
-	if err := withoutNIC(errdefs.ErrNotFound); err.Error() != errdefs.ErrNotFound.Error() {
-		t.Errorf("a NIC that there is not: %v", err)
-	}
 	r := doctor.Examine(t.Context(), doctor.Local(askCUDA, askCuFile, loadable), doctor.Options{Dirs: []string{t.TempDir()}})
 	if code, _, stderr := execute(t, "bench", "rdma"); r.RDMA.Library.Answer == doctor.No && (code != exitFailure || !strings.Contains(stderr, "install rdma-core")) {
 		t.Errorf("without libibverbs: exit code %d: %s", code, stderr)

@@ -16,8 +16,6 @@ import (
 	"github.com/kvlane/kvlane/bench/rdmabench"
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/sim"
-	"github.com/kvlane/kvlane/doctor"
-	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/gdr"
 	"github.com/kvlane/kvlane/internal/sys/hostmem"
 	"github.com/kvlane/kvlane/mem"
@@ -103,11 +101,7 @@ func (b *benchRDMA) execute(cmd *cobra.Command) (err error) {
 	}
 	nics, err := gdr.Open(dev, b.rdma.config(), nil)
 	if err != nil {
-		err = asUsage(fmt.Errorf("open NIC: %w", err))
-		if b.rdma.soft() {
-			return err
-		}
-		return withoutNIC(err)
+		return asUsage(fmt.Errorf("open NIC: %w", err))
 	}
 	ctx := cmd.Context()
 	b.onClose(func() error {
@@ -146,15 +140,6 @@ func (b *benchRDMA) execute(cmd *cobra.Command) (err error) {
 		return writeJSON(cmd, r)
 	}
 	return r.WriteText(cmd.OutOrStdout())
-}
-
-// withoutNIC adds to the error of a machine that has no NIC to measure, or not the library to, what is needed.
-func withoutNIC(err error) error {
-	if !errors.Is(err, errdefs.ErrNotSupported) && !errors.Is(err, errdefs.ErrBroken) {
-		return err
-	}
-	return fmt.Errorf("%w; this takes an RDMA NIC with an active port, and its library: %s; kvlane doctor says which is missing, and "+
-		"--rdma-provider soft tries the path without either", err, doctor.InstallVerbs)
 }
 
 // allocate returns memory for the largest messages: twice that of the host, and that of the device or of the host.

@@ -162,10 +162,7 @@ func (f *storeBench) parse() error {
 			return f.openProduct(ctx, dev, "--model-layer")
 		}
 	}
-	o.Open = func(ctx context.Context, c kvlane.Config) (*kvlane.Engine, error) {
-		e, err := openEngine(ctx, c)
-		return e, orSimulate(c.Device.Driver, err)
-	}
+	o.Open = openEngine
 	errs = append(errs, o.Validate(), f.comparing.check())
 	if err := errors.Join(errs...); err != nil {
 		return &usageError{err}

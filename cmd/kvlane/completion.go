@@ -26,6 +26,7 @@ import (
 
 // offers are the values of flags that a shell completes, by the flag's name, or by command and name where commands differ.
 var offers = map[string]cobra.CompletionFunc{
+	"config":     completeFiles,
 	"log-level":  values("debug", "info", "warn", "error"),
 	"log-format": values("text", "json"),
 
@@ -73,6 +74,7 @@ var offers = map[string]cobra.CompletionFunc{
 	"cublaslt":                completeFiles,
 	"out":                     completeFiles,
 	"svg":                     completeFiles,
+	"remove":                  completeFiles,
 	"charts":                  completeDirs,
 	"dir":                     completeDirs,
 	"file-dir":                completeDirs,
@@ -95,18 +97,25 @@ var operandOffers = map[string]cobra.CompletionFunc{
 	"store stat":   completeDirs,
 	"store verify": completeDirs,
 	"store gc":     completeDirs,
+	"config check": completeFiles,
+	"config show":  completeCommands,
 	"transfer put": completeSecondFile,
 	"transfer get": completeSecondFile,
 }
 
+// offerOf returns what completes a flag of a command, or nil.
+func offerOf(path, flag string) cobra.CompletionFunc {
+	if complete := offers[path+" "+flag]; complete != nil {
+		return complete
+	}
+	return offers[flag]
+}
+
 // registerCompletions has shells complete what offers and operandOffers say, below cmd.
 func registerCompletions(cmd *cobra.Command) {
-	path := strings.TrimPrefix(strings.TrimPrefix(cmd.CommandPath(), cmd.Root().Name()), " ")
+	path := commandPath(cmd)
 	register := func(f *pflag.Flag) {
-		complete := offers[path+" "+f.Name]
-		if complete == nil {
-			complete = offers[f.Name]
-		}
+		complete := offerOf(path, f.Name)
 		if complete == nil && slices.Contains(freeForm, f.Name) {
 			complete = cobra.NoFileCompletions
 		}
@@ -156,6 +165,19 @@ func completeNICs(cmd *cobra.Command, args []string, typed string) ([]cobra.Comp
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
 	return names(entries, os.DirEntry.Name)(cmd, args, typed)
+}
+
+// completeCommands completes the words of another command.
+func completeCommands(cmd *cobra.Command, args []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	var words []string
+	if at, rest, err := cmd.Root().Find(args); err == nil && len(rest) == 0 {
+		for _, c := range at.Commands() {
+			if c.IsAvailableCommand() {
+				words = append(words, c.Name())
+			}
+		}
+	}
+	return values(words...)(cmd, args, typed)
 }
 
 func completeFiles(*cobra.Command, []string, string) ([]cobra.Completion, cobra.ShellCompDirective) {

@@ -183,7 +183,7 @@ func parsePath(s string) (stream.Path, error) {
 func openEngine(ctx context.Context, c kvlane.Config) (*kvlane.Engine, error) {
 	e, err := kvlane.Open(ctx, c)
 	if err != nil {
-		return nil, asUsage(err)
+		return nil, asUsage(orSimulate(c.Device.Driver, err))
 	}
 	for _, n := range e.Notes() {
 		slog.Warn(n)

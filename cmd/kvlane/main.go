@@ -28,7 +28,7 @@ const (
 var exitMeanings = []string{
 	exitOK:        "the command did what was asked",
 	exitFailure:   "it failed, was interrupted, or found what it looks for: damage, or a benchmark that became slower",
-	exitUsage:     "the command line is wrong",
+	exitUsage:     "the command line or the configuration is wrong",
 	exitMissing:   "doctor --require: something is not there",
 	exitUndecided: "doctor --require: it could not be told of something whether it is there, and the rest is",
 }
@@ -73,8 +73,14 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	fmt.Fprintf(stderr, "kvlane: %v\n", err)
 	var usage *usageError
 	if errors.As(err, &usage) {
+		for _, hint := range usageHints(cmd, err) {
+			fmt.Fprintln(stderr, hint)
+		}
 		fmt.Fprintf(stderr, "See '%s --help'.\n", cmd.CommandPath())
 		return exitUsage
+	}
+	if next := nextStep(cmd, err); next != "" {
+		fmt.Fprintln(stderr, "Next: "+next)
 	}
 	var coded *codedError
 	if errors.As(err, &coded) {

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -253,27 +252,34 @@ func measuresSome(f *pflag.FlagSet, kind func(bench.Contender) bool) bool {
 
 // checkNeeds reports every flag of a command line that has no effect there, as a wrong command line.
 func checkNeeds(cmd *cobra.Command) error {
-	path := strings.TrimPrefix(cmd.CommandPath(), cmd.Root().Name()+" ")
 	var errs []error
+	forIdle(cmd, func(n *need, f *pflag.Flag) {
+		if n.lacks != "" {
+			errs = append(errs, fmt.Errorf("--%s has no effect without %s: add that, or leave --%s out", f.Name, n.lacks, f.Name))
+		} else {
+			errs = append(errs, fmt.Errorf("--%s has no effect with %s: leave one of them out", f.Name, n.clashes))
+		}
+	})
+	if len(errs) > 0 {
+		return &usageError{errors.Join(errs...)}
+	}
+	return nil
+}
+
+// forIdle calls f with each flag that was given and has no effect, and the need that is not met.
+func forIdle(cmd *cobra.Command, f func(*need, *pflag.Flag)) {
+	path := commandPath(cmd)
 	for i := range needs {
 		n := &needs[i]
 		if !slices.Contains(n.commands, path) || n.met(cmd.Flags()) {
 			continue
 		}
-		cmd.Flags().Visit(func(f *pflag.Flag) {
-			switch {
-			case !n.about(cmd, f.Name):
-			case n.lacks != "":
-				errs = append(errs, fmt.Errorf("--%s has no effect without %s: add that, or leave --%s out", f.Name, n.lacks, f.Name))
-			default:
-				errs = append(errs, fmt.Errorf("--%s has no effect with %s: leave one of them out", f.Name, n.clashes))
+		cmd.Flags().Visit(func(flag *pflag.Flag) {
+			if flag.Changed && n.about(cmd, flag.Name) {
+				f(n, flag)
 			}
 		})
 	}
-	if len(errs) > 0 {
-		return &usageError{errors.Join(errs...)}
-	}
-	return nil
 }
 
 // about reports whether the need is that of a flag of cmd.

@@ -15,11 +15,13 @@ import (
 var alwaysEffective = map[string]string{
 	"replay": `preset layers kv-heads head-size dtype block-tokens tp tp-rank mla list-presets device device-index path verify cache-bytes
 		pipeline file-dir log-dir pages concurrency layerwise limit seed json progress`,
-	"demo":      "device dir",
-	"doctor":    "json dir require",
-	"topo":      "json svg",
-	"version":   "json",
-	"calibrate": "device device-index force budget wait memory profile-dir json",
+	"demo":    "device dir",
+	"doctor":  "json dir require",
+	"topo":    "json svg",
+	"version": "json",
+
+	"config show": "json",
+	"calibrate":   "device device-index force budget wait memory profile-dir json",
 	"bench copy": `device device-index peer-index full sizes counts paths directions host batch bytes pool large reps seed lists sums forms
 		targets beside-matmul high-priority json csv nixl out from charts compare`,
 	"bench store": `device device-index geometry blocks requests work forms hits file-dir pipeline bytes cache-bytes large quick budget seed path verify
@@ -36,7 +38,7 @@ var alwaysEffective = map[string]string{
 	"store ls":          "json",
 	"store stat":        "json",
 	"store verify":      "json repair",
-	"store gc":          "json max-bytes",
+	"store gc":          "json max-bytes quarantine foreign remove",
 }
 
 // operands are what commands take beside their flags.

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/kvlane/kvlane/errdefs"
 )
@@ -58,11 +59,15 @@ Exit codes:
 	root.SetVersionTemplate("{{.Version}}")
 	root.SilenceErrors = true
 	root.SilenceUsage = true
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err: err} })
+	root.SetFlagErrorFunc(flagError)
+	root.PersistentFlags().String(configFlag, "", configFlagUsage)
 	root.PersistentFlags().StringVar(&level, "log-level", "info", "least severe log records to print: debug, info, warn or error")
 	root.PersistentFlags().StringVar(&format, "log-format", "text", "form of log records on standard error: text or json")
 	watch.register(root.PersistentFlags())
 	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
+		if err := configure(cmd); err != nil {
+			return err
+		}
 		log, err := newLogger(cmd.ErrOrStderr(), level, format)
 		if err != nil {
 			return err
@@ -70,7 +75,7 @@ Exit codes:
 		slog.SetDefault(log)
 		return checkNeeds(cmd)
 	}
-	root.AddCommand(newReplayCommand(), newDemoCommand(), newStoreCommand(), newDoctorCommand(), newTopoCommand(), newCalibrateCommand(), newBenchCommand(), newTransferCommand(), newVersionCommand(&r), newShareProbeCommand())
+	root.AddCommand(newReplayCommand(), newDemoCommand(), newStoreCommand(), newDoctorCommand(), newTopoCommand(), newCalibrateCommand(), newBenchCommand(), newTransferCommand(), newConfigCommand(), newVersionCommand(&r), newShareProbeCommand())
 	watch.around(root)
 	registerCompletions(root)
 	return root
@@ -99,10 +104,23 @@ func newGroupCommand(use, short, long string) *cobra.Command {
 	}
 }
 
+// flagError adds to the error of an unknown flag the one that was most likely meant.
+func flagError(cmd *cobra.Command, err error) error {
+	var unknown *pflag.NotExistError
+	if errors.As(err, &unknown) {
+		var names []string
+		cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
+		if near := nearestWord(unknown.GetSpecifiedName(), names); near != "" {
+			return usagef("%w; did you mean --%s?", err, near)
+		}
+	}
+	return &usageError{err: err}
+}
+
 func newLogger(w io.Writer, level, format string) (*slog.Logger, error) {
-	var l slog.Level
-	if err := l.UnmarshalText([]byte(level)); err != nil {
-		return nil, usagef("--log-level %q: it is debug, info, warn or error", level)
+	l, err := parseLevel(level)
+	if err != nil {
+		return nil, usagef("--log-level: %w", err)
 	}
 	o := &slog.HandlerOptions{Level: l}
 	switch format {
@@ -112,4 +130,11 @@ func newLogger(w io.Writer, level, format string) (*slog.Logger, error) {
 		return slog.New(slog.NewJSONHandler(w, o)), nil
 	}
 	return nil, usagef("--log-format %q: it is text or json", format)
+}
+
+func parseLevel(s string) (l slog.Level, err error) {
+	if l.UnmarshalText([]byte(s)) != nil {
+		return l, fmt.Errorf("%q is none of debug, info, warn or error", s)
+	}
+	return l, nil
 }

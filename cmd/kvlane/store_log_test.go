@@ -42,7 +42,7 @@ func TestStoreCommandsOfALog(t *testing.T) {
 		}
 		return stdout
 	}
-	if got := ok("ls", dir); strings.Count(got, "\n") != 3 {
+	if got := ok("ls", dir); strings.Count(got, "\n") != 4 {
 		t.Errorf("ls:\n%s", got)
 	}
 	if got := ok("stat", dir); !strings.Contains(got, "blocks             3") || !strings.Contains(got, "segments           1") {
@@ -61,10 +61,18 @@ func TestStoreCommandsOfALog(t *testing.T) {
 	if err := json.Unmarshal([]byte(stdout), &v); err != nil || code != exitOK || len(v.Findings) != 2 || v.Repaired == nil || !v.Repaired.MarkerMade || v.Repaired.SetAside != 1 {
 		t.Errorf("verify --repair: exit code %d, %+v, %v", code, v, err)
 	}
-	if got := ok("ls", dir); strings.Count(got, "\n") != 2 {
+	for _, found := range v.Findings {
+		if b, err := os.ReadFile(found.MovedTo); found.Problem == "damaged" && (found.Done != "set aside" || err != nil || int64(len(b)) != f.Layout.ImageBytes()) {
+			t.Errorf("%+v: it has %d bytes, %v", found, len(b), err)
+		}
+	}
+	if got := ok("gc", "--quarantine", dir); !strings.Contains(got, "files removed  1, 24.0 KiB") {
+		t.Errorf("gc --quarantine:\n%s", got)
+	}
+	if got := ok("ls", dir); strings.Count(got, "\n") != 3 {
 		t.Errorf("ls after repair:\n%s", got)
 	}
-	var c dirCollected
+	var c madeRoom
 	if err := json.Unmarshal([]byte(ok("gc", dir, "--max-bytes", "0", "--json")), &c); err != nil || c.Removed != 2 || c.BytesAfter != 0 {
 		t.Errorf("gc: %+v, %v", c, err)
 	}

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kvlane/kvlane/internal/testkit"
 )
@@ -23,7 +24,7 @@ func TestStoreCommands(t *testing.T) {
 		}
 		return stdout
 	}
-	if got := ok("ls", dir); strings.Count(got, "\n") != 2 || !strings.HasSuffix(got, "  12288\n") {
+	if got := ok("ls", dir); strings.Count(got, "\n") != 3 || !strings.HasPrefix(got, "KEY  ") || !strings.HasSuffix(got, "  12.0 KiB  now\n") {
 		t.Errorf("ls:\n%s", got)
 	}
 	var entry struct {
@@ -51,16 +52,22 @@ func TestStoreCommands(t *testing.T) {
 		v.Findings[0].Problem != "damaged" || !strings.Contains(v.Findings[0].Path, entry.Key) || !strings.Contains(stderr, "not clean") {
 		t.Errorf("verify of a damaged block: exit code %d, %+v, %v, %s", code, v, err, stderr)
 	}
-	if code, _, stderr := execute(t, "store", "gc", dir); code != exitUsage || !strings.Contains(stderr, "--max-bytes") {
+	if code, _, stderr := execute(t, "store", "gc", dir); code != exitUsage || !strings.Contains(stderr, "--max-bytes SIZE") || !strings.Contains(stderr, "kvlane store verify DIR") {
 		t.Errorf("gc without a bound: exit code %d, %s", code, stderr)
 	}
-	var c dirCollected
+	var c madeRoom
 	if err := json.Unmarshal([]byte(ok("gc", dir, "--max-bytes", "12KiB", "--json")), &c); err != nil || c.Removed != 1 || c.BytesAfter != 12288 {
 		t.Errorf("gc: %+v, %v", c, err)
 	}
-	if got := ok("ls", dir); strings.Count(got, "\n") != 1 {
+	if got := ok("ls", dir); strings.Count(got, "\n") != 2 {
 		t.Errorf("ls after gc:\n%s", got)
 	}
+}
+
+// madeRoom is what gc --max-bytes --json prints.
+type madeRoom struct {
+	Removed    int64 `json:"removed_blocks"`
+	BytesAfter int64 `json:"bytes_after"`
 }
 
 func TestStoreCommandsRefuse(t *testing.T) {
@@ -132,7 +139,8 @@ func TestStoreVerifyRepairs(t *testing.T) {
 		t.Errorf("before: exit code %d, %s", code, stdout)
 	}
 	code, stdout, stderr := execute(t, "store", "verify", dir, "--repair")
-	if code != exitOK || !strings.Contains(stdout, "made anew") || !strings.Contains(stdout, "set aside              1") {
+	if code != exitOK || !strings.Contains(stdout, "made anew") || !strings.Contains(stdout, "  set aside            to "+filepath.Join(dir, "quarantine")+"/") ||
+		!strings.Contains(stdout, "  made anew            from the blocks' headers") || !strings.Contains(stdout, "kvlane store gc --quarantine "+dir+"\n") {
 		t.Errorf("exit code %d, %s%s", code, stdout, stderr)
 	}
 	if code, stdout, _ := execute(t, "store", "verify", dir, "--json"); code != exitOK || !strings.Contains(stdout, `"clean": true`) {
@@ -143,5 +151,66 @@ func TestStoreVerifyRepairs(t *testing.T) {
 	}
 	if after, err := filepath.Glob(filepath.Join(dir, "??", "*")); err != nil || len(after) != 1 {
 		t.Errorf("it has %q, %v", after, err)
+	}
+}
+
+// From what verify finds to a directory that has nothing but sound blocks, by the hints alone.
+func TestDefectFromVerifyToACleanDirectory(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "some blocks")
+	if code, _, stderr := execute(t, small("replay", traceFile(t, goodLine), "--file-dir", dir)...); code != exitOK {
+		t.Fatalf("exit code %d: %s", code, stderr)
+	}
+	blocks, err := filepath.Glob(filepath.Join(dir, "??", "*"))
+	if err != nil || len(blocks) != 2 {
+		t.Fatal(blocks, err)
+	}
+	damage(t, blocks[0])
+	notes := filepath.Join(dir, "notes.txt")
+	if err := os.WriteFile(notes, []byte("mine"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	quoted := "'" + dir + "'"
+	says := func(code int, args string, wants ...string) {
+		t.Helper()
+		words := strings.Fields(args)
+		got, stdout, stderr := execute(t, append([]string{"store"}, append(words, dir)...)...)
+		for _, want := range wants {
+			if got != code || !strings.Contains(stdout+stderr, want) {
+				t.Errorf("store %s: exit code %d, want %d and %q:\n%s%s", args, got, code, want, stdout, stderr)
+			}
+		}
+	}
+	says(exitFailure, "verify", "1 damaged file: run kvlane store verify --repair "+quoted, "1 foreign file: if nobody needs it, kvlane store gc --foreign "+quoted,
+		"not clean: 1 damaged file, 1 foreign file\n")
+	says(exitFailure, "verify --repair", "  set aside            to "+dir+"/quarantine/", "  left as it is        notes.txt",
+		"1 file in quarantine: kvlane store gc --quarantine "+quoted, "not clean: 1 foreign file\n")
+	says(exitOK, "stat", "1 file in quarantine: kvlane store gc --quarantine "+quoted)
+	says(exitOK, "gc --max-bytes 1GiB", "blocks removed  0")
+	if _, err := os.Stat(notes); err != nil {
+		t.Errorf("a file that nobody asked to remove: %v", err)
+	}
+	says(exitUsage, "gc --foreign --remove "+strings.TrimPrefix(blocks[1], dir+"/"), "is neither in quarantine nor a file that verifying finds foreign")
+	says(exitOK, "gc --quarantine", "files removed  1, 12.0 KiB", "  removed      "+dir+"/quarantine/")
+	says(exitFailure, "verify", "not clean: 1 foreign file\n")
+	says(exitOK, "gc --remove notes.txt", "files removed  1, 4 B")
+	says(exitOK, "verify", "every block is sound")
+	if left, err := filepath.Glob(filepath.Join(dir, "??", "*")); err != nil || len(left) != 1 || left[0] != blocks[1] {
+		t.Errorf("it has %q, %v", left, err)
+	}
+	// A block that lies in quarantine by mistake is not removed, and the exit code says so.
+	if err := os.Rename(blocks[1], filepath.Join(dir, "quarantine", "0000000000000001-"+filepath.Base(blocks[1]))); err != nil {
+		t.Fatal(err)
+	}
+	says(exitFailure, "gc --quarantine", "a sound block of this directory: it stays", "1 file stays")
+}
+
+func TestAgeText(t *testing.T) {
+	for d, want := range map[time.Duration]string{
+		-time.Hour: "now", 999 * time.Millisecond: "now", time.Second: "1s", 119 * time.Second: "119s", 2 * time.Minute: "2m", 2 * time.Hour: "2h",
+		47*time.Hour + 59*time.Minute: "47h", 48 * time.Hour: "2d", 1000 * 24 * time.Hour: "1000d",
+	} {
+		if got := ageText(d); got != want {
+			t.Errorf("%v: %q, want %q", d, got, want)
+		}
 	}
 }

@@ -174,6 +174,9 @@ func (d *dir) madeMeanwhile(c *Config, err error) (Marker, error) {
 func (d *dir) readMarker(c *Config) (Marker, error) {
 	m, err := blockdir.ReadMarker(d, blockdir.Files)
 	if err != nil {
+		if errors.Is(err, blockdir.ErrOtherSort) {
+			return Marker{}, fmt.Errorf("give another directory, or open this one as a log: %w", err)
+		}
 		if errors.Is(err, errdefs.ErrMismatch) {
 			return Marker{}, fmt.Errorf("it was made by another version of kvlane; give another directory, or use that version: %w", err)
 		}

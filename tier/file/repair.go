@@ -31,13 +31,17 @@ func repair(ctx context.Context, fsys dirfs.FS, path string) (r Repaired, err er
 		return r, err
 	}
 	r.Report = v.report
+	begun := time.Now()
 	err = blockdir.WithLock(ctx, clockwork.NewRealClock(), v, func() error { return v.mend(ctx, &r) })
 	if err != nil {
 		return r, fmt.Errorf("repair directory %s: %w", v.root, blockdir.WriteError(err))
 	}
+	if err := blockdir.NoteSetAside(v, v.root, begun, r.Findings); err != nil {
+		return r, fmt.Errorf("repair directory %s: say what was set aside: %w", v.root, err)
+	}
 	// What is left is what a second look finds.
 	again, err := verify(ctx, fsys, path, nil)
-	r.Unrepaired = again.Findings
+	r.Unrepaired, r.Quarantined = again.Findings, again.Quarantined
 	return r, err
 }
 
@@ -76,6 +80,7 @@ func (v *verifier) mendPlace(m misplacedBlock, r *Repaired) {
 	}
 	if bad == nil && blockdir.Mkdir(v, bucketName(m.key[0])) == nil && v.Rename(from, blockName(m.key), false) == nil {
 		r.Moved++
+		r.Findings[m.found].MovedTo = v.root + "/" + blockName(m.key)
 		return
 	}
 	if quarantineFrom(v, from, time.Now(), m.key, info) == nil {

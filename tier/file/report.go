@@ -24,6 +24,10 @@ type (
 	Report = blockdir.Report
 	// Repaired says what Repair found and did.
 	Repaired = blockdir.Repaired
+	// Unwanted selects what Clear removes.
+	Unwanted = blockdir.Unwanted
+	// Cleared says what Clear did.
+	Cleared = blockdir.Cleared
 )
 
 // The problems.

@@ -44,6 +44,8 @@ type verifier struct {
 	progress func(blocks, bytes int64)
 	report   Report
 	buf      []byte
+	// namesOnly leaves out what is in the blocks.
+	namesOnly bool
 
 	// What Repair mends, beside what is in the report.
 	markerBad bool
@@ -59,6 +61,7 @@ type damagedBlock struct {
 type misplacedBlock struct {
 	folder byte
 	key    block.Key
+	found  int // of the report's findings
 }
 
 func openVerifier(ctx context.Context, fsys dirfs.FS, path string) (_ *verifier, err error) {
@@ -207,11 +210,15 @@ func (v *verifier) run(ctx context.Context) error {
 }
 
 func (v *verifier) found(name string, p Problem, detail string) {
+	v.foundBlock(block.Key{}, name, p, detail)
+}
+
+func (v *verifier) foundBlock(key block.Key, name string, p Problem, detail string) {
 	path := v.root
 	if name != "." {
 		path += "/" + name
 	}
-	v.report.Findings = append(v.report.Findings, Finding{Path: path, Problem: p, Detail: detail})
+	v.report.Findings = append(v.report.Findings, Finding{Path: path, Problem: p, Detail: detail, Key: key})
 }
 
 // unjudged notes what could not be looked at, unless it is there no more.
@@ -319,13 +326,15 @@ func (v *verifier) blocks(ctx context.Context) error {
 			if ctx.Err() != nil {
 				return context.Cause(ctx)
 			}
-			v.block(key)
+			if !v.namesOnly {
+				v.block(key)
+			}
 		}
 		for _, n := range others {
 			name := bucketName(byte(b)) + "/" + n
 			if key, err := block.ParseKey(n); err == nil {
-				v.found(name, Misplaced, "its key belongs into folder "+n[:2])
-				v.misplaced = append(v.misplaced, misplacedBlock{byte(b), key})
+				v.misplaced = append(v.misplaced, misplacedBlock{byte(b), key, len(v.report.Findings)})
+				v.foundBlock(key, name, Misplaced, "its key belongs into folder "+n[:2])
 			} else {
 				v.found(name, Foreign, "its name is no key")
 			}
@@ -346,7 +355,7 @@ func (v *verifier) block(key block.Key) {
 		return
 	}
 	if bad != nil {
-		v.found(name, Damaged, bad.Error())
+		v.foundBlock(key, name, Damaged, bad.Error())
 		v.damaged = append(v.damaged, damagedBlock{key, info})
 	}
 	v.report.Blocks++

@@ -34,6 +34,12 @@ type Report = blockdir.Report
 // Repaired says what Repair found and did.
 type Repaired = blockdir.Repaired
 
+// Unwanted selects what Clear removes.
+type Unwanted = blockdir.Unwanted
+
+// Cleared says what Clear did.
+type Cleared = blockdir.Cleared
+
 // Recognises says whether a directory is one of a log, by its marker, or by its segments where that cannot be read.
 func Recognises(dir string) bool { return recognises(dirfs.OS(), dir) }
 

@@ -105,8 +105,13 @@ func (t *Tier) openDir() (err error) {
 		if err := blockdir.CheckEmpty(t.dir); err != nil {
 			return err
 		}
-	} else if err = errors.Join(err, m.Check(c.Formats, c.Identities)); err != nil {
-		return markerError(err)
+	} else {
+		if err == nil {
+			err = m.Check(c.Formats, c.Identities)
+		}
+		if err != nil {
+			return markerError(err)
+		}
 	}
 	t.lock, err = blockdir.Own(t.dir)
 	return err
@@ -137,6 +142,8 @@ func markerError(err error) error {
 	switch {
 	case errors.Is(err, errdefs.ErrCorrupt):
 		return fmt.Errorf("whose blocks it holds cannot be read; give another directory, remove this one, or try \"kvlane store verify --repair\": %w", err)
+	case errors.Is(err, blockdir.ErrOtherSort):
+		return fmt.Errorf("give another directory, or open this one as one of files: %w", err)
 	case errors.Is(err, errdefs.ErrMismatch):
 		return fmt.Errorf("give another directory: %w", err)
 	}

@@ -43,11 +43,15 @@ type verifier struct {
 }
 
 func (v *verifier) found(name string, p blockdir.Problem, detail string) {
+	v.foundBlock(block.Key{}, name, p, detail)
+}
+
+func (v *verifier) foundBlock(key block.Key, name string, p blockdir.Problem, detail string) {
 	path := v.root
 	if name != "." {
 		path += "/" + name
 	}
-	v.report.Findings = append(v.report.Findings, blockdir.Finding{Path: path, Problem: p, Detail: detail})
+	v.report.Findings = append(v.report.Findings, blockdir.Finding{Path: path, Problem: p, Detail: detail, Key: key})
 }
 
 func (v *verifier) run(ctx context.Context) (err error) {
@@ -244,7 +248,7 @@ func (v *verifier) blocks(ctx context.Context) (err error) {
 		case errors.Is(lerr, errdefs.ErrNotFound):
 			return nil
 		case errors.Is(lerr, errdefs.ErrCorrupt):
-			v.found(segmentName(g.number), blockdir.Damaged, fmt.Sprintf("block %s at %d: %v", key, e.off(), lerr))
+			v.foundBlock(key, segmentName(g.number), blockdir.Damaged, fmt.Sprintf("block %s at %d: %v", key, e.off(), lerr))
 		case lerr != nil:
 			v.found(segmentName(g.number), blockdir.Unjudged, fmt.Sprintf("block %s at %d: %v", key, e.off(), lerr))
 			return nil
@@ -285,7 +289,7 @@ func repair(ctx context.Context, fsys dirfs.FS, path string) (r Repaired, err er
 		}
 	}
 	again, err := verify(ctx, fsys, path, nil)
-	r.Unrepaired = again.Findings
+	r.Unrepaired, r.Quarantined = again.Findings, again.Quarantined
 	return r, err
 }
 
@@ -302,6 +306,7 @@ func (v *verifier) mend(ctx context.Context, r *Repaired) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, t.Close(context.WithoutCancel(ctx))) }()
+	begun := t.clock.Now()
 	buf := make([]byte, t.formats.MaxImageBytes())
 	_, err = t.blocks(ctx, func(_ *segment, key block.Key, _ entry) error {
 		image := buf[:t.formats.ImageBytes(key)]
@@ -313,7 +318,7 @@ func (v *verifier) mend(ctx context.Context, r *Repaired) (err error) {
 		return t.setAside(ctx, key, e, image)
 	})
 	r.SweptFiles = int(t.count.swept.Load())
-	return err
+	return errors.Join(err, blockdir.NoteSetAside(t.dir, v.root, begun, r.Findings))
 }
 
 // mendMarker keeps what is left of the old marker in quarantine.
@@ -329,4 +334,34 @@ func (v *verifier) mendMarker() (err error) {
 	}
 	defer func() { err = errors.Join(err, lock.Close()) }()
 	return blockdir.MendMarker(d, time.Now(), v.report.Marker)
+}
+
+// Clear removes files that are no blocks from the directory: images that were set aside, and files that kvlane has not made. Segments
+// stay, those of another log too, as Verify names them. A process may have the directory open. ErrInvalid where u names another file,
+// and nothing is removed then; ErrNotFound where it is no directory of blocks, ErrCorrupt or ErrMismatch where its marker cannot be
+// read.
+func Clear(ctx context.Context, dir string, u Unwanted) (Cleared, error) {
+	return clearOf(ctx, dirfs.OS(), dir, u)
+}
+
+func clearOf(ctx context.Context, fsys dirfs.FS, path string, u Unwanted) (c Cleared, err error) {
+	v := verifier{fsys: fsys, root: filepath.Clean(path)}
+	fail := func(err error) (Cleared, error) { return c, fmt.Errorf("clear directory %s: %w", v.root, err) }
+	m, err := markerOf(fsys, v.root)
+	if blockdir.Gone(err) {
+		err = fmt.Errorf("it is no directory of blocks: %w: %w", errdefs.ErrNotFound, err)
+	}
+	if err != nil {
+		return fail(err)
+	}
+	d, err := fsys.OpenDir(v.root)
+	if err != nil {
+		return fail(err)
+	}
+	defer func() { err = errors.Join(err, d.Close()) }()
+	v.top(d)
+	if c, err = blockdir.Clear(ctx, d, v.root, m.Formats(), v.report.Findings, u); err != nil {
+		return fail(err)
+	}
+	return c, nil
 }

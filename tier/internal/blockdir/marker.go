@@ -178,8 +178,11 @@ func (j *groupJSON) group() (g Group, err error) {
 	return g, nil
 }
 
+// ErrOtherSort is the ErrMismatch of a directory whose blocks are kept in another way.
+var ErrOtherSort = fmt.Errorf("its blocks are kept in another way: %w", errdefs.ErrMismatch)
+
 // ReadMarker reads the marker of a directory, which is of that sort, or of any where sort is empty; an error that is Gone means
-// that it has none. Errors: ErrCorrupt where it is unreadable, ErrMismatch for another version or sort.
+// that it has none. Errors: ErrCorrupt where it is unreadable, ErrMismatch for another version, ErrOtherSort.
 func ReadMarker(d dirfs.Dir, sort Sort) (_ Marker, err error) {
 	f, err := d.Open(MarkerName, os.O_RDONLY)
 	if errors.Is(err, dirfs.ErrIrregular) {
@@ -198,7 +201,7 @@ func ReadMarker(d dirfs.Dir, sort Sort) (_ Marker, err error) {
 		return Marker{}, fmt.Errorf("read marker %s: %w", MarkerName, err)
 	}
 	if sort != "" && m.Sort != sort {
-		return Marker{}, fmt.Errorf("read marker %s: it is a %s, not a %s: %w", MarkerName, m.Sort, sort, errdefs.ErrMismatch)
+		return Marker{}, fmt.Errorf("read marker %s: it is a %s, not a %s: %w", MarkerName, m.Sort, sort, ErrOtherSort)
 	}
 	return m, nil
 }

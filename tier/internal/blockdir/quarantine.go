@@ -33,16 +33,39 @@ func TrimQuarantine(d dirfs.Dir, most int) error {
 
 // quarantineName says whether a name is one that QuarantineName gives.
 func quarantineName(n string) bool {
+	_, of, ours := setAsideAt(n)
+	_, err := block.ParseKey(of)
+	return ours && err == nil
+}
+
+// setAsideAt splits a name below Quarantine into the time, in nanoseconds since 1970, and what was set aside. False: it is no such name.
+func setAsideAt(n string) (nanos uint64, of string, ours bool) {
 	const digits = 16
 	if len(n) < digits+1 || n[digits] != '-' {
-		return false
+		return 0, "", false
 	}
-	_, err := strconv.ParseUint(n[:digits], 16, 64)
+	nanos, err := strconv.ParseUint(n[:digits], 16, 64)
+	return nanos, n[digits+1:], err == nil
+}
+
+// NoteSetAside gives the findings about blocks that were set aside from a time on the place where each is now, below root.
+func NoteSetAside(d dirfs.Dir, root string, from time.Time, found []Finding) error {
+	all, err := Names(d, Quarantine)
 	if err != nil {
-		return false
+		return err
 	}
-	_, err = block.ParseKey(n[digits+1:])
-	return err == nil
+	where := map[string]string{}
+	for _, n := range all {
+		if nanos, of, ours := setAsideAt(n); ours && nanos >= uint64(from.UnixNano()) {
+			where[of] = root + "/" + Quarantine + "/" + n
+		}
+	}
+	for i := range found {
+		if f := &found[i]; f.Key != (block.Key{}) && f.MovedTo == "" {
+			f.MovedTo = where[f.Key.String()]
+		}
+	}
+	return nil
 }
 
 // QuarantineName returns the name, below Quarantine, of an image of key that failed its check. Names begin with the time, in digits of

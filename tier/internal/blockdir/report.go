@@ -57,6 +57,8 @@ type Finding struct {
 	Path    string
 	Problem Problem
 	Detail  string
+	Key     block.Key // of a block; else zero
+	MovedTo string    // where Repair moved the file, or the image; "" where it did not
 }
 
 // Report is what Verify found.
@@ -77,7 +79,7 @@ func (r *Report) Clean() bool { return len(r.Findings) == 0 }
 
 // Repaired says what Repair found and did.
 type Repaired struct {
-	Report          // of what was found
+	Report          // of what was found; its Quarantined counts what was set aside now too
 	MarkerMade bool // from the blocks' headers; with another directory id, which matters where a tier has several directories
 	SetAside   int  // damaged blocks, moved to quarantine
 	Moved      int  // sound blocks that lay in another folder than their key's

@@ -1,0 +1,202 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+)
+
+func newConfigCommand() *cobra.Command {
+	cmd := newGroupCommand("config", "Show the configuration and where each value is from; check a configuration file",
+		`Settings that several commands share may be given by a flag, by the environment, or by a configuration file in YAML; the first of
+these that has a setting decides. A key of the file is the flag's name, and a variable is KVLANE_ with that name in capitals: --cache-bytes,
+KVLANE_CACHE_BYTES, cache-bytes. A command leaves alone what it has no flag for.
+
+The file is that of --config or KVLANE_CONFIG, or the first that there is of $XDG_CONFIG_HOME/kvlane/config.yaml and
+/etc/kvlane/config.yaml.`)
+	cmd.AddCommand(newConfigShowCommand(), newConfigCheckCommand())
+	return cmd
+}
+
+// shownSetting is a setting with its value and where that is from.
+type shownSetting struct {
+	Name   string   `json:"name"`
+	Env    string   `json:"env"`
+	Values []string `json:"values"`
+	Source string   `json:"source"` // "flag", the environment variable, "FILE:LINE" or "default", and what has no effect
+}
+
+// shownConfig is what "kvlane config show" prints.
+type shownConfig struct {
+	File     string         `json:"file,omitempty"`
+	Command  string         `json:"command,omitempty"`
+	Settings []shownSetting `json:"settings"`
+}
+
+func newConfigShowCommand() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "show [COMMAND...] [-- FLAGS]",
+		Short: "Print every setting with its value and where that is from",
+		Long: `show prints every setting with its value and where that is from: a flag, a variable of the environment, a line of the file, or the
+default. With a command it prints the settings that this command has, and behind -- its flags may be tried.`,
+		Example: `  kvlane config show
+  kvlane config show bench copy
+  kvlane config show replay -- --device sim --cache-bytes 2GiB`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			var c *shownConfig
+			var err error
+			if len(args) == 0 {
+				c, err = showAll(cmd)
+			} else {
+				c, err = showCommand(cmd, args)
+			}
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				return writeJSON(cmd, c)
+			}
+			return c.print(cmd)
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	return cmd
+}
+
+// showAll shows every setting, whatever commands have it.
+func showAll(cmd *cobra.Command) (*shownConfig, error) {
+	c, all, err := readShown(cmd)
+	if err != nil {
+		return nil, err
+	}
+	known := newCatalog()
+	for i := range settings {
+		s := &settings[i]
+		if len(known.settings[s.name]) == 0 {
+			continue // in a build without its commands
+		}
+		shown := shownSetting{Name: s.name, Env: s.env(), Values: []string{}, Source: "default"}
+		for _, f := range known.settings[s.name] {
+			for _, v := range flagValues(f.Flag) {
+				if !slices.Contains(shown.Values, v) { // commands differ
+					shown.Values = append(shown.Values, v)
+				}
+			}
+		}
+		if at := slices.IndexFunc(all, func(g supplied) bool { return g.setting == s }); at >= 0 {
+			shown.Values, shown.Source = all[at].values, all[at].from
+		}
+		if f := cmd.Root().PersistentFlags().Lookup(s.name); f != nil && f.Changed {
+			shown.Values, shown.Source = flagValues(f), "flag"
+		}
+		c.Settings = append(c.Settings, shown)
+	}
+	return c, nil
+}
+
+func readShown(cmd *cobra.Command) (*shownConfig, []supplied, error) {
+	all, err := readSettings(cmd)
+	if err != nil {
+		return nil, nil, &usageError{err}
+	}
+	name, err := configFile(cmd)
+	return &shownConfig{File: name}, all, err
+}
+
+// showCommand shows the settings of the command that args name, with the flags in them.
+func showCommand(cmd *cobra.Command, args []string) (*shownConfig, error) {
+	c, _, err := readShown(cmd)
+	if err != nil {
+		return nil, err
+	}
+	target, rest, err := cmd.Root().Find(args)
+	if err != nil {
+		return nil, &usageError{err}
+	}
+	if target.HasSubCommands() {
+		if err := target.ValidateArgs(rest); err != nil {
+			return nil, err
+		}
+		return nil, usagef("%q has several commands: name one", target.CommandPath())
+	}
+	if err := target.ParseFlags(rest); err != nil {
+		return nil, flagError(target, err)
+	}
+	if err := configure(target); err != nil {
+		return nil, err
+	}
+	c.Command = target.CommandPath()
+	for i := range settings {
+		s := &settings[i]
+		f := s.of(target)
+		if f == nil {
+			continue
+		}
+		shown := shownSetting{Name: s.name, Env: s.env(), Values: flagValues(f), Source: "default"}
+		if f.Changed {
+			if shown.Source = origin(f); shown.Source == "" {
+				shown.Source = "flag"
+			}
+		}
+		if idle := f.Annotations[idleKey]; len(idle) > 0 {
+			shown.Source += "; " + idle[0] + " has no effect here"
+		}
+		c.Settings = append(c.Settings, shown)
+	}
+	return c, nil
+}
+
+// print prints the settings for people.
+func (c *shownConfig) print(cmd *cobra.Command) error {
+	w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 8, 2, ' ', 0)
+	if c.File == "" {
+		fmt.Fprintf(w, "No configuration file: none of %s.\n\n", strings.Join(usualConfigs(), ", "))
+	} else {
+		fmt.Fprintf(w, "Configuration file: %s\n\n", c.File)
+	}
+	fmt.Fprintln(w, "SETTING\tVALUE\tSOURCE")
+	for _, s := range c.Settings {
+		value := strings.Join(s.Values, ", ")
+		if value == "" {
+			value = "-"
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\n", s.Name, value, s.Source)
+	}
+	if err := w.Flush(); err != nil {
+		return fmt.Errorf("print the configuration: %w", err)
+	}
+	return nil
+}
+
+func newConfigCheckCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "check [FILE]",
+		Short: "Check a configuration file, or the one that commands take; exit code 1 if anything is wrong",
+		Long: `check reads a configuration file and says everything that is wrong with it, by file, line and key. Without FILE it checks the one
+that commands take.`,
+		Example: `  kvlane config check /etc/kvlane/config.yaml`,
+		Args:    usageArgs(cobra.MaximumNArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			name, err := configFile(cmd)
+			if len(args) > 0 {
+				name, err = args[0], nil
+			}
+			if err != nil {
+				return err
+			}
+			if name == "" {
+				return fmt.Errorf("there is no configuration file, neither %s: name one", strings.Join(usualConfigs(), " nor "))
+			}
+			all, err := readConfig(name, newCatalog)
+			if err != nil {
+				return err
+			}
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s: %s, nothing is wrong\n", name, counted(len(all), "setting", "settings"))
+			return err
+		},
+	}
+}

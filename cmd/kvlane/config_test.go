@@ -1,0 +1,347 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// configText writes a configuration file.
+func configText(t *testing.T, text string) string {
+	t.Helper()
+	name := filepath.Join(t.TempDir(), "config.yaml")
+	if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+// shown returns what "kvlane config show" says of a setting, as value and source.
+func shown(t *testing.T, name string, args ...string) string {
+	t.Helper()
+	code, stdout, stderr := execute(t, append([]string{"config", "show", "--json"}, args...)...)
+	var c shownConfig
+	if err := json.Unmarshal([]byte(stdout), &c); err != nil || code != exitOK {
+		t.Fatalf("%v: exit code %d, %v: %s", args, code, err, stderr)
+	}
+	for _, s := range c.Settings {
+		if s.Name == name {
+			return strings.Join(s.Values, ",") + " " + s.Source
+		}
+	}
+	return "none"
+}
+
+// A flag decides before the environment, that before the file, that before the default, whatever the sort of the value.
+func TestDefectFlagEnvironmentFileDefault(t *testing.T) {
+	file := configText(t, "# of every sort\ndevice: sim\ncache-bytes: 2GiB\nnic: [a, b]\nfile-dir: /x\nstream-files: true\nrdma-port: 1\nmetrics-addr: 127.0.0.1:1\ngdr: auto\n")
+	for _, c := range []struct {
+		name, env, flag                 string
+		byDefault, byFile, byEnv, byCmd string
+	}{
+		{"device", "host", "cuda", "auto", "sim", "host", "cuda"},
+		{"cache-bytes", "3GiB", "4GiB", "1GiB", "2GiB", "3GiB", "4GiB"},
+		{"nic", "c,d", "e", "", "a,b", "c,d", "e"},
+		{"file-dir", "/y,/z", "/w", "", "/x", "/y,/z", "/w"},
+		{"stream-files", "false", "true", "false", "true", "false", "true"},
+		{"rdma-port", "2", "3", "0", "1", "2", "3"},
+		{"metrics-addr", "127.0.0.1:2", "127.0.0.1:3", "", "127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"},
+	} {
+		env := "KVLANE_" + strings.ToUpper(strings.ReplaceAll(c.name, "-", "_"))
+		check := func(want string, args ...string) {
+			t.Helper()
+			if got := shown(t, c.name, args...); got != want {
+				t.Errorf("%s by %v: %q, want %q", c.name, args, got, want)
+			}
+		}
+		line := 2 + slices.Index([]string{"device", "cache-bytes", "nic", "file-dir", "stream-files", "rdma-port", "metrics-addr"}, c.name)
+		check(c.byDefault+" default", "replay")
+		check(fmt.Sprintf("%s %s:%d", c.byFile, file, line), "--config", file, "replay")
+		check(fmt.Sprintf("%s %s:%d", c.byFile, file, line), "--config", file)
+		t.Setenv(env, c.env)
+		check(c.byEnv+" "+env, "--config", file, "replay")
+		check(c.byEnv+" "+env, "--config", file)
+		check(c.byCmd+" flag", "--config", file, "replay", "--", "--"+c.name+"="+c.flag, "trace")
+		t.Setenv(env, "")
+	}
+}
+
+// Everything that is wrong with a file is said at once, by file, line and key, and with what was meant.
+func TestDefectConfigurationNamesFileLineAndKey(t *testing.T) {
+	for text, want := range map[string]string{
+		"device: cdua":                        `:1: device: "cdua" is none of auto, cuda, host, sim; did you mean cuda?`,
+		"\n\ncache-bytes: much":               `:3: cache-bytes: "much" is not a size`,
+		"stream-files: yes":                   `:1: stream-files: "yes" is neither true nor false`,
+		"rdma-port: 1.5":                      `:1: rdma-port: "1.5" is not a whole number`,
+		"log-level: loud":                     `:1: log-level: "loud" is none of debug, info, warn or error`,
+		"pipeline: cache|files":               `:1: pipeline: "cache|files" is none of`,
+		"fil-dir: /x":                         `:1: "fil-dir" is no setting; did you mean file-dir?`,
+		"cache_bytes: 1":                      `:1: "cache_bytes": the key is cache-bytes`,
+		"--device: sim":                       `:1: "--device": the key is device`,
+		"seed: 1":                             `:1: "seed" is no setting: --seed is given on the command line alone`,
+		"nonsense: 1":                         `:1: "nonsense" is no setting (kvlane config show`,
+		"device: sim\ndevice: host":           `:2: device is given in line 1 already`,
+		"device: [sim]":                       ":1: device: it takes one value, not a list",
+		"device: {a: b}":                      ":1: device: it takes a value\n",
+		"nic: [[a]]":                          ":1: nic: it takes a value or a list of values",
+		"nic: []":                             ":1: nic: the list is empty",
+		"fsync:":                              ":1: fsync: it has no value",
+		"fsync: ~":                            ":1: fsync: it has no value",
+		"- device":                            ":1: a configuration is lines of NAME: VALUE",
+		"device sim":                          ":1: a configuration is lines of NAME: VALUE",
+		"device: sim\n---\ngdr: off":          ":2: there is a second document",
+		"device: \"sim":                       ": found unexpected end of stream",
+		"? [a]\n: b":                          ":1: ",
+		"<<: {device: sim}":                   ` is no setting`,
+		"a: 1\nb: 2\nfsync: sometimes":        `:3: fsync: "sometimes" is none of file, never`,
+		strings.Repeat("#", maxConfigBytes+1): "is longer than 1048576 bytes",
+	} {
+		name := configText(t, text)
+		for _, args := range [][]string{{"config", "check", name}, {"topo", "--config", name}, {"config", "show", "--config", name}} {
+			code, stdout, stderr := execute(t, args...)
+			wantCode := exitUsage
+			if args[1] == "check" {
+				wantCode = exitFailure
+			}
+			if code != wantCode || stdout != "" || !strings.Contains(stderr, want) || !strings.Contains(stderr, name) {
+				t.Errorf("%v of %.40q: exit code %d, want %d and %q:\n%s%s", args, text, code, wantCode, want, stdout, stderr)
+			}
+		}
+	}
+	t.Setenv("KVLANE_CACHE_BYTES", "much")
+	if code, _, stderr := execute(t, "topo"); code != exitUsage || !strings.Contains(stderr, `KVLANE_CACHE_BYTES: cache-bytes: "much" is not a size`) {
+		t.Errorf("the environment: exit code %d, %s", code, stderr)
+	}
+}
+
+// A file is for all commands: each takes what it has, and what has no effect there is no fault. The command line is told where that is from
+// which it does not agree with.
+func TestConfigurationIsShared(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "blocks")
+	name := configText(t, "device: sim\nfile-dir: "+dir+"\nlog-fsync: always\nfsync: file\npolicy: latency\nrdma-mtu: 1024\ncache-bytes: 4MiB\n")
+	t.Setenv(configEnv, name)
+	if code, stdout, stderr := execute(t, "replay", traceFile(t, goodLine)); code != exitOK || strings.Contains(stdout, "SIMULATED DEVICE: there is no GPU") {
+		t.Fatalf("exit code %d: %s%s", code, stdout, stderr)
+	}
+	if code, stdout, stderr := execute(t, "store", "verify", dir); code != exitOK || !strings.Contains(stdout, "clean") {
+		t.Errorf("the directory of the file: exit code %d: %s%s", code, stdout, stderr)
+	}
+	for args, want := range map[string]string{
+		"replay x --path kernel --policy latency":  "--policy has no effect with a forced --path: leave one of them out\nSee",
+		"replay x --file-read-only --log-fsync x":  "--log-fsync has no effect",
+		"replay x --log-dir /y --cache-bytes 4KiB": "The configuration gives --device (" + name + ":1), --policy (" + name + ":5), --file-dir (",
+	} {
+		if code, _, stderr := execute(t, strings.Fields(args)...); code != exitUsage || !strings.Contains(stderr, want) {
+			t.Errorf("%s: exit code %d, want %q:\n%s", args, code, want, stderr)
+		}
+	}
+	t.Setenv(configEnv, configText(t, "path: kernel\ndevice: auto\nmetrics-addr: 127.0.0.1:0\npipeline: cache\nfile-dir: /x\n"))
+	if code, _, stderr := execute(t, "replay", "x", "--policy", "latency"); code != exitUsage || !strings.Contains(stderr, "--path is from "+os.Getenv(configEnv)+":1.\n") {
+		t.Errorf("exit code %d: %s", code, stderr)
+	}
+	if code, _, stderr := execute(t, "bench", "copy"); code != exitUsage || !strings.Contains(stderr, `:2: device: "auto" is not what "kvlane bench copy" takes, which is cuda, sim, host; give --device`) {
+		t.Errorf("exit code %d: %s", code, stderr)
+	}
+	// Without --use-vram no device is asked for.
+	if code, _, stderr := execute(t, "bench", "transfer", "--segment", "127.0.0.1:1"); code != exitFailure || !strings.Contains(stderr, "refused") {
+		t.Errorf("exit code %d: %s", code, stderr)
+	}
+	for args, want := range map[string]string{
+		"metrics-addr store ls": "none", "metrics-addr replay": "127.0.0.1:0 " + os.Getenv(configEnv) + ":3", "pipeline bench store -- --device sim": "none",
+		"file-dir calibrate -- --device sim": "none", "device bench rdma": "none", "device version": "none", "seed replay": "none",
+	} {
+		if words := strings.Fields(args); !slices.Contains(words, "rdma") || !reducedBuild() {
+			if got := shown(t, words[0], words[1:]...); got != want {
+				t.Errorf("%s: %q, want %q", args, got, want)
+			}
+		}
+	}
+}
+
+// What has no effect beside the flags of a command line is as if it had not been given, and is said to be that.
+func TestDefectConfigurationWithoutEffectDoesNoHarm(t *testing.T) {
+	dir, trace := filepath.Join(t.TempDir(), "blocks"), traceFile(t, goodLine)
+	name := configText(t, "gdr: auto\nrdma-mtu: 1024\nnic: [a, b]\nlog-fsync: always\nfile-bytes: 1GiB\nfsync: file\ncalibrate: never\npolicy: latency\n")
+	for _, args := range [][]string{
+		{"--device", "sim", "--path", "kernel"}, {"--device", "host"}, {"--device", "sim", "--gdr", "off"}, {"--device", "sim", "--gdr", "off", "--log-dir", dir},
+	} {
+		if code, _, stderr := execute(t, append([]string{"replay", trace, "--cache-bytes", "4MiB", "--config", name}, args...)...); code != exitOK {
+			t.Errorf("%v: exit code %d: %s", args, code, stderr)
+		}
+	}
+	for setting, want := range map[string]string{
+		"nic":       " default; " + name + ":3 has no effect here",
+		"gdr":       "off default; " + name + ":1 has no effect here",
+		"log-fsync": "interval default; " + name + ":4 has no effect here",
+		"policy":    "serving default; " + name + ":8 has no effect here",
+	} {
+		if got := shown(t, setting, "--config", name, "replay", "--", "--device", "sim", "--path", "kernel"); got != want {
+			t.Errorf("%s: %q, want %q", setting, got, want)
+		}
+	}
+	if got, want := shown(t, "log-fsync", "--config", name, "replay", "--", "--device", "sim", "--log-dir", dir), "always "+name+":4"; got != want {
+		t.Errorf("with a log: %q, want %q", got, want)
+	}
+}
+
+// reducedBuild reports whether this build has no code for NICs.
+func reducedBuild() bool {
+	cmd, _, err := newRootCommand().Find([]string{"bench", "rdma"})
+	return err != nil || lacksNICs(cmd)
+}
+
+// The file is looked for in the places that are documented, and what is named has to be there.
+func TestWhereTheConfigurationIs(t *testing.T) {
+	home := t.TempDir()
+	mine := filepath.Join(home, "kvlane", "config.yaml")
+	t.Setenv("XDG_CONFIG_HOME", home)
+	t.Setenv(configEnv, "")
+	if got := usualConfigs(); !slices.Equal(got, []string{mine, "/etc/kvlane/config.yaml"}) {
+		t.Errorf("usual places %q", got)
+	}
+	if err := os.MkdirAll(filepath.Dir(mine), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(mine, []byte("device: sim\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := shown(t, "device"); got != "sim "+mine+":1" {
+		t.Errorf("the user's: %q", got)
+	}
+	second := configText(t, "device: host\n")
+	if got, err := firstFile([]string{filepath.Join(home, "none"), second, mine}); got != second || err != nil {
+		t.Errorf("the first that there is: %q, %v", got, err)
+	}
+	t.Setenv(configEnv, second)
+	if got := shown(t, "device"); got != "host "+second+":1" {
+		t.Errorf("by %s: %q", configEnv, got)
+	}
+	if got := shown(t, "device", "--config", mine); got != "sim "+mine+":1" {
+		t.Errorf("by --config: %q", got)
+	}
+	for _, args := range [][]string{{"topo", "--config", mine + "x"}, {"topo", "--config", ""}, {"topo", "--config", home}} {
+		if code, _, stderr := execute(t, args...); code != exitUsage || !strings.Contains(stderr, "config") {
+			t.Errorf("%q: exit code %d, %s", args, code, stderr)
+		}
+	}
+	if code, stdout, stderr := execute(t, "config", "check"); code != exitOK || stdout != second+": 1 setting, nothing is wrong\n" {
+		t.Errorf("check: exit code %d, %s%s", code, stdout, stderr)
+	}
+	// What has to work where the configuration is wrong.
+	t.Setenv(configEnv, configText(t, "nonsense"))
+	for _, args := range [][]string{{"version"}, {"completion", "bash"}, {"__complete", "replay", "--dev"}, {"--help"}, {"replay", "--help"}, {"config"}, {}} {
+		if code, _, stderr := execute(t, args...); code != exitOK {
+			t.Errorf("%v: exit code %d, %s", args, code, stderr)
+		}
+	}
+}
+
+// The example of the documentation has every setting, and nothing is wrong with it; so has the table of exceptions.
+func TestConfigurationIsDocumented(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join("..", "..", "docs", "command-line.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, example, _ := strings.Cut(string(text), "```yaml\n")
+	example, _, _ = strings.Cut(example, "```")
+	code, _, stderr := execute(t, "replay", "/no/such/trace", "--config", configText(t, example))
+	if code != exitFailure || !strings.Contains(stderr, "no such file") { // which is looked for when all flags are found right
+		t.Errorf("with the example: exit code %d: %s", code, stderr)
+	}
+	all, err := parseConfig("example", regexp.MustCompile("(?m)^#([a-z])").ReplaceAll([]byte(example), []byte("$1")), newCatalog())
+	if err != nil && !reducedBuild() {
+		t.Error(err)
+	}
+	for i := range settings {
+		s := &settings[i]
+		if !slices.ContainsFunc(all, func(g supplied) bool { return g.setting == s }) && !reducedBuild() {
+			t.Errorf("the example lacks %s", s.name)
+		}
+		for _, c := range s.but {
+			command, _, _ := strings.Cut(c, " ")
+			if ok, err := regexp.MatchString("(?m)^\\| .*`"+s.name+"`.* \\|.*`"+command, string(text)); err != nil || !ok {
+				t.Errorf("the documentation does not say that %s takes %s from the command line alone", c, s.name)
+			}
+		}
+	}
+}
+
+// Every setting is a flag of a command, and its variable is nobody else's.
+func TestSettingsAreFlags(t *testing.T) {
+	known := newCatalog()
+	env := map[string]bool{configEnv: true}
+	for i := range settings {
+		s := &settings[i]
+		if len(known.settings[s.name]) == 0 && !reducedBuild() {
+			t.Errorf("%s is a flag of no command", s.name)
+		}
+		if env[s.env()] {
+			t.Errorf("%s is there twice", s.env())
+		}
+		env[s.env()] = true
+		for _, c := range s.but {
+			cmd, rest, err := newRootCommand().Find(strings.Fields(c))
+			if err != nil || len(rest) > 0 || s.of(cmd) != nil {
+				t.Errorf("%s: %q is no command, or takes it", s.name, c)
+			}
+		}
+	}
+	name := regexp.MustCompile("KVLANE_[A-Z0-9_]+")
+	read := 0
+	err := fs.WalkDir(os.DirFS("../.."), ".", func(p string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			if p == ".git" || p == "bin" || p == "cmd/kvlane" || p == "docs" {
+				return fs.SkipDir
+			}
+			return err
+		}
+		if ext := filepath.Ext(p); ext != ".go" && ext != ".py" && ext != ".sh" && ext != ".h" && ext != ".c" && ext != "" {
+			return nil
+		}
+		b, err := os.ReadFile(filepath.Join("../..", p))
+		for _, used := range name.FindAllString(string(b), -1) {
+			read++
+			if env[used] {
+				t.Errorf("%s uses %s, which is a setting", p, used)
+			}
+		}
+		return err
+	})
+	if err != nil || read < 50 {
+		t.Errorf("%d names were found, %v: the test does not test", read, err)
+	}
+}
+
+func TestNearestWord(t *testing.T) {
+	words := []string{"cuda", "sim", "host", "copy-engine"}
+	for word, want := range map[string]string{"cdua": "cuda", "Sim": "sim", "copyengine": "copy-engine", "copy-engin": "copy-engine", "tpu": "", "": "", "hsot": "host"} {
+		if got := nearestWord(word, words); got != want {
+			t.Errorf("%q: %q, want %q", word, got, want)
+		}
+	}
+}
+
+// Whatever a file has, it is read or refused with its name, and what is read has values that its flag takes.
+func FuzzConfig(f *testing.F) {
+	for _, seed := range []string{"device: sim\nnic: [a, b]\n", "a: &x sim\ndevice: *x", "# nothing", "---\n...\n", "<<: *x", "{device: sim, gdr: off}", "fsync: !!binary aGk=", "\"device\": |\n  sim"} {
+		f.Add([]byte(seed))
+	}
+	known := newCatalog()
+	f.Fuzz(func(t *testing.T, text []byte) {
+		all, err := parseConfig("the file", text, known)
+		if err != nil && !strings.HasPrefix(err.Error(), "the file") {
+			t.Errorf("%v", err)
+		}
+		for _, g := range all {
+			if err := known.check(&g); err != nil || len(g.values) == 0 || !strings.HasPrefix(g.from, "the file:") {
+				t.Errorf("%s: %q from %q, %v", g.name, g.values, g.from, err)
+			}
+		}
+	})
+}

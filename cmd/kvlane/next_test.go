@@ -1,0 +1,117 @@
+package main
+
+import (
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/kvlane/kvlane/errdefs"
+)
+
+// Whoever meets an error is told what to do about it.
+func TestDefectErrorsSayWhatToDoNext(t *testing.T) {
+	withoutGPU(t)
+	trace, dir := traceFile(t, goodLine), t.TempDir()
+	files, logs := filepath.Join(dir, "files"), filepath.Join(dir, "logs")
+	for _, made := range [][]string{{"--file-dir", files}, {"--log-dir", logs}} {
+		if code, _, stderr := execute(t, small(append([]string{"replay", trace}, made...)...)...); code != exitOK {
+			t.Fatalf("exit code %d: %s", code, stderr)
+		}
+	}
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := taken.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	none := filepath.Join(dir, "no such", "place")
+	replay := "replay " + trace + " --device sim --cache-bytes 4MiB "
+	for args, want := range map[string]string{
+		// Words that were meant.
+		"replay x --device sin":                         "Did you mean --device sim?",
+		"replay x --preset llama-3.1-8bb":               "Did you mean --preset llama-3.1-8b?",
+		"replay x --dtype bfloat61":                     "Did you mean --dtype bfloat16?",
+		"replay x --path kernle":                        "Did you mean --path kernel?",
+		"replay x --policy serve":                       "throughput, latency, balanced, background",
+		"replay x --cahce-bytes 1":                      "did you mean --cache-bytes?",
+		"bench copy --device sim --paths kernel,stagde": "Did you mean --paths staged?",
+		"doctor --require cuad":                         "Did you mean --require cuda?",
+		"transfer ls a:1 --protocol moonkake":           "Did you mean --protocol mooncake?",
+		"config show replya":                            "did you mean replay?",
+		// Devices.
+		"bench copy":                         "--device sim measures the simulated device",
+		"replay " + trace + " --device cuda": "--device sim measures the simulated device",
+		replay + "--device-index 3":          "Next: kvlane doctor lists the devices; indices count from 0.",
+		// Directories and files.
+		replay + "--file-dir " + logs:                  "Next: " + logs + " is a log: give it by --log-dir.",
+		replay + "--log-dir " + files:                  "Next: " + files + " is a directory of files: give it by --file-dir.",
+		replay + "--kv-heads 2 --file-dir " + files:    "give --tp=2 for that",
+		replay + "--file-read-only --file-dir " + none: "Next: see that the name is right: a directory that is only read has to be there.",
+		"replay " + none + " --device sim":             "Next: see that the name is right; - is standard input",
+		"store ls " + dir:                              "Next: kvlane store takes a directory that kvlane replay --file-dir",
+		"store gc --quarantine " + none:                "Next: kvlane store takes a directory that kvlane replay --file-dir",
+		"bench file --dir " + none:                     "Next: make it: mkdir -p '" + none + "'",
+		"demo --dir " + none:                           "Next: make it: mkdir -p '" + none + "'",
+		"topo --svg " + none:                           "Next: make its folder: mkdir -p '" + filepath.Dir(none) + "'",
+		"bench copy --from " + none:                    "Next: see that the name is right.",
+		// Addresses.
+		replay + "--metrics-addr " + taken.Addr().String(): "Next: another process serves at this address",
+		replay + "--metrics-addr 192.0.2.1:0":              "Next: this host has no such address",
+		replay + "--metrics-addr 127.0.0.1:port":           "Next: give HOST:PORT, the host by an address",
+		"transfer probe 127.0.0.1:1":                       "Next: nobody listens there: start kvlane transfer serve --name HOST:PORT",
+	} {
+		words := strings.Fields(strings.ReplaceAll(args, none, "NONE"))
+		for i := range words {
+			words[i] = strings.ReplaceAll(words[i], "NONE", none)
+		}
+		if code, _, stderr := execute(t, words...); code == exitOK || strings.Count(stderr, want) != 1 {
+			t.Errorf("%v: exit code %d, want %q once:\n%s", words, code, want, stderr)
+		}
+	}
+}
+
+// What a test cannot bring about everywhere: other users' files, and others' machines.
+func TestNextStepByError(t *testing.T) {
+	t.Setenv("XDG_CACHE_HOME", "/home/me/.cache")
+	within := filepath.Join(t.TempDir(), "no such", "place")
+	me := userName(uint32(os.Getuid()))
+	for what, c := range map[string]struct {
+		command string
+		err     error
+		want    string
+	}{
+		"another's directory":   {"replay", &fs.PathError{Op: "mkdir", Path: within, Err: syscall.EACCES}, filepath.Dir(filepath.Dir(within)) + " belongs to " + me + ": run it as a user who may use that, or give a directory of your own, such as /home/me/.cache/kvlane."},
+		"another's, of store":   {"store gc", &fs.PathError{Op: "open", Path: "/", Err: syscall.EPERM}, "/ belongs to root: run it as a user who may use that."},
+		"no file":               {"replay", syscall.EACCES, "run it as a user who may, or as root."},
+		"a read-only mount":     {"replay", &fs.PathError{Op: "mkdir", Path: "/", Err: syscall.EROFS}, "the file system of / is mounted read-only: give a directory elsewhere, or --file-read-only to serve loads from it."},
+		"a full disk":           {"replay", errdefs.ErrNoSpace, "make room there: kvlane store gc DIR --max-bytes SIZE"},
+		"a log that is in use":  {"store verify", errdefs.ErrBusy, "a log belongs to one process: end the one that has it open"},
+		"no library":            {"replay", fmt.Errorf("libibverbs.so.1: %w", errdefs.ErrNotSupported), "install rdma-core (Debian: libibverbs1 and ibverbs-providers); kvlane doctor says"},
+		"no active port":        {"bench rdma", fmt.Errorf("open NIC: mlx5_0: %w", errdefs.ErrNotSupported), "this takes an RDMA NIC with an active port: kvlane doctor says what is missing, and --rdma-provider soft"},
+		"a NIC that fails":      {"replay", fmt.Errorf("gdr requires a NIC: %w", errdefs.ErrBroken), "this takes an RDMA NIC with an active port"},
+		"a NIC of no name":      {"bench rdma", fmt.Errorf("open NIC: %w", errdefs.ErrNotFound), ""},
+		"a damaged kvlane.json": {"store ls", errdefs.ErrCorrupt, "kvlane store verify DIR says what is damaged, and with --repair"},
+		"nothing is known":      {"replay", errdefs.ErrCorrupt, ""},
+		"a GPU that is in use":  {"calibrate", errdefs.ErrBusy, ""},
+	} {
+		cmd, _, err := newRootCommand().Find(strings.Fields(c.command))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := nextStep(cmd, fmt.Errorf("wrapped: %w", c.err))
+		if !strings.HasPrefix(got, c.want) || (c.want == "") != (got == "") {
+			t.Errorf("%s: %q, want %q", what, got, c.want)
+		}
+	}
+	if got := userName(4294967294); got != "user 4294967294" {
+		t.Errorf("a user without a name: %q", got)
+	}
+}

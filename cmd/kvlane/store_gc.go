@@ -1,0 +1,128 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvlane/kvlane/replay"
+	"github.com/kvlane/kvlane/tier/file"
+)
+
+// dirCollected is what "kvlane store gc" says it did. What it was not asked for is absent.
+type dirCollected struct {
+	Directory string `json:"directory"`
+	*collectedBlocks
+	*clearedFiles
+}
+
+// collectedBlocks is what --max-bytes did.
+type collectedBlocks struct {
+	BytesBefore int64 `json:"bytes_before"`
+	BytesAfter  int64 `json:"bytes_after"`
+	Removed     int64 `json:"removed_blocks"`
+	Swept       int   `json:"swept_files"`
+	// Left says what could not be removed or looked at.
+	Left string `json:"left,omitempty"`
+}
+
+// clearedFiles is what --quarantine, --foreign and --remove did.
+type clearedFiles struct {
+	Files     []string     `json:"removed_files"`
+	FileBytes int64        `json:"removed_file_bytes"`
+	FilesLeft []dirFinding `json:"left_files"`
+}
+
+func newStoreGCCommand() *cobra.Command {
+	var asJSON bool
+	var unwanted file.Unwanted
+	target := int64(-1)
+	cmd := &cobra.Command{
+		Use:   "gc DIR",
+		Short: "Make room: remove the coldest blocks down to a size, files in quarantine, files that are not kvlane's",
+		Long: `Remove what is asked for, and nothing else:
+
+  --max-bytes    the coldest blocks, until so many bytes of them are left, and what dead processes left
+  --quarantine   the files that were set aside, by a tier or by "kvlane store verify --repair"
+  --foreign      the files that "kvlane store verify" finds foreign: kvlane has not made them
+  --remove       one of either, by its name; repeatable
+
+A file that is a sound block stays wherever it lies, unless --max-bytes makes it go. Folders that are not empty stay. Exit code 1 if
+something that was asked for could not be removed.`,
+		Example: `  kvlane store gc /var/cache/kvlane --max-bytes 100GiB
+  kvlane store gc /var/cache/kvlane --quarantine
+  kvlane store gc /var/cache/kvlane --remove notes.txt`,
+		Args: usageArgs(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			clears := unwanted.Quarantine || unwanted.Foreign || len(unwanted.Names) > 0
+			if target < 0 && !clears {
+				return usagef("store gc removes what it is asked for: give --max-bytes SIZE, such as 10GiB, --quarantine, --foreign or --remove FILE; " +
+					"kvlane store verify DIR says what there is")
+			}
+			d := dirCollected{Directory: args[0]}
+			err := d.collect(cmd.Context(), target, clears, unwanted)
+			if d.collectedBlocks == nil && d.clearedFiles == nil {
+				return err
+			}
+			return errors.Join(printResult(cmd.OutOrStdout(), asJSON, d, d.rows()), err)
+		},
+	}
+	cmd.Flags().Var(sizeValue{&target}, "max-bytes", "bytes of blocks that may be left")
+	cmd.Flags().BoolVar(&unwanted.Quarantine, "quarantine", false, "remove the files in quarantine")
+	cmd.Flags().BoolVar(&unwanted.Foreign, "foreign", false, "remove the files that kvlane has not made")
+	cmd.Flags().StringArrayVar(&unwanted.Names, "remove", nil, "remove this file, of the quarantine or foreign, as verify names it or relative to DIR; repeatable")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	return cmd
+}
+
+// collect removes what is asked for. Its error says what stays, and what it did is in d all the same.
+func (d *dirCollected) collect(ctx context.Context, target int64, clears bool, unwanted file.Unwanted) error {
+	var left error
+	if clears {
+		c, err := keeperOf(d.Directory).clear(ctx, d.Directory, unwanted)
+		if err == nil || len(c.Removed) > 0 {
+			d.clearedFiles = &clearedFiles{Files: append([]string{}, c.Removed...), FileBytes: c.Bytes, FilesLeft: findings(c.Left)}
+		}
+		if err != nil {
+			return err
+		}
+		if n := len(c.Left); n > 0 {
+			left = fmt.Errorf("clear %s: %s", d.Directory, counted(n, "file stays", "files stay"))
+		}
+	}
+	if target >= 0 {
+		c, err := keeperOf(d.Directory).gc(ctx, d.Directory, target)
+		if err != nil {
+			return errors.Join(left, err)
+		}
+		d.collectedBlocks = &collectedBlocks{c.Before, c.After, c.Removed, c.Swept, ""}
+		if c.Left != nil {
+			d.Left = c.Left.Error()
+			left = errors.Join(left, fmt.Errorf("collect %s: some of it stays: %w", d.Directory, c.Left))
+		}
+	}
+	return left
+}
+
+func (d *dirCollected) rows() (rows [][2]string) {
+	if f := d.clearedFiles; f != nil {
+		rows = append(rows, [2]string{"files removed", fmt.Sprintf("%d, %s", len(f.Files), replay.Size(f.FileBytes))})
+		for _, path := range f.Files {
+			rows = append(rows, [2]string{"  removed", path})
+		}
+		for _, l := range f.FilesLeft {
+			rows = append(rows, [2]string{"  left", l.Path + ": " + l.Detail})
+		}
+	}
+	if b := d.collectedBlocks; b != nil {
+		rows = append(rows, [][2]string{
+			{"before", replay.Size(b.BytesBefore)},
+			{"after", replay.Size(b.BytesAfter)},
+			{"blocks removed", fmt.Sprint(b.Removed)},
+			{"files swept", fmt.Sprint(b.Swept)},
+		}...)
+	}
+	return rows
+}

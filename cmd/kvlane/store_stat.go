@@ -1,0 +1,124 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/replay"
+	"github.com/kvlane/kvlane/tier/file"
+)
+
+// dirStat is what "kvlane store stat" says of a directory.
+type dirStat struct {
+	Directory     string `json:"directory"`
+	FormatVersion int    `json:"format_version"`
+	*formatStat          // of the only page group
+	heldStat
+	Groups      []groupStat `json:"groups,omitempty"` // where there are several
+	Temporary   int         `json:"temporary_files"`
+	Quarantined int         `json:"quarantined_files"`
+	// Of a log.
+	Segments     int   `json:"segments,omitempty"`
+	SegmentBytes int64 `json:"segment_bytes,omitempty"`
+	// Next says what to do about it.
+	Next []string `json:"next,omitempty"`
+}
+
+// formatStat is what the blocks of a page group are.
+type formatStat struct {
+	Digest     string          `json:"identity_digest"`
+	Identity   *block.Identity `json:"identity,omitempty"`
+	Shards     int             `json:"shards"`
+	ImageBytes int64           `json:"image_bytes"`
+}
+
+type heldStat struct {
+	Blocks int64 `json:"blocks"`
+	Bytes  int64 `json:"bytes"`
+}
+
+type groupStat struct {
+	formatStat
+	heldStat
+}
+
+func newStoreStatCommand() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "stat DIR",
+		Short: "Say whose blocks the directory holds, and how many",
+		Args:  usageArgs(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			in, err := keeperOf(args[0]).inspect(cmd.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			s := statOf(args[0], &in)
+			return printResult(cmd.OutOrStdout(), asJSON, s, s.rows())
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	return cmd
+}
+
+func statOf(dir string, in *file.Inspection) dirStat {
+	s := dirStat{
+		Directory: dir, FormatVersion: in.Marker.Version, heldStat: heldStat(in.Held), Temporary: in.Temporary, Quarantined: in.Quarantined,
+		Segments: in.Segments, SegmentBytes: in.SegmentBytes, Next: inQuarantine(dir, in.Quarantined),
+	}
+	for i, g := range in.Marker.Groups {
+		f := formatStat{Digest: g.Digest.String(), Identity: g.Identity, Shards: g.Layout.Shards(), ImageBytes: g.Layout.ImageBytes()}
+		if len(in.Marker.Groups) == 1 {
+			s.formatStat = &f
+			break
+		}
+		s.Groups = append(s.Groups, groupStat{f, heldStat(in.ByGroup[i])})
+	}
+	return s
+}
+
+func (s *dirStat) rows() [][2]string {
+	rows := [][2]string{{"directory", s.Directory}, {"format version", fmt.Sprint(s.FormatVersion)}}
+	if s.formatStat != nil {
+		rows = append(rows, s.formatStat.rows()...)
+	}
+	for i := range s.Groups {
+		rows = append(append(rows, [2]string{"page group", fmt.Sprint(i)}), s.Groups[i].formatStat.rows()...)
+		rows = append(rows, s.Groups[i].heldStat.rows()...)
+	}
+	if len(s.Groups) > 0 {
+		rows = append(rows, [2]string{"all page groups", fmt.Sprint(len(s.Groups))})
+	}
+	rows = append(rows, s.heldStat.rows()...)
+	if s.Segments > 0 {
+		rows = append(rows, [2]string{"segments", fmt.Sprintf("%d, %s", s.Segments, replay.Size(s.SegmentBytes))})
+	}
+	rows = append(rows, [2]string{"temporary files", fmt.Sprint(s.Temporary)}, [2]string{"quarantined files", fmt.Sprint(s.Quarantined)})
+	return append(rows, nextRows(s.Next)...)
+}
+
+func (s *heldStat) rows() [][2]string {
+	return [][2]string{{"blocks", fmt.Sprint(s.Blocks)}, {"bytes", replay.Size(s.Bytes)}}
+}
+
+func (s *formatStat) rows() [][2]string {
+	rows := [][2]string{{"identity", s.Digest}}
+	if id := s.Identity; id != nil {
+		if id.Group != "" {
+			rows = append(rows, [2]string{"  page group", id.Group}, [2]string{"  its layers", id.Layers})
+		}
+		rows = append(rows,
+			[2]string{"  model", id.Model}, [2]string{"  dtype", id.DType}, [2]string{"  layout", id.Layout},
+			[2]string{"  layers", fmt.Sprintf("%d to %d", id.LayerFirst, id.LayerEnd-1)},
+			[2]string{"  heads", fmt.Sprintf("%d to %d, of %d elements", id.HeadFirst, id.HeadEnd-1, id.HeadSize)},
+			[2]string{"  tokens a block", fmt.Sprint(id.BlockTokens)})
+		for _, o := range [][2]string{{"  revision", id.Revision}, {"  adapter", id.Adapter}, {"  salt", id.Salt}} {
+			if o[1] != "" {
+				rows = append(rows, o)
+			}
+		}
+	}
+	return append(rows, [2]string{"block", fmt.Sprintf("%s in %d shards", replay.Size(s.ImageBytes), s.Shards)})
+}

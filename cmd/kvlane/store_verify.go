@@ -1,0 +1,279 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/replay"
+	"github.com/kvlane/kvlane/tier/file"
+)
+
+// errUnclean is the error of a verification that found something.
+var errUnclean = errors.New("the directory is not clean")
+
+// dirFinding is a file that "kvlane store verify" found wrong.
+type dirFinding struct {
+	Path    string `json:"path"`
+	Problem string `json:"problem"`
+	Detail  string `json:"detail"`
+	Key     string `json:"key,omitempty"` // of a block
+	// Done is what --repair did with it; it has moved it to MovedTo.
+	Done    string `json:"done,omitempty"`
+	MovedTo string `json:"moved_to,omitempty"`
+}
+
+// dirVerdict is what "kvlane store verify" says of a directory.
+type dirVerdict struct {
+	Directory string `json:"directory"`
+	Clean     bool   `json:"clean"`
+	Blocks    int64  `json:"blocks"`
+	Bytes     int64  `json:"bytes"`
+	// Checksums counts the sound blocks by the algorithm of their checksums.
+	Checksums    map[string]int64 `json:"checksums"`
+	Findings     []dirFinding     `json:"findings"`
+	Quarantined  int              `json:"quarantined_files"` // with those that --repair set aside
+	LiveSessions int              `json:"live_sessions"`
+	// Repaired says what was done about the findings, with --repair.
+	Repaired *dirRepair `json:"repaired,omitempty"`
+	// Next says what to do about what is left.
+	Next []string `json:"next,omitempty"`
+}
+
+// dirRepair is what "kvlane store verify --repair" did.
+type dirRepair struct {
+	MarkerMade bool         `json:"marker_made"`
+	SetAside   int          `json:"set_aside"`
+	Moved      int          `json:"moved"`
+	SweptFiles int          `json:"swept_files"`
+	Left       []dirFinding `json:"left"`
+}
+
+func newStoreVerifyCommand() *cobra.Command {
+	var asJSON, repair bool
+	cmd := &cobra.Command{
+		Use:   "verify DIR",
+		Short: "Read every block and check it; exit code 1 if anything is wrong",
+		Long: `Read every block and check its length, identity, key and every checksum; look for files that do not belong there and
+for what dead processes left. What cannot be looked at is listed as unjudged. Nothing is changed, and a read-only mount will do:
+a damaged block is a miss for whoever loads it, who then removes it.
+
+With --repair, damaged blocks are moved to the directory's quarantine, misplaced ones to their folder, what dead processes left is
+removed, and a lost or damaged kvlane.json is made anew from the blocks' headers where all of them agree. It says of each file what
+it did, and where the file is now. What kvlane has not made stays. The exit code is then 1 if anything wrong is left.`,
+		Example: `  kvlane store verify /var/cache/kvlane
+  kvlane store verify --repair /var/cache/kvlane`,
+		Args: usageArgs(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			v, err := verdict(cmd.Context(), args[0], repair)
+			if err != nil {
+				return err
+			}
+			if err := printResult(cmd.OutOrStdout(), asJSON, v, v.rows()); err != nil {
+				return err
+			}
+			if !v.Clean {
+				return fmt.Errorf("verify %s: %w: %s", args[0], errUnclean, countProblems(v.wrong()))
+			}
+			return nil
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	cmd.Flags().BoolVar(&repair, "repair", false, "set aside what is wrong, and mend what can be mended")
+	return cmd
+}
+
+// verdict verifies the directory, and repairs it where asked to.
+func verdict(ctx context.Context, dir string, repair bool) (*dirVerdict, error) {
+	if !repair {
+		r, err := keeperOf(dir).verify(ctx, dir, nil)
+		if err != nil {
+			return nil, err
+		}
+		v := newVerdict(dir, &r)
+		v.Next = v.next()
+		return v, nil
+	}
+	r, err := keeperOf(dir).repair(ctx, dir)
+	if err != nil {
+		return nil, err
+	}
+	v := newVerdict(dir, &r.Report)
+	v.Clean = len(r.Unrepaired) == 0
+	v.Repaired = &dirRepair{
+		MarkerMade: r.MarkerMade, SetAside: r.SetAside, Moved: r.Moved, SweptFiles: r.SweptFiles, Left: findings(r.Unrepaired),
+	}
+	for i := range v.Findings {
+		f := &v.Findings[i]
+		f.Done = v.done(f)
+	}
+	v.Next = v.next()
+	return v, nil
+}
+
+// What --repair does with a file.
+const (
+	didSetAside = "set aside"
+	didMove     = "moved to its folder"
+	didRemove   = "removed"
+	didMakeAnew = "made anew"
+	didMend     = "mended"
+	didLeave    = "left as it is"
+)
+
+// done says what was done about a finding.
+func (v *dirVerdict) done(f *dirFinding) string {
+	marker := filepath.Base(f.Path) == "kvlane.json"
+	switch {
+	case f.MovedTo != "" && filepath.Base(filepath.Dir(f.MovedTo)) == "quarantine":
+		return didSetAside
+	case f.MovedTo != "":
+		return didMove
+	case f.among(v.Repaired.Left):
+		return didLeave
+	case marker && v.Repaired.MarkerMade:
+		return didMakeAnew
+	case f.Problem == string(file.Leftover):
+		return didRemove
+	}
+	return didMend
+}
+
+// among reports whether the same was found of the file.
+func (f *dirFinding) among(all []dirFinding) bool {
+	return slices.ContainsFunc(all, func(o dirFinding) bool { return o.Path == f.Path && o.Problem == f.Problem && o.Key == f.Key })
+}
+
+// next says what to do about what is wrong now.
+func (v *dirVerdict) next() (next []string) {
+	count := map[file.Problem]int{}
+	for _, f := range v.wrong() {
+		count[file.Problem(f.Problem)]++
+	}
+	dir := shellWord(v.Directory)
+	if n := count[file.Foreign]; n > 0 {
+		next = append(next, fmt.Sprintf("%s: if nobody needs %s, kvlane store gc --foreign %s, or --remove FILE for one", counted(n, "foreign file", "foreign files"), plural(n, "it", "them"), dir))
+	}
+	delete(count, file.Foreign)
+	if n := count[file.Unjudged]; n > 0 {
+		next = append(next, counted(n, "file", "files")+" could not be looked at: see why above, and verify again as a user who may")
+	}
+	delete(count, file.Unjudged)
+	what := countProblemsOf(count)
+	switch {
+	case what == "":
+	case v.Repaired == nil:
+		next = append(next, fmt.Sprintf("%s: run kvlane store verify --repair %s", what, dir))
+	default:
+		next = append(next, what+" could not be mended: see why above; the directory has to be writable")
+	}
+	return append(next, inQuarantine(v.Directory, v.Quarantined)...)
+}
+
+// countProblems says how many findings there are of each problem.
+func countProblems(found []dirFinding) string {
+	count := map[file.Problem]int{}
+	for _, f := range found {
+		count[file.Problem(f.Problem)]++
+	}
+	return countProblemsOf(count)
+}
+
+func countProblemsOf(count map[file.Problem]int) string {
+	var texts []string
+	for _, p := range slices.Sorted(maps.Keys(count)) {
+		texts = append(texts, counted(count[p], string(p)+" file", string(p)+" files"))
+	}
+	return strings.Join(texts, ", ")
+}
+
+func newVerdict(dir string, r *file.Report) *dirVerdict {
+	v := &dirVerdict{
+		Directory: dir, Clean: r.Clean(), Blocks: r.Blocks, Bytes: r.Bytes, Findings: findings(r.Findings),
+		Quarantined: r.Quarantined, LiveSessions: r.LiveSessions, Checksums: map[string]int64{},
+	}
+	for algo, n := range r.Sums {
+		v.Checksums[algo.String()] = n
+	}
+	return v
+}
+
+func findings(from []file.Finding) []dirFinding {
+	out := []dirFinding{}
+	for _, f := range from {
+		found := dirFinding{Path: f.Path, Problem: string(f.Problem), Detail: f.Detail, MovedTo: f.MovedTo}
+		if f.Key != (block.Key{}) {
+			found.Key = f.Key.String()
+		}
+		out = append(out, found)
+	}
+	return out
+}
+
+// wrong is what is wrong now.
+func (v *dirVerdict) wrong() []dirFinding {
+	if v.Repaired != nil {
+		return v.Repaired.Left
+	}
+	return v.Findings
+}
+
+func (v *dirVerdict) rows() [][2]string {
+	rows := [][2]string{
+		{"blocks", fmt.Sprintf("%d, %s", v.Blocks, replay.Size(v.Bytes))},
+	}
+	for _, algo := range slices.Sorted(maps.Keys(v.Checksums)) {
+		rows = append(rows, [2]string{"  " + algo, fmt.Sprint(v.Checksums[algo])})
+	}
+	rows = append(rows, [][2]string{
+		{"quarantined files", fmt.Sprint(v.Quarantined)},
+		{"processes using it", fmt.Sprint(v.LiveSessions)},
+	}...)
+	for _, f := range v.Findings {
+		rows = append(rows, [2]string{f.Problem, f.Path + ": " + f.Detail})
+		switch {
+		case f.MovedTo != "":
+			rows = append(rows, [2]string{"  " + f.Done, "to " + f.MovedTo})
+		case f.Done == didMakeAnew:
+			rows = append(rows, [2]string{"  " + f.Done, "from the blocks' headers"})
+		case f.Done != "":
+			rows = append(rows, [2]string{"  " + f.Done, filepath.Base(f.Path)})
+		}
+	}
+	if r := v.Repaired; r != nil {
+		rows = append(rows, [][2]string{
+			{"set aside", fmt.Sprint(r.SetAside)},
+			{"moved to their folder", fmt.Sprint(r.Moved)},
+			{"files swept", fmt.Sprint(r.SweptFiles)},
+		}...)
+		for _, f := range r.Left {
+			if f.among(v.Findings) {
+				continue // it has been said
+			}
+			rows = append(rows, [2]string{"left: " + f.Problem, f.Path + ": " + f.Detail})
+		}
+	}
+	if v.Clean {
+		rows = append(rows, [2]string{"clean", "every block is sound"})
+	}
+	return append(rows, nextRows(v.Next)...)
+}
+
+// verifyDir returns how many blocks of the directory are sound, and how many files are not as they should be.
+func verifyDir(ctx context.Context, dir string) (sound, wrong int64, err error) {
+	r, err := keeperOf(dir).verify(ctx, dir, nil)
+	sound = r.Blocks
+	for _, f := range r.Findings {
+		if f.Problem == file.Damaged {
+			sound--
+		}
+	}
+	return sound, int64(len(r.Findings)), err
+}

@@ -163,7 +163,7 @@ func (f *storeBench) parse() error {
 		}
 	}
 	o.Open = func(ctx context.Context, c kvlane.Config) (*kvlane.Engine, error) {
-		e, err := openEngine(ctx, c)
+		e, err := openEngine(ctx, c, logNote)
 		return e, orSimulate(c.Device.Driver, err)
 	}
 	errs = append(errs, o.Validate(), f.comparing.check())

@@ -15,8 +15,8 @@ import (
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/gdr"
+	"github.com/kvlane/kvlane/internal/present"
 	"github.com/kvlane/kvlane/profile"
-	"github.com/kvlane/kvlane/replay"
 	"github.com/kvlane/kvlane/stream"
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
@@ -125,7 +125,7 @@ func (f *calibrateFlags) calibrate(cmd *cobra.Command, dev device.Device) (*prof
 	f.opts.Progress = func(done, total int, what string) {
 		if bar == nil {
 			bar = progressbar.NewOptions(total, progressbar.OptionSetWriter(cmd.ErrOrStderr()), progressbar.OptionClearOnFinish(),
-				progressbar.OptionSetWidth(30), progressbar.OptionSetVisibility(replay.Terminal(cmd.ErrOrStderr())))
+				progressbar.OptionSetWidth(30), progressbar.OptionSetVisibility(present.Terminal(cmd.ErrOrStderr())))
 		}
 		bar.Describe(what)
 		_ = bar.Set(done) // a bar that cannot be drawn is no reason to stop

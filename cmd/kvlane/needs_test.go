@@ -14,7 +14,7 @@ import (
 // alwaysEffective are the flags that no other flag takes the effect from, by command.
 var alwaysEffective = map[string]string{
 	"replay": `preset layers kv-heads head-size dtype block-tokens tp tp-rank mla list-presets device device-index path verify cache-bytes
-		pipeline file-dir log-dir pages concurrency layerwise limit seed json progress`,
+		pipeline file-dir log-dir pages concurrency layerwise limit seed speed threshold json progress`,
 	"demo":      "device dir",
 	"doctor":    "json dir require",
 	"topo":      "json svg",
@@ -103,7 +103,7 @@ func forEachCommand(f func(path string, cmd *cobra.Command)) {
 
 // give returns a flag with a value that it takes, other than its default where that matters.
 func give(f *pflag.Flag) []string {
-	value := map[string]string{"int": "1", "uint64": "1", "size": "1MiB", "duration": "1s", "intSlice": "1"}[f.Value.Type()]
+	value := map[string]string{"int": "1", "uint64": "1", "size": "1MiB", "duration": "1s", "intSlice": "1", "float64": "1"}[f.Value.Type()]
 	switch {
 	case f.Value.Type() == "bool":
 		return []string{"--" + f.Name}

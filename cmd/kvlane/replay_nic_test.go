@@ -34,7 +34,7 @@ func TestReplayByNICsInSoftware(t *testing.T) {
 			}
 		}
 	}
-	if _, stdout, _ := execute(t, small("replay", trace, "--gdr", "require", "--rdma-provider", "soft")...); !strings.Contains(stdout, "\nnic-soft  load ") {
+	if _, stdout, _ := execute(t, small("replay", trace, "--gdr", "require", "--rdma-provider", "soft")...); !strings.Contains(stdout, "\n  nic-soft  load ") {
 		t.Errorf("the path is not in the table:\n%s", stdout)
 	}
 }
@@ -61,11 +61,11 @@ func TestReplaySaysWhyThereIsNoNIC(t *testing.T) {
 			t.Errorf("%v: exit code %d, want %d", c.args, code, c.code)
 		}
 		for _, want := range c.want {
-			if !strings.Contains(stderr, want) {
-				t.Errorf("%v: %q is not on standard error:\n%s", c.args, want, stderr)
+			if (c.code == exitOK) != strings.Contains(stdout, want) || (c.code != exitOK) != strings.Contains(stderr, want) {
+				t.Errorf("%v: %q is not said, or not in its place:\n%s%s", c.args, want, stdout, stderr)
 			}
 		}
-		if strings.Contains(stdout, "\nnic") {
+		if strings.Contains(stdout, "\n  nic") {
 			t.Errorf("%v: something went by a NIC:\n%s", c.args, stdout)
 		}
 	}

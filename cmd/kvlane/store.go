@@ -14,7 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvlane/kvlane/block"
-	"github.com/kvlane/kvlane/replay"
+	"github.com/kvlane/kvlane/internal/present"
 	"github.com/kvlane/kvlane/tier/file"
 	"github.com/kvlane/kvlane/tier/log"
 )
@@ -164,13 +164,13 @@ func (s *dirStat) rows() [][2]string {
 	}
 	rows = append(rows, s.heldStat.rows()...)
 	if s.Segments > 0 {
-		rows = append(rows, [2]string{"segments", fmt.Sprintf("%d, %s", s.Segments, replay.Size(s.SegmentBytes))})
+		rows = append(rows, [2]string{"segments", fmt.Sprintf("%d, %s", s.Segments, present.Bytes(s.SegmentBytes))})
 	}
 	return append(rows, [2]string{"temporary files", fmt.Sprint(s.Temporary)}, [2]string{"quarantined files", fmt.Sprint(s.Quarantined)})
 }
 
 func (s *heldStat) rows() [][2]string {
-	return [][2]string{{"blocks", fmt.Sprint(s.Blocks)}, {"bytes", replay.Size(s.Bytes)}}
+	return [][2]string{{"blocks", fmt.Sprint(s.Blocks)}, {"bytes", present.Bytes(s.Bytes)}}
 }
 
 func (s *formatStat) rows() [][2]string {
@@ -190,7 +190,7 @@ func (s *formatStat) rows() [][2]string {
 			}
 		}
 	}
-	return append(rows, [2]string{"block", fmt.Sprintf("%s in %d shards", replay.Size(s.ImageBytes), s.Shards)})
+	return append(rows, [2]string{"block", fmt.Sprintf("%s in %d shards", present.Bytes(s.ImageBytes), s.Shards)})
 }
 
 // dirFinding is a file that "kvlane store verify" found wrong.
@@ -306,7 +306,7 @@ func (v *dirVerdict) wrong() int {
 
 func (v *dirVerdict) rows() [][2]string {
 	rows := [][2]string{
-		{"blocks", fmt.Sprintf("%d, %s", v.Blocks, replay.Size(v.Bytes))},
+		{"blocks", fmt.Sprintf("%d, %s", v.Blocks, present.Bytes(v.Bytes))},
 	}
 	for _, algo := range slices.Sorted(maps.Keys(v.Checksums)) {
 		rows = append(rows, [2]string{"  " + algo, fmt.Sprint(v.Checksums[algo])})
@@ -380,8 +380,8 @@ func newStoreGCCommand() *cobra.Command {
 				d.Left = c.Left.Error()
 			}
 			err = printResult(cmd.OutOrStdout(), asJSON, d, [][2]string{
-				{"before", replay.Size(d.BytesBefore)},
-				{"after", replay.Size(d.BytesAfter)},
+				{"before", present.Bytes(d.BytesBefore)},
+				{"after", present.Bytes(d.BytesAfter)},
 				{"blocks removed", fmt.Sprint(d.Removed)},
 				{"files swept", fmt.Sprint(d.Swept)},
 			})

@@ -13,6 +13,7 @@ import (
 	"github.com/jonboulle/clockwork"
 
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/testkit"
 )
 
 // paced returns a replay of requests with these timestamps, at twice their speed, by a clock that stands still.
@@ -38,7 +39,7 @@ func TestDefectRequestStartsBeforeItsTime(t *testing.T) {
 	c, clock := paced(t, 5000, 6000, 6000, 9000)
 	done := make(chan struct{}, 8)
 	c.Progress = func(Step) { done <- struct{}{} }
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience(time.Minute))
 	defer cancel()
 	var rep *Report
 	ended := make(chan error, 1)
@@ -98,7 +99,7 @@ func TestReplayTellsItsLag(t *testing.T) {
 
 func TestWaitForATimeEndsWithTheContext(t *testing.T) {
 	c, clock := paced(t, 0, math.MaxInt64)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience(time.Minute))
 	defer cancel()
 	ended := make(chan error, 1)
 	go func() {
@@ -114,7 +115,7 @@ func TestWaitForATimeEndsWithTheContext(t *testing.T) {
 		if !errors.Is(err, errdefs.ErrCanceled) {
 			t.Errorf("error %v, want ErrCanceled", err)
 		}
-	case <-time.After(time.Minute):
+	case <-time.After(testkit.Patience(time.Minute)):
 		t.Fatal("it waits on")
 	}
 }

@@ -55,6 +55,7 @@ var clash = map[string][]string{
 	"--rdma-provider soft, which only --gdr require takes": {"--rdma-provider", "soft"},
 	"--file-dir, which measures no copy path":              {"--file-dir", "d"},
 	"--device sim, whose paths to files are not measured":  {"--device", "sim"},
+	"--json, which has every figure":                       {"--json"},
 	"--from, which measures nothing":                       {"--from", "run.json"},
 	"--reps, which settles how long it takes":              {"--reps", "3"},
 	"--device sim or host, which run no matrix product":    {"--device", "sim", "--model-layer", "1ms"},

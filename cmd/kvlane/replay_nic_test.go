@@ -74,11 +74,11 @@ func TestReplaySaysWhyThereIsNoNIC(t *testing.T) {
 // What NICs take is measured and shown under their name, and nothing says that one in software is chosen.
 func TestCalibrateNICsInSoftware(t *testing.T) {
 	args := []string{"calibrate", "--device", "sim", "--memory", "1MiB", "--budget", "20ms", "--profile-dir", t.TempDir(), "--rdma-provider", "soft"}
-	code, stdout, stderr := execute(t, append(args, "--gdr", "require")...)
+	code, stdout, stderr := execute(t, append(args, "--gdr", "require", "--full")...)
 	if code != exitOK || stderr != "" {
 		t.Fatalf("exit code %d: %s", code, stderr)
 	}
-	for _, want := range []string{"NIC soft soft0 ", "\nnic-soft ", "Not stored"} {
+	for _, want := range []string{"NIC soft soft0 ", "\n  nic-soft ", "Not stored"} {
 		if !strings.Contains(stdout, want) {
 			t.Errorf("the report lacks %q:\n%s", want, stdout)
 		}

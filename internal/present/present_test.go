@@ -36,7 +36,7 @@ func TestUnits(t *testing.T) {
 		}
 	}
 	for d, want := range map[time.Duration]string{
-		0: "0 ns", 850: "850 ns", 999*time.Nanosecond + 600: "1.6 µs", 22431 * time.Microsecond: "22 ms", 1614 * time.Microsecond: "1.6 ms",
+		0: "0", 850: "850 ns", 999*time.Nanosecond + 600: "1.6 µs", 22431 * time.Microsecond: "22 ms", 1614 * time.Microsecond: "1.6 ms",
 		999600: "1.0 ms", 9960 * time.Microsecond: "10 ms", 999600 * time.Microsecond: "1.0 s", 59700 * time.Millisecond: "1m0s", 82 * time.Second: "1m22s", 3584 * time.Millisecond: "3.6 s",
 	} {
 		if got := Duration(d); got != want {

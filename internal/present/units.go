@@ -56,8 +56,11 @@ func Things(n int64, noun string) string {
 }
 
 // Duration writes d to two or three digits with the unit in which it is less than 1000: "850 ns", "1.6 ms", "22 ms"; from a minute on to
-// a second, "1m22s".
+// a second, "1m22s". None is "0".
 func Duration(d time.Duration) string {
+	if d == 0 {
+		return "0"
+	}
 	if d >= time.Minute-500*time.Millisecond || d <= -time.Minute+500*time.Millisecond {
 		return d.Round(time.Second).String()
 	}

@@ -81,7 +81,7 @@ func TestReplayTable(t *testing.T) {
 	if code != exitOK {
 		t.Fatalf("exit code %d: %s", code, stderr)
 	}
-	for _, want := range []string{"✓ 2 requests in ", " 4          asked for, 2 of them distinct", "✓ every request replayed", "✓ every dumped block stored", "dump  ", "p99", "GB/s", "cache  ", "file  ", "llama-3.2-1b: 16 layers, bfloat16, 8 KV heads of 64, rank 0 of 8", "block     64 KiB: 16 tokens", "In full: 8 MiB, 2 MiB an id"} {
+	for _, want := range []string{"✓ 2 requests in ", "asked for, 2 of them distinct", "✓ every request replayed", "✓ every dumped block stored", "dump  ", "p99", "GB/s", "cache  ", "file  ", "llama-3.2-1b: 16 layers, bfloat16, 8 KV heads of 64, rank 0 of 8", "block     64 KiB: 16 tokens", "In full: 8 MiB, 2 MiB an id"} {
 		if !strings.Contains(stdout, want) {
 			t.Errorf("%q is not in the table:\n%s", want, stdout)
 		}
@@ -322,7 +322,7 @@ func TestSizes(t *testing.T) {
 			t.Errorf("%q was taken for %d", text, n)
 		}
 	}
-	for n, want := range map[int64]string{0: "0", 1000: "1000", 4096: "4KiB", 3 << 29: "1536MiB", 1 << 40: "1TiB"} {
+	for n, want := range map[int64]string{0: "0", 1000: "1000B", 4096: "4KiB", 3 << 29: "1536MiB", 1 << 40: "1TiB"} {
 		if got := (sizeValue{&n}).String(); got != want {
 			t.Errorf("%d is written %q, want %q", n, got, want)
 		}

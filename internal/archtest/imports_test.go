@@ -90,7 +90,7 @@ var mayImport = map[string]string{
 	"replay/kvcache":        anyPlain + " store",
 	"replay/demo":           anyPlain + " store replay internal/present",
 	"doctor":                anyPlain + " internal/present internal/sys/uring",
-	"bench":                 anyPlain + " stream/copy/measure",
+	"bench":                 anyPlain + " internal/present stream/copy/measure",
 	"bench/request":         anyPlain + " store bench replay/kvcache stream/copy/measure ROOT",
 	"bench/file":            anyPlain + " bench stream/copy/measure internal/sys/uring internal/sys/hostmem",
 	"bench/chart":           anyPlain + " bench bench/file bench/request bench/transfer",

@@ -95,6 +95,10 @@ type Point struct {
 	// Of dumps: until the blocks are durable, which without a file tier is until lookups find them.
 	DurableP50Micros float64 `json:"durable_p50_us,omitempty"`
 	DurableP99Micros float64 `json:"durable_p99_us,omitempty"`
+	// LeasedMicros and BegunMicros are, of loads, the median times until LeasePrefix and then Load had returned. Load begins to copy itself
+	// where the stream is idle and one batch is all.
+	LeasedMicros float64 `json:"leased_us,omitempty"`
+	BegunMicros  float64 `json:"begun_us,omitempty"`
 	// LayersMicros says when each layer (or group of layers, where a page holds several) had arrived, median.
 	LayersMicros []float64 `json:"layers_us,omitempty"`
 

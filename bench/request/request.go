@@ -23,6 +23,8 @@ type lane struct {
 	refs   []kvlane.Ref
 	keys   []kvlane.Key
 
+	leased  time.Duration   // of a load: LeasePrefix has returned
+	begun   time.Duration   // and Load has
 	free    time.Duration   // verified in pages; of a dump, its pages are read no more
 	durable time.Duration   // of a dump
 	arrived []time.Duration // by layer, of a load layer by layer
@@ -63,6 +65,7 @@ func (l *lane) load(ctx context.Context, begin time.Time) error {
 		return err
 	}
 	defer lease.Release()
+	l.leased = time.Since(begin)
 	if lease.Len() < len(l.keys) {
 		return fmt.Errorf("lease %d blocks: block %d is not there, or leases hold too much of the cache: %w", len(l.keys), lease.Len(), errdefs.ErrNotFound)
 	}
@@ -70,6 +73,7 @@ func (l *lane) load(ctx context.Context, begin time.Time) error {
 	if err != nil {
 		return err
 	}
+	l.begun = time.Since(begin)
 	if l.model != nil {
 		err = l.model.follow(ctx, task)
 		l.computed = time.Since(begin)

@@ -44,6 +44,7 @@ func TestRunMeasuresEveryPlace(t *testing.T) {
 		wrong = wrong || (p.Work == Both) != (p.LoadsOverAlone > 0) || (p.Requests > 1) != (p.SlowestOverFair > 0)
 		wrong = wrong || p.Requests > 1 && p.SlowestOverFair < 0.99*p.LargeGBps/p.GBps // as the slowest ends when all have
 		wrong = wrong || (p.Layerwise && p.Work != Dump) != (len(p.LayersMicros) == 32)
+		wrong = wrong || (p.Work != Dump) != (p.LeasedMicros > 0) || p.BegunMicros < p.LeasedMicros || p.BegunMicros > p.P50Micros
 		if wrong {
 			t.Errorf("point %+v", p)
 		}

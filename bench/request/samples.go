@@ -11,6 +11,8 @@ import (
 // samples is what an entrant's repetitions took, in microseconds.
 type samples struct {
 	walls   []float64 // until the last request of a repetition had ended
+	leased  []float64 // of each load: the lease, and until Load had returned
+	begun   []float64
 	loads   []float64 // of each request
 	dumps   []float64
 	durable []float64
@@ -26,7 +28,7 @@ func (s *samples) init(e *entrant) {
 	s.walls = make([]float64, 0, room)
 	for _, l := range e.lanes {
 		if l.work == Load {
-			s.loads = slices.Grow(s.loads, room)
+			s.loads, s.leased, s.begun = slices.Grow(s.loads, room), slices.Grow(s.leased, room), slices.Grow(s.begun, room)
 		} else {
 			s.dumps, s.durable = slices.Grow(s.dumps, room), slices.Grow(s.durable, room)
 		}
@@ -39,6 +41,7 @@ func (s *samples) init(e *entrant) {
 // clear forgets what was recorded, and keeps the room.
 func (s *samples) clear() {
 	s.walls, s.loads, s.dumps, s.durable = s.walls[:0], s.loads[:0], s.dumps[:0], s.durable[:0]
+	s.leased, s.begun = s.leased[:0], s.begun[:0]
 	for i := range s.layers {
 		s.layers[i] = s.layers[i][:0]
 	}
@@ -51,7 +54,7 @@ func (s *samples) add(lanes []*lane) {
 	for _, l := range lanes {
 		last = max(last, l.free)
 		if l.work == Load {
-			s.loads = append(s.loads, micros(l.free))
+			s.loads, s.leased, s.begun = append(s.loads, micros(l.free)), append(s.leased, micros(l.leased)), append(s.begun, micros(l.begun))
 		} else {
 			s.dumps = append(s.dumps, micros(l.free))
 			s.durable = append(s.durable, micros(l.durable))
@@ -128,6 +131,7 @@ func (e *entrant) point(raw *samples, large []float64) Point {
 	case Load:
 	}
 	p.DurableP50Micros, p.DurableP99Micros = quantile(s.durable, 0.5), quantile(s.durable, 0.99)
+	p.LeasedMicros, p.BegunMicros = quantile(s.leased, 0.5), quantile(s.begun, 0.5)
 	for _, v := range s.layers {
 		p.LayersMicros = append(p.LayersMicros, quantile(v, 0.5))
 	}

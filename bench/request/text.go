@@ -175,19 +175,19 @@ func (r *Report) arrivals(b *strings.Builder, geometry string) {
 		slices.Sort(at)
 		at = slices.Compact(at)
 		if rows == nil {
-			rows = [][]string{{"at a time x blocks", "work", "hits"}}
+			rows = [][]string{{"at a time x blocks", "work", "hits", "leased", "begun"}}
 			for _, k := range at {
 				rows[0] = append(rows[0], fmt.Sprintf("layer %d", k))
 			}
 		}
-		row := []string{fmt.Sprintf("%d x %d", p.Requests, p.Blocks), string(p.Work), string(p.Hits)}
+		row := []string{fmt.Sprintf("%d x %d", p.Requests, p.Blocks), string(p.Work), string(p.Hits), us(p.LeasedMicros), us(p.BegunMicros)}
 		for _, k := range at {
 			row = append(row, fmt.Sprintf("%s (%.0f%%)", us(p.LayersMicros[k]), 100*p.LayersMicros[k]/max(p.LayersMicros[n-1], 1e-3)))
 		}
 		rows = append(rows, row)
 	}
 	if rows != nil {
-		fmt.Fprintf(b, "\n%s, loads layer by layer: when layers had arrived, us at the median (%% of the last)\n\n", geometry)
+		fmt.Fprintf(b, "\n%s, loads layer by layer: when LeasePrefix and Load had returned and layers had arrived, us at the median (%% of the last)\n\n", geometry)
 		bench.WriteTable(b, rows)
 	}
 }

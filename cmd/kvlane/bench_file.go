@@ -11,6 +11,7 @@ import (
 	"github.com/kvlane/kvlane/bench/chart"
 	"github.com/kvlane/kvlane/bench/file"
 	"github.com/kvlane/kvlane/device/sim"
+	streamfile "github.com/kvlane/kvlane/stream/file"
 )
 
 // fileBench is what the command line says of a benchmark of files.
@@ -20,6 +21,8 @@ type fileBench struct {
 	sizes              []string
 	work, orders, from []string
 	run                file.Options
+	direct             string
+	transfers, queues  int
 	form               outputForm
 	out, charts        string
 }
@@ -60,6 +63,10 @@ With --device the host's memory is pinned by that, and paths are measured to and
 	fl.StringSliceVar(&f.from, "from", nil, "where the operating system finds what is read: cold, page-cache (default both)")
 	fl.StringVar(&f.device, "device", noDevice, "whose memory is the other end beside the host's: none, cuda or sim")
 	fl.IntVar(&f.index, "device-index", 0, "which device of the driver")
+	fl.StringVar(&f.direct, "direct", streamfile.DirectAuto.String(),
+		"cuFile for the device's memory: auto, require (only where it passes the host by, else fail), or never")
+	fl.IntVar(&f.transfers, "transfers", streamfile.DefaultTransfers, "how many transfers of a stream may be unfinished")
+	fl.IntVar(&f.queues, "cufile-queues", 0, "queues of the device by which cuFile's transfers go; 0 has workers wait for each")
 	fl.DurationVar(&f.run.Budget, "budget", 0, "about how long all places take; 0 is 1m")
 	fl.Uint64Var(&f.run.Seed, "seed", 1, "in which order blocks are scattered")
 	fl.BoolVar(&f.form.json, "json", false, "print one JSON object")
@@ -74,6 +81,15 @@ func (f *fileBench) parse() error {
 	var errs []error
 	if !slices.Contains([]string{noDevice, string(kvlane.CUDA), string(kvlane.Sim)}, f.device) {
 		errs = append(errs, fmt.Errorf("--device %q: it is none, cuda or sim", f.device))
+	}
+	if _, err := streamfile.ParseDirect(f.direct); err != nil {
+		errs = append(errs, fmt.Errorf("--direct: %w", err))
+	}
+	if f.transfers < 1 || f.transfers > streamfile.MaxTransfers {
+		errs = append(errs, fmt.Errorf("--transfers is %d and must be 1 to %d", f.transfers, streamfile.MaxTransfers))
+	}
+	if f.queues < 0 {
+		errs = append(errs, fmt.Errorf("--cufile-queues is %d and must be 0 at least", f.queues))
 	}
 	if f.form.json && f.form.csv {
 		errs = append(errs, errors.New("--json and --csv exclude each other"))
@@ -109,7 +125,10 @@ func (f *fileBench) execute(cmd *cobra.Command) (err error) {
 		defer func() { err = errors.Join(err, dev.Close()) }()
 		f.run.Device = dev
 	}
-	streams := &fileStreams{dir: f.run.Dir, dev: f.run.Device}
+	streams := &fileStreams{dir: f.run.Dir, dev: f.run.Device, transfers: f.transfers, queues: f.queues}
+	if streams.direct, err = streamfile.ParseDirect(f.direct); err != nil {
+		return err
+	}
 	defer func() { err = errors.Join(err, streams.close()) }()
 	f.run.Contenders, f.run.Files = streams.contenders(cmd.Context()), streams.open
 	r, err := f.measure(cmd)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/kvlane/kvlane/bench"
 	"github.com/kvlane/kvlane/bench/file"
@@ -24,12 +25,23 @@ type fileStreams struct {
 	dev     device.Device  // nil: memory of the host alone
 	storage device.Storage // the device's way to files; nil: it has none
 	missing []bench.Missing
+
+	direct            streamfile.Direct
+	transfers, queues int
 }
 
 // contenders are the paths of files, and the stream's own choice.
 func (f *fileStreams) contenders(ctx context.Context) []file.Contender {
 	var all []file.Contender
-	for _, p := range []stream.Path{stream.PathPosix, stream.PathURing, stream.PathCuFile, stream.PathNone} {
+	paths := []stream.Path{stream.PathPosix, stream.PathURing, stream.PathCuFile, stream.PathNone}
+	switch f.direct {
+	case streamfile.DirectRequire:
+		paths = paths[2:]
+	case streamfile.DirectNever:
+		paths = slices.Delete(paths, 2, 3)
+	case streamfile.DirectAuto:
+	}
+	for _, p := range paths {
 		c := file.Contender{Name: p.String(), Open: func(ctx context.Context) (stream.Stream, error) { return f.openStream(ctx, p) }}
 		if p == stream.PathCuFile {
 			if !f.openStorage(ctx, f.dir) {
@@ -71,7 +83,9 @@ func (f *fileStreams) openStorage(ctx context.Context, dirs ...string) bool {
 
 // openStream opens a stream that goes by a path, or by its own choice, which is by what it measures in the directory first.
 func (f *fileStreams) openStream(ctx context.Context, p stream.Path) (_ stream.Stream, err error) {
-	o := streamfile.Options{Path: p, Device: f.dev, CuFile: streamfile.CuFileOptions{Storage: f.storage}}
+	o := streamfile.Options{
+		Path: p, Direct: f.direct, Transfers: f.transfers, Device: f.dev, CuFile: streamfile.CuFileOptions{Storage: f.storage, Queues: f.queues},
+	}
 	if f.dev != nil {
 		if o.Copy, err = streamcopy.Open(f.dev, streamcopy.Options{}); err != nil {
 			return nil, err

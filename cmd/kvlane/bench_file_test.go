@@ -4,11 +4,13 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/kvlane/kvlane/bench/file"
 	"github.com/kvlane/kvlane/internal/testkit"
+	"github.com/kvlane/kvlane/stream"
 )
 
 func tinyFile(dir string, more ...string) []string {
@@ -21,8 +23,8 @@ func TestBenchFileFlagsAreChecked(t *testing.T) {
 		want []string
 	}{
 		"names": {
-			[]string{"--dir", "", "--device", "tape", "--sizes", "1,x", "--work", "idle", "--order", "up", "--from", "tape", "--json", "--csv"},
-			[]string{"no directory", `--device "tape"`, "--sizes", "1 bytes", `"idle"`, `"up"`, "exclude each other"},
+			[]string{"--dir", "", "--device", "tape", "--transfers", "0", "--cufile-queues", "-1", "--direct", "perhaps", "--sizes", "1,x", "--work", "idle", "--order", "up", "--from", "tape", "--json", "--csv"},
+			[]string{"no directory", `--device "tape"`, "--transfers is 0", "--cufile-queues is -1", `not "perhaps"`, "--sizes", "1 bytes", `"idle"`, `"up"`, "exclude each other"},
 		},
 		"nothing is left": {[]string{"--work", "write", "--from", "page-cache"}, []string{"nothing is left"}},
 	} {
@@ -69,5 +71,36 @@ func TestBenchFileMeasuresAllPaths(t *testing.T) {
 	}
 	if code, stdout, _ := execute(t, tinyFile(dir, "--work", "read", "--from", "page-cache", "--csv")...); code != exitOK || !strings.HasPrefix(stdout, "device,simulated,file_system") {
 		t.Errorf("exit code %d, output:\n%s", code, stdout)
+	}
+}
+
+// Which paths are measured follows from whether cuFile is to be used.
+func TestBenchFileKeepsToDirect(t *testing.T) {
+	for direct, want := range map[string]string{
+		"auto":    "auto device,auto host,cufile device,posix device,posix host",
+		"require": "auto device,auto host,cufile device",
+		"never":   "auto device,auto host,posix device,posix host",
+	} {
+		code, stdout, stderr := execute(t, tinyFile(t.TempDir(), "--device", "sim", "--direct", direct, "--transfers", "2", "--cufile-queues", "1",
+			"--work", "read", "--from", "page-cache", "--json")...)
+		var r file.Report
+		if code != exitOK || json.Unmarshal([]byte(stdout), &r) != nil {
+			t.Fatalf("%s: exit code %d, standard error %q, output:\n%s", direct, code, stderr, stdout)
+		}
+		var seen []string
+		for i := range r.Points {
+			p := &r.Points[i]
+			if p.Raw || p.Name == stream.PathURing.String() { // which not every machine has
+				continue
+			}
+			if direct == "never" && p.By == stream.PathCuFile.String() {
+				t.Errorf("never: %s went by cuFile", p.Name)
+			}
+			seen = append(seen, p.Name+" "+string(p.End))
+		}
+		slices.Sort(seen)
+		if got := strings.Join(slices.Compact(seen), ","); got != want {
+			t.Errorf("%s: measured %s, want %s", direct, got, want)
+		}
 	}
 }

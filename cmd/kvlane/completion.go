@@ -18,6 +18,7 @@ import (
 	"github.com/kvlane/kvlane/store"
 	"github.com/kvlane/kvlane/stream"
 	"github.com/kvlane/kvlane/stream/copy/plan"
+	streamfile "github.com/kvlane/kvlane/stream/file"
 	"github.com/kvlane/kvlane/tier/file"
 	"github.com/kvlane/kvlane/tier/log"
 	"github.com/kvlane/kvlane/transfer/mooncake"
@@ -60,6 +61,7 @@ var offers = map[string]cobra.CompletionFunc{
 	"bench file work":         values("read", "write"),
 	"order":                   values("sequential", "scattered"),
 	"bench file from":         values("cold", "page-cache"),
+	"direct":                  names([]streamfile.Direct{streamfile.DirectAuto, streamfile.DirectRequire, streamfile.DirectNever}, streamfile.Direct.String),
 	"mode":                    values(modeInitiator, modeTarget),
 	"operation":               values(string(transfer.Read), string(transfer.Write)),
 	"protocol":                values(hostProtocols...),
@@ -81,10 +83,10 @@ var offers = map[string]cobra.CompletionFunc{
 // freeForm are the flags whose values nobody can list: numbers, sizes, times, names and addresses. A shell offers nothing, no files
 // above all.
 var freeForm = strings.Fields(`batch batch-size beside-batch beside-blocks beside-requests beside-size block-size block-tokens blocks
-	budget buffer buffer-size bytes cache-bytes cluster concurrency counts data-port device-index duration fail-above file-bytes
+	budget buffer buffer-size bytes cache-bytes cluster concurrency counts cufile-queues data-port device-index duration fail-above file-bytes
 	file-dir-bytes gpu-id head-size iterations kv-heads lanes large layers length limit listen log-bytes max-bytes memory metrics-addr
 	model-layer name noise notify offset pages pairs peer-index pool pprof-addr rdma-gid-index rdma-port rdma-queue-pairs reps requests seed
-	segment sizes slot speed threads threshold timeout tp tp-rank wait window`)
+	segment sizes slot speed threads threshold timeout tp tp-rank transfers wait window`)
 
 // operands are what is completed of the words that are no flags, by command. Others take none that a shell could know.
 var operandOffers = map[string]cobra.CompletionFunc{

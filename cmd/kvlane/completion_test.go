@@ -111,6 +111,9 @@ func TestCompletedValuesAreTaken(t *testing.T) {
 		case "bench transfer":
 			args = append(args, "--segment", "127.0.0.1:1")
 		}
+		if f.Name == "direct" {
+			args = append(args, "--device", "sim", "--dir", t.TempDir())
+		}
 		if f.Name == "hits" && word != "cache" || strings.Contains(word, "file") || path == "bench store" && strings.Contains(word, "log") {
 			args = append(args, "--file-dir", t.TempDir())
 		} else if f.Name == "pipeline" && strings.Contains(word, "log") {
@@ -138,7 +141,7 @@ func TestCompletedValuesAreTaken(t *testing.T) {
 	}
 	for path, flags := range map[string]string{
 		"replay": "device path policy calibrate verify gdr pipeline log-level", "bench store": "geometry work forms hits", "bench copy": "paths without directions host",
-		"doctor": "require", "bench file": "work order from device", "bench transfer": "mode operation protocol",
+		"doctor": "require", "bench file": "work order from device direct", "bench transfer": "mode operation protocol",
 	} {
 		cmd, _, err := newRootCommand().Find(strings.Fields(path))
 		if err != nil {

@@ -187,6 +187,10 @@ var needs = []need{
 		commands: []string{"bench rdma", "bench file"}, flags: []string{"device-index"},
 		met: isNot("device", noDevice), lacks: "--device cuda or --device sim",
 	},
+	{
+		commands: []string{"bench file"}, flags: []string{"direct", "cufile-queues"},
+		met: isNot("device", noDevice), lacks: "--device cuda or --device sim",
+	},
 }
 
 // noDevice is the value of --device that measures host memory alone.

@@ -5,7 +5,6 @@ import (
 	"io"
 	"maps"
 	"slices"
-	"strings"
 
 	"github.com/kvlane/kvlane/internal/present"
 )
@@ -33,23 +32,26 @@ func (r *Report) Print(w io.Writer) error {
 // verdict says in a sentence what came of it.
 func (r *Report) verdict(p *present.Page) {
 	mark, bytes := present.Good, "every byte right"
-	if r.BytesVerified == 0 && r.Mismatches == 0 {
+	switch {
+	case r.Mismatches > 0:
+		mark, bytes = present.Bad, "WRONG BYTES in "+present.Things(r.Mismatches, "block")
+	case r.BytesVerified == 0:
 		bytes = "nothing to verify"
 	}
-	if r.Corrupt+r.BadCopies+r.LoadErrors+r.PathsGivenUp > 0 || len(r.Notes) > 0 {
+	if mark == present.Good && (r.Corrupt+r.BadCopies+r.LoadErrors+r.PathsGivenUp > 0 || len(r.Notes) > 0) {
 		mark = present.Warn
 	}
-	if slices.ContainsFunc(r.Thresholds, func(t ThresholdReport) bool { return !t.Met }) {
-		mark, bytes = present.Bad, bytes+", a threshold missed"
-	}
-	if r.DumpErrors+r.DurableErrors > 0 {
-		mark, bytes = present.Bad, bytes+", not every block stored"
-	}
-	if !r.Complete {
-		mark, bytes = present.Bad, bytes+", stopped before the end"
-	}
-	if r.Mismatches > 0 {
-		mark, bytes = present.Bad, strings.Replace(bytes, "every byte right", "WRONG BYTES in "+present.Things(r.Mismatches, "block"), 1)
+	for _, c := range []struct {
+		is   bool
+		says string
+	}{
+		{slices.ContainsFunc(r.Thresholds, func(t ThresholdReport) bool { return !t.Met }), "a threshold missed"},
+		{r.DumpErrors+r.DurableErrors > 0, "not every block stored"},
+		{!r.Complete, "stopped before the end"},
+	} {
+		if c.is {
+			mark, bytes = present.Bad, bytes+", "+c.says
+		}
 	}
 	p.Verdict(mark, "%s in %s, %s a second: %s of their blocks came from the store, %s.", present.Things(r.Requests, "request"),
 		present.Micros(r.Seconds*1e6), present.Rate(rate(r.Requests, r.Seconds)), present.Percent(r.HitRate), bytes)

@@ -2,10 +2,14 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
 	"github.com/kvlane/kvlane/device/cuda"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/sys/dl"
 	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/replay"
 )
@@ -32,6 +36,22 @@ func TestReplayAndDemoSayThatTheySimulate(t *testing.T) {
 	var r replay.Report
 	if err := json.Unmarshal([]byte(stdout), &r); err != nil || code != exitOK || len(r.Notes) == 0 || !strings.HasPrefix(r.Notes[0], noted) {
 		t.Errorf("--json: exit code %d, %v, %s\n%s", code, err, stderr, stdout)
+	}
+}
+
+// Why there is no GPU is a sentence, whatever the reason.
+func TestWhyThereIsNoGPU(t *testing.T) {
+	lib := func(reason string) error {
+		return fmt.Errorf("load CUDA driver: %w", &dl.MissingError{Names: []string{"libcuda.so.1"}, Reasons: []error{errors.New(reason)}})
+	}
+	for want, err := range map[string]error{
+		"No NVIDIA driver found (libcuda.so.1).":                                          lib("libcuda.so.1: cannot open shared object file: No such file or directory"),
+		"The NVIDIA driver cannot be loaded (libcuda.so.1: wrong ELF class: ELFCLASS32).": lib("libcuda.so.1: wrong ELF class: ELFCLASS32"),
+		"No GPU to use: load CUDA driver: the driver sees no GPU: not supported.":         fmt.Errorf("load CUDA driver: the driver sees no GPU: %w", errdefs.ErrNotSupported),
+	} {
+		if got := noDriver(err); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/present"
 )
 
 // Format is the version of Report's JSON form.
@@ -233,14 +234,4 @@ func Read(from io.Reader) (*Report, error) {
 }
 
 // BytesText writes a number of bytes with the largest binary unit that leaves no fraction: "4 KiB".
-func BytesText(n int64) string {
-	for _, u := range []struct {
-		bytes int64
-		name  string
-	}{{1 << 30, "GiB"}, {1 << 20, "MiB"}, {1 << 10, "KiB"}} {
-		if n >= u.bytes && n%u.bytes == 0 {
-			return fmt.Sprintf("%d %s", n/u.bytes, u.name)
-		}
-	}
-	return fmt.Sprintf("%d B", n)
-}
+func BytesText(n int64) string { return present.Size(n) }

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/present"
 )
 
 func (m *Machine) host() Host {
@@ -74,7 +75,7 @@ func (m *Machine) lockedMemory() LockedMemory {
 	default:
 		l.Enough = Finding{
 			Answer: No,
-			Reason: fmt.Sprintf("%s may be locked; what the CUDA driver pins does not count, what an RDMA NIC registers does", bytesText(int64(l.SoftBytes))),
+			Reason: fmt.Sprintf("%s may be locked; what the CUDA driver pins does not count, what an RDMA NIC registers does", present.Bytes(int64(l.SoftBytes))),
 			Remedy: "ulimit -l unlimited, or LimitMEMLOCK=infinity in the service's unit",
 		}
 	}

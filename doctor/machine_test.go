@@ -135,11 +135,13 @@ func text(t *testing.T, r *Report) string {
 	return b.String()
 }
 
+// wantText wants the report to have these words one after the other, however they are set.
 func wantText(t *testing.T, r *Report, want ...string) {
 	t.Helper()
+	words := func(s string) string { return strings.Join(strings.Fields(s), " ") }
 	got := text(t, r)
 	for _, w := range want {
-		if !strings.Contains(got, w) {
+		if !strings.Contains(words(got), words(w)) {
 			t.Errorf("the report lacks %q:\n%s", w, got)
 		}
 	}

@@ -55,8 +55,7 @@ func (r *Report) anyGPU(pick func(*GPU) Finding) Finding {
 		}
 		// A no is conclusive, an unknown is not: the unknown wins, as a claim of "no" for all must hold for all.
 		if missing.Answer != Unknown {
-			missing = f
-			missing.Reason = fmt.Sprintf("GPU %d: %s", g.Index, f.Reason)
+			missing = f.of(fmt.Sprintf("GPU %d", g.Index))
 		}
 	}
 	switch {
@@ -97,8 +96,7 @@ func (r *Report) anyPeer() Finding {
 		if p.Access.Answer == Yes {
 			return Finding{Answer: Yes}
 		}
-		best = p.Access
-		best.Reason = fmt.Sprintf("GPU %d -> GPU %d: %s", p.From, p.To, p.Access.Reason)
+		best = p.Access.of(fmt.Sprintf("GPU %d -> GPU %d", p.From, p.To))
 	}
 	return best
 }

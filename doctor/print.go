@@ -3,77 +3,151 @@ package doctor
 import (
 	"fmt"
 	"io"
-	"math"
 	"strings"
-	"text/tabwriter"
+
+	"github.com/kvlane/kvlane/internal/present"
 )
 
 // WriteText writes the report for people. It returns the writer's error.
 func (r *Report) WriteText(w io.Writer) error {
-	p := &printer{}
+	p := &printer{Page: present.NewPage(present.ScreenOf(w)), said: map[Finding]string{}}
+	p.verdict(r)
 	p.host(r)
 	p.nvidia(&r.NVIDIA)
 	p.rdma(&r.RDMA)
 	p.storage(r)
 	p.paths(r)
 	p.required(r)
-	if _, err := io.WriteString(w, p.b.String()); err != nil {
-		return fmt.Errorf("write report: %w", err)
-	}
-	return nil
+	return p.Write(w)
 }
 
-type printer struct{ b strings.Builder }
+type printer struct {
+	*present.Page
+	section present.Table
+	said    map[Finding]string // titles of the findings that were printed with their reasons
+}
 
-func (p *printer) line(format string, args ...any) { fmt.Fprintf(&p.b, format+"\n", args...) }
+// begin begins a section, and end writes what line and finding have put into it.
+func (p *printer) begin(title string) {
+	p.Heading("%s", title)
+	p.section = present.Table{Prose: true}
+}
 
-// finding prints one answer under a title, the reason and the remedy where there are any.
+func (p *printer) end() { p.Table(&p.section) }
+
+func (p *printer) line(title, format string, args ...any) {
+	p.section.Row(title, fmt.Sprintf(format, args...))
+}
+
+// finding adds one answer under a title, and the reason and the remedy where there are any: once, and then where they were.
 func (p *printer) finding(title string, f Finding) {
-	p.line("  %-18s %s", title, f.inline())
-	if f.Answer != Yes && f.Remedy != "" {
-		p.line("  %-18s   needs: %s", "", f.Remedy)
+	if before := p.said[f]; before != "" {
+		p.line(title, "%s: see %s above", f.Answer, before)
+		return
 	}
+	p.line(title, "%s", f.inline())
+	if f.Answer == Yes || f.Reason == "" {
+		return
+	}
+	p.said[f] = strings.TrimSpace(title)
+	if f.Remedy != "" {
+		p.line("", "needs: %s", f.Remedy)
+	}
+}
+
+// why returns the reason in as few words as there are.
+func (f Finding) why() string {
+	if f.Brief != "" {
+		return f.Brief
+	}
+	return f.Reason
 }
 
 func (f Finding) inline() string {
 	if f.Reason == "" {
 		return string(f.Answer)
 	}
-	return string(f.Answer) + ": " + f.Reason
+	return string(f.Answer) + ": " + f.why()
+}
+
+// verdict says what is to be had, what is not, and what was required of it.
+func (p *printer) verdict(r *Report) {
+	have := map[Answer][]string{}
+	for i := range r.Paths {
+		have[r.Paths[i].Available.Answer] = append(have[r.Paths[i].Available.Answer], r.Paths[i].Name)
+	}
+	if d := &r.NVIDIA.Driver; d.Answer == Yes {
+		usable := 0
+		for i := range r.NVIDIA.GPUs {
+			if r.NVIDIA.GPUs[i].Usable.Answer == Yes {
+				usable++
+			}
+		}
+		p.Verdict(markOf(usable, len(r.NVIDIA.GPUs)), "%d of %s can be used.", usable, present.Things(int64(len(r.NVIDIA.GPUs)), "GPU"))
+	} else {
+		p.Verdict(present.Warn, "No GPU can be used: %s.", d.why())
+	}
+	if yes := have[Yes]; len(yes) > 0 {
+		p.Verdict(present.Good, "Available: %s.", strings.Join(yes, ", "))
+	}
+	if no := append(have[No], have[Unknown]...); len(no) > 0 {
+		p.Verdict(present.Warn, "Not available: %s.", strings.Join(no, ", "))
+	}
+	if all := len(r.Required); all > 0 {
+		there := 0
+		for i := range r.Required {
+			if r.Required[i].Available.Answer == Yes {
+				there++
+			}
+		}
+		mark := present.Bad
+		if there == all {
+			mark = present.Good
+		}
+		p.Verdict(mark, "%d of %d required are there.", there, all)
+	}
+}
+
+func markOf(good, all int) present.Mark {
+	if good < all {
+		return present.Warn
+	}
+	return present.Good
 }
 
 func (p *printer) host(r *Report) {
 	h := &r.Host
-	p.line("Machine")
-	p.line("  %-18s %s", "kernel", h.Kernel)
-	p.line("  %-18s %d", "CPUs", h.CPUs)
+	p.begin("Machine")
+	p.line("kernel", "%s", h.Kernel)
+	p.line("CPUs", "%d", h.CPUs)
 	if h.NUMANodes > 0 {
-		p.line("  %-18s %d", "NUMA nodes", h.NUMANodes)
+		p.line("NUMA nodes", "%d", h.NUMANodes)
 	}
-	p.line("  %-18s %s, %s available", "memory", bytesText(h.MemoryBytes), bytesText(h.AvailableBytes))
+	p.line("memory", "%s, %s available", present.Bytes(h.MemoryBytes), present.Bytes(h.AvailableBytes))
 	if len(r.HugePages) == 0 {
-		p.line("  %-18s none", "huge pages")
+		p.line("huge pages", "none")
 	}
 	for _, hp := range r.HugePages {
-		p.line("  %-18s %d of %s, %d free", "huge pages", hp.Total, bytesText(hp.SizeBytes), hp.Free)
+		p.line("huge pages", "%s of %s, %s free", present.Count(hp.Total), present.Size(hp.SizeBytes), present.Count(hp.Free))
 	}
 	p.finding("locked memory", r.LockedMem.Enough)
 	shm := &r.SharedMem
 	if shm.Usable.Answer == Yes {
-		p.line("  %-18s %s, %s free", "/dev/shm", bytesText(shm.TotalBytes), bytesText(shm.FreeBytes))
+		p.line("/dev/shm", "%s, %s free", present.Bytes(shm.TotalBytes), present.Bytes(shm.FreeBytes))
 	} else {
 		p.finding("/dev/shm", shm.Usable)
 	}
+	p.end()
 }
 
 func (p *printer) nvidia(n *NVIDIA) {
-	p.line("\nGPUs")
+	p.begin("GPUs")
 	p.finding("CUDA driver", n.Driver)
 	if n.DriverVersion != "" {
-		p.line("  %-18s %s", "driver version", n.DriverVersion)
+		p.line("driver version", "%s", n.DriverVersion)
 	}
 	if n.KernelModule != "" {
-		p.line("  %-18s %s", "kernel module", n.KernelModule)
+		p.line("kernel module", "%s", n.KernelModule)
 	}
 	for i := range n.GPUs {
 		p.gpu(&n.GPUs[i])
@@ -81,32 +155,35 @@ func (p *printer) nvidia(n *NVIDIA) {
 	// A GPU on the bus that the driver offers was described above.
 	if len(n.GPUs) == 0 {
 		for i := range n.OnBus {
-			p.line("  %-18s %s", "on the PCI bus", n.OnBus[i].text())
+			p.line("on the PCI bus", "%s", n.OnBus[i].text())
 		}
 	}
 	for i := range n.Peers {
 		peer := &n.Peers[i]
-		title := fmt.Sprintf("GPU %d -> GPU %d", peer.From, peer.To)
-		p.finding(title, peer.Access)
+		p.finding(fmt.Sprintf("GPU %d -> GPU %d", peer.From, peer.To), peer.Access)
 		if peer.Link != "" {
-			p.line("  %-18s   over %s", "", peer.Link)
+			p.line("", "over %s", peer.Link)
 		}
 	}
+	p.end()
 }
 
 func (p *printer) gpu(g *GPU) {
-	p.line("  %-18s %s, %s, compute %s, %d multiprocessors, %d copy engines", fmt.Sprintf("GPU %d", g.Index), g.Name, bytesText(g.MemoryBytes),
+	if g.Usable.Answer != Yes {
+		p.finding(fmt.Sprintf("GPU %d", g.Index), g.Usable)
+		if g.PCI.Address != "" {
+			p.line("", "%s", g.PCI.text())
+		}
+		return
+	}
+	p.line(fmt.Sprintf("GPU %d", g.Index), "%s, %s, compute %s, %d multiprocessors, %d copy engines", g.Name, present.Bytes(g.MemoryBytes),
 		g.Compute, g.Multiprocs, g.CopyEngines)
-	p.line("  %-18s   %s", "", g.UUID)
+	p.line("", "%s", g.UUID)
 	if g.PCI.Address != "" {
-		p.line("  %-18s   %s", "", g.PCI.text())
+		p.line("", "%s", g.PCI.text())
 	}
 	if g.NUMANode >= 0 {
-		p.line("  %-18s   NUMA node %d", "", g.NUMANode)
-	}
-	if g.Usable.Answer != Yes {
-		p.finding("  usable", g.Usable)
-		return
+		p.line("", "NUMA node %d", g.NUMANode)
 	}
 	p.finding("  paths", g.Probe.summary())
 	p.finding("  path profile", g.Profile)
@@ -144,30 +221,35 @@ func (l *PCILink) text() string {
 }
 
 func (p *printer) rdma(r *RDMA) {
-	p.line("\nRDMA")
+	p.begin("RDMA")
 	if len(r.Devices) == 0 {
-		p.line("  %-18s none", "devices")
+		p.line("devices", "none")
 	}
 	for i := range r.Devices {
 		d := &r.Devices[i]
-		p.line("  %-18s firmware %s, NUMA node %d", d.Name, orDash(d.Firmware), d.NUMANode)
+		node := "NUMA node not known"
+		if d.NUMANode >= 0 {
+			node = fmt.Sprintf("NUMA node %d", d.NUMANode)
+		}
+		p.line(d.Name, "firmware %s, %s", orDash(d.Firmware), node)
 		for j := range d.Ports {
 			port := &d.Ports[j]
-			p.line("  %-18s   port %d: %s, %s, %s", "", port.Number, port.State, port.LinkLayer, orDash(port.Rate))
+			p.line("", "port %d: %s, %s, %s", port.Number, port.State, port.LinkLayer, orDash(port.Rate))
 			for _, g := range port.GIDs {
-				p.line("  %-18s     GID %d: %s %s", "", g.Index, g.GID, g.Type)
+				p.line("", "GID %d: %s %s", g.Index, g.GID, g.Type)
 			}
 		}
 	}
 	p.finding("libibverbs", r.Library)
 	if len(r.Devices) > 0 {
 		p.finding("GPU peer memory", r.PeerMemory)
-		p.line("  %-18s kvlane topo shows them beside GPUs and memory", "where they lie")
+		p.line("where they lie", "kvlane topo shows them beside GPUs and memory")
 	}
+	p.end()
 }
 
 func (p *printer) storage(r *Report) {
-	p.line("\nStorage")
+	p.begin("Storage")
 	p.finding("io_uring", r.IOUring)
 	p.finding("libcufile", r.CuFile.Library)
 	if r.CuFile.Library.Answer == Yes {
@@ -175,53 +257,75 @@ func (p *printer) storage(r *Report) {
 		p.finding("cuFile direct", r.CuFile.Direct)
 	}
 	if len(r.CuFile.Log) > 0 {
-		p.line("  %-18s %s", "cuFile log", r.CuFile.LogFile)
+		p.line("cuFile log", "%s", r.CuFile.LogFile)
 		for _, line := range r.CuFile.Log {
-			p.line("  %-18s   %s", "", line)
+			p.line("", "%s", line)
 		}
 	}
-	tw := tabwriter.NewWriter(&p.b, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(tw, "  directory\ttype\tsize\tfree\twritable\tO_DIRECT")
-	for i := range r.FileSystems {
-		f := &r.FileSystems[i]
-		fmt.Fprintf(tw, "  %s\t%s\t%s\t%s\t%s\t%s\n", f.Dir, orDash(f.Type), bytesText(f.TotalBytes), bytesText(f.FreeBytes), f.Usable.inline(), f.DirectIO.inline())
-	}
-	_ = tw.Flush() // into memory: it cannot fail
 	for i := range r.FileSystems {
 		if f := &r.FileSystems[i]; f.CuFile.Answer != "" {
-			p.finding("cuFile", Finding{Answer: f.CuFile.Answer, Reason: f.Dir + ": " + f.CuFile.Reason, Remedy: f.CuFile.Remedy})
+			p.finding("cuFile", f.CuFile.of(f.Dir))
 		}
 	}
+	p.end()
+	p.Gap()
+	t := &present.Table{Head: []string{"directory", "type", "size", "free", "writable", "O_DIRECT", ""}, Right: "  rr", Prose: true}
+	for i := range r.FileSystems {
+		f := &r.FileSystems[i]
+		var why []string
+		if f.Usable.Reason != "" {
+			why = append(why, f.Usable.why())
+		}
+		if f.DirectIO.Reason != "" {
+			why = append(why, "O_DIRECT: "+f.DirectIO.why())
+		}
+		t.Row(f.Dir, orDash(f.Type), present.Bytes(f.TotalBytes), present.Bytes(f.FreeBytes), string(f.Usable.Answer), string(f.DirectIO.Answer), strings.Join(why, "; "))
+	}
+	p.Table(t)
 }
 
 func (p *printer) paths(r *Report) {
-	p.line("\nPaths")
-	tw := tabwriter.NewWriter(&p.b, 0, 0, 2, ' ', 0)
+	p.Heading("Paths")
+	t, without := &present.Table{Prose: true}, &present.Table{Prose: true}
 	for i := range r.Paths {
 		path := &r.Paths[i]
-		fmt.Fprintf(tw, "  %s\t%s\t%s\n", path.Name, path.Available.Answer, path.What)
-		if path.Available == r.NVIDIA.Driver && path.Available.Answer != Yes {
-			fmt.Fprintf(tw, "  \t\t  as the CUDA driver above\n")
+		f := path.Available
+		if f == r.NVIDIA.Driver && f.Answer != Yes {
+			without.Row(path.Name, path.What)
 			continue
 		}
-		if path.Available.Reason != "" {
-			fmt.Fprintf(tw, "  \t\t  %s\n", path.Available.Reason)
+		t.Row(path.Name, string(f.Answer), path.What)
+		if before := p.said[f]; before != "" {
+			t.Row("", "", "see "+before+" above")
+			continue
 		}
-		if path.Available.Answer != Yes && path.Available.Remedy != "" {
-			fmt.Fprintf(tw, "  \t\t  needs: %s\n", path.Available.Remedy)
+		if f.Reason != "" {
+			t.Row("", "", f.why())
+			p.said[f] = path.Name
+		}
+		if f.Answer != Yes && f.Remedy != "" {
+			t.Row("", "", "needs: "+f.Remedy)
 		}
 	}
-	_ = tw.Flush() // into memory: it cannot fail
-	p.line("  not in this version: %s", strings.Join(r.NotInThisVersion, ", "))
+	p.Table(t)
+	if len(without.Rows) > 0 {
+		p.Gap()
+		p.Text("  For want of the CUDA driver, as said above, none of these:")
+		p.Table(without)
+	}
+	p.Gap()
+	p.Text("  not in this version: %s", strings.Join(r.NotInThisVersion, ", "))
 }
 
 func (p *printer) required(r *Report) {
-	if len(r.Required) > 0 {
-		p.line("\nRequired")
+	if len(r.Required) == 0 {
+		return
 	}
+	p.begin("Required")
 	for i := range r.Required {
 		p.finding(r.Required[i].Name, r.Required[i].Available)
 	}
+	p.end()
 }
 
 func orDash(s string) string {
@@ -229,20 +333,4 @@ func orDash(s string) string {
 		return "-"
 	}
 	return s
-}
-
-// bytesText gives a size as people write it, to one decimal: "8.0 KiB", "79.2 GiB".
-func bytesText(n int64) string {
-	if n < 0 {
-		return "-"
-	}
-	v, units := float64(n), []string{"B", "KiB", "MiB", "GiB", "TiB", "PiB"}
-	i := 0
-	for v >= 1024 && i < len(units)-1 {
-		v, i = v/1024, i+1
-	}
-	if v == math.Trunc(v) {
-		return fmt.Sprintf("%.0f %s", v, units[i])
-	}
-	return fmt.Sprintf("%.1f %s", v, units[i])
 }

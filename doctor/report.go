@@ -22,18 +22,34 @@ type Finding struct {
 	Answer Answer `json:"answer"`
 	Reason string `json:"reason,omitempty"`
 	Remedy string `json:"remedy,omitempty"` // what would make it a yes, where something would
+	// Brief is the reason in fewer words, for people; empty where Reason is as brief as it gets.
+	Brief string `json:"-"`
 }
 
 // Answered turns the outcome of a probe into a Finding: nil is a yes, ErrNotSupported a no, and any other error leaves the
 // question open. The remedy counts only for what is not a yes.
 func Answered(err error, remedy string) Finding {
-	switch {
-	case err == nil:
+	if err == nil {
 		return Finding{Answer: Yes}
-	case errors.Is(err, errdefs.ErrNotSupported):
-		return Finding{Answer: No, Reason: err.Error(), Remedy: remedy}
 	}
-	return Finding{Answer: Unknown, Reason: err.Error(), Remedy: remedy}
+	f := Finding{Answer: Unknown, Reason: err.Error(), Remedy: remedy}
+	if errors.Is(err, errdefs.ErrNotSupported) {
+		f.Answer = No
+	}
+	var brief interface{ Brief() string }
+	if errors.As(err, &brief) {
+		f.Brief = brief.Brief()
+	}
+	return f
+}
+
+// of returns f with its reason said of a part of the machine.
+func (f Finding) of(part string) Finding {
+	f.Reason = part + ": " + f.Reason
+	if f.Brief != "" {
+		f.Brief = part + ": " + f.Brief
+	}
+	return f
 }
 
 // Report is what Examine found.

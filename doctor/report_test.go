@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
+	"fmt"
 	"math"
 	"strings"
 	"testing"
@@ -12,6 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/present/presenttest"
 	"github.com/kvlane/kvlane/stream"
 )
 
@@ -226,10 +230,54 @@ func TestWriteTextReportsItsWriter(t *testing.T) {
 	}
 }
 
-func TestBytesText(t *testing.T) {
-	for n, want := range map[int64]string{0: "0 B", 1023: "1023 B", 1024: "1 KiB", 1536: "1.5 KiB", 80 << 30: "80 GiB", 1 << 60: "1024 PiB", -1: "-"} {
-		if got := bytesText(n); got != want {
-			t.Errorf("bytesText(%d) = %q, want %q", n, got, want)
+var rewrite = flag.Bool("rewrite", false, "rewrite the golden files")
+
+// missing is the error of a library that there is not, which says so at length and in brief.
+type missing string
+
+func (m missing) Error() string {
+	return fmt.Sprintf("open library %s: not supported: %s: cannot open shared object file: No such file or directory", string(m), string(m))
+}
+func (m missing) Brief() string { return string(m) + " not found" }
+func (m missing) Unwrap() error { return errdefs.ErrNotSupported }
+
+// bare is a machine without libraries, of which a GPU and files are required.
+func bare(t *testing.T) *Report {
+	t.Helper()
+	m := recorded(t, "laptop")
+	m.CUDA = func(context.Context) (CUDA, error) {
+		return CUDA{}, fmt.Errorf("load CUDA driver: %w", missing("libcuda.so.1"))
+	}
+	m.Library = func(name string) error { return missing(name) }
+	o := Options{}
+	for _, name := range []string{"cuda", "kernel", "cufile", "posix"} {
+		a, err := ParseAbility(name)
+		if err != nil {
+			t.Fatal(err)
 		}
+		o.Require = append(o.Require, a)
+	}
+	return Examine(t.Context(), m, o)
+}
+
+func TestReportForPeople(t *testing.T) {
+	presenttest.Check(t, "bare", *rewrite, bare(t).WriteText)
+	m := recorded(t, "dgx")
+	m.CUDA = twoGPUs
+	m.Library = func(string) error { return nil }
+	m.IOUring = func() error { return nil }
+	presenttest.Check(t, "full", *rewrite, examine(t, m).WriteText)
+}
+
+// Why there is no GPU is said in brief with the verdict and with the driver, and programs are told in full.
+func TestDefectReasonIsSaidAgain(t *testing.T) {
+	r := bare(t)
+	got := text(t, r)
+	if n := strings.Count(got, "libcuda.so.1"); n != 2 || strings.Contains(got, "cannot open") {
+		t.Errorf("libcuda.so.1 is named %d times, want twice, in brief:\n%s", n, got)
+	}
+	b, err := json.Marshal(r)
+	if err != nil || !strings.Contains(string(b), `"driver":{"answer":"no","reason":"load CUDA driver: `+missing("libcuda.so.1").Error()+`","remedy":"`) {
+		t.Errorf("%v: the JSON form has another reason:\n%s", err, b)
 	}
 }

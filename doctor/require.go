@@ -86,8 +86,7 @@ func (r *Report) directIO() Finding {
 		if f.DirectIO.Answer == Yes {
 			return Finding{Answer: Yes, Reason: f.Dir}
 		}
-		last = f.DirectIO
-		last.Reason = f.Dir + ": " + last.Reason
+		last = f.DirectIO.of(f.Dir)
 	}
 	return last
 }

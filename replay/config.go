@@ -7,6 +7,8 @@ import (
 	"math"
 	"time"
 
+	"github.com/jonboulle/clockwork"
+
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
@@ -35,8 +37,13 @@ type Config struct {
 	Seed uint64
 	// Backlog is how many dumps may be not yet durable while the replay goes on, MaxBacklog at most. Default 64.
 	Backlog int
-	// Timeout bounds every single wait. Default one minute.
+	// Timeout bounds every single wait but that for a request's time. Default one minute.
 	Timeout time.Duration
+	// Speed keeps the trace's times, so many times as fast: no request starts before its timestamp, counted from that of the first, divided
+	// by Speed. Zero goes on as fast as it can.
+	Speed float64
+	// Clock is what Speed goes by. Default the real one.
+	Clock clockwork.Clock
 	// Summary is what Scan found in the trace with this Limit; it stays open until Run returns. Nil has Run scan it.
 	Summary *Summary
 	// Memory is told of the KV cache's memory before a load or dump names it, and before it is freed: for stores whose
@@ -104,6 +111,9 @@ func (c *Config) Validate() error {
 	if c.Timeout < 0 {
 		bad("timeout %v is negative", c.Timeout)
 	}
+	if math.IsNaN(c.Speed) || math.IsInf(c.Speed, 0) || c.Speed < 0 {
+		bad("speed %v is no number from 0 on", c.Speed)
+	}
 	return errors.Join(errs...)
 }
 
@@ -116,6 +126,9 @@ func (c *Config) setDefaults() {
 	}
 	if c.Timeout == 0 {
 		c.Timeout = time.Minute
+	}
+	if c.Clock == nil {
+		c.Clock = clockwork.NewRealClock()
 	}
 }
 

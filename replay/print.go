@@ -5,111 +5,259 @@ import (
 	"io"
 	"maps"
 	"slices"
-	"strings"
-	"text/tabwriter"
+
+	"github.com/kvlane/kvlane/internal/present"
 )
 
-// Print writes the report as a table for people.
+// Print writes the report for people: what came of it, what was asked, what was moved and how fast, and what was checked.
 func (r *Report) Print(w io.Writer) error {
-	t := &table{w: tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)}
+	p := present.NewPage(present.ScreenOf(w))
+	r.verdict(p)
 	for _, n := range r.Notes {
-		t.row("note", n)
+		p.Check(present.Warn, "%s", n)
 	}
-	t.row("trace", r.Trace)
-	t.row("device", r.Device)
-	state := ""
-	if !r.Complete {
-		state = " (stopped before the end)"
-	}
-	t.row("requests", fmt.Sprintf("%s in %.1f s, %.0f/s%s", count(r.Requests), r.Seconds, rate(r.Requests, r.Seconds), state))
-	t.row("block accesses", count(r.BlockAccesses))
-	t.row("distinct blocks", count(r.DistinctBlocks))
-	t.row("prefix hits", fmt.Sprintf("%s (%.1f%%)", count(r.PrefixHits), 100*r.HitRate))
-	for _, tier := range slices.Sorted(maps.Keys(r.HitsByTier)) {
-		n := r.HitsByTier[tier]
-		t.row("  from "+tier, fmt.Sprintf("%s (%.1f%%)", count(n), 100*rate(n, float64(r.BlockAccesses))))
-	}
-	t.row("blocks dumped", fmt.Sprintf("%s, and %s the store had already", count(r.DumpedBlocks), count(r.SkippedBlocks)))
-	t.row("checksums", fmt.Sprintf("%s loaded blocks verified on their way, %s by the CPU", count(r.VerifiedOnWay), count(r.VerifiedByCPU)))
-	t.row("verified", Size(r.BytesVerified))
-	t.row("mismatches", count(r.Mismatches))
-	if r.Corrupt > 0 {
-		t.row("corrupt", count(r.Corrupt)+" stored blocks failed their check, and were misses")
-	}
-	if r.BadCopies > 0 {
-		t.row("bad copies", count(r.BadCopies)+" copies to pages failed their check, and were made again")
-	}
-	if r.LoadErrors+r.DumpErrors+r.DurableErrors > 0 {
-		t.row("failures", fmt.Sprintf("%d blocks not loaded (computed instead), %d not stored, %d dumps not durable",
-			r.LoadErrors, r.DumpErrors, r.DurableErrors))
-	}
-	t.row("load", r.LoadUS.String())
-	t.row("dump", r.DumpUS.String())
-	t.row("durable", r.DurableUS.String())
-	r.printPaths(t)
-	r.printTiers(t)
-	for _, m := range r.MismatchSamples {
-		t.row("WRONG BYTES", m.String())
-	}
-	for _, e := range r.ErrorSamples {
-		t.row("failure", e)
-	}
-	return t.flush()
+	p.Gap()
+	p.Table(r.asked())
+	p.Gap()
+	p.Table(r.hits())
+	p.Gap()
+	r.latencies(p)
+	r.paths(p)
+	r.tiers(p)
+	p.Heading("Checks")
+	r.checks(p)
+	return p.Write(w)
 }
 
-func (r *Report) printPaths(t *table) {
-	t.row()
-	t.row("path", "direction", "bytes", "summed", "GB/s", "expected", "chosen because")
-	for _, p := range r.Paths {
-		expected := "-"
-		if p.Predicted > 0 {
-			expected = fmt.Sprintf("%.2f", p.GBps/p.Predicted)
+// verdict says in a sentence what came of it.
+func (r *Report) verdict(p *present.Page) {
+	mark, bytes := present.Good, "every byte right"
+	switch {
+	case r.Mismatches > 0:
+		mark, bytes = present.Bad, "WRONG BYTES in "+present.Things(r.Mismatches, "block")
+	case r.BytesVerified == 0:
+		bytes = "nothing to verify"
+	}
+	if mark == present.Good && (r.Corrupt+r.BadCopies+r.LoadErrors+r.PathsGivenUp > 0 || len(r.Notes) > 0) {
+		mark = present.Warn
+	}
+	for _, c := range []struct {
+		is   bool
+		says string
+	}{
+		{slices.ContainsFunc(r.Thresholds, func(t ThresholdReport) bool { return !t.Met }), "a threshold missed"},
+		{r.DumpErrors+r.DurableErrors > 0, "not every block stored"},
+		{!r.Complete, "stopped before the end"},
+	} {
+		if c.is {
+			mark, bytes = present.Bad, bytes+", "+c.says
 		}
-		t.row(p.Path, p.Direction, Size(p.Bytes), fmt.Sprintf("%.0f%%", 100*rate(p.Summed, float64(p.Bytes))), fmt.Sprintf("%.2f", p.GBps), expected, p.Reason)
+	}
+	p.Verdict(mark, "%s in %s, %s a second: %s of their blocks came from the store, %s.", present.Things(r.Requests, "request"),
+		present.Micros(r.Seconds*1e6), present.Rate(rate(r.Requests, r.Seconds)), present.Percent(r.HitRate), bytes)
+}
+
+// asked says what was replayed, and on what.
+func (r *Report) asked() *present.Table {
+	t := &present.Table{Prose: true}
+	t.Row("trace", r.Trace)
+	a := &r.Asked
+	how := present.Things(int64(a.Concurrency), "request") + " at a time"
+	if a.Speed > 0 {
+		how += fmt.Sprintf(", at %g times the trace's speed", a.Speed)
+	} else {
+		how += ", as fast as it goes"
+	}
+	if a.Limit > 0 {
+		how = fmt.Sprintf("the first %s, %s", present.Things(int64(a.Limit), "request"), how)
+	}
+	if a.Layerwise {
+		how += ", layer by layer"
+	}
+	t.Row("asked", how)
+	t.Row("device", r.Device)
+	g := &a.Geometry
+	shape := fmt.Sprintf("%s of %d", present.Things(int64(g.KVHeads), "KV head"), g.HeadSize)
+	if g.MLA {
+		shape = fmt.Sprintf("latents of %d", g.HeadSize)
+	}
+	if g.TPSize > 1 {
+		shape += fmt.Sprintf(", rank %d of %d", g.TPRank, g.TPSize)
+	}
+	t.Row("geometry", fmt.Sprintf("%s: %s, %s, %s", g.Model, present.Things(int64(g.Layers), "layer"), g.DType, shape))
+	t.Row("block", fmt.Sprintf("%s: %s", present.Bytes(a.BlockBytes), present.Things(int64(g.BlockTokens), "token")))
+	t.Row("volume", r.volume())
+	return t
+}
+
+// volume says how what was moved compares with what the trace stands for.
+func (r *Report) volume() string {
+	a := &r.Asked
+	here := fmt.Sprintf("%s of blocks asked for", present.Bytes(r.BlockAccesses*a.BlockBytes))
+	tokens := int64(a.Geometry.BlockTokens)
+	switch {
+	case a.IDTokens == 0 || tokens == 0:
+		return here + ". The trace's hash ids stand for no fixed number of tokens."
+	case a.IDTokens == tokens:
+		return here + ". A hash id of the trace stands for as many tokens as a block."
+	}
+	full := func(n int64) string { return present.Bytes(int64(float64(n) * float64(a.IDTokens) / float64(tokens))) }
+	times := fmt.Sprintf("%.4g times", float64(tokens)/float64(a.IDTokens))
+	if a.IDTokens > tokens {
+		times = fmt.Sprintf("1/%.4g of", float64(a.IDTokens)/float64(tokens))
+	}
+	return fmt.Sprintf("%s. That is %s what the trace stands for: each of its hash ids is %d tokens, and one block here. In full: %s, %s an id.",
+		here, times, a.IDTokens, full(r.BlockAccesses*a.BlockBytes), full(a.BlockBytes))
+}
+
+// hits says where the blocks came from, and how many went there.
+func (r *Report) hits() *present.Table {
+	t := &present.Table{Prose: true, Right: " rr"}
+	share := func(name string, n int64, more string) {
+		t.Row(name, present.Count(n), present.Percent(rate(n, float64(r.BlockAccesses))), more)
+	}
+	t.Row("blocks", present.Count(r.BlockAccesses), "", fmt.Sprintf("asked for, %s of them distinct", present.Count(r.DistinctBlocks)))
+	share("hits", r.PrefixHits, "found by prefix and loaded, "+present.Bytes(r.BytesVerified))
+	for _, tier := range slices.Sorted(maps.Keys(r.HitsByTier)) {
+		share("  from "+tier, r.HitsByTier[tier], "")
+	}
+	share("misses", r.BlockAccesses-r.PrefixHits, fmt.Sprintf("computed; dumped: %s new, %s already stored", present.Count(r.DumpedBlocks), present.Count(r.SkippedBlocks)))
+	return t
+}
+
+func (r *Report) latencies(p *present.Page) {
+	t := &present.Table{Head: []string{"per request", "p50", "p99"}, Right: " rr"}
+	row := func(name string, l Latency, means string) {
+		if l == (Latency{}) {
+			return // there was none
+		}
+		t.Row(name, present.Micros(float64(l.P50)), present.Micros(float64(l.P99)))
+		p.Define(name, means)
+	}
+	row("load", r.LoadUS, "from asking for a request's hits until the last block is there and verified")
+	row("dump", r.DumpUS, "from handing over its misses until the pages may be reused")
+	row("durable", r.DurableUS, "from handing them over until every block is stored as its tier promises")
+	row("lag", r.LagUS, "from its time in the trace until it started; more --concurrency shortens it")
+	p.Table(t)
+}
+
+func (r *Report) paths(p *present.Page) {
+	if len(r.Paths) == 0 {
+		return
+	}
+	p.Heading("Copies by path")
+	t := &present.Table{Head: []string{"path", "way", "bytes", "GB/s", "expected", "summed", "why"}, Keys: 2, Right: "  rrrr"}
+	var why []string
+	for i := range r.Paths {
+		c := &r.Paths[i]
+		expected, letter := "-", "-"
+		if c.Predicted > 0 {
+			expected = present.Rate(c.GBps / c.Predicted)
+		}
+		if c.Reason != "" {
+			if !slices.Contains(why, c.Reason) {
+				why = append(why, c.Reason)
+			}
+			letter = footnote(slices.Index(why, c.Reason))
+		}
+		t.Row(c.Path, c.Direction, present.Bytes(c.Bytes), present.Rate(c.GBps), expected, fmt.Sprintf("%.0f%%", 100*rate(c.Summed, float64(c.Bytes))), letter)
+	}
+	p.Table(t)
+	p.Define("GB/s", "over the time in which the path was copying")
+	p.Define("expected", "the GB/s by which the path was chosen")
+	p.Define("summed", "share of the bytes whose checksums were made by the copy on its way; the CPU makes the others")
+	for i, reason := range why {
+		p.Define(footnote(i), reason)
 	}
 }
 
-func (r *Report) printTiers(t *table) {
+// footnote is a letter for each of the first reasons, and then two.
+func footnote(i int) string {
+	if i >= 26 {
+		return string(rune('a'+i/26-1)) + string(rune('a'+i%26))
+	}
+	return string(rune('a' + i))
+}
+
+func (r *Report) tiers(p *present.Page) {
 	if len(r.Tiers) == 0 {
 		return
 	}
-	t.row()
-	t.row("tier", "blocks", "bytes", "of", "read", "written", "evictions", "corrupt", "errors", "swept")
-	for _, s := range r.Tiers {
-		of := "unbounded"
+	p.Heading("Tiers")
+	t := &present.Table{Head: []string{"tier", "blocks", "bytes", "of", "read", "written", "evicted"}, Right: " rrrrrrrrr"}
+	trouble := []struct {
+		name string
+		of   func(*TierReport) int64
+	}{
+		{"corrupt", func(s *TierReport) int64 { return s.Corrupt }},
+		{"errors", func(s *TierReport) int64 { return s.Errors }},
+		{"swept", func(s *TierReport) int64 { return s.Swept }},
+	}
+	for i := range r.Tiers {
+		s := &r.Tiers[i]
+		of := "no bound"
 		if s.CapacityBytes > 0 {
-			of = Size(s.CapacityBytes)
+			of = present.Bytes(s.CapacityBytes)
 		}
-		t.row(s.Name, count(s.Blocks), Size(s.Bytes), of, Size(s.ReadBytes), Size(s.WrittenBytes), count(s.Evictions),
-			count(s.Corrupt), count(s.Errors), count(s.Swept))
+		t.Row(s.Name, present.Count(s.Blocks), present.Bytes(s.Bytes), of, present.Bytes(s.ReadBytes), present.Bytes(s.WrittenBytes), present.Count(s.Evictions))
+	}
+	for _, k := range trouble {
+		if !slices.ContainsFunc(r.Tiers, func(s TierReport) bool { return k.of(&s) > 0 }) {
+			continue
+		}
+		t.Head = append(t.Head, k.name)
+		for i := range r.Tiers {
+			t.Rows[i] = append(t.Rows[i], present.Count(k.of(&r.Tiers[i])))
+		}
+	}
+	p.Table(t)
+}
+
+// checks says of everything that was checked how it stands.
+func (r *Report) checks(p *present.Page) {
+	check := func(bad present.Mark, n int64, good, format string, args ...any) {
+		if n == 0 {
+			p.Check(present.Good, "%s", good)
+		} else {
+			p.Check(bad, format, args...)
+		}
+	}
+	stopped := int64(1)
+	if r.Complete {
+		stopped = 0
+	}
+	check(present.Bad, stopped, "every request replayed", "stopped before the end, after %s", present.Things(r.Requests, "request"))
+	if r.PrefixHits+r.LoadErrors == 0 {
+		p.Check(present.Plain, "nothing was loaded that could be verified")
+	} else {
+		r.checkLoads(p, check)
+	}
+	check(present.Bad, r.DumpErrors+r.DurableErrors, "every dumped block stored", "%s not stored, %s not durable",
+		present.Things(r.DumpErrors, "block"), present.Things(r.DurableErrors, "dump"))
+	for _, e := range r.ErrorSamples {
+		p.Check(present.Warn, "failure: %s", e)
+	}
+	for _, t := range r.Thresholds {
+		mark := present.Good
+		if !t.Met {
+			mark = present.Bad
+		}
+		p.Check(mark, "%s (%s)", t.Threshold, t.said)
 	}
 }
 
-// String gives both quantiles.
-func (l Latency) String() string {
-	return fmt.Sprintf("p50 %s us, p99 %s us", count(l.P50), count(l.P99))
-}
-
-// table writes rows of cells and keeps the first error.
-type table struct {
-	w   *tabwriter.Writer
-	err error
-}
-
-func (t *table) row(cells ...string) {
-	if t.err == nil {
-		_, t.err = fmt.Fprintln(t.w, strings.Join(cells, "\t"))
+func (r *Report) checkLoads(p *present.Page, check func(bad present.Mark, n int64, good, format string, args ...any)) {
+	check(present.Bad, r.Mismatches, fmt.Sprintf("no wrong byte in %s, compared on the device", present.Bytes(r.BytesVerified)),
+		"%s held wrong bytes, %s of them", present.Things(r.Mismatches, "loaded block"), present.Count(r.MismatchedBytes))
+	for _, m := range r.MismatchSamples {
+		p.Check(present.Bad, "wrong bytes: %s", m)
 	}
-}
-
-func (t *table) flush() error {
-	if t.err == nil {
-		t.err = t.w.Flush()
+	check(present.Warn, r.Corrupt, fmt.Sprintf("no stored block damaged: checksums of %s verified on their way, of %s by the CPU",
+		present.Count(r.VerifiedOnWay), present.Count(r.VerifiedByCPU)), "%s failed their check, and were misses", present.Things(r.Corrupt, "stored block"))
+	check(present.Warn, r.LoadErrors, "every block that was found was loaded", "%s not loaded, and computed instead", present.Things(r.LoadErrors, "block"))
+	if r.BadCopies > 0 {
+		p.Check(present.Warn, "%s copies to pages failed their check, and were made again", present.Count(r.BadCopies))
 	}
-	if t.err != nil {
-		return fmt.Errorf("print report: %w", t.err)
-	}
-	return nil
 }
 
 // rate returns n by d, and zero by zero.
@@ -118,30 +266,4 @@ func rate(n int64, d float64) float64 {
 		return 0
 	}
 	return float64(n) / d
-}
-
-// count writes n with commas between thousands.
-func count(n int64) string {
-	s := fmt.Sprint(n)
-	for i := len(s) - 3; i > 0 && s[i-1] != '-'; i -= 3 {
-		s = s[:i] + "," + s[i:]
-	}
-	return s
-}
-
-// Size writes n bytes with a binary unit and three digits.
-func Size(n int64) string {
-	const units = "KMGTPE"
-	if n < 1024 {
-		return fmt.Sprintf("%d B", n)
-	}
-	v, u := float64(n)/1024, 0
-	for v >= 1024 && u < len(units)-1 {
-		v, u = v/1024, u+1
-	}
-	digits := 2
-	if v >= 10 {
-		digits = 1
-	}
-	return fmt.Sprintf("%.*f %ciB", digits, v, units[u])
 }

@@ -2,12 +2,10 @@ package replay
 
 import (
 	"io"
-	"os"
 	"sync"
 	"time"
 
 	"github.com/schollz/progressbar/v3"
-	"golang.org/x/term"
 )
 
 // Bar returns a function for Config.Progress that draws a progress bar with requests a second on w.
@@ -26,10 +24,4 @@ func Bar(w io.Writer) func(Step) {
 		// A bar that cannot be drawn is no reason to stop.
 		_ = bar.Add(1)
 	}
-}
-
-// Terminal reports whether w is a terminal, where a progress bar is welcome.
-func Terminal(w io.Writer) bool {
-	f, ok := w.(*os.File)
-	return ok && term.IsTerminal(int(f.Fd()))
 }

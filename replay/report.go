@@ -9,6 +9,7 @@ import (
 
 	"github.com/HdrHistogram/hdrhistogram-go"
 
+	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/store"
 )
 
@@ -52,6 +53,28 @@ type Report struct {
 	DumpUS    Latency      `json:"dump_us"`    // from Dump until the pages may be reused
 	DurableUS Latency      `json:"durable_us"` // from Dump until every block is durable
 	Tiers     []TierReport `json:"tiers,omitempty"`
+
+	LagUS      Latency           `json:"lag_us,omitzero"` // from a request's time until it started, with Config.Speed
+	Thresholds []ThresholdReport `json:"thresholds,omitempty"`
+
+	Asked Asked `json:"-"` // for people: programs know what they asked for
+}
+
+// Asked is what a replay was asked for, and how its blocks differ from the trace's.
+type Asked struct {
+	Limit, Concurrency int
+	Layerwise          bool
+	Speed              float64
+	Geometry           block.Geometry
+	BlockBytes         int64 // of a block's content
+	IDTokens           int64 // see Summary.IDTokens
+}
+
+func asked(c *Config, blockBytes int64) Asked {
+	return Asked{
+		Limit: c.Limit, Concurrency: c.Concurrency, Layerwise: c.Layerwise, Speed: c.Speed,
+		Geometry: c.Geometry, BlockBytes: blockBytes, IDTokens: c.Summary.IDTokens(),
+	}
 }
 
 // PathReport is the traffic of one path in one direction.
@@ -117,6 +140,7 @@ type tally struct {
 	load     *hdrhistogram.Histogram
 	dump     *hdrhistogram.Histogram
 	durable  *hdrhistogram.Histogram
+	lag      *hdrhistogram.Histogram
 }
 
 func newTally() *tally {
@@ -124,7 +148,7 @@ func newTally() *tally {
 	return &tally{
 		r:        Report{HitsByTier: map[string]int64{}},
 		distinct: map[int64]uint64{},
-		load:     histogram(), dump: histogram(), durable: histogram(),
+		load:     histogram(), dump: histogram(), durable: histogram(), lag: histogram(),
 	}
 }
 
@@ -204,7 +228,7 @@ func (t *tally) report(elapsed time.Duration) *Report {
 	quantiles := func(h *hdrhistogram.Histogram) Latency {
 		return Latency{P50: h.ValueAtQuantile(50), P99: h.ValueAtQuantile(99)}
 	}
-	r.LoadUS, r.DumpUS, r.DurableUS = quantiles(t.load), quantiles(t.dump), quantiles(t.durable)
+	r.LoadUS, r.DumpUS, r.DurableUS, r.LagUS = quantiles(t.load), quantiles(t.dump), quantiles(t.durable), quantiles(t.lag)
 	return &r
 }
 

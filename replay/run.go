@@ -49,6 +49,7 @@ func Run(ctx context.Context, c Config) (_ *Report, err error) {
 	info := c.Device.Info()
 	rep.Device = info.Driver + ": " + info.Name
 	rep.Complete = rep.Requests == int64(r.total)
+	rep.Asked = asked(&c, r.cache.BlockBytes())
 	return rep, errors.Join(err, r.close(), verdict(rep, r.tally.dumpError()))
 }
 
@@ -70,9 +71,10 @@ type run struct {
 	total   int
 	cache   *kvcache.Cache
 	tally   *tally
+	pace    pace
 	workers []*worker
 	// requests go to the workers in the trace's order; spare brings their memory back to the reader.
-	requests, spare chan *Request
+	requests, spare chan *turn
 	// behind holds the dumps that are not known to be durable.
 	behind chan pendingDump
 	// poisoned numbers the poisons, so that no two are alike.
@@ -96,8 +98,8 @@ func newRun(c Config) (_ *run, err error) {
 		return nil, fmt.Errorf("replay: %w", err)
 	}
 	r := &run{
-		cfg: c, digest: c.Identity.Digest(), total: s.Requests, tally: newTally(),
-		requests: make(chan *Request), spare: make(chan *Request, c.Concurrency+1), behind: make(chan pendingDump, c.Backlog),
+		cfg: c, digest: c.Identity.Digest(), total: s.Requests, tally: newTally(), pace: pace{clock: c.Clock, speed: c.Speed},
+		requests: make(chan *turn), spare: make(chan *turn, c.Concurrency+1), behind: make(chan pendingDump, c.Backlog),
 	}
 	if r.cache, err = kvcache.New(c.Device, layout, c.Geometry.PlanesPerLayer(), c.pages(s), c.Seed); err != nil {
 		return nil, err
@@ -108,7 +110,7 @@ func newRun(c Config) (_ *run, err error) {
 		}
 	}
 	for range cap(r.spare) {
-		r.spare <- &Request{}
+		r.spare <- &turn{}
 	}
 	for range c.Concurrency {
 		w, err := newWorker(r, s.MaxBlocks)
@@ -150,16 +152,22 @@ func (r *run) read(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, t.Close()) }()
-	for range r.total {
-		var req *Request
+	for i := range r.total {
+		var req *turn
 		select {
 		case req = <-r.spare:
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
-		if err := t.Next(req); errors.Is(err, io.EOF) {
+		if err := t.Next(&req.Request); errors.Is(err, io.EOF) {
 			return fmt.Errorf("trace %s became shorter while it was read; replay one that nobody writes to: %w", r.cfg.Trace, errdefs.ErrInvalid)
 		} else if err != nil {
+			return err
+		}
+		if i == 0 {
+			r.pace.begin(req)
+		}
+		if err := r.pace.wait(ctx, req); err != nil {
 			return err
 		}
 		select {

@@ -18,6 +18,8 @@ type Summary struct {
 	MaxBlocks   int   // of one request
 	LongestLine int   // of the trace, where the request with MaxBlocks is
 
+	leastTokens, mostTokens int64 // that one id can stand for, by every request so far; zero before the first
+
 	spool *os.File // what was read of a trace that can be read only once; has no name any more
 }
 
@@ -73,11 +75,42 @@ func (s *Summary) scan(path string, text io.Reader, limit int) error {
 		}
 		s.Requests++
 		s.Accesses += int64(len(req.HashIDs))
+		s.narrow(req.InputLength, int64(len(req.HashIDs)))
 		if len(req.HashIDs) > s.MaxBlocks {
 			s.MaxBlocks, s.LongestLine = len(req.HashIDs), req.Line
 		}
 	}
 	return nil
+}
+
+// narrow keeps to what an id can stand for if those of a request of so many tokens are as many as it takes.
+func (s *Summary) narrow(tokens, ids int64) {
+	if ids == 0 {
+		return
+	}
+	least, most := max((tokens+ids-1)/ids, 1), int64(math.MaxInt64)
+	if ids > 1 {
+		most = (tokens+ids-2)/(ids-1) - 1
+	}
+	if s.leastTokens == 0 {
+		s.leastTokens, s.mostTokens = least, most
+	}
+	s.leastTokens, s.mostTokens = max(s.leastTokens, least), min(s.mostTokens, most)
+}
+
+// mooncakeTokens is how many tokens an id of Mooncake's traces stands for (testdata/README.md).
+const mooncakeTokens = 512
+
+// IDTokens returns how many tokens of the input a hash id stands for, the last one of a request for up to as many: Mooncake's 512 where
+// the requests' lengths agree with that, or else the least number that they agree with, or zero if there is none.
+func (s *Summary) IDTokens() int64 {
+	switch {
+	case s.leastTokens > s.mostTokens:
+		return 0
+	case s.leastTokens <= mooncakeTokens && mooncakeTokens <= s.mostTokens:
+		return mooncakeTokens
+	}
+	return s.leastTokens
 }
 
 // open opens what was scanned once more, under the trace's name.

@@ -150,7 +150,7 @@ func TestScan(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := (Summary{Requests: 3, Accesses: 7, MaxBlocks: 4, LongestLine: 3}); *got != want {
+	if want := (Summary{Requests: 3, Accesses: 7, MaxBlocks: 4, LongestLine: 3, leastTokens: 342}); *got != want {
 		t.Errorf("got %+v, want %+v", *got, want)
 	}
 	if _, err := Scan(t.Context(), path, 0); err == nil || !strings.Contains(err.Error(), path+":4:") {
@@ -167,7 +167,7 @@ func TestScanWholeTrace(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := (Summary{Requests: 12031, Accesses: 288500, MaxBlocks: 247, LongestLine: got.LongestLine}); *got != want {
+	if want := (Summary{Requests: 12031, Accesses: 288500, MaxBlocks: 247, LongestLine: got.LongestLine, leastTokens: 512, mostTokens: 512}); *got != want {
 		t.Errorf("got %+v, want %+v", *got, want)
 	}
 }

@@ -59,7 +59,7 @@ func (w *worker) add(s *work, req *Request, i int) {
 // work replays requests until there are no more, or until one fails in a way that makes going on pointless.
 func (w *worker) work(ctx context.Context) error {
 	for {
-		var req *Request
+		var req *turn
 		select {
 		case next, ok := <-w.run.requests:
 			if !ok {
@@ -69,7 +69,10 @@ func (w *worker) work(ctx context.Context) error {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
-		if err := w.request(ctx, req); err != nil {
+		if w.run.cfg.Speed > 0 {
+			w.run.tally.latency(w.run.tally.lag, w.run.pace.late(req))
+		}
+		if err := w.request(ctx, &req.Request); err != nil {
 			return fmt.Errorf("replay line %d: %w", req.Line, err)
 		}
 		w.run.finished(w.step)

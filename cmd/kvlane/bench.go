@@ -15,7 +15,7 @@ import (
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/errdefs"
-	"github.com/kvlane/kvlane/replay"
+	"github.com/kvlane/kvlane/internal/present"
 	"github.com/kvlane/kvlane/stream"
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
 )
@@ -187,7 +187,7 @@ func drawProgress(cmd *cobra.Command) (progress func(done, total int, what strin
 	progress = func(done, total int, what string) {
 		if bar == nil {
 			bar = progressbar.NewOptions(total, progressbar.OptionSetWriter(cmd.ErrOrStderr()), progressbar.OptionClearOnFinish(),
-				progressbar.OptionSetWidth(30), progressbar.OptionSetVisibility(replay.Terminal(cmd.ErrOrStderr())))
+				progressbar.OptionSetWidth(30), progressbar.OptionSetVisibility(present.Terminal(cmd.ErrOrStderr())))
 		}
 		bar.ChangeMax(total) // it shrinks where something turns out to be missing
 		bar.Describe(what)

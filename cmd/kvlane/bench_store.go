@@ -162,7 +162,7 @@ func (f *storeBench) parse() error {
 			return f.openProduct(ctx, dev, "--model-layer")
 		}
 	}
-	o.Open = openEngine
+	o.Open = func(ctx context.Context, c kvlane.Config) (*kvlane.Engine, error) { return openEngine(ctx, c, logNote) }
 	errs = append(errs, o.Validate(), f.comparing.check())
 	if err := errors.Join(errs...); err != nil {
 		return &usageError{err}

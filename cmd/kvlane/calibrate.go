@@ -3,8 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io"
-	"text/tabwriter"
 	"time"
 
 	"github.com/schollz/progressbar/v3"
@@ -15,8 +13,8 @@ import (
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/gdr"
+	"github.com/kvlane/kvlane/internal/present"
 	"github.com/kvlane/kvlane/profile"
-	"github.com/kvlane/kvlane/replay"
 	"github.com/kvlane/kvlane/stream"
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
@@ -28,6 +26,7 @@ type calibrateFlags struct {
 	rdma   rdmaFlags
 	// fileDirs are measured in place of the device's copy paths.
 	fileDirs []string
+	full     bool
 	json     bool
 }
 
@@ -65,6 +64,7 @@ few hundred MiB are written at most, to a file without a name.`,
 	fl.StringVar(&f.opts.Dir, "profile-dir", "", "where profiles are kept (default kvlane/profiles in the user's cache directory)")
 	fl.StringArrayVar(&f.fileDirs, "file-dir", nil, "directory whose file system is measured, in place of copy paths; repeatable")
 	f.rdma.register(fl)
+	fl.BoolVar(&f.full, "full", false, "show every figure that was measured, and what is chosen by each policy")
 	fl.BoolVar(&f.json, "json", false, "print one JSON object")
 	return cmd
 }
@@ -116,7 +116,7 @@ func runCalibrate(cmd *cobra.Command, f *calibrateFlags) (err error) {
 	if f.json {
 		return writeJSON(cmd, r)
 	}
-	return r.WriteText(cmd.OutOrStdout())
+	return r.WriteText(cmd.OutOrStdout(), f.full)
 }
 
 // calibrate shows how far it is.
@@ -125,7 +125,7 @@ func (f *calibrateFlags) calibrate(cmd *cobra.Command, dev device.Device) (*prof
 	f.opts.Progress = func(done, total int, what string) {
 		if bar == nil {
 			bar = progressbar.NewOptions(total, progressbar.OptionSetWriter(cmd.ErrOrStderr()), progressbar.OptionClearOnFinish(),
-				progressbar.OptionSetWidth(30), progressbar.OptionSetVisibility(replay.Terminal(cmd.ErrOrStderr())))
+				progressbar.OptionSetWidth(30), progressbar.OptionSetVisibility(present.Terminal(cmd.ErrOrStderr())))
 		}
 		bar.Describe(what)
 		_ = bar.Set(done) // a bar that cannot be drawn is no reason to stop
@@ -239,74 +239,4 @@ func gbps(bytes int64, nanos float64) float64 {
 		return 0
 	}
 	return float64(bytes) / nanos
-}
-
-// WriteText prints the report for people.
-func (r *calibrateReport) WriteText(w io.Writer) error {
-	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	p := &r.Profile
-	fmt.Fprintf(tw, "Profile of %s\n%s, %s", p.Key, p.Source, p.Made.Format(time.RFC3339))
-	if r.Measured {
-		fmt.Fprintf(tw, ", in %v, blocks scattered over %s", time.Duration(r.Millis)*time.Millisecond, sizeValue{&r.Bytes})
-	}
-	if r.Stored {
-		fmt.Fprintf(tw, "\nStored in %s\n", r.File)
-	} else {
-		fmt.Fprintf(tw, "\nNot stored; its place is %s\n", r.File)
-	}
-	if r.Loaded != "" {
-		fmt.Fprintf(tw, "THE GPU OR ITS LINK WAS IN USE: %s\n", r.Loaded)
-	}
-	fmt.Fprintf(tw, "One large copy: %.1f GB/s to the device, %.1f GB/s to the host\n", p.GBps[plan.H2D], p.GBps[plan.D2H])
-	for _, m := range r.Missing {
-		fmt.Fprintf(tw, "Not measured: %s (%s)\n", m.Path, m.Reason)
-	}
-	r.writeModels(tw)
-	r.writeChoices(tw)
-	return tw.Flush()
-}
-
-func (r *calibrateReport) writeModels(tw *tabwriter.Writer) {
-	p := &r.Profile
-	most := p.Counts[len(p.Counts)-1]
-	fmt.Fprintf(tw, "\nMeasured: microseconds of one copy, and GB/s of %d, by size\n\npath\tCTAs\tway\thost\tspread\tpoints\tbehind others\topposed\tstart", most)
-	for _, size := range p.Sizes {
-		fmt.Fprintf(tw, "\t%s", sizeValue{&size})
-	}
-	fmt.Fprintln(tw)
-	for i := range p.Models {
-		m := &p.Models[i]
-		if m.Points == 0 {
-			continue // of the built-in profile
-		}
-		fmt.Fprintf(tw, "%s\t%d\t%s\t%s\t%.1f%%\t%d\t-%.1f us\t+%.0f%%\t+%.0f us",
-			m.Path, m.CTAs, m.Dir, m.Side, 100*m.Spread, m.Points, m.Lead/1e3, 100*m.Duplex*p.GBps[m.Dir], m.Start/1e3)
-		for k, size := range p.Sizes {
-			row := m.Times[k*len(p.Counts):][:len(p.Counts)]
-			fmt.Fprintf(tw, "\t%.1f %.1f", row[0]/1e3, gbps(most*size, row[len(row)-1]))
-		}
-		fmt.Fprintln(tw)
-	}
-}
-
-func (r *calibrateReport) writeChoices(tw *tabwriter.Writer) {
-	type table struct{ policy, dir, host string }
-	var last table
-	for i := range r.Choices {
-		c := &r.Choices[i]
-		if t := (table{c.Policy, c.Dir, c.Host}); t != last {
-			last = t
-			fmt.Fprintf(tw, "\nChosen for %s, %s, host %s: path/CTAs, time, GB/s\n\nsize", c.Policy, c.Dir, c.Host)
-			for _, n := range choiceCounts {
-				fmt.Fprintf(tw, "\t%d", n)
-			}
-		}
-		if c.Count == choiceCounts[0] {
-			fmt.Fprintf(tw, "\n%s", sizeValue{&c.Size})
-		}
-		fmt.Fprintf(tw, "\t%s/%d %.1f us %.1f", c.Path, c.CTAs, c.Micros, c.GBps)
-		if i == len(r.Choices)-1 || c.Count == choiceCounts[len(choiceCounts)-1] && r.Choices[i+1].Size < c.Size {
-			fmt.Fprintln(tw)
-		}
-	}
 }

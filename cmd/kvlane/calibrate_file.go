@@ -5,12 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/internal/present"
 	"github.com/kvlane/kvlane/profile"
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
 	streamfile "github.com/kvlane/kvlane/stream/file"
@@ -87,24 +87,46 @@ func (f *calibrateFlags) openEnds(cmd *cobra.Command, o *streamfile.Options) (fu
 
 // WriteText prints the report for people.
 func (r *filesReport) WriteText(w io.Writer) error {
-	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintf(tw, "Profile of %s\nmeasured in %s, %s\n", r.FileSystem, r.Dir, r.Made.Format(time.RFC3339))
+	p := present.NewPage(present.ScreenOf(w))
+	p.Verdict(present.Good, "The paths to files of %s were measured in %s.", r.FileSystem, r.Dir)
 	if r.Stored {
-		fmt.Fprintf(tw, "Stored in %s\n", r.File)
+		p.Text("Stored in %s, %s", r.File, r.Made.Format(time.RFC3339))
 	} else {
-		fmt.Fprintf(tw, "Not stored\n")
+		p.Text("Not stored.")
 	}
-	fmt.Fprintf(tw, "\npath\tdirection\tmemory\tsize\tdepth\tGB/s\n")
+	p.Heading("GB/s by size of a transfer")
+	t := &present.Table{Head: []string{"path", "way", "memory", "depth"}, Keys: 4, Right: "   rrrrrrrr"}
+	rows, columns := map[string]int{}, map[int64]int{}
 	for i := range r.Points {
-		p := &r.Points[i]
-		direction, memory := "read", "host"
-		if p.Write {
-			direction = "write"
+		f := &r.Points[i]
+		way, memory := "read", "host"
+		if f.Write {
+			way = "write"
 		}
-		if p.Device {
+		if f.Device {
 			memory = "device"
 		}
-		fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%d\t%.2f\n", p.Path, direction, memory, sizeValue{&p.Bytes}, p.Depth, p.GBps)
+		row := []string{f.Path, way, memory, fmt.Sprint(f.Depth)}
+		key := fmt.Sprint(row)
+		at, seen := rows[key]
+		if !seen {
+			at = len(t.Rows)
+			rows[key] = at
+			t.Rows = append(t.Rows, row)
+		}
+		column, seen := columns[f.Bytes]
+		if !seen {
+			column = len(t.Head)
+			columns[f.Bytes] = column
+			t.Head = append(t.Head, present.Size(f.Bytes))
+		}
+		for len(t.Rows[at]) <= column {
+			t.Rows[at] = append(t.Rows[at], "")
+		}
+		t.Rows[at][column] = present.Rate(f.GBps)
 	}
-	return tw.Flush()
+	p.Table(t)
+	p.Define("depth", "transfers at a time")
+	p.Define("memory", "where the bytes come from or go to")
+	return p.Write(w)
 }

@@ -2,11 +2,19 @@ package main
 
 import (
 	"encoding/json"
+	"io"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/kvlane/kvlane/internal/present/presenttest"
 	"github.com/kvlane/kvlane/internal/testkit"
+	"github.com/kvlane/kvlane/profile"
+	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/stream/copy/calibrate"
 	"github.com/kvlane/kvlane/stream/copy/plan"
+	streamfile "github.com/kvlane/kvlane/stream/file"
 )
 
 func TestCalibrate(t *testing.T) {
@@ -16,9 +24,24 @@ func TestCalibrate(t *testing.T) {
 	if code != exitOK {
 		t.Fatalf("exit code %d: %s", code, stderr)
 	}
-	for _, want := range []string{"simulated", "Not stored", "copy-engine", "spread", "opposed", "Measured: microseconds", "Chosen for throughput, h2d, host scattered", "Chosen for background, d2h, host contiguous", "4KiB"} {
-		if !strings.Contains(stdout, want) {
-			t.Errorf("the report lacks %q:\n%s", want, stdout)
+	if lines := strings.Count(stdout, "\n"); lines > 14 {
+		t.Errorf("the short report has %d lines:\n%s", lines, stdout)
+	}
+	short := []string{"simulated", "Not stored", "copy-engine", "One large copy: ", "Fastest path by size of scattered blocks", "--full shows"}
+	full := []string{"Not stored", "copy-engine", "spread", "opposed", "Time of one copy", "Chosen for throughput, h2d, host scattered", "Chosen for background, d2h, host contiguous", "4 KiB"}
+	for extra, wants := range map[string][]string{"": short, "--full": full} {
+		if extra != "" {
+			_, stdout, _ = execute(t, append(args, extra)...)
+		}
+		for _, want := range wants {
+			if !strings.Contains(stdout, want) {
+				t.Errorf("the report with %q lacks %q:\n%s", extra, want, stdout)
+			}
+		}
+		for _, never := range []string{"-0.0", "NUMA node -1", "unknown link"} {
+			if strings.Contains(stdout, never) {
+				t.Errorf("the report with %q says %q:\n%s", extra, never, stdout)
+			}
 		}
 	}
 
@@ -50,6 +73,43 @@ func TestCalibrate(t *testing.T) {
 	}
 }
 
+// calibrated is a report of a GPU as it was measured once.
+func calibrated(t *testing.T) *calibrateReport {
+	t.Helper()
+	c := &profile.Calibrated{
+		Profile: plan.Default(), File: "/home/u/.cache/kvlane/profiles/b71d6144d99ee696b783738f4e7bf239.json", Stored: true,
+		Result: &calibrate.Result{
+			Took: 2150 * time.Millisecond, Bytes: 1 << 30, Loaded: "12% of its time by others",
+			Missing: []calibrate.Missing{{Path: stream.PathNIC, Reason: "libibverbs.so.1 not found"}},
+		},
+	}
+	p := &c.Profile
+	p.Source, p.Made = "measured", time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
+	p.Key = plan.Key{GPU: "GPU-7", Driver: "13.0", PCI: "0000:1b:00.0", LinkSpeed: "32.0 GT/s", LinkWidth: 16, NUMANode: -1, Kernels: "5131cd7b03d5ffff"}
+	p.Models = slices.Clone(p.Models)
+	for i := range p.Models {
+		p.Models[i].Points = 60 + i
+	}
+	r, err := newCalibrateReport(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func TestCalibrateForPeople(t *testing.T) {
+	r := calibrated(t)
+	presenttest.Check(t, "calibrate", *rewrite, func(w io.Writer) error { return r.WriteText(w, false) })
+	r.Choices = r.Choices[:2*len(r.Profile.Sizes)*len(choiceCounts)] // two tables of 16
+	presenttest.Check(t, "calibrate-full", *rewrite, func(w io.Writer) error { return r.WriteText(w, true) })
+	files := &filesReport{FileSystem: profile.FileSystem{Type: "ext4", Source: "/dev/nvme0n1", Magic: 0xef53, ID: "52e8", Kernel: "6.18"}, Dir: "/mnt/nvme", File: "/home/u/files.json", Stored: true, Made: r.Profile.Made, Points: []streamfile.Point{
+		{Path: "posix", Write: true, Bytes: 4096, Depth: 4, GBps: 0.125},
+		{Path: "posix", Bytes: 1 << 20, Depth: 4, GBps: 12.5, Device: true},
+		{Path: "posix", Write: true, Bytes: 1 << 20, Depth: 4, GBps: 2.5},
+	}}
+	presenttest.Check(t, "calibrate-files", *rewrite, files.WriteText)
+}
+
 func TestCalibrateFiles(t *testing.T) {
 	dir, profiles := testkit.MemoryDir(t), t.TempDir()
 	args := []string{"calibrate", "--profile-dir", profiles, "--file-dir", dir}
@@ -57,7 +117,7 @@ func TestCalibrateFiles(t *testing.T) {
 	if code != exitOK {
 		t.Fatalf("exit code %d: %s", code, stderr)
 	}
-	for _, want := range []string{"Profile of file system", "measured in " + dir, "Stored in " + profiles, "path", "direction", "GB/s", "posix  write      host    4KiB "} {
+	for _, want := range []string{"The paths to files of file system", "measured in " + dir, "Stored in " + profiles, "path   way", "GB/s", "posix  write  host ", "4 KiB"} {
 		if !strings.Contains(stdout, want) {
 			t.Errorf("the report lacks %q:\n%s", want, stdout)
 		}

@@ -41,7 +41,7 @@ is removed at the end. Exit code 1 if anything it claims does not hold.`,
 }
 
 func runDemo(cmd *cobra.Command, device string, rdma *rdmaFlags, temp string) error {
-	driver, simulates := chooseDriver(device)
+	driver, noGPU := chooseDriver(device)
 	c := kvlane.Config{
 		Model:  smallGeometry,
 		Device: kvlane.DeviceConfig{Driver: driver},
@@ -51,8 +51,8 @@ func runDemo(cmd *cobra.Command, device string, rdma *rdmaFlags, temp string) er
 	if err := c.Validate(); err != nil {
 		return &usageError{err}
 	}
-	if simulates != "" {
-		fmt.Fprintln(cmd.OutOrStdout(), simulates)
+	if err := saySimulated(cmd.OutOrStdout(), noGPU); err != nil {
+		return err
 	}
 	return demo.Run(cmd.Context(), demo.Config{
 		Geometry: smallGeometry,

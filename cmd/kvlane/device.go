@@ -3,6 +3,8 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
+	"strings"
 
 	"github.com/spf13/pflag"
 
@@ -11,6 +13,8 @@ import (
 	"github.com/kvlane/kvlane/device/cuda"
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/present"
+	"github.com/kvlane/kvlane/internal/sys/dl"
 )
 
 // autoDevice is the value of --device that takes the GPU if there is one, and else the simulated device. Only commands of which
@@ -26,17 +30,49 @@ func registerDevice(flags *pflag.FlagSet, device *string) {
 	flags.StringVar(device, "device", string(kvlane.CUDA), "cuda, sim, or host: the CPU and its memory")
 }
 
-// chooseDriver returns the driver that a value of --device means, and if that is the simulated device for want of a GPU, a line that
-// says so.
-func chooseDriver(device string) (driver kvlane.Driver, simulates string) {
+// chooseDriver returns the driver that a value of --device means, and if that is the simulated device for want of a GPU, why there is
+// none to use.
+func chooseDriver(device string) (driver kvlane.Driver, noGPU error) {
 	if device != autoDevice {
-		return kvlane.Driver(device), ""
+		return kvlane.Driver(device), nil
 	}
 	// Only the absence of a GPU is a reason to simulate one; a GPU that fails to open is not.
 	if _, err := cuda.Load(); errors.Is(err, errdefs.ErrNotSupported) {
-		return kvlane.Sim, fmt.Sprintf("SIMULATED DEVICE: there is no GPU to use: %v", err)
+		return kvlane.Sim, err
 	}
-	return kvlane.CUDA, ""
+	return kvlane.CUDA, nil
+}
+
+// simulatedNote says in a report for programs that a GPU was simulated.
+func simulatedNote(noGPU error) string {
+	return fmt.Sprintf("SIMULATED DEVICE: there is no GPU to use: %v", noGPU)
+}
+
+// saySimulated says it to people, or nothing where noGPU is nil.
+func saySimulated(w io.Writer, noGPU error) error {
+	if noGPU == nil {
+		return nil
+	}
+	return sayNote(w, noDriver(noGPU)+" Using the simulated GPU; figures are not hardware.")
+}
+
+// sayNote says to people what a command went without, before its report.
+func sayNote(w io.Writer, note string) error {
+	p := present.NewPage(present.ScreenOf(w))
+	p.Verdict(present.Warn, "%s", note)
+	return p.Write(w)
+}
+
+// noDriver says in a sentence why there is no GPU to use.
+func noDriver(err error) string {
+	var missing *dl.MissingError
+	if !errors.As(err, &missing) {
+		return fmt.Sprintf("No GPU to use: %v.", err)
+	}
+	if lacks, gone := strings.CutSuffix(missing.Brief(), " not found"); gone {
+		return fmt.Sprintf("No NVIDIA driver found (%s).", lacks)
+	}
+	return fmt.Sprintf("The NVIDIA driver cannot be loaded (%s).", missing.Brief())
 }
 
 // openDevice opens the device of a command that measures.

@@ -2,10 +2,14 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
 	"github.com/kvlane/kvlane/device/cuda"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/sys/dl"
 	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/replay"
 )
@@ -20,18 +24,34 @@ func withoutGPU(t *testing.T) {
 // Without a GPU, demo and replay simulate one unasked, and say so before anything else.
 func TestReplayAndDemoSayThatTheySimulate(t *testing.T) {
 	withoutGPU(t)
-	const said = "SIMULATED DEVICE: "
+	const said, noted = "! No NVIDIA driver found (libcuda.so.1). Using the simulated GPU; figures are not hardware.\n", "SIMULATED DEVICE: there is no GPU to use: load CUDA driver: open library libcuda.so.1: "
 	args := []string{"replay", traceFile(t, goodLine), "--cache-bytes", "1MiB"}
 	for _, args := range [][]string{args, {"demo", "--dir", t.TempDir()}} {
 		code, stdout, stderr := execute(t, args...)
-		if code != exitOK || !strings.HasPrefix(stdout, said) || strings.Count(stdout, said) != 1 {
+		if code != exitOK || !strings.HasPrefix(stdout, said) || strings.Count(stdout+stderr, "libcuda") != 1 {
 			t.Errorf("%v: exit code %d, %s\n%s", args, code, stderr, stdout)
 		}
 	}
 	code, stdout, stderr := execute(t, append(args, "--json")...)
 	var r replay.Report
-	if err := json.Unmarshal([]byte(stdout), &r); err != nil || code != exitOK || len(r.Notes) == 0 || !strings.HasPrefix(r.Notes[0], said) {
+	if err := json.Unmarshal([]byte(stdout), &r); err != nil || code != exitOK || len(r.Notes) == 0 || !strings.HasPrefix(r.Notes[0], noted) {
 		t.Errorf("--json: exit code %d, %v, %s\n%s", code, err, stderr, stdout)
+	}
+}
+
+// Why there is no GPU is a sentence, whatever the reason.
+func TestWhyThereIsNoGPU(t *testing.T) {
+	lib := func(reason string) error {
+		return fmt.Errorf("load CUDA driver: %w", &dl.MissingError{Names: []string{"libcuda.so.1"}, Reasons: []error{errors.New(reason)}})
+	}
+	for want, err := range map[string]error{
+		"No NVIDIA driver found (libcuda.so.1).":                                          lib("libcuda.so.1: cannot open shared object file: No such file or directory"),
+		"The NVIDIA driver cannot be loaded (libcuda.so.1: wrong ELF class: ELFCLASS32).": lib("libcuda.so.1: wrong ELF class: ELFCLASS32"),
+		"No GPU to use: load CUDA driver: the driver sees no GPU: not supported.":         fmt.Errorf("load CUDA driver: the driver sees no GPU: %w", errdefs.ErrNotSupported),
+	} {
+		if got := noDriver(err); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
 	}
 }
 

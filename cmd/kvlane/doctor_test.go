@@ -63,7 +63,7 @@ func TestDoctorRequires(t *testing.T) {
 // The report is printed whatever is missing, and a name that there is not is found before anything is tried.
 func TestDoctorRequiresOfThisMachine(t *testing.T) {
 	dir := t.TempDir()
-	if code, stdout, stderr := execute(t, "doctor", "--dir", dir, "--require", "posix"); code != exitOK || !strings.Contains(stdout, "\nRequired\n  posix              yes\n") {
+	if code, stdout, stderr := execute(t, "doctor", "--dir", dir, "--require", "posix"); code != exitOK || !strings.Contains(stdout, "\nRequired\n  posix  yes\n") {
 		t.Errorf("posix: exit code %d, %s\n%s", code, stderr, stdout)
 	}
 	none := filepath.Join(dir, "none")

@@ -56,7 +56,7 @@ func closing(ctx context.Context, most, grace time.Duration) (context.Context, c
 // engineFlags select the device, the copy path and the tiers.
 type engineFlags struct {
 	device      string
-	simulates   string // why the device is simulated though nobody asked for that, once config has been called
+	noGPU       error // why the device is simulated though nobody asked for that, once config has been called
 	index       int
 	path        string
 	policy      string
@@ -119,7 +119,7 @@ func (e *engineFlags) registerLower(flags *pflag.FlagSet) {
 // config returns the engine's configuration for blocks of geometry g, or everything that is wrong with the flags.
 func (e *engineFlags) config(g block.Geometry) (kvlane.Config, error) {
 	var driver kvlane.Driver
-	driver, e.simulates = chooseDriver(e.device)
+	driver, e.noGPU = chooseDriver(e.device)
 	c := kvlane.Config{
 		Device: kvlane.DeviceConfig{Driver: driver, Index: e.index},
 		Store: kvlane.StoreConfig{
@@ -179,17 +179,20 @@ func parsePath(s string) (stream.Path, error) {
 	return stream.ParsePath(s)
 }
 
-// openEngine opens the engine and says what it fell back to.
-func openEngine(ctx context.Context, c kvlane.Config) (*kvlane.Engine, error) {
+// openEngine opens the engine and tells what it fell back to, each time in a sentence.
+func openEngine(ctx context.Context, c kvlane.Config, tell func(string)) (*kvlane.Engine, error) {
 	e, err := kvlane.Open(ctx, c)
 	if err != nil {
 		return nil, asUsage(orSimulate(c.Device.Driver, err))
 	}
 	for _, n := range e.Notes() {
-		slog.Warn(n)
+		tell(n)
 	}
 	return e, nil
 }
+
+// logNote tells it to the log.
+func logNote(note string) { slog.Warn(note) }
 
 // closeEngine closes e although the command's context may have ended: what was dumped is still written.
 func closeEngine(ctx context.Context, e *kvlane.Engine) error {

@@ -5,11 +5,11 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/spf13/pflag"
 
 	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/internal/present"
 )
 
 // smallGeometry is what is replayed where no model is named: small enough for a laptop, with K, V and several layers.
@@ -114,14 +114,18 @@ func flagsOfHeld(want block.Geometry, id block.Identity) string {
 
 // listPresets prints the geometries that have names, and what a block of each has on one rank.
 func listPresets(w io.Writer) error {
-	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(t, "preset\tlayers\tkv heads\thead size\tdtype\tmla\ttokens a block\tbytes a block")
+	p := present.NewPage(present.ScreenOf(w))
+	t := &present.Table{Head: []string{"preset", "layers", "KV heads", "head size", "dtype", "MLA", "tokens", "block"}, Right: " rrr  rr"}
 	for _, g := range block.Presets() {
-		bytes := g.PlaneBytes() * int64(g.PlanesPerLayer()) * int64(g.Layers)
-		fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%s\t%t\t%d\t%d\n", g.Model, g.Layers, g.KVHeads, g.HeadSize, g.DType, g.MLA, g.BlockTokens, bytes)
+		mla := "no"
+		if g.MLA {
+			mla = "yes"
+		}
+		t.Row(g.Model, fmt.Sprint(g.Layers), fmt.Sprint(g.KVHeads), fmt.Sprint(g.HeadSize), g.DType, mla, fmt.Sprint(g.BlockTokens),
+			present.Bytes(g.PlaneBytes()*int64(g.PlanesPerLayer())*int64(g.Layers)))
 	}
-	if err := t.Flush(); err != nil {
-		return fmt.Errorf("list presets: %w", err)
-	}
-	return nil
+	p.Table(t)
+	p.Define("tokens", "in a block")
+	p.Define("block", "its bytes, with one rank")
+	return p.Write(w)
 }

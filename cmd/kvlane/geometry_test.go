@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/internal/present/presenttest"
 )
 
 // A directory of another geometry says which one it holds, and the flags that it names open it.
@@ -64,4 +65,12 @@ func TestDTypeFlagTakesShortNames(t *testing.T) {
 	if got := flagsOfHeld(smallGeometry, block.Identity{}); got != "" {
 		t.Errorf("an identity of nothing has flags %q", got)
 	}
+}
+
+func TestPresetsAreListed(t *testing.T) {
+	code, stdout, stderr := execute(t, "replay", "--list-presets")
+	if code != exitOK || !strings.Contains(stdout, "\n  llama-3.1-8b          32         8        128  bfloat16  no       16    2 MiB\n") {
+		t.Errorf("exit code %d: %s\n%s", code, stderr, stdout)
+	}
+	presenttest.Fits(t, stdout, 80)
 }

@@ -27,7 +27,7 @@ const (
 // exitMeanings are by code.
 var exitMeanings = []string{
 	exitOK:        "the command did what was asked",
-	exitFailure:   "it failed, was interrupted, or found what it looks for: damage, or a benchmark that became slower",
+	exitFailure:   "it failed, was interrupted, or found what it looks for: damage, a benchmark that became slower, or a threshold that was missed",
 	exitUsage:     "the command line or the configuration is wrong",
 	exitMissing:   "doctor --require: something is not there",
 	exitUndecided: "doctor --require: it could not be told of something whether it is there, and the rest is",

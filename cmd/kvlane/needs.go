@@ -101,6 +101,10 @@ var needs = []need{
 		met: isNotGiven("file-dir"), clashes: "--file-dir, which measures no copy path",
 	},
 	{
+		commands: []string{"calibrate"}, flags: []string{"full"},
+		met: isNot("json", "true"), clashes: "--json, which has every figure",
+	},
+	{
 		commands: []string{"calibrate"}, flags: []string{"file-dir"},
 		met: isNot("device", string(kvlane.Sim)), clashes: "--device sim, whose paths to files are not measured",
 	},

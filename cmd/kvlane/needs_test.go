@@ -14,14 +14,14 @@ import (
 // alwaysEffective are the flags that no other flag takes the effect from, by command.
 var alwaysEffective = map[string]string{
 	"replay": `preset layers kv-heads head-size dtype block-tokens tp tp-rank mla list-presets device device-index path verify cache-bytes
-		pipeline file-dir log-dir pages concurrency layerwise limit seed json progress`,
+		pipeline file-dir log-dir pages concurrency layerwise limit seed speed threshold json progress`,
 	"demo":    "device dir",
 	"doctor":  "json dir require",
 	"topo":    "json svg",
 	"version": "json",
 
 	"config show": "json",
-	"calibrate":   "device device-index force budget wait memory profile-dir json",
+	"calibrate":   "device device-index force budget wait memory profile-dir full json",
 	"bench copy": `device device-index peer-index full sizes counts paths directions host batch bytes pool large reps seed lists sums forms
 		targets beside-matmul high-priority json csv nixl out from charts compare`,
 	"bench store": `device device-index geometry blocks requests work forms hits file-dir pipeline bytes cache-bytes large quick budget seed path verify
@@ -57,6 +57,7 @@ var clash = map[string][]string{
 	"--rdma-provider soft, which only --gdr require takes": {"--rdma-provider", "soft"},
 	"--file-dir, which measures no copy path":              {"--file-dir", "d"},
 	"--device sim, whose paths to files are not measured":  {"--device", "sim"},
+	"--json, which has every figure":                       {"--json"},
 	"--from, which measures nothing":                       {"--from", "run.json"},
 	"--reps, which settles how long it takes":              {"--reps", "3"},
 	"--device sim or host, which run no matrix product":    {"--device", "sim", "--model-layer", "1ms"},
@@ -105,7 +106,7 @@ func forEachCommand(f func(path string, cmd *cobra.Command)) {
 
 // give returns a flag with a value that it takes, other than its default where that matters.
 func give(f *pflag.Flag) []string {
-	value := map[string]string{"int": "1", "uint64": "1", "size": "1MiB", "duration": "1s", "intSlice": "1"}[f.Value.Type()]
+	value := map[string]string{"int": "1", "uint64": "1", "size": "1MiB", "duration": "1s", "intSlice": "1", "float64": "1"}[f.Value.Type()]
 	switch {
 	case f.Value.Type() == "bool":
 		return []string{"--" + f.Name}

@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/kvlane/kvlane"
+	"github.com/kvlane/kvlane/internal/present"
 	"github.com/kvlane/kvlane/replay"
 	"github.com/kvlane/kvlane/telemetry"
 )
@@ -22,6 +24,9 @@ type replayCommand struct {
 	json     bool
 	progress bool
 	presets  bool
+	// texts of --threshold, and what they mean
+	texts      []string
+	thresholds []replay.Threshold
 }
 
 func newReplayCommand() *cobra.Command { return new(replayCommand).command() }
@@ -36,9 +41,16 @@ request's prefix, load the hits into pages and verify every byte of them on the 
 TRACE holds one JSON object a line, {"timestamp", "input_length", "output_length", "hash_ids"}, as the traces of
 Mooncake have it; it may be compressed by gzip. - is standard input. Every hash id is one full block, whose bytes follow from it.
 
-Exit codes: 0, or 1 if a wrong byte was found, a block could not be stored or the replay was stopped, or 2 if the command
-line is wrong. The report is printed also when the replay ends early.`,
+With --speed requests start at their times in the trace, counted from the first, or later where too few of them may run at a time; the
+report says how much later.
+
+A --threshold is a name, one of < <= > >=, and a number, or for a time one with its unit:
+` + strings.Join(replay.ThresholdNames(), ", ") + `.
+
+Exit codes: 0, or 1 if a wrong byte was found, a block could not be stored, a threshold was missed or the replay was stopped, or 2 if the
+command line is wrong. The report is printed also when the replay ends early.`,
 		Example: `  kvlane replay trace.jsonl
+  kvlane replay trace.jsonl --speed 10 --concurrency 16 --threshold 'hit_rate>=0.3' --threshold 'lag_p99<100ms'
   kvlane replay trace.jsonl --preset llama-3.1-8b --tp 8 --cache-bytes 8GiB --file-dir /var/cache/kvlane --concurrency 8`,
 		Args: usageArgs(func(cmd *cobra.Command, args []string) error {
 			if r.presets {
@@ -64,6 +76,8 @@ line is wrong. The report is printed also when the replay ends early.`,
 	flags.IntVar(&r.run.Pages, "pages", 0, "pages of the KV cache on the device; 0 makes room for the longest requests")
 	flags.IntVar(&r.run.Concurrency, "concurrency", 1, "requests at a time")
 	flags.BoolVar(&r.run.Layerwise, "layerwise", false, "load and dump layer by layer")
+	flags.Float64Var(&r.run.Speed, "speed", 0, "keep the trace's times, so many times as fast; 0 is as fast as it goes")
+	flags.StringArrayVar(&r.texts, "threshold", nil, "fail unless this holds, such as hit_rate>=0.3 or load_p99<5ms; may be repeated, see above")
 	flags.IntVar(&r.run.Limit, "limit", 0, "replay the first requests only; 0 replays all")
 	flags.Uint64Var(&r.run.Seed, "seed", 1, "which pages are used first; the content of blocks does not depend on it")
 	flags.BoolVar(&r.json, "json", false, "print the report as one JSON object")
@@ -89,10 +103,14 @@ func (r *replayCommand) execute(ctx context.Context, stdout, stderr io.Writer) (
 		}
 		return asUsage(err)
 	}
-	if r.engine.simulates != "" && !r.json {
-		fmt.Fprintln(stdout, r.engine.simulates)
+	tell := logNote
+	if !r.json { // what it falls back to is told before it takes its time, where the report comes
+		if err := saySimulated(stdout, r.engine.noGPU); err != nil {
+			return err
+		}
+		tell = func(note string) { err = errors.Join(err, sayNote(stdout, note)) }
 	}
-	e, err := openEngine(ctx, c)
+	e, err := openEngine(ctx, c, tell)
 	if err != nil {
 		return heldInstead(c.Model, err)
 	}
@@ -110,11 +128,13 @@ func (r *replayCommand) execute(ctx context.Context, stdout, stderr io.Writer) (
 	if rep == nil {
 		return err
 	}
-	if r.engine.simulates != "" && r.json { // a table has it before it
-		rep.Notes = append(rep.Notes, r.engine.simulates)
+	if r.json { // others were told at the start
+		if r.engine.noGPU != nil {
+			rep.Notes = append(rep.Notes, simulatedNote(r.engine.noGPU))
+		}
+		rep.Notes = append(rep.Notes, e.Notes()...)
 	}
-	rep.Notes = append(rep.Notes, e.Notes()...)
-	return errors.Join(err, printReport(stdout, rep, r.json))
+	return errors.Join(err, rep.Judge(r.thresholds), printReport(stdout, rep, r.json))
 }
 
 // config returns what the flags ask for, or everything that is wrong with them.
@@ -135,6 +155,19 @@ func (r *replayCommand) config() (kvlane.Config, error) {
 			errs = append(errs, fmt.Errorf("--%s is %d and must be %d at most", f.flag, f.v, f.most))
 		}
 	}
+	if s := r.run.Speed; math.IsNaN(s) || math.IsInf(s, 0) || s < 0 {
+		errs = append(errs, fmt.Errorf("--speed is %v and must be a number from 0 on", s))
+	}
+	for _, text := range r.texts {
+		t, err := replay.ParseThreshold(text)
+		if err == nil && t.NeedsSpeed() && r.run.Speed == 0 {
+			err = fmt.Errorf("%q has no effect without --speed, which keeps times that requests can lag behind", text)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("--threshold: %w", err))
+		}
+		r.thresholds = append(r.thresholds, t)
+	}
 	g, err := r.geometry.geometry()
 	errs = append(errs, err)
 	r.run.Geometry = g
@@ -145,7 +178,7 @@ func (r *replayCommand) config() (kvlane.Config, error) {
 
 // bar returns the function that draws the progress bar on w, or nil where none is wanted.
 func (r *replayCommand) bar(w io.Writer) func(replay.Step) {
-	if !r.progress && !replay.Terminal(w) {
+	if !r.progress && !present.Terminal(w) {
 		return nil
 	}
 	return replay.Bar(w)

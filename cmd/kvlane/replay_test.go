@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -80,7 +81,7 @@ func TestReplayTable(t *testing.T) {
 	if code != exitOK {
 		t.Fatalf("exit code %d: %s", code, stderr)
 	}
-	for _, want := range []string{"requests         2 in ", "block accesses   4", "mismatches       0", "load  ", "p99", "GB/s", "cache  ", "file  "} {
+	for _, want := range []string{"✓ 2 requests in ", "asked for, 2 of them distinct", "✓ every request replayed", "✓ every dumped block stored", "dump  ", "p99", "GB/s", "cache  ", "file  ", "llama-3.2-1b: 16 layers, bfloat16, 8 KV heads of 64, rank 0 of 8", "block     64 KiB: 16 tokens", "In full: 8 MiB, 2 MiB an id"} {
 		if !strings.Contains(stdout, want) {
 			t.Errorf("%q is not in the table:\n%s", want, stdout)
 		}
@@ -88,6 +89,47 @@ func TestReplayTable(t *testing.T) {
 	for _, want := range []string{"replay  50%", "http://127.0.0.1:"} {
 		if !strings.Contains(stderr, want) {
 			t.Errorf("%q is not on standard error: %q", want, stderr)
+		}
+	}
+}
+
+// A threshold that is missed is exit code 1, with the report and the value that it has; what it cannot be about is a wrong command line.
+func TestReplayThresholds(t *testing.T) {
+	args := small("replay", traceFile(t, goodLine+goodLine), "--threshold", "hit_rate>=0.5", "--threshold", "load_p99<1h")
+	if code, stdout, stderr := execute(t, args...); code != exitOK || !strings.Contains(stdout, "\n  ✓ hit_rate>=0.5 (0.5)\n") {
+		t.Errorf("met: exit code %d: %s\n%s", code, stderr, stdout)
+	}
+	args = append(args, "--threshold", "hit_rate>0.9")
+	code, stdout, stderr := execute(t, args...)
+	if code != exitFailure || !strings.HasPrefix(stdout, "✗ 2 requests") || !strings.Contains(stdout, "\n  ✗ hit_rate>0.9 (0.5)\n") || !strings.Contains(stderr, "threshold missed: hit_rate>0.9 (0.5)\n") {
+		t.Errorf("missed: exit code %d: %s\n%s", code, stderr, stdout)
+	}
+	code, stdout, _ = execute(t, append(args, "--json")...)
+	var r replay.Report
+	if err := json.Unmarshal([]byte(stdout), &r); err != nil || code != exitFailure || len(r.Thresholds) != 3 || !r.Thresholds[0].Met || r.Thresholds[2].Met {
+		t.Errorf("as JSON: exit code %d, %v, %+v", code, err, r.Thresholds)
+	}
+	for _, text := range []string{"hit_rate", "luck>1", "load_p99<5", "lag_p99<1s"} {
+		if code, stdout, stderr := execute(t, small("replay", traceFile(t, goodLine), "--threshold", text)...); code != exitUsage || stdout != "" || !strings.Contains(stderr, "--threshold: ") {
+			t.Errorf("%s: exit code %d: %s", text, code, stderr)
+		}
+	}
+}
+
+// The trace's times are kept, and the report says how late requests were.
+func TestReplayAtASpeed(t *testing.T) {
+	trace := traceFile(t, goodLine+strings.Replace(goodLine, `"timestamp": 0`, `"timestamp": 400`, 1))
+	start := time.Now()
+	code, stdout, stderr := execute(t, small("replay", trace, "--speed", "4", "--threshold", "lag_p50<1m")...)
+	if took := time.Since(start); code != exitOK || took < 100*time.Millisecond {
+		t.Errorf("exit code %d after %v: %s", code, took, stderr)
+	}
+	if !strings.Contains(stdout, "at 4 times the trace's speed") || !strings.Contains(stdout, "\n  lag  ") {
+		t.Errorf("the report does not say so:\n%s", stdout)
+	}
+	for _, speed := range []string{"-1", "NaN", "Inf"} {
+		if code, _, stderr := execute(t, small("replay", trace, "--speed", speed)...); code != exitUsage || !strings.Contains(stderr, "--speed") {
+			t.Errorf("--speed %s: exit code %d: %s", speed, code, stderr)
 		}
 	}
 }
@@ -219,7 +261,7 @@ func TestReplayRefusesADirectoryOfOthers(t *testing.T) {
 		t.Fatal(err)
 	}
 	code, stdout, _ := execute(t, small("replay", trace, "--file-dir", dir)...)
-	if code != exitOK || !strings.Contains(stdout, "from file      2") {
+	if code != exitOK || !strings.Contains(stdout, "from file  2 ") {
 		t.Errorf("the refusals cost something: exit code %d\n%s", code, stdout)
 	}
 }
@@ -254,7 +296,7 @@ func TestReplayOnAFullOrReadOnlyDirectory(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), dir) || !errors.Is(err, c.errno) {
 				t.Errorf("got %v, want %q with the directory", err, c.want)
 			}
-			if !strings.Contains(stdout, "mismatches       0") || !strings.Contains(stdout, "1 not stored") {
+			if !strings.Contains(stdout, "✓ no wrong byte in ") || !strings.Contains(stdout, "1 block not stored") {
 				t.Errorf("the report does not say what happened:\n%s", stdout)
 			}
 			code, stdout, _ := execute(t, "store", "verify", dir)
@@ -280,7 +322,7 @@ func TestSizes(t *testing.T) {
 			t.Errorf("%q was taken for %d", text, n)
 		}
 	}
-	for n, want := range map[int64]string{0: "0", 1000: "1000", 4096: "4KiB", 3 << 29: "1536MiB", 1 << 40: "1TiB"} {
+	for n, want := range map[int64]string{0: "0", 1000: "1000B", 4096: "4KiB", 3 << 29: "1536MiB", 1 << 40: "1TiB"} {
 		if got := (sizeValue{&n}).String(); got != want {
 			t.Errorf("%d is written %q, want %q", n, got, want)
 		}

@@ -50,7 +50,7 @@ func newRootCommand() *cobra.Command {
 	root := newGroupCommand("kvlane", "Move and keep the KV cache of language models", `kvlane moves the KV cache of language models between GPU memory, host memory and storage by the most direct path a
 machine has, and keeps it in a tiered block store that survives restarts.
 
-It needs nothing installed: what the machine has is found at run time, and what it lacks is said (kvlane doctor).
+It needs nothing installed: hardware is detected at run time, and anything missing is reported (kvlane doctor).
 
 Exit codes:
 `+exitTable())

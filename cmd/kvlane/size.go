@@ -5,6 +5,8 @@ import (
 	"math"
 	"strconv"
 	"strings"
+
+	"github.com/kvlane/kvlane/internal/present"
 )
 
 // sizeValue is a flag that holds a number of bytes, written as people write them: 4096, 64KiB, 1.5GiB, 2GB.
@@ -58,17 +60,10 @@ func (v sizeValue) Set(s string) error {
 
 // String writes the size with the largest binary unit that leaves no fraction.
 func (v sizeValue) String() string {
-	if v.bytes == nil {
+	if v.bytes == nil || *v.bytes == 0 {
 		return "0"
 	}
-	n := *v.bytes
-	for i := 3; i >= 0; i-- {
-		unit := int64(1) << (10 * (i + 1))
-		if n >= unit && n%unit == 0 {
-			return fmt.Sprintf("%d%ciB", n/unit, "KMGT"[i])
-		}
-	}
-	return strconv.FormatInt(n, 10)
+	return strings.ReplaceAll(present.Size(*v.bytes), " ", "")
 }
 
 // Type names the flag's value in help texts.

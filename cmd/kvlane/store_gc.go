@@ -7,7 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/kvlane/kvlane/replay"
+	"github.com/kvlane/kvlane/internal/present"
 	"github.com/kvlane/kvlane/tier/file"
 )
 
@@ -108,7 +108,7 @@ func (d *dirCollected) collect(ctx context.Context, target int64, clears bool, u
 
 func (d *dirCollected) rows() (rows [][2]string) {
 	if f := d.clearedFiles; f != nil {
-		rows = append(rows, [2]string{"files removed", fmt.Sprintf("%d, %s", len(f.Files), replay.Size(f.FileBytes))})
+		rows = append(rows, [2]string{"files removed", fmt.Sprintf("%d, %s", len(f.Files), present.Bytes(f.FileBytes))})
 		for _, path := range f.Files {
 			rows = append(rows, [2]string{"  removed", path})
 		}
@@ -118,8 +118,8 @@ func (d *dirCollected) rows() (rows [][2]string) {
 	}
 	if b := d.collectedBlocks; b != nil {
 		rows = append(rows, [][2]string{
-			{"before", replay.Size(b.BytesBefore)},
-			{"after", replay.Size(b.BytesAfter)},
+			{"before", present.Bytes(b.BytesBefore)},
+			{"after", present.Bytes(b.BytesAfter)},
 			{"blocks removed", fmt.Sprint(b.Removed)},
 			{"files swept", fmt.Sprint(b.Swept)},
 		}...)

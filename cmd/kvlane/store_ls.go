@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvlane/kvlane/block"
-	"github.com/kvlane/kvlane/replay"
+	"github.com/kvlane/kvlane/internal/present"
 	"github.com/kvlane/kvlane/tier/file"
 )
 
@@ -54,7 +54,7 @@ func listBlocks(ctx context.Context, w io.Writer, dir string, asJSON bool) error
 				return err
 			}
 		}
-		_, err := fmt.Fprintf(w, row, keyWidth, e.Key, replay.Size(e.Bytes), ageText(now.Sub(e.Modified)))
+		_, err := fmt.Fprintf(w, row, keyWidth, e.Key, present.Bytes(e.Bytes), ageText(now.Sub(e.Modified)))
 		return err
 	})
 	if err == nil && !headed && !asJSON {

@@ -6,7 +6,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvlane/kvlane/block"
-	"github.com/kvlane/kvlane/replay"
+	"github.com/kvlane/kvlane/internal/present"
 	"github.com/kvlane/kvlane/tier/file"
 )
 
@@ -93,14 +93,14 @@ func (s *dirStat) rows() [][2]string {
 	}
 	rows = append(rows, s.heldStat.rows()...)
 	if s.Segments > 0 {
-		rows = append(rows, [2]string{"segments", fmt.Sprintf("%d, %s", s.Segments, replay.Size(s.SegmentBytes))})
+		rows = append(rows, [2]string{"segments", fmt.Sprintf("%d, %s", s.Segments, present.Bytes(s.SegmentBytes))})
 	}
 	rows = append(rows, [2]string{"temporary files", fmt.Sprint(s.Temporary)}, [2]string{"quarantined files", fmt.Sprint(s.Quarantined)})
 	return append(rows, nextRows(s.Next)...)
 }
 
 func (s *heldStat) rows() [][2]string {
-	return [][2]string{{"blocks", fmt.Sprint(s.Blocks)}, {"bytes", replay.Size(s.Bytes)}}
+	return [][2]string{{"blocks", fmt.Sprint(s.Blocks)}, {"bytes", present.Bytes(s.Bytes)}}
 }
 
 func (s *formatStat) rows() [][2]string {
@@ -120,5 +120,5 @@ func (s *formatStat) rows() [][2]string {
 			}
 		}
 	}
-	return append(rows, [2]string{"block", fmt.Sprintf("%s in %d shards", replay.Size(s.ImageBytes), s.Shards)})
+	return append(rows, [2]string{"block", fmt.Sprintf("%s in %d shards", present.Bytes(s.ImageBytes), s.Shards)})
 }

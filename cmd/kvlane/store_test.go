@@ -108,7 +108,7 @@ func TestDemo(t *testing.T) {
 	if code != exitOK || stderr != "" {
 		t.Fatalf("exit code %d: %s\n%s", code, stderr, stdout)
 	}
-	if strings.Count(stdout, "   ok      ") != 11 || strings.Contains(stdout, "FAILED") || !strings.Contains(stdout, "All of it holds") {
+	if strings.Count(stdout, "\n  ✓ ") != 11 || strings.Contains(stdout, "✗") || !strings.Contains(stdout, "All of it holds") {
 		t.Errorf("the demo says:\n%s", stdout)
 	}
 	if left, err := os.ReadDir(dir); err != nil || len(left) != 0 {

@@ -12,7 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvlane/kvlane/block"
-	"github.com/kvlane/kvlane/replay"
+	"github.com/kvlane/kvlane/internal/present"
 	"github.com/kvlane/kvlane/tier/file"
 )
 
@@ -227,7 +227,7 @@ func (v *dirVerdict) wrong() []dirFinding {
 
 func (v *dirVerdict) rows() [][2]string {
 	rows := [][2]string{
-		{"blocks", fmt.Sprintf("%d, %s", v.Blocks, replay.Size(v.Bytes))},
+		{"blocks", fmt.Sprintf("%d, %s", v.Blocks, present.Bytes(v.Bytes))},
 	}
 	for _, algo := range slices.Sorted(maps.Keys(v.Checksums)) {
 		rows = append(rows, [2]string{"  " + algo, fmt.Sprint(v.Checksums[algo])})

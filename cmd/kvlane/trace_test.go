@@ -31,7 +31,7 @@ func TestDefectTraceFromAPipe(t *testing.T) {
 			}
 		})
 		code, stdout, stderr := execute(t, small("replay", fmt.Sprintf("/dev/fd/%d", r.Fd()))...)
-		if code != exitOK || !strings.Contains(stdout, "mismatches       0") {
+		if code != exitOK || !strings.Contains(stdout, "✓ every request replayed") {
 			t.Errorf("%s: exit code %d: %s", name, code, stderr)
 		}
 		if err := r.Close(); err != nil {
@@ -53,7 +53,7 @@ func TestDefectTraceFromAFIFO(t *testing.T) {
 	})
 	code, stdout, stderr := execute(t, small("replay", fifo, "--limit", "1")...)
 	writing.Wait()
-	if code != exitOK || !strings.Contains(stdout, "mismatches       0") {
+	if code != exitOK || !strings.Contains(stdout, "✓ every request replayed") {
 		t.Errorf("exit code %d: %s", code, stderr)
 	}
 }
@@ -61,7 +61,7 @@ func TestDefectTraceFromAFIFO(t *testing.T) {
 // So may a trace that editors of another system have written.
 func TestDefectTraceWithAByteOrderMark(t *testing.T) {
 	code, stdout, stderr := execute(t, small("replay", traceFile(t, "\ufeff"+goodLine))...)
-	if code != exitOK || !strings.Contains(stdout, "mismatches       0") {
+	if code != exitOK || !strings.Contains(stdout, "✓ every request replayed") {
 		t.Errorf("exit code %d: %s", code, stderr)
 	}
 }
@@ -72,7 +72,7 @@ func TestDefectTraceFromStandardInput(t *testing.T) {
 	for _, name := range []string{"-", "/dev/stdin"} {
 		cmd := exec.CommandContext(t.Context(), bin, small("replay", name)...)
 		cmd.Stdin = strings.NewReader(goodLine)
-		if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "mismatches       0") {
+		if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "✓ every request replayed") {
 			t.Errorf("%s: %v: %s", name, err, out)
 		}
 	}

@@ -86,11 +86,11 @@ var mayImport = map[string]string{
 	"store/manager":         onTier + " tier store/admission",
 	"store/admission":       "",
 	"store":                 anyPlain + " store/index store/admission internal/sys/hostmem internal/leak",
-	"replay":                anyPlain + " store replay/kvcache internal/ctxio internal/sys/hostmem",
+	"replay":                anyPlain + " store replay/kvcache internal/ctxio internal/present internal/sys/hostmem",
 	"replay/kvcache":        anyPlain + " store",
-	"replay/demo":           anyPlain + " store replay",
-	"doctor":                anyPlain + " internal/sys/uring",
-	"bench":                 anyPlain + " stream/copy/measure",
+	"replay/demo":           anyPlain + " store replay internal/present",
+	"doctor":                anyPlain + " internal/present internal/sys/uring",
+	"bench":                 anyPlain + " internal/present stream/copy/measure",
 	"bench/request":         anyPlain + " store bench replay/kvcache stream/copy/measure ROOT",
 	"bench/file":            anyPlain + " bench stream/copy/measure internal/sys/uring internal/sys/hostmem",
 	"bench/chart":           anyPlain + " bench bench/file bench/request bench/transfer",
@@ -101,6 +101,7 @@ var mayImport = map[string]string{
 	"telemetry":             anyPlain + " store stream/copy/plan stream/file transfer",
 	"telemetry/metricsdoc":  "telemetry",
 	"internal/leak":         "",
+	"internal/present":      "",
 	"internal/ctxio":        "",
 	"internal/testkit":      "internal/leak internal/fault",
 	"internal/fault":        "errdefs",
@@ -118,6 +119,9 @@ var mayImport = map[string]string{
 
 	// What bindings are compared with C headers by.
 	"internal/sys/headertest": "internal/testkit",
+
+	// How reports look, piped and on terminals.
+	"internal/present/presenttest": "internal/testkit",
 
 	// Memory of other processes.
 	"share": onDevice + " internal/sys/hostmem",

@@ -2,6 +2,18 @@ package archtest
 
 // commandMutants has the defects of the command line.
 var commandMutants = []mutant{
+	defect("replay", "TestDefectRequestStartsBeforeItsTime",
+		"replay/pace.go", "	if left <= 0 {\n", "	if left <= time.Second {\n"),
+	defect("replay", "TestDefectRequestStartsBeforeItsTime",
+		"replay/pace.go", "p.start, p.first = p.clock.Now(), req.Timestamp", "p.start = p.clock.Now()"),
+	defect("doctor", "TestDefectReasonIsSaidAgain",
+		"doctor/print.go", "	p.said[f] = strings.TrimSpace(title)\n", ""),
+	defect("doctor", "TestDefectReasonIsSaidAgain",
+		"doctor/report.go", "		f.Brief = brief.Brief()\n", ""),
+	defect("internal/present", "TestDefectLineIsWiderThanTheScreen",
+		"internal/present/page.go", "indent+n+1+long <= width:", "n+1+long <= width:"),
+	defect("internal/present", "TestDefectLineIsWiderThanTheScreen",
+		"internal/present/table.go", "screen > 0 && next > first && used+w > screen", "screen > 0 && next > first && w > screen"),
 	defect("cmd/kvlane", "TestDefectFlagValuesComplete",
 		"cmd/kvlane/completion.go", "	cmd.PersistentFlags().VisitAll(register)\n", ""),
 	defect("cmd/kvlane", "TestDefectFlagValuesComplete",

@@ -6,12 +6,16 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/internal/present"
 	"github.com/kvlane/kvlane/replay"
 	"github.com/kvlane/kvlane/store"
 )
@@ -59,10 +63,16 @@ func Run(ctx context.Context, c Config) error {
 		}
 	}
 	if d.failed > 0 {
-		d.say("\n%d claims do NOT hold.", d.failed)
+		d.print(func(p *present.Page) {
+			p.Text("")
+			p.Verdict(present.Bad, "%d claims do NOT hold.", d.failed)
+		})
 		return fmt.Errorf("demo: %d times: %w", d.failed, ErrClaim)
 	}
-	d.say("\nAll of it holds. %.1f s.", time.Since(start).Seconds())
+	d.print(func(p *present.Page) {
+		p.Text("")
+		p.Verdict(present.Good, "All of it holds. %s.", present.Duration(time.Since(start)))
+	})
 	return d.err
 }
 
@@ -77,47 +87,49 @@ type demo struct {
 }
 
 func (d *demo) fromNothing(ctx context.Context) error {
-	d.say("1. A replay from nothing.")
-	d.say("   The first requests of a real conversation trace (Mooncake, FAST'25) run against an empty store. Each block that")
-	d.say("   a request wants is looked up by prefix; hits are loaded into GPU pages and every byte is checked there; misses are")
-	d.say("   computed and dumped. The cache holds less than the trace does, so the files have to serve too.")
+	d.begin("1. A replay from nothing.", "The first requests of a real conversation trace (Mooncake, FAST'25) run against an empty store. Each block that "+
+		"a request wants is looked up by prefix; hits are loaded into GPU pages and every byte is checked there; misses are "+
+		"computed and dumped. The cache holds less than the trace does, so the files have to serve too.")
 	r, err := d.replay(ctx)
 	if err != nil {
 		return err
 	}
 	d.first = r
 	repeats := r.BlockAccesses - r.DistinctBlocks
-	d.say("   %d requests asked for %d blocks, %d of them different; %.1f s.", r.Requests, r.BlockAccesses, r.DistinctBlocks, r.Seconds)
-	d.claim(r.Complete && r.PrefixHits == repeats, "every block asked for again was found: %d of %d", r.PrefixHits, repeats)
-	d.claim(r.Mismatches == 0 && r.BytesVerified > 0, "all %d bytes that came back were right", r.BytesVerified)
+	d.say("%s requests asked for %s blocks, %s of them different; %s.", present.Count(r.Requests), present.Count(r.BlockAccesses),
+		present.Count(r.DistinctBlocks), present.Micros(r.Seconds*1e6))
+	paths := map[string][]string{}
 	for _, p := range r.Paths {
-		d.say("   Path: %s, %s of %.1f MB.", p.Path, p.Direction, float64(p.Bytes)/1e6)
+		paths[p.Direction] = append(paths[p.Direction], fmt.Sprintf("%s by %s", present.Bytes(p.Bytes), p.Path))
 	}
-	d.claim(r.DumpedBlocks == r.DistinctBlocks && r.DurableErrors == 0, "all %d different blocks were stored, each once", r.DumpedBlocks)
+	for _, way := range slices.Sorted(maps.Keys(paths)) {
+		d.say("%s: %s.", map[string]string{"load": "Loads", "dump": "Dumps"}[way], strings.Join(paths[way], ", "))
+	}
+	d.claim(r.Complete && r.PrefixHits == repeats, "every block asked for again was found: %s of %s", present.Count(r.PrefixHits), present.Count(repeats))
+	d.claim(r.Mismatches == 0 && r.BytesVerified > 0, "all %s that came back were right", present.Bytes(r.BytesVerified))
+	d.claim(r.DumpedBlocks == r.DistinctBlocks && r.DurableErrors == 0, "all %s different blocks were stored, each once", present.Count(r.DumpedBlocks))
 	return nil
 }
 
 func (d *demo) restart(ctx context.Context) error {
-	d.say("2. A restart.")
-	d.say("   The store was closed, and its memory is gone. It is opened again on the same directory, for the same requests.")
+	d.begin("2. A restart.", "The store was closed, and its memory is gone. It is opened again on the same directory, for the same requests.")
 	r, err := d.replay(ctx)
 	if err != nil {
 		return err
 	}
-	d.claim(r.Complete && r.PrefixHits == r.BlockAccesses, "nothing had to be computed: %d hits of %d", r.PrefixHits, r.BlockAccesses)
-	d.claim(r.HitsByTier[store.TierFile] >= r.DistinctBlocks, "every block came from its file once at least: %d from files, %d from the cache",
-		r.HitsByTier[store.TierFile], r.HitsByTier[store.TierCache])
-	d.claim(r.Mismatches == 0 && r.BytesVerified > d.first.BytesVerified, "all %d bytes were right", r.BytesVerified)
+	d.claim(r.Complete && r.PrefixHits == r.BlockAccesses, "nothing had to be computed: %s hits of %s", present.Count(r.PrefixHits), present.Count(r.BlockAccesses))
+	d.claim(r.HitsByTier[store.TierFile] >= r.DistinctBlocks, "every block came from its file once at least: %s from files, %s from the cache",
+		present.Count(r.HitsByTier[store.TierFile]), present.Count(r.HitsByTier[store.TierCache]))
+	d.claim(r.Mismatches == 0 && r.BytesVerified > d.first.BytesVerified, "all %s were right", present.Bytes(r.BytesVerified))
 	return nil
 }
 
 func (d *demo) damage(ctx context.Context) error {
-	d.say("3. Damage.")
 	name, off, err := d.flip()
 	if err != nil {
 		return err
 	}
-	d.say("   One bit of one file is flipped: byte %d of %s.", off, name)
+	d.begin("3. Damage.", fmt.Sprintf("One bit of one file is flipped: byte %s of %s.", present.Count(off), name))
 	_, damaged, err := d.Verify(ctx, d.blocks)
 	if err != nil {
 		return err
@@ -128,14 +140,14 @@ func (d *demo) damage(ctx context.Context) error {
 		return err
 	}
 	d.claim(r.Corrupt == 1, "the replay finds and counts it: %d block failed its check", r.Corrupt)
-	d.claim(r.Mismatches == 0, "no wrong byte reached a page: %d mismatches in %d bytes", r.Mismatches, r.BytesVerified)
+	d.claim(r.Mismatches == 0, "no wrong byte reached a page: %d mismatches in %s", r.Mismatches, present.Bytes(r.BytesVerified))
 	d.claim(r.PrefixHits == r.BlockAccesses-1 && r.LoadErrors == 1 && r.DumpedBlocks == 1,
-		"the block was a miss, was computed again and stored again: %d of %d hits, %d dumped", r.PrefixHits, r.BlockAccesses, r.DumpedBlocks)
+		"the block was a miss, was computed again and stored again: %s of %s hits, %d dumped", present.Count(r.PrefixHits), present.Count(r.BlockAccesses), r.DumpedBlocks)
 	sound, damaged, err := d.Verify(ctx, d.blocks)
 	if err != nil {
 		return err
 	}
-	d.claim(sound == r.DistinctBlocks && damaged == 0, "the directory is sound again: %d blocks, %d damaged", sound, damaged)
+	d.claim(sound == r.DistinctBlocks && damaged == 0, "the directory is sound again: %s blocks, %d damaged", present.Count(sound), damaged)
 	return nil
 }
 
@@ -153,9 +165,9 @@ func (d *demo) replay(ctx context.Context) (_ *replay.Report, err error) {
 	if !d.told {
 		d.told = true
 		info := e.Device().Info()
-		d.say("   Device: %s (%s).", info.Name, info.Driver)
+		d.say("Device: %s (%s).", info.Name, info.Driver)
 		for _, n := range e.Notes() {
-			d.say("   Note: %s", n)
+			d.print(func(p *present.Page) { p.Check(present.Warn, "%s", n) })
 		}
 	}
 	r, err := replay.Run(ctx, replay.Config{
@@ -199,16 +211,34 @@ func (d *demo) flip() (name string, off int64, err error) {
 
 // claim says whether what the demo promises was so.
 func (d *demo) claim(holds bool, format string, args ...any) {
-	mark := "   ok      "
+	mark := present.Good
 	if !holds {
-		mark = "   FAILED  "
+		mark = present.Bad
 		d.failed++
 	}
-	d.say("%s", mark+fmt.Sprintf(format, args...))
+	d.print(func(p *present.Page) { p.Check(mark, format, args...) })
+}
+
+// begin begins a part of the demo with its title and what it is about.
+func (d *demo) begin(title, about string) {
+	d.print(func(p *present.Page) {
+		if d.first != nil {
+			p.Text("")
+		}
+		p.Verdict(present.Plain, "%s", title)
+		p.Check(present.Plain, "%s", about)
+	})
 }
 
 func (d *demo) say(format string, args ...any) {
-	if _, err := fmt.Fprintf(d.Out, format+"\n", args...); d.err == nil {
+	d.print(func(p *present.Page) { p.Check(present.Plain, format, args...) })
+}
+
+// print prints a part of the page at once: what comes next may take a while.
+func (d *demo) print(write func(*present.Page)) {
+	p := present.NewPage(present.ScreenOf(d.Out))
+	write(p)
+	if err := p.Write(d.Out); d.err == nil {
 		d.err = err
 	}
 }

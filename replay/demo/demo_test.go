@@ -41,7 +41,7 @@ func TestDemoHolds(t *testing.T) {
 	if err := Run(t.Context(), newConfig(t, &out)); err != nil {
 		t.Fatalf("%v\n%s", err, &out)
 	}
-	if n := strings.Count(out.String(), "   ok  "); n != 11 {
+	if n := strings.Count(out.String(), "\n  ✓ "); n != 11 {
 		t.Errorf("%d claims hold:\n%s", n, &out)
 	}
 }
@@ -52,7 +52,7 @@ func TestDemoTellsWhatDoesNotHold(t *testing.T) {
 	c := newConfig(t, &out)
 	c.Verify = func(context.Context, string) (int64, int64, error) { return 5, 0, nil }
 	err := Run(t.Context(), c)
-	if !errors.Is(err, ErrClaim) || strings.Count(out.String(), "   FAILED  ") != 2 || !strings.Contains(out.String(), "2 claims do NOT hold") {
+	if !errors.Is(err, ErrClaim) || strings.Count(out.String(), "\n  ✗ ") != 2 || !strings.Contains(out.String(), "\n✗ 2 claims do NOT hold") {
 		t.Errorf("got %v\n%s", err, &out)
 	}
 }

@@ -30,8 +30,35 @@ type Library struct {
 	handle uintptr // zero once closed
 }
 
+// MissingError says that the loader found or took none of several libraries. It wraps ErrNotSupported and the loader's reasons.
+type MissingError struct {
+	Names   []string
+	Reasons []error // of each name
+}
+
+// Error gives the names and the loader's reasons.
+func (e *MissingError) Error() string {
+	return fmt.Sprintf("open library %s: %v: %v", strings.Join(e.Names, " or "), errdefs.ErrNotSupported, errors.Join(e.Reasons...))
+}
+
+// Unwrap returns ErrNotSupported and the reasons.
+func (e *MissingError) Unwrap() []error {
+	return append([]error{errdefs.ErrNotSupported}, e.Reasons...)
+}
+
+// Brief says the same in a few words where there simply is no such library, and else the loader's reasons alone.
+func (e *MissingError) Brief() string {
+	for i, reason := range e.Reasons {
+		// glibc begins with the name of what it lacks, which may be a library that this one needs.
+		if text := reason.Error(); !strings.HasPrefix(text, e.Names[i]+":") || !strings.Contains(text, "No such file") {
+			return errors.Join(e.Reasons...).Error()
+		}
+	}
+	return strings.Join(e.Names, " or ") + " not found"
+}
+
 // Open opens the first of names that the loader finds; a name without a slash is searched for as dlopen(3) says. The
-// error wraps ErrNotSupported and holds the loader's reason for every name.
+// error is a *MissingError.
 func Open(names ...string) (*Library, error) {
 	if len(names) == 0 {
 		return nil, fmt.Errorf("open library: no name: %w", errdefs.ErrInvalid)
@@ -48,7 +75,7 @@ func Open(names ...string) (*Library, error) {
 		}
 		reasons = append(reasons, err)
 	}
-	return nil, fmt.Errorf("open library %s: %w: %w", strings.Join(names, " or "), errdefs.ErrNotSupported, errors.Join(reasons...))
+	return nil, &MissingError{Names: names, Reasons: reasons}
 }
 
 // Name returns the name under which the library was found.

@@ -28,6 +28,29 @@ func TestOpenMissingKeepsTheLoadersReason(t *testing.T) {
 	}
 }
 
+// What is missing is said in a few words; why a library that is there cannot be used is the loader's to say.
+func TestBrief(t *testing.T) {
+	gone := errors.New("liba.so: cannot open shared object file: No such file or directory")
+	needs := errors.New("libneeded.so: cannot open shared object file: No such file or directory")
+	for _, c := range []struct {
+		e    MissingError
+		want string
+	}{
+		{MissingError{[]string{"liba.so"}, []error{gone}}, "liba.so not found"},
+		{MissingError{[]string{"libb.so"}, []error{needs}}, needs.Error()},
+		{MissingError{[]string{"liba.so", "libb.so"}, []error{gone, errors.New("libb.so: wrong ELF class: ELFCLASS32")}}, gone.Error() + "\nlibb.so: wrong ELF class: ELFCLASS32"},
+	} {
+		if got := c.e.Brief(); got != c.want {
+			t.Errorf("%q, want %q", got, c.want)
+		}
+	}
+	_, err := Open("libkvlane-none.so.1")
+	var missing *MissingError
+	if !errors.As(err, &missing) || !strings.Contains(missing.Brief(), "libkvlane-none.so.1") {
+		t.Errorf("%v is no MissingError that names the library", err)
+	}
+}
+
 func TestOpenFileThatIsNoLibrary(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "libtext.so")
 	if err := os.WriteFile(name, []byte("this is no ELF file, but long enough to have held a header of one"), 0o600); err != nil {

@@ -19,13 +19,19 @@ type Key struct {
 	NIC string `json:"nic,omitempty"`
 }
 
-// String names the key in reports.
+// String names the key in reports, without what is not known.
 func (k Key) String() string {
-	link := "an unknown link"
-	if k.LinkWidth > 0 || k.LinkSpeed != "" {
-		link = fmt.Sprintf("PCIe %s x%d", k.LinkSpeed, k.LinkWidth)
+	s := "GPU " + k.GPU
+	if k.PCI != "" {
+		s += " at " + k.PCI
 	}
-	s := fmt.Sprintf("GPU %s at %s (%s, NUMA node %d), driver %s, kernels %.12s", k.GPU, k.PCI, link, k.NUMANode, k.Driver, k.Kernels)
+	if k.LinkWidth > 0 || k.LinkSpeed != "" {
+		s += fmt.Sprintf(", PCIe %s x%d", k.LinkSpeed, k.LinkWidth)
+	}
+	if k.NUMANode >= 0 {
+		s += fmt.Sprintf(", NUMA node %d", k.NUMANode)
+	}
+	s += fmt.Sprintf(", driver %s, kernels %.12s", k.Driver, k.Kernels)
 	if k.NIC != "" {
 		s += ", NIC " + k.NIC
 	}

@@ -1,0 +1,62 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/kvlane/kvlane/internal/present/presenttest"
+	"github.com/kvlane/kvlane/internal/testkit"
+)
+
+// What commands report keeps to the terminal's width, and is in color only where that is wanted: run for real, as their figures come.
+func TestReportsKeepToTheScreen(t *testing.T) {
+	t.Setenv("TERM", "xterm")
+	dir := t.TempDir()
+	trace := traceFile(t, goodLine+goodLine)
+	t.Chdir(dir) // so that no name is longer than a line
+	escapes := regexp.MustCompile("\x1b\\[[0-9;]*m")
+	for name, args := range map[string][]string{
+		"replay":    small("replay", trace, "--layerwise", "--file-dir", "blocks", "--speed", "1000", "--threshold", "hit_rate>0"),
+		"doctor":    {"doctor", "--dir", dir, "--require", "posix"},
+		"demo":      {"demo", "--device", "sim", "--dir", dir},
+		"calibrate": {"calibrate", "--device", "sim", "--memory", "1MiB", "--budget", "20ms", "--profile-dir", "p", "--full"},
+	} {
+		for _, columns := range []int{80, 200} {
+			for _, noColor := range []string{"", "1"} {
+				if name == "demo" && (columns != 80 || noColor != "") {
+					continue // once, as it takes its time
+				}
+				t.Run(fmt.Sprintf("%s at %d, NO_COLOR=%s", name, columns, noColor), func(t *testing.T) {
+					t.Setenv("NO_COLOR", noColor)
+					t.Setenv("COLUMNS", "")
+					tty, written := testkit.Terminal(t, columns)
+					var errs bytes.Buffer
+					if code := run(t.Context(), args, tty, &errs); code != exitOK {
+						t.Fatalf("exit code %d: %s", code, &errs)
+					}
+					shown := written()
+					if (noColor == "") != escapes.MatchString(shown) {
+						t.Errorf("NO_COLOR=%s:\n%q", noColor, shown)
+					}
+					presenttest.Fits(t, escapes.ReplaceAllString(shown, ""), columns)
+					if !strings.Contains(shown, "✓") {
+						t.Errorf("it has no verdict:\n%s", shown)
+					}
+				})
+			}
+		}
+		if name == "demo" {
+			continue
+		}
+		t.Setenv("NO_COLOR", "")
+		t.Setenv("COLUMNS", "80")
+		code, stdout, stderr := execute(t, args...)
+		if code != exitOK {
+			t.Errorf("%s: exit code %d: %s", name, code, stderr)
+		}
+		presenttest.Fits(t, stdout, 80)
+	}
+}

@@ -1,0 +1,138 @@
+package present
+
+import (
+	"strings"
+	"unicode/utf8"
+)
+
+const (
+	indent = "  "
+	gutter = 2
+	// leastProse is the narrowest column of prose that is readable beside others.
+	leastProse = 24
+)
+
+// Table is rows of cells in aligned columns.
+type Table struct {
+	Head []string // nil: there is none
+	Rows [][]string
+	// Keys is how many of the first columns are repeated where the table is continued below. Zero is one.
+	Keys int
+	// Prose says that the last column is text that breaks between words; the others do not.
+	Prose bool
+	// Right says which columns are numbers, and end below one another: a letter a column, 'r' for those that do.
+	Right string
+}
+
+// Row adds a row.
+func (t *Table) Row(cells ...string) { t.Rows = append(t.Rows, cells) }
+
+// Table writes t, or nothing if it has no rows.
+func (p *Page) Table(t *Table) {
+	if len(t.Rows) == 0 {
+		return
+	}
+	rows := t.Rows
+	if t.Head != nil {
+		rows = append([][]string{t.Head}, rows...)
+	}
+	widths := columnWidths(rows)
+	keys := min(max(t.Keys, 1), len(widths))
+	for first := keys; ; {
+		columns, next := t.fit(p.screen.Width, widths, keys, first)
+		if first > keys {
+			p.Gap()
+		}
+		for i, row := range rows {
+			p.row(t, row, columns, widths, i == 0 && t.Head != nil)
+		}
+		if first = next; first >= len(widths) {
+			return
+		}
+	}
+}
+
+func columnWidths(rows [][]string) []int {
+	var widths []int
+	for _, row := range rows {
+		for i, cell := range row {
+			if i == len(widths) {
+				widths = append(widths, 0)
+			}
+			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
+		}
+	}
+	return widths
+}
+
+// fit returns the columns of a part of the table: the keys, and as many from first on as there is room for, one at least; and the first
+// of the next part.
+func (t *Table) fit(screen int, widths []int, keys, first int) (columns []int, next int) {
+	used := len(indent)
+	for i := range keys {
+		columns = append(columns, i)
+		used += widths[i] + gutter
+	}
+	for next = first; next < len(widths); next++ {
+		w := widths[next]
+		if t.Prose && next == len(widths)-1 {
+			w = 0 // where there is no room it goes below the others
+		}
+		if screen > 0 && next > first && used+w > screen {
+			break
+		}
+		columns = append(columns, next)
+		used += w + gutter
+	}
+	return columns, next
+}
+
+// row writes those columns of a row.
+func (p *Page) row(t *Table, row []string, columns, widths []int, head bool) {
+	var b strings.Builder
+	b.WriteString(indent)
+	at := len(indent)
+	var prose []string
+	for k, i := range columns {
+		var cell string
+		if i < len(row) {
+			cell = row[i]
+		}
+		if t.Prose && i == len(widths)-1 {
+			if cell == "" {
+				break
+			}
+			if p.screen.Width > 0 && p.screen.Width-at < leastProse {
+				at = 2 * len(indent)
+				p.line(b.String())
+				b.Reset()
+				b.WriteString(strings.Repeat(" ", at))
+			}
+			prose = wrap(cell, p.screen.Width, at)
+			b.WriteString(p.head(head, prose[0]))
+			break
+		}
+		pad := strings.Repeat(" ", widths[i]-utf8.RuneCountInString(cell))
+		if i < len(t.Right) && t.Right[i] == 'r' {
+			b.WriteString(pad + p.head(head, cell))
+		} else {
+			b.WriteString(p.head(head, cell) + pad)
+		}
+		if k < len(columns)-1 {
+			b.WriteString(strings.Repeat(" ", gutter))
+		}
+		at += widths[i] + gutter
+	}
+	p.line(b.String())
+	for _, more := range prose[min(1, len(prose)):] {
+		p.line(strings.Repeat(" ", at) + more)
+	}
+}
+
+// head makes a cell of the header stand out.
+func (p *Page) head(is bool, cell string) string {
+	if !is || cell == "" {
+		return cell
+	}
+	return p.paint(bold, cell)
+}

@@ -1,0 +1,93 @@
+package present
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"time"
+)
+
+var byteUnits = [...]string{"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"}
+
+// Bytes writes a number of bytes with the unit in which it is less than 1024, to one decimal: "79.2 GiB". A whole number of the unit
+// has none: "4 KiB".
+func Bytes(n int64) string {
+	v, u := float64(n), 0
+	// From 1023.95 on it would be rounded up to 1024.0.
+	for math.Abs(v) >= 1023.95 && u < len(byteUnits)-1 {
+		v, u = v/1024, u+1
+	}
+	return decimals(v, 1) + " " + byteUnits[u]
+}
+
+// Size writes a number of bytes exactly, with the largest unit that leaves no fraction: "4 KiB", "1536 MiB". It is for sizes that were
+// chosen, of which two that differ must not look alike.
+func Size(n int64) string {
+	u := 0
+	for n != 0 && n%1024 == 0 && u < len(byteUnits)-1 {
+		n, u = n/1024, u+1
+	}
+	return strconv.FormatInt(n, 10) + " " + byteUnits[u]
+}
+
+// decimals writes v with so many decimals, or with none where it is a whole number.
+func decimals(v float64, n int) string {
+	if v == math.Trunc(v) {
+		n = 0
+	}
+	return strconv.FormatFloat(v, 'f', n, 64)
+}
+
+// Count writes n with commas between thousands.
+func Count(n int64) string {
+	s := strconv.FormatInt(n, 10)
+	for i := len(s) - 3; i > 0 && s[i-1] != '-'; i -= 3 {
+		s = s[:i] + "," + s[i:]
+	}
+	return s
+}
+
+// Things writes n with the noun, in the plural unless it is one: "1 block", "2,000 blocks".
+func Things(n int64, noun string) string {
+	if n != 1 {
+		noun += "s"
+	}
+	return Count(n) + " " + noun
+}
+
+// Duration writes d to two or three digits with the unit in which it is less than 1000: "850 ns", "1.6 ms", "22 ms"; from a minute on to
+// a second, "1m22s". None is "0".
+func Duration(d time.Duration) string {
+	if d == 0 {
+		return "0"
+	}
+	if d >= time.Minute-500*time.Millisecond || d <= -time.Minute+500*time.Millisecond {
+		return d.Round(time.Second).String()
+	}
+	v, units := float64(d), []string{"ns", "µs", "ms", "s"}
+	for math.Abs(v) >= 999.5 && len(units) > 1 {
+		v, units = v/1000, units[1:]
+	}
+	n := 0
+	if math.Abs(v) < 9.95 && units[0] != "ns" {
+		n = 1
+	}
+	return decimals(v, n) + " " + units[0]
+}
+
+// Micros writes a number of microseconds as Duration does.
+func Micros(us float64) string { return Duration(time.Duration(math.Round(us * 1e3))) }
+
+// Rate writes a number to three digits: "0.36", "5.06", "51.2", "312".
+func Rate(v float64) string {
+	switch a := math.Abs(v); {
+	case a >= 99.95:
+		return Count(int64(math.Round(v)))
+	case a >= 9.995:
+		return fmt.Sprintf("%.1f", v)
+	}
+	return fmt.Sprintf("%.2f", v)
+}
+
+// Percent writes a share of one: "8.0%".
+func Percent(share float64) string { return fmt.Sprintf("%.1f%%", 100*share) }

@@ -1,0 +1,138 @@
+package replay
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/present"
+)
+
+// ErrThreshold is the error of a replay that missed a threshold.
+var ErrThreshold = errors.New("threshold missed")
+
+// Threshold is a bound on what a replay reaches, such as "hit_rate>=0.3" or "load_p99<5ms". The zero value bounds nothing.
+type Threshold struct {
+	text  string
+	of    *measure
+	sign  string
+	bound float64
+}
+
+// ThresholdReport says whether a threshold was met.
+type ThresholdReport struct {
+	Threshold string  `json:"threshold"`
+	Value     float64 `json:"value"` // latencies and times in microseconds
+	Met       bool    `json:"met"`
+
+	said string // the value for people
+}
+
+// measure is something that a threshold can be about.
+type measure struct {
+	name   string
+	micros bool // a time in microseconds, and not a number
+	value  func(*Report) float64
+}
+
+var measures = []measure{
+	{"hit_rate", false, func(r *Report) float64 { return r.HitRate }},
+	{"requests_per_second", false, func(r *Report) float64 { return rate(r.Requests, r.Seconds) }},
+	{"time", true, func(r *Report) float64 { return r.Seconds * 1e6 }},
+	{"load_p50", true, func(r *Report) float64 { return float64(r.LoadUS.P50) }},
+	{"load_p99", true, func(r *Report) float64 { return float64(r.LoadUS.P99) }},
+	{"dump_p50", true, func(r *Report) float64 { return float64(r.DumpUS.P50) }},
+	{"dump_p99", true, func(r *Report) float64 { return float64(r.DumpUS.P99) }},
+	{"durable_p50", true, func(r *Report) float64 { return float64(r.DurableUS.P50) }},
+	{"durable_p99", true, func(r *Report) float64 { return float64(r.DurableUS.P99) }},
+	{"lag_p50", true, func(r *Report) float64 { return float64(r.LagUS.P50) }},
+	{"lag_p99", true, func(r *Report) float64 { return float64(r.LagUS.P99) }},
+}
+
+// signs are tried in this order: the longer ones before those that they begin with.
+var signs = []string{"<=", ">=", "<", ">"}
+
+// ThresholdNames returns what thresholds can be about.
+func ThresholdNames() []string {
+	var names []string
+	for i := range measures {
+		names = append(names, measures[i].name)
+	}
+	return names
+}
+
+// ParseThreshold reads a name, one of < <= > >=, and a number, or for a time one with its unit. The error wraps ErrInvalid.
+func ParseThreshold(s string) (Threshold, error) {
+	bad := func(format string, args ...any) (Threshold, error) {
+		return Threshold{}, fmt.Errorf("threshold %q: %s: %w", abridge([]byte(s)), fmt.Sprintf(format, args...), errdefs.ErrInvalid)
+	}
+	at := strings.IndexAny(s, "<>")
+	if at < 0 {
+		return bad("write it as hit_rate>=0.3 or load_p99<5ms")
+	}
+	t := Threshold{text: s, sign: signs[slices.IndexFunc(signs, func(sign string) bool { return strings.HasPrefix(s[at:], sign) })]}
+	name, bound := strings.TrimSpace(s[:at]), strings.TrimSpace(s[at+len(t.sign):])
+	i := slices.IndexFunc(measures, func(m measure) bool { return m.name == name })
+	if i < 0 {
+		return bad("it is about one of %s", strings.Join(ThresholdNames(), ", "))
+	}
+	t.of = &measures[i]
+	if t.of.micros {
+		d, err := time.ParseDuration(bound)
+		if err != nil {
+			return bad("%s is a time, such as 5ms", name)
+		}
+		t.bound = float64(d) / float64(time.Microsecond)
+		return t, nil
+	}
+	var err error
+	if t.bound, err = strconv.ParseFloat(bound, 64); err != nil || math.IsNaN(t.bound) {
+		return bad("%s is a number, such as 0.3", name)
+	}
+	return t, nil
+}
+
+// NeedsSpeed reports whether the threshold is about what there is only where a trace's times are kept.
+func (t *Threshold) NeedsSpeed() bool { return t.of != nil && strings.HasPrefix(t.of.name, "lag_") }
+
+func (t *Threshold) met(v float64) bool {
+	switch t.sign {
+	case "<":
+		return v < t.bound
+	case "<=":
+		return v <= t.bound
+	case ">":
+		return v > t.bound
+	}
+	return v >= t.bound
+}
+
+// Judge adds to the report whether it meets each threshold. The error names those that it misses, and wraps ErrThreshold. A latency of
+// which there was none is zero.
+func (r *Report) Judge(thresholds []Threshold) error {
+	var missed []string
+	for i := range thresholds {
+		t := &thresholds[i]
+		if t.of == nil {
+			continue
+		}
+		v := t.of.value(r)
+		j := ThresholdReport{Threshold: t.text, Value: v, Met: t.met(v), said: strconv.FormatFloat(v, 'g', 4, 64)}
+		if t.of.micros {
+			j.said = present.Micros(v)
+		}
+		if !j.Met {
+			missed = append(missed, fmt.Sprintf("%s (%s)", t.text, j.said))
+		}
+		r.Thresholds = append(r.Thresholds, j)
+	}
+	if len(missed) > 0 {
+		return fmt.Errorf("%w: %s", ErrThreshold, strings.Join(missed, ", "))
+	}
+	return nil
+}

@@ -24,7 +24,8 @@ func newDemoCommand() *cobra.Command {
 		Long: `Replay the first requests of a real trace on what this machine has, restart the store and find every block still
 there, then damage one file and show that this is found and does no harm. Needs nothing but a temporary directory, which
 is removed at the end. Exit code 1 if anything it claims does not hold.`,
-		Args: usageArgs(cobra.NoArgs),
+		Example: `  kvlane demo`,
+		Args:    usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			temp, err := os.MkdirTemp(dir, "kvlane-demo-")
 			if err != nil {

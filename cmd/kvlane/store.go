@@ -57,7 +57,9 @@ func newStoreListCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ls DIR",
 		Short: "List the blocks, in the order of their keys",
-		Args:  usageArgs(cobra.ExactArgs(1)),
+		Example: `  kvlane store ls /var/cache/kvlane
+  kvlane store ls /var/cache/kvlane --json`,
+		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return listBlocks(cmd.Context(), cmd.OutOrStdout(), args[0], asJSON)
 		},
@@ -120,7 +122,9 @@ func newStoreStatCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "stat DIR",
 		Short: "Say whose blocks the directory holds, and how many",
-		Args:  usageArgs(cobra.ExactArgs(1)),
+		Example: `  kvlane store stat /var/cache/kvlane
+  kvlane store stat /var/cache/kvlane --json`,
+		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			in, err := keeperOf(args[0]).inspect(cmd.Context(), args[0])
 			if err != nil {
@@ -236,6 +240,8 @@ a damaged block is a miss for whoever loads it, who then removes it.
 With --repair, damaged blocks are moved to the directory's quarantine, misplaced ones to their folder, what dead processes left is
 removed, and a lost or damaged kvlane.json is made anew from the blocks' headers where all of them agree. What kvlane has not made
 stays. The exit code is then 1 if anything wrong is left.`,
+		Example: `  kvlane store verify /var/cache/kvlane
+  kvlane store verify /var/cache/kvlane --repair`,
 		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			v, err := verdict(cmd.Context(), args[0], repair)
@@ -366,7 +372,9 @@ func newStoreGCCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "gc DIR --max-bytes SIZE",
 		Short: "Sweep what dead processes left, and remove the coldest blocks down to a size",
-		Args:  usageArgs(cobra.ExactArgs(1)),
+		Example: `  kvlane store gc /var/cache/kvlane --max-bytes 100GiB
+  kvlane store gc /var/cache/kvlane --max-bytes 0 --json`,
+		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if target < 0 {
 				return usagef("store gc needs --max-bytes: how much may be left, such as 10GiB")

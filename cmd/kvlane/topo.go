@@ -24,6 +24,9 @@ func newTopoCommand() *cobra.Command {
 of each NUMA node and GPU the RDMA NICs that suit it: those that are nearest, then the others in order.
 
 It reads what the kernel and the drivers tell, and opens no GPU and no NIC.`,
+		Example: `  kvlane topo
+  kvlane topo --svg topo.svg
+  kvlane topo --json`,
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			m, err := machineTopology(topology.DefaultSysfs)

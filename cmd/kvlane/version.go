@@ -92,7 +92,7 @@ func newVersionCommand(r *release) *cobra.Command {
 		Use:   "version",
 		Short: "Say which build this is",
 		Long: `version says which build this is: the module's version, the commit and its date, when it was built where the build recorded that
-(make build does), the version of Go, and the platform. kvlane --version prints the same.`,
+(make build and make dist do), the version of Go, and the platform. kvlane --version prints the same.`,
 		Example: `  kvlane version
   kvlane version --json`,
 		Args: usageArgs(cobra.NoArgs),

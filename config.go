@@ -20,7 +20,7 @@ import (
 	"github.com/kvlane/kvlane/tier/log"
 )
 
-// Driver names which kind of device to use.
+// Driver names which kind of device to use: CUDA, Sim or Host.
 type Driver string
 
 // The drivers.

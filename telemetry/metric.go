@@ -82,10 +82,10 @@ func appendMetrics[S any](all []Metric, fs []family[S]) []Metric {
 func WriteTable(w io.Writer) error {
 	var b strings.Builder
 	b.WriteString("# Metrics\n\n")
-	b.WriteString("Every command serves these at `/metrics` of the address given by `--metrics-addr` while it runs: `replay` and `demo` those of store, tiers\n" +
-		"and copies, `transfer serve` and `bench transfer` (kvlane's own) those of transfers, all of them those of the build, of Go and of the process.\n" +
-		"[Alerts](alerts.md) and a [dashboard](grafana/kvlane.json) are made of them.\n")
-	fmt.Fprintf(&b, "Histograms have %d buckets, from %v to %v in steps of 1, 2 and 5, and one for what took longer.\n",
+	b.WriteString("With `--metrics-addr HOST:PORT` a command serves these at `/metrics` while it runs: `replay` and `demo` those of store, tiers and copies,\n" +
+		"`transfer serve` and `bench transfer` (kvlane's own protocol) those of transfers, every command those of the build, of Go and of the process.\n" +
+		"There are [alerts](alerts.md) and a [dashboard](grafana/kvlane.json) for them. Words are those of the [glossary](glossary.md).\n")
+	fmt.Fprintf(&b, "Histograms have %d buckets, from %v to %v in steps of 1, 2 and 5, and one for longer times.\n",
 		len(store.LatencyBounds), store.LatencyBounds[0], store.LatencyBounds[len(store.LatencyBounds)-1])
 	b.WriteString("This page is generated from the catalog in package telemetry by `make generate`; do not edit it.\n\n")
 	b.WriteString("| metric | type | unit | labels | meaning |\n|---|---|---|---|---|\n")

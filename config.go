@@ -20,7 +20,7 @@ import (
 	"github.com/kvlane/kvlane/tier/log"
 )
 
-// Driver names which kind of device to use.
+// Driver names which kind of device to use: CUDA, Sim or Host.
 type Driver string
 
 // The drivers.
@@ -249,7 +249,7 @@ func (s *StreamConfig) validate() error {
 		for _, p := range copyPaths() {
 			names = append(names, p.String())
 		}
-		errs = append(errs, fmt.Errorf("path %s is none by which a copy stream loads and dumps blocks: %s (gdr asks for NICs): %w",
+		errs = append(errs, fmt.Errorf("path %s is not accepted here; it is one of %s; for NICs use gdr require (--gdr require): %w",
 			s.Path, strings.Join(names, ", "), errdefs.ErrInvalid))
 	}
 	if s.Calibration != "" {

@@ -26,7 +26,7 @@ func OpenDevice(c DeviceConfig) (device.Device, error) {
 	}
 	d, err := openCUDA(c.Index)
 	if errors.Is(err, errdefs.ErrNotSupported) {
-		return nil, fmt.Errorf("no GPU can be used: install an NVIDIA driver, or for tests open the simulated device (DeviceConfig{Driver: Sim}), or where the engine computes on the CPU the host (Host): %w", err)
+		return nil, fmt.Errorf("no GPU can be used: install an NVIDIA driver; for tests use the simulated device (DeviceConfig{Driver: Sim}), for an engine on the CPU the host (Host): %w", err)
 	}
 	return d, err
 }

@@ -64,7 +64,7 @@ func (r *Report) head(b *strings.Builder) {
 	for _, n := range s.NICs {
 		fmt.Fprintf(b, "nic        %s\n", n)
 	}
-	fmt.Fprintf(b, "C          one large copy, %s: GB/s of those beside all points (90%% of them): %s\n", BytesText(s.ReferenceBytes), r.Reference.text())
+	fmt.Fprintf(b, "C          one large copy, %s: median GB/s over all points (5th to 95th percentile): %s\n", BytesText(s.ReferenceBytes), r.Reference.text())
 	b.WriteString("           Each point's % is of the copies between its own turns.\n")
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"sync/atomic"
+	"time"
 
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/stream"
@@ -55,6 +56,7 @@ type flight struct {
 	paged      mem.Paged
 	batch      mem.Batch
 	ticket     *stream.Ticket
+	submitted  time.Time
 	told       atomic.Int64 // parts that have landed, as the stream says, times two, and one where their sums are there
 	tell       func(groups int, summed bool)
 }
@@ -236,6 +238,7 @@ func (g *cohort) sent() int {
 
 // launch hands the flight to a lane, to come after recorded work.
 func (g *cohort) launch(ctx context.Context, l *lane, f *flight, after ...stream.Recorded) error {
+	f.submitted = l.s.clock.Now()
 	ticket, err := l.submit(ctx, &f.batch, after...)
 	if err != nil {
 		return err
@@ -254,7 +257,7 @@ func (g *cohort) news(t *task, l *lane, all *tally) span {
 		told := f.told.Load()
 		n, summed := int(told/2), told%2 == 1
 		if resolved {
-			t.travelled(l, all, f.ticket)
+			t.travelled(l, all, f)
 			if err := f.ticket.Err(); err != nil {
 				g.fail(err)
 			} else {

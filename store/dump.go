@@ -31,6 +31,7 @@ type DumpOptions struct {
 type DumpTask struct {
 	task
 	pages   *Pages
+	begun   time.Time
 	after   []mem.Dependency
 	behind  []stream.Recorded // of after, what the stream waits for; of the task's goroutine
 	layers  bool
@@ -88,7 +89,7 @@ func (s *Store) Dump(ctx context.Context, pages *Pages, refs []Ref, o DumpOption
 		s.end()
 		return fail(err)
 	}
-	t := &DumpTask{pages: pages, layers: o.Layerwise, sc: sc, left: len(refs), running: true, srcLeft: len(refs), srcDone: make(chan struct{}), pubDone: make(chan struct{})}
+	t := &DumpTask{pages: pages, layers: o.Layerwise, sc: sc, left: len(refs), running: true, srcLeft: len(refs), begun: s.clock.Now(), srcDone: make(chan struct{}), pubDone: make(chan struct{})}
 	t.init(s.dumpCtx, s, len(refs))
 	t.after = append(t.after, o.After...)
 	if t.layers {
@@ -312,8 +313,14 @@ func (t *DumpTask) skip(i int32) {
 // sourceFree counts n blocks whose pages are read no more.
 func (t *DumpTask) sourceFree(n int) {
 	if t.srcLeft -= n; t.srcLeft == 0 && n > 0 {
-		close(t.srcDone)
+		t.free()
 	}
+}
+
+// free says that no page is read any more.
+func (t *DumpTask) free() {
+	t.s.took(&t.s.count.freed, t.begun)
+	close(t.srcDone)
 }
 
 // fail gives block i, whose page is read no more, its result.
@@ -343,7 +350,7 @@ func (t *DumpTask) one(i int32, err error) {
 			c.dumped.Add(1)
 		}
 	} else if t.blocks == 0 {
-		close(t.srcDone)
+		t.free()
 	}
 	t.mu.Lock()
 	if i < 0 {
@@ -361,6 +368,7 @@ func (t *DumpTask) one(i int32, err error) {
 	}
 	t.s.put(t.sc)
 	t.sc = nil
+	t.s.took(&t.s.count.durable, t.begun)
 	t.cancel(nil)
 	close(t.done)
 	t.s.end()

@@ -323,7 +323,7 @@ func (t *DumpTask) seal(g *cohort, by []*part, place int, image []byte, key bloc
 }
 
 // work writes a block to the tiers below.
-func (t *DumpTask) work(_ jobKind, i int32) { t.s.write([]job{{t, i}}) }
+func (t *DumpTask) work(_ jobKind, i int32) { t.s.write([]job{{w: t, i: i}}) }
 
 // persist hands a Ready block, pinned, to the writers; without tiers below that can be written it is durable already.
 func (t *DumpTask) persist(i int32, slot tier.Slot) {
@@ -333,7 +333,7 @@ func (t *DumpTask) persist(i int32, slot tier.Slot) {
 		return
 	}
 	t.sc.items[i].slot = slot
-	t.s.writers.push(job{t, i})
+	t.s.writers.push(t, i)
 }
 
 // awaitOthers waits, one after another, for the blocks that somebody else was filling, and dumps those that did not come.

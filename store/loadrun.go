@@ -201,7 +201,7 @@ func (t *LoadTask) toProve(i int32) {
 // verify has the CPU verify the block's slot.
 func (t *LoadTask) verify(i int32) {
 	t.checking++
-	t.s.checks.push(job{t, i})
+	t.s.checks.push(t, i)
 }
 
 // read asks the readers for blocks that are not in the cache.
@@ -211,7 +211,7 @@ func (t *LoadTask) read() {
 	for _, i := range sc.reads[:n] {
 		t.reading++
 		t.open++
-		t.s.readers.push(job{t, i})
+		t.s.readers.push(t, i)
 	}
 	sc.reads = append(sc.reads[:0], sc.reads[n:]...)
 }
@@ -395,8 +395,10 @@ func (t *LoadTask) arrived(shard, n int) {
 }
 
 func (t *LoadTask) finish() {
+	took := t.s.clock.Now().Sub(t.begun)
+	t.s.count.loaded.observe(took)
 	if t.memory+t.files > 0 && !t.untimed {
-		t.s.admission.Loaded(t.memory, t.files, t.s.clock.Now().Sub(t.begun))
+		t.s.admission.Loaded(t.memory, t.files, took)
 	}
 	t.s.put(t.sc)
 	t.sc = nil

@@ -1,6 +1,9 @@
 package store
 
-import "sync"
+import (
+	"sync"
+	"time"
+)
 
 // jobKind says which pool a job runs in, and so what it is.
 type jobKind uint8
@@ -19,6 +22,8 @@ type worker interface {
 type job struct {
 	w worker
 	i int32
+
+	pushed time.Time
 }
 
 // pool is a fixed number of goroutines before two queues. Pushing never blocks, so that nobody waits for a pool while
@@ -33,6 +38,8 @@ type pool struct {
 	soon   fifo // what somebody waits for
 	later  fifo // taken only when soon is empty
 	closed bool
+
+	waits latency // of jobs for a goroutine
 }
 
 // newPool returns a pool of n goroutines that have each job done by its worker.
@@ -51,16 +58,14 @@ func newGroupPool(n, most int, do func(jobs []job)) *pool {
 	return p
 }
 
-func (p *pool) push(j job) {
-	p.mu.Lock()
-	p.soon.push(j)
-	p.mu.Unlock()
-	p.wake.Signal()
-}
+func (p *pool) push(w worker, i int32) { p.pushTo(&p.soon, w, i) }
 
-func (p *pool) pushLater(j job) {
+func (p *pool) pushLater(w worker, i int32) { p.pushTo(&p.later, w, i) }
+
+func (p *pool) pushTo(q *fifo, w worker, i int32) {
+	j := job{w, i, time.Now()}
 	p.mu.Lock()
-	p.later.push(j)
+	q.push(j)
 	p.mu.Unlock()
 	p.wake.Signal()
 }
@@ -94,6 +99,10 @@ func (p *pool) run() {
 			jobs = append(jobs, q.pop())
 		}
 		p.mu.Unlock()
+		now := time.Now()
+		for k := range jobs {
+			p.waits.observe(now.Sub(jobs[k].pushed))
+		}
 		p.do(jobs)
 	}
 }

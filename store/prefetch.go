@@ -56,7 +56,7 @@ func (s *Store) prefetch(ctx context.Context, keys []block.Key, probe bool) (*Pr
 			t.set(int32(i), BlockError{Op: "prefetch", Key: t.keys[i], Err: errdefs.ErrNotFound})
 		default:
 			t.left.Add(1)
-			s.readers.pushLater(job{t, int32(i)})
+			s.readers.pushLater(t, int32(i))
 		}
 	}
 	t.one()

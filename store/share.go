@@ -35,7 +35,7 @@ func (g *cohort) hand(s *Store, sc *scratch, t sharer, n int) {
 		sh := g.share()
 		sh.t, sh.sc, sh.g, sh.part, sh.from, sh.to = t, sc, g, n, k*blocks/many, (k+1)*blocks/many
 		g.shares = append(g.shares, sh)
-		s.checks.push(job{w: sh})
+		s.checks.push(sh, 0)
 	}
 }
 

@@ -48,6 +48,13 @@ type Stats struct {
 
 	LoadPaths, DumpPaths []PathStats
 
+	// How long tasks took since they had their turn, however they ended: loads until they resolved, dumps until their pages were
+	// free and until they were durable. And calls of LeasePrefix and Lookup.
+	LoadTimes, FreeTimes, DurableTimes, LeaseTimes, LookupTimes Latency
+	// How long tasks waited for their turn among Config.Tasks, and blocks for one of Config.Readers, Config.Checkers or
+	// Config.Writers.
+	TurnWaits, ReadWaits, CheckWaits, WriteWaits Latency
+
 	// PathsGivenUp is how often a stream gave up a path since the device refused what it needs or a NIC failed, and GivenUp
 	// why, the latest.
 	PathsGivenUp int64
@@ -74,6 +81,9 @@ type PathStats struct {
 	Busy time.Duration
 	// Predicted is what the planner expected Busy to be. Zero where nobody planned.
 	Predicted time.Duration
+	// Copied is how long its batches took from the first byte handed to the hardware to the last that landed, and Queued how long
+	// the stream had them before that, the caller's time in Submit included.
+	Copied, Queued Latency
 }
 
 // Stats returns the figures of now. Safe for concurrent use; the figures are not of one instant.
@@ -90,6 +100,9 @@ func (s *Store) Stats() Stats {
 		Leases: x.Leases, LeasesLive: x.Live, LeasesExpired: x.Expired, LeasesCut: x.Cut,
 		Admission: s.admission.Stats(),
 		LoadPaths: c.load.paths(), DumpPaths: c.dump.paths(),
+		LoadTimes: c.loaded.read(), FreeTimes: c.freed.read(), DurableTimes: c.durable.read(),
+		LeaseTimes: c.leased.read(), LookupTimes: c.lookedUp.read(),
+		TurnWaits: c.turns.read(), ReadWaits: s.readers.waits.read(), CheckWaits: s.checks.waits.read(), WriteWaits: s.writers.waits.read(),
 	}
 	for _, t := range []*tally{&c.load, &c.dump} {
 		n, why := t.given()
@@ -121,6 +134,8 @@ type counters struct {
 	batchesFailed                atomic.Int64
 	expired                      atomic.Int64   // loads
 	hits                         []atomic.Int64 // by tier
+	loaded, freed, durable       latency
+	leased, lookedUp, turns      latency
 	load, dump                   tally
 }
 
@@ -129,14 +144,20 @@ func (c *counters) init(tiers int) { c.hits = make([]atomic.Int64, tiers) }
 // tally counts completions by path.
 type tally struct {
 	mu   sync.Mutex
-	by   []PathStats // few, in order of appearance
-	last time.Time   // when the latest completion so far had finished
+	by   []*pathTally // few, in order of appearance
+	last time.Time    // when the latest completion so far had finished
 	// How often a path was given up, and why, the latest.
 	givenUp int64
 	why     error
 }
 
-func (t *tally) add(c stream.Completion) {
+type pathTally struct {
+	PathStats
+	copied, queued latency
+}
+
+// add counts a batch that was submitted then.
+func (t *tally) add(c stream.Completion, submitted time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if c.GivenUp != nil {
@@ -145,16 +166,18 @@ func (t *tally) add(c stream.Completion) {
 	if c.Path == stream.PathNone {
 		return
 	}
-	var p *PathStats
-	for i := range t.by {
-		if t.by[i].Path == c.Path {
-			p = &t.by[i]
+	var p *pathTally
+	for _, of := range t.by {
+		if of.Path == c.Path {
+			p = of
 		}
 	}
 	if p == nil {
-		t.by = append(t.by, PathStats{Path: c.Path})
-		p = &t.by[len(t.by)-1]
+		p = &pathTally{PathStats: PathStats{Path: c.Path}}
+		t.by = append(t.by, p)
 	}
+	p.copied.observe(c.Finished.Sub(c.Started))
+	p.queued.observe(c.Started.Sub(submitted))
 	p.Reason = c.Reason
 	p.Batches++
 	p.Pieces += int64(c.Pieces)
@@ -186,5 +209,11 @@ func (t *tally) given() (int64, error) {
 func (t *tally) paths() []PathStats {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return append([]PathStats(nil), t.by...)
+	var out []PathStats
+	for _, of := range t.by {
+		p := of.PathStats
+		p.Copied, p.Queued = of.copied.read(), of.queued.read()
+		out = append(out, p)
+	}
+	return out
 }

@@ -175,11 +175,13 @@ type Hit = index.Hit
 
 // Lookup says for each key where it stands: see index.Index.Lookup.
 func (s *Store) Lookup(ctx context.Context, keys []block.Key) ([]Hit, error) {
+	defer s.took(&s.count.lookedUp, s.clock.Now())
 	return s.index.Lookup(ctx, keys)
 }
 
 // LeasePrefix pins the longest prefix of keys whose blocks are all Ready: see index.Index.LeasePrefix.
 func (s *Store) LeasePrefix(ctx context.Context, keys []block.Key, ttl time.Duration) (*Lease, error) {
+	defer s.took(&s.count.leased, s.clock.Now())
 	return s.index.LeasePrefix(ctx, keys, ttl)
 }
 
@@ -214,9 +216,12 @@ func (s *Store) begin(ctx context.Context) error {
 	}
 	select {
 	case s.tasks <- struct{}{}: // also for who does not wait, as ctx has ended
+		s.count.turns.observe(0)
 	default:
+		begun := s.clock.Now()
 		select {
 		case s.tasks <- struct{}{}:
+			s.took(&s.count.turns, begun)
 		case <-s.closing:
 			return errdefs.ErrClosed
 		case <-ctx.Done():
@@ -232,6 +237,9 @@ func (s *Store) begin(ctx context.Context) error {
 	s.wg.Add(1)
 	return nil
 }
+
+// took observes how long something took that has begun then.
+func (s *Store) took(l *latency, begun time.Time) { l.observe(s.clock.Now().Sub(begun)) }
 
 func (s *Store) end() {
 	<-s.tasks

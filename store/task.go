@@ -80,11 +80,12 @@ func (t *task) Paths() []stream.Completion {
 	return slices.Clone(t.went)
 }
 
-// travelled notes a resolved ticket of l.
-func (t *task) travelled(l *lane, all *tally, tk *stream.Ticket) {
+// travelled notes a flight of l whose ticket has resolved.
+func (t *task) travelled(l *lane, all *tally, f *flight) {
 	l.resolved.Add(1)
+	tk := f.ticket
 	c := tk.Completion()
-	all.add(c)
+	all.add(c, f.submitted)
 	if err := tk.Err(); err != nil && t.ctx.Err() == nil {
 		t.s.count.batchesFailed.Add(1)
 		t.s.cfg.Hooks.batchFailed(l.name, err)

@@ -13,6 +13,7 @@ const (
 	labelTier      = "tier"
 	labelPath      = "path"
 	labelDirection = "direction"
+	labelQueue     = "queue"
 )
 
 // Directions of copies between store and device.
@@ -101,12 +102,7 @@ func pathFamily(name, unit, help string, read func(*store.PathStats) float64) fa
 	return family[*store.Stats]{
 		Metric{name, unit, Counter, help, []string{labelPath, labelDirection}},
 		func(s *store.Stats, out emit) {
-			for i := range s.LoadPaths {
-				out(read(&s.LoadPaths[i]), s.LoadPaths[i].Path.String(), directionLoad)
-			}
-			for i := range s.DumpPaths {
-				out(read(&s.DumpPaths[i]), s.DumpPaths[i].Path.String(), directionDump)
-			}
+			eachPath(s, func(p *store.PathStats, direction string) { out(read(p), p.Path.String(), direction) })
 		},
 	}
 }

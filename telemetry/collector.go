@@ -101,6 +101,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	if storeStats != nil {
 		s := storeStats()
 		send(ch, storeFamilies, &s)
+		sendTimes(ch, &s)
 	}
 	for i := range tiers {
 		tiers[i].stats = tiers[i].read()
@@ -134,6 +135,23 @@ func send[S any](ch chan<- prometheus.Metric, fs []family[S], s S) {
 		desc, typ := f.desc(), f.Type.value()
 		f.read(s, func(v float64, labels ...string) {
 			ch <- prometheus.MustNewConstMetric(desc, typ, v, labels...)
+		})
+	}
+}
+
+// sendTimes sends the store's histograms.
+func sendTimes(ch chan<- prometheus.Metric, s *store.Stats) {
+	for i := range storeTimes {
+		f := &storeTimes[i]
+		desc := f.desc()
+		f.read(s, func(times *store.Latency, labels ...string) {
+			upTo, n := make(map[float64]uint64, len(store.LatencyBounds)), uint64(0)
+			for i, bound := range store.LatencyBounds {
+				n += uint64(times.Counts[i])
+				upTo[bound.Seconds()] = n
+			}
+			n += uint64(times.Counts[len(store.LatencyBounds)])
+			ch <- prometheus.MustNewConstHistogram(desc, n, times.Sum.Seconds(), upTo, labels...)
 		})
 	}
 }

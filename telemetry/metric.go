@@ -6,6 +6,8 @@ import (
 	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kvlane/kvlane/store"
 )
 
 // Type is a metric's type, as Prometheus names it.
@@ -13,8 +15,9 @@ type Type string
 
 // The types of metrics.
 const (
-	Counter Type = "counter"
-	Gauge   Type = "gauge"
+	Counter   Type = "counter"
+	Gauge     Type = "gauge"
+	Histogram Type = "histogram"
 )
 
 func (t Type) value() prometheus.ValueType {
@@ -42,11 +45,23 @@ type family[S any] struct {
 	read func(s S, out emit)
 }
 
+// emitTimes reports the times of a histogram, with a value for each of its labels.
+type emitTimes func(times *store.Latency, labels ...string)
+
+// timesFamily is a Metric of type Histogram together with how its times are read from a source of type S.
+type timesFamily[S any] struct {
+	Metric
+	read func(s S, out emitTimes)
+}
+
 // Catalog returns every metric there is, in the order of the documentation.
 func Catalog() []Metric {
 	var all []Metric
 	all = appendMetrics(all, buildFamilies)
 	all = appendMetrics(all, storeFamilies)
+	for i := range storeTimes {
+		all = append(all, storeTimes[i].Metric)
+	}
 	all = appendMetrics(all, tierFamilies)
 	all = appendMetrics(all, plannerFamilies)
 	all = appendMetrics(all, nicFamilies)
@@ -67,9 +82,11 @@ func appendMetrics[S any](all []Metric, fs []family[S]) []Metric {
 func WriteTable(w io.Writer) error {
 	var b strings.Builder
 	b.WriteString("# Metrics\n\n")
-	b.WriteString("Every command serves these at `/metrics` of the address given by `--metrics-addr` while it runs: `replay` and `demo` those of store, tiers\n" +
-		"and copies, `transfer serve` and `bench transfer` (kvlane's own) those of transfers, all of them those of the build, of Go and of the process.\n" +
-		"[Alerts](alerts.md) and a [dashboard](grafana/kvlane.json) are made of them.\n")
+	b.WriteString("With `--metrics-addr HOST:PORT` a command serves these at `/metrics` while it runs: `replay` and `demo` those of store, tiers and copies,\n" +
+		"`transfer serve` and `bench transfer` (kvlane's own protocol) those of transfers, every command those of the build, of Go and of the process.\n" +
+		"There are [alerts](alerts.md) and a [dashboard](grafana/kvlane.json) for them. Words are those of the [glossary](glossary.md).\n")
+	fmt.Fprintf(&b, "Histograms have %d buckets, from %v to %v in steps of 1, 2 and 5, and one for longer times.\n",
+		len(store.LatencyBounds), store.LatencyBounds[0], store.LatencyBounds[len(store.LatencyBounds)-1])
 	b.WriteString("This page is generated from the catalog in package telemetry by `make generate`; do not edit it.\n\n")
 	b.WriteString("| metric | type | unit | labels | meaning |\n|---|---|---|---|---|\n")
 	for _, m := range Catalog() {

@@ -44,8 +44,11 @@ func full(t *testing.T) *telemetry.Metrics {
 		return store.Stats{
 			Tiers: []store.TierStats{{Name: "cache", Hits: 7}, {Name: "file", Hits: 3}}, Loads: 11, Mismatches: 1, DurableFailures: 2,
 			StreamsReopened: 4, LoadsExpired: 5,
-			LoadPaths: []store.PathStats{{Path: stream.PathKernel, Bytes: 4096, Busy: 1500 * time.Millisecond}},
-			DumpPaths: []store.PathStats{{Path: stream.PathKernel, Bytes: 8192}},
+			LoadPaths: []store.PathStats{{
+				Path: stream.PathKernel, Bytes: 4096, Busy: 1500 * time.Millisecond, Copied: store.Latency{Counts: [20]int64{1, 2, 19: 4}, Sum: 50 * time.Second},
+			}},
+			WriteWaits: store.Latency{Counts: [20]int64{3: 5}, Sum: 400 * time.Microsecond},
+			DumpPaths:  []store.PathStats{{Path: stream.PathKernel, Bytes: 8192}},
 		}
 	})
 	if err := m.SetTier("cache", &countingTier{stats: tier.Stats{Blocks: 5, Bytes: 1 << 20, CapacityBytes: 1 << 30, Hits: 9, Evictions: 2}}); err != nil {
@@ -130,6 +133,15 @@ func TestScrape(t *testing.T) {
 		"kvlane_store_stream_reopens_total 4",
 		`kvlane_copy_bytes_total{direction="dump",path="kernel"} 8192`,
 		`kvlane_copy_busy_seconds_total{direction="load",path="kernel"} 1.5`,
+		`kvlane_copy_seconds_bucket{direction="load",path="kernel",le="1e-05"} 1`,
+		`kvlane_copy_seconds_bucket{direction="load",path="kernel",le="2e-05"} 3`,
+		`kvlane_copy_seconds_bucket{direction="load",path="kernel",le="10"} 3`,
+		`kvlane_copy_seconds_bucket{direction="load",path="kernel",le="+Inf"} 7`,
+		`kvlane_copy_seconds_sum{direction="load",path="kernel"} 50`,
+		`kvlane_copy_seconds_count{direction="load",path="kernel"} 7`,
+		`kvlane_store_queue_seconds_bucket{queue="write",le="5e-05"} 0`,
+		`kvlane_store_queue_seconds_bucket{queue="write",le="0.0001"} 5`,
+		`kvlane_store_load_seconds_count 0`,
 		`kvlane_tier_capacity_bytes{tier="cache"} 1.073741824e+09`,
 		`kvlane_tier_swept_total{tier="file"} 6`,
 		"kvlane_transfer_segments 2",

@@ -65,7 +65,7 @@ func (r *Report) head(b *strings.Builder) {
 	if len(s.ModelLayersMicros) > 0 {
 		b.WriteString("           opened to adopt streams of the host program\n")
 	}
-	fmt.Fprintf(b, "C          one large copy, %s: GB/s of those beside all points (90%% of them):", bench.BytesText(s.LargeBytes))
+	fmt.Fprintf(b, "C          one large copy, %s: median GB/s over all points (5th to 95th percentile):", bench.BytesText(s.LargeBytes))
 	for i, c := range []struct {
 		name string
 		rate *bench.Rate

@@ -35,19 +35,18 @@ func newCalibrateCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "calibrate",
 		Short: "Measure a GPU's copy paths, and show what is chosen when",
-		Long: `calibrate measures how long each copy path of a GPU takes, by size, number of copies and direction, and fits a small model to
-it. The planner chooses each batch's path by that model. The profile is stored, by GPU, driver, PCIe link and kernels, and used from then on by
-every process of the user; it is measured again with --force, or when one of these has changed. With --gdr auto or require the NICs that
-replays with the same flags may use are measured too, for a profile of their own.
+		Long: `calibrate measures how long each copy path of a GPU takes, by size, number of copies and direction, and fits a model to the times, by which
+the planner chooses each batch's path. The profile is stored per GPU, driver, PCIe link and kernels, and used by all of the user's
+processes. It is measured again with --force, or when one of these has changed. With --gdr auto or require NICs are measured too, for a
+profile of their own.
 
-Measuring needs the GPU to itself for the two seconds it takes. A GPU that is in use is not measured: the command says what shows that, and
-fails, or waits as long as --wait allows. If somebody comes while it measures, the profile is shown, said to be that, and not stored. One
-process of a host measures at a time. Figures of the simulated device are never stored.
+Measuring takes two seconds and needs the GPU to itself. If the GPU is in use, the command says what shows that and fails, or waits as
+long as --wait allows. A profile that was disturbed while it was measured is shown and not stored, and so is one of the simulated device.
+One process of a host measures at a time.
 
-With --file-dir it measures, for a second each, the paths to files on the directories' file systems, for --stream-files of other commands,
-and no copy path: to and from memory
-of the host, and with --device of that device too. These profiles are measured anew each time, and stored by file system and kernel. A
-few hundred MiB are written at most, to a file without a name.`,
+With --file-dir it measures the paths to files instead, for a second per directory, for --stream-files of other commands: to and from host
+memory, and with --device to and from that device's. These profiles are stored per file system and kernel. At most a few hundred MiB are
+written, to a file without a name.`,
 		Example: `  kvlane calibrate --device cuda --force
   kvlane calibrate --device cuda --gdr require --nic mlx5_0
   kvlane calibrate --file-dir /mnt/nvme0 --file-dir /mnt/nvme1`,

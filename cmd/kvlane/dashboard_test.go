@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"regexp"
 	"slices"
@@ -37,13 +38,27 @@ func exposedByReplays(t *testing.T) map[string]exposed {
 	}
 	all := make(map[string]exposed)
 	for _, f := range families {
-		e := exposed{f.GetType().String(), make(map[string][]string)}
+		e, times := exposed{f.GetType().String(), make(map[string][]string)}, int64(0)
 		for _, s := range f.GetMetric() {
 			for _, l := range s.GetLabel() {
 				e.labels[l.GetName()] = append(e.labels[l.GetName()], l.GetValue())
 			}
+			times += int64(s.GetHistogram().GetSampleCount())
 		}
-		all[f.GetName()] = e
+		if e.typ != "HISTOGRAM" {
+			all[f.GetName()] = e
+			continue
+		}
+		if times == 0 && f.GetName() != "kvlane_store_lookup_seconds" { // a replay leases, and looks nothing up
+			t.Errorf("a replay has timed nothing of %s", f.GetName())
+		}
+		e.typ = "COUNTER" // each of its series is one
+		all[f.GetName()+"_sum"], all[f.GetName()+"_count"] = e, e
+		e.labels = maps.Clone(e.labels)
+		for _, b := range f.GetMetric()[0].GetHistogram().GetBucket() {
+			e.labels["le"] = append(e.labels["le"], fmt.Sprint(b.GetUpperBound()))
+		}
+		all[f.GetName()+"_bucket"] = e
 	}
 	return all
 }
@@ -77,6 +92,9 @@ func wrong(query string, all map[string]exposed, labels ...string) (bad []string
 		if !ok {
 			bad = append(bad, "nothing exposes "+name)
 			continue
+		}
+		if strings.HasSuffix(name, "_bucket") != strings.Contains(query, "histogram_quantile(") || strings.HasSuffix(name, "_bucket") && !slices.Contains(labels, "le") {
+			bad = append(bad, "quantiles are of buckets, by le")
 		}
 		if rate := ranged && (function == "rate" || function == "increase"); rate != (m.typ == "COUNTER") {
 			bad = append(bad, fmt.Sprintf("%s is a %s, of which %q is taken", name, m.typ, function))
@@ -175,12 +193,14 @@ func TestAlertsAreOfWhatReplaysExpose(t *testing.T) {
 // What checks queries refuses wrong ones.
 func TestQueriesThatAskForNothing(t *testing.T) {
 	all := map[string]exposed{
-		"kvlane_a_total": {"COUNTER", map[string][]string{"tier": {"cache"}}},
-		"kvlane_b":       {"GAUGE", nil},
+		"kvlane_a_total":  {"COUNTER", map[string][]string{"tier": {"cache"}}},
+		"kvlane_b":        {"GAUGE", nil},
+		"kvlane_t_bucket": {"COUNTER", map[string][]string{"le": {"0.1"}, "queue": {"turn"}}},
 	}
 	for _, q := range []string{
 		`sum by (tier, instance) (rate(kvlane_a_total{tier="cache",job=~"$job"}[5m])) > 0`,
 		`max_over_time(kvlane_b[5m]) / 2`, `kvlane_b == 1`,
+		`histogram_quantile(0.99, sum by (le, queue) (rate(kvlane_t_bucket{queue="turn"}[5m])))`,
 	} {
 		if bad := wrong(q, all); bad != nil {
 			t.Errorf("%s: %q", q, bad)
@@ -189,6 +209,9 @@ func TestQueriesThatAskForNothing(t *testing.T) {
 	for _, q := range []string{
 		`up`, `kvlane_c`, `kvlane_a_total`, `rate(kvlane_b[5m])`, `max_over_time(kvlane_a_total[5m])`, `rate(kvlane_a_total{tier="disk"}[5m])`,
 		`rate(kvlane_a_total{path="kernel"}[5m])`, `sum by (path) (rate(kvlane_a_total[5m]))`, `sum(kvlane_b`, `kvlane_b; drop`,
+		`histogram_quantile(0.99, sum by (queue) (rate(kvlane_t_bucket[5m])))`, `sum by (le) (rate(kvlane_t_bucket[5m]))`,
+		`histogram_quantile(0.99, sum by (le) (kvlane_t_bucket))`, `histogram_quantile(0.99, sum by (le, path) (rate(kvlane_t_bucket[5m])))`,
+		`histogram_quantile(0.99, sum by (le) (rate(kvlane_t[5m])))`, `histogram_quantile(0.99, sum by (le) (rate(kvlane_t_bucket{queue="write"}[5m])))`,
 	} {
 		if wrong(q, all) == nil {
 			t.Errorf("%s passes", q)

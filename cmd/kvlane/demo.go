@@ -20,11 +20,12 @@ func newDemoCommand() *cobra.Command {
 	var rdma rdmaFlags
 	cmd := &cobra.Command{
 		Use:   "demo",
-		Short: "Show the main job on this machine: store, restart, find damage",
-		Long: `Replay the first requests of a real trace on what this machine has, restart the store and find every block still
-there, then damage one file and show that this is found and does no harm. Needs nothing but a temporary directory, which
-is removed at the end. Exit code 1 if anything it claims does not hold.`,
-		Args: usageArgs(cobra.NoArgs),
+		Short: "Store blocks, restart, and find damage, on this machine",
+		Long: `Replay the first requests of a real trace on this machine, restart the store and find every block again, then damage one file and
+show that the damage is found and does no harm. It uses a temporary directory, which is removed at the end. The exit code is 1 if any
+step fails.`,
+		Example: `  kvlane demo`,
+		Args:    usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			temp, err := os.MkdirTemp(dir, "kvlane-demo-")
 			if err != nil {

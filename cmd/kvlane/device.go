@@ -22,7 +22,7 @@ import (
 const autoDevice = "auto"
 
 func registerAutoDevice(flags *pflag.FlagSet, device *string) {
-	flags.StringVar(device, "device", autoDevice, "auto, cuda, sim, or host, an engine on the CPU; auto takes the GPU if there is one, and else simulates one and says so")
+	flags.StringVar(device, "device", autoDevice, "auto, cuda, sim (simulated GPU) or host (CPU); auto is cuda if there is a GPU, else sim")
 }
 
 // registerDevice registers the flag of commands that measure: they simulate a GPU, or do without one, only by name.
@@ -85,7 +85,7 @@ func openDevice(driver string, index int, o sim.Options) (device.Device, error) 
 // orSimulate adds to the error of a device that is not to be had how to measure without a GPU.
 func orSimulate(driver kvlane.Driver, err error) error {
 	if driver == kvlane.CUDA && errors.Is(err, errdefs.ErrNotSupported) {
-		return fmt.Errorf("%w; --device sim measures the simulated device, of which no figure means anything but a ratio, and --device host the CPU", err)
+		return fmt.Errorf("%w; --device sim measures the simulated device (figures are not hardware), --device host the CPU", err)
 	}
 	return err
 }

@@ -3,11 +3,13 @@ package main
 import (
 	"context"
 	"debug/elf"
+	"encoding/json"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -61,6 +63,27 @@ func TestDistBinaries(t *testing.T) {
 				t.Errorf("%s: it needs %s of %s", arch, s.Name, s.Version)
 			}
 		}
+	}
+}
+
+// The binary of this machine says when it was built: when the commit was made, or as SOURCE_DATE_EPOCH says.
+func TestDistSaysWhenItWasBuilt(t *testing.T) {
+	dir, version := dist(t)
+	out, err := exec.Command(filepath.Join(dir, "kvlane-linux-"+runtime.GOARCH), "version", "--json").Output()
+	var r release
+	if err != nil || json.Unmarshal(out, &r) != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	want := r.CommitDate
+	if text := os.Getenv("SOURCE_DATE_EPOCH"); text != "" {
+		epoch, err := strconv.ParseInt(text, 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want = time.Unix(epoch, 0).UTC().Format(time.RFC3339)
+	}
+	if r.Version != version || r.BuildDate == "" || r.BuildDate != want {
+		t.Errorf("%s, built %s; want %s and %s", r.Version, r.BuildDate, version, want)
 	}
 }
 

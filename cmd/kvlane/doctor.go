@@ -32,18 +32,19 @@ func newDoctorCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Say what this machine has and which paths are available",
-		Long: `doctor says what this machine has for moving KV cache (GPUs and how they are attached, RDMA devices, cuFile, io_uring,
-huge pages, locked memory, file systems) and for each path of kvlane whether it is available, or why not and what would make it so.
+		Long: `doctor reports what this machine has for moving KV cache: GPUs and how they are attached, RDMA devices, cuFile, io_uring, huge pages,
+locked memory, file systems. For each copy path it says whether it is available, and if not, why and what would make it so.
 
-Every answer is yes, no with the reason, or unknown with the reason. A path of a GPU is a yes only where it was tried: doctor opens every
-GPU for a moment and copies a few KiB to it and back, also by the RDMA NIC nearest to it, and has another process, of this program, map its memory by each type
-of handle. It measures nothing, and says whether kvlane calibrate has. It writes one page to each file system to try O_DIRECT, and cuFile where there is a GPU, which leaves nothing behind; libcufile may write its log, cufile.log.
+Every answer is yes, no or unknown, the last two with a reason. A GPU's path is a yes only if it was tried: doctor opens every GPU for a
+moment, copies a few KiB to it and back, also by the RDMA NIC nearest to it, and has a second process map its memory by each type of
+handle. It measures nothing, and says whether kvlane calibrate has. It writes one page to each file system, to try O_DIRECT and with a
+GPU cuFile, and removes it; libcufile may write its log, cufile.log.
 
-With --require the report ends in what was required, and the exit code says whether all of it is there:
+With --require the report ends in an answer for each name, and the exit code says whether all of it is there:
 
 ` + abilityTable() + `
-One GPU, and one of the file systems that are examined, is enough for each. The exit code is ` + strconv.Itoa(exitMissing) + ` where something is not there,
-and ` + strconv.Itoa(exitUndecided) + ` where that could not be told of something, and the rest is there.`,
+One GPU and one of the examined file systems are enough for each. The exit code is ` + strconv.Itoa(exitMissing) + ` if something is missing, and ` + strconv.Itoa(exitUndecided) + ` if nothing is
+known to be missing but something could not be determined.`,
 		Example: `  kvlane doctor
   kvlane doctor --dir /mnt/nvme --require cuda,uring,direct-io
   kvlane doctor --require nic --json`,

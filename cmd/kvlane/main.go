@@ -30,7 +30,7 @@ var exitMeanings = []string{
 	exitFailure:   "it failed, was interrupted, or found what it looks for: damage, a benchmark that became slower, or a threshold that was missed",
 	exitUsage:     "the command line or the configuration is wrong",
 	exitMissing:   "doctor --require: something is not there",
-	exitUndecided: "doctor --require: it could not be told of something whether it is there, and the rest is",
+	exitUndecided: "doctor --require: nothing is known to be missing, but something could not be determined",
 }
 
 // exitTable lists them for the help, a line each.

@@ -34,7 +34,7 @@ func newReplayCommand() *cobra.Command { return new(replayCommand).command() }
 func (r *replayCommand) command() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "replay TRACE",
-		Short: "Replay a request trace against the store, and verify every byte it loads",
+		Short: "Replay a request trace against the store and verify every byte",
 		Long: `Replay a request trace against a paged KV cache on the device, as an inference engine would: look up each
 request's prefix, load the hits into pages and verify every byte of them on the device, compute the misses and dump them.
 

@@ -47,10 +47,10 @@ func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 func newRootCommand() *cobra.Command {
 	var level, format string
 	var watch watchFlags
-	root := newGroupCommand("kvlane", "Move and keep the KV cache of language models", `kvlane moves the KV cache of language models between GPU memory, host memory and storage by the most direct path a
-machine has, and keeps it in a tiered block store that survives restarts.
+	root := newGroupCommand("kvlane", "Move and keep the KV cache of language models", `kvlane keeps the KV cache of language models outside the GPU and loads it back, by the fastest path of the machine. Blocks are
+kept in pinned host memory and in files, which survive restarts.
 
-It needs nothing installed: hardware is detected at run time, and anything missing is reported (kvlane doctor).
+Hardware and libraries are detected at run time; kvlane doctor reports what is missing.
 
 Exit codes:
 `+exitTable())

@@ -22,7 +22,7 @@ func newStoreListCommand() *cobra.Command {
 		Long: `List the blocks, in the order of their keys, with the size of each, and how long ago it was written or its hotness last renewed;
 in a log, its segment was written. --json has bytes and times as they are, and the number of shards, one object a line.`,
 		Example: `  kvlane store ls /var/cache/kvlane
-  kvlane store ls /var/cache/kvlane --json | jq -s 'map(.bytes) | add'`,
+  kvlane store ls /var/cache/kvlane --json`,
 		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return listBlocks(cmd.Context(), cmd.OutOrStdout(), args[0], asJSON)

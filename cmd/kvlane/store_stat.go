@@ -49,7 +49,9 @@ func newStoreStatCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "stat DIR",
 		Short: "Say whose blocks the directory holds, and how many",
-		Args:  usageArgs(cobra.ExactArgs(1)),
+		Example: `  kvlane store stat /var/cache/kvlane
+  kvlane store stat /var/cache/kvlane --json`,
+		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			in, err := keeperOf(args[0]).inspect(cmd.Context(), args[0])
 			if err != nil {

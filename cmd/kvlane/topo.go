@@ -19,11 +19,14 @@ func newTopoCommand() *cobra.Command {
 	var svg string
 	cmd := &cobra.Command{
 		Use:   "topo",
-		Short: "Show where GPUs, RDMA NICs and memory lie, and which suit each other",
-		Long: `topo shows the machine's NUMA nodes with what is below their PCIe bridges and switches, the NVLinks between GPUs, and for the memory
-of each NUMA node and GPU the RDMA NICs that suit it: those that are nearest, then the others in order.
+		Short: "Show how GPUs, RDMA NICs and memory are connected",
+		Long: `topo shows the machine's NUMA nodes with the devices below their PCIe bridges and switches, the NVLinks between GPUs, and for each NUMA
+node and GPU the RDMA NICs, nearest first.
 
-It reads what the kernel and the drivers tell, and opens no GPU and no NIC.`,
+It reads sysfs and asks the drivers; it opens no GPU and no NIC.`,
+		Example: `  kvlane topo
+  kvlane topo --svg topo.svg
+  kvlane topo --json`,
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			m, err := machineTopology(topology.DefaultSysfs)

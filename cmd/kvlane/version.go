@@ -90,9 +90,9 @@ func newVersionCommand(r *release) *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "version",
-		Short: "Say which build this is",
-		Long: `version says which build this is: the module's version, the commit and its date, when it was built where the build recorded that
-(make build does), the version of Go, and the platform. kvlane --version prints the same.`,
+		Short: "Print version, commit and build date",
+		Long: `version prints the module's version, the commit and its date, the build date if it was recorded (make build and make dist do that), the
+version of Go, and the platform. kvlane --version prints the same.`,
 		Example: `  kvlane version
   kvlane version --json`,
 		Args: usageArgs(cobra.NoArgs),

@@ -157,12 +157,12 @@ type Choice struct {
 
 // The reasons of choices.
 const (
-	ReasonFastest    = "planned: the lowest predicted time"
-	ReasonLeanest    = "planned: as fast as the fastest within the margin, and takes fewer multiprocessors"
-	ReasonOpposed    = "planned: the fewest multiprocessors that leave what goes the opposite way its share of the link"
-	ReasonHarm       = "planned: the lowest sum of its time and, weighted, of what it takes from work beside it"
-	ReasonFewest     = "planned: the fewest thread blocks there are, as every path takes more than the bound"
-	ReasonUnmeasured = "planned: no path that can take it was ever measured"
-	ReasonOnly       = "planned: the only path that can take it"
+	ReasonFastest    = "planned: lowest predicted time"
+	ReasonLeanest    = "planned: about as fast as the fastest path, with fewer multiprocessors"
+	ReasonOpposed    = "planned: fewest multiprocessors that leave the opposite direction its share of the link"
+	ReasonHarm       = "planned: lowest sum of time and weighted cost to other work"
+	ReasonFewest     = "planned: fewest thread blocks, as every path exceeds the bound"
+	ReasonUnmeasured = "planned: no suitable path has been measured"
+	ReasonOnly       = "planned: only suitable path"
 	ReasonNothing    = "planned: nothing to copy, or no path to copy it"
 )

@@ -1,0 +1,158 @@
+package main
+
+import (
+	"cmp"
+	"errors"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvlane/kvlane/device/cuda"
+)
+
+// example says how the example of a help text, by how it begins, is run here: with what makes it small, and where it needs hardware that is not
+// here, or what a simulated device has not, with what it says then.
+type example struct {
+	small []string
+	want  string // of standard error, where the exit code is not 0
+}
+
+var (
+	// What a command says that needs a GPU where there is none, and one that needs NICs in a build without.
+	noGPU  = "--device sim measures the simulated device"
+	noNICs = "nonic"
+
+	smallCopy  = []string{"--device", "sim", "--bytes", "1MiB", "--pool", "4MiB", "--large", "1MiB", "--reps", "1"}
+	smallStore = []string{"--device", "sim", "--still", "--bytes", "1MiB", "--large", "64KiB", "--budget", "10ms"}
+	smallFile  = []string{"--bytes", "16MiB", "--sizes", "4KiB", "--budget", "1ms"}
+)
+
+// An example has the row of the longest beginning, and is run as it stands where there is none. Those of transfers are run by
+// TestTransferExamples, since each needs another process; that of demo by TestReplayAndDemoSayThatTheySimulate.
+var examples = map[string]example{
+	"replay":                              {small: []string{"--device", "sim", "--cache-bytes", "8MiB"}},
+	"replay trace.jsonl --speed":          {small: []string{"--device", "sim", "--cache-bytes", "8MiB"}, want: "threshold missed: hit_rate"},
+	"doctor --dir":                        {want: "required and not there"},
+	"doctor --require":                    {want: "required and not there"},
+	"calibrate --device":                  {want: noGPU},
+	"bench copy --device":                 {small: smallCopy},
+	"bench copy --targets":                {small: append(smallCopy, "--sizes", "4KiB")},
+	"bench copy --compare":                {small: append(smallCopy, "--sizes", "4KiB"), want: "slower"},
+	"bench copy --beside":                 {small: smallCopy, want: "--beside-matmul: open matrix product: device sim runs none"},
+	"bench copy --rdma":                   {small: append(smallCopy, "--sizes", "4KiB"), want: noNICs},
+	"bench store":                         {small: smallStore},
+	"bench store --quick":                 {small: smallStore},
+	"bench store --geometry":              {small: append(smallStore, "--bytes", "256MiB"), want: "slower"},
+	"bench file":                          {small: smallFile, want: "refuses O_DIRECT"},
+	"bench file --dir /mnt/nvme --device": {want: noGPU},
+	"bench rdma --nic":                    {want: noGPU},
+	"bench rdma --rdma":                   {small: []string{"--iterations", "10"}, want: noNICs},
+}
+
+// Every command has examples, and they do what they say.
+func TestExamples(t *testing.T) {
+	t.Chdir(t.TempDir())
+	temp := t.TempDir()
+	t.Setenv("XDG_CACHE_HOME", temp)
+	if err := os.WriteFile("trace.jsonl", []byte(goodLine), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	rows, used := slices.Collect(maps.Keys(examples)), make(map[string]bool)
+	var lines []string
+	forEachCommand(func(path string, cmd *cobra.Command) {
+		if cmd.Hidden {
+			return
+		}
+		if cmd.DisableFlagParsing { // not in this build, which is all that it says
+			for row := range examples {
+				used[row] = used[row] || strings.HasPrefix(row, path)
+			}
+			return
+		}
+		if cmd.Example == "" {
+			t.Errorf("%s has no example", path)
+		}
+		for line := range strings.Lines(cmd.Example) {
+			args, ok := strings.CutPrefix(strings.TrimSpace(line), "kvlane "+path)
+			if !ok {
+				t.Errorf("%s: %q is no example of it", path, line)
+			}
+			lines = append(lines, path+args)
+		}
+	})
+	// What is listed is what a replay has kept, and was not removed yet.
+	slices.SortStableFunc(lines, func(a, b string) int {
+		order := []string{"store gc", "", "replay"}
+		return cmp.Compare(beginOf(b, order), beginOf(a, order))
+	})
+	for _, line := range lines {
+		if strings.HasPrefix(line, "transfer ") || strings.HasPrefix(line, "bench transfer ") || line == "demo" {
+			continue
+		}
+		var e example
+		if at := beginOf(line, rows); at >= 0 {
+			e, used[rows[at]] = examples[rows[at]], true
+		}
+		t.Run(line, func(t *testing.T) { runExample(t, temp, line, e) })
+	}
+	for row := range examples {
+		if !used[row] {
+			t.Errorf("no example begins with %q", row)
+		}
+	}
+}
+
+// beginOf returns the place of the longest of begins that line begins with.
+func beginOf(line string, begins []string) int {
+	at := -1
+	for i, begin := range begins {
+		if strings.HasPrefix(line, begin) && (at < 0 || len(begin) > len(begins[at])) {
+			at = i
+		}
+	}
+	return at
+}
+
+func runExample(t *testing.T, temp, line string, e example) {
+	t.Helper()
+	args := words(strings.ReplaceAll(line, "'", `"`))
+	for i, a := range args {
+		if filepath.IsAbs(a) {
+			args[i] = filepath.Join(temp, a)
+			dir, file := args[i], "notes.txt" // which is foreign in a directory of blocks
+			if strings.HasSuffix(a, ".yaml") {
+				dir, file = filepath.Split(args[i])
+			}
+			err := os.MkdirAll(dir, 0o700)
+			if strings.HasSuffix(a, ".yaml") || slices.Contains(args, "--remove") {
+				err = errors.Join(err, os.WriteFile(filepath.Join(dir, file), []byte("cache-bytes: 2GiB\n"), 0o600))
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if e.want == noGPU {
+		withoutGPU(t)
+	}
+	code, stdout, stderr := execute(t, append(args, e.small...)...)
+	if code == exitOK && stdout == "" {
+		t.Error("it prints nothing")
+	}
+	if said := e.want != "" && strings.Contains(stderr, e.want); code != exitOK && !said || code == exitUsage {
+		t.Errorf("exit code %d, %q", code, stderr)
+	}
+	if e.want == noGPU && code == exitOK {
+		t.Error("it does without a GPU")
+	}
+	if _, err := cuda.Load(); err != nil && slices.Contains(args, "cuda") && e.want == "" { // as it stands it says what is missing
+		if code, _, stderr := execute(t, args...); code != exitFailure || !strings.Contains(stderr, noGPU) {
+			t.Errorf("without a GPU: exit code %d, %q", code, stderr)
+		}
+	}
+}

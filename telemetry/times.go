@@ -1,0 +1,46 @@
+package telemetry
+
+import "github.com/kvlane/kvlane/store"
+
+// storeTimes are the histograms of what a store has timed. By path there is one a path and direction that was taken, of a few.
+var storeTimes = []timesFamily[*store.Stats]{
+	storeHistogram("kvlane_store_load_seconds", "Duration of a load, from its start until every block is verified on its page or has failed.", func(s *store.Stats) *store.Latency { return &s.LoadTimes }),
+	storeHistogram("kvlane_store_dump_free_seconds", "Duration of a dump, from its start until its pages may be written again.", func(s *store.Stats) *store.Latency { return &s.FreeTimes }),
+	storeHistogram("kvlane_store_dump_durable_seconds", "Duration of a dump, from its start until every block is in the tiers below or has failed.", func(s *store.Stats) *store.Latency { return &s.DurableTimes }),
+	storeHistogram("kvlane_store_lease_seconds", "Duration of a call that finds and pins the longest stored prefix of some keys.", func(s *store.Stats) *store.Latency { return &s.LeaseTimes }),
+	storeHistogram("kvlane_store_lookup_seconds", "Duration of a call that looks up keys.", func(s *store.Stats) *store.Latency { return &s.LookupTimes }),
+	{
+		Metric{"kvlane_store_queue_seconds", "seconds", Histogram, "Time spent waiting: tasks for their turn to start, blocks to be read from a tier, verified, or written.", []string{labelQueue}},
+		func(s *store.Stats, out emitTimes) {
+			out(&s.TurnWaits, "turn")
+			out(&s.ReadWaits, "read")
+			out(&s.CheckWaits, "verify")
+			out(&s.WriteWaits, "write")
+		},
+	},
+	pathHistogram("kvlane_copy_seconds", "Duration of a batch, from its first byte handed to the hardware until the last has landed.", func(p *store.PathStats) *store.Latency { return &p.Copied }),
+	pathHistogram("kvlane_copy_queue_seconds", "Time that a batch waited, from its submission until its first byte was handed to the hardware.", func(p *store.PathStats) *store.Latency { return &p.Queued }),
+}
+
+func storeHistogram(name, help string, read func(*store.Stats) *store.Latency) timesFamily[*store.Stats] {
+	return timesFamily[*store.Stats]{Metric{Name: name, Unit: "seconds", Type: Histogram, Help: help}, func(s *store.Stats, out emitTimes) { out(read(s)) }}
+}
+
+func pathHistogram(name, help string, read func(*store.PathStats) *store.Latency) timesFamily[*store.Stats] {
+	return timesFamily[*store.Stats]{
+		Metric{name, "seconds", Histogram, help, []string{labelPath, labelDirection}},
+		func(s *store.Stats, out emitTimes) {
+			eachPath(s, func(p *store.PathStats, direction string) { out(read(p), p.Path.String(), direction) })
+		},
+	}
+}
+
+// eachPath yields the paths that a store's batches have taken, and their directions.
+func eachPath(s *store.Stats, yield func(p *store.PathStats, direction string)) {
+	for i := range s.LoadPaths {
+		yield(&s.LoadPaths[i], directionLoad)
+	}
+	for i := range s.DumpPaths {
+		yield(&s.DumpPaths[i], directionDump)
+	}
+}

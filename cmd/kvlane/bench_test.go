@@ -121,3 +121,21 @@ func TestBenchTargets(t *testing.T) {
 		t.Errorf("%v, forms %+v, missing %+v", err, r.Forms, r.Missing)
 	}
 }
+
+// The runs that docs/runs keeps are compressed.
+func TestBenchReadsCommittedRuns(t *testing.T) {
+	const run, again = "../../docs/runs/latency-h100-U1.json.gz", "../../docs/runs/latency-h100-U2.json.gz"
+	if code, stdout, stderr := execute(t, "bench", "copy", "--from", run, "--compare", again); code != exitOK || !strings.Contains(stdout, "of 30 points ") {
+		t.Errorf("exit code %d, %s:\n%s", code, stderr, stdout)
+	}
+	if code, _, stderr := execute(t, tinyStore("--work", "load", "--compare", "../../docs/runs/store-h200-W.json.gz")...); code != exitOK {
+		t.Errorf("exit code %d, %s", code, stderr)
+	}
+	broken := filepath.Join(t.TempDir(), "run.json")
+	if err := os.WriteFile(broken, []byte("\x1f\x8b is no gzip at all"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if code, _, stderr := execute(t, "bench", "copy", "--from", broken); code != exitFailure || !strings.Contains(stderr, "--from "+broken+": gzip") {
+		t.Errorf("exit code %d, %s", code, stderr)
+	}
+}

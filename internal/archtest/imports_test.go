@@ -86,7 +86,7 @@ var mayImport = map[string]string{
 	"store/manager":         onTier + " tier store/admission",
 	"store/admission":       "",
 	"store":                 anyPlain + " store/index store/admission internal/sys/hostmem internal/leak",
-	"replay":                anyPlain + " store replay/kvcache internal/ctxio internal/sys/hostmem",
+	"replay":                anyPlain + " store replay/kvcache internal/ctxio internal/gunzip internal/sys/hostmem",
 	"replay/kvcache":        anyPlain + " store",
 	"replay/demo":           anyPlain + " store replay",
 	"doctor":                anyPlain + " internal/sys/uring",
@@ -102,6 +102,8 @@ var mayImport = map[string]string{
 	"telemetry/metricsdoc":  "telemetry",
 	"internal/leak":         "",
 	"internal/ctxio":        "",
+	"internal/gunzip":       "errdefs",
+	"internal/published":    "", // but for its tests
 	"internal/testkit":      "internal/leak internal/fault",
 	"internal/fault":        "errdefs",
 	"internal/archtest":     "",

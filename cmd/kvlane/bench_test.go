@@ -1,15 +1,19 @@
 package main
 
 import (
+	"bytes"
+	"context"
 	"encoding/json"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kvlane/kvlane/bench"
 	"github.com/kvlane/kvlane/internal/target"
+	"github.com/kvlane/kvlane/internal/testkit"
 )
 
 // tinyBench is a benchmark of a few milliseconds.
@@ -137,5 +141,38 @@ func TestBenchReadsCommittedRuns(t *testing.T) {
 	}
 	if code, _, stderr := execute(t, "bench", "copy", "--from", broken); code != exitFailure || !strings.Contains(stderr, "--from "+broken+": gzip") {
 		t.Errorf("exit code %d, %s", code, stderr)
+	}
+}
+
+// A benchmark that is interrupted prints what it measured until then, and says no more than that it was.
+func TestDefectInterruptedBenchPrintsNothing(t *testing.T) {
+	out := filepath.Join(t.TempDir(), "run.json")
+	for name, args := range map[string][]string{
+		"copy":  tinyBench("--reps", "3000", "--sizes", "256,512,1KiB,2KiB,4KiB,8KiB", "--out", out, "--compare", "../../docs/runs/copy-h200-W.json.gz"),
+		"file":  tinyFile(t.TempDir(), "--budget", "1m", "--sizes", "4KiB,8KiB,16KiB,32KiB,64KiB"),
+		"rdma":  {"bench", "rdma", "--rdma-provider", "soft", "--iterations", "5000"},
+		"store": tinyStore("--budget", "1m"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			for wait := 250 * time.Millisecond; ; wait *= 2 { // until something was measured
+				ctx, cancel := context.WithCancel(t.Context())
+				time.AfterFunc(wait, cancel)
+				var stdout, stderr bytes.Buffer
+				code := run(ctx, args, &stdout, &stderr)
+				cancel()
+				if strings.Contains(stderr.String(), "refuses O_DIRECT") {
+					testkit.Skip(t, "direct-io", stderr.String())
+				}
+				if code != exitFailure || !strings.HasPrefix(stderr.String(), "kvlane: interrupted: ") || strings.Count(stderr.String(), "\n") != 1 || wait > 8*time.Second {
+					t.Fatalf("after %v: exit code %d, %s:\n%s", wait, code, stderr.String(), stdout.String())
+				}
+				if strings.HasPrefix(stdout.String(), "INCOMPLETE: interrupted") && strings.Contains(stdout.String(), "KiB") == (name != "rdma") {
+					break
+				}
+			}
+		})
+	}
+	if r, err := readReport(t.Context(), "--from", out); err != nil || r.Incomplete != bench.Interrupted || len(r.Points) == 0 {
+		t.Errorf("%v, %+v", err, r)
 	}
 }

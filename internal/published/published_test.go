@@ -11,9 +11,15 @@ import (
 	"text/template"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/kvlane/kvlane/bench/chart"
 )
 
-const readme = "../../README.md"
+const (
+	readme = "../../README.md"
+	charts = "../../docs/charts"
+	drawn  = "copy-h200-W" // what the charts are of
+)
 
 // section is the README's part that the template makes.
 var section = regexp.MustCompile(`(?s)## Measured\n.*?\n(\n## )`)
@@ -124,6 +130,45 @@ func TestRounded(t *testing.T) {
 	for want, got := range map[string]string{"0.0": rounded(-0.04, 1), "-0.1": rounded(-0.06, 1), "54": rounded(53.5, 0), "5.62": rounded(5.623, 2)} {
 		if got != want {
 			t.Errorf("%s in place of %s", got, want)
+		}
+	}
+}
+
+// The charts are of a committed run: those of contiguous host memory are left out.
+func TestChartsAreOfACommittedRun(t *testing.T) {
+	files, err := chart.WriteAll(t.TempDir(), readRuns(t)[drawn].copies)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]bool{"topology.svg": true} // which is of package topology
+	for _, f := range files {
+		name := filepath.Base(f)
+		if filepath.Ext(name) != ".svg" || strings.HasSuffix(name, "-contiguous.svg") {
+			continue
+		}
+		want[name] = true
+		svg, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		kept := filepath.Join(charts, name)
+		if *rewrite {
+			if err := os.WriteFile(kept, svg, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			continue
+		}
+		if got, err := os.ReadFile(kept); err != nil || !bytes.Equal(got, svg) {
+			t.Errorf("%s is no chart of %s (-rewrite draws it anew), %v", name, drawn, err)
+		}
+	}
+	have, err := os.ReadDir(charts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range have {
+		if !want[f.Name()] {
+			t.Errorf("%s is of no committed run", f.Name())
 		}
 	}
 }

@@ -81,7 +81,7 @@ func (b *Budget) End(units int, done bool) {
 }
 
 // Measured reports whether any unit was measured.
-func (b *Budget) Measured() bool { return b.measured }
+func (b *Budget) Measured() bool { return b != nil && b.measured }
 
 // Skip says that so many units of the part will not be measured.
 func (b *Budget) Skip(units int) { b.left, b.part = b.left-units, b.part-units }

@@ -17,7 +17,8 @@ import (
 
 // Run measures dev. It allocates twice PoolBytes of device memory and twice the longest transfer of pinned memory, and
 // frees them before it returns. It fails with ErrCorrupt if wrong bytes arrived, with ErrInvalid if the budget is over before anything
-// was measured, and with the context's cause if ctx ends: then the report is of what was measured until then, and says so.
+// was measured, and with the context's cause if ctx ends: then the report, where there is one, is of what was measured until
+// then, and says so.
 func Run(ctx context.Context, dev device.Device, open Opener, o Options) (*Report, error) {
 	o = o.withDefaults(dev.Info())
 	if err := o.validate(); err != nil {
@@ -37,9 +38,11 @@ func Run(ctx context.Context, dev device.Device, open Opener, o Options) (*Repor
 	switch {
 	case err == nil:
 		return rep, nil
-	case ctx.Err() != nil:
+	case ctx.Err() != nil && b.budget.Measured():
 		rep.Incomplete = Interrupted
 		return rep, fmt.Errorf("benchmark: %w", errors.Join(context.Cause(ctx), err))
+	case ctx.Err() != nil:
+		err = errors.Join(context.Cause(ctx), err)
 	}
 	return nil, fmt.Errorf("benchmark: %w", err)
 }

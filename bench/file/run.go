@@ -42,9 +42,11 @@ func Run(ctx context.Context, o Options) (_ *Report, err error) {
 	switch {
 	case err == nil:
 		return r.rep, nil
-	case ctx.Err() != nil:
+	case ctx.Err() != nil && r.budget.Measured():
 		r.rep.Incomplete = bench.Interrupted
 		return r.rep, fmt.Errorf("benchmark of files: %w", errors.Join(context.Cause(ctx), err))
+	case ctx.Err() != nil:
+		err = errors.Join(context.Cause(ctx), err)
 	}
 	return nil, fmt.Errorf("benchmark of files: %w", err)
 }
@@ -58,6 +60,9 @@ func (r *run) all(ctx context.Context) (err error) {
 	if err := r.open(ctx); err != nil {
 		return err
 	}
+	defer func() {
+		slices.SortStableFunc(r.rep.Points, func(a, b Point) int { return slices.Index(places, a.Place) - slices.Index(places, b.Place) })
+	}()
 	for i, k := range bench.Spread(len(places)) {
 		p := places[k]
 		if r.o.Progress != nil {
@@ -82,7 +87,6 @@ func (r *run) all(ctx context.Context) (err error) {
 			}
 		}
 	}
-	slices.SortStableFunc(r.rep.Points, func(a, b Point) int { return slices.Index(places, a.Place) - slices.Index(places, b.Place) })
 	return nil
 }
 

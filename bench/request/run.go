@@ -40,7 +40,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	switch {
 	case err == nil:
 		return r.rep, nil
-	case ctx.Err() != nil && r.rep.Machine.Device != "":
+	case ctx.Err() != nil && r.budget.Measured():
 		r.rep.Incomplete = bench.Interrupted
 		return r.rep, fmt.Errorf("benchmark of requests: %w", errors.Join(context.Cause(ctx), err))
 	case ctx.Err() != nil:

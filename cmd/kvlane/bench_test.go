@@ -151,7 +151,7 @@ func TestDefectInterruptedBenchPrintsNothing(t *testing.T) {
 		"copy":  tinyBench("--reps", "3000", "--sizes", "256,512,1KiB,2KiB,4KiB,8KiB", "--out", out, "--compare", "../../docs/runs/copy-h200-W.json.gz"),
 		"file":  tinyFile(t.TempDir(), "--budget", "1m", "--sizes", "4KiB,8KiB,16KiB,32KiB,64KiB"),
 		"rdma":  {"bench", "rdma", "--rdma-provider", "soft", "--iterations", "5000"},
-		"store": tinyStore("--budget", "1m"),
+		"store": tinyStore("--budget", "1m", "--blocks", "3,4", "--requests", "2,3"),
 	} {
 		t.Run(name, func(t *testing.T) {
 			for wait := 250 * time.Millisecond; ; wait *= 2 { // until something was measured

@@ -53,10 +53,10 @@ func (b *bench) forms(ctx context.Context) error {
 	for len(places) > 0 {
 		// A batch of its own each, as far as batches go.
 		points, err := b.measure(ctx, places[:2], who, max(b.o.BatchBlocks, SubmitBlocks))
+		b.rep.Forms = append(b.rep.Forms, points...)
 		if err != nil {
 			return err
 		}
-		b.rep.Forms = append(b.rep.Forms, points...)
 		places = places[2:]
 	}
 	return nil

@@ -2,6 +2,7 @@ package bench
 
 import (
 	"context"
+	"fmt"
 	"math"
 	"runtime"
 	"slices"
@@ -17,11 +18,11 @@ const rounds = 3
 const (
 	probeBlocks = 512 // of a point of more blocks, to see how slow it is
 	probeBytes  = 16 << 20
-	// A repetition should take no longer than minRep, or a quarter of the point's time if that is more. Contenders that take
-	// slowFactor times as long as the fastest move fewer blocks.
-	minRep     = 20 * time.Millisecond
+	// A repetition should take no longer than a part of the point's time, which has at least that many, or than minRep. Contenders that
+	// take slowFactor times as long as the fastest move fewer blocks.
+	parts      = minReps + rounds + 2
+	minRep     = 2 * time.Millisecond
 	slowFactor = 2
-	minShare   = 20 * time.Millisecond
 )
 
 // place is what a group measures: a cell in one direction and layout.
@@ -29,6 +30,11 @@ type place struct {
 	Cell
 	dir    Direction
 	layout Layout
+}
+
+// String names the place.
+func (p place) String() string {
+	return fmt.Sprintf("%d x %s, %s, %s", p.Count, BytesText(p.Size), p.dir, p.layout)
 }
 
 // entrant is a contender in a group.
@@ -47,33 +53,38 @@ type group struct {
 	at       place
 	entrants []*entrant
 	most     int // blocks of a batch
+	until    time.Time
 	large    []float64
 }
 
 // measure returns the entrants' points.
 func (g *group) measure(ctx context.Context) ([]Point, error) {
 	b := g.b
-	share := max(minShare, time.Until(b.deadline)/time.Duration(max(b.left, 1)))
 	for _, e := range g.entrants {
 		e.crew = newCrew(ctx, e.movers, g.plans(e))
 		defer e.crew.dismiss()
 	}
-	if err := g.fit(ctx, share); err != nil {
+	if err := g.fit(ctx); err != nil {
 		return nil, err
 	}
 	runtime.GC()
+	turns := rounds * len(g.entrants) // to come
 	for round := range rounds {
+		if b.budget.Over() {
+			return nil, ErrOverBudget
+		}
 		if err := g.reference(ctx); err != nil {
 			return nil, err
 		}
 		for i := range measure.Turns(round, len(g.entrants)) {
 			e := g.entrants[i]
 			if round == 0 {
-				b.step("%d x %s, %s, %s, %s", g.at.Count, BytesText(g.at.Size), g.at.dir, g.at.layout, e.who.Name())
+				b.step("%s, %s", g.at, e.who.Name())
 			}
-			if err := g.turn(ctx, e, round, share/rounds); err != nil {
+			if err := g.turn(ctx, e, round, turns); err != nil {
 				return nil, &entrantError{e.who, err}
 			}
+			turns--
 		}
 	}
 	if err := g.reference(ctx); err != nil {
@@ -141,17 +152,21 @@ func (e *entrant) resize(n int) {
 
 // fit lets the group move fewer blocks where even the fastest contender would take too long for all of them, and contenders that
 // are far slower fewer than that. What is about as fast as the fastest moves as many, or it could not be compared.
-func (g *group) fit(ctx context.Context, share time.Duration) error {
+func (g *group) fit(ctx context.Context) error {
 	probe := min(probeBlocks, max(1, int(probeBytes/g.at.Size)))
 	if g.b.o.Reps > 0 || g.at.Count <= probe {
 		return nil
 	}
+	share := g.until.Sub(g.b.o.clock()) / time.Duration(len(g.entrants))
 	each := make([]float64, len(g.entrants)) // nanoseconds of a block
 	for i, e := range g.entrants {
 		e.resize(probe)
 		least := time.Duration(math.MaxInt64)
 		// Twice, as the first may wait for what is loaded or started on first use.
 		for range 2 {
+			if g.b.budget.Over() {
+				return ErrOverBudget
+			}
 			took, _, err := e.once(ctx, g.b)
 			if err != nil {
 				return &entrantError{e.who, err}
@@ -164,17 +179,20 @@ func (g *group) fit(ctx context.Context, share time.Duration) error {
 		return min(count, max(probe, int(limit/each)))
 	}
 	fastest := slices.Min(each)
-	n := within(float64(max(minRep, share/4)), fastest, g.at.Count)
+	limit := float64(max(minRep, share/parts))
+	n := within(limit, fastest, g.at.Count)
 	for i, e := range g.entrants {
-		e.resize(within(max(float64(minRep), slowFactor*fastest*float64(n)), each[i], n))
+		e.resize(within(max(limit, slowFactor*fastest*float64(n)), each[i], n))
 	}
 	return nil
 }
 
-// turn makes some of a contender's repetitions. The first of a turn does not count: it starts what the contender left idle, or
-// waits for what the one before left running.
-func (g *group) turn(ctx context.Context, e *entrant, round int, share time.Duration) error {
+// turn makes some of a contender's repetitions, and with left turns to come, itself included, takes its part of the time. The first of
+// a turn does not count: it starts what the contender left idle, or waits for what the one before left running.
+func (g *group) turn(ctx context.Context, e *entrant, round, left int) error {
 	b := g.b
+	now := b.o.clock()
+	until := now.Add(g.until.Sub(now) / time.Duration(left))
 	if round == 0 {
 		if err := b.rig.poison(ctx, e.crew.plans...); err != nil {
 			return err
@@ -195,8 +213,10 @@ func (g *group) turn(ctx context.Context, e *entrant, round int, share time.Dura
 		e.samples = newSamples(max(b.o.Reps, maxReps))
 	}
 	e.samples.begin()
-	until := time.Now().Add(share)
-	for n := 0; n < reps && (n < least || time.Now().Before(until)); n++ {
+	for n := 0; n < reps && (n < least || b.o.clock().Before(until)); n++ {
+		if b.budget.Over() {
+			return ErrOverBudget
+		}
 		took, prep, err := e.once(ctx, b)
 		if err != nil {
 			return err

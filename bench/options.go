@@ -37,11 +37,14 @@ type Options struct {
 	// ReferenceBytes is the length of the one large copy, of which there are some beside every point. Default 256 MiB
 	// (simulated: 4 MiB).
 	ReferenceBytes int64
-	// Reps is how many repetitions of a point count. Zero shares Budget among the points that are left: at least 6 each, and
-	// fewer blocks than the cell says for contenders that are far slower than others.
+	// Reps is how many repetitions of a point count. Zero shares Budget among the points: at least 6 each, and fewer blocks than the
+	// cell says for contenders that are far slower than others.
 	Reps int
-	// Budget is about how long the points take in all. Default 90 s, with Full 8 minutes (simulated: 10 s).
+	// Budget is how long the run takes in all, set-up included, from Began on (zero: from the call of Run). Points that do not fit are left
+	// out and named: those that are measured first lie far apart. Default 2 minutes, with Full 8 (simulated: 30 s), and more where Forms, a
+	// Product or a Peer are measured too; with Reps no limit.
 	Budget time.Duration
+	Began  time.Time
 	// Contenders are compared with one another on every cell. Default: all but the policies that give up bandwidth.
 	Contenders []Contender
 	// SoftNIC has NICs in software among the default contenders in place of the machine's.
@@ -83,11 +86,12 @@ type Options struct {
 	PeerBytes, PeerReferenceBytes int64
 	PeerContenders                []Contender // default: the function of the same name
 
-	// Progress, where set, is called before every point.
+	// Progress, where set, is called before every point, and Notice with what is to be known before the run ends: that not all points fit.
 	Progress func(done, total int, what string)
+	Notice   func(text string)
 
-	// now times the product; tests set it.
-	now func() time.Time
+	// now times the product, and clock the budget; tests set them.
+	now, clock func() time.Time
 }
 
 // Bounds of a point.
@@ -107,7 +111,7 @@ const (
 
 func (o Options) withDefaults(i device.Info) Options {
 	d := Options{
-		Bytes: 512 << 20, PoolBytes: 2 << 30, ReferenceBytes: 256 << 20, Budget: 90 * time.Second, BesideBytes: 128 << 20,
+		Bytes: 512 << 20, PoolBytes: 2 << 30, ReferenceBytes: 256 << 20, Budget: 2 * time.Minute, BesideBytes: 128 << 20,
 		PeerBytes: 512 << 20, PeerReferenceBytes: 1 << 30,
 	}
 	if o.Full {
@@ -115,14 +119,13 @@ func (o Options) withDefaults(i device.Info) Options {
 	}
 	if simulated(i) {
 		d = Options{
-			Bytes: 4 << 20, PoolBytes: 64 << 20, ReferenceBytes: 4 << 20, Budget: 10 * time.Second, BesideBytes: 4 << 20,
+			Bytes: 4 << 20, PoolBytes: 64 << 20, ReferenceBytes: 4 << 20, Budget: 30 * time.Second, BesideBytes: 4 << 20,
 			PeerBytes: 4 << 20, PeerReferenceBytes: 4 << 20,
 		}
 	}
 	def(&o.Bytes, d.Bytes)
 	def(&o.PoolBytes, max(d.PoolBytes, o.Bytes, o.ReferenceBytes))
 	def(&o.ReferenceBytes, min(d.ReferenceBytes, o.PoolBytes))
-	def(&o.Budget, d.Budget)
 	def(&o.BatchBlocks, 32<<10)
 	def(&o.BesideSize, 4<<10)
 	def(&o.BesideBytes, min(d.BesideBytes, o.Bytes))
@@ -146,8 +149,14 @@ func (o Options) withDefaults(i device.Info) Options {
 	if len(o.PeerContenders) == 0 {
 		o.PeerContenders = PeerContenders()
 	}
+	if o.Reps == 0 {
+		def(&o.Budget, o.defaultBudget(d.Budget))
+	}
 	if o.now == nil {
 		o.now = time.Now
+	}
+	if o.clock == nil {
+		o.clock = time.Now
 	}
 	if len(o.Directions) == 0 {
 		o.Directions = []Direction{ToDevice, ToHost, Both}
@@ -156,6 +165,17 @@ func (o Options) withDefaults(i device.Info) Options {
 		o.Layouts = slices.Clone(hostLayouts)
 	}
 	return o
+}
+
+// defaultBudget adds to that of the grid what else is measured.
+func (o *Options) defaultBudget(grid time.Duration) time.Duration {
+	if o.Forms {
+		grid += grid / 4
+	}
+	if o.Peer != nil {
+		grid += grid / 4
+	}
+	return grid + o.besideTime()
 }
 
 // def gives v a default.

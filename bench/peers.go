@@ -59,18 +59,18 @@ func (b *bench) peers(ctx context.Context) (err error) {
 	}
 	defer func() { err = errors.Join(err, b.rig.Close()) }()
 	who := entries(o.PeerContenders, o.Form)
-	b.left = len(places) * len(who)
-	p := &PeerReport{Device: o.Peer.Info().Name}
+	b.budget.Part(len(places) * len(who))
+	p := &PeerReport{Device: o.Peer.Info().Name, Points: []Point{}}
+	b.rep.Peers = p
+	defer func() { p.Reference = Reference{ToDevice: b.large.rates(ToDevice), ToHost: b.large.rates(ToHost)} }()
 	for len(places) > 0 {
 		n := min(len(places), 2*len(peerLayouts)) // of one size
 		points, err := b.measure(ctx, places[:n], who, o.BatchBlocks)
+		p.Points = append(p.Points, points...)
 		if err != nil {
 			return err
 		}
-		p.Points = append(p.Points, points...)
 		places = places[n:]
 	}
-	p.Reference = Reference{ToDevice: b.large.rates(ToDevice), ToHost: b.large.rates(ToHost)}
-	b.rep.Peers = p
 	return nil
 }

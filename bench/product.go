@@ -40,6 +40,15 @@ const (
 
 var besideDirections = []Direction{ToDevice, ToHost}
 
+// besideTime is about how long that takes which runs beside the product: the windows, and a third for what lies between them.
+func (o *Options) besideTime() time.Duration {
+	if o.Product == nil {
+		return 0
+	}
+	windows := len(o.BesideContenders) * len(besideDirections) * 2 * o.Pairs
+	return 2*productWarmup + time.Duration(windows)*o.Window*4/3
+}
+
 // beside measures every contender beside the product.
 func (b *bench) beside(ctx context.Context) error {
 	st := &stage{product: b.o.Product, n: 1, now: b.o.now}
@@ -52,6 +61,10 @@ func (b *bench) beside(ctx context.Context) error {
 		Layout: b.o.BesideLayout,
 	}
 	var alone []float64
+	defer func() {
+		b.rep.Product.AloneTFLOPS = measure.Median(alone)
+		b.rep.Product.Counts = b.rep.Product.AloneTFLOPS >= MinTFLOPS
+	}()
 	for _, who := range b.o.BesideContenders {
 		if b.rep.missing(who) {
 			b.done += len(besideDirections)
@@ -72,8 +85,6 @@ func (b *bench) beside(ctx context.Context) error {
 			alone = append(alone, tflops...)
 		}
 	}
-	b.rep.Product.AloneTFLOPS = measure.Median(alone)
-	b.rep.Product.Counts = b.rep.Product.AloneTFLOPS >= MinTFLOPS
 	return nil
 }
 

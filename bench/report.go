@@ -31,6 +31,9 @@ type Report struct {
 	Product *ProductFacts `json:"product,omitempty"`
 	Peers   *PeerReport   `json:"peers,omitempty"`
 	Missing []Missing     `json:"missing"`
+	// LeftOut are places that the budget was too short for. Incomplete says why the run ended before its end, if it did.
+	LeftOut    []string `json:"left_out,omitempty"`
+	Incomplete string   `json:"incomplete,omitempty"`
 }
 
 // Facts says where and when the figures were made. Command is for the caller to fill in.
@@ -182,7 +185,7 @@ type Missing struct {
 func newReport(i device.Info, o *Options) *Report {
 	return &Report{
 		Format:  Format,
-		Machine: NewFacts(i),
+		Machine: NewFacts(i, o.Began),
 		Setup: Setup{
 			Bytes: o.Bytes, BatchBlocks: o.BatchBlocks, DriverCall: DriverBatchCopies, SlotBytes: o.SlotBytes, PoolBytes: o.PoolBytes, ReferenceBytes: o.ReferenceBytes, Reps: o.Reps,
 			BudgetSeconds: o.Budget.Seconds(), Form: o.Form, Seed: o.Seed,

@@ -55,10 +55,10 @@ func WriteTable(w io.Writer, rows [][]string) {
 }
 
 // NewFacts returns the facts of a run that begins now on a device, but for the command.
-func NewFacts(i device.Info) Facts {
+func NewFacts(i device.Info, began time.Time) Facts {
 	return Facts{
 		Device: i.Name, UUID: i.UUID, Driver: i.Driver, DriverVersion: i.DriverVersion, Simulated: simulated(i), PCI: i.PCI,
-		CPUs: runtime.NumCPU(), GoVersion: runtime.Version(), Date: time.Now(),
+		CPUs: runtime.NumCPU(), GoVersion: runtime.Version(), Date: began,
 	}
 }
 
@@ -90,3 +90,25 @@ func CheckPattern(b []byte, tag uint64, off int64) error { return checkPattern(b
 
 // Parallel calls f for n things in parts, one a processor, and returns the first error.
 func Parallel(n int64, f func(from, to int64) error) error { return parallel(n, f) }
+
+// WriteIncomplete writes first of a report that it is of a part of its run, if it is.
+func WriteIncomplete(b *strings.Builder, why string) {
+	if why != "" {
+		fmt.Fprintf(b, "INCOMPLETE: %s. What follows was measured before.\n\n", why)
+	}
+}
+
+// namedPlaces is how many of those that were left out the text names; JSON has all.
+const namedPlaces = 6
+
+// WriteLeftOut names places that a budget was too short for.
+func WriteLeftOut(b *strings.Builder, places []string, budgetSeconds float64) {
+	if len(places) == 0 {
+		return
+	}
+	fmt.Fprintf(b, "\nleft out: %d places did not fit the budget of %g s: %s", len(places), budgetSeconds, strings.Join(places[:min(len(places), namedPlaces)], "; "))
+	if more := len(places) - namedPlaces; more > 0 {
+		fmt.Fprintf(b, "; and %d more, which JSON names", more)
+	}
+	b.WriteString("\n")
+}

@@ -94,7 +94,7 @@ func TestEveryPointIsMeasured(t *testing.T) {
 // Without a number of repetitions the budget decides: many of what is fast, few and short ones of what is slow.
 func TestBudgetIsKept(t *testing.T) {
 	o := small(Contender{Baseline: OneCopyEach})
-	o.Reps, o.Budget, o.Sizes, o.Counts, o.Directions = 0, 200*time.Millisecond, []int64{256}, []int{1, 4096}, []Direction{ToHost}
+	o.Reps, o.Budget, o.Sizes, o.Counts, o.Directions = 0, time.Second, []int64{256}, []int{1, 4096}, []Direction{ToHost}
 	o.Bytes, o.PoolBytes, o.ReferenceBytes, o.Layouts = 1<<20, 2<<20, 1<<20, []Layout{HostContiguous, HostScattered}
 	dev, err := sim.Open(sim.Options{LatencyPerOp: 20 * time.Microsecond, BandwidthGBps: 10})
 	if err != nil {
@@ -105,7 +105,7 @@ func TestBudgetIsKept(t *testing.T) {
 	if err := errors.Join(err, dev.Close()); err != nil {
 		t.Fatal(err)
 	}
-	if took := time.Since(start); took > 20*o.Budget {
+	if took := time.Since(start); took > 3*o.Budget { // a fifth more, and a slow machine
 		t.Errorf("a budget of %v took %v", o.Budget, took)
 	}
 	for _, p := range rep.Points {
@@ -182,7 +182,7 @@ func larges(op string, dir Direction) int64 {
 // Contenders about as fast as the fastest move as many blocks as it, whatever the time; the slow ones fewer.
 func TestWhatIsComparedMovesAsMuch(t *testing.T) {
 	o := small(Contender{Baseline: OneCopyEach}, engine, kernel)
-	o.Reps, o.Budget, o.Sizes, o.Counts, o.Directions, o.Layouts = 0, 50*time.Millisecond, []int64{256}, []int{8192}, []Direction{ToHost}, []Layout{HostScattered}
+	o.Reps, o.Budget, o.Sizes, o.Counts, o.Directions, o.Layouts = 0, time.Second, []int64{256}, []int{8192}, []Direction{ToHost}, []Layout{HostScattered}
 	o.Bytes, o.PoolBytes, o.ReferenceBytes = 2<<20, 2<<20, 1<<20
 	dev, err := sim.Open(sim.Options{LatencyPerOp: 20 * time.Microsecond, BandwidthGBps: 10})
 	if err != nil {

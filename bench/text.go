@@ -12,6 +12,7 @@ const simulatedNote = "SIMULATED: the figures describe the simulated device, not
 // WriteText writes the report for people, as tables in Markdown: what matters most first.
 func (r *Report) WriteText(w io.Writer) error {
 	var b strings.Builder
+	WriteIncomplete(&b, r.Incomplete)
 	r.head(&b)
 	r.summary(&b)
 	r.few(&b)
@@ -30,6 +31,7 @@ func (r *Report) WriteText(w io.Writer) error {
 	for _, m := range r.Missing {
 		fmt.Fprintf(&b, "\nnot measured: %s: %s\n", m.Path, m.Reason)
 	}
+	WriteLeftOut(&b, r.LeftOut, r.Setup.BudgetSeconds)
 	return written(io.WriteString(w, b.String()))
 }
 

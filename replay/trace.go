@@ -3,7 +3,6 @@ package replay
 import (
 	"bufio"
 	"bytes"
-	"compress/gzip"
 	"context"
 	"encoding/json"
 	"errors"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/ctxio"
+	"github.com/kvlane/kvlane/internal/gunzip"
 )
 
 // MaxLineBytes is the longest line of a trace. It bounds the memory of a TraceReader.
@@ -78,17 +78,9 @@ type rawRequest struct {
 
 // NewTraceReader reads a trace from r; name stands for it in errors.
 func NewTraceReader(name string, r io.Reader) (*TraceReader, error) {
-	buf := bufio.NewReaderSize(r, 64<<10)
-	head, err := buf.Peek(2)
-	if err != nil && !errors.Is(err, io.EOF) {
+	buf, err := gunzip.Reader(r)
+	if err != nil {
 		return nil, fmt.Errorf("read trace %s: %w", name, err)
-	}
-	if bytes.Equal(head, []byte{0x1f, 0x8b}) {
-		z, err := gzip.NewReader(buf)
-		if err != nil {
-			return nil, fmt.Errorf("read trace %s: %w: %w", name, err, errdefs.ErrInvalid)
-		}
-		buf = bufio.NewReader(z)
 	}
 	if mark, _ := buf.Peek(len(byteOrderMark)); string(mark) == byteOrderMark { // an error comes again with the first line
 		_, _ = buf.Discard(len(mark))

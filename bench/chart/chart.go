@@ -23,7 +23,7 @@ func WriteAll(dir string, r *bench.Report) ([]string, error) {
 		for _, c := range []struct {
 			name string
 			draw func(*bench.Report, bench.Layout) (*figure, error)
-		}{{"bandwidth", bandwidth}, {"share", share}, {"latency", latency}, {"nic", byNIC}, {"nic-soft", bySoftNIC}} {
+		}{{"bandwidth", bandwidth}, {"share", share}, {"latency", latency}, {"map", copyMap}, {"distribution", distribution}, {"nic", byNIC}, {"nic-soft", bySoftNIC}} {
 			written, err := write(filepath.Join(dir, c.name+"-"+layout.name), func() (*figure, error) { return c.draw(r, layout.l) })
 			if err != nil {
 				return files, err

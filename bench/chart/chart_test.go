@@ -2,6 +2,7 @@ package chart
 
 import (
 	"bytes"
+	"encoding/xml"
 	"fmt"
 	"image"
 	"image/color"
@@ -12,6 +13,10 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/font"
+	"gonum.org/v1/plot/vg"
 
 	"github.com/kvlane/kvlane/bench"
 )
@@ -70,8 +75,8 @@ func TestWriteAll(t *testing.T) {
 	}
 	var want []string
 	for _, name := range []string{
-		"bandwidth-scattered", "share-scattered", "latency-scattered", "nic-scattered", "nic-soft-scattered",
-		"bandwidth-contiguous", "share-contiguous", "latency-contiguous", "nic-contiguous", "nic-soft-contiguous",
+		"bandwidth-scattered", "share-scattered", "latency-scattered", "map-scattered", "distribution-scattered", "nic-scattered", "nic-soft-scattered",
+		"bandwidth-contiguous", "share-contiguous", "latency-contiguous", "map-contiguous", "distribution-contiguous", "nic-contiguous", "nic-soft-contiguous",
 		"planner-loss", "beside-product", "between-devices",
 	} {
 		want = append(want, filepath.Join(dir, name+".svg"), filepath.Join(dir, name+".png"))
@@ -213,5 +218,46 @@ func TestSoftNICsAreKeptApart(t *testing.T) {
 		if bytes.Contains(b, []byte("nic-soft")) != own || bytes.Contains(b, []byte("no figure of a NIC")) != own {
 			t.Errorf("%s shows NICs in software: %t, want %t", filepath.Base(f), !own, own)
 		}
+	}
+}
+
+// Letters are shapes, which look the same whatever fonts there are, and the description has what is written.
+func TestDefectChartsNeedFonts(t *testing.T) {
+	files, err := WriteAll(t.TempDir(), sample())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		if !strings.HasSuffix(f, ".svg") {
+			continue
+		}
+		b, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if bytes.Contains(b, []byte("<text")) || bytes.Contains(b, []byte("font-family")) || !bytes.Contains(b, []byte("<desc>")) {
+			t.Errorf("%s needs fonts", filepath.Base(f))
+		}
+		if err := xml.Unmarshal(b, new(struct{})); err != nil {
+			t.Errorf("%s: %v", filepath.Base(f), err)
+		}
+	}
+}
+
+// The shape of a text is as wide as plot takes it for.
+func TestOutlineIsAsWideAsMeasured(t *testing.T) {
+	face := font.DefaultCache.Lookup(plot.DefaultFont, vg.Points(12))
+	p := outline(face, vg.Point{X: 100, Y: 50}, "AVA x 64 KiB")
+	low, high, under := p[0].Pos.X, p[0].Pos.X, p[0].Pos.Y
+	for _, c := range p {
+		if c.Type != vg.CloseComp {
+			low, high, under = min(low, c.Pos.X), max(high, c.Pos.X), min(under, c.Pos.Y)
+		}
+	}
+	if w := face.Width("AVA x 64 KiB"); low < 99 || low > 102 || high < 97+w || high > 101+w || under < 49 {
+		t.Errorf("from %v to %v, down to %v; measured %v", low, high, under, w)
+	}
+	if p := outline(face, vg.Point{}, ""); len(p) != 0 {
+		t.Errorf("nothing has %d parts", len(p))
 	}
 }

@@ -21,7 +21,7 @@ const (
 	panelWidth  = 4.4 * vg.Inch
 	panelHeight = 3.6 * vg.Inch
 	titleHeight = 0.55 * vg.Inch
-	legendWidth = 2 * vg.Inch
+	legendWidth = 2.3 * vg.Inch
 	dpi         = 110
 )
 
@@ -119,7 +119,7 @@ func (f *figure) draw(c vg.CanvasSizer) {
 }
 
 func saveSVG(f *figure, to *os.File) error {
-	c := vgsvg.New(f.size())
+	c := &outlined{Canvas: vgsvg.New(f.size()), title: f.title}
 	f.draw(c)
 	return save(c, to)
 }

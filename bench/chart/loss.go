@@ -173,7 +173,11 @@ func (f *figure) losses(p *plot.Plot, list []bench.Loss) error {
 		p.Add(bar)
 		all.XYs = append(all.XYs, plotter.XY{X: float64(i), Y: 100 * l.Loss})
 		all.YErrors = append(all.YErrors, struct{ Low, High float64 }{100 * (l.Loss - l.Low), 100 * (l.High - l.Loss)})
-		labels.XYs = append(labels.XYs, plotter.XY{X: float64(i), Y: 100 * max(l.High, 0)})
+		above := 100 * max(l.High, 0)
+		if above < productLimit { // above the line of the limit, too
+			above = productLimit
+		}
+		labels.XYs = append(labels.XYs, plotter.XY{X: float64(i), Y: above})
 		labels.Labels = append(labels.Labels, fmt.Sprintf("%.0f", l.GBps))
 	}
 	errs, err := plotter.NewYErrorBars(all)
@@ -196,6 +200,7 @@ func (f *figure) losses(p *plot.Plot, list []bench.Loss) error {
 	f.name("gray: 95% interval")
 	f.name("numbers: GB/s copied")
 	p.NominalX(names...)
+	p.X.Padding = vg.Points(10) // names are below what bars and intervals reach below zero
 	p.X.Tick.Label.Rotation = math.Pi / 5
 	p.X.Tick.Label.XAlign, p.X.Tick.Label.YAlign = text.XRight, text.YCenter
 	p.X.Min, p.X.Max = -0.6, float64(len(list))-0.4

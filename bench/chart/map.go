@@ -41,7 +41,7 @@ func requestMap(r *request.Report, geometry string) (*figure, error) {
 			}
 			p := f.panel(map[request.Work]string{request.Load: "loads", request.Dump: "dumps", request.Both: "both at once"}[w] + ", " + form)
 			p.X.Label.Text, p.Y.Label.Text = "blocks of a request", "requests at a time"
-			p.X.Tick.Marker, p.Y.Tick.Marker = places(sizes), places(counts)
+			p.X.Tick.Marker, p.Y.Tick.Marker = places(sizes, strconv.Itoa), places(counts, strconv.Itoa)
 			if err := cells.draw(p); err != nil {
 				return nil, err
 			}
@@ -54,10 +54,10 @@ func requestMap(r *request.Report, geometry string) (*figure, error) {
 }
 
 // places marks numbers one after the other, evenly.
-func places(all []int) plot.ConstantTicks {
+func places(all []int, text func(int) string) plot.ConstantTicks {
 	var ticks plot.ConstantTicks
 	for i, n := range all {
-		ticks = append(ticks, plot.Tick{Value: float64(i), Label: strconv.Itoa(n)})
+		ticks = append(ticks, plot.Tick{Value: float64(i), Label: text(n)})
 	}
 	return ticks
 }

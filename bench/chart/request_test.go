@@ -51,7 +51,7 @@ func TestWriteRequests(t *testing.T) {
 		t.Fatalf("files %v, want %v", files, want)
 	}
 	svg, err := os.ReadFile(want[4])
-	for _, text := range []string{">36<", ">69<", ">102<", ">1024<", ">8<", "loads, by layers", "dumps, whole"} {
+	for _, text := range []string{"\n36\n", "\n69\n", "\n102\n", "\n1024\n", "\n8\n", "loads, by layers", "dumps, whole"} {
 		if err != nil || !bytes.Contains(svg, []byte(text)) {
 			t.Errorf("the map has no %q, %v", text, err)
 		}

@@ -63,15 +63,19 @@ type Files func(name string, bytes int64) (r *mem.Region, closing func(context.C
 
 // Options says what to measure. Zero values are the defaults.
 type Options struct {
-	Dir    string        // where the scratch files lie, without names
-	Bytes  int64         // of each of two scratch files, one of them only for writes; default 1 GiB
-	Sizes  []int64       // of blocks; default 4 KiB to 16 MiB
-	Work   []Work        // default both
-	Orders []Order       // default both
-	From   []From        // default both
-	Ends   []End         // default Host, and Device where there is one
-	Budget time.Duration // about how long measuring takes in all; default 1 minute
+	Dir    string  // where the scratch files lie, without names
+	Bytes  int64   // of each of two scratch files, one of them only for writes; default 1 GiB, less for budgets of less than half a minute
+	Sizes  []int64 // of blocks; default 4 KiB to 16 MiB
+	Work   []Work  // default both
+	Orders []Order // default both
+	From   []From  // default both
+	Ends   []End   // default Host, and Device where there is one
 	Seed   uint64
+
+	// Budget is how long the run takes in all, set-up included, from Began on (zero: from the call of Run). Places that do not fit are left
+	// out and named: those that are measured first lie far apart. Default 1 minute.
+	Budget time.Duration
+	Began  time.Time
 
 	Depths  []int // of io_uring; default 8, 32 and 128
 	Threads []int // default 1, 4, 16 and 32
@@ -81,12 +85,18 @@ type Options struct {
 	Contenders []Contender
 	Files      Files // needed where there are contenders
 
-	// Progress, where set, is called before every place.
+	// Progress, where set, is called before every place, and Notice with what is to be known before the run ends: that not all places fit.
 	Progress func(done, total int, what string)
+	Notice   func(text string)
+
+	// Tests set them: the clock of the budget, and the most rounds of a place.
+	clock  func() time.Time
+	rounds int
 }
 
 // Bounds of Options.
 const (
+	leastBytes = 64 << 20 // of a scratch file that nobody gave a length
 	align      = 4 << 10  // of blocks, as O_DIRECT asks for at most
 	MaxSize    = 64 << 20 // so that a batch is one registered buffer
 	MaxBytes   = 1 << 44
@@ -107,11 +117,22 @@ func (o Options) withDefaults() Options {
 	list(&o.Ends, Host)
 	list(&o.Depths, 8, 32, 128)
 	list(&o.Threads, 1, 4, 16, 32)
-	if o.Bytes == 0 {
-		o.Bytes = 1 << 30
-	}
 	if o.Budget == 0 {
 		o.Budget = time.Minute
+	}
+	if o.Bytes == 0 {
+		// To write the files and to read them into the page cache takes long on a slow disk.
+		o.Bytes = min(1<<30, max(leastBytes, int64(o.Budget/time.Second)*(32<<20)))
+		o.Bytes = max(o.Bytes, slices.Max(o.Sizes))
+	}
+	if o.rounds == 0 {
+		o.rounds = maxRounds
+	}
+	if o.clock == nil {
+		o.clock = time.Now
+	}
+	if o.Began.IsZero() {
+		o.Began = o.clock()
 	}
 	return o
 }

@@ -27,6 +27,9 @@ type Report struct {
 	Setup   Setup           `json:"setup"`
 	Points  []Point         `json:"points"`
 	Missing []bench.Missing `json:"missing"`
+	// LeftOut are places that the budget was too short for. Incomplete says why the run ended before its end, if it did.
+	LeftOut    []string `json:"left_out,omitempty"`
+	Incomplete string   `json:"incomplete,omitempty"`
 }
 
 // Setup is what the run was asked for, with the defaults filled in.
@@ -78,7 +81,7 @@ func newReport(o *Options) *Report {
 		facts = o.Device.Info()
 	}
 	return &Report{
-		Kind: Kind, Format: Format, Machine: bench.NewFacts(facts), Points: []Point{}, Missing: []bench.Missing{},
+		Kind: Kind, Format: Format, Machine: bench.NewFacts(facts, o.Began), Points: []Point{}, Missing: []bench.Missing{},
 		Setup: Setup{FileSystem: fileSystem(o.Dir), Bytes: o.Bytes, Sizes: o.Sizes, BudgetSeconds: o.Budget.Seconds(), Seed: o.Seed},
 	}
 }
@@ -113,6 +116,7 @@ func (p *Point) Best() bool { return p.Raw && p.Name == p.RawName }
 // WriteText writes the report for people, as tables in Markdown: of the raw ones the best. JSON and CSV have all.
 func (r *Report) WriteText(w io.Writer) error {
 	var b strings.Builder
+	bench.WriteIncomplete(&b, r.Incomplete)
 	if r.Machine.Simulated {
 		b.WriteString("SIMULATED: the device is; the files and the host's memory are not.\n\n")
 	}
@@ -131,6 +135,7 @@ func (r *Report) WriteText(w io.Writer) error {
 	for _, m := range r.Missing {
 		fmt.Fprintf(&b, "\nnot measured: %s: %s\n", m.Path, m.Reason)
 	}
+	bench.WriteLeftOut(&b, r.LeftOut, r.Setup.BudgetSeconds)
 	if _, err := io.WriteString(w, b.String()); err != nil {
 		return fmt.Errorf("write report: %w", err)
 	}

@@ -26,7 +26,8 @@ const (
 )
 
 // Run measures, and removes what it made. It fails with ErrCorrupt if wrong bytes arrived, ErrNoSpace if the disk has no room for
-// the scratch files, ErrNotSupported where the file system has no O_DIRECT and a place needs it, and with the context's cause if ctx ends.
+// the scratch files, ErrNotSupported where the file system has no O_DIRECT and a place needs it, with ErrInvalid if the budget is over
+// before anything was measured, and with the context's cause if ctx ends: then the report is of what was measured until then, and says so.
 func Run(ctx context.Context, o Options) (_ *Report, err error) {
 	if err := o.Validate(); err != nil {
 		return nil, fmt.Errorf("benchmark of files: %w", err)
@@ -36,26 +37,57 @@ func Run(ctx context.Context, o Options) (_ *Report, err error) {
 	}
 	o = o.withDefaults()
 	r := &run{o: &o, rng: rand.New(rand.NewPCG(o.Seed, 0)), rep: newReport(&o)}
-	defer func() { err = errors.Join(err, r.close()) }()
-	if err := r.open(ctx); err != nil {
-		return nil, fmt.Errorf("benchmark of files: %w", err)
-	}
-	places := o.places()
-	begin := time.Now()
-	for i, p := range places {
-		if o.Progress != nil {
-			o.Progress(i, len(places), p.String())
-		}
-		left := o.Budget - time.Since(begin)
-		if err := r.measure(ctx, p, time.Now().Add(left/time.Duration(len(places)-i))); err != nil {
-			if ctx.Err() != nil {
-				err = errors.Join(context.Cause(ctx), err)
-			}
-			return nil, fmt.Errorf("benchmark of files: %s: %w", p, err)
-		}
-	}
+	err = errors.Join(r.all(ctx), r.close())
 	r.rep.Machine.Finish()
-	return r.rep, nil
+	switch {
+	case err == nil:
+		return r.rep, nil
+	case ctx.Err() != nil && r.budget.Measured():
+		r.rep.Incomplete = bench.Interrupted
+		return r.rep, fmt.Errorf("benchmark of files: %w", errors.Join(context.Cause(ctx), err))
+	case ctx.Err() != nil:
+		err = errors.Join(context.Cause(ctx), err)
+	}
+	return nil, fmt.Errorf("benchmark of files: %w", err)
+}
+
+// all measures at all places that the budget has time for, those first that lie far apart.
+func (r *run) all(ctx context.Context) (err error) {
+	places := r.o.places()
+	if r.budget, err = bench.NewBudget(r.o.Budget, r.o.Began, r.o.clock, len(places), 0); err != nil {
+		return err
+	}
+	if err := r.open(ctx); err != nil {
+		return err
+	}
+	defer func() {
+		slices.SortStableFunc(r.rep.Points, func(a, b Point) int { return slices.Index(places, a.Place) - slices.Index(places, b.Place) })
+	}()
+	for i, k := range bench.Spread(len(places)) {
+		p := places[k]
+		if r.o.Progress != nil {
+			r.o.Progress(i, len(places), p.String())
+		}
+		until, fits := r.budget.Begin(1)
+		err := bench.ErrOverBudget
+		if fits {
+			err = r.measure(ctx, p, until)
+		}
+		r.budget.End(1, err == nil)
+		switch {
+		case errors.Is(err, bench.ErrOverBudget) && !r.budget.Measured():
+			return r.budget.TooShort()
+		case errors.Is(err, bench.ErrOverBudget):
+			r.rep.LeftOut = append(r.rep.LeftOut, p.String())
+		case err != nil:
+			return fmt.Errorf("%s: %w", p, err)
+		case i == 0 && r.o.Notice != nil:
+			if text := r.budget.Notice("places"); text != "" {
+				r.o.Notice(text)
+			}
+		}
+	}
+	return nil
 }
 
 // entrant is a mover to or from one end.
@@ -74,6 +106,7 @@ type run struct {
 	o           *Options
 	rng         *rand.Rand
 	rep         *Report
+	budget      *bench.Budget // its units are places
 	entrants    []*entrant
 	read, write *scratch
 	host, dev   *mem.Region // of a batch; dev is nil where no end is a device's
@@ -231,13 +264,16 @@ func (r *run) measure(ctx context.Context, p Place, deadline time.Time) error {
 	for _, e := range r.entrants {
 		e.walls, e.by, e.out = e.walls[:0], "", false
 	}
-	for round := range maxRounds {
-		if round > minRounds && time.Now().After(deadline) {
+	for round := range r.o.rounds {
+		if round > minRounds && r.o.clock().After(deadline) {
 			break
 		}
 		for i := range measure.Turns(round, len(r.entrants)) {
 			if err := context.Cause(ctx); err != nil {
 				return err
+			}
+			if round <= minRounds && r.budget.Over() {
+				return bench.ErrOverBudget
 			}
 			e := r.entrants[i]
 			if e.out {

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kvlane/kvlane/bench"
 	"github.com/kvlane/kvlane/bench/file"
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/sim"
@@ -26,8 +27,43 @@ import (
 // tiny is a benchmark of a moment.
 func tiny(t *testing.T) file.Options {
 	t.Helper()
-	return file.Options{
-		Dir: t.TempDir(), Bytes: 256 << 10, Sizes: []int64{4 << 10, 64 << 10}, Depths: []int{2, 4}, Threads: []int{1, 3}, Budget: time.Millisecond,
+	o := file.Options{
+		Dir: t.TempDir(), Bytes: 256 << 10, Sizes: []int64{4 << 10, 64 << 10}, Depths: []int{2, 4}, Threads: []int{1, 3}, Budget: time.Minute,
+	}
+	o.Hurry()
+	return o
+}
+
+// ticking is a clock that goes on by a step whenever somebody looks at it.
+func ticking(at time.Time, step time.Duration) func() time.Time {
+	return func() time.Time {
+		at = at.Add(step)
+		return at
+	}
+}
+
+// What a budget is too short for is left out and named, and the run ends within a fifth more than it.
+func TestDefectBudgetOfFilesIsExceeded(t *testing.T) {
+	o := tiny(t)
+	begin := time.Now()
+	now := ticking(begin, time.Second)
+	o.SetClock(now)
+	var notices []string
+	o.Notice = func(text string) { notices = append(notices, text) }
+	r, err := measure(t, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if took := now().Sub(begin); took > o.Budget*6/5 || len(r.LeftOut) == 0 || len(r.Points) == 0 || len(notices) != 1 {
+		t.Errorf("a budget of %v took %v; left out: %q; said: %q", o.Budget, took, r.LeftOut, notices)
+	}
+	var b strings.Builder
+	if err := r.WriteText(&b); err != nil || !strings.Contains(b.String(), "did not fit the budget of 60 s: "+r.LeftOut[0]) {
+		t.Errorf("%v:\n%s", err, b.String())
+	}
+	o.SetClock(ticking(begin, time.Minute))
+	if _, err := measure(t, o); !errors.Is(err, errdefs.ErrInvalid) {
+		t.Errorf("nothing fits: %v", err)
 	}
 }
 
@@ -248,9 +284,12 @@ func TestAnInterruptedRunLeavesNothing(t *testing.T) {
 				cancel(gone)
 			}
 		}
-		_, err := file.Run(ctx, o)
+		r, err := file.Run(ctx, o)
 		if errors.Is(err, errdefs.ErrNotSupported) {
 			testkit.Skip(t, "direct-io", err.Error())
+		}
+		if (r != nil) != (at > 0) || r != nil && (r.Incomplete != bench.Interrupted || len(r.Points) == 0) {
+			t.Errorf("what was measured until place %d: %+v", at, r)
 		}
 		if left, e := filepath.Glob(filepath.Join(o.Dir, "*")); !errors.Is(err, gone) || e != nil || len(left) != 0 {
 			t.Errorf("%v; left %v, %v", err, left, e)

@@ -35,6 +35,8 @@ type Report struct {
 
 	Bandwidth []Bandwidth `json:"bandwidth"`
 	Latency   []Latency   `json:"latency"`
+	// Incomplete says why the run ended before its end, if it did.
+	Incomplete string `json:"incomplete,omitempty"`
 }
 
 // Bandwidth is a row of ib_write_bw, ib_read_bw or ib_send_bw. MiBps are 2^20 bytes a second, as perftest's MB/sec are.
@@ -76,6 +78,9 @@ func (r *Report) WriteText(w io.Writer) error {
 }
 
 func (r *Report) head(b *strings.Builder) {
+	if r.Incomplete != "" {
+		fmt.Fprintf(b, "INCOMPLETE: %s. What follows was measured before.\n", r.Incomplete)
+	}
 	if r.Provider == softProvider {
 		b.WriteString("The NIC is software (soft): these are no figures of a NIC.\n")
 	}

@@ -12,7 +12,7 @@ import (
 )
 
 // Run measures every operation at every size. It fails with ErrCorrupt if wrong bytes arrived, and with the context's cause if
-// ctx ends. It must have the NIC to itself for its figures to mean something.
+// ctx ends: then the report is of what was measured until then, and says so. It must have the NIC to itself for its figures to mean something.
 func Run(ctx context.Context, o Options) (*Report, error) {
 	o.setDefaults()
 	if err := o.validate(); err != nil {
@@ -29,7 +29,12 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	for _, op := range o.Ops {
 		for _, size := range o.Sizes {
 			if err := r.measure(ctx, &o, op, size); err != nil {
-				return nil, fmt.Errorf("measure %s of %d bytes by NIC %s (%s): %w", op, size, info.Name, info.Provider, err)
+				err = fmt.Errorf("measure %s of %d bytes by NIC %s (%s): %w", op, size, info.Name, info.Provider, err)
+				if ctx.Err() == nil {
+					return nil, err
+				}
+				r.Incomplete = "interrupted"
+				return r, err
 			}
 		}
 	}

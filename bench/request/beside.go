@@ -12,6 +12,15 @@ import (
 	"github.com/kvlane/kvlane/bench"
 )
 
+// besideTime is about how long that takes which runs beside the product: the windows, and a third for what lies between them.
+func (o *Options) besideTime() time.Duration {
+	if o.OpenProduct == nil {
+		return 0
+	}
+	places := len(o.Geometries) * len(o.Work) * len(o.Forms)
+	return time.Duration(places*2*o.Pairs) * o.Window * 4 / 3
+}
+
 // beside measures what loads and dumps cost the product.
 func (r *run) beside(ctx context.Context, rig *rig) (err error) {
 	p, err := r.o.OpenProduct(ctx, rig.engine.Device())

@@ -124,15 +124,15 @@ func (g *group) bare(p Place) []*lane {
 	return []*lane{{rig: r, work: p.Work, raw: &mem.Batch{Paged: paged}}}
 }
 
-// measure measures until the deadline, and each contender minRounds times at least.
-func (g *group) measure(ctx context.Context, deadline time.Time) ([]Point, error) {
+// measure measures until the deadline, and each contender minRounds times at least, unless the budget is over then.
+func (g *group) measure(ctx context.Context, deadline time.Time, budget *bench.Budget) ([]Point, error) {
 	g.enter()
 	g.large = make(map[Work][]float64)
 	if err := g.verify(ctx); err != nil {
 		return nil, fmt.Errorf("%s: %w", g.name(), err)
 	}
 	runtime.GC()
-	for round := 0; len(g.entrants) > 0 && (round < minRounds || time.Now().Before(deadline) && !g.full()); round++ {
+	for round := 0; len(g.entrants) > 0 && (round < minRounds || round < g.rig.o.rounds && g.rig.o.clock().Before(deadline) && !g.full()); round++ {
 		for _, w := range g.rig.o.Work {
 			gbps, err := g.rig.large.sample(ctx, w)
 			if err != nil {
@@ -143,6 +143,9 @@ func (g *group) measure(ctx context.Context, deadline time.Time) ([]Point, error
 		for i := range g.entrants {
 			// Everybody follows upon everybody else.
 			e := g.entrants[(i+round)%len(g.entrants)]
+			if round < minRounds && budget.Over() {
+				return nil, bench.ErrOverBudget
+			}
 			if err := e.turn(ctx, e.reps()); err != nil {
 				return nil, fmt.Errorf("%s: %w", e.place, err)
 			}

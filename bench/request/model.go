@@ -185,14 +185,16 @@ func (r *run) models(ctx context.Context, rig *rig, blocks []int) (err error) {
 		}
 		for _, n := range blocks {
 			g := &group{rig: rig, blocks: n, requests: 1}
-			r.step(fmt.Sprintf("%s beside a model's layers of %s", g.name(), layerText(asked)))
 			var p ModelPoint
-			err := r.timed(func(deadline time.Time) (err error) {
+			err := r.timed(fmt.Sprintf("%s beside a model's layers of %s", g.name(), layerText(asked)), func(deadline time.Time) (err error) {
 				p, err = g.model(ctx, m, deadline)
 				return err
 			})
 			if err != nil {
 				return fmt.Errorf("%s: %w", g.name(), err)
+			}
+			if p.Reps == 0 { // it was left out
+				continue
 			}
 			r.rep.Models = append(r.rep.Models, p)
 		}
@@ -238,7 +240,7 @@ func (g *group) model(ctx context.Context, m *model, deadline time.Time) (ModelP
 	runtime.GC()
 	load, both := g.entrants[0].lanes[0], g.entrants[1].lanes[0]
 	var loads, works, totals []float64
-	for round := 0; round < minRounds || time.Now().Before(deadline) && round < maxReps; round++ {
+	for round := 0; round < minRounds || g.rig.o.clock().Before(deadline) && round < g.rig.o.rounds; round++ {
 		for i := range 3 {
 			var err error
 			switch (i + round) % 3 {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane"
+	"github.com/kvlane/kvlane/bench"
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
 )
@@ -135,7 +136,11 @@ func TestWrongBytesFailTheRunBesideAModel(t *testing.T) {
 		return kvlane.Open(ctx, c)
 	}
 	rig := openRig(t, &o)
-	r := &run{o: &o, rep: new(Report), left: 1}
+	budget, err := bench.NewBudget(0, time.Now(), time.Now, 1, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &run{o: &o, rep: new(Report), budget: budget}
 	if err := r.models(t.Context(), rig, []int{1}); !errors.Is(err, errdefs.ErrCorrupt) || !strings.Contains(err.Error(), "wrong bytes") {
 		t.Errorf("%v", err)
 	}

@@ -69,8 +69,10 @@ type Options struct {
 	Bytes int64
 	// LargeBytes is the length of the one large copy. Default 256 MiB (simulated: 4 MiB).
 	LargeBytes int64
-	// Budget is about how long measuring takes in all. Default 2 minutes (simulated: 10 s).
+	// Budget is how long the run takes in all, set-up included, from Began on (zero: from the call of Run). Groups of points that do not
+	// fit are left out and named: those that are measured first lie far apart. Default 2 minutes (simulated: 10 s), and more beside a Product.
 	Budget time.Duration
+	Began  time.Time
 	// Quick measures fewer points in 15 s (simulated: 3 s): 1, 64 and 1024 blocks, one request at a time, loads and dumps.
 	Quick bool
 	Seed  uint64
@@ -88,8 +90,14 @@ type Options struct {
 	// OpenModel opens the model's work, which the run closes. Default OpenFills, which is no model of what a GPU's kernels do.
 	OpenModel func(ctx context.Context, dev device.Device) (Model, error)
 
-	// Progress, where set, is called before every group of points.
+	// Progress, where set, is called before every group of points, and Notice with what is to be known before the run ends: that not all
+	// groups fit.
 	Progress func(done, total int, what string)
+	Notice   func(text string)
+
+	// Tests set them: the clock of the budget, and the most rounds of a group.
+	clock  func() time.Time
+	rounds int
 }
 
 // Bounds of Options.
@@ -153,10 +161,14 @@ func (o Options) withDefaults() Options {
 	list(&o.Hits, o.nearest())
 	def(&o.Bytes, bytes)
 	def(&o.LargeBytes, large)
-	def(&o.Budget, budget)
 	def(&o.BesideRequests, 2)
 	def(&o.Pairs, 20)
 	def(&o.Window, 50*time.Millisecond)
+	def(&o.Budget, budget+o.besideTime())
+	def(&o.rounds, maxReps)
+	if o.clock == nil {
+		o.clock = time.Now
+	}
 	if o.Open == nil {
 		o.Open = kvlane.Open
 	}

@@ -30,6 +30,8 @@ type Report struct {
 	Beside    *Beside         `json:"beside,omitempty"`
 	LeftOut   []string        `json:"left_out,omitempty"` // what was not measured, and why
 	Notes     []string        `json:"notes,omitempty"`    // of the engines: fallbacks, and why
+	// Incomplete says why the run ended before its end, if it did.
+	Incomplete string `json:"incomplete,omitempty"`
 }
 
 // Setup is what the run was asked for, with the defaults filled in.

@@ -1,6 +1,7 @@
 package request
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,14 +12,18 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/measure"
 )
 
-// Run measures. It opens an engine a geometry and closes it again. It fails with ErrCorrupt if wrong bytes arrived, and with the
-// context's cause if ctx ends.
+// Run measures. It opens an engine a geometry and closes it again. It fails with ErrCorrupt if wrong bytes arrived, with ErrInvalid if
+// the budget is over before anything was measured, and with the context's cause if ctx ends: then the report is of what was measured
+// until then, and says so.
 func Run(ctx context.Context, o Options) (*Report, error) {
 	o = o.withDefaults()
 	if err := o.validate(); err != nil {
 		return nil, fmt.Errorf("benchmark of requests: %w", err)
 	}
 	loads, dumps := o.Engine.Stream.Goals()
+	if o.Began.IsZero() {
+		o.Began = o.clock()
+	}
 	r := &run{o: &o, large: make(map[Work][]float64), rep: &Report{
 		Kind: Kind, Format: Format, Points: []Point{},
 		Setup: Setup{
@@ -30,13 +35,18 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	for _, d := range o.ModelLayers {
 		r.rep.Setup.ModelLayersMicros = append(r.rep.Setup.ModelLayersMicros, micros(d))
 	}
-	if err := r.all(ctx); err != nil {
-		if ctx.Err() != nil {
-			err = errors.Join(context.Cause(ctx), err)
-		}
-		return nil, fmt.Errorf("benchmark of requests: %w", err)
+	err := r.all(ctx)
+	r.finish()
+	switch {
+	case err == nil:
+		return r.rep, nil
+	case ctx.Err() != nil && r.budget.Measured():
+		r.rep.Incomplete = bench.Interrupted
+		return r.rep, fmt.Errorf("benchmark of requests: %w", errors.Join(context.Cause(ctx), err))
+	case ctx.Err() != nil:
+		err = errors.Join(context.Cause(ctx), err)
 	}
-	return r.rep, nil
+	return nil, fmt.Errorf("benchmark of requests: %w", err)
 }
 
 // run is a run in progress.
@@ -45,8 +55,8 @@ type run struct {
 	rep         *Report
 	large       map[Work][]float64
 	done, total int
-	left        int // groups to come, a model's too, which share what is left of the budget
-	spent       time.Duration
+	budget      *bench.Budget // its units are groups, a model's too
+	noticed     bool
 	layers      []layer // that a model's work has been found for
 }
 
@@ -79,35 +89,50 @@ func requestSizes(groups []size) []int {
 	return all
 }
 
-func (r *run) all(ctx context.Context) error {
+func (r *run) all(ctx context.Context) (err error) {
 	var all []Geometry
-	for _, name := range r.o.Geometries {
+	units := make([]int, len(r.o.Geometries))
+	for i, name := range r.o.Geometries {
 		g, err := GeometryByName(name)
 		if err != nil {
 			return err
 		}
 		groups, leftOut := r.o.sizes(&g)
 		all = append(all, g)
-		n := len(groups) + len(r.o.ModelLayers)*len(requestSizes(groups))
-		r.left += n
+		units[i] = len(groups) + len(r.o.ModelLayers)*len(requestSizes(groups))
 		r.rep.LeftOut = append(r.rep.LeftOut, leftOut...)
-		r.total += n
-		if r.o.OpenProduct != nil {
-			r.total++
-		}
+		r.total += units[i]
+	}
+	if r.budget, err = bench.NewBudget(r.o.Budget, r.o.Began, r.o.clock, r.total, r.o.besideTime()); err != nil {
+		return err
+	}
+	if r.o.OpenProduct != nil {
+		r.total += len(all)
 	}
 	for i := range all {
+		r.budget.Part(units[i])
 		if err := r.geometry(ctx, all[i]); err != nil {
 			return fmt.Errorf("%s: %w", all[i].Name, err)
 		}
 	}
+	return nil
+}
+
+// finish sums up what was measured, in the order in which it was asked for.
+func (r *run) finish() {
 	c := &r.rep.Reference
 	for w, to := range map[Work]*bench.Rate{Load: &c.ToDevice, Dump: &c.ToHost, Both: &c.Both} {
 		v := r.large[w]
 		*to = bench.Rate{GBps: measure.Quantile(v, 0.5), Low: measure.Quantile(v, 0.05), High: measure.Quantile(v, 0.95), Samples: len(v)}
 	}
+	slices.SortStableFunc(r.rep.Points, func(a, b Point) int {
+		return cmp.Or(
+			slices.Index(r.o.Geometries, a.Geometry)-slices.Index(r.o.Geometries, b.Geometry),
+			slices.Index(r.o.Requests, a.Requests)-slices.Index(r.o.Requests, b.Requests),
+			slices.Index(r.o.Blocks, a.Blocks)-slices.Index(r.o.Blocks, b.Blocks),
+		)
+	})
 	r.rep.Machine.Finish()
-	return nil
 }
 
 func (r *run) step(what string) {
@@ -133,17 +158,16 @@ func (r *run) geometry(ctx context.Context, g Geometry) (err error) {
 	}
 	defer func() { err = errors.Join(err, rig.close()) }()
 	if r.rep.Machine.Device == "" {
-		r.rep.Machine = bench.NewFacts(rig.engine.Device().Info())
+		r.rep.Machine = bench.NewFacts(rig.engine.Device().Info(), r.o.Began)
 	}
-	for _, s := range sizes {
+	for _, i := range bench.Spread(len(sizes)) {
 		if err := ctx.Err(); err != nil {
 			return context.Cause(ctx)
 		}
-		group := &group{rig: rig, blocks: s.blocks, requests: s.requests}
-		r.step(group.name())
+		group := &group{rig: rig, blocks: sizes[i].blocks, requests: sizes[i].requests}
 		var points []Point
-		err := r.timed(func(deadline time.Time) (err error) {
-			points, err = group.measure(ctx, deadline)
+		err := r.timed(group.name(), func(deadline time.Time) (err error) {
+			points, err = group.measure(ctx, deadline, r.budget)
 			return err
 		})
 		if err != nil {
@@ -170,11 +194,26 @@ func (r *run) geometry(ctx context.Context, g Geometry) (err error) {
 	return nil
 }
 
-// timed measures a group within its share of what is left of the budget.
-func (r *run) timed(measure func(deadline time.Time) error) error {
-	begin := time.Now()
-	err := measure(begin.Add((r.o.Budget - r.spent) / time.Duration(r.left)))
-	r.spent, r.left = r.spent+time.Since(begin), r.left-1
+// timed measures a group within its share of what is left of the budget, or names it where it does not fit. It fails if none did.
+func (r *run) timed(what string, measure func(deadline time.Time) error) error {
+	deadline, fits := r.budget.Begin(1)
+	err := bench.ErrOverBudget
+	if fits {
+		r.step(what)
+		err = measure(deadline)
+	}
+	r.budget.End(1, err == nil)
+	if errors.Is(err, bench.ErrOverBudget) {
+		if !r.budget.Measured() {
+			return r.budget.TooShort()
+		}
+		r.rep.LeftOut = append(r.rep.LeftOut, fmt.Sprintf("%s: it did not fit the budget of %v", what, r.o.Budget))
+		return nil
+	}
+	if text := r.budget.Notice("groups of points"); err == nil && !r.noticed && r.o.Notice != nil && text != "" {
+		r.o.Notice(text)
+		r.noticed = true
+	}
 	return err
 }
 

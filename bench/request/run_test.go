@@ -9,13 +9,43 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane"
+	"github.com/kvlane/kvlane/bench"
 	"github.com/kvlane/kvlane/errdefs"
 )
 
 // tiny is a run of a moment.
 func tiny() Options {
 	return Options{
-		Engine: kvlane.Config{Device: kvlane.DeviceConfig{Driver: kvlane.Sim}}, Blocks: []int{1, 3}, Requests: []int{1, 2}, Bytes: 2 << 20, LargeBytes: 64 << 10, Budget: 10 * time.Millisecond, Seed: 1,
+		Engine: kvlane.Config{Device: kvlane.DeviceConfig{Driver: kvlane.Sim}}, Blocks: []int{1, 3}, Requests: []int{1, 2}, Bytes: 2 << 20, LargeBytes: 64 << 10, Budget: time.Minute, Seed: 1,
+		rounds: minRounds,
+	}
+}
+
+// ticking is a clock that goes on by a step whenever somebody looks at it.
+func ticking(at time.Time, step time.Duration) func() time.Time {
+	return func() time.Time {
+		at = at.Add(step)
+		return at
+	}
+}
+
+// What a budget is too short for is left out and named, and the run ends within a fifth more than it.
+func TestDefectBudgetOfRequestsIsExceeded(t *testing.T) {
+	o := tiny()
+	begin := time.Now()
+	o.Blocks, o.clock = []int{1, 2, 3, 4}, ticking(begin, 400*time.Millisecond)
+	var notices []string
+	o.Notice = func(text string) { notices = append(notices, text) }
+	r, err := Run(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if took := o.clock().Sub(begin); took > o.Budget*6/5 || len(r.LeftOut) == 0 || len(r.Points) != 6*(8-len(r.LeftOut)) || len(notices) != 1 {
+		t.Errorf("a budget of %v took %v; %d points; left out: %q; said: %q", o.Budget, took, len(r.Points), r.LeftOut, notices)
+	}
+	o.clock = ticking(begin, time.Minute)
+	if _, err := Run(t.Context(), o); !errors.Is(err, errdefs.ErrInvalid) {
+		t.Errorf("nothing fits: %v", err)
 	}
 }
 
@@ -107,10 +137,14 @@ func TestRunEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	why := errors.New("enough")
 	o := tiny()
-	o.Budget = time.Minute
-	o.Progress = func(int, int, string) { time.AfterFunc(20*time.Millisecond, func() { cancel(why) }) }
-	if _, err := Run(ctx, o); !errors.Is(err, why) {
-		t.Errorf("%v, want %v", err, why)
+	o.Progress = func(done, _ int, _ string) {
+		if done == 1 {
+			cancel(why)
+		}
+	}
+	r, err := Run(ctx, o)
+	if !errors.Is(err, why) || r == nil || r.Incomplete != bench.Interrupted || len(r.Points) != 6 || r.Reference.ToDevice.Samples == 0 {
+		t.Errorf("%v, want %v; %+v", err, why, r)
 	}
 }
 

@@ -18,6 +18,7 @@ const (
 // WriteText writes the report for people, as tables in Markdown.
 func (r *Report) WriteText(w io.Writer) error {
 	var b strings.Builder
+	bench.WriteIncomplete(&b, r.Incomplete)
 	r.head(&b)
 	for _, name := range r.Setup.Geometries {
 		r.table(&b, name)

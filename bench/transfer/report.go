@@ -26,6 +26,8 @@ type Report struct {
 	Date      time.Time `json:"date"`
 	Command   string    `json:"command,omitempty"` // for the caller to fill in
 	Points    []Point   `json:"points"`
+	// Incomplete says why the run ended before its end, if it did.
+	Incomplete string `json:"incomplete,omitempty"`
 }
 
 // Point is one block size and batch size. Times are of batches, in microseconds: Prep writes the list of blocks, Post submits it, Tx is from
@@ -86,6 +88,7 @@ func (p *Point) Summary() string {
 // WriteText writes the report for people: nixlbench's columns, and below them the summary of each point.
 func (r *Report) WriteText(w io.Writer) error {
 	var b strings.Builder
+	bench.WriteIncomplete(&b, r.Incomplete)
 	fmt.Fprintf(&b, "protocol   %s\ntarget     %s\noperation  %s, %d threads", r.Protocol, r.Target, r.Op, r.Threads)
 	if r.Checked {
 		b.WriteString(", every batch checked, which does not count as time")

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/kvlane/kvlane/bench"
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
 )
@@ -99,7 +100,7 @@ func (o *Options) NeedBytes() (remote, local int64) {
 }
 
 // Run measures every point: each batch size for each block size. Errors: ErrCorrupt for wrong bytes, ErrInvalid for options that do not fit the driver's
-// memory, the context's cause if ctx ends, and what a batch failed with.
+// memory, what a batch failed with, and the context's cause if ctx ends: then the report is of what was measured until then, and says so.
 func Run(ctx context.Context, o Options) (*Report, error) {
 	o.SetDefaults()
 	if err := o.Validate(); err != nil {
@@ -124,7 +125,12 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 			}
 			p, err := o.point(ctx, size, batch)
 			if err != nil {
-				return nil, fmt.Errorf("measure %s of %d blocks of %d bytes by %s: %w", o.Op, batch, size, r.Protocol, err)
+				err = fmt.Errorf("measure %s of %d blocks of %d bytes by %s: %w", o.Op, batch, size, r.Protocol, err)
+				if ctx.Err() == nil {
+					return nil, err
+				}
+				r.Incomplete = bench.Interrupted
+				return r, err
 			}
 			r.Points = append(r.Points, *p)
 		}

@@ -1,11 +1,13 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/schollz/progressbar/v3"
 	"github.com/spf13/cobra"
@@ -63,8 +65,9 @@ and the driver's batched copy, 256 blocks a call (driver-batch). auto is the str
 path gains is the difference of two such runs. All take turns at every point, with a large copy between the turns. Bytes are
 checked at every point: a run that moved wrong ones fails.
 
-A default grid takes about two minutes on a GPU; --full is the whole table: 256 B to 16 MiB, 1 to 100,000 blocks, at most 4 GiB
-at a time. Slow points move fewer blocks than their cell says, and are marked.
+A default grid takes two minutes on a GPU; --full is the whole table: 256 B to 16 MiB, 1 to 100,000 blocks, at most 4 GiB
+at a time. Slow points move fewer blocks than their cell says, and are marked. A run takes no longer than --budget, set-up included:
+what does not fit is left out and named. Interrupted, it prints what it measured until then.
 
 --beside-matmul measures in addition what the copies cost 8192 x 8192 bf16 matrix products that run at the same time, --forms
 what lists, page lists and checksums on the way cost, and --peer-index copies between two GPUs. --targets measures all of
@@ -92,6 +95,7 @@ software, one for each name of --nic, whose bytes copy streams move. They are re
 }
 
 func (f *benchFlags) benchCopy(cmd *cobra.Command) (err error) {
+	f.run.Began = time.Now()
 	earlier, err := readReport(cmd.Context(), "--compare", f.comparing.with)
 	if err != nil {
 		return err
@@ -109,12 +113,39 @@ func (f *benchFlags) benchCopy(cmd *cobra.Command) (err error) {
 	}
 	defer func() { err = errors.Join(err, dev.Close()) }()
 	r, err := f.measure(cmd, dev)
-	if err != nil {
-		return err
-	}
-	r.Machine.Command = commandLine()
-	return f.print(cmd, r, earlier)
+	return printMeasured(cmd.Context(), r, asUsage(err), func() error {
+		r.Machine.Command = commandLine()
+		if r.Incomplete != "" {
+			earlier = nil
+		}
+		return f.print(cmd, r, earlier)
+	})
 }
+
+// printMeasured prints the report of a run that ended well, or as far as it came before it was interrupted.
+func printMeasured[R any](ctx context.Context, r *R, err error, print func() error) error {
+	switch {
+	case err == nil:
+		return print()
+	case ctx.Err() == nil || errors.Is(err, errdefs.ErrCorrupt):
+		return err
+	case r == nil:
+		return &interruptedError{"before anything was measured", err}
+	}
+	if failed := print(); failed != nil {
+		return errors.Join(&interruptedError{"and the report could not be printed", err}, failed)
+	}
+	return &interruptedError{"the report has what was measured before", err}
+}
+
+// interruptedError is what a run failed with that was interrupted, which is no more than that.
+type interruptedError struct {
+	what string
+	err  error
+}
+
+func (e *interruptedError) Error() string { return "interrupted: " + e.what }
+func (e *interruptedError) Unwrap() error { return e.err }
 
 func commandLine() string {
 	return strings.Join(append([]string{filepath.Base(os.Args[0])}, os.Args[1:]...), " ")
@@ -148,7 +179,9 @@ func (f *benchFlags) measure(cmd *cobra.Command, dev device.Device) (_ *bench.Re
 		o.Peer = peer
 	}
 	progress, finish := drawProgress(cmd)
+	defer finish()
 	o.Progress = progress
+	o.Notice = func(text string) { fmt.Fprintln(cmd.ErrOrStderr(), text) }
 	profile, source, err := f.profile(ctx, dev)
 	if err != nil {
 		return nil, err
@@ -170,15 +203,14 @@ func (f *benchFlags) measure(cmd *cobra.Command, dev device.Device) (_ *bench.Re
 		return nil, err
 	}
 	r, err := bench.Run(ctx, dev, f.opener(dev, planner, nics), o)
-	finish()
-	if err != nil {
+	if r == nil {
 		return nil, err
 	}
 	for _, p := range f.without {
 		r.Setup.Without = append(r.Setup.Without, p.String())
 	}
 	r.Setup.Planner, r.Setup.NICs, r.Missing = source, nics.describe(), append(r.Missing, missing...)
-	return r, nil
+	return r, err
 }
 
 // drawProgress returns what draws a bar on standard error where that is a terminal, and what ends it.

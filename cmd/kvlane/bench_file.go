@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -56,7 +57,7 @@ With --device the host's memory is pinned by that, and paths are measured to and
 	fl := cmd.Flags()
 	fl.SortFlags = false
 	fl.StringVar(&f.run.Dir, "dir", "", "directory on the disk to measure; needed")
-	fl.Var(sizeValue{&f.run.Bytes}, "bytes", "length of a scratch file; 0 is 1GiB")
+	fl.Var(sizeValue{&f.run.Bytes}, "bytes", "length of a scratch file; 0 is 1GiB, and less with a --budget of less than 30s")
 	fl.StringSliceVar(&f.sizes, "sizes", nil, "block sizes (default 4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB)")
 	fl.StringSliceVar(&f.work, "work", nil, "read, write (default both)")
 	fl.StringSliceVar(&f.orders, "order", nil, "sequential, scattered (default both)")
@@ -67,7 +68,7 @@ With --device the host's memory is pinned by that, and paths are measured to and
 		"cuFile for the device's memory: auto, require (only where it passes the host by, else fail), or never")
 	fl.IntVar(&f.transfers, "transfers", streamfile.DefaultTransfers, "how many transfers of a stream may be unfinished")
 	fl.IntVar(&f.queues, "cufile-queues", 0, "queues of the device by which cuFile's transfers go; 0 has workers wait for each")
-	fl.DurationVar(&f.run.Budget, "budget", 0, "about how long all places take; 0 is 1m")
+	fl.DurationVar(&f.run.Budget, "budget", 0, "how long the run takes in all; places that do not fit are left out; 0 is 1m")
 	fl.Uint64Var(&f.run.Seed, "seed", 1, "in which order blocks are scattered")
 	fl.BoolVar(&f.form.json, "json", false, "print one JSON object")
 	fl.BoolVar(&f.form.csv, "csv", false, "print comma-separated values")
@@ -117,6 +118,7 @@ func (f *fileBench) parse() error {
 }
 
 func (f *fileBench) execute(cmd *cobra.Command) (err error) {
+	f.run.Began = time.Now()
 	if f.device != noDevice {
 		dev, failed := openDevice(f.device, f.index, sim.Options{})
 		if failed != nil {
@@ -132,12 +134,11 @@ func (f *fileBench) execute(cmd *cobra.Command) (err error) {
 	defer func() { err = errors.Join(err, streams.close()) }()
 	f.run.Contenders, f.run.Files = streams.contenders(cmd.Context()), streams.open
 	r, err := f.measure(cmd)
-	if err != nil {
-		return err
-	}
-	r.Missing = append(r.Missing, streams.missing...)
-	r.Machine.Command = commandLine()
-	return f.print(cmd, r)
+	return printMeasured(cmd.Context(), r, asUsage(err), func() error {
+		r.Missing = append(r.Missing, streams.missing...)
+		r.Machine.Command = commandLine()
+		return f.print(cmd, r)
+	})
 }
 
 // measure runs the benchmark behind a progress bar.
@@ -145,6 +146,7 @@ func (f *fileBench) measure(cmd *cobra.Command) (*file.Report, error) {
 	progress, finish := drawProgress(cmd)
 	defer finish()
 	f.run.Progress = progress
+	f.run.Notice = func(text string) { fmt.Fprintln(cmd.ErrOrStderr(), text) }
 	return file.Run(cmd.Context(), f.run)
 }
 

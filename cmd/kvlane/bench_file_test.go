@@ -14,7 +14,7 @@ import (
 )
 
 func tinyFile(dir string, more ...string) []string {
-	return append([]string{"bench", "file", "--dir", dir, "--bytes", "64KiB", "--sizes", "4KiB", "--budget", "1ms", "--order", "scattered"}, more...)
+	return append([]string{"bench", "file", "--dir", dir, "--bytes", "64KiB", "--sizes", "4KiB", "--budget", "3s", "--order", "scattered"}, more...)
 }
 
 func TestBenchFileFlagsAreChecked(t *testing.T) {

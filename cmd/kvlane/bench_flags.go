@@ -32,7 +32,7 @@ func (f *benchFlags) register(cmd *cobra.Command) {
 	fl.Var(sizeValue{&f.run.PoolBytes}, "pool", "device memory over which blocks are scattered; 0 is 2GiB, or 64MiB simulated")
 	fl.Var(sizeValue{&f.run.ReferenceBytes}, "large", "length of the one large copy; 0 is 256MiB, or 4MiB simulated")
 	fl.IntVar(&f.run.Reps, "reps", 0, "repetitions of a point (default: as many as --budget allows)")
-	fl.DurationVar(&f.run.Budget, "budget", 0, "about how long all points take; 0 is 1m30s, 8m with --full, or 10s simulated")
+	fl.DurationVar(&f.run.Budget, "budget", 0, "how long the run takes in all; points that do not fit are left out; 0 is 2m, 8m with --full, or 30s simulated, and more for what is also measured")
 	fl.Uint64Var(&f.run.Seed, "seed", 1, "seed of the permutations")
 	fl.BoolVar(&f.lists, "lists", false, "submit lists of extents in place of page lists")
 	fl.BoolVar(&f.sums, "sums", false, "ask for checksums of the blocks on the way, which page lists alone can have")

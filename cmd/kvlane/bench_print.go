@@ -14,6 +14,7 @@ import (
 	"github.com/kvlane/kvlane/bench"
 	"github.com/kvlane/kvlane/bench/chart"
 	"github.com/kvlane/kvlane/internal/ctxio"
+	"github.com/kvlane/kvlane/internal/gunzip"
 	"github.com/kvlane/kvlane/internal/target"
 )
 
@@ -22,7 +23,7 @@ func readReport(ctx context.Context, flag, name string) (*bench.Report, error) {
 	return readEarlier(ctx, flag, name, bench.Read)
 }
 
-// readEarlier reads an earlier run's report, or returns nil if the flag names none. It is read before anything is
+// readEarlier reads an earlier run's report, compressed by gzip or not, or returns nil if the flag names none. It is read before anything is
 // measured: a wrong name should not cost a run.
 func readEarlier[T any](ctx context.Context, flag, name string, read func(io.Reader) (*T, error)) (*T, error) {
 	if name == "" {
@@ -33,7 +34,11 @@ func readEarlier[T any](ctx context.Context, flag, name string, read func(io.Rea
 		return nil, fmt.Errorf("%s: %w", flag, err)
 	}
 	defer func() { _ = in.Close() }() // only read
-	r, err := read(in)
+	plain, err := gunzip.Reader(in)
+	if err != nil {
+		return nil, fmt.Errorf("%s %s: %w", flag, name, err)
+	}
+	r, err := read(plain)
 	if err != nil {
 		return nil, fmt.Errorf("%s %s: %w", flag, name, err)
 	}

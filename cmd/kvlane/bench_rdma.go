@@ -5,10 +5,7 @@ package main
 import (
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -128,18 +125,16 @@ func (b *benchRDMA) execute(cmd *cobra.Command) (err error) {
 	r, err := rdmabench.Run(ctx, rdmabench.Options{
 		NIC: rails[0].Registry, Connect: rails[0].Connect, Local: local, Remote: remote, Sizes: b.bytes, Iterations: b.iterations,
 	})
-	if err != nil {
-		return err
-	}
-	r.Reason = nics.Choices()[0].Reason
-	r.Command = strings.Join(append([]string{filepath.Base(os.Args[0])}, os.Args[1:]...), " ")
-	if dev != nil {
-		r.Device, r.Simulated = dev.Info().Name, b.device == string(kvlane.Sim)
-	}
-	if b.json {
-		return writeJSON(cmd, r)
-	}
-	return r.WriteText(cmd.OutOrStdout())
+	return printMeasured(ctx, r, err, func() error {
+		r.Reason, r.Command = nics.Choices()[0].Reason, commandLine()
+		if dev != nil {
+			r.Device, r.Simulated = dev.Info().Name, b.device == string(kvlane.Sim)
+		}
+		if b.json {
+			return writeJSON(cmd, r)
+		}
+		return r.WriteText(cmd.OutOrStdout())
+	})
 }
 
 // allocate returns memory for the largest messages: twice that of the host, and that of the device or of the host.

@@ -56,7 +56,7 @@ it stand the load alone, the work alone, and the longer of them and one layer.
 All options of the engine are the default unless given. The simulated device has to be asked for; no figure of it means anything but
 a ratio. With --still it completes copies without making them: CPU time and allocations are then what the host itself takes.
 
-A default run takes about two and a half minutes on a GPU, --quick half a minute.`,
+A default run takes two minutes on a GPU, --quick 15 seconds, set-up included. Interrupted, it prints what it measured until then.`,
 		Example: `  kvlane bench store
   kvlane bench store --quick --out run.json --charts charts
   kvlane bench store --geometry 8b,mla --blocks 16,128 --requests 1 --compare run.json
@@ -93,7 +93,7 @@ func (f *storeBench) register(fl *pflag.FlagSet) {
 	fl.Var(sizeValue{&f.run.Engine.Store.CacheBytes}, "cache-bytes", "pinned host memory of the cache tier; 0 is as little as the requests need")
 	fl.Var(sizeValue{&f.run.LargeBytes}, "large", "length of the one large copy; 0 is 256MiB, or 4MiB simulated")
 	fl.BoolVar(&f.run.Quick, "quick", false, "measure 1, 64 and 1024 blocks, one request at a time, loads and dumps, in 15 s")
-	fl.DurationVar(&f.run.Budget, "budget", 0, "about how long all points take; 0 is 2m, or 10s simulated")
+	fl.DurationVar(&f.run.Budget, "budget", 0, "how long the run takes in all; points that do not fit are left out; 0 is 2m, or 10s simulated, and more with --beside-matmul")
 	fl.Uint64Var(&f.run.Seed, "seed", 1, "which pages are used first")
 
 	f.engine.registerCopies(fl)
@@ -114,6 +114,7 @@ func (f *storeBench) register(fl *pflag.FlagSet) {
 }
 
 func (f *storeBench) execute(cmd *cobra.Command) error {
+	f.run.Began = time.Now()
 	if err := f.parse(); err != nil {
 		return err
 	}
@@ -123,14 +124,17 @@ func (f *storeBench) execute(cmd *cobra.Command) error {
 	}
 	progress, finish := drawProgress(cmd)
 	f.run.Progress = progress
+	f.run.Notice = func(text string) { fmt.Fprintln(cmd.ErrOrStderr(), text) }
 	r, err := request.Run(cmd.Context(), f.run)
 	finish()
-	if err != nil {
-		return asUsage(err)
-	}
-	this := releaseOf(debug.ReadBuildInfo())
-	r.Machine.Command, r.Version, r.Setup.Engine = commandLine(), this.tag(), engineGiven(cmd.Flags())
-	return f.print(cmd, r, earlier)
+	return printMeasured(cmd.Context(), r, asUsage(err), func() error {
+		this := releaseOf(debug.ReadBuildInfo())
+		r.Machine.Command, r.Version, r.Setup.Engine = commandLine(), this.tag(), engineGiven(cmd.Flags())
+		if r.Incomplete != "" {
+			earlier = nil
+		}
+		return f.print(cmd, r, earlier)
+	})
 }
 
 // parse reads what is still text, and returns everything that is wrong.

@@ -13,7 +13,7 @@ import (
 // tinyStore is a benchmark of requests of a moment.
 func tinyStore(more ...string) []string {
 	return append([]string{
-		"bench", "store", "--device", "sim", "--blocks", "1,2", "--requests", "1", "--bytes", "1MiB", "--large", "64KiB", "--budget", "10ms",
+		"bench", "store", "--device", "sim", "--blocks", "1,2", "--requests", "1", "--bytes", "1MiB", "--large", "64KiB", "--budget", "2s",
 	}, more...)
 }
 
@@ -36,7 +36,7 @@ func TestBenchStoreFlagsAreChecked(t *testing.T) {
 		"earlier run":   {[]string{"--compare", "/nonexistent"}, exitFailure, []string{"--compare"}},
 		"device":        {[]string{"--device", "auto"}, exitUsage, []string{"it is cuda, sim or host"}},
 		"model":         {[]string{"--model-layer", "20ms", "--work", "dump"}, exitUsage, []string{"layer of 20ms", "behind loads"}},
-		"product":       {[]string{"--beside-matmul", "--beside-blocks", "1"}, exitFailure, []string{"runs none"}},
+		"product":       {[]string{"--pairs", "2", "--beside-matmul", "--beside-blocks", "1"}, exitFailure, []string{"runs none"}},
 		"still":         {[]string{"--device", "cuda", "--still"}, exitUsage, []string{"--still has no effect without --device sim"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -53,7 +53,7 @@ func TestBenchStoreFlagsAreChecked(t *testing.T) {
 func TestBenchStoreWritesComparesAndDraws(t *testing.T) {
 	dir := t.TempDir()
 	file, charts := filepath.Join(dir, "run.json"), filepath.Join(dir, "charts")
-	code, stdout, stderr := execute(t, tinyStore("--out", file, "--charts", charts, "--policy", "latency", "--model-layer", "100us,200us")...)
+	code, stdout, stderr := execute(t, tinyStore("--budget", "8s", "--out", file, "--charts", charts, "--policy", "latency", "--model-layer", "100us,200us")...)
 	if code != exitOK || !strings.Contains(stdout, "SIMULATED: no figure") || !strings.Contains(stdout, "--policy latency; loads and dumps under the latency policy") || !strings.Contains(stdout, "| 200us ") || !strings.Contains(stderr, "charts are in "+charts) {
 		t.Fatalf("exit code %d, standard error %q, output:\n%s", code, stderr, stdout)
 	}

@@ -1,15 +1,19 @@
 package main
 
 import (
+	"bytes"
+	"context"
 	"encoding/json"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kvlane/kvlane/bench"
 	"github.com/kvlane/kvlane/internal/target"
+	"github.com/kvlane/kvlane/internal/testkit"
 )
 
 // tinyBench is a benchmark of a few milliseconds.
@@ -119,5 +123,56 @@ func TestBenchTargets(t *testing.T) {
 	r, err := readReport(t.Context(), "--from", file)
 	if err != nil || len(r.Forms) == 0 || len(r.Missing) != 1 || r.Missing[0].Path != "beside a matrix product" {
 		t.Errorf("%v, forms %+v, missing %+v", err, r.Forms, r.Missing)
+	}
+}
+
+// The runs that docs/runs keeps are compressed.
+func TestBenchReadsCommittedRuns(t *testing.T) {
+	const run, again = "../../docs/runs/latency-h100-U1.json.gz", "../../docs/runs/latency-h100-U2.json.gz"
+	if code, stdout, stderr := execute(t, "bench", "copy", "--from", run, "--compare", again); code != exitOK || !strings.Contains(stdout, "of 30 points ") {
+		t.Errorf("exit code %d, %s:\n%s", code, stderr, stdout)
+	}
+	if code, _, stderr := execute(t, tinyStore("--work", "load", "--compare", "../../docs/runs/store-h200-W.json.gz")...); code != exitOK {
+		t.Errorf("exit code %d, %s", code, stderr)
+	}
+	broken := filepath.Join(t.TempDir(), "run.json")
+	if err := os.WriteFile(broken, []byte("\x1f\x8b is no gzip at all"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if code, _, stderr := execute(t, "bench", "copy", "--from", broken); code != exitFailure || !strings.Contains(stderr, "--from "+broken+": gzip") {
+		t.Errorf("exit code %d, %s", code, stderr)
+	}
+}
+
+// A benchmark that is interrupted prints what it measured until then, and says no more than that it was.
+func TestDefectInterruptedBenchPrintsNothing(t *testing.T) {
+	out := filepath.Join(t.TempDir(), "run.json")
+	for name, args := range map[string][]string{
+		"copy":  tinyBench("--reps", "3000", "--sizes", "256,512,1KiB,2KiB,4KiB,8KiB", "--out", out, "--compare", "../../docs/runs/copy-h200-W.json.gz"),
+		"file":  tinyFile(t.TempDir(), "--budget", "1m", "--sizes", "4KiB,8KiB,16KiB,32KiB,64KiB"),
+		"rdma":  {"bench", "rdma", "--rdma-provider", "soft", "--iterations", "5000"},
+		"store": tinyStore("--budget", "1m", "--blocks", "3,4", "--requests", "2,3"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			for wait := 250 * time.Millisecond; ; wait *= 2 { // until something was measured
+				ctx, cancel := context.WithCancel(t.Context())
+				time.AfterFunc(wait, cancel)
+				var stdout, stderr bytes.Buffer
+				code := run(ctx, args, &stdout, &stderr)
+				cancel()
+				if strings.Contains(stderr.String(), "refuses O_DIRECT") {
+					testkit.Skip(t, "direct-io", stderr.String())
+				}
+				if code != exitFailure || !strings.HasPrefix(stderr.String(), "kvlane: interrupted: ") || strings.Count(stderr.String(), "\n") != 1 || wait > 8*time.Second {
+					t.Fatalf("after %v: exit code %d, %s:\n%s", wait, code, stderr.String(), stdout.String())
+				}
+				if strings.HasPrefix(stdout.String(), "INCOMPLETE: interrupted") && strings.Contains(stdout.String(), "KiB") == (name != "rdma") {
+					break
+				}
+			}
+		})
+	}
+	if r, err := readReport(t.Context(), "--from", out); err != nil || r.Incomplete != bench.Interrupted || len(r.Points) == 0 {
+		t.Errorf("%v, %+v", err, r)
 	}
 }

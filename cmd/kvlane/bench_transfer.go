@@ -183,9 +183,11 @@ func (f *benchTransfer) carry(cmd *cobra.Command, d transfer.Driver) error {
 	f.run.Progress = progress
 	r, err := transfer.Run(cmd.Context(), f.run)
 	finish()
-	if err != nil {
-		return asUsage(err)
-	}
+	return printMeasured(cmd.Context(), r, asUsage(err), func() error { return f.print(cmd, r) })
+}
+
+// print prints the report in the form asked for, and writes the files.
+func (f *benchTransfer) print(cmd *cobra.Command, r *transfer.Report) (err error) {
 	r.Command = commandLine()
 	if f.json {
 		err = writeJSON(cmd, r)

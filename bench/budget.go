@@ -1,0 +1,134 @@
+package bench
+
+import (
+	"errors"
+	"fmt"
+	"math/bits"
+	"time"
+
+	"github.com/kvlane/kvlane/errdefs"
+)
+
+// ErrOverBudget is of what takes longer than is left of a budget, and is to be left out.
+var ErrOverBudget = errors.New("the time is used up")
+
+// The parts of a budget by which a run may exceed it before what is under way is given up: where something was measured, and of the first.
+const (
+	slack      = 0.05
+	firstSlack = 0.15
+)
+
+// Budget is the time that a run may take in all, its set-up included, and how it is shared among units of about the same cost: points,
+// or groups of them. Units that do not fit are for the caller to leave out and to name. One user at a time.
+type Budget struct {
+	total   time.Duration // zero: no limit
+	begin   time.Time
+	now     func() time.Time
+	reserve time.Duration // for what takes a time of its own
+	left    int           // units to come
+
+	// Of the part that is measured: what is to come, when it should end, and what was done of it.
+	part  int
+	until time.Time
+	done  int
+	took  time.Duration
+	start time.Time // of what is under way
+
+	measured bool
+}
+
+// NewBudget shares total, from began on, among so many units, and keeps reserve for what has a time of its own. A total of zero is no
+// limit. It fails with ErrInvalid if nothing would be left.
+func NewBudget(total time.Duration, began time.Time, now func() time.Time, units int, reserve time.Duration) (*Budget, error) {
+	if total > 0 && units > 0 && reserve >= total {
+		return nil, fmt.Errorf("of a budget of %v the windows beside a product alone take %v: allow more, or fewer or shorter windows: %w",
+			total, reserve.Round(time.Second/10), errdefs.ErrInvalid)
+	}
+	b := &Budget{total: total, begin: began, now: now, left: units, reserve: reserve}
+	b.Part(units)
+	return b, nil
+}
+
+// Part begins a part of so many of the units, which gets its share of the time that is left.
+func (b *Budget) Part(units int) {
+	now := b.now()
+	b.part, b.done, b.took = units, 0, 0
+	b.until = now.Add(portion(b.begin.Add(b.total-b.reserve).Sub(now), units, b.left))
+}
+
+// Spend says that what the reserve was kept for is done.
+func (b *Budget) Spend() { b.reserve = 0 }
+
+func portion(d time.Duration, n, of int) time.Duration {
+	return time.Duration(float64(d) * float64(n) / float64(max(of, 1)))
+}
+
+// Begin reports whether so many units of the part fit, by what those before took, and when they should end.
+func (b *Budget) Begin(units int) (until time.Time, fits bool) {
+	b.start = b.now()
+	left := b.until.Sub(b.start)
+	fits = b.total == 0 || left > 0 && (b.done == 0 || left >= portion(b.took, units, b.done)/2)
+	return b.start.Add(portion(max(left, 0), units, b.part)), fits
+}
+
+// End says that what began has ended, or with done unset was given up.
+func (b *Budget) End(units int, done bool) {
+	if done {
+		b.measured = true
+		b.done, b.took = b.done+units, b.took+b.now().Sub(b.start)
+	}
+	b.Skip(units)
+}
+
+// Measured reports whether any unit was measured.
+func (b *Budget) Measured() bool { return b != nil && b.measured }
+
+// Skip says that so many units of the part will not be measured.
+func (b *Budget) Skip(units int) { b.left, b.part = b.left-units, b.part-units }
+
+// Over reports whether the part took so much more than its time that what is under way should be given up.
+func (b *Budget) Over() bool {
+	more := slack
+	if !b.measured {
+		more = firstSlack
+	}
+	return b.total > 0 && b.now().After(b.until.Add(time.Duration(more*float64(b.total))))
+}
+
+// Least is about how long the run takes if everything is measured as shortly as what was measured so far.
+func (b *Budget) Least() time.Duration {
+	return b.start.Sub(b.begin) + b.reserve + portion(b.took, b.left, b.done)
+}
+
+// TooShort says that the time was over before anything was measured.
+func (b *Budget) TooShort() error {
+	spent := b.now().Sub(b.begin)
+	return fmt.Errorf("the budget of %v was used up before anything was measured, which took %v: allow %v or more: %w",
+		b.total, spent.Round(time.Millisecond), max(2*spent, b.total).Round(time.Second)+time.Second, errdefs.ErrInvalid)
+}
+
+// Notice says that not all units will fit, or nothing where they will. It means something once some have ended.
+func (b *Budget) Notice(what string) string {
+	if b.total == 0 || b.done == 0 || b.part == 0 {
+		return ""
+	}
+	fit := min(int(float64(b.part)*float64(b.until.Sub(b.now()))/float64(max(portion(b.took, b.part, b.done), 1))), b.part)
+	if fit >= b.part*9/10 {
+		return ""
+	}
+	return fmt.Sprintf("a budget of %v is too short for all: about %d of %d %s will be measured, and the others named; all take about %v",
+		b.total, b.done+max(fit, 0), b.done+b.part, what, b.Least().Round(time.Second))
+}
+
+// Spread returns the numbers below n in an order whose first few lie far apart, from the middle on: what is measured where the time is
+// too short for all.
+func Spread(n int) []int {
+	width := bits.Len(uint(max(n-1, 0)))
+	order := make([]int, 0, n)
+	for i := range 1 << width {
+		if v := int(bits.Reverse(uint(i)) >> (bits.UintSize - width)); v < n {
+			order = append(order, (v+n/2)%n)
+		}
+	}
+	return order
+}

@@ -1,0 +1,261 @@
+package published
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"text/template"
+
+	"github.com/kvlane/kvlane/bench"
+	"github.com/kvlane/kvlane/bench/request"
+)
+
+// figures are the functions of measured.tmpl. Each takes the names of one or several runs, separated by spaces; of several the answer is
+// the range. Nothing that is not in all of them is answered.
+type figures map[string]*run
+
+func (f figures) functions() template.FuncMap {
+	return template.FuncMap{
+		"rate": f.rate, "share": f.share, "p50": f.p50, "p99": f.p99, "large": f.large,
+		"loss": f.loss, "lossRate": f.lossRate, "peer": f.peer, "peerLarge": f.peerLarge,
+		"load": f.load, "first": f.first, "cite": f.cite, "made": f.made,
+	}
+}
+
+// runs returns those that are named.
+func (f figures) runs(names string) ([]*run, error) {
+	var list []*run
+	for name := range strings.FieldsSeq(names) {
+		if f[name] == nil {
+			return nil, fmt.Errorf("there is no run %q", name)
+		}
+		list = append(list, f[name])
+	}
+	if len(list) == 0 {
+		return nil, fmt.Errorf("no run is named")
+	}
+	return list, nil
+}
+
+// over writes a figure of each run: one, or the lowest and the highest.
+func (f figures) over(names string, digits int, of func(*run) (float64, error)) (string, error) {
+	list, err := f.runs(names)
+	if err != nil {
+		return "", err
+	}
+	var v []float64
+	for _, r := range list {
+		x, err := of(r)
+		if err != nil {
+			return "", fmt.Errorf("%s: %w", r.File, err)
+		}
+		v = append(v, x)
+	}
+	low, high := rounded(slices.Min(v), digits), rounded(slices.Max(v), digits)
+	if low == high {
+		return low, nil
+	}
+	return low + " to " + high, nil
+}
+
+// rounded writes v with so many digits after the point, and no minus before zero.
+func rounded(v float64, digits int) string {
+	if p := math.Pow10(digits); math.Round(v*p) == 0 {
+		v = 0
+	}
+	return strconv.FormatFloat(v, 'f', digits, 64)
+}
+
+// copied finds a point between host and device: of the most blocks where count is zero.
+func copied(r *run, path string, size int64, count int, dir, host string) (*bench.Point, error) {
+	var found *bench.Point
+	if r.copies != nil {
+		for i := range r.copies.Points {
+			p := &r.copies.Points[i]
+			if p.Path == path && p.Size == size && p.Direction == bench.Direction(dir) && p.Layout == bench.Layout("host "+host) &&
+				(count == 0 && (found == nil || p.Count > found.Count) || count == p.Count) {
+				found = p
+			}
+		}
+	}
+	if found == nil {
+		return nil, fmt.Errorf("%s has no point of %d x %d, %s, host %s", path, count, size, dir, host)
+	}
+	return found, nil
+}
+
+func (f figures) point(names, path string, size int64, count int, dir, host string, digits int, of func(*bench.Point) float64) (string, error) {
+	return f.over(names, digits, func(r *run) (float64, error) {
+		p, err := copied(r, path, size, count, dir, host)
+		if err != nil {
+			return 0, err
+		}
+		return of(p), nil
+	})
+}
+
+// rate is GB/s of the most blocks of a size.
+func (f figures) rate(names, path string, size int64, dir, host string) (string, error) {
+	return f.point(names, path, size, 0, dir, host, 1, func(p *bench.Point) float64 { return p.GBps })
+}
+
+// share is the same as percent of the large copies beside it.
+func (f figures) share(names, path string, size int64, dir, host string) (string, error) {
+	return f.point(names, path, size, 0, dir, host, 0, func(p *bench.Point) float64 { return 100 * p.Share })
+}
+
+// p50 and p99 are microseconds of a batch, from Submit until done.
+func (f figures) p50(names, path string, size int64, count int, dir, host string) (string, error) {
+	return f.point(names, path, size, count, dir, host, 1, func(p *bench.Point) float64 { return p.P50Micros })
+}
+
+func (f figures) p99(names, path string, size int64, count int, dir, host string) (string, error) {
+	return f.point(names, path, size, count, dir, host, 0, func(p *bench.Point) float64 { return p.P99Micros })
+}
+
+// large is GB/s of the large copies of all points of a direction.
+func (f figures) large(names, dir string) (string, error) {
+	return f.over(names, 1, func(r *run) (float64, error) {
+		if r.copies != nil {
+			if c := r.copies.Reference.Of(bench.Direction(dir)); c.Samples > 0 {
+				return c.GBps, nil
+			}
+		}
+		return 0, fmt.Errorf("no large copy, %s", dir)
+	})
+}
+
+func (f figures) lost(names, path, dir string, of func(*bench.Loss) float64) (string, error) {
+	return f.over(names, 1, func(r *run) (float64, error) {
+		if r.copies != nil && r.copies.Product != nil {
+			for i := range r.copies.Product.Losses {
+				if l := &r.copies.Product.Losses[i]; l.Path == path && l.Direction == bench.Direction(dir) {
+					return of(l), nil
+				}
+			}
+		}
+		return 0, fmt.Errorf("nothing says what %s costs a product, %s", path, dir)
+	})
+}
+
+// loss is what copies cost the product beside them, in percent of its rate, and lossRate their GB/s.
+func (f figures) loss(names, path, dir string) (string, error) {
+	return f.lost(names, path, dir, func(l *bench.Loss) float64 { return 100 * l.Loss })
+}
+
+func (f figures) lossRate(names, path, dir string) (string, error) {
+	return f.lost(names, path, dir, func(l *bench.Loss) float64 { return l.GBps })
+}
+
+// peer is GB/s between two devices, blocks scattered on both.
+func (f figures) peer(names, path string, size int64, dir string) (string, error) {
+	return f.over(names, 0, func(r *run) (float64, error) {
+		if r.copies != nil && r.copies.Peers != nil {
+			for _, p := range r.copies.Peers.Points {
+				if p.Path == path && p.Size == size && p.Direction == bench.Direction(dir) && p.Layout == bench.BothScattered {
+					return p.GBps, nil
+				}
+			}
+		}
+		return 0, fmt.Errorf("%s has no point of %d between devices, %s", path, size, dir)
+	})
+}
+
+func (f figures) peerLarge(names, dir string) (string, error) {
+	return f.over(names, 0, func(r *run) (float64, error) {
+		if r.copies == nil || r.copies.Peers == nil {
+			return 0, fmt.Errorf("there is no second device")
+		}
+		return r.copies.Peers.Reference.Of(bench.Direction(dir)).GBps, nil
+	})
+}
+
+// load is a figure of one load from the cache: gbps, percent (of a large copy), p50 or p99 in milliseconds, or first, p50 of layer 0.
+func (f figures) load(names string, blocks int, form, what string) (string, error) {
+	digits := map[string]int{"gbps": 1, "percent": 0, "p50": 2, "p99": 2, "first": 2}[what]
+	return f.over(names, digits, func(r *run) (float64, error) {
+		if r.store == nil {
+			return 0, fmt.Errorf("it is of no store")
+		}
+		at := request.Place{Geometry: "70b-tp8", Work: request.Load, Layerwise: form == string(request.Layers), Hits: request.InCache, Blocks: blocks, Requests: 1}
+		for i := range r.store.Points {
+			p := &r.store.Points[i]
+			if p.Place != at {
+				continue
+			}
+			switch what {
+			case "gbps":
+				return p.GBps, nil
+			case "percent":
+				return p.PercentOfC, nil
+			case "p50":
+				return p.P50Micros / 1e3, nil
+			case "p99":
+				return p.P99Micros / 1e3, nil
+			case "first":
+				if len(p.LayersMicros) > 0 {
+					return p.LayersMicros[0] / 1e3, nil
+				}
+			}
+		}
+		return 0, fmt.Errorf("a load of %d blocks, %s, has no %s", blocks, form, what)
+	})
+}
+
+// first is a time to first token in milliseconds, and in brackets the 99th percentile where several were measured. KV that was loaded
+// was that of a prefix kept on the device.
+func (f figures) first(name string, tokens int, source string) (string, error) {
+	list, err := f.runs(name)
+	if err != nil {
+		return "", err
+	}
+	if list[0].ttft != nil {
+		for _, row := range list[0].ttft.Rows {
+			if row.Tokens != tokens || row.Source != source {
+				continue
+			}
+			if row.Identical != nil && !*row.Identical {
+				return "", fmt.Errorf("%d tokens, %s: what was loaded was wrong", tokens, source)
+			}
+			if row.N == 1 {
+				return rounded(1e3*row.Median, 0), nil
+			}
+			return fmt.Sprintf("%s (%s)", rounded(1e3*row.Median, 0), rounded(1e3*row.P99, 0)), nil
+		}
+	}
+	return "", fmt.Errorf("%s has no %q of %d tokens", name, source, tokens)
+}
+
+// cite links to the runs.
+func (f figures) cite(names string) (string, error) {
+	list, err := f.runs(names)
+	if err != nil {
+		return "", err
+	}
+	var links []string
+	for _, r := range list {
+		links = append(links, fmt.Sprintf("[%s](docs/runs/%s)", r.Run, r.File))
+	}
+	return strings.Join(links, ", "), nil
+}
+
+// made says of each machine that the runs were made on which it is, and when that was.
+func (f figures) made(names string) (string, error) {
+	list, err := f.runs(names)
+	if err != nil {
+		return "", err
+	}
+	slices.SortStableFunc(list, func(a, b *run) int { return strings.Compare(a.Run, b.Run) })
+	var texts []string
+	for i, r := range list {
+		if i == 0 || list[i-1].Run != r.Run {
+			texts = append(texts, fmt.Sprintf("%s: %s, driver %s, %s", r.Run, r.Device, r.Driver, r.Date[:len("2006-01-02")]))
+		}
+		if last := &texts[len(texts)-1]; r.Note != "" && !strings.Contains(*last, r.Note) {
+			*last += "; " + r.Note
+		}
+	}
+	return strings.Join(texts, ".\n") + ".", nil
+}

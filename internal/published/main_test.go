@@ -1,0 +1,12 @@
+package published
+
+import (
+	"flag"
+	"testing"
+
+	"github.com/kvlane/kvlane/internal/testkit"
+)
+
+var rewrite = flag.Bool("rewrite", false, "write the README's figures and the charts anew")
+
+func TestMain(m *testing.M) { testkit.Main(m) }

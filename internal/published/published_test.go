@@ -1,0 +1,174 @@
+package published
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"text/template"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kvlane/kvlane/bench/chart"
+)
+
+const (
+	readme = "../../README.md"
+	charts = "../../docs/charts"
+	drawn  = "copy-h200-W" // what the charts are of
+)
+
+// section is the README's part that the template makes.
+var section = regexp.MustCompile(`(?s)## Measured\n.*?\n(\n## )`)
+
+// render fills the runs' figures into the template.
+func render(all map[string]*run, text string) (string, error) {
+	tmpl, err := template.New("measured").Option("missingkey=error").Funcs(figures(all).functions()).Parse(text)
+	if err != nil {
+		return "", err
+	}
+	if err := noFigures(text); err != nil {
+		return "", err
+	}
+	var b bytes.Buffer
+	err = tmpl.Execute(&b, nil)
+	return b.String(), err
+}
+
+// byHand is a figure that somebody typed: a number with the unit of a measurement, or two as of both ways.
+var (
+	byHand = regexp.MustCompile(`\d\s*(GB/s|TFLOP|%|ms\b|us\b)|\d\s+s\b|\d[.]\d+ ?[/(]`)
+	filled = regexp.MustCompile(`{{.*?}}`)
+	digit  = regexp.MustCompile(`\d`)
+)
+
+// noFigures refuses figures in the template's own words, and in cells of its tables but for the first line and column.
+func noFigures(text string) error {
+	lines := strings.Split(filled.ReplaceAllString(text, ""), "\n")
+	for i, line := range lines {
+		found := byHand.FindString(line)
+		if cells := strings.SplitN(line, "|", 3); len(cells) == 3 && cells[0] == "" && (i+1 == len(lines) || !strings.HasPrefix(lines[i+1], "|--")) {
+			found += digit.FindString(cells[2])
+		}
+		if found != "" {
+			return fmt.Errorf("a figure of no run: %q in %q", found, line)
+		}
+	}
+	return nil
+}
+
+func measured(t *testing.T, all map[string]*run) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(folder, "measured.tmpl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := render(all, string(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// Every figure of the README's section is what the committed runs say, after rounding.
+func TestFiguresAreOfCommittedRuns(t *testing.T) {
+	want := measured(t, readRuns(t))
+	text, err := os.ReadFile(readme)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := section.FindSubmatchIndex(text)
+	if at == nil {
+		t.Fatal("the README has no section of what was measured")
+	}
+	if *rewrite {
+		if err := os.WriteFile(readme, []byte(string(text[:at[0]])+want+string(text[at[2]:])), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	if d := cmp.Diff(want, string(text[at[0]:at[2]])); d != "" {
+		t.Errorf("the README says what the runs do not (-rewrite writes it anew; - runs, + README):\n%s", d)
+	}
+}
+
+func TestAnotherRunGivesAnotherText(t *testing.T) {
+	all := readRuns(t)
+	before := measured(t, all)
+	p, err := copied(all["copy-h200-T"], "auto", 4<<10, 0, "h2d", "scattered")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.GBps += 20
+	if measured(t, all) == before {
+		t.Error("a figure of a run changed, and the text did not")
+	}
+}
+
+func TestTemplateHasNoFiguresOfItsOwn(t *testing.T) {
+	all := readRuns(t)
+	for _, text := range []string{
+		"reaches 53.7 GB/s there", "loses 2% of", "takes 84 us at", "| kvlane | 61 | 74 |", "5.9 ms", "at 53.7 / 53.6 there",
+		`{{rate "copy-h200-T" "teleport" 4096 "h2d" "scattered"}}`, `{{rate "copy-h200-X" "auto" 4096 "h2d" "scattered"}}`,
+		`{{rate "" "auto" 4096 "h2d" "scattered"}}`, `{{load "copy-h200-T" 1 "whole" "p50"}}`, `{{load "store-h200-W" 1 "whole" "first"}}`,
+		`{{loss "latency-h100-U1" "auto" "h2d"}}`, `{{peer "copy-h100-S" "auto" 4096 "h2d"}}`, `{{peerLarge "copy-h100-S" "h2d"}}`,
+		`{{first "vllm-h200-W" 1 "computed in full"}}`, `{{large "latency-h100-U1" "both"}}`, `{{made "nothing"}}`, `{{cite "nothing"}}`,
+	} {
+		if got, err := render(all, text); err == nil {
+			t.Errorf("%s became %q", text, got)
+		}
+	}
+	if got, err := render(all, "blocks of 4 KiB, Llama 3.1 8B\n| 1024 | "); err != nil {
+		t.Errorf("%q, %v", got, err)
+	}
+}
+
+func TestRounded(t *testing.T) {
+	for want, got := range map[string]string{"0.0": rounded(-0.04, 1), "-0.1": rounded(-0.06, 1), "54": rounded(53.5, 0), "5.62": rounded(5.623, 2)} {
+		if got != want {
+			t.Errorf("%s in place of %s", got, want)
+		}
+	}
+}
+
+// The charts are of a committed run: those of contiguous host memory are left out.
+func TestChartsAreOfACommittedRun(t *testing.T) {
+	files, err := chart.WriteAll(t.TempDir(), readRuns(t)[drawn].copies)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]bool{"topology.svg": true} // which is of package topology
+	for _, f := range files {
+		name := filepath.Base(f)
+		if filepath.Ext(name) != ".svg" || strings.HasSuffix(name, "-contiguous.svg") {
+			continue
+		}
+		want[name] = true
+		svg, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		kept := filepath.Join(charts, name)
+		if *rewrite {
+			if err := os.WriteFile(kept, svg, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			continue
+		}
+		if got, err := os.ReadFile(kept); err != nil || !bytes.Equal(got, svg) {
+			t.Errorf("%s is no chart of %s (-rewrite draws it anew), %v", name, drawn, err)
+		}
+	}
+	have, err := os.ReadDir(charts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range have {
+		if !want[f.Name()] {
+			t.Errorf("%s is of no committed run", f.Name())
+		}
+	}
+}

@@ -1,0 +1,158 @@
+package published
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/bench"
+	"github.com/kvlane/kvlane/bench/request"
+	"github.com/kvlane/kvlane/internal/gunzip"
+)
+
+const folder = "../../docs/runs"
+
+// entry is what index.json says of a run's file.
+type entry struct {
+	File    string `json:"file"`
+	Run     string `json:"run"`  // its letter in docs/benchmarks.md
+	Kind    string `json:"kind"` // copy, store, ttft
+	Device  string `json:"device"`
+	UUID    string `json:"uuid"`
+	Driver  string `json:"driver"`
+	Date    string `json:"date"`
+	Command string `json:"command"`
+	Version string `json:"version"`
+	Note    string `json:"note,omitempty"`
+}
+
+// firstTokens is the JSON of examples/ttft/ttft_vllm.py, as far as it is used.
+type firstTokens struct {
+	Device string `json:"device"`
+	Rows   []struct {
+		Tokens    int     `json:"tokens"`
+		Source    string  `json:"source"`
+		N         int     `json:"n"`
+		Median    float64 `json:"median"` // seconds
+		P99       float64 `json:"p99"`
+		Identical *bool   `json:"identical"` // to KV that stayed on the device; nil: nothing was loaded
+	} `json:"rows"`
+	Wrong []string `json:"wrong"`
+}
+
+// run is a file of docs/runs. One of the three is set.
+type run struct {
+	entry
+	copies *bench.Report
+	store  *request.Report
+	ttft   *firstTokens
+}
+
+// readRuns reads all runs by their files' names without the suffix.
+func readRuns(t *testing.T) map[string]*run {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(folder, "index.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.DisallowUnknownFields()
+	var entries []entry
+	if err := d.Decode(&entries); err != nil {
+		t.Fatal(err)
+	}
+	all := make(map[string]*run)
+	for _, e := range entries {
+		r := &run{entry: e}
+		if err := r.read(contentOf(t, e.File)); err != nil {
+			t.Fatalf("%s: %v", e.File, err)
+		}
+		all[strings.TrimSuffix(e.File, ".json.gz")] = r
+	}
+	return all
+}
+
+func contentOf(t *testing.T, file string) []byte {
+	t.Helper()
+	f, err := os.Open(filepath.Join(folder, file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = f.Close() }() // only read
+	plain, err := gunzip.Reader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := io.ReadAll(plain)
+	if err != nil {
+		t.Fatalf("%s: %v", file, err)
+	}
+	return b
+}
+
+func (r *run) read(b []byte) (err error) {
+	switch r.Kind {
+	case "copy":
+		r.copies, err = bench.Read(bytes.NewReader(b))
+	case "store":
+		r.store, err = request.Read(bytes.NewReader(b))
+	case "ttft":
+		err = json.Unmarshal(b, &r.ttft)
+	default:
+		err = fmt.Errorf("there is no kind %q", r.Kind)
+	}
+	return err
+}
+
+// facts are those of the run's own JSON, where it has them.
+func (r *run) facts() *bench.Facts {
+	switch {
+	case r.copies != nil:
+		return &r.copies.Machine
+	case r.store != nil:
+		return &r.store.Machine
+	}
+	return nil
+}
+
+// elsewhere is a path of the machine on which a run was made.
+var elsewhere = regexp.MustCompile(`/(home|root|tmp|work|usr|var|opt|mnt|Users)\b[^"\s]*`)
+
+// Of every run it is known on what machine, when, by what command and which version it was made; nothing in it is of hardware that was
+// simulated, wrong, or about somebody's machine beyond that.
+func TestRunsSayWhereTheyAreFrom(t *testing.T) {
+	benchmarks, err := os.ReadFile("../../docs/benchmarks.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := readRuns(t)
+	for name, r := range all {
+		if m := r.facts(); m != nil {
+			if m.Device != r.Device || m.UUID != r.UUID || m.DriverVersion != r.Driver || m.Date.Format(time.RFC3339) != r.Date || m.Command != r.Command || m.Simulated {
+				t.Errorf("%s: the index says %+v, the run %+v", name, r.entry, *m)
+			}
+		} else if r.ttft.Device != r.Device || len(r.ttft.Wrong) > 0 {
+			t.Errorf("%s: the index says %s, the run %s; wrong: %q", name, r.Device, r.ttft.Device, r.ttft.Wrong)
+		}
+		if r.Driver == "" || r.Date == "" || r.Command == "" || r.Version == "" {
+			t.Errorf("%s: something is not said: %+v", name, r.entry)
+		}
+		if uuid, _, _ := strings.Cut(strings.TrimPrefix(r.UUID, "GPU-"), "-"); !bytes.Contains(benchmarks, []byte(uuid)) || !regexp.MustCompile(`\b`+r.Run+`\b`).Match(benchmarks) {
+			t.Errorf("%s: docs/benchmarks.md has no run %s on GPU-%s", name, r.Run, uuid)
+		}
+		if path := elsewhere.Find(contentOf(t, r.File)); path != nil {
+			t.Errorf("%s has a path of the machine it was made on: %s", name, path)
+		}
+	}
+	files, err := filepath.Glob(filepath.Join(folder, "*.gz"))
+	if err != nil || len(files) != len(all) {
+		t.Errorf("%d files, %d in the index, %v", len(files), len(all), err)
+	}
+}

@@ -28,8 +28,8 @@ var (
 	noNICs = "nonic"
 
 	smallCopy  = []string{"--device", "sim", "--bytes", "1MiB", "--pool", "4MiB", "--large", "1MiB", "--reps", "1"}
-	smallStore = []string{"--device", "sim", "--still", "--bytes", "1MiB", "--large", "64KiB", "--budget", "10ms"}
-	smallFile  = []string{"--bytes", "16MiB", "--sizes", "4KiB", "--budget", "1ms"}
+	smallStore = []string{"--device", "sim", "--still", "--bytes", "1MiB", "--large", "64KiB", "--budget", "3s"}
+	smallFile  = []string{"--bytes", "16MiB", "--sizes", "4KiB", "--budget", "5s"}
 )
 
 // An example has the row of the longest beginning, and is run as it stands where there is none. Those of transfers are run by

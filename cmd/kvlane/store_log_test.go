@@ -66,7 +66,7 @@ func TestStoreCommandsOfALog(t *testing.T) {
 			t.Errorf("%+v: it has %d bytes, %v", found, len(b), err)
 		}
 	}
-	if got := ok("gc", "--quarantine", dir); !strings.Contains(got, "files removed  1, 24.0 KiB") {
+	if got := ok("gc", "--quarantine", dir); !strings.Contains(got, "files removed  1, 24 KiB") {
 		t.Errorf("gc --quarantine:\n%s", got)
 	}
 	if got := ok("ls", dir); strings.Count(got, "\n") != 3 {

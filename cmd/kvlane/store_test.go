@@ -24,7 +24,7 @@ func TestStoreCommands(t *testing.T) {
 		}
 		return stdout
 	}
-	if got := ok("ls", dir); strings.Count(got, "\n") != 3 || !strings.HasPrefix(got, "KEY  ") || !strings.HasSuffix(got, "  12.0 KiB  now\n") {
+	if got := ok("ls", dir); strings.Count(got, "\n") != 3 || !strings.HasPrefix(got, "KEY  ") || !strings.HasSuffix(got, " 12 KiB  now\n") {
 		t.Errorf("ls:\n%s", got)
 	}
 	var entry struct {
@@ -190,7 +190,7 @@ func TestDefectFromVerifyToACleanDirectory(t *testing.T) {
 		t.Errorf("a file that nobody asked to remove: %v", err)
 	}
 	says(exitUsage, "gc --foreign --remove "+strings.TrimPrefix(blocks[1], dir+"/"), "is neither in quarantine nor a file that verifying finds foreign")
-	says(exitOK, "gc --quarantine", "files removed  1, 12.0 KiB", "  removed      "+dir+"/quarantine/")
+	says(exitOK, "gc --quarantine", "files removed  1, 12 KiB", "  removed      "+dir+"/quarantine/")
 	says(exitFailure, "verify", "not clean: 1 foreign file\n")
 	says(exitOK, "gc --remove notes.txt", "files removed  1, 4 B")
 	says(exitOK, "verify", "every block is sound")

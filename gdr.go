@@ -143,15 +143,14 @@ func (e *Engine) NICStats() []stream.NICStats {
 
 // Register tells the engine of memory that streams of OpenStream or loads and dumps of Engine.Store will name; RegisterCache does that
 // for a KV cache. NICs reach only what is registered, ahead of transfers, as that takes milliseconds; all of the regions are
-// registered or none. Without NICs there is nothing to do. ErrExists for a region that overlaps a registered one. What NICs refuse is an error
+// registered or none. Without NICs there is nothing to do. ErrInvalid, ErrExists for a region that overlaps a registered one. What NICs refuse is an error
 // with GDRRequire; with GDRAuto none of the regions is theirs then, and Engine.Notes says why. NICStats counts it.
 func (e *Engine) Register(regions ...*mem.Region) error {
 	if e.nics == nil {
 		return nil
 	}
 	err := e.nics.Register(regions...)
-	// The rest is what the caller did, or undoing, which failed and is to be done with the engine.
-	if err == nil || e.carrier == nil || errors.Is(err, errdefs.ErrExists) || errors.Is(err, errdefs.ErrClosed) {
+	if err == nil || e.carrier == nil || !gdr.Refused(err) {
 		return err
 	}
 	e.mu.Lock()

@@ -201,6 +201,9 @@ func TestDefectAutoFailsWhereNICsRefuseMemory(t *testing.T) {
 		if _, err := w.e.RegisterCache(cacheMemory(c, w.kv.Dev(), false)); !errors.Is(err, errdefs.ErrExists) {
 			t.Errorf("gdr %s: memory that is registered: %v", c.Store.GDR, err)
 		}
+		if err := w.e.Register(nil); !errors.Is(err, errdefs.ErrInvalid) {
+			t.Errorf("gdr %s: register no region: %v", c.Store.GDR, err)
+		}
 		if cache != nil {
 			if err := cache.Close(t.Context()); err != nil {
 				t.Error(err)

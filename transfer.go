@@ -138,7 +138,9 @@ func (t *Transfer) takeNICs(o *transfer.Options) (err error) {
 func (t *Transfer) note(format string, args ...any) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.notes = append(t.notes, fmt.Sprintf(format, args...))
+	if n := fmt.Sprintf(format, args...); !slices.Contains(t.notes, n) {
+		t.notes = append(t.notes, n)
+	}
 }
 
 // Notes returns what the user should know: what goes over sockets, and why.
@@ -324,8 +326,14 @@ func (r *Receiver) Begin(id []byte, pairs ...[]PagePair) (*Handover, error) {
 	return r.sender.Begin(id, pairs...)
 }
 
-// Close lets go of the other process's cache. ErrBusy while requests are handed over: it may be called again. Transfer.Close does it for all.
-func (r *Receiver) Close() error { return r.remote.Close() }
+// Close lets go of the other process's cache. ErrBusy while a request has begun and not been finished: it may be called again. Transfer.Close does
+// it for all.
+func (r *Receiver) Close() error {
+	if n := r.sender.Requests(); n > 0 {
+		return fmt.Errorf("close a receiver: %d requests are not finished: %w", n, errdefs.ErrBusy)
+	}
+	return r.remote.Close()
+}
 
 // Close ends the transfers and lets go of the caches. What other processes still copy is waited for, until ctx ends: the error names
 // them, and Close may be called again. A second Close after success returns nil.

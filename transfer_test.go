@@ -265,14 +265,28 @@ func TestTransferOfPageGroups(t *testing.T) {
 	if !bytes.Equal(got, want) || bytes.Count(want, []byte{0}) == len(want) {
 		t.Error("the pages have wrong bytes, or others have some")
 	}
+	begun, err := peer.Begin([]byte("request"), pairs...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := peer.Close(); !errors.Is(err, errdefs.ErrBusy) {
+		t.Errorf("close while a request is not finished: %v", err)
+	}
+	if err := begun.Finish(t.Context()); !errors.Is(err, errdefs.ErrCanceled) {
+		t.Errorf("finish a request of which nothing was handed over: %v", err)
+	}
 	if err := peer.Close(); err != nil {
 		t.Error(err)
 	}
-	if _, err := peer.Begin([]byte("request"), pairs...); err == nil {
-		err = request.Layer(t.Context(), 0)
-		if err == nil {
-			t.Error("a request goes to a receiver that is closed")
-		}
+	late, err := peer.Begin([]byte("request"), pairs...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := late.Layer(t.Context(), 0); !errors.Is(err, errdefs.ErrClosed) {
+		t.Errorf("hand a layer over to a receiver that is closed: %v", err)
+	}
+	if err := late.Finish(t.Context()); err == nil {
+		t.Error("a request goes to a receiver that is closed")
 	}
 }
 

@@ -264,6 +264,12 @@ func (n *NICs) Register(regions ...*mem.Region) error {
 	return registry.Register(n.open, rdma.MROptions{Access: nic.Access}, regions...)
 }
 
+// Refused reports whether an error of Register is that NICs refused the memory, and not what the caller did.
+func Refused(err error) bool {
+	var verb *rdma.Error
+	return errors.As(err, &verb) || errors.Is(err, errdefs.ErrNotSupported)
+}
+
 // Unregister takes back Register. The memory may be freed once it has returned nil; ErrBusy, with the context's cause, if transfers
 // are under way there until ctx ends. Regions that are not registered are no error.
 func (n *NICs) Unregister(ctx context.Context, regions ...*mem.Region) error {

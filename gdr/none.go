@@ -36,6 +36,9 @@ func (*NICs) Choices() []Choice { return nil }
 // Stats returns none.
 func (*NICs) Stats() []stream.NICStats { return nil }
 
+// Refused is false.
+func Refused(error) bool { return false }
+
 // Register is ErrNotSupported.
 func (*NICs) Register(...*mem.Region) error { return errNoCode }
 

@@ -218,10 +218,9 @@ func (s *Store) begin(ctx context.Context) error {
 	case s.tasks <- struct{}{}: // also for who does not wait, as ctx has ended
 		s.count.turns.observe(0)
 	default:
-		begun := s.clock.Now()
+		defer s.took(&s.count.turns, s.clock.Now()) // also where it was in vain
 		select {
 		case s.tasks <- struct{}{}:
-			s.took(&s.count.turns, begun)
 		case <-s.closing:
 			return errdefs.ErrClosed
 		case <-ctx.Done():

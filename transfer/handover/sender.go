@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvlane/kvlane/errdefs"
@@ -35,6 +36,8 @@ type Sender struct {
 	to     *transfer.Remote
 	o      Options
 	groups int
+
+	requests atomic.Int64 // begun and not finished
 }
 
 // NewSender returns a sender to a segment that e has opened. It has nothing to close. ErrInvalid.
@@ -69,6 +72,9 @@ func (s *Sender) group(k int) int {
 	return s.o.Groups[k]
 }
 
+// Requests returns how many requests have begun and are not finished: what they are handed over to must stay open.
+func (s *Sender) Requests() int { return int(s.requests.Load()) }
+
 // Request is one request's KV on its way. Its layers may be handed over by several goroutines.
 type Request struct {
 	s      *Sender
@@ -101,6 +107,7 @@ func (s *Sender) Begin(id []byte, pairs ...[]transfer.PagePair) (*Request, error
 		s: s, id: slices.Clone(id), number: rand.Uint64(), pairs: slices.Clone(pairs), room: make(chan struct{}, s.o.Depth), given: make([]bool, len(s.o.Layers)),
 	}
 	r.ctx, r.fail = context.WithCancelCause(context.Background())
+	s.requests.Add(1)
 	return r, nil
 }
 
@@ -202,6 +209,7 @@ func (r *Request) Finish(ctx context.Context) error {
 	if again {
 		return fmt.Errorf("finish a request: it has ended before: %w", errdefs.ErrClosed)
 	}
+	defer r.s.requests.Add(-1)
 	if missing > 0 {
 		r.fail(fmt.Errorf("%d of %d layers were not handed over: %w", missing, len(r.given), errdefs.ErrCanceled))
 	}

@@ -28,7 +28,7 @@ func (c *Change) Real() bool { return c.Share > c.Noise || -c.Share > c.Noise }
 type Comparison struct {
 	Notes   []string // why the two may not be comparable
 	Changes []Change // of the points that both have, worst first
-	Gone    int      // points that only the earlier has
+	Gone    int      // points that only the earlier has, of which nothing is judged
 	Added   int      // points that only the later has
 }
 
@@ -39,6 +39,9 @@ func (r *Report) Compare(earlier *Report, noise float64) *Comparison {
 		if was != is {
 			c.Notes = append(c.Notes, fmt.Sprintf("%s was %s and is %s", what, was, is))
 		}
+	}
+	if earlier.Incomplete != "" {
+		c.Notes = append(c.Notes, "the earlier run is incomplete: "+earlier.Incomplete)
 	}
 	differ("the device", earlier.Machine.Device, r.Machine.Device)
 	differ("the driver", earlier.Machine.DriverVersion, r.Machine.DriverVersion)
@@ -103,6 +106,14 @@ func (c *Comparison) Worse(share float64) int {
 	return n
 }
 
+// Unjudged says how many points of the earlier run have nothing to be compared with, or nothing where none has not.
+func (c *Comparison) Unjudged() string {
+	if c.Gone == 0 {
+		return ""
+	}
+	return fmt.Sprintf("of %d points of the earlier run %d were not measured, and so not judged", c.Gone+len(c.Changes), c.Gone)
+}
+
 // WriteText writes the changes that are more than noise, and how many are not.
 func (c *Comparison) WriteText(w io.Writer) error {
 	var b strings.Builder
@@ -118,6 +129,9 @@ func (c *Comparison) WriteText(w io.Writer) error {
 	}
 	fmt.Fprintf(&b, "\nCompared with the earlier run: of %d points %d slower, %d faster, the rest within noise; %d are new, %d gone\n",
 		len(c.Changes), slower, faster, c.Added, c.Gone)
+	if n := c.Unjudged(); n != "" {
+		fmt.Fprintf(&b, "note: %s\n", n)
+	}
 	for _, n := range c.Notes {
 		fmt.Fprintf(&b, "note: %s\n", n)
 	}

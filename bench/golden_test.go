@@ -173,7 +173,14 @@ func TestCompare(t *testing.T) {
 		t.Errorf("worse: %d by anything, %d by 10%%, %d by 25%%", c.Worse(0), c.Worse(0.1), c.Worse(0.25))
 	}
 	golden(t, "compare.txt", c.WriteText)
-	golden(t, "compare-same.txt", old.Compare(sample(), 0.05).WriteText)
+	old.Incomplete = Interrupted
+	if c := now.Compare(old, 0.05); len(c.Notes) != 3 || c.Notes[0] != "the earlier run is incomplete: "+Interrupted || c.Unjudged() == "" {
+		t.Errorf("notes %q, unjudged %q", c.Notes, c.Unjudged())
+	}
+	if same := now.Compare(now, 0.05); same.Unjudged() != "" {
+		t.Errorf("every point was measured, and %q", same.Unjudged())
+	}
+	golden(t, "compare-same.txt", sample().Compare(sample(), 0.05).WriteText)
 }
 
 func TestViews(t *testing.T) {

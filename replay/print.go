@@ -9,6 +9,9 @@ import (
 	"github.com/kvlane/kvlane/internal/present"
 )
 
+// shownSamples is how many failures are spelled out for people.
+const shownSamples = 5
+
 // Print writes the report for people: what came of it, what was asked, what was moved and how fast, and what was checked.
 func (r *Report) Print(w io.Writer) error {
 	p := present.NewPage(present.ScreenOf(w))
@@ -234,8 +237,12 @@ func (r *Report) checks(p *present.Page) {
 	}
 	check(present.Bad, r.DumpErrors+r.DurableErrors, "every dumped block stored", "%s not stored, %s not durable",
 		present.Things(r.DumpErrors, "block"), present.Things(r.DurableErrors, "dump"))
-	for _, e := range r.ErrorSamples {
+	shown := min(len(r.ErrorSamples), shownSamples)
+	for _, e := range r.ErrorSamples[:shown] {
 		p.Check(present.Warn, "failure: %s", e)
+	}
+	if more := max(r.failures, len(r.ErrorSamples)) - shown; more > 0 {
+		p.Check(present.Warn, "and %s more", present.Count(int64(more)))
 	}
 	for _, t := range r.Thresholds {
 		mark := present.Good

@@ -45,6 +45,7 @@ type Report struct {
 	DumpErrors    int64    `json:"dump_errors"`    // blocks not stored
 	DurableErrors int64    `json:"durable_errors"` // dumps of which not every block became durable
 	ErrorSamples  []string `json:"error_samples,omitempty"`
+	failures      int      // of which ErrorSamples has the first
 
 	PathsGivenUp int64 `json:"paths_given_up"` // times a copy path was not to be had, and another was taken; Notes say why
 
@@ -201,6 +202,7 @@ func (t *tally) dumpError() error {
 
 // sample keeps err, unless there are plenty.
 func (r *Report) sample(err error) {
+	r.failures++
 	if len(r.ErrorSamples) < mostSamples {
 		r.ErrorSamples = append(r.ErrorSamples, err.Error())
 	}

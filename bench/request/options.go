@@ -201,13 +201,17 @@ func (o *Options) validate() error {
 			errs = append(errs, err)
 		}
 	}
+	blocks := o.Blocks
+	if o.BesideBlocks != 0 && !slices.Contains(blocks, o.BesideBlocks) { // by default it is one of them, or there is none to be
+		blocks = append([]int{o.BesideBlocks}, blocks...)
+	}
 	for _, f := range []struct {
 		what    string
 		v       []int
 		atLeast int
 		most    int
 	}{
-		{"blocks of a request", append([]int{o.BesideBlocks}, o.Blocks...), 1, MaxBlocks},
+		{"blocks of a request", blocks, 1, MaxBlocks},
 		{"requests at a time", append([]int{o.BesideRequests}, o.Requests...), 1, MaxRequests},
 		{"pairs of windows", []int{o.Pairs}, 2, MaxPairs},
 	} {

@@ -148,6 +148,10 @@ func TestCompare(t *testing.T) {
 		t.Errorf("notes %v, %d gone, %d added, %d changes", c.Notes, c.Gone, c.Added, len(c.Changes))
 	}
 	golden(t, "compare.txt", c.WriteText)
+	old.Incomplete = bench.Interrupted
+	if c := now.Compare(old, 0.05); len(c.Notes) != 3 || !strings.Contains(c.Notes[0], "the earlier run is incomplete") {
+		t.Errorf("of an earlier run that is incomplete: %q", c.Notes)
+	}
 }
 
 func TestOptionsAreCheckedAtOnce(t *testing.T) {
@@ -168,6 +172,14 @@ func TestOptionsAreCheckedAtOnce(t *testing.T) {
 	o.Blocks, o.Requests, o.Bytes = []int{64}, []int{1}, 8<<20
 	if err := o.Validate(); !errors.Is(err, errdefs.ErrInvalid) || !strings.Contains(err.Error(), "allow more bytes") {
 		t.Error(err)
+	}
+	for _, n := range []int{0, -1, MaxBlocks + 1} {
+		if err := (Options{Blocks: []int{n}}).Validate(); err == nil || strings.Count(err.Error(), "blocks of a request") != 1 {
+			t.Errorf("%d blocks, once: %v", n, err)
+		}
+	}
+	if err := (Options{BesideBlocks: -1}).Validate(); !errors.Is(err, errdefs.ErrInvalid) {
+		t.Errorf("-1 blocks beside a product: %v", err)
 	}
 	if err := (Options{}).Validate(); err != nil {
 		t.Error(err)

@@ -253,7 +253,7 @@ func (r *Report) Compare(earlier *Report, noise float64) *bench.Comparison {
 
 // plain is the report in the form of that of copies, as far as a comparison goes.
 func (r *Report) plain() *bench.Report {
-	out := &bench.Report{Machine: r.Machine, Reference: r.Reference}
+	out := &bench.Report{Machine: r.Machine, Reference: r.Reference, Incomplete: r.Incomplete}
 	for i := range r.Points {
 		p := &r.Points[i]
 		q := bench.Point{

@@ -96,6 +96,9 @@ software, one for each name of --nic, whose bytes copy streams move. They are re
 
 func (f *benchFlags) benchCopy(cmd *cobra.Command) (err error) {
 	f.run.Began = time.Now()
+	if err := checkOutputs(f.out, f.charts); err != nil {
+		return err
+	}
 	earlier, err := readReport(cmd.Context(), "--compare", f.comparing.with)
 	if err != nil {
 		return err

@@ -119,6 +119,9 @@ func (f *fileBench) parse() error {
 
 func (f *fileBench) execute(cmd *cobra.Command) (err error) {
 	f.run.Began = time.Now()
+	if err := checkOutputs(f.out, f.charts); err != nil {
+		return err
+	}
 	if f.device != noDevice {
 		dev, failed := openDevice(f.device, f.index, sim.Options{})
 		if failed != nil {

@@ -84,6 +84,46 @@ func (f *benchFlags) print(cmd *cobra.Command, r, earlier *bench.Report) error {
 	return f.comparing.print(cmd, f.form != (outputForm{}), func(noise float64) *bench.Comparison { return r.Compare(earlier, noise) })
 }
 
+// checkOutputs finds out before anything is measured whether a file and a folder of charts can be written, of which either may be "".
+func checkOutputs(out, charts string) error {
+	if out != "" {
+		if err := checkFile(out); err != nil {
+			return fmt.Errorf("write report: %w", err)
+		}
+	}
+	if charts == "" {
+		return nil
+	}
+	err := os.MkdirAll(charts, 0o755)
+	if err == nil {
+		var dir string
+		if dir, err = os.MkdirTemp(charts, ".kvlane-*"); err == nil {
+			err = os.Remove(dir)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("write charts: %w", err)
+	}
+	return nil
+}
+
+// checkFile reports why a file cannot be written. What it has stays, and it is not there afterwards if it was not before.
+func checkFile(name string) error {
+	if info, err := os.Stat(name); err == nil && !info.Mode().IsRegular() && !info.IsDir() {
+		return nil // a pipe's reader would see it end
+	}
+	_, missing := os.Lstat(name)
+	w, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE, 0o666)
+	if err != nil {
+		return err
+	}
+	err = w.Close()
+	if errors.Is(missing, os.ErrNotExist) {
+		err = errors.Join(err, os.Remove(name))
+	}
+	return err
+}
+
 func writeFile(name string, r any) (err error) {
 	w, err := os.Create(name)
 	if err != nil {
@@ -104,7 +144,7 @@ type comparing struct{ with, noise, failAbove string }
 func (f *comparing) register(fl *pflag.FlagSet) {
 	fl.StringVar(&f.with, "compare", "", "also compare with the JSON object of an earlier run")
 	fl.StringVar(&f.noise, "noise", "5%", "changes that --compare takes for chance, unless a point's own spread is wider")
-	fl.StringVar(&f.failAbove, "fail-above", "", "fail if --compare finds a point slower by more than this")
+	fl.StringVar(&f.failAbove, "fail-above", "", "fail if --compare finds a point slower by more than this; points that only the earlier run has are counted, not judged")
 }
 
 // check reports what is no share.
@@ -130,6 +170,9 @@ func (f *comparing) print(cmd *cobra.Command, aside bool, compare func(noise flo
 	}
 	if err := c.WriteText(out); err != nil {
 		return err
+	}
+	if n := c.Unjudged(); n != "" && !aside { // else it has been said there
+		fmt.Fprintf(cmd.ErrOrStderr(), "%s: %s\n", f.with, n)
 	}
 	if f.failAbove == "" {
 		return nil

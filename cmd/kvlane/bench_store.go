@@ -118,6 +118,9 @@ func (f *storeBench) execute(cmd *cobra.Command) error {
 	if err := f.parse(); err != nil {
 		return err
 	}
+	if err := checkOutputs(f.out, f.charts); err != nil {
+		return err
+	}
 	earlier, err := readEarlier(cmd.Context(), "--compare", f.comparing.with, request.Read)
 	if err != nil {
 		return err

@@ -32,6 +32,7 @@ func TestBenchStoreFlagsAreChecked(t *testing.T) {
 		"files without a place": {
 			[]string{"--hits", "disk"}, exitUsage, []string{"no directory is given"},
 		},
+		"no blocks":     {[]string{"--blocks", "0"}, exitUsage, []string{"kvlane: 0 blocks of a request are not 1 to 1048576: invalid argument\nSee "}},
 		"too few bytes": {[]string{"--bytes", "1KiB"}, exitUsage, []string{"allow more bytes"}},
 		"earlier run":   {[]string{"--compare", "/nonexistent"}, exitFailure, []string{"--compare"}},
 		"device":        {[]string{"--device", "auto"}, exitUsage, []string{"it is cuda, sim or host"}},

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -95,6 +96,19 @@ func TestBenchWritesComparesAndDraws(t *testing.T) {
 	if code, stdout, _ := execute(t, show...); code != exitOK || !strings.Contains(stdout, "of 12 points 0 slower, 0 faster") {
 		t.Errorf("exit code %d:\n%s", code, stdout)
 	}
+	less := r
+	less.Points = r.Points[:5]
+	fewer := filepath.Join(dir, "fewer.json")
+	if err := writeFile(fewer, &less); err != nil {
+		t.Fatal(err)
+	}
+	const unjudged = ": of 12 points of the earlier run 7 were not measured, and so not judged\n"
+	if code, stdout, stderr := execute(t, "bench", "copy", "--from", fewer, "--compare", file, "--fail-above", "1%"); code != exitOK || stderr != file+unjudged || !strings.Contains(stdout, "note"+unjudged) {
+		t.Errorf("fewer points: exit code %d, %s:\n%s", code, stderr, stdout)
+	}
+	if code, _, stderr := execute(t, "bench", "copy", "--from", fewer, "--compare", file, "--csv"); code != exitOK || strings.Count(stderr, unjudged) != 1 {
+		t.Errorf("fewer points, aside: exit code %d, %s", code, stderr)
+	}
 	for i := range r.Points {
 		p := &r.Points[i]
 		p.GBps, p.LowGBps, p.HighGBps = 100*p.GBps, 100*p.GBps, 100*p.GBps
@@ -106,6 +120,42 @@ func TestBenchWritesComparesAndDraws(t *testing.T) {
 	show[slices.Index(show, "--compare")+1] = faster
 	if code, _, stderr := execute(t, show...); code != exitFailure || !strings.Contains(stderr, "points are more than 1% slower") {
 		t.Errorf("exit code %d: %s", code, stderr)
+	}
+}
+
+// What a report cannot be written to is found out before anything is measured, and what lies there stays.
+func TestDefectOutputIsFoundOutAfterTheRun(t *testing.T) {
+	dir := t.TempDir()
+	kept := filepath.Join(dir, "kept.json")
+	if err := os.WriteFile(kept, []byte("kept"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, args := range map[string][]string{
+		"copy": tinyBench("--reps", "1000000"), "store": tinyStore("--budget", "1h"), "file": tinyFile(dir, "--budget", "1h"),
+		"transfer": {"bench", "transfer", "--segment", "127.0.0.1:1", "--duration", "1h"},
+	} {
+		for _, c := range [][]string{{"--out", "/nonexistent/x"}, {"--out", dir}, {"--charts", "/proc/x"}, {"--charts", kept}, {"--out", kept, "--charts", "/proc/x"}} {
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+			var stdout, stderr bytes.Buffer
+			code := run(ctx, append(args[:len(args):len(args)], c...), &stdout, &stderr)
+			if code != exitFailure || stdout.Len() > 0 || ctx.Err() != nil || !strings.HasPrefix(stderr.String(), "kvlane: write ") {
+				t.Fatalf("%s %v: exit code %d, %v: %s", name, c, code, ctx.Err(), stderr.String()) // each such run lasts
+			}
+		}
+	}
+	fresh, charts := filepath.Join(dir, "fresh.json"), filepath.Join(dir, "charts")
+	if err := checkOutputs(fresh, charts); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(fresh); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a file is there before there is a report: %v", err)
+	}
+	if left, err := os.ReadDir(charts); err != nil || len(left) != 0 {
+		t.Errorf("among charts %v is left, %v", left, err)
+	}
+	if b, err := os.ReadFile(kept); err != nil || string(b) != "kept" {
+		t.Errorf("an earlier report is %q, %v", b, err)
 	}
 }
 

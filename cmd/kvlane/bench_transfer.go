@@ -153,6 +153,9 @@ func (f *benchTransfer) measure(cmd *cobra.Command) (err error) {
 	if err := f.parse(); err != nil {
 		return err
 	}
+	if err := checkOutputs(f.out, f.charts); err != nil {
+		return err
+	}
 	path, own, err := f.serve.native()
 	if err != nil {
 		return err

@@ -38,7 +38,7 @@ func newCalibrateCommand() *cobra.Command {
 		Long: `calibrate measures how long each copy path of a GPU takes, by size, number of copies and direction, and fits a model to the times, by which
 the planner chooses each batch's path. The profile is stored per GPU, driver, PCIe link and kernels, and used by all of the user's
 processes. It is measured again with --force, or when one of these has changed. With --gdr auto or require NICs are measured too, for a
-profile of their own.
+profile of their own. --device host has one path, of which nothing is measured: it is for --file-dir only.
 
 Measuring takes two seconds and needs the GPU to itself. If the GPU is in use, the command says what shows that and fails, or waits as
 long as --wait allows. A profile that was disturbed while it was measured is shown and not stored, and so is one of the simulated device.
@@ -57,7 +57,7 @@ written, to a file without a name.`,
 	registerDevice(fl, &f.device)
 	fl.IntVar(&f.index, "device-index", 0, "which device of the driver")
 	fl.BoolVar(&f.opts.Force, "force", false, "measure even if a profile is stored")
-	fl.DurationVar(&f.opts.Budget, "budget", 2*time.Second, "how long measuring should take")
+	fl.DurationVar(&f.opts.Budget, "budget", 2*time.Second, "about how long measuring should take; never less than one round of every point")
 	fl.DurationVar(&f.opts.Wait, "wait", 0, "how long to wait for a GPU that is in use, or for another process that measures")
 	fl.Var(sizeValue{&f.opts.Bytes}, "memory", "device memory, and as much pinned memory, to measure with; 0 is 1GiB, or what there is")
 	fl.StringVar(&f.opts.Dir, "profile-dir", "", "where profiles are kept (default kvlane/profiles in the user's cache directory)")
@@ -77,6 +77,9 @@ func runCalibrate(cmd *cobra.Command, f *calibrateFlags) (err error) {
 	}
 	if len(f.fileDirs) > 0 {
 		return runCalibrateFiles(cmd, f)
+	}
+	if f.device == string(kvlane.Host) {
+		return usagef("--device host has one path, of which nothing is to be measured: give it with --file-dir only")
 	}
 	mode, err := kvlane.ParseGDR(f.rdma.gdr)
 	if err != nil {

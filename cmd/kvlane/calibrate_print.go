@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/internal/present"
+	"github.com/kvlane/kvlane/stream/copy/calibrate"
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
 
@@ -47,9 +48,12 @@ func (r *calibrateReport) verdict(p *present.Page) {
 	if r.Loaded != "" {
 		p.Verdict(present.Warn, "The GPU or its link was in use: %s.", r.Loaded)
 	}
-	if r.Stored {
+	switch {
+	case r.Stored:
 		p.Text("Stored in %s", r.File)
-	} else {
+	case k.Source == calibrate.SourceSimulated:
+		p.Text("Not stored: profiles of simulated devices are not stored")
+	default:
 		p.Text("Not stored; its place is %s", r.File)
 	}
 	for _, m := range r.Missing {

@@ -27,22 +27,21 @@ func TestCalibrate(t *testing.T) {
 	if lines := strings.Count(stdout, "\n"); lines > 14 {
 		t.Errorf("the short report has %d lines:\n%s", lines, stdout)
 	}
-	short := []string{"simulated", "Not stored", "copy-engine", "One large copy: ", "Fastest path by size of scattered blocks", "--full shows"}
+	short := []string{"simulated", "Not stored: profiles of simulated devices are not stored", "copy-engine", "One large copy: ", "Fastest path by size of scattered blocks", "--full shows"}
 	full := []string{"Not stored", "copy-engine", "spread", "opposed", "Time of one copy", "Chosen for throughput, h2d, host scattered", "Chosen for background, d2h, host contiguous", "4 KiB"}
-	_, fully, _ := execute(t, append(args, "--full")...)
 	for extra, wants := range map[string][]string{"": short, "--full": full} {
-		stdout := stdout
+		report := stdout
 		if extra != "" {
-			stdout = fully
+			_, report, _ = execute(t, append(args, extra)...)
 		}
 		for _, want := range wants {
-			if !strings.Contains(stdout, want) {
-				t.Errorf("the report with %q lacks %q:\n%s", extra, want, stdout)
+			if !strings.Contains(report, want) {
+				t.Errorf("the report with %q lacks %q:\n%s", extra, want, report)
 			}
 		}
 		for _, never := range []string{"-0.0", "NUMA node -1", "unknown link"} {
-			if strings.Contains(stdout, never) {
-				t.Errorf("the report with %q says %q:\n%s", extra, never, stdout)
+			if strings.Contains(report, never) {
+				t.Errorf("the report with %q says %q:\n%s", extra, never, report)
 			}
 		}
 	}
@@ -146,6 +145,7 @@ func TestCalibrateRefuses(t *testing.T) {
 		"an odd gdr":       {[]string{"--gdr", "often"}, exitUsage, `"often"`},
 		"an odd NIC":       {[]string{"--device", "sim", "--gdr", "auto", "--nic", "a,a"}, exitUsage, `"a" is named twice`},
 		"no NIC":           {[]string{"--device", "sim", "--gdr", "require", "--nic", "no-such-nic"}, exitFailure, "gdr requires a NIC: "},
+		"one path":         {[]string{"--device", "host"}, exitUsage, "--device host has one path"},
 		"too little space": {[]string{"--device", "sim", "--memory", "1KiB", "--profile-dir", t.TempDir()}, exitUsage, "1024 bytes"},
 	} {
 		code, _, stderr := execute(t, append([]string{"calibrate"}, c.args...)...)

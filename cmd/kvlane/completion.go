@@ -50,7 +50,7 @@ var offers = map[string]cobra.CompletionFunc{
 	"pipeline":                values("cache", "cache|file", "cache|log", "file", "log"),
 	"gdr":                     values(string(kvlane.GDROff), string(kvlane.GDRAuto), string(kvlane.GDRRequire)),
 	"rdma-provider":           values(string(gdr.IBV), string(gdr.Soft)),
-	"rdma-mtu":                values("256", "512", "1024", "2048", "4096"),
+	"rdma-mtu":                values(mtus...),
 	"nic":                     completeNICs,
 	"require":                 values(abilityNames()...),
 	"directions":              values(string(bench.ToDevice), string(bench.ToHost), string(bench.Both)),

@@ -114,7 +114,7 @@ func TestCompletedValuesAreTaken(t *testing.T) {
 		if f.Name == "direct" {
 			args = append(args, "--device", "sim", "--dir", t.TempDir())
 		}
-		if f.Name == "hits" && word != "cache" || strings.Contains(word, "file") || path == "bench store" && strings.Contains(word, "log") {
+		if f.Name == "hits" && word != "cache" || path == "calibrate" && word == "host" || strings.Contains(word, "file") || path == "bench store" && strings.Contains(word, "log") {
 			args = append(args, "--file-dir", t.TempDir())
 		} else if f.Name == "pipeline" && strings.Contains(word, "log") {
 			args = append(args, "--log-dir", t.TempDir())

@@ -175,9 +175,9 @@ func (c *shownConfig) print(cmd *cobra.Command) error {
 func newConfigCheckCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "check [FILE]",
-		Short: "Check a configuration file, or the one that commands take; exit code 1 if anything is wrong",
+		Short: "Check a configuration file, or the one that commands take; exit code 2 if anything is wrong",
 		Long: `check reads a configuration file and says everything that is wrong with it, by file, line and key. Without FILE it checks the one
-that commands take.`,
+that commands take. What a command checks beyond the names and kinds of values is said when it runs.`,
 		Example: `  kvlane config check /etc/kvlane/config.yaml`,
 		Args:    usageArgs(cobra.MaximumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -186,14 +186,14 @@ that commands take.`,
 				name, err = args[0], nil
 			}
 			if err != nil {
-				return err
+				return &usageError{err}
 			}
 			if name == "" {
-				return fmt.Errorf("there is no configuration file, neither %s: name one", strings.Join(usualConfigs(), " nor "))
+				return usagef("there is no configuration file, neither %s: name one", strings.Join(usualConfigs(), " nor "))
 			}
 			all, err := readConfig(name, newCatalog)
 			if err != nil {
-				return err
+				return &usageError{err}
 			}
 			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s: %s, nothing is wrong\n", name, counted(len(all), "setting", "settings"))
 			return err

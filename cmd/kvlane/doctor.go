@@ -6,10 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -54,6 +56,9 @@ known to be missing but something could not be determined.`,
 				abs, err := filepath.Abs(dir)
 				if err != nil {
 					return fmt.Errorf("resolve directory %q: %w", dir, err)
+				}
+				if _, err := os.Stat(abs); errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
+					return usagef("--dir: %w: see that the name is right", err)
 				}
 				dirs[i] = abs
 			}

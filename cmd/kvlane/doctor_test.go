@@ -67,12 +67,16 @@ func TestDoctorRequiresOfThisMachine(t *testing.T) {
 		t.Errorf("posix: exit code %d, %s\n%s", code, stderr, stdout)
 	}
 	none := filepath.Join(dir, "none")
-	code, stdout, stderr := execute(t, "doctor", "--dir", none, "--require", "posix", "--json")
-	var r doctor.Report
-	if err := json.Unmarshal([]byte(stdout), &r); err != nil || code != exitMissing || !strings.Contains(stderr, "not there: posix") {
-		t.Errorf("a directory that there is not: exit code %d, %v, %s", code, err, stderr)
+	if code, stdout, stderr := execute(t, "doctor", "--dir", none, "--require", "posix"); code != exitUsage || stdout != "" || !strings.Contains(stderr, none+": no such file or directory: see that the name is right") {
+		t.Errorf("a directory that there is not: exit code %d, %s", code, stderr)
 	}
-	if len(r.Required) != 1 || r.Required[0].Name != "posix" || !strings.Contains(r.Required[0].Available.Reason, none) {
+	withoutGPU(t)
+	code, stdout, stderr := execute(t, "doctor", "--dir", dir, "--require", "cuda", "--json")
+	var r doctor.Report
+	if err := json.Unmarshal([]byte(stdout), &r); err != nil || code != exitMissing || !strings.Contains(stderr, "not there: cuda") {
+		t.Errorf("no GPU: exit code %d, %v, %s", code, err, stderr)
+	}
+	if len(r.Required) != 1 || r.Required[0].Name != "cuda" || r.Required[0].Available.Reason == "" {
 		t.Errorf("required: %+v", r.Required)
 	}
 	if code, stdout, stderr := execute(t, "doctor", "--require", "posix,warp"); code != exitUsage || stdout != "" || !strings.Contains(stderr, `"warp" is not one of cuda, `) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 
 	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/profile"
 	"github.com/kvlane/kvlane/store"
 	"github.com/kvlane/kvlane/stream"
@@ -152,7 +154,9 @@ func (e *engineFlags) choices(c *kvlane.Config) []error {
 	c.Stream.Path, err = parsePath(e.path)
 	check("path", err)
 	if e.policy != serving { // which an engine is for by itself
-		c.Stream.Policy.Goal, err = plan.ParseGoal(e.policy)
+		if c.Stream.Policy.Goal, err = plan.ParseGoal(e.policy); err != nil {
+			err = notOffered("policy", e.policy)
+		}
 		check("policy", err)
 	}
 	c.Stream.Calibration, err = profile.ParseCalibration(e.calibration)
@@ -171,12 +175,22 @@ func (e *engineFlags) choices(c *kvlane.Config) []error {
 	return errs
 }
 
-// parsePath reads what stream.Path.String writes, and "auto" for the stream's own choice.
+// parsePath reads what stream.Path.String writes of a path, and "auto" for the stream's own choice.
 func parsePath(s string) (stream.Path, error) {
 	if s == "auto" {
 		return stream.PathNone, nil
 	}
-	return stream.ParsePath(s)
+	p, err := stream.ParsePath(s)
+	if err != nil || p == stream.PathNone {
+		return stream.PathNone, notOffered("path", s)
+	}
+	return p, nil
+}
+
+// notOffered says that a word is none of those that a shell completes for a flag.
+func notOffered(flag, word string) error {
+	words, _ := offers[flag](nil, nil, "")
+	return fmt.Errorf("there is no %s %q: it is one of %s: %w", flag, word, strings.Join(words, ", "), errdefs.ErrInvalid)
 }
 
 // openEngine opens the engine and tells what it fell back to, each time in a sentence.

@@ -28,7 +28,7 @@ var (
 	noNICs = "nonic"
 
 	smallCopy  = []string{"--device", "sim", "--bytes", "1MiB", "--pool", "4MiB", "--large", "1MiB", "--reps", "1"}
-	smallStore = []string{"--device", "sim", "--still", "--bytes", "1MiB", "--large", "64KiB", "--budget", "3s"}
+	smallStore = []string{"--device", "sim", "--still", "--bytes", "1MiB", "--large", "64KiB", "--budget", "4s"}
 	smallFile  = []string{"--bytes", "16MiB", "--sizes", "4KiB", "--budget", "5s"}
 )
 
@@ -47,7 +47,7 @@ var examples = map[string]example{
 	"bench copy --rdma":                   {small: append(smallCopy, "--sizes", "4KiB"), want: noNICs},
 	"bench store":                         {small: smallStore},
 	"bench store --quick":                 {small: smallStore},
-	"bench store --geometry":              {small: append(smallStore, "--bytes", "256MiB"), want: "slower"},
+	"bench store --geometry":              {small: append(smallStore, "--bytes", "256MiB", "--budget", "12s"), want: "slower"},
 	"bench file":                          {small: smallFile, want: "refuses O_DIRECT"},
 	"bench file --dir /mnt/nvme --device": {want: noGPU},
 	"bench rdma --nic":                    {want: noGPU},

@@ -37,8 +37,9 @@ type failure struct {
 var nextSteps = []step{
 	{isErr(fs.ErrPermission, syscall.EROFS), (*failure).notAllowed},
 	{(*failure).otherSort, (*failure).openAsOther},
-	{all((*failure).ofStore, isErr(errdefs.ErrNotFound)), says("kvlane store takes a directory that kvlane replay --file-dir or --log-dir, or a program with the library, has made: see that DIR is one.")},
-	{all((*failure).ofStore, isErr(errdefs.ErrCorrupt)), says("kvlane store verify DIR says what is damaged, and with --repair mends what can be mended.")},
+	{all(of("store verify"), isErr(errdefs.ErrNotFound)), says(madeByOthers + ".")},
+	{all(of("store"), isErr(errdefs.ErrNotFound)), says(madeByOthers + "; if kvlane.json was lost: kvlane store verify --repair DIR.")},
+	{all(of("store"), isErr(errdefs.ErrCorrupt)), says("kvlane store verify DIR says what is damaged, and with --repair mends what can be mended.")},
 	{isErr(fs.ErrNotExist), (*failure).notThere},
 	{isErr(syscall.ENOSPC, syscall.EDQUOT, errdefs.ErrNoSpace), says("make room there: kvlane store gc DIR --max-bytes SIZE removes the coldest blocks of a directory, and --file-bytes or --log-bytes bounds a tier.")},
 	{isErr(syscall.EADDRINUSE), says("another process serves at this address: end it, or give another port; port 0 takes any that is free.")},
@@ -46,12 +47,14 @@ var nextSteps = []step{
 	{isErr(syscall.ECONNREFUSED), says("nobody listens there: start kvlane transfer serve --name HOST:PORT, or for a benchmark kvlane bench transfer --mode target, with the same --protocol and --metadata.")},
 	{isA[*net.DNSError], says("give HOST:PORT, the host by an address or by a name that this host can look up, the port as a number.")},
 	{all(changed("log-dir"), isErr(errdefs.ErrBusy)), says("a log belongs to one process: end the other one, or give another --log-dir; several processes share a --file-dir.")},
-	{all((*failure).ofStore, isErr(errdefs.ErrBusy)), says("a log belongs to one process: end the one that has it open, then try again.")},
+	{all(of("store"), isErr(errdefs.ErrBusy)), says("a log belongs to one process: end the one that has it open, then try again.")},
 	{all(ofHardware, about("libibverbs")), says(doctor.InstallVerbs + "; kvlane doctor says what else copies by NIC take, and --rdma-provider soft tries them without one.")},
 	{all(ofHardware, about("open NIC", "requires a NIC")), says("this takes an RDMA NIC with an active port: kvlane doctor says what is missing, and --rdma-provider soft tries the path without one.")},
 	{all(changed("device-index", "peer-index"), isErr(errdefs.ErrNotFound)), says("kvlane doctor lists the devices; indices count from 0.")},
 	{all(changed("nic"), isErr(errdefs.ErrNotFound)), says("kvlane doctor lists the NICs, and kvlane topo which of them is near which GPU.")},
 }
+
+const madeByOthers = "kvlane store takes a directory that kvlane replay --file-dir or --log-dir, or a program with the library, has made: see that DIR is one"
 
 // nextStep says what to do about an error of a command that failed, or nothing where nothing is known, or the error says it.
 func nextStep(cmd *cobra.Command, err error) string {
@@ -97,7 +100,10 @@ func about(texts ...string) func(*failure) bool {
 // ofHardware is about what the machine lacks, or what is there and does not work.
 var ofHardware = isErr(errdefs.ErrNotSupported, errdefs.ErrBroken)
 
-func (f *failure) ofStore() bool { return within(f.cmd, []string{"store"}) }
+// of is about a command, or those below it.
+func of(path string) func(*failure) bool {
+	return func(f *failure) bool { return within(f.cmd, []string{path}) }
+}
 
 // path is the file that the error is about, or "".
 func (f *failure) path() string {
@@ -129,7 +135,7 @@ func (f *failure) notAllowed() string {
 		}
 	}
 	text := fmt.Sprintf("%s belongs to %s: run it as a user who may use that", path, owner)
-	if mine, err := os.UserCacheDir(); err == nil && !f.ofStore() {
+	if mine, err := os.UserCacheDir(); err == nil && !of("store")(f) {
 		text += fmt.Sprintf(", or give a directory of your own, such as %s", filepath.Join(mine, "kvlane"))
 	}
 	return text + "."

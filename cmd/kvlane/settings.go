@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"slices"
 	"strconv"
@@ -27,6 +28,23 @@ type setting struct {
 
 func anything(string) error { return nil }
 
+func anySize(v string) error { return sizeValue{new(int64)}.Set(v) }
+
+func anyAddress(v string) error {
+	_, _, err := net.SplitHostPort(v)
+	return err
+}
+
+// anyMTU takes, beside the words that are completed, the port's own.
+func anyMTU(v string) error {
+	if words := append([]string{"0"}, mtus...); !slices.Contains(words, v) {
+		return fmt.Errorf("%q is none of %s", v, strings.Join(words, ", "))
+	}
+	return nil
+}
+
+var mtus = []string{"256", "512", "1024", "2048", "4096"}
+
 // settings are in the order of "kvlane config show".
 var settings = []setting{
 	{name: "device", but: []string{"bench file", "bench rdma"}},
@@ -41,13 +59,13 @@ var settings = []setting{
 	{name: "nic", takes: anything},
 	{name: "rdma-port"},
 	{name: "rdma-gid-index"},
-	{name: "rdma-mtu", takes: anything},
+	{name: "rdma-mtu", takes: anyMTU},
 	{name: "rdma-queue-pairs"},
 	{name: "pipeline", but: []string{"bench store"}},
 	{name: "cache-bytes", but: []string{"bench store"}},
 	{name: "file-dir", but: []string{"bench store", "calibrate"}},
 	{name: "file-bytes"},
-	{name: "file-dir-bytes"},
+	{name: "file-dir-bytes", takes: anySize},
 	{name: "fsync"},
 	{name: "log-dir"},
 	{name: "log-bytes"},
@@ -57,8 +75,8 @@ var settings = []setting{
 	{name: "metadata", takes: anything},
 	{name: "cluster"},
 	{name: "buffer-size"},
-	{name: "metrics-addr", but: briefCommands},
-	{name: "pprof-addr", but: briefCommands},
+	{name: "metrics-addr", but: briefCommands, takes: anyAddress},
+	{name: "pprof-addr", but: briefCommands, takes: anyAddress},
 	{name: "log-level", takes: func(v string) error { _, err := parseLevel(v); return err }},
 	{name: "log-format"},
 }

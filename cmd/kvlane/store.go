@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kvlane/kvlane/internal/present"
 	"github.com/kvlane/kvlane/tier/file"
 	"github.com/kvlane/kvlane/tier/log"
 )
@@ -86,7 +87,7 @@ func nextRows(next []string) (rows [][2]string) {
 	return rows
 }
 
-// printResult writes v as one JSON object, or rows as a table for people.
+// printResult writes v as one JSON object, or rows as a table for people, values that do not print quoted.
 func printResult(w io.Writer, asJSON bool, v any, rows [][2]string) error {
 	if asJSON {
 		enc := json.NewEncoder(w)
@@ -98,7 +99,7 @@ func printResult(w io.Writer, asJSON bool, v any, rows [][2]string) error {
 	}
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 	for _, r := range rows {
-		fmt.Fprintf(t, "%s\t%s\n", r[0], r[1])
+		fmt.Fprintf(t, "%s\t%s\n", r[0], present.Name(r[1]))
 	}
 	if err := t.Flush(); err != nil {
 		return fmt.Errorf("print result: %w", err)

@@ -49,6 +49,8 @@ func newStoreGCCommand() *cobra.Command {
   --foreign      the files that "kvlane store verify" finds foreign: kvlane has not made them
   --remove       one of either, by its name; repeatable
 
+In a log whole segments are removed, those with the least in them that is used first, and SIZE is of segments.
+
 A file that is a sound block stays wherever it lies, unless --max-bytes makes it go. Folders that are not empty stay. Exit code 1 if
 something that was asked for could not be removed.`,
 		Example: `  kvlane store gc /var/cache/kvlane --max-bytes 100GiB
@@ -69,7 +71,7 @@ something that was asked for could not be removed.`,
 			return errors.Join(printResult(cmd.OutOrStdout(), asJSON, d, d.rows()), err)
 		},
 	}
-	cmd.Flags().Var(sizeValue{&target}, "max-bytes", "bytes of blocks that may be left")
+	cmd.Flags().Var(sizeValue{&target}, "max-bytes", "bytes of blocks, or in a log of segments, that may be left")
 	cmd.Flags().BoolVar(&unwanted.Quarantine, "quarantine", false, "remove the files in quarantine")
 	cmd.Flags().BoolVar(&unwanted.Foreign, "foreign", false, "remove the files that kvlane has not made")
 	cmd.Flags().StringArrayVar(&unwanted.Names, "remove", nil, "remove this file, of the quarantine or foreign, as verify names it or relative to DIR; repeatable")

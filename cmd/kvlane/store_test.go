@@ -119,6 +119,25 @@ func TestDemo(t *testing.T) {
 	}
 }
 
+// Names of others' files neither forge lines of a report nor command the terminal.
+func TestDefectForeignNamesForgeAReport(t *testing.T) {
+	dir := t.TempDir()
+	if code, _, stderr := execute(t, small("replay", traceFile(t, goodLine), "--file-dir", dir)...); code != exitOK {
+		t.Fatalf("exit code %d: %s", code, stderr)
+	}
+	for name, quoted := range map[string]string{"n\nclean    every block is sound": `/n\nclean    every block is sound`, "\x1b]0;pwn\a": `/\x1b]0;pwn\a`} {
+		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		for _, args := range [][]string{{"verify"}, {"verify", "--repair"}, {"gc", "--foreign"}} {
+			_, stdout, stderr := execute(t, append([]string{"store", args[0], dir}, args[1:]...)...)
+			if all := stdout + stderr; !strings.Contains(all, quoted) || strings.Contains(all, "\nclean ") || strings.ContainsAny(all, "\x1b\a") {
+				t.Errorf("store %v of %q:\n%q", args, name, all)
+			}
+		}
+	}
+}
+
 // With --repair what is wrong is set aside, and the exit code says whether anything is left.
 func TestStoreVerifyRepairs(t *testing.T) {
 	dir := t.TempDir()

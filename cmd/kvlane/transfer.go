@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/kvlane/kvlane/internal/present"
 	"github.com/kvlane/kvlane/transfer/mooncake"
 )
 
@@ -155,11 +156,11 @@ func newTransferListCommand() *cobra.Command {
 }
 
 func printSegment(cmd *cobra.Command, s *mooncake.Segment) error {
-	fmt.Fprintf(cmd.OutOrStdout(), "segment   %s\nprotocol  %s, version %d\ndata      %s, port %d\n", s.Name, s.Protocol, max(s.Version, 1), s.DataHost, s.DataPort)
+	fmt.Fprintf(cmd.OutOrStdout(), "segment   %s\nprotocol  %s, version %d\ndata      %s, port %d\n", present.Name(s.Name), present.Name(s.Protocol), max(s.Version, 1), present.Name(s.DataHost), s.DataPort)
 	t := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "BUFFER\tNAME\tADDRESS\tBYTES")
 	for i, b := range s.Buffers {
-		fmt.Fprintf(t, "%d\t%s\t%#x\t%d\n", i, b.Name, b.Addr, b.Length)
+		fmt.Fprintf(t, "%d\t%s\t%#x\t%d\n", i, present.Name(b.Name), b.Addr, b.Length)
 	}
 	return t.Flush()
 }

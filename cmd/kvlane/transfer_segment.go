@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kvlane/kvlane/internal/present"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/share"
 	engine "github.com/kvlane/kvlane/transfer"
@@ -109,9 +110,9 @@ func (f *transferFlags) listNative(cmd *cobra.Command, segment string, json bool
 		if json {
 			return writeJSON(cmd, d)
 		}
-		fmt.Fprintf(cmd.OutOrStdout(), "segment   %s\nengine    %s\n", d.Name, d.Engine)
+		fmt.Fprintf(cmd.OutOrStdout(), "segment   %s\nengine    %s\n", present.Name(d.Name), d.Engine)
 		if len(d.NICs) > 0 {
-			fmt.Fprintf(cmd.OutOrStdout(), "nics      %s\n", strings.Join(d.NICs, ", "))
+			fmt.Fprintf(cmd.OutOrStdout(), "nics      %s\n", present.Name(strings.Join(d.NICs, ", ")))
 		}
 		t := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
 		fmt.Fprintln(t, "BUFFER\tNAME\tOFFSET\tBYTES\tMEMORY\tSHARED")
@@ -120,7 +121,7 @@ func (f *transferFlags) listNative(cmd *cobra.Command, segment string, json bool
 			if b.Share != nil {
 				shared = b.Share.Type.String()
 			}
-			fmt.Fprintf(t, "%d\t%s\t%d\t%d\t%s\t%s\n", i, b.Name, b.Offset, b.Length, b.Kind, shared)
+			fmt.Fprintf(t, "%d\t%s\t%d\t%d\t%s\t%s\n", i, present.Name(b.Name), b.Offset, b.Length, b.Kind, shared)
 		}
 		return t.Flush()
 	})

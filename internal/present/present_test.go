@@ -48,6 +48,13 @@ func TestUnits(t *testing.T) {
 			t.Errorf("Rate(%v) is %q, want %q", v, got, want)
 		}
 	}
+	for s, want := range map[string]string{
+		"": "", "/a b/é✓: it's": "/a b/é✓: it's", "n\nclean  it is": `"n\nclean  it is"`, "\x1b]0;pwn\a": `"\x1b]0;pwn\a"`, "\x9bm": `"\x9bm"`, "a\tb": `"a\tb"`, "\u202etxt": `"\u202etxt"`,
+	} {
+		if got := Name(s); got != want {
+			t.Errorf("Name(%q) is %s, want %s", s, got, want)
+		}
+	}
 	if got := Percent(0.0796) + " " + Things(1, "block") + " " + Things(2000, "block") + " " + Micros(10.7); got != "8.0% 1 block 2,000 blocks 11 µs" {
 		t.Error(got)
 	}

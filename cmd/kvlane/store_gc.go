@@ -51,8 +51,9 @@ func newStoreGCCommand() *cobra.Command {
 
 In a log whole segments are removed, those with the least in them that is used first, and SIZE is of segments.
 
-A file that is a sound block stays wherever it lies, unless --max-bytes makes it go. Folders that are not empty stay. Exit code 1 if
-something that was asked for could not be removed.`,
+A sound block stays wherever it lies, while its own place has none, unless --max-bytes makes it go; but a tier that has the
+directory open keeps only the newest files in quarantine, 16 by default. Segments of another log, and folders that are not
+empty, stay. Exit code 1 if something that was asked for could not be removed.`,
 		Example: `  kvlane store gc /var/cache/kvlane --max-bytes 100GiB
   kvlane store gc /var/cache/kvlane --quarantine
   kvlane store gc /var/cache/kvlane --remove notes.txt`,

@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -220,7 +221,26 @@ func TestDefectFromVerifyToACleanDirectory(t *testing.T) {
 	if err := os.Rename(blocks[1], filepath.Join(dir, "quarantine", "0000000000000001-"+filepath.Base(blocks[1]))); err != nil {
 		t.Fatal(err)
 	}
-	says(exitFailure, "gc --quarantine", "a sound block of this directory: it stays", "1 file stays")
+	says(exitFailure, "gc --quarantine", "it stays; move it to "+blocks[1]+", or remove it by hand", "1 file stays")
+}
+
+// What gc leaves is not recommended to it.
+func TestDefectNextNamesACommandThatLeavesTheFile(t *testing.T) {
+	dir := t.TempDir()
+	if code, _, stderr := execute(t, small("replay", traceFile(t, goodLine), "--file-dir", dir)...); code != exitOK {
+		t.Fatalf("exit code %d: %s", code, stderr)
+	}
+	mine := filepath.Join(dir, "mine")
+	if err := errors.Join(os.Mkdir(mine, 0o700), os.WriteFile(filepath.Join(mine, "more.txt"), []byte("mine"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	code, stdout, _ := execute(t, "store", "verify", dir)
+	if code != exitFailure || !strings.Contains(stdout, "1 foreign file that kvlane store gc leaves: if nobody needs it, remove it by hand") || strings.Contains(stdout, "gc --foreign") {
+		t.Errorf("exit code %d: %s", code, stdout)
+	}
+	if code, stdout, _ := execute(t, "store", "gc", "--foreign", dir); code != exitFailure || !strings.Contains(stdout, "a folder that is not empty: remove it by hand") {
+		t.Errorf("gc: exit code %d: %s", code, stdout)
+	}
 }
 
 func TestAgeText(t *testing.T) {

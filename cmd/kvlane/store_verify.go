@@ -28,6 +28,8 @@ type dirFinding struct {
 	// Done is what --repair did with it; it has moved it to MovedTo.
 	Done    string `json:"done,omitempty"`
 	MovedTo string `json:"moved_to,omitempty"`
+	// ByHand says that gc leaves it.
+	ByHand bool `json:"by_hand,omitempty"`
 }
 
 // dirVerdict is what "kvlane store verify" says of a directory.
@@ -67,7 +69,8 @@ a damaged block is a miss for whoever loads it, who then removes it.
 
 With --repair, damaged blocks are moved to the directory's quarantine, misplaced ones to their folder, what dead processes left is
 removed, and a lost or damaged kvlane.json is made anew from the blocks' headers where all of them agree. It says of each file what
-it did, and where the file is now. What kvlane has not made stays. The exit code is then 1 if anything wrong is left.`,
+it did, and where the file is now; the blocks that it counts are those that are there afterwards. What kvlane
+has not made stays. The exit code is then 1 if anything wrong is left.`,
 		Example: `  kvlane store verify /var/cache/kvlane
   kvlane store verify --repair /var/cache/kvlane`,
 		Args: usageArgs(cobra.ExactArgs(1)),
@@ -153,15 +156,22 @@ func (f *dirFinding) among(all []dirFinding) bool {
 
 // next says what to do about what is wrong now.
 func (v *dirVerdict) next() (next []string) {
-	count := map[file.Problem]int{}
+	count, byHand := map[file.Problem]int{}, 0
 	for _, f := range v.wrong() {
-		count[file.Problem(f.Problem)]++
+		if f.ByHand {
+			byHand++
+		} else {
+			count[file.Problem(f.Problem)]++
+		}
 	}
 	dir := shellWord(v.Directory)
 	if n := count[file.Foreign]; n > 0 {
 		next = append(next, fmt.Sprintf("%s: if nobody needs %s, kvlane store gc --foreign %s, or --remove FILE for one", counted(n, "foreign file", "foreign files"), plural(n, "it", "them"), dir))
 	}
 	delete(count, file.Foreign)
+	if byHand > 0 {
+		next = append(next, fmt.Sprintf("%s that kvlane store gc leaves: if nobody needs %s, remove %[2]s by hand", counted(byHand, "foreign file", "foreign files"), plural(byHand, "it", "them")))
+	}
 	if n := count[file.Unjudged]; n > 0 {
 		next = append(next, counted(n, "file", "files")+" could not be looked at: see why above, and verify again as a user who may")
 	}
@@ -208,7 +218,7 @@ func newVerdict(dir string, r *file.Report) *dirVerdict {
 func findings(from []file.Finding) []dirFinding {
 	out := []dirFinding{}
 	for _, f := range from {
-		found := dirFinding{Path: f.Path, Problem: string(f.Problem), Detail: f.Detail, MovedTo: f.MovedTo}
+		found := dirFinding{Path: f.Path, Problem: string(f.Problem), Detail: f.Detail, MovedTo: f.MovedTo, ByHand: f.ByHand}
 		if f.Key != (block.Key{}) {
 			found.Key = f.Key.String()
 		}

@@ -12,8 +12,8 @@ import (
 	"github.com/kvlane/kvlane/tier/file"
 )
 
-// littered returns a directory of ten blocks, one of them set aside, with files that kvlane has not made, among them a copy of a sound
-// block and a folder with something in it, and a sound block in quarantine.
+// littered returns a directory of ten blocks, one of them set aside, with files that kvlane has not made, among them a folder with
+// something in it, and a sound block in quarantine, of which there is a copy by another name and none in its place.
 func littered(t *testing.T) (c file.Config, aside, sound string) {
 	t.Helper()
 	c = config(t)
@@ -33,7 +33,7 @@ func littered(t *testing.T) (c file.Config, aside, sound string) {
 	if !strings.HasPrefix(aside, filepath.Join(dir, "quarantine")+"/") || !strings.HasSuffix(aside, all[0].String()) {
 		t.Fatalf("it was moved to %q", aside)
 	}
-	block, err := os.ReadFile(path(dir, all[2]))
+	block, err := os.ReadFile(path(dir, all[1]))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -139,5 +139,84 @@ func TestClearRefusesNames(t *testing.T) {
 	}
 	if _, err := file.Clear(t.Context(), t.TempDir(), file.Unwanted{Foreign: true}); !errors.Is(err, errdefs.ErrNotFound) {
 		t.Errorf("no directory of blocks: %v", err)
+	}
+}
+
+// A sound block that lay in another folder while its own had it too went to quarantine, and could never leave it.
+func TestDefectSecondSoundCopyStaysForEver(t *testing.T) {
+	for what, c := range map[string]struct {
+		spoil func(t *testing.T, own string)
+		stays bool
+	}{
+		"its place has it":            {spoil: func(*testing.T, string) {}},
+		"what its place has is wrong": {spoil: func(t *testing.T, own string) { flip(t, own, 4096) }, stays: true},
+		"its place has another block": {spoil: func(t *testing.T, own string) {
+			if err := os.Rename(path(filepath.Dir(filepath.Dir(own)), keys(1, 2)[0]), own); err != nil {
+				t.Fatal(err)
+			}
+		}, stays: true},
+	} {
+		t.Run(what, func(t *testing.T) {
+			conf := config(t)
+			all := keys(0, 2)
+			tr := open(t, conf)
+			put(t, tr, conf.Formats[0], all...)
+			if err := tr.Close(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			dir := conf.Dirs[0]
+			own, second := path(dir, all[0]), filepath.Join(dir, "ff", all[0].String())
+			b, err := os.ReadFile(own)
+			if err = errors.Join(err, os.MkdirAll(filepath.Dir(second), 0o700)); err != nil {
+				t.Fatal(err)
+			}
+			write(t, second, string(b))
+			r, err := file.Repair(t.Context(), dir)
+			if err != nil || r.SetAside != 1 || len(r.Findings) != 1 {
+				t.Fatalf("%+v, %v", r, err)
+			}
+			c.spoil(t, own)
+			aside := r.Findings[0].MovedTo
+			got, err := file.Clear(t.Context(), dir, file.Unwanted{Quarantine: true})
+			_, serr := os.Stat(aside)
+			if stays := serr == nil; err != nil || stays != c.stays || len(got.Left) != map[bool]int{true: 1}[stays] {
+				t.Errorf("%+v, %v; it stays: %v", got, err, stays)
+			}
+			if c.stays && len(got.Left) == 1 && !strings.Contains(got.Left[0].Detail, "move it to "+own) {
+				t.Errorf("left: %q", got.Left[0].Detail)
+			}
+		})
+	}
+}
+
+// Where something else has the quarantine's name it is foreign like any other file, and no reason to remove nothing.
+func TestDefectForeignQuarantineStopsClear(t *testing.T) {
+	for what, plant := range map[string]func(path string) error{
+		"a link":         func(p string) error { return os.Symlink(t.TempDir(), p) },
+		"a regular file": func(p string) error { return os.WriteFile(p, []byte("x"), 0o600) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			c := config(t)
+			tr := open(t, c)
+			put(t, tr, c.Formats[0], keys(0, 1)...)
+			if err := tr.Close(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			dir := c.Dirs[0]
+			if err := plant(filepath.Join(dir, "quarantine")); err != nil {
+				t.Fatal(err)
+			}
+			write(t, filepath.Join(dir, "notes.txt"), "mine")
+			if r, err := file.Verify(t.Context(), dir, nil); err != nil || len(r.Findings) != 2 {
+				t.Errorf("%+v, %v", r, err)
+			}
+			got, err := file.Clear(t.Context(), dir, file.Unwanted{Quarantine: true, Foreign: true})
+			if err != nil || strings.Join(below(dir, got.Removed), ",") != "notes.txt,quarantine" || len(got.Left) > 0 {
+				t.Errorf("%+v, %v", got, err)
+			}
+			if r, err := file.Verify(t.Context(), dir, nil); err != nil || !r.Clean() {
+				t.Errorf("%+v, %v", r, err)
+			}
+		})
 	}
 }

@@ -69,7 +69,7 @@ type Config struct {
 	HighBytes, LowBytes int64
 	// TouchAfter is the age from which a hit renews a block's hotness. A minute by default.
 	TouchAfter time.Duration
-	// QuarantineMax is how many images that failed their check each directory keeps; 16 by default, none if negative.
+	// QuarantineMax is how many files set aside each directory keeps, the newest; 16 by default, none if negative.
 	QuarantineMax int
 	// ReadOnly changes nothing in the directories, which must be there, and may lie on a read-only mount: no block is written,
 	// removed, set aside or renewed, and no folder for temporary files is made. Put and Delete return ErrReadOnly.

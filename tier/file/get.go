@@ -195,7 +195,7 @@ func (t *Tier) moveToQuarantine(d *dir, key block.Key, bad dirfs.Info) error {
 	if t.cfg.QuarantineMax < 0 {
 		return d.Remove(blockName(key))
 	}
-	if err := toQuarantine(d, t.clock.Now(), key, bad); err != nil {
+	if _, err := toQuarantine(d, t.clock.Now(), key, bad); err != nil {
 		if blockdir.Gone(err) {
 			return err
 		}

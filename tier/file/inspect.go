@@ -97,7 +97,7 @@ func (d *existing) inspect(ctx context.Context) (Inspection, error) {
 			}
 		}
 	}
-	bad, berr := blockdir.Names(d, blockdir.Quarantine)
+	bad, berr := blockdir.Quarantined(d)
 	in.Quarantined = len(bad)
 	return in, errors.Join(err, berr)
 }

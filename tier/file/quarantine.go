@@ -14,32 +14,32 @@ import (
 )
 
 // toQuarantine moves the file bad from the block's name to quarantine. What another process has put in its place meanwhile it
-// gives back; the error is then blockdir.Gone().
-func toQuarantine(d dirfs.Dir, now time.Time, key block.Key, bad dirfs.Info) error {
+// gives back; the error is then blockdir.Gone(). to is its name there.
+func toQuarantine(d dirfs.Dir, now time.Time, key block.Key, bad dirfs.Info) (to string, err error) {
 	return quarantineFrom(d, blockName(key), now, key, bad)
 }
 
-func quarantineFrom(d dirfs.Dir, name string, now time.Time, key block.Key, bad dirfs.Info) error {
-	to := blockdir.Quarantine + "/" + blockdir.QuarantineName(now, key)
-	err := d.Rename(name, to, false)
+func quarantineFrom(d dirfs.Dir, name string, now time.Time, key block.Key, bad dirfs.Info) (to string, err error) {
+	to = blockdir.Quarantine + "/" + blockdir.QuarantineName(now, key)
+	err = d.Rename(name, to, false)
 	if errors.Is(err, unix.ENOENT) {
 		if err = blockdir.Mkdir(d, blockdir.Quarantine); err == nil {
 			err = d.Rename(name, to, false)
 		}
 	}
 	if err != nil {
-		return err
+		return "", err
 	}
 	moved, err := d.Stat(to)
 	if err != nil || moved.Inode == bad.Inode {
-		return nil
+		return to, nil
 	}
 	if err := d.Rename(to, name, false); err != nil {
-		return nil // a third is there; what was moved had its successor
+		return to, nil // a third is there; what was moved had its successor
 	}
 	// Under this name it may have been durable, and is to be again.
 	if _, err := blockdir.SyncFolder(d, path.Dir(name)); err != nil {
-		return err
+		return "", err
 	}
-	return fmt.Errorf("%s is another file by now: %w", name, unix.ESTALE)
+	return "", fmt.Errorf("%s is another file by now: %w", name, unix.ESTALE)
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/jonboulle/clockwork"
 
+	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/internal/dirfs"
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
@@ -31,17 +32,13 @@ func repair(ctx context.Context, fsys dirfs.FS, path string) (r Repaired, err er
 		return r, err
 	}
 	r.Report = v.report
-	begun := time.Now()
 	err = blockdir.WithLock(ctx, clockwork.NewRealClock(), v, func() error { return v.mend(ctx, &r) })
 	if err != nil {
 		return r, fmt.Errorf("repair directory %s: %w", v.root, blockdir.WriteError(err))
 	}
-	if err := blockdir.NoteSetAside(v, v.root, begun, r.Findings); err != nil {
-		return r, fmt.Errorf("repair directory %s: say what was set aside: %w", v.root, err)
-	}
 	// What is left is what a second look finds.
 	again, err := verify(ctx, fsys, path, nil)
-	r.Unrepaired, r.Quarantined = again.Findings, again.Quarantined
+	r.Afterwards(again)
 	return r, err
 }
 
@@ -57,9 +54,7 @@ func (v *verifier) mend(ctx context.Context, r *Repaired) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		if toQuarantine(v, time.Now(), b.key, b.info) == nil {
-			r.SetAside++
-		}
+		v.setAside(r, b.found, blockName(b.key), b.key, b.info)
 	}
 	for _, m := range v.misplaced {
 		if ctx.Err() != nil {
@@ -83,7 +78,12 @@ func (v *verifier) mendPlace(m misplacedBlock, r *Repaired) {
 		r.Findings[m.found].MovedTo = v.root + "/" + blockName(m.key)
 		return
 	}
-	if quarantineFrom(v, from, time.Now(), m.key, info) == nil {
+	v.setAside(r, m.found, from, m.key, info)
+}
+
+func (v *verifier) setAside(r *Repaired, found int, name string, key block.Key, bad dirfs.Info) {
+	if to, err := quarantineFrom(v, name, time.Now(), key, bad); err == nil {
 		r.SetAside++
+		r.Findings[found].MovedTo = v.root + "/" + to
 	}
 }

@@ -43,6 +43,9 @@ func TestRepairSetsAsideWhatIsWrong(t *testing.T) {
 	if err != nil || r.SetAside != 22 || r.Moved != 1 || r.SweptFiles != 1 || r.MarkerMade {
 		t.Errorf("%+v, %v", r, err)
 	}
+	if image := c.Formats[0].Layout.ImageBytes(); r.Blocks != 18 || r.Bytes != 18*image || r.Sums[c.Formats[0].Algo()] != 18 {
+		t.Errorf("it counts %d blocks, %d bytes, %v; 18 blocks are left", r.Blocks, r.Bytes, r.Sums)
+	}
 	if len(r.Unrepaired) != 1 || r.Unrepaired[0].Problem != file.Foreign || r.Unrepaired[0].Path != filepath.Join(dir, "notes.txt") {
 		t.Errorf("left: %+v", r.Unrepaired)
 	}
@@ -118,5 +121,32 @@ func TestRepairDoesNotGuessWhoseBlocksTheyAre(t *testing.T) {
 	}
 	if _, err := file.Repair(t.Context(), t.TempDir()); !errors.Is(err, errdefs.ErrNotFound) {
 		t.Errorf("an empty directory: %v", err)
+	}
+}
+
+// Two findings of one key are two files, and each is where its finding says.
+func TestDefectFindingsOfOneKeyShareAPlace(t *testing.T) {
+	c := config(t)
+	key := tiertest.Key(0)
+	tr := open(t, c)
+	put(t, tr, c.Formats[0], key)
+	if err := tr.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	own := path(c.Dirs[0], key)
+	elsewhere := filepath.Join(c.Dirs[0], "ff", key.String())
+	if err := os.MkdirAll(filepath.Dir(elsewhere), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	write(t, own, own)
+	write(t, elsewhere, elsewhere)
+	r, err := file.Repair(t.Context(), c.Dirs[0])
+	if err != nil || r.SetAside != 2 || len(r.Findings) != 2 {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	for _, f := range r.Findings {
+		if b, err := os.ReadFile(f.MovedTo); err != nil || string(b) != f.Path {
+			t.Errorf("%+v: there is %q, %v", f, b, err)
+		}
 	}
 }

@@ -54,8 +54,9 @@ type verifier struct {
 }
 
 type damagedBlock struct {
-	key  block.Key
-	info dirfs.Info
+	key   block.Key
+	info  dirfs.Info
+	found int // of the report's findings
 }
 
 type misplacedBlock struct {
@@ -206,6 +207,7 @@ func (v *verifier) run(ctx context.Context) error {
 			return fmt.Errorf("verify directory %s: %w", v.root, err)
 		}
 	}
+	blockdir.NoteByHand(v, v.root, v.report.Findings)
 	return nil
 }
 
@@ -253,9 +255,9 @@ func (v *verifier) top(context.Context) error {
 			v.found(n, Foreign, "a "+info.Kind()+" where a folder should be")
 		}
 	}
-	bad, err := blockdir.Names(v, blockdir.Quarantine)
+	bad, err := blockdir.Quarantined(v)
 	v.report.Quarantined = len(bad)
-	v.unlessFolder(blockdir.Quarantine, err)
+	v.unjudged(blockdir.Quarantine, err)
 	return nil
 }
 
@@ -355,8 +357,8 @@ func (v *verifier) block(key block.Key) {
 		return
 	}
 	if bad != nil {
+		v.damaged = append(v.damaged, damagedBlock{key, info, len(v.report.Findings)})
 		v.foundBlock(key, name, Damaged, bad.Error())
-		v.damaged = append(v.damaged, damagedBlock{key, info})
 	}
 	v.report.Blocks++
 	v.report.Bytes += info.Bytes

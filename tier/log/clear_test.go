@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/tier/internal/blockdir"
 	"github.com/kvlane/kvlane/tier/log"
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
@@ -25,7 +26,7 @@ func TestClearRemovesWhatIsAskedFor(t *testing.T) {
 	closeTier(t, tr)
 	damage(t, c.Dir, f, tiertest.Key(1))
 	r, err := log.Repair(t.Context(), c.Dir)
-	if err != nil || r.SetAside != 1 {
+	if err != nil || r.SetAside != 1 || r.Blocks != 2 || len(r.Findings) == 0 {
 		t.Fatalf("%+v, %v", r, err)
 	}
 	aside := ""
@@ -44,7 +45,7 @@ func TestClearRemovesWhatIsAskedFor(t *testing.T) {
 	if err = errors.Join(err, os.WriteFile(notes, []byte("mine"), 0o600), os.WriteFile(other, bytes, 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{segment, other, "index", "kvlane.json", "no-such"} {
+	for _, name := range []string{segment, "index", "kvlane.json", "no-such"} {
 		if got, err := log.Clear(t.Context(), c.Dir, log.Unwanted{Quarantine: true, Names: []string{name}}); !errors.Is(err, errdefs.ErrInvalid) || len(got.Removed) > 0 {
 			t.Errorf("%s: %+v, %v", name, got, err)
 		}
@@ -55,6 +56,9 @@ func TestClearRemovesWhatIsAskedFor(t *testing.T) {
 	if got, err := log.Clear(t.Context(), c.Dir, log.Unwanted{Foreign: true}); err != nil || len(got.Removed) != 1 || got.Removed[0] != notes || got.Bytes != 4 {
 		t.Errorf("%+v, %v", got, err)
 	}
+	if _, err := os.Stat(other); err != nil {
+		t.Errorf("the segment of another log: %v", err)
+	}
 	if err := os.Remove(other); err != nil {
 		t.Errorf("the segment of another log: %v", err)
 	}
@@ -63,5 +67,64 @@ func TestClearRemovesWhatIsAskedFor(t *testing.T) {
 	}
 	if _, err := log.Clear(t.Context(), t.TempDir(), log.Unwanted{}); !errors.Is(err, errdefs.ErrNotFound) {
 		t.Errorf("no directory of blocks: %v", err)
+	}
+}
+
+// closed returns a log of one block that no process has open.
+func closed(t *testing.T) log.Config {
+	t.Helper()
+	c := config(t)
+	tr := open(t, c)
+	put(t, tr, c.Formats[0], tiertest.Key(0))
+	closeTier(t, tr)
+	return c
+}
+
+// What Verify finds foreign and Clear leaves is said to be so, by both.
+func TestDefectSegmentOfAnotherLogIsLeftInSilence(t *testing.T) {
+	c, another := closed(t), closed(t)
+	b, err := os.ReadFile(segmentFiles(t, another.Dir)[0])
+	other := filepath.Join(c.Dir, "seg-0000000000000077")
+	if err = errors.Join(err, os.WriteFile(other, b, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := log.Verify(t.Context(), c.Dir, nil); err != nil || len(r.Findings) != 1 || r.Findings[0].Path != other || !r.Findings[0].ByHand {
+		t.Errorf("%+v, %v", r.Findings, err)
+	}
+	for _, u := range []log.Unwanted{{Foreign: true}, {Names: []string{other}}} {
+		got, err := log.Clear(t.Context(), c.Dir, u)
+		if err != nil || len(got.Removed) != 0 || len(got.Left) != 1 || got.Left[0].Path != other || !strings.HasSuffix(got.Left[0].Detail, "by hand") {
+			t.Errorf("%+v: %+v, %v", u, got, err)
+		}
+		if _, err := os.Stat(other); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// As in a directory of files, what has the quarantine's name and is no folder is one foreign file.
+func TestDefectForeignQuarantineStopsClear(t *testing.T) {
+	c := closed(t)
+	at := filepath.Join(c.Dir, "quarantine")
+	if err := os.Symlink(t.TempDir(), at); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := log.Verify(t.Context(), c.Dir, nil); err != nil || len(r.Findings) != 1 {
+		t.Errorf("%+v, %v", r.Findings, err)
+	}
+	if got, err := log.Clear(t.Context(), c.Dir, log.Unwanted{Foreign: true}); err != nil || len(got.Removed) != 1 || got.Removed[0] != at {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
+
+// A process that dies as it writes the marker leaves a name of its own.
+func TestDefectMarkerOfADeadProcessIsForeign(t *testing.T) {
+	c := closed(t)
+	if err := os.WriteFile(filepath.Join(c.Dir, "kvlane.json.tmp.0123456789abcdef"), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r, err := log.Repair(t.Context(), c.Dir)
+	if err != nil || len(r.Findings) != 1 || r.Findings[0].Problem != blockdir.Leftover || r.SweptFiles != 1 || len(r.Unrepaired) != 0 {
+		t.Errorf("%+v, %v", r, err)
 	}
 }

@@ -296,8 +296,7 @@ func (e *emptying) move(ctx context.Context, key block.Key, have entry) {
 	case err == nil || errors.Is(err, errdefs.ErrNotFound):
 	case errors.Is(err, errdefs.ErrCorrupt):
 		t.count.corrupt.Add(1)
-		err = t.setAsideOwned(key, now, b)
-		e.failure = errors.Join(e.failure, err)
+		t.setAsideOwned(key, now, b)
 	default: // it may be whole
 		e.failure = errors.Join(e.failure, err)
 	}

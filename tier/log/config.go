@@ -66,7 +66,7 @@ type Config struct {
 	SegmentBytes int64
 	// MoveBytesPerSecond bounds the rate at which blocks are moved in the background, while nobody waits for room; 256 MiB/s by default.
 	MoveBytesPerSecond int64
-	// QuarantineMax is how many images that failed their check are kept; 16 by default, none if negative.
+	// QuarantineMax is how many files set aside are kept, the newest; 16 by default, none if negative.
 	QuarantineMax int
 	// ReadOnly changes nothing in the directory, which must be there and may lie on a read-only mount. Put and Delete return
 	// ErrReadOnly. It takes no lock: it has what was there when it was opened, also while another process writes on.

@@ -48,7 +48,8 @@ func (t *Tier) getInto(ctx context.Context, key block.Key, dst mem.Extent, every
 	case errors.Is(err, errdefs.ErrCorrupt):
 		t.count.corrupt.Add(1)
 		t.count.misses.Add(1)
-		err = errors.Join(err, t.setAside(ctx, key, e, buf))
+		_, serr := t.setAside(ctx, key, e, buf)
+		err = errors.Join(err, serr)
 	default:
 		t.count.errors.Add(1)
 		// The next Put looks at it again, and writes it anew if it still cannot be read.
@@ -208,30 +209,30 @@ func (c *headerCache) put(at position, h *header) {
 	c.all[at] = h
 }
 
-// setAside takes a block that was found corrupt out of the index and keeps a copy of its bytes.
-func (t *Tier) setAside(ctx context.Context, key block.Key, bad entry, image []byte) error {
+// setAside takes a block that was found corrupt out of the index and keeps a copy of its bytes, as the file kept, if any.
+func (t *Tier) setAside(ctx context.Context, key block.Key, bad entry, image []byte) (kept string, err error) {
 	if t.cfg.ReadOnly {
-		return nil
+		return "", nil
 	}
 	if err := t.owners.Own(ctx, t.ctx.Done(), key, usage.Removing); err != nil {
-		return fmt.Errorf("set it aside: %w", err)
+		return "", fmt.Errorf("set it aside: %w", err)
 	}
 	defer t.owners.Disown(key)
-	return t.setAsideOwned(key, bad, image)
+	return t.setAsideOwned(key, bad, image), nil
 }
 
 // setAsideOwned is setAside for the owner of the key. What cannot be kept, or noted in the log, is counted: the block is gone.
-func (t *Tier) setAsideOwned(key block.Key, bad entry, image []byte) error {
+func (t *Tier) setAsideOwned(key block.Key, bad entry, image []byte) (kept string) {
 	e, ok := t.table.remove(bad.fold, func(now entry) bool { return now.place == bad.place })
 	if !ok {
-		return nil
+		return ""
 	}
 	t.gone(e)
 	if err := t.tombstone(key); err != nil {
 		t.count.errors.Add(1) // it is found corrupt again when it is read after the log was opened again
 	}
 	if t.cfg.QuarantineMax < 0 {
-		return nil
+		return ""
 	}
 	name := blockdir.Quarantine + "/" + blockdir.QuarantineName(t.clock.Now(), key)
 	err := blockdir.Mkdir(t.dir, blockdir.Quarantine)
@@ -239,11 +240,12 @@ func (t *Tier) setAsideOwned(key block.Key, bad entry, image []byte) error {
 		_, err = blockdir.WriteFile(t.dir, name, image, false)
 	}
 	if err == nil {
+		kept = name
 		t.count.quarantined.Add(1)
 		err = blockdir.TrimQuarantine(t.dir, t.cfg.QuarantineMax)
 	}
 	if err != nil {
 		t.count.errors.Add(1)
 	}
-	return nil
+	return kept
 }

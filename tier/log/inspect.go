@@ -187,7 +187,7 @@ func inspect(ctx context.Context, fsys dirfs.FS, path string) (in Inspection, er
 	if _, err := d.dir.Stat(indexTemp); err == nil {
 		in.Temporary++
 	}
-	bad, err := blockdir.Names(d.dir, blockdir.Quarantine)
+	bad, err := blockdir.Quarantined(d.dir)
 	in.Quarantined = len(bad)
 	return in, err
 }

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -376,11 +377,20 @@ func (t *Tier) outlasts(e entry, p position) bool {
 	return !knows && e.off() < t.covered[e.segment] && p.before(e.position())
 }
 
+// leftover says whether a name is that of a file that only a process that has died leaves.
+func leftover(name string) bool {
+	return name == indexTemp || strings.HasPrefix(name, blockdir.MarkerTemp)
+}
+
 // settle cuts what is behind the last group of each segment, removes segments that are empty, and makes durable what was found, as far
 // as the policy wants that.
 func (t *Tier) settle(ctx context.Context, synced bool) error {
-	for _, name := range []string{indexTemp, blockdir.MarkerTemp} {
-		if _, err := t.dir.Stat(name); err == nil && blockdir.Remove(t.dir, name) == nil {
+	all, err := t.dir.ReadDir(".")
+	if err != nil {
+		return err
+	}
+	for _, name := range all {
+		if leftover(name) && blockdir.Remove(t.dir, name) == nil {
 			t.count.swept.Add(1)
 		}
 	}

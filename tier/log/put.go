@@ -256,7 +256,8 @@ func (t *Tier) look(ctx context.Context, j *job) (there bool, err error) {
 		case errors.Is(err, errdefs.ErrCorrupt):
 			t.count.corrupt.Add(1)
 			t.count.replaced.Add(1)
-			return false, t.setAsideOwned(j.key, e, image)
+			t.setAsideOwned(j.key, e, image)
+			return false, nil
 		default:
 			t.count.errors.Add(1)
 			j.replaces, j.cause = true, err

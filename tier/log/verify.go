@@ -70,7 +70,7 @@ func (v *verifier) run(ctx context.Context) (err error) {
 	if !v.known {
 		return nil
 	}
-	return v.blocks(ctx)
+	return v.index(ctx, func(t *Tier) error { return v.blocks(ctx, t) })
 }
 
 // readMarker reads the marker, or, where that cannot be, the headers of groups.
@@ -186,7 +186,7 @@ func (v *verifier) top(d dirfs.Dir) {
 			v.found(n, blockdir.Unjudged, err.Error())
 		case n == blockdir.MarkerName, n == blockdir.LockName, n == "lost+found":
 		case n == blockdir.Quarantine && info.Type.IsDir(), isSegment && info.Regular(), n == indexName && info.Regular():
-		case n == indexTemp || n == blockdir.MarkerTemp:
+		case leftover(n):
 			if !v.live(d) {
 				v.found(n, blockdir.Leftover, "its process has died; the next that opens the directory removes it")
 			}
@@ -197,7 +197,8 @@ func (v *verifier) top(d dirfs.Dir) {
 	if v.live(d) {
 		v.report.LiveSessions = 1
 	}
-	bad, err := blockdir.Names(d, blockdir.Quarantine)
+	blockdir.NoteByHand(d, v.root, v.report.Findings)
+	bad, err := blockdir.Quarantined(d)
 	if v.report.Quarantined = len(bad); err != nil {
 		v.found(blockdir.Quarantine, blockdir.Unjudged, err.Error())
 	}
@@ -213,8 +214,8 @@ func (v *verifier) live(d dirfs.Dir) bool {
 	return errors.Is(errors.Join(err, lock.Close()), errdefs.ErrBusy)
 }
 
-// blocks checks every block that the index has.
-func (v *verifier) blocks(ctx context.Context) (err error) {
+// index reads the index, and calls use with the tier, which is not open and only reads, after it has looked at the segments.
+func (v *verifier) index(ctx context.Context, use func(t *Tier) error) (err error) {
 	t := newTier(existingConfig(v.fsys, v.root, v.report.Marker))
 	defer func() {
 		t.cancel()
@@ -234,9 +235,15 @@ func (v *verifier) blocks(ctx context.Context) (err error) {
 	}
 	for _, g := range t.segments.list() {
 		if size := g.size.Load(); g.end.Load() == 0 && !g.unread && !unbegun(ctx, g.file, size) {
-			v.found(segmentName(g.number), blockdir.Foreign, "no group of this log is in it")
+			v.found(segmentName(g.number), blockdir.Foreign, "another log's segment, or none: no group of this log is in it")
+			v.report.Findings[len(v.report.Findings)-1].ByHand = true // it may be all that is left of that
 		}
 	}
+	return use(t)
+}
+
+// blocks checks every block that the index has.
+func (v *verifier) blocks(ctx context.Context, t *Tier) error {
 	buf := make([]byte, t.formats.MaxImageBytes())
 	found, err := t.blocks(ctx, func(g *segment, key block.Key, e entry) error {
 		f := t.formats[e.group]
@@ -289,7 +296,7 @@ func repair(ctx context.Context, fsys dirfs.FS, path string) (r Repaired, err er
 		}
 	}
 	again, err := verify(ctx, fsys, path, nil)
-	r.Unrepaired, r.Quarantined = again.Findings, again.Quarantined
+	r.Afterwards(again)
 	return r, err
 }
 
@@ -306,7 +313,6 @@ func (v *verifier) mend(ctx context.Context, r *Repaired) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, t.Close(context.WithoutCancel(ctx))) }()
-	begun := t.clock.Now()
 	buf := make([]byte, t.formats.MaxImageBytes())
 	_, err = t.blocks(ctx, func(_ *segment, key block.Key, _ entry) error {
 		image := buf[:t.formats.ImageBytes(key)]
@@ -315,10 +321,15 @@ func (v *verifier) mend(ctx context.Context, r *Repaired) (err error) {
 			return nil
 		}
 		r.SetAside++
-		return t.setAside(ctx, key, e, image)
+		kept, serr := t.setAside(ctx, key, e, image)
+		// The index has a key once.
+		if at := slices.IndexFunc(r.Findings, func(f blockdir.Finding) bool { return f.Key == key }); at >= 0 && kept != "" {
+			r.Findings[at].MovedTo = v.root + "/" + kept
+		}
+		return serr
 	})
 	r.SweptFiles = int(t.count.swept.Load())
-	return errors.Join(err, blockdir.NoteSetAside(t.dir, v.root, begun, r.Findings))
+	return err
 }
 
 // mendMarker keeps what is left of the old marker in quarantine.
@@ -337,7 +348,7 @@ func (v *verifier) mendMarker() (err error) {
 }
 
 // Clear removes files that are no blocks from the directory: images that were set aside, and files that kvlane has not made. Segments
-// stay, those of another log too, as Verify names them. A process may have the directory open. ErrInvalid where u names another file,
+// stay; those of another log, which Verify finds foreign, are in Left if they were asked for, as is a sound block. A process may have the directory open. ErrInvalid where u names another file,
 // and nothing is removed then; ErrNotFound where it is no directory of blocks, ErrCorrupt or ErrMismatch where its marker cannot be
 // read.
 func Clear(ctx context.Context, dir string, u Unwanted) (Cleared, error) {
@@ -360,7 +371,13 @@ func clearOf(ctx context.Context, fsys dirfs.FS, path string, u Unwanted) (c Cle
 	}
 	defer func() { err = errors.Join(err, d.Close()) }()
 	v.top(d)
-	if c, err = blockdir.Clear(ctx, d, v.root, m.Formats(), v.report.Findings, u); err != nil {
+	if u.Foreign || len(u.Names) > 0 {
+		v.report.Marker = m
+		if err := v.index(ctx, func(*Tier) error { return nil }); err != nil {
+			return fail(err)
+		}
+	}
+	if c, err = blockdir.Clear(ctx, d, v.root, m.Formats(), nil, v.report.Findings, u); err != nil {
 		return fail(err)
 	}
 	return c, nil

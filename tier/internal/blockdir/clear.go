@@ -31,21 +31,25 @@ type Cleared struct {
 }
 
 // Clear removes files of directory d, whose path is root: those of the quarantine, and of foreign, the findings about what kvlane has not
-// made. A sound block stays wherever it lies, even in quarantine: a tier that meets another file there than the damaged one gives it back. What
-// stays though it was asked for is in Left. Names that are neither are ErrInvalid, before anything is removed.
-func Clear(ctx context.Context, d dirfs.Dir, root string, formats block.Formats, foreign []Finding, u Unwanted) (c Cleared, err error) {
-	quarantined, err := Names(d, Quarantine)
+// made. A sound block stays, even in quarantine, unless the file of its own place, which place names, is sound too; place is nil where
+// blocks have no files. What stays though it was asked for is in Left. Names that are neither are ErrInvalid, before anything is removed.
+func Clear(ctx context.Context, d dirfs.Dir, root string, formats block.Formats, place func(block.Key) string, foreign []Finding, u Unwanted) (c Cleared, err error) {
+	quarantined, err := Quarantined(d)
 	if err != nil {
 		return c, err
 	}
 	can := map[string]bool{} // what may be removed, and whether that is asked for
 	for _, n := range quarantined {
-		_, _, ours := setAsideAt(n)
+		_, ours := setAsideAt(n)
 		can[Quarantine+"/"+n] = ours && u.Quarantine || !ours && u.Foreign
 	}
+	byHand := map[string]string{} // why
 	for _, f := range foreign {
 		if name, below := strings.CutPrefix(f.Path, root+"/"); below && f.Problem == Foreign {
 			can[name] = u.Foreign
+			if f.ByHand {
+				byHand[name] = f.Detail
+			}
 		}
 	}
 	for _, given := range u.Names {
@@ -55,68 +59,97 @@ func Clear(ctx context.Context, d dirfs.Dir, root string, formats block.Formats,
 		}
 		can[name] = true
 	}
-	buf := make([]byte, formats.MaxImageBytes())
+	r := remover{d, root, formats, place, make([]byte, formats.MaxImageBytes()), &c}
 	for _, name := range slices.Sorted(maps.Keys(can)) {
 		if ctx.Err() != nil {
 			return c, context.Cause(ctx)
 		}
-		if can[name] {
-			c.remove(d, root, name, formats, buf)
+		if why := byHand[name]; can[name] && why != "" {
+			r.leave(name, "%s: remove it by hand", why)
+		} else if can[name] {
+			r.remove(name)
 		}
 	}
 	return c, nil
 }
 
-func (c *Cleared) remove(d dirfs.Dir, root, name string, formats block.Formats, buf []byte) {
-	at := root + "/" + name
-	leave := func(format string, args ...any) {
-		c.Left = append(c.Left, Finding{Path: at, Problem: Foreign, Detail: fmt.Sprintf(format, args...)})
-	}
-	info, err := d.Stat(name)
+// remover is one Clear at work.
+type remover struct {
+	dirfs.Dir
+	root    string
+	formats block.Formats
+	place   func(block.Key) string
+	buf     []byte
+	*Cleared
+}
+
+func (r *remover) leave(name, format string, args ...any) {
+	r.Left = append(r.Left, Finding{Path: r.root + "/" + name, Problem: Foreign, Detail: fmt.Sprintf(format, args...)})
+}
+
+func (r *remover) remove(name string) {
+	info, err := r.Stat(name)
 	if err == nil && info.Regular() {
+		var key block.Key
 		var sound bool
-		if sound, err = soundImage(d, name, info, formats, buf); sound {
-			leave("a sound block of this directory: it stays; move it to its folder, or remove it by hand")
-			return
+		if key, sound, err = r.soundImage(name, info); sound {
+			switch {
+			case r.place == nil:
+				r.leave(name, "a sound block of this directory: it stays; remove it by hand")
+				return
+			case !r.inPlace(key):
+				r.leave(name, "a sound block that its own place lacks: it stays; move it to %s/%s, or remove it by hand", r.root, r.place(key))
+				return
+			}
 		}
 	}
 	if err == nil {
-		err = d.Remove(name)
+		err = r.Remove(name)
 	}
 	switch {
 	case Gone(err):
 		return
 	case err != nil && info.Type.IsDir():
-		leave("%v; a folder that is not empty stays: remove it by hand", err)
+		r.leave(name, "%v; a folder that is not empty stays: remove it by hand", err)
 		return
 	case err != nil:
-		leave("%v", err)
+		r.leave(name, "%v", err)
 		return
 	}
-	c.Removed = append(c.Removed, at)
+	r.Removed = append(r.Removed, r.root+"/"+name)
 	if info.Regular() {
-		c.Bytes += info.Bytes
+		r.Bytes += info.Bytes
 	}
 }
 
-// soundImage says whether a file, whatever its name, is a block of these formats, every checksum right.
-func soundImage(d dirfs.Dir, name string, info dirfs.Info, formats block.Formats, buf []byte) (sound bool, err error) {
-	if !slices.ContainsFunc(formats, func(f block.Format) bool { return f.Layout.ImageBytes() == info.Bytes }) {
-		return false, nil
+// inPlace says whether the block is sound where its key belongs. What cannot be looked at is not.
+func (r *remover) inPlace(key block.Key) bool {
+	info, err := r.Stat(r.place(key))
+	if err != nil || !info.Regular() {
+		return false
 	}
-	f, err := d.Open(name, os.O_RDONLY)
+	has, sound, err := r.soundImage(r.place(key), info)
+	return err == nil && sound && has == key
+}
+
+// soundImage says whether a file, whatever its name, is a block of these formats, every checksum right, and of which key.
+func (r *remover) soundImage(name string, info dirfs.Info) (key block.Key, sound bool, err error) {
+	if !slices.ContainsFunc(r.formats, func(f block.Format) bool { return f.Layout.ImageBytes() == info.Bytes }) {
+		return key, false, nil
+	}
+	f, err := r.Open(name, os.O_RDONLY)
 	if err != nil {
-		return false, err
+		return key, false, err
 	}
-	image := buf[:info.Bytes]
+	image := r.buf[:info.Bytes]
 	_, err = io.ReadFull(io.NewSectionReader(f, 0, info.Bytes), image)
 	if err = errors.Join(err, f.Close()); err != nil {
-		return false, fmt.Errorf("whether it is a sound block: %w", err)
+		return key, false, fmt.Errorf("whether it is a sound block: %w", err)
 	}
 	head, err := block.DecodeHeader(image)
 	if err != nil {
-		return false, nil
+		return key, false, nil
 	}
-	format, err := formats.Of(head.Key)
-	return err == nil && format.Verify(image, head.Key) == nil, nil
+	format, err := r.formats.Of(head.Key)
+	return head.Key, err == nil && format.Verify(image, head.Key) == nil, nil
 }

@@ -1,9 +1,11 @@
 package blockdir
 
 import (
+	"strings"
 	"time"
 
 	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/internal/dirfs"
 )
 
 // Inspection is what a directory holds.
@@ -59,6 +61,20 @@ type Finding struct {
 	Detail  string
 	Key     block.Key // of a block; else zero
 	MovedTo string    // where Repair moved the file, or the image; "" where it did not
+	ByHand  bool      // a Foreign one that Clear leaves
+}
+
+// NoteByHand marks the foreign findings, below root, that are folders with something in them.
+func NoteByHand(d dirfs.Dir, root string, found []Finding) {
+	for i := range found {
+		f := &found[i]
+		if name, below := strings.CutPrefix(f.Path, root+"/"); below && f.Problem == Foreign {
+			if in, err := d.ReadDir(name); err == nil && len(in) > 0 {
+				f.ByHand = true
+				f.Detail += ", a folder that is not empty"
+			}
+		}
+	}
 }
 
 // Report is what Verify found.
@@ -79,10 +95,17 @@ func (r *Report) Clean() bool { return len(r.Findings) == 0 }
 
 // Repaired says what Repair found and did.
 type Repaired struct {
-	Report          // of what was found; its Quarantined counts what was set aside now too
+	Report          // of the directory as it is afterwards; Findings are those of before
 	MarkerMade bool // from the blocks' headers; with another directory id, which matters where a tier has several directories
 	SetAside   int  // damaged blocks, moved to quarantine
 	Moved      int  // sound blocks that lay in another folder than their key's
 	SweptFiles int  // temporary files of processes that have died
 	Unrepaired []Finding
+}
+
+// Afterwards takes over what verifying the directory after the repair says.
+func (r *Repaired) Afterwards(again Report) {
+	before := r.Findings
+	r.Report, r.Unrepaired = again, again.Findings
+	r.Findings = before
 }

@@ -1,12 +1,13 @@
 // Package replay runs a real request trace through a store, as an inference engine would: it looks up each request's
-// prefix, loads the hits into pages of a paged KV cache on the device, verifies every loaded byte, computes the misses
-// (fills pages with the bytes that the block must hold) and dumps them.
+// prefix, computes the misses (fills pages of a paged KV cache on the device with the bytes that the block must hold), loads the hits
+// into others, verifies every loaded byte, and dumps the misses. To compute first costs one launch less than to load first, and a load
+// that strays to another block's page shows when that is loaded.
 //
 // # Content
 //
 // Each hash id of a trace is one full block. Its bytes are a function of the id, the layer, K or V, and the offset, and
-// of nothing else: a later run over the same directory verifies what an earlier one wrote. Pages are poisoned when they
-// are allocated, so that a load that does not happen shows as wrong bytes.
+// of nothing else: a later run over the same directory verifies what an earlier one wrote. Pages are poisoned before
+// they are loaded to, so that a load that does not happen shows as wrong bytes.
 //
 // # Failures
 //

@@ -80,7 +80,7 @@ func (w *worker) work(ctx context.Context) error {
 	}
 }
 
-// request replays one request: pages, prefix, load, verify, compute, dump.
+// request replays one request: pages, prefix, compute, load, verify, dump.
 func (w *worker) request(ctx context.Context, req *Request) (err error) {
 	n := len(req.HashIDs)
 	w.run.tally.see(req.HashIDs)
@@ -89,7 +89,7 @@ func (w *worker) request(ctx context.Context, req *Request) (err error) {
 		return nil
 	}
 	w.keys = w.run.appendKeys(w.keys[:0], req.HashIDs)
-	if err := w.takePages(ctx, n); err != nil {
+	if err := w.take(ctx, n); err != nil {
 		return err
 	}
 	// Pages go back only when nothing can touch them any more.
@@ -113,32 +113,37 @@ func (w *worker) request(ctx context.Context, req *Request) (err error) {
 	if len(w.compute.at) == 0 {
 		return nil
 	}
-	quiesced, err = w.computeAndDump(ctx, req)
+	quiesced, err = w.dump(ctx, req, len(w.compute.at)-(n-hits))
 	return err
 }
 
-// takePages takes n pages and poisons them: what is not loaded or computed then shows as wrong bytes.
-func (w *worker) takePages(ctx context.Context, n int) (err error) {
-	wait, cancel := context.WithTimeout(ctx, w.run.cfg.Timeout)
+// take takes n pages.
+func (w *worker) take(ctx context.Context, n int) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, w.run.cfg.Timeout)
 	defer cancel()
-	if w.pages, err = w.run.cache.Take(wait, w.pages[:0], n); err != nil {
-		return err
-	}
+	w.pages, err = w.run.cache.Take(ctx, w.pages[:0], n)
+	return err
+}
+
+// paint computes the blocks of the request behind its first hits, and poisons the pages of those: what is not loaded then shows as
+// wrong bytes, and so does what is loaded to a page of another. Layers are computed when they are dumped.
+func (w *worker) paint(ctx context.Context, req *Request, hits int) error {
 	w.seeds = w.seeds[:0]
-	for range n {
-		w.seeds = append(w.seeds, kvcache.PoisonSeed(w.run.poisoned.Add(1)))
-	}
-	if err := w.painter.Fill(wait, w.all, w.pages, w.seeds); err != nil {
-		if !w.painter.Dead() {
-			w.run.cache.Give(w.pages)
+	for i := range w.pages {
+		seed := kvcache.ContentSeed(req.HashIDs[i])
+		if i < hits || w.run.cfg.Layerwise {
+			seed = kvcache.PoisonSeed(w.run.poisoned.Add(1))
 		}
-		return fmt.Errorf("poison pages: %w", err)
+		w.seeds = append(w.seeds, seed)
+	}
+	if err := w.painter.Fill(ctx, w.all, w.pages, w.seeds); err != nil {
+		return fmt.Errorf("poison %d pages and compute %d blocks: %w", hits, len(w.pages)-hits, err)
 	}
 	return nil
 }
 
-// loadPrefix leases the request's longest prefix, loads it into the pages and verifies it. It returns how many blocks
-// were found; those of them that could not be loaded are in w.compute. quiet says that no transfer is left.
+// loadPrefix leases the request's longest prefix, loads it into the pages and verifies it, and computes the rest. It returns how many
+// blocks were found; those of them that could not be loaded are in w.compute. quiet says that no transfer is left.
 func (w *worker) loadPrefix(ctx context.Context, req *Request) (hits int, quiet bool, err error) {
 	wait, cancel := context.WithTimeout(ctx, w.run.cfg.Timeout)
 	defer cancel()
@@ -148,8 +153,8 @@ func (w *worker) loadPrefix(ctx context.Context, req *Request) (hits int, quiet 
 	}
 	defer lease.Release()
 	hits = lease.Len()
-	if hits == 0 {
-		return 0, true, nil
+	if err := w.paint(wait, req, hits); err != nil || hits == 0 {
+		return 0, true, err
 	}
 	w.tiers = w.tiers[:0]
 	for i := range hits {
@@ -246,15 +251,15 @@ func (w *worker) mismatch(ctx context.Context, req *Request, i int) error {
 	return nil
 }
 
-// computeAndDump fills the pages of w.compute with what the blocks hold, and dumps them. It returns once the pages may
-// be reused; quiet says whether that is so. Blocks that cannot be stored are counted, and do not end the replay.
-func (w *worker) computeAndDump(ctx context.Context, req *Request) (quiet bool, err error) {
+// dump dumps the blocks of w.compute, of which it first computes those that could not be loaded, or all layer by layer. It returns once
+// the pages may be reused; quiet says whether that is so. Blocks that cannot be stored are counted, and do not end the replay.
+func (w *worker) dump(ctx context.Context, req *Request, unloaded int) (quiet bool, err error) {
 	wait, cancel := context.WithTimeout(ctx, w.run.cfg.Timeout)
 	defer cancel()
 	layerwise := w.run.cfg.Layerwise
 	if !layerwise {
-		if err := w.painter.Fill(wait, w.all, w.compute.pages, w.compute.seeds); err != nil {
-			return true, fmt.Errorf("compute %d blocks: %w", len(w.compute.at), err)
+		if err := w.painter.Fill(wait, w.all, w.compute.pages[:unloaded], w.compute.seeds[:unloaded]); err != nil {
+			return true, fmt.Errorf("compute %d blocks: %w", unloaded, err)
 		}
 	}
 	start := time.Now()

@@ -34,15 +34,18 @@ func readEarlier[T any](ctx context.Context, flag, name string, read func(io.Rea
 		return nil, fmt.Errorf("%s: %w", flag, err)
 	}
 	defer func() { _ = in.Close() }() // only read
+	var r *T
 	plain, err := gunzip.Reader(in)
-	if err != nil {
-		return nil, fmt.Errorf("%s %s: %w", flag, name, err)
+	if err == nil {
+		r, err = read(plain)
 	}
-	r, err := read(plain)
-	if err != nil {
-		return nil, fmt.Errorf("%s %s: %w", flag, name, err)
+	switch {
+	case err == nil:
+		return r, nil
+	case ctx.Err() != nil:
+		return nil, &interruptedError{"before anything was measured", err}
 	}
-	return r, nil
+	return nil, fmt.Errorf("%s %s: %w", flag, name, err)
 }
 
 // print prints the report in the form asked for, writes the files, and compares.

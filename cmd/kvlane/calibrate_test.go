@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"io"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -27,7 +28,10 @@ func TestCalibrate(t *testing.T) {
 	if lines := strings.Count(stdout, "\n"); lines > 14 {
 		t.Errorf("the short report has %d lines:\n%s", lines, stdout)
 	}
-	short := []string{"simulated", "Not stored: profiles of simulated devices are not stored", "copy-engine", "One large copy: ", "Fastest path by size of scattered blocks", "--full shows"}
+	if !regexp.MustCompile(`(?m)^ +h2d +1( +(copy-engine|kernel|staged|resident)){5}$`).MatchString(stdout) {
+		t.Errorf("the short report does not name the fastest paths:\n%s", stdout)
+	}
+	short := []string{"simulated", "Not stored: profiles of simulated devices are not stored", "One large copy: ", "Fastest path by size of scattered blocks", "--full shows"}
 	full := []string{"Not stored", "copy-engine", "spread", "opposed", "Time of one copy", "Chosen for throughput, h2d, host scattered", "Chosen for background, d2h, host contiguous", "4 KiB"}
 	for extra, wants := range map[string][]string{"": short, "--full": full} {
 		report := stdout

@@ -5,7 +5,6 @@ package gdr
 import (
 	"context"
 	"errors"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -15,8 +14,10 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/fault"
 	"github.com/kvlane/kvlane/internal/testkit"
+	"github.com/kvlane/kvlane/internal/unwind"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/rdma/registry"
+	"github.com/kvlane/kvlane/rdma/soft"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }
@@ -114,18 +115,27 @@ func TestDefectNoDMABufRegistration(t *testing.T) {
 
 // TestDefectDeviceForTransfers: transfers have the NICs that are open, and open none again: that would take descriptors and a goroutine each.
 func TestDefectDeviceForTransfers(t *testing.T) {
-	r := newRig(t, sim.Options{DMABufs: true})
-	nics, err := r.nics.Transfers()
+	plan := fault.New(1)
+	p, err := soft.New(soft.Options{Faults: plan})
 	if err != nil {
 		t.Fatal(err)
 	}
-	before := runtime.NumGoroutine()
+	defer func() { closed(t, p.Close()) }()
+	n := &NICs{closes: unwind.New()}
+	defer func() { closed(t, n.Close(context.Background())) }()
+	if err := n.openNICs(p, nil, false); err != nil {
+		t.Fatal(err)
+	}
+	nics, err := n.Transfers()
+	if err != nil {
+		t.Fatal(err)
+	}
 	d, err := nics.Use()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := runtime.NumGoroutine() - before; n > 0 {
-		t.Errorf("%d goroutines more", n)
+	if opened := plan.Seen(soft.OpOpen); opened != 1 {
+		t.Errorf("one NIC was opened %d times", opened)
 	}
 	closed(t, d.Close())
 }

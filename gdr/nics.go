@@ -68,21 +68,26 @@ func open(dev device.Device, c Config, openCopy func() (stream.Stream, error), e
 	if err != nil {
 		return nil, err
 	}
+	if err := n.openNICs(provider, dev, exports); err != nil {
+		return nil, err
+	}
+	return n, nil
+}
+
+// openNICs opens the NICs of the provider for dev, if there is one, and tries them with its memory.
+func (n *NICs) openNICs(provider rdma.Provider, dev device.Device, exports bool) (err error) {
 	var o registry.Options
 	if dev != nil && exports {
 		o.Exporter, _ = dev.(device.DMABufExporter) // not every device exports memory
 		if n.flush, err = flusher(dev); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	n.dev, n.source, n.how = dev, registry.NewDevices(provider), o
-	if err := n.choose(provider, dev, o); err != nil {
-		return nil, err
+	if err := n.choose(provider, dev, o); err != nil || dev == nil {
+		return err
 	}
-	if dev == nil {
-		return n, nil
-	}
-	return n, n.tryRegister(dev)
+	return n.tryRegister(dev)
 }
 
 // choose opens the NICs of the provider that are selected for dev.

@@ -157,6 +157,9 @@ type StoreConfig struct {
 	// Readers and Writers bound the concurrent reads from and writes to the tiers below the cache, store.MaxWorkers at most. Zero
 	// is the store's default.
 	Readers, Writers int
+	// Tasks bounds how many loads, dumps and prefetches run at the same time, store.MaxTasks at most: calls that begin another wait for as
+	// long as their context says. A dump by layers runs until its last layer has come. Zero is the store's default.
+	Tasks int
 	// GDR says whether loads and dumps travel by RDMA NICs. Default GDROff.
 	GDR GDR
 	// AdmitAlways makes all blocks worth loading (Engine.Worth), whatever that takes.
@@ -213,11 +216,11 @@ func (s *StoreConfig) validate(formats block.Formats) error {
 		bad("unknown verify policy %d", s.Verify)
 	}
 	for _, n := range []struct {
-		name string
-		v    int
-	}{{"readers", s.Readers}, {"writers", s.Writers}} {
-		if n.v < 0 || n.v > store.MaxWorkers {
-			bad("%d %s are not 0 to %d", n.v, n.name, store.MaxWorkers)
+		name    string
+		v, most int
+	}{{"readers", s.Readers, store.MaxWorkers}, {"writers", s.Writers, store.MaxWorkers}, {"tasks", s.Tasks, store.MaxTasks}} {
+		if n.v < 0 || n.v > n.most {
+			bad("%d %s are not 0 to %d", n.v, n.name, n.most)
 		}
 	}
 	if s.LeaseMax < 0 {

@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	hostPatience = 10 * time.Second
+	hostPatience = 30 * time.Second
 	hostGlance   = 20 * time.Millisecond
 )
 

@@ -1,6 +1,7 @@
 package kvlane_test
 
 import (
+	"context"
 	"errors"
 	"math"
 	"reflect"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/store"
 	"github.com/kvlane/kvlane/stream"
 	"github.com/kvlane/kvlane/tier/file"
 )
@@ -106,11 +108,41 @@ func TestDefectFileTierIsValidatedWithTheConfig(t *testing.T) {
 		"a lease of less than no time": func(s *kvlane.StoreConfig) { s.LeaseMax = -1 },
 		"a wait of less than no time":  func(s *kvlane.StoreConfig) { s.WaitMax = -1 },
 		"fewer readers than none":      func(s *kvlane.StoreConfig) { s.Readers = -1 },
+		"more tasks than there may be": func(s *kvlane.StoreConfig) { s.Tasks = store.MaxTasks + 1 },
 	} {
 		c := testConfig(t)
 		change(&c.Store)
 		if err := c.Validate(); !errors.Is(err, errdefs.ErrInvalid) {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+}
+
+// Who has more to do at once than the configuration allows waits for its turn.
+func TestTasksAreBounded(t *testing.T) {
+	c := testConfig(t)
+	c.Store.Tasks = 1
+	e := openEngine(t, c)
+	cache, err := e.RegisterCache(cacheMemory(c, 1<<40, false))
+	if err != nil {
+		t.Fatal(err)
+	}
+	refs := []kvlane.Ref{{Key: e.Key([]byte("a")), Page: 0}}
+	dump, err := e.Dump(t.Context(), cache, refs, kvlane.DumpOptions{Layerwise: true}) // runs until it is cancelled
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := e.Load(ended, nil, cache, refs, kvlane.LoadOptions{}); !errors.Is(err, errdefs.ErrBusy) {
+		t.Errorf("a second task: %v", err)
+	}
+	dump.Cancel()
+	<-dump.Done()
+	if _, err := e.Load(t.Context(), nil, cache, refs, kvlane.LoadOptions{}); err != nil {
+		t.Errorf("when the first has ended: %v", err)
+	}
+	if err := cache.Close(t.Context()); err != nil {
+		t.Error(err)
 	}
 }

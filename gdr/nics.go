@@ -68,21 +68,26 @@ func open(dev device.Device, c Config, openCopy func() (stream.Stream, error), e
 	if err != nil {
 		return nil, err
 	}
+	if err := n.openNICs(provider, dev, exports); err != nil {
+		return nil, err
+	}
+	return n, nil
+}
+
+// openNICs opens the NICs of the provider for dev, if there is one, and tries them with its memory.
+func (n *NICs) openNICs(provider rdma.Provider, dev device.Device, exports bool) (err error) {
 	var o registry.Options
 	if dev != nil && exports {
 		o.Exporter, _ = dev.(device.DMABufExporter) // not every device exports memory
 		if n.flush, err = flusher(dev); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	n.dev, n.source, n.how = dev, registry.NewDevices(provider), o
-	if err := n.choose(provider, dev, o); err != nil {
-		return nil, err
+	if err := n.choose(provider, dev, o); err != nil || dev == nil {
+		return err
 	}
-	if dev == nil {
-		return n, nil
-	}
-	return n, n.tryRegister(dev)
+	return n.tryRegister(dev)
 }
 
 // choose opens the NICs of the provider that are selected for dev.
@@ -249,7 +254,7 @@ func (n *NICs) Stats() []stream.NICStats {
 		s.Name = g.Name()
 		n.counts[i].Read(s)
 		r := g.Stats()
-		s.RegistrationsFailed = r.Failed
+		s.RegistrationsFailed, s.RegistrationsKept = r.Failed, r.Kept
 		for k, by := range r.By {
 			s.Registrations = append(s.Registrations, stream.RegistrationStats{
 				Method: registry.Method(k + 1).String(), Live: by.Live, Bytes: by.Bytes, Total: by.Total,
@@ -259,15 +264,17 @@ func (n *NICs) Stats() []stream.NICStats {
 	return all
 }
 
-// Register registers memory with all of the NICs: all of the regions or none. ErrExists for a region that overlaps a registered one.
+// Register registers memory with all of the NICs: all of the regions or none. ErrExists for a region that overlaps a registered one; ErrBusy where
+// a NIC has kept a part of what others refused, which is unregistered before it is freed.
 func (n *NICs) Register(regions ...*mem.Region) error {
 	return registry.Register(n.open, rdma.MROptions{Access: nic.Access}, regions...)
 }
 
-// Refused reports whether an error of Register is that NICs refused the memory, and not what the caller did.
+// Refused reports whether an error of Register is that NICs refused the memory, all of it: not what the caller did, nor that a NIC has kept a
+// part that it was to give back.
 func Refused(err error) bool {
 	var verb *rdma.Error
-	return errors.As(err, &verb) || errors.Is(err, errdefs.ErrNotSupported)
+	return !errors.Is(err, registry.ErrKept) && (errors.As(err, &verb) || errors.Is(err, errdefs.ErrNotSupported))
 }
 
 // Unregister takes back Register. The memory may be freed once it has returned nil; ErrBusy, with the context's cause, if transfers

@@ -286,6 +286,7 @@ func TestDefect10AbortedDumpKeepsItsPagesUntilTheHardwareStopped(t *testing.T) {
 		wantErr(t, d.SourceFree(ctx), context.DeadlineExceeded)
 		cancel()
 		// The slot that is still being written to is in quarantine: one of two is left, for anybody else.
+		r.eventually(func() bool { return r.st.Stats().Quarantined > 0 })
 		if n := r.st.Stats().Quarantined; n != 1 {
 			t.Fatalf("%d slots were quarantined, want 1", n)
 		}

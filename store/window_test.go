@@ -142,7 +142,7 @@ func TestWindowOfTwoSlotsIsShared(t *testing.T) {
 func TestWindowThatStaysFullIsBusy(t *testing.T) {
 	t.Parallel()
 	write := make(chan struct{})
-	r := newWindow(t, rigOptions{slots: 2, tune: func(c *store.Config) { c.WaitMax = 50 * time.Millisecond }},
+	r := newWindow(t, rigOptions{slots: 2, tune: func(c *store.Config) { c.WaitMax = time.Second }},
 		func(inner tier.Tier) func(context.Context, block.Key, mem.Extent) error {
 			var later atomic.Bool
 			return func(ctx context.Context, key block.Key, src mem.Extent) error {

@@ -72,7 +72,7 @@ type Stats struct {
 	Puts, Evictions              int64
 	Corrupt                      int64 // blocks found corrupt and set aside
 	Replaced                     int64 // blocks found corrupt or unreadable by a Put, which wrote them anew
-	Errors                       int64 // operations that failed for another reason than a miss
+	Errors                       int64 // operations that failed for another reason than a miss; not fillings, which their fillers give up
 	ReadBytes, WrittenBytes      int64
 	Retained, Quarantined, Swept int64 // pins held now; files set aside; temporary files removed at open
 	Waiting                      int64 // Puts that wait for room now

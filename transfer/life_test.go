@@ -248,8 +248,11 @@ func TestMetadataServerIsGone(t *testing.T) {
 	must(t, err)
 	_, err = s.Register(t.Context(), there, RegisterOptions{})
 	must(t, err)
-	r, err := initiator.OpenSegment(t.Context(), "kv")
-	must(t, err)
+	var r *Remote
+	until(t, "the segment is not there", func() bool { // its lease may have ended before it was renewed
+		r, err = initiator.OpenSegment(t.Context(), "kv")
+		return err == nil
+	})
 	move := func() {
 		t.Helper()
 		b, err := initiator.Submit(t.Context(), []Task{{Op: Write, Segment: r, Local: mem.All(here)}}, SubmitOptions{Timeout: patience})

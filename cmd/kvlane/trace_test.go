@@ -115,7 +115,7 @@ func TestDefectInterruptEndsTheWaitForAFIFO(t *testing.T) {
 				if r.code != exitFailure || !strings.Contains(r.stderr, "canceled") {
 					t.Errorf("%v: exit code %d: %s", args, r.code, r.stderr)
 				}
-			case <-time.After(5 * time.Second):
+			case <-time.After(30 * time.Second):
 				t.Errorf("%v: still waiting", args)
 				if w, err := os.OpenFile(fifo, os.O_WRONLY|unix.O_NONBLOCK, 0); err == nil {
 					_ = w.Close()

@@ -51,7 +51,7 @@ var mutants = []mutant{
 	defect("gdr", "TestDefectGPUWritesNotFlushed",
 		"gdr/nics.go", "RegisterOnUse: n.cfg.RegisterOnUse, Flush: n.flush}", "RegisterOnUse: n.cfg.RegisterOnUse}"),
 	defect("gdr", "TestDefectGPUWritesNotFlushed",
-		"gdr/nics.go", "		if n.flush, err = flusher(dev); err != nil {\n			return nil, err\n		}\n", ""),
+		"gdr/nics.go", "		if n.flush, err = flusher(dev); err != nil {\n			return err\n		}\n", ""),
 	defect("stream/copy", "TestDefectUnseenOutcomeIsLearned",
 		"stream/copy/choose.go", "	if left := o.left.Load(); left != 0 && time", "	if left := o.left.Load(); left < 0 && time"),
 }

@@ -69,6 +69,8 @@ var storeMutants = []mutant{
 		"store/fetch.go", "	return raw, nil\n", "	return s.publish(fill)\n"),
 	defect("store", "TestDefectDamagedFileIsFoundOnTheWay",
 		"store/unproven.go", "if !t.raw || it.wrong > 0 || it.cause != nil {", "if !t.raw || it == nil {"),
+	defect("store", "TestDefectDamagedFileIsAnErrorOfTheCache",
+		"tier/cache/reserve.go", "	e.state = tier.Failed\n	if e.flight", "	t.stats.Errors++\n	e.state = tier.Failed\n	if e.flight"),
 	defect("store", "TestDefectManyLoadsOfADamagedFile",
 		"store/unproven.go", "if !t.raw || it.wrong > 0 || it.cause != nil {", "if !t.raw || it == nil {"),
 	defect("store", "TestDefectWaitsForRoomAddUp",

@@ -87,6 +87,7 @@ type (
 		Verify      string   `json:"verify"`
 		Readers     int      `json:"readers"`
 		Writers     int      `json:"writers"`
+		Tasks       int      `json:"tasks"`
 		GDR         string   `json:"gdr"`
 		Admission   string   `json:"admission"`
 		LeaseMax    int64    `json:"lease_max_ms"`
@@ -195,7 +196,7 @@ func (g geometry) geometry() block.Geometry {
 func (s *storage) config(errs *[]error) kvlane.StoreConfig {
 	out := kvlane.StoreConfig{
 		Pipeline: s.Pipeline, CacheBytes: s.CacheBytes, Dirs: s.Dirs, FileBytes: s.FileBytes, DirBytes: s.DirBytes, ReadOnly: s.ReadOnly,
-		LogDir: s.LogDir, LogBytes: s.LogBytes, StreamFiles: s.StreamFiles, Readers: s.Readers, Writers: s.Writers, GDR: kvlane.GDR(s.GDR),
+		LogDir: s.LogDir, LogBytes: s.LogBytes, StreamFiles: s.StreamFiles, Readers: s.Readers, Writers: s.Writers, Tasks: s.Tasks, GDR: kvlane.GDR(s.GDR),
 		LeaseMax: millis(errs, "lease_max_ms", s.LeaseMax), WaitMax: millis(errs, "wait_max_ms", s.WaitMax),
 	}
 	named(errs, s.Fsync, file.ParseFsyncPolicy, &out.Fsync)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/jonboulle/clockwork"
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/sim"
@@ -210,10 +211,8 @@ func TestOutcomesOfOthersAreNotLearned(t *testing.T) {
 	if len(d.told) != 0 {
 		t.Errorf("told %v", d.told)
 	}
-	for range 50 { // as somebody may come too late to see one end
-		if complete(t, s, streamtest.Strided(gpu, host, 4, 100)); len(d.told) > 0 {
-			break
-		}
+	for end := time.Now().Add(patience); len(d.told) == 0 && time.Now().Before(end); { // somebody may come too late to see one end
+		complete(t, s, streamtest.Strided(gpu, host, 4, 100))
 	}
 	if len(d.told) != 1 {
 		t.Errorf("told %v of a batch like any other", d.told)
@@ -353,11 +352,13 @@ func TestPlannerHearsWhetherAKernelIsThere(t *testing.T) {
 	batch := streamtest.Strided(pinned(t, dev, 1<<20), deviceMemory(t, dev, 1<<20), 4, 100)
 	d := &decider{choice: plan.Choice{Path: stream.PathResident, Predicted: time.Millisecond, Reason: "because"}}
 	const stays = 300 * time.Millisecond
-	s := open(t, dev, streamcopy.Options{Planner: d, Resident: streamcopy.ResidentOptions{Idle: stays, Lease: time.Minute}})
+	clock := clockwork.NewFakeClock()
+	s := open(t, dev, streamcopy.Options{Planner: d, Clock: clock, Resident: streamcopy.ResidentOptions{Idle: stays, Lease: time.Minute}})
+	clock.Advance(time.Second) // after the stream's first moment
 	for range 3 {
 		complete(t, s, batch)
 	}
-	time.Sleep(2 * stays)
+	clock.Advance(2 * stays)
 	complete(t, s, batch)
 	if err := s.Close(deadline(t)); err != nil {
 		t.Fatal(err)

@@ -458,7 +458,7 @@ func TestResidentLeavesWhenBusy(t *testing.T) {
 		}
 	}()
 	least := patience
-	for begun := time.Now(); time.Since(begun) < 10*lease; {
+	for begun := time.Now(); time.Since(begun) < 10*lease || least > 20*lease && time.Since(begun) < patience; { // on a busy machine one may take longer
 		time.Sleep(lease / 10)
 		least = min(least, free(t, dev))
 	}

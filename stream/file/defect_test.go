@@ -343,7 +343,7 @@ func TestDefectBrokenQueueIsWaitedForWithoutEnd(t *testing.T) {
 		time.Sleep(time.Millisecond)
 	}
 	close(b.broken)
-	for begun := time.Now(); s.Stats().Quarantined < 2 && time.Since(begun) < 2*time.Second; {
+	for ctx := within(t); s.Stats().Quarantined < 2 && ctx.Err() == nil; {
 		time.Sleep(time.Millisecond)
 	}
 	if got := s.Stats(); got.Quarantined < 2 {

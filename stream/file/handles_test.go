@@ -269,3 +269,34 @@ func TestDefectRegistrationForgotten(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// BenchmarkHandles is what it costs to have a file open: by opening it each time, or kept open.
+func BenchmarkHandles(b *testing.B) {
+	c := newCache(b, 0)
+	c.write("block", "bytes")
+	b.Run("open", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			f, err := c.dir.Open("block", os.O_RDONLY)
+			if err == nil {
+				_, err = f.Stat()
+			}
+			if err == nil {
+				err = f.Close()
+			}
+			if err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("hit", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			h, err := c.h.Acquire(b.Context(), c.dir, "block", os.O_RDONLY)
+			if err != nil {
+				b.Fatal(err)
+			}
+			h.Release()
+		}
+	})
+}

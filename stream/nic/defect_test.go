@@ -102,7 +102,11 @@ func TestDefectWaitWithoutDeadline(t *testing.T) {
 	for _, moving := range []bool{false, true} {
 		nics, gpu := fault.New(1), fault.New(1)
 		g := newRig(t, rigOptions{sim: sim.Options{Faults: gpu}, soft: soft.Options{Faults: nics, DrainTimeout: 20 * time.Millisecond}})
-		s := g.open(t, nic.Options{Timeout: 20 * time.Millisecond})
+		timeout := 20 * time.Millisecond
+		if moving {
+			timeout = 500 * time.Millisecond // bytes must have begun to move by then
+		}
+		s := g.open(t, nic.Options{Timeout: timeout})
 		dst, src := g.pinned(t, 1000), g.device(t, 1000)
 		if moving {
 			gpu.Add(fault.Nth(sim.OpWork, int(gpu.Seen(sim.OpWork))).Stall())
@@ -150,14 +154,19 @@ func TestRefusedReset(t *testing.T) {
 	plan.Add(fault.After(soft.OpModifyQP, int(before)).Fail(nil))
 	plan.Add(fault.Nth(soft.OpRead, 0).Stall())
 	ticket := submit(t, s, streamtest.Strided(dst, src, 20, 8))
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	begun := time.Now()
+	tries := func() int64 { return plan.Seen(soft.OpModifyQP) - before }
+	for ctx := deadline(t); tries() < 2 && ctx.Err() == nil; {
+		time.Sleep(time.Millisecond)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	if err := ticket.Wait(ctx); ctx.Err() == nil {
 		t.Errorf("resolved without proof: %v", err)
 	}
 	wantErr(t, s.Close(ctx), context.DeadlineExceeded, fault.ErrInjected)
-	if n := plan.Seen(soft.OpModifyQP) - before; n < 2 || n > 20 {
-		t.Errorf("tried to reset %d times in 100 ms", n)
+	if n, took := tries(), time.Since(begun); n < 2 || n > 4+int64(took/(5*time.Millisecond)) {
+		t.Errorf("tried to reset %d times in %v", n, took)
 	}
 	plan.Clear()
 	if err := ticket.Wait(deadline(t)); err != nil { // the requests may have gone on before the queue pair was stopped

@@ -158,7 +158,6 @@ func (t *Tier) fail(slot uint32, cause error) {
 	if e.flight != nil {
 		e.land(slot, failure(e.key, cause))
 	}
-	t.stats.Errors++
 }
 
 // failure is the error of who asks for a block whose filling failed or whose bytes were corrupt.

@@ -73,7 +73,7 @@ func TestDefectDamagedCopyIsTakenForStored(t *testing.T) {
 				c.FS = f
 				tr, key := open(t, c), tiertest.Key(1)
 				put(t, tr, c.Formats[0], key)
-				time.Sleep(2 * time.Millisecond) // a change must show in the file's time, which is of the kernel's clock
+				time.Sleep(11 * time.Millisecond) // a change must show in the file's time, which is of the kernel's clock and its ticks of up to 10 ms
 				f.Forbid(damage(t, &c, path(c.Dirs[0], key)))
 				if reopened {
 					tr = open(t, c)

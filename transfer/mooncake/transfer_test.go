@@ -258,8 +258,10 @@ func TestTargetRestarts(t *testing.T) {
 		if err := do(t, r, task); !errors.Is(err, errdefs.ErrBroken) {
 			t.Errorf("without a target: %v, want ErrBroken", err)
 		}
-		s, err = mooncake.Serve(within(t), mooncake.ServerOptions{Name: name, Memory: m})
-		must(t, err)
+		eventually(t, "its address is free", func() bool { // somebody else may have got it for a connection
+			s, err = mooncake.Serve(within(t), mooncake.ServerOptions{Name: name, Memory: m})
+			return err == nil
+		})
 		eventually(t, "a batch goes again", func() bool { return do(t, r, task) == nil })
 	}
 	must(t, s.Close(within(t)))

@@ -1,22 +1,18 @@
 package rdmabench_test
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"flag"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/kvlane/kvlane/bench/rdmabench"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/internal/present/presenttest"
 	"github.com/kvlane/kvlane/rdma"
 	"github.com/kvlane/kvlane/rdma/registry"
 	"github.com/kvlane/kvlane/rdma/soft"
@@ -176,17 +172,7 @@ func sample() *rdmabench.Report {
 }
 
 func TestText(t *testing.T) {
-	var got bytes.Buffer
-	check(t, sample().WriteText(&got))
-	file := filepath.Join("testdata", "report.txt")
-	if *rewrite {
-		check(t, errors.Join(os.MkdirAll("testdata", 0o755), os.WriteFile(file, got.Bytes(), 0o644)))
-	}
-	want, err := os.ReadFile(file)
-	check(t, err)
-	if diff := cmp.Diff(string(want), got.String()); diff != "" {
-		t.Errorf("%s differs, -want +got; go test -rewrite makes it anew:\n%s", file, diff)
-	}
+	presenttest.Check(t, "report", *rewrite, sample().WriteText)
 	b, err := json.Marshal(sample())
 	check(t, err)
 	if !strings.Contains(string(b), `"provider":"soft"`) {

@@ -1,23 +1,18 @@
 package transfer_test
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"flag"
-	"os"
-	"path/filepath"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/kvlane/kvlane/bench/transfer"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/present/presenttest"
 	"github.com/kvlane/kvlane/internal/sys/hostmem"
 	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
@@ -170,20 +165,7 @@ func TestReport(t *testing.T) {
 			{BlockBytes: 1 << 20, Blocks: 8, Batches: 325, Bytes: 325 << 23, Seconds: 3.01, GBps: 0.9057},
 		},
 	}
-	var b bytes.Buffer
-	must(t, r.WriteText(&b))
-	if !strings.Contains(b.String(), "\nTest completed: duration 3.01, batch count 325, throughput 0.91 GB/s\n") {
-		t.Error("no summary")
-	}
-	name := filepath.Join("testdata", "report.txt")
-	if *rewrite {
-		must(t, os.WriteFile(name, b.Bytes(), 0o600))
-	}
-	want, err := os.ReadFile(name)
-	must(t, err)
-	if diff := cmp.Diff(string(want), b.String()); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", name, diff)
-	}
+	presenttest.Check(t, "report", *rewrite, r.WriteText)
 	text, err := json.Marshal(r)
 	must(t, err)
 	var back transfer.Report

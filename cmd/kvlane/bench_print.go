@@ -167,6 +167,8 @@ func (f *comparing) print(cmd *cobra.Command, aside bool, compare func(noise flo
 	out := cmd.OutOrStdout()
 	if aside {
 		out = cmd.ErrOrStderr()
+	} else {
+		fmt.Fprintln(out)
 	}
 	if err := c.WriteText(out); err != nil {
 		return err

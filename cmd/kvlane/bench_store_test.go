@@ -55,7 +55,7 @@ func TestBenchStoreWritesComparesAndDraws(t *testing.T) {
 	dir := t.TempDir()
 	file, charts := filepath.Join(dir, "run.json"), filepath.Join(dir, "charts")
 	code, stdout, stderr := execute(t, tinyStore("--budget", "8s", "--out", file, "--charts", charts, "--policy", "latency", "--model-layer", "100us,200us")...)
-	if code != exitOK || !strings.Contains(stdout, "SIMULATED: no figure") || !strings.Contains(stdout, "--policy latency; loads and dumps under the latency policy") || !strings.Contains(stdout, "| 200us ") || !strings.Contains(stderr, "charts are in "+charts) {
+	if code != exitOK || !strings.Contains(stdout, "SIMULATED: no figure") || !strings.Contains(stdout, "--policy latency; loads and dumps under the latency policy") || !strings.Contains(stdout, "\n  200us ") || !strings.Contains(stderr, "charts are in "+charts) {
 		t.Fatalf("exit code %d, standard error %q, output:\n%s", code, stderr, stdout)
 	}
 	if drawn, err := filepath.Glob(filepath.Join(charts, "*.svg")); err != nil || len(drawn) != 2 {

@@ -52,10 +52,8 @@ type Point struct {
 	TxP99Micros   float64 `json:"tx_p99_us"`
 }
 
-// summarize makes a point of what its threads did.
-func summarize(threads []*thread) *Point {
-	t := threads[0]
-	p := &Point{BlockBytes: t.size, Blocks: t.batch}
+// summarize fills in what its threads did.
+func (p *Point) summarize(threads []*thread) {
 	var prep, post, tx []float64
 	var spent time.Duration
 	for _, t := range threads {
@@ -63,14 +61,13 @@ func summarize(threads []*thread) *Point {
 		spent += t.spent
 	}
 	p.Batches = len(tx)
-	p.Bytes = t.size * int64(t.batch) * int64(p.Batches)
+	p.Bytes = p.BlockBytes * int64(p.Blocks) * int64(p.Batches)
 	p.Seconds = spent.Seconds() / float64(len(threads))
 	p.GBps = float64(p.Bytes) / p.Seconds / 1e9
 	p.PrepMicros, p.PrepP99Micros = meanAndP99(prep)
 	p.PostMicros, p.PostP99Micros = meanAndP99(post)
 	p.TxMicros, p.TxP99Micros = meanAndP99(tx)
-	p.BlockMicros = (p.PostMicros + p.TxMicros) / float64(t.batch)
-	return p
+	p.BlockMicros = (p.PostMicros + p.TxMicros) / float64(p.Blocks)
 }
 
 func meanAndP99(v []float64) (mean, p99 float64) {

@@ -184,7 +184,7 @@ func (f *benchFlags) measure(cmd *cobra.Command, dev device.Device) (_ *bench.Re
 	progress, finish := drawProgress(cmd)
 	defer finish()
 	o.Progress = progress
-	o.Notice = func(text string) { fmt.Fprintln(cmd.ErrOrStderr(), text) }
+	o.Notice = noticeOn(cmd)
 	profile, source, err := f.profile(ctx, dev)
 	if err != nil {
 		return nil, err
@@ -214,6 +214,11 @@ func (f *benchFlags) measure(cmd *cobra.Command, dev device.Device) (_ *bench.Re
 	}
 	r.Setup.Planner, r.Setup.NICs, r.Missing = source, nics.describe(), append(r.Missing, missing...)
 	return r, err
+}
+
+// noticeOn returns what says something on standard error.
+func noticeOn(cmd *cobra.Command) func(text string) {
+	return func(text string) { fmt.Fprintln(cmd.ErrOrStderr(), text) }
 }
 
 // drawProgress returns what draws a bar on standard error where that is a terminal, and what ends it.

@@ -149,7 +149,7 @@ func (f *fileBench) measure(cmd *cobra.Command) (*file.Report, error) {
 	progress, finish := drawProgress(cmd)
 	defer finish()
 	f.run.Progress = progress
-	f.run.Notice = func(text string) { fmt.Fprintln(cmd.ErrOrStderr(), text) }
+	f.run.Notice = noticeOn(cmd)
 	return file.Run(cmd.Context(), f.run)
 }
 

@@ -127,7 +127,7 @@ func (f *storeBench) execute(cmd *cobra.Command) error {
 	}
 	progress, finish := drawProgress(cmd)
 	f.run.Progress = progress
-	f.run.Notice = func(text string) { fmt.Fprintln(cmd.ErrOrStderr(), text) }
+	f.run.Notice = noticeOn(cmd)
 	r, err := request.Run(cmd.Context(), f.run)
 	finish()
 	return printMeasured(cmd.Context(), r, asUsage(err), func() error {

@@ -197,11 +197,14 @@ func TestBenchReadsCommittedRuns(t *testing.T) {
 // A benchmark that is interrupted prints what it measured until then, and says no more than that it was.
 func TestDefectInterruptedBenchPrintsNothing(t *testing.T) {
 	out := filepath.Join(t.TempDir(), "run.json")
+	p := interruptible(t, "bench", "transfer", "--mode", "target", "--protocol", "auto", "--name", "127.0.0.1:0", "--buffer-size", "1MiB")
+	target, _, _ := strings.Cut(p.word(t, "segment "), ": ")
 	for name, args := range map[string][]string{
-		"copy":  tinyBench("--reps", "3000", "--sizes", "256,512,1KiB,2KiB,4KiB,8KiB", "--out", out, "--compare", "../../docs/runs/copy-h200-W.json.gz"),
-		"file":  tinyFile(t.TempDir(), "--budget", "1m", "--sizes", "4KiB,8KiB,16KiB,32KiB,64KiB"),
-		"rdma":  {"bench", "rdma", "--rdma-provider", "soft", "--iterations", "5000"},
-		"store": tinyStore("--budget", "1m", "--blocks", "3,4", "--requests", "2,3"),
+		"copy":     tinyBench("--reps", "3000", "--sizes", "256,512,1KiB,2KiB,4KiB,8KiB", "--out", out, "--compare", "../../docs/runs/copy-h200-W.json.gz"),
+		"file":     tinyFile(t.TempDir(), "--budget", "1m", "--sizes", "4KiB,8KiB,16KiB,32KiB,64KiB"),
+		"rdma":     {"bench", "rdma", "--rdma-provider", "soft", "--iterations", "5000"},
+		"store":    tinyStore("--budget", "1m", "--blocks", "3,4", "--requests", "2,3"),
+		"transfer": {"bench", "transfer", "--segment", target, "--protocol", "auto", "--buffer-size", "1MiB", "--block-size", "4KiB", "--batch-size", "1,2,4,8,16,32,64,128", "--threads", "1", "--duration", "500ms"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for wait := 250 * time.Millisecond; ; wait *= 2 { // until something was measured

@@ -50,7 +50,7 @@ The table has nixlbench's columns: Prep writes the list of a batch's blocks, Pos
 batch sizes are measured one after the other. With --check every batch's bytes are compared, outside of what is timed.`,
 		Example: `  kvlane bench transfer --mode target --protocol mooncake --metadata P2PHANDSHAKE --name 127.0.0.1:15995 --buffer-size 64MiB
   kvlane bench transfer --mode initiator --protocol mooncake --metadata P2PHANDSHAKE --segment 127.0.0.1:15995 --threads 2 --batch-size 8 --duration 1s
-  kvlane bench transfer --segment 127.0.0.1:15995 --operation write --block-size 4KiB,1MiB --batch-size 1,8 --threads 2 --duration 1s --check --json`,
+  kvlane bench transfer --segment 127.0.0.1:15995 --operation write --block-size 4KiB,1MiB --batch-size 1,8 --threads 2 --budget 10s --check --json`,
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := oneOf("mode", f.mode, modeInitiator, modeTarget); err != nil {
@@ -77,6 +77,7 @@ batch sizes are measured one after the other. With --check every batch's bytes a
 	fl.Var(secondsValue{&f.run.Duration}, "duration", "how long each point is measured; a number alone is seconds")
 	fl.IntVar(&f.lanes, "lanes", 0, "connections that carry batches; 0 is the protocol's default")
 	fl.BoolVar(&f.run.Check, "check", false, "compare every batch's bytes")
+	fl.DurationVar(&f.run.Budget, "budget", 0, "how long the run takes in all, set-up included: points are measured for less than --duration where needed; 0: no limit")
 	fl.DurationVar(&f.run.Timeout, "timeout", time.Minute, "how long a batch may take")
 	fl.BoolVar(&f.json, "json", false, "print one JSON object")
 	fl.StringVar(&f.out, "out", "", "also write the JSON object to a file")
@@ -150,6 +151,7 @@ func (f *benchTransfer) parse() error {
 
 // measure measures as an initiator, and closes all once it is done.
 func (f *benchTransfer) measure(cmd *cobra.Command) (err error) {
+	f.run.Began = time.Now()
 	if err := f.parse(); err != nil {
 		return err
 	}
@@ -183,7 +185,7 @@ func (f *benchTransfer) measure(cmd *cobra.Command) (err error) {
 func (f *benchTransfer) carry(cmd *cobra.Command, d transfer.Driver) error {
 	f.run.Driver = d
 	progress, finish := drawProgress(cmd)
-	f.run.Progress = progress
+	f.run.Progress, f.run.Notice = progress, noticeOn(cmd)
 	r, err := transfer.Run(cmd.Context(), f.run)
 	finish()
 	return printMeasured(cmd.Context(), r, asUsage(err), func() error { return f.print(cmd, r) })

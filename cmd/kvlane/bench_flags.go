@@ -102,8 +102,8 @@ func (f *benchFlags) parse(cmd *cobra.Command) error {
 	}
 	for _, name := range f.left {
 		p, err := stream.ParsePath(name)
-		if err != nil {
-			return usagef("--without: %w", err)
+		if err != nil || p.MovedBy() != stream.MovedByDevice {
+			return usagef("--without: %w", notOffered("without", "path", name))
 		}
 		f.without = append(f.without, p)
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -35,7 +36,6 @@ func TestBenchFlagsAreChecked(t *testing.T) {
 		"host side":              {[]string{"--host", "sorted"}, exitUsage, `"sorted"`},
 		"path beside a product":  {[]string{"--targets", "--beside-paths", "teleport"}, exitUsage, `"teleport"`},
 		"path of files":          {[]string{"--paths", "posix"}, exitUsage, `"posix"`},
-		"path left out":          {[]string{"--without", "teleport"}, exitUsage, `"teleport"`},
 		"two forms":              {[]string{"--nixl", "--csv"}, exitUsage, "exclude each other"},
 		"limit without a run":    {[]string{"--fail-above", "10%"}, exitUsage, "--fail-above has no effect without --compare FILE"},
 		"noise":                  {[]string{"--compare", "/nonexistent", "--noise", "loud"}, exitUsage, `"loud"`},
@@ -191,6 +191,16 @@ func TestBenchReadsCommittedRuns(t *testing.T) {
 	}
 	if code, _, stderr := execute(t, "bench", "copy", "--from", broken); code != exitFailure || !strings.Contains(stderr, "--from "+broken+": gzip") {
 		t.Errorf("exit code %d, %s", code, stderr)
+	}
+}
+
+// --without names the paths that it takes, and no others.
+func TestDefectWithoutOffersOtherPaths(t *testing.T) {
+	for _, path := range []string{"nope", "posix", "nic", "none"} {
+		want := fmt.Sprintf("--without: there is no path %q: it is one of copy-engine, kernel, staged, resident: ", path)
+		if code, _, stderr := execute(t, tinyBench("--without", path)...); code != exitUsage || !strings.Contains(stderr, want) {
+			t.Errorf("exit code %d: %s", code, stderr)
+		}
 	}
 }
 

@@ -269,10 +269,11 @@ func TestVerbsBenchTransfer(t *testing.T) {
 }
 
 // The help texts of the commands, as they are. That of bench rdma depends on the build.
-func TestTransferAndBenchHelp(t *testing.T) {
+func TestMeasuringAndTransferHelp(t *testing.T) {
 	for name, paths := range map[string][]string{
-		"transfer": {"transfer", "transfer serve", "transfer metadata", "transfer probe", "transfer ls", "transfer put", "transfer get"},
-		"bench":    {"bench copy", "bench store", "bench file", "bench transfer"},
+		"transfer":  {"transfer", "transfer serve", "transfer metadata", "transfer probe", "transfer ls", "transfer put", "transfer get"},
+		"calibrate": {"calibrate"},
+		"bench":     {"bench copy", "bench store", "bench file", "bench transfer"},
 	} {
 		var b strings.Builder
 		for _, path := range paths {

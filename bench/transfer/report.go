@@ -128,6 +128,6 @@ func (r *Report) verdict() string {
 	if r.Checked {
 		right = ", every byte right"
 	}
-	return fmt.Sprintf("%s by %s: %s GB/s in batches of %d blocks of %s%s.", map[Op]string{Read: "Reads", Write: "Writes"}[r.Op], r.Protocol, present.Rate(best.GBps),
-		best.Blocks, bench.BytesText(best.BlockBytes), right)
+	return fmt.Sprintf("%s by %s: %s GB/s in batches of %s of %s%s.", map[Op]string{Read: "Reads", Write: "Writes"}[r.Op], r.Protocol, present.Rate(best.GBps),
+		present.Things(int64(best.Blocks), "block"), bench.BytesText(best.BlockBytes), right)
 }

@@ -14,8 +14,8 @@ import (
 )
 
 // Run measures every operation at every size. It fails with ErrCorrupt if wrong bytes arrived, with ErrInvalid if the budget is over before
-// anything was measured, and with the context's cause if
-// ctx ends: then the report is of what was measured until then, and says so. It must have the NIC to itself for its figures to mean something.
+// anything was measured, and with the context's cause if ctx ends: then the report is of what was measured until then, if that is anything,
+// and says so. It must have the NIC to itself for its figures to mean something.
 func Run(ctx context.Context, o Options) (*Report, error) {
 	o.setDefaults()
 	if err := o.validate(); err != nil {
@@ -106,7 +106,13 @@ func withPair(o *Options, use func(*pair) error) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, p.close()) }()
+	defer func() {
+		failed := p.close()
+		if failed != nil && errors.Is(err, bench.ErrOverBudget) {
+			err = nil // which would have the run go on
+		}
+		err = errors.Join(err, failed)
+	}()
 	return use(p)
 }
 

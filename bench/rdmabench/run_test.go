@@ -147,7 +147,14 @@ func TestDefectBudgetOfNICsIsExceeded(t *testing.T) {
 	if took := time.Since(began); took > 5*o.Budget || len(r.LeftOut) != 1 || r.LeftOut[0] != "write of 64 B" || len(r.Bandwidth) != 1 || r.Bandwidth[0].Op != rdmabench.Send {
 		t.Errorf("it took %v and left out %q: %+v", took, r.LeftOut, r.Bandwidth)
 	}
-	o.Ops = o.Ops[:1]
+	// A NIC that is busy all the time is given up as well.
+	plan = fault.New(1)
+	o.NIC, o.Ops, o.Iterations = softNIC(t, plan, soft.DeviceOptions{}), o.Ops[:1], rdmabench.MaxIterations
+	o.Local, o.Remote, o.Budget = host(t, o.NIC, 2*most), host(t, o.NIC, most), 50*time.Millisecond
+	if r, err := rdmabench.Run(ctx, o); r != nil || !errors.Is(err, errdefs.ErrInvalid) || plan.Seen(soft.OpWrite) > rdmabench.MaxIterations/2 {
+		t.Errorf("%d writes in %v: %v, %v", plan.Seen(soft.OpWrite), o.Budget, r, err)
+	}
+	o.Iterations = 50
 	o.NIC = softNIC(t, fault.New(1, fault.Nth(soft.OpWrite, 20).Stall()), soft.DeviceOptions{})
 	o.Local, o.Remote, o.Budget = host(t, o.NIC, 2*most), host(t, o.NIC, most), 100*time.Millisecond
 	if r, err := rdmabench.Run(ctx, o); r != nil || !errors.Is(err, errdefs.ErrInvalid) || !strings.Contains(err.Error(), "used up before anything was measured") {

@@ -108,7 +108,8 @@ func (o *Options) NeedBytes() (remote, local int64) {
 }
 
 // Run measures every point: each batch size for each block size. Errors: ErrCorrupt for wrong bytes, ErrInvalid for options that do not fit the driver's
-// memory and for a budget that is over before anything was measured, what a batch failed with, and the context's cause if ctx ends: then the report is of what was measured until then, and says so.
+// memory and for a budget that is over before anything was measured, what a batch failed with, and the context's cause if ctx ends: then the
+// report is of what was measured until then, if that is anything, and says so.
 func Run(ctx context.Context, o Options) (*Report, error) {
 	o.SetDefaults()
 	if err := o.Validate(); err != nil {
@@ -190,6 +191,9 @@ func (o *Options) point(ctx context.Context, p *Point, until time.Time) error {
 		if err := <-done; err != nil {
 			errs = append(errs, err)
 		}
+	}
+	if i := slices.IndexFunc(errs, func(err error) bool { return errors.Is(err, errdefs.ErrCorrupt) }); i >= 0 {
+		return errs[i] // whatever else ended the others
 	}
 	if len(errs) > 0 {
 		if cause := context.Cause(ctx); cause != nil {

@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/bits"
@@ -86,13 +87,59 @@ func (b *Budget) Measured() bool { return b != nil && b.measured }
 // Skip says that so many units of the part will not be measured.
 func (b *Budget) Skip(units int) { b.left, b.part = b.left-units, b.part-units }
 
-// Over reports whether the part took so much more than its time that what is under way should be given up.
-func (b *Budget) Over() bool {
+// Each measures named units, which all are of the part: those first that lie far apart. It returns the names of those that did not fit, and of
+// those that measure gave up with ErrOverBudget. It fails with ErrInvalid if none was measured in time. Progress and notice may be nil.
+func (b *Budget) Each(names []string, progress func(done, total int, what string), notice func(text string), measure func(k int, until time.Time) error) (leftOut []string, err error) {
+	tell := func(done int, what string) {
+		if progress != nil {
+			progress(done, len(names), what)
+		}
+	}
+	for i, k := range Spread(len(names)) {
+		tell(i, names[k])
+		until, fits := b.Begin(1)
+		err := ErrOverBudget
+		if fits {
+			err = measure(k, until)
+		}
+		b.End(1, err == nil)
+		switch {
+		case errors.Is(err, ErrOverBudget) && !b.Measured():
+			return nil, b.TooShort()
+		case errors.Is(err, ErrOverBudget):
+			leftOut = append(leftOut, names[k])
+		case err != nil:
+			return leftOut, fmt.Errorf("%s: %w", names[k], err)
+		case i == 0 && notice != nil:
+			if text := b.Notice("places"); text != "" {
+				notice(text)
+			}
+		}
+	}
+	tell(len(names), "")
+	return leftOut, nil
+}
+
+// limit is when what is under way should be given up.
+func (b *Budget) limit() time.Time {
 	more := slack
 	if !b.measured {
 		more = firstSlack
 	}
-	return b.total > 0 && b.now().After(b.until.Add(time.Duration(more*float64(b.total))))
+	return b.until.Add(time.Duration(more * float64(b.total)))
+}
+
+// Bound returns a context that ends with ErrOverBudget once Over is true.
+func (b *Budget) Bound(ctx context.Context) (context.Context, context.CancelFunc) {
+	if b.total == 0 {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeoutCause(ctx, b.limit().Sub(b.now()), ErrOverBudget)
+}
+
+// Over reports whether the part took so much more than its time that what is under way should be given up.
+func (b *Budget) Over() bool {
+	return b.total > 0 && b.now().After(b.limit())
 }
 
 // Least is about how long the run takes if everything is measured as shortly as what was measured so far.

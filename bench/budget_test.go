@@ -49,7 +49,7 @@ func TestDefectBudgetIsExceeded(t *testing.T) {
 			t.Errorf("%v a look: %d places left out, %q", step, len(rep.LeftOut), notices)
 		}
 		var b strings.Builder
-		if err := rep.WriteText(&b); err != nil || strings.Contains(b.String(), "left out: ") != (len(rep.LeftOut) > 0) {
+		if err := rep.WriteText(&b); err != nil || strings.Contains(b.String(), " it did not fit the budget of ") != (len(rep.LeftOut) > 0) {
 			t.Errorf("%v a look: %v in\n%s", step, err, b.String())
 		}
 		if !slices.IsSortedFunc(rep.Points, func(p, q Point) int { return compareCells(p.Cell, q.Cell) }) {
@@ -85,7 +85,7 @@ func TestDefectInterruptedRunReportsNothing(t *testing.T) {
 		t.Fatalf("%v, %+v", err, rep)
 	}
 	var b strings.Builder
-	if err := rep.WriteText(&b); err != nil || !strings.HasPrefix(b.String(), "INCOMPLETE: interrupted") {
+	if err := rep.WriteText(&b); err != nil || !strings.HasPrefix(b.String(), "✗ INCOMPLETE: interrupted") {
 		t.Errorf("%v:\n%s", err, b.String())
 	}
 }

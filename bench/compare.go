@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/kvlane/kvlane/internal/present"
 )
 
 // Change is how a point's rate changed from one report to another.
@@ -116,7 +118,6 @@ func (c *Comparison) Unjudged() string {
 
 // WriteText writes the changes that are more than noise, and how many are not.
 func (c *Comparison) WriteText(w io.Writer) error {
-	var b strings.Builder
 	slower, faster := 0, 0
 	for i := range c.Changes {
 		switch ch := &c.Changes[i]; {
@@ -127,26 +128,30 @@ func (c *Comparison) WriteText(w io.Writer) error {
 			faster++
 		}
 	}
-	fmt.Fprintf(&b, "\nCompared with the earlier run: of %d points %d slower, %d faster, the rest within noise; %d are new, %d gone\n",
+	p, mark := present.NewPage(present.ScreenOf(w)), present.Good
+	if slower > 0 {
+		mark = present.Warn
+	}
+	p.Verdict(mark, "Compared with the earlier run: of %d points %d slower, %d faster, the rest within noise; %d new, %d gone",
 		len(c.Changes), slower, faster, c.Added, c.Gone)
 	if n := c.Unjudged(); n != "" {
-		fmt.Fprintf(&b, "note: %s\n", n)
+		p.Check(present.Warn, "%s", n)
 	}
 	for _, n := range c.Notes {
-		fmt.Fprintf(&b, "note: %s\n", n)
+		p.Check(present.Warn, "%s", n)
 	}
-	if slower+faster > 0 {
-		b.WriteString("\n")
-		tw := newTable(&b, "path")
-		tw.put("| cell\t| direction\t| layout\t| GB/s before\t| now\t| change %%\t| noise %%\t")
-		tw.rule(7)
-		for i := range c.Changes {
-			if ch := &c.Changes[i]; ch.Real() {
-				tw.put("| %s\t| %d x %s\t| %s\t| %s\t| %.2f\t| %.2f\t| %+.1f\t| %.1f\t|\n", ch.Path, ch.Count, BytesText(ch.Size), ch.Direction, ch.Layout,
-					ch.Old, ch.New, 100*ch.Share, 100*ch.Noise)
-			}
+	t := &present.Table{Head: []string{"path", "blocks", "way", "layout", "before", "now", "change", "noise"}, Keys: 2, Right: "    rrrr"}
+	for i := range c.Changes {
+		if ch := &c.Changes[i]; ch.Real() {
+			t.Row(ch.Path, ch.cell(), string(ch.Direction), string(ch.Layout), present.Rate(ch.Old), present.Rate(ch.New),
+				fmt.Sprintf("%+.1f%%", 100*ch.Share), present.Percent(ch.Noise))
 		}
-		tw.end()
 	}
-	return written(io.WriteString(w, b.String()))
+	if len(t.Rows) > 0 {
+		p.Gap()
+		p.Table(t)
+		p.Define("before, now", "GB/s")
+		p.Define("noise", "what may be chance")
+	}
+	return p.Write(w)
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/present/presenttest"
 )
 
 var rewrite = flag.Bool("rewrite", false, "rewrite the golden files")
@@ -120,11 +121,12 @@ func TestForms(t *testing.T) {
 	simulated := sample()
 	simulated.Machine.Simulated, simulated.Points, simulated.Product, simulated.Forms, simulated.Peers = true, simulated.Points[:1], nil, nil, nil
 	for name, write := range map[string]func(io.Writer) error{
-		"report.txt": r.WriteText, "report.csv": r.WriteCSV, "nixl.txt": r.WriteNIXL,
-		"simulated.txt": simulated.WriteText, "simulated-nixl.txt": simulated.WriteNIXL, "simulated.csv": simulated.WriteCSV,
+		"report.csv": r.WriteCSV, "nixl.txt": r.WriteNIXL, "simulated-nixl.txt": simulated.WriteNIXL, "simulated.csv": simulated.WriteCSV,
 	} {
 		t.Run(name, func(t *testing.T) { golden(t, name, write) })
 	}
+	presenttest.Check(t, "report", *rewrite, r.WriteText)
+	presenttest.Check(t, "simulated", *rewrite, simulated.WriteText)
 }
 
 func TestJSONComesBack(t *testing.T) {
@@ -172,7 +174,7 @@ func TestCompare(t *testing.T) {
 	if c.Worse(0) != 1 || c.Worse(0.1) != 1 || c.Worse(0.25) != 0 {
 		t.Errorf("worse: %d by anything, %d by 10%%, %d by 25%%", c.Worse(0), c.Worse(0.1), c.Worse(0.25))
 	}
-	golden(t, "compare.txt", c.WriteText)
+	presenttest.Check(t, "compare", *rewrite, c.WriteText)
 	old.Incomplete = Interrupted
 	if c := now.Compare(old, 0.05); len(c.Notes) != 3 || c.Notes[0] != "the earlier run is incomplete: "+Interrupted || c.Unjudged() == "" {
 		t.Errorf("notes %q, unjudged %q", c.Notes, c.Unjudged())
@@ -180,7 +182,7 @@ func TestCompare(t *testing.T) {
 	if same := now.Compare(now, 0.05); same.Unjudged() != "" {
 		t.Errorf("every point was measured, and %q", same.Unjudged())
 	}
-	golden(t, "compare-same.txt", sample().Compare(sample(), 0.05).WriteText)
+	presenttest.Check(t, "compare-same", *rewrite, sample().Compare(sample(), 0.05).WriteText)
 }
 
 func TestViews(t *testing.T) {

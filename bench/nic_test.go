@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/present/presenttest"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/stream"
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
@@ -37,8 +38,8 @@ func nicSample(nic, channel string) *Report {
 
 func TestNICsInReports(t *testing.T) {
 	hard, soft := nicSample("nic", "nic-channel"), nicSample("nic-soft", "nic-soft-channel")
-	golden(t, "nic.txt", hard.WriteText)
-	golden(t, "nic-soft.txt", soft.WriteText)
+	presenttest.Check(t, "nic", *rewrite, hard.WriteText)
+	presenttest.Check(t, "nic-soft", *rewrite, soft.WriteText)
 	golden(t, "nic-soft.csv", soft.WriteCSV)
 }
 

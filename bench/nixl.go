@@ -58,16 +58,19 @@ func (r *Report) WriteNIXL(w io.Writer) error {
 	}
 	for _, s := range order {
 		fmt.Fprintf(&b, "\n# %s, %s, %s\n", s.path, directionTexts[s.dir], s.layout)
-		b.WriteString(NIXLHead())
+		b.WriteString(nixlHead())
 		for _, p := range of[s] {
 			b.WriteString(p.nixl().String())
 		}
 	}
-	return written(io.WriteString(w, b.String()))
+	if _, err := io.WriteString(w, b.String()); err != nil {
+		return fmt.Errorf("write report: %w", err)
+	}
+	return nil
 }
 
-func (p *Point) nixl() NIXLRow {
-	r := NIXLRow{
+func (p *Point) nixl() nixlRow {
+	r := nixlRow{
 		BlockBytes: p.Size, Blocks: int64(p.Blocks), PrepMicros: p.PrepMicros, PrepP99Micros: p.PrepP99Micros, PostMicros: p.PostMicros,
 		PostP99Micros: p.PostP99Micros, TxMicros: p.TxMicros, TxP99Micros: p.TxP99Micros,
 	}
@@ -80,8 +83,8 @@ func (p *Point) nixl() NIXLRow {
 	return r
 }
 
-// NIXLRow is a row of nixlbench's table.
-type NIXLRow struct {
+// nixlRow is a row of nixlbench's table.
+type nixlRow struct {
 	BlockBytes, Blocks        int64
 	GBps, BlockMicros         float64
 	PrepMicros, PrepP99Micros float64
@@ -89,8 +92,8 @@ type NIXLRow struct {
 	TxMicros, TxP99Micros     float64
 }
 
-// NIXLHead returns the line above the rows, and the one below it.
-func NIXLHead() string {
+// nixlHead returns the line above the rows, and the one below it.
+func nixlHead() string {
 	var b strings.Builder
 	width := 0
 	for _, c := range nixlColumns {
@@ -102,7 +105,7 @@ func NIXLHead() string {
 }
 
 // String returns the row, with the end of its line.
-func (r NIXLRow) String() string {
+func (r nixlRow) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%-*d%-*d%-*.6f", nixlColumns[0].width, r.BlockBytes, nixlColumns[1].width, r.Blocks, nixlColumns[2].width, r.GBps)
 	fmt.Fprintf(&b, "%-*.3f", nixlColumns[3].width, r.BlockMicros) // of a block of many it is a small part of a microsecond

@@ -121,7 +121,7 @@ func TestBudgetIsKept(t *testing.T) {
 		}
 	}
 	var b strings.Builder
-	if err := rep.WriteText(&b); err != nil || !strings.Contains(b.String(), "* 2 points moved fewer blocks than their column says") {
+	if err := rep.WriteText(&b); err != nil || !strings.Contains(b.String(), "2 of them (*) of fewer blocks than their column says") {
 		t.Errorf("the text does not say what was moved, %v:\n%s", err, b.String())
 	}
 }

@@ -5,69 +5,111 @@ import (
 	"io"
 	"slices"
 	"strings"
+
+	"github.com/kvlane/kvlane/internal/present"
 )
 
 const simulatedNote = "SIMULATED: the figures describe the simulated device, not hardware."
 
-// WriteText writes the report for people, as tables in Markdown: what matters most first.
+var directionTexts = map[Direction]string{ToDevice: "host to device", ToHost: "device to host", Both: "both ways at once"}
+
+// WriteText writes the report for people: what matters most first.
 func (r *Report) WriteText(w io.Writer) error {
-	var b strings.Builder
-	WriteIncomplete(&b, r.Incomplete)
-	r.head(&b)
-	r.summary(&b)
-	r.few(&b)
-	r.product(&b)
-	r.forms(&b)
-	r.nics(&b)
+	p := present.NewPage(present.ScreenOf(w))
+	r.head(p)
+	r.summary(p)
+	r.few(p)
+	r.product(p)
+	r.forms(p)
+	r.nics(p)
 	for _, layout := range hostLayouts {
 		for _, d := range []Direction{ToDevice, ToHost, Both} {
-			r.bandwidths(&b, r.BySize(d, layout), fmt.Sprintf("Scattered device blocks, %s, %s", r.layoutText(layout), directionTexts[d]))
+			r.bandwidths(p, r.BySize(d, layout), fmt.Sprintf("Scattered device blocks, %s, %s", r.layoutText(layout), directionTexts[d]))
 		}
 	}
-	r.latencies(&b)
-	r.planner(&b)
-	r.peers(&b)
-	r.shortened(&b)
-	for _, m := range r.Missing {
-		fmt.Fprintf(&b, "\nnot measured: %s: %s\n", m.Path, m.Reason)
-	}
-	WriteLeftOut(&b, r.LeftOut, r.Setup.BudgetSeconds)
-	return written(io.WriteString(w, b.String()))
+	r.latencies(p)
+	r.planner(p)
+	r.peers(p)
+	return p.Write(w)
 }
 
-func written(_ int, err error) error {
-	if err != nil {
-		return fmt.Errorf("write report: %w", err)
-	}
-	return nil
-}
-
-func (r *Report) head(b *strings.Builder) {
+func (r *Report) head(p *present.Page) {
 	f, s := &r.Machine, &r.Setup
+	h := Head{Incomplete: r.Incomplete, Missing: slices.Clone(r.Missing)}
+	h.LeftOut(r.LeftOut, s.BudgetSeconds)
 	if f.Simulated {
-		b.WriteString(simulatedNote + "\n\n")
+		h.Notes = append(h.Notes, simulatedNote)
 	}
-	f.WriteText(b)
-	reps := fmt.Sprintf("%d repetitions a point", s.Reps)
+	if len(r.Soft) > 0 {
+		h.Notes = append(h.Notes, softNote)
+	}
+	h.Print(p, r.verdict())
+	t := &present.Table{Prose: true}
+	f.Rows(t)
+	reps := present.Things(int64(s.Reps), "repetition") + " a point"
 	if s.Reps == 0 {
 		reps = fmt.Sprintf("about %.0f s in all, %d to %d repetitions a point", s.BudgetSeconds, minReps, maxReps)
 	}
-	fmt.Fprintf(b, "setup      up to %s in batches of up to %d blocks (%s) over %s of device memory, %s, by turns; medians; seed %d\n",
-		BytesText(s.Bytes), s.BatchBlocks, s.Form, BytesText(s.PoolBytes), reps, s.Seed)
-	if s.DriverCall > 0 {
-		fmt.Fprintf(b, "baselines  %s: a call for each block; %s: calls of at most %d blocks\n", OneCopyEach, DriverBatch, s.DriverCall)
-	}
+	t.Row("setup", fmt.Sprintf("up to %s in batches of up to %d blocks (%s) over %s of device memory, %s, by turns; medians; seed %d",
+		BytesText(s.Bytes), s.BatchBlocks, s.Form, BytesText(s.PoolBytes), reps, s.Seed))
 	if s.Planner != "" {
-		fmt.Fprintf(b, "planner    %s\n", s.Planner)
+		t.Row("planner", s.Planner)
 	}
 	if len(s.Without) > 0 {
-		fmt.Fprintf(b, "without    %s: never the stream's own choice\n", strings.Join(s.Without, ", "))
+		t.Row("without", strings.Join(s.Without, ", ")+": never the stream's own choice")
 	}
 	for _, n := range s.NICs {
-		fmt.Fprintf(b, "nic        %s\n", n)
+		t.Row("nic", n)
 	}
-	fmt.Fprintf(b, "C          one large copy, %s: median GB/s over all points (5th to 95th percentile): %s\n", BytesText(s.ReferenceBytes), r.Reference.text())
-	b.WriteString("           Each point's % is of the copies between its own turns.\n")
+	t.Row("C, GB/s", r.Reference.Text())
+	t.Row("moved", r.moved())
+	p.Table(t)
+	DefineC(p, s.ReferenceBytes)
+	if s.DriverCall > 0 {
+		p.Define(string(OneCopyEach), "baseline: a call of the driver for each block")
+		p.Define(string(DriverBatch), fmt.Sprintf("baseline: calls of the driver's batched copy, of at most %d blocks", s.DriverCall))
+	}
+	p.Define(Auto, "the stream's own choice")
+}
+
+// headline returns the row of the stream's own choice, or else of the path that is the fastest at its largest blocks.
+func (r *Report) headline(d Direction) (best Row) {
+	rate := func(row Row) float64 { return row.Points[len(row.Points)-1].GBps }
+	for _, l := range hostLayouts {
+		for _, row := range r.BySize(d, l) {
+			if row.Path == Auto {
+				return row
+			}
+			if len(best.Points) == 0 || rate(row) > rate(best) {
+				best = row
+			}
+		}
+	}
+	return best
+}
+
+// verdict says how fast blocks were copied, the smallest and the largest.
+func (r *Report) verdict() string {
+	var ways []string
+	for _, d := range []Direction{ToDevice, ToHost, Both} {
+		row := r.headline(d)
+		n := len(row.Points)
+		if n == 0 || d == Both && len(ways) > 0 {
+			continue
+		}
+		say := func(p *Point) string {
+			return fmt.Sprintf("%s GB/s (%.0f%% of C) in blocks of %s", present.Rate(p.GBps), 100*p.Share, BytesText(p.Size))
+		}
+		way := fmt.Sprintf("%s by %s %s", directionTexts[d], row.Path, say(&row.Points[0]))
+		if n > 1 {
+			way += ", " + say(&row.Points[n-1])
+		}
+		ways = append(ways, way)
+	}
+	if len(ways) == 0 {
+		return "No copy of the device itself was measured."
+	}
+	return "Every byte right: " + strings.Join(ways, "; ") + "."
 }
 
 // layoutText says how long slots are.
@@ -78,20 +120,8 @@ func (r *Report) layoutText(l Layout) string {
 	return string(l)
 }
 
-var directionTexts = map[Direction]string{ToDevice: "host to device", ToHost: "device to host", Both: "both ways at once"}
-
-func (r *Reference) text() string {
-	var parts []string
-	for _, d := range []Direction{ToDevice, ToHost, Both} {
-		if c := r.Of(d); c.Samples > 0 {
-			parts = append(parts, fmt.Sprintf("%s %.1f (%.1f-%.1f)", d, c.GBps, c.Low, c.High))
-		}
-	}
-	return strings.Join(parts, ", ")
-}
-
 // summary writes what the stream's own choice reached, by block size.
-func (r *Report) summary(b *strings.Builder) {
+func (r *Report) summary(p *present.Page) {
 	var rows []Row
 	for _, l := range hostLayouts {
 		for _, d := range []Direction{ToDevice, ToHost, Both} {
@@ -103,15 +133,15 @@ func (r *Report) summary(b *strings.Builder) {
 			}
 		}
 	}
-	r.bandwidths(b, rows, "The stream's own choice (auto), device blocks scattered")
+	r.bandwidths(p, rows, "The stream's own choice (auto), device blocks scattered")
 }
 
 // headlineCounts are the numbers of blocks whose latency comes first.
 var headlineCounts = []int{1, 64}
 
 // few writes how soon few blocks arrive, by the stream's own choice and by the fastest path.
-func (r *Report) few(b *strings.Builder) {
-	tw, some := newTable(b, "blocks"), false
+func (r *Report) few(p *present.Page) {
+	t := &present.Table{Head: []string{"blocks", "way", "auto", "by", "fastest path", "by"}, Keys: 2, Right: "  r r"}
 	for _, n := range headlineCounts {
 		for _, d := range []Direction{ToDevice, ToHost} {
 			var auto, best *Point
@@ -124,26 +154,41 @@ func (r *Report) few(b *strings.Builder) {
 					best = p
 				}
 			}
-			if auto == nil || best == nil {
-				continue
+			if auto != nil && best != nil {
+				t.Row(auto.cell(), string(d), auto.latency(), auto.Traveled, best.latency(), best.Path)
 			}
-			if !some {
-				some = true
-				fmt.Fprintf(b, "\nFew blocks, host scattered, from Submit to done: us at the median (p99)\n\n")
-				tw.put("| direction\t| auto\t| by\t| fastest path\t| by\t")
-				tw.rule(5)
-			}
-			tw.put("| %d x %s\t| %s\t| %.1f (%.1f)\t| %s\t| %.1f (%.1f)\t| %s\t|\n", n, BytesText(latencySize), d,
-				auto.P50Micros, auto.P99Micros, auto.Traveled, best.P50Micros, best.P99Micros, best.Path)
 		}
 	}
-	if some {
-		tw.end()
+	if len(t.Rows) > 0 {
+		p.Heading("Few blocks, host scattered, from Submit to done: µs at the median (p99)")
+		p.Table(t)
 	}
 }
 
+// cell says how many blocks, and how long.
+func (c Cell) cell() string { return fmt.Sprintf("%d x %s", c.Count, BytesText(c.Size)) }
+
+// latency is the time from Submit to done.
+func (p *Point) latency() string {
+	return fmt.Sprintf("%s (%s)", present.Rate(p.P50Micros), present.Rate(p.P99Micros))
+}
+
 // bandwidths writes a row a path, a column a block size, in each "GB/s (% of C)".
-func (r *Report) bandwidths(b *strings.Builder, rows []Row, title string) {
+func (r *Report) bandwidths(p *present.Page, rows []Row, title string) {
+	grid(p, rows, title+": GB/s (% of C)", func(at *Point) string {
+		if at.Blocks < at.Count {
+			p.Define("*", fmt.Sprintf("fewer blocks, which JSON and CSV count: the time was too short, or the path more than %d times slower than the fastest there", slowFactor))
+			return at.share() + "*"
+		}
+		return at.share()
+	})
+}
+
+// share is the rate, and its share of one large copy.
+func (p *Point) share() string { return fmt.Sprintf("%s (%.0f)", present.Rate(p.GBps), 100*p.Share) }
+
+// grid writes a row a path, a column a cell, or nothing if there are no rows.
+func grid(p *present.Page, rows []Row, title string, text func(*Point) string) {
 	if len(rows) == 0 {
 		return
 	}
@@ -156,131 +201,108 @@ func (r *Report) bandwidths(b *strings.Builder, rows []Row, title string) {
 		}
 	}
 	slices.SortFunc(cells, compareCells)
-	fmt.Fprintf(b, "\n%s: GB/s (%% of C)\n\n", title)
-	tw := newTable(b, "path")
+	t := &present.Table{Head: []string{"path"}, Right: " " + strings.Repeat("r", len(cells))}
 	for _, c := range cells {
-		tw.put("| %d x %s\t", c.Count, BytesText(c.Size))
+		t.Head = append(t.Head, c.cell())
 	}
-	tw.rule(len(cells))
 	for _, row := range rows {
-		tw.put("| %s\t", row.Path)
+		line := []string{row.Path}
 		for _, c := range cells {
-			i := slices.IndexFunc(row.Points, func(p Point) bool { return p.Cell == c })
-			if i < 0 {
-				tw.put("| \t")
-				continue
+			cell := ""
+			if i := slices.IndexFunc(row.Points, func(p Point) bool { return p.Cell == c }); i >= 0 {
+				cell = text(&row.Points[i])
 			}
-			p := &row.Points[i]
-			tw.put("| %.1f (%.0f)%s\t", p.GBps, 100*p.Share, p.mark())
+			line = append(line, cell)
 		}
-		tw.put("|\n")
+		t.Row(line...)
 	}
-	tw.end()
-}
-
-// mark is a star where the point moved fewer blocks than its cell says.
-func (p *Point) mark() string {
-	if p.Blocks < p.Count {
-		return "*"
-	}
-	return ""
+	p.Heading("%s", title)
+	p.Table(t)
 }
 
 // latencies writes p50 and p99 by count, of the block size that has the most counts.
-func (r *Report) latencies(b *strings.Builder) {
+func (r *Report) latencies(p *present.Page) {
 	size := r.LatencySize()
 	for _, d := range []Direction{ToDevice, ToHost} {
 		rows := r.ByCount(size, d, HostScattered)
 		if len(rows) == 0 || len(rows[0].Points) < 2 {
 			continue
 		}
-		fmt.Fprintf(b, "\nBlocks of %s from Submit to done, host scattered, %s: us at the median (p99)\n\n", BytesText(size), directionTexts[d])
-		tw := newTable(b, "path")
-		for _, p := range rows[0].Points {
-			tw.put("| %d\t", p.Count)
-		}
-		tw.rule(len(rows[0].Points))
-		for _, row := range rows {
-			tw.put("| %s\t", row.Path)
-			for _, p := range row.Points {
-				if p.Blocks < p.Count { // it has no time for that many
-					tw.put("| *\t")
-					continue
-				}
-				tw.put("| %.1f (%.1f)\t", p.P50Micros, p.P99Micros)
+		grid(p, rows, fmt.Sprintf("Blocks of %s from Submit to done, host scattered, %s: µs at the median (p99)", BytesText(size), directionTexts[d]), func(at *Point) string {
+			if at.Blocks < at.Count { // it has no time for that many
+				return "*"
 			}
-			tw.put("|\n")
-		}
-		tw.end()
+			return at.latency()
+		})
 	}
 }
 
 // forms writes how lists, page lists and checksums compare.
-func (r *Report) forms(b *strings.Builder) {
+func (r *Report) forms(p *present.Page) {
 	if len(r.Forms) == 0 {
 		return
 	}
-	b.WriteString("\nForms of batches, the stream's own choice: GB/s (% of C), and what Submit costs the CPU\n\n")
-	tw := newTable(b, "blocks")
-	tw.put("| direction\t| host\t| form\t| path\t| GB/s\t| with checksums, %%\t| Submit ns a block\t| allocations a block\t")
-	tw.rule(8)
+	p.Heading("Forms of batches, by the stream's own choice")
+	t := &present.Table{
+		Head: []string{"blocks", "way", "host", "form", "path", "GB/s (% of C)", "sums", "Submit", "allocs"},
+		Keys: 4, Right: "     rrrr",
+	}
 	for i := range r.Forms {
-		p := &r.Forms[i]
+		at := &r.Forms[i]
 		against := ""
-		if cost, ok := r.ChecksumCost(p); ok {
-			against = fmt.Sprintf("%+.1f", -100*cost)
-		} else if p.Form == PagesSummed {
+		if cost, ok := r.ChecksumCost(at); ok {
+			against = fmt.Sprintf("%+.1f%%", -100*cost)
+		} else if at.Form == PagesSummed {
 			against = "none made"
 		}
 		// Of few blocks it is the cost of a batch.
 		submit, allocs := "", ""
-		if p.Blocks >= SubmitBlocks {
-			submit, allocs = fmt.Sprintf("%.1f", p.SubmitNanos()), fmt.Sprintf("%.4f", p.AllocsPerBlock)
+		if at.Blocks >= SubmitBlocks {
+			submit, allocs = present.Rate(at.SubmitNanos()), fmt.Sprintf("%.4f", at.AllocsPerBlock)
 		}
-		tw.put("| %d x %s\t| %s\t| %s\t| %s\t| %s\t| %.1f (%.0f)%s\t| %s\t| %s\t| %s\t|\n", p.Count, BytesText(p.Size), p.Direction,
-			strings.TrimPrefix(string(p.Layout), "host "), p.Form,
-			p.Traveled, p.GBps, 100*p.Share, p.mark(), against, submit, allocs)
+		t.Row(at.cell(), string(at.Direction), strings.TrimPrefix(string(at.Layout), "host "), string(at.Form), at.Traveled, at.share(), against, submit, allocs)
 	}
-	tw.end()
+	p.Table(t)
+	p.Define("sums", "how the rate with checksums differs from that of pages without")
+	p.Define("Submit", "what the call costs the CPU, in ns a block")
+	p.Define("allocs", "allocations a block")
 }
 
 // product writes what the copies cost the product.
-func (r *Report) product(b *strings.Builder) {
+func (r *Report) product(p *present.Page) {
 	f := r.Product
 	if f == nil {
 		return
 	}
-	fmt.Fprintf(b, "\nBeside %s, %.0f TFLOP/s alone: device blocks of %s scattered, %s, %d batches of %s at a time. The loss is of the product's rate: mean of %d pairs of windows of %d products with and without copies, 95%% interval of Student's t.\n",
-		f.What, f.AloneTFLOPS, BytesText(f.BlockBytes), r.layoutText(f.Layout), f.Batches, BytesText(f.BatchBytes), f.Pairs, f.PerWindow)
+	p.Heading("Beside %s, %.0f TFLOP/s alone: device blocks of %s scattered, %s, %d batches of %s at a time",
+		f.What, f.AloneTFLOPS, BytesText(f.BlockBytes), r.layoutText(f.Layout), f.Batches, BytesText(f.BatchBytes))
 	if !f.Counts {
-		fmt.Fprintf(b, "It does not count: the product should reach %d TFLOP/s alone, or it has nothing to lose.\n", MinTFLOPS)
+		p.Check(present.Warn, "It does not count: the product should reach %d TFLOP/s alone, or it has nothing to lose.", MinTFLOPS)
 	}
-	fmt.Fprint(b, "\n")
-	tw := newTable(b, "path")
-	tw.put("| by\t| direction\t| copies GB/s\t| loss %%\t| from\t| to\t| TFLOP/s alone\t| beside\t")
-	tw.rule(8)
+	t := &present.Table{Head: []string{"path", "by", "way", "GB/s", "loss, %", "from", "to", "alone", "beside"}, Keys: 3, Right: "   rrrrrr"}
 	for _, l := range f.Losses {
-		tw.put("| %s\t| %s\t| %s\t| %.1f\t| %.1f\t| %.1f\t| %.1f\t| %.0f\t| %.0f\t|\n", l.Path, l.Traveled, l.Direction, l.GBps, 100*l.Loss,
-			100*l.Low, 100*l.High, l.AloneTFLOPS, l.BesideTFLOPS)
+		t.Row(l.Path, l.Traveled, string(l.Direction), present.Rate(l.GBps), fmt.Sprintf("%.1f", 100*l.Loss), fmt.Sprintf("%.1f", 100*l.Low), fmt.Sprintf("%.1f", 100*l.High),
+			fmt.Sprintf("%.0f", l.AloneTFLOPS), fmt.Sprintf("%.0f", l.BesideTFLOPS))
 	}
-	tw.end()
+	p.Table(t)
+	p.Define("alone, beside", "the product's TFLOP/s")
+	p.Define("loss", fmt.Sprintf("of the product's rate: mean of %d pairs of windows of %d products with and without copies, and its 95%% interval of Student's t", f.Pairs, f.PerWindow))
 }
 
-// shortened says what was moved where it was not what the cell says.
-func (r *Report) shortened(b *strings.Builder) {
-	var n int
+// moved says how much was copied in all.
+func (r *Report) moved() string {
 	var moved int64
+	short := 0
 	points := slices.Concat(r.Points, r.Soft)
 	for i := range points {
-		p := &points[i]
-		moved += p.Bytes * int64(p.Reps)
-		if p.Blocks < p.Count {
-			n++
+		moved += points[i].Bytes * int64(points[i].Reps)
+		if points[i].Blocks < points[i].Count {
+			short++
 		}
 	}
-	fmt.Fprintf(b, "\nMoved %.1f GB in %d points.", float64(moved)/1e9, len(points))
-	if n > 0 {
-		fmt.Fprintf(b, " * %d points moved fewer blocks than their column says: the time was too short, or the contender more than %d times slower than the fastest there. JSON and CSV say how many.", n, slowFactor)
+	text := fmt.Sprintf("%s in %s", present.Bytes(moved), present.Things(int64(len(points)), "point"))
+	if short > 0 {
+		text += fmt.Sprintf(", %d of them (*) of fewer blocks than their column says", short)
 	}
-	fmt.Fprint(b, "\n")
+	return text
 }

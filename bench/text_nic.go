@@ -3,7 +3,8 @@ package bench
 import (
 	"fmt"
 	"slices"
-	"strings"
+
+	"github.com/kvlane/kvlane/internal/present"
 )
 
 // softNote is said wherever figures of NICs in software are.
@@ -35,42 +36,19 @@ func (r *Report) NICRows(d Direction, l Layout, soft bool) []Row {
 }
 
 // nics writes copies by NICs beside copies by CUDA, and how many processors they kept busy.
-func (r *Report) nics(b *strings.Builder) {
+func (r *Report) nics(p *present.Page) {
 	for _, soft := range []bool{false, true} {
-		said := false
+		what := "Through NICs"
+		if soft {
+			what = "Through NICs in software"
+		}
 		for _, layout := range hostLayouts {
 			for _, d := range []Direction{ToDevice, ToHost, Both} {
 				rows := r.NICRows(d, layout, soft)
-				if len(rows) == 0 {
-					continue
-				}
-				title := fmt.Sprintf("Through NICs, %s, %s", layout, directionTexts[d])
-				if soft {
-					title = fmt.Sprintf("Through NICs in software, %s, %s", layout, directionTexts[d])
-				}
-				if soft && !said {
-					said = true
-					fmt.Fprintf(b, "\n%s\n", softNote)
-				}
-				r.bandwidths(b, rows, title)
-				r.busy(b, rows)
+				title := fmt.Sprintf("%s, %s, %s", what, layout, directionTexts[d])
+				r.bandwidths(p, rows, title)
+				grid(p, rows, fmt.Sprintf("%s: CPUs busy, of %d", title, r.Machine.CPUs), func(at *Point) string { return fmt.Sprintf("%.1f", at.BusyCPUs) })
 			}
 		}
 	}
-}
-
-// busy writes the processors that each of rows kept busy, as one line a row.
-func (r *Report) busy(b *strings.Builder, rows []Row) {
-	fmt.Fprintf(b, "\nof %d CPUs, busy:", r.Machine.CPUs)
-	for i, row := range rows {
-		var list []string
-		for j := range row.Points {
-			list = append(list, fmt.Sprintf("%.1f", row.Points[j].BusyCPUs))
-		}
-		if i > 0 {
-			b.WriteString(";")
-		}
-		fmt.Fprintf(b, " %s %s", row.Path, strings.Join(list, " "))
-	}
-	b.WriteString("\n")
 }

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/kvlane/kvlane/internal/present"
 	"github.com/kvlane/kvlane/stream/copy/measure"
 )
 
@@ -19,7 +20,7 @@ const (
 )
 
 // planner writes where the stream's own choice loses most.
-func (r *Report) planner(b *strings.Builder) {
+func (r *Report) planner(p *present.Page) {
 	all := r.Regrets()
 	if len(all) == 0 {
 		return
@@ -36,22 +37,22 @@ func (r *Report) planner(b *strings.Builder) {
 			beaten++
 		}
 	}
-	fmt.Fprintf(b, "\nThe stream's own choice, turn against turn: at %d of %d points more than %.0f%% slower than the best single path (at %d of them it was that path), at %d more than %.0f%% slower than a baseline. The worst:\n\n",
-		lost, len(all), 100*MaxLost, chance, beaten, 100*MaxBeaten)
+	p.Heading("The stream's own choice, turn against turn: at %d of %s more than %.0f%% slower than the best single path (at %d of them it was that path), at %d more than %.0f%% slower than a baseline. The worst:",
+		lost, present.Things(int64(len(all)), "point"), 100*MaxLost, chance, beaten, 100*MaxBeaten)
 	slices.SortStableFunc(all, func(x, y Regret) int { return cmp.Compare(max(y.Lost, y.Beaten), max(x.Lost, x.Beaten)) })
-	tw := newTable(b, "cell")
-	tw.put("| direction\t| layout\t| chosen\t| best\t| lost %%\t| x faster baseline\t| predicted / actual\t")
-	tw.rule(7)
+	t := &present.Table{Head: []string{"blocks", "way", "host", "chosen", "best", "lost, %", "baseline", "foreseen"}, Keys: 3, Right: "     rrr"}
 	for _, l := range all[:min(len(all), shownRegrets)] {
-		tw.put("| %d x %s\t| %s\t| %s\t| %s\t| %s\t| %.1f\t| %.2f\t| %s\t|\n", l.Count, BytesText(l.Size), l.Direction, l.Layout,
-			l.Traveled, l.Best, 100*l.Lost, 1-l.Beaten, ratioText(l.Predicted))
+		t.Row(l.cell(), string(l.Direction), strings.TrimPrefix(string(l.Layout), "host "), l.Traveled, l.Best, fmt.Sprintf("%.1f", 100*l.Lost), fmt.Sprintf("%.2f", 1-l.Beaten), ratioText(l.Predicted))
 	}
-	tw.end()
-	r.predictions(b, all)
+	p.Table(t)
+	p.Define("lost", "of the rate of the best single path")
+	p.Define("baseline", "the rate as a multiple of the faster baseline's")
+	p.Define("foreseen", "the time that the stream predicted, as a multiple of the actual one")
+	predictions(p, all)
 }
 
 // predictions writes how well the stream foresaw its own times.
-func (r *Report) predictions(b *strings.Builder, all []Regret) {
+func predictions(p *present.Page, all []Regret) {
 	var ratios []float64
 	for _, l := range all {
 		if l.Predicted > 0 {
@@ -59,8 +60,9 @@ func (r *Report) predictions(b *strings.Builder, all []Regret) {
 		}
 	}
 	if len(ratios) > 0 {
-		fmt.Fprintf(b, "\nPredicted over actual time at %d points: median %.2f, from %.2f (5%%) to %.2f (95%%)\n",
-			len(ratios), measure.Median(ratios), measure.Quantile(ratios, 0.05), measure.Quantile(ratios, 0.95))
+		p.Gap()
+		p.Text("Predicted over actual time at %s: median %.2f, from %.2f (5%%) to %.2f (95%%)",
+			present.Things(int64(len(ratios)), "point"), measure.Median(ratios), measure.Quantile(ratios, 0.05), measure.Quantile(ratios, 0.95))
 	}
 }
 
@@ -72,16 +74,16 @@ func ratioText(v float64) string {
 }
 
 // peers writes what lies between two devices.
-func (r *Report) peers(b *strings.Builder) {
-	p := r.Peers
-	if p == nil {
+func (r *Report) peers(p *present.Page) {
+	if r.Peers == nil {
 		return
 	}
-	fmt.Fprintf(b, "\nBetween two devices, by streams of the first; the second is %s; h2d pulls from its memory, d2h pushes to it. C: %s\n", p.Device, p.Reference.text())
-	between := &Report{Points: p.Points}
+	p.Heading("Between two devices, by streams of the first; the second is %s", present.Name(r.Peers.Device))
+	p.Text("h2d pulls from its memory, d2h pushes to it. C: %s", r.Peers.Reference.Text())
+	between := &Report{Points: r.Peers.Points}
 	for _, layout := range peerLayouts {
 		for _, d := range []Direction{ToDevice, ToHost} {
-			r.bandwidths(b, between.BySize(d, layout), fmt.Sprintf("Between devices, %s, %s", layout, map[Direction]string{ToDevice: "pull", ToHost: "push"}[d]))
+			r.bandwidths(p, between.BySize(d, layout), fmt.Sprintf("Between devices, %s, %s", layout, map[Direction]string{ToDevice: "pull", ToHost: "push"}[d]))
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package replay
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -22,12 +23,14 @@ type Threshold struct {
 	of    *measure
 	sign  string
 	bound float64
+	unit  string // of a time, as the bound has it
 }
 
 // ThresholdReport says whether a threshold was met.
 type ThresholdReport struct {
 	Threshold string  `json:"threshold"`
-	Value     float64 `json:"value"` // latencies and times in microseconds
+	Value     float64 `json:"value"`
+	Unit      string  `json:"unit,omitempty"` // of a time, that of its bound ("ms" of load_p99<5ms, "us" where that is 0); none of a number
 	Met       bool    `json:"met"`
 
 	said string // the value for people
@@ -88,6 +91,7 @@ func ParseThreshold(s string) (Threshold, error) {
 			return bad("%s is a time, such as 5ms", name)
 		}
 		t.bound = float64(d) / float64(time.Microsecond)
+		t.unit = cmp.Or(bound[strings.LastIndexAny(bound, "0123456789.")+1:], "us")
 		return t, nil
 	}
 	var err error
@@ -125,6 +129,8 @@ func (r *Report) Judge(thresholds []Threshold) error {
 		j := ThresholdReport{Threshold: t.text, Value: v, Met: t.met(v), said: strconv.FormatFloat(v, 'g', 4, 64)}
 		if t.of.micros {
 			j.said = present.Micros(v)
+			one, _ := time.ParseDuration("1" + t.unit) // which was parsed as part of the bound
+			j.Value, j.Unit = v*float64(time.Microsecond)/float64(one), t.unit
 		}
 		if !j.Met {
 			missed = append(missed, fmt.Sprintf("%s (%s)", t.text, j.said))

@@ -49,6 +49,25 @@ func TestThresholds(t *testing.T) {
 	}
 }
 
+// A time is reported in the unit of its bound, which is said.
+func TestDefectThresholdHasNoUnit(t *testing.T) {
+	r := &Report{HitRate: 0.3, Seconds: 90, LoadUS: Latency{10, 5250}}
+	for text, want := range map[string]ThresholdReport{
+		"load_p99<6ms": {Value: 5.25, Unit: "ms"}, "load_p99 < 6000us": {Value: 5250, Unit: "us"}, "load_p99<6000.5µs": {Value: 5250, Unit: "µs"}, "load_p99>.001s": {Value: 0.00525, Unit: "s"},
+		"time<1m30.5s": {Value: 90, Unit: "s"}, "time<1h2m": {Value: 1.5, Unit: "m"}, "load_p50>=0": {Value: 10, Unit: "us"}, "hit_rate>0.2": {Value: 0.3},
+	} {
+		th, err := ParseThreshold(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Thresholds = nil
+		err = r.Judge([]Threshold{th})
+		if got := r.Thresholds[0]; err != nil || got.Value != want.Value || got.Unit != want.Unit {
+			t.Errorf("%s: %v %q, want %v %q; %v", text, got.Value, got.Unit, want.Value, want.Unit, err)
+		}
+	}
+}
+
 func FuzzParseThreshold(f *testing.F) {
 	for _, s := range []string{"hit_rate>=0.3", "load_p99<5ms", "<", "time>", "lag_p50<=1h"} {
 		f.Add(s)
@@ -62,8 +81,8 @@ func FuzzParseThreshold(f *testing.F) {
 			return
 		}
 		var r Report
-		if err := r.Judge([]Threshold{th}); (err == nil) != r.Thresholds[0].Met {
-			t.Errorf("%q: %v, met %v", s, err, r.Thresholds[0].Met)
+		if err := r.Judge([]Threshold{th}); (err == nil) != r.Thresholds[0].Met || r.Thresholds[0].Value != 0 {
+			t.Errorf("%q: %v, met %v, value %v", s, err, r.Thresholds[0].Met, r.Thresholds[0].Value)
 		}
 	})
 }

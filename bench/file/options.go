@@ -85,7 +85,7 @@ type Options struct {
 	Contenders []Contender
 	Files      Files // needed where there are contenders
 
-	// Progress, where set, is called before every place, and Notice with what is to be known before the run ends: that not all places fit.
+	// Progress, where set, is called before every place and after the last, and Notice with what is to be known before the run ends: that not all places fit.
 	Progress func(done, total int, what string)
 	Notice   func(text string)
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvlane/kvlane/bench"
 	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/internal/present"
 	"github.com/kvlane/kvlane/stream/copy/measure"
 )
 
@@ -113,33 +114,52 @@ func (r *Report) add(at Place, entrants []*entrant, blocks int) {
 // Best reports whether the point is the raw one that others are compared with.
 func (p *Point) Best() bool { return p.Raw && p.Name == p.RawName }
 
-// WriteText writes the report for people, as tables in Markdown: of the raw ones the best. JSON and CSV have all.
+// WriteText writes the report for people: of the raw ones the best. JSON and CSV have all.
 func (r *Report) WriteText(w io.Writer) error {
-	var b strings.Builder
-	bench.WriteIncomplete(&b, r.Incomplete)
+	p := present.NewPage(present.ScreenOf(w))
+	h := bench.Head{Incomplete: r.Incomplete, Missing: slices.Clone(r.Missing)}
+	h.LeftOut(r.LeftOut, r.Setup.BudgetSeconds)
 	if r.Machine.Simulated {
-		b.WriteString("SIMULATED: the device is; the files and the host's memory are not.\n\n")
+		h.Notes = []string{"SIMULATED: the device is; the files and the host's memory are not."}
 	}
-	r.Machine.WriteText(&b)
-	fmt.Fprintf(&b, "files      %s each, on %s; about %.0f s in all, by turns; medians; seed %d\n",
-		bench.BytesText(r.Setup.Bytes), r.Setup.FileSystem, r.Setup.BudgetSeconds, r.Setup.Seed)
-	b.WriteString("raw        the best of pread and pwrite by threads and of io_uring by depths, by O_DIRECT; of reads from the page cache, buffered.\n" +
-		"           cold: O_DIRECT, or a file that the operating system was told to drop before the batch. Times are of batches. All bytes were compared.\n")
+	h.Print(p, r.verdict())
+	t := &present.Table{Prose: true}
+	r.Machine.Rows(t)
+	t.Row("files", fmt.Sprintf("%s each, on %s; about %.0f s in all, by turns; medians; seed %d",
+		bench.BytesText(r.Setup.Bytes), present.Name(r.Setup.FileSystem), r.Setup.BudgetSeconds, r.Setup.Seed))
+	p.Table(t)
 	for i := range r.Points {
-		p := &r.Points[i]
-		if i == 0 || !p.sameTable(&r.Points[i-1]) {
-			fmt.Fprintf(&b, "\n%s %s, %s\n\n", titles[p.From], p.Work, p.Order)
-			bench.WriteTable(&b, r.table(p))
+		at := &r.Points[i]
+		if i == 0 || !at.sameTable(&r.Points[i-1]) {
+			p.Heading("%s %s, %s", titles[at.From], at.Work, at.Order)
+			p.Table(r.table(at))
 		}
 	}
-	for _, m := range r.Missing {
-		fmt.Fprintf(&b, "\nnot measured: %s: %s\n", m.Path, m.Reason)
+	p.Define("raw", "the device itself: the best of pread and pwrite by threads and of io_uring by depths, by O_DIRECT; of reads from the page cache, buffered")
+	p.Define("cold", "by O_DIRECT, or of a file that the operating system was told to drop before the batch")
+	p.Define("p50, p99", "µs a batch, of so many blocks")
+	return p.Write(w)
+}
+
+// verdict says what kvlane's fastest path reaches of each kind of work, whose files are cold.
+func (r *Report) verdict() string {
+	var texts []string
+	for _, w := range []Work{Read, Write} {
+		var best *Point
+		for i := range r.Points {
+			if p := &r.Points[i]; p.Work == w && p.From == Cold && !p.Raw && (best == nil || p.GBps > best.GBps) {
+				best = p
+			}
+		}
+		if best != nil {
+			texts = append(texts, fmt.Sprintf("cold %ss of up to %s GB/s (%.0f%% of the raw device) by %s in blocks of %s", w, present.Rate(best.GBps), best.PercentOfRaw,
+				best.Name, bench.BytesText(best.Size)))
+		}
 	}
-	bench.WriteLeftOut(&b, r.LeftOut, r.Setup.BudgetSeconds)
-	if _, err := io.WriteString(w, b.String()); err != nil {
-		return fmt.Errorf("write report: %w", err)
+	if len(texts) == 0 {
+		return "Every byte right in " + present.Things(int64(len(r.Points)), "point") + "."
 	}
-	return nil
+	return "Every byte right: " + strings.Join(texts, "; ") + "."
 }
 
 var titles = map[From]string{Cold: "Cold", PageCache: "From the page cache:"}
@@ -148,9 +168,9 @@ func (p *Point) sameTable(q *Point) bool {
 	return p.Work == q.Work && p.From == q.From && p.Order == q.Order
 }
 
-// table returns the rows of the points at the places of first, of all sizes.
-func (r *Report) table(first *Point) [][]string {
-	rows := [][]string{{"block", "blocks", "path", "end", "GB/s", "% of raw", "p50 us", "p99", "went by"}}
+// table returns the points at the places of first, of all sizes.
+func (r *Report) table(first *Point) *present.Table {
+	t := &present.Table{Head: []string{"block", "blocks", "path", "end", "GB/s", "% of raw", "p50", "p99", "went by"}, Keys: 4, Right: "rr  rrrr"}
 	for i := range r.Points {
 		p := &r.Points[i]
 		if !p.sameTable(first) || p.Raw && !p.Best() {
@@ -160,12 +180,10 @@ func (r *Report) table(first *Point) [][]string {
 		if p.Raw {
 			name = "raw: " + name
 		}
-		rows = append(rows, []string{
-			bench.BytesText(p.Size), strconv.Itoa(p.Blocks), name, string(p.End), fmt.Sprintf("%.2f", p.GBps), fmt.Sprintf("%.0f", p.PercentOfRaw),
-			fmt.Sprintf("%.0f", p.P50Micros), fmt.Sprintf("%.0f", p.P99Micros), p.By,
-		})
+		t.Row(bench.BytesText(p.Size), strconv.Itoa(p.Blocks), name, string(p.End), present.Rate(p.GBps), fmt.Sprintf("%.0f", p.PercentOfRaw),
+			present.Rate(p.P50Micros), present.Rate(p.P99Micros), p.By)
 	}
-	return rows
+	return t
 }
 
 // WriteCSV writes all points, one a line, with a header line.

@@ -63,31 +63,12 @@ func (r *run) all(ctx context.Context) (err error) {
 	defer func() {
 		slices.SortStableFunc(r.rep.Points, func(a, b Point) int { return slices.Index(places, a.Place) - slices.Index(places, b.Place) })
 	}()
-	for i, k := range bench.Spread(len(places)) {
-		p := places[k]
-		if r.o.Progress != nil {
-			r.o.Progress(i, len(places), p.String())
-		}
-		until, fits := r.budget.Begin(1)
-		err := bench.ErrOverBudget
-		if fits {
-			err = r.measure(ctx, p, until)
-		}
-		r.budget.End(1, err == nil)
-		switch {
-		case errors.Is(err, bench.ErrOverBudget) && !r.budget.Measured():
-			return r.budget.TooShort()
-		case errors.Is(err, bench.ErrOverBudget):
-			r.rep.LeftOut = append(r.rep.LeftOut, p.String())
-		case err != nil:
-			return fmt.Errorf("%s: %w", p, err)
-		case i == 0 && r.o.Notice != nil:
-			if text := r.budget.Notice("places"); text != "" {
-				r.o.Notice(text)
-			}
-		}
+	names := make([]string, len(places))
+	for i, p := range places {
+		names[i] = p.String()
 	}
-	return nil
+	r.rep.LeftOut, err = r.budget.Each(names, r.o.Progress, r.o.Notice, func(k int, until time.Time) error { return r.measure(ctx, places[k], until) })
+	return err
 }
 
 // entrant is a mover to or from one end.

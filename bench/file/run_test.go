@@ -6,6 +6,7 @@ import (
 	"encoding/csv"
 	"encoding/json"
 	"errors"
+	"flag"
 	"os"
 	"path/filepath"
 	"strings"
@@ -19,6 +20,7 @@ import (
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/present/presenttest"
 	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/stream"
@@ -58,7 +60,7 @@ func TestDefectBudgetOfFilesIsExceeded(t *testing.T) {
 		t.Errorf("a budget of %v took %v; left out: %q; said: %q", o.Budget, took, r.LeftOut, notices)
 	}
 	var b strings.Builder
-	if err := r.WriteText(&b); err != nil || !strings.Contains(b.String(), "did not fit the budget of 60 s: "+r.LeftOut[0]) {
+	if err := r.WriteText(&b); err != nil || !strings.Contains(b.String(), "! not measured: "+r.LeftOut[0]) || !strings.Contains(b.String(), ": it did not fit the budget of 60 s\n") {
 		t.Errorf("%v:\n%s", err, b.String())
 	}
 	o.SetClock(ticking(begin, time.Minute))
@@ -84,7 +86,7 @@ func TestRawDeviceIsMeasured(t *testing.T) {
 	o := tiny(t)
 	var told int
 	o.Progress = func(done, total int, what string) {
-		if told++; done >= total || what == "" {
+		if told++; done > total || (what == "") != (done == total) {
 			t.Errorf("progress %d of %d, %q", done, total, what)
 		}
 	}
@@ -94,7 +96,7 @@ func TestRawDeviceIsMeasured(t *testing.T) {
 	}
 	const places = 2 * (2 + 1) * 2 // sizes; reads cold and not, writes; orders
 	each := 4 - 2*min(len(r.Missing), 1)
-	if len(r.Points) != places*each || told != places {
+	if len(r.Points) != places*each || told != places+1 {
 		t.Errorf("%d points, told of %d places", len(r.Points), told)
 	}
 	best := 0
@@ -113,6 +115,33 @@ func TestRawDeviceIsMeasured(t *testing.T) {
 	}
 }
 
+var rewrite = flag.Bool("rewrite", false, "write the golden files anew")
+
+// The report for people, of figures that do not change.
+func TestText(t *testing.T) {
+	r := &file.Report{
+		Machine: bench.Facts{
+			Device: "a GPU", Driver: "cuda", DriverVersion: "580.1", Simulated: true, CPUs: 16, GoVersion: "go1.26",
+			Date: time.Date(2026, 11, 23, 8, 0, 0, 0, time.UTC), Seconds: 61.5, Command: "kvlane bench file --dir /mnt/nvme",
+		},
+		Setup:      file.Setup{FileSystem: "ext4", Bytes: 1 << 30, BudgetSeconds: 60, Seed: 1},
+		Missing:    []bench.Missing{{Path: "cufile", Reason: "libcufile.so.0 not found"}, {Path: "uring", Reason: "io_uring is switched off"}, {Path: "cufile-direct", Reason: "libcufile.so.0 not found"}},
+		LeftOut:    []string{"cold write, scattered, blocks of 4 KiB"},
+		Incomplete: bench.Interrupted,
+	}
+	for _, from := range []file.From{file.Cold, file.PageCache} {
+		for i, size := range []int64{4 << 10, 1 << 20} {
+			for j, name := range []string{"io_uring-8", "threads-4", "posix", "auto"} {
+				r.Points = append(r.Points, file.Point{
+					Place: file.Place{Work: file.Read, From: from, Order: file.Scattered, Size: size}, Name: name, Raw: j < 2, End: file.Host, By: "posix", Blocks: 256 >> i,
+					GBps: 3.1 - float64(j)/10, P50Micros: 338, P99Micros: 12_345, RawName: "io_uring-8", PercentOfRaw: 100 - 3*float64(j),
+				})
+			}
+		}
+	}
+	presenttest.Check(t, "report", *rewrite, r.WriteText)
+}
+
 func TestReportIsWritten(t *testing.T) {
 	r, err := measure(t, tiny(t))
 	if err != nil {
@@ -122,7 +151,7 @@ func TestReportIsWritten(t *testing.T) {
 	if err := errors.Join(r.WriteText(&text), r.WriteCSV(&comma)); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"Cold read, sequential", "From the page cache: read, scattered", "Cold write, scattered", "| raw: ", "256 KiB each"} {
+	for _, want := range []string{"Cold read, sequential", "From the page cache: read, scattered", "Cold write, scattered", "  raw: ", "256 KiB each"} {
 		if !strings.Contains(text.String(), want) {
 			t.Errorf("the text has no %q:\n%s", want, text.String())
 		}

@@ -33,6 +33,9 @@ func (p *pair) bandwidth(ctx context.Context, op Op, size int64, iterations int)
 	trains := make([]train, 0, iterations/postList+1)
 	posted := 0 // messages
 	for done := 0; done < len(trains) || posted < iterations; {
+		if err := ended(ctx, 0); err != nil {
+			return nil, err
+		}
 		for posted < iterations {
 			n := min(postList, iterations-posted)
 			if int(p.near.Outstanding())+n > txDepth || op == Send && n > credit {

@@ -24,7 +24,10 @@ func (p *pair) latency(ctx context.Context, op Op, size int64, iterations int) (
 			return nil, err
 		}
 	}
-	for range iterations {
+	for i := range iterations {
+		if err := ended(ctx, i); err != nil {
+			return nil, err
+		}
 		start := time.Now()
 		if err := p.near.pass(ctx, &p.far, ping); err != nil {
 			return nil, err

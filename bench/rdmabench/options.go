@@ -3,6 +3,7 @@ package rdmabench
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
@@ -56,6 +57,13 @@ type Options struct {
 	Iterations int
 	// Ops are what is measured. Default: all.
 	Ops []Op
+	// Budget is how long the run takes in all, set-up included, from Began on (zero: from the call of Run). What does not fit is left out.
+	// Zero: there is no limit.
+	Budget time.Duration
+	Began  time.Time
+	// Progress is told before each operation at each size and after the last, if it is set, and Notice that not all will fit.
+	Progress func(done, total int, what string)
+	Notice   func(text string)
 }
 
 // CheckSizes reports what is wrong with sizes and iterations, before anything is opened for them.
@@ -82,6 +90,9 @@ func (o *Options) setDefaults() {
 	if len(o.Ops) == 0 {
 		o.Ops = Ops()
 	}
+	if o.Began.IsZero() {
+		o.Began = time.Now()
+	}
 }
 
 // validate reports everything that is wrong. Defaults are filled in.
@@ -107,6 +118,9 @@ func (o *Options) validate() error {
 		if 2*n > o.Local.Len() || n > o.Remote.Len() {
 			bad("messages of %d bytes need twice that of the local side's %d, and that of the remote side's %d", n, o.Local.Len(), o.Remote.Len())
 		}
+	}
+	if o.Budget < 0 {
+		bad("a budget of %v is negative", o.Budget)
 	}
 	for _, op := range o.Ops {
 		if op != Write && op != Read && op != Send {

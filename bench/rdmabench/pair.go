@@ -107,7 +107,10 @@ func (p *pair) request(op Op, off, n int64) rdma.SendWR {
 func (p *pair) repeat(ctx context.Context, op Op, off, n int64, times int, each func(time.Duration)) error {
 	w := []rdma.SendWR{p.request(op, off, n)}
 	w[0].Flags = rdma.SendSignaled
-	for range times {
+	for i := range times {
+		if err := ended(ctx, i); err != nil {
+			return err
+		}
 		start := time.Now()
 		if _, err := p.near.Post(w); err != nil {
 			return err

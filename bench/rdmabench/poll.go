@@ -16,6 +16,15 @@ const silence = 20 * time.Second
 // lookEvery is after how many polls in vain the time is looked at.
 const lookEvery = 1024
 
+// ended returns the cause of a context that has ended. It looks at one in so many iterations, as looking takes time. A poller looks only where it
+// waits in vain, which a busy NIC does not have it do.
+func ended(ctx context.Context, iteration int) error {
+	if iteration%signaled == 0 && ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return nil
+}
+
 // poller takes completions by polling.
 type poller struct {
 	wcs []rdma.WC

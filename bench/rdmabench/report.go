@@ -3,8 +3,13 @@ package rdmabench
 import (
 	"fmt"
 	"io"
+	"math"
+	"strconv"
 	"strings"
 	"time"
+
+	"github.com/kvlane/kvlane/bench"
+	"github.com/kvlane/kvlane/internal/present"
 )
 
 // Format is the version of Report's JSON form.
@@ -35,6 +40,9 @@ type Report struct {
 
 	Bandwidth []Bandwidth `json:"bandwidth"`
 	Latency   []Latency   `json:"latency"`
+	// LeftOut is what a budget of BudgetSeconds was too short for; zero: there was none.
+	BudgetSeconds float64  `json:"budget_seconds,omitempty"`
+	LeftOut       []string `json:"left_out,omitempty"`
 	// Incomplete says why the run ended before its end, if it did.
 	Incomplete string `json:"incomplete,omitempty"`
 }
@@ -65,44 +73,69 @@ type Latency struct {
 
 // WriteText writes the report for people, in perftest's columns.
 func (r *Report) WriteText(w io.Writer) error {
-	var b strings.Builder
-	r.head(&b)
+	p := present.NewPage(present.ScreenOf(w))
+	r.head(p)
 	for _, op := range Ops() {
-		r.bandwidths(&b, op)
-		r.latencies(&b, op)
+		r.bandwidths(p, op)
+		r.latencies(p, op)
 	}
-	if _, err := io.WriteString(w, b.String()); err != nil {
-		return fmt.Errorf("write report: %w", err)
-	}
-	return nil
+	return p.Write(w)
 }
 
-func (r *Report) head(b *strings.Builder) {
-	if r.Incomplete != "" {
-		fmt.Fprintf(b, "INCOMPLETE: %s. What follows was measured before.\n", r.Incomplete)
-	}
+func (r *Report) head(p *present.Page) {
+	h := bench.Head{Incomplete: r.Incomplete}
+	h.LeftOut(r.LeftOut, r.BudgetSeconds)
 	if r.Provider == softProvider {
-		b.WriteString("The NIC is software (soft): these are no figures of a NIC.\n")
+		h.Notes = append(h.Notes, "The NIC is software (soft): these are no figures of a NIC.")
 	}
 	if r.Simulated {
-		b.WriteString("SIMULATED: the figures describe the simulated device, not hardware.\n")
+		h.Notes = append(h.Notes, "SIMULATED: the remote memory is that of the simulated device.")
 	}
-	fmt.Fprintf(b, "provider   %s\n", r.Provider)
-	fmt.Fprintf(b, "nic        %s, firmware %s", r.NIC, r.Firmware)
+	h.Print(p, r.verdict())
+	t := &present.Table{Prose: true}
+	t.Row("provider", r.Provider)
+	nic := fmt.Sprintf("%s, firmware %s", present.Name(r.NIC), present.Name(r.Firmware))
 	if r.Reason != "" {
-		fmt.Fprintf(b, ": %s", r.Reason)
+		nic += ": " + r.Reason
 	}
-	fmt.Fprintf(b, "\nmemory     local: %s; remote: %s", r.Local, r.Remote)
+	t.Row("nic", nic)
+	remote := r.Remote
 	if r.Device != "" {
-		fmt.Fprintf(b, " of %s", r.Device)
+		remote += " of " + present.Name(r.Device)
 	}
-	fmt.Fprintf(b, "\nmachine    %d CPUs, %s\n", r.CPUs, r.GoVersion)
-	fmt.Fprintf(b, "date       %s\n", r.Date.Format("2006-01-02 15:04 MST"))
+	t.Row("memory", fmt.Sprintf("local: %s; remote: %s", r.Local, remote))
+	t.Row("machine", fmt.Sprintf("%d CPUs, %s", r.CPUs, r.GoVersion))
+	t.Row("date", r.Date.Format("2006-01-02 15:04 MST"))
 	if r.Command != "" {
-		fmt.Fprintf(b, "command    %s\n", r.Command)
+		t.Row("command", present.Name(r.Command))
 	}
-	fmt.Fprintf(b, "setup      two queue pairs of the NIC, connected to each other; tx depth %d, rx depth %d, %d requests a doorbell and completion; MB = 2^20 bytes\n",
-		r.TxDepth, r.RxDepth, r.PostList)
+	t.Row("setup", fmt.Sprintf("two queue pairs of the NIC, connected to each other; tx depth %d, rx depth %d, %d requests a doorbell and completion", r.TxDepth, r.RxDepth, r.PostList))
+	p.Table(t)
+}
+
+// verdict says what each operation reached.
+func (r *Report) verdict() string {
+	var texts []string
+	for _, op := range Ops() {
+		rate, micros := 0.0, math.Inf(1)
+		for i := range r.Bandwidth {
+			if v := &r.Bandwidth[i]; v.Op == op {
+				rate = max(rate, v.MiBps)
+			}
+		}
+		for i := range r.Latency {
+			if v := &r.Latency[i]; v.Op == op {
+				micros = min(micros, v.TypicalMicros)
+			}
+		}
+		if rate > 0 {
+			texts = append(texts, fmt.Sprintf("%ss of up to %s MB/s, from %s µs on", op, present.Rate(rate), present.Rate(micros)))
+		}
+	}
+	if len(texts) == 0 {
+		return "Nothing was measured."
+	}
+	return "Every byte right: " + strings.Join(texts, "; ") + "."
 }
 
 // whatLatency says what is timed.
@@ -110,36 +143,37 @@ var whatLatency = map[Op]string{
 	Write: "half of a round trip of writes with immediate data", Send: "half of a round trip of sends", Read: "from posting a read to its completion",
 }
 
-func (r *Report) bandwidths(b *strings.Builder, op Op) {
-	some := false
+func (r *Report) bandwidths(p *present.Page, op Op) {
+	t := &present.Table{Head: []string{"#bytes", "#iterations", "BW peak[MB/sec]", "BW average[MB/sec]", "MsgRate[Mpps]"}, Right: "rrrrr"}
 	for i := range r.Bandwidth {
-		v := &r.Bandwidth[i]
-		if v.Op != op {
-			continue
+		if v := &r.Bandwidth[i]; v.Op == op {
+			t.Row(strconv.FormatInt(v.Bytes, 10), strconv.Itoa(v.Iterations), fmt.Sprintf("%.2f", v.PeakMiBps), fmt.Sprintf("%.2f", v.MiBps), fmt.Sprintf("%.6f", v.Mpps))
 		}
-		if !some {
-			some = true
-			fmt.Fprintf(b, "\nRDMA %s bandwidth, provider %s\n", op, r.Provider)
-			fmt.Fprintf(b, " %-10s %-14s %-18s %-20s %s\n", "#bytes", "#iterations", "BW peak[MB/sec]", "BW average[MB/sec]", "MsgRate[Mpps]")
-		}
-		fmt.Fprintf(b, " %-10d %-14d %-18.2f %-20.2f %.6f\n", v.Bytes, v.Iterations, v.PeakMiBps, v.MiBps, v.Mpps)
+	}
+	if len(t.Rows) > 0 {
+		p.Heading("RDMA %s bandwidth, provider %s", op, r.Provider)
+		p.Table(t)
+		p.Define("MB", "2^20 bytes, as perftest has it")
 	}
 }
 
-func (r *Report) latencies(b *strings.Builder, op Op) {
-	some := false
+func (r *Report) latencies(p *present.Page, op Op) {
+	t := &present.Table{Head: []string{
+		"#bytes", "#iterations", "t_min[usec]", "t_max[usec]", "t_typical[usec]", "t_avg[usec]", "t_stdev[usec]", "99% percentile[usec]", "99.9% percentile[usec]",
+	}, Right: "rrrrrrrrr"}
 	for i := range r.Latency {
 		v := &r.Latency[i]
 		if v.Op != op {
 			continue
 		}
-		if !some {
-			some = true
-			fmt.Fprintf(b, "\nRDMA %s latency, provider %s: %s\n", op, r.Provider, whatLatency[op])
-			fmt.Fprintf(b, " %-10s %-14s %-14s %-14s %-17s %-14s %-15s %-22s %s\n", "#bytes", "#iterations", "t_min[usec]", "t_max[usec]", "t_typical[usec]",
-				"t_avg[usec]", "t_stdev[usec]", "99% percentile[usec]", "99.9% percentile[usec]")
+		row := []string{strconv.FormatInt(v.Bytes, 10), strconv.Itoa(v.Iterations)}
+		for _, us := range []float64{v.MinMicros, v.MaxMicros, v.TypicalMicros, v.MeanMicros, v.StdevMicros, v.P99Micros, v.P999Micros} {
+			row = append(row, fmt.Sprintf("%.2f", us))
 		}
-		fmt.Fprintf(b, " %-10d %-14d %-14.2f %-14.2f %-17.2f %-14.2f %-15.2f %-22.2f %.2f\n", v.Bytes, v.Iterations, v.MinMicros, v.MaxMicros, v.TypicalMicros,
-			v.MeanMicros, v.StdevMicros, v.P99Micros, v.P999Micros)
+		t.Row(row...)
+	}
+	if len(t.Rows) > 0 {
+		p.Heading("RDMA %s latency, provider %s: %s", op, r.Provider, whatLatency[op])
+		p.Table(t)
 	}
 }

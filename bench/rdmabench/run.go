@@ -7,12 +7,15 @@ import (
 	"runtime"
 	"time"
 
+	"github.com/kvlane/kvlane/bench"
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/present"
 )
 
-// Run measures every operation at every size. It fails with ErrCorrupt if wrong bytes arrived, and with the context's cause if
-// ctx ends: then the report is of what was measured until then, and says so. It must have the NIC to itself for its figures to mean something.
+// Run measures every operation at every size. It fails with ErrCorrupt if wrong bytes arrived, with ErrInvalid if the budget is over before
+// anything was measured, and with the context's cause if ctx ends: then the report is of what was measured until then, if that is anything,
+// and says so. It must have the NIC to itself for its figures to mean something.
 func Run(ctx context.Context, o Options) (*Report, error) {
 	o.setDefaults()
 	if err := o.validate(); err != nil {
@@ -24,26 +27,52 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		GIDIndex: o.Connect.GIDIndex, MTUBytes: o.Connect.MTU.Bytes(), Local: o.Local.Kind().String(), Remote: o.Remote.Kind().String(),
 		CPUs: runtime.NumCPU(), GoVersion: runtime.Version(), Date: time.Now().UTC().Truncate(time.Second),
 		TxDepth: txDepth, RxDepth: rxDepth, PostList: postList,
-		Bandwidth: []Bandwidth{}, Latency: []Latency{},
+		Bandwidth: []Bandwidth{}, Latency: []Latency{}, BudgetSeconds: o.Budget.Seconds(),
 	}
+	var points []point
+	var names []string
 	for _, op := range o.Ops {
 		for _, size := range o.Sizes {
-			if err := r.measure(ctx, &o, op, size); err != nil {
-				err = fmt.Errorf("measure %s of %d bytes by NIC %s (%s): %w", op, size, info.Name, info.Provider, err)
-				if ctx.Err() == nil {
-					return nil, err
-				}
-				r.Incomplete = "interrupted"
-				return r, err
-			}
+			points = append(points, point{op: op, size: size})
+			names = append(names, fmt.Sprintf("%s of %s", op, present.Size(size)))
 		}
 	}
-	return r, nil
+	budget, err := bench.NewBudget(o.Budget, o.Began, time.Now, len(points), 0)
+	if err != nil {
+		return nil, err
+	}
+	r.LeftOut, err = budget.Each(names, o.Progress, o.Notice, func(k int, _ time.Time) error {
+		ctx, cancel := budget.Bound(ctx)
+		defer cancel()
+		return points[k].measure(ctx, &o)
+	})
+	for i := range points {
+		if p := &points[i]; p.done {
+			r.Bandwidth, r.Latency = append(r.Bandwidth, p.bandwidth), append(r.Latency, p.latency)
+		}
+	}
+	if err != nil {
+		err = fmt.Errorf("measure NIC %s (%s): %w", info.Name, info.Provider, err)
+		if ctx.Err() == nil || len(r.Bandwidth) == 0 {
+			return nil, err
+		}
+		r.Incomplete = bench.Interrupted
+	}
+	return r, err
 }
 
-// measure measures one operation at one size, each time by a pair of its own, so that what one leaves posted is not in the
-// way of the next.
-func (r *Report) measure(ctx context.Context, o *Options, op Op, size int64) error {
+// point is one operation at one size, and what was measured of it.
+type point struct {
+	op        Op
+	size      int64
+	bandwidth Bandwidth
+	latency   Latency
+	done      bool
+}
+
+// measure measures it each time by a pair of its own, so that what one leaves posted is not in the way of the next.
+func (at *point) measure(ctx context.Context, o *Options) error {
+	op, size := at.op, at.size
 	err := withPair(o, func(p *pair) error {
 		if err := p.prepare(ctx, o, op, size); err != nil {
 			return err
@@ -52,22 +81,24 @@ func (r *Report) measure(ctx context.Context, o *Options, op Op, size int64) err
 		if err != nil {
 			return fmt.Errorf("bandwidth: %w", err)
 		}
-		b := Bandwidth{Op: op, Bytes: size, Iterations: o.Iterations}
+		b := &at.bandwidth
+		*b = Bandwidth{Op: op, Bytes: size, Iterations: o.Iterations}
 		b.PeakMiBps, b.MiBps, b.Mpps = rates(trains, size)
-		r.Bandwidth = append(r.Bandwidth, b)
 		return p.check(ctx, o, op, size)
 	})
 	if err != nil {
 		return err
 	}
-	return withPair(o, func(p *pair) error {
+	err = withPair(o, func(p *pair) error {
 		times, err := p.latency(ctx, op, size, warmUp+o.Iterations)
 		if err != nil {
 			return fmt.Errorf("latency: %w", err)
 		}
-		r.Latency = append(r.Latency, summarize(op, size, times[warmUp:]))
+		at.latency = summarize(op, size, times[warmUp:])
 		return nil
 	})
+	at.done = err == nil
+	return err
 }
 
 func withPair(o *Options, use func(*pair) error) (err error) {
@@ -75,7 +106,13 @@ func withPair(o *Options, use func(*pair) error) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, p.close()) }()
+	defer func() {
+		failed := p.close()
+		if failed != nil && errors.Is(err, bench.ErrOverBudget) {
+			err = nil // which would have the run go on
+		}
+		err = errors.Join(err, failed)
+	}()
 	return use(p)
 }
 

@@ -1,22 +1,18 @@
 package rdmabench_test
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"flag"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/kvlane/kvlane/bench/rdmabench"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/internal/present/presenttest"
 	"github.com/kvlane/kvlane/rdma"
 	"github.com/kvlane/kvlane/rdma/registry"
 	"github.com/kvlane/kvlane/rdma/soft"
@@ -130,6 +126,42 @@ func TestRunEndsWithItsContext(t *testing.T) {
 	}
 }
 
+// What a budget is too short for is left out, named and said, also what is under way; a budget in which nothing can be measured is an error.
+func TestDefectBudgetOfNICsIsExceeded(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	o := options(t, softNIC(t, nil, soft.DeviceOptions{}))
+	o.Sizes, o.Iterations, o.Budget = []int64{64}, 50, time.Minute
+	r, err := rdmabench.Run(ctx, o)
+	check(t, err)
+	if len(r.LeftOut) > 0 || len(r.Bandwidth) != 3 || r.Bandwidth[0].Op != rdmabench.Write || r.Latency[1].Op != rdmabench.Read {
+		t.Errorf("all fits in a minute, and it left out %q: %+v", r.LeftOut, r.Bandwidth)
+	}
+	// A request of the second that is measured stalls.
+	plan := fault.New(1, fault.Nth(soft.OpWrite, 20).Stall())
+	o = options(t, softNIC(t, plan, soft.DeviceOptions{}))
+	o.Sizes, o.Iterations, o.Ops, o.Budget = []int64{64}, 50, []rdmabench.Op{rdmabench.Write, rdmabench.Send}, 2*time.Second
+	began := time.Now()
+	r, err = rdmabench.Run(ctx, o)
+	check(t, err)
+	if took := time.Since(began); took > 5*o.Budget || len(r.LeftOut) != 1 || r.LeftOut[0] != "write of 64 B" || len(r.Bandwidth) != 1 || r.Bandwidth[0].Op != rdmabench.Send {
+		t.Errorf("it took %v and left out %q: %+v", took, r.LeftOut, r.Bandwidth)
+	}
+	// A NIC that is busy all the time is given up as well.
+	plan = fault.New(1)
+	o.NIC, o.Ops, o.Iterations = softNIC(t, plan, soft.DeviceOptions{}), o.Ops[:1], rdmabench.MaxIterations
+	o.Local, o.Remote, o.Budget = host(t, o.NIC, 2*most), host(t, o.NIC, most), 50*time.Millisecond
+	if r, err := rdmabench.Run(ctx, o); r != nil || !errors.Is(err, errdefs.ErrInvalid) || plan.Seen(soft.OpWrite) > rdmabench.MaxIterations/2 {
+		t.Errorf("%d writes in %v: %v, %v", plan.Seen(soft.OpWrite), o.Budget, r, err)
+	}
+	o.Iterations = 50
+	o.NIC = softNIC(t, fault.New(1, fault.Nth(soft.OpWrite, 20).Stall()), soft.DeviceOptions{})
+	o.Local, o.Remote, o.Budget = host(t, o.NIC, 2*most), host(t, o.NIC, most), 100*time.Millisecond
+	if r, err := rdmabench.Run(ctx, o); r != nil || !errors.Is(err, errdefs.ErrInvalid) || !strings.Contains(err.Error(), "used up before anything was measured") {
+		t.Errorf("nothing fits: %v, %v", r, err)
+	}
+}
+
 func TestOptionsAreChecked(t *testing.T) {
 	short := soft.DeviceOptions{Ports: []soft.PortOptions{{MaxMessageBytes: 4096}}}
 	good := options(t, softNIC(t, nil, short))
@@ -176,17 +208,7 @@ func sample() *rdmabench.Report {
 }
 
 func TestText(t *testing.T) {
-	var got bytes.Buffer
-	check(t, sample().WriteText(&got))
-	file := filepath.Join("testdata", "report.txt")
-	if *rewrite {
-		check(t, errors.Join(os.MkdirAll("testdata", 0o755), os.WriteFile(file, got.Bytes(), 0o644)))
-	}
-	want, err := os.ReadFile(file)
-	check(t, err)
-	if diff := cmp.Diff(string(want), got.String()); diff != "" {
-		t.Errorf("%s differs, -want +got; go test -rewrite makes it anew:\n%s", file, diff)
-	}
+	presenttest.Check(t, "report", *rewrite, sample().WriteText)
 	b, err := json.Marshal(sample())
 	check(t, err)
 	if !strings.Contains(string(b), `"provider":"soft"`) {

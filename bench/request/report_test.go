@@ -5,9 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"flag"
-	"io"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -16,6 +13,7 @@ import (
 
 	"github.com/kvlane/kvlane/bench"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/present/presenttest"
 )
 
 var rewrite = flag.Bool("rewrite", false, "write the golden files anew")
@@ -79,34 +77,13 @@ func sample() *Report {
 	return r
 }
 
-func golden(t *testing.T, name string, write func(io.Writer) error) {
-	t.Helper()
-	var got bytes.Buffer
-	if err := write(&got); err != nil {
-		t.Fatal(err)
-	}
-	file := filepath.Join("testdata", name)
-	if *rewrite {
-		if err := errors.Join(os.MkdirAll("testdata", 0o755), os.WriteFile(file, got.Bytes(), 0o644)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), got.String()); diff != "" {
-		t.Errorf("%s differs, -want +got; go test -rewrite makes it anew:\n%s", file, diff)
-	}
-}
-
 func TestText(t *testing.T) {
-	golden(t, "report.txt", sample().WriteText)
+	presenttest.Check(t, "report", *rewrite, sample().WriteText)
 	simulated := sample()
 	simulated.Machine.Simulated, simulated.Setup.Still, simulated.Setup.Engine = true, true, ""
 	simulated.Points, simulated.Models, simulated.Beside, simulated.LeftOut, simulated.Notes = simulated.Points[:1], nil, nil, nil, nil
 	simulated.Setup.DumpPolicy, simulated.Setup.ModelLayersMicros = "latency", nil
-	golden(t, "still.txt", simulated.WriteText)
+	presenttest.Check(t, "still", *rewrite, simulated.WriteText)
 }
 
 func TestJSONComesBack(t *testing.T) {
@@ -147,7 +124,7 @@ func TestCompare(t *testing.T) {
 	if len(c.Notes) != 2 || c.Gone != 1 || c.Added != 1 || len(c.Changes) != len(old.Points)-1+len(old.Models) || c.Worse(0.1) != 2 {
 		t.Errorf("notes %v, %d gone, %d added, %d changes", c.Notes, c.Gone, c.Added, len(c.Changes))
 	}
-	golden(t, "compare.txt", c.WriteText)
+	presenttest.Check(t, "compare", *rewrite, c.WriteText)
 	old.Incomplete = bench.Interrupted
 	if c := now.Compare(old, 0.05); len(c.Notes) != 3 || !strings.Contains(c.Notes[0], "the earlier run is incomplete") {
 		t.Errorf("of an earlier run that is incomplete: %q", c.Notes)

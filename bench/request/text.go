@@ -1,6 +1,7 @@
 package request
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"slices"
@@ -8,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/bench"
+	"github.com/kvlane/kvlane/internal/present"
 )
 
 const (
@@ -15,143 +17,156 @@ const (
 	stillNote     = "STILL: the device completed copies without making them, and nothing was verified: CPU time and allocations are the host's."
 )
 
-// WriteText writes the report for people, as tables in Markdown.
+// WriteText writes the report for people.
 func (r *Report) WriteText(w io.Writer) error {
-	var b strings.Builder
-	bench.WriteIncomplete(&b, r.Incomplete)
-	r.head(&b)
+	p := present.NewPage(present.ScreenOf(w))
+	r.head(p)
 	for _, name := range r.Setup.Geometries {
-		r.table(&b, name)
-		r.arrivals(&b, name)
-		r.models(&b, name)
+		r.tables(p, name)
+		r.arrivals(p, name)
+		r.models(p, name)
 	}
-	r.beside(&b)
-	for _, what := range r.LeftOut {
-		fmt.Fprintf(&b, "\nnot measured: %s\n", what)
-	}
-	for _, n := range r.Notes {
-		fmt.Fprintf(&b, "\nnote: %s\n", n)
-	}
-	if _, err := io.WriteString(w, b.String()); err != nil {
-		return fmt.Errorf("write report: %w", err)
-	}
-	return nil
+	r.beside(p)
+	return p.Write(w)
 }
 
-func (r *Report) head(b *strings.Builder) {
-	if r.Machine.Simulated {
-		b.WriteString(simulatedNote + "\n")
-	}
-	if r.Setup.Still {
-		b.WriteString(stillNote + "\n")
-	}
-	if r.Machine.Simulated {
-		b.WriteString("\n")
-	}
-	r.Machine.WriteText(b)
-	if r.Version != "" {
-		fmt.Fprintf(b, "kvlane     %s\n", r.Version)
-	}
+func (r *Report) head(p *present.Page) {
 	s := &r.Setup
-	fmt.Fprintf(b, "setup      up to %s at a time, about %.0f s in all, by turns; medians; seed %d\n", bench.BytesText(s.Bytes), s.BudgetSeconds, s.Seed)
-	engine := s.Engine
-	if engine == "" {
-		engine = "all options are the default"
+	h := bench.Head{Incomplete: r.Incomplete}
+	if r.Machine.Simulated {
+		h.Notes = append(h.Notes, simulatedNote)
 	}
+	if s.Still {
+		h.Notes = append(h.Notes, stillNote)
+	}
+	h.Notes = append(h.Notes, r.Notes...)
+	for _, what := range r.LeftOut {
+		place, why, _ := strings.Cut(what, ": ")
+		h.Missing = append(h.Missing, bench.Missing{Path: place, Reason: why})
+	}
+	h.Print(p, r.verdict())
+	t := &present.Table{Prose: true}
+	r.Machine.Rows(t)
+	if r.Version != "" {
+		t.Row("kvlane", present.Name(r.Version))
+	}
+	t.Row("setup", fmt.Sprintf("up to %s at a time, about %.0f s in all, by turns; medians; seed %d", bench.BytesText(s.Bytes), s.BudgetSeconds, s.Seed))
 	policies := fmt.Sprintf("loads and dumps under the %s policy", s.LoadPolicy)
 	if s.LoadPolicy != s.DumpPolicy {
 		policies = fmt.Sprintf("loads under the %s policy, dumps under the %s policy", s.LoadPolicy, s.DumpPolicy)
 	}
-	fmt.Fprintf(b, "engine     %s; %s\n", engine, policies)
 	if len(s.ModelLayersMicros) > 0 {
-		b.WriteString("           opened to adopt streams of the host program\n")
+		policies += "; opened to adopt streams of the host program"
 	}
-	fmt.Fprintf(b, "C          one large copy, %s: median GB/s over all points (5th to 95th percentile):", bench.BytesText(s.LargeBytes))
-	for i, c := range []struct {
-		name string
-		rate *bench.Rate
-	}{{"h2d", &r.Reference.ToDevice}, {"d2h", &r.Reference.ToHost}, {"both", &r.Reference.Both}} {
-		if c.rate.Samples == 0 {
-			continue
+	t.Row("engine", cmp.Or(s.Engine, "all options are the default")+"; "+policies)
+	t.Row("C, GB/s", r.Reference.Text())
+	p.Table(t)
+	bench.DefineC(p, s.LargeBytes)
+}
+
+// verdict says what a load and a dump took: of the points with the fewest requests at a time the one of the most blocks, rather whole than
+// layer by layer, of the first geometry that was measured.
+func (r *Report) verdict() string {
+	var texts []string
+	for _, w := range []Work{Load, Dump} {
+		var best *Point
+		for i := range r.Points {
+			p := &r.Points[i]
+			if p.Work != w || p.Geometry != r.Points[0].Geometry {
+				continue
+			}
+			if best == nil || cmp.Or(cmp.Compare(best.Requests, p.Requests), cmp.Compare(p.form(), best.form()), cmp.Compare(p.Blocks, best.Blocks)) > 0 {
+				best = p
+			}
 		}
-		if i > 0 {
-			b.WriteString(",")
+		if best != nil {
+			texts = append(texts, fmt.Sprintf("a %s of %s (%s) takes %s, p99 %s: %s GB/s (%.0f%% of C)", w, present.Things(int64(best.Blocks), "block"),
+				present.Bytes(int64(best.Blocks)*best.BlockBytes), present.Micros(best.P50Micros), present.Micros(best.P99Micros), present.Rate(best.GBps), best.PercentOfC))
 		}
-		fmt.Fprintf(b, " %s %.1f (%.1f-%.1f)", c.name, c.rate.GBps, c.rate.Low, c.rate.High)
 	}
-	b.WriteString("\n           Each point's % is of the copies between its own turns. raw: the same pages in one batch of a bare stream, no checksums.\n" +
-		"           slowest / fair: of requests at the same time the slowest (p99 over repetitions), by the time of all their bytes at C.\n")
+	switch {
+	case len(texts) == 0:
+		return present.Things(int64(len(r.Points)), "point") + " measured."
+	case r.Setup.Still:
+		return "Nothing was moved; " + strings.Join(texts, "; ") + "."
+	}
+	return "Every byte right; " + strings.Join(texts, "; ") + "."
 }
 
 var workTexts = map[Work]string{
-	Load: "Loads, from the call of LeasePrefix until all is verified in pages",
-	Dump: "Dumps, from the call of Dump until the pages may be reused (durable: until the blocks are)",
-	Both: "Loads and dumps begun at the same time: GB/s of both in sum, times of the loads (dumps: of the dumps)",
+	Load: "loads, from the call of LeasePrefix until all is verified in pages",
+	Dump: "dumps, from the call of Dump until the pages may be reused",
+	Both: "loads and dumps begun at the same time",
 }
 
-// table writes a geometry's points, a table for each kind of work.
-func (r *Report) table(b *strings.Builder, geometry string) {
+// tables writes a geometry's points, a table for each kind of work.
+func (r *Report) tables(p *present.Page, geometry string) {
 	for _, w := range []Work{Load, Dump, Both} {
-		rows := [][]string{{"at a time x blocks", "form", "hits", "GB/s", "% of C", "raw GB/s", "p50 us", "p99", "raw us", "slowest / fair", "CPU us/block", "allocs/block", "path"}}
+		t := &present.Table{
+			Head: []string{"requests", "form", "hits", "GB/s", "% of C", "raw GB/s", "p50", "p99", "raw", "slowest", "CPU", "allocs", "path"},
+			Keys: 3, Right: "   rrrrrrrrr rrr",
+		}
 		switch w {
 		case Dump:
-			rows[0] = append(rows[0], "durable p50 us", "p99")
+			t.Head = append(t.Head, "durable p50", "durable p99")
 		case Both:
-			rows[0] = append(rows[0], "dumps p50 us", "p99", "loads / alone")
+			t.Head = append(t.Head, "dumps p50", "dumps p99", "loads")
 		case Load:
 		}
 		var first *Point
 		for i := range r.Points {
-			p := &r.Points[i]
-			if p.Geometry != geometry || p.Work != w {
+			at := &r.Points[i]
+			if at.Geometry != geometry || at.Work != w {
 				continue
 			}
-			if first == nil {
-				first = p
-			}
-			rows = append(rows, p.row())
+			first = cmp.Or(first, at)
+			t.Row(at.row()...)
 		}
 		if first == nil {
 			continue
 		}
-		fmt.Fprintf(b, "\n%s, blocks of %s in pieces of %s. %s\n\n", geometry, bench.BytesText(first.BlockBytes), bench.BytesText(first.PieceBytes), workTexts[w])
-		bench.WriteTable(b, rows)
+		p.Heading("%s, blocks of %s in pieces of %s: %s; times in µs", geometry, bench.BytesText(first.BlockBytes), bench.BytesText(first.PieceBytes), workTexts[w])
+		p.Table(t)
+		p.Define("requests", "how many at a time, and the blocks of each")
+		p.Define("raw", "the same pages in one batch of a bare stream, no checksums")
+		p.Define("slowest", "of requests at the same time, the p99 over repetitions: a multiple of the time of all their bytes at C")
+		p.Define("CPU", "µs a block, of the whole process")
+		p.Define("allocs", "allocations a block")
+		switch w {
+		case Dump:
+			p.Define("durable", "until the blocks are")
+		case Both:
+			p.Define("GB/s", "of both, loads and dumps begun at the same time: in sum; p50 and p99 are of the loads")
+			p.Define("loads", "p50 as a multiple of that of as many loads without dumps")
+		case Load:
+		}
 	}
 }
 
 func (p *Point) row() []string {
-	hits := string(p.Hits)
-	if hits == "" {
-		hits = "-"
-	}
 	row := []string{
-		fmt.Sprintf("%d x %d", p.Requests, p.Blocks), string(p.form()), hits,
-		fmt.Sprintf("%.1f", p.GBps), fmt.Sprintf("%.0f", p.PercentOfC), fmt.Sprintf("%.1f", p.RawGBps),
-		us(p.P50Micros), us(p.P99Micros), us(p.RawMicros), times(p.SlowestOverFair), fmt.Sprintf("%.2f", p.CPUMicrosPerBlock), fmt.Sprintf("%.2f", p.AllocsPerBlock), p.Path,
+		p.requests(), string(p.form()), cmp.Or(string(p.Hits), "-"),
+		present.Rate(p.GBps), fmt.Sprintf("%.0f", p.PercentOfC), present.Rate(p.RawGBps), present.Rate(p.P50Micros), present.Rate(p.P99Micros), present.Rate(p.RawMicros),
+		times(p.SlowestOverFair), present.Rate(p.CPUMicrosPerBlock), present.Rate(p.AllocsPerBlock), p.Path,
 	}
 	switch p.Work {
 	case Dump:
-		row = append(row, us(p.DurableP50Micros), us(p.DurableP99Micros))
+		row = append(row, present.Rate(p.DurableP50Micros), present.Rate(p.DurableP99Micros))
 	case Both:
-		row = append(row, us(p.DumpP50Micros), us(p.DumpP99Micros), times(p.LoadsOverAlone))
+		row = append(row, present.Rate(p.DumpP50Micros), present.Rate(p.DumpP99Micros), times(p.LoadsOverAlone))
 	case Load:
 	}
 	return row
 }
+
+// requests says how many requests at a time, of how many blocks.
+func (p *Place) requests() string { return fmt.Sprintf("%d x %d", p.Requests, p.Blocks) }
 
 func (p *Place) form() Form {
 	if p.Layerwise {
 		return Layers
 	}
 	return Whole
-}
-
-// us writes microseconds with as many digits as mean something.
-func us(v float64) string {
-	if v < 100 {
-		return fmt.Sprintf("%.1f", v)
-	}
-	return fmt.Sprintf("%.0f", v)
 }
 
 // times writes a ratio, and a dash where there is none.
@@ -163,33 +178,34 @@ func times(v float64) string {
 }
 
 // arrivals writes when layers had arrived, as a share of the time that all took.
-func (r *Report) arrivals(b *strings.Builder, geometry string) {
-	var rows [][]string
+func (r *Report) arrivals(p *present.Page, geometry string) {
+	t := &present.Table{Keys: 3, Right: "   " + strings.Repeat("r", 8)}
 	for i := range r.Points {
-		p := &r.Points[i]
-		n := len(p.LayersMicros)
-		if p.Geometry != geometry || n == 0 {
+		of := &r.Points[i]
+		n := len(of.LayersMicros)
+		if of.Geometry != geometry || n == 0 {
 			continue
 		}
 		at := []int{0, 1, n / 4, n / 2, 3 * n / 4, n - 1}
-		at = slices.Compact(slices.DeleteFunc(at, func(k int) bool { return k >= n }))
+		at = slices.DeleteFunc(at, func(k int) bool { return k >= n })
 		slices.Sort(at)
 		at = slices.Compact(at)
-		if rows == nil {
-			rows = [][]string{{"at a time x blocks", "work", "hits", "leased", "begun"}}
+		if t.Head == nil {
+			t.Head = []string{"requests", "work", "hits", "leased", "begun"}
 			for _, k := range at {
-				rows[0] = append(rows[0], fmt.Sprintf("layer %d", k))
+				t.Head = append(t.Head, fmt.Sprintf("layer %d", k))
 			}
 		}
-		row := []string{fmt.Sprintf("%d x %d", p.Requests, p.Blocks), string(p.Work), string(p.Hits), us(p.LeasedMicros), us(p.BegunMicros)}
+		row := []string{of.requests(), string(of.Work), string(of.Hits), present.Rate(of.LeasedMicros), present.Rate(of.BegunMicros)}
 		for _, k := range at {
-			row = append(row, fmt.Sprintf("%s (%.0f%%)", us(p.LayersMicros[k]), 100*p.LayersMicros[k]/max(p.LayersMicros[n-1], 1e-3)))
+			row = append(row, fmt.Sprintf("%s (%.0f%%)", present.Rate(of.LayersMicros[k]), 100*of.LayersMicros[k]/max(of.LayersMicros[n-1], 1e-3)))
 		}
-		rows = append(rows, row)
+		t.Row(row...)
 	}
-	if rows != nil {
-		fmt.Fprintf(b, "\n%s, loads layer by layer: when LeasePrefix and Load had returned and layers had arrived, us at the median (%% of the last)\n\n", geometry)
-		bench.WriteTable(b, rows)
+	if t.Head != nil {
+		p.Heading("%s, loads layer by layer: µs at the median until layers had arrived (%% of the last)", geometry)
+		p.Table(t)
+		p.Define("leased, begun", "when LeasePrefix and Load had returned")
 	}
 }
 
@@ -198,43 +214,42 @@ func (p *ModelPoint) asked() string { return layerText(time.Duration(1e3 * p.Ask
 
 func layerText(d time.Duration) string { return strings.Replace(d.String(), "µ", "u", 1) }
 
-func (r *Report) models(b *strings.Builder, geometry string) {
-	var rows [][]string
+func (r *Report) models(p *present.Page, geometry string) {
+	t := &present.Table{
+		Head: []string{"layer of", "requests", "p50", "p99", "load", "work", "ideal", "excess, %", "took", "layer's work"},
+		Keys: 2, Right: "  rrrrrrr", Prose: true,
+	}
 	for i := range r.Models {
-		p := &r.Models[i]
-		if p.Geometry != geometry {
+		at := &r.Models[i]
+		if at.Geometry != geometry {
 			continue
 		}
-		if rows == nil {
-			rows = [][]string{{"layer of", "at a time x blocks", "p50 us", "p99", "load alone us", "work alone us", "longer + a layer", "excess %", "layer's work", "took us"}}
-		}
-		rows = append(rows, []string{
-			p.asked(), fmt.Sprintf("%d x %d", p.Requests, p.Blocks), us(p.P50Micros), us(p.P99Micros), us(p.LoadMicros),
-			us(p.WorkMicros), us(p.IdealMicros), fmt.Sprintf("%.1f", p.ExcessPercent), p.Layer, us(p.LayerMicros),
-		})
+		t.Row(at.asked(), at.requests(), present.Rate(at.P50Micros), present.Rate(at.P99Micros), present.Rate(at.LoadMicros), present.Rate(at.WorkMicros),
+			present.Rate(at.IdealMicros), fmt.Sprintf("%.1f", at.ExcessPercent), present.Rate(at.LayerMicros), at.Layer)
 	}
-	if rows != nil {
-		fmt.Fprintf(b, "\n%s, a stand-in for a model whose stream waits on the device for each layer of a load, and works: from the call of LeasePrefix until its last "+
-			"work is done\n\n", geometry)
-		bench.WriteTable(b, rows)
+	if len(t.Rows) > 0 {
+		p.Heading("%s, a stand-in for a model whose stream waits on the device for each layer of a load, and works: µs from the call of LeasePrefix until its last work is done", geometry)
+		p.Table(t)
+		p.Define("load, work", "each alone")
+		p.Define("ideal", "the longer of the two, and one layer's work; excess is over that")
+		p.Define("took", "a layer's work on the idle device")
 	}
 }
 
-func (r *Report) beside(b *strings.Builder) {
+func (r *Report) beside(p *present.Page) {
 	if r.Beside == nil {
 		return
 	}
-	fmt.Fprintf(b, "\nBeside %s: %% of the product's rate that is lost, with its 95%% interval over %d pairs of windows\n\n", r.Beside.What, r.Beside.Pairs)
-	rows := [][]string{{"geometry", "at a time x blocks", "work", "form", "GB/s", "TFLOP/s alone", "beside", "lost %", "95% interval"}}
+	p.Heading("Beside %s: %% of the product's rate that is lost, with its 95%% interval over %d pairs of windows", r.Beside.What, r.Beside.Pairs)
+	t := &present.Table{Head: []string{"geometry", "requests", "work", "form", "GB/s", "lost, %", "from", "to", "alone", "beside"}, Keys: 4, Right: "    rrrrrr"}
+	percent := func(share float64) string { return fmt.Sprintf("%.1f", 100*share) }
 	for i := range r.Beside.Losses {
 		l := &r.Beside.Losses[i]
-		rows = append(rows, []string{
-			l.Geometry, fmt.Sprintf("%d x %d", l.Requests, l.Blocks), string(l.Work), string(l.form()), fmt.Sprintf("%.1f", l.GBps),
-			fmt.Sprintf("%.0f", l.AloneTFLOPS), fmt.Sprintf("%.0f", l.BesideTFLOPS), fmt.Sprintf("%.1f", 100*l.Loss),
-			fmt.Sprintf("%.1f to %.1f", 100*l.Low, 100*l.High),
-		})
+		t.Row(l.Geometry, l.requests(), string(l.Work), string(l.form()), present.Rate(l.GBps), percent(l.Loss), percent(l.Low), percent(l.High),
+			fmt.Sprintf("%.0f", l.AloneTFLOPS), fmt.Sprintf("%.0f", l.BesideTFLOPS))
 	}
-	bench.WriteTable(b, rows)
+	p.Table(t)
+	p.Define("alone, beside", "the product's TFLOP/s")
 }
 
 // Compare compares the points of a report with those of an earlier one. A change of a share less than noise is chance.

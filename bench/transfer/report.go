@@ -1,13 +1,14 @@
 package transfer
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/kvlane/kvlane/bench"
+	"github.com/kvlane/kvlane/internal/present"
 )
 
 // Format is the version of Report's JSON form.
@@ -26,6 +27,9 @@ type Report struct {
 	Date      time.Time `json:"date"`
 	Command   string    `json:"command,omitempty"` // for the caller to fill in
 	Points    []Point   `json:"points"`
+	// LeftOut are points that a budget of BudgetSeconds was too short for; zero: there was none.
+	BudgetSeconds float64  `json:"budget_seconds,omitempty"`
+	LeftOut       []string `json:"left_out,omitempty"`
 	// Incomplete says why the run ended before its end, if it did.
 	Incomplete string `json:"incomplete,omitempty"`
 }
@@ -48,10 +52,8 @@ type Point struct {
 	TxP99Micros   float64 `json:"tx_p99_us"`
 }
 
-// summarize makes a point of what its threads did.
-func summarize(threads []*thread) *Point {
-	t := threads[0]
-	p := &Point{BlockBytes: t.size, Blocks: t.batch}
+// summarize fills in what its threads did.
+func (p *Point) summarize(threads []*thread) {
 	var prep, post, tx []float64
 	var spent time.Duration
 	for _, t := range threads {
@@ -59,14 +61,13 @@ func summarize(threads []*thread) *Point {
 		spent += t.spent
 	}
 	p.Batches = len(tx)
-	p.Bytes = t.size * int64(t.batch) * int64(p.Batches)
+	p.Bytes = p.BlockBytes * int64(p.Blocks) * int64(p.Batches)
 	p.Seconds = spent.Seconds() / float64(len(threads))
 	p.GBps = float64(p.Bytes) / p.Seconds / 1e9
 	p.PrepMicros, p.PrepP99Micros = meanAndP99(prep)
 	p.PostMicros, p.PostP99Micros = meanAndP99(post)
 	p.TxMicros, p.TxP99Micros = meanAndP99(tx)
-	p.BlockMicros = (p.PostMicros + p.TxMicros) / float64(t.batch)
-	return p
+	p.BlockMicros = (p.PostMicros + p.TxMicros) / float64(p.Blocks)
 }
 
 func meanAndP99(v []float64) (mean, p99 float64) {
@@ -80,37 +81,53 @@ func meanAndP99(v []float64) (mean, p99 float64) {
 	return mean / float64(len(v)), v[(len(v)*99+99)/100-1]
 }
 
-// Summary is the line that the field's benchmark prints of a point.
-func (p *Point) Summary() string {
-	return fmt.Sprintf("Test completed: duration %.2f, batch count %d, throughput %.2f GB/s", p.Seconds, p.Batches, p.GBps)
+// WriteText writes the report for people.
+func (r *Report) WriteText(w io.Writer) error {
+	p := present.NewPage(present.ScreenOf(w))
+	h := bench.Head{Incomplete: r.Incomplete}
+	h.LeftOut(r.LeftOut, r.BudgetSeconds)
+	h.Print(p, r.verdict())
+	t := &present.Table{Prose: true}
+	t.Row("protocol", r.Protocol)
+	t.Row("target", present.Name(r.Target))
+	how := fmt.Sprintf("%s, %s", r.Op, present.Things(int64(r.Threads), "thread"))
+	if r.Checked {
+		how += ", every batch checked, which does not count as time"
+	}
+	t.Row("operation", how)
+	t.Row("machine", fmt.Sprintf("%d CPUs, %s", r.CPUs, r.GoVersion))
+	t.Row("date", r.Date.Format("2006-01-02 15:04 MST"))
+	if r.Command != "" {
+		t.Row("command", present.Name(r.Command))
+	}
+	p.Table(t)
+	p.Heading("Batches: µs at the mean (p99)")
+	points := &present.Table{Head: []string{"block", "batch", "GB/s", "a block", "prep", "post", "tx", "batches"}, Keys: 2, Right: "rrrrrrrr"}
+	both := func(mean, p99 float64) string { return fmt.Sprintf("%s (%s)", present.Rate(mean), present.Rate(p99)) }
+	for i := range r.Points {
+		at := &r.Points[i]
+		points.Row(bench.BytesText(at.BlockBytes), present.Count(int64(at.Blocks)), present.Rate(at.GBps), present.Rate(at.BlockMicros), both(at.PrepMicros, at.PrepP99Micros),
+			both(at.PostMicros, at.PostP99Micros), both(at.TxMicros, at.TxP99Micros), present.Count(int64(at.Batches)))
+	}
+	p.Table(points)
+	p.Define("GB/s", "1e9 bytes a second, of all threads")
+	p.Define("a block", "a batch's time by its blocks")
+	p.Define("prep", "writing the list of a batch's blocks")
+	p.Define("post", "submitting the batch")
+	p.Define("tx", "from there until it is done")
+	return p.Write(w)
 }
 
-// WriteText writes the report for people: nixlbench's columns, and below them the summary of each point.
-func (r *Report) WriteText(w io.Writer) error {
-	var b strings.Builder
-	bench.WriteIncomplete(&b, r.Incomplete)
-	fmt.Fprintf(&b, "protocol   %s\ntarget     %s\noperation  %s, %d threads", r.Protocol, r.Target, r.Op, r.Threads)
+// verdict says how fast the fastest point was.
+func (r *Report) verdict() string {
+	if len(r.Points) == 0 {
+		return "Nothing was measured."
+	}
+	best := slices.MaxFunc(r.Points, func(a, b Point) int { return cmp.Compare(a.GBps, b.GBps) })
+	right := ""
 	if r.Checked {
-		b.WriteString(", every batch checked, which does not count as time")
+		right = ", every byte right"
 	}
-	fmt.Fprintf(&b, "\nmachine    %d CPUs, %s\ndate       %s\n", r.CPUs, r.GoVersion, r.Date.Format("2006-01-02 15:04 MST"))
-	if r.Command != "" {
-		fmt.Fprintf(&b, "command    %s\n", r.Command)
-	}
-	b.WriteString("\n" + bench.NIXLHead())
-	for i := range r.Points {
-		p := &r.Points[i]
-		b.WriteString(bench.NIXLRow{
-			BlockBytes: p.BlockBytes, Blocks: int64(p.Blocks), GBps: p.GBps, BlockMicros: p.BlockMicros, PrepMicros: p.PrepMicros, PrepP99Micros: p.PrepP99Micros,
-			PostMicros: p.PostMicros, PostP99Micros: p.PostP99Micros, TxMicros: p.TxMicros, TxP99Micros: p.TxP99Micros,
-		}.String())
-	}
-	b.WriteString("\n")
-	for i := range r.Points {
-		b.WriteString(r.Points[i].Summary() + "\n")
-	}
-	if _, err := io.WriteString(w, b.String()); err != nil {
-		return fmt.Errorf("write report: %w", err)
-	}
-	return nil
+	return fmt.Sprintf("%s by %s: %s GB/s in batches of %s of %s%s.", map[Op]string{Read: "Reads", Write: "Writes"}[r.Op], r.Protocol, present.Rate(best.GBps),
+		present.Things(int64(best.Blocks), "block"), bench.BytesText(best.BlockBytes), right)
 }

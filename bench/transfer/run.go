@@ -26,8 +26,13 @@ type Options struct {
 	Check      bool          // compare every batch's bytes
 	// Timeout bounds each batch; default 1 minute. A target that is gone ends the run.
 	Timeout time.Duration
-	// Progress is told before each point and after the last, if it is set.
+	// Budget is how long the run takes in all, set-up included, from Began on (zero: from the call of Run): points are measured for less than
+	// Duration where that is needed, and what does not fit is left out. Zero: there is no limit.
+	Budget time.Duration
+	Began  time.Time
+	// Progress is told before each point and after the last, if it is set, and Notice that not all points will fit.
 	Progress func(done, total int, what string)
+	Notice   func(text string)
 }
 
 // Limits of Options.
@@ -56,6 +61,9 @@ func (o *Options) SetDefaults() {
 	if o.Timeout == 0 {
 		o.Timeout = time.Minute
 	}
+	if o.Began.IsZero() {
+		o.Began = time.Now()
+	}
 }
 
 // Validate reports everything that is wrong, but what only the driver knows.
@@ -83,8 +91,8 @@ func (o *Options) Validate() error {
 	if need := float64(slices.Max(o.BlockBytes)) * float64(slices.Max(o.Batches)) * float64(o.Threads); need > 1<<50 {
 		wrong("%.0f bytes of blocks under way are more than %d", need, int64(1)<<50)
 	}
-	if o.Duration < 0 || o.Timeout < 0 {
-		wrong("duration %v, timeout %v: neither may be negative", o.Duration, o.Timeout)
+	if o.Duration < 0 || o.Timeout < 0 || o.Budget < 0 {
+		wrong("duration %v, timeout %v, budget %v: none may be negative", o.Duration, o.Timeout, o.Budget)
 	}
 	return errors.Join(errs...)
 }
@@ -100,7 +108,8 @@ func (o *Options) NeedBytes() (remote, local int64) {
 }
 
 // Run measures every point: each batch size for each block size. Errors: ErrCorrupt for wrong bytes, ErrInvalid for options that do not fit the driver's
-// memory, what a batch failed with, and the context's cause if ctx ends: then the report is of what was measured until then, and says so.
+// memory and for a budget that is over before anything was measured, what a batch failed with, and the context's cause if ctx ends: then the
+// report is of what was measured until then, if that is anything, and says so.
 func Run(ctx context.Context, o Options) (*Report, error) {
 	o.SetDefaults()
 	if err := o.Validate(); err != nil {
@@ -116,40 +125,49 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	r := &Report{
 		Format: Format, Protocol: o.Driver.Protocol(), Target: o.Driver.Target(), Op: o.Op, Threads: o.Threads, Checked: o.Check,
 		CPUs: runtime.NumCPU(), GoVersion: runtime.Version(), Date: time.Now().UTC().Truncate(time.Second), Points: []Point{},
+		BudgetSeconds: o.Budget.Seconds(),
 	}
-	total := len(o.BlockBytes) * len(o.Batches)
+	var points []Point
+	var names []string
 	for _, size := range o.BlockBytes {
 		for _, batch := range o.Batches {
-			if o.Progress != nil {
-				o.Progress(len(r.Points), total, fmt.Sprintf("%s %d x %d bytes", o.Op, batch, size))
-			}
-			p, err := o.point(ctx, size, batch)
-			if err != nil {
-				err = fmt.Errorf("measure %s of %d blocks of %d bytes by %s: %w", o.Op, batch, size, r.Protocol, err)
-				if ctx.Err() == nil {
-					return nil, err
-				}
-				r.Incomplete = bench.Interrupted
-				return r, err
-			}
-			r.Points = append(r.Points, *p)
+			points = append(points, Point{BlockBytes: size, Blocks: batch})
+			names = append(names, fmt.Sprintf("%s of %d x %s", o.Op, batch, bench.BytesText(size)))
 		}
 	}
-	if o.Progress != nil {
-		o.Progress(total, total, "")
+	budget, err := bench.NewBudget(o.Budget, o.Began, time.Now, len(points), 0)
+	if err != nil {
+		return nil, err
 	}
-	return r, nil
+	r.LeftOut, err = budget.Each(names, o.Progress, o.Notice, func(k int, until time.Time) error {
+		ctx, cancel := budget.Bound(ctx)
+		defer cancel()
+		return o.point(ctx, &points[k], until)
+	})
+	for i := range points {
+		if points[i].Batches > 0 {
+			r.Points = append(r.Points, points[i])
+		}
+	}
+	if err != nil {
+		err = fmt.Errorf("measure transfers by %s: %w", r.Protocol, err)
+		if ctx.Err() == nil || len(r.Points) == 0 {
+			return nil, err
+		}
+		r.Incomplete = bench.Interrupted
+	}
+	return r, err
 }
 
-// point measures with all threads at once.
-func (o *Options) point(ctx context.Context, size int64, batch int) (*Point, error) {
+// point measures with all threads at once, until then where there is a budget.
+func (o *Options) point(ctx context.Context, p *Point, until time.Time) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	threads := make([]*thread, o.Threads)
 	ready, begin := make(chan struct{}, o.Threads), make(chan struct{})
 	done := make(chan error, o.Threads)
 	for i := range threads {
-		t := &thread{o: o, index: i, size: size, batch: batch}
+		t := &thread{o: o, index: i, size: p.BlockBytes, batch: p.Blocks, until: until}
 		threads[i] = t
 		go func() {
 			err := t.prepare(ctx)
@@ -174,13 +192,17 @@ func (o *Options) point(ctx context.Context, size int64, batch int) (*Point, err
 			errs = append(errs, err)
 		}
 	}
+	if i := slices.IndexFunc(errs, func(err error) bool { return errors.Is(err, errdefs.ErrCorrupt) }); i >= 0 {
+		return errs[i] // whatever else ended the others
+	}
 	if len(errs) > 0 {
 		if cause := context.Cause(ctx); cause != nil {
-			return nil, cause // the first
+			return cause // the first
 		}
-		return nil, errors.Join(errs...)
+		return errors.Join(errs...)
 	}
-	return summarize(threads), nil
+	p.summarize(threads)
+	return nil
 }
 
 // thread submits batches one after the other.
@@ -189,7 +211,8 @@ type thread struct {
 	index int
 	size  int64
 	batch int
-	seq   uint64 // of the bytes that were written last
+	until time.Time // when it ends where there is a budget
+	seq   uint64    // of the bytes that were written last
 
 	scratch []byte // two blocks of the CPU's memory
 
@@ -239,7 +262,7 @@ func (t *thread) move(ctx context.Context, op Op, blocks []Block) error {
 
 // run submits batches for as long as it is to.
 func (t *thread) run(ctx context.Context) error {
-	for t.spent < t.o.Duration {
+	for t.spent < t.o.Duration && (t.o.Budget == 0 || len(t.tx) == 0 || time.Now().Before(t.until)) {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}

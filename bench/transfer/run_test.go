@@ -1,23 +1,19 @@
 package transfer_test
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"flag"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/kvlane/kvlane/bench/transfer"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/present/presenttest"
 	"github.com/kvlane/kvlane/internal/sys/hostmem"
 	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
@@ -101,6 +97,71 @@ func TestRun(t *testing.T) {
 	}
 }
 
+// slow is a driver whose batches take a while, and end when they are given up.
+type slow struct {
+	*copying
+	takes time.Duration
+}
+
+func (d slow) Submit(ctx context.Context, op transfer.Op, blocks []transfer.Block) (transfer.Pending, error) {
+	select {
+	case <-time.After(d.takes * time.Duration(len(blocks))):
+		return d.copying.Submit(ctx, op, blocks)
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// Points are measured for less than they were to where the budget is shorter; what does not fit is left out, named and said; and a budget in
+// which nothing can be measured is an error.
+func TestDefectBudgetOfTransfersIsExceeded(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	var notices []string
+	d := newCopying(t, 1<<20)
+	o := transfer.Options{
+		Driver: d, BlockBytes: []int64{100, 4096}, Batches: []int{16, 1}, Threads: 2, Duration: time.Hour, Budget: time.Second,
+		Notice: func(text string) { notices = append(notices, text) },
+	}
+	r, err := transfer.Run(ctx, o)
+	must(t, err)
+	if len(r.Points) != 4 || len(r.LeftOut)+len(notices) != 0 || r.BudgetSeconds != 1 || r.Points[0].Blocks != 16 || r.Points[1].Blocks != 1 || r.Points[3].BlockBytes != 4096 {
+		t.Errorf("all fit, and it says %q, %q: %+v", r.LeftOut, notices, r)
+	}
+	// The batches of few blocks fit, and that of many, whose turn is the last, does not.
+	o.Driver, o.Batches, o.Budget, o.Op = slow{d, 20 * time.Millisecond}, []int{1, 1 << 10, 2, 3}, 2*time.Second, transfer.Write
+	o.BlockBytes, o.Threads = []int64{100}, 1
+	began := time.Now()
+	r, err = transfer.Run(ctx, o)
+	must(t, err)
+	if took := time.Since(began); took > 5*o.Budget || len(r.LeftOut) != 1 || r.LeftOut[0] != "write of 1024 x 100 B" || len(r.Points) != 3 {
+		t.Errorf("it took %v and left out %q: %+v", took, r.LeftOut, r.Points)
+	}
+	o.Batches, o.Budget = []int{1 << 10}, 100*time.Millisecond
+	if r, err := transfer.Run(ctx, o); r != nil || !errors.Is(err, errdefs.ErrInvalid) || !strings.Contains(err.Error(), "used up before anything was measured") {
+		t.Errorf("nothing fits: %v, %v", r, err)
+	}
+}
+
+// A run that is interrupted reports what it measured, and nothing where that is nothing.
+func TestDefectInterruptedTransfersReportNothing(t *testing.T) {
+	for _, after := range []int{0, 2} {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		why := errors.New("somebody pressed a key")
+		r, err := transfer.Run(ctx, transfer.Options{
+			Driver: newCopying(t, 1<<20), Batches: []int{1, 2, 3}, Threads: 1, Duration: time.Millisecond,
+			Progress: func(done, total int, _ string) {
+				if done == after {
+					cancel(why)
+				}
+			},
+		})
+		if !errors.Is(err, why) || (r == nil) != (after == 0) || r != nil && (r.Incomplete == "" || len(r.Points) != after) {
+			t.Errorf("after %d: %v, %+v", after, err, r)
+		}
+	}
+}
+
 // Wrong bytes, a batch that fails, memory that does not fit and a context that ends end the run with that.
 func TestRunFails(t *testing.T) {
 	failure := errors.New("cable cut")
@@ -170,20 +231,7 @@ func TestReport(t *testing.T) {
 			{BlockBytes: 1 << 20, Blocks: 8, Batches: 325, Bytes: 325 << 23, Seconds: 3.01, GBps: 0.9057},
 		},
 	}
-	var b bytes.Buffer
-	must(t, r.WriteText(&b))
-	if !strings.Contains(b.String(), "\nTest completed: duration 3.01, batch count 325, throughput 0.91 GB/s\n") {
-		t.Error("no summary")
-	}
-	name := filepath.Join("testdata", "report.txt")
-	if *rewrite {
-		must(t, os.WriteFile(name, b.Bytes(), 0o600))
-	}
-	want, err := os.ReadFile(name)
-	must(t, err)
-	if diff := cmp.Diff(string(want), b.String()); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", name, diff)
-	}
+	presenttest.Check(t, "report", *rewrite, r.WriteText)
 	text, err := json.Marshal(r)
 	must(t, err)
 	var back transfer.Report

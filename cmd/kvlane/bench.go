@@ -23,7 +23,8 @@ import (
 )
 
 func newBenchCommand() *cobra.Command {
-	cmd := newGroupCommand("bench", "Measure this machine's paths", "bench measures how fast this machine moves KV cache.")
+	cmd := newGroupCommand("bench", "Measure this machine's paths", `bench measures how fast this machine moves KV cache: what a request to the store waits for (store), what copies between host and GPU reach
+by each path (copy), and what disks, NICs and the network do by themselves (file, rdma, transfer).`)
 	cmd.AddCommand(newBenchStoreCommand(), newBenchCopyCommand(), newBenchFileCommand(), newBenchRDMACommand(), newBenchTransferCommand())
 	return cmd
 }
@@ -58,25 +59,26 @@ func newBenchCopyCommand() *cobra.Command {
 	var f benchFlags
 	cmd := &cobra.Command{
 		Use:   "copy",
-		Short: "Measure copies of scattered blocks between host and device, by path",
-		Long: `copy measures each path between pinned host memory and scattered blocks of device memory, each way and both at once, over
-block sizes and counts, against three baselines of the same run: one large copy (C), one driver call a block (one-copy-each),
-and the driver's batched copy, 256 blocks a call (driver-batch). auto is the stream's own choice, of what --without leaves: what a
-path gains is the difference of two such runs. All take turns at every point, with a large copy between the turns. Bytes are
-checked at every point: a run that moved wrong ones fails.
+		Short: "Measure copies of scattered blocks between host and GPU, by path",
+		Long: `copy shows how fast KV cache blocks are copied between the host's memory and a GPU's, by each copy path and block size: for whoever chooses
+a block size or a layout, or compares machines and versions.
 
-A default grid takes two minutes on a GPU; --full is the whole table: 256 B to 16 MiB, 1 to 100,000 blocks, at most 4 GiB
-at a time. Slow points move fewer blocks than their cell says, and are marked. A run takes no longer than --budget, set-up included:
-what does not fit is left out and named. Interrupted, it prints what it measured until then.
+Blocks lie scattered over the GPU's memory; the host's is pinned. Each path copies to the GPU, to the host and both ways at once, beside
+three baselines of the same run: one large copy (C), one call of the driver for each block (one-copy-each), and the driver's batched copy
+of at most 256 blocks a call (driver-batch). auto is what kvlane chooses by itself; --without takes a path from it, and two such runs show
+what that path gains. All take turns at every point, with a large copy in between. All bytes are compared: wrong ones fail the run.
 
---beside-matmul measures in addition what the copies cost 8192 x 8192 bf16 matrix products that run at the same time, --forms
-what lists, page lists and checksums on the way cost, and --peer-index copies between two GPUs. --targets measures all of
-these, as far as the machine has what it takes, and prints which of the figures that kvlane is to reach on an H100 it reached;
-missing one is no failure. Figures of the simulated device are labeled as such.
+A run takes two minutes on a GPU, and no longer than --budget, set-up included. --full measures 256 B to 16 MiB and 1 to 100,000 blocks, at
+most 4 GiB at a time. What does not fit is left out and named; slow points move fewer blocks than their column says, and are marked.
+Ctrl-C ends a run early, with what it measured until then.
 
-By RDMA NICs of the machine, connected to themselves, go nic (the stream over them) and nic-channel (requests posted straight on a
-queue pair of the first), where there are any. With --rdma-provider soft, nic-soft and nic-soft-channel take their place: NICs in
-software, one for each name of --nic, whose bytes copy streams move. They are reported apart from all others.`,
+More is measured on request: by --beside-matmul what copies cost matrix products (8192 x 8192, bf16) that run at the same time, by --forms
+what lists, page lists and checksums on the way cost, by --peer-index copies between two GPUs. --targets measures all of these, as far as
+the machine can, and says which of the figures it reaches that kvlane is to reach on an H100; to miss one is no failure.
+
+RDMA NICs, where there are any, are connected to themselves: nic is a stream of copies over them, nic-channel are bare requests by the
+first. --rdma-provider soft takes NICs in software instead (nic-soft, nic-soft-channel), one for each name of --nic, and reports them
+apart. Figures of the simulated device are labeled so.`,
 		Example: `  kvlane bench copy --device cuda --sizes 4KiB,1MiB --paths kernel,auto
   kvlane bench copy --targets --out run.json --charts charts
   kvlane bench copy --compare run.json --fail-above 10%
@@ -184,7 +186,7 @@ func (f *benchFlags) measure(cmd *cobra.Command, dev device.Device) (_ *bench.Re
 	progress, finish := drawProgress(cmd)
 	defer finish()
 	o.Progress = progress
-	o.Notice = func(text string) { fmt.Fprintln(cmd.ErrOrStderr(), text) }
+	o.Notice = noticeOn(cmd)
 	profile, source, err := f.profile(ctx, dev)
 	if err != nil {
 		return nil, err
@@ -214,6 +216,11 @@ func (f *benchFlags) measure(cmd *cobra.Command, dev device.Device) (_ *bench.Re
 	}
 	r.Setup.Planner, r.Setup.NICs, r.Missing = source, nics.describe(), append(r.Missing, missing...)
 	return r, err
+}
+
+// noticeOn returns what says something on standard error.
+func noticeOn(cmd *cobra.Command) func(text string) {
+	return func(text string) { fmt.Fprintln(cmd.ErrOrStderr(), text) }
 }
 
 // drawProgress returns what draws a bar on standard error where that is a terminal, and what ends it.

@@ -32,17 +32,21 @@ func newBenchFileCommand() *cobra.Command {
 	var f fileBench
 	cmd := &cobra.Command{
 		Use:   "file",
-		Short: "Measure files: the raw device, and the paths to it",
-		Long: `file measures reads and writes of blocks of a scratch file: first the raw device, by O_DIRECT, as io_uring at depths 8, 32 and 128 and
-1, 4, 16 and 32 threads of pread and pwrite reach it, whichever is best at a place, and beside it every path of streams of files that
-there is and, as auto, their own choice, by what they measure in the directory first. All take turns at every place: block size, in sequence or scattered, reads and writes, and of reads
-those of files that the operating system has in memory, beside which the raw ones are buffered too. Cold reads and writes are by O_DIRECT,
-or of a file that it was told to drop right before each batch; a hypervisor or the disk may have it in memory all the same.
+		Short: "Measure reads and writes of files, beside what the disk itself does",
+		Long: `file shows how fast KV cache blocks are read from a disk and written to it, and how much of what the disk itself can do kvlane's paths reach:
+for whoever chooses a disk, a block size or a path for the file tier.
 
-Every batch's bytes are compared, outside of what is timed: a run that moved wrong ones fails. Two scratch files of --bytes
-lie in a directory of their own in --dir, which is removed at the end.
+The disk itself (raw) is the best of pread and pwrite by 1, 4, 16 and 32 threads and of io_uring at depths 8, 32 and 128, by O_DIRECT. Beside
+it stand all paths to files that there are and, as auto, what kvlane chooses by itself, by what it measures in the directory first. All take
+turns at every place: block size, in sequence or scattered, read or written, and for reads cold or from the page cache, where the raw ones
+are buffered too. Cold is by O_DIRECT, or of a file that the operating system was told to drop before each batch; a hypervisor or the disk
+may have it in memory all the same.
 
-With --device the host's memory is pinned by that, and paths are measured to and from its memory too.`,
+All bytes are compared, outside of what is timed: wrong ones fail the run. Two scratch files of --bytes each lie in a directory of their own
+in --dir, which is removed at the end. With --device the host's memory is pinned by that, and its own memory is measured as well.
+
+A run takes a minute, or as long as --budget says, set-up included; what does not fit is left out and named. Ctrl-C ends it early, with what
+it measured until then.`,
 		Example: `  kvlane bench file --dir /mnt/nvme
   kvlane bench file --dir /mnt/nvme --device cuda --sizes 4KiB,64KiB,1MiB --out run.json --charts charts
   kvlane bench file --dir /mnt/nvme --work read --from page-cache --budget 15s --csv`,
@@ -56,24 +60,24 @@ With --device the host's memory is pinned by that, and paths are measured to and
 	}
 	fl := cmd.Flags()
 	fl.SortFlags = false
-	fl.StringVar(&f.run.Dir, "dir", "", "directory on the disk to measure; needed")
-	fl.Var(sizeValue{&f.run.Bytes}, "bytes", "length of a scratch file; 0 is 1GiB, and less with a --budget of less than 30s")
-	fl.StringSliceVar(&f.sizes, "sizes", nil, "block sizes (default 4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB)")
-	fl.StringSliceVar(&f.work, "work", nil, "read, write (default both)")
-	fl.StringSliceVar(&f.orders, "order", nil, "sequential, scattered (default both)")
-	fl.StringSliceVar(&f.from, "from", nil, "where the operating system finds what is read: cold, page-cache (default both)")
-	fl.StringVar(&f.device, "device", noDevice, "whose memory is the other end beside the host's: none, cuda or sim")
-	fl.IntVar(&f.index, "device-index", 0, "which device of the driver")
+	fl.StringVar(&f.run.Dir, "dir", "", "folder on the disk to measure; required")
+	fl.Var(sizeValue{&f.run.Bytes}, "bytes", "bytes of a scratch file; 0 is 1GiB, or 32MiB a second of a --budget of less than 32s")
+	fl.StringSliceVar(&f.sizes, "sizes", nil, "block sizes, by commas (default 4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB)")
+	fl.StringSliceVar(&f.work, "work", nil, "what is done: read, write (default both)")
+	fl.StringSliceVar(&f.orders, "order", nil, "in which order: sequential, scattered (default both)")
+	fl.StringSliceVar(&f.from, "from", nil, "where the operating system has what is read: cold (on the disk), page-cache (default both)")
+	fl.StringVar(&f.device, "device", noDevice, "whose memory is measured beside the host's: none, cuda or sim")
+	fl.IntVar(&f.index, "device-index", 0, "which device of the driver, from 0")
 	fl.StringVar(&f.direct, "direct", streamfile.DirectAuto.String(),
 		"cuFile for the device's memory: auto, require (only where it passes the host by, else fail), or never")
-	fl.IntVar(&f.transfers, "transfers", streamfile.DefaultTransfers, "how many transfers of a stream may be unfinished")
-	fl.IntVar(&f.queues, "cufile-queues", 0, "queues of the device by which cuFile's transfers go; 0 has workers wait for each")
-	fl.DurationVar(&f.run.Budget, "budget", 0, "how long the run takes in all; places that do not fit are left out; 0 is 1m")
-	fl.Uint64Var(&f.run.Seed, "seed", 1, "in which order blocks are scattered")
+	fl.IntVar(&f.transfers, "transfers", streamfile.DefaultTransfers, "how many transfers of a path may be under way")
+	fl.IntVar(&f.queues, "cufile-queues", 0, "queues of the GPU for cuFile's transfers; 0 has a thread wait for each")
+	fl.DurationVar(&f.run.Budget, "budget", 0, "how long the run takes in all, set-up included; what does not fit is left out; 0 is 1m")
+	fl.Uint64Var(&f.run.Seed, "seed", 1, "by which blocks are scattered: the same number scatters them alike")
 	fl.BoolVar(&f.form.json, "json", false, "print one JSON object")
-	fl.BoolVar(&f.form.csv, "csv", false, "print comma-separated values")
-	fl.StringVar(&f.out, "out", "", "also write the JSON object to a file")
-	fl.StringVar(&f.charts, "charts", "", "also write charts, SVG and PNG, into a folder")
+	fl.BoolVar(&f.form.csv, "csv", false, "print the points as CSV")
+	fl.StringVar(&f.out, "out", "", "also write the JSON object to this file")
+	fl.StringVar(&f.charts, "charts", "", "also write charts, as SVG and PNG, into this folder")
 	return cmd
 }
 
@@ -149,7 +153,7 @@ func (f *fileBench) measure(cmd *cobra.Command) (*file.Report, error) {
 	progress, finish := drawProgress(cmd)
 	defer finish()
 	f.run.Progress = progress
-	f.run.Notice = func(text string) { fmt.Fprintln(cmd.ErrOrStderr(), text) }
+	f.run.Notice = noticeOn(cmd)
 	return file.Run(cmd.Context(), f.run)
 }
 

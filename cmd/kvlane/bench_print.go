@@ -145,9 +145,9 @@ func writeFile(name string, r any) (err error) {
 type comparing struct{ with, noise, failAbove string }
 
 func (f *comparing) register(fl *pflag.FlagSet) {
-	fl.StringVar(&f.with, "compare", "", "also compare with the JSON object of an earlier run")
-	fl.StringVar(&f.noise, "noise", "5%", "changes that --compare takes for chance, unless a point's own spread is wider")
-	fl.StringVar(&f.failAbove, "fail-above", "", "fail if --compare finds a point slower by more than this; points that only the earlier run has are counted, not judged")
+	fl.StringVar(&f.with, "compare", "", "also compare with an earlier run, whose JSON object this file has")
+	fl.StringVar(&f.noise, "noise", "5%", "changes up to this are chance for --compare, as are those within a point's own spread")
+	fl.StringVar(&f.failAbove, "fail-above", "", "exit with 1 if --compare finds a point slower by more than this share, such as 10%; points that only the earlier run has are counted, not judged")
 }
 
 // check reports what is no share.
@@ -170,6 +170,8 @@ func (f *comparing) print(cmd *cobra.Command, aside bool, compare func(noise flo
 	out := cmd.OutOrStdout()
 	if aside {
 		out = cmd.ErrOrStderr()
+	} else {
+		fmt.Fprintln(out)
 	}
 	if err := c.WriteText(out); err != nil {
 		return err

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -24,6 +25,7 @@ type benchRDMA struct {
 	index      int
 	sizes      []string
 	iterations int
+	budget     time.Duration
 	rdma       rdmaFlags
 	json       bool
 
@@ -35,14 +37,17 @@ func newBenchRDMACommand() *cobra.Command {
 	var b benchRDMA
 	cmd := &cobra.Command{
 		Use:   "rdma",
-		Short: "Measure writes, reads and sends of an RDMA NIC, in perftest's columns",
-		Long: `rdma measures what an RDMA NIC does without anything above it: bandwidth and latency of writes, reads and sends over two queue
-pairs of one NIC that are connected to each other, in the columns of perftest (ib_write_bw, ib_write_lat and so on). The local side
-is host memory; the remote one is host memory too, or with --device that device's. Bytes are checked at every size.
+		Short: "Measure bandwidth and latency of an RDMA NIC, in perftest's columns",
+		Long: `rdma shows what an RDMA NIC does by itself, so that it is known what kvlane's transfers could reach: bandwidth and latency of writes, reads and
+sends, in the columns of perftest (ib_write_bw, ib_write_lat and so on). Two queue pairs of one NIC are connected to each other. One side is
+host memory; the other is host memory too, or with --device a GPU's. Bytes are compared at every size: wrong ones fail the run.
 
-With --rdma-provider soft the NIC is software, and every figure is labeled so: they say what the software costs.`,
+It takes as long as --iterations need, and no longer than --budget, if one is given; what does not fit is left out and named. Ctrl-C ends it early,
+with what it measured until then.
+
+With --rdma-provider soft the NIC is software, which the report says: such figures say what the software costs.`,
 		Example: `  kvlane bench rdma --nic mlx5_0 --device cuda
-  kvlane bench rdma --rdma-provider soft --sizes 4KiB,1MiB --iterations 5000`,
+  kvlane bench rdma --rdma-provider soft --sizes 4KiB,1MiB --iterations 5000 --budget 30s`,
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := b.parse(); err != nil {
@@ -52,10 +57,11 @@ With --rdma-provider soft the NIC is software, and every figure is labeled so: t
 		},
 	}
 	fl := cmd.Flags()
-	fl.StringVar(&b.device, "device", noDevice, "whose memory the remote side is: none (host memory), cuda or sim")
-	fl.IntVar(&b.index, "device-index", 0, "which device of the driver")
-	fl.StringSliceVar(&b.sizes, "sizes", nil, "message sizes (default 2, 64, 4KiB, 16KiB, 64KiB, 1MiB)")
-	fl.IntVar(&b.iterations, "iterations", rdmabench.DefaultIterations, "messages of every size, for bandwidth and again for latency")
+	fl.StringVar(&b.device, "device", noDevice, "whose memory the other side is: none (the host's), cuda or sim")
+	fl.IntVar(&b.index, "device-index", 0, "which device of the driver, from 0")
+	fl.StringSliceVar(&b.sizes, "sizes", nil, "bytes of a message, by commas (default 2,64,4KiB,16KiB,64KiB,1MiB)")
+	fl.IntVar(&b.iterations, "iterations", rdmabench.DefaultIterations, "messages of each size, for bandwidth and again for latency")
+	fl.DurationVar(&b.budget, "budget", 0, "how long the run takes in all, set-up included; what does not fit is left out; 0 is no limit")
 	b.rdma.registerNICs(fl, "in software")
 	fl.BoolVar(&b.json, "json", false, "print one JSON object")
 	return cmd
@@ -80,6 +86,9 @@ func (b *benchRDMA) parse() error {
 	if err := rdmabench.CheckSizes(b.bytes, b.iterations); err != nil {
 		return &usageError{err}
 	}
+	if b.budget < 0 {
+		return usagef("--budget %v is negative", b.budget)
+	}
 	if n := len(b.rdma.nics.NICs); n > 1 {
 		return usagef("--nic names %d NICs: one is measured", n)
 	}
@@ -88,6 +97,7 @@ func (b *benchRDMA) parse() error {
 
 // execute opens what is measured, measures it and prints the report.
 func (b *benchRDMA) execute(cmd *cobra.Command) (err error) {
+	began := time.Now()
 	defer func() { err = errors.Join(err, b.close()) }()
 	var dev device.Device
 	if b.device != noDevice {
@@ -122,10 +132,13 @@ func (b *benchRDMA) execute(cmd *cobra.Command) (err error) {
 	if err != nil {
 		return err
 	}
+	progress, finish := drawProgress(cmd)
 	r, err := rdmabench.Run(ctx, rdmabench.Options{
 		NIC: rails[0].Registry, Connect: rails[0].Connect, Local: local, Remote: remote, Sizes: b.bytes, Iterations: b.iterations,
+		Budget: b.budget, Began: began, Progress: progress, Notice: noticeOn(cmd),
 	})
-	return printMeasured(ctx, r, err, func() error {
+	finish()
+	return printMeasured(ctx, r, asUsage(err), func() error {
 		r.Reason, r.Command = nics.Choices()[0].Reason, commandLine()
 		if dev != nil {
 			r.Device, r.Simulated = dev.Info().Name, b.device == string(kvlane.Sim)

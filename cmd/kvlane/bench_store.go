@@ -37,26 +37,30 @@ func newBenchStoreCommand() *cobra.Command {
 	var f storeBench
 	cmd := &cobra.Command{
 		Use:   "store",
-		Short: "Measure what a request to the store feels",
-		Long: `store measures requests as an engine makes them: from the call of LeasePrefix until every byte is verified in pages, and of dumps
-until the pages may be reused and until the blocks are durable; whole and layer by layer, one or many at a time, loads, dumps and
-both at once. Beside them stand one large copy of the same run (C) and the same pages in one batch of a bare stream: what the store
-costs is the difference. Contenders take turns. Every point's bytes are compared: a run that brought wrong ones fails.
+		Short: "Measure how long requests to the store take: loads and dumps of KV cache",
+		Long: `store shows how long a request waits for its KV cache, as an inference engine asks for it: a load from the call of LeasePrefix until every
+byte is verified in the GPU's pages, a dump from the call of Dump until the pages may be reused, and until the blocks are durable. Requests
+are measured whole and layer by layer, one or many at a time, as loads, dumps, and both at once.
 
-Geometries: ` + geometryTexts() + `.
+Beside them stand one large copy of the same run (C) and the same pages in one batch of a bare stream (raw): the difference is what the store
+costs. All take turns. All bytes are compared: wrong ones fail the run.
 
-Without --file-dir there is the cache alone, and a block is durable once lookups find it. With it the file tier gets a directory of
-its own there, which is removed at the end, and --hits page-cache and --hits disk measure loads from files: those that the operating
-system has in memory, and those that it was told to drop. --beside-matmul measures what requests cost a matrix product beside them.
+A run takes two minutes on a GPU, 15 seconds with --quick, and no longer than --budget, set-up included; what does not fit is left out and
+named. Ctrl-C ends it early, with what it measured until then. All options of the engine are the default unless given.
 
---model-layer measures loads by layers with a stand-in for a model behind them: a stream waits on the device for a layer, runs matrix
-products (simulated: fills) that take about as long as that says, waits for the next layer, and so on, until the last is done. Beside
-it stand the load alone, the work alone, and the longer of them and one layer.
+Geometries:
+` + geometryTexts() + `
 
-All options of the engine are the default unless given. The simulated device has to be asked for; no figure of it means anything but
-a ratio. With --still it completes copies without making them: CPU time and allocations are then what the host itself takes.
+Without --file-dir the store is a cache in host memory, and a block is durable once lookups find it. With it there is a file tier too, in a
+directory of its own that is removed at the end, and --hits page-cache and --hits disk measure loads from files that the operating system
+has in memory, or was told to drop.
 
-A default run takes two minutes on a GPU, --quick 15 seconds, set-up included. Interrupted, it prints what it measured until then.`,
+--beside-matmul measures what requests cost a matrix product that runs beside them. --model-layer measures loads layer by layer behind which
+a model computes: a stream waits on the GPU for a layer, works for as long as the flag says, waits for the next, and so on. Beside
+it stand the load alone, the work alone, and the ideal: the longer of them and one layer.
+
+The simulated device has to be asked for, and of its figures only ratios mean anything. With --still it copies nothing: CPU time and
+allocations are then what the host itself takes.`,
 		Example: `  kvlane bench store
   kvlane bench store --quick --out run.json --charts charts
   kvlane bench store --geometry 8b,mla --blocks 16,128 --requests 1 --compare run.json
@@ -71,45 +75,45 @@ A default run takes two minutes on a GPU, --quick 15 seconds, set-up included. I
 func geometryTexts() string {
 	var texts []string
 	for _, g := range request.Geometries() {
-		texts = append(texts, fmt.Sprintf("%s (%s)", g.Name, g.About))
+		texts = append(texts, fmt.Sprintf("  %-15s %s", g.Name, g.About))
 	}
-	return strings.Join(texts, "; ")
+	return strings.Join(texts, "\n")
 }
 
 func (f *storeBench) register(fl *pflag.FlagSet) {
 	fl.SortFlags = false
 	registerDevice(fl, &f.engine.device)
-	fl.IntVar(&f.engine.index, "device-index", 0, "which device of the driver")
-	fl.BoolVar(&f.still, "still", false, "have the simulated device complete copies without making them")
-	fl.StringSliceVar(&f.run.Geometries, "geometry", nil, "how blocks lie (default 70b-tp8)")
-	fl.IntSliceVar(&f.run.Blocks, "blocks", nil, "blocks of one request (default 1,8,64,128,1024,8192)")
-	fl.IntSliceVar(&f.run.Requests, "requests", nil, "requests at a time (default 1,8,32)")
-	fl.StringSliceVar(&f.work, "work", nil, "load, dump, both (default all)")
-	fl.StringSliceVar(&f.forms, "forms", nil, "whole, layers (default both)")
+	fl.IntVar(&f.engine.index, "device-index", 0, "which device of the driver, from 0")
+	fl.BoolVar(&f.still, "still", false, "have the simulated device copy nothing")
+	fl.StringSliceVar(&f.run.Geometries, "geometry", nil, "models, and how their blocks lie, by commas (default 70b-tp8)")
+	fl.IntSliceVar(&f.run.Blocks, "blocks", nil, "blocks of one request, by commas (default 1,8,64,128,1024,8192)")
+	fl.IntSliceVar(&f.run.Requests, "requests", nil, "requests at a time, by commas (default 1,8,32)")
+	fl.StringSliceVar(&f.work, "work", nil, "what requests do: load, dump, both at once (default all)")
+	fl.StringSliceVar(&f.forms, "forms", nil, "how they wait: for the whole, or layer by layer: whole, layers (default both)")
 	fl.StringSliceVar(&f.hits, "hits", nil, "where loads find their blocks: cache, page-cache, disk (default cache, or page-cache where the pipeline has none)")
-	fl.StringVar(&f.run.Dir, "file-dir", "", "where the file tier, or that of --pipeline, gets a directory of its own; without it there is none")
+	fl.StringVar(&f.run.Dir, "file-dir", "", "folder in which the file tier, or that of --pipeline, gets a directory of its own (default none: cache alone)")
 	f.engine.registerPipeline(fl)
-	fl.Var(sizeValue{&f.run.Bytes}, "bytes", "the most that all requests of a time load or dump, larger ones are left out; 0 is 2GiB, or 8MiB simulated")
-	fl.Var(sizeValue{&f.run.Engine.Store.CacheBytes}, "cache-bytes", "pinned host memory of the cache tier; 0 is as little as the requests need")
-	fl.Var(sizeValue{&f.run.LargeBytes}, "large", "length of the one large copy; 0 is 256MiB, or 4MiB simulated")
-	fl.BoolVar(&f.run.Quick, "quick", false, "measure 1, 64 and 1024 blocks, one request at a time, loads and dumps, in 15 s")
-	fl.DurationVar(&f.run.Budget, "budget", 0, "how long the run takes in all; points that do not fit are left out; 0 is 2m, or 10s simulated, and more with --beside-matmul")
-	fl.Uint64Var(&f.run.Seed, "seed", 1, "which pages are used first")
+	fl.Var(sizeValue{&f.run.Bytes}, "bytes", "the most bytes of all requests at a time; larger ones are left out; 0 is 2GiB, or 8MiB simulated")
+	fl.Var(sizeValue{&f.run.Engine.Store.CacheBytes}, "cache-bytes", "bytes of pinned host memory for the cache; 0 is as little as the requests need")
+	fl.Var(sizeValue{&f.run.LargeBytes}, "large", "bytes of the one large copy; 0 is 256MiB, or 4MiB simulated")
+	fl.BoolVar(&f.run.Quick, "quick", false, "measure loads and dumps of 1, 64 and 1024 blocks, one at a time, in 15 s")
+	fl.DurationVar(&f.run.Budget, "budget", 0, "how long the run takes in all, set-up included; what does not fit is left out; 0 is 2m, 15s with --quick, or 10s simulated, and more with --beside-matmul")
+	fl.Uint64Var(&f.run.Seed, "seed", 1, "by which pages are chosen: the same number chooses alike")
 
 	f.engine.registerCopies(fl)
 	f.engine.registerLower(fl)
 
-	fl.DurationSliceVar(&f.run.ModelLayers, "model-layer", nil, "also measure loads by layers beside a model whose layers take so long (500us,2ms)")
+	fl.DurationSliceVar(&f.run.ModelLayers, "model-layer", nil, "also measure loads behind which a model computes whose layers take so long, by commas: 500us,2ms")
 	fl.BoolVar(&f.besideProduct, "beside-matmul", false, "also measure requests beside a matrix product")
 	fl.IntVar(&f.run.BesideBlocks, "beside-blocks", 0, "blocks of a request beside it; 0 is the most of --blocks up to 1024")
 	fl.IntVar(&f.run.BesideRequests, "beside-requests", 2, "requests at a time beside it")
-	fl.IntVar(&f.run.Pairs, "pairs", 20, "windows with requests, and as many without, beside the matrix product")
-	fl.DurationVar(&f.run.Window, "window", 50*time.Millisecond, "length of such a window")
-	fl.StringVar(&f.cublaslt, "cublaslt", "", "libcublasLt.so or its folder (default: where the loader searches)")
+	fl.IntVar(&f.run.Pairs, "pairs", 20, "how many windows of time with requests, and without, are compared")
+	fl.DurationVar(&f.run.Window, "window", 50*time.Millisecond, "how long such a window is")
+	fl.StringVar(&f.cublaslt, "cublaslt", "", "libcublasLt.so or its folder (default where the loader searches)")
 
 	fl.BoolVar(&f.json, "json", false, "print one JSON object")
-	fl.StringVar(&f.out, "out", "", "also write the JSON object to a file")
-	fl.StringVar(&f.charts, "charts", "", "also write charts, SVG and PNG, into a folder")
+	fl.StringVar(&f.out, "out", "", "also write the JSON object to this file")
+	fl.StringVar(&f.charts, "charts", "", "also write charts, as SVG and PNG, into this folder")
 	f.comparing.register(fl)
 }
 
@@ -127,7 +131,7 @@ func (f *storeBench) execute(cmd *cobra.Command) error {
 	}
 	progress, finish := drawProgress(cmd)
 	f.run.Progress = progress
-	f.run.Notice = func(text string) { fmt.Fprintln(cmd.ErrOrStderr(), text) }
+	f.run.Notice = noticeOn(cmd)
 	r, err := request.Run(cmd.Context(), f.run)
 	finish()
 	return printMeasured(cmd.Context(), r, asUsage(err), func() error {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -35,7 +36,6 @@ func TestBenchFlagsAreChecked(t *testing.T) {
 		"host side":              {[]string{"--host", "sorted"}, exitUsage, `"sorted"`},
 		"path beside a product":  {[]string{"--targets", "--beside-paths", "teleport"}, exitUsage, `"teleport"`},
 		"path of files":          {[]string{"--paths", "posix"}, exitUsage, `"posix"`},
-		"path left out":          {[]string{"--without", "teleport"}, exitUsage, `"teleport"`},
 		"two forms":              {[]string{"--nixl", "--csv"}, exitUsage, "exclude each other"},
 		"limit without a run":    {[]string{"--fail-above", "10%"}, exitUsage, "--fail-above has no effect without --compare FILE"},
 		"noise":                  {[]string{"--compare", "/nonexistent", "--noise", "loud"}, exitUsage, `"loud"`},
@@ -102,8 +102,8 @@ func TestBenchWritesComparesAndDraws(t *testing.T) {
 	if err := writeFile(fewer, &less); err != nil {
 		t.Fatal(err)
 	}
-	const unjudged = ": of 12 points of the earlier run 7 were not measured, and so not judged\n"
-	if code, stdout, stderr := execute(t, "bench", "copy", "--from", fewer, "--compare", file, "--fail-above", "1%"); code != exitOK || stderr != file+unjudged || !strings.Contains(stdout, "note"+unjudged) {
+	const unjudged = "of 12 points of the earlier run 7 were not measured, and so not judged\n"
+	if code, stdout, stderr := execute(t, "bench", "copy", "--from", fewer, "--compare", file, "--fail-above", "1%"); code != exitOK || stderr != file+": "+unjudged || !strings.Contains(stdout, "! "+unjudged) {
 		t.Errorf("fewer points: exit code %d, %s:\n%s", code, stderr, stdout)
 	}
 	if code, _, stderr := execute(t, "bench", "copy", "--from", fewer, "--compare", file, "--csv"); code != exitOK || strings.Count(stderr, unjudged) != 1 {
@@ -194,14 +194,27 @@ func TestBenchReadsCommittedRuns(t *testing.T) {
 	}
 }
 
+// --without names the paths that it takes, and no others.
+func TestDefectWithoutOffersOtherPaths(t *testing.T) {
+	for _, path := range []string{"nope", "posix", "nic", "none"} {
+		want := fmt.Sprintf("--without: there is no path %q: it is one of copy-engine, kernel, staged, resident: ", path)
+		if code, _, stderr := execute(t, tinyBench("--without", path)...); code != exitUsage || !strings.Contains(stderr, want) {
+			t.Errorf("exit code %d: %s", code, stderr)
+		}
+	}
+}
+
 // A benchmark that is interrupted prints what it measured until then, and says no more than that it was.
 func TestDefectInterruptedBenchPrintsNothing(t *testing.T) {
 	out := filepath.Join(t.TempDir(), "run.json")
+	p := interruptible(t, "bench", "transfer", "--mode", "target", "--protocol", "auto", "--name", "127.0.0.1:0", "--buffer-size", "1MiB")
+	target, _, _ := strings.Cut(p.word(t, "segment "), ": ")
 	for name, args := range map[string][]string{
-		"copy":  tinyBench("--reps", "3000", "--sizes", "256,512,1KiB,2KiB,4KiB,8KiB", "--out", out, "--compare", "../../docs/runs/copy-h200-W.json.gz"),
-		"file":  tinyFile(t.TempDir(), "--budget", "1m", "--sizes", "4KiB,8KiB,16KiB,32KiB,64KiB"),
-		"rdma":  {"bench", "rdma", "--rdma-provider", "soft", "--iterations", "5000"},
-		"store": tinyStore("--budget", "1m", "--blocks", "3,4", "--requests", "2,3"),
+		"copy":     tinyBench("--reps", "3000", "--sizes", "256,512,1KiB,2KiB,4KiB,8KiB", "--out", out, "--compare", "../../docs/runs/copy-h200-W.json.gz"),
+		"file":     tinyFile(t.TempDir(), "--budget", "1m", "--sizes", "4KiB,8KiB,16KiB,32KiB,64KiB"),
+		"rdma":     {"bench", "rdma", "--rdma-provider", "soft", "--iterations", "5000"},
+		"store":    tinyStore("--budget", "1m", "--blocks", "3,4", "--requests", "2,3"),
+		"transfer": {"bench", "transfer", "--segment", target, "--protocol", "auto", "--buffer-size", "1MiB", "--block-size", "4KiB", "--batch-size", "1,2,4,8,16,32,64,128", "--threads", "1", "--duration", "500ms"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for wait := 250 * time.Millisecond; ; wait *= 2 { // until something was measured
@@ -219,7 +232,7 @@ func TestDefectInterruptedBenchPrintsNothing(t *testing.T) {
 				if code != exitFailure || !strings.HasPrefix(stderr.String(), "kvlane: interrupted: ") || strings.Count(stderr.String(), "\n") != 1 || wait > 30*time.Second {
 					t.Fatalf("after %v: exit code %d, %s:\n%s", wait, code, stderr.String(), stdout.String())
 				}
-				if strings.HasPrefix(stdout.String(), "INCOMPLETE: interrupted") && strings.Contains(stdout.String(), "KiB") == (name != "rdma") {
+				if strings.HasPrefix(stdout.String(), "✗ INCOMPLETE: interrupted") {
 					break
 				}
 			}

@@ -40,17 +40,21 @@ func newBenchTransferCommand() *cobra.Command {
 	f := benchTransfer{serve: serveFlags{bufferBytes: 1 << 30}}
 	cmd := &cobra.Command{
 		Use:   "transfer",
-		Short: "Measure batches of reads and writes of another process's memory",
-		Long: `transfer measures batches of blocks that several threads read from a segment of another process, or write to it: --mode target offers one, as
-"kvlane transfer serve" does, --mode initiator measures. By Mooncake's protocol either side may be Mooncake's engine and its transfer_engine_bench,
-whose flags are taken too (--segment_id, --metadata_server, --local_server_name, --block_size and so on). --protocol auto is kvlane's own: nvlink, shm,
-rdma and tcp have all bytes go by that path. With --use-vram either side has memory of a GPU, by either protocol.
+		Short: "Measure reads and writes of another process's memory",
+		Long: `transfer shows how fast blocks move between the memory of two processes, of one host or of two: for whoever connects engines for
+prefill and decode, or shares a cache. One process offers memory, a segment (--mode target, as "kvlane transfer serve" does); the other
+reads or writes it in batches of blocks, by several threads, and measures (--mode initiator).
 
-The table has nixlbench's columns: Prep writes the list of a batch's blocks, Post submits it, Tx is from there until it is done. Several block sizes and
-batch sizes are measured one after the other. With --check every batch's bytes are compared, outside of what is timed.`,
+--protocol mooncake is that of Mooncake's engine, which may be either side, with its transfer_engine_bench, whose flags are taken too
+(--segment_id, --metadata_server, --local_server_name, --block_size and so on). --protocol auto is kvlane's own, by whichever way
+works; nvlink, shm, rdma and tcp take one way alone. With --use-vram memory is a GPU's.
+
+The table has nixlbench's parts of a batch's time: prep writes the list of its blocks, post submits it, tx is from there until it is done. Each
+block size is measured with each batch size, for --duration; with --budget for less where that is needed, and what does not fit is left out and
+named. Ctrl-C ends it early, with what it measured until then. With --check all bytes are compared, outside of what is timed.`,
 		Example: `  kvlane bench transfer --mode target --protocol mooncake --metadata P2PHANDSHAKE --name 127.0.0.1:15995 --buffer-size 64MiB
   kvlane bench transfer --mode initiator --protocol mooncake --metadata P2PHANDSHAKE --segment 127.0.0.1:15995 --threads 2 --batch-size 8 --duration 1s
-  kvlane bench transfer --segment 127.0.0.1:15995 --operation write --block-size 4KiB,1MiB --batch-size 1,8 --threads 2 --duration 1s --check --json`,
+  kvlane bench transfer --segment 127.0.0.1:15995 --operation write --block-size 4KiB,1MiB --batch-size 1,8 --threads 2 --budget 10s --check --json`,
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := oneOf("mode", f.mode, modeInitiator, modeTarget); err != nil {
@@ -66,21 +70,22 @@ batch sizes are measured one after the other. With --check every batch's bytes a
 	fl := cmd.Flags()
 	fl.StringVar(&f.mode, "mode", modeInitiator, "initiator, which measures, or target, which offers memory")
 	f.serve.register(cmd, protocols)
-	fl.Var(sizeValue{&f.serve.bufferBytes}, "buffer-size", "memory: what the target offers, or what the initiator has")
+	fl.Var(sizeValue{&f.serve.bufferBytes}, "buffer-size", "bytes of memory that the target offers, or the initiator has")
 	f.serve.registerServe(cmd)
-	fl.StringVar(&f.segment, "segment", "", "the target's segment")
-	fl.StringVar(&f.op, "operation", string(transfer.Read), "read or write")
-	fl.StringSliceVar(&f.sizes, "block-size", nil, "block sizes (default 64KiB)")
-	fl.IntSliceVar(&f.run.Batches, "batch-size", []int{128}, "blocks of a batch")
-	fl.IntVar(&f.run.Threads, "threads", 12, "threads, each with a batch at a time")
+	fl.StringVar(&f.segment, "segment", "", "name of the target's segment; required to measure")
+	fl.StringVar(&f.op, "operation", string(transfer.Read), "what is measured: read or write")
+	fl.StringSliceVar(&f.sizes, "block-size", nil, "block sizes, by commas (default 64KiB)")
+	fl.IntSliceVar(&f.run.Batches, "batch-size", []int{128}, "blocks of a batch, by commas")
+	fl.IntVar(&f.run.Threads, "threads", 12, "threads, each with one batch at a time")
 	f.run.Duration = 10 * time.Second
-	fl.Var(secondsValue{&f.run.Duration}, "duration", "how long each point is measured; a number alone is seconds")
+	fl.Var(secondsValue{&f.run.Duration}, "duration", "how long each block size and batch size is measured; a number alone is seconds")
 	fl.IntVar(&f.lanes, "lanes", 0, "connections that carry batches; 0 is the protocol's default")
-	fl.BoolVar(&f.run.Check, "check", false, "compare every batch's bytes")
-	fl.DurationVar(&f.run.Timeout, "timeout", time.Minute, "how long a batch may take")
+	fl.BoolVar(&f.run.Check, "check", false, "compare all bytes of every batch")
+	fl.DurationVar(&f.run.Budget, "budget", 0, "how long the run takes in all, set-up included: less than --duration for each where needed; 0 is no limit")
+	fl.DurationVar(&f.run.Timeout, "timeout", time.Minute, "how long a batch may take before the run fails")
 	fl.BoolVar(&f.json, "json", false, "print one JSON object")
-	fl.StringVar(&f.out, "out", "", "also write the JSON object to a file")
-	fl.StringVar(&f.charts, "charts", "", "also write charts, SVG and PNG, into a folder")
+	fl.StringVar(&f.out, "out", "", "also write the JSON object to this file")
+	fl.StringVar(&f.charts, "charts", "", "also write charts, as SVG and PNG, into this folder")
 	return cmd
 }
 
@@ -150,6 +155,7 @@ func (f *benchTransfer) parse() error {
 
 // measure measures as an initiator, and closes all once it is done.
 func (f *benchTransfer) measure(cmd *cobra.Command) (err error) {
+	f.run.Began = time.Now()
 	if err := f.parse(); err != nil {
 		return err
 	}
@@ -183,7 +189,7 @@ func (f *benchTransfer) measure(cmd *cobra.Command) (err error) {
 func (f *benchTransfer) carry(cmd *cobra.Command, d transfer.Driver) error {
 	f.run.Driver = d
 	progress, finish := drawProgress(cmd)
-	f.run.Progress = progress
+	f.run.Progress, f.run.Notice = progress, noticeOn(cmd)
 	r, err := transfer.Run(cmd.Context(), f.run)
 	finish()
 	return printMeasured(cmd.Context(), r, asUsage(err), func() error { return f.print(cmd, r) })

@@ -57,7 +57,7 @@ written, to a file without a name.`,
 	registerDevice(fl, &f.device)
 	fl.IntVar(&f.index, "device-index", 0, "which device of the driver")
 	fl.BoolVar(&f.opts.Force, "force", false, "measure even if a profile is stored")
-	fl.DurationVar(&f.opts.Budget, "budget", 2*time.Second, "about how long measuring should take; never less than one round of every point")
+	fl.DurationVar(&f.opts.Budget, "budget", 2*time.Second, "how long points are measured; with --file-dir in each directory, and 1s by default. Each point is measured once even if that takes longer, and finding out whether the GPU is idle comes on top")
 	fl.DurationVar(&f.opts.Wait, "wait", 0, "how long to wait for a GPU that is in use, or for another process that measures")
 	fl.Var(sizeValue{&f.opts.Bytes}, "memory", "device memory, and as much pinned memory, to measure with; 0 is 1GiB, or what there is")
 	fl.StringVar(&f.opts.Dir, "profile-dir", "", "where profiles are kept (default kvlane/profiles in the user's cache directory)")

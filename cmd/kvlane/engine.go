@@ -155,7 +155,7 @@ func (e *engineFlags) choices(c *kvlane.Config) []error {
 	check("path", err)
 	if e.policy != serving { // which an engine is for by itself
 		if c.Stream.Policy.Goal, err = plan.ParseGoal(e.policy); err != nil {
-			err = notOffered("policy", e.policy)
+			err = notOffered("policy", "policy", e.policy)
 		}
 		check("policy", err)
 	}
@@ -182,15 +182,15 @@ func parsePath(s string) (stream.Path, error) {
 	}
 	p, err := stream.ParsePath(s)
 	if err != nil || p == stream.PathNone {
-		return stream.PathNone, notOffered("path", s)
+		return stream.PathNone, notOffered("path", "path", s)
 	}
 	return p, nil
 }
 
-// notOffered says that a word is none of those that a shell completes for a flag.
-func notOffered(flag, word string) error {
+// notOffered says that what has that name is none of those that a shell completes for a flag.
+func notOffered(flag, what, name string) error {
 	words, _ := offers[flag](nil, nil, "")
-	return fmt.Errorf("there is no %s %q: it is one of %s: %w", flag, word, strings.Join(words, ", "), errdefs.ErrInvalid)
+	return fmt.Errorf("there is no %s %q: it is one of %s: %w", what, name, strings.Join(words, ", "), errdefs.ErrInvalid)
 }
 
 // openEngine opens the engine and tells what it fell back to, each time in a sentence.

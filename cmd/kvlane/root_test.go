@@ -94,7 +94,7 @@ func TestBenchCopyOnTheSimulatedDevice(t *testing.T) {
 	if code, stdout, _ := execute(t, append(args, "--csv")...); code != exitOK || strings.Count(stdout, "\n") != 7 {
 		t.Errorf("exit code %d, CSV:\n%s", code, stdout)
 	}
-	if code, stdout, _ := execute(t, args...); code != exitOK || !strings.HasPrefix(stdout, "SIMULATED") {
+	if code, stdout, _ := execute(t, args...); code != exitOK || !strings.HasPrefix(stdout, "✓ Every byte right") || !strings.Contains(stdout, "! SIMULATED") {
 		t.Errorf("exit code %d, text:\n%s", code, stdout)
 	}
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"fmt"
+	"os"
 	"regexp"
 	"strings"
 	"testing"
@@ -15,18 +16,24 @@ import (
 func TestReportsKeepToTheScreen(t *testing.T) {
 	t.Setenv("TERM", "xterm")
 	dir := t.TempDir()
+	defer func(args []string) { os.Args = args }(os.Args)
+	os.Args = []string{"kvlane"} // reports name the command line
 	trace := traceFile(t, goodLine+goodLine)
 	t.Chdir(dir) // so that no name is longer than a line
 	escapes := regexp.MustCompile("\x1b\\[[0-9;]*m")
+	slow := func(name string) bool { return name == "demo" || strings.HasPrefix(name, "bench ") }
 	for name, args := range map[string][]string{
-		"replay":    small("replay", trace, "--layerwise", "--file-dir", "blocks", "--speed", "1000", "--threshold", "hit_rate>0"),
-		"doctor":    {"doctor", "--dir", dir, "--require", "posix"},
-		"demo":      {"demo", "--device", "sim", "--dir", dir},
-		"calibrate": {"calibrate", "--device", "sim", "--memory", "1MiB", "--budget", "20ms", "--profile-dir", "p", "--full"},
+		"replay":      small("replay", trace, "--layerwise", "--file-dir", "blocks", "--speed", "1000", "--threshold", "hit_rate>0"),
+		"doctor":      {"doctor", "--dir", dir, "--require", "posix"},
+		"demo":        {"demo", "--device", "sim", "--dir", dir},
+		"bench copy":  {"bench", "copy", "--device", "sim", "--bytes", "64KiB", "--pool", "256KiB", "--large", "128KiB", "--sizes", "4KiB,16KiB,64KiB", "--reps", "1"},
+		"bench store": tinyStore(),
+		"bench file":  tinyFile(dir, "--work", "read", "--from", "page-cache"),
+		"calibrate":   {"calibrate", "--device", "sim", "--memory", "1MiB", "--budget", "20ms", "--profile-dir", "p", "--full"},
 	} {
 		for _, columns := range []int{80, 200} {
 			for _, noColor := range []string{"", "1"} {
-				if name == "demo" && (columns != 80 || noColor != "") {
+				if slow(name) && (columns != 80 || noColor != "") {
 					continue // once, as it takes its time
 				}
 				t.Run(fmt.Sprintf("%s at %d, NO_COLOR=%s", name, columns, noColor), func(t *testing.T) {
@@ -48,7 +55,7 @@ func TestReportsKeepToTheScreen(t *testing.T) {
 				})
 			}
 		}
-		if name == "demo" {
+		if slow(name) {
 			continue
 		}
 		t.Setenv("NO_COLOR", "")

@@ -19,7 +19,8 @@ import (
 const protocolMooncake = "mooncake"
 
 func newTransferCommand() *cobra.Command {
-	cmd := newGroupCommand("transfer", "Offer memory to other processes, and read and write theirs", `transfer offers registered memory under a name, a segment, and reads and writes the segments of other processes, by hand.
+	cmd := newGroupCommand("transfer", "Offer memory to other processes, and read and write theirs", `transfer gives other processes memory of this one to read and write, and reads and writes theirs, by hand: to try a network, to look at what an
+engine offers, or to bring a file to it. Memory that is offered under a name is a segment.
 
 The protocol is that of Mooncake's transfer engine over TCP, so that either side may be Mooncake's, or with --protocol auto kvlane's own. Neither has
 authentication: whoever reaches the ports of a segment reads and writes its memory.`)
@@ -40,14 +41,14 @@ func (f *transferFlags) register(cmd *cobra.Command, protocols []string) {
 	fl := cmd.Flags()
 	fl.SortFlags = false
 	fl.StringVar(&f.protocol, "protocol", protocolMooncake,
-		"how segments are reached: mooncake, or by kvlane's own transfers: auto, by what can, or by one way alone: "+strings.Join(protocols[2:], ", "))
-	fl.StringVar(&f.metadata, "metadata", mooncake.P2PHandshake, "where segments are: P2PHANDSHAKE (at the address that is their name), or http://HOST:PORT/metadata")
-	fl.StringVar(&f.cluster, "cluster", "", "name that sets this cluster's segments apart in a metadata server")
+		"how processes talk: mooncake, or kvlane's own: auto (by whichever way works), or one way alone: "+strings.Join(protocols[2:], ", "))
+	fl.StringVar(&f.metadata, "metadata", mooncake.P2PHandshake, "where segments are found: P2PHANDSHAKE (at the address that is their name), or a server: http://HOST:PORT/metadata")
+	fl.StringVar(&f.cluster, "cluster", "", "name of the cluster, which sets its segments apart in a metadata server")
 }
 
 // registerTimeout adds the bound of commands that ask a segment for something.
 func (f *transferFlags) registerTimeout(fl *pflag.FlagSet) {
-	fl.DurationVar(&f.timeout, "timeout", time.Minute, "how long all of it may take")
+	fl.DurationVar(&f.timeout, "timeout", time.Minute, "how long all of it may take before it fails")
 }
 
 // directory returns what the flags name.
@@ -89,8 +90,8 @@ func newTransferProbeCommand() *cobra.Command {
 	var json bool
 	cmd := &cobra.Command{
 		Use:   "probe SEGMENT",
-		Short: "Ask whether a segment's process is there",
-		Long:  `probe asks the process that offers a segment whether it is there, and prints how long the answer took. It fails if none comes.`,
+		Short: "Ask whether a segment's process answers",
+		Long:  `probe tells whether the process that offers a segment answers, and how long that took. It fails if no answer comes within --timeout.`,
 		Example: `  kvlane transfer probe 127.0.0.1:15995
   kvlane transfer probe 127.0.0.1:15995 --timeout 2s --json`,
 		Args: usageArgs(cobra.ExactArgs(1)),
@@ -130,7 +131,7 @@ func newTransferListCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "ls SEGMENT",
 		Short:   "List the buffers of a segment",
-		Long:    `ls prints what a segment tells of itself: how it is reached, and its buffers by number, as put and get take them.`,
+		Long:    `ls shows what a segment has to be read and written: how it is reached, and its buffers, by the numbers that put and get take.`,
 		Example: `  kvlane transfer ls 127.0.0.1:15995`,
 		Args:    usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {

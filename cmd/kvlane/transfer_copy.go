@@ -27,8 +27,8 @@ type copyFlags struct {
 func (f *copyFlags) registerCopy(cmd *cobra.Command) {
 	f.register(cmd, hostProtocols)
 	f.registerTimeout(cmd.Flags())
-	cmd.Flags().IntVar(&f.buffer, "buffer", 0, "number of the segment's buffer, as ls has it")
-	cmd.Flags().Var(sizeValue{&f.offset}, "offset", "where in the buffer")
+	cmd.Flags().IntVar(&f.buffer, "buffer", 0, "number of the segment's buffer, from 0, as ls shows it")
+	cmd.Flags().Var(sizeValue{&f.offset}, "offset", "first byte in the buffer")
 }
 
 func newTransferPutCommand() *cobra.Command {
@@ -36,14 +36,15 @@ func newTransferPutCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "put SEGMENT FILE",
 		Short: "Write a file into a segment",
-		Long:  `put writes a file, or standard input where FILE is -, into a buffer of a segment. With --notify it sends a message once all bytes are there.`,
+		Long: `put writes a file into a buffer of a segment, from standard input where FILE is "-". With --notify it sends the segment's process a message once all
+bytes are there.`,
 		Example: `  kvlane transfer put 127.0.0.1:15995 block.bin --offset 4KiB
   kvlane transfer put 127.0.0.1:15995 block.bin --notify "block 7 is there"`,
 		Args: usageArgs(cobra.ExactArgs(2)),
 		RunE: func(cmd *cobra.Command, args []string) error { return f.put(cmd, args[0], args[1]) },
 	}
 	f.registerCopy(cmd)
-	cmd.Flags().StringVar(&f.notify, "notify", "", "message for the segment's process, once all bytes are there")
+	cmd.Flags().StringVar(&f.notify, "notify", "", "message to the segment's process, once all bytes are there")
 	return cmd
 }
 
@@ -52,13 +53,13 @@ func newTransferGetCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "get SEGMENT FILE",
 		Short:   "Read a part of a segment into a file",
-		Long:    `get reads a part of a buffer of a segment into a file, or to standard output where FILE is -.`,
+		Long:    `get reads a buffer of a segment, or a part of it, into a file, to standard output where FILE is "-".`,
 		Example: `  kvlane transfer get 127.0.0.1:15995 copy.bin --offset 4KiB --length 1KiB`,
 		Args:    usageArgs(cobra.ExactArgs(2)),
 		RunE:    func(cmd *cobra.Command, args []string) error { return f.get(cmd, args[0], args[1]) },
 	}
 	f.registerCopy(cmd)
-	cmd.Flags().Var(sizeValue{&f.length}, "length", "how much; 0 is to the end of the buffer")
+	cmd.Flags().Var(sizeValue{&f.length}, "length", "bytes to read; 0 is to the end of the buffer")
 	return cmd
 }
 

@@ -40,8 +40,8 @@ type memoryFlags struct {
 
 func (f *memoryFlags) registerMemory(cmd *cobra.Command) {
 	fl := cmd.Flags()
-	fl.BoolVar(&f.vram, "use-vram", false, "device memory in place of the host's")
-	fl.IntVar(&f.gpu, "gpu-id", 0, "which of the devices")
+	fl.BoolVar(&f.vram, "use-vram", false, "a device's memory, and not the host's")
+	fl.IntVar(&f.gpu, "gpu-id", 0, "which device of the driver, from 0")
 	registerDevice(fl, &f.device)
 	f.rdma.registerNICs(fl, "in software, which reach no other process")
 }

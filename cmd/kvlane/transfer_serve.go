@@ -31,9 +31,9 @@ type serveFlags struct {
 
 func (f *serveFlags) registerServe(cmd *cobra.Command) {
 	fl := cmd.Flags()
-	fl.StringVar(&f.name, "name", "", "the segment's name: with P2PHANDSHAKE HOST:PORT, at which peers reach it; port 0 takes a free one")
-	fl.StringVar(&f.listen, "listen", "", "HOST:PORT to listen on where peers reach it by another (default --name)")
-	fl.IntVar(&f.dataPort, "data-port", 0, "port for data by Mooncake's protocol; 0 takes a free one")
+	fl.StringVar(&f.name, "name", "", "name of the segment; with P2PHANDSHAKE the HOST:PORT at which peers reach it, where port 0 takes a free one")
+	fl.StringVar(&f.listen, "listen", "", "HOST:PORT to listen on, where peers reach it by another (default --name)")
+	fl.IntVar(&f.dataPort, "data-port", 0, "port for the data of Mooncake's protocol; 0 takes a free one")
 	f.memory.registerMemory(cmd)
 }
 
@@ -42,19 +42,19 @@ func newTransferServeCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Offer memory as a segment",
-		Long: `serve offers memory, of zeros, as a segment, until it is interrupted. It prints the segment's name and buffer once peers reach it, and each
-notification that comes for it.
+		Long: `serve gives other processes memory to read and write, a segment, until it is interrupted: a target for bench transfer, put, get and engines. The
+memory is all zeros. It prints the segment's name and buffer once peers reach it, and each notification that comes for it.
 
-Whoever reaches its ports reads and writes the memory: name an address of a network that is trusted. With --use-vram it is a device's, which goes by
-way of pinned memory; by kvlane's own transfers (--protocol auto) processes of this host and user reach either by sharing it where that works, by NVLink or in place,
-and what of peers and this machine has RDMA NICs uses them.`,
+Whoever reaches its ports reads and writes the memory: name an address of a network that is trusted. With --use-vram it is a GPU's, and its bytes
+go by way of pinned memory. By kvlane's own protocol (--protocol auto) processes of this host and user share the memory where that works, by NVLink
+or in place, and peers that have RDMA NICs use them, if this machine has some too.`,
 		Example: `  kvlane transfer serve --protocol mooncake --metadata P2PHANDSHAKE --name 127.0.0.1:15995 --buffer-size 64MiB`,
 		Args:    usageArgs(cobra.NoArgs),
 		RunE:    func(cmd *cobra.Command, _ []string) error { return f.serve(cmd) },
 	}
 	f.register(cmd, protocols)
 	f.registerServe(cmd)
-	cmd.Flags().Var(sizeValue{&f.bufferBytes}, "buffer-size", "how much memory")
+	cmd.Flags().Var(sizeValue{&f.bufferBytes}, "buffer-size", "bytes of memory to offer")
 	return cmd
 }
 
@@ -168,8 +168,8 @@ func newTransferMetadataCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "metadata",
 		Short: "Run a metadata server",
-		Long: `metadata runs an HTTP server in which segments are found by name, until it is interrupted. It keeps them in memory; segments of kvlane are told to a
-server anew that has forgotten them. Whoever reaches it may change what it says.`,
+		Long: `metadata runs a server in which processes find segments by name, over HTTP, until it is interrupted. Where names are addresses (P2PHANDSHAKE) none is
+needed. It keeps what it is told in memory; kvlane tells a server again that has forgotten its segments. Whoever reaches it may change what it says.`,
 		Example: `  kvlane transfer metadata --listen 127.0.0.1:15980`,
 		Args:    usageArgs(cobra.NoArgs),
 		RunE:    func(cmd *cobra.Command, _ []string) error { return serveMetadata(cmd, listen) },

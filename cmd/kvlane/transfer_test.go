@@ -268,28 +268,35 @@ func TestVerbsBenchTransfer(t *testing.T) {
 	}
 }
 
-// The help texts of the commands, as they are.
-func TestTransferHelp(t *testing.T) {
-	var b strings.Builder
-	for _, path := range []string{"transfer", "transfer serve", "transfer put", "bench transfer"} {
-		code, stdout, _ := execute(t, append(strings.Fields(path), "--help")...)
-		if code != exitOK {
-			t.Errorf("%s: exit code %d", path, code)
+// The help texts of the commands, as they are. That of bench rdma depends on the build.
+func TestMeasuringAndTransferHelp(t *testing.T) {
+	for name, paths := range map[string][]string{
+		"transfer":  {"transfer", "transfer serve", "transfer metadata", "transfer probe", "transfer ls", "transfer put", "transfer get"},
+		"calibrate": {"calibrate"},
+		"bench":     {"bench copy", "bench store", "bench file", "bench transfer"},
+	} {
+		var b strings.Builder
+		for _, path := range paths {
+			code, stdout, _ := execute(t, append(strings.Fields(path), "--help")...)
+			if code != exitOK {
+				t.Errorf("%s: exit code %d", path, code)
+			}
+			own, _, _ := strings.Cut(stdout, "\nGlobal Flags:")
+			b.WriteString("$ kvlane " + path + " --help\n" + own + "\n")
 		}
-		b.WriteString("$ kvlane " + path + " --help\n" + stdout + "\n")
-	}
-	name := filepath.Join("testdata", "help-transfer.txt")
-	if *rewrite {
-		if err := os.WriteFile(name, []byte(b.String()), 0o600); err != nil {
+		file := filepath.Join("testdata", "help-"+name+".txt")
+		if *rewrite {
+			if err := os.WriteFile(file, []byte(b.String()), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want, err := os.ReadFile(file)
+		if err != nil {
 			t.Fatal(err)
 		}
-	}
-	want, err := os.ReadFile(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if d := diff.Diff(string(want), b.String()); d != "" {
-		t.Errorf("%s (-want +got):\n%s", name, d)
+		if d := diff.Diff(string(want), b.String()); d != "" {
+			t.Errorf("%s (-want +got):\n%s", file, d)
+		}
 	}
 }
 

@@ -1,7 +1,6 @@
 package target
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -12,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kvlane/kvlane/bench"
+	"github.com/kvlane/kvlane/internal/present/presenttest"
 )
 
 var rewrite = flag.Bool("rewrite", false, "rewrite the golden files")
@@ -94,13 +94,9 @@ func TestWriteText(t *testing.T) {
 	lacking := good()
 	lacking.Machine.Device, lacking.Product, lacking.Peers, lacking.Forms = "NVIDIA L4", nil, nil, nil
 	simulated := &bench.Report{Machine: bench.Facts{Device: "simulated GPU", Simulated: true}}
-	for name, r := range map[string]*bench.Report{"good.txt": good(), "lacking.txt": lacking, "simulated.txt": simulated} {
+	for name, r := range map[string]*bench.Report{"good": good(), "lacking": lacking, "simulated": simulated} {
 		t.Run(name, func(t *testing.T) {
-			var b bytes.Buffer
-			if err := Judge(r).WriteText(&b); err != nil {
-				t.Fatal(err)
-			}
-			golden(t, name, b.Bytes())
+			presenttest.Check(t, name, *rewrite, Judge(r).WriteText)
 		})
 	}
 }

@@ -4,36 +4,40 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/kvlane/kvlane/bench"
+	"github.com/kvlane/kvlane/internal/present"
 )
 
 func applies(r *bench.Report) bool {
 	return !r.Machine.Simulated && strings.Contains(r.Machine.Device, Device)
 }
 
-// WriteText writes the judgment for people, as a table in Markdown.
+var marks = map[State]present.Mark{Met: present.Good, Missed: present.Bad, NotMeasured: present.Warn}
+
+// WriteText writes the judgment for people, a line a target.
 func (j *Judgment) WriteText(w io.Writer) error {
-	var b strings.Builder
+	p, mark := present.NewPage(present.ScreenOf(w)), present.Good
+	if j.Met < j.Total {
+		mark = present.Warn
+	}
+	p.Verdict(mark, "%d of %d targets met on %s, %d missed, %d not measured", j.Met, j.Total, present.Name(j.Device), j.Missed, j.Total-j.Met-j.Missed)
 	switch {
 	case j.Simulated:
-		b.WriteString("SIMULATED: the figures describe the simulated device, and what they meet or miss means nothing.\n\n")
+		p.Check(present.Warn, "SIMULATED: the figures describe the simulated device, and what they meet or miss means nothing.")
 	case !j.Applies:
-		fmt.Fprintf(&b, "The targets are of an %s, and this is %s.\n\n", Device, j.Device)
+		p.Check(present.Warn, "The targets are of an %s, and this is %s.", Device, present.Name(j.Device))
 	}
-	fmt.Fprintf(&b, "%d of %d targets met on %s, %d missed, %d not measured\n\n", j.Met, j.Total, j.Device, j.Missed, j.Total-j.Met-j.Missed)
-	tw := tabwriter.NewWriter(&b, 0, 0, 1, ' ', 0)
-	fmt.Fprint(tw, "| target\t| to reach\t| measured\t| state\t| note\t|\n|---\t|---\t|---\t|---\t|---\t|\n")
+	p.Gap()
 	for i := range j.Targets {
 		t := &j.Targets[i]
-		fmt.Fprintf(tw, "| %s\t| %s\t| %s\t| %s\t| %s\t|\n", t.Claim, t.limit(), t.measured(), t.State, t.Note)
+		note := t.Note
+		if note != "" {
+			note = " (" + note + ")"
+		}
+		p.Check(marks[t.State], "%s: %s, to reach %s%s", t.Claim, t.measured(), t.limit(), note)
 	}
-	_ = tw.Flush() // into memory: it cannot fail
-	if _, err := io.WriteString(w, b.String()); err != nil {
-		return fmt.Errorf("write targets: %w", err)
-	}
-	return nil
+	return p.Write(w)
 }
 
 func (r *Result) limit() string {
@@ -47,7 +51,7 @@ func (r *Result) limit() string {
 func (r *Result) measured() string {
 	switch {
 	case r.State == NotMeasured:
-		return ""
+		return string(NotMeasured)
 	case r.Unit == Allocs:
 		return fmt.Sprintf("%.4f", r.Measured)
 	}

@@ -1,0 +1,89 @@
+package bench
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/kvlane/kvlane/internal/present"
+)
+
+// Head is what the reports of all benchmarks say first for people.
+type Head struct {
+	Incomplete string   // why the run ended before its end, if it did
+	Notes      []string // what else there is to know of the figures
+	Missing    []Missing
+}
+
+// namedPlaces is how many of those that were not measured for one reason the text names; JSON has all.
+const namedPlaces = 6
+
+// LeftOut notes places that a budget was too short for.
+func (h *Head) LeftOut(places []string, budgetSeconds float64) {
+	for _, p := range places {
+		h.Missing = append(h.Missing, Missing{Path: p, Reason: fmt.Sprintf("it did not fit the budget of %g s", budgetSeconds)})
+	}
+}
+
+// Print writes the verdict, and below it what keeps it from being the whole truth: each reason once.
+func (h *Head) Print(p *present.Page, verdict string) {
+	mark := present.Good
+	if h.Incomplete != "" {
+		p.Verdict(present.Bad, "INCOMPLETE: %s. What follows was measured before.", h.Incomplete)
+		mark = present.Plain
+	}
+	p.Verdict(mark, "%s", verdict)
+	for _, n := range h.Notes {
+		p.Check(present.Warn, "%s", n)
+	}
+	var reasons []string
+	of := map[string][]string{}
+	for _, m := range h.Missing {
+		if of[m.Reason] == nil {
+			reasons = append(reasons, m.Reason)
+		}
+		of[m.Reason] = append(of[m.Reason], m.Path)
+	}
+	for _, why := range reasons {
+		paths := of[why]
+		if n := len(paths) - namedPlaces; n > 0 {
+			paths = append(paths[:namedPlaces], fmt.Sprintf("and %d more, which JSON names", n))
+		}
+		p.Check(present.Warn, "not measured: %s: %s", strings.Join(paths, "; "), why)
+	}
+	p.Gap()
+}
+
+// Rows adds the facts to a table of names and values.
+func (f *Facts) Rows(t *present.Table) {
+	t.Row("device", fmt.Sprintf("%s (%s, driver %s)", present.Name(f.Device), f.Driver, f.DriverVersion))
+	if f.UUID != "" {
+		t.Row("uuid", f.UUID)
+	}
+	t.Row("machine", fmt.Sprintf("%d CPUs, %s", f.CPUs, f.GoVersion))
+	date := f.Date.Format("2006-01-02 15:04 MST")
+	if f.Seconds > 0 {
+		date += fmt.Sprintf(", %.1f s", f.Seconds)
+	}
+	t.Row("date", date)
+	if f.Command != "" {
+		t.Row("command", present.Name(f.Command))
+	}
+}
+
+// Text writes the rates of one large copy, by direction.
+func (r *Reference) Text() string {
+	var parts []string
+	for _, d := range []Direction{ToDevice, ToHost, Both} {
+		if c := r.Of(d); c.Samples > 0 {
+			parts = append(parts, fmt.Sprintf("%s %s (%s to %s)", d, present.Rate(c.GBps), present.Rate(c.Low), present.Rate(c.High)))
+		}
+	}
+	return strings.Join(parts, ", ")
+}
+
+// DefineC puts what one large copy is into the legend.
+func DefineC(p *present.Page, bytes int64) {
+	p.Define("C", fmt.Sprintf("one large copy, %s: the median GB/s of all (5th to 95th percentile); the %% of a point is of those between its own turns", BytesText(bytes)))
+	p.Define(string(ToDevice), directionTexts[ToDevice])
+	p.Define(string(ToHost), directionTexts[ToHost])
+}

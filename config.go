@@ -58,7 +58,7 @@ type Config struct {
 
 // Blocks says what a block is.
 type Blocks struct {
-	// Identity says what model and layout the blocks are of; blocks of two identities never meet.
+	// Identity says what model and kind of KV the blocks are of; blocks of two identities never meet.
 	Identity block.Identity
 	// Layout says how a block divides into shards.
 	Layout *block.Layout

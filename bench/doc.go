@@ -5,12 +5,12 @@
 // # Points
 //
 // A point is a contender (a path, a policy of the planner, or a baseline), a cell (block size and count), a direction (to
-// the device, to the host, or both at once) and a layout of the host side: contiguous, scattered, or a store's slots, each of
+// the device, to the host, or both at once) and a placement on the host side: contiguous, scattered, or a store's slots, each of
 // which holds blocks in a row. The device side is always scattered: blocks of a pool in random order, others in another order in every repetition. A repetition is count blocks, timed from Submit until
 // they are done, on an idle stream; more than Options.BatchBlocks of them are several batches, submitted without waiting in
 // between. How many repetitions a point gets is decided by the time that is left of Options.Budget.
 //
-// The contenders of a cell, direction and layout are a group. They take turns, in rounds, with a large copy between the
+// The contenders of a cell, direction and placement are a group. They take turns, in rounds, with a large copy between the
 // rounds: whatever else slows the host or the link down for a while hits all of them, and C. A point's share is of the large
 // copies between its own turns, and two contenders are compared turn by turn. Where even the fastest would take too long, the
 // whole group moves fewer blocks than the cell says; a contender that is far slower than the fastest moves fewer still. The

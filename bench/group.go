@@ -25,7 +25,7 @@ const (
 	slowFactor = 2
 )
 
-// place is what a group measures: a cell in one direction and layout.
+// place is what a group measures: a cell in one direction and placement.
 type place struct {
 	Cell
 	dir    Direction

@@ -53,11 +53,11 @@ type Options struct {
 	// over NICs; nil: nothing has to know.
 	OpenChannel ChannelOpener
 	Memory      measure.Memory
-	// Directions and Layouts that are measured. Default: all.
+	// Directions, and Layouts (placements), that are measured. Default: all.
 	Directions []Direction
 	Layouts    []Layout
 	// SlotBytes is the length of a slot of HostSlots. Default 256 KiB. Only blocks that fill it in whole numbers are measured in
-	// that layout, of the default sizes those of 4 and 8 KiB.
+	// that placement, of the default sizes those of 4 and 8 KiB.
 	SlotBytes int64
 	// Form is how batches say what they copy. Default Pages, as engines do. PagesSummed needs sizes of whole leaves, the only ones of the
 	// default grid then.

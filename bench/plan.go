@@ -15,13 +15,13 @@ const (
 	Both     Direction = "both" // both at once, each by a stream of its own; figures are of the sum
 )
 
-// Layout says how blocks lie. The device's are scattered but for BothContiguous.
+// Layout is the placement of blocks, how they lie. The device's are scattered but for BothContiguous.
 type Layout string
 
 // hostLayouts are those between host and device.
 var hostLayouts = []Layout{HostContiguous, HostScattered, HostSlots}
 
-// The layouts: of the host's side, and of both sides between peers.
+// The placements: of the host's side, and of both sides between peers.
 const (
 	HostContiguous Layout = "host contiguous"
 	HostScattered  Layout = "host scattered"

@@ -58,7 +58,7 @@ type Setup struct {
 	DriverCall     int     `json:"driver_batch_copies"` // the most copies of one call of the driver's batched copy
 	PoolBytes      int64   `json:"pool_bytes"`
 	ReferenceBytes int64   `json:"reference_bytes"`
-	SlotBytes      int64   `json:"slot_bytes"` // of the layout HostSlots
+	SlotBytes      int64   `json:"slot_bytes"` // of the placement HostSlots
 	Reps           int     `json:"reps"`       // 0: as many as the budget allows
 	BudgetSeconds  float64 `json:"budget_seconds"`
 	Form           Form    `json:"form"`
@@ -118,7 +118,7 @@ type Point struct {
 	LowGBps  float64 `json:"low_gbps"`  // quarter quantile
 	HighGBps float64 `json:"high_gbps"` // three-quarter quantile
 	// TurnGBps are the medians of the contender's turns. It took them with the other contenders of the same cell, direction and
-	// layout, whose turns of the same number were soon before or after.
+	// placement, whose turns of the same number were soon before or after.
 	TurnGBps []float64 `json:"turn_gbps"`
 	// LargeGBps is one large copy in the same direction, the median of those between the turns, and Share is GBps over it.
 	LargeGBps float64 `json:"large_copy_gbps"`

@@ -83,7 +83,7 @@ func TestEveryPointIsMeasured(t *testing.T) {
 					t.Errorf("%s traveled by %q", p.Path, p.Traveled)
 				}
 			}
-			// Four copies beside each of two sizes and two layouts.
+			// Four copies beside each of two sizes and two placements.
 			if ref := rep.Reference; ref.ToDevice.GBps <= 0 || ref.ToHost.Samples != 16 || ref.Both.Low > ref.Both.High || !rep.Machine.Simulated {
 				t.Errorf("reference %+v; machine %+v", ref, rep.Machine)
 			}

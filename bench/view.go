@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// Row is a series of a report's points: one contender's, in one direction and layout.
+// Row is a series of a report's points: one contender's, in one direction and placement.
 type Row struct {
 	Path   string
 	Points []Point

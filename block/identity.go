@@ -11,7 +11,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// The values of Identity.Layout.
+// The kinds of KV, values of Identity.Layout.
 const (
 	LayoutKV  = "kv"  // a layer has a K plane and a V plane
 	LayoutMLA = "mla" // a layer has one plane of latents
@@ -31,7 +31,7 @@ type Identity struct {
 	Model    string `json:"model"`    // as the engine names it, "meta-llama/Llama-3.1-8B"
 	Revision string `json:"revision"` // of the weights; may be empty
 	DType    string `json:"dtype"`    // of the KV cache, a name of DTypes
-	Layout   string `json:"layout"`   // LayoutKV, LayoutMLA or LayoutState
+	Layout   string `json:"layout"`   // the kind of KV: LayoutKV, LayoutMLA or LayoutState
 
 	// Layers held: [LayerFirst, LayerEnd).
 	LayerFirst int `json:"layer_first"`
@@ -88,7 +88,7 @@ func (id Identity) Validate() error {
 		errs = append(errs, fmt.Errorf("identity: %w", err))
 	}
 	if id.Layout != LayoutKV && id.Layout != LayoutMLA && id.Layout != LayoutState {
-		bad("layout %q is none of %q, %q and %q", clip(id.Layout), LayoutKV, LayoutMLA, LayoutState)
+		bad("kind of KV %q is none of %q, %q and %q", clip(id.Layout), LayoutKV, LayoutMLA, LayoutState)
 	}
 	if (id.Group == "") != (id.Layers == "") {
 		bad("page group %q with layers %q: both are given, or neither", clip(id.Group), clip(id.Layers))
@@ -182,7 +182,7 @@ func (id Identity) texts() []textField {
 		{"model", id.Model},
 		{"revision", id.Revision},
 		{"dtype", id.DType},
-		{"layout", id.Layout},
+		{"kind of KV", id.Layout},
 		{"adapter", id.Adapter},
 		{"salt", id.Salt},
 	}

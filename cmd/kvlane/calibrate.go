@@ -151,7 +151,7 @@ func (f *calibrateFlags) openNICs(cmd *cobra.Command, dev device.Device, mode kv
 	case errors.Is(err, errdefs.ErrInvalid):
 		return nil, &usageError{err}
 	case mode == kvlane.GDRAuto:
-		fmt.Fprintln(cmd.ErrOrStderr(), "no NIC is measured: "+err.Error())
+		fmt.Fprintln(cmd.ErrOrStderr(), "no NIC is measured: "+errorText(err))
 		return nil, nil
 	}
 	return nil, fmt.Errorf("gdr requires a NIC: %w", err)

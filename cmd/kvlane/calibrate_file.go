@@ -73,7 +73,7 @@ func (f *calibrateFlags) openEnds(cmd *cobra.Command, o *streamfile.Options) (fu
 		o.CuFile.Storage = ways.storage
 	}
 	for _, m := range ways.missing {
-		fmt.Fprintf(cmd.ErrOrStderr(), "%s is not measured: %s\n", m.Path, m.Reason)
+		fmt.Fprintf(cmd.ErrOrStderr(), "%s is not measured: %s\n", m.Path, present.Escape(m.Reason))
 	}
 	copies, err := streamcopy.Open(dev, streamcopy.Options{})
 	if err != nil {

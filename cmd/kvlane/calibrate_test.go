@@ -67,7 +67,7 @@ func TestCalibrate(t *testing.T) {
 	if r.Stored || !r.Measured || !strings.HasPrefix(r.File, dir) || len(r.Profile.Models) == 0 {
 		t.Errorf("stored %v, measured %v, in %s, %d models", r.Stored, r.Measured, r.File, len(r.Profile.Models))
 	}
-	// Four policies, two directions, two layouts.
+	// Four policies, two directions, two placements.
 	if want := 16 * len(r.Profile.Sizes) * len(choiceCounts); len(r.Choices) != want {
 		t.Errorf("%d choices, want %d", len(r.Choices), want)
 	}

@@ -117,9 +117,12 @@ func showCommand(cmd *cobra.Command, args []string) (*shownConfig, error) {
 	if err != nil {
 		return nil, &usageError{err}
 	}
+	if within(target, unconfigured) {
+		return nil, usagef("%q takes no settings", target.CommandPath())
+	}
 	if target.HasSubCommands() {
-		if err := target.ValidateArgs(rest); err != nil {
-			return nil, err
+		if len(rest) > 0 {
+			return nil, unknownCommand(target, rest[0], unconfigured)
 		}
 		return nil, usagef("%q has several commands: name one", target.CommandPath())
 	}

@@ -135,7 +135,7 @@ func TestConfigurationIsShared(t *testing.T) {
 	for args, want := range map[string]string{
 		"replay x --path kernel --policy latency":  "--policy has no effect with a forced --path: leave one of them out\nSee",
 		"replay x --file-read-only --log-fsync x":  "--log-fsync has no effect",
-		"replay x --log-dir /y --cache-bytes 4KiB": "The configuration gives --device (" + name + ":1), --policy (" + name + ":5), --file-dir (",
+		"replay x --log-dir /y --cache-bytes 4KiB": "The configuration gives --device (" + name + ":1), --policy (" + name + ":5), --log-fsync (",
 	} {
 		if code, _, stderr := execute(t, strings.Fields(args)...); code != exitUsage || !strings.Contains(stderr, want) {
 			t.Errorf("%s: exit code %d, want %q:\n%s", args, code, want, stderr)
@@ -154,7 +154,7 @@ func TestConfigurationIsShared(t *testing.T) {
 	}
 	for args, want := range map[string]string{
 		"metrics-addr store ls": "none", "metrics-addr replay": "127.0.0.1:0 " + os.Getenv(configEnv) + ":3", "pipeline bench store -- --device sim": "none",
-		"file-dir calibrate -- --device sim": "none", "device bench rdma": "none", "device version": "none", "seed replay": "none",
+		"file-dir calibrate -- --device sim": "none", "device bench rdma": "none", "seed replay": "none",
 	} {
 		if words := strings.Fields(args); !slices.Contains(words, "rdma") || !reducedBuild() {
 			if got := shown(t, words[0], words[1:]...); got != want {
@@ -187,6 +187,69 @@ func TestDefectConfigurationWithoutEffectDoesNoHarm(t *testing.T) {
 	}
 	if got, want := shown(t, "log-fsync", "--config", name, "replay", "--", "--device", "sim", "--log-dir", dir), "always "+name+":4"; got != want {
 		t.Errorf("with a log: %q, want %q", got, want)
+	}
+}
+
+// What contradicts itself is decided as what is given twice is: by the command line, then by the environment.
+func TestDefectCommandLineDidNotOverruleTheTiersOfAConfiguration(t *testing.T) {
+	trace, files, logs := traceFile(t, goodLine), filepath.Join(t.TempDir(), "files"), filepath.Join(t.TempDir(), "log")
+	for _, c := range []struct {
+		file, env string // the configuration, and KVLANE_LOG_DIR
+		args      []string
+		want      string // pipeline, file-dir and log-dir as they are then
+	}{
+		{"file-dir: " + files, "", []string{"--log-dir", logs}, " | | " + logs},
+		{"file-dir: " + files + "\npipeline: cache|file", "", []string{"--log-dir", logs}, " | | " + logs},
+		{"file-dir: " + files + "\npipeline: cache|log", "", []string{"--log-dir", logs}, "cache|log | | " + logs},
+		{"log-dir: " + logs + "\nlog-bytes: 1GiB", "", []string{"--file-dir", files}, " | " + files + " | "},
+		{"file-dir: " + files + "\nfsync: file\nstream-files: true", "", []string{"--pipeline", "cache"}, "cache | | "},
+		{"file-dir: " + files, logs, nil, " | | " + logs},
+		{"file-dir: " + files, logs, []string{"--pipeline", "cache|file"}, "cache|file | " + files + " | "},
+		{"pipeline: cache\nfile-dir: " + files, "", []string{"--file-dir", files + "2"}, " | " + files + "2 | "},
+	} {
+		config := []string{"--config", configText(t, c.file), "--device", "sim", "--cache-bytes", "4MiB"}
+		t.Setenv("KVLANE_LOG_DIR", c.env)
+		args := append(config, c.args...)
+		if code, _, stderr := execute(t, append([]string{"replay", trace}, args...)...); code != exitOK {
+			t.Errorf("%s, %q, %v: exit code %d: %s", c.file, c.env, c.args, code, stderr)
+		}
+		var got []string
+		for _, s := range []string{"pipeline", "file-dir", "log-dir"} {
+			value, _, _ := strings.Cut(shown(t, s, append([]string{"replay", "--"}, args...)...), " ")
+			got = append(got, value)
+		}
+		if got := strings.Join(got, " | "); strings.ReplaceAll(got, "  ", " ") != c.want {
+			t.Errorf("%s, %q, %v: the tiers are %q, want %q", c.file, c.env, c.args, got, c.want)
+		}
+	}
+	for _, c := range []struct{ file, args string }{ // neither is above the other
+		{"device: sim", "--file-dir " + files + " --log-dir " + logs},
+		{"file-dir: " + files + "\nlog-dir: " + logs, "--device sim"},
+		{"file-dir: " + files + "\npipeline: cache", "--device sim"},
+	} {
+		t.Setenv("KVLANE_LOG_DIR", "")
+		if code, _, stderr := execute(t, append([]string{"replay", trace, "--config", configText(t, c.file)}, strings.Fields(c.args)...)...); code != exitUsage {
+			t.Errorf("%s, %s: exit code %d: %s", c.file, c.args, code, stderr)
+		}
+	}
+}
+
+// config show takes the commands that take settings, and names no other for a word that is none.
+func TestDefectConfigShowNamesAnotherCommand(t *testing.T) {
+	for args, want := range map[string]string{
+		"nope":        `unknown command "nope" for "kvlane"` + "\nSee",
+		"vresion":     `unknown command "vresion" for "kvlane"` + "\nSee",
+		"version":     `"kvlane version" takes no settings` + "\nSee",
+		"config shw":  `"kvlane config" takes no settings` + "\nSee",
+		"bench":       `"kvlane bench" has several commands: name one` + "\nSee",
+		"bench coppy": `unknown command "coppy" for "kvlane bench"; did you mean copy?` + "\nSee",
+	} {
+		if code, _, stderr := execute(t, append([]string{"config", "show"}, strings.Fields(args)...)...); code != exitUsage || !strings.Contains(stderr, want) {
+			t.Errorf("config show %s: exit code %d, want %q:\n%s", args, code, want, stderr)
+		}
+	}
+	if code, _, stderr := execute(t, "config", "show", ""); code != exitUsage {
+		t.Errorf("exit code %d: %s", code, stderr)
 	}
 }
 

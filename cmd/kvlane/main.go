@@ -13,6 +13,8 @@ import (
 	"os/signal"
 	"strings"
 	"syscall"
+
+	"github.com/kvlane/kvlane/internal/present"
 )
 
 // The exit codes of the process; exitMeanings says of each what it means.
@@ -70,21 +72,51 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if err == nil {
 		return exitOK
 	}
-	fmt.Fprintf(stderr, "kvlane: %v\n", err)
+	fmt.Fprintln(stderr, "kvlane: "+errorText(err))
 	var usage *usageError
 	if errors.As(err, &usage) {
 		for _, hint := range usageHints(cmd, err) {
-			fmt.Fprintln(stderr, hint)
+			fmt.Fprintln(stderr, present.Escape(hint))
 		}
 		fmt.Fprintf(stderr, "See '%s --help'.\n", cmd.CommandPath())
 		return exitUsage
 	}
 	if next := nextStep(cmd, err); next != "" {
-		fmt.Fprintln(stderr, "Next: "+next)
+		fmt.Fprintln(stderr, "Next: "+present.Escape(next))
 	}
 	var coded *codedError
 	if errors.As(err, &coded) {
 		return coded.code
 	}
 	return exitFailure
+}
+
+// errorText is the text of an error with a line for each of several that are joined, and none for what names of files have in them.
+func errorText(err error) string {
+	var inner []error
+	switch e := any(err).(type) {
+	case interface{ Unwrap() []error }:
+		inner = e.Unwrap()
+	case interface{ Unwrap() error }:
+		inner = []error{e.Unwrap()}
+	}
+	var b strings.Builder
+	rest := err.Error()
+	for i, in := range inner {
+		if in == nil {
+			continue
+		}
+		before, after, found := strings.Cut(rest, in.Error())
+		if !found { // it is told otherwise
+			continue
+		}
+		if i > 0 && before == "\n" { // errors.Join
+			b.WriteString(before)
+		} else {
+			b.WriteString(present.Escape(before))
+		}
+		b.WriteString(errorText(in))
+		rest = after
+	}
+	return b.String() + present.Escape(rest)
 }

@@ -1,11 +1,14 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -117,5 +120,47 @@ func TestNextStepByError(t *testing.T) {
 	}
 	if got := userName(4294967294); got != "user 4294967294" {
 		t.Errorf("a user without a name: %q", got)
+	}
+}
+
+// A file's name ends no line of an error and commands no terminal; errors that are joined have a line each.
+func TestDefectNameOfAFileForgesALineOfAnError(t *testing.T) {
+	bad := "no\nkvlane: all is well\x1b[2J\u202e\xff"
+	escaped := `no\nkvlane: all is well\x1b[2J\u202e\xff`
+	dir := filepath.Join(t.TempDir(), bad)
+	file := filepath.Join(t.TempDir(), "it's"+bad)
+	good := filepath.Join(t.TempDir(), bad)
+	if err := errors.Join(os.WriteFile(file, []byte("nonsense: 1\nmore: 2\n"), 0o600), os.WriteFile(good, []byte("path: kernel\n"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		args  []string
+		lines int
+		want  string
+	}{
+		{[]string{"replay", bad, "--device", "sim"}, 2, escaped},
+		{[]string{"store", "ls", dir}, 2, escaped},
+		{[]string{"doctor", "--dir", dir}, 2, escaped},
+		{[]string{"store", "gc", dir, "--quarantine"}, 2, escaped},
+		{[]string{"config", "check", file}, 3, escaped + ":2: "},
+		{[]string{"replay", "x", "--policy", "latency", "--config", good}, 3, escaped + ":1."},
+		{[]string{"store", bad}, 2, escaped},
+		{[]string{"replay", "x", "--log-bytes", "1", "--fsync", "file"}, 3, "--log-bytes has no effect"},
+	} {
+		code, _, stderr := execute(t, c.args...)
+		if code == exitOK || strings.Count(stderr, "\n") != c.lines || !strings.Contains(stderr, c.want) || strings.ContainsFunc(stderr, func(r rune) bool { return r != '\n' && !strconv.IsPrint(r) }) {
+			t.Errorf("%q: exit code %d, want %d lines:\n%s\n%q", c.args, code, c.lines, stderr, stderr)
+		}
+	}
+	joined := errors.Join(errors.New("one\nmore"), fmt.Errorf("%q: %w: %w", "two", errors.Join(errors.New("a"), errors.New("b")), errors.New("c\rd")))
+	if got, want := errorText(fmt.Errorf("all: %w", joined)), "all: one\\nmore\n\"two\": a\nb: c\\rd"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	// And a shell takes what it is told to type.
+	for _, name := range []string{file, "a b", `'\`, "\t\\n'", "é\x7f"} {
+		out, err := exec.CommandContext(t.Context(), "bash", "-c", "printf %s "+shellWord(name)).Output()
+		if err != nil || string(out) != name || strings.ContainsFunc(shellWord(name), func(r rune) bool { return !strconv.IsPrint(r) }) {
+			t.Errorf("%q: bash has %q of %s, %v", name, out, shellWord(name), err)
+		}
 	}
 }

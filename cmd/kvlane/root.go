@@ -6,6 +6,7 @@ import (
 	"io"
 	"log/slog"
 	"runtime/debug"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -94,14 +95,24 @@ func newGroupCommand(use, short, long string) *cobra.Command {
 			if len(args) == 0 {
 				return nil
 			}
-			var hint string
-			if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
-				hint = fmt.Sprintf("; did you mean %s?", strings.Join(near, " or "))
-			}
-			return usagef("unknown command %q for %q%s", args[0], cmd.CommandPath(), hint)
+			return unknownCommand(cmd, args[0], nil)
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
+}
+
+// unknownCommand says that a word names no command below cmd, and which it may have meant, of all but some.
+func unknownCommand(cmd *cobra.Command, word string, but []string) error {
+	near := slices.DeleteFunc(cmd.SuggestionsFor(word), func(s string) bool {
+		c, _, err := cmd.Find([]string{s})
+		// Half the word and its first letter: that is another word.
+		return err != nil || within(c, but) || 2*distance(word, s) >= len(word) && !strings.HasPrefix(s, word[:min(1, len(word))])
+	})
+	var hint string
+	if len(near) > 0 {
+		hint = fmt.Sprintf("; did you mean %s?", strings.Join(near, " or "))
+	}
+	return usagef("unknown command %q for %q%s", word, cmd.CommandPath(), hint)
 }
 
 // flagError adds to the error of an unknown flag the one that was most likely meant.

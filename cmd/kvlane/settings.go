@@ -187,28 +187,31 @@ func checkWords(cmd *cobra.Command, all []supplied) error {
 	return nil
 }
 
-// withdrawIdle gives the flags of a configuration that have no effect beside the others their defaults again, as if they had not been
-// given: the configuration is for other commands, and other command lines, too.
+// withdrawIdle withdraws the flags of a configuration that have no effect beside the others: the configuration is for other commands,
+// and other command lines, too.
 func withdrawIdle(cmd *cobra.Command) error {
-	var errs []error
+	errs := []error{withdrawOverruled(cmd)}
 	for again := true; again; {
 		again = false
 		forIdle(cmd, func(_ *need, f *pflag.Flag) {
-			from := origin(f)
-			if from == "" || !f.Changed {
-				return
+			if origin(f) != "" && f.Changed {
+				again = true // another may need it
+				errs = append(errs, withdraw(f))
 			}
-			again = true // another may need it
-			if list, ok := f.Value.(pflag.SliceValue); ok {
-				errs = append(errs, list.Replace(nil))
-			} else {
-				errs = append(errs, f.Value.Set(f.DefValue))
-			}
-			f.Changed = false
-			f.Annotations[fromKey], f.Annotations[idleKey] = nil, []string{from}
 		})
 	}
 	return errors.Join(errs...)
+}
+
+// withdraw gives a flag of the configuration its default again, as if it had not been given.
+func withdraw(f *pflag.Flag) error {
+	from := origin(f)
+	f.Changed = false
+	f.Annotations[fromKey], f.Annotations[idleKey] = nil, []string{from}
+	if list, ok := f.Value.(pflag.SliceValue); ok {
+		return list.Replace(nil)
+	}
+	return f.Value.Set(f.DefValue)
 }
 
 // readSettings returns what the file and the environment say, each setting once, or everything that is wrong there.

@@ -68,6 +68,9 @@ func shellWord(s string) string {
 	if s != "" && !strings.HasPrefix(s, "-") && strings.IndexFunc(s, func(r rune) bool { return !plain(r) }) < 0 {
 		return s
 	}
+	if present.Escape(s) != s {
+		return "$'" + present.Escape(strings.NewReplacer(`\`, `\\`, "'", `\'`).Replace(s)) + "'"
+	}
 	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }
 

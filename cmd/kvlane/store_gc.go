@@ -33,6 +33,7 @@ type clearedFiles struct {
 	Files     []string     `json:"removed_files"`
 	FileBytes int64        `json:"removed_file_bytes"`
 	FilesLeft []dirFinding `json:"left_files"`
+	Unasked   []string     `json:"foreign_files,omitempty"` // in quarantine, where only what was set aside is removed
 }
 
 func newStoreGCCommand() *cobra.Command {
@@ -46,7 +47,7 @@ func newStoreGCCommand() *cobra.Command {
 
   --max-bytes    the coldest blocks, until so many bytes of them are left, and what dead processes left
   --quarantine   the files that were set aside, by a tier or by "kvlane store verify --repair"
-  --foreign      the files that "kvlane store verify" finds foreign: kvlane has not made them
+  --foreign      the files that "kvlane store verify" finds foreign: kvlane has not made them; those in quarantine too
   --remove       one of either, by its name; repeatable
 
 In a log whole segments are removed, those with the least in them that is used first, and SIZE is of segments.
@@ -86,7 +87,7 @@ func (d *dirCollected) collect(ctx context.Context, target int64, clears bool, u
 	if clears {
 		c, err := keeperOf(d.Directory).clear(ctx, d.Directory, unwanted)
 		if err == nil || len(c.Removed) > 0 {
-			d.clearedFiles = &clearedFiles{Files: append([]string{}, c.Removed...), FileBytes: c.Bytes, FilesLeft: findings(c.Left)}
+			d.clearedFiles = &clearedFiles{Files: append([]string{}, c.Removed...), FileBytes: c.Bytes, FilesLeft: findings(c.Left), Unasked: c.Unasked}
 		}
 		if err != nil {
 			return err
@@ -117,6 +118,9 @@ func (d *dirCollected) rows() (rows [][2]string) {
 		}
 		for _, l := range f.FilesLeft {
 			rows = append(rows, [2]string{"  left", l.Path + ": " + l.Detail})
+		}
+		for _, path := range f.Unasked {
+			rows = append(rows, [2]string{"  stays", path + ": kvlane has not set it aside; kvlane store gc --foreign " + shellWord(d.Directory) + " removes it"})
 		}
 	}
 	if b := d.collectedBlocks; b != nil {

@@ -112,7 +112,7 @@ func (s *formatStat) rows() [][2]string {
 			rows = append(rows, [2]string{"  page group", id.Group}, [2]string{"  its layers", id.Layers})
 		}
 		rows = append(rows,
-			[2]string{"  model", id.Model}, [2]string{"  dtype", id.DType}, [2]string{"  layout", id.Layout},
+			[2]string{"  model", id.Model}, [2]string{"  dtype", id.DType}, [2]string{"  kind of KV", id.Layout},
 			[2]string{"  layers", fmt.Sprintf("%d to %d", id.LayerFirst, id.LayerEnd-1)},
 			[2]string{"  heads", fmt.Sprintf("%d to %d, of %d elements", id.HeadFirst, id.HeadEnd-1, id.HeadSize)},
 			[2]string{"  tokens a block", fmt.Sprint(id.BlockTokens)})

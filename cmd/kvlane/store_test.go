@@ -243,6 +243,26 @@ func TestDefectNextNamesACommandThatLeavesTheFile(t *testing.T) {
 	}
 }
 
+// gc --quarantine left what somebody put there, without a word.
+func TestDefectGCIsSilentAboutForeignFilesInQuarantine(t *testing.T) {
+	dir := t.TempDir()
+	if code, _, stderr := execute(t, small("replay", traceFile(t, goodLine), "--file-dir", dir)...); code != exitOK {
+		t.Fatalf("exit code %d: %s", code, stderr)
+	}
+	aside, mine := filepath.Join(dir, "quarantine", "0000000000000001-kvlane.json"), filepath.Join(dir, "quarantine", "mine")
+	if err := errors.Join(os.MkdirAll(filepath.Dir(mine), 0o700), os.WriteFile(mine, []byte("mine"), 0o600), os.WriteFile(aside, []byte("{}"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ flag, want string }{
+		{"--quarantine", "files removed  1, 2 B\n  removed      " + aside + "\n  stays        " + mine + ": kvlane has not set it aside; kvlane store gc --foreign " + dir + " removes it\n"},
+		{"--foreign", "files removed  1, 4 B\n  removed      " + mine + "\n"},
+	} {
+		if code, stdout, stderr := execute(t, "store", "gc", c.flag, dir); code != exitOK || stdout != c.want {
+			t.Errorf("gc %s: exit code %d, %q, want %q; %s", c.flag, code, stdout, c.want, stderr)
+		}
+	}
+}
+
 func TestAgeText(t *testing.T) {
 	for d, want := range map[time.Duration]string{
 		-time.Hour: "now", 999 * time.Millisecond: "now", time.Second: "1s", 119 * time.Second: "119s", 2 * time.Minute: "2m", 2 * time.Hour: "2h",

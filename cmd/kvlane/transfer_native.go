@@ -75,7 +75,7 @@ func (f *memoryFlags) openNICs(path engine.Path, o *transfer.NativeOptions) (don
 // noteRefusal says what goes without NICs.
 func noteRefusal(cmd *cobra.Command, s engine.Stats) {
 	if s.Refusal != nil {
-		fmt.Fprintf(cmd.ErrOrStderr(), "not by NICs: %v\n", s.Refusal)
+		fmt.Fprintf(cmd.ErrOrStderr(), "not by NICs: %s\n", errorText(s.Refusal))
 	}
 }
 

@@ -102,3 +102,19 @@ func Name(s string) string {
 
 // Percent writes a share of one: "8.0%".
 func Percent(share float64) string { return fmt.Sprintf("%.1f%%", 100*share) }
+
+// Escape returns text on one line, with what is not printable escaped as Go does it: what names of files bring along ends no line and
+// moves no cursor.
+func Escape(s string) string {
+	var b strings.Builder
+	for len(s) > 0 {
+		r, n := utf8.DecodeRuneInString(s)
+		if strconv.IsPrint(r) && (r != utf8.RuneError || n > 1) { // not a byte of no character
+			b.WriteString(s[:n])
+		} else {
+			b.WriteString(strings.Trim(strconv.Quote(s[:n]), `"`))
+		}
+		s = s[n:]
+	}
+	return b.String()
+}

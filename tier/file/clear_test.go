@@ -67,9 +67,10 @@ func TestClearRemovesWhatIsAskedFor(t *testing.T) {
 	for what, c := range map[string]struct {
 		unwanted      file.Unwanted
 		removed, left string // the files, by commas; Q is that which was set aside, S the sound block there, J what is beside blocks
+		unasked       string
 	}{
 		"nothing":              {},
-		"the quarantine":       {unwanted: file.Unwanted{Quarantine: true}, removed: "Q", left: "S"},
+		"the quarantine":       {unwanted: file.Unwanted{Quarantine: true}, removed: "Q", left: "S", unasked: "quarantine/by-hand"},
 		"what is foreign":      {unwanted: file.Unwanted{Foreign: true}, removed: "J,empty,notes.txt,quarantine/by-hand", left: "copy,mine"},
 		"one by name":          {unwanted: file.Unwanted{Names: []string{"notes.txt"}}, removed: "notes.txt"},
 		"one as verify has it": {unwanted: file.Unwanted{Names: []string{"DIR/./notes.txt"}}, removed: "notes.txt"},
@@ -101,6 +102,9 @@ func TestClearRemovesWhatIsAskedFor(t *testing.T) {
 			}
 			if say(got.Removed) != c.removed || say(left) != c.left {
 				t.Errorf("removed %q, left %q; want %q and %q", say(got.Removed), say(left), c.removed, c.left)
+			}
+			if unasked := strings.Join(below(dir, got.Unasked), ","); unasked != c.unasked {
+				t.Errorf("%q was not asked for, want %q", unasked, c.unasked)
 			}
 			for _, p := range got.Removed {
 				if _, err := os.Lstat(p); !errors.Is(err, os.ErrNotExist) {

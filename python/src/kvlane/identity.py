@@ -48,8 +48,8 @@ def revision(config: Any, *, weights: str | None = None, commit: str | None = No
 
     All of config counts, but for names, labels and special tokens: RoPE's parameters, sliding windows, quantisation, layer
     types. weights is a fingerprint of the weights, commit their commit hash (the configuration's own by default): one of
-    them has to be known. attention names the implementation that computes KV, where that is to count. layout is how a page
-    holds tokens and heads ("NHD", "HND").
+    them has to be known. attention names the implementation that computes KV, where that is to count. layout is the memory
+    layout, how a page holds tokens and heads ("NHD", "HND").
     """
     commit = commit or getattr(config, "_commit_hash", None)
     if not weights and not commit:

@@ -79,15 +79,15 @@ class Memory:
 class Group:
     """The tensors of a page group and how pages lie in them.
 
-    layout names the leading dimensions of each tensor: l is the layer, k is K and V, p the page. What follows is inside a
-    page. "kp": a tensor for each layer, [2, pages, ...]. "p": [pages, ...], for MLA, for K and V that are together in a
-    page, and for K and V in tensors of their own, which are given as K of layer 0, V of layer 0, and so on. "lkp": all
-    layers in one tensor; "plk": blocks first.
+    layout is their memory layout, by the leading dimensions of each: l is the layer, k is K and V, p the page. What follows
+    is inside a page. "kp": a tensor for each layer, [2, pages, ...]. "p": [pages, ...], for MLA, for K and V that are
+    together in a page, and for K and V in tensors of their own, which are given as K of layer 0, V of layer 0, and so on.
+    "lkp": all layers in one tensor; "plk": blocks first.
     """
 
     def __init__(self, tensors: Any, layout: str = "kp") -> None:
         if set(layout) - set("lkp") or layout.count("p") != 1 or len(set(layout)) != len(layout):
-            raise errors.Invalid(f"layout {layout!r} is not made of l, k and p, each once at most and p once")
+            raise errors.Invalid(f"memory layout {layout!r} is not made of l, k and p, each once at most and p once")
         if hasattr(tensors, "data_ptr") or hasattr(tensors, "__array_interface__"):
             tensors = [tensors]
         self.memory = [Memory.of(t) for t in tensors]
@@ -109,7 +109,7 @@ class Group:
 
     def _add(self, m: Memory, layout: str) -> tuple[int, int, int]:
         if len(m.shape) <= len(layout):
-            raise errors.Invalid(f"it has no dimensions inside a page, with layout {layout!r}")
+            raise errors.Invalid(f"it has no dimensions inside a page, with memory layout {layout!r}")
         n = len(layout)
         expected = m.itemsize
         for size, stride in zip(reversed(m.shape[n:]), reversed(m.strides[n:]), strict=True):
@@ -148,8 +148,8 @@ def _uint64(numbers: Sequence[int]) -> Any:
 
 
 class PagedCache:
-    """A paged KV cache that a store loads into and dumps from: tensors with a layout, or a Group or Addresses for each page
-    group.
+    """A paged KV cache that a store loads into and dumps from: tensors with a memory layout, or a Group or Addresses for each
+    page group.
 
     It keeps the tensors. Use it in a with statement, or close it before the store; the store's close does it else.
     """

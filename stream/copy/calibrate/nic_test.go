@@ -43,7 +43,7 @@ func (a *announced) Unregister(_ context.Context, regions ...*mem.Region) error 
 	return a.unregisterErr
 }
 
-// TestMeasuresANIC: what a NIC takes is found as what the device's paths take is, for both layouts of the host's side, and the
+// TestMeasuresANIC: what a NIC takes is found as what the device's paths take is, for both placements on the host's side, and the
 // planner takes it for the batches that it is the fastest for.
 func TestMeasuresANIC(t *testing.T) {
 	m := newMachine(t)

@@ -102,7 +102,7 @@ func (o *Options) setDefaults() {
 type variant struct {
 	path stream.Path
 	ctas int
-	// sides are the layouts of the host side in which it is measured, ways the directions.
+	// sides are the placements on the host side for which it is measured, ways the directions.
 	sides []plan.Side
 	ways  []plan.Direction
 	// most is the longest batch that is measured, in bytes.

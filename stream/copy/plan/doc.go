@@ -3,7 +3,7 @@
 //
 // # Model
 //
-// A Profile holds one Model for each path, number of thread blocks, direction, form and layout of the host side. A model is
+// A Profile holds one Model for each path, number of thread blocks, direction, form and placement on the host side. A model is
 // a table: what n copies of s bytes take when nothing runs before them, measured at a few sizes and counts, and taken to lie
 // on straight lines between. That is exact for a cost a copy and a cost a byte, and it follows whatever else hardware does:
 // a kernel's first copies, which cost nothing as many warps wait for their bytes at the same time; a driver that goes over

@@ -53,7 +53,7 @@ func (f Form) String() string {
 // Side is how the host's blocks lie.
 type Side uint8
 
-// The layouts of the host side.
+// The placements on the host side.
 const (
 	Contiguous Side = iota
 	Scattered

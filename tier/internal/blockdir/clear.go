@@ -28,6 +28,8 @@ type Cleared struct {
 	Removed []string // paths
 	Bytes   int64    // of them
 	Left    []Finding
+	// Unasked are files in quarantine that kvlane has not set aside, where Unwanted.Quarantine was asked for without Foreign: they stay.
+	Unasked []string
 }
 
 // Clear removes files of directory d, whose path is root: those of the quarantine, and of foreign, the findings about what kvlane has not
@@ -63,6 +65,9 @@ func Clear(ctx context.Context, d dirfs.Dir, root string, formats block.Formats,
 	for _, name := range slices.Sorted(maps.Keys(can)) {
 		if ctx.Err() != nil {
 			return c, context.Cause(ctx)
+		}
+		if u.Quarantine && !can[name] && strings.HasPrefix(name, Quarantine+"/") {
+			c.Unasked = append(c.Unasked, root+"/"+name)
 		}
 		if why := byHand[name]; can[name] && why != "" {
 			r.leave(name, "%s: remove it by hand", why)

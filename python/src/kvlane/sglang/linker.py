@@ -65,7 +65,7 @@ def device_pools(params: CacheInitParams, components: Any) -> DevicePoolGroup:
     if any(getattr(kvcache, name, None) is not None for name in scales):
         raise errors.NotSupported("KV with scales of its own")
     if getattr(kvcache, "kv_cache_layout", "nhd") != "nhd":
-        raise errors.NotSupported(f"KV in the layout {kvcache.kv_cache_layout}")
+        raise errors.NotSupported(f"KV in the memory layout {kvcache.kv_cache_layout}")
     entry = DevicePoolEntry(
         name=PoolName.KV,
         indices_from_pool=PoolName.KV,

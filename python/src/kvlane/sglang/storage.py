@@ -44,7 +44,7 @@ def host_pool(name: str, pool: Any, replicated: bool) -> Pool | None:
         try:
             where = pool.get_page_buffer_meta(torch.arange(number * page, (number + 1) * page))
         except (ValueError, NotImplementedError, AttributeError) as e:
-            raise errors.NotSupported(f"pool {name}, a {type(pool).__name__} with layout {pool.layout}: {e}") from e
+            raise errors.NotSupported(f"pool {name}, a {type(pool).__name__} of memory layout {pool.layout}: {e}") from e
         return [int(p) for p in where[0]], [int(s) for s in where[1]]
 
     if last < 1:
@@ -52,7 +52,8 @@ def host_pool(name: str, pool: Any, replicated: bool) -> Pool | None:
     (first, sizes), (second, _), (final, final_sizes) = at(0), at(1), at(last)
     strides = [b - a for a, b in zip(first, second, strict=True)]
     if sizes != final_sizes or any(a + s * last != b for a, s, b in zip(first, strides, final, strict=True)):
-        raise errors.NotSupported(f"pool {name}, a {type(pool).__name__} with layout {pool.layout}: pages are not evenly spaced")
+        what = f"pool {name}, a {type(pool).__name__} of memory layout {pool.layout}"
+        raise errors.NotSupported(f"{what}: pages are not evenly spaced")
     # In the order of memory, which is that of the pages that get and set are given.
     planes = sorted(zip(first, sizes, strides, strict=True))
     return Pool(

@@ -41,8 +41,7 @@ type Cache struct {
 // RegisterCache tells the engine where the host program's KV cache lies, ahead of loads and dumps: giving it to NICs takes
 // milliseconds. A hybrid model has a CacheMemory for each of its page groups, in the order of Config.Groups; these may lie in the same
 // memory, if each part of it is a page of one group at a time. The memory stays allocated until Cache.Close. Everything that is wrong
-// with it is reported at once, as ErrInvalid; ErrExists where it overlaps memory that is registered; ErrBusy where a NIC keeps a part of what
-// others refused, which must not be freed before Engine.Close.
+// with it is reported at once, as ErrInvalid; ErrExists where it overlaps memory that is registered.
 func (e *Engine) RegisterCache(memory ...CacheMemory) (*Cache, error) {
 	c := &Cache{engine: e}
 	memory, err := e.groups.validateMemory(memory)

@@ -144,8 +144,7 @@ func (e *Engine) NICStats() []stream.NICStats {
 // Register tells the engine of memory that streams of OpenStream or loads and dumps of Engine.Store will name; RegisterCache does that
 // for a KV cache. NICs reach only what is registered, ahead of transfers, as that takes milliseconds; all of the regions are
 // registered or none. Without NICs there is nothing to do. ErrInvalid, ErrExists for a region that overlaps a registered one. What NICs refuse is an error
-// with GDRRequire; with GDRAuto none of the regions is theirs then, and Engine.Notes says why. Where a NIC keeps a part of what others refused it is
-// ErrBusy with both: that may be written still, and must not be freed before Unregister or Engine.Close has returned nil. NICStats counts all of these.
+// with GDRRequire; with GDRAuto none of the regions is theirs then, and Engine.Notes says why. NICStats counts it.
 func (e *Engine) Register(regions ...*mem.Region) error {
 	if e.nics == nil {
 		return nil

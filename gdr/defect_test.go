@@ -13,7 +13,6 @@ import (
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/fault"
-	"github.com/kvlane/kvlane/internal/sys/hostmem"
 	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/internal/unwind"
 	"github.com/kvlane/kvlane/mem"
@@ -139,47 +138,6 @@ func TestDefectDeviceForTransfers(t *testing.T) {
 		t.Errorf("one NIC was opened %d times", opened)
 	}
 	closed(t, d.Close())
-}
-
-// TestDefectKeptMemoryIsARefusal: where a NIC keeps what another one refused, memory is in its reach still. That is no refusal, after which it could be
-// freed, it is counted, and taken back by Unregister.
-func TestDefectKeptMemoryIsARefusal(t *testing.T) {
-	plan := fault.New(1)
-	p, err := soft.New(soft.Options{Faults: plan, Devices: make([]soft.DeviceOptions, 2)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { closed(t, p.Close()) }()
-	n := &NICs{cfg: Config{Count: 2}, closes: unwind.New()}
-	defer func() { closed(t, n.Close(context.Background())) }()
-	if err := n.openNICs(p, nil, false); err != nil {
-		t.Fatal(err)
-	}
-	host, err := hostmem.Alloc(4096)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { closed(t, hostmem.Free(host)) }()
-	r, err := hostmem.Region(host)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, kept := range []bool{false, true} {
-		plan.Add(fault.Nth(soft.OpRegMR, int(plan.Seen(soft.OpRegMR))+1).Fail(nil)) // by the second NIC
-		if kept {
-			plan.Add(fault.After(soft.OpClose, int(plan.Seen(soft.OpClose))).Fail(nil))
-		}
-		if err := n.Register(r); !errors.Is(err, fault.ErrInjected) || Refused(err) == kept || errors.Is(err, errdefs.ErrBusy) != kept {
-			t.Errorf("kept %v: refused %v: %v", kept, Refused(err), err)
-		}
-		plan.Clear()
-		if s := n.Stats(); s[0].RegistrationsKept > 0 != kept || s[0].Registrations[0].Live > 0 != kept || s[1].RegistrationsKept != 0 {
-			t.Errorf("kept %v: %+v", kept, s)
-		}
-		closed(t, n.Unregister(context.Background(), r))
-	}
-	closed(t, n.Register(r))
-	closed(t, n.Unregister(context.Background(), r))
 }
 
 // Whatever is asked for that there is not, nothing stays open: TestMain looks.

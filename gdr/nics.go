@@ -254,7 +254,7 @@ func (n *NICs) Stats() []stream.NICStats {
 		s.Name = g.Name()
 		n.counts[i].Read(s)
 		r := g.Stats()
-		s.RegistrationsFailed, s.RegistrationsKept = r.Failed, r.Kept
+		s.RegistrationsFailed = r.Failed
 		for k, by := range r.By {
 			s.Registrations = append(s.Registrations, stream.RegistrationStats{
 				Method: registry.Method(k + 1).String(), Live: by.Live, Bytes: by.Bytes, Total: by.Total,
@@ -264,17 +264,15 @@ func (n *NICs) Stats() []stream.NICStats {
 	return all
 }
 
-// Register registers memory with all of the NICs: all of the regions or none. ErrExists for a region that overlaps a registered one; ErrBusy where
-// a NIC has kept a part of what others refused, which is unregistered before it is freed.
+// Register registers memory with all of the NICs: all of the regions or none. ErrExists for a region that overlaps a registered one.
 func (n *NICs) Register(regions ...*mem.Region) error {
 	return registry.Register(n.open, rdma.MROptions{Access: nic.Access}, regions...)
 }
 
-// Refused reports whether an error of Register is that NICs refused the memory, all of it: not what the caller did, nor that a NIC has kept a
-// part that it was to give back.
+// Refused reports whether an error of Register is that NICs refused the memory, and not what the caller did.
 func Refused(err error) bool {
 	var verb *rdma.Error
-	return !errors.Is(err, registry.ErrKept) && (errors.As(err, &verb) || errors.Is(err, errdefs.ErrNotSupported))
+	return errors.As(err, &verb) || errors.Is(err, errdefs.ErrNotSupported)
 }
 
 // Unregister takes back Register. The memory may be freed once it has returned nil; ErrBusy, with the context's cause, if transfers

@@ -16,7 +16,6 @@ type NICStats struct {
 
 	Registrations       []RegistrationStats // by method, also of those that nothing was registered by
 	RegistrationsFailed int64               // regions that could not be registered
-	RegistrationsKept   int64               // regions that it has kept when others could not be registered, and that were to go back
 }
 
 // RegistrationStats are the figures of memory registered with a NIC by one method.

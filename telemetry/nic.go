@@ -28,7 +28,6 @@ var nicFamilies = []family[*stream.NICStats]{
 	methodFamily("kvlane_nic_registered_bytes", "bytes", Gauge, "Bytes of those regions.", func(s *stream.RegistrationStats) int64 { return s.Bytes }),
 	methodFamily("kvlane_nic_registrations_total", "regions", Counter, "Regions that were registered in all.", func(s *stream.RegistrationStats) int64 { return s.Total }),
 	nicCounter("kvlane_nic_registrations_failed_total", "regions", "Regions that could not be registered.", func(s *stream.NICStats) int64 { return s.RegistrationsFailed }),
-	nicCounter("kvlane_nic_registrations_kept_total", "regions", "Regions that the NIC has kept when others refused them.", func(s *stream.NICStats) int64 { return s.RegistrationsKept }),
 }
 
 func nicCounter(name, unit, help string, read func(*stream.NICStats) int64) family[*stream.NICStats] {

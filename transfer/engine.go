@@ -74,8 +74,6 @@ type Stats struct {
 	// Refusals are regions that NICs which are Options.NICsOptional have refused, or all of the NICs, at Open; Refusal is why the last of them was.
 	Refusals int64
 	Refusal  error
-	// Kept are regions that a NIC has kept when another refused them: registering them failed with ErrBusy.
-	Kept int64
 	// QueuesLeft are queue pairs that could not be connected and that their NICs have not closed yet. Memory that they could reach stays registered.
 	QueuesLeft int
 
@@ -88,7 +86,7 @@ type Stats struct {
 }
 
 type counters struct {
-	requests, refused, malformed, in, out, retries, fences, refusals, kept atomic.Int64
+	requests, refused, malformed, in, out, retries, fences, refusals atomic.Int64
 }
 
 // Open opens an engine, which listens. ErrInvalid, or why it cannot listen.
@@ -147,7 +145,7 @@ func (e *Engine) Stats() Stats {
 	s := Stats{
 		Batches: len(e.batches), Connections: e.served.count(),
 		Requests: c.requests.Load(), Refused: c.refused.Load(), Malformed: c.malformed.Load(), BytesIn: c.in.Load(), BytesOut: c.out.Load(),
-		Retries: c.retries.Load(), Fences: c.fences.Load(), Refusals: c.refusals.Load(), Kept: c.kept.Load(),
+		Retries: c.retries.Load(), Fences: c.fences.Load(), Refusals: c.refusals.Load(),
 		Paths: e.carried.stats(), Fallbacks: e.carried.fallbacks.Load(), Reconnects: e.carried.reconnects.Load(),
 	}
 	e.mu.Lock()

@@ -33,7 +33,7 @@ func closeDomain(d *rail.Domain) error {
 // RegisterLocal registers memory of this process that batches read and write with the engine's NICs: what is not registered goes by other
 // paths. Without NICs it does nothing. It pins the memory, which UnregisterLocal has to take back before it is freed. ErrExists for what is
 // registered, ErrNotSupported for memory of another process, which could not take it back, and what the NICs say, unless they are
-// Options.NICsOptional; ErrBusy where a NIC has kept what another refused: UnregisterLocal has to take that back all the same.
+// Options.NICsOptional.
 func (e *Engine) RegisterLocal(r *mem.Region) error {
 	if e.local == nil {
 		return nil
@@ -53,9 +53,6 @@ func (e *Engine) RegisterLocal(r *mem.Region) error {
 func (e *Engine) refused(err error) error {
 	switch {
 	case errors.Is(err, errdefs.ErrExists) || errors.Is(err, errdefs.ErrClosed): // what the caller did
-		return err
-	case rail.Kept(err):
-		e.counters.kept.Add(1)
 		return err
 	case !e.o.NICsOptional:
 		return fmt.Errorf("NICs that were asked for refuse it: give them what they lack, or ask for other paths: %w", err)

@@ -125,22 +125,3 @@ func TestRefusalsOfCallers(t *testing.T) {
 		t.Errorf("%d and %d refusals", a.Refusals, b.Refusals)
 	}
 }
-
-// TestDefectKeptMemoryIsARefusal: memory that a NIC keeps which another refused does not go by other paths as if no NIC had it: its owner is told, and
-// takes it back.
-func TestDefectKeptMemoryIsARefusal(t *testing.T) {
-	plan := fault.New(1)
-	e := engine(t, Options{NICs: faultyNICs(t, plan, 8, 2, "soft0", "soft1"), NICsOptional: true})
-	here := host(t, 4096)
-	plan.Add(fault.Nth(soft.OpRegMR, int(plan.Seen(soft.OpRegMR))+1).Fail(nil)) // by the second NIC
-	plan.Add(fault.After(soft.OpClose, int(plan.Seen(soft.OpClose))).Fail(nil))
-	wantErr(t, "memory that a NIC keeps", e.RegisterLocal(here), errdefs.ErrBusy)
-	if s := e.Stats(); s.Kept != 1 || s.Refusals != 0 {
-		t.Errorf("%d regions were kept, %d refused", s.Kept, s.Refusals)
-	}
-	wantErr(t, "take it back while the NIC keeps it", e.UnregisterLocal(t.Context(), here), fault.ErrInjected)
-	plan.Clear()
-	must(t, e.UnregisterLocal(t.Context(), here))
-	must(t, e.RegisterLocal(here))
-	must(t, e.UnregisterLocal(t.Context(), here))
-}

@@ -125,8 +125,7 @@ type RegisterOptions struct {
 // offset is used twice. Who has opened the segment knows of r after Remote.Refresh. ErrNotSupported for memory that the engine cannot
 // move, the source not export, or the engine's NICs not reach, and what those say, unless they are Options.NICsOptional: Buffer.Refused says it
 // then. ErrExists for memory that overlaps some of the segment where there are NICs; ErrBusy for more than MaxBuffers, or than 4 MiB
-// describe: names, keys and what is shared count there; and where a NIC has kept what another refused, which must not be freed before Close.
-// It waits for another call that registers or closes until ctx ends, as ErrBusy.
+// describe: names, keys and what is shared count there. It waits for another call that registers or closes until ctx ends, as ErrBusy.
 func (s *Segment) Register(ctx context.Context, r *mem.Region, o RegisterOptions) (int64, error) {
 	off, err := s.register(ctx, r, o)
 	if err != nil {

@@ -26,7 +26,6 @@ const methods = int(MethodPeerMemory)
 type Stats struct {
 	By     [methods]MethodStats // Method(i+1) has By[i]
 	Failed int64                // regions that could not be registered; those that were refused before the NIC was asked are none
-	Kept   int64                // regions that a NIC has not given back when others could not be registered: ErrKept
 }
 
 // MethodStats are figures of the registrations by one method.

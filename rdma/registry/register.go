@@ -14,36 +14,23 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// ErrKept is that memory which was to be registered everywhere or nowhere is registered still with a NIC that does not give it back: it may
-// not be freed before Unregister has returned nil for it, or the set is closed. It is no refusal.
-var ErrKept = fmt.Errorf("a part of it stays registered: %w", errdefs.ErrBusy)
-
-// keeps counts a registration that could not be undone.
-func (g *Registry) keeps() {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.stats.Kept++
-}
-
 // Register registers all regions with all NICs as o says, or none of them with any: what a part of it did is undone when a later part
 // fails, and the error joins both. Streams that are open may use the memory from now on, as those opened later. The memory
 // must live until Unregister has returned nil for it. With another o.Access the same memory may be registered once more: each
 // registration serves who needs no more than it grants.
 //
-// Errors, beside those of rdma.PD: ErrKept where undoing failed too, ErrExists for a region that overlaps one with the same o.Access,
-// ErrNotSupported for device memory that is neither exported as a dma-buf nor reached through peer memory, with the reason of both.
+// Errors, beside those of rdma.PD: ErrExists for a region that overlaps one with the same o.Access, ErrNotSupported for device
+// memory that is neither exported as a dma-buf nor reached through peer memory, with the reason of both.
 func Register(nics []*Registry, o rdma.MROptions, regions ...*mem.Region) error {
 	staged := make([][]*Memory, len(nics))
 	undo := func(err error) error {
+		errs := []error{err}
 		for i, g := range nics {
 			for _, m := range staged[i] {
-				if kept := g.drop(m); kept != nil {
-					g.keeps()
-					err = fmt.Errorf("%w; %w: NIC %s: %w", err, ErrKept, g.name, kept)
-				}
+				errs = append(errs, g.drop(m))
 			}
 		}
-		return err
+		return errors.Join(errs...)
 	}
 	for i, g := range nics {
 		for _, r := range regions {

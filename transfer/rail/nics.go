@@ -170,10 +170,6 @@ func (d *Domain) Register(r *mem.Region, base int64) ([]Key, error) {
 	return keys, nil
 }
 
-// Kept reports whether an error of Domain.Register is that a NIC has kept memory that others refused: it must not be freed before
-// Domain.Unregister or Domain.Close has returned nil.
-func Kept(err error) bool { return errors.Is(err, registry.ErrKept) }
-
 // maxReason is how long a reason is at most, in bytes.
 const maxReason = 512
 

@@ -33,9 +33,6 @@ func (*Domain) Register(*mem.Region, int64) ([]Key, error) { return nil, errNoCo
 // Reason is none.
 func Reason(error) string { return "" }
 
-// Kept is false.
-func Kept(error) bool { return false }
-
 // Unregister has nothing to take back.
 func (*Domain) Unregister(context.Context, *mem.Region) error { return nil }
 

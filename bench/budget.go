@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/present"
 )
 
 // ErrOverBudget is of what takes longer than is left of a budget, and is to be left out.
@@ -88,7 +89,7 @@ func (b *Budget) Measured() bool { return b != nil && b.measured }
 func (b *Budget) Skip(units int) { b.left, b.part = b.left-units, b.part-units }
 
 // Each measures named units, which all are of the part: those first that lie far apart. It returns the names of those that did not fit, and of
-// those that measure gave up with ErrOverBudget. It fails with ErrInvalid if none was measured in time. Progress and notice may be nil.
+// those that measure gave up with ErrOverBudget, which say after how long: they may have stood still. It fails with ErrInvalid if none was measured in time. Progress and notice may be nil.
 func (b *Budget) Each(names []string, progress func(done, total int, what string), notice func(text string), measure func(k int, until time.Time) error) (leftOut []string, err error) {
 	tell := func(done int, what string) {
 		if progress != nil {
@@ -98,16 +99,18 @@ func (b *Budget) Each(names []string, progress func(done, total int, what string
 	for i, k := range Spread(len(names)) {
 		tell(i, names[k])
 		until, fits := b.Begin(1)
-		err := ErrOverBudget
+		err, name := ErrOverBudget, names[k]
 		if fits {
-			err = measure(k, until)
+			if err = measure(k, until); errors.Is(err, ErrOverBudget) {
+				name = fmt.Sprintf("%s (given up after %s)", name, present.Duration(b.now().Sub(b.start)))
+			}
 		}
 		b.End(1, err == nil)
 		switch {
 		case errors.Is(err, ErrOverBudget) && !b.Measured():
 			return nil, b.TooShort()
 		case errors.Is(err, ErrOverBudget):
-			leftOut = append(leftOut, names[k])
+			leftOut = append(leftOut, name)
 		case err != nil:
 			return leftOut, fmt.Errorf("%s: %w", names[k], err)
 		case i == 0 && notice != nil:
@@ -129,12 +132,17 @@ func (b *Budget) limit() time.Time {
 	return b.until.Add(time.Duration(more * float64(b.total)))
 }
 
-// Bound returns a context that ends with ErrOverBudget once Over is true.
-func (b *Budget) Bound(ctx context.Context) (context.Context, context.CancelFunc) {
+// Bound returns a context for what began and should end at until. It ends with ErrOverBudget once Over is true, or, where something was measured
+// before, once that took twice its time: what stands still is not to take the others' time too.
+func (b *Budget) Bound(ctx context.Context, until time.Time) (context.Context, context.CancelFunc) {
 	if b.total == 0 {
 		return context.WithCancel(ctx)
 	}
-	return context.WithTimeoutCause(ctx, b.limit().Sub(b.now()), ErrOverBudget)
+	end := b.limit()
+	if twice := until.Add(until.Sub(b.start)); b.measured && twice.Before(end) {
+		end = twice
+	}
+	return context.WithTimeoutCause(ctx, end.Sub(b.now()), ErrOverBudget)
 }
 
 // Over reports whether the part took so much more than its time that what is under way should be given up.

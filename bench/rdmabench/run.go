@@ -41,8 +41,8 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	r.LeftOut, err = budget.Each(names, o.Progress, o.Notice, func(k int, _ time.Time) error {
-		ctx, cancel := budget.Bound(ctx)
+	r.LeftOut, err = budget.Each(names, o.Progress, o.Notice, func(k int, until time.Time) error {
+		ctx, cancel := budget.Bound(ctx, until)
 		defer cancel()
 		return points[k].measure(ctx, &o)
 	})

@@ -39,7 +39,8 @@ type Report struct {
 type Point struct {
 	BlockBytes    int64   `json:"block_bytes"`
 	Blocks        int     `json:"blocks"`
-	Batches       int     `json:"batches"` // of all threads
+	Batches       int     `json:"batches"`            // of all threads
+	GivenUp       int     `json:"given_up,omitempty"` // batches under way when the budget was over, which do not count
 	Bytes         int64   `json:"bytes"`
 	Seconds       float64 `json:"seconds"`      // that a thread spent, at the mean, without checking
 	GBps          float64 `json:"gb_per_s"`     // 1e9 bytes a second, of all threads
@@ -59,6 +60,9 @@ func (p *Point) summarize(threads []*thread) {
 	for _, t := range threads {
 		prep, post, tx = append(prep, t.prep...), append(post, t.post...), append(tx, t.tx...)
 		spent += t.spent
+		if t.givenUp {
+			p.GivenUp++
+		}
 	}
 	p.Batches = len(tx)
 	p.Bytes = p.BlockBytes * int64(p.Blocks) * int64(p.Batches)
@@ -86,6 +90,12 @@ func (r *Report) WriteText(w io.Writer) error {
 	p := present.NewPage(present.ScreenOf(w))
 	h := bench.Head{Incomplete: r.Incomplete}
 	h.LeftOut(r.LeftOut, r.BudgetSeconds)
+	for i := range r.Points {
+		if p := &r.Points[i]; p.GivenUp > 0 {
+			h.Notes = append(h.Notes, fmt.Sprintf("%s of %d x %s: batches under way when the budget was over were given up, and do not count: %d",
+				r.Op, p.Blocks, bench.BytesText(p.BlockBytes), p.GivenUp))
+		}
+	}
 	h.Print(p, r.verdict())
 	t := &present.Table{Prose: true}
 	t.Row("protocol", r.Protocol)

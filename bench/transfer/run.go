@@ -140,7 +140,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		return nil, err
 	}
 	r.LeftOut, err = budget.Each(names, o.Progress, o.Notice, func(k int, until time.Time) error {
-		ctx, cancel := budget.Bound(ctx)
+		ctx, cancel := budget.Bound(ctx, until)
 		defer cancel()
 		return o.point(ctx, &points[k], until)
 	})
@@ -217,6 +217,7 @@ type thread struct {
 	scratch []byte // two blocks of the CPU's memory
 
 	spent          time.Duration // that counts
+	givenUp        bool          // the last batch, when the budget was over
 	prep, post, tx []float64     // microseconds of each batch
 }
 
@@ -272,7 +273,11 @@ func (t *thread) run(ctx context.Context) error {
 		if err := t.ready(ctx, blocks); err != nil {
 			return err
 		}
-		if err := t.timed(ctx, blocks); err != nil {
+		switch err := t.timed(ctx, blocks); {
+		case len(t.tx) > 0 && errors.Is(err, bench.ErrOverBudget): // what was measured before counts
+			t.givenUp = true
+			return nil
+		case err != nil:
 			return err
 		}
 		t.prep = append(t.prep, micros(prep))

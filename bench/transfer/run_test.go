@@ -112,6 +112,17 @@ func (d slow) Submit(ctx context.Context, op transfer.Op, blocks []transfer.Bloc
 	}
 }
 
+// stuck is a driver whose third batch stands still.
+type stuck struct{ *copying }
+
+func (d stuck) Submit(ctx context.Context, op transfer.Op, blocks []transfer.Block) (transfer.Pending, error) {
+	if d.batches.Load() < 2 {
+		return d.copying.Submit(ctx, op, blocks)
+	}
+	<-ctx.Done()
+	return nil, context.Cause(ctx)
+}
+
 // Points are measured for less than they were to where the budget is shorter; what does not fit is left out, named and said; and a budget in
 // which nothing can be measured is an error.
 func TestDefectBudgetOfTransfersIsExceeded(t *testing.T) {
@@ -120,12 +131,12 @@ func TestDefectBudgetOfTransfersIsExceeded(t *testing.T) {
 	var notices []string
 	d := newCopying(t, 1<<20)
 	o := transfer.Options{
-		Driver: d, BlockBytes: []int64{100, 4096}, Batches: []int{16, 1}, Threads: 2, Duration: time.Hour, Budget: time.Second,
+		Driver: d, BlockBytes: []int64{100, 4096}, Batches: []int{16, 1}, Threads: 2, Duration: time.Hour, Budget: 2 * time.Second,
 		Notice: func(text string) { notices = append(notices, text) },
 	}
 	r, err := transfer.Run(ctx, o)
 	must(t, err)
-	if len(r.Points) != 4 || len(r.LeftOut)+len(notices) != 0 || r.BudgetSeconds != 1 || r.Points[0].Blocks != 16 || r.Points[1].Blocks != 1 || r.Points[3].BlockBytes != 4096 {
+	if len(r.Points) != 4 || len(r.LeftOut) != 0 || r.BudgetSeconds != 2 || r.Points[0].Blocks != 16 || r.Points[1].Blocks != 1 || r.Points[3].BlockBytes != 4096 {
 		t.Errorf("all fit, and it says %q, %q: %+v", r.LeftOut, notices, r)
 	}
 	// The batches of few blocks fit, and that of many, whose turn is the last, does not.
@@ -134,10 +145,21 @@ func TestDefectBudgetOfTransfersIsExceeded(t *testing.T) {
 	began := time.Now()
 	r, err = transfer.Run(ctx, o)
 	must(t, err)
-	if took := time.Since(began); took > 5*o.Budget || len(r.LeftOut) != 1 || r.LeftOut[0] != "write of 1024 x 100 B" || len(r.Points) != 3 {
+	if took := time.Since(began); took > 5*o.Budget || len(r.LeftOut) != 1 || !strings.HasPrefix(r.LeftOut[0], "write of 1024 x 100 B (given up after ") || len(r.Points) != 3 {
 		t.Errorf("it took %v and left out %q: %+v", took, r.LeftOut, r.Points)
 	}
-	o.Batches, o.Budget = []int{1 << 10}, 100*time.Millisecond
+	// What was measured of the only point counts, and not the batch that was under way.
+	o.Driver, o.Batches, o.Budget = stuck{newCopying(t, 1<<20)}, []int{20}, time.Second
+	r, err = transfer.Run(ctx, o)
+	must(t, err)
+	if len(r.Points) != 1 || r.Points[0].Batches != 1 || r.Points[0].GivenUp != 1 {
+		t.Errorf("of two batches, of which one stands still: %+v", r.Points)
+	}
+	var text strings.Builder
+	if must(t, r.WriteText(&text)); !strings.Contains(text.String(), "given up, and do") {
+		t.Errorf("it does not say that a batch was given up:\n%s", &text)
+	}
+	o.Driver, o.Batches, o.Budget = slow{d, 20 * time.Millisecond}, []int{1 << 10}, 100*time.Millisecond
 	if r, err := transfer.Run(ctx, o); r != nil || !errors.Is(err, errdefs.ErrInvalid) || !strings.Contains(err.Error(), "used up before anything was measured") {
 		t.Errorf("nothing fits: %v, %v", r, err)
 	}

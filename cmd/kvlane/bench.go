@@ -68,7 +68,7 @@ three baselines of the same run: one large copy (C), one call of the driver for 
 of at most 256 blocks a call (driver-batch). auto is what kvlane chooses by itself; --without takes a path from it, and two such runs show
 what that path gains. All take turns at every point, with a large copy in between. All bytes are compared: wrong ones fail the run.
 
-A run takes two minutes on a GPU, and no longer than --budget, set-up included. --full measures 256 B to 16 MiB and 1 to 100,000 blocks, at
+A run takes two minutes on a GPU, and about --budget at most, set-up included. --full measures 256 B to 16 MiB and 1 to 100,000 blocks, at
 most 4 GiB at a time. What does not fit is left out and named; slow points move fewer blocks than their column says, and are marked.
 Ctrl-C ends a run early, with what it measured until then.
 

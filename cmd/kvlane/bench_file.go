@@ -61,7 +61,7 @@ it measured until then.`,
 	fl := cmd.Flags()
 	fl.SortFlags = false
 	fl.StringVar(&f.run.Dir, "dir", "", "folder on the disk to measure; required")
-	fl.Var(sizeValue{&f.run.Bytes}, "bytes", "bytes of a scratch file; 0 is 1GiB, or 32MiB a second of a --budget of less than 32s")
+	fl.Var(sizeValue{&f.run.Bytes}, "bytes", "bytes of a scratch file; 0 is 1GiB, or 32MiB a second of a --budget of less than 32s, and 64MiB at least")
 	fl.StringSliceVar(&f.sizes, "sizes", nil, "block sizes, by commas (default 4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB)")
 	fl.StringSliceVar(&f.work, "work", nil, "what is done: read, write (default both)")
 	fl.StringSliceVar(&f.orders, "order", nil, "in which order: sequential, scattered (default both)")

@@ -42,7 +42,7 @@ func newBenchRDMACommand() *cobra.Command {
 sends, in the columns of perftest (ib_write_bw, ib_write_lat and so on). Two queue pairs of one NIC are connected to each other. One side is
 host memory; the other is host memory too, or with --device a GPU's. Bytes are compared at every size: wrong ones fail the run.
 
-It takes as long as --iterations need, and no longer than --budget, if one is given; what does not fit is left out and named. Ctrl-C ends it early,
+It takes as long as --iterations need, and about --budget at most, if one is given; what does not fit is left out and named. Ctrl-C ends it early,
 with what it measured until then.
 
 With --rdma-provider soft the NIC is software, which the report says: such figures say what the software costs.`,

@@ -45,7 +45,7 @@ are measured whole and layer by layer, one or many at a time, as loads, dumps, a
 Beside them stand one large copy of the same run (C) and the same pages in one batch of a bare stream (raw): the difference is what the store
 costs. All take turns. All bytes are compared: wrong ones fail the run.
 
-A run takes two minutes on a GPU, 15 seconds with --quick, and no longer than --budget, set-up included; what does not fit is left out and
+A run takes two minutes on a GPU, 15 seconds with --quick, and about --budget at most, set-up included; what does not fit is left out and
 named. Ctrl-C ends it early, with what it measured until then. All options of the engine are the default unless given.
 
 Geometries:

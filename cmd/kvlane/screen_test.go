@@ -28,7 +28,7 @@ func TestReportsKeepToTheScreen(t *testing.T) {
 		"demo":        {"demo", "--device", "sim", "--dir", dir},
 		"bench copy":  {"bench", "copy", "--device", "sim", "--bytes", "64KiB", "--pool", "256KiB", "--large", "128KiB", "--sizes", "4KiB,16KiB,64KiB", "--reps", "1"},
 		"bench store": tinyStore(),
-		"bench file":  tinyFile(dir, "--work", "read", "--from", "page-cache"),
+		"bench file":  tinyFile(dir, "--work", "read", "--from", "page-cache", "--budget", "20s"),
 		"calibrate":   {"calibrate", "--device", "sim", "--memory", "1MiB", "--budget", "20ms", "--profile-dir", "p", "--full"},
 	} {
 		for _, columns := range []int{80, 200} {

@@ -175,7 +175,7 @@ func TestEngineClosesWhileStreamsWait(t *testing.T) {
 	w.must(err)
 	w.must(st.WaitLoad(load))
 	point := p.point()
-	ctx, cancel := context.WithTimeout(t.Context(), 50*hostGlance)
+	ctx, cancel := context.WithTimeout(t.Context(), 150*hostGlance) // in which the tasks end
 	defer cancel()
 	if err := e.Close(ctx); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("closing while a stream will still look at a word: %v", err)

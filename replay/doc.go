@@ -1,7 +1,7 @@
 // Package replay runs a real request trace through a store, as an inference engine would: it looks up each request's
 // prefix, computes the misses (fills pages of a paged KV cache on the device with the bytes that the block must hold), loads the hits
 // into others, verifies every loaded byte, and dumps the misses. To compute first costs one launch less than to load first, and a load
-// that strays to another block's page shows when that is loaded.
+// that strays to another block's page shows when that is loaded. Layer by layer, each is computed when it is dumped.
 //
 // # Content
 //

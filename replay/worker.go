@@ -128,6 +128,8 @@ func (w *worker) take(ctx context.Context, n int) (err error) {
 // paint computes the blocks of the request behind its first hits, and poisons the pages of those: what is not loaded then shows as
 // wrong bytes, and so does what is loaded to a page of another. Layers are computed when they are dumped.
 func (w *worker) paint(ctx context.Context, req *Request, hits int) error {
+	ctx, cancel := context.WithTimeout(ctx, w.run.cfg.Timeout)
+	defer cancel()
 	w.seeds = w.seeds[:0]
 	for i := range w.pages {
 		seed := kvcache.ContentSeed(req.HashIDs[i])
@@ -137,7 +139,7 @@ func (w *worker) paint(ctx context.Context, req *Request, hits int) error {
 		w.seeds = append(w.seeds, seed)
 	}
 	if err := w.painter.Fill(ctx, w.all, w.pages, w.seeds); err != nil {
-		return fmt.Errorf("poison %d pages and compute %d blocks: %w", hits, len(w.pages)-hits, err)
+		return fmt.Errorf("poison or compute %d pages: %w", len(w.pages), err)
 	}
 	return nil
 }
@@ -145,17 +147,19 @@ func (w *worker) paint(ctx context.Context, req *Request, hits int) error {
 // loadPrefix leases the request's longest prefix, loads it into the pages and verifies it, and computes the rest. It returns how many
 // blocks were found; those of them that could not be loaded are in w.compute. quiet says that no transfer is left.
 func (w *worker) loadPrefix(ctx context.Context, req *Request) (hits int, quiet bool, err error) {
-	wait, cancel := context.WithTimeout(ctx, w.run.cfg.Timeout)
-	defer cancel()
-	lease, err := w.run.cfg.Store.LeasePrefix(wait, w.keys, w.run.cfg.Timeout)
+	looking, found := context.WithTimeout(ctx, w.run.cfg.Timeout)
+	defer found()
+	lease, err := w.run.cfg.Store.LeasePrefix(looking, w.keys, w.run.cfg.Timeout)
 	if err != nil {
 		return 0, true, fmt.Errorf("lease prefix: %w", err)
 	}
 	defer lease.Release()
 	hits = lease.Len()
-	if err := w.paint(wait, req, hits); err != nil || hits == 0 {
+	if err := w.paint(ctx, req, hits); err != nil || hits == 0 {
 		return 0, true, err
 	}
+	wait, cancel := context.WithTimeout(ctx, w.run.cfg.Timeout)
+	defer cancel()
 	w.tiers = w.tiers[:0]
 	for i := range hits {
 		w.tiers = append(w.tiers, lease.Tier(i))

@@ -161,7 +161,7 @@ kvl_status kvl_release(kvl_lease lease);
 /*
  * kvl_load_blocks copies block keys[i] to page pages[i] of the cache, for n blocks, verified. The lease, or 0, holds them all.
  * The pages are not to be touched until the task is done, or a layer of them until KVL_LAYER of its number is. KVL_BUSY, of
- * this and the next two: too many tasks are under way (256), so wait for one.
+ * this and the next two: too many tasks are under way (store.tasks), so wait for one.
  */
 kvl_status kvl_load_blocks(kvl_engine engine, kvl_lease lease, kvl_cache cache, const uint8_t *keys, const uint32_t *pages,
                            size_t n, uint32_t flags, kvl_task *task);

@@ -63,9 +63,16 @@ func TestPace(t *testing.T) {
 // TestCancelPaced: Submit does not wait for the pace of what is ahead, a batch that waits for it can be cancelled, and closing does not
 // wait for the pace of what has not started.
 func TestCancelPaced(t *testing.T) {
+	for _, path := range []stream.Path{stream.PathCopyEngine, stream.PathKernel, stream.PathStaged} {
+		t.Run(path.String(), func(t *testing.T) { cancelPaced(t, path) })
+	}
+}
+
+func cancelPaced(t *testing.T, path stream.Path) {
+	t.Helper()
 	dev := openSim(t, sim.Options{})
 	host, gpu := pinned(t, dev, 1<<16), deviceMemory(t, dev, 1<<16)
-	s := open(t, dev, streamcopy.Options{Planner: &decider{choice: plan.Choice{Path: stream.PathKernel, Pace: time.Hour}}})
+	s := open(t, dev, streamcopy.Options{Planner: &decider{choice: plan.Choice{Path: path, Pace: time.Hour}}})
 	complete(t, s, streamtest.Strided(gpu, host, 4, 100))
 	var tickets []*stream.Ticket
 	for range 2 {

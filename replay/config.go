@@ -62,7 +62,7 @@ const (
 
 // Memory registers device memory for loads and dumps. *kvlane.Engine does.
 type Memory interface {
-	// Register registers all regions or none.
+	// Register registers all regions or none. Where it fails Unregister takes back what could not be undone.
 	Register(regions ...*mem.Region) error
 	// Unregister takes that back. The regions must not be freed unless it returns nil.
 	Unregister(ctx context.Context, regions ...*mem.Region) error

@@ -1,6 +1,7 @@
 package replay
 
 import (
+	"context"
 	"errors"
 	"strings"
 	"testing"
@@ -14,6 +15,7 @@ import (
 	"github.com/kvlane/kvlane/internal/dirfs"
 	"github.com/kvlane/kvlane/internal/dirfs/faultfs"
 	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/stream"
 	"github.com/kvlane/kvlane/tier/file"
 )
@@ -180,5 +182,28 @@ func TestFullDirectoryLosesNothing(t *testing.T) {
 	left, err := file.Verify(t.Context(), dir, nil)
 	if err != nil || left.Blocks != 3 || !left.Clean() {
 		t.Errorf("the directory holds %+v, %v; want 3 sound blocks and nothing else", left, err)
+	}
+}
+
+// keeping is memory of which a NIC keeps a part when it refuses it.
+type keeping struct{ kept, taken int }
+
+func (k *keeping) Register(...*mem.Region) error {
+	k.kept++
+	return errdefs.ErrNotSupported
+}
+
+func (k *keeping) Unregister(context.Context, ...*mem.Region) error {
+	k.taken++
+	return nil
+}
+
+// TestDefectMemoryIsFreedWhereANICKeepsIt: what a registration that failed could not undo is taken back before the KV cache is freed.
+func TestDefectMemoryIsFreedWhereANICKeepsIt(t *testing.T) {
+	r := newRig(t, rigOptions{geometry: layered, slots: 16})
+	c, k := r.config(layered, twice(t)), &keeping{}
+	c.Memory = k
+	if _, err := Run(t.Context(), c); !errors.Is(err, errdefs.ErrNotSupported) || k.kept != 1 || k.taken != 1 {
+		t.Errorf("%v; registered %d times, unregistered %d", err, k.kept, k.taken)
 	}
 }

@@ -106,7 +106,7 @@ func newRun(c Config) (_ *run, err error) {
 	}
 	if c.Memory != nil {
 		if err := c.Memory.Register(r.cache.Region()); err != nil {
-			return nil, errors.Join(fmt.Errorf("replay: register the KV cache: %w", err), r.cache.Close())
+			return nil, errors.Join(fmt.Errorf("replay: register the KV cache: %w", err), r.close()) // a part of it may be registered still
 		}
 	}
 	for range cap(r.spare) {

@@ -120,14 +120,14 @@ func (b *benchRDMA) execute(cmd *cobra.Command) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := nics.Register(local, remote); err != nil {
-		return err
-	}
-	b.onClose(func() error {
+	b.onClose(func() error { // before it is registered: a failure may leave a part of it so
 		ctx, cancel := closing(ctx, closeTimeout, interruptGrace)
 		defer cancel()
 		return nics.Unregister(ctx, local, remote)
 	})
+	if err := nics.Register(local, remote); err != nil {
+		return err
+	}
 	rails, err := nics.Rails()
 	if err != nil {
 		return err

@@ -173,6 +173,11 @@ var storeMutants = []mutant{
 	defect("store", "TestDefectSlotsInQuarantineAreHeld",
 		"store/dumplayers.go", "	for !t.met && len(t.cohorts) > 0 {\n", "	for t.s.layerSlots.Release(want); !t.met && len(t.cohorts) > 0; want = 0 {\n",
 		"store/dumplayers.go", "	t.s.layerSlots.Release(want)\n	if err != nil {\n", "	if err != nil {\n"),
+	defect("stream/copy/measure", "TestDefectMemoryIsFreedWhereANICKeepsIt",
+		"stream/copy/measure/rig.go", "	r.closers[len(r.closers)-1].last = true\n	if err := m.Register(regions...); err != nil {\n",
+		"	r.closers[len(r.closers)-1].last = true\n	if err := m.Register(regions...); err != nil {\n		r.closers = r.closers[:len(r.closers)-1]\n"),
+	defect("replay", "TestDefectMemoryIsFreedWhereANICKeepsIt",
+		"replay/run.go", "register the KV cache: %w\", err), r.close())", "register the KV cache: %w\", err), r.cache.Close())"),
 	defect("store", "TestDefectSlotsInQuarantineAreHeld",
 		"store/dumplayers.go", "g.err == nil && err == nil && t.ctx.Err() == nil\n", "g.err == nil && err == nil\n"),
 }

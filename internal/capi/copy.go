@@ -58,7 +58,9 @@ func (l *Library) RegisterHost(h Handle, b []byte) (Handle, error) {
 	}
 	m := &memory{engine: e, region: r, pinned: true}
 	if err := e.Register(r); err != nil {
-		return 0, errors.Join(err, e.Device().Free(r))
+		ctx, cancel := context.WithTimeout(context.Background(), freeTime)
+		defer cancel()
+		return 0, errors.Join(err, m.close(ctx)) // a NIC may have a part of it still
 	}
 	return l.handles.add(m), nil
 }

@@ -102,7 +102,7 @@ func TestNICThatCannotBeMeasured(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !slices.ContainsFunc(r.Missing, func(m calibrate.Missing) bool { return m.Path == stream.PathNIC }) || a.taken != 0 {
+	if !slices.ContainsFunc(r.Missing, func(m calibrate.Missing) bool { return m.Path == stream.PathNIC }) || a.taken != 1 { // of which it may have kept a part
 		t.Errorf("missing: %+v; taken back %d times", r.Missing, a.taken)
 	}
 	for name, a := range map[string]*announced{

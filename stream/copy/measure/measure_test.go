@@ -181,13 +181,39 @@ func TestRigKeepsMemoryInUse(t *testing.T) {
 	}
 }
 
-type announced struct{ taken int }
+// TestDefectMemoryIsFreedWhereANICKeepsIt: what a registration that failed could not undo is taken back before the memory is freed.
+func TestDefectMemoryIsFreedWhereANICKeepsIt(t *testing.T) {
+	dev := open(t)
+	r := new(measure.Rig)
+	m, err := r.AllocHost(dev, 4096)
+	if err != nil {
+		t.Fatal(err)
+	}
+	note := &announced{fails: errdefs.ErrBusy}
+	if err := r.Register(note, m); !errors.Is(err, errdefs.ErrBusy) {
+		t.Fatal(err)
+	}
+	if err := r.Close(); !errors.Is(err, errdefs.ErrBusy) || note.taken != 0 || len(m.Bytes()) != 4096 {
+		t.Errorf("%v, unregistered %d times", err, note.taken)
+	}
+	note.fails = nil
+	if err := r.Close(); err != nil || note.taken != 1 {
+		t.Errorf("%v, unregistered %d times", err, note.taken)
+	}
+}
 
-func (*announced) Register(...*mem.Region) error { return nil }
+type announced struct {
+	fails error
+	taken int
+}
+
+func (a *announced) Register(...*mem.Region) error { return a.fails }
 
 func (a *announced) Unregister(context.Context, ...*mem.Region) error {
-	a.taken++
-	return nil
+	if a.fails == nil {
+		a.taken++
+	}
+	return a.fails
 }
 
 // A batch that is refused leaves none behind that is under way.

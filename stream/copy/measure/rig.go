@@ -58,11 +58,11 @@ func (r *Rig) frees(dev device.Device, m *mem.Region) {
 
 // Register tells m of the memory, until the rig is closed.
 func (r *Rig) Register(m Memory, regions ...*mem.Region) error {
+	r.OnClose(func(ctx context.Context) error { return m.Unregister(ctx, regions...) }) // a failure may leave a part of it registered
+	r.closers[len(r.closers)-1].last = true
 	if err := m.Register(regions...); err != nil {
 		return fmt.Errorf("register memory: %w", err)
 	}
-	r.OnClose(func(ctx context.Context) error { return m.Unregister(ctx, regions...) })
-	r.closers[len(r.closers)-1].last = true
 	return nil
 }
 

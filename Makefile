@@ -45,7 +45,7 @@ dist: ## make what a release of the last commit has, bin/dist: binaries, complet
 # The environment with torch takes 2 GB below bin/.venv.
 python: wheel ## check the Python package: linters, tests on torch and transformers, and the wheel in empty environments
 	tools/python $(BIN)
-	KVLANE_REQUIRE=wheel $(GO) test -count 1 -run DistWheel ./cmd/kvlane
+	KVLANE_REQUIRE=wheel KVLANE_WHEEL=$(CURDIR)/$(BIN)/wheel $(GO) test -count 1 -run DistWheel ./cmd/kvlane
 
 # The environment with vLLM takes 3 GB below bin/.venv-vllm. KVLANE_KILLS says how often vLLM is killed.
 vllm: lib ## run vLLM for CPUs with kvlane, in an environment that this makes; needs Python 3.11, pip and binutils

@@ -234,6 +234,30 @@ func TestDefectCommandLineDidNotOverruleTheTiersOfAConfiguration(t *testing.T) {
 	}
 }
 
+// A pipeline is what the store takes it for, however it is written, and one that the store does not take says nothing about the others.
+func TestDefectPipelineInOtherWordsOverruledItsOwnTiers(t *testing.T) {
+	trace, files, logs := traceFile(t, goodLine), filepath.Join(t.TempDir(), "files"), filepath.Join(t.TempDir(), "log")
+	for _, c := range []struct{ file, flag, value, dirs string }{ // what is configured, what the command line says, and which directories stay
+		{"file-dir: " + files, "--pipeline", "Cache | File", files + ", "},
+		{"log-dir: " + logs, "--pipeline", " LOG", ", " + logs},
+		{"log-dir: " + logs, "--pipeline", "Cache | File", ", "},
+		{"file-dir: " + files, "--pipeline", "", files + ", "},
+	} {
+		args := []string{"replay", "--", "--config", configText(t, c.file), "--device", "sim", c.flag, c.value}
+		dir := func(name string) string {
+			value, _, _ := strings.Cut(shown(t, name, args...), " ")
+			return value
+		}
+		if got := dir("file-dir") + ", " + dir("log-dir"); got != c.dirs {
+			t.Errorf("%s, %s %q: the directories are %q, want %q", c.file, c.flag, c.value, got, c.dirs)
+		}
+	}
+	args := []string{"--config", configText(t, "file-dir: "+files), "--device", "sim", "--pipeline", "cache|fiel", "--file-bytes", "1GiB"}
+	if code, _, stderr := execute(t, append([]string{"replay", trace}, args...)...); code != exitUsage || !strings.Contains(stderr, `unknown tier "fiel"`) {
+		t.Errorf("exit code %d: %s", code, stderr)
+	}
+}
+
 // config show takes the commands that take settings, and names no other for a word that is none.
 func TestDefectConfigShowNamesAnotherCommand(t *testing.T) {
 	for args, want := range map[string]string{

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -17,7 +18,7 @@ import (
 )
 
 // emptyRoot is a folder that commands have as their root directory: in it are the programs that it was made with and what they load, /proc, /sys and
-// /dev of this machine, and what is mounted. They have no network.
+// /dev of this machine, and what is mounted, with all that is in it. They have no network.
 type emptyRoot struct {
 	dir    string
 	mounts []string // FROM and TO, in turn
@@ -27,7 +28,7 @@ type emptyRoot struct {
 // everywhere are the programs that every container of Linux has.
 var everywhere = []string{"bash", "sh", "cat", "cp", "date", "env", "install", "ls", "mkdir", "mv", "rm", "sha256sum", "uname"}
 
-// newEmptyRoot makes one with the programs that are everywhere, and more.
+// newEmptyRoot makes one with the programs that are everywhere, and more. Whoever has mounted what there is to be calls probe.
 func newEmptyRoot(t *testing.T, programs ...string) *emptyRoot {
 	t.Helper()
 	r := &emptyRoot{dir: t.TempDir(), env: []string{"PATH=/bin", "HOME=/root", "TERM=xterm"}}
@@ -45,18 +46,30 @@ func newEmptyRoot(t *testing.T, programs ...string) *emptyRoot {
 		r.copy(t, path, "/bin/"+p)
 		r.libraries(t, path)
 	}
-	glibc, err := filepath.Glob(filepath.Join(r.dir, "lib*/*/libc.so.6"))
-	if err != nil || len(glibc) != 1 {
+	var glibc []string
+	for _, place := range []string{"lib*/*/libc.so.6", "lib*/libc.so.6"} { // Debian's, and others'
+		found, err := filepath.Glob(filepath.Join(r.dir, place))
+		if err != nil {
+			t.Fatal(err)
+		}
+		glibc = append(glibc, found...)
+	}
+	if len(glibc) != 1 {
 		testkit.Skip(t, "ldd", fmt.Sprintf("glibc is in %q", glibc))
 	}
 	for _, part := range []string{"libdl.so.2", "libpthread.so.0", "libm.so.6"} {
 		path := filepath.Join(strings.TrimPrefix(filepath.Dir(glibc[0]), r.dir), part)
 		r.copy(t, path, path)
 	}
+	return r
+}
+
+// probe ends the test where nothing can run in the root with all its mounts.
+func (r *emptyRoot) probe(t *testing.T) {
+	t.Helper()
 	if out, code := r.run(t, "/", "true"); code != 0 {
 		testkit.Skip(t, "namespaces", "a process of its own root cannot be made here: "+out)
 	}
-	return r
 }
 
 func (r *emptyRoot) mkdir(t *testing.T, path string) string {
@@ -68,20 +81,24 @@ func (r *emptyRoot) mkdir(t *testing.T, path string) string {
 	return path
 }
 
-// mount has the folder from be there as to.
+// mount has the folder from be there as to. The test ends where this machine has no such folder.
 func (r *emptyRoot) mount(t *testing.T, from, to string) {
 	t.Helper()
+	if _, err := os.Stat(from); err != nil {
+		testkit.Skip(t, to, err.Error())
+	}
 	r.mounts = append(r.mounts, from, r.mkdir(t, to))
 }
 
+// copy has the file from be there as to. The test ends where this machine has none that can be read.
 func (r *emptyRoot) copy(t *testing.T, from, to string) {
 	t.Helper()
-	r.mkdir(t, filepath.Dir(to))
 	b, err := os.ReadFile(from)
-	if err == nil {
-		err = os.WriteFile(filepath.Join(r.dir, to), b, 0o700)
-	}
 	if err != nil {
+		testkit.Skip(t, filepath.Base(from), err.Error())
+	}
+	r.mkdir(t, filepath.Dir(to))
+	if err := os.WriteFile(filepath.Join(r.dir, to), b, 0o700); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -130,6 +147,9 @@ func (r *emptyRoot) start(t *testing.T, w io.Writer, dir, line string, env ...st
 	defer cancel()
 	cmd := exec.CommandContext(ctx, unshare, args...)
 	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = w, w, 10*time.Second
+	// When the time is over, all that the line has started ends: a terminal is read for as long as one of them has it open.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	err = cmd.Run()
 	if ctx.Err() != nil {
 		t.Fatalf("%s: %v", line, context.Cause(ctx))

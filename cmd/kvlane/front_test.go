@@ -11,10 +11,12 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kvlane/kvlane/doctor"
+	"github.com/kvlane/kvlane/internal/present"
 	"github.com/kvlane/kvlane/internal/present/presenttest"
 	"github.com/kvlane/kvlane/internal/testkit"
 )
@@ -78,7 +80,7 @@ var masks = []struct {
 	was *regexp.Regexp
 	is  string
 }{
-	{regexp.MustCompile(`\d[\d,.]*\s+(ns|µs|ms|s|min)\b`), "<time>"},
+	{regexp.MustCompile(`\d[\d,.]*\s+(ns|µs|ms|s|min)\b|\b(\d+h)?\d+m\d+s\b`), "<time>"},
 	{regexp.MustCompile(`\d[\d,.]*\s+a\s+second`), "<number> a second"},
 	{regexp.MustCompile(`((?:Dumps|Loads):)(?s:.*?)\.\n`), "$1 <bytes by path>.\n"},
 	{regexp.MustCompile(`[\d,]+\s+from\s+files,\s+[\d,]+\s+from\s+the\s+cache`), "<blocks> from files, <blocks> from the cache"},
@@ -96,6 +98,15 @@ func mask(text string) string {
 		text = m.was.ReplaceAllString(text, m.is)
 	}
 	return text
+}
+
+// Whatever a time is, a golden file has it as one, but for none, which is 0.
+func TestMaskHidesTimes(t *testing.T) {
+	for _, d := range []time.Duration{1, 1500, 22 * time.Millisecond, 59 * time.Second, 59500 * time.Millisecond, 82 * time.Second, 2 * time.Hour, 30*time.Hour + time.Second} {
+		if got := mask("in " + present.Duration(d) + "."); got != "in <time>." {
+			t.Errorf("%v: %q", d, got)
+		}
+	}
 }
 
 // compare compares what was typed with the golden file of this name, or writes it anew. Where lines end is left out, and how wide columns are,
@@ -162,6 +173,7 @@ func TestDistInACloneWithGoAndMake(t *testing.T) {
 	u.root.mount(t, goEnv(t, "GOCACHE"), "/var/cache/go")
 	u.root.mount(t, filepath.Join(goEnv(t, "GOMODCACHE"), "cache/download"), "/var/cache/modules") // in place of the network
 	u.root.mount(t, from, "/root/kvlane/bin/dist")
+	u.root.probe(t)
 	u.root.env = append(u.root.env, "PATH=/bin:/usr/local/go/bin", "GOCACHE=/var/cache/go", "GOPROXY=file:///var/cache/modules",
 		"GOSUMDB=off", "GOTOOLCHAIN=local", "GOFLAGS=-modcacherw -trimpath") // trimmed, so that what make dist compiled need not be compiled again
 	u.trace(t)
@@ -180,6 +192,7 @@ func TestDistAlone(t *testing.T) {
 	from, _ := dist(t)
 	root := newEmptyRoot(t)
 	root.mount(t, from, "/root/kvlane/bin/dist")
+	root.probe(t)
 	root.env = append(root.env, "PATH=/bin:/root/.local/bin")
 	for _, screen := range []struct {
 		name    string
@@ -208,14 +221,14 @@ func TestDistAlone(t *testing.T) {
 	}
 }
 
-// With Python and the wheel, and nothing else.
+// With the wheel, and what Python's own prefix has: where that is /usr, as of a distribution's Python, all of /usr is there.
 func TestDistWheel(t *testing.T) {
-	wheels, err := filepath.Abs("../../bin/wheel")
-	if err != nil {
-		t.Fatal(err)
+	wheels := os.Getenv("KVLANE_WHEEL")
+	if wheels == "" {
+		testkit.Skip(t, "wheel", "KVLANE_WHEEL names no directory, as make python does")
 	}
-	if found, _ := filepath.Glob(filepath.Join(wheels, "kvlane-*.whl")); len(found) != 1 {
-		testkit.Skip(t, "wheel", "bin/wheel has not the one that make wheel makes")
+	if found, err := filepath.Glob(filepath.Join(wheels, "kvlane-*.whl")); len(found) != 1 {
+		t.Fatalf("%s has not the one wheel that make wheel makes: %q, %v", wheels, found, err)
 	}
 	python, err := exec.CommandContext(t.Context(), "python3", "-c", `import os, sys; print(sys.base_prefix, os.path.realpath(sys.executable), sep="\n")`).Output()
 	if err != nil {
@@ -233,6 +246,7 @@ func TestDistWheel(t *testing.T) {
 	for _, m := range modules {
 		u.root.libraries(t, m)
 	}
+	u.root.probe(t)
 	if out, code := u.root.run(t, "/", binary+" -m venv ~/env"); code != 0 {
 		testkit.Skip(t, "wheel", "no virtual environment: "+out)
 	}

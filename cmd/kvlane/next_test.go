@@ -125,8 +125,7 @@ func TestNextStepByError(t *testing.T) {
 
 // A file's name ends no line of an error and commands no terminal; errors that are joined have a line each.
 func TestDefectNameOfAFileForgesALineOfAnError(t *testing.T) {
-	bad := "no\nkvlane: all is well\x1b[2J\u202e\xff"
-	escaped := `no\nkvlane: all is well\x1b[2J\u202e\xff`
+	bad, escaped := unprintable(t)
 	dir := filepath.Join(t.TempDir(), bad)
 	file := filepath.Join(t.TempDir(), "it's"+bad)
 	good := filepath.Join(t.TempDir(), bad)
@@ -156,11 +155,39 @@ func TestDefectNameOfAFileForgesALineOfAnError(t *testing.T) {
 	if got, want := errorText(fmt.Errorf("all: %w", joined)), "all: one\\nmore\n\"two\": a\nb: c\\rd"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
-	// And a shell takes what it is told to type.
-	for _, name := range []string{file, "a b", `'\`, "\t\\n'", "é\x7f"} {
-		out, err := exec.CommandContext(t.Context(), "bash", "-c", "printf %s "+shellWord(name)).Output()
-		if err != nil || string(out) != name || strings.ContainsFunc(shellWord(name), func(r rune) bool { return !strconv.IsPrint(r) }) {
-			t.Errorf("%q: bash has %q of %s, %v", name, out, shellWord(name), err)
+}
+
+// unprintable returns a name that has what does not print, and how errors write it. Some file systems take no name that is not UTF-8, and get one that is.
+func unprintable(t *testing.T) (name, escaped string) {
+	t.Helper()
+	name, escaped = "no\nkvlane: all is well\x1b[2J\u202e", `no\nkvlane: all is well\x1b[2J\u202e`
+	err := os.Mkdir(filepath.Join(t.TempDir(), name+"\xff"), 0o700)
+	if errors.Is(err, syscall.EILSEQ) || errors.Is(err, syscall.EINVAL) {
+		return name, escaped
+	}
+	return name + "\xff", escaped + `\xff`
+}
+
+// typesInBash checks that words are printable, and that bash takes them for these, in the C locale and in that of UTF-8.
+func typesInBash(t *testing.T, words string, want ...string) {
+	t.Helper()
+	if strings.ContainsFunc(words, func(r rune) bool { return !strconv.IsPrint(r) }) {
+		t.Errorf("%q does not print", words)
+	}
+	for _, locale := range []string{"C", "C.UTF-8"} {
+		cmd := exec.CommandContext(t.Context(), "bash", "-c", `printf '%s\0' `+words)
+		cmd.Env = append(os.Environ(), "LC_ALL="+locale)
+		if out, err := cmd.Output(); err != nil || string(out) != strings.Join(want, "\x00")+"\x00" {
+			t.Errorf("LC_ALL=%s: bash has %q of %s, want %q, %v", locale, out, words, want, err)
 		}
+	}
+}
+
+// A shell takes what it is told to type for the name that was meant, also in a locale that does not know the name's characters.
+func TestDefectQuotedNameIsAnotherInTheCLocale(t *testing.T) {
+	for _, name := range []string{
+		"", "-", "~", "a b", `'\`, "\t\\n'", "é\x7f", "it's\nno\x1b[2J\u202e\xff", "\u202eabc", "\u00a0\u00a01", "\x017", "\xfff", "\u2028\U000e0001", "\ufffd\x01'",
+	} {
+		typesInBash(t, shellWord(name), name)
 	}
 }

@@ -7,6 +7,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/kvlane/kvlane/store"
 )
 
 // tierFlags say which tiers a store has, and may contradict one another. What then decides is what decides between two values of one
@@ -50,7 +52,7 @@ func rank(f *pflag.Flag) int {
 }
 
 // contradict reports whether two flags cannot both have an effect: files and a log are not below one cache, and a pipeline says all the
-// tiers that there are.
+// tiers that there are. One that is wrong says none, and nothing is withdrawn for its sake: the error is to be about it.
 func contradict(flags *pflag.FlagSet, a, b string) bool {
 	if b == "pipeline" {
 		a, b = b, a
@@ -58,6 +60,6 @@ func contradict(flags *pflag.FlagSet, a, b string) bool {
 	if a != "pipeline" {
 		return a != b
 	}
-	tiers := strings.Split(flags.Lookup(a).Value.String(), "|")
-	return a != b && !slices.Contains(tiers, strings.TrimSuffix(b, "-dir"))
+	tiers, err := store.ParsePipeline(flags.Lookup(a).Value.String())
+	return a != b && err == nil && !slices.Contains(tiers, strings.TrimSuffix(b, "-dir"))
 }

@@ -60,7 +60,8 @@ func plural(n int, one, many string) string {
 // counted says how many of something there are.
 func counted(n int, one, many string) string { return fmt.Sprintf("%d %s", n, plural(n, one, many)) }
 
-// shellWord returns a word as a shell takes it.
+// shellWord returns a word as a shell takes it, in the C locale too: it has the bytes of what does not print, in octal, which ends after three digits
+// whatever follows.
 func shellWord(s string) string {
 	plain := func(r rune) bool {
 		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("/._-+=:,@%", r)
@@ -68,10 +69,23 @@ func shellWord(s string) string {
 	if s != "" && !strings.HasPrefix(s, "-") && strings.IndexFunc(s, func(r rune) bool { return !plain(r) }) < 0 {
 		return s
 	}
-	if present.Escape(s) != s {
-		return "$'" + present.Escape(strings.NewReplacer(`\`, `\\`, "'", `\'`).Replace(s)) + "'"
+	if present.Escape(s) == s {
+		return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 	}
-	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+	var b strings.Builder
+	for _, char := range strings.Split(s, "") {
+		switch {
+		case char == `\` || char == "'":
+			b.WriteString(`\` + char)
+		case present.Escape(char) == char:
+			b.WriteString(char)
+		default:
+			for i := range len(char) {
+				fmt.Fprintf(&b, `\%03o`, char[i])
+			}
+		}
+	}
+	return "$'" + b.String() + "'"
 }
 
 // inQuarantine is the hint of a directory that has files in quarantine, or nothing.

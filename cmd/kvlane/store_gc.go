@@ -120,7 +120,7 @@ func (d *dirCollected) rows() (rows [][2]string) {
 			rows = append(rows, [2]string{"  left", l.Path + ": " + l.Detail})
 		}
 		for _, path := range f.Unasked {
-			rows = append(rows, [2]string{"  stays", path + ": kvlane has not set it aside; kvlane store gc --foreign " + shellWord(d.Directory) + " removes it"})
+			rows = append(rows, [2]string{"  stays", present.Name(path) + ": kvlane has not set it aside; kvlane store gc --foreign " + shellWord(d.Directory) + " removes it"})
 		}
 	}
 	if b := d.collectedBlocks; b != nil {

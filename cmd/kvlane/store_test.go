@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -261,6 +262,27 @@ func TestDefectGCIsSilentAboutForeignFilesInQuarantine(t *testing.T) {
 			t.Errorf("gc %s: exit code %d, %q, want %q; %s", c.flag, code, stdout, c.want, stderr)
 		}
 	}
+}
+
+// The command that removes what stays is as a shell takes it, whatever the directory is called.
+func TestDefectCommandInARowIsEscapedTwice(t *testing.T) {
+	name, _ := unprintable(t)
+	dir := filepath.Join(t.TempDir(), "it's"+name)
+	if code, _, stderr := execute(t, small("replay", traceFile(t, goodLine), "--file-dir", dir)...); code != exitOK {
+		t.Fatalf("exit code %d: %s", code, stderr)
+	}
+	mine := filepath.Join(dir, "quarantine", "mine")
+	if err := errors.Join(os.MkdirAll(filepath.Dir(mine), 0o700), os.WriteFile(mine, []byte("mine"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	code, stdout, stderr := execute(t, "store", "gc", "--quarantine", dir)
+	_, row, _ := strings.Cut(stdout, "  stays        ")
+	path, command, _ := strings.Cut(row, ": kvlane has not set it aside; ")
+	command, found := strings.CutSuffix(command, " removes it\n")
+	if code != exitOK || path != strconv.Quote(mine) || !found {
+		t.Fatalf("exit code %d: %s; %s", code, stdout, stderr)
+	}
+	typesInBash(t, command, "kvlane", "store", "gc", "--foreign", dir)
 }
 
 func TestAgeText(t *testing.T) {

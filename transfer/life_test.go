@@ -2,6 +2,7 @@ package transfer
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -314,4 +315,29 @@ func closes(t *testing.T, nics *rail.NICs) {
 	wantErr(t, "publish", err, errdefs.ErrClosed)
 	_, err = p.initiator.Receive(t.Context())
 	wantErr(t, "receive", err, errdefs.ErrClosed)
+}
+
+// TestDefectClosingEngineCutsItsAnswer: who closes an engine once it has received a notification does not make the batch fail that it is of: the
+// answer to it is still on its way.
+func TestDefectClosingEngineCutsItsAnswer(t *testing.T) {
+	there, here := host(t, 4096), host(t, 4096)
+	p := newPair(t, Options{}, Options{}, there)
+	inbox := &p.target.inbox
+	inbox.mu.Lock() // the notification is being taken in
+	b := p.submit(t, SubmitOptions{Notify: []byte{1}}, Task{Op: Write, Local: mem.All(here)})
+	stacks := make([]byte, 1<<20)
+	until(t, "the notification is there", func() bool { return bytes.Contains(stacks[:runtime.Stack(stacks, true)], []byte("(*inbox).put(")) })
+	closed := make(chan error, 1)
+	go func() { closed <- p.target.Close(t.Context()) }()
+	until(t, "connections are closed", func() bool {
+		p.target.served.mu.Lock()
+		defer p.target.served.mu.Unlock()
+		return p.target.served.down
+	})
+	inbox.mu.Unlock()
+	must(t, wait(t, b))
+	must(t, <-closed)
+	if n, err := p.target.Receive(t.Context()); err != nil || len(n.Body) != 1 {
+		t.Errorf("%+v, %v", n, err)
+	}
 }

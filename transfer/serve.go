@@ -120,7 +120,19 @@ func (s *served) closeAll() {
 	defer s.mu.Unlock()
 	s.down = true
 	for c := range s.all {
+		c.hangUp()
+	}
+	for _, c := range s.lanes {
 		c.end()
+	}
+}
+
+// hangUp takes no more requests. Who serves the connection answers the one that it has, and ends it then: else whoever asked would not know
+// that it was done, and of an engine that is gone never will.
+func (c *connection) hangUp() {
+	c.cancel()
+	if half, ok := c.Conn.(*net.TCPConn); !ok || half.CloseRead() != nil {
+		_ = c.Close()
 	}
 }
 

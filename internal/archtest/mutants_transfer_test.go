@@ -78,6 +78,8 @@ var transferMutants = []mutant{
 		"transfer/peer.go", "	if p.ctx.Err() != nil { // nobody would", "	if p.ctx == nil { // nobody would"),
 	defect("transfer", "TestDefectClosedRemoteConnects",
 		"transfer/remote.go", "	if err := r.open(); err != nil {\n		return 0, ", "	if err := ctx.Err(); err != nil {\n		return 0, "),
+	defect("transfer", "TestDefectClosingEngineCutsItsAnswer",
+		"transfer/serve.go", "		c.hangUp()\n", "		c.end()\n"),
 	defect("transfer", "TestDefectRegisterWaitsWithoutEnd",
 		"transfer/segment.go", "	if err := s.change(ctx); err != nil {\n		return 0, err\n", "	if err := s.change(s.e.ctx); err != nil {\n		return 0, err\n"),
 	defect("gdr", "TestDefectDeviceForTransfers",

@@ -9,6 +9,8 @@ var mutants = []mutant{
 	defect("stream/nic", "TestDefectFullRingLeavesHalfABatch",
 		"stream/nic/issue.go", "				return worked, false\n",
 		"				o.End(fmt.Errorf(\"no room\"))\n				return worked, true\n"),
+	defect("rdma/ibv", "TestDefectLostPacketFailsAConnection",
+		"rdma/ibv/modify.go", "const resolveTries = 4", "const resolveTries = 1"),
 	defect("rdma/registry", "TestDefectRangeTableReadWithoutLock",
 		"rdma/registry/registry.go", "slices.DeleteFunc(slices.Clone(*g.table.Load()), func",
 		"slices.DeleteFunc(*g.table.Load(), func"),

@@ -33,10 +33,12 @@ type library struct {
 	events   []ibverbs.CQ
 	unacked  int
 	modified []int32 // masks
-	attr     ibverbs.QPAttr
-	wcs      []ibverbs.WC
-	access   uint32
-	iova     uint64
+	// unresolved is for how many steps to RTR the peer's link address is not found in time.
+	unresolved int
+	attr       ibverbs.QPAttr
+	wcs        []ibverbs.WC
+	access     uint32
+	iova       uint64
 }
 
 // errInjected is an errno that nothing else here answers.
@@ -292,6 +294,10 @@ func (l *library) bindQueues(a *ibverbs.API) {
 	a.ModifyQP = func(_ ibverbs.QP, attr *ibverbs.QPAttr, mask int32) syscall.Errno {
 		if l.call("modify_qp") != 0 {
 			return errInjected
+		}
+		if mask == maskRTR && l.unresolved > 0 {
+			l.unresolved--
+			return unix.ETIMEDOUT
 		}
 		l.modified = append(l.modified, mask)
 		l.attr = *attr

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/sys/ibverbs"
 	"github.com/kvlane/kvlane/rdma"
@@ -25,6 +27,10 @@ const (
 	maxTimer  = 31
 	maxRetry  = 7
 )
+
+// resolveTries is how often a queue pair is moved to QPSRTR where that takes too long. The kernel has to learn the peer's link address for it,
+// allows itself a second, and asks once in that time: one packet that is lost fails it, and leaves the queue pair as it was.
+const resolveTries = 4
 
 // Modify implements rdma.QP.
 func (q *QP) Modify(a rdma.QPAttr) error {
@@ -48,7 +54,11 @@ func (q *QP) Modify(a rdma.QPAttr) error {
 	if err != nil {
 		return fail(err)
 	}
-	if err := check(q.pd.dev.api.ModifyQP(q.native, &native, mask), "ibv_modify_qp", "qp=%d from=%s to=%s mask=%#x", q.num, from, a.State, mask); err != nil {
+	errno := q.pd.dev.api.ModifyQP(q.native, &native, mask)
+	for try := 1; a.State == rdma.QPSRTR && errno == unix.ETIMEDOUT && try < resolveTries; try++ {
+		errno = q.pd.dev.api.ModifyQP(q.native, &native, mask)
+	}
+	if err := check(errno, "ibv_modify_qp", "qp=%d from=%s to=%s mask=%#x", q.num, from, a.State, mask); err != nil {
 		return fail(err)
 	}
 	next.State = a.State

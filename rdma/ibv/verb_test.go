@@ -408,3 +408,19 @@ func TestPollConverts(t *testing.T) {
 		t.Errorf("empty queue: %d, %v", n, err)
 	}
 }
+
+// TestDefectLostPacketFailsAConnection: the kernel asks for the peer's link address once in the second that it allows itself. Where the packet is lost
+// it is asked for again; but not without end, and the error is what the device said.
+func TestDefectLostPacketFailsAConnection(t *testing.T) {
+	for _, lost := range []int{1, 3, 4} {
+		l, r := opened(t)
+		l.unresolved = lost
+		err := rdma.Loopback(r.dev, r.qp, rdma.ConnectOptions{GIDIndex: 1})
+		if failed := lost == 4; errors.Is(err, unix.ETIMEDOUT) != failed || !failed && (err != nil || len(l.modified) != 3) {
+			t.Errorf("%d packets lost: %v, %d steps", lost, err, len(l.modified))
+		}
+		if err := r.qp.Modify(rdma.QPAttr{State: rdma.QPSReset}); err != nil {
+			t.Error(err)
+		}
+	}
+}

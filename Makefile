@@ -15,7 +15,7 @@ SEED ?= 0
 VERBS := ./internal/sys/ibverbs ./rdma/ibv
 ATOP  := ./stream/nic .
 RXE   := $(CURDIR)/$(BIN)/.rxe
-LOSSY := /(LocalKeys|RemoteKeys|PeerForbids|TooLongForReceive)$$
+LOSSY := /(LocalKeys|RemoteKeys|PeerForbids|TooLongForReceive|Reset)$$
 MANY  := ^TestVerbsCarryThousandsOfRequests$$
 LONG  := ^TestVerbs(PlanByNIC|PostRefusedHalfWay)$$|/(huge_|sums$$)
 GUEST := KVLANE_REQUIRE=verbs,nfs,root $(GO) test -count 1 -p 1 -timeout 120s -exec

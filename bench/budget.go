@@ -89,7 +89,8 @@ func (b *Budget) Measured() bool { return b != nil && b.measured }
 func (b *Budget) Skip(units int) { b.left, b.part = b.left-units, b.part-units }
 
 // Each measures named units, which all are of the part: those first that lie far apart. It returns the names of those that did not fit, and of
-// those that measure gave up with ErrOverBudget, which say after how long: they may have stood still. It fails with ErrInvalid if none was measured in time. Progress and notice may be nil.
+// those that measure gave up with ErrOverBudget, which say after how long: they may have stood still. It fails with ErrInvalid
+// if none was measured in time. Progress and notice may be nil.
 func (b *Budget) Each(names []string, progress func(done, total int, what string), notice func(text string), measure func(k int, until time.Time) error) (leftOut []string, err error) {
 	tell := func(done int, what string) {
 		if progress != nil {

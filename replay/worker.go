@@ -147,8 +147,8 @@ func (w *worker) paint(ctx context.Context, req *Request, hits int) error {
 // loadPrefix leases the request's longest prefix, loads it into the pages and verifies it, and computes the rest. It returns how many
 // blocks were found; those of them that could not be loaded are in w.compute. quiet says that no transfer is left.
 func (w *worker) loadPrefix(ctx context.Context, req *Request) (hits int, quiet bool, err error) {
-	looking, found := context.WithTimeout(ctx, w.run.cfg.Timeout)
-	defer found()
+	looking, done := context.WithTimeout(ctx, w.run.cfg.Timeout)
+	defer done()
 	lease, err := w.run.cfg.Store.LeasePrefix(looking, w.keys, w.run.cfg.Timeout)
 	if err != nil {
 		return 0, true, fmt.Errorf("lease prefix: %w", err)

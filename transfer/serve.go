@@ -127,8 +127,8 @@ func (s *served) closeAll() {
 	}
 }
 
-// hangUp takes no more requests. Who serves the connection answers the one that it has, and ends it then: else whoever asked would not know
-// that it was done, and of an engine that is gone never will.
+// hangUp takes no more requests. A request that has been read is still answered, and the connection ends then: whoever asked could not find
+// out later whether it was done.
 func (c *connection) hangUp() {
 	c.cancel()
 	if half, ok := c.Conn.(*net.TCPConn); !ok || half.CloseRead() != nil {

@@ -109,7 +109,7 @@ func withPair(o *Options, use func(*pair) error) (err error) {
 	defer func() {
 		failed := p.close()
 		if failed != nil && errors.Is(err, bench.ErrOverBudget) {
-			err = nil // which would have the run go on
+			err = nil // joined with it, the failure to close would pass as a point left out
 		}
 		err = errors.Join(err, failed)
 	}()

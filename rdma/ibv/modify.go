@@ -28,8 +28,8 @@ const (
 	maxRetry  = 7
 )
 
-// resolveTries is how often a queue pair is moved to QPSRTR where that takes too long. The kernel has to learn the peer's link address for it,
-// allows itself a second, and asks once in that time: one packet that is lost fails it, and leaves the queue pair as it was.
+// resolveTries is how often a queue pair is moved to QPSRTR at most while that ends with ETIMEDOUT. The kernel has to learn the peer's link
+// address for it: where packets were lost it gave up after a second, and left the queue pair as it was.
 const resolveTries = 4
 
 // Modify implements rdma.QP.

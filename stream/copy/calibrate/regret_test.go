@@ -19,9 +19,8 @@ import (
 // has learned, must cost little: 1% of all time.
 func TestRegret(t *testing.T) { regret(t, noisy, 1.10, 1.05) }
 
-// TestRegretAmongDisturbances: the same where batches are held up now and then, while calibrating too. Choices may be wrong for
-// a while, but all in all that costs as little.
-func TestRegretAmongDisturbances(t *testing.T) { regret(t, disturbed, 1.5, 1.5) }
+// TestRegretAmongDisturbances: the same where batches are held up now and then, while calibrating too.
+func TestRegretAmongDisturbances(t *testing.T) { regret(t, disturbed, 1.10, 1.05) }
 
 func regret(t *testing.T, takes func(*rand.Rand, work) float64, ofBest, ofCopies float64) {
 	t.Helper()

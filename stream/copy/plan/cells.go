@@ -69,6 +69,7 @@ type cell [stream.PathCount]memory
 type memory struct {
 	average float64
 	factor  float64       // its exponential
+	off     float64       // how far the last observation was off the average before it
 	seen    time.Duration // when the last observation was, by learned.now
 	n       int           // observations since it was last forgotten; zero: never seen
 }
@@ -83,17 +84,27 @@ const (
 // mostOff bounds how far off one observation counts: a batch that was held up says little of the next.
 var mostOff = math.Log(1.5)
 
-// add adds an observation. What was seen long ago counts as the profile's word does.
+// add adds an observation, as far as the one before it agrees: a path that is slow once would otherwise be left for another, and nobody would
+// hear that it is fast again. What was seen long ago counts as the profile's word does.
 func (m *memory) add(seen float64, now, half time.Duration) {
 	if !m.fresh(now, half) {
 		m.average, _ = m.faded(now, half)
-		m.n = 0
+		m.n, m.off = 0, 0
 	}
 	m.n++
-	off := min(max(seen-m.average, -mostOff), mostOff)
-	m.average += max(gain, 1/float64(m.n+1)) * off
+	before := m.off
+	m.off = min(max(seen-m.average, -mostOff), mostOff)
+	m.average += max(gain, 1/float64(m.n)) * agreed(before, m.off)
 	m.average = min(max(m.average, -bound), bound)
 	m.factor, m.seen = math.Exp(m.average), now
+}
+
+// agreed is what two values have in common: the smaller one, or nothing where one is up and the other down.
+func agreed(a, b float64) float64 {
+	if a > 0 {
+		return max(min(a, b), 0)
+	}
+	return min(max(a, b), 0)
 }
 
 // fresh reports whether m was seen no longer than half ago.

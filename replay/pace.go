@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/jonboulle/clockwork"
+
+	"github.com/kvlane/kvlane/block"
 )
 
 // pace keeps a trace's times. begin and wait are the reader's alone.
@@ -19,7 +21,8 @@ type pace struct {
 // turn is a request on its way to a worker.
 type turn struct {
 	Request
-	due time.Time // when it may start, where the trace's times are kept
+	keys []block.Key // of its blocks
+	due  time.Time   // when it may start, where the trace's times are kept
 }
 
 // begin has the trace's times begin now, with its first request.

@@ -164,6 +164,7 @@ func (r *run) read(ctx context.Context) (err error) {
 		} else if err != nil {
 			return err
 		}
+		req.keys = r.appendKeys(req.keys[:0], req.HashIDs)
 		if i == 0 {
 			r.pace.begin(req)
 		}

@@ -23,7 +23,10 @@ type worker struct {
 	seeds []uint64
 	wrong []int64
 	tiers []string // where each leased block lay
-	step  Step     // what this request amounted to
+	errs  []error  // of each of them that was loaded, or nil
+	// unjudged: they are being compared.
+	unjudged bool
+	step     Step // what this request amounted to
 	// The blocks of the request that are loaded, and those that are computed and dumped.
 	load, compute work
 }
@@ -72,6 +75,7 @@ func (w *worker) work(ctx context.Context) error {
 		if w.run.cfg.Speed > 0 {
 			w.run.tally.latency(w.run.tally.lag, w.run.pace.late(req))
 		}
+		w.keys = req.keys
 		if err := w.request(ctx, &req.Request); err != nil {
 			return fmt.Errorf("replay line %d: %w", req.Line, err)
 		}
@@ -80,7 +84,7 @@ func (w *worker) work(ctx context.Context) error {
 	}
 }
 
-// request replays one request: pages, prefix, compute, load, verify, dump.
+// request replays one request: pages, prefix, compute, load, dump. What was loaded is verified while the rest is dumped.
 func (w *worker) request(ctx context.Context, req *Request) (err error) {
 	n := len(req.HashIDs)
 	w.run.tally.see(req.HashIDs)
@@ -88,7 +92,6 @@ func (w *worker) request(ctx context.Context, req *Request) (err error) {
 	if n == 0 {
 		return nil
 	}
-	w.keys = w.run.appendKeys(w.keys[:0], req.HashIDs)
 	if err := w.take(ctx, n); err != nil {
 		return err
 	}
@@ -110,11 +113,16 @@ func (w *worker) request(ctx context.Context, req *Request) (err error) {
 	for i := hits; i < n; i++ {
 		w.add(&w.compute, req, i)
 	}
-	if len(w.compute.at) == 0 {
-		return nil
+	unloaded := len(w.compute.at) - (n - hits)
+	if unloaded > 0 {
+		if err := w.judge(ctx, req); err != nil { // who computes them needs the painter
+			return err
+		}
 	}
-	quiesced, err = w.dump(ctx, req, len(w.compute.at)-(n-hits))
-	return err
+	if len(w.compute.at) > 0 {
+		quiesced, err = w.dump(ctx, req, unloaded)
+	}
+	return errors.Join(err, w.judge(ctx, req))
 }
 
 // take takes n pages.
@@ -144,8 +152,8 @@ func (w *worker) paint(ctx context.Context, req *Request, hits int) error {
 	return nil
 }
 
-// loadPrefix leases the request's longest prefix, loads it into the pages and verifies it, and computes the rest. It returns how many
-// blocks were found; those of them that could not be loaded are in w.compute. quiet says that no transfer is left.
+// loadPrefix leases the request's longest prefix, loads it into the pages and has it compared, for judge, and computes the rest. It returns
+// how many blocks were found; those of them that could not be loaded are in w.compute. quiet says that no transfer is left.
 func (w *worker) loadPrefix(ctx context.Context, req *Request) (hits int, quiet bool, err error) {
 	looking, done := context.WithTimeout(ctx, w.run.cfg.Timeout)
 	defer done()
@@ -182,12 +190,20 @@ func (w *worker) loadPrefix(ctx context.Context, req *Request) (hits int, quiet 
 		return 0, true, fmt.Errorf("load %d blocks: %w", hits, err)
 	}
 	w.run.tally.latency(w.run.tally.load, time.Since(start))
+	w.errs = task.Errs()
+	for i, err := range w.errs {
+		if err != nil {
+			w.add(&w.compute, req, i)
+			w.run.tally.failLoad(fmt.Errorf("line %d: hash id %d: %w", req.Line, req.HashIDs[i], err))
+		}
+	}
 	if !w.run.cfg.Layerwise {
-		if err := w.painter.Check(wait, w.all, w.load.pages, w.load.seeds, w.wrong); err != nil {
+		if err := w.painter.Compare(wait, w.all, w.load.pages, w.load.seeds); err != nil {
 			return 0, true, fmt.Errorf("verify %d blocks: %w", hits, err)
 		}
 	}
-	return hits, true, w.judge(wait, req, task.Errs())
+	w.unjudged = true
+	return hits, true, nil
 }
 
 // checkLayers compares each layer as it arrives, when an engine would use it. Blocks that fail to load are compared
@@ -204,14 +220,22 @@ func (w *worker) checkLayers(ctx context.Context, task *store.LoadTask) error {
 	return nil
 }
 
-// judge counts the blocks that were loaded, reports those that hold wrong bytes, and leaves those that failed to be
-// computed.
-func (w *worker) judge(ctx context.Context, req *Request, errs []error) error {
+// judge counts the blocks that were loaded and reports those that hold wrong bytes, unless that has been done.
+func (w *worker) judge(ctx context.Context, req *Request) error {
+	if !w.unjudged {
+		return nil
+	}
+	w.unjudged = false
+	ctx, cancel := context.WithTimeout(ctx, w.run.cfg.Timeout)
+	defer cancel()
+	if !w.run.cfg.Layerwise {
+		if err := w.painter.Compared(ctx, w.wrong); err != nil {
+			return fmt.Errorf("verify %d blocks: %w", len(w.wrong), err)
+		}
+	}
 	var good int64
-	for i, err := range errs {
+	for i, err := range w.errs {
 		if err != nil {
-			w.add(&w.compute, req, i)
-			w.run.tally.failLoad(fmt.Errorf("line %d: hash id %d: %w", req.Line, req.HashIDs[i], err))
 			continue
 		}
 		good++
@@ -225,7 +249,7 @@ func (w *worker) judge(ctx context.Context, req *Request, errs []error) error {
 	w.run.tally.update(func(r *Report) {
 		r.PrefixHits += w.step.Hits
 		r.BytesVerified += w.step.VerifiedBytes
-		for i, err := range errs {
+		for i, err := range w.errs {
 			if err == nil {
 				r.HitsByTier[w.tiers[i]]++
 			}
@@ -322,18 +346,18 @@ func (w *worker) sourceFree(ctx context.Context, task *store.DumpTask) bool {
 
 // settle waits until the task has come to rest. When ctx ends it cancels the task and gives it grace more.
 func settle(ctx context.Context, task *store.LoadTask, grace time.Duration) bool {
-	select {
-	case <-task.Done():
+	_ = task.Wait(ctx) // its blocks' errors are looked at one by one
+	if ctx.Err() == nil {
 		return true
-	case <-ctx.Done():
 	}
 	task.Cancel()
-	timer := time.NewTimer(grace)
-	defer timer.Stop()
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace)
+	defer cancel()
+	_ = task.Wait(last)
 	select {
 	case <-task.Done():
 		return true
-	case <-timer.C:
+	default:
 		return false
 	}
 }

@@ -18,14 +18,15 @@ type Painter struct {
 	cache *Cache
 	queue device.Queue
 	// kernels is the same queue, or nil where the device runs none.
-	kernels device.Launcher
-	most    int // pages of one call
-	scratch *mem.Region
-	stage   mem.Extent // one plane
-	pairs   mem.Extent // {u32 page, u32 index} a page
-	seeds   mem.Extent // u64 a page
-	counts  mem.Extent // u64 a page
-	dead    bool       // work may still run on the queue: nothing of it may be freed
+	kernels  device.Launcher
+	most     int // pages of one call
+	scratch  *mem.Region
+	stage    mem.Extent // one plane
+	pairs    mem.Extent // {u32 page, u32 index} a page
+	seeds    mem.Extent // u64 a page
+	counts   mem.Extent // u64 a page
+	compared int        // pages of the last Compare, of which Compared was not called
+	dead     bool       // work may still run on the queue: nothing of it may be freed
 }
 
 // Span is a range of a cache's planes: one layer, or all of them.
@@ -58,7 +59,10 @@ func (p *Painter) Fill(ctx context.Context, s Span, pages []uint32, seeds []uint
 		return nil
 	}
 	if p.kernels != nil {
-		return p.launch(ctx, 0, s, pages, seeds)
+		if err := p.launch(0, s, pages, seeds); err != nil {
+			return err
+		}
+		return p.finish(ctx)
 	}
 	for i, page := range pages {
 		for pl := s.First; pl < s.First+s.Count; pl++ {
@@ -73,29 +77,50 @@ func (p *Painter) Fill(ctx context.Context, s Span, pages []uint32, seeds []uint
 
 // Check adds to wrong[i] the number of bytes of pages[i], in the span's planes, that are not the pattern of seeds[i].
 func (p *Painter) Check(ctx context.Context, s Span, pages []uint32, seeds []uint64, wrong []int64) error {
-	if len(pages) == 0 {
-		return nil
-	}
-	if p.kernels == nil {
-		for i, page := range pages {
-			for pl := s.First; pl < s.First+s.Count; pl++ {
-				if err := p.copy(ctx, p.stage, p.cache.planes[pl].Page(page)); err != nil {
-					return fmt.Errorf("check page %d: %w", page, err)
-				}
-				n, _ := wrongBytes(p.stage.Bytes(), seeds[i], pl)
-				wrong[i] += n
-			}
-		}
-		return nil
-	}
-	counts := p.counts.Bytes()
-	clear(counts[:8*len(pages)])
-	if err := p.launch(ctx, p.counts.Dev(), s, pages, seeds); err != nil {
+	if err := p.Compare(ctx, s, pages, seeds); err != nil {
 		return err
 	}
-	for i := range pages {
+	return p.Compared(ctx, wrong)
+}
+
+// Compare begins what Compared ends: together they are Check. Between the two, the painter is used for nothing else and nobody writes to
+// the pages.
+func (p *Painter) Compare(ctx context.Context, s Span, pages []uint32, seeds []uint64) error {
+	counts := p.counts.Bytes()[:8*len(pages)]
+	clear(counts)
+	p.compared = len(pages)
+	switch {
+	case len(pages) == 0:
+		return nil
+	case p.kernels != nil:
+		return p.launch(p.counts.Dev(), s, pages, seeds)
+	}
+	for i, page := range pages {
+		total := int64(0)
+		for pl := s.First; pl < s.First+s.Count; pl++ {
+			if err := p.copy(ctx, p.stage, p.cache.planes[pl].Page(page)); err != nil {
+				return fmt.Errorf("check page %d: %w", page, err)
+			}
+			n, _ := wrongBytes(p.stage.Bytes(), seeds[i], pl)
+			total += n
+		}
+		binary.LittleEndian.PutUint64(counts[8*i:], uint64(total))
+	}
+	return nil
+}
+
+// Compared waits for the last Compare, and adds to wrong[i] what it has counted of the i-th page.
+func (p *Painter) Compared(ctx context.Context, wrong []int64) error {
+	if p.compared > 0 && p.kernels != nil {
+		if err := p.finish(ctx); err != nil {
+			return err
+		}
+	}
+	counts := p.counts.Bytes()
+	for i := range p.compared {
 		wrong[i] += int64(binary.LittleEndian.Uint64(counts[8*i:]))
 	}
+	p.compared = 0
 	return nil
 }
 
@@ -113,7 +138,7 @@ func (p *Painter) Locate(ctx context.Context, page uint32, seed uint64) (plane i
 }
 
 // launch has the pattern kernel fill pages, or count what is wrong with them at the address counts.
-func (p *Painter) launch(ctx context.Context, counts mem.DevAddr, s Span, pages []uint32, seeds []uint64) error {
+func (p *Painter) launch(counts mem.DevAddr, s Span, pages []uint32, seeds []uint64) error {
 	pairs, words := p.pairs.Bytes(), p.seeds.Bytes()
 	for i, page := range pages {
 		device.PutPair(pairs[device.PairBytes*i:], page, uint32(i))
@@ -127,7 +152,7 @@ func (p *Painter) launch(ctx context.Context, counts mem.DevAddr, s Span, pages 
 	if err := p.kernels.Launch(&k); err != nil {
 		return fmt.Errorf("launch %s on %d pages: %w", k.Name, len(pages), err)
 	}
-	return p.finish(ctx)
+	return nil
 }
 
 func (p *Painter) copy(ctx context.Context, dst, src mem.Extent) error {

@@ -95,7 +95,7 @@ func damagePage(t *testing.T, c *Cache, p *Painter, plane int, page uint32, off 
 // Kernels and the host must agree on what a block holds, or a replay on one would not verify what the other wrote.
 func TestPainterOnHostAndDeviceAgree(t *testing.T) {
 	c, onDevice := newTestCache(t, layered, 2, true)
-	onHost := &Painter{cache: c, queue: onDevice.queue, most: onDevice.most, scratch: onDevice.scratch, stage: onDevice.stage}
+	onHost := &Painter{cache: c, queue: onDevice.queue, most: onDevice.most, scratch: onDevice.scratch, stage: onDevice.stage, counts: onDevice.counts}
 	all, wrong := Span{0, len(c.planes)}, make([]int64, 1)
 	for i, pair := range [][2]*Painter{{onDevice, onHost}, {onHost, onDevice}} {
 		seeds := []uint64{ContentSeed(int64(i))}

@@ -213,9 +213,12 @@ func (sc *scratch) flight() *flight {
 	return f
 }
 
+// briefBytes is how large a copy may be for whoever waits for it to poll: 8 MiB take 170 us over PCIe 5, and two goroutines that are woken up
+// one after the other 15 to 20.
+const briefBytes = 8 << 20
+
 // brief says whether the cohort is one small batch that tells nothing before it resolves.
 func (g *cohort) brief() bool {
-	const most = 2 << 20
 	if g.quiet() || len(g.flights) > 1 || len(g.parts) > 1 {
 		return false
 	}
@@ -225,7 +228,7 @@ func (g *cohort) brief() bool {
 			n += pages.Planes[k].Bytes * int64(len(pages.Pairs))
 		}
 	}
-	return n <= most
+	return n <= briefBytes
 }
 
 // sent returns how many parts are in flights.

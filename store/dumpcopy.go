@@ -23,13 +23,9 @@ func (t *DumpTask) copyBlocks() {
 	for {
 		for len(t.sc.todo) > 0 && len(t.cohorts) < dumpsAhead {
 			// Slots of other cohorts come free only by this goroutine's doing: it must not wait for others with those in hand.
-			g := t.reserveCohort(n, len(t.cohorts) == 0)
-			if g == nil {
+			if !t.beginCohort(n, len(t.cohorts) == 0) {
 				break
 			}
-			g.planWhole(t.s, wholeParts*t.s.cfg.PartBytes)
-			t.submit(g)
-			t.cohorts = append(t.cohorts, g)
 			n = t.s.most
 		}
 		if len(t.cohorts) > 0 {
@@ -38,6 +34,18 @@ func (t *DumpTask) copyBlocks() {
 			return
 		}
 	}
+}
+
+// beginCohort has up to n blocks of todo copied, and reports whether there are any: see reserveCohort.
+func (t *DumpTask) beginCohort(n int, wait bool) bool {
+	g := t.reserveCohort(n, wait)
+	if g == nil {
+		return false
+	}
+	g.planWhole(t.s, wholeParts*t.s.cfg.PartBytes)
+	t.submit(g)
+	t.cohorts = append(t.cohorts, g)
+	return true
 }
 
 // reserveCohort takes slots for up to n blocks of todo. With wait it waits for the first slot, the task holding none;

@@ -3,7 +3,6 @@ package store
 import (
 	"context"
 	"fmt"
-	"sync/atomic"
 	"time"
 
 	"github.com/kvlane/kvlane/block"
@@ -31,9 +30,7 @@ type LoadTask struct {
 
 	reached gate // layerwise: of shards that no block of the task still waits for
 
-	// vacant says that no goroutine has the task: see start. Who resets it is the one that goes on with it.
-	vacant atomic.Bool
-	later  *time.Timer // sees to it that somebody does
+	vacancy // see start
 
 	// The rest belongs to the goroutine that has the task.
 	untimed   bool // nobody saw when its copy had landed
@@ -124,7 +121,7 @@ func (t *LoadTask) reach() {
 // Done is closed when the task has resolved, well or badly: every block has its result, and nothing touches the task's
 // pages or slots any more. Who can call Wait hears of small loads sooner.
 func (t *LoadTask) Done() <-chan struct{} {
-	t.leave()
+	t.unattended()
 	return t.done
 }
 

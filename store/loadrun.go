@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/tier"
@@ -20,20 +19,16 @@ func (t *LoadTask) start() {
 	if t.left <= most && t.s.loads.idle() {
 		t.issue()
 		if t.progress.to == nil && t.brief() {
-			t.vacant.Store(true)
-			t.later = time.AfterFunc(unattended, t.leave)
+			t.leave(t.unattended)
 			return
 		}
 	}
 	t.s.runners.start(t)
 }
 
-// unattended is how long a task may be left to a Wait that does not come.
-const unattended = 200 * time.Microsecond
-
-// leave has a goroutine go on with the task, if nobody has it.
-func (t *LoadTask) leave() {
-	if t.vacant.CompareAndSwap(true, false) {
+// unattended has a goroutine go on with the task, if nobody has it.
+func (t *LoadTask) unattended() {
+	if t.claim() {
 		t.untimed = true
 		t.s.runners.start(t)
 	}
@@ -41,7 +36,7 @@ func (t *LoadTask) leave() {
 
 // attend goes on with the task if nobody has it, for as long as it takes to wake somebody else up.
 func (t *LoadTask) attend(ctx context.Context) {
-	if !t.vacant.CompareAndSwap(true, false) {
+	if !t.claim() {
 		return
 	}
 	t.later.Stop()

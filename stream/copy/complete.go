@@ -14,9 +14,9 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/move"
 )
 
-// pollBytes is how large a batch may be for whoever waits for it to poll the device: 2 MiB take 40 us over PCIe 5, and
-// up to 70 in small pieces. Waiting for more, a goroutine's wake-up counts for little.
-const pollBytes = 2 << 20
+// pollBytes is how large a batch may be for whoever waits for it to poll the device: 8 MiB take 170 us over PCIe 5. Waiting for more, a
+// goroutine's wake-up counts for little.
+const pollBytes = 8 << 20
 
 // unattended is how long a batch may be left to a Ticket.Wait that does not come: the device may need somebody, as a
 // resident kernel that left just before it saw the batch.

@@ -69,7 +69,7 @@ def test_a_tiny_model(tmp_path: Path) -> None:
     for source in SOURCES:
         rows = [r for r in report["rows"] if r["source"] == source]
         assert [(r["tokens"], r["identical"]) for r in rows] == [(65, True), (130, True)], source
-    assert report["decode_beside"]["loads"] > 0
+    assert report["decode_beside"]["load_gb_per_s"] > 0
     assert report["decode_beside"]["tokens_per_s_alone"] > 0
     assert set(report["rates"]) == {"copy", "page cache", "disk"}
     assert not list(tmp_path.glob("kvlane-ttft-*"))

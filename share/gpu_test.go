@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
@@ -115,6 +116,31 @@ func TestGPUImportsAPeers(t *testing.T) {
 		testkit.Skip(t, "cuda-peer", fmt.Sprintf("there are %d GPUs", n))
 	}
 	shareGPU(t, 1)
+}
+
+// TestGPUAnnouncedWork: copies of a process on the first GPU come after work of another one's on it, whose stream is held.
+func TestGPUAnnouncedWork(t *testing.T) {
+	announcedWork(t, cudatest.Open(t), start(t, "announce", filepath.Join(t.TempDir(), "s"), "0"))
+}
+
+// waitsForDead has a process of the test binary run TestGPUAnnouncerDies itself.
+const waitsForDead = "KVLANE_SHARE_WAITS_FOR_DEAD"
+
+// TestGPUAnnouncerDies: a copy behind work of a process that is killed ends, however it does, and its memory is lost. A process of its own
+// waits, which ends even if a GPU's queue never does.
+func TestGPUAnnouncerDies(t *testing.T) {
+	dev := cudatest.Open(t)
+	if os.Getenv(waitsForDead) != "" {
+		announcerDies(t, dev, start(t, "announce", filepath.Join(t.TempDir(), "s"), "0"))
+		return
+	}
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run", "^TestGPUAnnouncerDies$", "-test.v", "-test.timeout", "30s")
+	cmd.Env = append(os.Environ(), waitsForDead+"=1")
+	out, err := cmd.CombinedOutput()
+	t.Logf("%s", out)
+	if err != nil {
+		t.Errorf("a GPU's queue waits for a process that is dead: %v", err)
+	}
 }
 
 // gpus returns how many there are.

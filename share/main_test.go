@@ -43,7 +43,7 @@ func TestMain(m *testing.M) {
 	case "import":
 		err = playImporter()
 	case "announce":
-		err = playAnnouncer(os.Args[1])
+		err = playAnnouncer(os.Args[1:])
 	case "hang-up":
 		err = playHangUp()
 	case "stranger":

@@ -25,23 +25,6 @@ import (
 // gpuShare is the feature whose tests want handles of both types that need no IMEX channel to work.
 const gpuShare = "cuda-share"
 
-// useDriverOnce has the driver open what it keeps for the process's life, before anybody counts.
-func useDriverOnce() {
-	drv, err := cuda.Load()
-	if err != nil {
-		return
-	}
-	n, err := drv.Count()
-	if err != nil {
-		return
-	}
-	for i := range n {
-		if dev, err := drv.Open(i, cuda.Options{}); err == nil {
-			_ = dev.Close()
-		}
-	}
-}
-
 // gpuMemory is n bytes of a GPU for each type of handle that works.
 func gpuMemory(n int64, index string) (dev device.Sharer, all []sharedMemory, free func() error, err error) {
 	i, err := strconv.Atoi(index)
@@ -112,7 +95,7 @@ func TestGPUImportsItsOwn(t *testing.T) { shareGPU(t, 0) }
 
 // TestGPUImportsAPeers has a process on the first GPU copy from and to memory that another exports on the second.
 func TestGPUImportsAPeers(t *testing.T) {
-	if n := gpus(); n < 2 {
+	if n := cudatest.Count(); n < 2 {
 		testkit.Skip(t, "cuda-peer", fmt.Sprintf("there are %d GPUs", n))
 	}
 	shareGPU(t, 1)
@@ -141,19 +124,6 @@ func TestGPUAnnouncerDies(t *testing.T) {
 	if err != nil {
 		t.Errorf("a GPU's queue waits for a process that is dead: %v", err)
 	}
-}
-
-// gpus returns how many there are.
-func gpus() int {
-	drv, err := cuda.Load()
-	if err != nil {
-		return 0
-	}
-	n, err := drv.Count()
-	if err != nil {
-		return 0
-	}
-	return n
 }
 
 func shareGPU(t *testing.T, exporter int) {
@@ -227,7 +197,7 @@ func copyBothWays(t *testing.T, other *process, dev device.Device, s *streamcopy
 // BenchmarkGPUImport measures pulls from another process's memory on the second GPU: 1 GiB at once, and scattered blocks.
 func BenchmarkGPUImport(b *testing.B) {
 	dev := cudatest.Open(b)
-	if gpus() < 2 {
+	if cudatest.Count() < 2 {
 		testkit.Skip(b, "cuda-peer", "there is one GPU")
 	}
 	const n = 1 << 30

@@ -19,6 +19,7 @@ import (
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/cuda"
+	"github.com/kvlane/kvlane/device/cuda/cudatest"
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
@@ -35,7 +36,7 @@ func TestMain(m *testing.M) {
 	var err error
 	switch role := os.Getenv(roleEnv); role {
 	case "":
-		useDriverOnce()
+		cudatest.UseDriverOnce()
 		testkit.Main(m)
 		return
 	case "export":

@@ -138,6 +138,7 @@ hardware-kit: ## build what verifies a GPU on a machine without Go: bin/hardware
 	$(GO) test -trimpath -c -o $(BIN)/hardware/stream-nic.test ./stream/nic
 	$(GO) test -trimpath -c -o $(BIN)/hardware/share.test ./share
 	$(GO) test -trimpath -c -o $(BIN)/hardware/transfer.test ./transfer
+	$(GO) test -trimpath -c -o $(BIN)/hardware/engine.test .
 	install -m 644 tools/kit.sh $(BIN)/hardware/kit.sh
 	install -m 755 tools/hardware $(BIN)/hardware/run
 	install -m 755 tools/hardware-rdma $(BIN)/hardware/run-rdma

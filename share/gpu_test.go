@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
@@ -23,23 +24,6 @@ import (
 
 // gpuShare is the feature whose tests want handles of both types that need no IMEX channel to work.
 const gpuShare = "cuda-share"
-
-// useDriverOnce has the driver open what it keeps for the process's life, before anybody counts.
-func useDriverOnce() {
-	drv, err := cuda.Load()
-	if err != nil {
-		return
-	}
-	n, err := drv.Count()
-	if err != nil {
-		return
-	}
-	for i := range n {
-		if dev, err := drv.Open(i, cuda.Options{}); err == nil {
-			_ = dev.Close()
-		}
-	}
-}
 
 // gpuMemory is n bytes of a GPU for each type of handle that works.
 func gpuMemory(n int64, index string) (dev device.Sharer, all []sharedMemory, free func() error, err error) {
@@ -111,23 +95,36 @@ func TestGPUImportsItsOwn(t *testing.T) { shareGPU(t, 0) }
 
 // TestGPUImportsAPeers has a process on the first GPU copy from and to memory that another exports on the second.
 func TestGPUImportsAPeers(t *testing.T) {
-	if n := gpus(); n < 2 {
+	if n := cudatest.Count(); n < 2 {
 		testkit.Skip(t, "cuda-peer", fmt.Sprintf("there are %d GPUs", n))
 	}
 	shareGPU(t, 1)
 }
 
-// gpus returns how many there are.
-func gpus() int {
-	drv, err := cuda.Load()
-	if err != nil {
-		return 0
+// TestGPUAnnouncedWork: copies of a process on the first GPU come after work of another one's on it, whose stream is held.
+func TestGPUAnnouncedWork(t *testing.T) {
+	announcedWork(t, cudatest.Open(t), start(t, "announce", filepath.Join(t.TempDir(), "s"), "0"))
+}
+
+// waitsForDead has a process of the test binary run TestGPUAnnouncerDies itself.
+const waitsForDead = "KVLANE_SHARE_WAITS_FOR_DEAD"
+
+// TestGPUAnnouncerDies: a copy behind work of a process that is killed ends, however it does, and its memory is lost. A process of its own
+// waits, which ends even if a GPU's queue never does.
+func TestGPUAnnouncerDies(t *testing.T) {
+	dev := cudatest.Open(t)
+	if os.Getenv(waitsForDead) != "" {
+		announcerDies(t, dev, start(t, "announce", filepath.Join(t.TempDir(), "s"), "0"))
+		return
 	}
-	n, err := drv.Count()
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run", "^TestGPUAnnouncerDies$", "-test.v", "-test.timeout", "30s")
+	cmd.Env = append(os.Environ(), waitsForDead+"=1")
+	cmd.WaitDelay = 5 * time.Second // its own child may outlive it
+	out, err := cmd.CombinedOutput()
+	t.Logf("%s", out)
 	if err != nil {
-		return 0
+		t.Errorf("the process that waits for one that was killed: %v", err)
 	}
-	return n
 }
 
 func shareGPU(t *testing.T, exporter int) {
@@ -201,7 +198,7 @@ func copyBothWays(t *testing.T, other *process, dev device.Device, s *streamcopy
 // BenchmarkGPUImport measures pulls from another process's memory on the second GPU: 1 GiB at once, and scattered blocks.
 func BenchmarkGPUImport(b *testing.B) {
 	dev := cudatest.Open(b)
-	if gpus() < 2 {
+	if cudatest.Count() < 2 {
 		testkit.Skip(b, "cuda-peer", "there is one GPU")
 	}
 	const n = 1 << 30

@@ -19,6 +19,7 @@ import (
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/cuda"
+	"github.com/kvlane/kvlane/device/cuda/cudatest"
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
@@ -35,7 +36,7 @@ func TestMain(m *testing.M) {
 	var err error
 	switch role := os.Getenv(roleEnv); role {
 	case "":
-		useDriverOnce()
+		cudatest.UseDriverOnce()
 		testkit.Main(m)
 		return
 	case "export":
@@ -43,7 +44,7 @@ func TestMain(m *testing.M) {
 	case "import":
 		err = playImporter()
 	case "announce":
-		err = playAnnouncer(os.Args[1])
+		err = playAnnouncer(os.Args[1:])
 	case "hang-up":
 		err = playHangUp()
 	case "stranger":

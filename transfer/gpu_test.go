@@ -20,27 +20,6 @@ import (
 // gpuBytes is how much memory a target has of a GPU.
 const gpuBytes = 1 << 30
 
-// useDriverOnce has the driver open what it keeps for the process's life, before anybody counts.
-func useDriverOnce() {
-	for i := range gpus() {
-		if dev, err := openGPU(i); err == nil {
-			_ = dev.Close()
-		}
-	}
-}
-
-func gpus() int {
-	drv, err := cuda.Load()
-	if err != nil {
-		return 0
-	}
-	n, err := drv.Count()
-	if err != nil {
-		return 0
-	}
-	return n
-}
-
 func openGPU(index int) (device.Sharer, error) {
 	drv, err := cuda.Load()
 	if err != nil {
@@ -90,7 +69,7 @@ func initiatorGPU(tb testing.TB) (*gpu, Options) {
 // gpuTarget starts a process with memory of the last GPU, and opens its segment.
 func gpuTarget(tb testing.TB, e *Engine) *Remote {
 	tb.Helper()
-	p, err := startTarget(4096, tb.TempDir()+"/s", strconv.Itoa(gpus()-1))
+	p, err := startTarget(4096, tb.TempDir()+"/s", strconv.Itoa(cudatest.Count()-1))
 	must(tb, err)
 	tb.Cleanup(p.kill)
 	r, err := e.OpenSegment(tb.Context(), p.addr+"/kv")

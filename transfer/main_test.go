@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/device/cuda/cudatest"
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/internal/sys/hostmem"
 	"github.com/kvlane/kvlane/internal/testkit"
@@ -28,7 +29,7 @@ const patience = 40 * time.Second
 
 func TestMain(m *testing.M) {
 	if os.Getenv(roleEnv) == "" {
-		useDriverOnce()
+		cudatest.UseDriverOnce()
 		testkit.Main(m)
 		return
 	}

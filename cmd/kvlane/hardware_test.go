@@ -48,7 +48,8 @@ func TestHardwareScript(t *testing.T) {
 				}
 			}
 			printed, code := runScript(t, kit, "hardware", "run", map[string]string{
-				"device-cuda.test": c.device, "stream-copy.test": c.streams, "share.test": passes, "transfer.test": passes, "kvlane": c.kvlane,
+				"device-cuda.test": c.device, "stream-copy.test": c.streams, "share.test": passes, "transfer.test": passes, "engine.test": passes,
+				"kvlane": c.kvlane,
 			}, append(c.args, out)...)
 			if code != c.code || !strings.Contains(printed, c.summary) {
 				t.Errorf("exit code %d, want %d with %q:\n%s", code, c.code, c.summary, printed)

@@ -1,7 +1,7 @@
 // Command prefill computes the KV of a prompt in one process and has it in the pages of another, layer by layer: go run ./examples/prefill
 //
-// Both engines compute on the CPU here, so that the layers go over TCP. Without DeviceConfig both are on a GPU, whose memory goes over NVLink
-// within a host, by the same calls.
+// Both engines compute on the CPU, so that the layers go over TCP. With -device cuda both are on the first GPU, and the layers go by its
+// memory, which the one process has shared and the other imported.
 package main
 
 import (
@@ -9,6 +9,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -17,7 +18,9 @@ import (
 
 	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/stream"
 )
 
 // A model of 8 layers, K and V, whose pages have 64 KiB; 64 pages on either side, of which the request takes 4.
@@ -29,13 +32,15 @@ var (
 )
 
 func main() {
+	driver := flag.String("device", string(kvlane.Host), "where both engines compute: host, cuda, or sim, which simulates a GPU")
+	flag.Parse()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	run := prefill
-	if len(os.Args) > 1 && os.Args[1] == "decode" {
+	if flag.Arg(0) == "decode" {
 		run = decode
 	}
-	if err := run(ctx); err != nil {
+	if err := run(ctx, kvlane.Driver(*driver)); err != nil {
 		fmt.Fprintln(os.Stderr, "prefill:", err)
 		os.Exit(1)
 	}
@@ -45,19 +50,24 @@ func main() {
 type worker struct {
 	engine   *kvlane.Engine
 	kv       *mem.Region // stands for what an inference engine has allocated
+	host     *mem.Region // the request's pages, as the CPU has them
 	cache    *kvlane.Cache
+	stream   stream.EventStream
 	transfer *kvlane.Transfer
 }
 
-func open(ctx context.Context) (w *worker, err error) {
+func open(ctx context.Context, driver kvlane.Driver) (w *worker, err error) {
 	w = new(worker)
 	if w.engine, err = kvlane.Open(ctx, kvlane.Config{
-		Model: model, Device: kvlane.DeviceConfig{Driver: kvlane.Host}, Store: kvlane.StoreConfig{CacheBytes: 64 << 20, Pipeline: "cache"},
+		Model: model, Device: kvlane.DeviceConfig{Driver: driver}, Store: kvlane.StoreConfig{CacheBytes: 64 << 20, Pipeline: "cache"},
 	}); err != nil {
 		return nil, err
 	}
 	m := kvlane.CacheMemory{Pages: pages, PageBytes: model.PlaneBytes()}
-	if w.kv, err = w.engine.Device().AllocHost(2 * layers * pages * m.PageBytes); err != nil {
+	if w.kv, err = w.engine.Device().Alloc(2*layers*pages*m.PageBytes, device.AllocOptions{Shareable: true}); err != nil {
+		return nil, err
+	}
+	if w.host, err = w.engine.Device().AllocHost(2 * layers * int64(len(pairs)) * m.PageBytes); err != nil {
 		return nil, err
 	}
 	for plane := range mem.DevAddr(2 * layers) {
@@ -66,26 +76,78 @@ func open(ctx context.Context) (w *worker, err error) {
 	if w.cache, err = w.engine.RegisterCache(m); err != nil {
 		return nil, err
 	}
+	if w.stream, err = w.engine.OpenStream(); err != nil {
+		return nil, err
+	}
 	w.transfer, err = w.engine.OpenTransfer(ctx, kvlane.TransferConfig{})
 	return w, err
 }
 
 func (w *worker) close(ctx context.Context) error {
-	return errors.Join(w.transfer.Close(ctx), w.cache.Close(ctx), w.engine.Device().Free(w.kv), w.engine.Close(ctx))
+	d := w.engine.Device()
+	return errors.Join(w.transfer.Close(ctx), w.stream.Close(ctx), w.cache.Close(ctx), d.Free(w.kv), d.Free(w.host), w.engine.Close(ctx))
 }
 
 // page returns a page of K (0) or V (1) of a layer.
-func (w *worker) page(layer, plane int, n uint32) []byte {
-	size := int(model.PlaneBytes())
-	return w.kv.Bytes()[((2*layer+plane)*pages+int(n))*size:][:size]
+func (w *worker) page(layer, plane int, n uint32) mem.Extent {
+	size := model.PlaneBytes()
+	return mem.Extent{Region: w.kv, Off: (int64(2*layer+plane)*pages + int64(n)) * size, Len: size}
 }
 
-// value stands for what a model computes for a page.
-func value(layer, plane int, page uint32) byte { return byte(layer*31 + plane*7 + int(page) + 1) }
+// onHost returns where the CPU has the i-th of the request's pages.
+func (w *worker) onHost(layer, plane, i int) mem.Extent {
+	size := model.PlaneBytes()
+	return mem.Extent{Region: w.host, Off: int64((2*layer+plane)*len(pairs)+i) * size, Len: size}
+}
+
+func (w *worker) bytes(e mem.Extent) []byte { return w.host.Bytes()[e.Off:][:e.Len] }
+
+// want stands for what a model computes for a page.
+func want(layer, plane int, page uint32) []byte {
+	return bytes.Repeat([]byte{byte(layer*31 + plane*7 + int(page) + 1)}, int(model.PlaneBytes()))
+}
+
+// compute stands for a model that computes a layer. What comes after the ticket finds it in the pages.
+func (w *worker) compute(ctx context.Context, layer int) (*stream.Ticket, error) {
+	b := new(mem.Batch)
+	for plane := range 2 {
+		for i, p := range pairs {
+			from := w.onHost(layer, plane, i)
+			copy(w.bytes(from), want(layer, plane, p.Local))
+			b.Src, b.Dst = append(b.Src, from), append(b.Dst, w.page(layer, plane, p.Local))
+		}
+	}
+	return w.stream.Submit(ctx, b)
+}
+
+// check wants a layer to be in the pages that the request has been given.
+func (w *worker) check(ctx context.Context, layer int) error {
+	b := new(mem.Batch)
+	for plane := range 2 {
+		for i, p := range pairs {
+			b.Src, b.Dst = append(b.Src, w.page(layer, plane, p.Remote)), append(b.Dst, w.onHost(layer, plane, i))
+		}
+	}
+	ticket, err := w.stream.Submit(ctx, b)
+	if err == nil {
+		err = ticket.Wait(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	for plane := range 2 {
+		for i, p := range pairs {
+			if !bytes.Equal(w.bytes(w.onHost(layer, plane, i)), want(layer, plane, p.Local)) {
+				return fmt.Errorf("layer %d has wrong bytes", layer)
+			}
+		}
+	}
+	return nil
+}
 
 // prefill computes, and hands each layer over.
-func prefill(ctx context.Context) (err error) {
-	other := exec.CommandContext(ctx, os.Args[0], "decode")
+func prefill(ctx context.Context, driver kvlane.Driver) (err error) {
+	other := exec.CommandContext(ctx, os.Args[0], "-device", string(driver), "decode")
 	other.Stderr = os.Stderr
 	out, err := other.StdoutPipe()
 	if err != nil {
@@ -99,7 +161,7 @@ func prefill(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	w, err := open(ctx)
+	w, err := open(ctx, driver)
 	if err != nil {
 		return err
 	}
@@ -113,18 +175,21 @@ func prefill(ctx context.Context) (err error) {
 		return err
 	}
 	for k := range layers {
-		for i := range 2 {
-			for _, p := range pairs {
-				page := w.page(k, i, p.Local)
-				copy(page, bytes.Repeat([]byte{value(k, i, p.Local)}, len(page)))
-			}
+		ticket, err := w.compute(ctx, k)
+		if err == nil {
+			err = request.Layer(ctx, k, ticket) // behind what computes it: nobody waits here
 		}
-		if err := request.Layer(ctx, k); err != nil { // a GPU's would come after the ticket of what computes it
-			return err
+		if err != nil {
+			return errors.Join(err, request.Finish(ctx))
 		}
 	}
 	if err := request.Finish(ctx); err != nil {
 		return err
+	}
+	for _, p := range w.transfer.Stats().Paths {
+		if p.Bytes > 0 {
+			fmt.Fprintf(os.Stdout, "request 1: %d bytes went by %s\n", p.Bytes, p.Path)
+		}
 	}
 	for line, err := lines.ReadString('\n'); err == nil; line, err = lines.ReadString('\n') {
 		fmt.Fprint(os.Stdout, line)
@@ -133,8 +198,8 @@ func prefill(ctx context.Context) (err error) {
 }
 
 // decode offers its pages, and waits for a request.
-func decode(ctx context.Context) (err error) {
-	w, err := open(ctx)
+func decode(ctx context.Context, driver kvlane.Driver) (err error) {
+	w, err := open(ctx, driver)
 	if err != nil {
 		return err
 	}
@@ -151,13 +216,8 @@ func decode(ctx context.Context) (err error) {
 		case got.Failed:
 			return fmt.Errorf("%s failed: its pages are undefined", got.Request)
 		}
-		for i := range 2 {
-			for _, p := range pairs {
-				page := w.page(got.Layer, i, p.Remote)
-				if !bytes.Equal(page, bytes.Repeat([]byte{value(got.Layer, i, p.Local)}, len(page))) {
-					return fmt.Errorf("%s: layer %d has wrong bytes", got.Request, got.Layer)
-				}
-			}
+		if err := w.check(ctx, got.Layer); err != nil {
+			return fmt.Errorf("%s: %w", got.Request, err)
 		}
 		fmt.Fprintf(os.Stdout, "%s: layer %d of %d is in its pages\n", got.Request, got.Layer, got.Layers)
 		if got.Complete {

@@ -11,17 +11,20 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// Two processes of the example: every layer is told of, and the request at the end.
+// Two processes of the example: every layer is told of, by which path all went, and the request at the end.
 func TestExample(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "prefill")
 	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", name, ".").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	out, err := exec.CommandContext(t.Context(), name).CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-	if n := strings.Count(string(out), "is in its pages"); n != layers || !strings.HasSuffix(string(out), "decoding can begin\n") {
-		t.Errorf("%s", out)
+	for device, path := range map[string]string{"host": "tcp", "sim": "nvlink"} {
+		out, err := exec.CommandContext(t.Context(), name, "-device", device).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%s: %v: %s", device, err, out)
+		}
+		n := strings.Count(string(out), "is in its pages")
+		if n != layers || !strings.Contains(string(out), "bytes went by "+path+"\n") || !strings.HasSuffix(string(out), "decoding can begin\n") {
+			t.Errorf("%s: %s", device, out)
+		}
 	}
 }

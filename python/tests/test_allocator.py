@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ctypes as c
+import importlib.util
+import subprocess
 import sys
 import types
+from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import required
 
 import kvlane
 
@@ -54,3 +58,19 @@ def test_what_is_refused() -> None:
         kvlane.torch_allocator(7, driver="sim")  # there is one simulated device
     with pytest.raises(kvlane.NotFound):
         kvlane.allocator_stats(7)
+
+
+def test_tensors_that_another_process_imports() -> None:
+    """On a GPU, by PyTorch itself: imported.py, in processes of its own."""
+    reason = "needs torch"
+    if importlib.util.find_spec("torch"):
+        ran = subprocess.run(
+            [sys.executable, Path(__file__).with_name("imported.py")], check=False, capture_output=True, text=True, timeout=300
+        )
+        if ran.returncode != 77:
+            assert ran.returncode == 0, ran.stdout + ran.stderr
+            return
+        reason = ran.stdout
+    if required("cuda"):
+        pytest.fail(reason)
+    pytest.skip(reason)

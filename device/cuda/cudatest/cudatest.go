@@ -33,3 +33,30 @@ func Open(tb testing.TB) device.Device {
 	})
 	return dev
 }
+
+// UseDriverOnce uses every GPU once, where there are any. The driver opens device files and starts threads when one is first used, and keeps
+// them: they are none of the tests' leaks, so that a TestMain calls this before the count begins.
+func UseDriverOnce() {
+	for i := range Count() {
+		driver, err := cuda.Load()
+		if err != nil {
+			return
+		}
+		if dev, err := driver.Open(i, cuda.Options{}); err == nil {
+			_ = dev.Close()
+		}
+	}
+}
+
+// Count returns how many GPUs there are: none where there is no driver.
+func Count() int {
+	driver, err := cuda.Load()
+	if err != nil {
+		return 0
+	}
+	n, err := driver.Count()
+	if err != nil {
+		return 0
+	}
+	return n
+}

@@ -1,0 +1,414 @@
+package kvlane_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane"
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/device/cuda/cudatest"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/profile"
+	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/transfer"
+)
+
+// prefillEnv has a process of the test binary be the one that computes and hands over.
+const prefillEnv = "KVLANE_TEST_PREFILL"
+
+// side is a process's engine, with a KV cache that others can import.
+type side struct {
+	model    block.Geometry
+	pages    int
+	engine   *kvlane.Engine
+	kv, host *mem.Region // all planes, one after the other; a layer of them, pinned
+	cache    *kvlane.Cache
+	stream   stream.EventStream
+	transfer *kvlane.Transfer
+}
+
+// openSide opens a small model on the simulated device, and on a GPU 1 GiB of the KV of Llama 3.1 8B.
+func openSide(ctx context.Context, driver kvlane.Driver, sockets string) (s *side, err error) {
+	s = &side{pages: 64, model: block.Geometry{Model: "test", Layers: 6, KVHeads: 2, HeadSize: 64, DType: "bfloat16", BlockTokens: 16, TPSize: 1}}
+	if driver == kvlane.CUDA {
+		s.pages, s.model.Layers, s.model.KVHeads, s.model.HeadSize = 512, 32, 8, 128
+	}
+	planes := int64(s.model.PlanesPerLayer() * s.model.Layers)
+	c := kvlane.Config{Model: s.model, Device: kvlane.DeviceConfig{Driver: driver}}
+	c.Store = kvlane.StoreConfig{Pipeline: "cache", CacheBytes: 8 * planes * s.model.PlaneBytes()}
+	c.Stream.Calibration = profile.Never
+	if s.engine, err = kvlane.Open(ctx, c); err != nil {
+		return nil, err
+	}
+	if s.kv, err = s.engine.Device().Alloc(planes*s.planeBytes(), device.AllocOptions{Shareable: true}); err != nil {
+		return nil, err
+	}
+	if s.host, err = s.engine.Device().AllocHost(int64(s.model.PlanesPerLayer()) * s.planeBytes()); err != nil {
+		return nil, err
+	}
+	m := kvlane.CacheMemory{Pages: s.pages, PageBytes: s.model.PlaneBytes()}
+	for p := range planes {
+		m.Planes = append(m.Planes, s.kv.Dev()+mem.DevAddr(p*s.planeBytes()))
+	}
+	if s.cache, err = s.engine.RegisterCache(m); err != nil {
+		return nil, err
+	}
+	if s.stream, err = s.engine.OpenStream(); err != nil {
+		return nil, err
+	}
+	s.transfer, err = s.engine.OpenTransfer(ctx, kvlane.TransferConfig{SocketDir: sockets})
+	return s, err
+}
+
+func (s *side) close(ctx context.Context) error {
+	d := s.engine.Device()
+	return errors.Join(s.transfer.Close(ctx), s.stream.Close(ctx), s.cache.Close(ctx), d.Free(s.kv), d.Free(s.host), s.engine.Close(ctx))
+}
+
+func (s *side) planeBytes() int64 { return int64(s.pages) * s.model.PlaneBytes() }
+
+// layer is where a layer's planes are.
+func (s *side) layer(k int) mem.Extent {
+	return mem.Extent{Region: s.kv, Off: int64(k) * s.host.Len(), Len: s.host.Len()}
+}
+
+// kvPage writes what a request has in a page of a plane of a layer.
+func kvPage(b []byte, request uint64, layer, plane, page int) {
+	seed := request<<56 | uint64(layer)<<44 | uint64(plane)<<40 | uint64(page)<<20
+	for i := range len(b) / 8 {
+		binary.LittleEndian.PutUint64(b[i*8:], device.Mix64(seed+uint64(i)))
+	}
+}
+
+// pairs are n pages of a request, and where they go: in another order, and none to its own number.
+func (s *side) pairs(n int) (all []kvlane.PagePair) {
+	for i := range n {
+		all = append(all, kvlane.PagePair{Local: uint32(i), Remote: uint32((5*i + 3) % s.pages)})
+	}
+	return all
+}
+
+// compute writes a request's KV of a layer, and returns what that is done with.
+func (s *side) compute(ctx context.Context, request uint64, k int) (*stream.Ticket, error) {
+	b := s.host.Bytes()
+	n := int(s.model.PlaneBytes())
+	for i := range len(b) / n {
+		kvPage(b[i*n:][:n], request, k, i/s.pages, i%s.pages)
+	}
+	return s.stream.Submit(ctx, &mem.Batch{Dst: []mem.Extent{s.layer(k)}, Src: []mem.Extent{mem.All(s.host)}})
+}
+
+// check wants the n pages of a request in all layers, and others zero.
+func (s *side) check(ctx context.Context, request uint64, n int) error {
+	size := int(s.model.PlaneBytes())
+	want := make([]byte, s.host.Len())
+	for k := range s.model.Layers {
+		ticket, err := s.stream.Submit(ctx, &mem.Batch{Dst: []mem.Extent{mem.All(s.host)}, Src: []mem.Extent{s.layer(k)}})
+		if err != nil {
+			return err
+		}
+		for i := range s.model.PlanesPerLayer() {
+			for _, p := range s.pairs(n) {
+				kvPage(want[i*s.pages*size+int(p.Remote)*size:][:size], request, k, i, int(p.Local))
+			}
+		}
+		if err := ticket.Wait(ctx); err != nil {
+			return err
+		}
+		for i := 0; i < len(want); i += size {
+			if !bytes.Equal(s.host.Bytes()[i:][:size], want[i:][:size]) {
+				return fmt.Errorf("layer %d plane %d page %d has wrong bytes", k, i/size/s.pages, i/size%s.pages)
+			}
+		}
+	}
+	return nil
+}
+
+// handedOverBy is what the process that hands over says of a request.
+type handedOverBy struct {
+	Err   string
+	Bytes int64 // of the request
+	Took  time.Duration
+	Paths map[string]int64 // bytes of all so far
+	Notes []string
+}
+
+// never is work that does not end.
+type never struct{}
+
+func (never) Done() <-chan struct{} { return nil }
+func (never) Err() error            { return nil }
+
+// playPrefill hands requests over to the segment that it is told, one for each line of its input: what is to become of it.
+func playPrefill(driver kvlane.Driver, segment, sockets string) (err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 4*hostPatience)
+	defer cancel()
+	s, err := openSide(ctx, driver, sockets)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.close(ctx)) }()
+	to, err := s.transfer.Connect(ctx, segment, s.cache)
+	if err != nil {
+		return err
+	}
+	in, out := bufio.NewScanner(os.Stdin), json.NewEncoder(os.Stdout)
+	for request := uint64(1); in.Scan(); request++ {
+		said, err := s.prefill(ctx, to, request, in.Text())
+		if err != nil {
+			said.Err = err.Error()
+		}
+		said.Paths, said.Notes = make(map[string]int64), s.transfer.Notes()
+		for _, p := range s.transfer.Stats().Paths {
+			said.Paths[p.Path.String()] = p.Bytes
+		}
+		if err := out.Encode(said); err != nil {
+			return err
+		}
+	}
+	return in.Err()
+}
+
+// prefill hands a request over: half of the pages, each layer behind what computes it, or all pages of layers that are there. One that
+// fails has half of its layers, and one that hangs gets no further than those.
+func (s *side) prefill(ctx context.Context, to *kvlane.Receiver, number uint64, what string) (said handedOverBy, err error) {
+	pairs, layers := s.pairs(s.pages), s.model.Layers
+	switch what {
+	case "computing":
+		pairs = s.pairs(s.pages / 2)
+	case "fails", "hangs":
+		layers /= 2
+	}
+	if what == "there" {
+		for k := range layers {
+			ticket, err := s.compute(ctx, number, k)
+			if err == nil {
+				err = ticket.Wait(ctx)
+			}
+			if err != nil {
+				return said, err
+			}
+		}
+	}
+	said.Bytes = int64(len(pairs)*layers*s.model.PlanesPerLayer()) * s.model.PlaneBytes()
+	begin := time.Now()
+	r, err := to.Begin([]byte(what), pairs)
+	if err != nil {
+		return said, err
+	}
+	var before *stream.Ticket // which reads what the next layer is computed into
+	for k := range layers {
+		var after []mem.Dependency
+		if what == "computing" {
+			if before != nil {
+				err = before.Wait(ctx)
+			}
+			if err == nil {
+				before, err = s.compute(ctx, number, k)
+			}
+			after = append(after, before)
+		}
+		if err == nil {
+			err = r.Layer(ctx, k, after...)
+		}
+		if err != nil {
+			return said, errors.Join(err, r.Finish(ctx))
+		}
+	}
+	if what == "hangs" {
+		return said, r.Layer(ctx, layers, never{})
+	}
+	err = r.Finish(ctx)
+	said.Took = time.Since(begin)
+	return said, err
+}
+
+// prefiller is the process that hands over.
+type prefiller struct {
+	t   *testing.T
+	cmd *exec.Cmd
+	in  *json.Decoder
+	do  func(what string)
+}
+
+func startPrefill(t *testing.T, driver kvlane.Driver, segment string) *prefiller {
+	t.Helper()
+	p := &prefiller{t: t, cmd: exec.CommandContext(context.Background(), "/proc/self/exe", string(driver), segment, t.TempDir()+"/s")}
+	p.cmd.Env = append(os.Environ(), prefillEnv+"=1")
+	p.cmd.Stderr = os.Stderr
+	in, err := p.cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := p.cmd.StdoutPipe()
+	if err == nil {
+		err = p.cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.in = json.NewDecoder(out)
+	p.do = func(what string) {
+		t.Helper()
+		if _, err := fmt.Fprintln(in, what); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(p.kill)
+	return p
+}
+
+func (p *prefiller) kill() {
+	if p.cmd.ProcessState == nil {
+		_ = p.cmd.Process.Kill()
+		_ = p.cmd.Wait()
+	}
+}
+
+func (p *prefiller) said() (s handedOverBy) {
+	p.t.Helper()
+	if err := p.in.Decode(&s); err != nil {
+		p.t.Fatalf("the process that hands over said nothing: %v", err)
+	}
+	return s
+}
+
+// TestHandoverBetweenProcesses: the KV of requests goes from one process's pages to another's, layer by layer, by imported memory.
+func TestHandoverBetweenProcesses(t *testing.T) { handoverBetween(t, kvlane.Sim) }
+
+// TestGPUHandover is the same with both processes on one GPU, and says how fast it was.
+func TestGPUHandover(t *testing.T) {
+	cudatest.Open(t)
+	handoverBetween(t, kvlane.CUDA)
+}
+
+func handoverBetween(t *testing.T, driver kvlane.Driver) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 4*hostPatience)
+	defer cancel()
+	s, err := openSide(ctx, driver, t.TempDir()+"/s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), hostPatience)
+		defer cancel()
+		if err := s.close(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	s.clear(ctx, t)
+	if err := s.transfer.Offer(ctx, "decode", s.cache); err != nil {
+		t.Fatal(err)
+	}
+	other := startPrefill(t, driver, s.transfer.Address()+"/decode")
+	var sum int64
+	for i, what := range []string{"computing", "there", "there"} {
+		other.do(what)
+		s.hears(ctx, t, what)
+		said := other.said()
+		if said.Err != "" || len(said.Notes) > 0 {
+			t.Fatalf("request %d: %s, notes %q", i, said.Err, said.Notes)
+		}
+		sum += said.Bytes
+		for path, n := range said.Paths {
+			if want := map[string]int64{transfer.PathNVLink.String(): sum}[path]; n != want {
+				t.Errorf("request %d: %d bytes went by %s, want %d", i, n, path, want)
+			}
+		}
+		pages := s.pages
+		if what == "computing" {
+			pages /= 2
+		}
+		if err := s.check(ctx, uint64(i+1), pages); err != nil {
+			t.Fatalf("request %d, %s: %v", i, what, err)
+		}
+		t.Logf("%s: %d layers of %d pages, %d bytes in %v: %.1f GB/s", what, s.model.Layers, pages, said.Bytes, said.Took,
+			float64(said.Bytes)/float64(said.Took.Nanoseconds()))
+	}
+	s.hearsOfFailures(ctx, t, other)
+	if err := s.transfer.Close(ctx); err != nil {
+		t.Fatal(err)
+	}
+	s.clear(ctx, t) // the pages are the receiver's again
+	time.Sleep(hostGlance)
+	if err := s.check(ctx, 0, 0); err != nil {
+		t.Errorf("who was dead has written: %v", err)
+	}
+}
+
+// clear sets all pages to zero.
+func (s *side) clear(ctx context.Context, t *testing.T) {
+	t.Helper()
+	q, err := s.engine.Device().OpenQueue(device.QueueOptions{})
+	if err == nil {
+		err = errors.Join(q.Fill(mem.All(s.kv), 0), q.Close(ctx))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// hears wants to hear of every layer of a request, and of its end.
+func (s *side) hears(ctx context.Context, t *testing.T, what string) {
+	t.Helper()
+	seen := make(map[int]bool)
+	for {
+		e, err := s.transfer.Receive(ctx)
+		if err != nil {
+			t.Fatalf("%s: after layers %v: %v", what, seen, err)
+		}
+		seen[e.Layer] = true
+		if string(e.Request) != what || e.Failed || e.Complete != (len(seen) == s.model.Layers) {
+			t.Fatalf("%s: after layers %v: %+v", what, seen, e)
+		}
+		if e.Complete {
+			return
+		}
+	}
+}
+
+// hearsOfFailures wants to be told that a request's pages are undefined where its sender can, and not that they are complete where it was
+// killed: a time has to say so then.
+func (s *side) hearsOfFailures(ctx context.Context, t *testing.T, other *prefiller) {
+	t.Helper()
+	other.do("fails")
+	for {
+		e, err := s.transfer.Receive(ctx)
+		if err != nil || e.Complete {
+			t.Fatalf("a request that failed: %+v, %v", e, err)
+		}
+		if e.Failed {
+			t.Logf("%s: its pages are undefined", e.Request)
+			break
+		}
+	}
+	if said := other.said(); said.Err == "" {
+		t.Error("a request without half of its layers went well")
+	}
+	other.do("hangs")
+	e, err := s.transfer.Receive(ctx)
+	other.kill()
+	arrived := 0
+	soon, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	for ; err == nil; e, err = s.transfer.Receive(soon) {
+		if arrived++; e.Complete || e.Failed || string(e.Request) != "hangs" {
+			t.Errorf("of a sender that was killed: %+v", e)
+		}
+	}
+	if !errors.Is(err, context.DeadlineExceeded) || arrived == 0 {
+		t.Errorf("after %d layers of a sender that was killed: %v", arrived, err)
+	}
+	t.Logf("hangs: %d of %d layers had arrived when its sender was killed, and the time for the rest is over", arrived, s.model.Layers)
+}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/HdrHistogram/hdrhistogram-go"
 
+	"github.com/kvlane/kvlane/bench"
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/store"
 )
@@ -17,9 +18,12 @@ import (
 type Report struct {
 	Trace    string   `json:"trace"`
 	Device   string   `json:"device"`
+	Version  string   `json:"version,omitempty"` // of the program; for the caller to fill in
 	Notes    []string `json:"notes,omitempty"`
 	Complete bool     `json:"complete"` // every request asked for was replayed
 	Seconds  float64  `json:"seconds"`
+
+	Machine bench.Facts `json:"machine"` // Command is for the caller to fill in
 
 	Requests       int64            `json:"requests"`
 	BlockAccesses  int64            `json:"block_accesses"`

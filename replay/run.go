@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/kvlane/kvlane/bench"
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/replay/kvcache"
@@ -48,6 +49,8 @@ func Run(ctx context.Context, c Config) (_ *Report, err error) {
 	rep.Trace = c.Trace
 	info := c.Device.Info()
 	rep.Device = info.Driver + ": " + info.Name
+	rep.Machine = bench.NewFacts(info, start)
+	rep.Machine.Finish()
 	rep.Complete = rep.Requests == int64(r.total)
 	rep.Asked = asked(&c, r.cache.BlockBytes())
 	return rep, errors.Join(err, r.close(), verdict(rep, r.tally.dumpError()))

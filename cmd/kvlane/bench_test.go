@@ -182,8 +182,14 @@ func TestBenchReadsCommittedRuns(t *testing.T) {
 	if code, stdout, stderr := execute(t, "bench", "copy", "--from", run, "--compare", again); code != exitOK || !strings.Contains(stdout, "of 30 points ") {
 		t.Errorf("exit code %d, %s:\n%s", code, stderr, stdout)
 	}
-	if code, _, stderr := execute(t, tinyStore("--work", "load", "--compare", "../../docs/runs/store-h200-W.json.gz")...); code != exitOK {
-		t.Errorf("exit code %d, %s", code, stderr)
+	stores, err := filepath.Glob("../../docs/runs/store-*.json.gz")
+	if err != nil || len(stores) == 0 {
+		t.Fatalf("%q, %v", stores, err)
+	}
+	for _, file := range stores {
+		if code, _, stderr := execute(t, tinyStore("--work", "load", "--compare", file)...); code != exitOK {
+			t.Errorf("%s: exit code %d, %s", file, code, stderr)
+		}
 	}
 	broken := filepath.Join(t.TempDir(), "run.json")
 	if err := os.WriteFile(broken, []byte("\x1f\x8b is no gzip at all"), 0o600); err != nil {

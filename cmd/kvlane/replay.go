@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"runtime/debug"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -128,6 +129,8 @@ func (r *replayCommand) execute(ctx context.Context, stdout, stderr io.Writer) (
 	if rep == nil {
 		return err
 	}
+	this := releaseOf(debug.ReadBuildInfo())
+	rep.Machine.Command, rep.Version = commandLine(), this.tag()
 	if r.json { // others were told at the start
 		if r.engine.noGPU != nil {
 			rep.Notes = append(rep.Notes, simulatedNote(r.engine.noGPU))

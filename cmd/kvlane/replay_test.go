@@ -116,6 +116,20 @@ func TestReplayThresholds(t *testing.T) {
 	}
 }
 
+// The JSON says on which machine, when, by which command and by which version it was made, as that of benchmarks does.
+func TestReplaySaysWhereItRan(t *testing.T) {
+	began := time.Now().Truncate(time.Second)
+	code, stdout, stderr := execute(t, small("replay", traceFile(t, goodLine), "--json")...)
+	var r replay.Report
+	if err := json.Unmarshal([]byte(stdout), &r); err != nil || code != exitOK {
+		t.Fatalf("exit code %d, %v: %s", code, err, stderr)
+	}
+	m := r.Machine
+	if r.Device != m.Driver+": "+m.Device || !m.Simulated || m.CPUs == 0 || m.Date.Before(began) || m.Command != commandLine() || r.Version == "" {
+		t.Errorf("%q, version %q, %+v", r.Device, r.Version, m)
+	}
+}
+
 // The trace's times are kept, and the report says how late requests were.
 func TestReplayAtASpeed(t *testing.T) {
 	trace := traceFile(t, goodLine+strings.Replace(goodLine, `"timestamp": 0`, `"timestamp": 400`, 1))

@@ -11,6 +11,7 @@ files on disk, and in files after a restart of the process.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import functools
 import json
 import math
@@ -25,6 +26,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +79,34 @@ def row(tokens: int, source: str, times: list[float], **more: Any) -> Row:
     """The median of the times and, of fewer than a hundred, the longest."""
     ordered = sorted(times)
     return Row(tokens, source, len(ordered), statistics.median(ordered), ordered[math.ceil(0.99 * len(ordered)) - 1], **more)
+
+
+def machine(device: str, began: datetime, gpu: Any) -> dict[str, Any]:
+    """Where, when and how the figures were made, in the fields of kvlane's benchmarks."""
+    facts: dict[str, Any] = {
+        "device": device, "driver": "host" if gpu is None else "cuda", "cpus": os.cpu_count(),
+        "date": began.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "seconds": round((datetime.now(timezone.utc) - began).total_seconds(), 1),
+        "command": " ".join(["python", "examples/ttft/" + os.path.basename(sys.argv[0]), *sys.argv[1:]]),
+    }  # fmt: skip
+    if gpu is not None:
+        facts["uuid"] = f"GPU-{torch.cuda.get_device_properties(gpu).uuid}"
+        facts["driver_version"] = driver_version()
+    return facts
+
+
+def driver_version() -> str:
+    """NVIDIA's driver and the CUDA it is for, which torch does not say; nothing where NVML does not say it either."""
+    text, number = ctypes.create_string_buffer(80), ctypes.c_int()
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return ""
+    if nvml.nvmlInit_v2() or nvml.nvmlSystemGetDriverVersion(text, 80):
+        return ""
+    nvml.nvmlSystemGetCudaDriverVersion_v2(ctypes.byref(number))
+    nvml.nvmlShutdown()
+    return f"{text.value.decode()} (CUDA {number.value // 1000}.{number.value % 1000 // 10})"
 
 
 class Bench:
@@ -552,6 +582,7 @@ def main() -> int:
 
 def measure(args: argparse.Namespace, lengths: list[int], directory: str, scratch: str) -> int:
     """Measures everything, with files below one directory and what a child is given in the other."""
+    began = datetime.now(timezone.utc)
     bench, rows = Bench(args), list[Row]()
     rates = {"copy": copy_rate(bench)}
     place = torch.cuda.get_device_name(bench.device) if bench.cuda else "CPU"
@@ -599,7 +630,8 @@ def measure(args: argparse.Namespace, lengths: list[int], directory: str, scratc
     print("KV and logits of all runs are the reference's, bit by bit" if not wrong else f"{len(wrong)} rows are NOT IDENTICAL")
     if args.json:
         Path(args.json).write_text(json.dumps({
-            "device": place, "torch": str(torch.__version__), "transformers": transformers.__version__,
+            "device": place, "machine": machine(place, began, bench.device if bench.cuda else None),
+            "kvlane": kvlane.__version__, "torch": str(torch.__version__), "transformers": transformers.__version__,
             "preset": args.preset, "token_bytes": bench.token_bytes, "block_tokens": args.block_tokens,
             "rates": rates, "rows": [{**asdict(r), "gb_per_s": r.rate if r.of else None} for r in rows],
             "decode_beside": beside, "stats": stats, "notes": notes,

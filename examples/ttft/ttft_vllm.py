@@ -22,6 +22,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 import torch
 from transformers import LlamaConfig
-from ttft import PRESETS, Row, files_of, out_of_page_cache, row
+from ttft import PRESETS, Row, files_of, machine, out_of_page_cache, row
 from vllm import LLM, SamplingParams
 from vllm.config import KVTransferConfig
 from vllm.model_executor.model_loader import register_model_loader
@@ -289,6 +290,7 @@ def main() -> int:
 
 def measure(args: argparse.Namespace, directory: str) -> int:
     """Runs the engines one after another, each in a process of its own."""
+    began = datetime.now(timezone.utc)
     # A fork has vLLM imported already. It cannot be one where this process has touched a GPU.
     processes: Any = multiprocessing.get_context("spawn" if torch.cuda.is_initialized() else "fork")
     runs, wrong, all_plans, end = Runs(), list[str](), plans(args, directory), time.monotonic() + args.budget
@@ -322,7 +324,8 @@ def measure(args: argparse.Namespace, directory: str) -> int:
     print("\n".join(wrong) or "token and logprobs of every hit are those of KV that had stayed on the device, bit by bit")
     if args.json:
         Path(args.json).write_text(json.dumps({
-            "device": place, "torch": str(torch.__version__), "vllm": vllm.__version__, "preset": args.preset,
+            "device": place, "machine": machine(place, began, None if current_platform.is_cpu() else 0),
+            "torch": str(torch.__version__), "vllm": vllm.__version__, "preset": args.preset,
             "token_bytes": token_bytes(args), "block_tokens": args.block_tokens, "engine": args.engine,
             "rows": [asdict(r) for r in rows], "runs": runs, "wrong": wrong,
         }, indent=1))  # fmt: skip

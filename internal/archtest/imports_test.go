@@ -86,7 +86,7 @@ var mayImport = map[string]string{
 	"store/manager":         onTier + " tier store/admission",
 	"store/admission":       "",
 	"store":                 anyPlain + " store/index store/admission internal/sys/hostmem internal/leak",
-	"replay":                anyPlain + " store replay/kvcache internal/ctxio internal/gunzip internal/present internal/sys/hostmem",
+	"replay":                anyPlain + " store replay/kvcache bench internal/ctxio internal/gunzip internal/present internal/sys/hostmem",
 	"replay/kvcache":        anyPlain + " store",
 	"replay/demo":           anyPlain + " store replay internal/present",
 	"doctor":                anyPlain + " internal/present internal/sys/uring",

@@ -2,6 +2,7 @@ package published
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strconv"
@@ -9,7 +10,6 @@ import (
 	"text/template"
 
 	"github.com/kvlane/kvlane/bench"
-	"github.com/kvlane/kvlane/bench/request"
 )
 
 // figures are the functions of measured.tmpl. Each takes the names of one or several runs, separated by spaces; of several the answer is
@@ -20,8 +20,21 @@ func (f figures) functions() template.FuncMap {
 	return template.FuncMap{
 		"rate": f.rate, "share": f.share, "p50": f.p50, "p99": f.p99, "large": f.large,
 		"loss": f.loss, "lossRate": f.lossRate, "peer": f.peer, "peerLarge": f.peerLarge,
-		"load": f.load, "first": f.first, "cite": f.cite, "made": f.made,
+		"shown": f.shown, "request": f.request, "times": f.times, "beside": f.beside, "cost": f.cost, "trace": f.replayed,
+		"lengths": f.lengths, "count": count, "first": f.first, "cite": f.cite, "made": f.made,
 	}
+}
+
+// shown names the runs that the index has for a part of the text: none where it has to be left out.
+func (f figures) shown(part string) string {
+	var names []string
+	for name, r := range f {
+		if r.Shows == part {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return strings.Join(names, " ")
 }
 
 // runs returns those that are named.
@@ -39,19 +52,21 @@ func (f figures) runs(names string) ([]*run, error) {
 	return list, nil
 }
 
-// over writes a figure of each run: one, or the lowest and the highest.
-func (f figures) over(names string, digits int, of func(*run) (float64, error)) (string, error) {
+// over writes figures of each run: one, or the lowest and the highest.
+func (f figures) over(names string, digits int, of ...func(*run) (float64, error)) (string, error) {
 	list, err := f.runs(names)
 	if err != nil {
 		return "", err
 	}
 	var v []float64
 	for _, r := range list {
-		x, err := of(r)
-		if err != nil {
-			return "", fmt.Errorf("%s: %w", r.File, err)
+		for _, figure := range of {
+			x, err := figure(r)
+			if err != nil {
+				return "", fmt.Errorf("%s: %w", r.File, err)
+			}
+			v = append(v, x)
 		}
-		v = append(v, x)
 	}
 	low, high := rounded(slices.Min(v), digits), rounded(slices.Max(v), digits)
 	if low == high {
@@ -172,62 +187,6 @@ func (f figures) peerLarge(names, dir string) (string, error) {
 	})
 }
 
-// load is a figure of one load from the cache: gbps, percent (of a large copy), p50 or p99 in milliseconds, or first, p50 of layer 0.
-func (f figures) load(names string, blocks int, form, what string) (string, error) {
-	digits := map[string]int{"gbps": 1, "percent": 0, "p50": 2, "p99": 2, "first": 2}[what]
-	return f.over(names, digits, func(r *run) (float64, error) {
-		if r.store == nil {
-			return 0, fmt.Errorf("it is of no store")
-		}
-		at := request.Place{Geometry: "70b-tp8", Work: request.Load, Layerwise: form == string(request.Layers), Hits: request.InCache, Blocks: blocks, Requests: 1}
-		for i := range r.store.Points {
-			p := &r.store.Points[i]
-			if p.Place != at {
-				continue
-			}
-			switch what {
-			case "gbps":
-				return p.GBps, nil
-			case "percent":
-				return p.PercentOfC, nil
-			case "p50":
-				return p.P50Micros / 1e3, nil
-			case "p99":
-				return p.P99Micros / 1e3, nil
-			case "first":
-				if len(p.LayersMicros) > 0 {
-					return p.LayersMicros[0] / 1e3, nil
-				}
-			}
-		}
-		return 0, fmt.Errorf("a load of %d blocks, %s, has no %s", blocks, form, what)
-	})
-}
-
-// first is a time to first token in milliseconds, and in brackets the 99th percentile where several were measured. KV that was loaded
-// was that of a prefix kept on the device.
-func (f figures) first(name string, tokens int, source string) (string, error) {
-	list, err := f.runs(name)
-	if err != nil {
-		return "", err
-	}
-	if list[0].ttft != nil {
-		for _, row := range list[0].ttft.Rows {
-			if row.Tokens != tokens || row.Source != source {
-				continue
-			}
-			if row.Identical != nil && !*row.Identical {
-				return "", fmt.Errorf("%d tokens, %s: what was loaded was wrong", tokens, source)
-			}
-			if row.N == 1 {
-				return rounded(1e3*row.Median, 0), nil
-			}
-			return fmt.Sprintf("%s (%s)", rounded(1e3*row.Median, 0), rounded(1e3*row.P99, 0)), nil
-		}
-	}
-	return "", fmt.Errorf("%s has no %q of %d tokens", name, source, tokens)
-}
-
 // cite links to the runs.
 func (f figures) cite(names string) (string, error) {
 	list, err := f.runs(names)
@@ -242,12 +201,8 @@ func (f figures) cite(names string) (string, error) {
 }
 
 // made says of each machine that the runs were made on which it is, and when that was.
-func (f figures) made(names string) (string, error) {
-	list, err := f.runs(names)
-	if err != nil {
-		return "", err
-	}
-	slices.SortStableFunc(list, func(a, b *run) int { return strings.Compare(a.Run, b.Run) })
+func (f figures) made() string {
+	list := slices.SortedFunc(maps.Values(f), func(a, b *run) int { return strings.Compare(a.Run+a.File, b.Run+b.File) })
 	var texts []string
 	for i, r := range list {
 		if i == 0 || list[i-1].Run != r.Run {
@@ -257,5 +212,5 @@ func (f figures) made(names string) (string, error) {
 			*last += "; " + r.Note
 		}
 	}
-	return strings.Join(texts, ".\n") + ".", nil
+	return strings.Join(texts, ".\n") + "."
 }

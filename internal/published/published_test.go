@@ -2,6 +2,7 @@ package published
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -13,6 +14,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kvlane/kvlane/bench/chart"
+	"github.com/kvlane/kvlane/bench/request"
+	"github.com/kvlane/kvlane/replay"
 )
 
 const (
@@ -108,14 +111,78 @@ func TestAnotherRunGivesAnotherText(t *testing.T) {
 	}
 }
 
+// What no run is of yet is left out, and comes with its runs.
+func TestPartsComeWithTheirRuns(t *testing.T) {
+	all := readRuns(t)
+	const tokens, harm = "The same model with transformers", "What requests cost it"
+	for name, r := range all {
+		if r.Shows == "transformers" || strings.HasPrefix(r.Shows, "harm") {
+			delete(all, name)
+		}
+	}
+	if text := measured(t, all); strings.Contains(text, tokens) || strings.Contains(text, harm) {
+		t.Errorf("a part without a run:\n%s", text)
+	}
+	all["tokens"] = &run{entry: entry{Run: "Y", File: "tokens.json.gz", Shows: "transformers", Date: "2026-01-02"}, ttft: &firstTokens{}}
+	if err := json.Unmarshal([]byte(sampleTokens(t)), all["tokens"].ttft); err != nil {
+		t.Fatal(err)
+	}
+	for i, shows := range []string{"harm", "harm, throughput"} {
+		rep := &request.Report{Beside: &request.Beside{}}
+		for _, at := range []request.Place{{Work: request.Load}, {Work: request.Load, Layerwise: true}, {Work: request.Dump}, {Work: request.Dump, Layerwise: true}} {
+			at.Geometry, at.Blocks, at.Requests = "70b-tp8", 1024, 2
+			rep.Beside.Losses = append(rep.Beside.Losses, request.Loss{Place: at, GBps: 40 + float64(i), Loss: 0.02, Low: 0.015, High: 0.026})
+		}
+		all[fmt.Sprint("harm", i)] = &run{entry: entry{Run: "Y", File: "harm.json.gz", Shows: shows, Date: "2026-01-02"}, store: rep}
+		text := measured(t, all)
+		for _, want := range [][]string{
+			{"| the prefix is | 64 tokens | 2,048 tokens |\n|---|---|---|\n| computed again | 1500 (1600) | 1500 (1600) |\n", "| in kvlane's files, disk | 20 | 20 |\n\n**Requests", "2 at a time of 1,024 blocks", "| loads, whole | 40.0 | 2.0 (1.5 to 2.6) |\n"},
+			{"| loads, whole | 40.0 | 2.0 (1.5 to 2.6) | 41.0 | 2.0 (1.5 to 2.6) |\n", "| dumps by layers | 40.0 | 2.0 (1.5 to 2.6) | 41.0 | 2.0 (1.5 to 2.6) |\n\n"},
+		}[i] {
+			if !strings.Contains(text, want) {
+				t.Errorf("%s: no %q in\n%s", shows, want, text)
+			}
+		}
+	}
+}
+
+// sampleTokens is the JSON of examples/ttft/ttft.py, as far as it is used, of no machine.
+func sampleTokens(t *testing.T) string {
+	t.Helper()
+	var rows []string
+	for _, tokens := range []int{2048, 64} {
+		rows = append(rows, fmt.Sprintf(`{"tokens": %d, "source": "computed in full", "n": 5, "median": 1.5, "p99": 1.6, "identical": null}`, tokens))
+		for _, source := range []string{"kept on the device", "transformers, offloading", "kvlane, in memory", "kvlane, in the page cache", "kvlane, on disk"} {
+			rows = append(rows, fmt.Sprintf(`{"tokens": %d, "source": %q, "n": 1, "median": 0.02, "p99": 0.02, "identical": true}`, tokens, source))
+		}
+	}
+	return `{"device": "a GPU", "rows": [` + strings.Join(rows, ", ") + `]}`
+}
+
+// A figure of a replay in which a byte was wrong, or that did not end, is no figure.
+func TestFailedReplayHasNoFigures(t *testing.T) {
+	all := map[string]*run{"r": {trace: &replay.Report{Complete: true, Seconds: 2}}}
+	if got, err := render(all, `{{trace "r" "seconds"}}`); err != nil || got != "2.0" {
+		t.Errorf("%q, %v", got, err)
+	}
+	for _, bad := range []replay.Report{{}, {Complete: true, Mismatches: 1}, {Complete: true, DurableErrors: 1}} {
+		all["r"].trace = &bad
+		if got, err := render(all, `{{trace "r" "seconds"}}`); err == nil {
+			t.Errorf("%+v has %q", bad, got)
+		}
+	}
+}
+
 func TestTemplateHasNoFiguresOfItsOwn(t *testing.T) {
 	all := readRuns(t)
 	for _, text := range []string{
 		"reaches 53.7 GB/s there", "loses 2% of", "takes 84 us at", "| kvlane | 61 | 74 |", "5.9 ms", "at 53.7 / 53.6 there",
 		`{{rate "copy-h200-T" "teleport" 4096 "h2d" "scattered"}}`, `{{rate "copy-h200-X" "auto" 4096 "h2d" "scattered"}}`,
-		`{{rate "" "auto" 4096 "h2d" "scattered"}}`, `{{load "copy-h200-T" 1 "whole" "p50"}}`, `{{load "store-h200-W" 1 "whole" "first"}}`,
+		`{{rate "" "auto" 4096 "h2d" "scattered"}}`, `{{request "copy-h200-T" "load" 1 "whole" "p50"}}`, `{{request "store-h200-W" "load" 1 "whole" "first"}}`,
+		`{{times "store-h200-W" "dump" 1 "whole"}}`, `{{cost "store-h200-W" "load" "whole"}}`, `{{beside "store-h200-W"}}`,
+		`{{trace "store-h200-W" "hits"}}`, `{{trace "replay-h100-X" "luck"}}`, `{{lengths "store-h200-W"}}`,
 		`{{loss "latency-h100-U1" "auto" "h2d"}}`, `{{peer "copy-h100-S" "auto" 4096 "h2d"}}`, `{{peerLarge "copy-h100-S" "h2d"}}`,
-		`{{first "vllm-h200-W" 1 "computed in full"}}`, `{{large "latency-h100-U1" "both"}}`, `{{made "nothing"}}`, `{{cite "nothing"}}`,
+		`{{first "vllm-h200-W" 1 "computed in full"}}`, `{{large "latency-h100-U1" "both"}}`, `{{cite "nothing"}}`,
 	} {
 		if got, err := render(all, text); err == nil {
 			t.Errorf("%s became %q", text, got)

@@ -15,6 +15,7 @@ import (
 	"github.com/kvlane/kvlane/bench"
 	"github.com/kvlane/kvlane/bench/request"
 	"github.com/kvlane/kvlane/internal/gunzip"
+	"github.com/kvlane/kvlane/replay"
 )
 
 const folder = "../../docs/runs"
@@ -22,8 +23,9 @@ const folder = "../../docs/runs"
 // entry is what index.json says of a run's file.
 type entry struct {
 	File    string `json:"file"`
-	Run     string `json:"run"`  // its letter in docs/benchmarks.md
-	Kind    string `json:"kind"` // copy, store, ttft
+	Run     string `json:"run"`             // its letter in docs/benchmarks.md
+	Kind    string `json:"kind"`            // copy, store, replay, ttft
+	Shows   string `json:"shows,omitempty"` // the part of the template that asks for it, where that names no files
 	Device  string `json:"device"`
 	UUID    string `json:"uuid"`
 	Driver  string `json:"driver"`
@@ -33,10 +35,12 @@ type entry struct {
 	Note    string `json:"note,omitempty"`
 }
 
-// firstTokens is the JSON of examples/ttft/ttft_vllm.py, as far as it is used.
+// firstTokens is the JSON of examples/ttft, ttft.py and ttft_vllm.py, as far as it is used.
 type firstTokens struct {
-	Device string `json:"device"`
-	Rows   []struct {
+	Device  string       `json:"device"`
+	Preset  string       `json:"preset"`
+	Machine *bench.Facts `json:"machine"`
+	Rows    []struct {
 		Tokens    int     `json:"tokens"`
 		Source    string  `json:"source"`
 		N         int     `json:"n"`
@@ -47,11 +51,12 @@ type firstTokens struct {
 	Wrong []string `json:"wrong"`
 }
 
-// run is a file of docs/runs. One of the three is set.
+// run is a file of docs/runs. One of the four is set.
 type run struct {
 	entry
 	copies *bench.Report
 	store  *request.Report
+	trace  *replay.Report
 	ttft   *firstTokens
 }
 
@@ -103,6 +108,8 @@ func (r *run) read(b []byte) (err error) {
 		r.copies, err = bench.Read(bytes.NewReader(b))
 	case "store":
 		r.store, err = request.Read(bytes.NewReader(b))
+	case "replay":
+		err = json.Unmarshal(b, &r.trace)
 	case "ttft":
 		err = json.Unmarshal(b, &r.ttft)
 	default:
@@ -118,8 +125,20 @@ func (r *run) facts() *bench.Facts {
 		return &r.copies.Machine
 	case r.store != nil:
 		return &r.store.Machine
+	case r.trace != nil && r.trace.Machine.Device != "":
+		return &r.trace.Machine
+	case r.ttft != nil:
+		return r.ttft.Machine
 	}
 	return nil
+}
+
+// device is what a run calls it that has no facts.
+func (r *run) device() string {
+	if r.trace != nil {
+		return strings.TrimPrefix(r.trace.Device, "cuda: ")
+	}
+	return r.ttft.Device
 }
 
 // elsewhere is a path of the machine on which a run was made.
@@ -132,14 +151,30 @@ func TestRunsSayWhereTheyAreFrom(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	template, err := os.ReadFile(filepath.Join(folder, "measured.tmpl"))
+	if err != nil {
+		t.Fatal(err)
+	}
 	all := readRuns(t)
 	for name, r := range all {
 		if m := r.facts(); m != nil {
 			if m.Device != r.Device || m.UUID != r.UUID || m.DriverVersion != r.Driver || m.Date.Format(time.RFC3339) != r.Date || m.Command != r.Command || m.Simulated {
 				t.Errorf("%s: the index says %+v, the run %+v", name, r.entry, *m)
 			}
-		} else if r.ttft.Device != r.Device || len(r.ttft.Wrong) > 0 {
-			t.Errorf("%s: the index says %s, the run %s; wrong: %q", name, r.Device, r.ttft.Device, r.ttft.Wrong)
+		} else if device := r.device(); device != r.Device {
+			t.Errorf("%s: the index says %s, the run %s", name, r.Device, device)
+		}
+		if r.ttft != nil && (r.ttft.Preset != "8b" || len(r.ttft.Wrong) > 0) {
+			t.Errorf("%s: a model %q; wrong: %q", name, r.ttft.Preset, r.ttft.Wrong)
+		}
+		if p := r.trace; p != nil && (p.Trace != "mooncake-conversation.jsonl.gz" || p.BytesVerified != p.PrefixHits<<18 || p.HitsByTier["cache"] != p.PrefixHits) {
+			t.Errorf("%s is of another trace, of other blocks than of 256 KiB, or not of memory alone: %+v", name, p)
+		}
+		if fast := strings.HasSuffix(r.Shows, ", throughput"); r.Shows != "" && (fast != strings.Contains(r.Command, "--policy throughput") || !fast && strings.Contains(r.Command, "--policy")) {
+			t.Errorf("%s shows %s, and is of %s", name, r.Shows, r.Command)
+		}
+		if r.Shows != "" && !bytes.Contains(template, fmt.Appendf(nil, "shown %q", r.Shows)) {
+			t.Errorf("%s: the template has no part %q", name, r.Shows)
 		}
 		if r.Driver == "" || r.Date == "" || r.Command == "" || r.Version == "" {
 			t.Errorf("%s: something is not said: %+v", name, r.entry)

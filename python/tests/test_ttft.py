@@ -66,6 +66,8 @@ def test_a_tiny_model(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     report = json.loads(out.read_text())
+    assert report["machine"]["device"] == report["device"] == "CPU"
+    assert report["machine"]["command"].startswith("python examples/ttft/ttft.py --tokens 65,130 ")
     for source in SOURCES:
         rows = [r for r in report["rows"] if r["source"] == source]
         assert [(r["tokens"], r["identical"]) for r in rows] == [(65, True), (130, True)], source

@@ -72,16 +72,12 @@ func (b *benchRDMA) parse() error {
 	if !slices.Contains([]string{noDevice, string(kvlane.CUDA), string(kvlane.Sim)}, b.device) {
 		return usagef("--device %q: it is none, cuda or sim", b.device)
 	}
-	b.bytes = rdmabench.DefaultSizes()
-	if len(b.sizes) > 0 {
-		b.bytes = nil
+	var err error
+	if b.bytes, err = parseSizes("sizes", b.sizes); err != nil {
+		return &usageError{err}
 	}
-	for _, text := range b.sizes {
-		var n int64
-		if err := (sizeValue{&n}).Set(text); err != nil {
-			return usagef("--sizes: %w", err)
-		}
-		b.bytes = append(b.bytes, n)
+	if len(b.bytes) == 0 {
+		b.bytes = rdmabench.DefaultSizes()
 	}
 	if err := rdmabench.CheckSizes(b.bytes, b.iterations); err != nil {
 		return &usageError{err}

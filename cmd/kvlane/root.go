@@ -74,6 +74,9 @@ Exit codes:
 			return err
 		}
 		slog.SetDefault(log)
+		if err := dropRepeated(cmd); err != nil {
+			return err
+		}
 		return checkNeeds(cmd)
 	}
 	root.AddCommand(newReplayCommand(), newDemoCommand(), newStoreCommand(), newDoctorCommand(), newTopoCommand(), newCalibrateCommand(), newBenchCommand(), newTransferCommand(), newConfigCommand(), newVersionCommand(&r), newShareProbeCommand())

@@ -254,7 +254,7 @@ func (n *NICs) Stats() []stream.NICStats {
 		s.Name = g.Name()
 		n.counts[i].Read(s)
 		r := g.Stats()
-		s.RegistrationsFailed = r.Failed
+		s.RegistrationsFailed, s.ConnectRetries = r.Failed, n.source.ConnectRetries(g.Name())
 		for k, by := range r.By {
 			s.Registrations = append(s.Registrations, stream.RegistrationStats{
 				Method: registry.Method(k + 1).String(), Live: by.Live, Bytes: by.Bytes, Total: by.Total,

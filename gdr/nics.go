@@ -269,6 +269,13 @@ func (n *NICs) Register(regions ...*mem.Region) error {
 	return registry.Register(n.open, rdma.MROptions{Access: nic.Access}, regions...)
 }
 
+// Answered reports whether err is what a NIC has answered to a call or a request.
+func Answered(err error) bool {
+	var call *rdma.Error
+	var request *rdma.WCError
+	return errors.As(err, &call) || errors.As(err, &request)
+}
+
 // Refused reports whether an error of Register is that NICs refused the memory, and not what the caller did.
 func Refused(err error) bool {
 	var verb *rdma.Error

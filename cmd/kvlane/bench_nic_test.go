@@ -4,14 +4,20 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/kvlane/kvlane/bench"
 	"github.com/kvlane/kvlane/bench/rdmabench"
+	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/doctor"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/rdma"
 )
 
 // NICs in software are measured only where they are named, and apart from everything else.
@@ -68,7 +74,7 @@ func TestBenchNICFlagsAreChecked(t *testing.T) {
 		"copy: provider":      {tinyBench("--rdma-provider", "fpga", "--paths", "nic"), exitUsage, []string{`"fpga"`}},
 		"copy: no such NIC":   {tinyBench("--rdma-provider", "soft", "--nic", "soft7", "--paths", "nic-soft"), exitFailure, []string{`"soft7"`, "soft0"}},
 		"copy: named NIC":     {tinyBench("--nic", "no-such-nic", "--paths", "nic"), exitFailure, []string{"open NICs"}},
-		"copy: port":          {tinyBench("--rdma-provider", "soft", "--rdma-port", "3", "--paths", "nic-soft"), exitUsage, []string{"port=3"}},
+		"copy: port":          {tinyBench("--rdma-provider", "soft", "--rdma-port", "3", "--paths", "nic-soft"), exitUsage, []string{"port 3: it has ports 1 to 1"}},
 		"rdma: device":        {[]string{"bench", "rdma", "--device", "auto"}, exitUsage, []string{`"auto"`, "none, cuda or sim"}},
 		"rdma: size":          {[]string{"bench", "rdma", "--sizes", "big"}, exitUsage, []string{`"big"`}},
 		"rdma: sizes":         {[]string{"bench", "rdma", "--sizes", "0,2GiB", "--iterations", "0"}, exitUsage, []string{"0 bytes", "2147483648 bytes", "0 iterations"}},
@@ -108,6 +114,28 @@ func TestBenchRDMA(t *testing.T) {
 		if r.Provider != "soft" || r.NIC != "soft0" || len(r.Bandwidth) != 6 || len(r.Latency) != 6 || r.Command == "" || r.Reason == "" || (r.Remote == "device") != (device == "sim") {
 			t.Errorf("%s: %+v", device, r)
 		}
+	}
+}
+
+// What a NIC or a driver calls invalid as it works is a failure, and no wrong command line.
+func TestDefectErrorOfANICIsWrongUsage(t *testing.T) {
+	for name, err := range map[string]error{
+		"call":    rdma.NewError("ibv_modify_qp", "qp=7", syscall.EINVAL, ""),
+		"posting": rdma.NewPostError("ibv_post_send", "", syscall.EINVAL, ""),
+		"request": &rdma.WCError{Status: rdma.WCRemAccessErr},
+		"driver":  &device.Error{Call: "cuMemcpyAsync", Code: 1, Kind: errdefs.ErrInvalid},
+	} {
+		if !errors.Is(err, errdefs.ErrInvalid) {
+			t.Errorf("%s: %v is not what this is about", name, err)
+		}
+		var usage *usageError
+		if errors.As(asUsage(fmt.Errorf("measure: %w", errors.Join(err, errdefs.ErrClosed))), &usage) {
+			t.Errorf("%s: %v is taken for a wrong command line", name, err)
+		}
+	}
+	var usage *usageError
+	if !errors.As(asUsage(fmt.Errorf("open: %w", errdefs.ErrInvalid)), &usage) {
+		t.Error("what is asked for wrongly is no wrong command line")
 	}
 }
 

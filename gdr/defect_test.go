@@ -5,9 +5,12 @@ package gdr
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/sim"
@@ -183,6 +186,24 @@ func TestDefectConnectionIsTriedAgainInSilence(t *testing.T) {
 	for i, s := range n.Stats() {
 		if s.ConnectRetries != int64(3+i) {
 			t.Errorf("%+v, want %d retries", s, 3+i)
+		}
+	}
+}
+
+// NICs refuse what they say no to; what the caller did is no refusal, whatever became of undoing the rest.
+func TestDefectFailureToUndoPassesForARefusal(t *testing.T) {
+	stuck, wrong := rdma.NewError("ibv_dereg_mr", "", unix.EIO, ""), rdma.NewError("ibv_reg_mr", "", unix.EINVAL, "")
+	for _, c := range []struct {
+		err  error
+		want bool
+	}{
+		{wrong, true},
+		{&registry.LeftError{Err: wrong, Left: stuck}, true},
+		{errdefs.ErrExists, false},
+		{&registry.LeftError{Err: errdefs.ErrExists, Left: stuck}, false},
+	} {
+		if got := Refused(fmt.Errorf("register: %w", c.err)); got != c.want {
+			t.Errorf("%v: refused %t, want %t", c.err, got, c.want)
 		}
 	}
 }

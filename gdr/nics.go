@@ -264,7 +264,8 @@ func (n *NICs) Stats() []stream.NICStats {
 	return all
 }
 
-// Register registers memory with all of the NICs: all of the regions or none. ErrExists for a region that overlaps a registered one.
+// Register registers memory with all of the NICs: all of the regions or none. ErrExists for a region that overlaps a registered one. Where what was
+// done could not be undone the error says so, and Unregister takes it back.
 func (n *NICs) Register(regions ...*mem.Region) error {
 	return registry.Register(n.open, rdma.MROptions{Access: nic.Access}, regions...)
 }
@@ -276,8 +277,12 @@ func Answered(err error) bool {
 	return errors.As(err, &call) || errors.As(err, &request)
 }
 
-// Refused reports whether an error of Register is that NICs refused the memory, and not what the caller did.
+// Refused reports whether an error of Register is that NICs refused the memory, and not what the caller did; nor that it could not be undone.
 func Refused(err error) bool {
+	var left *registry.LeftError
+	if errors.As(err, &left) {
+		err = left.Err
+	}
 	var verb *rdma.Error
 	return errors.As(err, &verb) || errors.Is(err, errdefs.ErrNotSupported)
 }

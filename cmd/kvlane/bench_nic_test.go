@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -17,6 +18,7 @@ import (
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/doctor"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/rdma"
 )
 
@@ -157,5 +159,39 @@ func TestDefectBenchRDMASaysWhatToInstall(t *testing.T) {
 	r := doctor.Examine(t.Context(), doctor.Local(askCUDA, askCuFile, loadable), doctor.Options{Dirs: []string{t.TempDir()}})
 	if code, _, stderr := execute(t, "bench", "rdma"); r.RDMA.Library.Answer == doctor.No && (code != exitFailure || !strings.Contains(stderr, "install rdma-core")) {
 		t.Errorf("without libibverbs: exit code %d: %s", code, stderr)
+	}
+}
+
+// keeping is a NIC that refuses memory and keeps a part of it until it is no longer stuck.
+type keeping struct {
+	stuck error
+	taken int
+}
+
+func (k *keeping) Register(...*mem.Region) error { return errdefs.ErrNoMemory }
+
+func (k *keeping) Unregister(_ context.Context, regions ...*mem.Region) error {
+	if k.stuck != nil {
+		return k.stuck
+	}
+	for _, r := range regions {
+		k.taken++
+		clear(r.Bytes()) // which is there still
+	}
+	return nil
+}
+
+// What a registration that failed could not undo is taken back before the memory is freed, which stays where that fails too.
+func TestDefectMemoryIsFreedWhereANICKeepsIt(t *testing.T) {
+	b, k := benchRDMA{bytes: []int64{4096}}, &keeping{stuck: errdefs.ErrBusy}
+	if _, _, err := b.memory(nil, k); !errors.Is(err, errdefs.ErrNoMemory) {
+		t.Fatal(err)
+	}
+	if err := b.rig.Close(); !errors.Is(err, errdefs.ErrBusy) {
+		t.Errorf("closed while the NIC has the memory: %v", err)
+	}
+	k.stuck = nil
+	if err := b.rig.Close(); err != nil || k.taken != 2 {
+		t.Errorf("%v; %d regions were taken back, want 2", err, k.taken)
 	}
 }

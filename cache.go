@@ -11,6 +11,7 @@ import (
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/inuse"
+	"github.com/kvlane/kvlane/internal/unwind"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/store"
 )
@@ -41,7 +42,8 @@ type Cache struct {
 // RegisterCache tells the engine where the host program's KV cache lies, ahead of loads and dumps: giving it to NICs takes
 // milliseconds. A hybrid model has a CacheMemory for each of its page groups, in the order of Config.Groups; these may lie in the same
 // memory, if each part of it is a page of one group at a time. The memory stays allocated until Cache.Close. Everything that is wrong
-// with it is reported at once, as ErrInvalid; ErrExists where it overlaps memory that is registered.
+// with it is reported at once, as ErrInvalid; ErrExists where it overlaps memory that is registered. Where NICs have failed to let go of it again, as
+// the error says then, it stays allocated until Engine.Close.
 func (e *Engine) RegisterCache(memory ...CacheMemory) (*Cache, error) {
 	c := &Cache{engine: e}
 	memory, err := e.groups.validateMemory(memory)
@@ -49,12 +51,24 @@ func (e *Engine) RegisterCache(memory ...CacheMemory) (*Cache, error) {
 		err = c.lay(memory)
 	}
 	if err == nil {
-		err = e.Register(c.regions...)
+		if err = e.Register(c.regions...); err != nil {
+			err = c.takeBack(err)
+		}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("register KV cache: %w", err)
 	}
 	return c, nil
+}
+
+// takeBack unregisters what a registration that failed has left, and returns why it failed.
+func (c *Cache) takeBack(why error) error {
+	ctx, cancel := context.WithTimeout(context.Background(), unwind.Timeout)
+	defer cancel()
+	if err := c.engine.Unregister(ctx, c.regions...); err != nil {
+		return fmt.Errorf("%w; the memory must stay until the engine is closed: %w", why, err)
+	}
+	return why
 }
 
 // validateMemory reports everything that is wrong with the memory of the groups, and fills in what was left out.

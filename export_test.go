@@ -3,8 +3,10 @@ package kvlane
 import (
 	"context"
 
+	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/stream"
 	"github.com/kvlane/kvlane/stream/copy/plan"
+	"github.com/kvlane/kvlane/transfer"
 )
 
 // OpenSoftUnderAuto is Open, but that GDRAuto takes NICs in software too.
@@ -20,6 +22,17 @@ func Uses(c *Cache) int { return c.uses.Len() }
 func StoreStreams(e *Engine) (loads, dumps func() (stream.Stream, error)) {
 	return e.openLoads, e.openDumps
 }
+
+// TransferBy returns a Transfer of e's caches by an engine of the caller's, for RegisterLocal alone.
+func TransferBy(e *Engine, engine *transfer.Engine) *Transfer {
+	return &Transfer{e: e, engine: engine, local: make(map[*mem.Region]bool)}
+}
+
+// RegisterLocal has NICs reach c as Connect does.
+func RegisterLocal(t *Transfer, c *Cache) error { return t.registerLocal(c) }
+
+// Regions returns where c lies.
+func Regions(c *Cache) []*mem.Region { return c.regions }
 
 // Profile returns what e plans with.
 func Profile(e *Engine) *plan.Profile { return e.planner.Profile() }

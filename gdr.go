@@ -144,7 +144,8 @@ func (e *Engine) NICStats() []stream.NICStats {
 // Register tells the engine of memory that streams of OpenStream or loads and dumps of Engine.Store will name; RegisterCache does that
 // for a KV cache. NICs reach only what is registered, ahead of transfers, as that takes milliseconds; all of the regions are
 // registered or none. Without NICs there is nothing to do. ErrInvalid, ErrExists for a region that overlaps a registered one. What NICs refuse is an error
-// with GDRRequire; with GDRAuto none of the regions is theirs then, and Engine.Notes says why. NICStats counts it.
+// with GDRRequire; with GDRAuto none of the regions is theirs then, and Engine.Notes says why. NICStats counts it. Where the error, or the note,
+// says that it could not be undone, a NIC has a part until Unregister has returned nil.
 func (e *Engine) Register(regions ...*mem.Region) error {
 	if e.nics == nil {
 		return nil

@@ -14,6 +14,7 @@ import (
 	"github.com/kvlane/kvlane/gdr"
 	"github.com/kvlane/kvlane/internal/inuse"
 	"github.com/kvlane/kvlane/internal/unwind"
+	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/share"
 	"github.com/kvlane/kvlane/transfer"
 	"github.com/kvlane/kvlane/transfer/handover"
@@ -56,6 +57,8 @@ type Transfer struct {
 	closers  unwind.Stack
 
 	registering sync.Mutex // held while caches are registered with NICs
+	// local is the memory that NICs were told of, which goes by other paths if they refused it; guarded by registering.
+	local map[*mem.Region]bool
 
 	mu    sync.Mutex
 	uses  map[*Cache]*inuse.Use // guarded by mu
@@ -66,7 +69,7 @@ type Transfer struct {
 // OpenTransfer opens transfers of the engine's caches. Close it before them. Memory that the engine's NICs refuse to register is an error of
 // Offer and Connect where NICs were named or are required, and else goes over sockets: Transfer.Notes says why.
 func (e *Engine) OpenTransfer(ctx context.Context, c TransferConfig) (_ *Transfer, err error) {
-	t := &Transfer{e: e, closers: unwind.New(), uses: make(map[*Cache]*inuse.Use)}
+	t := &Transfer{e: e, closers: unwind.New(), uses: make(map[*Cache]*inuse.Use), local: make(map[*mem.Region]bool)}
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("open transfers: %w", errors.Join(err, t.closers.Undo(ctx, unwind.Timeout)))
@@ -290,9 +293,13 @@ func (t *Transfer) registerLocal(c *Cache) error {
 	t.registering.Lock()
 	defer t.registering.Unlock()
 	for _, r := range c.regions {
-		if err := t.engine.RegisterLocal(r); err != nil && !errors.Is(err, errdefs.ErrExists) { // Connect before this one did
+		if t.local[r] { // since an earlier Connect
+			continue
+		}
+		if err := t.engine.RegisterLocal(r); err != nil {
 			return err
 		}
+		t.local[r] = true
 	}
 	return nil
 }

@@ -17,8 +17,10 @@ import (
 
 	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/gdr"
 	"github.com/kvlane/kvlane/internal/testkit"
+	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/transfer"
 )
 
@@ -33,6 +35,45 @@ func TestTransferWithoutNICs(t *testing.T) {
 			t.Errorf("notes %q do not say %q", notes, want)
 		}
 	}
+}
+
+// TestDefectMemoryOfOthersPassesForTheCaches: a cache that was connected before is registered; memory that overlaps it and is not the Transfer's own is
+// an error, since NICs may not reach all of the cache by that.
+func TestDefectMemoryOfOthersPassesForTheCaches(t *testing.T) {
+	c := testConfig(t)
+	c.Device.Driver = kvlane.Host
+	_, memory := ordinary(t, c)
+	e := openEngine(t, c)
+	cache := registered(t, e, memory)
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	nics, err := gdr.Open(e.Device(), gdr.Config{Provider: gdr.Soft}, nil)
+	must(err)
+	t.Cleanup(func() { must(nics.Close(context.Background())) })
+	by, err := nics.Transfers()
+	must(err)
+	s, err := e.OpenStream()
+	must(err)
+	t.Cleanup(func() { must(s.Close(context.Background())) })
+	engine, err := transfer.Open(transfer.Options{NICs: by, Device: e.Device(), Copy: s})
+	must(err)
+	t.Cleanup(func() { must(engine.Close(context.Background())) })
+	tr, region := kvlane.TransferBy(e, engine), kvlane.Regions(cache)[0]
+	for range 2 {
+		must(kvlane.RegisterLocal(tr, cache))
+	}
+	must(engine.UnregisterLocal(t.Context(), region))
+	others, err := mem.NewRegion(mem.RegionSpec{Kind: mem.KindDevice, Device: region.Device(), Len: region.Len(), Dev: region.Dev()})
+	must(err)
+	must(engine.RegisterLocal(others))
+	if err := kvlane.RegisterLocal(kvlane.TransferBy(e, engine), cache); !errors.Is(err, errdefs.ErrExists) {
+		t.Errorf("memory that another has registered: %v", err)
+	}
+	must(engine.UnregisterLocal(t.Context(), others))
 }
 
 // Environment variables of the process that receives in TestVerbsTransfer: its NIC, and its driver.

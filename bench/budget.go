@@ -39,16 +39,22 @@ type Budget struct {
 	measured bool
 }
 
-// NewBudget shares total, from began on, among so many units, and keeps reserve for what has a time of its own. A total of zero is no
-// limit. It fails with ErrInvalid if nothing would be left.
-func NewBudget(total time.Duration, began time.Time, now func() time.Time, units int, reserve time.Duration) (*Budget, error) {
-	if total > 0 && units > 0 && reserve >= total {
-		return nil, fmt.Errorf("of a budget of %v the windows beside a product alone take %v: allow more, or fewer or shorter windows: %w",
-			total, reserve.Round(time.Second/10), errdefs.ErrInvalid)
-	}
-	b := &Budget{total: total, begin: began, now: now, left: units, reserve: reserve}
+// NewBudget shares total, from began on, among so many units. A total of zero is no limit.
+func NewBudget(total time.Duration, began time.Time, now func() time.Time, units int) *Budget {
+	b := &Budget{total: total, begin: began, now: now, left: units}
 	b.Part(units)
-	return b, nil
+	return b
+}
+
+// Reserve keeps a part of the total for what has a time of its own, before the first unit. It fails with ErrInvalid if nothing would be left.
+func (b *Budget) Reserve(d time.Duration) error {
+	if b.total > 0 && b.left > 0 && d >= b.total {
+		return fmt.Errorf("of a budget of %v the windows beside a product alone take %v: allow more, or fewer or shorter windows: %w",
+			b.total, d.Round(time.Second/10), errdefs.ErrInvalid)
+	}
+	b.reserve = d
+	b.Part(b.left)
+	return nil
 }
 
 // Part begins a part of so many of the units, which gets its share of the time that is left.
@@ -88,10 +94,10 @@ func (b *Budget) Measured() bool { return b != nil && b.measured }
 // Skip says that so many units of the part will not be measured.
 func (b *Budget) Skip(units int) { b.left, b.part = b.left-units, b.part-units }
 
-// Each measures named units, which all are of the part: those first that lie far apart. It returns the names of those that did not fit, and of
-// those that measure gave up with ErrOverBudget, which say after how long: they may have stood still. It fails with ErrInvalid
-// if none was measured in time. Progress and notice may be nil.
-func (b *Budget) Each(names []string, progress func(done, total int, what string), notice func(text string), measure func(k int, until time.Time) error) (leftOut []string, err error) {
+// Each measures named units, which all are of the part: those first that lie far apart, each with a context of its own (see bound). It returns
+// the names of those that did not fit, and of those that measure gave up with ErrOverBudget, which say after how long: they may have stood
+// still. It fails with ErrInvalid if none was measured in time. Progress and notice may be nil.
+func (b *Budget) Each(ctx context.Context, names []string, progress func(done, total int, what string), notice func(text string), measure func(ctx context.Context, k int, until time.Time) error) (leftOut []string, err error) {
 	tell := func(done int, what string) {
 		if progress != nil {
 			progress(done, len(names), what)
@@ -102,7 +108,10 @@ func (b *Budget) Each(names []string, progress func(done, total int, what string
 		until, fits := b.Begin(1)
 		err, name := ErrOverBudget, names[k]
 		if fits {
-			if err = measure(k, until); errors.Is(err, ErrOverBudget) {
+			bounded, cancel := b.bound(ctx, until)
+			err = measure(bounded, k, until)
+			cancel()
+			if errors.Is(err, ErrOverBudget) {
 				name = fmt.Sprintf("%s (given up after %s)", name, present.Duration(b.now().Sub(b.start)))
 			}
 		}
@@ -133,9 +142,9 @@ func (b *Budget) limit() time.Time {
 	return b.until.Add(time.Duration(more * float64(b.total)))
 }
 
-// Bound returns a context for what began and should end at until. It ends with ErrOverBudget once Over is true, or, where something was measured
+// bound returns a context for what has just begun and should end at until. It ends with ErrOverBudget once Over is true, or, where something was measured
 // before, once that took twice its time: what stands still is not to take the others' time too.
-func (b *Budget) Bound(ctx context.Context, until time.Time) (context.Context, context.CancelFunc) {
+func (b *Budget) bound(ctx context.Context, until time.Time) (context.Context, context.CancelFunc) {
 	if b.total == 0 {
 		return context.WithCancel(ctx)
 	}
@@ -143,7 +152,24 @@ func (b *Budget) Bound(ctx context.Context, until time.Time) (context.Context, c
 	if twice := until.Add(until.Sub(b.start)); b.measured && twice.Before(end) {
 		end = twice
 	}
-	return context.WithTimeoutCause(ctx, end.Sub(b.now()), ErrOverBudget)
+	return context.WithTimeoutCause(ctx, end.Sub(b.start), ErrOverBudget)
+}
+
+// Outcome is what a run returns with which err ended: the report if nothing failed, or if ctx ended after something was measured, which
+// incomplete then says. The error is about what, and has the context's cause if ctx ended. Budget b is nil before there is one.
+func Outcome[R any](ctx context.Context, b *Budget, rep *R, incomplete *string, what string, err error) (*R, error) {
+	if err == nil {
+		return rep, nil
+	}
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
+		err = errors.Join(cause, err)
+	}
+	err = fmt.Errorf("%s: %w", what, err)
+	if ctx.Err() == nil || !b.Measured() {
+		return nil, err
+	}
+	*incomplete = Interrupted
+	return rep, err
 }
 
 // Over reports whether the part took so much more than its time that what is under way should be given up.

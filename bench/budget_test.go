@@ -92,8 +92,8 @@ func TestDefectInterruptedRunReportsNothing(t *testing.T) {
 
 func TestBudgetShares(t *testing.T) {
 	c := &ticking{at: time.Unix(1, 0)}
-	b, err := NewBudget(100*time.Second, c.at, c.now, 10, 20*time.Second)
-	if err != nil {
+	b := NewBudget(100*time.Second, c.at, c.now, 10)
+	if err := b.Reserve(20 * time.Second); err != nil {
 		t.Fatal(err)
 	}
 	b.Part(5) // of 80 s the half
@@ -121,11 +121,11 @@ func TestBudgetShares(t *testing.T) {
 	if c.at = time.Unix(107, 0); !b.Over() {
 		t.Error("6% are not too much")
 	}
-	if _, err := NewBudget(time.Second, c.at, c.now, 1, time.Second); !errors.Is(err, errdefs.ErrInvalid) {
+	if err := NewBudget(time.Second, c.at, c.now, 1).Reserve(time.Second); !errors.Is(err, errdefs.ErrInvalid) {
 		t.Errorf("nothing is left beside the reserve: %v", err)
 	}
-	none, err := NewBudget(0, c.at, c.now, 1, time.Second)
-	if err != nil {
+	none := NewBudget(0, c.at, c.now, 1)
+	if err := none.Reserve(time.Second); err != nil {
 		t.Fatal(err)
 	}
 	c.at = c.at.Add(time.Hour)

@@ -35,16 +35,7 @@ func Run(ctx context.Context, dev device.Device, open Opener, o Options) (*Repor
 	}
 	b.inOrder()
 	rep.Machine.Finish()
-	switch {
-	case err == nil:
-		return rep, nil
-	case ctx.Err() != nil && b.budget.Measured():
-		rep.Incomplete = Interrupted
-		return rep, fmt.Errorf("benchmark: %w", errors.Join(context.Cause(ctx), err))
-	case ctx.Err() != nil:
-		err = errors.Join(context.Cause(ctx), err)
-	}
-	return nil, fmt.Errorf("benchmark: %w", err)
+	return Outcome(ctx, b.budget, rep, &rep.Incomplete, "benchmark", err)
 }
 
 // Interrupted is why a report is incomplete whose run was told to end.
@@ -85,7 +76,7 @@ type bench struct {
 }
 
 // plan counts what is to come, and shares the time among it.
-func (b *bench) plan() (err error) {
+func (b *bench) plan() error {
 	o := b.o
 	units := b.gridUnits() + b.formUnits()
 	if o.Peer != nil {
@@ -95,8 +86,8 @@ func (b *bench) plan() (err error) {
 	if o.Product != nil {
 		b.total += len(o.BesideContenders) * len(besideDirections)
 	}
-	b.budget, err = NewBudget(o.Budget, o.Began, o.clock, units, o.besideTime())
-	return err
+	b.budget = NewBudget(o.Budget, o.Began, o.clock, units)
+	return b.budget.Reserve(o.besideTime())
 }
 
 func (b *bench) gridUnits() int { return len(b.groups) * len(b.o.Contenders) }

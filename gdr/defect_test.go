@@ -5,9 +5,12 @@ package gdr
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/sim"
@@ -16,6 +19,7 @@ import (
 	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/internal/unwind"
 	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/rdma"
 	"github.com/kvlane/kvlane/rdma/registry"
 	"github.com/kvlane/kvlane/rdma/soft"
 )
@@ -151,6 +155,55 @@ func TestOpenRefuses(t *testing.T) {
 	} {
 		if n, err := Open(nil, c.Config, nil); n != nil || !errors.Is(err, c.want) {
 			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// retrying is a provider that has tried to connect queue pairs again.
+type retrying struct {
+	rdma.Provider
+	retries map[string]int64
+}
+
+func (p retrying) ConnectRetries(device string) int64 { return p.retries[device] }
+
+// What a provider tried again to connect is among the figures of each NIC, of transfers by it too, also once it is closed.
+func TestDefectConnectionIsTriedAgainInSilence(t *testing.T) {
+	p, err := soft.New(soft.Options{Devices: make([]soft.DeviceOptions, 2)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { closed(t, p.Close()) })
+	n := &NICs{cfg: Config{Provider: Soft, Count: 2}, closes: unwind.New()}
+	if err := n.openNICs(retrying{p, map[string]int64{"soft0": 3, "soft1": 4}}, nil, false); err != nil {
+		t.Fatal(err)
+	}
+	transfers, err := n.Transfers()
+	if err != nil || transfers.ConnectRetries() != 7 {
+		t.Errorf("%d retries of transfers, want 7; %v", transfers.ConnectRetries(), err)
+	}
+	closed(t, n.Close(context.Background()))
+	for i, s := range n.Stats() {
+		if s.ConnectRetries != int64(3+i) {
+			t.Errorf("%+v, want %d retries", s, 3+i)
+		}
+	}
+}
+
+// NICs refuse what they say no to; what the caller did is no refusal, whatever became of undoing the rest.
+func TestDefectFailureToUndoPassesForARefusal(t *testing.T) {
+	stuck, wrong := rdma.NewError("ibv_dereg_mr", "", unix.EIO, ""), rdma.NewError("ibv_reg_mr", "", unix.EINVAL, "")
+	for _, c := range []struct {
+		err  error
+		want bool
+	}{
+		{wrong, true},
+		{&registry.LeftError{Err: wrong, Left: stuck}, true},
+		{errdefs.ErrExists, false},
+		{&registry.LeftError{Err: errdefs.ErrExists, Left: stuck}, false},
+	} {
+		if got := Refused(fmt.Errorf("register: %w", c.err)); got != c.want {
+			t.Errorf("%v: refused %t, want %t", c.err, got, c.want)
 		}
 	}
 }

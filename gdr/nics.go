@@ -254,7 +254,7 @@ func (n *NICs) Stats() []stream.NICStats {
 		s.Name = g.Name()
 		n.counts[i].Read(s)
 		r := g.Stats()
-		s.RegistrationsFailed = r.Failed
+		s.RegistrationsFailed, s.ConnectRetries = r.Failed, n.source.ConnectRetries(g.Name())
 		for k, by := range r.By {
 			s.Registrations = append(s.Registrations, stream.RegistrationStats{
 				Method: registry.Method(k + 1).String(), Live: by.Live, Bytes: by.Bytes, Total: by.Total,
@@ -264,13 +264,25 @@ func (n *NICs) Stats() []stream.NICStats {
 	return all
 }
 
-// Register registers memory with all of the NICs: all of the regions or none. ErrExists for a region that overlaps a registered one.
+// Register registers memory with all of the NICs: all of the regions or none. ErrExists for a region that overlaps a registered one. Where what was
+// done could not be undone the error says so, and Unregister takes it back.
 func (n *NICs) Register(regions ...*mem.Region) error {
 	return registry.Register(n.open, rdma.MROptions{Access: nic.Access}, regions...)
 }
 
-// Refused reports whether an error of Register is that NICs refused the memory, and not what the caller did.
+// Answered reports whether err is what a NIC has answered to a call or a request.
+func Answered(err error) bool {
+	var call *rdma.Error
+	var request *rdma.WCError
+	return errors.As(err, &call) || errors.As(err, &request)
+}
+
+// Refused reports whether an error of Register is that NICs refused the memory, and not what the caller did; nor that it could not be undone.
 func Refused(err error) bool {
+	var left *registry.LeftError
+	if errors.As(err, &left) {
+		err = left.Err
+	}
 	var verb *rdma.Error
 	return errors.As(err, &verb) || errors.Is(err, errdefs.ErrNotSupported)
 }

@@ -39,6 +39,9 @@ func (*NICs) Stats() []stream.NICStats { return nil }
 // Refused is false.
 func Refused(error) bool { return false }
 
+// Answered reports nothing.
+func Answered(error) bool { return false }
+
 // Register is ErrNotSupported.
 func (*NICs) Register(...*mem.Region) error { return errNoCode }
 

@@ -15,6 +15,13 @@ type Provider interface {
 	Close() error
 }
 
+// RetryCounter is what a Provider is that tries again by itself to connect queue pairs.
+type RetryCounter interface {
+	// ConnectRetries returns how often a queue pair of the device of that name was moved to QPSRTR once more, as the peer's link address had not
+	// been found in time: over all that have opened the device, from Load on. Safe for concurrent use, also after Close.
+	ConnectRetries(device string) int64
+}
+
 // Device is one open RDMA device: a verbs context.
 type Device interface {
 	// Info describes the device. It was read when the device was opened and does not change. Never waits.

@@ -25,8 +25,8 @@ type Port struct {
 }
 
 // FindPort returns the port by which queue pairs of d are connected. ErrBroken where no port, or not the one that was
-// named, is active; ErrNotFound where its table has no GID, or not the one that was named; ErrInvalid for a port that d does not
-// have, and for an MTU above the active one.
+// named, is active; ErrNotFound where its table has no GID, or none at the index that was named; ErrInvalid for a port that d does not
+// have, an index beyond the table, and an MTU above the active one.
 //
 // On Ethernet the best GID is of RoCE v2 and an IPv4 address, then of RoCE v2, then of RoCE v1; among equals the first that
 // is not link-local, then the first.
@@ -44,6 +44,9 @@ func FindPort(d Device, o PortOptions) (Port, error) {
 	}
 	var whyGID string
 	if o.GIDIndex != nil {
+		if *o.GIDIndex < 0 || *o.GIDIndex >= port.GIDs {
+			return Port{}, fmt.Errorf("choose GID %d of %s port %d: the table has %d entries: %w", *o.GIDIndex, d.Info().Name, port.Number, port.GIDs, errdefs.ErrInvalid)
+		}
 		c.GID, err = d.QueryGID(port.Number, *o.GIDIndex)
 		whyGID = "as configured"
 	} else {
@@ -61,6 +64,9 @@ func FindPort(d Device, o PortOptions) (Port, error) {
 // activePort returns the port that was asked for, or the first that is active, and why.
 func activePort(d Device, number int) (PortInfo, string, error) {
 	if number != 0 {
+		if most := d.Info().Ports; number < 1 || number > most {
+			return PortInfo{}, "", fmt.Errorf("port %d: it has ports 1 to %d: %w", number, most, errdefs.ErrInvalid)
+		}
 		p, err := d.QueryPort(number)
 		if err == nil && p.State != PortActive {
 			err = fmt.Errorf("port %d is %s: %w", number, p.State, errdefs.ErrBroken)

@@ -14,6 +14,9 @@ type NICStats struct {
 	QueuePairs       int64 // open now
 	QueuePairsOpened int64 // in all: a stream that is opened anew opens its own
 
+	// ConnectRetries is how often a queue pair, of transfers too, was connected another time as the peer's link address was not found in time.
+	ConnectRetries int64
+
 	Registrations       []RegistrationStats // by method, also of those that nothing was registered by
 	RegistrationsFailed int64               // regions that could not be registered
 }

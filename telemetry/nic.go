@@ -24,6 +24,7 @@ var nicFamilies = []family[*stream.NICStats]{
 	nicCounter("kvlane_nic_broken_streams_total", "streams", "Streams over the NIC that broke.", func(s *stream.NICStats) int64 { return s.Broken }),
 	nicGauge("kvlane_nic_queue_pairs", "queue pairs", "Queue pairs of streams that are open.", func(s *stream.NICStats) int64 { return s.QueuePairs }),
 	nicCounter("kvlane_nic_queue_pairs_opened_total", "queue pairs", "Queue pairs opened; a stream that is opened anew opens its own.", func(s *stream.NICStats) int64 { return s.QueuePairsOpened }),
+	nicCounter("kvlane_nic_connect_retries_total", "tries", "Times that a queue pair was connected once more, as the peer's link address was not found in time.", func(s *stream.NICStats) int64 { return s.ConnectRetries }),
 	methodFamily("kvlane_nic_registrations", "regions", Gauge, "Regions of memory registered with the NIC, by how.", func(s *stream.RegistrationStats) int64 { return s.Live }),
 	methodFamily("kvlane_nic_registered_bytes", "bytes", Gauge, "Bytes of those regions.", func(s *stream.RegistrationStats) int64 { return s.Bytes }),
 	methodFamily("kvlane_nic_registrations_total", "regions", Counter, "Regions that were registered in all.", func(s *stream.RegistrationStats) int64 { return s.Total }),

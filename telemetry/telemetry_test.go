@@ -64,7 +64,7 @@ func full(t *testing.T) *telemetry.Metrics {
 	m.SetPlanner(planner(t).Figures)
 	m.SetNICs(func() []stream.NICStats {
 		return []stream.NICStats{{
-			Name: "mlx5_0", Requests: 12, Bytes: 1 << 20, Doorbells: 2, Failed: 1, Flushed: 3, Broken: 1, QueuePairs: 4, QueuePairsOpened: 8,
+			Name: "mlx5_0", Requests: 12, Bytes: 1 << 20, Doorbells: 2, Failed: 1, Flushed: 3, Broken: 1, QueuePairs: 4, QueuePairsOpened: 8, ConnectRetries: 9,
 			Registrations:       []stream.RegistrationStats{{Method: "host", Live: 1, Bytes: 4096, Total: 5}, {Method: "dma-buf", Live: 2, Bytes: 8192, Total: 2}},
 			RegistrationsFailed: 6,
 		}}
@@ -75,7 +75,7 @@ func full(t *testing.T) *telemetry.Metrics {
 	})
 	m.SetTransfer(func() transfer.Stats {
 		return transfer.Stats{
-			Segments: 2, Connections: 3, Batches: 1, Requests: 14, Refused: 2, Malformed: 1, BytesIn: 4096, BytesOut: 8192, Retries: 5, Fences: 1, Fallbacks: 4, Reconnects: 6, Refusals: 7, QueuesLeft: 8,
+			Segments: 2, Connections: 3, Batches: 1, Requests: 14, Refused: 2, Malformed: 1, BytesIn: 4096, BytesOut: 8192, Retries: 5, Fences: 1, Fallbacks: 4, Reconnects: 6, Refusals: 7, QueuesLeft: 8, ConnectRetries: 10,
 			Metadata: errdefs.ErrBusy,
 			Paths:    []transfer.PathStats{{Path: transfer.PathTCP, Bytes: 100, Tasks: map[transfer.Status]int64{transfer.StatusCompleted: 9, transfer.StatusTimeout: 1}}},
 		}
@@ -148,6 +148,7 @@ func TestScrape(t *testing.T) {
 		"kvlane_transfer_refused_requests_total 2",
 		"kvlane_transfer_fallbacks_total 4",
 		"kvlane_transfer_nic_refusals_total 7",
+		"kvlane_transfer_connect_retries_total 10",
 		"kvlane_transfer_queues_left 8",
 		"kvlane_transfer_reconnects_total 6",
 		"kvlane_transfer_metadata_failing 1",
@@ -174,6 +175,7 @@ func TestScrape(t *testing.T) {
 		`kvlane_nic_broken_streams_total{nic="mlx5_0"} 1`,
 		`kvlane_nic_queue_pairs{nic="mlx5_0"} 4`,
 		`kvlane_nic_queue_pairs_opened_total{nic="mlx5_0"} 8`,
+		`kvlane_nic_connect_retries_total{nic="mlx5_0"} 9`,
 		`kvlane_nic_registrations{method="host",nic="mlx5_0"} 1`,
 		`kvlane_nic_registered_bytes{method="dma-buf",nic="mlx5_0"} 8192`,
 		`kvlane_nic_registrations_total{method="host",nic="mlx5_0"} 5`,

@@ -49,6 +49,7 @@ var transferFamilies = []family[*transfer.Stats]{
 	transferCounter("kvlane_transfer_fences_total", "connections", "Connections that died and were fenced at their target.", func(s *transfer.Stats) int64 { return s.Fences }),
 	transferCounter("kvlane_transfer_nic_refusals_total", "regions", "Regions that NICs have refused, and that go by other paths.", func(s *transfer.Stats) int64 { return s.Refusals }),
 	transferGauge("kvlane_transfer_queues_left", "queue pairs", "Queue pairs that could not be connected and that their NICs have not closed yet.", func(s *transfer.Stats) int64 { return int64(s.QueuesLeft) }),
+	transferCounter("kvlane_transfer_connect_retries_total", "tries", "Times that a queue pair was connected once more, as the peer's link address was not found in time, over all who have the NICs.", func(s *transfer.Stats) int64 { return s.ConnectRetries }),
 	transferCounter("kvlane_transfer_reconnects_total", "connections", "Connections to other engines that were made again after one had died.", func(s *transfer.Stats) int64 { return s.Reconnects }),
 	transferGauge("kvlane_transfer_metadata_failing", "1", "1 while leases could not be renewed.", func(s *transfer.Stats) int64 { return flag(s.Metadata != nil) }),
 }

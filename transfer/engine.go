@@ -76,6 +76,9 @@ type Stats struct {
 	Refusal  error
 	// QueuesLeft are queue pairs that could not be connected and that their NICs have not closed yet. Memory that they could reach stays registered.
 	QueuesLeft int
+	// ConnectRetries is how often a queue pair of its NICs, also of others who have them, was connected another time as the peer's link address was
+	// not found in time.
+	ConnectRetries int64
 
 	Paths      []PathStats // what batches had carried, by each path
 	Fallbacks  int64       // parts that a path was expected to carry, and another one did
@@ -145,7 +148,7 @@ func (e *Engine) Stats() Stats {
 	s := Stats{
 		Batches: len(e.batches), Connections: e.served.count(),
 		Requests: c.requests.Load(), Refused: c.refused.Load(), Malformed: c.malformed.Load(), BytesIn: c.in.Load(), BytesOut: c.out.Load(),
-		Retries: c.retries.Load(), Fences: c.fences.Load(), Refusals: c.refusals.Load(),
+		Retries: c.retries.Load(), Fences: c.fences.Load(), Refusals: c.refusals.Load(), ConnectRetries: e.o.NICs.ConnectRetries(),
 		Paths: e.carried.stats(), Fallbacks: e.carried.fallbacks.Load(), Reconnects: e.carried.reconnects.Load(),
 	}
 	e.mu.Lock()

@@ -39,24 +39,13 @@ func Run(ctx context.Context, o Options) (_ *Report, err error) {
 	r := &run{o: &o, rng: rand.New(rand.NewPCG(o.Seed, 0)), rep: newReport(&o)}
 	err = errors.Join(r.all(ctx), r.close())
 	r.rep.Machine.Finish()
-	switch {
-	case err == nil:
-		return r.rep, nil
-	case ctx.Err() != nil && r.budget.Measured():
-		r.rep.Incomplete = bench.Interrupted
-		return r.rep, fmt.Errorf("benchmark of files: %w", errors.Join(context.Cause(ctx), err))
-	case ctx.Err() != nil:
-		err = errors.Join(context.Cause(ctx), err)
-	}
-	return nil, fmt.Errorf("benchmark of files: %w", err)
+	return bench.Outcome(ctx, r.budget, r.rep, &r.rep.Incomplete, "benchmark of files", err)
 }
 
 // all measures at all places that the budget has time for, those first that lie far apart.
 func (r *run) all(ctx context.Context) (err error) {
 	places := r.o.places()
-	if r.budget, err = bench.NewBudget(r.o.Budget, r.o.Began, r.o.clock, len(places), 0); err != nil {
-		return err
-	}
+	r.budget = bench.NewBudget(r.o.Budget, r.o.Began, r.o.clock, len(places))
 	if err := r.open(ctx); err != nil {
 		return err
 	}
@@ -67,7 +56,8 @@ func (r *run) all(ctx context.Context) (err error) {
 	for i, p := range places {
 		names[i] = p.String()
 	}
-	r.rep.LeftOut, err = r.budget.Each(names, r.o.Progress, r.o.Notice, func(k int, until time.Time) error { return r.measure(ctx, places[k], until) })
+	// A turn of the kernel's is not cut short, so that measure looks at the time between turns, and slow disks have all that is left.
+	r.rep.LeftOut, err = r.budget.Each(ctx, names, r.o.Progress, r.o.Notice, func(_ context.Context, k int, until time.Time) error { return r.measure(ctx, places[k], until) })
 	return err
 }
 

@@ -37,28 +37,15 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 			names = append(names, fmt.Sprintf("%s of %s", op, present.Size(size)))
 		}
 	}
-	budget, err := bench.NewBudget(o.Budget, o.Began, time.Now, len(points), 0)
-	if err != nil {
-		return nil, err
-	}
-	r.LeftOut, err = budget.Each(names, o.Progress, o.Notice, func(k int, until time.Time) error {
-		ctx, cancel := budget.Bound(ctx, until)
-		defer cancel()
-		return points[k].measure(ctx, &o)
-	})
+	budget := bench.NewBudget(o.Budget, o.Began, time.Now, len(points))
+	var err error
+	r.LeftOut, err = budget.Each(ctx, names, o.Progress, o.Notice, func(ctx context.Context, k int, _ time.Time) error { return points[k].measure(ctx, &o) })
 	for i := range points {
 		if p := &points[i]; p.done {
 			r.Bandwidth, r.Latency = append(r.Bandwidth, p.bandwidth), append(r.Latency, p.latency)
 		}
 	}
-	if err != nil {
-		err = fmt.Errorf("measure NIC %s (%s): %w", info.Name, info.Provider, err)
-		if ctx.Err() == nil || len(r.Bandwidth) == 0 {
-			return nil, err
-		}
-		r.Incomplete = bench.Interrupted
-	}
-	return r, err
+	return bench.Outcome(ctx, budget, r, &r.Incomplete, fmt.Sprintf("measure NIC %s (%s)", info.Name, info.Provider), err)
 }
 
 // point is one operation at one size, and what was measured of it.

@@ -136,11 +136,7 @@ func TestWrongBytesFailTheRunBesideAModel(t *testing.T) {
 		return kvlane.Open(ctx, c)
 	}
 	rig := openRig(t, &o)
-	budget, err := bench.NewBudget(0, time.Now(), time.Now, 1, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := &run{o: &o, rep: new(Report), budget: budget}
+	r := &run{o: &o, rep: new(Report), budget: bench.NewBudget(0, time.Now(), time.Now, 1)}
 	if err := r.models(t.Context(), rig, []int{1}); !errors.Is(err, errdefs.ErrCorrupt) || !strings.Contains(err.Error(), "wrong bytes") {
 		t.Errorf("%v", err)
 	}

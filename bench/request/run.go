@@ -37,16 +37,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	}
 	err := r.all(ctx)
 	r.finish()
-	switch {
-	case err == nil:
-		return r.rep, nil
-	case ctx.Err() != nil && r.budget.Measured():
-		r.rep.Incomplete = bench.Interrupted
-		return r.rep, fmt.Errorf("benchmark of requests: %w", errors.Join(context.Cause(ctx), err))
-	case ctx.Err() != nil:
-		err = errors.Join(context.Cause(ctx), err)
-	}
-	return nil, fmt.Errorf("benchmark of requests: %w", err)
+	return bench.Outcome(ctx, r.budget, r.rep, &r.rep.Incomplete, "benchmark of requests", err)
 }
 
 // run is a run in progress.
@@ -103,7 +94,8 @@ func (r *run) all(ctx context.Context) (err error) {
 		r.rep.LeftOut = append(r.rep.LeftOut, leftOut...)
 		r.total += units[i]
 	}
-	if r.budget, err = bench.NewBudget(r.o.Budget, r.o.Began, r.o.clock, r.total, r.o.besideTime()); err != nil {
+	r.budget = bench.NewBudget(r.o.Budget, r.o.Began, r.o.clock, r.total)
+	if err := r.budget.Reserve(r.o.besideTime()); err != nil {
 		return err
 	}
 	if r.o.OpenProduct != nil {

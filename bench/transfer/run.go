@@ -135,28 +135,15 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 			names = append(names, fmt.Sprintf("%s of %d x %s", o.Op, batch, bench.BytesText(size)))
 		}
 	}
-	budget, err := bench.NewBudget(o.Budget, o.Began, time.Now, len(points), 0)
-	if err != nil {
-		return nil, err
-	}
-	r.LeftOut, err = budget.Each(names, o.Progress, o.Notice, func(k int, until time.Time) error {
-		ctx, cancel := budget.Bound(ctx, until)
-		defer cancel()
-		return o.point(ctx, &points[k], until)
-	})
+	budget := bench.NewBudget(o.Budget, o.Began, time.Now, len(points))
+	var err error
+	r.LeftOut, err = budget.Each(ctx, names, o.Progress, o.Notice, func(ctx context.Context, k int, until time.Time) error { return o.point(ctx, &points[k], until) })
 	for i := range points {
 		if points[i].Batches > 0 {
 			r.Points = append(r.Points, points[i])
 		}
 	}
-	if err != nil {
-		err = fmt.Errorf("measure transfers by %s: %w", r.Protocol, err)
-		if ctx.Err() == nil || len(r.Points) == 0 {
-			return nil, err
-		}
-		r.Incomplete = bench.Interrupted
-	}
-	return r, err
+	return bench.Outcome(ctx, budget, r, &r.Incomplete, "measure transfers by "+r.Protocol, err)
 }
 
 // point measures with all threads at once, until then where there is a budget.

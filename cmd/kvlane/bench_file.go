@@ -99,13 +99,9 @@ func (f *fileBench) parse() error {
 	if f.form.json && f.form.csv {
 		errs = append(errs, errors.New("--json and --csv exclude each other"))
 	}
-	for _, text := range f.sizes {
-		var n int64
-		if err := (sizeValue{&n}).Set(text); err != nil {
-			errs = append(errs, fmt.Errorf("--sizes: %w", err))
-		}
-		f.run.Sizes = append(f.run.Sizes, n)
-	}
+	sizes, err := parseSizes("sizes", f.sizes)
+	errs = append(errs, err)
+	f.run.Sizes = sizes
 	for _, text := range f.work {
 		f.run.Work = append(f.run.Work, file.Work(text))
 	}

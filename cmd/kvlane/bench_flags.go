@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/kvlane/kvlane/bench"
 	"github.com/kvlane/kvlane/stream"
@@ -63,6 +65,26 @@ func (f *benchFlags) register(cmd *cobra.Command) {
 	f.comparing.register(fl)
 }
 
+// dropRepeated leaves out of a benchmark's lists what they have twice: it would be measured twice.
+func dropRepeated(cmd *cobra.Command) error {
+	if !within(cmd, []string{"bench"}) {
+		return nil
+	}
+	var errs []error
+	cmd.Flags().Visit(func(f *pflag.Flag) {
+		list, ok := f.Value.(pflag.SliceValue)
+		if !ok {
+			return
+		}
+		var once []string
+		for _, v := range list.GetSlice() {
+			once = appendOnce(once, v)
+		}
+		errs = append(errs, list.Replace(once))
+	})
+	return errors.Join(errs...)
+}
+
 func contenderNames() []string {
 	var names []string
 	for _, c := range bench.Contenders() {
@@ -80,12 +102,9 @@ func (f *benchFlags) parse(cmd *cobra.Command) error {
 	if cmd.Flags().Changed("reps") && o.Reps < 1 {
 		return usagef("--reps %d: at least one repetition is needed", o.Reps)
 	}
-	for _, text := range f.sizes {
-		var n int64
-		if err := (sizeValue{&n}).Set(text); err != nil {
-			return usagef("--sizes: %w", err)
-		}
-		o.Sizes = append(o.Sizes, n)
+	var err error
+	if o.Sizes, err = parseSizes("sizes", f.sizes); err != nil {
+		return &usageError{err}
 	}
 	for _, list := range []struct {
 		flag  string
@@ -121,7 +140,6 @@ func (f *benchFlags) parse(cmd *cobra.Command) error {
 		}
 		o.Layouts = append(o.Layouts, l)
 	}
-	var err error
 	if o.BesideLayout, err = parseLayout("--beside-host", f.besideHost); err != nil {
 		return err
 	}

@@ -35,7 +35,7 @@ func (f *benchFlags) openNICs(dev device.Device, openCopy func() (stream.Stream,
 	switch {
 	case err == nil:
 		n.nics = nics
-	case errors.Is(err, errdefs.ErrInvalid):
+	case refused(err):
 		return nil, &usageError{err}
 	case n.soft || len(c.NICs) > 0:
 		return nil, fmt.Errorf("open NICs: %w", err)

@@ -3,15 +3,23 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/kvlane/kvlane/bench"
 	"github.com/kvlane/kvlane/bench/rdmabench"
+	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/doctor"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/rdma"
 )
 
 // NICs in software are measured only where they are named, and apart from everything else.
@@ -68,7 +76,7 @@ func TestBenchNICFlagsAreChecked(t *testing.T) {
 		"copy: provider":      {tinyBench("--rdma-provider", "fpga", "--paths", "nic"), exitUsage, []string{`"fpga"`}},
 		"copy: no such NIC":   {tinyBench("--rdma-provider", "soft", "--nic", "soft7", "--paths", "nic-soft"), exitFailure, []string{`"soft7"`, "soft0"}},
 		"copy: named NIC":     {tinyBench("--nic", "no-such-nic", "--paths", "nic"), exitFailure, []string{"open NICs"}},
-		"copy: port":          {tinyBench("--rdma-provider", "soft", "--rdma-port", "3", "--paths", "nic-soft"), exitUsage, []string{"port=3"}},
+		"copy: port":          {tinyBench("--rdma-provider", "soft", "--rdma-port", "3", "--paths", "nic-soft"), exitUsage, []string{"port 3: it has ports 1 to 1"}},
 		"rdma: device":        {[]string{"bench", "rdma", "--device", "auto"}, exitUsage, []string{`"auto"`, "none, cuda or sim"}},
 		"rdma: size":          {[]string{"bench", "rdma", "--sizes", "big"}, exitUsage, []string{`"big"`}},
 		"rdma: sizes":         {[]string{"bench", "rdma", "--sizes", "0,2GiB", "--iterations", "0"}, exitUsage, []string{"0 bytes", "2147483648 bytes", "0 iterations"}},
@@ -111,6 +119,28 @@ func TestBenchRDMA(t *testing.T) {
 	}
 }
 
+// What a NIC or a driver calls invalid as it works is a failure, and no wrong command line.
+func TestDefectErrorOfANICIsWrongUsage(t *testing.T) {
+	for name, err := range map[string]error{
+		"call":    rdma.NewError("ibv_modify_qp", "qp=7", syscall.EINVAL, ""),
+		"posting": rdma.NewPostError("ibv_post_send", "", syscall.EINVAL, ""),
+		"request": &rdma.WCError{Status: rdma.WCRemAccessErr},
+		"driver":  &device.Error{Call: "cuMemcpyAsync", Code: 1, Kind: errdefs.ErrInvalid},
+	} {
+		if !errors.Is(err, errdefs.ErrInvalid) {
+			t.Errorf("%s: %v is not what this is about", name, err)
+		}
+		var usage *usageError
+		if errors.As(asUsage(fmt.Errorf("measure: %w", errors.Join(err, errdefs.ErrClosed))), &usage) {
+			t.Errorf("%s: %v is taken for a wrong command line", name, err)
+		}
+	}
+	var usage *usageError
+	if !errors.As(asUsage(fmt.Errorf("open: %w", errdefs.ErrInvalid)), &usage) {
+		t.Error("what is asked for wrongly is no wrong command line")
+	}
+}
+
 // Absurd numbers of the benchmark of NICs are wrong usage too.
 func TestDefectAbsurdNumbersOfNICsAreWrongUsage(t *testing.T) {
 	for flag, c := range map[string][2]string{
@@ -129,5 +159,39 @@ func TestDefectBenchRDMASaysWhatToInstall(t *testing.T) {
 	r := doctor.Examine(t.Context(), doctor.Local(askCUDA, askCuFile, loadable), doctor.Options{Dirs: []string{t.TempDir()}})
 	if code, _, stderr := execute(t, "bench", "rdma"); r.RDMA.Library.Answer == doctor.No && (code != exitFailure || !strings.Contains(stderr, "install rdma-core")) {
 		t.Errorf("without libibverbs: exit code %d: %s", code, stderr)
+	}
+}
+
+// keeping is a NIC that refuses memory and keeps a part of it until it is no longer stuck.
+type keeping struct {
+	stuck error
+	taken int
+}
+
+func (k *keeping) Register(...*mem.Region) error { return errdefs.ErrNoMemory }
+
+func (k *keeping) Unregister(_ context.Context, regions ...*mem.Region) error {
+	if k.stuck != nil {
+		return k.stuck
+	}
+	for _, r := range regions {
+		k.taken++
+		clear(r.Bytes()) // which is there still
+	}
+	return nil
+}
+
+// What a registration that failed could not undo is taken back before the memory is freed, which stays where that fails too.
+func TestDefectMemoryIsFreedWhereANICKeepsIt(t *testing.T) {
+	b, k := benchRDMA{bytes: []int64{4096}}, &keeping{stuck: errdefs.ErrBusy}
+	if _, _, err := b.memory(nil, k); !errors.Is(err, errdefs.ErrNoMemory) {
+		t.Fatal(err)
+	}
+	if err := b.rig.Close(); !errors.Is(err, errdefs.ErrBusy) {
+		t.Errorf("closed while the NIC has the memory: %v", err)
+	}
+	k.stuck = nil
+	if err := b.rig.Close(); err != nil || k.taken != 2 {
+		t.Errorf("%v; %d regions were taken back, want 2", err, k.taken)
 	}
 }

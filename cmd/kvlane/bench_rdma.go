@@ -17,6 +17,7 @@ import (
 	"github.com/kvlane/kvlane/gdr"
 	"github.com/kvlane/kvlane/internal/sys/hostmem"
 	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/stream/copy/measure"
 )
 
 // benchRDMA holds the options of "kvlane bench rdma".
@@ -29,8 +30,8 @@ type benchRDMA struct {
 	rdma       rdmaFlags
 	json       bool
 
-	bytes   []int64 // sizes
-	closers []func() error
+	bytes []int64 // sizes
+	rig   measure.Rig
 }
 
 func newBenchRDMACommand() *cobra.Command {
@@ -72,16 +73,12 @@ func (b *benchRDMA) parse() error {
 	if !slices.Contains([]string{noDevice, string(kvlane.CUDA), string(kvlane.Sim)}, b.device) {
 		return usagef("--device %q: it is none, cuda or sim", b.device)
 	}
-	b.bytes = rdmabench.DefaultSizes()
-	if len(b.sizes) > 0 {
-		b.bytes = nil
+	var err error
+	if b.bytes, err = parseSizes("sizes", b.sizes); err != nil {
+		return &usageError{err}
 	}
-	for _, text := range b.sizes {
-		var n int64
-		if err := (sizeValue{&n}).Set(text); err != nil {
-			return usagef("--sizes: %w", err)
-		}
-		b.bytes = append(b.bytes, n)
+	if len(b.bytes) == 0 {
+		b.bytes = rdmabench.DefaultSizes()
 	}
 	if err := rdmabench.CheckSizes(b.bytes, b.iterations); err != nil {
 		return &usageError{err}
@@ -98,34 +95,22 @@ func (b *benchRDMA) parse() error {
 // execute opens what is measured, measures it and prints the report.
 func (b *benchRDMA) execute(cmd *cobra.Command) (err error) {
 	began := time.Now()
-	defer func() { err = errors.Join(err, b.close()) }()
+	defer func() { err = errors.Join(err, b.rig.Close()) }()
 	var dev device.Device
 	if b.device != noDevice {
 		if dev, err = openDevice(b.device, b.index, sim.Options{}); err != nil {
 			return err
 		}
-		b.onClose(dev.Close)
+		b.rig.OnFree(dev.Close)
 	}
 	nics, err := gdr.Open(dev, b.rdma.config(), nil)
 	if err != nil {
 		return asUsage(fmt.Errorf("open NIC: %w", err))
 	}
 	ctx := cmd.Context()
-	b.onClose(func() error {
-		ctx, cancel := closing(ctx, closeTimeout, interruptGrace)
-		defer cancel()
-		return nics.Close(ctx)
-	})
-	local, remote, err := b.allocate(dev)
+	b.rig.OnClose(nics.Close)
+	local, remote, err := b.memory(dev, nics)
 	if err != nil {
-		return err
-	}
-	b.onClose(func() error { // before it is registered: a failure may leave a part of it so
-		ctx, cancel := closing(ctx, closeTimeout, interruptGrace)
-		defer cancel()
-		return nics.Unregister(ctx, local, remote)
-	})
-	if err := nics.Register(local, remote); err != nil {
 		return err
 	}
 	rails, err := nics.Rails()
@@ -150,24 +135,20 @@ func (b *benchRDMA) execute(cmd *cobra.Command) (err error) {
 	})
 }
 
-// allocate returns memory for the largest messages: twice that of the host, and that of the device or of the host.
-func (b *benchRDMA) allocate(dev device.Device) (local, remote *mem.Region, err error) {
+// memory returns memory for the largest messages, which the NIC is told of: twice that of the host, and that of the device or of the host.
+func (b *benchRDMA) memory(dev device.Device, nic measure.Memory) (local, remote *mem.Region, err error) {
 	most := slices.Max(b.bytes)
 	if dev == nil {
 		if local, err = b.hostMemory(2 * most); err == nil {
 			remote, err = b.hostMemory(most)
 		}
-		return local, remote, err
+	} else if local, err = b.rig.AllocHost(dev, 2*most); err == nil {
+		remote, err = b.rig.Alloc(dev, most)
 	}
-	if local, err = dev.AllocHost(2 * most); err != nil {
-		return nil, nil, err
+	if err == nil {
+		err = b.rig.Register(nic, local, remote)
 	}
-	b.onClose(func() error { return dev.Free(local) })
-	if remote, err = dev.Alloc(most, device.AllocOptions{}); err != nil {
-		return nil, nil, err
-	}
-	b.onClose(func() error { return dev.Free(remote) })
-	return local, remote, nil
+	return local, remote, err
 }
 
 func (b *benchRDMA) hostMemory(bytes int64) (*mem.Region, error) {
@@ -175,18 +156,6 @@ func (b *benchRDMA) hostMemory(bytes int64) (*mem.Region, error) {
 	if err != nil {
 		return nil, err
 	}
-	b.onClose(func() error { return hostmem.Free(m) })
+	b.rig.OnFree(func() error { return hostmem.Free(m) })
 	return hostmem.Region(m)
-}
-
-func (b *benchRDMA) onClose(f func() error) { b.closers = append(b.closers, f) }
-
-// close closes in reverse order. It stops at what fails: what comes after it may be in use.
-func (b *benchRDMA) close() error {
-	for _, f := range slices.Backward(b.closers) {
-		if err := f(); err != nil {
-			return err
-		}
-	}
-	return nil
 }

@@ -55,6 +55,32 @@ func TestBenchFlagsAreChecked(t *testing.T) {
 	}
 }
 
+// What a list has twice is measured once, also where it is the same size in other words.
+func TestDefectRepeatedValueIsMeasuredTwice(t *testing.T) {
+	fromCache := func(more ...string) []string {
+		return tinyFile(t.TempDir(), append(more, "--from", "page-cache", "--work", "read", "--order", "sequential")...)
+	}
+	for _, c := range []struct {
+		once, twice []string
+	}{
+		{fromCache(), fromCache("--sizes", "4096")},
+		{tinyStore("--work", "load", "--forms", "whole"), tinyStore("--blocks", "2,1,2", "--requests", "1", "--work", "load,load", "--forms", "whole,whole")},
+	} {
+		var points [2]struct {
+			Points []json.RawMessage `json:"points"`
+		}
+		for i, args := range [][]string{c.once, c.twice} {
+			code, stdout, stderr := execute(t, append(args, "--json")...)
+			if err := json.Unmarshal([]byte(stdout), &points[i]); code != exitOK || err != nil {
+				t.Fatalf("%v: exit code %d, %v: %s", args, code, err, stderr)
+			}
+		}
+		if once, twice := len(points[0].Points), len(points[1].Points); once == 0 || twice != once {
+			t.Errorf("%v: %d points, want %d", c.twice, twice, once)
+		}
+	}
+}
+
 func TestPercent(t *testing.T) {
 	for text, want := range map[string]float64{"": 0, "10%": 0.1, "0.25": 0.25, " 3 %": -1, "-1%": -1, "NaN": -1, "x": -1} {
 		if got, err := parsePercent(text); (err != nil) != (want < 0) || err == nil && got != want {

@@ -124,16 +124,13 @@ func (v secondsValue) Type() string { return "duration" }
 // parse reads what is still text.
 func (f *benchTransfer) parse() error {
 	o := &f.run
-	o.Op, o.BlockBytes = transfer.Op(f.op), nil
+	o.Op = transfer.Op(f.op)
 	if err := oneOf("operation", f.op, string(transfer.Read), string(transfer.Write)); err != nil {
 		return err
 	}
-	for _, text := range f.sizes {
-		var n int64
-		if err := (sizeValue{&n}).Set(text); err != nil {
-			return usagef("--block-size: %w", err)
-		}
-		o.BlockBytes = append(o.BlockBytes, n)
+	var err error
+	if o.BlockBytes, err = parseSizes("block-size", f.sizes); err != nil {
+		return &usageError{err}
 	}
 	switch {
 	case f.segment == "":

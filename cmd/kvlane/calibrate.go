@@ -11,7 +11,6 @@ import (
 	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/sim"
-	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/gdr"
 	"github.com/kvlane/kvlane/internal/present"
 	"github.com/kvlane/kvlane/profile"
@@ -148,7 +147,7 @@ func (f *calibrateFlags) openNICs(cmd *cobra.Command, dev device.Device, mode kv
 	switch {
 	case err == nil:
 		return nics, nil
-	case errors.Is(err, errdefs.ErrInvalid):
+	case refused(err):
 		return nil, &usageError{err}
 	case mode == kvlane.GDRAuto:
 		fmt.Fprintln(cmd.ErrOrStderr(), "no NIC is measured: "+errorText(err))

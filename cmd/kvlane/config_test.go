@@ -80,7 +80,7 @@ func TestDefectConfigurationNamesFileLineAndKey(t *testing.T) {
 		"stream-files: yes":                   `:1: stream-files: "yes" is neither true nor false`,
 		"rdma-port: 1.5":                      `:1: rdma-port: "1.5" is not a whole number`,
 		"log-level: loud":                     `:1: log-level: "loud" is none of debug, info, warn or error`,
-		"pipeline: cache|files":               `:1: pipeline: "cache|files" is none of`,
+		"pipeline: cache|files":               `:1: pipeline: parse pipeline "cache|files": unknown tier "files"`,
 		"fil-dir: /x":                         `:1: "fil-dir" is no setting; did you mean file-dir?`,
 		"cache_bytes: 1":                      `:1: "cache_bytes": the key is cache-bytes`,
 		"--device: sim":                       `:1: "--device": the key is device`,
@@ -254,6 +254,26 @@ func TestDefectPipelineInOtherWordsOverruledItsOwnTiers(t *testing.T) {
 	}
 	args := []string{"--config", configText(t, "file-dir: "+files), "--device", "sim", "--pipeline", "cache|fiel", "--file-bytes", "1GiB"}
 	if code, _, stderr := execute(t, append([]string{"replay", trace}, args...)...); code != exitUsage || !strings.Contains(stderr, `unknown tier "fiel"`) {
+		t.Errorf("exit code %d: %s", code, stderr)
+	}
+}
+
+// A pipeline is right or wrong in a configuration as it is on the command line, and in the same words.
+func TestDefectConfigurationReadsPipelinesDifferently(t *testing.T) {
+	trace := traceFile(t, goodLine)
+	for _, wrong := range []string{"file|cache", "cache|files", "cache|", "cache|cache"} {
+		_, _, stderr := execute(t, "replay", trace, "--device", "sim", "--pipeline", wrong)
+		said, _, _ := strings.Cut(strings.TrimPrefix(stderr, "kvlane: "), "\n")
+		name := configText(t, fmt.Sprintf("pipeline: %q", wrong))
+		for _, args := range [][]string{{"config", "check", name}, {"replay", trace, "--device", "sim", "--config", name}} {
+			code, _, stderr := execute(t, args...)
+			if want := "kvlane: " + name + ":1: pipeline: " + said + "\n"; code != exitUsage || said == "" || !strings.HasPrefix(stderr, want) {
+				t.Errorf("%v: exit code %d, %q, want %q", args, code, stderr, want)
+			}
+		}
+	}
+	name := configText(t, "pipeline: Cache | FILE\nfile-dir: "+t.TempDir())
+	if code, _, stderr := execute(t, "replay", trace, "--device", "sim", "--cache-bytes", "4MiB", "--config", name); code != exitOK {
 		t.Errorf("exit code %d: %s", code, stderr)
 	}
 }

@@ -36,11 +36,18 @@ func chooseDriver(device string) (driver kvlane.Driver, noGPU error) {
 	if device != autoDevice {
 		return kvlane.Driver(device), nil
 	}
-	// Only the absence of a GPU is a reason to simulate one; a GPU that fails to open is not.
-	if _, err := cuda.Load(); errors.Is(err, errdefs.ErrNotSupported) {
+	if err := missingGPU(); err != nil {
 		return kvlane.Sim, err
 	}
 	return kvlane.CUDA, nil
+}
+
+// missingGPU returns why there is no GPU to use, or nil. Only the absence of one counts; a GPU that fails to open is there.
+func missingGPU() error {
+	if _, err := cuda.Load(); errors.Is(err, errdefs.ErrNotSupported) {
+		return err
+	}
+	return nil
 }
 
 // simulatedNote says in a report for programs that a GPU was simulated.
@@ -79,13 +86,22 @@ func noDriver(err error) string {
 func openDevice(driver string, index int, o sim.Options) (device.Device, error) {
 	c := kvlane.DeviceConfig{Driver: kvlane.Driver(driver), Index: index, Sim: o}
 	dev, err := kvlane.OpenDevice(c)
-	return dev, asUsage(orSimulate(c.Driver, err))
+	return dev, asUsage(orNoGPU(c.Driver, err))
 }
 
-// orSimulate adds to the error of a device that is not to be had how to measure without a GPU.
-func orSimulate(driver kvlane.Driver, err error) error {
-	if driver == kvlane.CUDA && errors.Is(err, errdefs.ErrNotSupported) {
-		return fmt.Errorf("%w; --device sim measures the simulated device (figures are not hardware), --device host the CPU", err)
+// noGPUError is why there is no GPU to use, where the command line asks for one.
+type noGPUError struct{ err error }
+
+func (e *noGPUError) Error() string { return noDriver(e.err) }
+func (e *noGPUError) Unwrap() error { return e.err }
+
+// orNoGPU makes the error of a device that is not to be had a sentence without Go's words, where the machine has no GPU at all.
+func orNoGPU(driver kvlane.Driver, err error) error {
+	if driver != kvlane.CUDA || !errors.Is(err, errdefs.ErrNotSupported) {
+		return err
+	}
+	if noGPU := missingGPU(); noGPU != nil {
+		return &noGPUError{noGPU}
 	}
 	return err
 }

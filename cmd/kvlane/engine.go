@@ -197,7 +197,7 @@ func notOffered(flag, what, name string) error {
 func openEngine(ctx context.Context, c kvlane.Config, tell func(string)) (*kvlane.Engine, error) {
 	e, err := kvlane.Open(ctx, c)
 	if err != nil {
-		return nil, asUsage(orSimulate(c.Device.Driver, err))
+		return nil, asUsage(orNoGPU(c.Device.Driver, err))
 	}
 	for _, n := range e.Notes() {
 		tell(n)

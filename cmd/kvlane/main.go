@@ -72,6 +72,10 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if err == nil {
 		return exitOK
 	}
+	var noGPU *noGPUError
+	if errors.As(err, &noGPU) { // what was to be opened on it says no more
+		err = noGPU
+	}
 	fmt.Fprintln(stderr, "kvlane: "+errorText(err))
 	var usage *usageError
 	if errors.As(err, &usage) {

@@ -35,6 +35,7 @@ type failure struct {
 }
 
 var nextSteps = []step{
+	{isA[*noGPUError], (*failure).withoutGPU},
 	{isErr(fs.ErrPermission, syscall.EROFS), (*failure).notAllowed},
 	{(*failure).otherSort, (*failure).openAsOther},
 	{all(of("store verify"), isErr(errdefs.ErrNotFound)), says(madeByOthers + ".")},
@@ -112,6 +113,15 @@ func (f *failure) path() string {
 		return p.Path
 	}
 	return ""
+}
+
+// withoutGPU is about what this machine can be used for without a GPU.
+func (f *failure) withoutGPU() string {
+	other := "--device host the CPU"
+	if flag := f.cmd.Flags().Lookup("device"); flag != nil && flag.DefValue == noDevice {
+		other = "--device none the host's memory"
+	}
+	return "kvlane doctor says what a GPU takes; --device sim uses the simulated GPU (figures are not hardware), " + other + "."
 }
 
 // notAllowed is about a file that this user may not use, or that nobody may write.

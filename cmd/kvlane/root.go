@@ -12,7 +12,9 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/gdr"
 )
 
 // usageError is a wrong command line, as against a command that failed.
@@ -29,10 +31,17 @@ func usagef(format string, args ...any) error {
 // asUsage makes a refusal of what the command line asked for a wrong command line. It is for what opens and checks, not for the work:
 // a trace or a file that is wrong is no fault of the command line.
 func asUsage(err error) error {
-	if errors.Is(err, errdefs.ErrInvalid) {
+	if refused(err) {
 		return &usageError{err: err}
 	}
 	return err
+}
+
+// refused reports whether err refuses what was asked for, by what is known of it beforehand: what a driver or a NIC calls invalid as it works is
+// a failure.
+func refused(err error) bool {
+	var driver *device.Error
+	return errors.Is(err, errdefs.ErrInvalid) && !errors.As(err, &driver) && !gdr.Answered(err)
 }
 
 // usageArgs makes an argument check of cobra report a wrong command line.
@@ -74,6 +83,9 @@ Exit codes:
 			return err
 		}
 		slog.SetDefault(log)
+		if err := dropRepeated(cmd); err != nil {
+			return err
+		}
 		return checkNeeds(cmd)
 	}
 	root.AddCommand(newReplayCommand(), newDemoCommand(), newStoreCommand(), newDoctorCommand(), newTopoCommand(), newCalibrateCommand(), newBenchCommand(), newTransferCommand(), newConfigCommand(), newVersionCommand(&r), newShareProbeCommand())

@@ -14,6 +14,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/kvlane/kvlane/store"
 )
 
 // setting is a flag that a configuration file or the environment may give as well, since several commands share it: it says what the
@@ -61,7 +63,7 @@ var settings = []setting{
 	{name: "rdma-gid-index"},
 	{name: "rdma-mtu", takes: anyMTU},
 	{name: "rdma-queue-pairs"},
-	{name: "pipeline", but: []string{"bench store"}},
+	{name: "pipeline", but: []string{"bench store"}, takes: func(v string) error { _, err := store.ParsePipeline(v); return err }},
 	{name: "cache-bytes", but: []string{"bench store"}},
 	{name: "file-dir", but: []string{"bench store", "calibrate"}},
 	{name: "file-bytes"},

@@ -1,8 +1,10 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -68,3 +70,26 @@ func (v sizeValue) String() string {
 
 // Type names the flag's value in help texts.
 func (v sizeValue) Type() string { return "size" }
+
+// parseSizes reads the sizes of a flag that lists them, each once. Those that are none are missing, and in the error.
+func parseSizes(flag string, texts []string) ([]int64, error) {
+	var sizes []int64
+	var errs []error
+	for _, text := range texts {
+		var n int64
+		if err := (sizeValue{&n}).Set(text); err != nil {
+			errs = append(errs, fmt.Errorf("--%s: %w", flag, err))
+			continue
+		}
+		sizes = appendOnce(sizes, n)
+	}
+	return sizes, errors.Join(errs...)
+}
+
+// appendOnce appends v to what lacks it.
+func appendOnce[T comparable](list []T, v T) []T {
+	if slices.Contains(list, v) {
+		return list
+	}
+	return append(list, v)
+}

@@ -102,7 +102,8 @@ typedef struct kvl_group_memory {
 
 /*
  * kvl_register_cache tells the engine where the KV cache lies: one entry for each page group of the configuration. The memory
- * must stay until kvl_close_cache, or kvl_close of the engine, has returned KVL_OK.
+ * must stay until kvl_close_cache, or kvl_close of the engine, has returned KVL_OK. After a failure it may be freed, unless
+ * kvl_error says that it must stay until the engine is closed.
  */
 kvl_status kvl_register_cache(kvl_engine engine, const kvl_group_memory *groups, size_t n_groups, kvl_cache *cache);
 
@@ -228,7 +229,9 @@ typedef uint64_t kvl_stream; /* copies, begun in the order in which they were gi
 
 /*
  * kvl_register_memory names memory, which must stay until kvl_unregister_memory, or kvl_close of the engine, has returned
- * KVL_OK. It takes milliseconds. kvl_unregister_memory waits for copies under way: after KVL_PENDING it may be called again.
+ * KVL_OK. It takes milliseconds. After a failure the memory may be freed, unless kvl_error says that it must stay until the
+ * engine is closed: NICs or the driver have failed to let go of it again. kvl_unregister_memory waits for copies under way:
+ * after KVL_PENDING it may be called again.
  */
 kvl_status kvl_register_memory(kvl_engine engine, uint64_t address, uint64_t bytes, uint32_t kind, kvl_memory *memory);
 kvl_status kvl_unregister_memory(kvl_memory memory, int64_t timeout_ms);

@@ -2,6 +2,10 @@ package archtest
 
 // transferMutants has the defects of transfers between processes.
 var transferMutants = []mutant{
+	defect(".", "TestDefectMemoryOfOthersPassesForTheCaches",
+		"transfer.go", "RegisterLocal(r); err != nil {", "RegisterLocal(r); err != nil && !errors.Is(err, errdefs.ErrExists) {"),
+	defect(".", "TestDefectMemoryOfOthersPassesForTheCaches",
+		"transfer.go", "		t.local[r] = true\n", ""),
 	defect("transfer", "TestFenceBeforeAnotherTry",
 		"transfer/group.go", "	if err := g.to.p.settle(ctx); err != nil {\n", "	if err := ctx.Err(); err != nil {\n",
 		"transfer/peer.go", "		p.e.start(p.fence)\n", "		_ = p.fence\n"),

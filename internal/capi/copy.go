@@ -13,9 +13,16 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
+// registrar tells NICs of memory: *kvlane.Engine does.
+type registrar interface {
+	Register(regions ...*mem.Region) error
+	Unregister(ctx context.Context, regions ...*mem.Region) error
+}
+
 // memory is memory of the program that streams copy from and to.
 type memory struct {
 	engine *engine
+	nics   registrar
 	region *mem.Region
 	pinned bool // by this library, which ends it
 
@@ -52,17 +59,15 @@ func (l *Library) RegisterHost(h Handle, b []byte) (Handle, error) {
 	if err != nil {
 		return 0, err
 	}
+	return l.registerHost(e, e, b)
+}
+
+func (l *Library) registerHost(e *engine, nics registrar, b []byte) (Handle, error) {
 	r, err := e.Device().RegisterHost(b)
 	if err != nil {
 		return 0, err
 	}
-	m := &memory{engine: e, region: r, pinned: true}
-	if err := e.Register(r); err != nil {
-		ctx, cancel := context.WithTimeout(context.Background(), freeTime)
-		defer cancel()
-		return 0, errors.Join(err, m.close(ctx)) // a NIC may have a part of it still
-	}
-	return l.handles.add(m), nil
+	return l.register(&memory{engine: e, nics: nics, region: r, pinned: true})
 }
 
 // RegisterDevice names memory of the engine's device, so that streams can copy from and to it.
@@ -71,14 +76,30 @@ func (l *Library) RegisterDevice(h Handle, address uint64, bytes int64) (Handle,
 	if err != nil {
 		return 0, err
 	}
+	return l.registerDevice(e, e, address, bytes)
+}
+
+func (l *Library) registerDevice(e *engine, nics registrar, address uint64, bytes int64) (Handle, error) {
 	r, err := mem.NewRegion(mem.RegionSpec{Kind: mem.KindDevice, Device: e.Device().Info().Index, Len: bytes, Dev: mem.DevAddr(address)})
 	if err != nil {
 		return 0, err
 	}
-	if err := e.Register(r); err != nil {
-		return 0, err
+	return l.register(&memory{engine: e, nics: nics, region: r})
+}
+
+// register tells NICs of memory and returns its handle. Where that fails and cannot be undone either, the memory is the engine's until that is closed.
+func (l *Library) register(m *memory) (Handle, error) {
+	err := m.nics.Register(m.region)
+	if err == nil {
+		return l.handles.add(m), nil
 	}
-	return l.handles.add(&memory{engine: e, region: r}), nil
+	ctx, cancel := context.WithTimeout(context.Background(), freeTime)
+	defer cancel()
+	if left := m.close(ctx); left != nil { // a NIC has a part of it still
+		l.handles.add(m) // which nobody but Close knows
+		return 0, fmt.Errorf("%w; the memory must stay until the engine is closed: %w", err, left)
+	}
+	return 0, err
 }
 
 // UnregisterMemory takes memory back, once nothing copies from or to it. Once it has returned nil the handle is gone.
@@ -105,7 +126,7 @@ func (m *memory) close(ctx context.Context) error {
 	if m.freed {
 		return nil
 	}
-	if err := m.engine.Unregister(ctx, m.region); err != nil {
+	if err := m.nics.Unregister(ctx, m.region); err != nil {
 		return err
 	}
 	if m.pinned {

@@ -2,11 +2,15 @@ package capi_test
 
 import (
 	"bytes"
+	"context"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/capi"
+	"github.com/kvlane/kvlane/mem"
 )
 
 // mapped is memory of the host program, from outside the Go heap.
@@ -60,6 +64,58 @@ func TestStreamsCopyBetweenRegisteredMemory(t *testing.T) {
 	p.must(lib.CloseStream(stream, patience))
 	want(t, "a stream that was closed", lib.CloseStream(stream, 0), capi.Invalid)
 	p.must(lib.UnregisterMemory(kv, patience))
+}
+
+// keeping is NICs that refuse memory, keep a part of it, and let go of that unless they are stuck.
+type keeping struct {
+	stuck error
+	taken int
+}
+
+func (k *keeping) Register(...*mem.Region) error { return errdefs.ErrNotSupported }
+
+func (k *keeping) Unregister(context.Context, ...*mem.Region) error {
+	if k.stuck == nil {
+		k.taken++
+	}
+	return k.stuck
+}
+
+// What a registration that failed could not undo is taken back before the memory is unpinned; where that fails too, the error says that the memory
+// must stay, and it is taken back when the engine is closed.
+func TestDefectMemoryIsFreedWhereANICKeepsIt(t *testing.T) {
+	lib := capi.New()
+	b := mapped(t, 1<<16)
+	p := start(t, lib, configuration(t, t.TempDir(), nil), pages)
+	const stays = "must stay until the engine is closed"
+	k := new(keeping)
+	_, err := lib.RegisterHostBy(p.engine, k, b)
+	if want(t, "refused memory", err, capi.NotSupported); k.taken != 1 || strings.Contains(err.Error(), stays) {
+		t.Errorf("taken back %d times: %v", k.taken, err)
+	}
+	_, err = lib.RegisterDeviceBy(p.engine, k, uint64(p.kv.Dev()), p.kv.Len())
+	if want(t, "refused memory of the device", err, capi.NotSupported); k.taken != 2 || strings.Contains(err.Error(), stays) {
+		t.Errorf("taken back %d times: %v", k.taken, err)
+	}
+	host, err := lib.RegisterHost(p.engine, b)
+	p.must(err)
+	p.must(lib.UnregisterMemory(host, 0))
+
+	live := lib.Live()
+	k.stuck = errdefs.ErrBusy
+	_, err = lib.RegisterHostBy(p.engine, k, b)
+	if want(t, "memory that NICs keep", err, capi.NotSupported); !strings.Contains(err.Error(), stays) || lib.Live() != live+1 {
+		t.Errorf("%d handles: %v", lib.Live()-live, err)
+	}
+	if _, err := lib.RegisterHost(p.engine, b); err == nil {
+		t.Error("the memory is pinned no more, and NICs have it")
+	}
+	want(t, "an engine with memory that NICs keep", lib.Close(p.engine, 0), capi.Busy)
+	k.stuck = nil
+	p.close()
+	if k.taken != 3 || lib.Live() != 0 {
+		t.Errorf("taken back %d times, %d handles are left", k.taken, lib.Live())
+	}
 }
 
 // What the program forgot goes with the engine.

@@ -16,6 +16,27 @@ func (l *Library) Engine(h Handle) (*kvlane.Engine, error) {
 	return e.Engine, nil
 }
 
+// Registrar tells NICs of memory.
+type Registrar = registrar
+
+// RegisterHostBy is RegisterHost with other NICs than the engine's.
+func (l *Library) RegisterHostBy(h Handle, nics Registrar, b []byte) (Handle, error) {
+	e, err := find[*engine](&l.handles, h)
+	if err != nil {
+		return 0, err
+	}
+	return l.registerHost(e, nics, b)
+}
+
+// RegisterDeviceBy is RegisterDevice with other NICs than the engine's.
+func (l *Library) RegisterDeviceBy(h Handle, nics Registrar, address uint64, bytes int64) (Handle, error) {
+	e, err := find[*engine](&l.handles, h)
+	if err != nil {
+		return 0, err
+	}
+	return l.registerDevice(e, nics, address, bytes)
+}
+
 // Live returns how many handles there are.
 func (l *Library) Live() int {
 	l.handles.mu.RLock()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -22,6 +23,7 @@ type Device struct {
 	info     rdma.DeviceInfo
 	vectors  int
 	events   *watch
+	retries  *atomic.Int64 // see Provider.ConnectRetries
 
 	mu  sync.Mutex
 	cqs map[ibverbs.CQ]*CQ // open completion queues, for events
@@ -32,7 +34,7 @@ func openDevice(p *Provider, dev ibverbs.Device, devName string) (*Device, error
 	if err := check(errno, "ibv_open_device", "device=%s", devName); err != nil {
 		return nil, err
 	}
-	d := &Device{provider: p, api: p.api, ctx: ctx, vectors: p.api.CompVectors(ctx), cqs: make(map[ibverbs.CQ]*CQ)}
+	d := &Device{provider: p, api: p.api, ctx: ctx, vectors: p.api.CompVectors(ctx), retries: p.retriesOf(devName), cqs: make(map[ibverbs.CQ]*CQ)}
 	err := d.start(devName)
 	if err != nil {
 		return nil, errors.Join(err, d.stop())

@@ -56,6 +56,7 @@ func (q *QP) Modify(a rdma.QPAttr) error {
 	}
 	errno := q.pd.dev.api.ModifyQP(q.native, &native, mask)
 	for try := 1; a.State == rdma.QPSRTR && errno == unix.ETIMEDOUT && try < resolveTries; try++ {
+		q.pd.dev.retries.Add(1)
 		errno = q.pd.dev.api.ModifyQP(q.native, &native, mask)
 	}
 	if err := check(errno, "ibv_modify_qp", "qp=%d from=%s to=%s mask=%#x", q.num, from, a.State, mask); err != nil {

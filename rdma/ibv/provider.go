@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -20,9 +22,15 @@ const name = "ibv"
 type Provider struct {
 	object
 	api *ibverbs.API
+
+	mu      sync.Mutex
+	retries map[string]*atomic.Int64 // by device, see ConnectRetries
 }
 
-var _ rdma.Provider = (*Provider)(nil)
+var (
+	_ rdma.Provider     = (*Provider)(nil)
+	_ rdma.RetryCounter = (*Provider)(nil)
+)
 
 // Load loads libibverbs. Without it, or with one older than rdma-core 33, the error wraps ErrNotSupported and says why.
 func Load() (*Provider, error) {
@@ -34,7 +42,7 @@ func Load() (*Provider, error) {
 }
 
 func newProvider(api *ibverbs.API) *Provider {
-	p := &Provider{api: api}
+	p := &Provider{api: api, retries: make(map[string]*atomic.Int64)}
 	p.open("RDMA verbs")
 	return p
 }
@@ -72,6 +80,19 @@ func (p *Provider) Open(device string) (rdma.Device, error) {
 		return nil, fmt.Errorf("open RDMA device %q: %w", device, err)
 	}
 	return d, nil
+}
+
+// ConnectRetries implements rdma.RetryCounter.
+func (p *Provider) ConnectRetries(device string) int64 { return p.retriesOf(device).Load() }
+
+// retriesOf returns what counts the retries of a device, the same to all who open it.
+func (p *Provider) retriesOf(device string) *atomic.Int64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.retries[device] == nil {
+		p.retries[device] = new(atomic.Int64)
+	}
+	return p.retries[device]
 }
 
 // Close implements rdma.Provider. The library itself stays loaded.

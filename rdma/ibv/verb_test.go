@@ -409,6 +409,26 @@ func TestPollConverts(t *testing.T) {
 	}
 }
 
+// TestDefectConnectionIsTriedAgainInSilence: what was tried again is counted, whether it succeeded in the end or not, over all that open the device.
+func TestDefectConnectionIsTriedAgainInSilence(t *testing.T) {
+	l, r := opened(t)
+	want := int64(0)
+	for _, lost := range []int{0, 2, 4} {
+		l.unresolved = lost
+		err := rdma.Loopback(r.dev, r.qp, rdma.ConnectOptions{GIDIndex: 1})
+		if (err != nil) != (lost == resolveTries) {
+			t.Errorf("%d packets lost: %v", lost, err)
+		}
+		want += int64(min(lost, resolveTries-1))
+		if got, other := r.p.ConnectRetries("fake0"), r.p.ConnectRetries("fake1"); got != want || other != 0 {
+			t.Errorf("%d packets lost: %d retries, want %d, and %d of another device", lost, got, want, other)
+		}
+		if err := r.qp.Modify(rdma.QPAttr{State: rdma.QPSReset}); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // TestDefectLostPacketFailsAConnection: the kernel asks for the peer's link address once in the second that it allows itself. Where the packet is lost
 // it is asked for again; but not without end, and the error is what the device said.
 func TestDefectLostPacketFailsAConnection(t *testing.T) {

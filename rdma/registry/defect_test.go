@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/fault"
 	"github.com/kvlane/kvlane/rdma"
 	"github.com/kvlane/kvlane/rdma/registry"
 	"github.com/kvlane/kvlane/rdma/soft"
@@ -60,5 +61,34 @@ func TestDefectNobodyWaitsForANICToBeOpened(t *testing.T) {
 	close(p.let)
 	if err := errors.Join(<-first, set.Close(), prov.Close()); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestDefectFailureToUndoPassesForARefusal: why a registration failed is told from why it could not be undone, and what is left is taken back by
+// Unregister.
+func TestDefectFailureToUndoPassesForARefusal(t *testing.T) {
+	for _, undone := range []bool{true, false} {
+		plan := fault.New(1)
+		_, nics := machine(t, soft.Options{Faults: plan}, registry.Options{})
+		a, b := gpu(t, 0, 0x1000, 0x1000), gpu(t, 0, 0x9000, 0x1000)
+		plan.Add(fault.Nth(soft.OpRegMR, 1).Fail(errdefs.ErrNoMemory))
+		if !undone {
+			plan.Add(fault.Nth(soft.OpClose, 0).Fail(errdefs.ErrBusy))
+		}
+		err := nics[0].Register(all, a, b)
+		wantErr(t, err, errdefs.ErrNoMemory)
+		var left *registry.LeftError
+		if errors.As(err, &left) == undone || left != nil && (!errors.Is(left.Left, errdefs.ErrBusy) || errors.Is(left.Err, errdefs.ErrBusy) || errors.Is(left.Left, errdefs.ErrNoMemory)) {
+			t.Errorf("undone %t: %v", undone, err)
+		}
+		if err := registry.Unregister(t.Context(), nics, a, b); err != nil {
+			t.Error(err)
+		}
+		if err := nics[0].Register(all, a, b); err != nil {
+			t.Errorf("undone %t, then taken back: %v", undone, err)
+		}
+		if err := registry.Unregister(t.Context(), nics, a, b); err != nil {
+			t.Error(err)
+		}
 	}
 }

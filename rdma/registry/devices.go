@@ -26,6 +26,15 @@ func NewDevices(p rdma.Provider) *Devices {
 // NewSet returns a set without an open NIC.
 func (d *Devices) NewSet(o Options) *Set { return &Set{devices: d, o: o} }
 
+// ConnectRetries returns how often the provider tried again to connect a queue pair of the NIC, whoever has it (see rdma.RetryCounter).
+func (d *Devices) ConnectRetries(name string) int64 {
+	c, ok := d.provider.(rdma.RetryCounter)
+	if !ok {
+		return 0
+	}
+	return c.ConnectRetries(name)
+}
+
 // device is a NIC that is open while registries have it, and that they share.
 type device struct {
 	mu      sync.Mutex // held while the provider opens or closes it

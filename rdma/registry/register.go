@@ -14,8 +14,22 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
+// LeftError is a registration that failed and could not be undone: a NIC has a part of the memory until Unregister takes it back.
+type LeftError struct {
+	Err  error // why the registration failed
+	Left error // why it could not be undone
+}
+
+// Error gives both.
+func (e *LeftError) Error() string {
+	return fmt.Sprintf("%v; that could not be undone: %v", e.Err, e.Left)
+}
+
+// Unwrap returns both.
+func (e *LeftError) Unwrap() []error { return []error{e.Err, e.Left} }
+
 // Register registers all regions with all NICs as o says, or none of them with any: what a part of it did is undone when a later part
-// fails, and the error joins both. Streams that are open may use the memory from now on, as those opened later. The memory
+// fails, and where that fails too the error is a *LeftError. Streams that are open may use the memory from now on, as those opened later. The memory
 // must live until Unregister has returned nil for it. With another o.Access the same memory may be registered once more: each
 // registration serves who needs no more than it grants.
 //
@@ -24,13 +38,16 @@ import (
 func Register(nics []*Registry, o rdma.MROptions, regions ...*mem.Region) error {
 	staged := make([][]*Memory, len(nics))
 	undo := func(err error) error {
-		errs := []error{err}
+		var left []error
 		for i, g := range nics {
 			for _, m := range staged[i] {
-				errs = append(errs, g.drop(m))
+				left = append(left, g.drop(m))
 			}
 		}
-		return errors.Join(errs...)
+		if left := errors.Join(left...); left != nil {
+			return &LeftError{err, left}
+		}
+		return err
 	}
 	for i, g := range nics {
 		for _, r := range regions {

@@ -82,6 +82,15 @@ func (n *NICs) Names() (names []string) {
 	return names
 }
 
+// ConnectRetries returns how often a queue pair of these NICs, whoever has it, was connected another time as the peer's link address was not found
+// in time.
+func (n *NICs) ConnectRetries() (sum int64) {
+	for _, name := range n.Names() {
+		sum += n.o.Devices.ConnectRetries(name)
+	}
+	return sum
+}
+
 // Rights of memory. PCIe's relaxed ordering is not asked for: what is read back of a write is behind all of it.
 const (
 	forPeers = rdma.AccessLocalWrite | rdma.AccessRemoteRead | rdma.AccessRemoteWrite

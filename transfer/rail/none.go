@@ -18,6 +18,9 @@ type NICs struct{}
 // Names returns none.
 func (*NICs) Names() []string { return nil }
 
+// ConnectRetries is none.
+func (*NICs) ConnectRetries() int64 { return 0 }
+
 // Serve is ErrNotSupported.
 func (*NICs) Serve() (*Domain, error) { return nil, errNoCode }
 

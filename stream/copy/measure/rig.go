@@ -53,8 +53,11 @@ func (r *Rig) AllocHost(dev device.Device, bytes int64) (*mem.Region, error) {
 }
 
 func (r *Rig) frees(dev device.Device, m *mem.Region) {
-	r.closers = append(r.closers, closer{func() error { return dev.Free(m) }, true})
+	r.OnFree(func() error { return dev.Free(m) })
 }
+
+// OnFree frees memory of the caller's, once everything opened later is closed.
+func (r *Rig) OnFree(f func() error) { r.closers = append(r.closers, closer{f, true}) }
 
 // Register tells m of the memory, until the rig is closed.
 func (r *Rig) Register(m Memory, regions ...*mem.Region) error {

@@ -13,7 +13,8 @@
 //   - By cuFile (Options.Storage) a device's memory is read into and written from with no chunk.
 //
 // A transfer is one range of a file and one extent of memory. A queue moves it, by one of the paths posix, uring and cufile;
-// which one, the profile says (Measure) or a plain default. At most so many are unfinished, over all batches.
+// which one, the profile says (Measure) or a plain default. Each queue has at most so many under way, over
+// all batches, and as many again that wait to be next.
 //
 // # Direct and buffered
 //

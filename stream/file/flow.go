@@ -113,7 +113,24 @@ func (b *batch) admits(p *part) bool {
 // looks reports whether p's next transfer may be found in the page cache first.
 func (b *batch) looks(p *part) bool {
 	t := &p.transfers[p.begun]
-	return !p.write && t.file.fd >= 0 && t.mem.Region.CPU() != 0 && b.stream.opts.Path == stream.PathNone
+	return t.mem.Region.CPU() != 0 && b.stream.looks(t.file, p.write)
+}
+
+// looks reports whether what a transfer of f asks for may be found in the page cache first.
+func (s *Stream) looks(f *File, write bool) bool {
+	return !write && f.fd >= 0 && s.opts.Path == stream.PathNone
+}
+
+// cachedBytes is how long a transfer into a chunk is while the page cache answers: that takes no longer in all for being in more parts, and several
+// fill a chunk at once, so that it crosses earlier and little is left to cross when all is read.
+const cachedBytes = 256 << 10
+
+// grain is how long a transfer between p's file and a chunk is at most.
+func (b *batch) grain(p *piece) int64 {
+	if b.stream.looks(p.file, p.write) && b.stream.warm.hot.Load() {
+		return cachedBytes
+	}
+	return b.cut.most
 }
 
 // stage makes the next part, which has that chunk. What is written is gathered first.

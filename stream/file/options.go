@@ -54,7 +54,7 @@ const (
 type Options struct {
 	// Depth is how many batches may be accepted and unresolved. Zero: DefaultDepth.
 	Depth int
-	// Transfers is how many transfers may be unfinished, over all batches, and how many workers path posix has. Zero:
+	// Transfers is how many transfers a queue may have under way, over all batches, and how many workers path posix has. Zero:
 	// DefaultTransfers.
 	Transfers int
 	// ChunkBytes is how long a transfer is at most, and a chunk of staging memory: a multiple of Align. Zero: DefaultChunkBytes.
@@ -110,3 +110,7 @@ func (o Options) withDefaults() Options {
 	o.Chunks = cmp.Or(o.Chunks, DefaultChunks)
 	return o
 }
+
+// begun is how many transfers queues have at most: as many as are under way wait there to be next. So a queue goes on by itself, and
+// not when a batch's goroutine, which may be in a call of Copy or wait for a CPU, comes to hand it another.
+func (o *Options) begun() int { return 2 * o.Transfers }

@@ -86,7 +86,7 @@ func (c *cutter) fill(q *part, room mem.Extent) int64 {
 	first := c.pieces[0]
 	start := first.off + c.cut
 	page := alignDown(start)
-	end, limit := start, page+room.Len
+	end, limit := start, page+min(room.Len, q.batch.grain(&first))
 	for !c.empty() && !c.straight() {
 		p := &c.pieces[0]
 		off := p.off + c.cut

@@ -11,8 +11,9 @@ import (
 type queue interface {
 	path() stream.Path
 	// begin takes t, and returns without waiting for it. t.finish is called exactly once, by any goroutine, maybe before begin
-	// returns; t is the queue's until then, and not after. No more than the number of transfers that the queue was made for
-	// are unfinished at a time: the stream sees to it, so there is room for t.
+	// returns; t is the queue's until then, and not after. Queues have no more than
+	// Options.begun at a time: the stream sees to it, so there is room for t. Options.Transfers of them are under way; cuFile's queues,
+	// which move one after the other whatever they have, may have all.
 	begin(t *transfer)
 	// flush is called after one begin or several: a queue may keep what it took until then.
 	flush()

@@ -20,7 +20,7 @@ import (
 func openCuFile(o *Options) (queue, error) {
 	storage := o.CuFile.Storage
 	if o.CuFile.Queues == 0 {
-		return newWorkers(stream.PathCuFile, o.Transfers, o.Transfers, nil, func(t *transfer) (int64, error) { return cuFile(storage, t) }), nil
+		return newWorkers(stream.PathCuFile, o, nil, func(t *transfer) (int64, error) { return cuFile(storage, t) }), nil
 	}
 	q := &cuFileQueues{}
 	for range o.CuFile.Queues {
@@ -30,7 +30,7 @@ func openCuFile(o *Options) (queue, error) {
 		}
 		lane := &cuFileLane{
 			storage: storage, on: on, using: make(chan struct{}, 1), patience: idlePatience,
-			todo: make(chan *transfer, o.Transfers), flying: make(chan flight, o.Transfers),
+			todo: make(chan *transfer, o.begun()), flying: make(chan flight, o.Transfers),
 		}
 		q.lanes = append(q.lanes, lane)
 		q.running.Go(lane.enqueue)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -31,6 +32,7 @@ type uringQueue struct {
 
 	mu      sync.Mutex
 	begun   []*transfer // not submitted
+	flying  int         // submitted, or about to be, and not finished
 	taking  bool        // completions are being told, and a flush follows
 	staging *mem.Region // registered with the ring, in pieces of fixedBytes
 }
@@ -59,24 +61,44 @@ func (q *uringQueue) begin(t *transfer) {
 	q.mu.Unlock()
 }
 
-// flush submits what was begun. While completions are told it leaves that to the end of them.
+// flush submits what was begun, as far as the ring has room. While completions are told it leaves that to the end of them.
 func (q *uringQueue) flush() {
-	q.mu.Lock()
-	if q.taking || len(q.begun) == 0 {
-		q.mu.Unlock()
-		return
+	for {
+		all, ops := q.next()
+		if len(all) == 0 {
+			return
+		}
+		n, err := q.submit(ops)
+		q.ended(len(all) - n)
+		for _, t := range all[n:] {
+			t.finish(0, err) // the kernel never had it
+		}
 	}
-	all := q.begun
-	q.begun = nil
-	ops := make([]uring.Op, len(all))
+}
+
+// next takes what the ring has room for.
+func (q *uringQueue) next() ([]*transfer, []uring.Op) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	n := min(len(q.begun), q.ring.Depth()-q.flying)
+	if q.taking || n == 0 {
+		return nil, nil
+	}
+	all := slices.Clone(q.begun[:n])
+	q.begun = slices.Delete(q.begun, 0, n)
+	q.flying += n
+	ops := make([]uring.Op, n)
 	for i, t := range all {
 		ops[i] = q.op(t)
 	}
+	return all, ops
+}
+
+// ended notes that n are in flight no more, or never were.
+func (q *uringQueue) ended(n int) {
+	q.mu.Lock()
+	q.flying -= n
 	q.mu.Unlock()
-	n, err := q.submit(ops)
-	for _, t := range all[n:] {
-		t.finish(0, err) // the kernel never had it
-	}
 }
 
 // submit submits all, or returns how many it did and why no more.
@@ -125,6 +147,8 @@ func (q *uringQueue) reap() {
 	for {
 		n, err := q.ring.Wait(done)
 		if err != nil {
+			q.ended(q.ring.Depth()) // so that what waits is told why
+			q.flush()
 			return
 		}
 		q.take(true)
@@ -136,6 +160,7 @@ func (q *uringQueue) reap() {
 			*c = uring.Completion{}
 		}
 		q.take(false)
+		q.ended(n)
 		q.flush()
 	}
 }

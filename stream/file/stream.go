@@ -24,7 +24,7 @@ type Stream struct {
 	stats      stats
 
 	slots   chan struct{} // one element for each batch that is accepted and unresolved
-	room    chan struct{} // one for each transfer that is unfinished
+	room    chan struct{} // one for each transfer that is begun and unfinished
 	down    chan struct{} // closed when no batch is accepted any more
 	running sync.WaitGroup
 	closer  chan struct{} // token: one Close at a time
@@ -71,11 +71,11 @@ func Open(o Options) (*Stream, error) {
 	}
 	o = o.withDefaults()
 	s := &Stream{
-		opts: o, staging: newStaging(&o), slots: make(chan struct{}, o.Depth), room: make(chan struct{}, o.Transfers),
+		opts: o, staging: newStaging(&o), slots: make(chan struct{}, o.Depth), room: make(chan struct{}, o.begun()),
 		down: make(chan struct{}), closer: make(chan struct{}, 1), idle: make(chan struct{}),
 		absent: make(map[wayTo]*refusal), modes: make(map[uint64]device.StorageMode),
 	}
-	s.workers = newWorkers(stream.PathPosix, o.Transfers, o.Transfers, &s.warm, posix)
+	s.workers = newWorkers(stream.PathPosix, &o, &s.warm, posix)
 	s.queues[stream.PathPosix] = s.workers
 	if err := errors.Join(s.openURing(), s.openCuFile()); err != nil {
 		return nil, errors.Join(fmt.Errorf("open file stream: %w", err), s.free(context.Background()))

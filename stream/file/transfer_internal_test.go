@@ -68,3 +68,30 @@ func TestDefectPageCacheKeepsToTheDisksDepth(t *testing.T) {
 		}
 	}
 }
+
+// A chunk was read by one transfer, however long, where several could have filled it at once.
+func TestDefectChunkIsReadByOneTransfer(t *testing.T) {
+	r, err := hostmem.Region(make([]byte, DefaultChunkBytes))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		hit, write bool
+		want       int
+	}{{want: 1}, {hit: true, want: DefaultChunkBytes / cachedBytes}, {hit: true, write: true, want: 1}} {
+		s := &Stream{}
+		s.warm.saw(tt.hit)
+		b := &batch{stream: s, cut: cutter{most: DefaultChunkBytes, pieces: []piece{{file: &File{fd: 3}, mem: mem.All(r), write: tt.write}}}}
+		p := b.cut.nextStaged(b, mem.All(r))
+		at := int64(0)
+		for _, x := range p.transfers {
+			if x.off != at || x.mem.Off != at {
+				t.Errorf("%+v: a transfer from %d to %d, and not %d", tt, x.off, x.mem.Off, at)
+			}
+			at += x.mem.Len
+		}
+		if len(p.transfers) != tt.want || at != DefaultChunkBytes {
+			t.Errorf("%+v: %d transfers of %d bytes", tt, len(p.transfers), at)
+		}
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"os"
+	"runtime"
 	"sync"
 	"sync/atomic"
 
@@ -22,9 +23,9 @@ type workers struct {
 	running sync.WaitGroup
 }
 
-func newWorkers(by stream.Path, number, transfers int, warm *warmth, move func(t *transfer) (int64, error)) *workers {
-	w := &workers{by: by, todo: make(chan *transfer, transfers), move: move, warm: warm}
-	for range number {
+func newWorkers(by stream.Path, o *Options, warm *warmth, move func(t *transfer) (int64, error)) *workers {
+	w := &workers{by: by, todo: make(chan *transfer, o.begun()), move: move, warm: warm}
+	for range o.Transfers {
 		w.running.Go(w.work)
 	}
 	return w
@@ -49,6 +50,9 @@ func (w *workers) work() {
 			if n > 0 {
 				t.part.batch.cached.Add(n)
 				t.finish(n, nil)
+				// Whom that has woken goes first: where every processor has such a worker, it would wait for as long as the next call
+				// takes. After a call that waits for a disk this is wrong: no more of those would be under way than there are processors.
+				runtime.Gosched()
 				continue
 			}
 			if t.home != queue(w) {

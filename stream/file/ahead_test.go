@@ -1,0 +1,94 @@
+package file_test
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/internal/sys/uring"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/stream/file"
+	"github.com/kvlane/kvlane/stream/streamtest"
+)
+
+// beside is a stream of copies that has each batch looked at before it is submitted.
+type beside struct {
+	stream.Stream
+	look func(b *mem.Batch)
+}
+
+func (b beside) Submit(ctx context.Context, mb *mem.Batch) (*stream.Ticket, error) {
+	b.look(mb)
+	return b.Stream.Submit(ctx, mb)
+}
+
+// readByOne reads four pages of a file to a device, one transfer at a time, and has the first batch of copies looked at.
+func readByOne(t *testing.T, fs *files, look func(b *mem.Batch)) {
+	t.Helper()
+	const pages = 4
+	dev, copies := openSim(t, sim.Options{})
+	r, to := fs.alloc(t, pages*file.Align), streamtest.DeviceMemory(dev).Alloc(t, pages*file.Align)
+	fs.memory().Write(t, mem.All(r), make([]byte, r.Len()))
+	var once sync.Once
+	inner := beside{copies, func(b *mem.Batch) { once.Do(func() { look(b) }) }}
+	s := closeAtEnd(t, open(t, file.Options{Device: dev, Copy: inner, Transfers: 1, ChunkBytes: file.Align, Chunks: pages}))
+	if _, err := try(t, s, mem.All(to), mem.All(r)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Nothing was read while the batch's goroutine was in a call of the stream of copies, but for what it had begun before.
+func TestDefectReadsWaitForTheCopiesCall(t *testing.T) {
+	plan := fault.New(1)
+	readByOne(t, faulty(t, plan), func(*mem.Batch) {
+		for until := time.Now().Add(5 * time.Second); plan.Seen("read") < 3; time.Sleep(time.Millisecond) {
+			if time.Now().After(until) {
+				t.Errorf("%d reads beside the call", plan.Seen("read"))
+				return
+			}
+		}
+	})
+}
+
+// A worker was in its next read from the page cache before the goroutine ran that it had woken.
+func TestDefectWorkerBlocksWhomItWoke(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	const tries = 9
+	prompt := 0
+	for range tries {
+		readByOne(t, real(t), func(b *mem.Batch) {
+			if len(b.Dst) == 1 {
+				prompt++
+			}
+		})
+	}
+	if prompt <= tries/2 { // now and then the scheduler has another turn
+		t.Errorf("%d of %d first chunks crossed before the next was read", prompt, tries)
+	}
+}
+
+// What waits for room in a ring that takes nothing any more is told so too.
+func TestURingThatBreaksFailsWhatWaits(t *testing.T) {
+	a := uring.System()
+	enter := a.Enter
+	a.Enter = func(fd int, submit, atLeast, flags uint32) (int, syscall.Errno) {
+		if submit > 0 {
+			return 0, unix.EPERM
+		}
+		return enter(fd, submit, atLeast, flags)
+	}
+	s := openRing(t, file.Options{Transfers: 2, ChunkBytes: file.Align, Path: stream.PathURing}, a)
+	const n = 8 * file.Align
+	if _, err := try(t, s, mem.All(real(t).alloc(t, n)), mem.All(host.Alloc(t, n))); !errors.Is(err, unix.EPERM) {
+		t.Error(err)
+	}
+}

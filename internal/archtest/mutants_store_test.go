@@ -102,7 +102,7 @@ var storeMutants = []mutant{
 	defect("block", "TestDefectKeyOfAnotherGroupVerifies",
 		"block/formats.go", "		copy(key[KeyBytes-tagBytes:], tag[:])\n", "		_ = tag\n"),
 	defect(".", "TestDefectKeyOfAnotherGroupHits",
-		"store/pages.go", "		if g < 0 {\n", "		if g < 0 {\n			g = 0\n		}\n		if g < 0 {\n"),
+		"store/pages.go", "		if g >= len(formats) {\n", "		if g >= len(formats) {\n			items[n].group, g = 0, 0\n		}\n		if g >= len(formats) {\n"),
 	defect(".", "TestDefectPageOfTwoGroups",
 		"store/pages.go", "			if p.share(layers[o], layers[g]) {\n", "			if g < o {\n"),
 	// Order with streams of the host program.

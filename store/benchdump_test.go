@@ -19,9 +19,11 @@ import (
 type slow struct {
 	stream.Stream
 	bytesPerNano float64
+	landing      func(first, last bool) // is called before a batch's groups are told of; may be nil
 
-	mu   sync.Mutex
-	free time.Time
+	mu     sync.Mutex
+	free   time.Time
+	before <-chan struct{} // closed when the batch before has landed
 }
 
 func (s *slow) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, error) {
@@ -48,12 +50,24 @@ func (s *slow) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, error)
 		s.free = s.free.Add(time.Duration(float64(n) / s.bytesPerNano))
 		ends = append(ends, s.free)
 	}
+	before, landed := s.before, make(chan struct{})
+	s.before = landed
 	s.mu.Unlock()
 	outer, tell := stream.NewTicket(inner.ID(), inner.Cancel), b.Paged.Landed
 	go func() {
+		defer close(landed)
 		<-inner.Done()
+		if before != nil {
+			<-before
+		}
+		late := time.Duration(0)
 		for i, end := range ends {
-			time.Sleep(time.Until(end))
+			time.Sleep(time.Until(end.Add(late)))
+			if s.landing != nil {
+				start := time.Now()
+				s.landing(before == nil && i == 0, i == len(ends)-1)
+				late += time.Since(start)
+			}
 			if tell != nil && inner.Err() == nil {
 				tell(i+1, inner.Completion().Summed)
 			}

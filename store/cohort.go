@@ -29,6 +29,8 @@ type cohort struct {
 
 	sums []uint64 // that streams are asked for; see ask
 	used int      // of them, by parts so far
+	// Of a load, by page group: the checksums that are to be, block by block and shard by shard, as far as they were gathered.
+	wanted [][]uint64
 
 	// Of what is checked, or sealed, once it has landed: see share.go.
 	shares []*share
@@ -68,13 +70,14 @@ func (sc *scratch) cohort(s *Store) *cohort {
 		sc.cohorts = sc.cohorts[:k-1]
 		return g
 	}
-	return &cohort{members: make([][]int32, len(s.layers)), pairs: make([][]mem.PageSlot, len(s.layers))}
+	n := len(s.layers)
+	return &cohort{members: make([][]int32, n), pairs: make([][]mem.PageSlot, n), wanted: make([][]uint64, n)}
 }
 
 // free gives g back; all its tickets have resolved, and nobody works on its shares.
 func (sc *scratch) free(g *cohort) {
 	for i := range g.members {
-		g.members[i], g.pairs[i] = g.members[i][:0], g.pairs[i][:0]
+		g.members[i], g.pairs[i], g.wanted[i] = g.members[i][:0], g.pairs[i][:0], g.wanted[i][:0]
 	}
 	for _, f := range g.flights {
 		f.ticket, f.batch, f.paged = nil, mem.Batch{}, mem.Paged{}
@@ -152,6 +155,26 @@ func (g *cohort) plan(s *Store, group int, shards, blocks span) {
 	p.leaves = last.before + last.n - s.leaves.shard(where{group, shards.from}).before
 	p.sums = g.used
 	g.used += p.leaves * (blocks.to - blocks.from)
+}
+
+// taper cuts the last of several parts where it has many blocks: most of them are proved and settled while the others are copied.
+func (g *cohort) taper(s *Store) {
+	const cuts, few = 2, 32
+	for range cuts {
+		n := len(g.parts) - 1
+		if n < max(1, g.sent()) {
+			return
+		}
+		p := &g.parts[n]
+		group, shards, blocks := p.group, p.shards, p.blocks
+		if blocks.to-blocks.from < few {
+			return
+		}
+		middle := (blocks.from + blocks.to) / 2
+		g.parts, g.used = g.parts[:n], p.sums
+		g.plan(s, group, shards, span{blocks.from, middle})
+		g.plan(s, group, shards, span{middle, blocks.to})
+	}
 }
 
 // planned returns how many blocks of its page group the last part reaches.

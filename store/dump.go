@@ -87,7 +87,7 @@ func (s *Store) Dump(ctx context.Context, pages *Pages, refs []Ref, o DumpOption
 	}
 	sc := s.take(refs)
 	sc.pages.lay(pages, s.layers, false)
-	if err := sc.pages.check(refs, s.formats, false); err != nil {
+	if err := sc.pages.check(refs, sc.items, s.formats, false); err != nil {
 		s.put(sc)
 		s.end()
 		return fail(err)

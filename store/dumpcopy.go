@@ -174,7 +174,7 @@ func (t *DumpTask) take(g *cohort) {
 		t.sourceFree(len(g.of(&g.parts[n])))
 		g.hand(t.s, t.sc, t, n)
 	}
-	for n := g.prove(); n >= 0; n = g.prove() {
+	for n := g.prove(g.landed); n >= 0; n = g.prove(g.landed) {
 		t.sealed(g, n)
 	}
 }

@@ -42,29 +42,40 @@ func (h *heldStream) count() int {
 	return len(h.tickets)
 }
 
-// landed tells that the n-th page group of the last batch has landed, with the sums of what the slots hold, or with wrong ones, and
-// resolves the ticket after the last.
-func (h *heldStream) landed(n int, right bool) {
+// summed writes the sums of the n-th page group of the last batch: those of what the slots hold, or wrong ones.
+func (h *heldStream) summed(n int, right bool) {
 	p := h.batches[len(h.batches)-1].Paged
 	sums := p.Sums
 	for i := range n {
-		leaves, _ := p.Groups[i].Leaves()
-		sums = sums[leaves:]
+		leaves, _ := p.Groups[i].Leaves() // of a pair
+		sums = sums[leaves*len(p.Groups[i].Pairs):]
 	}
-	group := &mem.Paged{Dir: p.Dir, Groups: p.Groups[n : n+1]}
-	leaves, _ := p.Groups[n].Leaves()
-	clear(sums[:leaves])
-	if right {
-		for _, slot := range group.Extents() {
-			for b := slot.Bytes(); len(b) > 0; b = b[mem.LeafBytes:] {
-				sums[0] = block.SumLeaf(b[:mem.LeafBytes])
+	g := &p.Groups[n]
+	leaves, _ := g.Leaves()
+	clear(sums[:leaves*len(g.Pairs)])
+	for _, pair := range g.Pairs {
+		for k := range g.Planes {
+			slot := g.Slots.At(pair.Slot).Sub(g.Planes[k].SlotOff, g.Planes[k].Bytes).Bytes()
+			for ; right && len(slot) > 0; slot = slot[mem.LeafBytes:] {
+				sums[0] = block.SumLeaf(slot[:mem.LeafBytes])
 				sums = sums[1:]
 			}
 		}
 	}
+}
+
+// landed tells that the n-th page group of the last batch has landed, with such sums, and resolves the ticket after the last.
+func (h *heldStream) landed(n int, right bool) {
+	h.summed(n, right)
+	p := h.batches[len(h.batches)-1].Paged
 	if p.Landed(n+1, true); n+1 == len(p.Groups) {
-		h.tickets[len(h.tickets)-1].Resolve(stream.Completion{Summed: true}, nil)
+		h.resolved()
 	}
+}
+
+// resolved resolves the last ticket.
+func (h *heldStream) resolved() {
+	h.tickets[len(h.tickets)-1].Resolve(stream.Completion{Summed: true}, nil)
 }
 
 // failed resolves the last ticket badly.
@@ -126,6 +137,134 @@ func TestWrongShardIsCopiedAgainWithThoseBehindIt(t *testing.T) {
 	if err := l.Errs()[0]; err == nil {
 		t.Error("the block is there, and its last shard did not land")
 	}
+}
+
+// The blocks of a whole load have their results, and their slots are free, part by part: what comes of later parts changes nothing. A block
+// whose copy was wrong keeps its slot, and is copied again when nothing else is.
+func TestPartsOfAWholeLoadAreSettledAsTheyLand(t *testing.T) {
+	t.Parallel()
+	held, cause := &heldStream{}, errors.New("the copy failed")
+	r := newRig(t, rigOptions{
+		planeBytes: leafy, wrapLoad: func(st stream.Stream) stream.Stream { held.Stream = st; return held },
+		tune: func(c *store.Config) { c.PartBytes = 1 }, // a block a part
+	})
+	r.dump(1, 2, 3, 4)
+	l, err := r.st.Load(r.ctx(), nil, r.pages, r.refs(0, 1, 2, 3, 4), store.LoadOptions{})
+	r.must(err)
+	r.eventually(func() bool { return held.count() == 1 })
+	pinned := func(n int64) func() bool { return func() bool { return r.cache.Stats().Retained == n } }
+	if n := len(held.batches[0].Paged.Groups); n != 4 || !pinned(4)() {
+		t.Fatalf("the batch has %d page groups, and %d slots are pinned; want 4", n, r.cache.Stats().Retained)
+	}
+	held.landed(0, true)
+	r.eventually(pinned(3))
+	held.summed(1, true)
+	held.landed(2, false) // which tells of both
+	r.eventually(pinned(2))
+	if n := held.count(); n != 1 {
+		t.Fatalf("%d batches while the first is under way", n)
+	}
+	held.failed(cause)
+	r.eventually(func() bool { return held.count() == 2 })
+	held.landed(0, true)
+	r.resolved(l.Done())
+	for i, err := range l.Errs() {
+		var b *store.BlockError
+		if i < 3 && err != nil || i == 3 && (!errors.As(err, &b) || !b.Undefined || !errors.Is(err, cause)) {
+			t.Errorf("block %d: %v", i+1, err)
+		}
+	}
+	if st := r.st.Stats(); !pinned(0)() || st.Tiers[0].Hits != 3 || st.VerifiedOnWay != 3 || st.BadCopies != 1 || st.LoadErrors != 1 {
+		t.Errorf("%d pins are left: %d hits, %d verified on their way, %d bad copies, %d errors", r.cache.Stats().Retained,
+			st.Tiers[0].Hits, st.VerifiedOnWay, st.BadCopies, st.LoadErrors)
+	}
+}
+
+// So it is with the parts of the last layer.
+func TestPartsOfTheLastLayerAreSettledAsTheyLand(t *testing.T) {
+	t.Parallel()
+	const blocks = 32
+	held, cause := &heldStream{}, errors.New("the copy failed")
+	r := newRig(t, rigOptions{
+		slots: blocks, pages: blocks, planeBytes: leafy, wrapLoad: func(st stream.Stream) stream.Stream { held.Stream = st; return held },
+		tune: func(c *store.Config) { c.PartBytes = blocks * c.Formats[0].Layout.ShardBytes(0) }, // a layer a part
+	})
+	ns := make([]int, blocks)
+	for i := range ns {
+		ns[i] = i
+	}
+	r.dump(ns...)
+	l, err := r.st.Load(r.ctx(), nil, r.pages, r.refs(0, ns...), store.LoadOptions{Layerwise: true})
+	r.must(err)
+	r.eventually(func() bool { return held.count() == 1 })
+	for k := range 3 { // two layers, and the third of half of the blocks
+		held.landed(k, true)
+	}
+	r.must(l.WaitShard(r.ctx(), 1))
+	r.eventually(func() bool { return r.cache.Stats().Retained == blocks/2 })
+	held.failed(cause)
+	wantErr(t, l.WaitShard(r.ctx(), 2), cause)
+	r.resolved(l.Done())
+	for i, err := range l.Errs() {
+		if lost := i >= blocks/2; lost != errors.Is(err, cause) || !lost && err != nil {
+			t.Errorf("block %d of %d: %v", i, blocks, err)
+		}
+	}
+}
+
+// instant is a stream that copies nothing, and tells at once that all has landed, without sums.
+type instant struct{ stream.Stream }
+
+func (instant) Submit(_ context.Context, b *mem.Batch) (*stream.Ticket, error) {
+	t := stream.NewTicket(1, nil)
+	if p := b.Paged; p != nil && p.Landed != nil {
+		p.Landed(len(p.Groups), false)
+	}
+	t.Resolve(stream.Completion{}, nil)
+	return t, nil
+}
+
+// Blocks that have their results are not asked for checksums any more, though they are for others of their batch.
+func TestManyPartsThatLandAtOnceWithoutSums(t *testing.T) {
+	t.Parallel()
+	const blocks = 600
+	r := newRig(t, rigOptions{
+		slots: blocks, pages: blocks, shards: 1, planes: 1, planeBytes: mem.LeafBytes, wrapLoad: func(st stream.Stream) stream.Stream { return instant{st} },
+		tune: func(c *store.Config) { c.PartBytes = 1 },
+	})
+	ns := make([]int, blocks)
+	for i := range ns {
+		ns[i] = i
+	}
+	r.dump(ns...)
+	for range 10 {
+		l, err := r.st.Load(r.ctx(), nil, r.pages, r.refs(0, ns...), store.LoadOptions{})
+		r.must(err)
+		r.must(l.Wait(r.ctx()))
+	}
+	if st := r.st.Stats(); st.VerifiedByCPU != 10*blocks || st.VerifiedOnWay != 0 {
+		t.Errorf("%d blocks were verified by the CPU and %d on their way, want %d and 0", st.VerifiedByCPU, st.VerifiedOnWay, 10*blocks)
+	}
+}
+
+// A load whose blocks all have their results is not done while its batch is under way.
+func TestLoadWaitsForItsBatchBehindItsParts(t *testing.T) {
+	t.Parallel()
+	r, held := heldRig(t)
+	l := r.held(held)
+	for k := range r.o.shards {
+		held.summed(k, true)
+	}
+	held.batches[0].Paged.Landed(r.o.shards, true)
+	r.eventually(func() bool { return r.cache.Stats().Retained == 0 })
+	select {
+	case <-l.Done():
+		t.Error("the load is done, and its batch is not")
+	case <-time.After(20 * time.Millisecond):
+	}
+	held.resolved()
+	r.resolved(l.Done())
+	r.must(l.Errs()[0])
 }
 
 // The header that says which algorithm a block has lies in memory like the rest: what changes it after it was verified must

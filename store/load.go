@@ -69,7 +69,7 @@ func (s *Store) Load(ctx context.Context, lease *Lease, pages *Pages, refs []Ref
 	}
 	sc := s.take(refs)
 	sc.pages.lay(pages, s.layers, true)
-	err := sc.pages.check(refs, s.formats, true)
+	err := sc.pages.check(refs, sc.items, s.formats, true)
 	if err == nil && lease != nil {
 		err = lease.Begin(s.index, sc.keys)
 	}

@@ -53,6 +53,7 @@ func (t *LoadTask) submit(n int) {
 	}
 	if t.layers {
 		g.planLayers(t.s, t.head(g, first), t.s.cfg.PartBytes)
+		g.taper(t.s)
 	} else {
 		g.planWhole(t.s, wholeParts*t.s.cfg.PartBytes)
 	}
@@ -111,7 +112,7 @@ func (t *LoadTask) launch(g *cohort) {
 	}
 }
 
-// advance takes note of what has landed and of what has been proved, and settles cohorts of which all has.
+// advance takes note of what has landed and of what has been proved, and of what never will.
 func (t *LoadTask) advance() {
 	for n := 0; n < len(t.cohorts); {
 		g := t.cohorts[n]
@@ -119,20 +120,31 @@ func (t *LoadTask) advance() {
 			landed := g.news(&t.task, &t.s.loads, &t.s.count.load)
 			for k := landed.from; k < landed.to; k++ {
 				t.check(g, k)
+				t.proved(g, k+1)
 			}
 			if g.quiet() {
 				t.flying--
 			}
 		}
-		for k := g.prove(); k >= 0; k = g.prove() {
-			t.arrive(g, k)
-		}
+		t.proved(g, g.landed)
 		if !g.quiet() || g.proved < g.landed {
 			n++
 			continue
 		}
 		t.cohorts = slices.Delete(t.cohorts, n, n+1)
-		t.settle(g)
+		for k := g.proved; k < len(g.parts); k++ {
+			t.settle(g, k)
+		}
+		t.doubt(g)
+		t.sc.free(g)
+	}
+}
+
+// proved reports what g's parts before end have brought, which have been checked or are being checked, as far as they have been proved.
+func (t *LoadTask) proved(g *cohort, end int) {
+	for n := g.prove(end); n >= 0; n = g.prove(end) {
+		t.arrive(g, n)
+		t.settle(g, n)
 	}
 }
 
@@ -150,18 +162,61 @@ func (t *LoadTask) check(g *cohort, n int) {
 // compare verifies the blocks of g's n-th part by the sums that came with it, block by block and shard by shard.
 func (t *LoadTask) compare(g *cohort, n int) {
 	p := &g.parts[n]
-	leaves, counts := g.sums[p.sums:], (*t.s.leaves)[p.group][p.shards.from:p.shards.to]
-	for _, i := range g.of(p) {
-		next := leaves[p.leaves:]
-		err := t.verifyBy(p, i, func(k int) uint64 {
-			of := leaves[:counts[k-p.shards.from].n]
-			leaves = leaves[len(of):]
-			return block.FoldLeaves(of)
-		})
-		if leaves = next; err != nil {
-			g.wrongs = append(g.wrongs, wrong{int(i), n, err})
+	t.recall(g, p.group, p.blocks.to)
+	leaves, shards, counts := g.sums[p.sums:], len(t.s.layers[p.group]), (*t.s.leaves)[p.group][p.shards.from:p.shards.to]
+	for k, i := range g.of(p) {
+		wanted := g.wanted[p.group][(p.blocks.from+k)*shards:]
+		if !same(leaves, counts, wanted[p.shards.from:p.shards.to]) {
+			err := t.verifyBy(p, i, func(shard int) uint64 { return block.FoldLeaves(g.leavesOf(t.s, p, k, shard)) })
+			if err != nil {
+				g.wrongs = append(g.wrongs, wrong{int(i), n, err})
+			}
+		}
+		leaves = leaves[p.leaves:]
+	}
+}
+
+// same says whether the leaves of a block's shards make the checksums that are wanted.
+func same(leaves []uint64, counts []leafCount, wanted []uint64) bool {
+	for k, want := range wanted {
+		n := counts[k].n
+		if block.FoldLeaves(leaves[:n]) != want {
+			return false
+		}
+		leaves = leaves[n:]
+	}
+	return true
+}
+
+// recall gathers the checksums of g's blocks of a page group, up to that place, in the order in which they are compared: zeros for one that
+// has none, or that has its result already.
+func (t *LoadTask) recall(g *cohort, group, to int) {
+	shards, wanted := len(t.s.layers[group]), g.wanted[group]
+	for at := len(wanted); at < to*shards; at += shards {
+		wanted = slices.Grow(wanted, shards)[:at+shards]
+		n := 0
+		if slot := t.sc.items[g.members[group][at/shards]].slot; slot != nil {
+			n = copy(wanted[at:], slot.Sums())
+		}
+		clear(wanted[at+n:])
+	}
+	g.wanted[group] = wanted
+}
+
+// foresee recalls checksums, while there is nothing else to do, before the copies have landed that they are compared with: those that the
+// cache has kept lie apart, and not in the CPU's caches. It says whether there may be more; the time for which it keeps from taking note
+// of what has landed is short.
+func (t *LoadTask) foresee() bool {
+	const blocks = 256
+	for _, g := range t.cohorts {
+		for group, members := range g.members {
+			if n := len(g.wanted[group]) / len(t.s.layers[group]); t.sums && !g.bare && n < len(members) {
+				t.recall(g, group, min(n+blocks, len(members)))
+				return true
+			}
 		}
 	}
+	return false
 }
 
 // handle verifies slots by the CPU, as far as the part has copied them.
@@ -210,35 +265,49 @@ func (t *LoadTask) arrive(g *cohort, n int) {
 	}
 }
 
-// settle gives g's blocks their results; those whose copy was wrong have another chance.
-func (t *LoadTask) settle(g *cohort) {
-	for group, members := range g.members {
-		for place, i := range members {
-			it := &t.sc.items[i]
-			w, missing := g.firstWrong(i), g.missing(group, place)
-			switch {
-			case w != nil && (missing < 0 || w.part < missing):
-				t.from(g, it, w.part)
-				t.suspect(i, w.err)
-			case missing >= 0:
-				t.from(g, it, missing)
-				t.failed(i, g.err)
-			default:
-				t.verified(g, it, place)
-				from := it.from
-				t.prove(i)
-				t.drop(it)
-				t.left--
-				t.s.count.hits[from].Add(1)
-				if n := t.s.formats[group].Layout.ImageBytes(); from == 0 {
-					t.memory += n
-				} else {
-					t.files += n
-				}
-			}
+// settle gives the blocks of g's n-th part their results, but for those whose copy was wrong, if it has the last of their shards; where the
+// part has not been proved, it never will be.
+func (t *LoadTask) settle(g *cohort, n int) {
+	p, sc := &g.parts[n], t.sc
+	if p.shards.to < len(t.s.layers[p.group]) {
+		return
+	}
+	var of verified
+	sc.slots = sc.slots[:0]
+	for k, i := range g.of(p) {
+		it := &sc.items[i]
+		if g.firstWrong(i) != nil {
+			continue // until nothing is copied: see doubt
+		}
+		if n >= g.proved {
+			t.from(g, it, g.missing(p.group, p.blocks.from+k))
+			t.failed(i, g.err)
+			continue
+		}
+		of.count(t, it, !g.bare || g.summed(p.group, p.blocks.from+k))
+		t.left--
+		if t.prove(i); t.unproven(i) {
+			t.drop(it)
+			continue
+		}
+		sc.slots = append(sc.slots, it.slot)
+		it.slot = nil
+	}
+	of.add(t, t.s.formats[p.group].Layout.ImageBytes())
+	t.s.cache.ReleaseSlots(sc.slots)
+	t.open -= len(sc.slots)
+	clear(sc.slots)
+}
+
+// doubt gives the blocks of g whose copy was wrong another chance: their pages are written no more.
+func (t *LoadTask) doubt(g *cohort) {
+	for k := range g.wrongs {
+		w := &g.wrongs[k]
+		if i := int32(w.i); g.firstWrong(i) == w {
+			t.from(g, &t.sc.items[i], w.part)
+			t.suspect(i, w.err)
 		}
 	}
-	t.sc.free(g)
 }
 
 // missing returns the first part that was to copy some of a block and has not been proved, or -1.
@@ -262,16 +331,42 @@ func (t *LoadTask) from(g *cohort, it *item, n int) {
 	}
 }
 
-// verified counts a block of g that is on its page by who has verified it.
-func (t *LoadTask) verified(g *cohort, it *item, place int) {
-	onWay := t.sums && !it.older
-	for n := 0; onWay && g.bare && n < len(g.parts); n++ {
-		onWay = g.parts[n].summed || !g.parts[n].has(int(it.group), place)
+// summed says whether each part that has copied some of a block came with sums.
+func (g *cohort) summed(group, place int) bool {
+	for n := range g.parts {
+		if p := &g.parts[n]; !p.summed && p.has(group, place) {
+			return false
+		}
 	}
+	return true
+}
+
+// verified counts blocks that are on their pages, by where they were and by who has verified them.
+type verified struct{ cached, below, onWay, byCPU int64 }
+
+// count counts a block, whose sums may have come with its copy.
+func (v *verified) count(t *LoadTask, it *item, summed bool) {
+	if it.from == 0 {
+		v.cached++
+	} else {
+		v.below++
+		t.s.count.hits[it.from].Add(1)
+	}
+	onWay := summed && t.sums && !it.older
 	if onWay {
-		t.s.count.verifiedOnWay.Add(1)
+		v.onWay++
 	}
 	if p := t.s.cfg.Verify; p == VerifyAlways || !onWay && (p != VerifyFill || it.from != 0) {
-		t.s.count.verifiedByCPU.Add(1)
+		v.byCPU++
 	}
+}
+
+// add adds to what t and its store count; the blocks' images are so long.
+func (v *verified) add(t *LoadTask, image int64) {
+	t.memory += v.cached * image
+	t.files += v.below * image
+	c := &t.s.count
+	c.hits[0].Add(v.cached)
+	c.verifiedOnWay.Add(v.onWay)
+	c.verifiedByCPU.Add(v.byCPU)
 }

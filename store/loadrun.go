@@ -42,6 +42,7 @@ func (t *LoadTask) attend(ctx context.Context) {
 	t.later.Stop()
 	ticket := t.cohorts[0].flights[0].ticket
 	t.untimed = ticket.Poll()
+	t.foresee()
 	if t.untimed || ticket.Spin(ctx) {
 		t.advance()
 	}
@@ -81,6 +82,10 @@ func (t *LoadTask) run() {
 			if len(t.sc.todo) == 0 && len(t.sc.reads) == 0 && !t.await() {
 				break
 			}
+			continue
+		}
+		if t.foresee() {
+			t.advance()
 			continue
 		}
 		if stop != nil && t.brief() {
@@ -395,14 +400,14 @@ func (t *LoadTask) finish() {
 	if t.memory+t.files > 0 && !t.untimed {
 		t.s.admission.Loaded(t.memory, t.files, took)
 	}
-	t.s.put(t.sc)
-	t.sc = nil
 	t.reached.pass(t.s.shards)
 	if t.lease != nil {
 		t.lease.End()
 	}
-	t.cancel(nil)
 	close(t.done)
 	t.progress.end(t.joined())
+	t.cancel(nil) // nobody waits for this, and what follows
+	t.s.put(t.sc)
+	t.sc = nil
 	t.s.end()
 }

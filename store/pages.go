@@ -129,38 +129,41 @@ func (b *pageSet) lay(p *Pages, layers [][]int, unique bool) {
 	}
 }
 
-// check reports the first ref of no page group or of a page out of range, and with unique the first page named twice.
-func (b *pageSet) check(refs []Ref, formats block.Formats, unique bool) error {
-	for i := range refs {
-		g := formats.Group(refs[i].Key)
-		if g < 0 {
-			_, err := formats.Of(refs[i].Key)
-			return fmt.Errorf("ref %d: %w", i, err)
-		}
-		if pages := b.counts[g]; int64(refs[i].Page) >= pages {
-			return fmt.Errorf("ref %d (block %s): page %d of %d: %w", i, refs[i].Key, refs[i].Page, pages, errdefs.ErrInvalid)
-		}
-	}
-	if !unique {
-		return nil
-	}
-	bit := func(r *Ref) (word *uint64, mask uint64) {
-		at := b.bases[formats.Group(r.Key)] + int64(r.Page)
-		return &b.bits[at/64], 1 << (at % 64)
-	}
+// check reports the first ref of no page group, of a page out of range or, with unique, of a page that one before it names. items has the
+// refs' groups.
+func (b *pageSet) check(refs []Ref, items []item, formats block.Formats, unique bool) error {
 	var err error
 	n := 0
 	for ; n < len(refs); n++ {
-		word, mask := bit(&refs[n])
+		r, g := &refs[n], int(items[n].group)
+		if g >= len(formats) {
+			_, err = formats.Of(r.Key)
+			err = fmt.Errorf("ref %d: %w", n, err)
+			break
+		}
+		if pages := b.counts[g]; int64(r.Page) >= pages {
+			err = fmt.Errorf("ref %d (block %s): page %d of %d: %w", n, r.Key, r.Page, pages, errdefs.ErrInvalid)
+			break
+		}
+		if !unique {
+			continue
+		}
+		word, mask := b.bit(r, g)
 		if *word&mask != 0 {
-			err = fmt.Errorf("ref %d (block %s): page %d is named twice: %w", n, refs[n].Key, refs[n].Page, errdefs.ErrInvalid)
+			err = fmt.Errorf("ref %d (block %s): page %d is named twice: %w", n, r.Key, r.Page, errdefs.ErrInvalid)
 			break
 		}
 		*word |= mask
 	}
-	for i := range refs[:n] {
-		word, _ := bit(&refs[i])
+	for i := 0; unique && i < n; i++ {
+		word, _ := b.bit(&refs[i], int(items[i].group))
 		*word = 0
 	}
 	return err
+}
+
+// bit returns where the set has the page of a ref, which is of that page group.
+func (b *pageSet) bit(r *Ref, group int) (word *uint64, mask uint64) {
+	at := b.bases[group] + int64(r.Page)
+	return &b.bits[at/64], 1 << (at % 64)
 }

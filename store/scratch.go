@@ -91,7 +91,7 @@ func (s *Store) take(refs []Ref) *scratch {
 	sc.items = sc.items[:len(refs)]
 	sc.keys = sc.keys[:0]
 	for i := range refs {
-		sc.items[i].group = uint8(s.formats.Group(refs[i].Key)) // one of none is refused: see Pages.check
+		sc.items[i].group = uint8(s.formats.Group(refs[i].Key)) // one of none is refused: see pageSet.check
 		sc.keys = append(sc.keys, refs[i].Key)
 		sc.todo = append(sc.todo, int32(i))
 	}

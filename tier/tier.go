@@ -136,6 +136,8 @@ type SlotTier interface {
 	// Open pins a Ready block for reading and returns its slot. It waits while another is filling the block, until ctx
 	// ends, and returns ErrNotFound if the block is absent or its filling failed (the caller may then Reserve).
 	Open(ctx context.Context, key block.Key) (Slot, error)
+	// ReleaseSlots releases each of slots, which are this tier's, for less than as many Releases take.
+	ReleaseSlots(slots []Slot)
 	// Reserve takes a free or evictable slot and makes the block Filling. ErrExists when the block is Ready or
 	// Filling; ErrBusy when every slot is pinned until ctx ends.
 	Reserve(ctx context.Context, key block.Key) (Fill, error)

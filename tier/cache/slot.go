@@ -48,6 +48,11 @@ func (s *slotRef) Corrupt(cause error) {
 func (s *slotRef) Release() {
 	s.t.mu.Lock()
 	defer s.t.mu.Unlock()
+	s.release()
+}
+
+// release is Release for whom holds the tier's mu.
+func (s *slotRef) release() {
 	if !s.released {
 		s.released = true
 		s.t.unpin(s.index)
@@ -176,6 +181,20 @@ func (t *Tier) OpenReady(ctx context.Context, keys []block.Key, slots []tier.Slo
 		slots[i] = &refs[i]
 	}
 	return nil
+}
+
+// ReleaseSlots releases each of slots. What unpinning reads of them is mostly not in the CPU's caches, which fetch several lines at once
+// where no lock is taken in between. It panics at a slot of another tier.
+func (t *Tier) ReleaseSlots(slots []tier.Slot) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, slot := range slots {
+		s, ok := slot.(*slotRef)
+		if !ok || s.t != t {
+			panic("cache: release of another tier's slot")
+		}
+		s.release()
+	}
 }
 
 // LimitRetained bounds the slots that Retain may pin at a time.

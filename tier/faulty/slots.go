@@ -79,6 +79,9 @@ func (t *SlotTier) Open(ctx context.Context, key block.Key) (tier.Slot, error) {
 	return slot, err
 }
 
+// ReleaseSlots implements tier.SlotTier. It never goes wrong.
+func (t *SlotTier) ReleaseSlots(slots []tier.Slot) { t.slots.ReleaseSlots(slots) }
+
 // Reserve implements tier.SlotTier.
 func (t *SlotTier) Reserve(ctx context.Context, key block.Key) (tier.Fill, error) {
 	f, err := t.in.before(ctx, OpReserve)

@@ -120,8 +120,9 @@ func testOpenReady(s *slotSuite) {
 	slots[0].Release()
 	slots[0].Release()
 	s.wantIs("delete with a pin left", s.st.Delete(s.Context(), Key(0)), errdefs.ErrBusy)
+	s.st.ReleaseSlots([]tier.Slot{slots[5], slots[0], slots[3], s.mustOpen(Key(1))}) // the second for the third time
+	s.st.ReleaseSlots(nil)
 	slots[5].Release()
-	slots[3].Release()
 	filling.Abort(nil)
 	s.wantPins(s.st, "all given back", 0)
 

@@ -241,15 +241,20 @@ func announcedWork(t *testing.T, dev device.Device, other *process) {
 // TestAnnouncerDies: where the exporter dies before its work is done, what waits for it fails.
 func TestAnnouncerDies(t *testing.T) {
 	dev := simDevice(t, sim.Options{Index: 1})
-	for _, err := range announcerDies(t, dev, start(t, "announce", filepath.Join(t.TempDir(), "s"))) {
-		if !errors.Is(err, errdefs.ErrLost) {
+	for _, f := range leftBehind(t, dev, start(t, "announce", filepath.Join(t.TempDir(), "s"))) {
+		if err := f.end(); !errors.Is(err, errdefs.ErrLost) {
 			t.Errorf("the exporter died: %v", err)
 		}
+		lost(t, f.Import)
+		if err := within(f.queue.Close); err != nil {
+			t.Logf("the queue that waited: %v", err)
+		}
+		must(t, errors.Join(dev.Free(f.pinned), f.Close()))
 	}
 }
 
-// announcerDies kills the other process while dev waits for its work, and returns what became of the copies behind.
-func announcerDies(t *testing.T, dev device.Device, other *process) (ends []error) {
+// leftBehind kills the other process while dev waits for its work, and returns who waits.
+func leftBehind(t *testing.T, dev device.Device, other *process) []*follower {
 	t.Helper()
 	fs := followers(t, importer(t, dev), dev, other.descriptors())
 	other.do("early") // makes what announcements take
@@ -262,18 +267,7 @@ func announcerDies(t *testing.T, dev device.Device, other *process) (ends []erro
 		f.follow(t)
 	}
 	other.kill()
-	for _, f := range fs {
-		begin := time.Now()
-		err := f.end()
-		t.Logf("%s: %v after the exporter was killed the copy ended: %v", f.Descriptor().Type, time.Since(begin), err)
-		ends = append(ends, err)
-		lost(t, f.Import)
-		if err := within(f.queue.Close); err != nil {
-			t.Logf("the queue that waited: %v", err)
-		}
-		must(t, errors.Join(dev.Free(f.pinned), f.Close()))
-	}
-	return ends
+	return fs
 }
 
 // TestAnnounceRefuses: memory of the host has no device whose work there is, and what was withdrawn has nothing to announce.

@@ -319,7 +319,8 @@ func (m *mapping) part(d *Descriptor) (*mem.Region, error) {
 // Announced returns an event that is done when the work is that the exporter has announced last (Export.Announce), so that queues and streams
 // of the importing device wait for it there. Until it is closed it holds the memory, as a copy under way does: the Import's Close is ErrBusy, and
 // an exporter that withdraws the memory, and the event with it, waits. ErrNotFound if nothing was announced, ErrLost if the memory is lost; the
-// event fails if the exporter does first, as far as the device can tell.
+// event fails if the exporter does first, as far as the device can tell: CUDA's does not, and a queue that waits for work of a process that was
+// killed waits for as long as its own lives. So wait on the device for those who may be trusted to live, and for others by a notification.
 func (i *Import) Announced(ctx context.Context) (device.Event, error) {
 	e, err := i.in.announced(ctx, i.m, &i.desc)
 	if err != nil {

@@ -157,26 +157,6 @@ func (g *cohort) plan(s *Store, group int, shards, blocks span) {
 	g.used += p.leaves * (blocks.to - blocks.from)
 }
 
-// taper cuts the last of several parts where it has many blocks: most of them are proved and settled while the others are copied.
-func (g *cohort) taper(s *Store) {
-	const cuts, few = 2, 32
-	for range cuts {
-		n := len(g.parts) - 1
-		if n < max(1, g.sent()) {
-			return
-		}
-		p := &g.parts[n]
-		group, shards, blocks := p.group, p.shards, p.blocks
-		if blocks.to-blocks.from < few {
-			return
-		}
-		middle := (blocks.from + blocks.to) / 2
-		g.parts, g.used = g.parts[:n], p.sums
-		g.plan(s, group, shards, span{blocks.from, middle})
-		g.plan(s, group, shards, span{middle, blocks.to})
-	}
-}
-
 // planned returns how many blocks of its page group the last part reaches.
 func (g *cohort) planned() int {
 	if n := len(g.parts); n > 0 {

@@ -112,36 +112,6 @@ func TestLayersInOrderWhileBlocksAreLookedUp(t *testing.T) {
 	}
 }
 
-// The last layer of a load by layers comes in several parts where there are many blocks, and nothing of it is missing.
-func TestLastLayerTapers(t *testing.T) {
-	t.Parallel()
-	for blocks, want := range map[int][]int{31: {31, 31, 31}, 32: {32, 32, 16, 16}, 101: {101, 101, 50, 25, 26}} {
-		r, rec, ns := recorded(t, rigOptions{planeBytes: leafy, sumEvery: 1, tune: func(c *store.Config) {
-			c.PartBytes = int64(blocks) * c.Formats[0].Layout.ShardBytes(0) // a layer a part
-		}}, blocks)
-		r.must(errors.Join(r.load(store.LoadOptions{Layerwise: true}, ns...)...))
-		var got []int
-		pages := make(map[uint32]int)
-		for _, g := range rec.batches[0] {
-			got = append(got, len(g.Pairs))
-			for _, ps := range g.Pairs {
-				pages[ps.Page]++
-			}
-		}
-		if len(rec.batches) != 1 || !slices.Equal(got, want) {
-			t.Errorf("%d batches, the first of parts of %d blocks, want %d", len(rec.batches), got, want)
-		}
-		for page := range uint32(blocks) {
-			if pages[page] != r.o.shards {
-				t.Errorf("%d layers of page %d were copied, want %d", pages[page], page, r.o.shards)
-			}
-		}
-		if st := r.st.Stats(); st.VerifiedOnWay != int64(blocks) || r.cache.Stats().Retained != 0 {
-			t.Errorf("%d of %d blocks were verified on their way, %d pins are left", st.VerifiedOnWay, blocks, r.cache.Stats().Retained)
-		}
-	}
-}
-
 // Of a load by layers whose batches are refused from the n-th on, the blocks that an earlier batch had begun are undefined, and the others as they were.
 func TestLayersWhoseCopyIsRefusedOnTheWay(t *testing.T) {
 	t.Parallel()

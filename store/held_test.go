@@ -47,17 +47,16 @@ func (h *heldStream) summed(n int, right bool) {
 	p := h.batches[len(h.batches)-1].Paged
 	sums := p.Sums
 	for i := range n {
-		leaves, _ := p.Groups[i].Leaves() // of a pair
-		sums = sums[leaves*len(p.Groups[i].Pairs):]
+		leaves, _ := p.Groups[i].Leaves()
+		sums = sums[leaves:]
 	}
-	g := &p.Groups[n]
-	leaves, _ := g.Leaves()
-	clear(sums[:leaves*len(g.Pairs)])
-	for _, pair := range g.Pairs {
-		for k := range g.Planes {
-			slot := g.Slots.At(pair.Slot).Sub(g.Planes[k].SlotOff, g.Planes[k].Bytes).Bytes()
-			for ; right && len(slot) > 0; slot = slot[mem.LeafBytes:] {
-				sums[0] = block.SumLeaf(slot[:mem.LeafBytes])
+	group := &mem.Paged{Dir: p.Dir, Groups: p.Groups[n : n+1]}
+	leaves, _ := p.Groups[n].Leaves()
+	clear(sums[:leaves])
+	if right {
+		for _, slot := range group.Extents() {
+			for b := slot.Bytes(); len(b) > 0; b = b[mem.LeafBytes:] {
+				sums[0] = block.SumLeaf(b[:mem.LeafBytes])
 				sums = sums[1:]
 			}
 		}
@@ -177,38 +176,6 @@ func TestPartsOfAWholeLoadAreSettledAsTheyLand(t *testing.T) {
 	if st := r.st.Stats(); !pinned(0)() || st.Tiers[0].Hits != 3 || st.VerifiedOnWay != 3 || st.BadCopies != 1 || st.LoadErrors != 1 {
 		t.Errorf("%d pins are left: %d hits, %d verified on their way, %d bad copies, %d errors", r.cache.Stats().Retained,
 			st.Tiers[0].Hits, st.VerifiedOnWay, st.BadCopies, st.LoadErrors)
-	}
-}
-
-// So it is with the parts of the last layer.
-func TestPartsOfTheLastLayerAreSettledAsTheyLand(t *testing.T) {
-	t.Parallel()
-	const blocks = 32
-	held, cause := &heldStream{}, errors.New("the copy failed")
-	r := newRig(t, rigOptions{
-		slots: blocks, pages: blocks, planeBytes: leafy, wrapLoad: func(st stream.Stream) stream.Stream { held.Stream = st; return held },
-		tune: func(c *store.Config) { c.PartBytes = blocks * c.Formats[0].Layout.ShardBytes(0) }, // a layer a part
-	})
-	ns := make([]int, blocks)
-	for i := range ns {
-		ns[i] = i
-	}
-	r.dump(ns...)
-	l, err := r.st.Load(r.ctx(), nil, r.pages, r.refs(0, ns...), store.LoadOptions{Layerwise: true})
-	r.must(err)
-	r.eventually(func() bool { return held.count() == 1 })
-	for k := range 3 { // two layers, and the third of half of the blocks
-		held.landed(k, true)
-	}
-	r.must(l.WaitShard(r.ctx(), 1))
-	r.eventually(func() bool { return r.cache.Stats().Retained == blocks/2 })
-	held.failed(cause)
-	wantErr(t, l.WaitShard(r.ctx(), 2), cause)
-	r.resolved(l.Done())
-	for i, err := range l.Errs() {
-		if lost := i >= blocks/2; lost != errors.Is(err, cause) || !lost && err != nil {
-			t.Errorf("block %d of %d: %v", i, blocks, err)
-		}
 	}
 }
 

@@ -53,7 +53,6 @@ func (t *LoadTask) submit(n int) {
 	}
 	if t.layers {
 		g.planLayers(t.s, t.head(g, first), t.s.cfg.PartBytes)
-		g.taper(t.s)
 	} else {
 		g.planWhole(t.s, wholeParts*t.s.cfg.PartBytes)
 	}

@@ -117,9 +117,9 @@ func TestGPUAnnouncerDies(t *testing.T) {
 		for _, f := range leftBehind(t, dev, start(t, "announce", filepath.Join(t.TempDir(), "s"), "0")) {
 			lost(t, f.Import)
 			done, err := f.copied.Done()
-			fmt.Printf("%s: told to be lost; the copy behind it has ended: %v, %v\n", f.Descriptor().Type, done, err)
+			t.Logf("%s: told to be lost; the copy behind it has ended: %v, %v", f.Descriptor().Type, done, err)
 		}
-		os.Exit(0)
+		os.Exit(0) //nolint:forbidigo // whatever ends in order waits for the queue
 	}
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run", "^TestGPUAnnouncerDies$", "-test.v", "-test.timeout", "30s")
 	cmd.Env = append(os.Environ(), waitsForDead+"=1")

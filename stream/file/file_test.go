@@ -249,6 +249,7 @@ func TestTmpfs(t *testing.T) {
 }
 
 func TestPageCacheIsTriedFirst(t *testing.T) {
+	needPageCache(t)
 	fs := real(t)
 	r, end := fs.alloc(t, 1<<20), streamtest.Pageable(t, 1<<20)
 	fs.memory().Write(t, mem.All(r), make([]byte, 1<<20)) // it is in the cache now

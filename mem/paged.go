@@ -75,8 +75,8 @@ type Paged struct {
 	Sums []uint64
 	// Landed, where it is not nil, is told while the batch is being copied that its first so many groups have landed, and whether
 	// their sums are there. The numbers ascend. It is a help for who has work to do with what has landed: a stream may tell of
-	// several groups at once, or of none before the batch resolves, and it says no more once that has. A batch that fails
-	// afterwards does not undo what has landed. It is called by one goroutine at a time, any, and must neither block nor call the
+	// several groups at once, or of none before the batch resolves, and it says no more once that has. Nothing reads or writes a
+	// group's memory any more that has landed; a batch that fails afterwards does not undo it. It is called by one goroutine at a time, any, and must neither block nor call the
 	// stream.
 	Landed func(groups int, summed bool)
 }

@@ -44,9 +44,9 @@ type DumpTask struct {
 	given   []bool // layerwise: shards that were submitted
 	left    int    // blocks without a result
 	running bool   // the task's goroutine has not left
+	skipped int
 
 	vacancy // see start
-	skipped int
 
 	// The rest belongs to the task's goroutine; an item's slot to the writer that has its job.
 	sc       *scratch
@@ -143,7 +143,7 @@ func (t *DumpTask) give(shard int) error {
 }
 
 // Done is closed when the task has resolved, well or badly: every block has its result, and nothing touches the task's pages or
-// slots any more.
+// slots any more. Who can call SourceFree, Published or Durable hears of small dumps sooner.
 func (t *DumpTask) Done() <-chan struct{} {
 	t.unattended()
 	return t.done

@@ -32,7 +32,7 @@ type uringQueue struct {
 
 	mu      sync.Mutex
 	begun   []*transfer // not submitted
-	flying  int         // submitted, or about to be, and not finished
+	flying  int         // submitted, or about to be, and not finished; anything once the ring is broken
 	taking  bool        // completions are being told, and a flush follows
 	staging *mem.Region // registered with the ring, in pieces of fixedBytes
 }
@@ -113,6 +113,8 @@ func (q *uringQueue) submit(ops []uring.Op) (sent int, err error) {
 			// No more are unfinished than the ring has room for, so this is the kernel's want of memory.
 			tries++
 			time.Sleep(submitPause)
+		case errors.Is(err, errdefs.ErrBusy): // and no cause to try once more
+			return sent, fmt.Errorf("the kernel took nothing for %v: %w", submitTries*submitPause, unix.EOPNOTSUPP)
 		default:
 			return sent, fmt.Errorf("%w: %w", err, unix.EOPNOTSUPP) // the path is of no more use
 		}

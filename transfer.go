@@ -239,8 +239,8 @@ func (t *Transfer) offer(ctx context.Context, name string, c *Cache) (left bool,
 	return false, nil
 }
 
-// Receive waits for what becomes of requests that others hand over: a layer is in its pages, all are, or the request failed, and its pages
-// are undefined.
+// Receive waits for what becomes of requests that others hand over: a layer is in its pages, which now and then is told of after a later one, all
+// are, or the request failed, and its pages are undefined.
 func (t *Transfer) Receive(ctx context.Context) (HandoverEvent, error) {
 	return t.receiver.Receive(ctx)
 }

@@ -83,7 +83,7 @@ func full(t *testing.T) *telemetry.Metrics {
 	return m
 }
 
-// planner returns a planner that has chosen a path and seen it take twice the predicted time, with a budget.
+// planner returns a planner that has chosen a path twice and seen it take twice the predicted time, with a budget.
 func planner(t *testing.T) *plan.Planner {
 	t.Helper()
 	b, err := plan.NewBudget(plan.BudgetOptions{MaxCTAs: 3})
@@ -95,8 +95,10 @@ func planner(t *testing.T) *plan.Planner {
 		t.Fatal(err)
 	}
 	r := plan.Request{Dir: plan.H2D, Pieces: 1, Bytes: 4096}
-	c := p.Choose(r, plan.PathSet(stream.PathCopyEngine))
-	p.Observe(c, r, 2*c.Predicted)
+	for range 2 { // one alone is not believed
+		c := p.Choose(r, plan.PathSet(stream.PathCopyEngine))
+		p.Observe(c, r, 2*c.Predicted)
+	}
 	return p
 }
 
@@ -158,9 +160,9 @@ func TestScrape(t *testing.T) {
 		"kvlane_replay_requests_total 2",
 		"kvlane_replay_planned_requests 100",
 		"kvlane_replay_wrong_bytes_total 3",
-		`kvlane_plan_choices_total{direction="h2d",path="copy-engine"} 1`,
-		`kvlane_plan_observed_total{direction="h2d",path="copy-engine"} 1`,
-		`kvlane_plan_scale{direction="h2d",path="copy-engine"} 1.22`, // of the first, a half counts, and of the twice as much that it took half as much again
+		`kvlane_plan_choices_total{direction="h2d",path="copy-engine"} 2`,
+		`kvlane_plan_observed_total{direction="h2d",path="copy-engine"} 2`,
+		`kvlane_plan_scale{direction="h2d",path="copy-engine"} 1.22`, // of two, a half counts, and of the twice as much that they took half as much again
 		"kvlane_plan_budget_harm 0",
 		`kvlane_file_batches_total{path="uring"} 7`,
 		`kvlane_file_bytes_total{path="uring"} 4096`,

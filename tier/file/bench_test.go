@@ -85,23 +85,3 @@ func BenchmarkLookup(b *testing.B) {
 		return tr.Lookup(b.Context(), []block.Key{key}, states)
 	})
 }
-
-// BenchmarkRetain pins as many blocks as the store asks for at a time, and lets go of them.
-func BenchmarkRetain(b *testing.B) {
-	const row = 128
-	keys := make([]block.Key, 1000+row)
-	for i := range keys {
-		keys[i] = benchKey(i % 1000)
-	}
-	at := 0
-	benchFilled(b, func(tr *file.Tier, _ mem.Extent, _ block.Key) error {
-		ask := keys[at : at+row]
-		at = (at + row) % 1000
-		n, err := tr.Retain(b.Context(), ask)
-		if err == nil && n < row {
-			b.Fatalf("%d of %d blocks", n, row)
-		}
-		tr.Release(ask)
-		return err
-	})
-}

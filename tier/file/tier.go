@@ -244,6 +244,60 @@ func (t *Tier) Kept(ctx context.Context, keys []block.Key, kept []bool) error {
 	return nil
 }
 
+// Retain pins blocks against removal by this process, up to the first that is not there; see the package's comment for others.
+func (t *Tier) Retain(ctx context.Context, keys []block.Key) (int, error) {
+	if err := t.enter(ctx); err != nil {
+		return 0, err
+	}
+	defer t.leave()
+	for n, key := range keys {
+		if ctx.Err() != nil {
+			return n, fmt.Errorf("retain block %s: %w", key, context.Cause(ctx))
+		}
+		if ok, err := t.retain(key); !ok {
+			return n, err
+		}
+	}
+	return len(keys), nil
+}
+
+func (t *Tier) retain(key block.Key) (bool, error) {
+	// Pinned before it is looked at: whoever removes files looks at the pins first.
+	if !t.owners.Pin(key) {
+		t.count.misses.Add(1)
+		return false, nil
+	}
+	d := dirOf(t.dirs, key)
+	info, err := d.Stat(blockName(key))
+	_, w := t.owners.Look(key)
+	if err == nil && w != usage.Publishing && t.plausible(key, info) == nil {
+		t.count.retained.Add(1)
+		t.count.hits.Add(1)
+		t.touch(d, key, info)
+		return true, nil
+	}
+	t.unpin(key)
+	if err == nil || blockdir.Gone(err) {
+		t.count.misses.Add(1)
+		return false, nil
+	}
+	return false, t.fail(fmt.Errorf("retain block %s: %w", key, err))
+}
+
+// Release undoes one Retain of each key.
+func (t *Tier) Release(keys []block.Key) {
+	t.unpin(keys...)
+	t.count.retained.Add(-int64(len(keys)))
+}
+
+func (t *Tier) unpin(keys ...block.Key) {
+	if t.owners.Unpin(keys) {
+		for _, a := range t.areas {
+			a.space.released()
+		}
+	}
+}
+
 // touch renews a block's hotness if that is old. It is no reason for a hit to fail.
 func (t *Tier) touch(d *dir, key block.Key, info dirfs.Info) {
 	now := t.clock.Now()

@@ -60,9 +60,9 @@ func TestWhyThereIsNoGPU(t *testing.T) {
 func TestDefectMissingGPUIsToldInGo(t *testing.T) {
 	withoutGPU(t)
 	const (
-		said = "kvlane: No NVIDIA driver found (libcuda.so.1).\nNext: kvlane doctor says what a GPU takes; --device sim uses the simulated GPU (figures are not hardware), "
-		cpu  = "--device host the CPU.\n"
-		none = "--device none the host's memory.\n"
+		said = "kvlane: No NVIDIA driver found (libcuda.so.1).\nNext: kvlane doctor says more; --device sim is a simulated GPU, "
+		cpu  = "host the CPU.\n"
+		none = "none the host.\n"
 	)
 	for line, other := range map[string]string{
 		"bench copy":                                     cpu,

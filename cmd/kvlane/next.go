@@ -117,11 +117,11 @@ func (f *failure) path() string {
 
 // withoutGPU is about what this machine can be used for without a GPU.
 func (f *failure) withoutGPU() string {
-	other := "--device host the CPU"
+	other := "host the CPU"
 	if flag := f.cmd.Flags().Lookup("device"); flag != nil && flag.DefValue == noDevice {
-		other = "--device none the host's memory"
+		other = "none the host"
 	}
-	return "kvlane doctor says what a GPU takes; --device sim uses the simulated GPU (figures are not hardware), " + other + "."
+	return "kvlane doctor says more; --device sim is a simulated GPU, " + other + "."
 }
 
 // notAllowed is about a file that this user may not use, or that nobody may write.

@@ -24,7 +24,7 @@ type example struct {
 
 var (
 	// What a command says that needs a GPU where there is none, and one that needs NICs in a build without.
-	noGPU  = "--device sim uses the simulated GPU"
+	noGPU  = "--device sim is a simulated GPU"
 	noNICs = "nonic"
 
 	smallCopy  = []string{"--device", "sim", "--bytes", "1MiB", "--pool", "4MiB", "--large", "1MiB", "--reps", "1"}

@@ -17,8 +17,8 @@ import (
 const (
 	// N is the number of rows and columns of the matrices, but for Resize.
 	N = 8192
-	// step is what the library's fast algorithms want numbers of rows and columns to be multiples of.
-	step = 64
+	// Step is what the library's fast algorithms want numbers of rows and columns to be multiples of.
+	Step = 64
 	// closeTimeout bounds the wait for what is enqueued.
 	closeTimeout = 30 * time.Second
 )
@@ -197,9 +197,12 @@ func (p *Product) Resize(operations float64) error {
 
 // rows returns how many rows and columns make about so many operations.
 func rows(operations float64) int {
-	n := int(math.Round(math.Cbrt(operations/2)/step)) * step
-	return min(max(n, step), N)
+	n := int(math.Round(math.Cbrt(operations/2)/Step)) * Step
+	return min(max(n, Step), N)
 }
+
+// Operations is how many floating-point operations a product of so many rows and columns takes.
+func Operations(rows int) float64 { return 2 * math.Pow(float64(rows), 3) }
 
 // Enqueue enqueues n products.
 func (p *Product) Enqueue(n int) error {

@@ -56,7 +56,7 @@ func TestRandomValues(t *testing.T) {
 
 func TestRowsForOperations(t *testing.T) {
 	for operations, want := range map[float64]int{
-		0: step, 1: step, 2 * 1024 * 1024 * 1024: 1024, 2.1 * 1024 * 1024 * 1024: 1024, 2 * 8192. * 8192 * 8192: N, 1e30: N,
+		0: Step, 1: Step, Operations(4096): 4096, 2 * 1024 * 1024 * 1024: 1024, 2.1 * 1024 * 1024 * 1024: 1024, 2 * 8192. * 8192 * 8192: N, 1e30: N,
 	} {
 		if got := rows(operations); got != want {
 			t.Errorf("%g operations are %d rows, want %d", operations, got, want)

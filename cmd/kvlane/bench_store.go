@@ -20,6 +20,10 @@ import (
 	"github.com/kvlane/kvlane/device/sim"
 )
 
+// leastRows is how small the product's matrices may be. Smaller ones are over in less time than a launch takes, so that a driver's queue fills,
+// which blocks who enqueues, and what is timed is that.
+const leastRows = 4096
+
 // storeBench is what the command line says of a benchmark of requests.
 type storeBench struct {
 	engine            engineFlags
@@ -27,6 +31,7 @@ type storeBench struct {
 	still             bool
 	work, forms, hits []string
 	besideProduct     bool
+	productRows       int
 	cublaslt          string
 	json              bool
 	out, charts       string
@@ -105,6 +110,7 @@ func (f *storeBench) register(fl *pflag.FlagSet) {
 
 	fl.DurationSliceVar(&f.run.ModelLayers, "model-layer", nil, "also measure loads behind which a model computes whose layers take so long, by commas: 500us,2ms")
 	fl.BoolVar(&f.besideProduct, "beside-matmul", false, "also measure requests beside a matrix product")
+	fl.IntVar(&f.productRows, "product-rows", matmul.N, fmt.Sprintf("rows and columns of the product's matrices, from %d on: models have smaller ones, which lose more", leastRows))
 	fl.IntVar(&f.run.BesideBlocks, "beside-blocks", 0, "blocks of a request beside it; 0 is the most of --blocks up to 1024")
 	fl.IntVar(&f.run.BesideRequests, "beside-requests", 2, "requests at a time beside it")
 	fl.IntVar(&f.run.Pairs, "pairs", 20, "how many windows of time with requests, and without, are compared")
@@ -163,9 +169,19 @@ func (f *storeBench) parse() error {
 	for _, text := range f.hits {
 		o.Hits = append(o.Hits, request.Hits(text))
 	}
+	if f.productRows < leastRows || f.productRows > matmul.N || f.productRows%matmul.Step != 0 {
+		errs = append(errs, fmt.Errorf("--product-rows %d: it is a multiple of %d, from %d to %d", f.productRows, matmul.Step, leastRows, matmul.N))
+	}
 	if f.besideProduct {
 		o.OpenProduct = func(ctx context.Context, dev device.Device) (request.Product, error) {
-			return f.openProduct(ctx, dev, "--beside-matmul")
+			p, err := f.openProduct(ctx, dev, "--beside-matmul")
+			if err != nil {
+				return nil, err
+			}
+			if err := p.Resize(matmul.Operations(f.productRows)); err != nil {
+				return nil, errors.Join(fmt.Errorf("--product-rows: %w", err), p.Close())
+			}
+			return p, nil
 		}
 	}
 	if c.Device.Driver == kvlane.CUDA {

@@ -37,6 +37,7 @@ func TestBenchStoreFlagsAreChecked(t *testing.T) {
 		"earlier run":   {[]string{"--compare", "/nonexistent"}, exitFailure, []string{"--compare"}},
 		"device":        {[]string{"--device", "auto"}, exitUsage, []string{"it is cuda, sim or host"}},
 		"model":         {[]string{"--model-layer", "20ms", "--work", "dump"}, exitUsage, []string{"layer of 20ms", "behind loads"}},
+		"small product": {[]string{"--beside-matmul", "--product-rows", "2048"}, exitUsage, []string{"--product-rows 2048: it is a multiple of 64, from 4096 to 8192"}},
 		"product":       {[]string{"--pairs", "2", "--beside-matmul", "--beside-blocks", "1"}, exitFailure, []string{"runs none"}},
 		"still":         {[]string{"--device", "cuda", "--still"}, exitUsage, []string{"--still has no effect without --device sim"}},
 	} {

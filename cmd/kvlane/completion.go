@@ -87,7 +87,7 @@ var offers = map[string]cobra.CompletionFunc{
 var freeForm = strings.Fields(`batch batch-size beside-batch beside-blocks beside-requests beside-size block-size block-tokens blocks
 	budget buffer buffer-size bytes cache-bytes cluster concurrency counts cufile-queues data-port device-index duration fail-above file-bytes
 	file-dir-bytes gpu-id head-size iterations kv-heads lanes large layers length limit listen log-bytes max-bytes memory metrics-addr
-	model-layer name noise notify offset pages pairs peer-index pool pprof-addr rdma-gid-index rdma-port rdma-queue-pairs reps requests seed
+	model-layer name noise notify offset pages pairs peer-index pool pprof-addr product-rows rdma-gid-index rdma-port rdma-queue-pairs reps requests seed
 	segment sizes slot speed threads threshold timeout tp tp-rank transfers wait window`)
 
 // operands are what is completed of the words that are no flags, by command. Others take none that a shell could know.

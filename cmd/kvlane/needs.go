@@ -121,7 +121,7 @@ var needs = []need{
 		met: is("device", string(kvlane.Sim)), lacks: "--device sim",
 	},
 	{
-		commands: []string{"bench store"}, flags: []string{"beside-blocks", "beside-requests", "pairs", "window"},
+		commands: []string{"bench store"}, flags: []string{"product-rows", "beside-blocks", "beside-requests", "pairs", "window"},
 		met: is("beside-matmul", "true"), lacks: "--beside-matmul",
 	},
 	{

@@ -127,7 +127,7 @@ func TestPartsComeWithTheirRuns(t *testing.T) {
 	if err := json.Unmarshal([]byte(sampleTokens(t)), all["tokens"].ttft); err != nil {
 		t.Fatal(err)
 	}
-	for i, shows := range []string{"harm", "harm, throughput"} {
+	for i, shows := range []string{"harm", "harm, 4096 rows"} {
 		rep := &request.Report{Beside: &request.Beside{}}
 		for _, at := range []request.Place{{Work: request.Load}, {Work: request.Load, Layerwise: true}, {Work: request.Dump}, {Work: request.Dump, Layerwise: true}} {
 			at.Geometry, at.Blocks, at.Requests = "70b-tp8", 1024, 2

@@ -140,6 +140,11 @@ func (m *Machine) eachPlane(call string, a *Args, size uint64, f func(m *Machine
 	if err != nil || m.Still {
 		return err
 	}
+	return m.eachPair(p, pairs, f)
+}
+
+// eachPair is eachPlane for pairs that have been read.
+func (m *Machine) eachPair(p device.PagedArgs, pairs []byte, f func(m *Machine, p Piece, pair, plane uint64) error) error {
 	return m.divide(p.NPlanes*p.NPairs, p.NPairs*m.pageBytes(), func(m *Machine, from, to uint64) error {
 		for i := from; i < to; i++ {
 			pair, plane := i/p.NPlanes, i%p.NPlanes

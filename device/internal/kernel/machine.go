@@ -40,6 +40,7 @@ type Machine struct {
 	Divide func(n, bytes uint64, f func(m *Machine, from, to uint64) error) error
 
 	planes []device.PlaneDesc // of the kernel that runs
+	args   Args               // of the part that runs
 }
 
 // divide runs f over 0 to n, on machines that have the planes of this one.

@@ -25,8 +25,8 @@ func (m *Machine) copyParts(a *Args, call string, run func(*Machine, *Args) erro
 		if err != nil {
 			return err
 		}
-		k := paged.Kernel(call, 0)
-		if err := run(m, &k.Args); err != nil {
+		m.args = paged.Kernel(call, 0).Args
+		if err := run(m, &m.args); err != nil {
 			return fmt.Errorf("part %d: %w", p, err)
 		}
 		if !m.Untold {

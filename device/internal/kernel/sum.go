@@ -106,14 +106,21 @@ func runCopyPagedSum(m *Machine, a *Args) error {
 	if err != nil {
 		return fmt.Errorf("read planes: %w", err)
 	}
-	err = m.eachPlane(call, a, device.PlaneSumDescBytes, func(m *Machine, piece Piece, pair, plane uint64) error {
-		where := device.ReadPlaneSums(planes[plane*device.PlaneSumDescBytes:])
-		return m.copySummed(call, piece, p.Sums+mem.DevAddr(8*(pair*where.Stride+where.Off)))
-	})
-	if err == nil && m.Still {
+	if m.Still {
+		if _, err := m.prepare(call, p.Planes, p.NPlanes, device.PlaneSumDescBytes, p.Pairs, p.NPairs); err != nil {
+			return err
+		}
 		return m.sumZeros(call, planes, &p)
 	}
-	return err
+	return m.copyPlanesSummed(call, a, planes, p.Sums)
+}
+
+// copyPlanesSummed copies the planes, whose descriptors these are, and stores the sums of their leaves.
+func (m *Machine) copyPlanesSummed(call string, a *Args, planes []byte, sums mem.DevAddr) error {
+	return m.eachPlane(call, a, device.PlaneSumDescBytes, func(m *Machine, piece Piece, pair, plane uint64) error {
+		where := device.ReadPlaneSums(planes[plane*device.PlaneSumDescBytes:])
+		return m.copySummed(call, piece, sums+mem.DevAddr(8*(pair*where.Stride+where.Off)))
+	})
 }
 
 // sum stores the sum of one leaf of p, as it was written, at that address. Only leaves that are whole and aligned have one.

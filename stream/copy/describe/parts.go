@@ -1,6 +1,8 @@
 package describe
 
 import (
+	"slices"
+
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/internal/sys/hostmem"
 	"github.com/kvlane/kvlane/mem"
@@ -118,6 +120,9 @@ func (c *Cursor) LaunchParts(t *Table, k *device.Kernel, ctas int, p *Parts) (us
 		return 0
 	}
 	*p = Parts{First: c.group, N: n, CTAs: ctas, Rows: p.Rows[:0]}
+	if t.summed {
+		p.Rows = slices.Grow(p.Rows, n)
+	}
 	words := Align(uint64(n*device.PartDescBytes), TableAlign)
 	p.Words = t.Buf[words:][:n*ctas*device.PartDoneBytes]
 	clear(p.Words)

@@ -20,8 +20,8 @@ import (
 	"github.com/kvlane/kvlane/device/sim"
 )
 
-// leastRows is how small the product's matrices may be. Smaller ones are over in less time than a launch takes, so that a driver's queue fills,
-// which blocks who enqueues, and what is timed is that.
+// leastRows is how small the product's matrices may be. Of smaller ones a window has more than a driver's queue takes, which blocks who
+// enqueues them, and what is timed is that.
 const leastRows = 4096
 
 // storeBench is what the command line says of a benchmark of requests.

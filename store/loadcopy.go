@@ -285,7 +285,7 @@ func (t *LoadTask) settle(g *cohort, n int) {
 		}
 		of.count(t, it, !g.bare || g.summed(p.group, p.blocks.from+k))
 		t.left--
-		if t.prove(i); t.unproven(i) {
+		if t.prove(i) != nil { // the page has the block all the same
 			t.drop(it)
 			continue
 		}

@@ -238,8 +238,14 @@ func (t *LoadTask) took(r result) {
 			t.corrupt(r.i, r.err)
 			return
 		}
-		t.prove(r.i)
+		err := t.prove(r.i)
 		if it.wrong > 0 && !t.miscopied(r.i) {
+			return
+		}
+		if err != nil {
+			it.wrong++ // so that it is verified before it is in a slot
+			t.drop(it)
+			t.again(r.i, err)
 			return
 		}
 	} else {
@@ -278,6 +284,12 @@ func (t *LoadTask) corrupt(i int32, err error) {
 		t.s.count.corrupt.Add(1)
 		t.s.cfg.Hooks.corrupt(t.s.cache.Name(), t.sc.refs[i].Key, err)
 	}
+	t.again(i, err)
+}
+
+// again has block i read anew, which holds no slot because of err, or gives it up.
+func (t *LoadTask) again(i int32, err error) {
+	it := &t.sc.items[i]
 	if len(t.s.next) == 0 || t.stopped || it.wrong >= maxTries {
 		t.misread(i, err)
 		t.failed(i, err)

@@ -44,19 +44,20 @@ func (t *LoadTask) unproven(i int32) bool {
 	return is
 }
 
-// prove publishes block i, which has been verified, if nobody has done so.
-func (t *LoadTask) prove(i int32) {
+// prove publishes block i, which has been verified, if nobody has done so. Where the cache refuses, its slot is the load's no more.
+func (t *LoadTask) prove(i int32) error {
 	it := &t.sc.items[i]
 	u, is := it.slot.(*unproven)
 	if !is {
-		return
+		return nil
 	}
 	slot, err := t.s.publish(u.fill)
-	if err != nil { // the page has the block all the same
+	if err != nil {
 		t.s.index.FellBack(t.s.cache, t.sc.refs[i].Key, err)
-		return
+		return err
 	}
 	it.slot = slot
+	return nil
 }
 
 // room returns where a job may keep what it reads of block i without verifying it; nil: it has to be verified. That is so once something

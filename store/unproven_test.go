@@ -9,14 +9,17 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/jonboulle/clockwork"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/fault"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/store"
 	"github.com/kvlane/kvlane/stream"
 	"github.com/kvlane/kvlane/tier"
+	"github.com/kvlane/kvlane/tier/faulty"
 	"github.com/kvlane/kvlane/tier/file"
 )
 
@@ -305,5 +308,28 @@ func TestDefectUnverifiedBlockIsNotTrusted(t *testing.T) {
 	r.mustLoad(1)
 	if st := r.st.Stats(); st.DumpErrors != 0 {
 		t.Errorf("%d blocks were not dumped", st.DumpErrors)
+	}
+}
+
+// A block whose slot the cache refused to keep, once the CPU had verified it, was copied from that slot all the same, which another
+// block may have by then.
+func TestDefectRefusedSlotIsNotCopiedFrom(t *testing.T) {
+	plan := fault.New(1)
+	writes := block.SumXXH3 // which a stream makes none of, so that the CPU verifies before the copy
+	r := newRig(t, rigOptions{
+		planeBytes: leafy, sumEvery: 1, dirs: []string{t.TempDir()}, path: stream.PathKernel,
+		wrapCache: func(tr tier.SlotTier) tier.SlotTier { return faulty.NewSlots(tr, plan, clockwork.NewRealClock()) },
+		tune:      func(c *store.Config) { c.Formats[0].Sum = writes },
+	})
+	r.dump(1)
+	r.closeStore()
+	writes = block.SumTree
+	r.openStore()
+	plan.Add(fault.Nth(faulty.OpPublish, int(plan.Seen(faulty.OpPublish))).Fail(nil))
+	for _, err := range r.load(store.LoadOptions{}, 1) {
+		r.must(err)
+	}
+	if st := r.st.Stats(); plan.Injected() != 1 || st.Refills != 1 || st.VerifiedByCPU != 1 {
+		t.Errorf("%d faults, %d blocks read anew, %d verified by the CPU", plan.Injected(), st.Refills, st.VerifiedByCPU)
 	}
 }

@@ -3,6 +3,7 @@ package cache_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -43,6 +44,28 @@ func TestDefectFailedOrEvictedBlockReportsHit(t *testing.T) {
 	noHit("evicted", 10)
 	if _, err := c.Open(t.Context(), tiertest.Key(10)); !errors.Is(err, errdefs.ErrNotFound) {
 		t.Errorf("open of an evicted block: %v", err)
+	}
+}
+
+// TestDefectEndedFillWritesAnothersSums: a fill that has ended notes the checksums of its slot, which another fills by then.
+func TestDefectEndedFillWritesAnothersSums(t *testing.T) {
+	f := tiertest.NewFormat(t)
+	c := open(t, f, 1)
+	defer closeTier(t, c)
+	first := reserve(t, c, 0)
+	first.Abort(errors.New("the cache refused it"))
+	second := reserve(t, c, 0)
+	defer second.Abort(errors.New("the test is over"))
+	if second.Index() != first.Index() {
+		t.Fatal("the second fill has another slot: nothing is tested")
+	}
+	before := slices.Clone(c.SumsOf(second.Index()))
+	tiertest.Seal(t, f, second.Extent().Bytes(), tiertest.Key(0), 1)
+	if _, err := first.Publish(); !errors.Is(err, errdefs.ErrClosed) {
+		t.Errorf("an ended fill is published: %v", err)
+	}
+	if got := c.SumsOf(second.Index()); !slices.Equal(got, before) {
+		t.Errorf("the checksums of the slot became %x", got)
 	}
 }
 

@@ -29,13 +29,16 @@ func (f *fill) errEnded() error {
 // Publish makes the block Ready and returns it pinned; who waits for it gets it pinned too. On a closed tier it aborts.
 func (f *fill) Publish() (tier.Slot, error) {
 	t := f.slot.t
+	t.mu.Lock()
+	ended := f.ended
+	f.ended = true
+	t.mu.Unlock()
+	if ended { // the slot may be another fill's
+		return nil, f.errEnded()
+	}
 	shards := f.noteSums()
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if f.ended {
-		return nil, f.errEnded()
-	}
-	f.ended = true
 	if err := t.enter(); err != nil {
 		t.fail(f.slot.index, err)
 		t.freeSlot(f.slot.index)

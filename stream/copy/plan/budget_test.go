@@ -221,6 +221,29 @@ func TestBudgetChunk(t *testing.T) {
 	}
 }
 
+// TestDefectShortChunksStayBesideALargeProduct: chunks of 8 MiB whose batches take 1.8 times as long as alone, as they do beside a product of 8192 rows,
+// get long.
+func TestDefectShortChunksStayBesideALargeProduct(t *testing.T) {
+	clock := clockwork.NewFakeClock()
+	budget, err := plan.NewBudget(plan.BudgetOptions{Clock: clock})
+	if err != nil {
+		t.Fatal(err)
+	}
+	batch := func(n int, took time.Duration) plan.Limits {
+		for range n {
+			clock.Advance(plan.DefaultInterval)
+			budget.Took(took, 5*time.Millisecond)
+		}
+		return budget.Limits()
+	}
+	if got := batch(200, 5*time.Millisecond); got.ChunkBytes != plan.DefaultMinChunkBytes {
+		t.Fatalf("%+v where nothing waits", got)
+	}
+	if got := batch(2, 9*time.Millisecond); got.ChunkBytes != plan.DefaultMaxChunkBytes {
+		t.Errorf("%+v where each batch takes 1.8 times as long", got)
+	}
+}
+
 // TestBudgetJudgesWaitsByTime: a few short batches that something held up are no sign among long ones that nothing did.
 func TestBudgetJudgesWaitsByTime(t *testing.T) {
 	clock := clockwork.NewFakeClock()

@@ -119,6 +119,18 @@ func (s *StreamConfig) Goals() (loads, dumps plan.Goal) {
 	return plan.Balanced, plan.Background
 }
 
+// besideRowBytes is how long rows of layers are where harm counts. Beside a model a copy engine carries those of 8 and 16 KiB at 30 GB/s, of 32
+// at 45 and of 64 at 54 (H100, docs/laboratory.md); of a model of 8 KiB a layer 32 are four layers at a time.
+const besideRowBytes = 32 << 10
+
+// rowBytes is store.Config.RowBytes.
+func (s *StreamConfig) rowBytes() int64 {
+	if loads, _ := s.Goals(); loads.Weighs() {
+		return besideRowBytes
+	}
+	return 0
+}
+
 // StoreConfig configures the store and its tiers.
 type StoreConfig struct {
 	// Pipeline names the tiers from fast to slow: "cache", "cache|file", "cache|log", "file" or "log". Default: "cache|file" where Dirs

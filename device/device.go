@@ -78,10 +78,12 @@ type ExpectedEvent interface {
 	Expect(at time.Time)
 }
 
-// BatchCopier is a Queue whose driver takes many copies in one call (cuMemcpyBatchAsync).
+// BatchCopier is a Queue whose driver takes many copies in one call (cuMemcpyBatchAsync), or in few.
 type BatchCopier interface {
 	Queue
-	// CopyBatch enqueues the copies, all or none. dst and src may be reused as soon as it returns.
+	// CopyBatch enqueues the copies: none where one is invalid, maybe some where the driver refuses others. Those of one length, each as far behind
+	// the one before as that is behind the one before it, on either side, are fast however short they are (cuMemcpy2DAsync). dst and
+	// src may be reused as soon as it returns.
 	CopyBatch(dst, src []mem.Extent) error
 }
 

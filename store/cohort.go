@@ -120,15 +120,20 @@ func (g *cohort) planWhole(s *Store, bytes int64) {
 	}
 }
 
-// planLayers plans the task's shards from first on, one after the other: so many bytes a step, or more where that is what a shard has.
-func (g *cohort) planLayers(s *Store, first int, bytes int64) {
+// planLayers plans the task's shards from first on, one after the other: so many as PartBytes of all blocks are, or RowBytes of one, but no
+// more than came before.
+func (g *cohort) planLayers(s *Store, first int) {
+	before := int64(0) // of a block
 	for k := first; k < s.shards; {
-		end, n := k, int64(0)
-		for end < s.shards && (end == k || n < bytes) {
+		end, n, row := k, int64(0), int64(0)
+		for end < s.shards && (end == k || n < s.cfg.PartBytes || row < min(s.cfg.RowBytes, before)) {
 			w := s.where[end]
-			n += int64(len(g.members[w.group])) * s.formats[w.group].Layout.ShardBytes(w.shard)
+			each := s.formats[w.group].Layout.ShardBytes(w.shard)
+			n += int64(len(g.members[w.group])) * each
+			row += each
 			end++
 		}
+		before += row
 		g.planShards(s, k, end)
 		k = end
 	}

@@ -48,6 +48,10 @@ type Config struct {
 	// layer has eight times as many bytes or more copies that layer in pieces of about four times as many, later longer ones, while the
 	// other blocks are looked up. Default 2 MiB.
 	PartBytes int64
+	// RowBytes is how many bytes of a slot a load by layers has copied together, in layers that follow each other: copy engines carry the
+	// same part of slots that lie side by side as rows, and longer ones faster. It begins with a layer, and has no more come
+	// together than came before. Zero: each layer by itself.
+	RowBytes int64
 	// LeaseMax is the longest a lease may live, and how long a layerwise dump waits for its next shard, and for what that has
 	// to come after. Default 30 s.
 	LeaseMax time.Duration
@@ -158,6 +162,7 @@ func (c *Config) Validate() error {
 		{"tasks", int64(c.Tasks), MaxTasks},
 		{"batch bytes", c.BatchBytes, math.MaxInt64},
 		{"part bytes", c.PartBytes, math.MaxInt64 / wholeParts},
+		{"row bytes", c.RowBytes, math.MaxInt64},
 		{"lease max", int64(c.LeaseMax), math.MaxInt64},
 		{"wait max", int64(c.WaitMax), math.MaxInt64},
 	} {

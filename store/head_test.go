@@ -150,3 +150,48 @@ func TestLayersWhoseCopyIsRefusedOnTheWay(t *testing.T) {
 		r.mustLoad(ns...)
 	}
 }
+
+// A load by layers whose slots are to be carried as rows begins with a layer, and then has as many come together as came before, until
+// they are a row's length.
+func TestLayersComeTogetherAsRows(t *testing.T) {
+	t.Parallel()
+	const shards = 14
+	for row, want := range map[int64][]int{ // layers of a row, and of each part
+		0: {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1},
+		1: {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1},
+		2: {1, 1, 2, 2, 2, 2, 2, 2},
+		4: {1, 1, 2, 4, 4, 2},
+		9: {1, 1, 2, 4, 6},
+	} {
+		var shard int64
+		o := rigOptions{shards: shards, planeBytes: leafy, sumEvery: 1}
+		o.tune = func(c *store.Config) {
+			shard = c.Formats[0].Layout.ShardBytes(0)
+			c.PartBytes, c.RowBytes = shard, row*shard
+		}
+		r, rec, ns := recorded(t, o, 2)
+		rec.batches = nil
+		for i, err := range r.load(store.LoadOptions{Layerwise: true}, ns...) {
+			if err != nil {
+				t.Errorf("rows of %d: block %d: %v", row, i, err)
+			}
+		}
+		var got []int
+		next := 0
+		for _, batch := range rec.batches {
+			for _, g := range batch {
+				n, first := int64(0), r.layerOf(g.Planes[0])
+				for _, p := range g.Planes {
+					n += p.Bytes
+				}
+				if first != next {
+					t.Errorf("rows of %d: layer %d where %d is next", row, first, next)
+				}
+				got, next = append(got, int(n/shard)), next+int(n/shard)
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("rows of %d layers: parts of %v, want %v", row, got, want)
+		}
+	}
+}

@@ -12,7 +12,8 @@ import (
 // LoadOptions says how a load runs.
 type LoadOptions struct {
 	// Layerwise copies shard by shard, in order, so that WaitShard(0) returns while later shards are still on their way. The shards
-	// of a load are the layers of the model, over all page groups; a block has those of its group.
+	// of a load are the layers of the model, over all page groups; a block has those of its group. Some come together: see Config.PartBytes
+	// and RowBytes.
 	Layerwise bool
 	// Progress is told of shards as WaitShard reports them, and of the end. Nil: nobody is.
 	Progress Progress

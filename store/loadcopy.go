@@ -52,7 +52,7 @@ func (t *LoadTask) submit(n int) {
 		g.ask(t.s, len(t.sc.todo))
 	}
 	if t.layers {
-		g.planLayers(t.s, t.head(g, first), t.s.cfg.PartBytes)
+		g.planLayers(t.s, t.head(g, first))
 	} else {
 		g.planWhole(t.s, wholeParts*t.s.cfg.PartBytes)
 	}

@@ -424,6 +424,12 @@ func (f *fake) work(a *cuda.API) {
 		}
 		return f.enter("cuMemcpyBatchAsync", withContext)
 	}
+	a.Memcpy2DAsync = func(c *cuda.Memcpy2D, _ cuda.Stream) cuda.Result {
+		if c.Height < 2 || c.WidthInBytes == 0 || c.SrcPitch < c.WidthInBytes || c.DstPitch < c.WidthInBytes || c.SrcType != cuda.MemTypeUnified || c.DstType != cuda.MemTypeUnified {
+			f.tb.Errorf("the driver would refuse these rows: %+v", *c)
+		}
+		return f.enter("cuMemcpy2DAsync_v2", withContext)
+	}
 	a.MemsetD8Async = func(cuda.DevicePtr, byte, uint64, cuda.Stream) cuda.Result {
 		return f.enter("cuMemsetD8Async", withContext)
 	}

@@ -167,6 +167,30 @@ func testBatch(t *testing.T, h *harness) {
 	diff(t, "batch there and back", back.Bytes(), want)
 }
 
+// testBatchOfRows copies rows at equal distances among other copies, to packed memory and back to rows that lie further apart.
+func testBatchOfRows(t *testing.T, h *harness) {
+	q := h.batcher(t)
+	const count, row, near, far, tail = 300, 1000, 4096, 5000, 3
+	host, dev, back := h.pinned(t, count*near), h.device(t, count*row+tail), h.pinned(t, count*far+tail)
+	h.random(host.Bytes())
+	fillBytes(back.Bytes(), guardByte)
+	want := bytes.Repeat([]byte{guardByte}, count*far+tail)
+	var up, down, from, to []mem.Extent
+	add := func(src, mid, dst, n int64) {
+		from, up = append(from, extent(host, src, n)), append(up, extent(dev, mid, n))
+		down, to = append(down, extent(dev, mid, n)), append(to, extent(back, dst, n))
+		copy(want[dst:][:n], host.Bytes()[src:][:n])
+	}
+	for i := range int64(count) {
+		add(i*near+7, i*row, i*far+1, row)
+	}
+	add(2000, count*row, count*far, tail)
+	must(t, q.CopyBatch(up, from))
+	must(t, q.CopyBatch(to, down))
+	sync(t, q)
+	diff(t, "rows there and back", back.Bytes(), want)
+}
+
 func testBatchRefuses(t *testing.T, h *harness) {
 	q := h.batcher(t)
 	d, p := h.device(t, 4096), h.pinned(t, 4096)

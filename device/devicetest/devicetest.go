@@ -46,6 +46,7 @@ func Run(t *testing.T, open func(t *testing.T) device.Device) {
 		{"QueueClose", testQueueClose},
 		{"Threads", testThreads},
 		{"Batch", testBatch},
+		{"BatchOfRows", testBatchOfRows},
 		{"BatchRefuses", testBatchRefuses},
 		{"CopyListAlignments", func(t *testing.T, h *harness) { testCopyListAlignments(t, h, device.KernelCopyList) }},
 		{"CopyListLong", func(t *testing.T, h *harness) { testCopyListLong(t, h, device.KernelCopyList) }},

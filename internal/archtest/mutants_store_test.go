@@ -140,6 +140,15 @@ var storeMutants = []mutant{
 	defect("store", "TestDumpGoesOnWithoutItsWaiter",
 		"store/dump.go", "		t.take(g)\n	}\n	t.s.runners.start(t)\n", "		t.take(g)\n		t.s.runners.start(t)\n	}\n"),
 	// What has landed.
+	// Layers as rows.
+	defect("device/cuda", "TestBatchHasRows",
+		"device/cuda/batch.go", "to < width || from < width || ", ""),
+	defect("device/cuda", "TestBatchHasRows",
+		"device/cuda/batch.go", " && !a.other[i+n]", ""),
+	defect("store", "TestLayersComeTogetherAsRows",
+		"store/cohort.go", "row < min(s.cfg.RowBytes, before)", "row < s.cfg.RowBytes"),
+	defect("stream/copy", "TestChunksOfLayers",
+		"stream/copy/move/staged.go", "layer, ok := b.At.LayerLeft(); ok {", "layer, ok := b.At.LayerLeft(); ok && b.Sent == 0 {"),
 	defect("stream/copy", "TestConformanceSim/kernel/what_has_landed",
 		"stream/copy/move/parts.go", "	for p.landed < p.N && p.Landed(p.landed) {", "	for p.landed < p.N {"),
 	defect("store", "TestWrongShardIsCopiedAgainWithThoseBehindIt",

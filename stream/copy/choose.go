@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/stream"
 	"github.com/kvlane/kvlane/stream/copy/describe"
 	"github.com/kvlane/kvlane/stream/copy/move"
@@ -117,6 +118,9 @@ func request(b *move.Batch) plan.Request {
 	case plan.D2H:
 		r.HostRuns = b.DstRuns
 	case plan.D2D, plan.Peer:
+	}
+	if p := b.At.Batch.Paged; p != nil && len(b.At.Batch.Dst) == 0 && (p.Dir == mem.ToSlots) == (r.Dir == plan.D2H) {
+		r.HostRows = b.SlotRows
 	}
 	return r
 }

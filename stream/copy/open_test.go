@@ -151,8 +151,8 @@ func TestPlannerIsAsked(t *testing.T) {
 		{"to host", whole, streamtest.Strided(host, gpu, 4, 100), plan.Request{Dir: plan.D2H, Pieces: 4, Runs: 4, HostRuns: 4, Bytes: 400}, all},
 		{"within", whole, streamtest.Strided(host, host, 4, 100), plan.Request{Dir: plan.D2D, Pieces: 4, Runs: 4, Bytes: 400}, within},
 		{"host contiguous", whole, neighbours, plan.Request{Dir: plan.H2D, Pieces: 100, Runs: 100, HostRuns: 1, Bytes: 1000}, all},
-		{"paged", whole, benchPaged(host, gpu, 2, 2, 1<<10), plan.Request{Dir: plan.D2H, Form: plan.Paged, Pieces: 4, Runs: 4, HostRuns: 1, Bytes: 4096}, all},
-		{"pages in order", whole, pagesInOrder(host, gpu), plan.Request{Dir: plan.D2H, Form: plan.Paged, Pieces: 8, Runs: 2, HostRuns: 2, Bytes: 8 << 10}, all},
+		{"paged", whole, benchPaged(host, gpu, 2, 2, 1<<10), plan.Request{Dir: plan.D2H, Form: plan.Paged, Pieces: 4, Runs: 4, HostRuns: 1, HostRows: 1, Bytes: 4096}, all},
+		{"pages in order", whole, pagesInOrder(host, gpu), plan.Request{Dir: plan.D2H, Form: plan.Paged, Pieces: 8, Runs: 2, HostRuns: 2, HostRows: 2, Bytes: 8 << 10}, all},
 		{"no kernels", batching, streamtest.Strided(gpu, host, 4, 100), plan.Request{Dir: plan.H2D, Pieces: 4, Runs: 4, HostRuns: 4, Bytes: 400}, plan.PathSet(stream.PathCopyEngine)},
 		{"bare", bare, streamtest.Strided(gpu, host, 4, 100), plan.Request{Dir: plan.H2D, Pieces: 4, Runs: 4, HostRuns: 4, Bytes: 400}, plan.PathSet(stream.PathCopyEngine)},
 	}

@@ -55,6 +55,47 @@ func TestLargeBatchesAreCutAsPlanned(t *testing.T) {
 	}
 }
 
+// TestChunksOfLayers: layers of the same blocks, which tell when they have landed, are a chunk each, however long chunks are planned; what tells of other
+// blocks is cut as planned.
+func TestChunksOfLayers(t *testing.T) {
+	const piece, blocks, layers = 16 << 10, 128, 8
+	for name, tt := range map[string]struct {
+		same     bool // blocks of all layers
+		chunk    int64
+		launches int64
+	}{
+		"layers, long chunks":  {true, 64 << 20, layers},
+		"layers, short chunks": {true, 1 << 20, layers},
+		"other blocks":         {false, 4 << 20, layers / 2},
+	} {
+		faults := fault.New(1)
+		dev := openSim(t, sim.Options{Faults: faults})
+		slots, pages := pinned(t, dev, layers*blocks*piece), deviceMemory(t, dev, layers*blocks*piece)
+		p := &mem.Paged{Dir: mem.ToPages, Landed: func(int, bool) {}}
+		pairs := make([]mem.PageSlot, layers*blocks)
+		for i := range pairs {
+			pairs[i] = mem.PageSlot{Page: uint32(i * 5 % len(pairs)), Slot: uint32(i)}
+		}
+		for k := range int64(layers) {
+			g := mem.PageGroup{Slots: mem.Slots{Region: slots, Stride: piece}, Planes: []mem.Plane{{Region: pages, Stride: piece, Bytes: piece}}, Pairs: pairs[k*blocks:][:blocks]}
+			if tt.same {
+				g.Slots.Stride, g.Planes[0].SlotOff = layers*piece, k*piece
+				g.Planes[0].Base, g.Pairs = k*blocks*piece, pairs[:blocks]
+				for i := range g.Pairs {
+					g.Pairs[i].Page = uint32(i * 5 % blocks)
+				}
+			}
+			p.Groups = append(p.Groups, g)
+		}
+		s := open(t, dev, streamcopy.Options{Planner: gathering(tt.chunk), StagingBytes: 64 << 20})
+		complete(t, s, &mem.Batch{Paged: p})
+		if n := faults.Seen(sim.OpLaunch); n != tt.launches {
+			t.Errorf("%s: %d launches, want %d", name, n, tt.launches)
+		}
+		closeStream(t, s)
+	}
+}
+
 // TestBackgroundDefaults: under the background policy queues are of high priority, and staging memory holds four chunks that
 // are worth the wait for multiprocessors.
 func TestBackgroundDefaults(t *testing.T) {

@@ -80,6 +80,7 @@ type API struct {
 
 	// Work. All need a context.
 	MemcpyAsync       func(dst, src DevicePtr, bytes uint64, s Stream) Result
+	Memcpy2DAsync     func(c *Memcpy2D, s Stream) Result // c is on the Go heap, and free again when it returns
 	MemsetD8Async     func(dst DevicePtr, v byte, bytes uint64, s Stream) Result
 	ModuleLoadData    func(image []byte) (Module, Result) // text images need no terminating zero
 	ModuleUnload      func(m Module) Result

@@ -133,6 +133,13 @@ func (s *symbols) bindWork(a *API) {
 	a.MemsetD8Async = func(dst DevicePtr, v byte, bytes uint64, st Stream) Result {
 		return s.do(memset, uintptr(dst), uintptr(v), uintptr(bytes), uintptr(st))
 	}
+	rows := s.Need("cuMemcpy2DAsync_v2")
+	a.Memcpy2DAsync = func(c *Memcpy2D, st Stream) Result {
+		f := s.get()
+		r := f.call(rows, f.pin(0, unsafe.Pointer(c)), uintptr(st))
+		s.put(f)
+		return r
+	}
 	load, unload, function := s.Need("cuModuleLoadData"), s.Need("cuModuleUnload"), s.Need("cuModuleGetFunction")
 	a.ModuleLoadData = func(image []byte) (Module, Result) {
 		f := s.get()

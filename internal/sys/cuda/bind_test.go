@@ -242,6 +242,7 @@ func TestCallsReachTheDriver(t *testing.T) {
 		{"cuEventRecord 6 5", -1, func() Result { return a.EventRecord(6, 5) }},
 		{"cuEventQuery 6", -1, func() Result { return a.EventQuery(6) }},
 		{"cuMemcpyAsync 5 6 7 8", -1, func() Result { return a.MemcpyAsync(5, 6, 7, 8) }},
+		{"cuMemcpy2DAsync_v2 * 8", -1, func() Result { return a.Memcpy2DAsync(&Memcpy2D{Height: 1}, 8) }},
 		{"cuMemsetD8Async 5 6 7 8", -1, func() Result { return a.MemsetD8Async(5, 6, 7, 8) }},
 		{"cuModuleLoadData out *", 0, func() Result { v, r := a.ModuleLoadData([]byte("ptx")); return value(uint64(v), r) }},
 		{"cuModuleUnload 5", -1, func() Result { return a.ModuleUnload(5) }},

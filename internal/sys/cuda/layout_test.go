@@ -20,6 +20,7 @@ func TestLayoutsAreThoseOfTheHeader(t *testing.T) {
 		prop  memAllocationProp
 		acc   memAccessDesc
 		attrs memcpyAttributes
+		rows  Memcpy2D
 	)
 	all := header.Layouts(map[string]uintptr{
 		"CUmemLocation":                                       unsafe.Sizeof(loc),
@@ -36,6 +37,15 @@ func TestLayoutsAreThoseOfTheHeader(t *testing.T) {
 		"CUmemAccessDesc":                                     unsafe.Sizeof(acc),
 		"CUmemAccessDesc.location":                            unsafe.Offsetof(acc.Location),
 		"CUmemAccessDesc.flags":                               unsafe.Offsetof(acc.Flags),
+		"CUDA_MEMCPY2D":                                       unsafe.Sizeof(rows),
+		"CUDA_MEMCPY2D.srcMemoryType":                         unsafe.Offsetof(rows.SrcType),
+		"CUDA_MEMCPY2D.srcDevice":                             unsafe.Offsetof(rows.Src),
+		"CUDA_MEMCPY2D.srcPitch":                              unsafe.Offsetof(rows.SrcPitch),
+		"CUDA_MEMCPY2D.dstMemoryType":                         unsafe.Offsetof(rows.DstType),
+		"CUDA_MEMCPY2D.dstDevice":                             unsafe.Offsetof(rows.Dst),
+		"CUDA_MEMCPY2D.dstPitch":                              unsafe.Offsetof(rows.DstPitch),
+		"CUDA_MEMCPY2D.WidthInBytes":                          unsafe.Offsetof(rows.WidthInBytes),
+		"CUDA_MEMCPY2D.Height":                                unsafe.Offsetof(rows.Height),
 		"CUdeviceptr":                                         unsafe.Sizeof(DevicePtr(0)),
 		"CUdevice":                                            unsafe.Sizeof(DeviceID(0)),
 		"CUmemGenericAllocationHandle":                        unsafe.Sizeof(MemHandle(0)),
@@ -64,6 +74,7 @@ func TestConstantsAreThoseOfTheHeader(t *testing.T) {
 		"CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS":           int64(AttrStreamMemOps64),
 		"CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES":                 int64(AttrFlushRemoteWrites),
 		"CU_STREAM_WAIT_VALUE_FLUSH":                                  int64(StreamWaitValueFlush),
+		"CU_MEMORYTYPE_UNIFIED":                                       int64(MemTypeUnified),
 		"CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK":                     int64(FuncMaxThreads),
 		"(intptr_t)CU_STREAM_LEGACY":                                  int64(StreamLegacy),
 		"(intptr_t)CU_STREAM_PER_THREAD":                              int64(StreamPerThread),
@@ -210,6 +221,7 @@ func TestSignaturesAreThoseOfTheHeader(t *testing.T) {
 		"cuEventRecord":                     "CUresult (*f)(CUevent, CUstream)",
 		"cuEventQuery":                      "CUresult (*f)(CUevent)",
 		"cuMemcpyAsync":                     "CUresult (*f)(CUdeviceptr, CUdeviceptr, size_t, CUstream)",
+		"cuMemcpy2DAsync_v2":                "CUresult (*f)(const CUDA_MEMCPY2D *, CUstream)",
 		"cuMemsetD8Async":                   "CUresult (*f)(CUdeviceptr, unsigned char, size_t, CUstream)",
 		"cuModuleLoadData":                  "CUresult (*f)(CUmodule *, const void *)",
 		"cuModuleUnload":                    "CUresult (*f)(CUmodule)",

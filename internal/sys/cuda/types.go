@@ -154,6 +154,31 @@ type memcpyAttributes struct {
 	Flags          uint32
 }
 
+// MemTypeUnified says that an address of Memcpy2D's is of the one space of addresses that CPU and GPUs share.
+const MemTypeUnified uint32 = 4
+
+// Memcpy2D is CUDA_MEMCPY2D: Height rows of WidthInBytes, each so many bytes, a pitch, behind the one before. Of each side's three
+// addresses that counts which its type says.
+type Memcpy2D struct {
+	SrcXInBytes, SrcY uint64
+	SrcType           uint32
+	_                 uint32
+	SrcHost           uintptr
+	Src               DevicePtr
+	SrcArray          uintptr
+	SrcPitch          uint64
+
+	DstXInBytes, DstY uint64
+	DstType           uint32
+	_                 uint32
+	DstHost           uintptr
+	Dst               DevicePtr
+	DstArray          uintptr
+	DstPitch          uint64
+
+	WidthInBytes, Height uint64
+}
+
 // native returns what the driver takes for p.
 func (p MemProp) native() memAllocationProp {
 	n := memAllocationProp{

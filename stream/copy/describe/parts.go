@@ -34,6 +34,26 @@ func (c *Cursor) Tells() bool {
 	return p != nil && p.Landed != nil && len(p.Groups) > 1
 }
 
+// LayerLeft is how much is left of the group that is next, where the group before or behind has the same pairs: layers of the same blocks, for each
+// of which somebody may wait.
+func (c *Cursor) LayerLeft() (bytes int64, ok bool) {
+	if !c.Tells() || c.i < len(c.Batch.Dst) || c.group == len(c.Batch.Paged.Groups) {
+		return 0, false
+	}
+	groups, next := c.Batch.Paged.Groups, c.group+1
+	g := &groups[c.group]
+	if !samePairs(g, before(groups, c.group)) && (next == len(groups) || !samePairs(&groups[next], g)) {
+		return 0, false
+	}
+	for i := range g.Planes {
+		bytes += g.Planes[i].Bytes * int64(len(g.Pairs)-c.pair)
+		if i < c.plane {
+			bytes -= g.Planes[i].Bytes
+		}
+	}
+	return bytes - c.off, true
+}
+
 // groupSpace is how much of a table a part needs for its planes, pairs and sums, behind another, or nil, whose planes and pairs may be
 // the same.
 func (c *Cursor) groupSpace(g, before *mem.PageGroup) (bytes uint64) {

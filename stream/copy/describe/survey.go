@@ -19,9 +19,9 @@ type Shape struct {
 	Descs      int // descriptors of device.PieceBytes at most that the list needs
 	PagedDescs int // descriptors that the Paged would need as a list
 	// DstRuns and SrcRuns are the unbroken spans of either side. Of a Paged, the side of its slots is looked at, the side
-	// of its pages taken for scattered.
-	DstRuns, SrcRuns int
-	Ways             Ways
+	// of its pages taken for scattered. Where spans at equal distances, rows, count as one, the slots have SlotRows.
+	DstRuns, SrcRuns, SlotRows int
+	Ways                       Ways
 }
 
 // Ways are the ways that bytes of a batch go, a set.
@@ -194,11 +194,16 @@ func surveyPaged(p *mem.Paged, v *Shape, reaches func(*mem.Region) error) error 
 		if set.full {
 			slots = order.Slots // those that follow each other make one span
 		}
+		rows := slots
+		if set.runs == 1 {
+			rows = order.Slots // or rows
+		}
 		if p.Dir == mem.ToSlots {
 			v.SrcRuns, v.DstRuns = v.SrcRuns+set.n*n, v.DstRuns+slots
 		} else {
 			v.DstRuns, v.SrcRuns = v.DstRuns+set.n*n, v.SrcRuns+slots
 		}
+		v.SlotRows += rows
 		v.Pieces += len(g.Planes) * n
 	}
 	return p.ValidateForm()

@@ -12,9 +12,11 @@ import (
 
 // Bounds of what a step gives to a queue.
 const (
-	singleRuns = 64  // copies one by one
-	batchRuns  = 256 // copies in one call of a BatchCopier: the device copies while the driver looks at the next
-	batchCalls = 8   // what such a call counts for
+	singleRuns = 64   // copies one by one
+	batchRuns  = 256  // copies of a BatchCopier
+	chunkRuns  = 2048 // copies of one between staging memory and a host: a layer of so many blocks, which lies in few rows
+	batchCalls = 8    // what a batch counts for, and one more for every so many copies of it
+	callRuns   = 32
 )
 
 // copier copies runs on a queue, many in a call where the driver has such calls.
@@ -36,10 +38,18 @@ func (c copier) runs() int {
 	return singleRuns
 }
 
+// chunk is how many runs a chunk of staging memory may have.
+func (c copier) chunk() int {
+	if c.batch != nil {
+		return chunkRuns
+	}
+	return singleRuns
+}
+
 // calls is what copy of n runs counts for.
 func (c copier) calls(n int) int {
 	if c.batch != nil && n > 1 {
-		return batchCalls
+		return batchCalls + n/callRuns
 	}
 	return min(n, singleRuns)
 }

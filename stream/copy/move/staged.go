@@ -88,7 +88,7 @@ func (p *Staged) Prepare() (err error) {
 			return fmt.Errorf("open queue: %w", err)
 		}
 		p.copier = newCopier(p.aux)
-		p.chunk = describe.NewChunk(p.copier.runs())
+		p.chunk = describe.NewChunk(p.copier.chunk())
 	}
 	if p.area == nil {
 		if p.area, err = p.env.Device.Alloc(int64(p.staging.size), device.AllocOptions{}); err != nil {
@@ -102,9 +102,10 @@ func (p *Staged) Prepare() (err error) {
 // more: a chunk may end early for want of them.
 //
 // A batch is cut into several chunks, so that they overlap, unless it says how large a chunk is. It does so where a kernel that
-// gathers waits long for multiprocessors that something else holds: each chunk costs that wait, whatever its size.
+// gathers waits long for multiprocessors that something else holds: each chunk costs that wait, whatever its size. Of
+// layers, for each of which somebody may wait, a chunk is one page group, if there is room for it: it lands as a whole.
 func (p *Staged) Room(b *Batch, f Flight) bool {
-	if !f.admits(stagedCalls + p.copier.calls(p.copier.runs())) {
+	if !f.admits(stagedCalls + p.copier.calls(p.copier.chunk())) {
 		return false
 	}
 	chunk := max(uint64(b.Bytes)/stagedChunks, stagedLeast)
@@ -113,9 +114,12 @@ func (p *Staged) Room(b *Batch, f Flight) bool {
 			chunk = max(chunk, mem.LeafBytes)
 		}
 	}
+	if layer, ok := b.At.LayerLeft(); ok {
+		chunk = max(uint64(layer), stagedLeast)
+	}
 	chunk = min(chunk, p.staging.maxSpan, uint64(b.Bytes-b.Sent))
 	// Runs that are not aligned take a little more.
-	at, room, end, ok := p.staging.reserve(chunk + uint64(min(p.copier.runs(), b.Copies))*2*describe.RunAlign)
+	at, room, end, ok := p.staging.reserve(chunk + uint64(min(p.copier.chunk(), b.Copies))*2*describe.RunAlign)
 	if !ok {
 		return false
 	}
@@ -149,9 +153,9 @@ func (p *Staged) Step(b *Batch, st *Step) (done bool, err error) {
 	st.ring.take(st.ringEnd)
 	st.staging.take(st.stagingEnd)
 
-	st.Calls = stagedCalls + p.copier.calls(p.copier.runs()) - 1
 	var events joint
 	host, part := c.Runs()
+	st.Calls = stagedCalls + p.copier.calls(len(host)) - 1
 	if toHost {
 		err = p.toHost(&events, host, part)
 	} else {

@@ -17,8 +17,14 @@ func blocks(dir plan.Direction, bytes int64, row int) plan.Request {
 	return plan.Request{Dir: dir, Form: plan.Paged, Pieces: n, Runs: n, HostRuns: n / row, Bytes: bytes}
 }
 
+// rows is r where so many runs of the host's side lie at equal distances each.
+func rows(r plan.Request, n int) plan.Request {
+	r.HostRows = r.HostRuns / n
+	return r
+}
+
 // TestHarmChoices says how a store's batches travel under each policy, on an idle H100: slots of 256 KiB in a row are staged, layers
-// of such slots, of which 8 KiB lie in a row, go by kernels of few thread blocks, and what is over in some tens of microseconds by
+// of such slots, of which 8 KiB lie in a row, go by kernels of few thread blocks unless the slots lie side by side, and what is over in some tens of microseconds by
 // whatever is the fastest.
 func TestHarmChoices(t *testing.T) {
 	type way struct {
@@ -27,29 +33,31 @@ func TestHarmChoices(t *testing.T) {
 	}
 	engine, staged, resident := way{stream.PathCopyEngine, 0}, way{stream.PathStaged, 32}, way{stream.PathResident, 2}
 	kernel := func(ctas int) way { return way{stream.PathKernel, ctas} }
-	const whole, part, rows = 256 << 20, 8 << 20, 64
+	const whole, part, row = 256 << 20, 8 << 20, 64
 	for _, c := range []struct {
 		what                             string
 		r                                plan.Request
 		throughput, balanced, background way
 	}{
-		{"in, whole", blocks(plan.H2D, whole, rows), kernel(4), staged, staged},
-		{"in, whole, a part", blocks(plan.H2D, part, rows), staged, staged, staged},
+		{"in, whole", blocks(plan.H2D, whole, row), kernel(4), staged, staged},
+		{"in, whole, a part", blocks(plan.H2D, part, row), staged, staged, staged},
 		{"in, contiguous", blocks(plan.H2D, whole, whole>>12), staged, staged, staged},
 		{"in, by layers", blocks(plan.H2D, whole, 2), kernel(4), kernel(4), kernel(4)},
+		{"in, by layers, side by side", rows(blocks(plan.H2D, whole, 2), 64), kernel(4), staged, staged},
+		{"in, by layers, side by side by few", rows(blocks(plan.H2D, whole, 2), 2), kernel(4), kernel(4), kernel(4)},
 		{"in, a layer", blocks(plan.H2D, part, 2), kernel(4), kernel(4), kernel(4)},
 		{"in, scattered", blocks(plan.H2D, whole, 1), kernel(4), kernel(4), kernel(4)},
 		{"in, large pieces", scattered(plan.H2D, 128, 2<<20), engine, engine, engine},
-		{"in, one block", blocks(plan.H2D, 256<<10, rows), resident, resident, resident},
+		{"in, one block", blocks(plan.H2D, 256<<10, row), resident, resident, resident},
 		{"in, one page", blocks(plan.H2D, 4<<10, 1), resident, resident, resident},
-		{"out, whole", blocks(plan.D2H, whole, rows), kernel(4), staged, staged},
-		{"out, whole, a part", blocks(plan.D2H, part, rows), kernel(4), staged, staged},
+		{"out, whole", blocks(plan.D2H, whole, row), kernel(4), staged, staged},
+		{"out, whole, a part", blocks(plan.D2H, part, row), kernel(4), staged, staged},
 		{"out, contiguous", blocks(plan.D2H, whole, whole>>12), staged, staged, staged},
 		{"out, by layers", blocks(plan.D2H, whole, 2), kernel(4), kernel(1), kernel(1)},
 		{"out, a layer", blocks(plan.D2H, part, 2), kernel(4), kernel(1), kernel(1)},
 		{"out, scattered", blocks(plan.D2H, whole, 1), kernel(4), kernel(1), kernel(1)},
 		{"out, large pieces", scattered(plan.D2H, 128, 2<<20), engine, engine, engine},
-		{"out, one block", blocks(plan.D2H, 256<<10, rows), resident, resident, resident},
+		{"out, one block", blocks(plan.D2H, 256<<10, row), resident, resident, resident},
 		{"out, one page", blocks(plan.D2H, 4<<10, 1), resident, resident, resident},
 	} {
 		for goal, want := range map[plan.Goal]way{plan.Throughput: c.throughput, plan.Balanced: c.balanced, plan.Background: c.background} {

@@ -80,9 +80,17 @@ func between(t []float64, frac float64) float64 { return t[0] + frac*(t[1]-t[0])
 // row returns the times of size i by count.
 func (m *Model) row(i, counts int) []float64 { return m.Times[i*counts : (i+1)*counts] }
 
+// Rows are worth a call where there are so many of them, and take a copy engine so long each, in nanoseconds, however short they are (H100:
+// 8 KiB at 41 to 44 GB/s). What they take longer beside a model is learned.
+const (
+	leastRows = 16
+	rowNanos  = 190
+)
+
 // load is a request as models see it.
 type load struct {
 	pieces, runs, host             spot
+	rows                           float64 // what rows take at least; zero where the host side has none
 	piecesScattered, runsScattered float64 // how scattered the host side is: 0 contiguous, 1 a run each
 	opposed                        float64 // bytes that meet as many that go the opposite way
 }
@@ -102,7 +110,9 @@ func (p *Profile) load(r *Request, duplex bool, l *load) {
 	if runs != pieces {
 		l.runs = at(runs)
 	}
-	if hostRuns != pieces {
+	if n := r.HostRows; n > 0 && leastRows*n <= hostRuns {
+		l.host, l.rows = at(n), float64(rowNanos*hostRuns)
+	} else if hostRuns != pieces {
 		l.host = at(hostRuns)
 	}
 	l.piecesScattered, l.runsScattered = scattered(hostRuns, pieces), scattered(hostRuns, runs)
@@ -167,7 +177,7 @@ func (c *candidate) time(l *load) (alone, met, lead float64) {
 	if c.engine != nil && c.model[Scattered] == c.model[Contiguous] {
 		// The gather, or the engine that makes a copy of each of the host's runs meanwhile, whichever is slower.
 		m := c.model[Contiguous]
-		alone, lead = max(m.time(at), c.engine.time(l.host)), m.Lead
+		alone, lead = max(m.time(at), c.engine.time(l.host), l.rows), m.Lead
 		return alone, l.opposed * m.Duplex, min(lead, mostLead*alone)
 	}
 	m := c.model[Contiguous]

@@ -258,15 +258,15 @@ func TestBackground(t *testing.T) {
 		p.Goal = plan.Background
 		return newPlanner(t, plan.Default(), plan.Options{Policy: p, Budget: b}).Choose(r, can)
 	}
-	// Of 54.3 GB/s one thread block reaches 19.1, two 35.4, four 49.6. Two take the least from work beside in all, since one works
-	// for so long; to be faster than the share is worth nothing.
+	// Of 54.3 GB/s one thread block reaches 19.1, two 35.4, four 49.6. Four take the least from work beside in all, since each multiprocessor
+	// that is taken costs that little more than one, and fewer work for longer.
 	for _, c := range []struct {
 		share float64
 		ctas  int
 		want  int
 	}{
-		{0.3, 8, 2},
-		{0.6, 8, 2},
+		{0.3, 8, 4},
+		{0.6, 8, 4},
 		{0.88, 8, 4},
 		{1, 8, 4},
 		{0.88, 3, 2},

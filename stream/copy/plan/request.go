@@ -82,6 +82,9 @@ type Request struct {
 	// HostRuns is how many unbroken spans the host side has: 1 where it is contiguous. Zero is taken for Pieces. For
 	// D2D and Peer it has no meaning.
 	HostRuns int
+	// HostRows is how many of these are left where spans of one length at equal distances count as one: a copy engine takes them in one
+	// call. Zero is taken for HostRuns.
+	HostRows int
 	// Bytes is the sum of the pieces.
 	Bytes int64
 	// Summed says that the batch asks for sums. Few thread blocks that keep up with a link may not while they make sums, so the most

@@ -203,7 +203,7 @@ func (e *Engine) PlanFigures() plan.Figures { return e.planner.Figures() }
 
 // ReportSlowdown tells by how many percent the host program's own work takes longer than without copies beside it. Under
 // the balanced and the background policy copies then take fewer thread blocks until it is within the budget, and more
-// again when there is room. Call it as often as something is measured, many times a second if need be; without it copies go by
+// again when there is room; not so layers that a stream of the program stands still for. Call it as often as something is measured, many times a second if need be; without it copies go by
 // what they are known to cost. It does not block, and negative values count as none.
 func (e *Engine) ReportSlowdown(percent float64) { e.budget.Hint(percent) }
 

@@ -22,6 +22,9 @@ type Batch struct {
 	Paged    *Paged
 	// After holds what must resolve before the first byte moves. A dependency that failed fails the batch.
 	After []Dependency
+	// Awaited says that what computes beside the batch stands still until it is there, so that what the batch takes from it does not
+	// count: a stream whose policy weighs that carries it as fast as it can.
+	Awaited bool
 }
 
 // Validate reports the first thing wrong with the batch. It does not look for overlaps.

@@ -17,6 +17,8 @@ type recorder struct {
 	stream.Stream
 	mu      sync.Mutex
 	batches [][]mem.PageGroup // of which nothing is changed afterwards
+	awaited []bool            // of each: that somebody stands still until it is there
+	before  func(n int)       // is called before the n-th of them, counted from 1
 	refused int               // it and all after it, counted from 1; 0: none
 }
 
@@ -30,7 +32,10 @@ func (s *recorder) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, er
 		for _, g := range b.Paged.Groups {
 			groups = append(groups, mem.PageGroup{Planes: slices.Clone(g.Planes), Pairs: slices.Clone(g.Pairs)})
 		}
-		s.batches = append(s.batches, groups)
+		s.batches, s.awaited = append(s.batches, groups), append(s.awaited, b.Awaited)
+		if s.before != nil {
+			s.before(len(s.batches))
+		}
 		if s.refused > 0 && len(s.batches) >= s.refused {
 			return nil, errRefused
 		}
@@ -112,13 +117,23 @@ func TestLayersInOrderWhileBlocksAreLookedUp(t *testing.T) {
 	}
 }
 
-// Of a load by layers whose batches are refused from the n-th on, the blocks that an earlier batch had begun are undefined, and the others as they were.
+// Of a load by layers whose batches are refused from the n-th on, the blocks that an earlier batch had begun are undefined, and the others
+// as they were; also where streams follow it, and not all of it was planned.
 func TestLayersWhoseCopyIsRefusedOnTheWay(t *testing.T) {
 	t.Parallel()
+	refuse(t, rigOptions{planeBytes: leafy, sumEvery: 1}, store.LoadOptions{Layerwise: true})
+	refuse(t, followed(4), store.LoadOptions{Layerwise: true, Progress: new(teller)})
+}
+
+func refuse(t *testing.T, rigged rigOptions, o store.LoadOptions) {
+	t.Helper()
 	for refused := 1; ; refused++ {
-		r, rec, ns := recorded(t, rigOptions{planeBytes: leafy, sumEvery: 1}, 12)
+		r, rec, ns := recorded(t, rigged, 12)
 		rec.refused = refused
-		errs := r.load(store.LoadOptions{Layerwise: true}, ns...)
+		if o.Progress != nil {
+			o.Progress = new(teller)
+		}
+		errs := r.load(o, ns...)
 		if len(rec.batches) < refused {
 			if refused < 3 {
 				t.Errorf("%d batches: nothing was copied ahead", refused-1)

@@ -52,11 +52,13 @@ func (t *LoadTask) submit(n int) {
 		g.ask(t.s, len(t.sc.todo))
 	}
 	if t.layers {
-		g.planLayers(t.s, t.head(g, first))
+		g.next = t.head(g, first)
+		g.headed = len(g.flights)
+		t.stride(g)
 	} else {
 		g.planWhole(t.s, wholeParts*t.s.cfg.PartBytes)
+		t.launch(g, false)
 	}
-	t.launch(g)
 	t.cohorts = append(t.cohorts, g)
 	if g.err != nil {
 		t.advance()
@@ -75,8 +77,9 @@ func (t *LoadTask) head(g *cohort, first int32) int {
 			g.plan(t.s, w.group, span{w.shard, w.shard + 1}, span{planned, all})
 		}
 	}
+	awaited := t.follows(g)
 	for plan(); len(t.sc.todo) > 0 && g.err == nil; plan() {
-		t.launch(g)
+		t.launch(g, awaited)
 		t.scan(g.n)
 		t.join(g, t.alike(first))
 	}
@@ -94,12 +97,14 @@ func (t *LoadTask) join(g *cohort, n int) {
 	t.sc.ready = append(t.sc.ready[:0], t.sc.ready[n:]...)
 }
 
-// launch submits what was planned of g since the last time, unless that failed.
-func (t *LoadTask) launch(g *cohort) {
+// launch submits what was planned of g since the last time, unless that failed. A stream may stand still until it is there.
+func (t *LoadTask) launch(g *cohort, awaited bool) {
 	if g.err != nil || len(g.parts) == g.sent() {
 		return
 	}
-	g.fail(g.launch(t.ctx, &t.s.loads, g.fly(t.s, t.sc, mem.ToPages, t.sums)))
+	f := g.fly(t.s, t.sc, mem.ToPages, t.sums)
+	f.batch.Awaited = awaited
+	g.fail(g.launch(t.ctx, &t.s.loads, f))
 	if g.err != nil {
 		return
 	}
@@ -121,6 +126,7 @@ func (t *LoadTask) advance() {
 				t.check(g, k)
 				t.proved(g, k+1)
 			}
+			t.stride(g)
 			if g.quiet() {
 				t.flying--
 			}

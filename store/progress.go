@@ -15,6 +15,9 @@ type Progress interface {
 	// Advance says that the first so many shards are on their pages, verified, but for blocks that have failed: when WaitShard
 	// returns for them. A load that is not layerwise does not call it.
 	Advance(shards int)
+	// Wanted returns for how many shards, from the first, streams have come to wait: they have done what was enqueued before that. Zero:
+	// none that is known, also once Set was called.
+	Wanted() int
 	// Set says that the load has ended, however, and with what errors of its blocks. Or, with ErrExpired, that it has not within
 	// Config.WaitMax and that nobody should go on waiting for it on a device: the load goes on, its pages are its own until
 	// LoadTask.Done, and its results tell what became of it. It is called once at least; the first call counts.
@@ -41,6 +44,14 @@ func (p *progress) advance(shards int) {
 	if p.to != nil {
 		p.to.Advance(shards)
 	}
+}
+
+// wanted returns how many shards streams have come to wait for.
+func (p *progress) wanted() int {
+	if p.to == nil {
+		return 0
+	}
+	return p.to.Wanted()
 }
 
 func (p *progress) end(err error) {

@@ -271,9 +271,10 @@ func TestReplacedStreamWaitsForRecordedWorkToo(t *testing.T) {
 
 // teller is a Progress that notes what it is told.
 type teller struct {
-	mu    sync.Mutex
-	steps []int
-	ends  []error
+	mu     sync.Mutex
+	steps  []int
+	ends   []error
+	wanted atomic.Int64
 }
 
 func (p *teller) Advance(shards int) {
@@ -281,6 +282,8 @@ func (p *teller) Advance(shards int) {
 	defer p.mu.Unlock()
 	p.steps = append(p.steps, shards)
 }
+
+func (p *teller) Wanted() int { return int(p.wanted.Load()) }
 
 func (p *teller) Set(err error) {
 	p.mu.Lock()

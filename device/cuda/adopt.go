@@ -31,8 +31,8 @@ func (d *Device) probeWaits() error {
 	switch {
 	case err != nil:
 		return err
-	case d.api.StreamWaitValue64 == nil:
-		d.waits.lack = d.lack(what, "driver "+d.info.DriverVersion+" has no cuStreamWaitValue64")
+	case d.api.StreamWaitValue64 == nil || d.api.StreamWriteValue64 == nil:
+		d.waits.lack = d.lack(what, "driver "+d.info.DriverVersion+" has no cuStreamWaitValue64 or no cuStreamWriteValue64")
 	case can == 0:
 		d.waits.lack = d.lack(what, "CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS is 0")
 	}
@@ -188,13 +188,25 @@ func (h *hostStream) record() (*event, error) {
 
 // WaitValue implements device.HostStream.
 func (h *hostStream) WaitValue(word mem.Extent, value uint64) error {
-	if err := h.waitValue(word, value); err != nil {
+	d := h.dev
+	if err := h.memOp("cuStreamWaitValue64_v2", d.api.StreamWaitValue64, d.waits.flags, word, value); err != nil {
 		return fmt.Errorf("make the host program's stream %#x wait: %w", h.handle, err)
 	}
 	return nil
 }
 
-func (h *hostStream) waitValue(word mem.Extent, value uint64) error {
+// WriteValue implements device.HostStream.
+func (h *hostStream) WriteValue(word mem.Extent, value uint64) error {
+	if err := h.memOp("cuStreamWriteValue64_v2", h.dev.api.StreamWriteValue64, cuda.StreamWriteValue, word, value); err != nil {
+		return fmt.Errorf("have the host program's stream %#x write: %w", h.handle, err)
+	}
+	return nil
+}
+
+// memOp enqueues a memory operation of the stream, by that call of the driver.
+func (h *hostStream) memOp(
+	name string, call func(cuda.Stream, cuda.DevicePtr, uint64, uint32) cuda.Result, flags uint32, word mem.Extent, value uint64,
+) error {
 	d := h.dev
 	if d.waits.lack != nil {
 		return d.waits.lack
@@ -211,8 +223,8 @@ func (h *hostStream) waitValue(word mem.Extent, value uint64) error {
 		return err
 	}
 	defer d.leaveRelaxed(mode)
-	if r := d.api.StreamWaitValue64(h.handle, cuda.DevicePtr(word.Dev()), value, d.waits.flags); r != cuda.Success {
-		return d.fail(r, "cuStreamWaitValue64_v2", "stream=%#x, address=%#x, value=%d", h.handle, word.Dev(), value)
+	if r := call(h.handle, cuda.DevicePtr(word.Dev()), value, flags); r != cuda.Success {
+		return d.fail(r, name, "stream=%#x, address=%#x, value=%d", h.handle, word.Dev(), value)
 	}
 	return nil
 }

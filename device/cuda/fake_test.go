@@ -412,6 +412,9 @@ func (f *fake) streams(a *cuda.API) {
 		f.set(func() { f.waitFlags = flags })
 		return f.enter("cuStreamWaitValue64_v2", withContext)
 	}
+	a.StreamWriteValue64 = func(_ cuda.Stream, _ cuda.DevicePtr, _ uint64, _ uint32) cuda.Result {
+		return f.enter("cuStreamWriteValue64_v2", withContext)
+	}
 }
 
 func (f *fake) work(a *cuda.API) {

@@ -107,6 +107,33 @@ func testWaitValue(t *testing.T, h *harness) {
 	gated.Close()
 }
 
+// testWriteValue has the host program's stream say where it is: not before it is there, and as soon as it is.
+func testWriteValue(t *testing.T, h *harness) {
+	word := h.word(t)
+	st, host := h.adopt(t)
+	release(t, word)
+	at := extent(word, 16, 8)
+	must(t, st.WriteValue(at, 1<<40))
+	sync(t, host)
+	if got := hostmem.LoadUint64(at.Bytes()); got != 1<<40 {
+		t.Errorf("the word is %#x once the stream was there, want 1<<40", got)
+	}
+	must(t, st.WaitValue(extent(word, 0, 8), 1))
+	must(t, st.WriteValue(at, 7)) // less than it is
+	held, err := host.Record()
+	must(t, err)
+	notDone(t, "what is before the value waits", held)
+	if got := hostmem.LoadUint64(at.Bytes()); got != 1<<40 {
+		t.Errorf("the word is %#x before the stream is there", got)
+	}
+	releaseWord(word)
+	must(t, wait(t, held))
+	if got := hostmem.LoadUint64(at.Bytes()); got != 7 {
+		t.Errorf("the word is %#x once the stream was there, want 7", got)
+	}
+	held.Close()
+}
+
 func testWaitValueRefuses(t *testing.T, h *harness) {
 	st, host := h.adopt(t)
 	word := h.pinned(t, 64)
@@ -118,6 +145,9 @@ func testWaitValueRefuses(t *testing.T, h *harness) {
 	} {
 		if err := st.WaitValue(e, 1); !errors.Is(err, errdefs.ErrInvalid) {
 			t.Errorf("waiting for a word that is %s: %v", name, err)
+		}
+		if err := st.WriteValue(e, 1); !errors.Is(err, errdefs.ErrInvalid) {
+			t.Errorf("writing a word that is %s: %v", name, err)
 		}
 	}
 	sync(t, host)

@@ -63,6 +63,7 @@ func Run(t *testing.T, open func(t *testing.T) device.Device) {
 		{"LaunchRefuses", testLaunchRefuses},
 		{"WaitValue", testWaitValue},
 		{"WaitValueRefuses", testWaitValueRefuses},
+		{"WriteValue", testWriteValue},
 		{"HostStreamRecord", testHostStreamRecord},
 		{"HeldQueueClose", testHeldQueueClose},
 		{"AdoptRefuses", testAdoptRefuses},

@@ -16,6 +16,7 @@ import (
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/internal/sys/hostmem"
 	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
 )
@@ -68,6 +69,9 @@ func TestSuiteFindsDefects(t *testing.T) {
 		{"words are not waited for", "SignalSteps"},
 		{"words are not waited for", "SignalReuse"},
 		{"words are compared too low", "SignalReuse"},
+		{"words are written too early", "WriteValue"},
+		{"words are not written", "WriteValue"},
+		{"words are not written", "SignalSteps"},
 		{"host streams record too early", "HostStreamRecord"},
 		{"captures are not seen", "AdoptRefuses"},
 		{"launches allocate", "Parked"},
@@ -289,6 +293,17 @@ func (s *damagedStream) WaitValue(word mem.Extent, value uint64) error {
 		s.early, _ = s.HostStream.Record()
 	}
 	return s.HostStream.WaitValue(word, value)
+}
+
+func (s *damagedStream) WriteValue(word mem.Extent, value uint64) error {
+	switch s.defect {
+	case "words are written too early":
+		hostmem.StoreUint64(word.Bytes(), value)
+		return nil
+	case "words are not written":
+		return nil
+	}
+	return s.HostStream.WriteValue(word, value)
 }
 
 func (s *damagedStream) Record() (device.Event, error) {

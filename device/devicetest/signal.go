@@ -66,6 +66,9 @@ func testSignalSteps(t *testing.T, h *harness) {
 	}
 	for i := range layers - 1 {
 		notDone(t, "the layer has not come", passed[i])
+		if n := s.Wanted(); n != i+1 {
+			t.Errorf("a stream that waits for layer %d has come to %d", i, n-1)
+		}
 		verdict(t, s, i+1, false, nil)
 		fillBytes(from.Bytes()[i*n:][:n], byte(i+1))
 		must(t, q.Copy(extent(d, int64(i)*n, n), extent(from, int64(i)*n, n)))
@@ -82,6 +85,9 @@ func testSignalSteps(t *testing.T, h *harness) {
 	s.Set(errdefs.ErrCorrupt)
 	s.Set(nil)
 	must(t, wait(t, passed[layers-1]))
+	if n := s.Wanted(); n != 0 {
+		t.Errorf("once it was set, streams are said to want %d layers", n)
+	}
 	verdict(t, s, layers, true, errdefs.ErrCorrupt)
 	verdict(t, s, 1, true, nil)
 	must(t, s.Hold(st, layers)) // no longer
@@ -117,6 +123,9 @@ func testSignalReuse(t *testing.T, h *harness) {
 	}
 	first.Set(nil)
 	second := take(t, p, 2)
+	if n := second.Wanted(); n != 0 {
+		t.Errorf("nobody has come to a wait, and %d steps are wanted", n)
+	}
 	first.Set(errdefs.ErrCorrupt)
 	first.Advance(3)
 	must(t, second.Hold(st, 1))
@@ -124,11 +133,17 @@ func testSignalReuse(t *testing.T, h *harness) {
 	held, err := host.Record()
 	must(t, err)
 	notDone(t, "only the signal before was set", held)
+	if n := second.Wanted(); n != 1 {
+		t.Errorf("streams have come to %d steps, want 1", n)
+	}
 	verdict(t, second, 1, false, nil)
 	verdict(t, first, 3, true, nil)
 	notDone(t, "the stream has not come to its wait", passed)
 	releaseWord(word)
 	must(t, wait(t, passed))
+	if n := second.Wanted(); n != 0 {
+		t.Errorf("a stream has come late to the signal before, and is said to want %d steps", n)
+	}
 	notDone(t, "only the signal before was set", held)
 	second.Advance(1)
 	must(t, wait(t, held))

@@ -14,14 +14,15 @@ import (
 const (
 	// MaxWords is how many words a pool may have.
 	MaxWords = 1 << 20
-	// lineBytes is how far words are apart: the CPU writes one while the GPU polls its neighbour.
+	// lineBytes is how far words are apart: the CPU writes one while the GPU polls or writes its neighbour.
 	lineBytes = 64
 )
 
 // word is a place in pinned memory, of one signal at a time.
 type word struct {
 	at    mem.Extent
-	value uint64 // that it holds while no signal has it
+	come  mem.Extent // a word that streams write: what they have come to wait for
+	value uint64     // that it holds while no signal has it
 }
 
 // Pool is words on which streams of the host program wait.
@@ -59,7 +60,7 @@ func Open(dev device.Device, words int) (*Pool, error) {
 	if !ok {
 		return nil, fmt.Errorf("open pool of signals: device %d adopts no streams: %w", dev.Info().Index, errdefs.ErrNotSupported)
 	}
-	r, err := dev.AllocHost(int64(words) * lineBytes)
+	r, err := dev.AllocHost(int64(words) * 2 * lineBytes)
 	if err != nil {
 		return nil, fmt.Errorf("open pool of signals: %w", err)
 	}
@@ -68,7 +69,10 @@ func Open(dev device.Device, words int) (*Pool, error) {
 		out: make(map[*Signal]struct{}), streams: make(map[device.HostStream]*passage),
 	}
 	for i := range words {
-		p.words <- &word{at: mem.Extent{Region: r, Off: int64(i) * lineBytes, Len: wordBytes}}
+		at := mem.Extent{Region: r, Off: int64(i) * 2 * lineBytes, Len: wordBytes}
+		come := at
+		come.Off += lineBytes
+		p.words <- &word{at: at, come: come}
 	}
 	return p, nil
 }

@@ -50,12 +50,15 @@ func (s *Signal) Hold(st device.HostStream, step int) error {
 	return nil
 }
 
-// tell makes the stream wait, and records the event that says when it has waited. As the record may be what failed, it gets a
-// second chance. A wait that failed may still have been enqueued, so it is followed by an event too.
+// tell makes the stream say that it has come to its wait, and wait, and records the event that says when it has waited. As the record may be
+// what failed, it gets a second chance. What failed may still have been enqueued, so it is followed by an event too.
 func (w *passage) tell(st device.HostStream, s *Signal, step int) error {
-	err := st.WaitValue(s.word.at, s.base+uint64(step))
+	err := st.WriteValue(s.word.come, s.base+uint64(step))
 	if errors.Is(err, errdefs.ErrNotSupported) || errors.Is(err, errdefs.ErrInvalid) {
 		return err // before anything was enqueued
+	}
+	if err == nil {
+		err = st.WaitValue(s.word.at, s.base+uint64(step))
 	}
 	e, failed := st.Record()
 	if failed != nil {
@@ -109,6 +112,21 @@ func (s *Signal) end(err error) bool {
 // store lets streams go on that wait for so many steps. The verdict on them is there already for those that lock s.
 func (s *Signal) store(steps int) {
 	hostmem.StoreUint64(s.word.at.Bytes(), s.base+uint64(steps))
+}
+
+// Wanted returns how many steps a stream has come to wait for, as the last that came to a wait says: it has done what was enqueued before
+// that. Zero: none that is known. It does not block.
+func (s *Signal) Wanted() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.set { // the word is another's
+		return 0
+	}
+	n := hostmem.LoadUint64(s.word.come.Bytes()) - s.base
+	if n > uint64(s.steps) { // a stream that has come late to a wait for a signal before
+		return 0
+	}
+	return int(n)
 }
 
 // Verdict reports whether streams that wait for so many steps go on, and why what these bring must not be used, or nil: it was

@@ -12,6 +12,7 @@ import (
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/internal/sys/hostmem"
 	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
 )
@@ -157,7 +158,7 @@ func (r rig) use(t *testing.T, host device.Queue, st device.HostStream, rounds i
 
 // Whichever call fails, the stream goes on once the signal is set, and the words stay until it has.
 func TestHoldReportsTheNthFailingCall(t *testing.T) {
-	for _, op := range []string{sim.OpWait, sim.OpRecord} {
+	for _, op := range []string{sim.OpStore, sim.OpWait, sim.OpRecord} {
 		for n := range 3 {
 			faults := fault.New(1)
 			r := newRig(t, sim.Options{Faults: faults}, 1)
@@ -167,13 +168,38 @@ func TestHoldReportsTheNthFailingCall(t *testing.T) {
 			first, second := s.Hold(r.stream, 1), s.Hold(r.stream, 1)
 			reported := errors.Is(first, fault.ErrInjected) || errors.Is(second, fault.ErrInjected)
 			// A record is tried again.
-			if want := op == sim.OpWait && n < 2; reported != want {
+			if want := op != sim.OpRecord && n < 2; reported != want {
 				t.Errorf("%s %d failed: %v, then %v", op, n, first, second)
 			}
 			s.Set(nil)
 			r.close(t)
 		}
 	}
+}
+
+// A stream that was told to write, and then refused to wait, writes all the same once it is there: until then the words stay.
+func TestWordsStayUntilAStreamHasWrittenThem(t *testing.T) {
+	faults := fault.New(1)
+	r := newRig(t, sim.Options{Faults: faults}, 1)
+	gate, err := r.dev.AllocHost(8)
+	must(t, err)
+	must(t, r.stream.WaitValue(mem.All(gate), 1))
+	s, err := r.pool.Take(t.Context(), 1)
+	must(t, err)
+	faults.Add(fault.Nth(sim.OpWait, 1).Fail(errdefs.ErrNotSupported))
+	if err := s.Hold(r.stream, 1); !errors.Is(err, errdefs.ErrNotSupported) {
+		t.Errorf("hold: %v", err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if err := r.pool.Close(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("close while the stream has yet to write: %v", err)
+	}
+	hostmem.StoreUint64(gate.Bytes(), 1)
+	must(t, r.host.Close(t.Context()))
+	must(t, r.pool.Close(t.Context()))
+	must(t, r.dev.Free(gate))
+	must(t, r.dev.Close())
 }
 
 // Where no event can tell when a stream has waited, the word is not unpinned until a later one does.

@@ -56,15 +56,37 @@ func (h *hostStream) Record() (device.Event, error) {
 
 // WaitValue implements device.HostStream.
 func (h *hostStream) WaitValue(word mem.Extent, value uint64) error {
-	if err := h.waitValue("simStreamWaitValue64", word, value); err != nil {
+	const call = "simStreamWaitValue64"
+	q := h.queue
+	err := h.word(OpWait, call, word)
+	if err == nil {
+		q.dev.park()
+		if err = q.enqueue(op{kind: opGate, one: [1]kernel.Piece{{Dst: word.Dev(), N: 8}}, word: value}); err != nil {
+			q.dev.unpark()
+		}
+	}
+	if err != nil {
 		return fmt.Errorf("make host stream wait for a value: %w", err)
 	}
 	return nil
 }
 
-func (h *hostStream) waitValue(call string, word mem.Extent, value uint64) error {
+// WriteValue implements device.HostStream.
+func (h *hostStream) WriteValue(word mem.Extent, value uint64) error {
+	err := h.word(OpStore, "simStreamWriteValue64", word)
+	if err == nil {
+		err = h.queue.enqueue(op{kind: opStore, one: [1]kernel.Piece{{Dst: word.Dev(), N: 8}}, word: value})
+	}
+	if err != nil {
+		return fmt.Errorf("have host stream write a value: %w", err)
+	}
+	return nil
+}
+
+// word begins a call that enqueues an operation on a word.
+func (h *hostStream) word(name, call string, word mem.Extent) error {
 	q := h.queue
-	if err := q.call(OpWait, call); err != nil {
+	if err := q.call(name, call); err != nil {
 		return err
 	}
 	if err := h.capturing(call); err != nil {
@@ -76,12 +98,7 @@ func (h *hostStream) waitValue(call string, word mem.Extent, value uint64) error
 	if word.Len < 8 || word.Dev()%8 != 0 || word.Region.Kind() != mem.KindHostPinned {
 		return errInvalidValue(call, fmt.Sprintf("address=%#x, bytes=%d", word.Dev(), word.Len), "not an aligned 64-bit word in pinned memory")
 	}
-	q.dev.park()
-	err := q.enqueue(op{kind: opGate, one: [1]kernel.Piece{{Dst: word.Dev(), N: 8}}, word: value})
-	if err != nil {
-		q.dev.unpark()
-	}
-	return err
+	return nil
 }
 
 // park notes that a stream of the host program has been told to wait for a word.

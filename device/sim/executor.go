@@ -113,7 +113,7 @@ func (x *executor) corrupt(o *op) error {
 		}
 		at = r % n
 		p = o.kernel.Piece(&x.machine, &o.args, at)
-	case opCopy, opFill, opRecord, opWait, opGate, opFile:
+	case opCopy, opFill, opRecord, opWait, opGate, opStore, opFile:
 	}
 	if p.N == 0 {
 		return nil

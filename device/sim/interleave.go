@@ -121,7 +121,7 @@ func (q *Queue) peek() (work, ready bool) {
 		if o.stay != nil {
 			return true, q.stirs(o.stay)
 		}
-	case opCopy, opBatch, opFill, opRecord, opFile:
+	case opCopy, opBatch, opFill, opRecord, opStore, opFile:
 	}
 	return true, !o.hit || o.fault.Action != fault.Stall || isClosed(o.fault.Released())
 }

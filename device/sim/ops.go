@@ -20,6 +20,7 @@ const (
 	opRecord
 	opWait
 	opGate
+	opStore
 	opFile
 )
 
@@ -27,13 +28,13 @@ const (
 type op struct {
 	kind   opKind
 	value  byte            // of opFill
-	one    [1]kernel.Piece // of opCopy, opFill and opGate
+	one    [1]kernel.Piece // of opCopy, opFill, opGate and opStore
 	pieces []kernel.Piece  // of opBatch
 	kernel *kernel.Kernel  // of opLaunch
 	args   kernel.Args     // of opLaunch
 	ctas   int             // of opLaunch
 	stay   *stay           // of opLaunch: the resident kernel that has begun
-	word   uint64          // of opGate: what the word must reach
+	word   uint64          // of opGate: what the word must reach; of opStore: what it becomes
 	event  *Event          // of opRecord and opWait
 	file   *fileWork       // of opFile
 	at     time.Time       // when it was enqueued, by the model

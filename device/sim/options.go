@@ -27,6 +27,7 @@ const (
 	OpCallLaunch = "call-launch" // Queue.Launch
 	OpRecord     = "record"      // Queue.Record and HostStream.Record
 	OpWait       = "wait"        // Queue.Wait and HostStream.WaitValue
+	OpStore      = "store"       // HostStream.WriteValue
 
 	OpCopy   = "copy"   // the work of a Copy
 	OpBatch  = "batch"  // of a CopyBatch, all of it together

@@ -91,6 +91,8 @@ func (q *Queue) do(o *op) error {
 		return q.await(o.event)
 	case opGate:
 		return q.awaitWord(o)
+	case opStore:
+		return q.storeWord(o)
 	case opFile:
 		return q.moveFile(o)
 	case opCopy, opBatch, opFill, opLaunch, opRecord:
@@ -145,7 +147,7 @@ func (x *executor) carryOut(o *op) error {
 		}
 		x.machine.CTAs, x.machine.Untold = o.ctas, o.hit
 		err = o.kernel.Run(&x.machine, &o.args)
-	case opRecord, opWait, opGate, opFile:
+	case opRecord, opWait, opGate, opStore, opFile:
 	}
 	if err == nil && o.hit && o.fault.Action == fault.Corrupt {
 		err = x.corrupt(o)
@@ -227,7 +229,7 @@ func (q *Queue) decide(o *op) {
 		o.fault, o.hit = q.dev.strike(o.work(), !o.resides())
 	case opFile:
 		o.fault, o.hit = q.dev.strike(o.work(), false)
-	case opRecord, opWait, opGate:
+	case opRecord, opWait, opGate, opStore:
 	}
 }
 
@@ -299,14 +301,24 @@ func (q *Queue) awaitWord(o *op) error {
 	}
 }
 
-func (q *Queue) wordReached(o *op) (bool, error) {
+func (q *Queue) wordReached(o *op) (reached bool, err error) {
+	err = q.onWord("simStreamWaitValue64", o, func(b []byte) { reached = int64(hostmem.LoadUint64(b)-o.word) >= 0 })
+	return reached, err
+}
+
+func (q *Queue) storeWord(o *op) error {
+	return q.onWord("simStreamWriteValue64", o, func(b []byte) { hostmem.StoreUint64(b, o.word) })
+}
+
+// onWord has do work on the word of o, which stays where it is meanwhile.
+func (q *Queue) onWord(call string, o *op, do func(b []byte)) error {
 	q.dev.space.mu.RLock()
 	defer q.dev.space.mu.RUnlock()
-	b, err := q.exec.machine.View("simStreamWaitValue64", o.one[0].Dst, 8)
-	if err != nil {
-		return false, err
+	b, err := q.exec.machine.View(call, o.one[0].Dst, 8)
+	if err == nil {
+		do(b)
 	}
-	return int64(hostmem.LoadUint64(b)-o.word) >= 0, nil
+	return err
 }
 
 // name is the operation in errors.
@@ -316,6 +328,8 @@ func (o *op) name() string {
 		return "wait for event"
 	case opGate:
 		return "wait for value"
+	case opStore:
+		return "write value"
 	case opLaunch:
 		return "run " + o.kernel.Name
 	case opCopy, opBatch, opFill, opRecord, opFile:
@@ -336,7 +350,7 @@ func (o *op) work() string {
 		return OpLaunch
 	case opFile:
 		return fileOp(o.file.dir)
-	case opRecord, opWait, opGate:
+	case opRecord, opWait, opGate, opStore:
 	}
 	return ""
 }

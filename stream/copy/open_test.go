@@ -138,6 +138,8 @@ func TestPlannerIsAsked(t *testing.T) {
 		neighbours.Dst = append(neighbours.Dst, mem.Extent{Region: gpu, Off: i * 20, Len: 10})
 		neighbours.Src = append(neighbours.Src, mem.Extent{Region: host, Off: i * 10, Len: 10})
 	}
+	awaited := streamtest.Strided(gpu, host, 4, 100)
+	awaited.Awaited = true
 	all := plan.PathSet(stream.PathCopyEngine, stream.PathKernel, stream.PathStaged)
 	within := all.Without(stream.PathStaged)
 	tests := []struct {
@@ -153,6 +155,7 @@ func TestPlannerIsAsked(t *testing.T) {
 		{"host contiguous", whole, neighbours, plan.Request{Dir: plan.H2D, Pieces: 100, Runs: 100, HostRuns: 1, Bytes: 1000}, all},
 		{"paged", whole, benchPaged(host, gpu, 2, 2, 1<<10), plan.Request{Dir: plan.D2H, Form: plan.Paged, Pieces: 4, Runs: 4, HostRuns: 1, HostRows: 1, Bytes: 4096}, all},
 		{"pages in order", whole, pagesInOrder(host, gpu), plan.Request{Dir: plan.D2H, Form: plan.Paged, Pieces: 8, Runs: 2, HostRuns: 2, HostRows: 2, Bytes: 8 << 10}, all},
+		{"awaited", whole, awaited, plan.Request{Dir: plan.H2D, Pieces: 4, Runs: 4, HostRuns: 4, Bytes: 400, Awaited: true}, all},
 		{"no kernels", batching, streamtest.Strided(gpu, host, 4, 100), plan.Request{Dir: plan.H2D, Pieces: 4, Runs: 4, HostRuns: 4, Bytes: 400}, plan.PathSet(stream.PathCopyEngine)},
 		{"bare", bare, streamtest.Strided(gpu, host, 4, 100), plan.Request{Dir: plan.H2D, Pieces: 4, Runs: 4, HostRuns: 4, Bytes: 400}, plan.PathSet(stream.PathCopyEngine)},
 	}

@@ -92,7 +92,8 @@ type API struct {
 	// Go heap, and are free again when it returns.
 	MemcpyBatchAsync func(dsts, srcs []DevicePtr, sizes []uint64, s Stream) Result
 	// Optional.
-	StreamWaitValue64 func(s Stream, addr DevicePtr, value uint64, flags uint32) Result
+	StreamWaitValue64  func(s Stream, addr DevicePtr, value uint64, flags uint32) Result
+	StreamWriteValue64 func(s Stream, addr DevicePtr, value uint64, flags uint32) Result
 	// Optional: CUDA 12.4. It loads the function onto the device, if that was not done. It needs a context.
 	FuncLoad func(f Function) Result
 	// Optional: cuMemGetHandleForAddressRange, for a dma-buf. It needs a context. Address and length are multiples of the

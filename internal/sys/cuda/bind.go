@@ -187,6 +187,11 @@ func (s *symbols) bindOptional(a *API) {
 			return s.do(wait, uintptr(st), uintptr(addr), uintptr(value), uintptr(flags))
 		}
 	}
+	if write := s.optional(proc, "cuStreamWriteValue64", cuda120); write != 0 {
+		a.StreamWriteValue64 = func(st Stream, addr DevicePtr, value uint64, flags uint32) Result {
+			return s.do(write, uintptr(st), uintptr(addr), uintptr(value), uintptr(flags))
+		}
+	}
 	if funcLoad := s.optional(proc, "cuFuncLoad", cuda124); funcLoad != 0 {
 		a.FuncLoad = func(fn Function) Result { return s.do(funcLoad, uintptr(fn)) }
 	}

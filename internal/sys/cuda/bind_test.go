@@ -89,11 +89,12 @@ u cuIpcOpenEventHandle(u *e, ipc h) {
 	for (int i = 0; i < 64; i++) args[1] = args[1] * 31 + (unsigned char)h.reserved[i];
 	return note("cuIpcOpenEventHandle", args, 2);
 }
-FN(batch_12080) FN(wait_12000) FN(load_12040) FN(export_12000) FN(flush_12000)
+FN(batch_12080) FN(wait_12000) FN(write_12000) FN(load_12040) FN(export_12000) FN(flush_12000)
 int cuGetProcAddress_v2(const char *name, void **fn, int version, u flags, int *status) {
 	*status = 0;
 	*fn = flags != 0 ? 0 : !strcmp(name, "cuMemcpyBatchAsync") && version == 12080 ? (void *)batch_12080
 		: !strcmp(name, "cuStreamWaitValue64") && version == 12000 ? (void *)wait_12000
+		: !strcmp(name, "cuStreamWriteValue64") && version == 12000 ? (void *)write_12000
 		: !strcmp(name, "cuFuncLoad") && version == 12040 ? (void *)load_12040
 		: !strcmp(name, "cuMemGetHandleForAddressRange") && version == 12000 ? (void *)export_12000
 		: !strcmp(name, "cuFlushGPUDirectRDMAWrites") && version == 12000 ? (void *)flush_12000 : 0;
@@ -252,6 +253,7 @@ func TestCallsReachTheDriver(t *testing.T) {
 			return a.MemcpyBatchAsync([]DevicePtr{1, 2}, []DevicePtr{3, 4}, []uint64{5, 6}, 8)
 		}},
 		{"wait_12000 5 6 7 0", -1, func() Result { return a.StreamWaitValue64(5, 6, 7, StreamWaitValueGEQ) }},
+		{"write_12000 5 6 7 0", -1, func() Result { return a.StreamWriteValue64(5, 6, 7, StreamWriteValue) }},
 		{"export_12000 out 5 6 1 0", 0, func() Result { fd, r := a.MemExportDMABuf(5, 6); return value(uint64(uint32(fd)), r) }},
 		{"flush_12000 0 c8", -1, func() Result { return a.FlushGPUDirectRDMAWrites(RDMAScopeAllDevices) }},
 	} {

@@ -92,6 +92,7 @@ func TestConstantsAreThoseOfTheHeader(t *testing.T) {
 		"CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD":                         memRangeDMABuf,
 		"CU_STREAM_NON_BLOCKING":                                      int64(StreamNonBlocking),
 		"CU_STREAM_WAIT_VALUE_GEQ":                                    int64(StreamWaitValueGEQ),
+		"CU_STREAM_WRITE_VALUE_DEFAULT":                               int64(StreamWriteValue),
 		"CU_EVENT_DISABLE_TIMING":                                     int64(EventDisableTiming),
 		"CU_EVENT_INTERPROCESS":                                       int64(EventInterprocess),
 		"CU_MEMHOSTREGISTER_PORTABLE":                                 int64(HostRegisterPortable),
@@ -229,6 +230,7 @@ func TestSignaturesAreThoseOfTheHeader(t *testing.T) {
 		"cuLaunchKernel":                    "CUresult (*f)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void **, void **)",
 		"cuGetProcAddress_v2":               "CUresult (*f)(const char *, void **, int, cuuint64_t, CUdriverProcAddressQueryResult *)",
 		"cuStreamWaitValue64_v2":            "CUresult (*f)(CUstream, CUdeviceptr, cuuint64_t, unsigned)",
+		"cuStreamWriteValue64_v2":           "CUresult (*f)(CUstream, CUdeviceptr, cuuint64_t, unsigned)",
 		"cuMemGetHandleForAddressRange":     "CUresult (*f)(void *, CUdeviceptr, size_t, CUmemRangeHandleType, unsigned long long)",
 		"cuFlushGPUDirectRDMAWrites":        "CUresult (*f)(CUflushGPUDirectRDMAWritesTarget, CUflushGPUDirectRDMAWritesScope)",
 	}))

@@ -72,6 +72,15 @@ func TestHarmChoices(t *testing.T) {
 			if goal.Weighs() != (got.ChunkBytes > 0) || (goal == plan.Background) != (got.Pace > 0) {
 				t.Errorf("%s, %s: chunks of %d, pace %v", c.what, goal, got.ChunkBytes, got.Pace)
 			}
+			if goal != plan.Balanced {
+				continue
+			}
+			c.r.Awaited = true // so that harm has no weight
+			got = newPlanner(t, plan.Default(), plan.Options{Policy: plan.Policy{Goal: goal}}).Choose(c.r, can)
+			if (way{got.Path, got.CTAs}) != c.throughput || got.ChunkBytes != 0 {
+				t.Errorf("%s, awaited: %+v, want %v and chunks as the stream likes", c.what, got, c.throughput)
+			}
+			c.r.Awaited = false
 		}
 	}
 }

@@ -163,8 +163,11 @@ type bounds struct {
 // go at 55 to 69 GB/s in sum by 16 thread blocks each way, and at 83 by 4 and 1, which reach 48.6 and 38.4 alone.
 var easeShare = [directions]float64{H2D: 0.75, D2H: 0.65}
 
-func (p *Planner) bounds(d Direction, opposed bool) bounds {
-	b := bounds{goal: p.policy.Goal, weight: weights[p.policy.Goal], ctas: cmp.Or(p.policy.MaxCTAs, maxCTAs)}
+func (p *Planner) bounds(r *Request, opposed bool) bounds {
+	d, b := r.Dir, bounds{goal: p.policy.Goal, weight: weights[p.policy.Goal], ctas: cmp.Or(p.policy.MaxCTAs, maxCTAs)}
+	if r.Awaited {
+		b.weight = 0
+	}
 	if opposed && (b.goal == Throughput || b.goal == Balanced) {
 		b.ease = easeShare[d] * p.profile.GBps[d]
 	}
@@ -204,7 +207,7 @@ func (p *Planner) Choose(r Request, can Paths) Choice {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	key := l.key(&r, now)
-	b := p.bounds(r.Dir, key.duplex())
+	b := p.bounds(&r, key.duplex())
 	choice := Choice{ChunkBytes: b.chunk, Pace: b.pace(r.Bytes), cell: key}
 	var (
 		at  load

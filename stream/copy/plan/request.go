@@ -90,6 +90,8 @@ type Request struct {
 	// Summed says that the batch asks for sums. Few thread blocks that keep up with a link may not while they make sums, so the most
 	// that a path has are taken where harm does not count.
 	Summed bool
+	// Awaited is mem.Batch.Awaited: harm to what computes beside the batch has no weight.
+	Awaited bool
 	// Unsummed is the paths that do not make the sums that the batch asks for, so that a CPU has to, which takes the time of
 	// a pass over the bytes. None where the batch asks for none.
 	Unsummed Paths

@@ -40,8 +40,8 @@ type HostStream interface {
 	// when the word was stored is seen by the work that waited. The word must stay until an event recorded afterwards is
 	// done. Package signal keeps such words. ErrNotSupported, with the reason, where the device or its driver cannot.
 	WaitValue(word mem.Extent, value uint64) error
-	// WriteValue stores value in the aligned 64-bit word at word, in pinned memory of the device, once what the program has enqueued so
-	// far is done. The word
-	// must stay until an event recorded afterwards is done. ErrNotSupported where WaitValue is not supported.
+	// WriteValue stores value in the aligned 64-bit word at word, in pinned memory of the device, once what the program has enqueued
+	// so far is done. The word must stay until an event recorded afterwards is done. ErrNotSupported where WaitValue is not
+	// supported.
 	WriteValue(word mem.Extent, value uint64) error
 }

@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/kvlane/kvlane/block"
@@ -40,13 +41,14 @@ type LoadTask struct {
 	begun     time.Time // when the task began, and then what it has brought from the cache and from below
 	memory    int64
 	files     int64
-	shardLeft []int     // layerwise: blocks still waiting for each shard
-	open      int       // blocks with a slot of the cache, or with a job that may give them one
-	checking  int       // check jobs out
-	reading   int       // fetch jobs out
-	cohorts   []*cohort // that are copied, or whose copies are checked
-	flying    int       // of them, those that are copied
-	stopped   bool      // the task was canceled, and this has been acted on
+	shardLeft []int      // layerwise: blocks still waiting for each shard
+	open      int        // blocks with a slot of the cache, or with a job that may give them one
+	checking  int        // check jobs out
+	reading   int        // fetch jobs out
+	cohorts   []*cohort  // that are copied, or whose copies are checked
+	two       [2]*cohort // room for them, of which there are seldom more
+	flying    int        // of them, those that are copied
+	stopped   bool       // the task was canceled, and this has been acted on
 }
 
 // Load copies each ref's block to its page, from the first tier that has it, and verifies it by the store's policy: under
@@ -81,6 +83,7 @@ func (s *Store) Load(ctx context.Context, lease *Lease, pages *Pages, refs []Ref
 	}
 	t := &LoadTask{lease: lease, pages: pages, layers: o.Layerwise, sc: sc, left: len(refs), begun: s.clock.Now()}
 	t.init(s.loadCtx, s, len(refs))
+	t.cohorts = t.two[:0]
 	sc.flatten(s, pages)
 	t.sums = s.cfg.Verify != VerifyFill && s.summable(sc.planes)
 	if t.raw = t.sums && s.cfg.Verify == VerifyDevice && s.reads; t.raw {
@@ -97,7 +100,8 @@ func (s *Store) Load(ctx context.Context, lease *Lease, pages *Pages, refs []Ref
 
 // countShards counts the blocks that wait for each shard: those of its page group.
 func (t *LoadTask) countShards() {
-	t.shardLeft = make([]int, t.s.shards)
+	t.sc.counts = slices.Grow(t.sc.counts[:0], t.s.shards)[:t.s.shards]
+	t.shardLeft = t.sc.counts
 	var blocks [block.MaxGroups]int
 	for i := range t.sc.items {
 		blocks[t.sc.items[i].group]++

@@ -30,6 +30,7 @@ type scratch struct {
 	cohorts []*cohort     // free ones
 	flights []*flight     // free ones
 	shards  []int         // of a layerwise dump, to be put in order
+	counts  []int         // of a layerwise load: LoadTask.shardLeft
 	pages   pageSet
 
 	// Of blocks that a load reads without verifying them, by item, and their checksums.

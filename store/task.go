@@ -21,8 +21,9 @@ type task struct {
 	blocks int
 
 	mu   sync.Mutex
-	errs []error             // one a block, once one has failed
-	went []stream.Completion // one a batch
+	errs []error              // one a block, once one has failed
+	went []stream.Completion  // one a batch
+	one  [1]stream.Completion // room for them
 }
 
 // BlockError says why a task failed for one block. It is what Errs returns, and what the errors of Wait and Durable join.
@@ -52,6 +53,7 @@ func (t *task) init(parent context.Context, s *Store, n int) {
 	t.s = s
 	t.ctx, t.cancel = context.WithCancelCause(parent)
 	t.done = make(chan struct{})
+	t.went = t.one[:0]
 	t.blocks = n
 }
 

@@ -30,7 +30,8 @@ func (d *driver) Poll() bool {
 }
 
 func driven(d *driver) *stream.Ticket {
-	d.ticket = stream.NewDrivenTicket(3, d)
+	d.ticket = new(stream.Ticket)
+	d.ticket.Drive(3, d)
 	return d.ticket
 }
 

@@ -58,9 +58,10 @@ func NewTicket(id uint64, cancel func()) *Ticket {
 	return &Ticket{id: id, done: make(chan struct{}), cancel: cancel}
 }
 
-// NewDrivenTicket returns an unresolved ticket of a stream whose completion those who wait may drive.
-func NewDrivenTicket(id uint64, d Driver) *Ticket {
-	return &Ticket{id: id, done: make(chan struct{}), driver: d}
+// Drive makes an unresolved ticket of t, which is zero: of a stream whose completion those who wait may drive. It lets the stream have the
+// ticket where it has the batch.
+func (t *Ticket) Drive(id uint64, d Driver) {
+	t.id, t.done, t.driver = id, make(chan struct{}), d
 }
 
 // Resolve ends the ticket; it is for the Stream that made it. It panics when called twice: that is a bug.

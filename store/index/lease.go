@@ -18,7 +18,8 @@ import (
 type Lease struct {
 	x        *Index
 	keys     []block.Key
-	runs     []run // where keys are pinned, in their order
+	runs     []run  // where keys are pinned, in their order
+	one      [1]run // room for them
 	deadline time.Time
 
 	mu    sync.Mutex
@@ -45,6 +46,7 @@ func (x *Index) LeasePrefix(ctx context.Context, keys []block.Key, ttl time.Dura
 		ttl = x.c.LeaseMax
 	}
 	l := &Lease{x: x, uses: 1, deadline: x.c.Clock.Now().Add(ttl), keys: slices.Clone(keys)}
+	l.runs = l.one[:0]
 	l.pin(ctx)
 	if ctx.Err() != nil {
 		l.drop()

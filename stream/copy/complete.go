@@ -114,7 +114,7 @@ func (s *Stream) complete(wait bool) (left bool) {
 			it.op.Lose()
 		case err == nil:
 			it.Collect()
-			it.op.tell(it.groups)
+			it.op.Tell(it.groups)
 		}
 		if err != nil || !quiet {
 			it.op.told = math.MaxInt // what comes after a failure counts for nothing
@@ -131,8 +131,8 @@ func (s *Stream) complete(wait bool) (left bool) {
 	return false
 }
 
-// tell tells who wants to know that the first so many page groups of the batch have landed. The caller holds completing.
-func (o *op) tell(groups int) {
+// Tell implements move.Teller: it tells who wants to know that the first so many page groups of the batch have landed. The caller holds completing.
+func (o *op) Tell(groups int) {
 	if groups > o.told {
 		if o.live() != nil {
 			o.told = math.MaxInt // Finish says so

@@ -101,7 +101,7 @@ func (s *Stream) move(o *op, m move.Mover, it *item) (done bool, err error) {
 	if o.work.At.Tells() {
 		it.groups = o.work.At.Groups()
 		if parts, ok := it.Event.(*move.Parts); ok {
-			parts.Tell = o.tell
+			parts.To = o
 		}
 	}
 	it.apart = it.Event != nil && isApart(o.choice.Path)

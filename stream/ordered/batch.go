@@ -31,7 +31,7 @@ type Batch struct {
 	stream   *Stream
 	work     Work // nil: a call
 	call     *call
-	ticket   *stream.Ticket
+	ticket   stream.Ticket
 	id       uint64
 	next     *Batch // in its list; guarded by Stream.mu
 	after    []mem.Dependency
@@ -130,7 +130,7 @@ func (s *Stream) Submit(ctx context.Context, w Work, b *Batch, after []mem.Depen
 	if err := s.enter(ctx, b); err != nil {
 		return nil, err
 	}
-	return b.ticket, nil
+	return &b.ticket, nil
 }
 
 // enter takes a place in the stream, appends b to the backlog and issues a part of it if nothing is before it.
@@ -160,7 +160,7 @@ func (s *Stream) enter(ctx context.Context, b *Batch) error {
 		s.lastID++
 	}
 	if b.id = s.lastID; b.work != nil {
-		b.ticket = stream.NewDrivenTicket(b.id, b.work)
+		b.ticket.Drive(b.id, b.work)
 	}
 	s.backlog.push(b)
 	wait := true

@@ -2,6 +2,7 @@ package move
 
 import (
 	"context"
+	"sync"
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/mem"
@@ -32,6 +33,7 @@ type Kernel struct {
 	peerCTAs int
 	span     span // of the next step
 	launch   device.Kernel
+	spare    sync.Pool // of *Parts
 }
 
 var _ Owner = (*Kernel)(nil)
@@ -128,7 +130,12 @@ func (k *Kernel) Step(b *Batch, st *Step) (done bool, err error) {
 
 // parts launches as many whole page groups as fit, if one does.
 func (k *Kernel) parts(b *Batch, st *Step, ctas int) (done bool, err error) {
-	sp, e := k.span, &Parts{table: k.span.buf}
+	sp := k.span
+	e, ok := k.spare.Get().(*Parts)
+	if !ok {
+		e = new(Parts)
+	}
+	*e = Parts{Parts: describe.Parts{Rows: e.Rows}, of: k, table: sp.buf}
 	ctas = max(min(ctas, b.PagedDescs), 1)
 	t := describe.Table{Dev: sp.dev, Buf: sp.buf, Limit: b.limit()}
 	used := b.At.LaunchParts(&t, &k.launch, ctas, &e.Parts)

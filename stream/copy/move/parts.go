@@ -14,14 +14,18 @@ import (
 // completes.
 type Parts struct {
 	describe.Parts
-	// Tell is told how many page groups of the batch have landed; their sums are where the batch wants them. Whoever completes sets it.
-	Tell func(groups int)
+	// To is told what has landed. Whoever issues sets it.
+	To Teller
 
+	of         *Kernel
 	landed     int // parts
 	table      []byte
 	end        device.Event // of the launch
 	began, due time.Time    // when it was first waited for, and when its end is expected; zero: nobody said
 }
+
+// Teller is told how many page groups of a batch have landed; their sums are where the batch wants them.
+type Teller interface{ Tell(groups int) }
 
 var _ device.ExpectedEvent = (*Parts)(nil)
 
@@ -39,8 +43,8 @@ func (p *Parts) ask(driver bool) (done bool, err error) {
 			rows.Read(p.table[rows.At:])
 		}
 		p.landed++
-		if p.Tell != nil {
-			p.Tell(p.First + p.landed)
+		if p.To != nil {
+			p.To.Tell(p.First + p.landed)
 		}
 	}
 	switch {
@@ -72,5 +76,9 @@ func (p *Parts) next() time.Time {
 // Wait implements device.Event.
 func (p *Parts) Wait(ctx context.Context) error { return await(ctx, p.next, p.ask) }
 
-// Close implements device.Event.
-func (p *Parts) Close() { p.end.Close() }
+// Close implements device.Event. The path uses what is left again.
+func (p *Parts) Close() {
+	p.end.Close()
+	clear(p.Rows)
+	p.of.spare.Put(p)
+}

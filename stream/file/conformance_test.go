@@ -17,7 +17,7 @@ import (
 // small has chunks, depths and numbers so small that every batch of the suite crosses their bounds.
 var small = file.Options{Transfers: 3, ChunkBytes: 2 * file.Align, Chunks: 2}
 
-func real(t *testing.T) *files {
+func real(t testing.TB) *files {
 	t.Helper()
 	return &files{dir: openDir(t, dirfs.OS(), t.TempDir())}
 }

@@ -2,12 +2,15 @@ package file_test
 
 import (
 	"errors"
+	"fmt"
+	"math/rand/v2"
 	"testing"
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/cuda/cudatest"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/testkit"
+	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/stream"
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
 	"github.com/kvlane/kvlane/stream/file"
@@ -61,5 +64,45 @@ func TestConformanceCUDA(t *testing.T) {
 				return env(real(t), streamtest.DeviceMemory(dev), o)
 			})
 		})
+	}
+}
+
+// BenchmarkGPUPageCache reads blocks, scattered over a file that the page cache has, to a GPU.
+func BenchmarkGPUPageCache(b *testing.B) {
+	const total = 1 << 30
+	dev := cudatest.Open(b)
+	copies, err := streamcopy.Open(dev, streamcopy.Options{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() {
+		if err := copies.Close(within(b)); err != nil {
+			b.Error(err)
+		}
+	})
+	fs, gpu := real(b), streamtest.DeviceMemory(dev)
+	from, to := fs.alloc(b, total), gpu.Alloc(b, total)
+	fs.memory().Write(b, mem.All(from), make([]byte, total))
+	s := closeAtEnd(b, open(b, file.Options{Device: dev, Copy: copies}))
+	for _, size := range []int64{16 << 20, 64 << 20, 256 << 20, total} {
+		for _, block := range []int64{256 << 10, 1 << 20, 4 << 20} {
+			b.Run(fmt.Sprintf("%dMiB/%dKiB", size>>20, block>>10), func(b *testing.B) {
+				b.SetBytes(size)
+				for b.Loop() {
+					batch := new(mem.Batch)
+					for i, at := range rand.Perm(int(total / block))[:size/block] {
+						batch.Src = append(batch.Src, mem.All(from).Sub(int64(at)*block, block))
+						batch.Dst = append(batch.Dst, mem.All(to).Sub(int64(i)*block, block))
+					}
+					t, err := s.Submit(b.Context(), batch)
+					if err != nil {
+						b.Fatal(err)
+					}
+					if err := t.Wait(b.Context()); err != nil {
+						b.Fatal(err)
+					}
+				}
+			})
+		}
 	}
 }

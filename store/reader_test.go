@@ -1,0 +1,72 @@
+package store_test
+
+import (
+	"context"
+	"runtime"
+	"testing"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/store"
+	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/tier"
+	"github.com/kvlane/kvlane/tier/file"
+)
+
+// firstBatch notes how many blocks the first batch has.
+type firstBatch struct {
+	stream.Stream
+	blocks int
+}
+
+func (f *firstBatch) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, error) {
+	if f.blocks == 0 && b.Paged != nil {
+		for i := range b.Paged.Groups {
+			f.blocks += len(b.Paged.Groups[i].Pairs)
+		}
+	}
+	return f.Stream.Submit(ctx, b)
+}
+
+// A reader was in its next read from the page cache, and had the processor, before the load that it had woken ran.
+func TestDefectReaderBlocksTheLoadItWoke(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	const blocks = 20 // of a MiB: readers of short loads go on
+	fast, first := &fastTier{headers: make(map[block.Key][]byte)}, &firstBatch{}
+	r := newRig(t, rigOptions{
+		slots: 2 * blocks, pages: blocks, shards: 1, planes: 1, planeBytes: 1 << 20, still: true, sumEvery: 1, window: true, dirs: []string{t.TempDir()},
+		wrapFile: func(below tier.Tier) tier.Tier {
+			fast.Tier, _ = below.(*file.Tier)
+			return fast
+		},
+		wrapLoad: func(st stream.Stream) stream.Stream {
+			first.Stream = st
+			return first
+		},
+		tune: func(c *store.Config) { c.Readers = 1 },
+	})
+	ns := make([]int, blocks)
+	for i := range ns {
+		ns[i] = i
+	}
+	r.dump(ns...)
+	ctx, slot := r.ctx(), mem.All(r.host).Sub(0, r.format.Layout.ImageBytes())
+	for _, n := range ns {
+		r.must(r.file.Read(ctx, r.key(n), slot))
+		fast.headers[r.key(n)] = append([]byte(nil), slot.Bytes()[:r.format.Layout.HeaderBytes()]...)
+	}
+	const tries = 9
+	prompt := 0
+	for range tries {
+		first.blocks = 0
+		task, err := r.st.Load(ctx, nil, r.pages, r.refs(0, ns...), store.LoadOptions{})
+		r.must(err)
+		r.must(task.Wait(ctx))
+		if first.blocks == 1 {
+			prompt++
+		}
+	}
+	if prompt <= tries/2 { // now and then the scheduler has another turn
+		t.Errorf("%d of %d first batches were submitted before the second block was read", prompt, tries)
+	}
+}

@@ -17,9 +17,9 @@ import (
 // small has chunks, depths and numbers so small that every batch of the suite crosses their bounds.
 var small = file.Options{Transfers: 3, ChunkBytes: 2 * file.Align, Chunks: 2}
 
-func real(t testing.TB) *files {
-	t.Helper()
-	return &files{dir: openDir(t, dirfs.OS(), t.TempDir())}
+func real(tb testing.TB) *files {
+	tb.Helper()
+	return &files{dir: openDir(tb, dirfs.OS(), tb.TempDir())}
 }
 
 // leaveOut is for what others of the suite's runs have as well, with more beside it.

@@ -234,9 +234,9 @@ func (t *LoadTask) work(kind jobKind, i int32) {
 	t.sc.results <- result{kind, i, err}
 }
 
-// cachedRead is how long a read of so many bytes takes at most that comes out of the page cache: 100 us, and a GB/s. Whom the end of such a read wakes
-// goes first, as the reader would keep its processor for as long as the next one takes; after reads that wait for a disk, fewer of those
-// would be under way, and of a short load more blocks cross together.
+// cachedRead is how long a read of so many bytes out of the page cache takes at most: 100 us, and 1 ns a byte. After such a read its goroutine
+// yields, so that the load that it has woken runs before the next read. It does not after a read that waited for a disk, since fewer of those
+// would be under way, nor for a short load, whose blocks would be copied in more batches.
 func cachedRead(bytes int64) time.Duration {
 	return 100*time.Microsecond + time.Duration(bytes)*time.Nanosecond
 }

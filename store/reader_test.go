@@ -50,11 +50,8 @@ func TestDefectReaderBlocksTheLoadItWoke(t *testing.T) {
 		ns[i] = i
 	}
 	r.dump(ns...)
-	ctx, slot := r.ctx(), mem.All(r.host).Sub(0, r.format.Layout.ImageBytes())
-	for _, n := range ns {
-		r.must(r.file.Read(ctx, r.key(n), slot))
-		fast.headers[r.key(n)] = append([]byte(nil), slot.Bytes()[:r.format.Layout.HeaderBytes()]...)
-	}
+	fast.keep(r, ns)
+	ctx := r.ctx()
 	const tries = 9
 	prompt := 0
 	for range tries {

@@ -47,8 +47,6 @@ var storeMutants = []mutant{
 	// Copies that are there already.
 	defect("tier/file", "TestDefectDamagedCopyIsTakenForStored",
 		"tier/file/put.go", "	if !whole {\n		info, err = t.examine(ctx, d, key, info)\n	}\n", "	if !whole {\n		err = t.plausible(key, info)\n	}\n"),
-	defect("store", "TestDefectReaderBlocksTheLoadItWoke",
-		"store/loadrun.go", "			defer runtime.Gosched()\n", "			_ = runtime.Gosched\n"),
 	defect("store", "TestDefectDumpTakesDamagedCopiesForStored",
 		"tier/file/tier.go", "kept[i] = whole && (synced", "kept[i] = !whole || (synced"),
 	defect("store", "TestDefectUnreadableFileIsNeverHealed",
@@ -133,6 +131,8 @@ var storeMutants = []mutant{
 		"store/loadrun.go", " && t.s.loads.idle() {", " {"),
 	defect("store", "TestLoadThatNobodyWaitsFor",
 		"store/loadrun.go", "t.leave(t.unattended)", "t.leave(func() {})"),
+	defect("store", "TestDefectReaderBlocksTheLoadItWoke",
+		"store/loadrun.go", "			defer runtime.Gosched()\n", "			_ = runtime.Gosched\n"),
 	defect("store", "TestLoadGoesOnWithoutItsWaiter",
 		"store/loadrun.go", "		t.finish()\n		return\n	}\n	t.s.runners.start(t)\n", "		t.finish()\n	}\n"),
 	defect("store", "TestDumpBeginsToCopyAtOnce",

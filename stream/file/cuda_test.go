@@ -12,7 +12,6 @@ import (
 	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/stream"
-	streamcopy "github.com/kvlane/kvlane/stream/copy"
 	"github.com/kvlane/kvlane/stream/file"
 	"github.com/kvlane/kvlane/stream/streamtest"
 )
@@ -22,15 +21,7 @@ import (
 func TestConformanceCUDA(t *testing.T) {
 	dev := cudatest.Open(t)
 	t.Run("chunks", func(t *testing.T) {
-		copies, err := streamcopy.Open(dev, streamcopy.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			if err := copies.Close(within(t)); err != nil {
-				t.Error(err)
-			}
-		})
+		copies := openCopies(t, dev)
 		streamtest.Run(t, func(t *testing.T) streamtest.Env {
 			t.Helper()
 			o := file.Options{Device: dev, Copy: copies, Transfers: 4, ChunkBytes: 4 * file.Align, Chunks: 3}
@@ -71,19 +62,10 @@ func TestConformanceCUDA(t *testing.T) {
 func BenchmarkGPUPageCache(b *testing.B) {
 	const total = 1 << 30
 	dev := cudatest.Open(b)
-	copies, err := streamcopy.Open(dev, streamcopy.Options{})
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() {
-		if err := copies.Close(within(b)); err != nil {
-			b.Error(err)
-		}
-	})
 	fs, gpu := real(b), streamtest.DeviceMemory(dev)
 	from, to := fs.alloc(b, total), gpu.Alloc(b, total)
 	fs.memory().Write(b, mem.All(from), make([]byte, total))
-	s := closeAtEnd(b, open(b, file.Options{Device: dev, Copy: copies}))
+	s := closeAtEnd(b, open(b, file.Options{Device: dev, Copy: openCopies(b, dev)}))
 	for _, size := range []int64{16 << 20, 64 << 20, 256 << 20, total} {
 		for _, block := range []int64{256 << 10, 1 << 20, 4 << 20} {
 			b.Run(fmt.Sprintf("%dMiB/%dKiB", size>>20, block>>10), func(b *testing.B) {

@@ -156,6 +156,12 @@ func openSim(tb testing.TB, o sim.Options) (*sim.Device, stream.Stream) {
 			tb.Error(err)
 		}
 	})
+	return dev, openCopies(tb, dev)
+}
+
+// openCopies opens a stream of copies that is closed when the test has ended.
+func openCopies(tb testing.TB, dev device.Device) *streamcopy.Stream {
+	tb.Helper()
 	s, err := streamcopy.Open(dev, streamcopy.Options{})
 	if err != nil {
 		tb.Fatal(err)
@@ -165,7 +171,7 @@ func openSim(tb testing.TB, o sim.Options) (*sim.Device, stream.Stream) {
 			tb.Error(err)
 		}
 	})
-	return dev, s
+	return s
 }
 
 // faulty are files that fail as the plan says: what reads them counts as "read".

@@ -15,7 +15,7 @@ import (
 
 const (
 	filesFormat  = "kvlane-file-profile"
-	filesVersion = 1
+	filesVersion = 2
 	// maxFilesEncoded bounds what is decoded: a profile is 20 KiB.
 	maxFilesEncoded = 1 << 20
 )

@@ -77,9 +77,9 @@ func TestFiles(t *testing.T) {
 	}
 	for what, text := range map[string]string{
 		"empty": "", "half": string(good[:len(good)/2]), "of zeroes": string(make([]byte, 100)),
-		"of another version": replaced(`"version": 1`, `"version": 99`), "of another format": replaced("kvlane-file-profile", "x"),
+		"of another version": replaced(`"version": 2`, `"version": 99`), "of another format": replaced("kvlane-file-profile", "x"),
 		"of another file system": replaced(`"id": "`, `"id": "1`), "of an odd path": replaced(`"posix"`, `"x"`),
-		"of no transfers": replaced(`"depth": `, `"depth": -`), "of nothing": `{"format":"kvlane-file-profile","version":1}`,
+		"of no transfers": replaced(`"depth": `, `"depth": -`), "of nothing": `{"format":"kvlane-file-profile","version":2}`,
 	} {
 		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
 			t.Fatal(err)

@@ -27,9 +27,9 @@ type MeasureOptions struct {
 	Stream Options
 }
 
-// What is measured: how many transfers at a time, the middle first, sizes of transfers, and the scratch file that they have room in.
+// What is measured: how many transfers at a time, sizes of transfers, and the scratch file that they have room in.
 var (
-	measuredDepths = []int{16, 4, 32}
+	measuredDepths = []int{DefaultTransfers, 8}
 	measuredSizes  = []int64{4 << 10, 64 << 10, 1 << 20}
 )
 
@@ -240,7 +240,7 @@ func (m *measuring) place(ctx context.Context, w way, size int64, write bool, le
 
 // batch has transfers of that size that are no neighbours in the file.
 func (m *measuring) batch(end *mem.Region, size int64, write bool) *mem.Batch {
-	const most = 64
+	const most = 2 * DefaultTransfers
 	b := &mem.Batch{}
 	for i := range min(most, end.Len()/size) {
 		b.Dst = append(b.Dst, mem.Extent{Region: end, Off: i * size, Len: size})

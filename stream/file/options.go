@@ -44,17 +44,20 @@ func ParseDirect(name string) (Direct, error) {
 // Defaults and limits of Options.
 const (
 	DefaultDepth      = 256
-	DefaultTransfers  = 32
+	DefaultTransfers  = 128
 	DefaultChunkBytes = 1 << 20
 	DefaultChunks     = 48
 	MaxTransfers      = 4096
+
+	// mostWorkers bounds the threads that wait for a transfer each: more made no disk faster, and io_uring needs none.
+	mostWorkers = 32
 )
 
 // Options says how a stream is opened. The zero value moves files and memory of the host.
 type Options struct {
 	// Depth is how many batches may be accepted and unresolved. Zero: DefaultDepth.
 	Depth int
-	// Transfers is how many transfers a queue may have under way, over all batches, and how many workers path posix has. Zero:
+	// Transfers is how many transfers a queue may have under way, over all batches; workers are as many, but 32 at most. Zero:
 	// DefaultTransfers.
 	Transfers int
 	// ChunkBytes is how long a transfer is at most, and a chunk of staging memory: a multiple of Align. Zero: DefaultChunkBytes.

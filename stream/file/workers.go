@@ -25,7 +25,7 @@ type workers struct {
 
 func newWorkers(by stream.Path, o *Options, warm *warmth, move func(t *transfer) (int64, error)) *workers {
 	w := &workers{by: by, todo: make(chan *transfer, o.begun()), move: move, warm: warm}
-	for range o.Transfers {
+	for range min(o.Transfers, mostWorkers) {
 		w.running.Go(w.work)
 	}
 	return w

@@ -280,17 +280,22 @@ func leaveOut(entrants []*entrant) {
 	}
 }
 
-// offsets returns what draws batches: blocks one after the other from the file's start on, or all in random order, again and again.
+// offsets returns what draws batches: blocks one after the other from a random place on, or all in random order, in another each time:
+// some places of a disk are slower than others, and none of those who take turns may keep to them.
 func (r *run) offsets(p Place) func() []int64 {
 	all, n := int(r.o.Bytes/p.Size), int(r.o.blocks(p.Size))
-	order := r.rng.Perm(all)
-	if p.Order == Sequential {
-		slices.Sort(order)
+	order := make([]int, all)
+	for i := range order {
+		order[i] = i
 	}
-	at := 0
+	at := all
 	return func() []int64 {
-		if at+n > all {
+		switch {
+		case p.Order == Sequential:
+			at = r.rng.IntN(all/n) * n
+		case at+n > all:
 			at = 0
+			r.rng.Shuffle(all, func(i, k int) { order[i], order[k] = order[k], order[i] })
 		}
 		offs := make([]int64, n)
 		for i, k := range order[at : at+n] {

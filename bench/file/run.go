@@ -190,18 +190,17 @@ func (r *run) allocate() error {
 	for _, n := range r.o.Sizes {
 		bytes = max(bytes, n*r.o.blocks(n))
 	}
+	b, err := hostmem.AllocLarge(bytes)
+	if err != nil {
+		return err
+	}
+	r.onClose(func(context.Context) error { return hostmem.Free(b) })
 	dev := r.o.Device
 	if dev == nil {
-		b, err := hostmem.Alloc(bytes)
-		if err != nil {
-			return err
-		}
-		r.onClose(func(context.Context) error { return hostmem.Free(b) })
 		r.host, err = hostmem.Region(b)
 		return err
 	}
-	var err error
-	if r.host, err = dev.AllocHost(bytes); err != nil {
+	if r.host, err = dev.RegisterHost(b); err != nil {
 		return err
 	}
 	r.onClose(func(context.Context) error { return dev.Free(r.host) })

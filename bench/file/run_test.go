@@ -82,6 +82,37 @@ func measure(t *testing.T, o file.Options) (*file.Report, error) {
 	return r, err
 }
 
+// Who takes turns with fifteen others would get the same sixteenth of the file each time, which may be a slow one.
+func TestDefectContendersKeepToPlaces(t *testing.T) {
+	const size, batches = 1 << 20, 16
+	o := file.Options{Bytes: 1 << 30}
+	for _, order := range []file.Order{file.Scattered, file.Sequential} {
+		draw := file.Draws(o, file.Place{Work: file.Read, From: file.Cold, Order: order, Size: size})
+		mine := make(map[int64]bool)
+		for range 8 {
+			seen := make(map[int64]bool)
+			for i := range batches {
+				offs := draw()
+				for k, off := range offs {
+					if i == 0 {
+						mine[off] = true
+					}
+					seen[off] = true
+					if order == file.Sequential && off != offs[0]+int64(k)*size {
+						t.Fatalf("%s: %v", order, offs)
+					}
+				}
+			}
+			if order == file.Scattered && len(seen) != int(o.Bytes/size) {
+				t.Errorf("a pass has %d blocks of %d", len(seen), o.Bytes/size)
+			}
+		}
+		if len(mine) < 2*64 {
+			t.Errorf("%s: the first contender has had %d blocks in 8 passes", order, len(mine))
+		}
+	}
+}
+
 func TestRawDeviceIsMeasured(t *testing.T) {
 	o := tiny(t)
 	var told int

@@ -61,7 +61,7 @@ func Measure(ctx context.Context, path string, o MeasureOptions) (p Profile, err
 	if m.region, err = f.Region(scratchBytes); err != nil {
 		return fail(err)
 	}
-	host, err := hostmem.Alloc(scratchBytes / 2)
+	host, err := hostmem.AllocLarge(scratchBytes / 2)
 	if err != nil {
 		return fail(err)
 	}

@@ -64,7 +64,7 @@ type Options struct {
 	ChunkBytes int64
 	// Chunks is how many chunks of staging memory there are, allocated when one is first needed. Zero: DefaultChunks.
 	Chunks int
-	// Device allocates staging memory that Copy reaches. Nil: batches have memory of the host only.
+	// Device page-locks staging memory, which Copy reaches. Nil: batches have memory of the host only.
 	Device device.Device
 	// Copy moves between staging memory and Device's memory. It stays the caller's, and outlives the stream.
 	Copy stream.Stream

@@ -1,6 +1,7 @@
 package file
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 
@@ -19,7 +20,7 @@ type staging struct {
 
 	mu     sync.Mutex
 	region *mem.Region // nil: not allocated
-	plain  []byte      // what region is of, without a device
+	memory []byte      // what region is of
 }
 
 func newStaging(o *Options) *staging {
@@ -34,13 +35,7 @@ func (s *staging) ready() error {
 		return nil
 	}
 	n := s.bytes * int64(s.chunks)
-	var err error
-	if s.dev != nil {
-		s.region, err = s.dev.AllocHost(n)
-	} else if s.plain, err = hostmem.Alloc(n); err == nil {
-		s.region, err = hostmem.Region(s.plain)
-	}
-	if err != nil {
+	if err := s.allocate(n); err != nil {
 		return fmt.Errorf("allocate %d bytes of staging memory: %w", n, err)
 	}
 	for _, q := range s.told {
@@ -52,21 +47,36 @@ func (s *staging) ready() error {
 	return nil
 }
 
-// close frees the chunks. All are free.
+// allocate sets region and memory, or neither.
+func (s *staging) allocate(bytes int64) error {
+	b, err := hostmem.AllocLarge(bytes)
+	if err != nil {
+		return err
+	}
+	over := hostmem.Region
+	if s.dev != nil {
+		over = s.dev.RegisterHost
+	}
+	r, err := over(b)
+	if err != nil {
+		return errors.Join(err, hostmem.Free(b))
+	}
+	s.region, s.memory = r, b
+	return nil
+}
+
+// close frees the chunks. All are free. After an error it is called again.
 func (s *staging) close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var err error
-	switch {
-	case s.region == nil:
+	if s.region == nil {
 		return nil
-	case s.dev != nil:
-		err = s.dev.Free(s.region)
-	default:
-		err = hostmem.Free(s.plain)
 	}
-	if err == nil {
-		s.region = nil
+	if s.dev != nil {
+		if err := s.dev.Free(s.region); err != nil {
+			return err
+		}
 	}
-	return err
+	s.region = nil
+	return hostmem.Free(s.memory)
 }

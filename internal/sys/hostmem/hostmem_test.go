@@ -3,8 +3,11 @@ package hostmem_test
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"math"
 	"os"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/kvlane/kvlane/errdefs"
@@ -13,6 +16,29 @@ import (
 	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
 )
+
+// The kernel is asked for large pages, where it has any.
+func TestAllocLarge(t *testing.T) {
+	if _, err := os.Stat("/sys/kernel/mm/transparent_hugepage"); err != nil {
+		testkit.Skip(t, "huge-pages", err.Error())
+	}
+	b, err := hostmem.AllocLarge(8 << 20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile("/proc/self/smaps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, of, there := strings.Cut(string(text), fmt.Sprintf("\n%x-", uint64(hostmem.Addr(b))))
+	_, flags, _ := strings.Cut(of, "\nVmFlags:")
+	if flags, _, _ = strings.Cut(flags, "\n"); !there || !slices.Contains(strings.Fields(flags), "hg") {
+		t.Errorf("mapping %#x has flags %q", uint64(hostmem.Addr(b)), flags)
+	}
+	if err := hostmem.Free(b); err != nil {
+		t.Error(err)
+	}
+}
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 

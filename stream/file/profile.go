@@ -37,12 +37,12 @@ type Point struct {
 	GBps   float64 `json:"gbps"`
 }
 
-// clearly is how much faster than io_uring with many transfers at a time something must have been to be taken: a moment's measurement
-// errs by less.
+// clearly is how much faster posix must have been than other paths to be taken, and few transfers at a time than many: what is measured
+// in a moment errs by less.
 const clearly = 1.2
 
-// Choose returns the fastest path for r of those that there are, as it was measured for the nearest size: io_uring rather than posix, and
-// more transfers at a time rather than fewer, unless the other was clearly faster. Where nothing was measured: cuFile where the device
+// Choose returns the fastest path for r of those that there are, as it was measured for the nearest size: posix, and fewer transfers at a
+// time than DefaultTransfers, only where they were clearly faster. Where nothing was measured: cuFile where the device
 // reaches the file system by it, else posix.
 func (p *Profile) Choose(r Request, can [stream.PathCount]bool) Choice {
 	var best *Point
@@ -53,7 +53,7 @@ func (p *Profile) Choose(r Request, can [stream.PathCount]bool) Choice {
 			if err != nil || !can[path] || q.Dev != r.Dev || q.Write != r.Write || q.Device != r.Device {
 				continue
 			}
-			if best == nil || far(q.Bytes, r.Bytes) < far(best.Bytes, r.Bytes) || q.Bytes == best.Bytes && q.beats(best) {
+			if best == nil || far(q.Bytes, r.Bytes) < far(best.Bytes, r.Bytes) || q.Bytes == best.Bytes && q.score() > best.score() {
 				best = q
 			}
 		}
@@ -68,18 +68,17 @@ func (p *Profile) Choose(r Request, can [stream.PathCount]bool) Choice {
 	return Choice{Path: stream.PathPosix, Reason: ReasonDefault}
 }
 
-// beats reports whether p is to be taken rather than q, which was measured at the same place.
-func (p *Point) beats(q *Point) bool {
-	switch {
-	case p.Depth < q.Depth, p.Depth == q.Depth && p.Path == posixName && q.Path == uringName:
-		return p.GBps > clearly*q.GBps
-	case p.Depth > q.Depth, p.Path == uringName && q.Path == posixName:
-		return p.GBps*clearly >= q.GBps
+// score is the rate that p is compared by.
+func (p *Point) score() float64 {
+	v := p.GBps
+	if p.Path != stream.PathPosix.String() {
+		v *= clearly
 	}
-	return p.GBps > q.GBps
+	if p.Depth >= DefaultTransfers {
+		v *= clearly
+	}
+	return v
 }
-
-var posixName, uringName = stream.PathPosix.String(), stream.PathURing.String()
 
 // far says how many times one size is the other.
 func far(a, b int64) float64 {

@@ -65,7 +65,7 @@ func (s *staging) allocate(bytes int64) error {
 	return nil
 }
 
-// close frees the chunks. All are free. After an error it is called again.
+// close frees the chunks. All are free.
 func (s *staging) close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

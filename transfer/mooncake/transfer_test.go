@@ -91,20 +91,24 @@ func TestWrongTasks(t *testing.T) {
 	s, there := serve(t, n, nil)
 	r, here := open(t, s.Name(), n, nil)
 	good := mooncake.Task{Op: mooncake.Write, Local: addr(here), Remote: addr(there), Length: 4096}
-	for name, change := range map[string]func(*mooncake.Task){
-		"no length":        func(t *mooncake.Task) { t.Length = 0 },
-		"operation":        func(t *mooncake.Task) { t.Op = 7 },
-		"local address":    func(t *mooncake.Task) { t.Local-- },
-		"local overflow":   func(t *mooncake.Task) { t.Length = ^uint64(0) },
-		"remote address":   func(t *mooncake.Task) { t.Remote += n },
-		"remote end":       func(t *mooncake.Task) { t.Remote += n - 4095 },
-		"remote unset":     func(t *mooncake.Task) { t.Remote = 0 },
-		"remote too large": func(t *mooncake.Task) { t.Remote = ^uint64(0) - 100 },
+	for _, wrong := range []struct {
+		name   string
+		change func(*mooncake.Task)
+	}{
+		{"no length", func(t *mooncake.Task) { t.Length = 0 }},
+		{"operation", func(t *mooncake.Task) { t.Op = 7 }},
+		{"local address", func(t *mooncake.Task) { t.Local-- }},
+		{"remote address", func(t *mooncake.Task) { t.Remote += n }},
+		{"remote end", func(t *mooncake.Task) { t.Remote += n - 4095 }},
+		{"remote unset", func(t *mooncake.Task) { t.Remote = 0 }},
+		{"remote too large", func(t *mooncake.Task) { t.Remote = ^uint64(0) - 100 }},
+		// Last, and after no other that was taken: a length that is not refused is split until there is no memory.
+		{"length overflow", func(t *mooncake.Task) { t.Length = ^uint64(0) }},
 	} {
 		task := good
-		change(&task)
+		wrong.change(&task)
 		if _, err := r.Submit(t.Context(), []mooncake.Task{good, task}); !errors.Is(err, errdefs.ErrInvalid) {
-			t.Errorf("%s: %v, want ErrInvalid", name, err)
+			t.Fatalf("%s: %v, want ErrInvalid", wrong.name, err)
 		}
 	}
 	if _, err := r.Submit(t.Context(), nil); !errors.Is(err, errdefs.ErrInvalid) {

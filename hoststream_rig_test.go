@@ -224,10 +224,10 @@ func (w *hostWorld) dump(p *program, name string, page uint32, layerwise bool) *
 	return task
 }
 
-// load loads a page and has the program wait for each layer and read it.
-func (w *hostWorld) load(p *program, name string, page uint32, layerwise bool) (task *kvlane.LoadTask, read []device.Event) {
+// load loads a page, after that work, and has the program wait for each layer and read it.
+func (w *hostWorld) load(p *program, name string, page uint32, layerwise bool, after ...mem.Dependency) (task *kvlane.LoadTask, read []device.Event) {
 	w.t.Helper()
-	task, err := w.e.Load(w.ctx(), nil, w.cache, w.refs(name, page), kvlane.LoadOptions{Layerwise: layerwise, Awaited: true})
+	task, err := w.e.Load(w.ctx(), nil, w.cache, w.refs(name, page), kvlane.LoadOptions{Layerwise: layerwise, Awaited: true, After: after})
 	w.must(err)
 	for layer := range w.layers {
 		w.must(p.st.WaitShard(task, layer))

@@ -66,6 +66,33 @@ func TestDumpComesAfterRecordedWork(t *testing.T) {
 	t.Run("planned", func(t *testing.T) { dumpAfterWork(t, nil, true) })
 }
 
+// loadAfterWork loads to a page that a slow program is still to write to, while another stream of the program waits for the layers.
+func loadAfterWork(t *testing.T, change func(*kvlane.Config)) {
+	w := newHostWorld(t, change)
+	p, reader := w.program(), w.program()
+	w.must(w.dump(p, "a", 1, false).Durable(w.ctx()))
+	for _, layerwise := range []bool{false, true} {
+		w.shut()
+		p.hold()
+		for layer := range w.layers {
+			p.compute(2, layer, 0x11)
+		}
+		work, err := p.st.Recorded()
+		w.must(err)
+		task, read := w.load(reader, "a", 2, layerwise, work)
+		w.waits("the load came before the program was done", read[0])
+		w.open()
+		for layer, e := range read {
+			w.passed(e)
+			w.must(task.WaitShard(ended(), layer))
+			w.holds(2, layer, byte(0x50+layer))
+		}
+	}
+}
+
+func TestLoadComesAfterRecordedWork(t *testing.T)     { loadAfterWork(t, nil) }
+func TestLoadComesAfterRecordedWorkCUDA(t *testing.T) { loadAfterWork(t, onCUDA(t)) }
+
 func TestDumpComesAfterRecordedWorkCUDA(t *testing.T) { dumpAfterWork(t, onCUDA(t), true) }
 
 // halfway starts a layerwise dump that nobody has submitted a layer of, and a load of its block that a stream waits for.

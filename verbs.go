@@ -9,6 +9,7 @@ import (
 	"github.com/kvlane/kvlane/device/signal"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/inuse"
+	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/store"
 )
 
@@ -36,6 +37,9 @@ type LoadOptions struct {
 	Layerwise bool
 	// Awaited says that streams of the program will wait for the load: HostStream.WaitLoad and WaitShard.
 	Awaited bool
+	// After holds what must be done before the pages are written: HostStream.Recorded, for what a stream of the program has been given so
+	// far that may still touch them. See store.LoadOptions.After.
+	After []mem.Dependency
 }
 
 // LoadTask is a running load: see store.LoadTask.
@@ -93,7 +97,7 @@ func (e *Engine) Load(ctx context.Context, lease *Lease, c *Cache, refs []Ref, o
 	var ended func(context.Context) error
 	defer func() { u.Started(ended) }()
 	task := &LoadTask{steps: 1}
-	so := store.LoadOptions{Layerwise: o.Layerwise}
+	so := store.LoadOptions{Layerwise: o.Layerwise, After: o.After}
 	if o.Layerwise {
 		task.steps = e.groups.shards()
 	}

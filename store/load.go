@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
 )
 
 // LoadOptions says how a load runs.
@@ -16,6 +17,11 @@ type LoadOptions struct {
 	// of a load are the layers of the model, over all page groups; a block has those of its group. Some come together: see Config.PartBytes
 	// and RowBytes.
 	Layerwise bool
+	// After holds what must have resolved well before the pages are written, such as work of a stream that still reads or writes them. The
+	// host waits for it, a stream.Recorded too: on the device all that the stream of loads is given next would wait as well. It is waited for
+	// without an end, but for Cancel and the store's Close; a load that waits keeps its lease's blocks and no others. Where
+	// one has failed the load fails, and its pages are as they were.
+	After []mem.Dependency
 	// Progress is told of shards as WaitShard reports them, and of the end. Nil: nobody is.
 	Progress Progress
 }
@@ -24,6 +30,7 @@ type LoadOptions struct {
 type LoadTask struct {
 	task
 	lease    *Lease
+	after    []mem.Dependency // nil once it is not waited for any more
 	pages    *Pages
 	layers   bool
 	sums     bool // streams are asked for the sums of what they copy, and blocks are verified by them
@@ -91,6 +98,9 @@ func (s *Store) Load(ctx context.Context, lease *Lease, pages *Pages, refs []Ref
 	}
 	if t.layers {
 		t.countShards()
+	}
+	if pending(o.After) {
+		t.after = slices.Clone(o.After)
 	}
 	s.count.loads.Add(1)
 	t.progress.begin(o.Progress, s)

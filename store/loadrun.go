@@ -18,7 +18,7 @@ func (t *LoadTask) start() {
 	if t.layers {
 		most = 2*t.s.piece - 1
 	}
-	if t.left <= most && t.s.loads.idle() {
+	if t.left <= most && len(t.after) == 0 && t.s.loads.idle() {
 		t.issue()
 		if t.progress.to == nil && t.brief() {
 			t.leave(t.unattended)
@@ -69,6 +69,7 @@ func (t *LoadTask) issue() {
 
 // run has the task until it has resolved.
 func (t *LoadTask) run() {
+	t.comeAfter()
 	stop := t.ctx.Done()
 	for {
 		if stop != nil && t.ctx.Err() != nil {
@@ -108,6 +109,20 @@ func (t *LoadTask) run() {
 		}
 	}
 	t.finish()
+}
+
+// comeAfter waits for what the load comes after, which is no part of what it takes. In vain: all blocks fail.
+func (t *LoadTask) comeAfter() {
+	if len(t.after) == 0 {
+		return
+	}
+	if err := t.meet(t.after); err != nil {
+		for _, i := range t.sc.todo {
+			t.failed(i, err)
+		}
+		t.sc.todo = t.sc.todo[:0]
+	}
+	t.after, t.begun = nil, t.s.clock.Now()
 }
 
 // landing is closed when the oldest ticket has resolved of which no note was taken.

@@ -11,13 +11,13 @@ import (
 
 //export kvlGoLoad
 func kvlGoLoad(engine C.kvl_engine, lease C.kvl_lease, cache C.kvl_cache, keys *C.uint8_t, pages *C.uint32_t, n C.size_t, flags C.uint32_t,
-	task *C.kvl_task, why **C.char,
+	after *C.kvl_after, task *C.kvl_task, why **C.char,
 ) C.int32_t {
 	return call(why, func() error {
 		var a args
 		k, p := blocks(&a, keys, pages, n)
 		return give(&a, "task", task, func() (capi.Handle, error) {
-			return library.Load(capi.Handle(engine), capi.Handle(lease), capi.Handle(cache), k, p, uint32(flags))
+			return library.Load(capi.Handle(engine), capi.Handle(lease), capi.Handle(cache), k, p, uint32(flags), streamOf(after))
 		})
 	})
 }

@@ -116,8 +116,8 @@ kvl_status kvl_report_computed(kvl_engine engine, int64_t tokens, double seconds
 kvl_status kvl_release(kvl_lease lease) { CALL(kvlGoRelease, lease); }
 
 kvl_status kvl_load_blocks(kvl_engine engine, kvl_lease lease, kvl_cache cache, const uint8_t *keys, const uint32_t *pages, size_t n,
-                           uint32_t flags, kvl_task *task) {
-  CALL(kvlGoLoad, engine, lease, cache, (uint8_t *)keys, (uint32_t *)pages, n, flags, task);
+                           uint32_t flags, const kvl_after *after, kvl_task *task) {
+  CALL(kvlGoLoad, engine, lease, cache, (uint8_t *)keys, (uint32_t *)pages, n, flags, (kvl_after *)after, task);
 }
 
 kvl_status kvl_dump_blocks(kvl_engine engine, kvl_cache cache, const uint8_t *keys, const uint32_t *pages, size_t n, uint32_t flags,

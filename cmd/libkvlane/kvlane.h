@@ -29,7 +29,7 @@ extern "C" {
 #endif
 
 /* KVL_ABI changes when something here does in a way that old callers would not survive. Compare it with kvl_abi(). */
-#define KVL_ABI 1
+#define KVL_ABI 2
 #define KVL_VERSION "0.1.0"
 
 typedef enum kvl_status {
@@ -159,18 +159,19 @@ kvl_status kvl_release(kvl_lease lease);
 #define KVL_LAYERWISE 1u /* a load brings layer 0 first, for KVL_LAYER; a dump reads a layer once kvl_submit_layer was called */
 #define KVL_AWAITED 2u   /* CUDA streams will wait for the load: kvl_stream_wait */
 
-/*
- * kvl_load_blocks copies block keys[i] to page pages[i] of the cache, for n blocks, verified. The lease, or 0, holds them all.
- * The pages are not to be touched until the task is done, or a layer of them until KVL_LAYER of its number is. KVL_BUSY, of
- * this and the next two: too many tasks are under way (store.tasks), so wait for one.
- */
-kvl_status kvl_load_blocks(kvl_engine engine, kvl_lease lease, kvl_cache cache, const uint8_t *keys, const uint32_t *pages,
-                           size_t n, uint32_t flags, kvl_task *task);
-
-/* The work that a dump has to wait for: what has been enqueued so far on a CUDA stream. */
+/* The work that a task has to wait for: what has been enqueued so far on a CUDA stream. */
 typedef struct kvl_after {
   uint64_t stream; /* a CUstream or cudaStream_t; 0 is the default stream */
 } kvl_after;
+
+/*
+ * kvl_load_blocks copies block keys[i] to page pages[i] of the cache, for n blocks, verified. The lease, or 0, holds them all.
+ * after: NULL, or the work that still touches the pages, which the copies come after; without it, pages that such work writes
+ * are not the blocks. The pages are not to be touched until the task is done, or a layer of them until KVL_LAYER of its number
+ * is. KVL_BUSY, of this and the next two: too many tasks are under way (store.tasks), so wait for one.
+ */
+kvl_status kvl_load_blocks(kvl_engine engine, kvl_lease lease, kvl_cache cache, const uint8_t *keys, const uint32_t *pages,
+                           size_t n, uint32_t flags, const kvl_after *after, kvl_task *task);
 
 /*
  * kvl_dump_blocks stores block keys[i] from page pages[i] of the cache. The pages are not to be changed until KVL_SOURCE_FREE.

@@ -47,6 +47,10 @@ var storeMutants = []mutant{
 	// Copies that are there already.
 	defect("tier/file", "TestDefectDamagedCopyIsTakenForStored",
 		"tier/file/put.go", "	if !whole {\n		info, err = t.examine(ctx, d, key, info)\n	}\n", "	if !whole {\n		err = t.plausible(key, info)\n	}\n"),
+	defect("store", "TestDefectLoadIsOverwrittenByEarlierWork",
+		"store/load.go", "	if pending(o.After) {\n", "	if false {\n"),
+	defect("store", "TestTimeOfALoadIsItsOwn",
+		"store/loadrun.go", "	t.after, t.begun = nil, t.s.clock.Now()\n", "	t.after = nil\n"),
 	defect("store", "TestDefectDumpTakesDamagedCopiesForStored",
 		"tier/file/tier.go", "kept[i] = whole && (synced", "kept[i] = !whole || (synced"),
 	defect("store", "TestDefectUnreadableFileIsNeverHealed",

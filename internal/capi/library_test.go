@@ -46,7 +46,7 @@ func TestBlocksOutliveTheirEngine(t *testing.T) {
 	if worth, err := p.lib.Worth(lease, 64); err != nil || worth != n {
 		t.Errorf("%d blocks are worth loading: %v", worth, err)
 	}
-	task, err := p.lib.Load(p.engine, lease, p.cache, keys, []uint32{9, 8, 7, 6}, capi.Layerwise)
+	task, err := p.lib.Load(p.engine, lease, p.cache, keys, []uint32{9, 8, 7, 6}, capi.Layerwise, nil)
 	p.must(err)
 	p.must(p.lib.Wait(task, 0, patience))
 	p.must(p.lib.Wait(task, layers-1, patience))

@@ -105,7 +105,7 @@ func TestManagerAndItsWorker(t *testing.T) {
 	want(t, "a load of three where two have room", err, capi.Busy)
 	load, err := lib.ManagerLoad(m, named("ab"))
 	p.must(err)
-	task, err := lib.Load(p.engine, 0, p.cache, keys("ab"), upTo(2), 0)
+	task, err := lib.Load(p.engine, 0, p.cache, keys("ab"), upTo(2), 0, nil)
 	p.must(err)
 	p.must(lib.Wait(task, capi.Done, patience))
 	p.must(lib.JobEnd(load, []uint8{0, 1}))

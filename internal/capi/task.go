@@ -78,8 +78,9 @@ func (l *Library) transfer(eh, ch Handle, keys []kvlane.Key, pages []uint32, fla
 	return e, c, nil
 }
 
-// Load begins to copy blocks to pages; leaseHandle may be zero. Busy where too many tasks are under way.
-func (l *Library) Load(eh, leaseHandle, ch Handle, keys []kvlane.Key, pages []uint32, flags uint32) (Handle, error) {
+// Load begins to copy blocks to pages, once what has been enqueued so far on the stream is done, where one is given; leaseHandle may be
+// zero. Busy where too many tasks are under way.
+func (l *Library) Load(eh, leaseHandle, ch Handle, keys []kvlane.Key, pages []uint32, flags uint32, after *uint64) (Handle, error) {
 	e, c, err := l.transfer(eh, ch, keys, pages, flags, Layerwise|Awaited)
 	if err != nil {
 		return 0, err
@@ -93,6 +94,9 @@ func (l *Library) Load(eh, leaseHandle, ch Handle, keys []kvlane.Key, pages []ui
 		under = held.Lease
 	}
 	o := kvlane.LoadOptions{Layerwise: flags&Layerwise != 0, Awaited: flags&Awaited != 0}
+	if o.After, err = e.recorded(after); err != nil {
+		return 0, err
+	}
 	var t *kvlane.LoadTask
 	err = l.pair(keys, pages, func(refs []kvlane.Ref) (err error) {
 		t, err = e.Load(l.busy, under, c.Cache, refs, o)

@@ -32,7 +32,7 @@ func TestWaitsEndWithTheirTimeouts(t *testing.T) {
 	p.must(lib.Wait(dump, capi.Done, patience))
 	p.must(lib.Wait(dump, capi.Done, 0))
 	p.must(lib.Results(dump, results))
-	_, err = lib.Load(p.engine, 0, p.cache, keys, upTo(2), 0)
+	_, err = lib.Load(p.engine, 0, p.cache, keys, upTo(2), 0, nil)
 	want(t, "a load of a cache that closes", err, capi.Closed)
 }
 
@@ -43,7 +43,7 @@ func TestWrongArgumentsAreInvalid(t *testing.T) {
 	other := start(t, lib, configuration(t, t.TempDir(), nil), pages)
 	keys := p.keys(1, 2)
 	p.dump(keys)
-	load, err := lib.Load(p.engine, 0, p.cache, keys, upTo(2), 0)
+	load, err := lib.Load(p.engine, 0, p.cache, keys, upTo(2), 0, nil)
 	p.must(err)
 	bad := func(what string, err error) {
 		t.Helper()
@@ -56,19 +56,19 @@ func TestWrongArgumentsAreInvalid(t *testing.T) {
 	bad("too little room", lib.Results(load, make([]capi.Result, 1)))
 	bad("a stream without host_streams", lib.StreamWait(p.engine, 0, load, capi.Done))
 	bad("another engine's load", lib.StreamWait(other.engine, 0, load, capi.Done))
-	_, err = lib.Load(p.engine, 0, other.cache, keys, upTo(2), 0)
+	_, err = lib.Load(p.engine, 0, other.cache, keys, upTo(2), 0, nil)
 	bad("another engine's cache", err)
-	_, err = lib.Load(p.engine, 0, p.cache, keys, upTo(2), 8)
+	_, err = lib.Load(p.engine, 0, p.cache, keys, upTo(2), 8, nil)
 	bad("a flag", err)
-	_, err = lib.Load(p.engine, load, p.cache, keys, upTo(2), 0)
+	_, err = lib.Load(p.engine, load, p.cache, keys, upTo(2), 0, nil)
 	bad("a task as a lease", err)
-	_, err = lib.Load(p.engine, 0, p.cache, keys, upTo(2), capi.Awaited)
+	_, err = lib.Load(p.engine, 0, p.cache, keys, upTo(2), capi.Awaited, nil)
 	bad("awaited without host_streams", err)
 	_, err = lib.Dump(p.engine, p.cache, keys, upTo(2), capi.Awaited, nil)
 	bad("an awaited dump", err)
 	_, err = lib.Dump(p.engine, p.cache, keys, upTo(1), 0, nil)
 	bad("a page for two blocks", err)
-	_, err = lib.Load(p.engine, 0, p.cache, keys, []uint32{0, pages}, 0)
+	_, err = lib.Load(p.engine, 0, p.cache, keys, []uint32{0, pages}, 0, nil)
 	bad("a page beyond the end", err)
 	bad("half a hash", lib.Keys(p.engine, 0, make([]byte, 33), 32, keys))
 	bad("a page group", lib.Keys(p.engine, 1, make([]byte, 64), 32, keys))
@@ -82,7 +82,7 @@ func TestResultsAreOfEachBlock(t *testing.T) {
 	p := start(t, lib, configuration(t, t.TempDir(), nil), pages)
 	keys := p.keys(1, 3)
 	p.dump(keys[:1])
-	load, err := lib.Load(p.engine, 0, p.cache, keys, upTo(3), capi.Layerwise)
+	load, err := lib.Load(p.engine, 0, p.cache, keys, upTo(3), capi.Layerwise, nil)
 	p.must(err)
 	want(t, "a load of what is not there", lib.Wait(load, capi.Done, patience), capi.NotFound)
 	want(t, "a layer of it", lib.Wait(load, 1, patience), capi.NotFound)
@@ -144,7 +144,7 @@ func TestStreamsOfTheProgram(t *testing.T) {
 		p.must(lib.SubmitLayer(layered, layer, &stream))
 	}
 	p.must(lib.Wait(layered, capi.Done, patience))
-	load, err := lib.Load(p.engine, 0, p.cache, keys, upTo(2), capi.Layerwise|capi.Awaited)
+	load, err := lib.Load(p.engine, 0, p.cache, keys, upTo(2), capi.Layerwise|capi.Awaited, &stream)
 	p.must(err)
 	p.must(lib.StreamWait(p.engine, stream, load, 0))
 	p.must(lib.StreamWait(p.engine, stream, load, capi.Done))
@@ -153,7 +153,9 @@ func TestStreamsOfTheProgram(t *testing.T) {
 	p.must(lib.Wait(load, capi.Done, patience))
 	nobody := stream + 12345
 	_, err = lib.Dump(p.engine, p.cache, keys, upTo(2), 0, &nobody)
-	want(t, "a stream of nobody", err, capi.Invalid)
+	want(t, "a dump behind a stream of nobody", err, capi.Invalid)
+	_, err = lib.Load(p.engine, 0, p.cache, keys, upTo(2), 0, &nobody)
+	want(t, "a load behind a stream of nobody", err, capi.Invalid)
 }
 
 // BenchmarkLease is what a lookup with lease costs in the library, of as many blocks of one request.
@@ -177,7 +179,7 @@ func BenchmarkLoad(b *testing.B) {
 	p.must(err)
 	b.ReportAllocs()
 	for b.Loop() {
-		task, err := p.lib.Load(p.engine, lease, p.cache, keys, at, 0)
+		task, err := p.lib.Load(p.engine, lease, p.cache, keys, at, 0, nil)
 		b.StopTimer()
 		p.must(err)
 		p.must(p.lib.Wait(task, capi.Done, patience))

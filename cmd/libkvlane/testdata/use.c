@@ -112,7 +112,7 @@ static void carry(void) {
   EXPECT(KVL_OK, kvl_report_computed(engine, 1000, 0.5));
   EXPECT(KVL_OK, kvl_worth(lease, 1000, &worth));
   CHECK(worth == found);
-  EXPECT(KVL_OK, kvl_load_blocks(engine, lease, cache, keys[0], to, found, KVL_LAYERWISE, &task));
+  EXPECT(KVL_OK, kvl_load_blocks(engine, lease, cache, keys[0], to, found, KVL_LAYERWISE, NULL, &task));
   EXPECT(KVL_OK, kvl_wait(task, KVL_LAYER(0), PATIENCE));
   EXPECT(KVL_OK, kvl_wait(task, KVL_LAYER(LAYERS - 1), PATIENCE));
   EXPECT(KVL_OK, kvl_wait(task, KVL_DONE, PATIENCE));
@@ -127,7 +127,7 @@ static void carry(void) {
           failures++;
           i = PAGE_BYTES;
         }
-  EXPECT(KVL_OK, kvl_load_blocks(engine, 0, cache, keys[0], to, 0, 0, &task));
+  EXPECT(KVL_OK, kvl_load_blocks(engine, 0, cache, keys[0], to, 0, 0, NULL, &task));
   EXPECT(KVL_OK, kvl_cancel(task));
 }
 
@@ -186,9 +186,9 @@ static void nothing(void) {
   EXPECT(KVL_INVALID, kvl_lease_blocks(engine, NULL, 1, 0, 0, &l, &n));
   EXPECT(KVL_INVALID, kvl_lease_blocks(engine, keys[0], 1, 0, 0, NULL, &n));
   EXPECT(KVL_INVALID, kvl_lease_blocks(engine, keys[0], 1, 0, 0, &l, NULL));
-  EXPECT(KVL_INVALID, kvl_load_blocks(engine, 0, cache, NULL, &page, 1, 0, &t));
-  EXPECT(KVL_INVALID, kvl_load_blocks(engine, 0, cache, keys[0], NULL, 1, 0, &t));
-  EXPECT(KVL_INVALID, kvl_load_blocks(engine, 0, cache, keys[0], &page, 1, 0, NULL));
+  EXPECT(KVL_INVALID, kvl_load_blocks(engine, 0, cache, NULL, &page, 1, 0, NULL, &t));
+  EXPECT(KVL_INVALID, kvl_load_blocks(engine, 0, cache, keys[0], NULL, 1, 0, NULL, &t));
+  EXPECT(KVL_INVALID, kvl_load_blocks(engine, 0, cache, keys[0], &page, 1, 0, NULL, NULL));
   EXPECT(KVL_INVALID, kvl_dump_blocks(engine, cache, keys[0], NULL, SIZE_MAX, 0, NULL, &t));
   EXPECT(KVL_INVALID, kvl_dump_blocks(engine, cache, keys[0], &page, 1, 0, NULL, NULL));
   EXPECT(KVL_INVALID, kvl_prefetch(engine, NULL, 1, &t));
@@ -291,7 +291,7 @@ static void *thread(void *arg) {
     word[strlen(word) - 5] = 0;
     CHECK(strstr(kvl_error(), word + 2) != NULL);
     EXPECT(KVL_OK, kvl_lease_blocks(engine, keys[0], BLOCKS, 0, PATIENCE, &lease, &found));
-    EXPECT(KVL_OK, kvl_load_blocks(engine, lease, cache, keys[0], &page, found > 0, 0, &task));
+    EXPECT(KVL_OK, kvl_load_blocks(engine, lease, cache, keys[0], &page, found > 0, 0, NULL, &task));
     EXPECT(KVL_OK, kvl_wait(task, KVL_DONE, PATIENCE));
     EXPECT(KVL_OK, kvl_free(task));
     EXPECT(KVL_OK, kvl_release(lease));
@@ -324,7 +324,7 @@ static void fork_off(void) {
     EXPECT(KVL_FORKED, kvl_lookup(engine, NULL, 0, NULL, 0));
     EXPECT(KVL_FORKED, kvl_lease_blocks(engine, NULL, 0, 0, 0, &e, &n));
     EXPECT(KVL_FORKED, kvl_release(1));
-    EXPECT(KVL_FORKED, kvl_load_blocks(engine, 0, cache, NULL, NULL, 0, 0, &e));
+    EXPECT(KVL_FORKED, kvl_load_blocks(engine, 0, cache, NULL, NULL, 0, 0, NULL, &e));
     EXPECT(KVL_FORKED, kvl_dump_blocks(engine, cache, NULL, NULL, 0, 0, NULL, &e));
     EXPECT(KVL_FORKED, kvl_submit_layer(1, 0, NULL));
     EXPECT(KVL_FORKED, kvl_prefetch(engine, NULL, 0, &e));

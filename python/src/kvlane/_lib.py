@@ -12,7 +12,7 @@ from typing import Any
 from . import errors
 from .errors import Status
 
-ABI = 1
+ABI = 2
 KEY_BYTES = 32
 HASH_BYTES = 32
 DONE, SOURCE_FREE, PUBLISHED = -1, -2, -3
@@ -69,7 +69,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "worth": (_handle, c.c_int64, c.POINTER(_n)),
     "report_computed": (_handle, c.c_int64, c.c_double),
     "release": (_handle,),
-    "load_blocks": (_handle, _handle, _handle, _bytes, _bytes, _n, c.c_uint32, _out),
+    "load_blocks": (_handle, _handle, _handle, _bytes, _bytes, _n, c.c_uint32, c.POINTER(After), _out),
     "dump_blocks": (_handle, _handle, _bytes, _bytes, _n, c.c_uint32, c.POINTER(After), _out),
     "submit_layer": (_handle, c.c_uint32, c.POINTER(After)),
     "prefetch": (_handle, _bytes, _n, _out),

@@ -139,6 +139,7 @@ class Store:
         keys: Keys,
         pages: Any,
         lease: Lease | None = None,
+        after: Any = None,
         *,
         layerwise: bool = False,
         awaited: bool = False,
@@ -146,6 +147,8 @@ class Store:
         """Copies block keys[i] to page pages[i], verified. The pages are not to be touched until the task, or a layer of it,
         is done.
 
+        after: a CUDA stream, a torch.cuda.Stream or its number, whose work so far may still touch the pages; the copies come
+        after it. Without it, pages that such work writes are not the blocks.
         layerwise: layer 0 comes first, and the task's wait_layer works. awaited: CUDA streams will wait for it by stream_wait.
         """
         cache.check()
@@ -153,7 +156,9 @@ class Store:
         flags = (_lib.LAYERWISE if layerwise else 0) | (_lib.AWAITED if awaited else 0)
         task = c.c_uint64()
         held = 0 if lease is None else lease.handle
-        self._lib.call("load_blocks", self._handle, held, cache.handle, keys.raw, numbers, len(keys), flags, c.byref(task))
+        self._lib.call(
+            "load_blocks", self._handle, held, cache.handle, keys.raw, numbers, len(keys), flags, after_of(after), c.byref(task)
+        )
         return Load(task.value, len(keys), cache)
 
     def dump(self, cache: PagedCache, keys: Keys, pages: Any, after: Any = None, *, layerwise: bool = False) -> Dump:

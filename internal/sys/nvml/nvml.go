@@ -1,4 +1,4 @@
-// Package nvml asks NVIDIA's management library how GPUs are connected. CUDA's driver would tell it too, but only of
+// Package nvml asks NVIDIA's management library how GPUs are connected, and what has crossed their NVLinks. CUDA's driver would tell it too, but only of
 // devices that this process may use, and not over what.
 //
 // The constants are from nvml.h. A Library is safe for concurrent use, as NVML itself is; no call needs a CUDA context.
@@ -7,6 +7,7 @@ package nvml
 import (
 	"errors"
 	"fmt"
+	"math"
 
 	"github.com/ebitengine/purego"
 
@@ -37,6 +38,22 @@ type pciInfo struct {
 	BusID                                      [32]byte
 }
 
+// fieldValue is nvmlFieldValue_t, with the member of its union that counters have.
+type fieldValue struct {
+	ID, Scope            uint32
+	Timestamp, LatencyUS int64
+	Type                 int32
+	Result               result
+	Value                uint64
+}
+
+// Counters of what has crossed NVLink, in KiB without what its protocol adds, and the scope of all links.
+const (
+	fieldNVLinkSent     = 138 // NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX
+	fieldNVLinkReceived = 139 // NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX
+	allLinks            = math.MaxUint32
+)
+
 // Values of nvmlGpuP2PCapsIndex_t.
 const (
 	capsRead   int32 = 0
@@ -63,6 +80,7 @@ type Library struct {
 	driverVersion func(buf *byte, bytes uint32) result
 	linkState     func(h handle, link uint32, active *uint32) result
 	linkRemote    func(h handle, link uint32, info *pciInfo) result
+	fieldValues   func(h handle, n int32, values *fieldValue) result
 }
 
 // Load opens and initializes the library. The error wraps ErrNotSupported where it or one of its functions is missing.
@@ -85,6 +103,7 @@ func Load() (*Library, error) {
 		{"nvmlSystemGetDriverVersion", &l.driverVersion},
 		{"nvmlDeviceGetNvLinkState", &l.linkState},
 		{"nvmlDeviceGetNvLinkRemotePciInfo_v2", &l.linkRemote},
+		{"nvmlDeviceGetFieldValues", &l.fieldValues},
 	} {
 		addr, err := lib.Symbol(f.name)
 		if err != nil {
@@ -175,6 +194,25 @@ func (l *Library) NVLinks(pci string) ([]string, error) {
 		ends = append(ends, end)
 	}
 	return ends, nil
+}
+
+// NVLinkBytes returns how many bytes the GPU at a PCI address has sent over all of its NVLinks, and received, since the driver was loaded:
+// data, by counters of KiB. ErrNotSupported where there is no NVLink, or the driver does not count: in a virtual machine it may not.
+func (l *Library) NVLinkBytes(pci string) (sent, received int64, err error) {
+	h, err := l.handle(pci)
+	if err != nil {
+		return 0, 0, err
+	}
+	values := [2]fieldValue{{ID: fieldNVLinkSent, Scope: allLinks}, {ID: fieldNVLinkReceived, Scope: allLinks}}
+	if err := l.check(l.fieldValues(h, int32(len(values)), &values[0]), "nvmlDeviceGetFieldValues", "pci="+pci); err != nil {
+		return 0, 0, err
+	}
+	for _, v := range values {
+		if err := l.check(v.Result, "nvmlDeviceGetFieldValues", fmt.Sprintf("pci=%s field=%d", pci, v.ID)); err != nil {
+			return 0, 0, err
+		}
+	}
+	return int64(values[0].Value << 10), int64(values[1].Value << 10), nil
 }
 
 func (l *Library) handle(pci string) (h handle, err error) {

@@ -107,15 +107,51 @@ func TestNVLinks(t *testing.T) {
 	}
 }
 
+func TestNVLinkBytes(t *testing.T) {
+	l := library(nil)
+	refused := success
+	l.fieldValues = func(_ handle, n int32, first *fieldValue) result {
+		for _, v := range unsafe.Slice(first, n) {
+			if v.Scope != allLinks {
+				t.Errorf("field %d of link %d", v.ID, v.Scope)
+			}
+		}
+		values := unsafe.Slice(first, n)
+		values[0].Value, values[1].Value, values[1].Result = 3, 5, refused
+		return success
+	}
+	sent, received, err := l.NVLinkBytes("0000:01:00.0")
+	if sent != 3<<10 || received != 5<<10 || err != nil {
+		t.Errorf("%d bytes sent, %d received, %v", sent, received, err)
+	}
+	refused = errNotSupported
+	if _, _, err := l.NVLinkBytes("0000:01:00.0"); !errors.Is(err, errdefs.ErrNotSupported) {
+		t.Errorf("a counter that there is not: %v", err)
+	}
+	l.fieldValues = func(handle, int32, *fieldValue) result { return errNotSupported }
+	if _, _, err := l.NVLinkBytes("0000:01:00.0"); !errors.Is(err, errdefs.ErrNotSupported) {
+		t.Errorf("no counters: %v", err)
+	}
+	if _, _, err := l.NVLinkBytes("0000:ff:00.0"); !errors.Is(err, errdefs.ErrNotFound) {
+		t.Errorf("an unknown GPU: %v", err)
+	}
+}
+
 var header = headertest.Header{Feature: "nvml-headers", Include: "#include <nvml.h>"}
 
 func layouts() map[string]uintptr {
 	var info pciInfo
+	var value fieldValue
 	return map[string]uintptr{
-		"nvmlPciInfo_t":        unsafe.Sizeof(info),
-		"nvmlPciInfo_t.domain": unsafe.Offsetof(info.Domain),
-		"nvmlPciInfo_t.bus":    unsafe.Offsetof(info.Bus),
-		"nvmlPciInfo_t.device": unsafe.Offsetof(info.Device),
+		"nvmlFieldValue_t":            unsafe.Sizeof(value),
+		"nvmlFieldValue_t.scopeId":    unsafe.Offsetof(value.Scope),
+		"nvmlFieldValue_t.valueType":  unsafe.Offsetof(value.Type),
+		"nvmlFieldValue_t.nvmlReturn": unsafe.Offsetof(value.Result),
+		"nvmlFieldValue_t.value":      unsafe.Offsetof(value.Value),
+		"nvmlPciInfo_t":               unsafe.Sizeof(info),
+		"nvmlPciInfo_t.domain":        unsafe.Offsetof(info.Domain),
+		"nvmlPciInfo_t.bus":           unsafe.Offsetof(info.Bus),
+		"nvmlPciInfo_t.device":        unsafe.Offsetof(info.Device),
 	}
 }
 
@@ -132,16 +168,19 @@ func TestBindingIsOfTheHeader(t *testing.T) {
 		"NVML_P2P_CAPS_INDEX_WRITE":              int64(capsWrite),
 		"NVML_P2P_CAPS_INDEX_NVLINK":             int64(capsNVLink),
 		"NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE": 80,
+		"NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX":  fieldNVLinkSent,
+		"NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX":  fieldNVLinkReceived,
 	})+headertest.Signatures(map[string]string{
 		"nvmlDeviceGetHandleByPciBusId_v2":    "nvmlReturn_t (*f)(const char *, nvmlDevice_t *)",
 		"nvmlDeviceGetP2PStatus":              "nvmlReturn_t (*f)(nvmlDevice_t, nvmlDevice_t, nvmlGpuP2PCapsIndex_t, nvmlGpuP2PStatus_t *)",
 		"nvmlSystemGetDriverVersion":          "nvmlReturn_t (*f)(char *, unsigned)",
 		"nvmlDeviceGetNvLinkState":            "nvmlReturn_t (*f)(nvmlDevice_t, unsigned, nvmlEnableState_t *)",
 		"nvmlDeviceGetNvLinkRemotePciInfo_v2": "nvmlReturn_t (*f)(nvmlDevice_t, unsigned, nvmlPciInfo_t *)",
+		"nvmlDeviceGetFieldValues":            "nvmlReturn_t (*f)(nvmlDevice_t, int, nvmlFieldValue_t *)",
 	}))
 }
 
-func TestLayoutsAreThoseOfNVML12(t *testing.T) { headertest.Sum(t, layouts(), "2d4ec9") }
+func TestLayoutsAreThoseOfNVML12(t *testing.T) { headertest.Sum(t, layouts(), "87411def") }
 
 func TestDriverVersionEndsAtZero(t *testing.T) {
 	if v, err := library(nil).DriverVersion(); v != "5" || err != nil {

@@ -308,7 +308,10 @@ kvl_status kvl_close_manager(kvl_manager manager, int64_t timeout_ms);
 #define KVL_THERE 2u     /* every worker has it in memory */
 #define KVL_BELOW 3u     /* it is there, but in files and not in every worker's memory */
 
-/* kvl_manager_lookup writes where each block stands. Nothing keeps it there: kvl_manager_load does. */
+/*
+ * kvl_manager_lookup writes where each block stands. Nothing keeps it there: kvl_manager_load does. KVL_BUSY: files have not
+ * answered in a second, or since; what is in memory was written all the same, and what may be in files is KVL_ABSENT.
+ */
 kvl_status kvl_manager_lookup(kvl_manager manager, const kvl_blocks *blocks, uint8_t *states);
 
 /*

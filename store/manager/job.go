@@ -38,9 +38,9 @@ type held struct {
 // comes from files: then nothing is pinned.
 func (m *Manager) Load(ctx context.Context, blocks []Block) (*Job, error) {
 	fail := func(err error) (*Job, error) { return nil, fmt.Errorf("load %d blocks: %w", len(blocks), err) }
-	states, err := m.Lookup(ctx, blocks)
+	states, unseen := m.Lookup(ctx, blocks)
 	if states == nil {
-		return fail(err)
+		return fail(unseen)
 	}
 	keys, err := m.keys(0, blocks)
 	if err != nil {
@@ -53,7 +53,7 @@ func (m *Manager) Load(ctx context.Context, blocks []Block) (*Job, error) {
 		h, err := m.pin(keys[i], blocks[i], states[i].There())
 		if err != nil {
 			j.undo(err)
-			return fail(fmt.Errorf("block %d: %w", i, err))
+			return fail(errors.Join(fmt.Errorf("block %d: %w", i, err), unseen))
 		}
 		j.Blocks, j.held = append(j.Blocks, blocks[i]), append(j.held, h)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/jonboulle/clockwork"
 
@@ -24,7 +25,9 @@ type Config struct {
 	Ranks []Rank
 	// AdmitAlways has Manager.Worth say that all blocks are worth loading.
 	AdmitAlways bool
-	// Clock times jobs. Default: the real one.
+	// FilesMax is how long Lookup waits for files, of which a network's may not answer at all. Default DefaultFilesMax.
+	FilesMax time.Duration
+	// Clock times jobs, and waits for files. Default: the real one.
 	Clock clockwork.Clock
 }
 
@@ -82,6 +85,7 @@ type Manager struct {
 	clock     clockwork.Clock
 	always    bool // all is worth loading
 	admission admission.Model
+	files     *files // nil: there are none
 
 	mu      sync.Mutex
 	pool    Pool                 // of rank 0's keys; one fill or pin a block and job
@@ -100,6 +104,7 @@ type Stats struct {
 	Stored    int64
 	Evicted   int64
 	Forgotten int64           // could not be stored or loaded, or were reported wrong
+	Overdue   int64           // looked for in files that did not answer in time
 	Refused   int64           // could not be stored since all places were in use
 	Admission admission.Stats // what Worth has decided
 }
@@ -115,6 +120,9 @@ func Open(c Config) (*Manager, error) {
 		c.Clock = clockwork.NewRealClock()
 	}
 	m := &Manager{ranks: c.Ranks, now: now, clock: c.Clock, always: c.AdmitAlways, names: make(map[block.Key]*Block)}
+	if c.Ranks[0].Files != nil {
+		m.files = newFiles(&c)
+	}
 	pool, err := c.OpenPool(m.evict)
 	if err != nil {
 		return nil, fmt.Errorf("open manager: %w", err)
@@ -145,6 +153,9 @@ func (m *Manager) Stats() Stats {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	s := m.stats
+	if m.files != nil {
+		s.Overdue = m.files.overdue.Load()
+	}
 	s.Blocks, s.Jobs, s.Admission = m.pool.Stats().Blocks, m.live, m.admission.Stats()
 	return s
 }
@@ -163,7 +174,7 @@ func (m *Manager) keys(rank int, blocks []Block) ([]block.Key, error) {
 }
 
 // Lookup says for each block where it stands. Nothing keeps it there: Load does. A file tier that cannot be asked has nothing, and its
-// error is returned beside the states.
+// error is returned beside the states: ErrBusy where it has not answered within Config.FilesMax, and at once until it has.
 func (m *Manager) Lookup(ctx context.Context, blocks []Block) ([]State, error) {
 	keys, err := m.keys(0, blocks)
 	if err != nil {
@@ -193,28 +204,6 @@ func (m *Manager) Lookup(ctx context.Context, blocks []Block) ([]State, error) {
 		}
 	}
 	return states, err
-}
-
-// inFiles says which blocks the files of every rank have.
-func (m *Manager) inFiles(ctx context.Context, blocks []Block) ([]bool, error) {
-	if len(blocks) == 0 || m.ranks[0].Files == nil {
-		return nil, nil
-	}
-	there := make([]bool, len(blocks))
-	states := make([]tier.State, len(blocks))
-	for rank := range m.ranks {
-		keys, err := m.keys(rank, blocks)
-		if err == nil {
-			err = m.ranks[rank].Files.Lookup(ctx, keys, states)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("look up %d blocks in the files of rank %d: %w", len(blocks), rank, err)
-		}
-		for i, s := range states {
-			there[i] = s == tier.Ready && (rank == 0 || there[i])
-		}
-	}
-	return there, nil
 }
 
 // Touch says that the blocks are in use, so that others are evicted before them. Those that are not there are passed over.

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _lib, errors
+from .errors import Status
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -95,12 +96,15 @@ class Manager:
 
     def lookup(self, blocks: Sequence[Block]) -> bytes:
         """A byte for each block: ABSENT, UNDER_WAY (a job that has not ended stores or brings it), THERE in all memories,
-        or BELOW: there, in files.
+        or BELOW: there, in files. Files that have not answered in a second, or since, have nothing; stats() counts the blocks
+        (Overdue).
         """
         names = self._names(blocks)
         states = bytearray(len(names))
         if blocks:
-            self._lib.call("manager_lookup", self._handle, c.byref(names.raw), _lib.address(states, "answers")[0])
+            status = self._lib.status("manager_lookup", self._handle, c.byref(names.raw), _lib.address(states, "answers")[0])
+            if status not in (Status.OK, Status.BUSY):
+                raise self._lib.error(status)
         return bytes(states)
 
     def worth(self, blocks: Sequence[Block], states: bytes, tokens: int) -> int:

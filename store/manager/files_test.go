@@ -1,0 +1,85 @@
+package manager_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/jonboulle/clockwork"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/store/manager"
+	"github.com/kvlane/kvlane/tier"
+)
+
+// hung is files that do not answer until answer is closed.
+type hung struct {
+	files
+	asked  chan struct{}
+	answer chan struct{}
+}
+
+func (h *hung) Lookup(ctx context.Context, keys []block.Key, states []tier.State) error {
+	h.asked <- struct{}{}
+	<-h.answer
+	return h.files.Lookup(ctx, keys, states)
+}
+
+// A server of files that does not answer must not stop whoever schedules requests, nor take what is in memory from it.
+func TestDefectHungFilesStopTheScheduler(t *testing.T) {
+	h := &hung{asked: make(chan struct{}, 100), answer: make(chan struct{})}
+	fs := formats(t, 0, 1, 1)
+	h.there = map[block.Key]bool{}
+	clock := clockwork.NewFakeClock()
+	m, err := manager.Open(manager.Config{Ranks: []manager.Rank{{Formats: fs, Files: h}}, OpenPool: pool(8, fs), Clock: clock})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	store, err := m.Store([]manager.Block{{Hash: "a"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := store.End(); err != nil {
+		t.Fatal(err)
+	}
+	ab := []manager.Block{{Hash: "a"}, {Hash: "b"}}
+	h.there[fs.Key(0, []byte("b"))] = true
+	for i := range 10 {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		if i == 0 {
+			go func() {
+				<-h.asked
+				_ = clock.BlockUntilContext(ctx, 1)
+				clock.Advance(manager.DefaultFilesMax + 1)
+			}()
+		}
+		states, err := m.Lookup(ctx, ab) // all but the first at once
+		cancel()
+		if !errors.Is(err, errdefs.ErrBusy) || !slices.Equal(states, []manager.State{manager.InPool, manager.Absent}) {
+			t.Fatalf("lookup %d: %v, %v", i, states, err)
+		}
+	}
+	if n := len(h.asked); n != 0 {
+		t.Errorf("files were asked %d times more while they did not answer", n)
+	}
+	if n := m.Stats().Overdue; n != 10 {
+		t.Errorf("%d blocks were overdue, want 10", n)
+	}
+	if _, err := m.Load(t.Context(), ab); !errors.Is(err, errdefs.ErrNotFound) && !errors.Is(err, errdefs.ErrBusy) {
+		t.Errorf("a load of what nobody has seen: %v", err)
+	}
+	close(h.answer)
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		states, err := m.Lookup(t.Context(), ab)
+		if err == nil && slices.Equal(states, []manager.State{manager.InPool, manager.InFiles}) {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("files answer again: %v, %v", states, err)
+		}
+	}
+}

@@ -169,7 +169,7 @@ type StoreConfig struct {
 	// Readers and Writers bound the concurrent reads from and writes to the tiers below the cache, store.MaxWorkers at most. Zero
 	// is the store's default.
 	Readers, Writers int
-	// Tasks bounds how many loads, dumps and prefetches run at the same time, store.MaxTasks at most: calls that begin another wait for as
+	// Tasks bounds how many loads and prefetches run at the same time, and how many dumps, store.MaxTasks at most each: calls that begin another wait for as
 	// long as their context says. A dump by layers runs until its last layer has come. Zero is the store's default.
 	Tasks int
 	// GDR says whether loads and dumps travel by RDMA NICs. Default GDROff.

@@ -134,8 +134,8 @@ func TestTasksAreBounded(t *testing.T) {
 	}
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := e.Load(ended, nil, cache, refs, kvlane.LoadOptions{}); !errors.Is(err, errdefs.ErrBusy) {
-		t.Errorf("a second task: %v", err)
+	if _, err := e.Dump(ended, cache, refs, kvlane.DumpOptions{}); !errors.Is(err, errdefs.ErrBusy) {
+		t.Errorf("a second dump: %v", err)
 	}
 	dump.Cancel()
 	<-dump.Done()

@@ -38,7 +38,8 @@ type Config struct {
 	Readers, Writers int
 	// Checkers are the goroutines that compute checksums, MaxWorkers at most. Default: GOMAXPROCS, at most 8.
 	Checkers int
-	// Tasks is how many loads, dumps and prefetches may run at the same time, MaxTasks at most; further ones wait. Default 256.
+	// Tasks is how many loads and prefetches may run at the same time, and how many dumps, which end when the slowest tier has them: MaxTasks at
+	// most each; further ones wait. Default 256.
 	Tasks int
 	// BatchBytes is about how many bytes go into one batch of a stream. A load by layers is one batch whatever its length,
 	// but for pieces of its first layer (see PartBytes). Default 1 GiB.

@@ -82,14 +82,14 @@ func (s *Store) Dump(ctx context.Context, pages *Pages, refs []Ref, o DumpOption
 	if s.passing && len(s.durable) == 0 {
 		return fail(fmt.Errorf("no tier of the pipeline keeps what is written: %w", errdefs.ErrReadOnly))
 	}
-	if err := s.begin(ctx); err != nil {
+	if err := s.begin(ctx, s.dumping); err != nil {
 		return fail(err)
 	}
 	sc := s.take(refs)
 	sc.pages.lay(pages, s.layers, false)
 	if err := sc.pages.check(refs, sc.items, s.formats, false); err != nil {
 		s.put(sc)
-		s.end()
+		s.end(s.dumping)
 		return fail(err)
 	}
 	t := &DumpTask{pages: pages, layers: o.Layerwise, sc: sc, left: len(refs), running: true, srcLeft: len(refs), begun: s.clock.Now(), srcDone: make(chan struct{}), pubDone: make(chan struct{})}
@@ -400,5 +400,5 @@ func (t *DumpTask) one(i int32, err error) {
 	t.s.took(&t.s.count.durable, t.begun)
 	t.cancel(nil)
 	close(t.done)
-	t.s.end()
+	t.s.end(t.s.dumping)
 }

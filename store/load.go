@@ -74,7 +74,7 @@ func (s *Store) Load(ctx context.Context, lease *Lease, pages *Pages, refs []Ref
 	if err := pages.validate(s.formats, s.where); err != nil {
 		return fail(err)
 	}
-	if err := s.begin(ctx); err != nil {
+	if err := s.begin(ctx, s.turns); err != nil {
 		return fail(err)
 	}
 	sc := s.take(refs)
@@ -85,7 +85,7 @@ func (s *Store) Load(ctx context.Context, lease *Lease, pages *Pages, refs []Ref
 	}
 	if err != nil {
 		s.put(sc)
-		s.end()
+		s.end(s.turns)
 		return fail(err)
 	}
 	t := &LoadTask{lease: lease, pages: pages, layers: o.Layerwise, sc: sc, left: len(refs), begun: s.clock.Now()}

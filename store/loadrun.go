@@ -449,5 +449,5 @@ func (t *LoadTask) finish() {
 	t.cancel(nil) // nobody waits for this, and what follows
 	t.s.put(t.sc)
 	t.sc = nil
-	t.s.end()
+	t.s.end(t.s.turns)
 }

@@ -31,7 +31,7 @@ func (s *Store) Prefetch(ctx context.Context, keys []block.Key) (*PrefetchTask, 
 }
 
 func (s *Store) prefetch(ctx context.Context, keys []block.Key, probe bool) (*PrefetchTask, error) {
-	if err := s.begin(ctx); err != nil {
+	if err := s.begin(ctx, s.turns); err != nil {
 		return nil, fmt.Errorf("prefetch %d blocks: %w", len(keys), err)
 	}
 	t := &PrefetchTask{keys: append([]block.Key(nil), keys...), probe: probe, begun: s.clock.Now()}
@@ -100,5 +100,5 @@ func (t *PrefetchTask) one() {
 	}
 	t.cancel(nil)
 	close(t.done)
-	t.s.end()
+	t.s.end(t.s.turns)
 }

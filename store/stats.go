@@ -90,7 +90,7 @@ type PathStats struct {
 func (s *Store) Stats() Stats {
 	c, x := &s.count, s.index.Stats()
 	st := Stats{
-		Loads: c.loads.Load(), Dumps: c.dumps.Load(), Prefetches: c.prefetches.Load(), Running: len(s.tasks),
+		Loads: c.loads.Load(), Dumps: c.dumps.Load(), Prefetches: c.prefetches.Load(), Running: len(s.turns) + len(s.dumping),
 		LoadErrors: c.loadErrors.Load(), DumpErrors: c.dumpErrors.Load(),
 		Dumped: c.dumped.Load(), Skipped: c.skipped.Load(), Prefetched: c.prefetched.Load(), Backlog: s.writers.backlog(),
 		VerifiedOnWay: c.verifiedOnWay.Load(), VerifiedByCPU: c.verifiedByCPU.Load(),

@@ -76,7 +76,8 @@ type Store struct {
 	// The slots that layerwise dumps may hold; see the package comment.
 	layerSlots *semaphore.Weighted
 
-	tasks   chan struct{} // one token a running task
+	turns   turns // of loads and prefetches
+	dumping turns // of dumps, which a slow disk may hold for long
 	closing chan struct{}
 	loadCtx context.Context // ends when Close begins
 	dumpCtx context.Context // ends when Close has run out of time
@@ -120,9 +121,9 @@ func Open(c Config) (*Store, error) {
 		leaves:     newLeafTable(c.Formats),
 		held:       held,
 		layerSlots: semaphore.NewWeighted(held),
-		tasks:      make(chan struct{}, c.Tasks),
-		closing:    make(chan struct{}),
-		closer:     make(chan struct{}, 1),
+		turns:      make(turns, c.Tasks), dumping: make(turns, c.Tasks),
+		closing: make(chan struct{}),
+		closer:  make(chan struct{}, 1),
 	}
 	if s.where, err = locate(s.formats, s.layers); err != nil {
 		return nil, fmt.Errorf("open store: %w", err)
@@ -207,30 +208,33 @@ func (s *Store) OpenStreams(ctx context.Context) error {
 	return errors.Join(errLoads, errDumps)
 }
 
+// turns has one token a running task.
+type turns chan struct{}
+
 // begin admits a task, waiting for its turn until ctx ends. Every begin that returned nil has one end.
-func (s *Store) begin(ctx context.Context) error {
+func (s *Store) begin(ctx context.Context, tasks turns) error {
 	select {
 	case <-s.closing:
 		return errdefs.ErrClosed
 	default:
 	}
 	select {
-	case s.tasks <- struct{}{}: // also for who does not wait, as ctx has ended
+	case tasks <- struct{}{}: // also for who does not wait, as ctx has ended
 		s.count.turns.observe(0)
 	default:
 		defer s.took(&s.count.turns, s.clock.Now()) // also where it was in vain
 		select {
-		case s.tasks <- struct{}{}:
+		case tasks <- struct{}{}:
 		case <-s.closing:
 			return errdefs.ErrClosed
 		case <-ctx.Done():
-			return fmt.Errorf("wait for one of %d tasks to end: %w: %w", cap(s.tasks), errdefs.ErrBusy, context.Cause(ctx))
+			return fmt.Errorf("wait for one of %d tasks to end: %w: %w", cap(tasks), errdefs.ErrBusy, context.Cause(ctx))
 		}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
-		<-s.tasks
+		<-tasks
 		return errdefs.ErrClosed
 	}
 	s.wg.Add(1)
@@ -240,8 +244,8 @@ func (s *Store) begin(ctx context.Context) error {
 // took observes how long something took that has begun then.
 func (s *Store) took(l *latency, begun time.Time) { l.observe(s.clock.Now().Sub(begun)) }
 
-func (s *Store) end() {
-	<-s.tasks
+func (s *Store) end(tasks turns) {
+	<-tasks
 	s.wg.Done()
 }
 

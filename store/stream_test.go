@@ -187,18 +187,34 @@ func TestCloseGivesUpWithItsContext(t *testing.T) {
 	r.must(r.st.Close(r.ctx()))
 }
 
-func TestTasksWaitTheirTurn(t *testing.T) {
+// Loads and dumps wait for their own kind: a dump ends when the slowest tier has it, which may be a disk that does not answer.
+func TestDefectDumpsKeepLoadsFromBeginning(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, rigOptions{tune: func(c *store.Config) { c.Tasks = 1 }})
-	d, err := r.st.Dump(r.ctx(), r.pages, r.refs(0, 1), store.DumpOptions{Layerwise: true})
+	r.dump(1)
+	d, err := r.st.Dump(r.ctx(), r.pages, r.refs(0, 2), store.DumpOptions{Layerwise: true})
 	r.must(err)
-	ctx, cancel := context.WithTimeout(r.ctx(), 10*time.Millisecond)
-	defer cancel()
-	_, err = r.st.Load(ctx, nil, r.pages, nil, store.LoadOptions{})
+	glance := func() context.Context {
+		ctx, cancel := context.WithTimeout(r.ctx(), 10*time.Millisecond)
+		t.Cleanup(cancel)
+		return ctx
+	}
+	_, err = r.st.Dump(glance(), r.pages, r.refs(1, 3), store.DumpOptions{})
 	wantErr(t, err, errdefs.ErrBusy, context.DeadlineExceeded)
+	dep := &dependency{done: make(chan struct{})}
+	l := r.loadAfter(dep, false, 1)
+	_, err = r.st.Load(glance(), nil, r.pages, nil, store.LoadOptions{})
+	wantErr(t, err, errdefs.ErrBusy, context.DeadlineExceeded)
+	_, err = r.st.Prefetch(glance(), nil)
+	wantErr(t, err, errdefs.ErrBusy, context.DeadlineExceeded)
+	if n := r.st.Stats().Running; n != 2 {
+		t.Errorf("%d tasks are running, want 2", n)
+	}
+	close(dep.done)
+	r.resolved(l.Done())
+	r.must(r.holds(0, 1))
+	r.mustLoad(1)
 	d.Cancel()
 	r.resolved(d.Done())
-	l, err := r.st.Load(r.ctx(), nil, r.pages, nil, store.LoadOptions{})
-	r.must(err)
-	r.resolved(l.Done())
+	r.dump(4)
 }

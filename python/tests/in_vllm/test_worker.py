@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,33 +41,103 @@ def test_a_store_of_the_device(monkeypatch: pytest.MonkeyPatch, device: str, own
     assert opened == [{"store": {"cache_bytes": 1}, **expected}]
 
 
-@pytest.mark.parametrize("layerwise", [False, True])
-def test_a_load_comes_after_what_vllm_still_does(monkeypatch: pytest.MonkeyPatch, layerwise: bool) -> None:
-    """A step that is under way may write to pages that vLLM has given to the request of a load since."""
+class _Store:
+    """Stands for a Store on a GPU; it says Busy to the kinds of task in `busy`."""
+
+    driver = "cuda"
+
+    def __init__(self) -> None:
+        self.begun: list[tuple[str, list[int], dict[str, Any]]] = []
+        self.dropped: list[bytes] = []
+        self.busy: set[str] = set()
+
+    def keys(self, hashes: bytes, _group: int, _size: int) -> Any:
+        from kvlane.keys import Keys
+
+        return Keys(hashes)
+
+    def _begin(self, kind: str, pages: list[int], how: dict[str, Any]) -> Any:
+        from kvlane import errors
+
+        if kind in self.busy:
+            raise errors.Busy("too many are under way")
+        self.begun.append((kind, pages, how))
+        return SimpleNamespace(done=lambda: False, wait=lambda: True, results=list)
+
+    def load(self, _cache: Any, _keys: Any, pages: list[int], **how: Any) -> Any:
+        return self._begin("load", pages, how)
+
+    def dump(self, _cache: Any, _keys: Any, pages: list[int], after: Any, **how: Any) -> Any:
+        return self._begin("dump", pages, {"after": after, **how})
+
+    def drop(self, keys: Any) -> None:
+        self.dropped.append(bytes(keys.raw))
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A worker over a _Store, and what submits a job of a block that has the page's number for its hash."""
     import numpy as np
     import torch
 
-    from kvlane.keys import Keys
-    from kvlane.vllm import config, jobs, worker
+    from kvlane.vllm import config, jobs
+    from kvlane.vllm.worker import Worker
 
-    begun: list[dict[str, Any]] = []
+    store: Any = _Store()
+    store.stream = object()
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: store.stream)
+    w = Worker(store, SimpleNamespace(), [config.PageGroup(0, 1, 64, 1, 16, "")])
 
-    class Store:
-        driver = "cuda"
+    def submit(kind: str, page: int, evicted: tuple[int, ...] = (), *, layerwise: bool = False) -> None:
+        blocks = jobs.Blocks([_name(page)], [_name(e) for e in evicted], layerwise)
+        pages: Any = SimpleNamespace(block_ids=np.array([page]))
+        if kind == "load":
+            w.submit_load(page, blocks, pages)
+        else:
+            w.submit_store(page, pages, blocks)
 
-        def keys(self, hashes: bytes, _group: int, _size: int) -> Keys:
-            return Keys(hashes)
+    return SimpleNamespace(worker=w, store=store, submit=submit)
 
-        def load(self, _cache: Any, _keys: Any, pages: list[int], **how: Any) -> Any:
-            begun.append({"pages": pages, **how})
-            return SimpleNamespace(done=lambda: False)
 
-    stream = object()
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
-    store: Any = Store()
-    cache: Any = None
-    w = worker.Worker(store, cache, [config.PageGroup(0, 1, 64, 1, 16, "")])
-    blocks = jobs.Blocks([bytes(36)], [], layerwise)
-    pages: Any = SimpleNamespace(block_ids=np.array([5]))
-    w.submit_load(1, blocks, pages)
-    assert begun == [{"pages": [5], "after": stream, "layerwise": layerwise, "awaited": layerwise}]
+def _name(number: int) -> bytes:
+    return bytes([number]) * 32 + bytes(4)
+
+
+@pytest.mark.parametrize("layerwise", [False, True])
+def test_a_load_comes_after_what_vllm_still_does(worker: Any, layerwise: bool) -> None:
+    """A step that is under way may write to pages that vLLM has given to the request of a load since."""
+    worker.submit("load", 5, layerwise=layerwise)
+    assert worker.store.begun == [("load", [5], {"after": worker.store.stream, "layerwise": layerwise, "awaited": layerwise})]
+
+
+def test_loads_do_not_wait_for_stores(worker: Any) -> None:
+    """A disk that does not answer holds up stores, and they must not hold up hits in memory, nor drop what these bring."""
+    worker.store.busy = {"dump"}
+    worker.submit("store", 1, (7,))
+    worker.submit("store", 2, (8, 9))
+    worker.submit("load", 9)
+    assert [(kind, pages) for kind, pages, _ in worker.store.begun] == [("load", [9])]
+    worker.store.busy = set()
+    worker.worker.get_finished()
+    assert [(kind, pages) for kind, pages, _ in worker.store.begun[1:]] == [("dump", [1]), ("dump", [2])]
+    assert worker.store.dropped == [_name(7)[:32], _name(8)[:32]]
+
+
+def test_what_cannot_begin_gives_its_pages_back(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once where they are asked for, else after a time."""
+    worker.store.busy = {"dump", "load"}
+    worker.submit("store", 1)
+    worker.submit("load", 2)
+    worker.submit("store", 3)
+    assert not worker.worker.get_finished()
+    worker.worker.wait({1})
+    assert [r.job_id for r in worker.worker.get_finished()] == [1]
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 60)
+    assert [r.job_id for r in worker.worker.get_finished()] == [2, 3]
+    failures = worker.worker.take_failures()
+    assert {job: f.pages for job, f in failures.items()} == {1: {1}, 2: {2}, 3: {3}}
+    assert worker.store.begun == []

@@ -24,6 +24,7 @@ from .jobs import Blocks, by_group
 logger = init_logger("vllm.kvlane")  # what vLLM sets up are loggers below its own name
 
 _POLL = 0.0005  # seconds
+_PATIENCE = 30.0  # seconds for which a job that cannot begin keeps its pages from others
 
 
 class Failure(NamedTuple):
@@ -44,6 +45,7 @@ class _Job:
     task: Load | Dump | None = None
     error: errors.Error | None = None
     begun: float = 0.0
+    given_up: float = 0.0  # when, if it has not begun by then
 
 
 class Worker(OffloadingWorker):
@@ -52,7 +54,9 @@ class Worker(OffloadingWorker):
     def __init__(self, store: Store, cache: PagedCache, groups: list[PageGroup]) -> None:
         self.store, self.cache = store, cache
         self._block_bytes = [g.layers * g.page_bytes for g in groups]
-        self._waiting: deque[_Job] = deque()  # not begun, as too many are under way
+        # Not begun, as too many are under way. Loads do not wait for stores, which a disk may hold up.
+        self._loads: deque[_Job] = deque()
+        self._stores: deque[_Job] = deque()
         self._running: dict[int, _Job] = {}
         self._failures: dict[int, Failure] = {}
         self._layers = groups[0].layers  # where jobs are layerwise there is one page group
@@ -77,21 +81,32 @@ class Worker(OffloadingWorker):
         job = _Job(job_id, load, blocks.names, numbers, blocks.evicted, blocks.layerwise)
         if len(numbers) != len(blocks.names):
             job.error = errors.Failed(f"{len(blocks.names)} blocks for {len(numbers)} pages")
+        job.given_up = time.monotonic() + _PATIENCE
         self._running[job_id] = job
-        self._waiting.append(job)
+        (self._loads if load else self._stores).append(job)
         self._begin()
         return True
 
     def _begin(self) -> None:
-        while self._waiting:
-            job = self._waiting[0]
-            try:
-                self._start(job)
-            except errors.Busy:
-                return
-            except errors.Error as e:
-                job.error = e
-            self._waiting.popleft()
+        for waiting in (self._loads, self._stores):
+            while waiting:
+                job = waiting[0]
+                try:
+                    self._start(job)
+                except errors.Busy as e:
+                    if time.monotonic() < job.given_up:
+                        break
+                    job.error = e
+                except errors.Error as e:
+                    job.error = e
+                waiting.popleft()
+
+    def _withdraw(self, job: _Job, why: str) -> None:
+        """Ends a job that has not begun, and touches no page."""
+        waiting = self._loads if job.load else self._stores
+        if job in waiting:
+            waiting.remove(job)
+            job.error = errors.Failed(why)
 
     def _start(self, job: _Job) -> None:
         if job.error is not None:
@@ -99,6 +114,9 @@ class Worker(OffloadingWorker):
         if job.evicted:
             self.store.drop(self._keys(job.evicted))
             job.evicted = []
+        if job.load:  # which an older store would drop that has not begun
+            for store in self._stores:
+                store.evicted = [name for name in store.evicted if name not in job.names]
         keys = self._keys(job.names)
         job.begun = time.monotonic()
         stream = self._stream()
@@ -179,7 +197,7 @@ class Worker(OffloadingWorker):
     def wait(self, job_ids: set[int]) -> None:
         """Waits until nothing of these jobs touches the pages."""
         for job in [self._running[i] for i in job_ids if i in self._running]:
-            self._begun(job)
+            self._withdraw(job, "its pages were asked for before it could begin")
             if isinstance(job.task, Dump):
                 try:
                     job.task.source_free()
@@ -189,8 +207,8 @@ class Worker(OffloadingWorker):
                 job.task.wait()
 
     def _begun(self, job: _Job) -> None:
-        """Waits until a job has begun, or cannot."""
-        while job in self._waiting:
+        """Waits until a load has begun, or cannot."""
+        while job in self._loads:
             self._begin()
             time.sleep(_POLL)
 
@@ -217,6 +235,8 @@ class Worker(OffloadingWorker):
     def end_loads(self) -> set[int]:
         """Waits on the host until layerwise loads have ended, so that get_finished says how. Returns their numbers."""
         ids = {job.id for job in self._layerwise(load=True)}
+        for i in ids:
+            self._begun(self._running[i])
         self.wait(ids)
         return ids
 
@@ -246,9 +266,8 @@ class Worker(OffloadingWorker):
 
     def shutdown(self) -> None:
         """Ends what is under way, and closes the store, which writes what is still to be written."""
-        for job in self._waiting:
-            job.error = errors.Closed("the worker shuts down")
-        self._waiting.clear()
+        for job in [*self._loads, *self._stores]:
+            self._withdraw(job, "the worker shuts down")
         self.store.close()
 
 

@@ -1,195 +1,27 @@
 package share_test
 
 import (
-	"bufio"
-	"context"
-	"encoding/json"
 	"errors"
-	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
-	"slices"
+	"runtime"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/leak"
 	"github.com/kvlane/kvlane/internal/sys/hostmem"
 	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/share"
+	"github.com/kvlane/kvlane/stream"
+	streamcopy "github.com/kvlane/kvlane/stream/copy"
 )
-
-// What playAnnouncer's memory holds once work of its is done: what it has at first, and what it has only when it is told to go on.
-const (
-	announcedEarly = 0xa5
-	announcedLate  = 0x5a
-)
-
-// announcer is a process that exports memory and announces work on it. A stream of the host program's does the work, which a word can hold.
-type announcer struct {
-	dev     device.Sharer
-	memory  []sharedMemory
-	exports []*share.Export
-	program device.Queue
-	stream  device.HostStream
-	word    *mem.Region
-}
-
-// playAnnouncer exports device memory in that directory, of a simulated device or of the GPU of that index, and does what it is told on its
-// input: "early" announces work, "late" announces more that does not begin before "go on".
-func playAnnouncer(args []string) (err error) {
-	dev, all, free, err := exporterMemory(1<<20, args[1:])
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, free()) }()
-	all = slices.DeleteFunc(all, func(m sharedMemory) bool { return m.region.Kind() != mem.KindDevice })
-	s, err := share.NewServer(share.Options{Dir: args[0]})
-	if err != nil {
-		return err
-	}
-	if err := s.Start(context.Background()); err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, within(s.Close)) }()
-	a := &announcer{dev: dev, memory: all}
-	out := json.NewEncoder(os.Stdout)
-	for _, m := range all {
-		e, err := s.Export(m.Source, m.region)
-		if err != nil {
-			return err
-		}
-		defer func() { err = errors.Join(err, withdraw(e)) }()
-		a.exports = append(a.exports, e)
-		if err := out.Encode(e.Descriptor()); err != nil {
-			return err
-		}
-	}
-	if err := a.open(); err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, within(a.program.Close), dev.Free(a.word)) }()
-	if _, err := fmt.Fprintln(os.Stdout); err != nil {
-		return err
-	}
-	lines := bufio.NewScanner(os.Stdin)
-	for lines.Scan() {
-		if _, err := fmt.Fprintln(os.Stdout, a.do(lines.Text())); err != nil {
-			return err
-		}
-	}
-	return lines.Err()
-}
-
-// open makes ahead what the work needs: a driver may hold up who makes it while a stream of the program waits.
-func (a *announcer) open() (err error) {
-	if a.program, err = a.dev.OpenQueue(device.QueueOptions{Events: 4}); err != nil {
-		return err
-	}
-	adopter, ok := a.dev.(device.StreamAdopter)
-	h, plays := a.program.(interface{ Handle() uintptr })
-	if !ok || !plays {
-		return fmt.Errorf("%T adopts no streams", a.dev)
-	}
-	if a.stream, err = adopter.AdoptStream(h.Handle()); err != nil {
-		return err
-	}
-	a.word, err = a.dev.AllocHost(64)
-	return err
-}
-
-func (a *announcer) do(what string) error {
-	switch what {
-	case "early":
-		return a.work(announcedEarly)
-	case "late":
-		if err := a.stream.WaitValue(mem.Extent{Region: a.word, Len: 8}, 1); err != nil {
-			return err
-		}
-		return a.work(announcedLate)
-	case "go on":
-		hostmem.StoreUint64(a.word.Bytes(), 1)
-		return nil
-	}
-	return fmt.Errorf("no work %q", what)
-}
-
-// work fills the memory, and announces that.
-func (a *announcer) work(v byte) error {
-	for _, m := range a.memory {
-		if err := a.program.Fill(mem.All(m.region), v); err != nil {
-			return err
-		}
-	}
-	done, err := a.program.Record()
-	if err != nil {
-		return err
-	}
-	defer done.Close()
-	for _, e := range a.exports {
-		err = errors.Join(err, e.Announce(done))
-	}
-	return err
-}
-
-// follower has what an importer copies behind work that was announced.
-type follower struct {
-	*share.Import
-	queue  device.Queue
-	pinned *mem.Region
-
-	theirs, copied device.Event
-}
-
-// followers import all, with all that it takes to copy them.
-func followers(t *testing.T, in *share.Importer, dev device.Device, all []share.Descriptor) (fs []*follower) {
-	t.Helper()
-	for _, d := range all {
-		f := &follower{Import: take(t, in, d)}
-		var err error
-		f.queue, err = dev.OpenQueue(device.QueueOptions{Events: 4})
-		must(t, err)
-		f.pinned, err = dev.AllocHost(d.Length)
-		must(t, err)
-		fs = append(fs, f)
-	}
-	return fs
-}
-
-// follow enqueues a copy of the memory behind what was announced.
-func (f *follower) follow(t *testing.T) {
-	t.Helper()
-	var err error
-	f.theirs, err = f.Announced(t.Context())
-	must(t, err)
-	must(t, f.queue.Wait(f.theirs))
-	must(t, f.queue.Copy(mem.All(f.pinned), mem.All(f.Region())))
-	f.copied, err = f.queue.Record()
-	must(t, err)
-}
-
-// end waits for the copy.
-func (f *follower) end() error {
-	defer f.theirs.Close()
-	defer f.copied.Close()
-	return within(f.copied.Wait)
-}
-
-// has wants every byte of what was copied to be v.
-func (f *follower) has(t *testing.T, v byte) {
-	t.Helper()
-	for k, b := range f.pinned.Bytes() {
-		if b != v {
-			t.Fatalf("%s: byte %d is %#x, not %#x: the copy was too early", f.Descriptor().Type, k, b, v)
-		}
-	}
-}
-
-func (f *follower) close(dev device.Device) error {
-	return errors.Join(within(f.queue.Close), dev.Free(f.pinned), f.Close())
-}
 
 // TestAnnouncedWork: what an importer's queue does comes after work of the exporter's that is under way, with no wait on either host.
 func TestAnnouncedWork(t *testing.T) {
@@ -238,36 +70,183 @@ func announcedWork(t *testing.T, dev device.Device, other *process) {
 	other.end()
 }
 
-// TestAnnouncerDies: where the exporter dies before its work is done, what waits for it fails.
+// TestAnnouncerDies: where the exporter dies before its work is done, what waits for it goes on, and is told.
 func TestAnnouncerDies(t *testing.T) {
-	dev := simDevice(t, sim.Options{Index: 1})
-	for _, f := range leftBehind(t, dev, start(t, "announce", filepath.Join(t.TempDir(), "s"))) {
-		if err := f.end(); !errors.Is(err, errdefs.ErrLost) {
-			t.Errorf("the exporter died: %v", err)
-		}
-		lost(t, f.Import)
-		if err := within(f.queue.Close); err != nil {
-			t.Logf("the queue that waited: %v", err)
-		}
-		must(t, errors.Join(dev.Free(f.pinned), f.Close()))
-	}
+	dir := filepath.Join(t.TempDir(), "s")
+	announcerDies(t, simDevice(t, sim.Options{Index: 1}), func() *process { return start(t, "announce", dir) })
 }
 
-// leftBehind kills the other process while dev waits for its work, and returns who waits.
-func leftBehind(t *testing.T, dev device.Device, other *process) []*follower {
+// announcerDies kills an announcer while a queue and a stream of dev wait for its work, and has the queue wait for another's.
+func announcerDies(t *testing.T, dev device.Device, announcer func() *process) {
 	t.Helper()
-	fs := followers(t, importer(t, dev), dev, other.descriptors())
+	other := announcer()
+	all := other.descriptors()
+	if len(all) == 0 {
+		testkit.Skip(t, gpuShare, "no type of handle works here")
+	}
+	in := importerWithin(t, dev, 10*time.Second)
+	fs := followers(t, in, dev, all)
+	s := openStream(t, dev, streamcopy.Options{Path: stream.PathCopyEngine, Prepare: true})
+	local, err := dev.Alloc(all[0].Length, device.AllocOptions{})
+	must(t, err)
 	other.do("early") // makes what announcements take
 	for _, f := range fs {
 		f.follow(t)
 		must(t, f.end())
+		must(t, f.theirs.Err())
 	}
 	other.do("late")
+	var tickets []*stream.Ticket
 	for _, f := range fs {
 		f.follow(t)
+		must(t, f.theirs.Precede(t.Context(), s))
+		ticket, err := s.Submit(t.Context(), &mem.Batch{Dst: []mem.Extent{mem.All(local)}, Src: []mem.Extent{mem.All(f.Region())}})
+		must(t, err)
+		tickets = append(tickets, ticket)
 	}
 	other.kill()
-	return fs
+	for k, f := range fs {
+		if err := wait(t, tickets[k]); !errors.Is(err, errdefs.ErrLost) {
+			t.Errorf("%s: a stream's copy behind work of a dead process: %v", f.Descriptor().Type, err)
+		}
+		must(t, f.end())
+		if err := f.theirs.Err(); !errors.Is(err, errdefs.ErrLost) {
+			t.Errorf("%s: work of a dead process: %v", f.Descriptor().Type, err)
+		}
+		lost(t, f.Import)
+		must(t, f.Import.Close())
+	}
+	other = announcer()
+	for k, d := range other.descriptors() {
+		fs[k].Import = take(t, in, d)
+	}
+	other.do("early")
+	for _, f := range fs {
+		f.follow(t)
+		must(t, f.end())
+		must(t, f.theirs.Err())
+		f.has(t, announcedEarly)
+		must(t, f.close(dev))
+	}
+	other.end()
+	must(t, dev.Free(local))
+}
+
+// TestAnnouncerStops: an exporter that lives and does nothing is waited for as long as the importer says.
+func TestAnnouncerStops(t *testing.T) {
+	const most = 300 * time.Millisecond
+	dev := simDevice(t, sim.Options{Index: 1})
+	other := start(t, "announce", filepath.Join(t.TempDir(), "s"))
+	f := followers(t, importerWithin(t, dev, most), dev, other.descriptors())[0]
+	other.do("late")
+	begin := time.Now()
+	f.follow(t)
+	must(t, other.cmd.Process.Signal(unix.SIGSTOP))
+	must(t, f.end())
+	if err, took := f.theirs.Err(), time.Since(begin); !errors.Is(err, errdefs.ErrExpired) || took < most {
+		t.Errorf("after %v: %v", took, err)
+	}
+	must(t, other.cmd.Process.Signal(unix.SIGCONT))
+	other.do("go on")
+	until(t, "the work is never done", func() bool {
+		f.follow(t)
+		must(t, f.end())
+		return f.theirs.Err() == nil
+	})
+	f.has(t, announcedLate)
+	must(t, f.close(dev))
+	other.end()
+}
+
+// TestAnnouncersKilledInTurn: nothing is left of those whose work was waited for.
+func TestAnnouncersKilledInTurn(t *testing.T) {
+	n := 200
+	if testing.Short() || raceEnabled {
+		n = 10
+	}
+	dir, dev := filepath.Join(t.TempDir(), "s"), simDevice(t, sim.Options{Index: 1})
+	in := importer(t, dev)
+	q, err := dev.OpenQueue(device.QueueOptions{})
+	must(t, err)
+	var files, mapped, goroutines int
+	var live map[string]int64
+	for k := range n + 1 {
+		other := start(t, "announce", dir)
+		i := take(t, in, other.descriptors()[0])
+		other.do("late")
+		w, err := i.Announced(t.Context())
+		must(t, err)
+		must(t, q.Wait(w.Event()))
+		other.kill()
+		select {
+		case <-w.Done():
+		case <-time.After(patience):
+			t.Fatal("work of a dead process is waited for")
+		}
+		if err := w.Err(); !errors.Is(err, errdefs.ErrLost) {
+			t.Fatalf("work of a dead process: %v", err)
+		}
+		w.Close()
+		must(t, i.Close())
+		if k == 0 { // what the first has made stays for all
+			files, mapped, goroutines, live = descriptors(t), mappings(t), runtime.NumGoroutine(), leak.Live()
+		}
+	}
+	until(t, "files, mappings, goroutines, queues or events are left", func() bool {
+		return descriptors(t) <= files && mappings(t) <= mapped && runtime.NumGoroutine() <= goroutines && maps.Equal(leak.Live(), live)
+	})
+	must(t, within(q.Close))
+}
+
+// TestDefectAnnouncingAgainHoldsUpImporters: an importer waits for what was announced when it asked. An interprocess event of CUDA's stands for
+// what was recorded last, so that who always has work under way would never be seen done.
+func TestDefectAnnouncingAgainHoldsUpImporters(t *testing.T) {
+	a, _, i := ownAnnouncer(t)
+	var works []*share.Work
+	for word := range uint64(3) {
+		must(t, a.waitFor(word+1))
+		must(t, a.work(1))
+		w, err := i.Announced(t.Context())
+		must(t, err)
+		works = append(works, w)
+	}
+	for k, w := range works {
+		if done, err := w.Event().Done(); done {
+			t.Errorf("work %d is done before it has begun: %v, %v", k, err, w.Err())
+		}
+		hostmem.StoreUint64(a.word.Bytes(), uint64(k+1))
+		must(t, within(w.Event().Wait))
+		must(t, w.Err())
+		w.Close()
+	}
+	must(t, i.Close())
+}
+
+// TestWorkClosedEarly: who waits on the device goes on waiting when the work is closed, and nothing that this takes is gone before.
+func TestWorkClosedEarly(t *testing.T) {
+	a, dev, i := ownAnnouncer(t)
+	q, err := dev.OpenQueue(device.QueueOptions{})
+	must(t, err)
+	must(t, a.waitFor(1))
+	must(t, a.work(1))
+	w, err := i.Announced(t.Context())
+	must(t, err)
+	must(t, q.Wait(w.Event()))
+	after, err := q.Record()
+	must(t, err)
+	w.Close()
+	w.Close()
+	time.Sleep(20 * time.Millisecond)
+	if done, err := after.Done(); done {
+		t.Errorf("the queue does not wait for work that was closed: %v", err)
+	}
+	must(t, i.Close()) // which ends the wait
+	must(t, within(after.Wait))
+	if err := w.Err(); !errors.Is(err, errdefs.ErrLost) {
+		t.Errorf("work of an import that was closed: %v", err)
+	}
+	after.Close()
+	must(t, within(q.Close))
 }
 
 // TestAnnounceRefuses: memory of the host has no device whose work there is, and what was withdrawn has nothing to announce.
@@ -301,27 +280,19 @@ func TestAnnounceRefuses(t *testing.T) {
 	must(t, within(q.Close))
 }
 
-// TestDefectAnnouncedEventIsTakenAway: an exporter that withdraws its memory keeps what it has announced until importers have closed their
-// events of it: CUDA leaves undefined what an event does whose maker has destroyed it.
-func TestDefectAnnouncedEventIsTakenAway(t *testing.T) {
-	exporter := simDevice(t, sim.Options{})
-	e, _ := exported(t, serve(t, share.Options{}), exporter, 4096)
-	q, err := exporter.OpenQueue(device.QueueOptions{})
+// TestAnnouncedWorkHoldsTheMemory: an importer that has work of an export open may have copies behind it under way, so that the memory stays.
+func TestAnnouncedWorkHoldsTheMemory(t *testing.T) {
+	a, _, i := ownAnnouncer(t)
+	must(t, a.work(1))
+	w, err := i.Announced(t.Context())
 	must(t, err)
-	work, err := q.Record()
-	must(t, err)
-	must(t, e.Announce(work))
-	work.Close()
-	must(t, within(q.Close))
-	i := take(t, importer(t, simDevice(t, sim.Options{Index: 1})), e.Descriptor())
-	theirs, err := i.Announced(t.Context())
-	must(t, err)
-	holds(t, e, os.Getpid())
+	must(t, within(w.Event().Wait))
+	must(t, w.Err())
+	holds(t, a.exports[0], os.Getpid())
 	if err := i.Close(); !errors.Is(err, errdefs.ErrBusy) {
-		t.Errorf("close an import of which an event is open: %v", err)
+		t.Errorf("close an import of which work is open: %v", err)
 	}
-	must(t, within(theirs.Wait))
-	theirs.Close()
-	must(t, withdraw(e))
+	w.Close()
+	must(t, withdraw(a.exports[0]))
 	must(t, i.Close())
 }

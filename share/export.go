@@ -31,7 +31,7 @@ type Export struct {
 	from   Source
 	desc   Descriptor
 	handle device.Handle
-	event  device.SharedEvent // what was announced; nil: nothing was. With mu.
+	work   *announcer // nil: nothing was announced. With mu.
 
 	// mu is held while the handle is sent, which is closed with the last word.
 	mu        sync.Mutex
@@ -92,7 +92,7 @@ func (e *Export) Importers() int {
 	return len(e.importers)
 }
 
-// Close withdraws the export, and waits until no importer touches the memory, or has an event of what was announced, any more: each has said
+// Close withdraws the export, and waits until no importer touches the memory, or has Work of it open, any more: each has said
 // so, or its process has ended. No copy that ends after the withdrawal is reported good. If ctx ends first the error is ErrBusy and names the
 // processes that may still touch the memory; it must not be freed, and Close may be called again. A second Close after success returns nil.
 func (e *Export) Close(ctx context.Context) error {
@@ -133,11 +133,11 @@ func (e *Export) settle(ctx context.Context) error {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.event != nil {
-		if err := e.event.Close(ctx); err != nil {
+	if e.work != nil {
+		if err := e.work.close(ctx); err != nil {
 			return err
 		}
-		e.event = nil
+		e.work = nil
 	}
 	s := e.server
 	s.mu.Lock()
@@ -164,9 +164,9 @@ func (e *Export) closeHandle() error {
 	return unix.Close(e.handle.FD)
 }
 
-// Announce has importers that ask from now on wait for e, of a queue or a HostStream of the device that has the memory, on their own devices:
-// Import.Announced. What they are told is up to the caller. e may be closed then. ErrNotSupported for memory of the host, and of a
-// device that shares no events; ErrClosed if it was withdrawn.
+// Announce has importers that ask from now on wait for work, of a queue or a HostStream of the device that has the memory, on their own devices:
+// Import.Announced. The device writes a word that they see behind it. That there is something to wait for the caller tells them. The event may be
+// closed then. ErrNotSupported for memory of the host, and of a device that writes no words (device.HostStream); ErrClosed if it was withdrawn.
 func (e *Export) Announce(work device.Event) error {
 	if err := e.announce(work); err != nil {
 		return fmt.Errorf("announce work on export %s: %w", e.desc.Identity, err)
@@ -180,37 +180,29 @@ func (e *Export) announce(work device.Event) (err error) {
 	if e.withdrawn {
 		return errdefs.ErrClosed
 	}
-	if e.event == nil {
-		s, ok := e.from.(device.EventSharer)
-		if !ok {
-			return fmt.Errorf("%T shares no events: %w", e.from, errdefs.ErrNotSupported)
-		}
-		if e.event, err = s.NewSharedEvent(); err != nil {
+	if e.work == nil {
+		if e.work, err = newAnnouncer(e.from); err != nil {
 			return err
 		}
 	}
-	return e.event.Follow(work)
+	return e.work.announce(work)
 }
 
-// lend gives the event to an importer.
+// lend gives the page of what was announced to an importer.
 func (e *Export) lend(c *net.UnixConn) status {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	switch {
 	case e.withdrawn:
 		return statusUnknown
-	case e.event == nil:
+	case e.work == nil || e.work.last == 0:
 		return statusSilent
 	}
-	h, err := e.event.Handle()
+	h, err := e.work.page.ExportMemory(e.work.page.Region(), device.HandleMemFD)
 	if err != nil {
-		return statusSilent
+		return statusBusy // there are no descriptors left
 	}
-	var files []byte
-	if h.Type.IsFD() {
-		files = unix.UnixRights(h.FD)
-	}
-	_, _, err = c.WriteMsgUnix((&reply{status: statusOK, handle: h}).encode(), files, nil)
+	_, _, err = c.WriteMsgUnix((&reply{status: statusOK, handle: h}).encode(), unix.UnixRights(h.FD), nil)
 	if errors.Join(err, closeFiles(h)) != nil {
 		return statusMalformed // it has gone
 	}

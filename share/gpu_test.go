@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
@@ -106,29 +105,10 @@ func TestGPUAnnouncedWork(t *testing.T) {
 	announcedWork(t, cudatest.Open(t), start(t, "announce", filepath.Join(t.TempDir(), "s"), "0"))
 }
 
-// waitsForDead has a process of the test binary run TestGPUAnnouncerDies itself.
-const waitsForDead = "KVLANE_SHARE_WAITS_FOR_DEAD"
-
-// TestGPUAnnouncerDies: that memory is lost is told where work on it was announced by a process that is killed. A GPU's queue that waits for that
-// work goes on waiting (seen for 20 s, an H100, driver 580), so that a process of its own does, and ends without closing it.
+// TestGPUAnnouncerDies: a queue and a stream of the GPU that wait for work of a process go on when that is killed.
 func TestGPUAnnouncerDies(t *testing.T) {
-	dev := cudatest.Open(t)
-	if os.Getenv(waitsForDead) != "" {
-		for _, f := range leftBehind(t, dev, start(t, "announce", filepath.Join(t.TempDir(), "s"), "0")) {
-			lost(t, f.Import)
-			done, err := f.copied.Done()
-			t.Logf("%s: told to be lost; the copy behind it has ended: %v, %v", f.Descriptor().Type, done, err)
-		}
-		os.Exit(0) //nolint:forbidigo // whatever ends in order waits for the queue
-	}
-	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run", "^TestGPUAnnouncerDies$", "-test.v", "-test.timeout", "30s")
-	cmd.Env = append(os.Environ(), waitsForDead+"=1")
-	cmd.WaitDelay = 5 * time.Second // its own child may outlive it
-	out, err := cmd.CombinedOutput()
-	t.Logf("%s", out)
-	if err != nil {
-		t.Errorf("the process that waits for one that was killed: %v", err)
-	}
+	dir := filepath.Join(t.TempDir(), "s")
+	announcerDies(t, cudatest.Open(t), func() *process { return start(t, "announce", dir, "0") })
 }
 
 func shareGPU(t *testing.T, exporter int) {

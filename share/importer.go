@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/device/signal"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/sys/hostmem"
 	"github.com/kvlane/kvlane/mem"
@@ -19,13 +20,20 @@ type ImportOptions struct {
 	Allow []int
 	// Timeout bounds how long an exporter may take to answer. Default 10 s.
 	Timeout time.Duration
+	// WaitMax bounds how long work that an exporter has announced is waited for (Import.Announced). Default 30 s.
+	WaitMax time.Duration
 }
 
 // Importer maps memory of other processes for one device. Each export is mapped once, whoever imports it how often.
 type Importer struct {
-	dev   device.Device
-	users []int
-	limit time.Duration
+	dev     device.Device
+	waits   device.StreamAdopter // dev, or nil
+	users   []int
+	limit   time.Duration
+	waitMax time.Duration
+
+	pinning sync.Mutex
+	words   *signal.Pool // nil: nobody has asked for announced work
 
 	mu     sync.Mutex
 	closed bool
@@ -36,13 +44,18 @@ type Importer struct {
 // NewImporter returns an importer for dev, which outlives it. Device memory wants a device.Sharer; without a device host memory is
 // imported, as pageable memory. ErrInvalid.
 func NewImporter(dev device.Device, o ImportOptions) (*Importer, error) {
-	if o.Timeout < 0 {
-		return nil, fmt.Errorf("make importer: exporters answer within %v: %w", o.Timeout, errdefs.ErrInvalid)
+	if o.Timeout < 0 || o.WaitMax < 0 {
+		return nil, fmt.Errorf("make importer: exporters answer within %v, and are done within %v: %w", o.Timeout, o.WaitMax, errdefs.ErrInvalid)
 	}
 	if o.Timeout == 0 {
 		o.Timeout = 10 * time.Second
 	}
-	return &Importer{dev: dev, users: users(o.Allow), limit: o.Timeout, all: make(map[Identity]*mapping)}, nil
+	if o.WaitMax == 0 {
+		o.WaitMax = 30 * time.Second
+	}
+	in := &Importer{dev: dev, users: users(o.Allow), limit: o.Timeout, waitMax: o.WaitMax, all: make(map[Identity]*mapping)}
+	in.waits, _ = dev.(device.StreamAdopter)
+	return in, nil
 }
 
 // mapping is an allocation of another process, mapped.
@@ -57,10 +70,10 @@ type mapping struct {
 	link   *link
 	origin *mem.Origin
 	// mapped is held while the memory is unmapped: that of cuda-ipc is when it is lost and nobody holds it any more.
-	mapped sync.Mutex
-	base   *mem.Region
-	bytes  []byte             // of host memory
-	event  device.SharedEvent // what the exporter announces; nil: nobody has asked
+	mapped   sync.Mutex
+	base     *mem.Region
+	bytes    []byte    // of host memory
+	follower *follower // nil: nobody has asked for announced work
 
 	watching sync.WaitGroup
 	gone     chan struct{} // closed, once, when it is lost
@@ -191,7 +204,7 @@ func (in *Importer) establish(ctx context.Context, m *mapping, d *Descriptor) er
 	})
 	m.watching.Go(func() {
 		<-m.origin.Quiet()
-		if in.leaveEvent(m) != nil {
+		if in.unfollow(m) != nil {
 			return // drop tries again
 		}
 		// What CUDA's exporter frees has to be unmapped; the others' memory stays while it is mapped, and its Regions' bytes can be looked at.
@@ -257,10 +270,10 @@ func (in *Importer) drop(m *mapping) error {
 		select {
 		case <-m.origin.Quiet():
 		default:
-			return fmt.Errorf("copies are under way, or events of it are open: %w", errdefs.ErrBusy)
+			return fmt.Errorf("copies are under way, or announced work is open: %w", errdefs.ErrBusy)
 		}
 	}
-	if err := in.leaveEvent(m); err != nil {
+	if err := in.unfollow(m); err != nil {
 		return err
 	}
 	if err := in.unmap(m); err != nil {
@@ -316,65 +329,6 @@ func (m *mapping) part(d *Descriptor) (*mem.Region, error) {
 	return mem.NewRegion(spec)
 }
 
-// Announced returns an event that is done when the work is that the exporter has announced last (Export.Announce), so that queues and streams
-// of the importing device wait for it there. Until it is closed it holds the memory, as a copy under way does: the Import's Close is ErrBusy, and
-// an exporter that withdraws the memory, and the event with it, waits. ErrNotFound if nothing was announced, ErrLost if the memory is lost; the
-// event fails if the exporter does first, as far as the device can tell: CUDA's does not, and a queue that waits for work of a process that was
-// killed waits for as long as its own lives. So wait on the device for those who may be trusted to live, and for others by a notification.
-func (i *Import) Announced(ctx context.Context) (device.Event, error) {
-	e, err := i.in.announced(ctx, i.m, &i.desc)
-	if err != nil {
-		return nil, fmt.Errorf("ask for what was announced on %s: %w", i.desc.Identity, err)
-	}
-	return e, nil
-}
-
-func (in *Importer) announced(ctx context.Context, m *mapping, d *Descriptor) (_ device.Event, err error) {
-	if err := m.origin.Hold(); err != nil {
-		return nil, err
-	}
-	defer func() {
-		if err != nil {
-			m.origin.Release()
-		}
-	}()
-	m.mapped.Lock()
-	defer m.mapped.Unlock()
-	if m.event == nil {
-		s, ok := in.dev.(device.EventSharer)
-		if !ok {
-			return nil, fmt.Errorf("the importing device shares no events: %w", errdefs.ErrNotSupported)
-		}
-		ctx, cancel := context.WithTimeout(ctx, in.limit)
-		defer cancel()
-		l, h, err := dial(ctx, d, forEvent, in.users)
-		if err != nil {
-			return nil, err
-		}
-		m.event, err = s.OpenSharedEvent(h)
-		if err = errors.Join(err, closeFiles(h), l.closeAll()); err != nil {
-			return nil, err
-		}
-	}
-	return m.event.Event(m.origin.Release)
-}
-
-// leaveEvent closes the event, of which nobody has another any more. Another process's is not waited for.
-func (in *Importer) leaveEvent(m *mapping) error {
-	m.mapped.Lock()
-	defer m.mapped.Unlock()
-	if m.event == nil {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), in.limit)
-	defer cancel()
-	if err := m.event.Close(ctx); err != nil {
-		return err
-	}
-	m.event = nil
-	return nil
-}
-
 // Region returns the memory, until Close. Its Origin says whether it is lost.
 func (i *Import) Region() *mem.Region { return i.region }
 
@@ -384,7 +338,7 @@ func (i *Import) Descriptor() Descriptor { return i.desc }
 // Lost is closed when the memory is lost, or the last import of it closed: mem.Origin says why.
 func (i *Import) Lost() <-chan struct{} { return i.m.gone }
 
-// Close gives the memory back: with the last import of it, it is unmapped. ErrBusy while a copy from or to it is under way, or an event of
+// Close gives the memory back: with the last import of it, it is unmapped. ErrBusy while a copy from or to it is under way, or Work of
 // Announced is open; then it is lost.
 // A second Close returns nil; after an error it may be called again.
 func (i *Import) Close() error {
@@ -400,16 +354,18 @@ func (i *Import) Close() error {
 	return nil
 }
 
-// Close ends the importer. ErrBusy if there are imports: they stay, and have to be closed. A second Close returns nil.
+// Close ends the importer. ErrBusy if there are imports: they stay, have to be closed, and Close called again. A second Close after success
+// returns nil.
 func (in *Importer) Close() error {
 	in.mu.Lock()
-	defer in.mu.Unlock()
-	if in.closed {
-		return nil
-	}
 	in.closed = true
-	if in.open > 0 {
-		return fmt.Errorf("close importer: %d imports are open: %w", in.open, errdefs.ErrBusy)
+	open := in.open
+	in.mu.Unlock()
+	if open > 0 {
+		return fmt.Errorf("close importer: %d imports are open: %w", open, errdefs.ErrBusy)
+	}
+	if err := in.closePool(); err != nil {
+		return fmt.Errorf("close importer: %w", err)
 	}
 	return nil
 }

@@ -411,7 +411,13 @@ func serve(tb testing.TB, o share.Options) *share.Server {
 
 func importer(tb testing.TB, dev device.Device) *share.Importer {
 	tb.Helper()
-	in, err := share.NewImporter(dev, share.ImportOptions{})
+	return importerWithin(tb, dev, 0)
+}
+
+// importerWithin waits no longer for work that is announced.
+func importerWithin(tb testing.TB, dev device.Device, most time.Duration) *share.Importer {
+	tb.Helper()
+	in, err := share.NewImporter(dev, share.ImportOptions{WaitMax: most})
 	must(tb, err)
 	tb.Cleanup(func() {
 		if err := in.Close(); err != nil {

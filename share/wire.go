@@ -10,8 +10,8 @@ import (
 )
 
 // What goes over the socket, of sort SOCK_SEQPACKET, so that a packet is a message or nothing. The importer sends one request, of a
-// fixed length, for the memory or for the event of an export; the server sends one reply to it, with the handle. That of an event ends the
-// connection. For memory it sends another at the end, which says why it ends, and the importer says that it is done when it touches the
+// fixed length, for the memory of an export or for the page of what is announced on it; the server sends one reply to it, with the handle. That of a page
+// ends the connection. For memory it sends another at the end, which says why it ends, and the importer says that it is done when it touches the
 // memory no more, nor ever will by this connection. All numbers are little-endian.
 //
 //	request: magic u32 | version u16 | for what u16 | identity 16 bytes
@@ -28,8 +28,8 @@ type purpose uint16
 
 const (
 	forMemory purpose = iota
-	forEvent
-	forEnd // the importer is done
+	forEvent          // of the export: the page of what is announced
+	forEnd            // the importer is done
 	purposes
 )
 

@@ -126,7 +126,7 @@ var mayImport = map[string]string{
 	"internal/present/presenttest": "internal/testkit",
 
 	// Memory of other processes.
-	"share": onDevice + " internal/sys/hostmem",
+	"share": onDevice + " stream device/signal internal/sys/hostmem internal/sys/nap",
 
 	// Transfers between processes: what lies between sockets and registered memory knows nothing of segments, nor does the store of metadata.
 	"transfer/memory":   onDevice + " stream",

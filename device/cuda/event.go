@@ -81,7 +81,6 @@ func (p *eventPool) len() int {
 type event struct {
 	dev    *Device
 	handle cuda.Event
-	lent   func()      // it is a shared event's, and this is called when it is closed; nil: it is the pool's
 	done   atomic.Bool // once done, an event stays so, whatever becomes of the device
 	closed atomic.Bool
 	due    atomic.Pointer[time.Time] // when it is expected to be done; nil: nobody said
@@ -250,9 +249,5 @@ func (e *event) Close() {
 		return
 	}
 	leak.Add(leak.Events, -1)
-	if e.lent != nil {
-		e.lent()
-		return
-	}
 	e.dev.events.put(e.handle)
 }

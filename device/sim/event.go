@@ -16,7 +16,6 @@ type Event struct {
 	queue  *Queue
 	done   chan struct{}
 	closed atomic.Bool
-	lent   func() // of a shared event: what Close calls; or nil
 	// err and at are written before done is closed.
 	err error
 	at  time.Time // when the work was done, by the model
@@ -80,9 +79,6 @@ func (e *Event) Close() {
 		return
 	}
 	leak.Add(leak.Events, -1)
-	if e.lent != nil {
-		e.lent()
-	}
 }
 
 func (e *Event) usable(verb string) error {

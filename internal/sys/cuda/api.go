@@ -60,8 +60,6 @@ type API struct {
 	IPCGetMemHandle    func(p DevicePtr) ([HandleBytes]byte, Result)
 	IPCOpenMemHandle   func(data *[HandleBytes]byte) (DevicePtr, Result) // with access of the current context's device to a peer's memory
 	IPCCloseMemHandle  func(p DevicePtr) Result
-	IPCGetEventHandle  func(e Event) ([HandleBytes]byte, Result) // of one made with EventInterprocess
-	IPCOpenEventHandle func(data *[HandleBytes]byte) (Event, Result)
 
 	// Streams and events. All but EventQuery need a context.
 	StreamCreateWithPriority func(flags uint32, priority int) (Stream, Result)

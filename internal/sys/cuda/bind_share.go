@@ -52,16 +52,6 @@ func (s *symbols) bindIPC(a *API) {
 		return DevicePtr(f.out[0]), r
 	}
 	a.IPCCloseMemHandle = func(p DevicePtr) Result { return s.do(closeFn, uintptr(p)) }
-	getEvent, openEvent := s.Need("cuIpcGetEventHandle"), s.Need("cuIpcOpenEventHandle")
-	a.IPCGetEventHandle = func(e Event) ([HandleBytes]byte, Result) {
-		return s.handle(func(f *frame, data uintptr) Result { return f.call(getEvent, data, uintptr(e)) })
-	}
-	a.IPCOpenEventHandle = func(data *[HandleBytes]byte) (Event, Result) {
-		f := s.get()
-		defer s.put(f)
-		r := f.openIPC(openEvent, data, 0) // which has no third parameter
-		return Event(f.out[0]), r
-	}
 }
 
 // handle calls a function that writes a handle.

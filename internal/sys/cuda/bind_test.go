@@ -73,7 +73,7 @@ func recorderLibrary(t *testing.T) string {
 	var c strings.Builder
 	c.WriteString(recorder)
 	for _, m := range regexp.MustCompile(`look up (\w+) in`).FindAllStringSubmatch(err.Error(), -1) {
-		if m[1] != "cuGetProcAddress_v2" && m[1] != "cuIpcOpenMemHandle_v2" && m[1] != "cuIpcOpenEventHandle" {
+		if m[1] != "cuGetProcAddress_v2" && m[1] != "cuIpcOpenMemHandle_v2" {
 			fmt.Fprintf(&c, "FN(%s)\n", m[1])
 		}
 	}
@@ -83,11 +83,6 @@ u cuIpcOpenMemHandle_v2(u *p, ipc h, unsigned flags) {
 	u args[3] = {(u)p, 0, flags};
 	for (int i = 0; i < 64; i++) args[1] = args[1] * 31 + (unsigned char)h.reserved[i];
 	return note("cuIpcOpenMemHandle_v2", args, 3);
-}
-u cuIpcOpenEventHandle(u *e, ipc h) {
-	u args[2] = {(u)e, 0};
-	for (int i = 0; i < 64; i++) args[1] = args[1] * 31 + (unsigned char)h.reserved[i];
-	return note("cuIpcOpenEventHandle", args, 2);
 }
 FN(batch_12080) FN(wait_12000) FN(write_12000) FN(load_12040) FN(export_12000) FN(flush_12000)
 int cuGetProcAddress_v2(const char *name, void **fn, int version, u flags, int *status) {
@@ -224,8 +219,6 @@ func TestCallsReachTheDriver(t *testing.T) {
 		{"cuMemImportFromShareableHandle out * 8", 0, func() Result { v, r := a.MemImportFabric(&handle); return value(uint64(v), r) }},
 		{"cuIpcGetMemHandle out 5", 0, func() Result { data, r := a.IPCGetMemHandle(5); return value(binary.NativeEndian.Uint64(data[:]), r) }},
 		{fmt.Sprintf("cuIpcOpenMemHandle_v2 out %x 1", folded), 0, func() Result { v, r := a.IPCOpenMemHandle(&handle); return value(uint64(v), r) }},
-		{"cuIpcGetEventHandle out 5", 0, func() Result { data, r := a.IPCGetEventHandle(5); return value(binary.NativeEndian.Uint64(data[:]), r) }},
-		{fmt.Sprintf("cuIpcOpenEventHandle out %x", folded), 0, func() Result { v, r := a.IPCOpenEventHandle(&handle); return value(uint64(v), r) }},
 		{"cuIpcCloseMemHandle 5", -1, func() Result { return a.IPCCloseMemHandle(5) }},
 		{"cuStreamCreateWithPriority out 1 5", 0, func() Result { v, r := a.StreamCreateWithPriority(1, 5); return value(uint64(v), r) }},
 		{"cuStreamDestroy_v2 5", -1, func() Result { return a.StreamDestroy(5) }},

@@ -72,7 +72,6 @@ const (
 	StreamWaitValueFlush uint32 = 1 << 30 // CU_STREAM_WAIT_VALUE_FLUSH: NICs' writes before the value are seen after it
 	StreamWriteValue     uint32 = 0       // CU_STREAM_WRITE_VALUE_DEFAULT: what the stream wrote before is seen before it
 	EventDisableTiming   uint32 = 2       // CU_EVENT_DISABLE_TIMING
-	EventInterprocess    uint32 = 4       // CU_EVENT_INTERPROCESS
 	HostRegisterPortable uint32 = 1       // CU_MEMHOSTREGISTER_PORTABLE: pinned for every context
 	HostRegisterMapped   uint32 = 2       // CU_MEMHOSTREGISTER_DEVICEMAP: has a device address
 )

@@ -114,7 +114,7 @@ func announcerDies(t *testing.T, dev device.Device, announcer func() *process) {
 			t.Errorf("%s: work of a dead process: %v", f.Descriptor().Type, err)
 		}
 		lost(t, f.Import)
-		must(t, f.Import.Close())
+		must(t, f.Close())
 	}
 	other = announcer()
 	for k, d := range other.descriptors() {

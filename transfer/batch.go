@@ -270,7 +270,10 @@ func (b *Batch) notify(ctx context.Context, remotes []*Remote) error {
 		// A number of its own for each: two of the segments may be of one engine.
 		q := notifyRequest{Number: b.e.batchID.Add(1), Segment: r.name, Body: b.o.Notify}
 		for wait := 5 * time.Millisecond; ; wait = min(2*wait, time.Second) {
-			err := r.p.call(ctx, callNotify, q, nil)
+			err := r.p.settle(ctx) // a batch without bytes may tell of one that failed
+			if err == nil {
+				err = r.p.call(ctx, callNotify, q, nil)
+			}
 			if err == nil {
 				break
 			}

@@ -153,9 +153,9 @@ func (e *Engine) Stats() Stats {
 	}
 	e.mu.Lock()
 	s.Segments, s.Metadata, s.Refusal = len(e.numbers), e.metaErr, e.refusal
-	peers, segments := slices.Collect(maps.Values(e.peers)), slices.Collect(maps.Values(e.numbers))
+	segments := slices.Collect(maps.Values(e.numbers))
 	e.mu.Unlock()
-	for _, p := range peers {
+	for _, p := range e.allPeers() {
 		s.Lanes += p.count()
 	}
 	if e.local != nil {
@@ -169,8 +169,9 @@ func (e *Engine) Stats() Stats {
 	return s
 }
 
-// Close ends the engine: it cancels batches, closes segments and remotes, and waits for all. If ctx ends first the engine stays closing,
-// memory that it was given must not be freed, and Close may be called again. A second Close returns nil.
+// Close ends the engine: it cancels batches, closes segments and remotes, and waits for all; last it fences what of its writes may still reach
+// others' memory, and names the engines that it could not fence. If ctx ends first the engine stays closing, memory that it was given must not be
+// freed, and Close may be called again. A second Close returns nil.
 func (e *Engine) Close(ctx context.Context) error {
 	select {
 	case e.closing <- struct{}{}:
@@ -209,7 +210,22 @@ func (e *Engine) close(ctx context.Context) error {
 			return err
 		}
 	}
-	return errors.Join(closeDomain(e.local), e.mover.Close())
+	if err := errors.Join(closeDomain(e.local), e.mover.Close()); err != nil {
+		return err
+	}
+	return e.settle(ctx)
+}
+
+// settle makes up for the fences that are owed, to all peers at a time.
+func (e *Engine) settle(ctx context.Context) error {
+	all := e.allPeers()
+	errs := make([]error, len(all))
+	var settling sync.WaitGroup
+	for i, p := range all {
+		settling.Go(func() { errs[i] = p.finish(ctx) })
+	}
+	settling.Wait()
+	return errors.Join(errs...)
 }
 
 // await waits for what is counted, until ctx ends.
@@ -234,6 +250,12 @@ func (e *Engine) allRemotes() (all []*Remote) {
 		all = append(all, r)
 	}
 	return all
+}
+
+func (e *Engine) allPeers() []*peer {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return slices.Collect(maps.Values(e.peers))
 }
 
 func (e *Engine) allSegments() (all []*Segment) {

@@ -27,10 +27,11 @@ type peer struct {
 	calling, opening, settling chan struct{}
 	control                    *controlConn // nil: there is none
 
+	refs int // Remotes; with Engine.mu
+
 	mu      sync.Mutex
-	refs    int
 	lanes   []*lane
-	owed    map[uint64]struct{} // lanes that are dead, and not fenced
+	owed    map[uint64]struct{} // lanes that are dead, and not fenced: the peer is kept until they are, whoever uses it
 	fencing bool                // somebody is at it in the background
 	died    int                 // connections that ended by themselves and have no successor yet
 	lost    error               // why no connection will ever be had
@@ -38,7 +39,7 @@ type peer struct {
 	looked  time.Time           // when that was
 	rests   map[rails]*rest     // of NICs by which it went wrong
 
-	// ctx ends with the last reference, and the engine.
+	// ctx ends when nobody uses the peer any more and it is owed nothing.
 	ctx    context.Context
 	cancel context.CancelFunc
 }
@@ -347,21 +348,47 @@ func (p *peer) debts() []uint64 {
 	return slices.Sorted(maps.Keys(p.owed))
 }
 
-// fence settles in the background, until it has, the peer is lost, or nobody uses it any more.
+// owes reports whether something that was sent to the peer may still reach memory there.
+func (p *peer) owes() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.owed) > 0 && p.lost == nil
+}
+
+// fence settles in the background, until it has, or the engine closes, which goes on with it. Where nobody listens and nobody uses the peer it
+// leaves that to who opens a segment of it again.
 func (p *peer) fence() {
 	for wait := 10 * time.Millisecond; ; wait = min(2*wait, time.Second) {
-		err := p.settle(p.ctx)
+		err := p.settle(p.e.ctx)
+		if p.e.ctx.Err() != nil {
+			return
+		}
+		unused := errors.Is(err, errdefs.ErrLost) && p.unused()
 		p.mu.Lock()
-		over := p.ctx.Err() != nil || p.lost != nil || err == nil && len(p.owed) == 0
+		over := unused || p.lost != nil || err == nil && len(p.owed) == 0
 		if over {
 			p.fencing = false
 		}
 		p.mu.Unlock()
 		if over {
-			return
+			break
 		}
 		if err != nil {
-			pause(p.ctx, wait)
+			pause(p.e.ctx, wait)
+		}
+	}
+	_ = p.forget(context.Background()) // lanes end by themselves, and who closes the engine says whom it waits for
+}
+
+// finish settles, and ends what is left of the peer as the engine closes. An engine that is gone is owed nothing. ErrBusy if ctx ends first.
+func (p *peer) finish(ctx context.Context) error {
+	for wait := 10 * time.Millisecond; ; wait = min(2*wait, time.Second) {
+		err := p.settle(ctx)
+		if err == nil || errors.Is(err, errdefs.ErrLost) {
+			return p.forget(ctx)
+		}
+		if !pause(ctx, wait) {
+			return fmt.Errorf("what was sent to engine %s at %s may still reach its memory: %w: %w", p.id, p.addr, errdefs.ErrBusy, err)
 		}
 	}
 }
@@ -386,27 +413,57 @@ func (e *Engine) peer(addr string, id share.Identity) (*peer, error) {
 			e: e, addr: addr, id: id, calling: make(chan struct{}, 1), opening: make(chan struct{}, 1), settling: make(chan struct{}, 1),
 			owed: make(map[uint64]struct{}), rests: make(map[rails]*rest),
 		}
-		p.ctx, p.cancel = context.WithCancel(e.ctx)
+		p.ctx, p.cancel = context.WithCancel(context.Background())
 		e.peers[k] = p
 	}
 	p.refs++
 	return p, nil
 }
 
-// release gives a reference back. With the last the connections end: ErrBusy if ctx ends first, and then it may be called again.
+// unused reports whether no Remote has the peer.
+func (p *peer) unused() bool {
+	p.e.mu.Lock()
+	defer p.e.mu.Unlock()
+	return p.refs == 0
+}
+
+// release gives a reference back. With the last the connections end, unless a fence is owed: ErrBusy if ctx ends first, and then it may be called
+// again.
 func (p *peer) release(ctx context.Context) error {
 	e := p.e
 	e.mu.Lock()
-	last := p.refs == 1
-	if k := (peerKey{p.addr, p.id}); !last {
+	if p.refs > 1 || p.owes() {
 		p.refs--
-	} else if e.peers[k] == p { // nobody gets another reference
-		delete(e.peers, k)
-	}
-	e.mu.Unlock()
-	if !last {
+		e.mu.Unlock()
 		return nil
 	}
+	p.unlist()
+	e.mu.Unlock()
+	return p.leave(ctx)
+}
+
+// forget ends what release has left, once nothing is owed, or the engine closes.
+func (p *peer) forget(ctx context.Context) error {
+	e := p.e
+	e.mu.Lock()
+	if p.refs > 0 || p.owes() && !e.closed {
+		e.mu.Unlock()
+		return nil
+	}
+	p.unlist()
+	e.mu.Unlock()
+	return p.leave(ctx)
+}
+
+// unlist has nobody get another reference. The engine's mu is held.
+func (p *peer) unlist() {
+	if k := (peerKey{p.addr, p.id}); p.e.peers[k] == p {
+		delete(p.e.peers, k)
+	}
+}
+
+// leave ends the connections. ErrBusy if ctx ends first; it may be called again.
+func (p *peer) leave(ctx context.Context) error {
 	p.mu.Lock()
 	p.cancel()
 	p.mu.Unlock()

@@ -1,0 +1,100 @@
+package transfer
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
+)
+
+// owing has the bytes of a write held on their way to there, and the write fail as the link is cut, so that a fence is owed. restore has others through.
+func owing(t *testing.T, there, here *mem.Region) (p *pair, x *proxy, restore func()) {
+	t.Helper()
+	p = &pair{target: engine(t, Options{}), initiator: engine(t, Options{Lanes: 1, PartBytes: 1 << 20, Stall: 500 * time.Millisecond})}
+	x = newProxy(t, p.target.Address())
+	p.publish(t, there)
+	p.open(t, x.addr())
+	x.set(func() { x.holdAfter = 20 })
+	pattern(here.Bytes(), 1)
+	b := p.submit(t, SubmitOptions{Timeout: time.Second}, Task{Op: Write, Local: mem.All(here)})
+	until(t, "nothing is held", func() bool {
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		return x.held > 100_000
+	})
+	x.set(func() { x.holdAfter, x.down = -1, true })
+	x.cut(func(*link) bool { return true }, false)
+	wantErr(t, "a write while the link is cut", wait(t, b), context.DeadlineExceeded)
+	return p, x, func() { x.set(func() { x.down = false }) }
+}
+
+// comeLate has the bytes that were held come, and checks that nobody gets them.
+func comeLate(t *testing.T, p *pair, x *proxy, there *mem.Region) {
+	t.Helper()
+	want := append([]byte(nil), there.Bytes()...)
+	x.set(func() { x.released = true })
+	until(t, "the old connection stays", func() bool {
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		return x.holding == 0 && p.target.Stats().Connections == len(x.links)
+	})
+	same(t, "after late bytes", there.Bytes(), want)
+}
+
+// TestDefectReopenedSegmentIsNotFenced: what is owed outlives the Remote by which it came: who opens the segment again writes after the fence.
+func TestDefectReopenedSegmentIsNotFenced(t *testing.T) {
+	there, here := host(t, 1<<20), host(t, 1<<20)
+	p, x, restore := owing(t, there, here)
+	must(t, p.remote.Close())
+	restore()
+	p.open(t, x.addr())
+	pattern(here.Bytes(), 9)
+	p.do(t, Task{Op: Write, Local: mem.All(here)})
+	comeLate(t, p, x, there)
+	must(t, p.remote.Close())
+	until(t, "connections stay", func() bool { return len(p.initiator.allPeers()) == 0 })
+}
+
+// TestDefectClosedSegmentIsNotFenced: a fence is made up for though nobody has the segment open any more, and then nothing is left of it.
+func TestDefectClosedSegmentIsNotFenced(t *testing.T) {
+	there, here := host(t, 1<<20), host(t, 1<<20)
+	p, x, restore := owing(t, there, here)
+	must(t, p.remote.Close())
+	restore()
+	until(t, "nothing is fenced, or connections stay", func() bool { return p.initiator.Stats().Fences == 1 && len(p.initiator.allPeers()) == 0 })
+	comeLate(t, p, x, there)
+}
+
+// TestDefectClosedEngineIsNotFenced: an engine that closes settles what it owes, or says to whom it could not.
+func TestDefectClosedEngineIsNotFenced(t *testing.T) {
+	there, here := host(t, 1<<20), host(t, 1<<20)
+	p, x, restore := owing(t, there, here)
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	err := p.initiator.Close(ctx)
+	wantErr(t, "close while the link is cut", err, errdefs.ErrBusy)
+	if id := fmt.Sprint(p.target.Identity()); err == nil || !strings.Contains(err.Error(), id) {
+		t.Errorf("close while the link is cut: %v, which does not name engine %s", err, id)
+	}
+	restore()
+	must(t, p.initiator.Close(t.Context()))
+	comeLate(t, p, x, there)
+}
+
+// TestDefectFailureOvertakesTheFence: a notification of a batch without bytes, as that a request has failed, comes after the fence too: the
+// receiver uses the pages again then.
+func TestDefectFailureOvertakesTheFence(t *testing.T) {
+	there, here := host(t, 1<<20), host(t, 1<<20)
+	p, x, restore := owing(t, there, here)
+	told := p.submit(t, SubmitOptions{Timeout: patience, Notify: []byte("failed")}, Task{Op: Write, Local: mem.Extent{Region: here}})
+	restore()
+	_, err := p.target.Receive(t.Context())
+	must(t, err)
+	pattern(there.Bytes(), 9)
+	comeLate(t, p, x, there)
+	must(t, wait(t, told))
+}

@@ -119,6 +119,7 @@ func (r *Remote) Refresh(ctx context.Context) error {
 		return err
 	}
 	r.take(&d, r.bringAll(ctx, &d, old))
+	r.shed()
 	return nil
 }
 
@@ -181,6 +182,18 @@ func (r *Remote) take(d *Description, all []*remoteBuffer) {
 	}
 }
 
+// shed closes what is retired, but for what cannot be yet: copies from or to it are under way, and the next refresh, or Close, tries again.
+func (r *Remote) shed() {
+	r.mu.Lock()
+	all := r.retired
+	r.retired = nil
+	r.mu.Unlock()
+	all = slices.DeleteFunc(all, func(b *remoteBuffer) bool { return b.imported.Close() == nil })
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.retired = all
+}
+
 // bring imports the buffer's memory, or says why it cannot be.
 func (r *Remote) bring(ctx context.Context, host string, b *Buffer) (*share.Import, error) {
 	switch {
@@ -200,6 +213,15 @@ func (b *remoteBuffer) lost() error {
 		return b.why
 	}
 	return b.imported.Region().Origin().Lost()
+}
+
+// usable is lost for who is about to use the memory. What is lost is unmapped, so that it does not stay until the segment is refreshed.
+func (b *remoteBuffer) usable() error {
+	err := b.lost()
+	if err != nil && b.imported != nil {
+		_ = b.imported.Close() // where it is in use, who asks next tries again
+	}
+	return err
 }
 
 // Name returns the segment's own name.

@@ -16,7 +16,7 @@ import (
 // beginImported begins to move the part by imported memory, by no other path than one that is forced. abort asks for it to end early. An error says why this cannot be; then
 // nothing was begun.
 func (e *Engine) beginImported(ctx context.Context, p *part, forced Path, finish func(error)) (path Path, abort func(), err error) {
-	if err := p.buf.lost(); err != nil {
+	if err := p.buf.usable(); err != nil {
 		return PathNone, nil, err
 	}
 	there := p.buf.imported.Region()

@@ -166,4 +166,8 @@ var transferMutants = []mutant{
 		"transfer/engine.go", "	return e.settle(ctx)\n", "	return nil\n"),
 	defect("transfer", "TestDefectFailureOvertakesTheFence",
 		"transfer/batch.go", "			err := r.p.settle(ctx) //", "			err := ctx.Err() //"),
+	defect("transfer", "TestDefectLostImportsStay",
+		"transfer/remote.go", "	r.shed()\n", "	_ = r.shed\n"),
+	defect("transfer", "TestDefectLostImportsStay",
+		"transfer/remote.go", "	if err != nil && b.imported != nil {\n", "	if err == nil && b.imported == nil {\n"),
 }

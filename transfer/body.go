@@ -3,8 +3,10 @@ package transfer
 import (
 	"bufio"
 	"io"
+	"time"
 
 	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/transfer/memory"
 )
 
 // directBytes is from which length on, in the mean, pieces are read and written where they are, each by calls of its own. Smaller ones are
@@ -19,9 +21,9 @@ func (s *shape) direct() bool {
 // body is the n bytes behind a request or a reply.
 type body struct {
 	r      *bufio.Reader
-	conn   io.Reader // what r reads from
-	n      int64     // bytes that are left
-	direct bool      // r is not filled with them
+	conn   memory.BriefReader // what r reads from
+	n      int64              // bytes that are left
+	direct bool               // r is not filled with them
 }
 
 func (b *body) Read(p []byte) (n int, err error) {
@@ -31,6 +33,21 @@ func (b *body) Read(p []byte) (n int, err error) {
 	p = p[:min(int64(len(p)), b.n)]
 	if b.direct && b.r.Buffered() == 0 {
 		n, err = b.conn.Read(p)
+	} else {
+		n, err = b.r.Read(p)
+	}
+	b.n -= int64(n)
+	return n, err
+}
+
+// ReadBy implements memory.BriefReader.
+func (b *body) ReadBy(p []byte, by time.Time) (n int, err error) {
+	if b.n <= 0 {
+		return 0, io.EOF
+	}
+	p = p[:min(int64(len(p)), b.n)]
+	if b.r.Buffered() == 0 {
+		n, err = b.conn.ReadBy(p, by)
 	} else {
 		n, err = b.r.Read(p)
 	}

@@ -54,6 +54,21 @@ func (c *pacedConn) Read(p []byte) (int, error) {
 	}
 }
 
+// ReadBy implements memory.BriefReader.
+func (c *pacedConn) ReadBy(p []byte, by time.Time) (int, error) {
+	if err := c.SetReadDeadline(by); err != nil {
+		return 0, err
+	}
+	n, err := c.Conn.Read(p)
+	if n > 0 {
+		c.stamp()
+	}
+	if err != nil && timedOut(err) {
+		err = nil
+	}
+	return n, err
+}
+
 func (c *pacedConn) Write(p []byte) (n int, err error) {
 	for n < len(p) && err == nil {
 		if err = c.SetWriteDeadline(time.Now().Add(c.limit)); err != nil {

@@ -227,7 +227,7 @@ func (s *Segment) fits(b *buffer) error {
 }
 
 // Unregister takes the region at that offset away. When it returns nil nothing touches it any more, neither requests nor copies of importers;
-// those that ended after the call are not reported good. If ctx ends first the error says who may still touch the memory, as ErrBusy for
+// those that ended after the call are not reported good. Requests that take longer than Options.Stall then lose their connection. If ctx ends first the error says who may still touch the memory, as ErrBusy for
 // importers: it must not be freed, and Unregister may be called again.
 func (s *Segment) Unregister(ctx context.Context, offset int64) error {
 	all := s.list()
@@ -264,7 +264,7 @@ func (s *Segment) remove(ctx context.Context, b *buffer) error {
 	if err := s.withdraw(ctx, b); err != nil {
 		return fmt.Errorf("segment %q: %w", s.name, err)
 	}
-	if err := s.table.Remove(ctx, uint64(b.desc.Offset)); err != nil {
+	if err := s.clear(ctx, uint64(b.desc.Offset)); err != nil {
 		return fmt.Errorf("segment %q: %w", s.name, err)
 	}
 	b.gone = true
@@ -272,6 +272,18 @@ func (s *Segment) remove(ctx context.Context, b *buffer) error {
 	defer s.mu.Unlock()
 	s.buffers = slices.DeleteFunc(s.buffers, func(other *buffer) bool { return other == b })
 	return nil
+}
+
+// clear takes memory out of the table. Requests that take long are ended: whoever trickles would hold it without end.
+func (s *Segment) clear(ctx context.Context, at uint64) error {
+	soon, cancel := context.WithTimeout(ctx, s.e.o.Stall)
+	defer cancel()
+	err := s.table.Remove(soon, at)
+	if err == nil || ctx.Err() != nil {
+		return err
+	}
+	s.table.End(at)
+	return s.table.Remove(ctx, at)
 }
 
 // Name returns the segment's name.

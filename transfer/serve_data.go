@@ -31,7 +31,7 @@ func (e *Engine) serveData(c *connection) error {
 
 // do does one request and replies. It returns why the connection cannot go on.
 func (e *Engine) do(c *connection, q *request) error {
-	h, err := e.hold(q)
+	h, err := e.hold(q, c.end)
 	if err != nil {
 		e.counters.refused.Add(1)
 	} else {
@@ -67,15 +67,15 @@ func (e *Engine) do(c *connection, q *request) error {
 	return (&reply{status: statusOf(err), id: q.id, text: textOf(err)}).write(c.w)
 }
 
-// hold holds what the request is about. ErrNotFound.
-func (e *Engine) hold(q *request) (*memory.Held, error) {
+// hold holds what the request is about; end ends the request. ErrNotFound.
+func (e *Engine) hold(q *request, end func()) (*memory.Held, error) {
 	e.mu.Lock()
 	s := e.numbers[q.segment]
 	e.mu.Unlock()
 	if s == nil {
 		return nil, fmt.Errorf("segment number %d: %w", q.segment, errdefs.ErrNotFound)
 	}
-	h := s.table.Hold()
+	h := s.table.Hold(end)
 	if err := q.shape.each(func(off, n int64) error { return h.Add(uint64(off), n) }); err != nil {
 		h.Release()
 		return nil, err

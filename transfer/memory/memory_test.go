@@ -225,7 +225,7 @@ func TestRemoveWaits(t *testing.T) {
 	x := NewTable(m)
 	a := host(t, 4096)
 	must(t, x.Add(0, a))
-	h := x.Hold()
+	h := x.Hold(nil)
 	must(t, h.Add(0, 10))
 	must(t, h.Add(10, 10))
 	if len(h.List) != 1 || h.List[0].Len != 20 {

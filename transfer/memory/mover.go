@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"sync"
+	"time"
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
@@ -37,7 +38,8 @@ type Options struct {
 // Mover moves bytes between extents of memory and sockets.
 //
 // Two Movers that send to one another never wait for each other's chunks: what is received has chunks of its own, and who has begun to
-// send keeps one until all is sent, so that a receiver that has one gets what it is for.
+// send keeps one until all is sent, so that a receiver that has one gets what it is for. Of a BriefReader a receiver has none while nothing comes:
+// who sends slowly keeps them from nobody.
 type Mover struct {
 	o       Options
 	in, out chan mem.Extent // chunks that are free, of what is received and sent
@@ -99,7 +101,14 @@ func (m *Mover) Send(ctx context.Context, w io.Writer, list []mem.Extent) error 
 	return nil
 }
 
-// Receive fills the extents with what r has, one after another. When it returns nothing touches the memory any more, and if it returns
+// BriefReader is a socket whose reads can be brief.
+type BriefReader interface {
+	io.Reader
+	// ReadBy is Read that waits until a time at most. That nothing came until then is no error.
+	ReadBy(p []byte, by time.Time) (int, error)
+}
+
+// Receive fills the extents with what r has, which should be a BriefReader where memory is staged, one after another. When it returns nothing touches the memory any more, and if it returns
 // nil every byte is where it belongs. ctx is as for Send.
 func (m *Mover) Receive(ctx context.Context, r io.Reader, list []mem.Extent) error {
 	holds, err := hold(list)
@@ -181,7 +190,7 @@ func (m *Mover) sendStaged(ctx context.Context, w io.Writer, list []mem.Extent) 
 			if chunk.Region == nil {
 				break
 			}
-			if err := p.submit(p.fill(chunk, false)); err != nil {
+			if err := p.submit(p.fill(chunk, chunk.Len, false)); err != nil {
 				return err
 			}
 		}
@@ -198,36 +207,91 @@ func (m *Mover) sendStaged(ctx context.Context, w io.Writer, list []mem.Extent) 
 		p.flying = p.flying[1:]
 		if len(p.list) == 0 {
 			p.free <- l.chunk
-		} else if err := p.submit(p.fill(l.chunk, false)); err != nil {
+		} else if err := p.submit(p.fill(l.chunk, l.chunk.Len, false)); err != nil {
 			return err
 		}
 	}
 }
 
+const (
+	firstBytes = 4 << 10              // what is awaited without a chunk, and copied to it
+	brief      = 5 * time.Millisecond // how long more is waited for with one
+)
+
 func (m *Mover) receiveStaged(ctx context.Context, r io.Reader, list []mem.Extent) (err error) {
 	p := &pipeline{m: m, free: m.in, ctx: ctx, list: list}
 	defer p.drain()
-	for len(p.list) > 0 {
-		chunk := mem.Extent{}
-		if len(p.flying) < ahead {
-			if chunk, err = p.chunk(len(p.flying) == 0); err != nil {
-				return err
-			}
+	left := int64(0)
+	for i := range list {
+		left += list[i].Len
+	}
+	first := make([]byte, min(left, firstBytes, m.o.ChunkBytes))
+	for left > 0 {
+		n, err := p.await(r, first[:min(left, int64(len(first)))])
+		if err != nil {
+			return err
 		}
-		if chunk.Region == nil {
-			if chunk, err = p.oldest(); err != nil {
-				return err
-			}
+		chunk, err := p.next()
+		if err != nil {
+			return err
 		}
-		l := p.fill(chunk, true)
-		if _, err := io.ReadFull(r, chunk.Bytes()[:l.bytes]); err != nil {
+		copy(chunk.Bytes(), first[:n])
+		more, err := readBriefly(r, chunk.Bytes()[n:min(left, chunk.Len)])
+		if err != nil {
 			p.free <- chunk
 			return err
 		}
+		l := p.fill(chunk, int64(n+more), true)
 		if err := p.submit(l); err != nil {
 			return err
 		}
+		left -= l.bytes
 	}
+	return p.land()
+}
+
+// await reads the first bytes of a chunk. No chunk is held for longer than a moment meanwhile.
+func (p *pipeline) await(r io.Reader, b []byte) (n int, err error) {
+	if socket, ok := r.(BriefReader); ok && len(p.flying) > 0 {
+		if n, err = socket.ReadBy(b, time.Now().Add(brief)); n > 0 || err != nil {
+			return n, err
+		}
+		if err := p.land(); err != nil {
+			return 0, err
+		}
+	}
+	return io.ReadAtLeast(r, b, 1)
+}
+
+// readBriefly fills b with what comes soon.
+func readBriefly(r io.Reader, b []byte) (n int, err error) {
+	socket, ok := r.(BriefReader)
+	if !ok {
+		return io.ReadFull(r, b)
+	}
+	for by := time.Now().Add(brief); n < len(b); {
+		more, err := socket.ReadBy(b[n:], by)
+		n += more
+		if err != nil || more == 0 {
+			return n, err
+		}
+	}
+	return n, nil
+}
+
+// next returns a chunk to receive into.
+func (p *pipeline) next() (mem.Extent, error) {
+	if len(p.flying) < ahead {
+		chunk, err := p.chunk(len(p.flying) == 0)
+		if err != nil || chunk.Region != nil {
+			return chunk, err
+		}
+	}
+	return p.oldest()
+}
+
+// land waits for all on the queue, and gives their chunks back.
+func (p *pipeline) land() error {
 	for len(p.flying) > 0 {
 		chunk, err := p.oldest()
 		if err != nil {
@@ -248,12 +312,12 @@ func (p *pipeline) oldest() (mem.Extent, error) {
 	return l.chunk, nil
 }
 
-// fill takes the next extents, as far as they fit, for the chunk; in says that the chunk is copied to them.
-func (p *pipeline) fill(chunk mem.Extent, in bool) *load {
+// fill takes the next extents, most bytes of them, for the chunk; in says that the chunk is copied to them.
+func (p *pipeline) fill(chunk mem.Extent, most int64, in bool) *load {
 	l := &load{chunk: chunk}
-	for len(p.list) > 0 && l.bytes < chunk.Len {
+	for len(p.list) > 0 && l.bytes < most {
 		e := p.list[0]
-		n := min(e.Len-p.done, chunk.Len-l.bytes)
+		n := min(e.Len-p.done, most-l.bytes)
 		if n > 0 {
 			dst, src := chunk.Sub(l.bytes, n), e.Sub(p.done, n)
 			if in {

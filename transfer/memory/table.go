@@ -24,7 +24,7 @@ type Table struct {
 type span struct {
 	at      uint64
 	region  *mem.Region
-	holds   int
+	holders []*Held       // one as often as it holds it
 	removed bool          // it is given to nobody any more
 	idle    chan struct{} // closed when it is removed and nobody holds it
 }
@@ -77,7 +77,7 @@ func (t *Table) Remove(ctx context.Context, at uint64) error {
 	s := t.spans[i]
 	if !s.removed {
 		s.removed = true
-		if s.holds == 0 {
+		if len(s.holders) == 0 {
 			close(s.idle)
 		}
 	}
@@ -95,6 +95,25 @@ func (t *Table) Remove(ctx context.Context, at uint64) error {
 	defer t.mu.Unlock()
 	t.spans = slices.DeleteFunc(t.spans, func(other *span) bool { return other == s })
 	return nil
+}
+
+// End has those who hold what is at address at release it soon.
+func (t *Table) End(at uint64) {
+	for _, h := range t.holders(at) {
+		if h.end != nil {
+			h.end()
+		}
+	}
+}
+
+func (t *Table) holders(at uint64) []*Held {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	i := t.behind(at) - 1
+	if i < 0 || t.spans[i].at != at {
+		return nil
+	}
+	return slices.Clone(t.spans[i].holders)
 }
 
 // find returns the span that has n bytes at address at.
@@ -140,10 +159,11 @@ type Held struct {
 	List  []mem.Extent // what was added, neighbours as one
 	table *Table
 	spans []*span
+	end   func()
 }
 
-// Hold returns a Held with nothing in it. It may be used again after its Release.
-func (t *Table) Hold() *Held { return &Held{table: t} }
+// Hold returns a Held with nothing in it. It may be used again after its Release. end has its user release it soon: any may call it, at any time.
+func (t *Table) Hold(end func()) *Held { return &Held{table: t, end: end} }
 
 // Add adds the n bytes at address at to the end of the list. ErrNotFound.
 func (h *Held) Add(at uint64, n int64) error {
@@ -158,7 +178,7 @@ func (h *Held) Add(at uint64, n int64) error {
 	t.mu.Lock()
 	s, err := t.find(at, n)
 	if err == nil {
-		s.holds++
+		s.holders = append(s.holders, h)
 	}
 	t.mu.Unlock()
 	if err != nil {
@@ -186,7 +206,8 @@ func Append(list []mem.Extent, e mem.Extent) []mem.Extent {
 func (h *Held) Release() {
 	h.table.mu.Lock()
 	for _, s := range h.spans {
-		if s.holds--; s.holds == 0 && s.removed {
+		i := slices.Index(s.holders, h)
+		if s.holders = slices.Delete(s.holders, i, i+1); len(s.holders) == 0 && s.removed {
 			close(s.idle)
 		}
 	}

@@ -1,11 +1,14 @@
 package mooncake
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
 	"net"
 	"os"
 	"time"
+
+	"github.com/kvlane/kvlane/transfer/memory"
 )
 
 // The sizes by which bytes go to and from sockets.
@@ -49,6 +52,24 @@ func (f *flow) Read(p []byte) (int, error) {
 		}
 	}
 	n, err := f.Conn.Read(p)
+	if err != nil && n == 0 {
+		f.broken = err
+	}
+	return n, err
+}
+
+// ReadBy implements memory.BriefReader.
+func (f *flow) ReadBy(p []byte, by time.Time) (int, error) {
+	f.readBy = by
+	err := f.SetReadDeadline(by)
+	if err != nil {
+		f.broken = err
+		return 0, err
+	}
+	n, err := f.Conn.Read(p)
+	if isTimeout(err) {
+		return n, nil
+	}
 	if err != nil && n == 0 {
 		f.broken = err
 	}
@@ -135,6 +156,30 @@ func (f flushing) Read(p []byte) (int, error) {
 		return 0, err
 	}
 	return f.out.flow.Read(p)
+}
+
+// ReadBy implements memory.BriefReader.
+func (f flushing) ReadBy(p []byte, by time.Time) (int, error) {
+	if err := f.out.flush(); err != nil {
+		return 0, err
+	}
+	return f.out.flow.ReadBy(p, by)
+}
+
+// inlet reads a connection a little ahead.
+type inlet struct {
+	*bufio.Reader
+	conn memory.BriefReader
+}
+
+func newInlet(c memory.BriefReader) *inlet { return &inlet{bufio.NewReaderSize(c, aheadBytes), c} }
+
+// ReadBy implements memory.BriefReader.
+func (i *inlet) ReadBy(p []byte, by time.Time) (int, error) {
+	if i.Buffered() > 0 {
+		return i.Read(p)
+	}
+	return i.conn.ReadBy(p, by)
 }
 
 // isTimeout reports whether a deadline passed.

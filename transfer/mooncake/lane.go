@@ -1,7 +1,6 @@
 package mooncake
 
 import (
-	"bufio"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -242,7 +241,7 @@ func (l *lane) wasSent(p *part) {
 
 // receive takes answers until the connection ends.
 func (l *lane) receive(f *flow, v2 bool) error {
-	in := bufio.NewReaderSize(f, aheadBytes)
+	in := newInlet(f)
 	for {
 		if _, err := in.Peek(1); err != nil {
 			if isTimeout(err) && !l.stalled() {
@@ -284,7 +283,7 @@ func (l *lane) oldest() *part {
 }
 
 // answer reads what the target says to p, the oldest part under way.
-func (l *lane) answer(p *part, in *bufio.Reader, v2 bool) error {
+func (l *lane) answer(p *part, in *inlet, v2 bool) error {
 	if v2 {
 		status, err := readStatus(in)
 		switch {
@@ -312,7 +311,7 @@ func (l *lane) answer(p *part, in *bufio.Reader, v2 bool) error {
 
 var errRejected = fmt.Errorf("the target rejected the address: %w", errdefs.ErrInvalid)
 
-func readStatus(in *bufio.Reader) (uint64, error) {
+func readStatus(in *inlet) (uint64, error) {
 	b, err := in.Peek(statusBytes)
 	if err != nil {
 		return 0, err

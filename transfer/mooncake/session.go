@@ -1,7 +1,6 @@
 package mooncake
 
 import (
-	"bufio"
 	"encoding/binary"
 	"io"
 	"net"
@@ -15,7 +14,7 @@ const rejectTime = 2 * time.Second
 func (s *Server) session(c net.Conn) {
 	f := newFlow(c, s.o.StallTime)
 	out := newGather(f)
-	in := bufio.NewReaderSize(flushing{out}, aheadBytes)
+	in := newInlet(flushing{out})
 	head := make([]byte, headerBytes)
 	for {
 		f.limit(s.o.IdleTime)
@@ -40,7 +39,7 @@ func (s *Server) session(c net.Conn) {
 }
 
 // carryOut reports whether more may follow on the connection.
-func (s *Server) carryOut(h header, f *flow, in *bufio.Reader, out *gather) bool {
+func (s *Server) carryOut(h header, f *flow, in *inlet, out *gather) bool {
 	if h.length == 0 || s.o.Memory.Check(h.addr, h.length) != nil {
 		s.rejected.Add(1)
 		s.reject(h, f, out)

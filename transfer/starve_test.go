@@ -1,0 +1,70 @@
+package transfer
+
+import (
+	"context"
+	"io"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/mem"
+)
+
+// trickle begins a write of n bytes at 0, of which k come at once and the others one by one, for as long as the target takes them.
+func trickle(t *testing.T, p *pair, number uint64, n, k int64) {
+	t.Helper()
+	c := dialRaw(t, p.target.Address())
+	h := hello{purpose: forData, from: p.initiator.Identity(), to: p.target.Identity(), lane: number}
+	_, err := c.Write(h.encode())
+	must(t, err)
+	_, err = io.ReadFull(c, make([]byte, welcomeBytes))
+	must(t, err)
+	q := request{op: Write, id: 1, segment: p.remote.number, shape: shape{planes: []plane{{0, 0, n}}, pages: pageZero}}
+	must(t, q.write(c))
+	_, err = c.Write(make([]byte, k))
+	must(t, err)
+	go drip(t.Context(), c)
+}
+
+func drip(ctx context.Context, c net.Conn) {
+	for pause(ctx, 100*time.Millisecond) {
+		if _, err := c.Write([]byte{1}); err != nil {
+			return
+		}
+	}
+}
+
+// TestDefectTrickleTakesChunks: more writers than there are chunks, who send a byte now and then, do not keep others' bytes from being staged.
+func TestDefectTrickleTakesChunks(t *testing.T) {
+	for name, k := range map[string]int64{"from the start": 1, "after some": 200_000} {
+		t.Run(name, func(t *testing.T) {
+			near, far := newGPU(t, sim.Options{}), newGPU(t, sim.Options{Index: 1})
+			to, from := far.options(), near.options()
+			to.Stall, from.Stall = time.Second, time.Second
+			p := newPair(t, to, from, far.alloc(t, 1<<20))
+			for i := range 2 * to.Chunks {
+				trickle(t, p, uint64(1000+i), 1<<20, k)
+			}
+			here := near.alloc(t, 1<<20)
+			for range 3 {
+				must(t, wait(t, p.submit(t, SubmitOptions{Timeout: 5 * time.Second}, Task{Op: Write, Local: mem.All(here)})))
+			}
+		})
+	}
+}
+
+// TestDefectTrickleHoldsMemory: who sends a byte now and then does not keep memory from being unregistered.
+func TestDefectTrickleHoldsMemory(t *testing.T) {
+	there, here := host(t, 1<<20), host(t, 4096)
+	p := newPair(t, Options{Stall: 500 * time.Millisecond}, Options{}, there, host(t, 4096))
+	trickle(t, p, 1000, 1<<20, 1)
+	until(t, "nothing is written", func() bool { return p.target.Stats().Requests == 1 })
+	p.do(t, Task{Op: Write, Local: mem.All(here), Offset: 1 << 20})
+	before := p.target.Stats().Connections
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	must(t, p.segment.Unregister(ctx, 0))
+	until(t, "the connection that held it stays, or others do not", func() bool { return p.target.Stats().Connections == before-1 })
+	p.do(t, Task{Op: Write, Local: mem.All(here), Offset: 1 << 20})
+}

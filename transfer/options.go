@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"net"
 	"time"
 
 	"github.com/kvlane/kvlane/device"
@@ -31,7 +32,7 @@ type Options struct {
 	// Listen is where the engine listens, for control and data. Whoever reaches it may read and write what is registered: there is no
 	// authentication. Default 127.0.0.1:0.
 	Listen string
-	// Advertise is the address by which others reach it. Default: that of the listener.
+	// Advertise is the address by which others reach it. Default: that of the listener, which must be one then.
 	Advertise string
 	// Store says where segments are. Nil: a segment is opened by its engine's address, "host:port/name".
 	Store metadata.Store
@@ -86,7 +87,16 @@ func (o Options) Validate() error {
 	check(o.PartBytes >= 0 && o.PartBytes <= maxLength, "parts of %d bytes", o.PartBytes)
 	check(o.Lease >= 0 && o.Stall >= 0 && o.Timeout >= 0, "a lease of %v, a stall of %v, a timeout of %v", o.Lease, o.Stall, o.Timeout)
 	check((o.Device == nil) == (o.Copy == nil), "a device and its stream go together")
+	addr := cmp.Or(o.Advertise, o.Listen)
+	check(!unspecified(addr), "%q is no address by which others reach this engine: listen at one, or have Advertise say which it is", addr)
 	return errors.Join(errs...)
+}
+
+// unspecified reports whether an address has no host, or that of all there are. One that cannot be read Listen refuses.
+func unspecified(addr string) bool {
+	host, _, err := net.SplitHostPort(addr)
+	ip := net.ParseIP(host)
+	return err == nil && (host == "" || ip != nil && ip.IsUnspecified())
 }
 
 func (o Options) withDefaults() Options {

@@ -70,6 +70,8 @@ func (e *Engine) Publish(ctx context.Context, name string) (*Segment, error) {
 	e.names[name], e.numbers[s.number] = s, s
 	e.mu.Unlock()
 	if err := e.put(ctx, name); err != nil {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), e.o.Stall) // ctx may have ended
+		defer cancel()
 		return nil, fmt.Errorf("publish segment %q: %w", name, errors.Join(err, s.Close(ctx)))
 	}
 	return s, nil

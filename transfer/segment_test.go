@@ -199,3 +199,43 @@ func TestDefectRegisterWaitsWithoutEnd(t *testing.T) {
 	_, err = p.segment.Register(t.Context(), host(t, 4096), RegisterOptions{})
 	must(t, err)
 }
+
+// stuckStore answers when its caller's patience ends.
+type stuckStore struct{}
+
+func (stuckStore) Put(ctx context.Context, _ string, _ []byte, _ time.Duration) error {
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+func (stuckStore) Get(ctx context.Context, _ string) ([]byte, error) { return nil, ctx.Err() }
+
+func (stuckStore) Delete(ctx context.Context, _ string) error { return ctx.Err() }
+
+// TestDefectFailedPublishStays: a segment that could not be published in time is not there, and its name is free.
+func TestDefectFailedPublishStays(t *testing.T) {
+	e := engine(t, Options{Store: stuckStore{}})
+	for range 50 {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		_, err := e.Publish(ctx, "kv")
+		cancel()
+		wantErr(t, "publish", err, context.DeadlineExceeded)
+		if n := e.Stats().Segments; n != 0 {
+			t.Fatalf("%d segments are there", n)
+		}
+	}
+}
+
+// TestDefectUnspecifiedAddressIsAdvertised: others are not told of an address at which each of them would reach itself.
+func TestDefectUnspecifiedAddressIsAdvertised(t *testing.T) {
+	for _, o := range []Options{{Listen: ":0"}, {Listen: "0.0.0.0:0"}, {Listen: "[::]:0"}, {Listen: "127.0.0.1:0", Advertise: "0.0.0.0:7200"}, {Advertise: ":7200"}} {
+		e, err := Open(o)
+		wantErr(t, o.Listen+" "+o.Advertise, err, errdefs.ErrInvalid)
+		if err == nil {
+			closeEngine(t, e)
+		}
+	}
+	if e := engine(t, Options{Listen: ":0", Advertise: "localhost:7200"}); e.Address() != "localhost:7200" {
+		t.Errorf("it advertises %s", e.Address())
+	}
+}

@@ -178,4 +178,8 @@ var transferMutants = []mutant{
 		"transfer/mooncake/flow.go", "func (i *inlet) ReadBy(", "func (i *inlet) readBy("),
 	defect("transfer", "TestDefectTrickleHoldsMemory",
 		"transfer/segment.go", "	s.table.End(at)\n", "	_ = s.table.End\n"),
+	defect("transfer", "TestDefectFailedPublishStays",
+		"transfer/segment.go", "context.WithTimeout(context.WithoutCancel(ctx), e.o.Stall) //", "context.WithTimeout(ctx, e.o.Stall) //"),
+	defect("transfer", "TestDefectUnspecifiedAddressIsAdvertised",
+		"transfer/options.go", "host == \"\" || ip != nil && ip.IsUnspecified()", "host == \"\" && ip != nil"),
 }

@@ -58,7 +58,7 @@ func (r *Report) WriteNIXL(w io.Writer) error {
 	}
 	for _, s := range order {
 		fmt.Fprintf(&b, "\n# %s, %s, %s\n", s.path, directionTexts[s.dir], s.layout)
-		b.WriteString(nixlHead())
+		b.WriteString(NIXLHead())
 		for _, p := range of[s] {
 			b.WriteString(p.nixl().String())
 		}
@@ -69,8 +69,8 @@ func (r *Report) WriteNIXL(w io.Writer) error {
 	return nil
 }
 
-func (p *Point) nixl() nixlRow {
-	r := nixlRow{
+func (p *Point) nixl() NIXLRow {
+	r := NIXLRow{
 		BlockBytes: p.Size, Blocks: int64(p.Blocks), PrepMicros: p.PrepMicros, PrepP99Micros: p.PrepP99Micros, PostMicros: p.PostMicros,
 		PostP99Micros: p.PostP99Micros, TxMicros: p.TxMicros, TxP99Micros: p.TxP99Micros,
 	}
@@ -83,8 +83,8 @@ func (p *Point) nixl() nixlRow {
 	return r
 }
 
-// nixlRow is a row of nixlbench's table.
-type nixlRow struct {
+// NIXLRow is a row of nixlbench's table: means, but for P99, and of a block for BlockMicros.
+type NIXLRow struct {
 	BlockBytes, Blocks        int64
 	GBps, BlockMicros         float64
 	PrepMicros, PrepP99Micros float64
@@ -92,8 +92,8 @@ type nixlRow struct {
 	TxMicros, TxP99Micros     float64
 }
 
-// nixlHead returns the line above the rows, and the one below it.
-func nixlHead() string {
+// NIXLHead returns the line of columns above the rows, and the one below it.
+func NIXLHead() string {
 	var b strings.Builder
 	width := 0
 	for _, c := range nixlColumns {
@@ -105,7 +105,7 @@ func nixlHead() string {
 }
 
 // String returns the row, with the end of its line.
-func (r nixlRow) String() string {
+func (r NIXLRow) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%-*d%-*d%-*.6f", nixlColumns[0].width, r.BlockBytes, nixlColumns[1].width, r.Blocks, nixlColumns[2].width, r.GBps)
 	fmt.Fprintf(&b, "%-*.3f", nixlColumns[3].width, r.BlockMicros) // of a block of many it is a small part of a microsecond

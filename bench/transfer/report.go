@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/kvlane/kvlane/bench"
@@ -125,7 +126,41 @@ func (r *Report) WriteText(w io.Writer) error {
 	p.Define("prep", "writing the list of a batch's blocks")
 	p.Define("post", "submitting the batch")
 	p.Define("tx", "from there until it is done")
+	if len(r.Points) > 0 {
+		p.Gap()
+		p.Text("%s", r.Summary())
+	}
 	return p.Write(w)
+}
+
+// Summary is the line in which transfer_engine_bench says what it measured: of all points.
+func (r *Report) Summary() string {
+	var batches, bytes int64
+	var seconds float64
+	for i := range r.Points {
+		p := &r.Points[i]
+		batches, bytes, seconds = batches+int64(p.Batches), bytes+p.Bytes, seconds+p.Seconds
+	}
+	return fmt.Sprintf("Test completed: duration %.2f, batch count %d, throughput %.2f GB/s", seconds, batches, float64(bytes)/max(seconds, 1e-9)/1e9)
+}
+
+// WriteNIXL writes the points in the columns of nixlbench, for who compares the two, after lines that begin with # and say what they are of.
+func (r *Report) WriteNIXL(w io.Writer) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "# %s by %s, %s; Lat. a block; Prep writes the lists, Post is Submit, Tx the rest\n", r.Op, r.Protocol, present.Things(int64(r.Threads), "thread"))
+	if r.Incomplete != "" {
+		fmt.Fprintf(&b, "# incomplete: %s\n", r.Incomplete)
+	}
+	b.WriteString(bench.NIXLHead())
+	for i := range r.Points {
+		p := &r.Points[i]
+		b.WriteString(bench.NIXLRow{
+			BlockBytes: p.BlockBytes, Blocks: int64(p.Blocks), GBps: p.GBps, BlockMicros: p.BlockMicros, PrepMicros: p.PrepMicros, PrepP99Micros: p.PrepP99Micros,
+			PostMicros: p.PostMicros, PostP99Micros: p.PostP99Micros, TxMicros: p.TxMicros, TxP99Micros: p.TxP99Micros,
+		}.String())
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
 }
 
 // verdict says how fast the fastest point was.

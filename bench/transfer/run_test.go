@@ -1,10 +1,13 @@
 package transfer_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"flag"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -254,6 +257,17 @@ func TestReport(t *testing.T) {
 		},
 	}
 	presenttest.Check(t, "report", *rewrite, r.WriteText)
+	var nixl bytes.Buffer
+	must(t, r.WriteNIXL(&nixl))
+	file := filepath.Join("testdata", "nixl.txt")
+	if *rewrite {
+		must(t, os.WriteFile(file, nixl.Bytes(), 0o644))
+	}
+	want, err := os.ReadFile(file)
+	must(t, err)
+	if nixl.String() != string(want) {
+		t.Errorf("%s differs; go test -rewrite makes it anew:\n%s", file, &nixl)
+	}
 	text, err := json.Marshal(r)
 	must(t, err)
 	var back transfer.Report

@@ -31,7 +31,7 @@ type benchTransfer struct {
 	sizes   []string
 	lanes   int
 	run     transfer.Options
-	json    bool
+	form    outputForm
 	out     string
 	charts  string
 }
@@ -49,8 +49,8 @@ reads or writes it in batches of blocks, by several threads, and measures (--mod
 (--segment_id, --metadata_server, --local_server_name, --block_size and so on). --protocol auto is kvlane's own, by whichever way
 works; nvlink, shm, rdma and tcp take one way alone. With --use-vram memory is a GPU's.
 
-The table has nixlbench's parts of a batch's time: prep writes the list of its blocks, post submits it, tx is from there until it is done. Each
-block size is measured with each batch size, for --duration; with --budget for less where that is needed, and what does not fit is left out and
+The table has nixlbench's parts of a batch's time: prep writes the list of its blocks, post submits it, tx is from there until it is done; --nixl
+prints its columns. Below the table is the line of transfer_engine_bench, of all points. Each block size is measured with each batch size, for --duration; with --budget for less where that is needed, and what does not fit is left out and
 named. Ctrl-C ends it early, with what it measured until then. With --check all bytes are compared, outside of what is timed.`,
 		Example: `  kvlane bench transfer --mode target --protocol mooncake --metadata P2PHANDSHAKE --name 127.0.0.1:15995 --buffer-size 64MiB
   kvlane bench transfer --mode initiator --protocol mooncake --metadata P2PHANDSHAKE --segment 127.0.0.1:15995 --threads 2 --batch-size 8 --duration 1s
@@ -83,9 +83,11 @@ named. Ctrl-C ends it early, with what it measured until then. With --check all 
 	fl.BoolVar(&f.run.Check, "check", false, "compare all bytes of every batch")
 	fl.DurationVar(&f.run.Budget, "budget", 0, "how long the run takes in all, set-up included: less than --duration for each where needed; 0 is no limit")
 	fl.DurationVar(&f.run.Timeout, "timeout", time.Minute, "how long a batch may take before the run fails")
-	fl.BoolVar(&f.json, "json", false, "print one JSON object")
+	fl.BoolVar(&f.form.json, "json", false, "print one JSON object")
+	fl.BoolVar(&f.form.nixl, "nixl", false, "print the columns of nixlbench")
 	fl.StringVar(&f.out, "out", "", "also write the JSON object to this file")
 	fl.StringVar(&f.charts, "charts", "", "also write charts, as SVG and PNG, into this folder")
+	cmd.MarkFlagsMutuallyExclusive("json", "nixl")
 	return cmd
 }
 
@@ -195,9 +197,12 @@ func (f *benchTransfer) carry(cmd *cobra.Command, d transfer.Driver) error {
 // print prints the report in the form asked for, and writes the files.
 func (f *benchTransfer) print(cmd *cobra.Command, r *transfer.Report) (err error) {
 	r.Command = commandLine()
-	if f.json {
+	switch {
+	case f.form.json:
 		err = writeJSON(cmd, r)
-	} else {
+	case f.form.nixl:
+		err = r.WriteNIXL(cmd.OutOrStdout())
+	default:
 		err = r.WriteText(cmd.OutOrStdout())
 	}
 	if err == nil && f.out != "" {

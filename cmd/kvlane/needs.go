@@ -159,7 +159,7 @@ var needs = []need{
 	},
 	{
 		commands: []string{"bench transfer"},
-		flags:    []string{"segment", "operation", "block-size", "batch-size", "threads", "duration", "budget", "lanes", "check", "timeout", "json", "out", "charts"},
+		flags:    []string{"segment", "operation", "block-size", "batch-size", "threads", "duration", "budget", "lanes", "check", "timeout", "json", "nixl", "out", "charts"},
 		met:      isNot("mode", modeTarget), clashes: "--mode target, which measures nothing",
 	},
 	{

@@ -182,4 +182,8 @@ var transferMutants = []mutant{
 		"transfer/segment.go", "context.WithTimeout(context.WithoutCancel(ctx), e.o.Stall) //", "context.WithTimeout(ctx, e.o.Stall) //"),
 	defect("transfer", "TestDefectUnspecifiedAddressIsAdvertised",
 		"transfer/options.go", "host == \"\" || ip != nil && ip.IsUnspecified()", "host == \"\" && ip != nil"),
+	defect("bench/transfer", "TestReport",
+		"bench/transfer/report.go", "		p.Text(\"%s\", r.Summary())\n", ""),
+	defect("bench/transfer", "TestReport",
+		"bench/transfer/report.go", "	b.WriteString(bench.NIXLHead())\n", ""),
 }

@@ -43,9 +43,11 @@ type Point struct {
 	Batches       int     `json:"batches"`            // of all threads
 	GivenUp       int     `json:"given_up,omitempty"` // batches under way when the budget was over, which do not count
 	Bytes         int64   `json:"bytes"`
-	Seconds       float64 `json:"seconds"`      // that a thread spent, at the mean, without checking
-	GBps          float64 `json:"gb_per_s"`     // 1e9 bytes a second, of all threads
-	BlockMicros   float64 `json:"block_avg_us"` // a batch's time by its blocks
+	MovedBytes    int64   `json:"moved_bytes,omitempty"`  // with those by which batches were checked, where NVLink's counters are read
+	NVLinkBytes   int64   `json:"nvlink_bytes,omitempty"` // by the counters of the GPU here
+	Seconds       float64 `json:"seconds"`                // that a thread spent, at the mean, without checking
+	GBps          float64 `json:"gb_per_s"`               // 1e9 bytes a second, of all threads
+	BlockMicros   float64 `json:"block_avg_us"`           // a batch's time by its blocks
 	PrepMicros    float64 `json:"prep_avg_us"`
 	PrepP99Micros float64 `json:"prep_p99_us"`
 	PostMicros    float64 `json:"post_avg_us"`
@@ -106,6 +108,9 @@ func (r *Report) WriteText(w io.Writer) error {
 		how += ", every batch checked, which does not count as time"
 	}
 	t.Row("operation", how)
+	if low, high, ok := r.crossed(); ok {
+		t.Row("NVLink", fmt.Sprintf("its counters saw %.1f to %.1f%% of the bytes of each point", low, high))
+	}
 	t.Row("machine", fmt.Sprintf("%d CPUs, %s", r.CPUs, r.GoVersion))
 	t.Row("date", r.Date.Format("2006-01-02 15:04 MST"))
 	if r.Command != "" {
@@ -131,6 +136,20 @@ func (r *Report) WriteText(w io.Writer) error {
 		p.Text("%s", r.Summary())
 	}
 	return p.Write(w)
+}
+
+// crossed returns how much of what was moved NVLink's counters saw, in percent: at the point where they saw least, and most.
+func (r *Report) crossed() (low, high float64, ok bool) {
+	for i := range r.Points {
+		if p := &r.Points[i]; p.MovedBytes > 0 {
+			saw := 100 * float64(p.NVLinkBytes) / float64(p.MovedBytes)
+			if !ok {
+				low, high, ok = saw, saw, true
+			}
+			low, high = min(low, saw), max(high, saw)
+		}
+	}
+	return low, high, ok
 }
 
 // Summary is the line in which transfer_engine_bench says what it measured: of all points.

@@ -30,6 +30,9 @@ type Options struct {
 	// Duration where that is needed, and what does not fit is left out. Zero: there is no limit.
 	Budget time.Duration
 	Began  time.Time
+	// Links reads how many bytes have crossed the NVLinks of the GPU that has the memory here, either way, so that each point says whether they
+	// agree with what was moved. Nil: they are not read.
+	Links func() (int64, error)
 	// Progress is told before each point and after the last, if it is set, and Notice that not all points will fit.
 	Progress func(done, total int, what string)
 	Notice   func(text string)
@@ -158,6 +161,7 @@ func (o *Options) point(ctx context.Context, p *Point, until time.Time) error {
 		threads[i] = t
 		go func() {
 			err := t.prepare(ctx)
+			t.moved = 0
 			ready <- struct{}{}
 			if err == nil {
 				<-begin
@@ -173,6 +177,7 @@ func (o *Options) point(ctx context.Context, p *Point, until time.Time) error {
 	for range threads {
 		<-ready
 	}
+	crossed, counted := o.links()
 	close(begin)
 	for range threads {
 		if err := <-done; err != nil {
@@ -189,7 +194,22 @@ func (o *Options) point(ctx context.Context, p *Point, until time.Time) error {
 		return errors.Join(errs...)
 	}
 	p.summarize(threads)
+	if now, still := o.links(); counted && still {
+		for _, t := range threads {
+			p.MovedBytes += t.moved
+		}
+		p.NVLinkBytes = now - crossed
+	}
 	return nil
+}
+
+// links reads what has crossed NVLink, if that can be.
+func (o *Options) links() (bytes int64, ok bool) {
+	if o.Links == nil {
+		return 0, false
+	}
+	bytes, err := o.Links()
+	return bytes, err == nil
 }
 
 // thread submits batches one after the other.
@@ -203,6 +223,7 @@ type thread struct {
 
 	scratch []byte // two blocks of the CPU's memory
 
+	moved          int64         // bytes, since the point began, those too by which others are checked
 	spent          time.Duration // that counts
 	givenUp        bool          // the last batch, when the budget was over
 	prep, post, tx []float64     // microseconds of each batch
@@ -245,7 +266,11 @@ func (t *thread) move(ctx context.Context, op Op, blocks []Block) error {
 	if err != nil {
 		return err
 	}
-	return p.Wait(context.WithoutCancel(ctx)) // ctx bounds the batch; its memory is free when it is done, and not before
+	if err := p.Wait(context.WithoutCancel(ctx)); err != nil { // ctx bounds the batch; its memory is free when it is done, and not before
+		return err
+	}
+	t.moved += t.size * int64(len(blocks))
+	return nil
 }
 
 // run submits batches for as long as it is to.
@@ -305,6 +330,7 @@ func (t *thread) timed(ctx context.Context, blocks []Block) error {
 		return err
 	}
 	ended := time.Now()
+	t.moved += t.size * int64(len(blocks))
 	t.post = append(t.post, micros(posted.Sub(began)))
 	t.tx = append(t.tx, micros(ended.Sub(posted)))
 	t.spent += ended.Sub(began)

@@ -38,6 +38,7 @@ func must(t *testing.T, err error) {
 type copying struct {
 	local, remote *mem.Region
 	batches       atomic.Int64
+	bytes         atomic.Int64
 	wrong         bool  // it brings wrong bytes
 	fails         error // what every batch but the first few fails with
 }
@@ -69,7 +70,7 @@ func (d *copying) Submit(_ context.Context, op transfer.Op, blocks []transfer.Bl
 		if op == transfer.Write {
 			here, there = there, here
 		}
-		copy(here, there)
+		d.bytes.Add(int64(copy(here, there)))
 		if d.wrong {
 			here[len(here)-1]++
 		}
@@ -128,6 +129,35 @@ func (d stuck) Submit(ctx context.Context, op transfer.Op, blocks []transfer.Blo
 
 // Points are measured for less than they were to where the budget is shorter; what does not fit is left out, named and said; and a budget in
 // which nothing can be measured is an error.
+// What NVLink's counters saw is told beside what was moved, which is more than what counts where batches are checked.
+func TestNVLinkCounters(t *testing.T) {
+	for _, check := range []bool{false, true} {
+		for _, op := range []transfer.Op{transfer.Read, transfer.Write} {
+			d := newCopying(t, 1<<20)
+			o := transfer.Options{
+				Driver: d, Op: op, BlockBytes: []int64{4096}, Batches: []int{4}, Threads: 2, Duration: time.Millisecond, Check: check,
+				Links: func() (int64, error) { return 1<<40 + d.bytes.Load(), nil },
+			}
+			r, err := transfer.Run(t.Context(), o)
+			must(t, err)
+			if p := r.Points[0]; p.NVLinkBytes != p.MovedBytes || p.MovedBytes < p.Bytes || (p.MovedBytes > p.Bytes) != (check && op == transfer.Write) {
+				t.Errorf("%s, checked %v: %d bytes, %d moved, %d by NVLink", op, check, p.Bytes, p.MovedBytes, p.NVLinkBytes)
+			}
+			var b bytes.Buffer
+			must(t, r.WriteText(&b))
+			if !strings.Contains(b.String(), "saw 100.0 to 100.0% of the bytes") {
+				t.Errorf("no word on NVLink:\n%s", &b)
+			}
+			o.Links = func() (int64, error) { return 0, errdefs.ErrNotSupported }
+			r, err = transfer.Run(t.Context(), o)
+			must(t, err)
+			if p := r.Points[0]; p.NVLinkBytes != 0 || p.MovedBytes != 0 {
+				t.Errorf("counters that cannot be read: %+v", p)
+			}
+		}
+	}
+}
+
 func TestDefectBudgetOfTransfersIsExceeded(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()

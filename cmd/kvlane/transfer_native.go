@@ -14,6 +14,7 @@ import (
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/gdr"
+	"github.com/kvlane/kvlane/internal/sys/nvml"
 	"github.com/kvlane/kvlane/stream"
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
 	engine "github.com/kvlane/kvlane/transfer"
@@ -195,6 +196,28 @@ func (f *benchTransfer) measureNative(cmd *cobra.Command, path engine.Path) erro
 		defer func() { err = errors.Join(err, n.Close()) }()
 		noteRefusal(cmd, n.Engine().Stats())
 		metricsOf(cmd.Context()).SetTransfer(n.Engine().Stats)
+		defer f.countLinks(cmd, dev)()
 		return f.carry(cmd, n)
 	})
+}
+
+// countLinks has what crosses the NVLinks of a GPU's counted, where the driver tells, until done is called.
+func (f *benchTransfer) countLinks(cmd *cobra.Command, dev device.Device) (done func()) {
+	if dev == nil || dev.Info().PCI == "" {
+		return func() {}
+	}
+	pci := dev.Info().PCI
+	lib, err := nvml.Load()
+	if err == nil {
+		if _, _, err = lib.NVLinkBytes(pci); err == nil {
+			f.run.Links = func() (int64, error) {
+				sent, received, err := lib.NVLinkBytes(pci)
+				return sent + received, err
+			}
+			return func() { _ = lib.Close() } // of no use to anybody any more
+		}
+		err = errors.Join(err, lib.Close())
+	}
+	fmt.Fprintf(cmd.ErrOrStderr(), "NVLink's counters are not read: %s\n", errorText(err))
+	return func() {}
 }

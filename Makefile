@@ -142,6 +142,7 @@ hardware-kit: ## build what verifies a GPU on a machine without Go: bin/hardware
 	install -m 644 tools/kit.sh $(BIN)/hardware/kit.sh
 	install -m 755 tools/hardware $(BIN)/hardware/run
 	install -m 755 tools/hardware-rdma $(BIN)/hardware/run-rdma
+	install -m 755 tools/hardware-transfer $(BIN)/hardware/run-transfer
 
 hardware: hardware-kit ## verify kvlane on this machine's GPU
 	$(BIN)/hardware/run $(BIN)/hardware/out

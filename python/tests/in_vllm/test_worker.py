@@ -89,7 +89,8 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
     store: Any = _Store()
     store.stream = object()
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: store.stream)
-    w = Worker(store, SimpleNamespace(), [config.PageGroup(0, 1, 64, 1, 16, "")])
+    cache: Any = None
+    w = Worker(store, cache, [config.PageGroup(0, 1, 64, 1, 16, "")])
 
     def submit(kind: str, page: int, evicted: tuple[int, ...] = (), *, layerwise: bool = False) -> None:
         blocks = jobs.Blocks([_name(page)], [_name(e) for e in evicted], layerwise)

@@ -125,8 +125,8 @@ class Worker(OffloadingWorker):
             for layer in self._saved if job.layerwise else ():
                 self._save(job.task, layer)
             return
-        # Behind what vLLM has given the stream: it may still write to pages that are new to the request. It zeroes them there, and with
-        # asynchronous scheduling a step that is under way writes a token of a request that has ended meanwhile.
+        # Behind what vLLM has given the stream: it may still write to pages that are new to the request. It zeroes them there,
+        # and with asynchronous scheduling a step that is under way writes a token of a request that has ended meanwhile.
         job.task = self.store.load(
             self.cache, keys, job.pages, after=stream, layerwise=job.layerwise, awaited=job.layerwise and stream is not None
         )

@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/share"
@@ -89,29 +91,37 @@ func (e *Engine) put(ctx context.Context, name string) error {
 	return e.o.Store.Put(ctx, keyPrefix+name, value, e.o.Lease)
 }
 
+// renewals is how many leases are renewed at a time: a store that takes milliseconds for each has thousands to keep up with.
+const renewals = 16
+
 // renew renews the segments' leases until the engine closes. Those that a store has lost are there again.
 func (e *Engine) renew() {
 	for pause(e.ctx, e.o.Lease/3) {
-		var errs []error
-		for _, s := range e.allSegments() {
-			ctx, cancel := context.WithTimeout(e.ctx, max(e.o.Lease/3, time.Second))
-			if err := e.put(ctx, s.name); err != nil {
-				errs = append(errs, err)
-			}
-			if _, err := e.find(s.name); err != nil { // it was closed meanwhile
-				if err := e.o.Store.Delete(ctx, keyPrefix+s.name); err != nil {
-					errs = append(errs, err)
-				}
-			}
-			cancel()
-			if len(errs) > 0 {
-				break // the others will fail as well, and take their time
-			}
-		}
+		err := e.renewAll()
 		e.mu.Lock()
-		e.metaErr = errors.Join(errs...)
+		e.metaErr = err
 		e.mu.Unlock()
 	}
+}
+
+// renewAll renews every lease once, as far as time allows, and returns why one was not.
+func (e *Engine) renewAll() error {
+	ctx, cancel := context.WithTimeout(e.ctx, max(e.o.Lease/3, time.Second))
+	defer cancel()
+	var renewing errgroup.Group
+	renewing.SetLimit(renewals)
+	for _, s := range e.allSegments() {
+		renewing.Go(func() error { return e.renewOne(ctx, s.name) })
+	}
+	return renewing.Wait()
+}
+
+func (e *Engine) renewOne(ctx context.Context, name string) error {
+	err := e.put(ctx, name)
+	if _, gone := e.find(name); gone != nil { // it was closed meanwhile
+		err = errors.Join(err, e.o.Store.Delete(ctx, keyPrefix+name))
+	}
+	return err
 }
 
 // RegisterOptions say how a Region is registered.

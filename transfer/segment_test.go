@@ -3,9 +3,11 @@ package transfer
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -237,5 +239,62 @@ func TestDefectUnspecifiedAddressIsAdvertised(t *testing.T) {
 	}
 	if e := engine(t, Options{Listen: ":0", Advertise: "localhost:7200"}); e.Address() != "localhost:7200" {
 		t.Errorf("it advertises %s", e.Address())
+	}
+}
+
+// slowStore takes a while for each value, fails for some, and notes for which more time has passed than they were kept.
+type slowStore struct {
+	stuckStore
+	takes time.Duration
+	fails string
+
+	mu    sync.Mutex
+	until map[string]time.Time
+	late  int
+}
+
+func (s *slowStore) Put(ctx context.Context, key string, _ []byte, ttl time.Duration) error {
+	if !pause(ctx, s.takes) {
+		return ctx.Err()
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if until, there := s.until[key]; there && time.Now().After(until) {
+		s.late++
+	}
+	s.until[key] = time.Now().Add(ttl)
+	if strings.HasSuffix(key, s.fails) && len(s.until) > 100 {
+		return errdefs.ErrBusy
+	}
+	return nil
+}
+
+// TestDefectLeasesRunOut: the leases of many segments are renewed in time though the store is slow, and refuses some.
+func TestDefectLeasesRunOut(t *testing.T) {
+	s := &slowStore{takes: 15 * time.Millisecond, fails: "7", until: make(map[string]time.Time)}
+	o := Options{Store: s, Lease: 2 * time.Second}
+	e := engine(t, o)
+	var publishing sync.WaitGroup
+	for i := range 200 {
+		publishing.Go(func() {
+			if _, err := e.Publish(t.Context(), fmt.Sprintf("kv-%d", i)); err != nil && !errors.Is(err, errdefs.ErrBusy) {
+				t.Error(err)
+			}
+		})
+	}
+	publishing.Wait()
+	n := e.Stats().Segments
+	until(t, "nobody says that some are refused", func() bool { return e.Stats().Metadata != nil })
+	time.Sleep(2 * o.Lease)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	late := s.late
+	for i := range 200 {
+		if key := keyPrefix + fmt.Sprintf("kv-%d", i); !strings.HasSuffix(key, s.fails) && time.Now().After(s.until[key]) {
+			late++
+		}
+	}
+	if late > 0 {
+		t.Errorf("%d of %d leases ran out", late, n)
 	}
 }

@@ -186,4 +186,8 @@ var transferMutants = []mutant{
 		"bench/transfer/report.go", "		p.Text(\"%s\", r.Summary())\n", ""),
 	defect("bench/transfer", "TestReport",
 		"bench/transfer/report.go", "	b.WriteString(bench.NIXLHead())\n", ""),
+	defect("transfer", "TestDefectLeasesRunOut",
+		"transfer/segment.go", "const renewals = 16\n", "const renewals = 1\n"),
+	defect("transfer", "TestDefectLeasesRunOut",
+		"transfer/segment.go", "	var renewing errgroup.Group\n", "	renewing, ctx := errgroup.WithContext(ctx)\n"),
 }

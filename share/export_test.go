@@ -1,6 +1,16 @@
 package share
 
-import "github.com/kvlane/kvlane/device"
+import (
+	"net"
+
+	"github.com/kvlane/kvlane/device"
+)
+
+// GrantUnnamed has s answer the request of a process that it cannot name, and returns what it says.
+func (s *Server) GrantUnnamed(c *net.UnixConn) error {
+	_, why := s.grant(c, nil, 0)
+	return why.err()
+}
 
 // Copies that are waited for.
 var (

@@ -298,7 +298,15 @@ func command(ctx context.Context, role string, args ...string) *exec.Cmd {
 
 func start(tb testing.TB, role string, args ...string) *process {
 	tb.Helper()
-	p := &process{t: tb, cmd: command(context.Background(), role, args...)}
+	p := prepare(tb, command(context.Background(), role, args...))
+	must(tb, p.cmd.Start())
+	return p
+}
+
+// prepare returns a process that the caller starts.
+func prepare(tb testing.TB, cmd *exec.Cmd) *process {
+	tb.Helper()
+	p := &process{t: tb, cmd: cmd}
 	var err error
 	p.in, err = p.cmd.StdinPipe()
 	must(tb, err)
@@ -306,9 +314,8 @@ func start(tb testing.TB, role string, args ...string) *process {
 	must(tb, err)
 	p.out = bufio.NewReader(out)
 	p.cmd.Stderr = os.Stderr
-	must(tb, p.cmd.Start())
 	tb.Cleanup(func() {
-		if p.cmd.ProcessState == nil {
+		if p.cmd.Process != nil && p.cmd.ProcessState == nil {
 			p.kill()
 		}
 	})

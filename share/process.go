@@ -3,6 +3,7 @@ package share
 import (
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"syscall"
 
@@ -12,7 +13,7 @@ import (
 )
 
 // process is the one at the other end of a connection: children that it has forked may keep that open after its death. Nil is one that
-// cannot be named: it is in another PID namespace, or the kernel has no descriptors of processes.
+// cannot be named: the kernel has no descriptors of peers, and the process is in another PID namespace, or of processes.
 type process struct {
 	file *os.File
 	raw  syscall.RawConn
@@ -30,7 +31,36 @@ func openProcess(pid int32) (*process, error) {
 	case err != nil:
 		return nil, nil //nolint:nilerr // the connection has to do
 	}
-	p := &process{file: os.NewFile(uintptr(fd), "process")}
+	return newProcess(fd)
+}
+
+// peerProcess returns the process that connected c, of that number or another PID namespace. Kernels before 6.5 know of the number alone,
+// which is 0 then, or may be another process's by now.
+func peerProcess(c *net.UnixConn, pid int32) (*process, error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	var fd int
+	var failed error
+	if err := raw.Control(func(s uintptr) { fd, failed = unix.GetsockoptInt(int(s), unix.SOL_SOCKET, unix.SO_PEERPIDFD) }); err != nil {
+		return nil, err
+	}
+	switch {
+	case errors.Is(failed, unix.ESRCH):
+		return nil, fmt.Errorf("process %d is gone: %w", pid, errdefs.ErrLost)
+	case failed != nil:
+		return openProcess(pid)
+	}
+	if err := unix.SetNonblock(fd, true); err != nil { // else no wait could be ended
+		return nil, errors.Join(err, unix.Close(fd))
+	}
+	return newProcess(fd)
+}
+
+// newProcess returns the process of a descriptor that does not block.
+func newProcess(fd int) (p *process, err error) {
+	p = &process{file: os.NewFile(uintptr(fd), "process")}
 	if p.raw, err = p.file.SyscallConn(); err != nil {
 		return nil, errors.Join(err, p.file.Close())
 	}

@@ -198,16 +198,11 @@ func refuse(c *net.UnixConn, why status) {
 // serve has a connection from its request to its end.
 func (s *Server) serve(c *net.UnixConn) {
 	cred, err := credentials(c)
-	e, why := (*Export)(nil), statusDenied
+	why := statusDenied
 	if err == nil && slices.Contains(s.o.Allow, int(cred.Uid)) {
-		e, why = s.grant(c, cred.Pid)
-	}
-	switch {
-	case why != statusOK:
+		why = s.attend(c, cred.Pid)
+	} else {
 		refuse(c, why)
-	case e != nil:
-		why = stay(c, e.desc.Identity, cred.Pid)
-		e.leave(c)
 	}
 	_ = c.Close()
 	s.mu.Lock()
@@ -217,7 +212,7 @@ func (s *Server) serve(c *net.UnixConn) {
 	case statusOK:
 	case statusDenied:
 		s.stats.Denied++
-	case statusUnknown, statusSilent:
+	case statusUnknown, statusSilent, statusUnnamed:
 		s.stats.Unknown++
 	default:
 		s.stats.Malformed++
@@ -230,13 +225,27 @@ func (s *Server) granted(n int64) {
 	s.stats.Imports += n
 }
 
-// stay returns when the importer touches the memory no more. It says so itself; if it says anything else, or nothing at its end, its
-// process has to be gone: a connection ends before what a device does for its process.
-func stay(c *net.UnixConn, id Identity, pid int32) status {
-	p, err := openProcess(pid)
+// attend has the connection of an allowed process, of that number, and returns what was wrong with it.
+func (s *Server) attend(c *net.UnixConn, pid int32) status {
+	p, err := peerProcess(c, pid)
 	if err != nil {
 		return statusOK // it is gone
 	}
+	defer func() { _ = p.close() }()
+	e, why := s.grant(c, p, pid)
+	switch {
+	case why != statusOK:
+		refuse(c, why)
+	case e != nil:
+		why = stay(c, e.desc.Identity, p)
+		e.leave(c)
+	}
+	return why
+}
+
+// stay returns when the importer touches the memory no more. It says so itself; if it says anything else, or nothing at its end, its
+// process has to be gone: a connection ends before what a device does for its process.
+func stay(c *net.UnixConn, id Identity, p *process) status {
 	var watching sync.WaitGroup
 	defer watching.Wait()
 	defer func() { _ = p.close() }()
@@ -266,7 +275,7 @@ func stay(c *net.UnixConn, id Identity, pid int32) status {
 
 // grant reads the request of c, of the process of that number, and answers it if that can be. It returns the export that c imports by now;
 // none if all was said.
-func (s *Server) grant(c *net.UnixConn, pid int32) (*Export, status) {
+func (s *Server) grant(c *net.UnixConn, p *process, pid int32) (*Export, status) {
 	_ = c.SetDeadline(time.Now().Add(s.o.RequestTimeout))
 	b := make([]byte, requestBytes+1)
 	// Without room for control messages the kernel takes back what descriptors there are, and says so.
@@ -287,6 +296,8 @@ func (s *Server) grant(c *net.UnixConn, pid int32) (*Export, status) {
 		return nil, statusUnknown
 	case what == forEvent:
 		return nil, e.lend(c)
+	case p == nil && e.desc.Device != "": // what its device does would outlive its connection unseen
+		return nil, statusUnnamed
 	}
 	s.granted(1) // before the importer hears of it
 	if why := e.admit(c, pid); why != statusOK {

@@ -45,6 +45,7 @@ const (
 	statusWithdrawn
 	statusStopped
 	statusSilent
+	statusUnnamed
 	statuses
 )
 
@@ -67,6 +68,8 @@ func (s status) err() error {
 		return fmt.Errorf("the exporter has stopped: %w", errdefs.ErrClosed)
 	case statusSilent:
 		return fmt.Errorf("the exporter has announced nothing: %w", errdefs.ErrNotFound)
+	case statusUnnamed:
+		return fmt.Errorf("the exporter cannot tell when this process ends, and gives it no device memory: it is in another PID namespace, for which Linux 6.5 is needed: %w", errdefs.ErrNotSupported)
 	default:
 		return fmt.Errorf("status %d: %w", uint8(s), errdefs.ErrMismatch)
 	}

@@ -65,4 +65,9 @@ var shareMutants = []mutant{
 		"device/cuda/memory.go", "func (a *allocation) piecemeal() bool { return a.handle != 0 && !a.imported }", "func (a *allocation) piecemeal() bool { return a.handle != 0 }"),
 	defect("device/cuda", "TestExportForeignMemory",
 		"device/cuda/share.go", "	if !a.holds(r) {\n", "	if a.size == 0 {\n"),
+	defect("share", "TestDefectImporterOfAnotherNamespace",
+		"share/process.go", "	case failed != nil:\n		return openProcess(pid)\n", "	case fd >= 0:\n		_ = unix.Close(fd)\n		return openProcess(pid)\n",
+		"share/server.go", "	case p == nil && e.desc.Device != \"\": //", "	case p == nil && e == nil: //"),
+	defect("share", "TestDefectImporterWithoutAName",
+		"share/server.go", "	case p == nil && e.desc.Device != \"\": //", "	case p == nil && e == nil: //"),
 }

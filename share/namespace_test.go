@@ -1,0 +1,104 @@
+package share_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/testkit"
+	"github.com/kvlane/kvlane/share"
+)
+
+// ends returns both ends of a connection, as between an importer and a server.
+func ends(tb testing.TB) (near, far *net.UnixConn) {
+	tb.Helper()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	must(tb, err)
+	conn := func(fd int) *net.UnixConn {
+		f := os.NewFile(uintptr(fd), "socket")
+		c, err := net.FileConn(f)
+		must(tb, errors.Join(err, f.Close()))
+		tb.Cleanup(func() { _ = c.Close() })
+		return c.(*net.UnixConn) //nolint:errcheck // it is one
+	}
+	return conn(fds[0]), conn(fds[1])
+}
+
+// peerDescriptors reports whether the kernel gives descriptors of peers' processes.
+func peerDescriptors(tb testing.TB) bool {
+	tb.Helper()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	must(tb, err)
+	fd, err := unix.GetsockoptInt(fds[0], unix.SOL_SOCKET, unix.SO_PEERPIDFD)
+	if err == nil {
+		must(tb, unix.Close(fd))
+	}
+	must(tb, errors.Join(unix.Close(fds[0]), unix.Close(fds[1])))
+	return err == nil
+}
+
+// TestDefectImporterWithoutAName: who cannot be watched gets no device memory, and hears why.
+func TestDefectImporterWithoutAName(t *testing.T) {
+	s := serve(t, share.Options{})
+	e, _ := exported(t, s, simDevice(t, sim.Options{}), 4096)
+	near, far := ends(t)
+	_, err := near.Write(share.EncodeRequest(e.Descriptor().Identity))
+	must(t, err)
+	if err := s.GrantUnnamed(far); !errors.Is(err, errdefs.ErrNotSupported) || !strings.Contains(err.Error(), "namespace") {
+		t.Errorf("granted: %v", err)
+	}
+	must(t, withdraw(e))
+}
+
+// TestDefectImporterOfAnotherNamespace: an exporter waits for the death of an importer too whose number it cannot know, as it is in another PID
+// namespace.
+func TestDefectImporterOfAnotherNamespace(t *testing.T) {
+	if os.Geteuid() != 0 {
+		testkit.Skip(t, "root", "only root makes PID namespaces")
+	}
+	p := prepare(t, command(context.Background(), "export", t.TempDir()+"/s", "a.sock", "4096"))
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
+	if err := p.cmd.Start(); err != nil {
+		testkit.Skip(t, "root", "PID namespaces cannot be made here: "+err.Error())
+	}
+	if !peerDescriptors(t) {
+		testkit.Skip(t, "pidfd", "the kernel has no SO_PEERPIDFD")
+	}
+	dev := p.descriptors()[0]
+	other := start(t, "hang-up")
+	line, err := json.Marshal(dev)
+	must(t, err)
+	_, err = fmt.Fprintf(other.in, "%s\n", line)
+	must(t, err)
+	if got := other.line(); got != "<nil>" {
+		t.Fatal(got)
+	}
+	withdrawn := make(chan string, 1)
+	_, err = fmt.Fprintln(p.in, "withdraw")
+	must(t, err)
+	go func() {
+		got, _ := p.out.ReadString('\n')
+		withdrawn <- strings.TrimSpace(got)
+	}()
+	select {
+	case got := <-withdrawn:
+		t.Errorf("withdrawn while the importer lives: %s", got)
+	case <-time.After(500 * time.Millisecond):
+		other.kill()
+		if got := <-withdrawn; got != "<nil>" {
+			t.Error(got)
+		}
+	}
+	p.end()
+}

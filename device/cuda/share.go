@@ -156,10 +156,22 @@ func (d *Device) importAs(h *device.Handle, a *allocation) error {
 		}
 		a.undo(func() error { return d.check(d.api.IPCCloseMemHandle(p), "cuIpcCloseMemHandle", "address=%#x", p) })
 		a.at, a.size = p, uint64(h.Bytes)
-		return nil
+		return d.spans(a)
 	case device.HandleMemFD:
 	}
 	return d.lack("memory by handle "+h.Type.String(), "CUDA has none")
+}
+
+// spans checks that a mapping is as long as its exporter says: what is copied beyond its end breaks the context.
+func (d *Device) spans(a *allocation) error {
+	at, size, r := d.api.MemGetAddressRange(a.at)
+	if r != cuda.Success {
+		return d.fail(r, "cuMemGetAddressRange_v2", "address=%#x", a.at)
+	}
+	if off := uint64(a.at - at); off > size || a.size > size-off {
+		return fmt.Errorf("the exporter says that it has %d bytes, and it has %d: %w", a.size, size-min(off, size), errdefs.ErrMismatch)
+	}
+	return nil
 }
 
 // understood is check for a call that is given a handle from elsewhere: to one that is none of its own the driver answers an unknown

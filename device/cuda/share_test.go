@@ -158,9 +158,26 @@ func TestImportMemory(t *testing.T) {
 	f.clean()
 }
 
+// TestDefectImportIsAsLongAsItsExporterSays: memory that an exporter makes longer than it is would be copied from and to beyond its end.
+func TestDefectImportIsAsLongAsItsExporterSays(t *testing.T) {
+	f := newFake(t)
+	d := f.open()
+	_, err := concrete(t, d).ImportMemory(device.Handle{Type: device.HandleCUDAIPC, Device: fakeUUID, Bytes: fakeGrain + 1})
+	if !errors.Is(err, errdefs.ErrMismatch) {
+		t.Errorf("imported: %v", err)
+	}
+	f.clean()
+}
+
 // sharing exports every file as fakeFD. Foreign memory is a unit of fakeGrain.
 func (f *fake) sharing(a *cuda.API) {
 	a.MemGetAddressRange = func(p cuda.DevicePtr) (cuda.DevicePtr, uint64, cuda.Result) {
+		f.mu.Lock()
+		mapping := f.alive["IPC mapping"][uint64(p)]
+		f.mu.Unlock()
+		if mapping {
+			return p, fakeGrain, f.enter("cuMemGetAddressRange_v2", contextRelaxed)
+		}
 		return p &^ (fakeGrain - 1), fakeGrain, f.enter("cuMemGetAddressRange_v2", contextRelaxed)
 	}
 	a.MemRetainHandle = func(cuda.DevicePtr) (cuda.MemHandle, cuda.Result) {

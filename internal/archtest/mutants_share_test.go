@@ -70,4 +70,6 @@ var shareMutants = []mutant{
 		"share/server.go", "	case p == nil && e.desc.Device != \"\": //", "	case p == nil && e == nil: //"),
 	defect("share", "TestDefectImporterWithoutAName",
 		"share/server.go", "	case p == nil && e.desc.Device != \"\": //", "	case p == nil && e == nil: //"),
+	defect("device/cuda", "TestDefectImportIsAsLongAsItsExporterSays",
+		"device/cuda/share.go", "off > size || a.size > size-off {", "off > size {"),
 }

@@ -76,7 +76,7 @@ test: ## run the tests
 # themselves crosses the cable twice then. The longest batches are left out, as most of the time would pass in waiting for what
 # was lost; and calibration and what posts 1 MiB at a time, since soft-RoCE gives such a message up after a few losses. The longest replay runs then only.
 # The last step is NFS: files that two hosts share.
-verbs: ## run the RDMA tests, those of files on NFS, and what takes a second user, in a virtual machine with soft-RoCE, which is made of Debian packages
+verbs: ## run the RDMA tests, those of files on NFS, and what takes a second user or a link to cut, in a virtual machine with soft-RoCE, which is made of Debian packages
 	tools/rxe/build $(RXE)
 	KVLANE_REQUIRE=verbs-headers C_INCLUDE_PATH=$(RXE)/root/usr/include $(GO) test -count 1 -run Header ./internal/sys/ibverbs
 	$(GUEST) $(CURDIR)/tools/rxe/run $(VERBS)
@@ -85,9 +85,10 @@ verbs: ## run the RDMA tests, those of files on NFS, and what takes a second use
 	$(GUEST) '$(CURDIR)/tools/rxe/run -l 1%' -run Verbs -skip '$(LONG)' $(ATOP)
 	$(GUEST) $(CURDIR)/tools/rxe/run -run Verbs ./bench/rdmabench
 	$(GUEST) '$(CURDIR)/tools/rxe/run -n' -run NFS ./tier/file
-	$(GUEST) $(CURDIR)/tools/rxe/run -run ASecondUser ./share
+	$(GUEST) $(CURDIR)/tools/rxe/run -run 'ASecondUser|AnotherNamespace' ./share
 	$(GUEST) $(CURDIR)/tools/rxe/run -run Verbs ./transfer
 	$(GUEST) '$(CURDIR)/tools/rxe/run -l 2%' -run Verbs ./transfer
+	$(GUEST) $(CURDIR)/tools/rxe/run -run '^TestLinkIsCut$$' ./transfer
 	$(GUEST) $(CURDIR)/tools/rxe/run -run VerbsBenchTransfer ./cmd/kvlane
 
 # Each mutant is built as an overlay: nothing of the tree is changed.

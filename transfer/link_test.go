@@ -35,8 +35,8 @@ func setLink(t *testing.T, up bool) {
 	must(t, unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, r))
 }
 
-// TestLinkIsCut: a link that is down for a while in mid-batch fails batches within their time or delays them, and then all goes on, with
-// neither side begun anew. The link is that of a network namespace of its own, which takes root.
+// TestLinkIsCut: a link between two processes that is down for a while in mid-batch fails batches within their time or delays them, and then all
+// goes on, with neither side begun anew. The link is that of a network namespace of its own, which takes root.
 func TestLinkIsCut(t *testing.T) {
 	if os.Getenv(linkEnv) != "" {
 		cutLink(t)
@@ -61,9 +61,12 @@ func TestLinkIsCut(t *testing.T) {
 func cutLink(t *testing.T) {
 	const n, limit = 32 << 20, 10 * time.Second
 	setLink(t, true)
-	there, here, small := host(t, n), host(t, n), host(t, 4096)
-	o := Options{Stall: 500 * time.Millisecond, PartBytes: 1 << 20}
-	p := newPair(t, o, o, there)
+	here, back, small := host(t, n), host(t, n), host(t, 4096)
+	target, err := startTarget(n, t.TempDir()+"/s")
+	must(t, err)
+	t.Cleanup(target.kill)
+	p := &pair{initiator: engine(t, Options{Stall: 500 * time.Millisecond, PartBytes: 1 << 20})}
+	p.open(t, target.addr)
 	failed := 0
 	for round := range 3 {
 		ctx, stop := context.WithCancel(t.Context())
@@ -96,7 +99,8 @@ func cutLink(t *testing.T) {
 		<-ended
 		pattern(here.Bytes(), byte(round))
 		p.do(t, Task{Op: Write, Local: mem.All(here)})
-		same(t, "after the cut", there.Bytes(), here.Bytes())
+		p.do(t, Task{Op: Read, Local: mem.All(back)})
+		same(t, "after the cut", back.Bytes(), here.Bytes())
 	}
 	s := p.initiator.Stats()
 	if s.Retries == 0 {

@@ -190,4 +190,6 @@ var transferMutants = []mutant{
 		"transfer/segment.go", "const renewals = 16\n", "const renewals = 1\n"),
 	defect("transfer", "TestDefectLeasesRunOut",
 		"transfer/segment.go", "	var renewing errgroup.Group\n", "	renewing, ctx := errgroup.WithContext(ctx)\n"),
+	defect("transfer", "TestSegmentsComeAndGo",
+		"transfer/remote.go", "	r.shed()\n", "	_ = r.shed\n"),
 }

@@ -1,7 +1,11 @@
 package share
 
 import (
+	"errors"
 	"net"
+	"os"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/kvlane/kvlane/device"
 )
@@ -27,4 +31,20 @@ func EncodeEnd(id Identity) []byte { return encodeRequest(id, forEnd) }
 // EncodeReply returns what a server answers.
 func EncodeReply(h device.Handle, length int64) []byte {
 	return (&reply{status: statusOK, handle: h, length: length}).encode()
+}
+
+// Ends returns both ends of a connection, as between an importer and a server.
+func Ends() (near, far *net.UnixConn, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	var conns [2]*net.UnixConn
+	for i, fd := range fds {
+		f := os.NewFile(uintptr(fd), "socket")
+		c, cerr := net.FileConn(f)
+		conns[i], _ = c.(*net.UnixConn)
+		err = errors.Join(err, cerr, f.Close())
+	}
+	return conns[0], conns[1], err
 }

@@ -2,9 +2,12 @@ package share
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
@@ -78,6 +81,60 @@ func FuzzReply(f *testing.F) {
 			t.Fatalf("status %d: %v", r.status, r.status.err())
 		case err != nil && !errors.Is(err, errdefs.ErrInvalid) && !errors.Is(err, errdefs.ErrMismatch):
 			t.Fatal(err)
+		}
+	})
+}
+
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// FuzzServe: whatever somebody asks, with a descriptor or without, is answered with what he named or refused, and then nothing of it is left.
+func FuzzServe(f *testing.F) {
+	s, err := NewServer(Options{Dir: f.TempDir() + "/s"})
+	must(f, err)
+	must(f, s.Start(f.Context()))
+	h, err := AllocHost(nil, 4096)
+	must(f, err)
+	e, err := s.Export(h, h.Region())
+	must(f, err)
+	f.Cleanup(func() { must(f, errors.Join(s.Close(context.Background()), h.Close())) })
+	id := e.Descriptor().Identity
+	for _, files := range []bool{false, true} {
+		f.Add(encodeRequest(id, forMemory), files)
+		f.Add(encodeRequest(id, forEvent), files)
+		f.Add(encodeRequest(id, forEnd), files)
+		f.Add(encodeRequest(Identity{1}, forMemory), files)
+		f.Add(make([]byte, requestBytes+1), files)
+		f.Add([]byte{}, files)
+	}
+	f.Fuzz(func(t *testing.T, b []byte, files bool) {
+		near, far, err := Ends()
+		must(t, err)
+		defer func() { must(t, near.Close()) }()
+		before := s.Stats()
+		var rights []byte
+		if files {
+			rights = unix.UnixRights(0)
+		}
+		if _, _, err = near.WriteMsgUnix(b, rights, nil); err != nil {
+			_ = far.Close()
+			t.Skip(err) // longer than a packet may be
+		}
+		_, err = near.Write(encodeRequest(id, forEnd)) // else the end of this process would be waited for
+		must(t, err)
+		s.serve(far)
+		now := s.Stats()
+		granted := now.Imports - before.Imports
+		refused := now.Unknown + now.Malformed - before.Unknown - before.Malformed
+		if granted+refused > 1 || now.Denied != before.Denied || e.Importers() != 0 {
+			t.Errorf("%x, with a descriptor %v: %+v, and before %+v", b, files, now, before)
+		}
+		if asked, what, err := decodeRequest(b); (granted == 1) != (err == nil && asked == id && what == forMemory && !files) {
+			t.Errorf("%x, with a descriptor %v: granted %d", b, files, granted)
 		}
 	})
 }

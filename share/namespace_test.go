@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"strings"
 	"syscall"
@@ -19,21 +18,6 @@ import (
 	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/share"
 )
-
-// ends returns both ends of a connection, as between an importer and a server.
-func ends(tb testing.TB) (near, far *net.UnixConn) {
-	tb.Helper()
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-	must(tb, err)
-	conn := func(fd int) *net.UnixConn {
-		f := os.NewFile(uintptr(fd), "socket")
-		c, err := net.FileConn(f)
-		must(tb, errors.Join(err, f.Close()))
-		tb.Cleanup(func() { _ = c.Close() })
-		return c.(*net.UnixConn) //nolint:errcheck // it is one
-	}
-	return conn(fds[0]), conn(fds[1])
-}
 
 // peerDescriptors reports whether the kernel gives descriptors of peers' processes.
 func peerDescriptors(tb testing.TB) bool {
@@ -52,8 +36,10 @@ func peerDescriptors(tb testing.TB) bool {
 func TestDefectImporterWithoutAName(t *testing.T) {
 	s := serve(t, share.Options{})
 	e, _ := exported(t, s, simDevice(t, sim.Options{}), 4096)
-	near, far := ends(t)
-	_, err := near.Write(share.EncodeRequest(e.Descriptor().Identity))
+	near, far, err := share.Ends()
+	must(t, err)
+	defer func() { must(t, errors.Join(near.Close(), far.Close())) }()
+	_, err = near.Write(share.EncodeRequest(e.Descriptor().Identity))
 	must(t, err)
 	if err := s.GrantUnnamed(far); !errors.Is(err, errdefs.ErrNotSupported) || !strings.Contains(err.Error(), "namespace") {
 		t.Errorf("granted: %v", err)

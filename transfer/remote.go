@@ -2,6 +2,7 @@ package transfer
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -105,15 +106,17 @@ func (r *Remote) Refresh(ctx context.Context) error {
 	if err := r.open(); err != nil {
 		return err
 	}
-	var d Description
-	if err := r.p.call(ctx, callDescribe, describeRequest{Name: r.name}, &d); err != nil {
+	var said json.RawMessage
+	if err := r.p.call(ctx, callDescribe, describeRequest{Name: r.name}, &said); err != nil {
 		return err
 	}
-	if err := d.Validate(); err != nil {
+	d, err := ParseDescription(said)
+	if err != nil {
 		return err
 	}
 	r.mu.Lock()
-	err, old := r.suits(&d), slices.Clone(r.buffers)
+	err = r.suits(&d)
+	old := slices.Clone(r.buffers)
 	r.mu.Unlock()
 	if err != nil {
 		return err

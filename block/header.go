@@ -27,7 +27,7 @@ const FormatVersion = 1
 //	-8  checksum of all before it, XXH3 whatever the algorithm of the shards
 //
 // Magic, version, header length and the header's checksum keep their places in every version: a reader can so tell a
-// newer version (ErrMismatch) from damage (ErrCorrupt).
+// newer version (ErrVersion) from damage (ErrCorrupt).
 const (
 	magic = "\x89KVLB\r\n\x1a" // as PNG's: survives neither text mode nor 7-bit transfer
 
@@ -118,9 +118,12 @@ func HeaderLen(b []byte) (int64, error) {
 	return n, nil
 }
 
+// ErrVersion is the ErrMismatch of an intact header that another build has written: it is no damage, and not this build's to remove.
+var ErrVersion = fmt.Errorf("another version's: %w", errdefs.ErrMismatch)
+
 // DecodeHeader reads the header at the start of b, which may be the whole image. It allocates nothing unless it fails,
 // believes no field before it is bounded, and accepts only headers that NewLayout's layouts can have. Errors: ErrCorrupt
-// for damage, ErrMismatch for an intact header of another format version or checksum algorithm.
+// for damage, ErrVersion for an intact header of another format version or checksum algorithm.
 func DecodeHeader(b []byte) (Header, error) {
 	n, err := HeaderLen(b)
 	if err != nil {
@@ -142,10 +145,10 @@ func DecodeHeader(b []byte) (Header, error) {
 		Key:        Key(b[offKey:]),
 	}
 	if h.Version != FormatVersion {
-		return Header{}, fmt.Errorf("decode block header: format version %d, this build reads %d: %w", h.Version, FormatVersion, errdefs.ErrMismatch)
+		return Header{}, fmt.Errorf("decode block header: format version %d, this build reads %d: %w", h.Version, FormatVersion, ErrVersion)
 	}
 	if !h.SumAlgo.known() {
-		return Header{}, fmt.Errorf("decode block header: checksum algorithm %d, this build knows up to %d: %w", uint32(h.SumAlgo), uint32(SumTree), errdefs.ErrMismatch)
+		return Header{}, fmt.Errorf("decode block header: checksum algorithm %d, this build knows up to %d: %w", uint32(h.SumAlgo), uint32(SumTree), ErrVersion)
 	}
 	shards := binary.LittleEndian.Uint32(b[offShards:])
 	if shards == 0 || shards > MaxShards || align(headerBytes(int(shards))) != n {

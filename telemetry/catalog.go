@@ -123,6 +123,7 @@ var tierFamilies = []family[*namedTier]{
 	tierGauge("kvlane_tier_retained", "pins", "Pins held on blocks.", func(s *tier.Stats) int64 { return s.Retained }),
 	tierGauge("kvlane_tier_quarantined", "blocks", "Files or slots set aside.", func(s *tier.Stats) int64 { return s.Quarantined }),
 	tierCounter("kvlane_tier_replaced_total", "blocks", "Stored copies that were found damaged or unreadable when the block was to be stored, and written anew.", func(s *tier.Stats) int64 { return s.Replaced }),
+	tierCounter("kvlane_tier_newer_total", "blocks", "Blocks met that are of another format version: misses, and left as they are.", func(s *tier.Stats) int64 { return s.Newer }),
 	tierGauge("kvlane_tier_waiting", "writes", "Writes that wait for room now.", func(s *tier.Stats) int64 { return s.Waiting }),
 	tierGauge("kvlane_tier_stuck", "blocks", "Blocks that could not be removed when room was last made.", func(s *tier.Stats) int64 { return s.Stuck }),
 	tierGauge("kvlane_tier_paused", "1", "1 while writing is paused for want of room.", func(s *tier.Stats) int64 { return flag(s.Paused != nil) }),

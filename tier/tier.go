@@ -75,6 +75,7 @@ type Stats struct {
 	Errors                       int64 // operations that failed for another reason than a miss; not fillings, which their fillers give up
 	ReadBytes, WrittenBytes      int64
 	Retained, Quarantined, Swept int64 // pins held now; files set aside; temporary files removed at open
+	Newer                        int64 // blocks met that are of another format version: misses, and left as they are
 	Waiting                      int64 // Puts that wait for room now
 	Stuck                        int64 // blocks that could not be removed when room was last made
 	// Paused is why the tier does not write, or the last write failed, for want of room; nil once one has succeeded.

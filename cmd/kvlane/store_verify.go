@@ -64,8 +64,9 @@ func newStoreVerifyCommand() *cobra.Command {
 		Use:   "verify DIR",
 		Short: "Read every block and check it; exit code 1 if anything is wrong",
 		Long: `Read every block and check its length, identity, key and every checksum; look for files that do not belong there and
-for what dead processes left. What cannot be looked at is listed as unjudged. Nothing is changed, and a read-only mount will do:
-a damaged block is a miss for whoever loads it, who then removes it.
+for what dead processes left. What cannot be looked at is listed as unjudged, and blocks of another format version, which are
+left as they are, as newer. Nothing is changed, and a read-only mount will do: a damaged block is a miss for whoever loads it, who then
+removes it.
 
 With --repair, damaged blocks are moved to the directory's quarantine, misplaced ones to their folder, what dead processes left is
 removed, and a lost or damaged kvlane.json is made anew from the blocks' headers where all of them agree. It says of each file what
@@ -176,6 +177,10 @@ func (v *dirVerdict) next() (next []string) {
 		next = append(next, counted(n, "file", "files")+" could not be looked at: see why above, and verify again as a user who may")
 	}
 	delete(count, file.Unjudged)
+	if n := count[file.Newer]; n > 0 {
+		next = append(next, counted(n, "block", "blocks")+" of another format version, left as "+plural(n, "it is", "they are")+": verify by the build that wrote "+plural(n, "it", "them"))
+	}
+	delete(count, file.Newer)
 	what := countProblemsOf(count)
 	switch {
 	case what == "":

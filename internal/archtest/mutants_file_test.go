@@ -46,6 +46,11 @@ var fileMutants = []mutant{
 		"tier/log/write.go", "	for _, a := range t.appenders { // as many as there are\n", "	for _, a := range t.appenders[:1] {\n"),
 	defect("tier/log", "TestDefectNoRoomBesideSegmentsThatAreAppendedTo",
 		"tier/log/collect.go", "		if v == nil && mayEnd && t.room.waiting() > 0 {", "		if v == nil && mayEnd && t.room.waiting() < 0 {"),
+	// The file tier.
+	defect("tier/file", "TestDefectNewerImageIsSetAside",
+		"tier/file/get.go", " && !errors.Is(err, block.ErrVersion) {", " {"),
+	defect("tier/file", "TestDefectNewerImageIsSetAside",
+		"tier/file/get.go", "			return herr // whose", "			_ = herr // whose"),
 	// Files that are kept open.
 	defect("stream/file", "TestHandlesSurviveRenameAndUnlink",
 		"stream/file/handles.go",

@@ -25,6 +25,9 @@
 // A key's directory follows from rendezvous hashing over the directories' ids, so that adding one moves only its share of
 // the keys to it, and the order in which they are given does not matter.
 //
+// An image of another format version, as a host has that runs another build, is a miss and stays: only its being cold has it removed, at
+// a bound, as any other. A Put of its block fails.
+//
 // Blocks are removed coldest first when the tier would outgrow its bound, over all directories but those that have one of their own,
 // of which each is counted and collected by itself. What cannot be removed is passed
 // over, counted and reported, and rounds are repeated, at longer intervals, while a Put waits for room. Where the disk is full

@@ -47,6 +47,10 @@ func (t *Tier) getInto(ctx context.Context, key block.Key, dst mem.Extent, whole
 	case errors.Is(err, errdefs.ErrCorrupt):
 		t.count.corrupt.Add(1)
 		t.count.misses.Add(1)
+	case errors.Is(err, block.ErrVersion):
+		t.count.newer.Add(1)
+		t.count.misses.Add(1)
+		return fmt.Errorf("read block %s: %w: %w", key, errdefs.ErrNotFound, err)
 	case blockdir.Gone(err):
 		t.count.misses.Add(1)
 		return fmt.Errorf("read block %s: %w: %w", key, errdefs.ErrNotFound, err)
@@ -108,9 +112,13 @@ func (t *Tier) plausible(key block.Key, info dirfs.Info) error {
 	return nil
 }
 
-// read fills buf, which dst is where it is an extent, and verifies it, the whole of it or its header; ErrCorrupt wraps whatever is wrong with the bytes.
+// read fills buf, which dst is where it is an extent, and verifies it, the whole of it or its header; ErrCorrupt wraps whatever is wrong with
+// the bytes, but for block.ErrVersion.
 func (t *Tier) read(ctx context.Context, f dirfs.File, info dirfs.Info, key block.Key, buf []byte, dst mem.Extent, whole bool) error {
 	if err := t.plausible(key, info); err != nil {
+		if _, herr := readHeader(f); errors.Is(herr, block.ErrVersion) {
+			return herr // whose images may have other lengths
+		}
 		return err
 	}
 	if err := t.fill(ctx, f, key, buf, dst); err != nil {
@@ -121,7 +129,7 @@ func (t *Tier) read(ctx context.Context, f dirfs.File, info dirfs.Info, key bloc
 		verify = t.formats.VerifyHeader
 	}
 	err := verify(buf, key)
-	if err != nil && !errors.Is(err, errdefs.ErrCorrupt) {
+	if err != nil && !errors.Is(err, errdefs.ErrCorrupt) && !errors.Is(err, block.ErrVersion) {
 		// Whose block it is instead is in the error; here it is bytes that have no business under this name.
 		err = fmt.Errorf("%w: %w", errdefs.ErrCorrupt, err)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 
@@ -145,8 +146,8 @@ func list(ctx context.Context, fsys dirfs.FS, path string, yield func(Entry) err
 
 // GC removes what dead processes left in the directory and then its coldest blocks, until at most targetBytes are left.
 // Other processes may use the directory meanwhile: what they are reading they read to its end, and a block that they
-// meant to read next is a miss for them, even if they retained it. What cannot be removed it passes over, and takes the next
-// coldest in its place; Collected.Left names it.
+// meant to read next is a miss for them, even if they retained it. What cannot be removed, or is of another format version, it passes
+// over, and takes the next coldest in its place; Collected.Left names it.
 func GC(ctx context.Context, dir string, targetBytes int64) (Collected, error) {
 	return gc(ctx, dirfs.OS(), dir, targetBytes)
 }
@@ -223,12 +224,28 @@ func (d *existing) collect(ctx context.Context, targetBytes int64, c *Collected)
 	return nil
 }
 
+// spared is the block.ErrVersion of a file that is of another format version.
+func spared(d dirfs.Dir, name string) error {
+	f, err := d.Open(name, os.O_RDONLY)
+	if err != nil {
+		return nil // whatever it is, it is removed unread
+	}
+	if _, err = readHeader(f); !errors.Is(err, block.ErrVersion) {
+		err = nil
+	}
+	_ = f.Close() // nothing was written by it
+	return err
+}
+
 // evict removes a block, unless another process has used it since it was found cold, and says whether it is gone.
 func (d *existing) evict(c *candidate) (bool, error) {
 	name := blockName(c.key)
 	info, err := d.Stat(name)
 	if err == nil && !info.Modified.Equal(c.modified) {
 		return false, nil
+	}
+	if err == nil {
+		err = spared(d, name)
 	}
 	if err == nil {
 		err = d.Remove(name)

@@ -18,7 +18,8 @@ import (
 
 // Put writes the block, unless it is there, whole. When it returns nil the block can be found, and is as durable as the policy
 // promises, whoever has written it. A file that is there is read and verified, unless this process has done so; what is
-// damaged is set aside and written anew, and what cannot be read is left until it is replaced.
+// damaged is set aside and written anew, and what cannot be read is left until it is replaced. One of another format version stays,
+// and the error wraps ErrExists: who reads that version may have been told that it is durable.
 //
 // It waits while another Put writes the same block, and, at the bound, while every block is retained or cannot be removed, for
 // roomPatience at most; the error then wraps ErrBusy. Where the disk is full it makes room within the bound; without a bound
@@ -114,6 +115,9 @@ func (t *Tier) look(ctx context.Context, d *dir, key block.Key) (there bool, ove
 		return false, nil, nil
 	case ctx.Err() != nil:
 		return false, nil, context.Cause(ctx)
+	case errors.Is(err, block.ErrVersion):
+		t.count.newer.Add(1)
+		return false, nil, fmt.Errorf("it is there, and stays as it is: %v: %w", err, errdefs.ErrExists) //nolint:errorlint // as ErrMismatch it would say that src is not the block
 	case errors.Is(err, errdefs.ErrCorrupt):
 		t.count.corrupt.Add(1)
 		t.count.replaced.Add(1)
@@ -125,9 +129,6 @@ func (t *Tier) look(ctx context.Context, d *dir, key block.Key) (there bool, ove
 
 // examine reads and verifies the file of a block, and describes it: as it is now, or as it was found wrong.
 func (t *Tier) examine(ctx context.Context, d *dir, key block.Key, info dirfs.Info) (dirfs.Info, error) {
-	if err := t.plausible(key, info); err != nil {
-		return info, err
-	}
 	buf, _ := t.buffers.Get().(*[]byte)
 	if buf == nil {
 		b := make([]byte, t.formats.MaxImageBytes())

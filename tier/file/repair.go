@@ -16,7 +16,7 @@ import (
 // Repair is Verify that also mends: a lost or damaged marker is made anew from the blocks' headers where all of them agree;
 // damaged blocks go to blockdir.Quarantine, where as many are kept as there are, until a tier next sets one aside; blocks in another
 // folder than their key's are moved there if they are sound and none is there, and else set aside; what dead processes left is
-// removed. What is not kvlane's, and what could not be looked at, stays as it is and is in Unrepaired, as is what could not be
+// removed. What is not kvlane's, or of another format version, and what could not be looked at, stays as it is and is in Unrepaired, as is what could not be
 // mended. Others may use the directory meanwhile.
 func Repair(ctx context.Context, dir string) (Repaired, error) {
 	return repair(ctx, dirfs.OS(), dir)
@@ -70,7 +70,7 @@ func (v *verifier) mend(ctx context.Context, r *Repaired) error {
 func (v *verifier) mendPlace(m misplacedBlock, r *Repaired) {
 	from := bucketName(m.folder) + "/" + m.key.String()
 	info, bad, err := v.check(from, m.key)
-	if err != nil {
+	if err != nil || errors.Is(bad, block.ErrVersion) {
 		return
 	}
 	if bad == nil && blockdir.Mkdir(v, bucketName(m.key[0])) == nil && v.Rename(from, blockName(m.key), false) == nil {

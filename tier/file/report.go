@@ -38,4 +38,5 @@ const (
 	Leftover  = blockdir.Leftover
 	Foreign   = blockdir.Foreign
 	Unjudged  = blockdir.Unjudged
+	Newer     = blockdir.Newer
 )

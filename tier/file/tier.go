@@ -42,7 +42,7 @@ type Tier struct {
 type counters struct {
 	hits, misses, puts, evictions, corrupt, errors atomic.Int64
 	readBytes, writtenBytes                        atomic.Int64
-	retained, quarantined, swept, replaced         atomic.Int64
+	retained, quarantined, swept, replaced, newer  atomic.Int64
 }
 
 // errReadOnly is what a tier that only reads says to whoever wants to change something.
@@ -333,7 +333,7 @@ func (t *Tier) Stats() tier.Stats {
 		Puts: c.puts.Load(), Evictions: c.evictions.Load(),
 		Corrupt: c.corrupt.Load(), Replaced: c.replaced.Load(), Errors: c.errors.Load(),
 		ReadBytes: c.readBytes.Load(), WrittenBytes: c.writtenBytes.Load(),
-		Retained: c.retained.Load(), Quarantined: c.quarantined.Load(), Swept: c.swept.Load(),
+		Retained: c.retained.Load(), Quarantined: c.quarantined.Load(), Swept: c.swept.Load(), Newer: c.newer.Load(),
 	}
 	unbounded := false
 	for _, a := range t.areas {

@@ -177,20 +177,7 @@ func (v *verifier) header(key block.Key) (f block.Format, err error) {
 		return f, err
 	}
 	defer func() { err = errors.Join(err, h.Close()) }()
-	start := make([]byte, block.AlignBytes)
-	if _, err := h.ReadAt(start, 0); err != nil {
-		return f, err
-	}
-	n, err := block.HeaderLen(start)
-	if err != nil {
-		return f, err
-	}
-	if start = make([]byte, n); n > 0 {
-		if _, err := h.ReadAt(start, 0); err != nil {
-			return f, err
-		}
-	}
-	d, err := block.DecodeHeader(start)
+	d, err := readHeader(h)
 	if err != nil {
 		return f, err
 	}
@@ -199,6 +186,25 @@ func (v *verifier) header(key block.Key) (f block.Format, err error) {
 	}
 	layout, err := d.Layout()
 	return block.Format{Layout: layout, Identity: d.Identity}, err
+}
+
+// readHeader reads the header of an image, whatever its length.
+func readHeader(f dirfs.File) (block.Header, error) {
+	start := make([]byte, block.AlignBytes)
+	if _, err := f.ReadAt(start, 0); err != nil {
+		return block.Header{}, err
+	}
+	n, err := block.HeaderLen(start)
+	if err != nil {
+		return block.Header{}, err
+	}
+	if n > int64(len(start)) {
+		start = make([]byte, n)
+		if _, err := f.ReadAt(start, 0); err != nil {
+			return block.Header{}, err
+		}
+	}
+	return block.DecodeHeader(start)
 }
 
 func (v *verifier) run(ctx context.Context) error {
@@ -356,9 +362,11 @@ func (v *verifier) block(key block.Key) {
 		v.unjudged(name, err)
 		return
 	}
-	if bad != nil {
+	if bad != nil && !errors.Is(bad, block.ErrVersion) {
 		v.damaged = append(v.damaged, damagedBlock{key, info, len(v.report.Findings)})
 		v.foundBlock(key, name, Damaged, bad.Error())
+	} else if bad != nil {
+		v.foundBlock(key, name, Newer, bad.Error())
 	}
 	v.report.Blocks++
 	v.report.Bytes += info.Bytes
@@ -399,6 +407,9 @@ func (v *verifier) check(name string, key block.Key) (info dirfs.Info, bad, err 
 func (v *verifier) content(f dirfs.File, info dirfs.Info, format block.Format, key block.Key) (bad, err error) {
 	image := format.Layout.ImageBytes()
 	if info.Bytes != image {
+		if _, err := readHeader(f); errors.Is(err, block.ErrVersion) {
+			return err, nil
+		}
 		return fmt.Errorf("the file has %d bytes, an image %d: %w", info.Bytes, image, errdefs.ErrCorrupt), nil
 	}
 	if int64(len(v.buf)) != image {

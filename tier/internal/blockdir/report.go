@@ -52,6 +52,7 @@ const (
 	Leftover  Problem = "leftover"  // a temporary file of a process that has died
 	Foreign   Problem = "foreign"   // no file of a block directory
 	Unjudged  Problem = "unjudged"  // it could not be looked at
+	Newer     Problem = "newer"     // a block of another format version
 )
 
 // Finding is a file with a problem.

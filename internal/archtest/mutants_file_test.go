@@ -88,6 +88,11 @@ var fileMutants = []mutant{
 		"stream/file/queue_cufile.go", "		return // it is open still\n", "		_ = 0 // it is open still\n"),
 	defect("stream/file", "TestDefectBrokenQueueIsWaitedForWithoutEnd",
 		"stream/file/queue_cufile.go", "context.WithDeadline(context.Background(), l.until)", "context.WithCancel(context.Background())"),
+	defect("stream/file", "TestDefectUnsupportedCuFileIsNotGivenUp",
+		"stream/file/batch.go", "errors.Is(err, errdefs.ErrNotSupported) || ", ""),
+	defect("stream/file", "TestDefectCuFileWithoutAsyncMovesNothing",
+		"stream/file/queue_cufile.go", "		case waits:\n", "		case waits && !f.Mode().Direct:\n",
+		"stream/file/queue_cufile.go", "		case err != nil:\n			l.load", "		case err != nil || waits:\n			err = errors.Join(err, errdefs.ErrNotSupported)\n			l.load"),
 	// What moves them.
 	defect("internal/sys/uring", "TestCompletionsComeInAnyOrder",
 		"internal/sys/uring/wait.go", "		op := &r.slots[c.userData]\n", "		c.userData = uint64(r.depth-1) - uint64(head-1)%uint64(r.depth)\n		op := &r.slots[c.userData]\n"),

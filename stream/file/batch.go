@@ -103,7 +103,7 @@ func (b *batch) fail(err error) {
 // failed is fail for what a transfer says.
 func (b *batch) failed(t *transfer, err error) {
 	err = t.explain(err)
-	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS) {
+	if errors.Is(err, errdefs.ErrNotSupported) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS) {
 		b.stream.giveUp(t.q.path(), t.file, err)
 	}
 	b.fail(err)

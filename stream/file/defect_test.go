@@ -401,3 +401,37 @@ func TestDefectAsynchronousTransfersInCompatibilityMode(t *testing.T) {
 		}
 	}
 }
+
+// Under auto a cuFile that answers "not supported" failed one batch after the other.
+func TestDefectUnsupportedCuFileIsNotGivenUp(t *testing.T) {
+	plan := fault.New(1, fault.After(sim.OpFileWrite, 0).Fail(errdefs.ErrNotSupported))
+	for _, queues := range []int{0, 2} {
+		dev, copies := openSim(t, sim.Options{Faults: plan})
+		s := closeAtEnd(t, open(t, file.Options{Device: dev, Copy: copies, CuFile: file.CuFileOptions{Storage: openStorage(t, dev), Queues: queues}, Chunks: 2}))
+		fs, d := real(t), streamtest.DeviceMemory(dev).Alloc(t, file.Align)
+		for i := range 3 {
+			c, err := try(t, s, mem.All(fs.alloc(t, file.Align)), mem.All(d))
+			if i == 0 && !errors.Is(err, errdefs.ErrNotSupported) || i > 0 && (err != nil || c.Path != stream.PathPosix || (i == 1) != (c.GivenUp != nil)) {
+				t.Errorf("%d queues, batch %d: %+v: %v", queues, i, c, err)
+			}
+		}
+		if got := s.Stats(); got.GivenUp != 1 || got.Failed != 1 {
+			t.Errorf("stats %+v", got)
+		}
+	}
+}
+
+// A library without asynchronous transfers, or one that refuses them, moved nothing at all.
+func TestDefectCuFileWithoutAsyncMovesNothing(t *testing.T) {
+	for name, o := range map[string]sim.Options{
+		"none":    {Storage: sim.StorageModel{NoAsync: true}},
+		"refused": {Faults: fault.New(1, fault.After(sim.OpFileEnqueue, 0).Fail(errdefs.ErrNotSupported))},
+	} {
+		dev, copies := openSim(t, o)
+		s := closeAtEnd(t, open(t, file.Options{Device: dev, Copy: copies, CuFile: file.CuFileOptions{Storage: openStorage(t, dev), Queues: 1}, Chunks: 2}))
+		c, err := try(t, s, mem.All(real(t).alloc(t, 4*file.Align)), mem.All(streamtest.DeviceMemory(dev).Alloc(t, 4*file.Align)))
+		if got := s.Stats(); err != nil || c.Path != stream.PathCuFile || got.Waited != 1 || got.GivenUp != 0 {
+			t.Errorf("%s: %+v: %v; stats %+v", name, c, err, got)
+		}
+	}
+}

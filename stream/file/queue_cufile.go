@@ -19,17 +19,18 @@ import (
 // openCuFile opens a queue of path cufile: workers that wait for each transfer, or queues of the device that run them.
 func openCuFile(o *Options) (queue, error) {
 	storage := o.CuFile.Storage
+	calls := newWorkers(stream.PathCuFile, o, nil, func(t *transfer) (int64, error) { return cuFile(storage, t) })
 	if o.CuFile.Queues == 0 {
-		return newWorkers(stream.PathCuFile, o, nil, func(t *transfer) (int64, error) { return cuFile(storage, t) }), nil
+		return calls, nil
 	}
-	q := &cuFileQueues{}
+	q := &cuFileQueues{calls: calls}
 	for range o.CuFile.Queues {
 		on, err := o.Device.OpenQueue(device.QueueOptions{})
 		if err != nil {
 			return q, fmt.Errorf("open queue for cuFile: %w", err)
 		}
 		lane := &cuFileLane{
-			storage: storage, on: on, using: make(chan struct{}, 1), patience: idlePatience,
+			storage: storage, on: on, calls: calls, waited: &q.waited, using: make(chan struct{}, 1), patience: idlePatience,
 			todo: make(chan *transfer, o.begun()), flying: make(chan flight, o.Transfers),
 		}
 		q.lanes = append(q.lanes, lane)
@@ -62,6 +63,8 @@ type cuFileQueues struct {
 	once    sync.Once
 	running sync.WaitGroup
 	lanes   []*cuFileLane
+	calls   *workers // for what cannot be enqueued
+	waited  atomic.Int64
 }
 
 var _ quarantineQueue = (*cuFileQueues)(nil)
@@ -86,8 +89,9 @@ func (q *cuFileQueues) close(ctx context.Context) error {
 		for _, l := range q.lanes {
 			close(l.todo)
 		}
+		q.running.Wait() // for nothing: there are no transfers
+		_ = q.calls.close(ctx)
 	})
-	q.running.Wait() // for nothing: there are no transfers
 	for _, l := range q.lanes {
 		if err := l.on.Close(ctx); err != nil {
 			return fmt.Errorf("close queue for cuFile: %w", err)
@@ -116,6 +120,8 @@ func (q *cuFileQueues) release(ctx context.Context) {
 // cuFileLane is one queue of the device, with a goroutine that enqueues and one that completes.
 type cuFileLane struct {
 	storage  device.Storage
+	calls    *workers
+	waited   *atomic.Int64 // counts transfers that went to calls
 	todo     chan *transfer
 	load     atomic.Int64 // transfers unfinished
 	on       device.Queue
@@ -141,38 +147,36 @@ func (l *cuFileLane) enqueue() {
 	defer close(l.flying)
 	for t := range l.todo {
 		f, err := t.file.storage(l.storage)
-		if err == nil && !f.Mode().Direct {
-			// libcufile 1.15 damages its heap by many asynchronous transfers in its compatibility mode, in which its own threads
-			// do no more than a call.
-			n, err := cuFile(l.storage, t)
-			l.load.Add(-1)
-			t.finish(n, err)
-			continue
-		}
+		e, able := f.(device.StorageEnqueuer)
+		// libcufile 1.15 damages its heap by many asynchronous transfers in its compatibility mode, in which its own threads
+		// do no more than a call.
+		waits := err == nil && (!able || !f.Mode().Direct)
 		var x device.Transfer
-		if err == nil {
-			x, err = l.start(f, t)
+		if err == nil && !waits {
+			x, err = l.start(e, t)
+			waits = errors.Is(err, errdefs.ErrNotSupported) // as an older library says
 		}
-		if err != nil {
+		switch {
+		case waits:
+			l.load.Add(-1)
+			l.waited.Add(1)
+			l.calls.begin(t)
+		case err != nil:
 			l.load.Add(-1)
 			t.finish(0, err)
-			continue
+		default:
+			l.flying <- flight{t: t, x: x}
 		}
-		l.flying <- flight{t: t, x: x}
 	}
 }
 
-func (l *cuFileLane) start(f device.StorageFile, t *transfer) (device.Transfer, error) {
+func (l *cuFileLane) start(e device.StorageEnqueuer, t *transfer) (device.Transfer, error) {
 	l.using <- struct{}{}
 	defer func() { <-l.using }()
 	if broken := l.why(); broken != nil {
 		return nil, fmt.Errorf("use queue for cuFile: %w: %w", broken, unix.EOPNOTSUPP) // the path is of no more use
 	}
-	e, ok := f.(device.StorageEnqueuer)
-	switch {
-	case !ok:
-		return nil, fmt.Errorf("this cuFile has no transfers on queues: %w", errdefs.ErrNotSupported)
-	case t.write:
+	if t.write {
 		return e.EnqueueWrite(l.on, t.rest(), t.off+t.done)
 	}
 	return e.EnqueueRead(l.on, t.rest(), t.off+t.done)

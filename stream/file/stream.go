@@ -45,6 +45,7 @@ type Stats struct {
 	Failed         int64
 	Refused        int64 // files that were to be moved with O_DIRECT, and whose file system refused
 	GivenUp        int64 // paths that were given up, each for a file system
+	Waited         int64 // transfers of cuFile that calls moved, as the library or its compatibility mode has none for the queues there are
 	// Quarantined is transfers, now, of which nothing tells whether they are over, as a queue of the device broke. Their batches are
 	// unresolved, their memory and files in use, until Close has seen the queue idle.
 	Quarantined int
@@ -204,6 +205,9 @@ func (s *Stream) Stats() Stats {
 	r.Failed, r.Refused, r.GivenUp = s.stats.failed.Load(), s.stats.refused.Load(), s.stats.givenUp.Load()
 	if s.quarantine != nil {
 		r.Quarantined = s.quarantine.quarantined()
+	}
+	if q, ok := s.quarantine.(*cuFileQueues); ok {
+		r.Waited = q.waited.Load()
 	}
 	return r
 }

@@ -23,10 +23,18 @@ var fileFamilies = []family[*streamfile.Stats]{
 		func(s *streamfile.Stats) int64 { return s.Refused }),
 	fileCounter("kvlane_file_paths_given_up_total", "paths", "Paths that are not taken any more on a file system that refused them.",
 		func(s *streamfile.Stats) int64 { return s.GivenUp }),
+	fileGauge("kvlane_file_quarantined", "transfers", "Transfers of which nothing tells whether they are over.",
+		func(s *streamfile.Stats) int64 { return int64(s.Quarantined) }),
 }
 
 func fileCounter(name, unit, help string, read func(*streamfile.Stats) int64) family[*streamfile.Stats] {
 	return family[*streamfile.Stats]{Metric{name, unit, Counter, help, nil}, func(s *streamfile.Stats, out emit) { out(float64(read(s))) }}
+}
+
+func fileGauge(name, unit, help string, read func(*streamfile.Stats) int64) family[*streamfile.Stats] {
+	f := fileCounter(name, unit, help, read)
+	f.Type = Gauge
+	return f
 }
 
 func filePathFamily(name, unit, help string, read func(*streamfile.Stats, stream.Path) int64) family[*streamfile.Stats] {

@@ -93,6 +93,10 @@ var fileMutants = []mutant{
 	defect("stream/file", "TestDefectCuFileWithoutAsyncMovesNothing",
 		"stream/file/queue_cufile.go", "		case waits:\n", "		case waits && !f.Mode().Direct:\n",
 		"stream/file/queue_cufile.go", "		case err != nil:\n			l.load", "		case err != nil || waits:\n			err = errors.Join(err, errdefs.ErrNotSupported)\n			l.load"),
+	defect("stream/file", "TestDefectBrokenRingStrandsTransfers",
+		"internal/sys/uring/wait.go", "	case r.inFlight <= 0:\n", "	case r.broken != nil:\n"),
+	defect("stream/file", "TestDefectBrokenRingStrandsTransfers",
+		"stream/file/queue_uring.go", "			if q.ring.InFlight() == 0 {\n", "			if q.ring.InFlight() >= 0 {\n"),
 	// What moves them.
 	defect("internal/sys/uring", "TestCompletionsComeInAnyOrder",
 		"internal/sys/uring/wait.go", "		op := &r.slots[c.userData]\n", "		c.userData = uint64(r.depth-1) - uint64(head-1)%uint64(r.depth)\n		op := &r.slots[c.userData]\n"),

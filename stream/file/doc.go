@@ -32,5 +32,6 @@
 // next completion says why.
 //
 // When a queue of the device breaks that has transfers of cuFile, nothing tells what it still touches before it is idle. If that
-// takes too long, its transfers are in quarantine (Stats.Quarantined): their tickets stay unresolved until Close has seen it idle.
+// takes too long, its transfers are in quarantine (Stats.Quarantined): their tickets stay unresolved until Close has seen it idle. So
+// are those of an io_uring that cannot be waited for, until they are found to have ended.
 package file

@@ -20,5 +20,10 @@ func (s *Stream) UseAPI(ctx context.Context, a uring.API) error {
 			s.staging.told[i], _ = q.(bufferQueue)
 		}
 	}
+	for i, lossy := range s.lossy {
+		if lossy == old {
+			s.lossy[i], _ = q.(quarantineQueue)
+		}
+	}
 	return old.close(ctx)
 }

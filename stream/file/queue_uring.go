@@ -22,6 +22,8 @@ const (
 	// A kernel that has no memory for a request is asked again every submitPause, submitTries times.
 	submitPause = time.Millisecond
 	submitTries = 1000
+	// A ring that cannot be waited for is looked at every brokenPause, as what it has in flight ends all the same.
+	brokenPause = 10 * time.Millisecond
 )
 
 // uringQueue moves transfers by one io_uring. What is begun is submitted by the next flush, in one system call; one goroutine
@@ -32,12 +34,16 @@ type uringQueue struct {
 
 	mu      sync.Mutex
 	begun   []*transfer // not submitted
-	flying  int         // submitted, or about to be, and not finished; anything once the ring is broken
+	flying  int         // submitted, or about to be, and not finished
+	broken  bool        // the ring cannot be waited for, and takes nothing
 	taking  bool        // completions are being told, and a flush follows
 	staging *mem.Region // registered with the ring, in pieces of fixedBytes
 }
 
-var _ bufferQueue = (*uringQueue)(nil)
+var (
+	_ bufferQueue     = (*uringQueue)(nil)
+	_ quarantineQueue = (*uringQueue)(nil)
+)
 
 // openURing opens a queue of at most depth unfinished transfers. ErrNotSupported, with the reason, where the kernel or a sandbox
 // has no io_uring to give.
@@ -81,6 +87,9 @@ func (q *uringQueue) next() ([]*transfer, []uring.Op) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	n := min(len(q.begun), q.ring.Depth()-q.flying)
+	if q.broken {
+		n = len(q.begun) // all are told why
+	}
 	if q.taking || n == 0 {
 		return nil, nil
 	}
@@ -141,17 +150,23 @@ func (q *uringQueue) op(t *transfer) uring.Op {
 	return o
 }
 
-// reap tells transfers that they are over, until the ring is closed. Of a ring that broke nobody knows what it still touches: its
-// transfers stay unfinished.
+// reap tells transfers that they are over, until the ring is closed, or has broken and has none. While it cannot be waited for nobody
+// knows what it still touches: its transfers are in quarantine until they are found to have ended.
 func (q *uringQueue) reap() {
 	defer close(q.reaped)
 	done := make([]uring.Completion, q.ring.Depth())
 	for {
 		n, err := q.ring.Wait(done)
 		if err != nil {
-			q.ended(q.ring.Depth()) // so that what waits is told why
+			q.mu.Lock()
+			q.broken = true
+			q.mu.Unlock()
 			q.flush()
-			return
+			if q.ring.InFlight() == 0 {
+				return
+			}
+			time.Sleep(brokenPause)
+			continue
 		}
 		q.take(true)
 		for i := range done[:n] {
@@ -166,6 +181,19 @@ func (q *uringQueue) reap() {
 		q.flush()
 	}
 }
+
+// quarantined implements quarantineQueue.
+func (q *uringQueue) quarantined() int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.broken {
+		return q.ring.InFlight()
+	}
+	return 0
+}
+
+// release implements quarantineQueue: reap does it, whoever closes.
+func (q *uringQueue) release(context.Context) {}
 
 func (q *uringQueue) take(taking bool) {
 	q.mu.Lock()

@@ -3,13 +3,16 @@ package file_test
 import (
 	"bytes"
 	"errors"
+	"os"
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/dirfs"
 	"github.com/kvlane/kvlane/internal/sys/uring"
 	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
@@ -97,6 +100,85 @@ func TestURingThatBreaksIsGivenUp(t *testing.T) {
 	for range 2 {
 		if _, err := writeAll(t, s, 8*file.Align); !errors.Is(err, unix.EPERM) || !errors.Is(err, errdefs.ErrBroken) {
 			t.Error(err)
+		}
+	}
+}
+
+// lateFile is a regular file, as it says, whose bytes come when they are written to the pipe that it is.
+type lateFile struct {
+	dirfs.File
+	fd int
+}
+
+func (f lateFile) Descriptor() int { return f.fd }
+func (f lateFile) Close() error    { return unix.Close(f.fd) }
+
+// lateRead submits a read of a page that ends when the page is written to w.
+func lateRead(t *testing.T, s *file.Stream) (ticket *stream.Ticket, w int) {
+	t.Helper()
+	var p [2]int
+	if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Close(p[1]) })
+	base, err := openDir(t, dirfs.OS(), t.TempDir()).Open("f", os.O_RDWR|os.O_CREATE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = base.Close() })
+	f, err := file.NewWith(lateFile{base, p[0]}, "late", refuseDirect)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := f.Close(within(t)); err != nil {
+			t.Error(err)
+		}
+	})
+	r, err := f.Region(file.Align)
+	if err == nil {
+		ticket, err = s.Submit(within(t), &mem.Batch{Dst: []mem.Extent{mem.All(host.Alloc(t, file.Align))}, Src: []mem.Extent{mem.All(r)}})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ticket, p[1]
+}
+
+// What a ring had in flight when it broke was never over, though the kernel had ended it.
+func TestDefectBrokenRingStrandsTransfers(t *testing.T) {
+	for _, waits := range []bool{true, false} {
+		a := uring.System()
+		enter := a.Enter
+		var taken atomic.Int64
+		a.Enter = func(fd int, submit, atLeast, flags uint32) (int, syscall.Errno) {
+			if submit > 0 && taken.Add(1) > 1 {
+				return 0, unix.EPERM
+			}
+			if atLeast > 0 && !waits {
+				return 0, unix.EBADR
+			}
+			return enter(fd, submit, atLeast, flags)
+		}
+		o := small
+		o.Path = stream.PathURing
+		s := openRing(t, o, a)
+		first, w := lateRead(t, s)
+		for ctx := within(t); (taken.Load() == 0 || !waits && s.Stats().Quarantined == 0) && ctx.Err() == nil; {
+			time.Sleep(time.Millisecond)
+		}
+		if _, err := writeAll(t, s, 8*file.Align); !errors.Is(err, errdefs.ErrBroken) {
+			t.Error(err)
+		}
+		if n := s.Stats().Quarantined; (n == 1) == waits {
+			t.Errorf("%d in quarantine, where the ring can be waited for: %v", n, waits)
+		}
+		unresolved(t, first)
+		if _, err := unix.Write(w, make([]byte, file.Align)); err != nil {
+			t.Fatal(err)
+		}
+		if err := first.Wait(within(t)); err != nil || s.Stats().Quarantined != 0 {
+			t.Errorf("a read that the kernel ended: %v; stats %+v", err, s.Stats())
 		}
 	}
 }

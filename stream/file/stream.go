@@ -18,7 +18,7 @@ type Stream struct {
 	opts       Options
 	workers    queue // of path posix
 	queues     [stream.PathCount]queue
-	quarantine quarantineQueue // of path cufile, or nil
+	lossy      []quarantineQueue // of queues
 	staging    *staging
 	warm       warmth
 	stats      stats
@@ -46,8 +46,8 @@ type Stats struct {
 	Refused        int64 // files that were to be moved with O_DIRECT, and whose file system refused
 	GivenUp        int64 // paths that were given up, each for a file system
 	Waited         int64 // transfers of cuFile that calls moved, as the library or its compatibility mode has none for the queues there are
-	// Quarantined is transfers, now, of which nothing tells whether they are over, as a queue of the device broke. Their batches are
-	// unresolved, their memory and files in use, until Close has seen the queue idle.
+	// Quarantined is transfers, now, of which nothing tells whether they are over, as a queue of the device or io_uring broke. Their
+	// batches are unresolved, their memory and files in use, until they are found to have ended; a queue of the device shows that to Close.
 	Quarantined int
 }
 
@@ -85,6 +85,9 @@ func Open(o Options) (*Stream, error) {
 		if q, ok := q.(bufferQueue); ok {
 			s.staging.told = append(s.staging.told, q)
 		}
+		if q, ok := q.(quarantineQueue); ok {
+			s.lossy = append(s.lossy, q)
+		}
 	}
 	return s, nil
 }
@@ -115,7 +118,6 @@ func (s *Stream) openCuFile() error {
 	}
 	var err error
 	s.queues[stream.PathCuFile], err = openCuFile(&s.opts)
-	s.quarantine, _ = s.queues[stream.PathCuFile].(quarantineQueue)
 	return err
 }
 
@@ -203,11 +205,11 @@ func (s *Stream) Stats() Stats {
 		r.Batches[p], r.Bytes[p] = s.stats.batches[p].Load(), s.stats.bytes[p].Load()
 	}
 	r.Failed, r.Refused, r.GivenUp = s.stats.failed.Load(), s.stats.refused.Load(), s.stats.givenUp.Load()
-	if s.quarantine != nil {
-		r.Quarantined = s.quarantine.quarantined()
-	}
-	if q, ok := s.quarantine.(*cuFileQueues); ok {
-		r.Waited = q.waited.Load()
+	for _, q := range s.lossy {
+		r.Quarantined += q.quarantined()
+		if q, ok := q.(*cuFileQueues); ok {
+			r.Waited = q.waited.Load()
+		}
 	}
 	return r
 }
@@ -227,8 +229,8 @@ func (s *Stream) Close(ctx context.Context) error {
 	case <-ctx.Done():
 		return s.unclosed(ctx)
 	}
-	if s.quarantine != nil {
-		s.quarantine.release(ctx)
+	for _, q := range s.lossy {
+		q.release(ctx)
 	}
 	select {
 	case <-s.idle:

@@ -18,7 +18,8 @@ type Completion struct {
 
 // Wait returns completions, at least one and at most len(out), in the order in which requests ended. It blocks until there is one, and
 // where nothing is in flight until something is submitted. One goroutine waits at a time, the others for their turn. Errors: ErrClosed
-// once the ring is closed; ErrBroken, and the memory of what is in flight must not be used again; ErrInvalid for an empty out.
+// once the ring is closed; ErrBroken once it takes no more and nothing is in flight, or where it cannot be waited for: the memory of what
+// is in flight must not be used then, and another Wait may find that it has ended; ErrInvalid for an empty out.
 func (r *Ring) Wait(out []Completion) (int, error) {
 	if len(out) == 0 {
 		return 0, fmt.Errorf("wait for io_uring: no room for a completion: %w", errdefs.ErrInvalid)
@@ -29,9 +30,12 @@ func (r *Ring) Wait(out []Completion) (int, error) {
 	for r.inFlight <= 0 && !r.closed && r.broken == nil {
 		r.changed.Wait()
 	}
-	err := r.broken
-	if r.closed {
+	var err error
+	switch {
+	case r.closed:
 		err = errdefs.ErrClosed
+	case r.inFlight <= 0:
+		err = r.broken // what a broken ring has in flight ends as any other
 	}
 	r.mu.Unlock()
 	if err != nil {
@@ -70,7 +74,8 @@ func (r *Ring) collect(out []Completion) (n int, err error) {
 		head++
 		if c.userData >= uint64(len(r.slots)) {
 			r.broken = fmt.Errorf("io_uring completed a request %d that is not one: %w", c.userData, errdefs.ErrBroken)
-			return n, r.broken
+			err = r.broken
+			break
 		}
 		op := &r.slots[c.userData]
 		out[n] = Completion{Op: *op, N: int(max(c.res, 0))}
@@ -83,5 +88,8 @@ func (r *Ring) collect(out []Completion) (n int, err error) {
 	}
 	// The entries were read before the kernel may write them again.
 	atomic.StoreUint32(r.cqHead, head)
-	return n, nil
+	if n > 0 {
+		return n, nil
+	}
+	return 0, err
 }

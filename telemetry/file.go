@@ -21,6 +21,8 @@ var fileFamilies = []family[*streamfile.Stats]{
 	fileCounter("kvlane_file_failed_batches_total", "batches", "Batches that failed.", func(s *streamfile.Stats) int64 { return s.Failed }),
 	fileCounter("kvlane_file_direct_refused_total", "files", "Files that are read through the page cache, as their file system refuses O_DIRECT.",
 		func(s *streamfile.Stats) int64 { return s.Refused }),
+	fileCounter("kvlane_file_direct_unopened_total", "files", "Files that are read through the page cache, as they could not be opened with O_DIRECT for another reason.",
+		func(s *streamfile.Stats) int64 { return s.Unopened }),
 	fileCounter("kvlane_file_paths_given_up_total", "paths", "Paths that are not taken any more on a file system that refused them.",
 		func(s *streamfile.Stats) int64 { return s.GivenUp }),
 	fileGauge("kvlane_file_quarantined", "transfers", "Transfers of which nothing tells whether they are over.",

@@ -97,6 +97,10 @@ var fileMutants = []mutant{
 		"internal/sys/uring/wait.go", "	case r.inFlight <= 0:\n", "	case r.broken != nil:\n"),
 	defect("stream/file", "TestDefectBrokenRingStrandsTransfers",
 		"stream/file/queue_uring.go", "			if q.ring.InFlight() == 0 {\n", "			if q.ring.InFlight() >= 0 {\n"),
+	defect("stream/file", "TestDefectRefusedDirectIsSaidAndCounted",
+		"stream/file/batch.go", "		b.stream.refuse(f)\n", ""),
+	defect("stream/file", "TestDefectFailedOpenPassesForARefusal",
+		"stream/file/file.go", "if !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.EOPNOTSUPP) {", "if errors.Is(err, unix.EINVAL) {"),
 	// What moves them.
 	defect("internal/sys/uring", "TestCompletionsComeInAnyOrder",
 		"internal/sys/uring/wait.go", "		op := &r.slots[c.userData]\n", "		c.userData = uint64(r.depth-1) - uint64(head-1)%uint64(r.depth)\n		op := &r.slots[c.userData]\n"),

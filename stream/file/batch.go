@@ -35,6 +35,8 @@ type batch struct {
 	cached  atomic.Int64  // bytes that were in the page cache
 	refused atomic.Bool   // a file refused O_DIRECT
 
+	noDirect error // why a file has no descriptor with O_DIRECT
+
 	current  *part      // its transfers are being begun
 	ready    []*part    // theirs can be
 	waiting  []*part    // to cross to or from the device
@@ -117,11 +119,21 @@ func (b *batch) verdict() error {
 
 // mayDirect reports whether p's file is to be moved with O_DIRECT where that is aligned.
 func (b *batch) mayDirect(p *piece) bool {
-	if p.file.refused.Load() {
-		b.refused.Store(b.refused.Load() || p.file.fd >= 0)
-		return false
+	f := p.file
+	switch {
+	case !f.refused.Load():
+		return !p.buffered
+	case f.fd < 0: // of which nothing is known
+	case f.noDirect == nil:
+		b.refused.Store(true)
+		b.stream.refuse(f)
+	default:
+		b.noDirect = f.noDirect
+		if !f.counted.Swap(true) {
+			b.stream.stats.unopened.Add(1)
+		}
 	}
-	return !p.buffered
+	return false
 }
 
 func (b *batch) completion(err error) stream.Completion {
@@ -134,6 +146,11 @@ func (b *batch) completion(err error) stream.Completion {
 	case err != nil:
 	case b.cached.Load() > b.bytes/2:
 		c.Path, c.Reason = stream.PathPosix, ReasonCached
+	case b.noDirect != nil:
+		c.Reason = ReasonUnopened
+		if c.GivenUp == nil {
+			c.GivenUp = b.noDirect
+		}
 	case b.refused.Load():
 		c.Reason = ReasonRefused
 	}

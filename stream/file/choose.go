@@ -16,6 +16,7 @@ const (
 	ReasonGDS       = "the device reaches the file system"
 	ReasonCached    = "in the page cache"
 	ReasonRefused   = "buffered: the file system refuses O_DIRECT"
+	ReasonUnopened  = "buffered: a file could not be opened with O_DIRECT" // GivenUp says why
 	ReasonEmpty     = "nothing to copy"
 	ReasonUnstarted = "ended before it started"
 )
@@ -80,7 +81,7 @@ func (s *Stream) choose(b *batch) (choice, error) {
 	}
 	able := r.Device && s.queues[stream.PathCuFile] != nil && (s.opts.Path == stream.PathNone || s.needsCuFile())
 	for _, f := range b.files {
-		able = able && (f.fd >= 0 || s.needsCuFile())
+		able = able && (f.direct >= 0 || s.needsCuFile())
 	}
 	var err error
 	if able {

@@ -27,8 +27,9 @@ type File struct {
 	info   dirfs.Info // as it was when the file was opened
 	fd     int        // base's descriptor, or -1
 	direct int        // a second one of the same file, with O_DIRECT, or -1
-	// refused: direct is not to be used, since the file system has none, or refused a transfer.
-	refused atomic.Bool
+	// refused: direct is not to be used, since there is none, or the file system refused a transfer; counted: a stream has counted that.
+	refused, counted atomic.Bool
+	noDirect         error // why there is none, where it is not the file system that refuses
 
 	mu      sync.Mutex
 	users   int  // batches that move it
@@ -57,6 +58,9 @@ func open(base dirfs.File, name string, direct func(fd int) (int, error)) (*File
 		f.fd = d.Descriptor()
 		if f.direct, err = direct(f.fd); err != nil {
 			f.direct = -1 // there is the other one, and completions say so
+			if !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.EOPNOTSUPP) {
+				f.noDirect = fmt.Errorf("open file %s with O_DIRECT: %w", name, err)
+			}
 		}
 	}
 	f.refused.Store(f.direct < 0)
@@ -167,7 +171,7 @@ func (f *File) storage(s device.Storage) (device.StorageFile, error) {
 		return f.registered, f.failed
 	}
 	if f.direct < 0 {
-		f.failed = fmt.Errorf("register file %s: it could not be opened with O_DIRECT: %w", f.name, errdefs.ErrNotSupported)
+		f.failed = errors.Join(fmt.Errorf("register file %s: it could not be opened with O_DIRECT: %w", f.name, errdefs.ErrNotSupported), f.noDirect)
 		return nil, f.failed
 	}
 	f.registrations.Add(1)

@@ -207,7 +207,8 @@ func TestNthWriteFails(t *testing.T) {
 	}
 }
 
-func TestRefusedDirectIsSaid(t *testing.T) {
+// The file system's refusal of O_DIRECT was not counted.
+func TestDefectRefusedDirectIsSaidAndCounted(t *testing.T) {
 	fs := real(t)
 	fs.direct = refuseDirect
 	r, end := fs.alloc(t, 8192), streamtest.Pageable(t, 8192)
@@ -218,11 +219,31 @@ func TestRefusedDirectIsSaid(t *testing.T) {
 			t.Errorf("completion %+v: %v", c, err)
 		}
 	}
+	if got := s.Stats(); got.Refused != 1 || got.Unopened != 0 {
+		t.Errorf("stats %+v", got)
+	}
 	// Of files that nothing is known of there is nothing to say.
 	plain := faulty(t, nil)
 	p := plain.alloc(t, 8192)
 	if c, err := try(t, s, mem.All(p), mem.All(end)); err != nil || c.Reason != file.ReasonForced {
 		t.Errorf("completion %+v: %v", c, err)
+	}
+}
+
+// Whatever kept a file from being opened with O_DIRECT passed for the file system's refusal.
+func TestDefectFailedOpenPassesForARefusal(t *testing.T) {
+	fs := real(t)
+	fs.direct = func(int) (int, error) { return -1, unix.EMFILE }
+	dev, copies := openSim(t, sim.Options{})
+	s := closeAtEnd(t, open(t, file.Options{Device: dev, Copy: copies, CuFile: file.CuFileOptions{Storage: openStorage(t, dev)}}))
+	r := fs.alloc(t, 8192)
+	for _, end := range []*mem.Region{streamtest.Pageable(t, 8192), streamtest.DeviceMemory(dev).Alloc(t, 8192)} {
+		if c, err := try(t, s, mem.All(r), mem.All(end)); err != nil || c.Reason != file.ReasonUnopened || !errors.Is(c.GivenUp, unix.EMFILE) {
+			t.Errorf("completion %+v: %v", c, err)
+		}
+	}
+	if got := s.Stats(); got.Refused != 0 || got.Unopened != 1 || got.GivenUp != 0 {
+		t.Errorf("stats %+v", got)
 	}
 }
 

@@ -15,13 +15,13 @@ import (
 
 // Stream is an unordered stream between files and memory. Safe for concurrent use.
 type Stream struct {
-	opts       Options
-	workers    queue // of path posix
-	queues     [stream.PathCount]queue
-	lossy      []quarantineQueue // of queues
-	staging    *staging
-	warm       warmth
-	stats      stats
+	opts    Options
+	workers queue // of path posix
+	queues  [stream.PathCount]queue
+	lossy   []quarantineQueue // of queues
+	staging *staging
+	warm    warmth
+	stats   stats
 
 	slots   chan struct{} // one element for each batch that is accepted and unresolved
 	room    chan struct{} // one for each transfer that is begun and unfinished
@@ -44,6 +44,7 @@ type Stats struct {
 	Batches, Bytes [stream.PathCount]int64 // by the path that completions name; failed ones have none
 	Failed         int64
 	Refused        int64 // files that were to be moved with O_DIRECT, and whose file system refused
+	Unopened       int64 // files that could not be opened with O_DIRECT for another reason: want of descriptors, say
 	GivenUp        int64 // paths that were given up, each for a file system
 	Waited         int64 // transfers of cuFile that calls moved, as the library or its compatibility mode has none for the queues there are
 	// Quarantined is transfers, now, of which nothing tells whether they are over, as a queue of the device or io_uring broke. Their
@@ -52,8 +53,8 @@ type Stats struct {
 }
 
 type stats struct {
-	batches, bytes           [stream.PathCount]atomic.Int64
-	failed, refused, givenUp atomic.Int64
+	batches, bytes                     [stream.PathCount]atomic.Int64
+	failed, refused, unopened, givenUp atomic.Int64
 }
 
 func (s *stats) add(c *stream.Completion, err error) {
@@ -193,7 +194,8 @@ func (s *Stream) prepare(mb *mem.Batch) (*batch, error) {
 
 // refuse notes that f's file system refuses O_DIRECT.
 func (s *Stream) refuse(f *File) {
-	if !f.refused.Swap(true) {
+	f.refused.Store(true)
+	if !f.counted.Swap(true) {
 		s.stats.refused.Add(1)
 	}
 }
@@ -204,7 +206,8 @@ func (s *Stream) Stats() Stats {
 	for p := range r.Batches {
 		r.Batches[p], r.Bytes[p] = s.stats.batches[p].Load(), s.stats.bytes[p].Load()
 	}
-	r.Failed, r.Refused, r.GivenUp = s.stats.failed.Load(), s.stats.refused.Load(), s.stats.givenUp.Load()
+	r.Failed, r.GivenUp = s.stats.failed.Load(), s.stats.givenUp.Load()
+	r.Refused, r.Unopened = s.stats.refused.Load(), s.stats.unopened.Load()
 	for _, q := range s.lossy {
 		r.Quarantined += q.quarantined()
 		if q, ok := q.(*cuFileQueues); ok {

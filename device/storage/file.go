@@ -151,7 +151,7 @@ func (f *file) Close(ctx context.Context) error {
 			}
 		}
 		if err != nil {
-			return fmt.Errorf("close file: it is in use: %w", err)
+			return fmt.Errorf("close file: it is in use: %w: %w", errdefs.ErrBusy, err)
 		}
 	}
 }

@@ -113,6 +113,13 @@ func (f *File) drop() {
 	}
 }
 
+// isOpen reports whether Close has yet to close the file.
+func (f *File) isOpen() bool {
+	f.registering.Lock()
+	defer f.registering.Unlock()
+	return !f.closed
+}
+
 // inUse reports whether a batch moves the file.
 func (f *File) inUse() bool {
 	f.mu.Lock()

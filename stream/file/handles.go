@@ -7,9 +7,12 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/dirfs"
@@ -32,7 +35,9 @@ type Handles struct {
 	named    map[handleKey]*entry
 	entries  int       // open or being opened, named or not
 	idle     list.List // of *entry, that nobody holds: the least recently used first
+	parted   []*entry  // idle ones that have lost their names, and that a batch moved
 	leftover []*File   // that could not be closed
+	failed   []error   // of files that were closed and are known no more
 	closing  bool
 	stats    HandleStats
 
@@ -86,6 +91,7 @@ func NewHandles(maximum int) *Handles {
 
 // Acquire returns the file that has the name in dir, opened with flag, as dirfs.Dir.Open has it. Where it is open already that
 // costs a look at what has the name now: a file that took the place of another is opened, and those who hold the other keep it.
+// O_EXCL refuses a file that is there, and O_TRUNC empties it, for those who hold it too.
 // Of several that acquire a name at once, one opens it. dir must stay open until Close. Errors are those of dir, and ErrClosed.
 func (h *Handles) Acquire(ctx context.Context, dir dirfs.Dir, name string, flag int) (*Handle, error) {
 	key := handleKey{dir, name, flag &^ (os.O_CREATE | os.O_EXCL | os.O_TRUNC)}
@@ -93,6 +99,9 @@ func (h *Handles) Acquire(ctx context.Context, dir dirfs.Dir, name string, flag 
 		now, absent := dir.Stat(name)
 		if absent != nil && (flag&os.O_CREATE == 0 || !errors.Is(absent, fs.ErrNotExist)) {
 			return nil, fmt.Errorf("acquire file %s: %w", name, absent)
+		}
+		if absent == nil && flag&os.O_CREATE != 0 && flag&os.O_EXCL != 0 {
+			return nil, fmt.Errorf("acquire file %s: %w", name, unix.EEXIST)
 		}
 		e, mine, err := h.enter(key)
 		if err != nil {
@@ -115,6 +124,13 @@ func (h *Handles) Acquire(ctx context.Context, dir dirfs.Dir, name string, flag 
 			h.leave(e, true) // another file has the name
 			continue
 		case !mine:
+			if flag&os.O_TRUNC != 0 {
+				if err := e.file.empty(); err != nil {
+					h.leave(e, false)
+					return nil, fmt.Errorf("acquire file %s: %w", name, err)
+				}
+				now.Bytes = 0
+			}
 			h.mu.Lock()
 			h.stats.Hits++
 			h.mu.Unlock()
@@ -150,6 +166,15 @@ func (h *Handles) enter(key handleKey) (e *entry, mine bool, err error) {
 	return e, mine, nil
 }
 
+// empty truncates the file.
+func (f *File) empty() error {
+	s, ok := f.base.(dirfs.Sizer)
+	if !ok {
+		return fmt.Errorf("truncate: %w", errdefs.ErrNotSupported)
+	}
+	return s.Truncate(0)
+}
+
 func (h *Handles) open(e *entry, flag int) {
 	defer close(e.ready)
 	base, err := e.key.dir.Open(e.key.name, flag)
@@ -178,9 +203,10 @@ func (h *Handles) leave(e *entry, gone bool) {
 	if e.refs--; e.refs == 0 {
 		e.at = h.idle.PushBack(e)
 		if h.named[e.key] != e || h.closing {
-			out = h.evict(e, out)
+			h.parted = append(h.parted, e)
 		}
 	}
+	out = h.part(out)
 	for at := h.idle.Front(); at != nil && h.entries > h.max; {
 		o, _ := at.Value.(*entry)
 		at = at.Next()
@@ -208,6 +234,17 @@ func (h *Handles) evict(e *entry, out []*File) []*File {
 	return append(out, e.file)
 }
 
+// part evicts what has lost its name, as batches are done with it.
+func (h *Handles) part(out []*File) []*File {
+	h.parted = slices.DeleteFunc(h.parted, func(e *entry) bool {
+		if e.at != nil {
+			out = h.evict(e, out)
+		}
+		return e.at == nil
+	})
+	return out
+}
+
 // forget takes an idle entry out.
 func (h *Handles) forget(e *entry) {
 	h.idle.Remove(e.at)
@@ -223,13 +260,17 @@ func (h *Handles) discard(f *File) {
 	defer cancel()
 	if err := f.Close(ctx); err != nil {
 		h.mu.Lock()
-		h.leftover = append(h.leftover, f)
-		h.mu.Unlock()
+		defer h.mu.Unlock()
+		if f.isOpen() {
+			h.leftover = append(h.leftover, f)
+		} else {
+			h.failed = append(h.failed, err)
+		}
 	}
 }
 
-// Close refuses to acquire, closes what nobody holds, and waits for batches that move it. ErrBusy while somebody holds a file;
-// it may be called again.
+// Close refuses to acquire, closes what nobody holds, and waits for batches that move it. It tells what went wrong as files were
+// closed earlier, too. ErrBusy while somebody holds a file; it may be called again.
 func (h *Handles) Close(ctx context.Context) error {
 	h.mu.Lock()
 	h.closing = true
@@ -242,13 +283,13 @@ func (h *Handles) Close(ctx context.Context) error {
 			out = append(out, e.file)
 		}
 	}
-	held := h.entries
+	held, errs := h.entries, h.failed
+	h.failed = nil
 	h.mu.Unlock()
-	var errs []error
 	for _, f := range out {
 		if err := f.Close(ctx); err != nil {
 			errs = append(errs, err)
-			if errors.Is(err, errdefs.ErrBusy) {
+			if f.isOpen() {
 				h.mu.Lock()
 				h.leftover = append(h.leftover, f)
 				h.mu.Unlock()
@@ -279,5 +320,6 @@ func (h *Handle) Region() *mem.Region { return h.region }
 // File is the open file, for a region that reaches beyond its end.
 func (h *Handle) File() *File { return h.entry.file }
 
-// Release gives the handle back. Batches that still move the file end as they would. A second call does nothing.
+// Release gives the handle back. Batches that still move the file end as they would; if it has lost its name the next Release after them
+// closes it. A second call does nothing.
 func (h *Handle) Release() { h.once.Do(func() { h.handles.leave(h.entry, false) }) }

@@ -1,17 +1,20 @@
 package file_test
 
 import (
+	"context"
 	"errors"
 	"io/fs"
 	"os"
 	"sync"
 	"testing"
 
+	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/dirfs"
 	"github.com/kvlane/kvlane/internal/fault"
 	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/stream"
 	"github.com/kvlane/kvlane/stream/file"
 	"github.com/kvlane/kvlane/stream/streamtest"
 )
@@ -203,6 +206,95 @@ func TestHandlesOpenOnce(t *testing.T) {
 	}
 	all.Wait()
 	c.stats(file.HandleStats{Open: 1, Hits: 31, Opens: 1})
+}
+
+// A file that was open already was acquired with what it held, or though it was to be new.
+func TestDefectHitIgnoresHowItIsOpened(t *testing.T) {
+	c := newCache(t, 8)
+	c.write("a", "old text")
+	c.acquire("a").Release()
+	if h, err := c.h.Acquire(within(t), c.dir, "a", os.O_RDWR|os.O_CREATE|os.O_EXCL); !errors.Is(err, fs.ErrExist) {
+		t.Errorf("with O_EXCL: %v", err)
+		if err == nil {
+			h.Release()
+		}
+	}
+	h, err := c.h.Acquire(within(t), c.dir, "a", os.O_RDWR|os.O_TRUNC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info, err := c.dir.Stat("a"); err != nil || info.Bytes != 0 || h.Region().Len() != 1 {
+		t.Errorf("with O_TRUNC: %d bytes, a region of %d: %v", info.Bytes, h.Region().Len(), err)
+	}
+	h.Release()
+	c.stats(file.HandleStats{Open: 1, Hits: 1, Opens: 1})
+}
+
+// A file without a name that a batch moved when it was released stayed open until there were too many.
+func TestDefectRemovedFileStaysOpen(t *testing.T) {
+	c := newCache(t, 8)
+	c.write("a", "text")
+	c.write("b", "text")
+	h, started := c.acquire("a"), make(gate)
+	r := streamtest.Pageable(t, 4)
+	ticket, err := c.s.Submit(within(t), &mem.Batch{
+		Dst: []mem.Extent{mem.All(r)}, Src: []mem.Extent{mem.All(h.Region())}, After: []mem.Dependency{started},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.dir.Remove("a"); err != nil {
+		t.Fatal(err)
+	}
+	c.write("a", "another")
+	c.acquire("a").Release() // which finds that the name is another's
+	h.Release()
+	c.stats(file.HandleStats{Open: 2, Opens: 2})
+	close(started)
+	if err := ticket.Wait(within(t)); err != nil {
+		t.Error(err)
+	}
+	c.acquire("b").Release()
+	c.stats(file.HandleStats{Open: 2, Opens: 3})
+}
+
+// slowStorage has files that somebody uses: they are let go of at the second try.
+type slowStorage struct{ device.Storage }
+
+type slowFile struct {
+	device.StorageFile
+	tries int
+}
+
+func (s slowStorage) Register(fd int) (device.StorageFile, error) {
+	f, err := s.Storage.Register(fd)
+	return &slowFile{StorageFile: f}, err
+}
+
+func (f *slowFile) Close(ctx context.Context) error {
+	if f.tries++; f.tries == 1 {
+		return context.DeadlineExceeded
+	}
+	return f.StorageFile.Close(ctx)
+}
+
+// A file that could not be closed in time was known no more, and stayed open.
+func TestDefectFileThatIsNotClosedIsForgotten(t *testing.T) {
+	dev, copies := openSim(t, sim.Options{})
+	c := newCache(t, 8)
+	c.write("a", "text")
+	s := closeAtEnd(t, open(t, file.Options{Device: dev, Copy: copies, CuFile: file.CuFileOptions{Storage: slowStorage{openStorage(t, dev)}}, Path: stream.PathCuFile}))
+	h := c.acquire("a")
+	if _, err := try(t, s, mem.All(streamtest.DeviceMemory(dev).Alloc(t, 4)), mem.All(h.Region())); err != nil {
+		t.Fatal(err)
+	}
+	h.Release()
+	if err := c.h.Close(within(t)); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("the first close: %v", err)
+	}
+	if err := c.h.Close(within(t)); err != nil {
+		t.Errorf("the second close: %v", err)
+	}
 }
 
 func TestHandlesClose(t *testing.T) {

@@ -25,6 +25,8 @@ var fileFamilies = []family[*streamfile.Stats]{
 		func(s *streamfile.Stats) int64 { return s.Unopened }),
 	fileCounter("kvlane_file_paths_given_up_total", "paths", "Paths that are not taken any more on a file system that refused them.",
 		func(s *streamfile.Stats) int64 { return s.GivenUp }),
+	fileCounter("kvlane_file_unregistered_total", "buffers", "Staging memory that io_uring could not register, and pins for each transfer.",
+		func(s *streamfile.Stats) int64 { return s.Unregistered }),
 	fileGauge("kvlane_file_quarantined", "transfers", "Transfers of which nothing tells whether they are over.",
 		func(s *streamfile.Stats) int64 { return int64(s.Quarantined) }),
 }

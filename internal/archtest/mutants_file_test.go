@@ -109,6 +109,8 @@ var fileMutants = []mutant{
 		"stream/file/batch.go", "		b.stream.refuse(f)\n", ""),
 	defect("stream/file", "TestDefectFailedOpenPassesForARefusal",
 		"stream/file/file.go", "if !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.EOPNOTSUPP) {", "if errors.Is(err, unix.EINVAL) {"),
+	defect("stream/file", "TestDefectUnregisteredStagingMemoryIsNotSaid",
+		"stream/file/staging.go", "			slow = errors.Join(slow, fmt.Errorf(\"register staging memory for path %s: %w\", q.path(), err))\n", ""),
 	// What moves them.
 	defect("internal/sys/uring", "TestCompletionsComeInAnyOrder",
 		"internal/sys/uring/wait.go", "		op := &r.slots[c.userData]\n", "		c.userData = uint64(r.depth-1) - uint64(head-1)%uint64(r.depth)\n		op := &r.slots[c.userData]\n"),

@@ -2,6 +2,7 @@ package file
 
 import (
 	"context"
+	"errors"
 
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/stream"
@@ -90,9 +91,14 @@ func (b *batch) issue() (chunk <-chan mem.Extent, room chan<- struct{}) {
 			b.current = b.cut.nextStraight(b)
 			b.current.pending.Store(1)
 		default:
-			if err := s.staging.ready(); err != nil {
+			slow, err := s.staging.ready()
+			if err != nil {
 				b.fail(err)
 				continue
+			}
+			if slow != nil {
+				s.stats.unregistered.Add(1)
+				b.by.givenUp = errors.Join(b.by.givenUp, slow)
 			}
 			select {
 			case e := <-s.staging.free:

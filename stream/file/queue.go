@@ -25,7 +25,7 @@ type queue interface {
 // bufferQueue is a queue that wants to know of the staging memory before the first transfer to or from it: to register it.
 type bufferQueue interface {
 	queue
-	// useBuffer is called once at most, beside transfers that do not use r. A failure costs speed at most.
+	// useBuffer is called once at most, beside transfers that do not use r. A failure costs speed at most, and is counted.
 	useBuffer(r *mem.Region) error
 }
 

@@ -183,8 +183,8 @@ func TestDefectBrokenRingStrandsTransfers(t *testing.T) {
 	}
 }
 
-// Staging memory is registered once, and where that is forbidden the kernel pins it for each transfer.
-func TestURingRegistersStagingMemory(t *testing.T) {
+// Staging memory is registered once, and where that is forbidden the kernel pins it for each transfer: nobody was told.
+func TestDefectUnregisteredStagingMemoryIsNotSaid(t *testing.T) {
 	for _, errno := range []syscall.Errno{0, unix.ENOMEM} {
 		a := uring.System()
 		register := a.Register
@@ -200,10 +200,14 @@ func TestURingRegistersStagingMemory(t *testing.T) {
 		o := small
 		o.Path = stream.PathURing
 		s := openRing(t, o, a)
-		for range 2 {
-			if c, err := writeAll(t, s, 16*file.Align); err != nil || c.Path != stream.PathURing {
+		for i := range 2 {
+			c, err := writeAll(t, s, 16*file.Align)
+			if err != nil || c.Path != stream.PathURing || (i == 0 && errno != 0) != errors.Is(c.GivenUp, unix.ENOMEM) {
 				t.Errorf("%+v, %v", c, err)
 			}
+		}
+		if n := s.Stats().Unregistered; (n == 1) != (errno != 0) {
+			t.Errorf("%v: counted %d times", errno, n)
 		}
 		if n := buffers.Load(); n != 1 {
 			t.Errorf("buffers were registered %d times", n)

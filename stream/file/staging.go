@@ -27,24 +27,26 @@ func newStaging(o *Options) *staging {
 	return &staging{dev: o.Device, bytes: o.ChunkBytes, chunks: o.Chunks, free: make(chan mem.Extent, o.Chunks)}
 }
 
-// ready allocates the chunks, the first time.
-func (s *staging) ready() error {
+// ready allocates the chunks, the first time. slow is why a queue could not register them, which is about speed alone.
+func (s *staging) ready() (slow, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.region != nil {
-		return nil
+		return nil, nil
 	}
 	n := s.bytes * int64(s.chunks)
 	if err := s.allocate(n); err != nil {
-		return fmt.Errorf("allocate %d bytes of staging memory: %w", n, err)
+		return nil, fmt.Errorf("allocate %d bytes of staging memory: %w", n, err)
 	}
 	for _, q := range s.told {
-		_ = q.useBuffer(s.region) // which is about speed alone
+		if err := q.useBuffer(s.region); err != nil {
+			slow = errors.Join(slow, fmt.Errorf("register staging memory for path %s: %w", q.path(), err))
+		}
 	}
 	for i := range s.chunks {
 		s.free <- mem.Extent{Region: s.region, Off: int64(i) * s.bytes, Len: s.bytes}
 	}
-	return nil
+	return slow, nil
 }
 
 // allocate sets region and memory, or neither.

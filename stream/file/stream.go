@@ -46,6 +46,7 @@ type Stats struct {
 	Refused        int64 // files that were to be moved with O_DIRECT, and whose file system refused
 	Unopened       int64 // files that could not be opened with O_DIRECT for another reason: want of descriptors, say
 	GivenUp        int64 // paths that were given up, each for a file system
+	Unregistered   int64 // staging memory that io_uring could not register: it pins it for each transfer. GivenUp of a completion says why
 	Waited         int64 // transfers of cuFile that calls moved, as the library or its compatibility mode has none for the queues there are
 	// Quarantined is transfers, now, of which nothing tells whether they are over, as a queue of the device or io_uring broke. Their
 	// batches are unresolved, their memory and files in use, until they are found to have ended; a queue of the device shows that to Close.
@@ -53,8 +54,8 @@ type Stats struct {
 }
 
 type stats struct {
-	batches, bytes                     [stream.PathCount]atomic.Int64
-	failed, refused, unopened, givenUp atomic.Int64
+	batches, bytes                                   [stream.PathCount]atomic.Int64
+	failed, refused, unopened, givenUp, unregistered atomic.Int64
 }
 
 func (s *stats) add(c *stream.Completion, err error) {
@@ -207,6 +208,7 @@ func (s *Stream) Stats() Stats {
 		r.Batches[p], r.Bytes[p] = s.stats.batches[p].Load(), s.stats.bytes[p].Load()
 	}
 	r.Failed, r.GivenUp = s.stats.failed.Load(), s.stats.givenUp.Load()
+	r.Unregistered = s.stats.unregistered.Load()
 	r.Refused, r.Unopened = s.stats.refused.Load(), s.stats.unopened.Load()
 	for _, q := range s.lossy {
 		r.Quarantined += q.quarantined()

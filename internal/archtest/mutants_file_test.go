@@ -111,6 +111,12 @@ var fileMutants = []mutant{
 		"stream/file/file.go", "if !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.EOPNOTSUPP) {", "if errors.Is(err, unix.EINVAL) {"),
 	defect("stream/file", "TestDefectUnregisteredStagingMemoryIsNotSaid",
 		"stream/file/staging.go", "			slow = errors.Join(slow, fmt.Errorf(\"register staging memory for path %s: %w\", q.path(), err))\n", ""),
+	defect("stream/file", "TestURingThatBreaksIsGivenUp",
+		"stream/file/choose.go", "	s.absent[way] = &refusal{err: err}\n", "	_ = &refusal{err: err}\n"),
+	defect("stream/file", "TestNthCompletionFails",
+		"stream/file/transfer.go", "	case err != nil:\n		return false, err\n", "	case errors.Is(err, unix.ENOSPC):\n		return false, nil\n	case err != nil:\n		return false, err\n"),
+	defect("stream/file", "TestNthCompletionFails",
+		"stream/file/queue_uring.go", "	b := t.mem.Bytes()[t.done:]\n", "	b := t.mem.Bytes()[:t.mem.Len-t.done]\n"),
 	// What moves them.
 	defect("internal/sys/uring", "TestCompletionsComeInAnyOrder",
 		"internal/sys/uring/wait.go", "		op := &r.slots[c.userData]\n", "		c.userData = uint64(r.depth-1) - uint64(head-1)%uint64(r.depth)\n		op := &r.slots[c.userData]\n"),

@@ -115,7 +115,7 @@ func TestURingThatBreaksFailsWhatWaits(t *testing.T) {
 		}
 		return enter(fd, submit, atLeast, flags)
 	}
-	s := openRing(t, file.Options{Transfers: 2, ChunkBytes: file.Align, Path: stream.PathURing}, a)
+	s := openRing(t, file.Options{Transfers: 2, ChunkBytes: file.Align, Path: stream.PathURing}, a, nil)
 	const n = 8 * file.Align
 	if _, err := try(t, s, mem.All(real(t).alloc(t, n)), mem.All(host.Alloc(t, n))); !errors.Is(err, unix.EPERM) {
 		t.Error(err)

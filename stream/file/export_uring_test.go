@@ -3,27 +3,50 @@ package file
 import (
 	"context"
 
+	"github.com/kvlane/kvlane/internal/fault"
 	"github.com/kvlane/kvlane/internal/sys/uring"
 	"github.com/kvlane/kvlane/stream"
 )
 
-// UseAPI has path uring go by other system calls. Nothing has been submitted yet.
-func (s *Stream) UseAPI(ctx context.Context, a uring.API) error {
-	q, err := openURingBy(uring.Options{Depth: s.opts.Transfers, API: a})
+// UseAPI has path uring go by other system calls, and its completions fail as plan says, by the name "complete": nil for not at all.
+// Nothing has been submitted yet.
+func (s *Stream) UseAPI(ctx context.Context, a uring.API, plan *fault.Plan) error {
+	r, err := uring.Open(uring.Options{Depth: s.opts.Transfers, API: a})
 	if err != nil {
 		return err
 	}
-	old := s.queues[stream.PathURing]
+	q, old := newURingQueue(faultyRing{r, plan}), s.queues[stream.PathURing]
 	s.queues[stream.PathURing] = q
 	for i, told := range s.staging.told {
 		if told == old {
-			s.staging.told[i], _ = q.(bufferQueue)
+			s.staging.told[i] = q
 		}
 	}
 	for i, lossy := range s.lossy {
 		if lossy == old {
-			s.lossy[i], _ = q.(quarantineQueue)
+			s.lossy[i] = q
 		}
 	}
 	return old.close(ctx)
+}
+
+// faultyRing is a ring whose requests fail, or end after half their bytes.
+type faultyRing struct {
+	*uring.Ring
+	plan *fault.Plan
+}
+
+func (r faultyRing) Wait(out []uring.Completion) (int, error) {
+	n, err := r.Ring.Wait(out)
+	for i := range out[:n] {
+		f, hit := r.plan.Hit("complete")
+		switch {
+		case !hit:
+		case f.Action == fault.Partial:
+			out[i].N /= 2
+		default:
+			out[i].N, out[i].Err = 0, f.Err
+		}
+	}
+	return n, err
 }

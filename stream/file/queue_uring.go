@@ -26,10 +26,20 @@ const (
 	brokenPause = 10 * time.Millisecond
 )
 
+// ring is what a *uring.Ring does, and in tests one whose requests fail.
+type ring interface {
+	Depth() int
+	InFlight() int
+	RegisterBuffers(buffers ...[]byte) error
+	Submit(ops ...uring.Op) (int, error)
+	Wait(out []uring.Completion) (int, error)
+	Close() error
+}
+
 // uringQueue moves transfers by one io_uring. What is begun is submitted by the next flush, in one system call; one goroutine
 // takes completions.
 type uringQueue struct {
-	ring   *uring.Ring
+	ring   ring
 	reaped chan struct{} // closed when the goroutine has ended
 
 	mu      sync.Mutex
@@ -47,16 +57,18 @@ var (
 
 // openURing opens a queue of at most depth unfinished transfers. ErrNotSupported, with the reason, where the kernel or a sandbox
 // has no io_uring to give.
-func openURing(depth int) (queue, error) { return openURingBy(uring.Options{Depth: depth}) }
-
-func openURingBy(o uring.Options) (queue, error) {
-	r, err := uring.Open(o)
+func openURing(depth int) (queue, error) {
+	r, err := uring.Open(uring.Options{Depth: depth})
 	if err != nil {
 		return nil, err
 	}
+	return newURingQueue(r), nil
+}
+
+func newURingQueue(r ring) *uringQueue {
 	q := &uringQueue{ring: r, reaped: make(chan struct{})}
 	go q.reap()
-	return q, nil
+	return q
 }
 
 func (q *uringQueue) path() stream.Path { return stream.PathURing }

@@ -13,21 +13,23 @@ import (
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/internal/fault"
 	"github.com/kvlane/kvlane/internal/sys/uring"
 	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/stream"
 	"github.com/kvlane/kvlane/stream/file"
+	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
-// openRing opens a stream whose path uring goes by those system calls.
-func openRing(t *testing.T, o file.Options, a uring.API) *file.Stream {
+// openRing opens a stream whose path uring goes by those system calls, and completes as plan says.
+func openRing(t *testing.T, o file.Options, a uring.API, plan *fault.Plan) *file.Stream {
 	t.Helper()
 	if err := uring.Probe(); errors.Is(err, errdefs.ErrNotSupported) {
 		testkit.Skip(t, "uring", err.Error())
 	}
 	s := closeAtEnd(t, open(t, o))
-	if err := s.UseAPI(within(t), a); err != nil {
+	if err := s.UseAPI(within(t), a, plan); err != nil {
 		t.Fatal(err)
 	}
 	return s
@@ -79,12 +81,22 @@ func TestURingOutlastsABusyKernel(t *testing.T) {
 	}
 	o := small
 	o.Path = stream.PathURing
-	if c, err := writeAll(t, openRing(t, o, a), 32*file.Align); err != nil || c.Path != stream.PathURing {
+	if c, err := writeAll(t, openRing(t, o, a, nil), 32*file.Align); err != nil || c.Path != stream.PathURing {
 		t.Errorf("%+v, %v", c, err)
 	}
 }
 
-// A ring that takes nothing any more fails what it was given, and is not chosen again.
+// byURing says of a temporary directory that io_uring was the fastest to write there.
+func byURing(t *testing.T) *file.Profile {
+	t.Helper()
+	var st unix.Stat_t
+	if err := unix.Stat(t.TempDir(), &st); err != nil {
+		t.Fatal(err)
+	}
+	return &file.Profile{Points: []file.Point{{Dev: st.Dev, Write: true, Bytes: file.Align, Path: stream.PathURing.String(), Depth: file.DefaultTransfers, GBps: 1}}}
+}
+
+// A ring that takes nothing any more fails what it was given, and is not chosen again: one batch says why.
 func TestURingThatBreaksIsGivenUp(t *testing.T) {
 	a := uring.System()
 	enter := a.Enter
@@ -95,11 +107,55 @@ func TestURingThatBreaksIsGivenUp(t *testing.T) {
 		return enter(fd, submit, atLeast, flags)
 	}
 	o := small
-	o.Path = stream.PathURing
-	s := openRing(t, o, a)
-	for range 2 {
-		if _, err := writeAll(t, s, 8*file.Align); !errors.Is(err, unix.EPERM) || !errors.Is(err, errdefs.ErrBroken) {
-			t.Error(err)
+	o.Profile = byURing(t)
+	s := openRing(t, o, a, nil)
+	for i := range 3 {
+		c, err := writeAll(t, s, 8*file.Align)
+		switch {
+		case i == 0 && (!errors.Is(err, unix.EPERM) || !errors.Is(err, errdefs.ErrBroken)):
+			t.Errorf("the first: %v", err)
+		case i > 0 && (err != nil || c.Path != stream.PathPosix || (i == 1) != errors.Is(c.GivenUp, unix.EPERM)):
+			t.Errorf("batch %d: %+v: %v", i, c, err)
+		}
+	}
+	if got := s.Stats(); got.GivenUp != 1 || got.Failed != 1 || got.Batches[stream.PathPosix] != 2 {
+		t.Errorf("stats %+v", got)
+	}
+}
+
+// TestNthCompletionFails has one completion after the other fail, or end after half its bytes, until none does.
+func TestNthCompletionFails(t *testing.T) {
+	both := func(t *testing.T, plan *fault.Plan) error {
+		t.Helper()
+		o := small
+		o.Path = stream.PathURing
+		s := openRing(t, o, uring.System(), plan)
+		_, err := writeAll(t, s, 8*file.Align)
+		r, end := real(t).alloc(t, 50_000), streamtest.Pageable(t, 50_000)
+		back := streamtest.Pageable(t, 50_000)
+		for i := range end.Bytes() {
+			end.Bytes()[i] = byte(i / 5)
+		}
+		for _, b := range [][2]*mem.Region{{r, end}, {back, r}} {
+			if err == nil {
+				_, err = try(t, s, mem.All(b[0]), mem.All(b[1]))
+			}
+		}
+		if err == nil && !bytes.Equal(back.Bytes(), end.Bytes()) {
+			t.Error("other bytes came back")
+		}
+		return err
+	}
+	for _, errno := range []syscall.Errno{unix.EIO, unix.ENOSPC} {
+		testkit.Sweep(t, "complete", errno, both)
+	}
+	for n := 0; ; n++ {
+		plan := fault.New(1, fault.Nth("complete", n).Partial(nil))
+		if err := both(t, plan); err != nil {
+			t.Errorf("completion %d was short: %v", n, err)
+		}
+		if plan.Injected() == 0 {
+			break
 		}
 	}
 }
@@ -162,7 +218,7 @@ func TestDefectBrokenRingStrandsTransfers(t *testing.T) {
 		}
 		o := small
 		o.Path = stream.PathURing
-		s := openRing(t, o, a)
+		s := openRing(t, o, a, nil)
 		first, w := lateRead(t, s)
 		for ctx := within(t); (taken.Load() == 0 || !waits && s.Stats().Quarantined == 0) && ctx.Err() == nil; {
 			time.Sleep(time.Millisecond)
@@ -199,7 +255,7 @@ func TestDefectUnregisteredStagingMemoryIsNotSaid(t *testing.T) {
 		}
 		o := small
 		o.Path = stream.PathURing
-		s := openRing(t, o, a)
+		s := openRing(t, o, a, nil)
 		for i := range 2 {
 			c, err := writeAll(t, s, 16*file.Align)
 			if err != nil || c.Path != stream.PathURing || (i == 0 && errno != 0) != errors.Is(c.GivenUp, unix.ENOMEM) {

@@ -40,6 +40,22 @@ type Setup struct {
 	Sizes         []int64 `json:"sizes"`
 	BudgetSeconds float64 `json:"budget_seconds"`
 	Seed          uint64  `json:"seed"`
+	// CuFile is how cuFile carried the scratch files; nil where it did not.
+	CuFile *CuFileMode `json:"cufile,omitempty"`
+}
+
+// CuFileMode says whether the device reached files itself, by GPUDirect Storage, or in cuFile's compatibility mode, through memory of the
+// host, and why.
+type CuFileMode struct {
+	GDS    bool   `json:"gds"`
+	Reason string `json:"reason"`
+}
+
+func (m *CuFileMode) String() string {
+	if m.GDS {
+		return "GPUDirect Storage: " + m.Reason
+	}
+	return "compatibility mode: " + m.Reason
 }
 
 // Place is where contenders are compared.
@@ -127,6 +143,9 @@ func (r *Report) WriteText(w io.Writer) error {
 	r.Machine.Rows(t)
 	t.Row("files", fmt.Sprintf("%s each, on %s; about %.0f s in all, by turns; medians; seed %d",
 		bench.BytesText(r.Setup.Bytes), present.Name(r.Setup.FileSystem), r.Setup.BudgetSeconds, r.Setup.Seed))
+	if r.Setup.CuFile != nil {
+		t.Row("cuFile", r.Setup.CuFile.String())
+	}
 	p.Table(t)
 	for i := range r.Points {
 		at := &r.Points[i]

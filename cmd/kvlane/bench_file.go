@@ -43,7 +43,8 @@ are buffered too. Cold is by O_DIRECT, or of a file that the operating system wa
 may have it in memory all the same.
 
 All bytes are compared, outside of what is timed: wrong ones fail the run. Two scratch files of --bytes each lie in a directory of their own
-in --dir, which is removed at the end. With --device the host's memory is pinned by that, and its own memory is measured as well.
+in --dir, which is removed at the end. With --device the host's memory is pinned by that, and its own memory is measured as well. The report
+says whether cuFile carried the files by GPUDirect Storage or in its compatibility mode, and why.
 
 A run takes a minute, or as long as --budget says, set-up included; what does not fit is left out and named. Ctrl-C ends it early, with what
 it measured until then.`,
@@ -139,7 +140,7 @@ func (f *fileBench) execute(cmd *cobra.Command) (err error) {
 	r, err := f.measure(cmd)
 	return printMeasured(cmd.Context(), r, asUsage(err), func() error {
 		r.Missing = append(r.Missing, streams.missing...)
-		r.Machine.Command = commandLine()
+		r.Machine.Command, r.Setup.CuFile = commandLine(), streams.mode
 		return f.print(cmd, r)
 	})
 }

@@ -25,6 +25,7 @@ type fileStreams struct {
 	dev     device.Device  // nil: memory of the host alone
 	storage device.Storage // the device's way to files; nil: it has none
 	missing []bench.Missing
+	mode    *file.CuFileMode // of the files that were opened and are closed
 
 	direct            streamfile.Direct
 	transfers, queues int
@@ -141,7 +142,12 @@ func (f *fileStreams) open(name string, bytes int64) (*mem.Region, func(context.
 	if err != nil {
 		return nil, nil, errors.Join(err, h.Close(context.Background()), dir.Close())
 	}
-	return r, func(ctx context.Context) error { return errors.Join(h.Close(ctx), dir.Close()) }, nil
+	return r, func(ctx context.Context) error {
+		if mode, known := h.CuFileMode(); known {
+			f.mode = &file.CuFileMode{GDS: mode.Direct, Reason: mode.Reason}
+		}
+		return errors.Join(h.Close(ctx), dir.Close())
+	}, nil
 }
 
 // close closes the device's way to files, once nothing uses it.

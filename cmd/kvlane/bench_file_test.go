@@ -58,6 +58,9 @@ func TestBenchFileMeasuresAllPaths(t *testing.T) {
 	if err != nil || json.Unmarshal(b, &r) != nil || r.Kind != file.Kind || r.Machine.Command == "" {
 		t.Fatalf("report %+v, %v", r, err)
 	}
+	if m := r.Setup.CuFile; m == nil || !m.GDS || !strings.Contains(stdout, "GPUDirect Storage: simulated") {
+		t.Errorf("cuFile's mode is %+v; output:\n%s", m, stdout)
+	}
 	seen := make(map[string]bool)
 	for i := range r.Points {
 		if p := &r.Points[i]; !p.Raw {
@@ -92,6 +95,9 @@ func TestBenchFileKeepsToDirect(t *testing.T) {
 			p := &r.Points[i]
 			if p.Raw || p.Name == stream.PathURing.String() { // which not every machine has
 				continue
+			}
+			if direct == "never" && r.Setup.CuFile != nil {
+				t.Errorf("never: cuFile's mode is %s", r.Setup.CuFile)
 			}
 			if direct == "never" && p.By == stream.PathCuFile.String() {
 				t.Errorf("never: %s went by cuFile", p.Name)

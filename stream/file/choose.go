@@ -3,7 +3,6 @@ package file
 import (
 	"fmt"
 
-	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/stream"
 )
@@ -160,12 +159,4 @@ func (s *Stream) can(dev uint64) (can [stream.PathCount]bool, givenUp error) {
 		}
 	}
 	return can, givenUp
-}
-
-// Mode returns how cuFile carries the files of a region's file system, if the stream has found out.
-func (s *Stream) Mode(f *File) (mode device.StorageMode, known bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	mode, known = s.modes[f.info.Device]
-	return mode, known
 }

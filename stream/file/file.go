@@ -170,6 +170,16 @@ func (f *File) Close(ctx context.Context) error {
 	return nil
 }
 
+// CuFileMode says how cuFile carries the file, if a stream has registered it and it is open.
+func (f *File) CuFileMode() (mode device.StorageMode, known bool) {
+	f.registering.Lock()
+	defer f.registering.Unlock()
+	if f.registered == nil {
+		return mode, false
+	}
+	return f.registered.Mode(), true
+}
+
 // storage registers the file with cuFile, once, and remembers a failure.
 func (f *File) storage(s device.Storage) (device.StorageFile, error) {
 	f.registering.Lock()

@@ -118,6 +118,8 @@ var fileMutants = []mutant{
 	defect("stream/file", "TestNthCompletionFails",
 		"stream/file/queue_uring.go", "	b := t.mem.Bytes()[t.done:]\n", "	b := t.mem.Bytes()[:t.mem.Len-t.done]\n"),
 	// What moves them.
+	defect("internal/sys/uring", "TestDefectRingNeedsWhatNobodyUses",
+		"internal/sys/uring/types.go", "var needed = []Opcode{", "var needed = []Opcode{3, "),
 	defect("internal/sys/uring", "TestCompletionsComeInAnyOrder",
 		"internal/sys/uring/wait.go", "		op := &r.slots[c.userData]\n", "		c.userData = uint64(r.depth-1) - uint64(head-1)%uint64(r.depth)\n		op := &r.slots[c.userData]\n"),
 	defect("internal/sys/uring", "TestCloseWaitsForWhatIsInFlight",

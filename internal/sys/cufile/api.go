@@ -27,13 +27,10 @@ type API struct {
 	Write func(h Handle, base, bytes uint64, fileOff, bufOff int64) (int64, syscall.Errno)
 
 	// Optional, of CUDA 12.2: transfers that a stream runs. They need its context.
-	ReadAsync        func(h Handle, base uint64, w Words, stream uintptr) Result
-	WriteAsync       func(h Handle, base uint64, w Words, stream uintptr) Result
-	StreamRegister   func(stream uintptr, flags uint32) Result
-	StreamDeregister func(stream uintptr) Result
+	ReadAsync  func(h Handle, base uint64, w Words, stream uintptr) Result
+	WriteAsync func(h Handle, base uint64, w Words, stream uintptr) Result
 
 	// Optional. Any thread.
-	UseCount         func() int64                   // how many opens of the driver are not closed
 	GetVersion       func() (int, Result)           // 1000*major + 10*minor, mostly
 	GetParameterBool func(param int) (bool, Result) // of the configuration, CUDA 12.9
 }

@@ -94,9 +94,6 @@ func TestSignaturesAreThoseOfTheHeader(t *testing.T) {
 		"cuFileWrite":               "ssize_t (*f)(CUfileHandle_t, const void *, size_t, off_t, off_t)",
 		"cuFileReadAsync":           "CUfileError_t (*f)(CUfileHandle_t, void *, size_t *, off_t *, off_t *, ssize_t *, CUstream)",
 		"cuFileWriteAsync":          "CUfileError_t (*f)(CUfileHandle_t, void *, size_t *, off_t *, off_t *, ssize_t *, CUstream)",
-		"cuFileStreamRegister":      "CUfileError_t (*f)(CUstream, unsigned)",
-		"cuFileStreamDeregister":    "CUfileError_t (*f)(CUstream)",
-		"cuFileUseCount":            "long (*f)(void)",
 		"cuFileGetVersion":          "CUfileError_t (*f)(int *)",
 		"cuFileGetParameterBool":    "CUfileError_t (*f)(CUFileBoolConfigParameter_t, bool *)",
 	}))

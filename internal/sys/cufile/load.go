@@ -102,22 +102,9 @@ func (s *symbols) bindAsync(a *API) {
 		}
 	}
 	a.ReadAsync, a.WriteAsync = bind("cuFileReadAsync"), bind("cuFileWriteAsync")
-	if fn := s.Optional("cuFileStreamRegister"); fn != 0 {
-		a.StreamRegister = func(stream uintptr, flags uint32) Result { return s.do(fn, stream, uintptr(flags)) }
-	}
-	if fn := s.Optional("cuFileStreamDeregister"); fn != 0 {
-		a.StreamDeregister = func(stream uintptr) Result { return s.do(fn, stream) }
-	}
 }
 
 func (s *symbols) bindOptional(a *API) {
-	if fn := s.Optional("cuFileUseCount"); fn != 0 {
-		a.UseCount = func() int64 {
-			f := s.get()
-			defer s.put(f)
-			return int64(f.call(fn))
-		}
-	}
 	if fn := s.Optional("cuFileGetVersion"); fn != 0 {
 		a.GetVersion = func() (int, Result) {
 			f := s.get()

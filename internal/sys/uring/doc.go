@@ -1,5 +1,5 @@
 // Package uring binds io_uring, the kernel's queues of asynchronous file I/O, by raw system calls: no cgo and no library. A
-// Ring takes reads, writes, syncs and no-ops by Submit and gives what became of them by Wait.
+// Ring takes reads, writes and no-ops by Submit and gives what became of them by Wait.
 //
 // # Threads
 //

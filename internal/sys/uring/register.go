@@ -52,23 +52,7 @@ func (r *Ring) RegisterBuffers(buffers ...[]byte) error {
 		v[i] = iovec{uint64(hostmem.Addr(b)), uint64(len(b))}
 		bytes += int64(len(b))
 	}
-	return r.register(fmt.Sprintf("register %d buffers of %d bytes", len(buffers), bytes), registerBuffers, unsafe.Pointer(unsafe.SliceData(v)), len(v), func() {
-		r.buffers, r.bufferBytes = len(v), bytes
-		leak.Add(leak.RegisteredBytes, bytes)
-	})
-}
-
-// RegisterFiles has the kernel look descriptors up once and not for each request; requests name them by Op.File. It may be called
-// once. A file stays open until the ring is closed, whatever becomes of its descriptor. Errors as those of RegisterBuffers.
-func (r *Ring) RegisterFiles(fds ...int) error {
-	list := make([]int32, len(fds))
-	for i, fd := range fds {
-		list[i] = int32(fd)
-	}
-	return r.register(fmt.Sprintf("register %d files", len(fds)), registerFiles, unsafe.Pointer(unsafe.SliceData(list)), len(list), func() { r.files = len(list) })
-}
-
-func (r *Ring) register(what string, op uint32, arg unsafe.Pointer, n int, done func()) error {
+	what := fmt.Sprintf("register %d buffers of %d bytes", len(buffers), bytes)
 	r.submitting.Lock()
 	defer r.submitting.Unlock()
 	r.mu.Lock()
@@ -76,9 +60,10 @@ func (r *Ring) register(what string, op uint32, arg unsafe.Pointer, n int, done 
 	if r.closed {
 		return fmt.Errorf("%s with io_uring: %w", what, errdefs.ErrClosed)
 	}
-	switch errno := r.api.Register(r.fd, op, arg, uint32(n)); errno {
+	switch errno := r.api.Register(r.fd, registerBuffers, unsafe.Pointer(unsafe.SliceData(v)), uint32(len(v))); errno {
 	case 0:
-		done()
+		r.buffers, r.bufferBytes = len(v), bytes
+		leak.Add(leak.RegisteredBytes, bytes)
 		return nil
 	case syscall.EBADF, syscall.EFAULT, syscall.EINVAL:
 		return fmt.Errorf("%s with io_uring: %w: %w", what, errno, errdefs.ErrInvalid)

@@ -12,15 +12,12 @@ import (
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/leak"
-	"github.com/kvlane/kvlane/internal/sys/hostmem"
 )
 
 // Bounds and defaults.
 const (
 	DefaultDepth = 32
 	MaxDepth     = 4096
-	// MaxVectors is the most buffers of one ReadV or WriteV.
-	MaxVectors = 16
 	// MaxBytes is the most of one request (MAX_RW_COUNT).
 	MaxBytes = 0x7ffff000
 )
@@ -38,7 +35,6 @@ type Ring struct {
 	depth int
 
 	rings, sqes []byte // mappings shared with the kernel
-	iovecs      []byte // MaxVectors for each slot, read by the kernel at submission
 
 	// The words that the kernel writes, or reads, while we do.
 	sqHead, sqTail, cqHead, cqTail, cqOverflow *uint32
@@ -55,12 +51,12 @@ type Ring struct {
 	free    []uint32  // slots
 	// inFlight is what the kernel took less what was reaped. It is raised after the kernel took requests, and so may be below zero
 	// for a moment; where it is above, there is something to wait for.
-	inFlight       int
-	files, buffers int // registered
-	bufferBytes    int64
-	closed         bool
-	released       bool
-	broken         error
+	inFlight    int
+	buffers     int // registered
+	bufferBytes int64
+	closed      bool
+	released    bool
+	broken      error
 }
 
 // Open makes a ring. Errors: ErrInvalid for the depth; ErrNotSupported, with the reason, where the kernel or a sandbox has none to
@@ -111,9 +107,6 @@ func (r *Ring) mapQueues(p *Params) (err error) {
 		return err
 	}
 	if r.sqes, err = r.mmap(offSQEs, int(p.sqEntries)*int(unsafe.Sizeof(sqe{}))); err != nil {
-		return err
-	}
-	if r.iovecs, err = hostmem.Alloc(int64(r.depth*MaxVectors) * int64(unsafe.Sizeof(iovec{}))); err != nil {
 		return err
 	}
 	at := func(off uint32) unsafe.Pointer { return unsafe.Pointer(&r.rings[off]) }
@@ -180,9 +173,6 @@ func (r *Ring) Close() error {
 func (r *Ring) release() error {
 	r.released = true
 	var errs []error
-	if r.iovecs != nil {
-		errs = append(errs, hostmem.Free(r.iovecs))
-	}
 	for _, b := range [][]byte{r.sqes, r.rings} {
 		if b != nil {
 			leak.Add(leak.HostBytes, -int64(len(b)))

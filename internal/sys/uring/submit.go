@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"sync/atomic"
 	"syscall"
-	"unsafe"
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/sys/hostmem"
@@ -14,32 +13,21 @@ import (
 type Op struct {
 	Code Opcode
 	FD   int
-	// File is 1 + the place of FD among the files that RegisterFiles was given, or 0. Buffer is the same of the buffer that Buf lies in.
-	// Where the ring has none registered they mean nothing.
-	File, Buffer int
-	Off          int64    // in the file, bytes
-	Buf          []byte   // of Read and Write
-	Bufs         [][]byte // of ReadV and WriteV, at most MaxVectors
-	DataSync     bool     // of Fsync: without metadata that reading does not need
-	Token        any      // for the caller
-}
-
-func (o *Op) bytes() int64 {
-	n := int64(len(o.Buf))
-	for _, b := range o.Bufs {
-		n += int64(len(b))
-	}
-	return n
+	// Buffer is 1 + the place among those that RegisterBuffers was given of the buffer that Buf lies in, or 0. Where the ring has none
+	// registered it means nothing.
+	Buffer int
+	Off    int64  // in the file, bytes
+	Buf    []byte // none of NOP
+	Token  any    // for the caller
 }
 
 func (o *Op) validate() error {
-	vectored := o.Code == ReadV || o.Code == WriteV
-	single := o.Code == Read || o.Code == Write
+	moves := o.Code == Read || o.Code == Write
 	switch {
-	case !vectored && !single && o.Code != Fsync && o.Code != NOP:
+	case !moves && o.Code != NOP:
 		return fmt.Errorf("%s: %w", o.Code, errdefs.ErrInvalid)
-	case o.Off < 0, o.bytes() > MaxBytes, single != (len(o.Buf) > 0), vectored != (len(o.Bufs) > 0), len(o.Bufs) > MaxVectors:
-		return fmt.Errorf("%s %d bytes in %d buffers at byte %d: %w", o.Code, o.bytes(), len(o.Bufs), o.Off, errdefs.ErrInvalid)
+	case o.Off < 0, len(o.Buf) > MaxBytes, moves != (len(o.Buf) > 0):
+		return fmt.Errorf("%s %d bytes at byte %d: %w", o.Code, len(o.Buf), o.Off, errdefs.ErrInvalid)
 	}
 	return nil
 }
@@ -133,29 +121,14 @@ func (r *Ring) take(ops []Op, taken int) {
 // fill writes a request as the kernel reads it.
 func (r *Ring) fill(e *sqe, o *Op, slot uint32) {
 	*e = sqe{opcode: uint8(o.Code), fd: int32(o.FD), off: uint64(o.Off), userData: uint64(slot)}
-	if o.File > 0 && r.files > 0 {
-		e.flags, e.fd = sqeFixedFile, int32(o.File-1)
+	if o.Code == NOP {
+		return
 	}
-	switch o.Code {
-	case Read, Write:
-		e.addr, e.len = uint64(hostmem.Addr(o.Buf)), uint32(len(o.Buf))
-		if o.Buffer > 0 && r.buffers > 0 {
-			e.opcode, e.bufIndex = uint8(readFixed), uint16(o.Buffer-1)
-			if o.Code == Write {
-				e.opcode = uint8(writeFixed)
-			}
+	e.addr, e.len = uint64(hostmem.Addr(o.Buf)), uint32(len(o.Buf))
+	if o.Buffer > 0 && r.buffers > 0 {
+		e.opcode, e.bufIndex = uint8(readFixed), uint16(o.Buffer-1)
+		if o.Code == Write {
+			e.opcode = uint8(writeFixed)
 		}
-	case ReadV, WriteV:
-		v := unsafe.Slice((*iovec)(unsafe.Pointer(&r.iovecs[int(slot)*MaxVectors*int(unsafe.Sizeof(iovec{}))])), MaxVectors)
-		for i, b := range o.Bufs {
-			v[i] = iovec{uint64(hostmem.Addr(b)), uint64(len(b))}
-		}
-		e.addr, e.len = uint64(uintptr(unsafe.Pointer(&v[0]))), uint32(len(o.Bufs))
-	case Fsync:
-		e.off = 0
-		if o.DataSync {
-			e.opFlags = fsyncDataSync
-		}
-	case NOP, readFixed, writeFixed:
 	}
 }

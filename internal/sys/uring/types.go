@@ -5,12 +5,10 @@ import "fmt"
 // Opcode is what a request does.
 type Opcode uint8
 
-// The opcodes that are bound. Read and Write of a registered buffer become their fixed variants by themselves.
+// The opcodes that are bound. Read and Write of a registered buffer become their fixed variants by themselves; NOP shows what the ring
+// itself costs.
 const (
 	NOP        Opcode = 0
-	ReadV      Opcode = 1
-	WriteV     Opcode = 2
-	Fsync      Opcode = 3
 	readFixed  Opcode = 4
 	writeFixed Opcode = 5
 	Read       Opcode = 22
@@ -18,11 +16,9 @@ const (
 )
 
 // needed are the opcodes without which there is no ring.
-var needed = []Opcode{NOP, ReadV, WriteV, Fsync, readFixed, writeFixed, Read, Write}
+var needed = []Opcode{readFixed, writeFixed, Read, Write}
 
-var opcodeNames = map[Opcode]string{
-	NOP: "nop", ReadV: "read", WriteV: "write", Fsync: "sync", readFixed: "read", writeFixed: "write", Read: "read", Write: "write",
-}
+var opcodeNames = map[Opcode]string{NOP: "nop", readFixed: "read", writeFixed: "write", Read: "read", Write: "write"}
 
 // String returns the opcode's name as errors use it.
 func (o Opcode) String() string {
@@ -43,11 +39,7 @@ const (
 
 	enterGetEvents = 1 << 0
 
-	sqeFixedFile  = 1 << 0
-	fsyncDataSync = 1 << 0
-
 	registerBuffers = 0
-	registerFiles   = 2
 	registerProbe   = 8
 
 	opSupported = 1 << 0

@@ -80,7 +80,7 @@ func (r *Ring) collect(out []Completion) (n int, err error) {
 		op := &r.slots[c.userData]
 		out[n] = Completion{Op: *op, N: int(max(c.res, 0))}
 		if c.res < 0 {
-			out[n].Err = &OpError{Op: op.Code, FD: op.FD, Off: op.Off, Len: op.bytes(), Errno: syscall.Errno(-c.res)}
+			out[n].Err = &OpError{Op: op.Code, FD: op.FD, Off: op.Off, Len: int64(len(op.Buf)), Errno: syscall.Errno(-c.res)}
 		}
 		*op = Op{}
 		r.free = append(r.free, uint32(c.userData))

@@ -33,7 +33,6 @@ void fake_fail(const char *name, int status, int cu) { strcpy(failing, name); fa
 
 result cuFileDriverOpen(void) { result r = enter("DriverOpen"); if (!r.err) opens++; return r; }
 result cuFileDriverClose_v2(void) { result r = enter("DriverClose"); if (!r.err) opens--; return r; }
-long cuFileUseCount(void) { return opens; }
 result cuFileDriverGetProperties(props *p) {
 	result r = enter("DriverGetProperties");
 	p->major = 2; p->minor = 17; p->status = 1 << 4; p->control = 1 << 1; p->rest[5] = 77;
@@ -84,6 +83,4 @@ void fake_run(void) {
 }
 result cuFileGetVersion(int *v) { *v = 1140; return enter("GetVersion"); }
 result cuFileGetParameterBool(int param, _Bool *v) { result r = enter("GetParameterBool"); *v = param == 2; return r; }
-result cuFileStreamRegister(void *s, unsigned flags) { return enter("StreamRegister"); }
-result cuFileStreamDeregister(void *s) { return enter("StreamDeregister"); }
 #endif

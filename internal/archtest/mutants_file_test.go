@@ -117,6 +117,10 @@ var fileMutants = []mutant{
 		"stream/file/transfer.go", "	case err != nil:\n		return false, err\n", "	case errors.Is(err, unix.ENOSPC):\n		return false, nil\n	case err != nil:\n		return false, err\n"),
 	defect("stream/file", "TestNthCompletionFails",
 		"stream/file/queue_uring.go", "	b := t.mem.Bytes()[t.done:]\n", "	b := t.mem.Bytes()[:t.mem.Len-t.done]\n"),
+	defect("stream/file", "TestDefectTransferIsTriedWithoutEnd",
+		"stream/file/transfer.go", "t.idle < mostIdle && (", "("),
+	defect("internal/dirfs", "TestDefectWriteOfNothingIsRepeatedWithoutEnd",
+		"internal/dirfs/size.go", "if moved == 0 && len(parts) == left {", "if moved == 0 && len(parts) == left && n == 0 {"),
 	// What moves them.
 	defect("internal/sys/uring", "TestDefectRingNeedsWhatNobodyUses",
 		"internal/sys/uring/types.go", "var needed = []Opcode{", "var needed = []Opcode{3, "),

@@ -2,6 +2,7 @@ package dirfs
 
 import (
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"testing"
@@ -46,5 +47,25 @@ func TestRenameByLink(t *testing.T) {
 	}
 	if b, err := os.ReadFile(path("h")); err != nil || string(b) != "f" {
 		t.Errorf("%q, %v", b, err)
+	}
+}
+
+// A file that took nothing more was written to without end.
+func TestDefectWriteOfNothingIsRepeatedWithoutEnd(t *testing.T) {
+	parts := [][]byte{make([]byte, 3), nil, make([]byte, 5)}
+	for _, answers := range [][]int{{0}, {4, 0}, {3, 0}, {3, 2, 3}, {8}} {
+		calls, want := 0, 0
+		for _, n := range answers {
+			want += n
+		}
+		n, err := writeAll(parts, 0, func([][]byte, int64) (int, error) {
+			if calls++; calls > len(answers) {
+				return 0, errors.New("it was called once more")
+			}
+			return answers[calls-1], nil
+		})
+		if n != want || (want == 8) != (err == nil) || err != nil && !errors.Is(err, io.ErrShortWrite) {
+			t.Errorf("%v: %d bytes, %v", answers, n, err)
+		}
 	}
 }

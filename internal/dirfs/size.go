@@ -40,22 +40,32 @@ func (f *osFile) Truncate(bytes int64) error {
 // maxParts is how many pieces the system takes with one call.
 const maxParts = 1024
 
-func (f *osFile) WriteAllAt(parts [][]byte, off int64) (n int, err error) {
+func (f *osFile) WriteAllAt(parts [][]byte, off int64) (int, error) {
+	n, err := writeAll(parts, off, func(parts [][]byte, off int64) (int, error) {
+		return retry(func() (int, error) { return unix.Pwritev(f.fd, parts, off) })
+	})
+	return n, f.error("write", err)
+}
+
+// writeAll writes all parts by calls that may write less; one that writes nothing ends it.
+func writeAll(parts [][]byte, off int64, call func(parts [][]byte, off int64) (int, error)) (n int, _ error) {
 	parts = append([][]byte(nil), parts...)
 	for len(parts) > 0 {
-		m, err := retry(func() (int, error) { return unix.Pwritev(f.fd, parts[:min(len(parts), maxParts)], off+int64(n)) })
+		m, err := call(parts[:min(len(parts), maxParts)], off+int64(n))
 		if err != nil {
-			return n, f.error("write", err)
+			return n, err
 		}
 		n += m
+		left, moved := len(parts), m
 		for len(parts) > 0 && m >= len(parts[0]) {
 			m -= len(parts[0])
 			parts = parts[1:]
 		}
+		if moved == 0 && len(parts) == left {
+			return n, io.ErrShortWrite
+		}
 		if len(parts) > 0 {
-			if parts[0] = parts[0][m:]; m == 0 && n == 0 {
-				return n, f.error("write", io.ErrShortWrite)
-			}
+			parts[0] = parts[0][m:]
 		}
 	}
 	return n, nil

@@ -27,7 +27,11 @@ type transfer struct {
 	part *part
 	need int64 // bytes from off on that must be moved: a direct read may end behind the file's end
 	done int64 // bytes moved so far
+	idle int   // times in a row that it was to be tried again with nothing moved
 }
+
+// mostIdle bounds how often a transfer is tried again that the system interrupts, or puts off, each time.
+const mostIdle = 1000
 
 // finish is called by a queue when nothing touches the memory of t any more. n is how many bytes were moved, from t.done
 // on: fewer, without an error, is for the stream to go on from. err is the native cause.
@@ -56,10 +60,13 @@ func (t *transfer) begin(q queue) {
 // advance notes what was moved. again says that the rest has to be.
 func (t *transfer) advance(n int64, err error) (again bool, _ error) {
 	t.done += max(n, 0)
+	if t.idle++; n > 0 {
+		t.idle = 0
+	}
 	switch {
 	case t.done >= t.need:
 		return false, nil
-	case errors.Is(err, unix.EINTR) || errors.Is(err, unix.EAGAIN):
+	case t.idle < mostIdle && (errors.Is(err, unix.EINTR) || errors.Is(err, unix.EAGAIN)):
 		return true, nil
 	case t.direct && errors.Is(err, unix.EINVAL): // the file system takes no such transfers, as it seems: it may have other reasons
 		t.part.batch.stream.refuse(t.file)

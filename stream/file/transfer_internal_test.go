@@ -44,6 +44,28 @@ func TestAdvance(t *testing.T) {
 	}
 }
 
+// What the system put off each time was tried without end.
+func TestDefectTransferIsTriedWithoutEnd(t *testing.T) {
+	for _, errno := range []error{unix.EAGAIN, unix.EINTR} {
+		x := &transfer{need: 8192}
+		for tries := 0; ; tries++ {
+			again, err := x.advance(0, errno)
+			if tries == mostIdle/2 {
+				again, err = x.advance(1, errno) // which begins to count anew
+			}
+			if !again {
+				if !errors.Is(err, errno) || tries < mostIdle {
+					t.Errorf("after %d tries: %v", tries, err)
+				}
+				break
+			}
+			if tries > 3*mostIdle {
+				t.Fatalf("%v: tried %d times", errno, tries)
+			}
+		}
+	}
+}
+
 // Reads from the page cache kept to as many transfers as the disk is fastest with.
 func TestDefectPageCacheKeepsToTheDisksDepth(t *testing.T) {
 	plain, err := hostmem.Region(make([]byte, 4096))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import kvlane
 LAYERS, HEADS, SIZE, TOKENS = 3, 2, 8, 4
 MODEL = {"name": "tests", "dtype": "float32", "layers": LAYERS, "kv_heads": HEADS, "head_size": SIZE, "block_tokens": TOKENS}
 CACHE = 64 << 20
+FORKED = 7
 
 
 def required(feature: str) -> bool:
@@ -43,6 +45,27 @@ def config(**more: Any) -> dict[str, Any]:
         else:
             out[k] = v
     return out
+
+
+def in_child(call: Callable[[], object]) -> int:
+    """How a child of fork() ends that makes a call: FORKED where it is told so."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            call()
+        except kvlane.Forked:
+            os._exit(FORKED)
+        finally:
+            os._exit(1)
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(pid, 9)
+    os.waitpid(pid, 0)
+    pytest.fail("the child hangs")
 
 
 @pytest.fixture

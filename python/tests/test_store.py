@@ -9,13 +9,12 @@ import pathlib
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import HEADS, LAYERS, MODEL, SIZE, TOKENS, config
+from conftest import FORKED, HEADS, LAYERS, MODEL, SIZE, TOKENS, config, in_child
 
 import kvlane
 from kvlane import _lib
@@ -356,28 +355,51 @@ def test_statistics_and_notes(open_store: Open) -> None:
     assert isinstance(store.notes(), list)
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_a_forked_child_is_told_at_once(open_store: Open) -> None:
     store = open_store()
     keys = keys_of(store, 1)
-    pid = os.fork()
-    if pid == 0:
-        try:
-            store.lookup(keys)
-        except kvlane.Forked:
-            os._exit(7)
-        os._exit(1)
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            break
-        time.sleep(0.01)
-    else:
-        os.kill(pid, 9)
-        pytest.fail("the child hangs")
-    assert os.waitstatus_to_exitcode(status) == 7
+    assert in_child(lambda: store.lookup(keys)) == FORKED
     assert store.lookup(keys) == b"\0"
+
+
+@pytest.mark.parametrize("what", ["register", "load"])
+def test_a_child_that_is_forked_beside_a_call_is_told_at_once(
+    open_store: Open, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """While another thread registers tensors, or loads the library."""
+    store, entered, leave = open_store(), threading.Event(), threading.Event()
+    keys, register, load = keys_of(store, 1), store._lib.call, _lib.Library
+
+    def stay() -> None:
+        if threading.current_thread() is thread:
+            entered.set()
+            leave.wait(60)
+
+    def slow_load(path: str) -> _lib.Library:
+        stay()
+        return load(path)
+
+    def slow_register(*args: Any) -> None:
+        stay()
+        register(*args)
+
+    if what == "load":
+        monkeypatch.setattr(_lib, "_library", None)
+        monkeypatch.setattr(_lib, "Library", slow_load)
+        thread = threading.Thread(target=_lib.library)
+    else:
+        monkeypatch.setattr(store._lib, "call", slow_register)
+        thread = threading.Thread(target=kvlane.PagedCache, args=(store, arrays(), "lkp"))
+    thread.start()
+    try:
+        assert entered.wait(30)
+        assert in_child(lambda: kvlane.PagedCache(store, arrays(), "lkp")) == FORKED
+        assert in_child(lambda: kvlane.Stream(store)) == FORKED
+        assert in_child(lambda: store.prefetch(keys)) == FORKED
+        assert in_child(store.close) == FORKED
+    finally:
+        leave.set()
+        thread.join(30)
 
 
 def test_what_is_not_there_is_not_loaded() -> None:

@@ -21,6 +21,7 @@ torch = pytest.importorskip("torch")  # conftest fails where it is required
 pytestmark = pytest.mark.torch
 
 import tiny  # noqa: E402
+from conftest import FORKED, in_child  # noqa: E402
 from transformers import DynamicCache, StaticCache  # noqa: E402
 
 from kvlane.transformers import KVLaneCache  # noqa: E402
@@ -274,6 +275,13 @@ def test_changed_weights_are_refused(make: Make) -> None:
     model.train()
     with pytest.raises(kvlane.Invalid, match="training"):
         cache.load(prompt())
+
+
+def test_a_child_that_is_forked_beside_a_call_is_told_at_once(make: Make) -> None:
+    cache, ids = make(tiny.model("llama")), prompt(20)
+    with cache._lock:  # as another thread's call has it
+        assert in_child(lambda: cache.load(ids)) == FORKED
+        assert in_child(lambda: cache.save(ids, DynamicCache())) == FORKED
 
 
 @pytest.mark.parametrize(("kind", "change", "reason"), [

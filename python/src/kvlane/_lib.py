@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes as c
 import json
 import os
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +155,6 @@ class Library:
                 raise self.error(status)
 
 
-_lock = threading.Lock()
 _library: Library | None = None
 
 
@@ -168,10 +166,10 @@ def path() -> str:
 def library() -> Library:
     """The library, loaded at the first call."""
     global _library  # noqa: PLW0603 -- one a process, as it is never unloaded
-    with _lock:
-        if _library is None:
-            _library = Library(path())
-        return _library
+    # No lock, which a child of fork() might find held for ever: of threads that come at once each makes a table of one library.
+    if _library is None:
+        _library = Library(path())
+    return _library
 
 
 def address(buffer: Any, kind: str) -> tuple[Any, int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes as c
 import json
-import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +65,7 @@ class Store:
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.config: dict[str, Any] = json.loads(json.dumps(dict(config)))
         self._lib = _lib.library()
-        self._lock = threading.Lock()
+        # No lock guards these, as a child of fork() might find it held for ever: each use is one operation of a dict.
         self._caches: dict[int, PagedCache] = {}  # by handle: they keep the tensors
         self._regions: dict[int, Region] = {}  # likewise
         handle = c.c_uint64()
@@ -223,18 +222,14 @@ class Store:
 
     def _register(self, cache: PagedCache, memory: Any) -> int:
         handle = c.c_uint64()
-        with self._lock:
-            self._lib.call("register_cache", self._handle, memory, len(memory), c.byref(handle))
-            self._caches[handle.value] = cache
+        self._lib.call("register_cache", self._handle, memory, len(memory), c.byref(handle))
+        self._caches[handle.value] = cache
         return handle.value
 
     def _close_cache(self, cache: PagedCache, timeout: float | None) -> None:
-        with self._lock:
-            there = cache.handle in self._caches
-        if there:
+        if cache.handle in self._caches:
             self._finish("close_cache", cache.handle, timeout)
-            with self._lock:
-                self._caches.pop(cache.handle, None)
+            self._caches.pop(cache.handle, None)
 
     def _finish(self, name: str, handle: int, timeout: float | None) -> None:
         if status := self._lib.status(name, handle, _lib.milliseconds(timeout)):
@@ -246,9 +241,7 @@ class Store:
         """
         if not self._handle:
             return
-        with self._lock:
-            caches = list(self._caches.values())
-        for cache in caches:
+        for cache in list(self._caches.values()):
             cache.close(timeout)
         self._finish("close", self._handle, timeout)
         self._handle = 0

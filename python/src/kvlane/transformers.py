@@ -164,7 +164,7 @@ class KVLaneCache:
             raise errors.Invalid(f"blocks of {block_tokens} tokens")
         self.model, self.block_tokens = model, block_tokens
         self.counts: Counter[str] = Counter()  # tokens asked for, loaded, refused and saved; blocks that failed, by status
-        self._lock = threading.Lock()
+        self._lock, self._process = threading.Lock(), os.getpid()
         self._watched: _Computation | None = None
         check_config(model.config)
         self._dtype, self._device, shapes = probe(model)
@@ -406,6 +406,8 @@ class KVLaneCache:
         return Keys(itertools.chain.from_iterable(zip(*by_group, strict=True)))
 
     def _rows(self, ids: Any) -> list[list[int]]:
+        if os.getpid() != self._process:  # where another thread's call may hold the lock for ever
+            raise errors.Forked("a KVLaneCache was made before fork(): make one in the child, or start it by spawn")
         ids = ids.tolist() if hasattr(ids, "tolist") else list(ids)
         rows: list[list[int]] = [ids] if not ids or isinstance(ids[0], int) else [list(r) for r in ids]
         if not rows[0] or len({len(r) for r in rows}) != 1:

@@ -226,6 +226,109 @@ def test_registered_arrays_are_kept(open_store: Open) -> None:
     assert gone() is None
 
 
+def test_what_a_program_drops_stays_until_the_store_is_closed(open_store: Open) -> None:
+    """A load may still write to it."""
+    import gc
+    import weakref
+
+    from kvlane import store as stores
+
+    class Array(np.ndarray):
+        pass
+
+    before = set(stores._open)
+    kv: Any = arrays().view(Array)
+    buffer: Any = np.zeros(1 << 16, np.uint8).view(Array)
+    gone = [weakref.ref(kv), weakref.ref(buffer)]
+
+    def fails(kv: Any, buffer: Any) -> None:
+        store = kvlane.Store(config())
+        cache, region = kvlane.PagedCache(store, kv, "lkp"), kvlane.Region(store, buffer)
+        kvlane.Stream(store).copy(region, region, 0, 4096, 4096)
+        raise KeyError(store.load(cache, keys_of(store, 8), range(8)))
+
+    with pytest.raises(KeyError):
+        fails(kv, buffer)
+    del kv, buffer
+    gc.collect()
+    assert all(r() is not None for r in gone)
+    (store,) = stores._open - before
+    store.close(30)
+    assert store not in stores._open
+    del store
+    gc.collect()
+    assert all(r() is None for r in gone)
+
+
+def test_memory_whose_registration_could_not_be_undone_stays(open_store: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    import gc
+    import weakref
+
+    class Array(np.ndarray):
+        pass
+
+    def fails(*args: object) -> None:
+        raise kvlane.Failed("register: no; the memory must stay until the engine is closed: a NIC does not answer")
+
+    store = open_store()
+    owners: list[Any] = [arrays().view(Array), np.zeros(100, np.uint8).view(Array)]
+    gone = [weakref.ref(o) for o in owners]
+    with monkeypatch.context() as patch:
+        patch.setattr(store._lib, "call", fails)
+        with pytest.raises(kvlane.Failed):
+            kvlane.PagedCache(store, owners[0], "lkp")
+        with pytest.raises(kvlane.Failed):
+            kvlane.Region(store, owners[1])
+    owners.clear()
+    gc.collect()
+    assert all(r() is not None for r in gone)
+    store.close(30)
+    gc.collect()
+    assert all(r() is None for r in gone)
+
+
+AT_EXIT = """if True:
+    import os, sys
+    import numpy as np
+    import kvlane
+    from kvlane import store as stores
+    from conftest import config
+    from test_store import arrays, keys_of
+
+    class Array(np.ndarray):
+        def __del__(self, write=os.write):
+            write(1, b"freed ")
+
+    class Store(kvlane.Store):
+        def close(self, timeout=None):
+            try:
+                super().close(timeout)
+                os.write(1, b"closed ")
+            except kvlane.Error as e:
+                os.write(1, type(e).__name__.encode() + b" ")
+                raise
+
+    how, kv = sys.argv[1], Array((3, 2, 32, 4, 2, 8), np.float32)
+    store = Store(config())
+    cache = kvlane.PagedCache(store, kv, "lkp")
+    task = store.dump(cache, keys_of(store, 8), range(8), layerwise=how == "waits for layers")
+    stores._LAST = 0.5
+    del store, kv, cache, task
+    if how == "forks" and os.fork():
+        os.wait()
+"""
+
+
+@pytest.mark.parametrize(("how", "said"), [
+    ("ends", "freed closed"), ("waits for layers", "Timeout"), ("forks", "Forked freed closed"),
+])  # fmt: skip
+def test_the_end_of_a_program_closes_what_is_open(how: str, said: str) -> None:
+    """For a time, and frees no memory that may still be written to."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(pathlib.Path(__file__).parent)])}
+    done = subprocess.run([sys.executable, "-c", AT_EXIT, how], capture_output=True, text=True, timeout=60, env=env, check=True)
+    assert (done.stdout.strip(), done.stderr) == (said, "")
+
+
 def test_the_configuration_says_all_that_is_wrong() -> None:
     with pytest.raises(kvlane.Invalid, match=r"(?s)(colour|layers).*(colour|layers)"):
         kvlane.Store(config(colour="red", model={"layers": -1}))

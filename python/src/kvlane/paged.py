@@ -173,7 +173,7 @@ class PagedCache:
             m.planes = _uint64(group.planes)
             m.n_planes, m.n_pages, m.page_bytes, m.stride = len(group.planes), group.pages, group.page_bytes, group.stride
         self.store = store
-        self.handle = store._register(self, memory)
+        self.handle = store._register("register_cache", self, store._caches, memory, len(memory))
         self._tensors = [m for group in self.groups for m in group.memory if hasattr(m.owner, "data_ptr")]
 
     def check(self) -> None:

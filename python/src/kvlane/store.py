@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes as c
 import json
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from . import _lib, errors
@@ -16,6 +19,12 @@ if TYPE_CHECKING:
 
     from .paged import PagedCache
     from .stream import Region
+
+# The stores that are open, also those that the program has dropped: they keep memory that the library may write to. The set has a
+# reference more than names, so that the end of the interpreter does not free what is still open then.
+_open: set[Store] = set()
+c.pythonapi.Py_IncRef(c.py_object(_open))
+_LAST = 10.0  # how long the end of a program waits for them, in seconds
 
 
 class Lease:
@@ -58,7 +67,8 @@ class Lease:
 class Store:
     """A device with a store over it, as `config` says: docs/library.md has its keys.
 
-    Use it in a with statement, or close it. Safe from any thread. A child of fork() cannot use its parent's: Forked.
+    Use it in a with statement, or close it: until then it stays, and so do the tensors of its caches and regions. The end of the
+    program closes what is open, within ten seconds. Safe from any thread. A child of fork() cannot use its parent's: Forked.
     Timeouts are in seconds, None waits for ever.
     """
 
@@ -68,9 +78,11 @@ class Store:
         # No lock guards these, as a child of fork() might find it held for ever: each use is one operation of a dict.
         self._caches: dict[int, PagedCache] = {}  # by handle: they keep the tensors
         self._regions: dict[int, Region] = {}  # likewise
+        self._stuck: list[PagedCache | Region] = []  # whose memory was not registered, and has to stay all the same
         handle = c.c_uint64()
         self._lib.call("open", json.dumps(self.config).encode(), c.byref(handle))
         self._handle = handle.value
+        _open.add(self)
 
     @property
     def driver(self) -> str:
@@ -220,10 +232,15 @@ class Store:
         """Tells that the KV of so many tokens of a prompt was computed in that time. Fewer than 256 are passed over."""
         self._lib.call("report_computed", self._handle, tokens, seconds)
 
-    def _register(self, cache: PagedCache, memory: Any) -> int:
+    def _register(self, name: str, owner: Any, owners: dict[int, Any], *memory: Any) -> int:
         handle = c.c_uint64()
-        self._lib.call("register_cache", self._handle, memory, len(memory), c.byref(handle))
-        self._caches[handle.value] = cache
+        try:
+            self._lib.call(name, self._handle, *memory, c.byref(handle))
+        except errors.Error as e:
+            if "must stay until the engine is closed" in str(e):
+                self._stuck.append(owner)
+            raise
+        owners[handle.value] = owner
         return handle.value
 
     def _close_cache(self, cache: PagedCache, timeout: float | None) -> None:
@@ -241,14 +258,25 @@ class Store:
         """
         if not self._handle:
             return
+        end = None if timeout is None else time.monotonic() + timeout
         for cache in list(self._caches.values()):
-            cache.close(timeout)
-        self._finish("close", self._handle, timeout)
+            cache.close(None if end is None else end - time.monotonic())
+        self._finish("close", self._handle, None if end is None else end - time.monotonic())
         self._handle = 0
         self._regions.clear()
+        self._stuck.clear()
+        _open.discard(self)
 
     def __enter__(self) -> Store:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+@atexit.register
+def _close_all() -> None:
+    end = time.monotonic() + _LAST
+    for store in list(_open):
+        with suppress(errors.Error):  # Forked, or what did not end in time
+            store.close(end - time.monotonic())

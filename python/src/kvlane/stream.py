@@ -37,11 +37,8 @@ class Region:
         if not on_device and memory.device != "cpu":
             raise errors.Invalid(f"register memory: the tensor is on {memory.device}, and the store on {device}")
         self.store, self._memory = store, memory
-        handle = c.c_uint64()
         kind = _lib.DEVICE if on_device else _lib.HOST
-        _lib.library().call("register_memory", store._handle, memory.address, self.bytes, kind, c.byref(handle))
-        self.handle = handle.value
-        store._regions[self.handle] = self  # whose memory has to stay
+        self.handle = store._register("register_memory", self, store._regions, memory.address, self.bytes, kind)
 
     def check(self) -> None:
         """Raises where the tensor's memory was freed or moved since it was registered."""

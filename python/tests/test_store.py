@@ -9,7 +9,9 @@ import pathlib
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -381,6 +383,53 @@ def test_asyncio(open_store: Open) -> None:
         np.testing.assert_array_equal(kv, before)
 
     asyncio.run(main())
+
+
+def test_awaiting_takes_no_thread_from_others(open_store: Open) -> None:
+    """Dumps whose layers come after another wait are awaited, as many as there are threads."""
+    store = open_store()
+
+    async def main(cache: kvlane.PagedCache) -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        dumps = [store.dump(cache, keys_of(store, 1, salt=i), [i], layerwise=True) for i in range(3)]
+
+        async def ended(task: kvlane.Task) -> None:
+            await task
+
+        waits = [asyncio.create_task(ended(d)) for d in dumps]
+        given_up = asyncio.create_task(ended(dumps[0]))
+        await asyncio.sleep(0.05)
+        given_up.cancel()
+        try:
+            await asyncio.wait_for(ended(store.dump(cache, keys_of(store, 4, salt=9), range(4, 8))), 20)
+            assert await asyncio.to_thread(lambda: 7) == 7
+        finally:
+            for d in dumps:
+                for layer in range(LAYERS):
+                    d.submit_layer(layer)
+        await asyncio.gather(*waits)
+        assert given_up.cancelled()
+
+    with kvlane.PagedCache(store, arrays(), "lkp") as cache:
+        asyncio.run(asyncio.wait_for(main(cache), 60))
+
+
+def test_a_task_that_was_awaited_is_let_go(open_store: Open) -> None:
+    import gc
+    import weakref
+
+    store = open_store()
+
+    async def main(cache: kvlane.PagedCache) -> weakref.ref[kvlane.Task]:
+        task = store.dump(cache, keys_of(store, 8), range(8))
+        await task
+        return weakref.ref(task)
+
+    with kvlane.PagedCache(store, arrays(), "lkp") as cache:
+        gone, end = asyncio.run(main(cache)), time.monotonic() + 20
+        while gone() is not None and time.monotonic() < end:
+            gc.collect()
+        assert gone() is None
 
 
 def test_threads(open_store: Open) -> None:

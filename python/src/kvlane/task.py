@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import functools
+import queue
 import threading
 import time
 from collections.abc import Generator
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from . import _lib, errors
@@ -14,6 +17,9 @@ from .errors import Status
 
 # How long the library waits before Python looks for signals, in seconds.
 _SLICE = 0.1
+# Between two looks at what is awaited: a sixteenth of what the latest wait has taken, but no more than the pause. A young wait
+# is made in the library. In seconds.
+_PAUSE, _YOUNG = 10e-3, 16e-3
 
 
 class Result(NamedTuple):
@@ -33,20 +39,19 @@ class Task:
     def __len__(self) -> int:
         return self._n
 
-    def _status(self, what: int, timeout: float | None, abandoned: threading.Event | None = None) -> int:
+    def _status(self, what: int, timeout: float | None) -> int:
         call, deadline = _lib.library().status, None if timeout is None else time.monotonic() + timeout
         if (status := call("wait", self._handle, what, 0)) != Status.PENDING:
             return status
-        while not (abandoned and abandoned.is_set()):
+        while True:
             left = _SLICE if deadline is None else min(_SLICE, deadline - time.monotonic())
             if left <= 0:
-                break
+                return status
             if (status := call("wait", self._handle, what, _lib.milliseconds(left) or 1)) != Status.PENDING:
                 return status
-        return status
 
-    def _wait(self, what: int, timeout: float | None, abandoned: threading.Event | None = None) -> None:
-        if status := self._status(what, timeout, abandoned):
+    def _wait(self, what: int, timeout: float | None) -> None:
+        if status := self._status(what, timeout):
             raise errors.Timeout("wait for a task: the time passed") if status == Status.PENDING else _lib.library().error(status)
 
     def done(self) -> bool:
@@ -77,18 +82,66 @@ class Task:
 
     async def _awaited(self, what: int) -> None:
         if self._status(what, 0) == Status.PENDING:
-            abandoned = threading.Event()
-            try:
-                await asyncio.get_running_loop().run_in_executor(None, self._wait, what, None, abandoned)
-            finally:
-                abandoned.set()  # a wait that was cancelled leaves its thread
-        else:
-            self._wait(what, 0)
+            _watch()
+            future = asyncio.get_running_loop().create_future()
+            _awaited.put(_Wait(self, what, future, time.monotonic()))
+            await future
+        self._wait(what, 0)
 
     def __del__(self) -> None:
         handle, self._handle = getattr(self, "_handle", 0), 0
         if handle:
             _lib.library().status("free", handle)
+
+
+class _Wait(NamedTuple):
+    task: Task
+    what: int
+    future: asyncio.Future[None]
+    begin: float
+
+
+_awaited: queue.SimpleQueue[_Wait] = queue.SimpleQueue()
+
+
+@functools.cache
+def _watch() -> None:
+    """Starts the thread that looks at all that is awaited. A thread for each wait would be one of few, which might all wait for
+    what is done after another wait.
+    """
+    threading.Thread(target=_look, name="kvlane", daemon=True).start()
+
+
+def _look() -> None:
+    waits: list[_Wait] = []
+    pause = 0.0
+    while True:
+        with suppress(queue.Empty):
+            while True:
+                waits.append(_awaited.get(timeout=pause if waits else None))
+                pause = 0
+        begin = time.monotonic()
+        waits = [w for w in waits if not _came(w)]
+        age = begin - waits[-1].begin if waits else 0
+        if waits and age < _YOUNG:
+            # In the library, which tells of the end at once, and has small loads carried on by whoever waits.
+            waits[-1].task._status(waits[-1].what, 1e-3)
+        else:
+            pause = max(min(age / 16, _PAUSE), 4 * (time.monotonic() - begin))
+
+
+def _came(wait: _Wait) -> bool:
+    """Whether a task has come as far as it is awaited, or nobody does that any more; who does is told."""
+    if not wait.future.cancelled() and wait.task._status(wait.what, 0) == Status.PENDING:
+        return False
+    with suppress(RuntimeError):  # the loop is closed
+        wait.future.get_loop().call_soon_threadsafe(_tell, wait.future)
+    return True
+
+
+def _tell(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 class Load(Task):

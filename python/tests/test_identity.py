@@ -5,8 +5,11 @@ from __future__ import annotations
 import copy
 import json
 import os
+import pathlib
+import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -96,6 +99,62 @@ def test_weights_have_to_be_known() -> None:
         identity.from_hf_config(CONFIG, block_tokens=16)
     with pytest.raises(kvlane.Invalid, match="how many layers"):
         identity.from_hf_config({"model_type": "odd"}, **GIVEN)
+
+
+def folder_of_weights(folder: pathlib.Path) -> pathlib.Path:
+    folder.mkdir(parents=True)
+    for name in ("model-1.safetensors", "model-2.safetensors"):
+        with (folder / name).open("wb") as f:
+            f.truncate(64 << 20)
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def edit(file: pathlib.Path) -> None:
+    """Writes a few bytes where no sample is."""
+    time.sleep(0.05)  # file systems have coarse clocks
+    with file.open("r+b") as f:
+        f.seek((37 << 20) + 12345)
+        f.write(b"other")
+
+
+def snapshot_of_weights(cache: pathlib.Path, blobs: list[str]) -> pathlib.Path:
+    """As huggingface_hub keeps a snapshot: links to files that are named by their hashes."""
+    files = folder_of_weights(cache / "blobs")
+    snapshot = cache / "snapshots" / "c0ffee"
+    snapshot.mkdir(parents=True)
+    for name, blob in zip(("model-1.safetensors", "model-2.safetensors"), blobs, strict=True):
+        (files / name).rename(files / blob)
+        (snapshot / name).symlink_to(os.path.join("..", "..", "blobs", blob))
+    return snapshot
+
+
+def test_a_change_between_the_samples_of_a_file_is_another_fingerprint(tmp_path: pathlib.Path) -> None:
+    folder = folder_of_weights(tmp_path / "model")
+    first = identity.folder_fingerprint(folder)
+    assert first == identity.folder_fingerprint(folder)
+    (folder / "config.json").write_text("{ }")
+    assert first == identity.folder_fingerprint(folder)
+    edit(folder / "model-2.safetensors")
+    second = identity.folder_fingerprint(folder)
+    assert second != first
+    moved = folder.rename(tmp_path / "elsewhere")
+    assert identity.folder_fingerprint(moved) == second
+    assert identity.folder_fingerprint(shutil.copytree(moved, tmp_path / "copy")) == second  # which keeps the times of files
+    (moved / "model-1.safetensors").unlink()
+    assert identity.folder_fingerprint(moved) != second
+    (moved / "model-2.safetensors").unlink()
+    assert identity.folder_fingerprint(moved) is None
+
+
+def test_files_that_are_named_by_their_hashes_have_one_fingerprint_wherever_they_were_fetched(tmp_path: pathlib.Path) -> None:
+    names = ["a1" * 32, "b2" * 32]
+    snapshot = snapshot_of_weights(tmp_path / "one", names)
+    first = identity.folder_fingerprint(snapshot)
+    assert identity.folder_fingerprint(snapshot_of_weights(tmp_path / "two", names)) == first
+    assert identity.folder_fingerprint(snapshot_of_weights(tmp_path / "three", names[::-1])) != first
+    edit(snapshot / "model-1.safetensors")  # which writes to the file that is linked to
+    assert identity.folder_fingerprint(snapshot) != first
 
 
 @pytest.mark.torch

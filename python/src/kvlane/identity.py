@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -163,20 +164,34 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 
 
 def folder_fingerprint(folder: Path | None, samples: int = 64, sample_bytes: int = 4096) -> str | None:
-    """A hash of the weights in a folder: of each file's name, its length, and samples of its bytes, evenly spread. None if
-    there are none.
+    """A hash of the weights in a folder. None if there are none.
+
+    Files of a snapshot in Hugging Face's cache count by what they are called there, the hashes of what was fetched, unless they
+    were written to since. Of others their names, lengths, times of the last change, and samples, evenly spread, count: a copy
+    that does not keep the times has another fingerprint.
     """
     h, found = hashlib.sha256(), False
     for path in sorted(p for p in folder.iterdir() if p.suffix in _WEIGHTS) if folder else ():
         found = True
-        size = path.stat().st_size
-        h.update(f"{path.name}\0{size}\0".encode())
+        if blob := _blob(path):
+            h.update(f"{path.name}\0{blob}\0".encode())
+            continue
+        stat = path.stat()
+        h.update(f"{path.name}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
         with path.open("rb") as f:
             h.update(f.read(1 << 20))  # names and shapes of a safetensors file
             for i in range(samples):
-                f.seek(max(0, (size - sample_bytes) * i // max(1, samples - 1)))
+                f.seek(max(0, (stat.st_size - sample_bytes) * i // max(1, samples - 1)))
                 h.update(f.read(sample_bytes))
     return h.hexdigest() if found else None
+
+
+def _blob(path: Path) -> str | None:
+    """The name of a file in Hugging Face's cache; None where it is elsewhere, or was written to after it was linked there."""
+    file = path.resolve()
+    if file.parent.name != "blobs" or not re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", file.name):
+        return None
+    return file.name if file.stat().st_mtime_ns <= path.lstat().st_mtime_ns else None
 
 
 def adapted(module: Any) -> bool:

@@ -10,6 +10,7 @@ import pstats
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,6 +25,7 @@ import tiny  # noqa: E402
 from conftest import FORKED, in_child  # noqa: E402
 from transformers import DynamicCache, StaticCache  # noqa: E402
 
+from kvlane import _weights  # noqa: E402
 from kvlane.transformers import KVLaneCache  # noqa: E402
 
 STORE = {"cache_bytes": 32 << 20}
@@ -263,18 +265,69 @@ def test_other_weights_tenants_and_types_do_not_hit(make: Make, tmp_path: pathli
     assert make(tiny.model("llama"), store).load(ids).get_seq_length() == 72
 
 
-def test_changed_weights_are_refused(make: Make) -> None:
-    model = tiny.model("llama")
+@pytest.mark.parametrize("change", [
+    lambda m: m.lm_head.weight.mul_(2),
+    lambda m: m.model.norm.weight.data.mul_(2),
+    lambda m: m.model.embed_tokens.weight.data.add_(1e-3),
+    lambda m: m.model.layers[1].self_attn.k_proj.weight.data.copy_(torch.randn(32, 64)),
+    lambda m: m.model.layers[2].mlp.up_proj.weight.data.lerp_(torch.zeros(96, 64, dtype=m.dtype), 1e-2),
+    lambda m: m.model.rotary_emb.inv_freq.mul_(0.5),
+    lambda m: m.model.rotary_emb.inv_freq.data.mul_(0.5),
+    lambda m: m.model.rotary_emb.register_buffer("inv_freq", m.model.rotary_emb.inv_freq.clone()),
+    lambda m: m.set_attn_implementation("eager"),
+])  # fmt: skip
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_changed_weights_are_refused(make: Make, change: Callable[[Any], Any], dtype: str) -> None:
+    model = tiny.model("llama", dtype=dtype)
     cache = make(model)
+    ids = prompt()
+    cache.generate(ids, **GREEDY)
     with torch.no_grad():
-        model.lm_head.weight.mul_(2)
+        change(model)
+    with pytest.raises(kvlane.Invalid, match="changed"):
+        cache.load(ids)
+    with pytest.raises(kvlane.Invalid, match="changed"):
+        cache.save(ids, DynamicCache())
+
+
+def test_a_cache_is_told_that_weights_changed(make: Make) -> None:
+    cache = make(tiny.model("llama"))
+    cache.load(prompt())
+    cache.weights_changed()
     with pytest.raises(kvlane.Invalid, match="changed"):
         cache.load(prompt())
+
+
+def test_a_model_in_training_is_refused(make: Make) -> None:
     model = tiny.model("llama")
     cache = make(model)
     model.train()
     with pytest.raises(kvlane.Invalid, match="training"):
         cache.load(prompt())
+
+
+@pytest.mark.parametrize("host", ["cpu", "none"])
+def test_samples_of_tensors_are_read_wherever_they_lie(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    """In the host's memory and in that of other devices, of tensors of any strides, which are not kept."""
+    monkeypatch.setattr(_weights, "_HOST", host)
+    base = torch.arange(4096, dtype=torch.float32)
+    tensors = [
+        base[:1], base[5:40], base.reshape(64, 64).T, base.reshape(64, 64)[::2, 1:9:3], base[3:4].expand(7), base[:0],
+        base.to(torch.bfloat16), torch.tensor(3), torch.nn.Parameter(base.clone()), torch.empty(3, device="meta"),
+        torch.frombuffer(bytearray(67), dtype=torch.float16, offset=1),
+    ]  # fmt: skip
+    samples = _weights._Samples(tensors)
+    before = samples.read(tensors)
+    assert before == samples.read(tensors)
+    for t in tensors:
+        if t.numel() and t.device.type == "cpu":
+            t.data.as_strided((1,), (1,)).add_(3)
+            after = samples.read(tensors)
+            assert after != before
+            before = after
+    gone = [weakref.ref(t) for t in tensors]
+    del t, tensors
+    assert not any(r() is not None for r in gone)
 
 
 def test_a_child_that_is_forked_beside_a_call_is_told_at_once(make: Make) -> None:

@@ -19,7 +19,6 @@ import array
 import hashlib
 import itertools
 import json
-import operator
 import os
 import threading
 import time
@@ -35,6 +34,7 @@ from transformers.cache_utils import DynamicLayer
 
 from . import errors, identity
 from ._model import Shape, check_config, check_layers, ends_and_padding, media_tokens, probe
+from ._weights import Weights
 from .errors import Status
 from .keys import Keys, hash_tokens
 from .paged import _DTYPES, Addresses, PagedCache
@@ -49,9 +49,6 @@ _REFUSED = ("assistant_model", "prompt_lookup_num_tokens", "past_key_values", "c
 _FEW_TOKENS = 256
 # Errors that are the caller's, or of the store as a whole. After all others the blocks are computed anew.
 _FATAL = (errors.Invalid, errors.Closed, errors.Forked)
-_MODULES, _PARAMETERS, _VERSION, _VALUES = (
-    operator.attrgetter("_modules"), operator.attrgetter("_parameters"), operator.attrgetter("_version"), dict.values,
-)  # fmt: skip
 
 
 @dataclass
@@ -169,9 +166,8 @@ class KVLaneCache:
         check_config(model.config)
         self._dtype, self._device, shapes = probe(model)
         self._shapes, self._groups = shapes, _groups_of(shapes)
-        self._modules = list(model.modules())
-        self._adapted = [m for m in self._modules if identity.adapted(m)]
-        self._state = self._weights_state()
+        self._weights = Weights(model)
+        self._state: tuple[Any, ...] | None = self._weights.state()
         self._ends, self._padding = ends_and_padding(model)
         self.config = self._config(store, weights or identity.fingerprint(model), tenant, config or {})
         self.store = Store(self.config)
@@ -414,8 +410,8 @@ class KVLaneCache:
             raise errors.Invalid("prompts have no tokens, or not one length")
         if self.model.training:
             raise errors.Invalid("the model is training, where its KV is random: call model.eval()")
-        if self._weights_state() != self._state:
-            raise errors.Invalid("the model's weights, adapters or place have changed: make a new KVLaneCache")
+        if self._weights.state() != self._state:
+            raise errors.Invalid("the model's weights, adapters, place or attention have changed: make a new KVLaneCache")
         special = media_tokens(self.model.config)
         if special and any(t in special for row in rows for t in row):
             raise errors.NotSupported(
@@ -423,19 +419,12 @@ class KVLaneCache:
             )
         return rows
 
-    def _weights_state(self) -> tuple[Any, ...]:
-        """Changes when a module or parameter is replaced, a parameter is written to or moved, or an adapter is switched."""
-        # The modules are looked for once: that takes longer than all else. Another one is another child of one of them. There are
-        # hundreds, at each load: what is done with each is a call from C.
-        every = itertools.chain.from_iterable
-        children = tuple(map(id, every(map(_VALUES, map(_MODULES, self._modules)))))
-        params = [p for p in every(map(_VALUES, map(_PARAMETERS, self._modules))) if p is not None]
-        places = tuple(map(torch.Tensor.data_ptr, params))
-        try:
-            versions = tuple(map(_VERSION, params))
-        except RuntimeError:  # made under inference_mode: these have none
-            versions = tuple(-1 if p.is_inference() else p._version for p in params)
-        return children, places, versions, [identity.adapters(m) for m in self._adapted]
+    def weights_changed(self) -> None:
+        """Says that the model's weights were changed in a way that is not seen: load, save and generate are Invalid from now on.
+        Writes that torch counts are seen, and those through `data` to a tensor as a whole, by samples of its values; those to
+        a part of one are not.
+        """
+        self._state = None
 
     def _quiesce(self) -> None:
         if self._device.type == "cuda":

@@ -1,0 +1,102 @@
+"""Whether a model still computes what it did: its modules, weights and adapters, looked at before each load and save."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from . import identity
+
+_MODULES, _PARAMETERS, _BUFFERS, _VERSION, _VALUES = (
+    operator.attrgetter("_modules"), operator.attrgetter("_parameters"), operator.attrgetter("_buffers"),
+    operator.attrgetter("_version"), dict.values,
+)  # fmt: skip
+# How many elements of each tensor are read, or a few more. Few see a write to all of a tensor, as by an optimiser, an average or
+# a copy of other weights.
+_ELEMENTS = 16
+_HOST = "cpu"  # the device whose memory is read by addresses
+
+
+class Weights:
+    """A model's modules and what they compute with."""
+
+    def __init__(self, model: Any) -> None:
+        # The modules are looked for once: that takes longer than all else. Another one is another child of one of them.
+        self._modules = list(model.modules())
+        self._adapted = [m for m in self._modules if identity.adapted(m)]
+        configs = (vars(m).get("config") for m in self._modules)
+        self._configs = list({id(c): c for c in configs if c is not None}.values())
+        self._places: Any = None
+        self._samples = _Samples(())
+
+    def implementations(self) -> list[str]:
+        """Of attention and experts, for each of the model's configurations."""
+        names = ("_attn_implementation", "_experts_implementation")
+        return [str(getattr(c, name, None)) for c in self._configs for name in names]
+
+    def state(self) -> tuple[Any, ...]:
+        """Changes when a module, parameter or buffer is replaced, written to or moved, when an adapter is switched, and with the
+        implementations. Writes that torch does not count, those through `data`, are seen by samples of the values.
+        """
+        # There are hundreds of tensors, at each load: what is done with each is a call from C.
+        every = itertools.chain.from_iterable
+        children = tuple(map(id, every(map(_VALUES, map(_MODULES, self._modules)))))
+        held = itertools.chain(map(_PARAMETERS, self._modules), map(_BUFFERS, self._modules))
+        tensors = [t for t in every(map(_VALUES, held)) if t is not None]
+        places = tuple(map(torch.Tensor.data_ptr, tensors)), tuple(map(torch.Tensor.numel, tensors))
+        try:
+            versions = tuple(map(_VERSION, tensors))
+        except RuntimeError:  # made under inference_mode: these have none
+            versions = tuple(-1 if t.is_inference() else t._version for t in tensors)
+        if places != self._places:
+            self._places, self._samples = places, _Samples(tensors)
+        adapters = [identity.adapters(m) for m in self._adapted]
+        return children, places, versions, adapters, self.implementations(), self._samples.read(tensors)
+
+
+class _Samples:
+    """Which elements of tensors are read, evenly spread, for as long as the tensors lie where they are. It keeps none of them,
+    since what the model lets go of has to be freed.
+    """
+
+    def __init__(self, tensors: Sequence[Any]) -> None:
+        addresses: dict[tuple[int, int], list[int]] = {}  # by the size of elements, and what is left of an address
+        # Of other devices: numbers of tensors, and sizes and strides of what is read of each.
+        self._groups: dict[Any, tuple[list[int], list[tuple[int]], list[tuple[int]]]] = {}
+        for i, t in enumerate(tensors):
+            if not t.numel() or not t.data_ptr():
+                continue
+            size, elements = t.element_size(), 1 + sum((n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True))
+            step = max(1, elements // _ELEMENTS)
+            if t.device.type == _HOST:
+                places = range(t.data_ptr(), t.data_ptr() + elements * size, step * size)
+                addresses.setdefault((size, t.data_ptr() % size), []).extend(places)
+            else:
+                numbers, sizes, strides = self._groups.setdefault((t.device, t.dtype), ([], [], []))
+                numbers.append(i)
+                sizes.append((-(-elements // step),))
+                strides.append((step,))
+        self._host = [_memory(size, places) for (size, _), places in addresses.items()]
+
+    def read(self, tensors: Sequence[Any]) -> list[bytes]:
+        """The elements of these tensors, the ones that it was made with."""
+        out = [memory[at] for memory, at in self._host]
+        with torch.no_grad():
+            for numbers, sizes, strides in self._groups.values():
+                out.append(torch.cat(list(map(torch.as_strided, (tensors[i] for i in numbers), sizes, strides))))
+            return [identity._bytes(t.view(torch.uint8).cpu()) for t in out]
+
+
+def _memory(size: int, addresses: Sequence[int]) -> tuple[Any, Any]:
+    """The host's memory as one tensor of elements of a size, which owns nothing, and where in it these are: a call for each of
+    hundreds of tensors would take longer than all else of a load.
+    """
+    kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}[size]
+    first, end = min(addresses), max(addresses) + size
+    memory = torch.frombuffer((ctypes.c_uint8 * (end - first)).from_address(first), dtype=kind)
+    return memory, torch.tensor([(a - first) // size for a in addresses])

@@ -48,6 +48,7 @@ def keys_of(config: dict[str, Any], **more: Any) -> kvlane.Keys:
     {"quantization_config": {"dtype": "int8"}},
     {"num_hidden_layers": 4}, {"num_key_value_heads": 4}, {"head_dim": 32}, {"num_attention_heads": 8}, {"hidden_act": "gelu"},
     {"rms_norm_eps": 1e-5}, {"attention_bias": True}, {"query_pre_attn_scalar": 256}, {"vocab_size": 129},
+    {"auto_map": {"AutoModelForCausalLM": "modeling_own.Model"}},
 ])  # fmt: skip
 def test_any_difference_of_configurations_is_a_miss(change: dict[str, Any]) -> None:
     assert not set(keys_of(CONFIG)) & set(keys_of({**CONFIG, **change}))
@@ -179,3 +180,55 @@ def test_fingerprints(change: Callable[[Any], Any]) -> None:
     assert identity.fingerprint(other, None) != identity.fingerprint(first, None)
     # 4,096 values of each tensor are all of most of these.
     assert identity.fingerprint(other) != identity.fingerprint(first)
+
+
+OWN = """
+from transformers import LlamaForCausalLM
+from .parts import scale
+
+class Own(LlamaForCausalLM):
+    def forward(self, *args, **kwargs):
+        return super().forward(*args, **kwargs)
+"""
+
+
+@pytest.mark.torch
+def test_what_computes_kv_is_part_of_its_identity(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import tiny
+    import torch
+    import transformers
+    from transformers import dynamic_module_utils
+
+    from kvlane.transformers import KVLaneCache
+
+    def revision(model: Any) -> str:
+        with KVLaneCache(model, {"cache_bytes": 1 << 20}, weights="the same") as cache:
+            return str(cache.config["revision"])
+
+    def remote(parts: str, own: str = OWN) -> str:
+        """Of a model whose code is in its folder."""
+        (tmp_path / "model" / "modeling_own.py").write_text(own)
+        (tmp_path / "model" / "parts.py").write_text(parts)
+        return revision(transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model", trust_remote_code=True).eval())
+
+    model = tiny.model("llama")
+    first = revision(model)
+    assert revision(tiny.model("llama")) == first
+    for module, same, others in (
+        ("transformers", transformers.__version__ + ".post1", ["5.99.0", "5.99.1"]),
+        ("torch", ".".join(torch.__version__.split(".")[:2]) + ".99+cpu", ["2.99.0", "3.0.0"]),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"{module}.__version__", same)
+            assert revision(model) == first
+            for version in others:
+                patch.setattr(f"{module}.__version__", version)
+                assert revision(model) != first
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    model.config.auto_map = {"AutoModelForCausalLM": "modeling_own.Own"}
+    model.save_pretrained(tmp_path / "model")
+    first = remote("scale = 1")
+    assert remote("scale = 1") == first
+    assert remote("scale = 2") != first
+    assert remote("scale = 1", OWN + "# another") != first

@@ -7,6 +7,7 @@ machine.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import os
 import re
@@ -19,7 +20,7 @@ from . import errors
 # What a Hugging Face configuration says that KV does not depend on, or that is given apart.
 _IRRELEVANT = frozenset({
     "transformers_version", "architectures", "_name_or_path", "_commit_hash", "name_or_path", "dtype",
-    "torch_dtype", "auto_map", "use_cache", "return_dict", "output_attentions", "output_hidden_states",
+    "torch_dtype", "use_cache", "return_dict", "output_attentions", "output_hidden_states",
     "output_router_logits", "id2label", "label2id", "problem_type", "task_specific_params", "finetuning_task",
     "tokenizer_class", "gradient_checkpointing", "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id",
     "decoder_start_token_id", "attn_implementation", "_attn_implementation",
@@ -44,13 +45,21 @@ def _relevant(value: Any, config: bool = True) -> Any:
     return [_relevant(v, False) for v in value] if isinstance(value, list | tuple) else value
 
 
-def revision(config: Any, *, weights: str | None = None, commit: str | None = None, attention: str = "", layout: str = "") -> str:
+def revision(
+    config: Any,
+    *,
+    weights: str | None = None,
+    commit: str | None = None,
+    attention: str = "",
+    layout: str = "",
+    code: str = "",
+) -> str:
     """The `revision` of a store's configuration, for a model with that Hugging Face configuration (an object or a dict).
 
     All of config counts, but for names, labels and special tokens: RoPE's parameters, sliding windows, quantisation, layer
     types. weights is a fingerprint of the weights, commit their commit hash (the configuration's own by default): one of
     them has to be known. attention names the implementation that computes KV, where that is to count. layout is the memory
-    layout, how a page holds tokens and heads ("NHD", "HND").
+    layout, how a page holds tokens and heads ("NHD", "HND"). code is what computes KV, where that is to count.
     """
     commit = commit or getattr(config, "_commit_hash", None)
     if not weights and not commit:
@@ -63,6 +72,7 @@ def revision(config: Any, *, weights: str | None = None, commit: str | None = No
         "weights": weights or "",
         "attention": attention,
         "layout": layout,
+        "code": code,
         "config": hashlib.sha256(text.encode()).hexdigest(),
     }
     return ";".join(f"{k}={v}" for k, v in parts.items() if v)
@@ -139,6 +149,30 @@ def fingerprint(model: Any, elements: int | None = 4096) -> str:
             h.update(bytes(memoryview(_bytes(torch.cat(samples[device]).cpu()))))
     h.update(repr([(name, *adapters(m)) for name, m in model.named_modules() if adapted(m)]).encode())
     return h.hexdigest()
+
+
+def code(model: Any) -> str:
+    """What computes a model of transformers: the release of transformers, that of torch without its last number, and a hash of
+    the files that have the classes of the model's modules, with what code from the model's folder imports there.
+    """
+    import torch
+    import transformers
+    from transformers.dynamic_module_utils import get_relative_import_files
+
+    files = set()
+    for kind in {base for m in model.modules() for base in type(m).__mro__}:
+        package = kind.__module__.partition(".")[0]
+        if package in ("torch", "builtins"):
+            continue
+        try:
+            file = inspect.getsourcefile(kind)
+        except (TypeError, OSError):  # it was typed in, or is no Python
+            continue
+        if file:
+            files.update([file, *(get_relative_import_files(file) if package == "transformers_modules" else ())])
+    hashes = sorted(hashlib.sha256(Path(f).read_bytes()).hexdigest() for f in files)
+    releases = [*transformers.__version__.split(".")[:3], "torch", *torch.__version__.split(".")[:2]]
+    return ".".join(releases) + "-" + hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 
 def _bytes(tensor: Any) -> Any:

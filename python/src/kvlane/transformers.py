@@ -181,7 +181,12 @@ class KVLaneCache:
         out: dict[str, Any] = {
             **more,
             "revision": identity.revision(
-                hf, weights=weights, commit=commit, attention=str(getattr(hf, "_attn_implementation", "")), layout="HND"
+                hf,
+                weights=weights,
+                commit=commit,
+                attention=",".join(self._weights.implementations()),
+                layout="HND",
+                code=identity.code(self.model),
             ),
             "tenant": tenant,
             "device": {"driver": "cuda", "index": self._device.index or 0} if self._device.type == "cuda" else {"driver": "host"},

@@ -51,6 +51,14 @@ var fileMutants = []mutant{
 		"tier/file/get.go", " && !errors.Is(err, block.ErrVersion) {", " {"),
 	defect("tier/file", "TestDefectNewerImageIsSetAside",
 		"tier/file/get.go", "			return herr // whose", "			_ = herr // whose"),
+	// What a power failure takes from a log.
+	defect("tier/log", "TestDefectSegmentGoesBeforeItsCopiesAreDurable",
+		"tier/log/collect.go", "	if err := e.secure(ctx); err != nil {\n		return err\n	}\n", ""),
+	defect("tier/log", "TestDefectSegmentGoesBeforeItsCopiesAreDurable",
+		"tier/log/collect.go", "have.segment == at.segment || t.safe(have)", "have.place != at"),
+	defect("tier/log", "TestDefectSegmentGoesBeforeItsCopiesAreDurable",
+		"tier/log/collect.go", "ok && !e.t.safe(now)", "!ok && !e.t.safe(now)",
+		"tier/log/collect.go", "		if t.durable(have) {\n", "		if t.durable(have) || have.segment > 0 {\n"),
 	// Files that are kept open.
 	defect("stream/file", "TestHandlesSurviveRenameAndUnlink",
 		"stream/file/handles.go",

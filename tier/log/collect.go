@@ -163,9 +163,9 @@ type emptying struct {
 	v       *segment
 	budget  int64 // bytes of hot blocks that may be moved yet
 	batch   []*pending
-	used    int // of the arena
-	moved   bool
-	left    int // blocks that are in use and stay
+	used    int         // of the arena
+	left    int         // blocks that are in use and stay
+	copied  [][2]uint64 // folds of blocks that are elsewhere by now, and may not be durable there yet
 	evicted int
 	failure error
 }
@@ -202,12 +202,27 @@ func (e *emptying) run(ctx context.Context) error {
 			e.evicted++
 		}
 	}
-	if e.moved {
-		if err := t.syncAll(ctx); err != nil {
-			return err
-		}
+	if err := e.secure(ctx); err != nil {
+		return err
 	}
 	return t.removeSegment(v)
+}
+
+// secure makes durable what the index has elsewhere of the segment's blocks, whoever moved them and when: until then nothing but the
+// segment may be.
+func (e *emptying) secure(ctx context.Context) error {
+	if len(e.copied) == 0 {
+		return nil
+	}
+	if err := e.t.syncAll(ctx); err != nil {
+		return err
+	}
+	for _, fold := range e.copied {
+		if now, ok := e.t.table.get(fold); ok && !e.t.safe(now) {
+			return errdefs.ErrBusy // a sync of it failed: whoever empties the segment next moves it again
+		}
+	}
+	return nil
 }
 
 // removeSegment removes a segment that has nothing of use. What was deleted in it must be so in a checkpoint.
@@ -230,11 +245,19 @@ func (t *Tier) removeSegment(v *segment) error {
 	return err
 }
 
-// block moves or evicts one block, if the index has it there.
+// block moves or evicts one block, if the index has it there. One that the index has where it may never be durable it moves again.
 func (e *emptying) block(ctx context.Context, r *record, at place) {
 	t := e.t
 	have, ok := t.table.get(foldOf(r.key))
-	if !ok || have.place != at {
+	if !ok || have.place != at && (have.segment == at.segment || t.safe(have)) {
+		return
+	}
+	if have.place != at {
+		if t.durable(have) {
+			e.copied = append(e.copied, have.fold)
+		} else {
+			e.move(ctx, r.key, have, at)
+		}
 		return
 	}
 	n := storedBytes(t.formats[have.group])
@@ -245,7 +268,7 @@ func (e *emptying) block(ctx context.Context, r *record, at place) {
 		keep = true
 	}
 	if keep {
-		e.move(ctx, r.key, have)
+		e.move(ctx, r.key, have, at)
 		return
 	}
 	if !t.owners.TryOwn(r.key) {
@@ -265,8 +288,8 @@ func (e *emptying) evict(have entry) {
 	}
 }
 
-// move reads a block to be written at the end of the log.
-func (e *emptying) move(ctx context.Context, key block.Key, have entry) {
+// move reads the segment's copy of a block, which the index has at have, to be written at the end of the log.
+func (e *emptying) move(ctx context.Context, key block.Key, have entry, at place) {
 	t := e.t
 	image := int(t.formats[have.group].Layout.ImageBytes())
 	if e.used+image > len(t.moveArena) {
@@ -281,8 +304,13 @@ func (e *emptying) move(ctx context.Context, key block.Key, have entry) {
 	}
 	b := t.moveArena[e.used : e.used+image]
 	p := &pending{from: have.place}
-	now, err := t.load(ctx, key, b, mem.Extent{}, true)
-	if err == nil && now.place == have.place {
+	now, ok := t.table.get(have.fold)
+	err := errdefs.ErrNotFound
+	if ok && now.place == have.place {
+		now.place = at
+		err = t.read(ctx, e.v, now, key, b, mem.Extent{}, true)
+	}
+	if err == nil {
 		if err = t.pend(p, key, b); err == nil {
 			e.used += image
 			e.batch = append(e.batch, p)
@@ -293,7 +321,7 @@ func (e *emptying) move(ctx context.Context, key block.Key, have entry) {
 		}
 	}
 	switch {
-	case err == nil || errors.Is(err, errdefs.ErrNotFound):
+	case errors.Is(err, errdefs.ErrNotFound):
 	case errors.Is(err, errdefs.ErrCorrupt):
 		t.count.corrupt.Add(1)
 		t.setAsideOwned(key, now, b)
@@ -321,7 +349,7 @@ func (e *emptying) flush(ctx context.Context) {
 		pinned, _ := t.owners.Look(p.key)
 		switch {
 		case p.err == nil:
-			e.moved = true
+			e.copied = append(e.copied, foldOf(p.key))
 			bytes += int64(len(p.data))
 		case errors.Is(p.err, errNoRoom) && !pinned && !e.all:
 			if have, ok := t.table.get(foldOf(p.key)); ok && have.place == p.from {

@@ -19,3 +19,6 @@ func Checkpoint(t *Tier) error { return t.checkpoint() }
 
 // Used is how many bytes the segments take.
 func Used(t *Tier) int64 { return t.room.holds() }
+
+// Segments is how many there are.
+func Segments(t *Tier) int { return len(t.segments.list()) }

@@ -200,6 +200,12 @@ func (t *Tier) durable(e entry) bool {
 	return g != nil && (t.cfg.Fsync == FsyncNever || g.durable(e.off()+storedBytes(t.formats[e.group])))
 }
 
+// safe says whether a block is as durable now as the policy promises, sooner or later.
+func (t *Tier) safe(e entry) bool {
+	g := t.segments.look(e.segment)
+	return t.cfg.Fsync == FsyncNever || g != nil && e.off()+storedBytes(t.formats[e.group]) <= g.synced.Load()
+}
+
 // Retain pins blocks against eviction, up to the first that is not there.
 func (t *Tier) Retain(ctx context.Context, keys []block.Key) (int, error) {
 	if err := t.begin(ctx); err != nil {

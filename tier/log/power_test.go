@@ -1,0 +1,138 @@
+package log_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/internal/dirfs/faultfs"
+	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/tier/log"
+	"github.com/kvlane/kvlane/tier/tiertest"
+)
+
+// session is a process that has the tier of a disk open, until it dies.
+type session struct {
+	*disk
+	process *faultfs.Process
+	fs      *faultfs.FS
+	tr      *log.Tier
+}
+
+// begin opens the tier of a disk that syncs nothing by itself.
+func (d *disk) begin() *session {
+	d.Helper()
+	s := &session{disk: d, process: d.Process()}
+	s.fs = faultfs.New(s.process, nil, nil)
+	c := d.c
+	c.FS, c.SyncEvery = s.fs, time.Hour
+	var err error
+	if s.tr, err = log.Open(d.Context(), c); err != nil {
+		d.Fatal(err)
+	}
+	return s
+}
+
+func (s *session) die() {
+	s.process.Kill()
+	_ = s.tr.Close(context.WithoutCancel(s.Context()))
+}
+
+func (s *session) checkpoint() {
+	s.Helper()
+	if err := log.Checkpoint(s.tr); err != nil {
+		s.Error(err)
+	}
+}
+
+func (s *session) retain(key block.Key) {
+	s.Helper()
+	if n, err := s.tr.Retain(s.Context(), []block.Key{key}); n != 1 || err != nil {
+		s.Error(n, err)
+	}
+}
+
+// collect lets the segments have at most so many bytes, if it can.
+func (s *session) collect(most int64) { _, _ = s.tr.GC(s.Context(), most) }
+
+// everySeed runs a test for as many ways in which power fails.
+func everySeed(t *testing.T, policy log.FsyncPolicy, do func(d *disk, power faultfs.Survival)) {
+	t.Helper()
+	for seed := range uint64(30) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) { do(newDisk(t, policy), faultfs.KeepSome(seed)) })
+	}
+}
+
+// A block that was durable was lost: the segment that it was moved out of went before the copy was durable.
+func TestDefectSegmentGoesBeforeItsCopiesAreDurable(t *testing.T) {
+	key, busy := tiertest.Key(1), tiertest.Key(3)
+	// stored ends with a new process, that has verified nothing, and key retained.
+	stored := func(d *disk) *session {
+		s := d.begin()
+		put(d.T, s.tr, d.f, keys(0, 6)...)
+		s.checkpoint()
+		s.die()
+		s = d.begin()
+		s.retain(key)
+		return s
+	}
+	// moved empties the segment, but for a block that is in use meanwhile.
+	moved := func(s *session) {
+		plan := fault.New(1, fault.Nth("read", 0).Stall())
+		s.fs.Use(plan)
+		done := make(chan error, 1)
+		go func() { done <- s.tr.Put(s.Context(), busy, image(s.T, s.f, busy)) }()
+		if err := plan.Await(s.Context(), 1); err != nil {
+			s.Fatal(err)
+		}
+		s.collect(1)
+		plan.Release()
+		if err := <-done; err != nil {
+			s.Error(err)
+		}
+		s.collect(1 << 30) // ends the segment with the copy
+	}
+	emptied := func(s *session) {
+		for range 3 { // it may take more than one
+			if log.Segments(s.tr) > 1 {
+				s.collect(log.Used(s.tr) - 1)
+			}
+		}
+	}
+	for name, do := range map[string]func(s *session){
+		"a block is in use": func(s *session) { moved(s); emptied(s) },
+		"its sync fails": func(s *session) {
+			for n := range 4 { // it is one of these
+				s.fs.Use(fault.New(1, fault.Nth("sync", n).Fail(nil)))
+				before := log.Segments(s.tr)
+				if s.collect(log.Used(s.tr) - 1); log.Segments(s.tr) > before {
+					break // it was moved, and no more than that
+				}
+			}
+			s.fs.Use(nil)
+			s.collect(1 << 30)
+			emptied(s)
+		},
+		"another's sync fails": func(s *session) {
+			moved(s)
+			s.fs.Use(fault.New(1, fault.Nth("sync", 0).Fail(nil)))
+			if err := log.Checkpoint(s.tr); err == nil {
+				s.Error("no sync failed")
+			}
+			s.fs.Use(nil)
+			emptied(s)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			everySeed(t, log.FsyncInterval, func(d *disk, power faultfs.Survival) {
+				s := stored(d)
+				do(s)
+				d.PowerFail(power)
+				s.die()
+				d.check(map[block.Key]bool{key: true}, keys(0, 6))
+			})
+		})
+	}
+}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
@@ -32,10 +33,10 @@ const (
 	chunkItems = 4095 // of a chunk, which its checksum makes 128 KiB
 )
 
-// coverage is how much of a segment a checkpoint covers.
+// coverage is how much of a segment a checkpoint covers, and how much of that was durable, where that is not all of it.
 type coverage struct {
-	number uint32
-	end    int64
+	number      uint32
+	end, synced int64
 }
 
 // chunks are written and read as items of 32 bytes, a checksum behind so many.
@@ -81,7 +82,7 @@ func (t *Tier) checkpoint() error {
 	all := t.segments.list()
 	for _, g := range all {
 		if end := g.end.Load(); end > 0 && !g.unread {
-			cover = append(cover, coverage{g.number, end})
+			cover = append(cover, coverage{number: g.number, end: end})
 			covered[g.number] = end
 		}
 	}
@@ -90,8 +91,11 @@ func (t *Tier) checkpoint() error {
 		return fmt.Errorf("make durable what a checkpoint covers: %w", err)
 	}
 	synced := t.cfg.Fsync != FsyncNever
-	for _, g := range all {
-		synced = synced && (g.unread || !g.broken.Load())
+	for i := range cover {
+		c := &cover[i]
+		if g := t.segments.look(c.number); t.cfg.Fsync != FsyncNever && g != nil && g.synced.Load() < c.end {
+			c.synced, synced = g.synced.Load(), false // a sync of it failed before
+		}
 	}
 	if err := t.writeCheckpoint(cover, covered, synced); err != nil {
 		return fmt.Errorf("write checkpoint: %w", blockdir.WriteError(err))
@@ -147,7 +151,11 @@ func (t *Tier) writeItems(f dirfs.File, cover []coverage, covered map[uint32]int
 	le := binary.LittleEndian
 	w := chunkWriter{f: f, off: page}
 	for _, c := range cover {
-		if err := w.item(func(b []byte) { le.PutUint64(b, uint64(c.number)); le.PutUint64(b[8:], uint64(c.end)) }); err != nil {
+		if err := w.item(func(b []byte) {
+			le.PutUint64(b, uint64(c.number))
+			le.PutUint64(b[8:], uint64(c.end))
+			le.PutUint64(b[16:], uint64(c.synced))
+		}); err != nil {
 			return 0, err
 		}
 	}
@@ -225,7 +233,7 @@ func readCheckpoint(f io.ReaderAt, id [16]byte, cover func(of []coverage, blocks
 		left -= n
 		for b = b[:n*itemBytes]; len(b) > 0; b = b[itemBytes:] {
 			if segments > 0 {
-				covers = append(covers, coverage{uint32(le.Uint64(b)), int64(le.Uint64(b[8:]))})
+				covers = append(covers, coverage{uint32(le.Uint64(b)), int64(le.Uint64(b[8:])), int64(le.Uint64(b[16:]))})
 				if segments--; segments == 0 {
 					cover(covers, int64(entries))
 				}
@@ -235,6 +243,38 @@ func readCheckpoint(f io.ReaderAt, id [16]byte, cover func(of []coverage, blocks
 		}
 	}
 	return le.Uint64(head[offIndexFlags:])&indexSynced != 0, nil
+}
+
+// anyTorn says whether a block is torn that was not durable when the checkpoint was written. Another copy of it, from which it was moved,
+// may be whole.
+func (t *Tier) anyTorn(ctx context.Context, unsure map[uint32]int64) bool {
+	buf := t.borrow()
+	defer t.buffers.Put(buf)
+	var some []entry
+	for i := range t.table.shards {
+		if len(unsure) == 0 || ctx.Err() != nil {
+			return false
+		}
+		some = t.table.copyShard(i, some[:0])
+		for _, e := range some {
+			from, ok := unsure[e.segment]
+			if !ok || e.off()+storedBytes(t.formats[e.group]) <= from {
+				continue
+			}
+			g := t.segments.look(e.segment)
+			r, err := t.record(ctx, g, e)
+			if err == nil {
+				err = t.read(ctx, g, e, r.key, (*buf)[:t.formats[e.group].Layout.ImageBytes()], mem.Extent{}, true)
+			}
+			if errors.Is(err, errdefs.ErrCorrupt) || errors.Is(err, errdefs.ErrNotFound) {
+				return true
+			}
+			if err != nil {
+				t.noted(fmt.Errorf("read a block of segment %s: %w", segmentName(e.segment), err)) // it may be whole
+			}
+		}
+	}
+	return false
 }
 
 // short is err, where it says that a file is shorter than it should be, as ErrCorrupt.

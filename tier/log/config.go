@@ -13,7 +13,8 @@ import (
 )
 
 // FsyncPolicy says when a block's bytes reach stable storage. Whatever it is, a block survives the death of the process
-// that wrote it, and a block that did not survive a power failure whole is found out by its checksums.
+// that wrote it, and a block that did not survive a power failure whole is found out by its checksums: when the directory is opened, by
+// FsyncNever when it is read, so that until then Lookup may find it.
 type FsyncPolicy uint8
 
 // The policies.

@@ -167,7 +167,7 @@ func (t *Tier) record(ctx context.Context, g *segment, e entry) (*record, error)
 	}
 	off := e.off() - at.off
 	for i := range h.records {
-		if r := &h.records[i]; r.off == off && r.kind == compact {
+		if r := &h.records[i]; r.off == off && r.kind != deleted {
 			if r.group != e.group || foldOf(r.key) != e.fold {
 				break
 			}

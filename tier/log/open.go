@@ -162,7 +162,7 @@ func (t *Tier) recover(ctx context.Context) error {
 	if err := t.openSegments(); err != nil {
 		return err
 	}
-	synced, err := t.loadCheckpoint()
+	synced, anyTorn, err := t.loadCheckpoint(ctx)
 	if err != nil {
 		return err
 	}
@@ -192,7 +192,6 @@ func (t *Tier) recover(ctx context.Context) error {
 		}
 	}
 	slices.SortStableFunc(tail, func(a, b group) int { return a.h.turn.compare(b.h.turn) })
-	anyTorn := false
 	for _, r := range tail {
 		torn, err := t.replay(ctx, r, durable)
 		if err != nil {
@@ -278,12 +277,13 @@ func (t *Tier) openSegments() error {
 	return nil
 }
 
-// loadCheckpoint enters what the last checkpoint has, if there is one, and says whether that was durable. One that is damaged or cannot
-// be read is done without: everything is in the segments.
-func (t *Tier) loadCheckpoint() (synced bool, err error) {
+// loadCheckpoint enters what the last checkpoint has, if there is one, and says whether that was durable. One that is damaged, that cannot
+// be read, or that has a block that is torn by now is done without: everything is in the segments.
+func (t *Tier) loadCheckpoint(ctx context.Context) (synced, torn bool, err error) {
+	unsure := make(map[uint32]int64) // where what is not durable begins in a segment
 	f, err := t.dir.Open(indexName, os.O_RDONLY)
 	if blockdir.Gone(err) {
-		return false, nil
+		return false, false, nil
 	}
 	if err == nil {
 		sizes, total := make(map[uint32]int64), int64(0)
@@ -299,6 +299,9 @@ func (t *Tier) loadCheckpoint() (synced bool, err error) {
 				if size, ok := sizes[c.number]; ok && c.end >= 0 && c.end%page == 0 {
 					t.covered[c.number] = min(c.end, size)
 				}
+				if c.synced > 0 {
+					unsure[c.number] = c.synced
+				}
 			}
 		}, func(e entry) {
 			if int(e.group) >= len(t.formats) || e.segment == 0 {
@@ -311,21 +314,27 @@ func (t *Tier) loadCheckpoint() (synced bool, err error) {
 		})
 		err = errors.Join(err, f.Close())
 	}
-	if err == nil {
-		return synced, nil
+	switch {
+	case err == nil:
+		if torn = t.anyTorn(ctx, unsure); ctx.Err() != nil {
+			return false, false, context.Cause(ctx)
+		}
+		if !torn {
+			return synced, false, nil
+		}
+	case errors.Is(err, errdefs.ErrMismatch):
+		return false, false, err
+	default:
+		t.noted(fmt.Errorf("read checkpoint: %w", err))
+		problem := blockdir.Unjudged
+		if errors.Is(err, errdefs.ErrCorrupt) {
+			problem = blockdir.Damaged
+		}
+		t.damage = append(t.damage, finding{indexName, problem, err.Error()})
 	}
-	if errors.Is(err, errdefs.ErrMismatch) {
-		return false, err
-	}
-	t.noted(fmt.Errorf("read checkpoint: %w", err))
-	problem := blockdir.Unjudged
-	if errors.Is(err, errdefs.ErrCorrupt) {
-		problem = blockdir.Damaged
-	}
-	t.damage = append(t.damage, finding{indexName, problem, err.Error()})
 	t.table.removeAll(func(entry) bool { return true })
 	t.covered = make(map[uint32]int64)
-	return false, nil
+	return false, torn, nil
 }
 
 // replay brings a group into the index, and says whether a block of it is torn: what no sync is known to cover is verified.

@@ -124,6 +124,14 @@ func TestDefectSegmentGoesBeforeItsCopiesAreDurable(t *testing.T) {
 			s.fs.Use(nil)
 			emptied(s)
 		},
+		"a checkpoint has a copy that is not durable": func(s *session) {
+			moved(s)
+			s.fs.Use(fault.New(1, fault.Nth("sync", 0).Fail(nil)))
+			if err := log.Checkpoint(s.tr); err == nil {
+				s.Error("no sync failed")
+			}
+			s.checkpoint()
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			everySeed(t, log.FsyncInterval, func(d *disk, power faultfs.Survival) {
@@ -135,4 +143,24 @@ func TestDefectSegmentGoesBeforeItsCopiesAreDurable(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A block that a power failure has torn was a hit: a checkpoint covered it though its sync had failed.
+func TestDefectCheckpointAfterAFailedSyncHidesTornBlocks(t *testing.T) {
+	everySeed(t, log.FsyncInterval, func(d *disk, power faultfs.Survival) {
+		s := d.begin()
+		put(d.T, s.tr, d.f, tiertest.Key(0))
+		s.checkpoint()
+		put(d.T, s.tr, d.f, keys(1, 4)...)
+		s.fs.Use(fault.New(1, fault.Nth("sync", 0).Fail(nil)))
+		if err := log.Checkpoint(s.tr); err == nil {
+			t.Error("no sync failed")
+		}
+		s.checkpoint()
+		d.PowerFail(power)
+		s.die()
+		for range 2 { // and to the next, which has the checkpoint of the first
+			d.check(map[block.Key]bool{tiertest.Key(0): true}, keys(0, 4))
+		}
+	})
 }

@@ -22,3 +22,6 @@ func Used(t *Tier) int64 { return t.room.holds() }
 
 // Segments is how many there are.
 func Segments(t *Tier) int { return len(t.segments.list()) }
+
+// Sync makes durable what was written.
+func Sync(t *Tier) error { return t.syncAll(context.Background()) }

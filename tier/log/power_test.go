@@ -164,3 +164,31 @@ func TestDefectCheckpointAfterAFailedSyncHidesTornBlocks(t *testing.T) {
 		}
 	})
 }
+
+// A group that could not be written was torn by a power failure, and a hit: what was written after it said that all before was durable.
+func TestDefectTornGroupIsTakenForDurable(t *testing.T) {
+	half, sync := fault.Nth("write", 0).Partial(nil), fault.Nth("sync", 0).Fail(nil)
+	for name, rules := range map[string][]fault.Rule{"it is torn": {half}, "it is not synced": {sync}, "it is not undone": {half, sync}} {
+		for _, policy := range []log.FsyncPolicy{log.FsyncAlways, log.FsyncInterval} {
+			t.Run(name+" "+policy.String(), func(t *testing.T) {
+				everySeed(t, policy, func(d *disk, power faultfs.Survival) {
+					s := d.begin()
+					put(d.T, s.tr, d.f, tiertest.Key(0))
+					s.fs.Use(fault.New(1, rules...))
+					_ = s.tr.Put(t.Context(), tiertest.Key(1), image(t, d.f, tiertest.Key(1)))
+					promised := map[block.Key]bool{tiertest.Key(0): policy == log.FsyncAlways}
+					for i := 2; i < 5; i++ {
+						_ = log.Sync(s.tr)
+						put(d.T, s.tr, d.f, tiertest.Key(i))
+						promised[tiertest.Key(i)] = policy == log.FsyncAlways
+					}
+					d.PowerFail(power)
+					s.die()
+					for range 2 {
+						d.check(promised, keys(0, 5))
+					}
+				})
+			})
+		}
+	}
+}

@@ -49,7 +49,6 @@ func (t *Tier) syncAll(ctx context.Context) error {
 		return context.Cause(ctx)
 	}
 	var errs []error
-	whole := true            // so far
 	lowest := t.lowestHead() // those before it are complete
 	for _, listed := range t.segments.list() {
 		g := t.segments.use(listed.number)
@@ -59,14 +58,13 @@ func (t *Tier) syncAll(ctx context.Context) error {
 		end := g.end.Load()
 		if g.synced.Load() < end && !g.broken.Load() {
 			if err := g.file.Sync(); err != nil {
-				// The system may take for written what is not: what is not durable by now is written anew when it is put again.
-				g.broken.Store(true)
+				t.breaks(g)
 				errs = append(errs, blockdir.WriteError(err))
 			} else {
 				g.synced.Store(end)
 			}
 		}
-		if whole = whole && !g.broken.Load() && g.number <= lowest; whole && end > 0 {
+		if end > 0 && g.number <= lowest {
 			t.setSynced(position{uint64(g.number), end})
 		}
 		errs = append(errs, g.release())
@@ -81,8 +79,23 @@ func (t *Tier) syncedTo() position {
 	return position{}
 }
 
-// setSynced notes that everything before p is durable.
+// breaks notes that a segment could not be synced. The system may take for written what is not: what is not durable by now is written anew
+// when it is put again.
+func (t *Tier) breaks(g *segment) {
+	g.broken.Store(true)
+	for p := (position{uint64(g.number), g.synced.Load()}); ; {
+		was := t.broken.Load()
+		if was != nil && !p.before(*was) || t.broken.CompareAndSwap(was, &p) {
+			return
+		}
+	}
+}
+
+// setSynced notes that everything before p is durable, as far as nothing before it is broken.
 func (t *Tier) setSynced(p position) {
+	if b := t.broken.Load(); b != nil && b.before(p) {
+		p = *b
+	}
 	for {
 		was := t.synced.Load()
 		if was != nil && !was.before(p) || t.synced.CompareAndSwap(was, &p) {

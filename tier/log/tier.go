@@ -52,6 +52,7 @@ type Tier struct {
 	last  uint32 // the highest number of a segment so far
 
 	synced   atomic.Pointer[position] // all before it is durable
+	broken   atomic.Pointer[position] // a sync of what is behind it failed
 	unsynced chan struct{}            // asks the syncer
 	syncing  chan struct{}            // holds a token while a sync runs
 

@@ -330,7 +330,7 @@ func (a *appender) appendGroup(recs []*pending) error {
 	a.parts = parts[:0]
 	if err == nil && t.cfg.Fsync == FsyncAlways {
 		if err = g.file.Sync(); err != nil {
-			g.broken.Store(true)
+			t.breaks(g)
 		}
 	}
 	if err != nil {
@@ -361,7 +361,13 @@ func (a *appender) appendGroup(recs []*pending) error {
 
 // undo makes sure that a group that could not be written is not found later, as far as that can be done, and ends the segment.
 func (a *appender) undo(off int64) error {
-	_, err := a.head.file.WriteAt(a.t.zeros[:], off) // where it cannot be cut
+	t, g := a.t, a.head
+	_, err := g.file.WriteAt(t.zeros[:], off) // where it cannot be cut
+	if t.cfg.Fsync != FsyncNever {
+		if err = errors.Join(err, g.file.Sync()); err != nil {
+			t.breaks(g)
+		}
+	}
 	return errors.Join(err, a.seal())
 }
 

@@ -69,10 +69,15 @@ func (w *chunkWriter) flush() error {
 	return err
 }
 
-// checkpoint writes the index down. What is written meanwhile may or may not be in it.
+// checkpoint writes the index down. What is written meanwhile may or may not be in it; nothing is moved meanwhile, since that may be
+// durable where it was alone.
 func (t *Tier) checkpoint() error {
-	t.checking <- struct{}{}
-	defer func() { <-t.checking }()
+	t.rounds <- struct{}{}
+	defer func() { <-t.rounds }()
+	return t.checkpointInRound()
+}
+
+func (t *Tier) checkpointInRound() error {
 	written := t.written.Load()
 	// How far segments go is noted before the index is looked at: it is in the index by then. And in all of them at one moment: what
 	// was deleted must not come back because the checkpoint covers that and not what was there.

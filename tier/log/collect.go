@@ -227,14 +227,9 @@ func (e *emptying) secure(ctx context.Context) error {
 
 // removeSegment removes a segment that has nothing of use. What was deleted in it must be so in a checkpoint.
 func (t *Tier) removeSegment(v *segment) error {
-	if v.deletes.Load() {
-		t.checking <- struct{}{}
-		covered := t.covered[v.number] >= v.end.Load()
-		<-t.checking
-		if !covered {
-			if err := t.checkpoint(); err != nil {
-				return err
-			}
+	if v.deletes.Load() && t.covered[v.number] < v.end.Load() {
+		if err := t.checkpointInRound(); err != nil {
+			return err
 		}
 	}
 	if err := blockdir.Remove(t.dir, segmentName(v.number)); err != nil {

@@ -56,11 +56,10 @@ type Tier struct {
 	unsynced chan struct{}            // asks the syncer
 	syncing  chan struct{}            // holds a token while a sync runs
 
-	written    atomic.Int64  // bytes since the last checkpoint
-	checking   chan struct{} // holds a token while a checkpoint is written; guards covered and durableIndex
-	covered    map[uint32]int64
-	moveArena  []byte // guarded by rounds
-	rounds     chan struct{}
+	written    atomic.Int64     // bytes since the last checkpoint
+	rounds     chan struct{}    // holds a token while segments are emptied, or a checkpoint is written; guards covered and moveArena
+	covered    map[uint32]int64 // how much of each segment the last checkpoint covers
+	moveArena  []byte
 	kick       chan struct{}
 	background sync.WaitGroup
 

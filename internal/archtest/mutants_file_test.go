@@ -70,6 +70,10 @@ var fileMutants = []mutant{
 		"tier/log/write.go", "		if err = errors.Join(err, g.file.Sync()); err != nil {\n", "		if err != nil {\n"),
 	defect("tier/log", "TestDefectCheckpointMissesWhatIsMovedMeanwhile",
 		"tier/log/checkpoint.go", "	t.rounds <- struct{}{}\n	defer func() { <-t.rounds }()\n", ""),
+	defect("tier/log", "TestDefectCheckpointHasWhatItCoversTheDeletionOf",
+		"tier/log/write.go", "		if e, ok := t.table.remove(foldOf(p.key), func(entry) bool { return true }); ok {\n			t.gone(e)\n		}\n", "",
+		"tier/log/tier.go", "		return blockdir.WriteError(err)\n	}\n	return nil\n",
+		"		return blockdir.WriteError(err)\n	}\n	if e, ok := t.table.remove(foldOf(key), func(entry) bool { return true }); ok {\n		t.gone(e)\n	}\n	return nil\n"),
 	// Files that are kept open.
 	defect("stream/file", "TestHandlesSurviveRenameAndUnlink",
 		"stream/file/handles.go",

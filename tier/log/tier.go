@@ -292,7 +292,7 @@ func (t *Tier) gone(e entry) {
 	t.count.bytes.Add(-f.Layout.ImageBytes())
 }
 
-// tombstone appends that a block was deleted, and waits until that is as durable as the policy promises.
+// tombstone appends that a block was deleted, and takes it out of the index when that is as durable as the policy promises. The caller owns the key.
 func (t *Tier) tombstone(key block.Key) error {
 	p := &pending{record: record{key: key, kind: deleted}}
 	a := <-t.first
@@ -325,20 +325,16 @@ func (t *Tier) delete(ctx context.Context, key block.Key) error {
 		return err
 	}
 	defer t.owners.Disown(key)
-	fold := foldOf(key)
 	if pinned, _ := t.owners.Look(key); pinned {
 		return fmt.Errorf("it is retained: %w", errdefs.ErrBusy)
 	}
-	if _, ok := t.table.get(fold); !ok {
+	if _, ok := t.table.get(foldOf(key)); !ok {
 		return errdefs.ErrNotFound
 	}
 	if err := t.tombstone(key); errors.Is(err, errNoRoom) {
 		return fmt.Errorf("%w: %w", errdefs.ErrNoSpace, err)
 	} else if err != nil {
 		return blockdir.WriteError(err)
-	}
-	if e, ok := t.table.remove(fold, func(entry) bool { return true }); ok {
-		t.gone(e)
 	}
 	return nil
 }

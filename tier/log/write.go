@@ -371,11 +371,14 @@ func (a *appender) undo(off int64) error {
 	return errors.Join(err, a.seal())
 }
 
-// enter brings a record that was written into the index.
+// enter brings a record that was written into the index. The caller holds t.order: a checkpoint that covers the record sees what it did.
 func (a *appender) enter(p *pending, at place) {
 	t := a.t
 	if p.kind == deleted {
 		a.head.deletes.Store(true)
+		if e, ok := t.table.remove(foldOf(p.key), func(entry) bool { return true }); ok {
+			t.gone(e)
+		}
 		return
 	}
 	n := int64(len(p.data))

@@ -1,0 +1,74 @@
+package log
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/internal/dirfs/faultfs"
+	"github.com/kvlane/kvlane/tier/tiertest"
+)
+
+// A block that was deleted came back, since a checkpoint that was written meanwhile covered the deletion and had the block.
+func TestDefectCheckpointHasWhatItCoversTheDeletionOf(t *testing.T) {
+	f, key := tiertest.NewFormat(t), tiertest.Key(1)
+	disk := faultfs.NewDisk(nil)
+	process := disk.Process()
+	defer process.Kill()
+	fs, deleting, held, writing := faultfs.New(process, nil, nil), make(chan struct{}), make(chan struct{}), make(chan struct{})
+	c := Config{Dir: "/srv/kv", Formats: block.Formats{f}, FS: fs, SegmentBytes: 128 << 10, SyncEvery: time.Hour}
+	tr, err := Open(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	src := tiertest.Buffer(t, f.Layout.ImageBytes())
+	tiertest.Seal(t, f, src.Bytes(), key, 0)
+	if err := tr.Put(t.Context(), key, src); err != nil {
+		t.Fatal(err)
+	}
+	fs.Forbid(func(op, path string) error {
+		switch {
+		case op == "open" && strings.HasSuffix(path, indexTemp):
+			close(writing)
+		case op == "write" && strings.HasSuffix(path, segmentName(1)):
+			close(deleting)
+			<-held
+		}
+		return nil
+	})
+	removed, checked := make(chan error, 1), make(chan error, 1)
+	go func() { removed <- tr.Delete(t.Context(), key) }()
+	<-deleting
+	// Nobody gets at the block in the index until the deletion is in the log, and the checkpoint has noted what it covers, or waits.
+	s := tr.table.shard(foldOf(key))
+	s.mu.Lock()
+	close(held)
+	for head := tr.appenders[0].head; !head.deletes.Load(); {
+		time.Sleep(time.Millisecond)
+	}
+	go func() { checked <- tr.checkpoint() }()
+	select {
+	case <-writing:
+	case <-time.After(50 * time.Millisecond):
+	}
+	time.Sleep(10 * time.Millisecond) // both wait for the index
+	s.mu.Unlock()
+	for _, done := range []chan error{removed, checked} {
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+	process.Kill()
+	_ = tr.Close(t.Context())
+	c.FS = disk.Process()
+	if tr, err = Open(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := tr.Retain(t.Context(), []block.Key{key}); n != 0 || err != nil {
+		t.Errorf("a block that was deleted is there: %v", err)
+	}
+	if err := tr.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+}

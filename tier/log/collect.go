@@ -319,7 +319,7 @@ func (e *emptying) move(ctx context.Context, key block.Key, have entry, at place
 	case errors.Is(err, errdefs.ErrNotFound):
 	case errors.Is(err, errdefs.ErrCorrupt):
 		t.count.corrupt.Add(1)
-		t.setAsideOwned(key, now, b)
+		t.setAsideOwned(ctx, key, now, b)
 	default: // it may be whole
 		e.failure = errors.Join(e.failure, err)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -15,6 +16,7 @@ import (
 	"github.com/kvlane/kvlane/internal/dirfs"
 	"github.com/kvlane/kvlane/internal/dirfs/faultfs"
 	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/tier/log"
 	"github.com/kvlane/kvlane/tier/tiertest"
@@ -227,5 +229,45 @@ func TestDefect9OtherIdentityIsRefused(t *testing.T) {
 	other.Formats = block.Formats{f}
 	if _, err := log.Open(t.Context(), other); !errors.Is(err, errdefs.ErrMismatch) || !strings.Contains(err.Error(), "identity") {
 		t.Errorf("another identity: %v", err)
+	}
+}
+
+// A write that hung held up those behind it for as long, whatever became of their contexts.
+func TestDefectPutBehindAHungWriteHearsItsContext(t *testing.T) {
+	d := newDisk(t, log.FsyncInterval)
+	s := d.begin()
+	defer s.die()
+	put(t, s.tr, d.f, tiertest.Key(0))
+	plan := fault.New(1, fault.Nth("write", 0).Stall())
+	s.fs.Use(plan)
+	hung := make(chan error, 1)
+	go func() { hung <- s.tr.Put(t.Context(), tiertest.Key(1), image(t, d.f, tiertest.Key(1))) }()
+	if err := plan.Await(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	for name, behind := range map[string]func(ctx context.Context) error{
+		"put":    func(ctx context.Context) error { return s.tr.Put(ctx, tiertest.Key(2), image(t, d.f, tiertest.Key(2))) },
+		"delete": func(ctx context.Context) error { return s.tr.Delete(ctx, tiertest.Key(0)) },
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+		defer cancel()
+		ended := make(chan error, 1)
+		go func() { ended <- behind(ctx) }()
+		select {
+		case err := <-ended:
+			if !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("%s: %v", name, err)
+			}
+		case <-time.After(testkit.Patience(20 * time.Second)):
+			t.Errorf("%s waits for a write that hangs", name)
+		}
+	}
+	plan.Release()
+	if err := <-hung; err != nil {
+		t.Error(err)
+	}
+	put(t, s.tr, d.f, tiertest.Key(3))
+	if got := []tier.State{state(t, s.tr, tiertest.Key(0)), state(t, s.tr, tiertest.Key(1)), state(t, s.tr, tiertest.Key(2))}; !slices.Equal(got, []tier.State{tier.Ready, tier.Ready, tier.Absent}) {
+		t.Errorf("afterwards they are %v", got)
 	}
 }

@@ -218,17 +218,17 @@ func (t *Tier) setAside(ctx context.Context, key block.Key, bad entry, image []b
 		return "", fmt.Errorf("set it aside: %w", err)
 	}
 	defer t.owners.Disown(key)
-	return t.setAsideOwned(key, bad, image), nil
+	return t.setAsideOwned(ctx, key, bad, image), nil
 }
 
 // setAsideOwned is setAside for the owner of the key. What cannot be kept, or noted in the log, is counted: the block is gone.
-func (t *Tier) setAsideOwned(key block.Key, bad entry, image []byte) (kept string) {
+func (t *Tier) setAsideOwned(ctx context.Context, key block.Key, bad entry, image []byte) (kept string) {
 	e, ok := t.table.remove(bad.fold, func(now entry) bool { return now.place == bad.place })
 	if !ok {
 		return ""
 	}
 	t.gone(e)
-	if err := t.tombstone(key); err != nil {
+	if err := t.tombstone(ctx, key); err != nil {
 		t.count.errors.Add(1) // it is found corrupt again when it is read after the log was opened again
 	}
 	if t.cfg.QuarantineMax < 0 {

@@ -17,7 +17,7 @@ import (
 // promises. A block that is there is read and verified, unless this process has written or verified it; what is damaged is set aside and
 // written anew, and what cannot be read is replaced.
 //
-// It waits while another Put writes the same block, and, at the bound, while nothing can be removed; the error then wraps ErrBusy. Where
+// It waits while another Put writes the same block, or what came before it, and, at the bound, while nothing can be removed; the error then wraps ErrBusy. Where
 // the disk is full it makes room within the bound; without one the error wraps ErrNoSpace. After either, writing pauses: see Stats.
 func (t *Tier) Put(ctx context.Context, key block.Key, src mem.Extent) error {
 	var err [1]error
@@ -142,7 +142,7 @@ func (t *Tier) putRound(ctx context.Context, jobs []*job) (left []*job) {
 	for i, j := range ready {
 		j.pending.put, recs[i] = w, &j.pending
 	}
-	t.commit(w, recs)
+	t.commit(ctx, w, recs)
 	var again []*job
 	for _, j := range ready {
 		if t.committed(j) {
@@ -256,7 +256,7 @@ func (t *Tier) look(ctx context.Context, j *job) (there bool, err error) {
 		case errors.Is(err, errdefs.ErrCorrupt):
 			t.count.corrupt.Add(1)
 			t.count.replaced.Add(1)
-			t.setAsideOwned(j.key, e, image)
+			t.setAsideOwned(ctx, j.key, e, image)
 			return false, nil
 		default:
 			t.count.errors.Add(1)

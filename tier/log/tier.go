@@ -293,15 +293,20 @@ func (t *Tier) gone(e entry) {
 }
 
 // tombstone appends that a block was deleted, and takes it out of the index when that is as durable as the policy promises. The caller owns the key.
-func (t *Tier) tombstone(key block.Key) error {
+func (t *Tier) tombstone(ctx context.Context, key block.Key) error {
 	p := &pending{record: record{key: key, kind: deleted}}
-	a := <-t.first
+	var a *appender
+	select {
+	case a = <-t.first:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 	defer a.leave()
 	a.appendAll([]*pending{p}, true)
 	return p.err
 }
 
-// Delete removes the block. It waits while somebody writes or removes it.
+// Delete removes the block. It waits while somebody writes or removes it, or writes something else.
 func (t *Tier) Delete(ctx context.Context, key block.Key) error {
 	if err := t.begin(ctx); err != nil {
 		return err
@@ -331,7 +336,7 @@ func (t *Tier) delete(ctx context.Context, key block.Key) error {
 	if _, ok := t.table.get(foldOf(key)); !ok {
 		return errdefs.ErrNotFound
 	}
-	if err := t.tombstone(key); errors.Is(err, errNoRoom) {
+	if err := t.tombstone(ctx, key); errors.Is(err, errNoRoom) {
 		return fmt.Errorf("%w: %w", errdefs.ErrNoSpace, err)
 	} else if err != nil {
 		return blockdir.WriteError(err)

@@ -1,10 +1,12 @@
 package log
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math"
 	"os"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -80,8 +82,8 @@ func (t *Tier) pend(p *pending, key block.Key, image []byte) error {
 }
 
 // commit has what is put written together with what others put at the same time: whoever comes first writes for all who wait, and while
-// a whole group waits, others beside him. A write that has begun is finished whatever becomes of its callers.
-func (t *Tier) commit(w *putting, recs []*pending) {
+// a whole group waits, others beside him. A write that has begun is finished whatever becomes of its callers; what waits leaves with ctx.
+func (t *Tier) commit(ctx context.Context, w *putting, recs []*pending) {
 	t.queue.mu.Lock()
 	t.queue.recs = append(t.queue.recs, recs...)
 	for _, p := range recs {
@@ -104,9 +106,33 @@ func (t *Tier) commit(w *putting, recs []*pending) {
 			return
 		case a = <-first:
 		case a = <-others:
+		case <-ctx.Done():
+			t.withdraw(w, context.Cause(ctx))
+			ctx = context.WithoutCancel(ctx)
+			continue
 		}
 		a.commitGroup()
 		a.leave()
+	}
+}
+
+// withdraw takes out of the queue what nobody writes yet.
+func (t *Tier) withdraw(w *putting, cause error) {
+	t.queue.mu.Lock()
+	defer t.queue.mu.Unlock()
+	waiting := len(t.queue.recs)
+	t.queue.recs = slices.DeleteFunc(t.queue.recs, func(p *pending) bool {
+		if p.put != w {
+			return false
+		}
+		p.err = cause
+		t.queue.bytes -= int64(len(p.data))
+		return true
+	})
+	if n := waiting - len(t.queue.recs); n > 0 {
+		if w.left -= n; w.left == 0 {
+			close(w.done)
+		}
 	}
 }
 

@@ -75,9 +75,9 @@ var fileMutants = []mutant{
 		"tier/log/tier.go", "		return blockdir.WriteError(err)\n	}\n	return nil\n",
 		"		return blockdir.WriteError(err)\n	}\n	if e, ok := t.table.remove(foldOf(key), func(entry) bool { return true }); ok {\n		t.gone(e)\n	}\n	return nil\n"),
 	defect("tier/log", "TestDefectPutBehindAHungWriteHearsItsContext",
-		"tier/log/write.go", "			t.withdraw(w, context.Cause(ctx))\n", ""),
+		"tier/log/write.go", "			t.withdraw(w, queued(ctx))\n", ""),
 	defect("tier/log", "TestDefectPutBehindAHungWriteHearsItsContext",
-		"tier/log/tier.go", "	select {\n	case a = <-t.first:\n	case <-ctx.Done():\n		return context.Cause(ctx)\n	}\n", "	a = <-t.first\n"),
+		"tier/log/tier.go", "	select {\n	case a = <-t.first:\n	case <-ctx.Done():\n		return queued(ctx)\n	}\n", "	a = <-t.first\n"),
 	// Files that are kept open.
 	defect("stream/file", "TestHandlesSurviveRenameAndUnlink",
 		"stream/file/handles.go",

@@ -17,8 +17,9 @@ import (
 // promises. A block that is there is read and verified, unless this process has written or verified it; what is damaged is set aside and
 // written anew, and what cannot be read is replaced.
 //
-// It waits while another Put writes the same block, or what came before it, and, at the bound, while nothing can be removed; the error then wraps ErrBusy. Where
-// the disk is full it makes room within the bound; without one the error wraps ErrNoSpace. After either, writing pauses: see Stats.
+// It waits while another Put writes the same block, while what came before it is written, and, at the bound, while nothing can be removed; if
+// ctx ends while it waits for one of the last two, the error wraps ErrBusy. Where the disk is full it makes room within the bound; without one
+// the error wraps ErrNoSpace. After that, or where nothing could be removed for long, writing pauses: see Stats.
 func (t *Tier) Put(ctx context.Context, key block.Key, src mem.Extent) error {
 	var err [1]error
 	t.PutMany(ctx, []block.Key{key}, []mem.Extent{src}, err[:])

@@ -299,7 +299,7 @@ func (t *Tier) tombstone(ctx context.Context, key block.Key) error {
 	select {
 	case a = <-t.first:
 	case <-ctx.Done():
-		return context.Cause(ctx)
+		return queued(ctx)
 	}
 	defer a.leave()
 	a.appendAll([]*pending{p}, true)

@@ -107,13 +107,18 @@ func (t *Tier) commit(ctx context.Context, w *putting, recs []*pending) {
 		case a = <-first:
 		case a = <-others:
 		case <-ctx.Done():
-			t.withdraw(w, context.Cause(ctx))
+			t.withdraw(w, queued(ctx))
 			ctx = context.WithoutCancel(ctx)
 			continue
 		}
 		a.commitGroup()
 		a.leave()
 	}
+}
+
+// queued says that what is to be written was still behind others when ctx ended.
+func queued(ctx context.Context) error {
+	return fmt.Errorf("a write before it has not ended: %w: %w", errdefs.ErrBusy, context.Cause(ctx))
 }
 
 // withdraw takes out of the queue what nobody writes yet.

@@ -78,6 +78,12 @@ var fileMutants = []mutant{
 		"tier/log/write.go", "			t.withdraw(w, queued(ctx))\n", ""),
 	defect("tier/log", "TestDefectPutBehindAHungWriteHearsItsContext",
 		"tier/log/tier.go", "	select {\n	case a = <-t.first:\n	case <-ctx.Done():\n		return queued(ctx)\n	}\n", "	a = <-t.first\n"),
+	defect("tier/log", "TestDefectNewerGroupKeepsTheLogClosed",
+		"tier/log/open.go", "		if errors.Is(err, errdefs.ErrMismatch) {\n			t.damage", "		if errors.Is(err, errdefs.ErrMismatch) {\n			return err\n		}\n		if err != nil && err == ctx.Err() {\n			t.damage"),
+	defect("tier/log", "TestDefectNewerGroupKeepsTheLogClosed",
+		"tier/log/open.go", "		if err != nil {\n			g.unread = true\n", "		if err != nil {\n			g.unread = !errors.Is(err, errdefs.ErrMismatch)\n"),
+	defect("tier/log", "TestDefectNewerGroupKeepsTheLogClosed",
+		"tier/log/scan.go", "			other = err\n", "			return end, err\n"),
 	// Files that are kept open.
 	defect("stream/file", "TestHandlesSurviveRenameAndUnlink",
 		"stream/file/handles.go",

@@ -139,7 +139,7 @@ func (t *Tier) blocks(ctx context.Context, yield func(g *segment, key block.Key,
 		if ctx.Err() != nil {
 			return found, context.Cause(ctx)
 		}
-		if err != nil {
+		if err != nil && !errors.Is(err, errdefs.ErrMismatch) { // that was found when the log was opened
 			found = append(found, finding{segmentName(g.number), blockdir.Unjudged, err.Error()})
 		}
 		if n := has[g.number]; n > 0 && err == nil {

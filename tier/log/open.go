@@ -20,8 +20,8 @@ import (
 
 // Open opens the directory, or makes it, and reads which blocks are there: what no sync is known to cover it verifies. Errors name the
 // directory and wrap ErrInvalid, ErrMismatch (another identity, layout or version), ErrCorrupt (unreadable marker), ErrBusy where another
-// process has it open, ErrReadOnly or ErrNoSpace. A segment that cannot be read is left as it is, and counted; its blocks are not there
-// until the directory is opened again. ctx bounds the opening only.
+// process has it open, ErrReadOnly or ErrNoSpace. A segment that cannot be read, or has groups of another version, is left as it is, and
+// counted; the blocks that could not be read are not there until the directory is opened again. ctx bounds the opening only.
 func Open(ctx context.Context, c Config) (*Tier, error) {
 	if err := c.Validate(); err != nil {
 		return nil, fmt.Errorf("open log tier: %w", err)
@@ -183,8 +183,11 @@ func (t *Tier) recover(ctx context.Context) error {
 			return nil
 		})
 		g.end.Store(max(from, end))
-		if errors.Is(err, errdefs.ErrMismatch) || ctx.Err() != nil {
-			return err
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if errors.Is(err, errdefs.ErrMismatch) {
+			t.damage = append(t.damage, finding{segmentName(g.number), blockdir.Unjudged, err.Error()})
 		}
 		if err != nil {
 			g.unread = true

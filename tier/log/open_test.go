@@ -33,28 +33,25 @@ func tree(t *testing.T, dir string) map[string]string {
 	return all
 }
 
-// A newer version is refused, whatever has it, and nothing is changed.
-func TestNewerVersionIsRefused(t *testing.T) {
-	newer := func(t *testing.T, name string, bytes int) {
-		t.Helper()
-		b, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		binary.LittleEndian.PutUint32(b[8:], 2)
-		binary.LittleEndian.PutUint64(b[bytes-8:], xxh3.Hash(b[:bytes-8]))
-		if err := os.WriteFile(name, b, 0o600); err != nil {
-			t.Fatal(err)
-		}
+// newer makes a file one of a version that is not known yet, whose header has so many bytes.
+func newer(t *testing.T, name string, off, bytes int64) {
+	t.Helper()
+	b, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
 	}
+	h := b[off : off+bytes]
+	binary.LittleEndian.PutUint32(h[8:], 2)
+	binary.LittleEndian.PutUint64(h[bytes-8:], xxh3.Hash(h[:bytes-8]))
+	if err := os.WriteFile(name, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A marker or a checkpoint of a newer version is refused, and nothing is changed.
+func TestNewerVersionIsRefused(t *testing.T) {
 	for what, make := range map[string]func(t *testing.T, dir string){
-		"checkpoint": func(t *testing.T, dir string) { newer(t, filepath.Join(dir, "index"), 4096) },
-		"group": func(t *testing.T, dir string) {
-			if err := os.Remove(filepath.Join(dir, "index")); err != nil {
-				t.Fatal(err)
-			}
-			newer(t, segmentFiles(t, dir)[0], 4096)
-		},
+		"checkpoint": func(t *testing.T, dir string) { newer(t, filepath.Join(dir, "index"), 0, 4096) },
 		"marker": func(t *testing.T, dir string) {
 			name := filepath.Join(dir, "kvlane.json")
 			b, err := os.ReadFile(name)
@@ -82,6 +79,50 @@ func TestNewerVersionIsRefused(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// One group of a newer version kept the whole log from being opened. It stays as it is, is counted and found, and the rest goes on.
+func TestDefectNewerGroupKeepsTheLogClosed(t *testing.T) {
+	c := config(t)
+	f := c.Formats[0]
+	tr := open(t, c)
+	put(t, tr, f, keys(0, 3)...)
+	closeTier(t, tr)
+	tr = open(t, c)
+	put(t, tr, f, keys(3, 5)...)
+	closeTier(t, tr)
+	name := segmentFiles(t, c.Dir)[0]
+	const page, group = 4096, 24 << 10
+	newer(t, name, page+group, page) // that of block 1
+	if err := os.Remove(filepath.Join(c.Dir, "index")); err != nil {
+		t.Fatal(err)
+	}
+	before := tree(t, c.Dir)[name]
+	for range 2 {
+		tr = open(t, c)
+		if st := tr.Stats(); st.Errors == 0 {
+			t.Error("nothing is counted")
+		}
+		for i, key := range keys(0, 5) {
+			if err := get(t, tr, f, key); (err == nil) == (i == 1) {
+				t.Errorf("block %d: %v", i, err)
+			}
+		}
+		put(t, tr, f, tiertest.Key(5))
+		closeTier(t, tr)
+		r, err := log.Verify(t.Context(), c.Dir, nil)
+		if err != nil || len(r.Findings) != 1 || !strings.Contains(r.Findings[0].Detail, "version 2") {
+			t.Errorf("%+v, %v", r.Findings, err)
+		}
+	}
+	tr = open(t, c)
+	if _, err := tr.GC(t.Context(), 0); err != nil {
+		t.Error(err)
+	}
+	closeTier(t, tr)
+	if tree(t, c.Dir)[name] != before {
+		t.Error("what is of a newer version was changed")
 	}
 }
 

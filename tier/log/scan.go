@@ -41,11 +41,12 @@ func readHeader(ctx context.Context, f dirfs.File, at position, id [16]byte, for
 // scanWindow is how much is looked at at once where no group begins.
 const scanWindow = 1 << 20
 
-// scan calls yield for every group of a segment from off on, and says where the last ends. What is no group it passes over, page by page: in what follows there may
-// be more.
+// scan calls yield for every group of a segment from off on, and says where the last ends. What is no group it passes over, page by page:
+// in what follows there may be more. ErrMismatch says that it passed over a group of another version.
 func scan(ctx context.Context, f dirfs.File, number uint32, off, size int64, id [16]byte, formats block.Formats, yield func(*header) error) (end int64, err error) {
 	end = off
 	var window []byte
+	var other error
 	for off+page <= size {
 		h, err := readHeader(ctx, f, position{uint64(number), off}, id, formats)
 		if err == nil {
@@ -56,7 +57,10 @@ func scan(ctx context.Context, f dirfs.File, number uint32, off, size int64, id 
 			end = min(off, size)
 			continue
 		}
-		if !errors.Is(err, errdefs.ErrCorrupt) {
+		switch {
+		case errors.Is(err, errdefs.ErrMismatch):
+			other = err
+		case !errors.Is(err, errdefs.ErrCorrupt):
 			return end, err
 		}
 		if window == nil {
@@ -68,7 +72,7 @@ func scan(ctx context.Context, f dirfs.File, number uint32, off, size int64, id 
 		}
 		off = next
 	}
-	return end, nil
+	return end, other
 }
 
 // findGroup returns the first page from off on that begins as a group does, or the end of the file.

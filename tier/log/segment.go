@@ -41,7 +41,7 @@ type segment struct {
 	broken  atomic.Bool  // a sync failed: what is not durable by now may never be
 	sealed  atomic.Bool  // nothing is appended any more
 	deletes atomic.Bool  // blocks were deleted here that lie in others
-	unread  bool         // not all of it could be read when the log was opened
+	unread  bool         // not all of it could be read when the log was opened: it stays as it is
 
 	attaching sync.Mutex
 	attached  dirfs.Attached // once it was read so

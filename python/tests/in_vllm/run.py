@@ -10,11 +10,19 @@ with the tokens and the number of cached tokens of each prompt, and the jobs of 
 "load" or "store", and whether it was layer by layer.
 """
 
+from __future__ import annotations
+
+import contextlib
 import json
 import os
 import sys
 import threading
+from collections.abc import Iterator
 from typing import Any
+from unittest import mock
+
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
 
 def run(plan: dict[str, Any]) -> None:
@@ -68,6 +76,44 @@ def watch_jobs() -> list[tuple[str, bool]]:
     return jobs
 
 
+class Layer(AttentionLayerBase):  # type: ignore[misc]
+    """A layer with vLLM's backend for CPUs, or one of another name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def get_attn_backend(self) -> Any:
+        return type("Backend", (CPUAttentionBackend,), {"get_name": staticmethod(lambda: self.name)})
+
+    def get_kv_cache_spec(self, vllm_config: Any) -> None:
+        return None
+
+
+@contextlib.contextmanager
+def kernels(vllm_config: Any, kv_cache_config: Any, env: dict[str, str]) -> Iterator[None]:
+    """Gives an engine layers, and kernels that differ from this machine's as env says."""
+    import platform
+
+    import vllm
+    from vllm.platforms import current_platform
+    from vllm.v1.attention.backends import cpu_attn
+
+    names = kv_cache_config.kv_cache_groups[0].layer_names
+    layers = {name: Layer(env.get("BACKEND", "CPU_ATTN")) for name in names if name != env.get("NO_LAYER")}
+    vllm_config.compilation_config.static_forward_context.update(layers)
+    others: list[tuple[str, Any, str, Any]] = [
+        ("VERSION", vllm, "__version__", str),
+        ("PLATFORM", type(current_platform), "device_name", str),
+        ("MACHINE", platform, "machine", lambda machine: lambda: machine),
+        ("ISA", cpu_attn, "_get_attn_isa", lambda isa: lambda *_: isa),
+    ]
+    with contextlib.ExitStack() as stack:
+        for name, where, what, value in others:
+            if name in env:
+                stack.enter_context(mock.patch.object(where, what, value(env[name])))
+        yield
+
+
 def identities(plan: dict[str, Any]) -> None:
     """What stores are told of engines with other arguments and environments, each a [kvlane, arguments, environment]."""
     import torch
@@ -89,10 +135,12 @@ def identities(plan: dict[str, Any]) -> None:
         heads = max(1, 2 // vllm.parallel_config.tensor_parallel_size)
         spec = FullAttentionSpec(block_size=32, num_kv_heads=heads, head_size=64, dtype=getattr(torch, arguments["dtype"]))
         kv = KVCacheConfig(1, [], [KVCacheGroupSpec([f"layer{i}" for i in range(4)], spec)])
+        kv.kv_cache_layout = env.get("LAYOUT", "LBHNC")
         try:
             groups = config.page_groups(vllm, kv, (0,))
             ranks = range(vllm.parallel_config.tensor_parallel_size)
-            out: Any = [config.store_config(vllm, kv, groups, "0.32", rank) for rank in ranks]
+            with kernels(vllm, kv, env):
+                out: Any = [config.store_config(vllm, kv, groups, config.kernels(vllm, kv, (0,)), rank) for rank in ranks]
         except errors.Error as e:
             out = f"{type(e).__name__}: {e}"
         print("STEP " + json.dumps({"stores": out}), flush=True)

@@ -26,7 +26,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from kvlane import vllm as ours
 
-from .run import watch_jobs
+from .run import Layer, watch_jobs
 
 PAGES, BLOCK, SIZE, LAYERS = 48, 16, 8, 3
 WRONG = 7  # the token of a request whose KV was wrong; no other has it
@@ -54,6 +54,7 @@ class Rig:
         tensor = KVCacheTensor(size=page * PAGES * LAYERS, layers=names, layer_stride=page * PAGES, block_stride=page)
         kv = KVCacheConfig(num_blocks=PAGES, kv_cache_tensors=[tensor], kv_cache_groups=[KVCacheGroupSpec(names, spec)])
         config.cache_config.num_gpu_blocks = PAGES
+        config.compilation_config.static_forward_context.update({name: Layer("CPU_ATTN") for name in names})
         size, hash_size = resolve_kv_cache_block_sizes(kv, config)
         self.scheduler = Scheduler(
             vllm_config=config, kv_cache_config=kv, structured_output_manager=StructuredOutputManager(config),
@@ -63,6 +64,7 @@ class Rig:
         self.connector = getattr(ours, connector)(config, KVConnectorRole.WORKER, kv)
         with set_current_vllm_config(config):
             self.connector.register_kv_caches(self.layers)
+        self.scheduler.connector.set_xfer_handshake_metadata_pp_aware({(0, 0): self.connector.get_handshake_metadata()})
         init_none_hash(sha256)
         self.hasher = get_request_block_hasher(hash_size, sha256)
         self.requests: list[Request] = []

@@ -45,6 +45,14 @@ def test_identity(identities: Any, model: Any, tmp_path: Path) -> None:
         "tenant": (STORE | {"tenant": "a"}, {}, {}),
         "dummy": (STORE, {"load_format": "dummy"}, {}),
         "two ranks": (STORE, {"tensor_parallel_size": 2}, {}),
+        "a patch release": (STORE, {}, {"VERSION": "0.32.1"}),
+        "backend": (STORE, {}, {"BACKEND": "FLASH_ATTN"}),
+        "platform": (STORE, {}, {"PLATFORM": "rocm"}),
+        "machine": (STORE, {}, {"MACHINE": "aarch64"}),
+        # By which vLLM's kernels for CPUs pack K and V.
+        "instruction set": (STORE, {}, {"ISA": "amx"}),
+        "another one": (STORE, {}, {"ISA": "neon"}),
+        "memory layout": (STORE, {}, {"LAYOUT": "LBNHC"}),
         "xxhash with a seed": (STORE, {"prefix_caching_hash_algo": "xxhash"}, {"PYTHONHASHSEED": "1"}),
     }
     answers = dict(zip(cases, identities(list(cases.values())), strict=True))
@@ -74,6 +82,7 @@ def test_what_is_refused(identities: Any) -> None:
         "cpu_bytes_to_use": (STORE | {"cpu_bytes_to_use": 1}, {}, {}),
         "log": ({"store": {"cache_bytes": 1, "log_dir": "/log"}}, {}, {}),
         "pipeline_parallel_size": (STORE, {"pipeline_parallel_size": 2}, {}),
+        "layer2": (STORE, {}, {"NO_LAYER": "layer2"}),
     }
     for word, answer in zip(cases, identities(list(cases.values())), strict=True):
         assert isinstance(answer, str)

@@ -33,7 +33,8 @@ def look(states: list[int], most: int = 1, first: int = 0, block_tokens: int = 1
     from kvlane.vllm.scheduler import Scheduler
 
     manager: Any = Manager(states, most)
-    scheduler = Scheduler(manager, (0,), events=False, log_seconds=60, block_tokens=block_tokens)
+    scheduler = Scheduler((0,), events=False, log_seconds=60, block_tokens=block_tokens)
+    scheduler.open(manager)
     keys: Any = [bytes([i]) * 8 + bytes(4) for i in range(len(states))]
     context: Any = SimpleNamespace(req_id="r", _offload_key_positions={k: i for i, k in enumerate(keys)})
     scheduler.lookup(keys[first], context)

@@ -1,6 +1,7 @@
 """What kvlane's stores are told of a vLLM engine: its page groups, and the identity of their KV.
 
-Scheduler and workers compute it each for themselves, and have to come to the same: nothing here depends on the process.
+Scheduler and workers compute it each for themselves, and have to come to the same: nothing here depends on the process, but for
+`kernels`, which the workers tell the scheduler.
 """
 
 from __future__ import annotations
@@ -91,7 +92,40 @@ def why_whole(vllm_config: Any, kv_cache_config: Any) -> str | None:
     return None
 
 
-def store_config(vllm_config: Any, kv_cache_config: Any, groups: list[PageGroup], version: str, rank: int) -> dict[str, Any]:
+def kernels(vllm_config: Any, kv_cache_config: Any, group_ids: tuple[int, ...]) -> dict[str, Any]:
+    """How this worker's kernels hold KV in a page, as far as its specification does not say: vLLM's version, the platform, the
+    layers' attention backends, and on CPUs the instruction set, by which K and V are packed. Workers alone know their layers.
+    """
+    import torch
+    import vllm
+    from vllm.config import get_layers_from_vllm_config
+    from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+    from vllm.platforms import current_platform
+    from vllm.v1.kv_cache_interface import AttentionSpec, iter_layer_specs
+
+    layer_type: Any = AttentionLayerBase
+    backends, isas = [], set()
+    for i in group_ids:
+        group = kv_cache_config.kv_cache_groups[i]
+        layers = get_layers_from_vllm_config(vllm_config, layer_type, group.layer_names)
+        if unknown := sorted(set(group.layer_names) - set(layers)):
+            raise errors.NotSupported(f"page group {i}: vLLM does not say what attention backend {', '.join(unknown)} has")
+        backends.append(sorted({layer.get_attn_backend().get_name() for layer in layers.values()}))
+        for spec in iter_layer_specs(group.kv_cache_spec) if current_platform.is_cpu() else ():
+            if isinstance(spec, AttentionSpec):
+                from vllm.v1.attention.backends import cpu_attn
+
+                dtype, cache = vllm_config.model_config.dtype, vllm_config.cache_config.cache_dtype
+                isas.add(cpu_attn._get_attn_isa(dtype, spec.block_size, spec.head_size, cache))
+    out: dict[str, Any] = {"vllm": vllm.__version__, "platform": current_platform.device_name, "backends": backends}
+    if current_platform.is_cpu():  # of one set there are kernels for several generations of an architecture
+        out["cpu"] = [platform.machine(), torch.backends.cpu.get_cpu_capability(), *sorted(isas)]
+    return out
+
+
+def store_config(
+    vllm_config: Any, kv_cache_config: Any, groups: list[PageGroup], kernels: Mapping[str, Any], rank: int
+) -> dict[str, Any]:
     """The configuration of the store of a rank's worker. Ranks that hold the same KV have the same, and share files."""
     extra: Mapping[str, Any] = vllm_config.kv_transfer_config.kv_connector_extra_config
     if wrong := sorted(set(extra) - set(_OURS) - set(_VLLMS)):
@@ -124,7 +158,7 @@ def store_config(vllm_config: Any, kv_cache_config: Any, groups: list[PageGroup]
         }
         out.append({"name": f"vllm{g.group_id}", "layers": list(range(first, first + g.layers)), "geometry": geometry})
         first += g.layers
-    own = {"groups": out, "revision": _revision(vllm_config, kv_cache_config, groups, version, bool(store.get("dirs")))}
+    own = {"groups": out, "revision": _revision(vllm_config, kv_cache_config, groups, kernels, bool(store.get("dirs")))}
     if "tenant" in extra:
         own["tenant"] = str(extra["tenant"])
     if store.get("dirs"):  # a directory has blocks of one identity
@@ -143,14 +177,14 @@ def of_worker(stores: list[dict[str, Any]], rank: int) -> dict[str, Any]:
     return {**own, "store": {**own["store"], "read_only": True}}
 
 
-def _revision(vllm_config: Any, kv_cache_config: Any, groups: list[PageGroup], version: str, durable: bool) -> str:
+def _revision(vllm_config: Any, kv_cache_config: Any, groups: list[PageGroup], kernels: Mapping[str, Any], durable: bool) -> str:
     """All that has to be the same for KV to be right, but for what the groups' geometries say, as one text."""
     cache, transfer = vllm_config.cache_config, vllm_config.kv_transfer_config
     model = vllm_config.model_config
     extra = transfer.kv_connector_extra_config
     algorithm = str(cache.prefix_caching_hash_algo)
     parts: dict[str, Any] = {
-        "vllm": version,
+        "kernels": dict(kernels),
         "model": _model(model, vllm_config.load_config, extra.get("weights"), durable),
         "cache_dtype": str(cache.cache_dtype),
         "layout": str(kv_cache_config.kv_cache_layout or cache.kv_cache_layout),

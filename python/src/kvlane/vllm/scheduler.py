@@ -45,13 +45,13 @@ def _named(blocks: Iterable[Block]) -> list[bytes]:
 class Scheduler(OffloadingManager):
     """vLLM's scheduler calls it, in one thread. A block that is not there raises nothing: it is a miss, now or at the worker.
 
-    block_tokens is that of the only page group; 0 where there are several, whose prefixes end in places of their own.
+    block_tokens is that of the only page group; 0 where there are several, whose prefixes end in places of their own. It is to be
+    opened before the first step.
     """
 
-    def __init__(
-        self, manager: Manager, group_ids: tuple[int, ...], events: bool, log_seconds: float, block_tokens: int = 0
-    ) -> None:
-        self.manager, self._block_tokens = manager, block_tokens
+    def __init__(self, group_ids: tuple[int, ...], events: bool, log_seconds: float, block_tokens: int = 0) -> None:
+        self._manager: Manager | None = None
+        self._block_tokens = block_tokens
         self._groups = {g: i.to_bytes(GROUP_BYTES, "big") for i, g in enumerate(group_ids)}
         self._same = list(group_ids) == list(range(len(group_ids)))
         self._salt = b""  # set by reset_cache
@@ -62,6 +62,17 @@ class Scheduler(OffloadingManager):
         self._failed: set[bytes] = set()  # of jobs that some worker is not through with
         self._events: list[OffloadingEvent] | None = [] if events else None
         self._log_seconds, self._logged = log_seconds, 0.0
+
+    def open(self, manager: Manager) -> None:
+        """Gives it the Manager, which it will close."""
+        self._manager = manager
+
+    @property
+    def manager(self) -> Manager:
+        """The index of the workers' blocks. NotSupported before open."""
+        if self._manager is None:
+            raise errors.NotSupported("vLLM has not passed on what its workers tell of their kernels (get_handshake_metadata)")
+        return self._manager
 
     def _name(self, key: OffloadKey) -> bytes:
         if self._same and not self._salt:
@@ -219,6 +230,8 @@ class Scheduler(OffloadingManager):
 
     def shutdown(self) -> None:
         """Closes the Manager."""
+        if self._manager is None:
+            return
         logger.info("kvlane: %s", json.dumps(self.stats()))
         self.reset_cache()  # ends jobs that no worker answers for any more
         self.manager.close()

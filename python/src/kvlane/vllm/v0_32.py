@@ -14,6 +14,7 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
+    KVConnectorHandshakeMetadata,
     KVConnectorTransferResults,
     KVConnectorWorkerMetadata,
 )
@@ -40,8 +41,6 @@ from .worker import Failure, Worker, open_worker
 
 logger = init_logger("vllm.kvlane")  # what vLLM sets up are loggers below its own name
 
-RELEASE = "0.32"
-
 
 @dataclass
 class WorkerMetadata(OffloadingWorkerMetadata):
@@ -60,6 +59,13 @@ class WorkerMetadata(OffloadingWorkerMetadata):
         return WorkerMetadata(both.completed_jobs, both.transfer_stats, failed)
 
 
+@dataclass
+class Kernels(KVConnectorHandshakeMetadata):
+    """What a worker tells the scheduler before the first step: see config.kernels."""
+
+    kernels: dict[str, Any]
+
+
 class Spec(OffloadingSpec):
     """How vLLM's OffloadingConnector gets kvlane's manager and worker."""
 
@@ -71,25 +77,36 @@ class Spec(OffloadingSpec):
             )
         self.group_ids = get_offloading_group_ids(kv_cache_config)
         self.groups = configs.page_groups(vllm_config, kv_cache_config, self.group_ids)
-        self.stores = [
-            configs.store_config(vllm_config, kv_cache_config, self.groups, RELEASE, rank)
-            for rank in range(config.parallel.tp_size)
-        ]
+        self._vllm = (vllm_config, kv_cache_config)
+
+    def kernels(self) -> dict[str, Any]:
+        """This worker's kernels."""
+        return configs.kernels(*self._vllm, self.group_ids)
+
+    def _stores(self, kernels: dict[str, Any]) -> list[dict[str, Any]]:
+        """The configurations of all ranks' stores."""
+        ranks = range(self.config.parallel.tp_size)
+        return [configs.store_config(*self._vllm, self.groups, kernels, rank) for rank in ranks]
 
     def get_manager(self) -> OffloadingManager:
-        """The scheduler's."""
-        manager = Manager([c for i, c in enumerate(self.stores) if c not in self.stores[:i]])
+        """The scheduler's, without its Manager."""
         log_seconds = float(self.extra_config.get("log_seconds", 60))
         tokens = self.groups[0].block_tokens if len(self.groups) == 1 else 0
-        return Scheduler(manager, self.group_ids, self.kv_events_config.enable_kv_cache_events, log_seconds, tokens)
+        return Scheduler(self.group_ids, self.kv_events_config.enable_kv_cache_events, log_seconds, tokens)
+
+    def open_manager(self, kernels: dict[str, Any]) -> Manager:
+        """The index of the blocks of workers with such kernels."""
+        stores = self._stores(kernels)
+        return Manager([c for i, c in enumerate(stores) if c not in stores[:i]])
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         """A worker's."""
-        rank = self.config.parallel.rank % len(self.stores)
-        own = configs.of_worker(self.stores, rank)
-        if own is not self.stores[rank]:
+        stores = self._stores(self.kernels())
+        rank = self.config.parallel.rank % len(stores)
+        own = configs.of_worker(stores, rank)
+        if own is not stores[rank]:
             logger.info("kvlane: rank %d has the KV of another rank, which writes the files of both", rank)
-            Manager([self.stores[rank]], 1).close()  # makes the directories, which may not be there yet
+            Manager([stores[rank]], 1).close()  # makes the directories, which may not be there yet
         return open_worker(own, kv_caches, self.groups)
 
 
@@ -105,7 +122,7 @@ class Connector(OffloadingConnector):
         self._bad_pages: set[int] = set()
         self._pace = Pace(2 if vllm_config.scheduler_config.async_scheduling else 1)
         self.connector_scheduler = self.connector_worker = None
-        spec = self._spec(config, vllm_config, kv_cache_config)
+        self.spec = spec = self._spec(config, vllm_config, kv_cache_config)
         if role == KVConnectorRole.SCHEDULER:
             if vllm_config.kv_transfer_config.kv_load_failure_policy != "recompute":
                 logger.warning(
@@ -120,6 +137,21 @@ class Connector(OffloadingConnector):
     @staticmethod
     def _spec(config: OffloadingConfig, vllm_config: Any, kv_cache_config: Any) -> OffloadingSpec:
         return Spec(config, vllm_config, kv_cache_config)
+
+    def get_handshake_metadata(self) -> Kernels:
+        """What the scheduler has to know of this worker's kernels."""
+        assert isinstance(self.spec, Spec)
+        return Kernels(self.spec.kernels())
+
+    def set_xfer_handshake_metadata(self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
+        """The workers' kernels, by rank: what KV belongs to is known now, so that the scheduler can look for blocks."""
+        told = [m.kernels for m in metadata.values() if isinstance(m, Kernels)]
+        if not told or any(other != told[0] for other in told):
+            raise errors.NotSupported(f"workers whose kernels may hold KV in different ways: {told}")
+        manager = self.scheduler.manager
+        assert isinstance(self.spec, Spec)
+        assert isinstance(manager, Scheduler)
+        manager.open(self.spec.open_manager(told[0]))
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Any:
         """The jobs of a step. The Manager is told how long earlier ones took."""

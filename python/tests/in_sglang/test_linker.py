@@ -152,12 +152,35 @@ def test_cancel_reset_and_close(link: Any) -> None:
     assert linker.offload(transfer(keys, 1))
     linker.reset()
     assert linker.num_completed_offloads() == 0
-    assert linker.lookup("r", transfer(keys)) == [1], "what is stored stays"
+    assert linker.lookup("r", transfer(keys)) == []
     linker.close()
     linker.close()
     with pytest.raises(errors.Closed):
         linker.lookup("r", transfer(keys))
     assert not [t for t in threading.enumerate() if t.name in ("kvlane-load", "kvlane-offload")]
+
+
+def test_nothing_old_is_found_after_a_flush(link: Any, tmp_path: Path) -> None:
+    """SGLang flushes its cache with every change of weights. The first weights are those that a restart has."""
+    linker = link(params(), own(tmp_path))
+    fill(buffers(linker))
+    keys, first = hashes(2), slots(linker, 1)
+    assert offload(linker, keys, 1, 2)
+    linker.reset()
+    assert linker.lookup("r", transfer(keys)) == []
+    assert not bring(linker, keys, 4, 5)
+    fill(buffers(linker), 1)
+    second = slots(linker, 1)
+    assert offload(linker, keys, 1, 2)
+    assert linker.lookup("r", transfer(keys)) == [1, 2]
+    assert bring(linker, keys, 4, 5)
+    assert all(torch.equal(a, b) for a, b in zip(slots(linker, 4), second, strict=True))
+    linker.close()
+    again = link(params(), own(tmp_path))
+    assert bring(again, keys, 4, 5)
+    assert all(torch.equal(a, b) for a, b in zip(slots(again, 4), first, strict=True))
+    again.reset()
+    assert again.lookup("r", transfer(keys)) == [], "of the weights that another process was given"
 
 
 def test_what_is_not_supported_is_refused(link: Any) -> None:
@@ -213,3 +236,5 @@ def test_the_radix_cache_offloads_and_loads_back(link: Any, tmp_path: Path) -> N
     assert index == 0
     assert c.linker.finish_loads() == []
     assert all(torch.equal(b[where], w) for b, w in zip(buffers(linker), want, strict=True))
+    c.reset()  # as Scheduler.flush_cache does
+    assert c.match_prefix(MatchPrefixParams(key=RadixKey(tokens, None), req=request)).host_hit_length == 0

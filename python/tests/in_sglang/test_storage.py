@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -106,6 +107,82 @@ def test_a_damaged_page_is_a_miss_and_stored_anew(storage: Any, tmp_path: Path) 
     assert again.batch_set_v1(keys, indices(0, 1, 2)) == [True] * 3
     assert again.batch_get_v1(keys, indices(4, 5, 6)) == [True] * 3
     assert torch.equal(page(pool, 5), page(pool, 1))
+
+
+def test_nothing_old_is_found_after_a_flush(storage: Any, tmp_path: Path) -> None:
+    """SGLang flushes its cache with every change of weights, and clears the pool then. The first weights are those that a restart
+    has.
+    """
+    pool = host_pool("page_first")
+    s = storage(pool, extra(tmp_path))
+    keys = hashes(2)
+    for i, flush in enumerate((pool.clear, s.clear, lambda: None)):
+        fill(pool.kv_buffer, i)
+        assert s.batch_exists(keys) == 0
+        assert s.batch_get_v1(keys, indices(4, 5)) == [False] * 2
+        assert s.batch_get(keys, [pool.get_dummy_flat_data_page()] * 2) == [None] * 2
+        assert s.batch_set_v1(keys, indices(0, 1)) == [True] * 2
+        want = page(pool, 1)
+        assert s.batch_get_v1(keys, indices(4, 5)) == [True] * 2
+        assert torch.equal(page(pool, 5), want)
+        flush()
+    s.close()
+    pool.clear()
+    s = storage(pool, extra(tmp_path))
+    assert s.batch_get_v1(keys, indices(4, 5)) == [True] * 2
+    fill(pool.kv_buffer, 0)
+    want = page(pool, 1)
+    assert s.batch_get_v1(keys, indices(4, 5)) == [True] * 2
+    assert torch.equal(page(pool, 5), want)
+    pool.clear()
+    assert s.batch_exists(keys) == 0, "of the weights that another process was given"
+
+
+def test_ranks_that_share_files_do_so_after_a_flush(storage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang.srt.runtime_context import get_parallel
+
+    from kvlane.sglang import config
+
+    asked: list[Any] = []
+
+    def nonce(group: Any) -> bytes:
+        asked.append(group)
+        return bytes(32)
+
+    monkeypatch.setattr(config, "nonce", nonce)
+    with get_parallel().override(tp_group=SimpleNamespace(cpu_group="ranks"), attn_dp_enabled=False):
+        pools = [host_pool("page_first", mla=True) for _ in range(2)]
+        first, second = (storage(p, extra(tmp_path), mla=True, tp_size=2, tp_rank=rank) for rank, p in enumerate(pools))
+    storage(host_pool("page_first"), extra(tmp_path), tp_size=2)
+    assert asked == ["ranks", "ranks", None]
+    for pool in pools:
+        pool.clear()
+    fill(pools[0].kv_buffer)
+    assert first.batch_set_v1(hashes(1), indices(0)) == [True]
+    first.close()  # what it has is in files
+    assert second.batch_get_v1(hashes(1), indices(3)) == [True]
+    assert torch.equal(page(pools[1], 3), page(pools[0], 0))
+
+
+def _nonce(rank: int, path: str, out: Any) -> None:
+    from kvlane.sglang.config import nonce
+
+    torch.distributed.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
+    out.put((nonce(torch.distributed.group.WORLD), nonce(None)))
+    torch.distributed.destroy_process_group()
+
+
+def test_the_ranks_of_a_group_agree(tmp_path: Path) -> None:
+    processes = torch.multiprocessing.get_context("spawn")
+    out = processes.Queue()
+    both = [processes.Process(target=_nonce, args=(rank, str(tmp_path / "ranks"), out)) for rank in range(2)]
+    for p in both:
+        p.start()
+    (shared, own), (other_shared, other_own) = out.get(timeout=120), out.get(timeout=120)
+    for p in both:
+        p.join(30)
+    assert shared == other_shared
+    assert len({shared, own, other_own}) == 3
 
 
 @pytest.mark.parametrize(
@@ -243,6 +320,9 @@ def test_hicache_backs_up_and_prefetches(model: Path, tmp_path: Path) -> None:
         got = c.page_get_func(_Operation(tokens), hashes_found, host)
         assert got == 6
         assert all(torch.equal(page(pool, int(host[i * PAGE]) // PAGE), want) for i, want in enumerate(before))
+        c.reset()  # as UnifiedRadixCache.reset does, with which SGLang flushes its cache
+        c.mem_pool_host.clear()
+        assert c._storage_hit_query(_Operation(tokens)) == ([], 0)
         c.detach_storage_backend()
     finally:
         torch.distributed.destroy_process_group()

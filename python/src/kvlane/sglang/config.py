@@ -57,6 +57,16 @@ def options(extra_config: Mapping[str, Any] | None) -> dict[str, Any]:
     return dict(own)
 
 
+def nonce(group: Any) -> bytes:
+    """Random bytes, the same on all ranks of a torch process group, which all call this. None: of this process alone."""
+    import torch
+
+    out = [os.urandom(32)]
+    if group is not None and torch.distributed.get_world_size(group) > 1:
+        torch.distributed.broadcast_object_list(out, group=group, group_src=0)
+    return out[0]
+
+
 def store_config(
     own: Mapping[str, Any],
     engine: Engine,

@@ -100,7 +100,7 @@ class Linker(UnifiedCacheLinker):
         self._group = device_pools(params, components)
         self.pools = self._group.entry_map
         replicated = self._group.rank_replicated
-        tp_rank, tp_size = 0, int(get_parallel().tp_size)
+        tp_rank, tp_size, tp_group = 0, int(get_parallel().tp_size), None
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             tp_group = params.attn_tp_cache_group or params.tp_cache_group
             tp_rank, tp_size = torch.distributed.get_rank(tp_group), torch.distributed.get_world_size(tp_group)
@@ -130,6 +130,7 @@ class Linker(UnifiedCacheLinker):
                 layers=layers,
             ),
             float(own.get("wait_seconds", config.WAIT_SECONDS)),
+            config.nonce(tp_group),
         )
         self.layer_done_counter = LayerWiseLoadCounter(self._group.num_layers)
         if "mamba" in self.pools:
@@ -246,11 +247,13 @@ class Linker(UnifiedCacheLinker):
         return self._results.get_nowait()
 
     def reset(self) -> None:
-        """Forgets queued loads, and waits until nothing touches the pools. What is stored stays."""
+        """Forgets queued loads, waits until nothing touches the pools, and finds nothing again that was stored before: SGLang
+        flushes its cache with every change of weights, and does not say why.
+        """
         self._pending.clear()
         self._loads.wait()
         self._offloads.wait()
-        self.pages.leases.clear("reset")
+        self.pages.reset()
         while not self._results.empty():
             self._results.get_nowait()
         self.layer_done_counter.reset()

@@ -129,13 +129,17 @@ class Failures:
         self.counts[kind] += n
 
 
-def digest(name: str) -> bytes:
-    """A block's hash from SGLang's name for a page: sha256 in hexadecimal digits as it is, any other text hashed."""
+def digest(name: str, salt: bytes = b"") -> bytes:
+    """A block's hash from SGLang's name for a page: sha256 in hexadecimal digits as it is, any other text hashed; with a salt
+    another one.
+    """
     try:
         raw = bytes.fromhex(name)
     except ValueError:
         raw = b""
-    return raw if len(raw) == HASH_BYTES else hashlib.sha256(b"name\0" + name.encode()).digest()
+    if len(raw) != HASH_BYTES:
+        raw = hashlib.sha256(b"name\0" + name.encode()).digest()
+    return hashlib.sha256(salt + raw).digest() if salt else raw
 
 
 def numbers(indices: Any, page_size: int, n: int) -> list[int]:
@@ -155,8 +159,9 @@ def numbers(indices: Any, page_size: int, n: int) -> list[int]:
 class Pages:
     """A store of the pages of some pools. Safe from any thread; every call that waits does so for wait_seconds at most.
 
-    configure makes the store's configuration from the page groups. What is not there, not right or in nobody's reach is a
-    miss: False in the answers, counted and logged once. Invalid, Closed and Forked are raised.
+    configure makes the store's configuration from the page groups; nonce is random, and the same on ranks that share files. What
+    is not there, not right or in nobody's reach is a miss: False in the answers, counted and logged once. Invalid, Closed and
+    Forked are raised.
     """
 
     def __init__(
@@ -164,7 +169,10 @@ class Pages:
         pools: Sequence[Pool],
         configure: Callable[[list[Group], list[list[int]]], Mapping[str, Any]],
         wait_seconds: float,
+        nonce: bytes,
     ) -> None:
+        self._nonce, self._resets = nonce, 0
+        self._salt = b""  # set by reset
         self.pools = {p.name: p for p in pools}
         self.wait_seconds = wait_seconds
         self.failures = Failures()
@@ -190,6 +198,12 @@ class Pages:
             self.store.close(wait_seconds)
             raise
 
+    def reset(self) -> None:
+        """Nothing that was stored so far is found again by this process: the engine may have got other weights."""
+        self.leases.clear("reset")
+        self._resets += 1
+        self._salt = hashlib.sha256(self._nonce + self._resets.to_bytes(8, "big")).digest()
+
     def close(self) -> None:
         """Waits for what is under way, writes what is to be written, and closes the store."""
         self.leases.clear("closed")
@@ -204,8 +218,9 @@ class Pages:
         raw = bytearray()
         pages: list[int] = []
         entries: list[tuple[int, int]] = []
+        salt = self._salt
         for number, part in enumerate(parts):
-            hashes = b"".join(digest(h) for h in part.hashes)
+            hashes = b"".join(digest(h, salt) for h in part.hashes)
             for g in self._of[part.pool]:
                 raw += self.store.keys(hashes, g, HASH_BYTES).raw
                 pages += part.pages

@@ -16,6 +16,7 @@ from sglang.srt.mem_cache.hicache_storage import (
     PoolTransferResult,
 )
 from sglang.srt.mem_cache.pool_host.group import HostPoolGroup
+from sglang.srt.runtime_context import get_parallel
 
 from .. import errors
 from . import config
@@ -96,11 +97,24 @@ class Storage(HiCacheStorage):
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
         """SGLang's pool of KV in host memory."""
         super().register_mem_pool_host(mem_pool_host)
+        self._clear_with(mem_pool_host)
         entries = mem_pool_host.entries if isinstance(mem_pool_host, HostPoolGroup) else ()
         for entry in entries:
             self._host[str(entry.name)] = entry.host_pool
         if not entries:
             self._host[KV] = mem_pool_host
+
+    def _clear_with(self, pool: Any) -> None:
+        """SGLang flushes its cache with every change of weights, and tells a storage backend nothing of it. What it does then,
+        and at no other time, is to clear this pool, while its storage threads have nothing to do.
+        """
+        clear = pool.clear
+
+        def cleared() -> None:
+            clear()
+            self.clear()
+
+        pool.clear = cleared
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
         """A further pool. NotSupported once pages were registered."""
@@ -124,7 +138,15 @@ class Storage(HiCacheStorage):
                 self._own, self._engine, self._rank, {"host": form}, {"driver": "host"}, groups=groups, layers=layers
             ),
             float(self._own.get("wait_seconds", config.WAIT_SECONDS)),
+            config.nonce(self._sharing()),
         )
+
+    def _sharing(self) -> Any:
+        """The process group of the ranks that read each other's files. None where each has its own."""
+        if not self._replicated or self._rank.tp_size == 1:
+            return None
+        parallel = get_parallel()
+        return (parallel.attn_tp_group if parallel.attn_dp_enabled else parallel.tp_group).cpu_group
 
     @property
     def pages(self) -> Pages:
@@ -231,6 +253,11 @@ class Storage(HiCacheStorage):
         if self._staging is None:
             self._staging = Staging(self.pages, KV)
         return self._staging
+
+    def clear(self) -> None:
+        """Nothing that was stored so far is found again by this process. Files stay until they make room for others."""
+        if self._pages is not None:
+            self._pages.reset()
 
     def close(self) -> None:
         """Waits for what is under way, writes what is still to be written, and closes the store. May be called twice."""

@@ -51,6 +51,76 @@ def test_blocks_in_files_are_hits_where_they_are_worth_loading() -> None:
     assert look([BELOW, BELOW], block_tokens=0) == ("HH", []), "several page groups"
 
 
+GEOMETRY = {
+    "name": "m", "dtype": "int8", "layers": 1, "kv_heads": 1, "head_size": 64, "block_tokens": 16, "tp_size": 1, "tp_rank": 0,
+    "state": True,
+}  # fmt: skip
+RANK = {
+    "groups": [{"name": "g", "layers": [0], "geometry": GEOMETRY}], "revision": "r", "device": {"driver": "host"},
+    "store": {"cache_bytes": 1 << 20},
+}  # fmt: skip
+
+
+def test_events_say_what_is_in_memory() -> None:
+    """What was stored and not removed is what lookups find, whatever happens: evictions, failures, resets."""
+    from vllm.v1.kv_offload.base import LookupResult, Medium, ReqContext
+
+    from kvlane.manager import Manager as Index
+    from kvlane.vllm.scheduler import Scheduler
+
+    # vLLM's number of the page group is not kvlane's.
+    scheduler = Scheduler((3,), events=True, log_seconds=60)
+    scheduler.open(Index([RANK], 8))
+    keys: Any = [bytes([i]) * 32 + (3).to_bytes(4, "big") for i in range(40)]
+    context = ReqContext("r")
+    there: set[Any] = set()
+    told = {True: 0, False: 0}
+
+    def check() -> None:
+        for event in scheduler.take_events():
+            assert event.keys
+            assert event.medium == Medium.CPU
+            told[event.removed] += len(event.keys)
+            if event.removed:
+                assert there.issuperset(event.keys)
+                there.difference_update(event.keys)
+            else:
+                there.update(event.keys)
+        assert there == {k for k in keys if scheduler.lookup(k, context) == LookupResult.HIT}
+
+    def store(*which: Any, failed: Any = (), success: bool = True) -> None:
+        out = scheduler.prepare_store(which, context)
+        assert out is not None
+        check()
+        scheduler.failed([scheduler._name(k) for k in failed])
+        scheduler.complete_store(out.keys_to_store, context, success)
+        check()
+
+    def load(*which: Any, failed: Any = ()) -> None:
+        scheduler.prepare_load(which, context)
+        check()
+        scheduler.failed([scheduler._name(k) for k in failed])
+        scheduler.complete_load(which, context)
+        check()
+
+    for _ in range(2):
+        store(*keys[:6])
+        assert len(there) == 6
+        store(*keys[:8], failed=keys[7:8])
+        store(*keys[8:12], success=False)
+        store(*keys[12:20])
+        assert len(there) == 8, "others were evicted"
+        load(*there, failed=list(there)[2:4])
+        assert len(there) == 6, "a worker has found some wrong"
+        out = scheduler.prepare_store(keys[31:32], context)
+        scheduler.reset_cache()
+        check()
+        assert out is not None
+        assert not there
+    assert told[True] == told[False] > 20
+    scheduler.shutdown()
+
+
 def test_steps_tell_how_long_computing_takes() -> None:
     from kvlane.vllm.pace import Pace
 

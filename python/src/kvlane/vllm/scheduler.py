@@ -61,6 +61,7 @@ class Scheduler(OffloadingManager):
         self._owed: list[bytes] = []  # evicted, and no worker was told yet
         self._failed: set[bytes] = set()  # of jobs that some worker is not through with
         self._events: list[OffloadingEvent] | None = [] if events else None
+        self._told: dict[bytes, OffloadKey] = {}  # vLLM's keys of what events have said is there, by name
         self._log_seconds, self._logged = log_seconds, 0.0
 
     def open(self, manager: Manager) -> None:
@@ -130,8 +131,9 @@ class Scheduler(OffloadingManager):
             logger.warning("Request %s: %d blocks are loaded unpinned: %s", req_context.req_id, len(names), e)
         self._loads[req_context.req_id] = job
         self._changed()
-        self._removed(job)
-        return Blocks(names, self._evicted(job))
+        evicted = _named(job.evicted) if job else []
+        self._removed(evicted)
+        return Blocks(names, self._drop(evicted))
 
     def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
         """Every worker is through with a request's load."""
@@ -149,24 +151,26 @@ class Scheduler(OffloadingManager):
             logger.warning("Request %s: %d blocks are not stored: %s", req_context.req_id, len(named), e)
             return None
         self._changed()
-        self._removed(job)
+        evicted = _named(job.evicted)
+        self._removed(evicted)
         chosen = set(_named(job.blocks))
         names = [n for n in named if n in chosen]  # in vLLM's order, in which it will name the pages
         taken = [named[n] for n in names]
         if not taken:  # vLLM makes no job of it, so the next one tells the workers
-            self._owed += _named(job.evicted)
+            self._owed += evicted
             job.end()
             return PrepareStoreOutput([], Blocks([], []), [])
         for k in taken:
             self._stores[k] = job
-        return PrepareStoreOutput(taken, Blocks(names, self._evicted(job)), [])
+        return PrepareStoreOutput(taken, Blocks(names, self._drop(evicted)), [])
 
     def complete_store(self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True) -> None:
         """Every worker is through with a job."""
         jobs = {id(j): j for k in keys if (j := self._stores.pop(k, None)) is not None}
-        if self._events is not None:
-            stored = [k for k in keys if success and self._name(k) not in self._failed]
-            self._events.append(OffloadingEvent(stored, Medium.CPU, removed=False))
+        stored = {n: k for k in keys if success and (n := self._name(k)) not in self._failed}
+        if self._events is not None and stored:
+            self._told |= stored
+            self._events.append(OffloadingEvent(list(stored.values()), Medium.CPU, removed=False))
         for job in jobs.values():
             self._end(job, keys, success)
 
@@ -174,6 +178,7 @@ class Scheduler(OffloadingManager):
         failed = {n for n in map(self._name, keys) if n in self._failed or not success}
         self._failed -= failed
         self._changed()
+        self._removed(failed)
         if job is not None:
             job.end([i for i, n in enumerate(_named(job.blocks)) if n in failed])
         elif failed:
@@ -186,14 +191,15 @@ class Scheduler(OffloadingManager):
         """A worker could not store or load these blocks, of a job that has not ended."""
         self._failed.update(names)
 
-    def _removed(self, job: Job | None) -> None:
-        # Names that are not vLLM's own keys are no news to it: it has dropped what it knew of them with reset_cache.
-        if self._events is not None and job is not None and job.evicted and self._same and not self._salt:
-            self._events.append(OffloadingEvent([OffloadKey(n) for n in _named(job.evicted)], Medium.CPU, removed=True))
+    def _removed(self, names: Iterable[bytes]) -> None:
+        """Tells of blocks that are in the workers' memory no more."""
+        keys = [key for n in names if (key := self._told.pop(n, None)) is not None]
+        if self._events is not None and keys:
+            self._events.append(OffloadingEvent(keys, Medium.CPU, removed=True))
 
-    def _evicted(self, job: Job | None) -> list[bytes]:
+    def _drop(self, evicted: list[bytes]) -> list[bytes]:
         """What the workers drop before a job, which is the next that they get."""
-        out, self._owed = [*self._owed, *(_named(job.evicted) if job else ())], []
+        out, self._owed = [*self._owed, *evicted], []
         return out
 
     def _changed(self) -> None:
@@ -222,6 +228,7 @@ class Scheduler(OffloadingManager):
         self._loads.clear()
         self._stores.clear()
         self._failed.clear()
+        self._removed(list(self._told))
         self._changed()
 
     def stats(self) -> dict[str, Any]:

@@ -6,8 +6,8 @@ A plan is {"model": folder, "engine": arguments of LLM, "kvlane": what kv_connec
 engine forgets its own prefix cache) or {"reset": "all"} (and the connector).
 
 Answers with the number of the process, and later with that and how it ended. The log has a line "STEP {...}" for each step,
-with the tokens and the number of cached tokens of each prompt, and the jobs of kvlane's worker, where it is in this process:
-"load" or "store", and whether it was layer by layer.
+with the tokens and the number of cached tokens of each prompt, and, where scheduler and worker are in this process, how often a
+request was preempted, and the jobs of kvlane's worker: "load" or "store", and whether it was layer by layer.
 """
 
 from __future__ import annotations
@@ -38,11 +38,12 @@ def run(plan: dict[str, Any]) -> None:
             kv_load_failure_policy="recompute",
             kv_connector_extra_config=plan["kvlane"],
         )
-    jobs = watch_jobs()
+    jobs, preempted = watch_jobs(), watch_preemptions()
     llm = LLM(plan["model"], skip_tokenizer_init=True, enforce_eager=True, **plan["engine"], **more)
     print("UP", flush=True)
     for step in plan["steps"]:
         jobs.clear()
+        preempted.clear()
         if "reset" in step:
             out = {"reset": llm.reset_prefix_cache(reset_connector=step["reset"] == "all")}
         else:
@@ -57,6 +58,7 @@ def run(plan: dict[str, Any]) -> None:
                 "cached": [o.num_cached_tokens for o in outputs],
                 "reasons": [o.outputs[0].finish_reason for o in outputs],
                 "jobs": [list(j) for j in jobs],
+                "preempted": len(preempted),
             }
         print("STEP " + json.dumps(out), flush=True)
 
@@ -74,6 +76,20 @@ def watch_jobs() -> list[tuple[str, bool]]:
 
     Worker._start = watched  # type: ignore[method-assign]
     return jobs
+
+
+def watch_preemptions() -> list[str]:
+    """The requests from which vLLM's scheduler takes their pages from now on, where it is in this process."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    preempted, preempt = [], Scheduler._preempt_request
+
+    def watched(self: Scheduler, request: Any, *args: Any, **kwargs: Any) -> Any:
+        preempted.append(request.request_id)
+        return preempt(self, request, *args, **kwargs)
+
+    Scheduler._preempt_request = watched
+    return preempted
 
 
 class Layer(AttentionLayerBase):  # type: ignore[misc]

@@ -8,25 +8,41 @@ import sglang
 from sglang.srt.mem_cache.hicache_storage import PoolHitPolicy, PoolTransfer, PoolTransferResult
 from sglang.srt.runtime_context import get_lora, get_model, get_spec
 
+from .. import errors
 from .config import Engine
 from .pages import Pages, Part
 
 # Of what SGLang was started with, what its KV depends on.
-_MODEL = ("dtype", "quantization", "kv_cache_dtype", "json_model_override_args", "context_length", "load_format")
+_MODEL = (
+    "dtype",
+    "quantization",
+    "quantization_param_path",
+    "kv_cache_dtype",
+    "json_model_override_args",
+    "context_length",
+    "load_format",
+)
 _SPEC = ("speculative_algorithm", "speculative_draft_model_path", "speculative_draft_model_revision")
+
+
+def _field(bag: Any, name: str) -> Any:
+    """What SGLang was started with. NotSupported where it no longer says so: KV of other values would be taken for the same."""
+    try:
+        return getattr(bag, name)
+    except AttributeError as e:
+        raise errors.NotSupported(f"SGLang {sglang.__version__} has no argument {name}, on which KV depends: {e}") from e
 
 
 def engine(model: str | None = None) -> Engine:
     """The engine that runs here. model is its name where SGLang says it otherwise."""
-    bag, spec = get_model(), get_spec()
-    arguments: dict[str, Any] = {name: getattr(bag, name, None) for name in _MODEL}
-    arguments |= {name: getattr(spec, name, None) for name in _SPEC}
+    bag, spec, lora = get_model(), get_spec(), get_lora()
+    arguments = {name: _field(bag, name) for name in _MODEL} | {name: _field(spec, name) for name in _SPEC}
     return Engine(
         release=str(sglang.__version__),
-        model=str(model or bag.model_path),
-        revision=getattr(bag, "revision", None),
-        dummy=str(getattr(bag, "load_format", "")) == "dummy",
-        adapters=bool(getattr(get_lora(), "enable_lora", None) or getattr(get_lora(), "lora_paths", None)),
+        model=str(model or _field(bag, "model_path")),
+        revision=_field(bag, "revision"),
+        dummy=str(arguments["load_format"]) == "dummy",
+        adapters=bool(_field(lora, "enable_lora") or _field(lora, "lora_paths")),
         arguments=arguments,
     )
 

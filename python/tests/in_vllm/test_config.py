@@ -12,6 +12,7 @@ from kvlane import errors, vllm
 from kvlane.vllm import config
 
 STORE = {"store": {"cache_bytes": 1 << 20, "dirs": ["/kv"]}}
+LORA = {"enable_lora": True}
 ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
 YARN = {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 10000.0, "original_max_position_embeddings": 2048}}
 
@@ -38,6 +39,8 @@ def test_identity(identities: Any, model: Any, tmp_path: Path) -> None:
         "yarn": (STORE, {"hf_overrides": YARN}, {}),
         "weights": (STORE, {"model": str(other)}, {}),
         "named": (STORE | {"weights": "2"}, {}, {}),
+        "adapters": (STORE | {"weights": "3"}, LORA, {}),
+        "the same adapters": (STORE | {"weights": "3"}, LORA, {}),
         "dtype": (STORE, {"dtype": "bfloat16"}, {}),
         "cache dtype": (STORE, {"kv_cache_dtype": "fp8"}, {}),
         "hash": (STORE, {"prefix_caching_hash_algo": "sha256_cbor"}, {}),
@@ -57,6 +60,7 @@ def test_identity(identities: Any, model: Any, tmp_path: Path) -> None:
     }
     answers = dict(zip(cases, identities(list(cases.values())), strict=True))
     assert answers["plain"] == answers.pop("again")
+    assert answers["adapters"] == answers.pop("the same adapters"), "after a restart"
     first, second = answers.pop("two ranks")
     stores = [first, second] + [a[0] for a in answers.values()]
     assert all(isinstance(s, dict) for s in stores), stores
@@ -82,6 +86,7 @@ def test_what_is_refused(identities: Any) -> None:
         "cpu_bytes_to_use": (STORE | {"cpu_bytes_to_use": 1}, {}, {}),
         "log": ({"store": {"cache_bytes": 1, "log_dir": "/log"}}, {}, {}),
         "pipeline_parallel_size": (STORE, {"pipeline_parallel_size": 2}, {}),
+        "LoRA": (STORE, LORA, {}),
         "layer2": (STORE, {}, {"NO_LAYER": "layer2"}),
     }
     for word, answer in zip(cases, identities(list(cases.values())), strict=True):

@@ -179,9 +179,8 @@ def of_worker(stores: list[dict[str, Any]], rank: int) -> dict[str, Any]:
 
 def _revision(vllm_config: Any, kv_cache_config: Any, groups: list[PageGroup], kernels: Mapping[str, Any], durable: bool) -> str:
     """All that has to be the same for KV to be right, but for what the groups' geometries say, as one text."""
-    cache, transfer = vllm_config.cache_config, vllm_config.kv_transfer_config
-    model = vllm_config.model_config
-    extra = transfer.kv_connector_extra_config
+    cache, model = vllm_config.cache_config, vllm_config.model_config
+    extra = vllm_config.kv_transfer_config.kv_connector_extra_config
     algorithm = str(cache.prefix_caching_hash_algo)
     parts: dict[str, Any] = {
         "kernels": dict(kernels),
@@ -198,10 +197,11 @@ def _revision(vllm_config: Any, kv_cache_config: Any, groups: list[PageGroup], k
             str(speculative.method),
             _model(draft, vllm_config.load_config, extra.get("weights"), durable) if draft else None,
         ]
-    if vllm_config.lora_config is not None or getattr(cache, "calculate_kv_scales", False):
-        # A block's hash has an adapter's name and path, which say nothing of its weights after a restart; nor does anything
-        # say what scales the first requests gave.
-        parts["engine"] = transfer.engine_id
+    if durable and vllm_config.lora_config is not None and not extra.get("weights"):
+        raise errors.Invalid(
+            "LoRA is enabled, blocks are stored on disk, and an adapter's name and path do not say what its weights are: give "
+            'kv_connector_extra_config a "weights" that changes when those of the model or of an adapter do, or no "dirs"'
+        )
     text = json.dumps(parts, sort_keys=True, default=str)
     return "vllm-" + hashlib.sha256(text.encode()).hexdigest()
 

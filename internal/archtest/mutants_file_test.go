@@ -63,7 +63,7 @@ var fileMutants = []mutant{
 	defect("tier/log", "TestDefectSegmentGoesBeforeItsCopiesAreDurable",
 		"tier/log/checkpoint.go", "				return true\n", "				return false\n"),
 	defect("tier/log", "TestDefectCheckpointAfterAFailedSyncHidesTornBlocks",
-		"tier/log/checkpoint.go", "c.synced, synced = g.synced.Load(), false", "synced = false"),
+		"tier/log/checkpoint.go", "c.synced, synced = max(page, g.synced.Load()), false", "synced = false"),
 	defect("tier/log", "TestDefectTornGroupIsTakenForDurable",
 		"tier/log/sync.go", "	if b := t.broken.Load(); b != nil && b.before(p) {\n		p = *b\n	}\n", ""),
 	defect("tier/log", "TestDefectTornGroupIsTakenForDurable",

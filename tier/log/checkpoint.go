@@ -99,7 +99,7 @@ func (t *Tier) checkpointInRound() error {
 	for i := range cover {
 		c := &cover[i]
 		if g := t.segments.look(c.number); t.cfg.Fsync != FsyncNever && g != nil && g.synced.Load() < c.end {
-			c.synced, synced = g.synced.Load(), false // a sync of it failed before
+			c.synced, synced = max(page, g.synced.Load()), false // a sync of it failed before
 		}
 	}
 	if err := t.writeCheckpoint(cover, covered, synced); err != nil {

@@ -84,6 +84,12 @@ var fileMutants = []mutant{
 		"tier/log/open.go", "		if err != nil {\n			g.unread = true\n", "		if err != nil {\n			g.unread = !errors.Is(err, errdefs.ErrMismatch)\n"),
 	defect("tier/log", "TestDefectNewerGroupKeepsTheLogClosed",
 		"tier/log/scan.go", "			other = err\n", "			return end, err\n"),
+	defect("tier/log", "TestDefectCollectMovesTheSameBlocksForEver",
+		"tier/log/collect.go", "g.number > last || ", "g.number > last && s.all || "),
+	defect("tier/log", "TestDefectCollectorDoesNotPause",
+		"tier/log/room.go", "bytes < 0 && r.fits(2*r.unit)", "bytes < 0"),
+	defect("tier/log", "TestDefectCollectorDoesNotPause",
+		"tier/log/write.go", "	if !mover && t.room.excess() > 0 {", "	if t.room.excess() > 0 {"),
 	// Files that are kept open.
 	defect("stream/file", "TestHandlesSurviveRenameAndUnlink",
 		"stream/file/handles.go",

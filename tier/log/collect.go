@@ -109,11 +109,14 @@ func (t *Tier) collect(ctx context.Context, excess func() int64, s sweep) (remov
 	case <-ctx.Done():
 		return 0, context.Cause(ctx)
 	}
+	t.order.Lock()
+	last := t.last // what is moved is not moved again: where all is retained there would be no end
+	t.order.Unlock()
 	failed := make(map[uint32]bool)
 	var errs []error
 	mayEnd := len(t.appenders) > 1 && !s.all // segments that are appended to
 	for excess() > 0 && ctx.Err() == nil {
-		v := t.victim(failed, s)
+		v := t.victim(failed, s, last)
 		if v == nil && mayEnd && t.room.waiting() > 0 { // on a disk that is full those may be all there are
 			mayEnd = false
 			if err := t.sealAll(); err != nil {
@@ -141,11 +144,11 @@ func (t *Tier) collect(ctx context.Context, excess func() int64, s sweep) (remov
 	return removed, errors.Join(errs...)
 }
 
-// victim is the segment with the least in it that is used, for its size, or nil.
-func (t *Tier) victim(failed map[uint32]bool, s sweep) (best *segment) {
+// victim is the segment up to last with the least in it that is used, for its size, or nil.
+func (t *Tier) victim(failed map[uint32]bool, s sweep, last uint32) (best *segment) {
 	var least float64
 	for _, g := range t.segments.list() {
-		if !g.sealed.Load() || g.unread || failed[g.number] || s.all && !t.wasted(g) {
+		if g.number > last || !g.sealed.Load() || g.unread || failed[g.number] || s.all && !t.wasted(g) {
 			continue
 		}
 		score := float64(g.live.Load()+2*g.hot.Load()) / float64(max(1, g.size.Load()))

@@ -3,6 +3,7 @@ package log_test
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -11,6 +12,7 @@ import (
 	"github.com/kvlane/kvlane/internal/dirfs"
 	"github.com/kvlane/kvlane/internal/dirfs/faultfs"
 	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/tier/log"
 	"github.com/kvlane/kvlane/tier/tiertest"
@@ -149,4 +151,53 @@ func TestDefectRetainedBlockIsEvicted(t *testing.T) {
 		}
 	}
 	tr.Release(pinned)
+}
+
+// Collecting did not end where more was retained than fits into a segment: it moved the same blocks again and again.
+func TestDefectCollectMovesTheSameBlocksForEver(t *testing.T) {
+	c := config(t)
+	tr := open(t, c)
+	pinned := keys(0, 40)
+	put(t, tr, c.Formats[0], pinned...)
+	if n, err := tr.Retain(t.Context(), pinned); n != len(pinned) || err != nil {
+		t.Fatal(n, err)
+	}
+	defer tr.Release(pinned)
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience(20*time.Second))
+	defer cancel()
+	if n, err := tr.GC(ctx, 1); n != 0 || err != nil {
+		t.Error(n, err)
+	}
+}
+
+// While a write waited for room, and all was retained, blocks were read to be moved again and again, without a pause.
+func TestDefectCollectorDoesNotPause(t *testing.T) {
+	d := newDisk(t, log.FsyncNever)
+	d.c.MaxBytes = 4 * d.c.SegmentBytes
+	s := d.begin()
+	defer s.die()
+	var pinned []block.Key
+	var reads atomic.Int64
+	put := func(i int) error {
+		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+		defer cancel()
+		return s.tr.Put(ctx, tiertest.Key(i), image(t, d.f, tiertest.Key(i)))
+	}
+	for i := 0; put(i) == nil; i++ {
+		s.retain(tiertest.Key(i))
+		pinned = append(pinned, tiertest.Key(i))
+	}
+	s.fs.Forbid(func(op, _ string) error {
+		if op == "read" {
+			reads.Add(1)
+		}
+		return nil
+	})
+	if err := put(len(pinned)); !errors.Is(err, errdefs.ErrBusy) {
+		t.Errorf("put with everything retained: %v", err)
+	}
+	if n := reads.Load(); n > 12*4*int64(len(pinned)) { // a dozen rounds, each of which reads group, header and block
+		t.Errorf("%d reads of %d blocks", n, len(pinned))
+	}
+	s.tr.Release(pinned)
 }

@@ -33,19 +33,21 @@ func (r *room) take(now time.Time, mover bool) bool {
 	if !mover {
 		need += r.unit
 	}
-	if r.most > 0 && r.used+need > r.most {
+	if !r.fits(need) {
 		return false
 	}
 	r.used += r.unit
 	return true
 }
 
+func (r *room) fits(need int64) bool { return r.most == 0 || r.used+need <= r.most }
+
 // add notes that a segment takes so much more, or less, than was taken.
 func (r *room) add(bytes int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.used += bytes
-	if bytes < 0 {
+	if bytes < 0 && r.fits(2*r.unit) {
 		r.mayFit()
 	}
 }

@@ -303,6 +303,9 @@ func (t *Tier) tombstone(ctx context.Context, key block.Key) error {
 	}
 	defer a.leave()
 	a.appendAll([]*pending{p}, true)
+	if t.room.excess() > 0 {
+		t.collectSoon()
+	}
 	return p.err
 }
 

@@ -225,16 +225,16 @@ func (a *appender) makeHead(recs []*pending, mover bool) error {
 		t.count.errors.Add(1)
 	}
 	now := t.clock.Now()
-	if !t.room.take(now, mover) {
+	took := t.room.take(now, mover)
+	if !mover && t.room.excess() > 0 { // the collector does not call itself: where all is retained there would be no pause
 		t.collectSoon()
+	}
+	if !took {
 		return errNoRoom
 	}
 	if err := a.newSegment(); err != nil {
 		t.room.add(-t.room.unit)
 		return blockdir.WriteError(err)
-	}
-	if t.room.excess() > 0 {
-		t.collectSoon()
 	}
 	return nil
 }

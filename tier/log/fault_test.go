@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -90,7 +91,19 @@ func (d *disk) check(promised map[block.Key]bool, all []block.Key) {
 // Whatever fails, and whenever: no wrong byte is read, no block that was promised is lost, nothing hangs, and the next who opens the
 // directory can use it.
 func TestEveryOperationFailsOnce(t *testing.T) {
-	all := keys(0, 14)
+	eachFailsOnce(t, func(t *testing.T, plan *fault.Plan, _ uint64) { failOnce(t, plan, keys(0, 14)) })
+}
+
+// The same of a log that syncs now and then, and that moves blocks and evicts others, since its bound is reached.
+func TestEveryOperationFailsOnceAtTheBound(t *testing.T) {
+	eachFailsOnce(t, func(t *testing.T, plan *fault.Plan, n uint64) {
+		synctest.Test(t, func(t *testing.T) { failOnceAtTheBound(t, plan, n) }) // waits for room take no time
+	})
+}
+
+// eachFailsOnce does something under a plan by which the n-th operation of a name fails, for n = 0, 1, 2 ... until none does.
+func eachFailsOnce(t *testing.T, do func(t *testing.T, plan *fault.Plan, n uint64)) {
+	t.Helper()
 	for _, op := range ops {
 		for _, kind := range []string{"fails", "half", "full"} {
 			if kind == "half" && op != "read" && op != "write" || kind == "full" && op != "write" && op != "allocate" {
@@ -106,7 +119,8 @@ func TestEveryOperationFailsOnce(t *testing.T) {
 					case "full":
 						rule = fault.Nth(op, n).Fail(unix.ENOSPC)
 					}
-					if !failOnce(t, fault.New(1, rule), all) {
+					plan := fault.New(1, rule)
+					if do(t, plan, uint64(n)); plan.Injected() == 0 {
 						break
 					}
 					if n > 400 {
@@ -121,8 +135,8 @@ func TestEveryOperationFailsOnce(t *testing.T) {
 	}
 }
 
-// failOnce does a bit of everything under a plan, and says whether that injected anything.
-func failOnce(t *testing.T, plan *fault.Plan, all []block.Key) bool {
+// failOnce does a bit of everything under a plan.
+func failOnce(t *testing.T, plan *fault.Plan, all []block.Key) {
 	t.Helper()
 	d := newDisk(t, log.FsyncAlways)
 	promised := make(map[block.Key]bool)
@@ -155,7 +169,63 @@ func failOnce(t *testing.T, plan *fault.Plan, all []block.Key) bool {
 	})
 	d.PowerFail(faultfs.KeepSynced())
 	d.check(promised, all)
-	return plan.Injected() > 0
+}
+
+// failOnceAtTheBound promises what is retained, once it is durable. Whatever survives the power failure at the end is drawn from n.
+func failOnceAtTheBound(t *testing.T, plan *fault.Plan, n uint64) {
+	t.Helper()
+	d := newDisk(t, log.FsyncInterval)
+	d.c.SyncEvery = time.Hour // what is durable and what is not are known
+	all, promised := keys(0, 40), make(map[block.Key]bool)
+	if err := d.run(nil, false, func(tr *log.Tier) error {
+		put(t, tr, d.f, all[:4]...)
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	var pinned []block.Key
+	retain := func(tr *log.Tier, key block.Key) {
+		if n, _ := tr.Retain(t.Context(), []block.Key{key}); n == 1 {
+			pinned = append(pinned, key)
+		} else {
+			delete(promised, key) // it may be evicted
+		}
+	}
+	promised[all[0]], promised[all[2]] = true, true
+	d.c.MaxBytes = 6 * d.c.SegmentBytes
+	_ = d.run(plan, false, func(tr *log.Tier) error {
+		defer func() { tr.Release(pinned) }()
+		retain(tr, all[0])
+		retain(tr, all[2])
+		for i, key := range all {
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			err := tr.Put(ctx, key, image(t, d.f, key))
+			if cancel(); err == nil && i%10 == 5 {
+				retain(tr, key)
+			}
+			if i%8 == 7 && log.Checkpoint(tr) == nil {
+				kept := make([]bool, len(pinned))
+				if err := tr.Kept(t.Context(), pinned, kept); err != nil {
+					t.Error(err)
+				}
+				for k, key := range pinned {
+					promised[key] = promised[key] || kept[k]
+				}
+			}
+		}
+		if st := tr.Stats(); st.Evictions == 0 && plan.Injected() == 0 {
+			t.Errorf("nothing is evicted: %+v", st)
+		}
+		for range 2 { // of which the first may have failed
+			if _, err := tr.GC(t.Context(), 2*d.c.SegmentBytes); err != nil && plan.Injected() == 0 {
+				t.Error(err)
+			}
+		}
+		return nil
+	})
+	d.PowerFail(faultfs.KeepSome(n))
+	d.c.MaxBytes = 0 // what is there again is not evicted before it is looked at
+	d.check(promised, all)
 }
 
 // What a policy promised is there after a power failure, whatever else survives, and what is there is whole.

@@ -34,6 +34,12 @@ def same(a: dict[str, Any], b: dict[str, Any]) -> None:
     assert set(a["reasons"] + b["reasons"]) == {"length"}
 
 
+def drained(stats: dict[str, Any]) -> None:
+    """No job is left, and each block that came into the pool is there or has gone by a way that is counted."""
+    assert stats["jobs"] == 0
+    assert stats["stored"] + stats["from_files"] == stats["blocks"] + stats["evicted"] + stats["forgotten"]
+
+
 def files(folder: Path) -> list[Path]:
     return sorted(p for p in folder.rglob("*") if p.is_file() and p.stat().st_size > 4096)
 
@@ -164,8 +170,7 @@ def test_many_requests_and_a_small_pool(start: Any) -> None:
     assert third["tokens"] == first["tokens"][::-1]
     assert set(first["reasons"] + second["reasons"] + third["reasons"]) == {"length"}
     stats = ran.stats("from_pool")
-    assert stats["jobs"] == 0
-    assert stats["stored"] == stats["evicted"] + stats["blocks"]
+    drained(stats)
     assert stats["blocks"] <= blocks // 10
     assert stats["forgotten"] == 0
     assert stats["evicted"] > blocks
@@ -183,9 +188,7 @@ def test_preempted(start: Any) -> None:
         assert step["tokens"] == expected["tokens"]
         assert ["load", False] in step["jobs"]
     assert expected["preempted"] == 0
-    stats = ran.stats("from_pool")
-    assert stats["jobs"] == 0
-    assert stats["stored"] == stats["evicted"] + stats["blocks"]
+    drained(ran.stats("from_pool"))
 
 
 # Killed at any moment, what is found afterwards is right, and nothing is left over. In processes of its own the scheduler and
@@ -214,7 +217,7 @@ def test_killed(start: Any, tmp_path: Path, processes: bool, kills: int) -> None
     assert ran.steps[0]["tokens"] == expected["tokens"]
     assert ran.steps[2]["tokens"] == expected["tokens"]
     assert sum(ran.steps[0]["cached"]) > 0
-    assert ran.stats("from_pool")["jobs"] == 0
+    drained(ran.stats("from_pool"))
     assert shared_memory() == shared
     assert not [f for f in (tmp_path / "kv").rglob("tmp/*/*") if f.stat().st_size], "what a killed process was writing stays"
 

@@ -63,3 +63,63 @@ func TestOpenAMillionBlocks(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// The same without a checkpoint, as after a kill: every header is read, and only the blocks of the last group, which nothing says to be durable,
+// are verified.
+func TestOpenAMillionBlocksAfterAKill(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it takes seconds; not with -short")
+	}
+	const blocks, perGroup = 1_000_000, 1000
+	l, err := block.NewLayout([]int64{4096})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := Config{Dir: t.TempDir(), Formats: block.Formats{{Layout: l, Identity: block.Digest{1}}}, Fsync: FsyncNever}
+	tr, err := Open(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := tr.appenders[0]
+	recs := make([]*pending, perGroup)
+	for k := 0; k < blocks; k += perGroup {
+		for i := range recs {
+			recs[i] = &pending{record: record{key: tiertest.Key(k + i), kind: compact, algo: block.SumXXH3, sums: make([]uint64, 1)}}
+		}
+		bytes := headerOf(c.Formats, recs)
+		if a.head == nil || a.head.end.Load()+bytes+perGroup*page > c.segmentBytes() {
+			if err := a.newSegment(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		// The blocks themselves are holes.
+		off := a.head.end.Load()
+		tr.setSynced(position{uint64(a.head.number), off})
+		h := tr.newHeader(position{uint64(a.head.number), off}, bytes)
+		h.groupBytes = bytes + perGroup*page
+		for _, p := range recs {
+			h.records = append(h.records, p.record)
+		}
+		h.encode(a.headers[:bytes], c.Formats)
+		if err := a.writer.writeAt(a.head.file, [][]byte{a.headers[:bytes]}, off); err != nil {
+			t.Fatal(err)
+		}
+		a.head.end.Add(h.groupBytes)
+	}
+	tr.cancel() // it dies
+	tr.background.Wait()
+	if err := tr.closeFiles(); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	if tr, err = Open(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%d blocks: opened in %v after a kill", blocks, time.Since(began))
+	if st := tr.Stats(); st.Blocks != blocks-perGroup || st.Errors != 0 { // those of the last are torn
+		t.Errorf("%+v", st)
+	}
+	if err := tr.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+}

@@ -302,5 +302,5 @@ func (t *Tier) bytesUp() {
 }
 
 func (t *Tier) checkpointDue() bool {
-	return t.written.Load() >= max(checkpointAfter, 16*itemBytes*t.count.blocks.Load())
+	return t.written.Load() >= max(t.cfg.checkpointBytes, 16*itemBytes*t.count.blocks.Load())
 }

@@ -78,7 +78,8 @@ type Config struct {
 	FS    dirfs.FS
 	Clock clockwork.Clock
 
-	groupBytes int64 // what one write takes up at most, but for a block that is longer alone
+	groupBytes      int64 // what one write takes up at most, but for a block that is longer alone
+	checkpointBytes int64 // what is written between two checkpoints at least
 }
 
 const (
@@ -113,6 +114,9 @@ func (c *Config) setDefaults() {
 	}
 	if c.groupBytes == 0 {
 		c.groupBytes = groupBytes
+	}
+	if c.checkpointBytes == 0 {
+		c.checkpointBytes = checkpointAfter
 	}
 	c.SegmentBytes = c.segmentBytes()
 }

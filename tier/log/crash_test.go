@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/sys/hostmem"
 	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
@@ -23,7 +24,8 @@ import (
 // writerDir names the environment variable that makes the test binary a writer into that directory.
 const writerDir = "KVLANE_TEST_LOG_WRITER_DIR"
 
-// A process that is killed at any moment leaves no torn block, and every block of which it said that it is stored.
+// A process that is killed at any moment, also while it makes room or writes a checkpoint, leaves no torn block, every block of which it said
+// that it is retained, and none of which it said that it is deleted.
 func TestDefect7KilledWriterLeavesNoTornBlock(t *testing.T) {
 	dirs, rounds := 1, 25
 	switch {
@@ -34,44 +36,40 @@ func TestDefect7KilledWriterLeavesNoTornBlock(t *testing.T) {
 	}
 	rng := rand.New(rand.NewPCG(1, 2))
 	for range dirs {
-		if n := killMany(t, rng, rounds); n == 0 {
-			t.Error("nothing was stored")
-		} else {
-			t.Logf("%d blocks were stored in %d kills", n, rounds)
-		}
+		killMany(t, rng, rounds)
 	}
 }
 
-// killMany kills one writer after the other in a directory, and says how many blocks they stored.
-func killMany(t *testing.T, rng *rand.Rand, rounds int) int {
+// killMany kills one writer after the other in a directory.
+func killMany(t *testing.T, rng *rand.Rand, rounds int) {
 	t.Helper()
 	c := killConfig(t.TempDir())
-	stored := make(map[int]bool)
+	said := make(map[int]byte) // the last of each block
+	lines := 0
 	for round := range rounds {
-		for _, n := range killWriter(t, c.Dir, time.Duration(1+rng.IntN(30))*time.Millisecond) {
-			stored[n] = true
-		}
+		lines += killWriter(t, c.Dir, time.Duration(1+rng.IntN(30))*time.Millisecond, said)
 		r, err := log.Verify(t.Context(), c.Dir, nil)
 		if err != nil || len(damaged(r)) > 0 {
 			t.Fatalf("after a kill: %+v, %v", r, err)
 		}
+		c.ReadOnly = round%2 == 0 // and leaves the next what the dead have left
 		tr, err := log.Open(t.Context(), c)
 		if err != nil {
 			t.Fatal(err)
 		}
-		evicted := tr.Stats().Evictions // what was evicted is no loss, and nothing is: the bound is never reached
-		checked := 0
-		for n := range stored { // in any order: some of them each time, and all in the end
-			if checked++; checked > 200 && round < rounds-1 {
-				break
-			}
-			if err := get(t, tr, c.Formats[0], tiertest.Key(n)); err != nil {
-				t.Fatalf("block %d, of which it said that it is stored (%d evicted): %v", n, evicted, err)
+		for n, what := range said {
+			err := get(t, tr, c.Formats[0], tiertest.Key(n))
+			if what == isRetained && err != nil || what == isDeleted && !errors.Is(err, errdefs.ErrNotFound) {
+				t.Fatalf("block %d, of which it said %q: %v", n, what, err)
 			}
 		}
 		closeTier(t, tr)
 	}
-	return len(stored)
+	if files := segmentFiles(t, c.Dir); lines == 0 || rounds > 20 && strings.HasSuffix(files[0], firstSegment) {
+		t.Errorf("it said %d lines, and the first of %d segments is %s", lines, len(files), files[0])
+	} else {
+		t.Logf("it said %d lines in %d kills; the first of %d segments is %s", lines, rounds, len(files), files[0])
+	}
 }
 
 // damaged is what was found but for what a process that died left.
@@ -84,18 +82,30 @@ func damaged(r log.Report) (bad []string) {
 	return bad
 }
 
-// killWriter starts a writer and kills it when it has written for so long. It returns the blocks that it said are stored.
-func killWriter(t *testing.T, dir string, after time.Duration) (stored []int) {
+// What a writer says of a block, before its number.
+const (
+	isRetained = '+'
+	isDeleted  = '-'
+	isUnsure   = '?'
+)
+
+// killWriter starts a writer and kills it when it has written for so long. It notes what that said of blocks, and returns how much.
+func killWriter(t *testing.T, dir string, after time.Duration, said map[int]byte) (lines int) {
 	t.Helper()
 	tiertest.Kill(t, writerDir+"="+dir, after, func(out *bufio.Scanner) {
 		for out.Scan() {
-			if n, err := strconv.Atoi(strings.TrimSpace(out.Text())); err == nil {
-				stored = append(stored, n)
+			line := out.Text()
+			if n, err := strconv.Atoi(line[1:]); err == nil {
+				said[n] = line[0]
+				lines++
 			}
 		}
 	})
-	return stored
+	return lines
 }
+
+// killBound is of a few segments, so that room is made between kills.
+const killBound = 12 << 20
 
 func killConfig(dir string) log.Config {
 	l, err := block.NewLayout([]int64{9 << 10, 3000})
@@ -104,28 +114,74 @@ func killConfig(dir string) log.Config {
 	}
 	c := log.Config{Dir: dir, Formats: block.Formats{{Layout: l, Identity: block.Digest{1}}}, SegmentBytes: 1 << 20}
 	log.GroupBytes(&c, 2*l.ImageBytes()) // so that several segments are appended to
+	log.CheckpointBytes(&c, 2<<20)
 	return c
 }
 
-// writeUntilKilled is what the child process does: it writes, and says a line for each block that is stored.
+// writeUntilKilled is what the child process does: it writes what may be evicted, and retains and deletes other blocks, of which it says a
+// line each.
 func writeUntilKilled(dir string) {
 	c := killConfig(dir)
 	tr, err := log.Open(context.Background(), c)
 	if err != nil {
 		panic(err)
 	}
+	k := keeper{tr: tr, f: c.Formats[0]}
+	for n := range k.has { // before anything is evicted
+		k.retain(n)
+	}
+	log.Bound(tr, killBound)
 	say("writing")
 	for w := range 4 {
 		go func() {
 			rng := rand.New(rand.NewPCG(uint64(os.Getpid()), uint64(w)))
 			for {
-				if err := writeSome(tr, c.Formats[0], rng); err != nil {
+				step := k.step
+				if w > 0 {
+					step = func(rng *rand.Rand) error { return writeSome(tr, c.Formats[0], len(k.has)+rng.IntN(50000), 4) }
+				}
+				if err := step(rng); err != nil {
 					panic(err)
 				}
 			}
 		}()
 	}
 	select {}
+}
+
+// keeper retains blocks of its own, and deletes them.
+type keeper struct {
+	tr  *log.Tier
+	f   block.Format
+	has [40]bool
+}
+
+func (k *keeper) retain(n int) {
+	if found, err := k.tr.Retain(context.Background(), keys(n, n+1)); err != nil {
+		panic(err)
+	} else if k.has[n] = found == 1; k.has[n] {
+		say(fmt.Sprintf("%c%d", isRetained, n))
+	}
+}
+
+func (k *keeper) step(rng *rand.Rand) error {
+	n := rng.IntN(len(k.has))
+	say(fmt.Sprintf("%c%d", isUnsure, n))
+	if !k.has[n] {
+		err := writeSome(k.tr, k.f, n, 1)
+		k.retain(n)
+		return err
+	}
+	k.tr.Release(keys(n, n+1))
+	k.has[n] = false
+	err := k.tr.Delete(context.Background(), tiertest.Key(n))
+	switch {
+	case err == nil:
+		say(fmt.Sprintf("%c%d", isDeleted, n))
+	case errors.Is(err, errdefs.ErrNotFound), errors.Is(err, errdefs.ErrNoSpace): // it was evicted, or cannot be deleted now
+		return nil
+	}
+	return err
 }
 
 // say prints a line for the parent.
@@ -135,10 +191,10 @@ func say(what any) {
 	}
 }
 
-func writeSome(tr *log.Tier, f block.Format, rng *rand.Rand) error {
-	const some = 4
-	numbers, keys, srcs, errs := [some]int{}, make([]block.Key, some), make([]mem.Extent, some), make([]error, some)
-	for i := range some {
+// writeSome puts blocks from a number on.
+func writeSome(tr *log.Tier, f block.Format, from, n int) error {
+	which, srcs, errs := keys(from, from+n), make([]mem.Extent, n), make([]error, n)
+	for i, key := range which {
 		b, err := hostmem.Alloc(f.Layout.ImageBytes())
 		if err != nil {
 			return err
@@ -148,18 +204,12 @@ func writeSome(tr *log.Tier, f block.Format, rng *rand.Rand) error {
 		if err != nil {
 			return err
 		}
-		numbers[i] = rng.IntN(50000) // most are new, so that every kill hits writing
-		keys[i], srcs[i] = tiertest.Key(numbers[i]), mem.All(r)
-		tiertest.Fill(f, b, keys[i], 0)
-		if err := f.Seal(b, keys[i]); err != nil {
+		srcs[i] = mem.All(r)
+		tiertest.Fill(f, b, key, 0)
+		if err := f.Seal(b, key); err != nil {
 			return err
 		}
 	}
-	tr.PutMany(context.Background(), keys, srcs, errs)
-	for i, n := range numbers {
-		if errs[i] == nil {
-			say(n)
-		}
-	}
+	tr.PutMany(context.Background(), which, srcs, errs)
 	return errors.Join(errs...)
 }

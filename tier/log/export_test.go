@@ -25,3 +25,13 @@ func Segments(t *Tier) int { return len(t.segments.list()) }
 
 // Sync makes durable what was written.
 func Sync(t *Tier) error { return t.syncAll(context.Background()) }
+
+// CheckpointBytes sets how much is written between two checkpoints.
+func CheckpointBytes(c *Config, bytes int64) { c.checkpointBytes = bytes }
+
+// Bound sets the bound of a tier that is open: what is retained by then is not evicted.
+func Bound(t *Tier, bytes int64) {
+	t.room.mu.Lock()
+	defer t.room.mu.Unlock()
+	t.room.most, t.room.configured = bytes, bytes
+}

@@ -162,10 +162,15 @@ func (d *Device) importAs(h *device.Handle, a *allocation) error {
 	return d.lack("memory by handle "+h.Type.String(), "CUDA has none")
 }
 
-// spans checks that a mapping is as long as its exporter says: what is copied beyond its end breaks the context.
+// spans checks that a mapping is as long as its exporter says: what is copied beyond its end breaks the context. Of a driver that knows nothing of
+// such mappings the exporter's word is taken.
 func (d *Device) spans(a *allocation) error {
 	at, size, r := d.api.MemGetAddressRange(a.at)
-	if r != cuda.Success {
+	switch r {
+	case cuda.Success:
+	case cuda.ErrorInvalidValue, cuda.ErrorNotFound:
+		return nil
+	default:
 		return d.fail(r, "cuMemGetAddressRange_v2", "address=%#x", a.at)
 	}
 	if off := uint64(a.at - at); off > size || a.size > size-off {

@@ -93,7 +93,7 @@ verbs: ## run the RDMA tests, those of files on NFS, and what takes a second use
 
 # Each mutant is built as an overlay: nothing of the tree is changed.
 mutants: ## put each named defect into the source and check that its test fails
-	KVLANE_MUTANTS=1 $(GO) test -count 1 -timeout 900s -parallel 4 -run 'Mutants|Defects' ./internal/archtest
+	KVLANE_MUTANTS=1 $(GO) test -count 1 -timeout 1200s -parallel 6 -run 'Mutants|Defects' ./internal/archtest
 
 nonic: ## check the build that leaves the code for NICs out
 	$(GO) build -tags nonic -o /dev/null ./cmd/kvlane

@@ -9,12 +9,12 @@ import (
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
-// A log of a million blocks opens quickly: the time and the memory are printed, and judged by people.
-func TestOpenAMillionBlocks(t *testing.T) {
+// openForMany opens a log that is to have a million blocks of 4 KiB.
+func openForMany(t *testing.T) (Config, *Tier) {
+	t.Helper()
 	if testing.Short() {
-		t.Skip("it takes a second; not with -short")
+		t.Skip("it takes seconds; not with -short")
 	}
-	const blocks, perSegment = 1_000_000, 16000
 	l, err := block.NewLayout([]int64{4096})
 	if err != nil {
 		t.Fatal(err)
@@ -24,6 +24,14 @@ func TestOpenAMillionBlocks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return c, tr
+}
+
+// A log of a million blocks opens quickly: the time and the memory are printed, and judged by people.
+func TestOpenAMillionBlocks(t *testing.T) {
+	const blocks, perSegment = 1_000_000, 16000
+	c, tr := openForMany(t)
+	var err error
 	// Segments that are as long as they should be, of which the disk has nothing.
 	for n := range uint32(blocks/perSegment + 1) {
 		a := tr.appenders[0]
@@ -67,19 +75,9 @@ func TestOpenAMillionBlocks(t *testing.T) {
 // The same without a checkpoint, as after a kill: every header is read, and only the blocks of the last group, which nothing says to be durable,
 // are verified.
 func TestOpenAMillionBlocksAfterAKill(t *testing.T) {
-	if testing.Short() {
-		t.Skip("it takes seconds; not with -short")
-	}
 	const blocks, perGroup = 1_000_000, 1000
-	l, err := block.NewLayout([]int64{4096})
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := Config{Dir: t.TempDir(), Formats: block.Formats{{Layout: l, Identity: block.Digest{1}}}, Fsync: FsyncNever}
-	tr, err := Open(t.Context(), c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c, tr := openForMany(t)
+	var err error
 	a := tr.appenders[0]
 	recs := make([]*pending, perGroup)
 	for k := 0; k < blocks; k += perGroup {

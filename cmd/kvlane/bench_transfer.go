@@ -50,8 +50,9 @@ reads or writes it in batches of blocks, by several threads, and measures (--mod
 works; nvlink, shm, rdma and tcp take one way alone. With --use-vram memory is a GPU's.
 
 The table has nixlbench's parts of a batch's time: prep writes the list of its blocks, post submits it, tx is from there until it is done; --nixl
-prints its columns. Below the table is the line of transfer_engine_bench, of all points. Each block size is measured with each batch size, for --duration; with --budget for less where that is needed, and what does not fit is left out and
-named. Ctrl-C ends it early, with what it measured until then. With --check all bytes are compared, outside of what is timed.`,
+prints its columns. Below the table is the line of transfer_engine_bench, of all points. Each block size is measured with each batch
+size, for --duration; with --budget for less where that is needed, and what does not fit is left out and named. Ctrl-C ends it early,
+with what it measured until then. With --check all bytes are compared, outside of what is timed.`,
 		Example: `  kvlane bench transfer --mode target --protocol mooncake --metadata P2PHANDSHAKE --name 127.0.0.1:15995 --buffer-size 64MiB
   kvlane bench transfer --mode initiator --protocol mooncake --metadata P2PHANDSHAKE --segment 127.0.0.1:15995 --threads 2 --batch-size 8 --duration 1s
   kvlane bench transfer --segment 127.0.0.1:15995 --operation write --block-size 4KiB,1MiB --batch-size 1,8 --threads 2 --budget 10s --check --json`,

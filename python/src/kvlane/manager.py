@@ -97,7 +97,7 @@ class Manager:
     def lookup(self, blocks: Sequence[Block]) -> bytes:
         """A byte for each block: ABSENT, UNDER_WAY (a job that has not ended stores or brings it), THERE in all memories,
         or BELOW: there, in files. Files that have not answered in a second, or since, have nothing; stats() counts the blocks
-        (Overdue).
+        (overdue).
         """
         names = self._names(blocks)
         states = bytearray(len(names))

@@ -115,8 +115,9 @@ class Worker(OffloadingWorker):
             self.store.drop(self._keys(job.evicted))
             job.evicted = []
         if job.load:  # which an older store would drop that has not begun
-            for store in self._stores:
-                store.evicted = [name for name in store.evicted if name not in job.names]
+            names = set(job.names)
+            for older in self._stores:
+                older.evicted = [name for name in older.evicted if name not in names]
         keys = self._keys(job.names)
         job.begun = time.monotonic()
         stream = self._stream()

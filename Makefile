@@ -82,7 +82,7 @@ verbs: ## run the RDMA tests, those of files on NFS, and what takes a second use
 	$(GUEST) $(CURDIR)/tools/rxe/run $(VERBS)
 	$(GUEST) '$(CURDIR)/tools/rxe/run -l 2%' -skip '$(LOSSY)' $(filter-out ./internal/%,$(VERBS))
 	$(GUEST) $(CURDIR)/tools/rxe/run -run Verbs -skip '$(MANY)' $(ATOP)
-	$(GUEST) '$(CURDIR)/tools/rxe/run -l 1%' -run Verbs -skip '$(LONG)' $(ATOP)
+	$(GUEST) '$(CURDIR)/tools/rxe/run -l 0.5%' -run Verbs -skip '$(LONG)' $(ATOP)
 	$(GUEST) $(CURDIR)/tools/rxe/run -run Verbs ./bench/rdmabench
 	$(GUEST) '$(CURDIR)/tools/rxe/run -n' -run NFS ./tier/file
 	$(GUEST) $(CURDIR)/tools/rxe/run -run 'ASecondUser|AnotherNamespace' ./share

@@ -112,12 +112,13 @@ func TestRequirement2Malformed(t *testing.T) {
 	s := serve(t, share.Options{RequestTimeout: patience})
 	dev := simDevice(t, sim.Options{})
 	e, _ := exported(t, s, dev, 4096)
-	for range 20 {
-		dialServer(t, s) // and says nothing
-	}
-	until(t, "nobody is there", func() bool { return s.Stats().Importers == 20 })
-	good := share.EncodeRequest(e.Descriptor().Identity)
 	before := descriptors(t)
+	silent := make([]*net.UnixConn, 20)
+	for i := range silent {
+		silent[i] = dialServer(t, s)
+	}
+	until(t, "nobody is there", func() bool { return s.Stats().Importers == len(silent) })
+	good := share.EncodeRequest(e.Descriptor().Identity)
 	var want int64
 	for name, b := range map[string][]byte{
 		"a byte": {1}, "half": good[:12], "too much": append(good[:24:24], 0), "much too much": make([]byte, 64<<10),
@@ -138,13 +139,16 @@ func TestRequirement2Malformed(t *testing.T) {
 	want++
 	until(t, "files are not refused", func() bool { return s.Stats().Malformed >= want })
 	must(t, errors.Join(c.Close(), null.Close()))
-	until(t, "files are left open", func() bool { return descriptors(t) <= before })
 
 	i := take(t, importer(t, dev), e.Descriptor())
 	must(t, i.Close())
 	if st := s.Stats(); st.Malformed != want || st.Imports != 1 {
 		t.Errorf("%+v", st)
 	}
+	for _, c := range silent {
+		must(t, c.Close())
+	}
+	until(t, "files are left open", func() bool { return descriptors(t) <= before })
 }
 
 // TestRequirement2Bounds: connections are bounded, and one that does not ask ends.

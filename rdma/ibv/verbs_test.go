@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/sys/hostmem"
 	"github.com/kvlane/kvlane/internal/testkit"
@@ -193,7 +195,16 @@ func TestDMABufIsRefusedWithTheReason(t *testing.T) {
 	if !soft(l.dev.Info().Name) {
 		t.Skip("a device of another kind may take dma-bufs")
 	}
-	region, err := mem.NewRegion(mem.RegionSpec{Kind: mem.KindDevice, Len: 4096, Dev: 0x7f0000000000})
+	absent, err := unix.Mmap(-1, 0, 4096, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS) // addresses that the kernel cannot pin
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := unix.Munmap(absent); err != nil {
+			t.Error(err)
+		}
+	}()
+	region, err := mem.NewRegion(mem.RegionSpec{Kind: mem.KindDevice, Len: 4096, Dev: mem.DevAddr(hostmem.Addr(absent))})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -88,7 +88,7 @@ func (o Options) Validate() error {
 	check(o.Lease >= 0 && o.Stall >= 0 && o.Timeout >= 0, "a lease of %v, a stall of %v, a timeout of %v", o.Lease, o.Stall, o.Timeout)
 	check((o.Device == nil) == (o.Copy == nil), "a device and its stream go together")
 	addr := cmp.Or(o.Advertise, o.Listen)
-	check(!unspecified(addr), "%q is no address by which others reach this engine: listen at one, or have Advertise say which it is", addr)
+	check(!unspecified(addr), "%q is no address by which others reach this engine: listen at one, or advertise one", addr)
 	return errors.Join(errs...)
 }
 

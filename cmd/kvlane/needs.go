@@ -13,6 +13,7 @@ import (
 	"github.com/kvlane/kvlane/gdr"
 	"github.com/kvlane/kvlane/stream/copy/plan"
 	engine "github.com/kvlane/kvlane/transfer"
+	"github.com/kvlane/kvlane/transfer/mooncake"
 )
 
 // need is what flags of some commands need of the other flags to have an effect. A flag that has none is a wrong command line:
@@ -165,6 +166,14 @@ var needs = []need{
 	{
 		commands: []string{"bench transfer"}, flags: []string{"name", "listen", "data-port"},
 		met: is("mode", modeTarget), lacks: "--mode target",
+	},
+	{
+		commands: []string{"transfer serve"}, flags: []string{"advertise"},
+		met: isNot("protocol", protocolMooncake), lacks: "--protocol auto, as Mooncake's has the address in --name",
+	},
+	{
+		commands: []string{"transfer serve"}, flags: []string{"advertise"},
+		met: isNot("metadata", mooncake.P2PHandshake), lacks: "--metadata http://HOST:PORT/metadata, as with P2PHANDSHAKE --name is the address",
 	},
 	{
 		commands: []string{"bench transfer", "transfer serve", "transfer probe", "transfer ls", "transfer put", "transfer get"}, flags: []string{"cluster"},

@@ -84,6 +84,8 @@ var meets = map[string][]string{
 	"--protocol mooncake":                {"--protocol", "mooncake"},
 	"--protocol auto or --protocol rdma": {"--protocol", "rdma"},
 	"--use-vram":                         {"--use-vram", "--protocol", "auto"},
+	"--protocol auto, as Mooncake's has the address in --name":                         {"--protocol", "auto", "--metadata", "http://127.0.0.1:1/metadata"},
+	"--metadata http://HOST:PORT/metadata, as with P2PHANDSHAKE --name is the address": {"--protocol", "auto", "--metadata", "http://127.0.0.1:1/metadata"},
 
 	"--protocol auto, as Mooncake's moves host memory here": {"--protocol", "auto"},
 	"--host slots":                  {"--host", "slots"},

@@ -138,7 +138,7 @@ func (f *serveFlags) serveNative(cmd *cobra.Command, path engine.Path) error {
 		return err
 	}
 	defer done()
-	o := transfer.TargetOptions{NativeOptions: transfer.NativeOptions{Bytes: f.bufferBytes, Store: store}, Name: f.name, Listen: f.listen}
+	o := transfer.TargetOptions{NativeOptions: transfer.NativeOptions{Bytes: f.bufferBytes, Store: store}, Name: f.name, Listen: f.listen, Advertise: f.advertise}
 	if store == nil {
 		o.Name, o.Listen = nativeSegment, f.name
 		if f.listen != "" {

@@ -32,6 +32,22 @@ func TestTransferMooncakeDeviceMemory(t *testing.T) {
 	}
 }
 
+// TestDefectNoWordForAnAddressThatIsNotTheListeners: who listens at every address says by which it is reached, to a metadata server too.
+func TestDefectNoWordForAnAddressThatIsNotTheListeners(t *testing.T) {
+	server := interruptible(t, "transfer", "metadata", "--listen", "127.0.0.1:0")
+	uri, _, _ := strings.Cut(server.word(t, "metadata "), ";")
+	_, port, _ := strings.Cut(freeAddress(t), ":")
+	serve := []string{"transfer", "serve", "--protocol", "auto", "--metadata", uri, "--name", "kv", "--buffer-size", "1MiB", "--listen", "0.0.0.0:" + port}
+	if code, _, stderr := execute(t, serve...); code != exitUsage || !strings.Contains(stderr, "advertise") {
+		t.Errorf("exit code %d: %s", code, stderr)
+	}
+	p := interruptible(t, append(serve, "--advertise", "localhost:"+port)...)
+	p.word(t, "segment ")
+	if code, stdout, stderr := execute(t, "transfer", "probe", "kv", "--protocol", "auto", "--metadata", uri); code != exitOK {
+		t.Errorf("exit code %d: %s%s", code, stdout, stderr)
+	}
+}
+
 // Charts are drawn of what was measured.
 func TestBenchTransferCharts(t *testing.T) {
 	p := interruptible(t, "bench", "transfer", "--mode", "target", "--protocol", "auto", "--name", "127.0.0.1:0", "--buffer-size", "1MiB")

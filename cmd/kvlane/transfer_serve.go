@@ -23,10 +23,10 @@ import (
 // serveFlags say what segment is offered.
 type serveFlags struct {
 	transferFlags
-	name, listen string
-	dataPort     int
-	bufferBytes  int64
-	memory       memoryFlags
+	name, listen, advertise string
+	dataPort                int
+	bufferBytes             int64
+	memory                  memoryFlags
 }
 
 func (f *serveFlags) registerServe(cmd *cobra.Command) {
@@ -55,6 +55,7 @@ or in place, and peers that have RDMA NICs use them, if this machine has some to
 	f.register(cmd, protocols)
 	f.registerServe(cmd)
 	cmd.Flags().Var(sizeValue{&f.bufferBytes}, "buffer-size", "bytes of memory to offer")
+	cmd.Flags().StringVar(&f.advertise, "advertise", "", "HOST:PORT at which peers reach a segment that a metadata server names, where it is not --listen")
 	return cmd
 }
 

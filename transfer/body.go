@@ -64,8 +64,8 @@ func (b *body) skip() error {
 	return err
 }
 
-// head writes a request or a reply that has a body. Where that is long pieces, it begins in place. What is staged is not announced
-// before it has a chunk, which the other end's chunk will wait for.
+// head writes a request or a reply that has a body. Where that is long pieces, it begins in place; before what is staged the
+// Mover sees to it.
 func head(w *bufio.Writer, write func(io.Writer) error, s *shape, list []mem.Extent) error {
 	if err := write(w); err != nil || !s.direct() || list[0].Bytes() == nil {
 		return err

@@ -69,6 +69,21 @@ func (c *pacedConn) ReadBy(p []byte, by time.Time) (int, error) {
 	return n, err
 }
 
+// WriteBy writes what it can until a time. That it was not all is no error.
+func (c *pacedConn) WriteBy(p []byte, by time.Time) (int, error) {
+	if err := c.SetWriteDeadline(by); err != nil {
+		return 0, err
+	}
+	n, err := c.Conn.Write(p)
+	if n > 0 {
+		c.stamp()
+	}
+	if err != nil && timedOut(err) {
+		err = nil
+	}
+	return n, err
+}
+
 func (c *pacedConn) Write(p []byte) (n int, err error) {
 	for n < len(p) && err == nil {
 		if err = c.SetWriteDeadline(time.Now().Add(c.limit)); err != nil {

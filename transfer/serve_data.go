@@ -1,9 +1,10 @@
 package transfer
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
-	"io"
+	"time"
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/transfer/memory"
@@ -45,7 +46,7 @@ func (e *Engine) do(c *connection, q *request) error {
 		if err := head(c.w, (&reply{status: statusOK, id: q.id, bytes: n}).write, &q.shape, h.List); err != nil {
 			return err
 		}
-		socket := &watched{w: c.w}
+		socket := &watched{w: c.w, conn: c.pacedConn}
 		if err = e.mover.Send(c.ctx, socket, h.List); err == nil {
 			e.counters.out.Add(n)
 		} else if err := socket.pad(n); err != nil {
@@ -83,17 +84,39 @@ func (e *Engine) hold(q *request, end func()) (*memory.Held, error) {
 	return h, nil
 }
 
-// watched notes how much was written, and whether it was the writer that failed.
+// watched is a connection's writer that notes how much was written, and whether it was the writer that failed.
 type watched struct {
-	w   io.Writer
-	n   int64
-	err error
+	w    *bufio.Writer
+	conn *pacedConn // what w writes to
+	n    int64
+	err  error
 }
 
-func (w *watched) Write(p []byte) (n int, err error) {
-	n, err = w.w.Write(p)
+func (w *watched) note(n int, err error) (int, error) {
 	w.n, w.err = w.n+int64(n), err
 	return n, err
+}
+
+func (w *watched) Write(p []byte) (int, error) { return w.note(w.w.Write(p)) }
+
+// Flush implements memory.BriefWriter.
+func (w *watched) Flush() error {
+	w.err = w.w.Flush()
+	return w.err
+}
+
+// Ready implements memory.BriefWriter.
+func (w *watched) Ready(n int64) bool { return w.w.Buffered() == 0 || n <= int64(w.w.Available()) }
+
+// WriteBy implements memory.BriefWriter.
+func (w *watched) WriteBy(p []byte, by time.Time) (int, error) {
+	switch {
+	case w.w.Buffered() == 0:
+		return w.note(w.conn.WriteBy(p, by))
+	case len(p) <= w.w.Available():
+		return w.Write(p)
+	}
+	return 0, nil // what is gathered has to go first, however long that takes
 }
 
 // pad writes zeros in place of what is missing of n bytes.

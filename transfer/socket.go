@@ -60,7 +60,7 @@ func (l *socketLane) write(f *flight) error {
 	if err := head(l.w, q.write, &q.shape, list); err != nil {
 		return err
 	}
-	socket := &watched{w: l.w}
+	socket := &watched{w: l.w, conn: l.conn}
 	err := l.p.e.mover.Send(l.ctx, socket, list)
 	if err != nil && socket.err == nil && l.ctx.Err() == nil {
 		f.cause = &localError{err} // reap reads it, and the lane ends: its bytes were announced

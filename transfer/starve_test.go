@@ -54,6 +54,40 @@ func TestDefectTrickleTakesChunks(t *testing.T) {
 	}
 }
 
+// TestDefectSlowReaderTakesChunks: more readers than there are chunks, who take a few bytes now and then, do not keep others' bytes from being
+// staged.
+func TestDefectSlowReaderTakesChunks(t *testing.T) {
+	const n = 16 << 20 // more than sockets hold
+	near, far := newGPU(t, sim.Options{}), newGPU(t, sim.Options{Index: 1})
+	to, from := far.options(), near.options()
+	to.Stall, from.Stall = 20*time.Second, 20*time.Second
+	p := newPair(t, to, from, far.alloc(t, n))
+	for i := range 2 * to.Chunks {
+		c := dialRaw(t, p.target.Address())
+		defer c.Close()                                  // before all else
+		must(t, c.(*net.TCPConn).SetReadBuffer(256<<10)) //nolint:errcheck // it is one
+		h := hello{purpose: forData, from: p.initiator.Identity(), to: p.target.Identity(), lane: uint64(1000 + i)}
+		_, err := c.Write(h.encode())
+		must(t, err)
+		_, err = io.ReadFull(c, make([]byte, welcomeBytes))
+		must(t, err)
+		q := request{op: Read, id: 1, segment: p.remote.number, shape: shape{planes: []plane{{0, 0, n}}, pages: pageZero}}
+		must(t, q.write(c))
+		go func() {
+			for pause(t.Context(), 100*time.Millisecond) {
+				if _, err := c.Read(make([]byte, 1)); err != nil {
+					return
+				}
+			}
+		}()
+	}
+	until(t, "they are not served", func() bool { return p.target.Stats().Requests == int64(2*to.Chunks) })
+	here := near.alloc(t, 1<<20)
+	for range 3 {
+		must(t, wait(t, p.submit(t, SubmitOptions{Timeout: 5 * time.Second}, Task{Op: Read, Local: mem.All(here)})))
+	}
+}
+
 // TestDefectTrickleHoldsMemory: who sends a byte now and then does not keep memory from being unregistered.
 func TestDefectTrickleHoldsMemory(t *testing.T) {
 	there, here := host(t, 1<<20), host(t, 4096)

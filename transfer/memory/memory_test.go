@@ -158,6 +158,62 @@ func TestChunksComeBack(t *testing.T) {
 	}
 }
 
+// moody is a socket that takes what it likes.
+type moody struct {
+	bytes.Buffer
+	rng  *rand.Rand
+	idle func() // is called where nobody waits for it with a chunk
+}
+
+func (s *moody) Flush() error {
+	s.idle()
+	return nil
+}
+
+func (s *moody) Ready(int64) bool { return false }
+
+func (s *moody) WriteBy(p []byte, _ time.Time) (int, error) {
+	if s.rng.IntN(3) == 0 {
+		return s.Write(p)
+	}
+	return s.Write(p[:s.rng.IntN(len(p)+1)])
+}
+
+// TestDefectSlowReaderKeepsChunks: no chunk is held while a socket takes nothing, and every byte goes to it once, in its place.
+func TestDefectSlowReaderKeepsChunks(t *testing.T) {
+	r := newRig(t, sim.Options{})
+	gpu := r.alloc(t, 1<<20)
+	rng := rand.New(rand.NewPCG(1, 2))
+	data := make([]byte, gpu.Len())
+	for i := range data {
+		data[i] = byte(rng.Uint32())
+	}
+	must(t, r.m.Receive(t.Context(), bytes.NewReader(data), []mem.Extent{mem.All(gpu)}))
+	for range 50 {
+		var list []mem.Extent
+		var want []byte
+		for range 1 + rng.IntN(30) {
+			at, n := rng.Int64N(1<<19), rng.Int64N(20_000)
+			list = append(list, mem.Extent{Region: gpu, Off: at, Len: n})
+			want = append(want, data[at:at+n]...)
+		}
+		idled := 0
+		socket := &moody{rng: rng, idle: func() {
+			idled++
+			if free := len(r.m.out); free != r.m.o.Chunks {
+				t.Errorf("%d of %d chunks are free", free, r.m.o.Chunks)
+			}
+		}}
+		must(t, r.m.Send(t.Context(), socket, list))
+		if !bytes.Equal(socket.Bytes(), want) {
+			t.Fatalf("%d bytes in %d pieces arrived as %d others", len(want), len(list), socket.Len())
+		}
+		if idled == 0 && len(want) > firstBytes {
+			t.Error("it never waited: the test does not test")
+		}
+	}
+}
+
 // TestManyAtOnce: more transfers than chunks get on.
 func TestManyAtOnce(t *testing.T) {
 	r := newRig(t, sim.Options{})

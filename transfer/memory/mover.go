@@ -37,9 +37,9 @@ type Options struct {
 
 // Mover moves bytes between extents of memory and sockets.
 //
-// Two Movers that send to one another never wait for each other's chunks: what is received has chunks of its own, and who has begun to
-// send keeps one until all is sent, so that a receiver that has one gets what it is for. Of a BriefReader a receiver has none while nothing comes:
-// who sends slowly keeps them from nobody.
+// Two Movers that send to one another never wait for each other's chunks: what is received has chunks of its own, and for a BriefWriter a
+// sender has none while nothing goes, as of a BriefReader a receiver has none while nothing comes: who is slow at the other end keeps them from
+// nobody. Who has begun to send to a plain Writer keeps one until all is sent.
 type Mover struct {
 	o       Options
 	in, out chan mem.Extent // chunks that are free, of what is received and sent
@@ -69,7 +69,18 @@ func (m *Mover) Moves(r *mem.Region) error {
 	return nil
 }
 
-// Send writes the bytes of the extents to w, one after another. When it returns nothing touches the memory any more; ctx ends waits for
+// BriefWriter is a socket whose writes can be brief.
+type BriefWriter interface {
+	io.Writer
+	// Flush writes what Write and WriteBy have gathered.
+	Flush() error
+	// Ready reports whether WriteBy takes n bytes, in any pieces, without a Flush before.
+	Ready(n int64) bool
+	// WriteBy writes what it can of p until a time at most, or gathers it. That it was not all is no error.
+	WriteBy(p []byte, by time.Time) (int, error)
+}
+
+// Send writes the bytes of the extents to w, which should be a BriefWriter where memory is staged, one after another. When it returns nothing touches the memory any more; ctx ends waits for
 // the device, and who ends those for w is its deadline. Whatever the error, w may have got less than all. ErrLost if another process's memory
 // was taken back before the end: w may have got all, of which nobody knows what it is.
 func (m *Mover) Send(ctx context.Context, w io.Writer, list []mem.Extent) error {
@@ -160,29 +171,60 @@ func staged(list []mem.Extent) int {
 	return len(list)
 }
 
+func length(list []mem.Extent) (n int64) {
+	for i := range list {
+		n += list[i].Len
+	}
+	return n
+}
+
 // load is a chunk with the extents that it holds the bytes of.
 type load struct {
 	chunk  mem.Extent
+	from   cursor
 	bytes  int64
 	batch  mem.Batch
 	ticket *stream.Ticket
 }
 
+// cursor is where in its list a transfer is.
+type cursor struct {
+	list []mem.Extent // what is left of the caller's, which stays as it is
+	done int64        // bytes of its first extent
+}
+
+// take returns the next extent, of most bytes at most, of which there may be none.
+func (c *cursor) take(most int64) mem.Extent {
+	e := c.list[0].Sub(c.done, min(c.list[0].Len-c.done, most))
+	if c.done += e.Len; c.done == c.list[0].Len {
+		c.list, c.done = c.list[1:], 0
+	}
+	return e
+}
+
 // pipeline is one transfer's way through the chunks.
 type pipeline struct {
+	cursor
+
 	m      *Mover
 	free   chan mem.Extent
 	ctx    context.Context
-	list   []mem.Extent // the caller's, which stays as it is
-	done   int64        // bytes of its first extent
-	flying []*load      // on the device's queue, in order
+	flying []*load // on the device's queue, in order
 }
 
 func (m *Mover) sendStaged(ctx context.Context, w io.Writer, list []mem.Extent) (err error) {
-	p := &pipeline{m: m, free: m.out, ctx: ctx, list: list}
+	p := &pipeline{m: m, free: m.out, cursor: cursor{list: list}, ctx: ctx}
 	defer p.drain()
+	socket, brief := w.(BriefWriter)
+	if brief && !socket.Ready(length(list)) {
+		if err := socket.Flush(); err != nil { // which no chunk is held for
+			return err
+		}
+	}
+	var first []byte
+	window, depth := m.o.ChunkBytes, ahead // of a slow socket as much as it took last time, and one at a time
 	for {
-		for len(p.list) > 0 && len(p.flying) < ahead {
+		for len(p.list) > 0 && len(p.flying) < depth {
 			chunk, err := p.chunk(len(p.flying) == 0)
 			if err != nil {
 				return err
@@ -190,7 +232,7 @@ func (m *Mover) sendStaged(ctx context.Context, w io.Writer, list []mem.Extent) 
 			if chunk.Region == nil {
 				break
 			}
-			if err := p.submit(p.fill(chunk, chunk.Len, false)); err != nil {
+			if err := p.submit(p.fill(chunk, window, false)); err != nil {
 				return err
 			}
 		}
@@ -201,30 +243,57 @@ func (m *Mover) sendStaged(ctx context.Context, w io.Writer, list []mem.Extent) 
 		if err := l.ticket.Wait(ctx); err != nil {
 			return err
 		}
-		if _, err := w.Write(l.chunk.Bytes()[:l.bytes]); err != nil {
+		n, err := writeBriefly(w, l.chunk.Bytes()[:l.bytes])
+		if err != nil {
 			return err
 		}
-		p.flying = p.flying[1:]
-		if len(p.list) == 0 {
-			p.free <- l.chunk
-		} else if err := p.submit(p.fill(l.chunk, l.chunk.Len, false)); err != nil {
+		if int64(n) == l.bytes {
+			if window = min(2*window, m.o.ChunkBytes); window == m.o.ChunkBytes {
+				depth = ahead
+			}
+			p.flying = p.flying[1:]
+			if len(p.list) == 0 {
+				p.free <- l.chunk
+			} else if err := p.submit(p.fill(l.chunk, window, false)); err != nil {
+				return err
+			}
+			continue
+		}
+		first = append(first[:0], l.chunk.Bytes()[n:min(l.bytes, int64(n+firstBytes))]...)
+		p.cursor = l.from
+		for left := int64(n + len(first)); left > 0; {
+			left -= p.take(left).Len
+		}
+		if err = p.land(); err != nil {
 			return err
 		}
+		if _, err := w.Write(first); err != nil {
+			return err
+		}
+		if err := socket.Flush(); err != nil {
+			return err
+		}
+		window, depth = min(max(int64(n), firstBytes), m.o.ChunkBytes), 1
 	}
 }
 
+// writeBriefly writes what goes soon of b.
+func writeBriefly(w io.Writer, b []byte) (int, error) {
+	if socket, ok := w.(BriefWriter); ok {
+		return socket.WriteBy(b, time.Now().Add(brief))
+	}
+	return w.Write(b)
+}
+
 const (
-	firstBytes = 4 << 10              // what is awaited without a chunk, and copied to it
+	firstBytes = 4 << 10              // what is waited for without a chunk, and copied to or from it
 	brief      = 5 * time.Millisecond // how long more is waited for with one
 )
 
 func (m *Mover) receiveStaged(ctx context.Context, r io.Reader, list []mem.Extent) (err error) {
-	p := &pipeline{m: m, free: m.in, ctx: ctx, list: list}
+	p := &pipeline{m: m, free: m.in, cursor: cursor{list: list}, ctx: ctx}
 	defer p.drain()
-	left := int64(0)
-	for i := range list {
-		left += list[i].Len
-	}
+	left := length(list)
 	first := make([]byte, min(left, firstBytes, m.o.ChunkBytes))
 	for left > 0 {
 		n, err := p.await(r, first[:min(left, int64(len(first)))])
@@ -314,21 +383,18 @@ func (p *pipeline) oldest() (mem.Extent, error) {
 
 // fill takes the next extents, most bytes of them, for the chunk; in says that the chunk is copied to them.
 func (p *pipeline) fill(chunk mem.Extent, most int64, in bool) *load {
-	l := &load{chunk: chunk}
+	l := &load{chunk: chunk, from: p.cursor}
 	for len(p.list) > 0 && l.bytes < most {
-		e := p.list[0]
-		n := min(e.Len-p.done, most-l.bytes)
-		if n > 0 {
-			dst, src := chunk.Sub(l.bytes, n), e.Sub(p.done, n)
-			if in {
-				dst, src = src, dst
-			}
-			l.batch.Dst, l.batch.Src = append(l.batch.Dst, dst), append(l.batch.Src, src)
-			l.bytes += n
+		src := p.take(most - l.bytes)
+		if src.Len == 0 {
+			continue
 		}
-		if p.done += n; p.done == e.Len {
-			p.list, p.done = p.list[1:], 0
+		dst := chunk.Sub(l.bytes, src.Len)
+		l.bytes += src.Len
+		if in {
+			dst, src = src, dst
 		}
+		l.batch.Dst, l.batch.Src = append(l.batch.Dst, dst), append(l.batch.Src, src)
 	}
 	return l
 }

@@ -8,19 +8,22 @@ import (
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/mem"
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
 	"github.com/kvlane/kvlane/transfer/memory"
 	"github.com/kvlane/kvlane/transfer/mooncake"
 )
 
-// TestDefectTrickleTakesChunks: more writers than there are chunks, who send a byte now and then, do not keep others' bytes from being staged.
-func TestDefectTrickleTakesChunks(t *testing.T) {
-	const n, chunks = 1 << 20, 4
+const stagedChunks = 4
+
+// serveDevice serves n bytes of a device's memory by stagedChunks chunks each way.
+func serveDevice(t *testing.T, n int64) (*mooncake.Server, *mem.Region) {
+	t.Helper()
 	d, err := sim.Open(sim.Options{})
 	must(t, err)
 	s, err := streamcopy.Open(d, streamcopy.Options{})
 	must(t, err)
-	m, err := memory.NewMover(memory.Options{Device: d, Copy: s, ChunkBytes: 64 << 10, Chunks: chunks})
+	m, err := memory.NewMover(memory.Options{Device: d, Copy: s, ChunkBytes: 64 << 10, Chunks: stagedChunks})
 	must(t, err)
 	gpu, err := d.Alloc(n, device.AllocOptions{})
 	must(t, err)
@@ -28,9 +31,29 @@ func TestDefectTrickleTakesChunks(t *testing.T) {
 	regions := mooncake.NewRegions(m)
 	must(t, regions.Add("cuda:0", gpu))
 	server, _ := serve(t, 4096, func(o *mooncake.ServerOptions) { o.Memory = regions })
+	return server, gpu
+}
+
+// staysAvailable moves n bytes a few times.
+func staysAvailable(t *testing.T, server *mooncake.Server, op mooncake.Op, gpu *mem.Region, n uint64) {
+	t.Helper()
+	remote, here := open(t, server.Name(), int64(n), nil)
+	for range 3 {
+		b, err := remote.Submit(t.Context(), []mooncake.Task{{Op: op, Local: addr(here), Remote: mooncake.Address(gpu), Length: n}})
+		must(t, err)
+		patient, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		must(t, b.Wait(patient))
+		cancel()
+	}
+}
+
+// TestDefectTrickleTakesChunks: more writers than there are chunks, who send a byte now and then, do not keep others' bytes from being staged.
+func TestDefectTrickleTakesChunks(t *testing.T) {
+	const n = 1 << 20
+	server, gpu := serveDevice(t, n)
 	ctx, cancel := context.WithCancel(t.Context())
 	t.Cleanup(cancel)
-	for range 2 * chunks {
+	for range 2 * stagedChunks {
 		c := talk(t, dataAddr(server))
 		_, err := c.Write(append(request(n, mooncake.Address(gpu), 0x81), 1))
 		must(t, err)
@@ -43,12 +66,19 @@ func TestDefectTrickleTakesChunks(t *testing.T) {
 			}
 		}()
 	}
-	remote, here := open(t, server.Name(), n, nil)
-	for range 3 {
-		b, err := remote.Submit(t.Context(), []mooncake.Task{{Op: mooncake.Write, Local: addr(here), Remote: mooncake.Address(gpu), Length: n}})
+	staysAvailable(t, server, mooncake.Write, gpu, n)
+}
+
+// TestDefectSlowReaderTakesChunks: as with readers, who take nothing for a while.
+func TestDefectSlowReaderTakesChunks(t *testing.T) {
+	const n = 16 << 20 // more than sockets hold
+	server, gpu := serveDevice(t, n)
+	for range 2 * stagedChunks {
+		c := talk(t, dataAddr(server))
+		defer c.Close() // before all else
+		must(t, c.SetReadBuffer(256<<10))
+		_, err := c.Write(request(n, mooncake.Address(gpu), 0x80))
 		must(t, err)
-		patient, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-		must(t, b.Wait(patient))
-		cancel()
 	}
+	staysAvailable(t, server, mooncake.Read, gpu, 1<<20)
 }

@@ -137,8 +137,30 @@ func (g *gather) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// flush writes what is kept.
-func (g *gather) flush() error {
+// Ready implements memory.BriefWriter.
+func (g *gather) Ready(int64) bool { return true }
+
+// WriteBy implements memory.BriefWriter.
+func (g *gather) WriteBy(p []byte, by time.Time) (int, error) {
+	if len(g.kept)+len(p) <= cap(g.kept) {
+		return g.Write(p)
+	}
+	g.flow.sayBy = by
+	if err := g.flow.SetWriteDeadline(by); err != nil {
+		return 0, err
+	}
+	both := net.Buffers{g.kept, p}
+	wrote, err := both.WriteTo(g.flow.Conn)
+	if isTimeout(err) {
+		err = nil
+	}
+	n := min(int(wrote), len(g.kept))
+	g.kept = append(g.kept[:0], g.kept[n:]...)
+	return int(wrote) - n, err
+}
+
+// Flush implements memory.BriefWriter.
+func (g *gather) Flush() error {
 	if len(g.kept) == 0 {
 		return nil
 	}
@@ -152,7 +174,7 @@ type flushing struct{ out *gather }
 
 // Read implements io.Reader.
 func (f flushing) Read(p []byte) (int, error) {
-	if err := f.out.flush(); err != nil {
+	if err := f.out.Flush(); err != nil {
 		return 0, err
 	}
 	return f.out.flow.Read(p)
@@ -160,7 +182,7 @@ func (f flushing) Read(p []byte) (int, error) {
 
 // ReadBy implements memory.BriefReader.
 func (f flushing) ReadBy(p []byte, by time.Time) (int, error) {
-	if err := f.out.flush(); err != nil {
+	if err := f.out.Flush(); err != nil {
 		return 0, err
 	}
 	return f.out.flow.ReadBy(p, by)

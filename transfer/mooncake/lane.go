@@ -223,7 +223,7 @@ func (l *lane) send(f *flow, p *part, v2 bool) error {
 		if p = l.take(false); p != nil {
 			continue
 		}
-		if err := out.flush(); err != nil {
+		if err := out.Flush(); err != nil {
 			return stalled(err, f.stall)
 		}
 		if p = l.take(true); p == nil {

@@ -84,7 +84,7 @@ func (s *Server) count(err error, requests, bytes count, length uint64) {
 
 // reject says so in version 2, which can, and resets the connection in version 1.
 func (s *Server) reject(h header, f *flow, out *gather) {
-	if !h.v2 || say(out, statusRejected) != nil || out.flush() != nil {
+	if !h.v2 || say(out, statusRejected) != nil || out.Flush() != nil {
 		f.reset()
 		return
 	}

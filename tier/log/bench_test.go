@@ -2,17 +2,28 @@ package log_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/internal/sys/hostmem"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/tier/log"
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
-// Blocks of one shard, put 32 at a time, and read one by one in any order.
+// turnBytes is what a log and the disk alone write by turns. Turns have to be many: what a disk's own cache takes in is no rate.
+const turnBytes = 256 << 20
+
+// Blocks of one shard, put 32 at a time, and read one by one in any order. "disk" is a log from its opening until all is durable and closed,
+// by turns with O_DIRECT writes of 8 MiB in sequence to a preallocated file.
 func BenchmarkLog(b *testing.B) {
 	for _, bytes := range []int64{4 << 10, 64 << 10, 2 << 20} {
 		l, err := block.NewLayout([]int64{bytes})
@@ -21,9 +32,9 @@ func BenchmarkLog(b *testing.B) {
 		}
 		f := block.Format{Layout: l, Identity: block.Digest{1}}
 		const many = 32
-		open := func(b *testing.B) *log.Tier {
+		open := func(b *testing.B, dir string) *log.Tier {
 			b.Helper()
-			tr, err := log.Open(b.Context(), log.Config{Dir: b.TempDir(), Formats: block.Formats{f}, MaxBytes: 2 << 30})
+			tr, err := log.Open(b.Context(), log.Config{Dir: dir, Formats: block.Formats{f}, MaxBytes: 2 << 30})
 			if err != nil {
 				b.Fatal(err)
 			}
@@ -56,14 +67,15 @@ func BenchmarkLog(b *testing.B) {
 			}
 		}
 		b.Run(fmt.Sprintf("put/%dKiB", bytes>>10), func(b *testing.B) {
-			tr := open(b)
+			tr := open(b, b.TempDir())
 			b.SetBytes(bytes * many)
 			for n := 0; b.Loop(); n++ {
 				putSome(b, tr, n*many)
 			}
 		})
+		b.Run(fmt.Sprintf("disk/%dKiB", bytes>>10), func(b *testing.B) { besideDisk(b, open, f, srcs) })
 		b.Run(fmt.Sprintf("get/%dKiB", bytes>>10), func(b *testing.B) {
-			tr := open(b)
+			tr := open(b, b.TempDir())
 			n := int(min(8192, 256<<20/bytes)) / many * many
 			for from := 0; from < n; from += many {
 				putSome(b, tr, from)
@@ -77,4 +89,55 @@ func BenchmarkLog(b *testing.B) {
 			}
 		})
 	}
+}
+
+func besideDisk(b *testing.B, open func(*testing.B, string) *log.Tier, f block.Format, srcs []mem.Extent) {
+	b.Helper()
+	must := func(err error) {
+		if err != nil {
+			b.Fatal(err)
+		}
+	}
+	keys, errs := make([]block.Key, len(srcs)), make([]error, len(srcs))
+	for i := range srcs {
+		must(f.Seal(srcs[i].Bytes(), tiertest.Key(i)))
+	}
+	sums := f.ShardSums(nil, srcs[0].Bytes(), tiertest.Key(0))
+	piece, err := hostmem.Alloc(8 << 20)
+	must(err)
+	defer func() { must(hostmem.Free(piece)) }()
+	var ours, disk time.Duration
+	b.SetBytes(turnBytes)
+	for b.Loop() {
+		dir := b.TempDir()
+		begun := time.Now()
+		tr := open(b, dir)
+		for n := 0; int64(n)*f.Layout.DataBytes() < turnBytes; n += len(srcs) {
+			for i := range srcs {
+				keys[i] = tiertest.Key(n + i)
+				must(f.SealWith(srcs[i].Bytes(), keys[i], sums))
+			}
+			tr.PutMany(b.Context(), keys, srcs, errs)
+			must(errors.Join(errs...))
+		}
+		must(tr.Close(b.Context()))
+		ours += time.Since(begun)
+
+		b.StopTimer()
+		must(os.RemoveAll(dir))
+		raw, err := os.OpenFile(filepath.Join(b.TempDir(), "raw"), os.O_CREATE|os.O_WRONLY|unix.O_DIRECT, 0o600)
+		must(err)
+		must(unix.Fallocate(int(raw.Fd()), 0, 0, turnBytes))
+		begun = time.Now()
+		for off := int64(0); off < turnBytes; off += int64(len(piece)) {
+			_, err := raw.WriteAt(piece, off)
+			must(err)
+		}
+		must(raw.Sync())
+		disk += time.Since(begun)
+		must(errors.Join(raw.Close(), os.Remove(raw.Name())))
+		b.StartTimer()
+	}
+	b.ReportMetric(turnBytes*float64(b.N)/1e6/disk.Seconds(), "MB/s-disk")
+	b.ReportMetric(disk.Seconds()/ours.Seconds(), "of-disk")
 }

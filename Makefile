@@ -100,7 +100,7 @@ nonic: ## check the build that leaves the code for NICs out
 	$(GO) vet -tags nonic ./...
 	$(GO) test -short -tags nonic . ./gdr ./profile ./transfer/... ./cmd/kvlane
 
-# Short: what the crash test kills is another process, which the race detector does not see. Charts and the rules of the source
+# Short: what the crash test kills is another process, which the race detector does not see, and examples run what other tests run too. Charts and the rules of the source
 # are left out, which have one goroutine; vet has been by, with the linters.
 race: ## run the tests under the race detector; needs a C compiler
 	CGO_ENABLED=1 $(GO) test -race -short -vet off -timeout 1500s $$($(GO) list ./... | grep -v -e /bench/chart$$ -e /internal/archtest$$)

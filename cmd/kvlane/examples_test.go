@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvlane/kvlane/device/cuda"
+	"github.com/kvlane/kvlane/internal/testkit"
 )
 
 // example says how the example of a help text, by how it begins, is run here: with what makes it small, and where it needs hardware that is not
@@ -56,6 +57,9 @@ var examples = map[string]example{
 
 // Every command has examples, and they do what they say.
 func TestExamples(t *testing.T) {
+	if testing.Short() {
+		testkit.Skip(t, "examples", "every example is run, which takes a minute; not with -short")
+	}
 	t.Chdir(t.TempDir())
 	temp := t.TempDir()
 	t.Setenv("XDG_CACHE_HOME", temp)

@@ -14,6 +14,9 @@ import (
 
 // What commands report keeps to the terminal's width, and is in color only where that is wanted: run for real, as their figures come.
 func TestReportsKeepToTheScreen(t *testing.T) {
+	if testing.Short() {
+		testkit.Skip(t, "examples", "what the examples run is run again, which takes half a minute; not with -short")
+	}
 	t.Setenv("TERM", "xterm")
 	dir := t.TempDir()
 	defer func(args []string) { os.Args = args }(os.Args)

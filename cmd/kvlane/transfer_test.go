@@ -90,6 +90,9 @@ func serveSegment(t *testing.T, args ...string) (*running, string) {
 
 // The examples of the help texts do what they say.
 func TestTransferExamples(t *testing.T) {
+	if testing.Short() {
+		testkit.Skip(t, "examples", "every example is run, which takes half a minute; not with -short")
+	}
 	t.Chdir(t.TempDir())
 	if err := os.WriteFile("block.bin", bytes.Repeat([]byte("kvlane "), 500), 0o600); err != nil {
 		t.Fatal(err)

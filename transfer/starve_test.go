@@ -11,8 +11,8 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// trickle begins a write of n bytes at 0, of which k come at once and the others one by one, for as long as the target takes them.
-func trickle(t *testing.T, p *pair, number uint64, n, k int64) {
+// ask asks for n bytes at 0 by a lane of that number, and returns its connection.
+func ask(t *testing.T, p *pair, number uint64, op Op, n int64) net.Conn {
 	t.Helper()
 	c := dialRaw(t, p.target.Address())
 	h := hello{purpose: forData, from: p.initiator.Identity(), to: p.target.Identity(), lane: number}
@@ -20,9 +20,16 @@ func trickle(t *testing.T, p *pair, number uint64, n, k int64) {
 	must(t, err)
 	_, err = io.ReadFull(c, make([]byte, welcomeBytes))
 	must(t, err)
-	q := request{op: Write, id: 1, segment: p.remote.number, shape: shape{planes: []plane{{0, 0, n}}, pages: pageZero}}
+	q := request{op: op, id: 1, segment: p.remote.number, shape: shape{planes: []plane{{0, 0, n}}, pages: pageZero}}
 	must(t, q.write(c))
-	_, err = c.Write(make([]byte, k))
+	return c
+}
+
+// trickle begins a write of n bytes at 0, of which k come at once and the others one by one, for as long as the target takes them.
+func trickle(t *testing.T, p *pair, number uint64, n, k int64) {
+	t.Helper()
+	c := ask(t, p, number, Write, n)
+	_, err := c.Write(make([]byte, k))
 	must(t, err)
 	go drip(t.Context(), c)
 }
@@ -63,16 +70,8 @@ func TestDefectSlowReaderTakesChunks(t *testing.T) {
 	to.Stall, from.Stall = 20*time.Second, 20*time.Second
 	p := newPair(t, to, from, far.alloc(t, n))
 	for i := range 2 * to.Chunks {
-		c := dialRaw(t, p.target.Address())
-		defer c.Close()                                  // before all else
-		must(t, c.(*net.TCPConn).SetReadBuffer(256<<10)) //nolint:errcheck // it is one
-		h := hello{purpose: forData, from: p.initiator.Identity(), to: p.target.Identity(), lane: uint64(1000 + i)}
-		_, err := c.Write(h.encode())
-		must(t, err)
-		_, err = io.ReadFull(c, make([]byte, welcomeBytes))
-		must(t, err)
-		q := request{op: Read, id: 1, segment: p.remote.number, shape: shape{planes: []plane{{0, 0, n}}, pages: pageZero}}
-		must(t, q.write(c))
+		c := ask(t, p, uint64(1000+i), Read, n)
+		defer c.Close() // before all else
 		go func() {
 			for pause(t.Context(), 100*time.Millisecond) {
 				if _, err := c.Read(make([]byte, 1)); err != nil {

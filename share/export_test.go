@@ -16,6 +16,9 @@ func (s *Server) GrantUnnamed(c *net.UnixConn) error {
 	return why.err()
 }
 
+// Heard reads a packet.
+var Heard = heard
+
 // Copies that are waited for.
 var (
 	Through = through

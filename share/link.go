@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"slices"
@@ -105,15 +106,16 @@ func closeFiles(h device.Handle) error {
 
 // ask sends the request and reads the reply, with one descriptor or none.
 func ask(conn *net.UnixConn, d *Descriptor, what purpose) (h device.Handle, err error) {
-	// Who is refused unheard finds that the other end is closed, and behind that the reason.
+	// Who is refused unheard finds that the other end is closed, and reads the reason all the same.
 	if _, err := conn.Write(encodeRequest(d.Identity, what)); err != nil && !errors.Is(err, unix.EPIPE) && !errors.Is(err, unix.ECONNRESET) {
 		return h, fmt.Errorf("ask the exporter: %w", err)
 	}
 	b, control := make([]byte, replyBytes+1), make([]byte, unix.CmsgSpace(4*4))
-	n, nc, flags, _, err := conn.ReadMsgUnix(b, control)
-	if errors.Is(err, unix.ECONNRESET) {
+	var nc, flags int
+	n, err := heard(func() (n int, err error) {
 		n, nc, flags, _, err = conn.ReadMsgUnix(b, control)
-	}
+		return n, err
+	})
 	if err != nil {
 		return h, fmt.Errorf("read the exporter's reply: %w", err)
 	}
@@ -213,27 +215,32 @@ func (l *link) watch(over func(error)) {
 // glance looks whether anything has come, and leaves it there.
 func glance(fd int) (over bool, why error) {
 	var b [replyBytes]byte
-	for {
+	n, err := heard(func() (int, error) {
 		n, _, err := unix.Recvfrom(fd, b[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
-		switch {
-		case errors.Is(err, unix.EINTR):
-			continue
-		case errors.Is(err, unix.EAGAIN):
-			return false, nil
-		case err != nil:
-			return true, fmt.Errorf("the exporter is gone: %w", err)
-		case n == 0:
-			return true, errGone
+		for errors.Is(err, unix.EINTR) {
+			n, _, err = unix.Recvfrom(fd, b[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
 		}
-		r, err := decodeReply(b[:n])
-		if err == nil && r.status == statusOK {
-			err = fmt.Errorf("the exporter replies twice: %w", errdefs.ErrInvalid)
+		if n == 0 && err == nil {
+			err = io.EOF
 		}
-		if err == nil {
-			err = r.status.err()
-		}
-		return true, err
+		return n, err
+	})
+	switch {
+	case errors.Is(err, unix.EAGAIN):
+		return false, nil
+	case errors.Is(err, io.EOF):
+		return true, errGone
+	case err != nil:
+		return true, fmt.Errorf("the exporter is gone: %w", err)
 	}
+	r, err := decodeReply(b[:n])
+	if err == nil && r.status == statusOK {
+		err = fmt.Errorf("the exporter replies twice: %w", errdefs.ErrInvalid)
+	}
+	if err == nil {
+		err = r.status.err()
+	}
+	return true, err
 }
 
 var (

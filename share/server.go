@@ -259,7 +259,7 @@ func stay(c *net.UnixConn, id Identity, p *process) status {
 		})
 	}
 	b := make([]byte, requestBytes+1)
-	n, err := c.Read(b)
+	n, err := heard(func() (int, error) { return c.Read(b) })
 	if said, what, bad := decodeRequest(b[:n]); bad == nil && said == id && what == forEnd {
 		return statusOK
 	}
@@ -279,7 +279,11 @@ func (s *Server) grant(c *net.UnixConn, p *process, pid int32) (*Export, status)
 	_ = c.SetDeadline(time.Now().Add(s.o.RequestTimeout))
 	b := make([]byte, requestBytes+1)
 	// Without room for control messages the kernel takes back what descriptors there are, and says so.
-	n, _, flags, _, err := c.ReadMsgUnix(b, nil)
+	var flags int
+	n, err := heard(func() (n int, err error) {
+		n, _, flags, _, err = c.ReadMsgUnix(b, nil)
+		return n, err
+	})
 	if err != nil || flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
 		return nil, statusMalformed
 	}

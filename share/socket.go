@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"os"
@@ -118,6 +119,17 @@ func sweep(dir string) error {
 		}
 	}
 	return nil
+}
+
+// heard returns what read does, which reads a packet. Where that says that the other end is closed it is called again, and once more: Linux
+// looks for a packet first and for the end after that, so that who does not block is told of the end before a packet that came with it; and
+// who was not read to its end, of that before anything.
+func heard(read func() (int, error)) (n int, err error) {
+	n, err = read()
+	for i := 0; i < 2 && (errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET)); i++ {
+		n, err = read()
+	}
+	return n, err
 }
 
 // credentials returns who was at the other end of c when that connected or began to listen.

@@ -2,6 +2,7 @@ package share_test
 
 import (
 	"errors"
+	"io"
 	"io/fs"
 	"net"
 	"os"
@@ -168,6 +169,47 @@ func TestRequirement2Bounds(t *testing.T) {
 		}
 		return err == nil
 	})
+}
+
+// TestDefectTheEndIsToldBeforeTheLastPacket: who closes what was not read to its end, or in the moment in which the other one looks, has said
+// his last word all the same.
+func TestDefectTheEndIsToldBeforeTheLastPacket(t *testing.T) {
+	near, far, err := share.Ends()
+	must(t, err)
+	_, err = near.Write([]byte("not read"))
+	must(t, err)
+	_, err = far.Write([]byte("the last"))
+	must(t, errors.Join(err, far.Close()))
+	b, tries := make([]byte, 100), 0
+	n, err := share.Heard(func() (int, error) {
+		tries++
+		return near.Read(b)
+	})
+	if err != nil || string(b[:n]) != "the last" || tries != 2 {
+		t.Errorf("%q, %v after %d tries", b[:n], err, tries)
+	}
+	must(t, near.Close())
+
+	for name, first := range map[string][]error{
+		"a packet": {nil}, "the end": {io.EOF, nil}, "a reset": {unix.ECONNRESET, nil}, "both": {io.EOF, unix.ECONNRESET, nil},
+	} {
+		tries := 0
+		n, err := share.Heard(func() (int, error) {
+			tries++
+			if first[tries-1] != nil {
+				return 0, first[tries-1]
+			}
+			return 8, nil
+		})
+		if n != 8 || err != nil || tries != len(first) {
+			t.Errorf("%s: %d, %v after %d tries", name, n, err, tries)
+		}
+	}
+	for _, last := range []error{io.EOF, unix.ECONNRESET, os.ErrDeadlineExceeded} {
+		if _, err := share.Heard(func() (int, error) { return 0, last }); !errors.Is(err, last) {
+			t.Errorf("of %v is said %v", last, err)
+		}
+	}
 }
 
 // TestRequirement3Lifecycle: a server starts once, after it was made, and stops once, with importers attached, who are told.

@@ -137,6 +137,7 @@ hardware-kit: ## build what verifies a GPU on a machine without Go: bin/hardware
 	$(GO) build -trimpath -o $(BIN)/hardware/kvlane ./cmd/kvlane
 	$(GO) test -trimpath -c -o $(BIN)/hardware/device-cuda.test ./device/cuda
 	$(GO) test -trimpath -c -o $(BIN)/hardware/stream-copy.test ./stream/copy
+	$(GO) test -trimpath -c -o $(BIN)/hardware/stream-file.test ./stream/file
 	$(GO) test -trimpath -c -o $(BIN)/hardware/stream-nic.test ./stream/nic
 	$(GO) test -trimpath -c -o $(BIN)/hardware/share.test ./share
 	$(GO) test -trimpath -c -o $(BIN)/hardware/transfer.test ./transfer

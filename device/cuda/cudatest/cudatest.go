@@ -34,17 +34,24 @@ func Open(tb testing.TB) device.Device {
 	return dev
 }
 
-// UseDriverOnce uses every GPU once, where there are any. The driver opens device files and starts threads when one is first used, and keeps
-// them: they are none of the tests' leaks, so that a TestMain calls this before the count begins.
+// UseDriverOnce uses every GPU once, where there are any, and cuFile with it. The driver and libcufile open device files and start threads when
+// one is first used, and keep them: they are none of the tests' leaks, so that a TestMain calls this before the count begins.
 func UseDriverOnce() {
 	for i := range Count() {
 		driver, err := cuda.Load()
 		if err != nil {
 			return
 		}
-		if dev, err := driver.Open(i, cuda.Options{}); err == nil {
-			_ = dev.Close()
+		dev, err := driver.Open(i, cuda.Options{})
+		if err != nil {
+			continue
 		}
+		if opener, ok := dev.(device.StorageOpener); ok {
+			if files, err := opener.OpenStorage(device.StorageOptions{}); err == nil {
+				_ = files.Close()
+			}
+		}
+		_ = dev.Close()
 	}
 }
 

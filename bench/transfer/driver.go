@@ -26,7 +26,7 @@ type Driver interface {
 	// Local is the driver's own memory; Remote is the length of the target's, in bytes.
 	Local() Memory
 	Remote() int64
-	// Submit begins a batch, which ctx bounds.
+	// Submit begins a batch, which ctx bounds. The list of blocks is the caller's again when it returns.
 	Submit(ctx context.Context, op Op, blocks []Block) (Pending, error)
 }
 

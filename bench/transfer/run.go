@@ -221,7 +221,8 @@ type thread struct {
 	until time.Time // when it ends where there is a budget
 	seq   uint64    // of the bytes that were written last
 
-	scratch []byte // two blocks of the CPU's memory
+	blocks  []Block // of the list that was written last
+	scratch []byte  // two blocks of the CPU's memory
 
 	moved          int64         // bytes, since the point began, those too by which others are checked
 	spent          time.Duration // that counts
@@ -229,14 +230,16 @@ type thread struct {
 	prep, post, tx []float64     // microseconds of each batch
 }
 
-// list writes the blocks of a batch; local memory is moved by shift.
+// list writes the blocks of a batch; local memory is moved by shift. The list is valid until the next call.
 func (t *thread) list(shift int64) []Block {
-	blocks := make([]Block, t.batch)
-	for i := range blocks {
-		at := t.size * int64(i*t.o.Threads+t.index)
-		blocks[i] = Block{Local: at + shift, Remote: at, Length: t.size}
+	if t.blocks == nil {
+		t.blocks = make([]Block, t.batch)
 	}
-	return blocks
+	for i := range t.blocks {
+		at := t.size * int64(i*t.o.Threads+t.index)
+		t.blocks[i] = Block{Local: at + shift, Remote: at, Length: t.size}
+	}
+	return t.blocks
 }
 
 // prepare makes the target have what is read, and moves a batch that does not count.

@@ -24,8 +24,12 @@ type part struct {
 	least Path // the first that may carry it: those before have failed, or cannot
 }
 
-// Parts that go by imported memory are this long: a stream issues one in steps of its own.
-const importedPartBytes = 128 << 20
+// Parts that go by imported memory are this long: the host's, which cores copy beside one another, and a device's, whose stream issues one in steps
+// of its own. Between two kernels NVLink rests for as long as it takes to move some MiB.
+const (
+	sharedPartBytes = 128 << 20
+	nvlinkPartBytes = 1 << 30
+)
 
 // extents returns what the part is of this process's memory, in the order of its shape.
 func (p *part) extents() []mem.Extent {
@@ -50,10 +54,13 @@ type cutter struct {
 
 // limit returns how long a part in b should be at most.
 func (c *cutter) limit(b *remoteBuffer) int64 {
-	if b.imported != nil {
-		return importedPartBytes
+	switch {
+	case b.imported == nil:
+		return c.e.o.PartBytes
+	case b.imported.Region().Kind() == mem.KindDevice:
+		return nvlinkPartBytes
 	}
-	return c.e.o.PartBytes
+	return sharedPartBytes
 }
 
 // add adds a task, which is valid.

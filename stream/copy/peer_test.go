@@ -158,7 +158,7 @@ func BenchmarkPeersCUDA(b *testing.B) {
 	whole := &mem.Batch{Dst: []mem.Extent{mem.All(here)}, Src: []mem.Extent{mem.All(there)}}
 	benchCUDA(b, near, "1GiB/pull", stream.PathCopyEngine, whole, 1)
 	benchCUDA(b, near, "1GiB/push", stream.PathCopyEngine, &mem.Batch{Dst: whole.Src, Src: whole.Dst}, 1)
-	for _, size := range []int64{256, 512, 1 << 10, 2 << 10, 4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20} {
+	for _, size := range []int64{256, 512, 1 << 10, 2 << 10, 4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20} {
 		all := int(arena / size)
 		rng := rand.New(rand.NewPCG(1, uint64(size)))
 		slots := rng.Perm(all)
@@ -166,15 +166,18 @@ func BenchmarkPeersCUDA(b *testing.B) {
 		for i, page := range rng.Perm(all)[:min(all, 100_000)] {
 			pairs = append(pairs, mem.PageSlot{Page: uint32(page), Slot: uint32(slots[i])})
 		}
-		for _, ctas := range []int{8, 32, 132} {
+		for way, o := range map[string]streamcopy.Options{
+			"copy-engine": {Path: stream.PathCopyEngine}, "8 CTAs": {Path: stream.PathKernel, CTAs: 8},
+			"32 CTAs": {Path: stream.PathKernel, CTAs: 32}, "132 CTAs": {Path: stream.PathKernel, CTAs: 132},
+		} {
 			for dir, name := range map[mem.Direction]string{mem.ToPages: "pull", mem.ToSlots: "push"} {
 				batch := &mem.Batch{Paged: &mem.Paged{Dir: dir, Groups: []mem.PageGroup{{
 					Planes: []mem.Plane{{Region: here, Stride: size, Bytes: size}},
 					Slots:  mem.Slots{Region: there, Stride: size},
 					Pairs:  pairs,
 				}}}}
-				o := streamcopy.Options{Path: stream.PathKernel, CTAs: ctas, QueueDepth: 2}
-				benchStream(b, near, fmt.Sprintf("%dB/%d CTAs/%s", size, ctas, name), o, batch)
+				o.QueueDepth = 2
+				benchStream(b, near, fmt.Sprintf("%dB/%s/%s", size, way, name), o, batch)
 			}
 		}
 	}

@@ -1,9 +1,6 @@
 package move
 
-import (
-	"github.com/kvlane/kvlane/mem"
-	"github.com/kvlane/kvlane/stream/copy/describe"
-)
+import "github.com/kvlane/kvlane/mem"
 
 // Engine is copy-engine: a copy for each run.
 type Engine struct {
@@ -21,13 +18,10 @@ func (e *Engine) Takes(*Batch) (ok, sums bool) { return true, false }
 // Room implements Mover: most calls are those of single copies, and an event.
 func (e *Engine) Room(_ *Batch, f Flight) bool { return f.admits(singleRuns + 1) }
 
-// Step issues as many runs as one step may have. Between devices batched calls were never tried: there it makes single copies.
+// Step issues as many runs as one step may have.
 func (e *Engine) Step(b *Batch, st *Step) (done bool, err error) {
-	c, n := e.copier, 0
-	if b.Ways&describe.Peer != 0 {
-		c.batch = nil
-	}
-	for n < c.runs() && st.Bytes < b.limit() {
+	n := 0
+	for n < e.copier.runs() && st.Bytes < b.limit() {
 		dst, src, ok := b.At.Run(b.limit() - st.Bytes)
 		if !ok {
 			break
@@ -36,6 +30,6 @@ func (e *Engine) Step(b *Batch, st *Step) (done bool, err error) {
 		st.Bytes += dst.Len
 		n++
 	}
-	st.Calls = c.calls(n)
-	return b.At.Over(), c.copy(e.dst[:n], e.src[:n])
+	st.Calls = e.copier.calls(n)
+	return b.At.Over(), e.copier.copy(e.dst[:n], e.src[:n])
 }

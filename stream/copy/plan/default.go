@@ -10,8 +10,8 @@ import (
 const DefaultSource = "default: H100 PCIe 5 x16, not measured on this machine"
 
 // Default returns the profile that is used where none was measured on the machine. Its figures are an H100's over PCIe 5
-// x16 (docs/laboratory.md), those between devices two H200s' over NVLink; copies within a device, which were not measured,
-// are given the latter, which are a lower bound. The rate of sums is a core's of the same machines. It is good for knowing
+// x16 (docs/laboratory.md), those between devices two H200s' over NVLink, of copy engines two H100s'; copies within a device, which were not
+// measured, are given those of two H200s one by one, which are a lower bound. The rate of sums is a core's of the same machines. It is good for knowing
 // one copy each from a kernel; how many thread blocks a machine needs, it cannot know.
 func Default() Profile {
 	p := Profile{Source: DefaultSource, SumGBps: 12, Sizes: slices.Clone(defaultSizes), Counts: slices.Clone(defaultCounts)}
@@ -42,8 +42,8 @@ type defaultPath struct {
 }
 
 // The figures: kernels with 16 B loads, 512 threads a block; staged copies in batches of
-// 64 MiB; a resident kernel of two blocks of 1024 threads; peers' kernels, of pulls and pushes the slower, in
-// pages. Copies of 256 B to 2 KiB by copy engine are from what one costs at 4 KiB.
+// 64 MiB; a resident kernel of two blocks of 1024 threads; of peers the slower of pulls and pushes, kernels in
+// pages, copy engines in calls of 256 copies. Copies of 256 B to 2 KiB by copy engine are from what one costs at 4 KiB, peers' of 8 KiB too.
 var defaults = []defaultPath{
 	{stream.PathCopyEngine, 0, D2D, 7000, 5000, 0, [13]float64{0.103, 0.206, 0.4125, 0.825, 1.65, 3.2, 6.3, 12.5, 24.6, 80, 206, 340, 385}},
 	{stream.PathCopyEngine, 0, H2D, 9000, 6000, 0, [13]float64{0.4, 0.8, 1.6, 3.2, 6.5, 7.5, 20, 36, 45, 48, 51.5, 53.6, 54.4}},
@@ -67,7 +67,7 @@ var defaults = []defaultPath{
 	{stream.PathResident, 2, H2D, 5800, 2000, 4, [13]float64{1.5, 3.1, 6.2, 12.4, 28, 30, 31, 31, 31, 31, 31, 31, 31}},
 	{stream.PathResident, 2, D2H, 5000, 2000, 4, [13]float64{3.4, 6.3, 12.6, 24, 36, 38, 40, 40, 40, 40, 40, 40, 40}},
 
-	{stream.PathCopyEngine, 0, Peer, 7000, 6000, 0, [13]float64{0.103, 0.206, 0.4125, 0.825, 1.65, 3.2, 6.3, 12.5, 24.6, 80, 206, 340, 385}},
+	{stream.PathCopyEngine, 0, Peer, 7000, 6000, 0, [13]float64{0.15, 0.3, 0.6, 1.2, 2.5, 5, 10.7, 30, 68.6, 152, 392, 380, 397}},
 	{stream.PathKernel, 8, Peer, 13500, 8000, 8, [13]float64{94.3, 101.6, 107, 168.6, 191.4, 200.2, 209.9, 209.8, 209.9, 210.2, 210, 211.5, 211.5}},
 	{stream.PathKernel, 32, Peer, 13500, 8000, 8, [13]float64{152.8, 263.1, 316.5, 340.2, 348, 350.3, 351.4, 352.2, 352.5, 352.7, 353.6, 352.9, 352.9}},
 	{stream.PathKernel, 132, Peer, 13500, 8000, 8, [13]float64{122.4, 251.4, 326.9, 353.9, 361.9, 366.5, 368, 367.5, 367, 368.3, 368.6, 368.2, 368.2}},

@@ -196,7 +196,9 @@ func (f *benchTransfer) measureNative(cmd *cobra.Command, path engine.Path) erro
 		defer func() { err = errors.Join(err, n.Close()) }()
 		noteRefusal(cmd, n.Engine().Stats())
 		metricsOf(cmd.Context()).SetTransfer(n.Engine().Stats)
-		defer f.countLinks(cmd, dev)()
+		if n.Protocol() == engine.PathNVLink.String() {
+			defer f.countLinks(cmd, dev)()
+		}
 		return f.carry(cmd, n)
 	})
 }

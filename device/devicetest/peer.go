@@ -121,6 +121,17 @@ func (h *harness) means(t *testing.T, q device.Queue) map[string]func(dst, src m
 	all := map[string]func(dst, src mem.Extent) error{"a copy engine": q.Copy}
 	if b, ok := q.(device.BatchCopier); ok {
 		all["a batch"] = func(dst, src mem.Extent) error { return b.CopyBatch([]mem.Extent{dst}, []mem.Extent{src}) }
+		all["a batch of rows"] = func(dst, src mem.Extent) error { // every second one, the others, and what is left
+			const row = 4097
+			var d, s []mem.Extent
+			whole := src.Len / (2 * row) * (2 * row)
+			for _, first := range []int64{0, row} {
+				for off := first; off < whole; off += 2 * row {
+					d, s = append(d, dst.Sub(off, row)), append(s, src.Sub(off, row))
+				}
+			}
+			return b.CopyBatch(append(d, dst.Sub(whole, dst.Len-whole)), append(s, src.Sub(whole, src.Len-whole)))
+		}
 	}
 	if l, ok := q.(device.Launcher); ok {
 		list := h.pinned(t, 1<<20)

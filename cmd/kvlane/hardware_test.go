@@ -48,7 +48,7 @@ func TestHardwareScript(t *testing.T) {
 				}
 			}
 			printed, code := runScript(t, kit, "hardware", "run", map[string]string{
-				"device-cuda.test": c.device, "stream-copy.test": c.streams, "share.test": passes, "transfer.test": passes, "engine.test": passes,
+				"device-cuda.test": c.device, "stream-copy.test": c.streams, "stream-file.test": passes, "share.test": passes, "transfer.test": passes, "engine.test": passes,
 				"kvlane": c.kvlane,
 			}, append(c.args, out)...)
 			if code != c.code || !strings.Contains(printed, c.summary) {

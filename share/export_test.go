@@ -16,7 +16,7 @@ func (s *Server) GrantUnnamed(c *net.UnixConn) error {
 	return why.err()
 }
 
-// Heard reads a packet.
+// Heard reads a packet, the last one too.
 var Heard = heard
 
 // Copies that are waited for.

@@ -278,9 +278,9 @@ func stay(c *net.UnixConn, id Identity, p *process) status {
 func (s *Server) grant(c *net.UnixConn, p *process, pid int32) (*Export, status) {
 	_ = c.SetDeadline(time.Now().Add(s.o.RequestTimeout))
 	b := make([]byte, requestBytes+1)
-	// Without room for control messages the kernel takes back what descriptors there are, and says so.
 	var flags int
 	n, err := heard(func() (n int, err error) {
+		// Without room for control messages the kernel takes back what descriptors there are, and says so.
 		n, _, flags, _, err = c.ReadMsgUnix(b, nil)
 		return n, err
 	})

@@ -121,9 +121,9 @@ func sweep(dir string) error {
 	return nil
 }
 
-// heard returns what read does, which reads a packet. Where that says that the other end is closed it is called again, and once more: Linux
-// looks for a packet first and for the end after that, so that who does not block is told of the end before a packet that came with it; and
-// who was not read to its end, of that before anything.
+// heard reads a packet by read, which is called up to twice more where it says that the other end has closed (io.EOF), or has closed with packets
+// unread (ECONNRESET): the last packet may be behind that. Linux reports the reset first; and as it looks for a packet and then for the end, a
+// read that does not block may miss a packet that came with the end, between the two.
 func heard(read func() (int, error)) (n int, err error) {
 	n, err = read()
 	for i := 0; i < 2 && (errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET)); i++ {

@@ -294,12 +294,12 @@ func (n *Native) pages(blocks []Block) *transfer.Pages {
 	}
 	size, shift := blocks[0].Length, blocks[0].Local%blocks[0].Length
 	bit := bits.TrailingZeros64(uint64(size))
-	shifts := size == 1<<bit // to divide takes longer than all the rest
+	power := size == 1<<bit // of two: shifts, as divisions take longer than all the rest
 	pairs := make([]transfer.PagePair, len(blocks))
 	for i := range blocks {
 		b := &blocks[i]
 		here, there := (b.Local-shift)>>bit, b.Remote>>bit
-		if !shifts {
+		if !power {
 			here, there = (b.Local-shift)/size, b.Remote/size
 		}
 		if b.Length != size || b.Local != here*size+shift || b.Remote != there*size || max(here, there) > math.MaxUint32 {

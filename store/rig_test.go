@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -75,7 +76,7 @@ type rig struct {
 	host   *mem.Region // the cache's slots
 	gpu    *mem.Region // the pages
 	pages  *store.Pages
-	loads  int // that were waited for
+	loads  atomic.Int64 // that were waited for
 	cache  *cache.Tier
 	file   *file.Tier
 	st     *store.Store
@@ -433,7 +434,7 @@ func (r *rig) load(o store.LoadOptions, ns ...int) []error {
 // loaded waits for the task and returns its blocks' errors. Every other time it may have to go on with the task itself.
 func (r *rig) loaded(t *store.LoadTask) []error {
 	r.tb.Helper()
-	if r.loads++; r.loads%2 == 0 {
+	if r.loads.Add(1)%2 == 0 {
 		_ = t.Wait(r.ctx())
 	}
 	r.resolved(t.Done())

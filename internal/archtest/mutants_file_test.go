@@ -3,6 +3,8 @@ package archtest
 // fileMutants has the defects of what moves files and of the log of blocks.
 var fileMutants = []mutant{
 	// The log of blocks.
+	defect("tier/log", "TestDefectDiskIdlesBetweenSyncs/interval",
+		"tier/log/sync.go", "				t.startWriteback()\n", ""),
 	defect("tier/log", "TestDefectFailedWriteIsFound",
 		"tier/log/write.go",
 		"	at := off + h.bytes\n	for _, p := range recs {\n		a.enter(p, place{g.number, uint32(at / page), uint16((at - off) / page)})\n"+

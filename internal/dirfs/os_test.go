@@ -43,6 +43,24 @@ func must(t *testing.T, err error) {
 	}
 }
 
+func TestWritebackIsStarted(t *testing.T) {
+	d, err := dirfs.OS().OpenDir(t.TempDir())
+	must(t, err)
+	defer func() { must(t, d.Close()) }()
+	f, err := d.Open("f", os.O_RDWR|os.O_CREATE)
+	must(t, err)
+	_, err = f.WriteAt(make([]byte, 1<<20), 0)
+	must(t, err)
+	w := f.(dirfs.WritebackStarter) //nolint:forcetypeassert,errcheck // the operating system's are
+	must(t, w.StartWriteback(0, 1<<20))
+	must(t, w.StartWriteback(0, 2<<20)) // what was not written is not missed
+	must(t, f.Sync())
+	if err := w.StartWriteback(-1, 1); !errors.Is(err, unix.EINVAL) || !strings.Contains(err.Error(), "start writeback") {
+		t.Errorf("before the start: %v", err)
+	}
+	must(t, f.Close())
+}
+
 func TestNothingButRegularFilesIsOpened(t *testing.T) {
 	d, _, _ := tree(t)
 	for _, name := range []string{"link", "fifo", "socket", "folder", "linked", "inner", "."} {

@@ -24,6 +24,18 @@ type Gatherer interface {
 	WriteAllAt(parts [][]byte, off int64) (int, error)
 }
 
+// WritebackStarter is a File that can be told to begin with what a later Sync will wait for. Those of OS are.
+type WritebackStarter interface {
+	// StartWriteback has the system begin to bring to the disk what was written to n bytes at off; it waits for none of it, or for room
+	// in the disk's queue. Nothing is durable before Sync, which says what failed.
+	StartWriteback(off, n int64) error
+}
+
+func (f *osFile) StartWriteback(off, n int64) error {
+	_, err := retry(func() (int, error) { return 0, unix.SyncFileRange(f.fd, off, n, unix.SYNC_FILE_RANGE_WRITE) })
+	return f.error("start writeback", err)
+}
+
 func (f *osFile) Allocate(bytes int64) error {
 	_, err := retry(func() (int, error) { return 0, unix.Fallocate(f.fd, 0, 0, bytes) })
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS) {

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/kvlane/kvlane/block"
@@ -73,7 +74,9 @@ func BenchmarkLog(b *testing.B) {
 				putSome(b, tr, n*many)
 			}
 		})
-		b.Run(fmt.Sprintf("disk/%dKiB", bytes>>10), func(b *testing.B) { besideDisk(b, open, f, srcs) })
+		for _, callers := range []int{1, 4} {
+			b.Run(fmt.Sprintf("disk/%dKiB/%d", bytes>>10, callers), func(b *testing.B) { besideDisk(b, open, f, callers, many) })
+		}
 		b.Run(fmt.Sprintf("get/%dKiB", bytes>>10), func(b *testing.B) {
 			tr := open(b, b.TempDir())
 			n := int(min(8192, 256<<20/bytes)) / many * many
@@ -91,18 +94,35 @@ func BenchmarkLog(b *testing.B) {
 	}
 }
 
-func besideDisk(b *testing.B, open func(*testing.B, string) *log.Tier, f block.Format, srcs []mem.Extent) {
+func besideDisk(b *testing.B, open func(*testing.B, string) *log.Tier, f block.Format, callers, many int) {
 	b.Helper()
 	must := func(err error) {
 		if err != nil {
 			b.Fatal(err)
 		}
 	}
-	keys, errs := make([]block.Key, len(srcs)), make([]error, len(srcs))
+	srcs := make([]mem.Extent, callers*many)
 	for i := range srcs {
+		srcs[i] = tiertest.Buffer(b, f.Layout.ImageBytes())
 		must(f.Seal(srcs[i].Bytes(), tiertest.Key(i)))
 	}
 	sums := f.ShardSums(nil, srcs[0].Bytes(), tiertest.Key(0))
+	putAll := func(tr *log.Tier, caller int) error {
+		keys, errs, srcs := make([]block.Key, many), make([]error, many), srcs[caller*many:][:many]
+		for n := caller * many; int64(n)*f.Layout.DataBytes() < turnBytes; n += callers * many {
+			for i := range srcs {
+				keys[i] = tiertest.Key(n + i)
+				if err := f.SealWith(srcs[i].Bytes(), keys[i], sums); err != nil {
+					return err
+				}
+			}
+			tr.PutMany(b.Context(), keys, srcs, errs)
+			if err := errors.Join(errs...); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
 	piece, err := hostmem.Alloc(8 << 20)
 	must(err)
 	defer func() { must(hostmem.Free(piece)) }()
@@ -112,14 +132,11 @@ func besideDisk(b *testing.B, open func(*testing.B, string) *log.Tier, f block.F
 		dir := b.TempDir()
 		begun := time.Now()
 		tr := open(b, dir)
-		for n := 0; int64(n)*f.Layout.DataBytes() < turnBytes; n += len(srcs) {
-			for i := range srcs {
-				keys[i] = tiertest.Key(n + i)
-				must(f.SealWith(srcs[i].Bytes(), keys[i], sums))
-			}
-			tr.PutMany(b.Context(), keys, srcs, errs)
-			must(errors.Join(errs...))
+		var g errgroup.Group
+		for caller := range callers {
+			g.Go(func() error { return putAll(tr, caller) })
 		}
+		must(g.Wait())
 		must(tr.Close(b.Context()))
 		ours += time.Since(begun)
 

@@ -48,7 +48,7 @@ func newTier(c Config) *Tier {
 		cfg: c, clock: c.Clock, formats: c.Formats, owners: usage.NewOwners(), segments: segments{all: make(map[uint32]*segment)},
 		first: make(chan *appender, 1), others: make(chan *appender, maxAppenders),
 		sealing: make(chan struct{}, 1), making: make(chan struct{}, 1),
-		unsynced: make(chan struct{}, 1), syncing: make(chan struct{}, 1),
+		unsynced: make(chan struct{}, 1), unstarted: make(chan struct{}, 1), syncing: make(chan struct{}, 1),
 		rounds: make(chan struct{}, 1), kick: make(chan struct{}, 1), closing: make(chan struct{}, 1), covered: make(map[uint32]int64),
 		room: room{unit: c.SegmentBytes, ahead: (1 + c.appenders()) * c.SegmentBytes, most: c.MaxBytes, configured: c.MaxBytes, wake: make(chan struct{})},
 	}

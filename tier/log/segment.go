@@ -35,6 +35,7 @@ type segment struct {
 
 	size    atomic.Int64 // that it takes of the bound
 	end     atomic.Int64 // of what is written and in the index
+	started atomic.Int64 // of what the system brings to the disk
 	synced  atomic.Int64 // of what is known to be durable
 	live    atomic.Int64 // bytes of the blocks that the index has here
 	hot     atomic.Int64 // of them, hit since they were written

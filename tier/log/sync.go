@@ -5,10 +5,11 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/kvlane/kvlane/internal/dirfs"
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
-// syncer makes durable what was written, SyncEvery after it was, one sync at a time.
+// syncer makes durable what was written, SyncEvery after it was, one sync at a time. Until then it keeps the disk busy with it.
 func (t *Tier) syncer() {
 	defer t.background.Done()
 	for {
@@ -17,10 +18,15 @@ func (t *Tier) syncer() {
 			return
 		case <-t.unsynced:
 		}
-		select {
-		case <-t.ctx.Done():
-			return
-		case <-t.clock.After(t.cfg.SyncEvery):
+		for due := t.clock.After(t.cfg.SyncEvery); due != nil; {
+			select {
+			case <-t.ctx.Done():
+				return
+			case <-t.unstarted:
+				t.startWriteback()
+			case <-due:
+				due = nil
+			}
 		}
 		err := t.syncAll(t.ctx)
 		if err != nil {
@@ -30,10 +36,39 @@ func (t *Tier) syncer() {
 	}
 }
 
-func (t *Tier) syncSoon() {
-	select {
-	case t.unsynced <- struct{}{}:
-	default:
+// syncSoon asks for a sync of n more bytes, and to start with a group of them.
+func (t *Tier) syncSoon(n int64) {
+	ask := func(c chan struct{}) {
+		select {
+		case c <- struct{}{}:
+		default:
+		}
+	}
+	ask(t.unsynced)
+	if t.dirty.Add(n) >= t.cfg.groupBytes {
+		t.dirty.Store(0)
+		ask(t.unstarted)
+	}
+}
+
+// startWriteback has the disk begin with what was appended, so that the next sync finds little left to do.
+func (t *Tier) startWriteback() {
+	for _, a := range t.appenders {
+		t.order.Lock()
+		number := a.number
+		t.order.Unlock()
+		g := t.segments.use(number)
+		if g == nil {
+			continue
+		}
+		end := g.end.Load()
+		from := max(g.started.Swap(end), g.synced.Load())
+		if w, ok := g.file.(dirfs.WritebackStarter); ok && from < end {
+			_ = w.StartWriteback(from, end-from) // what fails the sync tells
+		}
+		if err := g.release(); err != nil {
+			t.count.errors.Add(1)
+		}
 	}
 }
 

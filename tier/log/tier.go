@@ -51,10 +51,12 @@ type Tier struct {
 	order sync.Mutex
 	last  uint32 // the highest number of a segment so far
 
-	synced   atomic.Pointer[position] // all before it is durable
-	broken   atomic.Pointer[position] // a sync of what is behind it failed
-	unsynced chan struct{}            // asks the syncer
-	syncing  chan struct{}            // holds a token while a sync runs
+	synced    atomic.Pointer[position] // all before it is durable
+	broken    atomic.Pointer[position] // a sync of what is behind it failed
+	unsynced  chan struct{}            // asks the syncer for a sync
+	dirty     atomic.Int64             // bytes written since unstarted was asked
+	unstarted chan struct{}            // asks the syncer to start writeback
+	syncing   chan struct{}            // holds a token while a sync runs
 
 	written    atomic.Int64     // bytes since the last checkpoint
 	rounds     chan struct{}    // holds a token while segments are emptied, or a checkpoint is written; guards covered and moveArena

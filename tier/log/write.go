@@ -96,7 +96,7 @@ func (t *Tier) commit(ctx context.Context, w *putting, recs []*pending) {
 		if len(t.queue.recs) == 0 {
 			first = nil // somebody writes what is left of w
 		}
-		if t.queue.bytes < t.cfg.groupBytes || len(t.first) > 0 {
+		if t.queue.bytes < t.cfg.shareBytes() || len(t.first) > 0 {
 			others = nil
 		}
 		t.queue.mu.Unlock()
@@ -347,6 +347,7 @@ func (a *appender) appendGroup(recs []*pending) error {
 	t, g, off := a.t, a.head, a.head.end.Load()
 	h := t.newHeader(position{uint64(g.number), off}, headerOf(t.formats, recs))
 	h.groupBytes = h.bytes
+	h.records = make([]record, 0, len(recs))
 	parts := append(a.parts[:0], a.headers[:h.bytes])
 	for _, p := range recs {
 		h.records = append(h.records, p.record)
@@ -384,7 +385,7 @@ func (a *appender) appendGroup(recs []*pending) error {
 			t.setSynced(position{uint64(g.number), at})
 		}
 	case FsyncInterval:
-		t.syncSoon()
+		t.syncSoon(at - off)
 	case FsyncNever:
 	}
 	return nil

@@ -20,6 +20,17 @@ func (h *handle) Truncate(bytes int64) error {
 	return h.size("truncate", func(s dirfs.Sizer) error { return s.Truncate(bytes) })
 }
 
+// StartWriteback is the operation "writeback" of a plan.
+func (h *handle) StartWriteback(off, n int64) error {
+	if err := h.fs.whole("writeback", h.name); err != nil {
+		return err
+	}
+	if w, ok := h.File.(dirfs.WritebackStarter); ok {
+		return w.StartWriteback(off, n)
+	}
+	return nil
+}
+
 func (h *handle) size(op string, do func(dirfs.Sizer) error) error {
 	if err := h.fs.whole(op, h.name); err != nil {
 		return err

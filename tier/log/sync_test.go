@@ -1,0 +1,75 @@
+package log_test
+
+import (
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/internal/dirfs/faultfs"
+	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/tier/log"
+	"github.com/kvlane/kvlane/tier/tiertest"
+)
+
+// happens waits until the plan has seen so many operations of a name.
+func happens(t *testing.T, plan *fault.Plan, op string, n int64) {
+	t.Helper()
+	for late := time.After(10 * time.Second); plan.Seen(op) < n; {
+		select {
+		case <-late:
+			t.Fatalf("%d of %d operations %s", plan.Seen(op), n, op)
+		case <-time.After(time.Millisecond):
+		}
+	}
+}
+
+// The disk idled from one sync to the next, though much that it will have to write was there.
+func TestDefectDiskIdlesBetweenSyncs(t *testing.T) {
+	for _, policy := range []log.FsyncPolicy{log.FsyncInterval, log.FsyncAlways, log.FsyncNever} {
+		t.Run(policy.String(), func(t *testing.T) {
+			plan := fault.New(1)
+			c := config(t)
+			c.FS, c.Fsync, c.SyncEvery = faultfs.New(dirfs.OS(), plan, nil), policy, time.Hour
+			log.GroupBytes(&c, 2*c.Formats[0].Layout.ImageBytes())
+			tr := open(t, c)
+			put(t, tr, c.Formats[0], keys(0, 1)...)
+			syncs := plan.Seen("sync")
+			put(t, tr, c.Formats[0], keys(1, 4)...)
+			if policy != log.FsyncInterval {
+				closeTier(t, tr)
+				if n := plan.Seen("writeback"); n != 0 {
+					t.Errorf("writeback was started %d times", n)
+				}
+				return
+			}
+			happens(t, plan, "writeback", 1)
+			if n := plan.Seen("sync"); n != syncs {
+				t.Errorf("%d syncs", n-syncs)
+			}
+		})
+	}
+}
+
+// Where writeback cannot be started, the sync does all.
+func TestWritebackCannotBeStarted(t *testing.T) {
+	d := newDisk(t, log.FsyncInterval)
+	d.c.SyncEvery = time.Hour
+	log.GroupBytes(&d.c, 1)
+	plan := fault.New(1, fault.After("writeback", 0).Fail(unix.ENOSYS))
+	_ = d.run(plan, true, func(tr *log.Tier) error {
+		put(t, tr, d.f, keys(0, 3)...)
+		happens(t, plan, "writeback", 1)
+		if err := log.Sync(tr); err != nil {
+			t.Error(err)
+		}
+		if s := tr.Stats(); s.Errors != 0 {
+			t.Errorf("%d errors", s.Errors)
+		}
+		d.PowerFail(faultfs.KeepSynced())
+		return nil
+	})
+	d.check(map[block.Key]bool{tiertest.Key(0): true, tiertest.Key(1): true, tiertest.Key(2): true}, keys(0, 3))
+}

@@ -52,6 +52,7 @@ vllm: lib ## run vLLM for CPUs with kvlane, in an environment that this makes; n
 	tools/python-env vllm $(BIN)/.venv-vllm vllm
 	KVLANE_REQUIRE=vllm KVLANE_LIBRARY=$(CURDIR)/$(BIN)/lib/libkvlane.so PYTHONPATH=$(CURDIR)/python/src timeout 1500 \
 	    $(BIN)/.venv-vllm/bin/python -m pytest -c python/pyproject.toml --rootdir python -p no:cacheprovider -q python/tests/in_vllm
+	tools/vllm-upstream $(BIN)
 
 # The environment with SGLang takes 3 GB below bin/.venv-sglang.
 sglang: lib ## run SGLang's cache classes with kvlane, in an environment that this makes; needs Python 3.11, pip and binutils

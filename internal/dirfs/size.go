@@ -26,8 +26,8 @@ type Gatherer interface {
 
 // WritebackStarter is a File that can be told to begin with what a later Sync will wait for. Those of OS are.
 type WritebackStarter interface {
-	// StartWriteback has the system begin to bring to the disk what was written to n bytes at off; it waits for none of it, or for room
-	// in the disk's queue. Nothing is durable before Sync, which says what failed.
+	// StartWriteback has the system begin to bring to the disk what was written to n bytes at off. It waits for room in the disk's
+	// queue at most. Nothing is durable before Sync, which says what failed.
 	StartWriteback(off, n int64) error
 }
 

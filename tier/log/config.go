@@ -122,7 +122,8 @@ func (c *Config) setDefaults() {
 	c.SegmentBytes = c.segmentBytes()
 }
 
-// shareBytes is how much waits when another segment is written to beside those that are: less shares a write, and what is synced at once a sync.
+// shareBytes is how much has to wait before another segment is written to beside those that are. Less shares a write, and where each has a sync,
+// that.
 func (c *Config) shareBytes() int64 {
 	if c.Fsync == FsyncAlways {
 		return c.groupBytes

@@ -203,7 +203,7 @@ func putHeader(b []byte, f Format, key Key, sums []uint64) {
 	binary.LittleEndian.PutUint64(b[n:], xxh3.Hash(b[:n]))
 }
 
-// zero says whether b is all zeros: the first is, and each is as the one before it. Memory is compared so many bytes at a time.
+// zero says whether b is all zeros: the first is, and each is as the one before it, which bytes.Equal compares many at a time.
 func zero(b []byte) bool {
 	return len(b) == 0 || b[0] == 0 && bytes.Equal(b[1:], b[:len(b)-1])
 }

@@ -91,7 +91,6 @@ const (
 	// two that are not both emptied at once.
 	leastSegments = 4
 	groupBytes    = 4 << 20
-	shareBytes    = 64 << 10
 	// maxAppenders is how many segments are appended to at once at most; a bound has room for so many for each of them.
 	maxAppenders        = 4
 	segmentsForAppender = 8
@@ -120,15 +119,6 @@ func (c *Config) setDefaults() {
 		c.checkpointBytes = checkpointAfter
 	}
 	c.SegmentBytes = c.segmentBytes()
-}
-
-// shareBytes is how much has to wait before another segment is written to beside those that are. Less shares a write, and where each has a sync,
-// that.
-func (c *Config) shareBytes() int64 {
-	if c.Fsync == FsyncAlways {
-		return c.groupBytes
-	}
-	return min(c.groupBytes, shareBytes)
 }
 
 // appenders is how many segments are appended to at once at most.

@@ -35,13 +35,13 @@ type segment struct {
 
 	size    atomic.Int64 // that it takes of the bound
 	end     atomic.Int64 // of what is written and in the index
-	started atomic.Int64 // of what the system brings to the disk
 	synced  atomic.Int64 // of what is known to be durable
 	live    atomic.Int64 // bytes of the blocks that the index has here
 	hot     atomic.Int64 // of them, hit since they were written
 	broken  atomic.Bool  // a sync failed: what is not durable by now may never be
 	sealed  atomic.Bool  // nothing is appended any more
 	deletes atomic.Bool  // blocks were deleted here that lie in others
+	started int64        // of what writeback was started for; the syncer's alone
 	unread  bool         // not all of it could be read when the log was opened: it stays as it is
 
 	attaching sync.Mutex

@@ -36,7 +36,7 @@ func (t *Tier) syncer() {
 	}
 }
 
-// syncSoon asks for a sync of n more bytes, and to start with a group of them.
+// syncSoon asks for a sync, and for writeback before it once a group's worth of bytes has come since the last time; n are new.
 func (t *Tier) syncSoon(n int64) {
 	ask := func(c chan struct{}) {
 		select {
@@ -61,10 +61,10 @@ func (t *Tier) startWriteback() {
 		if g == nil {
 			continue
 		}
-		end := g.end.Load()
-		from := max(g.started.Swap(end), g.synced.Load())
+		from, end := max(g.started, g.synced.Load()), g.end.Load()
+		g.started = end
 		if w, ok := g.file.(dirfs.WritebackStarter); ok && from < end {
-			_ = w.StartWriteback(from, end-from) // what fails the sync tells
+			_ = w.StartWriteback(from, end-from) // what fails, the sync tells
 		}
 		if err := g.release(); err != nil {
 			t.count.errors.Add(1)

@@ -96,7 +96,7 @@ func (t *Tier) commit(ctx context.Context, w *putting, recs []*pending) {
 		if len(t.queue.recs) == 0 {
 			first = nil // somebody writes what is left of w
 		}
-		if t.queue.bytes < t.cfg.shareBytes() || len(t.first) > 0 {
+		if t.queue.bytes < t.cfg.groupBytes || len(t.first) > 0 {
 			others = nil
 		}
 		t.queue.mu.Unlock()

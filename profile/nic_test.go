@@ -73,7 +73,7 @@ func TestProfilesOfNICsAreKeptApart(t *testing.T) {
 		keys = append(keys, key)
 		if len(keys) == 2 {
 			c, err := profile.Calibrate(t.Context(), dev, profile.Options{
-				Dir: t.TempDir(), Bytes: 1 << 20, Budget: 10 * time.Millisecond, Wait: time.Minute, NICs: nics,
+				Dir: t.TempDir(), Bytes: 1 << 20, Budget: 10 * time.Millisecond, NICs: nics,
 			})
 			if err != nil {
 				t.Fatal(err)

@@ -84,6 +84,9 @@ type Calibrated struct {
 	Result *calibrate.Result
 }
 
+// measureDevice is replaced in tests: no machine that runs them is idle, and measuring judges that.
+var measureDevice = calibrate.Run
+
 // Calibrate returns the profile of dev's copy paths: the stored one, or else it measures them and stores what it finds.
 // A GPU that others use is ErrBusy, after o.Wait; what was measured while somebody came is not stored, nor is what was
 // measured of a simulated device. One process of a host measures at a time; the others wait for it, and are told ErrBusy
@@ -99,7 +102,7 @@ func Calibrate(ctx context.Context, dev device.Device, o Options) (*Calibrated, 
 	}
 	measure := func(ctx context.Context) (plan.Profile, bool, error) {
 		run := calibrate.Options{Key: key, Budget: o.Budget, Wait: o.Wait, Bytes: o.Bytes, Progress: o.Progress, NIC: measured(o.NICs)}
-		r, err := calibrate.Run(ctx, dev, pathOpener(dev, o.NICs), run)
+		r, err := measureDevice(ctx, dev, pathOpener(dev, o.NICs), run)
 		if err != nil {
 			return plan.Profile{}, false, err
 		}

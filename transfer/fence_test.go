@@ -27,6 +27,7 @@ func owing(t *testing.T, there, here *mem.Region) (p *pair, x *proxy, restore fu
 		return x.held > 100_000
 	})
 	x.set(func() { x.holdAfter, x.down = -1, true })
+	x.cut(func(l *link) bool { return !l.data }, false) // first, or the fence gets through
 	x.cut(func(*link) bool { return true }, false)
 	wantErr(t, "a write while the link is cut", wait(t, b), context.DeadlineExceeded)
 	return p, x, func() { x.set(func() { x.down = false }) }

@@ -21,7 +21,7 @@ type proxy struct {
 	holdAfter int64
 	deaf      bool  // until release targets are not told that their queue pairs' connections end
 	held      int64 // bytes
-	holding   int   // connections
+	holding   int   // connections, until what they held has been written and they are no links any more
 	released  bool
 	links     map[*link]struct{}
 }
@@ -30,6 +30,7 @@ type proxy struct {
 type link struct {
 	near, far   net.Conn
 	data, queue bool // what it is for
+	holds       bool // bytes, or has held some; with proxy.mu
 }
 
 func newProxy(tb testing.TB, to string) *proxy {
@@ -96,7 +97,12 @@ func (p *proxy) serve(near net.Conn) {
 	both.Go(func() { p.forward(l, far, near, true) })
 	both.Go(func() { p.forward(l, near, far, false) })
 	both.Wait()
-	p.set(func() { delete(p.links, l) })
+	p.set(func() {
+		delete(p.links, l)
+		if l.holds {
+			p.holding--
+		}
+	})
 }
 
 // forward copies one way. Where that ends for want of a reader or a writer the other side is told, but while its bytes are held.
@@ -112,7 +118,8 @@ func (p *proxy) forward(l *link, dst, src net.Conn, up bool) {
 		}
 		hold := len(kept) > 0 || up && l.data && p.holdAfter >= 0 && passed+int64(n) > p.holdAfter && !p.released
 		if hold {
-			if p.held += int64(n); len(kept) == 0 {
+			if p.held += int64(n); !l.holds {
+				l.holds = true
 				p.holding++
 			}
 		}
@@ -135,7 +142,6 @@ func (p *proxy) forward(l *link, dst, src net.Conn, up bool) {
 			}
 			p.mu.Unlock()
 			_, _ = dst.Write(kept)
-			p.set(func() { p.holding-- })
 		}
 		p.mu.Lock()
 		for up && l.queue && p.deaf && !p.released {

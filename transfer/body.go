@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/mem"
-	"github.com/kvlane/kvlane/transfer/memory"
 )
 
 // directBytes is from which length on, in the mean, pieces are read and written where they are, each by calls of its own. Smaller ones are
@@ -18,12 +17,41 @@ func (s *shape) direct() bool {
 	return s.bytes() >= directBytes*int64(len(s.planes)*len(s.pages))
 }
 
+// headBytes is what is read ahead for the head of a request or a reply, unless pieces behind it are small: a piece that is read ahead is copied twice.
+const headBytes = 4 << 10
+
+// inlet reads a connection ahead.
+type inlet struct {
+	*bufio.Reader
+	conn *pacedConn
+	most int // bytes that are read ahead at a time
+}
+
+func newInlet(c *pacedConn, p purpose) *inlet {
+	in := &inlet{conn: c, most: headBytes}
+	in.Reader = bufio.NewReaderSize(ahead{in}, bufferOf(p))
+	return in
+}
+
+// ahead is what an inlet's buffer is filled from.
+type ahead struct{ in *inlet }
+
+func (a ahead) Read(p []byte) (int, error) { return a.in.conn.Read(p[:min(len(p), a.in.most)]) }
+
 // body is the n bytes behind a request or a reply.
 type body struct {
-	r      *bufio.Reader
-	conn   memory.BriefReader // what r reads from
-	n      int64              // bytes that are left
-	direct bool               // r is not filled with them
+	r      *inlet
+	n      int64 // bytes that are left
+	direct bool  // r is not filled with them
+}
+
+// body returns the n bytes that are next, of a shape. What is read ahead later depends on how long its pieces are, too.
+func (in *inlet) body(n int64, s *shape) *body {
+	b := &body{in, n, s.direct()}
+	if in.most = laneBuffer; b.direct {
+		in.most = headBytes
+	}
+	return b
 }
 
 func (b *body) Read(p []byte) (n int, err error) {
@@ -32,7 +60,7 @@ func (b *body) Read(p []byte) (n int, err error) {
 	}
 	p = p[:min(int64(len(p)), b.n)]
 	if b.direct && b.r.Buffered() == 0 {
-		n, err = b.conn.Read(p)
+		n, err = b.r.conn.Read(p)
 	} else {
 		n, err = b.r.Read(p)
 	}
@@ -47,7 +75,7 @@ func (b *body) ReadBy(p []byte, by time.Time) (n int, err error) {
 	}
 	p = p[:min(int64(len(p)), b.n)]
 	if b.r.Buffered() == 0 {
-		n, err = b.conn.ReadBy(p, by)
+		n, err = b.r.conn.ReadBy(p, by)
 	} else {
 		n, err = b.r.Read(p)
 	}

@@ -1,7 +1,6 @@
 package transfer
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -46,14 +45,14 @@ type peer struct {
 
 type controlConn struct {
 	*pacedConn
-	r *bufio.Reader
+	r *inlet
 }
 
 // tries is how often in a row nobody may listen at an address, before its engine is taken for dead.
 const tries = 4
 
 // dial opens a connection and greets. The identity is of who answered.
-func (e *Engine) dial(ctx context.Context, addr string, h hello) (_ *pacedConn, _ *bufio.Reader, id share.Identity, err error) {
+func (e *Engine) dial(ctx context.Context, addr string, h hello) (_ *pacedConn, _ *inlet, id share.Identity, err error) {
 	h.from = e.id
 	d := net.Dialer{Timeout: e.o.Stall}
 	raw, err := d.DialContext(ctx, "tcp", addr)
@@ -61,7 +60,7 @@ func (e *Engine) dial(ctx context.Context, addr string, h hello) (_ *pacedConn, 
 		return nil, nil, id, err
 	}
 	c := newPacedConn(raw, e.o.Stall)
-	r := bufio.NewReaderSize(c, bufferOf(h.purpose))
+	r := newInlet(c, h.purpose)
 	stop := context.AfterFunc(ctx, func() { _ = raw.Close() })
 	c.expect(1)
 	if _, err = c.Write(h.encode()); err == nil {
@@ -86,7 +85,7 @@ func quiet(err error) error {
 }
 
 // dial opens a connection to the peer, and none to another engine at its address: ErrLost.
-func (p *peer) dial(ctx context.Context, h hello) (*pacedConn, *bufio.Reader, error) {
+func (p *peer) dial(ctx context.Context, h hello) (*pacedConn, *inlet, error) {
 	if err := p.isLost(); err != nil {
 		return nil, nil, err
 	}

@@ -1,7 +1,6 @@
 package transfer
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -256,7 +255,7 @@ func closeQueue(q *rail.Queue) {
 type queueLane struct {
 	*lane
 	q *rail.Queue
-	r *bufio.Reader
+	r *inlet
 }
 
 func (l *queueLane) post() error {

@@ -31,7 +31,7 @@ type laneKey struct {
 // connection is one of them.
 type connection struct {
 	*pacedConn
-	r *bufio.Reader
+	r *inlet
 	w *bufio.Writer
 	// ctx ends when the connection is closed from this side; gone is closed when nothing of it touches memory any more.
 	ctx    context.Context
@@ -194,7 +194,7 @@ func (e *Engine) serve(c *connection) error {
 		_, err := c.Write(encodeWelcome(statusOther, e.id))
 		return err
 	}
-	c.r, c.w = bufio.NewReaderSize(c.pacedConn, bufferOf(h.purpose)), bufio.NewWriterSize(c.pacedConn, bufferOf(h.purpose))
+	c.r, c.w = newInlet(c.pacedConn, h.purpose), bufio.NewWriterSize(c.pacedConn, bufferOf(h.purpose))
 	if h.purpose != forControl {
 		k := laneKey{h.from, h.lane}
 		if !e.served.name(k, c) {

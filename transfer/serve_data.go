@@ -54,7 +54,7 @@ func (e *Engine) do(c *connection, q *request) error {
 		}
 		return (&reply{status: statusOf(err), id: q.id, text: textOf(err)}).write(c.w)
 	}
-	in := &body{c.r, c.pacedConn, n, q.shape.direct()}
+	in := c.r.body(n, &q.shape)
 	if err == nil {
 		err = e.mover.Receive(c.ctx, in, h.List)
 	}

@@ -12,7 +12,7 @@ import (
 // socketLane is a lane whose connection has the bytes, too: one goroutine writes requests, another takes their replies.
 type socketLane struct {
 	*lane
-	r *bufio.Reader
+	r *inlet
 	w *bufio.Writer
 }
 
@@ -106,7 +106,7 @@ func (l *socketLane) readAll() error {
 
 // receive takes a read's bytes. verdict is what went wrong with the memory, err with the connection.
 func (l *socketLane) receive(f *flight) (verdict, err error) {
-	in := &body{l.r, l.conn, f.part.bytes, f.part.shape.direct()}
+	in := l.r.body(f.part.bytes, &f.part.shape)
 	merr := l.p.e.mover.Receive(l.ctx, in, f.part.extents())
 	if merr != nil {
 		if err := in.skip(); err != nil {

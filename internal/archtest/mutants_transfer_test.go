@@ -156,6 +156,8 @@ var transferMutants = []mutant{
 		"transfer/mooncake/lane.go", "			if !v2 { // the byte comes", "			if v2 && !v2 { // the byte comes"),
 	defect("transfer/mooncake", "TestRejectionIsOfOneTask",
 		"transfer/mooncake/lane.go", "			refused, under = under[0], under[1:]\n			again, under =", "			refused, under = under[0], under[1:]\n			_, under ="),
+	defect("transfer", "TestDefectLargePiecesAreReadAhead",
+		"transfer/body.go", "		in.most = headBytes\n", "		in.most = laneBuffer\n"),
 	defect("transfer", "TestDefectReopenedSegmentIsNotFenced",
 		"transfer/peer.go", "	if p.refs > 1 || p.owes() {\n", "	if p.refs > 1 {\n"),
 	defect("transfer", "TestDefectClosedSegmentIsNotFenced",

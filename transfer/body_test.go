@@ -1,0 +1,38 @@
+package transfer
+
+import (
+	"io"
+	"net"
+	"testing"
+	"time"
+)
+
+// fullConn always has something to read.
+type fullConn struct{ net.Conn }
+
+func (fullConn) Read(p []byte) (int, error)      { return len(p), nil }
+func (fullConn) SetReadDeadline(time.Time) error { return nil }
+
+// Where heads and large pieces follow one another, up to 256 KiB of each 4 MiB were read ahead with the head, and so copied twice.
+func TestDefectLargePiecesAreReadAhead(t *testing.T) {
+	in := newInlet(newPacedConn(fullConn{}, time.Minute), forData)
+	for _, tt := range []struct {
+		piece int64
+		want  int // bytes that are read ahead behind such pieces
+	}{{1 << 20, headBytes}, {4 << 10, laneBuffer}, {directBytes, headBytes}} {
+		s := shape{planes: []plane{{bytes: tt.piece}}, pages: make([]uint32, 4)}
+		if _, err := in.Peek(1); err != nil { // the head is there
+			t.Fatal(err)
+		}
+		if _, err := io.Copy(io.Discard, in.body(s.bytes(), &s)); err != nil {
+			t.Fatal(err)
+		}
+		_, err := in.Discard(in.Buffered())
+		if err == nil {
+			_, err = in.Peek(1)
+		}
+		if n := in.Buffered(); err != nil || n != tt.want {
+			t.Errorf("behind pieces of %d bytes %d bytes are read ahead, want %d: %v", tt.piece, n, tt.want, err)
+		}
+	}
+}

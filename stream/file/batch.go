@@ -38,6 +38,7 @@ type batch struct {
 	noDirect error // why a file has no descriptor with O_DIRECT
 
 	current  *part      // its transfers are being begun
+	sweep    *sweep     // of those that are begun, that no worker has yet; nil: none
 	ready    []*part    // theirs can be
 	waiting  []*part    // to cross to or from the device
 	crossing []crossing // under way, in the inner stream's order

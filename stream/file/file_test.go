@@ -292,6 +292,67 @@ func TestPageCacheIsTriedFirst(t *testing.T) {
 	}
 }
 
+// Of what is looked for in the page cache together some is there and some is not.
+func TestPageCacheHasSome(t *testing.T) {
+	needPageCache(t)
+	const pages, batches, patch = 1024, 8, 16 // in one patch of four nothing is in the page cache
+	dev, copies := openSim(t, sim.Options{})
+	for name, o := range map[string]file.Options{
+		"home":   {},
+		"uring":  {Profile: byURing(t)},
+		"device": {Device: dev, Copy: copies, Transfers: 8},
+	} {
+		t.Run(name, func(t *testing.T) {
+			fs := real(t)
+			r, to := fs.alloc(t, pages*file.Align), host
+			if o.Device != nil {
+				to = streamtest.DeviceMemory(dev)
+			}
+			end := to.Alloc(t, pages*file.Align)
+			text := make([]byte, pages*file.Align)
+			rng := rand.New(rand.NewPCG(1, 2))
+			for i := range text {
+				text[i] = byte(rng.Uint32())
+			}
+			for off := 0; off < len(text); off += patch * file.Align { // what is written at once may only be forgotten at once
+				fs.memory().Write(t, mem.All(r).Sub(int64(off), patch*file.Align), text[off:][:patch*file.Align])
+			}
+			s := closeAtEnd(t, open(t, o))
+			places := rng.Perm(pages) // each page goes to another one's place
+			for _, some := range []bool{false, true} {
+				if some {
+					fs.forget(t, r, 4*patch*file.Align, patch*file.Align)
+				}
+				to.Write(t, mem.All(end), make([]byte, len(text)))
+				var tickets []*stream.Ticket
+				for i := range batches {
+					b := new(mem.Batch)
+					for j := i; j < pages; j += batches {
+						b.Src = append(b.Src, mem.Extent{Region: r, Off: int64(j) * file.Align, Len: file.Align})
+						b.Dst = append(b.Dst, mem.Extent{Region: end, Off: int64(places[j]) * file.Align, Len: file.Align})
+					}
+					ticket, err := s.Submit(within(t), b)
+					if err != nil {
+						t.Fatal(err)
+					}
+					tickets = append(tickets, ticket)
+				}
+				for _, ticket := range tickets {
+					if err := ticket.Wait(within(t)); err != nil {
+						t.Fatal(err)
+					}
+				}
+				got := to.Read(t, mem.All(end))
+				for j, at := range places {
+					if !bytes.Equal(got[at*file.Align:][:file.Align], text[j*file.Align:][:file.Align]) {
+						t.Fatalf("with some in the page cache alone: %v: page %d is wrong", some, j)
+					}
+				}
+			}
+		})
+	}
+}
+
 func TestOpenRequiresWhatIsThere(t *testing.T) {
 	dev, copies := openSim(t, sim.Options{})
 	for name, tt := range map[string]struct {

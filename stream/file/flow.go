@@ -37,8 +37,8 @@ func (b *batch) move() error {
 		case e := <-chunk:
 			b.stage(e)
 		case room <- struct{}{}:
-			b.begin()
-			b.by.flush()
+			b.begin(false)
+			b.flush()
 		}
 	}
 }
@@ -63,7 +63,7 @@ func (b *batch) issue() (chunk <-chan mem.Extent, room chan<- struct{}) {
 	begun := false
 	defer func() {
 		if begun {
-			b.by.flush()
+			b.flush()
 		}
 	}()
 	for {
@@ -76,9 +76,13 @@ func (b *batch) issue() (chunk <-chan mem.Extent, room chan<- struct{}) {
 			if !b.admits(b.current) {
 				return nil, nil // a transfer that ends wakes us
 			}
+			if b.joins(b.current) {
+				b.begin(true)
+				continue
+			}
 			select {
 			case s.room <- struct{}{}:
-				b.begin()
+				b.begin(false)
 				begun = true
 			default:
 				return nil, s.room
@@ -150,11 +154,11 @@ func (b *batch) stage(chunk mem.Extent) {
 	}
 }
 
-// begin begins the current part's next transfer. There is room for it.
-func (b *batch) begin() {
+// begin begins the current part's next transfer. It joins the sweep, or there is room for it.
+func (b *batch) begin(joins bool) {
 	p := b.current
 	t := &p.transfers[p.begun]
-	t.try = b.looks(p) && b.stream.warm.try()
+	t.try = joins || b.looks(p) && b.stream.warm.try()
 	p.begun++
 	last := p.begun == len(p.transfers)
 	p.pending.Add(1)
@@ -163,29 +167,57 @@ func (b *batch) begin() {
 		b.current = nil
 	}
 	t.home = b.by.queueOf(b.stream, t)
-	q := t.home
-	if t.try {
-		q = b.stream.workers
+	switch {
+	case joins:
+		b.sweep.add(t)
+	case t.try:
+		b.send()
+		b.sweep = new(sweep)
+		b.sweep.add(t)
+	default:
+		t.begin(t.home)
 	}
-	t.begin(q)
 	if last {
-		b.settle(p)
+		b.settle(p, 1)
 	}
 }
 
-// landed is called when one of p's transfers is finished.
-func (b *batch) landed(p *part) {
-	<-b.stream.room
-	b.settle(p)
+// joins reports whether p's next transfer goes with those of the sweep: while the page cache answers, to wake a worker takes longer than to read
+// little.
+func (b *batch) joins(p *part) bool {
+	return b.sweep != nil && b.stream.warm.hot.Load() && b.looks(p) && b.sweep.takes(&p.transfers[p.begun])
+}
+
+// send gives the sweep to a worker.
+func (b *batch) send() {
+	if b.sweep != nil {
+		b.sweep.left.Store(b.sweep.n)
+		b.sweep.first.begin(b.stream.workers)
+		b.sweep = nil
+	}
+}
+
+// flush has everything that was begun be under way.
+func (b *batch) flush() {
+	b.send()
+	b.by.flush()
+}
+
+// landed is called when n of p's transfers are finished, which are of sweep s if that is not nil.
+func (b *batch) landed(p *part, s *sweep, n int32) {
+	if s == nil || s.left.Add(-n) == 0 {
+		<-b.stream.room
+	}
+	b.settle(p, n)
 	// The last that is done with b: its goroutine may be gone afterwards.
-	if b.flying.Add(-1) == 0 || b.by.depth > 0 {
+	if b.flying.Add(-n) == 0 || b.by.depth > 0 {
 		b.poke()
 	}
 }
 
-// settle takes one from what p waits for, and notes that nothing is left.
-func (b *batch) settle(p *part) {
-	if p.pending.Add(-1) != 0 {
+// settle takes n from what p waits for, and notes that nothing is left.
+func (b *batch) settle(p *part, n int32) {
+	if p.pending.Add(-n) != 0 {
 		return
 	}
 	b.mu.Lock()
@@ -255,7 +287,7 @@ func (b *batch) abandon() {
 	b.ready, b.cut.pieces = nil, nil
 	if p := b.current; p != nil {
 		b.current = nil
-		b.settle(p)
+		b.settle(p, 1)
 	}
 }
 

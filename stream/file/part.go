@@ -10,6 +10,7 @@ import (
 type part struct {
 	batch     *batch
 	transfers []transfer
+	first     [1]transfer // what most have that need no chunk
 	begun     int
 	pending   atomic.Int32 // transfers unfinished, and one while some are not begun
 
@@ -28,6 +29,21 @@ type cutter struct {
 	cut    int64 // bytes of the first that are handed out
 	most   int64 // bytes of a transfer
 	whole  bool  // pieces of device memory are moved where they lie too
+	parts  []part
+}
+
+// partsAtOnce is how many parts are allocated together: of scattered pieces each is one.
+const partsAtOnce = 32
+
+// part returns a part for pieces like p.
+func (c *cutter) part(b *batch, p *piece) *part {
+	if len(c.parts) == 0 {
+		c.parts = make([]part, min(len(c.pieces)+1, partsAtOnce))
+	}
+	q := &c.parts[0]
+	c.parts = c.parts[1:]
+	q.batch, q.write, q.device = b, p.write, p.device()
+	return q
 }
 
 func (c *cutter) empty() bool { return len(c.pieces) == 0 }
@@ -52,7 +68,8 @@ func (c *cutter) nextStraight(b *batch) *part {
 	}
 	e := p.mem.Sub(c.cut, n)
 	c.take(n)
-	q := &part{batch: b, write: p.write, device: p.device()}
+	q := c.part(b, &p)
+	q.transfers = q.first[:0]
 	add := func(from, n int64, direct bool) {
 		if n > 0 {
 			q.transfers = append(q.transfers, transfer{file: p.file, off: off + from, mem: e.Sub(from, n), write: p.write, direct: direct, part: q, need: n})
@@ -73,7 +90,8 @@ func (c *cutter) nextStraight(b *batch) *part {
 // nextStaged fills the chunk with the next pieces that are alike.
 func (c *cutter) nextStaged(b *batch, chunk mem.Extent) *part {
 	first := c.pieces[0]
-	q := &part{batch: b, chunk: chunk, write: first.write, device: first.device()}
+	q := c.part(b, &first)
+	q.chunk = chunk
 	for at := int64(0); at < chunk.Len && !c.empty() && !c.straight() && c.pieces[0].with(&first); {
 		at += c.fill(q, chunk.Sub(at, chunk.Len-at))
 	}

@@ -49,12 +49,12 @@ func (s *Stream) survey(b *mem.Batch) ([]piece, error) {
 				last.mem.Len += p.mem.Len
 				continue
 			}
-			sorted = sorted && order(*last, p) <= 0
+			sorted = sorted && order(last.key(n-1), p.key(n)) <= 0
 		}
 		pieces = append(pieces, p)
 	}
 	if !sorted {
-		slices.SortStableFunc(pieces, order)
+		pieces = ordered(pieces)
 	}
 	s.place(pieces)
 	return pieces, nil
@@ -76,18 +76,43 @@ func (s *Stream) piece(dst, src mem.Extent) (piece, error) {
 	return p, nil
 }
 
-func order(a, b piece) int {
-	if a.write != b.write {
+// key is what a piece is ordered by, and less to move.
+type key struct {
+	file  *File
+	off   int64
+	at    int // in the batch
+	write bool
+}
+
+func (p *piece) key(at int) key { return key{p.file, p.off, at, p.write} }
+
+func order(a, b key) int {
+	switch {
+	case a.write != b.write:
 		if a.write {
 			return 1
 		}
 		return -1
-	}
-	if a.file != b.file {
+	case a.file != b.file:
 		return cmp.Or(cmp.Compare(a.file.info.Device, b.file.info.Device), cmp.Compare(a.file.info.Inode, b.file.info.Inode),
-			cmp.Compare(a.file.fd, b.file.fd))
+			cmp.Compare(a.file.fd, b.file.fd), cmp.Compare(a.at, b.at))
+	case a.off != b.off:
+		return cmp.Compare(a.off, b.off)
 	}
-	return cmp.Compare(a.off, b.off)
+	return cmp.Compare(a.at, b.at)
+}
+
+func ordered(pieces []piece) []piece {
+	keys := make([]key, len(pieces))
+	for i := range pieces {
+		keys[i] = pieces[i].key(i)
+	}
+	slices.SortFunc(keys, order)
+	out := make([]piece, len(pieces))
+	for i, k := range keys {
+		out[i] = pieces[k.at]
+	}
+	return out
 }
 
 // place says of each piece how it is moved.

@@ -115,6 +115,24 @@ func (f *files) alloc(tb testing.TB, bytes int64) *mem.Region {
 	return r
 }
 
+// forget has the page cache lose the first bytes of each stride of r's file.
+func (f *files) forget(tb testing.TB, r *mem.Region, stride, bytes int64) {
+	tb.Helper()
+	h, err := f.dir.Open(r.File().Name(), os.O_RDWR)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	defer h.Close()
+	fd, _ := h.(dirfs.Descriptor) // real has files of the system
+	err = h.Sync()
+	for off := int64(0); off < r.Len() && err == nil; off += stride {
+		err = unix.Fadvise(fd.Descriptor(), off, bytes, unix.FADV_DONTNEED)
+	}
+	if err != nil {
+		tb.Fatal(err)
+	}
+}
+
 // host is memory that no device knows of.
 var host = streamtest.Memory{
 	Name:  "host",

@@ -20,9 +20,11 @@ type transfer struct {
 	// Otherwise by the buffered one (File.fd), or where that is negative by File.base.
 	direct bool
 	// try: a worker looks in the page cache first, and hands the transfer on to home if it is not there.
-	try  bool
-	home queue
-	q    queue // that has it
+	try   bool
+	home  queue
+	q     queue     // that has it
+	sweep *sweep    // that it is of, or nil
+	next  *transfer // of the sweep
 
 	part *part
 	need int64 // bytes from off on that must be moved: a direct read may end behind the file's end
@@ -48,7 +50,7 @@ func (t *transfer) finish(n int64, err error) {
 	case err != nil:
 		b.failed(t, err)
 	}
-	b.landed(t.part)
+	b.landed(t.part, t.sweep, 1)
 }
 
 // begin gives t to q.

@@ -117,3 +117,43 @@ func TestDefectChunkIsReadByOneTransfer(t *testing.T) {
 		}
 	}
 }
+
+// While the page cache answers, a worker was woken for each small read: that took longer than the read.
+func TestDefectWorkerIsWokenForEachSmallRead(t *testing.T) {
+	const n = 40
+	r, err := hostmem.Region(make([]byte, n*sweepBytes))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		hit   bool
+		bytes int64
+		want  int // sweeps
+	}{
+		{true, Align, (n + sweepLength - 1) / sweepLength}, {true, sweepBytes / 4, n / 4}, {true, sweepBytes, n}, {false, Align, n},
+	} {
+		w := &workers{todo: make(chan *transfer, n)}
+		s := &Stream{room: make(chan struct{}, n), workers: w}
+		s.warm.saw(tt.hit)
+		p := &part{}
+		for i := range int64(n) {
+			e := mem.Extent{Region: r, Off: i * tt.bytes, Len: tt.bytes}
+			p.transfers = append(p.transfers, transfer{file: &File{fd: 3}, off: 2 * i * tt.bytes, mem: e, need: tt.bytes, part: p})
+		}
+		b := &batch{stream: s, ctx: t.Context(), by: choice{files: w}, current: p}
+		p.batch = b
+		p.pending.Store(1)
+		b.issue()
+		if len(w.todo) != tt.want || len(s.room) != tt.want || b.flying.Load() != n {
+			t.Errorf("%+v: %d sweeps that take the room of %d, of %d transfers", tt, len(w.todo), len(s.room), b.flying.Load())
+		}
+		for range tt.want {
+			for x := <-w.todo; x != nil; x = x.next {
+				b.landed(p, x.sweep, 1)
+			}
+		}
+		if len(s.room) != 0 || b.flying.Load() != 0 || len(b.done) != 1 {
+			t.Errorf("%+v: at the end room of %d is taken, %d transfers are unfinished, %d parts done", tt, len(s.room), b.flying.Load(), len(b.done))
+		}
+	}
+}

@@ -24,7 +24,7 @@ type workers struct {
 }
 
 func newWorkers(by stream.Path, o *Options, warm *warmth, move func(t *transfer) (int64, error)) *workers {
-	w := &workers{by: by, todo: make(chan *transfer, o.begun()), move: move, warm: warm}
+	w := &workers{by: by, todo: make(chan *transfer, o.begun()*sweepLength), move: move, warm: warm}
 	for range min(o.Transfers, mostWorkers) {
 		w.running.Go(w.work)
 	}
@@ -43,26 +43,84 @@ func (w *workers) close(context.Context) error {
 
 func (w *workers) work() {
 	for t := range w.todo {
-		if t.try {
-			t.try = false
-			n := t.file.cached(t)
-			w.warm.saw(n >= t.need)
-			if n > 0 {
-				t.part.batch.cached.Add(n)
-				t.finish(n, nil)
-				// Whom that has woken goes first: where every processor has such a worker, it would wait for as long as the next call
-				// takes. After a call that waits for a disk this is wrong: no more of those would be under way than there are processors.
-				runtime.Gosched()
-				continue
-			}
-			if t.home != queue(w) {
-				t.begin(t.home)
-				t.home.flush()
-				continue
-			}
+		if !t.try {
+			t.finish(w.move(t))
+			continue
 		}
-		t.finish(w.move(t))
+		w.look(t)
+		// Whom that has woken goes first: where every processor has such a worker, it would wait for as long as the next calls
+		// take. After a call that waits for a disk this is wrong: no more of those would be under way than there are processors.
+		runtime.Gosched()
 	}
+}
+
+// sweep is transfers of a batch that one worker looks for in the page cache, one after the other, and that take the room of one.
+type sweep struct {
+	first, last *transfer
+	n           int32
+	bytes       int64
+	left        atomic.Int32 // that are unfinished, once it is sent
+}
+
+// A sweep is no longer than that, so that others have something to do beside its worker.
+const (
+	sweepLength = 16
+	sweepBytes  = cachedBytes
+)
+
+func (s *sweep) takes(t *transfer) bool { return s.n < sweepLength && s.bytes+t.need <= sweepBytes }
+
+func (s *sweep) add(t *transfer) {
+	if s.first == nil {
+		s.first = t
+	} else {
+		s.last.next = t
+	}
+	s.last, t.sweep = t, s
+	s.n++
+	s.bytes += t.need
+}
+
+// look moves what the page cache has of the sweep that begins with t, and hands on what it has not. What is finished is told once a part.
+func (w *workers) look(t *transfer) {
+	s, b := t.sweep, t.part.batch
+	var p *part
+	var n int32     // of p's that are finished, and not told
+	var bytes int64 // likewise, of all
+	tell := func() {
+		b.cached.Add(bytes)
+		if n > 0 {
+			w.warm.hits.Add(int64(n))
+			b.landed(p, s, n)
+		}
+		n, bytes = 0, 0
+	}
+	for t != nil {
+		next := t.next
+		t.next, t.try = nil, false
+		if t.part != p {
+			tell()
+			p = t.part
+		}
+		got := t.file.cached(t, w.warm.sure())
+		w.warm.saw(got >= t.need)
+		bytes += got
+		switch {
+		case got >= t.need:
+			n++
+		case got > 0:
+			tell()
+			t.finish(got, nil)
+		case t.home != queue(w) || next != nil:
+			t.begin(t.home)
+			t.home.flush()
+		default:
+			tell()
+			t.finish(w.move(t))
+		}
+		t = next
+	}
+	tell()
 }
 
 // posix moves the rest of t by read and write calls.
@@ -89,13 +147,9 @@ func posix(t *transfer) (int64, error) {
 }
 
 // cached reads what the page cache has of t from its start on, and returns how much: whole pages, unless that is all of it. It asks
-// first what there is, as a read that does not wait may begin to read ahead; kernels before 6.5 cannot be asked.
-func (f *File) cached(t *transfer) int64 {
-	first := alignDown(t.off)
-	pages := (alignUp(t.off+t.need) - first) / Align
-	var there unix.Cachestat_t
-	if err := unix.Cachestat(uint(f.fd), &unix.CachestatRange{Off: uint64(first), Len: uint64(pages * Align)}, &there, 0); err == nil &&
-		int64(there.Cache)*int64(os.Getpagesize()) < pages*Align {
+// first what there is unless that is sure, as a read that does not wait may begin to read ahead; kernels before 6.5 cannot be asked.
+func (f *File) cached(t *transfer, sure bool) int64 {
+	if !sure && !f.has(t) {
 		return 0
 	}
 	n, err := unix.Preadv2(f.fd, [][]byte{t.mem.Bytes()}, t.off, unix.RWF_NOWAIT)
@@ -108,29 +162,48 @@ func (f *File) cached(t *transfer) int64 {
 	return int64(n)
 }
 
+// has reports whether the page cache has all that t asks for, as far as the kernel tells.
+func (f *File) has(t *transfer) bool {
+	first := alignDown(t.off)
+	pages := (alignUp(t.off+t.need) - first) / Align
+	var there unix.Cachestat_t
+	err := unix.Cachestat(uint(f.fd), &unix.CachestatRange{Off: uint64(first), Len: uint64(pages * Align)}, &there, 0)
+	return err != nil || int64(there.Cache)*int64(os.Getpagesize()) >= pages*Align
+}
+
 // warmth says whether it is worth looking in the page cache: each time while reads are found there, and rarely while they are
 // not, as the kernel may read ahead for who looks.
 type warmth struct {
 	hot    atomic.Bool  // the last look was a hit
 	misses atomic.Int64 // since the last hit
+	hits   atomic.Int64 // since the last miss, as far as they are told
 	skips  atomic.Int64
 }
 
-// patience is how many misses in a row it takes, and tryEvery how rare a look is then.
+// patience is how many misses in a row it takes, and tryEvery how rare a look is then; confidence is how many hits in a row it takes to be sure.
 const (
-	patience = 4
-	tryEvery = 16
+	patience   = 4
+	tryEvery   = 16
+	confidence = 64
 )
 
 func (w *warmth) try() bool {
 	return w.misses.Load() < patience || w.skips.Add(1)%tryEvery == 0
 }
 
+// sure reports whether the page cache need not be asked what it has, which takes a third of the time that reading a page does.
+func (w *warmth) sure() bool { return w.hits.Load() >= confidence }
+
+// saw notes what a look found. Who sees what all the others do writes nothing: they share the cache line.
 func (w *warmth) saw(hit bool) {
-	w.hot.Store(hit)
-	if hit {
-		w.misses.Store(0)
-	} else {
+	if w.hot.Load() != hit {
+		w.hot.Store(hit)
+	}
+	switch {
+	case !hit:
 		w.misses.Add(1)
+		w.hits.Store(0)
+	case w.misses.Load() != 0:
+		w.misses.Store(0)
 	}
 }

@@ -21,9 +21,9 @@
 // A file that is known by its descriptor is opened a second time with O_DIRECT. What is aligned to Align goes by that, past
 // the page cache: reads of chunks are widened until they are, the ends of other reads go buffered, and a batch's writes to a
 // file are direct if all of them are aligned. The kernel keeps both views of a page the same as long as no page is written by
-// both at once, which is why a batch writes a file one way only. Reads try the page cache first where tries have succeeded, and
-// every 16th time where they have not. A file system that refuses O_DIRECT is used buffered, as is a file that cannot be opened with it
-// for another reason; completions say which, and Stats counts it.
+// both at once, which is why a batch writes a file one way only. Reads try the page cache first where tries have succeeded, several
+// small ones in a row by one worker, and every 16th time where they have not. A file system that refuses O_DIRECT is used buffered,
+// as is a file that cannot be opened with it for another reason; completions say which, and Stats counts it.
 //
 // # Ends
 //

@@ -215,9 +215,9 @@ func (b *batch) landed(p *part, s *sweep, n int32) {
 	}
 }
 
-// settle takes n from what p waits for, and notes that nothing is left.
+// settle takes n from what p waits for, and notes that nothing is left where that has a chunk to go on with.
 func (b *batch) settle(p *part, n int32) {
-	if p.pending.Add(-n) != 0 {
+	if p.pending.Add(-n) != 0 || p.chunk.Region == nil {
 		return
 	}
 	b.mu.Lock()
@@ -241,7 +241,6 @@ func (b *batch) takeDone() {
 	b.mu.Unlock()
 	for _, p := range done {
 		switch {
-		case p.chunk.Region == nil:
 		case p.write:
 			b.release(p)
 		case b.ctx.Err() != nil:

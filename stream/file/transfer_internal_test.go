@@ -152,8 +152,8 @@ func TestDefectWorkerIsWokenForEachSmallRead(t *testing.T) {
 				b.landed(p, x.sweep, 1)
 			}
 		}
-		if len(s.room) != 0 || b.flying.Load() != 0 || len(b.done) != 1 {
-			t.Errorf("%+v: at the end room of %d is taken, %d transfers are unfinished, %d parts done", tt, len(s.room), b.flying.Load(), len(b.done))
+		if len(s.room) != 0 || b.flying.Load() != 0 || p.pending.Load() != 0 {
+			t.Errorf("%+v: at the end room of %d is taken, %d transfers are unfinished, %d of the part", tt, len(s.room), b.flying.Load(), p.pending.Load())
 		}
 	}
 }

@@ -18,8 +18,9 @@ YARN = {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 10
 
 
 def test_a_release_without_adapter_says_so() -> None:
-    assert vllm.ADAPTERS.module("0.32.1+cpu") == "kvlane.vllm.v0_32"
-    with pytest.raises(errors.NotSupported, match=r"vLLM 0\.99\.0: .* 0\.32"):
+    for version in ("0.32.1+cpu", "0.33.0"):
+        assert vllm.ADAPTERS.module(version) == "kvlane.vllm.v0_32"
+    with pytest.raises(errors.NotSupported, match=r"vLLM 0\.99\.0: .* 0\.32, 0\.33$"):
         vllm.ADAPTERS.module("0.99.0")
 
 
@@ -84,6 +85,7 @@ def test_what_is_refused(identities: Any) -> None:
         "PYTHONHASHSEED": (STORE, {"prefix_caching_hash_algo": "xxhash_cbor"}, {}),
         "cache_bytes": ({}, {}, {}),
         "cpu_bytes_to_use": (STORE | {"cpu_bytes_to_use": 1}, {}, {}),
+        "sync_load_budget_bytes": (STORE | {"sync_load_budget_bytes": 1}, {}, {}),  # of 0.33: LayerwiseConnector is for that
         "log": ({"store": {"cache_bytes": 1, "log_dir": "/log"}}, {}, {}),
         "pipeline_parallel_size": (STORE, {"pipeline_parallel_size": 2}, {}),
         "LoRA": (STORE, LORA, {}),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Connector", "LayerwiseConnector"]
 
-ADAPTERS = Adapters(__name__, "vLLM", {"0.32": "v0_32"})
+ADAPTERS = Adapters(__name__, "vLLM", {"0.32": "v0_32", "0.33": "v0_32"})
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The connectors for vLLM 0.32.
+"""The connectors for vLLM 0.32 and 0.33.
 
 vLLM's OffloadingConnector does the scheduling: what of a request is looked up, loaded and stored, page group by page group.
 It takes it that no job fails. What is added here is the way of a failure: from the worker to the engine, which computes the pages

@@ -12,7 +12,7 @@ type queue interface {
 	path() stream.Path
 	// begin takes t, and returns without waiting for it. t.finish is called exactly once, by any goroutine, maybe before begin
 	// returns; t is the queue's until then, and not after. Queues have no more than
-	// Options.begun at a time, or sweeps whose every transfer the page cache turned out not to have: the stream sees to it, so there is room for t. Options.Transfers of them are under way; cuFile's queues,
+	// Options.begun at a time, each of which may be a sweep that the page cache has nothing of: the stream sees to it, so there is room for t. Options.Transfers of them are under way; cuFile's queues,
 	// which move one after the other whatever they have, may have all.
 	begin(t *transfer)
 	// flush is called after one begin or several: a queue may keep what it took until then.

@@ -111,12 +111,9 @@ func (w *workers) look(t *transfer) {
 		case got > 0:
 			tell()
 			t.finish(got, nil)
-		case t.home != queue(w) || next != nil:
+		default:
 			t.begin(t.home)
 			t.home.flush()
-		default:
-			tell()
-			t.finish(w.move(t))
 		}
 		t = next
 	}

@@ -1,4 +1,4 @@
-"""Engines' interfaces change from release to release, so each release that is supported has a module of its own."""
+"""Engines' interfaces change from release to release: each that is supported has a module, named after its first release."""
 
 from __future__ import annotations
 

@@ -445,8 +445,8 @@ class Decoding:
                 self._warm.set()
 
     def rate(self, begin: float, end: float) -> float:
-        """Tokens a second of the whole batch between two times: from the first of them to the last, as a count of some eighty may
-        be wrong by one.
+        """Tokens a second of the whole batch between two times, by how long it is from the first of them to the last: to count
+        them would be wrong by up to one in some eighty.
         """
         stamps = [s for s in self.stamps if begin <= s < end]
         steps, seconds = (len(stamps) - 1, stamps[-1] - stamps[0]) if len(stamps) > 1 else (len(stamps), end - begin)

@@ -66,6 +66,7 @@ type Options struct {
 	Dir    string  // where the scratch files lie, without names
 	Bytes  int64   // of each of two scratch files, one of them only for writes; default 1 GiB, less for budgets of less than half a minute
 	Sizes  []int64 // of blocks; default 4 KiB to 16 MiB
+	AtOnce int64   // bytes that are moved at once, 8 blocks at least; default 64 MiB, or 2048 blocks where that is less
 	Work   []Work  // default both
 	Orders []Order // default both
 	From   []From  // default both
@@ -98,7 +99,8 @@ type Options struct {
 const (
 	leastBytes = 64 << 20 // of a scratch file that nobody gave a length
 	align      = 4 << 10  // of blocks, as O_DIRECT asks for at most
-	MaxSize    = 64 << 20 // so that a batch is one registered buffer
+	MaxSize    = 64 << 20
+	MaxAtOnce  = 1 << 30 // as it is one registered buffer of io_uring
 	MaxBytes   = 1 << 44
 	MaxThreads = 1024
 )
@@ -155,6 +157,9 @@ func (o Options) Validate() error {
 	if largest := slices.Max(o.Sizes); o.Bytes < largest || o.Bytes > MaxBytes || o.Budget < 0 {
 		bad("a scratch file of %d bytes is not %d (a block) to %d, or the budget of %v is negative", o.Bytes, largest, int64(MaxBytes), o.Budget)
 	}
+	if o.AtOnce < 0 || o.AtOnce > MaxAtOnce || o.AtOnce > o.Bytes {
+		bad("%d bytes at once are not 1 to %d, of a scratch file of %d; 0 is the default", o.AtOnce, int64(MaxAtOnce), o.Bytes)
+	}
 	oneOf(bad, "work", o.Work, Read, Write)
 	oneOf(bad, "order", o.Orders, Sequential, Scattered)
 	oneOf(bad, "place of the file", o.From, Cold, PageCache)
@@ -207,14 +212,18 @@ func (o *Options) places() []Place {
 	return all
 }
 
-// Bounds of a batch.
+// What a batch has where nobody says, and the fewest blocks.
 const (
 	batchBytes = 64 << 20
-	fewBlocks  = 8
 	mostBlocks = 2048
+	fewBlocks  = 8
 )
 
 // blocks is how many blocks of a size a batch has.
 func (o *Options) blocks(size int64) int64 {
-	return min(min(max(batchBytes/size, fewBlocks), mostBlocks), o.Bytes/size)
+	n := o.AtOnce / size
+	if o.AtOnce == 0 {
+		n = min(batchBytes/size, mostBlocks)
+	}
+	return min(max(n, fewBlocks), o.Bytes/size)
 }

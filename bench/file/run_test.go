@@ -146,6 +146,28 @@ func TestRawDeviceIsMeasured(t *testing.T) {
 	}
 }
 
+// A batch is as long as somebody says, or as a default of blocks and bytes has it, and no longer than the file.
+func TestBatchIsAsLongAsAsked(t *testing.T) {
+	for _, tt := range []struct {
+		bytes, atOnce, size int64
+		want                int
+	}{
+		{1 << 30, 0, 4 << 10, 2048},
+		{1 << 30, 0, 1 << 20, 64},
+		{1 << 30, 0, 64 << 20, 8},
+		{1 << 20, 0, 64 << 10, 16},
+		{1 << 30, 256 << 20, 4 << 10, 64 << 10},
+		{1 << 30, 256 << 20, 1 << 20, 256},
+		{1 << 30, 1 << 20, 1 << 20, 8},
+		{4 << 20, 4 << 20, 1 << 20, 4},
+	} {
+		o := file.Options{Bytes: tt.bytes, AtOnce: tt.atOnce}
+		if got := len(file.Draws(o, file.Place{Work: file.Read, Order: file.Sequential, Size: tt.size})()); got != tt.want {
+			t.Errorf("%+v: %d blocks", tt, got)
+		}
+	}
+}
+
 var rewrite = flag.Bool("rewrite", false, "write the golden files anew")
 
 // The report for people, of figures that do not change.

@@ -64,6 +64,7 @@ it measured until then.`,
 	fl.StringVar(&f.run.Dir, "dir", "", "folder on the disk to measure; required")
 	fl.Var(sizeValue{&f.run.Bytes}, "bytes", "bytes of a scratch file; 0 is 1GiB, or 32MiB a second of a --budget of less than 32s, and 64MiB at least")
 	fl.StringSliceVar(&f.sizes, "sizes", nil, "block sizes, by commas (default 4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB)")
+	fl.Var(sizeValue{&f.run.AtOnce}, "at-once", "bytes that are moved at once, as a request has them, 8 blocks at least; 0 is 64MiB, or 2048 blocks where that is less")
 	fl.StringSliceVar(&f.work, "work", nil, "what is done: read, write (default both)")
 	fl.StringSliceVar(&f.orders, "order", nil, "in which order: sequential, scattered (default both)")
 	fl.StringSliceVar(&f.from, "from", nil, "where the operating system has what is read: cold (on the disk), page-cache (default both)")

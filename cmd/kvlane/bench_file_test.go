@@ -23,8 +23,8 @@ func TestBenchFileFlagsAreChecked(t *testing.T) {
 		want []string
 	}{
 		"names": {
-			[]string{"--dir", "", "--device", "tape", "--transfers", "0", "--cufile-queues", "-1", "--direct", "perhaps", "--sizes", "1,x", "--work", "idle", "--order", "up", "--from", "tape", "--json", "--csv"},
-			[]string{"no directory", `--device "tape"`, "--transfers is 0", "--cufile-queues is -1", `not "perhaps"`, "--sizes", "1 bytes", `"idle"`, `"up"`, "exclude each other"},
+			[]string{"--dir", "", "--device", "tape", "--transfers", "0", "--cufile-queues", "-1", "--direct", "perhaps", "--sizes", "1,x", "--work", "idle", "--order", "up", "--from", "tape", "--json", "--csv", "--at-once", "1TiB"},
+			[]string{"no directory", `--device "tape"`, "--transfers is 0", "--cufile-queues is -1", `not "perhaps"`, "--sizes", "1 bytes", `"idle"`, `"up"`, "exclude each other", "bytes at once"},
 		},
 		"nothing is left": {[]string{"--work", "write", "--from", "page-cache"}, []string{"nothing is left"}},
 	} {

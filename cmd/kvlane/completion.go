@@ -84,7 +84,7 @@ var offers = map[string]cobra.CompletionFunc{
 
 // freeForm are the flags whose values nobody can list: numbers, sizes, times, names and addresses. A shell offers nothing, no files
 // above all.
-var freeForm = strings.Fields(`advertise batch batch-size beside-batch beside-blocks beside-requests beside-size block-size block-tokens blocks
+var freeForm = strings.Fields(`advertise at-once batch batch-size beside-batch beside-blocks beside-requests beside-size block-size block-tokens blocks
 	budget buffer buffer-size bytes cache-bytes cluster concurrency counts cufile-queues data-port device-index duration fail-above file-bytes
 	file-dir-bytes gpu-id head-size iterations kv-heads lanes large layers length limit listen log-bytes max-bytes memory metrics-addr
 	model-layer name noise notify offset pages pairs peer-index pool pprof-addr product-rows rdma-gid-index rdma-port rdma-queue-pairs reps requests seed

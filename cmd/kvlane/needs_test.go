@@ -26,7 +26,7 @@ var alwaysEffective = map[string]string{
 		targets beside-matmul high-priority json csv nixl out from charts compare`,
 	"bench store": `device device-index geometry blocks requests work forms hits file-dir pipeline bytes cache-bytes large quick budget seed path verify
 		model-layer beside-matmul json out charts compare`,
-	"bench file":        "dir bytes sizes work order from device transfers budget seed json csv out charts",
+	"bench file":        "dir bytes at-once sizes work order from device transfers budget seed json csv out charts",
 	"bench rdma":        "device sizes iterations budget rdma-provider nic rdma-port rdma-gid-index rdma-mtu json",
 	"bench transfer":    "mode protocol metadata buffer-size use-vram",
 	"transfer serve":    "protocol metadata name listen buffer-size use-vram",

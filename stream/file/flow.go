@@ -37,8 +37,7 @@ func (b *batch) move() error {
 		case e := <-chunk:
 			b.stage(e)
 		case room <- struct{}{}:
-			b.begin(false)
-			b.flush()
+			b.begin(false) // issue has more join it, and sends all
 		}
 	}
 }
@@ -60,12 +59,7 @@ func (b *batch) over() bool {
 // transfer. A batch that has ended lets go of what has not begun.
 func (b *batch) issue() (chunk <-chan mem.Extent, room chan<- struct{}) {
 	s := b.stream
-	begun := false
-	defer func() {
-		if begun {
-			b.flush()
-		}
-	}()
+	defer b.flush()
 	for {
 		if b.ctx.Err() != nil {
 			b.abandon()
@@ -83,7 +77,6 @@ func (b *batch) issue() (chunk <-chan mem.Extent, room chan<- struct{}) {
 			select {
 			case s.room <- struct{}{}:
 				b.begin(false)
-				begun = true
 			default:
 				return nil, s.room
 			}
@@ -203,7 +196,7 @@ func (b *batch) flush() {
 	b.by.flush()
 }
 
-// landed is called when n of p's transfers are finished, which are of sweep s if that is not nil.
+// landed is called when n transfers are finished, which are of sweep s if that is not nil: p's, or of several parts without chunks.
 func (b *batch) landed(p *part, s *sweep, n int32) {
 	if s == nil || s.left.Add(-n) == 0 {
 		<-b.stream.room
@@ -215,9 +208,9 @@ func (b *batch) landed(p *part, s *sweep, n int32) {
 	}
 }
 
-// settle takes n from what p waits for, and notes that nothing is left where that has a chunk to go on with.
+// settle takes n from what p waits for, and notes that nothing is left, where it has a chunk to go on with.
 func (b *batch) settle(p *part, n int32) {
-	if p.pending.Add(-n) != 0 || p.chunk.Region == nil {
+	if p.straight || p.pending.Add(-n) != 0 {
 		return
 	}
 	b.mu.Lock()

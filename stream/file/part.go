@@ -14,10 +14,11 @@ type part struct {
 	begun     int
 	pending   atomic.Int32 // transfers unfinished, and one while some are not begun
 
-	chunk  mem.Extent // with no region: the transfers are to and from the pieces' own memory
-	write  bool
-	device bool
-	list   mem.Batch // chunk to pieces, or pieces to chunk; of a crossing's first part, for all of them
+	straight bool       // its transfers are to and from the pieces' own memory
+	chunk    mem.Extent // else; with no region: it was given back
+	write    bool
+	device   bool
+	list     mem.Batch // chunk to pieces, or pieces to chunk; of a crossing's first part, for all of them
 }
 
 func alignDown(n int64) int64 { return n &^ (Align - 1) }
@@ -69,7 +70,7 @@ func (c *cutter) nextStraight(b *batch) *part {
 	e := p.mem.Sub(c.cut, n)
 	c.take(n)
 	q := c.part(b, &p)
-	q.transfers = q.first[:0]
+	q.straight, q.transfers = true, q.first[:0]
 	add := func(from, n int64, direct bool) {
 		if n > 0 {
 			q.transfers = append(q.transfers, transfer{file: p.file, off: off + from, mem: e.Sub(from, n), write: p.write, direct: direct, part: q, need: n})

@@ -3,6 +3,7 @@ package file
 import (
 	"cmp"
 	"fmt"
+	"math/bits"
 	"slices"
 
 	"github.com/kvlane/kvlane/errdefs"
@@ -33,7 +34,6 @@ func (p *piece) with(o *piece) bool { return p.write == o.write && p.device() ==
 // or memory that the stream does not reach.
 func (s *Stream) survey(b *mem.Batch) ([]piece, error) {
 	pieces := make([]piece, 0, min(b.Pieces(), 1<<16))
-	sorted := true
 	for dst, src := range b.Extents() {
 		if dst.Len == 0 {
 			continue
@@ -44,18 +44,14 @@ func (s *Stream) survey(b *mem.Batch) ([]piece, error) {
 		}
 		if n := len(pieces); n > 0 {
 			last := &pieces[n-1]
-			if last.file == p.file && last.write == p.write && last.end() == p.off &&
-				last.mem.Region == p.mem.Region && last.mem.Off+last.mem.Len == p.mem.Off {
+			if last.source() == p.source() && last.end() == p.off && last.mem.Region == p.mem.Region && last.mem.Off+last.mem.Len == p.mem.Off {
 				last.mem.Len += p.mem.Len
 				continue
 			}
-			sorted = sorted && order(last.key(n-1), p.key(n)) <= 0
 		}
 		pieces = append(pieces, p)
 	}
-	if !sorted {
-		pieces = ordered(pieces)
-	}
+	pieces = ordered(pieces)
 	s.place(pieces)
 	return pieces, nil
 }
@@ -76,43 +72,97 @@ func (s *Stream) piece(dst, src mem.Extent) (piece, error) {
 	return p, nil
 }
 
-// key is what a piece is ordered by, and less to move.
-type key struct {
+// source is a file and the direction to or from it.
+type source struct {
 	file  *File
-	off   int64
-	at    int // in the batch
 	write bool
 }
 
-func (p *piece) key(at int) key { return key{p.file, p.off, at, p.write} }
+func (p *piece) source() source { return source{p.file, p.write} }
 
-func order(a, b key) int {
-	switch {
-	case a.write != b.write:
+// order has reads first, and files as they are numbered on disk.
+func order(a, b source) int {
+	if a.write != b.write {
 		if a.write {
 			return 1
 		}
 		return -1
-	case a.file != b.file:
-		return cmp.Or(cmp.Compare(a.file.info.Device, b.file.info.Device), cmp.Compare(a.file.info.Inode, b.file.info.Inode),
-			cmp.Compare(a.file.fd, b.file.fd), cmp.Compare(a.at, b.at))
-	case a.off != b.off:
-		return cmp.Compare(a.off, b.off)
 	}
-	return cmp.Compare(a.at, b.at)
+	x, y := a.file, b.file
+	return cmp.Or(cmp.Compare(x.info.Device, y.info.Device), cmp.Compare(x.info.Inode, y.info.Inode), cmp.Compare(x.fd, y.fd))
 }
 
+// ordered returns the pieces by source and offset, and what is the same in both in the batch's order.
 func ordered(pieces []piece) []piece {
-	keys := make([]key, len(pieces))
-	for i := range pieces {
-		keys[i] = pieces[i].key(i)
+	if len(pieces) < 2 {
+		return pieces
 	}
-	slices.SortFunc(keys, order)
+	keys, sources := make([]key, len(pieces)), []source(nil)
+	numbers := make(map[source]int)
+	for i := range pieces {
+		p := &pieces[i]
+		if i > 0 && p.source() == pieces[i-1].source() {
+			keys[i] = key{uint64(p.off), keys[i-1].source, i}
+			continue
+		}
+		n, known := numbers[p.source()]
+		if !known {
+			n = len(sources)
+			numbers[p.source()], sources = n, append(sources, p.source())
+		}
+		keys[i] = key{uint64(p.off), uint64(n), i}
+	}
+	slices.SortStableFunc(sources, order)
+	ranks := make([]uint64, len(sources))
+	for rank, s := range sources {
+		ranks[numbers[s]] = uint64(rank)
+	}
+	for i := range keys {
+		keys[i].source = ranks[keys[i].source]
+	}
+	spare := make([]key, len(keys))
+	keys, spare = sortKeys(keys, spare, func(k *key) uint64 { return k.off })
+	keys, _ = sortKeys(keys, spare, func(k *key) uint64 { return k.source })
 	out := make([]piece, len(pieces))
 	for i, k := range keys {
 		out[i] = pieces[k.at]
 	}
 	return out
+}
+
+// key is what a piece is ordered by, and less to move.
+type key struct {
+	off, source uint64
+	at          int // in the batch
+}
+
+// sortKeys sorts by radix, stably: a batch may have tens of thousands of pieces, and comparing them takes longer than reading some. It returns
+// the keys, and the other of the two slices.
+func sortKeys(keys, spare []key, by func(*key) uint64) (_, _ []key) {
+	all, some := ^uint64(0), uint64(0)
+	for i := range keys {
+		all, some = all&by(&keys[i]), some|by(&keys[i])
+	}
+	const digit = 0xff
+	for differ := some &^ all; differ != 0; {
+		shift := bits.TrailingZeros64(differ)
+		differ &^= digit << shift
+		var next [digit + 1]int // place of a digit's next key
+		for i := range keys {
+			next[by(&keys[i])>>shift&digit]++
+		}
+		sum := 0
+		for d, n := range next {
+			next[d], sum = sum, sum+n
+		}
+		for i := range keys {
+			n := &next[by(&keys[i])>>shift&digit]
+			spare[*n] = keys[i]
+			*n++
+		}
+		keys, spare = spare, keys
+	}
+	return keys, spare
 }
 
 // place says of each piece how it is moved.
@@ -122,23 +172,29 @@ func (s *Stream) place(pieces []piece) {
 		for j < len(pieces) && pieces[j].file == pieces[i].file && pieces[j].write == pieces[i].write {
 			j++
 		}
-		placeFile(pieces[i:j])
+		s.placeFile(pieces[i:j])
 		i = j
 	}
 }
 
-// placeFile does it for those of one file and one direction.
-func placeFile(pieces []piece) {
-	buffered := false
+// placeFile does it for those of one file and one direction. Neighbours are gathered to make one transfer of them, but where the page cache
+// has them: that would only copy them twice.
+func (s *Stream) placeFile(pieces []piece) {
+	buffered, looks := false, s.warm.hot.Load() && s.looks(pieces[0].file, pieces[0].write)
 	for i := 0; i < len(pieces); {
 		j, end := i+1, pieces[i].end() // the run of neighbours
 		for j < len(pieces) && pieces[j].off <= end && pieces[j].with(&pieces[i]) {
 			end = max(end, pieces[j].end())
 			j++
 		}
+		alone := j == i+1
+		if !alone && looks && !pieces[i].device() {
+			there, known := pieces[i].file.has(pieces[i].off, end-pieces[i].off)
+			alone = there && known
+		}
 		for k := i; k < j; k++ {
 			p := &pieces[k]
-			p.straight = !p.device() && (j == i+1 || p.mem.Len >= straightBytes)
+			p.straight = !p.device() && (alone || p.mem.Len >= straightBytes)
 			if p.straight {
 				buffered = buffered || (p.off|p.mem.Len|int64(p.mem.CPU()))%Align != 0
 			}

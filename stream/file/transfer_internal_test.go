@@ -3,12 +3,14 @@ package file
 import (
 	"errors"
 	"io"
+	"slices"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/kvlane/kvlane/internal/sys/hostmem"
 	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/stream"
 )
 
 func TestAdvance(t *testing.T) {
@@ -155,5 +157,80 @@ func TestDefectWorkerIsWokenForEachSmallRead(t *testing.T) {
 		if len(s.room) != 0 || b.flying.Load() != 0 || p.pending.Load() != 0 {
 			t.Errorf("%+v: at the end room of %d is taken, %d transfers are unfinished, %d of the part", tt, len(s.room), b.flying.Load(), p.pending.Load())
 		}
+	}
+}
+
+// Once a batch had no more room, each read that was made room for went to a worker by itself, as small as it was.
+func TestDefectLongBatchReadsItsPiecesOneByOne(t *testing.T) {
+	const n, room = 7*sweepLength + 1, 2
+	r, err := hostmem.Region(make([]byte, n*Align))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &workers{todo: make(chan *transfer, n)}
+	s := &Stream{room: make(chan struct{}, room), workers: w, opts: Options{ChunkBytes: DefaultChunkBytes}}
+	s.queues[stream.PathPosix] = w
+	s.warm.saw(true)
+	b := &batch{stream: s, ctx: t.Context(), wake: make(chan struct{}, 1), cut: cutter{most: DefaultChunkBytes}}
+	for i := range int64(n) {
+		p := piece{file: &File{fd: 3}, off: 2 * i * Align, mem: mem.Extent{Region: r, Off: i * Align, Len: Align}, straight: true}
+		b.cut.pieces = append(b.cut.pieces, p)
+	}
+	moved := make(chan error)
+	go func() { moved <- b.move() }()
+	for sweeps := 0; ; {
+		select {
+		case x := <-w.todo:
+			sweeps++
+			for ; x != nil; x = x.next {
+				b.landed(x.part, x.sweep, 1)
+			}
+		case err := <-moved:
+			if want := (n + sweepLength - 1) / sweepLength; err != nil || sweeps != want {
+				t.Errorf("%d sweeps where %d are enough, %v", sweeps, want, err)
+			}
+			return
+		}
+	}
+}
+
+// A sweep of several parts: what has a chunk goes on when all of it has been read, and what is not in the page cache goes home.
+func TestSweepOfSeveralParts(t *testing.T) {
+	const pages = 8 // of the file; behind them lies a hole
+	f := testFile(t, pages*Align)
+	r, err := hostmem.Region(make([]byte, 2*pages*Align))
+	if err != nil {
+		t.Fatal(err)
+	}
+	home := &workers{todo: make(chan *transfer, pages)}
+	b := &batch{stream: &Stream{room: make(chan struct{}, 1)}, wake: make(chan struct{}, 1)}
+	b.stream.room <- struct{}{}
+	var w workers
+	w.warm = &b.stream.warm
+	sw := &sweep{}
+	parts := []*part{{straight: true}, {straight: true}, {}, {straight: true}, {}, {straight: true}}
+	for i, of := range [][]int64{{0}, {1}, {2, 3}, {4}, {5, pages}, {pages + 1}} {
+		p := parts[i]
+		p.batch, p.transfers = b, make([]transfer, len(of))
+		for k, at := range of {
+			e := mem.Extent{Region: r, Off: at * Align, Len: Align}
+			p.transfers[k] = transfer{file: f, off: e.Off, mem: e, part: p, need: Align, try: true, home: home}
+			sw.add(&p.transfers[k])
+		}
+		p.pending.Store(int32(len(of)))
+	}
+	b.flying.Store(sw.n)
+	sw.left.Store(sw.n)
+	w.look(sw.first)
+	if !slices.Equal(b.done, parts[2:3]) || b.flying.Load() != 2 || len(home.todo) != 2 || len(b.stream.room) != 1 || b.cached.Load() != 6*Align {
+		t.Fatalf("parts %v are done, %d transfers unfinished, %d are sent home, room of %d is taken, %d bytes were there",
+			b.done, b.flying.Load(), len(home.todo), len(b.stream.room), b.cached.Load())
+	}
+	for range 2 {
+		x := <-home.todo
+		x.finish(Align, nil)
+	}
+	if !slices.Equal(b.done, []*part{parts[2], parts[4]}) || b.flying.Load() != 0 || len(b.stream.room) != 0 {
+		t.Errorf("at the end parts %v are done, %d transfers unfinished, room of %d is taken", b.done, b.flying.Load(), len(b.stream.room))
 	}
 }

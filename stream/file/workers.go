@@ -81,12 +81,13 @@ func (s *sweep) add(t *transfer) {
 	s.bytes += t.need
 }
 
-// look moves what the page cache has of the sweep that begins with t, and hands on what it has not. What is finished is told once a part.
+// look moves what the page cache has of the sweep that begins with t, and hands on what it has not. What is finished is told together, but of
+// each part that has a chunk for itself.
 func (w *workers) look(t *transfer) {
 	s, b := t.sweep, t.part.batch
 	var p *part
-	var n int32     // of p's that are finished, and not told
-	var bytes int64 // likewise, of all
+	var n int32     // that are finished and not told: of p, or of several without chunks, of which it is one
+	var bytes int64 // likewise
 	tell := func() {
 		b.cached.Add(bytes)
 		if n > 0 {
@@ -98,10 +99,10 @@ func (w *workers) look(t *transfer) {
 	for t != nil {
 		next := t.next
 		t.next, t.try = nil, false
-		if t.part != p {
+		if p == nil || t.part != p && (!p.straight || !t.part.straight) {
 			tell()
-			p = t.part
 		}
+		p = t.part
 		got := t.file.cached(t, w.warm.sure())
 		w.warm.saw(got >= t.need)
 		bytes += got
@@ -146,8 +147,10 @@ func posix(t *transfer) (int64, error) {
 // cached reads what the page cache has of t from its start on, and returns how much: whole pages, unless that is all of it. It asks
 // first what there is unless that is sure, as a read that does not wait may begin to read ahead; kernels before 6.5 cannot be asked.
 func (f *File) cached(t *transfer, sure bool) int64 {
-	if !sure && !f.has(t) {
-		return 0
+	if !sure {
+		if there, known := f.has(t.off, t.need); known && !there {
+			return 0
+		}
 	}
 	n, err := unix.Preadv2(f.fd, [][]byte{t.mem.Bytes()}, t.off, unix.RWF_NOWAIT)
 	switch {
@@ -159,13 +162,13 @@ func (f *File) cached(t *transfer, sure bool) int64 {
 	return int64(n)
 }
 
-// has reports whether the page cache has all that t asks for, as far as the kernel tells.
-func (f *File) has(t *transfer) bool {
-	first := alignDown(t.off)
-	pages := (alignUp(t.off+t.need) - first) / Align
-	var there unix.Cachestat_t
-	err := unix.Cachestat(uint(f.fd), &unix.CachestatRange{Off: uint64(first), Len: uint64(pages * Align)}, &there, 0)
-	return err != nil || int64(there.Cache)*int64(os.Getpagesize()) >= pages*Align
+// has reports whether the page cache has a range of the file. Not known: the kernel does not tell.
+func (f *File) has(off, n int64) (there, known bool) {
+	first := alignDown(off)
+	pages := (alignUp(off+n) - first) / Align
+	var stat unix.Cachestat_t
+	err := unix.Cachestat(uint(f.fd), &unix.CachestatRange{Off: uint64(first), Len: uint64(pages * Align)}, &stat, 0)
+	return int64(stat.Cache)*int64(os.Getpagesize()) >= pages*Align, err == nil
 }
 
 // warmth says whether it is worth looking in the page cache: each time while reads are found there, and rarely while they are

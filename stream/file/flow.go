@@ -86,7 +86,6 @@ func (b *batch) issue() (chunk <-chan mem.Extent, room chan<- struct{}) {
 			return nil, nil
 		case b.cut.straight():
 			b.current = b.cut.nextStraight(b)
-			b.current.pending.Store(1)
 		default:
 			slow, err := s.staging.ready()
 			if err != nil {
@@ -139,7 +138,7 @@ func (b *batch) grain(p *piece) int64 {
 // stage makes the next part, which has that chunk. What is written is gathered first.
 func (b *batch) stage(chunk mem.Extent) {
 	p := b.cut.nextStaged(b, chunk)
-	p.pending.Store(1)
+	p.pending.Store(int32(len(p.transfers)))
 	if p.write {
 		b.copy(p)
 	} else {
@@ -152,27 +151,22 @@ func (b *batch) begin(joins bool) {
 	p := b.current
 	t := &p.transfers[p.begun]
 	t.try = joins || b.looks(p) && b.stream.warm.try()
-	p.begun++
-	last := p.begun == len(p.transfers)
-	p.pending.Add(1)
-	b.flying.Add(1)
-	if last {
+	if p.begun++; p.begun == len(p.transfers) {
 		b.current = nil
 	}
 	t.home = b.by.queueOf(b.stream, t)
-	switch {
-	case joins:
+	if joins {
 		b.sweep.add(t)
-	case t.try:
-		b.send()
-		b.sweep = new(sweep)
-		b.sweep.add(t)
-	default:
+		return
+	}
+	b.flying.Add(1)
+	if !t.try {
 		t.begin(t.home)
+		return
 	}
-	if last {
-		b.settle(p, 1)
-	}
+	b.send()
+	b.sweep = new(sweep)
+	b.sweep.add(t)
 }
 
 // joins reports whether p's next transfer goes with those of the sweep: while the page cache answers, to wake a worker takes longer than to read
@@ -183,10 +177,11 @@ func (b *batch) joins(p *part) bool {
 
 // send gives the sweep to a worker.
 func (b *batch) send() {
-	if b.sweep != nil {
-		b.sweep.left.Store(b.sweep.n)
-		b.sweep.first.begin(b.stream.workers)
+	if s := b.sweep; s != nil {
 		b.sweep = nil
+		s.left.Store(s.n)
+		b.flying.Add(s.n - 1) // those that joined the first
+		s.first.begin(b.stream.workers)
 	}
 }
 
@@ -279,7 +274,7 @@ func (b *batch) abandon() {
 	b.ready, b.cut.pieces = nil, nil
 	if p := b.current; p != nil {
 		b.current = nil
-		b.settle(p, 1)
+		b.settle(p, int32(len(p.transfers)-p.begun))
 	}
 }
 

@@ -12,7 +12,7 @@ type part struct {
 	transfers []transfer
 	first     [1]transfer // what most have that need no chunk
 	begun     int
-	pending   atomic.Int32 // transfers unfinished, and one while some are not begun
+	pending   atomic.Int32 // transfers unfinished, of a part with a chunk
 
 	straight bool       // its transfers are to and from the pieces' own memory
 	chunk    mem.Extent // else; with no region: it was given back
@@ -93,6 +93,8 @@ func (c *cutter) nextStaged(b *batch, chunk mem.Extent) *part {
 	first := c.pieces[0]
 	q := c.part(b, &first)
 	q.chunk = chunk
+	most := min(int(chunk.Len/alignUp(min(first.mem.Len, chunk.Len))), len(c.pieces)) // where they are scattered
+	q.transfers, q.list.Dst, q.list.Src = make([]transfer, 0, most), make([]mem.Extent, 0, most), make([]mem.Extent, 0, most)
 	for at := int64(0); at < chunk.Len && !c.empty() && !c.straight() && c.pieces[0].with(&first); {
 		at += c.fill(q, chunk.Sub(at, chunk.Len-at))
 	}

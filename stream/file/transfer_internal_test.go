@@ -144,7 +144,7 @@ func TestDefectWorkerIsWokenForEachSmallRead(t *testing.T) {
 		}
 		b := &batch{stream: s, ctx: t.Context(), by: choice{files: w}, current: p}
 		p.batch = b
-		p.pending.Store(1)
+		p.pending.Store(n)
 		b.issue()
 		if len(w.todo) != tt.want || len(s.room) != tt.want || b.flying.Load() != n {
 			t.Errorf("%+v: %d sweeps that take the room of %d, of %d transfers", tt, len(w.todo), len(s.room), b.flying.Load())

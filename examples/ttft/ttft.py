@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import functools
+import itertools
 import json
 import math
 import os
@@ -52,7 +53,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 LENGTHS = {"tiny": "256,512,1024", "8b": "2048,4096,8192,16384,32768"}
-MIB = 1 << 20
+MIB, PAGE = 1 << 20, 4096
 READERS = 16  # threads of the plain reads that files are compared with
 
 
@@ -316,27 +317,29 @@ def copy_rate(bench: Bench) -> float:
     return size / min(bench.time(lambda: target.copy_(source, non_blocking=True))[0] for _ in range(8))
 
 
-def file_rate(directory: str, repeat: int, *, direct: bool) -> float:
-    """Bytes a second of plain reads of the same files by READERS threads: through the page cache, or past it."""
-    import mmap
-
+def file_rate(bench: Bench, directory: str, *, direct: bool) -> float:
+    """Bytes a second of plain reads of the same files by READERS threads, through the page cache or past it, into as much memory
+    as they are long, pinned where there is a GPU: into a few buffers, again and again, they would end in the CPUs' caches.
+    """
     files = files_of(directory)
-    size = max(p.stat().st_size for p in files)
-    buffers = [mmap.mmap(-1, -(-size // 4096) * 4096) for _ in range(READERS)]
+    ends = list(itertools.accumulate(-(-p.stat().st_size // PAGE) * PAGE for p in files))
+    memory = torch.empty(ends[-1] + PAGE, dtype=torch.uint8, pin_memory=bench.cuda)
+    start = -(-memory.data_ptr() // PAGE) * PAGE
 
-    def read(i: int) -> int:
+    def read(reader: int) -> int:
         total = 0
-        for path in files[i::READERS]:
-            fd = os.open(path, os.O_RDONLY | (os.O_DIRECT if direct else 0))
+        for i in range(reader, len(files), READERS):
+            begin = ends[i - 1] if i else 0
+            fd = os.open(files[i], os.O_RDONLY | (os.O_DIRECT if direct else 0))
             try:
-                total += os.preadv(fd, [buffers[i]], 0)
+                total += os.preadv(fd, [(ctypes.c_char * (ends[i] - begin)).from_address(start + begin)], 0)
             finally:
                 os.close(fd)
         return total
 
     best = 0.0
     with ThreadPoolExecutor(READERS) as pool:
-        for _ in range(repeat + 1):
+        for _ in range(int(bench.args.repeat) + 1):
             if direct:
                 out_of_page_cache(directory)
             begin = time.perf_counter()
@@ -613,8 +616,8 @@ def measure(args: argparse.Namespace, lengths: list[int], directory: str, scratc
         stats, notes = cache.store.stats(), cache.store.notes()
     for r in loads_alone(bench, lengths, alone):
         add(r)
-    rates["page cache"] = file_rate(alone, args.repeat, direct=False)
-    rates["disk"] = file_rate(alone, args.repeat, direct=True)
+    rates["page cache"] = file_rate(bench, alone, direct=False)
+    rates["disk"] = file_rate(bench, alone, direct=True)
     del bench.model, cache  # the child makes its own
     if bench.cuda:
         torch.cuda.empty_cache()

@@ -285,7 +285,7 @@ func (m *model) fixIDs() {
 	p := m.machine.start(m.config(0))
 	m.must(p.Close(m.Context()))
 	p.dead = true
-	const before = `"directory": "`
+	const before, sum = `"directory": "`, `"sum"`
 	for n, dir := range m.config(0).Dirs {
 		f, err := m.root().Open(dir[1:]+"/kvlane.json", os.O_RDWR)
 		m.must(err)
@@ -296,6 +296,8 @@ func (m *model) fixIDs() {
 			m.Fatalf("no id in %q, %v", b, err)
 		}
 		_, err = f.WriteAt(bytes.Repeat([]byte{'a' + byte(n)}, 32), int64(at))
+		m.must(err)
+		_, err = f.WriteAt([]byte(`"its"`), int64(bytes.Index(b, []byte(sum)))) // that of other bytes
 		m.must(errors.Join(err, f.Sync(), f.Close()))
 	}
 }

@@ -67,7 +67,7 @@ func TestOpenRefuses(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			write(t, marker, strings.Replace(string(b), `"version": 1`, `"version": 3`, 1))
+			write(t, marker, strings.NewReplacer(`"version": 1`, `"version": 3`, `"sum"`, `"its"`).Replace(string(b)))
 		}, errdefs.ErrMismatch, []string{"version: expected 1 or 2, found 3", "another version of kvlane"}},
 		{
 			"a marker that is no JSON", func(t *testing.T, _ *file.Config, marker string) { write(t, marker, "{") },

@@ -1,6 +1,7 @@
 package blockdir
 
 import (
+	"bytes"
 	"crypto/rand"
 	"encoding/hex"
 	"encoding/json"
@@ -8,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -64,12 +66,30 @@ type markerJSON struct {
 	Directory  string       `json:"directory"`
 	*groupJSON              // of the only group
 	Groups     []*groupJSON `json:"groups,omitempty"` // where there are several
+	Sum        string       `json:"sum,omitempty"`    // of the file with noSum in its place, of any version; earlier builds wrote none
 }
 
 type groupJSON struct {
 	Digest     string          `json:"identity_digest"`
 	Identity   *block.Identity `json:"identity,omitempty"`
 	ShardBytes []int64         `json:"shard_bytes"`
+}
+
+// noSum stands in a marker for its sum while that is made: the first 8 bytes of BLAKE3, in hexadecimal digits.
+const noSum = "0000000000000000"
+
+func sumOf(marker []byte) string {
+	sum := blake3.Sum256(marker)
+	return hex.EncodeToString(sum[:len(noSum)/2])
+}
+
+// withSum returns the marker with one sum in the place of another, which is the last thing in it.
+func withSum(marker []byte, old, sum string) []byte {
+	at := bytes.LastIndex(marker, []byte(old))
+	if at < 0 {
+		return nil
+	}
+	return slices.Concat(marker[:at], []byte(sum), marker[at+len(old):])
 }
 
 // NewMarker returns the marker of a new directory. ids may be empty.
@@ -111,7 +131,7 @@ func publicIdentity(id block.Identity) block.Identity {
 }
 
 func (m *Marker) encode() ([]byte, error) {
-	j := markerJSON{Format: m.Sort, Version: m.Version, Directory: m.Directory}
+	j := markerJSON{Format: m.Sort, Version: m.Version, Directory: m.Directory, Sum: noSum}
 	for _, g := range m.Groups {
 		j.Groups = append(j.Groups, &groupJSON{Digest: g.Digest.String(), Identity: g.Identity, ShardBytes: g.Layout.ShardSizes()})
 	}
@@ -119,18 +139,23 @@ func (m *Marker) encode() ([]byte, error) {
 		j.groupJSON, j.Groups = j.Groups[0], nil
 	}
 	b, err := json.MarshalIndent(j, "", "  ")
-	return append(b, '\n'), err
+	b = append(b, '\n')
+	return withSum(b, noSum, sumOf(b)), err
 }
 
 // parseMarker reads kvlane.json. Errors: ErrCorrupt where it is unreadable, ErrMismatch for another version.
 func parseMarker(b []byte) (Marker, error) {
 	var j markerJSON
-	// The version comes first: another one may have another structure, which is no damage.
+	// These come first: another version may have another structure, which is no damage.
 	if err := json.Unmarshal(b, &struct {
-		Format  *Sort `json:"format"`
-		Version *int  `json:"version"`
-	}{&j.Format, &j.Version}); err != nil {
+		Format  *Sort   `json:"format"`
+		Version *int    `json:"version"`
+		Sum     *string `json:"sum"`
+	}{&j.Format, &j.Version, &j.Sum}); err != nil {
 		return Marker{}, fmt.Errorf("%w: %w", errdefs.ErrCorrupt, err)
+	}
+	if j.Sum != "" && sumOf(withSum(b, j.Sum, noSum)) != j.Sum {
+		return Marker{}, fmt.Errorf("its bytes are not those that its sum was made of: %w", errdefs.ErrCorrupt)
 	}
 	if j.Format != Files && j.Format != Log {
 		return Marker{}, fmt.Errorf("format: expected %q or %q, found %q: %w", Files, Log, j.Format, errdefs.ErrCorrupt)

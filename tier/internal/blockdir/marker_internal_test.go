@@ -2,12 +2,61 @@ package blockdir
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"testing"
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
 )
+
+// A directory whose marker had lost a bit was taken for one of another identity, which it was advised to remove.
+func TestDefectFlippedMarkerIsAnotherIdentity(t *testing.T) {
+	layout, err := block.NewLayout([]int64{4096, 100})
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := block.Identity{Model: "m", Revision: noSum, DType: "bfloat16", Layout: block.LayoutKV}
+	m := NewMarker(Files, block.Formats{{Layout: layout, Identity: id.Digest()}}, []block.Identity{id})
+	good, err := m.encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := parseMarker(good); err != nil {
+		t.Fatal(err)
+	}
+	newer := bytes.Replace(withSum(good, sumIn(t, good), noSum), []byte(`"version": 1`), []byte(`"version": 9`), 1)
+	if _, err := parseMarker(withSum(newer, noSum, sumOf(newer))); !errors.Is(err, errdefs.ErrMismatch) {
+		t.Errorf("a newer version: %v", err)
+	}
+	damaged := 0
+	for i := range 8 * len(good) {
+		b := bytes.Clone(good)
+		b[i/8] ^= 1 << (i % 8)
+		got, err := parseMarker(b)
+		switch {
+		case errors.Is(err, errdefs.ErrCorrupt) && !errors.Is(err, errdefs.ErrMismatch):
+			damaged++
+		case err != nil:
+			t.Errorf("bit %d of %q: %v", i%8, b[max(0, i/8-20):min(len(b), i/8+20)], err)
+		case got.Directory != m.Directory || got.Check(m.Formats(), nil) != nil: // what it says of itself may be lost with the sum's name alone
+			t.Errorf("bit %d of %q: another marker", i%8, b[max(0, i/8-20):min(len(b), i/8+20)])
+		}
+	}
+	if least := 8 * (len(good) - len("sum")); damaged < least {
+		t.Errorf("%d of %d flipped bits are found, at least %d expected", damaged, 8*len(good), least)
+	}
+}
+
+// sumIn returns the sum in a marker.
+func sumIn(t *testing.T, marker []byte) string {
+	t.Helper()
+	var j struct{ Sum string }
+	if err := json.Unmarshal(marker, &j); err != nil || len(j.Sum) != len(noSum) {
+		t.Fatalf("no sum in %s, %v", marker, err)
+	}
+	return j.Sum
+}
 
 func FuzzParseMarker(f *testing.F) {
 	layout, err := block.NewLayout([]int64{4096, 100})

@@ -114,7 +114,7 @@ var fileMutants = []mutant{
 	defect("stream/file", "TestDefectNeighboursInThePageCacheAreCopiedTwice",
 		"stream/file/piece.go", "alone = there && known", "alone = there && !known"),
 	defect("stream/file", "TestOrdered",
-		"stream/file/piece.go", "	keys, _ = sortKeys(keys, spare, func(k *key) uint64 { return k.source })\n", "	_ = spare\n"),
+		"stream/file/piece.go", "	return cmp.Compare(a.at, b.at)\n", "	return cmp.Compare(b.at, a.at)\n"),
 	defect("stream/file", "TestPageCacheHasSome",
 		"stream/file/workers.go", "		case got >= t.need:\n", "		case got >= 0:\n"),
 	defect("stream/file", "TestDefectChunkIsReadByOneTransfer",

@@ -3,7 +3,6 @@ package file
 import (
 	"cmp"
 	"fmt"
-	"math/bits"
 	"slices"
 
 	"github.com/kvlane/kvlane/errdefs"
@@ -102,7 +101,7 @@ func ordered(pieces []piece) []piece {
 	for i := range pieces {
 		p := &pieces[i]
 		if i > 0 && p.source() == pieces[i-1].source() {
-			keys[i] = key{uint64(p.off), keys[i-1].source, i}
+			keys[i] = key{keys[i-1].source, p.off, i}
 			continue
 		}
 		n, known := numbers[p.source()]
@@ -110,19 +109,17 @@ func ordered(pieces []piece) []piece {
 			n = len(sources)
 			numbers[p.source()], sources = n, append(sources, p.source())
 		}
-		keys[i] = key{uint64(p.off), uint64(n), i}
+		keys[i] = key{n, p.off, i}
 	}
 	slices.SortStableFunc(sources, order)
-	ranks := make([]uint64, len(sources))
+	ranks := make([]int, len(sources))
 	for rank, s := range sources {
-		ranks[numbers[s]] = uint64(rank)
+		ranks[numbers[s]] = rank
 	}
 	for i := range keys {
 		keys[i].source = ranks[keys[i].source]
 	}
-	spare := make([]key, len(keys))
-	keys, spare = sortKeys(keys, spare, func(k *key) uint64 { return k.off })
-	keys, _ = sortKeys(keys, spare, func(k *key) uint64 { return k.source })
+	slices.SortFunc(keys, key.compare)
 	out := make([]piece, len(pieces))
 	for i, k := range keys {
 		out[i] = pieces[k.at]
@@ -130,39 +127,21 @@ func ordered(pieces []piece) []piece {
 	return out
 }
 
-// key is what a piece is ordered by, and less to move.
+// key is what a piece is ordered by: less to move than the piece, and quicker to compare.
 type key struct {
-	off, source uint64
-	at          int // in the batch
+	source int // its place among the batch's
+	off    int64
+	at     int // the piece's place in the batch
 }
 
-// sortKeys sorts by radix, stably: a batch may have tens of thousands of pieces, and comparing them takes longer than reading some. It returns
-// the keys, and the other of the two slices.
-func sortKeys(keys, spare []key, by func(*key) uint64) (_, _ []key) {
-	all, some := ^uint64(0), uint64(0)
-	for i := range keys {
-		all, some = all&by(&keys[i]), some|by(&keys[i])
+func (a key) compare(b key) int {
+	if a.source != b.source {
+		return cmp.Compare(a.source, b.source)
 	}
-	const digit = 0xff
-	for differ := some &^ all; differ != 0; {
-		shift := bits.TrailingZeros64(differ)
-		differ &^= digit << shift
-		var next [digit + 1]int // place of a digit's next key
-		for i := range keys {
-			next[by(&keys[i])>>shift&digit]++
-		}
-		sum := 0
-		for d, n := range next {
-			next[d], sum = sum, sum+n
-		}
-		for i := range keys {
-			n := &next[by(&keys[i])>>shift&digit]
-			spare[*n] = keys[i]
-			*n++
-		}
-		keys, spare = spare, keys
+	if a.off != b.off {
+		return cmp.Compare(a.off, b.off)
 	}
-	return keys, spare
+	return cmp.Compare(a.at, b.at)
 }
 
 // place says of each piece how it is moved.

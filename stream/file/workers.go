@@ -85,7 +85,7 @@ func (s *sweep) add(t *transfer) {
 // each part that has a chunk for itself.
 func (w *workers) look(t *transfer) {
 	s, b := t.sweep, t.part.batch
-	var p *part
+	p := t.part
 	var n int32     // that are finished and not told: of p, or of several without chunks, of which it is one
 	var bytes int64 // likewise
 	tell := func() {
@@ -99,7 +99,7 @@ func (w *workers) look(t *transfer) {
 	for t != nil {
 		next := t.next
 		t.next, t.try = nil, false
-		if p == nil || t.part != p && (!p.straight || !t.part.straight) {
+		if t.part != p && (!p.straight || !t.part.straight) {
 			tell()
 		}
 		p = t.part

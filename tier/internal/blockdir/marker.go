@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/zeebo/blake3"
+	"github.com/zeebo/xxh3"
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
@@ -66,7 +67,7 @@ type markerJSON struct {
 	Directory  string       `json:"directory"`
 	*groupJSON              // of the only group
 	Groups     []*groupJSON `json:"groups,omitempty"` // where there are several
-	Sum        string       `json:"sum,omitempty"`    // of the file with noSum in its place, of any version; earlier builds wrote none
+	Sum        string       `json:"sum,omitempty"`    // checksum of the file with noSum in its place; earlier builds wrote none
 }
 
 type groupJSON struct {
@@ -75,15 +76,12 @@ type groupJSON struct {
 	ShardBytes []int64         `json:"shard_bytes"`
 }
 
-// noSum stands in a marker for its sum while that is made: the first 8 bytes of BLAKE3, in hexadecimal digits.
+// noSum stands in a marker for its checksum while that is computed: XXH3, as 16 hexadecimal digits.
 const noSum = "0000000000000000"
 
-func sumOf(marker []byte) string {
-	sum := blake3.Sum256(marker)
-	return hex.EncodeToString(sum[:len(noSum)/2])
-}
+func sumOf(marker []byte) string { return fmt.Sprintf("%016x", xxh3.Hash(marker)) }
 
-// withSum returns the marker with one sum in the place of another, which is the last thing in it.
+// withSum returns the marker with another checksum. The checksum comes last, so that the same digits before it are something else.
 func withSum(marker []byte, old, sum string) []byte {
 	at := bytes.LastIndex(marker, []byte(old))
 	if at < 0 {
@@ -155,7 +153,7 @@ func parseMarker(b []byte) (Marker, error) {
 		return Marker{}, fmt.Errorf("%w: %w", errdefs.ErrCorrupt, err)
 	}
 	if j.Sum != "" && sumOf(withSum(b, j.Sum, noSum)) != j.Sum {
-		return Marker{}, fmt.Errorf("its bytes are not those that its sum was made of: %w", errdefs.ErrCorrupt)
+		return Marker{}, fmt.Errorf("its checksum is not that of its bytes: %w", errdefs.ErrCorrupt)
 	}
 	if j.Format != Files && j.Format != Log {
 		return Marker{}, fmt.Errorf("format: expected %q or %q, found %q: %w", Files, Log, j.Format, errdefs.ErrCorrupt)

@@ -67,7 +67,7 @@ func BenchmarkGPUPageCache(b *testing.B) {
 	fs.memory().Write(b, mem.All(from), make([]byte, total))
 	s := closeAtEnd(b, open(b, file.Options{Device: dev, Copy: openCopies(b, dev)}))
 	for _, size := range []int64{16 << 20, 64 << 20, 256 << 20, total} {
-		for _, block := range []int64{256 << 10, 1 << 20, 4 << 20} {
+		for _, block := range []int64{16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20} {
 			b.Run(fmt.Sprintf("%dMiB/%dKiB", size>>20, block>>10), func(b *testing.B) {
 				b.SetBytes(size)
 				for b.Loop() {

@@ -3,6 +3,7 @@ package log_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -15,6 +16,7 @@ import (
 	"github.com/kvlane/kvlane/internal/dirfs/faultfs"
 	"github.com/kvlane/kvlane/internal/fault"
 	"github.com/kvlane/kvlane/internal/testkit"
+	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/tier/log"
 	"github.com/kvlane/kvlane/tier/tiertest"
@@ -279,4 +281,51 @@ func TestDefectNoRoomBesideSegmentsThatAreAppendedTo(t *testing.T) {
 		}
 	}
 	h.die()
+}
+
+// While a write hangs, 128 KiB that wait for it are written beside it, and less is not; where each write is synced they share the next.
+func TestEnoughThatWaitsIsWrittenBeside(t *testing.T) {
+	for policy, beside := range map[log.FsyncPolicy]bool{log.FsyncAlways: false, log.FsyncInterval: true, log.FsyncNever: true} {
+		t.Run(policy.String(), func(t *testing.T) {
+			h := &heads{disk: newDisk(t, policy), err: make(chan error, 1)}
+			h.c.SegmentBytes, h.c.SyncEvery = 1<<20, time.Hour
+			h.process = h.Process()
+			h.fs = faultfs.New(h.process, nil, nil)
+			h.c.FS = h.fs
+			var err error
+			if h.tr, err = log.Open(t.Context(), h.c); err != nil {
+				t.Fatal(err)
+			}
+			put(t, h.tr, h.f, tiertest.Key(0))
+			h.hang("write", firstSegment, func() { h.err <- h.tr.Put(t.Context(), tiertest.Key(1), image(t, h.f, tiertest.Key(1))) })
+			next := 2
+			putBytes := func(n int64, patience time.Duration) error {
+				ctx, cancel := context.WithTimeout(t.Context(), patience)
+				defer cancel()
+				var keys []block.Key
+				var srcs []mem.Extent
+				for range n/h.f.Layout.ImageBytes() + 1 {
+					keys, srcs = append(keys, tiertest.Key(next)), append(srcs, image(t, h.f, tiertest.Key(next)))
+					next++
+				}
+				errs := make([]error, len(keys))
+				h.tr.PutMany(ctx, keys, srcs, errs)
+				return errors.Join(errs...)
+			}
+			if err := putBytes(16<<10, 20*time.Millisecond); !errors.Is(err, errdefs.ErrBusy) {
+				t.Errorf("little was written beside a write that hangs: %v", err)
+			}
+			if beside {
+				err = putBytes(160<<10, 10*time.Second)
+			} else if err = putBytes(160<<10, 20*time.Millisecond); errors.Is(err, errdefs.ErrBusy) {
+				err = nil
+			} else {
+				err = fmt.Errorf("written beside a write that hangs, by a sync of its own: %w", err)
+			}
+			h.end()
+			if err := errors.Join(err, <-h.err, h.tr.Close(context.WithoutCancel(t.Context()))); err != nil {
+				t.Error(err)
+			}
+		})
+	}
 }

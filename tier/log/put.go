@@ -42,9 +42,10 @@ func (t *Tier) PutMany(ctx context.Context, keys []block.Key, srcs []mem.Extent,
 		return
 	}
 	defer t.gate.Leave()
-	jobs := make([]*job, 0, len(keys))
+	all, jobs := make([]job, len(keys)), make([]*job, 0, len(keys))
 	for i, key := range keys {
-		j := &job{t: t, key: key, result: &errs[i]}
+		j := &all[i]
+		*j = job{t: t, key: key, result: &errs[i]}
 		*j.result = nil
 		if j.err = j.check(srcs[i]); j.err != nil {
 			j.finish()

@@ -31,7 +31,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig
 from ttft import PRESETS
 
-from kvlane.transformers import KVLaneCache
+from kvlane.transformers import CACHE_OPTION, KVLaneCache
 
 STARTED = time.perf_counter()
 KINDS = ("without", "with kvlane")
@@ -111,7 +111,7 @@ class Rank:
         rest = ids[:, int(past.get_seq_length()) :].to(self.device)
         with torch.no_grad():
             for _ in range(self.args.generate):
-                logits = self.model(rest, past_key_values=past, use_cache=True, logits_to_keep=1).logits[:, -1]
+                logits = self.model(rest, **{CACHE_OPTION: past}, use_cache=True, logits_to_keep=1).logits[:, -1]
                 rest = logits.argmax(-1, keepdim=True)
                 out.append(int(rest))
                 stamps.append(time.perf_counter())

@@ -36,7 +36,7 @@ import transformers
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, StaticCache
 
 import kvlane
-from kvlane.transformers import KVLaneCache
+from kvlane.transformers import CACHE_OPTION, KVLaneCache
 
 PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {
@@ -147,7 +147,7 @@ class Bench:
         """Logits of the token after the prompt, of which past has the beginning; the token has been on the CPU."""
         rest = ids[:, int(past.get_seq_length()) :].to(self.device)
         with torch.no_grad():
-            logits = self.model(rest, past_key_values=past, use_cache=True, logits_to_keep=1).logits[0, -1]
+            logits = self.model(rest, **{CACHE_OPTION: past}, use_cache=True, logits_to_keep=1).logits[0, -1]
         int(logits.argmax())
         return logits
 
@@ -423,13 +423,13 @@ class Decoding:
         model, device = self.bench.model, self.bench.device
         ids = self.bench.prompt(self.tokens).expand(self.bench.args.decode_batch, -1).to(device)
         past = StaticCache(model.config, max_cache_len=self.tokens + 1)
-        token = model(ids, past_key_values=past, logits_to_keep=1).logits[:, -1].argmax(-1, keepdim=True)
+        token = model(ids, **{CACHE_OPTION: past}, logits_to_keep=1).logits[:, -1].argmax(-1, keepdim=True)
         at = torch.full_like(token, self.tokens)
 
         def step() -> Any:
             for layer in past.layers:
                 layer.cumulative_length.fill_(self.tokens)
-            return model(token, past_key_values=past, position_ids=at, logits_to_keep=1).logits[:, -1].argmax(-1)
+            return model(token, **{CACHE_OPTION: past}, position_ids=at, logits_to_keep=1).logits[:, -1].argmax(-1)
 
         step()
         if self.bench.cuda:

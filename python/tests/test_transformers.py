@@ -10,6 +10,7 @@ import pstats
 import subprocess
 import sys
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -26,7 +27,7 @@ from conftest import FORKED, in_child  # noqa: E402
 from transformers import DynamicCache, StaticCache  # noqa: E402
 
 from kvlane import _weights  # noqa: E402
-from kvlane.transformers import KVLaneCache  # noqa: E402
+from kvlane.transformers import CACHE_OPTION, KVLaneCache  # noqa: E402
 
 STORE = {"cache_bytes": 32 << 20}
 GREEDY = {"max_new_tokens": 12, "do_sample": False}
@@ -52,14 +53,14 @@ def prompt(tokens: int = 80, batch: int = 1, seed: int = 5) -> Any:
 
 def logits(model: Any, ids: Any, past: Any) -> Any:
     with torch.no_grad():
-        return model(ids[:, int(past.get_seq_length()) :], past_key_values=past).logits
+        return model(ids[:, int(past.get_seq_length()) :], **{CACHE_OPTION: past}).logits
 
 
 def kept(model: Any, ids: Any, tokens: int) -> Any:
     """A cache of a transformers' own that holds the first tokens of ids."""
     past = DynamicCache()
     with torch.no_grad():
-        model(ids[:, :tokens], past_key_values=past)
+        model(ids[:, :tokens], **{CACHE_OPTION: past})
     return past
 
 
@@ -88,7 +89,7 @@ def test_output_is_equal(make: Make, kind: str, dtype: str) -> None:
     own = kept(model, ids, 80)
     own.crop(-8)
     again = cache.generate(ids, **GREEDY)
-    assert torch.equal(again, model.generate(ids, past_key_values=own, **GREEDY))
+    assert torch.equal(again, model.generate(ids, **{CACHE_OPTION: own}, **GREEDY))
     if dtype == "float32":  # where the next-best token is far enough for another order of summing
         assert torch.equal(again, want)
     assert cache.counts["tokens_loaded"] == 3 * 72
@@ -99,16 +100,16 @@ def test_static_caches(make: Make, kind: str) -> None:
     model = tiny.model(kind)
     ids = prompt(20)  # within the window of those that have one
     want = model.generate(
-        ids, past_key_values=StaticCache(config=model.config, max_cache_len=64), max_new_tokens=2, do_sample=False
+        ids, **{CACHE_OPTION: StaticCache(config=model.config, max_cache_len=64)}, max_new_tokens=2, do_sample=False
     )
     cache = make(model)
     past = cache.load(ids, StaticCache(config=model.config, max_cache_len=64))
-    out = model.generate(ids, past_key_values=past, max_new_tokens=2, do_sample=False)
+    out = model.generate(ids, **{CACHE_OPTION: past}, max_new_tokens=2, do_sample=False)
     assert torch.equal(out, want)
     assert cache.save(out, past) == 2
     past = cache.load(ids, StaticCache(config=model.config, max_cache_len=64))
     assert int(past.get_seq_length()) == 16
-    assert torch.equal(model.generate(ids, past_key_values=past, max_new_tokens=2, do_sample=False), want)
+    assert torch.equal(model.generate(ids, **{CACHE_OPTION: past}, max_new_tokens=2, do_sample=False), want)
 
 
 @pytest.mark.parametrize("make_past", [lambda c: DynamicCache(config=c), lambda c: StaticCache(config=c, max_cache_len=128)])
@@ -117,14 +118,14 @@ def test_what_a_window_dropped_is_not_stored(make: Make, make_past: Callable[[An
     ids = prompt()
     cache = make(model)
     past = make_past(model.config)
-    out = model.generate(ids, past_key_values=past, **GREEDY)
+    out = model.generate(ids, **{CACHE_OPTION: past}, **GREEDY)
     with pytest.raises(kvlane.NotSupported, match="keeps the last"):
         cache.save(out, past)
     # What was stored from a cache that keeps all goes into one that does not.
     cache.generate(ids, **GREEDY)
     past = cache.load(ids, make_past(model.config))
     assert int(past.get_seq_length()) == 72
-    assert torch.equal(model.generate(ids, past_key_values=past, **GREEDY), out)
+    assert torch.equal(model.generate(ids, **{CACHE_OPTION: past}, **GREEDY), out)
 
 
 def test_batches(make: Make) -> None:
@@ -190,7 +191,7 @@ def test_padding_is_part_of_no_prefix(make: Make) -> None:
     past = cache.load(ids)
     assert past.get_seq_length() == 16
     want = model.generate(ids, **GREEDY)
-    assert torch.equal(model.generate(ids, past_key_values=past, **GREEDY), want)
+    assert torch.equal(model.generate(ids, **{CACHE_OPTION: past}, **GREEDY), want)
     assert cache.save(want, past) == 0
     mask = torch.ones_like(ids)
     want = model.generate(ids, attention_mask=mask, **GREEDY)
@@ -361,7 +362,7 @@ def test_calls_that_are_refused(make: Make) -> None:
     for options in (
         {"use_cache": False},
         {"num_beams": 2}, {"num_return_sequences": 2}, {"attention_mask": mask}, {"inputs_embeds": torch.zeros(1, 20, 64)},
-        {"past_key_values": DynamicCache()}, {"position_ids": torch.arange(20)[None]},
+        {"past_key_values": DynamicCache()}, {"cache": DynamicCache()}, {"position_ids": torch.arange(20)[None]},
     ):  # fmt: skip
         with pytest.raises(kvlane.NotSupported):
             cache.generate(ids, **options)
@@ -372,6 +373,10 @@ def test_calls_that_are_refused(make: Make) -> None:
         cache.save(ids[:, :10], past)
     with pytest.raises(kvlane.Mismatch):
         cache.save(prompt(20, batch=2), past)
+    other = kept(model, ids, 20)
+    other.layers[1].values = other.layers[1].values.bfloat16()
+    with pytest.raises(kvlane.Mismatch, match=r"V of torch\.bfloat16"):
+        cache.save(ids, other)
     with pytest.raises(kvlane.Mismatch):
         cache.save(ids, kept(tiny.model("llama", dtype="bfloat16"), ids, 20))
     with pytest.raises(kvlane.Invalid, match="one length"):
@@ -412,6 +417,14 @@ def test_what_computing_takes_is_measured(make: Make) -> None:
     assert cache.counts["tokens_loaded"] == 3 * 296
     assert not model._forward_hooks
     assert not model._forward_pre_hooks
+
+
+def test_no_option_is_deprecated(make: Make) -> None:
+    cache = make(tiny.model("llama"))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        cache.generate(prompt(), **GREEDY)
+    assert not [w for w in said if "past_key_values" in str(w.message)]
 
 
 def test_a_load_makes_few_calls(make: Make) -> None:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import DynamicCache
+from transformers import DynamicCache, GenerationMixin
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, StaticSlidingWindowLayer
 
 from . import errors
+
+CACHE_OPTIONS = ("cache", "past_key_values")
+"""The names of the option by which models and generate() take a cache: cache since transformers 5.24, past_key_values before."""
+
+CACHE_OPTION = next(n for n in CACHE_OPTIONS if n in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters)
+"""That of the transformers that is there."""
 
 # The layers whose keys and values are all there is to them, of these types exactly: what derives from them may keep more.
 _EXACT = (DynamicLayer, StaticLayer, DynamicSlidingWindowLayer, StaticSlidingWindowLayer)
@@ -91,7 +98,7 @@ def probe(model: Any) -> tuple[Any, Any, dict[int, Shape]]:
     """The dtype and device of a model's KV, and what each layer keeps of a token; layers that use another's KV keep nothing."""
     past = DynamicCache()
     with torch.no_grad():
-        model(torch.zeros(1, 1, dtype=torch.long, device=model.device), past_key_values=past, use_cache=True)
+        model(torch.zeros(1, 1, dtype=torch.long, device=model.device), **{CACHE_OPTION: past}, use_cache=True)
     kept = {i: layer for i, layer in enumerate(past.layers) if getattr(layer, "keys", None) is not None}
     check_layers(past.layers)
     if not kept or any(layer.keys.shape[2] != 1 or layer.values.shape[:3] != layer.keys.shape[:3] for layer in kept.values()):

@@ -6,7 +6,7 @@
 or, in its parts:
 
     past = cache.load(ids)
-    out = model.generate(ids, past_key_values=past, max_new_tokens=100)
+    out = model.generate(ids, **{CACHE_OPTION: past}, max_new_tokens=100)
     cache.save(out, past)
 
 KV is stored as the model computed it, bit by bit, under the hash of all tokens up to it and the identity of model and
@@ -33,7 +33,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from . import errors, identity
-from ._model import Shape, check_config, check_layers, ends_and_padding, media_tokens, probe
+from ._model import CACHE_OPTION, CACHE_OPTIONS, Shape, check_config, check_layers, ends_and_padding, media_tokens, probe
 from ._weights import Weights
 from .errors import Status
 from .keys import Keys, hash_tokens
@@ -43,8 +43,10 @@ from .store import Store
 if TYPE_CHECKING:
     from types import TracebackType
 
+__all__ = ["CACHE_OPTION", "KVLaneCache"]
+
 # What makes KV depend on more than tokens, in calls of generate.
-_REFUSED = ("assistant_model", "prompt_lookup_num_tokens", "past_key_values", "cache_implementation", "prefill_chunk_size")
+_REFUSED = ("assistant_model", "prompt_lookup_num_tokens", *CACHE_OPTIONS, "cache_implementation", "prefill_chunk_size")
 # Fewer tokens do not tell what computing takes: the library passes over them.
 _FEW_TOKENS = 256
 # Errors that are the caller's, or of the store as a whole. After all others the blocks are computed anew.
@@ -99,8 +101,8 @@ class _Computation:
         return event
 
     def _of(self, kwargs: Mapping[str, Any]) -> bool:
-        past = kwargs.get("past_key_values")
-        return past is not None and past is self._past()
+        past = self._past()
+        return past is not None and any(kwargs.get(name) is past for name in CACHE_OPTIONS)
 
     def _begin(self, _module: Any, args: Any, kwargs: Any) -> None:
         ids = kwargs.get("input_ids", args[0] if args else None)
@@ -206,7 +208,7 @@ class KVLaneCache:
         return _in_own_directory({**out, "groups": groups}, store)
 
     def load(self, ids: Any, past: Any = None) -> Any:
-        """A cache for model.generate(ids, past_key_values=...) with as much of ids, [batch, tokens] or [tokens], as is
+        """A cache for model.generate(ids, **{CACHE_OPTION: ...}) with as much of ids, [batch, tokens] or [tokens], as is
         stored: whole blocks, and at least the last token is left to compute. Rows of a batch get the same length, the
         shortest row's. Tokens from a row's first padding token on are neither loaded nor saved.
 
@@ -355,9 +357,10 @@ class KVLaneCache:
                     "use the cache that load() returns, which keeps all"
                 )
             want = (rows, s.heads, length)
-            if (*k.shape[:2], held) != want or k.dtype != self._dtype or (k.shape[3], v.shape[3]) != (s.k, s.v):
+            if (*k.shape[:2], held) != want or {k.dtype, v.dtype} != {self._dtype} or (k.shape[3], v.shape[3]) != (s.k, s.v):
                 raise errors.Mismatch(
-                    f"layer {number} holds {tuple(k.shape)} of {k.dtype}, which are not this model's {want} of {self._dtype}"
+                    f"layer {number} holds {tuple(k.shape)} of {k.dtype}, V of {v.dtype}, which are not this model's {want} of "
+                    f"{self._dtype}"
                 )
             out[number] = tuple(_in_rows(t[:, :, :length]) for t in (k, v))
         return out
@@ -392,7 +395,7 @@ class KVLaneCache:
             if isinstance(value, torch.Tensor):
                 raise errors.NotSupported(f"{name}: KV would depend on more than the tokens")
         past = self.load(ids)
-        out = self.model.generate(ids, past_key_values=past, attention_mask=torch.ones_like(ids), **options)
+        out = self.model.generate(ids, **{CACHE_OPTION: past}, attention_mask=torch.ones_like(ids), **options)
         self.save(out if isinstance(out, torch.Tensor) else out.sequences, past)
         return out
 

@@ -19,8 +19,7 @@ type Sizer interface {
 	Truncate(bytes int64) error
 }
 
-// Gatherer is a File that writes pieces of memory one behind the other without copying them together, and uses the list of them up.
-// Those of OS do.
+// Gatherer is a File that writes pieces of memory one behind the other without copying them together. Those of OS do.
 type Gatherer interface {
 	WriteAllAt(parts [][]byte, off int64) (int, error)
 }
@@ -62,6 +61,7 @@ func (f *osFile) WriteAllAt(parts [][]byte, off int64) (int, error) {
 
 // writeAll writes all parts by calls that may write less; one that writes nothing ends it.
 func writeAll(parts [][]byte, off int64, call func(parts [][]byte, off int64) (int, error)) (n int, _ error) {
+	parts = append([][]byte(nil), parts...)
 	for len(parts) > 0 {
 		m, err := call(parts[:min(len(parts), maxParts)], off+int64(n))
 		if err != nil {

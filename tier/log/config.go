@@ -79,7 +79,6 @@ type Config struct {
 	Clock clockwork.Clock
 
 	groupBytes      int64 // what one write takes up at most, but for a block that is longer alone
-	waitingBytes    int64 // from how much on, that waits for one write, others are made beside it
 	checkpointBytes int64 // what is written between two checkpoints at least
 }
 
@@ -92,8 +91,8 @@ const (
 	// two that are not both emptied at once.
 	leastSegments = 4
 	groupBytes    = 4 << 20
-	// waitingBytes is some 25 us of a processor's write to the page cache, which is what it takes to wake one who waited.
-	waitingBytes = 128 << 10
+	// besideBytes is how much must wait for a write before another begins beside it.
+	besideBytes = 128 << 10
 	// maxAppenders is how many segments are appended to at once at most; a bound has room for so many for each of them.
 	maxAppenders        = 4
 	segmentsForAppender = 8
@@ -118,10 +117,6 @@ func (c *Config) setDefaults() {
 	if c.groupBytes == 0 {
 		c.groupBytes = groupBytes
 	}
-	c.waitingBytes = min(waitingBytes, c.groupBytes)
-	if c.Fsync == FsyncAlways {
-		c.waitingBytes = c.groupBytes // each write has a sync, which those who wait share
-	}
 	if c.checkpointBytes == 0 {
 		c.checkpointBytes = checkpointAfter
 	}
@@ -134,6 +129,15 @@ func (c *Config) appenders() int64 {
 		return maxAppenders
 	}
 	return min(max(1, c.MaxBytes/c.SegmentBytes/segmentsForAppender), maxAppenders)
+}
+
+// besideBytes is how much must wait for a write before another begins beside it: a whole group where each write has a sync, as those
+// who wait share it.
+func (c *Config) besideBytes() int64 {
+	if c.Fsync == FsyncAlways {
+		return c.groupBytes
+	}
+	return min(besideBytes, c.groupBytes)
 }
 
 // segmentBytes is the length of a segment, in whole pages.

@@ -42,10 +42,9 @@ func (t *Tier) PutMany(ctx context.Context, keys []block.Key, srcs []mem.Extent,
 		return
 	}
 	defer t.gate.Leave()
-	all, jobs := make([]job, len(keys)), make([]*job, 0, len(keys))
+	jobs := make([]*job, 0, len(keys))
 	for i, key := range keys {
-		j := &all[i]
-		*j = job{t: t, key: key, result: &errs[i]}
+		j := &job{t: t, key: key, result: &errs[i]}
 		*j.result = nil
 		if j.err = j.check(srcs[i]); j.err != nil {
 			j.finish()

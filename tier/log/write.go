@@ -82,7 +82,7 @@ func (t *Tier) pend(p *pending, key block.Key, image []byte) error {
 }
 
 // commit has what is put written together with what others put at the same time: whoever comes first writes for all who wait, and while
-// enough waits, others beside him. A write that has begun is finished whatever becomes of its callers; what waits leaves with ctx.
+// besideBytes wait, others beside him. A write that has begun is finished whatever becomes of its callers; what waits leaves with ctx.
 func (t *Tier) commit(ctx context.Context, w *putting, recs []*pending) {
 	t.queue.mu.Lock()
 	t.queue.recs = append(t.queue.recs, recs...)
@@ -96,7 +96,7 @@ func (t *Tier) commit(ctx context.Context, w *putting, recs []*pending) {
 		if len(t.queue.recs) == 0 {
 			first = nil // somebody writes what is left of w
 		}
-		if t.queue.bytes < t.cfg.waitingBytes || len(t.first) > 0 {
+		if t.queue.bytes < t.cfg.besideBytes() || len(t.first) > 0 {
 			others = nil
 		}
 		t.queue.mu.Unlock()

@@ -17,7 +17,7 @@ CACHE_OPTIONS = ("cache", "past_key_values")
 """The names of the option by which models and generate() take a cache: cache since transformers 5.24, past_key_values before."""
 
 CACHE_OPTION = next(n for n in CACHE_OPTIONS if n in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters)
-"""That of the transformers that is there."""
+"""That of the transformers that is installed."""
 
 # The layers whose keys and values are all there is to them, of these types exactly: what derives from them may keep more.
 _EXACT = (DynamicLayer, StaticLayer, DynamicSlidingWindowLayer, StaticSlidingWindowLayer)

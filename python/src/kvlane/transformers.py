@@ -6,7 +6,7 @@
 or, in its parts:
 
     past = cache.load(ids)
-    out = model.generate(ids, **{CACHE_OPTION: past}, max_new_tokens=100)
+    out = model.generate(ids, cache=past, max_new_tokens=100)    # past_key_values=past before transformers 5.24
     cache.save(out, past)
 
 KV is stored as the model computed it, bit by bit, under the hash of all tokens up to it and the identity of model and
@@ -208,7 +208,7 @@ class KVLaneCache:
         return _in_own_directory({**out, "groups": groups}, store)
 
     def load(self, ids: Any, past: Any = None) -> Any:
-        """A cache for model.generate(ids, **{CACHE_OPTION: ...}) with as much of ids, [batch, tokens] or [tokens], as is
+        """A cache for model.generate(ids, cache=...) with as much of ids, [batch, tokens] or [tokens], as is
         stored: whole blocks, and at least the last token is left to compute. Rows of a batch get the same length, the
         shortest row's. Tokens from a row's first padding token on are neither loaded nor saved.
 

@@ -291,6 +291,29 @@ def test_changed_weights_are_refused(make: Make, change: Callable[[Any], Any], d
         cache.save(ids, DynamicCache())
 
 
+def test_weights_are_looked_at_while_blocks_are_loaded(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the loads of all rows are submitted, and nothing of them is used where the weights have changed."""
+    model = tiny.model("llama")
+    cache = make(model)
+    rows = torch.cat([prompt(), prompt(seed=1)])
+    cache.save(rows, kept(model, rows, 80))
+    submitted, load = [], cache.store.load
+
+    def submit(*args: Any) -> Any:
+        submitted.append(load(*args))
+        if len(submitted) == len(rows):
+            model.lm_head.weight.data.mul_(2)
+        return submitted[-1]
+
+    monkeypatch.setattr(cache.store, "load", submit)
+    past = DynamicCache()
+    with pytest.raises(kvlane.Invalid, match="changed"):
+        cache.load(rows, past)
+    assert [task.done() for task in submitted] == [True, True]
+    assert past.get_seq_length() == 0
+    assert cache.counts["tokens_loaded"] == 0
+
+
 def test_a_cache_is_told_that_weights_changed(make: Make) -> None:
     cache = make(tiny.model("llama"))
     cache.load(prompt())

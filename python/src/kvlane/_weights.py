@@ -1,4 +1,4 @@
-"""Whether a model still computes what it did: its modules, weights and adapters, looked at before each load and save."""
+"""Whether a model still computes what it did: its modules, weights and adapters, looked at by each load and save."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ weights. What cannot be exact is refused with the reason; what is not provably r
 from __future__ import annotations
 
 import array
+import contextlib
 import hashlib
 import itertools
 import json
@@ -224,18 +225,18 @@ class KVLaneCache:
             most = (len(rows[0]) - 1) // self.block_tokens * self.block_tokens
             keys = [self._keys(row[:most]) for row in rows]
             self.counts["tokens_asked"] += sum(len(row) for row in rows)
-            if not all(keys):
-                return past
             leases = []
             try:
-                for k in keys:
+                for k in keys if all(keys) else ():
                     leases.append(self.store.lease(k))
                 groups = len(self._groups)
-                found = min(lease.found // groups for lease in leases)
+                found = min((lease.found // groups for lease in leases), default=0)
                 worth = min(lease.worth(lease.found // groups * self.block_tokens) // groups for lease in leases) if found else 0
                 self.counts["tokens_refused"] += max(0, found - worth) * self.block_tokens * len(rows)
                 if found := min(found, worth):
                     self._fill(past, keys, leases, found)
+                else:
+                    self._check_weights()
             except errors.Error as e:
                 self._count(e)
             finally:
@@ -262,11 +263,15 @@ class KVLaneCache:
         """
         tokens, n = found * self.block_tokens, len(keys)
         parts = {layer: self._empty(s, n, tokens) for layer, s in self._shapes.items()}
-        good = found
+        groups = len(self._groups)
         self._quiesce()  # what this memory was used for before
-        for row in range(n):
-            with self._registered(parts, row) as pages:
-                good = min(good, self._load_row(pages, keys[row][: good * len(self._groups)], leases[row]))
+        with contextlib.ExitStack() as registered:  # which waits for what still touches the pages
+            tasks = []
+            for row in range(n):
+                pages = registered.enter_context(self._registered(parts, row))
+                tasks.append(self.store.load(pages, keys[row][: found * groups], _numbers(range(found), groups), leases[row]))
+            self._check_weights()  # while blocks are copied: it takes milliseconds
+            good = min([self._loaded(task, found) for task in tasks])
         if good == 0:
             return
         end = good * self.block_tokens
@@ -286,17 +291,16 @@ class KVLaneCache:
         """A row of the layers' tensors as pages of the store."""
         return PagedCache(self.store, groups=[g.memory(layers, row, self.block_tokens) for g in self._groups])
 
-    def _load_row(self, pages: PagedCache, keys: Keys, lease: Any) -> int:
-        """Loads blocks, each to the page of its number, and returns how many are right, from the first on."""
-        groups = len(self._groups)
-        task = self.store.load(pages, keys, _numbers(range(len(keys) // groups), groups), lease)
+    def _loaded(self, task: Any, found: int) -> int:
+        """How many of a row's blocks were loaded and are right, from the first on."""
         try:
             task.result()
-            return len(keys) // groups
+            return found
         except errors.Error as e:
             self._count(e)
         task.wait()
-        return next((i for i, r in enumerate(task.results()) if r.status != Status.OK or r.undefined), len(keys)) // groups
+        bad = (i for i, r in enumerate(task.results()) if r.status != Status.OK or r.undefined)
+        return next(bad, found * len(self._groups)) // len(self._groups)
 
     def save(self, ids: Any, past: Any, *, durable: bool = False) -> int:
         """Stores the KV that past holds of ids, which may be what generate returned, and returns how many blocks of it were
@@ -313,6 +317,7 @@ class KVLaneCache:
         blocks = length // self.block_tokens
         stored = 0
         with self._lock, torch.no_grad():
+            self._check_weights()
             if self._watched and (seconds := self._watched.seconds()):
                 self.store.report_computed(self._watched.tokens, seconds)
                 self._watch(None, 0)
@@ -401,7 +406,7 @@ class KVLaneCache:
 
     def _keys(self, tokens: Sequence[int]) -> Keys:
         """The keys of the whole blocks before any padding, and of each block those of all page groups."""
-        if self._padding:
+        if self._padding and not self._padding.isdisjoint(tokens):
             tokens = tokens[: next((i for i, t in enumerate(tokens) if t in self._padding), len(tokens))]
         hashes = hash_tokens(tokens, self.block_tokens)
         by_group = [self.store.keys(hashes, g) for g in range(len(self._groups))]
@@ -418,14 +423,16 @@ class KVLaneCache:
             raise errors.Invalid("prompts have no tokens, or not one length")
         if self.model.training:
             raise errors.Invalid("the model is training, where its KV is random: call model.eval()")
-        if self._weights.state() != self._state:
-            raise errors.Invalid("the model's weights, adapters, place or attention have changed: make a new KVLaneCache")
         special = media_tokens(self.model.config)
-        if special and any(t in special for row in rows for t in row):
+        if special and not all(map(special.isdisjoint, rows)):
             raise errors.NotSupported(
                 "the prompt has tokens that stand for images, video or sound: KV depends on more than the tokens"
             )
         return rows
+
+    def _check_weights(self) -> None:
+        if self._weights.state() != self._state:
+            raise errors.Invalid("the model's weights, adapters, place or attention have changed: make a new KVLaneCache")
 
     def weights_changed(self) -> None:
         """Says that the model's weights were changed in a way that is not seen: load, save and generate are Invalid from now on.

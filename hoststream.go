@@ -168,7 +168,7 @@ func (s *HostStream) record() (*recorded, error) {
 // WaitLoad makes what the program enqueues from now on wait until the load has ended, without anybody waiting on the host: well,
 // badly, by LoadTask.Cancel or as the engine closes. So the program asks how, by LoadTask.Wait, before it trusts what has
 // read the pages. A load that has not ended within Config.Store.WaitMax lets streams go on without it, and goes on
-// itself: nobody may use its pages until it is done. Stats.LoadsExpired counts those.
+// itself: nobody may use its pages until it is done, and all of its blocks fail with ErrExpired. Stats.LoadsExpired counts those.
 //
 // ErrInvalid for a load that was not started with LoadOptions.Awaited. ErrBusy, before the stream waits, while as many streams wait
 // as may (device.StreamAdopter.WaitLimit): then wait on the host. After other errors the stream may wait all the same.

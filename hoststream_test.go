@@ -171,6 +171,36 @@ func TestStreamGoesOnWhateverBecomesOfTheLoad(t *testing.T) {
 	}
 }
 
+// A stream that waited for too long went on with what was on the pages then: all blocks of the load fail, though they come in the end, and
+// so do layers that are asked for.
+func TestStreamThatWentOnWithoutTheLoadIsTold(t *testing.T) {
+	w := newHostWorld(t, func(c *kvlane.Config) { c.Store.WaitMax = 300 * time.Millisecond })
+	p, reader := w.program(), w.program()
+	w.must(w.dump(p, "a", 1, false).Durable(w.ctx()))
+	for i, layerwise := range []bool{false, true} {
+		w.shut()
+		p.hold()
+		work, err := p.st.Recorded()
+		w.must(err)
+		load, read := w.load(reader, "a", 2, layerwise, work)
+		for _, e := range read {
+			w.passed(e)
+		}
+		if n := w.e.Store().Stats().LoadsExpired; n != int64(i+1) {
+			t.Errorf("layerwise %v: the stream went on, and %d loads have expired", layerwise, n)
+		}
+		w.open()
+		if err := load.Wait(w.ctx()); !errors.Is(err, errdefs.ErrExpired) {
+			t.Errorf("layerwise %v: the load: %v", layerwise, err)
+		}
+		for layer := range w.layers {
+			if err := load.WaitShard(w.ctx(), layer); !errors.Is(err, errdefs.ErrExpired) {
+				t.Errorf("layerwise %v: layer %d: %v", layerwise, layer, err)
+			}
+		}
+	}
+}
+
 // The engine closes in an order that ends what streams wait for, and keeps the words until no stream can look at them.
 func TestEngineClosesWhileStreamsWait(t *testing.T) {
 	c := testConfig(t)

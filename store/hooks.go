@@ -21,7 +21,7 @@ type Hooks struct {
 	// tier, or took the block for one that the tier does not have. key is the block concerned, the first of several.
 	Fallback func(tier string, key block.Key, err error)
 	// LoadExpired is called when streams of the host program were let go that had waited for a load for Config.WaitMax. The load
-	// goes on.
+	// goes on, and its blocks fail with ErrExpired.
 	LoadExpired func(err error)
 }
 

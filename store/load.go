@@ -103,7 +103,7 @@ func (s *Store) Load(ctx context.Context, lease *Lease, pages *Pages, refs []Ref
 		t.after = slices.Clone(o.After)
 	}
 	s.count.loads.Add(1)
-	t.progress.begin(o.Progress, s)
+	t.progress.begin(o.Progress, t)
 	t.start()
 	return t, nil
 }

@@ -434,12 +434,39 @@ func (t *LoadTask) arrived(shard, n int) {
 	}
 }
 
+// distrust says that streams have gone on without the load, because of err: they may have read any of its pages before the block was there.
+func (t *LoadTask) distrust(err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.settled {
+		t.late = err
+	}
+}
+
+// failLate fails the blocks that have come, if they have come too late. All has landed.
+func (t *LoadTask) failLate() {
+	t.mu.Lock()
+	late, errs := t.late, t.errs
+	t.late, t.settled = nil, true
+	t.mu.Unlock()
+	if late == nil {
+		return
+	}
+	for i, ref := range t.sc.refs {
+		if errs == nil || errs[i] == nil {
+			t.set(int32(i), BlockError{Op: "load", Key: ref.Key, Page: ref.Page, Undefined: true, Err: late})
+			t.s.count.loadErrors.Add(1)
+		}
+	}
+}
+
 func (t *LoadTask) finish() {
 	took := t.s.clock.Now().Sub(t.begun)
 	t.s.count.loaded.observe(took)
 	if t.memory+t.files > 0 && !t.untimed {
 		t.s.admission.Loaded(t.memory, t.files, took)
 	}
+	t.failLate()
 	t.reached.pass(t.s.shards)
 	if t.lease != nil {
 		t.lease.End()

@@ -20,7 +20,8 @@ type Progress interface {
 	Wanted() int
 	// Set says that the load has ended, however, and with what errors of its blocks. Or, with ErrExpired, that it has not within
 	// Config.WaitMax and that nobody should go on waiting for it on a device: the load goes on, its pages are its own until
-	// LoadTask.Done, and its results tell what became of it. It is called once at least; the first call counts.
+	// LoadTask.Done, and all of its blocks fail with ErrExpired, since what has read them meanwhile has not read the blocks. It is called
+	// once at least; the first call counts.
 	Set(err error)
 }
 
@@ -28,15 +29,15 @@ type Progress interface {
 // queue of the hardware that the load itself needs: then nothing else would ever end the wait.
 type progress struct {
 	to    Progress
-	s     *Store
+	t     *LoadTask
 	bound clockwork.Timer
 	ended atomic.Bool
 }
 
-func (p *progress) begin(to Progress, s *Store) {
+func (p *progress) begin(to Progress, t *LoadTask) {
 	if to != nil {
-		p.to, p.s = to, s
-		p.bound = s.clock.AfterFunc(s.cfg.WaitMax, p.expire)
+		p.to, p.t = to, t
+		p.bound = t.s.clock.AfterFunc(t.s.cfg.WaitMax, p.expire)
 	}
 }
 
@@ -65,8 +66,10 @@ func (p *progress) expire() {
 	if !p.ended.CompareAndSwap(false, true) {
 		return
 	}
-	err := fmt.Errorf("load has not ended in %v, and streams wait for it no longer: %w", p.s.cfg.WaitMax, errdefs.ErrExpired)
+	s := p.t.s
+	err := fmt.Errorf("load has not ended in %v, and streams wait for it no longer: %w", s.cfg.WaitMax, errdefs.ErrExpired)
+	p.t.distrust(err) // before they go on: who asks afterwards hears it
 	p.to.Set(err)
-	p.s.count.expired.Add(1)
-	p.s.cfg.Hooks.loadExpired(err)
+	s.count.expired.Add(1)
+	s.cfg.Hooks.loadExpired(err)
 }

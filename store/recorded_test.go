@@ -319,7 +319,7 @@ func TestLoadTellsItsProgress(t *testing.T) {
 	}
 }
 
-// Nobody waits on a device for a load that does not end. It goes on, and its results are what they are.
+// Nobody waits on a device for a load that does not end. It goes on, and says that what was read meanwhile is not to be trusted.
 func TestLoadThatIsWaitedForExpires(t *testing.T) {
 	t.Parallel()
 	clock := clockwork.NewFakeClock()
@@ -351,7 +351,18 @@ func TestLoadThatIsWaitedForExpires(t *testing.T) {
 		t.Errorf("%d loads expired, and this one is over: %v", n, l.Errs())
 	}
 	held.landed(0, true)
-	r.must(l.Wait(r.ctx()))
+	if err := l.Wait(r.ctx()); !errors.Is(err, errdefs.ErrExpired) {
+		t.Errorf("who asks how it ended is told %v", err)
+	}
+	for i, err := range l.Errs() {
+		var of *store.BlockError
+		if !errors.Is(err, errdefs.ErrExpired) || !errors.As(err, &of) || !of.Undefined || of.Key != r.refs(0, 1)[i].Key {
+			t.Errorf("block %d: %v", i, err)
+		}
+	}
+	if n := r.st.Stats().LoadErrors; n != 1 {
+		t.Errorf("%d blocks are counted as failed", n)
+	}
 	if _, ends := p.told(); len(ends) != 1 {
 		t.Errorf("told twice: %v", ends)
 	}

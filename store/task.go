@@ -20,10 +20,12 @@ type task struct {
 	done   chan struct{}
 	blocks int
 
-	mu   sync.Mutex
-	errs []error              // one a block, once one has failed
-	went []stream.Completion  // one a batch
-	one  [1]stream.Completion // room for them
+	mu      sync.Mutex
+	errs    []error              // one a block, once one has failed
+	late    error                // of a load: why none of its blocks is to be trusted, until that is in errs
+	settled bool                 // of a load: late is not set any more
+	went    []stream.Completion  // one a batch
+	one     [1]stream.Completion // room for them
 }
 
 // BlockError says why a task failed for one block. It is what Errs returns, and what the errors of Wait and Durable join.
@@ -115,7 +117,7 @@ func (t *task) wait(ctx context.Context, c <-chan struct{}) error {
 func (t *task) joined() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return errors.Join(t.errs...)
+	return errors.Join(errors.Join(t.errs...), t.late)
 }
 
 // set notes why block i failed.

@@ -128,7 +128,11 @@ var storeMutants = []mutant{
 	defect("store", "TestLoadTellsItsProgress",
 		"store/load.go", "		t.progress.advance(n)\n", ""),
 	defect("store", "TestLoadThatIsWaitedForExpires",
-		"store/progress.go", "	p.to.Set(err)\n	p.s.count", "	p.s.count"),
+		"store/progress.go", "	p.to.Set(err)\n	s.count", "	s.count"),
+	defect(".", "TestStreamThatWentOnWithoutTheLoadIsTold",
+		"store/progress.go", "	p.t.distrust(err) // before they go on: who asks afterwards hears it\n", ""),
+	defect("store", "TestLoadThatIsWaitedForExpires",
+		"store/loadrun.go", "	t.failLate()\n", ""),
 	// What is looked at once.
 	defect("stream/copy/describe", "TestSurveyOfGroupsThatSharePlanes",
 		"stream/copy/describe/survey.go", "		if !pairs {\n			top", "		if !pairs && !known {\n			top"),

@@ -211,7 +211,8 @@ class Store:
 
     def stream_wait(self, stream: Any, task: Load, layer: int | None = None) -> None:
         """Makes a CUDA stream wait, on the device, until an awaited load has ended or has brought a layer. It goes on after
-        failures too: look at the task's result before what it brought is used.
+        failures too, and without the load after wait_max_ms, when its blocks are Expired: look at the task's result before what
+        was computed is used.
         """
         what = _lib.DONE if layer is None else layer
         self._lib.call("stream_wait", self._handle, stream_of(stream), task._handle, what)

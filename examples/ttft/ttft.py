@@ -175,7 +175,10 @@ class Bench:
     def open(self, directory: str, tokens: int) -> KVLaneCache:
         """kvlane for the model, with memory for so many tokens."""
         more = {"stream": {"policy": self.args.policy}} if self.args.policy else {}
-        return KVLaneCache(self.model, self.config(directory, tokens), block_tokens=self.args.block_tokens, config=more)
+        return KVLaneCache(
+            self.model, self.config(directory, tokens),
+            block_tokens=self.args.block_tokens, layerwise=self.args.layerwise, config=more,
+        )  # fmt: skip
 
 
 class Reference:
@@ -524,6 +527,7 @@ def after_restart(args: argparse.Namespace, directory: str, lengths: list[int], 
     command = [sys.executable, os.path.abspath(__file__), "--child", out, "--dir", directory, "--scratch", scratch]
     command += ["--preset", args.preset, "--device", args.device, "--tokens", ",".join(map(str, lengths))]
     command += ["--block-tokens", str(args.block_tokens), *(["--policy", args.policy] if args.policy else [])]
+    command += ["--layerwise"] if args.layerwise else []
     subprocess.run(command, check=True)
     return [Row(**r) for r in json.loads(Path(out).read_text())]
 
@@ -551,6 +555,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", help="of torch; by default cuda for 8b, else cpu")
     parser.add_argument("--block-tokens", type=int, default=16)
     parser.add_argument("--policy", choices=("throughput", "latency", "balanced", "background"), help="of kvlane's copies")
+    parser.add_argument("--layerwise", action="store_true", help="have the model's layers wait for their own KV of kvlane")
     parser.add_argument("--dir", help="where to make a directory for the files, on the disk that is meant; else in TMPDIR")
     parser.add_argument("--decode-beside", action="store_true", help="also load while another request decodes")
     parser.add_argument("--decode-batch", type=int, default=1, help="sequences of that request")

@@ -25,8 +25,10 @@ pytestmark = pytest.mark.torch
 import tiny  # noqa: E402
 from conftest import FORKED, in_child  # noqa: E402
 from transformers import DynamicCache, StaticCache  # noqa: E402
+from transformers.cache_utils import DynamicLayer  # noqa: E402
 
 from kvlane import _weights  # noqa: E402
+from kvlane.task import Load  # noqa: E402
 from kvlane.transformers import CACHE_OPTION, KVLaneCache  # noqa: E402
 
 STORE = {"cache_bytes": 32 << 20}
@@ -93,6 +95,86 @@ def test_output_is_equal(make: Make, kind: str, dtype: str) -> None:
     if dtype == "float32":  # where the next-best token is far enough for another order of summing
         assert torch.equal(again, want)
     assert cache.counts["tokens_loaded"] == 3 * 72
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen3"])
+def test_layers_arrive_while_the_model_computes(make: Make, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is waited for where the model comes to it, and the results at the end; tokens and KV are the same."""
+    model, ids = tiny.model(kind), torch.cat([prompt(), prompt(seed=1)])
+    cache = make(model, layerwise=True)
+    want = cache.generate(ids, **GREEDY)
+    events: list[Any] = []
+
+    def noted(name: str) -> None:
+        original = getattr(Load, name)
+
+        def note(task: Any, *layer: int) -> None:
+            events.append(layer)
+            original(task, *layer)
+
+        monkeypatch.setattr(Load, name, note)
+
+    noted("wait_layer")
+    noted("result")
+    assert torch.equal(cache.generate(ids, **GREEDY), want)
+    layers = range(model.config.num_hidden_layers)
+    assert events == [(layer,) for layer in layers for _ in ids] + [(), ()]
+    past = cache.load(ids)
+    assert past.get_seq_length() == 72
+    own = kept(model, ids, 80)
+    for loaded, computed in zip(past.layers, own.layers, strict=True):
+        assert torch.equal(loaded.keys, computed.keys[:, :, :72])
+        assert torch.equal(loaded.values, computed.values[:, :, :72])
+        assert type(loaded) is DynamicLayer
+    assert cache.counts["tokens_loaded"] == 2 * 2 * 72
+    assert not cache.store._caches  # nothing is registered any more
+
+
+def test_layers_that_did_not_arrive_are_computed(make: Make, tmp_path: pathlib.Path) -> None:
+    """What is wrong on disk is found out after the model has read it: generate() begins again, other computations raise."""
+    model, ids, store = tiny.model("llama"), prompt(), {"dirs": [str(tmp_path)]}
+    want = model.generate(ids, **GREEDY)
+    first = make(model, store)
+    first.generate(ids, **GREEDY)
+    first.close(30)
+    files = [p for p in tmp_path.rglob("*") if p.is_file() and len(p.name) == 64]
+
+    def flip() -> None:
+        for file in files[::2]:
+            image = bytearray(file.read_bytes())
+            image[-1 - len(image) // 3] ^= 16
+            file.write_bytes(image)
+
+    flip()
+    second = make(model, store, layerwise=True)
+    assert torch.equal(second.generate(ids, **GREEDY), want)
+    assert second.counts["failed_corrupt"] >= 1
+    assert second.counts["tokens_loaded"] < 72
+    second.close(30)
+    flip()
+    third = make(model, store, layerwise=True)
+    with pytest.raises(kvlane.Corrupt):
+        logits(model, ids, third.load(ids))
+    assert not third.store._caches
+    assert torch.equal(third.generate(ids, **GREEDY), want)
+    third.close(30)
+    flip()
+    with pytest.raises(kvlane.Corrupt):
+        make(model, store, layerwise=True).load(ids).layers[1].keys.sum()
+
+
+def test_a_load_that_nobody_waited_for_is_ended_by_the_next(make: Make) -> None:
+    model, ids = tiny.model("llama"), prompt()
+    cache = make(model, layerwise=True)
+    cache.generate(ids, **GREEDY)
+    pasts = [cache.load(ids) for _ in range(3)]
+    assert len(cache.store._caches) == 1
+    for past in pasts:
+        own = kept(model, ids, 80)
+        own.crop(-8)
+        assert torch.equal(logits(model, ids, past), logits(model, ids, own))
+    cache.load(ids)
+    cache.close(30)
 
 
 @pytest.mark.parametrize("kind", ["llama", "mistral", "gemma3"])
@@ -299,8 +381,8 @@ def test_weights_are_looked_at_while_blocks_are_loaded(make: Make, monkeypatch: 
     cache.save(rows, kept(model, rows, 80))
     submitted, load = [], cache.store.load
 
-    def submit(*args: Any) -> Any:
-        submitted.append(load(*args))
+    def submit(*args: Any, **how: Any) -> Any:
+        submitted.append(load(*args, **how))
         if len(submitted) == len(rows):
             model.lm_head.weight.data.mul_(2)
         return submitted[-1]

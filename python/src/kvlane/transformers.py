@@ -44,6 +44,9 @@ from .store import Store
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from .store import Lease
+    from .task import Load
+
 __all__ = ["CACHE_OPTION", "KVLaneCache"]
 
 # What makes KV depend on more than tokens, in calls of generate.
@@ -83,6 +86,12 @@ class _Group:
         return Addresses(planes, pages, block_tokens * self.size * item, keep=every)
 
 
+def _uses(past: weakref.ref[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a computation of those arguments goes on from a cache."""
+    cache = past()
+    return cache is not None and any(kwargs.get(name) is cache for name in CACHE_OPTIONS)
+
+
 class _Computation:
     """The model's next computation that goes on from a cache, and how long it takes."""
 
@@ -101,17 +110,13 @@ class _Computation:
         event.record(torch.cuda.current_stream(self._device))
         return event
 
-    def _of(self, kwargs: Mapping[str, Any]) -> bool:
-        past = self._past()
-        return past is not None and any(kwargs.get(name) is past for name in CACHE_OPTIONS)
-
     def _begin(self, _module: Any, args: Any, kwargs: Any) -> None:
         ids = kwargs.get("input_ids", args[0] if args else None)
-        if self._of(kwargs) and ids is not None and ids.numel() == self.tokens:
+        if _uses(self._past, kwargs) and ids is not None and ids.numel() == self.tokens:
             self._marks = [self._mark()]
 
     def _end(self, _module: Any, _args: Any, kwargs: Any, _output: Any) -> None:
-        if self._marks and self._of(kwargs):
+        if self._marks and _uses(self._past, kwargs):
             self._marks.append(self._mark())
             self.stop()
 
@@ -128,6 +133,95 @@ class _Computation:
         if self._device.type != "cuda":
             return float(end - begin)
         return begin.elapsed_time(end) / 1e3 if end.query() else 0
+
+
+class _Arrival:
+    """Loads into a cache's layers that are under way. The model's computation waits for each layer where it comes to it, on the
+    device if it computes there, and at its end for the loads' results. Whoever else looks at a layer waits for the results.
+    """
+
+    def __init__(self, owner: KVLaneCache, past: Any, tasks: Sequence[Load], free: contextlib.ExitStack, tokens: int) -> None:
+        self.error: errors.Error | None = None
+        self._owner, self._past, self._tasks, self._free, self._tokens = owner, weakref.ref(past), tasks, free, tokens
+        self._lock, self._ended, self._within = threading.Lock(), False, False
+        self._hooks = [
+            owner.model.register_forward_pre_hook(self._begin, with_kwargs=True),
+            owner.model.register_forward_hook(self._over, with_kwargs=True, always_call=True),
+        ]
+
+    def _begin(self, _module: Any, _args: Any, kwargs: Any) -> None:
+        self._within = _uses(self._past, kwargs)
+
+    def _over(self, _module: Any, _args: Any, kwargs: Any, _output: Any) -> None:
+        if self._within and _uses(self._past, kwargs):
+            self._within = False
+            self.end()
+            if self.error is not None:
+                raise self.error
+
+    def wait(self, layer: int) -> None:
+        """Waits for one of the store's layers, as far as is said above. Raises what the loads failed with."""
+        if not self._within:
+            self.end()
+        for task in self._tasks:
+            self._wait(task, layer)
+        if self.error is not None:
+            raise self.error
+
+    def _wait(self, task: Load, layer: int) -> None:
+        if self._owner.store.driver == "cuda":
+            with contextlib.suppress(errors.Busy, errors.NotSupported):  # too many streams wait, or this one captures a graph
+                self._owner.store.stream_wait(torch.cuda.current_stream(self._owner._device), task, layer)
+                return
+        with contextlib.suppress(errors.Error):  # the results say it
+            task.wait_layer(layer)
+
+    def end(self) -> None:
+        """Waits for the loads, and gives back what they needed."""
+        with self._lock:
+            if self._ended:
+                return
+            for hook in self._hooks:
+                hook.remove()
+            with self._free:
+                for task in self._tasks:
+                    try:
+                        task.result()
+                    except errors.Error as e:
+                        self.error = e
+            self._ended, self._tasks = True, ()  # which keep the tensors
+            if self.error is None:
+                self._owner.counts["tokens_loaded"] += self._tokens
+            else:
+                self._owner.counts[f"failed_{self.error.status.name.lower()}"] += 1
+
+
+class _ArrivingLayer(DynamicLayer):  # type: ignore[misc] # which mypy does not see
+    """A layer whose keys and values are on their way. Once somebody has asked for them, and waited, it is a DynamicLayer."""
+
+    def arrive(self) -> None:
+        """Waits for them, as an _Arrival says."""
+        arrival, layer = self.__dict__["arrival"]
+        arrival.wait(layer)
+        del self.__dict__["arrival"]
+        self.__class__ = DynamicLayer
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("keys", "values"):
+            self.arrive()
+            return self.__dict__[name]
+        return super().__getattribute__(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("keys", "values"):
+            self.arrive()
+            self.__dict__[name] = value
+        else:
+            super().__setattr__(name, value)
+
+    def get_seq_length(self) -> int:
+        """How many tokens there are, which is known before."""
+        return int(self.__dict__["keys"].shape[-2])
 
 
 def _groups_of(shapes: Mapping[int, Shape]) -> list[_Group]:
@@ -147,6 +241,10 @@ class KVLaneCache:
     identifies the model's weights; by default a fingerprint of them does (kvlane.identity.fingerprint), which is taken here.
     tenant keeps tenants apart. config has further sections of the configuration ("stream", "rdma").
 
+    layerwise has the model compute while KV is loaded: each layer waits for its own. For as long as that lasts it takes twice the
+    memory on the device that the KV of the prefix has. Where layers keep keys and values of several shapes, or load is given a
+    cache to fill, all is there when load returns, as without it.
+
     The model is asked for the KV of one token here, to see what it keeps. Calls of several threads wait for each other.
     """
 
@@ -158,6 +256,7 @@ class KVLaneCache:
         block_tokens: int = 16,
         weights: str | None = None,
         tenant: str = "",
+        layerwise: bool = False,
         config: Mapping[str, Any] | None = None,
     ) -> None:
         if block_tokens < 1:
@@ -166,9 +265,11 @@ class KVLaneCache:
         self.counts: Counter[str] = Counter()  # tokens asked for, loaded, refused and saved; blocks that failed, by status
         self._lock, self._process = threading.Lock(), os.getpid()
         self._watched: _Computation | None = None
+        self._arrival: _Arrival | None = None
         check_config(model.config)
         self._dtype, self._device, shapes = probe(model)
         self._shapes, self._groups = shapes, _groups_of(shapes)
+        self._layerwise = layerwise and len(self._groups) == 1
         self._weights = Weights(model)
         self._state: tuple[Any, ...] | None = self._weights.state()
         self._ends, self._padding = ends_and_padding(model)
@@ -194,6 +295,8 @@ class KVLaneCache:
             "tenant": tenant,
             "device": {"driver": "cuda", "index": self._device.index or 0} if self._device.type == "cuda" else {"driver": "host"},
         }
+        if self._layerwise and self._device.type == "cuda":
+            out["host_streams"] = True
         geometries = [{"name": name, **g.geometry(dtype, self.block_tokens)} for g in self._groups]
         if len(geometries) == 1:
             return _in_own_directory({**out, "model": geometries[0]}, store)
@@ -215,7 +318,13 @@ class KVLaneCache:
 
         past is an empty cache to fill, a StaticCache for instance. By default it is a DynamicCache that keeps all tokens,
         those before a sliding window too, since only then save() can store them.
+
+        Where the KVLaneCache is layerwise, and past is not given, the KV may still be on its way. If it does not come, or is
+        wrong, the model's computation raises why, and a load after that has what is right.
         """
+        return self._load(ids, past, self._layerwise and past is None)
+
+    def _load(self, ids: Any, past: Any, layerwise: bool) -> Any:
         rows = self._rows(ids)
         past = DynamicCache() if past is None else past
         check_layers(past.layers)
@@ -225,7 +334,9 @@ class KVLaneCache:
             most = (len(rows[0]) - 1) // self.block_tokens * self.block_tokens
             keys = [self._keys(row[:most]) for row in rows]
             self.counts["tokens_asked"] += sum(len(row) for row in rows)
-            leases = []
+            self._end_arrival()
+            leases: list[Lease] = []
+            computes = True
             try:
                 for k in keys if all(keys) else ():
                     leases.append(self.store.lease(k))
@@ -234,7 +345,8 @@ class KVLaneCache:
                 worth = min(lease.worth(lease.found // groups * self.block_tokens) // groups for lease in leases) if found else 0
                 self.counts["tokens_refused"] += max(0, found - worth) * self.block_tokens * len(rows)
                 if found := min(found, worth):
-                    self._fill(past, keys, leases, found)
+                    computes = not layerwise
+                    self._fill(past, keys, leases, found, layerwise)
                 else:
                     self._check_weights()
             except errors.Error as e:
@@ -242,8 +354,15 @@ class KVLaneCache:
             finally:
                 for lease in leases:
                     lease.release()
-            self._watch(past, sum(len(row) - int(past.get_seq_length()) for row in rows))
+            # What waits for layers tells nothing of computing.
+            self._watch(past, computes * sum(len(row) - int(past.get_seq_length()) for row in rows))
         return past
+
+    def _end_arrival(self) -> None:
+        """Ends the load before, which nobody may have waited for."""
+        arrival, self._arrival = self._arrival, None
+        if arrival:
+            arrival.end()
 
     def _watch(self, past: Any, tokens: int) -> None:
         """Has it measured how long it takes to compute the rest of a prompt, where that tells something."""
@@ -257,20 +376,33 @@ class KVLaneCache:
             raise e
         self.counts[f"failed_{e.status.name.lower()}"] += 1
 
-    def _fill(self, past: Any, keys: Sequence[Keys], leases: Sequence[Any], found: int) -> None:
+    def _fill(self, past: Any, keys: Sequence[Keys], leases: list[Lease], found: int, layerwise: bool) -> None:
         """Loads the first `found` blocks of each row into past: as many as are right in all of them. They are copied to
-        where they stay.
+        where they stay. layerwise: they may still be on their way, and need the leases.
         """
         tokens, n = found * self.block_tokens, len(keys)
         parts = {layer: self._empty(s, n, tokens) for layer, s in self._shapes.items()}
         groups = len(self._groups)
         self._quiesce()  # what this memory was used for before
+        awaited = layerwise and self._device.type == "cuda"
         with contextlib.ExitStack() as registered:  # which waits for what still touches the pages
             tasks = []
             for row in range(n):
                 pages = registered.enter_context(self._registered(parts, row))
-                tasks.append(self.store.load(pages, keys[row][: found * groups], _numbers(range(found), groups), leases[row]))
+                tasks.append(
+                    self.store.load(
+                        pages, keys[row][: found * groups], _numbers(range(found), groups), leases[row],
+                        layerwise=layerwise, awaited=awaited,
+                    )
+                )  # fmt: skip
             self._check_weights()  # while blocks are copied: it takes milliseconds
+            if layerwise:
+                for lease in leases:
+                    registered.callback(lease.release)
+                self._arrival = _Arrival(self, past, tasks, registered.pop_all(), tokens * n)
+                leases.clear()
+                _give(past, parts, self._arrival)
+                return
             good = min([self._loaded(task, found) for task in tasks])
         if good == 0:
             return
@@ -313,11 +445,15 @@ class KVLaneCache:
         length = int(past.get_seq_length())
         if length > len(rows[0]):
             raise errors.Invalid(f"the cache holds {length} tokens, and {len(rows[0])} are given")
+        for layer in past.layers:
+            if isinstance(layer, _ArrivingLayer):
+                layer.arrive()
         layers = self._held(past, len(rows), length)
         blocks = length // self.block_tokens
         stored = 0
         with self._lock, torch.no_grad():
             self._check_weights()
+            self._end_arrival()
             if self._watched and (seconds := self._watched.seconds()):
                 self.store.report_computed(self._watched.tokens, seconds)
                 self._watch(None, 0)
@@ -399,10 +535,21 @@ class KVLaneCache:
         for name, value in options.items():
             if isinstance(value, torch.Tensor):
                 raise errors.NotSupported(f"{name}: KV would depend on more than the tokens")
-        past = self.load(ids)
-        out = self.model.generate(ids, **{CACHE_OPTION: past}, attention_mask=torch.ones_like(ids), **options)
+        # A streamer is told of the prompt, which must not happen twice.
+        past = self._load(ids, None, self._layerwise and options.get("streamer") is None)
+        arrival = next((vars(layer)["arrival"][0] for layer in past.layers if isinstance(layer, _ArrivingLayer)), None)
+        try:
+            out = self._generate(ids, past, options)
+        except errors.Error as e:
+            if arrival is None or e is not arrival.error:
+                raise
+            past = self._load(ids, None, False)  # what is right of it: the model has come to no token yet
+            out = self._generate(ids, past, options)
         self.save(out if isinstance(out, torch.Tensor) else out.sequences, past)
         return out
+
+    def _generate(self, ids: Any, past: Any, options: Mapping[str, Any]) -> Any:
+        return self.model.generate(ids, **{CACHE_OPTION: past}, attention_mask=torch.ones_like(ids), **options)
 
     def _keys(self, tokens: Sequence[int]) -> Keys:
         """The keys of the whole blocks before any padding, and of each block those of all page groups."""
@@ -448,6 +595,7 @@ class KVLaneCache:
     def close(self, timeout: float | None = None) -> None:
         """Writes what is still to be written, and closes the store."""
         self._watch(None, 0)
+        self._end_arrival()
         self.store.close(timeout)
 
     def __enter__(self) -> KVLaneCache:
@@ -457,14 +605,14 @@ class KVLaneCache:
         self.close()
 
 
-def _give(past: Any, parts: dict[int, tuple[Any, ...]]) -> None:
+def _give(past: Any, parts: dict[int, tuple[Any, ...]], arrival: _Arrival | None = None) -> None:
     """Makes each layer's K and V, which are taken out of parts, what an empty cache holds; layers that would copy them to no
-    end keep these.
+    end keep these. Of a new DynamicCache they may be on their way.
     """
     while past.layer_class_to_replicate is not None and len(past.layers) <= max(parts):
         past.layers.append(past.layer_class_to_replicate())
     like: dict[str, Any] | None = None  # what transformers makes of the first such layer, with tensors that cost a call each
-    for number in sorted(parts):
+    for at, number in enumerate(sorted(parts)):
         k, v = parts.pop(number)
         its = past.layers[number]
         if type(its) is not DynamicLayer or past.offloading:
@@ -474,6 +622,9 @@ def _give(past: Any, parts: dict[int, tuple[Any, ...]]) -> None:
             its.lazy_initialization(k, v)
             like = dict(vars(its))
         vars(its).update(like, keys=k, values=v)
+        if arrival is not None:
+            vars(its)["arrival"] = arrival, at
+            its.__class__ = _ArrivingLayer
 
 
 def _in_rows(t: Any) -> Any:

@@ -26,6 +26,7 @@ import tiny  # noqa: E402
 from conftest import FORKED, in_child  # noqa: E402
 from transformers import DynamicCache, StaticCache  # noqa: E402
 from transformers.cache_utils import DynamicLayer  # noqa: E402
+from transformers.generation.streamers import BaseStreamer  # noqa: E402
 
 from kvlane import _weights  # noqa: E402
 from kvlane.task import Load  # noqa: E402
@@ -161,6 +162,34 @@ def test_layers_that_did_not_arrive_are_computed(make: Make, tmp_path: pathlib.P
     flip()
     with pytest.raises(kvlane.Corrupt):
         make(model, store, layerwise=True).load(ids).layers[1].keys.sum()
+
+
+def test_a_streamer_is_told_of_the_prompt_once(make: Make, tmp_path: pathlib.Path) -> None:
+    """With one, a load is whole: nothing begins again."""
+    model, ids, store = tiny.model("llama"), prompt(), {"dirs": [str(tmp_path)]}
+    first = make(model, store)
+    want = first.generate(ids, **GREEDY)
+    first.close(30)
+    for file in tmp_path.rglob("*"):
+        if file.is_file() and len(file.name) == 64:
+            image = bytearray(file.read_bytes())
+            image[-1] ^= 16
+            file.write_bytes(image)
+
+    class Streamer(BaseStreamer):  # type: ignore[misc] # which mypy does not see
+        def __init__(self) -> None:
+            self.told: list[int] = []
+
+        def put(self, value: Any) -> None:
+            self.told += value.flatten().tolist()
+
+        def end(self) -> None:
+            self.told.append(-1)
+
+    streamer, cache = Streamer(), make(model, store, layerwise=True)
+    assert torch.equal(cache.generate(ids, streamer=streamer, **GREEDY), want)
+    assert streamer.told == [*want[0].tolist(), -1]
+    assert cache.counts["failed_corrupt"] == 1
 
 
 def test_a_load_that_nobody_waited_for_is_ended_by_the_next(make: Make) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import cProfile
 import itertools
 import os
@@ -202,6 +203,10 @@ def test_a_load_that_nobody_waited_for_is_ended_by_the_next(make: Make) -> None:
         own = kept(model, ids, 80)
         own.crop(-8)
         assert torch.equal(logits(model, ids, past), logits(model, ids, own))
+    copied = copy.deepcopy(cache.load(ids))
+    own = kept(model, ids, 80)
+    own.crop(-8)
+    assert torch.equal(logits(model, ids, copied), logits(model, ids, own))
     cache.load(ids)
     cache.close(30)
 

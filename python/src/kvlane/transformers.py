@@ -219,6 +219,10 @@ class _ArrivingLayer(DynamicLayer):  # type: ignore[misc] # which mypy does not 
         else:
             super().__setattr__(name, value)
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        self.arrive()  # who copies it, or writes it to a file, has a DynamicLayer
+        return self.__reduce_ex__(protocol)
+
     def get_seq_length(self) -> int:
         """How many tokens there are, which is known before."""
         return int(self.__dict__["keys"].shape[-2])

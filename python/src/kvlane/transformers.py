@@ -34,6 +34,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from . import errors, identity
+from ._arrival import Arrival, ArrivingLayer, uses
 from ._model import CACHE_OPTION, CACHE_OPTIONS, Shape, check_config, check_layers, ends_and_padding, media_tokens, probe
 from ._weights import Weights
 from .errors import Status
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from .store import Lease
-    from .task import Load
 
 __all__ = ["CACHE_OPTION", "KVLaneCache"]
 
@@ -86,12 +86,6 @@ class _Group:
         return Addresses(planes, pages, block_tokens * self.size * item, keep=every)
 
 
-def _uses(past: weakref.ref[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a computation of those arguments goes on from a cache."""
-    cache = past()
-    return cache is not None and any(kwargs.get(name) is cache for name in CACHE_OPTIONS)
-
-
 class _Computation:
     """The model's next computation that goes on from a cache, and how long it takes."""
 
@@ -112,11 +106,11 @@ class _Computation:
 
     def _begin(self, _module: Any, args: Any, kwargs: Any) -> None:
         ids = kwargs.get("input_ids", args[0] if args else None)
-        if _uses(self._past, kwargs) and ids is not None and ids.numel() == self.tokens:
+        if uses(self._past, kwargs) and ids is not None and ids.numel() == self.tokens:
             self._marks = [self._mark()]
 
     def _end(self, _module: Any, _args: Any, kwargs: Any, _output: Any) -> None:
-        if self._marks and _uses(self._past, kwargs):
+        if self._marks and uses(self._past, kwargs):
             self._marks.append(self._mark())
             self.stop()
 
@@ -133,99 +127,6 @@ class _Computation:
         if self._device.type != "cuda":
             return float(end - begin)
         return begin.elapsed_time(end) / 1e3 if end.query() else 0
-
-
-class _Arrival:
-    """Loads into a cache's layers that are under way. The model's computation waits for each layer where it comes to it, on the
-    device if it computes there, and at its end for the loads' results. Whoever else looks at a layer waits for the results.
-    """
-
-    def __init__(self, owner: KVLaneCache, past: Any, tasks: Sequence[Load], free: contextlib.ExitStack, tokens: int) -> None:
-        self.error: errors.Error | None = None
-        self._owner, self._past, self._tasks, self._free, self._tokens = owner, weakref.ref(past), tasks, free, tokens
-        self._lock, self._ended, self._within = threading.Lock(), False, False
-        self._hooks = [
-            owner.model.register_forward_pre_hook(self._begin, with_kwargs=True),
-            owner.model.register_forward_hook(self._over, with_kwargs=True, always_call=True),
-        ]
-
-    def _begin(self, _module: Any, _args: Any, kwargs: Any) -> None:
-        self._within = _uses(self._past, kwargs)
-
-    def _over(self, _module: Any, _args: Any, kwargs: Any, _output: Any) -> None:
-        if self._within and _uses(self._past, kwargs):
-            self._within = False
-            self.end()
-            if self.error is not None:
-                raise self.error
-
-    def wait(self, layer: int) -> None:
-        """Waits for one of the store's layers, as far as is said above. Raises what the loads failed with."""
-        if not self._within:
-            self.end()
-        for task in self._tasks:
-            self._wait(task, layer)
-        if self.error is not None:
-            raise self.error
-
-    def _wait(self, task: Load, layer: int) -> None:
-        if self._owner.store.driver == "cuda":
-            with contextlib.suppress(errors.Busy, errors.NotSupported):  # too many streams wait, or this one captures a graph
-                self._owner.store.stream_wait(torch.cuda.current_stream(self._owner._device), task, layer)
-                return
-        with contextlib.suppress(errors.Error):  # the results say it
-            task.wait_layer(layer)
-
-    def end(self) -> None:
-        """Waits for the loads, and gives back what they needed."""
-        with self._lock:
-            if self._ended:
-                return
-            for hook in self._hooks:
-                hook.remove()
-            with self._free:
-                for task in self._tasks:
-                    try:
-                        task.result()
-                    except errors.Error as e:
-                        self.error = e
-            self._ended, self._tasks = True, ()  # which keep the tensors
-            if self.error is None:
-                self._owner.counts["tokens_loaded"] += self._tokens
-            else:
-                self._owner.counts[f"failed_{self.error.status.name.lower()}"] += 1
-
-
-class _ArrivingLayer(DynamicLayer):  # type: ignore[misc] # which mypy does not see
-    """A layer whose keys and values are on their way. Once somebody has asked for them, and waited, it is a DynamicLayer."""
-
-    def arrive(self) -> None:
-        """Waits for them, as an _Arrival says."""
-        arrival, layer = self.__dict__["arrival"]
-        arrival.wait(layer)
-        del self.__dict__["arrival"]
-        self.__class__ = DynamicLayer
-
-    def __getattribute__(self, name: str) -> Any:
-        if name in ("keys", "values"):
-            self.arrive()
-            return self.__dict__[name]
-        return super().__getattribute__(name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in ("keys", "values"):
-            self.arrive()
-            self.__dict__[name] = value
-        else:
-            super().__setattr__(name, value)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        self.arrive()  # who copies it, or writes it to a file, has a DynamicLayer
-        return self.__reduce_ex__(protocol)
-
-    def get_seq_length(self) -> int:
-        """How many tokens there are, which is known before."""
-        return int(self.__dict__["keys"].shape[-2])
 
 
 def _groups_of(shapes: Mapping[int, Shape]) -> list[_Group]:
@@ -269,7 +170,7 @@ class KVLaneCache:
         self.counts: Counter[str] = Counter()  # tokens asked for, loaded, refused and saved; blocks that failed, by status
         self._lock, self._process = threading.Lock(), os.getpid()
         self._watched: _Computation | None = None
-        self._arrival: _Arrival | None = None
+        self._arrival: Arrival | None = None
         check_config(model.config)
         self._dtype, self._device, shapes = probe(model)
         self._shapes, self._groups = shapes, _groups_of(shapes)
@@ -403,7 +304,10 @@ class KVLaneCache:
             if layerwise:
                 for lease in leases:
                     registered.callback(lease.release)
-                self._arrival = _Arrival(self, past, tasks, registered.pop_all(), tokens * n)
+                self._arrival = Arrival(
+                    self.model, past, tasks, store=self.store, device=self._device, free=registered.pop_all(),
+                    ended=lambda error: self._count(error) if error else self.counts.update(tokens_loaded=tokens * n),
+                )  # fmt: skip
                 leases.clear()
                 _give(past, parts, self._arrival)
                 return
@@ -450,7 +354,7 @@ class KVLaneCache:
         if length > len(rows[0]):
             raise errors.Invalid(f"the cache holds {length} tokens, and {len(rows[0])} are given")
         for layer in past.layers:
-            if isinstance(layer, _ArrivingLayer):
+            if isinstance(layer, ArrivingLayer):
                 layer.arrive()
         layers = self._held(past, len(rows), length)
         blocks = length // self.block_tokens
@@ -541,7 +445,7 @@ class KVLaneCache:
                 raise errors.NotSupported(f"{name}: KV would depend on more than the tokens")
         # A streamer is told of the prompt, which must not happen twice.
         past = self._load(ids, None, self._layerwise and options.get("streamer") is None)
-        arrival = next((vars(layer)["arrival"][0] for layer in past.layers if isinstance(layer, _ArrivingLayer)), None)
+        arrival = next((layer.arrival for layer in past.layers if isinstance(layer, ArrivingLayer)), None)
         try:
             out = self._generate(ids, past, options)
         except errors.Error as e:
@@ -609,7 +513,7 @@ class KVLaneCache:
         self.close()
 
 
-def _give(past: Any, parts: dict[int, tuple[Any, ...]], arrival: _Arrival | None = None) -> None:
+def _give(past: Any, parts: dict[int, tuple[Any, ...]], arrival: Arrival | None = None) -> None:
     """Makes each layer's K and V, which are taken out of parts, what an empty cache holds; layers that would copy them to no
     end keep these. Of a new DynamicCache they may be on their way.
     """
@@ -627,8 +531,7 @@ def _give(past: Any, parts: dict[int, tuple[Any, ...]], arrival: _Arrival | None
             like = dict(vars(its))
         vars(its).update(like, keys=k, values=v)
         if arrival is not None:
-            vars(its)["arrival"] = arrival, at
-            its.__class__ = _ArrivingLayer
+            ArrivingLayer.make(its, arrival, at)
 
 
 def _in_rows(t: Any) -> Any:

@@ -215,8 +215,8 @@ kvl_status kvl_free(kvl_task task);
 
 /*
  * kvl_stream_wait makes a CUDA stream wait until a load that is KVL_AWAITED has ended (KVL_DONE) or has brought a layer
- * (KVL_LAYER). It waits on the device, not here, and goes on after failures too, and without the load after store.wait_max_ms: then
- * its blocks are KVL_EXPIRED, whatever comes later. Read kvl_wait before what was computed is used.
+ * (KVL_LAYER). It waits on the device, not here, and goes on after failures too, and without the load after store.wait_max_ms:
+ * then its blocks are KVL_EXPIRED, whatever comes later. Read kvl_wait before what was computed is used.
  */
 kvl_status kvl_stream_wait(kvl_engine engine, uint64_t stream, kvl_task task, int32_t what);
 

@@ -67,8 +67,8 @@ type LoadTask struct {
 // also to get what the path needs, which ctx does not end (Config's streams may be opened with all of it).
 //
 // Blocks fail one by one, with ErrNotFound (the block went meanwhile), ErrCorrupt (its bytes failed their check in every
-// tier that had it, which dropped it, or on the page, time and again), ErrBusy (no slot came free), ErrCanceled, or the
-// cause. Each error is a *BlockError, which says whether the block's page holds undefined bytes now.
+// tier that had it, which dropped it, or on the page, time and again), ErrBusy (no slot came free), ErrExpired (all of them: streams
+// went on without the load, see Progress), ErrCanceled, or the cause. Each error is a *BlockError, which says whether the block's page holds undefined bytes now.
 func (s *Store) Load(ctx context.Context, lease *Lease, pages *Pages, refs []Ref, o LoadOptions) (*LoadTask, error) {
 	fail := func(err error) (*LoadTask, error) { return nil, fmt.Errorf("load %d blocks: %w", len(refs), err) }
 	if err := pages.validate(s.formats, s.where); err != nil {

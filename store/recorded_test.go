@@ -319,6 +319,26 @@ func TestLoadTellsItsProgress(t *testing.T) {
 	}
 }
 
+// Who waits for several blocks that failed can tell them apart.
+func TestWaitJoinsOneErrorABlock(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, rigOptions{})
+	l, err := r.st.Load(r.ctx(), nil, r.pages, r.refs(0, 7, 8, 9), store.LoadOptions{})
+	r.must(err)
+	joined, ok := l.Wait(r.ctx()).(interface{ Unwrap() []error })
+	if !ok {
+		t.Fatal("the errors are not joined")
+	}
+	for _, err := range joined.Unwrap() {
+		if of, ok := err.(*store.BlockError); !ok || !errors.Is(of, errdefs.ErrNotFound) { //nolint:errorlint // the very error
+			t.Errorf("one of them is %v", err)
+		}
+	}
+	if n := len(joined.Unwrap()); n != 3 {
+		t.Errorf("%d errors of 3 blocks", n)
+	}
+}
+
 // Nobody waits on a device for a load that does not end. It goes on, and says that what was read meanwhile is not to be trusted.
 func TestLoadThatIsWaitedForExpires(t *testing.T) {
 	t.Parallel()

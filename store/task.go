@@ -117,7 +117,10 @@ func (t *task) wait(ctx context.Context, c <-chan struct{}) error {
 func (t *task) joined() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return errors.Join(errors.Join(t.errs...), t.late)
+	if t.late != nil {
+		return errors.Join(append(slices.Clip(t.errs), t.late)...)
+	}
+	return errors.Join(t.errs...)
 }
 
 // set notes why block i failed.

@@ -207,6 +207,9 @@ def test_a_load_that_nobody_waited_for_is_ended_by_the_next(make: Make) -> None:
     own = kept(model, ids, 80)
     own.crop(-8)
     assert torch.equal(logits(model, ids, copied), logits(model, ids, own))
+    past = cache.load(ids)
+    past.reset()
+    assert past.get_seq_length() == 0
     cache.load(ids)
     cache.close(30)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,12 @@ _EXACT = (DynamicLayer, StaticLayer, DynamicSlidingWindowLayer, StaticSlidingWin
 _EXACT_NAMES = {"full_attention", "sliding_attention"}
 # RoPE whose frequencies depend on how long the sequence is: KV of a prefix is another one in a longer sequence.
 _VARYING_ROPE = {"dynamic", "longrope", "su"}
+
+
+def uses(past: weakref.ref[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a computation of those arguments goes on from a cache."""
+    cache = past()
+    return cache is not None and any(kwargs.get(name) is cache for name in CACHE_OPTIONS)
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,8 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from . import errors, identity
-from ._arrival import Arrival, ArrivingLayer, uses
-from ._model import CACHE_OPTION, CACHE_OPTIONS, Shape, check_config, check_layers, ends_and_padding, media_tokens, probe
+from ._arrival import Arrival, ArrivingLayer
+from ._model import CACHE_OPTION, CACHE_OPTIONS, Shape, check_config, check_layers, ends_and_padding, media_tokens, probe, uses
 from ._weights import Weights
 from .errors import Status
 from .keys import Keys, hash_tokens
@@ -241,7 +241,6 @@ class KVLaneCache:
             self.counts["tokens_asked"] += sum(len(row) for row in rows)
             self._end_arrival()
             leases: list[Lease] = []
-            computes = True
             try:
                 for k in keys if all(keys) else ():
                     leases.append(self.store.lease(k))
@@ -250,7 +249,6 @@ class KVLaneCache:
                 worth = min(lease.worth(lease.found // groups * self.block_tokens) // groups for lease in leases) if found else 0
                 self.counts["tokens_refused"] += max(0, found - worth) * self.block_tokens * len(rows)
                 if found := min(found, worth):
-                    computes = not layerwise
                     self._fill(past, keys, leases, found, layerwise)
                 else:
                     self._check_weights()
@@ -260,7 +258,7 @@ class KVLaneCache:
                 for lease in leases:
                     lease.release()
             # What waits for layers tells nothing of computing.
-            self._watch(past, computes * sum(len(row) - int(past.get_seq_length()) for row in rows))
+            self._watch(past, 0 if self._arrival else sum(len(row) - int(past.get_seq_length()) for row in rows))
         return past
 
     def _end_arrival(self) -> None:

@@ -70,6 +70,8 @@ var fileMutants = []mutant{
 		"tier/log/sync.go", "	if b := t.broken.Load(); b != nil && b.before(p) {\n		p = *b\n	}\n", ""),
 	defect("tier/log", "TestDefectTornGroupIsTakenForDurable",
 		"tier/log/write.go", "		if err = errors.Join(err, g.file.Sync()); err != nil {\n", "		if err != nil {\n"),
+	defect("tier/log", "TestWrittenDuringASync",
+		"tier/log/sync.go", "				g.synced.Store(end)\n", "				g.synced.Store(g.end.Load())\n"),
 	defect("tier/log", "TestDefectCheckpointMissesWhatIsMovedMeanwhile",
 		"tier/log/checkpoint.go", "	t.rounds <- struct{}{}\n	defer func() { <-t.rounds }()\n", ""),
 	defect("tier/log", "TestDefectCheckpointHasWhatItCoversTheDeletionOf",

@@ -1,6 +1,7 @@
 package log_test
 
 import (
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -72,4 +73,75 @@ func TestWritebackCannotBeStarted(t *testing.T) {
 		return nil
 	})
 	d.check(map[block.Key]bool{tiertest.Key(0): true, tiertest.Key(1): true, tiertest.Key(2): true}, keys(0, 3))
+}
+
+// lateFS calls a function once, right after the next sync of a file.
+type lateFS struct {
+	dirfs.FS
+	after *atomic.Pointer[func()]
+}
+
+type lateDir struct {
+	dirfs.Dir
+	after *atomic.Pointer[func()]
+}
+
+type lateFile struct {
+	dirfs.File
+	dirfs.Sizer
+	after *atomic.Pointer[func()]
+}
+
+func (f lateFS) OpenDir(path string) (dirfs.Dir, error) {
+	d, err := f.FS.OpenDir(path)
+	if err != nil {
+		return nil, err
+	}
+	return lateDir{d, f.after}, nil
+}
+
+func (d lateDir) Open(name string, flag int) (dirfs.File, error) {
+	f, err := d.Dir.Open(name, flag)
+	if err != nil {
+		return nil, err
+	}
+	s, ok := f.(dirfs.Sizer)
+	if !ok {
+		return f, nil
+	}
+	return lateFile{f, s, d.after}, nil
+}
+
+func (f lateFile) Sync() error {
+	err := f.File.Sync()
+	if do := f.after.Swap(nil); do != nil {
+		(*do)()
+	}
+	return err
+}
+
+// A block written while a sync runs is not durable by that sync.
+func TestWrittenDuringASync(t *testing.T) {
+	d := newDisk(t, log.FsyncInterval)
+	d.c.SyncEvery = time.Hour
+	process := d.Process()
+	var after atomic.Pointer[func()]
+	c := d.c
+	c.FS = lateFS{process, &after}
+	tr, err := log.Open(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	put(t, tr, d.f, keys(0, 1)...)
+	do := func() { put(t, tr, d.f, keys(1, 2)...) }
+	after.Store(&do)
+	for range 2 { // the second sync covers the block written during the first
+		if err := log.Sync(tr); err != nil {
+			t.Fatal(err)
+		}
+	}
+	process.Kill()
+	_ = tr.Close(t.Context())
+	d.PowerFail(faultfs.KeepSynced())
+	d.check(map[block.Key]bool{tiertest.Key(0): true, tiertest.Key(1): true}, keys(0, 2))
 }

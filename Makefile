@@ -7,9 +7,13 @@ LINT := $(BIN)/golangci-lint
 # How many inputs each fuzz target gets.
 FUZZTIME ?= 50000x
 
-# How long the stress program runs, and what it draws from: 0 is the time of day, which it prints.
+# How long the stress program runs, and its seed: 0 takes the time of day, and the program prints it. RACE=1 adds the race detector.
 TIME ?= 60s
 SEED ?= 0
+RACE ?=
+
+# Which mutants run: all, or changed: those of packages changed since main, and a quarter of the others.
+MUTANTS ?= all
 
 # What has tests that need an RDMA device: all of a package's, or those of Verbs. And the virtual machine that has two.
 VERBS := ./internal/sys/ibverbs ./rdma/ibv
@@ -24,7 +28,7 @@ GUEST := KVLANE_REQUIRE=verbs,nfs,root $(GO) test -count 1 -p 1 -timeout 120s -e
 export CGO_ENABLED = 0
 
 .DEFAULT_GOAL := help
-.PHONY: build lib wheel dist python vllm sglang mooncake demo test verbs mutants nonic lint race generate drift fuzz bench crash stress hardware-kit hardware clean help
+.PHONY: build lib wheel dist python vllm sglang mooncake demo test short verbs mutants nonic lint race generate drift fuzz bench crash stress hardware-kit hardware clean help
 
 # SOURCE_DATE_EPOCH, seconds since 1970, is the date of builds that shall be the same again (reproducible-builds.org).
 build: ## build the one binary, bin/kvlane
@@ -68,8 +72,12 @@ mooncake: ## run Mooncake's transfer engine against kvlane's side of its protoco
 demo: build ## replay a small trace end to end on what this machine has
 	$(BIN)/kvlane demo
 
+# The limit is for a package, on a machine that is busy with other work as well.
 test: ## run the tests
-	$(GO) test ./...
+	$(GO) test -timeout 30m ./...
+
+short: ## run the tests without those that take longest
+	$(GO) test -short -timeout 30m ./...
 
 # The layouts are compared with the headers, which the machine brings. With packets lost all must hold as well, but for
 # which error it was: the answer that says so may be what is lost, and a queue pair in error does not repeat it; and
@@ -95,7 +103,7 @@ verbs: ## run the RDMA tests, those of files on NFS, and what takes a second use
 
 # Each mutant is built as an overlay: nothing of the tree is changed.
 mutants: ## put each named defect into the source and check that its test fails
-	KVLANE_MUTANTS=1 $(GO) test -count 1 -timeout 1200s -parallel 6 -run 'Mutants|Defects' ./internal/archtest
+	KVLANE_MUTANTS=$(MUTANTS) $(GO) test -count 1 -v -timeout 90m -parallel 6 -run 'Mutants|Defects' ./internal/archtest
 
 nonic: ## check the build that leaves the code for NICs out
 	$(GO) build -tags nonic -o /dev/null ./cmd/kvlane
@@ -128,8 +136,8 @@ fuzz: ## give every fuzz target FUZZTIME inputs
 crash: ## kill replays at random moments and check what they left; `make test` does it too, this one tells of it
 	$(GO) test -count=1 -v -run 'Killed|Interrupted' ./cmd/kvlane
 
-stress: ## strain everything at once for TIME: processes, faults, kills, damage
-	$(GO) test -count=1 -v -timeout 60m -run Stress ./internal/stress -stress $(TIME) -seed $(SEED)
+stress: ## strain everything at once for TIME: processes, faults, kills, damage; with RACE=1 under the race detector, which needs a C compiler
+	$(if $(RACE),CGO_ENABLED=1 $(GO) test -race,$(GO) test) -count=1 -v -timeout 60m -run Stress ./internal/stress -stress $(TIME) -seed $(SEED)
 
 bench: ## run every benchmark once
 	$(GO) test -run '^$$' -bench . -benchtime 1x ./...

@@ -34,7 +34,7 @@ const mutantPatience = "10s"
 
 // Mutants are of the source as it is.
 func TestMutantsApply(t *testing.T) {
-	for _, m := range slices.Concat(mutants, storeMutants, storageMutants, fileMutants, shareMutants, transferMutants, commandMutants) {
+	for _, m := range everyMutant() {
 		m.apply(t)
 	}
 }
@@ -66,10 +66,11 @@ func (m *mutant) apply(t *testing.T) map[string]string {
 
 // TestMutants puts each defect in and wants its test to fail. Nothing of the tree is changed.
 func TestMutants(t *testing.T) {
-	if os.Getenv("KVLANE_MUTANTS") == "" {
+	which := os.Getenv(mutantsEnv)
+	if which == "" {
 		testkit.Skip(t, "mutants", "it takes minutes: make mutants runs it")
 	}
-	for _, m := range slices.Concat(mutants, storeMutants, storageMutants, fileMutants, shareMutants, transferMutants, commandMutants) {
+	for _, m := range chosenMutants(t, which) {
 		t.Run(m.pkg+"/"+m.test, func(t *testing.T) {
 			t.Parallel()
 			m.mustFail(t)

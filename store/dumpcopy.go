@@ -171,7 +171,7 @@ func (t *DumpTask) take(g *cohort) {
 		g.landed, landed.to = landed.from, landed.from
 	}
 	for n := landed.from; n < landed.to; n++ {
-		t.sourceFree(len(g.of(&g.parts[n])))
+		t.sourceFree(len(g.of(g.parts[n])))
 		g.hand(t.s, t.sc, t, n)
 	}
 	for n := g.prove(g.landed); n >= 0; n = g.prove(g.landed) {
@@ -181,7 +181,7 @@ func (t *DumpTask) take(g *cohort) {
 
 // sealed hands the blocks of g's n-th part, which have been sealed, to those who write them down.
 func (t *DumpTask) sealed(g *cohort, n int) {
-	for _, i := range g.of(&g.parts[n]) {
+	for _, i := range g.of(g.parts[n]) {
 		if w := g.firstWrong(i); w != nil {
 			t.one(i, w.err)
 			continue
@@ -205,7 +205,7 @@ func (g *cohort) joined(stopped error) span {
 	first := len(g.parts)
 	for group, members := range g.members {
 		if len(members) > 0 {
-			g.parts = append(g.parts, part{group: group, blocks: span{0, len(members)}})
+			g.addPart(group, span{}, span{0, len(members)})
 		}
 	}
 	g.proved, g.landed, g.layered = first, len(g.parts), false
@@ -251,7 +251,7 @@ func (g *cohort) unsealed(yield func(i int32) bool) {
 		return
 	}
 	for n := g.landed; n < len(g.parts); n++ {
-		for _, i := range g.of(&g.parts[n]) {
+		for _, i := range g.of(g.parts[n]) {
 			if !yield(i) {
 				return
 			}
@@ -261,7 +261,7 @@ func (g *cohort) unsealed(yield func(i int32) bool) {
 
 // handle seals the blocks of a share and publishes them.
 func (t *DumpTask) handle(sh *share) {
-	p := &sh.g.parts[sh.part]
+	p := sh.p
 	sh.by = sh.g.byShard(sh.by, p, len(t.s.layers[p.group]))
 	for k, i := range sh.blocks() {
 		it := &t.sc.items[i]
@@ -292,7 +292,7 @@ func (g *cohort) byShard(by []*part, p *part, shards int) []*part {
 		by[k] = p
 	}
 	for i := range g.parts {
-		if q := &g.parts[i]; p.shards.from == p.shards.to && q.group == p.group {
+		if q := g.parts[i]; p.shards.from == p.shards.to && q.group == p.group {
 			for k := q.shards.from; k < q.shards.to; k++ {
 				by[k] = q
 			}

@@ -119,3 +119,17 @@ func TestLoadCanceledBetweenStrides(t *testing.T) {
 		r.mustLoad(ns...)
 	}
 }
+
+// A load in strides plans parts while check jobs verify earlier ones: no count of pending jobs may be lost when the slice of parts grows. A lost
+// count makes the load hang. The race detector reports the access that loses it.
+func TestLoadPlansPartsWhileOthersAreChecked(t *testing.T) {
+	t.Parallel()
+	o := followed(1)
+	o.sumEvery, o.shards = noSums, 60
+	for range 8 { // each with a store of its own, whose parts have never grown before
+		r, _, ns := recorded(t, o, 2)
+		p := new(teller)
+		p.wanted.Store(60)
+		r.must(errors.Join(r.load(store.LoadOptions{Layerwise: true, Progress: p}, ns...)...))
+	}
+}

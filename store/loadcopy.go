@@ -155,7 +155,7 @@ func (t *LoadTask) proved(g *cohort, end int) {
 
 // check verifies what g's n-th part has brought to pages: by its sums, or else by jobs that verify the slots.
 func (t *LoadTask) check(g *cohort, n int) {
-	p := &g.parts[n]
+	p := g.parts[n]
 	switch {
 	case p.summed && t.sums:
 		t.compare(g, n)
@@ -166,7 +166,7 @@ func (t *LoadTask) check(g *cohort, n int) {
 
 // compare verifies the blocks of g's n-th part by the sums that came with it, block by block and shard by shard.
 func (t *LoadTask) compare(g *cohort, n int) {
-	p := &g.parts[n]
+	p := g.parts[n]
 	t.recall(g, p.group, p.blocks.to)
 	leaves, shards, counts := g.sums[p.sums:], len(t.s.layers[p.group]), (*t.s.leaves)[p.group][p.shards.from:p.shards.to]
 	for k, i := range g.of(p) {
@@ -226,7 +226,7 @@ func (t *LoadTask) foresee() bool {
 
 // handle verifies slots by the CPU, as far as the part has copied them.
 func (t *LoadTask) handle(sh *share) {
-	p := &sh.g.parts[sh.part]
+	p := sh.p
 	for _, i := range sh.blocks() {
 		it := &t.sc.items[i]
 		if it.checked && t.s.cfg.Verify != VerifyAlways { // which trusts no check that was made before the copy
@@ -263,7 +263,7 @@ func (t *LoadTask) arrive(g *cohort, n int) {
 	if !t.layers {
 		return
 	}
-	p := &g.parts[n]
+	p := g.parts[n]
 	right := p.blocks.to - p.blocks.from - g.wrongBy(n)
 	for k := p.shards.from; k < p.shards.to && right > 0; k++ {
 		t.arrived(t.s.layers[p.group][k], right)
@@ -273,7 +273,7 @@ func (t *LoadTask) arrive(g *cohort, n int) {
 // settle gives the blocks of g's n-th part their results, but for those whose copy was wrong, if it has the last of their shards; where the
 // part has not been proved, it never will be.
 func (t *LoadTask) settle(g *cohort, n int) {
-	p, sc := &g.parts[n], t.sc
+	p, sc := g.parts[n], t.sc
 	if p.shards.to < len(t.s.layers[p.group]) {
 		return
 	}
@@ -339,7 +339,7 @@ func (t *LoadTask) from(g *cohort, it *item, n int) {
 // summed says whether each part that has copied some of a block came with sums.
 func (g *cohort) summed(group, place int) bool {
 	for n := range g.parts {
-		if p := &g.parts[n]; !p.summed && p.has(group, place) {
+		if p := g.parts[n]; !p.summed && p.has(group, place) {
 			return false
 		}
 	}

@@ -131,6 +131,20 @@ func (t *Tier) Kept(ctx context.Context, keys []block.Key, kept []bool) error {
 	return nil
 }
 
+// SetOrder passes the order on to the tier beneath. It never goes wrong.
+func (t *Tier) SetOrder(o *tier.Order) {
+	if inner, ok := t.inner.(tier.OrderedTier); ok {
+		inner.SetOrder(o)
+	}
+}
+
+// Use passes the use on to the tier beneath. It never goes wrong.
+func (t *Tier) Use(keys []block.Key, at tier.Place) {
+	if inner, ok := t.inner.(tier.OrderedTier); ok {
+		inner.Use(keys, at)
+	}
+}
+
 // partial is the error of an operation that did half of its work, and the other half's too if that went wrong by itself.
 func partial(f fault.Fault, err error) error {
 	if err == nil {

@@ -1,0 +1,91 @@
+package tier_test
+
+import (
+	"testing"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/internal/testkit"
+	"github.com/kvlane/kvlane/tier"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+func key(i int) (k block.Key) {
+	k[0], k[1] = byte(i), byte(i>>8)
+	k[31] = 1
+	return k
+}
+
+func keys(from, to int) (out []block.Key) {
+	for i := from; i < to; i++ {
+		out = append(out, key(i))
+	}
+	return out
+}
+
+func wantPlace(t *testing.T, o *tier.Order, i int, want tier.Place) {
+	t.Helper()
+	if got := o.Place(key(i)); got != want {
+		t.Errorf("block %d is at %+v, want %+v", i, got, want)
+	}
+}
+
+func TestOrderKnowsTheBlockBefore(t *testing.T) {
+	o := tier.NewOrder(100)
+	o.Note(keys(0, 5), tier.Place{})
+	wantPlace(t, o, 0, tier.Place{})
+	for i := 1; i < 5; i++ {
+		wantPlace(t, o, i, tier.Place{Before: key(i - 1), Position: i})
+	}
+	wantPlace(t, o, 5, tier.Place{})
+
+	// A run that names the block before it, and one that is known already.
+	o.Note(keys(5, 8), o.After(key(4), key(5)))
+	o.Note(keys(6, 8), o.After(block.Key{}, key(6)))
+	for i := 5; i < 8; i++ {
+		wantPlace(t, o, i, tier.Place{Before: key(i - 1), Position: i})
+	}
+
+	// A block that is not known comes after one at least.
+	o.Note(keys(20, 22), o.After(key(19), key(20)))
+	wantPlace(t, o, 20, tier.Place{Before: key(19), Position: 1})
+	wantPlace(t, o, 21, tier.Place{Before: key(20), Position: 2})
+	// Its place is corrected once more is known, and not forgotten when less is.
+	o.Note(keys(10, 22), tier.Place{Position: 10, Before: key(9)})
+	o.Note(keys(20, 22), tier.Place{})
+	wantPlace(t, o, 21, tier.Place{Before: key(20), Position: 21})
+
+	var none *tier.Order
+	none.Note(keys(0, 1), tier.Place{})
+	wantPlace(t, none, 0, tier.Place{})
+}
+
+func TestOrderForgetsTheOldest(t *testing.T) {
+	const most = 16
+	o := tier.NewOrder(most)
+	for i := range 1000 {
+		at := tier.Place{}
+		if i > 0 {
+			at = o.After(key(i-1), key(i))
+		}
+		o.Note(keys(i, i+1), at)
+		wantPlace(t, o, i, tier.Place{Before: at.Before, Position: i})
+	}
+	known := 0
+	for i := range 1000 {
+		if p := o.Place(key(i)); p.Position != 0 {
+			known++
+			if p.Before != (block.Key{}) && p.Before != key(i-1) {
+				t.Errorf("block %d comes after %s", i, p.Before)
+			}
+		}
+	}
+	if known == 0 || known > most {
+		t.Errorf("%d blocks are known, of at most %d", known, most)
+	}
+	// The oldest link of a run that remains has lost the block before it.
+	o = tier.NewOrder(most)
+	o.Note(keys(1000, 1000+2*most), tier.Place{Position: 1000})
+	wantPlace(t, o, 1000+most, tier.Place{Position: 1000 + most})
+	wantPlace(t, o, 1000+most+1, tier.Place{Before: key(1000 + most), Position: 1000 + most + 1})
+}

@@ -1,12 +1,13 @@
 package chart
 
 import (
-	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 
 	"github.com/kvlane/kvlane/bench"
+	"github.com/kvlane/kvlane/internal/kept"
 )
 
 // WriteAll writes every chart that the report has figures for into dir, which it makes if needed, and returns the files'
@@ -56,22 +57,13 @@ func write(base string, draw func() (*figure, error)) ([]string, error) {
 	var files []string
 	for _, form := range []struct {
 		suffix string
-		save   func(*figure, *os.File) error
+		save   func(*figure, io.Writer) error
 	}{{".svg", saveSVG}, {".png", savePNG}} {
 		name := base + form.suffix
-		if err := create(name, func(f *os.File) error { return form.save(fig, f) }); err != nil {
+		if err := kept.Replace(name, func(w io.Writer) error { return form.save(fig, w) }); err != nil {
 			return files, fmt.Errorf("write chart: %w", err)
 		}
 		files = append(files, name)
 	}
 	return files, nil
-}
-
-func create(name string, fill func(*os.File) error) (err error) {
-	f, err := os.Create(name)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, f.Close()) }()
-	return fill(f)
 }

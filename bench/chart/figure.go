@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"image/color"
 	"io"
-	"os"
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/font"
@@ -118,13 +117,13 @@ func (f *figure) draw(c vg.CanvasSizer) {
 	f.legend.Draw(draw.Crop(dc, width-legendWidth+vg.Points(6), 0, 0, vg.Length(0)-(height-panelHeight)-vg.Points(18)))
 }
 
-func saveSVG(f *figure, to *os.File) error {
+func saveSVG(f *figure, to io.Writer) error {
 	c := &outlined{Canvas: vgsvg.New(f.size()), title: f.title}
 	f.draw(c)
 	return save(c, to)
 }
 
-func savePNG(f *figure, to *os.File) error {
+func savePNG(f *figure, to io.Writer) error {
 	w, h := f.size()
 	c := vgimg.PngCanvas{Canvas: vgimg.NewWith(vgimg.UseWH(w, h), vgimg.UseDPI(dpi))}
 	f.draw(c)

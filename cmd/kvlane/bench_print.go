@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -15,6 +14,7 @@ import (
 	"github.com/kvlane/kvlane/bench/chart"
 	"github.com/kvlane/kvlane/internal/ctxio"
 	"github.com/kvlane/kvlane/internal/gunzip"
+	"github.com/kvlane/kvlane/internal/kept"
 	"github.com/kvlane/kvlane/internal/target"
 )
 
@@ -90,7 +90,7 @@ func (f *benchFlags) print(cmd *cobra.Command, r, earlier *bench.Report) error {
 // checkOutputs finds out before anything is measured whether a file and a folder of charts can be written, of which either may be "".
 func checkOutputs(out, charts string) error {
 	if out != "" {
-		if err := checkFile(out); err != nil {
+		if err := kept.CheckReplace(out); err != nil {
 			return fmt.Errorf("write report: %w", err)
 		}
 	}
@@ -110,32 +110,14 @@ func checkOutputs(out, charts string) error {
 	return nil
 }
 
-// checkFile reports why a file cannot be written. What it has stays, and it is not there afterwards if it was not before.
-func checkFile(name string) error {
-	if info, err := os.Stat(name); err == nil && !info.Mode().IsRegular() && !info.IsDir() {
-		return nil // a pipe's reader would see it end
-	}
-	_, missing := os.Lstat(name)
-	w, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE, 0o666)
+// writeFile replaces a file with r in JSON. The file has its old content until the new one is complete.
+func writeFile(name string, r any) error {
+	err := kept.Replace(name, func(w io.Writer) error {
+		enc := json.NewEncoder(w)
+		enc.SetIndent("", "  ")
+		return enc.Encode(r)
+	})
 	if err != nil {
-		return err
-	}
-	err = w.Close()
-	if errors.Is(missing, os.ErrNotExist) {
-		err = errors.Join(err, os.Remove(name))
-	}
-	return err
-}
-
-func writeFile(name string, r any) (err error) {
-	w, err := os.Create(name)
-	if err != nil {
-		return fmt.Errorf("write report: %w", err)
-	}
-	defer func() { err = errors.Join(err, w.Close()) }()
-	enc := json.NewEncoder(w)
-	enc.SetIndent("", "  ")
-	if err := enc.Encode(r); err != nil {
 		return fmt.Errorf("write report: %w", err)
 	}
 	return nil

@@ -3,13 +3,13 @@ package main
 import (
 	"errors"
 	"fmt"
-	"os"
 
 	"github.com/spf13/cobra"
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/cuda"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/kept"
 	"github.com/kvlane/kvlane/internal/sys/nvml"
 	"github.com/kvlane/kvlane/topology"
 )
@@ -86,11 +86,9 @@ func offeredGPUs() ([]device.Info, error) {
 	return drv.Infos()
 }
 
-func drawTopology(file string, m *topology.Machine) (err error) {
-	f, err := os.Create(file)
-	if err != nil {
+func drawTopology(file string, m *topology.Machine) error {
+	if err := kept.Replace(file, m.WriteSVG); err != nil {
 		return fmt.Errorf("draw the topology: %w", err)
 	}
-	defer func() { err = errors.Join(err, f.Close()) }()
-	return m.WriteSVG(f)
+	return nil
 }

@@ -5,10 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 
 	"github.com/spf13/cobra"
 
+	"github.com/kvlane/kvlane/internal/ctxio"
+	"github.com/kvlane/kvlane/internal/kept"
 	"github.com/kvlane/kvlane/internal/sys/hostmem"
 	"github.com/kvlane/kvlane/transfer/mooncake"
 )
@@ -133,34 +134,19 @@ func (w *window) move(ctx context.Context, write bool, n int) error {
 }
 
 func (f *copyFlags) put(cmd *cobra.Command, segment, name string) error {
-	in := cmd.InOrStdin()
-	if name != "-" {
-		file, err := os.Open(name)
-		if err != nil {
-			return fmt.Errorf("put: %w", err)
-		}
-		defer file.Close() //nolint:errcheck // only read
-		in = file
-	}
 	return f.open(cmd, segment, func(ctx context.Context, w *window) error {
-		total := 0
-		for {
-			n, err := io.ReadFull(in, w.memory)
-			if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+		in := cmd.InOrStdin()
+		if name != "-" {
+			file, err := ctxio.Open(ctx, name)
+			if err != nil {
 				return fmt.Errorf("put: %w", err)
 			}
-			if uint64(n) > w.left {
-				return fmt.Errorf("put: %s is longer than the rest of the buffer: %d bytes are written", name, total)
-			}
-			if n > 0 {
-				if err := w.move(ctx, true, n); err != nil {
-					return err
-				}
-			}
-			total += n
-			if n < len(w.memory) {
-				break
-			}
+			defer file.Close() //nolint:errcheck // only read
+			in = file
+		}
+		total, err := w.writeAll(ctx, in, name)
+		if err != nil {
+			return err
 		}
 		if f.notify != "" {
 			if err := w.notify(ctx, f.notify); err != nil {
@@ -172,8 +158,29 @@ func (f *copyFlags) put(cmd *cobra.Command, segment, name string) error {
 	})
 }
 
+// writeAll writes all of in, which is called name, to the segment, and returns how many bytes that was.
+func (w *window) writeAll(ctx context.Context, in io.Reader, name string) (total int, err error) {
+	for {
+		n, err := io.ReadFull(in, w.memory)
+		if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+			return total, fmt.Errorf("put: %w", err)
+		}
+		if uint64(n) > w.left {
+			return total, fmt.Errorf("put: %s is longer than the rest of the buffer: %d bytes are written", name, total)
+		}
+		if n > 0 {
+			if err := w.move(ctx, true, n); err != nil {
+				return total, err
+			}
+		}
+		if total += n; n < len(w.memory) {
+			return total, nil
+		}
+	}
+}
+
 func (f *copyFlags) get(cmd *cobra.Command, segment, name string) error {
-	return f.open(cmd, segment, func(ctx context.Context, w *window) (err error) {
+	return f.open(cmd, segment, func(ctx context.Context, w *window) error {
 		length := uint64(f.length)
 		if length == 0 {
 			length = w.left
@@ -181,26 +188,32 @@ func (f *copyFlags) get(cmd *cobra.Command, segment, name string) error {
 		if length > w.left {
 			return usagef("--length %d: the buffer has %d bytes from there", length, w.left)
 		}
-		out := cmd.OutOrStdout()
-		if name != "-" {
-			file, err := os.Create(name)
-			if err != nil {
-				return fmt.Errorf("get: %w", err)
-			}
-			defer func() { err = errors.Join(err, file.Close()) }()
-			out = file
+		fill := func(out io.Writer) error { return w.readAll(ctx, out, length) }
+		var err error
+		if name == "-" {
+			err = fill(cmd.OutOrStdout())
+		} else {
+			err = kept.Replace(name, fill)
 		}
-		for left := length; left > 0; {
-			n := int(min(left, uint64(len(w.memory))))
-			if err := w.move(ctx, false, n); err != nil {
-				return err
-			}
-			if _, err := out.Write(w.memory[:n]); err != nil {
-				return fmt.Errorf("get: %w", err)
-			}
-			left -= uint64(n)
+		if err != nil {
+			return fmt.Errorf("get: %w", err)
 		}
 		fmt.Fprintf(cmd.ErrOrStderr(), "%d bytes are read\n", length)
 		return nil
 	})
+}
+
+// readAll writes the next bytes of the segment to out.
+func (w *window) readAll(ctx context.Context, out io.Writer, bytes uint64) error {
+	for bytes > 0 {
+		n := int(min(bytes, uint64(len(w.memory))))
+		if err := w.move(ctx, false, n); err != nil {
+			return err
+		}
+		if _, err := out.Write(w.memory[:n]); err != nil {
+			return err
+		}
+		bytes -= uint64(n)
+	}
+	return nil
 }

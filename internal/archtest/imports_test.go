@@ -93,7 +93,7 @@ var mayImport = map[string]string{
 	"bench":                 anyPlain + " internal/present stream/copy/measure",
 	"bench/request":         anyPlain + " internal/present store bench replay/kvcache stream/copy/measure ROOT",
 	"bench/file":            anyPlain + " bench internal/present stream/copy/measure internal/sys/uring internal/sys/hostmem",
-	"bench/chart":           anyPlain + " bench bench/file bench/request bench/transfer",
+	"bench/chart":           anyPlain + " bench bench/file bench/request bench/transfer internal/kept",
 	"internal/target":       anyPlain + " bench internal/present",
 	"bench/rdmabench":       onDevice + " bench internal/present stream rdma rdma/channel rdma/registry",
 	"bench/transfer":        onDevice + " internal/present stream bench share transfer transfer/memory transfer/metadata transfer/mooncake transfer/rail internal/sys/hostmem",

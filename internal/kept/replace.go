@@ -1,0 +1,98 @@
+package kept
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+)
+
+// Replace calls fill with a temporary file beside name, and renames it to name if fill returns nil. After an error name is as it was.
+// A symbolic link stays; the file that it names is replaced. A name that is no regular file, such as a pipe or /dev/null, is
+// written in place.
+func Replace(name string, fill func(io.Writer) error) error {
+	path, old, err := resolve(name)
+	if err != nil {
+		return err
+	}
+	if old != nil && !old.Mode().IsRegular() {
+		f, err := os.OpenFile(path, os.O_WRONLY, 0)
+		if err != nil {
+			return err
+		}
+		return errors.Join(fill(f), f.Close())
+	}
+	f, err := temporary(path, old)
+	if err != nil {
+		return err
+	}
+	if err = fill(f); err == nil {
+		err = f.Sync() // otherwise a power failure may leave an empty file under name
+	}
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(f.Name()))
+	}
+	return nil
+}
+
+// CheckReplace returns the error that Replace would return before it calls fill, or nil. It leaves name as it is.
+func CheckReplace(name string) error {
+	path, old, err := resolve(name)
+	if err != nil || old != nil && !old.Mode().IsRegular() {
+		return err // a pipe is not opened: its reader would see it end
+	}
+	f, err := temporary(path, old)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Close(), os.Remove(f.Name()))
+}
+
+// resolve follows symbolic links from name. old is nil if nothing is there.
+func resolve(name string) (path string, old fs.FileInfo, err error) {
+	if path, err = filepath.EvalSymlinks(name); err != nil {
+		if _, missing := os.Lstat(name); errors.Is(missing, fs.ErrNotExist) {
+			return name, nil, nil
+		}
+		return "", nil, fmt.Errorf("follow link %s: %w", name, err)
+	}
+	if old, err = os.Stat(path); err == nil && old.IsDir() {
+		err = &fs.PathError{Op: "write", Path: name, Err: syscall.EISDIR}
+	}
+	return path, old, err
+}
+
+// temporary makes an empty file beside path, with the mode of old if that is not nil. It fails if old may not be written.
+func temporary(path string, old fs.FileInfo) (*os.File, error) {
+	if old != nil {
+		f, err := os.OpenFile(path, os.O_WRONLY, 0)
+		if err != nil {
+			return nil, err
+		}
+		if err := f.Close(); err != nil {
+			return nil, err
+		}
+	}
+	name := filepath.Join(filepath.Dir(path), ".kvlane-"+rand.Text())
+	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+	if err != nil {
+		var p *fs.PathError
+		if errors.As(err, &p) {
+			p.Path = path // the user knows this name
+		}
+		return nil, err
+	}
+	if old != nil {
+		if err := f.Chmod(old.Mode().Perm()); err != nil {
+			return nil, errors.Join(err, f.Close(), os.Remove(name))
+		}
+	}
+	return f, nil
+}

@@ -92,7 +92,7 @@ func (e *Engine) openDevice() error {
 	e.dev = d
 	e.closers.AddPlain("device", d.Close)
 	if e.cfg.Stream.Path == stream.PathNone {
-		e.cfg.Stream.Path = profile.OnlyPath(d)
+		e.cfg.Stream.Path = streamcopy.OnlyPath(d)
 	}
 	return nil
 }

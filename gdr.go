@@ -11,6 +11,7 @@ import (
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/profile"
 	"github.com/kvlane/kvlane/stream"
+	streamcopy "github.com/kvlane/kvlane/stream/copy"
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
 
@@ -69,7 +70,11 @@ func (e *Engine) openNICs() error {
 		e.noteWithoutNIC("gdr is auto, which never takes a NIC in software")
 		return nil
 	case auto && c.Stream.Path != stream.PathNone: // there is nothing to plan
-		e.noteWithoutNIC(fmt.Sprintf("path %s is forced", c.Stream.Path))
+		why := fmt.Sprintf("path %s is forced", c.Stream.Path)
+		if c.Stream.Path == streamcopy.OnlyPath(e.dev) {
+			why = fmt.Sprintf("path %s is the only one of this device", c.Stream.Path)
+		}
+		e.noteWithoutNIC(why)
 		return nil
 	}
 	// Copy streams that move the bytes of NICs in software do not take these in turn.

@@ -13,6 +13,7 @@ import (
 	"github.com/kvlane/kvlane/internal/sys/hostmem"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/stream"
+	streamcopy "github.com/kvlane/kvlane/stream/copy"
 )
 
 // ordinary returns a KV cache of c's model in memory of the process that no device knows, full of bytes that tell their place.
@@ -76,6 +77,11 @@ func TestHostDeviceCarriesBlocksOfOrdinaryMemory(t *testing.T) {
 	}
 	if err != nil {
 		t.Fatal(err)
+	}
+	for _, c := range load.Paths() {
+		if c.Path != stream.PathKernel || c.Reason != streamcopy.ReasonOnly {
+			t.Errorf("path %s, reason %q; the host device has one path", c.Path, c.Reason)
+		}
 	}
 	plane := len(b) / len(m.Planes)
 	for p := range m.Planes {

@@ -56,7 +56,6 @@ func Examine(ctx context.Context, m Machine, o Options) *Report {
 	r.CuFile = m.cuFile(ctx, r)
 	r.Paths = paths(r)
 	r.Required = r.required(o.Require)
-	r.NotInThisVersion = append([]string(nil), notInThisVersion...)
 	return r
 }
 

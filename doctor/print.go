@@ -313,8 +313,6 @@ func (p *printer) paths(r *Report) {
 		p.Text("  For want of the CUDA driver, as said above, none of these:")
 		p.Table(without)
 	}
-	p.Gap()
-	p.Text("  not in this version: %s", strings.Join(r.NotInThisVersion, ", "))
 }
 
 func (p *printer) required(r *Report) {

@@ -64,8 +64,6 @@ type Report struct {
 	FileSystems []FileSystem `json:"file_systems"`
 	SharedMem   FileSystem   `json:"shared_memory"`
 	Paths       []Path       `json:"paths"`
-	// NotInThisVersion names paths that this version of kvlane does not have, whatever the machine offers.
-	NotInThisVersion []string `json:"not_in_this_version"`
 	// Required answers for each of Options.Require, in that order.
 	Required []Path `json:"required,omitempty"`
 }

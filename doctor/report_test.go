@@ -54,7 +54,7 @@ func TestFullMachine(t *testing.T) {
 		t.Errorf("kernel path: %+v, want a yes that says on which GPUs", f)
 	}
 	wantText(t, r, "NVIDIA H100 80GB HBM3, 80 GiB, compute 9.0", "2.5 GT/s x16 of 32.0 GT/s x16", "GID 1: 0000:0000:0000:0000:0000:ffff:0a00:0001 RoCE v2",
-		"port 1: DOWN, InfiniBand", "over NVLink", "ECC_UNCORRECTABLE", "not in this version: ", "on 1 of 3 GPUs",
+		"port 1: DOWN, InfiniBand", "over NVLink", "ECC_UNCORRECTABLE", "on 1 of 3 GPUs",
 		"    paths            all", "    paths            not all: kernel (no: bad PTX)", "batched copies (no: cuMemcpyBatchAsync is missing)", "needs: kvlane calibrate",
 		"    NIC              yes: mlx5_0 (same PCIe switch, 2 hops)\n", "    NIC              no: none of mlx5_1 has an active port\n", "needs: a cable",
 		"    dma-buf          yes: NICs' writes are seen without a flush\n", "    dma-buf          no: the driver's modules are closed\n", "needs: the open ones")
@@ -119,10 +119,8 @@ func TestEveryPathIsTold(t *testing.T) {
 			pathNamed(t, r, p.String())
 		}
 	}
-	for _, name := range r.NotInThisVersion {
-		if p, err := stream.ParsePath(name); err == nil {
-			t.Errorf("%s is told not to be in this version", p)
-		}
+	if f := pathNamed(t, r, "transfer/tcp"); f.Answer != Yes {
+		t.Errorf("transfer/tcp: %+v, want yes: sockets need nothing", f)
 	}
 }
 

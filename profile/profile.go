@@ -92,7 +92,7 @@ var measureDevice = calibrate.Run
 // measured of a simulated device. One process of a host measures at a time; the others wait for it, and are told ErrBusy
 // if that takes too long.
 func Calibrate(ctx context.Context, dev device.Device, o Options) (*Calibrated, error) {
-	if p := OnlyPath(dev); p != stream.PathNone {
+	if p := streamcopy.OnlyPath(dev); p != stream.PathNone {
 		return nil, fmt.Errorf("measure the copy paths of %s: the CPU copies, by the path %s alone: %w", dev.Info().Name, p, errdefs.ErrNotSupported)
 	}
 	c := &Calibrated{}
@@ -126,15 +126,6 @@ func Calibrate(ctx context.Context, dev device.Device, o Options) (*Calibrated, 
 		return nil, err
 	}
 	return c, nil
-}
-
-// OnlyPath returns the path to take on a device where there is nothing to choose, and so nothing to measure, else PathNone. It is the kernel
-// where there are no copy engines: then the CPU copies, and that path touches every byte once and sums it on the way.
-func OnlyPath(dev device.Device) stream.Path {
-	if dev.Info().CopyEngines == 0 {
-		return stream.PathKernel
-	}
-	return stream.PathNone
 }
 
 // Stored returns the stored profile of dev's copy paths, without NICs; it measures nothing. dir is as Options.Dir. The error
@@ -208,7 +199,7 @@ func Find(ctx context.Context, dev device.Device, nics NICs, c Calibration, dir 
 		}
 		note("copies go without a NIC: " + err.Error())
 	}
-	if dev.Info().Driver == simDriver || OnlyPath(dev) != stream.PathNone {
+	if dev.Info().Driver == simDriver || streamcopy.OnlyPath(dev) != stream.PathNone {
 		return plan.Default(), notes, nil
 	}
 	p, n, err := find(ctx, dev, nil, c, dir)

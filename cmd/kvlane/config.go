@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -59,14 +60,9 @@ func firstFile(places []string) (string, error) {
 	return "", nil
 }
 
-// readConfig returns what the file gives, or everything that is wrong with it.
-func readConfig(name string, known func() *catalog) (all []supplied, err error) {
-	f, err := os.Open(name)
-	if err != nil {
-		return nil, fmt.Errorf("read the configuration: %w", err)
-	}
-	defer func() { err = errors.Join(err, f.Close()) }()
-	text, err := io.ReadAll(io.LimitReader(f, maxConfigBytes+1))
+// readConfig returns the settings of a file, or all its errors.
+func readConfig(ctx context.Context, name string, known func() *catalog) ([]supplied, error) {
+	text, err := readFile(ctx, name, maxConfigBytes+1)
 	if err != nil {
 		return nil, fmt.Errorf("read the configuration: %w", err)
 	}
@@ -74,6 +70,31 @@ func readConfig(name string, known func() *catalog) (all []supplied, err error) 
 		return nil, fmt.Errorf("read the configuration: %s is longer than %d bytes", name, maxConfigBytes)
 	}
 	return parseConfig(name, text, known())
+}
+
+// readFile returns at most the first limit bytes of a file. It returns when ctx ends: opening a FIFO blocks until
+// there is a writer. The goroutine that is blocked then ends with the process.
+func readFile(ctx context.Context, name string, limit int64) ([]byte, error) {
+	type result struct {
+		text []byte
+		err  error
+	}
+	done := make(chan result, 1)
+	go func() {
+		f, err := os.Open(name)
+		if err != nil {
+			done <- result{err: err}
+			return
+		}
+		text, err := io.ReadAll(io.LimitReader(f, limit))
+		done <- result{text, errors.Join(err, f.Close())}
+	}()
+	select {
+	case r := <-done:
+		return r.text, r.err
+	case <-ctx.Done():
+		return nil, fmt.Errorf("wait for %s: %w", name, context.Cause(ctx))
+	}
 }
 
 // parseConfig reads a file's text: one YAML mapping of settings to a value, or to a list of them where the flag takes several.

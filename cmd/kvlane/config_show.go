@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"net/url"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -57,6 +58,7 @@ default. With a command it prints the settings that this command has, and behind
 			if err != nil {
 				return err
 			}
+			c.maskPasswords()
 			if asJSON {
 				return writeJSON(cmd, c)
 			}
@@ -129,6 +131,7 @@ func showCommand(cmd *cobra.Command, args []string) (*shownConfig, error) {
 	if err := target.ParseFlags(rest); err != nil {
 		return nil, flagError(target, err)
 	}
+	target.SetContext(cmd.Context())
 	if err := configure(target); err != nil {
 		return nil, err
 	}
@@ -151,6 +154,17 @@ func showCommand(cmd *cobra.Command, args []string) (*shownConfig, error) {
 		c.Settings = append(c.Settings, shown)
 	}
 	return c, nil
+}
+
+// maskPasswords replaces the passwords of URLs.
+func (c *shownConfig) maskPasswords() {
+	for _, s := range c.Settings {
+		for i, v := range s.Values {
+			if u, err := url.Parse(v); err == nil && u.User != nil {
+				s.Values[i] = u.Redacted()
+			}
+		}
+	}
 }
 
 // print prints the settings for people.
@@ -194,7 +208,7 @@ that commands take. What a command checks beyond the names and kinds of values i
 			if name == "" {
 				return usagef("there is no configuration file, neither %s: name one", strings.Join(usualConfigs(), " nor "))
 			}
-			all, err := readConfig(name, newCatalog)
+			all, err := readConfig(cmd.Context(), name, newCatalog)
 			if err != nil {
 				return &usageError{err}
 			}

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io/fs"
@@ -10,6 +12,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // configText writes a configuration file.
@@ -36,6 +40,39 @@ func shown(t *testing.T, name string, args ...string) string {
 		}
 	}
 	return "none"
+}
+
+// An interrupt ends a command that waits for a FIFO to be opened for writing.
+func TestConfigFIFOIsInterrupted(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "fifo")
+	if err := unix.Mkfifo(name, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	var stdout, stderr bytes.Buffer
+	if code := run(ctx, []string{"topo", "--config", name}, &stdout, &stderr); code == exitOK || !strings.Contains(stderr.String(), "wait for "+name) {
+		t.Errorf("exit code %d, standard error %q", code, stderr.String())
+	}
+	// The goroutine that opens the FIFO ends when a writer has come and gone.
+	f, err := os.OpenFile(name, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Passwords in URLs are not printed.
+func TestConfigShowMasksPasswords(t *testing.T) {
+	file := configText(t, "metadata: http://user:secret@127.0.0.1:8080/metadata\n")
+	if got := shown(t, "metadata", "--config", file); strings.Contains(got, "secret") || !strings.Contains(got, "http://user:xxxxx@127.0.0.1") {
+		t.Errorf("metadata: %q", got)
+	}
+	if _, stdout, _ := execute(t, "config", "show", "--config", file); strings.Contains(stdout, "secret") {
+		t.Errorf("the table has the password: %s", stdout)
+	}
 }
 
 // A flag decides before the environment, that before the file, that before the default, whatever the sort of the value.

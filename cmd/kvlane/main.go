@@ -66,9 +66,13 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 
 	root := newRootCommand()
 	root.SetArgs(args)
-	root.SetOut(stdout)
+	out := &output{Writer: stdout}
+	root.SetOut(out)
 	root.SetErr(stderr)
 	cmd, err := root.ExecuteContextC(ctx)
+	if err == nil {
+		err = out.err()
+	}
 	if err == nil {
 		return exitOK
 	}

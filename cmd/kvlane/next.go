@@ -35,6 +35,7 @@ type failure struct {
 }
 
 var nextSteps = []step{
+	{isA[*outputError], says("free space where standard output goes, or send it elsewhere.")},
 	{isA[*noGPUError], (*failure).withoutGPU},
 	{isErr(fs.ErrPermission, syscall.EROFS), (*failure).notAllowed},
 	{(*failure).otherSort, (*failure).openAsOther},

@@ -83,6 +83,7 @@ Exit codes:
 			return err
 		}
 		slog.SetDefault(log)
+		warnOfEnv()
 		if err := dropRepeated(cmd); err != nil {
 			return err
 		}

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"slices"
@@ -226,7 +227,7 @@ func readSettings(cmd *cobra.Command) ([]supplied, error) {
 	var errs []error
 	known := sync.OnceValue(newCatalog) // most command lines need none
 	if name != "" {
-		all, err = readConfig(name, known)
+		all, err = readConfig(cmd.Context(), name, known)
 		errs = append(errs, err)
 	}
 	for i := range settings {
@@ -246,6 +247,26 @@ func readSettings(cmd *cobra.Command) ([]supplied, error) {
 		all = append(slices.DeleteFunc(all, func(g supplied) bool { return g.setting == s }), g)
 	}
 	return all, errors.Join(errs...)
+}
+
+// warnOfEnv logs each variable of the environment whose name is close to that of a setting. Others are left alone:
+// Kubernetes sets KVLANE_SERVICE_HOST beside a service of that name.
+func warnOfEnv() {
+	const prefix = "KVLANE_"
+	names := []string{strings.TrimPrefix(configEnv, prefix)}
+	for i := range settings {
+		names = append(names, strings.TrimPrefix(settings[i].env(), prefix))
+	}
+	for _, v := range os.Environ() {
+		variable, _, _ := strings.Cut(v, "=")
+		name, ours := strings.CutPrefix(variable, prefix)
+		if !ours || slices.Contains(names, name) {
+			continue
+		}
+		if near := nearestWord(name, names); near != "" {
+			slog.Warn("unknown variable in the environment", "name", variable, "nearest", prefix+near)
+		}
+	}
 }
 
 // catalog has the flags of a command line that nobody runs: values are tried on them.

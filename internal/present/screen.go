@@ -45,6 +45,9 @@ func Terminal(w io.Writer) bool {
 }
 
 func terminal(w io.Writer) (*os.File, bool) {
+	if u, ok := w.(interface{ Unwrap() io.Writer }); ok {
+		w = u.Unwrap()
+	}
 	f, ok := w.(*os.File)
 	return f, ok && term.IsTerminal(int(f.Fd()))
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/stream"
 	"github.com/kvlane/kvlane/stream/copy/describe"
@@ -15,6 +16,7 @@ import (
 // The reasons that completions carry, beside those of package plan.
 const (
 	ReasonForced     = "the path was forced by an option"
+	ReasonOnly       = "the only path of this device"
 	ReasonUnfit      = "the forced path cannot carry this batch: by copy engine"
 	ReasonUnprepared = "the planned path could not get its memory: the next best"
 	ReasonRefused    = "the planned path took no more batches: by copy engine"
@@ -42,11 +44,28 @@ func (s *Stream) choose(ctx context.Context, o *op) error {
 		return s.plan(ctx, o)
 	}
 	if ok, sums := s.movers[forced].Takes(&o.work); ok {
-		o.choice, o.work.At.Summed = plan.Choice{Path: forced, Reason: ReasonForced}, sums
+		o.choice, o.work.At.Summed = plan.Choice{Path: forced, Reason: s.forcedReason()}, sums
 	} else {
 		o.choice = plan.Choice{Path: stream.PathCopyEngine, Reason: ReasonUnfit}
 	}
 	return nil
+}
+
+// OnlyPath returns the path of a device that has one path, else PathNone. A device without copy engines
+// copies by its kernels, which checksum each byte as they copy it.
+func OnlyPath(dev device.Device) stream.Path {
+	if dev.Info().CopyEngines == 0 {
+		return stream.PathKernel
+	}
+	return stream.PathNone
+}
+
+// forcedReason returns why every batch takes the path of the options.
+func (s *Stream) forcedReason() string {
+	if s.opts.Path == OnlyPath(s.dev) {
+		return ReasonOnly
+	}
+	return ReasonForced
 }
 
 // plan has the planner choose, among the paths that take the batch. Where it asks for sums, the planner hears which of them

@@ -1,0 +1,40 @@
+package main
+
+import (
+	"io"
+	"sync/atomic"
+)
+
+// output is the standard output of a command. It keeps the first error of a write: cobra prints the help without
+// looking at errors. Safe for concurrent use where the inner writer is.
+type output struct {
+	io.Writer
+	failed atomic.Pointer[outputError]
+}
+
+// outputError is a failed write to standard output.
+type outputError struct{ err error }
+
+func (e *outputError) Error() string { return "write to standard output: " + e.err.Error() }
+func (e *outputError) Unwrap() error { return e.err }
+
+func (o *output) Write(p []byte) (int, error) {
+	n, err := o.Writer.Write(p)
+	if err == nil {
+		return n, nil
+	}
+	failed := &outputError{err}
+	o.failed.CompareAndSwap(nil, failed)
+	return n, failed
+}
+
+// Unwrap returns the writer below, by which a terminal is recognized.
+func (o *output) Unwrap() io.Writer { return o.Writer }
+
+// err returns the first failed write, or nil.
+func (o *output) err() error {
+	if failed := o.failed.Load(); failed != nil {
+		return failed
+	}
+	return nil
+}

@@ -1,0 +1,27 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"strings"
+	"testing"
+)
+
+// A command whose output cannot be written fails, the help too, and advises about the output alone.
+func TestFullStandardOutput(t *testing.T) {
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer full.Close()
+	for _, args := range [][]string{{"version"}, {"--version"}, {"--help"}, {"bench", "--help"}, {"config", "show"}} {
+		var stderr bytes.Buffer
+		code := run(t.Context(), args, full, &stderr)
+		if code != exitFailure || !strings.Contains(stderr.String(), "no space left on device") {
+			t.Errorf("%v: exit code %d, standard error %q", args, code, stderr.String())
+		}
+		if !strings.Contains(stderr.String(), "Next: free space where standard output goes") || strings.Contains(stderr.String(), "store gc") {
+			t.Errorf("%v: %q, want advice about the output", args, stderr.String())
+		}
+	}
+}

@@ -2,6 +2,7 @@ package main
 
 // #include <stdlib.h>
 // #include "kvlane.h"
+// void kvl_started(int32_t *table, size_t n);
 import "C"
 
 import (
@@ -12,11 +13,19 @@ import (
 	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/capi"
+	"github.com/kvlane/kvlane/internal/dirfs"
 	"github.com/kvlane/kvlane/mem"
 )
 
 // library holds what the process has handles of. It is the one state of the package, as the library is loaded once.
-var library = capi.New()
+var library = start()
+
+// start prepares the process for children by fork(), and returns the library.
+func start() *capi.Library {
+	locks := dirfs.Locked() // not of the heap: C may keep its address
+	C.kvl_started((*C.int32_t)(unsafe.Pointer(&locks[0])), C.size_t(len(locks)))
+	return capi.New()
+}
 
 // call runs f, returns its status, and gives its error's words to why.
 func call(why **C.char, f func() error) C.int32_t {

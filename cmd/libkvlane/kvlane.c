@@ -6,6 +6,7 @@
  */
 #include <pthread.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "_cgo_export.h"
@@ -23,6 +24,39 @@ __attribute__((constructor)) static void loaded(void) {
 }
 
 static int forked(void) { return getpid() != loader; }
+
+/* The limit on descriptors as the program has it. Go's runtime raises the soft limit to the hard one when it starts, and children that
+ * the program starts would inherit that. This constructor has a priority, so it runs before the one that starts Go's runtime. */
+static struct rlimit descriptors;
+static int have_descriptors;
+
+__attribute__((constructor(101))) static void before_go(void) {
+  have_descriptors = getrlimit(RLIMIT_NOFILE, &descriptors) == 0;
+}
+
+/* The descriptors, plus one, that the process holds locks by, or NULL. A child of fork() has them too, and would keep the locks when
+ * the process has died. */
+static int32_t *locks;
+static size_t n_locks;
+
+static void close_locks(void) {
+  size_t i;
+  for (i = 0; i < n_locks; i++) {
+    int32_t fd = __atomic_load_n(&locks[i], __ATOMIC_RELAXED);
+    if (fd > 0) close(fd - 1);
+  }
+}
+
+/* Go calls this once, when its runtime has started. Go's raised limit is the hard one, or that less one. */
+void kvl_started(int32_t *table, size_t n) {
+  struct rlimit now;
+  if (have_descriptors && getrlimit(RLIMIT_NOFILE, &now) == 0 && now.rlim_max == descriptors.rlim_max &&
+      now.rlim_cur >= now.rlim_max - 1)
+    setrlimit(RLIMIT_NOFILE, &descriptors);
+  locks = table;
+  n_locks = n;
+  pthread_atfork(NULL, NULL, close_locks);
+}
 
 static kvl_status answer(int32_t status, char *why) {
   if (why != NULL) {

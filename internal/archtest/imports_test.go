@@ -146,7 +146,7 @@ var mayImport = map[string]string{
 	// The façade and the commands wire everything.
 	"":              anyPlain + " gdr profile share store store/manager transfer transfer/ device/ stream/ tier/ internal/",
 	"internal/capi": anyPlain + " share store gdr profile stream/copy/plan tier/file tier/log internal/inuse ROOT",
-	"cmd/libkvlane": "errdefs mem block internal/capi ROOT",
+	"cmd/libkvlane": "errdefs mem block internal/capi internal/dirfs ROOT",
 	"examples/":     "mem block device stream ROOT",
 	"cmd/":          anyPlain + " gdr profile share topology transfer transfer/ store replay replay/demo doctor bench bench/ telemetry device/ stream/ tier/ internal/ ROOT",
 }

@@ -9,6 +9,8 @@ var storeMutants = []mutant{
 		"internal/dirfs/os.go", "flag|unix.O_NOFOLLOW|unix.O_NONBLOCK|", "flag|unix.O_NONBLOCK|"),
 	defect("internal/dirfs", "TestNoPartOfANameMayBeALink",
 		"internal/dirfs/os.go", "unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)", "unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)"),
+	defect("internal/dirfs", "TestFolderInUseIsNotClosed",
+		"internal/dirfs/folders.go", "			if f.uses == 0 {\n", "			if f.uses >= 0 {\n"),
 	defect("tier/file", "TestDefectLinksAreFollowed",
 		"internal/dirfs/os.go", "unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)", "unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)"),
 	defect("tier/file", "TestDefectLinksAreFollowed",

@@ -8,12 +8,9 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/kvlane/kvlane/errdefs"
 )
 
 // The KV cache tells what its users wrote, so others on the machine may not read it.
@@ -34,7 +31,7 @@ func (osFS) OpenDir(path string) (Dir, error) {
 	if err != nil {
 		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
 	}
-	return &osDir{fd: fd, path: path, folders: make(map[string]int)}, nil
+	return keeper.open(fd, path), nil
 }
 
 func (osFS) SyncParents(path string) error {
@@ -74,19 +71,12 @@ func (osFS) SyncParents(path string) error {
 	return nil
 }
 
-// osDir resolves names one part after the other, none through a link. The folders right below it, which there are few of, it
-// keeps open: nearly every operation goes through one of them.
+// osDir resolves names one part after the other, none through a link.
 type osDir struct {
 	fd   int
 	path string
-
-	mu      sync.RWMutex
-	folders map[string]int
-	removed []int // that had a name once; somebody may still be using them
+	kept map[string]*folder // folders right below it that stay open; guarded by keeper.mu
 }
-
-// maxFolders is how many folders a directory keeps open.
-const maxFolders = 300
 
 // at calls op with the folder that name is in and the last part of name.
 func (d *osDir) at(op, name string, call func(dir int, base string) error) error {
@@ -105,16 +95,14 @@ func (d *osDir) resolve(name string, call func(dir int, base string) error) erro
 	if !sound(first) {
 		return unix.EINVAL
 	}
-	folder, kept, err := d.folder(first)
+	f, err := d.acquire(first)
 	if err != nil {
 		return err
 	}
-	err = inFolder(folder, rest, call)
-	if !kept {
-		_ = unix.Close(folder)
-		return err
-	}
-	if (errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESTALE)) && d.forget(first, folder) {
+	err = inFolder(f.fd, rest, call)
+	removed := (errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESTALE)) && d.forget(first, f)
+	d.release(f)
+	if removed {
 		return d.resolve(name, call) // another folder may have the name by now
 	}
 	return err
@@ -156,58 +144,19 @@ func openFolder(dir int, name string) (int, error) {
 	})
 }
 
-// folder returns a folder right below the directory, and whether that keeps it open; else the caller closes it.
-func (d *osDir) folder(name string) (fd int, kept bool, err error) {
-	d.mu.RLock()
-	fd, kept = d.folders[name]
-	d.mu.RUnlock()
-	if kept {
-		return fd, true, nil
-	}
-	if fd, err = openFolder(d.fd, name); err != nil {
-		return -1, false, err
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if _, there := d.folders[name]; there || len(d.folders) >= maxFolders {
-		return fd, false, nil
-	}
-	d.folders[name] = fd
-	return fd, true, nil
-}
-
-// forget keeps a folder no longer if it has been removed, and says whether it has.
-func (d *osDir) forget(name string, fd int) bool {
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err == nil && st.Nlink > 0 {
-		return false
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.folders[name] == fd {
-		delete(d.folders, name)
-		d.removed = append(d.removed, fd)
-	}
-	return true
-}
-
-func (d *osDir) Close() error {
-	for _, fd := range d.folders {
-		_ = unix.Close(fd)
-	}
-	for _, fd := range d.removed {
-		_ = unix.Close(fd)
-	}
-	return unix.Close(d.fd)
-}
-
-// retry repeats a system call that a signal interrupted, as one on a network file system may be.
+// retry repeats a system call that a signal interrupted, and one that found no free descriptor once kept folders are closed.
 func retry(call func() (int, error)) (int, error) {
 	for {
 		n, err := call()
-		if err != unix.EINTR { //nolint:errorlint // a bare errno
-			return n, err
+		switch err { //nolint:errorlint // a bare errno
+		case unix.EINTR:
+			continue
+		case unix.EMFILE, unix.ENFILE:
+			if keeper.closeIdle() {
+				continue
+			}
 		}
+		return n, err
 	}
 }
 
@@ -334,8 +283,9 @@ func (d *osDir) SetTime(name string, t time.Time) error {
 
 // osFile is an open descriptor. It goes without os.File, which would ask the network poller to watch each.
 type osFile struct {
-	fd   int
-	path string
+	fd     int
+	path   string
+	locked bool // it is in the table of locked descriptors
 }
 
 var _ Descriptor = (*osFile)(nil)
@@ -384,16 +334,6 @@ func (f *osFile) Sync() error {
 	_, err := retry(func() (int, error) { return 0, unix.Fdatasync(f.fd) })
 	return f.error("fdatasync", err)
 }
-
-func (f *osFile) Lock() error {
-	_, err := retry(func() (int, error) { return 0, unix.Flock(f.fd, unix.LOCK_EX|unix.LOCK_NB) })
-	if errors.Is(err, unix.EWOULDBLOCK) {
-		return fmt.Errorf("%w: %w", errdefs.ErrBusy, f.error("flock", err))
-	}
-	return f.error("flock", err)
-}
-
-func (f *osFile) Close() error { return f.error("close", unix.Close(f.fd)) }
 
 func (f *osFile) error(op string, err error) error {
 	if err == nil {

@@ -69,3 +69,35 @@ func TestDefectWriteOfNothingIsRepeatedWithoutEnd(t *testing.T) {
 		}
 	}
 }
+
+// A folder that an operation uses is not closed: another file could get its descriptor, and the operation would go there.
+func TestFolderInUseIsNotClosed(t *testing.T) {
+	root := t.TempDir()
+	if err := os.Mkdir(filepath.Join(root, "ab"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	opened, err := OS().OpenDir(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := opened.(*osDir) //nolint:forcetypeassert,errcheck // the operating system's are
+	f, err := d.acquire("ab")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !f.kept {
+		t.Fatal("the folder is not kept")
+	}
+	keeper.closeIdle()
+	var st unix.Stat_t
+	if err := unix.Fstat(f.fd, &st); err != nil {
+		t.Errorf("the folder in use: %v", err)
+	}
+	d.release(f)
+	if !keeper.closeIdle() {
+		t.Error("the unused folder is not closed")
+	}
+	if err := d.Close(); err != nil {
+		t.Error(err)
+	}
+}

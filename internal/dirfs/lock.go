@@ -1,0 +1,63 @@
+package dirfs
+
+import (
+	"errors"
+	"fmt"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvlane/kvlane/errdefs"
+)
+
+// LockTable has the descriptors that the process holds locks by: each value is a descriptor plus one, or zero.
+//
+// A lock of flock belongs to the open file. A child of fork() shares that file, so the lock would outlive the process for as
+// long as the child lives. Whoever runs code in such children closes these descriptors there. Programs that Go starts need
+// nothing: exec closes them.
+type LockTable [256]atomic.Int32
+
+var locked LockTable
+
+// Locked returns the process's table. It is never freed, and its address does not change.
+func Locked() *LockTable { return &locked }
+
+// add enters a descriptor. It reports false if the table is full: a child then keeps this lock.
+func (t *LockTable) add(fd int) bool {
+	for i := range t {
+		if t[i].CompareAndSwap(0, int32(fd)+1) {
+			return true
+		}
+	}
+	return false
+}
+
+func (t *LockTable) remove(fd int) {
+	for i := range t {
+		if t[i].CompareAndSwap(int32(fd)+1, 0) {
+			return
+		}
+	}
+}
+
+// Lock implements dirfs.File.
+func (f *osFile) Lock() error {
+	if !f.locked { // before the lock is there, so that no child has it unseen
+		f.locked = locked.add(f.fd)
+	}
+	_, err := retry(func() (int, error) { return 0, unix.Flock(f.fd, unix.LOCK_EX|unix.LOCK_NB) })
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return fmt.Errorf("%w: %w", errdefs.ErrBusy, f.error("flock", err))
+	}
+	return f.error("flock", err)
+}
+
+// Close implements dirfs.File. It ends the lock even where a child of fork() has the file open.
+func (f *osFile) Close() error {
+	var err error
+	if f.locked {
+		_, err = retry(func() (int, error) { return 0, unix.Flock(f.fd, unix.LOCK_UN) })
+		locked.remove(f.fd)
+	}
+	return errors.Join(f.error("unlock", err), f.error("close", unix.Close(f.fd)))
+}

@@ -46,11 +46,26 @@ func (a *area) collector() {
 		case <-a.kick:
 		case <-again:
 		case <-tick.Chan():
+			a.lookAfter()
 			_, n := a.gate.Count()
 			if f := a.failure.Load(); n != used || *f != nil {
 				used = n
 				a.space.missing()
 			}
+		}
+	}
+}
+
+// lookAfter finds directories that were removed or exchanged while they are open, and makes them anew.
+func (a *area) lookAfter() {
+	for _, d := range a.dirs {
+		removed, err := d.lookAfter(a.ctx, &a.cfg)
+		if removed {
+			a.count.errors.Add(1)
+			a.space.missing()
+		}
+		if err != nil && a.ctx.Err() == nil {
+			a.count.errors.Add(1)
 		}
 	}
 }

@@ -20,15 +20,16 @@ import (
 
 // dir is one open directory of a tier.
 type dir struct {
-	dirfs.Dir
-	root     string                  // its path, for messages
-	area     *area                   // whose bound is for it
-	id       string                  // from the marker
-	renewing chan struct{}           // holds a token while the session is made anew
-	session  atomic.Pointer[session] // nil in a tier that only reads
-	swept    int
-	left     int // files of dead sessions that could not be removed
-	buckets  [buckets]bucket
+	dirfs.Dir                         // anchor, once it is set
+	anchor    *anchor                 // exchanged where the directory is made anew
+	root      string                  // its path
+	area      *area                   // whose bound is for it
+	id        string                  // from the marker
+	renewing  chan struct{}           // holds a token while the session is made anew
+	session   atomic.Pointer[session] // nil in a tier that only reads
+	swept     int
+	left      int // files of dead sessions that could not be removed
+	buckets   [buckets]bucket
 }
 
 // buckets is the number of folders <2 hex> of a directory; a key's is its first byte.
@@ -46,19 +47,32 @@ type bucket struct {
 	durable atomic.Uint64
 }
 
+// openTries is how often a directory is opened that another process removes meanwhile.
+const openTries = 4
+
 // openDir opens a directory, or makes it. The error names it.
 func openDir(ctx context.Context, c *Config, root string) (*dir, error) {
-	d := &dir{root: filepath.Clean(root), renewing: make(chan struct{}, 1)}
-	if err := d.open(ctx, c); err != nil {
-		return nil, fmt.Errorf("directory %s: %w", d.root, errors.Join(err, d.close()))
+	for try := 1; ; try++ {
+		d := &dir{root: filepath.Clean(root), renewing: make(chan struct{}, 1)}
+		err := d.open(ctx, c)
+		if err == nil {
+			return d, nil
+		}
+		err = errors.Join(err, d.close())
+		// A process that makes room removes the folder of an identity that no process has open.
+		if !blockdir.Gone(err) || c.ReadOnly || try == openTries {
+			return nil, fmt.Errorf("directory %s: %w", d.root, err)
+		}
 	}
-	return d, nil
 }
 
 func (d *dir) open(ctx context.Context, c *Config) (err error) {
-	if d.Dir, err = d.openRoot(c); err != nil {
+	root, err := d.openRoot(c)
+	if err != nil {
 		return err
 	}
+	d.anchor = newAnchor(root)
+	d.Dir = d.anchor
 	// Looked at before anything is written: a directory given by mistake stays as it is.
 	m, err := d.readMarker(c)
 	if err != nil && !blockdir.Gone(err) {
@@ -141,7 +155,8 @@ func (d *dir) close() error {
 	return errors.Join(err, d.Close())
 }
 
-// renew makes another session in the place of old, whose folder somebody has removed.
+// renew makes another session in the place of old, whose folder was removed. Where the directory or its marker was removed
+// too it makes these anew, with the same id.
 func (d *dir) renew(ctx context.Context, c *Config, old *session) error {
 	select {
 	case d.renewing <- struct{}{}:
@@ -152,14 +167,89 @@ func (d *dir) renew(ctx context.Context, c *Config, old *session) error {
 	if d.session.Load() != old {
 		return nil
 	}
+	if d.removed(c) {
+		root, err := d.openRoot(c)
+		if err != nil {
+			return fmt.Errorf("directory %s was removed while it was open, and cannot be made anew: %w", d.root, err)
+		}
+		d.anchor.exchange(root)
+	}
 	return blockdir.WithLock(ctx, c.Clock, d, func() error {
+		if err := d.restoreMarker(c); err != nil {
+			return err
+		}
 		s, err := openSession(d)
 		if err != nil {
 			return err
 		}
 		d.session.Store(s)
+		for i := range d.buckets { // whose folders have to be made durable again
+			d.buckets[i].durable.Store(0)
+		}
 		return old.lock.Close()
 	})
+}
+
+// removed reports whether the directory's path has another directory by now, or none.
+func (d *dir) removed(c *Config) bool {
+	named, err := c.FS.OpenDir(d.root)
+	if err != nil {
+		return blockdir.Gone(err)
+	}
+	now, err := named.Stat(".")
+	mine, merr := d.Stat(".")
+	return errors.Join(named.Close(), err, merr) == nil && (now.Inode != mine.Inode || now.Device != mine.Device)
+}
+
+// restoreMarker writes the marker again where it was removed. Blocks keep their places, since the id stays.
+func (d *dir) restoreMarker(c *Config) error {
+	_, err := d.readMarker(c)
+	if !blockdir.Gone(err) {
+		return err
+	}
+	m := blockdir.NewMarker(blockdir.Files, c.Formats, c.Identities)
+	m.Directory = d.id
+	return blockdir.PutMarker(d, m)
+}
+
+// lookAfter finds out whether the directory or its marker was removed, and makes them anew. A tier that only reads follows to
+// the directory that has the path by now.
+func (d *dir) lookAfter(ctx context.Context, c *Config) (removed bool, err error) {
+	removed = d.removed(c)
+	if c.ReadOnly {
+		if removed {
+			err = d.follow(c)
+		}
+		return removed, err
+	}
+	if _, err := d.Stat(blockdir.MarkerName); !removed && !blockdir.Gone(err) {
+		return false, err
+	}
+	return true, d.renew(ctx, c, d.session.Load())
+}
+
+// follow exchanges the directory for the one that has the path by now, if that is for the same blocks.
+func (d *dir) follow(c *Config) error {
+	root, err := c.FS.OpenDir(d.root)
+	if err != nil {
+		if blockdir.Gone(err) {
+			return nil // nothing to be read
+		}
+		return err
+	}
+	m, err := blockdir.ReadMarker(root, blockdir.Files)
+	if err == nil {
+		err = m.Check(c.Formats, c.Identities)
+	}
+	if err != nil {
+		err = errors.Join(err, root.Close())
+		if blockdir.Gone(err) {
+			return nil
+		}
+		return fmt.Errorf("directory %s was exchanged while it was open: %w", d.root, err)
+	}
+	d.anchor.exchange(root)
+	return nil
 }
 
 // madeMeanwhile returns the marker that somebody has written since the directory was found to have none, or err where nobody has.

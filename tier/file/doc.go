@@ -37,6 +37,9 @@
 // file's modification time, which a hit renews, though not more often than Config.TouchAfter. Retained blocks are never
 // removed by the process that retained them; another process may remove them, and then a Get is a miss.
 //
+// A directory that is removed while it is open is made anew by the next Put, with the same id; a lost marker is written again
+// within a minute. A tier that only reads follows to a directory that was made anew.
+//
 // Get reads straight into its destination and returns only once the read has really ended, even if its context ended
 // long before: a read that hangs, as on a network file system, can so never write into a buffer that was given to
 // somebody else. The context is honored before and between the reads of 8 MiB or less that a Get is made of. Who cannot

@@ -228,8 +228,8 @@ func (t *Tier) write(ctx context.Context, d *dir, key block.Key, image []byte, o
 	}
 }
 
-// writeOnce writes a temporary file and gives it its name. It tries again where somebody has removed the folder of temporary
-// files, as another host does that takes this one's session for a dead one's where locks do not reach it.
+// writeOnce writes a temporary file and gives it its name. It tries again where the folder of temporary files was removed, with
+// the directory or without: another host, which locks do not reach, takes this session for that of a dead process.
 func (t *Tier) writeOnce(ctx context.Context, d *dir, key block.Key, image []byte, over *unreadable) error {
 	s := d.session.Load()
 	info, err := t.publish(d, s, key, image, over)
@@ -238,6 +238,7 @@ func (t *Tier) writeOnce(ctx context.Context, d *dir, key block.Key, image []byt
 			return errors.Join(err, rerr)
 		}
 		t.count.errors.Add(1)
+		d.area.space.missing() // of the directory, or of its folders
 		info, err = t.publish(d, d.session.Load(), key, image, over)
 	}
 	if err == nil {

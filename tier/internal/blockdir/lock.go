@@ -21,31 +21,58 @@ const (
 )
 
 // WithLock runs f while no process opens or sweeps the directory. It waits for others until ctx ends.
-func WithLock(ctx context.Context, clock clockwork.Clock, d dirfs.Dir, f func() error) (err error) {
-	lock, err := d.Open(LockName, os.O_RDWR|os.O_CREATE)
-	if errors.Is(err, unix.EROFS) || errors.Is(err, unix.EACCES) {
-		if lock, err = d.Open(LockName, os.O_RDONLY); Gone(err) {
-			return f() // nobody can open it who would have to be kept out
-		}
-	}
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, lock.Close()) }()
+func WithLock(ctx context.Context, clock clockwork.Clock, d dirfs.Dir, f func() error) error {
 	for pause := lockPauseLeast; ; pause = min(2*pause, lockPauseMost) {
-		err := lock.Lock()
-		if err == nil {
-			return f()
-		}
-		if !errors.Is(err, errdefs.ErrBusy) {
-			return fmt.Errorf("lock it against other processes that open it: %w", err)
+		locked, err := TryLock(d, f)
+		if locked || err != nil {
+			return err
 		}
 		select {
 		case <-clock.After(pause):
 		case <-ctx.Done():
-			return fmt.Errorf("another process opens it and holds %s: %w: %w", LockName, err, context.Cause(ctx))
+			return fmt.Errorf("another process opens it and holds %s: %w: %w", LockName, errdefs.ErrBusy, context.Cause(ctx))
 		}
 	}
+}
+
+// TryLock is WithLock that does not wait: locked reports whether f was called. The error is f's, or why the lock cannot be had;
+// it is nil where another process holds it.
+func TryLock(d dirfs.Dir, f func() error) (locked bool, err error) {
+	lock, err := d.Open(LockName, os.O_RDWR|os.O_CREATE)
+	if errors.Is(err, unix.EROFS) || errors.Is(err, unix.EACCES) {
+		if lock, err = d.Open(LockName, os.O_RDONLY); Gone(err) {
+			return true, f() // no process can open it that would have to be kept out
+		}
+	}
+	if err != nil {
+		return false, err
+	}
+	defer func() { err = errors.Join(err, lock.Close()) }()
+	err = lock.Lock()
+	if err == nil {
+		err = stillNamed(d, lock)
+	}
+	switch {
+	case errors.Is(err, errdefs.ErrBusy):
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("lock it against other processes that open it: %w", err)
+	}
+	return true, f()
+}
+
+// stillNamed returns ErrBusy where a locked file has no longer the lock's name: the process that held the lock has removed the
+// directory, and another may have made it anew and locked that.
+func stillNamed(d dirfs.Dir, lock dirfs.File) error {
+	mine, err := lock.Stat()
+	if err != nil {
+		return err
+	}
+	named, err := d.Stat(LockName)
+	if err == nil && named.Inode == mine.Inode || err != nil && !Gone(err) {
+		return err
+	}
+	return errdefs.ErrBusy
 }
 
 // OpenLock opens a file to lock it, which on a read-only mount can be done for reading only.

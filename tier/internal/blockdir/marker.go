@@ -238,8 +238,8 @@ func CheckEmpty(d dirfs.Dir) error {
 	for _, n := range names {
 		// lost+found is what a freshly made file system has; the others may be left by a process that died here.
 		if n != LockName && !strings.HasPrefix(n, MarkerTemp) && n != "lost+found" {
-			return fmt.Errorf("it is not empty and has no %s: found %q; give an empty directory, or one that kvlane made: %w",
-				MarkerName, n, errdefs.ErrInvalid)
+			return fmt.Errorf("it is not empty and has no %s: found %q; give an empty directory or one that kvlane made; "+
+				"if %s was lost: \"kvlane store verify --repair\": %w", MarkerName, n, MarkerName, errdefs.ErrInvalid)
 		}
 	}
 	return nil

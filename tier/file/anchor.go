@@ -1,0 +1,104 @@
+package file
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvlane/kvlane/internal/dirfs"
+)
+
+// anchor is a dirfs.Dir that can be exchanged for another while it is in use, as when the directory was removed and is made
+// anew. An operation uses one of the two. The old directory is closed after its last operation.
+type anchor struct{ current atomic.Pointer[anchored] }
+
+// anchored is one directory of an anchor. uses is raised before retired is read: so either the user sees that it is retired,
+// or retire sees the user.
+type anchored struct {
+	dirfs.Dir
+	uses    atomic.Int64
+	retired atomic.Bool
+	once    sync.Once
+}
+
+func newAnchor(d dirfs.Dir) *anchor {
+	a := &anchor{}
+	a.current.Store(&anchored{Dir: d})
+	return a
+}
+
+// exchange makes d the directory.
+func (a *anchor) exchange(d dirfs.Dir) {
+	old := a.current.Swap(&anchored{Dir: d})
+	old.retired.Store(true)
+	old.closeUnused()
+}
+
+func (a *anchor) acquire() *anchored {
+	for {
+		d := a.current.Load()
+		d.uses.Add(1)
+		if !d.retired.Load() {
+			return d
+		}
+		d.release()
+	}
+}
+
+func (d *anchored) release() {
+	d.uses.Add(-1)
+	if d.retired.Load() {
+		d.closeUnused()
+	}
+}
+
+func (d *anchored) closeUnused() {
+	if d.uses.Load() == 0 {
+		d.once.Do(func() { _ = d.Close() }) // of a directory that is gone, by which nothing is written
+	}
+}
+
+func (a *anchor) Open(name string, flag int) (dirfs.File, error) {
+	d := a.acquire()
+	defer d.release()
+	return d.Open(name, flag)
+}
+
+func (a *anchor) Stat(name string) (dirfs.Info, error) {
+	d := a.acquire()
+	defer d.release()
+	return d.Stat(name)
+}
+
+func (a *anchor) ReadDir(name string) ([]string, error) {
+	d := a.acquire()
+	defer d.release()
+	return d.ReadDir(name)
+}
+
+func (a *anchor) Mkdir(name string) error {
+	d := a.acquire()
+	defer d.release()
+	return d.Mkdir(name)
+}
+
+func (a *anchor) Rename(oldname, newname string, replace bool) error {
+	d := a.acquire()
+	defer d.release()
+	return d.Rename(oldname, newname, replace)
+}
+
+func (a *anchor) Remove(name string) error {
+	d := a.acquire()
+	defer d.release()
+	return d.Remove(name)
+}
+
+func (a *anchor) SetTime(name string, t time.Time) error {
+	d := a.acquire()
+	defer d.release()
+	return d.SetTime(name, t)
+}
+
+// Close closes the current directory, which nothing uses any more.
+func (a *anchor) Close() error { return a.current.Load().Close() }

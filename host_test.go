@@ -34,6 +34,58 @@ func ordinary(t *testing.T, c kvlane.Config) ([]byte, kvlane.CacheMemory) {
 	return b, cacheMemory(c, mem.DevAddr(hostmem.Addr(b)), false)
 }
 
+// A KV cache in pinned memory is dumped and loaded on a device that simulates a GPU, as it is on a GPU.
+func TestCacheInPinnedMemory(t *testing.T) {
+	c := testConfig(t)
+	e := openEngine(t, c)
+	plane := cachePages * c.Model.PlaneBytes()
+	r, err := e.Device().AllocHost(int64(c.Model.Layers*c.Model.PlanesPerLayer()) * plane)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := e.Device().Free(r); err != nil {
+			t.Error(err)
+		}
+	}()
+	for i := range r.Bytes() {
+		r.Bytes()[i] = byte(device.Mix64(uint64(i)))
+	}
+	cache, err := e.RegisterCache(cacheMemory(c, r.Dev(), false))
+	if err != nil {
+		t.Fatal(err)
+	}
+	key := e.Key([]byte("a"))
+	dump, err := e.Dump(t.Context(), cache, []kvlane.Ref{{Key: key, Page: 1}}, kvlane.DumpOptions{})
+	if err == nil {
+		err = dump.Durable(t.Context())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	lease, err := e.LeasePrefix(t.Context(), []kvlane.Key{key}, time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lease.Release()
+	load, err := e.Load(t.Context(), lease, cache, []kvlane.Ref{{Key: key, Page: 2}}, kvlane.LoadOptions{})
+	if err == nil {
+		err = load.Wait(t.Context())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for at := int64(0); at < r.Len(); at += plane {
+		pages := r.Bytes()[at:]
+		if n := c.Model.PlaneBytes(); !bytes.Equal(pages[2*n:3*n], pages[n:2*n]) {
+			t.Errorf("the plane at byte %d: page 2 differs from page 1", at)
+		}
+	}
+	if err := cache.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
 // A KV cache that the host program has allocated is named by its address. What one engine dumps from it, the next one loads.
 func TestHostDeviceCarriesBlocksOfOrdinaryMemory(t *testing.T) {
 	c := testConfig(t)

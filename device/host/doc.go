@@ -2,8 +2,9 @@
 // is for engines that compute on CPUs, and for laptops and CI. What an engine on it moves are real bytes at the machine's real speed, which
 // tells it from device/sim.
 //
-//   - The device address of memory is its CPU address. A KV cache that the host program has allocated, such as a tensor of a framework
-//     or an array, is named by the address of its bytes. Memory of Alloc is a mapping of its own, never Go heap.
+//   - The device address of memory is its CPU address. A KV cache that the host program has allocated, such as a
+//     tensor of a framework, is named by the address of its bytes. Memory of AllocHost is a mapping outside the Go heap
+//     with both addresses: a Go program keeps its KV cache there. Memory of Alloc has no CPU view, as on a GPU.
 //   - Pinned memory is memory that stays where it is: nothing is locked.
 //   - An address where there is no memory is a sticky error of the queue, as a GPU's illegal address is. One that belongs to something else
 //     cannot be told from a right one, as with any pointer.

@@ -119,11 +119,11 @@ func (s *space) of(r *mem.Region) *span {
 	return nil
 }
 
-// holds reports whether all of r is live memory. As drivers go by addresses, r may be somebody else's name for a part of an
-// allocation. The caller holds mu.
+// holds reports whether all of r is live memory. Drivers go by addresses: r may be a region of another kind over a part
+// of an allocation, such as a KV cache in pinned memory. The caller holds mu.
 func (s *space) holds(r *mem.Region) bool {
 	sp := s.find(r.Dev())
-	return sp != nil && sp.bytes != nil && sp.kind == r.Kind() && r.Dev()-sp.base+mem.DevAddr(r.Len()) <= mem.DevAddr(sp.len)
+	return sp != nil && sp.bytes != nil && r.Dev()-sp.base+mem.DevAddr(r.Len()) <= mem.DevAddr(sp.len)
 }
 
 // kill turns sp into a tombstone. The caller holds mu for writing.

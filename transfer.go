@@ -44,7 +44,8 @@ type TransferConfig struct {
 	Metadata string
 	// Timeout is for how long a layer may take, with the wait for what it comes after. Default: transfer.DefaultTimeout.
 	Timeout time.Duration
-	// SocketDir has the socket by which processes of this host share memory. Default: share.DefaultDir().
+	// SocketDir has the socket by which processes of this host share memory. Default: share.DefaultDir(); if that cannot be used, memory
+	// is not shared and Transfer.Notes says why.
 	SocketDir string
 }
 
@@ -94,13 +95,9 @@ func (e *Engine) OpenTransfer(ctx context.Context, c TransferConfig) (_ *Transfe
 		return nil, err
 	}
 	if _, ok := e.dev.(device.Sharer); ok {
-		if o.Share, err = share.NewServer(share.Options{Dir: c.SocketDir}); err != nil {
+		if o.Share, err = t.startSharing(ctx, c.SocketDir); err != nil {
 			return nil, err
 		}
-		if err := o.Share.Start(ctx); err != nil {
-			return nil, err
-		}
-		t.closers.Add("export server", o.Share.Close)
 		if o.Importer, err = share.NewImporter(e.dev, share.ImportOptions{}); err != nil {
 			return nil, err
 		}
@@ -114,6 +111,24 @@ func (e *Engine) OpenTransfer(ctx context.Context, c TransferConfig) (_ *Transfe
 	t.closers.Add("transfer engine", t.engine.Close)
 	t.receiver = handover.NewReceiver(t.engine, 0)
 	return t, nil
+}
+
+// startSharing starts a server that exports the engine's memory to processes of this host. If it does not start in the default directory,
+// which another user may have made, the server is nil and a note says why.
+func (t *Transfer) startSharing(ctx context.Context, dir string) (*share.Server, error) {
+	s, err := share.NewServer(share.Options{Dir: dir})
+	if err == nil {
+		err = s.Start(ctx)
+	}
+	switch {
+	case err == nil:
+		t.closers.Add("export server", s.Close)
+		return s, nil
+	case dir == "" && ctx.Err() == nil:
+		t.note("memory is not shared with processes of this host, KV goes over NICs or sockets: %v", err)
+		return nil, nil
+	}
+	return nil, err
 }
 
 // takeNICs has transfers go by the engine's NICs, or says why they do not.

@@ -175,6 +175,26 @@ func TestTransferShares(t *testing.T) {
 	}
 }
 
+// TestTransferWithoutRuntimeDirectory: a default directory of sockets that cannot be used leaves the other paths, and a note.
+func TestTransferWithoutRuntimeDirectory(t *testing.T) {
+	t.Setenv("XDG_RUNTIME_DIR", t.TempDir()+"/absent")
+	e := openEngine(t, testConfig(t))
+	tr, err := e.OpenTransfer(t.Context(), kvlane.TransferConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if notes := tr.Notes(); len(notes) != 1 || !strings.Contains(notes[0], "XDG_RUNTIME_DIR") {
+		t.Errorf("notes %q", notes)
+	}
+	if err := tr.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if tr, err := e.OpenTransfer(t.Context(), kvlane.TransferConfig{SocketDir: t.TempDir() + "/absent/s"}); err == nil {
+		t.Error("a directory that was asked for cannot be used, and that is no error")
+		_ = tr.Close(t.Context())
+	}
+}
+
 // TestTransferOfAnotherModel: KV of another model, and planes that lie otherwise, are not mixed up.
 func TestTransferOfAnotherModel(t *testing.T) {
 	a, b := testConfig(t), testConfig(t)

@@ -104,6 +104,9 @@ func (s *Server) Start(ctx context.Context) error {
 		return fmt.Errorf("start export server: it was started: %w", errdefs.ErrExists)
 	}
 	l, err := listen(ctx, s.o.Dir, s.o.Name)
+	if err != nil && s.o.Dir == DefaultDir() {
+		err = fmt.Errorf("%w; the environment variable %s, now %q, must name a directory of this user", err, runtimeDir, os.Getenv(runtimeDir))
+	}
 	if err != nil {
 		return fmt.Errorf("start export server: %w", err)
 	}

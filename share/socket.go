@@ -24,9 +24,12 @@ const (
 	lockPoll = 5 * time.Millisecond
 )
 
+// runtimeDir is the environment variable that names a directory of the user for sockets.
+const runtimeDir = "XDG_RUNTIME_DIR"
+
 // DefaultDir returns where servers of this user have their sockets unless told otherwise.
 func DefaultDir() string {
-	if dir := os.Getenv("XDG_RUNTIME_DIR"); filepath.IsAbs(dir) {
+	if dir := os.Getenv(runtimeDir); filepath.IsAbs(dir) {
 		return filepath.Join(dir, "kvlane")
 	}
 	return filepath.Join(os.TempDir(), fmt.Sprintf("kvlane-%d", os.Geteuid()))

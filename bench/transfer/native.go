@@ -113,13 +113,16 @@ type TargetOptions struct {
 	Listen string // HOST:PORT
 	// Advertise is the address by which others reach it. Default: that of Listen.
 	Advertise string
+	// Path is the one path by which the memory is offered. PathNone: all that work.
+	Path transfer.Path
 }
 
 // Target is an engine that offers memory, of zeros, as a segment.
 type Target struct {
 	party
-	server  *share.Server
-	address string
+	server   *share.Server
+	unshared error
+	address  string
 }
 
 // OpenTarget offers memory until Close, to processes of this host by sharing it where that works, to those that have NICs by RDMA if it has
@@ -135,15 +138,10 @@ func OpenTarget(ctx context.Context, o TargetOptions) (_ *Target, err error) {
 	if err != nil {
 		return nil, err
 	}
-	server, err := share.NewServer(share.Options{})
-	if err != nil {
+	if err := t.share(ctx, o.Path); err != nil {
 		return nil, err
 	}
-	if err := server.Start(ctx); err != nil {
-		return nil, err
-	}
-	t.server = server
-	if err := t.open(transfer.Options{Listen: o.Listen, Advertise: o.Advertise, Share: server}); err != nil {
+	if err := t.open(transfer.Options{Listen: o.Listen, Advertise: o.Advertise, Share: t.server}); err != nil {
 		return nil, err
 	}
 	s, err := t.engine.Publish(ctx, o.Name)
@@ -161,6 +159,29 @@ func OpenTarget(ctx context.Context, o TargetOptions) (_ *Target, err error) {
 	}
 	return t, nil
 }
+
+// share starts a server that exports the memory, if a path needs it. Where other paths may be taken a failure is kept for Unshared.
+func (t *Target) share(ctx context.Context, path transfer.Path) error {
+	if path == transfer.PathTCP || path == transfer.PathRDMA {
+		return nil
+	}
+	server, err := share.NewServer(share.Options{})
+	if err == nil {
+		err = server.Start(ctx)
+	}
+	switch {
+	case err == nil:
+		t.server = server
+	case path == transfer.PathNone && ctx.Err() == nil:
+		t.unshared = err
+	default:
+		return err
+	}
+	return nil
+}
+
+// Unshared returns why processes of this host cannot share the memory although no path excludes it, or nil.
+func (t *Target) Unshared() error { return t.unshared }
 
 // Segment is what others open the segment by.
 func (t *Target) Segment() string { return t.address }

@@ -138,7 +138,7 @@ func (f *serveFlags) serveNative(cmd *cobra.Command, path engine.Path) error {
 		return err
 	}
 	defer done()
-	o := transfer.TargetOptions{NativeOptions: transfer.NativeOptions{Bytes: f.bufferBytes, Store: store}, Name: f.name, Listen: f.listen, Advertise: f.advertise}
+	o := transfer.TargetOptions{NativeOptions: transfer.NativeOptions{Bytes: f.bufferBytes, Store: store}, Name: f.name, Listen: f.listen, Advertise: f.advertise, Path: path}
 	if store == nil {
 		o.Name, o.Listen = nativeSegment, f.name
 		if f.listen != "" {
@@ -160,18 +160,19 @@ func (f *serveFlags) serveNative(cmd *cobra.Command, path engine.Path) error {
 		defer func() { err = errors.Join(err, t.Close()) }()
 		noteRefusal(cmd, t.Engine().Stats())
 		metricsOf(ctx).SetTransfer(t.Engine().Stats)
-		out := cmd.OutOrStdout()
-		fmt.Fprintf(out, "segment %s: %d bytes; interrupt to end\n", t.Segment(), f.bufferBytes)
-		for {
-			n, err := t.Engine().Receive(ctx)
-			if err != nil {
-				break // the command was interrupted, which is how it is meant to end
-			}
-			fmt.Fprintf(out, "notification for %q: %q\n", n.Segment, n.Body)
+		if err := t.Unshared(); err != nil {
+			fmt.Fprintf(cmd.ErrOrStderr(), "not by shared memory: %s\n", errorText(err))
 		}
+		out := newLineWriter(cmd.OutOrStdout())
+		err = out.print(ctx, "segment %s: %d bytes; interrupt to end\n", t.Segment(), f.bufferBytes)
+		for err == nil {
+			var n engine.Notice
+			if n, err = t.Engine().Receive(ctx); err == nil {
+				err = out.print(ctx, "notification for %q: %q\n", n.Segment, n.Body)
+			}
+		} // the command was interrupted, which is how it is meant to end
 		had := t.Engine().Stats()
-		fmt.Fprintf(out, "%d requests over sockets, %d bytes read, %d bytes written, %d refused\n", had.Requests, had.BytesOut, had.BytesIn, had.Refused)
-		return nil
+		return out.close("%d requests over sockets, %d bytes read, %d bytes written, %d refused\n", had.Requests, had.BytesOut, had.BytesIn, had.Refused)
 	})
 }
 

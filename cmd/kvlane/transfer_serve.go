@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/internal/present"
 	"github.com/kvlane/kvlane/internal/sys/hostmem"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/stream"
@@ -130,12 +131,12 @@ func (f *serveFlags) serveMooncake(cmd *cobra.Command, d mooncake.Directory, dev
 
 func (f *serveFlags) serveRegions(cmd *cobra.Command, d mooncake.Directory, m *mooncake.Regions) (err error) {
 	ctx := cmd.Context()
-	heard := make(chan mooncake.Notification)
+	notices := make(chan mooncake.Notification)
 	s, err := mooncake.Serve(ctx, mooncake.ServerOptions{
 		Name: f.name, Listen: f.listen, DataPort: f.dataPort, Directory: d, Memory: m,
 		OnNotify: func(n mooncake.Notification) {
 			select {
-			case heard <- n:
+			case notices <- n:
 			case <-ctx.Done():
 			}
 		},
@@ -150,18 +151,18 @@ func (f *serveFlags) serveRegions(cmd *cobra.Command, d mooncake.Directory, m *m
 	}()
 	metricsOf(ctx).SetTransfer(func() transfer.Stats { return mooncakeStats(s) })
 	seg := s.Segment()
-	out := cmd.OutOrStdout()
-	fmt.Fprintf(out, "segment %s: %d bytes at %#x, data on port %d; interrupt to end\n", seg.Name, seg.Buffers[0].Length, seg.Buffers[0].Addr, seg.DataPort)
-	for {
+	out := newLineWriter(cmd.OutOrStdout())
+	err = out.print(ctx, "segment %s: %d bytes at %#x, data on port %d; interrupt to end\n", present.Name(seg.Name), seg.Buffers[0].Length, seg.Buffers[0].Addr, seg.DataPort)
+	for err == nil {
 		select {
-		case n := <-heard:
-			fmt.Fprintf(out, "notification from %q: %q\n", n.Name, n.Message)
+		case n := <-notices:
+			err = out.print(ctx, "notification from %q: %q\n", n.Name, n.Message)
 		case <-ctx.Done():
-			t := s.Stats()
-			fmt.Fprintf(out, "%d reads of %d bytes, %d writes of %d bytes, %d rejected, %d failed\n", t.Reads, t.ReadBytes, t.Writes, t.WrittenBytes, t.Rejected, t.Failed)
-			return nil
+			err = ctx.Err() // the command was interrupted, which is how it is meant to end
 		}
 	}
+	t := s.Stats()
+	return out.close("%d reads of %d bytes, %d writes of %d bytes, %d rejected, %d failed\n", t.Reads, t.ReadBytes, t.Writes, t.WrittenBytes, t.Rejected, t.Failed)
 }
 
 func newTransferMetadataCommand() *cobra.Command {

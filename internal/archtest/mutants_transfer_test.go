@@ -2,6 +2,8 @@ package archtest
 
 // transferMutants has the defects of transfers between processes.
 var transferMutants = []mutant{
+	defect("cmd/kvlane", "TestServeEndsWhileItsOutputIsNotRead",
+		"cmd/kvlane/lines.go", "	case <-ctx.Done():\n		return fmt.Errorf(\"print", "	case <-w.done:\n		return fmt.Errorf(\"print"),
 	defect(".", "TestDefectMemoryOfOthersPassesForTheCaches",
 		"transfer.go", "RegisterLocal(r); err != nil {", "RegisterLocal(r); err != nil && !errors.Is(err, errdefs.ErrExists) {"),
 	defect(".", "TestDefectMemoryOfOthersPassesForTheCaches",

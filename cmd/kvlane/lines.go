@@ -1,0 +1,63 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+)
+
+// flushTime is how long a command that ends waits for its output to be read.
+const flushTime = 2 * time.Second
+
+// lineWriter writes lines on a goroutine of its own. A command that prints what peers send stays responsive although its output is not
+// read: print waits only until its context ends, and close only for flushTime.
+type lineWriter struct {
+	lines chan string
+	done  chan struct{}
+	err   error // of the first write that failed; valid once done is closed
+}
+
+func newLineWriter(out io.Writer) *lineWriter {
+	w := &lineWriter{lines: make(chan string), done: make(chan struct{})}
+	go func() {
+		defer close(w.done)
+		for line := range w.lines {
+			if w.err == nil { // lines that follow a failed one are dropped
+				_, w.err = io.WriteString(out, line)
+			}
+		}
+	}()
+	return w
+}
+
+// print hands a line to the goroutine. It waits for the line before to be written, until ctx ends.
+func (w *lineWriter) print(ctx context.Context, format string, args ...any) error {
+	select {
+	case w.lines <- fmt.Sprintf(format, args...):
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("print: %w", context.Cause(ctx))
+	}
+}
+
+// errUnread is the error of output that nothing reads. The goroutine then stays in its write until the process ends.
+var errUnread = errors.New("standard output is not read: its last lines are lost")
+
+// close prints a last line and waits until all are written.
+func (w *lineWriter) close(format string, args ...any) error {
+	ctx, cancel := context.WithTimeout(context.Background(), flushTime)
+	defer cancel()
+	err := w.print(ctx, format, args...)
+	close(w.lines)
+	if err != nil {
+		return errUnread
+	}
+	select {
+	case <-w.done:
+		return w.err
+	case <-ctx.Done():
+		return errUnread
+	}
+}

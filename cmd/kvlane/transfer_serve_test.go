@@ -1,0 +1,87 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestServeEndsWhileItsOutputIsNotRead: notifications fill standard output, which nothing reads, and the command still ends.
+func TestServeEndsWhileItsOutputIsNotRead(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "f")
+	if err := os.WriteFile(file, []byte("kv"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, protocol := range []string{"mooncake", "tcp"} {
+		ctx, interrupt := context.WithCancel(t.Context())
+		defer interrupt()
+		r, w := io.Pipe()
+		var stderr bytes.Buffer
+		done := make(chan int, 1)
+		go func() {
+			done <- run(ctx, []string{"transfer", "serve", "--protocol", protocol, "--name", "127.0.0.1:0", "--buffer-size", "64KiB"}, w, &stderr)
+		}()
+		line, err := bufio.NewReader(r).ReadString('\n')
+		if err != nil {
+			t.Fatal(err)
+		}
+		name, _, _ := strings.Cut(strings.TrimPrefix(line, "segment "), ": ")
+		for range 2 { // one that is being written, and one that waits for that
+			if code, _, stderr := execute(t, "transfer", "put", name, file, "--protocol", protocol, "--notify", "x"); code != exitOK {
+				t.Fatalf("%s: exit code %d: %s", protocol, code, stderr)
+			}
+		}
+		interrupt()
+		code := <-done
+		_ = r.Close() // ends the write that nothing read
+		if code != exitFailure || !strings.Contains(stderr.String(), "standard output is not read") {
+			t.Errorf("%s: exit code %d: %s", protocol, code, stderr.String())
+		}
+	}
+}
+
+// TestServeWithoutRuntimeDirectory: a directory of sockets that cannot be used stops no path but those that need it.
+func TestServeWithoutRuntimeDirectory(t *testing.T) {
+	dir := t.TempDir()
+	taken := filepath.Join(dir, "taken")
+	if err := os.MkdirAll(filepath.Join(taken, "kvlane"), 0o755); err != nil { // others may enter it
+		t.Fatal(err)
+	}
+	for _, dir := range []string{filepath.Join(dir, "absent"), taken} {
+		t.Setenv("XDG_RUNTIME_DIR", dir)
+		for protocol, want := range map[string]string{"tcp": "", "auto": "not by shared memory: "} {
+			ctx, interrupt := context.WithCancel(t.Context())
+			defer interrupt()
+			r, w := io.Pipe()
+			var stderr bytes.Buffer
+			done := make(chan int, 1)
+			go func() {
+				code := run(ctx, []string{"transfer", "serve", "--protocol", protocol, "--name", "127.0.0.1:0", "--buffer-size", "64KiB"}, w, &stderr)
+				_ = w.Close()
+				done <- code
+			}()
+			line, _ := bufio.NewReader(r).ReadString('\n')
+			name, _, _ := strings.Cut(strings.TrimPrefix(line, "segment "), ": ")
+			if code, _, stderr := execute(t, "transfer", "probe", name, "--protocol", protocol); code != exitOK {
+				t.Errorf("%s: exit code %d: %s", protocol, code, stderr)
+			}
+			interrupt()
+			_, _ = io.Copy(io.Discard, r)
+			if code := <-done; code != exitOK || !strings.HasPrefix(stderr.String(), want) || (want == "") != (stderr.Len() == 0) {
+				t.Errorf("%s: exit code %d: %s", protocol, code, stderr.String())
+			}
+			if want != "" && !strings.Contains(stderr.String(), "XDG_RUNTIME_DIR") {
+				t.Errorf("%s: %s", protocol, stderr.String())
+			}
+		}
+		code, _, stderr := execute(t, "transfer", "serve", "--protocol", "shm", "--name", "127.0.0.1:0", "--buffer-size", "64KiB")
+		if code == exitOK || !strings.Contains(stderr, "XDG_RUNTIME_DIR") {
+			t.Errorf("shm: exit code %d: %s", code, stderr)
+		}
+	}
+}

@@ -134,7 +134,7 @@ func (m *CacheMemory) sorted() []int {
 	return order
 }
 
-// validatePlaces reports planes that cannot lie where they are said to, and those that share bytes. Planes may interleave.
+// validatePlaces reports planes with impossible addresses, and planes that overlap. Planes may interleave.
 func (m *CacheMemory) validatePlaces() error {
 	var errs []error
 	bad := func(format string, args ...any) {
@@ -158,8 +158,9 @@ func (m *CacheMemory) validatePlaces() error {
 			// The first page of j lies behind the start of this page of i, and before the next if there is one.
 			page, in := uint64(off)/uint64(m.Stride), uint64(off)%uint64(m.Stride)
 			if in < uint64(m.PageBytes) || page < uint64(m.Pages-1) && uint64(m.Stride)-in < uint64(m.PageBytes) {
-				bad("planes %d and %d share bytes: pages of %d at %#x and at %#x, with a stride of %d", i, j, m.PageBytes, m.Planes[i], m.Planes[j], m.Stride)
-				break // of those that share with i, one is enough
+				bad("planes %d and %d overlap: %d pages of %d bytes, %d apart, from %#x end at %#x, and plane %d begins at %#x; check the number of pages, their size and the addresses",
+					i, j, m.Pages, m.PageBytes, m.Stride, m.Planes[i], m.Planes[i]+n, j, m.Planes[j])
+				break // one overlap with plane i is enough
 			}
 		}
 	}

@@ -222,13 +222,14 @@ func TestCacheMemoryIsChecked(t *testing.T) {
 		"absurd":          {func(m *kvlane.CacheMemory) { m.Stride = math.MaxInt64 }, []string{"more than an address space"}},
 		"stride":          {func(m *kvlane.CacheMemory) { m.Stride = m.PageBytes - 1 }, []string{"do not fit a stride"}},
 		"end of space":    {func(m *kvlane.CacheMemory) { m.Planes[1] = math.MaxUint64 - 9 }, []string{"plane 1", "beyond the address space"}},
-		"the same twice":  {func(m *kvlane.CacheMemory) { m.Planes[3] = m.Planes[0] }, []string{"planes 0 and 3 share bytes"}},
-		"half a page":     {func(m *kvlane.CacheMemory) { m.Planes[1] = m.Planes[0] + mem.DevAddr(m.PageBytes)/2 }, []string{"planes 0 and 1 share bytes"}},
+		"the same twice":  {func(m *kvlane.CacheMemory) { m.Planes[3] = m.Planes[0] }, []string{"planes 0 and 3 overlap"}},
+		"half a page":     {func(m *kvlane.CacheMemory) { m.Planes[1] = m.Planes[0] + mem.DevAddr(m.PageBytes)/2 }, []string{"planes 0 and 1 overlap"}},
 		"into the next page": {func(m *kvlane.CacheMemory) {
 			m.Stride = 2 * m.PageBytes
 			m.Planes[1] = m.Planes[0] + mem.DevAddr(m.PageBytes) + 8
-		}, []string{"planes 0 and 1 share bytes"}},
-		"several": {func(m *kvlane.CacheMemory) { m.Planes, m.Pages = append(m.Planes, 0), -1 }, []string{"5 planes", "-1 pages"}},
+		}, []string{"planes 0 and 1 overlap"}},
+		"too many pages": {func(m *kvlane.CacheMemory) { m.Pages *= 2 }, []string{"planes 0 and 1 overlap", "check the number of pages"}},
+		"several":        {func(m *kvlane.CacheMemory) { m.Planes, m.Pages = append(m.Planes, 0), -1 }, []string{"5 planes", "-1 pages"}},
 	} {
 		m := cacheMemory(c, 1<<32, false)
 		tt.change(&m)

@@ -43,9 +43,9 @@ Measuring takes two seconds and needs the GPU to itself. If the GPU is in use, t
 long as --wait allows. A profile that was disturbed while it was measured is shown and not stored, and so is one of the simulated device.
 One process of a host measures at a time.
 
-With --file-dir it measures the paths to files instead, for a second per directory, for --stream-files of other commands: to and from host
-memory, and with --device to and from that device's. These profiles are stored per file system and kernel. At most a few hundred MiB are
-written, to a file without a name.`,
+With --file-dir it measures the paths to files instead, for a second per directory. --stream-files reads the profile of host memory. With
+--device it measures that device's memory too, which no store uses yet. These profiles are stored per file system and kernel. At most a
+few hundred MiB are written, to a file without a name.`,
 		Example: `  kvlane calibrate --device cuda --force
   kvlane calibrate --device cuda --gdr require --nic mlx5_0
   kvlane calibrate --file-dir /mnt/nvme0 --file-dir /mnt/nvme1`,

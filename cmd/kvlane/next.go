@@ -50,6 +50,7 @@ var nextSteps = []step{
 	{isA[*net.DNSError], says("give HOST:PORT, the host by an address or by a name that this host can look up, the port as a number.")},
 	{all(changed("log-dir"), isErr(errdefs.ErrBusy)), says("a log belongs to one process: end the other one, or give another --log-dir; several processes share a --file-dir.")},
 	{all(of("store"), isErr(errdefs.ErrBusy)), says("a log belongs to one process: end the one that has it open, then try again.")},
+	{all(ofHardware, about("build tag nonic")), says("take a build with the code for NICs: make build, or a release's binary.")},
 	{all(ofHardware, about("libibverbs")), says(doctor.InstallVerbs + "; kvlane doctor says what else copies by NIC take, and --rdma-provider soft tries them without one.")},
 	{all(ofHardware, about("open NIC", "requires a NIC")), says("this takes an RDMA NIC with an active port: kvlane doctor says what is missing, and --rdma-provider soft tries the path without one.")},
 	{all(changed("device-index", "peer-index"), isErr(errdefs.ErrNotFound)), says("kvlane doctor lists the devices; indices count from 0.")},

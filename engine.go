@@ -4,12 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"slices"
 	"sync"
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/gdr"
+	"github.com/kvlane/kvlane/internal/limits"
 	"github.com/kvlane/kvlane/internal/unwind"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/profile"
@@ -122,6 +125,9 @@ func (e *Engine) openPlanner(ctx context.Context) error {
 func (e *Engine) openCache() error {
 	image := e.groups.formats.MaxImageBytes()
 	bytes := e.cfg.Store.slotBytes(e.groups.formats) / image * image
+	if err := checkMemory(os.DirFS("/"), bytes); err != nil {
+		return err
+	}
 	pinned, err := e.dev.AllocHost(bytes)
 	if err != nil {
 		return fmt.Errorf("allocate %d bytes of pinned memory for the cache: %w", bytes, err)
@@ -137,6 +143,15 @@ func (e *Engine) openCache() error {
 	}
 	e.cache = t
 	e.closers.Add("cache tier", t.Close)
+	return nil
+}
+
+// checkMemory refuses a cache that does not fit in the memory that the machine and the process's cgroups have left. Else the
+// kernel would end a process once the cache fills. files begins at the machine's root.
+func checkMemory(files fs.FS, bytes int64) error {
+	if err := limits.Read(files).CheckMemory(bytes); err != nil {
+		return fmt.Errorf("allocate the cache: %w; make it smaller (cache_bytes), or raise the limit", err)
+	}
 	return nil
 }
 

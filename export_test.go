@@ -2,6 +2,7 @@ package kvlane
 
 import (
 	"context"
+	"io/fs"
 
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/stream"
@@ -36,3 +37,6 @@ func Regions(c *Cache) []*mem.Region { return c.regions }
 
 // Profile returns what e plans with.
 func Profile(e *Engine) *plan.Profile { return e.planner.Profile() }
+
+// CheckMemory is the check of a cache's size, with the files of a machine.
+func CheckMemory(files fs.FS, bytes int64) error { return checkMemory(files, bytes) }

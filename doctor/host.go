@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/limits"
 	"github.com/kvlane/kvlane/internal/present"
 )
 
@@ -19,24 +20,11 @@ func (m *Machine) host() Host {
 			}
 		}
 	}
-	info := m.textOr("proc/meminfo", "")
-	h.MemoryBytes = kibField(info, "MemTotal:")
-	h.AvailableBytes = kibField(info, "MemAvailable:")
+	l := limits.Read(m.Files)
+	h.MemoryBytes, h.AvailableBytes = l.MemoryBytes, l.AvailableBytes
+	h.MemoryLimit, h.PIDLimit = CgroupLimit(l.Memory), CgroupLimit(l.PIDs)
+	h.OpenFiles.Soft, h.OpenFiles.Hard, h.OpenFiles.err = m.OpenFiles()
 	return h
-}
-
-// kibField returns the bytes of a line "key  123 kB" of /proc/meminfo, or zero.
-func kibField(text, key string) int64 {
-	for line := range strings.Lines(text) {
-		if f := strings.Fields(line); len(f) >= 2 && f[0] == key {
-			n, err := strconv.ParseInt(f[1], 10, 64)
-			if err != nil {
-				return 0
-			}
-			return n << 10
-		}
-	}
-	return 0
 }
 
 // hugePages lists the pools in the order of the kernel's directory, which names them "hugepages-2048kB".
@@ -75,7 +63,7 @@ func (m *Machine) lockedMemory() LockedMemory {
 	default:
 		l.Enough = Finding{
 			Answer: No,
-			Reason: fmt.Sprintf("%s may be locked; what the CUDA driver pins does not count, what an RDMA NIC registers does", present.Bytes(int64(l.SoftBytes))),
+			Reason: fmt.Sprintf("%s may be locked; memory that an RDMA NIC or io_uring registers counts, memory that the CUDA driver pins does not", present.Bytes(int64(l.SoftBytes))),
 			Remedy: "ulimit -l unlimited, or LimitMEMLOCK=infinity in the service's unit",
 		}
 	}

@@ -25,10 +25,19 @@ func Local(cuda func(context.Context) (CUDA, error), cuFile func(ctx context.Con
 		CuFile:     cuFile,
 		Library:    library,
 		IOUring:    uring.Probe,
+		OpenFiles:  openFiles,
 		MemoryLock: memoryLock,
 		StatFS:     statFS,
 		DirectIO:   tryDirectIO,
 	}
+}
+
+func openFiles() (soft, hard uint64, err error) {
+	var l unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &l); err != nil {
+		return 0, 0, fmt.Errorf("read the limit on descriptors: %w", err)
+	}
+	return l.Cur, l.Max, nil
 }
 
 func memoryLock() (soft, hard uint64, err error) {

@@ -16,7 +16,11 @@ func TestLocalProbesAnswer(t *testing.T) {
 	if err := m.IOUring(); err != nil && !errors.Is(err, errdefs.ErrNotSupported) {
 		t.Errorf("io_uring: %v, want yes or a definite no", err)
 	}
-	soft, hard, err := m.MemoryLock()
+	soft, hard, err := m.OpenFiles()
+	if err != nil || soft == 0 || soft > hard {
+		t.Errorf("open files: %d of %d, %v", soft, hard, err)
+	}
+	soft, hard, err = m.MemoryLock()
 	if err != nil || soft > hard {
 		t.Errorf("locked memory: %d of %d, %v", soft, hard, err)
 	}

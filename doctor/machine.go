@@ -23,6 +23,8 @@ type Machine struct {
 	CuFile func(ctx context.Context, dirs []string) CuFileProbe
 	// IOUring asks the kernel for io_uring. Its error wraps ErrNotSupported for a definite no.
 	IOUring func() error
+	// OpenFiles returns the limits on descriptors; math.MaxUint64 is none.
+	OpenFiles func() (soft, hard uint64, err error)
 	// MemoryLock returns the limits of locked memory in bytes; math.MaxUint64 is none.
 	MemoryLock func() (soft, hard uint64, err error)
 	// StatFS returns the size of dir's file system and what of it this user may still fill.

@@ -46,6 +46,7 @@ func recorded(t *testing.T, name string) Machine {
 		Library:    func(name string) error { return notSupported("load %s: no such file", name) },
 		CuFile:     func(context.Context, []string) CuFileProbe { return CuFileProbe{} },
 		IOUring:    func() error { return notSupported("no io_uring (%w)", unix.ENOSYS) },
+		OpenFiles:  func() (uint64, uint64, error) { return 1024, 1 << 20, nil },
 		MemoryLock: func() (uint64, uint64, error) { return 64 << 10, 64 << 10, nil },
 		StatFS:     func(string) (int64, int64, error) { return 100 << 30, 40 << 30, nil },
 		DirectIO:   func(string) error { return nil },

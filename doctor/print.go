@@ -3,6 +3,7 @@ package doctor
 import (
 	"fmt"
 	"io"
+	"math"
 	"strings"
 
 	"github.com/kvlane/kvlane/internal/present"
@@ -124,6 +125,19 @@ func (p *printer) host(r *Report) {
 		p.line("NUMA nodes", "%d", h.NUMANodes)
 	}
 	p.line("memory", "%s, %s available", present.Bytes(h.MemoryBytes), present.Bytes(h.AvailableBytes))
+	if g := &h.MemoryLimit; g.File != "" {
+		p.line("memory limit", "%s, %s in use (%s)", present.Bytes(g.Max), present.Bytes(g.Used), g.File)
+	} else {
+		p.line("memory limit", "none of a cgroup")
+	}
+	if g := &h.PIDLimit; g.File != "" {
+		p.line("process limit", "%s, %s in use (%s)", present.Count(g.Max), present.Count(g.Used), g.File)
+	}
+	if h.OpenFiles.err != nil {
+		p.line("open files", "not known: %v", h.OpenFiles.err)
+	} else {
+		p.line("open files", "%s, at most %s (ulimit -n)", count(h.OpenFiles.Soft), count(h.OpenFiles.Hard))
+	}
 	if len(r.HugePages) == 0 {
 		p.line("huge pages", "none")
 	}
@@ -324,6 +338,14 @@ func (p *printer) required(r *Report) {
 		p.finding(r.Required[i].Name, r.Required[i].Available)
 	}
 	p.end()
+}
+
+// count writes a limit.
+func count(n uint64) string {
+	if n > math.MaxInt64 {
+		return "unlimited"
+	}
+	return present.Count(int64(n))
 }
 
 func orDash(s string) string {

@@ -95,11 +95,14 @@ func TestVirtualMachine(t *testing.T) {
 		t.Errorf("GPU: %+v", g)
 	}
 	for _, p := range r.Paths {
-		if p.Name == "peer" {
-			if p.Available.Answer != No || p.Available.Reason != "there is one GPU" {
-				t.Errorf("path %s: %+v", p.Name, p.Available)
-			}
-		} else if p.Available.Answer != Yes || p.Available.Reason != "" {
+		want := Finding{Answer: Yes}
+		switch p.Name {
+		case "peer":
+			want = Finding{Answer: No, Reason: "there is one GPU"}
+		case "transfer/rdma":
+			want = Finding{Answer: No, Reason: "this machine has no RDMA device"}
+		}
+		if p.Available.Answer != want.Answer || p.Available.Reason != want.Reason {
 			t.Errorf("path %s: %+v", p.Name, p.Available)
 		}
 	}
@@ -198,6 +201,21 @@ func TestFileSystems(t *testing.T) {
 	if f := pathNamed(t, examine(t, m), "posix"); f.Answer != No {
 		t.Errorf("posix path without a usable file system: %+v", f)
 	}
+}
+
+// A container shows its own limit, and not the memory of the host alone.
+func TestLimitsOfTheProcess(t *testing.T) {
+	m := recorded(t, "container")
+	r := examine(t, m)
+	if l := r.Host.MemoryLimit; l.Max != 512<<20 || l.Used != 32<<20 {
+		t.Errorf("memory limit: %+v", l)
+	}
+	wantText(t, r, "512 MiB, 32 MiB in use (/sys/fs/cgroup/memory.max)", "1,024, 7 in use (/sys/fs/cgroup/pids.max)", "1,024, at most 1,048,576 (ulimit -n)")
+	m.OpenFiles = func() (uint64, uint64, error) { return 1024, math.MaxUint64, nil }
+	wantText(t, examine(t, m), "1,024, at most unlimited")
+	m.OpenFiles = func() (uint64, uint64, error) { return 0, 0, unix.EIO }
+	wantText(t, examine(t, m), "not known: input/output error")
+	wantText(t, examine(t, recorded(t, "laptop")), "none of a cgroup")
 }
 
 func TestUnlimitedLockedMemory(t *testing.T) {

@@ -35,7 +35,7 @@ func newDoctorCommand() *cobra.Command {
 		Use:   "doctor",
 		Short: "Say what this machine has and which paths are available",
 		Long: `doctor reports what this machine has for moving KV cache: GPUs and how they are attached, RDMA devices, cuFile, io_uring, huge pages,
-locked memory, file systems. For each copy path it says whether it is available, and if not, why and what would make it so.
+file systems, and the limits on memory (of cgroups too), locked memory, open files and /dev/shm. For each copy path it says whether it is available, and if not, why and what would make it so.
 
 Every answer is yes, no or unknown, the last two with a reason. A GPU's path is a yes only if it was tried: doctor opens every GPU for a
 moment, copies a few KiB to it and back, also by the RDMA NIC nearest to it, and has a second process map its memory by each type of

@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
 
 	"github.com/kvlane/kvlane/doctor"
 	"github.com/kvlane/kvlane/errdefs"
@@ -44,6 +45,7 @@ var nextSteps = []step{
 	{all(of("store"), isErr(errdefs.ErrCorrupt)), says("kvlane store verify DIR says what is damaged, and with --repair mends what can be mended.")},
 	{isErr(fs.ErrNotExist), (*failure).notThere},
 	{isErr(syscall.ENOSPC, syscall.EDQUOT, errdefs.ErrNoSpace), says("make room there: kvlane store gc DIR --max-bytes SIZE removes the coldest blocks of a directory, and --file-bytes or --log-bytes bounds a tier.")},
+	{all(about("allocate the cache"), isErr(errdefs.ErrNoMemory)), says("give a smaller --cache-bytes; kvlane doctor shows the memory and its limits.")},
 	{isErr(syscall.EADDRINUSE), says("another process serves at this address: end it, or give another port; port 0 takes any that is free.")},
 	{isErr(syscall.EADDRNOTAVAIL), says("this host has no such address: give one of its own, 127.0.0.1:PORT for this host alone or 0.0.0.0:PORT for all.")},
 	{isErr(syscall.ECONNREFUSED), says("nobody listens there: start kvlane transfer serve --name HOST:PORT, or for a benchmark kvlane bench transfer --mode target, with the same --protocol and --metadata.")},
@@ -147,10 +149,32 @@ func (f *failure) notAllowed() string {
 		}
 	}
 	text := fmt.Sprintf("%s belongs to %s: run it as a user who may use that", path, owner)
-	if mine, err := os.UserCacheDir(); err == nil && !of("store")(f) {
-		text += fmt.Sprintf(", or give a directory of your own, such as %s", filepath.Join(mine, "kvlane"))
+	if !of("store")(f) {
+		text += ", or give a directory of your own" + ownDir()
 	}
 	return text + "."
+}
+
+// ownDir returns an example of a directory that this user can make, or nothing.
+func ownDir() string {
+	mine, err := os.UserCacheDir()
+	if err != nil {
+		return ""
+	}
+	return ", such as " + filepath.Join(mine, "kvlane")
+}
+
+// ofKernel reports whether a path that is not there would be on a file system without disk or memory behind it, such as /proc.
+func ofKernel(path string) bool {
+	var st unix.Statfs_t
+	for err := error(syscall.ENOENT); err != nil; {
+		if path == "/" || path == "." {
+			return false
+		}
+		path = filepath.Dir(path)
+		err = unix.Statfs(path, &st)
+	}
+	return slices.Contains([]int64{unix.PROC_SUPER_MAGIC, unix.SYSFS_MAGIC, unix.CGROUP_SUPER_MAGIC, unix.CGROUP2_SUPER_MAGIC, unix.DEBUGFS_MAGIC}, st.Type)
 }
 
 // userName names a user, by the number where it has no name.
@@ -179,6 +203,8 @@ func (f *failure) notThere() string {
 	switch {
 	case isDir && changed("file-read-only")(f):
 		return "see that the name is right: a directory that is only read has to be there."
+	case isDir && ofKernel(path):
+		return fmt.Sprintf("no directory can be made there, among the kernel's files: give one elsewhere%s.", ownDir())
 	case isDir:
 		return fmt.Sprintf("make it: mkdir -p %s", shellWord(path))
 	case isOut && err != nil:

@@ -4,11 +4,10 @@ import (
 	"fmt"
 	"os"
 	"runtime"
-	"strings"
 	"sync"
 
-	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/leak"
+	"github.com/kvlane/kvlane/internal/limits"
 	"github.com/kvlane/kvlane/internal/sys/cuda"
 	"github.com/kvlane/kvlane/internal/sys/hostmem"
 	"github.com/kvlane/kvlane/mem"
@@ -18,7 +17,8 @@ import (
 // the driver's own allocation touches them from one, which takes three times as long for gigabytes.
 func (d *Device) AllocHost(bytes int64) (*mem.Region, error) {
 	r, err := d.make(leak.PinnedBytes, bytes, func(a *allocation) (*mem.Region, error) {
-		if err := fits(bytes); err != nil {
+		// Touching what does not fit would not fail: the kernel would end a process.
+		if err := limits.Read(os.DirFS("/")).CheckMemory(bytes); err != nil {
 			return nil, err
 		}
 		b, err := hostmem.Alloc(bytes)
@@ -33,30 +33,6 @@ func (d *Device) AllocHost(bytes int64) (*mem.Region, error) {
 		return nil, fmt.Errorf("allocate %d bytes of pinned host memory: %w", bytes, err)
 	}
 	return r, nil
-}
-
-// fits refuses what the machine has no memory for. Touching it would not fail: the kernel would end a process instead,
-// this one most likely. Where the kernel does not say what is available, nothing is refused.
-func fits(bytes int64) error {
-	b, err := os.ReadFile("/proc/meminfo")
-	if err != nil {
-		return nil //nolint:nilerr // unknown, see above
-	}
-	if free := available(b); free >= 0 && bytes > free {
-		return fmt.Errorf("%d bytes are available: %w", free, errdefs.ErrNoMemory)
-	}
-	return nil
-}
-
-// available returns the bytes that /proc/meminfo calls available, or -1.
-func available(meminfo []byte) int64 {
-	for line := range strings.Lines(string(meminfo)) {
-		var kib int64
-		if n, err := fmt.Sscanf(line, "MemAvailable: %d kB", &kib); n == 1 && err == nil {
-			return kib << 10
-		}
-	}
-	return -1
 }
 
 // RegisterHost page-locks memory of the caller's, which stays the caller's and mapped until Free.

@@ -54,6 +54,10 @@ type Config struct {
 	HostStreams bool
 	// RDMA selects NICs, where Store.GDR asks for them.
 	RDMA gdr.Config
+	// MetricsAddr is the address on which the engine serves its metrics, from Open until Close: HOST:PORT, on 127.0.0.1 without a host, or
+	// unix:PATH, a socket of mode 0600, where {pid} in PATH stands for the process and {rank} for the model's tensor-parallel rank. A taken
+	// address is an error of Open. Empty: none is served.
+	MetricsAddr string
 }
 
 // Blocks says what a block is.
@@ -198,6 +202,7 @@ func (c *Config) Validate() error {
 	groups, groupsErr := c.groups()
 	return errors.Join(
 		groupsErr, c.Device.validate(), c.Stream.validate(), c.RDMA.Validate(), c.validateGDR(), c.Store.validate(groups.formats),
+		checkMetricsAddr(c.MetricsAddr),
 	)
 }
 

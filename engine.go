@@ -45,6 +45,8 @@ type Engine struct {
 	store   *store.Store
 	closers unwind.Stack
 
+	exporter *exporter
+
 	softUnderAuto bool // GDRAuto takes NICs in software too
 
 	mu       sync.Mutex
@@ -66,14 +68,14 @@ func open(ctx context.Context, c Config, softUnderAuto bool) (_ *Engine, err err
 	if err != nil {
 		return nil, fmt.Errorf("open engine: %w", err)
 	}
-	e := &Engine{cfg: c, groups: groups, closers: unwind.New(), softUnderAuto: softUnderAuto}
+	e := &Engine{cfg: c, groups: groups, closers: unwind.New(), exporter: newExporter(), softUnderAuto: softUnderAuto}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, closing(e.closers.Undo(ctx, unwind.Timeout)))
 		}
 	}()
 	with := func(step func(context.Context) error) func() error { return func() error { return step(ctx) } }
-	for _, step := range []func() error{e.openDevice, e.openNICs, with(e.openPlanner), e.openCache, with(e.openLower), e.openHostStreams, with(e.openStore)} {
+	for _, step := range []func() error{with(e.serveMetrics), e.openDevice, e.openNICs, with(e.openPlanner), e.openCache, with(e.openLower), e.openHostStreams, with(e.openStore)} {
 		if err := ctx.Err(); err != nil {
 			return nil, context.Cause(ctx)
 		}
@@ -81,7 +83,15 @@ func open(ctx context.Context, c Config, softUnderAuto bool) (_ *Engine, err err
 			return nil, fmt.Errorf("open engine: %w", err)
 		}
 	}
+	if err := e.ExportTo(e.exporter.metrics); err != nil {
+		return nil, fmt.Errorf("open engine: %w", err)
+	}
+	e.exporter.state.Store(stateOpen)
 	return e, nil
+}
+
+func (e *Engine) serveMetrics(ctx context.Context) error {
+	return e.exporter.serve(ctx, e.cfg.MetricsAddr, e.cfg.rank(), &e.closers)
 }
 
 func (e *Engine) openDevice() error {
@@ -254,7 +264,10 @@ func (e *Engine) note(notes ...string) {
 // not close, because ctx ends or something is still in use (ErrBusy), and frees nothing that this or hardware may still touch:
 // the error says what is left, and Close may be called again. What closes and has a failure to tell does not stop it. While
 // another Close is under way it waits for that, until ctx ends. Once all is closed it returns nil.
-func (e *Engine) Close(ctx context.Context) error { return closing(e.closers.Close(ctx)) }
+func (e *Engine) Close(ctx context.Context) error {
+	e.exporter.state.Store(stateClosing)
+	return closing(e.closers.Close(ctx))
+}
 
 func closing(err error) error {
 	if err != nil {

@@ -31,7 +31,8 @@ type (
 // processes of their own: see package manager. It has no device, and moves nothing. All methods are safe for concurrent use.
 type Manager struct {
 	*manager.Manager
-	closers unwind.Stack
+	closers  unwind.Stack
+	exporter *exporter
 }
 
 // ManagerConfig describes a Manager.
@@ -42,16 +43,21 @@ type ManagerConfig struct {
 	// Blocks is how many blocks each worker's cache may be given. Zero: as many as the smallest has slots for, but for a sixteenth, which is
 	// left to blocks that have been evicted and are still being written to files.
 	Blocks int
+	// MetricsAddr is the address on which the manager serves its metrics, as Config.MetricsAddr is an engine's. {rank} stands for "scheduler".
+	MetricsAddr string
 }
 
 // OpenManager opens the file tiers of all ranks, and returns the Manager over them, whose pools are empty. The context bounds the opening.
 func OpenManager(ctx context.Context, c ManagerConfig) (_ *Manager, err error) {
-	m := &Manager{closers: unwind.New()}
+	m := &Manager{closers: unwind.New(), exporter: newExporter()}
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("open manager: %w", errors.Join(err, m.closers.Undo(ctx, unwind.Timeout)))
 		}
 	}()
+	if err := errors.Join(checkMetricsAddr(c.MetricsAddr), m.exporter.serve(ctx, c.MetricsAddr, "scheduler", &m.closers)); err != nil {
+		return nil, err
+	}
 	room := c.Blocks
 	var mc manager.Config
 	for i := range c.Ranks {
@@ -74,6 +80,8 @@ func OpenManager(ctx context.Context, c ManagerConfig) (_ *Manager, err error) {
 		return nil, err
 	}
 	m.closers.AddPlain("index", m.Manager.Close)
+	m.exporter.metrics.SetManager(m.Stats)
+	m.exporter.state.Store(stateOpen)
 	return m, nil
 }
 
@@ -112,6 +120,7 @@ func (m *Manager) openRank(ctx context.Context, c *Config) (manager.Rank, int, e
 
 // Close refuses new jobs, and closes the file tiers. ErrBusy while jobs have not ended: then it may be called again.
 func (m *Manager) Close(ctx context.Context) error {
+	m.exporter.state.Store(stateClosing)
 	if err := m.closers.Close(ctx); err != nil {
 		return fmt.Errorf("close manager: %w", err)
 	}

@@ -1,10 +1,10 @@
 package telemetry
 
 import (
-	"runtime/debug"
 	"time"
 
 	"github.com/kvlane/kvlane/store"
+	"github.com/kvlane/kvlane/store/manager"
 	"github.com/kvlane/kvlane/tier"
 )
 
@@ -21,19 +21,6 @@ const (
 	directionLoad = "load"
 	directionDump = "dump"
 )
-
-var buildFamilies = []family[struct{}]{
-	{
-		Metric{"kvlane_build_info", "none", Gauge, "Always 1; the labels say which build this is.", []string{"version", "go_version"}},
-		func(_ struct{}, out emit) {
-			version, goVersion := "unknown", "unknown"
-			if info, ok := debug.ReadBuildInfo(); ok {
-				version, goVersion = info.Main.Version, info.GoVersion
-			}
-			out(1, version, goVersion)
-		},
-	},
-}
 
 // storeFamilies are read from the store's own figures.
 var storeFamilies = []family[*store.Stats]{
@@ -129,6 +116,29 @@ var tierFamilies = []family[*namedTier]{
 	tierGauge("kvlane_tier_paused", "1", "1 while writing is paused for want of room.", func(s *tier.Stats) int64 { return flag(s.Paused != nil) }),
 	tierGauge("kvlane_tier_failing", "1", "1 while counting blocks or making room fails.", func(s *tier.Stats) int64 { return flag(s.Failure != nil) }),
 	tierCounter("kvlane_tier_swept_total", "files", "Temporary files removed when the tier was opened.", func(s *tier.Stats) int64 { return s.Swept }),
+}
+
+// managerFamilies are read from the figures of a manager, which a scheduler has.
+var managerFamilies = []family[*manager.Stats]{
+	managerGauge("kvlane_manager_blocks", "blocks", "Blocks in the pools of the workers.", func(s *manager.Stats) int64 { return s.Blocks }),
+	managerGauge("kvlane_manager_jobs", "jobs", "Jobs of the workers that have not ended.", func(s *manager.Stats) int64 { return int64(s.Jobs) }),
+	managerCounter("kvlane_manager_pool_loads_total", "blocks", "Blocks loaded from the workers' pools.", func(s *manager.Stats) int64 { return s.FromPool }),
+	managerCounter("kvlane_manager_file_loads_total", "blocks", "Blocks loaded from files.", func(s *manager.Stats) int64 { return s.FromFiles }),
+	managerCounter("kvlane_manager_stored_total", "blocks", "Blocks stored.", func(s *manager.Stats) int64 { return s.Stored }),
+	managerCounter("kvlane_manager_evicted_total", "blocks", "Blocks evicted from the workers' pools.", func(s *manager.Stats) int64 { return s.Evicted }),
+	managerCounter("kvlane_manager_forgotten_total", "blocks", "Blocks that could not be stored or loaded, or were reported wrong.", func(s *manager.Stats) int64 { return s.Forgotten }),
+	managerCounter("kvlane_manager_overdue_total", "blocks", "Blocks taken for misses as files did not answer in time.", func(s *manager.Stats) int64 { return s.Overdue }),
+	managerCounter("kvlane_manager_refused_total", "blocks", "Blocks not stored as every place was in use.", func(s *manager.Stats) int64 { return s.Refused }),
+}
+
+func managerCounter(name, unit, help string, read func(*manager.Stats) int64) family[*manager.Stats] {
+	return family[*manager.Stats]{Metric{Name: name, Unit: unit, Type: Counter, Help: help}, func(s *manager.Stats, out emit) { out(float64(read(s))) }}
+}
+
+func managerGauge(name, unit, help string, read func(*manager.Stats) int64) family[*manager.Stats] {
+	f := managerCounter(name, unit, help, read)
+	f.Type = Gauge
+	return f
 }
 
 func flag(b bool) int64 {

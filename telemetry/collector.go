@@ -2,13 +2,13 @@ package telemetry
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
-
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/store"
+	"github.com/kvlane/kvlane/store/manager"
 	"github.com/kvlane/kvlane/stream"
 	"github.com/kvlane/kvlane/stream/copy/plan"
 	streamfile "github.com/kvlane/kvlane/stream/file"
@@ -16,147 +16,161 @@ import (
 	"github.com/kvlane/kvlane/transfer"
 )
 
-// Metrics is a registry of everything in the Catalog, and of the Go runtime's and the process's own metrics. Sources are
-// added as they are opened; a metric without a source has no value.
+// Metrics exposes everything in the Catalog, and figures of the process and its Go runtime. Sources are added as they are opened; a
+// metric without a source has no value.
 type Metrics struct {
-	registry *prometheus.Registry
-	collect  collector
+	mu      sync.Mutex
+	ready   func() error                 // guarded by mu
+	store   func() store.Stats           // guarded by mu
+	tiers   map[string]func() tier.Stats // guarded by mu
+	manager func() manager.Stats         // guarded by mu
+	replay  *Progress                    // guarded by mu
+	planner func() plan.Figures          // guarded by mu
+	nics    func() []stream.NICStats     // guarded by mu
+	files   func() streamfile.Stats      // guarded by mu
+
+	transfer func() transfer.Stats // guarded by mu
 }
 
 // New returns Metrics without sources.
-func New() *Metrics {
-	m := &Metrics{registry: prometheus.NewRegistry()}
-	m.collect.tiers = make(map[string]func() tier.Stats)
-	m.registry.MustRegister(&m.collect, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	return m
+func New() *Metrics { return &Metrics{tiers: make(map[string]func() tier.Stats)} }
+
+// SetReady sets the check behind /readyz: not ready while it returns an error. nil, the default, is always ready.
+func (m *Metrics) SetReady(check func() error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.ready = check
 }
 
-// Registry returns the registry, for what a caller wants to add or gather itself.
-func (m *Metrics) Registry() *prometheus.Registry { return m.registry }
+// Ready returns nil, or why the program cannot serve at present.
+func (m *Metrics) Ready() error {
+	m.mu.Lock()
+	check := m.ready
+	m.mu.Unlock()
+	if check == nil {
+		return nil
+	}
+	return check()
+}
 
-// SetStore makes stats the source of the store's metrics; nil takes it away, which must happen before the store's memory
-// goes if stats would touch it. A later store takes the place of an earlier one.
+// SetStore makes stats the source of the store's metrics; nil removes it. Remove it before the store's memory is freed, unless stats does
+// not touch that. A later store replaces an earlier one.
 func (m *Metrics) SetStore(stats func() store.Stats) {
-	m.collect.mu.Lock()
-	defer m.collect.mu.Unlock()
-	m.collect.store = stats
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.store = stats
 }
 
-// SetTier makes t the source of the metrics labeled with name; nil takes it away. Where t keeps no figures the error
-// wraps ErrNotSupported.
+// SetManager makes stats the source of a manager's metrics; nil removes it.
+func (m *Metrics) SetManager(stats func() manager.Stats) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.manager = stats
+}
+
+// SetTier makes t the source of the metrics labeled with name; nil removes it. If t keeps no figures the error wraps ErrNotSupported.
 func (m *Metrics) SetTier(name string, t tier.Tier) error {
-	m.collect.mu.Lock()
-	defer m.collect.mu.Unlock()
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	if t == nil {
-		delete(m.collect.tiers, name)
+		delete(m.tiers, name)
 		return nil
 	}
 	s, ok := t.(tier.Statter)
 	if !ok {
 		return fmt.Errorf("add tier %q to the metrics: %T keeps no figures: %w", name, t, errdefs.ErrNotSupported)
 	}
-	m.collect.tiers[name] = s.Stats
+	m.tiers[name] = s.Stats
 	return nil
 }
 
-// SetReplay makes p the source of the replay's metrics; nil takes it away.
+// SetReplay makes p the source of the replay's metrics; nil removes it.
 func (m *Metrics) SetReplay(p *Progress) {
-	m.collect.mu.Lock()
-	defer m.collect.mu.Unlock()
-	m.collect.replay = p
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.replay = p
 }
 
-// collector reads the sources when a scrape asks.
-type collector struct {
-	mu      sync.Mutex
-	store   func() store.Stats
-	tiers   map[string]func() tier.Stats
-	replay  *Progress
-	planner func() plan.Figures
-	nics    func() []stream.NICStats
-	files   func() streamfile.Stats
-
-	transfer func() transfer.Stats
-}
-
-// Describe announces every metric of the catalog, so that the registry finds two of one name at once.
-func (c *collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, m := range Catalog() {
-		ch <- m.desc()
+// collect reads every source once, so that the figures of one source belong together, and writes them.
+func (m *Metrics) collect(w *textWriter) {
+	m.mu.Lock()
+	storeStats, managers, replay, planner, nics, files, transfers := m.store, m.manager, m.replay, m.planner, m.nics, m.files, m.transfer
+	var tiers []*namedTier
+	for _, name := range slices.Sorted(maps.Keys(m.tiers)) {
+		tiers = append(tiers, &namedTier{name: name, read: m.tiers[name]})
 	}
-}
-
-// Collect reads every source once, so that the figures of one source belong together.
-func (c *collector) Collect(ch chan<- prometheus.Metric) {
-	c.mu.Lock()
-	storeStats, replay, planner, nics, files, transfers := c.store, c.replay, c.planner, c.nics, c.files, c.transfer
-	var tiers []namedTier
-	for name, stats := range c.tiers {
-		tiers = append(tiers, namedTier{name: name, read: stats})
-	}
-	c.mu.Unlock()
+	m.mu.Unlock()
 
 	// The sources are called without the lock: they take their own.
-	send(ch, buildFamilies, struct{}{})
+	send(w, buildFamilies, struct{}{})
 	if storeStats != nil {
 		s := storeStats()
-		send(ch, storeFamilies, &s)
-		sendTimes(ch, &s)
+		send(w, storeFamilies, &s)
+		sendTimes(w, &s)
 	}
-	for i := range tiers {
-		tiers[i].stats = tiers[i].read()
-		send(ch, tierFamilies, &tiers[i])
+	for _, t := range tiers {
+		t.stats = t.read()
+	}
+	send(w, tierFamilies, tiers...)
+	if managers != nil {
+		s := managers()
+		send(w, managerFamilies, &s)
 	}
 	if planner != nil {
 		f := planner()
-		send(ch, plannerFamilies, &f)
+		send(w, plannerFamilies, &f)
 	}
 	if nics != nil {
-		for _, s := range nics() {
-			send(ch, nicFamilies, &s)
+		stats := nics()
+		sources := make([]*stream.NICStats, len(stats))
+		for i := range stats {
+			sources[i] = &stats[i]
 		}
+		send(w, nicFamilies, sources...)
 	}
 	if files != nil {
 		s := files()
-		send(ch, fileFamilies, &s)
+		send(w, fileFamilies, &s)
 	}
 	if transfers != nil {
 		s := transfers()
-		send(ch, transferFamilies, &s)
+		send(w, transferFamilies, &s)
 	}
 	if replay != nil {
-		send(ch, replayFamilies, replay)
+		send(w, replayFamilies, replay)
 	}
+	send(w, processFamilies, readProcess())
 }
 
-func send[S any](ch chan<- prometheus.Metric, fs []family[S], s S) {
+// send writes families, each with the values of all sources. A family without a value is left out.
+func send[S any](w *textWriter, fs []family[S], sources ...S) {
 	for i := range fs {
-		f := &fs[i]
-		desc, typ := f.desc(), f.Type.value()
-		f.read(s, func(v float64, labels ...string) {
-			ch <- prometheus.MustNewConstMetric(desc, typ, v, labels...)
-		})
+		f, begun := &fs[i], false
+		for _, s := range sources {
+			f.read(s, func(v float64, labels ...string) {
+				if !begun {
+					w.header(&f.Metric)
+					begun = true
+				}
+				w.sample(&f.Metric, "", v, labels, "")
+			})
+		}
 	}
 }
 
-// sendTimes sends the store's histograms.
-func sendTimes(ch chan<- prometheus.Metric, s *store.Stats) {
+// sendTimes writes the store's histograms.
+func sendTimes(w *textWriter, s *store.Stats) {
 	for i := range storeTimes {
-		f := &storeTimes[i]
-		desc := f.desc()
+		f, begun := &storeTimes[i], false
 		f.read(s, func(times *store.Latency, labels ...string) {
-			upTo, n := make(map[float64]uint64, len(store.LatencyBounds)), uint64(0)
-			for i, bound := range store.LatencyBounds {
-				n += uint64(times.Counts[i])
-				upTo[bound.Seconds()] = n
+			if !begun {
+				w.header(&f.Metric)
+				begun = true
 			}
-			n += uint64(times.Counts[len(store.LatencyBounds)])
-			ch <- prometheus.MustNewConstHistogram(desc, n, times.Sum.Seconds(), upTo, labels...)
+			w.histogram(&f.Metric, times, labels)
 		})
 	}
 }
-
-func (m *Metric) desc() *prometheus.Desc { return prometheus.NewDesc(m.Name, m.Help, m.Labels, nil) }
 
 // namedTier is one tier's figures at a scrape.
 type namedTier struct {

@@ -1,8 +1,9 @@
-// Package telemetry exposes what kvlane does as Prometheus metrics.
+// Package telemetry exposes kvlane's figures as Prometheus metrics.
 //
-// Every metric is declared once, in the tables of catalog.go: name, unit, type, help, labels, and how its value is read
-// from the figures that stores, tiers, NICs and replays keep anyway; a store counts its times by buckets (store.Latency). Nothing is counted twice: a scrape asks the sources for
-// their Stats and reports those. The registry is the Metrics' own; the global one of the Prometheus library stays empty.
+// Every metric is declared once, in the tables of catalog.go and its neighbours: name, unit, type, help, labels, and how
+// its value is read from the figures that stores, tiers, NICs and replays keep anyway. Nothing is counted twice: a scrape
+// asks the sources for their Stats and writes those. The text format is written by this package itself: Prometheus's
+// client library would make the C library half as large again.
 //
 // docs/metrics.md is generated from the catalog.
 //

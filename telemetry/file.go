@@ -5,11 +5,11 @@ import (
 	streamfile "github.com/kvlane/kvlane/stream/file"
 )
 
-// SetFiles makes stats the source of the metrics of the stream that the tiers' files are read by; nil takes it away.
+// SetFiles makes stats the source of the metrics of the stream that the tiers' files are read by; nil removes it.
 func (m *Metrics) SetFiles(stats func() streamfile.Stats) {
-	m.collect.mu.Lock()
-	defer m.collect.mu.Unlock()
-	m.collect.files = stats
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.files = stats
 }
 
 // fileFamilies are read from the figures of a stream of files.

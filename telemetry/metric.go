@@ -5,8 +5,6 @@ import (
 	"io"
 	"strings"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"github.com/kvlane/kvlane/store"
 )
 
@@ -19,13 +17,6 @@ const (
 	Gauge     Type = "gauge"
 	Histogram Type = "histogram"
 )
-
-func (t Type) value() prometheus.ValueType {
-	if t == Counter {
-		return prometheus.CounterValue
-	}
-	return prometheus.GaugeValue
-}
 
 // Metric declares one metric.
 type Metric struct {
@@ -63,6 +54,7 @@ func Catalog() []Metric {
 		all = append(all, storeTimes[i].Metric)
 	}
 	all = appendMetrics(all, tierFamilies)
+	all = appendMetrics(all, managerFamilies)
 	all = appendMetrics(all, plannerFamilies)
 	all = appendMetrics(all, nicFamilies)
 	all = appendMetrics(all, fileFamilies)
@@ -78,13 +70,27 @@ func appendMetrics[S any](all []Metric, fs []family[S]) []Metric {
 	return all
 }
 
+// intro is what stands above the table.
+const intro = `These are served in Prometheus's text format:
+
+- by an engine or a manager with the key metrics_addr in its configuration, in Go, C and Python ([the
+  library](library.md#figures));
+- by a command with --metrics-addr, while it runs. replay and demo have the metrics of store, tiers and copies. transfer serve and bench
+  transfer (kvlane's own protocol) have those of transfers. Every command has those of the build and of the process.
+
+An address is HOST:PORT, on 127.0.0.1 without a host, or unix:/PATH, a socket of mode 0600. Each address serves /metrics, /healthz (the
+process runs) and /readyz (it can serve; 503 while it opens or closes).
+
+There are [alert rules](alerts.md) and a [dashboard](grafana/kvlane.json). Words are those of the [glossary](glossary.md).
+Metrics of the process and of Go have the names of Prometheus's own clients (process_cpu_seconds_total, go_goroutines ...).
+
+`
+
 // WriteTable writes the catalog as a Markdown document.
 func WriteTable(w io.Writer) error {
 	var b strings.Builder
 	b.WriteString("# Metrics\n\n")
-	b.WriteString("With `--metrics-addr HOST:PORT` a command serves these at `/metrics` while it runs: `replay` and `demo` those of store, tiers and copies,\n" +
-		"`transfer serve` and `bench transfer` (kvlane's own protocol) those of transfers, every command those of the build, of Go and of the process.\n" +
-		"There are [alerts](alerts.md) and a [dashboard](grafana/kvlane.json) for them. Words are those of the [glossary](glossary.md).\n")
+	b.WriteString(intro)
 	fmt.Fprintf(&b, "Histograms have %d buckets, from %v to %v in steps of 1, 2 and 5, and one for longer times.\n",
 		len(store.LatencyBounds), store.LatencyBounds[0], store.LatencyBounds[len(store.LatencyBounds)-1])
 	b.WriteString("This page is generated from the catalog in package telemetry by `make generate`; do not edit it.\n\n")

@@ -7,11 +7,11 @@ const (
 	labelMethod = "method"
 )
 
-// SetNICs makes stats the source of the metrics of NICs; nil takes it away.
+// SetNICs makes stats the source of the metrics of NICs; nil removes it.
 func (m *Metrics) SetNICs(stats func() []stream.NICStats) {
-	m.collect.mu.Lock()
-	defer m.collect.mu.Unlock()
-	m.collect.nics = stats
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.nics = stats
 }
 
 // nicFamilies are read from the figures of each NIC and of its registered memory.

@@ -2,11 +2,11 @@ package telemetry
 
 import "github.com/kvlane/kvlane/stream/copy/plan"
 
-// SetPlanner makes figures the source of the metrics of a planner and of its budget; nil takes it away.
+// SetPlanner makes figures the source of the metrics of a planner and of its budget; nil removes it.
 func (m *Metrics) SetPlanner(figures func() plan.Figures) {
-	m.collect.mu.Lock()
-	defer m.collect.mu.Unlock()
-	m.collect.planner = figures
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.planner = figures
 }
 
 // plannerFamilies are read from the planner of the copy streams.

@@ -4,72 +4,73 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
-	"net/http/pprof"
-	"net/netip"
+	"sync"
 	"time"
-
-	"github.com/prometheus/client_golang/prometheus/promhttp"
-
-	"github.com/kvlane/kvlane/errdefs"
 )
 
-// How long a stopping server waits for scrapes in progress, and any server for a client that is slow to ask.
+// How long a stopping server waits for requests in progress, and any server for a client that is slow to ask.
 const (
 	stopTimeout   = 2 * time.Second
 	headerTimeout = 5 * time.Second
 )
 
-// Server serves metrics, or profiles, over HTTP.
+// Server serves HTTP on one address.
 type Server struct {
 	what   string
+	url    string
 	addr   net.Addr
 	cancel context.CancelFunc
 	done   chan struct{}
 	err    error // written before done is closed
+	report sync.Once
 }
 
-// Serve listens on addr ("host:port", port 0 for any) and serves the metrics at /metrics until ctx ends or Close is
-// called. When it returns without error the address is bound; an address that is malformed or taken is an error that
-// names it. The caller calls Close in any case, to learn that the server has gone and why.
+// Serve listens on addr, which CheckAddr describes, and serves the metrics at /metrics until ctx ends or Close is called.
+// /healthz answers while the server runs, and /readyz reports Ready. When Serve returns without error the address is
+// bound. An address that is malformed or taken is an error that names it. The caller calls Close in any case: it waits
+// for the end of the server and returns its failure.
 func (m *Metrics) Serve(ctx context.Context, addr string) (*Server, error) {
-	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{}))
-	return serve(ctx, "metrics", addr, mux)
+	return Serve(ctx, "metrics", addr, m.Handler())
 }
 
-// ServeProfiles serves the process's profiles at /debug/pprof/ as Metrics.Serve does metrics, on a loopback address alone, since they show what
-// the process does: for another, and for a name other than localhost, the error wraps ErrInvalid. A profile that is being taken when the
-// server ends is sent with what it has by then.
-func ServeProfiles(ctx context.Context, addr string) (*Server, error) {
-	host, port, err := net.SplitHostPort(addr)
-	if err != nil {
-		return nil, fmt.Errorf("serve profiles: %w: %w", errdefs.ErrInvalid, err)
-	}
-	if host == "localhost" {
-		host = "127.0.0.1" // whatever a resolver says of it
-	}
-	if ip, err := netip.ParseAddr(host); err != nil || !ip.Unmap().IsLoopback() {
-		return nil, fmt.Errorf("serve profiles on %q: %w: it is no loopback address, such as 127.0.0.1:6060", addr, errdefs.ErrInvalid)
-	}
+// Handler serves /metrics, /healthz and /readyz. A program with an HTTP server of its own may mount it there.
+func (m *Metrics) Handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("/debug/pprof/", pprof.Index)
-	mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
-	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
-	mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
-	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
-	return serve(ctx, "profiles", net.JoinHostPort(host, port), mux)
+	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, "kvlane\n\n/metrics  metrics in Prometheus's text format\n/healthz  whether the process runs\n/readyz   whether it can serve\n")
+	})
+	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", ContentType)
+		_ = m.WriteText(w) // the client has gone
+	})
+	m.HandleHealth(mux)
+	return mux
 }
 
-func serve(ctx context.Context, what, addr string, h http.Handler) (*Server, error) {
-	var lc net.ListenConfig
-	l, err := lc.Listen(ctx, "tcp", addr)
+// HandleHealth adds /healthz and /readyz to the paths of a server.
+func (m *Metrics) HandleHealth(mux *http.ServeMux) {
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok\n") })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if err := m.Ready(); err != nil {
+			http.Error(w, "not ready: "+err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		_, _ = io.WriteString(w, "ready\n")
+	})
+}
+
+// Serve listens on addr, which CheckAddr describes, and serves h until ctx ends or Close is called. what names the
+// contents in errors.
+func Serve(ctx context.Context, what, addr string, h http.Handler) (*Server, error) {
+	l, url, err := listen(ctx, addr)
 	if err != nil {
 		return nil, fmt.Errorf("serve %s on %q: %w", what, addr, err)
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	s := &Server{what: what, addr: l.Addr(), cancel: cancel, done: make(chan struct{})}
+	s := &Server{what: what, url: url, addr: l.Addr(), cancel: cancel, done: make(chan struct{})}
 	hs := &http.Server{Handler: h, ReadHeaderTimeout: headerTimeout, BaseContext: func(net.Listener) context.Context { return ctx }}
 	go s.run(ctx, hs, l)
 	return s, nil
@@ -87,9 +88,9 @@ func (s *Server) run(ctx context.Context, hs *http.Server, l net.Listener) {
 		// The context has ended, so the stop needs one of its own.
 		stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
 		defer cancel()
-		stopErr := hs.Shutdown(stop)
-		if stopErr != nil {
-			stopErr = errors.Join(stopErr, hs.Close())
+		var stopErr error
+		if hs.Shutdown(stop) != nil { // a request is still in progress: its connection is closed
+			stopErr = hs.Close()
 		}
 		if err = <-serving; errors.Is(err, http.ErrServerClosed) {
 			err = nil
@@ -97,16 +98,20 @@ func (s *Server) run(ctx context.Context, hs *http.Server, l net.Listener) {
 		err = errors.Join(stopErr, err)
 	}
 	if err != nil {
-		s.err = fmt.Errorf("serve %s on %s: %w", s.what, s.addr, err)
+		s.err = fmt.Errorf("serve %s on %s: %w", s.what, s.url, err)
 	}
 }
 
 // Addr returns the address that the server listens on.
 func (s *Server) Addr() net.Addr { return s.addr }
 
-// Close stops the server, waits until it has gone, and returns why it ended if that was not Close or its context.
-func (s *Server) Close() error {
+// URL returns the address as a user writes it: http://HOST:PORT, or unix:PATH.
+func (s *Server) URL() string { return s.url }
+
+// Close stops the server, waits for its end, and returns its failure, if it had one. Later calls return nil.
+func (s *Server) Close() (err error) {
 	s.cancel()
 	<-s.done
-	return s.err
+	s.report.Do(func() { err = s.err })
+	return err
 }

@@ -9,15 +9,20 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/store"
+	"github.com/kvlane/kvlane/store/manager"
 	"github.com/kvlane/kvlane/stream"
 	"github.com/kvlane/kvlane/stream/copy/plan"
 	streamfile "github.com/kvlane/kvlane/stream/file"
@@ -62,6 +67,7 @@ func full(t *testing.T) *telemetry.Metrics {
 	p.Request(10, 0, 0, 3)
 	m.SetReplay(p)
 	m.SetPlanner(planner(t).Figures)
+	m.SetManager(func() manager.Stats { return manager.Stats{Blocks: 4, Jobs: 1, FromFiles: 6} })
 	m.SetNICs(func() []stream.NICStats {
 		return []stream.NICStats{{
 			Name: "mlx5_0", Requests: 12, Bytes: 1 << 20, Doorbells: 2, Failed: 1, Flushed: 3, Broken: 1, QueuePairs: 4, QueuePairsOpened: 8, ConnectRetries: 9,
@@ -102,6 +108,27 @@ func planner(t *testing.T) *plan.Planner {
 	return p
 }
 
+// text returns the metrics in Prometheus's text format.
+func text(t *testing.T, m *telemetry.Metrics) string {
+	t.Helper()
+	var b bytes.Buffer
+	if err := m.WriteText(&b); err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
+// parse returns the metrics as Prometheus's own parser reads them.
+func parse(t *testing.T, m *telemetry.Metrics) map[string]*dto.MetricFamily {
+	t.Helper()
+	p := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := p.TextToMetricFamilies(strings.NewReader(text(t, m)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return families
+}
+
 func scrape(t *testing.T, addr string) string {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+addr+"/metrics", nil)
@@ -133,19 +160,21 @@ func TestScrape(t *testing.T) {
 		"kvlane_store_corrupt_total 1",
 		"kvlane_store_durable_failures_total 2",
 		"kvlane_store_stream_reopens_total 4",
-		`kvlane_copy_bytes_total{direction="dump",path="kernel"} 8192`,
-		`kvlane_copy_busy_seconds_total{direction="load",path="kernel"} 1.5`,
-		`kvlane_copy_seconds_bucket{direction="load",path="kernel",le="1e-05"} 1`,
-		`kvlane_copy_seconds_bucket{direction="load",path="kernel",le="2e-05"} 3`,
-		`kvlane_copy_seconds_bucket{direction="load",path="kernel",le="10"} 3`,
-		`kvlane_copy_seconds_bucket{direction="load",path="kernel",le="+Inf"} 7`,
-		`kvlane_copy_seconds_sum{direction="load",path="kernel"} 50`,
-		`kvlane_copy_seconds_count{direction="load",path="kernel"} 7`,
+		`kvlane_copy_bytes_total{path="kernel",direction="dump"} 8192`,
+		`kvlane_copy_busy_seconds_total{path="kernel",direction="load"} 1.5`,
+		`kvlane_copy_seconds_bucket{path="kernel",direction="load",le="1e-05"} 1`,
+		`kvlane_copy_seconds_bucket{path="kernel",direction="load",le="2e-05"} 3`,
+		`kvlane_copy_seconds_bucket{path="kernel",direction="load",le="10"} 3`,
+		`kvlane_copy_seconds_bucket{path="kernel",direction="load",le="+Inf"} 7`,
+		`kvlane_copy_seconds_sum{path="kernel",direction="load"} 50`,
+		`kvlane_copy_seconds_count{path="kernel",direction="load"} 7`,
 		`kvlane_store_queue_seconds_bucket{queue="write",le="5e-05"} 0`,
 		`kvlane_store_queue_seconds_bucket{queue="write",le="0.0001"} 5`,
 		`kvlane_store_load_seconds_count 0`,
 		`kvlane_tier_capacity_bytes{tier="cache"} 1.073741824e+09`,
 		`kvlane_tier_swept_total{tier="file"} 6`,
+		"kvlane_manager_blocks 4",
+		"kvlane_manager_file_loads_total 6",
 		"kvlane_transfer_segments 2",
 		"kvlane_transfer_refused_requests_total 2",
 		"kvlane_transfer_fallbacks_total 4",
@@ -155,14 +184,14 @@ func TestScrape(t *testing.T) {
 		"kvlane_transfer_reconnects_total 6",
 		"kvlane_transfer_metadata_failing 1",
 		`kvlane_transfer_carried_bytes_total{path="tcp"} 100`,
-		`kvlane_transfer_tasks_total{outcome="completed",path="tcp"} 9`,
-		`kvlane_transfer_tasks_total{outcome="timeout",path="tcp"} 1`,
+		`kvlane_transfer_tasks_total{path="tcp",outcome="completed"} 9`,
+		`kvlane_transfer_tasks_total{path="tcp",outcome="timeout"} 1`,
 		"kvlane_replay_requests_total 2",
 		"kvlane_replay_planned_requests 100",
 		"kvlane_replay_wrong_bytes_total 3",
-		`kvlane_plan_choices_total{direction="h2d",path="copy-engine"} 2`,
-		`kvlane_plan_observed_total{direction="h2d",path="copy-engine"} 2`,
-		`kvlane_plan_scale{direction="h2d",path="copy-engine"} 1.22`, // of two, a half counts, and of the twice as much that they took half as much again
+		`kvlane_plan_choices_total{path="copy-engine",direction="h2d"} 2`,
+		`kvlane_plan_observed_total{path="copy-engine",direction="h2d"} 2`,
+		`kvlane_plan_scale{path="copy-engine",direction="h2d"} 1.22`, // of two, a half counts, and of the twice as much that they took half as much again
 		"kvlane_plan_budget_harm 0",
 		`kvlane_file_batches_total{path="uring"} 7`,
 		`kvlane_file_bytes_total{path="uring"} 4096`,
@@ -178,9 +207,9 @@ func TestScrape(t *testing.T) {
 		`kvlane_nic_queue_pairs{nic="mlx5_0"} 4`,
 		`kvlane_nic_queue_pairs_opened_total{nic="mlx5_0"} 8`,
 		`kvlane_nic_connect_retries_total{nic="mlx5_0"} 9`,
-		`kvlane_nic_registrations{method="host",nic="mlx5_0"} 1`,
-		`kvlane_nic_registered_bytes{method="dma-buf",nic="mlx5_0"} 8192`,
-		`kvlane_nic_registrations_total{method="host",nic="mlx5_0"} 5`,
+		`kvlane_nic_registrations{nic="mlx5_0",method="host"} 1`,
+		`kvlane_nic_registered_bytes{nic="mlx5_0",method="dma-buf"} 8192`,
+		`kvlane_nic_registrations_total{nic="mlx5_0",method="host"} 5`,
 		`kvlane_nic_registrations_failed_total{nic="mlx5_0"} 6`,
 		"kvlane_plan_drifted 0",
 		"kvlane_plan_budget_thread_blocks 3",
@@ -198,12 +227,8 @@ func TestScrape(t *testing.T) {
 
 // Every metric of the catalog appears in a scrape of all sources, with its type and help, and none that is not in it.
 func TestCatalogIsWhatIsServed(t *testing.T) {
-	families, err := full(t).Registry().Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
 	served := make(map[string]string)
-	for _, f := range families {
+	for _, f := range parse(t, full(t)) {
 		if strings.HasPrefix(f.GetName(), "kvlane_") {
 			served[f.GetName()] = fmt.Sprintf("%s: %s", strings.ToLower(f.GetType().String()), f.GetHelp())
 		}
@@ -220,7 +245,7 @@ func TestCatalogIsWhatIsServed(t *testing.T) {
 }
 
 func TestNamesFollowPrometheus(t *testing.T) {
-	problems, err := testutil.GatherAndLint(full(t).Registry())
+	problems, err := promlint.New(strings.NewReader(text(t, full(t)))).Lint()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -264,16 +289,13 @@ func TestSourcesCanBeTakenAway(t *testing.T) {
 	m.SetNICs(nil)
 	m.SetTransfer(nil)
 	m.SetFiles(nil)
+	m.SetManager(nil)
 	for _, name := range []string{"cache", "file"} {
 		if err := m.SetTier(name, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
-	families, err := m.Registry().Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, f := range families {
+	for _, f := range parse(t, m) {
 		if name := f.GetName(); strings.HasPrefix(name, "kvlane_") && name != "kvlane_build_info" {
 			t.Errorf("%s is served without a source", name)
 		}
@@ -316,5 +338,151 @@ func TestServerEndsWithItsContext(t *testing.T) {
 	}
 	if _, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", srv.Addr().String()); err == nil {
 		t.Error("the address still answers")
+	}
+}
+
+// A label's value, and the version of a build, may hold anything.
+func TestLabelsAreEscaped(t *testing.T) {
+	m := telemetry.New()
+	name := "a\"b\\c\nd"
+	if err := m.SetTier(name, &countingTier{}); err != nil {
+		t.Fatal(err)
+	}
+	got := parse(t, m)["kvlane_tier_blocks"].GetMetric()
+	if len(got) != 1 || got[0].GetLabel()[0].GetValue() != name {
+		t.Errorf("a tier named %q is exposed as %v", name, got)
+	}
+}
+
+// The process's own metrics have values.
+func TestProcessIsExposed(t *testing.T) {
+	families := parse(t, telemetry.New())
+	for _, name := range []string{
+		"process_cpu_seconds_total", "process_resident_memory_bytes", "process_virtual_memory_bytes", "process_start_time_seconds",
+		"process_open_fds", "process_max_fds", "go_goroutines", "go_memstats_heap_inuse_bytes",
+	} {
+		f := families[name]
+		if f == nil || f.GetMetric()[0].GetGauge().GetValue()+f.GetMetric()[0].GetCounter().GetValue() <= 0 {
+			t.Errorf("%s is exposed as %v", name, f)
+		}
+	}
+	start := families["process_start_time_seconds"].GetMetric()[0].GetGauge().GetValue()
+	if now := float64(time.Now().Unix()); start > now+2 || start < now-24*3600 {
+		t.Errorf("the process started at %v, and it is %v", start, now)
+	}
+}
+
+// get returns the status and the body of a page, over a connection to addr.
+func get(t *testing.T, network, addr, path string) (int, string) {
+	t.Helper()
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, network, addr)
+	}
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: dial}}
+	resp, err := client.Get("http://localhost" + path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	body, err := io.ReadAll(resp.Body)
+	if err := errors.Join(err, resp.Body.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, string(body)
+}
+
+// Whether the process runs, and whether it can serve, are questions of their own.
+func TestHealthAndReadiness(t *testing.T) {
+	m := telemetry.New()
+	srv, err := m.Serve(t.Context(), ":0") // without a host: loopback alone
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = srv.Close() }()
+	if ip := srv.Addr().(*net.TCPAddr).IP; !ip.IsLoopback() {
+		t.Errorf("an address without a host is %v", ip)
+	}
+	addr := srv.Addr().String()
+	for _, c := range []struct {
+		path, body string
+		ready      error
+		status     int
+	}{
+		{"/healthz", "ok\n", errdefs.ErrBusy, http.StatusOK},
+		{"/readyz", "not ready: " + errdefs.ErrBusy.Error() + "\n", errdefs.ErrBusy, http.StatusServiceUnavailable},
+		{"/readyz", "ready\n", nil, http.StatusOK},
+	} {
+		m.SetReady(func() error { return c.ready })
+		if status, body := get(t, "tcp", addr, c.path); status != c.status || body != c.body {
+			t.Errorf("%s, ready %v: status %d, %q", c.path, c.ready, status, body)
+		}
+	}
+	if status, body := get(t, "tcp", addr, "/"); status != http.StatusOK || !strings.Contains(body, "/readyz") {
+		t.Errorf("/: status %d, %q", status, body)
+	}
+	if status, _ := get(t, "tcp", addr, "/other"); status != http.StatusNotFound {
+		t.Errorf("/other: status %d", status)
+	}
+}
+
+// A socket is its user's alone, is removed at the end, and is replaced where a process has died.
+func TestServesOnUnixSockets(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, fmt.Sprintf("m-%d.sock", os.Getpid()))
+	addr := "unix:" + filepath.Join(dir, "m-{pid}.sock")
+	for _, left := range []bool{false, true} {
+		if left { // by a process that was killed
+			l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			l.SetUnlinkOnClose(false)
+			if err := l.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		srv, err := telemetry.New().Serve(t.Context(), addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
+			t.Errorf("the socket: %v, %v", info, err)
+		}
+		if srv.URL() != "unix:"+path {
+			t.Errorf("the address is %q", srv.URL())
+		}
+		if status, body := get(t, "unix", path, "/metrics"); status != http.StatusOK || !strings.Contains(body, "kvlane_build_info{") {
+			t.Errorf("status %d: %s", status, body)
+		}
+		if _, err := telemetry.New().Serve(t.Context(), addr); err == nil || !strings.Contains(err.Error(), "address already in use") {
+			t.Errorf("a second server: %v", err)
+		}
+		if err := srv.Close(); err != nil {
+			t.Error(err)
+		}
+		if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("after the end: %v", err)
+		}
+	}
+	if err := os.WriteFile(path, []byte("data"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := telemetry.New().Serve(t.Context(), addr); !errors.Is(err, errdefs.ErrExists) {
+		t.Errorf("over a file: %v", err)
+	}
+	if data, err := os.ReadFile(path); err != nil || string(data) != "data" {
+		t.Errorf("the file afterwards: %q, %v", data, err)
+	}
+}
+
+func TestAddressesAreChecked(t *testing.T) {
+	for _, addr := range []string{"127.0.0.1:9400", ":9400", "[::1]:0", "host.example:1", "unix:/run/{pid}.sock"} {
+		if err := telemetry.CheckAddr(addr); err != nil {
+			t.Errorf("%s: %v", addr, err)
+		}
+	}
+	for _, addr := range []string{"", "9400", "127.0.0.1", "127.0.0.1:http", "127.0.0.1:65536", "127.0.0.1:-1", "unix:", "unix:m.sock", "unix:/" + strings.Repeat("a", 107)} {
+		if err := telemetry.CheckAddr(addr); !errors.Is(err, errdefs.ErrInvalid) {
+			t.Errorf("%q: %v", addr, err)
+		}
 	}
 }

@@ -9,11 +9,11 @@ import (
 
 const labelOutcome = "outcome"
 
-// SetTransfer makes stats the source of the metrics of a transfer engine; nil takes it away.
+// SetTransfer makes stats the source of the metrics of a transfer engine; nil removes it.
 func (m *Metrics) SetTransfer(stats func() transfer.Stats) {
-	m.collect.mu.Lock()
-	defer m.collect.mu.Unlock()
-	m.collect.transfer = stats
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.transfer = stats
 }
 
 // transferFamilies are read from a transfer engine's own figures.

@@ -11,6 +11,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+	"go.yaml.in/yaml/v3"
+
 	"github.com/kvlane/kvlane/telemetry"
 )
 
@@ -32,7 +36,12 @@ func exposedByReplays(t *testing.T) map[string]exposed {
 			t.Fatalf("exit code %d: %s", code, errs.String())
 		}
 	}
-	families, err := m.Registry().Gather()
+	var text bytes.Buffer
+	if err := m.WriteText(&text); err != nil {
+		t.Fatal(err)
+	}
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(&text)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -168,25 +177,44 @@ func TestDashboardAsksForWhatReplaysExpose(t *testing.T) {
 	}
 }
 
-// The page on alerts has rules whose expressions are of what a replay exposes, and says of each what to do.
+// ruleFile is a file of alert rules.
+type ruleFile struct {
+	Groups []struct {
+		Name  string
+		Rules []struct {
+			Alert, Expr, For string
+			Labels           map[string]string
+			Annotations      map[string]string
+		}
+	}
+}
+
+// The alert rules use metrics that a replay exposes, and each has a severity, a summary and an action.
 func TestAlertsAreOfWhatReplaysExpose(t *testing.T) {
-	text, err := os.ReadFile("../../docs/alerts.md")
+	text, err := os.ReadFile("../../docs/alerts.yml")
 	if err != nil {
 		t.Fatal(err)
 	}
-	all := exposedByReplays(t)
-	names := regexp.MustCompile(`(?m)^ +- alert: (\w+)$`).FindAllStringSubmatch(string(text), -1)
-	rules := regexp.MustCompile(`(?m)^ +- alert: (\w+)\n +expr: (.+)\n`).FindAllStringSubmatch(string(text), -1)
-	if len(rules) < 10 || len(rules) != len(names) {
-		t.Errorf("%d rules of %d alerts", len(rules), len(names))
+	var rules ruleFile
+	decoder := yaml.NewDecoder(bytes.NewReader(text))
+	decoder.KnownFields(true)
+	if err := decoder.Decode(&rules); err != nil {
+		t.Fatal(err)
 	}
-	for _, r := range rules {
-		for _, bad := range wrong(r[2], all) {
-			t.Errorf("%s: %s: %s", r[1], r[2], bad)
+	all, n := exposedByReplays(t), 0
+	for _, g := range rules.Groups {
+		for _, r := range g.Rules {
+			for _, bad := range wrong(r.Expr, all) {
+				t.Errorf("%s: %s: %s", r.Alert, r.Expr, bad)
+			}
+			if !slices.Contains([]string{"critical", "warning", "info"}, r.Labels["severity"]) || r.Annotations["summary"] == "" || r.Annotations["action"] == "" {
+				t.Errorf("%s has the labels %v and the annotations %v", r.Alert, r.Labels, r.Annotations)
+			}
+			n++
 		}
-		if !strings.Contains(string(text), "\n| `"+r[1]+"` | ") {
-			t.Errorf("the page says nothing of %s", r[1])
-		}
+	}
+	if n < 10 {
+		t.Errorf("there are %d rules", n)
 	}
 }
 

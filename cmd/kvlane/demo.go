@@ -52,6 +52,7 @@ func runDemo(cmd *cobra.Command, device string, rdma *rdmaFlags, temp string) er
 	if err := c.Validate(); err != nil {
 		return &usageError{err}
 	}
+	notReady(cmd.Context())
 	if err := saySimulated(cmd.OutOrStdout(), noGPU); err != nil {
 		return err
 	}
@@ -65,9 +66,10 @@ func runDemo(cmd *cobra.Command, device string, rdma *rdmaFlags, temp string) er
 			if err != nil {
 				return nil, asUsage(err) // not a nil *Engine in an interface
 			}
-			if err := showEngine(metricsOf(ctx), e); err != nil {
+			if err := e.ExportTo(metricsOf(ctx)); err != nil {
 				return nil, errors.Join(err, e.Close(ctx))
 			}
+			isReady(ctx)
 			return e, nil
 		},
 		Verify: verifyDir,

@@ -73,7 +73,7 @@ func TestDefectErrorsSayWhatToDoNext(t *testing.T) {
 		// Addresses.
 		replay + "--metrics-addr " + taken.Addr().String(): "Next: another process serves at this address",
 		replay + "--metrics-addr 192.0.2.1:0":              "Next: this host has no such address",
-		replay + "--metrics-addr 127.0.0.1:port":           "Next: give HOST:PORT, the host by an address",
+		replay + "--metrics-addr 127.0.0.1:port":           "See 'kvlane replay --help'.",
 		"transfer probe 127.0.0.1:1":                       "Next: nobody listens there: start kvlane transfer serve --name HOST:PORT",
 	} {
 		words := strings.Fields(strings.ReplaceAll(args, none, "NONE"))

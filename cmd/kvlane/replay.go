@@ -92,6 +92,7 @@ func (r *replayCommand) execute(ctx context.Context, stdout, stderr io.Writer) (
 	if err != nil {
 		return &usageError{err}
 	}
+	notReady(ctx)
 	// The trace is looked through before anything is opened or made on account of it.
 	summary, err := replay.Scan(ctx, r.run.Trace, r.run.Limit)
 	if err != nil {
@@ -120,9 +121,10 @@ func (r *replayCommand) execute(ctx context.Context, stdout, stderr io.Writer) (
 	r.run.Identity, r.run.Summary = e.Identity(), summary
 
 	metrics := metricsOf(ctx)
-	if err := showEngine(metrics, e); err != nil {
+	if err := e.ExportTo(metrics); err != nil {
 		return err
 	}
+	isReady(ctx)
 	r.run.Progress = progress(metrics, int64(summary.Requests), r.bar(stderr))
 
 	rep, err := replay.Run(ctx, r.run)

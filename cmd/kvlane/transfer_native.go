@@ -160,6 +160,7 @@ func (f *serveFlags) serveNative(cmd *cobra.Command, path engine.Path) error {
 		defer func() { err = errors.Join(err, t.Close()) }()
 		noteRefusal(cmd, t.Engine().Stats())
 		metricsOf(ctx).SetTransfer(t.Engine().Stats)
+		isReady(ctx)
 		if err := t.Unshared(); err != nil {
 			fmt.Fprintf(cmd.ErrOrStderr(), "not by shared memory: %s\n", errorText(err))
 		}

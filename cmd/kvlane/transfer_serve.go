@@ -65,6 +65,7 @@ func (f *serveFlags) serve(cmd *cobra.Command) (err error) {
 	if f.name == "" {
 		return usagef("--name is needed")
 	}
+	notReady(cmd.Context())
 	if path, own, err := f.native(); own || err != nil {
 		if err != nil {
 			return err
@@ -150,6 +151,7 @@ func (f *serveFlags) serveRegions(cmd *cobra.Command, d mooncake.Directory, m *m
 		err = errors.Join(err, s.Close(ctx))
 	}()
 	metricsOf(ctx).SetTransfer(func() transfer.Stats { return mooncakeStats(s) })
+	isReady(ctx)
 	seg := s.Segment()
 	out := newLineWriter(cmd.OutOrStdout())
 	err = out.print(ctx, "segment %s: %d bytes at %#x, data on port %d; interrupt to end\n", present.Name(seg.Name), seg.Buffers[0].Length, seg.Buffers[0].Addr, seg.DataPort)
@@ -189,6 +191,7 @@ func serveMetadata(cmd *cobra.Command, listen string) error {
 	}
 	mux := http.NewServeMux()
 	mux.Handle("/metadata", metadata.NewServer(metadata.ServerOptions{}))
+	metricsOf(ctx).HandleHealth(mux)
 	s := http.Server{Handler: mux, ReadTimeout: 30 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute}
 	stopped := make(chan error, 1)
 	stop := context.AfterFunc(ctx, func() {

@@ -4,20 +4,19 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"net"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/telemetry"
+	"github.com/kvlane/kvlane/telemetry/profiles"
 )
 
 // watchFlags say where a command can be watched while it runs.
 type watchFlags struct{ metricsAddr, pprofAddr string }
 
 func (f *watchFlags) register(flags *pflag.FlagSet) {
-	flags.StringVar(&f.metricsAddr, "metrics-addr", "", "serve Prometheus metrics at this host:port under /metrics while the command runs")
+	flags.StringVar(&f.metricsAddr, "metrics-addr", "", "serve Prometheus metrics at this host:port or unix:path under /metrics, and /healthz and /readyz, while the command runs")
 	flags.StringVar(&f.pprofAddr, "pprof-addr", "", "serve Go's profiles at this host:port under /debug/pprof/ while the command runs; a loopback address")
 }
 
@@ -49,7 +48,7 @@ func (f *watchFlags) serve(ctx context.Context) (_ context.Context, stop func() 
 		return errors.Join(errs...)
 	}
 	if f.metricsAddr != "" {
-		if _, _, err := net.SplitHostPort(f.metricsAddr); err != nil {
+		if err := telemetry.CheckAddr(f.metricsAddr); err != nil {
 			return nil, nil, usagef("--metrics-addr: %w", err)
 		}
 		m := metricsOf(ctx)
@@ -59,15 +58,15 @@ func (f *watchFlags) serve(ctx context.Context) (_ context.Context, stop func() 
 			return nil, nil, err
 		}
 		open = append(open, s)
-		slog.Info("serving metrics", "url", "http://"+s.Addr().String()+"/metrics")
+		slog.Info("serving metrics", "url", s.URL()+"/metrics")
 	}
 	if f.pprofAddr != "" {
-		s, err := telemetry.ServeProfiles(ctx, f.pprofAddr)
+		s, err := profiles.Serve(ctx, f.pprofAddr)
 		if err != nil {
 			return nil, nil, asUsage(errors.Join(err, stop()))
 		}
 		open = append(open, s)
-		slog.Info("serving profiles", "url", "http://"+s.Addr().String()+"/debug/pprof/")
+		slog.Info("serving profiles", "url", s.URL()+"/debug/pprof/")
 	}
 	return ctx, stop, nil
 }
@@ -87,15 +86,9 @@ func metricsOf(ctx context.Context) *telemetry.Metrics {
 	return telemetry.New()
 }
 
-// showEngine makes e the source of the metrics of engines. Its figures outlive it.
-func showEngine(m *telemetry.Metrics, e *kvlane.Engine) error {
-	m.SetStore(e.Store().Stats)
-	m.SetPlanner(e.PlanFigures)
-	m.SetNICs(e.NICStats)
-	m.SetFiles(e.FileStats)
-	var errs []error
-	for _, t := range e.Tiers() {
-		errs = append(errs, m.SetTier(t.Name(), t))
-	}
-	return errors.Join(errs...)
+// notReady makes /readyz of a command's metrics fail until isReady is called.
+func notReady(ctx context.Context) {
+	metricsOf(ctx).SetReady(func() error { return errors.New("the command is opening what it serves") })
 }
+
+func isReady(ctx context.Context) { metricsOf(ctx).SetReady(nil) }

@@ -51,6 +51,9 @@ func TestTransferServeIsWatched(t *testing.T) {
 		if body := page(t, "http://"+metrics+"/metrics"); !strings.Contains(body, "\nkvlane_transfer_segments 1\n") {
 			t.Errorf("%s:\n%s", protocol, body)
 		}
+		if body := page(t, "http://"+metrics+"/readyz"); body != "ready\n" {
+			t.Errorf("%s: %s", protocol, body)
+		}
 		if body := page(t, "http://"+profiles+"/debug/pprof/goroutine?debug=1"); !strings.Contains(body, "goroutine profile: total ") {
 			t.Errorf("%s:\n%s", protocol, body)
 		}
@@ -62,7 +65,10 @@ func TestTransferServeIsWatched(t *testing.T) {
 func TestMetadataServerIsWatched(t *testing.T) {
 	metrics := freeAddress(t)
 	p := interruptible(t, "transfer", "metadata", "--listen", "127.0.0.1:0", "--metrics-addr", metrics)
-	p.word(t, "metadata ")
+	at, _, _ := strings.Cut(p.word(t, "metadata "), "/metadata;")
+	if body := page(t, at+"/healthz"); body != "ok\n" {
+		t.Error(body)
+	}
 	if body := page(t, "http://"+metrics+"/metrics"); !strings.Contains(body, "\nkvlane_build_info{") || !strings.Contains(body, "\ngo_goroutines ") {
 		t.Error(body)
 	}

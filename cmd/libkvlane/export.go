@@ -131,6 +131,13 @@ func kvlGoStats(engine C.kvl_engine, buffer *C.char, bytes *C.size_t, why **C.ch
 	})
 }
 
+//export kvlGoMetrics
+func kvlGoMetrics(of C.uint64_t, buffer *C.char, bytes *C.size_t, why **C.char) C.int32_t {
+	return call(why, func() error {
+		return text(buffer, bytes, func() ([]byte, error) { return library.Metrics(capi.Handle(of)) })
+	})
+}
+
 //export kvlGoNotes
 func kvlGoNotes(engine C.kvl_engine, buffer *C.char, bytes *C.size_t, why **C.char) C.int32_t {
 	return call(why, func() error {

@@ -203,6 +203,8 @@ kvl_status kvl_allocator_stats(int32_t device, char *buffer, size_t *bytes) {
 
 kvl_status kvl_stats(kvl_engine engine, char *buffer, size_t *bytes) { CALL(kvlGoStats, engine, buffer, bytes); }
 
+kvl_status kvl_metrics(uint64_t of, char *buffer, size_t *bytes) { CALL(kvlGoMetrics, of, buffer, bytes); }
+
 kvl_status kvl_notes(kvl_engine engine, char *buffer, size_t *bytes) { CALL(kvlGoNotes, engine, buffer, bytes); }
 
 kvl_status kvl_register_memory(kvl_engine engine, uint64_t address, uint64_t bytes, uint32_t kind, kvl_memory *memory) {

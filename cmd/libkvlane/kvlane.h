@@ -274,6 +274,12 @@ kvl_status kvl_allocator_stats(int32_t device, char *buffer, size_t *bytes);
 kvl_status kvl_stats(kvl_engine engine, char *buffer, size_t *bytes);
 kvl_status kvl_notes(kvl_engine engine, char *buffer, size_t *bytes);
 
+/*
+ * kvl_metrics writes the metrics of an engine or a manager in Prometheus's text format, to a buffer as kvl_stats does. It is
+ * for a program that serves metrics itself; the key metrics_addr of a configuration makes the library serve them.
+ */
+kvl_status kvl_metrics(uint64_t engine_or_manager, char *buffer, size_t *bytes);
+
 /* kvl_report_slowdown tells by how many percent the program's own work takes longer than without copies beside it. */
 kvl_status kvl_report_slowdown(kvl_engine engine, double percent);
 

@@ -98,7 +98,8 @@ var mayImport = map[string]string{
 	"bench/rdmabench":       onDevice + " bench internal/present stream rdma rdma/channel rdma/registry",
 	"bench/transfer":        onDevice + " internal/present stream bench share transfer transfer/memory transfer/metadata transfer/mooncake transfer/rail internal/sys/hostmem",
 	"bench/matmul":          onDevice + " internal/sys/cublaslt",
-	"telemetry":             anyPlain + " store stream/copy/plan stream/file transfer",
+	"telemetry":             anyPlain + " store store/manager stream/copy/plan stream/file transfer",
+	"telemetry/profiles":    "errdefs telemetry",
 	"telemetry/metricsdoc":  "telemetry",
 	"internal/leak":         "",
 	"internal/limits":       "errdefs internal/present",
@@ -145,11 +146,11 @@ var mayImport = map[string]string{
 	"internal/kept":   "errdefs",
 
 	// The façade and the commands wire everything.
-	"":              anyPlain + " gdr profile share store store/manager transfer transfer/ device/ stream/ tier/ internal/",
+	"":              anyPlain + " gdr profile share store store/manager telemetry transfer transfer/ device/ stream/ tier/ internal/",
 	"internal/capi": anyPlain + " share store gdr profile stream/copy/plan tier/file tier/log internal/inuse ROOT",
 	"cmd/libkvlane": "errdefs mem block internal/capi internal/dirfs ROOT",
 	"examples/":     "mem block device stream ROOT",
-	"cmd/":          anyPlain + " gdr profile share topology transfer transfer/ store replay replay/demo doctor bench bench/ telemetry device/ stream/ tier/ internal/ ROOT",
+	"cmd/":          anyPlain + " gdr profile share topology transfer transfer/ store replay replay/demo doctor bench bench/ telemetry telemetry/profiles device/ stream/ tier/ internal/ ROOT",
 }
 
 func TestImportGraph(t *testing.T) {

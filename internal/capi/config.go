@@ -38,6 +38,7 @@ type (
 		Stream      streams  `json:"stream"`
 		Store       storage  `json:"store"`
 		RDMA        rdma     `json:"rdma"`
+		MetricsAddr string   `json:"metrics_addr"`
 	}
 
 	geometry struct {
@@ -165,6 +166,7 @@ func (c *config) config() (kvlane.Config, error) {
 		Model: c.Model.geometry(), Revision: c.Revision, Adapter: c.Adapter, Tenant: c.Tenant,
 		Device:      kvlane.DeviceConfig{Driver: kvlane.Driver(c.Device.Driver), Index: c.Device.Index},
 		HostStreams: c.HostStreams,
+		MetricsAddr: c.MetricsAddr,
 		Stream: kvlane.StreamConfig{
 			Calibration: profile.Calibration(c.Stream.Calibration), ProfileDir: c.Stream.ProfileDir, StagingBytes: c.Stream.StagingBytes,
 		},

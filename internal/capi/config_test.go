@@ -28,7 +28,7 @@ import (
 func TestConfigurationReachesTheEngine(t *testing.T) {
 	got, err := capi.ParseConfig([]byte(`{
 		"model": {"name": "m", "dtype": "float16", "layers": 4, "kv_heads": 8, "head_size": 64, "block_tokens": 16, "tp_size": 2, "tp_rank": 1},
-		"revision": "r", "adapter": "a", "tenant": "t", "device": {"driver": "sim", "index": 0}, "host_streams": true,
+		"revision": "r", "adapter": "a", "tenant": "t", "device": {"driver": "sim", "index": 0}, "host_streams": true, "metrics_addr": "127.0.0.1:9400",
 		"stream": {"path": "kernel", "policy": "background", "calibration": "never", "profile_dir": "/p", "staging_bytes": 1048576},
 		"store": {"pipeline": "cache|file", "cache_bytes": 1048576, "dirs": ["/a", "/b"], "file_bytes": 1073741824, "dir_bytes": [536870912, 0],
 			"fsync": "file", "read_only": true, "stream_files": true, "verify": "always", "readers": 3, "writers": 2, "tasks": 4, "gdr": "auto",
@@ -41,7 +41,7 @@ func TestConfigurationReachesTheEngine(t *testing.T) {
 	three := 3
 	want := kvlane.Config{
 		Model:    block.Geometry{Model: "m", DType: "float16", Layers: 4, KVHeads: 8, HeadSize: 64, BlockTokens: 16, TPSize: 2, TPRank: 1},
-		Revision: "r", Adapter: "a", Tenant: "t", Device: kvlane.DeviceConfig{Driver: kvlane.Sim}, HostStreams: true,
+		Revision: "r", Adapter: "a", Tenant: "t", Device: kvlane.DeviceConfig{Driver: kvlane.Sim}, HostStreams: true, MetricsAddr: "127.0.0.1:9400",
 		Stream: kvlane.StreamConfig{
 			Path: path(t, "kernel"), Policy: plan.Policy{Goal: plan.Background}, Calibration: profile.Never, ProfileDir: "/p", StagingBytes: 1 << 20,
 		},

@@ -1,8 +1,10 @@
 package capi
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
+	"io"
 	"math"
 	"reflect"
 	"strings"
@@ -23,6 +25,23 @@ func (l *Library) Stats(h Handle) ([]byte, error) {
 		"files": figures(reflect.ValueOf(e.FileStats())),
 		"nics":  figures(reflect.ValueOf(e.NICStats())),
 	})
+}
+
+// Metrics returns the metrics of an engine or a manager in Prometheus's text format.
+func (l *Library) Metrics(h Handle) ([]byte, error) {
+	var of interface{ WriteMetrics(w io.Writer) error }
+	if m, err := find[*manager](&l.handles, h); err == nil {
+		of = m
+	} else if e, err := find[*engine](&l.handles, h); err == nil {
+		of = e
+	} else {
+		return nil, err
+	}
+	var text bytes.Buffer
+	if err := of.WriteMetrics(&text); err != nil {
+		return nil, err
+	}
+	return text.Bytes(), nil
 }
 
 // figures returns what stands for v in JSON.

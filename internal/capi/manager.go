@@ -54,7 +54,8 @@ func (n *Names) blocks() ([]kvlane.Block, error) {
 	return out, nil
 }
 
-// OpenManager opens a manager, as a configuration in JSON says: {"ranks": [those of the workers' engines], "blocks": of each worker}.
+// OpenManager opens a manager, as a configuration in JSON says: {"ranks": [those of the workers' engines], "blocks": of each worker,
+// "metrics_addr": address}.
 func (l *Library) OpenManager(config []byte) (Handle, error) {
 	c, err := ParseManagerConfig(config)
 	if err != nil {
@@ -83,6 +84,8 @@ func ParseManagerConfig(text []byte) (kvlane.ManagerConfig, error) {
 			if err = json.Unmarshal(value, &c.Blocks); err == nil && c.Blocks < 0 {
 				err = invalid("%d is negative", c.Blocks)
 			}
+		case "metrics_addr":
+			err = json.Unmarshal(value, &c.MetricsAddr)
 		case "ranks":
 			err = json.Unmarshal(value, &ranks)
 		default:

@@ -213,6 +213,10 @@ static void words(void) {
   EXPECT(KVL_OK, kvl_stats(engine, buffer, &n));
   CHECK(strlen(buffer) == n - 1 && buffer[0] == '{');
   n = sizeof buffer;
+  EXPECT(KVL_OK, kvl_metrics(engine, buffer, &n));
+  CHECK(strlen(buffer) == n - 1 && strstr(buffer, "\nkvlane_store_loads_total ") != NULL);
+  EXPECT(KVL_INVALID, kvl_metrics(cache, buffer, &n));
+  n = sizeof buffer;
   EXPECT(KVL_OK, kvl_notes(engine, buffer, &n));
   CHECK(strlen(buffer) == n - 1 && buffer[0] == '[');
   EXPECT(KVL_INVALID, kvl_open("{\"modle\": {}}", &engine));
@@ -270,6 +274,9 @@ static void manage(void) {
   EXPECT(KVL_OK, kvl_manager_reset(m));
   EXPECT(KVL_OK, kvl_manager_stats(m, config, &length));
   CHECK(strstr(config, "\"blocks\":0") != NULL);
+  length = sizeof config;
+  EXPECT(KVL_NO_SPACE, kvl_metrics(m, config, &length));
+  CHECK(length > sizeof config);
   EXPECT(KVL_INVALID, kvl_manager_lookup(m, NULL, states));
   EXPECT(KVL_INVALID, kvl_manager_load(m, &blocks, NULL));
   EXPECT(KVL_OK, kvl_close_manager(m, PATIENCE));

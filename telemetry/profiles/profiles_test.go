@@ -1,4 +1,4 @@
-package telemetry_test
+package profiles_test
 
 import (
 	"context"
@@ -11,13 +11,15 @@ import (
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/testkit"
-	"github.com/kvlane/kvlane/telemetry"
+	"github.com/kvlane/kvlane/telemetry/profiles"
 )
+
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 // Profiles are this machine's alone, whatever form the address of others has.
 func TestProfilesAreServedOnLoopbackAlone(t *testing.T) {
 	for _, addr := range []string{":0", "0.0.0.0:0", "[::]:0", "192.0.2.1:0", "[::ffff:192.0.2.1]:0", "localhost.example:0", "nowhere", ""} {
-		srv, err := telemetry.ServeProfiles(t.Context(), addr)
+		srv, err := profiles.Serve(t.Context(), addr)
 		if !errors.Is(err, errdefs.ErrInvalid) {
 			t.Errorf("%q: %v", addr, err)
 		}
@@ -26,7 +28,7 @@ func TestProfilesAreServedOnLoopbackAlone(t *testing.T) {
 		}
 	}
 	for _, addr := range []string{"127.0.0.1:0", "127.9.9.9:0", "localhost:0"} {
-		srv, err := telemetry.ServeProfiles(t.Context(), addr)
+		srv, err := profiles.Serve(t.Context(), addr)
 		if err != nil {
 			t.Errorf("%q: %v", addr, err)
 			continue
@@ -41,7 +43,7 @@ func TestProfilesAreServedOnLoopbackAlone(t *testing.T) {
 func TestProfileEndsWithItsServer(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	srv, err := telemetry.ServeProfiles(ctx, "127.0.0.1:0")
+	srv, err := profiles.Serve(ctx, "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,5 +87,35 @@ func TestProfileEndsWithItsServer(t *testing.T) {
 	got := <-taken
 	if got.err != nil || len(got.body) < 2 || got.body[0] != 0x1f || got.body[1] != 0x8b { // gzip, as profiles are
 		t.Errorf("%d bytes, %v", len(got.body), got.err)
+	}
+}
+
+// A web page that has a name of its own resolve to this machine gets no profile: its requests name that host.
+func TestProfilesAreRefusedToOtherHosts(t *testing.T) {
+	srv, err := profiles.Serve(t.Context(), "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = srv.Close() }()
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	for host, want := range map[string]int{
+		"": http.StatusOK, "localhost": http.StatusOK, "localhost:1": http.StatusOK, "127.0.0.1:1": http.StatusOK, "[::1]": http.StatusOK, "[::1]:1": http.StatusOK,
+		"attacker.example": http.StatusForbidden, "attacker.example:80": http.StatusForbidden, "localhost.example": http.StatusForbidden, "192.0.2.1": http.StatusForbidden,
+	} {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, srv.URL()+"/debug/pprof/cmdline", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Host = host
+		resp, err := client.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := resp.Body.Close(); err != nil {
+			t.Error(err)
+		}
+		if resp.StatusCode != want {
+			t.Errorf("host %q: status %d, want %d", host, resp.StatusCode, want)
+		}
 	}
 }

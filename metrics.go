@@ -1,0 +1,102 @@
+package kvlane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"sync/atomic"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/unwind"
+	"github.com/kvlane/kvlane/telemetry"
+)
+
+// exporter has the metrics of an Engine or a Manager, and serves them if an address was configured.
+type exporter struct {
+	metrics *telemetry.Metrics
+	state   atomic.Int32
+}
+
+// The states of an exporter.
+const (
+	stateOpening int32 = iota
+	stateOpen
+	stateClosing
+)
+
+func newExporter() *exporter {
+	x := &exporter{metrics: telemetry.New()}
+	x.metrics.SetReady(x.ready)
+	return x
+}
+
+// ready is the check behind /readyz.
+func (x *exporter) ready() error {
+	switch x.state.Load() {
+	case stateOpen:
+		return nil
+	case stateOpening:
+		return fmt.Errorf("opening: %w", errdefs.ErrBusy)
+	}
+	return fmt.Errorf("closing: %w", errdefs.ErrClosed)
+}
+
+// serve serves the metrics on addr, unless it is empty, until closers close. It comes first of all that is opened, so that
+// a taken address costs nothing.
+func (x *exporter) serve(ctx context.Context, addr, rank string, closers *unwind.Stack) error {
+	if addr == "" {
+		return nil
+	}
+	s, err := x.metrics.Serve(context.WithoutCancel(ctx), rankAddr(addr, rank))
+	if err != nil {
+		return err
+	}
+	closers.AddPlain("metrics server", s.Close)
+	return nil
+}
+
+// rankAddr returns addr with the rank in place of {rank}.
+func rankAddr(addr, rank string) string { return strings.ReplaceAll(addr, "{rank}", rank) }
+
+// checkMetricsAddr reports a malformed address.
+func checkMetricsAddr(addr string) error {
+	if addr == "" {
+		return nil
+	}
+	if err := telemetry.CheckAddr(rankAddr(addr, "0")); err != nil {
+		return fmt.Errorf("metrics_addr: %w", err)
+	}
+	return nil
+}
+
+// rank returns the configuration's tensor-parallel rank.
+func (c *Config) rank() string {
+	g := c.Model
+	if len(c.Groups) > 0 {
+		g = c.Groups[0].Geometry
+	}
+	return strconv.Itoa(g.TPRank)
+}
+
+// ExportTo makes the engine the source of the metrics of engines in m, which a program serves itself. The figures stay
+// readable after Close.
+func (e *Engine) ExportTo(m *telemetry.Metrics) error {
+	m.SetStore(e.store.Stats)
+	m.SetPlanner(e.PlanFigures)
+	m.SetNICs(e.NICStats)
+	m.SetFiles(e.FileStats)
+	var errs []error
+	for _, t := range e.Tiers() {
+		errs = append(errs, m.SetTier(t.Name(), t))
+	}
+	return errors.Join(errs...)
+}
+
+// WriteMetrics writes the engine's metrics in Prometheus's text format.
+func (e *Engine) WriteMetrics(w io.Writer) error { return e.exporter.metrics.WriteText(w) }
+
+// WriteMetrics writes the manager's metrics in Prometheus's text format.
+func (m *Manager) WriteMetrics(w io.Writer) error { return m.exporter.metrics.WriteText(w) }

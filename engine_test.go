@@ -7,13 +7,13 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/gdr"
+	"github.com/kvlane/kvlane/internal/testkit"
 )
 
 func testConfig(t *testing.T) kvlane.Config {
@@ -50,7 +50,7 @@ func openEngine(t *testing.T, c kvlane.Config) *kvlane.Engine {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience())
 		defer cancel()
 		if err := e.Close(ctx); err != nil {
 			t.Error(err)

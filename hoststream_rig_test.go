@@ -17,10 +17,9 @@ import (
 	"github.com/kvlane/kvlane/profile"
 )
 
-const (
-	hostPatience = 30 * time.Second
-	hostGlance   = 20 * time.Millisecond
-)
+const hostGlance = 20 * time.Millisecond
+
+var hostPatience = testkit.Patience()
 
 // hostWorld is an engine whose KV cache a program uses by streams of its own.
 type hostWorld struct {

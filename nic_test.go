@@ -12,7 +12,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/block"
@@ -21,6 +20,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/gdr"
 	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/replay"
 	"github.com/kvlane/kvlane/store"
@@ -404,7 +404,7 @@ func (w *world) close(t *testing.T) {
 		return
 	}
 	w.done = true
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience())
 	defer cancel()
 	for _, err := range []error{
 		w.e.Unregister(ctx, w.kv), w.e.Device().Free(w.kv), w.e.Device().Free(w.host), w.e.Close(ctx),

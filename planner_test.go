@@ -9,6 +9,7 @@ import (
 	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/stream"
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
@@ -19,7 +20,7 @@ import (
 func TestReportedSlowdownLowersTheBudget(t *testing.T) {
 	e := openEngine(t, testConfig(t))
 	before := e.PlanFigures().Limits
-	for deadline := time.Now().Add(10 * time.Second); e.PlanFigures().Limits.CTAs >= before.CTAs; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(testkit.Patience()); e.PlanFigures().Limits.CTAs >= before.CTAs; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("%+v for ten seconds of reports", before)
 		}

@@ -13,7 +13,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/device"
@@ -195,10 +194,9 @@ func receiveKV(t *testing.T, nic string, driver kvlane.Driver) {
 	}
 }
 
-const (
-	receiverSays = "receiver at "
-	receiverTime = 60 * time.Second
-)
+const receiverSays = "receiver at "
+
+var receiverTime = testkit.Patience()
 
 // startReceiver starts the other process, and returns what it offers, and what waits for its verdict.
 func startReceiver(t *testing.T, nic string, driver kvlane.Driver) (name string, ended func() error) {

@@ -13,6 +13,7 @@ import (
 	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/transfer"
 	"github.com/kvlane/kvlane/transfer/metadata"
@@ -26,7 +27,7 @@ func openTransfer(t *testing.T, e *kvlane.Engine, c kvlane.TransferConfig) *kvla
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience())
 		defer cancel()
 		if err := errors.Join(tr.Close(ctx), tr.Close(ctx)); err != nil {
 			t.Error(err)
@@ -327,7 +328,7 @@ func TestDefectFailedConnectsHoldTheCache(t *testing.T) {
 			t.Errorf("a long name: %v", err)
 		}
 	}
-	soon, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	soon, cancel := context.WithTimeout(t.Context(), testkit.Patience())
 	defer cancel()
 	if err := cache.Close(soon); err != nil {
 		t.Fatal(err)

@@ -14,6 +14,7 @@ import (
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/leak"
+	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/stream"
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
@@ -58,7 +59,7 @@ func (e *slowedEvent) Wait(ctx context.Context) error {
 	time.Sleep(time.Duration(e.n) * time.Millisecond / 2) // for the traffic to get somewhere, or to end
 	after, submitted := e.p.w.busy()
 	// However busy the machine is: the second submission from here on comes after a batch that was done meanwhile.
-	for end := time.Now().Add(5 * time.Second); after && submitted < before+2 && time.Now().Before(end); {
+	for end := time.Now().Add(testkit.Patience()); after && submitted < before+2 && time.Now().Before(end); {
 		time.Sleep(50 * time.Microsecond)
 		after, submitted = e.p.w.busy()
 	}

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -67,7 +66,7 @@ func closed(t *testing.T, err error) {
 // copy copies all of a region by a stream of its own.
 func (r *rig) copy(t *testing.T, dst, src *mem.Region) error {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience())
 	defer cancel()
 	s, err := r.nics.OpenStream()
 	if err != nil {

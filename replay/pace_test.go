@@ -39,7 +39,7 @@ func TestDefectRequestStartsBeforeItsTime(t *testing.T) {
 	c, clock := paced(t, 5000, 6000, 6000, 9000)
 	done := make(chan struct{}, 8)
 	c.Progress = func(Step) { done <- struct{}{} }
-	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience(time.Minute))
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience())
 	defer cancel()
 	var rep *Report
 	ended := make(chan error, 1)
@@ -99,7 +99,7 @@ func TestReplayTellsItsLag(t *testing.T) {
 
 func TestWaitForATimeEndsWithTheContext(t *testing.T) {
 	c, clock := paced(t, 0, math.MaxInt64)
-	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience(time.Minute))
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience())
 	defer cancel()
 	ended := make(chan error, 1)
 	go func() {
@@ -115,7 +115,7 @@ func TestWaitForATimeEndsWithTheContext(t *testing.T) {
 		if !errors.Is(err, errdefs.ErrCanceled) {
 			t.Errorf("error %v, want ErrCanceled", err)
 		}
-	case <-time.After(testkit.Patience(time.Minute)):
+	case <-time.After(testkit.Patience()):
 		t.Fatal("it waits on")
 	}
 }

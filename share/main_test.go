@@ -30,7 +30,7 @@ import (
 const roleEnv = "KVLANE_SHARE_ROLE"
 
 // patience is how long a test waits for what must happen.
-var patience = testkit.Patience(40 * time.Second)
+var patience = testkit.Patience()
 
 func TestMain(m *testing.M) {
 	var err error

@@ -32,7 +32,7 @@ import (
 func TestMain(m *testing.M) { testkit.Main(m) }
 
 // patience is how long a test waits for what must happen; it fails then.
-var patience = testkit.Patience(20 * time.Second)
+var patience = testkit.Patience()
 
 // storeTimers is how many timers of the clock an idle store has: its janitor, and a watcher for each of two streams.
 const storeTimers = 3

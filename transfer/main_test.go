@@ -25,7 +25,7 @@ const roleEnv = "KVLANE_TRANSFER_ROLE"
 const lockedEnv = "KVLANE_TRANSFER_LOCKED"
 
 // patience is how long a test waits for what must happen.
-const patience = 40 * time.Second
+var patience = testkit.Patience()
 
 func TestMain(m *testing.M) {
 	if os.Getenv(roleEnv) == "" {

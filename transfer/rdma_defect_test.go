@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/rdma/soft"
 )
@@ -66,7 +67,7 @@ func TestDefectCloseWaitsForQueuePairs(t *testing.T) {
 		select {
 		case err := <-ended:
 			wantErr(t, what, err, errdefs.ErrBusy)
-		case <-time.After(5 * time.Second):
+		case <-time.After(testkit.Patience()):
 			t.Errorf("%s: it is waited for", what)
 		}
 	}

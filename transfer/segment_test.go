@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/share"
 )
@@ -90,7 +91,7 @@ func TestDefectRefreshHoldsBatchesUp(t *testing.T) {
 	case err := <-refreshed:
 		t.Errorf("the refresh ended first: %v", err)
 		refreshed <- err
-	case <-time.After(5 * time.Second):
+	case <-time.After(testkit.Patience()):
 		t.Error("a batch waits for the refresh")
 	}
 	cancel()

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
 )
 
@@ -95,7 +96,7 @@ func TestDefectTrickleHoldsMemory(t *testing.T) {
 	until(t, "nothing is written", func() bool { return p.target.Stats().Requests == 1 })
 	p.do(t, Task{Op: Write, Local: mem.All(here), Offset: 1 << 20})
 	before := p.target.Stats().Connections
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience())
 	defer cancel()
 	must(t, p.segment.Unregister(ctx, 0))
 	until(t, "the connection that held it stays, or others do not", func() bool { return p.target.Stats().Connections == before-1 })

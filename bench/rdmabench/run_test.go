@@ -13,6 +13,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/fault"
 	"github.com/kvlane/kvlane/internal/present/presenttest"
+	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/rdma"
 	"github.com/kvlane/kvlane/rdma/registry"
 	"github.com/kvlane/kvlane/rdma/soft"
@@ -128,7 +129,7 @@ func TestRunEndsWithItsContext(t *testing.T) {
 
 // What a budget is too short for is left out, named and said, also what is under way; a budget in which nothing can be measured is an error.
 func TestDefectBudgetOfNICsIsExceeded(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience())
 	defer cancel()
 	o := options(t, softNIC(t, nil, soft.DeviceOptions{}))
 	o.Sizes, o.Iterations, o.Budget = []int64{64}, 50, time.Minute

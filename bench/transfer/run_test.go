@@ -159,7 +159,7 @@ func TestNVLinkCounters(t *testing.T) {
 }
 
 func TestDefectBudgetOfTransfersIsExceeded(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience())
 	defer cancel()
 	var notices []string
 	d := newCopying(t, 1<<20)

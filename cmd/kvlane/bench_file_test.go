@@ -43,7 +43,7 @@ func TestBenchFileFlagsAreChecked(t *testing.T) {
 func TestBenchFileMeasuresAllPaths(t *testing.T) {
 	dir, out := t.TempDir(), t.TempDir()
 	name, charts := filepath.Join(out, "run.json"), filepath.Join(out, "charts")
-	code, stdout, stderr := execute(t, tinyFile(dir, "--device", "sim", "--out", name, "--charts", charts)...)
+	code, stdout, stderr := executeWhole(t, tinyFile(dir, "--device", "sim", "--out", name, "--charts", charts)...)
 	if strings.Contains(stderr, "refuses O_DIRECT") {
 		testkit.Skip(t, "direct-io", stderr)
 	}
@@ -72,7 +72,7 @@ func TestBenchFileMeasuresAllPaths(t *testing.T) {
 			t.Errorf("%s is not measured: %v", want, seen)
 		}
 	}
-	if code, stdout, _ := execute(t, tinyFile(dir, "--work", "read", "--from", "page-cache", "--csv")...); code != exitOK || !strings.HasPrefix(stdout, "device,simulated,file_system") {
+	if code, stdout, _ := executeWhole(t, tinyFile(dir, "--work", "read", "--from", "page-cache", "--csv")...); code != exitOK || !strings.HasPrefix(stdout, "device,simulated,file_system") {
 		t.Errorf("exit code %d, output:\n%s", code, stdout)
 	}
 }
@@ -84,7 +84,7 @@ func TestBenchFileKeepsToDirect(t *testing.T) {
 		"require": "auto device,auto host,cufile device",
 		"never":   "auto device,auto host,posix device,posix host",
 	} {
-		code, stdout, stderr := execute(t, tinyFile(t.TempDir(), "--device", "sim", "--direct", direct, "--transfers", "2", "--cufile-queues", "1",
+		code, stdout, stderr := executeWhole(t, tinyFile(t.TempDir(), "--device", "sim", "--direct", direct, "--transfers", "2", "--cufile-queues", "1",
 			"--work", "read", "--from", "page-cache", "--json")...)
 		var r file.Report
 		if code != exitOK || json.Unmarshal([]byte(stdout), &r) != nil {

@@ -38,7 +38,7 @@ func TestBenchStoreFlagsAreChecked(t *testing.T) {
 		"device":        {[]string{"--device", "auto"}, exitUsage, []string{"it is cuda, sim or host"}},
 		"model":         {[]string{"--model-layer", "20ms", "--work", "dump"}, exitUsage, []string{"layer of 20ms", "behind loads"}},
 		"small product": {[]string{"--beside-matmul", "--product-rows", "2048"}, exitUsage, []string{"--product-rows 2048: it is a multiple of 64, from 4096 to 8192"}},
-		"product":       {[]string{"--pairs", "2", "--beside-matmul", "--beside-blocks", "1"}, exitFailure, []string{"runs none"}},
+		"product":       {[]string{"--pairs", "2", "--beside-matmul", "--beside-blocks", "1", "--blocks", "1", "--work", "load", "--forms", "whole"}, exitFailure, []string{"runs none"}},
 		"still":         {[]string{"--device", "cuda", "--still"}, exitUsage, []string{"--still has no effect without --device sim"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -55,7 +55,7 @@ func TestBenchStoreFlagsAreChecked(t *testing.T) {
 func TestBenchStoreWritesComparesAndDraws(t *testing.T) {
 	dir := t.TempDir()
 	file, charts := filepath.Join(dir, "run.json"), filepath.Join(dir, "charts")
-	code, stdout, stderr := execute(t, tinyStore("--out", file, "--charts", charts, "--policy", "latency")...)
+	code, stdout, stderr := executeWhole(t, tinyStore("--out", file, "--charts", charts, "--policy", "latency")...)
 	if code != exitOK || !strings.Contains(stdout, "SIMULATED: no figure") || !strings.Contains(stdout, "--policy latency; loads and dumps under the latency policy") || !strings.Contains(stderr, "charts are in "+charts) {
 		t.Fatalf("exit code %d, standard error %q, output:\n%s", code, stderr, stdout)
 	}
@@ -77,7 +77,7 @@ func TestBenchStoreWritesComparesAndDraws(t *testing.T) {
 	if err := writeFile(file, &r); err != nil {
 		t.Fatal(err)
 	}
-	code, stdout, stderr = execute(t, tinyStore("--json", "--work", "load", "--compare", file, "--fail-above", "10%")...)
+	code, stdout, stderr = executeWhole(t, tinyStore("--json", "--work", "load", "--compare", file, "--fail-above", "10%")...)
 	if code != exitFailure || !strings.Contains(stderr, "4 points are more than 10% slower") || json.Unmarshal([]byte(stdout), &r) != nil {
 		t.Errorf("exit code %d, standard error %q", code, stderr)
 	}
@@ -85,7 +85,7 @@ func TestBenchStoreWritesComparesAndDraws(t *testing.T) {
 
 // What is measured beside a model's layers goes on until its time is over.
 func TestBenchStoreBesideAModel(t *testing.T) {
-	code, stdout, stderr := execute(t, "bench", "store", "--device", "sim", "--blocks", "1", "--requests", "1", "--bytes", "1MiB",
+	code, stdout, stderr := executeWhole(t, "bench", "store", "--device", "sim", "--blocks", "1", "--requests", "1", "--bytes", "1MiB",
 		"--large", "64KiB", "--work", "load", "--model-layer", "200us", "--budget", "6s")
 	if code != exitOK || strings.Count(stdout, "\n  200us ") != 1 {
 		t.Errorf("exit code %d, standard error %q, output:\n%s", code, stderr, stdout)

@@ -70,7 +70,7 @@ func TestDefectRepeatedValueIsMeasuredTwice(t *testing.T) {
 			Points []json.RawMessage `json:"points"`
 		}
 		for i, args := range [][]string{c.once, c.twice} {
-			code, stdout, stderr := execute(t, append(args, "--json")...)
+			code, stdout, stderr := executeWhole(t, append(args, "--json")...)
 			if err := json.Unmarshal([]byte(stdout), &points[i]); code != exitOK || err != nil {
 				t.Fatalf("%v: exit code %d, %v: %s", args, code, err, stderr)
 			}
@@ -161,7 +161,7 @@ func TestDefectOutputIsFoundOutAfterTheRun(t *testing.T) {
 		"transfer": {"bench", "transfer", "--segment", "127.0.0.1:1", "--duration", "1h"},
 	} {
 		for _, c := range [][]string{{"--out", "/nonexistent/x"}, {"--out", dir}, {"--charts", "/proc/x"}, {"--charts", kept}, {"--out", kept, "--charts", "/proc/x"}} {
-			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience())
 			defer cancel()
 			var stdout, stderr bytes.Buffer
 			code := run(ctx, append(args[:len(args):len(args)], c...), &stdout, &stderr)
@@ -245,7 +245,7 @@ func TestDefectInterruptedBenchPrintsNothing(t *testing.T) {
 		"copy":     tinyBench("--reps", "3000", "--sizes", "256,512,1KiB,2KiB,4KiB,8KiB", "--out", out, "--compare", "../../docs/runs/copy-h200-W.json.gz"),
 		"file":     tinyFile(t.TempDir(), "--budget", "1m", "--sizes", "4KiB,8KiB,16KiB,32KiB,64KiB"),
 		"rdma":     {"bench", "rdma", "--rdma-provider", "soft", "--iterations", "5000"},
-		"store":    tinyStore("--budget", "1m", "--blocks", "3,4", "--requests", "2,3"),
+		"store":    tinyStore("--budget", "1m", "--blocks", "1,2,3,4,5,6,7,8", "--work", "load"),
 		"transfer": {"bench", "transfer", "--segment", target, "--protocol", "auto", "--buffer-size", "1MiB", "--block-size", "4KiB", "--batch-size", "1,2,4,8,16,32,64,128", "--threads", "1", "--duration", "500ms"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -262,7 +262,7 @@ func TestDefectInterruptedBenchPrintsNothing(t *testing.T) {
 					testkit.Skip(t, "direct-io", stderr.String())
 				}
 				lines := strings.Split(strings.TrimSuffix(stderr.String(), "\n"), "\n") // before the last there may be notices
-				if code != exitFailure || !strings.HasPrefix(lines[len(lines)-1], "kvlane: interrupted: ") || wait > 30*time.Second {
+				if code != exitFailure || !strings.HasPrefix(lines[len(lines)-1], "kvlane: interrupted: ") || wait > testkit.Patience() {
 					t.Fatalf("after %v: exit code %d, %s:\n%s", wait, code, stderr.String(), stdout.String())
 				}
 				if strings.HasPrefix(stdout.String(), "✗ INCOMPLETE: interrupted") {

@@ -21,15 +21,14 @@ import (
 // conversation is the whole conversation trace.
 const conversation = "../../replay/testdata/mooncake-conversation.jsonl.gz"
 
-// buildBinary builds the command as users have it.
-func buildBinary(t *testing.T) string {
+// command returns a program that is the command: this test program, whose processes TestMain has run main until the test ends.
+func command(t *testing.T) string {
 	t.Helper()
-	bin := filepath.Join(t.TempDir(), "kvlane")
-	cmd := exec.CommandContext(t.Context(), "go", "build", "-o", bin, ".")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
+	bin, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
 	}
+	t.Setenv(commandEnv, "1")
 	return bin
 }
 
@@ -68,28 +67,27 @@ func TestKilledReplayLeavesNoTornBlock(t *testing.T) {
 	if testing.Short() {
 		testkit.Skip(t, "crash", "a real process is killed many times, which takes half a minute; not with -short")
 	}
-	const kills, killsPerDir, tries = 52, 2, 300
-	const seed = 20261121
+	const killsPerDir, seed = 2, 20261121
+	kills := 12
+	if testkit.Required("crash") {
+		kills = 52
+	}
+	tries := 6 * kills
 	t.Logf("seed %d", seed)
 	rng := rand.New(rand.NewPCG(seed, 0))
-	bin := buildBinary(t)
-	began := time.Now()
+	bin := command(t)
 	whole := start(t, bin, crashArgs(t.TempDir(), 0)...).report(t)
-	length := time.Since(began)
 	var killed, tried int
 	var swept int64
 	for n := 0; killed < kills && tried < tries; n++ {
 		dir, args := t.TempDir(), []string(nil)
 		for k := range killsPerDir {
 			args = crashArgs(dir, n+k)
-			moment := time.Duration(rng.Int64N(int64(length)))
 			c := start(t, bin, args...)
-			if tried++; killAfter(t, c, moment) {
+			moment := rng.Int64N(whole.DistinctBlocks) // of the first of a directory: the second finds blocks there
+			if tried++; killAt(t, c, dir, moment) {
 				killed++
-				t.Logf("directory %d: killed after %v", n, moment)
-			} else {
-				// The machine has become faster, or the first kill came late and left little to do.
-				length = max(length*9/10, 10*time.Millisecond)
+				t.Logf("directory %d: killed with %d blocks", n, moment)
 			}
 		}
 		swept += afterKill(t, bin, dir, args, whole)
@@ -99,7 +97,7 @@ func TestKilledReplayLeavesNoTornBlock(t *testing.T) {
 	}
 	t.Logf("%d of %d replays were killed, %d temporary files were swept", killed, tried, swept)
 	if killed < kills || swept == 0 {
-		t.Error("that is too few to show anything: 50 kills are wanted, and some in the middle of a write")
+		t.Errorf("that is too few to show anything: %d kills are wanted, and some in the middle of a write", kills)
 	}
 }
 
@@ -115,12 +113,25 @@ func crashArgs(dir string, variant int) []string {
 	return append(args, variants[variant%len(variants)]...)
 }
 
-// killAfter kills the replay at its moment, and says whether it was still running.
-func killAfter(t *testing.T, c *child, moment time.Duration) bool {
+// killAt kills the replay when its directory holds so many blocks, or a little later, and reports whether it was still running.
+func killAt(t *testing.T, c *child, dir string, blocks int64) bool {
 	t.Helper()
-	time.Sleep(moment)
+	ended := make(chan error, 1)
+	go func() { ended <- c.Wait() }()
+	var err error
+	for wait := true; wait; {
+		select {
+		case err = <-ended:
+			ended <- err
+			wait = false
+		case <-time.After(time.Millisecond):
+			names, _ := filepath.Glob(filepath.Join(dir, "??", "*")) // the pattern is right
+			wait = int64(len(names)) <= blocks
+		}
+	}
+	time.Sleep(time.Duration(rand.Int64N(int64(3 * time.Millisecond))))
 	_ = c.Process.Kill() // it may have ended
-	err := c.Wait()
+	err = <-ended
 	if ee := (*exec.ExitError)(nil); errors.As(err, &ee) {
 		if st, ok := ee.Sys().(syscall.WaitStatus); ok && st.Signal() == syscall.SIGKILL {
 			return true
@@ -159,9 +170,9 @@ func afterKill(t *testing.T, bin, dir string, args []string, whole *replay.Repor
 // A replay that is interrupted stops in order, and says what it did until then.
 func TestInterruptedReplayReports(t *testing.T) {
 	if testing.Short() {
-		testkit.Skip(t, "crash", "a real process is built and interrupted; not with -short")
+		testkit.Skip(t, "crash", "a real process is interrupted; not with -short")
 	}
-	bin := buildBinary(t)
+	bin := command(t)
 	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {
 		dir := t.TempDir()
 		c := start(t, bin, "replay", conversation, "--device", "sim", "--json", "--file-dir", dir, "--cache-bytes", "16MiB")
@@ -186,7 +197,7 @@ func TestInterruptedReplayReports(t *testing.T) {
 // waitForBlocks waits until a replay has stored something.
 func waitForBlocks(t *testing.T, dir string) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(testkit.Patience()); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		if in, err := file.Inspect(t.Context(), dir); err == nil && in.Blocks > 0 {
 			return
 		}

@@ -21,18 +21,19 @@ func withoutGPU(t *testing.T) {
 	}
 }
 
-// Without a GPU, demo and replay simulate one unasked, and say so before anything else.
-func TestReplayAndDemoSayThatTheySimulate(t *testing.T) {
+// simulating is how reports begin without a GPU.
+const simulating = "! No NVIDIA driver found (libcuda.so.1). Using the simulated GPU; figures are not hardware.\n"
+
+// Without a GPU replay simulates one unasked, and reports so before anything else. TestDemo checks the same of demo.
+func TestReplaySaysThatItSimulates(t *testing.T) {
 	withoutGPU(t)
-	const said, noted = "! No NVIDIA driver found (libcuda.so.1). Using the simulated GPU; figures are not hardware.\n", "SIMULATED DEVICE: there is no GPU to use: load CUDA driver: open library libcuda.so.1: "
+	const noted = "SIMULATED DEVICE: there is no GPU to use: load CUDA driver: open library libcuda.so.1: "
 	args := []string{"replay", traceFile(t, goodLine), "--cache-bytes", "1MiB"}
-	for _, args := range [][]string{args, {"demo", "--dir", t.TempDir()}} {
-		code, stdout, stderr := execute(t, args...)
-		if code != exitOK || !strings.HasPrefix(stdout, said) || strings.Count(stdout+stderr, "libcuda") != 1 {
-			t.Errorf("%v: exit code %d, %s\n%s", args, code, stderr, stdout)
-		}
+	code, stdout, stderr := execute(t, args...)
+	if code != exitOK || !strings.HasPrefix(stdout, simulating) || strings.Count(stdout+stderr, "libcuda") != 1 {
+		t.Errorf("exit code %d, %s\n%s", code, stderr, stdout)
 	}
-	code, stdout, stderr := execute(t, append(args, "--json")...)
+	code, stdout, stderr = execute(t, append(args, "--json")...)
 	var r replay.Report
 	if err := json.Unmarshal([]byte(stdout), &r); err != nil || code != exitOK || len(r.Notes) == 0 || !strings.HasPrefix(r.Notes[0], noted) {
 		t.Errorf("--json: exit code %d, %v, %s\n%s", code, err, stderr, stdout)

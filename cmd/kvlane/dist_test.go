@@ -160,7 +160,7 @@ func goEnv(t *testing.T, name string) string {
 // shell runs a command and returns what it printed.
 func shell(t *testing.T, dir string, env []string, command string) (string, error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience(4*time.Minute))
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience())
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "bash", "-e", "-c", command)
 	cmd.Dir, cmd.Env, cmd.WaitDelay = dir, env, 10*time.Second

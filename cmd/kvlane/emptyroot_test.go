@@ -143,7 +143,7 @@ func (r *emptyRoot) start(t *testing.T, w io.Writer, dir, line string, env ...st
 	args := append([]string{"--user", "--map-root-user", "--mount", "--net", "bash", "-c", inRoot, "empty-root"}, r.mounts...)
 	args = append(append(append(args, "--"), r.env...), env...)
 	args = append(args, unshare, "--root", r.dir, "/bin/bash", "-e", "-c", `cd "$1"; eval "$2"`, "bash", dir, line)
-	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience(4*time.Minute))
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience())
 	defer cancel()
 	cmd := exec.CommandContext(ctx, unshare, args...)
 	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = w, w, 10*time.Second

@@ -29,12 +29,12 @@ var (
 	noNICs = "nonic"
 
 	smallCopy  = []string{"--device", "sim", "--bytes", "1MiB", "--pool", "4MiB", "--large", "1MiB", "--reps", "1"}
-	smallStore = []string{"--device", "sim", "--still", "--bytes", "1MiB", "--large", "64KiB", "--budget", "4s"}
-	smallFile  = []string{"--bytes", "16MiB", "--sizes", "4KiB", "--budget", "5s"}
+	smallStore = []string{"--device", "sim", "--still", "--bytes", "1MiB", "--large", "64KiB", "--budget", "1s"}
+	smallFile  = []string{"--bytes", "16MiB", "--sizes", "4KiB", "--budget", "1s"}
 )
 
 // An example has the row of the longest beginning, and is run as it stands where there is none. Those of transfers are run by
-// TestTransferExamples, since each needs another process; that of demo by TestReplayAndDemoSayThatTheySimulate.
+// TestTransferExamples, since each needs another process; that of demo by TestDemo.
 var examples = map[string]example{
 	"replay":                              {small: []string{"--device", "sim", "--cache-bytes", "8MiB"}},
 	"replay trace.jsonl --speed":          {small: []string{"--device", "sim", "--cache-bytes", "8MiB"}, want: "threshold missed: hit_rate"},
@@ -48,7 +48,7 @@ var examples = map[string]example{
 	"bench copy --rdma":                   {small: append(smallCopy, "--sizes", "4KiB"), want: noNICs},
 	"bench store":                         {small: smallStore},
 	"bench store --quick":                 {small: smallStore},
-	"bench store --geometry":              {small: append(smallStore, "--bytes", "256MiB", "--budget", "12s"), want: "slower"},
+	"bench store --geometry":              {small: append(smallStore, "--bytes", "256MiB", "--budget", "3s"), want: "slower"},
 	"bench file":                          {small: smallFile, want: "refuses O_DIRECT"},
 	"bench file --dir /mnt/nvme --device": {want: noGPU},
 	"bench rdma --nic":                    {want: noGPU},

@@ -7,8 +7,14 @@ import (
 	"github.com/kvlane/kvlane/internal/testkit"
 )
 
+// commandEnv names the environment variable that makes a process of this test program the command.
+const commandEnv = "KVLANE_TEST_COMMAND"
+
 // Tests, and the processes that they start, are not configured by whoever runs them.
 func TestMain(m *testing.M) {
+	if os.Getenv(commandEnv) != "" {
+		main() // which exits
+	}
 	for i := range settings {
 		_ = os.Unsetenv(settings[i].env()) // it fails for no name that there is
 	}

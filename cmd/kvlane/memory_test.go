@@ -14,18 +14,18 @@ import (
 // holds. The simulated device's memory is part of the process, so it counts.
 func TestPeakMemoryIsBoundedByTheOptions(t *testing.T) {
 	if testing.Short() {
-		testkit.Skip(t, "crash", "a real process replays the whole trace; not with -short")
+		testkit.Skip(t, "crash", "a real process replays much of the trace; not with -short")
 	}
 	const (
 		mib      = 1 << 20
-		cache    = 64 * mib
+		cache    = 16 * mib
 		pages    = 512
 		pageSize = 16 << 10  // 2 layers of K and V, 4 KiB each
 		staging  = 2 * cache // of the streams that load and dump, in device memory
 		constant = 96 * mib  // the program itself, Go's heap and what it leaves uncollected, descriptor rings, scratch for the longest request
 	)
-	bin := buildBinary(t)
-	c := start(t, bin, "replay", conversation, "--device", "sim", "--json", "--kv-heads", "2", "--pages", "512", "--cache-bytes", "64MiB")
+	bin := command(t)
+	c := start(t, bin, "replay", conversation, "--device", "sim", "--json", "--kv-heads", "2", "--pages", "512", "--cache-bytes", "16MiB", "--limit", "3000")
 	highest := watchPeak(c.Process.Pid)
 	r := c.report(t)
 	peak := <-highest

@@ -11,10 +11,7 @@ import (
 // A replay hits the same whatever the pipeline: what only passes through memory is found below, and what is not there yet in passing.
 func TestReplayHitsTheSameThroughEveryPipeline(t *testing.T) {
 	var want int64
-	limit := "150"
-	if testing.Short() {
-		limit = "40"
-	}
+	const limit = "50"
 	for _, args := range [][]string{
 		{"--pipeline", "cache", "--cache-bytes", "128MiB"},
 		{"--pipeline", "cache|file", "--cache-bytes", "1MiB"},

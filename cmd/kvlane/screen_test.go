@@ -24,13 +24,12 @@ func TestReportsKeepToTheScreen(t *testing.T) {
 	trace := traceFile(t, goodLine+goodLine)
 	t.Chdir(dir) // so that no name is longer than a line
 	escapes := regexp.MustCompile("\x1b\\[[0-9;]*m")
-	slow := func(name string) bool { return name == "demo" || strings.HasPrefix(name, "bench ") }
+	slow := func(name string) bool { return strings.HasPrefix(name, "bench ") }
 	for name, args := range map[string][]string{
 		"replay":      small("replay", trace, "--layerwise", "--file-dir", "blocks", "--speed", "1000", "--threshold", "hit_rate>0"),
 		"doctor":      {"doctor", "--dir", dir, "--require", "posix"},
-		"demo":        {"demo", "--device", "sim", "--dir", dir},
 		"bench copy":  {"bench", "copy", "--device", "sim", "--bytes", "64KiB", "--pool", "256KiB", "--large", "128KiB", "--sizes", "4KiB,16KiB,64KiB", "--reps", "1"},
-		"bench store": tinyStore(),
+		"bench store": tinyStore("--blocks", "1", "--work", "load"),
 		"bench file":  tinyFile(dir, "--work", "read", "--from", "page-cache", "--budget", "20s"),
 		"calibrate":   {"calibrate", "--device", "sim", "--memory", "1MiB", "--budget", "20ms", "--profile-dir", "p", "--full"},
 	} {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"os"
@@ -10,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvlane/kvlane/internal/present/presenttest"
 	"github.com/kvlane/kvlane/internal/testkit"
 )
 
@@ -101,14 +103,23 @@ func damage(t *testing.T, path string) {
 	}
 }
 
+// The demo reports that it simulates a GPU, that all of it holds, and keeps to a terminal's width.
 func TestDemo(t *testing.T) {
-	if testing.Short() {
-		testkit.Skip(t, "long", "TestReplayAndDemoSayThatTheySimulate runs the demo as well; not with -short")
-	}
+	withoutGPU(t)
 	dir := t.TempDir()
-	code, stdout, stderr := execute(t, "demo", "--device", "sim", "--dir", dir)
+	for name, value := range map[string]string{"TERM": "xterm", "COLUMNS": "", "NO_COLOR": "1"} {
+		t.Setenv(name, value)
+	}
+	tty, written := testkit.Terminal(t, 80)
+	var errs bytes.Buffer
+	code := run(t.Context(), []string{"demo", "--dir", dir}, tty, &errs)
+	stdout, stderr := written(), errs.String()
 	if code != exitOK || stderr != "" {
 		t.Fatalf("exit code %d: %s\n%s", code, stderr, stdout)
+	}
+	presenttest.Fits(t, stdout, 80)
+	if words := strings.Join(strings.Fields(stdout), " "); !strings.HasPrefix(words, strings.TrimSpace(simulating)) || strings.Count(stdout, "libcuda") != 1 {
+		t.Errorf("the demo does not report that it simulates:\n%s", stdout)
 	}
 	if strings.Count(stdout, "\n  ✓ ") != 11 || strings.Contains(stdout, "✗") || !strings.Contains(stdout, "All of it holds") {
 		t.Errorf("the demo says:\n%s", stdout)

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kvlane/kvlane/internal/testkit"
 )
 
 // A trace may come by a pipe, which can be read once: /dev/stdin, /dev/fd/N of a shell's process substitution.
@@ -68,7 +70,7 @@ func TestDefectTraceWithAByteOrderMark(t *testing.T) {
 
 // S10: "-" and /dev/stdin are standard input, a pipe too.
 func TestDefectTraceFromStandardInput(t *testing.T) {
-	bin := buildBinary(t)
+	bin := command(t)
 	for _, name := range []string{"-", "/dev/stdin"} {
 		cmd := exec.CommandContext(t.Context(), bin, small("replay", name)...)
 		cmd.Stdin = strings.NewReader(goodLine)
@@ -115,7 +117,7 @@ func TestDefectInterruptEndsTheWaitForAFIFO(t *testing.T) {
 				if r.code != exitFailure || !strings.Contains(r.stderr, "canceled") {
 					t.Errorf("%v: exit code %d: %s", args, r.code, r.stderr)
 				}
-			case <-time.After(30 * time.Second):
+			case <-time.After(testkit.Patience()):
 				t.Errorf("%v: still waiting", args)
 				if w, err := os.OpenFile(fifo, os.O_WRONLY|unix.O_NONBLOCK, 0); err == nil {
 					_ = w.Close()

@@ -323,7 +323,7 @@ func TestBenchTransferOfATargetThatGoesAway(t *testing.T) {
 		if r.code != exitFailure {
 			t.Errorf("exit code %d: %s", r.code, r.stderr)
 		}
-	case <-time.After(time.Minute):
+	case <-time.After(testkit.Patience()):
 		t.Fatal("it goes on")
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/kvlane/kvlane/internal/testkit"
 )
 
 // What the command line asked for wrongly is exit code 2, wherever that is found out; what did not work is 1.
@@ -99,7 +101,7 @@ func TestDefectInterruptBoundsTheCloseOfACommand(t *testing.T) {
 		interrupt()
 		select {
 		case <-c.Done():
-		case <-time.After(10 * time.Second):
+		case <-time.After(testkit.Patience()):
 			t.Errorf("%s: it goes on", name)
 		}
 		cancel()

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/devicetest"
@@ -67,7 +66,7 @@ func finish(t *testing.T, q device.Queue) error {
 	e, err := q.Record()
 	must(t, err)
 	defer e.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience())
 	defer cancel()
 	return e.Wait(ctx)
 }

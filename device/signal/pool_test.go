@@ -6,6 +6,7 @@ import (
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/internal/testkit"
 )
 
 // TestDefectStreamForgottenWhileItIsTold: a stream that has passed all its waits is forgotten when another one comes, and must
@@ -28,7 +29,7 @@ func TestDefectStreamForgottenWhileItIsTold(t *testing.T) {
 	must(t, err)
 	must(t, sig.Hold(streams[0], 1))
 	sig.Set(nil)
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(testkit.Patience()); ; time.Sleep(time.Millisecond) {
 		if done, _ := pool.streams[streams[0]].last.Done(); done {
 			break
 		}

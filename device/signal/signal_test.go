@@ -21,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-const patience = 20 * time.Second
+var patience = testkit.Patience()
 
 func must(t *testing.T, err error) {
 	t.Helper()

@@ -4,14 +4,14 @@ import (
 	"context"
 	"encoding/binary"
 	"testing"
-	"time"
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
 )
 
-const patience = 20 * time.Second
+var patience = testkit.Patience()
 
 // rig is a device under test. Nothing is closed or freed by itself unless it says so: many tests are about that.
 type rig struct {

@@ -17,7 +17,7 @@ const (
 	planes    = 2 * layers
 	pages     = 16
 	pageBytes = 16 * 64 * 2 // of a plane
-	patience  = 20_000      // ms
+	patience  = 600_000     // ms: longer than any machine takes for an event of a test
 )
 
 // configuration is that of an engine on the simulated device, with what is added to it.

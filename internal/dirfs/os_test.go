@@ -75,7 +75,7 @@ func TestNothingButRegularFilesIsOpened(t *testing.T) {
 				if !errors.Is(err, dirfs.ErrIrregular) {
 					t.Errorf("open %s with flags %#x: %v", name, flag, err)
 				}
-			case <-time.After(5 * time.Second):
+			case <-time.After(testkit.Patience()):
 				t.Fatalf("open %s with flags %#x hangs", name, flag)
 			}
 		}

@@ -8,10 +8,14 @@ import (
 // PatienceEnv names the environment variable that shortens Patience, for tests that are meant to fail.
 const PatienceEnv = "KVLANE_PATIENCE"
 
-// Patience returns how long a test waits for what must happen: d, or what PatienceEnv says where that is less.
-func Patience(d time.Duration) time.Duration {
+// patience is longer than any machine takes for an event of a test.
+const patience = 10 * time.Minute
+
+// Patience returns the time after which a test gives up waiting for an event that must happen. It is no measure of speed: a test
+// that passes never waits so long.
+func Patience() time.Duration {
 	if less, err := time.ParseDuration(os.Getenv(PatienceEnv)); err == nil {
-		return min(d, less)
+		return min(patience, less)
 	}
-	return d
+	return patience
 }

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/rdma"
 	"github.com/kvlane/kvlane/rdma/channel"
@@ -16,7 +17,7 @@ import (
 const access = rdma.AccessLocalWrite | rdma.AccessRemoteWrite | rdma.AccessRemoteRead
 
 // patience is how long a test waits for what must happen.
-const patience = 10 * time.Second
+var patience = testkit.Patience()
 
 func check(tb testing.TB, err error) {
 	tb.Helper()

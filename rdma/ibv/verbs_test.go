@@ -21,7 +21,7 @@ import (
 )
 
 // patience is how long a test waits for what must happen.
-const patience = 20 * time.Second
+var patience = testkit.Patience()
 
 // closing closes what a test opened, when it ends.
 func closing(tb testing.TB, c interface{ Close() error }) {

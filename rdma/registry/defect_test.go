@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/rdma"
 	"github.com/kvlane/kvlane/rdma/registry"
 	"github.com/kvlane/kvlane/rdma/soft"
@@ -54,7 +55,7 @@ func TestDefectNobodyWaitsForANICToBeOpened(t *testing.T) {
 			if !errors.Is(err, c.want) {
 				t.Errorf("%s: %v, want %v", c.name, err, c.want)
 			}
-		case <-time.After(5 * time.Second):
+		case <-time.After(testkit.Patience()):
 			t.Errorf("%s waits for the provider", c.name)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/store/manager"
 	"github.com/kvlane/kvlane/tier"
 )
@@ -49,7 +50,7 @@ func TestDefectHungFilesStopTheScheduler(t *testing.T) {
 	ab := []manager.Block{{Hash: "a"}, {Hash: "b"}}
 	h.there[fs.Key(0, []byte("b"))] = true
 	for i := range 10 {
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience())
 		if i == 0 {
 			go func() {
 				<-h.asked
@@ -73,7 +74,7 @@ func TestDefectHungFilesStopTheScheduler(t *testing.T) {
 		t.Errorf("a load of what nobody has seen: %v", err)
 	}
 	close(h.answer)
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(testkit.Patience()); ; time.Sleep(time.Millisecond) {
 		states, err := m.Lookup(t.Context(), ab)
 		if err == nil && slices.Equal(states, []manager.State{manager.InPool, manager.InFiles}) {
 			break

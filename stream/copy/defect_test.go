@@ -12,6 +12,7 @@ import (
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/stream"
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
@@ -175,7 +176,7 @@ func TestDefectSubmitHonoursItsContextWhilePreparing(t *testing.T) {
 			if !errors.Is(err, context.DeadlineExceeded) {
 				t.Errorf("%s: %v", c.name, err)
 			}
-		case <-time.After(5 * time.Second):
+		case <-time.After(testkit.Patience()):
 			t.Errorf("%s did not end with its context", c.name)
 		}
 	}
@@ -206,7 +207,7 @@ func TestDefectTransientLackOfMemoryTakesAPathAwayForAWhileOnly(t *testing.T) {
 		t.Fatal(err)
 	}
 	for begun := time.Now(); c.Path != stream.PathStaged; time.Sleep(10 * time.Millisecond) {
-		if time.Since(begun) > 10*time.Second {
+		if time.Since(begun) > testkit.Patience() {
 			t.Fatal("no batch was staged since there is memory")
 		}
 		c = complete(t, s, streamtest.Strided(gpu, host, 4, 100))

@@ -20,7 +20,7 @@ import (
 	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
-const patience = 30 * time.Second
+var patience = testkit.Patience()
 
 func deadline(tb testing.TB) context.Context {
 	tb.Helper()

@@ -14,6 +14,7 @@ import (
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/stream"
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
@@ -25,7 +26,7 @@ import (
 const parkedStreams = 32
 
 // parkedLimit is how long a copy may take while they do.
-const parkedLimit = 5 * time.Second
+var parkedLimit = testkit.Patience()
 
 // program is streams of a host program that wait for a signal, and then write what they have waited for.
 type program struct {

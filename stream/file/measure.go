@@ -21,7 +21,7 @@ import (
 
 // MeasureOptions says what is measured.
 type MeasureOptions struct {
-	// Budget is how long moving bytes may take. Zero: a second.
+	// Budget is how long moving bytes may take, after the first size. Zero: a second.
 	Budget time.Duration
 	// Stream has the ends and the ways: its Device with Copy and CuFile, or memory of the host alone. The rest does not matter.
 	Stream Options
@@ -42,12 +42,12 @@ const (
 )
 
 // errSpent ends what is in flight when the budget is spent.
-var errSpent = fmt.Errorf("the budget for measuring is spent: %w", context.DeadlineExceeded)
+var errSpent = errors.New("the budget for measuring is spent")
 
 // Measure moves a scratch file of 32 MiB in a directory by every path there is, and returns what each did. The file has no name
-// by the time that it is measured, so nothing is left behind. A few hundred MiB are written at most. When the budget is spent,
-// what a slow file system has not come to is left out: every size and depth has figures of all paths, or none. If there is none
-// at all the error wraps context.DeadlineExceeded; where there is no room it wraps ErrNoSpace.
+// by the time that it is measured, so nothing is left behind. A few hundred MiB are written at most. The first size is measured
+// even if the budget is too short. When the budget is spent Measure leaves out the rest: every size and depth has figures of all
+// paths, or none. If the file system has too little space the error wraps ErrNoSpace.
 func Measure(ctx context.Context, path string, o MeasureOptions) (p Profile, err error) {
 	fail := func(err error) (Profile, error) {
 		return Profile{}, fmt.Errorf("measure directory %s: %w", path, err)
@@ -84,11 +84,11 @@ func Measure(ctx context.Context, path string, o MeasureOptions) (p Profile, err
 	bounded, cancel := context.WithTimeoutCause(ctx, budget, errSpent)
 	defer cancel()
 	for i, depth := range measuredDepths {
-		if err = m.depth(bounded, depth, len(measuredDepths)-i); err != nil {
+		if err = m.depth(ctx, bounded, depth, len(measuredDepths)-i); err != nil {
 			break
 		}
 	}
-	if err != nil && (!errors.Is(err, errSpent) || len(m.points) == 0) {
+	if err != nil && !errors.Is(err, errSpent) {
 		return fail(err)
 	}
 	return Profile{Points: m.points}, nil
@@ -143,8 +143,9 @@ type way struct {
 	end    *mem.Region
 }
 
-// depth measures all sizes with so many transfers at a time. depths are yet to be measured, with this one.
-func (m *measuring) depth(ctx context.Context, depth, depths int) (err error) {
+// depth measures all sizes with so many transfers at a time. depths are yet to be measured, with this one. The first size of all
+// is measured under ctx, the others under bounded.
+func (m *measuring) depth(ctx, bounded context.Context, depth, depths int) (err error) {
 	var ways []way
 	for _, by := range []stream.Path{stream.PathPosix, stream.PathURing, stream.PathCuFile} {
 		if by == stream.PathCuFile && !m.gds {
@@ -175,6 +176,9 @@ func (m *measuring) depth(ctx context.Context, depth, depths int) (err error) {
 	}
 	left := depths * len(measuredSizes) * len(ways) * 2
 	for _, size := range measuredSizes {
+		if len(m.points) > 0 {
+			ctx = bounded
+		}
 		var points []Point
 		for _, w := range ways {
 			both, err := m.both(ctx, w, size, left)

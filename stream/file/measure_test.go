@@ -17,11 +17,7 @@ func TestMeasure(t *testing.T) {
 	dev, copies := openSim(t, sim.Options{})
 	dir := t.TempDir()
 	o := file.Options{Device: dev, Copy: copies, CuFile: file.CuFileOptions{Storage: openStorage(t, dev)}, Chunks: 4}
-	var p file.Profile
-	err := context.DeadlineExceeded
-	for budget := 500 * time.Millisecond; errors.Is(err, context.DeadlineExceeded) && budget < 10*time.Second; budget *= 4 { // the machine may be busy
-		p, err = file.Measure(within(t), dir, file.MeasureOptions{Budget: budget, Stream: o})
-	}
+	p, err := file.Measure(within(t), dir, file.MeasureOptions{Budget: 500 * time.Millisecond, Stream: o})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,12 +45,17 @@ func TestMeasure(t *testing.T) {
 	}
 }
 
-// TestMeasureKeepsItsBudget: where it is spent before there are figures of all paths there are none, and soon.
+// TestMeasureKeepsItsBudget checks that a budget which is too short for anything gives the figures of the first size, and no others.
 func TestMeasureKeepsItsBudget(t *testing.T) {
-	dir, begun := t.TempDir(), time.Now()
-	_, err := file.Measure(within(t), dir, file.MeasureOptions{Budget: time.Microsecond})
-	if took := time.Since(begun); !errors.Is(err, context.DeadlineExceeded) || took > 5*time.Second {
-		t.Errorf("error %v after %v, want DeadlineExceeded at once", err, took)
+	dir := t.TempDir()
+	p, err := file.Measure(within(t), dir, file.MeasureOptions{Budget: time.Nanosecond})
+	if err != nil || len(p.Points) == 0 {
+		t.Errorf("%d points, error %v, want those of the first size", len(p.Points), err)
+	}
+	for _, q := range p.Points {
+		if q.Bytes != 4<<10 || q.Depth != file.DefaultTransfers {
+			t.Errorf("measured with a spent budget: %+v", q)
+		}
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

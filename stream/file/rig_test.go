@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -24,7 +23,7 @@ import (
 
 func within(tb testing.TB) context.Context {
 	tb.Helper()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(tb.Context()), testkit.Patience(30*time.Second))
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(tb.Context()), testkit.Patience())
 	tb.Cleanup(cancel)
 	return ctx
 }

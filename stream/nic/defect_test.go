@@ -13,6 +13,7 @@ import (
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/rdma"
 	"github.com/kvlane/kvlane/rdma/registry"
@@ -317,7 +318,7 @@ func TestDefectOneReadOutstanding(t *testing.T) {
 	}})
 	s := g.openUntilEnd(t, nic.Options{})
 	ticket := submit(t, s, streamtest.Strided(g.pinned(t, 1000), g.device(t, 1000), 50, 8))
-	for end := time.Now().Add(5 * time.Second); m.held.Load() < 9 && time.Now().Before(end); {
+	for end := time.Now().Add(testkit.Patience()); m.held.Load() < 9 && time.Now().Before(end); {
 		time.Sleep(time.Millisecond)
 	}
 	time.Sleep(5 * time.Millisecond) // for one too many

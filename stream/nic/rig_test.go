@@ -5,11 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"testing"
-	"time"
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/rdma"
 	"github.com/kvlane/kvlane/rdma/registry"
@@ -20,7 +20,7 @@ import (
 	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
-const patience = 30 * time.Second
+var patience = testkit.Patience()
 
 func deadline(tb testing.TB) context.Context {
 	tb.Helper()

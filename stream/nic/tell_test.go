@@ -13,6 +13,7 @@ import (
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/rdma/soft"
 	"github.com/kvlane/kvlane/stream"
@@ -85,7 +86,7 @@ func (l *layers) submit(tb testing.TB, s *nic.Stream) *stream.Ticket {
 // eventually waits until l has told of n groups, and looks whether it tells of more.
 func (l *layers) eventually(tb testing.TB, n int) {
 	tb.Helper()
-	for end := time.Now().Add(5 * time.Second); l.Heard() < n && time.Now().Before(end); {
+	for end := time.Now().Add(testkit.Patience()); l.Heard() < n && time.Now().Before(end); {
 		time.Sleep(100 * time.Microsecond)
 	}
 	time.Sleep(3 * time.Millisecond)

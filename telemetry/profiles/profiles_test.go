@@ -63,7 +63,7 @@ func TestProfileEndsWithItsServer(t *testing.T) {
 		body, err := io.ReadAll(resp.Body)
 		taken <- answer{body, errors.Join(err, resp.Body.Close())}
 	}()
-	deadline := time.Now().Add(testkit.Patience(10 * time.Second))
+	deadline := time.Now().Add(testkit.Patience())
 	for {
 		resp, err := client.Get(at + "goroutine?debug=1")
 		if err != nil {

@@ -203,7 +203,7 @@ func TestDefectWriteWaitsForAListing(t *testing.T) {
 	select {
 	case err := <-written:
 		written <- err
-	case <-time.After(testkit.Patience(20 * time.Second)):
+	case <-time.After(testkit.Patience()):
 		t.Error("the write waits for the listing")
 	}
 	close(release)

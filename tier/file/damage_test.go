@@ -17,6 +17,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/dirfs"
 	"github.com/kvlane/kvlane/internal/dirfs/faultfs"
+	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/tier/file"
 	"github.com/kvlane/kvlane/tier/tiertest"
@@ -329,7 +330,7 @@ func TestDefectMarkerThatIsAFIFOHangsEveryCommand(t *testing.T) {
 			if !errors.Is(err, errdefs.ErrCorrupt) {
 				t.Errorf("%s: %v", name, err)
 			}
-		case <-time.After(10 * time.Second):
+		case <-time.After(testkit.Patience()):
 			t.Fatalf("%s hangs", name)
 		}
 	}

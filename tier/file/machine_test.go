@@ -12,6 +12,7 @@ import (
 	"github.com/kvlane/kvlane/internal/dirfs"
 	"github.com/kvlane/kvlane/internal/dirfs/faultfs"
 	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/tier/file"
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
@@ -87,7 +88,7 @@ func (m *machine) kill(p *proc) {
 func (m *machine) bury(p *proc) {
 	m.Helper()
 	p.dead = true
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(m.Context()), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(m.Context()), testkit.Patience())
 	defer cancel()
 	if err := p.Close(ctx); err != nil && !errors.Is(err, faultfs.ErrCrashed) {
 		m.Errorf("close what was killed: %v", err)
@@ -157,7 +158,7 @@ func (m *machine) later(f func() error) (wait func() error) {
 		select {
 		case err := <-done:
 			return err
-		case <-time.After(10 * time.Second):
+		case <-time.After(testkit.Patience()):
 			m.Fatal("it hangs")
 			return nil
 		}
@@ -167,7 +168,7 @@ func (m *machine) later(f func() error) (wait func() error) {
 // stalled waits until one operation of the plan has stalled.
 func (m *machine) stalled(plan *fault.Plan) {
 	m.Helper()
-	ctx, cancel := context.WithTimeout(m.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(m.Context(), testkit.Patience())
 	defer cancel()
 	m.must(plan.Await(ctx, 1))
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/kvlane/kvlane/internal/dirfs"
 	"github.com/kvlane/kvlane/internal/dirfs/faultfs"
 	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/tier/file"
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
@@ -195,7 +196,7 @@ func TestDirectoriesWithBoundsOfTheirOwn(t *testing.T) {
 	}
 	var own, shared int64
 	st := tr.Stats()
-	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); { // what was written last may still make room
+	for end := time.Now().Add(testkit.Patience()); time.Now().Before(end); { // what was written last may still make room
 		own, shared = held(c.Dirs[1]), held(c.Dirs[0])+held(c.Dirs[2])
 		before := st
 		if st = tr.Stats(); st == before && st.Bytes == own+shared {

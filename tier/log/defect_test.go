@@ -96,7 +96,7 @@ func TestDefect3PutEndsWhileEverythingIsRetained(t *testing.T) {
 		if err != nil {
 			t.Error(err)
 		}
-	case <-time.After(10 * time.Second):
+	case <-time.After(testkit.Patience()):
 		t.Error("it waits though there is room")
 	}
 }
@@ -258,7 +258,7 @@ func TestDefectPutBehindAHungWriteHearsItsContext(t *testing.T) {
 			if !errors.Is(err, context.DeadlineExceeded) {
 				t.Errorf("%s: %v", name, err)
 			}
-		case <-time.After(testkit.Patience(20 * time.Second)):
+		case <-time.After(testkit.Patience()):
 			t.Errorf("%s waits for a write that hangs", name)
 		}
 	}

@@ -163,7 +163,7 @@ func TestDefectCollectMovesTheSameBlocksForEver(t *testing.T) {
 		t.Fatal(n, err)
 	}
 	defer tr.Release(pinned)
-	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience(20*time.Second))
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience())
 	defer cancel()
 	if n, err := tr.GC(ctx, 1); n != 0 || err != nil {
 		t.Error(n, err)

@@ -84,7 +84,7 @@ func (h *heads) hang(op, name string, do func()) {
 	go do()
 	select {
 	case <-there:
-	case <-time.After(time.Minute):
+	case <-time.After(testkit.Patience()):
 		h.Fatal("it does not get there")
 	}
 }
@@ -273,7 +273,7 @@ func TestDefectNoRoomBesideSegmentsThatAreAppendedTo(t *testing.T) {
 	if err := <-h.err; err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience(20*time.Second)) // less than it takes until more room is hoped for
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience()) // less than it takes until more room is hoped for
 	defer cancel()
 	for i := 4; i < 40; i++ {
 		if err := h.tr.Put(ctx, tiertest.Key(i), image(t, h.f, tiertest.Key(i))); err != nil {
@@ -316,7 +316,7 @@ func TestEnoughThatWaitsIsWrittenBeside(t *testing.T) {
 				t.Errorf("little was written beside a write that hangs: %v", err)
 			}
 			if beside {
-				err = putBytes(160<<10, 10*time.Second)
+				err = putBytes(160<<10, testkit.Patience())
 			} else if err = putBytes(160<<10, 20*time.Millisecond); errors.Is(err, errdefs.ErrBusy) {
 				err = nil
 			} else {

@@ -11,6 +11,7 @@ import (
 	"github.com/kvlane/kvlane/internal/dirfs"
 	"github.com/kvlane/kvlane/internal/dirfs/faultfs"
 	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/tier/log"
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
@@ -18,7 +19,7 @@ import (
 // happens waits until the plan has seen so many operations of a name.
 func happens(t *testing.T, plan *fault.Plan, op string, n int64) {
 	t.Helper()
-	for late := time.After(10 * time.Second); plan.Seen(op) < n; {
+	for late := time.After(testkit.Patience()); plan.Seen(op) < n; {
 		select {
 		case <-late:
 			t.Fatalf("%d of %d operations %s", plan.Seen(op), n, op)

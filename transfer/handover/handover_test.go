@@ -19,7 +19,7 @@ import (
 func TestMain(m *testing.M) { testkit.Main(m) }
 
 // patience is how long a test waits for what must happen.
-const patience = 40 * time.Second
+var patience = testkit.Patience()
 
 func must(tb testing.TB, err error) {
 	tb.Helper()

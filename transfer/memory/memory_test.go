@@ -16,11 +16,12 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/fault"
 	"github.com/kvlane/kvlane/internal/sys/hostmem"
+	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
 )
 
-const patience = 40 * time.Second
+var patience = testkit.Patience()
 
 func must(tb testing.TB, err error) {
 	tb.Helper()

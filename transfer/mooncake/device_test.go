@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
 	"github.com/kvlane/kvlane/transfer/memory"
@@ -41,7 +42,7 @@ func staysAvailable(t *testing.T, server *mooncake.Server, op mooncake.Op, gpu *
 	for range 3 {
 		b, err := remote.Submit(t.Context(), []mooncake.Task{{Op: op, Local: addr(here), Remote: mooncake.Address(gpu), Length: n}})
 		must(t, err)
-		patient, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		patient, cancel := context.WithTimeout(t.Context(), testkit.Patience())
 		must(t, b.Wait(patient))
 		cancel()
 	}

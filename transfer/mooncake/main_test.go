@@ -14,7 +14,7 @@ import (
 )
 
 // patience is how long a test waits for what must happen.
-const patience = 60 * time.Second
+var patience = testkit.Patience()
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 

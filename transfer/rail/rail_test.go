@@ -6,10 +6,10 @@ import (
 	"context"
 	"errors"
 	"testing"
-	"time"
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/sys/hostmem"
+	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/rdma/registry"
 	"github.com/kvlane/kvlane/rdma/soft"
@@ -72,7 +72,7 @@ func connected(t *testing.T, o Options, n int64) *ends {
 // do does jobs, and returns how many requests were posted.
 func (e *ends) do(t *testing.T, jobs ...*Job) uint64 {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience())
 	defer cancel()
 	before := e.here.pair.Posted()
 	sent := make(chan error, 1)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/internal/testkit"
 )
 
 // slowLauncher is a queue whose driver takes its time with a launch.
@@ -56,7 +57,7 @@ func TestDefectNobodyWaitsForALaunch(t *testing.T) {
 			if err != nil {
 				t.Errorf("%s: %v", name, err)
 			}
-		case <-time.After(5 * time.Second):
+		case <-time.After(testkit.Patience()):
 			t.Errorf("%s: it waits for the launch", name)
 		}
 	}

@@ -122,7 +122,11 @@ func (e *Engine) openLower(ctx context.Context) error {
 	case slices.Contains(tiers, store.TierLog):
 		c := e.cfg.Store.logTier(e.groups.formats)
 		c.Identities, c.FS, c.Reader = e.groups.ids, dirfs.Of(ctx), reader
-		t, err = log.Open(ctx, c)
+		var l *log.Tier
+		if l, err = log.Open(ctx, c); err == nil {
+			e.note(l.Notes()...)
+			t = l
+		}
 	default:
 		return nil
 	}

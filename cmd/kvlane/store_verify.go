@@ -178,7 +178,7 @@ func (v *dirVerdict) next() (next []string) {
 	}
 	delete(count, file.Unjudged)
 	if n := count[file.Newer]; n > 0 {
-		next = append(next, counted(n, "block", "blocks")+" of another format version, left as "+plural(n, "it is", "they are")+": verify by the build that wrote "+plural(n, "it", "them"))
+		next = append(next, counted(n, "file", "files")+" of another format version, left as "+plural(n, "it is", "they are")+": verify by the build that wrote "+plural(n, "it", "them"))
 	}
 	delete(count, file.Newer)
 	what := countProblemsOf(count)

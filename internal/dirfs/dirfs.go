@@ -74,6 +74,7 @@ type Info struct {
 	Device   uint64      // of the file system that the file is on
 	Inode    uint64      // tells files apart that had the same name one after the other, while one of them is open
 	Type     fs.FileMode // the type's bits; zero for a regular file
+	Links    uint64      // names of the file; zero once it was removed
 }
 
 // Regular says whether it is a regular file.

@@ -343,7 +343,7 @@ func (f *osFile) error(op string, err error) error {
 }
 
 func info(st *unix.Stat_t) Info {
-	i := Info{Bytes: st.Size, Modified: time.Unix(st.Mtim.Unix()), Device: st.Dev, Inode: st.Ino}
+	i := Info{Bytes: st.Size, Modified: time.Unix(st.Mtim.Unix()), Device: st.Dev, Inode: st.Ino, Links: uint64(st.Nlink)}
 	switch st.Mode & unix.S_IFMT {
 	case unix.S_IFREG:
 	case unix.S_IFDIR:

@@ -31,6 +31,20 @@ type WritebackStarter interface {
 	StartWriteback(off, n int64) error
 }
 
+// DataFinder is a File that can skip its holes. The files of OS can.
+type DataFinder interface {
+	// NextData returns the first offset from off on that may hold data, or io.EOF where only holes follow.
+	NextData(off int64) (int64, error)
+}
+
+func (f *osFile) NextData(off int64) (int64, error) {
+	at, err := unix.Seek(f.fd, off, unix.SEEK_DATA)
+	if errors.Is(err, unix.ENXIO) {
+		return 0, io.EOF
+	}
+	return at, f.error("seek data", err)
+}
+
 func (f *osFile) StartWriteback(off, n int64) error {
 	_, err := retry(func() (int, error) { return 0, unix.SyncFileRange(f.fd, off, n, unix.SYNC_FILE_RANGE_WRITE) })
 	return f.error("start writeback", err)

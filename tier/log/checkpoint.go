@@ -111,6 +111,9 @@ func (t *Tier) checkpointInRound() error {
 }
 
 func (t *Tier) writeCheckpoint(cover []coverage, covered map[uint32]int64, synced bool) (err error) {
+	if err := errors.Join(t.setForeignAside(indexName), t.setForeignAside(indexTemp)); err != nil {
+		return err
+	}
 	if err := blockdir.Remove(t.dir, indexTemp); err != nil {
 		return err
 	}
@@ -248,6 +251,98 @@ func readCheckpoint(f io.ReaderAt, id [16]byte, cover func(of []coverage, blocks
 		}
 	}
 	return le.Uint64(head[offIndexFlags:])&indexSynced != 0, nil
+}
+
+// loadCheckpoint enters the blocks of the last checkpoint, if there is one, and reports whether they were durable. A checkpoint is
+// ignored if it is damaged, cannot be read, or has a block that is torn by now: the segments have everything.
+func (t *Tier) loadCheckpoint(ctx context.Context) (synced, torn bool, err error) {
+	if !t.cfg.ReadOnly {
+		if err := t.setForeignAside(indexName); err != nil {
+			return false, false, err
+		}
+	}
+	unsure := make(map[uint32]int64) // where the bytes that may not be durable begin in a segment
+	f, err := t.dir.Open(indexName, os.O_RDONLY)
+	if blockdir.Gone(err) || errors.Is(err, dirfs.ErrIrregular) { // Verify finds the latter foreign
+		return false, false, nil
+	}
+	if err == nil {
+		synced, err = t.enterCheckpoint(f, unsure)
+		err = errors.Join(err, f.Close())
+	}
+	switch {
+	case err == nil:
+		if torn = t.anyTorn(ctx, unsure); ctx.Err() != nil {
+			return false, false, context.Cause(ctx)
+		}
+		if !torn {
+			return synced, false, nil
+		}
+	case errors.Is(err, errdefs.ErrMismatch):
+		return false, false, err
+	default:
+		t.noted(fmt.Errorf("read checkpoint: %w", err))
+		problem := blockdir.Unjudged
+		if errors.Is(err, errdefs.ErrCorrupt) {
+			problem = blockdir.Damaged
+		}
+		t.damage = append(t.damage, finding{indexName, problem, err.Error()})
+	}
+	t.table.removeAll(func(entry) bool { return true })
+	t.covered = make(map[uint32]int64)
+	return false, torn, nil
+}
+
+// enterCheckpoint enters the blocks of a checkpoint, and sets t.covered.
+func (t *Tier) enterCheckpoint(f dirfs.File, unsure map[uint32]int64) (synced bool, err error) {
+	info, err := f.Stat()
+	if err != nil {
+		return false, err
+	}
+	sizes := make(map[uint32]int64)
+	for _, g := range t.segments.list() {
+		sizes[g.number] = g.size.Load()
+	}
+	return readCheckpoint(f, t.id, func(cover []coverage, blocks int64) {
+		t.table.reserve(min(blocks, info.Bytes/itemBytes)) // the count alone does not decide
+		for _, c := range cover {
+			t.last = max(t.last, c.number) // a new segment of that number would be taken for covered
+			if size, ok := sizes[c.number]; ok && c.end >= 0 && c.end%page == 0 {
+				t.covered[c.number] = min(c.end, size)
+			}
+			if c.synced > 0 {
+				unsure[c.number] = c.synced
+			}
+		}
+	}, func(e entry) {
+		if int(e.group) >= len(t.formats) || e.segment == 0 {
+			return
+		}
+		// A segment that is shorter than it was has lost its end.
+		if e.off()+storedBytes(t.formats[e.group]) <= sizes[e.segment] && e.header() >= 0 {
+			t.table.put(e, nil)
+		}
+	})
+}
+
+// setForeignAside moves a folder, link or device with the name of a checkpoint to quarantine. Otherwise no checkpoint could be
+// written.
+func (t *Tier) setForeignAside(name string) error {
+	info, err := t.dir.Stat(name)
+	if blockdir.Gone(err) || err == nil && info.Regular() {
+		return nil
+	}
+	aside := fmt.Sprintf("%s/%016x-%s", blockdir.Quarantine, uint64(t.clock.Now().UnixNano()), name)
+	if err == nil {
+		err = blockdir.Mkdir(t.dir, blockdir.Quarantine)
+	}
+	if err == nil {
+		err = t.dir.Rename(name, aside, false)
+	}
+	if err != nil {
+		return fmt.Errorf("a %s is where %s belongs, and could not be moved to quarantine; move it away: %w", info.Kind(), name, err)
+	}
+	return nil
 }
 
 // anyTorn says whether a block is torn that was not durable when the checkpoint was written. Another copy of it, from which it was moved,

@@ -166,34 +166,32 @@ func (t *Tier) recover(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	t.epoch = uint64(t.last) + 1
 	var tail []group
 	durable := position{} // of what was written, the latest that a header knows of
 	for _, g := range t.segments.list() {
-		from := t.covered[g.number]
-		g.end.Store(from)
-		if synced {
-			g.synced.Store(from)
-		}
-		end, err := scan(ctx, g.file, g.number, from, g.size.Load(), t.id, t.formats, func(h *header) error {
+		err := t.readSegment(ctx, g, synced, func(h *header) {
 			tail = append(tail, group{g, h})
 			if durable.before(h.synced) {
 				durable = h.synced
 			}
-			return nil
 		})
-		g.end.Store(max(from, end))
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
 		if errors.Is(err, errdefs.ErrMismatch) {
-			t.damage = append(t.damage, finding{segmentName(g.number), blockdir.Unjudged, err.Error()})
+			t.damage = append(t.damage, finding{segmentName(g.number), blockdir.Newer, err.Error()})
 		}
-		if err != nil {
+		switch {
+		case err != nil:
 			g.unread = true
+			t.leave(g.number, err)
 			t.noted(fmt.Errorf("read segment %s: %w", segmentName(g.number), err))
+		case g.end.Load() > 0:
+			t.last = max(t.last, g.number)
 		}
 	}
+	t.countUnread()
+	t.epoch = uint64(t.last) + 1
 	slices.SortStableFunc(tail, func(a, b group) int { return a.h.turn.compare(b.h.turn) })
 	for _, r := range tail {
 		torn, err := t.replay(ctx, r, durable)
@@ -207,7 +205,10 @@ func (t *Tier) recover(ctx context.Context) error {
 			return err
 		}
 	}
-	t.table.removeAll(func(e entry) bool { return t.segments.look(e.segment) == nil })
+	t.table.removeAll(func(e entry) bool {
+		g := t.segments.look(e.segment)
+		return g == nil || g.end.Load() == 0
+	})
 	t.account()
 	switch {
 	case t.cfg.ReadOnly:
@@ -240,7 +241,62 @@ func (t *Tier) account() {
 		}
 	}
 	for _, g := range t.segments.list() {
-		t.room.add(g.size.Load())
+		if g.end.Load() > 0 && !g.unread { // emptying other files is not possible
+			t.room.add(g.size.Load())
+		}
+	}
+}
+
+// readSegment calls yield for the groups of a segment that the checkpoint does not cover, and sets its end. The end is zero if no
+// group of this log was found.
+func (t *Tier) readSegment(ctx context.Context, g *segment, synced bool, yield func(*header)) error {
+	from := t.covered[g.number]
+	g.end.Store(from)
+	if from > 0 {
+		// Another file may have the name by now.
+		_, err := scan(ctx, g.file, g.number, 0, g.size.Load(), t.id, t.formats, func(*header) error { return errFound })
+		if err == nil {
+			delete(t.covered, g.number)
+			from = 0
+		} else if !errors.Is(err, errFound) {
+			return err
+		}
+	}
+	if synced {
+		g.synced.Store(from)
+	}
+	end, err := scan(ctx, g.file, g.number, from, g.size.Load(), t.id, t.formats, func(h *header) error {
+		yield(h)
+		return nil
+	})
+	g.end.Store(max(from, end))
+	return err
+}
+
+// errFound ends a scan that looks for one group only.
+var errFound = errors.New("a group was found")
+
+// leave notes that a file with the name of a segment stays as it is.
+func (t *Tier) leave(number uint32, why error) {
+	t.left = append(t.left, number)
+	t.notes = append(t.notes, fmt.Sprintf("log tier: %s/%s is left as it is, and does not count toward the bound: %v",
+		filepath.Clean(t.cfg.Dir), segmentName(number), why))
+}
+
+// Notes returns what a user should know about the files found when the tier was opened.
+func (t *Tier) Notes() []string { return slices.Clone(t.notes) }
+
+// maxNumberGap is how far the number of a file that could not be read may lie above those of the log's segments, and still count.
+const maxNumberGap = 1 << 20
+
+// countUnread passes the numbers of segments that could not be read, so that they stay older than new ones. A number far above
+// all others is not the log's.
+func (t *Tier) countUnread() {
+	slices.Sort(t.left)
+	for _, n := range t.left {
+		if n > t.last && n-t.last <= maxNumberGap {
+			t.last = n
+		}
 	}
 }
 
@@ -259,7 +315,6 @@ func (t *Tier) openSegments() error {
 		if !ok {
 			continue // Verify says what does not belong here
 		}
-		t.last = max(t.last, number)
 		f, err := t.dir.Open(name, flag)
 		if err == nil {
 			info, serr := f.Stat()
@@ -274,70 +329,11 @@ func (t *Tier) openSegments() error {
 		}
 		if !blockdir.Gone(err) {
 			t.noted(fmt.Errorf("open segment: %w", err))
+			t.leave(number, err)
 			t.damage = append(t.damage, finding{name, blockdir.Unjudged, err.Error()})
 		}
 	}
 	return nil
-}
-
-// loadCheckpoint enters what the last checkpoint has, if there is one, and says whether that was durable. One that is damaged, that cannot
-// be read, or that has a block that is torn by now is done without: everything is in the segments.
-func (t *Tier) loadCheckpoint(ctx context.Context) (synced, torn bool, err error) {
-	unsure := make(map[uint32]int64) // where what is not durable begins in a segment
-	f, err := t.dir.Open(indexName, os.O_RDONLY)
-	if blockdir.Gone(err) {
-		return false, false, nil
-	}
-	if err == nil {
-		sizes, total := make(map[uint32]int64), int64(0)
-		for _, g := range t.segments.list() {
-			sizes[g.number] = g.size.Load()
-			total += g.size.Load()
-		}
-		synced, err = readCheckpoint(f, t.id, func(cover []coverage, blocks int64) {
-			// Each takes up so much in the segments: what is believed is bounded.
-			t.table.reserve(min(blocks, total/page))
-			for _, c := range cover {
-				t.last = max(t.last, c.number) // else it would cover what comes to be in another of that number
-				if size, ok := sizes[c.number]; ok && c.end >= 0 && c.end%page == 0 {
-					t.covered[c.number] = min(c.end, size)
-				}
-				if c.synced > 0 {
-					unsure[c.number] = c.synced
-				}
-			}
-		}, func(e entry) {
-			if int(e.group) >= len(t.formats) || e.segment == 0 {
-				return
-			}
-			// A segment that is shorter than it was loses what is missing.
-			if e.off()+storedBytes(t.formats[e.group]) <= sizes[e.segment] && e.header() >= 0 {
-				t.table.put(e, nil)
-			}
-		})
-		err = errors.Join(err, f.Close())
-	}
-	switch {
-	case err == nil:
-		if torn = t.anyTorn(ctx, unsure); ctx.Err() != nil {
-			return false, false, context.Cause(ctx)
-		}
-		if !torn {
-			return synced, false, nil
-		}
-	case errors.Is(err, errdefs.ErrMismatch):
-		return false, false, err
-	default:
-		t.noted(fmt.Errorf("read checkpoint: %w", err))
-		problem := blockdir.Unjudged
-		if errors.Is(err, errdefs.ErrCorrupt) {
-			problem = blockdir.Damaged
-		}
-		t.damage = append(t.damage, finding{indexName, problem, err.Error()})
-	}
-	t.table.removeAll(func(entry) bool { return true })
-	t.covered = make(map[uint32]int64)
-	return false, torn, nil
 }
 
 // replay brings a group into the index, and says whether a block of it is torn: what no sync is known to cover is verified.
@@ -413,7 +409,8 @@ func (t *Tier) settle(ctx context.Context, synced bool) error {
 		case g.unread:
 		case end <= page:
 			if end == 0 && !unbegun(ctx, g.file, size) {
-				g.unread = true // not ours, or damaged: it stays
+				g.unread = true
+				t.leave(g.number, errors.New("no group of this log is in it"))
 				t.count.errors.Add(1)
 				continue
 			}

@@ -5,6 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"math"
+	"strings"
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
@@ -38,15 +41,22 @@ func readHeader(ctx context.Context, f dirfs.File, at position, id [16]byte, for
 	return h, nil
 }
 
-// scanWindow is how much is looked at at once where no group begins.
-const scanWindow = 1 << 20
+const (
+	// scanWindow is the length of one read where no group begins.
+	scanWindow = 1 << 20
+	// foreignBytes is how much of a file is searched for its first group. A file without one is not a segment of this log. Holes
+	// do not count.
+	foreignBytes = 64 << 20
+)
 
-// scan calls yield for every group of a segment from off on, and says where the last ends. What is no group it passes over, page by page:
-// in what follows there may be more. ErrMismatch says that it passed over a group of another version.
+// scan calls yield for every group of a segment from off on, and returns where the last one ends. Pages outside groups are
+// passed over, as more groups may follow them. In a file that is read from its start the search for the first group ends after
+// foreignBytes. ErrMismatch: a group of another version was passed over.
 func scan(ctx context.Context, f dirfs.File, number uint32, off, size int64, id [16]byte, formats block.Formats, yield func(*header) error) (end int64, err error) {
 	end = off
 	var window []byte
 	var other error
+	searched := int64(0) // bytes before the first group
 	for off+page <= size {
 		h, err := readHeader(ctx, f, position{uint64(number), off}, id, formats)
 		if err == nil {
@@ -66,53 +76,83 @@ func scan(ctx context.Context, f dirfs.File, number uint32, off, size int64, id 
 		if window == nil {
 			window = make([]byte, scanWindow)
 		}
-		next, err := findGroup(ctx, f, window, off+page, size)
+		budget := int64(math.MaxInt64)
+		if end == 0 {
+			budget = foreignBytes - searched
+		}
+		next, read, err := findGroup(ctx, f, window, off+page, size, budget)
 		if err != nil {
 			return end, err
 		}
-		off = next
+		off, searched = next, searched+page+read
 	}
 	return end, other
 }
 
-// findGroup returns the first page from off on that begins as a group does, or the end of the file.
-func findGroup(ctx context.Context, f dirfs.File, window []byte, off, size int64) (int64, error) {
-	for off+page <= size {
+// findGroup returns the first page from off on that begins as a group does, or the end of the file, and how much it has read. It
+// gives up, and returns the end, once it has read budget bytes.
+func findGroup(ctx context.Context, f dirfs.File, window []byte, off, size, budget int64) (at, read int64, err error) {
+	for off = skipHole(f, off, size); off+page <= size && read < budget; off = skipHole(f, off, size) {
 		b := window[:min(int64(len(window)), (size-off)/page*page)]
 		if err := dirfs.ReadFull(ctx, f, b, off); err != nil {
 			if errors.Is(err, errdefs.ErrCorrupt) {
-				return size, nil // it was cut meanwhile
+				return size, read, nil // it was cut meanwhile
 			}
-			return 0, err
+			return 0, read, err
 		}
 		for at := 0; at < len(b); at += page {
 			if bytes.HasPrefix(b[at:], []byte(groupMagic)) {
-				return off + int64(at), nil
+				return off + int64(at), read + int64(at), nil
 			}
 		}
 		off += int64(len(b))
+		read += int64(len(b))
 	}
-	return size, nil
+	return size, read, nil
 }
 
-// unbegun says whether a file without a group is a segment whose making was cut short.
+// skipHole returns the page of the first data from off on, or size where only a hole follows.
+func skipHole(f dirfs.File, off, size int64) int64 {
+	d, ok := f.(dirfs.DataFinder)
+	if !ok || off >= size {
+		return off
+	}
+	at, err := d.NextData(off)
+	switch {
+	case errors.Is(err, io.EOF):
+		return size
+	case err != nil:
+		return off // not every file system can skip holes
+	}
+	return max(off, at/page*page)
+}
+
+// unbegun reports whether a file without a group is a segment that its process died making.
 func unbegun(ctx context.Context, f dirfs.File, size int64) bool {
 	b := make([]byte, min(page, size))
 	if dirfs.ReadFull(ctx, f, b, 0) != nil || !zeroFrom(ctx, f, page, size) {
 		return false
 	}
+	magic := b[:min(len(b), len(groupMagic))]
+	if !strings.HasPrefix(groupMagic, string(magic)) && len(bytes.TrimLeft(magic, "\x00")) > 0 {
+		return false
+	}
 	return len(b) <= offTable || len(bytes.TrimLeft(b[offTable:max(offTable, len(b)-sumBytes)], "\x00")) == 0
 }
 
-// zeroFrom says whether a file is zeros from off on.
+// zeroFrom reports whether a file is zeros from off on. It reads foreignBytes at most.
 func zeroFrom(ctx context.Context, f dirfs.File, off, size int64) bool {
-	window := make([]byte, scanWindow)
-	for off < size {
+	window, read := make([]byte, scanWindow), int64(0)
+	for off = skipHole(f, off, size); off < size; off = skipHole(f, off, size) {
+		if read >= foreignBytes {
+			return false
+		}
 		b := window[:min(int64(len(window)), size-off)]
 		if dirfs.ReadFull(ctx, f, b, off) != nil || len(bytes.TrimLeft(b, "\x00")) > 0 {
 			return false
 		}
 		off += int64(len(b))
+		read += int64(len(b))
 	}
 	return true
 }

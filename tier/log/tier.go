@@ -66,6 +66,8 @@ type Tier struct {
 	background sync.WaitGroup
 
 	damage []finding // of when the log was opened
+	left   []uint32  // numbers of files that were left as they are, when the log was opened
+	notes  []string
 
 	gate    usage.Gate
 	ctx     context.Context // ends with Close

@@ -186,7 +186,7 @@ func (v *verifier) top(d dirfs.Dir) {
 			v.found(n, blockdir.Unjudged, err.Error())
 		case n == blockdir.MarkerName, n == blockdir.LockName, n == "lost+found":
 		case n == blockdir.Quarantine && info.Type.IsDir(), isSegment && info.Regular(), n == indexName && info.Regular():
-		case leftover(n):
+		case leftover(n) && info.Regular():
 			if !v.live(d) {
 				v.found(n, blockdir.Leftover, "its process has died; the next that opens the directory removes it")
 			}

@@ -243,8 +243,10 @@ func (a *appender) makeHead(recs []*pending, mover bool) error {
 func (a *appender) nextNumber() uint32 {
 	a.t.order.Lock()
 	defer a.t.order.Unlock()
-	a.t.last++
-	a.number = a.t.last
+	if a.number = 0; a.t.last < math.MaxUint32 {
+		a.t.last++
+		a.number = a.t.last
+	}
 	return a.number
 }
 

@@ -62,7 +62,7 @@ func (n *inode) mustBeDir() error {
 }
 
 func (n *inode) info() dirfs.Info {
-	i := dirfs.Info{Bytes: int64(len(n.data)), Modified: n.modified, Inode: n.number}
+	i := dirfs.Info{Bytes: int64(len(n.data)), Modified: n.modified, Inode: n.number, Links: uint64(n.links)}
 	if n.isDir() {
 		i.Type = fs.ModeDir
 	}

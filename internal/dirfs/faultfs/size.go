@@ -31,6 +31,14 @@ func (h *handle) StartWriteback(off, n int64) error {
 	return nil
 }
 
+// NextData is not an operation of a plan.
+func (h *handle) NextData(off int64) (int64, error) {
+	if d, ok := h.File.(dirfs.DataFinder); ok {
+		return d.NextData(off)
+	}
+	return off, nil
+}
+
 func (h *handle) size(op string, do func(dirfs.Sizer) error) error {
 	if err := h.fs.whole(op, h.name); err != nil {
 		return err

@@ -32,28 +32,10 @@ func paths(r *Report) []Path {
 		{Name: stream.PathURing.String(), What: "files <-> host, many reads and writes a system call", Available: r.uring()},
 		gpu(stream.PathCuFile, "files <-> GPU, with no staging memory of kvlane's", func(*Probe) Finding { return r.CuFile.Library }),
 		{Name: "transfer/tcp", What: "between processes and hosts, over sockets", Available: Finding{Answer: Yes}},
-		{Name: "transfer/rdma", What: "between processes and hosts, by an RDMA NIC", Available: r.RDMA.usable()},
+		{Name: "transfer/rdma", What: "between processes and hosts, by an RDMA NIC", Available: r.activePort()},
 		{Name: "host device", What: "the CPU and its memory, for engines that compute there; asked for by name", Available: Finding{Answer: Yes}},
 		{Name: "simulated device", What: "stands in for a GPU; its figures say nothing of hardware", Available: Finding{Answer: Yes}},
 	}
-}
-
-// usable reports whether a NIC of this machine can connect to others.
-func (r *RDMA) usable() Finding {
-	if r.Library.Answer != Yes {
-		return r.Library
-	}
-	for i := range r.Devices {
-		for _, p := range r.Devices[i].Ports {
-			if p.State == "ACTIVE" {
-				return Finding{Answer: Yes}
-			}
-		}
-	}
-	if len(r.Devices) == 0 {
-		return Finding{Answer: No, Reason: "this machine has no RDMA device"}
-	}
-	return Finding{Answer: No, Reason: "no port of an RDMA device is active"}
 }
 
 // anyGPU is a yes when one GPU has the ability, and says which do not; without any it is the best answer there is.

@@ -100,7 +100,7 @@ func TestVirtualMachine(t *testing.T) {
 		case "peer":
 			want = Finding{Answer: No, Reason: "there is one GPU"}
 		case "transfer/rdma":
-			want = Finding{Answer: No, Reason: "this machine has no RDMA device"}
+			want = Finding{Answer: No, Reason: "there is no RDMA device"}
 		}
 		if p.Available.Answer != want.Answer || p.Available.Reason != want.Reason {
 			t.Errorf("path %s: %+v", p.Name, p.Available)

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/dirfs"
 )
@@ -36,16 +38,27 @@ func (w *writer) writeAt(f dirfs.File, parts [][]byte, off int64) error {
 	return err
 }
 
-// allocate takes the room for a segment, where the file system can.
-func allocate(f dirfs.File, bytes int64) error {
+// allocate takes the space of a segment, where the file system can, and returns its length: so many bytes, or a half, a quarter and
+// so on of them, but not less than least.
+func allocate(f dirfs.File, bytes, least int64) (int64, error) {
 	s, ok := f.(dirfs.Sizer)
 	if !ok {
-		return nil
+		return bytes, nil
 	}
-	if err := s.Allocate(bytes); !errors.Is(err, errdefs.ErrNotSupported) {
-		return err
+	for {
+		err := s.Allocate(bytes)
+		if err == nil || errors.Is(err, errdefs.ErrNotSupported) {
+			return bytes, nil
+		}
+		full := errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EFBIG) // EFBIG: the limit of the process
+		if !full || bytes <= least {
+			return 0, err
+		}
+		if err := truncate(f, 0); err != nil { // gives back a part that was taken
+			return 0, err
+		}
+		bytes = max(least, pages(bytes/2)*page)
 	}
-	return nil
 }
 
 // truncate cuts a segment to what is written, where the file system can.

@@ -32,7 +32,7 @@ func openForMany(t *testing.T) (Config, *Tier) {
 // newHollow makes the appender's next segment, as long as it should be, of which the disk has the first page.
 func newHollow(t *testing.T, c Config, a *appender) {
 	t.Helper()
-	if err := a.newSegment(); err != nil {
+	if err := a.newSegment(c.segmentBytes(), page); err != nil {
 		t.Fatal(err)
 	}
 	name := filepath.Join(c.Dir, segmentName(a.head.number))

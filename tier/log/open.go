@@ -50,7 +50,7 @@ func newTier(c Config) *Tier {
 		sealing: make(chan struct{}, 1), making: make(chan struct{}, 1),
 		unsynced: make(chan struct{}, 1), unstarted: make(chan struct{}, 1), syncing: make(chan struct{}, 1),
 		rounds: make(chan struct{}, 1), kick: make(chan struct{}, 1), closing: make(chan struct{}, 1), covered: make(map[uint32]int64),
-		room: room{unit: c.SegmentBytes, ahead: (1 + c.appenders()) * c.SegmentBytes, most: c.MaxBytes, configured: c.MaxBytes, wake: make(chan struct{})},
+		room: room{whole: c.SegmentBytes, unit: c.SegmentBytes, least: c.leastSegment(), ahead: 1 + c.appenders(), most: c.MaxBytes, configured: c.MaxBytes, wake: make(chan struct{})},
 	}
 	for n := range c.appenders() {
 		a := &appender{t: t, home: t.others}

@@ -7,9 +7,11 @@ import (
 
 // room counts what the segments take of the bound, and holds back further ones beyond it.
 type room struct {
-	unit       int64 // bytes of a new segment
-	ahead      int64 // bytes that are to be free, so that nobody has to wait for long
+	whole      int64 // bytes of a new segment, while the disk has space for it
+	least      int64 // bytes of the shortest segment that holds any block
+	ahead      int64 // new segments that are to have space, so that writes do not wait for long
 	mu         sync.Mutex
+	unit       int64 // bytes of a new segment
 	most       int64 // zero: unbounded
 	configured int64 // most, while the disk has room for as much
 	fullAt     time.Time
@@ -22,22 +24,23 @@ type room struct {
 // fullFor is for how long a bounded tier keeps to what the disk had room for, once it was full.
 const fullFor = 30 * time.Second
 
-// take takes the room of a new segment. The last that the bound has room for is kept back for who moves blocks out of others.
-func (r *room) take(now time.Time, mover bool) bool {
+// take takes the space of a new segment, and returns its length. The last one that the bound has space for is reserved for moving
+// blocks out of others.
+func (r *room) take(now time.Time, mover bool) (bytes int64, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.most != r.configured && now.Sub(r.fullAt) >= fullFor {
-		r.most = r.configured
+		r.most, r.unit = r.configured, r.whole
 	}
 	need := r.unit
 	if !mover {
 		need += r.unit
 	}
 	if !r.fits(need) {
-		return false
+		return 0, false
 	}
 	r.used += r.unit
-	return true
+	return r.unit, true
 }
 
 func (r *room) fits(need int64) bool { return r.most == 0 || r.used+need <= r.most }
@@ -52,14 +55,16 @@ func (r *room) add(bytes int64) {
 	}
 }
 
-// shrink makes the bound less than what is used, since the disk has no room for more, and says whether there is anything to remove.
+// shrink sets the bound to the space in use, as the disk has no more, and segments to a sixteenth of it, as with a configured bound.
+// It reports whether emptying segments can make space.
 func (r *room) shrink(now time.Time) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.configured == 0 || r.used < r.unit {
+	if r.configured == 0 || r.used < leastSegments*r.least {
 		return false
 	}
-	r.most = max(r.unit, r.used)
+	r.most = min(r.used, r.configured)
+	r.unit = min(r.whole, max(r.least, r.most/16/page*page))
 	r.fullAt = now
 	return true
 }
@@ -118,7 +123,7 @@ func (r *room) excess() int64 {
 	if r.most == 0 {
 		return 0
 	}
-	high := r.most - max(r.ahead, r.most/20)
+	high := r.most - max(r.ahead*r.unit, r.most/20)
 	if r.used <= high {
 		return 0
 	}

@@ -34,6 +34,7 @@ type segment struct {
 	refs   atomic.Int32 // of its readers, and of the log
 
 	size    atomic.Int64 // that it takes of the bound
+	limit   int64        // where appending ends
 	end     atomic.Int64 // of what is written and in the index
 	synced  atomic.Int64 // of what is known to be durable
 	live    atomic.Int64 // bytes of the blocks that the index has here

@@ -204,7 +204,7 @@ func (a *appender) appendAll(recs []*pending, mover bool) {
 		n := len(recs)
 		err := a.makeHead(recs, mover)
 		if err == nil {
-			n = fitting(a.t.formats, recs, a.t.cfg.SegmentBytes-a.head.end.Load())
+			n = fitting(a.t.formats, recs, a.head.limit-a.head.end.Load())
 			err = a.appendGroup(recs[:n])
 		}
 		for _, p := range recs[:n] {
@@ -218,24 +218,25 @@ func (a *appender) appendAll(recs []*pending, mover bool) {
 func (a *appender) makeHead(recs []*pending, mover bool) error {
 	t := a.t
 	need := headerOf(t.formats, recs[:1]) + int64(len(recs[0].data))
-	if a.head != nil && !a.head.broken.Load() && a.head.end.Load()+need <= t.cfg.SegmentBytes {
+	if a.head != nil && !a.head.broken.Load() && a.head.end.Load()+need <= a.head.limit {
 		return nil
 	}
 	if err := a.seal(); err != nil {
 		t.count.errors.Add(1)
 	}
 	now := t.clock.Now()
-	took := t.room.take(now, mover)
+	bytes, took := t.room.take(now, mover)
 	if !mover && t.room.excess() > 0 { // the collector does not call itself: where all is retained there would be no pause
 		t.collectSoon()
 	}
 	if !took {
 		return errNoRoom
 	}
-	if err := a.newSegment(); err != nil {
-		t.room.add(-t.room.unit)
+	if err := a.newSegment(bytes, page+need); err != nil {
+		t.room.add(-bytes)
 		return blockdir.WriteError(err)
 	}
+	t.room.add(a.head.limit - bytes)
 	return nil
 }
 
@@ -250,8 +251,9 @@ func (a *appender) nextNumber() uint32 {
 	return a.number
 }
 
-// newSegment makes the file of another segment, with room on the disk, and its name durable.
-func (a *appender) newSegment() error {
+// newSegment makes the file of another segment, and its name durable. The segment has so many bytes, or fewer, but not less than
+// least, where the disk has no space for more.
+func (a *appender) newSegment(bytes, least int64) error {
 	t := a.t
 	t.making <- struct{}{}
 	defer func() { <-t.making }()
@@ -268,17 +270,17 @@ func (a *appender) newSegment() error {
 		if err != nil {
 			return err
 		}
-		err = allocate(f, t.cfg.SegmentBytes)
+		limit, err := allocate(f, bytes, least)
 		if err == nil {
 			err = a.beginSegment(f)
 		}
 		if err != nil {
 			return errors.Join(err, f.Close(), blockdir.Remove(t.dir, name))
 		}
-		a.head = &segment{number: number, file: f}
+		a.head = &segment{number: number, file: f, limit: limit}
 		a.head.end.Store(page)
 		a.head.synced.Store(page)
-		a.head.size.Store(t.cfg.SegmentBytes)
+		a.head.size.Store(limit)
 		t.segments.add(a.head)
 		return nil
 	}

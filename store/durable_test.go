@@ -3,6 +3,7 @@ package store_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -14,6 +15,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/dirfs"
 	"github.com/kvlane/kvlane/internal/dirfs/faultfs"
+	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/store"
 	"github.com/kvlane/kvlane/tier"
@@ -67,26 +69,28 @@ func (t fullTier) Stats() tier.Stats {
 // A dump that waits for room in a tier ends with an error by itself, and says meanwhile what it waits for.
 func TestDefectDurableHasNoEnd(t *testing.T) {
 	t.Parallel()
-	const waitMax = 2 * time.Second
-	r := newRig(t, rigOptions{
-		dirs: []string{t.TempDir()}, wrapFile: func(t tier.Tier) tier.Tier { return fullTier{t} },
-		tune: func(c *store.Config) { c.WaitMax = waitMax },
+	testkit.Grow(t, time.Second, func(waitMax time.Duration) error {
+		r := newRig(t, rigOptions{
+			dirs: []string{t.TempDir()}, wrapFile: func(t tier.Tier) tier.Tier { return fullTier{t} },
+			tune: func(c *store.Config) { c.WaitMax = waitMax },
+		})
+		task := r.startDump(1, 2)
+		ctx, cancel := context.WithTimeout(t.Context(), waitMax/100)
+		defer cancel()
+		early := task.Durable(ctx)
+		r.must(task.SourceFree(r.ctx()))
+		if err := task.Durable(r.ctx()); !errors.Is(err, errdefs.ErrBusy) {
+			t.Errorf("in the end: %v", err)
+		}
+		if !errors.Is(early, context.DeadlineExceeded) || !strings.Contains(early.Error(), "2 blocks are not durable yet") ||
+			!strings.Contains(early.Error(), "1 writes wait for room") || !strings.Contains(early.Error(), "cannot be removed") {
+			return fmt.Errorf("while it waits: %w", early)
+		}
+		if st := r.st.Stats(); st.DurableFailures != 2 {
+			t.Errorf("%+v", st)
+		}
+		return nil
 	})
-	task := r.startDump(1, 2)
-	ctx, cancel := context.WithTimeout(t.Context(), waitMax/100)
-	defer cancel()
-	err := task.Durable(ctx)
-	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "2 blocks are not durable yet") ||
-		!strings.Contains(err.Error(), "1 writes wait for room") || !strings.Contains(err.Error(), "cannot be removed") {
-		t.Errorf("while it waits: %v", err)
-	}
-	r.must(task.SourceFree(r.ctx()))
-	if err := task.Durable(r.ctx()); !errors.Is(err, errdefs.ErrBusy) {
-		t.Errorf("in the end: %v", err)
-	}
-	if st := r.st.Stats(); st.DurableFailures != 2 {
-		t.Errorf("%+v", st)
-	}
 }
 
 // A tier that was opened for reading only serves loads, and no dump fails for it.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/store"
 	"github.com/kvlane/kvlane/tier"
@@ -24,18 +25,20 @@ func (roomlessTier) Put(ctx context.Context, _ block.Key, _ mem.Extent) error {
 // What is queued behind writes that wait for room does not wait as long again for each of them.
 func TestDefectWaitsForRoomAddUp(t *testing.T) {
 	t.Parallel()
-	const waitMax = time.Second
-	r := newRig(t, rigOptions{
-		slots: 8, dirs: []string{t.TempDir()},
-		wrapFile: func(tr tier.Tier) tier.Tier { return roomlessTier{tr} },
-		tune:     func(c *store.Config) { c.Writers, c.WaitMax = 1, waitMax },
+	testkit.Grow(t, time.Second, func(waitMax time.Duration) error {
+		r := newRig(t, rigOptions{
+			slots: 8, dirs: []string{t.TempDir()},
+			wrapFile: func(tr tier.Tier) tier.Tier { return roomlessTier{tr} },
+			tune:     func(c *store.Config) { c.Writers, c.WaitMax = 1, waitMax },
+		})
+		began := time.Now()
+		d := r.startDump(0, 1, 2, 3, 4, 5)
+		err := d.Durable(r.ctx())
+		if took := time.Since(began); took > 5*waitMax {
+			return fmt.Errorf("6 blocks without room failed after %v, each may wait for %v: %w", took, waitMax, err)
+		}
+		return nil
 	})
-	began := time.Now()
-	d := r.startDump(0, 1, 2, 3, 4, 5)
-	err := d.Durable(r.ctx())
-	if took := time.Since(began); took > 5*waitMax {
-		t.Errorf("6 blocks without room failed after %v, each may wait for %v: %v", took, waitMax, err)
-	}
 }
 
 // Who does not wait, as its context has ended, gets a place that is free all the same.

@@ -56,7 +56,7 @@ func TestDefectTrickleTakesChunks(t *testing.T) {
 			}
 			here := near.alloc(t, 1<<20)
 			for range 3 {
-				must(t, wait(t, p.submit(t, SubmitOptions{Timeout: 5 * time.Second}, Task{Op: Write, Local: mem.All(here)})))
+				must(t, wait(t, p.submit(t, SubmitOptions{Timeout: patience}, Task{Op: Write, Local: mem.All(here)})))
 			}
 		})
 	}
@@ -68,7 +68,7 @@ func TestDefectSlowReaderTakesChunks(t *testing.T) {
 	const n = 16 << 20 // more than sockets hold
 	near, far := newGPU(t, sim.Options{}), newGPU(t, sim.Options{Index: 1})
 	to, from := far.options(), near.options()
-	to.Stall, from.Stall = 20*time.Second, 20*time.Second
+	to.Stall, from.Stall = time.Hour, time.Hour // nobody is given up
 	p := newPair(t, to, from, far.alloc(t, n))
 	for i := range 2 * to.Chunks {
 		c := ask(t, p, uint64(1000+i), Read, n)
@@ -84,7 +84,7 @@ func TestDefectSlowReaderTakesChunks(t *testing.T) {
 	until(t, "they are not served", func() bool { return p.target.Stats().Requests == int64(2*to.Chunks) })
 	here := near.alloc(t, 1<<20)
 	for range 3 {
-		must(t, wait(t, p.submit(t, SubmitOptions{Timeout: 5 * time.Second}, Task{Op: Read, Local: mem.All(here)})))
+		must(t, wait(t, p.submit(t, SubmitOptions{Timeout: patience}, Task{Op: Read, Local: mem.All(here)})))
 	}
 }
 

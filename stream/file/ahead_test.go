@@ -52,12 +52,12 @@ func readByOne(t *testing.T, fs *files, look func(b *mem.Batch)) {
 
 // Nothing was read while the batch's goroutine was in a call of the stream of copies, but for what it had begun before.
 func TestDefectReadsWaitForTheCopiesCall(t *testing.T) {
-	const tries = 5 // a read that ends just before the call makes no room for another
+	const tries = 7 // a read that ends just before the call makes no room for another
 	beside := int64(0)
-	for range tries {
+	for try := range tries {
 		plan := fault.New(1)
 		readByOne(t, faulty(t, plan), func(*mem.Batch) {
-			for until := time.Now().Add(time.Second); plan.Seen("read") < 3 && time.Now().Before(until); {
+			for until := time.Now().Add(time.Second << try); plan.Seen("read") < 3 && time.Now().Before(until); {
 				time.Sleep(time.Millisecond)
 			}
 			beside = plan.Seen("read")

@@ -44,25 +44,27 @@ func within(t *testing.T, d time.Duration) context.Context {
 
 // A folder that cannot be listed for a while must not end all writing: rounds are repeated while somebody waits.
 func TestDefectWritingStallsAfterAFailedRound(t *testing.T) {
-	c, f := bounded(t, 8)
-	tr := open(t, c)
-	all := keys(0, 12)
-	put(t, tr, c.Formats[0], all[:7]...)
-	var denied atomic.Int64
-	f.Forbid(func(op, _ string) error {
-		if op == "readdir" && denied.Add(1) <= 12 { // more than one round's
-			return syscall.EACCES
+	synctest.Test(t, func(t *testing.T) {
+		c, f := bounded(t, 8)
+		tr := open(t, c)
+		all := keys(0, 12)
+		put(t, tr, c.Formats[0], all[:7]...)
+		var denied atomic.Int64
+		f.Forbid(func(op, _ string) error {
+			if op == "readdir" && denied.Add(1) <= 12 { // more than one round's
+				return syscall.EACCES
+			}
+			return nil
+		})
+		for _, key := range all[7:] {
+			if err := tr.Put(within(t, 8*time.Second), key, image(t, c.Formats[0], key)); err != nil {
+				t.Fatalf("put: %v", err)
+			}
 		}
-		return nil
+		if denied.Load() <= 12 {
+			t.Errorf("only %d listings were asked for", denied.Load())
+		}
 	})
-	for _, key := range all[7:] {
-		if err := tr.Put(within(t, 8*time.Second), key, image(t, c.Formats[0], key)); err != nil {
-			t.Fatalf("put: %v", err)
-		}
-	}
-	if denied.Load() <= 12 {
-		t.Errorf("only %d listings were asked for", denied.Load())
-	}
 }
 
 // A round removes what was too much when it began. What is written meanwhile, as by a Put that waited for the room, is no
@@ -92,52 +94,56 @@ func TestDefectRoundRemovesForWhatIsWrittenMeanwhile(t *testing.T) {
 
 // One cold file that cannot be removed is passed over, counted and reported.
 func TestDefectOneFileThatStaysStopsEviction(t *testing.T) {
-	c, f := bounded(t, 8)
-	tr := open(t, c)
-	all := keys(0, 24)
-	put(t, tr, c.Formats[0], all[:4]...)
-	setTimes(t, c.Dirs, all[:4])
-	stays := all[0]
-	f.Forbid(func(op, path string) error {
-		if op == "remove" && strings.HasSuffix(path, stays.String()) {
-			return syscall.EPERM
+	synctest.Test(t, func(t *testing.T) {
+		c, f := bounded(t, 8)
+		tr := open(t, c)
+		all := keys(0, 24)
+		put(t, tr, c.Formats[0], all[:4]...)
+		setTimes(t, c.Dirs, all[:4])
+		stays := all[0]
+		f.Forbid(func(op, path string) error {
+			if op == "remove" && strings.HasSuffix(path, stays.String()) {
+				return syscall.EPERM
+			}
+			return nil
+		})
+		for _, key := range all[4:] {
+			if err := tr.Put(within(t, 8*time.Second), key, image(t, c.Formats[0], key)); err != nil {
+				t.Fatalf("put: %v", err)
+			}
 		}
-		return nil
+		if err := get(t, tr, c.Formats[0], stays); err != nil {
+			t.Errorf("the block that stays: %v", err)
+		}
+		removed, err := tr.GC(t.Context(), 0)
+		if !errors.Is(err, syscall.EPERM) || !strings.Contains(err.Error(), stays.String()) || removed < 6 {
+			t.Errorf("GC removed %d: %v", removed, err)
+		}
+		if st := tr.Stats(); st.Stuck != 1 || st.Blocks != 1 || st.Errors == 0 {
+			t.Errorf("%+v", st)
+		}
 	})
-	for _, key := range all[4:] {
-		if err := tr.Put(within(t, 8*time.Second), key, image(t, c.Formats[0], key)); err != nil {
-			t.Fatalf("put: %v", err)
-		}
-	}
-	if err := get(t, tr, c.Formats[0], stays); err != nil {
-		t.Errorf("the block that stays: %v", err)
-	}
-	removed, err := tr.GC(t.Context(), 0)
-	if !errors.Is(err, syscall.EPERM) || !strings.Contains(err.Error(), stays.String()) || removed < 6 {
-		t.Errorf("GC removed %d: %v", removed, err)
-	}
-	if st := tr.Stats(); st.Stuck != 1 || st.Blocks != 1 || st.Errors == 0 {
-		t.Errorf("%+v", st)
-	}
 }
 
 // Another process removes the candidates between listing and removing: there is room, and a Put takes it.
 func TestDefectCandidatesRemovedByOthersStallWriting(t *testing.T) {
-	c, f := bounded(t, 8)
-	tr := open(t, c)
-	all := keys(0, 12)
-	put(t, tr, c.Formats[0], all[:7]...)
-	f.Forbid(func(op, path string) error {
-		if op == "remove" && !strings.HasPrefix(path, c.Dirs[0]+"/tmp/") {
-			return errors.Join(syscall.ENOENT, os.Remove(path)) // just before
+	synctest.Test(t, func(t *testing.T) {
+		c, f := bounded(t, 8)
+		tr := open(t, c)
+		all := keys(0, 12)
+		put(t, tr, c.Formats[0], all[:7]...)
+		f.Forbid(func(op, path string) error {
+			if op == "remove" && !strings.HasPrefix(path, c.Dirs[0]+"/tmp/") {
+				return errors.Join(syscall.ENOENT, os.Remove(path)) // just before
+			}
+			return nil
+		})
+		for _, key := range all[7:] {
+			if err := tr.Put(within(t, 8*time.Second), key, image(t, c.Formats[0], key)); err != nil {
+				t.Fatalf("put: %v", err)
+			}
 		}
-		return nil
 	})
-	for _, key := range all[7:] {
-		if err := tr.Put(within(t, 8*time.Second), key, image(t, c.Formats[0], key)); err != nil {
-			t.Fatalf("put: %v", err)
-		}
-	}
 }
 
 // Where nothing can be removed a Put does not wait for ever, though its context has no end, and those after it fail at once;
@@ -304,15 +310,13 @@ func TestDefectOpenWaitsForTheLockForEver(t *testing.T) {
 	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
 		t.Fatal(err)
 	}
-	began := time.Now()
-	_, err = file.Open(within(t, 50*time.Millisecond), c)
-	if took := time.Since(began); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, errdefs.ErrBusy) || took > 5*time.Second {
-		t.Errorf("after %v: %v", took, err)
+	_, err = file.Open(within(t, 50*time.Millisecond), c) // hangs with the defect
+	if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, errdefs.ErrBusy) {
+		t.Errorf("open: %v", err)
 	}
-	began = time.Now()
 	r, err := file.Verify(within(t, 50*time.Millisecond), c.Dirs[0], nil)
-	if took := time.Since(began); err == nil && r.Clean() || took > 5*time.Second {
-		t.Errorf("verify after %v: %+v, %v", took, r, err)
+	if err == nil && r.Clean() {
+		t.Errorf("verify: %+v, %v", r, err)
 	}
 }
 

@@ -284,7 +284,7 @@ func TestDefectVerifyHangsOrStopsAtWhatItShouldFind(t *testing.T) {
 		}
 		return nil
 	})
-	r, err := file.VerifyOn(within(t, 20*time.Second), f, c.Dirs[0])
+	r, err := file.VerifyOn(within(t, testkit.Patience()), f, c.Dirs[0])
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,6 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/jonboulle/clockwork"
+
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/dirfs/faultfs"
@@ -267,13 +269,14 @@ func TestCollectAfterManyAppended(t *testing.T) {
 func TestDefectNoRoomBesideSegmentsThatAreAppendedTo(t *testing.T) {
 	h := newHeads(t, log.FsyncNever, func(d *disk) {
 		d.c.MaxBytes = 64 * d.c.SegmentBytes
+		d.c.Clock = clockwork.NewFakeClock() // which never reaches the time when more room is hoped for
 		d.SetLimit(4*d.c.SegmentBytes - 4096)
 	})
 	h.end()
 	if err := <-h.err; err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience()) // less than it takes until more room is hoped for
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience())
 	defer cancel()
 	for i := 4; i < 40; i++ {
 		if err := h.tr.Put(ctx, tiertest.Key(i), image(t, h.f, tiertest.Key(i))); err != nil {

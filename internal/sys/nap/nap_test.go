@@ -12,23 +12,34 @@ import (
 func TestMain(m *testing.M) { testkit.Main(m) }
 
 // Most naps end when they should: a process that sleeps a millisecond for a short nap makes every wait late by as much.
-// The machine may be busy, so a few may be late.
+// The machine may be busy: then it is tried again.
 func TestNapIsShort(t *testing.T) {
 	const asked = 20 * time.Microsecond
 	var took []time.Duration
+	for end := time.Now().Add(testkit.Patience()); ; {
+		took = naps(asked)
+		if took[len(took)/4] <= 500*time.Microsecond {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("three quarters of naps of %v took more than %v", asked, took[len(took)/4])
+		}
+	}
+	if median := took[len(took)/2]; median < asked {
+		t.Errorf("half of the naps of %v took less than %v", asked, median)
+	}
+	t.Logf("naps of %v: shortest %v, median %v", asked, took[0], took[len(took)/2])
+}
+
+// naps returns how long a hundred took, sorted.
+func naps(asked time.Duration) (took []time.Duration) {
 	for range 100 {
 		start := time.Now()
 		nap.Sleep(asked)
 		took = append(took, time.Since(start))
 	}
 	slices.Sort(took)
-	if median := took[len(took)/2]; median < asked {
-		t.Errorf("half of the naps of %v took less than %v", asked, median)
-	}
-	if quarter := took[len(took)/4]; quarter > 500*time.Microsecond {
-		t.Errorf("three quarters of naps of %v took more than %v", asked, quarter)
-	}
-	t.Logf("naps of %v: shortest %v, median %v", asked, took[0], took[len(took)/2])
+	return took
 }
 
 func TestPause(t *testing.T) {

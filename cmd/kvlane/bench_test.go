@@ -262,7 +262,7 @@ func TestDefectInterruptedBenchPrintsNothing(t *testing.T) {
 					testkit.Skip(t, "direct-io", stderr.String())
 				}
 				lines := strings.Split(strings.TrimSuffix(stderr.String(), "\n"), "\n") // before the last there may be notices
-				if code != exitFailure || !strings.HasPrefix(lines[len(lines)-1], "kvlane: interrupted: ") || wait > testkit.Patience() {
+				if code != exitFailure || !strings.HasPrefix(lines[len(lines)-1], "kvlane: interrupted: ") || wait > testkit.Patience()/4 {
 					t.Fatalf("after %v: exit code %d, %s:\n%s", wait, code, stderr.String(), stdout.String())
 				}
 				if strings.HasPrefix(stdout.String(), "✗ INCOMPLETE: interrupted") {

@@ -51,6 +51,16 @@ func (t *tally) merge(o *tally) {
 	}
 }
 
+// shown are the counts without which a run shows nothing.
+var shown = []string{"blocks loaded", "blocks durable", "blocks durable and checked"}
+
+// shows reports whether all of shown were counted.
+func (t *tally) shows() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return !slices.ContainsFunc(shown, func(k string) bool { return t.Count[k] == 0 })
+}
+
 // String lists the counts, one line for each first word, and the waits.
 func (t *tally) String() string {
 	t.mu.Lock()

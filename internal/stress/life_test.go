@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"os"
 	"runtime"
 	"strings"
 	"sync"
@@ -141,19 +142,19 @@ func (l *life) fileFaults() *fault.Plan {
 	return p
 }
 
-// veto makes a few files unreadable, a few unremovable, and the disk full for a quarter of a second now and then.
+// veto lets no write succeed while the disk is full. With FileFaults it makes a few files unreadable and a few unremovable.
 func (l *life) veto() faultfs.Veto {
-	unreadable, unremovable, full := l.rng.IntN(256), l.rng.IntN(256), l.rng.Int64N(16)
+	unreadable, unremovable := l.rng.IntN(256), l.rng.IntN(256)
 	ends := func(path string, b int) bool {
 		const digits = "0123456789abcdef"
 		return strings.HasSuffix(path, string([]byte{digits[b>>4], digits[b&15]}))
 	}
 	return func(op, path string) error {
 		switch {
-		case op == "read" && l.Corrupt && ends(path, unreadable), op == "remove" && ends(path, unremovable):
+		case l.FileFaults && (op == "read" && l.Corrupt && ends(path, unreadable) || op == "remove" && ends(path, unremovable)):
 			l.tally.add("faults veto", 1)
 			return errVeto
-		case op == "write" && time.Now().UnixMilli()/250%16 == full:
+		case (op == "write" || op == "mkdir") && l.full():
 			l.tally.add("faults disk full", 1)
 			return syscall.ENOSPC
 		}
@@ -161,12 +162,49 @@ func (l *life) veto() faultfs.Veto {
 	}
 }
 
+// full reports whether the parent has filled the disk.
+func (s *setup) full() bool {
+	_, err := os.Stat(s.fullName())
+	return err == nil
+}
+
+// fullName is a file that exists while the disk is full.
+func (s *setup) fullName() string { return s.User[0] + "-full" }
+
+// steppedFS sets times by a clock that is moved two days ahead or back every half second.
+type steppedFS struct {
+	dirfs.FS
+	l *life
+}
+
+func (f steppedFS) OpenDir(path string) (dirfs.Dir, error) {
+	d, err := f.FS.OpenDir(path)
+	if err != nil {
+		return nil, err
+	}
+	return steppedDir{d, f.l}, nil
+}
+
+type steppedDir struct {
+	dirfs.Dir
+	l *life
+}
+
+// clockSteps are added to times, one after the other.
+var clockSteps = []time.Duration{0, 48 * time.Hour, 0, -48 * time.Hour}
+
+func (d steppedDir) SetTime(name string, t time.Time) error {
+	step := clockSteps[time.Now().UnixMilli()/500%int64(len(clockSteps))]
+	if step != 0 {
+		d.l.tally.add("faults clock step", 1)
+	}
+	return d.Dir.SetTime(name, t.Add(step))
+}
+
 // open opens the engine and its pages. It may fail, by a fault, and then leaves nothing.
 func (l *life) open() bool {
-	files := faultfs.New(dirfs.OS(), l.files, nil)
-	if l.FileFaults {
-		files.Forbid(l.veto())
-	}
+	files := faultfs.New(steppedFS{dirfs.OS(), l}, l.files, nil)
+	files.Forbid(l.veto())
 	c := kvlane.Config{
 		Model:  l.geometry(),
 		Device: kvlane.DeviceConfig{Driver: kvlane.Sim, Sim: sim.Options{Faults: l.plan, QuarantineBytes: 1 << 20}},

@@ -251,7 +251,7 @@ func (v *viewer) check(page uint32, n, first, end int) {
 
 // close gives back what the viewer has, as far as the device is still there to take it.
 func (v *viewer) close() {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), grace)
 	defer cancel()
 	if v.queue != nil {
 		_ = v.queue.Close(ctx)

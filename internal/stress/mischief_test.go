@@ -2,6 +2,7 @@ package stress
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/sys/hostmem"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/tier/file"
@@ -47,10 +49,19 @@ func (m *mischief) one() {
 	case x < 85:
 		what = "tmp removed"
 		_ = os.RemoveAll(filepath.Join(dir, "tmp"))
-	case x < 90:
+	case x < 88:
 		what = "foreign file"
 		_ = os.WriteFile(filepath.Join(dir, fmt.Sprintf("foreign-%d", m.rng.IntN(4))), []byte("x"), 0o600)
-	case x < 95:
+	case x < 90:
+		what = "disk full"
+		m.fill()
+	case x < 92:
+		what = "stranger"
+		m.stranger()
+	case x < 94:
+		what = "times"
+		m.moveTimes(dir)
+	case x < 96:
 		what = "gc"
 		m.collect(dir)
 	default:
@@ -117,6 +128,42 @@ func (m *mischief) replace(name string) string {
 		return "zeroes"
 	}
 	return "removed"
+}
+
+// fill has the disk full for a while. Workers may be killed meanwhile, and open again.
+func (m *mischief) fill() {
+	if os.WriteFile(m.fullName(), nil, 0o600) == nil {
+		time.Sleep(time.Duration(m.rng.IntN(500)) * time.Millisecond)
+		_ = os.Remove(m.fullName())
+	}
+}
+
+// stranger opens the directories for another identity, which must be refused.
+func (m *mischief) stranger() {
+	s := m.setup
+	s.Model += "-stranger"
+	sh, err := s.shape()
+	if err != nil {
+		m.Error(err)
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), grace)
+	defer cancel()
+	t, err := file.Open(ctx, file.Config{Dirs: m.Dirs, Formats: block.Formats{sh.format()}, Identities: []block.Identity{sh.id}})
+	if err == nil {
+		m.Errorf("directories of another identity were opened: %v", t.Close(ctx))
+	} else if !errors.Is(err, errdefs.ErrMismatch) {
+		m.Errorf("open directories of another identity: %v", err)
+	}
+}
+
+// moveTimes sets the times of some blocks as a process does whose clock is wrong.
+func (m *mischief) moveTimes(dir string) {
+	at := time.Now().Add(time.Duration(m.rng.IntN(200)-100) * time.Hour)
+	for range 64 {
+		s := m.keys[m.rng.IntN(keySpace)].String()
+		_ = os.Chtimes(filepath.Join(dir, s[:2], s), at, at) // it may not be there
+	}
 }
 
 func (m *mischief) collect(dir string) {
@@ -189,7 +236,25 @@ func (r *round) check(m *mischief) {
 	if text, err := os.ReadFile(m.canary); err != nil || string(text) != canaryText {
 		r.Errorf("a link was followed: %q, %v", text, err)
 	}
+	if r.Alone {
+		r.checkBound()
+	}
 	r.checkBlocks()
+}
+
+// checkBound checks that the directories keep to their bound, but for files that were put there by others than the tier.
+func (r *round) checkBound() {
+	var held int64
+	for _, dir := range r.Dirs {
+		in, err := file.Inspect(r.Context(), dir)
+		if err != nil {
+			r.Error(err)
+		}
+		held += in.Bytes
+	}
+	if most := r.Bytes * 5 / 4; held > most {
+		r.Errorf("the directories hold %d bytes, and their bound is %d", held, r.Bytes)
+	}
 }
 
 // checkBlocks reads every block, as a tier does: what is there is right, and what was durable is there.

@@ -22,7 +22,7 @@ const (
 	// The bounds of waits, and what a slow machine may add to them.
 	waitMax  = time.Second
 	leaseMax = time.Second
-	grace    = 15 * time.Second
+	grace    = 2 * time.Minute
 	// durableMax bounds a dump that nobody cancels: each of its blocks may wait for a slot, and its writes for those before
 	// them, all of which may wait for room in the tier below.
 	durableMax = (maxBlocks + slots/writers) * waitMax
@@ -31,17 +31,21 @@ const (
 // setup is what a round's workers have in common, and the seed of one. It travels as JSON.
 type setup struct {
 	Seed  uint64
-	Dirs  []string
-	Leafy bool  // planes are whole leaves, which kernels sum
-	Bytes int64 // bound of the file tier; zero: nothing durable may be lost
-	Fsync file.FsyncPolicy
-	Alone bool // there is one worker at a time, and nobody else removes blocks: what is leased stays
+	Model string // of another identity; empty: the first
+	// User are the directories that a user would configure. The blocks of an identity lie in Dirs, a folder of that name in each.
+	User   []string
+	Folder string
+	Dirs   []string
+	Leafy  bool  // planes are whole leaves, which kernels sum
+	Bytes  int64 // bound of the file tier; zero: nothing durable may be lost
+	Fsync  file.FsyncPolicy
+	Alone  bool // there is one worker at a time, and nobody else removes blocks: what is leased stays
 	// DeviceFaults and FileFaults say what fails. Corrupt lets files go wrong on their way as well, of any block.
 	DeviceFaults, FileFaults, Corrupt bool
 }
 
 func (s *setup) geometry() block.Geometry {
-	g := block.Geometry{Model: "stress", Layers: 2, KVHeads: 1, HeadSize: 128, DType: "bfloat16", BlockTokens: 16, TPSize: 1}
+	g := block.Geometry{Model: "stress" + s.Model, Layers: 2, KVHeads: 1, HeadSize: 128, DType: "bfloat16", BlockTokens: 16, TPSize: 1}
 	if !s.Leafy {
 		g.BlockTokens = 8
 	}

@@ -22,7 +22,7 @@ RXE   := $(CURDIR)/$(BIN)/.rxe
 LOSSY := /(LocalKeys|RemoteKeys|PeerForbids|TooLongForReceive|Reset)$$
 MANY  := ^TestVerbsCarryThousandsOfRequests$$
 LONG  := ^TestVerbs(PlanByNIC|PostRefusedHalfWay)$$|/(huge_|sums$$)
-GUEST := KVLANE_REQUIRE=verbs,nfs,root $(GO) test -count 1 -p 1 -timeout 120s -exec
+GUEST := KVLANE_REQUIRE=verbs,nfs,root $(GO) test -count 1 -p 1 -timeout 20m -exec
 
 # What is shipped needs no C compiler, but for the C library, whose compiler `make lib` fetches. The race detector needs one.
 export CGO_ENABLED = 0
@@ -54,7 +54,7 @@ python: wheel ## check the Python package: linters, tests on torch and transform
 # The environment with vLLM takes 3 GB below bin/.venv-vllm. KVLANE_KILLS says how often vLLM is killed.
 vllm: lib ## run vLLM for CPUs with kvlane, in an environment that this makes; needs Python 3.11, pip and binutils
 	tools/python-env vllm $(BIN)/.venv-vllm vllm
-	KVLANE_REQUIRE=vllm KVLANE_LIBRARY=$(CURDIR)/$(BIN)/lib/libkvlane.so PYTHONPATH=$(CURDIR)/python/src timeout 1500 \
+	KVLANE_REQUIRE=vllm KVLANE_LIBRARY=$(CURDIR)/$(BIN)/lib/libkvlane.so PYTHONPATH=$(CURDIR)/python/src timeout 3000 \
 	    $(BIN)/.venv-vllm/bin/python -m pytest -c python/pyproject.toml --rootdir python -p no:cacheprovider -q python/tests/in_vllm
 	tools/vllm-upstream $(BIN)
 
@@ -62,7 +62,7 @@ vllm: lib ## run vLLM for CPUs with kvlane, in an environment that this makes; n
 sglang: lib ## run SGLang's cache classes with kvlane, in an environment that this makes; needs Python 3.11, pip and binutils
 	tools/python-env sglang $(BIN)/.venv-sglang sglang.srt.mem_cache.unified_radix_cache
 	cd python/tests/in_sglang && KVLANE_REQUIRE=sglang KVLANE_LIBRARY=$(CURDIR)/$(BIN)/lib/libkvlane.so PYTHONPATH=$(CURDIR)/python/src \
-	    timeout 600 $(CURDIR)/$(BIN)/.venv-sglang/bin/python -W ignore -m pytest -c $(CURDIR)/python/pyproject.toml -p no:cacheprovider -q .
+	    timeout 3000 $(CURDIR)/$(BIN)/.venv-sglang/bin/python -W ignore -m pytest -c $(CURDIR)/python/pyproject.toml -p no:cacheprovider -q .
 
 # One release of Mooncake's transfer engine, 60 MB below bin/.mooncake.
 mooncake: ## run Mooncake's transfer engine against kvlane's side of its protocol; needs Python 3.10 to 3.13, pip and apt
@@ -113,7 +113,7 @@ nonic: ## check the build that leaves the code for NICs out
 # Short: what the crash test kills is another process, which the race detector does not see, and the examples of the help run what
 # other tests run too. Charts and the rules of the source are left out, which have one goroutine; vet has been by, with the linters.
 race: ## run the tests under the race detector; needs a C compiler
-	CGO_ENABLED=1 $(GO) test -race -short -vet off -timeout 1500s $$($(GO) list ./... | grep -v -e /bench/chart$$ -e /internal/archtest$$)
+	CGO_ENABLED=1 $(GO) test -race -short -vet off -timeout 60m $$($(GO) list ./... | grep -v -e /bench/chart$$ -e /internal/archtest$$)
 
 lint: $(LINT) ## run the linters and check the formatting
 	$(LINT) run ./...

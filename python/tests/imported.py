@@ -21,7 +21,7 @@ import kvlane
 
 NO_GPU = 77
 COUNT = 8 << 20  # of 64-bit numbers
-PATIENCE = 60  # seconds, for an answer
+PATIENCE = 600  # seconds, for an answer
 # What CUDA calls the types of handle (CUmemAllocationHandleType).
 TYPES = {"posix-fd": 1, "fabric": 8}
 HANDLE_BYTES = 64

@@ -20,7 +20,7 @@ from kvlane.transformers import KVLaneCache
 
 GREEDY = {"max_new_tokens": 6, "do_sample": False}
 RIGHT, WRONG = 0, 3
-PATIENCE = 60
+PATIENCE = 600
 
 
 def prompts() -> list[Any]:

@@ -65,7 +65,7 @@ def test_tensors_that_another_process_imports() -> None:
     reason = "needs torch"
     if importlib.util.find_spec("torch"):
         ran = subprocess.run(
-            [sys.executable, Path(__file__).with_name("imported.py")], check=False, capture_output=True, text=True, timeout=300
+            [sys.executable, Path(__file__).with_name("imported.py")], check=False, capture_output=True, text=True, timeout=600
         )
         if ran.returncode != 77:
             assert ran.returncode == 0, ran.stdout + ran.stderr

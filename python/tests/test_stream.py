@@ -23,7 +23,7 @@ def test_pieces_arrive_where_they_belong(open_store: Open) -> None:
         np.testing.assert_array_equal(target, source)
         target[:] = 0
         pages = np.random.default_rng(4).permutation(256)
-        task = stream.copy(b, a, pages * 4096, range(0, 1 << 20, 4096), 4096, timeout=30)
+        task = stream.copy(b, a, pages * 4096, range(0, 1 << 20, 4096), 4096, timeout=600)
         assert task.wait(30)
         np.testing.assert_array_equal(target.reshape(256, 4096)[pages], source.reshape(256, 4096))
 

@@ -609,6 +609,6 @@ def test_killed_at_random_moments(tmp_path: pathlib.Path) -> None:
     script = pathlib.Path(__file__).with_name("killed.py")
     seed = time.time_ns() % 1000
     command = [sys.executable, str(script), str(tmp_path), os.environ.get("KVLANE_KILLS", "10"), str(seed)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, (seed, done.stderr[-2000:])
     print(done.stdout)

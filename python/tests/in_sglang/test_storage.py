@@ -178,7 +178,7 @@ def test_the_ranks_of_a_group_agree(tmp_path: Path) -> None:
     both = [processes.Process(target=_nonce, args=(rank, str(tmp_path / "ranks"), out)) for rank in range(2)]
     for p in both:
         p.start()
-    (shared, own), (other_shared, other_own) = out.get(timeout=120), out.get(timeout=120)
+    (shared, own), (other_shared, other_own) = out.get(timeout=600), out.get(timeout=120)
     for p in both:
         p.join(30)
     assert shared == other_shared
@@ -310,7 +310,7 @@ def test_hicache_backs_up_and_prefetches(model: Path, tmp_path: Path) -> None:
         host = pool.alloc(len(tokens))
         before = [page(pool, int(host[i * PAGE]) // PAGE) for i in range(6)]
         c.write_storage(host, tokens, c.get_hash_str(tokens, None, page_size=PAGE))
-        done = c.ack_backup_queue.get(timeout=30)
+        done = c.ack_backup_queue.get(timeout=600)
         assert done.completed_tokens == len(tokens)
         pool.free(host)
         pool.kv_buffer.zero_()

@@ -8,23 +8,35 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
 )
 
 // owing has the bytes of a write held on their way to there, and the write fail as the link is cut, so that a fence is owed. restore has others through.
 func owing(t *testing.T, there, here *mem.Region) (p *pair, x *proxy, restore func()) {
 	t.Helper()
-	p = &pair{target: engine(t, Options{}), initiator: engine(t, Options{Lanes: 1, PartBytes: 1 << 20, Stall: 500 * time.Millisecond})}
-	x = newProxy(t, p.target.Address())
-	p.publish(t, there)
-	p.open(t, x.addr())
-	x.set(func() { x.holdAfter = 20 })
-	pattern(here.Bytes(), 1)
-	b := p.submit(t, SubmitOptions{Timeout: time.Second}, Task{Op: Write, Local: mem.All(here)})
-	until(t, "nothing is held", func() bool {
-		x.mu.Lock()
-		defer x.mu.Unlock()
-		return x.held > 100_000
+	var b *Batch
+	testkit.Grow(t, time.Second, func(d time.Duration) error {
+		p = &pair{target: engine(t, Options{}), initiator: engine(t, Options{Lanes: 1, PartBytes: 1 << 20, Stall: 500 * time.Millisecond})}
+		x = newProxy(t, p.target.Address())
+		p.publish(t, there)
+		p.open(t, x.addr())
+		x.set(func() { x.holdAfter = 20 })
+		pattern(here.Bytes(), 1)
+		b = p.submit(t, SubmitOptions{Timeout: d}, Task{Op: Write, Local: mem.All(here)})
+		for {
+			x.mu.Lock()
+			held := x.held > 100_000
+			x.mu.Unlock()
+			if held {
+				return nil
+			}
+			select {
+			case <-b.Done():
+				return fmt.Errorf("nothing is held: %w", b.Err())
+			case <-time.After(time.Millisecond):
+			}
+		}
 	})
 	x.set(func() { x.holdAfter, x.down = -1, true })
 	x.cut(func(l *link) bool { return !l.data }, false) // first, or the fence gets through

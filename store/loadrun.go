@@ -417,6 +417,9 @@ func (t *LoadTask) failed(i int32, err error) {
 	}
 	t.set(i, BlockError{Op: "load", Key: t.sc.refs[i].Key, Page: t.sc.refs[i].Page, Undefined: it.touched, Err: err})
 	t.s.count.loadErrors.Add(1)
+	if t.lease == nil && notFound(err) {
+		t.s.count.misses.Add(1)
+	}
 	t.left--
 	if t.layers {
 		for _, k := range t.s.layers[it.group] {

@@ -17,6 +17,7 @@ type Stats struct {
 	Loads, Dumps, Prefetches int64 // tasks begun
 	Running                  int   // tasks not yet resolved
 	LoadErrors, DumpErrors   int64 // blocks that failed
+	Misses                   int64 // blocks that leases, and loads without one, asked for and found in no tier
 	Dumped, Skipped          int64 // blocks that dumps stored; blocks that they found stored
 	Prefetched               int64 // blocks brought into the cache ahead of need
 	Backlog                  int   // writes to the tiers below that wait for a writer
@@ -64,7 +65,7 @@ type Stats struct {
 // TierStats is a tier's part of Stats.
 type TierStats struct {
 	Name string
-	Hits int64 // blocks that loads were served from this tier
+	Hits int64 // blocks that loads were served from this tier, each once
 	Tier tier.Stats
 }
 
@@ -91,6 +92,7 @@ func (s *Store) Stats() Stats {
 	c, x := &s.count, s.index.Stats()
 	st := Stats{
 		Loads: c.loads.Load(), Dumps: c.dumps.Load(), Prefetches: c.prefetches.Load(), Running: len(s.turns) + len(s.dumping),
+		Misses:     x.Missed + c.misses.Load(),
 		LoadErrors: c.loadErrors.Load(), DumpErrors: c.dumpErrors.Load(),
 		Dumped: c.dumped.Load(), Skipped: c.skipped.Load(), Prefetched: c.prefetched.Load(), Backlog: s.writers.backlog(),
 		VerifiedOnWay: c.verifiedOnWay.Load(), VerifiedByCPU: c.verifiedByCPU.Load(),
@@ -125,6 +127,7 @@ func (s *Store) Stats() Stats {
 type counters struct {
 	loads, dumps, prefetches     atomic.Int64
 	loadErrors, dumpErrors       atomic.Int64
+	misses                       atomic.Int64 // of loads without a lease
 	dumped, skipped, prefetched  atomic.Int64
 	corrupt, refills, retries    atomic.Int64
 	badCopies                    atomic.Int64

@@ -29,13 +29,14 @@ var storeFamilies = []family[*store.Stats]{
 	storeCounter("kvlane_store_prefetches_total", "tasks", "Prefetch tasks begun.", func(s *store.Stats) int64 { return s.Prefetches }),
 	storeGauge("kvlane_store_tasks_running", "tasks", "Tasks begun and not yet resolved.", func(s *store.Stats) int64 { return int64(s.Running) }),
 	{
-		Metric{"kvlane_store_hits_total", "blocks", Counter, "Blocks that loads were served from this tier.", []string{labelTier}},
+		Metric{"kvlane_store_hits_total", "blocks", Counter, "Blocks that loads were served from this tier, each once.", []string{labelTier}},
 		func(s *store.Stats, out emit) {
 			for i := range s.Tiers {
 				out(float64(s.Tiers[i].Hits), s.Tiers[i].Name)
 			}
 		},
 	},
+	storeCounter("kvlane_store_misses_total", "blocks", "Blocks that leases, and loads without one, asked for and found in no tier.", func(s *store.Stats) int64 { return s.Misses }),
 	storeCounter("kvlane_store_load_errors_total", "blocks", "Blocks that a load did not bring.", func(s *store.Stats) int64 { return s.LoadErrors }),
 	storeCounter("kvlane_store_dump_errors_total", "blocks", "Blocks that a dump did not store.", func(s *store.Stats) int64 { return s.DumpErrors }),
 	storeCounter("kvlane_store_dumped_blocks_total", "blocks", "Blocks that dumps stored.", func(s *store.Stats) int64 { return s.Dumped }),
@@ -99,8 +100,6 @@ var tierFamilies = []family[*namedTier]{
 	tierGauge("kvlane_tier_blocks", "blocks", "Blocks held.", func(s *tier.Stats) int64 { return s.Blocks }),
 	tierGauge("kvlane_tier_bytes", "bytes", "Bytes held.", func(s *tier.Stats) int64 { return s.Bytes }),
 	tierGauge("kvlane_tier_capacity_bytes", "bytes", "Bytes that may be held; 0 is no bound.", func(s *tier.Stats) int64 { return s.CapacityBytes }),
-	tierCounter("kvlane_tier_hits_total", "blocks", "Blocks asked for and found.", func(s *tier.Stats) int64 { return s.Hits }),
-	tierCounter("kvlane_tier_misses_total", "blocks", "Blocks asked for and not found.", func(s *tier.Stats) int64 { return s.Misses }),
 	tierCounter("kvlane_tier_puts_total", "blocks", "Blocks stored.", func(s *tier.Stats) int64 { return s.Puts }),
 	tierCounter("kvlane_tier_evictions_total", "blocks", "Blocks evicted to make room.", func(s *tier.Stats) int64 { return s.Evictions }),
 	tierCounter("kvlane_tier_corrupt_total", "blocks", "Blocks found corrupt and set aside.", func(s *tier.Stats) int64 { return s.Corrupt }),

@@ -68,7 +68,8 @@ type Tier interface {
 type Stats struct {
 	Blocks, Bytes                int64 // held now
 	CapacityBytes                int64 // zero where unbounded
-	Hits, Misses                 int64 // of Retain and Get
+	Hits                         int64 // blocks that Get, Read and OpenReady found: a lease alone is none
+	Misses                       int64 // of Retain, Get and Read
 	Puts, Evictions              int64
 	Corrupt                      int64 // blocks found corrupt and set aside
 	Replaced                     int64 // blocks found corrupt or unreadable by a Put, which wrote them anew

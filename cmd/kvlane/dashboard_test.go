@@ -79,6 +79,7 @@ var (
 	matcher  = regexp.MustCompile(`(\w+)\s*(=~|!=|!~|=)\s*"([^"]*)"`)
 	grouping = regexp.MustCompile(`\b(?:by|on|without|ignoring)\s*\(([^)]*)\)`)
 	legend   = regexp.MustCompile(`\{\{(\w+)\}\}`)
+	total    = regexp.MustCompile(`\bsum \((?:\w+\()?$`) // before a metric: its labels are summed away
 	legal    = regexp.MustCompile(`^[\w\s(){}\[\]=~!<>"$.,+*/:|-]+$`)
 )
 
@@ -95,7 +96,12 @@ func wrong(query string, all map[string]exposed, labels ...string) (bad []string
 	for _, g := range grouping.FindAllStringSubmatch(query, -1) {
 		labels = append(labels, strings.FieldsFunc(g[1], func(r rune) bool { return r == ',' || r == ' ' })...)
 	}
-	for _, s := range found {
+	at := selector.FindAllStringIndex(query, -1)
+	for i, s := range found {
+		labels := labels
+		if total.MatchString(query[:at[i][0]]) {
+			labels = nil
+		}
 		function, name, conditions, ranged := s[1], s[2], s[3], s[4] != ""
 		m, ok := all[name]
 		if !ok {
@@ -228,6 +234,7 @@ func TestQueriesThatAskForNothing(t *testing.T) {
 	for _, q := range []string{
 		`sum by (tier, instance) (rate(kvlane_a_total{tier="cache",job=~"$job"}[5m])) > 0`,
 		`max_over_time(kvlane_b[5m]) / 2`, `kvlane_b == 1`,
+		`sum by (tier) (rate(kvlane_a_total[5m])) / on () group_left () sum (kvlane_b)`,
 		`histogram_quantile(0.99, sum by (le, queue) (rate(kvlane_t_bucket{queue="turn"}[5m])))`,
 	} {
 		if bad := wrong(q, all); bad != nil {

@@ -45,7 +45,7 @@ type Index struct {
 	closing chan struct{}
 	close   sync.Once
 
-	leases, cut, fallbacks atomic.Int64
+	leases, cut, missed, fallbacks atomic.Int64
 }
 
 // Stats counts what an index did since it was opened.
@@ -54,6 +54,7 @@ type Stats struct {
 	Live      int
 	Expired   int64 // leases that ended by their deadline
 	Cut       int64 // leases that ended early because leases may hold no more slots
+	Missed    int64 // blocks that leases were asked for and did not pin
 	Fallbacks int64 // times a tier failed, other than by a miss, and the index went on without it
 }
 
@@ -82,7 +83,7 @@ func (x *Index) Close() {
 // Stats returns the figures of now.
 func (x *Index) Stats() Stats {
 	live, expired := x.janitor.counts()
-	return Stats{Leases: x.leases.Load(), Live: live, Expired: expired, Cut: x.cut.Load(), Fallbacks: x.fallbacks.Load()}
+	return Stats{Leases: x.leases.Load(), Live: live, Expired: expired, Cut: x.cut.Load(), Missed: x.missed.Load(), Fallbacks: x.fallbacks.Load()}
 }
 
 // FellBack counts a tier's failure, and tells Config.Fallback.

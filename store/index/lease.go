@@ -57,6 +57,7 @@ func (x *Index) LeasePrefix(ctx context.Context, keys []block.Key, ttl time.Dura
 		return nil, fmt.Errorf("lease prefix of %d blocks: %w", len(keys), errdefs.ErrClosed)
 	}
 	x.leases.Add(1)
+	x.missed.Add(int64(len(keys) - len(l.keys)))
 	return l, nil
 }
 

@@ -177,6 +177,7 @@ func (t *Tier) OpenReady(ctx context.Context, keys []block.Key, slots []tier.Slo
 		}
 		t.pin(slot)
 		t.used(slot)
+		t.stats.Hits++
 		refs[i] = slotRef{t: t, index: slot}
 		slots[i] = &refs[i]
 	}
@@ -211,10 +212,7 @@ func (t *Tier) Retain(ctx context.Context, keys []block.Key) (int, error) {
 	}
 	defer t.mu.Unlock()
 	n := 0
-	defer func() {
-		t.stats.Hits += int64(n)
-		t.stats.Retained += int64(n)
-	}()
+	defer func() { t.stats.Retained += int64(n) }()
 	var hashes [together]uint32
 	for ; n < len(keys); n++ {
 		if n%together == 0 {

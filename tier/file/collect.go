@@ -72,6 +72,7 @@ func (a *area) lookAfter() {
 
 // round recounts and removes what is due.
 func (a *area) round() {
+	a.recountLost()
 	tooMuch, recount, sure := a.space.due()
 	if sure || recount && !a.alone() {
 		a.background(a.recount(a.ctx))

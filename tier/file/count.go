@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
@@ -39,6 +40,30 @@ func (a *area) recountDir(ctx context.Context, d *dir) error {
 		}
 	}
 	return joinFew(errs)
+}
+
+// recountLost counts the folders again in which counted files were found gone. A file that is gone costs the listing of
+// one folder, and not of all.
+func (a *area) recountLost() {
+	if !a.space.takeAnyLost() {
+		return
+	}
+	for _, d := range a.dirs {
+		for i := range d.buckets {
+			if a.space.takeLost(&d.buckets[i]) && a.recountBucket(d, byte(i)) != nil {
+				a.count.errors.Add(1)
+			}
+		}
+	}
+}
+
+// noteGone has the folder of a block counted again if the block was counted: this process knew its file, or has it pinned.
+func (t *Tier) noteGone(key block.Key, pinned bool) {
+	if t.proofs.take(key) || pinned {
+		d := dirOf(t.dirs, key)
+		d.area.space.lost(&d.buckets[key[0]])
+		d.area.collectSoon()
+	}
 }
 
 // countTries is how often a folder is counted in which files come and go meanwhile. One that never holds still keeps its count,

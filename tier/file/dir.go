@@ -42,6 +42,7 @@ type bucket struct {
 	bytes    int64  // of them, as long as each is by its key
 	changing int    // operations under way that add or remove a file
 	changes  uint64 // such operations that have ended
+	lost     bool   // a counted file was found gone: the folder is to be counted again
 
 	// durable is the inode of the folder whose own name this process has made durable; zero: of none.
 	durable atomic.Uint64

@@ -53,6 +53,8 @@ func (t *Tier) getInto(ctx context.Context, key block.Key, dst mem.Extent, whole
 		return fmt.Errorf("read block %s: %w: %w", key, errdefs.ErrNotFound, err)
 	case blockdir.Gone(err):
 		t.count.misses.Add(1)
+		pinned, _ := t.owners.Look(key)
+		t.noteGone(key, pinned)
 		return fmt.Errorf("read block %s: %w: %w", key, errdefs.ErrNotFound, err)
 	default:
 		t.count.errors.Add(1)

@@ -30,7 +30,6 @@ func (m *model) retainOne(i, k int) {
 		l.misses++
 		return
 	}
-	l.hits++
 	if err := l.Delete(m.Context(), modelKey(k)); !errors.Is(err, errdefs.ErrBusy) {
 		m.Fatalf("delete what is retained: %v", err)
 	}

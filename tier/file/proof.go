@@ -65,10 +65,16 @@ func (p *proofs) has(key block.Key, info dirfs.Info) (whole, synced bool) {
 }
 
 // drop forgets what was known of the block's file.
-func (p *proofs) drop(key block.Key) {
+func (p *proofs) drop(key block.Key) { p.take(key) }
+
+// take is drop, and reports whether anything was known.
+func (p *proofs) take(key block.Key) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if e, tag := p.at(key); e.key == tag {
-		*e = proof{}
+	e, tag := p.at(key)
+	if e.key != tag {
+		return false
 	}
+	*e = proof{}
+	return true
 }

@@ -11,8 +11,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jonboulle/clockwork"
 	"golang.org/x/sys/unix"
 
+	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/dirfs"
 	"github.com/kvlane/kvlane/internal/dirfs/faultfs"
@@ -266,5 +268,39 @@ func TestBoundsOfDirectoriesAreValidated(t *testing.T) {
 	c.DirBytes, c.MaxBytes = []int64{image}, 0
 	if err := c.Validate(); err != nil {
 		t.Error(err)
+	}
+}
+
+// What another program removes from the directory is no longer counted once a Get, a Retain or a Lookup has missed it.
+func TestCountFallsWhenAFileIsFoundGone(t *testing.T) {
+	c := config(t)
+	c.Clock = clockwork.NewFakeClockAt(time.Now()) // which never comes to the recount of every minute
+	tr := open(t, c)
+	all := keys(0, 9)
+	put(t, tr, c.Formats[0], all...)
+	for i, key := range all {
+		if err := os.Remove(filepath.Join(c.Dirs[0], key.String()[:2], key.String())); err != nil {
+			t.Fatal(err)
+		}
+		switch i % 3 {
+		case 0:
+			if err := get(t, tr, c.Formats[0], key); !errors.Is(err, errdefs.ErrNotFound) {
+				t.Error(err)
+			}
+		case 1:
+			if n, err := tr.Retain(t.Context(), []block.Key{key}); n != 0 || err != nil {
+				t.Errorf("%d retained, %v", n, err)
+			}
+		default:
+			state(t, tr, key)
+		}
+		want := int64(len(all) - i - 1)
+		deadline := time.Now().Add(testkit.Patience())
+		for st := tr.Stats(); st.Blocks != want || st.Bytes != want*c.Formats[0].Layout.ImageBytes(); st = tr.Stats() {
+			if time.Now().After(deadline) {
+				t.Fatalf("%d blocks of %d bytes are counted, want %d", st.Blocks, st.Bytes, want)
+			}
+			time.Sleep(time.Millisecond)
+		}
 	}
 }

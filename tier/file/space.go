@@ -17,6 +17,7 @@ type space struct {
 	pending    int64 // bytes of files being written
 	written    int64 // bytes, since the last recount of everything
 	stale      bool  // files were found gone that others must have removed
+	anyLost    bool  // a bucket is lost
 	// freed counts what may have made room: blocks removed or released. wake is closed and replaced when it grows while
 	// somebody waits.
 	freed   uint64
@@ -134,6 +135,31 @@ func (s *space) missing() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.stale = true
+}
+
+// lost notes that a file was gone that b counts.
+func (s *space) lost(b *bucket) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b.lost, s.anyLost = true, true
+}
+
+// takeLost reports whether b is to be counted again, and forgets it.
+func (s *space) takeLost(b *bucket) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	lost := b.lost
+	b.lost = false
+	return lost
+}
+
+// takeAnyLost reports whether any bucket is to be counted again.
+func (s *space) takeAnyLost() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	lost := s.anyLost
+	s.anyLost = false
+	return lost
 }
 
 // counting returns what counted wants to know of the time before b's files were listed.

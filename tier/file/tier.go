@@ -209,6 +209,7 @@ func (t *Tier) Lookup(ctx context.Context, keys []block.Key, states []tier.State
 			states[i] = tier.Failed
 		case blockdir.Gone(err):
 			states[i] = tier.Absent
+			t.noteGone(key, false)
 		default:
 			return t.fail(fmt.Errorf("look up block %s: %w", key, err))
 		}
@@ -272,13 +273,15 @@ func (t *Tier) retain(key block.Key) (bool, error) {
 	_, w := t.owners.Look(key)
 	if err == nil && w != usage.Publishing && t.plausible(key, info) == nil {
 		t.count.retained.Add(1)
-		t.count.hits.Add(1)
 		t.touch(d, key, info)
 		return true, nil
 	}
 	t.unpin(key)
 	if err == nil || blockdir.Gone(err) {
 		t.count.misses.Add(1)
+		if err != nil {
+			t.noteGone(key, false)
+		}
 		return false, nil
 	}
 	return false, t.fail(fmt.Errorf("retain block %s: %w", key, err))

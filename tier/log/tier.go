@@ -224,7 +224,6 @@ func (t *Tier) Retain(ctx context.Context, keys []block.Key) (int, error) {
 		if t.owners.Pin(key) {
 			if e, ok := t.table.get(foldOf(key)); ok {
 				t.count.retained.Add(1)
-				t.count.hits.Add(1)
 				t.hit(e)
 				continue
 			}

@@ -115,6 +115,9 @@ func testOpenReady(s *slotSuite) {
 		}
 	}
 	s.wantPins(s.st, "two blocks, one of them twice", 3)
+	if st, ok := s.stats(s.st); ok && st.Hits != 3 {
+		s.Errorf("%d hits are counted, want 3", st.Hits)
+	}
 	s.check(slots[0], Key(0))
 	s.check(slots[3], Key(1))
 	slots[0].Release()

@@ -1,0 +1,58 @@
+package store_test
+
+import (
+	"testing"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/store"
+)
+
+// A block that a load is served counts once, in the tier that served it, with a lease and without one. A dump that finds
+// a block is no hit, and a block that no tier has is a miss, once.
+func TestHitsCountOnceInTheTierThatServed(t *testing.T) {
+	t.Parallel()
+	for _, leased := range []bool{false, true} {
+		r := newRig(t, rigOptions{dirs: []string{t.TempDir()}})
+		check := func(what string, cache, file, misses int64) {
+			t.Helper()
+			st := r.st.Stats()
+			for i, want := range []int64{cache, file} {
+				if ts := st.Tiers[i]; ts.Hits != want || ts.Tier.Hits != want {
+					t.Errorf("leased %t: %s: the store counts %d hits of %s, and the tier %d; want %d", leased, what, ts.Hits, ts.Name, ts.Tier.Hits, want)
+				}
+			}
+			if st.Misses != misses {
+				t.Errorf("leased %t: %s: %d misses, want %d", leased, what, st.Misses, misses)
+			}
+		}
+		load := func() {
+			t.Helper()
+			var l *store.Lease
+			n := 4
+			if leased {
+				var err error
+				l, err = r.st.LeasePrefix(r.ctx(), r.keys(0, 1, 2, 3), 0)
+				r.must(err)
+				defer l.Release()
+				n = l.Len()
+			}
+			task, err := r.st.Load(r.ctx(), l, r.pages, r.refs(0, 0, 1, 2, 3)[:n], store.LoadOptions{})
+			r.must(err)
+			for i, err := range r.loaded(task) {
+				if i == 3 {
+					wantErr(t, err, errdefs.ErrNotFound)
+				} else {
+					r.must(err)
+				}
+			}
+		}
+		r.dump(0, 1, 2) // 3 is stored nowhere
+		r.dump(0, 1, 2)
+		check("dumped twice", 0, 0, 0)
+		r.drop(0, 1, 2)
+		load()
+		check("from files", 0, 3, 1)
+		load()
+		check("from memory", 3, 3, 2)
+	}
+}

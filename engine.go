@@ -134,15 +134,19 @@ func (e *Engine) openPlanner(ctx context.Context) error {
 
 func (e *Engine) openCache() error {
 	image := e.groups.formats.MaxImageBytes()
-	bytes := e.cfg.Store.slotBytes(e.groups.formats) / image * image
+	slots := e.cfg.Store.slotBytes(e.groups.formats) / image
+	bytes := slots * image
 	if err := checkMemory(os.DirFS("/"), bytes); err != nil {
 		return err
 	}
-	pinned, err := e.dev.AllocHost(bytes)
+	pinned, err := device.AllocSlots(e.dev, slots, image)
 	if err != nil {
 		return fmt.Errorf("allocate %d bytes of pinned memory for the cache: %w", bytes, err)
 	}
 	e.pinned = pinned
+	if n, ok := e.dev.(device.Noter); ok {
+		e.note(n.Notes()...)
+	}
 	e.closers.Add("the cache's memory", e.freeCache)
 	if err := e.Register(pinned); err != nil {
 		return err

@@ -44,6 +44,16 @@ func (e Extent) Dev() DevAddr {
 	return e.Region.dev + DevAddr(e.Off)
 }
 
+// Registration returns how many bytes of e, from its start on, are in one registration with a driver, and the number of that
+// registration (RegionSpec.RegistrationBytes). Drivers refuse copies that cross registrations.
+func (e Extent) Registration() (bytes, number int64) {
+	n := e.Region.registration
+	if n == 0 {
+		return e.Len, 0
+	}
+	return min(e.Len, n-e.Off%n), e.Off / n
+}
+
 // Bytes returns the CPU's view of the extent, or nil where the CPU cannot reach it. The extent must be valid.
 func (e Extent) Bytes() []byte {
 	if e.Region.bytes == nil {

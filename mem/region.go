@@ -54,14 +54,15 @@ const NoDevice = -1
 //
 // A Region is immutable, but for memory of another process, which may be lost (Origin). It does not own the memory: whoever made it (a device.Device) frees it.
 type Region struct {
-	kind   Kind
-	device int
-	len    int64
-	cpu    CPUAddr
-	dev    DevAddr
-	bytes  []byte
-	file   File
-	origin *Origin
+	kind         Kind
+	device       int
+	len          int64
+	cpu          CPUAddr
+	dev          DevAddr
+	bytes        []byte
+	file         File
+	origin       *Origin
+	registration int64
 }
 
 // RegionSpec describes a Region to NewRegion.
@@ -74,6 +75,9 @@ type RegionSpec struct {
 	Bytes  []byte  // the CPU's view, of length Len; nil where CPU is zero
 	File   File    // what stands behind a region of kind file; nil for memory
 	Origin *Origin // of memory that another process exported; nil for the process's own
+	// RegistrationBytes is the length of each registration of pinned memory with a driver, but for the last; zero: there is one.
+	// The registrations are contiguous at both addresses.
+	RegistrationBytes int64
 }
 
 // NewRegion checks s and returns the Region it describes. It is for implementations of device.Device, and of files.
@@ -97,6 +101,8 @@ func NewRegion(s RegionSpec) (*Region, error) {
 		return fail("the CPU address and the CPU view go together")
 	case s.Bytes != nil && int64(len(s.Bytes)) != s.Len:
 		return fail("the CPU view has another length")
+	case s.RegistrationBytes < 0 || s.RegistrationBytes > 0 && s.Kind != KindHostPinned:
+		return fail("pinned memory alone has registrations, and their length is positive")
 	case s.CPU > math.MaxUint64-CPUAddr(s.Len) || s.Dev > math.MaxUint64-DevAddr(s.Len):
 		return fail("it reaches beyond the end of the address space")
 	}
@@ -116,7 +122,7 @@ func NewRegion(s RegionSpec) (*Region, error) {
 	default:
 		return fail("unknown kind")
 	}
-	return &Region{kind: s.Kind, device: s.Device, len: s.Len, cpu: s.CPU, dev: s.Dev, bytes: s.Bytes, origin: s.Origin}, nil
+	return &Region{kind: s.Kind, device: s.Device, len: s.Len, cpu: s.CPU, dev: s.Dev, bytes: s.Bytes, origin: s.Origin, registration: s.RegistrationBytes}, nil
 }
 
 // Kind returns what sort of memory this is.

@@ -52,6 +52,8 @@ func TestNewRegionRefuses(t *testing.T) {
 		"pinned without a device address": {Kind: mem.KindHostPinned, CPU: cpuBase, Len: 64, Bytes: b},
 		"device with a CPU address":       {Kind: mem.KindDevice, CPU: cpuBase, Dev: devBase, Len: 64, Bytes: b},
 		"device of no device":             {Kind: mem.KindDevice, Device: mem.NoDevice, Dev: devBase, Len: 64},
+		"registrations of device memory":  {Kind: mem.KindDevice, Dev: devBase, Len: 64, RegistrationBytes: 32},
+		"registrations of negative bytes": {Kind: mem.KindHostPinned, CPU: cpuBase, Dev: devBase, Len: 64, Bytes: b, RegistrationBytes: -1},
 		"no kind":                         {CPU: cpuBase, Len: 64, Bytes: b},
 		"wraps around the address space":  {Kind: mem.KindDevice, Dev: math.MaxUint64 - 62, Len: 64},
 	}
@@ -82,6 +84,26 @@ func TestRegionKeepsBothAddresses(t *testing.T) {
 	}
 	if d := mem.All(deviceRegion(t, devBase, 0, 64)).Sub(8, 8); d.CPU() != 0 || d.Bytes() != nil || d.Dev() != devBase+8 {
 		t.Error("device memory must have no CPU address")
+	}
+}
+
+func TestExtentInOneRegistration(t *testing.T) {
+	one := mem.All(pinnedRegion(t, cpuBase, devBase, 0, 100))
+	if bytes, n := one.Sub(7, 93).Registration(); bytes != 93 || n != 0 {
+		t.Errorf("memory of one registration: %d bytes in %d", bytes, n)
+	}
+	r, err := mem.NewRegion(mem.RegionSpec{Kind: mem.KindHostPinned, CPU: cpuBase, Dev: devBase, Len: 100, Bytes: make([]byte, 100), RegistrationBytes: 40})
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := mem.All(r)
+	for _, tt := range []struct{ off, n, want, number int64 }{
+		{0, 100, 40, 0}, {0, 40, 40, 0}, {39, 2, 1, 0}, {40, 60, 40, 1}, {41, 5, 5, 1}, {80, 20, 20, 2}, {99, 1, 1, 2}, {100, 0, 0, 2}, {40, 0, 0, 1},
+	} {
+		bytes, n := all.Sub(tt.off, tt.n).Registration()
+		if bytes != tt.want || n != tt.number {
+			t.Errorf("[%d, +%d): %d bytes in registration %d, want %d in %d", tt.off, tt.n, bytes, n, tt.want, tt.number)
+		}
 	}
 }
 

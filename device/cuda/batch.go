@@ -18,7 +18,7 @@ type batcher struct {
 type batchArrays struct {
 	dst, src []cuda.DevicePtr
 	bytes    []uint64
-	other    []bool // a copy touches another region than the one before it
+	other    []bool // a copy touches another region than the one before it, or another registration of one
 	rows     cuda.Memcpy2D
 }
 
@@ -112,19 +112,27 @@ func (a *batchArrays) set(dst, src []mem.Extent) error {
 		return fmt.Errorf("%d sources for %d destinations: %w", len(src), len(dst), errdefs.ErrInvalid)
 	}
 	a.dst, a.src, a.bytes, a.other = a.dst[:0], a.src[:0], a.bytes[:0], a.other[:0]
-	var to, from *mem.Region
+	var last sides
 	for i := range dst {
 		if err := checkCopy(dst[i], src[i]); err != nil {
 			return fmt.Errorf("copy %d: %w", i, err)
 		}
-		if dst[i].Len == 0 {
-			continue
+		for to, from := dst[i], src[i]; to.Len > 0; {
+			n, toNumber, fromNumber := firstRegistration(to, from)
+			a.dst = append(a.dst, cuda.DevicePtr(to.Dev()))
+			a.src = append(a.src, cuda.DevicePtr(from.Dev()))
+			a.bytes = append(a.bytes, uint64(n))
+			now := sides{to.Region, from.Region, toNumber, fromNumber}
+			a.other = append(a.other, now != last)
+			last = now
+			to, from = skip(to, n), skip(from, n)
 		}
-		a.dst = append(a.dst, cuda.DevicePtr(dst[i].Dev()))
-		a.src = append(a.src, cuda.DevicePtr(src[i].Dev()))
-		a.bytes = append(a.bytes, uint64(dst[i].Len))
-		a.other = append(a.other, dst[i].Region != to || src[i].Region != from)
-		to, from = dst[i].Region, src[i].Region
 	}
 	return nil
+}
+
+// sides are the two sides of a copy: a registration each.
+type sides struct {
+	dst, src             *mem.Region
+	dstNumber, srcNumber int64
 }

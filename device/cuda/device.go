@@ -12,6 +12,7 @@ import (
 	"github.com/kvlane/kvlane/internal/leak"
 	"github.com/kvlane/kvlane/internal/sys/cuda"
 	"github.com/kvlane/kvlane/internal/sys/cufile"
+	"github.com/kvlane/kvlane/internal/sys/hostmem"
 	"github.com/kvlane/kvlane/mem"
 )
 
@@ -48,17 +49,24 @@ type Device struct {
 
 	imported atomic.Int32 // regions of other processes
 
+	maxRegistration int64                          // of a registration of host memory
+	prefer          func(b []byte, node int) error // places memory on a NUMA node
+
 	mu      sync.Mutex
+	notes   []string
 	closed  bool
 	regions map[*mem.Region]*allocation
 	queues  map[*queue]struct{}
 }
 
-var _ device.Device = (*Device)(nil)
+var (
+	_ device.SlotAllocator = (*Device)(nil)
+	_ device.Noter         = (*Device)(nil)
+)
 
 func openDevice(drv *Driver, index int, o Options) (*Device, error) {
 	d := &Device{
-		api: drv.api, ctas: o.CTAs, cufile: drv.cufile,
+		api: drv.api, ctas: o.CTAs, cufile: drv.cufile, maxRegistration: maxRegistration, prefer: hostmem.Prefer,
 		regions: make(map[*mem.Region]*allocation), queues: make(map[*queue]struct{}),
 	}
 	if d.ctas == 0 {

@@ -42,13 +42,16 @@ type fake struct {
 	memops    int
 	waitFlags uint32                 // of the last cuStreamWaitValue64
 	rdma      map[cuda.Attribute]int // what the driver says of RDMA
+	hosts     map[uint64]uint64      // lengths of registered host memory, by address
+	maxHost   uint64                 // of a registration; zero: no limit
+	gap       uint64                 // between the device addresses of registrations and the host addresses, times the number before
 }
 
 func newFake(tb testing.TB) *fake {
 	tb.Helper()
 	return &fake{
 		tb: tb, stacks: make(map[int][]cuda.Context), relaxed: make(map[int]bool), alive: make(map[string]map[uint64]bool),
-		next: 0x1000, failAt: -1, failBy: cuda.ErrorOutOfMemory, compute: 9, memops: 1,
+		next: 0x1000, hosts: make(map[uint64]uint64), failAt: -1, failBy: cuda.ErrorOutOfMemory, compute: 9, memops: 1,
 	}
 }
 
@@ -300,19 +303,7 @@ func (f *fake) memory(a *cuda.API) {
 	a.MemFree = func(p cuda.DevicePtr) cuda.Result {
 		return f.gone("memory", uint64(p), f.enter("cuMemFree_v2", contextRelaxed))
 	}
-	a.MemHostRegister = func(addr, _ uint64, _ uint32) cuda.Result {
-		r := f.enter("cuMemHostRegister_v2", contextRelaxed)
-		if r == cuda.Success {
-			f.set(func() { f.add("registration", addr) })
-		}
-		return r
-	}
-	a.MemHostUnregister = func(addr uint64) cuda.Result {
-		return f.gone("registration", addr, f.enter("cuMemHostUnregister", contextRelaxed))
-	}
-	a.MemHostGetDevicePointer = func(addr uint64) (cuda.DevicePtr, cuda.Result) {
-		return cuda.DevicePtr(addr ^ 1<<60), f.enter("cuMemHostGetDevicePointer_v2", contextRelaxed)
-	}
+	f.hostMemory(a)
 	a.MemGetGranularity = func(cuda.MemProp) (uint64, cuda.Result) {
 		return fakeGrain, f.enter("cuMemGetAllocationGranularity", nothing)
 	}
@@ -418,12 +409,18 @@ func (f *fake) streams(a *cuda.API) {
 }
 
 func (f *fake) work(a *cuda.API) {
-	a.MemcpyAsync = func(_, _ cuda.DevicePtr, _ uint64, _ cuda.Stream) cuda.Result {
+	a.MemcpyAsync = func(d, s cuda.DevicePtr, n uint64, _ cuda.Stream) cuda.Result {
+		f.one(d, n)
+		f.one(s, n)
 		return f.enter("cuMemcpyAsync", withContext)
 	}
 	a.MemcpyBatchAsync = func(d, s []cuda.DevicePtr, bytes []uint64, _ cuda.Stream) cuda.Result {
 		if len(d) == 0 || len(s) != len(d) || len(bytes) != len(d) || slices.Contains(bytes, 0) {
 			f.tb.Errorf("the driver would refuse this batch: %d to %d, sizes %d", len(s), len(d), bytes)
+		}
+		for i := range d {
+			f.one(d[i], bytes[i])
+			f.one(s[i], bytes[i])
 		}
 		return f.enter("cuMemcpyBatchAsync", withContext)
 	}
@@ -431,9 +428,12 @@ func (f *fake) work(a *cuda.API) {
 		if c.Height < 2 || c.WidthInBytes == 0 || c.SrcPitch < c.WidthInBytes || c.DstPitch < c.WidthInBytes || c.SrcType != cuda.MemTypeUnified || c.DstType != cuda.MemTypeUnified {
 			f.tb.Errorf("the driver would refuse these rows: %+v", *c)
 		}
+		f.one(c.Dst, c.DstPitch*(c.Height-1)+c.WidthInBytes)
+		f.one(c.Src, c.SrcPitch*(c.Height-1)+c.WidthInBytes)
 		return f.enter("cuMemcpy2DAsync_v2", withContext)
 	}
-	a.MemsetD8Async = func(cuda.DevicePtr, byte, uint64, cuda.Stream) cuda.Result {
+	a.MemsetD8Async = func(p cuda.DevicePtr, _ byte, n uint64, _ cuda.Stream) cuda.Result {
+		f.one(p, n)
 		return f.enter("cuMemsetD8Async", withContext)
 	}
 	a.ModuleLoadData = func([]byte) (cuda.Module, cuda.Result) {

@@ -2,10 +2,13 @@ package cuda
 
 import (
 	"fmt"
+	"math"
 	"os"
 	"runtime"
+	"slices"
 	"sync"
 
+	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/leak"
 	"github.com/kvlane/kvlane/internal/limits"
 	"github.com/kvlane/kvlane/internal/sys/cuda"
@@ -13,10 +16,34 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// AllocHost returns page-locked host memory. It maps pages, touches them from several threads and then registers them:
-// the driver's own allocation touches them from one, which takes three times as long for gigabytes.
+// maxRegistration is the length of the longest registration, in bytes. Some drivers refuse 512 GiB in one.
+const maxRegistration = 64 << 30
+
+// AllocHost returns page-locked host memory on the GPU's NUMA node, if that has enough. It maps pages, touches them from
+// several threads and then registers them: the driver's own allocation touches them from one, which takes three times as
+// long for gigabytes.
 func (d *Device) AllocHost(bytes int64) (*mem.Region, error) {
-	r, err := d.make(leak.PinnedBytes, bytes, func(a *allocation) (*mem.Region, error) {
+	r, err := d.allocHost(bytes, pageBytes)
+	if err != nil {
+		return nil, fmt.Errorf("allocate %d bytes of pinned host memory: %w", bytes, err)
+	}
+	return r, nil
+}
+
+// AllocSlots implements device.SlotAllocator.
+func (d *Device) AllocSlots(n, stride int64) (*mem.Region, error) {
+	if n <= 0 || stride <= 0 || n > math.MaxInt64/stride {
+		return nil, fmt.Errorf("allocate %d slots of %d bytes: %w", n, stride, errdefs.ErrInvalid)
+	}
+	r, err := d.allocHost(n*stride, stride)
+	if err != nil {
+		return nil, fmt.Errorf("allocate %d slots of %d bytes of pinned host memory: %w", n, stride, err)
+	}
+	return r, nil
+}
+
+func (d *Device) allocHost(bytes, stride int64) (*mem.Region, error) {
+	return d.make(leak.PinnedBytes, bytes, func(a *allocation) (*mem.Region, error) {
 		// Touching what does not fit would not fail: the kernel would end a process.
 		if err := limits.Read(os.DirFS("/")).CheckMemory(bytes); err != nil {
 			return nil, err
@@ -26,30 +53,112 @@ func (d *Device) AllocHost(bytes int64) (*mem.Region, error) {
 			return nil, err
 		}
 		a.undo(func() error { return hostmem.Free(b) })
+		d.place(b)
 		touch(b)
-		return d.pin(b, a)
+		return d.pin(b, stride, a)
 	})
-	if err != nil {
-		return nil, fmt.Errorf("allocate %d bytes of pinned host memory: %w", bytes, err)
+}
+
+// place has the kernel back b, which nothing has touched, with pages of the GPU's NUMA node. Where it cannot, copies work
+// and may be slower, so that is a note.
+func (d *Device) place(b []byte) {
+	node := d.info.NUMANode
+	if node < 0 {
+		return
 	}
-	return r, nil
+	if err := d.prefer(b, node); err != nil {
+		d.note(fmt.Sprintf("pinned memory is not placed on NUMA node %d of device %d: %v", node, d.info.Index, err))
+	}
+}
+
+// note adds a note, once.
+func (d *Device) note(text string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !slices.Contains(d.notes, text) {
+		d.notes = append(d.notes, text)
+	}
+}
+
+// Notes implements device.Noter.
+func (d *Device) Notes() []string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.Clone(d.notes)
 }
 
 // RegisterHost page-locks memory of the caller's, which stays the caller's and mapped until Free.
 func (d *Device) RegisterHost(b []byte) (*mem.Region, error) {
-	r, err := d.make(leak.RegisteredBytes, int64(len(b)), func(a *allocation) (*mem.Region, error) { return d.pin(b, a) })
+	r, err := d.make(leak.RegisteredBytes, int64(len(b)), func(a *allocation) (*mem.Region, error) { return d.pin(b, pageBytes, a) })
 	if err != nil {
 		return nil, fmt.Errorf("register %d bytes of host memory: %w", len(b), err)
 	}
 	return r, nil
 }
 
-// pin registers b for all contexts and asks for its device address.
-func (d *Device) pin(b []byte, a *allocation) (*mem.Region, error) {
-	cpu := hostmem.Addr(b)
-	addr := uint64(cpu)
+// pin registers b for all contexts and asks for its device address. A long b takes several registrations, each of whole
+// strides. A region has one device address, so where the driver's answers for them are not contiguous b is registered at once.
+func (d *Device) pin(b []byte, stride int64, a *allocation) (*mem.Region, error) {
+	each := registrationBytes(b, stride, d.maxRegistration)
+	before := len(a.steps)
+	dev, contiguous, err := d.register(b, each, a)
+	if err == nil && !contiguous {
+		if err = a.unwind(before); err != nil {
+			return nil, err
+		}
+		each = 0
+		if dev, _, err = d.register(b, each, a); err != nil {
+			err = fmt.Errorf("at once, as the driver gives registrations of %d bytes addresses that are not contiguous: %w", d.maxRegistration, err)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return mem.NewRegion(mem.RegionSpec{
+		Kind: mem.KindHostPinned, Device: d.info.Index, Len: int64(len(b)), CPU: hostmem.Addr(b), Dev: dev, Bytes: b[:len(b):len(b)], RegistrationBytes: each,
+	})
+}
+
+// registrationBytes returns the length of each registration of b, or zero if one will do. It is as many whole strides as fit in
+// most bytes. A stride that is no multiple of the page size is cut, as no page may be in two registrations.
+func registrationBytes(b []byte, stride, most int64) int64 {
+	switch {
+	case int64(len(b)) <= most || hostmem.Addr(b)%pageBytes != 0:
+		return 0
+	case stride%pageBytes != 0:
+		stride = pageBytes
+	}
+	if each := max(1, most/stride) * stride; each < int64(len(b)) {
+		return each
+	}
+	return 0
+}
+
+// register registers b by so many bytes each, or at once where each is zero. It returns the device address of the first byte,
+// and reports whether those of the registrations are contiguous.
+func (d *Device) register(b []byte, each int64, a *allocation) (first mem.DevAddr, contiguous bool, err error) {
+	if each == 0 {
+		each = max(1, int64(len(b)))
+	}
+	contiguous = true
+	for off := int64(0); off < int64(len(b)); off += each {
+		part := b[off:min(off+each, int64(len(b)))]
+		p, err := d.registerPart(part, a)
+		if err != nil {
+			return 0, false, err
+		}
+		if off == 0 {
+			first = p
+		}
+		contiguous = contiguous && p == first+mem.DevAddr(off)
+	}
+	return first, contiguous, nil
+}
+
+func (d *Device) registerPart(b []byte, a *allocation) (mem.DevAddr, error) {
+	addr := uint64(hostmem.Addr(b))
 	if r := d.api.MemHostRegister(addr, uint64(len(b)), cuda.HostRegisterPortable|cuda.HostRegisterMapped); r != cuda.Success {
-		return nil, d.fail(r, "cuMemHostRegister_v2", "address=%#x, bytes=%d, flags=portable|devicemap", addr, len(b))
+		return 0, d.fail(r, "cuMemHostRegister_v2", "address=%#x, bytes=%d, flags=portable|devicemap", addr, len(b))
 	}
 	a.undo(func() error {
 		return d.check(d.api.MemHostUnregister(addr), "cuMemHostUnregister", "address=%#x", addr)
@@ -57,11 +166,9 @@ func (d *Device) pin(b []byte, a *allocation) (*mem.Region, error) {
 	// The one place where a CPU address leads to a device address: the driver answers it, also where the two are equal.
 	p, r := d.api.MemHostGetDevicePointer(addr)
 	if r != cuda.Success {
-		return nil, d.fail(r, "cuMemHostGetDevicePointer_v2", "address=%#x", addr)
+		return 0, d.fail(r, "cuMemHostGetDevicePointer_v2", "address=%#x", addr)
 	}
-	return mem.NewRegion(mem.RegionSpec{
-		Kind: mem.KindHostPinned, Device: d.info.Index, Len: int64(len(b)), CPU: cpu, Dev: mem.DevAddr(p), Bytes: b[:len(b):len(b)],
-	})
+	return mem.DevAddr(p), nil
 }
 
 const (

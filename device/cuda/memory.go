@@ -38,9 +38,13 @@ func (a *allocation) piecemeal() bool { return a.handle != 0 && !a.imported }
 // undo adds a step; steps run last first.
 func (a *allocation) undo(step func() error) { a.steps = append(a.steps, step) }
 
-// free runs the steps. It stops at one that fails, as those before it depend on it; a later call goes on from there.
-func (a *allocation) free() error {
-	for len(a.steps) > 0 {
+// free runs the steps.
+func (a *allocation) free() error { return a.unwind(0) }
+
+// unwind runs the steps that were added after the first n. It stops at one that fails, as those before it depend on it; a
+// later call goes on from there.
+func (a *allocation) unwind(n int) error {
+	for len(a.steps) > n {
 		last := len(a.steps) - 1
 		if err := a.steps[last](); err != nil {
 			return err

@@ -113,8 +113,12 @@ func (q *queue) Copy(dst, src mem.Extent) error {
 		return fmt.Errorf("copy: %w", err)
 	}
 	defer d.leave()
-	if r := d.api.MemcpyAsync(cuda.DevicePtr(dst.Dev()), cuda.DevicePtr(src.Dev()), uint64(dst.Len), q.stream); r != cuda.Success {
-		return fmt.Errorf("copy: %w", d.fail(r, "cuMemcpyAsync", "dst=%#x, src=%#x, bytes=%d", dst.Dev(), src.Dev(), dst.Len))
+	for dst.Len > 0 {
+		n, _, _ := firstRegistration(dst, src)
+		if r := d.api.MemcpyAsync(cuda.DevicePtr(dst.Dev()), cuda.DevicePtr(src.Dev()), uint64(n), q.stream); r != cuda.Success {
+			return fmt.Errorf("copy: %w", d.fail(r, "cuMemcpyAsync", "dst=%#x, src=%#x, bytes=%d", dst.Dev(), src.Dev(), n))
+		}
+		dst, src = skip(dst, n), skip(src, n)
 	}
 	return nil
 }
@@ -135,10 +139,27 @@ func (q *queue) Fill(dst mem.Extent, v byte) error {
 		return fmt.Errorf("fill: %w", err)
 	}
 	defer d.leave()
-	if r := d.api.MemsetD8Async(cuda.DevicePtr(dst.Dev()), v, uint64(dst.Len), q.stream); r != cuda.Success {
-		return fmt.Errorf("fill: %w", d.fail(r, "cuMemsetD8Async", "dst=%#x, bytes=%d", dst.Dev(), dst.Len))
+	for dst.Len > 0 {
+		n, _ := dst.Registration()
+		if r := d.api.MemsetD8Async(cuda.DevicePtr(dst.Dev()), v, uint64(n), q.stream); r != cuda.Success {
+			return fmt.Errorf("fill: %w", d.fail(r, "cuMemsetD8Async", "dst=%#x, bytes=%d", dst.Dev(), n))
+		}
+		dst = skip(dst, n)
 	}
 	return nil
+}
+
+// firstRegistration returns how many bytes of a copy, from its start on, are in one registration on either side, and the
+// numbers of these.
+func firstRegistration(dst, src mem.Extent) (bytes, to, from int64) {
+	n, to := dst.Registration()
+	m, from := src.Registration()
+	return min(n, m), to, from
+}
+
+// skip returns e without its first n bytes.
+func skip(e mem.Extent, n int64) mem.Extent {
+	return mem.Extent{Region: e.Region, Off: e.Off + n, Len: e.Len - n}
 }
 
 // checkExtent reports why the GPU cannot use e.

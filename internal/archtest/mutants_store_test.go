@@ -163,6 +163,8 @@ var storeMutants = []mutant{
 		"device/cuda/batch.go", "to < width || from < width || ", ""),
 	defect("device/cuda", "TestBatchHasRows",
 		"device/cuda/batch.go", " && !a.other[i+n]", ""),
+	defect("device/cuda", "TestScatteredRegistrationsBecomeOne",
+		"device/cuda/host.go", "err == nil && !contiguous {", "err == nil && !contiguous && d == nil {"),
 	defect("store", "TestLayersComeTogetherAsRows",
 		"store/cohort.go", "row < min(rows, before)", "row < rows"),
 	// Loads that streams follow.

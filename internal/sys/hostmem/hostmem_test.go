@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/leak"
 	"github.com/kvlane/kvlane/internal/sys/hostmem"
@@ -131,6 +133,42 @@ func TestRegion(t *testing.T) {
 	}
 	if _, err := hostmem.Region(nil); !errors.Is(err, errdefs.ErrInvalid) {
 		t.Errorf("region over nothing: %v", err)
+	}
+}
+
+// The kernel keeps the preferred node of a mapping.
+func TestPrefer(t *testing.T) {
+	b, err := hostmem.Alloc(8 << 12)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := hostmem.Free(b); err != nil {
+			t.Error(err)
+		}
+	}()
+	for _, node := range []int{-1, 1024, 1 << 40} {
+		if err := hostmem.Prefer(b, node); !errors.Is(err, errdefs.ErrInvalid) {
+			t.Errorf("node %d: %v, want ErrInvalid", node, err)
+		}
+	}
+	if err := hostmem.Prefer(nil, 0); !errors.Is(err, errdefs.ErrInvalid) {
+		t.Errorf("no memory: %v, want ErrInvalid", err)
+	}
+	if err := hostmem.Prefer(b, 0); errors.Is(err, unix.EPERM) || errors.Is(err, unix.ENOSYS) {
+		testkit.Skip(t, "numa", err.Error())
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	if err := hostmem.Prefer(b, 1023); !errors.Is(err, unix.EINVAL) || !strings.Contains(err.Error(), "NUMA node 1023") {
+		t.Errorf("a node that no machine has: %v, want EINVAL with the number", err)
+	}
+	maps, err := os.ReadFile("/proc/self/numa_maps")
+	if err != nil {
+		testkit.Skip(t, "numa", err.Error())
+	}
+	if want := fmt.Sprintf("%x prefer:0", uint64(hostmem.Addr(b))); !strings.Contains(string(maps), want) {
+		t.Errorf("/proc/self/numa_maps lacks %q", want)
 	}
 }
 

@@ -4,6 +4,8 @@ import (
 	"net"
 	"sync/atomic"
 	"time"
+
+	"github.com/kvlane/kvlane/transfer/guard"
 )
 
 // chunk is what one call of the system writes at most, so that progress shows.
@@ -17,6 +19,8 @@ type pacedConn struct {
 	moved atomic.Int64 // when something last did, in Unix nanoseconds
 	// busy is how many answers are waited for. A reader that waits for none waits for good.
 	busy atomic.Int64
+	// pace bounds how slow the peer may be while a request is under way; nil: not at all.
+	pace *guard.Pace
 }
 
 func newPacedConn(c net.Conn, limit time.Duration) *pacedConn {
@@ -44,14 +48,27 @@ func (c *pacedConn) Read(p []byte) (int, error) {
 		if err := c.SetReadDeadline(time.Now().Add(c.limit)); err != nil {
 			return 0, err
 		}
+		began := time.Now()
 		n, err := c.Conn.Read(p)
 		if n > 0 {
 			c.stamp()
+			if err == nil {
+				err = c.tooSlow(n, began)
+			}
+			return n, err
 		}
-		if err == nil || n > 0 || !timedOut(err) || c.stuck() {
+		if err == nil || !timedOut(err) || c.stuck() {
 			return n, err
 		}
 	}
+}
+
+// tooSlow returns an error if the peer of a request under way moves less than its pace. The n last bytes took since began.
+func (c *pacedConn) tooSlow(n int, began time.Time) error {
+	if c.pace == nil || c.busy.Load() == 0 {
+		return nil
+	}
+	return c.pace.Moved(n, began)
 }
 
 // ReadBy implements memory.BriefReader.
@@ -59,12 +76,13 @@ func (c *pacedConn) ReadBy(p []byte, by time.Time) (int, error) {
 	if err := c.SetReadDeadline(by); err != nil {
 		return 0, err
 	}
+	began := time.Now()
 	n, err := c.Conn.Read(p)
 	if n > 0 {
 		c.stamp()
 	}
-	if err != nil && timedOut(err) {
-		err = nil
+	if err == nil || timedOut(err) {
+		err = c.tooSlow(n, began)
 	}
 	return n, err
 }
@@ -74,12 +92,13 @@ func (c *pacedConn) WriteBy(p []byte, by time.Time) (int, error) {
 	if err := c.SetWriteDeadline(by); err != nil {
 		return 0, err
 	}
+	began := time.Now()
 	n, err := c.Conn.Write(p)
 	if n > 0 {
 		c.stamp()
 	}
-	if err != nil && timedOut(err) {
-		err = nil
+	if err == nil || timedOut(err) {
+		err = c.tooSlow(n, began)
 	}
 	return n, err
 }
@@ -89,10 +108,14 @@ func (c *pacedConn) Write(p []byte) (n int, err error) {
 		if err = c.SetWriteDeadline(time.Now().Add(c.limit)); err != nil {
 			return n, err
 		}
+		began := time.Now()
 		var m int
 		m, err = c.Conn.Write(p[n:min(n+chunk, len(p))])
 		if n += m; m > 0 {
 			c.stamp()
+		}
+		if err == nil {
+			err = c.tooSlow(m, began)
 		}
 	}
 	return n, err

@@ -127,7 +127,7 @@ func Open(o Options) (*Engine, error) {
 	if refused != nil {
 		e.leaveOut(refused)
 	}
-	e.served.init()
+	e.served.init(&e.o)
 	e.inbox.init(o.Notices)
 	e.running.Go(e.accept)
 	if o.Store != nil {

@@ -17,8 +17,9 @@ import (
 //
 // A request has no status. A reply has the type of its request; its payload is JSON, or the text of an error.
 const (
-	frameBytes      = 8
-	maxFramePayload = 4 << 20
+	frameBytes        = 8
+	maxFramePayload   = 4 << 20
+	maxRequestPayload = 256 << 10 // only replies are longer
 )
 
 // call is the type of a request.
@@ -74,22 +75,35 @@ func (f *frame) write(w io.Writer) error {
 }
 
 // readFrame reads a frame. ErrInvalid for what is none.
-func readFrame(r io.Reader) (f frame, err error) {
+func readFrame(r io.Reader) (frame, error) {
+	f, n, err := readFrameHead(r)
+	if err == nil {
+		err = f.readPayload(r, n)
+	}
+	return f, err
+}
+
+// readFrameHead reads a frame up to its payload, of n bytes. ErrInvalid for what is none.
+func readFrameHead(r io.Reader) (f frame, n uint32, err error) {
 	var b [frameBytes]byte
 	if _, err := io.ReadFull(r, b[:]); err != nil {
-		return f, err
+		return f, 0, err
 	}
-	n := binary.LittleEndian.Uint32(b[:])
+	n = binary.LittleEndian.Uint32(b[:])
 	f = frame{call: call(b[4]), status: status(b[5])}
 	if n > maxFramePayload || f.call == 0 || f.call >= calls || f.status >= statuses || b[6] != 0 || b[7] != 0 {
-		return frame{}, fmt.Errorf("frame of type %d, status %d and %d bytes: %w", b[4], b[5], n, errdefs.ErrInvalid)
+		return frame{}, 0, fmt.Errorf("frame of type %d, status %d and %d bytes: %w", b[4], b[5], n, errdefs.ErrInvalid)
 	}
-	// It grows as bytes come: who announces much and sends little costs little.
+	return f, n, nil
+}
+
+// readPayload reads n bytes. Memory grows with the bytes that arrive, not with those that are announced.
+func (f *frame) readPayload(r io.Reader, n uint32) (err error) {
 	f.payload, err = io.ReadAll(io.LimitReader(r, int64(n)))
 	if err == nil && len(f.payload) < int(n) {
 		err = io.ErrUnexpectedEOF
 	}
-	return f, err
+	return err
 }
 
 // decode reads the payload's JSON. ErrInvalid.

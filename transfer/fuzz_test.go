@@ -78,7 +78,7 @@ func FuzzRequest(f *testing.F) {
 			}
 		}
 		var q request
-		if q.read(bytes.NewReader(b)) != nil {
+		if q.read(bytes.NewReader(b), func(int64) error { return nil }) != nil {
 			return
 		}
 		var out bytes.Buffer

@@ -130,8 +130,9 @@ func (q *request) write(w io.Writer) error {
 	return err
 }
 
-// read reads a request into q, whose slices it uses again. ErrInvalid for what is none: the connection makes no sense then.
-func (q *request) read(r io.Reader) error {
+// read reads a request into q, whose slices it uses again. ErrInvalid for what is none: the connection makes no sense then. take is called
+// with the memory that the request needs, before that is allocated.
+func (q *request) read(r io.Reader, take func(bytes int64) error) error {
 	var b [requestBytes]byte
 	if _, err := io.ReadFull(r, b[:]); err != nil {
 		return err
@@ -140,6 +141,9 @@ func (q *request) read(r io.Reader) error {
 	q.op, q.id, q.segment = Op(b[0]), binary.LittleEndian.Uint64(b[8:]), binary.LittleEndian.Uint64(b[16:])
 	if q.op != Read && q.op != Write || b[1]|b[2]|b[3]|b[36]|b[37]|b[38]|b[39] != 0 || planes == 0 || planes > maxPlanes || pages == 0 || pages > maxPages {
 		return fmt.Errorf("request of op %d, %d planes and %d pages: %w", b[0], planes, pages, errdefs.ErrInvalid)
+	}
+	if err := take(memoryOf(int64(planes), int64(pages))); err != nil {
+		return err
 	}
 	q.shape.planes, q.shape.pages = q.shape.planes[:0], q.shape.pages[:0]
 	var e [planeBytes]byte
@@ -164,6 +168,17 @@ func (q *request) read(r io.Reader) error {
 		return fmt.Errorf("request of %d bytes says that it has %d: %w", q.shape.bytes(), n, errdefs.ErrInvalid)
 	}
 	return nil
+}
+
+// listedPieces is how many pieces of a request are listed at a time, and listedBytes what one takes on its way through a device.
+const (
+	listedPieces = 1 << 14
+	listedBytes  = 96
+)
+
+// memoryOf returns about how much memory a request takes while it is served, beside the buffers of its connection.
+func memoryOf(planes, pages int64) int64 {
+	return 2*(planes*planeBytes+pages*pageBytes) + listedBytes*min(planes*pages, listedPieces)
 }
 
 // noEOF is for what ends within something.

@@ -12,15 +12,26 @@ import (
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/share"
+	"github.com/kvlane/kvlane/transfer/guard"
 )
 
 // served is the connections that others have to an engine.
 type served struct {
+	slots  *guard.Slots
+	budget *guard.Budget // of the requests under way
+	queues int           // the most queue pairs, which are never idle
+
 	mu    sync.Mutex
 	down  bool
-	all   map[*connection]struct{}
+	all   map[*connection]struct{} // with those that lost their slot and have not ended yet
 	lanes map[laneKey]*connection
 }
+
+// Memory that requests of all connections may take together. A request of at most smallBytes does not count.
+const (
+	requestsBytes = 64 << 20
+	smallBytes    = 128 << 10
+)
 
 // laneKey names a lane, of all engines'.
 type laneKey struct {
@@ -31,8 +42,9 @@ type laneKey struct {
 // connection is one of them.
 type connection struct {
 	*pacedConn
-	r *inlet
-	w *bufio.Writer
+	slot *guard.Slot
+	r    *inlet
+	w    *bufio.Writer
 	// ctx ends when the connection is closed from this side; gone is closed when nothing of it touches memory any more.
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -54,7 +66,9 @@ func bufferOf(p purpose) int {
 	return controlBuffer
 }
 
-func (s *served) init() {
+func (s *served) init(o *Options) {
+	s.slots, s.queues = guard.NewSlots(o.Conns), max(o.Conns/2, 1)
+	s.budget = guard.NewBudget(requestsBytes, smallBytes, o.Stall)
 	s.all, s.lanes = make(map[*connection]struct{}), make(map[laneKey]*connection)
 }
 
@@ -64,11 +78,17 @@ func (s *served) count() int {
 	return len(s.all)
 }
 
-// add takes c in, unless there are limit of them or the engine closes.
-func (s *served) add(c *connection, limit int) bool {
+// add gives c a slot. It reports false if none is free, or the engine closes.
+func (s *served) add(c *connection) bool {
+	slot := s.slots.Take(c.end)
+	if slot == nil {
+		return false
+	}
+	c.slot = slot
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.down || len(s.all) >= limit {
+	if s.down {
+		s.slots.Release(c.slot)
 		return false
 	}
 	s.all[c] = struct{}{}
@@ -76,6 +96,7 @@ func (s *served) add(c *connection, limit int) bool {
 }
 
 func (s *served) remove(c *connection) {
+	s.slots.Release(c.slot)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.all, c)
@@ -156,7 +177,7 @@ func (e *Engine) accept() {
 			continue
 		}
 		c := newConnection(e, raw)
-		if !e.served.add(c, e.o.Conns) {
+		if !e.served.add(c) {
 			c.end()
 			continue
 		}
@@ -173,7 +194,8 @@ func (e *Engine) accept() {
 
 func newConnection(e *Engine, raw net.Conn) *connection {
 	p := newPacedConn(raw, e.o.Stall)
-	c := &connection{pacedConn: p, gone: make(chan struct{})}
+	p.pace = guard.NewPace(e.o.Stall)
+	c := &connection{pacedConn: p, slot: new(guard.Slot), gone: make(chan struct{})}
 	c.ctx, c.cancel = context.WithCancel(e.ctx)
 	return c
 }
@@ -216,11 +238,20 @@ func (e *Engine) serve(c *connection) error {
 	}
 }
 
-// next waits for the first byte of a request, for as long as it takes.
+// next waits for the first byte of a request. Another connection may take the slot of one that waits.
 func (c *connection) next() error {
+	c.slot.Idle()
+	err := c.await()
+	c.slot.Busy()
+	return err
+}
+
+// await waits for a byte, however long that takes.
+func (c *connection) await() error {
 	c.expect(-1)
 	_, err := c.r.Peek(1)
 	c.expect(1)
+	c.pace.Begin()
 	return err
 }
 
@@ -229,26 +260,42 @@ func (e *Engine) serveControl(c *connection, from share.Identity) error {
 		if err := c.next(); err != nil {
 			return err
 		}
-		f, err := readFrame(c.r)
-		if err != nil {
-			return err
-		}
-		out := frame{call: f.call, status: statusOK}
-		answer, err := e.answer(c.ctx, &f, from)
-		if err == nil && answer != nil {
-			out, err = newFrame(f.call, answer)
-			out.status = statusOK
-		}
-		if err != nil {
-			out = frame{call: f.call, status: statusOf(err), payload: textOf(err)}
-		}
-		if err := out.write(c.w); err != nil {
+		if err := e.serveCall(c, from); err != nil {
 			return err
 		}
 		if err := c.w.Flush(); err != nil {
 			return err
 		}
 	}
+}
+
+// serveCall reads a request and writes its reply.
+func (e *Engine) serveCall(c *connection, from share.Identity) error {
+	f, n, err := readFrameHead(c.r)
+	if err != nil {
+		return err
+	}
+	if n > maxRequestPayload {
+		return fmt.Errorf("request of type %d and %d bytes, of %d at most: %w", f.call, n, maxRequestPayload, errdefs.ErrInvalid)
+	}
+	release, err := e.served.budget.Take(c.ctx, int64(n))
+	if err != nil {
+		return err
+	}
+	defer release()
+	if err := f.readPayload(c.r, n); err != nil {
+		return err
+	}
+	out := frame{call: f.call, status: statusOK}
+	answer, err := e.answer(c.ctx, &f, from)
+	if err == nil && answer != nil {
+		out, err = newFrame(f.call, answer)
+		out.status = statusOK
+	}
+	if err != nil {
+		out = frame{call: f.call, status: statusOf(err), payload: textOf(err)}
+	}
+	return out.write(c.w)
 }
 
 // answer does what a control request asks for.

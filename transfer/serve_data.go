@@ -17,11 +17,7 @@ func (e *Engine) serveData(c *connection) error {
 		if err := c.next(); err != nil {
 			return err
 		}
-		if err := q.read(c.r); err != nil {
-			return err
-		}
-		e.counters.requests.Add(1)
-		if err := e.do(c, &q); err != nil {
+		if err := e.serveRequest(c, &q); err != nil {
 			return err
 		}
 		if err := c.w.Flush(); err != nil {
@@ -30,33 +26,41 @@ func (e *Engine) serveData(c *connection) error {
 	}
 }
 
+// serveRequest reads a request into q, does it and replies. It returns why the connection cannot go on.
+func (e *Engine) serveRequest(c *connection, q *request) error {
+	release := func() {}
+	defer func() { release() }()
+	err := q.read(c.r, func(bytes int64) (err error) {
+		release, err = e.served.budget.Take(c.ctx, bytes)
+		return err
+	})
+	if err == nil {
+		e.counters.requests.Add(1)
+		err = e.do(c, q)
+	}
+	if memoryOf(int64(cap(q.shape.planes)), int64(cap(q.shape.pages))) > smallBytes {
+		q.shape = shape{} // an idle connection keeps no more
+	}
+	return err
+}
+
 // do does one request and replies. It returns why the connection cannot go on.
 func (e *Engine) do(c *connection, q *request) error {
-	h, err := e.hold(q, c.end)
+	l, err := e.hold(q, c.end)
 	if err != nil {
 		e.counters.refused.Add(1)
 	} else {
-		defer h.Release()
+		defer l.held.Release()
 	}
 	n := q.shape.bytes()
 	if q.op == Read {
-		if err != nil {
-			return (&reply{status: statusOf(err), id: q.id, text: textOf(err)}).write(c.w)
-		}
-		if err := head(c.w, (&reply{status: statusOK, id: q.id, bytes: n}).write, &q.shape, h.List); err != nil {
-			return err
-		}
-		socket := &watched{w: c.w, conn: c.pacedConn}
-		if err = e.mover.Send(c.ctx, socket, h.List); err == nil {
-			e.counters.out.Add(n)
-		} else if err := socket.pad(n); err != nil {
-			return err
-		}
-		return (&reply{status: statusOf(err), id: q.id, text: textOf(err)}).write(c.w)
+		return e.doRead(c, q, l, n, err)
 	}
 	in := c.r.body(n, &q.shape)
-	if err == nil {
-		err = e.mover.Receive(c.ctx, in, h.List)
+	for more := true; more && err == nil; {
+		if more, err = l.next(); more {
+			err = e.mover.Receive(c.ctx, in, l.held.List)
+		}
 	}
 	if err != nil { // and the rest of the bytes, so that the next request is found
 		if serr := in.skip(); serr != nil {
@@ -68,8 +72,56 @@ func (e *Engine) do(c *connection, q *request) error {
 	return (&reply{status: statusOf(err), id: q.id, text: textOf(err)}).write(c.w)
 }
 
-// hold holds what the request is about; end ends the request. ErrNotFound.
-func (e *Engine) hold(q *request, end func()) (*memory.Held, error) {
+// doRead replies to a read of n bytes, which refused says why it is not done.
+func (e *Engine) doRead(c *connection, q *request, l *listing, n int64, refused error) error {
+	if refused != nil {
+		return (&reply{status: statusOf(refused), id: q.id, text: textOf(refused)}).write(c.w)
+	}
+	more, err := l.next()
+	if err != nil {
+		return err
+	}
+	if err := head(c.w, (&reply{status: statusOK, id: q.id, bytes: n}).write, &q.shape, l.held.List); err != nil {
+		return err
+	}
+	socket := &watched{w: c.w, conn: c.pacedConn}
+	for more && err == nil {
+		if err = e.mover.Send(c.ctx, socket, l.held.List); err == nil {
+			more, err = l.next()
+		}
+	}
+	if err == nil {
+		e.counters.out.Add(n)
+	} else if err := socket.pad(n); err != nil {
+		return err
+	}
+	return (&reply{status: statusOf(err), id: q.id, text: textOf(err)}).write(c.w)
+}
+
+// listing lists the pieces of a request that is held, some at a time.
+type listing struct {
+	held        *memory.Held
+	shape       *shape
+	plane, page int // the next piece
+}
+
+// next lists the next pieces in held.List, and reports whether there are any.
+func (l *listing) next() (more bool, err error) {
+	l.held.List = l.held.List[:0]
+	for n := 0; n < listedPieces && l.plane < len(l.shape.planes); n++ {
+		pl := &l.shape.planes[l.plane]
+		if err := l.held.Add(uint64(pl.base+int64(l.shape.pages[l.page])*pl.stride), pl.bytes); err != nil {
+			return false, err
+		}
+		if l.page++; l.page == len(l.shape.pages) {
+			l.plane, l.page = l.plane+1, 0
+		}
+	}
+	return len(l.held.List) > 0, nil
+}
+
+// hold holds the memory of a request, of which nothing is listed; end ends the request. ErrNotFound.
+func (e *Engine) hold(q *request, end func()) (*listing, error) {
 	e.mu.Lock()
 	s := e.numbers[q.segment]
 	e.mu.Unlock()
@@ -77,11 +129,11 @@ func (e *Engine) hold(q *request, end func()) (*memory.Held, error) {
 		return nil, fmt.Errorf("segment number %d: %w", q.segment, errdefs.ErrNotFound)
 	}
 	h := s.table.Hold(end)
-	if err := q.shape.each(func(off, n int64) error { return h.Add(uint64(off), n) }); err != nil {
+	if err := q.shape.each(func(off, n int64) error { return h.Hold(uint64(off), n) }); err != nil {
 		h.Release()
 		return nil, err
 	}
-	return h, nil
+	return &listing{held: h, shape: &q.shape}, nil
 }
 
 // watched is a connection's writer that notes how much was written, and whether it was the writer that failed.

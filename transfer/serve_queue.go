@@ -12,10 +12,17 @@ import (
 
 // serveQueue has a queue pair for as long as the connection lasts.
 func (e *Engine) serveQueue(c *connection) error {
-	f, err := readFrame(c.r)
+	f, n, err := readFrameHead(c.r)
 	if err != nil {
 		return err
 	}
+	if n > controlBuffer {
+		return fmt.Errorf("request for a queue pair of %d bytes, of %d at most: %w", n, controlBuffer, errdefs.ErrInvalid)
+	}
+	if err := f.readPayload(c.r, n); err != nil {
+		return err
+	}
+	c.slot.Busy() // for as long as the connection lasts
 	if f.call != callConnect {
 		return fmt.Errorf("request of type %d on a connection for a queue pair: %w", f.call, errdefs.ErrInvalid)
 	}
@@ -33,7 +40,7 @@ func (e *Engine) serveQueue(c *connection) error {
 	if err := out.write(c); err != nil {
 		return err
 	}
-	if err := c.next(); err != nil {
+	if err := c.await(); err != nil {
 		return err // it was closed, mostly
 	}
 	return fmt.Errorf("something came behind a queue pair: %w", errdefs.ErrInvalid)
@@ -58,7 +65,9 @@ func (e *Engine) connectQueue(c *connection, f *frame) (*rail.Queue, error) {
 	if d == nil {
 		return nil, fmt.Errorf("segment %q has no NICs: %w", s.name, errdefs.ErrNotSupported)
 	}
-	e.served.bind(c, s) // before there is anything that closing the segment has to end
+	if err := e.served.bind(c, s); err != nil { // before there is anything that closing the segment has to end
+		return nil, err
+	}
 	q, err := d.Open(r.NIC)
 	if err != nil {
 		return nil, err
@@ -70,10 +79,21 @@ func (e *Engine) connectQueue(c *connection, f *frame) (*rail.Queue, error) {
 	return q, nil
 }
 
-func (s *served) bind(c *connection, to *Segment) {
+// bind makes c a connection for a queue pair of a segment. ErrBusy if half of all connections are, so that others find a slot.
+func (s *served) bind(c *connection, to *Segment) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	bound := 0
+	for other := range s.all {
+		if other.of != nil {
+			bound++
+		}
+	}
+	if bound >= s.queues {
+		return fmt.Errorf("%d queue pairs are connected: %w", bound, errdefs.ErrBusy)
+	}
 	c.of = to
+	return nil
 }
 
 // endOf ends the queue pairs of a segment, and returns when nothing of them touches memory any more.

@@ -132,10 +132,11 @@ var mayImport = map[string]string{
 
 	// Transfers between processes: what lies between sockets and registered memory knows nothing of segments, nor does the store of metadata.
 	"transfer/memory":   onDevice + " stream",
+	"transfer/guard":    "errdefs",
 	"transfer/metadata": "errdefs",
 	"transfer/rail":     onMem + " rdma rdma/channel rdma/registry internal/sys/hostmem",
-	"transfer":          onDevice + " stream share transfer/memory transfer/metadata transfer/rail",
-	"transfer/mooncake": "errdefs mem transfer/memory transfer/metadata",
+	"transfer":          onDevice + " stream share transfer/guard transfer/memory transfer/metadata transfer/rail",
+	"transfer/mooncake": "errdefs mem transfer/guard transfer/memory transfer/metadata",
 	"transfer/handover": "errdefs mem share transfer",
 
 	// The wiring of NICs, and the profiles of what is wired.

@@ -2,6 +2,14 @@ package archtest
 
 // transferMutants has the defects of transfers between processes.
 var transferMutants = []mutant{
+	defect("transfer", "TestIdleConnectionsGiveWay",
+		"transfer/guard/slots.go", "since <= oldest {", "since <= oldest && since < 0 {"),
+	defect("transfer", "TestLargeRequestsWait",
+		"transfer/guard/budget.go", "	if n <= b.small {\n", "	if n > 0 {\n"),
+	defect("transfer", "TestSlowPeerIsEnded",
+		"transfer/conn.go", "	return c.pace.Moved(n, began)\n", "	_ = began\n	return nil\n"),
+	defect("transfer/memory", "TestHoldsOnce",
+		"transfer/memory/table.go", "	if i > 0 && h.spans[i-1].has(at, n) {\n", "	if i > 0 && n < 0 {\n"),
 	defect("cmd/kvlane", "TestServeEndsWhileItsOutputIsNotRead",
 		"cmd/kvlane/lines.go", "	case <-ctx.Done():\n		return fmt.Errorf(\"print", "	case <-w.done:\n		return fmt.Errorf(\"print"),
 	defect(".", "TestDefectMemoryOfOthersPassesForTheCaches",

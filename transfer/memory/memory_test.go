@@ -379,3 +379,23 @@ func TestDefectLostHostMemoryIsReportedGood(t *testing.T) {
 		t.Errorf("received: %v", err)
 	}
 }
+
+// TestHoldsOnce: pieces that name two regions by turns hold each once.
+func TestHoldsOnce(t *testing.T) {
+	m, err := NewMover(Options{})
+	must(t, err)
+	table := NewTable(m)
+	must(t, table.Add(0, host(t, 4096)))
+	must(t, table.Add(4096, host(t, 4096)))
+	h := table.Hold(nil)
+	for i := range uint64(1000) {
+		must(t, h.Hold(i%2*4096+i, 1))
+	}
+	for i, s := range table.spans {
+		if len(s.holders) != 1 || h.spans[i] != s {
+			t.Errorf("span %d has %d holders", i, len(s.holders))
+		}
+	}
+	h.Release()
+	must(t, table.Remove(t.Context(), 0))
+}

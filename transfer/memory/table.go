@@ -24,7 +24,7 @@ type Table struct {
 type span struct {
 	at      uint64
 	region  *mem.Region
-	holders []*Held       // one as often as it holds it
+	holders []*Held       // each once
 	removed bool          // it is given to nobody any more
 	idle    chan struct{} // closed when it is removed and nobody holds it
 }
@@ -156,23 +156,47 @@ func (t *Table) Receive(ctx context.Context, r io.Reader, at uint64, n int64) er
 
 // Held is memory of a table that stays registered until it is released. One user at a time.
 type Held struct {
-	List  []mem.Extent // what was added, neighbours as one
+	List  []mem.Extent // the extents that were added; neighbours are one
 	table *Table
-	spans []*span
+	spans []*span // by their addresses, each once
+	last  *span   // the one that was used last
 	end   func()
 }
 
 // Hold returns a Held with nothing in it. It may be used again after its Release. end has its user release it soon: any may call it, at any time.
 func (t *Table) Hold(end func()) *Held { return &Held{table: t, end: end} }
 
-// Add adds the n bytes at address at to the end of the list. ErrNotFound.
+// Add holds the n bytes at address at and adds them to the end of the list. ErrNotFound.
 func (h *Held) Add(at uint64, n int64) error {
-	// Requests name one span mostly, and may have many thousand pieces.
-	if k := len(h.spans); k > 0 {
-		if s := h.spans[k-1]; at >= s.at && n >= 0 && at-s.at <= uint64(s.region.Len()) && uint64(n) <= s.end()-at {
-			h.append(mem.Extent{Region: s.region, Off: int64(at - s.at), Len: n})
-			return nil
+	s, err := h.hold(at, n)
+	if err != nil {
+		return err
+	}
+	h.List = Append(h.List, mem.Extent{Region: s.region, Off: int64(at - s.at), Len: n})
+	return nil
+}
+
+// Hold holds the n bytes at address at. ErrNotFound.
+func (h *Held) Hold(at uint64, n int64) error {
+	_, err := h.hold(at, n)
+	return err
+}
+
+// hold returns the span that has the bytes. Requests may have a million pieces and mostly name one span, so it takes no lock for a span that
+// is held.
+func (h *Held) hold(at uint64, n int64) (*span, error) {
+	if s := h.last; s != nil && s.has(at, n) {
+		return s, nil
+	}
+	i, _ := slices.BinarySearchFunc(h.spans, at, func(s *span, at uint64) int {
+		if s.at > at {
+			return 1
 		}
+		return -1
+	})
+	if i > 0 && h.spans[i-1].has(at, n) {
+		h.last = h.spans[i-1]
+		return h.last, nil
 	}
 	t := h.table
 	t.mu.Lock()
@@ -182,14 +206,16 @@ func (h *Held) Add(at uint64, n int64) error {
 	}
 	t.mu.Unlock()
 	if err != nil {
-		return err
+		return nil, err
 	}
-	h.spans = append(h.spans, s)
-	h.append(mem.Extent{Region: s.region, Off: int64(at - s.at), Len: n})
-	return nil
+	h.spans, h.last = slices.Insert(h.spans, i, s), s
+	return s, nil
 }
 
-func (h *Held) append(e mem.Extent) { h.List = Append(h.List, e) }
+// has reports whether the n bytes at address at lie in the span.
+func (s *span) has(at uint64, n int64) bool {
+	return at >= s.at && n >= 0 && at-s.at <= uint64(s.region.Len()) && uint64(n) <= s.end()-at
+}
 
 // Append appends e to the list, as part of its last extent where it follows that.
 func Append(list []mem.Extent, e mem.Extent) []mem.Extent {
@@ -212,5 +238,5 @@ func (h *Held) Release() {
 		}
 	}
 	h.table.mu.Unlock()
-	h.List, h.spans = h.List[:0], h.spans[:0]
+	h.List, h.spans, h.last = h.List[:0], h.spans[:0], nil
 }

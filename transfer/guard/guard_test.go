@@ -1,0 +1,83 @@
+package guard_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/transfer/guard"
+)
+
+// TestSlots: a new connection takes the slot of the one that has been idle for the longest, and none of one that is busy.
+func TestSlots(t *testing.T) {
+	s := guard.NewSlots(3)
+	var ended []int
+	take := func(n int) *guard.Slot { return s.Take(func() { ended = append(ended, n) }) }
+	busy, first, second := take(0), take(1), take(2)
+	busy.Busy()
+	second.Idle()
+	time.Sleep(guard.Grace) // the time that the slots measure
+	third := take(3)
+	fourth := take(4)
+	if third == nil || fourth == nil || !slices.Equal(ended, []int{1, 2}) {
+		t.Fatalf("ended %v", ended)
+	}
+	third.Busy()
+	fourth.Busy()
+	if take(5) != nil {
+		t.Error("a slot of a busy connection was given away")
+	}
+	s.Release(first) // which has none any more
+	if take(5) != nil {
+		t.Error("a slot was released twice")
+	}
+	s.Release(third)
+	if take(5) == nil {
+		t.Error("a free slot is not taken")
+	}
+}
+
+// TestBudget: requests wait for one another, until a limit; small ones do not.
+func TestBudget(t *testing.T) {
+	b := guard.NewBudget(100, 10, time.Millisecond)
+	release, err := b.Take(t.Context(), 60)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Take(t.Context(), 60); !errors.Is(err, errdefs.ErrBusy) || !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("beyond the budget: %v", err)
+	}
+	for range 100 {
+		if _, err := b.Take(t.Context(), 10); err != nil {
+			t.Fatal(err)
+		}
+	}
+	release()
+	if _, err := b.Take(t.Context(), 100); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestPace: a peer has the limit for each PaceBytes, and time that is not waited does not count.
+func TestPace(t *testing.T) {
+	p := guard.NewPace(time.Hour)
+	ago := func(d time.Duration) time.Time { return time.Now().Add(-d) }
+	for range 10 {
+		if err := errors.Join(p.Moved(guard.PaceBytes-1, ago(50*time.Minute)), p.Moved(1, ago(50*time.Minute))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 5 {
+		p.Begin()
+		if err := p.Moved(1, ago(50*time.Minute)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := p.Moved(1, ago(50*time.Minute)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("a byte in 50 minutes: %v", err)
+	}
+}

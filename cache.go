@@ -24,7 +24,7 @@ type CacheMemory struct {
 	// before V's.
 	Planes []mem.DevAddr
 	Pages  int // of each plane
-	// PageBytes is the length of a page in one plane. It follows from the geometry too, and has to agree with that.
+	// PageBytes is the length of a page in one plane. Zero takes it from the geometry; another value has to agree with that.
 	PageBytes int64
 	// Stride is from the start of a page to that of the next in its plane, in bytes. Zero is PageBytes: they follow one another.
 	Stride int64
@@ -42,11 +42,14 @@ type Cache struct {
 // RegisterCache tells the engine where the host program's KV cache lies, ahead of loads and dumps: giving it to NICs takes
 // milliseconds. A hybrid model has a CacheMemory for each of its page groups, in the order of Config.Groups; these may lie in the same
 // memory, if each part of it is a page of one group at a time. The memory stays allocated until Cache.Close. Everything that is wrong
-// with it is reported at once, as ErrInvalid; ErrExists where it overlaps memory that is registered. Where NICs have failed to let go of it again, as
+// with it is reported at once, as ErrInvalid; ErrExists where it overlaps memory that is registered; ErrClosed once the engine has been closed. Where NICs have failed to let go of it again, as
 // the error says then, it stays allocated until Engine.Close.
 func (e *Engine) RegisterCache(memory ...CacheMemory) (*Cache, error) {
 	c := &Cache{engine: e}
-	memory, err := e.groups.validateMemory(memory)
+	err := e.usable()
+	if err == nil {
+		memory, err = e.groups.validateMemory(memory)
+	}
 	if err == nil {
 		err = c.lay(memory)
 	}
@@ -80,6 +83,9 @@ func (g *groups) validateMemory(memory []CacheMemory) ([]CacheMemory, error) {
 	var errs []error
 	for i := range memory {
 		m := &memory[i]
+		if n := len(m.Planes) / g.formats[i].Layout.Shards(); n > 0 && m.PageBytes == 0 {
+			m.PageBytes = g.formats[i].Layout.ShardBytes(0) / int64(n)
+		}
 		if m.Stride == 0 {
 			m.Stride = m.PageBytes
 		}

@@ -245,3 +245,47 @@ func TestCacheMemoryIsChecked(t *testing.T) {
 		}
 	}
 }
+
+// A page's length follows from the geometry where it is left out.
+func TestCacheMemoryWithoutPageBytes(t *testing.T) {
+	c := testConfig(t)
+	e := openEngine(t, c)
+	for _, interleaved := range []bool{false, true} {
+		m := cacheMemory(c, 1<<32, interleaved)
+		m.PageBytes = 0
+		cache, err := e.RegisterCache(m)
+		if err == nil {
+			err = cache.Close(t.Context())
+		}
+		if err != nil {
+			t.Errorf("interleaved %v: %v", interleaved, err)
+		}
+	}
+}
+
+// Dump, Load, LeasePrefix, Lookup and Prefetch refuse the zero key: it was never set, and all blocks with it would be one.
+func TestZeroKeysAreRefused(t *testing.T) {
+	c := testConfig(t)
+	e := openEngine(t, c)
+	cache, err := e.RegisterCache(cacheMemory(c, 1<<32, false))
+	if err != nil {
+		t.Fatal(err)
+	}
+	keys := []kvlane.Key{e.Key([]byte("a")), {}}
+	refs := []kvlane.Ref{{Key: keys[0], Page: 1}, {Page: 2}}
+	for name, call := range map[string]func() error{
+		"dump":     func() error { _, err := e.Dump(t.Context(), cache, refs, kvlane.DumpOptions{}); return err },
+		"load":     func() error { _, err := e.Load(t.Context(), nil, cache, refs, kvlane.LoadOptions{}); return err },
+		"lease":    func() error { _, err := e.LeasePrefix(t.Context(), keys, 0); return err },
+		"lookup":   func() error { _, err := e.Lookup(t.Context(), keys); return err },
+		"prefetch": func() error { _, err := e.Prefetch(t.Context(), keys); return err },
+		"drop":     func() error { _, err := e.Drop(t.Context(), keys); return err },
+	} {
+		if err := call(); !errors.Is(err, errdefs.ErrInvalid) || !strings.Contains(err.Error(), "all zeros") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if err := cache.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+}

@@ -26,7 +26,7 @@ func OpenDevice(c DeviceConfig) (device.Device, error) {
 	}
 	d, err := openCUDA(c.Index)
 	if errors.Is(err, errdefs.ErrNotSupported) {
-		return nil, fmt.Errorf("no GPU can be used: install an NVIDIA driver; for tests use the simulated device (DeviceConfig{Driver: Sim}), for an engine on the CPU the host (Host): %w", err)
+		return nil, fmt.Errorf("no GPU can be used: install an NVIDIA driver; or name another device driver: \"host\" for an engine on the CPU, \"sim\" (a simulated GPU) for tests: %w", err)
 	}
 	return d, err
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/gdr"
 	"github.com/kvlane/kvlane/internal/limits"
 	"github.com/kvlane/kvlane/internal/unwind"
@@ -202,7 +203,12 @@ func (e *Engine) openStore(ctx context.Context) error {
 // queue of the device on the device, and a NIC cannot. What dumps by NIC have to wait for is then waited for by the host: name in
 // store.DumpOptions.After a mem.Dependency whose Done is closed once the work of the queue has completed, such as a ticket
 // of another stream, or one of your own over a device.Event.
+//
+// ErrClosed once Engine.Close has been called.
 func (e *Engine) OpenStream() (stream.EventStream, error) {
+	if err := e.usable(); err != nil {
+		return nil, fmt.Errorf("open stream: %w", err)
+	}
 	loads, _ := e.cfg.Stream.Goals()
 	return e.openCopyStream(e.carrier, loads)
 }
@@ -271,6 +277,14 @@ func (e *Engine) note(notes ...string) {
 func (e *Engine) Close(ctx context.Context) error {
 	e.exporter.state.Store(stateClosing)
 	return closing(e.closers.Close(ctx))
+}
+
+// usable returns ErrClosed once Close has been called.
+func (e *Engine) usable() error {
+	if e.exporter.state.Load() == stateClosing {
+		return fmt.Errorf("the engine is closed: %w", errdefs.ErrClosed)
+	}
+	return nil
 }
 
 func closing(err error) error {

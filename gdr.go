@@ -151,9 +151,11 @@ func (e *Engine) NICStats() []stream.NICStats {
 // registered or none. Without NICs there is nothing to do. ErrInvalid, ErrExists for a region that overlaps a registered one. What NICs refuse is an error
 // with GDRRequire; with GDRAuto none of the regions is theirs then, and Engine.Notes says why. NICStats counts it. Where the error, or the note,
 // says that it could not be undone, a NIC has a part until Unregister has returned nil.
+//
+// ErrClosed once Close has been called.
 func (e *Engine) Register(regions ...*mem.Region) error {
-	if e.nics == nil {
-		return nil
+	if err := e.usable(); err != nil || e.nics == nil {
+		return err
 	}
 	err := e.nics.Register(regions...)
 	if err == nil || e.carrier == nil || !gdr.Refused(err) {

@@ -136,7 +136,7 @@ func (g Geometry) layout() (*Layout, error) {
 	return NewLayout(lens)
 }
 
-// Identity returns the identity of the blocks. It names the heads that the rank holds, not the rank.
+// Identity returns the identity of the blocks. It names the heads that the rank holds and how many the model has, not the rank.
 func (g Geometry) Identity(adapter, salt string) Identity {
 	layout := LayoutKV
 	switch {
@@ -146,9 +146,13 @@ func (g Geometry) Identity(adapter, salt string) Identity {
 		layout = LayoutState
 	}
 	first, end := g.heads()
+	heads := 0
+	if end-first != g.KVHeads {
+		heads = g.KVHeads
+	}
 	return Identity{
 		Model: g.Model, DType: g.dtype(), Layout: layout,
-		LayerEnd: g.Layers, HeadFirst: first, HeadEnd: end,
+		LayerEnd: g.Layers, HeadFirst: first, HeadEnd: end, Heads: heads,
 		HeadSize: g.HeadSize, BlockTokens: g.BlockTokens,
 		Adapter: adapter, Salt: salt,
 	}

@@ -4,7 +4,9 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/zeebo/blake3"
 
@@ -37,8 +39,10 @@ type Identity struct {
 	LayerFirst int `json:"layer_first"`
 	LayerEnd   int `json:"layer_end"`
 	// KV heads held: [HeadFirst, HeadEnd).
-	HeadFirst   int `json:"head_first"`
-	HeadEnd     int `json:"head_end"`
+	HeadFirst int `json:"head_first"`
+	HeadEnd   int `json:"head_end"`
+	// Heads is the number of KV heads of the whole model. Zero stands for HeadEnd-HeadFirst: the blocks hold all of them.
+	Heads       int `json:"heads,omitempty"`
 	HeadSize    int `json:"head_size"`    // elements a head
 	BlockTokens int `json:"block_tokens"` // tokens a block
 
@@ -83,6 +87,9 @@ func (id Identity) Validate() error {
 		if len(f.value) > maxText {
 			bad("%s has %d bytes, more than %d", f.name, len(f.value), maxText)
 		}
+		if !utf8.ValidString(f.value) {
+			bad("%s %q is not UTF-8: encode it", f.name, clip(f.value))
+		}
 	}
 	if _, err := DTypeBytes(id.DType); err != nil {
 		errs = append(errs, fmt.Errorf("identity: %w", err))
@@ -98,6 +105,9 @@ func (id Identity) Validate() error {
 	}
 	if id.HeadFirst < 0 || id.HeadEnd <= id.HeadFirst {
 		bad("heads [%d, %d) are an empty or negative range", id.HeadFirst, id.HeadEnd)
+	}
+	if id.Heads != 0 && id.Heads < id.HeadEnd {
+		bad("heads [%d, %d) are not all among the model's %d", id.HeadFirst, id.HeadEnd, id.Heads)
 	}
 	if id.HeadSize <= 0 {
 		bad("head size %d is not positive", id.HeadSize)
@@ -121,11 +131,17 @@ func (id Identity) Digest() Digest {
 	for _, f := range id.numbers() {
 		b = binary.LittleEndian.AppendUint64(b, uint64(f.value))
 	}
-	if id.Group != "" || id.Layers != "" { // what is not part of a group is encoded as it was before there were any
+	// Blocks of all heads, and of no page group, are encoded as before these fields existed. A number follows both texts, so that no
+	// two identities are encoded alike.
+	heads := id.modelHeads()
+	if heads != 0 || id.Group != "" || id.Layers != "" {
 		for _, f := range id.groupTexts() {
 			b = binary.LittleEndian.AppendUint64(b, uint64(len(f.value)))
 			b = append(b, f.value...)
 		}
+	}
+	if heads != 0 {
+		b = binary.LittleEndian.AppendUint64(b, uint64(heads))
 	}
 	var d Digest
 	blake3.DeriveKey(identityContext, b, d[:])
@@ -154,6 +170,9 @@ func (id Identity) Diff(other Identity) []string {
 		if m[i].value != n[i].value {
 			out = append(out, fmt.Sprintf("%s: expected %d, found %d", m[i].name, m[i].value, n[i].value))
 		}
+	}
+	if h, o := id.modelHeads(), other.modelHeads(); h != o {
+		out = append(out, fmt.Sprintf("heads of the model: expected %s, found %s", headsText(h), headsText(o)))
 	}
 	return out
 }
@@ -191,6 +210,21 @@ func (id Identity) texts() []textField {
 // groupTexts lists the fields that only a page group has.
 func (id Identity) groupTexts() []textField {
 	return []textField{{"page group", id.Group}, {"layers of the page group", id.Layers}}
+}
+
+func headsText(n int) string {
+	if n == 0 {
+		return "those of the blocks"
+	}
+	return strconv.Itoa(n)
+}
+
+// modelHeads returns the number of KV heads of the model if the blocks hold some of them, else 0.
+func (id Identity) modelHeads() int {
+	if id.Heads == id.HeadEnd-id.HeadFirst {
+		return 0
+	}
+	return id.Heads
 }
 
 func (id Identity) numbers() [6]numberField {

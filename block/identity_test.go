@@ -132,6 +132,46 @@ func TestIdentityValidateNamesEveryProblem(t *testing.T) {
 	}
 }
 
+// Half of a model's 16 heads are not all of another's 8. Blocks of all heads have the same key whether the number is given or not.
+func TestModelsWithOtherHeadsHaveOtherKeys(t *testing.T) {
+	g := block.Geometry{Model: "m", DType: "int8", Layers: 1, KVHeads: 16, HeadSize: 8, BlockTokens: 16, TPSize: 2}
+	half := g.Identity("", "")
+	g.KVHeads, g.TPSize = 8, 1
+	all := g.Identity("", "")
+	if half.Digest() == all.Digest() || len(half.Diff(all)) != 1 {
+		t.Errorf("8 of 16 heads and 8 of 8: the same identity %+v, %q", half, half.Diff(all))
+	}
+	given := all
+	given.Heads = 8
+	if all.Digest() != given.Digest() || len(all.Diff(given)) != 0 {
+		t.Errorf("%+v and %+v differ: %q", all, given, all.Diff(given))
+	}
+	grouped := half
+	grouped.Group, grouped.Layers = "g", "0"
+	if grouped.Digest() == half.Digest() {
+		t.Error("a page group has the model's identity")
+	}
+	half.Heads = 4
+	if err := half.Validate(); !errors.Is(err, errdefs.ErrInvalid) || !strings.Contains(err.Error(), "model's 4") {
+		t.Errorf("8 of 4 heads: %v", err)
+	}
+}
+
+// Text that is not UTF-8 would change in a marker's JSON.
+func TestIdentityIsUTF8(t *testing.T) {
+	for _, change := range []func(*block.Identity){
+		func(id *block.Identity) { id.Model += "\xe9" }, func(id *block.Identity) { id.Revision += "\xe9" },
+		func(id *block.Identity) { id.Adapter = "\xe9" }, func(id *block.Identity) { id.Salt = "\xff" },
+		func(id *block.Identity) { id.Group, id.Layers = "\xe9", "0" },
+	} {
+		id := someIdentity()
+		change(&id)
+		if err := id.Validate(); !errors.Is(err, errdefs.ErrInvalid) || !strings.Contains(err.Error(), "not UTF-8") {
+			t.Errorf("%+v: %v", id, err)
+		}
+	}
+}
+
 func TestDiffNeverShowsTheSalt(t *testing.T) {
 	a, b := someIdentity(), someIdentity()
 	b.Salt, b.DType = "secret", "float16"

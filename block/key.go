@@ -19,6 +19,24 @@ type Key [KeyBytes]byte
 // String returns the key as 64 hexadecimal digits, as file names have it.
 func (k Key) String() string { return hex.EncodeToString(k[:]) }
 
+// Check returns ErrInvalid for the zero key. No block has it: it is a key that was never set.
+func (k Key) Check() error {
+	if k == (Key{}) {
+		return fmt.Errorf("the key is all zeros, so it was never set: %w", errdefs.ErrInvalid)
+	}
+	return nil
+}
+
+// CheckKeys returns the error of the first of keys that Key.Check refuses, with its place.
+func CheckKeys(keys []Key) error {
+	for i := range keys {
+		if err := keys[i].Check(); err != nil {
+			return fmt.Errorf("key %d: %w", i, err)
+		}
+	}
+	return nil
+}
+
 // ParseKey reads the 64 lower-case hexadecimal digits that String writes.
 func ParseKey(s string) (Key, error) {
 	k, ok := parseHex32(s)

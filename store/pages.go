@@ -129,13 +129,17 @@ func (b *pageSet) lay(p *Pages, layers [][]int, unique bool) {
 	}
 }
 
-// check reports the first ref of no page group, of a page out of range or, with unique, of a page that one before it names. items has the
+// check reports the first ref with the zero key, of no page group, of a page out of range or, with unique, of a page that one before it names. items has the
 // refs' groups.
 func (b *pageSet) check(refs []Ref, items []item, formats block.Formats, unique bool) error {
 	var err error
 	n := 0
 	for ; n < len(refs); n++ {
 		r, g := &refs[n], int(items[n].group)
+		if err = r.Key.Check(); err != nil {
+			err = fmt.Errorf("ref %d: %w", n, err)
+			break
+		}
 		if g >= len(formats) {
 			_, err = formats.Of(r.Key)
 			err = fmt.Errorf("ref %d: %w", n, err)

@@ -189,6 +189,9 @@ func (s *Store) LeasePrefix(ctx context.Context, keys []block.Key, ttl time.Dura
 // Drop takes blocks out of the cache, and leaves the tiers below alone. It does not wait, and passes over blocks that are not there. It
 // returns how many stay for now, since something still uses them; these are evicted in their turn.
 func (s *Store) Drop(ctx context.Context, keys []block.Key) (stay int, err error) {
+	if err := block.CheckKeys(keys); err != nil {
+		return 0, fmt.Errorf("drop %d blocks: %w", len(keys), err)
+	}
 	for i := range keys {
 		switch err := s.cache.Delete(ctx, keys[i]); {
 		case err == nil || notFound(err):

@@ -3,9 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
-	"math"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/kvlane/kvlane/internal/present"
@@ -14,50 +12,13 @@ import (
 // sizeValue is a flag that holds a number of bytes, written as people write them: 4096, 64KiB, 1.5GiB, 2GB.
 type sizeValue struct{ bytes *int64 }
 
-// sizeUnits are the units that a size may have, in lower case. A lone letter means the binary unit, as dd and fio have it.
-var sizeUnits = []struct {
-	suffix string
-	bytes  float64
-}{
-	{"kib", 1 << 10},
-	{"mib", 1 << 20},
-	{"gib", 1 << 30},
-	{"tib", 1 << 40},
-	{"kb", 1e3},
-	{"mb", 1e6},
-	{"gb", 1e9},
-	{"tb", 1e12},
-	{"k", 1 << 10},
-	{"m", 1 << 20},
-	{"g", 1 << 30},
-	{"t", 1 << 40},
-	{"b", 1},
-	{"", 1},
-}
-
 // Set reads a size.
 func (v sizeValue) Set(s string) error {
-	text := strings.ToLower(strings.TrimSpace(s))
-	for _, u := range sizeUnits {
-		digits, ok := strings.CutSuffix(text, u.suffix)
-		if !ok {
-			continue
-		}
-		n, err := strconv.ParseFloat(strings.TrimSpace(digits), 64)
-		if err != nil || math.IsNaN(n) || math.IsInf(n, 0) {
-			return fmt.Errorf("%q is not a size such as 4096, 64KiB or 1.5GiB", s)
-		}
-		bytes := n * u.bytes
-		switch {
-		case bytes < 0:
-			return fmt.Errorf("the size %q is negative", s)
-		case bytes >= math.MaxInt64:
-			return fmt.Errorf("the size %q does not fit 64 bits", s)
-		}
-		*v.bytes = int64(bytes)
-		return nil
+	n, err := present.ParseSize(s)
+	if err == nil {
+		*v.bytes = n
 	}
-	return nil
+	return err
 }
 
 // String writes the size with the largest binary unit that leaves no fraction.

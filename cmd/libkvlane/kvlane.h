@@ -11,7 +11,8 @@
  * the call; the KV cache that was registered is. NULL is KVL_INVALID where nothing else is said, unless it is an array of no
  * elements.
  *
- * Handles are numbers, never 0, and never used twice: a handle that was freed is KVL_INVALID, not undefined behaviour.
+ * Handles are numbers, never 0, and never used twice. A handle that was freed is an error, not undefined behaviour: KVL_CLOSED
+ * for an engine, cache, memory, stream or manager that was closed, KVL_EXPIRED for a lease, KVL_INVALID for a task or job.
  *
  * After fork() the child cannot use the library, as its threads are not there: every function that returns kvl_status returns
  * KVL_FORKED, at once. So load it where it is used, after a fork or in a process that was started anew (exec, Python's
@@ -46,7 +47,7 @@ typedef enum kvl_status {
   KVL_CORRUPT = -9,   /* stored bytes failed their check: a miss, and the page is undefined if kvl_results says so */
   KVL_MISMATCH = -10, /* of another model, layout or format */
   KVL_CANCELED = -11,
-  KVL_EXPIRED = -12, /* a lease ended before the call */
+  KVL_EXPIRED = -12, /* a lease expired or was released before the call */
   KVL_CLOSED = -13,
   KVL_BROKEN = -14, /* an earlier failure stopped this */
   KVL_FORKED = -15, /* called in a child of fork() */
@@ -78,8 +79,8 @@ const char *kvl_error(void);
 const char *kvl_status_name(kvl_status status);
 
 /*
- * kvl_open opens a device and a store over it, as `config` says: a JSON object, described in docs/library.md. A key that is not
- * known is KVL_INVALID; everything that is wrong is reported at once.
+ * kvl_open opens a device and a store over it, as `config` says: a JSON object in UTF-8, described in docs/library.md. KVL_INVALID
+ * for an unknown key, a key given twice and text that is not UTF-8; everything that is wrong is reported at once.
  */
 kvl_status kvl_open(const char *config, kvl_engine *engine);
 
@@ -96,7 +97,7 @@ typedef struct kvl_group_memory {
   const uint64_t *planes; /* addresses on the engine's device of page 0 of each plane: layer by layer, K before V */
   size_t n_planes;        /* or a multiple, as many for each layer: a page's K and V in equal parts, such as heads */
   int64_t n_pages;    /* of each plane */
-  int64_t page_bytes; /* of a page in one plane */
+  int64_t page_bytes; /* of a page in one plane; 0: as the configuration has it */
   int64_t stride;     /* from page to page; 0: page_bytes */
 } kvl_group_memory;
 

@@ -104,6 +104,7 @@ var mayImport = map[string]string{
 	"internal/leak":         "",
 	"internal/limits":       "errdefs internal/present",
 	"internal/present":      "",
+	"internal/strictjson":   "",
 	"internal/ctxio":        "",
 	"internal/gunzip":       "errdefs",
 	"internal/published":    "", // but for its tests
@@ -148,7 +149,7 @@ var mayImport = map[string]string{
 
 	// The façade and the commands wire everything.
 	"":              anyPlain + " gdr profile share store store/manager telemetry transfer transfer/ device/ stream/ tier/ internal/",
-	"internal/capi": anyPlain + " share store gdr profile stream/copy/plan tier/file tier/log internal/inuse ROOT",
+	"internal/capi": anyPlain + " share store gdr profile stream/copy/plan tier/file tier/log internal/inuse internal/present internal/strictjson ROOT",
 	"cmd/libkvlane": "errdefs mem block internal/capi internal/dirfs ROOT",
 	"examples/":     "mem block device stream ROOT",
 	"cmd/":          anyPlain + " gdr profile share topology transfer transfer/ store replay replay/demo doctor bench bench/ telemetry telemetry/profiles device/ stream/ tier/ internal/ ROOT",

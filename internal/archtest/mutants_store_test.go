@@ -20,6 +20,11 @@ var storeMutants = []mutant{
 		"tier/file/session.go", "		if left += l; err != nil && l == 0 {\n			left++\n		}\n", "		if left += l; err != nil {\n			return files, left, err\n		}\n"),
 	defect("tier/file", "TestDefectLockOpenWhenRemoved",
 		"tier/file/session.go", "	err := s.lock.Close()\n	_, _, rerr := removeSession(s.dir, s.name)\n", "	_, _, rerr := removeSession(s.dir, s.name)\n	err := s.lock.Close()\n"),
+	// Names and keys that could meet others.
+	defect("internal/capi", "TestZeroKeysAreRefused",
+		"store/pages.go", "if err = r.Key.Check(); err != nil {", "if err = r.Key.Check(); false {"),
+	defect("internal/capi", "TestConfigurationTellsAllThatIsWrong",
+		"internal/capi/decode.go", "	if err := strictjson.Check(text); err != nil {\n		return fail(err)\n	}\n", "	_ = strictjson.Check\n"),
 	// Collecting that goes on.
 	defect("tier/file", "TestDefectWritingStallsAfterAFailedRound",
 		"tier/file/collect.go", "			again = a.clock.After(pause)\n", ""),

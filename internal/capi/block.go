@@ -16,7 +16,7 @@ type lease struct {
 	engine *engine
 }
 
-func (*lease) kind() string { return "lease" }
+func (*lease) kind() kind   { return leaseKind }
 func (l *lease) of() object { return l.engine }
 
 // Keys writes the keys of blocks of a page group: of as many hashes of hashBytes each as keys has room for.

@@ -1,13 +1,9 @@
 package capi
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
-	"reflect"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/kvlane/kvlane"
@@ -70,29 +66,29 @@ type (
 		Policy       string `json:"policy"`
 		Calibration  string `json:"calibration"`
 		ProfileDir   string `json:"profile_dir"`
-		StagingBytes int64  `json:"staging_bytes"`
+		StagingBytes size   `json:"staging_bytes"`
 	}
 
 	storage struct {
-		Pipeline    string   `json:"pipeline"`
-		CacheBytes  int64    `json:"cache_bytes"`
-		Dirs        []string `json:"dirs"`
-		FileBytes   int64    `json:"file_bytes"`
-		DirBytes    []int64  `json:"dir_bytes"`
-		Fsync       string   `json:"fsync"`
-		ReadOnly    bool     `json:"read_only"`
-		LogDir      string   `json:"log_dir"`
-		LogBytes    int64    `json:"log_bytes"`
-		LogFsync    string   `json:"log_fsync"`
-		StreamFiles bool     `json:"stream_files"`
-		Verify      string   `json:"verify"`
-		Readers     int      `json:"readers"`
-		Writers     int      `json:"writers"`
-		Tasks       int      `json:"tasks"`
-		GDR         string   `json:"gdr"`
-		Admission   string   `json:"admission"`
-		LeaseMax    int64    `json:"lease_max_ms"`
-		WaitMax     int64    `json:"wait_max_ms"`
+		Pipeline    string `json:"pipeline"`
+		CacheBytes  size   `json:"cache_bytes"`
+		Dirs        paths  `json:"dirs"`
+		FileBytes   size   `json:"file_bytes"`
+		DirBytes    []size `json:"dir_bytes"`
+		Fsync       string `json:"fsync"`
+		ReadOnly    bool   `json:"read_only"`
+		LogDir      string `json:"log_dir"`
+		LogBytes    size   `json:"log_bytes"`
+		LogFsync    string `json:"log_fsync"`
+		StreamFiles bool   `json:"stream_files"`
+		Verify      string `json:"verify"`
+		Readers     int    `json:"readers"`
+		Writers     int    `json:"writers"`
+		Tasks       int    `json:"tasks"`
+		GDR         string `json:"gdr"`
+		Admission   string `json:"admission"`
+		LeaseMax    int64  `json:"lease_max_ms"`
+		WaitMax     int64  `json:"wait_max_ms"`
 	}
 
 	rdma struct {
@@ -108,55 +104,24 @@ type (
 	}
 )
 
-// ParseConfig reads the configuration of an engine, and validates it. Everything that is wrong is reported at once, as ErrInvalid: keys that
-// are not known, and what kvlane.Config.Validate finds.
+// size is a number of bytes: in JSON a number, or text such as "8GiB".
+type size int64
+
+// paths are directories: in JSON a list of texts, or one text.
+type paths []string
+
+// ParseConfig reads the configuration of an engine and validates it. It reports everything that is wrong at once, as ErrInvalid.
 func ParseConfig(text []byte) (kvlane.Config, error) {
-	var any any
 	var c config
-	if err := json.Unmarshal(text, &any); err != nil {
-		return kvlane.Config{}, invalid("configuration: %v", err)
+	err := decode(text, &c)
+	if errors.Is(err, errMistyped) {
+		return kvlane.Config{}, err
 	}
-	errs := unknown("", any, reflect.TypeFor[config]())
-	if err := json.Unmarshal(text, &c); err != nil { // of several values of a wrong type it names the first
-		return kvlane.Config{}, errors.Join(append(errs, invalid("configuration: %v", err))...)
-	}
-	out, err := c.config()
-	if err := errors.Join(append(errs, err, out.Validate())...); err != nil {
+	out, confErr := c.config()
+	if err := errors.Join(err, confErr, out.Validate()); err != nil {
 		return kvlane.Config{}, err
 	}
 	return out, nil
-}
-
-// unknown reports the keys of v that type t has no field for, at any depth. Upper and lower case differ.
-func unknown(path string, v any, t reflect.Type) []error {
-	var errs []error
-	switch x := v.(type) {
-	case map[string]any:
-		if t.Kind() != reflect.Struct {
-			return nil // which the decoder says
-		}
-		var known []string
-		for i := range t.NumField() {
-			f := t.Field(i)
-			name := f.Tag.Get("json")
-			known = append(known, name)
-			if inner, ok := x[name]; ok {
-				errs = append(errs, unknown(path+name+".", inner, f.Type)...)
-			}
-		}
-		for name := range x {
-			if !slices.Contains(known, name) {
-				errs = append(errs, invalid("configuration: unknown key %.80q: there are %s", path+name, strings.Join(known, ", ")))
-			}
-		}
-	case []any:
-		for i := range x {
-			if t.Kind() == reflect.Slice {
-				errs = append(errs, unknown(fmt.Sprintf("%s%d.", path, i), x[i], t.Elem())...)
-			}
-		}
-	}
-	return errs
 }
 
 // config returns c for the engine. Values that only this form has are checked here.
@@ -168,7 +133,7 @@ func (c *config) config() (kvlane.Config, error) {
 		HostStreams: c.HostStreams,
 		MetricsAddr: c.MetricsAddr,
 		Stream: kvlane.StreamConfig{
-			Calibration: profile.Calibration(c.Stream.Calibration), ProfileDir: c.Stream.ProfileDir, StagingBytes: c.Stream.StagingBytes,
+			Calibration: profile.Calibration(c.Stream.Calibration), ProfileDir: c.Stream.ProfileDir, StagingBytes: int64(c.Stream.StagingBytes),
 		},
 		Store: c.Store.config(&errs),
 		RDMA: gdr.Config{
@@ -197,9 +162,12 @@ func (g geometry) geometry() block.Geometry {
 
 func (s *storage) config(errs *[]error) kvlane.StoreConfig {
 	out := kvlane.StoreConfig{
-		Pipeline: s.Pipeline, CacheBytes: s.CacheBytes, Dirs: s.Dirs, FileBytes: s.FileBytes, DirBytes: s.DirBytes, ReadOnly: s.ReadOnly,
-		LogDir: s.LogDir, LogBytes: s.LogBytes, StreamFiles: s.StreamFiles, Readers: s.Readers, Writers: s.Writers, Tasks: s.Tasks, GDR: kvlane.GDR(s.GDR),
+		Pipeline: s.Pipeline, CacheBytes: int64(s.CacheBytes), Dirs: s.Dirs, FileBytes: int64(s.FileBytes), ReadOnly: s.ReadOnly,
+		LogDir: s.LogDir, LogBytes: int64(s.LogBytes), StreamFiles: s.StreamFiles, Readers: s.Readers, Writers: s.Writers, Tasks: s.Tasks, GDR: kvlane.GDR(s.GDR),
 		LeaseMax: millis(errs, "lease_max_ms", s.LeaseMax), WaitMax: millis(errs, "wait_max_ms", s.WaitMax),
+	}
+	for _, n := range s.DirBytes {
+		out.DirBytes = append(out.DirBytes, int64(n))
 	}
 	named(errs, s.Fsync, file.ParseFsyncPolicy, &out.Fsync)
 	named(errs, s.LogFsync, log.ParseFsyncPolicy, &out.LogFsync)

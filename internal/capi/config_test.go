@@ -82,13 +82,21 @@ func TestConfigurationTellsAllThatIsWrong(t *testing.T) {
 		`{"modell": 1, "store": {"cache_byte": 1, "verify": "now", "fsync": "maybe", "wait_max_ms": -1}, "stream": {"policy": "best", "path": "x"},
 		  "device": {"driver": "sim"}, "groups": [{"nam": 1}]}`: {`"modell"`, `"store.cache_byte"`, `"now"`, `"maybe"`, "wait_max_ms", `"best"`, `"x"`, `"groups.0.nam"`},
 		`{"Model": {}}`: {`"Model"`},
-		`{"store": {"cache_bytes": "1GB"}, "a": 1}`:   {"cache_bytes", `"a"`},
+		`{"store": {"cache_bytes": "much"}, "a": 1}`: {"store.cache_bytes is no size", `"much"`, `"a"`},
+		`{"store": {"cache_bytes": [1], "dirs": {}, "dir_bytes": [1, true], "read_only": 0, "readers": 1.5, "fsync": 1, "log_bytes": 1e300}}`: {
+			`store.cache_bytes is an array and should be a size: a number of bytes, or text such as "8GiB"`, "store.dirs is an object and should be an array",
+			"store.dir_bytes.1 is true or false and should be a size", "store.read_only is a number and should be true or false",
+			`store.readers is "1.5" and should be a whole number`, "store.fsync is a number and should be a string", `store.log_bytes is "1e300"`,
+		},
+		`{"tenant": "a", "tenant": "b"}`:              {`key "tenant" is given twice`},
+		"{\"tenant\": \"caf\xe9\"}":                   {"is not UTF-8"},
+		`{"model": {"name": "\udce9"}}`:               {`\udce9 is half of a surrogate pair`},
 		`{"store": {"lease_max_ms": 9e18}}`:           {"lease_max_ms"},
 		`{"store": [1]}`:                              {"store"},
 		`{"model": {"name": "m"}, "revision": "r"} x`: {"invalid character"},
 		``:     {"unexpected end"},
 		`null`: {"the model is not named"},
-		`[]`:   {"array"},
+		`[]`:   {"configuration is an array and should be an object"},
 	} {
 		_, err := capi.ParseConfig([]byte(text))
 		if !errors.Is(err, errdefs.ErrInvalid) || capi.StatusOf(err) != capi.Invalid {
@@ -102,6 +110,54 @@ func TestConfigurationTellsAllThatIsWrong(t *testing.T) {
 		}
 		if strings.Contains(capi.Text(err), "\n") {
 			t.Errorf("%s: more than a line", text)
+		}
+		for _, w := range []string{"Go ", "unmarshal", "int64", "kvlane."} {
+			if strings.Contains(err.Error(), w) {
+				t.Errorf("%s: the error speaks of Go:\n%v", text, err)
+			}
+		}
+	}
+}
+
+// Sizes are numbers of bytes, whole floats, or text with a unit; one directory needs no list.
+func TestConfigurationTakesSizesAsPeopleWriteThem(t *testing.T) {
+	for text, want := range map[string]kvlane.StoreConfig{
+		`"cache_bytes": "64MiB", "dirs": "/a", "dir_bytes": ["1.5GiB"]`: {
+			CacheBytes: 64 << 20, Dirs: []string{"/a"}, DirBytes: []int64{3 << 29},
+		},
+		`"cache_bytes": 6.4e7, "dirs": ["/a", "/b"], "dir_bytes": [1e6, 1048576.0], "readers": 3.0`: {
+			CacheBytes: 64e6, Dirs: []string{"/a", "/b"}, DirBytes: []int64{1e6, 1 << 20}, Readers: 3,
+		},
+		`"cache_bytes": "67108864", "log_dir": "/a", "log_bytes": "8gb", "dirs": null`: {CacheBytes: 64 << 20, LogDir: "/a", LogBytes: 8e9},
+	} {
+		got, err := capi.ParseConfig([]byte(`{"model": {"name": "m", "dtype": "int8", "layers": 1, "kv_heads": 1, "head_size": 64, "block_tokens": 16},
+			"device": {"driver": "sim"}, "store": {` + text + `}}`))
+		if err != nil {
+			t.Errorf("%s: %v", text, err)
+		} else if diff := cmp.Diff(want, got.Store, cmpopts.IgnoreFields(kvlane.StoreConfig{}, "Hooks")); diff != "" {
+			t.Errorf("%s (-want +got)\n%s", text, diff)
+		}
+	}
+}
+
+// A manager's configuration is read as strictly.
+func TestManagerConfigurationTellsAllThatIsWrong(t *testing.T) {
+	for text, words := range map[string][]string{
+		`{"blocks": -1, "ranks": [{"tenant": "t"}, {"stor": 1}]}`: {"blocks is -1", "rank 0: ", `"ranks.1.stor"`},
+		`{"blocks": "1", "ranks": {}, "blocs": 2}`:                {"blocks is a string", "ranks is an object", `"blocs"`},
+		`{"blocks": 1, "blocks": 2}`:                              {`key "blocks" is given twice`},
+		"{\"ranks\": [{\"tenant\": \"caf\xe9\"}]}":                {"is not UTF-8"},
+		`[]`: {"configuration is an array"},
+	} {
+		_, err := capi.ParseManagerConfig([]byte(text))
+		if !errors.Is(err, errdefs.ErrInvalid) {
+			t.Errorf("%s: %v", text, err)
+			continue
+		}
+		for _, w := range words {
+			if !strings.Contains(err.Error(), w) {
+				t.Errorf("%s: the error does not mention %s:\n%v", text, w, err)
+			}
 		}
 	}
 }

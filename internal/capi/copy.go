@@ -37,9 +37,9 @@ type copier struct {
 	stream stream.Stream
 }
 
-func (*memory) kind() string { return "memory" }
+func (*memory) kind() kind   { return memoryKind }
 func (m *memory) of() object { return m.engine }
-func (*copier) kind() string { return "stream" }
+func (*copier) kind() kind   { return streamKind }
 func (c *copier) of() object { return c.engine }
 
 // copied is the batch of a stream as what a task has.

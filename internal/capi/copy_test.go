@@ -60,9 +60,9 @@ func TestStreamsCopyBetweenRegisteredMemory(t *testing.T) {
 	_, err = lib.RegisterHost(p.engine, make([]byte, 100))
 	want(t, "memory of the Go heap", err, capi.Invalid)
 	p.must(lib.UnregisterMemory(host, 0))
-	want(t, "memory that was taken back", lib.UnregisterMemory(host, 0), capi.Invalid)
+	want(t, "memory that was taken back", lib.UnregisterMemory(host, 0), capi.Closed)
 	p.must(lib.CloseStream(stream, patience))
-	want(t, "a stream that was closed", lib.CloseStream(stream, 0), capi.Invalid)
+	want(t, "a stream that was closed", lib.CloseStream(stream, 0), capi.Closed)
 	p.must(lib.UnregisterMemory(kv, patience))
 }
 

@@ -1,23 +1,69 @@
 package capi
 
 import (
+	"fmt"
 	"maps"
 	"sync"
+
+	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Handle names something of a Library, and nothing else ever.
+// Handle names an object of a Library. It is never used for another one. Its top byte is the kind of the object, so that the handle
+// of a freed object still tells what that was.
 type Handle uint64
+
+// kindShift is the place of the kind in a Handle.
+const kindShift = 56
+
+// kind is the kind of an object.
+type kind uint8
+
+const (
+	engineKind kind = iota + 1
+	cacheKind
+	leaseKind
+	taskKind
+	memoryKind
+	streamKind
+	managerKind
+	jobKind
+)
+
+var kindNames = [...]string{
+	engineKind: "engine", cacheKind: "KV cache", leaseKind: "lease", taskKind: "task", memoryKind: "memory", streamKind: "stream",
+	managerKind: "manager", jobKind: "job",
+}
+
+func (k kind) String() string { return kindNames[k] }
+
+// ended returns the error of a call that names an object of that kind after its end. It is the error that Go's methods return.
+func (k kind) ended() error {
+	switch k {
+	case leaseKind:
+		return releasedError{}
+	case taskKind, jobKind:
+		return invalid("the %s was freed", k)
+	}
+	return fmt.Errorf("the %s is closed: %w", k, errdefs.ErrClosed)
+}
+
+// releasedError is the ErrExpired of a lease that was released.
+type releasedError struct{}
+
+func (releasedError) Error() string { return "the lease was released" }
+
+func (releasedError) Unwrap() error { return errdefs.ErrExpired }
 
 // handles are the things that callers have handles of.
 type handles struct {
 	mu   sync.RWMutex
-	last Handle            // guarded by mu
+	last Handle            // of all kinds, without the kind; guarded by mu
 	all  map[Handle]object // guarded by mu
 }
 
 // object is what a handle may stand for.
 type object interface {
-	kind() string
+	kind() kind
 	of() object // whose it is, with which it goes
 }
 
@@ -28,8 +74,9 @@ func (h *handles) add(o object) Handle {
 		h.all = make(map[Handle]object)
 	}
 	h.last++
-	h.all[h.last] = o
-	return h.last
+	n := Handle(o.kind())<<kindShift | h.last
+	h.all[n] = o
+	return n
 }
 
 // remove forgets a handle.
@@ -59,17 +106,21 @@ func (h *handles) removeOf(e object) {
 	maps.DeleteFunc(h.all, func(_ Handle, o object) bool { return o.of() == e })
 }
 
-// find returns what a handle stands for.
+// find returns the object of a handle. If the object has ended, the error is that of kind.ended.
 func find[T object](h *handles, n Handle) (T, error) {
 	h.mu.RLock()
 	o, there := h.all[n]
+	last := h.last
 	h.mu.RUnlock()
 	t, ok := o.(T)
+	number := n & (1<<kindShift - 1)
 	switch {
 	case ok:
 		return t, nil
 	case there:
-		return t, invalid("handle %d is of a %s, not of a %s", n, o.kind(), t.kind())
+		return t, invalid("handle %#x is of a %s, not of a %s", n, o.kind(), t.kind())
+	case n>>kindShift == Handle(t.kind()) && 0 < number && number <= last:
+		return t, t.kind().ended()
 	}
-	return t, invalid("handle %d is of no %s: it was freed, or never given", n, t.kind())
+	return t, invalid("handle %#x is of no %s", n, t.kind())
 }

@@ -61,9 +61,9 @@ type engine struct {
 	streams map[uint64]*kvlane.HostStream // guarded by mu
 }
 
-func (*engine) kind() string { return "engine" }
+func (*engine) kind() kind   { return engineKind }
 func (e *engine) of() object { return e }
-func (*cache) kind() string  { return "KV cache" }
+func (*cache) kind() kind    { return cacheKind }
 func (c *cache) of() object  { return c.engine }
 
 // cache is a paged KV cache that an engine was told of.

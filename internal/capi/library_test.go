@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 
@@ -26,19 +27,19 @@ func TestBlocksOutliveTheirEngine(t *testing.T) {
 
 	p := start(t, lib, configuration(t, dir, nil), pages)
 	there := make([]uint8, 5)
-	p.must(p.lib.Lookup(p.engine, append(slices.Clone(keys), kvlane.Key{}), there, 0))
+	p.must(p.lib.Lookup(p.engine, append(slices.Clone(keys), kvlane.Key{1}), there, 0))
 	if !bytes.Equal(there, []uint8{capi.InFiles, capi.InFiles, capi.InFiles, capi.InFiles, 0}) {
 		t.Errorf("lookup: %v", there)
 	}
 	prefetch, err := p.lib.Prefetch(p.engine, keys[:2])
 	p.must(err)
 	p.must(p.lib.Wait(prefetch, capi.Done, patience))
-	lease, n, err := p.lib.Lease(p.engine, append(slices.Clone(keys), kvlane.Key{}), 0, patience)
+	lease, n, err := p.lib.Lease(p.engine, append(slices.Clone(keys), kvlane.Key{1}), 0, patience)
 	p.must(err)
 	if n != 4 {
 		t.Fatalf("leased %d blocks", n)
 	}
-	p.must(p.lib.Lookup(p.engine, append(slices.Clone(keys), kvlane.Key{}), there, 0))
+	p.must(p.lib.Lookup(p.engine, append(slices.Clone(keys), kvlane.Key{1}), there, 0))
 	if !bytes.Equal(there, []uint8{capi.InMemory, capi.InMemory, capi.InFiles, capi.InFiles, 0}) {
 		t.Errorf("lookup after a prefetch of two: %v", there)
 	}
@@ -79,7 +80,12 @@ func TestHandlesAreNeverUsedTwice(t *testing.T) {
 	want(t, "a lease as an engine", lib.Close(lease, 0), capi.Invalid)
 	want(t, "nothing", lib.Free(0), capi.Invalid)
 	p.must(lib.Release(lease))
-	want(t, "a lease again", lib.Release(lease), capi.Invalid)
+	want(t, "a lease again", lib.Release(lease), capi.Expired)
+	_, err = lib.Load(p.engine, lease, p.cache, nil, nil, 0, nil)
+	if want(t, "a released lease", err, capi.Expired); !strings.Contains(err.Error(), "released") || strings.Contains(err.Error(), "expired") {
+		t.Errorf("a released lease: %v", err)
+	}
+	want(t, "a lease that was never given", lib.Release(lease+1000), capi.Invalid)
 	p.must(lib.Free(task))
 	want(t, "a task again", lib.Free(task), capi.Invalid)
 	want(t, "a freed task", lib.Wait(task, capi.Done, 0), capi.Invalid)
@@ -95,10 +101,31 @@ func TestHandlesAreNeverUsedTwice(t *testing.T) {
 	}
 	p.close()
 	want(t, "a task of a closed engine", lib.Free(again), capi.Invalid)
-	want(t, "a closed engine", lib.Close(p.engine, 0), capi.Invalid)
+	want(t, "a closed engine", lib.Close(p.engine, 0), capi.Closed)
+	want(t, "a closed cache", lib.CloseCache(p.cache, 0), capi.Closed)
+	want(t, "a closed engine's lookup", lib.Lookup(p.engine, nil, nil, 0), capi.Closed)
 	if n := lib.Live(); n != 0 {
 		t.Errorf("%d handles are left", n)
 	}
+}
+
+// The zero key, which was never set, names no block.
+func TestZeroKeysAreRefused(t *testing.T) {
+	lib := capi.New()
+	p := start(t, lib, configuration(t, t.TempDir(), nil), pages)
+	keys := append(p.keys(1, 1), kvlane.Key{})
+	_, err := lib.Dump(p.engine, p.cache, keys, []uint32{0, 1}, 0, nil)
+	want(t, "dump", err, capi.Invalid)
+	_, err = lib.Load(p.engine, 0, p.cache, keys, []uint32{0, 1}, 0, nil)
+	want(t, "load", err, capi.Invalid)
+	_, _, err = lib.Lease(p.engine, keys, 0, 0)
+	want(t, "lease", err, capi.Invalid)
+	_, err = lib.Prefetch(p.engine, keys)
+	want(t, "prefetch", err, capi.Invalid)
+	want(t, "lookup", lib.Lookup(p.engine, keys, make([]uint8, 2), 0), capi.Invalid)
+	_, err = lib.Drop(p.engine, keys)
+	want(t, "drop", err, capi.Invalid)
+	p.close()
 }
 
 // Engines that are used while they close answer with a status, whatever the moment.
@@ -124,9 +151,9 @@ func TestCallsWhileAnEngineCloses(t *testing.T) {
 					_ = lib.Wait(task, capi.Done, patience)
 					_ = lib.Free(task)
 				}
-				if s := capi.StatusOf(err); s == capi.Invalid {
+				if s := capi.StatusOf(err); s == capi.Closed {
 					return
-				} else if s != capi.OK && s != capi.Closed && s != capi.Canceled {
+				} else if s != capi.OK && s != capi.Canceled {
 					t.Errorf("prefetch: %v", err)
 					return
 				}

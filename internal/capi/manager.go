@@ -15,7 +15,7 @@ import (
 // manager is the index of the blocks that engines in other processes have.
 type manager struct{ *kvlane.Manager }
 
-func (*manager) kind() string { return "manager" }
+func (*manager) kind() kind   { return managerKind }
 func (m *manager) of() object { return m }
 
 // job is what a manager has all workers do.
@@ -24,7 +24,7 @@ type job struct {
 	manager *manager
 }
 
-func (*job) kind() string { return "job" }
+func (*job) kind() kind   { return jobKind }
 func (j *job) of() object { return j.manager }
 
 // Names are blocks as the caller names them: by page group, of the first where there are no groups, and by hash.
@@ -68,41 +68,33 @@ func (l *Library) OpenManager(config []byte) (Handle, error) {
 	return l.handles.add(&manager{m}), nil
 }
 
-// ParseManagerConfig reads the configuration of a manager, and validates those of its ranks.
+// managerConfig has the keys of a manager's configuration.
+type managerConfig struct {
+	Ranks       []config `json:"ranks"`
+	Blocks      int      `json:"blocks"`
+	MetricsAddr string   `json:"metrics_addr"`
+}
+
+// ParseManagerConfig reads the configuration of a manager and validates those of its ranks. It reports everything that is wrong at once.
 func ParseManagerConfig(text []byte) (kvlane.ManagerConfig, error) {
-	var any map[string]json.RawMessage
-	if err := json.Unmarshal(text, &any); err != nil {
-		return kvlane.ManagerConfig{}, invalid("configuration: %v", err)
+	var c managerConfig
+	err := decode(text, &c)
+	if errors.Is(err, errMistyped) {
+		return kvlane.ManagerConfig{}, err
 	}
-	var c kvlane.ManagerConfig
-	var errs []error
-	for key, value := range any {
-		var err error
-		var ranks []json.RawMessage
-		switch key {
-		case "blocks":
-			if err = json.Unmarshal(value, &c.Blocks); err == nil && c.Blocks < 0 {
-				err = invalid("%d is negative", c.Blocks)
-			}
-		case "metrics_addr":
-			err = json.Unmarshal(value, &c.MetricsAddr)
-		case "ranks":
-			err = json.Unmarshal(value, &ranks)
-		default:
-			err = invalid("there is no such key")
-		}
-		if err != nil {
-			errs = append(errs, invalid("configuration: %s: %v", key, err))
-		}
-		for i, r := range ranks {
-			rank, err := ParseConfig(r)
-			if err != nil {
-				errs = append(errs, fmt.Errorf("rank %d: %w", i, err))
-			}
-			c.Ranks = append(c.Ranks, rank)
-		}
+	errs := []error{err}
+	if c.Blocks < 0 {
+		errs = append(errs, invalid("configuration: blocks is %d, which is negative", c.Blocks))
 	}
-	return c, errors.Join(errs...)
+	out := kvlane.ManagerConfig{Blocks: c.Blocks, MetricsAddr: c.MetricsAddr}
+	for i := range c.Ranks {
+		rank, err := c.Ranks[i].config()
+		if err = errors.Join(err, rank.Validate()); err != nil {
+			errs = append(errs, fmt.Errorf("rank %d: %w", i, err))
+		}
+		out.Ranks = append(out.Ranks, rank)
+	}
+	return out, errors.Join(errs...)
 }
 
 // CloseManager closes a manager. Once it has returned nil its handle, and those of its jobs, are gone.

@@ -127,7 +127,7 @@ func TestManagerAndItsWorker(t *testing.T) {
 		t.Errorf("%s", b)
 	}
 	p.must(lib.CloseManager(m, patience))
-	want(t, "a manager that is closed", lib.ManagerReset(m), capi.Invalid)
+	want(t, "a manager that is closed", lib.ManagerReset(m), capi.Closed)
 }
 
 func TestManagerRefusesWhatIsWrong(t *testing.T) {

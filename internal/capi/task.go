@@ -43,7 +43,7 @@ type work interface {
 	Cancel()
 }
 
-func (*task) kind() string { return "task" }
+func (*task) kind() kind   { return taskKind }
 func (t *task) of() object { return t.engine }
 
 // pair calls start with refs of keys and pages, which it does not keep.

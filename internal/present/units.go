@@ -32,6 +32,54 @@ func Size(n int64) string {
 	return strconv.FormatInt(n, 10) + " " + byteUnits[u]
 }
 
+// sizeUnits are the units of ParseSize, in lower case. A single letter is the binary unit, as in dd and fio.
+var sizeUnits = []struct {
+	suffix string
+	bytes  float64
+}{
+	{"kib", 1 << 10},
+	{"mib", 1 << 20},
+	{"gib", 1 << 30},
+	{"tib", 1 << 40},
+	{"kb", 1e3},
+	{"mb", 1e6},
+	{"gb", 1e9},
+	{"tb", 1e12},
+	{"k", 1 << 10},
+	{"m", 1 << 20},
+	{"g", 1 << 30},
+	{"t", 1 << 40},
+	{"b", 1},
+	{"", 1},
+}
+
+// ParseSize returns the number of bytes of a size such as 4096, 64KiB, 1.5GiB, 2GB or 6.4e7. A fraction of a byte is cut off.
+func ParseSize(s string) (int64, error) {
+	text := strings.ToLower(strings.TrimSpace(s))
+	if n, err := strconv.ParseInt(text, 10, 64); err == nil && n >= 0 { // more digits than a float64 has
+		return n, nil
+	}
+	for _, u := range sizeUnits {
+		digits, ok := strings.CutSuffix(text, u.suffix)
+		if !ok {
+			continue
+		}
+		n, err := strconv.ParseFloat(strings.TrimSpace(digits), 64)
+		if err != nil || math.IsNaN(n) || math.IsInf(n, 0) {
+			break
+		}
+		bytes := n * u.bytes
+		switch {
+		case bytes < 0:
+			return 0, fmt.Errorf("the size %q is negative", s)
+		case bytes >= math.MaxInt64:
+			return 0, fmt.Errorf("the size %q does not fit 64 bits", s)
+		}
+		return int64(bytes), nil
+	}
+	return 0, fmt.Errorf("%q is not a size such as 4096, 64KiB or 1.5GiB", s)
+}
+
 // decimals writes v with so many decimals, or with none where it is a whole number.
 func decimals(v float64, n int) string {
 	if v == math.Trunc(v) {

@@ -76,7 +76,7 @@ func (j *janitor) run() {
 	for {
 		due, wait := j.due()
 		for _, l := range due {
-			if l.finish() {
+			if l.finish(false) {
 				j.mu.Lock()
 				j.expired++
 				j.mu.Unlock()
@@ -128,6 +128,6 @@ func (j *janitor) close() {
 	close(j.quit)
 	<-j.done
 	for l := range live {
-		l.finish()
+		l.finish(false)
 	}
 }

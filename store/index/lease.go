@@ -22,27 +22,35 @@ type Lease struct {
 	one      [1]run // room for them
 	deadline time.Time
 
-	mu    sync.Mutex
-	ended bool              // no load may start any more
-	uses  int               // loads running under the lease, and one until it ended
-	index map[block.Key]int // places of keys, made when keys in another order are asked for
+	mu       sync.Mutex
+	ended    bool              // no load may start any more
+	released bool              // it ended by Release
+	uses     int               // loads running under the lease, and one until it ended
+	index    map[block.Key]int // places of keys, made when keys in another order are asked for
 }
 
 // run is some keys in a row that one tier pins: up to end, from the end of the run before.
 type run struct{ tier, end int }
 
 // LeasePrefix pins the longest prefix of keys whose blocks are all Ready, each in the first tier that has it, for ttl at
-// most (Config.LeaseMax where ttl is not positive or longer than that). A lease of no block is valid and holds nothing.
+// most. Config.LeaseMax bounds ttl, and is the default where ttl is zero. A lease of no block is valid and holds nothing.
 //
 // Leases hold slots up to a limit that leaves some to everybody else. Beyond it blocks are pinned in the
 // tier below, and if that does not have one the prefix ends there, which Stats counts.
 //
-// The prefix ends at a block whose tiers cannot be asked. Errors: ErrClosed, ErrCanceled with the context's cause.
+// The prefix ends at a block whose tiers cannot be asked. Errors: ErrClosed, ErrCanceled with the context's cause, ErrInvalid for a
+// negative ttl and for a zero key.
 func (x *Index) LeasePrefix(ctx context.Context, keys []block.Key, ttl time.Duration) (*Lease, error) {
 	if err := x.usable(); err != nil {
 		return nil, fmt.Errorf("lease prefix of %d blocks: %w", len(keys), err)
 	}
-	if ttl <= 0 || ttl > x.c.LeaseMax {
+	if ttl < 0 {
+		return nil, fmt.Errorf("lease prefix of %d blocks for %v: the time is negative: %w", len(keys), ttl, errdefs.ErrInvalid)
+	}
+	if err := block.CheckKeys(keys); err != nil {
+		return nil, fmt.Errorf("lease prefix of %d blocks: %w", len(keys), err)
+	}
+	if ttl == 0 || ttl > x.c.LeaseMax {
 		ttl = x.c.LeaseMax
 	}
 	l := &Lease{x: x, uses: 1, deadline: x.c.Clock.Now().Add(ttl), keys: slices.Clone(keys)}
@@ -138,16 +146,18 @@ func (l *Lease) Deadline() time.Time { return l.deadline }
 // Release ends the lease. It does not wait: loads running under the lease keep its pins until they have quiesced. Later
 // calls do nothing.
 func (l *Lease) Release() {
-	if l.finish() {
+	if l.finish(true) {
 		l.x.janitor.remove(l)
 	}
 }
 
-// finish ends the right to start loads and gives back the lease's own use of the pins. It says whether it was the first.
-func (l *Lease) finish() bool {
+// finish ends the right to start loads and gives back the lease's own use of the pins. It reports whether this is the first call.
+func (l *Lease) finish(released bool) bool {
 	l.mu.Lock()
 	first := !l.ended
-	l.ended = true
+	if first {
+		l.ended, l.released = true, released
+	}
 	l.mu.Unlock()
 	if first {
 		l.End()
@@ -156,7 +166,7 @@ func (l *Lease) finish() bool {
 }
 
 // Begin lets a load of keys run under the lease, until End. Errors: ErrInvalid where the lease is of another index or does not
-// pin all of keys, in any order; ErrExpired where it has ended.
+// pin all of keys, in any order; ErrExpired where it has ended, also by Release.
 func (l *Lease) Begin(x *Index, keys []block.Key) error {
 	if l.x != x {
 		return fmt.Errorf("the lease is of another store, whose blocks alone it pins: %w", errdefs.ErrInvalid)
@@ -167,12 +177,24 @@ func (l *Lease) Begin(x *Index, keys []block.Key) error {
 		return fmt.Errorf("ref %d (block %s) is none of the %d blocks that the lease pins; load it without the lease, or lease its prefix: %w",
 			i, keys[i], len(l.keys), errdefs.ErrInvalid)
 	}
+	if l.released {
+		return releasedError(len(l.keys))
+	}
 	if l.ended || !x.c.Clock.Now().Before(l.deadline) {
 		return fmt.Errorf("use lease of %d blocks: %w", len(l.keys), errdefs.ErrExpired)
 	}
 	l.uses++
 	return nil
 }
+
+// releasedError is the ErrExpired of a lease of so many blocks that was released.
+type releasedError int
+
+func (n releasedError) Error() string {
+	return fmt.Sprintf("the lease of %d blocks was released", int(n))
+}
+
+func (releasedError) Unwrap() error { return errdefs.ErrExpired }
 
 // lacks returns the first of keys that is not pinned, or -1. Mostly they are in the order of the lease's.
 func (l *Lease) lacks(keys []block.Key) int {

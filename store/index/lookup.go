@@ -18,8 +18,12 @@ type Hit struct {
 // Lookup says for each key where it stands: Ready in the first tier that has it, else what the topmost tier that knows
 // of it says. It pins nothing: a hit may be gone when it is loaded, which the load says; LeasePrefix is for those who mind. A
 // tier that cannot be asked has no hits; the error is returned only if every tier failed, or if ctx ended.
+// A zero key is ErrInvalid.
 func (x *Index) Lookup(ctx context.Context, keys []block.Key) ([]Hit, error) {
 	if err := x.usable(); err != nil {
+		return nil, fmt.Errorf("look up %d blocks: %w", len(keys), err)
+	}
+	if err := block.CheckKeys(keys); err != nil {
 		return nil, fmt.Errorf("look up %d blocks: %w", len(keys), err)
 	}
 	hits := make([]Hit, len(keys))

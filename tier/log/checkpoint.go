@@ -10,6 +10,7 @@ import (
 
 	"github.com/zeebo/xxh3"
 
+	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/dirfs"
 	"github.com/kvlane/kvlane/mem"
@@ -29,8 +30,9 @@ const (
 	offIndexEntries  = 48
 	indexSynced      = 1 // flag: what it covers was durable
 
-	itemBytes  = 32
-	chunkItems = 4095 // of a chunk, which its checksum makes 128 KiB
+	indexVersion = 2
+	itemBytes    = 48
+	chunkItems   = 2730 // of a chunk, which its checksum makes 128 KiB
 )
 
 // coverage is how much of a segment a checkpoint covers, and how much of that was durable, where that is not all of it.
@@ -39,7 +41,10 @@ type coverage struct {
 	end, synced int64
 }
 
-// chunks are written and read as items of 32 bytes, a checksum behind so many.
+// errOldCheckpoint: checkpoints of version 1 have only half of each key, and are ignored.
+var errOldCheckpoint = errors.New("a checkpoint of version 1")
+
+// chunks are written and read as items of 48 bytes, a checksum behind so many.
 type chunkWriter struct {
 	f   dirfs.File
 	off int64
@@ -126,7 +131,7 @@ func (t *Tier) writeCheckpoint(cover []coverage, covered map[uint32]int64, synce
 		b := make([]byte, page)
 		le := binary.LittleEndian
 		copy(b, indexMagic)
-		le.PutUint32(b[offVersion:], formatVersion)
+		le.PutUint32(b[offVersion:], indexVersion)
 		le.PutUint32(b[offHeader:], page)
 		copy(b[offIndexDir:], t.id[:])
 		if synced {
@@ -185,19 +190,19 @@ func (t *Tier) writeItems(f dirfs.File, cover []coverage, covered map[uint32]int
 
 func (e *entry) encode(b []byte) {
 	le := binary.LittleEndian
-	le.PutUint64(b, e.fold[0])
-	le.PutUint64(b[8:], e.fold[1])
-	le.PutUint32(b[16:], e.segment)
-	le.PutUint32(b[20:], e.page)
-	le.PutUint16(b[24:], e.back)
-	b[26], b[27] = e.group, e.flags&hot
+	copy(b, e.key[:])
+	le.PutUint32(b[32:], e.segment)
+	le.PutUint32(b[36:], e.page)
+	le.PutUint16(b[40:], e.back)
+	b[42], b[43] = e.group, e.flags&hot
+	le.PutUint32(b[44:], e.rank)
 }
 
 func decodeEntry(b []byte) entry {
 	le := binary.LittleEndian
 	return entry{
-		fold:  [2]uint64{le.Uint64(b), le.Uint64(b[8:])},
-		place: place{le.Uint32(b[16:]), le.Uint32(b[20:]), le.Uint16(b[24:])}, group: b[26], flags: b[27] & hot,
+		key:   block.Key(b),
+		place: place{le.Uint32(b[32:]), le.Uint32(b[36:]), le.Uint16(b[40:])}, group: b[42], flags: b[43] & hot, rank: le.Uint32(b[44:]),
 	}
 }
 
@@ -216,8 +221,11 @@ func readCheckpoint(f io.ReaderAt, id [16]byte, cover func(of []coverage, blocks
 	if string(head[:len(indexMagic)]) != indexMagic || le.Uint64(head[page-sumBytes:]) != xxh3.Hash(head[:page-sumBytes]) {
 		return false, bad("its header is damaged")
 	}
-	if v := le.Uint32(head[offVersion:]); v != formatVersion {
-		return false, fmt.Errorf("checkpoint: format version %d, this build reads %d: %w", v, formatVersion, errdefs.ErrMismatch)
+	switch v := le.Uint32(head[offVersion:]); {
+	case v < indexVersion:
+		return false, errOldCheckpoint
+	case v > indexVersion:
+		return false, fmt.Errorf("checkpoint: format version %d, this build reads %d: %w", v, indexVersion, errdefs.ErrMismatch)
 	}
 	if [16]byte(head[offIndexDir:]) != id {
 		return false, bad("it is of another directory")
@@ -280,6 +288,7 @@ func (t *Tier) loadCheckpoint(ctx context.Context) (synced, torn bool, err error
 		}
 	case errors.Is(err, errdefs.ErrMismatch):
 		return false, false, err
+	case errors.Is(err, errOldCheckpoint):
 	default:
 		t.noted(fmt.Errorf("read checkpoint: %w", err))
 		problem := blockdir.Unjudged
@@ -315,7 +324,7 @@ func (t *Tier) enterCheckpoint(f dirfs.File, unsure map[uint32]int64) (synced bo
 			}
 		}
 	}, func(e entry) {
-		if int(e.group) >= len(t.formats) || e.segment == 0 {
+		if int(e.group) >= len(t.formats) || int(e.group) != t.formats.Group(e.key) || e.segment == 0 {
 			return
 		}
 		// A segment that is shorter than it was has lost its end.
@@ -362,10 +371,7 @@ func (t *Tier) anyTorn(ctx context.Context, unsure map[uint32]int64) bool {
 				continue
 			}
 			g := t.segments.look(e.segment)
-			r, err := t.record(ctx, g, e)
-			if err == nil {
-				err = t.read(ctx, g, e, r.key, (*buf)[:t.formats[e.group].Layout.ImageBytes()], mem.Extent{}, true)
-			}
+			err := t.read(ctx, g, e, e.key, (*buf)[:t.formats[e.group].Layout.ImageBytes()], mem.Extent{}, true)
 			if errors.Is(err, errdefs.ErrCorrupt) || errors.Is(err, errdefs.ErrNotFound) {
 				return true
 			}

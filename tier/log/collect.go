@@ -168,7 +168,7 @@ type emptying struct {
 	batch   []*pending
 	used    int         // of the arena
 	left    int         // blocks that are in use and stay
-	copied  [][2]uint64 // folds of blocks that are elsewhere by now, and may not be durable there yet
+	copied  []block.Key // blocks that are elsewhere by now, and may not be durable there yet
 	evicted int
 	failure error
 }
@@ -220,8 +220,8 @@ func (e *emptying) secure(ctx context.Context) error {
 	if err := e.t.syncAll(ctx); err != nil {
 		return err
 	}
-	for _, fold := range e.copied {
-		if now, ok := e.t.table.get(fold); ok && !e.t.safe(now) {
+	for _, key := range e.copied {
+		if now, ok := e.t.table.get(key); ok && !e.t.safe(now) {
 			return errdefs.ErrBusy // a sync of it failed: whoever empties the segment next moves it again
 		}
 	}
@@ -246,13 +246,13 @@ func (t *Tier) removeSegment(v *segment) error {
 // block moves or evicts one block, if the index has it there. One that the index has where it may never be durable it moves again.
 func (e *emptying) block(ctx context.Context, r *record, at place) {
 	t := e.t
-	have, ok := t.table.get(foldOf(r.key))
+	have, ok := t.table.get(r.key)
 	if !ok || have.place != at && (have.segment == at.segment || t.safe(have)) {
 		return
 	}
 	if have.place != at {
 		if t.durable(have) {
-			e.copied = append(e.copied, have.fold)
+			e.copied = append(e.copied, have.key)
 		} else {
 			e.move(ctx, r.key, have, at)
 		}
@@ -279,7 +279,7 @@ func (e *emptying) block(ctx context.Context, r *record, at place) {
 
 // evict takes a block out of the index. The caller owns its key.
 func (e *emptying) evict(have entry) {
-	if was, ok := e.t.table.remove(have.fold, func(now entry) bool { return now.place == have.place }); ok {
+	if was, ok := e.t.table.remove(have.key, func(now entry) bool { return now.place == have.place }); ok {
 		e.t.gone(was)
 		e.t.count.evictions.Add(1)
 		e.evicted++
@@ -302,7 +302,7 @@ func (e *emptying) move(ctx context.Context, key block.Key, have entry, at place
 	}
 	b := t.moveArena[e.used : e.used+image]
 	p := &pending{from: have.place}
-	now, ok := t.table.get(have.fold)
+	now, ok := t.table.get(have.key)
 	err := errdefs.ErrNotFound
 	if ok && now.place == have.place {
 		now.place = at
@@ -347,10 +347,10 @@ func (e *emptying) flush(ctx context.Context) {
 		pinned, _ := t.owners.Look(p.key)
 		switch {
 		case p.err == nil:
-			e.copied = append(e.copied, foldOf(p.key))
+			e.copied = append(e.copied, p.key)
 			bytes += int64(len(p.data))
 		case errors.Is(p.err, errNoRoom) && !pinned && !e.all:
-			if have, ok := t.table.get(foldOf(p.key)); ok && have.place == p.from {
+			if have, ok := t.table.get(p.key); ok && have.place == p.from {
 				e.evict(have)
 			}
 		case errors.Is(p.err, errNoRoom):

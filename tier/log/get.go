@@ -53,7 +53,7 @@ func (t *Tier) getInto(ctx context.Context, key block.Key, dst mem.Extent, every
 	default:
 		t.count.errors.Add(1)
 		// The next Put looks at it again, and writes it anew if it still cannot be read.
-		t.table.unmark(e.fold, e.place, seen)
+		t.table.unmark(key, e.place, seen)
 	}
 	return fmt.Errorf("read block %s: %w", key, err)
 }
@@ -61,8 +61,8 @@ func (t *Tier) getInto(ctx context.Context, key block.Key, dst mem.Extent, every
 // load fills buf, which dst is where it is an extent, with the block's image and verifies it: the whole of it, or its header. ErrCorrupt wraps whatever is wrong with the bytes of the entry, which it
 // returns.
 func (t *Tier) load(ctx context.Context, key block.Key, buf []byte, dst mem.Extent, every bool) (entry, error) {
-	for fold := foldOf(key); ; {
-		e, ok := t.table.get(fold)
+	for {
+		e, ok := t.table.get(key)
 		if !ok {
 			return e, errdefs.ErrNotFound
 		}
@@ -72,12 +72,12 @@ func (t *Tier) load(ctx context.Context, key block.Key, buf []byte, dst mem.Exte
 				t.count.errors.Add(1) // what was read has been verified
 			}
 			if err == nil && every && e.flags&seen == 0 {
-				t.table.mark(fold, e.place, seen)
+				t.table.mark(key, e.place, seen)
 			}
 			return e, err
 		}
 		// Moved or evicted since the index was asked. The index loses what is in a segment before the segment goes.
-		if now, ok := t.table.get(fold); ok && now.place == e.place {
+		if now, ok := t.table.get(key); ok && now.place == e.place {
 			return e, fmt.Errorf("segment %d is not there: %w", e.segment, errdefs.ErrCorrupt)
 		}
 	}
@@ -89,24 +89,15 @@ func (t *Tier) read(ctx context.Context, g *segment, e entry, key block.Key, buf
 	if !every {
 		verify = f.VerifyHeader
 	}
-	if t.formats.Group(key) != int(e.group) {
-		return errdefs.ErrNotFound // another block's fold
-	}
 	if kindOf(f) == whole {
 		if err := t.fill(ctx, g, buf, dst, e.off()); err != nil {
 			return err
-		}
-		if h, err := block.DecodeHeader(buf); err == nil && h.Key != key && foldOf(h.Key) == e.fold {
-			return errdefs.ErrNotFound
 		}
 		return corrupt(verify(buf, key))
 	}
 	r, err := t.record(ctx, g, e)
 	if err != nil {
 		return err
-	}
-	if r.key != key {
-		return errdefs.ErrNotFound
 	}
 	head := f.Layout.HeaderBytes()
 	if dst.Region != nil {
@@ -168,7 +159,7 @@ func (t *Tier) record(ctx context.Context, g *segment, e entry) (*record, error)
 	off := e.off() - at.off
 	for i := range h.records {
 		if r := &h.records[i]; r.off == off && r.kind != deleted {
-			if r.group != e.group || foldOf(r.key) != e.fold {
+			if r.group != e.group || r.key != e.key {
 				break
 			}
 			return r, nil
@@ -223,7 +214,7 @@ func (t *Tier) setAside(ctx context.Context, key block.Key, bad entry, image []b
 
 // setAsideOwned is setAside for the owner of the key. What cannot be kept, or noted in the log, is counted: the block is gone.
 func (t *Tier) setAsideOwned(ctx context.Context, key block.Key, bad entry, image []byte) (kept string) {
-	e, ok := t.table.remove(bad.fold, func(now entry) bool { return now.place == bad.place })
+	e, ok := t.table.remove(key, func(now entry) bool { return now.place == bad.place })
 	if !ok {
 		return ""
 	}

@@ -122,7 +122,7 @@ func (t *Tier) blocks(ctx context.Context, yield func(g *segment, key block.Key,
 				if ctx.Err() != nil {
 					return context.Cause(ctx)
 				}
-				e, ok := t.table.get(foldOf(r.key))
+				e, ok := t.table.get(r.key)
 				if !ok || r.kind == deleted || e.place != (place{g.number, uint32((h.at.off + r.off) / page), uint16(r.off / page)}) {
 					continue
 				}

@@ -45,7 +45,7 @@ func newHollow(t *testing.T, c Config, a *appender) {
 
 // A log of a million blocks opens quickly: the time and the memory are printed, and judged by people.
 func TestOpenAMillionBlocks(t *testing.T) {
-	const blocks, perSegment = 1_000_000, 16000
+	const blocks, perSegment = 1_000_000, 20000
 	c, tr := openForMany(t)
 	var err error
 	for n := range uint32(blocks/perSegment + 1) {
@@ -55,7 +55,7 @@ func TestOpenAMillionBlocks(t *testing.T) {
 		g.end.Store(c.segmentBytes())
 		for i := range perSegment {
 			if k := int(n)*perSegment + i; k < blocks {
-				tr.table.put(entry{fold: foldOf(tiertest.Key(k)), place: place{g.number, uint32(i*2 + 1), 1}}, nil)
+				tr.table.put(entry{key: tiertest.Key(k), place: place{g.number, uint32(i*2 + 1), 1}}, nil)
 				tr.count.blocks.Add(1)
 			}
 		}

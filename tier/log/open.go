@@ -340,18 +340,17 @@ func (t *Tier) openSegments() error {
 func (t *Tier) replay(ctx context.Context, r group, durable position) (torn bool, err error) {
 	for i := range r.h.records {
 		rec := &r.h.records[i]
-		fold := foldOf(rec.key)
 		at := position{r.h.at.segment, r.h.at.off + rec.off}
 		if rec.kind == deleted {
 			r.g.deletes.Store(true)
-			t.table.remove(fold, func(e entry) bool { return !t.outlasts(e, at) })
+			t.table.remove(rec.key, func(e entry) bool { return !t.outlasts(e, at) })
 			continue
 		}
 		if rec.foreign() || t.formats.Group(rec.key) != int(rec.group) {
 			continue
 		}
 		f := t.formats[rec.group]
-		e := entry{fold: fold, group: rec.group, place: place{r.g.number, uint32(at.off / page), uint16(rec.off / page)}}
+		e := entry{key: rec.key, group: rec.group, place: place{r.g.number, uint32(at.off / page), uint16(rec.off / page)}}
 		end := position{at.segment, at.off + storedBytes(f)}
 		if end.off > r.g.size.Load() {
 			continue

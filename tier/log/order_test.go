@@ -41,7 +41,7 @@ func TestDefectCheckpointHasWhatItCoversTheDeletionOf(t *testing.T) {
 	go func() { removed <- tr.Delete(t.Context(), key) }()
 	<-deleting
 	// Nobody gets at the block in the index until the deletion is in the log, and the checkpoint has noted what it covers, or waits.
-	s := tr.table.shard(foldOf(key))
+	s := tr.table.shard(hashOf(key))
 	s.mu.Lock()
 	close(held)
 	for head := tr.appenders[0].head; !head.deletes.Load(); {

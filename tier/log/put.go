@@ -240,7 +240,7 @@ func (t *Tier) waitForRoom(ctx context.Context, since uint64) error {
 // process has before. The caller owns the key.
 func (t *Tier) look(ctx context.Context, j *job) (there bool, err error) {
 	j.replaces, j.cause = false, nil
-	e, ok := t.table.get(foldOf(j.key))
+	e, ok := t.table.get(j.key)
 	if !ok {
 		return false, nil
 	}
@@ -251,7 +251,7 @@ func (t *Tier) look(ctx context.Context, j *job) (there bool, err error) {
 		switch e, err = t.load(ctx, j.key, image, mem.Extent{}, true); {
 		case err == nil:
 		case errors.Is(err, errdefs.ErrNotFound):
-			return false, nil // another block's fold, or it went meanwhile
+			return false, nil // it went meanwhile
 		case ctx.Err() != nil:
 			return false, context.Cause(ctx)
 		case errors.Is(err, errdefs.ErrCorrupt):

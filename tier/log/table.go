@@ -1,9 +1,10 @@
 package log
 
 import (
-	"encoding/binary"
 	"math/bits"
 	"sync"
+
+	"github.com/zeebo/xxh3"
 
 	"github.com/kvlane/kvlane/block"
 )
@@ -24,20 +25,19 @@ const (
 	seen                   // this process has written or verified it
 )
 
-// entry is what the table knows of a block, in 32 bytes. Its key is folded to 16: the record has all of it.
+// entry is a block of the index, in 48 bytes.
 type entry struct {
-	fold [2]uint64
+	key block.Key
 	place
 	group uint8 // page group
 	flags uint8
+	rank  uint32 // of two blocks the one with the lower rank is evicted first: see ranks
 }
 
-func foldOf(key block.Key) [2]uint64 {
-	le := binary.LittleEndian
-	return [2]uint64{le.Uint64(key[0:]) ^ le.Uint64(key[16:]), le.Uint64(key[8:]) ^ le.Uint64(key[24:])}
-}
+// hashOf returns the hash that decides where the index keeps a key. Keys that a program makes by hand may be alike in most bytes.
+func hashOf(key block.Key) uint64 { return xxh3.Hash(key[:]) }
 
-// table is the index: where every block is. Shards by a part of the fold are tables of their own, so that none takes long to grow.
+// table is the index: where every block is. Shards by a part of the hash are tables of their own, so that none takes long to grow.
 type table struct{ shards [tableShards]shard }
 
 const tableShards = 256
@@ -50,23 +50,22 @@ type shard struct {
 	used  int
 }
 
-func (t *table) shard(fold [2]uint64) *shard { return &t.shards[fold[0]%tableShards] }
+func (t *table) shard(hash uint64) *shard { return &t.shards[hash%tableShards] }
 
-// home is where the search for a fold begins.
-func (s *shard) home(fold [2]uint64) int {
-	const odd = 0x9e3779b97f4a7c15
-	hi, _ := bits.Mul64((fold[1]^fold[0]>>8)*odd, uint64(len(s.slots)))
+// home is where the search for a key begins.
+func (s *shard) home(hash uint64) int {
+	hi, _ := bits.Mul64(hash, uint64(len(s.slots)))
 	return int(hi)
 }
 
-// find returns the slot of a fold, or the empty one where it belongs. The table is not full.
-func (s *shard) find(fold [2]uint64) (at int, there bool) {
-	for at = s.home(fold); ; {
+// find returns the slot of a key, or the empty one where it belongs. The table is not full.
+func (s *shard) find(hash uint64, key block.Key) (at int, there bool) {
+	for at = s.home(hash); ; {
 		e := &s.slots[at]
 		if e.segment == 0 {
 			return at, false
 		}
-		if e.fold == fold {
+		if e.key == key {
 			return at, true
 		}
 		if at++; at == len(s.slots) {
@@ -75,26 +74,28 @@ func (s *shard) find(fold [2]uint64) (at int, there bool) {
 	}
 }
 
-func (t *table) get(fold [2]uint64) (entry, bool) {
-	s := t.shard(fold)
+func (t *table) get(key block.Key) (entry, bool) {
+	hash := hashOf(key)
+	s := t.shard(hash)
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	if s.used == 0 {
 		return entry{}, false
 	}
-	at, there := s.find(fold)
+	at, there := s.find(hash, key)
 	return s.slots[at], there
 }
 
 // put enters e in the place of old, which it returns, unless keep says that old stays. keep may be nil.
 func (t *table) put(e entry, keep func(old entry) bool) (old entry, had bool) {
-	s := t.shard(e.fold)
+	hash := hashOf(e.key)
+	s := t.shard(hash)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.used >= len(s.slots)*7/8 {
 		s.grow()
 	}
-	at, there := s.find(e.fold)
+	at, there := s.find(hash, e.key)
 	if there {
 		old = s.slots[at]
 		if keep != nil && keep(old) {
@@ -108,13 +109,14 @@ func (t *table) put(e entry, keep func(old entry) bool) (old entry, had bool) {
 }
 
 // move changes the place of a block that is at from.
-func (t *table) move(fold [2]uint64, from, to place, flags uint8) (was entry, ok bool) {
-	s := t.shard(fold)
+func (t *table) move(key block.Key, from, to place, flags uint8) (was entry, ok bool) {
+	hash := hashOf(key)
+	s := t.shard(hash)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	at, there := 0, false
 	if s.used > 0 {
-		at, there = s.find(fold)
+		at, there = s.find(hash, key)
 	}
 	if !there || s.slots[at].place != from {
 		return entry{}, false
@@ -125,14 +127,15 @@ func (t *table) move(fold [2]uint64, from, to place, flags uint8) (was entry, ok
 }
 
 // mark adds flags to a block that is at p, and returns those that it had.
-func (t *table) mark(fold [2]uint64, p place, flags uint8) (had uint8, ok bool) {
-	s := t.shard(fold)
+func (t *table) mark(key block.Key, p place, flags uint8) (had uint8, ok bool) {
+	hash := hashOf(key)
+	s := t.shard(hash)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.used == 0 {
 		return 0, false
 	}
-	at, there := s.find(fold)
+	at, there := s.find(hash, key)
 	if !there || s.slots[at].place != p {
 		return 0, false
 	}
@@ -142,27 +145,29 @@ func (t *table) mark(fold [2]uint64, p place, flags uint8) (had uint8, ok bool) 
 }
 
 // unmark takes flags from a block that is at p.
-func (t *table) unmark(fold [2]uint64, p place, flags uint8) {
-	s := t.shard(fold)
+func (t *table) unmark(key block.Key, p place, flags uint8) {
+	hash := hashOf(key)
+	s := t.shard(hash)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.used == 0 {
 		return
 	}
-	if at, there := s.find(fold); there && s.slots[at].place == p {
+	if at, there := s.find(hash, key); there && s.slots[at].place == p {
 		s.slots[at].flags &^= flags
 	}
 }
 
 // remove takes away the block if drop says so.
-func (t *table) remove(fold [2]uint64, drop func(entry) bool) (entry, bool) {
-	s := t.shard(fold)
+func (t *table) remove(key block.Key, drop func(entry) bool) (entry, bool) {
+	hash := hashOf(key)
+	s := t.shard(hash)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.used == 0 {
 		return entry{}, false
 	}
-	at, there := s.find(fold)
+	at, there := s.find(hash, key)
 	if !there || !drop(s.slots[at]) {
 		return entry{}, false
 	}
@@ -202,7 +207,7 @@ func (s *shard) cut(at int) {
 			break
 		}
 		// e may move to at unless its home lies between the two.
-		if home := s.home(e.fold); (next-home+n)%n < (next-at+n)%n {
+		if home := s.home(hashOf(e.key)); (next-home+n)%n < (next-at+n)%n {
 			continue
 		}
 		s.slots[at] = e
@@ -218,7 +223,7 @@ func (s *shard) resize(slots int) {
 	s.slots = make([]entry, slots)
 	for _, e := range old {
 		if e.segment != 0 {
-			at, _ := s.find(e.fold)
+			at, _ := s.find(hashOf(e.key), e.key)
 			s.slots[at] = e
 		}
 	}

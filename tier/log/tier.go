@@ -172,7 +172,7 @@ func (t *Tier) Lookup(ctx context.Context, keys []block.Key, states []tier.State
 	defer t.gate.Leave()
 	for i, key := range keys {
 		states[i] = tier.Absent
-		if _, ok := t.table.get(foldOf(key)); ok {
+		if _, ok := t.table.get(key); ok {
 			states[i] = tier.Ready
 		} else if _, w := t.owners.Look(key); w == usage.Writing {
 			states[i] = tier.Filling
@@ -191,7 +191,7 @@ func (t *Tier) Kept(ctx context.Context, keys []block.Key, kept []bool) error {
 	}
 	defer t.gate.Leave()
 	for i, key := range keys {
-		e, ok := t.table.get(foldOf(key))
+		e, ok := t.table.get(key)
 		_, w := t.owners.Look(key)
 		kept[i] = ok && e.flags&seen != 0 && w != usage.Removing && t.durable(e)
 	}
@@ -222,7 +222,7 @@ func (t *Tier) Retain(ctx context.Context, keys []block.Key) (int, error) {
 		}
 		// Pinned before it is looked at: whoever removes blocks looks at the pins first.
 		if t.owners.Pin(key) {
-			if e, ok := t.table.get(foldOf(key)); ok {
+			if e, ok := t.table.get(key); ok {
 				t.count.retained.Add(1)
 				t.hit(e)
 				continue
@@ -252,7 +252,7 @@ func (t *Tier) hit(e entry) {
 	if e.flags&hot != 0 {
 		return
 	}
-	if had, ok := t.table.mark(e.fold, e.place, hot); ok && had&hot == 0 {
+	if had, ok := t.table.mark(e.key, e.place, hot); ok && had&hot == 0 {
 		if g := t.segments.look(e.segment); g != nil {
 			g.hot.Add(storedBytes(t.formats[e.group]))
 		}
@@ -339,7 +339,7 @@ func (t *Tier) delete(ctx context.Context, key block.Key) error {
 	if pinned, _ := t.owners.Look(key); pinned {
 		return fmt.Errorf("it is retained: %w", errdefs.ErrBusy)
 	}
-	if _, ok := t.table.get(foldOf(key)); !ok {
+	if _, ok := t.table.get(key); !ok {
 		return errdefs.ErrNotFound
 	}
 	if err := t.tombstone(ctx, key); errors.Is(err, errNoRoom) {

@@ -412,21 +412,20 @@ func (a *appender) enter(p *pending, at place) {
 	t := a.t
 	if p.kind == deleted {
 		a.head.deletes.Store(true)
-		if e, ok := t.table.remove(foldOf(p.key), func(entry) bool { return true }); ok {
+		if e, ok := t.table.remove(p.key, func(entry) bool { return true }); ok {
 			t.gone(e)
 		}
 		return
 	}
 	n := int64(len(p.data))
-	fold := foldOf(p.key)
 	if p.from.segment != 0 {
-		if was, ok := t.table.move(fold, p.from, at, seen); ok {
+		if was, ok := t.table.move(p.key, p.from, at, seen); ok {
 			t.drop(was, n)
 			a.head.live.Add(n)
 		}
 		return
 	}
-	old, had := t.table.put(entry{fold: fold, place: at, group: p.group, flags: seen}, nil)
+	old, had := t.table.put(entry{key: p.key, place: at, group: p.group, flags: seen}, nil)
 	a.head.live.Add(n)
 	if had {
 		t.drop(old, n)

@@ -98,7 +98,7 @@ func slowly(t *testing.T, o Options, check func(rep *Report) error) {
 	t.Helper()
 	latency := 20 * time.Microsecond
 	testkit.Grow(t, o.Budget, func(d time.Duration) error {
-		dev, err := sim.Open(sim.Options{LatencyPerOp: latency * time.Duration(d/o.Budget), BandwidthGBps: 10})
+		dev, err := sim.Open(sim.Options{LatencyPerOp: latency * (d / o.Budget), BandwidthGBps: 10})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -91,6 +91,8 @@ func TestDefectFlagValuesComplete(t *testing.T) {
 
 // What is offered is taken: no command refuses one of the words, and each refuses another that is not among them.
 func TestCompletedValuesAreTaken(t *testing.T) {
+	t.Setenv(configEnv, "")
+	t.Setenv("XDG_CONFIG_HOME", t.TempDir()) // no configuration, which a command that is canceled would not read
 	canceled, cancel := context.WithCancel(t.Context())
 	cancel()
 	refused := func(path string, f *pflag.Flag, word string) bool {

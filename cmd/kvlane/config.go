@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -62,7 +63,7 @@ func firstFile(places []string) (string, error) {
 
 // readConfig returns the settings of a file, or all its errors.
 func readConfig(ctx context.Context, name string, known func() *catalog) ([]supplied, error) {
-	text, err := readFile(ctx, name, maxConfigBytes+1)
+	text, err := readUntil(ctx, name, maxConfigBytes+1)
 	if err != nil {
 		return nil, fmt.Errorf("read the configuration: %w", err)
 	}
@@ -72,22 +73,30 @@ func readConfig(ctx context.Context, name string, known func() *catalog) ([]supp
 	return parseConfig(name, text, known())
 }
 
-// readFile returns at most the first limit bytes of a file. It returns when ctx ends: opening a FIFO blocks until
-// there is a writer. The goroutine that is blocked then ends with the process.
-func readFile(ctx context.Context, name string, limit int64) ([]byte, error) {
+// readStart returns at most the first limit bytes of a file.
+func readStart(name string, limit int64) ([]byte, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	text, err := io.ReadAll(io.LimitReader(f, limit))
+	return text, errors.Join(err, f.Close())
+}
+
+// readUntil is readStart for a file that may be a FIFO. Opening a FIFO blocks until there is a writer, so a goroutine
+// opens it, which ends with the process where ctx ends first.
+func readUntil(ctx context.Context, name string, limit int64) ([]byte, error) {
+	if info, err := os.Stat(name); err != nil || info.Mode()&fs.ModeNamedPipe == 0 {
+		return readStart(name, limit)
+	}
 	type result struct {
 		text []byte
 		err  error
 	}
 	done := make(chan result, 1)
 	go func() {
-		f, err := os.Open(name)
-		if err != nil {
-			done <- result{err: err}
-			return
-		}
-		text, err := io.ReadAll(io.LimitReader(f, limit))
-		done <- result{text, errors.Join(err, f.Close())}
+		text, err := readStart(name, limit)
+		done <- result{text, err}
 	}()
 	select {
 	case r := <-done:

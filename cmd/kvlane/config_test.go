@@ -51,7 +51,7 @@ func TestConfigFIFOIsInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	var stdout, stderr bytes.Buffer
-	if code := run(ctx, []string{"topo", "--config", name}, &stdout, &stderr); code == exitOK || !strings.Contains(stderr.String(), "wait for "+name) {
+	if code := run(ctx, []string{"topo", "--config", name}, &stdout, &stderr); code != exitFailure || !strings.Contains(stderr.String(), "wait for "+name) {
 		t.Errorf("exit code %d, standard error %q", code, stderr.String())
 	}
 	// The goroutine that opens the FIFO ends when a writer has come and gone.

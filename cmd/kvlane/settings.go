@@ -145,6 +145,9 @@ func configure(cmd *cobra.Command) error {
 		return nil
 	}
 	all, err := readSettings(cmd)
+	if err != nil && cmd.Context().Err() != nil { // interrupted
+		return err
+	}
 	if err != nil {
 		return &usageError{err}
 	}

@@ -74,6 +74,8 @@ var fileMutants = []mutant{
 		"tier/log/open.go", "		if g.end.Load() > 0 && !g.unread {", "		if g != nil {"),
 	defect("tier/log", "TestDefectForeignFileInTheCheckpointIsTakenForASegment",
 		"tier/log/open.go", "	if from > 0 {\n", "	if from < 0 {\n"),
+	defect("tier/log", "TestDefectClearRemovesARenamedSegment",
+		"tier/log/scan.go", "			return \"it has blocks of a log, as a segment has\", nil\n", "			return \"\", nil\n"),
 	defect("tier/log", "TestWrittenDuringASync",
 		"tier/log/sync.go", "				g.synced.Store(end)\n", "				g.synced.Store(g.end.Load())\n"),
 	defect("tier/log", "TestDefectCheckpointMissesWhatIsMovedMeanwhile",

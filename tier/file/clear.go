@@ -26,7 +26,7 @@ func clearOf(ctx context.Context, fsys dirfs.FS, path string, u Unwanted) (c Cle
 	v := &verifier{Dir: d.Dir, root: d.root, formats: d.formats, namesOnly: true}
 	defer func() { err = errors.Join(err, v.Close()) }()
 	if err = v.run(ctx); err == nil {
-		c, err = blockdir.Clear(ctx, v, v.root, v.formats, blockName, v.report.Findings, u)
+		c, err = blockdir.Clear(ctx, v, v.root, blockdir.Blocks{Formats: v.formats, Place: blockName}, v.report.Findings, u)
 	}
 	if err != nil {
 		return c, fmt.Errorf("clear directory %s: %w", d.root, err)

@@ -128,3 +128,35 @@ func TestDefectMarkerOfADeadProcessIsForeign(t *testing.T) {
 		t.Errorf("%+v, %v", r, err)
 	}
 }
+
+// A segment that was renamed, or moved to quarantine, was removed as a foreign file, with its blocks.
+func TestDefectClearRemovesARenamedSegment(t *testing.T) {
+	for _, aside := range []string{"seg-0000000000000001.bak", "quarantine/seg-0000000000000001", "quarantine/0000000000000001-copy"} {
+		t.Run(aside, func(t *testing.T) {
+			c := boundedLog(t)
+			segment, at := segmentFiles(t, c.Dir)[0], filepath.Join(c.Dir, aside)
+			junk := filepath.Join(c.Dir, "junk")
+			if err := errors.Join(os.MkdirAll(filepath.Dir(at), 0o700), os.Rename(segment, at), os.WriteFile(junk, make([]byte, 1<<20), 0o600)); err != nil {
+				t.Fatal(err)
+			}
+			flip(t, at, 8) // its first group may be damaged
+			for _, u := range []log.Unwanted{{Foreign: true, Quarantine: true}, {Names: []string{at}}} {
+				got, err := log.Clear(t.Context(), c.Dir, u)
+				if err != nil || len(got.Left) != 1 || got.Left[0].Path != at {
+					t.Errorf("%+v, %v", got, err)
+				}
+			}
+			if _, err := os.Stat(junk); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("a file without blocks stays: %v", err)
+			}
+			if err := os.Rename(at, segment); err != nil {
+				t.Fatal(err)
+			}
+			tr := open(t, c)
+			if n, err := tr.Retain(t.Context(), keys(0, 5)); n != 5 || err != nil {
+				t.Errorf("%d of 5 blocks are left: %v", n, err)
+			}
+			tr.Release(keys(0, 5))
+		})
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"strings"
 
 	"github.com/kvlane/kvlane/block"
@@ -109,6 +110,26 @@ func findGroup(ctx context.Context, f dirfs.File, window []byte, off, size, budg
 		read += int64(len(b))
 	}
 	return size, read, nil
+}
+
+// holdsGroup reads a whole file, and returns a reason to keep it if a group with blocks, or one of another version, is anywhere in it.
+func holdsGroup(ctx context.Context, f dirfs.File, size int64, formats block.Formats) (why string, err error) {
+	window, head := make([]byte, scanWindow), make([]byte, maxHeader)
+	for off := int64(0); ; off += page {
+		if off, _, err = findGroup(ctx, f, window, off, size, math.MaxInt64); err != nil || off+page > size {
+			return "", err
+		}
+		b := head[:min(maxHeader, size-off)]
+		if err := dirfs.ReadFull(ctx, f, b, off); err != nil {
+			return "", err
+		}
+		switch h, err := decodeHeader(b, formats); {
+		case errors.Is(err, errdefs.ErrMismatch):
+			return "it has groups of another version of the log", nil
+		case err == nil && slices.ContainsFunc(h.records, func(r record) bool { return r.kind != deleted }):
+			return "it has blocks of a log, as a segment has", nil
+		}
+	}
 }
 
 // skipHole returns the page of the first data from off on, or size where only a hole follows.

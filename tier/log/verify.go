@@ -348,7 +348,8 @@ func (v *verifier) mendMarker() (err error) {
 }
 
 // Clear removes files that are no blocks from the directory: images that were set aside, and files that kvlane has not made. Segments
-// stay; those of another log, which Verify finds foreign, are in Left if they were asked for, as is a sound block. A process may have the directory open. ErrInvalid where u names another file,
+// stay. A file that is asked for stays, and is in Left, if it has a sound block or a group of blocks, whatever its name and of whatever
+// log. A process may have the directory open. ErrInvalid where u names another file,
 // and nothing is removed then; ErrNotFound where it is no directory of blocks, ErrCorrupt or ErrMismatch where its marker cannot be
 // read.
 func Clear(ctx context.Context, dir string, u Unwanted) (Cleared, error) {
@@ -377,7 +378,10 @@ func clearOf(ctx context.Context, fsys dirfs.FS, path string, u Unwanted) (c Cle
 			return fail(err)
 		}
 	}
-	if c, err = blockdir.Clear(ctx, d, v.root, m.Formats(), nil, v.report.Findings, u); err != nil {
+	blocks := blockdir.Blocks{Formats: m.Formats(), Holds: func(f dirfs.File, bytes int64) (string, error) {
+		return holdsGroup(ctx, f, bytes, m.Formats())
+	}}
+	if c, err = blockdir.Clear(ctx, d, v.root, blocks, v.report.Findings, u); err != nil {
 		return fail(err)
 	}
 	return c, nil

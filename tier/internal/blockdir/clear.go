@@ -32,10 +32,20 @@ type Cleared struct {
 	Unasked []string
 }
 
-// Clear removes files of directory d, whose path is root: those of the quarantine, and of foreign, the findings about what kvlane has not
-// made. A sound block stays, even in quarantine, unless the file of its own place, which place names, is sound too; place is nil where
-// blocks have no files. What stays though it was asked for is in Left. Names that are neither are ErrInvalid, before anything is removed.
-func Clear(ctx context.Context, d dirfs.Dir, root string, formats block.Formats, place func(block.Key) string, foreign []Finding, u Unwanted) (c Cleared, err error) {
+// Blocks is how a sort of directory keeps its blocks.
+type Blocks struct {
+	Formats block.Formats
+	// Place returns the name of the file that a block belongs in. Nil where blocks have no files of their own.
+	Place func(block.Key) string
+	// Holds reads a file, whatever its name, and returns why it may hold blocks of this directory, or "" if it holds none. It may be
+	// nil. Images are found without it.
+	Holds func(f dirfs.File, bytes int64) (why string, err error)
+}
+
+// Clear removes files of directory d, whose path is root: those of the quarantine, and those of foreign, the findings about files that
+// kvlane has not made. A sound block stays, even in quarantine, unless the file in its own place is sound too. A file that was not
+// removed though it was asked for is in Left. Other names are ErrInvalid, and nothing is removed then.
+func Clear(ctx context.Context, d dirfs.Dir, root string, blocks Blocks, foreign []Finding, u Unwanted) (c Cleared, err error) {
 	quarantined, err := Quarantined(d)
 	if err != nil {
 		return c, err
@@ -61,7 +71,7 @@ func Clear(ctx context.Context, d dirfs.Dir, root string, formats block.Formats,
 		}
 		can[name] = true
 	}
-	r := remover{d, root, formats, place, make([]byte, formats.MaxImageBytes()), &c}
+	r := remover{d, root, blocks, make([]byte, blocks.Formats.MaxImageBytes()), &c}
 	for _, name := range slices.Sorted(maps.Keys(can)) {
 		if ctx.Err() != nil {
 			return c, context.Cause(ctx)
@@ -81,10 +91,9 @@ func Clear(ctx context.Context, d dirfs.Dir, root string, formats block.Formats,
 // remover is one Clear at work.
 type remover struct {
 	dirfs.Dir
-	root    string
-	formats block.Formats
-	place   func(block.Key) string
-	buf     []byte
+	root   string
+	blocks Blocks
+	buf    []byte
 	*Cleared
 }
 
@@ -99,11 +108,17 @@ func (r *remover) remove(name string) {
 		var sound bool
 		if key, sound, err = r.soundImage(name, info); sound {
 			switch {
-			case r.place == nil:
+			case r.blocks.Place == nil:
 				r.leave(name, "a sound block of this directory: it stays; remove it by hand")
 				return
 			case !r.inPlace(key):
-				r.leave(name, "a sound block that its own place lacks: it stays; move it to %s/%s, or remove it by hand", r.root, r.place(key))
+				r.leave(name, "a sound block that its own place lacks: it stays; move it to %s/%s, or remove it by hand", r.root, r.blocks.Place(key))
+				return
+			}
+		}
+		if why := ""; err == nil {
+			if why, err = r.holds(name, info); why != "" {
+				r.leave(name, "%s: it stays; remove it by hand", why)
 				return
 			}
 		}
@@ -127,19 +142,35 @@ func (r *remover) remove(name string) {
 	}
 }
 
+// holds is Blocks.Holds of a file.
+func (r *remover) holds(name string, info dirfs.Info) (why string, err error) {
+	if r.blocks.Holds == nil {
+		return "", nil
+	}
+	f, err := r.Open(name, os.O_RDONLY)
+	if err != nil {
+		return "", err
+	}
+	why, err = r.blocks.Holds(f, info.Bytes)
+	if err = errors.Join(err, f.Close()); err != nil {
+		err = fmt.Errorf("whether it holds blocks: %w", err)
+	}
+	return why, err
+}
+
 // inPlace says whether the block is sound where its key belongs. What cannot be looked at is not.
 func (r *remover) inPlace(key block.Key) bool {
-	info, err := r.Stat(r.place(key))
+	info, err := r.Stat(r.blocks.Place(key))
 	if err != nil || !info.Regular() {
 		return false
 	}
-	has, sound, err := r.soundImage(r.place(key), info)
+	has, sound, err := r.soundImage(r.blocks.Place(key), info)
 	return err == nil && sound && has == key
 }
 
 // soundImage says whether a file, whatever its name, is a block of these formats, every checksum right, and of which key.
 func (r *remover) soundImage(name string, info dirfs.Info) (key block.Key, sound bool, err error) {
-	if !slices.ContainsFunc(r.formats, func(f block.Format) bool { return f.Layout.ImageBytes() == info.Bytes }) {
+	if !slices.ContainsFunc(r.blocks.Formats, func(f block.Format) bool { return f.Layout.ImageBytes() == info.Bytes }) {
 		return key, false, nil
 	}
 	f, err := r.Open(name, os.O_RDONLY)
@@ -152,9 +183,12 @@ func (r *remover) soundImage(name string, info dirfs.Info) (key block.Key, sound
 		return key, false, fmt.Errorf("whether it is a sound block: %w", err)
 	}
 	head, err := block.DecodeHeader(image)
+	if errors.Is(err, block.ErrVersion) {
+		return key, false, fmt.Errorf("whether it is a sound block: %w", err)
+	}
 	if err != nil {
 		return key, false, nil
 	}
-	format, err := r.formats.Of(head.Key)
+	format, err := r.blocks.Formats.Of(head.Key)
 	return head.Key, err == nil && format.Verify(image, head.Key) == nil, nil
 }

@@ -45,8 +45,8 @@ func TestMain(m *testing.M) {
 		err = playImporter()
 	case "announce":
 		err = playAnnouncer(os.Args[1:])
-	case "hang-up":
-		err = playHangUp()
+	case "hang-up", "wrong-end":
+		err = playHangUp(role == "wrong-end")
 	case "stranger":
 		err = playStranger()
 	case "probe":
@@ -213,8 +213,9 @@ func playImporter() error {
 	return errors.Join(err, i.Close(), imp.Close(), dev.Close())
 }
 
-// playHangUp asks for what it is given, ends the connection and says nothing more, and stays until its input ends.
-func playHangUp() error {
+// playHangUp asks for what it is given and ends the connection, with an end that names another export if wrong is set, or without one. It stays
+// until its input ends.
+func playHangUp(wrong bool) error {
 	in := bufio.NewReader(os.Stdin)
 	line, err := in.ReadBytes('\n')
 	if err != nil {
@@ -233,6 +234,11 @@ func playHangUp() error {
 	}
 	if _, err := c.Read(make([]byte, 200)); err != nil {
 		return err
+	}
+	if wrong {
+		if _, err := c.Write(share.EncodeEnd(share.NewIdentity())); err != nil {
+			return err
+		}
 	}
 	if _, err := fmt.Fprintln(os.Stdout, c.Close()); err != nil {
 		return err

@@ -74,11 +74,11 @@ func TestDefectWithdrawnMemoryIsWrittenLater(t *testing.T) {
 }
 
 // TestWithdrawalOfWhoDies: an importer that dies touches nothing any more, whether it is killed before the withdrawal or while that waits.
-// One that ends its connection and says nothing may, as long as it lives.
+// One that ends its connection without the end of that export may, as long as it lives.
 func TestWithdrawalOfWhoDies(t *testing.T) {
 	s := serve(t, share.Options{})
 	dev := simDevice(t, sim.Options{})
-	for _, role := range []string{"import", "hang-up"} {
+	for _, role := range []string{"import", "hang-up", "wrong-end"} {
 		e, _ := exported(t, s, dev, 4096)
 		line, err := json.Marshal(e.Descriptor())
 		must(t, err)
@@ -88,7 +88,7 @@ func TestWithdrawalOfWhoDies(t *testing.T) {
 		if got := other.line(); got != "<nil>" {
 			t.Fatal(got)
 		}
-		if role == "hang-up" {
+		if role != "import" {
 			holds(t, e, other.cmd.Process.Pid)
 		}
 		other.kill()

@@ -2,6 +2,12 @@ package archtest
 
 // shareMutants has the defects of memory shared between processes.
 var shareMutants = []mutant{
+	defect("share", "TestExporterFreesAfterImportersHaveUnmapped",
+		"share/importer.go", "if d.Type != device.HandleCUDAIPC || in.unmap(m) == nil {", "if d.Type != device.HandleCUDAIPC || m != nil {"),
+	defect("share", "TestNoImportAfterTheWithdrawal",
+		"share/export.go", "	if e.withdrawn {\n		return statusUnknown\n	}\n	var files", "	var files"),
+	defect("share", "TestWithdrawalOfWhoDies",
+		"share/server.go", "bad == nil && said == id && what == forEnd {", "bad == nil && said == said && what == forEnd {"),
 	defect("share", "TestRequirement2Socket",
 		"share/socket.go", "		} else if errors.Is(err, unix.ECONNREFUSED) {\n", "		} else if errors.Is(err, unix.ENOTDIR) {\n"),
 	defect("share", "TestRequirement2Socket",

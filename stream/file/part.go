@@ -126,7 +126,7 @@ func (c *cutter) fill(q *part, room mem.Extent) int64 {
 	}
 	used := alignUp(end) - page
 	t := transfer{file: first.file, off: start, mem: room.Sub(start-page, end-start), write: q.write, part: q, need: end - start}
-	if q.batch.mayDirect(&first) && (!q.write || start%Align == 0 && end%Align == 0) {
+	if q.batch.mayDirect(&first) && (!q.write || start%Align == 0) { // placeFile has made writes with another end buffered
 		t.off, t.mem, t.need, t.direct = page, room.Sub(0, used), end-page, true
 	}
 	q.transfers = append(q.transfers, t)

@@ -76,6 +76,8 @@ var fileMutants = []mutant{
 		"tier/log/open.go", "	if from > 0 {\n", "	if from < 0 {\n"),
 	defect("tier/log", "TestDefectClearRemovesARenamedSegment",
 		"tier/log/scan.go", "			return \"it has blocks of a log, as a segment has\", nil\n", "			return \"\", nil\n"),
+	defect("tier/log", "TestDefectPutIntoARemovedDirectory",
+		"tier/log/segment.go", "err == nil && info.Links == 0 {", "err == nil && info.Links == 1<<32 {"),
 	defect("tier/log", "TestWrittenDuringASync",
 		"tier/log/sync.go", "				g.synced.Store(end)\n", "				g.synced.Store(g.end.Load())\n"),
 	defect("tier/log", "TestDefectCheckpointMissesWhatIsMovedMeanwhile",

@@ -265,8 +265,9 @@ func (t *Tier) look(ctx context.Context, j *job) (there bool, err error) {
 			return false, nil
 		}
 	}
+	t.checkName(e.segment)
 	if !t.durable(e) {
-		return false, nil // a sync of it failed: it is written anew
+		return false, nil // a sync of it failed, or its file was removed: it is written anew
 	}
 	t.hit(e)
 	return true, nil

@@ -40,6 +40,7 @@ type segment struct {
 	live    atomic.Int64 // bytes of the blocks that the index has here
 	hot     atomic.Int64 // of them, hit since they were written
 	broken  atomic.Bool  // a sync failed: what is not durable by now may never be
+	removed atomic.Bool  // its file was removed by another program
 	sealed  atomic.Bool  // nothing is appended any more
 	deletes atomic.Bool  // blocks were deleted here that lie in others
 	started int64        // of what writeback was started for; the syncer's alone
@@ -71,8 +72,23 @@ func (s *segment) release() error {
 	return errors.Join(err, s.file.Close())
 }
 
-// durable says whether what ends at off is known to be durable, or will be by the policy.
-func (s *segment) durable(off int64) bool { return !s.broken.Load() || off <= s.synced.Load() }
+// durable reports whether a block that ends at off is known to be durable, or will be by the policy.
+func (s *segment) durable(off int64) bool {
+	return !s.broken.Load() || off <= s.synced.Load()
+}
+
+// errRemoved is wrapped where another program has removed a file or the directory of the log.
+var errRemoved = errors.New("it was removed while the log was open")
+
+// checkName returns errRemoved if the segment's file has no name any more. Nobody finds its blocks once it is closed.
+func (s *segment) checkName() error {
+	info, err := s.file.Stat()
+	if err == nil && info.Links == 0 {
+		s.removed.Store(true)
+		err = fmt.Errorf("segment %s: %w", segmentName(s.number), errRemoved)
+	}
+	return err
+}
 
 // segments are those of the log, by their numbers.
 type segments struct {

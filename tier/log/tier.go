@@ -190,9 +190,14 @@ func (t *Tier) Kept(ctx context.Context, keys []block.Key, kept []bool) error {
 		return err
 	}
 	defer t.gate.Leave()
+	checked := make(map[uint32]bool)
 	for i, key := range keys {
 		e, ok := t.table.get(key)
 		_, w := t.owners.Look(key)
+		if ok && !checked[e.segment] {
+			checked[e.segment] = true
+			t.checkName(e.segment)
+		}
 		kept[i] = ok && e.flags&seen != 0 && w != usage.Removing && t.durable(e)
 	}
 	return nil
@@ -201,7 +206,18 @@ func (t *Tier) Kept(ctx context.Context, keys []block.Key, kept []bool) error {
 // durable says whether a block is as durable as the policy promises, or will be.
 func (t *Tier) durable(e entry) bool {
 	g := t.segments.look(e.segment)
-	return g != nil && (t.cfg.Fsync == FsyncNever || g.durable(e.off()+storedBytes(t.formats[e.group])))
+	return g != nil && !g.removed.Load() && (t.cfg.Fsync == FsyncNever || g.durable(e.off()+storedBytes(t.formats[e.group])))
+}
+
+// checkName looks whether the file of a segment was removed. Its blocks are not durable then.
+func (t *Tier) checkName(number uint32) {
+	g := t.segments.use(number)
+	if g == nil {
+		return
+	}
+	if err := errors.Join(g.checkName(), g.release()); err != nil && !errors.Is(err, errRemoved) {
+		t.count.errors.Add(1)
+	}
 }
 
 // safe says whether a block is as durable now as the policy promises, sooner or later.

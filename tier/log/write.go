@@ -264,6 +264,9 @@ func (a *appender) newSegment(bytes, least int64) error {
 		}
 		name := segmentName(number)
 		f, err := t.dir.Open(name, os.O_RDWR|os.O_CREATE|os.O_EXCL)
+		if blockdir.Gone(err) {
+			return fmt.Errorf("make a segment in the directory: %w; close the log and open it again: %w", errRemoved, err)
+		}
 		if errors.Is(err, unix.EEXIST) {
 			continue // somebody else's
 		}
@@ -368,6 +371,9 @@ func (a *appender) appendGroup(recs []*pending) error {
 		if err = g.file.Sync(); err != nil {
 			t.breaks(g)
 		}
+	}
+	if err == nil {
+		err = g.checkName()
 	}
 	if err != nil {
 		return errors.Join(blockdir.WriteError(err), a.undo(off))

@@ -272,8 +272,12 @@ func (s *slowStore) Put(ctx context.Context, key string, _ []byte, ttl time.Dura
 
 // TestDefectLeasesRunOut: the leases of many segments are renewed in time though the store is slow, and refuses some.
 func TestDefectLeasesRunOut(t *testing.T) {
-	s := &slowStore{takes: 15 * time.Millisecond, fails: "7", until: make(map[string]time.Time)}
-	o := Options{Store: s, Lease: 2 * time.Second}
+	testkit.Grow(t, 2*time.Second, func(lease time.Duration) error { return leasesRunOut(t, lease) })
+}
+
+func leasesRunOut(t *testing.T, lease time.Duration) error {
+	s := &slowStore{takes: lease * 3 / 400, fails: "7", until: make(map[string]time.Time)}
+	o := Options{Store: s, Lease: lease}
 	e := engine(t, o)
 	var publishing sync.WaitGroup
 	for i := range 200 {
@@ -296,6 +300,7 @@ func TestDefectLeasesRunOut(t *testing.T) {
 		}
 	}
 	if late > 0 {
-		t.Errorf("%d of %d leases ran out", late, n)
+		return fmt.Errorf("%d of %d leases ran out", late, n)
 	}
+	return nil
 }

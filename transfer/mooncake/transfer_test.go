@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/transfer/mooncake"
 )
 
@@ -214,10 +215,14 @@ func TestDeadlineEndsABatch(t *testing.T) {
 	d := fixed(t, address, 2, mooncake.Buffer{Name: "cpu:0", Addr: 4096, Length: 64 << 20})
 	for _, op := range []mooncake.Op{mooncake.Read, mooncake.Write} {
 		r, here := open(t, "x", 64<<20, func(o *mooncake.Options) { o.Directory = d })
-		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
-		defer cancel()
-		b, err := r.Submit(ctx, []mooncake.Task{{Op: op, Local: addr(here), Remote: 4096, Length: 64 << 20}, {Op: op, Local: addr(here), Remote: 4096, Length: 1}})
-		must(t, err)
+		var b *mooncake.Batch
+		var err error
+		testkit.Grow(t, 500*time.Millisecond, func(d time.Duration) error {
+			ctx, cancel := context.WithTimeout(t.Context(), d)
+			t.Cleanup(cancel)
+			b, err = r.Submit(ctx, []mooncake.Task{{Op: op, Local: addr(here), Remote: 4096, Length: 64 << 20}, {Op: op, Local: addr(here), Remote: 4096, Length: 1}})
+			return err
+		})
 		if err := b.Wait(within(t)); !errors.Is(err, errdefs.ErrCanceled) || !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("%s: %v", op, err)
 		}

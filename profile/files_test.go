@@ -21,7 +21,7 @@ import (
 	streamfile "github.com/kvlane/kvlane/stream/file"
 )
 
-var soon = streamfile.MeasureOptions{Budget: 4 * time.Second}
+var soon = streamfile.MeasureOptions{Budget: 100 * time.Millisecond}
 
 // findFiles returns what there is for a directory, and the notes as one text.
 func findFiles(t *testing.T, c profile.Calibration, profiles string, dirs ...string) (*streamfile.Profile, string) {

@@ -54,14 +54,14 @@ python: wheel ## check the Python package: linters, tests on torch and transform
 # The environment with vLLM takes 3 GB below bin/.venv-vllm. KVLANE_KILLS says how often vLLM is killed.
 vllm: lib ## run vLLM for CPUs with kvlane, in an environment that this makes; needs Python 3.11, pip and binutils
 	tools/python-env vllm $(BIN)/.venv-vllm vllm
-	KVLANE_REQUIRE=vllm KVLANE_LIBRARY=$(CURDIR)/$(BIN)/lib/libkvlane.so PYTHONPATH=$(CURDIR)/python/src timeout 3000 \
+	KVLANE_REQUIRE=vllm,$(KVLANE_REQUIRE) KVLANE_LIBRARY=$(CURDIR)/$(BIN)/lib/libkvlane.so PYTHONPATH=$(CURDIR)/python/src timeout 3000 \
 	    $(BIN)/.venv-vllm/bin/python -m pytest -c python/pyproject.toml --rootdir python -p no:cacheprovider -q python/tests/in_vllm
 	tools/vllm-upstream $(BIN)
 
 # The environment with SGLang takes 3 GB below bin/.venv-sglang.
 sglang: lib ## run SGLang's cache classes with kvlane, in an environment that this makes; needs Python 3.11, pip and binutils
 	tools/python-env sglang $(BIN)/.venv-sglang sglang.srt.mem_cache.unified_radix_cache
-	cd python/tests/in_sglang && KVLANE_REQUIRE=sglang KVLANE_LIBRARY=$(CURDIR)/$(BIN)/lib/libkvlane.so PYTHONPATH=$(CURDIR)/python/src \
+	cd python/tests/in_sglang && KVLANE_REQUIRE=sglang,$(KVLANE_REQUIRE) KVLANE_LIBRARY=$(CURDIR)/$(BIN)/lib/libkvlane.so PYTHONPATH=$(CURDIR)/python/src \
 	    timeout 3000 $(CURDIR)/$(BIN)/.venv-sglang/bin/python -W ignore -m pytest -c $(CURDIR)/python/pyproject.toml -p no:cacheprovider -q .
 
 # One release of Mooncake's transfer engine, 60 MB below bin/.mooncake.

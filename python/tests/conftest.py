@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +23,13 @@ FORKED = 7
 def required(feature: str) -> bool:
     """Whether tests of a feature must not be left out: KVLANE_REQUIRE names it."""
     return feature in os.environ.get("KVLANE_REQUIRE", "").split(",")
+
+
+def unavailable(feature: str, why: str) -> None:
+    """Skips a test that lacks a feature, or fails it where KVLANE_REQUIRE names the feature."""
+    if required(feature):
+        pytest.fail(f"KVLANE_REQUIRE names {feature}: {why}")
+    pytest.skip(why)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -80,6 +88,21 @@ def open_store() -> Iterator[Callable[..., kvlane.Store]]:
     yield open_it
     for s in stores:
         s.close(30)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 6 MiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(disk)]
+    if os.geteuid() != 0:
+        unavailable("root", "mounting a file system takes root")
+    mounted = subprocess.run(command, capture_output=True, text=True)
+    if mounted.returncode:
+        unavailable("root", f"{' '.join(command)}: {mounted.stderr.strip()}")
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ def test_what_is_refused(open_store: Open) -> None:
         stream.copy(region, other)
     region.close(30)
     region.close(30)
-    with pytest.raises(kvlane.Invalid, match="closed"):
+    with pytest.raises(kvlane.Closed, match="closed"):
         stream.copy(region, region)
     stream.close(30)
     stream.close(30)

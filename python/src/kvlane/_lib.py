@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import ctypes as c
 import json
+import math
+import operator
 import os
+import queue
+import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +22,9 @@ HASH_BYTES = 32
 DONE, SOURCE_FREE, PUBLISHED = -1, -2, -3
 LAYERWISE, AWAITED = 1, 2
 HOST, DEVICE = 0, 1
+
+# How long the library waits before Python looks for signals, in seconds.
+SLICE = 0.1
 
 HERE = Path(__file__).parent / "lib"
 
@@ -143,6 +151,37 @@ class Library:
         if status := self.status(name, *args):
             raise self.error(status)
 
+    def finish(self, name: str, handle: int, timeout: float | None) -> None:
+        """Calls kvl_<name> with a timeout in seconds, and raises unless it returns KVL_OK.
+
+        In the main thread Ctrl-C ends the wait, and the call goes on in a thread of its own: cut into slices it would give up what
+        is not done at the end of the first.
+        """
+        args = (name, handle, milliseconds(timeout))
+        if timeout is not None and timeout <= SLICE or threading.current_thread() is not threading.main_thread():
+            self.call(*args)
+            return
+        outcome: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+
+        def run() -> None:
+            try:
+                self.call(*args)
+            except BaseException as e:  # which the waiting thread raises
+                outcome.put(e)
+            else:
+                outcome.put(None)
+
+        try:
+            threading.Thread(target=run, name=f"kvlane {name}", daemon=True).start()
+        except RuntimeError:  # the interpreter ends, and starts no thread any more
+            self.call(*args)
+            return
+        while True:
+            with suppress(queue.Empty):
+                if (error := outcome.get(timeout=SLICE)) is not None:
+                    raise error
+                return
+
     def json(self, name: str, handle: int) -> Any:
         """What kvl_<name> writes of a handle."""
         size = c.c_size_t(1 << 12)
@@ -185,6 +224,36 @@ def address(buffer: Any, kind: str) -> tuple[Any, int]:
     return c.byref(c.c_char.from_buffer(view)) if view.nbytes else b"", view.nbytes
 
 
+_MAX_MS = 2**63 - 1
+
+
 def milliseconds(timeout: float | None) -> int:
-    """The library's timeout for one in seconds; None waits for ever."""
-    return -1 if timeout is None else max(0, round(timeout * 1000))
+    """The library's timeout for one in seconds; None and infinity wait without an end."""
+    if timeout is None:
+        return -1
+    if math.isnan(timeout):
+        raise errors.Invalid("a timeout that is not a number: give seconds, or None to wait without an end")
+    ms = timeout * 1000
+    return -1 if ms >= _MAX_MS else max(0, round(ms))
+
+
+def duration(seconds: float) -> int:
+    """A time in milliseconds, at least 1 unless it is 0. Invalid where it is negative, infinite or not a number."""
+    if not 0 <= seconds < math.inf:
+        raise errors.Invalid(f"a time of {seconds} seconds: give a positive number, or 0 for the longest allowed")
+    return min(_MAX_MS, max(1, round(seconds * 1000))) if seconds else 0
+
+
+def number(value: Any, what: str, least: int = 0, most: int = 2**63 - 1) -> int:
+    """A whole number for the library. Invalid outside least..most, where ctypes would cut it off."""
+    n = operator.index(value)
+    if not least <= n <= most:
+        raise errors.Invalid(f"{what} of {n}: it is {least} to {most}")
+    return n
+
+
+class Owned:
+    """What stands for an object of the library. It is neither copied nor pickled: the end of a copy would end the original."""
+
+    def __reduce__(self) -> Any:
+        raise TypeError(f"a {type(self).__name__} cannot be copied or pickled: it belongs to this process and ends once")

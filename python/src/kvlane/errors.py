@@ -107,13 +107,13 @@ class Canceled(Error):
 
 
 class Expired(Error):
-    """A lease ended before the call."""
+    """A lease expired or was released before the call."""
 
     status = Status.EXPIRED
 
 
 class Closed(Error):
-    """Is closed."""
+    """The store, or what the call names, is closed."""
 
     status = Status.CLOSED
 

@@ -208,10 +208,10 @@ def folder_fingerprint(folder: Path | None, samples: int = 64, sample_bytes: int
     for path in sorted(p for p in folder.iterdir() if p.suffix in _WEIGHTS) if folder else ():
         found = True
         if blob := _blob(path):
-            h.update(f"{path.name}\0{blob}\0".encode())
+            h.update(os.fsencode(path.name) + f"\0{blob}\0".encode())
             continue
         stat = path.stat()
-        h.update(f"{path.name}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
+        h.update(os.fsencode(path.name) + f"\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
         with path.open("rb") as f:
             h.update(f.read(1 << 20))  # names and shapes of a safetensors file
             for i in range(samples):

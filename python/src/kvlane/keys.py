@@ -61,8 +61,7 @@ def hash_tokens(tokens: Any, block_tokens: int, parent: bytes | None = None) -> 
     """
     if parent is not None and len(parent) != _lib.HASH_BYTES:
         raise errors.Invalid(f"a parent of {len(parent)} bytes is not a hash of {_lib.HASH_BYTES}")
-    if block_tokens < 1:
-        raise errors.Invalid(f"blocks of {block_tokens} tokens")
+    _lib.number(block_tokens, "block_tokens", least=1)
     raw, n = _lib.address(_int64(tokens), "tokens")
     n //= 8
     if n < block_tokens:
@@ -80,7 +79,10 @@ def _int64(tokens: Any) -> Any:
         return tokens.reshape(-1)
     if hasattr(tokens, "tolist"):
         tokens = tokens.tolist()
-    return array.array("q", tokens)
+    try:
+        return array.array("q", tokens)
+    except (OverflowError, TypeError, ValueError) as e:
+        raise errors.Invalid(f"tokens are whole numbers of 64 bits: {e}") from e
 
 
 def page_numbers(pages: Any) -> Any:
@@ -93,5 +95,5 @@ def page_numbers(pages: Any) -> Any:
         return view
     try:
         return array.array("I", pages.tolist() if hasattr(pages, "tolist") else pages)
-    except (OverflowError, TypeError) as e:
+    except (OverflowError, TypeError, ValueError) as e:
         raise errors.Invalid(f"page numbers: {e}") from e

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import array
 import ctypes as c
-import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import _lib, errors
+from . import _config, _lib, errors
 from .errors import Status
 
 if TYPE_CHECKING:
@@ -38,7 +38,10 @@ class _Names:
         self.size = size
         if any(len(b.hash) != self.size for b in blocks):
             raise errors.Invalid(f"hashes of other lengths than {size} bytes")
-        self.groups = array.array("I", (b.group for b in blocks)) if any(b.group for b in blocks) else None
+        try:
+            self.groups = array.array("I", (b.group for b in blocks)) if any(b.group for b in blocks) else None
+        except (OverflowError, TypeError) as e:
+            raise errors.Invalid(f"page groups: {e}") from e
         groups = None if self.groups is None else c.cast(_lib.address(self.groups, "page groups")[0], c.POINTER(c.c_uint32))
         self.raw = _lib.Blocks(groups, c.cast(c.c_char_p(self.hashes), c.c_void_p), self.size, self.n)
 
@@ -46,7 +49,7 @@ class _Names:
         return self.n
 
 
-class Job:
+class Job(_lib.Owned):
     """What all workers do for some blocks: `blocks`, after they have dropped `evicted` from their memory (Store.drop)."""
 
     def __init__(self, handle: int, blocks: Sequence[Block], size: int) -> None:
@@ -70,13 +73,13 @@ class Job:
             return
         bad = bytearray(len(self.blocks))
         for i in failed:
-            bad[i] = 1
+            bad[_lib.number(i, "place in a job", most=len(bad) - 1)] = 1
         raw = _lib.address(bad, "results")[0] if failed else None
         _lib.library().call("job_end", handle, raw, len(bad))
         self._handle = 0
 
 
-class Manager:
+class Manager(_lib.Owned):
     """The index of what all workers' stores have: `ranks` are the configurations of their Stores, and `blocks` how many each
     worker's memory may be given (None: as many as fit, less a sixteenth). Safe from any thread.
     """
@@ -87,8 +90,8 @@ class Manager:
             config["blocks"] = blocks
         self._lib = _lib.library()
         handle = c.c_uint64()
-        self._lib.call("open_manager", json.dumps(config).encode(), c.byref(handle))
-        self._handle = handle.value
+        self._lib.call("open_manager", _config.encode(config).encode(), c.byref(handle))
+        self._handle, self._closed = handle.value, False
         self._hash_bytes = 0  # of all blocks, once one was stored
 
     def _names(self, blocks: Sequence[Block]) -> _Names:
@@ -116,12 +119,12 @@ class Manager:
         if len(states) != len(names):
             raise errors.Invalid(f"{len(states)} states of {len(names)} blocks")
         if blocks:
-            self._lib.call("manager_worth", self._handle, c.byref(names.raw), bytes(states), tokens, c.byref(out))
+            self._lib.call("manager_worth", self._handle, c.byref(names.raw), bytes(states), _lib.number(tokens, "tokens"), c.byref(out))
         return out.value
 
     def computed(self, tokens: int, seconds: float) -> None:
         """Tells that the KV of so many tokens was computed in that time. Fewer than 256 are passed over."""
-        self._lib.call("manager_computed", self._handle, tokens, seconds)
+        self._lib.call("manager_computed", self._handle, _lib.number(tokens, "tokens"), seconds)
 
     def load(self, blocks: Sequence[Block]) -> Job:
         """Pins blocks, all THERE or BELOW, for workers to load. NotFound or Busy otherwise: then nothing is pinned."""
@@ -160,9 +163,10 @@ class Manager:
 
     def close(self, timeout: float | None = None) -> None:
         """Refuses new jobs, and closes. Busy while jobs have not ended: then it may be called again."""
-        if self._handle:
-            self._lib.call("close_manager", self._handle, _lib.milliseconds(timeout))
-            self._handle = 0
+        if not self._closed:
+            with suppress(errors.Closed):  # a call that was interrupted has closed it meanwhile
+                self._lib.finish("close_manager", self._handle, timeout)
+            self._closed = True
 
     def __enter__(self) -> Manager:
         return self

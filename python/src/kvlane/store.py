@@ -5,12 +5,13 @@ from __future__ import annotations
 import atexit
 import ctypes as c
 import json
+import logging
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from . import _lib, errors
+from . import _config, _lib, errors
 from .keys import Keys, hash_tokens, page_numbers
 from .task import Dump, Load, after_of, stream_of
 
@@ -24,16 +25,18 @@ if TYPE_CHECKING:
 # reference more than names, so that the end of the interpreter does not free what is still open then.
 _open: set[Store] = set()
 c.pythonapi.Py_IncRef(c.py_object(_open))
+_logger = logging.getLogger("kvlane")
 _LAST = 10.0  # how long the end of a program waits for them, in seconds
 
 
-class Lease:
+class Lease(_lib.Owned):
     """Blocks that stay where they are until release, or for the time that was asked for. `found` is how many, from the first
-    key on.
+    key on. Calls with a released lease raise Expired.
     """
 
     def __init__(self, handle: int, found: int) -> None:
         self.handle, self.found = handle, found
+        self._released = False
 
     def __len__(self) -> int:
         return self.found
@@ -44,14 +47,16 @@ class Lease:
         Store.report_computed, what computing does.
         """
         out = c.c_size_t()
-        _lib.library().call("worth", self.handle, tokens, c.byref(out))
+        _lib.library().call("worth", self.handle, _lib.number(tokens, "tokens"), c.byref(out))
         return out.value
 
     def release(self) -> None:
         """Ends the lease. Loads under way keep their blocks. May be called twice."""
-        handle, self.handle = self.handle, 0
-        if handle:
-            _lib.library().call("release", handle)
+        if self._released:
+            return
+        self._released = True
+        with suppress(errors.Expired, errors.Closed):  # its store's close has released it
+            _lib.library().call("release", self.handle)
 
     def __enter__(self) -> Lease:
         return self
@@ -60,28 +65,29 @@ class Lease:
         self.release()
 
     def __del__(self) -> None:
-        if getattr(self, "handle", 0):
+        if not getattr(self, "_released", True):
             _lib.library().status("release", self.handle)
 
 
-class Store:
+class Store(_lib.Owned):
     """A device with a store over it, as `config` says: docs/library.md has its keys.
 
     Use it in a with statement, or close it: until then it stays, and so do the tensors of its caches and regions. The end of the
     program closes what is open, within ten seconds. Safe from any thread. A child of fork() cannot use its parent's: Forked.
-    Timeouts are in seconds, None waits for ever.
+    Timeouts are in seconds, None waits without an end. Calls of a closed store raise Closed.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        self.config: dict[str, Any] = json.loads(json.dumps(dict(config)))
+        text = _config.encode(config)
+        self.config: dict[str, Any] = json.loads(text)
         self._lib = _lib.library()
         # No lock guards these, as a child of fork() might find it held for ever: each use is one operation of a dict.
         self._caches: dict[int, PagedCache] = {}  # by handle: they keep the tensors
         self._regions: dict[int, Region] = {}  # likewise
         self._stuck: list[PagedCache | Region] = []  # whose memory was not registered, and has to stay all the same
         handle = c.c_uint64()
-        self._lib.call("open", json.dumps(self.config).encode(), c.byref(handle))
-        self._handle = handle.value
+        self._lib.call("open", text.encode(), c.byref(handle))
+        self._handle, self.closed = handle.value, False
         _open.add(self)
 
     @property
@@ -104,9 +110,10 @@ class Store:
 
     def keys(self, hashes: bytes, group: int = 0, hash_bytes: int = _lib.HASH_BYTES) -> Keys:
         """The keys of a page group's blocks, from hashes of hash_bytes each: hash_tokens', or the engine's own."""
-        n, rest = divmod(len(hashes), hash_bytes)
+        n, rest = divmod(len(hashes), _lib.number(hash_bytes, "hash_bytes", least=1))
         if rest:
             raise errors.Invalid(f"{len(hashes)} bytes are not whole hashes of {hash_bytes}")
+        _lib.number(group, "page group", most=2**32 - 1)
         out = bytearray(n * _lib.KEY_BYTES)
         if n:
             self._lib.call("keys", self._handle, group, bytes(hashes), hash_bytes, n, _lib.address(out, "keys")[0])
@@ -129,7 +136,7 @@ class Store:
 
     def lease(self, keys: Keys, ttl: float = 0, timeout: float | None = None) -> Lease:
         """The longest prefix of the keys whose blocks are all there, kept there for ttl seconds (0: the longest allowed) or
-        until released.
+        until released. Invalid for a ttl that is negative or infinite.
         """
         handle, found = c.c_uint64(), c.c_size_t()
         self._lib.call(
@@ -137,7 +144,7 @@ class Store:
             self._handle,
             keys.raw,
             len(keys),
-            _lib.milliseconds(ttl),
+            _lib.duration(ttl),
             _lib.milliseconds(timeout),
             c.byref(handle),
             c.byref(found),
@@ -214,7 +221,7 @@ class Store:
         failures too, and without the load after wait_max_ms, when its blocks are Expired: look at the task's result before what
         was computed is used.
         """
-        what = _lib.DONE if layer is None else layer
+        what = _lib.DONE if layer is None else _lib.number(layer, "layer", most=2**31 - 1)
         self._lib.call("stream_wait", self._handle, stream_of(stream), task._handle, what)
 
     def stats(self) -> dict[str, Any]:
@@ -231,7 +238,7 @@ class Store:
 
     def report_computed(self, tokens: int, seconds: float) -> None:
         """Tells that the KV of so many tokens of a prompt was computed in that time. Fewer than 256 are passed over."""
-        self._lib.call("report_computed", self._handle, tokens, seconds)
+        self._lib.call("report_computed", self._handle, _lib.number(tokens, "tokens"), seconds)
 
     def _register(self, name: str, owner: Any, owners: dict[int, Any], *memory: Any) -> int:
         handle = c.c_uint64()
@@ -250,20 +257,20 @@ class Store:
             self._caches.pop(cache.handle, None)
 
     def _finish(self, name: str, handle: int, timeout: float | None) -> None:
-        if status := self._lib.status(name, handle, _lib.milliseconds(timeout)):
-            raise self._lib.error(status)
+        with suppress(errors.Closed):  # a call that was interrupted has closed it meanwhile
+            self._lib.finish(name, handle, timeout)
 
     def close(self, timeout: float | None = None) -> None:
         """Closes its caches, writes what is still to be written, and closes everything. Dumps that are not durable when the
-        time is up are given up. After Timeout or Busy it may be called again.
+        time is up are given up. After Timeout, Busy or KeyboardInterrupt it may be called again.
         """
-        if not self._handle:
+        if self.closed:
             return
         end = None if timeout is None else time.monotonic() + timeout
         for cache in list(self._caches.values()):
             cache.close(None if end is None else end - time.monotonic())
         self._finish("close", self._handle, None if end is None else end - time.monotonic())
-        self._handle = 0
+        self.closed = True
         self._regions.clear()
         self._stuck.clear()
         _open.discard(self)
@@ -279,5 +286,9 @@ class Store:
 def _close_all() -> None:
     end = time.monotonic() + _LAST
     for store in list(_open):
-        with suppress(errors.Error):  # Forked, or what did not end in time
+        try:
             store.close(end - time.monotonic())
+        except errors.Forked:  # it is the parent's
+            pass
+        except errors.Error as e:
+            _logger.warning("a store was still open at the end of the program, and was not closed in %g s: %s", _LAST, e)

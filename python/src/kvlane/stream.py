@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .store import Store
 
 
-class Region:
+class Region(_lib.Owned):
     """A tensor's or an array's memory, for a store's streams to copy from and to: on the store's device, or the CPU's.
 
     The CPU's must not be pinned yet; it is until close. The tensor is contiguous, and is kept. Use it in a with statement, or
@@ -36,21 +36,23 @@ class Region:
         on_device = store.driver == "cuda" and memory.device in (device, device.removesuffix(":0"))
         if not on_device and memory.device != "cpu":
             raise errors.Invalid(f"register memory: the tensor is on {memory.device}, and the store on {device}")
-        self.store, self._memory = store, memory
+        self.store, self._memory, self._closed = store, memory, False
         kind = _lib.DEVICE if on_device else _lib.HOST
         self.handle = store._register("register_memory", self, store._regions, memory.address, self.bytes, kind)
 
     def check(self) -> None:
         """Raises where the tensor's memory was freed or moved since it was registered."""
-        if not self.handle or self._memory.moved():
-            raise errors.Invalid("the region is closed, or the memory of its tensor was freed or moved")
+        if self._closed:
+            raise errors.Closed("the region is closed")
+        if self._memory.moved():
+            raise errors.Invalid("the memory of the region's tensor was freed or moved")
 
     def close(self, timeout: float | None = None) -> None:
         """Waits for copies under way. After Timeout it may be called again, and the tensor must stay."""
-        if self.handle and self.handle in self.store._regions:
+        if self.handle in self.store._regions:
             self.store._finish("unregister_memory", self.handle, timeout)
             self.store._regions.pop(self.handle, None)
-        self.handle = 0
+        self._closed = True
 
     def __enter__(self) -> Region:
         return self
@@ -59,7 +61,7 @@ class Region:
         self.close()
 
 
-class Stream:
+class Stream(_lib.Owned):
     """Copies between regions, begun in the order in which they are given, by the paths that the store's loads take. Safe from
     any thread. Use it in a with statement, or close it before the store; the store's close does it else.
     """
@@ -67,7 +69,7 @@ class Stream:
     def __init__(self, store: Store) -> None:
         handle = c.c_uint64()
         _lib.library().call("open_stream", store._handle, c.byref(handle))
-        self.store, self._handle = store, handle.value
+        self.store, self._handle, self._closed = store, handle.value, False
 
     def copy(
         self,
@@ -105,9 +107,9 @@ class Stream:
 
     def close(self, timeout: float | None = None) -> None:
         """Cancels copies that have not begun, and waits for the rest. After Timeout it may be called again."""
-        if self._handle and self.store._handle:
+        if not self._closed and not self.store.closed:
             self.store._finish("close_stream", self._handle, timeout)
-        self._handle = 0
+        self._closed = True
 
     def __enter__(self) -> Stream:
         return self

@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 from . import _lib, errors
 from .errors import Status
 
-# How long the library waits before Python looks for signals, in seconds.
-_SLICE = 0.1
 # Between two looks at what is awaited: a sixteenth of what the latest wait has taken, but no more than the pause. A young wait
 # is made in the library. In seconds.
 _PAUSE, _YOUNG = 10e-3, 16e-3
@@ -29,7 +27,7 @@ class Result(NamedTuple):
     undefined: bool
 
 
-class Task:
+class Task(_lib.Owned):
     """Something under way in the library. It goes on without this object; await it, or wait. Safe from any thread."""
 
     def __init__(self, handle: int, n: int, keep: Any = None) -> None:
@@ -40,11 +38,12 @@ class Task:
         return self._n
 
     def _status(self, what: int, timeout: float | None) -> int:
-        call, deadline = _lib.library().status, None if timeout is None else time.monotonic() + timeout
+        endless = _lib.milliseconds(timeout) < 0  # also checks it
+        call, deadline = _lib.library().status, None if endless or timeout is None else time.monotonic() + timeout
         if (status := call("wait", self._handle, what, 0)) != Status.PENDING:
             return status
         while True:
-            left = _SLICE if deadline is None else min(_SLICE, deadline - time.monotonic())
+            left = _lib.SLICE if deadline is None else min(_lib.SLICE, deadline - time.monotonic())
             if left <= 0:
                 return status
             if (status := call("wait", self._handle, what, _lib.milliseconds(left) or 1)) != Status.PENDING:
@@ -149,11 +148,11 @@ class Load(Task):
 
     def wait_layer(self, layer: int, timeout: float | None = None) -> None:
         """Waits until layers 0 to layer are on every page that gets them; for loads that are layerwise."""
-        self._wait(layer, timeout)
+        self._wait(_lib.number(layer, "layer", most=2**31 - 1), timeout)
 
     async def layer(self, layer: int) -> None:
         """wait_layer for asyncio."""
-        await self._awaited(layer)
+        await self._awaited(_lib.number(layer, "layer", most=2**31 - 1))
 
 
 class Dump(Task):
@@ -169,7 +168,7 @@ class Dump(Task):
 
     def submit_layer(self, layer: int, after: Any = None) -> None:
         """Says that a layer of a layerwise dump may be read, once what is on the stream `after` by now is done."""
-        _lib.library().call("submit_layer", self._handle, layer, after_of(after))
+        _lib.library().call("submit_layer", self._handle, _lib.number(layer, "layer", most=2**32 - 1), after_of(after))
 
 
 def stream_of(stream: Any) -> int:

@@ -20,6 +20,7 @@ import contextlib
 import hashlib
 import itertools
 import json
+import logging
 import os
 import threading
 import time
@@ -33,10 +34,11 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from . import errors, identity
+from . import _config, errors, identity
 from ._arrival import Arrival, ArrivingLayer
 from ._model import CACHE_OPTION, CACHE_OPTIONS, Shape, check_config, check_layers, ends_and_padding, media_tokens, probe, uses
 from ._weights import Weights
+from ._writes import STORED, Writes
 from .errors import Status
 from .keys import Keys, hash_tokens
 from .paged import _DTYPES, Addresses, PagedCache
@@ -48,6 +50,8 @@ if TYPE_CHECKING:
     from .store import Lease
 
 __all__ = ["CACHE_OPTION", "KVLaneCache"]
+
+_logger = logging.getLogger("kvlane")
 
 # What makes KV depend on more than tokens, in calls of generate.
 _REFUSED = ("assistant_model", "prompt_lookup_num_tokens", *CACHE_OPTIONS, "cache_implementation", "prefill_chunk_size")
@@ -167,7 +171,8 @@ class KVLaneCache:
         if block_tokens < 1:
             raise errors.Invalid(f"blocks of {block_tokens} tokens")
         self.model, self.block_tokens = model, block_tokens
-        self.counts: Counter[str] = Counter()  # tokens asked for, loaded, refused and saved; blocks that failed, by status
+        self.counts: Counter[str] = Counter()  # tokens asked for, loaded, refused and saved; failed loads and saves, by status
+        self._writes = Writes(_logger)
         self._lock, self._process = threading.Lock(), os.getpid()
         self._watched: _Computation | None = None
         self._arrival: Arrival | None = None
@@ -345,7 +350,8 @@ class KVLaneCache:
         not there before.
 
         It returns when lookups find them; with durable, when the slowest tier has them. Blocks that cannot be stored now
-        (Busy, NoSpace) are counted and left out.
+        (Busy, NoSpace) are counted and left out. Without durable a block that cannot be written to files stays in memory:
+        not_written counts it, and a record is logged once in a while.
         """
         rows = self._rows(ids)
         length = int(past.get_seq_length())
@@ -380,15 +386,29 @@ class KVLaneCache:
             task = self.store.dump(pages, chosen, _numbers(missing, groups))
             stored = len(missing)
             try:
-                task.result() if durable else task.published()
+                if durable:
+                    task.result()
+                else:
+                    task.published()
+                    self._writes.add(task)
             except errors.Error as e:
                 task.wait()
-                bad = [i for i, r in enumerate(task.results()) if r.status not in (Status.OK, Status.EXISTS)]
+                results = task.results()
+                bad = [i for i, r in enumerate(results) if r.status not in STORED]
+                there = bytes(len(chosen)) if durable else self.store.lookup(chosen)
+                self._writes.note(results[i].status for i in bad if there[i])
+                bad = [i for i in bad if not there[i]]
                 if bad:
                     self._count(e)
                 stored -= len({i // groups for i in bad})
         self.counts["tokens_saved"] += stored * self.block_tokens
         return stored
+
+    @property
+    def not_written(self) -> Counter[str]:
+        """Blocks that were saved and could not be written to files, by status. They are found while memory has them."""
+        self._writes.poll()
+        return self._writes.counts
 
     def _held(self, past: Any, rows: int, length: int) -> dict[int, tuple[Any, ...]]:
         """K and V of each layer, as long as `length`; raises where they are not the model's, or not all there."""
@@ -502,7 +522,10 @@ class KVLaneCache:
         """Writes what is still to be written, and closes the store."""
         self._watch(None, 0)
         self._end_arrival()
-        self.store.close(timeout)
+        end = None if timeout is None else time.monotonic() + timeout
+        if not self.store.closed:
+            self._writes.finish(timeout)
+        self.store.close(None if end is None else max(0.0, end - time.monotonic()))
 
     def __enter__(self) -> KVLaneCache:
         return self
@@ -547,8 +570,8 @@ def _in_own_directory(config: dict[str, Any], store: Mapping[str, Any]) -> dict[
     out = dict(store)
     own = {k: config.get(k) for k in ("model", "groups", "revision", "tenant", "adapter")}
     name = "kv-" + hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:24]
-    if out.get("dirs"):
-        out["dirs"] = [os.path.join(d, name) for d in out["dirs"]]
+    if dirs := _config.directories(store):
+        out["dirs"] = [os.path.join(d, name) for d in dirs]
     if out.get("log_dir"):
         out["log_dir"] = os.path.join(out["log_dir"], name)
     return {**config, "store": out}

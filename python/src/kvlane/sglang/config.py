@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .. import errors, identity
+from .. import _config, errors, identity
 from .pages import Group
 
 # What the object "kvlane" of SGLang's options may have.
@@ -81,7 +81,8 @@ def store_config(
     same configuration, and share files.
     """
     store = dict(own.get("store") or {})
-    persistent = bool(store.get("dirs") or store.get("log_dir"))
+    dirs = _config.directories(store)
+    persistent = bool(dirs or store.get("log_dir"))
     replicated = all(g.pool.replicated for g in groups)
     if replicated and rank.tp_size > 1 and store.get("log_dir"):
         raise errors.NotSupported("a log is one process's, and the ranks hold the same KV: give dirs")
@@ -97,10 +98,10 @@ def store_config(
         "revision": _revision(own.get("weights"), engine, rank, form, persistent),
     }
     if "tenant" in own:
-        out["tenant"] = str(own["tenant"])
+        out["tenant"] = _config.tenant(own["tenant"])
     name = "sglang-" + hashlib.sha256(json.dumps(out, sort_keys=True).encode()).hexdigest()[:24]
-    if store.get("dirs"):  # a directory has blocks of one identity
-        store["dirs"] = [os.path.join(d, name) for d in store["dirs"]]
+    if dirs:  # a directory has blocks of one identity
+        store["dirs"] = [os.path.join(d, name) for d in dirs]
     if store.get("log_dir"):
         store["log_dir"] = os.path.join(store["log_dir"], name)
     sections = {k: dict(own[k]) for k in ("stream", "rdma") if k in own}

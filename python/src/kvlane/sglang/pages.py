@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import re
 import logging
 import time
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 from .. import errors
+from .._writes import STORED, LimitedLog, Writes
 from ..errors import Status
 from ..keys import Keys
 from ..paged import Addresses, PagedCache
@@ -115,30 +117,31 @@ class Batch:
         return out
 
 
-@dataclass
 class Failures:
-    """What failed, by what was done and why. The first of a kind is logged."""
+    """What failed, by what was done and why. It is logged at a limited rate."""
 
-    counts: Counter[str] = field(default_factory=Counter)
+    def __init__(self) -> None:
+        self._log = LimitedLog(logger)
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Pages, by what was done and why."""
+        return self._log.counts
 
     def add(self, what: str, why: str, n: int, detail: str = "") -> None:
         """Counts n failures."""
-        kind = f"{what}: {why}"
-        if kind not in self.counts:
-            logger.warning("kvlane failed to %s %d pages: %s; further ones are counted, and not logged", what, n, detail or why)
-        self.counts[kind] += n
+        self._log.add(f"{what}: {why}", n, f"kvlane failed to {what} %d pages: " + (detail or why).replace("%", "%%"))
 
 
 def digest(name: str, salt: bytes = b"") -> bytes:
     """A block's hash from SGLang's name for a page: sha256 in hexadecimal digits as it is, any other text hashed; with a salt
     another one.
     """
-    try:
+    # fromhex alone takes spaces and upper case too: names that differ would be one block.
+    if re.fullmatch("[0-9a-f]{64}", name):
         raw = bytes.fromhex(name)
-    except ValueError:
-        raw = b""
-    if len(raw) != HASH_BYTES:
-        raw = hashlib.sha256(b"name\0" + name.encode()).digest()
+    else:
+        raw = hashlib.sha256(b"name\0" + name.encode(errors="surrogatepass")).digest()
     return hashlib.sha256(salt + raw).digest() if salt else raw
 
 
@@ -176,6 +179,7 @@ class Pages:
         self.pools = {p.name: p for p in pools}
         self.wait_seconds = wait_seconds
         self.failures = Failures()
+        self.writes = Writes(logger)
         self.leases = Leases()
         self.groups: list[Group] = []
         self._of: dict[str, list[int]] = {}
@@ -207,11 +211,18 @@ class Pages:
     def close(self) -> None:
         """Waits for what is under way, writes what is to be written, and closes the store."""
         self.leases.clear("closed")
+        self.writes.finish(self.wait_seconds)
         self.store.close(self.wait_seconds)
 
     def stats(self) -> dict[str, Any]:
         """The store's figures, what failed, and what became of leases."""
-        return {**self.store.stats(), "failures": dict(self.failures.counts), "sglang_leases": self.leases.stats()}
+        self.writes.poll()
+        return {
+            **self.store.stats(),
+            "failures": dict(self.failures.counts),
+            "not_written": dict(self.writes.counts),
+            "sglang_leases": self.leases.stats(),
+        }
 
     def batch(self, parts: Sequence[Part]) -> Batch:
         """The keys of parts, pool by pool."""
@@ -288,8 +299,12 @@ class Pages:
             self._quiesce(task)
         return batch.answers(self._results("load", task, (Status.OK,)))
 
-    def dump(self, parts: Sequence[Part], cache: PagedCache | None = None) -> list[list[bool]]:
-        """Stores pages, and returns when they may be changed and are found. Files are written later."""
+    def dump(self, parts: Sequence[Part], cache: PagedCache | None = None, *, written: bool = False) -> list[list[bool]]:
+        """Stores pages, and returns when they may be changed and are found. Files are written later: what cannot be written is
+        counted, and is found in memory.
+
+        written: waits for files too, for wait_seconds at most. The answer is False for pages that could not be written.
+        """
         batch = self.batch(parts)
         if not batch.keys:
             return batch.answers([])
@@ -299,12 +314,15 @@ class Pages:
             raise
         except errors.Error as e:
             return batch.answers(self._none("store", batch, e))
+        end = time.monotonic() + self.wait_seconds
         try:
             task.published(self.wait_seconds)
-            return batch.answers([True] * len(batch.keys))
+            if not (written and task.wait(max(0.0, end - time.monotonic()))):
+                self.writes.add(task)
+                return batch.answers([True] * len(batch.keys))
         except errors.Error:
             self._quiesce(task)
-        return batch.answers(self._results("store", task, (Status.OK, Status.EXISTS)))
+        return batch.answers(self._results("store", task, STORED))
 
     def _quiesce(self, task: Load | Dump) -> None:
         """Waits until the task has ended, if need be by asking it to; the memory is its until then."""

@@ -171,8 +171,10 @@ class Storage(HiCacheStorage):
     def batch_set_v1(
         self, keys: list[str], host_indices: torch.Tensor, extra_info: HiCacheStorageExtraInfo | None = None
     ) -> list[bool]:
-        """Stores pages from the pool's memory, which may be changed when this returns."""
-        return self.pages.dump([self._part(KV, keys, host_indices)])[0]
+        """Stores pages from the pool's memory, which may be changed when this returns. False for pages that are not in files,
+        where there are files; they may still be found in memory.
+        """
+        return self.pages.dump([self._part(KV, keys, host_indices)], written=True)[0]
 
     def batch_get_v2(
         self, transfers: list[PoolTransfer], extra_info: HiCacheStorageExtraInfo | None = None
@@ -195,7 +197,7 @@ class Storage(HiCacheStorage):
             elif t.keys and t.host_indices is not None:
                 known.append((t, self._part(str(t.name), t.keys, t.host_indices)))
         parts = [part for _, part in known]
-        answers = self.pages.load(parts) if load else self.pages.dump(parts)
+        answers = self.pages.load(parts) if load else self.pages.dump(parts, written=True)
         for t in transfers if load else ():
             self.pages.leases.release(_name(t.keys), "loaded")
         return out | {t.name: a for (t, _), a in zip(known, answers, strict=True)}
@@ -242,7 +244,7 @@ class Storage(HiCacheStorage):
         with self._lock:
             staging = self._stage()
             staging.write(value)
-            return self.pages.dump([Part(KV, [key], [0])], cache=staging.cache)[0][0]
+            return self.pages.dump([Part(KV, [key], [0])], cache=staging.cache, written=True)[0][0]
 
     def batch_set(self, keys: list[str], values: Any = None, target_locations: Any = None, target_sizes: Any = None) -> bool:
         """set of several pages; whether all were stored."""

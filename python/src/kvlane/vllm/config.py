@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .. import errors, identity
+from .. import _config, errors, identity
 
 # What kv_connector_extra_config may have: what is kvlane's, and what is vLLM's OffloadingConnector's.
 _OURS = ("store", "stream", "rdma", "device", "weights", "tenant", "log_seconds", "layerwise_files")
@@ -131,6 +131,7 @@ def store_config(
     if wrong := sorted(set(extra) - set(_OURS) - set(_VLLMS)):
         raise errors.Invalid(f"kv_connector_extra_config has {wrong}, and kvlane knows {sorted(_OURS + _VLLMS)}")
     store = dict(extra.get("store") or {})
+    dirs = _config.directories(store)
     if not store.get("cache_bytes"):
         raise errors.Invalid('kv_connector_extra_config has no {"store": {"cache_bytes": ...}}, the memory that each worker pins')
     if store.get("log_dir"):
@@ -158,12 +159,12 @@ def store_config(
         }
         out.append({"name": f"vllm{g.group_id}", "layers": list(range(first, first + g.layers)), "geometry": geometry})
         first += g.layers
-    own = {"groups": out, "revision": _revision(vllm_config, kv_cache_config, groups, kernels, bool(store.get("dirs")))}
+    own = {"groups": out, "revision": _revision(vllm_config, kv_cache_config, groups, kernels, bool(dirs))}
     if "tenant" in extra:
-        own["tenant"] = str(extra["tenant"])
-    if store.get("dirs"):  # a directory has blocks of one identity
+        own["tenant"] = _config.tenant(extra["tenant"])
+    if dirs:  # a directory has blocks of one identity
         name = "vllm-" + hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:24]
-        store["dirs"] = [os.path.join(d, name) for d in store["dirs"]]
+        store["dirs"] = [os.path.join(d, name) for d in dirs]
     return own | {k: dict(extra[k]) for k in ("stream", "rdma", "device") if k in extra} | {"store": store}
 
 

@@ -13,6 +13,7 @@ from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import CanonicalKVCaches, GPULoadStoreSpec, LoadStoreSpec, OffloadingWorker, TransferResult
 
 from .. import errors
+from .._writes import STORED, Writes
 from ..errors import Status
 from ..keys import Keys
 from ..paged import Addresses, PagedCache
@@ -24,6 +25,7 @@ from .jobs import Blocks, by_group
 logger = init_logger("vllm.kvlane")  # what vLLM sets up are loggers below its own name
 
 _POLL = 0.0005  # seconds
+_LOOKUP = 1.0  # seconds for which blocks are looked for that were not written
 _PATIENCE = 30.0  # seconds for which a job that cannot begin keeps its pages from others
 
 
@@ -59,6 +61,7 @@ class Worker(OffloadingWorker):
         self._stores: deque[_Job] = deque()
         self._running: dict[int, _Job] = {}
         self._failures: dict[int, Failure] = {}
+        self.writes = Writes(logger)  # stores that vLLM has been told of, and that files do not have yet
         self._layers = groups[0].layers  # where jobs are layerwise there is one page group
         self._saved: set[int] = set()  # layers that this step has computed
 
@@ -161,9 +164,15 @@ class Worker(OffloadingWorker):
             return Failure(job.names, set(job.pages))
         try:
             results = job.task.results()
-        except errors.Timeout:
-            return None  # a store that is published, and not durable yet
-        bad = [i for i, r in enumerate(results) if r.status not in ((Status.OK,) if job.load else (Status.OK, Status.EXISTS))]
+        except errors.Timeout:  # a store that is published, and not durable yet
+            assert isinstance(job.task, Dump)
+            self.writes.add(job.task)
+            return None
+        bad = [i for i, r in enumerate(results) if r.status not in ((Status.OK,) if job.load else STORED)]
+        if bad and not job.load:
+            kept = self._there([job.names[i] for i in bad])
+            self.writes.note(results[i].status for i, there in zip(bad, kept, strict=True) if there)
+            bad = [i for i, there in zip(bad, kept, strict=True) if not there]
         if not bad:
             return None
         why = sorted({results[i].status.name for i in bad})
@@ -177,9 +186,18 @@ class Worker(OffloadingWorker):
         )
         return Failure([job.names[i] for i in bad], {job.pages[i] for i in bad})
 
+    def _there(self, names: list[bytes]) -> list[bool]:
+        """Which blocks are there all the same: those in memory that could not be written to files."""
+        try:
+            return [bool(b) for b in self.store.lookup(self._keys(names), _LOOKUP)]
+        except errors.Error as e:
+            logger.warning("%d blocks are taken for misses, as they cannot be looked for: %s", len(names), e)
+            return [False] * len(names)
+
     def get_finished(self) -> list[TransferResult]:
         """The jobs that have ended since the last call, all of them as successes: vLLM knows no other."""
         self._begin()
+        self.writes.poll()
         out = []
         for job in [j for j in self._running.values() if self._ended(j)]:
             del self._running[job.id]
@@ -269,6 +287,7 @@ class Worker(OffloadingWorker):
         """Ends what is under way, and closes the store, which writes what is still to be written."""
         for job in [*self._loads, *self._stores]:
             self._withdraw(job, "the worker shuts down")
+        self.writes.finish(_PATIENCE)
         self.store.close()
 
 

@@ -1,0 +1,45 @@
+"""Configurations as programs write them, checked before they go to the library or into an identity."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from . import errors
+
+
+def encode(config: Mapping[str, Any]) -> str:
+    """A configuration as JSON. Paths are texts there. Invalid for a value that JSON does not have."""
+
+    def path(value: Any) -> Any:
+        if isinstance(value, os.PathLike):
+            return os.fsdecode(value)
+        raise errors.Invalid(f"configuration: {value!r} is a {type(value).__name__}: give texts, numbers, lists and objects")
+
+    try:
+        return json.dumps(dict(config), default=path, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as e:
+        if isinstance(e, errors.Error):
+            raise
+        raise errors.Invalid(f"configuration: {e}") from e
+
+
+def directories(store: Mapping[str, Any]) -> list[str]:
+    """The directories of the section `store`. A text or a path is one directory."""
+    given = store.get("dirs")
+    if given is None:
+        return []
+    if isinstance(given, str | os.PathLike):
+        given = [given]
+    if not isinstance(given, list | tuple) or not all(isinstance(d, str | os.PathLike) for d in given):
+        raise errors.Invalid(f"store.dirs is {given!r}: give a directory, or a list of directories")
+    return [os.fsdecode(d) for d in given]
+
+
+def tenant(value: Any) -> str:
+    """A tenant's name. Invalid unless it is a text: a number and its digits would be one tenant."""
+    if not isinstance(value, str):
+        raise errors.Invalid(f"tenant is {value!r}: give a text")
+    return value

@@ -48,13 +48,15 @@ func usualConfigs() []string {
 	return append(places, systemConfig)
 }
 
+// firstFile returns the first of places that exists. A home that this user may not enter, as a service's user often may not,
+// has no file for this user; the system's file is never passed over.
 func firstFile(places []string) (string, error) {
 	for _, p := range places {
 		_, err := os.Stat(p)
 		if err == nil {
 			return p, nil
 		}
-		if !errors.Is(err, os.ErrNotExist) {
+		if !errors.Is(err, os.ErrNotExist) && (p == systemConfig || !errors.Is(err, os.ErrPermission)) {
 			return "", fmt.Errorf("look for a configuration file: %w; --config FILE names another, and --config /dev/null none", err)
 		}
 	}

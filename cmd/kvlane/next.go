@@ -155,9 +155,14 @@ func (f *failure) notAllowed() string {
 	return text + "."
 }
 
-// ownDir returns an example of a directory that this user can make, or nothing.
+// ownDir returns an example of a directory that this user can make, or nothing: a service's user may not enter its home.
 func ownDir() string {
 	mine, err := os.UserCacheDir()
+	if err == nil {
+		if _, err = os.Stat(mine); errors.Is(err, fs.ErrNotExist) {
+			err = nil
+		}
+	}
 	if err != nil {
 		return ""
 	}

@@ -32,7 +32,9 @@ func repair(ctx context.Context, fsys dirfs.FS, path string) (r Repaired, err er
 		return r, err
 	}
 	r.Report = v.report
-	err = blockdir.WithLock(ctx, clockwork.NewRealClock(), v, func() error { return v.mend(ctx, &r) })
+	if err = blockdir.MendLock(fsys, path); err == nil {
+		err = blockdir.WithLock(ctx, clockwork.NewRealClock(), v, func() error { return v.mend(ctx, &r) })
+	}
 	if err != nil {
 		return r, fmt.Errorf("repair directory %s: %w", v.root, blockdir.WriteError(err))
 	}

@@ -242,6 +242,11 @@ func (v *verifier) top(context.Context) error {
 	v.unjudged(".", err)
 	for _, n := range all {
 		_, folder := parseBucket(n)
+		if n == blockdir.LockName {
+			if bad := blockdir.BadLock(v); bad != "" {
+				v.found(n, Damaged, bad)
+			}
+		}
 		switch n {
 		case blockdir.MarkerName, blockdir.LockName, "lost+found":
 			continue

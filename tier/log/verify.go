@@ -184,6 +184,8 @@ func (v *verifier) top(d dirfs.Dir) {
 		switch {
 		case err != nil && !blockdir.Gone(err):
 			v.found(n, blockdir.Unjudged, err.Error())
+		case n == blockdir.LockName && !info.Regular():
+			v.found(n, blockdir.Damaged, blockdir.BadLock(d))
 		case n == blockdir.MarkerName, n == blockdir.LockName, n == "lost+found":
 		case n == blockdir.Quarantine && info.Type.IsDir(), isSegment && info.Regular(), n == indexName && info.Regular():
 		case leftover(n) && info.Regular():
@@ -301,6 +303,9 @@ func repair(ctx context.Context, fsys dirfs.FS, path string) (r Repaired, err er
 }
 
 func (v *verifier) mend(ctx context.Context, r *Repaired) (err error) {
+	if err := blockdir.MendLock(v.fsys, v.root); err != nil {
+		return err
+	}
 	if v.markerBad {
 		if err := v.mendMarker(); err != nil {
 			return err

@@ -38,7 +38,7 @@ func WithLock(ctx context.Context, clock clockwork.Clock, d dirfs.Dir, f func() 
 // TryLock is WithLock that does not wait: locked reports whether f was called. The error is f's, or why the lock cannot be had;
 // it is nil where another process holds it.
 func TryLock(d dirfs.Dir, f func() error) (locked bool, err error) {
-	lock, err := d.Open(LockName, os.O_RDWR|os.O_CREATE)
+	lock, err := openLockFile(d)
 	if errors.Is(err, unix.EROFS) || errors.Is(err, unix.EACCES) {
 		if lock, err = d.Open(LockName, os.O_RDONLY); Gone(err) {
 			return true, f() // no process can open it that would have to be kept out
@@ -86,7 +86,7 @@ func OpenLock(d dirfs.Dir, name string) (dirfs.File, error) {
 
 // Own locks a directory that one process has at a time, until the file is closed. ErrBusy where another has it.
 func Own(d dirfs.Dir) (dirfs.File, error) {
-	f, err := d.Open(LockName, os.O_RDWR|os.O_CREATE)
+	f, err := openLockFile(d)
 	if err != nil {
 		return nil, err
 	}

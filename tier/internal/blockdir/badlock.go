@@ -1,0 +1,61 @@
+package blockdir
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/kvlane/kvlane/internal/dirfs"
+)
+
+// BadLock describes an entry with the name of the lock file that is no regular file, such as a folder, a link or a FIFO. No
+// process can open the directory then. It returns nothing if the lock file is in order, or is not there.
+func BadLock(d dirfs.Dir) string {
+	info, err := d.Stat(LockName)
+	if err != nil || info.Regular() {
+		return ""
+	}
+	return fmt.Sprintf("a %s where the lock file should be: no process can open the directory", info.Kind())
+}
+
+// MendLock removes an entry with the name of the lock file that is no regular file. A folder that is not empty stays, under
+// another name. Processes may open the directory, whose path is given, meanwhile.
+func MendLock(fsys dirfs.FS, path string) (err error) {
+	d, err := fsys.OpenDir(path)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, d.Close()) }()
+	if BadLock(d) == "" {
+		return nil
+	}
+	// Under another name it can be examined and removed while another process makes the lock file.
+	aside := LockName + "." + NewID()
+	if err := d.Rename(LockName, aside, false); err != nil {
+		if Gone(err) {
+			return nil
+		}
+		return err
+	}
+	info, err := d.Stat(aside)
+	switch {
+	case err != nil:
+		return err
+	case info.Regular(): // another process has made the lock file in between
+		return d.Rename(aside, LockName, false)
+	case info.Type.IsDir():
+		if names, err := d.ReadDir(aside); err != nil || len(names) > 0 {
+			return err
+		}
+	}
+	return Remove(d, aside)
+}
+
+// openLockFile opens the lock file, and makes it if it is not there.
+func openLockFile(d dirfs.Dir) (dirfs.File, error) {
+	f, err := d.Open(LockName, os.O_RDWR|os.O_CREATE)
+	if errors.Is(err, dirfs.ErrIrregular) {
+		return nil, fmt.Errorf("%w; kvlane store verify --repair removes it", err)
+	}
+	return f, err
+}

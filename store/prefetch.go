@@ -40,6 +40,7 @@ func (s *Store) prefetch(ctx context.Context, keys []block.Key, probe bool) (*Pr
 	t := &PrefetchTask{keys: append([]block.Key(nil), keys...), probe: probe, begun: s.clock.Now()}
 	t.init(s.loadCtx, s, len(keys))
 	t.left.Store(1)
+	s.index.Use(block.Key{}, t.keys)
 	s.count.prefetches.Add(1)
 	if s.passing {
 		t.one()

@@ -38,6 +38,11 @@ func TestOrderKnowsTheBlockBefore(t *testing.T) {
 		wantPlace(t, o, i, tier.Place{Before: key(i - 1), Position: i})
 	}
 	wantPlace(t, o, 5, tier.Place{})
+	for i, want := range []block.Key{key(1), key(2), key(3), key(4), {}, {}} {
+		if _, got := o.Between(key(i)); got != want {
+			t.Errorf("block %s comes after block %d", got, i)
+		}
+	}
 
 	// A run that names the block before it, and one that is known already.
 	o.Note(keys(5, 8), o.After(key(4), key(5)))
@@ -55,9 +60,17 @@ func TestOrderKnowsTheBlockBefore(t *testing.T) {
 	o.Note(keys(20, 22), tier.Place{})
 	wantPlace(t, o, 21, tier.Place{Before: key(20), Position: 21})
 
+	o.Note(keys(30, 31), tier.Place{})
+	if _, got := o.Between(key(21)); got != (block.Key{}) {
+		t.Errorf("block %s, of another prompt, comes after block 21", got)
+	}
+
 	var none *tier.Order
 	none.Note(keys(0, 1), tier.Place{})
 	wantPlace(t, none, 0, tier.Place{})
+	if _, got := none.Between(key(0)); got != (block.Key{}) {
+		t.Errorf("nil knows that %s comes next", got)
+	}
 }
 
 func TestOrderForgetsTheOldest(t *testing.T) {

@@ -44,6 +44,8 @@ type Index struct {
 	janitor *janitor
 	closing chan struct{}
 	close   sync.Once
+	order   *tier.Order        // given to the tiers
+	below   []tier.OrderedTier // of the tiers but the first
 
 	leases, cut, missed, fallbacks atomic.Int64
 }
@@ -69,7 +71,18 @@ func Open(c Config) (*Index, error) {
 	if c.Clock == nil {
 		c.Clock = clockwork.NewRealClock()
 	}
-	return &Index{c: c, janitor: newJanitor(c.Clock), closing: make(chan struct{})}, nil
+	x := &Index{c: c, janitor: newJanitor(c.Clock), closing: make(chan struct{}), order: tier.NewOrder(tier.OrderKeys)}
+	for i, t := range c.Tiers {
+		ordered, ok := t.(tier.OrderedTier)
+		if !ok {
+			continue
+		}
+		ordered.SetOrder(x.order)
+		if i > 0 {
+			x.below = append(x.below, ordered)
+		}
+	}
+	return x, nil
 }
 
 // Close refuses new work and ends every lease; what runs under one keeps its pins until it has ended. It does not wait for that.

@@ -34,6 +34,7 @@ type run struct{ tier, end int }
 
 // LeasePrefix pins the longest prefix of keys whose blocks are all Ready, each in the first tier that has it, for ttl at
 // most. Config.LeaseMax bounds ttl, and is the default where ttl is zero. A lease of no block is valid and holds nothing.
+// keys are in the order of a prompt, of all page groups by their tokens: the tiers evict the last first.
 //
 // Leases hold slots up to a limit that leaves some to everybody else. Beyond it blocks are pinned in the
 // tier below, and if that does not have one the prefix ends there, which Stats counts.
@@ -69,12 +70,18 @@ func (x *Index) LeasePrefix(ctx context.Context, keys []block.Key, ttl time.Dura
 	return l, nil
 }
 
-// pin retains keys, run by run, until one that no tier has, and cuts them there.
+// pin retains keys, run by run, until one that no tier has, and cuts them there. It notes the order of those that are not in the first
+// tier, before a tier below is asked for them or a dump writes them.
 func (l *Lease) pin(ctx context.Context) {
 	tiers := l.x.c.Tiers
 	at, short := 0, false // short: the next key is where slots are, and leases may hold no more of them
+	noted := false
 	for ti := 0; ti < len(tiers) && at < len(l.keys); {
 		ask := l.keys[at:]
+		if ti > 0 && !noted {
+			l.x.note(block.Key{}, l.keys, at)
+			noted = true
+		}
 		if ti > 0 && !short {
 			ask = ask[:l.x.lacking(ctx, tiers[:ti], ask)]
 		}
@@ -98,7 +105,11 @@ func (l *Lease) pin(ctx context.Context) {
 	if short && at < len(l.keys) {
 		l.x.cut.Add(1)
 	}
+	if at < len(l.keys) && !noted {
+		l.x.note(block.Key{}, l.keys, at)
+	}
 	l.keys = l.keys[:at]
+	l.x.used(block.Key{}, l.keys)
 }
 
 // lookAhead is how many keys are looked up in the tiers above before a run is asked for below.

@@ -93,12 +93,22 @@ func (m *Manager) reserve(key block.Key, name Block) (held, error) {
 }
 
 // Store makes room for those of the blocks that are neither in the workers' pools nor on their way there: Job.Blocks, of which there may
-// be none. ErrBusy if there is no room for all of them, which the Manager counts: then nothing has changed, but for what was evicted.
-func (m *Manager) Store(blocks []Block) (*Job, error) {
+// be none. They are in the order of a prompt: the last is evicted first. before is the block before the first, if there is one; it need
+// not be given if Lookup was asked for the whole prompt before. ErrBusy if there is no room for all of them, which the Manager counts: then nothing has changed, but for what was evicted.
+func (m *Manager) Store(blocks []Block, before ...Block) (*Job, error) {
 	keys, err := m.keys(0, blocks)
 	if err != nil {
 		return nil, fmt.Errorf("store %d blocks: %w", len(blocks), err)
 	}
+	earlier, err := m.keys(0, before)
+	if err != nil {
+		return nil, fmt.Errorf("store %d blocks: the block before them: %w", len(blocks), err)
+	}
+	var last block.Key
+	if n := len(earlier); n > 0 {
+		last = earlier[n-1]
+	}
+	m.note(last, keys)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	j := &Job{m: m}

@@ -55,6 +55,7 @@ type Rank struct {
 type Pool interface {
 	tier.SlotTier
 	tier.Statter
+	tier.OrderedTier
 }
 
 // Validate reports everything that is wrong with c. Errors wrap ErrInvalid.
@@ -85,7 +86,8 @@ type Manager struct {
 	clock     clockwork.Clock
 	always    bool // all is worth loading
 	admission admission.Model
-	files     *files // nil: there are none
+	files     *files      // nil: there are none
+	order     *tier.Order // of rank 0's keys, for the pool
 
 	mu      sync.Mutex
 	pool    Pool                 // of rank 0's keys; one fill or pin a block and job
@@ -119,7 +121,7 @@ func Open(c Config) (*Manager, error) {
 	if c.Clock == nil {
 		c.Clock = clockwork.NewRealClock()
 	}
-	m := &Manager{ranks: c.Ranks, now: now, clock: c.Clock, always: c.AdmitAlways, names: make(map[block.Key]*Block)}
+	m := &Manager{ranks: c.Ranks, now: now, clock: c.Clock, always: c.AdmitAlways, names: make(map[block.Key]*Block), order: tier.NewOrder(tier.OrderKeys)}
 	if c.Ranks[0].Files != nil {
 		m.files = newFiles(&c)
 	}
@@ -128,6 +130,7 @@ func Open(c Config) (*Manager, error) {
 		return nil, fmt.Errorf("open manager: %w", err)
 	}
 	m.pool = pool
+	pool.SetOrder(m.order)
 	return m, nil
 }
 
@@ -173,7 +176,8 @@ func (m *Manager) keys(rank int, blocks []Block) ([]block.Key, error) {
 	return keys, nil
 }
 
-// Lookup says for each block where it stands. Nothing keeps it there: Load does. A file tier that cannot be asked has nothing, and its
+// Lookup says for each block where it stands. They are in the order of a prompt, of all page groups by their
+// tokens. Nothing keeps it there: Load does. A file tier that cannot be asked has nothing, and its
 // error is returned beside the states: ErrBusy where it has not answered within Config.FilesMax, and at once until it has.
 func (m *Manager) Lookup(ctx context.Context, blocks []Block) ([]State, error) {
 	keys, err := m.keys(0, blocks)
@@ -197,6 +201,9 @@ func (m *Manager) Lookup(ctx context.Context, blocks []Block) ([]State, error) {
 			below, at = append(below, blocks[i]), append(at, i)
 		}
 	}
+	if len(at) > 0 {
+		m.note(block.Key{}, keys)
+	}
 	there, err := m.inFiles(ctx, below)
 	for k, i := range at {
 		if there != nil && there[k] {
@@ -206,19 +213,20 @@ func (m *Manager) Lookup(ctx context.Context, blocks []Block) ([]State, error) {
 	return states, err
 }
 
-// Touch says that the blocks are in use, so that others are evicted before them. Those that are not there are passed over.
+// note remembers the order of blocks that are not in the pool yet: the pool evicts the end of a prompt before its beginning.
+func (m *Manager) note(before block.Key, keys []block.Key) {
+	if len(keys) > 0 {
+		m.order.Note(keys, m.order.After(before, keys[0]))
+	}
+}
+
+// Touch reports that the blocks are in use, so that others are evicted before them. Those that are not there are passed over.
 func (m *Manager) Touch(blocks []Block) error {
 	keys, err := m.keys(0, blocks)
 	if err != nil {
 		return fmt.Errorf("touch %d blocks: %w", len(blocks), err)
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for i := range keys {
-		if s, err := m.pool.Open(m.now, keys[i]); err == nil {
-			s.Release()
-		}
-	}
+	m.pool.Use(keys, tier.Place{})
 	return nil
 }
 

@@ -388,6 +388,11 @@ func TestModel(t *testing.T) {
 						w.drop(bs[:1])
 						delete(w.files.there, w.keys.Key(bs[0].Group, []byte(bs[0].Hash)))
 					}
+					for i := range jobs { // a job that has not ended reports it
+						if at := slices.Index(jobs[i].job.Blocks, bs[0]); at >= 0 {
+							jobs[i].failed = append(jobs[i].failed, at)
+						}
+					}
 					if err := m.Forget(bs[:1]); err != nil {
 						t.Fatal(err)
 					}

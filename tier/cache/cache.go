@@ -80,6 +80,7 @@ type Tier struct {
 	shards      int                 // the most of a block
 	index       index               // of Filling and Ready blocks
 	policy      *policy
+	order       *tier.Order // see SetOrder; nil: places are not known
 	failed      *recent[block.Key, error]
 	orphans     map[block.Key]int // retains of blocks found corrupt since
 	retained    int               // slots with retains
@@ -141,7 +142,7 @@ func Open(c Config) (*Tier, error) {
 	for i := range t.free {
 		t.free[i] = uint32(n - 1 - i) // slot 0 is taken first
 	}
-	t.policy = newPolicy(n, func(slot uint32) bool { return t.entries[slot].pinned() })
+	t.policy = newPolicy(n)
 	return t, nil
 }
 
@@ -306,7 +307,6 @@ func (t *Tier) Delete(ctx context.Context, key block.Key) error {
 	if e := &t.entries[slot]; e.pinned() {
 		return fmt.Errorf("delete block %s: it is %s with %d pins: %w", key, e.state, e.pins+e.retains, errdefs.ErrBusy)
 	}
-	t.policy.remove(slot)
 	t.drop(slot)
 	t.freeSlot(slot)
 	return nil

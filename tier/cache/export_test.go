@@ -6,17 +6,19 @@ import "github.com/kvlane/kvlane/block"
 type Policy struct{ *policy }
 
 // NewPolicy returns the policy of n slots.
-func NewPolicy(n int, pinned func(uint32) bool) Policy { return Policy{newPolicy(n, pinned)} }
+func NewPolicy(n int) Policy { return Policy{newPolicy(n)} }
 
 // The steps that the tier takes.
 func (p Policy) Admit(slot uint32, key block.Key) { p.admit(slot, key) }
 func (p Policy) Use(slot uint32)                  { p.use(slot) }
-func (p Policy) Link(slot uint32)                 { p.link(slot) }
+func (p Policy) Follow(slot, parent uint32)       { p.follow(slot, parent) }
+func (p Policy) Pin(slot uint32)                  { p.pin(slot) }
+func (p Policy) Release(slot uint32)              { p.release(slot) }
 func (p Policy) Victim() (uint32, bool)           { return p.victim() }
 func (p Policy) Remove(slot uint32)               { p.remove(slot) }
 
-// Candidates counts the slots that are linked.
-func (p Policy) Candidates() int { return p.queues[inSmall].len + p.queues[inMain].len }
+// Candidates counts the slots that may be evicted.
+func (p Policy) Candidates() int { return p.evictable[inSmall] + p.evictable[inMain] }
 
 // Index is the index of slots by itself, for tests.
 type Index struct{ *index }

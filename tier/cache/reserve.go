@@ -108,14 +108,15 @@ func (t *Tier) begin(slot uint32, key block.Key) *fill {
 	t.index.add(slot)
 	t.failed.forget(key)
 	t.policy.admit(slot, key)
+	t.place(slot)
 	return &fill{slot: slotRef{t: t, index: slot}, key: t.entries[slot].key}
 }
 
-// drop takes the unpinned Ready block out of its slot and out of the index. The caller holds mu.
+// drop takes the unpinned Ready block out of its slot, the policy and the index. The caller holds mu.
 func (t *Tier) drop(slot uint32) {
-	e := &t.entries[slot]
+	t.policy.remove(slot)
 	t.index.remove(slot)
-	*e = entry{}
+	t.entries[slot] = entry{}
 	t.stats.Blocks--
 }
 
@@ -152,6 +153,7 @@ func (t *Tier) fail(slot uint32, cause error) {
 	if cause == nil {
 		cause = errors.New("no cause was given")
 	}
+	t.policy.remove(slot)
 	t.index.remove(slot)
 	t.failed.add(e.key, cause)
 	e.state = tier.Failed

@@ -22,16 +22,23 @@ const (
 	unlinked queueID = iota
 	inSmall
 	inMain
+	inLast // blocks that have successors, all of them pinned: evicted if there is nothing else
 )
 
 const nobody = -1
 
 // node is a slot's place in the policy.
 type node struct {
-	prev, next  int32 // towards the head (newest) and the tail (oldest)
+	prev, next  int32  // towards the head (newest) and the tail (oldest)
+	parent      int32  // the slot of the block before it in its prompt, if that slot has generation parentGen; or nobody
+	parentGen   uint32 // see parent
+	gen         uint32 // counts the blocks that were in this slot
+	children    int32  // blocks here that come after it
+	idle        int32  // those of them that are evictable
 	queue       queueID
+	home        queueID // where it is linked: inSmall or inMain
 	uses        uint8
-	main        bool // goes to the main queue when linked
+	evictable   bool // ready and not pinned
 	fingerprint uint64
 }
 
@@ -41,18 +48,19 @@ type queue struct {
 	len        int
 }
 
-// policy decides which slot to evict. Pinned slots stay where they are until they come up for eviction; they are
-// unlinked then, and linked again when they are unpinned, so that neither pinning nor evicting ever walks over them.
+// policy decides which slot to evict. Two kinds of slots are unlinked when they come up for eviction, so that it never walks over them
+// again. A slot that is pinned is linked again when it is released. A block that has an evictable successor is linked again when it has
+// none left, as the next to be evicted: so a prompt is evicted from its end.
 type policy struct {
-	nodes  []node
-	queues [inMain + 1]queue
-	small  int // what the small queue aims at
-	ghost  *recent[uint64, struct{}]
-	pinned func(slot uint32) bool
+	nodes     []node
+	queues    [inLast + 1]queue
+	evictable [inMain + 1]int // slots of each home
+	small     int             // what the small queue aims at
+	ghost     *recent[uint64, struct{}]
 }
 
-func newPolicy(n int, pinned func(uint32) bool) *policy {
-	p := &policy{nodes: make([]node, n), small: max(1, n/smallShare), pinned: pinned}
+func newPolicy(n int) *policy {
+	p := &policy{nodes: make([]node, n), small: max(1, n/smallShare)}
 	p.ghost = newRecent[uint64, struct{}](max(1, n-p.small))
 	for q := range p.queues {
 		p.queues[q] = queue{head: nobody, tail: nobody}
@@ -63,10 +71,35 @@ func newPolicy(n int, pinned func(uint32) bool) *policy {
 // fingerprint shortens a key for the ghost queue. Keys are hashes already; that two of them meet does no harm.
 func fingerprint(key block.Key) uint64 { return binary.LittleEndian.Uint64(key[:]) }
 
-// admit starts a block's life in slot, unlinked. A block that was evicted lately goes to the main queue.
+// admit starts a block's life in slot, pinned. A block that was evicted lately goes to the main queue.
 func (p *policy) admit(slot uint32, key block.Key) {
-	fp := fingerprint(key)
-	p.nodes[slot] = node{fingerprint: fp, main: p.ghost.forget(fp)}
+	n := node{parent: nobody, gen: p.nodes[slot].gen, fingerprint: fingerprint(key), home: inSmall}
+	if p.ghost.forget(n.fingerprint) {
+		n.home = inMain
+	}
+	p.nodes[slot] = n
+}
+
+// follow notes that the block in slot comes after the one in parent, unless it is known to come after another that is here: there is
+// only one.
+func (p *policy) follow(slot, parent uint32) {
+	n, before := &p.nodes[slot], &p.nodes[parent]
+	if p.before(n) != nil || slot == parent {
+		return
+	}
+	n.parent, n.parentGen = int32(parent), before.gen
+	before.children++
+	if n.evictable {
+		before.idle++
+	}
+}
+
+// before returns the node of the block before n's; nil if that is not known, or not here.
+func (p *policy) before(n *node) *node {
+	if n.parent == nobody || p.nodes[n.parent].gen != n.parentGen {
+		return nil
+	}
+	return &p.nodes[n.parent]
 }
 
 // use counts a use of the block in slot.
@@ -76,57 +109,143 @@ func (p *policy) use(slot uint32) {
 	}
 }
 
-// link makes the unpinned slot a candidate for eviction, as the newest of its queue, unless it is one.
-func (p *policy) link(slot uint32) {
-	if n := &p.nodes[slot]; n.queue == unlinked {
-		if n.main {
-			p.push(inMain, slot)
-		} else {
-			p.push(inSmall, slot)
-		}
+// pin makes the slot stay until it is released.
+func (p *policy) pin(slot uint32) {
+	n := &p.nodes[slot]
+	if !n.evictable {
+		return
+	}
+	n.evictable = false
+	p.evictable[n.home]--
+	if before := p.before(n); before != nil {
+		before.idle--
+		p.relink(uint32(n.parent))
 	}
 }
 
-// victim unlinks and returns the slot to evict, or false when no linked slot is unpinned. Every turn of its loop unlinks
-// a slot or uses up one of its uses: the cost is constant over the life of a block.
+// release makes the slot evictable. If it was unlinked it is the newest of its queue.
+func (p *policy) release(slot uint32) {
+	n := &p.nodes[slot]
+	if n.evictable {
+		return
+	}
+	n.evictable = true
+	p.evictable[n.home]++
+	if before := p.before(n); before != nil {
+		before.idle++
+	}
+	if n.queue == inLast {
+		p.unlink(slot)
+	}
+	if n.queue == unlinked {
+		p.push(n.home, slot)
+	}
+}
+
+// relink links a slot again that may have lost its last evictable successor.
+func (p *policy) relink(slot uint32) {
+	n := &p.nodes[slot]
+	if !n.evictable || n.idle > 0 || n.queue == n.home {
+		return
+	}
+	if n.children == 0 {
+		if n.queue == inLast {
+			p.unlink(slot)
+		}
+		p.pushTail(n.home, slot)
+	} else if n.queue == unlinked {
+		p.push(inLast, slot)
+	}
+}
+
+// victim unlinks and returns the slot to evict, or false when no slot is evictable. Every turn of its loop unlinks a slot or uses up
+// one of its uses, and what is unlinked is linked again once for each release, or end of a successor: the cost is constant over the
+// life of a block.
 func (p *policy) victim() (uint32, bool) {
 	for {
-		from := inMain
-		if s := p.queues[inSmall].len; s > 0 && (s >= p.small || p.queues[inMain].len == 0) {
-			from = inSmall
-		}
+		from := p.turn()
 		tail := p.queues[from].tail
 		if tail == nobody {
-			return 0, false
+			if p.evictable[inSmall]+p.evictable[inMain] == 0 {
+				return 0, false
+			}
+			p.forgetOrder() // each of them comes after another, in a circle: the keys of some call were in no prompt's order
+			continue
 		}
 		slot := uint32(tail)
 		n := &p.nodes[slot]
 		p.unlink(slot)
 		switch {
-		case p.pinned(slot):
-			// Stays unlinked until it is unpinned.
+		case !n.evictable:
+			// Stays unlinked until it is released.
 		case from == inSmall && n.uses >= promoteAt:
-			n.main, n.uses = true, 0
+			p.evictable[inSmall]--
+			p.evictable[inMain]++
+			n.home, n.uses = inMain, 0
 			p.push(inMain, slot)
 		case from == inMain && n.uses > 0:
 			n.uses--
 			p.push(inMain, slot)
+		case n.idle > 0:
+			// Stays unlinked until relink.
+		case n.children > 0 && from != inLast:
+			p.push(inLast, slot)
 		default:
-			if from == inSmall {
+			if n.home == inSmall {
 				p.ghost.add(n.fingerprint, struct{}{})
 			}
+			p.remove(slot)
 			return slot, true
 		}
 	}
 }
 
-// remove takes slot out of the policy.
-func (p *policy) remove(slot uint32) {
-	if p.nodes[slot].queue != unlinked {
-		p.unlink(slot)
+// turn returns the queue whose turn it is to give up a slot.
+func (p *policy) turn() queueID {
+	small, others := p.queues[inSmall].len > 0, p.queues[inMain].len > 0
+	switch {
+	case small && (p.evictable[inSmall] >= p.small || !others):
+		return inSmall
+	case others:
+		return inMain
+	}
+	return inLast
+}
+
+// forgetOrder makes every evictable slot one that follows nothing.
+func (p *policy) forgetOrder() {
+	for i := range p.nodes {
+		n := &p.nodes[i]
+		n.parent, n.children, n.idle = nobody, 0, 0
+		if n.evictable && n.queue == unlinked {
+			p.push(n.home, uint32(i))
+		}
 	}
 }
 
+// remove ends the life of the block in slot.
+func (p *policy) remove(slot uint32) {
+	n := &p.nodes[slot]
+	if n.queue != unlinked {
+		p.unlink(slot)
+	}
+	if before := p.before(n); before != nil {
+		before.children--
+		if n.evictable {
+			before.idle--
+		}
+		p.relink(uint32(n.parent))
+	}
+	n.parent = nobody
+	if n.evictable {
+		n.evictable = false
+		p.evictable[n.home]--
+	}
+	n.gen++ // its successors follow nothing now
+	n.children, n.idle = 0, 0
+}
+
+// push links slot as the newest of a queue.
 func (p *policy) push(id queueID, slot uint32) {
 	q, n := &p.queues[id], &p.nodes[slot]
 	n.queue, n.prev, n.next = id, nobody, q.head
@@ -136,6 +255,19 @@ func (p *policy) push(id queueID, slot uint32) {
 		p.nodes[q.head].prev = int32(slot)
 	}
 	q.head = int32(slot)
+	q.len++
+}
+
+// pushTail links slot as the oldest of a queue.
+func (p *policy) pushTail(id queueID, slot uint32) {
+	q, n := &p.queues[id], &p.nodes[slot]
+	n.queue, n.prev, n.next = id, q.tail, nobody
+	if q.tail == nobody {
+		q.head = int32(slot)
+	} else {
+		p.nodes[q.tail].next = int32(slot)
+	}
+	q.tail = int32(slot)
 	q.len++
 }
 

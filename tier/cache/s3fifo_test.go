@@ -2,7 +2,6 @@ package cache_test
 
 import (
 	"container/list"
-	"math/rand/v2"
 	"testing"
 
 	"github.com/kvlane/kvlane/tier/cache"
@@ -21,7 +20,7 @@ type s3 struct {
 }
 
 func newS3(n int) *s3 {
-	return &s3{p: cache.NewPolicy(n, func(uint32) bool { return false }), slots: map[int]uint32{}, keys: make([]int, n)}
+	return &s3{p: cache.NewPolicy(n), slots: map[int]uint32{}, keys: make([]int, n)}
 }
 
 func (c *s3) access(key int) bool {
@@ -38,7 +37,7 @@ func (c *s3) access(key int) bool {
 	}
 	c.keys[slot], c.slots[key] = key, slot
 	c.p.Admit(slot, tiertest.Key(key))
-	c.p.Link(slot)
+	c.p.Release(slot)
 	return false
 }
 
@@ -161,97 +160,5 @@ func TestGhostBringsBackToMain(t *testing.T) {
 	}
 	if !c.access(0) {
 		t.Error("a block that came back was evicted by blocks used once")
-	}
-}
-
-// Pinned slots are never chosen, are walked over once only, and become candidates again when they are unpinned.
-func TestPolicySkipsPinned(t *testing.T) {
-	const n = 32
-	pinned := map[uint32]bool{}
-	asked := 0
-	p := cache.NewPolicy(n, func(slot uint32) bool { asked++; return pinned[slot] })
-	for slot := range uint32(n) {
-		p.Admit(slot, tiertest.Key(int(slot)))
-		p.Link(slot)
-		pinned[slot] = slot%4 != 0
-	}
-	seen := map[uint32]bool{}
-	for range n / 4 {
-		slot, ok := p.Victim()
-		if !ok || pinned[slot] || seen[slot] {
-			t.Fatalf("victim %d, %v; pinned %v, seen %v", slot, ok, pinned[slot], seen[slot])
-		}
-		seen[slot] = true
-	}
-	for range 10 {
-		if slot, ok := p.Victim(); ok {
-			t.Fatalf("victim %d with all others pinned", slot)
-		}
-	}
-	if asked > n {
-		t.Errorf("%d slots were looked at, want at most %d", asked, n)
-	}
-	delete(pinned, 5)
-	p.Link(5)
-	p.Link(5) // once only
-	if slot, ok := p.Victim(); !ok || slot != 5 {
-		t.Errorf("victim %d, %v; want the slot that was unpinned", slot, ok)
-	}
-	if p.Candidates() != 0 {
-		t.Errorf("%d candidates are left", p.Candidates())
-	}
-}
-
-// The queues stay consistent whatever happens: every linked slot comes up exactly once when all are evicted.
-func TestPolicyRandom(t *testing.T) {
-	for seed := range uint64(20) {
-		rng := rand.New(rand.NewPCG(seed, 1))
-		n := 1 + rng.IntN(40)
-		pins := make([]bool, n)
-		held := make([]bool, n) // holds a block
-		p := cache.NewPolicy(n, func(slot uint32) bool { return pins[slot] })
-		for range 2000 {
-			slot := uint32(rng.IntN(n))
-			switch {
-			case !held[slot]:
-				p.Admit(slot, tiertest.Key(rng.IntN(3*n)))
-				p.Link(slot)
-				held[slot] = true
-			case rng.IntN(3) == 0:
-				p.Use(slot)
-			case rng.IntN(3) == 0:
-				if pins[slot] = !pins[slot]; !pins[slot] {
-					p.Link(slot)
-				}
-			case rng.IntN(4) == 0 && !pins[slot]:
-				p.Remove(slot)
-				held[slot] = false
-			default:
-				if v, ok := p.Victim(); ok {
-					if pins[v] || !held[v] {
-						t.Fatalf("seed %d: victim %d: pinned %v, holds a block %v", seed, v, pins[v], held[v])
-					}
-					held[v] = false
-				}
-			}
-		}
-		want := 0
-		for slot := range held {
-			if held[slot] {
-				pins[slot] = false
-				p.Link(uint32(slot))
-				want++
-			}
-		}
-		for range want {
-			v, ok := p.Victim()
-			if !ok || !held[v] {
-				t.Fatalf("seed %d: victim %d, %v; holds a block %v", seed, v, ok, held[v])
-			}
-			held[v] = false
-		}
-		if _, ok := p.Victim(); ok || p.Candidates() != 0 {
-			t.Fatalf("seed %d: candidates are left", seed)
-		}
 	}
 }

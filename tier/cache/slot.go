@@ -205,7 +205,8 @@ func (t *Tier) LimitRetained(slots int) {
 	t.retainMax = slots
 }
 
-// Retain pins blocks up to the first that is not Ready. It does not wait for one that is being filled, and allocates nothing.
+// Retain pins blocks up to the first that is not Ready. It does not wait for one that is being filled, and allocates nothing. Blocks are
+// evicted in the order that it is given them: the last first.
 func (t *Tier) Retain(ctx context.Context, keys []block.Key) (int, error) {
 	if err := t.ask(ctx, keys, len(keys)); err != nil {
 		return 0, err
@@ -214,6 +215,7 @@ func (t *Tier) Retain(ctx context.Context, keys []block.Key) (int, error) {
 	n := 0
 	defer func() { t.stats.Retained += int64(n) }()
 	var hashes [together]uint32
+	var last uint32
 	for ; n < len(keys); n++ {
 		if n%together == 0 {
 			t.index.begin(keys[n:min(n+together, len(keys))], &hashes)
@@ -231,7 +233,12 @@ func (t *Tier) Retain(ctx context.Context, keys []block.Key) (int, error) {
 			t.retained++
 		}
 		e.retains++
+		t.policy.pin(slot)
 		t.policy.use(slot)
+		if n > 0 {
+			t.policy.follow(slot, last)
+		}
+		last = slot
 	}
 	return n, nil
 }
@@ -274,6 +281,7 @@ func (t *Tier) release(key *block.Key) {
 func (t *Tier) pin(slot uint32) {
 	t.entries[slot].pins++
 	t.stats.Retained++
+	t.policy.pin(slot)
 }
 
 // unpin undoes one pin. The caller holds mu.
@@ -295,7 +303,7 @@ func (t *Tier) settle(slot uint32) {
 		t.drop(slot)
 		t.freeSlot(slot)
 	default:
-		t.policy.link(slot)
+		t.policy.release(slot)
 		t.serveLine()
 	}
 }

@@ -25,6 +25,7 @@ type area struct {
 	kick    chan struct{} // asks the collector for a round
 	rounds  chan struct{} // holds a token while a round runs; guards cold
 	cold    []candidate   // found cold, the coldest first, and not removed yet
+	late    late          // blocks that were written as cold as these since
 	counted chan struct{} // closed after the first count
 	done    chan struct{} // closed when the collector has ended
 	failure atomic.Pointer[error]

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/kvlane/kvlane/block"
@@ -53,8 +54,17 @@ func listBucket(d dirfs.Dir, b byte) (keys []block.Key, others []string, err err
 // candidate is a block that may be removed.
 type candidate struct {
 	key      block.Key
-	dir      int // index of its directory
-	modified time.Time
+	dir      int       // index of its directory
+	modified time.Time // the file's time
+	used     time.Time // by which candidates are ordered: the file's time, but none ahead of the clock
+}
+
+// compare orders candidates, the coldest first.
+func compare(a, b candidate) int {
+	if c := a.used.Compare(b.used); c != 0 {
+		return c
+	}
+	return bytes.Compare(a.key[:], b.key[:])
 }
 
 // blocksOf returns how many blocks have so many bytes, if all are as short as the shortest.
@@ -69,16 +79,25 @@ func blocksOf(formats block.Formats, bytes int64) int64 {
 // coldest returns the n blocks, or fewer, that were not used for the longest time, the coldest first, over all directories.
 // It leaves out those that eligible refuses. It keeps about 2n of them in memory. What it cannot look at it passes over, and
 // returns why, beside what it found.
-func coldest(ctx context.Context, dirs []dirfs.Dir, n int64, eligible func(block.Key) bool) ([]candidate, error) {
-	var found []candidate
+//
+// A time ahead of now counts as now, and the file's time is corrected: else nothing would ever remove the block, and blocks in use went
+// in its place. The clock may have been set back, or another host's may differ.
+func coldest(ctx context.Context, dirs []dirfs.Dir, now time.Time, n int64, eligible func(block.Key) bool) ([]candidate, error) {
+	var found, ahead []candidate
 	var errs []error
-	trim := func() {
-		slices.SortFunc(found, func(a, b candidate) int {
-			if c := a.modified.Compare(b.modified); c != 0 {
-				return c
+	correct := func() {
+		slices.SortFunc(ahead, compare)
+		for i, c := range ahead {
+			c, err := correctTime(dirs[c.dir], c, now.Add(-step*time.Duration(len(ahead)-1-i)))
+			if err != nil {
+				errs = append(errs, err)
 			}
-			return bytes.Compare(a.key[:], b.key[:])
-		})
+			found = append(found, c)
+		}
+		ahead = ahead[:0]
+	}
+	trim := func() {
+		slices.SortFunc(found, compare)
 		found = found[:min(int64(len(found)), n)]
 	}
 	for i, d := range dirs {
@@ -109,14 +128,46 @@ func coldest(ctx context.Context, dirs []dirfs.Dir, n int64, eligible func(block
 					errs = append(errs, fmt.Errorf("look for cold blocks: %w", err))
 					continue
 				}
-				if found = append(found, candidate{key, i, info.Modified}); int64(len(found)) >= 2*n+1024 {
+				if c := (candidate{key, i, info.Modified, info.Modified}); c.used.After(now) {
+					ahead = append(ahead, c)
+				} else {
+					found = append(found, c)
+				}
+				if len(ahead) == aheadMost {
+					correct()
+				}
+				if int64(len(found)) >= 2*n+1024 {
 					trim()
 				}
 			}
 		}
 	}
+	correct()
 	trim()
 	return found, joinFew(errs)
+}
+
+// aheadMost is how many files with times ahead of the clock are corrected together, which keeps their order.
+const aheadMost = 1 << 16
+
+// correctTime sets the time of a file to when, and returns the candidate with that time. If it fails the file keeps its own, and the
+// candidate counts as used at when all the same.
+func correctTime(d dirfs.Dir, c candidate, when time.Time) (candidate, error) {
+	c.used = when
+	name := blockName(c.key)
+	err := d.SetTime(name, when)
+	var info dirfs.Info
+	if err == nil {
+		info, err = d.Stat(name)
+	}
+	if blockdir.Gone(err) {
+		return c, nil
+	}
+	if err != nil {
+		return c, fmt.Errorf("correct the time of cold block %s: %w", c.key, err)
+	}
+	c.modified, c.used = info.Modified, info.Modified
+	return c, nil
 }
 
 // joinFew joins errors of which there may be one a file: the first few, and how many more.
@@ -126,4 +177,50 @@ func joinFew(errs []error) error {
 		return errors.Join(errs...)
 	}
 	return errors.Join(append(errs[:most:most], fmt.Errorf("and %d more", len(errs)-most))...)
+}
+
+// late is the blocks that were written since candidates were looked for, and are as cold as one of them: a block takes the time of the
+// one before it in its prompt.
+type late struct {
+	mu      sync.Mutex
+	looking bool      // candidates are looked for
+	until   time.Time // the time of the last candidate
+	blocks  []candidate
+}
+
+// begin notes that candidates are about to be looked for.
+func (l *late) begin() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.looking, l.blocks = true, nil
+}
+
+// end notes the time of the last candidate, which is zero if there is none.
+func (l *late) end(until time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.looking, l.until = false, until
+	l.blocks = slices.DeleteFunc(l.blocks, func(c candidate) bool { return c.used.After(until) })
+}
+
+// add notes a block that was written.
+func (l *late) add(c candidate) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.blocks) < coldMost && (l.looking || !c.used.After(l.until)) {
+		l.blocks = append(l.blocks, c)
+	}
+}
+
+// join returns the candidates with the blocks that were written since, in order.
+func (l *late) join(cold []candidate) []candidate {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.blocks) == 0 {
+		return cold
+	}
+	cold = append(slices.Clip(cold), l.blocks...)
+	l.blocks = nil
+	slices.SortFunc(cold, compare)
+	return slices.CompactFunc(cold, func(a, b candidate) bool { return a.key == b.key })
 }

@@ -195,6 +195,7 @@ func (r *round) run(ctx context.Context, target int64) error {
 			}
 			continue
 		}
+		a.cold = a.late.join(a.cold)
 		c := a.cold[0]
 		a.cold = a.cold[1:]
 		if r.remove(&c) {
@@ -235,16 +236,22 @@ func (r *round) list(ctx context.Context, target int64) error {
 	if need <= 0 {
 		return nil
 	}
+	a.late.begin()
 	dirs := make([]dirfs.Dir, len(a.dirs))
 	for i, d := range a.dirs {
 		dirs[i] = d
 	}
-	cold, err := coldest(ctx, dirs, max(need, min(need+max(coldMore, held/4), coldMost)), func(key block.Key) bool {
+	cold, err := coldest(ctx, dirs, a.clock.Now(), max(need, min(need+max(coldMore, held/4), coldMost)), func(key block.Key) bool {
 		pinned, w := a.owners.Look(key)
 		_, failed := r.failed[key]
 		return !pinned && w == usage.Idle && !failed
 	})
 	a.cold = cold
+	var until time.Time
+	if len(cold) > 0 {
+		until = cold[len(cold)-1].used
+	}
+	a.late.end(until)
 	return err
 }
 

@@ -33,9 +33,12 @@
 // over, counted and reported, and rounds are repeated, at longer intervals, while a Put waits for room. Where the disk is full
 // the bound becomes, for a while, what there was room for. A tier without a bound, or one of which nothing can be removed,
 // pauses: Puts fail at once, for a second at first and half a minute at most, and then one tries again (tier.Stats.Paused).
-// A block's hotness is its
-// file's modification time, which a hit renews, though not more often than Config.TouchAfter. Retained blocks are never
-// removed by the process that retained them; another process may remove them, and then a Get is a miss.
+// Retained blocks are never removed by the process that retained them; another process may remove them, and then a Get is a miss.
+//
+// A block's hotness is its file's modification time. A hit renews it, but not more often than Config.TouchAfter. If a store has
+// given the tier an order (tier.OrderedTier), the times of a prompt's blocks are a microsecond apart, so that its end is colder
+// than its beginning, for this process and for others: a use sets them back from now, and a new block is a microsecond
+// older than the one before it. A time ahead of the clock counts as now, and is corrected when it is seen.
 //
 // A directory that is removed while it is open is made anew by the next Put, with the same id; a lost marker is written again
 // within a minute. A tier that only reads follows to a directory that was made anew.

@@ -184,6 +184,7 @@ func (t *Tier) quarantineFile(d *dir, key block.Key, bad dirfs.Info) error {
 // unname runs op, which takes the block's file away from its name, and counts that.
 func (t *Tier) unname(d *dir, key block.Key, op func() error) error {
 	t.proofs.drop(key)
+	t.times.forget(key)
 	b, a := &d.buckets[key[0]], d.area
 	a.space.begin(b)
 	err := op()

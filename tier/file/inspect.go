@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/jonboulle/clockwork"
 
@@ -191,7 +192,7 @@ func (d *existing) collect(ctx context.Context, targetBytes int64, c *Collected)
 	c.Before, c.After = held.Bytes, held.Bytes
 	failed := make(map[block.Key]bool)
 	for c.After > targetBytes {
-		cold, err := coldest(ctx, []dirfs.Dir{d}, blocksOf(d.formats, c.After-targetBytes), func(key block.Key) bool { return !failed[key] })
+		cold, err := coldest(ctx, []dirfs.Dir{d}, time.Now(), blocksOf(d.formats, c.After-targetBytes), func(key block.Key) bool { return !failed[key] })
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -254,6 +255,7 @@ func (t *Tier) publish(d *dir, s *session, key block.Key, image []byte, over *un
 	if err != nil {
 		return info, err
 	}
+	info = t.timeNew(d, temp, key, info)
 	if sync {
 		t.owners.Publish(key)
 	}
@@ -288,6 +290,7 @@ func (t *Tier) publish(d *dir, s *session, key block.Key, image []byte, over *un
 		}
 	}
 	d.area.space.end(b, added, int64(len(image)))
+	d.area.late.add(candidate{key, slices.Index(d.area.dirs, d), info.Modified, info.Modified})
 	return info, nil
 }
 

@@ -12,7 +12,6 @@ import (
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
-	"github.com/kvlane/kvlane/internal/dirfs"
 	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 	"github.com/kvlane/kvlane/tier/internal/usage"
@@ -27,6 +26,7 @@ type Tier struct {
 	areas   []*area // which the directories are divided among
 	owners  *usage.Owners
 	proofs  proofs
+	times   times
 	count   counters
 	buffers sync.Pool // *[]byte of the longest image
 
@@ -298,26 +298,6 @@ func (t *Tier) unpin(keys ...block.Key) {
 		for _, a := range t.areas {
 			a.space.released()
 		}
-	}
-}
-
-// touch renews a block's hotness if that is old. It is no reason for a hit to fail.
-func (t *Tier) touch(d *dir, key block.Key, info dirfs.Info) {
-	now := t.clock.Now()
-	if t.cfg.ReadOnly || now.Sub(info.Modified) < t.cfg.TouchAfter {
-		return
-	}
-	whole, synced := t.proofs.has(key, info)
-	err := d.SetTime(blockName(key), now)
-	if err == nil && whole {
-		// The same file, known by another time.
-		var touched dirfs.Info
-		if touched, err = d.Stat(blockName(key)); err == nil && touched.Inode == info.Inode {
-			t.proofs.add(key, touched, synced)
-		}
-	}
-	if err != nil && !blockdir.Gone(err) {
-		t.count.errors.Add(1)
 	}
 }
 

@@ -116,17 +116,34 @@ func (c careless) Read(ctx context.Context, key block.Key, dst mem.Extent) error
 	return nil
 }
 
+// disordered evicts the beginning of a prompt first.
+type disordered struct{ *cache.Tier }
+
+func (disordered) SetOrder(*tier.Order) {}
+
+func (disordered) Use([]block.Key, tier.Place) {}
+
+func (d disordered) Retain(ctx context.Context, keys []block.Key) (int, error) {
+	for i := range keys {
+		if n, err := d.Tier.Retain(ctx, keys[i:i+1]); n == 0 {
+			return i, err
+		}
+	}
+	return len(keys), nil
+}
+
 // TestSuiteCatchesMutants runs the suite on each mutant in a process of its own, where it has to fail.
 func TestSuiteCatchesMutants(t *testing.T) {
 	f := tiertest.NewFormat(t)
 	mutants := map[string]func(t *testing.T, n int) tier.Tier{
-		"sound":     func(t *testing.T, n int) tier.Tier { return openCache(t, f, n) },
-		"optimist":  func(t *testing.T, n int) tier.Tier { return optimist{openCache(t, f, n)} },
-		"forgetful": func(t *testing.T, n int) tier.Tier { return forgetful{openCache(t, f, n)} },
-		"loose":     func(t *testing.T, n int) tier.Tier { return loose{openCache(t, f, n)} },
-		"gappy":     func(t *testing.T, n int) tier.Tier { return gappy{openCache(t, f, n)} },
-		"together":  func(t *testing.T, n int) tier.Tier { return together{openCache(t, f, n)} },
-		"careless":  func(t *testing.T, n int) tier.Tier { return careless{faulty.NewSlots(openCache(t, f, n), nil, nil)} },
+		"sound":      func(t *testing.T, n int) tier.Tier { return openCache(t, f, n) },
+		"optimist":   func(t *testing.T, n int) tier.Tier { return optimist{openCache(t, f, n)} },
+		"forgetful":  func(t *testing.T, n int) tier.Tier { return forgetful{openCache(t, f, n)} },
+		"loose":      func(t *testing.T, n int) tier.Tier { return loose{openCache(t, f, n)} },
+		"gappy":      func(t *testing.T, n int) tier.Tier { return gappy{openCache(t, f, n)} },
+		"together":   func(t *testing.T, n int) tier.Tier { return together{openCache(t, f, n)} },
+		"disordered": func(t *testing.T, n int) tier.Tier { return disordered{openCache(t, f, n)} },
+		"careless":   func(t *testing.T, n int) tier.Tier { return careless{faulty.NewSlots(openCache(t, f, n), nil, nil)} },
 		"bit flips": func(t *testing.T, n int) tier.Tier {
 			return faulty.NewSlots(openCache(t, f, n), fault.New(1, fault.Every(faulty.OpGet, 5).Corrupt()), nil)
 		},

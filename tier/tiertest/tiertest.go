@@ -62,6 +62,8 @@ func Run(t *testing.T, c Config) {
 		{name: "Reopen", run: testReopen, skip: c.Reopen == nil},
 		{name: "Eviction", run: testEviction, skip: !c.Bounded},
 		{name: "RetainedIsNotEvicted", run: testRetainedStays, skip: !c.Bounded},
+		{name: "OrderOfEviction", run: testOrder, skip: !c.Bounded},
+		{name: "OrderOfEvictionAfterReopen", run: testOrderReopened, skip: !c.Bounded || c.Reopen == nil},
 		{name: "PutWaitsForPlace", run: testPutWaits, bubble: true, skip: !c.Bounded},
 	}
 	for _, tt := range tests {

@@ -1,0 +1,33 @@
+package index
+
+import "github.com/kvlane/kvlane/block"
+
+// Use notes the order of blocks for the tiers (tier.OrderedTier) and reports their use to the tiers below the first. keys are consecutive
+// blocks of a prompt, in its order. before is the block before the first; zero if there is none, or it is not known. The caller calls it
+// before the blocks are read or written.
+func (x *Index) Use(before block.Key, keys []block.Key) {
+	x.note(before, keys, 0)
+	x.used(before, keys)
+}
+
+// note remembers the order of keys, from keys[from] on.
+func (x *Index) note(before block.Key, keys []block.Key, from int) {
+	if from == len(keys) {
+		return
+	}
+	at := x.order.After(before, keys[0])
+	if from > 0 {
+		at.Before, at.Position = keys[from-1], at.Position+from
+	}
+	x.order.Note(keys[from:], at)
+}
+
+// used reports a use of blocks to the tiers below the first, which do not see it otherwise.
+func (x *Index) used(before block.Key, keys []block.Key) {
+	if len(keys) == 0 {
+		return
+	}
+	for _, t := range x.below {
+		t.Use(keys, x.order.After(before, keys[0]))
+	}
+}

@@ -1,0 +1,288 @@
+package file
+
+import (
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/tier"
+	"github.com/kvlane/kvlane/tier/internal/blockdir"
+)
+
+// step is how much older a block is than the one before it in its prompt.
+const step = time.Microsecond
+
+const (
+	timesMax = 1 << 16 // blocks whose times are remembered, at least half of them
+	planMost = 1 << 10 // blocks of a prompt that may be written out of order
+	usesMax  = 32      // uses that wait; further ones are dropped, and the next use renews the times
+)
+
+// times has the order of blocks, and the times of their files as far as this process has set or seen them.
+type times struct {
+	mu      sync.Mutex
+	order   *tier.Order // nil: none was given
+	known   map[block.Key]timed
+	older   map[block.Key]timed // what was known before known was begun
+	uses    []use               // wait for the goroutine that renews times
+	running bool                // there is one
+}
+
+// timed is the time of a block's file: one that is there, or one that is about to be written.
+type timed struct {
+	when  time.Time
+	there bool
+}
+
+// use is consecutive blocks that were used.
+type use struct {
+	keys []block.Key
+	at   tier.Place
+}
+
+// SetOrder gives the tier the order of the blocks to come, by which it sets the times of their files: those of a prompt are as many
+// microseconds apart as there are blocks between them.
+func (t *Tier) SetOrder(o *tier.Order) {
+	t.times.mu.Lock()
+	defer t.times.mu.Unlock()
+	t.times.order = o
+}
+
+// Use renews the times of the blocks' files, in the background. It does nothing for TouchAfter if the last of them is as new.
+func (t *Tier) Use(keys []block.Key, at tier.Place) {
+	if t.cfg.ReadOnly || len(keys) == 0 {
+		return
+	}
+	now, w := t.clock.Now(), &t.times
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	last, ok := w.find(keys[len(keys)-1])
+	if ok && !t.stale(last.when, now) || len(w.uses) == usesMax {
+		return
+	}
+	if !w.running {
+		if t.gate.Enter() != nil {
+			return
+		}
+		w.running = true
+		go t.renew()
+	}
+	w.uses = append(w.uses, use{slices.Clone(keys), at})
+}
+
+// renew renews the times of blocks that were used, until none waits or the tier closes. It is an operation of the tier, which Close
+// waits for.
+func (t *Tier) renew() {
+	defer t.gate.Leave()
+	for {
+		w := &t.times
+		w.mu.Lock()
+		if len(w.uses) == 0 || t.ctx.Err() != nil {
+			w.uses, w.running = nil, false
+			w.mu.Unlock()
+			return
+		}
+		u := w.uses[0]
+		w.uses = w.uses[1:]
+		w.mu.Unlock()
+		t.renewUse(u)
+	}
+}
+
+// renewUse sets the times of consecutive blocks so that each is older than the one before it.
+func (t *Tier) renewUse(u use) {
+	now := t.clock.Now()
+	latest := now.Add(-step * time.Duration(u.at.Position))
+	if before, ok := t.timeOf(u.at.Before, now); ok {
+		latest = earlier(latest, before.Add(-step))
+	}
+	for _, key := range u.keys {
+		if t.ctx.Err() != nil {
+			return
+		}
+		if used, ok := t.renewOne(key, latest, now); ok {
+			latest = used
+		}
+		latest = latest.Add(-step)
+	}
+}
+
+// renewOne sets the time of a block's file to latest if its time is stale, or later than that. It returns the file's time, if there is a
+// file.
+func (t *Tier) renewOne(key block.Key, latest, now time.Time) (time.Time, bool) {
+	used, ok := t.timeOf(key, now)
+	if ok && !t.stale(used, now) && !used.After(latest) {
+		return used, true
+	}
+	d := dirOf(t.dirs, key)
+	info, err := d.Stat(blockName(key))
+	if err != nil {
+		if !blockdir.Gone(err) {
+			t.count.errors.Add(1)
+		}
+		return time.Time{}, false
+	}
+	if t.stale(info.Modified, now) || info.Modified.After(latest) {
+		info = t.setTime(d, key, info, latest)
+	}
+	t.times.note(key, timed{info.Modified, true})
+	return info.Modified, true
+}
+
+// stale reports whether a use has to renew a time: it is as old as TouchAfter, or ahead of the clock.
+func (t *Tier) stale(used, now time.Time) bool {
+	return now.Sub(used) >= t.cfg.TouchAfter || used.After(now)
+}
+
+func earlier(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
+}
+
+// timeOf returns the time of a block's file, which may be about to be written, or false if there is none. A time that is stale may have
+// been renewed by another process, so it is looked up again.
+func (t *Tier) timeOf(key block.Key, now time.Time) (time.Time, bool) {
+	if key == (block.Key{}) {
+		return time.Time{}, false
+	}
+	known, ok := t.times.of(key)
+	if ok && !t.stale(known.when, now) {
+		return known.when, true
+	}
+	info, err := dirOf(t.dirs, key).Stat(blockName(key))
+	if err != nil {
+		return time.Time{}, false
+	}
+	t.times.note(key, timed{info.Modified, true})
+	return info.Modified, true
+}
+
+// plan returns the time for the file of a block that is about to be written: older than that of the block before it. Blocks are written in
+// any order, so it plans the times of those before it that are not there yet, too.
+func (t *Tier) plan(o *tier.Order, key block.Key) time.Time {
+	now, w := t.clock.Now(), &t.times
+	if planned, ok := w.of(key); ok && !planned.there && !t.stale(planned.when, now) {
+		return planned.when
+	}
+	chain, latest := []block.Key{key}, now
+	at := o.Place(key)
+	first := at.Position
+	for at.Before != (block.Key{}) && len(chain) < planMost {
+		if before, ok := t.timeOf(at.Before, now); ok {
+			latest = earlier(latest, before.Add(-step))
+			break
+		}
+		chain = append(chain, at.Before)
+		at = o.Place(at.Before)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for i, k := range slices.Backward(chain) {
+		latest = earlier(latest, now.Add(-step*time.Duration(first-i)))
+		if known, ok := w.find(k); ok && !t.stale(known.when, now) && (i > 0 || !known.there) {
+			latest = known.when // another goroutine has planned or written it meanwhile
+		} else {
+			w.set(k, timed{latest, false})
+		}
+		latest = latest.Add(-step)
+	}
+	return latest.Add(step)
+}
+
+// timeNew sets the time of a file that is about to get its block's name, if the tier was given an order. It returns what is known of the
+// file then. Where the time cannot be set the block is stored all the same.
+func (t *Tier) timeNew(d *dir, temp string, key block.Key, info dirfs.Info) dirfs.Info {
+	o := t.times.given()
+	if o == nil {
+		return info
+	}
+	err := d.SetTime(temp, t.plan(o, key))
+	if err == nil {
+		var changed dirfs.Info
+		if changed, err = d.Stat(temp); err == nil && changed.Inode == info.Inode {
+			info = changed
+		}
+	}
+	if err != nil {
+		t.count.errors.Add(1)
+	}
+	t.times.note(key, timed{info.Modified, true})
+	return info
+}
+
+// touch renews the time of a block that was hit. If the tier was given an order, Use does that.
+func (t *Tier) touch(d *dir, key block.Key, info dirfs.Info) {
+	now := t.clock.Now()
+	if t.times.given() == nil && !t.cfg.ReadOnly && t.stale(info.Modified, now) {
+		t.setTime(d, key, info, now)
+	}
+}
+
+// setTime sets the time of a block's file, and returns what is known of the file then. It is no reason for a hit to fail.
+func (t *Tier) setTime(d *dir, key block.Key, info dirfs.Info, when time.Time) dirfs.Info {
+	whole, synced := t.proofs.has(key, info)
+	err := d.SetTime(blockName(key), when)
+	if err == nil {
+		var changed dirfs.Info
+		if changed, err = d.Stat(blockName(key)); err == nil && changed.Inode == info.Inode {
+			info = changed // the same file, known by another time
+			if whole {
+				t.proofs.add(key, info, synced)
+			}
+		}
+	}
+	if err != nil && !blockdir.Gone(err) {
+		t.count.errors.Add(1)
+	}
+	return info
+}
+
+// given returns the order that the tier was given, or nil.
+func (w *times) given() *tier.Order {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.order
+}
+
+// of returns what is known of a block's time.
+func (w *times) of(key block.Key) (timed, bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.find(key)
+}
+
+// find is of; the caller holds mu.
+func (w *times) find(key block.Key) (timed, bool) {
+	when, ok := w.known[key]
+	if !ok {
+		when, ok = w.older[key]
+	}
+	return when, ok
+}
+
+// note remembers the time of a block's file.
+func (w *times) note(key block.Key, when timed) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.set(key, when)
+}
+
+// set is note; the caller holds mu.
+func (w *times) set(key block.Key, when timed) {
+	if w.known == nil || len(w.known) >= timesMax/2 {
+		w.known, w.older = make(map[block.Key]timed), w.known
+	}
+	w.known[key] = when
+}
+
+// forget forgets the time of a block that is removed.
+func (w *times) forget(key block.Key) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.known, key)
+	delete(w.older, key)
+}

@@ -169,10 +169,6 @@ var needs = []need{
 	},
 	{
 		commands: []string{"transfer serve"}, flags: []string{"advertise"},
-		met: isNot("protocol", protocolMooncake), lacks: "--protocol auto, as Mooncake's has the address in --name",
-	},
-	{
-		commands: []string{"transfer serve"}, flags: []string{"advertise"},
 		met: isNot("metadata", mooncake.P2PHandshake), lacks: "--metadata http://HOST:PORT/metadata, as with P2PHANDSHAKE --name is the address",
 	},
 	{

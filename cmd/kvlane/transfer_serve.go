@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/present"
 	"github.com/kvlane/kvlane/internal/sys/hostmem"
 	"github.com/kvlane/kvlane/mem"
@@ -135,10 +136,13 @@ func (f *serveFlags) serveRegions(cmd *cobra.Command, d mooncake.Directory, m *m
 	notices := make(chan mooncake.Notification)
 	s, err := mooncake.Serve(ctx, mooncake.ServerOptions{
 		Name: f.name, Listen: f.listen, DataPort: f.dataPort, Directory: d, Memory: m,
-		OnNotify: func(n mooncake.Notification) {
+		Advertise: f.advertise,
+		OnNotify: func(ctx context.Context, n mooncake.Notification) error {
 			select {
 			case notices <- n:
+				return nil
 			case <-ctx.Done():
+				return fmt.Errorf("the notification is not printed: %w", errdefs.ErrBusy)
 			}
 		},
 	})

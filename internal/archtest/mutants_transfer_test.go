@@ -2,6 +2,8 @@ package archtest
 
 // transferMutants has the defects of transfers between processes.
 var transferMutants = []mutant{
+	defect("transfer/mooncake", "TestNameOfTwoProcesses",
+		"transfer/mooncake/server.go", "	case err != nil || mine:\n", "	case err != nil || mine || addr != \"\":\n"),
 	defect("transfer", "TestIdleConnectionsGiveWay",
 		"transfer/guard/slots.go", "since <= oldest {", "since <= oldest && since < 0 {"),
 	defect("transfer", "TestLargeRequestsWait",

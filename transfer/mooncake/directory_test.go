@@ -70,7 +70,7 @@ func TestSegmentsByHTTP(t *testing.T) {
 		o.RepublishTime = time.Hour
 	}
 	s, there := serve(t, 4096, change)
-	if _, text := plain(t, http.MethodGet, web.URL+"/metadata?key=mooncake/cluster/rpc_meta/localhost", ""); !strings.Contains(text, `"ip_or_host_name":"localhost","rpc_port":`) {
+	if _, text := plain(t, http.MethodGet, web.URL+"/metadata?key=mooncake/cluster/rpc_meta/localhost", ""); !strings.Contains(text, `"ip_or_host_name":"127.0.0.1","rpc_port":`) {
 		t.Errorf("rpc_meta %q", text)
 	}
 	if _, text := plain(t, http.MethodGet, web.URL+"/metadata?key=mooncake/cluster/ram/localhost", ""); !strings.Contains(text, `"name":"localhost"`) {
@@ -156,4 +156,55 @@ func TestParseSegment(t *testing.T) {
 			t.Errorf("%.60s: %+v, %v", text, s, err)
 		}
 	}
+}
+
+// TestNameThatIsNoHost: a directory names the host of Listen or of Advertise, so that any name will do.
+func TestNameThatIsNoHost(t *testing.T) {
+	for _, c := range []mooncake.ServerOptions{{Listen: "127.0.0.1:0"}, {Listen: "0.0.0.0:0", Advertise: "127.0.0.1"}, {Listen: "[::]:0", Advertise: "127.0.0.1:0"}} {
+		d := directory(t, nil)
+		s, there := serve(t, 4096, func(o *mooncake.ServerOptions) {
+			o.Name, o.Listen, o.Advertise, o.Directory = "kvseg.invalid", c.Listen, c.Advertise, d
+		})
+		if _, err := mooncake.Probe(within(t), d, s.Name()); err != nil {
+			t.Errorf("%+v: %v", c, err)
+		}
+		r, here := open(t, s.Name(), 4096, func(o *mooncake.Options) { o.Directory = d })
+		must(t, do(t, r, mooncake.Task{Op: mooncake.Write, Local: addr(here), Remote: addr(there), Length: 4096}))
+	}
+	for _, name := range []string{"127.0.0.1", "kvseg", "::1:17014", "a\xff:0"} {
+		_, err := mooncake.Serve(within(t), mooncake.ServerOptions{Name: name, Listen: "127.0.0.1:0", Memory: mooncake.NewRegions(nil)})
+		if !errors.Is(err, errdefs.ErrInvalid) {
+			t.Errorf("by P2PHANDSHAKE, %q: %v", name, err)
+		}
+	}
+}
+
+// TestNameOfTwoProcesses: the last that took a name has it for as long as it answers. Then the other is found again. An end leaves the other's record.
+func TestNameOfTwoProcesses(t *testing.T) {
+	d := directory(t, nil)
+	change := func(o *mooncake.ServerOptions) {
+		o.Name, o.Listen, o.Directory, o.RepublishTime = "kv", "127.0.0.1:0", d, 10*time.Millisecond
+	}
+	m, _ := registered(t, 4096)
+	o := mooncake.ServerOptions{Memory: m}
+	change(&o)
+	first, err := mooncake.Serve(within(t), o)
+	must(t, err)
+	second, _ := serve(t, 4096, change)
+	eventually(t, "the first learns that the second has the name", func() bool { return errors.Is(first.Directory(), errdefs.ErrExists) })
+	found := func(s *mooncake.Server) bool {
+		got, err := d.Find(within(t), "kv")
+		return err == nil && got.DataPort == s.Segment().DataPort
+	}
+	if !found(second) {
+		t.Error("the second has lost the name while it answers")
+	}
+	must(t, first.Close(within(t)))
+	if !found(second) {
+		t.Error("the end of the first has taken the record of the second")
+	}
+	third, _ := serve(t, 4096, change)
+	eventually(t, "the second learns that the third has the name", func() bool { return errors.Is(second.Directory(), errdefs.ErrExists) })
+	must(t, mooncake.Die(third))
+	eventually(t, "the second is not found again", func() bool { return found(second) })
 }

@@ -8,6 +8,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/kvlane/kvlane/transfer/guard"
 	"github.com/kvlane/kvlane/transfer/memory"
 )
 
@@ -23,8 +24,9 @@ type flow struct {
 	net.Conn
 	bound         time.Duration // of reads; of writes it is stall
 	stall         time.Duration
-	readBy, sayBy time.Time // the deadlines that are set
-	broken        error     // the first error of the connection, as its reader saw it
+	readBy, sayBy time.Time   // the deadlines that are set
+	broken        error       // the first error of the connection, as its reader saw it
+	pace          *guard.Pace // the least rate of a request under way; nil: there is none
 }
 
 func newFlow(c net.Conn, stall time.Duration) *flow {
@@ -51,11 +53,23 @@ func (f *flow) Read(p []byte) (int, error) {
 			return 0, err
 		}
 	}
+	began := time.Now()
 	n, err := f.Conn.Read(p)
-	if err != nil && n == 0 {
+	if err == nil {
+		err = f.tooSlow(n, began)
+	}
+	if err != nil {
 		f.broken = err
 	}
 	return n, err
+}
+
+// tooSlow returns an error if the peer of a request under way moves less than its pace. The n last bytes took since began.
+func (f *flow) tooSlow(n int, began time.Time) error {
+	if f.pace == nil {
+		return nil
+	}
+	return f.pace.Moved(n, began)
 }
 
 // ReadBy implements memory.BriefReader.
@@ -66,11 +80,12 @@ func (f *flow) ReadBy(p []byte, by time.Time) (int, error) {
 		f.broken = err
 		return 0, err
 	}
+	began := time.Now()
 	n, err := f.Conn.Read(p)
-	if isTimeout(err) {
-		return n, nil
+	if err == nil || isTimeout(err) {
+		err = f.tooSlow(n, began)
 	}
-	if err != nil && n == 0 {
+	if err != nil {
 		f.broken = err
 	}
 	return n, err
@@ -89,6 +104,7 @@ func (f *flow) writeAll(head, p []byte) (int, error) {
 				return done, err
 			}
 		}
+		began := time.Now()
 		part := p[done:min(len(p), done+writeBytes)]
 		var n int64
 		var err error
@@ -103,6 +119,9 @@ func (f *flow) writeAll(head, p []byte) (int, error) {
 			n = int64(one)
 		}
 		done += int(n)
+		if err == nil {
+			err = f.tooSlow(int(n), began)
+		}
 		if err != nil {
 			return done, err
 		}
@@ -149,10 +168,11 @@ func (g *gather) WriteBy(p []byte, by time.Time) (int, error) {
 	if err := g.flow.SetWriteDeadline(by); err != nil {
 		return 0, err
 	}
+	began := time.Now()
 	both := net.Buffers{g.kept, p}
 	wrote, err := both.WriteTo(g.flow.Conn)
-	if isTimeout(err) {
-		err = nil
+	if err == nil || isTimeout(err) {
+		err = g.flow.tooSlow(int(wrote), began)
 	}
 	n := min(int(wrote), len(g.kept))
 	g.kept = append(g.kept[:0], g.kept[n:]...)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/transfer/guard"
 )
 
 // FuzzParseSegment: a description that is taken is one, and is taken again as it is written; what is not is ErrInvalid.
@@ -52,9 +53,9 @@ func (w *wire) SetDeadline(time.Time) error      { return nil }
 func (w *wire) SetReadDeadline(time.Time) error  { return nil }
 func (w *wire) SetWriteDeadline(time.Time) error { return nil }
 
-// testServer offers b, of which guard bytes at each end are not registered, and has no sockets. Addresses begin at base.
-func testServer(b []byte, base uint64, guard int) *Server {
-	in := b[guard : len(b)-guard]
+// testServer offers b, of which edge bytes at each end are not registered, and has no sockets. Addresses begin at base.
+func testServer(b []byte, base uint64, edge int) *Server {
+	in := b[edge : len(b)-edge]
 	r, err := mem.NewRegion(mem.RegionSpec{Kind: mem.KindHost, Device: mem.NoDevice, Len: int64(len(in)), CPU: mem.CPUAddr(base), Bytes: in})
 	if err != nil {
 		panic(err)
@@ -63,7 +64,7 @@ func testServer(b []byte, base uint64, guard int) *Server {
 	if err := m.Add("cpu:0", r); err != nil {
 		panic(err)
 	}
-	s := &Server{o: ServerOptions{Name: "a:1", Memory: m, OnNotify: func(Notification) {}}, ctx: context.Background(), host: "a", port: 1}
+	s := &Server{o: ServerOptions{Name: "a:1", Memory: m, OnNotify: func(context.Context, Notification) error { return nil }}, ctx: context.Background(), budget: guard.NewBudget(requestsBytes, smallBytes, handshakeTime), host: "a", port: 1}
 	s.o.setDefaults()
 	return s
 }
@@ -76,7 +77,7 @@ func FuzzHandshake(f *testing.F) {
 	f.Add([]byte("\xff\xff\xff\xff\xff\xff\xff\xff\x03"))
 	f.Fuzz(func(t *testing.T, said []byte) {
 		s, w := testServer(make([]byte, 64), 1<<20, 0), &wire{in: bytes.NewReader(said)}
-		s.handshake(w)
+		s.handshake(w, new(guard.Slot))
 		if w.out.Len() == 0 {
 			if s.Stats().Malformed != 1 {
 				t.Fatal("dropped and not counted")
@@ -93,20 +94,20 @@ func FuzzHandshake(f *testing.F) {
 // FuzzSession: whatever requests come, what is beside the registered memory stays as it is, answers have the bytes of that memory only, and no more of
 // them than was asked for.
 func FuzzSession(f *testing.F) {
-	const base, guard, size = 1 << 20, 64, 256
+	const base, edge, size = 1 << 20, 64, 256
 	h := func(h header) string { return string(h.append(nil)) }
 	f.Add([]byte(h(header{length: 4, addr: base, op: Read, v2: true}) + h(header{length: 3, addr: base + 1, op: Write, v2: true}) + "abc"))
 	f.Add([]byte(h(header{length: size, addr: base, op: Read}) + h(header{length: size + 1, addr: base, op: Write}) + strings.Repeat("x", size+1)))
 	f.Add([]byte(h(header{length: ^uint64(0) - base + 2, addr: base, op: Write, v2: true})))
 	f.Add([]byte(h(header{length: 2, addr: base - 1, op: Read})))
 	f.Fuzz(func(t *testing.T, said []byte) {
-		b := make([]byte, size+2*guard)
+		b := make([]byte, size+2*edge)
 		for i := range b {
 			b[i] = 0xa5
 		}
-		s, w := testServer(b, base, guard), &wire{in: bytes.NewReader(said)}
-		s.session(w)
-		for i := range guard {
+		s, w := testServer(b, base, edge), &wire{in: bytes.NewReader(said)}
+		s.session(w, new(guard.Slot))
+		for i := range edge {
 			if b[i] != 0xa5 || b[len(b)-1-i] != 0xa5 {
 				t.Fatal("bytes beside the registered memory were written")
 			}

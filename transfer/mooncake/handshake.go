@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"time"
+	"unicode/utf8"
 
 	"github.com/kvlane/kvlane/errdefs"
 )
@@ -58,16 +59,30 @@ func writeFrame(w io.Writer, kind byte, body []byte) error {
 	return err
 }
 
-// readFrame reads a request or an answer. Nothing is allocated for more than a frame may have.
+// readFrame reads a request or an answer.
 func readFrame(r io.Reader) (kind byte, body []byte, err error) {
-	var head [9]byte
-	if _, err := io.ReadFull(r, head[:8]); err != nil {
+	n, err := readLength(r)
+	if err != nil {
 		return 0, nil, err
+	}
+	return readBody(r, n)
+}
+
+// readLength reads how many bytes of a frame follow: 1 to maxFrame.
+func readLength(r io.Reader) (int64, error) {
+	var head [8]byte
+	if _, err := io.ReadFull(r, head[:]); err != nil {
+		return 0, err
 	}
 	n := binary.LittleEndian.Uint64(head[:])
 	if n == 0 || n > maxFrame {
-		return 0, nil, fmt.Errorf("a frame of %d bytes: it has 1 to %d: %w", n, maxFrame, errdefs.ErrInvalid)
+		return 0, fmt.Errorf("a frame of %d bytes: it has 1 to %d: %w", n, maxFrame, errdefs.ErrInvalid)
 	}
+	return int64(n), nil
+}
+
+// readBody reads the n bytes that follow a frame's length.
+func readBody(r io.Reader, n int64) (kind byte, body []byte, err error) {
 	b := make([]byte, n)
 	if _, err := io.ReadFull(r, b); err != nil {
 		return 0, nil, err
@@ -136,6 +151,9 @@ func Notify(ctx context.Context, d Directory, segment string, n Notification) er
 	addr, err := d.handshake(ctx, segment)
 	if err != nil {
 		return fmt.Errorf("notify segment %s: %w", segment, err)
+	}
+	if !utf8.ValidString(n.Name) || !utf8.ValidString(n.Message) {
+		return fmt.Errorf("notify segment %s: the message is not UTF-8, which JSON cannot carry: %w", segment, errdefs.ErrInvalid)
 	}
 	body, err := json.Marshal(n)
 	if err != nil {

@@ -44,6 +44,8 @@ type server struct {
 	Port int    `json:"rpc_port"`
 }
 
+func (s server) address() string { return net.JoinHostPort(s.Host, strconv.Itoa(s.Port)) }
+
 // ParseSegment reads a description that a peer sent or a directory has. Unknown fields are ignored, as those of other protocols are.
 // Errors: ErrInvalid for what is no description, or one with an empty name, an address or length of zero, or a buffer that ends beyond
 // the address space.

@@ -1,6 +1,7 @@
 package mooncake
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,34 +10,46 @@ import (
 	"strconv"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/transfer/guard"
 )
 
 // ServerOptions say what a Server offers, and how. Zero values are the defaults.
 type ServerOptions struct {
 	// Name is the segment's. With P2PHANDSHAKE it is HOST:PORT, at which peers reach the handshake; port 0 takes a free one, and
-	// Server.Name says which. With another directory the port may be left out, and HOST must be what peers reach.
+	// Server.Name says which. With another directory any name will do.
 	Name string
 	// Listen is where the handshake listens, HOST:PORT; the default is Name. DataPort is the port for data; 0 takes a free one.
 	Listen   string
 	DataPort int
+	// Advertise is what a directory names as the address of the handshake, HOST or HOST:PORT; data is at the same host. The default is the
+	// host of Listen, or of Name if Listen is empty or all of the machine's addresses, and the port that is listened on.
+	Advertise string
 	// Directory makes the segment known; the default is that of P2PHANDSHAKE.
 	Directory Directory
 	// Memory is what is offered. Must be set.
 	Memory Memory
-	// OnNotify takes notifications, several at once; its sender has its answer once it returns. Without it they are refused.
-	OnNotify func(Notification)
+	// OnNotify takes notifications, several at once. The sender is answered once it returns: with its error, if that is not nil. ctx ends
+	// when the sender no longer waits. Without OnNotify notifications are refused.
+	OnNotify func(ctx context.Context, n Notification) error
 	// Version is of the data protocol that the segment tells of: 2, or 1 for peers that know no other. Both are answered always.
 	Version int
 
-	MaxConnections int           // of data; more are closed at once. 1024
+	MaxConnections int           // of data; beyond it one that is idle is closed, or else the new one. 1024
 	IdleTime       time.Duration // how long a connection of data may have no request. 10 minutes
 	StallTime      time.Duration // how long a request may bring or take no byte. 30 seconds
 	RepublishTime  time.Duration // how often the directory is looked at, and told again of what it has forgotten. 10 seconds
 }
 
-const maxHandshakes = 256 // connections of the handshake at a time
+// Limits of the handshake.
+const (
+	maxHandshakes = 256      // connections at a time
+	requestsBytes = 64 << 20 // memory of their requests, together; those of smallBytes and less do not count
+	smallBytes    = 64 << 10
+	copies        = 4 // how often a request is in memory at a time: as it came, and decoded
+)
 
 func (o *ServerOptions) setDefaults() {
 	if o.Directory == nil {
@@ -70,9 +83,18 @@ func (o *ServerOptions) validate() error {
 	if o.Name == "" {
 		wrong("Name is empty")
 	}
+	if !utf8.ValidString(o.Name) {
+		wrong("Name %q is not UTF-8", o.Name)
+	}
 	host, _, err := net.SplitHostPort(o.Name)
-	if ip := net.ParseIP(host); err == nil && (host == "" || ip != nil && ip.IsUnspecified()) {
+	if err == nil && unspecified(host) {
 		wrong("Name %q has no host that peers reach; Listen may say where to listen", o.Name)
+	}
+	if _, own := o.Directory.(p2p); own && err != nil {
+		wrong("Name %q is not the HOST:PORT at which peers reach the segment, an IPv6 address in brackets", o.Name)
+	}
+	if advertised, _ := hostPort(o.Advertise); o.Advertise != "" && unspecified(advertised) {
+		wrong("Advertise %q has no host that peers reach", o.Advertise)
 	}
 	if o.Memory == nil {
 		wrong("Memory is not set")
@@ -89,6 +111,22 @@ func (o *ServerOptions) validate() error {
 	return errors.Join(errs...)
 }
 
+// unspecified reports whether a host is none, or all addresses of a machine.
+func unspecified(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "" || ip != nil && ip.IsUnspecified()
+}
+
+// hostPort splits HOST:PORT. The port is 0 where there is none.
+func hostPort(addr string) (host string, port int) {
+	host, text, err := net.SplitHostPort(addr)
+	if err != nil {
+		return addr, 0
+	}
+	port, _ = strconv.Atoi(text)
+	return host, port
+}
+
 // Server offers a segment to peers.
 type Server struct {
 	o      ServerOptions
@@ -98,6 +136,7 @@ type Server struct {
 	ctx    context.Context //nolint:containedctx // the server's life, which its goroutines share
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
+	budget *guard.Budget // of requests of the handshake
 	counters
 
 	mu     sync.Mutex
@@ -108,6 +147,7 @@ type Server struct {
 
 // Serve begins to offer a segment, and has told its directory of it when it returns. Close ends it.
 func Serve(ctx context.Context, o ServerOptions) (_ *Server, err error) {
+	listen := o.Listen
 	o.setDefaults()
 	fail := func(err error) (*Server, error) { return nil, fmt.Errorf("serve segment %s: %w", o.Name, err) }
 	if err := o.validate(); err != nil {
@@ -126,8 +166,8 @@ func Serve(ctx context.Context, o ServerOptions) (_ *Server, err error) {
 	if err != nil {
 		return fail(errors.Join(err, hands.Close()))
 	}
-	s := &Server{o: o, conns: make(map[net.Conn]struct{})}
-	s.name(portOf(hands), portOf(data))
+	s := &Server{o: o, budget: guard.NewBudget(requestsBytes, smallBytes, handshakeTime), conns: make(map[net.Conn]struct{})}
+	s.name(listen, portOf(hands), portOf(data))
 	s.ctx, s.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	s.listen(hands, maxHandshakes, s.handshake)
 	s.listen(data, o.MaxConnections, s.session)
@@ -148,16 +188,22 @@ func portOf(l net.Listener) int {
 	return a.Port
 }
 
-// name settles what peers call the segment, and where they reach it.
-func (s *Server) name(handshakePort, dataPort int) {
-	host, port, err := net.SplitHostPort(s.o.Name)
-	if err != nil {
-		host = s.o.Name
-	}
-	if port == "0" {
+// name sets the segment's name and the address at which peers reach it. listen is the address that the caller gave, if any.
+func (s *Server) name(listen string, handshakePort, dataPort int) {
+	host, _ := hostPort(s.o.Name)
+	if _, port, err := net.SplitHostPort(s.o.Name); err == nil && port == "0" {
 		s.o.Name = net.JoinHostPort(host, strconv.Itoa(handshakePort))
 	}
-	s.at, s.host, s.port = server{Host: host, Port: handshakePort}, host, dataPort
+	port := handshakePort
+	if _, own := s.o.Directory.(p2p); !own {
+		if h, _ := hostPort(listen); !unspecified(h) {
+			host = h
+		}
+		if h, p := hostPort(s.o.Advertise); h != "" {
+			host, port = h, cmp.Or(p, port)
+		}
+	}
+	s.at, s.host, s.port = server{Host: host, Port: port}, host, dataPort
 }
 
 // Name returns the segment's name, with the port that was taken.
@@ -182,7 +228,7 @@ func (s *Server) publish(ctx context.Context) error {
 	return err
 }
 
-// republish tells a directory that was restarted of the segment.
+// republish has the directory name this segment again where it has forgotten it, or names a process that is gone.
 func (s *Server) republish() {
 	tick := time.NewTicker(s.o.RepublishTime)
 	defer tick.Stop()
@@ -192,10 +238,7 @@ func (s *Server) republish() {
 			return
 		case <-tick.C:
 		}
-		_, err := s.o.Directory.Find(s.ctx, s.o.Name)
-		if errors.Is(err, errdefs.ErrNotFound) {
-			err = s.publish(s.ctx)
-		}
+		err := s.check(s.ctx)
 		if err != nil && s.ctx.Err() == nil {
 			s.directoryFailures.Add(1)
 		}
@@ -203,6 +246,36 @@ func (s *Server) republish() {
 		s.lost = err
 		s.mu.Unlock()
 	}
+}
+
+// check compares what the directory has of the segment with this server, and publishes it again if that is missing, cannot be read, or names a
+// process that does not answer. ErrExists if another process serves the name.
+func (s *Server) check(ctx context.Context) error {
+	mine, addr, err := s.isListed(ctx)
+	switch {
+	case errors.Is(err, errdefs.ErrNotFound) || errors.Is(err, errdefs.ErrInvalid):
+		return s.publish(ctx)
+	case err != nil || mine:
+		return err
+	}
+	if addr != s.at.address() {
+		if _, err := ask(ctx, addr, kindProbe, []byte("{}")); err == nil {
+			return fmt.Errorf("segment %s is served by the process at %s: %w", s.o.Name, addr, errdefs.ErrExists)
+		}
+	}
+	return s.publish(ctx)
+}
+
+// isListed reports whether the directory names this server, and the address of the handshake that it names.
+func (s *Server) isListed(ctx context.Context) (mine bool, addr string, err error) {
+	if addr, err = s.o.Directory.handshake(ctx, s.o.Name); err != nil {
+		return false, "", err
+	}
+	listed, err := s.o.Directory.Find(ctx, s.o.Name)
+	if err != nil {
+		return false, addr, err
+	}
+	return addr == s.at.address() && listed.DataHost == s.host && listed.DataPort == s.port, addr, nil
 }
 
 // Directory returns why the directory was not reached when it was last tried, or nil. Transfers go on without it; it is tried again.
@@ -213,9 +286,9 @@ func (s *Server) Directory() error {
 }
 
 // listen takes connections, at most so many at a time, each with a goroutine.
-func (s *Server) listen(l net.Listener, most int, serve func(net.Conn)) {
+func (s *Server) listen(l net.Listener, most int, serve func(net.Conn, *guard.Slot)) {
 	stop := context.AfterFunc(s.ctx, func() { _ = l.Close() }) // nothing is lost with a listener
-	room := make(chan struct{}, most)
+	slots := guard.NewSlots(most)
 	s.wg.Go(func() {
 		defer stop()
 		defer l.Close() //nolint:errcheck // as above
@@ -234,17 +307,16 @@ func (s *Server) listen(l net.Listener, most int, serve func(net.Conn)) {
 				continue
 			}
 			wait = time.Millisecond
-			select {
-			case room <- struct{}{}:
-			default:
+			slot := slots.Take(func() { _ = c.Close() })
+			if slot == nil {
 				s.refusedConnections.Add(1)
 				_ = c.Close()
 				continue
 			}
 			s.wg.Go(func() {
-				defer func() { <-room }()
+				defer slots.Release(slot)
 				if s.enter(c) {
-					serve(c)
+					serve(c, slot)
 				}
 				s.leave(c)
 			})
@@ -278,13 +350,17 @@ func (s *Server) leave(c net.Conn) {
 	delete(s.conns, c)
 }
 
-// Close withdraws the segment and ends every connection at once; no memory is touched when it returns. The error is the directory's.
+// Close withdraws the segment, unless the directory names another process by now, and ends every connection at once; no memory is touched when
+// it returns. The error is the directory's.
 func (s *Server) Close(ctx context.Context) error {
 	s.mu.Lock()
 	again := s.closed
 	s.mu.Unlock()
 	if err := s.stop(); again || err != nil {
 		return err
+	}
+	if mine, _, err := s.isListed(ctx); err == nil && !mine || errors.Is(err, errdefs.ErrNotFound) {
+		return nil
 	}
 	return s.o.Directory.withdraw(ctx, s.o.Name)
 }
@@ -303,17 +379,31 @@ func (s *Server) stop() error {
 }
 
 // handshake answers one request.
-func (s *Server) handshake(c net.Conn) {
+func (s *Server) handshake(c net.Conn, slot *guard.Slot) {
 	if c.SetDeadline(time.Now().Add(handshakeTime)) != nil {
 		return
 	}
-	kind, body, err := readFrame(c)
+	ctx, cancel := context.WithTimeout(s.ctx, handshakeTime)
+	defer cancel()
+	n, err := readLength(c)
 	if err != nil {
 		s.malformed.Add(1)
 		return
 	}
+	release, err := s.budget.Take(ctx, copies*n)
+	if err != nil {
+		s.refusedConnections.Add(1)
+		return
+	}
+	defer release()
+	kind, body, err := readBody(c, n)
+	if err != nil {
+		s.malformed.Add(1)
+		return
+	}
+	slot.Busy()
 	s.handshakes.Add(1)
-	answer, err := s.answer(kind, body)
+	answer, err := s.answer(ctx, kind, body)
 	if err != nil {
 		s.malformed.Add(1)
 		return
@@ -323,7 +413,7 @@ func (s *Server) handshake(c net.Conn) {
 	}
 }
 
-func (s *Server) answer(kind byte, body []byte) ([]byte, error) {
+func (s *Server) answer(ctx context.Context, kind byte, body []byte) ([]byte, error) {
 	switch kind {
 	case kindConnection:
 		s.refusedRDMA.Add(1)
@@ -338,8 +428,10 @@ func (s *Server) answer(kind byte, body []byte) ([]byte, error) {
 		if s.o.OnNotify == nil {
 			return json.Marshal(Notification{Message: "nobody listens"})
 		}
+		if err := s.o.OnNotify(ctx, n); err != nil {
+			return json.Marshal(Notification{Message: err.Error()})
+		}
 		s.notifications.Add(1)
-		s.o.OnNotify(n)
 		return json.Marshal(Notification{Message: success})
 	case kindProbe:
 		return json.Marshal(probeAnswer{Status: success})

@@ -5,23 +5,31 @@ import (
 	"io"
 	"net"
 	"time"
+
+	"github.com/kvlane/kvlane/transfer/guard"
 )
 
 // rejectTime is how long the rest of a rejected write is read and thrown away, so that its sender learns why.
 const rejectTime = 2 * time.Second
 
 // session carries out the requests of one connection of data, in order.
-func (s *Server) session(c net.Conn) {
+func (s *Server) session(c net.Conn, slot *guard.Slot) {
 	f := newFlow(c, s.o.StallTime)
+	pace := guard.NewPace(s.o.StallTime)
 	out := newGather(f)
 	in := newInlet(flushing{out})
 	head := make([]byte, headerBytes)
 	for {
 		f.limit(s.o.IdleTime)
+		f.pace = nil
+		slot.Idle()
 		if _, err := in.Peek(1); err != nil {
 			return // it has ended, or was idle for long
 		}
+		slot.Busy()
 		f.limit(s.o.StallTime)
+		f.pace = pace
+		pace.Begin()
 		if _, err := io.ReadFull(in, head); err != nil {
 			s.malformed.Add(1)
 			return

@@ -2,6 +2,7 @@ package mooncake_test
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
@@ -79,7 +80,9 @@ func isTimeout(err error) bool {
 // Requests of the handshake, byte by byte, and their answers.
 func TestHandshakeBytes(t *testing.T) {
 	heard := make(chan mooncake.Notification, 10)
-	s, there := serve(t, 4096, func(o *mooncake.ServerOptions) { o.OnNotify = func(n mooncake.Notification) { heard <- n } })
+	s, there := serve(t, 4096, func(o *mooncake.ServerOptions) {
+		o.OnNotify = func(_ context.Context, n mooncake.Notification) error { heard <- n; return nil }
+	})
 	ask := func(text string) net.Conn {
 		c := talk(t, s.Name())
 		say(t, c, text)
@@ -271,7 +274,7 @@ func TestIdleAndStalledConnections(t *testing.T) {
 	full, _ := serve(t, 4096, func(o *mooncake.ServerOptions) { o.MaxConnections = 2 })
 	for range 2 {
 		c := talk(t, dataAddr(full))
-		_, err = c.Write(request(1, addrOf(full), 0x80))
+		_, err = c.Write(append(request(1, addrOf(full), 0x80), 1)) // and the begin of another: one that is idle would give way
 		must(t, err)
 		take(t, c, 9)
 	}
@@ -279,6 +282,38 @@ func TestIdleAndStalledConnections(t *testing.T) {
 	if st := full.Stats(); st.RefusedConnections != 1 {
 		t.Errorf("%+v", st)
 	}
+}
+
+// TestIdleConnectionsGiveWay: connections that say nothing keep no peer out, of the handshake nor of data, nor do those that send a byte now and then.
+func TestIdleConnectionsGiveWay(t *testing.T) {
+	s, there := serve(t, 4096, func(o *mooncake.ServerOptions) { o.MaxConnections, o.StallTime = 2, 200*time.Millisecond })
+	for range 256 {
+		talk(t, s.Name())
+	}
+	d, err := mooncake.OpenDirectory(mooncake.P2PHandshake, "")
+	must(t, err)
+	eventually(t, "a handshake is answered", func() bool { _, err := mooncake.Probe(within(t), d, s.Name()); return err == nil })
+	talk(t, dataAddr(s))
+	slow := talk(t, dataAddr(s))
+	_, err = slow.Write(request(4096, addr(there), 0x81))
+	must(t, err)
+	go func() {
+		for range 4095 { // too few to be done
+			if _, err := slow.Write([]byte{1}); err != nil {
+				return
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+	}()
+	for range 2 {
+		eventually(t, "data is moved", func() bool {
+			c := talk(t, dataAddr(s))
+			_, _ = c.Write(request(1, addr(there), 0x80))
+			_, err := io.ReadFull(c, make([]byte, 9))
+			return err == nil
+		})
+	}
+	_ = ended(t, slow)
 }
 
 func addrOf(s *mooncake.Server) uint64 { return s.Segment().Buffers[0].Addr }

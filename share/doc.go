@@ -10,9 +10,6 @@
 // stream reports a copy good only if it found the connection standing after the copy had ended. Who withdraws waits until importers say
 // that nothing of theirs touches the memory any more.
 //
-// Memory may be announced before it is written: importers' queues and streams wait for the exporter's work on their own device, and never for
-// longer than it lives (Export.Announce, Import.Announced).
-//
 // Which sort of handle works on a machine only trying tells: Probe tries each, also between two processes, keeps why one does not,
 // and an Allocator makes memory by the best that does.
 //

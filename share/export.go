@@ -31,7 +31,6 @@ type Export struct {
 	from   Source
 	desc   Descriptor
 	handle device.Handle
-	work   *announcer // nil: nothing was announced. With mu.
 
 	// mu is held while the handle is sent, which is closed with the last word.
 	mu        sync.Mutex
@@ -92,8 +91,8 @@ func (e *Export) Importers() int {
 	return len(e.importers)
 }
 
-// Close withdraws the export, and waits until no importer touches the memory, or has Work of it open, any more: each has said
-// so, or its process has ended. No copy that ends after the withdrawal is reported good. If ctx ends first the error is ErrBusy and names the
+// Close withdraws the export, and waits until no importer touches the memory any more: each has reported
+// that, or its process has ended. No copy that ends after the withdrawal is reported good. If ctx ends first the error is ErrBusy and names the
 // processes that may still touch the memory; it must not be freed, and Close may be called again. A second Close after success returns nil.
 func (e *Export) Close(ctx context.Context) error {
 	if err := errors.Join(e.withdraw(statusWithdrawn), e.settle(ctx)); err != nil {
@@ -133,12 +132,6 @@ func (e *Export) settle(ctx context.Context) error {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.work != nil {
-		if err := e.work.close(ctx); err != nil {
-			return err
-		}
-		e.work = nil
-	}
 	s := e.server
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -162,51 +155,6 @@ func (e *Export) closeHandle() error {
 		return nil
 	}
 	return unix.Close(e.handle.FD)
-}
-
-// Announce has importers that ask from now on wait for work, of a queue or a HostStream of the device that has the memory, on their own devices:
-// Import.Announced. The device writes a word that they see behind it. That there is something to wait for the caller tells them. The event may be
-// closed then. ErrNotSupported for memory of the host, and of a device that writes no words (device.HostStream); ErrClosed if it was withdrawn.
-func (e *Export) Announce(work device.Event) error {
-	if err := e.announce(work); err != nil {
-		return fmt.Errorf("announce work on export %s: %w", e.desc.Identity, err)
-	}
-	return nil
-}
-
-func (e *Export) announce(work device.Event) (err error) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.withdrawn {
-		return errdefs.ErrClosed
-	}
-	if e.work == nil {
-		if e.work, err = newAnnouncer(e.from); err != nil {
-			return err
-		}
-	}
-	return e.work.announce(work)
-}
-
-// lend gives the page of what was announced to an importer.
-func (e *Export) lend(c *net.UnixConn) status {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	switch {
-	case e.withdrawn:
-		return statusUnknown
-	case e.work == nil || e.work.last == 0:
-		return statusSilent
-	}
-	h, err := e.work.page.ExportMemory(e.work.page.Region(), device.HandleMemFD)
-	if err != nil {
-		return statusBusy // there are no descriptors left
-	}
-	_, _, err = c.WriteMsgUnix((&reply{status: statusOK, handle: h}).encode(), unix.UnixRights(h.FD), nil)
-	if errors.Join(err, closeFiles(h)) != nil {
-		return statusMalformed // it has gone
-	}
-	return statusOK
 }
 
 // admit gives the handle to an importer, of the process of that number.

@@ -105,7 +105,6 @@ func FuzzServe(f *testing.F) {
 	id := e.Descriptor().Identity
 	for _, files := range []bool{false, true} {
 		f.Add(encodeRequest(id, forMemory), files)
-		f.Add(encodeRequest(id, forEvent), files)
 		f.Add(encodeRequest(id, forEnd), files)
 		f.Add(encodeRequest(Identity{1}, forMemory), files)
 		f.Add(make([]byte, requestBytes+1), files)

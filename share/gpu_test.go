@@ -100,17 +100,6 @@ func TestGPUImportsAPeers(t *testing.T) {
 	shareGPU(t, 1)
 }
 
-// TestGPUAnnouncedWork: copies of a process on the first GPU come after work of another one's on it, whose stream is held.
-func TestGPUAnnouncedWork(t *testing.T) {
-	announcedWork(t, cudatest.Open(t), start(t, "announce", filepath.Join(t.TempDir(), "s"), "0"))
-}
-
-// TestGPUAnnouncerDies: a queue and a stream of the GPU that wait for work of a process go on when that is killed.
-func TestGPUAnnouncerDies(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "s")
-	announcerDies(t, cudatest.Open(t), func() *process { return start(t, "announce", dir, "0") })
-}
-
 func shareGPU(t *testing.T, exporter int) {
 	t.Helper()
 	const n = 64 << 20

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/device"
-	"github.com/kvlane/kvlane/device/signal"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/sys/hostmem"
 	"github.com/kvlane/kvlane/mem"
@@ -20,20 +19,13 @@ type ImportOptions struct {
 	Allow []int
 	// Timeout bounds how long an exporter may take to answer. Default 10 s.
 	Timeout time.Duration
-	// WaitMax bounds how long work that an exporter has announced is waited for (Import.Announced). Default 30 s.
-	WaitMax time.Duration
 }
 
 // Importer maps memory of other processes for one device. Each export is mapped once, whoever imports it how often.
 type Importer struct {
-	dev     device.Device
-	waits   device.StreamAdopter // dev, or nil
-	users   []int
-	limit   time.Duration
-	waitMax time.Duration
-
-	pinning sync.Mutex
-	words   *signal.Pool // nil: nobody has asked for announced work
+	dev   device.Device
+	users []int
+	limit time.Duration
 
 	mu     sync.Mutex
 	closed bool
@@ -44,18 +36,13 @@ type Importer struct {
 // NewImporter returns an importer for dev, which outlives it. Device memory wants a device.Sharer; without a device host memory is
 // imported, as pageable memory. ErrInvalid.
 func NewImporter(dev device.Device, o ImportOptions) (*Importer, error) {
-	if o.Timeout < 0 || o.WaitMax < 0 {
-		return nil, fmt.Errorf("make importer: exporters answer within %v, and are done within %v: %w", o.Timeout, o.WaitMax, errdefs.ErrInvalid)
+	if o.Timeout < 0 {
+		return nil, fmt.Errorf("make importer: timeout %v is negative: %w", o.Timeout, errdefs.ErrInvalid)
 	}
 	if o.Timeout == 0 {
 		o.Timeout = 10 * time.Second
 	}
-	if o.WaitMax == 0 {
-		o.WaitMax = 30 * time.Second
-	}
-	in := &Importer{dev: dev, users: users(o.Allow), limit: o.Timeout, waitMax: o.WaitMax, all: make(map[Identity]*mapping)}
-	in.waits, _ = dev.(device.StreamAdopter)
-	return in, nil
+	return &Importer{dev: dev, users: users(o.Allow), limit: o.Timeout, all: make(map[Identity]*mapping)}, nil
 }
 
 // mapping is an allocation of another process, mapped.
@@ -70,10 +57,9 @@ type mapping struct {
 	link   *link
 	origin *mem.Origin
 	// mapped is held while the memory is unmapped: that of cuda-ipc is when it is lost and nobody holds it any more.
-	mapped   sync.Mutex
-	base     *mem.Region
-	bytes    []byte    // of host memory
-	follower *follower // nil: nobody has asked for announced work
+	mapped sync.Mutex
+	base   *mem.Region
+	bytes  []byte // of host memory
 
 	watching sync.WaitGroup
 	gone     chan struct{} // closed, once, when it is lost
@@ -184,7 +170,7 @@ func (m *mapping) usable() bool {
 func (in *Importer) establish(ctx context.Context, m *mapping, d *Descriptor) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, in.limit, fmt.Errorf("the exporter did not answer in %v: %w", in.limit, context.DeadlineExceeded))
 	defer cancel()
-	l, h, err := dial(ctx, d, forMemory, in.users)
+	l, h, err := dial(ctx, d, in.users)
 	if err != nil {
 		return err
 	}
@@ -204,9 +190,6 @@ func (in *Importer) establish(ctx context.Context, m *mapping, d *Descriptor) er
 	})
 	m.watching.Go(func() {
 		<-m.origin.Quiet()
-		if in.unfollow(m) != nil {
-			return // drop tries again
-		}
 		// What CUDA's exporter frees has to be unmapped; the others' memory stays while it is mapped, and its Regions' bytes can be looked at.
 		if d.Type != device.HandleCUDAIPC || in.unmap(m) == nil {
 			l.acknowledge()
@@ -270,11 +253,8 @@ func (in *Importer) drop(m *mapping) error {
 		select {
 		case <-m.origin.Quiet():
 		default:
-			return fmt.Errorf("copies are under way, or announced work is open: %w", errdefs.ErrBusy)
+			return fmt.Errorf("copies are under way: %w", errdefs.ErrBusy)
 		}
-	}
-	if err := in.unfollow(m); err != nil {
-		return err
 	}
 	if err := in.unmap(m); err != nil {
 		return err
@@ -338,8 +318,7 @@ func (i *Import) Descriptor() Descriptor { return i.desc }
 // Lost is closed when the memory is lost, or the last import of it closed: mem.Origin says why.
 func (i *Import) Lost() <-chan struct{} { return i.m.gone }
 
-// Close gives the memory back: with the last import of it, it is unmapped. ErrBusy while a copy from or to it is under way, or Work of
-// Announced is open; then it is lost.
+// Close gives the memory back: with the last import of it, it is unmapped. ErrBusy while a copy from or to it is under way; then it is lost.
 // A second Close returns nil; after an error it may be called again.
 func (i *Import) Close() error {
 	i.mu.Lock()
@@ -363,9 +342,6 @@ func (in *Importer) Close() error {
 	in.mu.Unlock()
 	if open > 0 {
 		return fmt.Errorf("close importer: %d imports are open: %w", open, errdefs.ErrBusy)
-	}
-	if err := in.closePool(); err != nil {
-		return fmt.Errorf("close importer: %w", err)
 	}
 	return nil
 }

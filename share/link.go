@@ -41,8 +41,8 @@ func (l *link) closeAll() error {
 	return errors.Join(l.conn.Close(), l.exporter.close())
 }
 
-// dial asks the server that d names for its export, or what belongs to that, and returns the handle, whose descriptor is the caller's.
-func dial(ctx context.Context, d *Descriptor, what purpose, users []int) (_ *link, h device.Handle, err error) {
+// dial asks the server that d names for its export, and returns the handle, whose descriptor is the caller's.
+func dial(ctx context.Context, d *Descriptor, users []int) (_ *link, h device.Handle, err error) {
 	var dialer net.Dialer
 	c, err := dialer.DialContext(ctx, network, d.Socket)
 	if err != nil {
@@ -80,7 +80,7 @@ func dial(ctx context.Context, d *Descriptor, what purpose, users []int) (_ *lin
 		close(hurried)
 	})
 	l.id = d.Identity
-	h, err = ask(conn, d, what)
+	h, err = ask(conn, d)
 	if !stop() {
 		<-hurried // what is still to be said is not: the exporter may have granted it, and waits for the last word
 		if err == nil {
@@ -105,9 +105,9 @@ func closeFiles(h device.Handle) error {
 }
 
 // ask sends the request and reads the reply, with one descriptor or none.
-func ask(conn *net.UnixConn, d *Descriptor, what purpose) (h device.Handle, err error) {
+func ask(conn *net.UnixConn, d *Descriptor) (h device.Handle, err error) {
 	// Who is refused unheard finds that the other end is closed, and reads the reason all the same.
-	if _, err := conn.Write(encodeRequest(d.Identity, what)); err != nil && !errors.Is(err, unix.EPIPE) && !errors.Is(err, unix.ECONNRESET) {
+	if _, err := conn.Write(encodeRequest(d.Identity, forMemory)); err != nil && !errors.Is(err, unix.EPIPE) && !errors.Is(err, unix.ECONNRESET) {
 		return h, fmt.Errorf("ask the exporter: %w", err)
 	}
 	b, control := make([]byte, replyBytes+1), make([]byte, unix.CmsgSpace(4*4))
@@ -145,7 +145,7 @@ func ask(conn *net.UnixConn, d *Descriptor, what purpose) (h device.Handle, err 
 		want = 1
 	}
 	switch {
-	case what == forMemory && (h.Type != d.Type || h.Bytes != d.Bytes || h.Off != d.Offset || r.length != d.Length):
+	case h.Type != d.Type || h.Bytes != d.Bytes || h.Off != d.Offset || r.length != d.Length:
 		return h, fmt.Errorf("the exporter has %d bytes at %d of %d by %s under this identity: %w", r.length, h.Off, h.Bytes, h.Type, errdefs.ErrMismatch)
 	case len(files) != want:
 		return h, fmt.Errorf("%d descriptors came with a handle of type %s: %w", len(files), h.Type, errdefs.ErrInvalid)

@@ -43,8 +43,6 @@ func TestMain(m *testing.M) {
 		err = playExporter(os.Args[1:])
 	case "import":
 		err = playImporter()
-	case "announce":
-		err = playAnnouncer(os.Args[1:])
 	case "hang-up", "wrong-end":
 		err = playHangUp(role == "wrong-end")
 	case "stranger":
@@ -424,13 +422,7 @@ func serve(tb testing.TB, o share.Options) *share.Server {
 
 func importer(tb testing.TB, dev device.Device) *share.Importer {
 	tb.Helper()
-	return importerWithin(tb, dev, 0)
-}
-
-// importerWithin waits no longer for work that is announced.
-func importerWithin(tb testing.TB, dev device.Device, most time.Duration) *share.Importer {
-	tb.Helper()
-	in, err := share.NewImporter(dev, share.ImportOptions{WaitMax: most})
+	in, err := share.NewImporter(dev, share.ImportOptions{})
 	must(tb, err)
 	tb.Cleanup(func() {
 		if err := in.Close(); err != nil {

@@ -215,7 +215,7 @@ func (s *Server) serve(c *net.UnixConn) {
 	case statusOK:
 	case statusDenied:
 		s.stats.Denied++
-	case statusUnknown, statusSilent, statusUnnamed:
+	case statusUnknown, statusUnnamed:
 		s.stats.Unknown++
 	default:
 		s.stats.Malformed++
@@ -296,13 +296,11 @@ func (s *Server) grant(c *net.UnixConn, p *process, pid int32) (*Export, status)
 	}
 	s.mu.Lock()
 	e := s.exports[id]
-	s.conns[c] = !s.closed && e != nil && what == forMemory
+	s.conns[c] = !s.closed && e != nil
 	s.mu.Unlock()
 	switch {
 	case e == nil:
 		return nil, statusUnknown
-	case what == forEvent:
-		return nil, e.lend(c)
 	case p == nil && e.desc.Device != "": // what its device does would outlive its connection unseen
 		return nil, statusUnnamed
 	}

@@ -10,15 +10,14 @@ import (
 )
 
 // What goes over the socket, of sort SOCK_SEQPACKET, so that a packet is a message or nothing. The importer sends one request, of a
-// fixed length, for the memory of an export or for the page of what is announced on it; the server sends one reply to it, with the handle. That of a page
-// ends the connection. For memory it sends another at the end, which says why it ends, and the importer says that it is done when it touches the
-// memory no more, nor ever will by this connection. All numbers are little-endian.
+// fixed length, for the memory of an export. The server sends one reply with the handle, and another at the end with the reason. The importer
+// sends the end request when it will not touch the memory again. All numbers are little-endian.
 //
 //	request: magic u32 | version u16 | for what u16 | identity 16 bytes
 //	reply:   magic u32 | version u16 | status u8 | handle type u8 | bytes u64 | offset u64 | length u64 | handle or nothing, 64 bytes
 const (
 	magic        = 0x6873_766b // "kvsh"
-	version      = 2
+	version      = 3
 	requestBytes = 24
 	replyBytes   = 32 + device.HandleBytes
 )
@@ -28,7 +27,6 @@ type purpose uint16
 
 const (
 	forMemory purpose = iota
-	forEvent          // of the export: the page of what is announced
 	forEnd            // the importer is done
 	purposes
 )
@@ -44,7 +42,6 @@ const (
 	statusBusy
 	statusWithdrawn
 	statusStopped
-	statusSilent
 	statusUnnamed
 	statuses
 )
@@ -66,8 +63,6 @@ func (s status) err() error {
 		return fmt.Errorf("the exporter has withdrawn it: %w", errdefs.ErrNotFound)
 	case statusStopped:
 		return fmt.Errorf("the exporter has stopped: %w", errdefs.ErrClosed)
-	case statusSilent:
-		return fmt.Errorf("the exporter has announced nothing: %w", errdefs.ErrNotFound)
 	case statusUnnamed:
 		return fmt.Errorf("the exporter cannot tell when this process ends, and gives it no device memory: it is in another PID namespace, for which Linux 6.5 is needed: %w", errdefs.ErrNotSupported)
 	default:

@@ -71,7 +71,6 @@ func Run(t *testing.T, open func(t *testing.T) device.Device) {
 		{"ShareMemory", testShareMemory},
 		{"ShareOutlives", testShareOutlives},
 		{"ShareRefuses", testShareRefuses},
-		{"ShareWord", testShareWord},
 		{"ExportDMABuf", testExportDMABuf},
 		{"FlushRemoteWrites", testFlushRemoteWrites},
 		{"StorageMoves", testStorageMoves},

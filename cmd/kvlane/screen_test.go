@@ -29,7 +29,7 @@ func TestReportsKeepToTheScreen(t *testing.T) {
 		"replay":      small("replay", trace, "--layerwise", "--file-dir", "blocks", "--speed", "1000", "--threshold", "hit_rate>0"),
 		"doctor":      {"doctor", "--dir", dir, "--require", "posix"},
 		"bench copy":  {"bench", "copy", "--device", "sim", "--bytes", "64KiB", "--pool", "256KiB", "--large", "128KiB", "--sizes", "4KiB,16KiB,64KiB", "--reps", "1"},
-		"bench store": tinyStore("--blocks", "1", "--work", "load"),
+		"bench store": tinyStore("--blocks", "1", "--work", "load", "--forms", "whole"),
 		"bench file":  tinyFile(dir, "--work", "read", "--from", "page-cache", "--budget", "20s"),
 		"calibrate":   {"calibrate", "--device", "sim", "--memory", "1MiB", "--budget", "20ms", "--profile-dir", "p", "--full"},
 	} {

@@ -102,6 +102,8 @@ func TestDefectFileTierIsValidatedWithTheConfig(t *testing.T) {
 		"a directory twice":            func(s *kvlane.StoreConfig) { s.Dirs = []string{dir, dir + "/"} },
 		"a directory without a name":   func(s *kvlane.StoreConfig) { s.Dirs = []string{""} },
 		"a bound without a directory":  func(s *kvlane.StoreConfig) { s.Dirs, s.FileBytes = nil, 1<<30 },
+		"a folder without a directory": func(s *kvlane.StoreConfig) { s.Dirs, s.Folder = nil, "kv-1" },
+		"a folder that is a path":      func(s *kvlane.StoreConfig) { s.Dirs, s.Folder = []string{dir}, "../kv-1" },
 		"a policy without a directory": func(s *kvlane.StoreConfig) { s.Dirs, s.Fsync = nil, file.FsyncFile },
 		"a policy that there is not":   func(s *kvlane.StoreConfig) { s.Dirs, s.Fsync = []string{dir}, 7 },
 		"a verify policy that is not":  func(s *kvlane.StoreConfig) { s.Verify = 9 },

@@ -49,7 +49,9 @@ func (s *StoreConfig) slotBytes(formats block.Formats) int64 {
 
 // fileTier is the configuration of the file tier.
 func (s *StoreConfig) fileTier(formats block.Formats) file.Config {
-	return file.Config{Dirs: s.Dirs, Formats: formats, Fsync: s.Fsync, MaxBytes: s.FileBytes, DirBytes: s.DirBytes, ReadOnly: s.ReadOnly}
+	return file.Config{
+		Dirs: s.Dirs, Folder: s.Folder, Formats: formats, Fsync: s.Fsync, MaxBytes: s.FileBytes, DirBytes: s.DirBytes, ReadOnly: s.ReadOnly,
+	}
 }
 
 // validateFile reports everything that is wrong with the file tier, or with what is said of one that there is not.
@@ -67,6 +69,8 @@ func (s *StoreConfig) validateFile(formats block.Formats, there bool) error {
 		errs = append(errs, c.Validate())
 	case !there && len(s.Dirs) > 0:
 		bad("directory %q is given, but pipeline %q has no file tier", s.Dirs[0], s.Pipeline)
+	case !there && s.Folder != "":
+		bad("folder %q is given, but there is no file tier: give a directory", s.Folder)
 	case !there && s.FileBytes > 0:
 		bad("the file tier is bounded to %d bytes, but there is none: give a directory", s.FileBytes)
 	case !there && len(s.DirBytes) > 0:
@@ -118,7 +122,11 @@ func (e *Engine) openLower(ctx context.Context) error {
 	case slices.Contains(tiers, store.TierFile):
 		c := e.cfg.Store.fileTier(e.groups.formats)
 		c.Identities, c.FS, c.Reader = e.groups.ids, dirfs.Of(ctx), reader
-		t, err = file.Open(ctx, c)
+		var ft *file.Tier
+		if ft, err = file.Open(ctx, c); err == nil {
+			t = ft
+			e.noteOthers(ft)
+		}
 	case slices.Contains(tiers, store.TierLog):
 		c := e.cfg.Store.logTier(e.groups.formats)
 		c.Identities, c.FS, c.Reader = e.groups.ids, dirfs.Of(ctx), reader
@@ -136,6 +144,14 @@ func (e *Engine) openLower(ctx context.Context) error {
 	e.lower = append(e.lower, t)
 	e.closers.Add(t.Name()+" tier", t.Close)
 	return nil
+}
+
+// noteOthers notes that others use part of the file tier's bound.
+func (e *Engine) noteOthers(t *file.Tier) {
+	if s := t.Stats(); s.OthersBytes > 0 {
+		e.note(fmt.Sprintf("the bound of %d bytes is for all folders in the directories of the file tier: other identities have %d bytes there",
+			s.CapacityBytes, s.OthersBytes))
+	}
 }
 
 // openFiles opens the stream that reads the files of a tier below the cache, where that is asked for; else nil.

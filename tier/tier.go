@@ -77,6 +77,9 @@ type Stats struct {
 	ReadBytes, WrittenBytes      int64
 	Retained, Quarantined, Swept int64 // pins held now; files set aside; temporary files removed at open
 	Newer                        int64 // blocks met that are of another format version: misses, and left as they are
+	OthersBytes                  int64 // held by other identities for which CapacityBytes is too
+	Yielded                      int64 // of Evictions, those that left other identities their share of CapacityBytes
+	Reclaimed                    int64 // blocks removed of identities that no process used
 	Waiting                      int64 // Puts that wait for room now
 	Stuck                        int64 // blocks that could not be removed when room was last made
 	// Paused is why the tier does not write, or the last write failed, for want of room; nil once one has succeeded.

@@ -50,7 +50,7 @@ var storeMutants = []mutant{
 		"tier/file/put.go", "	if blockdir.Gone(err) {\n		if rerr", "	if blockdir.Gone(err) && try > 0 {\n		if rerr",
 		"tier/file/put.go", "	s := d.session.Load()\n	info, err", "	s, try := d.session.Load(), 0\n	info, err"),
 	defect("tier/file", "TestDefectCountsOfAnUnboundedTierStayWrong",
-		"tier/file/collect.go", "f := a.failure.Load(); n != used || *f != nil {", "f := a.failure.Load(); n < used || *f != nil {"),
+		"tier/file/collect.go", "f := a.failure.Load(); n != used || *f != nil ||", "f := a.failure.Load(); n < used || *f != nil ||"),
 	// Copies that are there already.
 	defect("tier/file", "TestDefectDamagedCopyIsTakenForStored",
 		"tier/file/put.go", "	if !whole {\n		info, err = t.examine(ctx, d, key, info)\n	}\n", "	if !whole {\n		err = t.plausible(key, info)\n	}\n"),

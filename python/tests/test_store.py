@@ -46,6 +46,21 @@ def test_one_version() -> None:
     assert _lib.library().version() == kvlane.__version__
 
 
+def test_identities_share_the_bound_of_a_directory(open_store: Open, dirs: list[str]) -> None:
+    image = 4096 + LAYERS * max(4096, 2 * TOKENS * HEADS * SIZE * 4)
+    bound = 40 * image
+    for revision in range(4):
+        store = open_store(revision=f"r{revision}", store={"dirs": dirs, "folder": f"kv-{revision}", "file_bytes": bound})
+        with kvlane.PagedCache(store, arrays(), "lkp") as cache:
+            keys = keys_of(store, PAGES)
+            dump(store, cache, keys, range(PAGES))
+        store.close(30)
+        blocks = [p for p in pathlib.Path(dirs[0]).rglob("*") if len(p.name) == 64]
+        assert {p.stat().st_size for p in blocks} == {image}
+        assert len(blocks) <= 40
+        assert sum(p.parts[-3] == f"kv-{revision}" for p in blocks) == PAGES
+
+
 def test_dump_close_open_load_is_identical(open_store: Open, dirs: list[str]) -> None:
     kv = arrays()
     first = open_store(store={"dirs": dirs})

@@ -18,7 +18,8 @@ type area struct {
 	*Tier
 	name  string // for messages
 	dirs  []*dir
-	bound int64 // bytes; zero: none
+	bound int64  // bytes; zero: none
+	whole limits // of the bound; those of space are this tier's part of them
 	space space
 	pause usage.Pause
 
@@ -30,11 +31,19 @@ type area struct {
 	done    chan struct{} // closed when the collector has ended
 	failure atomic.Pointer[error]
 	stuck   atomic.Int64 // blocks that could not be removed in the last round
+
+	others atomic.Int64 // bytes of other folders that the bound is for too
+	// Used by the collector, and by Close after its end.
+	neighbours map[string]*neighbour // the other folders, by their paths
+	yielding   bool                  // this tier has its share of the bound, since all folders are above it
+	yieldedAt  time.Time
+	used       time.Time // last operation that a record has
+	operations int64     // until then
 }
 
 func (t *Tier) newArea(name string, l limits, bound int64, dirs ...*dir) *area {
 	a := &area{
-		Tier: t, name: name, dirs: dirs, bound: bound,
+		Tier: t, name: name, dirs: dirs, bound: bound, whole: l,
 		space: space{limits: l, configured: l, unit: t.formats.MaxImageBytes()},
 		kick:  make(chan struct{}, 1), rounds: make(chan struct{}, 1),
 		counted: make(chan struct{}), done: make(chan struct{}),

@@ -26,19 +26,25 @@ const recountEvery = time.Minute
 func (a *area) collector() {
 	defer close(a.done)
 	a.background(a.recount(a.ctx))
+	a.begin()
 	close(a.counted)
 	tick := a.clock.NewTicker(recountEvery)
 	defer tick.Stop()
 	var pause time.Duration
 	var used int64
+	renew := false
 	for {
-		a.round()
+		retry := a.round()
 		var again <-chan time.Time
-		if a.space.starving() && !a.cfg.ReadOnly {
+		if (retry || a.space.starving()) && !a.cfg.ReadOnly {
 			pause = min(max(2*pause, roundPauseLeast), roundPauseMost)
 			again = a.clock.After(pause)
 		} else {
 			pause = 0
+		}
+		if renew {
+			renew = false
+			a.writeRecords(false)
 		}
 		select {
 		case <-a.ctx.Done():
@@ -48,12 +54,25 @@ func (a *area) collector() {
 		case <-tick.Chan():
 			a.lookAfter()
 			_, n := a.gate.Count()
-			if f := a.failure.Load(); n != used || *f != nil {
+			// Others that share the folder store and remove blocks, which the record is to have.
+			if f := a.failure.Load(); n != used || *f != nil || a.cfg.Folder != "" && !a.alone() {
 				used = n
 				a.space.missing()
 			}
+			renew = true
 		}
 	}
+}
+
+// begin lets other processes know of this tier, and sets its first bounds: what the others leave of the bound, by their records.
+func (a *area) begin() {
+	a.writeRecords(false)
+	if !a.shared() {
+		return
+	}
+	a.background(a.look(a.ctx))
+	a.others.Store(a.left())
+	a.space.bind(a.whole.part(a.held(), a.left(), len(a.neighbours), a.space.unit))
 }
 
 // lookAfter finds directories that were removed or exchanged while they are open, and makes them anew.
@@ -70,20 +89,41 @@ func (a *area) lookAfter() {
 	}
 }
 
-// round recounts and removes what is due.
-func (a *area) round() {
+// round recounts and removes what is due. retry reports that another process is making room, so that it is worth coming again.
+func (a *area) round() (retry bool) {
+	var errs []error
 	a.recountLost()
-	tooMuch, recount, sure := a.space.due()
-	if sure || recount && !a.alone() {
-		a.background(a.recount(a.ctx))
-		tooMuch, _, _ = a.space.due()
+	if _, recount, sure := a.space.due(); sure || recount && !a.alone() {
+		errs = append(errs, a.recount(a.ctx))
 	} else if recount {
 		a.space.countedAll()
 	}
-	if tooMuch && !a.cfg.ReadOnly {
-		_, err := a.collect(a.ctx, a.space.target())
-		a.background(err)
+	tooMuch := a.tooMuch()
+	if a.shared() {
+		var err error
+		retry, err = a.share(a.ctx)
+		// For what is written meanwhile, too, others make room before this tier's own blocks go.
+		for tooMuch = a.tooMuch(); tooMuch && !retry && !a.yielding && err == nil && a.total() > a.whole.high; tooMuch = a.tooMuch() {
+			retry, err = a.share(a.ctx)
+		}
+		errs = append(errs, err)
 	}
+	if tooMuch && !retry && !a.cfg.ReadOnly {
+		n, err := a.collect(a.ctx, a.space.target())
+		errs = append(errs, err)
+		if a.yielding {
+			a.count.yielded.Add(int64(n))
+		}
+	}
+	if len(errs) > 0 {
+		a.background(errors.Join(errs...))
+	}
+	return retry
+}
+
+func (a *area) tooMuch() bool {
+	tooMuch, _, _ := a.space.due()
+	return tooMuch
 }
 
 // background notes how work ended that nobody waits for; a Put that waits for room in vain reports it.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/jonboulle/clockwork"
@@ -11,6 +12,7 @@ import (
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
 // FsyncPolicy says when a block's bytes reach stable storage. Whatever it is, a block survives the death of the process
@@ -49,6 +51,10 @@ type Config struct {
 	// Dirs are the directories, at least one. They are made if they do not exist; an existing one is empty or belongs
 	// to the same identities and layouts.
 	Dirs []string
+	// Folder names a folder in each of Dirs where this tier's blocks lie, for programs that have several identities below one
+	// directory. The bounds are then for all such folders, of all processes: see the package's comment. Empty: the blocks lie in
+	// Dirs themselves, and the bounds are for them.
+	Folder string
 	// Formats are those of the blocks, one a page group.
 	Formats block.Formats
 	// Identities are what the formats' identities are the digests of, in the same order. They are written down in new directories for
@@ -79,6 +85,7 @@ type Config struct {
 	// FS and Clock replace the operating system's, for tests.
 	FS    dirfs.FS
 	Clock clockwork.Clock
+	host  string // names the kernel
 }
 
 const (
@@ -92,6 +99,9 @@ func (c *Config) setDefaults() {
 	}
 	if c.Clock == nil {
 		c.Clock = clockwork.NewRealClock()
+	}
+	if c.host == "" {
+		c.host = blockdir.ThisHost()
 	}
 	if c.TouchAfter == 0 {
 		c.TouchAfter = defaultTouchAfter
@@ -121,6 +131,10 @@ func (c *Config) Validate() error {
 			bad("directory %s is given twice", clean)
 		}
 		seen[clean] = true
+	}
+	if _, bucket := parseBucket(c.Folder); c.Folder != "" && (bucket || strings.ContainsAny(c.Folder, "/\x00") || strings.Trim(c.Folder, ".") == "" ||
+		c.Folder == tmpName || c.Folder == blockdir.Quarantine) {
+		bad("folder %q is not the name of a folder below the directories", c.Folder)
 	}
 	if c.Fsync > FsyncFile {
 		bad("fsync policy %d is unknown", c.Fsync)

@@ -14,6 +14,7 @@ type space struct {
 	fullAt     time.Time
 	blocks     int64 // the sum of the buckets' counts
 	held       int64 // their bytes
+	peak       int64 // the most of held after a write, since takePeak
 	pending    int64 // bytes of files being written
 	written    int64 // bytes, since the last recount of everything
 	stale      bool  // files were found gone that others must have removed
@@ -61,6 +62,20 @@ func (s *space) shrink(now time.Time) bool {
 	return true
 }
 
+// bind sets the bound anew, as other processes leave it.
+func (s *space) bind(l limits) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	full, grows := s.most != s.configured.most, l.most > s.configured.most
+	s.configured = l
+	if full { // the disk has room for less, for a while
+		l = limits{most: min(l.most, s.most), high: min(l.high, s.high), low: min(l.low, s.low)}
+	}
+	if s.limits = l; grows {
+		s.mayFit()
+	}
+}
+
 // sixteenth is a sixteenth of so many bytes, in whole images, and that many images at least.
 func (s *space) sixteenth(bytes, least int64) int64 { return max(least, bytes/s.unit/16) * s.unit }
 
@@ -93,6 +108,7 @@ func (s *space) end(b *bucket, added, bytes int64) {
 	b.changes++
 	if added > 0 {
 		s.add(b, 1, bytes)
+		s.peak = max(s.peak, s.held)
 	}
 	if added < 0 {
 		// The file may have been another process's, and not counted yet.
@@ -221,6 +237,36 @@ func (s *space) holds() (blocks, bytes int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.blocks, s.held
+}
+
+// holdsIn returns the blocks of one directory, and their bytes.
+func (s *space) holdsIn(d *dir) (blocks, bytes int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := range d.buckets {
+		blocks += d.buckets[i].blocks
+		bytes += d.buckets[i].bytes
+	}
+	return blocks, bytes
+}
+
+// wanted returns the bytes held and those about to be, with one block for writes that wait for room.
+func (s *space) wanted() int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.waiters > 0 {
+		return s.held + s.pending + s.unit
+	}
+	return s.held + s.pending
+}
+
+// takePeak returns by how many bytes held is below its peak, and begins another.
+func (s *space) takePeak() int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	below := max(0, s.peak-s.held)
+	s.peak = 0
+	return below
 }
 
 // target is how many bytes a round of removing leaves.

@@ -43,6 +43,7 @@ type counters struct {
 	hits, misses, puts, evictions, corrupt, errors atomic.Int64
 	readBytes, writtenBytes                        atomic.Int64
 	retained, quarantined, swept, replaced, newer  atomic.Int64
+	yielded, reclaimed                             atomic.Int64
 }
 
 // errReadOnly is what a tier that only reads says to whoever wants to change something.
@@ -160,6 +161,9 @@ func (t *Tier) Close(ctx context.Context) error {
 		}
 	}
 	t.closed = true
+	for _, a := range t.areas {
+		a.writeRecords(true)
+	}
 	if err := t.closeDirs(); err != nil {
 		return fmt.Errorf("close file tier: %w", err)
 	}
@@ -316,12 +320,14 @@ func (t *Tier) Stats() tier.Stats {
 		Puts: c.puts.Load(), Evictions: c.evictions.Load(),
 		Corrupt: c.corrupt.Load(), Replaced: c.replaced.Load(), Errors: c.errors.Load(),
 		ReadBytes: c.readBytes.Load(), WrittenBytes: c.writtenBytes.Load(),
+		Yielded: c.yielded.Load(), Reclaimed: c.reclaimed.Load(),
 		Retained: c.retained.Load(), Quarantined: c.quarantined.Load(), Swept: c.swept.Load(), Newer: c.newer.Load(),
 	}
 	unbounded := false
 	for _, a := range t.areas {
 		blocks, bytes := a.space.holds()
 		s.Blocks, s.Bytes, s.CapacityBytes = s.Blocks+blocks, s.Bytes+bytes, s.CapacityBytes+a.bound
+		s.OthersBytes += a.others.Load()
 		s.Waiting, s.Stuck = s.Waiting+a.space.waiting(), s.Stuck+a.stuck.Load()
 		s.Paused, s.Failure = errors.Join(s.Paused, a.pause.Why()), errors.Join(s.Failure, *a.failure.Load())
 		unbounded = unbounded || a.bound == 0

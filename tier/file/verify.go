@@ -248,7 +248,7 @@ func (v *verifier) top(context.Context) error {
 			}
 		}
 		switch n {
-		case blockdir.MarkerName, blockdir.LockName, "lost+found":
+		case blockdir.MarkerName, blockdir.LockName, blockdir.RecordName, blockdir.RecordTemp, "lost+found":
 			continue
 		case tmpName, blockdir.Quarantine:
 			folder = true

@@ -566,12 +566,12 @@ def _numbers(blocks: Sequence[int], groups: int) -> array.array[int]:
 
 
 def _in_own_directory(config: dict[str, Any], store: Mapping[str, Any]) -> dict[str, Any]:
-    """config with the store's section. A directory has blocks of one identity: each has its own below those that are named."""
+    """config with the store's section. Each identity has a folder of its own in the directories, and all share their bounds."""
     out = dict(store)
     own = {k: config.get(k) for k in ("model", "groups", "revision", "tenant", "adapter")}
     name = "kv-" + hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:24]
     if dirs := _config.directories(store):
-        out["dirs"] = [os.path.join(d, name) for d in dirs]
+        out["dirs"], out["folder"] = dirs, name
     if out.get("log_dir"):
         out["log_dir"] = os.path.join(out["log_dir"], name)
     return {**config, "store": out}

@@ -100,8 +100,8 @@ def store_config(
     if "tenant" in own:
         out["tenant"] = _config.tenant(own["tenant"])
     name = "sglang-" + hashlib.sha256(json.dumps(out, sort_keys=True).encode()).hexdigest()[:24]
-    if dirs:  # a directory has blocks of one identity
-        store["dirs"] = [os.path.join(d, name) for d in dirs]
+    if dirs:  # a folder has blocks of one identity, and all folders share the bounds
+        store["dirs"], store["folder"] = dirs, name
     if store.get("log_dir"):
         store["log_dir"] = os.path.join(store["log_dir"], name)
     sections = {k: dict(own[k]) for k in ("stream", "rdma") if k in own}

@@ -1,0 +1,217 @@
+package file
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/tier/internal/blockdir"
+)
+
+// liveFor is how long a record that was renewed on another host counts as that of a live owner. File locks may not reach there.
+const liveFor = 10 * time.Minute
+
+// busyFor is how long a folder may be locked by another process before it counts as in use.
+const busyFor = time.Minute
+
+// neighbour is the folder of another identity below the same directory. Only the area's collector uses it.
+type neighbour struct {
+	parent, name string // the directory that the user named, and the folder in it
+	markerInfo   dirfs.Info
+	formats      block.Formats
+	record       blockdir.Record // the last plausible one
+	known        bool            // record is there now
+	renewed      time.Time       // when the record was renewed, by this process's clock, and never ahead of it
+	answered     bool            // the record was renewed since the area last took its share
+	checked      bool            // the record's numbers are what was counted
+	inUse        bool            // a process of this host has it open, or it cannot be removed
+	busySince    time.Time       // another process has been holding its lock; zero: none
+	cold         []candidate     // found cold, the coldest first, and not removed yet
+}
+
+func (n *neighbour) path() string { return n.parent + "/" + n.name }
+
+// bytes is how many bytes the folder counts for. No folder counts for more than the bound, whatever its record claims.
+func (n *neighbour) bytes(bound int64) int64 {
+	if !n.known {
+		return 0
+	}
+	return min(n.record.Bytes, bound)
+}
+
+// peak is bytes, or the most that the folder had since the record before.
+func (n *neighbour) peak(bound int64) int64 {
+	if !n.known {
+		return 0
+	}
+	return min(n.record.Peak, bound)
+}
+
+// live reports whether an owner on another host has renewed the record lately.
+func (n *neighbour) live(now time.Time, host string) bool {
+	elsewhere := host == "" || n.record.Host != host
+	return n.known && !n.record.Closed && elsewhere && now.Sub(n.renewed) < liveFor
+}
+
+// used is when the folder was last used. A time ahead of the clock counts as now.
+func (n *neighbour) used(now time.Time) time.Time {
+	if n.record.Used.After(now) {
+		return now
+	}
+	return n.record.Used
+}
+
+// errNoFolder is why a name is passed over: it is not a folder with the marker of a directory of blocks.
+var errNoFolder = errors.New("not a folder of blocks")
+
+// openFolder opens a folder right below a directory, and never through a link.
+func openFolder(fsys dirfs.FS, parent dirfs.Dir, path, name string) (dirfs.Dir, error) {
+	named, err := parent.Stat(name)
+	if blockdir.Gone(err) || err == nil && !named.Type.IsDir() {
+		return nil, errNoFolder
+	}
+	if err != nil {
+		return nil, err
+	}
+	d, err := fsys.OpenDir(path)
+	if blockdir.Gone(err) || errors.Is(err, unix.ENOTDIR) {
+		return nil, errNoFolder
+	}
+	if err != nil {
+		return nil, err
+	}
+	// By its path the folder could have been reached through a link that was put there meanwhile.
+	opened, err := d.Stat(".")
+	if err == nil && (opened.Inode != named.Inode || opened.Device != named.Device) {
+		err = errNoFolder
+	}
+	if err != nil {
+		return nil, errors.Join(err, d.Close())
+	}
+	return d, nil
+}
+
+// read reads the folder's marker and record. errNoFolder where there is no valid marker: then the folder is left alone.
+func (n *neighbour) read(fsys dirfs.FS, parent dirfs.Dir, now time.Time) (err error) {
+	d, err := openFolder(fsys, parent, n.path(), n.name)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, d.Close()) }()
+	if err := n.readMarker(d); err != nil {
+		return err
+	}
+	r, err := blockdir.ReadRecord(d)
+	if err == nil {
+		err = r.Check(n.formats)
+	}
+	switch {
+	case err == nil:
+		n.take(r, now)
+	case blockdir.Gone(err), errors.Is(err, errdefs.ErrCorrupt), errors.Is(err, errdefs.ErrMismatch):
+		n.known, n.checked = false, false
+	default:
+		return fmt.Errorf("folder %s: %w", n.path(), err)
+	}
+	return nil
+}
+
+func (n *neighbour) readMarker(d dirfs.Dir) error {
+	info, err := d.Stat(blockdir.MarkerName)
+	if err == nil && info == n.markerInfo {
+		return nil
+	}
+	var m Marker
+	if err == nil {
+		m, err = blockdir.ReadMarker(d, blockdir.Files)
+	}
+	switch {
+	case blockdir.Gone(err), errors.Is(err, errdefs.ErrCorrupt), errors.Is(err, errdefs.ErrMismatch), errors.Is(err, unix.ENOTDIR):
+		return errNoFolder
+	case err != nil:
+		return fmt.Errorf("folder %s: %w", n.path(), err)
+	}
+	n.markerInfo, n.formats = info, m.Formats()
+	return nil
+}
+
+// take notes the folder's record. A record that this process has seen change was renewed now, whatever its own clock is.
+func (n *neighbour) take(r blockdir.Record, now time.Time) {
+	same := r.Bytes == n.record.Bytes && r.Blocks == n.record.Blocks && r.Peak == n.record.Peak && r.Closed == n.record.Closed && r.Host == n.record.Host &&
+		r.Used.Equal(n.record.Used) && r.Renewed.Equal(n.record.Renewed)
+	if n.known && same {
+		return
+	}
+	n.renewed = now
+	if !n.known && r.Renewed.Before(now) {
+		n.renewed = r.Renewed
+	}
+	n.record, n.known, n.answered, n.checked = r, true, true, false
+	n.cold = nil
+}
+
+// unused calls f with the folder and the directory above it, under the folder's lock, if no process has it open. It notes in n
+// where one has.
+func (a *area) unused(ctx context.Context, n *neighbour, f func(parent, d dirfs.Dir) error) (err error) {
+	parent, err := a.cfg.FS.OpenDir(n.parent)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, parent.Close()) }()
+	d, err := openFolder(a.cfg.FS, parent, n.path(), n.name)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, d.Close()) }()
+	now := a.clock.Now()
+	locked, err := blockdir.TryLock(d, func() error {
+		n.busySince = time.Time{}
+		if err := n.readMarker(d); err != nil {
+			return err
+		}
+		if r, err := blockdir.ReadRecord(d); err == nil && r.Check(n.formats) == nil {
+			n.take(r, now)
+		}
+		live, err := anySession(d)
+		if n.inUse = live || n.live(now, a.cfg.host); n.inUse || err != nil {
+			return err
+		}
+		return f(parent, d)
+	})
+	if !locked && err == nil {
+		if n.busySince.IsZero() {
+			n.busySince = now
+		}
+		n.inUse = now.Sub(n.busySince) >= busyFor
+	}
+	if err != nil && ctx.Err() == nil && !errors.Is(err, errNoFolder) {
+		n.inUse = true // until the next look
+		err = fmt.Errorf("make room in folder %s, which no process has open: %w", n.path(), blockdir.WriteError(err))
+	}
+	return err
+}
+
+// busy reports whether another process holds the folder's lock, to open it or to make room there.
+func (n *neighbour) busy() bool { return !n.busySince.IsZero() && !n.inUse }
+
+// anySession reports whether a process of this host has the directory open for writing. The caller holds the directory's lock.
+func anySession(d dirfs.Dir) (bool, error) {
+	sessions, err := blockdir.Names(d, tmpName)
+	for _, s := range sessions {
+		lock, live, perr := probeSession(d, tmpName+"/"+s)
+		if lock != nil {
+			perr = errors.Join(perr, lock.Close())
+		}
+		if live {
+			return true, nil
+		}
+		err = errors.Join(err, perr)
+	}
+	return false, err
+}

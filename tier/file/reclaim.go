@@ -1,0 +1,221 @@
+package file
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/tier/internal/blockdir"
+)
+
+// reclaimMost is how many blocks are removed from a folder in one go: a process that opens the folder waits meanwhile.
+const reclaimMost = 4096
+
+// reclaim makes room in folders that no process has open, those that were not used for the longest time first, until all folders
+// together have no more than the low watermark. Before anything is removed, the blocks of such folders are counted: a record may be
+// wrong. What cannot be removed is passed over, and returned as an error.
+func (a *area) reclaim(ctx context.Context) error {
+	now := a.clock.Now()
+	var idle []*neighbour
+	var errs []error
+	try := func(n *neighbour, f func(parent, d dirfs.Dir) error) {
+		n.inUse = false
+		err := a.unused(ctx, n, f)
+		if errors.Is(err, errNoFolder) {
+			delete(a.neighbours, n.path())
+		} else if err != nil {
+			errs = append(errs, err)
+		}
+	}
+	for _, n := range a.neighbours {
+		if n.live(now, a.cfg.host) {
+			n.inUse = true
+			continue
+		}
+		if !n.checked {
+			try(n, func(_, d dirfs.Dir) error { return a.countFolder(ctx, n, d) })
+		}
+		if n.checked {
+			idle = append(idle, n)
+		}
+	}
+	if a.total() <= a.whole.high {
+		return joinFew(errs)
+	}
+	slices.SortFunc(idle, func(a, b *neighbour) int {
+		if c := a.used(now).Compare(b.used(now)); c != 0 {
+			return c
+		}
+		return strings.Compare(a.path(), b.path())
+	})
+	for _, n := range idle {
+		for before := int64(-1); ctx.Err() == nil && a.total() > a.whole.low && n.checked && n.record.Bytes != before; {
+			before = n.record.Bytes
+			try(n, func(parent, d dirfs.Dir) error { return a.emptyFolder(ctx, n, parent, d, a.total()-a.whole.low) })
+			if n.inUse || n.busy() {
+				break
+			}
+		}
+	}
+	return joinFew(errs)
+}
+
+// countFolder counts the blocks of a folder that no process has open, and corrects its record.
+func (a *area) countFolder(ctx context.Context, n *neighbour, d dirfs.Dir) error {
+	r, err := countRecord(ctx, d, n.formats)
+	if err != nil {
+		return err
+	}
+	now := a.clock.Now()
+	if n.known {
+		r.Used = n.used(now)
+	} else if r.Used.IsZero() || r.Used.After(now) {
+		r.Used = now
+	}
+	if err := a.keepRecord(n, d, r); err != nil {
+		return err
+	}
+	n.checked = true
+	return nil
+}
+
+// countRecord counts the blocks of a directory by their names. Used is the time of the newest folder of blocks.
+func countRecord(ctx context.Context, d dirfs.Dir, formats block.Formats) (r blockdir.Record, err error) {
+	there, err := listBuckets(d)
+	if err != nil {
+		return r, err
+	}
+	for b := range buckets {
+		if ctx.Err() != nil {
+			return r, context.Cause(ctx)
+		}
+		if !there[b] {
+			continue
+		}
+		keys, _, err := listBucket(d, byte(b))
+		if err != nil {
+			return r, err
+		}
+		for _, key := range keys {
+			r.Bytes += formats.ImageBytes(key)
+		}
+		r.Blocks += int64(len(keys))
+		if info, err := d.Stat(bucketName(byte(b))); err == nil && info.Modified.After(r.Used) {
+			r.Used = info.Modified
+		}
+	}
+	return r, nil
+}
+
+// keepRecord writes the record of a folder that no process has open.
+func (a *area) keepRecord(n *neighbour, d dirfs.Dir, r blockdir.Record) error {
+	r.Peak, r.Renewed, r.Host, r.Closed = r.Bytes, a.clock.Now(), a.cfg.host, true
+	if err := blockdir.Remove(d, blockdir.RecordTemp); err != nil {
+		return err
+	}
+	if err := blockdir.WriteRecord(d, blockdir.RecordTemp, r); err != nil {
+		return err
+	}
+	n.record, n.known = r, true
+	return nil
+}
+
+// emptyFolder removes the coldest blocks of a folder that no process has open, so many bytes of them or reclaimMost, and the folder
+// itself once it has none.
+func (a *area) emptyFolder(ctx context.Context, n *neighbour, parent, d dirfs.Dir, bytes int64) error {
+	r, removed, err := n.record, 0, error(nil)
+	for ; bytes > 0 && removed < reclaimMost && ctx.Err() == nil; removed++ {
+		if len(n.cold) == 0 {
+			need := blocksOf(n.formats, bytes)
+			n.cold, err = coldest(ctx, []dirfs.Dir{d}, a.clock.Now(), min(need+max(coldMore, r.Blocks/4), coldMost), func(block.Key) bool { return true })
+		}
+		if len(n.cold) == 0 || err != nil {
+			n.checked = r.Blocks == 0 // else they are to be counted again
+			break
+		}
+		c := n.cold[0]
+		n.cold = n.cold[1:]
+		if rerr := blockdir.Remove(d, blockName(c.key)); rerr != nil {
+			err = fmt.Errorf("remove cold block %s: %w", c.key, rerr)
+			break
+		}
+		size := n.formats.ImageBytes(c.key)
+		bytes -= size
+		r.Bytes, r.Blocks = max(0, r.Bytes-size), max(0, r.Blocks-1)
+		a.count.reclaimed.Add(1)
+	}
+	if err == nil && r.Blocks == 0 {
+		var gone bool
+		if gone, err = removeFolder(parent, d, n.name); gone {
+			delete(a.neighbours, n.path())
+			n.record, n.checked = blockdir.Record{}, false
+			return nil
+		}
+	}
+	return errors.Join(err, a.keepRecord(n, d, r))
+}
+
+// removeFolder removes a folder without blocks, which the caller has locked. Where it has files that kvlane has not made, all that
+// makes it a directory of blocks stays.
+func removeFolder(parent, d dirfs.Dir, name string) (gone bool, err error) {
+	if _, left, err := sweep(d); left > 0 || err != nil {
+		return false, err
+	}
+	if err := blockdir.TrimQuarantine(d, 0); err != nil {
+		return false, err
+	}
+	all, err := d.ReadDir(".")
+	if err != nil {
+		return false, err
+	}
+	var files []string // which go last: without them the folder is no directory of blocks
+	for _, n := range all {
+		_, folder := parseBucket(n)
+		switch {
+		case folder || n == tmpName || n == blockdir.Quarantine:
+			if err := blockdir.Remove(d, n); errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EEXIST) {
+				return false, nil
+			} else if err != nil {
+				return false, err
+			}
+		case ownFile(n):
+			files = append(files, n)
+		default:
+			return false, nil
+		}
+	}
+	// The lock's file is the last: a process that waits for it finds out that it has gone.
+	slices.SortFunc(files, func(a, b string) int { return removalOrder(a) - removalOrder(b) })
+	for _, n := range files {
+		if err := blockdir.Remove(d, n); err != nil {
+			return false, err
+		}
+	}
+	err = parent.Remove(name)
+	if errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EEXIST) || blockdir.Gone(err) { // made anew meanwhile
+		err = nil
+	}
+	return err == nil, err
+}
+
+// ownFile reports whether a file right in a directory of blocks is kvlane's.
+func ownFile(name string) bool {
+	return name == blockdir.MarkerName || name == blockdir.LockName || name == blockdir.RecordName || name == blockdir.RecordTemp ||
+		strings.HasPrefix(name, blockdir.MarkerTemp)
+}
+
+func removalOrder(name string) int {
+	switch name {
+	case blockdir.MarkerName:
+		return 1
+	case blockdir.LockName:
+		return 2
+	}
+	return 0
+}

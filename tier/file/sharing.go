@@ -1,0 +1,210 @@
+package file
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/kvlane/kvlane/tier/internal/blockdir"
+)
+
+// A tier with Config.Folder shares its bound with the other folders below the same directories. Its collector reads their records,
+// removes what no process uses, and bounds this tier's folders to what the live ones leave, or to their share.
+
+// answerFor is how long a tier that has taken its share waits for the others to take theirs.
+const answerFor = 2 * recountEvery
+
+// shared reports whether other folders count for the area's bound.
+func (a *area) shared() bool { return a.cfg.Folder != "" && a.bound > 0 && !a.cfg.ReadOnly }
+
+// share finds out what the other folders hold, makes room in those that no process has open where all are above the high watermark,
+// and sets the bounds of this tier's own. retry reports that another process is making room, or opens a folder.
+func (a *area) share(ctx context.Context) (retry bool, err error) {
+	err = a.look(ctx)
+	total, tried := a.total(), false
+	for !tried && a.unsure() || total > a.whole.high {
+		tried = true
+		before := a.count.reclaimed.Load()
+		err = errors.Join(err, a.reclaim(ctx))
+		total = a.total()
+		if a.count.reclaimed.Load() == before { // else more may have been written meanwhile
+			break
+		}
+	}
+	for _, n := range a.neighbours {
+		if !tried {
+			n.busySince = time.Time{}
+		}
+		retry = retry || n.busy()
+	}
+	if ctx.Err() != nil {
+		return false, context.Cause(ctx)
+	}
+	a.others.Store(a.left())
+	if !retry || total <= a.whole.high {
+		a.bind(total)
+	}
+	return retry, err
+}
+
+// look reads the records of the other folders.
+func (a *area) look(ctx context.Context) error {
+	now, found := a.clock.Now(), make(map[string]*neighbour)
+	var errs []error
+	for _, d := range a.dirs {
+		if ctx.Err() != nil {
+			return context.Cause(ctx) // what was known stays
+		}
+		if err := a.lookBelow(d, now, found); err != nil {
+			errs = append(errs, fmt.Errorf("read the usage records below %s: %w", d.parent, err))
+		}
+	}
+	a.neighbours = found
+	return joinFew(errs)
+}
+
+func (a *area) lookBelow(d *dir, now time.Time, found map[string]*neighbour) (err error) {
+	parent, err := a.cfg.FS.OpenDir(d.parent)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, parent.Close()) }()
+	names, err := parent.ReadDir(".")
+	errs := []error{err}
+	for _, name := range names {
+		if name == a.cfg.Folder {
+			continue
+		}
+		n := &neighbour{parent: d.parent, name: name}
+		known := a.neighbours[n.path()]
+		if known != nil {
+			n = known
+		}
+		err := n.read(a.cfg.FS, parent, now)
+		if errors.Is(err, errNoFolder) {
+			continue
+		}
+		if err == nil || known != nil { // what cannot be read now counts as before
+			found[n.path()] = n
+		}
+		errs = append(errs, err)
+	}
+	return joinFew(errs)
+}
+
+// unsure reports whether there is a folder whose bytes are not known: one that an earlier release has made, or whose owner may have died
+// without closing it, after it wrote more than its record has.
+func (a *area) unsure() bool {
+	now := a.clock.Now()
+	for _, n := range a.neighbours {
+		if !n.known || !n.record.Closed && !n.live(now, a.cfg.host) {
+			return true
+		}
+	}
+	return false
+}
+
+// total is the bytes that all folders have that the bound is for, or are about to have.
+func (a *area) total() int64 {
+	peaks := a.peaks()
+	return peaks + min(a.space.wanted(), math.MaxInt64-peaks)
+}
+
+// peaks is the bytes of the other folders, by their peaks. An owner that writes makes room for that itself before it renews its record: by
+// its bytes alone the others would never learn that it needs more.
+func (a *area) peaks() (sum int64) {
+	for _, n := range a.neighbours {
+		sum += min(n.peak(a.bound), math.MaxInt64-sum)
+	}
+	return sum
+}
+
+// left is the bytes that the other folders have now.
+func (a *area) left() (sum int64) {
+	for _, n := range a.neighbours {
+		sum += min(n.bytes(a.bound), math.MaxInt64-sum)
+	}
+	return sum
+}
+
+// bind sets the bounds of this tier's folders, where all have so many bytes. Above the high watermark each live owner takes its share of it once, and again only
+// after the others had the time to: their records show only afterwards that they hold less.
+func (a *area) bind(total int64) {
+	now, others := a.clock.Now(), a.peaks()
+	switch {
+	case total <= a.whole.high:
+		a.yielding, others = false, a.left()
+	case a.yielding && !a.allAnswered() && now.Sub(a.yieldedAt) < answerFor:
+		return
+	default:
+		a.yielding, a.yieldedAt = true, now
+		for _, n := range a.neighbours {
+			n.answered = false
+		}
+	}
+	a.space.bind(a.whole.part(a.held(), others, len(a.neighbours), a.space.unit))
+}
+
+// allAnswered reports whether all folders in use have renewed their records since this tier took its share.
+func (a *area) allAnswered() bool {
+	for _, n := range a.neighbours {
+		if n.inUse && !n.answered {
+			return false
+		}
+	}
+	return true
+}
+
+// part returns the bounds of folders that hold own bytes, where the others hold so many: what they leave up to the high watermark, and
+// beyond it the share that own has of all. A sixteenth of the bound is divided among all folders: each may have its part of that, so that
+// a new one can begin.
+func (l limits) part(own, others int64, folders int, unit int64) limits {
+	total := own + min(others, math.MaxInt64-own)
+	down := func(bytes int64) int64 { return bytes - bytes%unit }
+	scale := func(bytes int64) int64 {
+		return int64(float64(bytes) * (float64(own) / float64(max(total, 1))))
+	}
+	out := limits{most: l.most - others, high: l.high - others, low: max(l.low-others, scale(l.low))}
+	if total > l.high {
+		out = limits{most: scale(l.most), high: scale(l.high), low: scale(l.low)}
+	}
+	out = limits{most: down(out.most), high: down(out.high), low: down(out.low)}
+	least := max(unit, down(l.most/16/int64(folders+1)))
+	if out.most < least {
+		return limits{most: least, high: least, low: least - max(unit, down(least/10))}
+	}
+	out.high = min(max(out.high, unit), out.most)
+	out.low = min(out.low, out.most-unit, out.high)
+	return out
+}
+
+// writeRecords renews the usage records of the area's folders. closing marks those closed that no other process has open.
+func (a *area) writeRecords(closing bool) {
+	if a.cfg.Folder == "" || a.cfg.ReadOnly {
+		return
+	}
+	now := a.clock.Now()
+	if _, n := a.gate.Count(); n != a.operations || a.used.IsZero() {
+		a.operations, a.used = n, now
+	}
+	above := a.space.takePeak()
+	for _, d := range a.dirs {
+		s := d.session.Load()
+		if s == nil {
+			continue
+		}
+		r := blockdir.Record{Used: a.used, Renewed: now, Host: a.cfg.host}
+		r.Blocks, r.Bytes = a.space.holdsIn(d)
+		r.Peak, above = r.Bytes+above, 0
+		if closing {
+			r.Peak = r.Bytes
+			sessions, err := blockdir.Names(d, tmpName)
+			r.Closed = err == nil && len(sessions) == 1
+		}
+		if err := blockdir.WriteRecord(d, s.temp(), r); err != nil {
+			a.count.errors.Add(1)
+		}
+	}
+}

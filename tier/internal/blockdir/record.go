@@ -1,0 +1,136 @@
+package blockdir
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/dirfs"
+)
+
+// The names of the usage record of a directory.
+const (
+	RecordName = "kvlane.usage"
+	RecordTemp = "kvlane.usage.tmp" // written under the directory's lock
+)
+
+const (
+	recordVersion = 1
+	maxRecord     = 4 << 10 // bytes of the file
+	maxHost       = 64      // bytes of a host's name
+)
+
+// Record is the usage record of a directory: what its owner last counted there. Processes that share a bound with the owner
+// read it, and so need not count the blocks themselves.
+type Record struct {
+	Bytes, Blocks int64
+	Peak          int64     // the most bytes that there were after a write since the record before, Bytes at least
+	Used          time.Time // last operation of an owner
+	Renewed       time.Time // when the record was written
+	// Host names the kernel that the owner runs under. File locks of the same kernel show whether an owner lives.
+	Host   string
+	Closed bool // the last owner has closed the directory
+}
+
+type recordJSON struct {
+	Version int       `json:"version"`
+	Bytes   int64     `json:"bytes"`
+	Blocks  int64     `json:"blocks"`
+	Peak    int64     `json:"peak_bytes"`
+	Used    time.Time `json:"used"`
+	Renewed time.Time `json:"renewed"`
+	Host    string    `json:"host"`
+	Closed  bool      `json:"closed"`
+}
+
+// Encode returns the record as it is stored.
+func (r *Record) Encode() ([]byte, error) {
+	b, err := json.Marshal(recordJSON{recordVersion, r.Bytes, r.Blocks, r.Peak, r.Used.UTC(), r.Renewed.UTC(), r.Host, r.Closed})
+	return append(b, '\n'), err
+}
+
+// ParseRecord decodes a record. ErrCorrupt where it is none, or claims what cannot be; ErrMismatch for another version.
+func ParseRecord(b []byte) (Record, error) {
+	var j recordJSON
+	if len(b) > maxRecord {
+		return Record{}, fmt.Errorf("it is longer than %d bytes: %w", maxRecord, errdefs.ErrCorrupt)
+	}
+	if err := json.Unmarshal(b, &j); err != nil {
+		return Record{}, fmt.Errorf("%w: %w", errdefs.ErrCorrupt, err)
+	}
+	if j.Version != recordVersion {
+		return Record{}, fmt.Errorf("version: expected %d, found %d: %w", recordVersion, j.Version, errdefs.ErrMismatch)
+	}
+	if j.Bytes < 0 || j.Blocks < 0 || len(j.Host) > maxHost || !plausible(j.Used) || !plausible(j.Renewed) {
+		return Record{}, fmt.Errorf("a number is negative, a name too long, or a time is no time of a record: %w", errdefs.ErrCorrupt)
+	}
+	return Record{j.Bytes, j.Blocks, max(j.Peak, j.Bytes), j.Used, j.Renewed, j.Host, j.Closed}, nil
+}
+
+// plausible reports whether a time can be that of a record. Later times may not be encoded, and have no use.
+func plausible(t time.Time) bool {
+	year := t.UTC().Year()
+	return year >= 1970 && year < 2500
+}
+
+// Check returns ErrCorrupt where so many blocks of these formats cannot have so many bytes.
+func (r *Record) Check(formats block.Formats) error {
+	longest := formats.MaxImageBytes()
+	if r.Blocks > math.MaxInt64/longest || r.Bytes > r.Blocks*longest {
+		return fmt.Errorf("%d blocks of %d bytes at most have no %d bytes: %w", r.Blocks, longest, r.Bytes, errdefs.ErrCorrupt)
+	}
+	return nil
+}
+
+// ReadRecord reads the record of a directory. An error that is Gone means that it has none; else see ParseRecord.
+func ReadRecord(d dirfs.Dir) (_ Record, err error) {
+	f, err := d.Open(RecordName, os.O_RDONLY)
+	if errors.Is(err, dirfs.ErrIrregular) {
+		return Record{}, fmt.Errorf("read usage record: %w: %w", errdefs.ErrCorrupt, err)
+	}
+	if err != nil {
+		return Record{}, err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	b, err := io.ReadAll(io.NewSectionReader(f, 0, maxRecord+1))
+	if err != nil {
+		return Record{}, fmt.Errorf("read usage record: %w", err)
+	}
+	r, err := ParseRecord(b)
+	if err != nil {
+		return Record{}, fmt.Errorf("read usage record %s: %w", RecordName, err)
+	}
+	return r, nil
+}
+
+// WriteRecord replaces the record of a directory. temp is a name that no other process uses.
+func WriteRecord(d dirfs.Dir, temp string, r Record) error {
+	b, err := r.Encode()
+	if err != nil {
+		return err
+	}
+	if _, err := WriteFile(d, temp, b, false); err != nil {
+		return fmt.Errorf("write usage record: %w", err)
+	}
+	if err := d.Rename(temp, RecordName, true); err != nil {
+		return fmt.Errorf("write usage record: %w", errors.Join(err, Remove(d, temp)))
+	}
+	return nil
+}
+
+// ThisHost names this kernel until it is booted again, or is empty where that cannot be known.
+var ThisHost = sync.OnceValue(func() string {
+	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(b))
+})

@@ -141,6 +141,20 @@ func (r *refusal) Error() string { return fmt.Sprintf("the target answers %q: %v
 
 func (r *refusal) Unwrap() error { return r.why }
 
+// answerError is an error in what another process sent.
+type answerError struct{ err error }
+
+func (e *answerError) Error() string { return e.err.Error() }
+
+func (e *answerError) Unwrap() error { return e.err }
+
+// Answered reports whether err is about what another process answered, although it may wrap ErrInvalid: the caller asked for nothing wrong.
+func Answered(err error) bool {
+	var refused *refusal
+	var answer *answerError
+	return errors.As(err, &refused) || errors.As(err, &answer)
+}
+
 // maxText is how much of an error is sent.
 const maxText = 512
 
@@ -159,8 +173,8 @@ func readWelcome(r io.Reader) (share.Identity, error) {
 		return share.Identity{}, fmt.Errorf("read the target's welcome: %w", err)
 	}
 	s, id, err := decodeWelcome(b)
-	if err == nil {
-		err = s.err([]byte("it does not take the connection"))
+	if err != nil {
+		return id, &answerError{err}
 	}
-	return id, err
+	return id, s.err([]byte("it does not take the connection"))
 }

@@ -227,6 +227,8 @@ func restartedPeer(t *testing.T, nics *rail.NICs) {
 	p.do(t, Task{Op: Write, Local: mem.All(here)})
 	addr := p.target.Address()
 	closeEngine(t, p.target)
+	gone := p.submit(t, SubmitOptions{Timeout: patience}, Task{Op: Write, Local: mem.All(here)})
+	wantErr(t, "a write to an engine that is gone", wait(t, gone), errdefs.ErrLost)
 	var again *Engine
 	until(t, "the address is not free", func() (ok bool) {
 		var err error
@@ -234,6 +236,11 @@ func restartedPeer(t *testing.T, nics *rail.NICs) {
 		return err == nil
 	})
 	old := p.remote
+	err := old.Refresh(t.Context())
+	wantErr(t, "a refresh after the restart", err, errdefs.ErrLost)
+	if !strings.Contains(err.Error(), "restart") {
+		t.Errorf("a refresh after the restart: %v", err)
+	}
 	p.target = again
 	t.Cleanup(func() { closeEngine(t, again) })
 	p.publish(t, there)

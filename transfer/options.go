@@ -88,11 +88,15 @@ func (o Options) Validate() error {
 	check(o.Lease >= 0 && o.Stall >= 0 && o.Timeout >= 0, "a lease of %v, a stall of %v, a timeout of %v", o.Lease, o.Stall, o.Timeout)
 	check((o.Device == nil) == (o.Copy == nil), "a device and its stream go together")
 	addr := cmp.Or(o.Advertise, o.Listen)
+	for _, a := range []string{o.Advertise, o.Listen} {
+		_, _, err := net.SplitHostPort(a)
+		check(a == "" || err == nil, "%q is not HOST:PORT, an IPv6 address in brackets: [::1]:7200", a)
+	}
 	check(!unspecified(addr), "%q is no address by which others reach this engine: listen at one, or advertise one", addr)
 	return errors.Join(errs...)
 }
 
-// unspecified reports whether an address has no host, or that of all there are. One that cannot be read Listen refuses.
+// unspecified reports whether an address has no host, or that of all there are.
 func unspecified(addr string) bool {
 	host, _, err := net.SplitHostPort(addr)
 	ip := net.ParseIP(host)

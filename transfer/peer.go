@@ -100,7 +100,7 @@ func (p *peer) dial(ctx context.Context, h hello) (*pacedConn, *inlet, error) {
 			p.replaced()
 			return c, r, nil
 		case errors.Is(err, errdefs.ErrLost):
-			err = fmt.Errorf("engine %s at %s is gone, another one is there: %w", p.id, p.addr, err)
+			err = fmt.Errorf("engine %s at %s is gone and another one is there, as after a restart; open the segment again: %w", p.id, p.addr, err)
 			p.mu.Lock()
 			p.lost = err
 			p.mu.Unlock()
@@ -176,7 +176,17 @@ func (p *peer) call(ctx context.Context, t call, v, answer any) error {
 	if answer == nil {
 		return nil
 	}
-	return out.decode(answer)
+	if err := out.decode(answer); err != nil {
+		return &answerError{err}
+	}
+	return nil
+}
+
+// lookAgain has the next call connect although nothing listened a moment ago: another process may do by now.
+func (p *peer) lookAgain() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.absent = nil
 }
 
 // exchange is one try of call.
@@ -209,6 +219,9 @@ func (c *controlConn) ask(ctx context.Context, f *frame) (out frame, err error) 
 	c.expect(-1)
 	if err == nil && (out.call != f.call || out.status == 0) {
 		err = fmt.Errorf("a reply of type %d to a request of type %d: %w", out.call, f.call, errdefs.ErrMismatch)
+	}
+	if err != nil {
+		err = &answerError{err}
 	}
 	if !stop() && err != nil {
 		err = errors.Join(context.Cause(ctx), err)

@@ -79,7 +79,7 @@ func (e *Engine) locate(ctx context.Context, name string) (_ *peer, own string, 
 		}
 		at, err := ParseLocation(value)
 		if err != nil {
-			return nil, "", err
+			return nil, "", &answerError{err}
 		}
 		p, err := e.peer(at.Address, at.Engine)
 		return p, name, err
@@ -106,13 +106,14 @@ func (r *Remote) Refresh(ctx context.Context) error {
 	if err := r.open(); err != nil {
 		return err
 	}
+	r.p.lookAgain()
 	var said json.RawMessage
 	if err := r.p.call(ctx, callDescribe, describeRequest{Name: r.name}, &said); err != nil {
 		return err
 	}
 	d, err := ParseDescription(said)
 	if err != nil {
-		return err
+		return &answerError{err}
 	}
 	r.mu.Lock()
 	err = r.suits(&d)
@@ -297,6 +298,7 @@ func (r *Remote) Probe(ctx context.Context) (time.Duration, error) {
 	if err := r.open(); err != nil {
 		return 0, fmt.Errorf("probe: %w", err)
 	}
+	r.p.lookAgain()
 	if err := r.p.call(ctx, callProbe, struct{}{}, nil); err != nil {
 		return 0, fmt.Errorf("probe segment %q: %w", r.name, err)
 	}

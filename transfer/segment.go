@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"unicode/utf8"
 
 	"golang.org/x/sync/errgroup"
 
@@ -147,8 +148,8 @@ func (s *Segment) Register(ctx context.Context, r *mem.Region, o RegisterOptions
 }
 
 func (s *Segment) register(ctx context.Context, r *mem.Region, o RegisterOptions) (int64, error) {
-	if len(o.Name) > MaxNameBytes {
-		return 0, fmt.Errorf("a name of %d bytes: %w", len(o.Name), errdefs.ErrInvalid)
+	if len(o.Name) > MaxNameBytes || !utf8.ValidString(o.Name) {
+		return 0, fmt.Errorf("name %q is not UTF-8 of at most %d bytes: %w", o.Name, MaxNameBytes, errdefs.ErrInvalid)
 	}
 	if err := s.change(ctx); err != nil {
 		return 0, err

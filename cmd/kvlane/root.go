@@ -15,6 +15,8 @@ import (
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/gdr"
+	"github.com/kvlane/kvlane/transfer"
+	"github.com/kvlane/kvlane/transfer/mooncake"
 )
 
 // usageError is a wrong command line, as against a command that failed.
@@ -38,10 +40,10 @@ func asUsage(err error) error {
 }
 
 // refused reports whether err refuses what was asked for, by what is known of it beforehand: what a driver or a NIC calls invalid as it works is
-// a failure.
+// a failure, as is an invalid answer of another process.
 func refused(err error) bool {
 	var driver *device.Error
-	return errors.Is(err, errdefs.ErrInvalid) && !errors.As(err, &driver) && !gdr.Answered(err)
+	return errors.Is(err, errdefs.ErrInvalid) && !errors.As(err, &driver) && !gdr.Answered(err) && !transfer.Answered(err) && !mooncake.Answered(err)
 }
 
 // usageArgs makes an argument check of cobra report a wrong command line.

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/kvlane/kvlane/transfer/mooncake"
@@ -77,5 +78,18 @@ func TestTransferGetKeepsTheFile(t *testing.T) {
 	}
 	if b, err := os.ReadFile(file); err != nil || string(b) != "precious" {
 		t.Errorf("the file has %q, %v", b, err)
+	}
+}
+
+// TestHostileAnswerIsNoUsageError: an answer that makes no sense is a failure, and not a wrong command line.
+func TestHostileAnswerIsNoUsageError(t *testing.T) {
+	for _, answer := range []string{"{                    ", `{"name":"\u0007","buffers":7}`, `{"name":"x","protocol":"tcp","tcp_data_port":-1}`, `{"status":"\u001b[2J"}`} {
+		name := handshakePeer(t, func(byte, string) []byte { return []byte(answer) })
+		for _, args := range [][]string{{"probe", name}, {"ls", name}, {"get", name, "-"}, {"probe", name, "--protocol", "tcp"}, {"ls", name, "--protocol", "tcp"}} {
+			code, stdout, stderr := execute(t, append([]string{"transfer"}, args...)...)
+			if code != exitFailure || strings.Contains(stderr, "--help") || strings.ContainsAny(stdout+stderr, "\a\x1b") {
+				t.Errorf("%v, answer %s: exit code %d: %q %q", args, answer, code, stdout, stderr)
+			}
+		}
 	}
 }

@@ -121,7 +121,7 @@ func (f *transferFlags) listNative(cmd *cobra.Command, segment string, json bool
 			if b.Share != nil {
 				shared = b.Share.Type.String()
 			}
-			fmt.Fprintf(t, "%d\t%s\t%d\t%d\t%s\t%s\n", i, present.Name(b.Name), b.Offset, b.Length, b.Kind, shared)
+			fmt.Fprintf(t, "%d\t%s\t%d\t%d\t%s\t%s\n", i, present.Name(b.Name), b.Offset, b.Length, present.Name(b.Kind), shared)
 		}
 		return t.Flush()
 	})

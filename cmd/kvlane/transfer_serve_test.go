@@ -85,3 +85,13 @@ func TestServeWithoutRuntimeDirectory(t *testing.T) {
 		}
 	}
 }
+
+// TestServeRefusesNames: a name at which nobody finds the segment is refused, with what to give.
+func TestServeRefusesNames(t *testing.T) {
+	for _, c := range [][]string{{"mooncake", "127.0.0.1"}, {"mooncake", "::1:17014"}, {"tcp", "127.0.0.1"}, {"tcp", "::1:17014"}} {
+		code, _, stderr := execute(t, "transfer", "serve", "--protocol", c[0], "--name", c[1], "--buffer-size", "64KiB")
+		if code != exitUsage || !strings.Contains(stderr, "HOST:PORT") || !strings.Contains(stderr, "in brackets") {
+			t.Errorf("%v: exit code %d: %s", c, code, stderr)
+		}
+	}
+}

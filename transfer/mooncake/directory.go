@@ -61,7 +61,7 @@ func (p2p) Find(ctx context.Context, segment string) (*Segment, error) {
 	}
 	s, err := ParseSegment(text)
 	if err != nil {
-		return nil, fmt.Errorf("find segment %s: %w", segment, err)
+		return nil, &answerError{fmt.Errorf("find segment %s: %w", segment, err)}
 	}
 	if s.DataHost == "" {
 		s.DataHost, _, _ = net.SplitHostPort(addr)
@@ -95,7 +95,7 @@ func (d *httpDirectory) Find(ctx context.Context, segment string) (*Segment, err
 	}
 	s, err := ParseSegment(text)
 	if err != nil {
-		return nil, fmt.Errorf("find segment %s: %w", segment, err)
+		return nil, &answerError{fmt.Errorf("find segment %s: %w", segment, err)}
 	}
 	if s.DataHost == "" {
 		addr, err := d.handshake(ctx, segment)
@@ -114,10 +114,10 @@ func (d *httpDirectory) handshake(ctx context.Context, segment string) (string, 
 	}
 	var at server
 	if err := json.Unmarshal(text, &at); err != nil {
-		return "", fmt.Errorf("read rpc_meta: %w: %w", errdefs.ErrInvalid, err)
+		return "", &answerError{fmt.Errorf("read rpc_meta: %w: %w", errdefs.ErrInvalid, err)}
 	}
 	if at.Host == "" || at.Port < 1 || at.Port > 65535 {
-		return "", fmt.Errorf("rpc_meta names %q, port %d: %w", at.Host, at.Port, errdefs.ErrInvalid)
+		return "", &answerError{fmt.Errorf("rpc_meta names %q, port %d: %w", at.Host, at.Port, errdefs.ErrInvalid)}
 	}
 	return net.JoinHostPort(at.Host, strconv.Itoa(at.Port)), nil
 }
@@ -155,5 +155,9 @@ func (d *httpDirectory) withdraw(ctx context.Context, segment string) error {
 
 func (d *httpDirectory) get(ctx context.Context, key string) ([]byte, error) {
 	defer d.client.Close()
-	return d.client.Get(ctx, key)
+	text, err := d.client.Get(ctx, key)
+	if err != nil {
+		return nil, &answerError{err}
+	}
+	return text, nil
 }

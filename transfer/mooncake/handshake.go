@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -109,11 +110,24 @@ func ask(ctx context.Context, addr string, kind byte, body []byte) (answer []byt
 	case ctx.Err() != nil:
 		return nil, fmt.Errorf("ask %s: %w: %w", addr, errdefs.ErrCanceled, context.Cause(ctx))
 	case err != nil:
-		return nil, fmt.Errorf("ask %s: %w", addr, stalled(err, handshakeTime))
+		return nil, fmt.Errorf("ask %s: %w", addr, &answerError{stalled(err, handshakeTime)})
 	case got != kind:
-		return nil, fmt.Errorf("ask %s: the answer to request %d is of kind %d: %w", addr, kind, got, errdefs.ErrInvalid)
+		return nil, &answerError{fmt.Errorf("ask %s: the answer to request %d is of kind %d: %w", addr, kind, got, errdefs.ErrInvalid)}
 	}
 	return answer, nil
+}
+
+// answerError is an error in what another process sent.
+type answerError struct{ err error }
+
+func (e *answerError) Error() string { return e.err.Error() }
+
+func (e *answerError) Unwrap() error { return e.err }
+
+// Answered reports whether err is about what another process answered, although it may wrap ErrInvalid: the caller asked for nothing wrong.
+func Answered(err error) bool {
+	var answer *answerError
+	return errors.As(err, &answer)
 }
 
 // dial connects within dialTime.
@@ -140,7 +154,7 @@ func Probe(ctx context.Context, d Directory, segment string) (time.Duration, err
 	}
 	var a probeAnswer
 	if err := json.Unmarshal(text, &a); err != nil || a.Status != success {
-		return 0, fmt.Errorf("probe segment %s: it answered %.100q: %w", segment, text, errdefs.ErrInvalid)
+		return 0, &answerError{fmt.Errorf("probe segment %s: it answered %.100q: %w", segment, text, errdefs.ErrInvalid)}
 	}
 	return took, nil
 }

@@ -309,7 +309,7 @@ func (l *lane) answer(p *part, in *inlet, v2 bool) error {
 	return nil
 }
 
-var errRejected = fmt.Errorf("the target rejected the address: %w", errdefs.ErrInvalid)
+var errRejected = &answerError{fmt.Errorf("the target rejected the address: %w", errdefs.ErrInvalid)}
 
 func readStatus(in *inlet) (uint64, error) {
 	b, err := in.Peek(statusBytes)

@@ -73,8 +73,9 @@ func appendMetrics[S any](all []Metric, fs []family[S]) []Metric {
 // intro is what stands above the table.
 const intro = `These are served in Prometheus's text format:
 
-- by an engine or a manager with the key metrics_addr in its configuration, in Go, C and Python ([the
-  library](library.md#figures));
+- by vLLM, on its own /metrics: kvlane's connectors pass them on ([vLLM](vllm.md#metrics));
+- by an engine or a manager with the key metrics_addr in its configuration, in Go, C, Python, SGLang and
+  transformers ([the library](library.md#figures));
 - by a command with --metrics-addr, while it runs. replay and demo have the metrics of store, tiers and copies. transfer serve and bench
   transfer (kvlane's own protocol) have those of transfers. Every command has those of the build and of the process.
 

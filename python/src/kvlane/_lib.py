@@ -93,6 +93,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "open_allocator": (c.c_char_p, c.c_int32),
     "allocator_stats": (c.c_int32, _bytes, c.POINTER(_n)),
     "stats": (_handle, _bytes, c.POINTER(_n)),
+    "metrics": (_handle, _bytes, c.POINTER(_n)),
     "notes": (_handle, _bytes, c.POINTER(_n)),
     "report_slowdown": (_handle, c.c_double),
     "drop": (_handle, _bytes, _n, c.POINTER(_n)),
@@ -158,7 +159,7 @@ class Library:
         is not done at the end of the first.
         """
         args = (name, handle, milliseconds(timeout))
-        if timeout is not None and timeout <= SLICE or threading.current_thread() is not threading.main_thread():
+        if (timeout is not None and timeout <= SLICE) or threading.current_thread() is not threading.main_thread():
             self.call(*args)
             return
         outcome: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
@@ -183,13 +184,17 @@ class Library:
                 return
 
     def json(self, name: str, handle: int) -> Any:
-        """What kvl_<name> writes of a handle."""
+        """The JSON that kvl_<name> writes of a handle."""
+        return json.loads(self.text(name, handle))
+
+    def text(self, name: str, handle: int) -> bytes:
+        """The text that kvl_<name> writes of a handle."""
         size = c.c_size_t(1 << 12)
         while True:
             buffer = c.create_string_buffer(size.value)
             status = self.status(name, handle, buffer, c.byref(size))
             if status == Status.OK:
-                return json.loads(buffer.value)
+                return buffer.value
             if status != Status.NO_SPACE:
                 raise self.error(status)
 

@@ -81,13 +81,16 @@ class Job(_lib.Owned):
 
 class Manager(_lib.Owned):
     """The index of what all workers' stores have: `ranks` are the configurations of their Stores, and `blocks` how many each
-    worker's memory may be given (None: as many as fit, less a sixteenth). Safe from any thread.
+    worker's memory may be given (None: as many as fit, less a sixteenth). metrics_addr is where its metrics are served. Safe from
+    any thread.
     """
 
-    def __init__(self, ranks: Sequence[Mapping[str, Any]], blocks: int | None = None) -> None:
+    def __init__(self, ranks: Sequence[Mapping[str, Any]], blocks: int | None = None, metrics_addr: str | None = None) -> None:
         config: dict[str, Any] = {"ranks": [dict(r) for r in ranks]}
         if blocks is not None:
             config["blocks"] = blocks
+        if metrics_addr:
+            config["metrics_addr"] = metrics_addr
         self._lib = _lib.library()
         handle = c.c_uint64()
         self._lib.call("open_manager", _config.encode(config).encode(), c.byref(handle))
@@ -160,6 +163,10 @@ class Manager(_lib.Owned):
     def stats(self) -> dict[str, Any]:
         """What it has done so far."""
         return dict(self._lib.json("manager_stats", self._handle))
+
+    def metrics(self) -> str:
+        """The manager's metrics in Prometheus's text format."""
+        return self._lib.text("metrics", self._handle).decode(errors="replace")
 
     def close(self, timeout: float | None = None) -> None:
         """Refuses new jobs, and closes. Busy while jobs have not ended: then it may be called again."""

@@ -228,6 +228,10 @@ class Store(_lib.Owned):
         """What the store has done so far."""
         return dict(self._lib.json("stats", self._handle))
 
+    def metrics(self) -> str:
+        """The store's metrics in Prometheus's text format, for a program that serves its own: docs/metrics.md."""
+        return self._lib.text("metrics", self._handle).decode(errors="replace")
+
     def notes(self) -> list[Any]:
         """What the user should know of how the store was opened: fallbacks, and why."""
         return list(self._lib.json("notes", self._handle))

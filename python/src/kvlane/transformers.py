@@ -36,6 +36,7 @@ from transformers.cache_utils import DynamicLayer
 
 from . import _config, errors, identity
 from ._arrival import Arrival, ArrivingLayer
+from ._metrics import opened
 from ._model import CACHE_OPTION, CACHE_OPTIONS, Shape, check_config, check_layers, ends_and_padding, media_tokens, probe, uses
 from ._weights import Weights
 from ._writes import STORED, Writes
@@ -148,7 +149,8 @@ class KVLaneCache:
     store is the section `store` of a store's configuration (docs/library.md): cache_bytes, dirs, log_dir and so on.
     block_tokens is how many tokens are kept together: shorter blocks find longer prefixes, longer ones are faster. weights
     identifies the model's weights; by default a fingerprint of them does (kvlane.identity.fingerprint), which is taken here.
-    tenant keeps tenants apart. config has further sections of the configuration ("stream", "rdma").
+    tenant keeps tenants apart. config has further sections of the configuration ("stream", "rdma") and
+    metrics_addr, where the store's metrics are served; a warning is logged if that address is taken.
 
     layerwise has the model compute while KV is loaded: each layer waits for its own. For as long as that lasts it takes twice the
     memory on the device that the KV of the prefix has. Where layers keep keys and values of several shapes, or load is given a
@@ -184,7 +186,7 @@ class KVLaneCache:
         self._state: tuple[Any, ...] | None = self._weights.state()
         self._ends, self._padding = ends_and_padding(model)
         self.config = self._config(store, weights or identity.fingerprint(model), tenant, config or {})
-        self.store = Store(self.config)
+        self.store = opened(Store, self.config, _logger)
 
     def _config(self, store: Mapping[str, Any], weights: str, tenant: str, more: Mapping[str, Any]) -> dict[str, Any]:
         hf = self.model.config

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,10 +22,21 @@ import pytest
 
 HERE = Path(__file__).parent
 LIMIT = 420  # seconds that a process has; one takes 30 to 60 on two cores
-REQUIRED = "vllm" in os.environ.get("KVLANE_REQUIRE", "").split(",")
+REQUIRE = os.environ.get("KVLANE_REQUIRE", "").split(",")
+REQUIRED = "vllm" in REQUIRE
 
 if importlib.util.find_spec("vllm") is None and not REQUIRED:
     collect_ignore_glob = ["test_*"]
+
+
+def command(name: str) -> str:
+    """The path of a command. The test is skipped without it, and fails if KVLANE_REQUIRE names it."""
+    path = shutil.which(name)
+    if path is None:
+        if name in REQUIRE:
+            pytest.fail(f"KVLANE_REQUIRE has {name}, and there is no such command")
+        pytest.skip(f"there is no command {name}")
+    return path
 
 
 @dataclass
@@ -192,12 +204,16 @@ def start(server: Server, model: Any, tmp_path: Path) -> Any:
         kvlane: dict[str, Any] | None = None,
         processes: bool = False,
         layerwise: bool = False,
+        metrics: bool = False,
         **engine: Any,
     ) -> Engine:
         if layerwise:
             engine["async_scheduling"] = False
+        if metrics:
+            engine["disable_log_stats"] = False
         plan = {
             "connector": "LayerwiseConnector" if layerwise else "Connector",
+            "metrics": metrics,
             "model": model(name),
             "engine": {"dtype": "float32", "max_model_len": 512, "max_num_seqs": 8, "block_size": 32, "seed": 0} | engine,
             "kvlane": None if kvlane is None else kvlane | {"log_seconds": 0},

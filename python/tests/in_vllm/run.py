@@ -1,7 +1,8 @@
 """Runs vLLM for the tests: reads plans, a line of JSON each, and runs each in a fork of itself, which has imported vLLM once.
 
 A plan is {"model": folder, "engine": arguments of LLM, "kvlane": what kv_connector_extra_config has, or null for none,
-"connector": the class's name, "log": file, "env": {...}, "steps": [...]}, or with "make": name to make a model, or with
+"connector": the class's name, "metrics": whether they are served, "log": file,
+"env": {...}, "steps": [...]}, or with "make": name to make a model, or with
 "identities", or with "requests" for steps.py. A step is {"prompts": [[token, ...], ...], "tokens": n}, {"reset": true} (the
 engine forgets its own prefix cache) or {"reset": "all"} (and the connector).
 
@@ -21,6 +22,7 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
+import prometheus_client
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
@@ -40,6 +42,9 @@ def run(plan: dict[str, Any]) -> None:
         )
     jobs, preempted = watch_jobs(), watch_preemptions()
     llm = LLM(plan["model"], skip_tokenizer_init=True, enforce_eager=True, **plan["engine"], **more)
+    if plan.get("metrics"):  # as vLLM's API server has them
+        server, _ = prometheus_client.start_http_server(0, "127.0.0.1")
+        print(f"METRICS {server.server_port}", flush=True)
     print("UP", flush=True)
     for step in plan["steps"]:
         jobs.clear()

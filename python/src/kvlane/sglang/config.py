@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import _config, errors, identity
+from .._metrics import address
 from .pages import Group
 
 # What the object "kvlane" of SGLang's options may have.
-_OPTIONS = ("store", "stream", "rdma", "device", "weights", "tenant", "wait_seconds")
+_OPTIONS = ("store", "stream", "rdma", "device", "weights", "tenant", "wait_seconds", "metrics_addr")
 WAIT_SECONDS = 30.0
 
 
@@ -30,6 +31,7 @@ class Rank:
     pp_size: int = 1
     cp_rank: int = 0
     cp_size: int = 1
+    replica: int = 0  # of data parallelism
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,10 @@ def store_config(
         store["dirs"], store["folder"] = dirs, name
     if store.get("log_dir"):
         store["log_dir"] = os.path.join(store["log_dir"], name)
-    sections = {k: dict(own[k]) for k in ("stream", "rdma") if k in own}
+    sections: dict[str, Any] = {k: dict(own[k]) for k in ("stream", "rdma") if k in own}
+    if own.get("metrics_addr"):
+        ranks, number = rank.pp_size * rank.tp_size, rank.pp_rank * rank.tp_size + rank.tp_rank
+        sections["metrics_addr"] = address(str(own["metrics_addr"]), ranks, number, rank.replica)
     return {**out, **sections, "device": {**device, **(own.get("device") or {})}, "store": store}
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import sglang
 from sglang.srt.mem_cache.hicache_storage import PoolHitPolicy, PoolTransfer, PoolTransferResult
-from sglang.srt.runtime_context import get_lora, get_model, get_spec
+from sglang.srt.runtime_context import get_lora, get_model, get_parallel, get_spec
 
 from .. import errors
 from .config import Engine
@@ -45,6 +45,19 @@ def engine(model: str | None = None) -> Engine:
         adapters=bool(_field(lora, "enable_lora") or _field(lora, "lora_paths")),
         arguments=arguments,
     )
+
+
+def replica() -> int:
+    """The number of this process's data-parallel replica: of the engine, or of its attention."""
+    ranks = get_parallel()
+    for name in ("dp_rank", "attn_dp_rank"):
+        try:
+            number = getattr(ranks, name)
+        except Exception:
+            continue
+        if number:
+            return int(number)
+    return 0
 
 
 def restorable(pages: Pages, hashes: list[str], transfers: list[PoolTransfer], keep: str) -> PoolTransferResult:

@@ -23,7 +23,7 @@ from sglang.srt.utils import get_device_module
 
 from .. import errors
 from . import config
-from .engine import engine, restorable
+from .engine import engine, replica, restorable
 from .pages import Pages, Part, Plane, Pool, numbers
 
 logger = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ class Linker(UnifiedCacheLinker):
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             tp_group = params.attn_tp_cache_group or params.tp_cache_group
             tp_rank, tp_size = torch.distributed.get_rank(tp_group), torch.distributed.get_world_size(tp_group)
-        rank = config.Rank(tp_rank, tp_size, params.pp_rank, params.pp_size, params.attn_cp_rank, params.attn_cp_size)
+        rank = config.Rank(tp_rank, tp_size, params.pp_rank, params.pp_size, params.attn_cp_rank, params.attn_cp_size, replica())
         device = self._group.entries[0].kv_buffer[0].device
         if device.type not in ("cpu", "cuda"):
             raise errors.NotSupported(f"SGLang's pools are on {device}: kvlane.sglang supports cpu and cuda")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import re
 import logging
+import re
 import time
 from bisect import bisect_right
 from collections import Counter
@@ -15,6 +15,7 @@ from itertools import groupby
 from typing import Any
 
 from .. import errors
+from .._metrics import opened
 from .._writes import STORED, LimitedLog, Writes
 from ..errors import Status
 from ..keys import Keys
@@ -195,7 +196,7 @@ class Pages:
         of_group: list[list[int]] = [[] for _ in self.groups]
         for number, (_, g, _) in enumerate(ranked):
             of_group[g].append(number)
-        self.store = Store(configure(self.groups, of_group))
+        self.store = opened(Store, configure(self.groups, of_group), logger)
         try:
             self.cache = PagedCache(self.store, groups=[g.memory() for g in self.groups])
         except BaseException:

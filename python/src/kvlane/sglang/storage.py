@@ -20,7 +20,7 @@ from sglang.srt.runtime_context import get_parallel
 
 from .. import errors
 from . import config
-from .engine import engine, restorable
+from .engine import engine, replica, restorable
 from .pages import Pages, Part, Plane, Pool, Staging, numbers
 
 logger = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class Storage(HiCacheStorage):
         store = self._own.get("store") or {}
         if self._replicated and c.tp_size > 1 and not store.get("dirs"):
             raise errors.Invalid('one rank stores KV for all, so it has to be in files: give "store" "dirs"')
-        self._rank = config.Rank(c.tp_rank, c.tp_size, c.pp_rank, c.pp_size, c.attn_cp_rank, c.attn_cp_size)
+        self._rank = config.Rank(c.tp_rank, c.tp_size, c.pp_rank, c.pp_size, c.attn_cp_rank, c.attn_cp_size, replica())
         self._engine = engine(c.model_name)
         self._host: dict[str, Any] = {}
         self._pages: Pages | None = None

@@ -17,7 +17,7 @@ from typing import Any
 from .. import _config, errors, identity
 
 # What kv_connector_extra_config may have: what is kvlane's, and what is vLLM's OffloadingConnector's.
-_OURS = ("store", "stream", "rdma", "device", "weights", "tenant", "log_seconds", "layerwise_files")
+_OURS = ("store", "stream", "rdma", "device", "weights", "tenant", "log_seconds", "layerwise_files", "metrics_addr")
 _VLLMS = ("offload_prompt_only", "self_describing_kv_events")
 # The least that the head size of a geometry has to be able to say.
 _MAX_HEAD_SIZE = 1 << 20

@@ -235,6 +235,10 @@ class Scheduler(OffloadingManager):
         """The Manager's figures."""
         return self.manager.stats()
 
+    def metrics(self) -> str:
+        """The Manager's metrics."""
+        return self.manager.metrics()
+
     def shutdown(self) -> None:
         """Closes the Manager."""
         if self._manager is None:

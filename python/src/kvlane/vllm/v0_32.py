@@ -33,8 +33,10 @@ from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
 from .. import errors
+from .._metrics import address, opened
 from ..manager import Manager
 from . import config as configs
+from .metrics import PromMetrics, Reader, Stats
 from .pace import Pace
 from .scheduler import Scheduler
 from .worker import Failure, Worker, open_worker
@@ -97,7 +99,16 @@ class Spec(OffloadingSpec):
     def open_manager(self, kernels: dict[str, Any]) -> Manager:
         """The index of the blocks of workers with such kernels."""
         stores = self._stores(kernels)
-        return Manager([c for i, c in enumerate(stores) if c not in stores[:i]])
+        ranks = [c for i, c in enumerate(stores) if c not in stores[:i]]
+        served = self._served(None)
+        return opened(lambda config: Manager(ranks, metrics_addr=config.get("metrics_addr")), served, logger)
+
+    def _served(self, rank: int | None) -> dict[str, str]:
+        """The part of a configuration that says where a worker, or the scheduler, serves metrics beside vLLM."""
+        addr, parallel = self.extra_config.get("metrics_addr"), self.config.parallel
+        if not addr:
+            return {}
+        return {"metrics_addr": address(str(addr), parallel.tp_size, rank, parallel.data_parallel_index)}
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         """A worker's."""
@@ -107,7 +118,7 @@ class Spec(OffloadingSpec):
         if own is not stores[rank]:
             logger.info("kvlane: rank %d has the KV of another rank, which writes the files of both", rank)
             Manager([stores[rank]], 1).close()  # makes the directories, which may not be there yet
-        return open_worker(own, kv_caches, self.groups)
+        return open_worker(own | self._served(self.config.parallel.rank), kv_caches, self.groups)
 
 
 class Connector(OffloadingConnector):
@@ -120,6 +131,7 @@ class Connector(OffloadingConnector):
         self._canonical_layout = False
         self._failures: dict[int, Failure] = {}
         self._bad_pages: set[int] = set()
+        self._metrics: Reader | None = None
         self._pace = Pace(2 if vllm_config.scheduler_config.async_scheduling else 1)
         self.connector_scheduler = self.connector_worker = None
         self.spec = spec = self._spec(config, vllm_config, kv_cache_config)
@@ -137,6 +149,36 @@ class Connector(OffloadingConnector):
     @staticmethod
     def _spec(config: OffloadingConfig, vllm_config: Any, kv_cache_config: Any) -> OffloadingSpec:
         return Spec(config, vllm_config, kv_cache_config)
+
+    def get_kv_connector_stats(self) -> Stats | None:
+        """vLLM's statistics, and what has changed in kvlane's metrics in this process."""
+        theirs = super().get_kv_connector_stats()
+        stats = Stats() if theirs is None else Stats(data=theirs.data)
+        if self._metrics is None and self.connector_scheduler is not None:
+            manager = self.connector_scheduler.manager
+            assert isinstance(manager, Scheduler)
+            self._metrics = Reader(manager.metrics)
+        elif self._metrics is None and self.connector_worker is not None:
+            worker = self.connector_worker.worker
+            if isinstance(worker, Worker):
+                self._metrics = Reader(worker.store.metrics)
+        if self._metrics is not None and (changed := self._metrics.changed()):
+            assert isinstance(self.spec, Spec)
+            rank = "scheduler" if self.connector_scheduler is not None else str(self.spec.config.parallel.rank)
+            stats.add(rank, changed)
+        return None if stats.is_empty() else stats
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Stats:
+        """Statistics as another process has sent them."""
+        return Stats() if data is None else Stats(data=data)
+
+    @classmethod
+    def build_prom_metrics(
+        cls, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine_labelvalues: dict[int, list[object]]
+    ) -> PromMetrics:
+        """The metrics on vLLM's own /metrics."""
+        return PromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def get_handshake_metadata(self) -> Kernels:
         """What the scheduler has to know of this worker's kernels."""

@@ -13,6 +13,7 @@ from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import CanonicalKVCaches, GPULoadStoreSpec, LoadStoreSpec, OffloadingWorker, TransferResult
 
 from .. import errors
+from .._metrics import opened
 from .._writes import STORED, Writes
 from ..errors import Status
 from ..keys import Keys
@@ -316,7 +317,7 @@ def open_worker(config: dict[str, Any], kv_caches: CanonicalKVCaches, groups: li
         config = {**config, "device": {"driver": "host"}}
     else:  # stores come after what is on vLLM's stream, which waits for layers
         config = {"device": {"driver": "cuda", "index": device.index or 0}, **config, "host_streams": True}
-    store = Store(config)
+    store = opened(Store, config, logger)
     try:
         return Worker(store, PagedCache(store, groups=memory), groups)
     except BaseException:

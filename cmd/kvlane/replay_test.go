@@ -324,6 +324,7 @@ func TestReplayOnAFullOrReadOnlyDirectory(t *testing.T) {
 func TestSizes(t *testing.T) {
 	for text, want := range map[string]int64{
 		"0": 0, "4096": 4096, "64KiB": 64 << 10, "1.5GiB": 3 << 29, "2GB": 2e9, "8g": 8 << 30, " 12 MiB ": 12 << 20, "7b": 7, "1TiB": 1 << 40,
+		"6.4e7": 64e6, "64000000.0": 64e6, "9007199254740993": 1<<53 + 1,
 	} {
 		var n int64
 		if err := (sizeValue{&n}).Set(text); err != nil || n != want {

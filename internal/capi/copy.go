@@ -198,7 +198,7 @@ func (l *Library) Copy(h Handle, c *Copies, after *uint64, timeoutMillis int64) 
 	for _, m := range []*memory{to, from} {
 		u, err := m.uses.Begin()
 		if err != nil {
-			return 0, invalid("the memory is being taken back")
+			return 0, fmt.Errorf("the memory is being taken back: %w", err)
 		}
 		defer func() { u.Started(ended) }()
 	}

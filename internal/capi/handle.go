@@ -42,7 +42,7 @@ func (k kind) ended() error {
 	case leaseKind:
 		return releasedError{}
 	case taskKind, jobKind:
-		return invalid("the %s was freed", k)
+		return invalid("the %s was freed, or what it belongs to was closed", k)
 	}
 	return fmt.Errorf("the %s is closed: %w", k, errdefs.ErrClosed)
 }

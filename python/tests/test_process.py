@@ -50,7 +50,9 @@ print(*resource.getrlimit(resource.RLIMIT_NOFILE))
 
 
 def test_the_limit_on_descriptors_stays_the_programs() -> None:
-    out = subprocess.run([sys.executable, "-c", LIMITS, json.dumps(conftest.config())], stdout=subprocess.PIPE, text=True, check=True)
+    out = subprocess.run(
+        [sys.executable, "-c", LIMITS, json.dumps(conftest.config())], stdout=subprocess.PIPE, text=True, check=True
+    )
     assert out.stdout.split() == ["512", "1024"]
 
 

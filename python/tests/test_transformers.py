@@ -99,6 +99,25 @@ def test_output_is_equal(make: Make, kind: str, dtype: str) -> None:
     assert cache.counts["tokens_loaded"] == 3 * 72
 
 
+def test_a_full_disk_is_no_miss(make: Make, small_disk: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What cannot be written stays in memory, and is counted and logged once in a while."""
+    (small_disk / "filler").write_bytes(bytes(5 << 20))
+    model = tiny.model("llama")
+    cache = make(model, {"dirs": small_disk / "d", "admission": "always"})
+    ids = prompt()
+    for seed in range(1000):
+        ids = prompt(seed=seed)
+        assert cache.save(ids, kept(model, ids, 80)) == 10
+        if cache.not_written:
+            break
+    cache._writes.finish(60)
+    assert cache.not_written["NO_SPACE"] > 0
+    assert int(cache.load(ids).get_seq_length()) == 72
+    assert cache.counts["failed_no_space"] == 0
+    assert len(caplog.records) == 1
+    assert cache.save(prompt(seed=2000), kept(model, prompt(seed=2000), 80), durable=True) < 10, "what is to be durable is not"
+
+
 @pytest.mark.parametrize("kind", ["llama", "mistral", "qwen3"])
 def test_layers_arrive_while_the_model_computes(make: Make, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is waited for where the model comes to it, and the results at the end; tokens and KV are the same."""

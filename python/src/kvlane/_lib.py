@@ -155,8 +155,8 @@ class Library:
     def finish(self, name: str, handle: int, timeout: float | None) -> None:
         """Calls kvl_<name> with a timeout in seconds, and raises unless it returns KVL_OK.
 
-        In the main thread Ctrl-C ends the wait, and the call goes on in a thread of its own: cut into slices it would give up what
-        is not done at the end of the first.
+        In the main thread Ctrl-C ends the wait, and the call goes on in a thread of its own. Cut into slices it would give up
+        what is not done at the end of the first.
         """
         args = (name, handle, milliseconds(timeout))
         if (timeout is not None and timeout <= SLICE) or threading.current_thread() is not threading.main_thread():

@@ -17,8 +17,9 @@ LOG_SECONDS = 60.0
 
 
 class LimitedLog:
-    """Counts failures by kind. It logs a kind when it comes first, and then at most once in LOG_SECONDS, with the count. Safe from
-    any thread.
+    """Counts failures by kind. It logs a kind when it comes first, and then at most once in LOG_SECONDS, with the count.
+
+    Safe from any thread.
     """
 
     def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
@@ -40,8 +41,10 @@ class LimitedLog:
 
 
 class Writes:
-    """Dumps whose blocks are published and are still written to files. A block that cannot be written stays in memory and is found
-    there: that is counted and logged, and is no failure of the dump. Safe from any thread.
+    """Dumps whose blocks are published and are still written to files.
+
+    A block that cannot be written stays in memory and is found there: that is counted and logged, and is no failure of the
+    dump. Safe from any thread.
     """
 
     def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
@@ -70,7 +73,9 @@ class Writes:
             try:
                 self.note(r.status for r in task.results())
             except errors.Error as e:  # the store is closed, and with it the result
-                self._log.add(type(e).__name__, len(task), "%d blocks may not have been written to files: " + str(e).replace("%", "%%"))
+                self._log.add(
+                    type(e).__name__, len(task), "%d blocks may not have been written to files: " + str(e).replace("%", "%%")
+                )
 
     def note(self, statuses: Iterable[Status]) -> None:
         """Counts the blocks that were not written, by the statuses of blocks that are in memory."""

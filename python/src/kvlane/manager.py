@@ -122,7 +122,9 @@ class Manager(_lib.Owned):
         if len(states) != len(names):
             raise errors.Invalid(f"{len(states)} states of {len(names)} blocks")
         if blocks:
-            self._lib.call("manager_worth", self._handle, c.byref(names.raw), bytes(states), _lib.number(tokens, "tokens"), c.byref(out))
+            self._lib.call(
+                "manager_worth", self._handle, c.byref(names.raw), bytes(states), _lib.number(tokens, "tokens"), c.byref(out)
+            )
         return out.value
 
     def computed(self, tokens: int, seconds: float) -> None:

@@ -92,6 +92,42 @@ def test_a_restart_finds_the_pages_in_files(storage: Any, tmp_path: Path) -> Non
     assert all(torch.equal(page(pool, 4 + i), want) for i, want in enumerate(before))
 
 
+def test_names_that_differ_are_pages_that_differ() -> None:
+    from kvlane.sglang.pages import digest
+
+    name = "ab" * 32
+    names = [name, name.upper(), " " + name, name[:-2], "caf\udce9", "caf\udce8", "caf?"]
+    assert len({digest(n) for n in names}) == len(names)
+
+
+def test_a_full_disk_is_told_and_is_no_miss(storage: Any, small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """False for pages that were not written; memory has them all the same."""
+    from kvlane.sglang.storage import KV, Part
+
+    (small_disk / "filler").write_bytes(bytes(5 << 20))
+    pool = host_pool("page_first")
+    s = storage(pool, extra(small_disk / "d"))
+    fill(pool.kv_buffer)
+    before, stored, keys = page(pool, 0), True, []
+    for seed in range(1000):
+        keys = hashes(16, seed)
+        if not all(s.batch_set_v1(keys, indices(*range(16)))):
+            stored = False
+            break
+    assert not stored
+    assert s.pages.failures.counts["store: NO_SPACE"] > 0
+    assert s.batch_exists(keys) == 16
+    assert all(s.batch_get_v1(keys, indices(*range(16, 32))))
+    assert torch.equal(page(pool, 16), before)
+    # Without waiting for files, as a Linker stores.
+    more = hashes(16, 5000)
+    assert all(s.pages.dump([Part(KV, more, list(range(16)))])[0])
+    s.pages.writes.finish(60)
+    assert s.pages.stats()["not_written"]["NO_SPACE"] > 0
+    assert s.batch_exists(more) == 16
+    assert len([r for r in caplog.records if "NO_SPACE" in r.getMessage()]) <= 2, "one of each kind"
+
+
 def test_a_damaged_page_is_a_miss_and_stored_anew(storage: Any, tmp_path: Path) -> None:
     pool = host_pool("page_first")
     s = storage(pool, extra(tmp_path))

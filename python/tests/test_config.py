@@ -1,0 +1,55 @@
+"""Configurations as programs write them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvlane
+from kvlane import _config, identity
+
+
+@pytest.mark.parametrize(("given", "want"), [
+    (None, []), ([], []), ("/ab", ["/ab"]), (Path("/ab"), ["/ab"]), (["/a", Path("/b")], ["/a", "/b"]), (("/a",), ["/a"]),
+])  # fmt: skip
+def test_one_directory_needs_no_list(given: Any, want: list[str]) -> None:
+    assert _config.directories({"dirs": given}) == want
+
+
+@pytest.mark.parametrize("given", [3, {"/a": 1}, ["/a", 3], [["/a"]], b"/a"])
+def test_what_is_no_directory_is_refused(given: Any) -> None:
+    with pytest.raises(kvlane.Invalid, match="dirs"):
+        _config.directories({"dirs": given})
+
+
+@pytest.mark.parametrize("given", [None, 5, b"t", ["t"]])
+def test_a_tenant_is_a_text(given: Any) -> None:
+    """None and "None", 5 and "5" would be one tenant."""
+    assert _config.tenant("t") == "t"
+    with pytest.raises(kvlane.Invalid, match="tenant"):
+        _config.tenant(given)
+
+
+def test_paths_are_texts_in_json() -> None:
+    assert json.loads(_config.encode({"store": {"log_dir": Path("/a")}})) == {"store": {"log_dir": "/a"}}
+    for bad in (object(), {1, 2}, float("nan"), float("inf"), b"x"):
+        with pytest.raises(kvlane.Invalid, match="configuration"):
+            _config.encode({"store": bad})
+
+
+def test_a_file_name_that_is_no_text_has_a_fingerprint(tmp_path: Path) -> None:
+    found = set()
+    for name in (b"caf\xe9.bin", b"caf\xe8.bin"):
+        folder = tmp_path / str(len(found))
+        folder.mkdir()
+        file = os.path.join(os.fsencode(folder), name)
+        with open(file, "wb") as f:
+            f.write(b"weights")
+        os.utime(file, (1, 1))
+        found.add(identity.folder_fingerprint(folder))
+    assert len(found) == 2
+    assert None not in found

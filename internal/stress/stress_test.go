@@ -96,7 +96,7 @@ func (r *round) prepare() {
 		r.Bytes = keySpace / 8 * r.layout.ImageBytes()
 	}
 	// Before there is anything in them that is not kvlane's.
-	made, err := file.Open(r.Context(), file.Config{Dirs: r.Dirs, Formats: block.Formats{r.format()}, Identities: []block.Identity{r.id}})
+	made, err := file.Open(r.Context(), file.Config{Dirs: r.User, Folder: r.Folder, Formats: block.Formats{r.format()}, Identities: []block.Identity{r.id}})
 	if err == nil {
 		err = made.Close(r.Context())
 	}
@@ -105,7 +105,7 @@ func (r *round) prepare() {
 	}
 }
 
-// neighbour returns a round of another identity in the same directories of the user, for one worker.
+// neighbour returns a round of another identity in the same directories of the user, for one worker. The bound is for both.
 func (r *round) neighbour() *round {
 	o := &round{
 		T: r.T, setup: r.setup, rng: rand.New(rand.NewPCG(r.rng.Uint64(), 1)), tally: r.tally, until: r.until, dead: r.dead, durable: make(map[int]bool),

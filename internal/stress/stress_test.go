@@ -127,6 +127,8 @@ func (r *round) run() {
 	}
 	o := r.neighbour()
 	mine, others := r.begin(&wg, workers, cancel), o.begin(&wg, 1, cancel)
+	rng := rand.New(rand.NewPCG(r.rng.Uint64(), 5))
+	wg.Go(func() { r.peers(rng) })
 	wg.Wait()
 	if !r.Failed() {
 		r.check(mine)

@@ -43,6 +43,7 @@ func (k kind) ended() error {
 		return releasedError{}
 	case taskKind, jobKind:
 		return invalid("the %s was freed, or what it belongs to was closed", k)
+	case engineKind, cacheKind, memoryKind, streamKind, managerKind:
 	}
 	return fmt.Errorf("the %s is closed: %w", k, errdefs.ErrClosed)
 }

@@ -75,6 +75,22 @@ def test_stored_reset_loaded(start: Any, name: str, layerwise: bool) -> None:
     assert stats["forgotten"] == stats["from_files"] == 0
 
 
+# What a full disk does not take stays a hit in the pool, and is told once.
+def test_a_full_disk_is_no_miss(start: Any, small_disk: Path) -> None:
+    (small_disk / "filler").write_bytes(bytes(5 << 20))
+    prompts = [prompt(seed, 320) for seed in range(6)]
+    store = {"store": POOL | {"dirs": [str(small_disk / "kv")], "admission": "always"}}
+    steps = [*(ask(p) for p in prompts), DRAIN, RESET, *(ask(p) for p in prompts)]
+    ran = start(steps, kvlane=store).ended()
+    again = ran.steps[-len(prompts) :]
+    assert all(step["cached"][0] >= 288 for step in again), [step["cached"] for step in again]
+    for first, second in zip(ran.steps, again, strict=False):
+        assert first["tokens"] == second["tokens"]
+    assert ran.text.count("could not be written to files (NO_SPACE)") == 1
+    assert "blocks failed" not in ran.text
+    assert ran.stats("from_pool")["forgotten"] == 0
+
+
 # Another process finds the blocks in files. A damaged one is computed anew, and stored anew.
 def test_restarted_and_damaged(start: Any, tmp_path: Path) -> None:
     p, store = prompt(2), {"store": POOL | {"dirs": [str(tmp_path / "kv")]}}

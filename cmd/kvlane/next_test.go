@@ -35,6 +35,7 @@ func TestDefectErrorsSayWhatToDoNext(t *testing.T) {
 			t.Error(err)
 		}
 	}()
+	empty := t.TempDir() // of no folder of blocks
 	none := filepath.Join(dir, "no such", "place")
 	replay := "replay " + trace + " --device sim --cache-bytes 4MiB "
 	for args, want := range map[string]string{
@@ -59,10 +60,10 @@ func TestDefectErrorsSayWhatToDoNext(t *testing.T) {
 		replay + "--kv-heads 2 --file-dir " + files:    "give --tp=2 for that",
 		replay + "--file-read-only --file-dir " + none: "Next: see that the name is right: a directory that is only read has to be there.",
 		"replay " + none + " --device sim":             "Next: see that the name is right; - is standard input",
-		"store ls " + dir:                              "has made: see that DIR is one; if kvlane.json was lost: kvlane store verify --repair DIR.",
-		"store stat " + dir:                            "if kvlane.json was lost: kvlane store verify --repair DIR.",
-		"store gc --max-bytes 0 " + dir:                "if kvlane.json was lost: kvlane store verify --repair DIR.",
-		"store verify --repair " + dir:                 "has made: see that DIR is one.",
+		"store ls " + empty:                            "has made: see that DIR is one; if kvlane.json was lost: kvlane store verify --repair DIR.",
+		"store stat " + empty:                          "if kvlane.json was lost: kvlane store verify --repair DIR.",
+		"store gc --max-bytes 0 " + empty:              "if kvlane.json was lost: kvlane store verify --repair DIR.",
+		"store verify --repair " + empty:               "has made: see that DIR is one.",
 		"store gc --quarantine " + none:                "Next: kvlane store takes a directory that kvlane replay --file-dir",
 		"bench file --dir " + none:                     "Next: make it: mkdir -p '" + none + "'",
 		"bench file --dir /proc/1/x/y":                 "Next: no directory can be made there, among the kernel's files: give one elsewhere",

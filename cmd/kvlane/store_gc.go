@@ -50,6 +50,9 @@ func newStoreGCCommand() *cobra.Command {
   --foreign      the files that "kvlane store verify" finds foreign: kvlane has not made them; those in quarantine too
   --remove       one of either, by its name; repeatable
 
+DIR may be the directory that a configuration names, with a folder for each identity: SIZE is then of all folders, and those that no
+process has open give up blocks first, the one not used for the longest time before the others.
+
 In a log whole segments are removed, those with the least in them that is used first, and SIZE is of segments.
 
 A sound block stays wherever it lies, while its own place has none, unless --max-bytes makes it go; but a tier that has the
@@ -65,12 +68,33 @@ empty, stay. Exit code 1 if something that was asked for could not be removed.`,
 				return usagef("store gc removes what it is asked for: give --max-bytes SIZE, such as 10GiB, --quarantine, --foreign or --remove FILE; " +
 					"kvlane store verify DIR says what there is")
 			}
-			d := dirCollected{Directory: args[0]}
-			err := d.collect(cmd.Context(), target, clears, unwanted)
-			if d.collectedBlocks == nil && d.clearedFiles == nil {
+			dirs, err := foldersOf(args[0])
+			if err == nil && len(dirs) > 1 && len(unwanted.Names) > 0 {
+				err = usagef("%s has several folders of blocks: give the one that FILE is in, such as %s", args[0], dirs[0])
+			}
+			targets := map[string]int64{args[0]: target}
+			if err == nil && len(dirs) > 1 && target >= 0 {
+				targets, err = targetsOf(cmd.Context(), dirs, target)
+			}
+			if err != nil {
 				return err
 			}
-			return errors.Join(printResult(cmd.OutOrStdout(), asJSON, d, d.rows()), err)
+			return eachFolder(cmd.Context(), cmd.OutOrStdout(), args[0], asJSON, func(dir string, several bool) error {
+				d := dirCollected{Directory: dir}
+				to, ok := targets[dir]
+				if !ok {
+					to = -1
+				}
+				err := d.collect(cmd.Context(), to, clears, unwanted)
+				if d.collectedBlocks == nil && d.clearedFiles == nil {
+					return err
+				}
+				rows := d.rows()
+				if several {
+					rows = append([][2]string{{"directory", dir}}, rows...)
+				}
+				return errors.Join(printResult(cmd.OutOrStdout(), asJSON, d, rows), err)
+			})
 		},
 	}
 	cmd.Flags().Var(sizeValue{&target}, "max-bytes", "bytes of blocks, or in a log of segments, that may be left")

@@ -25,7 +25,13 @@ in a log, its segment was written. --json has bytes and times as they are, and t
   kvlane store ls /var/cache/kvlane --json`,
 		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return listBlocks(cmd.Context(), cmd.OutOrStdout(), args[0], asJSON)
+			w := cmd.OutOrStdout()
+			return eachFolder(cmd.Context(), w, args[0], asJSON, func(dir string, several bool) error {
+				if several && !asJSON {
+					fmt.Fprintf(w, "%s:\n", present.Name(dir))
+				}
+				return listBlocks(cmd.Context(), w, dir, asJSON, several)
+			})
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object a line")
@@ -33,20 +39,25 @@ in a log, its segment was written. --json has bytes and times as they are, and t
 }
 
 // listBlocks prints each block as it is found: a directory may have millions.
-func listBlocks(ctx context.Context, w io.Writer, dir string, asJSON bool) error {
+func listBlocks(ctx context.Context, w io.Writer, dir string, asJSON, named bool) error {
 	const row = "%-*s %9s %4s\n" // 80 columns take it
 	const keyWidth = 2 * len(block.Key{})
 	enc := json.NewEncoder(w)
 	now, headed := time.Now(), false
 	err := keeperOf(dir).list(ctx, dir, func(e file.Entry) error {
 		if asJSON {
+			folder := ""
+			if named {
+				folder = dir
+			}
 			return enc.Encode(struct {
+				Folder   string    `json:"directory,omitempty"`
 				Key      string    `json:"key"`
 				Bytes    int64     `json:"bytes"`
 				Group    int       `json:"group"`
 				Shards   int       `json:"shards"`
 				Modified time.Time `json:"modified"`
-			}{e.Key.String(), e.Bytes, e.Group, e.Shards, e.Modified})
+			}{folder, e.Key.String(), e.Bytes, e.Group, e.Shards, e.Modified})
 		}
 		if !headed {
 			headed = true

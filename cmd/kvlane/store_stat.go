@@ -53,12 +53,14 @@ func newStoreStatCommand() *cobra.Command {
   kvlane store stat /var/cache/kvlane --json`,
 		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			in, err := keeperOf(args[0]).inspect(cmd.Context(), args[0])
-			if err != nil {
-				return err
-			}
-			s := statOf(args[0], &in)
-			return printResult(cmd.OutOrStdout(), asJSON, s, s.rows())
+			return eachFolder(cmd.Context(), cmd.OutOrStdout(), args[0], asJSON, func(dir string, _ bool) error {
+				in, err := keeperOf(dir).inspect(cmd.Context(), dir)
+				if err != nil {
+					return err
+				}
+				s := statOf(dir, &in)
+				return printResult(cmd.OutOrStdout(), asJSON, s, s.rows())
+			})
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")

@@ -76,17 +76,23 @@ has not made stays. The exit code is then 1 if anything wrong is left.`,
   kvlane store verify --repair /var/cache/kvlane`,
 		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			v, err := verdict(cmd.Context(), args[0], repair)
-			if err != nil {
-				return err
-			}
-			if err := printResult(cmd.OutOrStdout(), asJSON, v, v.rows()); err != nil {
-				return err
-			}
-			if !v.Clean {
-				return fmt.Errorf("verify %s: %w: %s", args[0], errUnclean, countProblems(v.wrong()))
-			}
-			return nil
+			return eachFolder(cmd.Context(), cmd.OutOrStdout(), args[0], asJSON, func(dir string, several bool) error {
+				v, err := verdict(cmd.Context(), dir, repair)
+				if err != nil {
+					return err
+				}
+				rows := v.rows()
+				if several {
+					rows = append([][2]string{{"directory", dir}}, rows...)
+				}
+				if err := printResult(cmd.OutOrStdout(), asJSON, v, rows); err != nil {
+					return err
+				}
+				if !v.Clean {
+					return fmt.Errorf("verify %s: %w: %s", dir, errUnclean, countProblems(v.wrong()))
+				}
+				return nil
+			})
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")

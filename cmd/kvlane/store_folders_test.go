@@ -1,0 +1,81 @@
+package main
+
+import (
+	"encoding/json"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// The commands take the directory that a configuration names, with a folder for each identity.
+func TestStoreCommandsOfSeveralFolders(t *testing.T) {
+	dir := t.TempDir()
+	for i, folder := range []string{"kv-a", "kv-b"} {
+		path := filepath.Join(dir, folder)
+		if code, _, stderr := execute(t, small("replay", traceFile(t, goodLine), "--file-dir", path)...); code != exitOK {
+			t.Fatalf("exit code %d: %s", code, stderr)
+		}
+		at := time.Now().Add(time.Duration(i-10) * time.Hour) // kv-a was used before kv-b
+		if err := os.Chtimes(path, at, at); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Mkdir(filepath.Join(dir, "notes"), 0o750); err != nil {
+		t.Fatal(err)
+	}
+	ok := func(args ...string) string {
+		t.Helper()
+		code, stdout, stderr := execute(t, append([]string{"store"}, args...)...)
+		if code != exitOK || stderr != "" {
+			t.Errorf("store %v: exit code %d, %s", args, code, stderr)
+		}
+		return stdout
+	}
+	for _, command := range []string{"ls", "stat", "verify"} {
+		got := ok(command, dir)
+		if !strings.Contains(got, "kv-a") || !strings.Contains(got, "kv-b") || strings.Contains(got, "notes") {
+			t.Errorf("%s:\n%s", command, got)
+		}
+	}
+	blocks := func() map[string]int64 {
+		found := map[string]int64{}
+		for d := json.NewDecoder(strings.NewReader(ok("stat", dir, "--json"))); ; {
+			s := dirStat{formatStat: &formatStat{}}
+			if err := d.Decode(&s); err == io.EOF { //nolint:errorlint // as Decode returns it
+				return found
+			} else if err != nil {
+				t.Fatal(err)
+			}
+			found[filepath.Base(s.Directory)] = s.Blocks
+		}
+	}
+	if got := blocks(); got["kv-a"] != 2 || got["kv-b"] != 2 || len(got) != 2 {
+		t.Errorf("stat --json: %v", got)
+	}
+	if got := ok("ls", dir, "--json"); strings.Count(got, `"directory":"`) != 4 {
+		t.Errorf("ls --json:\n%s", got)
+	}
+	code, _, stderr := execute(t, "store", "gc", dir, "--remove", "x")
+	if code != exitUsage || !strings.Contains(stderr, "kv-a") {
+		t.Errorf("gc --remove: exit code %d, %s", code, stderr)
+	}
+	ok("gc", dir, "--max-bytes", "36KiB")
+	if got := blocks(); got["kv-a"] != 1 || got["kv-b"] != 2 {
+		t.Errorf("after gc of a block: %v", got)
+	}
+	ok("gc", dir, "--max-bytes", "12KiB")
+	if got := blocks(); got["kv-a"] != 0 || got["kv-b"] != 1 {
+		t.Errorf("after gc of three blocks: %v", got)
+	}
+	// What is wrong in one folder is the command's exit code, and the others are verified all the same.
+	if err := os.Remove(filepath.Join(dir, "kv-a", "kvlane.json")); err != nil {
+		t.Fatal(err)
+	}
+	code, stdout, stderr := execute(t, "store", "verify", dir)
+	if code != exitFailure || !strings.Contains(stdout, "kv-b") || !strings.Contains(stderr, "kv-a") {
+		t.Errorf("verify: exit code %d, %s\n%s", code, stdout, stderr)
+	}
+}

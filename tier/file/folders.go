@@ -1,0 +1,60 @@
+package file
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"time"
+
+	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/tier/internal/blockdir"
+)
+
+// Folders returns the directories of blocks that a path stands for: the path itself, or, where that has no marker, the folders right
+// below it that have a marker or have lost it. Without any it returns the path. Links are passed over.
+func Folders(path string) (_ []string, err error) {
+	d, err := dirfs.OS().OpenDir(path)
+	if err != nil {
+		return []string{path}, nil //nolint:nilerr // what opens it says what is wrong
+	}
+	defer func() { err = errors.Join(err, d.Close()) }()
+	if _, err := d.Stat(blockdir.MarkerName); err == nil {
+		return []string{path}, nil
+	}
+	names, err := d.ReadDir(".")
+	if err != nil {
+		return nil, fmt.Errorf("look for folders of blocks in %s: %w", path, err)
+	}
+	var found []string
+	for _, n := range names {
+		_, marker := d.Stat(n + "/" + blockdir.MarkerName)
+		_, lock := d.Stat(n + "/" + blockdir.LockName)
+		if info, err := d.Stat(n); err == nil && info.Type.IsDir() && (marker == nil || lock == nil) {
+			found = append(found, filepath.Join(path, n))
+		}
+	}
+	if len(found) == 0 {
+		found = []string{path}
+	}
+	return found, nil
+}
+
+// LastUse returns when a directory of blocks was last used, as its usage record has it, or else when it last changed; and whether a
+// process of this host has it open for writing, or is about to.
+func LastUse(path string) (used time.Time, open bool, err error) {
+	d, err := openExisting(dirfs.OS(), path)
+	if err != nil {
+		return used, false, err
+	}
+	defer func() { err = errors.Join(err, d.Close()) }()
+	if r, rerr := blockdir.ReadRecord(d); rerr == nil {
+		used = r.Used
+	} else if info, serr := d.Stat("."); serr == nil {
+		used = info.Modified
+	}
+	locked, err := blockdir.TryLock(d, func() (err error) {
+		open, err = anySession(d)
+		return err
+	})
+	return used, open || !locked, err
+}

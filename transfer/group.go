@@ -138,10 +138,13 @@ func (g *group) beginImported(ctx context.Context, p *part, forced Path) error {
 	by := make(chan Path, 1)
 	path, abort, err := g.e.beginImported(ctx, p, forced, func(err error) { g.results <- result{p, <-by, err} })
 	if err != nil {
-		if forced != PathNone {
-			return fmt.Errorf("path %s: %w: %w", forced, errdefs.ErrNotSupported, err)
+		switch {
+		case forced == PathNone:
+			return err
+		case errors.Is(err, errdefs.ErrNotSupported):
+			return fmt.Errorf("path %s: %w", forced, err)
 		}
-		return err
+		return fmt.Errorf("path %s: %w: %w", forced, errdefs.ErrNotSupported, err)
 	}
 	by <- path
 	g.fly(p, func(error) { abort() })

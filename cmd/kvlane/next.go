@@ -49,6 +49,7 @@ var nextSteps = []step{
 	{isErr(syscall.EADDRINUSE), says("another process serves at this address: end it, or give another port; port 0 takes any that is free.")},
 	{isErr(syscall.EADDRNOTAVAIL), says("this host has no such address: give one of its own, 127.0.0.1:PORT for this host alone or 0.0.0.0:PORT for all.")},
 	{isErr(syscall.ECONNREFUSED), says("nobody listens there: start kvlane transfer serve --name HOST:PORT, or for a benchmark kvlane bench transfer --mode target, with the same --protocol and --metadata.")},
+	{all(isErr(errdefs.ErrNotSupported), about("the memory is reached by ")), says("give --protocol with the path that reaches it, or --protocol auto.")},
 	{isA[*net.AddrError], says("give HOST:PORT, an IPv6 address in brackets: [::1]:15995.")},
 	{isA[*net.DNSError], says("give HOST:PORT, the host by an address or by a name that this host can look up, the port as a number.")},
 	{all(changed("log-dir"), isErr(errdefs.ErrBusy)), says("a log belongs to one process: end the other one, or give another --log-dir; several processes share a --file-dir.")},

@@ -196,7 +196,7 @@ func serveMetadata(cmd *cobra.Command, listen string) error {
 	mux := http.NewServeMux()
 	mux.Handle("/metadata", metadata.NewServer(metadata.ServerOptions{}))
 	metricsOf(ctx).HandleHealth(mux)
-	s := http.Server{Handler: mux, ReadTimeout: 30 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute}
+	s := http.Server{Handler: mux, ReadTimeout: 30 * time.Second, MaxHeaderBytes: 16 << 10, WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute}
 	stopped := make(chan error, 1)
 	stop := context.AfterFunc(ctx, func() {
 		ctx, cancel := closing(ctx, closeTimeout, interruptGrace)

@@ -3,10 +3,12 @@ package metadata
 import (
 	"bytes"
 	"context"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -112,6 +114,40 @@ func TestServerDown(t *testing.T) {
 	if err := c.Put(ctx, "k", nil, 0); err == nil {
 		t.Error("put after the context's end")
 	}
+}
+
+// stuck is a body that nothing comes of until it is closed.
+type stuck struct{ read, closed chan struct{} }
+
+func (s stuck) Read([]byte) (int, error) {
+	s.read <- struct{}{}
+	<-s.closed
+	return 0, io.ErrUnexpectedEOF
+}
+
+func (s stuck) Close() error { return nil }
+
+// TestSlowPuts: values of which nothing comes take the memory of maxPuts, and other requests are answered.
+func TestSlowPuts(t *testing.T) {
+	s := NewServer(ServerOptions{})
+	body := stuck{make(chan struct{}, 2*maxPuts), make(chan struct{})}
+	var serving sync.WaitGroup
+	for range maxPuts + 1 {
+		serving.Go(func() {
+			r := httptest.NewRequest(http.MethodPut, "/metadata?key=a", body)
+			s.ServeHTTP(httptest.NewRecorder(), r)
+		})
+	}
+	for range maxPuts {
+		<-body.read
+	}
+	w := httptest.NewRecorder()
+	s.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metadata?key=a", http.NoBody))
+	if w.Code != http.StatusNotFound || len(body.read) > 0 {
+		t.Errorf("status %d, %d values more are read", w.Code, len(body.read))
+	}
+	close(body.closed)
+	serving.Wait()
 }
 
 // FuzzRequest: whatever is asked of a server, it answers, and counts what it has.

@@ -23,6 +23,7 @@ type ServerOptions struct {
 type Server struct {
 	max   int64
 	clock clockwork.Clock
+	puts  chan struct{} // a token of each value that is being read
 
 	mu    sync.Mutex
 	all   map[string]entry
@@ -38,9 +39,12 @@ type entry struct {
 // entryBytes is what an entry takes beside its key and value, about.
 const entryBytes = 128
 
+// maxPuts is how many values are read at a time, so that peers that send slowly take a bounded memory.
+const maxPuts = 64
+
 // NewServer returns an empty server.
 func NewServer(o ServerOptions) *Server {
-	s := &Server{max: cmp.Or(o.MaxBytes, 256<<20), clock: o.Clock, all: make(map[string]entry)}
+	s := &Server{max: cmp.Or(o.MaxBytes, 256<<20), clock: o.Clock, puts: make(chan struct{}, maxPuts), all: make(map[string]entry)}
 	if s.clock == nil {
 		s.clock = clockwork.NewRealClock()
 	}
@@ -76,6 +80,12 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		ttl, err := leaseOf(q.Get("ttl"))
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		select {
+		case s.puts <- struct{}{}:
+			defer func() { <-s.puts }()
+		case <-r.Context().Done():
 			return
 		}
 		value, err := io.ReadAll(http.MaxBytesReader(w, r.Body, MaxValueBytes))

@@ -97,7 +97,7 @@ var fileMutants = []mutant{
 	defect("tier/log", "TestDefectNewerGroupKeepsTheLogClosed",
 		"tier/log/scan.go", "			other = err\n", "			return end, err\n"),
 	defect("tier/log", "TestDefectCollectMovesTheSameBlocksForEver",
-		"tier/log/collect.go", "g.number > last || ", "g.number > last && s.all || "),
+		"tier/log/rank.go", "g.number > last || ", "g.number > last && s.all || "),
 	defect("tier/log", "TestDefectCollectorDoesNotPause",
 		"tier/log/room.go", "bytes < 0 && r.fits(2*r.unit)", "bytes < 0"),
 	defect("tier/log", "TestDefectCollectorDoesNotPause",

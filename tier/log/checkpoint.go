@@ -28,6 +28,7 @@ const (
 	offIndexFlags    = 32
 	offIndexSegments = 40
 	offIndexEntries  = 48
+	offIndexUses     = 56
 	indexSynced      = 1 // flag: what it covers was durable
 
 	indexVersion = 2
@@ -139,6 +140,7 @@ func (t *Tier) writeCheckpoint(cover []coverage, covered map[uint32]int64, synce
 		}
 		le.PutUint64(b[offIndexSegments:], uint64(len(cover)))
 		le.PutUint64(b[offIndexEntries:], uint64(entries))
+		le.PutUint64(b[offIndexUses:], uint64(t.uses.Load()))
 		le.PutUint64(b[page-sumBytes:], xxh3.Hash(b[:page-sumBytes]))
 		var n int
 		if n, err = f.WriteAt(b, 0); err == nil && n != len(b) {
@@ -194,7 +196,7 @@ func (e *entry) encode(b []byte) {
 	le.PutUint32(b[32:], e.segment)
 	le.PutUint32(b[36:], e.page)
 	le.PutUint16(b[40:], e.back)
-	b[42], b[43] = e.group, e.flags&hot
+	b[42], b[43] = e.group, 0
 	le.PutUint32(b[44:], e.rank)
 }
 
@@ -202,13 +204,13 @@ func decodeEntry(b []byte) entry {
 	le := binary.LittleEndian
 	return entry{
 		key:   block.Key(b),
-		place: place{le.Uint32(b[32:]), le.Uint32(b[36:]), le.Uint16(b[40:])}, group: b[42], flags: b[43] & hot, rank: le.Uint32(b[44:]),
+		place: place{le.Uint32(b[32:]), le.Uint32(b[36:]), le.Uint16(b[40:])}, group: b[42], rank: le.Uint32(b[44:]),
 	}
 }
 
 // readCheckpoint reads a checkpoint: how much it covers comes first, then every entry. It checks each chunk before it believes it.
 // Errors: ErrCorrupt for damage, ErrMismatch for another version.
-func readCheckpoint(f io.ReaderAt, id [16]byte, cover func(of []coverage, blocks int64), enter func(entry)) (synced bool, err error) {
+func readCheckpoint(f io.ReaderAt, id [16]byte, cover func(of []coverage, blocks, uses int64), enter func(entry)) (synced bool, err error) {
 	r := io.NewSectionReader(f, 0, 1<<50)
 	head := make([]byte, page)
 	if _, err := io.ReadFull(r, head); err != nil {
@@ -251,7 +253,7 @@ func readCheckpoint(f io.ReaderAt, id [16]byte, cover func(of []coverage, blocks
 			if segments > 0 {
 				covers = append(covers, coverage{uint32(le.Uint64(b)), int64(le.Uint64(b[8:])), int64(le.Uint64(b[16:]))})
 				if segments--; segments == 0 {
-					cover(covers, int64(entries))
+					cover(covers, int64(entries), int64(le.Uint64(head[offIndexUses:])))
 				}
 				continue
 			}
@@ -312,7 +314,8 @@ func (t *Tier) enterCheckpoint(f dirfs.File, unsure map[uint32]int64) (synced bo
 	for _, g := range t.segments.list() {
 		sizes[g.number] = g.size.Load()
 	}
-	return readCheckpoint(f, t.id, func(cover []coverage, blocks int64) {
+	return readCheckpoint(f, t.id, func(cover []coverage, blocks, uses int64) {
+		t.uses.Store(uses)
 		t.table.reserve(min(blocks, info.Bytes/itemBytes)) // the count alone does not decide
 		for _, c := range cover {
 			t.last = max(t.last, c.number) // a new segment of that number would be taken for covered

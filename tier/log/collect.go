@@ -53,8 +53,8 @@ func (t *Tier) round() error {
 	if t.checkpointDue() {
 		errs = append(errs, t.checkpoint())
 	}
-	_, err := t.collect(t.ctx, t.room.excess, sweep{hot: true, paced: true})
-	_, gerr := t.collect(t.ctx, t.garbage, sweep{hot: true, all: true, paced: true})
+	_, err := t.collect(t.ctx, t.room.excess, sweep{keep: true, paced: true})
+	_, gerr := t.collect(t.ctx, t.garbage, sweep{all: true, paced: true})
 	return errors.Join(append(errs, err, gerr)...)
 }
 
@@ -94,11 +94,11 @@ func (t *Tier) GC(ctx context.Context, targetBytes int64) (removed int, err erro
 	return removed, nil
 }
 
-// sweep says what becomes of the blocks of segments that are emptied: those that are retained are moved, the others evicted, unless they
-// are hot, or all are to be moved.
+// sweep is how segments are emptied. Retained blocks are moved, and others are evicted, but for those to keep.
 type sweep struct {
-	hot, all bool
-	paced    bool // as long as nobody waits for room
+	keep  bool // some with a high rank: see keepFrom
+	all   bool // all
+	paced bool // as long as no write waits for space
 }
 
 // collect empties segments while there is an excess. What it cannot empty it passes over, counts and reports.
@@ -127,8 +127,8 @@ func (t *Tier) collect(ctx context.Context, excess func() int64, s sweep) (remov
 		if v == nil {
 			break
 		}
-		e := emptying{t: t, v: v, sweep: s, budget: v.size.Load() / 2}
-		err := e.run(ctx)
+		e := emptying{t: t, v: v, sweep: s}
+		err := e.run(ctx, excess())
 		removed += e.evicted
 		if err != nil {
 			failed[v.number] = true
@@ -144,27 +144,13 @@ func (t *Tier) collect(ctx context.Context, excess func() int64, s sweep) (remov
 	return removed, errors.Join(errs...)
 }
 
-// victim is the segment up to last with the least in it that is used, for its size, or nil.
-func (t *Tier) victim(failed map[uint32]bool, s sweep, last uint32) (best *segment) {
-	var least float64
-	for _, g := range t.segments.list() {
-		if g.number > last || !g.sealed.Load() || g.unread || failed[g.number] || s.all && !t.wasted(g) {
-			continue
-		}
-		score := float64(g.live.Load()+2*g.hot.Load()) / float64(max(1, g.size.Load()))
-		if best == nil || score < least {
-			best, least = g, score
-		}
-	}
-	return best
-}
-
 // emptying is the emptying of one segment.
 type emptying struct {
 	sweep
 	t       *Tier
 	v       *segment
-	budget  int64 // bytes of hot blocks that may be moved yet
+	least   int64 // the rank of the oldest block to keep
+	budget  int64 // bytes to keep that may be moved yet
 	batch   []*pending
 	used    int         // of the arena
 	left    int         // blocks that are in use and stay
@@ -173,9 +159,20 @@ type emptying struct {
 	failure error
 }
 
-// run moves or evicts every block of the segment, and removes it. ErrBusy where some are in use.
-func (e *emptying) run(ctx context.Context) error {
+// run moves or evicts every block of the segment, and removes it. excess is how many bytes are to be removed. ErrBusy where some
+// blocks are in use.
+func (e *emptying) run(ctx context.Context, excess int64) error {
 	t, v := e.t, e.v
+	if e.keep {
+		long, err := e.keepFrom(ctx, excess)
+		if err != nil {
+			return err
+		}
+		if long { // its space is lent to its own blocks
+			t.room.lend(v.size.Load())
+			defer func() { t.room.lend(-v.size.Load()) }()
+		}
+	}
 	_, err := scan(ctx, v.file, v.number, 0, v.end.Load(), t.id, t.formats, func(h *header) error {
 		for i := range h.records {
 			if ctx.Err() != nil {
@@ -254,19 +251,22 @@ func (e *emptying) block(ctx context.Context, r *record, at place) {
 		if t.durable(have) {
 			e.copied = append(e.copied, have.key)
 		} else {
-			e.move(ctx, r.key, have, at)
+			e.move(ctx, r, have, at)
 		}
 		return
 	}
 	n := storedBytes(t.formats[have.group])
 	pinned, _ := t.owners.Look(r.key)
 	keep := pinned || e.all
-	if !keep && e.hot && have.flags&hot != 0 && e.budget >= n {
+	if !keep && e.budget >= n && rank64(t.uses.Load(), have.rank) >= e.least {
 		e.budget -= n
 		keep = true
 	}
+	if pinned {
+		t.raise(r.key, t.uses.Load()) // it is in use, so that it is not moved again soon
+	}
 	if keep {
-		e.move(ctx, r.key, have, at)
+		e.move(ctx, r, have, at)
 		return
 	}
 	if !t.owners.TryOwn(r.key) {
@@ -287,8 +287,8 @@ func (e *emptying) evict(have entry) {
 }
 
 // move reads the segment's copy of a block, which the index has at have, to be written at the end of the log.
-func (e *emptying) move(ctx context.Context, key block.Key, have entry, at place) {
-	t := e.t
+func (e *emptying) move(ctx context.Context, r *record, have entry, at place) {
+	t, key := e.t, r.key
 	image := int(t.formats[have.group].Layout.ImageBytes())
 	if e.used+image > len(t.moveArena) {
 		e.flush(ctx)
@@ -310,6 +310,7 @@ func (e *emptying) move(ctx context.Context, key block.Key, have entry, at place
 	}
 	if err == nil {
 		if err = t.pend(p, key, b); err == nil {
+			p.position = r.position
 			e.used += image
 			e.batch = append(e.batch, p)
 			if e.used >= groupBytes {
@@ -345,15 +346,16 @@ func (e *emptying) flush(ctx context.Context) {
 	bytes := int64(0)
 	for _, p := range e.batch {
 		pinned, _ := t.owners.Look(p.key)
+		noSpace := errors.Is(p.err, errNoRoom) || errors.Is(p.err, errdefs.ErrNoSpace)
 		switch {
 		case p.err == nil:
 			e.copied = append(e.copied, p.key)
 			bytes += int64(len(p.data))
-		case errors.Is(p.err, errNoRoom) && !pinned && !e.all:
+		case noSpace && !pinned && !e.all:
 			if have, ok := t.table.get(p.key); ok && have.place == p.from {
 				e.evict(have)
 			}
-		case errors.Is(p.err, errNoRoom):
+		case noSpace:
 			e.left++
 		default:
 			e.failure = errors.Join(e.failure, p.err)
@@ -361,6 +363,7 @@ func (e *emptying) flush(ctx context.Context) {
 		t.owners.Disown(p.key)
 	}
 	e.batch, e.used = e.batch[:0], 0
+	t.credit.Add(-bytes)
 	if e.paced {
 		t.rest(ctx, time.Duration(float64(bytes)/float64(t.cfg.MoveBytesPerSecond)*float64(time.Second)))
 	}

@@ -63,7 +63,7 @@ type Config struct {
 	// MaxBytes bounds the segment files together; zero is unbounded.
 	MaxBytes int64
 	// SegmentBytes is the length of a segment file, rounded up to a page: 256 MiB by default, or less where MaxBytes has not room for
-	// sixteen of them. It is at least what the longest block takes.
+	// 64 of them. It is at least what the longest block takes.
 	SegmentBytes int64
 	// MoveBytesPerSecond bounds the rate at which blocks are moved in the background, while nobody waits for room; 256 MiB/s by default.
 	MoveBytesPerSecond int64
@@ -90,7 +90,9 @@ const (
 	// leastSegments is how many segments the bound has room for at least: one that is written, one kept back to move blocks to, and
 	// two that are not both emptied at once.
 	leastSegments = 4
-	groupBytes    = 4 << 20
+	// segmentsOfBound is how many segments a small bound has space for. A few of them are kept free for new blocks.
+	segmentsOfBound = 64
+	groupBytes      = 4 << 20
 	// besideBytes is how much must wait for a write before another begins beside it.
 	besideBytes = 128 << 10
 	// maxAppenders is how many segments are appended to at once at most; a bound has room for so many for each of them.
@@ -146,7 +148,7 @@ func (c *Config) segmentBytes() int64 {
 	if n == 0 {
 		n = defaultSegmentBytes
 		if c.MaxBytes > 0 {
-			n = min(n, c.MaxBytes/16/page*page)
+			n = min(n, c.MaxBytes/segmentsOfBound/page*page)
 		}
 	}
 	return max(pages(n)*page, c.leastSegment())

@@ -35,3 +35,6 @@ func Bound(t *Tier, bytes int64) {
 	defer t.room.mu.Unlock()
 	t.room.most, t.room.configured = bytes, bytes
 }
+
+// Credit is the bytes that were put, less those that were moved.
+func Credit(t *Tier) int64 { return t.credit.Load() }

@@ -41,7 +41,7 @@ func FuzzDecodeHeader(f *testing.F) {
 	h := header{
 		bytes: page, at: position{3, 8192}, synced: position{2, 4096}, directory: [16]byte{1},
 		records: []record{
-			{key: tiertest.Key(1), kind: compact, group: 0, algo: block.SumTree, sums: []uint64{1, 2, 3, 4}},
+			{key: tiertest.Key(1), kind: compact, group: 0, position: 7, algo: block.SumTree, sums: []uint64{1, 2, 3, 4}},
 			{key: tiertest.Key(2), kind: whole, group: 1, algo: block.SumTree},
 			{key: tiertest.Key(3), kind: deleted},
 		},
@@ -119,11 +119,14 @@ func FuzzReadCheckpoint(f *testing.F) {
 	}
 	id := tr.id
 	f.Add(good)
-	for _, at := range []int{0, 8, 16, 32, 40, 48, page, page + 8, page + 40, len(good) - 1} {
+	for _, at := range []int{0, 8, 16, 32, 40, 48, 56, page, page + 8, page + 40, page + 48, page + 80, page + 92, len(good) - 1} {
 		c := bytes.Clone(good)
 		c[at] ^= 0xff
 		f.Add(c)
 	}
+	old := bytes.Clone(good)
+	old[offVersion] = 1
+	f.Add(old)
 	f.Add(good[:len(good)-1])
 	f.Add(good[:page])
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -132,8 +135,8 @@ func FuzzReadCheckpoint(f *testing.F) {
 			reseal(b[:page])
 		}
 		entries := 0
-		_, err := readCheckpoint(bytes.NewReader(b), id, func([]coverage, int64) {}, func(entry) { entries++ })
-		if err != nil && !errors.Is(err, errdefs.ErrCorrupt) && !errors.Is(err, errdefs.ErrMismatch) {
+		_, err := readCheckpoint(bytes.NewReader(b), id, func([]coverage, int64, int64) {}, func(entry) { entries++ })
+		if err != nil && !errors.Is(err, errOldCheckpoint) && !errors.Is(err, errdefs.ErrCorrupt) && !errors.Is(err, errdefs.ErrMismatch) {
 			t.Fatalf("%v is neither ErrCorrupt nor ErrMismatch", err)
 		}
 		if entries*itemBytes > len(b) {

@@ -41,7 +41,7 @@ func (t *Tier) getInto(ctx context.Context, key block.Key, dst mem.Extent, every
 	case err == nil:
 		t.count.hits.Add(1)
 		t.count.readBytes.Add(int64(len(buf)))
-		t.hit(e)
+		t.used(key)
 		return nil
 	case errors.Is(err, errdefs.ErrNotFound):
 		t.count.misses.Add(1)

@@ -232,10 +232,7 @@ func (t *Tier) account() {
 		for _, e := range some {
 			f := t.formats[e.group]
 			g := t.segments.look(e.segment)
-			g.live.Add(storedBytes(f))
-			if e.flags&hot != 0 {
-				g.hot.Add(storedBytes(f))
-			}
+			g.add(storedBytes(f), rank64(t.uses.Load(), e.rank))
 			t.count.blocks.Add(1)
 			t.count.bytes.Add(f.Layout.ImageBytes())
 		}
@@ -372,6 +369,7 @@ func (t *Tier) replay(ctx context.Context, r group, durable position) (torn bool
 				t.noted(fmt.Errorf("read block %s: %w", rec.key, err)) // it may be whole
 			}
 		}
+		e.rank = uint32(t.replayRank(rec.position))
 		t.table.put(e, func(old entry) bool { return t.outlasts(old, at) })
 	}
 	return torn, nil

@@ -269,7 +269,7 @@ func (t *Tier) look(ctx context.Context, j *job) (there bool, err error) {
 	if !t.durable(e) {
 		return false, nil // a sync of it failed, or its file was removed: it is written anew
 	}
-	t.hit(e)
+	t.used(j.key)
 	return true, nil
 }
 

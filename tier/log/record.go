@@ -99,13 +99,14 @@ func (p position) compare(q position) int {
 
 // record is one block in a group.
 type record struct {
-	key    block.Key
-	kind   kind
-	group  uint8 // the page group of its format
-	algo   block.SumAlgo
-	sums   []uint64 // of a compact block's shards
-	off    int64    // of its bytes, from the start of the group; as decoded
-	number int      // of its format, in the header that it was decoded from
+	key      block.Key
+	kind     kind
+	group    uint8  // the page group of its format
+	position uint32 // in its prompt, as far as it was known
+	algo     block.SumAlgo
+	sums     []uint64 // of a compact block's shards
+	off      int64    // of its bytes, from the start of the group; as decoded
+	number   int      // of its format, in the header that it was decoded from
 }
 
 // header is that of a group.
@@ -173,6 +174,7 @@ func (h *header) encode(b []byte, formats block.Formats) {
 		b[at+32] = byte(r.kind)
 		b[at+33] = byte(max(0, number[r.group]-1))
 		le.PutUint16(b[at+34:], uint16(r.algo))
+		le.PutUint32(b[at+36:], r.position)
 		at += recordBytes
 		for _, sum := range r.sums {
 			le.PutUint64(b[at:], sum)
@@ -291,7 +293,7 @@ func (h *header) decodeRecord(r *record, b []byte) (stored int64, rest []byte, e
 		return 0, nil, bad
 	}
 	*r = record{key: block.Key(b), kind: kind(b[32]), algo: block.SumAlgo(binary.LittleEndian.Uint16(b[34:]))}
-	r.number = int(b[33])
+	r.number, r.position = int(b[33]), binary.LittleEndian.Uint32(b[36:])
 	b = b[recordBytes:]
 	if r.kind == deleted {
 		return 0, b, nil

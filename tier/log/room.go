@@ -45,6 +45,13 @@ func (r *room) take(now time.Time, mover bool) (bytes int64, ok bool) {
 
 func (r *room) fits(need int64) bool { return r.most == 0 || r.used+need <= r.most }
 
+// lend takes bytes off the space in use, while the segment that has them is replaced by shorter ones. A negative number ends that.
+func (r *room) lend(bytes int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.used -= bytes
+}
+
 // add notes that a segment takes so much more, or less, than was taken.
 func (r *room) add(bytes int64) {
 	r.mu.Lock()
@@ -55,7 +62,7 @@ func (r *room) add(bytes int64) {
 	}
 }
 
-// shrink sets the bound to the space in use, as the disk has no more, and segments to a sixteenth of it, as with a configured bound.
+// shrink sets the bound to the space in use, as the disk has no more, and the length of a segment to a sixteenth of it.
 // It reports whether emptying segments can make space.
 func (r *room) shrink(now time.Time) bool {
 	r.mu.Lock()

@@ -38,7 +38,8 @@ type segment struct {
 	end     atomic.Int64 // of what is written and in the index
 	synced  atomic.Int64 // of what is known to be durable
 	live    atomic.Int64 // bytes of the blocks that the index has here
-	hot     atomic.Int64 // of them, hit since they were written
+	blocks  atomic.Int64 // that the index has here
+	ranks   atomic.Int64 // the sum of their ranks
 	broken  atomic.Bool  // a sync failed: what is not durable by now may never be
 	removed atomic.Bool  // its file was removed by another program
 	sealed  atomic.Bool  // nothing is appended any more

@@ -19,11 +19,8 @@ func (p place) off() int64         { return int64(p.page) * page }
 func (p place) header() int64      { return p.off() - int64(p.back)*page }
 func (p place) position() position { return position{uint64(p.segment), p.off()} }
 
-// The flags of an entry.
-const (
-	hot  uint8 = 1 << iota // hit since it was written
-	seen                   // this process has written or verified it
-)
+// seen is the flag of an entry that this process has written or verified.
+const seen uint8 = 1
 
 // entry is a block of the index, in 48 bytes.
 type entry struct {
@@ -31,7 +28,7 @@ type entry struct {
 	place
 	group uint8 // page group
 	flags uint8
-	rank  uint32 // of two blocks the one with the lower rank is evicted first: see ranks
+	rank  uint32 // of two blocks the one with the lower rank is evicted first: see rank.go
 }
 
 // hashOf returns the hash that decides where the index keeps a key. Keys that a program makes by hand may be alike in most bytes.
@@ -123,6 +120,24 @@ func (t *table) move(key block.Key, from, to place, flags uint8) (was entry, ok 
 	}
 	was = s.slots[at]
 	s.slots[at].place, s.slots[at].flags = to, flags
+	return was, true
+}
+
+// raise gives a block a higher rank, and returns it as it was. False: it is not here, or its rank is as high.
+func (t *table) raise(key block.Key, rank uint32) (was entry, ok bool) {
+	hash := hashOf(key)
+	s := t.shard(hash)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.used == 0 {
+		return entry{}, false
+	}
+	at, there := s.find(hash, key)
+	if !there || int32(rank-s.slots[at].rank) <= 0 {
+		return entry{}, false
+	}
+	was = s.slots[at]
+	s.slots[at].rank = rank
 	return was, true
 }
 

@@ -65,6 +65,11 @@ type Tier struct {
 	kick       chan struct{}
 	background sync.WaitGroup
 
+	places   atomic.Pointer[tier.Order]
+	uses     atomic.Int64 // blocks put and used: the rank of a block that is used now
+	replayed replayed
+	credit   atomic.Int64 // bytes that were put, less those that were moved to keep them
+
 	damage []finding // of when the log was opened
 	left   []uint32  // numbers of files that were left as they are, when the log was opened
 	notes  []string
@@ -238,9 +243,9 @@ func (t *Tier) Retain(ctx context.Context, keys []block.Key) (int, error) {
 		}
 		// Pinned before it is looked at: whoever removes blocks looks at the pins first.
 		if t.owners.Pin(key) {
-			if e, ok := t.table.get(key); ok {
+			if _, ok := t.table.get(key); ok {
 				t.count.retained.Add(1)
-				t.hit(e)
+				t.used(key)
 				continue
 			}
 			t.unpin(key)
@@ -260,18 +265,6 @@ func (t *Tier) Release(keys []block.Key) {
 func (t *Tier) unpin(keys ...block.Key) {
 	if t.owners.Unpin(keys) {
 		t.room.released()
-	}
-}
-
-// hit notes that a block was used.
-func (t *Tier) hit(e entry) {
-	if e.flags&hot != 0 {
-		return
-	}
-	if had, ok := t.table.mark(e.key, e.place, hot); ok && had&hot == 0 {
-		if g := t.segments.look(e.segment); g != nil {
-			g.hot.Add(storedBytes(t.formats[e.group]))
-		}
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
@@ -24,6 +25,7 @@ type pending struct {
 	record
 	data []byte // whose bytes it has: an image, or its shards
 	from place  // of a block that is moved
+	at   tier.Place
 	err  error
 	put  *putting // whose it is; nil of what is not put
 }
@@ -71,6 +73,8 @@ func (t *Tier) pend(p *pending, key block.Key, image []byte) error {
 	}
 	p.record = record{key: key, kind: kindOf(f), group: uint8(g), algo: h.SumAlgo}
 	p.data = image
+	p.at = t.places.Load().Place(key)
+	p.position = uint32(min(p.at.Position, math.MaxUint32))
 	if p.kind == compact {
 		p.data = image[f.Layout.HeaderBytes():]
 		p.sums = make([]uint64, h.Shards())
@@ -427,12 +431,14 @@ func (a *appender) enter(p *pending, at place) {
 	if p.from.segment != 0 {
 		if was, ok := t.table.move(p.key, p.from, at, seen); ok {
 			t.drop(was, n)
-			a.head.live.Add(n)
+			a.head.add(n, rank64(t.uses.Load(), was.rank))
 		}
 		return
 	}
-	old, had := t.table.put(entry{key: p.key, place: at, group: p.group, flags: seen}, nil)
-	a.head.live.Add(n)
+	rank := t.nextRank(p.at, 1)
+	t.credit.Add(n)
+	old, had := t.table.put(entry{key: p.key, place: at, group: p.group, flags: seen, rank: uint32(rank)}, nil)
+	a.head.add(n, rank)
 	if had {
 		t.drop(old, n)
 		return
@@ -445,8 +451,14 @@ func (a *appender) enter(p *pending, at place) {
 func (t *Tier) drop(e entry, n int64) {
 	if g := t.segments.look(e.segment); g != nil {
 		g.live.Add(-n)
-		if e.flags&hot != 0 {
-			g.hot.Add(-n)
-		}
+		g.blocks.Add(-1)
+		g.ranks.Add(-rank64(t.uses.Load(), e.rank))
 	}
+}
+
+// add puts a block of n stored bytes on the segment's account.
+func (s *segment) add(n, rank int64) {
+	s.live.Add(n)
+	s.blocks.Add(1)
+	s.ranks.Add(rank)
 }

@@ -1,0 +1,189 @@
+package log_test
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/tier"
+	"github.com/kvlane/kvlane/tier/log"
+	"github.com/kvlane/kvlane/tier/tiertest"
+)
+
+// prompts uses a log as a store does, in chunks, for prompts by turns.
+type prompts struct {
+	*testing.T
+	c     log.Config
+	tr    *log.Tier
+	order *tier.Order
+}
+
+const promptBlocks, promptChunk = 80, 10
+
+func newPrompts(t *testing.T) *prompts {
+	c := config(t)
+	c.SegmentBytes = 0
+	c.MaxBytes = 100 * (28 << 10) // a block has 24 KiB, and its group a header
+	p := &prompts{T: t, c: c}
+	p.open()
+	return p
+}
+
+func (p *prompts) open() {
+	p.tr, p.order = open(p.T, p.c), tier.NewOrder(tier.OrderKeys)
+	p.tr.SetOrder(p.order)
+}
+
+// found returns how many blocks of a prompt are there, from its beginning on.
+func (p *prompts) found(prompt int) int {
+	p.Helper()
+	some := keys(1000*prompt, 1000*prompt+promptBlocks)
+	n, err := p.tr.Retain(p.Context(), some)
+	if err != nil {
+		p.Fatal(err)
+	}
+	p.tr.Release(some[:n])
+	return n
+}
+
+// turn uses the blocks of a prompt that are there, and puts the others.
+func (p *prompts) turn(prompt int) (found int) {
+	p.Helper()
+	some := keys(1000*prompt, 1000*prompt+promptBlocks)
+	found = p.found(prompt)
+	p.order.Note(some[:found], tier.Place{})
+	p.tr.Use(some[:found], tier.Place{})
+	for at := 0; at < promptBlocks; at += promptChunk {
+		if at+promptChunk <= found {
+			continue
+		}
+		chunk, place := some[at:at+promptChunk], tier.Place{}
+		if at > 0 {
+			place = p.order.After(some[at-1], chunk[0])
+		}
+		p.order.Note(chunk, place)
+		p.tr.Use(chunk, place)
+		srcs, errs := make([]mem.Extent, len(chunk)), make([]error, len(chunk))
+		for i, key := range chunk {
+			srcs[i] = image(p.T, p.c.Formats[0], key)
+		}
+		p.tr.PutMany(p.Context(), chunk, srcs, errs)
+		for _, err := range errs {
+			if err != nil {
+				p.Fatal(err)
+			}
+		}
+	}
+	return found
+}
+
+// The beginning of a prompt was evicted before its end, which is of no use without it: of two prompts by turns nothing was found.
+func TestDefectBeginningOfAPromptIsEvictedFirst(t *testing.T) {
+	p, sum := newPrompts(t), 0
+	for turn := range 8 {
+		if n := p.turn(turn % 2); turn >= 2 {
+			sum += n
+		}
+	}
+	if sum < 6*(100-promptBlocks)/2 {
+		t.Errorf("%d blocks were found in 6 turns", sum)
+	}
+}
+
+// The order of eviction survives a restart, from a checkpoint and from the segments.
+func TestEvictionOrderSurvivesARestart(t *testing.T) {
+	for _, how := range []string{"checkpoint", "segments"} {
+		t.Run(how, func(t *testing.T) {
+			p := newPrompts(t)
+			p.turn(0)
+			closeTier(t, p.tr)
+			if how == "segments" {
+				if err := os.Remove(filepath.Join(p.c.Dir, "index")); err != nil {
+					t.Fatal(err)
+				}
+			}
+			p.open()
+			some := keys(5000, 5000+60) // of no prompt
+			for _, key := range some {
+				put(t, p.tr, p.c.Formats[0], key)
+			}
+			n, left := p.found(0), ready(t, p.tr, keys(0, promptBlocks))
+			if left == promptBlocks || n < left/2 || n < 5 {
+				t.Errorf("%d blocks of a prompt are left, of which %d are its beginning", left, n)
+			}
+		})
+	}
+}
+
+// A log of one segment that was opened with a bound below its length lost all blocks.
+func TestDefectLowerBoundDropsAllBlocks(t *testing.T) {
+	c := config(t)
+	c.SegmentBytes = 8 << 20
+	tr := open(t, c)
+	put(t, tr, c.Formats[0], keys(0, 100)...)
+	used := log.Used(tr)
+	closeTier(t, tr)
+	c.SegmentBytes, c.MaxBytes = 0, 50*(28<<10)
+	tr = open(t, c)
+	for late := time.After(30 * time.Second); log.Used(tr) > c.MaxBytes || log.Segments(tr) == 1; {
+		select {
+		case <-late:
+			t.Fatalf("%d of %d bytes are used, the bound is %d", log.Used(tr), used, c.MaxBytes)
+		case <-time.After(time.Millisecond):
+		}
+	}
+	states := make([]tier.State, 100)
+	if err := tr.Lookup(t.Context(), keys(0, 100), states); err != nil {
+		t.Fatal(err)
+	}
+	left, first := 0, 100
+	for i, s := range states {
+		if s == tier.Ready {
+			left, first = left+1, min(first, i)
+		}
+	}
+	if left < 25 || first != 100-left {
+		t.Errorf("%d blocks are left, from %d on", left, first)
+	}
+}
+
+// Keeping blocks that are used costs at most as many bytes as are put.
+func TestMovesNoMoreThanIsPut(t *testing.T) {
+	c := config(t)
+	c.MaxBytes = 16 * segmentBytes
+	f := c.Formats[0]
+	tr := open(t, c)
+	used := keys(0, 40) // a third of what is put at first
+	for i := range 600 {
+		put(t, tr, f, tiertest.Key(1000+i))
+		if i%2 == 0 && i/2 < len(used) {
+			put(t, tr, f, used[i/2])
+		}
+		tr.Use(used, tier.Place{})
+	}
+	all := tr.Stats().Puts * (f.Layout.ImageBytes() - f.Layout.HeaderBytes())
+	if got := log.Credit(tr); got < 0 || got == all {
+		t.Errorf("%d bytes were put, %d more than were moved", all, got)
+	}
+	if n := ready(t, tr, used); n < len(used)/2 {
+		t.Errorf("%d of %d used blocks are left", n, len(used))
+	}
+}
+
+// ready returns how many of the blocks are there.
+func ready(t *testing.T, tr *log.Tier, keys []block.Key) (n int) {
+	t.Helper()
+	states := make([]tier.State, len(keys))
+	if err := tr.Lookup(t.Context(), keys, states); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range states {
+		if s == tier.Ready {
+			n++
+		}
+	}
+	return n
+}

@@ -146,8 +146,12 @@ func waitIdle(t *testing.T, q device.Queue) {
 func logCopyAcross(t *testing.T, d *Device, q device.Queue, host, dev *mem.Region) {
 	t.Helper()
 	n, _ := mem.All(host).Registration()
+	native, ok := q.(interface{ native() *queue })
+	if !ok {
+		t.Fatalf("queue is a %T", q)
+	}
 	err := d.Do(func() error {
-		r := d.api.MemcpyAsync(cuda.DevicePtr(dev.Dev()), cuda.DevicePtr(host.Dev()), uint64(min(2*n, host.Len())), q.(interface{ native() *queue }).native().stream)
+		r := d.api.MemcpyAsync(cuda.DevicePtr(dev.Dev()), cuda.DevicePtr(host.Dev()), uint64(min(2*n, host.Len())), native.native().stream)
 		t.Logf("a copy of %d bytes across registrations of %d: %v", 2*n, n, r)
 		return nil
 	})

@@ -148,15 +148,13 @@ func openFolder(dir int, name string) (int, error) {
 func retry(call func() (int, error)) (int, error) {
 	for {
 		n, err := call()
-		switch err { //nolint:errorlint // a bare errno
-		case unix.EINTR:
-			continue
-		case unix.EMFILE, unix.ENFILE:
-			if keeper.closeIdle() {
-				continue
-			}
+		again := errors.Is(err, unix.EINTR)
+		if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
+			again = keeper.closeIdle()
 		}
-		return n, err
+		if !again {
+			return n, err
+		}
 	}
 }
 

@@ -57,7 +57,7 @@ func (d Dir) Read(name string, limit int64) (b []byte, err error) {
 	if err != nil {
 		return nil, err
 	}
-	f, err := os.Open(file)
+	f, err := os.OpenFile(file, os.O_RDONLY|unix.O_NONBLOCK, 0) // opening a FIFO does not wait
 	if err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
 			err = fmt.Errorf("%w: %w", errdefs.ErrNotFound, err)
@@ -65,6 +65,13 @@ func (d Dir) Read(name string, limit int64) (b []byte, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("%s is no regular file: %w", file, errdefs.ErrCorrupt)
+	}
+	if err != nil {
+		return nil, err
+	}
 	return io.ReadAll(io.LimitReader(f, limit))
 }
 
@@ -76,6 +83,9 @@ func (d Dir) Write(name string, b []byte) error {
 	}
 	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
 		return err
+	}
+	if info, err := os.Stat(file); err == nil && !info.Mode().IsRegular() { // writing to a FIFO may wait forever
+		return fmt.Errorf("%s is no regular file: %w", file, errdefs.ErrInvalid)
 	}
 	return Replace(file, func(w io.Writer) error {
 		_, err := w.Write(b)
@@ -118,8 +128,8 @@ func (d Dir) Locked(ctx context.Context, f func() error) (err error) {
 	if err != nil {
 		return fmt.Errorf("lock the profiles: %w", err)
 	}
-	// Closing the file gives up the lock.
-	defer func() { err = errors.Join(err, lock.Close()) }()
+	// A child of fork() may have the file open too, so closing it would not end the lock.
+	defer func() { err = errors.Join(err, unix.Flock(int(lock.Fd()), unix.LOCK_UN), lock.Close()) }()
 	return f()
 }
 

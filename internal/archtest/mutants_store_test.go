@@ -51,6 +51,11 @@ var storeMutants = []mutant{
 		"tier/file/put.go", "	s := d.session.Load()\n	info, err", "	s, try := d.session.Load(), 0\n	info, err"),
 	defect("tier/file", "TestDefectCountsOfAnUnboundedTierStayWrong",
 		"tier/file/collect.go", "f := a.failure.Load(); n != used || *f != nil ||", "f := a.failure.Load(); n < used || *f != nil ||"),
+	// Folders that share a bound.
+	defect("tier/file", "TestLiveOwnersShareTheBound",
+		"tier/file/neighbour.go", "n.inUse = live || n.live(", "n.inUse = live && err != nil || n.live("),
+	defect("tier/file", "TestFolderBecomesALink",
+		"tier/file/neighbour.go", "if err == nil && (opened.Inode != named.Inode ||", "if err == nil && false && (opened.Inode != named.Inode ||"),
 	// Copies that are there already.
 	defect("tier/file", "TestDefectDamagedCopyIsTakenForStored",
 		"tier/file/put.go", "	if !whole {\n		info, err = t.examine(ctx, d, key, info)\n	}\n", "	if !whole {\n		err = t.plausible(key, info)\n	}\n"),

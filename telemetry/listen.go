@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/dirfs"
 )
 
 const (
@@ -74,10 +75,40 @@ func listen(ctx context.Context, addr string) (net.Listener, string, error) {
 	if err != nil {
 		return nil, "", err
 	}
+	url := "http://" + l.Addr().String()
 	if network == "unix" {
-		return l, unixPrefix + at, nil
+		url = unixPrefix + at
 	}
-	return l, "http://" + l.Addr().String(), nil
+	return notInChildren(l), url, nil
+}
+
+// listener is a net.Listener that children of fork() close.
+type listener struct {
+	net.Listener
+	remove func()
+}
+
+// notInChildren makes children of fork() close l, so that the address is free once this process has ended.
+func notInChildren(l net.Listener) net.Listener {
+	c, ok := l.(syscall.Conn)
+	if !ok {
+		return l
+	}
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return l
+	}
+	out := &listener{Listener: l, remove: func() {}}
+	if raw.Control(func(fd uintptr) { out.remove = dirfs.CloseInChildren(int(fd)) }) != nil {
+		return l
+	}
+	return out
+}
+
+// Close removes the descriptor from the table before its number may be another file's.
+func (l *listener) Close() error {
+	l.remove()
+	return l.Listener.Close()
 }
 
 // removeStale removes the socket of a server that has ended without removing it. Any other file stays.

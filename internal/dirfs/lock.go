@@ -40,6 +40,13 @@ func (t *LockTable) remove(fd int) {
 	}
 }
 
+// CloseInChildren enters the descriptor of a listening socket in the process's table: a child of fork() would keep its
+// address taken. The caller calls remove before it closes the descriptor.
+func CloseInChildren(fd int) (remove func()) {
+	locked.add(fd)
+	return func() { locked.remove(fd) }
+}
+
 // Lock implements dirfs.File.
 func (f *osFile) Lock() error {
 	if !f.locked { // before the lock is there, so that no child has it unseen

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import http.client
+import json
 import logging
 import os
+import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +73,35 @@ def test_taken_address(caplog: pytest.LogCaptureFixture) -> None:
         assert "metrics are not served" in caplog.text
     with pytest.raises(errors.Invalid, match="metrics_addr"):
         opened(Store, config(metrics_addr="nowhere"), logging.getLogger("kvlane.test"))
+
+
+HOLDER = """
+import json, os, sys, time
+import kvlane
+store = kvlane.Store(json.loads(sys.argv[1]))
+child = os.fork()
+if child == 0:
+    time.sleep(600)
+    os._exit(0)
+print(child, flush=True)
+time.sleep(600)
+"""
+
+
+# A child of a program that has died does not keep its address.
+def test_a_forked_child_does_not_listen() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    served = config(metrics_addr=f"127.0.0.1:{port}")
+    with subprocess.Popen([sys.executable, "-c", HOLDER, json.dumps(served)], stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        child = int(program.stdout.readline())
+        try:
+            program.kill()
+            program.wait()
+            Store(served).close()
+        finally:
+            os.kill(child, signal.SIGKILL)
 
 
 # PORT is the scheduler's; workers follow, replica after replica.

@@ -178,15 +178,14 @@ def test_prometheus_finds_a_series_for_each_query(start: Any, tmp_path: Path) ->
     port = int(re.findall(r"^METRICS (\d+)$", engine.text(), re.MULTILINE)[0])
     with prometheus(tmp_path, port) as ask_it:
         left = dict.fromkeys(queries())
+        left["hits", 'kvlane_store_hits_total{rank="0",tier="cache"} >= 8'] = None
+        left["scheduler", 'kvlane_manager_blocks{rank="scheduler"} > 0'] = None
         assert len(left) > 50
         deadline = time.monotonic() + LIMIT
         while left := {q: None for q in left if not ask_it(q[1])}:
             assert engine.processes(), engine.text()[-4000:]
             assert time.monotonic() < deadline, f"no series for {list(left)}"
             time.sleep(0.5)
-        (hits,) = ask_it('kvlane_store_hits_total{rank="0",tier="cache"}')
-        assert float(hits["value"][1]) >= 256 // 32
-        assert ask_it('kvlane_manager_blocks{rank="scheduler"}')
     engine.kill()
 
 

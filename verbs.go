@@ -33,6 +33,8 @@ type (
 
 // LoadOptions says how a load runs.
 type LoadOptions struct {
+	// Before is the block before the first ref's in the prompt; zero if there is none. See store.LoadOptions.Before.
+	Before Key
 	// Layerwise copies shard by shard, in order, so that WaitShard(0) returns while later shards are still on their way.
 	Layerwise bool
 	// Awaited says that streams of the program will wait for the load: HostStream.WaitLoad and WaitShard.
@@ -97,7 +99,7 @@ func (e *Engine) Load(ctx context.Context, lease *Lease, c *Cache, refs []Ref, o
 	var ended func(context.Context) error
 	defer func() { u.Started(ended) }()
 	task := &LoadTask{steps: 1}
-	so := store.LoadOptions{Layerwise: o.Layerwise, After: o.After}
+	so := store.LoadOptions{Layerwise: o.Layerwise, After: o.After, Before: o.Before}
 	if o.Layerwise {
 		task.steps = e.groups.shards()
 	}

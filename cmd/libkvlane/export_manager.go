@@ -90,15 +90,19 @@ func kvlGoManagerLoad(manager C.kvl_manager, blocks *C.kvl_blocks, job *C.kvl_jo
 }
 
 //export kvlGoManagerStore
-func kvlGoManagerStore(manager C.kvl_manager, blocks *C.kvl_blocks, chosen *C.uint8_t, job *C.kvl_job, why **C.char) C.int32_t {
+func kvlGoManagerStore(manager C.kvl_manager, blocks, before *C.kvl_blocks, chosen *C.uint8_t, job *C.kvl_job, why **C.char) C.int32_t {
 	return call(why, func() error {
 		var a args
 		n := names(&a, blocks)
+		var earlier []*capi.Names
+		if before != nil {
+			earlier = append(earlier, names(&a, before))
+		}
 		if a.err() != nil {
 			return a.err()
 		}
 		out := array[uint8](&a, "chosen", unsafe.Pointer(chosen), blocks.n)
-		return give(&a, "job", job, func() (capi.Handle, error) { return library.ManagerStore(capi.Handle(manager), n, out) })
+		return give(&a, "job", job, func() (capi.Handle, error) { return library.ManagerStore(capi.Handle(manager), n, out, earlier...) })
 	})
 }
 

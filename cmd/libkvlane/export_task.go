@@ -6,31 +6,40 @@ import "C"
 import (
 	"unsafe"
 
+	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/internal/capi"
 )
 
 //export kvlGoLoad
-func kvlGoLoad(engine C.kvl_engine, lease C.kvl_lease, cache C.kvl_cache, keys *C.uint8_t, pages *C.uint32_t, n C.size_t, flags C.uint32_t,
-	after *C.kvl_after, task *C.kvl_task, why **C.char,
+func kvlGoLoad(engine C.kvl_engine, lease C.kvl_lease, cache C.kvl_cache, keys *C.uint8_t, pages *C.uint32_t, n C.size_t,
+	before *C.uint8_t, flags C.uint32_t, after *C.kvl_after, task *C.kvl_task, why **C.char,
 ) C.int32_t {
 	return call(why, func() error {
 		var a args
 		k, p := blocks(&a, keys, pages, n)
 		return give(&a, "task", task, func() (capi.Handle, error) {
-			return library.Load(capi.Handle(engine), capi.Handle(lease), capi.Handle(cache), k, p, uint32(flags), streamOf(after))
+			return library.Load(capi.Handle(engine), capi.Handle(lease), capi.Handle(cache), k, p, uint32(flags), streamOf(after), keyBefore(before)...)
 		})
 	})
 }
 
+// keyBefore returns the key of the block before the first of a call, if it is given.
+func keyBefore(before *C.uint8_t) []kvlane.Key {
+	if before == nil {
+		return nil
+	}
+	return []kvlane.Key{*(*kvlane.Key)(unsafe.Pointer(before))}
+}
+
 //export kvlGoDump
-func kvlGoDump(engine C.kvl_engine, cache C.kvl_cache, keys *C.uint8_t, pages *C.uint32_t, n C.size_t, flags C.uint32_t,
+func kvlGoDump(engine C.kvl_engine, cache C.kvl_cache, keys *C.uint8_t, pages *C.uint32_t, n C.size_t, before *C.uint8_t, flags C.uint32_t,
 	after *C.kvl_after, task *C.kvl_task, why **C.char,
 ) C.int32_t {
 	return call(why, func() error {
 		var a args
 		k, p := blocks(&a, keys, pages, n)
 		return give(&a, "task", task, func() (capi.Handle, error) {
-			return library.Dump(capi.Handle(engine), capi.Handle(cache), k, p, uint32(flags), streamOf(after))
+			return library.Dump(capi.Handle(engine), capi.Handle(cache), k, p, uint32(flags), streamOf(after), keyBefore(before)...)
 		})
 	})
 }

@@ -150,13 +150,13 @@ kvl_status kvl_report_computed(kvl_engine engine, int64_t tokens, double seconds
 kvl_status kvl_release(kvl_lease lease) { CALL(kvlGoRelease, lease); }
 
 kvl_status kvl_load_blocks(kvl_engine engine, kvl_lease lease, kvl_cache cache, const uint8_t *keys, const uint32_t *pages, size_t n,
-                           uint32_t flags, const kvl_after *after, kvl_task *task) {
-  CALL(kvlGoLoad, engine, lease, cache, (uint8_t *)keys, (uint32_t *)pages, n, flags, (kvl_after *)after, task);
+                           const uint8_t *before, uint32_t flags, const kvl_after *after, kvl_task *task) {
+  CALL(kvlGoLoad, engine, lease, cache, (uint8_t *)keys, (uint32_t *)pages, n, (uint8_t *)before, flags, (kvl_after *)after, task);
 }
 
-kvl_status kvl_dump_blocks(kvl_engine engine, kvl_cache cache, const uint8_t *keys, const uint32_t *pages, size_t n, uint32_t flags,
-                           const kvl_after *after, kvl_task *task) {
-  CALL(kvlGoDump, engine, cache, (uint8_t *)keys, (uint32_t *)pages, n, flags, (kvl_after *)after, task);
+kvl_status kvl_dump_blocks(kvl_engine engine, kvl_cache cache, const uint8_t *keys, const uint32_t *pages, size_t n,
+                           const uint8_t *before, uint32_t flags, const kvl_after *after, kvl_task *task) {
+  CALL(kvlGoDump, engine, cache, (uint8_t *)keys, (uint32_t *)pages, n, (uint8_t *)before, flags, (kvl_after *)after, task);
 }
 
 kvl_status kvl_submit_layer(kvl_task task, uint32_t layer, const kvl_after *after) {
@@ -247,8 +247,9 @@ kvl_status kvl_manager_load(kvl_manager manager, const kvl_blocks *blocks, kvl_j
   CALL(kvlGoManagerLoad, manager, (kvl_blocks *)blocks, job);
 }
 
-kvl_status kvl_manager_store(kvl_manager manager, const kvl_blocks *blocks, uint8_t *chosen, kvl_job *job) {
-  CALL(kvlGoManagerStore, manager, (kvl_blocks *)blocks, chosen, job);
+kvl_status kvl_manager_store(kvl_manager manager, const kvl_blocks *blocks, const kvl_blocks *before, uint8_t *chosen,
+                             kvl_job *job) {
+  CALL(kvlGoManagerStore, manager, (kvl_blocks *)blocks, (kvl_blocks *)before, chosen, job);
 }
 
 kvl_status kvl_manager_forget(kvl_manager manager, const kvl_blocks *blocks) {

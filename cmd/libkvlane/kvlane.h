@@ -30,7 +30,7 @@ extern "C" {
 #endif
 
 /* KVL_ABI changes when something here does in a way that old callers would not survive. Compare it with kvl_abi(). */
-#define KVL_ABI 2
+#define KVL_ABI 3
 #define KVL_VERSION "0.1.0"
 
 typedef enum kvl_status {
@@ -167,19 +167,22 @@ typedef struct kvl_after {
 
 /*
  * kvl_load_blocks copies block keys[i] to page pages[i] of the cache, for n blocks, verified. The lease, or 0, holds them all.
+ * before: NULL, or the key of the block before keys[0] in its prompt, if the lease is 0.
  * after: NULL, or the work that still touches the pages, which the copies come after; without it, pages that such work writes
  * are not the blocks. The pages are not to be touched until the task is done, or a layer of them until KVL_LAYER of its number
  * is. KVL_BUSY, of this and the next two: too many tasks are under way (store.tasks), so wait for one.
  */
 kvl_status kvl_load_blocks(kvl_engine engine, kvl_lease lease, kvl_cache cache, const uint8_t *keys, const uint32_t *pages,
-                           size_t n, uint32_t flags, const kvl_after *after, kvl_task *task);
+                           size_t n, const uint8_t *before, uint32_t flags, const kvl_after *after, kvl_task *task);
 
 /*
  * kvl_dump_blocks stores block keys[i] from page pages[i] of the cache. The pages are not to be changed until KVL_SOURCE_FREE.
+ * The keys are in the order of a prompt, of all page groups by their tokens: the last is evicted first. before: NULL, or the
+ * key of the block before keys[0], where a prompt is stored in pieces.
  * after: NULL, or the work that writes the pages; the copies wait for it on the device.
  */
 kvl_status kvl_dump_blocks(kvl_engine engine, kvl_cache cache, const uint8_t *keys, const uint32_t *pages, size_t n,
-                           uint32_t flags, const kvl_after *after, kvl_task *task);
+                           const uint8_t *before, uint32_t flags, const kvl_after *after, kvl_task *task);
 
 /* kvl_prefetch brings blocks into memory, so that a later load finds them there. */
 kvl_status kvl_prefetch(kvl_engine engine, const uint8_t *keys, size_t n, kvl_task *task);
@@ -340,9 +343,11 @@ kvl_status kvl_manager_load(kvl_manager manager, const kvl_blocks *blocks, kvl_j
 
 /*
  * kvl_manager_store makes room for those of the blocks that are neither in memory nor under way, and writes 1 to chosen for
- * each, else 0: each worker gives the keys of the chosen ones to kvl_dump_blocks. KVL_BUSY: there is no room.
+ * each, else 0: each worker gives the keys of the chosen ones to kvl_dump_blocks. KVL_BUSY: there is no room. The blocks are
+ * in the order of a prompt: the last is evicted first. before: NULL, or the block before the first.
  */
-kvl_status kvl_manager_store(kvl_manager manager, const kvl_blocks *blocks, uint8_t *chosen, kvl_job *job);
+kvl_status kvl_manager_store(kvl_manager manager, const kvl_blocks *blocks, const kvl_blocks *before, uint8_t *chosen,
+                             kvl_job *job);
 
 /* kvl_job_size writes how many blocks a job is about, and how many others every worker drops first: kvl_job_evicted, kvl_drop. */
 kvl_status kvl_job_size(kvl_job job, size_t *blocks, size_t *evicted);

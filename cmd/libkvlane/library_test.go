@@ -71,7 +71,7 @@ func TestHeaderAgreesWithTheLibrary(t *testing.T) {
 		"KVL_ABSENT": int64(capi.Absent), "KVL_UNDER_WAY": int64(capi.UnderWay), "KVL_THERE": int64(capi.There), "KVL_BELOW": int64(capi.Below),
 		"KVL_DONE": int64(capi.Done), "KVL_SOURCE_FREE": int64(capi.SourceFree), "KVL_PUBLISHED": int64(capi.Published),
 		"KVL_KEY_BYTES": block.KeyBytes, "KVL_HASH_BYTES": block.HashBytes,
-		"KVL_ABI": 2, "KVL_FOREVER": -1,
+		"KVL_ABI": 3, "KVL_FOREVER": -1,
 	}
 	got := make(map[string]int64)
 	for _, m := range regexp.MustCompile(`(?m)^(?:  |#define )(KVL_[A-Z_]+)(?: = | )\(?(-?\d+)u?\)?`).FindAllStringSubmatch(text, -1) {

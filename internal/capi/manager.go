@@ -187,13 +187,19 @@ func (l *Library) ManagerLoad(h Handle, n *Names) (Handle, error) {
 }
 
 // ManagerStore makes room for blocks that workers store, and writes 1 for each that the job is about, which may be none.
-func (l *Library) ManagerStore(h Handle, n *Names, chosen []uint8) (Handle, error) {
+func (l *Library) ManagerStore(h Handle, n *Names, chosen []uint8, before ...*Names) (Handle, error) {
 	m, blocks, err := l.manage(h, n)
 	if err != nil {
 		return 0, err
 	}
+	var earlier []kvlane.Block
+	for _, b := range before {
+		if earlier, err = b.blocks(); err != nil {
+			return 0, err
+		}
+	}
 	clear(chosen)
-	j, err := m.Store(blocks)
+	j, err := m.Store(blocks, earlier...)
 	if err != nil {
 		return 0, err
 	}

@@ -112,7 +112,7 @@ func TestManagerAndItsWorker(t *testing.T) {
 	p.must(lib.ManagerForget(m, named("a")))
 	p.must(lib.ManagerReset(m))
 	chosen := make([]uint8, 2)
-	job, err = lib.ManagerStore(m, named("bd"), chosen)
+	job, err = lib.ManagerStore(m, named("bd"), chosen, named("a"))
 	p.must(err)
 	if gone := evicted(t, lib, job); !slices.Equal(chosen, []uint8{1, 1}) || len(gone) == 0 {
 		t.Errorf("stores %v, drops %q", chosen, gone)

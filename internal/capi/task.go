@@ -78,9 +78,17 @@ func (l *Library) transfer(eh, ch Handle, keys []kvlane.Key, pages []uint32, fla
 	return e, c, nil
 }
 
-// Load begins to copy blocks to pages, once what has been enqueued so far on the stream is done, where one is given; leaseHandle may be
-// zero. Busy where too many tasks are under way.
-func (l *Library) Load(eh, leaseHandle, ch Handle, keys []kvlane.Key, pages []uint32, flags uint32, after *uint64) (Handle, error) {
+// blockBefore returns the block before the first of a call, or the zero key.
+func blockBefore(before []kvlane.Key) (key kvlane.Key) {
+	if len(before) > 0 {
+		key = before[0]
+	}
+	return key
+}
+
+// Load begins to copy blocks to pages, once the work enqueued so far on the stream after is done, if it is given. leaseHandle may be
+// zero. before is the block before the first of keys in its prompt, if there is one. Busy where too many tasks are under way.
+func (l *Library) Load(eh, leaseHandle, ch Handle, keys []kvlane.Key, pages []uint32, flags uint32, after *uint64, before ...kvlane.Key) (Handle, error) {
 	e, c, err := l.transfer(eh, ch, keys, pages, flags, Layerwise|Awaited)
 	if err != nil {
 		return 0, err
@@ -93,7 +101,7 @@ func (l *Library) Load(eh, leaseHandle, ch Handle, keys []kvlane.Key, pages []ui
 		}
 		under = held.Lease
 	}
-	o := kvlane.LoadOptions{Layerwise: flags&Layerwise != 0, Awaited: flags&Awaited != 0}
+	o := kvlane.LoadOptions{Layerwise: flags&Layerwise != 0, Awaited: flags&Awaited != 0, Before: blockBefore(before)}
 	if o.After, err = e.recorded(after); err != nil {
 		return 0, err
 	}
@@ -108,13 +116,14 @@ func (l *Library) Load(eh, leaseHandle, ch Handle, keys []kvlane.Key, pages []ui
 	return l.handles.add(&task{engine: e, work: t, load: t, blocks: len(keys)}), nil
 }
 
-// Dump begins to store blocks from pages, once what has been enqueued so far on the stream is done, where one is given.
-func (l *Library) Dump(eh, ch Handle, keys []kvlane.Key, pages []uint32, flags uint32, after *uint64) (Handle, error) {
+// Dump begins to store blocks from pages, once the work enqueued so far on the stream after is done, if it is given. before is the block
+// before the first of keys in its prompt, if there is one.
+func (l *Library) Dump(eh, ch Handle, keys []kvlane.Key, pages []uint32, flags uint32, after *uint64, before ...kvlane.Key) (Handle, error) {
 	e, c, err := l.transfer(eh, ch, keys, pages, flags, Layerwise)
 	if err != nil {
 		return 0, err
 	}
-	o := kvlane.DumpOptions{Layerwise: flags&Layerwise != 0}
+	o := kvlane.DumpOptions{Layerwise: flags&Layerwise != 0, Before: blockBefore(before)}
 	if o.After, err = e.recorded(after); err != nil {
 		return 0, err
 	}

@@ -86,7 +86,7 @@ static void carry(void) {
       for (i = 0; i < PAGE_BYTES; i++) kv[p][b][i] = byte_of(p, b, i);
   }
   start();
-  EXPECT(KVL_OK, kvl_dump_blocks(engine, cache, keys[0], from, BLOCKS, 0, NULL, &task));
+  EXPECT(KVL_OK, kvl_dump_blocks(engine, cache, keys[0], from, BLOCKS, NULL, 0, NULL, &task));
   if (host) {
     EXPECT(KVL_OK, kvl_wait(task, KVL_SOURCE_FREE, PATIENCE));
     EXPECT(KVL_OK, kvl_wait(task, KVL_PUBLISHED, PATIENCE));
@@ -112,7 +112,7 @@ static void carry(void) {
   EXPECT(KVL_OK, kvl_report_computed(engine, 1000, 0.5));
   EXPECT(KVL_OK, kvl_worth(lease, 1000, &worth));
   CHECK(worth == found);
-  EXPECT(KVL_OK, kvl_load_blocks(engine, lease, cache, keys[0], to, found, KVL_LAYERWISE, NULL, &task));
+  EXPECT(KVL_OK, kvl_load_blocks(engine, lease, cache, keys[0], to, found, NULL, KVL_LAYERWISE, NULL, &task));
   EXPECT(KVL_OK, kvl_wait(task, KVL_LAYER(0), PATIENCE));
   EXPECT(KVL_OK, kvl_wait(task, KVL_LAYER(LAYERS - 1), PATIENCE));
   EXPECT(KVL_OK, kvl_wait(task, KVL_DONE, PATIENCE));
@@ -127,7 +127,7 @@ static void carry(void) {
           failures++;
           i = PAGE_BYTES;
         }
-  EXPECT(KVL_OK, kvl_load_blocks(engine, 0, cache, keys[0], to, 0, 0, NULL, &task));
+  EXPECT(KVL_OK, kvl_load_blocks(engine, 0, cache, keys[0], to, 0, NULL, 0, NULL, &task));
   EXPECT(KVL_OK, kvl_cancel(task));
 }
 
@@ -186,11 +186,11 @@ static void nothing(void) {
   EXPECT(KVL_INVALID, kvl_lease_blocks(engine, NULL, 1, 0, 0, &l, &n));
   EXPECT(KVL_INVALID, kvl_lease_blocks(engine, keys[0], 1, 0, 0, NULL, &n));
   EXPECT(KVL_INVALID, kvl_lease_blocks(engine, keys[0], 1, 0, 0, &l, NULL));
-  EXPECT(KVL_INVALID, kvl_load_blocks(engine, 0, cache, NULL, &page, 1, 0, NULL, &t));
-  EXPECT(KVL_INVALID, kvl_load_blocks(engine, 0, cache, keys[0], NULL, 1, 0, NULL, &t));
-  EXPECT(KVL_INVALID, kvl_load_blocks(engine, 0, cache, keys[0], &page, 1, 0, NULL, NULL));
-  EXPECT(KVL_INVALID, kvl_dump_blocks(engine, cache, keys[0], NULL, SIZE_MAX, 0, NULL, &t));
-  EXPECT(KVL_INVALID, kvl_dump_blocks(engine, cache, keys[0], &page, 1, 0, NULL, NULL));
+  EXPECT(KVL_INVALID, kvl_load_blocks(engine, 0, cache, NULL, &page, 1, NULL, 0, NULL, &t));
+  EXPECT(KVL_INVALID, kvl_load_blocks(engine, 0, cache, keys[0], NULL, 1, NULL, 0, NULL, &t));
+  EXPECT(KVL_INVALID, kvl_load_blocks(engine, 0, cache, keys[0], &page, 1, NULL, 0, NULL, NULL));
+  EXPECT(KVL_INVALID, kvl_dump_blocks(engine, cache, keys[0], NULL, SIZE_MAX, NULL, 0, NULL, &t));
+  EXPECT(KVL_INVALID, kvl_dump_blocks(engine, cache, keys[0], &page, 1, NULL, 0, NULL, NULL));
   EXPECT(KVL_INVALID, kvl_prefetch(engine, NULL, 1, &t));
   EXPECT(KVL_INVALID, kvl_prefetch(engine, NULL, 0, NULL));
   EXPECT(KVL_OK, kvl_prefetch(engine, NULL, 0, &t));
@@ -244,7 +244,7 @@ static void manage(void) {
   EXPECT(KVL_OK, kvl_manager_lookup(m, &blocks, states));
   CHECK(states[0] == KVL_ABSENT && states[1] == KVL_ABSENT);
   EXPECT(KVL_NOT_FOUND, kvl_manager_load(m, &blocks, &none));
-  EXPECT(KVL_OK, kvl_manager_store(m, &blocks, chosen, &job));
+  EXPECT(KVL_OK, kvl_manager_store(m, &blocks, NULL, chosen, &job));
   CHECK(chosen[0] == 1 && chosen[1] == 1);
   EXPECT(KVL_OK, kvl_manager_lookup(m, &blocks, states));
   CHECK(states[0] == KVL_UNDER_WAY && states[1] == KVL_UNDER_WAY);
@@ -261,7 +261,7 @@ static void manage(void) {
   CHECK(n == blocks.n);
   EXPECT(KVL_OK, kvl_manager_touch(m, &blocks));
   EXPECT(KVL_OK, kvl_manager_forget(m, &blocks));
-  EXPECT(KVL_OK, kvl_manager_store(m, &blocks, chosen, &job));
+  EXPECT(KVL_OK, kvl_manager_store(m, &blocks, &blocks, chosen, &job));
   EXPECT(KVL_OK, kvl_job_size(job, &n, &evicted));
   CHECK(n == 2 && evicted == 2);
   EXPECT(KVL_INVALID, kvl_job_evicted(job, gone_groups, gone[0], KVL_HASH_BYTES, 1));
@@ -298,7 +298,7 @@ static void *thread(void *arg) {
     word[strlen(word) - 5] = 0;
     CHECK(strstr(kvl_error(), word + 2) != NULL);
     EXPECT(KVL_OK, kvl_lease_blocks(engine, keys[0], BLOCKS, 0, PATIENCE, &lease, &found));
-    EXPECT(KVL_OK, kvl_load_blocks(engine, lease, cache, keys[0], &page, found > 0, 0, NULL, &task));
+    EXPECT(KVL_OK, kvl_load_blocks(engine, lease, cache, keys[0], &page, found > 0, NULL, 0, NULL, &task));
     EXPECT(KVL_OK, kvl_wait(task, KVL_DONE, PATIENCE));
     EXPECT(KVL_OK, kvl_free(task));
     EXPECT(KVL_OK, kvl_release(lease));
@@ -331,8 +331,8 @@ static void fork_off(void) {
     EXPECT(KVL_FORKED, kvl_lookup(engine, NULL, 0, NULL, 0));
     EXPECT(KVL_FORKED, kvl_lease_blocks(engine, NULL, 0, 0, 0, &e, &n));
     EXPECT(KVL_FORKED, kvl_release(1));
-    EXPECT(KVL_FORKED, kvl_load_blocks(engine, 0, cache, NULL, NULL, 0, 0, NULL, &e));
-    EXPECT(KVL_FORKED, kvl_dump_blocks(engine, cache, NULL, NULL, 0, 0, NULL, &e));
+    EXPECT(KVL_FORKED, kvl_load_blocks(engine, 0, cache, NULL, NULL, 0, NULL, 0, NULL, &e));
+    EXPECT(KVL_FORKED, kvl_dump_blocks(engine, cache, NULL, NULL, 0, NULL, 0, NULL, &e));
     EXPECT(KVL_FORKED, kvl_submit_layer(1, 0, NULL));
     EXPECT(KVL_FORKED, kvl_prefetch(engine, NULL, 0, &e));
     EXPECT(KVL_FORKED, kvl_wait(1, KVL_DONE, KVL_FOREVER));

@@ -16,7 +16,7 @@ from typing import Any
 from . import errors
 from .errors import Status
 
-ABI = 2
+ABI = 3
 KEY_BYTES = 32
 HASH_BYTES = 32
 DONE, SOURCE_FREE, PUBLISHED = -1, -2, -3
@@ -76,8 +76,8 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "worth": (_handle, c.c_int64, c.POINTER(_n)),
     "report_computed": (_handle, c.c_int64, c.c_double),
     "release": (_handle,),
-    "load_blocks": (_handle, _handle, _handle, _bytes, _bytes, _n, c.c_uint32, c.POINTER(After), _out),
-    "dump_blocks": (_handle, _handle, _bytes, _bytes, _n, c.c_uint32, c.POINTER(After), _out),
+    "load_blocks": (_handle, _handle, _handle, _bytes, _bytes, _n, _bytes, c.c_uint32, c.POINTER(After), _out),
+    "dump_blocks": (_handle, _handle, _bytes, _bytes, _n, _bytes, c.c_uint32, c.POINTER(After), _out),
     "submit_layer": (_handle, c.c_uint32, c.POINTER(After)),
     "prefetch": (_handle, _bytes, _n, _out),
     "wait": (_handle, c.c_int32, _ms),
@@ -103,7 +103,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "manager_worth": (_handle, c.POINTER(Blocks), _bytes, c.c_int64, c.POINTER(_n)),
     "manager_computed": (_handle, c.c_int64, c.c_double),
     "manager_load": (_handle, c.POINTER(Blocks), _out),
-    "manager_store": (_handle, c.POINTER(Blocks), _bytes, _out),
+    "manager_store": (_handle, c.POINTER(Blocks), c.POINTER(Blocks), _bytes, _out),
     "manager_forget": (_handle, c.POINTER(Blocks)),
     "manager_touch": (_handle, c.POINTER(Blocks)),
     "manager_reset": (_handle,),

@@ -138,12 +138,16 @@ class Manager(_lib.Owned):
         self._lib.call("manager_load", self._handle, c.byref(names.raw), c.byref(job))
         return Job(job.value, blocks, names.size)
 
-    def store(self, blocks: Sequence[Block]) -> Job:
-        """Makes room for those of the blocks that are neither in memory nor under way: the job's. Busy where there is none."""
+    def store(self, blocks: Sequence[Block], before: Block | None = None) -> Job:
+        """Makes room for those of the blocks that are neither in memory nor under way: the job's. Busy where there is none. The
+        blocks are in the order of a prompt: the last is evicted first. before: the block before the first, if there is one.
+        """
         names = self._names(blocks)
+        earlier = None if before is None else _Names([before], names.size)
         job, chosen = c.c_uint64(), bytearray(len(names))
         raw = _lib.address(chosen, "choices")[0]
-        self._lib.call("manager_store", self._handle, c.byref(names.raw), raw, c.byref(job))
+        first = None if earlier is None else c.byref(earlier.raw)
+        self._lib.call("manager_store", self._handle, c.byref(names.raw), first, raw, c.byref(job))
         if blocks:
             self._hash_bytes = names.size
         return Job(job.value, [b for b, k in zip(blocks, chosen, strict=True) if k], names.size)

@@ -161,6 +161,7 @@ class Store(_lib.Owned):
         *,
         layerwise: bool = False,
         awaited: bool = False,
+        before: bytes | None = None,
     ) -> Load:
         """Copies block keys[i] to page pages[i], verified. The pages are not to be touched until the task, or a layer of it,
         is done.
@@ -168,6 +169,7 @@ class Store(_lib.Owned):
         after: a CUDA stream, a torch.cuda.Stream or its number, whose work so far may still touch the pages; the copies come
         after it. Without it, pages that such work writes are not the blocks.
         layerwise: layer 0 comes first, and the task's wait_layer works. awaited: CUDA streams will wait for it by stream_wait.
+        before: the key before keys[0] in the prompt, where there is no lease.
         """
         cache.check()
         numbers = self._pages(keys, pages)
@@ -175,24 +177,60 @@ class Store(_lib.Owned):
         task = c.c_uint64()
         held = 0 if lease is None else lease.handle
         self._lib.call(
-            "load_blocks", self._handle, held, cache.handle, keys.raw, numbers, len(keys), flags, after_of(after), c.byref(task)
+            "load_blocks",
+            self._handle,
+            held,
+            cache.handle,
+            keys.raw,
+            numbers,
+            len(keys),
+            self._before(before),
+            flags,
+            after_of(after),
+            c.byref(task),
         )
         return Load(task.value, len(keys), cache)
 
-    def dump(self, cache: PagedCache, keys: Keys, pages: Any, after: Any = None, *, layerwise: bool = False) -> Dump:
-        """Stores block keys[i] from page pages[i]. The pages are not to be changed until the task's source_free.
+    def dump(
+        self,
+        cache: PagedCache,
+        keys: Keys,
+        pages: Any,
+        after: Any = None,
+        *,
+        layerwise: bool = False,
+        before: bytes | None = None,
+    ) -> Dump:
+        """Stores block keys[i] from page pages[i]. The pages are not to be changed until the task's source_free. The keys are in
+        the order of a prompt, of all page groups by their tokens: the last is evicted first.
 
         after: a CUDA stream, a torch.cuda.Stream or its number, whose work so far writes the pages; the copies wait for it
-        on the device. layerwise: a layer is read once the task's submit_layer was called.
+        on the device. layerwise: a layer is read once the task's submit_layer was called. before: the key before keys[0],
+        where a prompt is stored in pieces.
         """
         cache.check()
         numbers = self._pages(keys, pages)
         task = c.c_uint64()
         flags = _lib.LAYERWISE if layerwise else 0
         self._lib.call(
-            "dump_blocks", self._handle, cache.handle, keys.raw, numbers, len(keys), flags, after_of(after), c.byref(task)
+            "dump_blocks",
+            self._handle,
+            cache.handle,
+            keys.raw,
+            numbers,
+            len(keys),
+            self._before(before),
+            flags,
+            after_of(after),
+            c.byref(task),
         )
         return Dump(task.value, len(keys), cache)
+
+    @staticmethod
+    def _before(key: bytes | None) -> bytes | None:
+        if key is not None and len(key) != _lib.KEY_BYTES:
+            raise errors.Invalid(f"before has {len(key)} bytes, and a key {_lib.KEY_BYTES}")
+        return key
 
     @staticmethod
     def _pages(keys: Keys, pages: Any) -> Any:

@@ -385,7 +385,8 @@ class KVLaneCache:
         self._quiesce()  # what computes them
         with self._registered(layers, row) as pages:
             chosen = Keys(k for b in missing for k in keys[b * groups : (b + 1) * groups])
-            task = self.store.dump(pages, chosen, _numbers(missing, groups))
+            before = keys[missing[0] * groups - 1] if missing[0] else None
+            task = self.store.dump(pages, chosen, _numbers(missing, groups), before=before)
             stored = len(missing)
             try:
                 if durable:

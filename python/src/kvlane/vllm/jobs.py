@@ -15,12 +15,14 @@ class Blocks(LoadStoreSpec):
     """A job's blocks, in the order of its pages, and those that the workers drop before.
 
     A block's name is a hash and the number of its page group: 4 bytes, most significant first. layerwise: the model runs
-    meanwhile, and says layer by layer what it needs or has computed.
+    meanwhile, and says layer by layer what it needs or has computed. before: the name of the block before the first in its
+    prompt, if a job that stores begins within one.
     """
 
     names: list[bytes]
     evicted: list[bytes]
     layerwise: bool = False
+    before: bytes | None = None
 
 
 def by_group(names: Iterable[bytes]) -> dict[int, list[bytes]]:

@@ -42,6 +42,12 @@ def _named(blocks: Iterable[Block]) -> list[bytes]:
     return [b.hash + b.group.to_bytes(GROUP_BYTES, "big") for b in blocks]
 
 
+def _in_order(keys: Iterable[OffloadKey], context: ReqContext) -> list[OffloadKey]:
+    """Keys of a request in the order of its prompt, of all page groups by their tokens."""
+    positions = context._offload_key_positions
+    return sorted(keys, key=lambda k: (positions.get(k, 0), k[-GROUP_BYTES:]))
+
+
 class Scheduler(OffloadingManager):
     """vLLM's scheduler calls it, in one thread. A block that is not there raises nothing: it is a miss, now or at the worker.
 
@@ -87,7 +93,7 @@ class Scheduler(OffloadingManager):
         """One call to the Manager for all keys of a request, in each step."""
         seen = self._seen.get(req_context.req_id)
         if seen is None or key not in seen:
-            keys = list(req_context._offload_key_positions)
+            keys = _in_order(req_context._offload_key_positions, req_context)
             if key not in req_context._offload_key_positions:
                 keys.append(key)
             blocks = [_block(self._name(k)) for k in keys]
@@ -143,8 +149,10 @@ class Scheduler(OffloadingManager):
     def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput | None:
         """None where there is no room: everything is in use."""
         named = {self._name(k): k for k in keys}
+        ordered = _in_order(named.values(), req_context)
+        before = self._before(ordered, req_context)
         try:
-            job = self.manager.store([_block(n) for n in named])
+            job = self.manager.store([_block(self._name(k)) for k in ordered], None if before is None else _block(before))
         except errors.Busy:
             return None
         except errors.Error as e:
@@ -162,7 +170,18 @@ class Scheduler(OffloadingManager):
             return PrepareStoreOutput([], Blocks([], []), [])
         for k in taken:
             self._stores[k] = job
-        return PrepareStoreOutput(taken, Blocks(names, self._drop(evicted)), [])
+        before = self._before(_in_order(taken, req_context), req_context)
+        return PrepareStoreOutput(taken, Blocks(names, self._drop(evicted), before=before), [])
+
+    def _before(self, keys: list[OffloadKey], req_context: ReqContext) -> bytes | None:
+        """The name of the block before the first of a request's keys, if there is one of the same page group. Requests store
+        their last blocks, so it looks from the end.
+        """
+        earlier = reversed(req_context._offload_key_positions)
+        if not keys or keys[0] not in earlier:  # reads up to the key
+            return None
+        before = next(earlier, None)
+        return self._name(before) if before is not None and before[-GROUP_BYTES:] == keys[0][-GROUP_BYTES:] else None
 
     def complete_store(self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True) -> None:
         """Every worker is through with a job."""

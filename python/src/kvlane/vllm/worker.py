@@ -45,6 +45,7 @@ class _Job:
     pages: list[int]
     evicted: list[bytes]
     layerwise: bool
+    before: bytes | None = None
     task: Load | Dump | None = None
     error: errors.Error | None = None
     begun: float = 0.0
@@ -82,7 +83,7 @@ class Worker(OffloadingWorker):
     def _submit(self, job_id: int, load: bool, blocks: LoadStoreSpec, pages: GPULoadStoreSpec) -> bool:
         assert isinstance(blocks, Blocks)
         numbers = pages.block_ids.tolist()
-        job = _Job(job_id, load, blocks.names, numbers, blocks.evicted, blocks.layerwise)
+        job = _Job(job_id, load, blocks.names, numbers, blocks.evicted, blocks.layerwise, blocks.before)
         if len(numbers) != len(blocks.names):
             job.error = errors.Failed(f"{len(blocks.names)} blocks for {len(numbers)} pages")
         job.given_up = time.monotonic() + _PATIENCE
@@ -126,7 +127,9 @@ class Worker(OffloadingWorker):
         job.begun = time.monotonic()
         stream = self._stream()
         if not job.load:
-            job.task = self.store.dump(self.cache, keys, job.pages, None if job.layerwise else stream, layerwise=job.layerwise)
+            after = None if job.layerwise else stream
+            before = self._keys([job.before])[0] if job.before else None
+            job.task = self.store.dump(self.cache, keys, job.pages, after, layerwise=job.layerwise, before=before)
             for layer in self._saved if job.layerwise else ():
                 self._save(job.task, layer)
             return
